@@ -18,8 +18,8 @@ func TestDefaultLimits(t *testing.T) {
 	for _, m := range []machine{
 		{descriptors: 20000, mappings: 65530, shm: 24 << 30, memory: 48 << 30},
 		{descriptors: 1 << 20, mappings: 1 << 20, shm: 8 << 30, memory: 16 << 30},
-		{descriptors: 4096, mappings: 65530, shm: 4 << 30, memory: 8 << 30},
-		{descriptors: 1024, mappings: 65530, shm: 64 << 20, memory: 1 << 30},
+		{descriptors: 4096, mappings: 65530, shm: 4 << 30, memory: 8 << 30, tasks: 32768},
+		{descriptors: 1024, mappings: 65530, shm: 64 << 20, memory: 4 << 30},
 	} {
 		l := m.limits(true)
 		ledger := quota.New(l)
@@ -55,7 +55,7 @@ func TestDefaultLimits(t *testing.T) {
 		if n := l[quota.RingBytes].Total; n > m.shm/4*3 {
 			t.Errorf("%+v: %d bytes of queues in all", m, n)
 		}
-		if n := l[quota.BufferBytes].Total; n > m.memory/2 {
+		if n := l[quota.BufferBytes].Total; n > m.memory/2 || n < m.memory/3 {
 			t.Errorf("%+v: %d bytes of buffers in all", m, n)
 		}
 		if n := l[quota.Workers].Total + l[quota.Connections].Total; n > maxThreads/4 {
@@ -64,6 +64,72 @@ func TestDefaultLimits(t *testing.T) {
 		if l[quota.Workers].Total < l[quota.Sessions].Total {
 			t.Errorf("%+v: not every session has a worker", m)
 		}
+	}
+}
+
+// All users together, at their limits, leave the service room in the memory and in the threads of its cgroup.
+func TestContainerLimits(t *testing.T) {
+	big := machine{descriptors: 20000, mappings: 65530, shm: 12 << 30, memory: 24 << 30, tasks: 32768}
+	with := func(memory, tasks, shm uint64) machine {
+		m := big
+		m.memory, m.tasks, m.shm = lowest(m.memory, memory), lowest(m.tasks, tasks), shm
+		return m
+	}
+	type want struct{ workers, sessions, connections, rings, buffers, qps uint64 } // of all users
+	for _, c := range []struct {
+		name string
+		m    machine
+		want want
+	}{
+		{"no limits", big, want{2048, 1024, 2048, 4608 << 20, 9 << 30, 65000}},
+		{"1 GiB", with(1<<30, 0, 12<<30), want{512, 256, 512, 192 << 20, 384 << 20, 13000}},
+		{"1 GiB, small shm", with(1<<30, 0, 64<<20), want{512, 256, 512, 48 << 20, 384 << 20, 13000}},
+		{"256 MiB", with(256<<20, 0, 12<<30), want{128, 64, 128, 48 << 20, 96 << 20, 3250}},
+		{"pids.max 900", with(0, 900, 12<<30), want{225, 112, 225, 4608 << 20, 9 << 30, 65000}},
+		{"both", with(256<<20, 900, 12<<30), want{128, 64, 128, 48 << 20, 96 << 20, 3250}},
+		{"hardly a thread", with(0, 10, 12<<30), want{8, 8, 8, 4608 << 20, 9 << 30, 65000}},
+	} {
+		for _, shared := range []bool{true, false} {
+			l := c.m.limits(shared)
+			total := func(k quota.Kind) uint64 { return max(l[k].Total, l[k].PerUser) }
+			got := want{total(quota.Workers), total(quota.Sessions), total(quota.Connections), total(quota.RingBytes), total(quota.BufferBytes),
+				total(quota.QPs)}
+			if !shared {
+				got.qps = c.want.qps // the device's tables are the limit
+			}
+			if got != c.want {
+				t.Errorf("%s, shared %v: got %+v, want %+v", c.name, shared, got, c.want)
+			}
+			if shared && l[quota.QPs].PerUser != c.want.qps/users {
+				t.Errorf("%s: one user may have %d queue pairs, want %d", c.name, l[quota.QPs].PerUser, c.want.qps/users)
+			}
+			if shared {
+				for k := range quota.NumKinds {
+					if l[k].PerUser == 0 || l[k].Total == 0 {
+						t.Errorf("%s: no limit of %v", c.name, k)
+					}
+				}
+			}
+			objects := min(objectBytes, objectBytes/65000*got.qps)
+			if !shared {
+				objects = 0
+			}
+			threads := got.workers + got.connections
+			if n := got.rings + got.buffers + objects + threads*threadBytes; n > c.m.memory/8*7 {
+				t.Errorf("%s: users may have %d bytes of %d", c.name, n, c.m.memory)
+			}
+			if threads > max(c.m.tasks/2, 2*fewest) {
+				t.Errorf("%s: users may have %d threads of %d", c.name, threads, c.m.tasks)
+			}
+			if n := c.m.heap(l); n < c.m.memory/4 || n+got.rings+got.buffers > c.m.memory {
+				t.Errorf("%s: %d bytes of heap beside %d of users, of %d", c.name, n, got.rings+got.buffers, c.m.memory)
+			}
+		}
+	}
+	l := big.limits(true)
+	l[quota.BufferBytes] = quota.Limit{PerUser: 1 << 63, Total: 1 << 63} // --limit
+	if got := big.heap(l); got != big.memory/8 {
+		t.Errorf("more buffers than memory: %d bytes of heap, want an eighth", got)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"verbena/driver/rxe"
 	"verbena/ib"
+	"verbena/internal/cgroup"
 	"verbena/internal/ctl"
 	"verbena/internal/privilege"
 	"verbena/internal/quota"
@@ -113,11 +114,12 @@ type Service struct {
 
 // New makes the devices, and whatever programs need to see them.
 func New(opts Options) (_ *Service, err error) {
-	limits := DefaultLimits(false)
+	m := thisMachine() // before the process confines itself
+	limits := m.limits(false)
 	if opts.Limits != nil {
 		limits = *opts.Limits
 	}
-	if err := checkRingBytes(limits[quota.RingBytes]); err != nil {
+	if err := m.checkRingBytes(limits[quota.RingBytes]); err != nil {
 		return nil, err
 	}
 	s := &Service{opts: opts, log: slog.New(slog.DiscardHandler), core: &ib.Core{}, fabric: &rxe.Fabric{},
@@ -131,6 +133,12 @@ func New(opts Options) (_ *Service, err error) {
 	refused := make(refusals, 16)
 	s.quota.OnRefusal(refused.add)
 	raiseThreadLimit()
+	if opts.Confine { // the process is the service's alone
+		m.limitHeap(limits)
+	}
+	if m.cgroup != (cgroup.Limits{}) {
+		s.log.Info("the cgroup limits what users may hold", "memory", m.cgroup.Memory, "tasks", m.cgroup.Tasks)
+	}
 	s.ended, s.stop = context.WithCancel(context.Background())
 	s.programs.since = time.Now()
 	go s.logRefusals(refused)
@@ -192,7 +200,7 @@ func New(opts Options) (_ *Service, err error) {
 	if s.interfaces != nil {
 		s.follower.Go(func() { s.follow(s.interfaces) })
 	}
-	warnOfShortQueues(s.log, limits[quota.RingBytes], thisMachine().shm)
+	warnOfShortQueues(s.log, limits[quota.RingBytes], m.shm)
 	return s, nil
 }
 
