@@ -8,8 +8,11 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // cgroup makes a control group with limits, below the root of what is visible, and removes it when the test ends. It returns the directories:
@@ -108,4 +111,49 @@ func TestAttackContainerThreads(t *testing.T) {
 		t.Errorf("another user's program: %v %q", err, b)
 	}
 	s.quick(5*time.Second, "link", "show")
+}
+
+// TestAttackReadOnlyMount: a pod that has the socket's directory mounted read-only, and uid 0 without capabilities, connects to the service,
+// and can neither replace the socket nor put anything beside it.
+func TestAttackReadOnlyMount(t *testing.T) {
+	needRoot(t)
+	needProgram(t, "util-linux", "unshare", "setpriv", "mount")
+	w := sharedService(t, "--mode", "0666")
+	dir := filepath.Dir(w.socket)
+	pod := func(options, script string) (string, error) {
+		c := w.cmd(w.deadline(20), "version")
+		c.Path, c.Args = "/bin/sh", []string{"sh", "-c", "exec unshare --mount --propagation private sh -c '" +
+			`mount --bind "$0" "$0" && ` + options + ` exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs sh -c "$1" "$0"' "$0" "$1"`,
+			dir, script}
+		c.Env = append(c.Env, "BINARY="+binary(t))
+		b, err := c.CombinedOutput()
+		return strings.TrimSpace(string(b)), err
+	}
+	readOnly := `mount -o remount,bind,ro "$0" && `
+	if out, err := pod(readOnly, `"$BINARY" link show`); err != nil || !strings.Contains(out, "rxe0") {
+		t.Errorf("link show: %v: %s", err, out)
+	}
+	if out, err := pod(readOnly, `"$BINARY" run -- cat /sys/class/infiniband/rxe0/node_guid`); err != nil {
+		t.Errorf("run: %v: %s", err, out)
+	}
+	var before, after unix.Stat_t
+	if err := unix.Stat(w.socket, &before); err != nil {
+		t.Fatal(err)
+	}
+	for _, script := range []string{`rm -f "$VERBENA_SOCKET"`, `mv "$VERBENA_SOCKET" "$VERBENA_SOCKET.old"`, `ln "$VERBENA_SOCKET" "$VERBENA_SOCKET.new"`,
+		`touch "$VERBENA_SOCKET.new"`, `chmod 0600 "$VERBENA_SOCKET"`, `touch "$VERBENA_SOCKET"`, `mount -o remount,bind,rw "$(dirname "$VERBENA_SOCKET")"`} {
+		if out, err := pod(readOnly, script); err == nil {
+			t.Errorf("%s: succeeded: %s", script, out)
+		}
+	}
+	if err := unix.Stat(w.socket, &after); err != nil || after.Ino != before.Ino || after.Mode != before.Mode || after.Nlink != 1 {
+		t.Errorf("the socket was %+v, is %+v, %v", before, after, err)
+	}
+	// The same on a mount that can be written to, as it was: the test can tell.
+	if out, err := pod("", `touch "$VERBENA_SOCKET.new"`); err != nil {
+		t.Errorf("on a writable mount: %v: %s", err, out)
+	}
+	if err := syscall.Unlink(w.socket + ".new"); err != nil {
+		t.Error(err)
+	}
 }
