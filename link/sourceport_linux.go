@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,11 +22,20 @@ type sourcePorts struct {
 
 // portSocket is a socket that sends from a port.
 type portSocket struct {
-	fd    int
-	users atomic.Int64 // as UDPEndpoint.users
+	fd        int
+	users     atomic.Int64 // as UDPEndpoint.users
+	leaving   atomic.Bool  // forgotten is set: sourcePort has to find the socket again
+	forgotten *time.Timer  // closes the socket when it fires; nil: the port is in use. Under sourcePorts.mu.
 }
 
+// portLinger is the time from [UDPEndpoint.ForgetPort] until the port's socket is closed. Packets that wait in a socket of this process are genuine
+// as long as their source port is this process's: see own.
+const portLinger = time.Second
+
 func (s *portSocket) enter() bool {
+	if s.leaving.Load() {
+		return false
+	}
 	if s.users.Add(1) > 0 {
 		return true
 	}
@@ -49,6 +59,11 @@ func (e *UDPEndpoint) sourcePort(port uint16) *portSocket {
 	e.ports.mu.Lock()
 	defer e.ports.mu.Unlock()
 	if s := e.ports.m[port]; s != nil {
+		if s.forgotten != nil {
+			s.forgotten.Stop()
+			s.forgotten = nil
+			s.leaving.Store(false)
+		}
 		return s
 	}
 	if e.ports.closed || len(e.ports.m) >= maxSourcePorts {
@@ -65,6 +80,7 @@ func (e *UDPEndpoint) sourcePort(port uint16) *portSocket {
 		e.ports.m = map[uint16]*portSocket{}
 	}
 	e.ports.m[port] = s
+	e.bound.add(port)
 	return s
 }
 
@@ -89,22 +105,40 @@ func (e *UDPEndpoint) sendSocket(port uint16) (int, error) {
 	return fd, nil
 }
 
-// ForgetPort is [PortForgetter.ForgetPort]: it closes the port's socket.
+// ForgetPort is [PortForgetter.ForgetPort]: it closes the port's socket some time later, unless the port is used again.
 func (e *UDPEndpoint) ForgetPort(port uint16) {
 	e.ports.mu.Lock()
+	defer e.ports.mu.Unlock()
 	s := e.ports.m[port]
-	delete(e.ports.m, port)
-	e.ports.mu.Unlock()
-	if s != nil {
-		s.close()
+	if s == nil || s.forgotten != nil {
+		return
 	}
+	var t *time.Timer
+	t = time.AfterFunc(portLinger, func() {
+		e.ports.mu.Lock()
+		current := e.ports.m[port] == s && s.forgotten == t
+		if current {
+			delete(e.ports.m, port)
+			e.bound.remove(port)
+		}
+		e.ports.mu.Unlock()
+		if current {
+			s.close()
+		}
+	})
+	s.forgotten = t
+	s.leaving.Store(true)
 }
 
 // closePorts closes all of them, for good.
 func (e *UDPEndpoint) closePorts() {
 	e.ports.mu.Lock()
 	defer e.ports.mu.Unlock()
-	for _, s := range e.ports.m {
+	for port, s := range e.ports.m {
+		if s.forgotten != nil {
+			s.forgotten.Stop()
+		}
+		e.bound.remove(port)
 		s.close()
 	}
 	e.ports.m, e.ports.closed = nil, true

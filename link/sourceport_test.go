@@ -3,8 +3,11 @@ package link
 import (
 	"net/netip"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/testutil"
 )
 
 // spy is a plain socket in the place of an endpoint, which sees source ports.
@@ -72,15 +75,26 @@ func TestSourcePort(t *testing.T) {
 	if s := stats(t, from); s.SourcePortFallbacks != 1 {
 		t.Errorf("%d fallbacks counted, want 1", s.SourcePortFallbacks)
 	}
+	probe := func() bool {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		return unix.Bind(fd, socketAddress(src, 0xc001, 0)) == nil
+	}
 	ForgetPort(from, 0xc001)
-	probe, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err == nil {
-		err = unix.Bind(probe, socketAddress(src, 0xc001, 0))
+	send(0xc001, 0xc001) // it is not forgotten any more
+	time.Sleep(portLinger + 100*time.Millisecond)
+	if probe() {
+		t.Error("a port that is used again was closed")
 	}
-	if err != nil {
-		t.Errorf("a port that was forgotten is still in use: %v", err)
+	ForgetPort(from, 0xc001)
+	ForgetPort(from, 0xc001)
+	if probe() {
+		t.Error("a port was closed while its packets may be on the way")
 	}
-	unix.Close(probe)
+	testutil.Eventually(t, "a port that was forgotten to be closed", probe)
 	send(0xc001, 0xc001) // and opened again
 	for i := range maxSourcePorts {
 		send(uint16(0xd000+i), map[bool]int{true: 0xd000 + i, false: Port}[i < maxSourcePorts-2])

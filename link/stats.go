@@ -34,6 +34,8 @@ type Stats struct {
 	ICRCErrors uint64 `json:"icrc_errors"`
 	Malformed  uint64 `json:"malformed"`
 	Overflows  uint64 `json:"overflows"`
+	// Forged counts the packets that were dropped since another process sent them from an address of this process.
+	Forged uint64 `json:"forged"`
 	// ReceiveErrors counts failed calls of the kernel.
 	ReceiveErrors uint64 `json:"receive_errors"`
 
@@ -66,6 +68,7 @@ func (s *Stats) Add(o Stats) {
 	s.ICRCErrors += o.ICRCErrors
 	s.Malformed += o.Malformed
 	s.Overflows += o.Overflows
+	s.Forged += o.Forged
 	s.ReceiveErrors += o.ReceiveErrors
 	s.LinkDown += o.LinkDown
 	s.ShaperOverflows += o.ShaperOverflows
@@ -89,6 +92,7 @@ type sendCounters struct {
 type recvCounters struct {
 	batches, packets, bytes atomic.Uint64
 	icrc, malformed, errors atomic.Uint64
+	forged                  atomic.Uint64
 }
 
 func (s *Stats) read(tx *sendCounters, rx *recvCounters) {
@@ -115,6 +119,7 @@ func (s *Stats) received(rx *recvCounters) {
 	s.ICRCErrors += rx.icrc.Load()
 	s.Malformed += rx.malformed.Load()
 	s.ReceiveErrors += rx.errors.Load()
+	s.Forged += rx.forged.Load()
 }
 
 // add takes over what a receive thread that has ended counted.
@@ -125,4 +130,5 @@ func (c *recvCounters) add(rx *recvCounters) {
 	c.icrc.Add(rx.icrc.Load())
 	c.malformed.Add(rx.malformed.Load())
 	c.errors.Add(rx.errors.Load())
+	c.forged.Add(rx.forged.Load())
 }

@@ -76,6 +76,7 @@ type UDPEndpoint struct {
 
 	peers  [peerSlots]atomic.Pointer[peer]
 	ports  sourcePorts
+	bound  portSet // ports of e.fd and of ports
 	groups groups
 	left   recvCounters // what was received for groups that were left
 	tx     sendCounters
@@ -92,7 +93,9 @@ func (n udp) Listen(addr netip.Addr, r Receiver) (Endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
+	e.register()
 	if err := e.start(r, n.opts.Spin); err != nil {
+		e.unregister()
 		unix.Close(e.fd)
 		return nil, fmt.Errorf("listen on %v: %w", addr, err)
 	}
@@ -137,6 +140,7 @@ func (e *UDPEndpoint) open() error {
 		return err
 	}
 	e.fd = fd
+	e.bound.add(Port)
 	return nil
 }
 
@@ -271,6 +275,7 @@ func (e *UDPEndpoint) Close() error {
 	}
 	e.drops.Store(uint64(socketDrops(e.fd)))
 	e.closePorts()
+	e.unregister()
 	if err := errors.Join(unix.Close(e.turn.epoll), unix.Close(e.fd), groups); err != nil {
 		return fmt.Errorf("close endpoint %v: %w", e.addr, err)
 	}

@@ -58,6 +58,10 @@ type hostEntry struct {
 	addr  [16]byte
 	ip    netip.Addr // as the Receiver gets it; invalid: the slot is empty
 	ident idents
+
+	// The endpoints of this process that have the address, in view.
+	own  []*UDPEndpoint
+	view *ownView
 }
 
 func newReceiver(e *UDPEndpoint, to Receiver) *receiver {
@@ -204,6 +208,11 @@ func (r *receiver) message(i int, now time.Duration) {
 	flow := r.flow(src)
 	host := r.host(&src.addr)
 	taps := r.e.taps.On()
+	forged := host.forged(src.port)
+	if forged && !taps {
+		r.e.rx.forged.Add(uint64((len(b) + size - 1) / size))
+		return
+	}
 	for k := 0; len(b) > 0; k++ {
 		n := min(size, len(b))
 		pkt := b[:n:n]
@@ -215,6 +224,10 @@ func (r *receiver) message(i int, now time.Duration) {
 		id, ok := flow.Verify(host.ident.guess(k), pkt)
 		if taps {
 			r.tap(src, &c, id, pkt)
+		}
+		if forged {
+			r.e.rx.forged.Add(1)
+			continue
 		}
 		if !ok || r.e.addr.Is4() && !host.ident.accept(k, id, now) {
 			r.e.rx.icrc.Add(1)

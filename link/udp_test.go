@@ -20,6 +20,7 @@ import (
 
 	"verbena/internal/leaktest"
 
+	"verbena/internal/testutil"
 	"verbena/roce"
 )
 
@@ -456,6 +457,13 @@ func TestUDPReceiveWrong(t *testing.T) {
 			if _, err := peer.WriteToUDPAddrPort(p, to); err != nil {
 				t.Fatal(err)
 			}
+		}
+		if src == dst { // the address is this process's, and the port is not
+			testutil.Eventually(t, "forged packets to be dropped", func() bool { return stats(t, e).Forged == 5 })
+			if n := c.count(); n != 0 {
+				t.Errorf("%d forged packets were received", n)
+			}
+			return
 		}
 		checkPackets(t, c.wait(1), good)
 		if s := stats(t, e); s.Malformed != 3 || s.ICRCErrors != 2 || s.ReceivedPackets != 1 {

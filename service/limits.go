@@ -3,6 +3,7 @@ package service
 import (
 	"fmt"
 	"log/slog"
+	"os"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -11,21 +12,23 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/driver/rxe"
+	"verbena/internal/cgroup"
 	"verbena/internal/ctl"
 	"verbena/internal/procfile"
 	"verbena/internal/quota"
-	"verbena/internal/shm"
 )
 
-// machine is what the limits are shares of.
+// machine holds the resources of this process, of which the limits are shares.
 type machine struct {
-	descriptors uint64 // RLIMIT_NOFILE
-	mappings    uint64 // vm.max_map_count
-	shm         uint64 // size of shmRoot, in bytes; 0: without limit
-	memory      uint64 // of all, in bytes; 0: not known
+	descriptors uint64        // RLIMIT_NOFILE
+	mappings    uint64        // vm.max_map_count
+	memory      uint64        // in bytes, of the machine or of the cgroup; 0: not known
+	tasks       uint64        // threads and processes; 0: not known
+	cgroup      cgroup.Limits // that are part of memory and tasks
 }
 
-// thisMachine raises RLIMIT_NOFILE as far as it may.
+// thisMachine raises RLIMIT_NOFILE as far as possible, and reads the resources as they are now. Limits of a cgroup that are
+// lowered later are not noticed.
 func thisMachine() machine {
 	m := machine{descriptors: 1024, mappings: 65530}
 	var l unix.Rlimit
@@ -38,50 +41,97 @@ func thisMachine() machine {
 		}
 		m.descriptors = l.Cur
 	}
-	if b, err := procfile.Read("/proc/sys/vm/max_map_count"); err == nil {
-		if n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64); err == nil {
-			m.mappings = n
-		}
-	}
-	var fs unix.Statfs_t
-	if unix.Statfs(shmRoot, &fs) == nil {
-		m.shm = fs.Blocks * uint64(fs.Bsize)
+	if n, ok := readNumber("/proc/sys/vm/max_map_count"); ok {
+		m.mappings = n
 	}
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) == nil {
 		m.memory = uint64(info.Totalram) * uint64(info.Unit)
 	}
+	m.cgroup = cgroup.Read(os.DirFS("/"))
+	m.memory = lowest(m.memory, m.cgroup.Memory)
+	m.tasks = m.cgroup.Tasks
+	for _, file := range []string{"/proc/sys/kernel/threads-max", "/proc/sys/kernel/pid_max"} {
+		if n, ok := readNumber(file); ok {
+			m.tasks = lowest(m.tasks, n)
+		}
+	}
+	if unix.Geteuid() != 0 && unix.Getrlimit(unix.RLIMIT_NPROC, &l) == nil { // the kernel does not count root's
+		m.tasks = lowest(m.tasks, l.Cur)
+	}
 	return m
 }
 
-// users is into how many shares what all users may have is divided. Three of them are full before the reserve of the
+func readNumber(file string) (n uint64, ok bool) {
+	b, err := procfile.Read(file)
+	if err != nil {
+		return 0, false
+	}
+	n, err = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+	return n, err == nil
+}
+
+// lowest returns the lower of two limits; 0: no limit.
+func lowest(a, b uint64) uint64 {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// users is the number of shares that the total of all users is divided into. Three of them are full before the reserve of the
 // quota package begins, which is for users who hold little.
 const users = 4
 
-// maxRingBytes bounds the queues of one user of a shared service, however large shmRoot is: it is memory.
-const maxRingBytes = 1000 << 20
+const (
+	// maxRingBytes bounds the queues of one user of a shared service, however much memory there is.
+	maxRingBytes = 1000 << 20
+	// maxThreads is more than all threads that the limits allow. Beyond it the runtime ends the service.
+	maxThreads = 30000
+	// userThreads bounds the threads that all users can cause.
+	userThreads = 4096
+	// threadBytes is the memory of a thread: stacks of the kernel and of the runtime.
+	threadBytes = 64 << 10
+	// objectBytes is the memory of the service while all users together hold as many objects as the tables of devices do, as measured.
+	objectBytes = 1280 << 20
+	// fewest is the least number of threads that each limit of threads leaves to all users.
+	fewest = 8
+)
 
-// maxThreads is beyond all threads that the limits allow, so that the runtime does not end the service.
-const maxThreads = 30000
+// The shares of the memory in sixteenths. The rest, an eighth, is the service's own.
+const (
+	bufferShare = 6 // shared memory of buffers
+	ringShare   = 3 // shared memory of queues
+	objectShare = 4 // the service's heap for the objects of users
+	threadShare = 1
+	allShares   = 16
+)
 
 // DefaultLimits returns the limits of a service on this machine: shared with other users, or this user's own. In one's
 // own the user may hold what a service can hold, and the tables of the devices are the limit for objects.
 //
-// With two users at their limits, a third still gets 10,000 queue pairs with what belongs to them. The descriptors
-// together stay below seven eighths of RLIMIT_NOFILE, the mappings below half of vm.max_map_count, and the memory of
-// queues below three quarters of /dev/shm.
+// Buffers, queues, objects and threads of users are charged to the service's cgroup. So the limits are shares of the memory and of the
+// number of threads that the cgroup allows, where these are less than the machine's: if all users together are at their limits, the
+// service still has an eighth of the memory and half of the threads. The limits of the cgroup are read once, here: if an administrator
+// lowers them while the service runs, it must be restarted.
+//
+// With two users at their limits, a third still gets 10,000 queue pairs with what belongs to them, if there are 4 GiB of memory. The
+// descriptors together stay below seven eighths of RLIMIT_NOFILE, and the mappings below half of vm.max_map_count.
 func DefaultLimits(shared bool) quota.Limits { return thisMachine().limits(shared) }
 
 func (m machine) limits(shared bool) (l quota.Limits) {
 	fds := min(m.descriptors, 1<<20)
+	threads := m.threads()
 	// A connection is one descriptor, a session some four.
-	l[quota.Connections] = quota.Limit{PerUser: min(256, fds/8/users), Total: min(2048, fds/8)}
-	l[quota.Sessions] = quota.Limit{PerUser: min(128, fds/16/users), Total: min(1024, fds/16)}
+	l[quota.Connections] = bounded(min(2048, fds/8, threads/2), 256)
+	l[quota.Sessions] = bounded(min(1024, fds/16, threads/4), 128)
+	l[quota.Workers] = bounded(threads/2, 512)
 	l[quota.Descriptors] = quota.Limit{PerUser: fds / 2 / users, Total: fds / 2}
-	l[quota.Workers] = quota.Limit{PerUser: 512, Total: 2048}
 	l[quota.Mappings] = quota.Limit{PerUser: m.mappings / 2 / users, Total: m.mappings / 2}
-	l[quota.RingBytes] = quota.Limit{PerUser: min(m.shm/users, maxRingBytes), Total: m.shm / 4 * 3}
-	l[quota.BufferBytes] = quota.Limit{PerUser: m.memory / 2 / users, Total: m.memory / 2}
+	rings := m.memory / allShares * ringShare
+	l[quota.RingBytes] = quota.Limit{PerUser: min(rings/users, maxRingBytes), Total: rings}
+	buffers := m.memory / allShares * bufferShare
+	l[quota.BufferBytes] = quota.Limit{PerUser: buffers / users, Total: buffers}
 	if !shared {
 		for k := range l {
 			l[k] = quota.Limit{PerUser: l[k].Total} // and no reserve for others
@@ -91,12 +141,48 @@ func (m machine) limits(shared bool) (l quota.Limits) {
 	l[quota.Contexts] = quota.Limit{PerUser: l[quota.Descriptors].PerUser / 2, Total: l[quota.Descriptors].Total / 2}
 	for k, total := range map[quota.Kind]uint64{ // of a device's table, somewhat less than what it holds
 		quota.PDs: 64000, quota.MRs: 480000, quota.MWs: 480000, quota.AHs: 32000, quota.CQs: 128000, quota.QPs: 65000,
-		quota.SRQs: 64000, quota.XRCDs: 16000, quota.Multicast: 256,
+		quota.SRQs: 64000, quota.XRCDs: 16000,
 		quota.CMIDs: 28000, // fewer than there are ports to choose from, so that some are left
 	} {
-		l[k] = quota.Limit{PerUser: total / users, Total: total}
+		if room := m.memory / allShares * objectShare; room != 0 && room < objectBytes {
+			total = total * (room >> 10) / (objectBytes >> 10)
+		}
+		l[k] = bounded(total, total)
 	}
+	l[quota.Multicast] = quota.Limit{PerUser: 256 / users, Total: 256}
 	return l
+}
+
+// threads returns the number of threads that all users together may cause. Half of what the service may have is for itself and for the
+// other processes of its cgroup or user.
+func (m machine) threads() uint64 {
+	return lowest(lowest(userThreads, m.tasks/2), m.memory/allShares*threadShare/threadBytes)
+}
+
+// bounded returns a limit that leaves all users at least something.
+func bounded(total, mostPerUser uint64) quota.Limit {
+	total = max(total, fewest)
+	return quota.Limit{PerUser: min(total/users, mostPerUser), Total: total}
+}
+
+// heap returns the memory that the limits leave to the service itself, including its objects, and at least an eighth; 0: not known.
+func (m machine) heap(l quota.Limits) uint64 {
+	if m.memory == 0 {
+		return 0
+	}
+	shared := m.memory / allShares * threadShare
+	for _, k := range []quota.Kind{quota.BufferBytes, quota.RingBytes} {
+		shared += min(max(l[k].PerUser, l[k].Total), m.memory)
+	}
+	return max(m.memory-min(shared, m.memory), m.memory/8)
+}
+
+// limitHeap makes the runtime collect garbage more often before the heap reaches the share of the service, instead of letting it grow to
+// twice what is in use. GOMEMLIMIT takes precedence.
+func (m machine) limitHeap(l quota.Limits) {
+	if n := m.heap(l); n != 0 && n < 1<<62 && os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(int64(n))
+	}
 }
 
 // ParseLimit reads KIND=PER-USER[/TOTAL] into limits. Numbers may end in K, M, G or T; 0 is no limit.
@@ -129,16 +215,16 @@ func ParseLimit(text string, into *quota.Limits) error {
 }
 
 // checkRingBytes reports an error for a limit with which no user could have a queue pair.
-func checkRingBytes(l quota.Limit) error {
+func (m machine) checkRingBytes(l quota.Limit) error {
 	most, least := l.Most(), rxe.MinQueueMemory()
 	if most == 0 || most >= least {
 		return nil
 	}
-	if size := thisMachine().shm; size != 0 && size/4*3 < least {
-		return fmt.Errorf("the queues of programs do not fit on %s, of %d bytes (df %[1]s): %[3]w; %[4]s", shmRoot, size, syscall.ENOSPC, shm.Enlarge(shmRoot))
+	if m.memory != 0 && m.memory/allShares*ringShare < least {
+		return fmt.Errorf("the queues of programs do not fit into the memory of this machine or control group, %d bytes: %w", m.memory, syscall.ENOMEM)
 	}
 	return fmt.Errorf("limit ring-bytes: %d bytes for one user are less than %d, which one queue pair takes; "+
-		"raise --limit ring-bytes=, or enlarge %s: %w", most, least, shmRoot, syscall.EINVAL)
+		"raise --limit ring-bytes=: %w", most, least, syscall.EINVAL)
 }
 
 // fewEntries is less than programs ask for that do not look at what the device has: perftest has 512 WRITEs under way, ibv_rc_pingpong
@@ -146,17 +232,13 @@ func checkRingBytes(l quota.Limit) error {
 const fewEntries = 4000
 
 // warnOfShortQueues logs that there is room for short queues only.
-func warnOfShortQueues(log *slog.Logger, l quota.Limit, shmSize uint64) {
+func warnOfShortQueues(log *slog.Logger, l quota.Limit) {
 	work, completions, err := rxe.QueueLimits(l.Most())
 	if err != nil || min(work, completions) >= fewEntries {
 		return
 	}
-	remedy := "raise --limit ring-bytes="
-	if shmSize != 0 && l.Most() >= shmSize/2 {
-		remedy = shm.Enlarge(shmRoot)
-	}
 	log.Warn("queues are short; programs that ask for longer ones fail with EINVAL", "work_requests", work, "completions", completions,
-		"bytes", l.Most(), "where", shmRoot, "remedy", remedy)
+		"bytes", l.Most(), "remedy", "raise --limit ring-bytes=, or the memory of the control group")
 }
 
 func parseAmount(text string) (uint64, error) {
@@ -193,12 +275,7 @@ func (s *Service) logRefusals(r refusals) {
 		case <-s.ended.Done():
 			return
 		case e := <-r:
-			args := []any{uidKey, e.User.UID, "err", e}
-			if e.Kind == quota.RingBytes {
-				// Unless the limit was given, it is a share of that.
-				args = append(args, "where", shmRoot, "remedy", shm.Enlarge(shmRoot))
-			}
-			s.log.Warn("a limit is reached", args...)
+			s.log.Warn("a limit is reached", uidKey, e.User.UID, "err", e)
 		}
 	}
 }

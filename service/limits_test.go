@@ -16,10 +16,10 @@ import (
 // the kernel gives a process.
 func TestDefaultLimits(t *testing.T) {
 	for _, m := range []machine{
-		{descriptors: 20000, mappings: 65530, shm: 24 << 30, memory: 48 << 30},
-		{descriptors: 1 << 20, mappings: 1 << 20, shm: 8 << 30, memory: 16 << 30},
-		{descriptors: 4096, mappings: 65530, shm: 4 << 30, memory: 8 << 30},
-		{descriptors: 1024, mappings: 65530, shm: 64 << 20, memory: 1 << 30},
+		{descriptors: 20000, mappings: 65530, memory: 48 << 30},
+		{descriptors: 1 << 20, mappings: 1 << 20, memory: 16 << 30},
+		{descriptors: 4096, mappings: 65530, memory: 8 << 30, tasks: 32768},
+		{descriptors: 1024, mappings: 65530, memory: 4 << 30},
 	} {
 		l := m.limits(true)
 		ledger := quota.New(l)
@@ -37,7 +37,7 @@ func TestDefaultLimits(t *testing.T) {
 		needs := map[quota.Kind]uint64{quota.QPs: 10000, quota.CQs: 20000, quota.MRs: 20000, quota.PDs: 1000,
 			quota.SRQs:     1000,
 			quota.Contexts: 1, quota.Sessions: 1, quota.Connections: 1, quota.Workers: 16, quota.Descriptors: 16, quota.Mappings: 1000}
-		if m.shm >= 1<<30 {
+		if m.memory >= 8<<30 {
 			needs[quota.RingBytes] = 10000 * 4 * 4096 // two queues, and two completion queues
 		}
 		for k, n := range needs {
@@ -52,10 +52,10 @@ func TestDefaultLimits(t *testing.T) {
 		if n := l[quota.Mappings].Total; n > m.mappings/4*3 {
 			t.Errorf("%+v: %d mappings in all", m, n)
 		}
-		if n := l[quota.RingBytes].Total; n > m.shm/4*3 {
+		if n := l[quota.RingBytes].Total; n > m.memory/4 {
 			t.Errorf("%+v: %d bytes of queues in all", m, n)
 		}
-		if n := l[quota.BufferBytes].Total; n > m.memory/2 {
+		if n := l[quota.BufferBytes].Total; n > m.memory/2 || n < m.memory/3 {
 			t.Errorf("%+v: %d bytes of buffers in all", m, n)
 		}
 		if n := l[quota.Workers].Total + l[quota.Connections].Total; n > maxThreads/4 {
@@ -67,9 +67,74 @@ func TestDefaultLimits(t *testing.T) {
 	}
 }
 
+// All users together, at their limits, leave the service room in the memory and in the threads of its cgroup.
+func TestContainerLimits(t *testing.T) {
+	big := machine{descriptors: 20000, mappings: 65530, memory: 24 << 30, tasks: 32768}
+	with := func(memory, tasks uint64) machine {
+		m := big
+		m.memory, m.tasks = lowest(m.memory, memory), lowest(m.tasks, tasks)
+		return m
+	}
+	type want struct{ workers, sessions, connections, rings, buffers, qps uint64 } // of all users
+	for _, c := range []struct {
+		name string
+		m    machine
+		want want
+	}{
+		{"no limits", big, want{2048, 1024, 2048, 4608 << 20, 9 << 30, 65000}},
+		{"1 GiB", with(1<<30, 0), want{512, 256, 512, 192 << 20, 384 << 20, 13000}},
+		{"256 MiB", with(256<<20, 0), want{128, 64, 128, 48 << 20, 96 << 20, 3250}},
+		{"pids.max 900", with(0, 900), want{225, 112, 225, 4608 << 20, 9 << 30, 65000}},
+		{"both", with(256<<20, 900), want{128, 64, 128, 48 << 20, 96 << 20, 3250}},
+		{"hardly a thread", with(0, 10), want{8, 8, 8, 4608 << 20, 9 << 30, 65000}},
+	} {
+		for _, shared := range []bool{true, false} {
+			l := c.m.limits(shared)
+			total := func(k quota.Kind) uint64 { return max(l[k].Total, l[k].PerUser) }
+			got := want{total(quota.Workers), total(quota.Sessions), total(quota.Connections), total(quota.RingBytes), total(quota.BufferBytes),
+				total(quota.QPs)}
+			if !shared {
+				got.qps = c.want.qps // the device's tables are the limit
+			}
+			if got != c.want {
+				t.Errorf("%s, shared %v: got %+v, want %+v", c.name, shared, got, c.want)
+			}
+			if shared && l[quota.QPs].PerUser != c.want.qps/users {
+				t.Errorf("%s: one user may have %d queue pairs, want %d", c.name, l[quota.QPs].PerUser, c.want.qps/users)
+			}
+			if shared {
+				for k := range quota.NumKinds {
+					if l[k].PerUser == 0 || l[k].Total == 0 {
+						t.Errorf("%s: no limit of %v", c.name, k)
+					}
+				}
+			}
+			objects := min(objectBytes, objectBytes/65000*got.qps)
+			if !shared {
+				objects = 0
+			}
+			threads := got.workers + got.connections
+			if n := got.rings + got.buffers + objects + threads*threadBytes; n > c.m.memory/8*7 {
+				t.Errorf("%s: users may have %d bytes of %d", c.name, n, c.m.memory)
+			}
+			if threads > max(c.m.tasks/2, 2*fewest) {
+				t.Errorf("%s: users may have %d threads of %d", c.name, threads, c.m.tasks)
+			}
+			if n := c.m.heap(l); n < c.m.memory/4 || n+got.rings+got.buffers > c.m.memory {
+				t.Errorf("%s: %d bytes of heap beside %d of users, of %d", c.name, n, got.rings+got.buffers, c.m.memory)
+			}
+		}
+	}
+	l := big.limits(true)
+	l[quota.BufferBytes] = quota.Limit{PerUser: 1 << 63, Total: 1 << 63} // --limit
+	if got := big.heap(l); got != big.memory/8 {
+		t.Errorf("more buffers than memory: %d bytes of heap, want an eighth", got)
+	}
+}
+
 // In one's own service one user may have all that there is.
 func TestOwnLimits(t *testing.T) {
-	l := machine{descriptors: 20000, mappings: 65530, shm: 1 << 30}.limits(false)
+	l := machine{descriptors: 20000, mappings: 65530, memory: 8 << 30}.limits(false)
 	if l[quota.QPs].PerUser != 0 || l[quota.RingBytes].PerUser == 0 || l[quota.Workers].PerUser == 0 {
 		t.Errorf("got %+v", l)
 	}
@@ -103,18 +168,13 @@ func TestTooFewRingBytes(t *testing.T) {
 	}
 }
 
-// Where /dev/shm is small, the service says that queues are short, and what to do.
+// Where one user may have little memory for queues, the service says that they are short, and the remedy.
 func TestShortQueues(t *testing.T) {
-	for _, c := range []struct {
-		most, shm uint64
-		says      string
-	}{
-		{300 << 10, 400 << 10, "/dev/shm"}, {48 << 20, 64 << 20, ""}, {0, 0, ""}, {1 << 20, 1 << 30, "raise --limit ring-bytes="},
-	} {
+	for most, says := range map[uint64]bool{300 << 10: true, 1 << 20: true, 48 << 20: false, 0: false} {
 		var log strings.Builder
-		warnOfShortQueues(slog.New(slog.NewTextHandler(&log, nil)), quota.Limit{PerUser: c.most}, c.shm)
-		if got := log.String(); (got == "") != (c.says == "") || !strings.Contains(got, c.says) {
-			t.Errorf("%d bytes of %d: %q, want %q", c.most, c.shm, got, c.says)
+		warnOfShortQueues(slog.New(slog.NewTextHandler(&log, nil)), quota.Limit{PerUser: most})
+		if got := log.String(); (got != "") != says || says && !strings.Contains(got, "raise --limit ring-bytes=") {
+			t.Errorf("%d bytes: %q", most, got)
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"verbena/driver/rxe"
 	"verbena/ib"
+	"verbena/internal/cgroup"
 	"verbena/internal/confine"
 	"verbena/internal/ctl"
 	"verbena/internal/principal"
@@ -121,11 +122,12 @@ type Service struct {
 
 // New makes the devices, and whatever programs need to see them.
 func New(opts Options) (_ *Service, err error) {
-	limits := DefaultLimits(false)
+	m := thisMachine() // before the process confines itself
+	limits := m.limits(false)
 	if opts.Limits != nil {
 		limits = *opts.Limits
 	}
-	if err := checkRingBytes(limits[quota.RingBytes]); err != nil {
+	if err := m.checkRingBytes(limits[quota.RingBytes]); err != nil {
 		return nil, err
 	}
 	s := &Service{opts: opts, log: slog.New(slog.DiscardHandler), core: &ib.Core{}, fabric: &rxe.Fabric{},
@@ -147,6 +149,12 @@ func New(opts Options) (_ *Service, err error) {
 	refused := make(refusals, 16)
 	s.quota.OnRefusal(refused.add)
 	raiseThreadLimit()
+	if opts.Confine { // the process is the service's alone
+		m.limitHeap(limits)
+	}
+	if m.cgroup != (cgroup.Limits{}) {
+		s.log.Info("the cgroup limits what users may hold", "memory", m.cgroup.Memory, "tasks", m.cgroup.Tasks)
+	}
 	s.ended, s.stop = context.WithCancel(context.Background())
 	s.programs.since = time.Now()
 	go s.logRefusals(refused)
@@ -209,7 +217,7 @@ func New(opts Options) (_ *Service, err error) {
 	if s.interfaces != nil {
 		s.follower.Go(func() { s.follow(s.interfaces) })
 	}
-	warnOfShortQueues(s.log, limits[quota.RingBytes], thisMachine().shm)
+	warnOfShortQueues(s.log, limits[quota.RingBytes])
 	if opts.Confine { // no file is read as before
 		if err := s.confine(); err != nil {
 			return nil, err

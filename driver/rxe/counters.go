@@ -121,6 +121,7 @@ func (c *counters) violations(i counter) uint32 { return uint32(min(c[i].n.Load(
 // wireCounters are of what the endpoints drop, and of why they could not send.
 var wireCounters = map[string]func(s *link.Stats) uint64{
 	"drop_icrc":          func(s *link.Stats) uint64 { return s.ICRCErrors },
+	"drop_forged":        func(s *link.Stats) uint64 { return s.Forged },    // from an own address, by another process's socket
 	"drop_overflow":      func(s *link.Stats) uint64 { return s.Overflows }, // no room in the socket
 	"recv_socket_err":    func(s *link.Stats) uint64 { return s.ReceiveErrors },
 	"send_again":         func(s *link.Stats) uint64 { return s.SendAgain }, // no room in the socket; tried again

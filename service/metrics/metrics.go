@@ -1,8 +1,8 @@
 // Package metrics answers Prometheus with what a service knows: the counters that `verbena stat show` prints, the states of `verbena dev show`,
 // and what all users together hold of what is limited.
 //
-// It answers whoever can connect, and so says nothing of single users, processes or queue pairs. What it costs is bounded: a few connections,
-// one answer at a time, each within a time.
+// It answers any client that can connect, and so exports nothing about single users, processes or queue pairs. Its cost is bounded: the
+// number of connections, the answers computed at a time, and the time for each step. No client can keep the others out.
 package metrics
 
 import (
@@ -22,7 +22,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	dto "github.com/prometheus/client_model/go"
-	"golang.org/x/net/netutil"
 
 	"verbena/internal/ctl"
 	"verbena/internal/quota"
@@ -37,10 +36,12 @@ type Source interface {
 }
 
 const (
-	// maxConnections is how many there are at a time; more wait in the kernel's queue.
-	maxConnections = 8
-	// timeout bounds a request, and an answer.
+	// headerTime bounds the time that a client takes to send a request. A request is a few hundred bytes.
+	headerTime = time.Second
+	// timeout bounds the time to compute an answer, to send it, and between two requests.
 	timeout = 10 * time.Second
+	// maxAnswers is the number of answers computed at a time. Other requests wait in order of arrival.
+	maxAnswers = 2
 )
 
 // Listen listens on a TCP address, HOST:PORT; an empty HOST is every address of the machine.
@@ -56,19 +57,21 @@ func Listen(addr string) (net.Listener, error) {
 	case err != nil:
 		return nil, fmt.Errorf("metrics: listen on %s: %w", host, err)
 	}
-	return netutil.LimitListener(l, maxConnections), nil // to close which ends Accept also where it waits for room
+	return l, nil
 }
 
 // Serve answers on l, which is of Listen, until it is closed. The log gets what goes wrong.
 func Serve(l net.Listener, s Source, version string, log *slog.Logger) error {
+	open := &connections{Listener: l, open: map[net.Conn]*connection{}}
 	srv := &http.Server{
 		Handler:           Handler(s, version, log),
-		ReadHeaderTimeout: timeout, ReadTimeout: timeout, WriteTimeout: 2 * timeout, IdleTimeout: timeout,
+		ConnState:         open.changed,
+		ReadHeaderTimeout: headerTime, ReadTimeout: timeout, WriteTimeout: 2 * timeout, IdleTimeout: timeout,
 		MaxHeaderBytes: 8 << 10,
 		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	defer srv.Close() // with its connections
-	if err := srv.Serve(l); !errors.Is(err, net.ErrClosed) {
+	if err := srv.Serve(open); !errors.Is(err, net.ErrClosed) {
 		return fmt.Errorf("metrics: %w", err)
 	}
 	return nil
@@ -79,14 +82,28 @@ func Handler(s Source, version string, log *slog.Logger) http.Handler {
 	r := prometheus.NewRegistry()
 	r.MustRegister(&collector{s, version}, collectors.NewGoCollector(), newProcess())
 	answer := promhttp.HandlerFor(&sometimes{from: r}, promhttp.HandlerOpts{
-		MaxRequestsInFlight: 2, Timeout: timeout, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn), ErrorHandling: promhttp.ContinueOnError,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn), ErrorHandling: promhttp.ContinueOnError,
 	})
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", answer)
+	// The answer is sent from a buffer, after inTurn: a slow reader holds up no request but its own.
+	mux.Handle("GET /metrics", http.TimeoutHandler(inTurn(answer), timeout, "the service took too long\n"))
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, "<!doctype html><title>Verbena</title><a href=\"/metrics\">metrics</a>\n")
 	})
 	return mux
+}
+
+// inTurn bounds the number of requests that h handles at a time. A limit that refuses requests would let one client have all others refused.
+func inTurn(h http.Handler) http.Handler {
+	slots := make(chan struct{}, maxAnswers)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
+			h.ServeHTTP(w, r)
+		case <-r.Context().Done():
+		}
+	})
 }
 
 // fresh is for how long an answer serves again: whoever asks all the time costs no more than one who asks as often.

@@ -9,13 +9,14 @@ import (
 	"net/http/httptest"
 	"regexp"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"verbena/internal/ctl"
-	"verbena/internal/quota"
 	"verbena/internal/leaktest"
+	"verbena/internal/quota"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -157,7 +158,7 @@ func dial(t *testing.T, l net.Listener) net.Conn {
 	return c
 }
 
-// TestHostileClients: clients that send nothing, or too much, end; those that come too many at a time wait.
+// TestHostileClients: the connection of a client that sends too much, or not enough, is closed.
 func TestHostileClients(t *testing.T) {
 	l := serve(t)
 	huge := dial(t, l)
@@ -174,25 +175,114 @@ func TestHostileClients(t *testing.T) {
 		t.Errorf("endless headers: got %q", line)
 	}
 	huge.Close()
-	var idle []net.Conn
-	for range maxConnections {
-		idle = append(idle, dial(t, l))
+	idle := dial(t, l)
+	io.WriteString(idle, "GET /metrics HTTP/1.1\r\nHost:")
+	began := time.Now()
+	idle.SetReadDeadline(began.Add(timeout))
+	if _, err := io.ReadAll(idle); err != nil || time.Since(began) > 2*headerTime {
+		t.Errorf("half a request: got %v after %v, want the end of the connection after %v", err, time.Since(began), headerTime)
 	}
-	time.Sleep(50 * time.Millisecond) // they are accepted
-	late := dial(t, l)
-	io.WriteString(late, "GET /metrics HTTP/1.0\r\n\r\n")
-	late.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
-	if n, err := late.Read(make([]byte, 1)); err == nil {
-		t.Errorf("one connection too many: got %d bytes", n)
+}
+
+// TestStarvation: clients that hold connections open, and renew them, do not keep a scrape from succeeding.
+func TestStarvation(t *testing.T) {
+	for name, send := range map[string]func(net.Conn){
+		"idle":         func(net.Conn) {},
+		"half request": func(c net.Conn) { io.WriteString(c, "GET /metrics HTTP/1.1\r\nX:") },
+		"slow reader": func(c net.Conn) {
+			io.WriteString(c, strings.Repeat("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 200))
+		},
+		"kept": func(c net.Conn) {
+			io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+			c.Read(make([]byte, 1))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := serve(t)
+			stop := make(chan struct{})
+			var attackers sync.WaitGroup
+			defer attackers.Wait()
+			defer close(stop)
+			for range maxConnections {
+				attackers.Go(func() {
+					for {
+						c, err := net.Dial("tcp", l.Addr().String())
+						if err != nil {
+							return
+						}
+						send(c)
+						ended := make(chan struct{})
+						go func() { // until the server closes it
+							defer close(ended)
+							if name != "slow reader" {
+								io.Copy(io.Discard, c)
+								return
+							}
+							for err := error(nil); err == nil; time.Sleep(5 * time.Millisecond) {
+								_, err = c.Read(make([]byte, 1))
+							}
+						}()
+						select {
+						case <-ended:
+						case <-stop:
+						}
+						c.Close()
+						<-ended
+						select {
+						case <-stop:
+							return
+						case <-time.After(5 * time.Millisecond):
+						}
+					}
+				})
+			}
+			time.Sleep(100 * time.Millisecond) // the attackers hold all connections
+			client := http.Client{Timeout: 2 * time.Second}
+			defer client.CloseIdleConnections()
+			for i := range 10 {
+				r, err := client.Get("http://" + l.Addr().String() + "/metrics")
+				if err != nil {
+					t.Fatalf("scrape %d: %v", i, err)
+				}
+				b, err := io.ReadAll(r.Body)
+				r.Body.Close()
+				if err != nil || r.StatusCode != 200 || !strings.Contains(string(b), "verbena_device_info") {
+					t.Fatalf("scrape %d: got %s and %d bytes, %v", i, r.Status, len(b), err)
+				}
+				client.CloseIdleConnections() // the next is a new connection
+			}
+		})
 	}
-	idle[0].Close()
-	late.SetReadDeadline(time.Now().Add(timeout))
-	b, err := io.ReadAll(late)
-	if err != nil || !strings.Contains(string(b), "verbena_device_info") {
-		t.Errorf("when there is room: got %d bytes, %v", len(b), err)
+}
+
+// TestDispensable: the connection to be closed is of the network with the most, and one that makes no progress before one that does.
+func TestDispensable(t *testing.T) {
+	now := time.Now()
+	here := networkOf(&net.TCPAddr{IP: net.IPv4(127, 9, 9, 9)})
+	near, far := networkOf(&net.TCPAddr{IP: net.IPv4(192, 0, 2, 1)}), networkOf(&net.TCPAddr{IP: net.ParseIP("2001:db8::1")})
+	if near == far || near == here || networkOf(&net.TCPAddr{IP: net.IPv4(192, 0, 2, 2)}) == near {
+		t.Fatal("clients of different networks are taken for one")
 	}
-	for _, c := range idle {
-		c.Close()
+	if networkOf(&net.TCPAddr{IP: net.ParseIP("::1")}) != here || networkOf(&net.TCPAddr{IP: net.ParseIP("2001:db8::2")}) != far {
+		t.Fatal("clients of one network are taken for several")
+	}
+	for name, c := range map[string]struct {
+		open []connection
+		want int
+	}{
+		"oldest":  {[]connection{{since: now.Add(-2 * time.Millisecond)}, {since: now.Add(-3 * time.Millisecond)}, {since: now}}, 1},
+		"idle":    {[]connection{{since: now.Add(-900 * time.Millisecond), busy: true}, {since: now.Add(-200 * time.Millisecond)}}, 1},
+		"young":   {[]connection{{since: now.Add(-50 * time.Millisecond)}, {since: now.Add(-90 * time.Millisecond), busy: true}}, 1},
+		"slow":    {[]connection{{since: now.Add(-50 * time.Millisecond)}, {since: now.Add(-1200 * time.Millisecond), busy: true}}, 1},
+		"network": {[]connection{{since: now.Add(-time.Minute), network: far}, {since: now, network: near}, {since: now.Add(-time.Second), network: near}}, 2},
+	} {
+		l := connections{open: map[net.Conn]*connection{}}
+		for i := range c.open {
+			l.open[&c.open[i]] = &c.open[i]
+		}
+		if got := l.dispensable(now); got != &c.open[c.want] {
+			t.Errorf("%s: got %+v, want number %d", name, got, c.want)
+		}
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -79,6 +80,7 @@ type world struct {
 	groups []uint32 // supplementary
 	netns  string
 	socket string
+	under  []string // the command, if any, that starts the service
 	serve  *exec.Cmd
 	log    *testutil.Buffer
 }
@@ -132,6 +134,9 @@ func (w *world) start(args ...string) {
 	}
 	w.serve = w.cmd(context.Background(), append([]string{"serve"}, args...)...)
 	w.serve.Stderr = w.log
+	if len(w.under) > 0 {
+		w.serve.Path, w.serve.Args = "/bin/"+w.under[0], append(slices.Clone(w.under), w.serve.Args...)
+	}
 	if err := w.serve.Start(); err != nil {
 		t.Fatal(err)
 	}

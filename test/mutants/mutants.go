@@ -667,7 +667,7 @@ var mutants = []mutant{
 	// service/metrics, capture show
 	{"metrics name users", "service/metrics/metrics.go", "func onlyAll(uid int) bool { return uid < 0 }", "func onlyAll(uid int) bool { return true }"},
 	{"metrics are gathered each time", "service/metrics/metrics.go", "g.at.IsZero() || time.Since(g.at) >= fresh", "true"},
-	{"any number of clients", "service/metrics/metrics.go", "netutil.LimitListener(l, maxConnections)", "netutil.LimitListener(l, 1000)"},
+	{"new clients are closed, not old ones", "service/metrics/connections.go", "!c.since.Before(best.since)", "c.since.Before(best.since)"},
 	{"a copy that arrives is another packet", "capture/sequence.go", "p.in && n > 0", "false"},
 	{"a retransmission is a new packet", "capture/sequence.go", "x.Again = known && !last.psn.Less(p.PSN)", "x.Again = false && last.read"},
 	{"no packet is lost", "capture/sequence.go", ".Lost = arrivals[k.flow]", ".Lost = false"},

@@ -380,6 +380,57 @@ func TestKubernetesManifests(t *testing.T) {
 	}
 }
 
+// Pods get the directory of the socket read-only, and no rights. Only the service may write there.
+func TestKubernetesMounts(t *testing.T) {
+	daemon, job := manifests(t, "recipes/kubernetes.yaml")
+	pod := job.Spec.Template.Spec
+	shared := map[string]bool{}
+	for _, v := range pod.Volumes {
+		if v.HostPath != nil {
+			shared[v.Name] = true
+		}
+	}
+	if len(shared) == 0 {
+		t.Fatal("the pod mounts no directory of the node")
+	}
+	for _, c := range append(pod.InitContainers, pod.Containers...) {
+		for _, m := range c.VolumeMounts {
+			if shared[m.Name] && !m.ReadOnly {
+				t.Errorf("container %s mounts %s of the node writable: it could replace the socket", c.Name, m.MountPath)
+			}
+		}
+	}
+	s := pod.Containers[0].SecurityContext
+	if s == nil || s.RunAsNonRoot == nil || !*s.RunAsNonRoot || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation ||
+		s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+		t.Errorf("the pod's program has rights that it does not need: %+v", s)
+	}
+	service := daemon.Spec.Template.Spec
+	if service.Containers[0].Resources.Limits.Memory().IsZero() || service.PriorityClassName != "system-node-critical" {
+		t.Error("the service has no memory limit, or is no node-critical pod: it is the kernel's first victim")
+	}
+	for _, need := range []string{"hostPath", "privileged", "read-only", "runAsUser"} {
+		head, _, _ := strings.Cut(read(t, "recipes/kubernetes.yaml"), "\napiVersion")
+		if !strings.Contains(head, need) {
+			t.Errorf("the head of recipes/kubernetes.yaml does not name %s among the requirements", need)
+		}
+	}
+}
+
+// The unit bounds what users can take, and is not the kernel's first victim. The recipe for Compose needs no rights and mounts nothing.
+func TestBounds(t *testing.T) {
+	unit := read(t, "packaging/verbena.service")
+	for _, want := range []string{"MemoryMax", "TasksMax", "OOMScoreAdjust"} {
+		if !regexp.MustCompile(`(?m)^` + want + `=`).MatchString(unit) {
+			t.Errorf("packaging/verbena.service has no %s=", want)
+		}
+	}
+	if regexp.MustCompile(`(?m)^(privileged|volumes|cap_add|security_opt|pid|ipc|network_mode):`).MatchString(
+		regexp.MustCompile(`(?m)^ +`).ReplaceAllString(read(t, "recipes/compose.yaml"), "")) {
+		t.Error("recipes/compose.yaml takes rights of the host")
+	}
+}
+
 // The DaemonSet's service, and a pod with processes and files of its own that uses it: the manifests' own commands, capabilities
 // and mounts.
 func TestKubernetes(t *testing.T) {
@@ -408,11 +459,18 @@ func TestKubernetes(t *testing.T) {
 		}
 		for _, m := range c.VolumeMounts {
 			if m.MountPath != "/dev/shm" {
-				b = b.with("-bind", host[m.Name]+":"+m.MountPath)
+				how := ""
+				if m.ReadOnly {
+					how = ":ro"
+				}
+				b = b.with("-bind", host[m.Name]+":"+m.MountPath+how)
 			}
 		}
 		if spec.HostPID {
 			b = b.with("-pid", "host")
+		}
+		if s := c.SecurityContext; s != nil && s.RunAsUser != nil && *s.RunAsUser != 0 {
+			b = b.with("-user", fmt.Sprint(*s.RunAsUser))
 		}
 		if s := c.SecurityContext; s != nil && s.Capabilities != nil {
 			for _, d := range s.Capabilities.Drop {

@@ -1,7 +1,7 @@
 // Command contain runs a program as a container's runtime does: in a directory as its root, with namespaces, a /dev and a /proc of
 // its own. With -docker it has what Docker gives without options: 14 capabilities, the default seccomp profile, 64 MB of /dev/shm.
 //
-//	contain -root DIR [-docker] [-user UID] [-cap SYS_PTRACE] [-drop ALL] [-net host] [-pid host] [-env NAME=VALUE] [-bind FROM:TO] -- PROGRAM [ARGS]
+//	contain -root DIR [-docker] [-user UID] [-cap SYS_PTRACE] [-drop ALL] [-net host] [-pid host] [-env NAME=VALUE] [-bind FROM:TO[:ro]] -- PROGRAM [ARGS]
 //
 // Exit code: the program's, 125 if it could not be started.
 package main
@@ -47,7 +47,7 @@ func main() {
 	flag.Var(&s.caps, "cap", "a capability more, such as SYS_PTRACE")
 	flag.Var(&s.drop, "drop", "a capability less, or ALL")
 	flag.Var(&s.env, "env", "NAME=VALUE")
-	flag.Var(&s.bind, "bind", "FROM:TO, a directory or file to mount")
+	flag.Var(&s.bind, "bind", "FROM:TO or FROM:TO:ro, a directory or file to mount")
 	flag.Parse()
 	var err error
 	if os.Getenv(inside) == "" {
@@ -187,8 +187,15 @@ func (s *settings) mounts() error {
 	}
 	for _, b := range s.bind {
 		from, to, _ := strings.Cut(b, ":")
-		if err := bind(from, filepath.Join(root, to)); err != nil {
+		to, readOnly := strings.CutSuffix(to, ":ro")
+		to = filepath.Join(root, to)
+		if err := bind(from, to); err != nil {
 			return err
+		}
+		if readOnly {
+			if err := unix.Mount("", to, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""); err != nil {
+				return fmt.Errorf("mount %s read-only: %w", to, err)
+			}
 		}
 	}
 	return os.Chdir(root)

@@ -1,0 +1,120 @@
+package metrics
+
+import (
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// maxConnections is the number of open connections. Each new connection is accepted at once; beyond the limit another is closed.
+const maxConnections = 64
+
+// young is the age up to which a connection is expected to send its request, or its answer to be on the way.
+const young = 100 * time.Millisecond
+
+// connections is a listener that bounds the number of its open connections. Clients of any user may connect, so a limit that makes new
+// connections wait would let idle ones keep Prometheus out. When the limit is reached, Accept closes a connection of the client
+// network with the most: preferably one that has made no progress for a while, of these the oldest.
+type connections struct {
+	net.Listener
+
+	mu   sync.Mutex
+	open map[net.Conn]*connection
+}
+
+// connection is an open connection of a connections.
+type connection struct {
+	net.Conn
+	set     *connections
+	network netip.Prefix
+	since   time.Time // of the last change of state
+	busy    bool      // the server reads or answers a request
+}
+
+// Accept implements net.Listener.
+func (l *connections) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	n := &connection{Conn: c, set: l, network: networkOf(c.RemoteAddr()), since: time.Now()}
+	var over *connection
+	l.mu.Lock()
+	if len(l.open) >= maxConnections {
+		over = l.dispensable(n.since)
+		delete(l.open, over)
+	}
+	l.open[n] = n
+	l.mu.Unlock()
+	if over != nil {
+		over.Conn.Close()
+	}
+	return n, nil
+}
+
+// dispensable returns the connection to be closed.
+//
+//verbena:held mu
+func (l *connections) dispensable(now time.Time) (best *connection) {
+	held := map[netip.Prefix]int{}
+	for _, c := range l.open {
+		held[c.network]++
+	}
+	stale := func(c *connection) bool {
+		if c.busy {
+			return now.Sub(c.since) > headerTime
+		}
+		return now.Sub(c.since) > young
+	}
+	for _, c := range l.open {
+		switch {
+		case best == nil || held[c.network] > held[best.network]:
+		case held[c.network] < held[best.network] || stale(best) && !stale(c):
+			continue
+		case stale(c) == stale(best) && !c.since.Before(best.since):
+			continue
+		}
+		best = c
+	}
+	return best
+}
+
+// Close implements net.Conn.
+func (c *connection) Close() error {
+	c.set.mu.Lock()
+	delete(c.set.open, c)
+	c.set.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// changed is the server's http.Server.ConnState.
+func (l *connections) changed(c net.Conn, s http.ConnState) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n := l.open[c]; n != nil && (s == http.StateActive || s == http.StateIdle) {
+		n.busy, n.since = s == http.StateActive, time.Now()
+	}
+}
+
+// networkOf returns the network that one client can be assumed to own: an IPv4 address, 64 bits of an IPv6 address, and all of loopback.
+func networkOf(a net.Addr) netip.Prefix {
+	t, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	addr := t.AddrPort().Addr().Unmap().WithZone("")
+	bits := 64
+	switch {
+	case addr.IsLoopback():
+		return netip.Prefix{}
+	case addr.Is4():
+		bits = 32
+	}
+	p, err := addr.Prefix(bits)
+	if err != nil {
+		return netip.Prefix{}
+	}
+	return p
+}

@@ -1,0 +1,159 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// cgroup makes a control group with limits, below the root of what is visible, and removes it when the test ends. It returns the directories:
+// of version 1 one for each controller.
+func cgroup(t *testing.T, memory, tasks uint64) (dirs []string) {
+	t.Helper()
+	needRoot(t)
+	name := "verbena-e2e-" + strconv.Itoa(os.Getpid()) + "-" + tcpPort()
+	limits := map[string]map[string]string{ // by hierarchy
+		"/sys/fs/cgroup/memory": {"memory.limit_in_bytes": fmt.Sprint(memory)},
+		"/sys/fs/cgroup/pids":   {"pids.max": fmt.Sprint(tasks)},
+	}
+	if _, err := os.Stat("/sys/fs/cgroup/memory/memory.stat"); err != nil {
+		limits = map[string]map[string]string{
+			"/sys/fs/cgroup": {"memory.max": fmt.Sprint(memory), "memory.swap.max": "0", "pids.max": fmt.Sprint(tasks)},
+		}
+	}
+	for root, files := range limits {
+		dir := filepath.Join(root, name)
+		need(t, os.Mkdir(dir, 0o755) == nil, "the right to make control groups")
+		t.Cleanup(func() {
+			for range 100 {
+				if err := os.Remove(dir); err == nil {
+					return
+				}
+				time.Sleep(20 * time.Millisecond)
+			}
+			t.Errorf("%s cannot be removed", dir)
+		})
+		for file, value := range files {
+			err := os.WriteFile(filepath.Join(dir, file), []byte(value), 0o644)
+			need(t, err == nil || file == "memory.swap.max", "controllers memory and pids of control groups")
+		}
+		dirs = append(dirs, dir)
+	}
+	return dirs
+}
+
+// contained is a shared service in a control group.
+func contained(t *testing.T, memory, tasks uint64, args ...string) *siege {
+	t.Helper()
+	dirs := cgroup(t, memory, tasks)
+	w := newWorld(t, user{"root", 0}, "")
+	script := "exec \"$@\""
+	for _, d := range dirs {
+		script = "echo $$ >" + d + "/cgroup.procs && " + script
+	}
+	w.under = []string{"sh", "-c", script, "sh"}
+	w.start(append([]string{"--link", "rxe0=" + loopback(), "--mode", "0666"}, args...)...)
+	os.Chmod(w.socket[:strings.LastIndex(w.socket, "/")], 0o755)
+	return &siege{t: t, program: attackProgram(t, "attack"), world: w}
+}
+
+// TestAttackContainerMemory: in a container of 1 GiB, or of less, users who take all the buffers and queues that they may have do not have
+// the service killed, and another user still gets a device.
+func TestAttackContainerMemory(t *testing.T) {
+	program := build(t, "buffers", func(path string) []string {
+		return []string{"go", "build", "-trimpath", "-o", path, "./testdata/buffers"}
+	})
+	raw := buildRawverbs(t)
+	for _, size := range []uint64{1 << 30, 256 << 20} {
+		t.Run(fmt.Sprint(size>>20, " MiB"), func(t *testing.T) {
+			s := contained(t, size, 2000)
+			for uid := range uint32(4) {
+				d := talk(t, s.plain(attacker-10-uid, program))
+				t.Log(d.until("allocated ", 60*time.Second))
+			}
+			for uid := range uint32(2) {
+				a := talk(t, s.as(attacker-20-uid).cmd(s.deadline(120), "run", "--", raw, "fill", "qps", "33000"))
+				t.Log(a.until("has", 60*time.Second))
+			}
+			s.lives()
+			if l := s.load(); uint64(l.rss)<<20 > size {
+				t.Errorf("the service has %d MiB, more than the group", l.rss)
+			}
+			s.quick(5*time.Second, "res", "show")
+		})
+	}
+}
+
+// TestAttackContainerThreads: in a container with pids.max of 900 users who cause as many threads as possible do not end the service.
+func TestAttackContainerThreads(t *testing.T) {
+	s := contained(t, 1<<30, 900)
+	for uid := uint32(attacker); uid > attacker-4; uid-- {
+		fs := newStallFS(t, uid, fuseRead)
+		a := s.outside(uid, "sessions", s.socket, s.attachMessage(1), "680", "16", fs.page())
+		t.Log(a.until("attached", 30*time.Second))
+	}
+	l := s.load()
+	t.Logf("the service has %+v", l)
+	if l.threads > 450 {
+		t.Errorf("the service has %d threads of 900, want at most half", l.threads)
+	}
+	b, err := s.as(1001).cmd(s.deadline(10), "run", "--", s.program, "paths", "/dev/infiniband/uverbs0").CombinedOutput()
+	if err != nil || !strings.Contains(string(b), "uverbs0: success") {
+		t.Errorf("another user's program: %v %q", err, b)
+	}
+	s.quick(5*time.Second, "link", "show")
+}
+
+// TestAttackReadOnlyMount: a pod that has the socket's directory mounted read-only, and uid 0 without capabilities, connects to the service,
+// and can neither replace the socket nor put anything beside it.
+func TestAttackReadOnlyMount(t *testing.T) {
+	needRoot(t)
+	needProgram(t, "util-linux", "unshare", "setpriv", "mount")
+	w := sharedService(t, "--mode", "0666")
+	dir := filepath.Dir(w.socket)
+	pod := func(options, script string) (string, error) {
+		c := w.cmd(w.deadline(20), "version")
+		c.Path, c.Args = "/bin/sh", []string{"sh", "-c", "exec unshare --mount --propagation private sh -c '" +
+			`mount --bind "$0" "$0" && ` + options + ` exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs sh -c "$1" "$0"' "$0" "$1"`,
+			dir, script}
+		c.Env = append(c.Env, "BINARY="+binary(t))
+		b, err := c.CombinedOutput()
+		return strings.TrimSpace(string(b)), err
+	}
+	readOnly := `mount -o remount,bind,ro "$0" && `
+	if out, err := pod(readOnly, `"$BINARY" link show`); err != nil || !strings.Contains(out, "rxe0") {
+		t.Errorf("link show: %v: %s", err, out)
+	}
+	if out, err := pod(readOnly, `"$BINARY" run -- cat /sys/class/infiniband/rxe0/node_guid`); err != nil {
+		t.Errorf("run: %v: %s", err, out)
+	}
+	var before, after unix.Stat_t
+	if err := unix.Stat(w.socket, &before); err != nil {
+		t.Fatal(err)
+	}
+	for _, script := range []string{`rm -f "$VERBENA_SOCKET"`, `mv "$VERBENA_SOCKET" "$VERBENA_SOCKET.old"`, `ln "$VERBENA_SOCKET" "$VERBENA_SOCKET.new"`,
+		`touch "$VERBENA_SOCKET.new"`, `chmod 0600 "$VERBENA_SOCKET"`, `touch "$VERBENA_SOCKET"`, `mount -o remount,bind,rw "$(dirname "$VERBENA_SOCKET")"`} {
+		if out, err := pod(readOnly, script); err == nil {
+			t.Errorf("%s: succeeded: %s", script, out)
+		}
+	}
+	if err := unix.Stat(w.socket, &after); err != nil || after.Ino != before.Ino || after.Mode != before.Mode || after.Nlink != 1 {
+		t.Errorf("the socket was %+v, is %+v, %v", before, after, err)
+	}
+	// The same on a mount that can be written to, as it was: the test can tell.
+	if out, err := pod("", `touch "$VERBENA_SOCKET.new"`); err != nil {
+		t.Errorf("on a writable mount: %v: %s", err, out)
+	}
+	if err := syscall.Unlink(w.socket + ".new"); err != nil {
+		t.Error(err)
+	}
+}
