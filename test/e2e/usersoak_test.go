@@ -229,15 +229,13 @@ func TestLimitsAreNamed(t *testing.T) {
 		}
 		s.lives()
 	})
-	t.Run("room on /dev/shm", func(t *testing.T) {
-		needRoot(t)
-		w := newWorld(t, users()[0], "")
-		script := `mount -t tmpfs -o size=2m tmpfs /dev/shm && exec "$0" run --private --link rxe0=` + loopback() + ` -- ` + raw + ` fill qps 1000`
-		c := exec.CommandContext(w.deadline(20), "unshare", "-m", "sh", "-c", script, binary(t))
-		out, _ := c.CombinedOutput()
-		if said := string(out); !strings.Contains(said, "qps refused after") || !strings.Contains(said, "/dev/shm") {
+	t.Run("memory of queues", func(t *testing.T) {
+		s := besiege(t, "--limit", "ring-bytes=2M/16M")
+		out, _ := s.as(attacker).cmd(s.deadline(20), "run", "--", raw, "fill", "qps", "1000").CombinedOutput()
+		if !strings.Contains(string(out), "qps refused after") {
 			t.Errorf("%s", out)
 		}
+		testutil.Eventually(t, "the log to name the limit", func() bool { return strings.Contains(s.log.String(), "--limit ring-bytes=") })
 	})
 	t.Run("no room on /dev/shm", func(t *testing.T) {
 		needRoot(t)
