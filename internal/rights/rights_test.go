@@ -287,3 +287,58 @@ func TestSender(t *testing.T) {
 		t.Errorf("got %+v, %v", m, err)
 	}
 }
+
+// TestQueueBound: so many closes of a user's go on at a time, and each counts as a worker; when the user has no worker left, a
+// close waits for one.
+func TestQueueBound(t *testing.T) {
+	var l quota.Limits
+	l[quota.Workers].PerUser = maxClosing
+	ledger := quota.New(l)
+	var queues Queues
+	user := ledger.User(1)
+	q := queues.Of(user)
+	if queues.Of(user) != q || queues.Of(ledger.User(2)) == q {
+		t.Fatal("a queue is not each user's own")
+	}
+	var mu sync.Mutex
+	now, most := 0, 0
+	count := func(n int) {
+		mu.Lock()
+		defer mu.Unlock()
+		now += n
+		most = max(most, now)
+	}
+	var all sync.WaitGroup
+	for range 5 * maxClosing {
+		all.Go(func() {
+			q.Do(func() {
+				count(1)
+				time.Sleep(5 * time.Millisecond)
+				count(-1)
+			})
+		})
+	}
+	all.Wait()
+	if most != maxClosing || user.Held(quota.Workers) != 0 {
+		t.Errorf("%d closes at a time, %d workers charged afterwards; want %d and 0", most, user.Held(quota.Workers), maxClosing)
+	}
+	if err := user.Take(quota.Workers, maxClosing); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		q.Do(func() {})
+	}()
+	select {
+	case <-done:
+		t.Error("a close without a worker for it")
+	case <-time.After(20 * time.Millisecond):
+	}
+	user.Give(quota.Workers, 1)
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Error("the close waits although there is a worker")
+	}
+}
