@@ -292,7 +292,7 @@ func TestSender(t *testing.T) {
 // close waits for one.
 func TestQueueBound(t *testing.T) {
 	var l quota.Limits
-	l[quota.Workers].PerUser = maxClosing
+	l[quota.Workers].PerUser = 3 * maxClosing
 	ledger := quota.New(l)
 	var queues Queues
 	user := ledger.User(1)
@@ -322,7 +322,7 @@ func TestQueueBound(t *testing.T) {
 	if most != maxClosing || user.Held(quota.Workers) != 0 {
 		t.Errorf("%d closes at a time, %d workers charged afterwards; want %d and 0", most, user.Held(quota.Workers), maxClosing)
 	}
-	if err := user.Take(quota.Workers, maxClosing); err != nil {
+	if err := user.Take(quota.Workers, 3*maxClosing); err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan struct{})
