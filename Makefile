@@ -139,8 +139,13 @@ flood: ## what a neighbour has while another process floods the device with pack
 mutants: ## break the code on purpose, in one place at a time: the transport's schedules, and unit tests, must notice
 	$(GO) test -count=1 -timeout 2h -v -run '^TestMutants$$' ./driver/rxe/internal/simtest -mutants
 	$(GO) run ./test/mutants
+	$(GO) run ./test/mutants -generated
 	$(GO) test -count=1 -timeout 20m -v -run '^Test(Drivers|Consumers)$$' ./test/wrong -wrong
 	$(GO) test -count=1 -timeout 20m -v -run '^TestWrongDrivers$$' ./ib/ibtest -whole
+
+.PHONY: mutants-generated
+mutants-generated: ## defects derived from the source of the packages that keep users apart, 30 minutes of them; ARGS="-run ^umem" chooses others than a sample
+	$(GO) run ./test/mutants -generated -budget 30m $(or $(ARGS),-sample 100 -seed $$(date +%s))
 
 .PHONY: pyverbs
 pyverbs: build ## rdma-core's own tests, one line for each; ARGS are the runner's (-h lists them)

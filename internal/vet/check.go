@@ -141,6 +141,7 @@ func (p *Program) Check() []Report {
 	reports = append(reports, p.checkCallbacks()...)
 	reports = append(reports, p.checkHotplug(p.callers(Hotplug))...)
 	reports = append(reports, p.checkHeld()...)
+	reports = append(reports, p.checkGuards()...)
 	reports = append(reports, p.checkEscapes()...)
 	slices.SortStableFunc(reports, func(a, b Report) int {
 		x, y := p.Fset.Position(a.Pos), p.Fset.Position(b.Pos)
@@ -896,7 +897,7 @@ func (f *function) otherInstance(c *call, g *function, l *lock) bool {
 }
 
 // excusable are the checks that an escape can be about.
-var excusable = []string{NoSleep, Serial, Callback, Hotplug, Held, program}
+var excusable = []string{NoSleep, Serial, Callback, Hotplug, Held, program, Open, Restat, Receive, Close, Recover}
 
 // checkEscapes finds escapes without a reason.
 func (p *Program) checkEscapes() (reports []Report) {

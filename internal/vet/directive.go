@@ -11,6 +11,9 @@ import (
 //	//verbena:nosleep             the function, or what is stored in the field, must not sleep
 //	//verbena:held x.mu           the function is called with the lock held
 //	//verbena:program REASON      only threads of one program wait for the lock in this field
+//	//verbena:receives            the function takes the descriptors that come with what it reads from a socket
+//	//verbena:closes              the function bounds how many received descriptors are being closed
+//	//verbena:parses              the function parses bytes of a user
 //	//verbena:allow CHECK REASON  the check says nothing here
 //
 // In the comment of a function it is about the function. Otherwise it is about its own line, or the one below the comment.

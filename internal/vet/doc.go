@@ -12,5 +12,8 @@
 // the other. A lock that is held across a sleeping operation makes every function that waits for it a sleeping one; sleepyLocks
 // repeats that until nothing changes.
 //
+// checkGuards applies further checks to the packages that serve users who do not trust one another (guard.go): how they open files,
+// read sockets, close received descriptors (descriptor.go follows these as values) and contain panics.
+//
 // Analyzer applies the same checks to one package, with facts for the others.
 package vet

@@ -280,6 +280,10 @@ func (p *Program) readDirectives(files []*ast.File, info *types.Info) {
 					if !ofDecl[d.pos] {
 						p.problem(d.pos, "program belongs to the field that is a lock")
 					}
+				case "receives", "closes", "parses":
+					if !ofDecl[d.pos] {
+						p.problem(d.pos, d.verb+" belongs into the comment of a function")
+					}
 				default:
 					p.problem(d.pos, "no such directive: "+prefix+d.verb)
 				}

@@ -1,10 +1,16 @@
 // Command mutants breaks the code on purpose, in one place at a time, and has the unit tests of the package notice:
 //
 //	go run ./test/mutants [-run REGEXP] [-limit DURATION]
+//	go run ./test/mutants -generated [-run REGEXP] [-sample N [-seed S]] [-budget DURATION] [-e2e REGEXP] [-list]
 //
 // The broken file takes the original's place by an overlay, and the tree stays as it is. A mutant is noticed if a test
 // fails; one that makes a test hang is not, and neither is one that does not compile. The place of each has to exist, once.
 // It ends with 1 unless all are noticed.
+//
+// The mutants are a list (mutants.go) or, with -generated, derived from the source of the packages that keep users apart
+// (generate.go): each check of an identity, each comparison of users, each limit and each refusal. One of these that does
+// not compile is not counted. unseen.txt lists those that no unit test can notice, with the reason; they are left out.
+// With -e2e, those that unit tests do not notice are also given to the end-to-end tests of that name, as root.
 package main
 
 import (
@@ -13,74 +19,254 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
 
-// mutant is a defect: in file, the text from is replaced by to.
-type mutant struct {
+// listed is a mutant of mutants.go: in file, the text from is replaced by to.
+type listed struct {
 	name string
 	file string // its folder is the package whose tests must notice
 	from string
 	to   string
 }
 
+// apply returns the source with the defect.
+func (m *listed) apply(source string) (string, error) {
+	if n := strings.Count(source, m.from); n != 1 || m.from == m.to {
+		return "", fmt.Errorf("%s has %d places of %q, not one", m.file, n, m.from)
+	}
+	return strings.Replace(source, m.from, m.to, 1), nil
+}
+
+// mutant is a defect, of the list or generated.
+type mutant struct {
+	listed
+	edit *edit // of a generated one, whose text may occur several times
+}
+
 func (m *mutant) pkg() string { return filepath.Dir(m.file) }
 
+// String returns the name with the file, which the name of a generated mutant begins with.
+func (m *mutant) String() string {
+	if m.edit != nil {
+		return m.name
+	}
+	return m.file + ": " + m.name
+}
+
 func main() {
+	var r runner
+	generated := flag.Bool("generated", false, "derive the mutants from the source")
+	list := flag.Bool("list", false, "print the mutants, and run none")
 	run := flag.String("run", ".", "only mutants whose name or file matches")
-	limit := flag.Duration("limit", 90*time.Second, "for the tests of one mutant")
+	sample := flag.Int("sample", 0, "so many of the mutants, at random (0: all)")
+	seed := flag.Uint64("seed", 1, "of -sample")
+	budget := flag.Duration("budget", 0, "begin no mutant after this time (0: no bound)")
+	flag.DurationVar(&r.limit, "limit", 90*time.Second, "for the tests of one mutant")
+	flag.StringVar(&r.e2e, "e2e", "", "end-to-end tests for mutants that unit tests do not notice")
+	parallel := flag.Int("parallel", 2, "mutants at a time, of different packages")
 	flag.Parse()
 	re, err := regexp.Compile(*run)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "mutants:", err)
-		os.Exit(2)
+		usage(err)
 	}
-	missed, all := 0, 0
-	healthy := map[string]error{} // packages whose tests pass as they are
+	all := make([]mutant, len(mutants))
 	for i := range mutants {
-		m := &mutants[i]
-		if !re.MatchString(m.name) && !re.MatchString(m.file) {
-			continue
-		}
-		all++
-		pkg := m.pkg()
-		if _, ok := healthy[pkg]; !ok {
-			_, healthy[pkg] = test(pkg, nil, *limit)
-		}
-		began := time.Now()
-		how, err := m.try(healthy[pkg], *limit)
-		if err != nil {
-			missed++
-			how = "NOT NOTICED: " + err.Error()
-		}
-		fmt.Printf("%-70s %5.1fs  %s\n", m.file+": "+m.name, time.Since(began).Seconds(), how)
+		all[i].listed = mutants[i]
 	}
-	fmt.Printf("%d mutants, %d not noticed\n", all, missed)
-	if missed > 0 || all == 0 {
+	unseen := map[string]string{}
+	if *generated {
+		if all, err = generate(".", guarded); err != nil {
+			usage(err)
+		}
+		if unseen, err = readUnseen("test/mutants/unseen.txt", all); err != nil {
+			usage(err)
+		}
+	}
+	all = choose(all, re, *sample, *seed)
+	if *list {
+		for i := range all {
+			fmt.Printf("%s\t%s\n", &all[i], strings.Join(strings.Fields(all[i].from), " "))
+		}
+		fmt.Printf("%d mutants\n", len(all))
+		return
+	}
+	r.healthy = map[string]*health{}
+	r.run(all, unseen, *parallel, *budget)
+	fmt.Printf("%d mutants, %d not noticed", r.noticed+r.missed, r.missed)
+	if *generated {
+		fmt.Printf(", %d of unseen.txt, %d that do not compile, %d not begun", r.unseen, r.invalid, r.left)
+	}
+	fmt.Println()
+	if r.missed > 0 || r.noticed == 0 {
 		os.Exit(1)
 	}
 }
 
+func usage(err error) {
+	fmt.Fprintln(os.Stderr, "mutants:", err)
+	os.Exit(2)
+}
+
+// choose returns the mutants that match, or n of them in the order of the list.
+func choose(all []mutant, re *regexp.Regexp, n int, seed uint64) []mutant {
+	var list []mutant
+	for _, m := range all {
+		if re.MatchString(m.name) || re.MatchString(m.file) {
+			list = append(list, m)
+		}
+	}
+	if n == 0 || n >= len(list) {
+		return list
+	}
+	chosen := rand.New(rand.NewPCG(seed, 0)).Perm(len(list))[:n]
+	slices.Sort(chosen)
+	few := make([]mutant, n)
+	for i, k := range chosen {
+		few[i] = list[k]
+	}
+	return few
+}
+
+// readUnseen reads the mutants that no unit test can notice: lines with a name and a reason. Each name has to be of one.
+func readUnseen(path string, all []mutant) (map[string]string, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	names := map[string]bool{}
+	for i := range all {
+		names[all[i].name] = true
+	}
+	reasons := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		name, reason, _ := strings.Cut(line, " ")
+		switch reason = strings.TrimSpace(reason); {
+		case reason == "":
+			return nil, fmt.Errorf("%s: %s has no reason", path, name)
+		case !names[name]:
+			return nil, fmt.Errorf("%s: there is no mutant %s (any more)", path, name)
+		case reasons[name] != "":
+			return nil, fmt.Errorf("%s: %s is listed twice", path, name)
+		}
+		reasons[name] = reason
+	}
+	return reasons, nil
+}
+
+// runner runs mutants, several at a time. The tests of one package run one at a time: they may use the same resources.
+type runner struct {
+	limit time.Duration
+	e2e   string
+
+	mu      sync.Mutex
+	healthy map[string]*health // by package
+	e2eMu   sync.Mutex
+
+	noticed, missed, unseen, invalid, left int
+}
+
+// health is how the tests of a package end without a mutant.
+type health struct {
+	mu   sync.Mutex // held while tests run
+	once sync.Once
+	err  error
+	took time.Duration
+}
+
+func (r *runner) run(all []mutant, unseen map[string]string, parallel int, budget time.Duration) {
+	began := time.Now()
+	queue := make(chan *mutant)
+	var wg sync.WaitGroup
+	for range max(parallel, 1) {
+		wg.Go(func() {
+			for m := range queue {
+				r.one(m)
+			}
+		})
+	}
+	for i := range all {
+		m := &all[i]
+		switch {
+		case budget != 0 && time.Since(began) > budget:
+			r.left++
+		case unseen[m.name] != "" && r.e2e == "":
+			r.unseen++
+		default:
+			queue <- m
+		}
+	}
+	close(queue)
+	wg.Wait()
+}
+
+// one runs a mutant and prints the result.
+func (r *runner) one(m *mutant) {
+	began := time.Now()
+	how, err := m.try(r.health(m.pkg()), r.limit)
+	if m.edit != nil && r.e2e != "" && err != nil && !errors.Is(err, errBuild) {
+		r.e2eMu.Lock()
+		how, err = m.endToEnd(r.e2e, err)
+		r.e2eMu.Unlock()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case err == nil:
+		r.noticed++
+	case m.edit != nil && errors.Is(err, errBuild):
+		r.invalid++
+		how = "does not compile"
+	default:
+		r.missed++
+		how = "NOT NOTICED: " + err.Error()
+	}
+	fmt.Printf("%-70s %5.1fs  %s\n", m, time.Since(began).Seconds(), how)
+}
+
+// health runs the tests of a package as it is, once.
+func (r *runner) health(pkg string) *health {
+	r.mu.Lock()
+	h := r.healthy[pkg]
+	if h == nil {
+		h = &health{}
+		r.healthy[pkg] = h
+	}
+	r.mu.Unlock()
+	h.once.Do(func() {
+		began := time.Now()
+		_, h.err = unitTests(pkg, nil, r.limit, &h.mu)
+		h.took = time.Since(began)
+	})
+	return h
+}
+
 // try runs the tests of a mutant's package, and returns which test noticed it.
-func (m *mutant) try(healthy error, limit time.Duration) (how string, err error) {
-	if healthy != nil {
-		return "", fmt.Errorf("the tests of %s fail as it is: %w", m.pkg(), healthy)
+func (m *mutant) try(h *health, limit time.Duration) (how string, err error) {
+	if h.err != nil {
+		return "", fmt.Errorf("the tests of %s fail as it is: %w", m.pkg(), h.err)
 	}
-	source, err := os.ReadFile(m.file)
+	broken, err := m.broken()
 	if err != nil {
 		return "", err
 	}
-	broken, err := m.apply(string(source))
-	if err != nil {
-		return "", err
+	if m.edit != nil && h.took > 0 {
+		limit = min(limit, 3*h.took+20*time.Second)
 	}
-	out, err := test(m.pkg(), map[string]string{m.file: broken}, limit)
+	out, err := unitTests(m.pkg(), broken, limit, &h.mu)
 	switch {
 	case err == nil:
 		return "", errors.New("the tests pass")
@@ -90,12 +276,53 @@ func (m *mutant) try(healthy error, limit time.Duration) (how string, err error)
 	return noticed(out), nil
 }
 
+// endToEnd gives a mutant that unit tests do not notice, for the reason missed, to end-to-end tests.
+func (m *mutant) endToEnd(tests string, missed error) (how string, err error) {
+	broken, err := m.broken()
+	if err != nil {
+		return "", err
+	}
+	var out []byte
+	err = test(broken, func(dir, overlay string) error {
+		bin := filepath.Join(dir, "verbena")
+		build := exec.Command("go", "build", "-overlay", overlay, "-o", bin, "./cmd/verbena")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if b, err := build.CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", errBuild, b)
+		}
+		c := exec.Command("go", "test", "-count=1", "-timeout", "10m", "-failfast", "-tags", "e2e", "-run", tests, "./test/e2e")
+		c.Env = append(os.Environ(), "CI=", "VERBENA="+bin)
+		out, err = c.CombinedOutput()
+		return err
+	})
+	switch {
+	case err == nil:
+		return "", missed
+	case errors.Is(err, errBuild):
+		return "", err
+	}
+	return "e2e: " + noticed(string(out)), nil
+}
+
+// broken returns the contents of the mutant's file with the defect.
+func (m *mutant) broken() (map[string]string, error) {
+	source, err := os.ReadFile(m.file)
+	if err != nil {
+		return nil, err
+	}
+	s, err := m.apply(string(source))
+	return map[string]string{m.file: s}, err
+}
+
 // apply returns the source with the defect.
 func (m *mutant) apply(source string) (string, error) {
-	if n := strings.Count(source, m.from); n != 1 || m.from == m.to {
-		return "", fmt.Errorf("%s has %d places of %q, not one", m.file, n, m.from)
+	if e := m.edit; e != nil {
+		if e.to > len(source) || source[e.from:e.to] != m.from {
+			return "", fmt.Errorf("%s has changed meanwhile", m.file)
+		}
+		return source[:e.from] + e.text + source[e.to:], nil
 	}
-	return strings.Replace(source, m.from, m.to, 1), nil
+	return m.listed.apply(source)
 }
 
 var (
@@ -103,53 +330,68 @@ var (
 	errBuild = errors.New("it does not compile")
 )
 
-// test runs the tests of a package, with the contents of files replaced.
-func test(pkg string, replace map[string]string, limit time.Duration) (out string, err error) {
+// test calls f with an overlay in which the contents of files are replaced, in a directory for f's own files as well.
+func test(replace map[string]string, f func(dir, overlay string) error) error {
 	dir, err := os.MkdirTemp("", "verbena-mutant-")
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer os.RemoveAll(dir)
 	overlay := struct{ Replace map[string]string }{map[string]string{}}
 	for file, content := range replace {
 		path, err := filepath.Abs(file)
 		if err != nil {
-			return "", err
+			return err
 		}
 		overlay.Replace[path] = filepath.Join(dir, filepath.Base(file))
 		if err := os.WriteFile(overlay.Replace[path], []byte(content), 0o644); err != nil {
-			return "", err
+			return err
 		}
 	}
 	list, err := json.Marshal(overlay)
 	if err != nil {
-		return "", err
+		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, "overlay.json"), list, 0o644); err != nil {
-		return "", err
+	path := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(path, list, 0o644); err != nil {
+		return err
 	}
-	bin := filepath.Join(dir, "mutant.test")
-	build := exec.Command("go", "test", "-c", "-vet=off", "-overlay", filepath.Join(dir, "overlay.json"), "-o", bin, "./"+pkg)
-	if b, err := build.CombinedOutput(); err != nil {
-		return string(b), fmt.Errorf("%w: %s", errBuild, b)
+	if err := os.Chmod(dir, 0o755); err != nil { // tests start their own binary as other users
+		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	c := exec.CommandContext(ctx, bin, "-test.failfast")
-	c.Dir = pkg
-	c.Env = append(os.Environ(), "CI=", "RAPID_NOFAILFILE=true") // property tests save failing cases in the tree
-	// With all that the tests have started.
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
-	c.WaitDelay = time.Second
-	b, err := c.CombinedOutput()
-	if c.Process != nil {
-		_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
-	}
-	if ctx.Err() != nil {
-		err = fmt.Errorf("%w: no end after %v", errHangs, limit)
-	}
-	return string(b), err
+	return f(dir, path)
+}
+
+// unitTests runs the tests of a package, with the contents of files replaced. They are built before running is locked.
+func unitTests(pkg string, replace map[string]string, limit time.Duration, running *sync.Mutex) (out string, err error) {
+	err = test(replace, func(dir, overlay string) error {
+		bin := filepath.Join(dir, "mutant.test")
+		build := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-w", "-overlay", overlay, "-o", bin, "./"+pkg)
+		if b, err := build.CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", errBuild, b)
+		}
+		running.Lock()
+		defer running.Unlock()
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		defer cancel()
+		c := exec.CommandContext(ctx, bin, "-test.failfast")
+		c.Dir = pkg
+		c.Env = append(os.Environ(), "CI=", "RAPID_NOFAILFILE=true") // property tests save failing cases in the tree
+		// With all that the tests have started.
+		c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
+		c.WaitDelay = time.Second
+		b, err := c.CombinedOutput()
+		out = string(b)
+		if c.Process != nil {
+			_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
+		}
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w: no end after %v", errHangs, limit)
+		}
+		return err
+	})
+	return out, err
 }
 
 // noticed finds the test that has failed in the output.

@@ -35,7 +35,7 @@ func TestPlaces(t *testing.T) {
 }
 
 func TestApply(t *testing.T) {
-	m := mutant{file: "x.go", from: "a < b", to: "a <= b"}
+	m := listed{file: "x.go", from: "a < b", to: "a <= b"}
 	if got, err := m.apply("if a < b {"); err != nil || got != "if a <= b {" {
 		t.Errorf("apply: got %q, %v", got, err)
 	}
@@ -50,11 +50,12 @@ func TestApply(t *testing.T) {
 func TestLeavesTree(t *testing.T) {
 	t.Chdir("../..")
 	const file = "internal/timeq/timeq.go"
-	i := slices.IndexFunc(mutants, func(m mutant) bool { return m.file == file })
+	i := slices.IndexFunc(mutants, func(m listed) bool { return m.file == file })
 	if i < 0 {
 		t.Fatalf("no mutant of %s", file)
 	}
-	how, err := mutants[i].try(nil, time.Minute)
+	m := mutant{listed: mutants[i]}
+	how, err := m.try(&health{}, time.Minute)
 	if err != nil || !strings.HasPrefix(how, "TestQueue") {
 		t.Errorf("try: got %q, %v, want TestQueue to fail", how, err)
 	}

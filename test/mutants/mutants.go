@@ -1,7 +1,7 @@
 package main
 
 // mutants are the defects, by package.
-var mutants = []mutant{
+var mutants = []listed{
 	// capture
 	{"packets point into a buffer that is used again", "capture/recorder.go",
 		"x.Data = slices.Clone(x.Data)", "x.Data = x.Data[:len(x.Data):len(x.Data)]"},

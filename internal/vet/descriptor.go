@@ -1,0 +1,521 @@
+package vet
+
+import (
+	"fmt"
+	"go/token"
+	"go/types"
+	"maps"
+	"slices"
+	"strings"
+
+	"golang.org/x/tools/go/ssa"
+)
+
+// Descriptors that come by a socket, and the sockets that they come by, are followed as values: through variables, fields,
+// parameters, results, channels and conversions. A field stands for the fields of all values of its type.
+
+// flow is a set of values that descriptors of a kind reach.
+type flow struct {
+	p      *Program
+	values map[ssa.Value]bool
+	fields map[*types.Var]bool
+	result map[*ssa.Function]map[int]bool
+	stops  func(f *ssa.Function) bool // functions into which it is not followed
+	grown  bool
+}
+
+func (p *Program) newFlow(stops func(f *ssa.Function) bool) *flow {
+	return &flow{p: p, values: map[ssa.Value]bool{}, fields: map[*types.Var]bool{}, result: map[*ssa.Function]map[int]bool{}, stops: stops}
+}
+
+func (w *flow) add(v ssa.Value) {
+	if v != nil && !w.values[v] && mayHold(v.Type()) {
+		w.values[v], w.grown = true, true
+	}
+}
+
+// mayHold reports whether a type is one of a descriptor, or of something that has it.
+func mayHold(t types.Type) bool {
+	switch t := t.Underlying().(type) {
+	case *types.Basic:
+		return t.Info()&types.IsInteger != 0
+	case *types.Interface:
+		return !isError(t)
+	}
+	return true
+}
+
+func isError(t types.Type) bool {
+	return types.Identical(t, types.Universe.Lookup("error").Type().Underlying())
+}
+
+// spread follows the values through the functions until nothing is new.
+func (w *flow) spread(funcs []*function) {
+	for w.grown = true; w.grown; {
+		w.grown = false
+		for _, f := range funcs {
+			if !w.stops(f.Function) {
+				w.through(f.Function)
+			}
+		}
+	}
+}
+
+// carriers are functions of other packages whose result is, or has, the descriptor in an argument.
+var carriers = []string{
+	"os.NewFile", "(*os.File).Fd", "(*os.File).SyscallConn", "(*net.UnixConn).SyscallConn", "net.FileConn", "(*net.UnixConn).File", "slices.Clone",
+	"golang.org/x/sys/unix.Dup", "golang.org/x/sys/unix.FcntlInt",
+}
+
+func (w *flow) through(f *ssa.Function) {
+	for _, b := range f.Blocks {
+		for _, at := range b.Instrs {
+			switch at := at.(type) {
+			case *ssa.Store:
+				if w.values[at.Val] {
+					w.into(at.Addr)
+				}
+			case *ssa.Send:
+				if w.values[at.X] {
+					w.add(at.Chan)
+				}
+			case *ssa.MapUpdate:
+				if w.values[at.Value] {
+					w.add(at.Map)
+				}
+			case *ssa.FieldAddr:
+				if w.fields[fieldVar(at.X.Type(), at.Field)] {
+					w.add(at)
+				}
+			case *ssa.Field:
+				if w.fields[fieldVar(at.X.Type(), at.Field)] {
+					w.add(at)
+				}
+			case *ssa.MakeClosure:
+				fn := at.Fn.(*ssa.Function)
+				for i, x := range at.Bindings {
+					if w.values[x] {
+						w.add(fn.FreeVars[i])
+					}
+					if w.values[fn.FreeVars[i]] {
+						w.add(x)
+					}
+				}
+			case *ssa.Return:
+				for i, x := range at.Results {
+					if w.values[x] && mayHold(x.Type()) && !w.result[f][i] {
+						if w.result[f] == nil {
+							w.result[f] = map[int]bool{}
+						}
+						w.result[f][i], w.grown = true, true
+					}
+				}
+			case ssa.CallInstruction:
+				w.call(at)
+			case ssa.Value:
+				w.derived(at)
+			}
+		}
+	}
+}
+
+// into marks the place that a descriptor is stored in.
+func (w *flow) into(addr ssa.Value) {
+	w.add(addr)
+	switch addr := addr.(type) {
+	case *ssa.FieldAddr:
+		if v := fieldVar(addr.X.Type(), addr.Field); v != nil && !w.fields[v] {
+			w.fields[v], w.grown = true, true
+		}
+	case *ssa.IndexAddr:
+		w.into(addr.X)
+	case *ssa.Slice:
+		w.into(addr.X)
+	case *ssa.UnOp:
+		if addr.Op == token.MUL {
+			w.into(addr.X)
+		}
+	}
+}
+
+// derived marks a value that is computed from a marked one.
+func (w *flow) derived(v ssa.Value) {
+	from := func(xs ...ssa.Value) {
+		for _, x := range xs {
+			if w.values[x] {
+				w.add(v)
+			}
+		}
+	}
+	switch v := v.(type) {
+	case *ssa.Phi:
+		from(v.Edges...)
+	case *ssa.Convert:
+		from(v.X)
+	case *ssa.ChangeType:
+		from(v.X)
+	case *ssa.ChangeInterface:
+		from(v.X)
+	case *ssa.MakeInterface:
+		from(v.X)
+	case *ssa.TypeAssert:
+		from(v.X)
+	case *ssa.Slice:
+		from(v.X)
+	case *ssa.IndexAddr:
+		from(v.X)
+	case *ssa.Index:
+		from(v.X)
+	case *ssa.Lookup:
+		from(v.X)
+	case *ssa.Range:
+		from(v.X)
+	case *ssa.Next:
+		from(v.Iter)
+	case *ssa.UnOp:
+		if v.Op == token.MUL || v.Op == token.ARROW {
+			from(v.X)
+		}
+	case *ssa.Extract:
+		if c, ok := v.Tuple.(*ssa.Call); ok && c.Call.StaticCallee() != nil && !w.values[v.Tuple] {
+			if w.result[c.Call.StaticCallee()][v.Index] {
+				w.add(v)
+			}
+			return
+		}
+		if _, isIndex := v.Tuple.(*ssa.Next); isIndex && v.Index < 2 { // ok, and the index
+			return
+		}
+		from(v.Tuple)
+	}
+}
+
+// call passes descriptors to the parameters of a function, and takes them from its results.
+func (w *flow) call(at ssa.CallInstruction) {
+	common := at.Common()
+	v, _ := at.(ssa.Value)
+	if b, ok := common.Value.(*ssa.Builtin); ok {
+		if v != nil && b.Name() == "append" {
+			for _, a := range common.Args {
+				if w.values[a] {
+					w.add(v)
+				}
+			}
+		}
+		return
+	}
+	fn := common.StaticCallee()
+	if fn == nil {
+		return
+	}
+	if o, ok := objectOf(fn).(*types.Func); ok && slices.Contains(carriers, o.FullName()) {
+		for _, a := range common.Args {
+			if v != nil && w.values[a] {
+				w.add(v)
+			}
+		}
+		return
+	}
+	if w.p.funcs[fn] == nil || w.stops(fn) {
+		return
+	}
+	for i, a := range common.Args {
+		if w.values[a] && i < len(fn.Params) {
+			w.add(fn.Params[i])
+		}
+	}
+	if v != nil && w.result[fn][0] && fn.Signature.Results().Len() == 1 {
+		w.add(v)
+	}
+}
+
+// checkReceives finds reads from sockets outside the functions that take the descriptors that come along.
+func (p *Program) checkReceives(funcs []*function, report reporter) {
+	sockets := p.newFlow(func(*ssa.Function) bool { return false })
+	for _, f := range funcs {
+		eachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
+			switch callee {
+			case xunix + "Socket", xunix + "Socketpair", xunix + "Accept", xunix + "Accept4", "syscall.Socket", "syscall.Socketpair", "syscall.Accept", "syscall.Accept4":
+				if v, ok := at.(ssa.Value); ok {
+					sockets.add(v)
+				}
+			}
+		})
+	}
+	sockets.spread(funcs)
+	for _, f := range funcs {
+		if p.marked(f.Function, "receives") {
+			continue
+		}
+		eachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
+			how := strings.TrimPrefix(callee, "golang.org/x/sys/")
+			switch callee {
+			case xunix + "Recvmsg", xunix + "RecvmsgBuffers", xunix + "Recvfrom", "syscall.Recvmsg", "syscall.Recvfrom",
+				"(*net.UnixConn).ReadMsgUnix", "(*net.UnixConn).ReadFromUnix", "(*net.UnixConn).ReadFrom":
+				report(f, Receive, posOf(at), "receives from a socket by "+how+": descriptors that come along are closed by this thread")
+			case "(*net.conn).Read":
+				if a, ok := args[0].(*ssa.FieldAddr); ok && hasUnixConn(a.X.Type()) {
+					report(f, Receive, posOf(at), "reads from a socket: descriptors that come along are closed by this thread")
+				}
+			case xunix + "Read", xunix + "Readv", "syscall.Read", "(*os.File).Read":
+				if sockets.values[args[0]] {
+					report(f, Receive, posOf(at), "reads from a socket by "+how+": descriptors that come along are closed by this thread")
+				}
+			}
+		})
+		for _, b := range f.Blocks {
+			for _, at := range b.Instrs {
+				if m, ok := at.(*ssa.MakeInterface); ok && hasUnixConn(m.X.Type()) && hasMethod(m.Type(), "Read") {
+					report(f, Receive, usedAt(m), fmt.Sprintf("passes a socket as %s to a reader: descriptors that come along are closed by its thread", types.TypeString(m.Type(), (*types.Package).Name)))
+				}
+			}
+		}
+	}
+}
+
+// usedAt returns the place of a conversion that the source does not show: that of the call, or of another use.
+func usedAt(v *ssa.MakeInterface) token.Pos {
+	if v.Pos().IsValid() {
+		return v.Pos()
+	}
+	for _, r := range *v.Referrers() {
+		if c, ok := r.(ssa.CallInstruction); ok {
+			return posOf(c)
+		}
+		if r.Pos().IsValid() {
+			return r.Pos()
+		}
+	}
+	return v.Parent().Pos()
+}
+
+// hasUnixConn reports whether a type is *net.UnixConn, or a struct that embeds it.
+func hasUnixConn(t types.Type) bool {
+	if isNamed(t, "net.UnixConn") {
+		return true
+	}
+	s, ok := deref(t).Underlying().(*types.Struct)
+	if !ok {
+		return false
+	}
+	for f := range s.Fields() {
+		if f.Embedded() && hasUnixConn(f.Type()) {
+			return true
+		}
+	}
+	return false
+}
+
+func hasMethod(t types.Type, name string) bool {
+	i, ok := t.Underlying().(*types.Interface)
+	if !ok {
+		return false
+	}
+	for m := range i.Methods() {
+		if m.Name() == name {
+			return true
+		}
+	}
+	return false
+}
+
+// checkCloses finds closes of descriptors that came by a socket outside the functions that bound how many are being closed.
+func (p *Program) checkCloses(funcs []*function, report reporter) {
+	received := p.newFlow(func(f *ssa.Function) bool { return p.marked(f, "closes") })
+	for _, f := range funcs {
+		eachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
+			v, ok := at.(ssa.Value)
+			if !ok {
+				return
+			}
+			switch callee {
+			case xunix + "ParseUnixRights", "syscall.ParseUnixRights":
+				received.add(v)
+			default:
+				// A function of another package, of which only the mark is known.
+				if fn := at.Common().StaticCallee(); fn != nil && p.funcs[fn] == nil && p.marked(fn, "receives") {
+					received.add(v)
+				}
+			}
+		})
+	}
+	received.spread(funcs)
+	closers := []string{xunix + "Close", "syscall.Close", "(*os.File).Close", "(io.Closer).Close"}
+	for _, f := range funcs {
+		if received.stops(f.Function) {
+			continue
+		}
+		eachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
+			if at.Common().IsInvoke() {
+				args = []ssa.Value{at.Common().Value}
+			}
+			if slices.Contains(closers, callee) && received.values[args[0]] {
+				report(f, Close, posOf(at), "closes a descriptor that came by a socket: that can take as long as its sender likes")
+			}
+		})
+	}
+}
+
+// checkRecovers finds goroutines that parse bytes of a user without a recover: a panic there ends the service.
+func (p *Program) checkRecovers(funcs []*function, report reporter) {
+	parses := map[*ssa.Function]string{} // and by calling which function
+	for f := range p.funcs {
+		if f.Parent() == nil && p.marked(f, "parses") && !recovers(f) {
+			parses[f] = ""
+		}
+	}
+	if len(parses) == 0 {
+		return
+	}
+	for grown := true; grown; {
+		grown = false
+		for _, f := range p.order {
+			if _, ok := parses[f.Function]; ok || recovers(f.Function) {
+				continue
+			}
+			for _, g := range runsItself(f.Function) {
+				if _, ok := parses[g]; ok {
+					parses[f.Function], grown = p.nameOf(g), true
+					break
+				}
+			}
+		}
+	}
+	for _, f := range funcs {
+		for _, b := range f.Blocks {
+			for _, at := range b.Instrs {
+				c, ok := at.(ssa.CallInstruction)
+				if !ok {
+					continue
+				}
+				for _, g := range startedBy(c) {
+					if by, ok := parses[g]; ok {
+						text := "starts a goroutine that parses bytes of a user without a recover"
+						if by != "" {
+							text += ": it calls " + by
+						}
+						report(f, Recover, posOf(c), text)
+					}
+				}
+			}
+		}
+	}
+}
+
+func (p *Program) nameOf(f *ssa.Function) string {
+	if g := p.funcs[f]; g != nil {
+		return name(g)
+	}
+	return f.String()
+}
+
+// spawners call a function in a goroutine of its own.
+var spawners = []string{"time.AfterFunc", "context.AfterFunc", "(*sync.WaitGroup).Go", "(*golang.org/x/sync/errgroup.Group).Go"}
+
+// containers is the package whose functions call a function so that its panic is contained.
+const containers = module + "/internal/contain."
+
+func startedBy(c ssa.CallInstruction) (list []*ssa.Function) {
+	common := c.Common()
+	fn := common.StaticCallee()
+	if _, ok := c.(*ssa.Go); ok {
+		if fn != nil {
+			list = append(list, fn)
+		}
+		return append(list, functionArgs(common)...) // which the callee may call
+	}
+	if o := fullName(fn); slices.Contains(spawners, o) {
+		return functionArgs(common)
+	}
+	return nil
+}
+
+func functionArgs(common *ssa.CallCommon) (list []*ssa.Function) {
+	if fn := common.StaticCallee(); fn != nil && (strings.HasPrefix(fullName(fn), containers) || recovers(fn)) {
+		return nil
+	}
+	for _, a := range common.Args {
+		if g := bound(functionOf(a)); g != nil {
+			list = append(list, g)
+		}
+	}
+	return list
+}
+
+// bound returns the method that a method value calls, else the function itself.
+func bound(f *ssa.Function) *ssa.Function {
+	if f == nil || !strings.HasPrefix(f.Synthetic, "bound method wrapper") {
+		return f
+	}
+	for _, b := range f.Blocks {
+		for _, at := range b.Instrs {
+			if c, ok := at.(*ssa.Call); ok && c.Call.StaticCallee() != nil {
+				return c.Call.StaticCallee()
+			}
+		}
+	}
+	return f
+}
+
+func fullName(f *ssa.Function) string {
+	if f == nil {
+		return ""
+	}
+	o, ok := objectOf(f).(*types.Func)
+	if !ok {
+		return ""
+	}
+	return o.FullName()
+}
+
+// runsItself returns the functions that a function calls in its own goroutine, with those that it passes on to be called.
+func runsItself(f *ssa.Function) []*ssa.Function {
+	set := map[*ssa.Function]bool{}
+	for _, b := range f.Blocks {
+		for _, at := range b.Instrs {
+			c, ok := at.(ssa.CallInstruction)
+			if !ok {
+				continue
+			}
+			if _, spawns := at.(*ssa.Go); spawns || slices.Contains(spawners, fullName(c.Common().StaticCallee())) {
+				continue
+			}
+			if fn := c.Common().StaticCallee(); fn != nil {
+				set[fn] = true
+			}
+			for _, g := range functionArgs(c.Common()) {
+				set[g] = true
+			}
+		}
+	}
+	return slices.Collect(maps.Keys(set))
+}
+
+// recovers reports whether a function defers a recover before anything else could panic its goroutine.
+func recovers(f *ssa.Function) bool {
+	for _, b := range f.Blocks {
+		for _, at := range b.Instrs {
+			d, ok := at.(*ssa.Defer)
+			if !ok {
+				continue
+			}
+			if fn := d.Call.StaticCallee(); fn != nil && callsRecover(fn) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func callsRecover(f *ssa.Function) bool {
+	for _, b := range f.Blocks {
+		for _, at := range b.Instrs {
+			if c, ok := at.(ssa.CallInstruction); ok {
+				if k, ok := c.Common().Value.(*ssa.Builtin); ok && k.Name() == "recover" {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}

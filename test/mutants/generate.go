@@ -1,0 +1,495 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/constant"
+	"go/token"
+	"go/types"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"golang.org/x/tools/go/packages"
+)
+
+// guarded are the packages that keep users apart. Mutants of every check in them are generated.
+var guarded = []string{
+	"internal/quota", "internal/privilege", "internal/ctl", "internal/shm", "umem", "remote", "nldev", "rdmacm/ucma",
+	"service", "uverbs", "supervisor",
+}
+
+// The kinds of generated mutants.
+const (
+	identityKind = "identity" // an identity check that passes always
+	userKind     = "user"     // a comparison of users that finds them equal
+	boundKind    = "bound"    // a limit that is never reached
+	refusalKind  = "refusal"  // a refusal that never happens
+)
+
+// passing lists the checks by name, with the result that lets the caller go on. Those of type error pass with nil.
+var passing = map[string]bool{
+	// The identity of a process or a thread.
+	"alive": true, "has": true, "runs": true, "Alive": true, "exited": false, "hasEnded": false, "ended": false, "gone": false, "Left": false,
+	"inOwnUserNamespace": true, "elsewhere": false, "sharesFiles": true,
+	// The identity of a file.
+	"isFile": true, "sameFileAt": true, "named": true, "isProcPath": true, "isDirectory": true, "isVirtual": true, "mayBeVirtual": true, "isVerbs": true,
+	// Rights.
+	"manages": true, "sees": true, "allows": true, "maySearch": true, "Own": true, "MayConnect": true, "MayBindLowPorts": true, "NetRaw": true,
+	"mayControl": true, "Contains": true, "covers": true, "Understood": true, "answers": true,
+	"Anonymous": false, "isOverflow": false, "mapsAll": true,
+	"fileCapability": true, "bindCapability": true, "rawCapability": true,
+	// Bounds.
+	"limitsLeave": true, "up": true, "inUseLocked": false, "InUse": false, "beyondCommands": false, "validPort": true,
+}
+
+// errorChecks are the checks that return an error alone. charging ones are bounds.
+var errorChecks = map[string]string{
+	"prove": identityKind, "stillTrapped": identityKind, "descends": identityKind,
+	"IsProcMem": identityKind, "IsProcMaps": identityKind, "isProc": identityKind, "ordinary": identityKind, "owns": identityKind,
+	"authorize": identityKind, "trusts": identityKind, "trusted": identityKind, "ownDirectory": identityKind, "Check": boundKind,
+	"check": boundKind, "checkAccess": identityKind, "checkOffset": identityKind, "checkQP": identityKind, "checkModify": identityKind,
+	"Take": boundKind, "take": boundKind,
+}
+
+// refusing are the errors of package supervisor and others that refuse without naming an errno.
+var refusing = regexp.MustCompile(`^(err|Err)[A-Z]`)
+
+// limiting are the names of limits.
+var limiting = regexp.MustCompile(`^(max|Max|most|limit|Limit|least)|(Limit|Max|Most|Bound)$|^(PerUser|Total|total|size|Size)$`)
+
+// aUser are the names of what holds a user.
+var aUser = regexp.MustCompile(`^(uid|UID|Uid|user|User|owner|opener|Owner|ServiceUser|effective|real|Geteuid|Getuid)$|(UID|Uid|User)$`)
+
+// aFile are the names of what identifies a file.
+var aFile = regexp.MustCompile(`^(inode|Ino|Dev|ino|dev|Rdev|nlink|Nlink)$`)
+
+// edit replaces source[from:to].
+type edit struct {
+	from, to int
+	text     string
+}
+
+// generate derives the mutants of packages from their source, in the order of the source. root is the module's directory.
+func generate(root string, dirs []string) ([]mutant, error) {
+	patterns := make([]string, len(dirs))
+	for i, d := range dirs {
+		patterns[i] = "./" + d
+	}
+	pkgs, err := packages.Load(&packages.Config{
+		Dir:  root,
+		Mode: packages.NeedName | packages.NeedFiles | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo | packages.NeedImports,
+	}, patterns...)
+	if err != nil {
+		return nil, err
+	}
+	if root, err = filepath.Abs(root); err != nil {
+		return nil, err
+	}
+	byDir := map[string]*packages.Package{}
+	for _, p := range pkgs {
+		if len(p.Errors) > 0 {
+			return nil, p.Errors[0]
+		}
+		if len(p.GoFiles) == 0 {
+			return nil, fmt.Errorf("%s has no files", p.PkgPath)
+		}
+		rel, err := filepath.Rel(root, filepath.Dir(p.GoFiles[0]))
+		if err != nil {
+			return nil, err
+		}
+		byDir[filepath.ToSlash(rel)] = p
+	}
+	var all []mutant
+	for _, d := range dirs {
+		p := byDir[d]
+		if p == nil {
+			return nil, fmt.Errorf("no package in %s", d)
+		}
+		for _, f := range p.Syntax {
+			g := &generator{info: p.TypesInfo, fset: p.Fset, path: p.Fset.Position(f.Pos()).Filename}
+			g.file = d + "/" + filepath.Base(g.path)
+			if g.source, err = os.ReadFile(g.path); err != nil {
+				return nil, err
+			}
+			for _, decl := range f.Decls {
+				if fn, ok := decl.(*ast.FuncDecl); ok && fn.Body != nil {
+					g.function(fn)
+				}
+			}
+			all = append(all, g.mutants...)
+		}
+	}
+	if len(all) == 0 {
+		return nil, errors.New("no mutants result")
+	}
+	return all, nil
+}
+
+// generator collects the mutants of one file.
+type generator struct {
+	info   *types.Info
+	fset   *token.FileSet
+	path   string
+	file   string // as mutants are named
+	source []byte
+
+	name    string         // of the function
+	counts  map[string]int // of its mutants, by kind
+	forced  map[ast.Expr]bool
+	mutants []mutant
+}
+
+// function collects the mutants of a function and of the function literals in it.
+func (g *generator) function(fn *ast.FuncDecl) {
+	g.name, g.counts, g.forced = fn.Name.Name, map[string]int{}, map[ast.Expr]bool{}
+	if fn.Recv != nil && len(fn.Recv.List) == 1 {
+		t := fn.Recv.List[0].Type
+		if s, ok := t.(*ast.StarExpr); ok {
+			t = s.X
+		}
+		if x, ok := t.(*ast.IndexExpr); ok {
+			t = x.X
+		}
+		if id, ok := t.(*ast.Ident); ok {
+			g.name = id.Name + "." + g.name
+		}
+	}
+	var loops []ast.Expr // conditions of loops: a bound that is never reached would only hang
+	ast.Inspect(fn.Body, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.ForStmt:
+			if n.Cond != nil {
+				loops = append(loops, n.Cond)
+			}
+		case *ast.BinaryExpr:
+			if !within(n, loops) {
+				g.comparison(n)
+			}
+		case *ast.CallExpr:
+			g.call(n)
+		case *ast.SelectorExpr:
+			g.field(n)
+		}
+		return true
+	})
+	// Afterwards, so that a refusal for one reason alone, which has its mutant, gets no second one.
+	ast.Inspect(fn.Body, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.IfStmt:
+			g.refusal(n.Cond, n.Body.List)
+		case *ast.SwitchStmt:
+			for _, c := range n.Body.List {
+				if c := c.(*ast.CaseClause); n.Tag == nil && len(c.List) > 0 {
+					for _, x := range c.List {
+						g.refusal(x, c.Body)
+					}
+				}
+			}
+		}
+		return true
+	})
+}
+
+func within(n ast.Node, list []ast.Expr) bool {
+	return slices.ContainsFunc(list, func(x ast.Expr) bool { return x.Pos() <= n.Pos() && n.End() <= x.End() })
+}
+
+// add adds a mutant in which an expression has another text.
+func (g *generator) add(kind string, x ast.Node, format string) {
+	g.counts[kind]++
+	from, to := g.fset.Position(x.Pos()).Offset, g.fset.Position(x.End()).Offset
+	old := string(g.source[from:to])
+	g.mutants = append(g.mutants, mutant{
+		listed: listed{
+			name: fmt.Sprintf("%s:%s:%s:%d", g.file, g.name, kind, g.counts[kind]),
+			file: g.file,
+			from: old,
+		},
+		edit: &edit{from, to, fmt.Sprintf(format, old)},
+	})
+}
+
+// force adds a mutant in which a condition has one value, whatever it is evaluated to.
+func (g *generator) force(kind string, x ast.Expr, value bool) {
+	if _, done := g.forced[x]; done {
+		return
+	}
+	g.forced[x] = value
+	format := "(%s && false)"
+	if value {
+		format = "(%s || true)"
+	}
+	if b, ok := x.(*ast.BinaryExpr); ok && b.Op == token.LOR {
+		format = strings.Replace(format, "%s", "(%s)", 1)
+	}
+	g.add(kind, x, format)
+}
+
+// call adds the mutant of a call of a check.
+func (g *generator) call(c *ast.CallExpr) {
+	name := lastName(c.Fun)
+	switch t := g.info.TypeOf(c); {
+	case isBool(t):
+		if value, ok := passing[name]; ok && (!g.ofPackage(c.Fun) || len(c.Args) > 0 && lastName(c.Args[0]) == "groups") {
+			g.force(identityKind, c, value)
+		}
+	case isError(t) && errorChecks[name] != "":
+		g.add(errorChecks[name], c, "func() error { _ = %s; return nil }()")
+	}
+}
+
+// ofPackage reports whether a function is named with its package, such as slices.Contains.
+func (g *generator) ofPackage(f ast.Expr) bool {
+	s, ok := f.(*ast.SelectorExpr)
+	if !ok {
+		return false
+	}
+	id, ok := s.X.(*ast.Ident)
+	if !ok {
+		return false
+	}
+	_, ok = g.info.Uses[id].(*types.PkgName)
+	return ok
+}
+
+// field adds the mutant of a field that says what its owner may do, where it is read.
+func (g *generator) field(s *ast.SelectorExpr) {
+	if value, ok := passing[s.Sel.Name]; ok && strings.HasSuffix(s.Sel.Name, "Capability") && isBool(g.info.TypeOf(s)) && g.info.Types[s].Value == nil {
+		if v, ok := g.info.Uses[s.Sel].(*types.Var); ok && v.IsField() && !g.assigned(s) {
+			g.force(identityKind, s, value)
+		}
+	}
+}
+
+// assigned reports whether a field is on the left side of an assignment, by the text behind it.
+func (g *generator) assigned(s *ast.SelectorExpr) bool {
+	rest := strings.TrimLeft(string(g.source[g.fset.Position(s.End()).Offset:]), " ")
+	if strings.HasPrefix(rest, ",") { // one of several
+		line, _, _ := strings.Cut(rest, "\n")
+		return strings.Contains(line, " = ")
+	}
+	return strings.HasPrefix(rest, "=") && !strings.HasPrefix(rest, "==")
+}
+
+// comparison adds the mutant of a comparison of users, of files, or with a limit.
+func (g *generator) comparison(b *ast.BinaryExpr) {
+	switch b.Op {
+	case token.EQL, token.NEQ:
+		if isNil(b.X) || isNil(b.Y) {
+			return
+		}
+		equal := b.Op == token.EQL
+		switch {
+		case g.users(b.X, b.Y):
+			g.force(userKind, b, equal)
+		case g.files(b.X, b.Y):
+			g.force(identityKind, b, equal)
+		}
+	case token.GTR, token.GEQ, token.LSS, token.LEQ:
+		if !isInteger(g.info.TypeOf(b.X)) || !isInteger(g.info.TypeOf(b.Y)) {
+			return
+		}
+		exceeds := b.Op == token.GTR || b.Op == token.GEQ // with the limit on the right side
+		switch {
+		case g.limit(b.Y):
+			g.force(boundKind, b, !exceeds)
+		case g.limit(b.X):
+			g.force(boundKind, b, exceeds)
+		}
+	}
+}
+
+func (g *generator) users(x, y ast.Expr) bool {
+	return g.user(x) || g.user(y)
+}
+
+func (g *generator) user(x ast.Expr) bool {
+	if p, ok := g.info.TypeOf(x).(*types.Pointer); ok && typeName(p.Elem()) == "quota.User" {
+		return true
+	}
+	name := g.nameOf(x)
+	return aUser.MatchString(name) && name != "PerUser" && (isInteger(g.info.TypeOf(x)) || typeName(g.info.TypeOf(x)) == "supervisor.ids")
+}
+
+func (g *generator) files(x, y ast.Expr) bool {
+	for _, e := range []ast.Expr{x, y} {
+		if typeName(g.info.TypeOf(e)) == "supervisor.inode" || aFile.MatchString(g.nameOf(e)) && g.info.Types[e].Value == nil && isInteger(g.info.TypeOf(e)) {
+			return true
+		}
+	}
+	return false
+}
+
+// limit reports whether an expression is a limit: a constant other than 0 and 1, or of such a name.
+func (g *generator) limit(x ast.Expr) bool {
+	if l, ok := x.(*ast.BasicLit); ok && l.Kind == token.CHAR {
+		return false
+	}
+	if v := g.info.Types[x].Value; v != nil {
+		n, exact := constant.Int64Val(constant.ToInt(v))
+		return !exact || n > 1
+	}
+	switch x := x.(type) {
+	case *ast.ParenExpr:
+		return g.limit(x.X)
+	case *ast.BinaryExpr:
+		return g.limit(x.X) || g.limit(x.Y)
+	}
+	return limiting.MatchString(g.nameOf(x))
+}
+
+// refusal adds the mutant of a condition under which a function refuses.
+func (g *generator) refusal(cond ast.Expr, body []ast.Stmt) {
+	if len(body) == 0 || !g.refuses(body[len(body)-1]) {
+		return
+	}
+	x, want := cond, false // the value of x at which the condition is false
+	for {
+		if p, ok := x.(*ast.ParenExpr); ok {
+			x = p.X
+		} else if u, ok := x.(*ast.UnaryExpr); ok && u.Op == token.NOT {
+			x, want = u.X, !want
+		} else {
+			break
+		}
+	}
+	if value, done := g.forced[x]; done && value == want {
+		return
+	}
+	if b, ok := x.(*ast.BinaryExpr); ok && b.Op == token.NEQ && isNil(b.Y) && isError(g.info.TypeOf(b.X)) && g.passesOn(body[len(body)-1], b.X) {
+		return // an error of another function that is returned
+	}
+	if translates(x) {
+		return
+	}
+	g.force(refusalKind, cond, false)
+}
+
+// translates reports whether a condition is that an error is a certain one, for which another is returned.
+func translates(x ast.Expr) bool {
+	switch x := x.(type) {
+	case *ast.ParenExpr:
+		return translates(x.X)
+	case *ast.CallExpr:
+		return lastName(x.Fun) == "Is"
+	case *ast.BinaryExpr:
+		if x.Op == token.LOR {
+			return translates(x.X) && translates(x.Y)
+		}
+		if x.Op == token.LAND {
+			return translates(x.X) || translates(x.Y)
+		}
+		name := lastName(x.X)
+		return x.Op == token.EQL && (name == "err" || name == "cerr")
+	}
+	return false
+}
+
+// passesOn reports whether a statement returns the error that it is under the condition of.
+func (g *generator) passesOn(s ast.Stmt, err ast.Expr) bool {
+	id, ok := err.(*ast.Ident)
+	if !ok {
+		return false
+	}
+	found := false
+	ast.Inspect(s, func(n ast.Node) bool {
+		if use, ok := n.(*ast.Ident); ok && g.info.Uses[use] != nil && g.info.Uses[use] == g.info.ObjectOf(id) {
+			found = true
+		}
+		return !found
+	})
+	return found
+}
+
+// refuses reports whether a statement returns an errno or an error of this module.
+func (g *generator) refuses(s ast.Stmt) bool {
+	r, ok := s.(*ast.ReturnStmt)
+	if !ok {
+		return false
+	}
+	found := false
+	for _, x := range r.Results {
+		if u, ok := x.(*ast.UnaryExpr); ok && u.Op == token.AND && types.Implements(g.info.TypeOf(x), errorInterface) {
+			return true
+		}
+		ast.Inspect(x, func(n ast.Node) bool {
+			if _, ok := n.(*ast.FuncLit); ok {
+				return false
+			}
+			id, ok := n.(*ast.Ident)
+			if !ok {
+				return !found
+			}
+			switch obj := g.info.Uses[id].(type) {
+			case *types.Const:
+				found = found || typeName(obj.Type()) == "syscall.Errno"
+			case *types.Var:
+				found = found || !obj.IsField() && obj.Parent() == obj.Pkg().Scope() && isError(obj.Type()) && refusing.MatchString(obj.Name())
+			}
+			return !found
+		})
+	}
+	return found
+}
+
+// nameOf returns the last name of an expression, of what is converted if it is a conversion.
+func (g *generator) nameOf(x ast.Expr) string {
+	if c, ok := x.(*ast.CallExpr); ok && len(c.Args) == 1 && g.info.Types[c.Fun].IsType() {
+		return g.nameOf(c.Args[0])
+	}
+	return lastName(x)
+}
+
+func lastName(x ast.Expr) string {
+	switch x := x.(type) {
+	case *ast.Ident:
+		return x.Name
+	case *ast.SelectorExpr:
+		return x.Sel.Name
+	case *ast.ParenExpr:
+		return lastName(x.X)
+	case *ast.StarExpr:
+		return lastName(x.X)
+	case *ast.IndexExpr:
+		return lastName(x.X)
+	case *ast.CallExpr:
+		return lastName(x.Fun)
+	}
+	return ""
+}
+
+func typeName(t types.Type) string {
+	n, ok := types.Unalias(t).(*types.Named)
+	if !ok || n.Obj().Pkg() == nil {
+		return ""
+	}
+	return n.Obj().Pkg().Name() + "." + n.Obj().Name()
+}
+
+func isNil(x ast.Expr) bool {
+	id, ok := x.(*ast.Ident)
+	return ok && id.Name == "nil"
+}
+
+func isBool(t types.Type) bool {
+	b, ok := t.(*types.Basic)
+	return ok && b.Info()&types.IsBoolean != 0
+}
+
+func isInteger(t types.Type) bool {
+	if t == nil {
+		return false
+	}
+	b, ok := t.Underlying().(*types.Basic)
+	return ok && b.Info()&types.IsInteger != 0
+}
+
+var errorInterface = types.Universe.Lookup("error").Type().Underlying().(*types.Interface)
+
+func isError(t types.Type) bool {
+	return t != nil && types.Identical(t, types.Universe.Lookup("error").Type())
+}

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestGenerate tests which places of a file become mutants, by name, and that the text of each is as expected.
+func TestGenerate(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("go.mod", "module example\n\ngo 1.26\n")
+	write("p/p.go", `package p
+
+import (
+	"fmt"
+	"syscall"
+)
+
+const maxThings = 7
+
+type file struct{ uid, n int }
+
+func (f *file) prove() error { return nil }
+
+func (f *file) alive() bool { return true }
+
+func (f *file) use(uid int, short bool) error {
+	if err := f.prove(); err != nil {
+		return err
+	}
+	if f.uid != uid || !f.alive() {
+		return syscall.EPERM
+	}
+	if f.n >= maxThings {
+		return fmt.Errorf("too many: %w", syscall.EMFILE)
+	}
+	for i := 0; i < maxThings; i++ {
+		f.n++
+	}
+	switch {
+	case short:
+		return syscall.EINVAL
+	case f.n == 3:
+		return nil
+	}
+	return nil
+}
+`)
+	got, err := generate(dir, []string{"p"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"p/p.go:file.use:identity:1 func() error { _ = f.prove(); return nil }()",
+		"p/p.go:file.use:user:1 (f.uid != uid && false)",
+		"p/p.go:file.use:identity:2 (f.alive() || true)",
+		"p/p.go:file.use:bound:1 (f.n >= maxThings && false)",
+		"p/p.go:file.use:refusal:1 ((f.uid != uid || !f.alive()) && false)",
+		"p/p.go:file.use:refusal:2 (short && false)",
+	}
+	var list []string
+	for i := range got {
+		list = append(list, fmt.Sprint(&got[i], " ", got[i].edit.text))
+	}
+	if !slices.Equal(list, want) {
+		t.Errorf("generate: got\n%s\nwant\n%s", strings.Join(list, "\n"), strings.Join(want, "\n"))
+	}
+	source, err := os.ReadFile(filepath.Join(dir, "p/p.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s, err := got[1].apply(string(source)); err != nil || !strings.Contains(s, "if (f.uid != uid && false) || !f.alive() {") {
+		t.Errorf("apply: got %v and\n%s", err, s)
+	}
+	if _, err := got[1].apply("x" + string(source)); err == nil {
+		t.Error("apply to a source that has changed: got success, want an error")
+	}
+}
+
+// TestUnseen tests that the mutants of unseen.txt exist, and that there are enough others.
+func TestUnseen(t *testing.T) {
+	all, err := generate("../..", guarded)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]bool{}
+	for i := range all {
+		if names[all[i].name] {
+			t.Errorf("two mutants %s", &all[i])
+		}
+		names[all[i].name] = true
+	}
+	unseen, err := readUnseen("unseen.txt", all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(all) - len(unseen); n < 200 {
+		t.Errorf("%d generated mutants, %d of them unseen, want 200 others", len(all), len(unseen))
+	}
+	bad := filepath.Join(t.TempDir(), "unseen.txt")
+	for _, text := range []string{"p.go:f:bound:1 equivalent", all[0].name + "\n", all[0].name + " a\n" + all[0].name + " b\n"} {
+		if err := os.WriteFile(bad, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readUnseen(bad, all); err == nil {
+			t.Errorf("readUnseen of %q: got success, want an error", text)
+		}
+	}
+}
