@@ -288,6 +288,8 @@ func (f *File) answer(r devfile.Request, fds []int) (a devfile.Answer) {
 func failed(err error) devfile.Answer { return devfile.Answer{Errno: errno(err), Text: err.Error()} }
 
 // do does what the client asks for, and closes the descriptors that came with it, which accept has seen.
+//
+//verbena:parses
 func (f *File) do(r devfile.Request, fds []int) (n uint64, err error) {
 	switch r.Op {
 	case devfile.OpMemory:

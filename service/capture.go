@@ -43,6 +43,8 @@ func (r *recording) remove(l *rxeLink) {
 }
 
 // Capture records packets into the socket until the client or the request ends it. It closes the socket.
+//
+//verbena:allow close the socket of a manager
 func (s *Service) Capture(c *ctl.Capture, socket *os.File) error {
 	filter, err := capture.ParseFilter(c.Filter)
 	if err != nil {
@@ -83,6 +85,8 @@ func (s *Service) Capture(c *ctl.Capture, socket *os.File) error {
 const endTime = 5 * time.Second
 
 // record waits until a recording is over.
+//
+//verbena:allow receive the socket of a manager
 func (s *Service) record(r *recording, c ctl.PieceWriter) {
 	defer c.Close()
 	closed := make(chan struct{})

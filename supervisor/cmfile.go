@@ -526,6 +526,8 @@ func (d *deferred) panicked(p any, stack []byte) {
 }
 
 // try takes an event, and reports whether the call has been answered.
+//
+//verbena:parses
 func (d *deferred) try() bool {
 	if f := d.session.sup.cfg.pause; f != nil {
 		f("event", d.n.tid)

@@ -259,6 +259,8 @@ func (n *netlinkSocket) answerNext(queue *rights.Queue, raw syscall.RawConn) boo
 // answers answers a datagram of a user. What it returns counts as not read yet. A program may write what somebody else
 // wants to a descriptor that it was given, so a request has no more rights than who opened the socket.
 // (netlink_ns_capable)
+//
+//verbena:parses
 func (n *netlinkSocket) answers(sender *rights.Sender, request []byte) [][]byte {
 	s := n.sup
 	who := s.source(sender, n.opener)

@@ -12,6 +12,8 @@ import (
 )
 
 // pathCall answers a system call that names a file. Most name one that is not virtual, and are let through at once.
+//
+//verbena:parses
 func (w *worker) pathCall(c call) verdict {
 	a := &w.n.args
 	through := verdict{fate: letThrough}

@@ -224,6 +224,8 @@ func (t *Session) syncWakeUp(on bool) {
 }
 
 // finish waits for the end and cleans up.
+//
+//verbena:allow close the listener was found to be one, whose close does not wait
 func (t *Session) finish() {
 	t.workers.Wait()
 	t.turn.ended()

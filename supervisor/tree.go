@@ -159,6 +159,8 @@ func detachedMount(dir *os.File) *os.File {
 
 // open opens the file of a virtual path after links, whatever programs that may write to the tree, which are this
 // user's, have put in its place.
+//
+//verbena:allow open only files of the tree are opened, with O_CLOEXEC
 func (t *tree) open(path string, how int) (int, error) {
 	dir := t.dir
 	if t.mount != nil {

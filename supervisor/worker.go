@@ -204,6 +204,8 @@ func (w *worker) handle() (v verdict) {
 }
 
 // command answers a call on an open device file that was entered.
+//
+//verbena:parses
 func (w *worker) command(c call, f *openFile) verdict {
 	w.stalled = false
 	waits := false

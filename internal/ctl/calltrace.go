@@ -13,6 +13,8 @@ import (
 type CallTrace struct{ c net.Conn }
 
 // NewCallTrace takes over the descriptor that came with the answer to an Attach. It closes f, also on failure.
+//
+//verbena:allow close a client trusts its service
 func NewCallTrace(f *os.File) (*CallTrace, error) {
 	defer f.Close()
 	c, err := net.FileConn(f)

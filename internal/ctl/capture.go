@@ -78,6 +78,8 @@ func (c *Client) Capture(r Capture) (*CaptureStream, error) {
 }
 
 // Read reads the file, up to io.EOF. It may sleep.
+//
+//verbena:allow receive a client trusts its service
 func (s *CaptureStream) Read(b []byte) (int, error) {
 	for s.left == 0 {
 		if s.end != nil {

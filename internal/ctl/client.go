@@ -107,6 +107,7 @@ func (c *Client) Close() error { return c.c.Close() }
 // Do sends a request and waits for the answer. An error that the service reports is a RemoteError. It may sleep.
 func (c *Client) Do(r *Request) (*Response, error) { return c.do(r, nil) }
 
+//verbena:allow close a client trusts its service
 func (c *Client) do(r *Request, fd *os.File) (*Response, error) {
 	a, f, err := c.exchange(r, fd)
 	if f != nil {
@@ -188,6 +189,8 @@ func (e *YieldError) Error() string { return e.Err.Error() }
 func (e *YieldError) Unwrap() error { return e.Err }
 
 // awaitEnd waits until a service that ends has ended.
+//
+//verbena:allow receive a client trusts its service
 func (c *Client) awaitEnd() error {
 	c.c.SetReadDeadline(time.Now().Add(EndTimeout + 2*time.Second))
 	if _, err := c.c.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
@@ -211,6 +214,8 @@ func (c *Client) Open(name string) (*Opened, *net.UnixConn, error) {
 
 // Attach hands over the listener of a program that is about to start. The connection then stands for the program until
 // Close, and the channel of Serve reports the end of the service. The caller closes Attached.Trace. It may sleep.
+//
+//verbena:allow close a client trusts its service
 func (c *Client) Attach(a Attach, listener *os.File) (*Attached, error) {
 	a.Args = CutArgs(a.Args)
 	r, trace, err := c.exchange(&Request{Op: OpAttach, Attach: &a}, listener)
@@ -240,6 +245,9 @@ type Helper interface {
 
 // Serve answers what the service asks after Attach. It closes the channel when the service has ended the connection,
 // which means that it died or was stopped. No request may follow.
+//
+//verbena:allow close a client trusts its service
+//verbena:allow recover a client trusts its service
 func (c *Client) Serve(h Helper) <-chan struct{} {
 	lost := make(chan struct{})
 	go func() {

@@ -30,6 +30,8 @@ type Conn struct {
 }
 
 // NewConn takes over the descriptor of a Unix socket. It closes f, also on failure.
+//
+//verbena:allow close the socket of a manager, or of a client that trusts its service
 func NewConn(f *os.File) (Conn, error) {
 	defer f.Close()
 	nc, err := net.FileConn(f)
@@ -108,6 +110,8 @@ const headLen = 4
 
 // decode reads one message of at most so many bytes from r into v; io.EOF if there is none. It allocates memory for
 // what it has read, not for what the message announces.
+//
+//verbena:parses
 func decode(r io.Reader, v any, most uint32) error {
 	var head [headLen]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -131,6 +135,8 @@ func decode(r io.Reader, v any, most uint32) error {
 }
 
 // Discard closes a descriptor that was received; nil is none. It may sleep for as long as the peer likes.
+//
+//verbena:closes
 func (c Conn) Discard(f *os.File) {
 	if f != nil {
 		c.Rights.Do(func() { f.Close() })

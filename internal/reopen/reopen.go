@@ -52,6 +52,8 @@ func Own(fd, how int) (int, error) { return Link(unix.AT_FDCWD, path(fd), how) }
 
 // Link opens what a link leads to, such as a namespace in /proc/PID/ns, on the calling thread. The caller must know that
 // the file is none whose opening has an effect.
+//
+//verbena:allow open the flags contain O_NOCTTY and O_CLOEXEC
 func Link(dir int, name string, how int) (int, error) {
 	for {
 		// The filter of a confined process refuses openat(2) without O_NOFOLLOW.

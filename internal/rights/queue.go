@@ -64,6 +64,8 @@ func (q *Queue) Do(f func()) {
 }
 
 // Close closes a descriptor. It may sleep, as Do does.
+//
+//verbena:closes
 func (q *Queue) Close(fd int) { q.Do(func() { unix.Close(fd) }) }
 
 // CloseAll closes descriptors, one after the other.

@@ -70,6 +70,7 @@ func Await(c syscall.RawConn) error {
 // errBusy: the user has too many messages with descriptors under way.
 var errBusy = errors.New("too many descriptors of the user are being closed")
 
+//verbena:receives
 func (q *Queue) receive(c syscall.RawConn, b []byte, most int) (m Message, err error) {
 	oob := controlPool.Get().(*[]byte)
 	defer controlPool.Put(oob)

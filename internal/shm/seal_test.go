@@ -11,10 +11,10 @@ import (
 	"verbena/internal/quota"
 )
 
-// TestAnonymousIsSealed tests that a program can neither shorten a file that it shares with the service, which would make
+// TestCreatedIsSealed tests that a program can neither shorten a file that it shares with the service, which would make
 // an access of the service fail, nor change what is sealed.
-func TestAnonymousIsSealed(t *testing.T) {
-	f, err := Anonymous("test", quota.BufferBytes, nil)
+func TestCreatedIsSealed(t *testing.T) {
+	f, err := Create("test", quota.BufferBytes, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,20 +57,5 @@ func TestClosed(t *testing.T) {
 	}
 	if _, err := f.OpenForProgram(unix.O_RDWR); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("OpenForProgram: got %v, want ErrClosed", err)
-	}
-}
-
-// TestScratchIsCharged tests that the reserved pages of the scratch part are charged, and refused at the limit.
-func TestScratchIsCharged(t *testing.T) {
-	const pages = 16
-	user := quota.New(quota.Limits{quota.RingBytes: {PerUser: pages*uint64(os.Getpagesize()) - 1}}).User(1)
-	f := createFor(t, user)
-	if p, s, err := f.OpenScratch(); !errors.Is(err, syscall.ENOMEM) {
-		t.Errorf("OpenScratch: got %v, want ENOMEM", err)
-		p.Close()
-		s.Close()
-	}
-	if n := user.Held(quota.RingBytes); n != 0 {
-		t.Errorf("held after a refusal: got %d, want 0", n)
 	}
 }

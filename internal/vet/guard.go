@@ -27,13 +27,16 @@ type guard map[string]bool
 // guards are the packages that are checked, with the checks that are on. A check that is off still uses up its escapes, so
 // that these can be written before it is turned on.
 var guards = map[string]guard{
-	module + "/supervisor":           {Recover: true},
-	module + "/service":              {Restat: true, Receive: true, Recover: true},
-	module + "/remote":               {Open: true, Restat: true, Receive: true, Recover: true},
-	module + "/umem":                 {Restat: true, Receive: true, Recover: true},
-	module + "/internal/ctl":         {Open: true, Restat: true, Recover: true},
-	module + "/internal/ctl/devfile": {Open: true, Restat: true, Recover: true},
-	module + "/internal/shm":         {Restat: true, Receive: true, Close: true, Recover: true},
+	module + "/supervisor":           allGuards,
+	module + "/service":              allGuards,
+	module + "/remote":               allGuards,
+	module + "/umem":                 allGuards,
+	module + "/internal/ctl":         allGuards,
+	module + "/internal/ctl/devfile": allGuards,
+	module + "/internal/shm":         allGuards,
+	module + "/internal/rights":      allGuards,
+	module + "/internal/reopen":      allGuards,
+	module + "/internal/principal":   allGuards,
 }
 
 // guardedSnippets are the snippets to which all of them apply.

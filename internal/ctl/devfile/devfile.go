@@ -193,6 +193,8 @@ func (c Conn) receive(b []byte, most int, rest time.Duration) (fds []int, err er
 }
 
 // CloseAll closes descriptors.
+//
+//verbena:allow close a client trusts its service
 func CloseAll(fds []int) {
 	for _, fd := range fds {
 		unix.Close(fd)
@@ -211,6 +213,8 @@ func (c Conn) Answer(a Answer, fds ...int) error {
 }
 
 // Answered receives an answer, and the descriptors that came with it, which are the caller's to close. It may sleep; io.EOF at the end.
+//
+//verbena:allow receive a client trusts its service
 func (c Conn) Answered() (a Answer, fds []int, err error) {
 	var b [answerSize]byte
 	if fds, err = c.receive(b[:], Opened, 0); err != nil {
