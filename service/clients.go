@@ -47,7 +47,9 @@ func (s *Service) Serve(l *Listener) error {
 		spare.fill()
 		c, err := l.AcceptUnix()
 		if err == nil {
-			s.admit(c)
+			if !s.admissions.add(s, c) {
+				time.Sleep(surplusPause)
+			}
 			continue
 		}
 		if s.ended.Err() != nil {
@@ -149,12 +151,103 @@ func (s *Service) sayWhy(c ctl.Conn, why error) {
 	}
 }
 
+// admissions are clients that have connected, and are to be looked at: one at a time of each user id, and not too fast. So a user
+// who connects without end keeps others from being accepted for no longer than an accept(2) takes, and leaves them processor time.
+type admissions struct {
+	mu    sync.Mutex
+	of    map[int]*admission // by user id
+	total int                // clients that wait
+}
+
+// admission is the queue of one user id.
+type admission struct {
+	waiting []*net.UnixConn
+	busy    bool      // a goroutine looks at them
+	tokens  float64   // clients that may be looked at without a pause
+	at      time.Time // of tokens
+}
+
+const (
+	// maxAdmissions is the number of clients of one user id that wait; more are disconnected.
+	maxAdmissions = 256
+	// maxAllAdmissions is that of all together.
+	maxAllAdmissions = 2048
+	// admissionRate is the number of clients of one user id in a second, beyond a burst.
+	admissionRate  = 500
+	admissionBurst = 1000
+	// surplusPause is the time that a client of a full queue costs: most of it is not processor time.
+	surplusPause = 200 * time.Microsecond
+)
+
+// add queues a client, or disconnects it and reports false. It does not sleep.
+func (a *admissions) add(s *Service, c *net.UnixConn) bool {
+	_, uid, err := ctl.PeerCredentials(c)
+	if err != nil {
+		s.log.Warn("client", "err", err)
+		go c.Close()
+		return false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.of == nil {
+		a.of = map[int]*admission{}
+	}
+	q := a.of[uid]
+	if q == nil {
+		q = &admission{tokens: admissionBurst, at: time.Now()}
+		a.of[uid] = q
+	}
+	if len(q.waiting) >= maxAdmissions || a.total >= maxAllAdmissions {
+		closing := s.rights.Of(s.quota.User(uid))
+		go closing.Do(func() { c.Close() })
+		return false
+	}
+	q.waiting = append(q.waiting, c)
+	a.total++
+	if !q.busy {
+		q.busy = true
+		go a.admit(s, q)
+	}
+	return true
+}
+
+// admit admits the clients of a user id, until none is left.
+func (a *admissions) admit(s *Service, q *admission) {
+	for {
+		c, pause := a.next(q)
+		if c == nil {
+			return
+		}
+		time.Sleep(pause)
+		s.admit(c)
+	}
+}
+
+// next takes a client out of a queue, and returns how long it has to wait; nil if there is none.
+func (a *admissions) next(q *admission) (c *net.UnixConn, pause time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(q.waiting) == 0 {
+		q.waiting, q.busy = nil, false
+		return nil, 0
+	}
+	c, q.waiting = q.waiting[0], q.waiting[1:]
+	a.total--
+	now := time.Now()
+	q.tokens = min(q.tokens+now.Sub(q.at).Seconds()*admissionRate, admissionBurst) - 1
+	q.at = now
+	if q.tokens < 0 {
+		pause = time.Duration(-q.tokens / admissionRate * float64(time.Second))
+	}
+	return c, pause
+}
+
 // admit serves a client, as far as its user may have another connection.
 func (s *Service) admit(c *net.UnixConn) {
 	who, err := s.peerOf(c)
 	if err != nil {
-		s.log.Warn("client", "err", err)
-		c.Close()
+		s.log.Debug("client", uidKey, who.uid, "err", err) // it has gone, as a rule
+		s.rights.Of(s.quota.User(who.uid)).Do(func() { c.Close() })
 		return
 	}
 	s.admitPeer(c, who)
@@ -179,7 +272,7 @@ func (s *Service) admitPeer(c *net.UnixConn, who peer) {
 func (s *Service) ServeConn(c *net.UnixConn) {
 	who, err := s.peerOf(c)
 	if err != nil {
-		s.log.Warn("client", "err", err)
+		s.log.Warn("client", uidKey, who.uid, "err", err)
 		c.Close()
 		return
 	}

@@ -85,6 +85,7 @@ type Service struct {
 	remote     *remote.Server
 	files      sync.WaitGroup // of remote that are open
 	quota      *quota.Ledger
+	admissions admissions
 	requests   requestCount
 	authority  *principal.Authority
 	rights     rights.Queues // descriptors that users have sent

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // ErrNotRunning: nothing listens at the location.
@@ -39,7 +41,7 @@ func Dial(loc Location) (*Client, error) {
 	if err := loc.Check(); err != nil {
 		return nil, err
 	}
-	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: loc.Socket, Net: "unix"})
+	c, err := connect(loc.Socket)
 	if err != nil {
 		if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("%w at %s; `verbena run` and `verbena serve --daemon` start one, "+
@@ -60,6 +62,44 @@ func Dial(loc Location) (*Client, error) {
 		return nil, err
 	}
 	return NewClient(c, pid, uid), nil
+}
+
+// connectTimeout bounds the wait for a service that has many clients to accept.
+const connectTimeout = 10 * time.Second
+
+// connect connects to a socket. Where its queue is full, because others connect without end, it waits for its turn in the kernel's
+// queue of waiters: a non-blocking connect(2), as package net makes it, would fail with EAGAIN.
+func connect(path string) (*net.UnixConn, error) {
+	fail := func(err error) (*net.UnixConn, error) {
+		return nil, &net.OpError{Op: "dial", Net: "unix", Addr: &net.UnixAddr{Name: path, Net: "unix"}, Err: os.NewSyscallError("connect", err)}
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fail(err)
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	limit := unix.NsecToTimeval(connectTimeout.Nanoseconds())
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit); err != nil {
+		return fail(err)
+	}
+	for {
+		err := unix.Connect(fd, &unix.SockaddrUnix{Name: path})
+		if err == nil {
+			break
+		}
+		if err != unix.EINTR {
+			return fail(err)
+		}
+	}
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{}); err != nil {
+		return fail(err)
+	}
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.UnixConn), nil
 }
 
 // Await connects to the service at loc as soon as there is one that is ready. It fails with the cause of ctx, and with

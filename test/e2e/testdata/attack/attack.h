@@ -65,4 +65,4 @@ int neighbour(int, char **), swap(int, char **), stall_command(int, char **), re
 	connections(int, char **), unfinished(int, char **), garbage(int, char **), attach(int, char **), stall_userfault(int, char **),
 	names(int, char **), own_answers(int, char **), thread_user(int, char **), flip_paths(int, char **), limits(int, char **), recycle(int, char **),
 	swap_device(int, char **), linger_netlink(int, char **), linger_control(int, char **), grow(int, char **),
-	keep_descriptor(int, char **), give_device(int, char **), unread(int, char **), subordinate(int, char **);
+	keep_descriptor(int, char **), give_device(int, char **), unread(int, char **), subordinate(int, char **), flood(int, char **);

@@ -18,7 +18,7 @@ static const struct {
 	{"stall-userfault", stall_userfault}, {"names", names}, {"own-answers", own_answers}, {"thread-user", thread_user},
 	{"flip-paths", flip_paths}, {"limits", limits}, {"recycle", recycle},
 	{"swap-device", swap_device}, {"linger-netlink", linger_netlink}, {"linger-control", linger_control}, {"grow", grow},
-	{"keep-descriptor", keep_descriptor}, {"give-device", give_device}, {"unread", unread}, {"subordinate", subordinate},
+	{"keep-descriptor", keep_descriptor}, {"give-device", give_device}, {"unread", unread}, {"subordinate", subordinate}, {"flood", flood},
 };
 
 int main(int argc, char **argv)

@@ -260,3 +260,41 @@ int subordinate(int argc, char **argv)
 	await_line();
 	return 0;
 }
+
+// flood SOCKET SECONDS KIND: connects again and again, and closes at once, or sends a descriptor that lingers, or asks and reads no
+// answer; "spin" takes a processor and does nothing else.
+int flood(int argc, char **argv)
+{
+	CHECK(argc == 3);
+	control = argv[0];
+	many_files();
+	long rounds = 0;
+	int held[200] = {0}, at = 0;
+	say("begun");
+	for (double end = now() + atof(argv[1]); now() < end; rounds++) {
+		if (!strcmp(argv[2], "spin"))
+			continue;
+		int s = connect_control();
+		if (s < 0)
+			continue;
+		uint32_t size = 1000;
+		if (!strcmp(argv[2], "descriptors")) {
+			pass(s, &size, 4);
+			if (rounds < 800) // to close what nobody has received would linger here
+				continue;
+			usleep(1000);
+		}
+		if (!strcmp(argv[2], "answers"))
+			send_with(s, "{\"Protocol\":4,\"Op\":\"res show\"}", -1);
+		if (!strcmp(argv[2], "connections")) {
+			close(s);
+			continue;
+		}
+		if (held[at])
+			close(held[at]);
+		held[at] = s;
+		at = (at + 1) % 200;
+	}
+	say("rounds %ld", rounds);
+	return 0;
+}

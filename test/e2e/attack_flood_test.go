@@ -1,0 +1,74 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestAttackFloods: floods of connections, descriptors and unread answers of one user leave another user's round trips as they are
+// beside any program that takes a processor, and leave nothing in the service. With ATTACK_FULL it measures, on a machine with
+// nothing else to do; else it only goes through the floods.
+func TestAttackFloods(t *testing.T) {
+	needProgram(t, "perftest", "ib_send_lat")
+	s := besiege(t)
+	s.neighbour.kill() // the measurement is the only other program
+	<-s.neighbour.over
+	rest := s.load()
+	undisturbed := s.p99()
+	t.Logf("undisturbed: p99 %.1f us", undisturbed)
+	for _, kind := range []string{"spin", "connections", "descriptors", "answers"} {
+		a := s.outside(attacker, "flood", s.socket, strconv.Itoa(many(3, 20)), kind)
+		a.expect("begun")
+		p99 := s.p99()
+		t.Logf("%s: p99 %.1f us, %.2f times; %s", kind, p99, p99/undisturbed, a.until("rounds", time.Minute))
+		if hard && kind != "spin" && p99 > 3*undisturbed {
+			t.Errorf("%s: p99 %.1f us, undisturbed %.1f us", kind, p99, undisturbed)
+		}
+		<-a.over
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		now := s.load()
+		if now.descriptors <= rest.descriptors && now.threads <= rest.threads+32 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("left: %+v, before %+v\n%q", now, rest, descriptorsOf(s.serve.Process.Pid))
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	s.lives()
+}
+
+// p99 measures round trips between two programs of one user, in microseconds: half of one, 99 % percentile.
+func (s *siege) p99() float64 {
+	s.t.Helper()
+	port := tcpPort()
+	args := []string{"run", "--", "ib_send_lat", "-e", "-d", "rxe0", "-x", "1", "-s", "64", "-n", strconv.Itoa(many(1000, 20000)), "-p", port, "-F"}
+	server := s.as(stranger).cmd(s.deadline(60), args...)
+	d := talk(s.t, server)
+	defer func() { <-d.over }()
+	if out, err := s.cmd(s.deadline(40), "wait", "--listen", port).CombinedOutput(); err != nil {
+		s.t.Fatalf("%v: %s; the server says %q", err, out, d.rest(time.Second))
+	}
+	out, err := s.as(stranger).cmd(s.deadline(60), append(args, "127.0.0.1")...).CombinedOutput()
+	if err != nil {
+		s.t.Fatalf("ib_send_lat: %v\n%s", err, out)
+	}
+	for line := range strings.Lines(string(out)) {
+		f := strings.Fields(line)
+		if len(f) == 9 && f[0] == "64" {
+			v, err := strconv.ParseFloat(f[7], 64)
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			return v
+		}
+	}
+	s.t.Fatalf("ib_send_lat prints no percentile:\n%s", out)
+	return 0
+}
