@@ -214,6 +214,10 @@ bench-compare: build ## this tree against the git revision BASE (default main), 
 bench-guest: build ## beside the kernel's Soft-RoCE, in a QEMU guest
 	@scripts/bench-guest $(ARGS)
 
+.PHONY: vuln
+vuln: ## known vulnerabilities in what the code calls, by govulncheck; needs its database (GOVULNDB). Status 1 of make: some are known, or it is not known
+	@GO="$(GO)" scripts/vuln
+
 .PHONY: release
 release: ## the artefacts of VERSION in dist: archives, packages, an image, checksums; IMAGE=no leaves out the image
 	cd packaging && $(GO) run ./release -version "$(VERSION)" -image=$(if $(filter no,$(IMAGE)),false,true) -out ../dist

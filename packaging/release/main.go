@@ -1,10 +1,12 @@
 // Command release makes the artefacts of a release in a directory: for linux/amd64 and linux/arm64 an archive, packages for
-// Debian and Fedora and a list of the modules in the binary (CycloneDX), an image for containers, and the checksums of all.
+// Debian and Fedora and a list of the modules in the binary (CycloneDX), an image for containers, a statement of provenance (in-toto, SLSA), and the
+// checksums of all.
 //
 //	cd packaging && go run ./release -version 1.2.3
 //
 // The same commit and the same version of Go give the same bytes, in whatever directory and at whatever time; the image follows
-// Debian's packages of the day, too. Times in the artefacts are the commit's, or SOURCE_DATE_EPOCH.
+// Debian's packages of the day, too. Times in the artefacts are the commit's, or SOURCE_DATE_EPOCH; the commit is git's, or SOURCE_REVISION.
+// BUILDER_ID names the builder in the provenance, in place of project.env's.
 package main
 
 import (
@@ -40,6 +42,7 @@ type release struct {
 	root, out string // absolute
 	work      string // a temporary directory
 	time      time.Time
+	revision  string            // the commit
 	project   map[string]string // project.env
 	artefacts []string          // names of files in out
 }
@@ -48,6 +51,8 @@ type release struct {
 var architectures = []string{"amd64", "arm64"}
 
 var versionForm = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.]+)?$`)
+
+var revisionForm = regexp.MustCompile(`^[0-9a-f]{40}([0-9a-f]{24})?$`)
 
 func (r *release) run(image, dirty bool) (err error) {
 	if !versionForm.MatchString(r.version) {
@@ -91,6 +96,9 @@ func (r *release) run(image, dirty bool) (err error) {
 			return fmt.Errorf("image: %w", err)
 		}
 	}
+	if err := r.provenance(image, dirty); err != nil {
+		return fmt.Errorf("provenance: %w", err)
+	}
 	return r.checksums()
 }
 
@@ -106,6 +114,15 @@ func (r *release) readCommit(dirty bool) error {
 		if text, err = git("log", "-1", "--format=%ct"); err != nil {
 			return fmt.Errorf("%s is no git checkout: set SOURCE_DATE_EPOCH to the time of the release", r.root)
 		}
+	}
+	if r.revision = os.Getenv("SOURCE_REVISION"); r.revision == "" {
+		var err error
+		if r.revision, err = git("rev-parse", "HEAD"); err != nil {
+			return fmt.Errorf("%s is no git checkout: set SOURCE_REVISION to the commit of the release", r.root)
+		}
+	}
+	if !revisionForm.MatchString(r.revision) {
+		return fmt.Errorf("SOURCE_REVISION=%s is not the name of a commit in 40 hexadecimal digits", r.revision)
 	}
 	seconds, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {

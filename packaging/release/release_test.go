@@ -3,6 +3,9 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -44,7 +47,7 @@ func TestReadEnv(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"REPOSITORY", "IMAGE", "MAINTAINER", "IMAGE_SUITE"} {
+	for _, name := range []string{"REPOSITORY", "IMAGE", "MAINTAINER", "IMAGE_SUITE", "BUILDER"} {
 		if project[name] == "" {
 			t.Errorf("project.env has no %s", name)
 		}
@@ -147,5 +150,87 @@ func TestTar(t *testing.T) {
 	}
 	if want := []string{"a/", "a/b/", "a/b/c", "a/d"}; !reflect.DeepEqual(names, want) {
 		t.Errorf("got %q, want %q", names, want)
+	}
+}
+
+// TestProvenance: the statement names each artefact by its digest, the source, the tools and the parameters, and is the same each time.
+func TestProvenance(t *testing.T) {
+	t.Setenv("BUILDER_ID", "")
+	project, err := readEnv("../project.env")
+	if err != nil {
+		t.Fatal(err)
+	}
+	revision := strings.Repeat("0123456789", 4)
+	write := func() (string, map[string]any) {
+		r := release{version: "1.2.3", root: "../..", out: t.TempDir(), project: project, revision: revision, time: time.Unix(1000, 0).UTC()}
+		for _, name := range []string{"b.tar.gz", "a.deb"} {
+			if err := r.write(name, []byte(name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := r.provenance(true, false); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.checksums(); err != nil {
+			t.Fatal(err)
+		}
+		sums, err := os.ReadFile(filepath.Join(r.out, "SHA256SUMS"))
+		if err != nil || !strings.Contains(string(sums), "  verbena-1.2.3.provenance.json\n") {
+			t.Errorf("the checksums are %q, %v", sums, err)
+		}
+		b, err := os.ReadFile(filepath.Join(r.out, "verbena-1.2.3.provenance.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var v map[string]any
+		if err := json.Unmarshal(b, &v); err != nil {
+			t.Fatal(err)
+		}
+		return string(b), v
+	}
+	text, s := write()
+	if again, _ := write(); again != text {
+		t.Errorf("two statements differ:\n%s\n%s", text, again)
+	}
+	want := []any{
+		map[string]any{"name": "a.deb", "digest": map[string]any{"sha256": fmt.Sprintf("%x", sha256.Sum256([]byte("a.deb")))}},
+		map[string]any{"name": "b.tar.gz", "digest": map[string]any{"sha256": fmt.Sprintf("%x", sha256.Sum256([]byte("b.tar.gz")))}},
+	}
+	if s["_type"] != "https://in-toto.io/Statement/v1" || s["predicateType"] != "https://slsa.dev/provenance/v1" || !reflect.DeepEqual(s["subject"], want) {
+		t.Errorf("got %v, want subjects %v", s, want)
+	}
+	predicate := s["predicate"].(map[string]any)
+	build := predicate["buildDefinition"].(map[string]any)
+	if p := build["externalParameters"].(map[string]any); p["version"] != "1.2.3" || p["image"] != true || p["uncommittedChanges"] != false {
+		t.Errorf("parameters %v", p)
+	}
+	source := build["resolvedDependencies"].([]any)[0].(map[string]any)
+	if source["uri"] != "git+"+project["REPOSITORY"] || source["digest"].(map[string]any)["gitCommit"] != revision {
+		t.Errorf("source %v", source)
+	}
+	if !strings.Contains(text, "pkg:golang/std@1.") || !strings.Contains(text, `"name": "packaging/go.sum"`) {
+		t.Errorf("no version of Go, or no modules:\n%s", text)
+	}
+	builder := func(s map[string]any) any {
+		return s["predicate"].(map[string]any)["runDetails"].(map[string]any)["builder"].(map[string]any)["id"]
+	}
+	if builder(s) != project["BUILDER"] {
+		t.Errorf("builder %v, want %s", builder(s), project["BUILDER"])
+	}
+	t.Setenv("BUILDER_ID", "https://example.org/builder")
+	if _, s := write(); builder(s) != "https://example.org/builder" {
+		t.Errorf("builder %v", builder(s))
+	}
+}
+
+// TestRevision: a release names its commit.
+func TestRevision(t *testing.T) {
+	r := release{root: t.TempDir()}
+	t.Setenv("SOURCE_DATE_EPOCH", "1000")
+	for text, want := range map[string]string{"": "set SOURCE_REVISION", "main": "40 hexadecimal digits"} {
+		t.Setenv("SOURCE_REVISION", text)
+		if err := r.readCommit(true); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("SOURCE_REVISION=%s: got %v, want %q", text, err, want)
+		}
 	}
 }

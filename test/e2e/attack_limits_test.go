@@ -113,6 +113,31 @@ func TestAttackContainerThreads(t *testing.T) {
 	s.quick(5*time.Second, "link", "show")
 }
 
+// TestAttackInotify: the native doorbells of 40 users take a few of the inotify instances of root's account, however many users there are.
+func TestAttackInotify(t *testing.T) {
+	w := sharedService(t, "--mode", "0666", "--doorbells", "native")
+	s := &siege{t: t, program: attackProgram(t, "attack"), world: w}
+	for uid := range uint32(40) {
+		a := talk(t, s.as(7100+uid).cmd(s.deadline(120), "run", "--", s.program, "neighbour", "atomics"))
+		a.until("ready", 30*time.Second)
+	}
+	dir := fmt.Sprintf("/proc/%d/fd", w.serve.Process.Pid)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, e := range entries {
+		if to, _ := os.Readlink(filepath.Join(dir, e.Name())); to == "anon_inode:inotify" {
+			n++
+		}
+	}
+	if n < 2 || n > 20 {
+		t.Errorf("the service has %d inotify instances for 40 users, want 2 to 20: some are the pollers'", n)
+	}
+	s.lives()
+}
+
 // TestAttackReadOnlyMount: a pod that has the socket's directory mounted read-only, and uid 0 without capabilities, connects to the service,
 // and can neither replace the socket nor put anything beside it.
 func TestAttackReadOnlyMount(t *testing.T) {

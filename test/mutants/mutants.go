@@ -269,8 +269,12 @@ var mutants = []listed{
 		"			case r != nil && r.gone:", "			case e == nil:"},
 
 	// uverbs/poller, and what rings natively
-	{"a file that was written to is not watched again", "uverbs/poller/poller.go",
-		"			x.armed = false\n			delete(p.watches, wd)\n", "			delete(p.watches, wd)\n"},
+	{"a file that was written to is not watched again", "uverbs/poller/ear.go",
+		"	case x != nil:\n		x.armed.Store(false)\n", "	case x != nil:\n"},
+	{"the threads of other users are not woken", "uverbs/poller/ear.go", "			return true\n		}\n		x.p.kicked()\n", "			return true\n		}\n"},
+	{"each user has an inotify instance", "uverbs/poller/ear.go", "len(s.ears) < s.mostEars", "true"},
+	{"one user takes all watches", "uverbs/poller/ear.go", "p.watched >= user", "false"},
+	{"all users take all watches", "uverbs/poller/ear.go", "s.watched >= all", "false"},
 	{"a thread that is stopped is not replaced", "uverbs/poller/poller.go",
 		"func (x *Polled) Stalled() { go x.p.replace(x.by) }", "func (x *Polled) Stalled() {}"},
 	{"a thread is replaced twice", "uverbs/poller/poller.go",

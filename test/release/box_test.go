@@ -88,15 +88,25 @@ var epoch = sync.OnceValues(func() (string, error) {
 	return strings.TrimSpace(string(out)), err
 })
 
+// revision is this tree's commit.
+var revision = sync.OnceValues(func() (string, error) {
+	out, err := exec.Command("git", "-C", root, "rev-parse", "HEAD").Output()
+	return strings.TrimSpace(string(out)), err
+})
+
 // makeRelease makes a release of a checkout.
 func makeRelease(checkout, out string) error {
 	seconds, err := epoch()
 	if err != nil {
 		return fmt.Errorf("git log: %w", err)
 	}
+	commit, err := revision()
+	if err != nil {
+		return fmt.Errorf("git rev-parse: %w", err)
+	}
 	c := exec.Command("go", "run", "./release", "-dirty", "-version", version, "-root", checkout, "-out", out)
 	c.Dir = filepath.Join(checkout, "packaging")
-	c.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+seconds)
+	c.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+seconds, "SOURCE_REVISION="+commit)
 	if text, err := c.CombinedOutput(); err != nil {
 		return fmt.Errorf("make a release: %w\n%s", err, text)
 	}

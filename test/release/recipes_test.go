@@ -1,6 +1,7 @@
 package release
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -115,8 +116,11 @@ func (a *action) script(t *testing.T, inputs map[string]string) string {
 	value := func(text string) string {
 		return expression.ReplaceAllStringFunc(text, func(e string) string {
 			name := expression.FindStringSubmatch(e)[1]
-			if name == "runner.temp" {
+			switch name {
+			case "runner.temp":
 				return "/tmp/runner"
+			case "github.action_path":
+				return "/action"
 			}
 			input, ok := a.Inputs[strings.TrimPrefix(name, "inputs.")]
 			if !ok {
@@ -147,9 +151,126 @@ func (a *action) script(t *testing.T, inputs map[string]string) string {
 func TestActionsAreWellFormed(t *testing.T) {
 	setup, report := readAction(t, "setup-verbena"), readAction(t, "report-verbena")
 	setup.script(t, nil)
+	pinned := regexp.MustCompile(`^[\w-]+/[\w-]+@[0-9a-f]{40}$`)
+	for _, s := range append(setup.Runs.Steps, report.Runs.Steps...) {
+		if s.Uses != "" && !pinned.MatchString(s.Uses) {
+			t.Errorf("step %s uses %s, want the digest of a commit", s.Name, s.Uses)
+		}
+	}
+	for _, name := range []string{"setup-verbena", "report-verbena"} {
+		for line := range strings.Lines(read(t, "recipes/"+name+"/action.yml")) {
+			if text := strings.TrimSpace(line); strings.HasPrefix(text, "uses:") && !regexp.MustCompile(` # v\d+\.\d+\.\d+$`).MatchString(text) {
+				t.Errorf("%s: %s: no version as a comment", name, text)
+			}
+		}
+	}
 	last := report.Runs.Steps[len(report.Runs.Steps)-1]
 	if !strings.HasPrefix(last.Uses, "actions/upload-artifact@") || last.With["path"] != "${{ runner.temp }}/verbena/report" {
 		t.Errorf("the last step of the report is %+v", last)
+	}
+}
+
+// digestOf returns the SHA-256 of an artefact.
+func digestOf(t *testing.T, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(dist(t), name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(b))
+}
+
+// archiveDigests is the file digests of an action that knows the release of the tests.
+func archiveDigests(t *testing.T) string {
+	t.Helper()
+	name := fmt.Sprintf("verbena-%s-linux-%s.tar.gz", version, goArch())
+	return digestOf(t, name) + "  " + name + "\n"
+}
+
+// The action takes an archive for a release's only by a digest that does not come with it.
+func TestActionVerifies(t *testing.T) {
+	for _, name := range []string{"bash", "curl", "tar", "sha256sum"} {
+		if _, err := exec.LookPath(name); err != nil {
+			t.Skipf("needs %s", name)
+		}
+	}
+	setup := readAction(t, "setup-verbena")
+	install := setup.Runs.Steps[0]
+	place, action := t.TempDir(), t.TempDir()
+	arch := map[string]string{"amd64": "amd64", "arm64": "arm64"}[goArch()]
+	name := "verbena-7.8.9-linux-" + arch + ".tar.gz"
+	inside := filepath.Join(t.TempDir(), "verbena-7.8.9")
+	if err := os.MkdirAll(inside, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(inside, "verbena"), []byte("#!/bin/sh\necho this is verbena\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("tar", "-czf", filepath.Join(place, name), "-C", filepath.Dir(inside), "verbena-7.8.9").CombinedOutput(); err != nil {
+		t.Fatalf("tar: %v\n%s", err, out)
+	}
+	b, err := os.ReadFile(filepath.Join(place, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	right, wrong := fmt.Sprintf("%x", sha256.Sum256(b)), strings.Repeat("0", 64)
+	// The place has whatever digest suits it.
+	if err := os.WriteFile(filepath.Join(place, "SHA256SUMS"), []byte(right+"  "+name+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for what, c := range map[string]struct {
+		digests, input string
+		ok             bool
+		says           string
+	}{
+		"listed":               {"# words\n" + wrong + "  verbena-7.8.8-linux-" + arch + ".tar.gz\n" + right + "  " + name + "\n", "", true, "this is verbena"},
+		"given":                {"", right, true, "this is verbena"},
+		"given before listed":  {wrong + "  " + name + "\n", right, true, "this is verbena"},
+		"not listed":           {"# nothing\n", "", false, "::error::no SHA-256 of " + name},
+		"no digest":            {name + "\n", "", false, "::error::no SHA-256"},
+		"listed, another":      {wrong + "  " + name + "\n", "", false, "::error::" + name + " is not the file"},
+		"given, another":       {right + "  " + name + "\n", wrong, false, "::error::" + name + " is not the file"},
+		"given, no digest":     {"", "yes", false, "::error::no SHA-256"},
+		"given, two digests":   {"", right + "\n" + wrong, false, "::error::no SHA-256"},
+		"listed, another name": {right + "  x" + name + "\n", "", false, "::error::no SHA-256"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			if err := os.WriteFile(filepath.Join(action, "digests"), []byte(c.digests), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			temp := t.TempDir()
+			run := exec.Command("bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", install.Run)
+			run.Env = append(os.Environ(), "VERSION=7.8.9", "URL=file://"+place, "SHA256="+c.input, "ACTION="+action, "PACKAGES=", "RUNNER_TEMP="+temp,
+				"GITHUB_PATH="+filepath.Join(temp, "path"))
+			out, err := run.CombinedOutput()
+			if (err == nil) != c.ok || !strings.Contains(string(out), c.says) {
+				t.Errorf("got %v, want success: %v, and %q\n%s", err, c.ok, c.says, out)
+			}
+			if _, err := os.Stat(filepath.Join(temp, "verbena", "verbena")); (err == nil) != c.ok {
+				t.Errorf("the archive is unpacked: %v, want %v", err == nil, c.ok)
+			}
+		})
+	}
+}
+
+// scripts/vuln tells known vulnerabilities from an answer that could not be had, and says what that needs.
+func TestVuln(t *testing.T) {
+	for _, c := range []struct {
+		install, check, want int
+		says                 string
+	}{{0, 0, 0, "checked"}, {0, 3, 3, "checked"}, {0, 1, 2, "GOVULNDB"}, {1, 0, 2, "GOPROXY"}} {
+		fake := filepath.Join(t.TempDir(), "go")
+		script := fmt.Sprintf("#!/bin/sh\n[ %d = 0 ] || exit 1\nprintf '#!/bin/sh\\necho checked\\nexit %d\\n' >\"$GOBIN/govulncheck\"; chmod +x \"$GOBIN/govulncheck\"\n",
+			c.install, c.check)
+		if err := os.WriteFile(fake, []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		run := exec.Command(filepath.Join(root, "scripts/vuln"))
+		run.Env = append(os.Environ(), "GO="+fake)
+		out, _ := run.CombinedOutput()
+		if got := run.ProcessState.ExitCode(); got != c.want || !strings.Contains(string(out), c.says) {
+			t.Errorf("install %d, govulncheck %d: got status %d, want %d, and %q\n%s", c.install, c.check, got, c.want, c.says, out)
+		}
 	}
 }
 
@@ -157,7 +278,11 @@ func TestActionsAreWellFormed(t *testing.T) {
 func TestActions(t *testing.T) {
 	needs(t)
 	setup, report := readAction(t, "setup-verbena"), readAction(t, "report-verbena")
-	b := bare(t, "bookworm")
+	action := t.TempDir()
+	if err := os.WriteFile(filepath.Join(action, "digests"), []byte(archiveDigests(t)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	b := bare(t, "bookworm").with("-bind", action+":/action")
 	b.ok(t, "apt-get", "install", "-y", "-q", "--no-install-recommends", "curl") // which runners have
 	url := map[string]string{"url": "file:///release", "serve": "--link rxe0=127.0.0.1 --wire"}
 	job := "\nset -a; . /tmp/env; set +a; PATH=$(cat /tmp/path):$PATH\n"
@@ -170,10 +295,12 @@ grep -c serving /tmp/runner/verbena/report/sock.log
 	out := b.ok(t, "bash", "-e", "-c", script)
 	wants(t, out, "verbena-.*: OK", "^verbena v"+version, "8192000 bytes in", `rxe0 +sent_pkts +[1-9]`, "^ 0a 0d 0d 0a", "icrc good [1-9][0-9]* bad 0")
 	// A wrong checksum, and a version that there is not.
-	damaged := strings.Replace(setup.script(t, url), "grep \" $file", "echo x >>$file; grep \" $file", 1)
+	damaged := strings.Replace(setup.script(t, url), "if ! sha256sum", "echo x >>$file; if ! sha256sum", 1)
 	out = b.fails(t, "bash", "-c", damaged)
-	wants(t, out, "FAILED")
+	wants(t, out, "FAILED", "::error::verbena-.* is not the file")
 	out = b.fails(t, "bash", "-c", setup.script(t, map[string]string{"url": "file:///release", "version": "9.9.9"}))
+	wants(t, out, "::error::no SHA-256 of verbena-9.9.9-linux")
+	out = b.fails(t, "bash", "-c", setup.script(t, map[string]string{"url": "file:///release", "version": "9.9.9", "sha256": strings.Repeat("0", 64)}))
 	wants(t, out, "::error::file:///release/verbena-9.9.9-linux-.*: is 9.9.9 a version of Verbena\\?")
 }
 
@@ -207,7 +334,11 @@ func TestGitLab(t *testing.T) {
 		t.Fatalf("got %+v", file)
 	}
 	needs(t)
+	if j.Variables["VERBENA_SHA256"] != "" {
+		t.Error("the recipe itself has a digest")
+	}
 	j.Variables["VERBENA_URL"] = "file:///release"
+	j.Variables["VERBENA_SHA256"] = digestOf(t, fmt.Sprintf("verbena_%s_%s.deb", version, goArch()))
 	var head strings.Builder
 	for name, value := range j.Variables {
 		fmt.Fprintf(&head, "export %s='%s'\n", name, value)
@@ -266,7 +397,7 @@ func TestDockerfile(t *testing.T) {
 	}
 	needs(t)
 	b := bare(t, "trixie")
-	b.ok(t, "sh", "-e", "-c", "set -a\n"+arguments+"URL=file:///release\n"+run)
+	b.ok(t, "sh", "-e", "-c", "set -a\n"+arguments+"URL=file:///release\nSHA256="+digestOf(t, fmt.Sprintf("verbena_%s_%s.deb", version, goArch()))+"\n"+run)
 	for _, flags := range [][]string{nil, {"-user", nobody}} {
 		wants(t, b.with("-docker").with(flags...).ok(t, append(entry, cmd...)...), `hca_id:\s+rxe0`, `state:\s+PORT_ACTIVE`)
 	}

@@ -1,7 +1,6 @@
 package poller
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -58,20 +57,27 @@ type Source struct {
 
 // Pollers are those of all users.
 type Pollers struct {
-	log *slog.Logger
+	log      *slog.Logger
+	most     func() (user, all int) // files that may be watched
+	mostEars int
 
-	mu sync.Mutex
-	of map[*quota.User]*poller
+	mu      sync.Mutex
+	of      map[*quota.User]*poller
+	ears    []*ear // some are closed
+	watched int    // files of all users
 }
 
 // New makes Pollers. The log gets what has no caller to be returned to.
-func New(log *slog.Logger) *Pollers { return &Pollers{log: log, of: map[*quota.User]*poller{}} }
+func New(log *slog.Logger) *Pollers {
+	return &Pollers{log: log, of: map[*quota.User]*poller{}, most: sync.OnceValues(mostWatches), mostEars: mostEars()}
+}
 
 // Polled is a Source that is looked at, until Stop.
 type Polled struct {
 	Source
 	p     *poller
-	armed bool        // Watched, and a write will wake the thread; under poller.mu
+	armed atomic.Bool // Watched, and a write will wake the thread
+	wd    int32       // the last watch; 0: none; under ear.mu
 	deaf  bool        // the last attempt to arm it has failed; under poller.mu
 	scan  uverbs.Scan // of the thread that has busy
 	// busy is set by the thread that looks at the file. It stays set while that is stopped in a program's memory.
@@ -91,7 +97,13 @@ func (s *Pollers) Add(u *quota.User, from Source) (_ *Polled, err error) {
 		s.of[u] = p
 	}
 	x := &Polled{Source: from, p: p}
-	if err := p.add(x); err != nil {
+	if x.Watched != nil {
+		err = s.takeWatch(p)
+	}
+	if err == nil {
+		err = p.add(x)
+	}
+	if err != nil {
 		s.endUnused(p)
 		return nil, fmt.Errorf("poll send queues: %w", err)
 	}
@@ -104,6 +116,10 @@ func (x *Polled) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	x.p.remove(x)
+	if x.Watched != nil {
+		x.p.watched--
+		s.watched--
+	}
 	s.endUnused(x.p)
 }
 
@@ -129,18 +145,19 @@ type poller struct {
 
 	tending atomic.Bool // a thread calls Source.Tend
 
+	watched int                 // files; under Pollers.mu
+	ear     atomic.Pointer[ear] // nil: it has had no watch yet, or has ended
+
 	mu      sync.Mutex
-	current *runner           // nil: closed
-	closed  bool              // so are the descriptors
-	inotify int               // among the bells; -1: nothing is watched
-	watches map[int32]*Polled // that are armed
+	current *runner // nil: closed
+	closed  bool    // so are the descriptors
 }
 
 // Descriptors is what a poller costs the service, beside what is watched.
 const Descriptors = 2
 
 func (s *Pollers) start(u *quota.User) (_ *poller, err error) {
-	p := &poller{set: s, user: u, inotify: -1, watches: map[int32]*Polled{}}
+	p := &poller{set: s, user: u}
 	p.files.Store(&[]*Polled{})
 	if err := u.Take(quota.Descriptors, Descriptors); err != nil {
 		return nil, err
@@ -173,6 +190,9 @@ func (p *poller) hear(fd int, events uint32) error {
 }
 
 func (p *poller) closeFiles() {
+	if e := p.ear.Load(); e != nil {
+		e.leave(p)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closed = true
@@ -181,10 +201,6 @@ func (p *poller) closeFiles() {
 		unix.Close(p.kick)
 	}
 	p.user.Give(quota.Descriptors, Descriptors)
-	if p.inotify >= 0 {
-		unix.Close(p.inotify)
-		p.user.Give(quota.Descriptors, 1)
-	}
 }
 
 // startLocked starts a thread. mu is held.
@@ -224,42 +240,16 @@ func (p *poller) wakeLocked() {
 }
 
 func (p *poller) add(x *Polled) error {
-	if x.Watched != nil {
-		if err := p.watch(); err != nil {
-			return err
+	if x.Watched == nil {
+		if err := p.hear(x.Bell, unix.EPOLLIN|unix.EPOLLET); err != nil {
+			return err // with EPOLLET each ring is seen once, and none has to be taken
 		}
-	} else if err := p.hear(x.Bell, unix.EPOLLIN|unix.EPOLLET); err != nil {
-		return err // with EPOLLET each ring is seen once, and none has to be taken
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	list := append(slices.Clone(*p.files.Load()), x)
 	p.files.Store(&list)
 	p.wakeLocked()
-	return nil
-}
-
-// watch makes what watches files, if there is none.
-func (p *poller) watch() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.inotify >= 0 {
-		return nil
-	}
-	if err := p.user.Take(quota.Descriptors, 1); err != nil {
-		return err
-	}
-	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	if err == nil {
-		if err = p.hear(fd, unix.EPOLLIN); err != nil {
-			unix.Close(fd)
-		}
-	}
-	if err != nil {
-		p.user.Give(quota.Descriptors, 1)
-		return fmt.Errorf("inotify: %w; see /proc/sys/fs/inotify/max_user_instances", err)
-	}
-	p.inotify = fd
 	return nil
 }
 
@@ -272,12 +262,7 @@ func (p *poller) remove(x *Polled) {
 		_ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, x.Bell, nil)
 		return
 	}
-	for wd, y := range p.watches {
-		if y == x {
-			delete(p.watches, wd)
-			_, _ = unix.InotifyRmWatch(p.inotify, uint32(wd))
-		}
-	}
+	p.ear.Load().disarm(x)
 }
 
 // runner is the thread of a poller.
@@ -361,7 +346,7 @@ func (r *runner) say(awake bool) (patience time.Duration) {
 	for _, x := range *r.known {
 		if x.Watched == nil {
 			x.Tell(awake)
-		} else if !awake && !x.armed && !p.armLocked(x) {
+		} else if !awake && !x.armed.Load() && !p.armLocked(x) {
 			patience = unwatchedPause
 		}
 	}
@@ -373,11 +358,16 @@ func (r *runner) say(awake bool) (patience time.Duration) {
 //
 //verbena:held mu
 func (p *poller) armLocked(x *Polled) bool {
-	wd, err := x.Watched(p.inotify, unix.IN_MODIFY|unix.IN_ONESHOT)
+	e := p.ear.Load()
+	lost := e.lost.Load()
+	x.armed.Store(true) // before a write can end the watch
+	wd, err := x.Watched(int(e.fd.Load()), unix.IN_MODIFY|unix.IN_ONESHOT)
 	if errors.Is(err, os.ErrClosed) {
+		x.armed.Store(false)
 		return true // Stop is about to be called
 	}
 	if err != nil {
+		x.armed.Store(false)
 		if !x.deaf {
 			p.set.log.Warn("watch for doorbells: looking for them instead; see /proc/sys/fs/inotify/max_user_watches",
 				append([]any{"err", err}, x.Who...)...)
@@ -385,8 +375,8 @@ func (p *poller) armLocked(x *Polled) bool {
 		x.deaf = true
 		return false
 	}
-	p.watches[int32(wd)] = x
-	x.armed, x.deaf = true, false
+	x.deaf = false
+	e.armed(int32(wd), x, lost)
 	return true
 }
 
@@ -469,50 +459,30 @@ func (p *poller) replace(r *runner) {
 	}
 }
 
-// sleep waits for a bell, or for wakeLocked, or until its patience is over, if that is not negative.
+// sleep waits for a bell, or for wakeLocked, or until its patience is over, if that is not negative. Doorbells of other users, which it passes on, do
+// not end it.
 func (p *poller) sleep(patience time.Duration) {
 	var events [64]unix.EpollEvent
 	limit := -1
 	if patience >= 0 {
 		limit = int(patience.Milliseconds())
 	}
-	n, err := unix.EpollWait(p.epoll, events[:], limit)
-	if err != nil {
-		return // EINTR
-	}
-	for _, e := range events[:n] {
-		if fd := int(e.Fd); fd == p.kick {
-			var b [8]byte
-			_, _ = unix.Read(fd, b[:])
-		} else {
-			p.written(fd)
+	for {
+		n, err := unix.EpollWait(p.epoll, events[:], limit)
+		own := err != nil || n == 0 || limit >= 0
+		e := p.ear.Load()
+		if e != nil && e.read(p) {
+			own = true
 		}
-	}
-}
-
-// written notes which files have been written to, if a descriptor is what watches them: they are watched no more.
-func (p *poller) written(fd int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if fd != p.inotify {
-		return
-	}
-	var buf [64 * unix.SizeofInotifyEvent]byte
-	n, err := unix.Read(p.inotify, buf[:])
-	if err != nil {
-		return
-	}
-	for b := buf[:n]; len(b) >= unix.SizeofInotifyEvent; {
-		wd, mask := int32(binary.NativeEndian.Uint32(b)), binary.NativeEndian.Uint32(b[4:])
-		b = b[unix.SizeofInotifyEvent+int(binary.NativeEndian.Uint32(b[12:])):]
-		if mask&unix.IN_Q_OVERFLOW != 0 { // any may have been: to watch one again that is watched changes nothing
-			for _, x := range p.watches {
-				x.armed = false
+		for _, ev := range events[:max(n, 0)] {
+			if int(ev.Fd) == p.kick {
+				var b [8]byte
+				_, _ = unix.Read(p.kick, b[:])
 			}
+			own = own || e == nil || int64(ev.Fd) != e.fd.Load()
 		}
-		if x := p.watches[wd]; x != nil && mask&unix.IN_IGNORED != 0 {
-			x.armed = false
-			delete(p.watches, wd)
+		if own {
+			return
 		}
 	}
 }

@@ -1,10 +1,12 @@
 package poller
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -103,11 +105,7 @@ func (w *world) writes() (f *file, s Source, program *os.File) {
 
 func (w *world) asleep(x *Polled) {
 	w.Helper()
-	testutil.Eventually(w, "the watch to be armed", func() bool {
-		x.p.mu.Lock()
-		defer x.p.mu.Unlock()
-		return x.armed
-	})
+	testutil.Eventually(w, "the watch to be armed", x.armed.Load)
 }
 
 // TestBell: what is posted is seen while the thread is awake, and when it is asleep after the program has rung.
@@ -158,7 +156,7 @@ func TestWatched(t *testing.T) {
 	testutil.Eventually(t, "the post in a file that has been watched all the time", func() bool { return files[2].rung.Load() == 1 })
 	testutil.Eventually(t, "the files to be tended", func() bool { return tended.Load() != 0 })
 	// Those that are looked at no more are not watched either.
-	fdinfo := fmt.Sprintf("/proc/self/fdinfo/%d", all[0].p.inotify)
+	fdinfo := fmt.Sprintf("/proc/self/fdinfo/%d", all[0].p.ear.Load().fd.Load())
 	all[0].Stop()
 	all[2].Stop()
 	w.asleep(all[1])
@@ -246,7 +244,7 @@ func TestUnwatched(t *testing.T) {
 // TestWatchFails: a program that cannot be watched is refused, and nothing is left.
 func TestWatchFails(t *testing.T) {
 	w := newWorld(t)
-	w.user = quota.New(quota.Limits{quota.Descriptors: {PerUser: Descriptors}}).User(1000)
+	w.user = quota.New(quota.Limits{quota.Descriptors: {PerUser: Descriptors - 1}}).User(1000)
 	_, s, _ := w.writes()
 	if _, err := w.Pollers.Add(w.user, s); err == nil {
 		t.Fatal("added beyond the limit of descriptors")
@@ -287,10 +285,17 @@ func TestReplacedRunner(t *testing.T) {
 	testutil.Eventually(t, "another thread", func() bool { return current() != old })
 	replaced := current()
 	x.Stalled() // late
-	p.mu.Lock()
-	p.wakeLocked() // the old thread comes back
-	p.mu.Unlock()
-	<-old.ended
+	testutil.Eventually(t, "the old thread to come back and end", func() bool {
+		p.mu.Lock()
+		p.wakeLocked() // one of the two threads
+		p.mu.Unlock()
+		select {
+		case <-old.ended:
+			return true
+		default:
+			return false
+		}
+	})
 	testutil.Eventually(t, "one thread to be left", func() bool { return w.user.Held(quota.Workers) == 1 })
 	if current() != replaced {
 		t.Error("the thread that has come back was replaced once more")
@@ -320,7 +325,7 @@ func TestIdle(t *testing.T) {
 		f := &file{}
 		return f, &Polled{Source: Source{File: f, Due: func() bool { due++; return false }}, p: p}
 	}
-	p := &poller{set: New(slog.New(slog.DiscardHandler)), inotify: -1, closed: true}
+	p := &poller{set: New(slog.New(slog.DiscardHandler)), closed: true}
 	own, x := newFile(p)
 	other, y := newFile(p)
 	list := []*Polled{x, y}
@@ -354,4 +359,156 @@ func TestIdle(t *testing.T) {
 	r.known = &more
 	p.current = nil
 	check("when it is replaced", false)
+}
+
+// TestInstances: the watched files of 20 users share a few inotify instances, or one; each doorbell wakes its own user's thread, and none is lost
+// while users come and go. With the last ones the instances go.
+func TestInstances(t *testing.T) {
+	if n := mostEars(); n < 1 || n > 16 {
+		t.Errorf("%d instances, want 1 to 16", n)
+	}
+	for _, most := range []int{1, 3} {
+		t.Run(fmt.Sprint(most), func(t *testing.T) { testInstances(t, most) })
+	}
+}
+
+func testInstances(t *testing.T, most int) {
+	w := newWorld(t)
+	w.mostEars = most
+	ledger := quota.New(quota.Limits{})
+	instances := func() (n int) {
+		dir, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range dir {
+			if to, _ := os.Readlink("/proc/self/fd/" + d.Name()); to == "anon_inode:inotify" {
+				n++
+			}
+		}
+		return n
+	}
+	before := instances()
+	const users = 20
+	var all [users]*Polled
+	var files [users]*file
+	var programs [users]*os.File
+	for i := range all {
+		var s Source
+		files[i], s, programs[i] = w.writes()
+		var err error
+		if all[i], err = w.Pollers.Add(ledger.User(2000+i), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := instances() - before; n != most {
+		t.Errorf("%d users have %d inotify instances, want %d", users, n, most)
+	}
+	for _, x := range all {
+		w.asleep(x)
+	}
+	for round := range int64(50) {
+		for i := range all {
+			files[i].posted.Store(round + 1)
+			programs[i].WriteString("doorbell")
+			if round%5 == 4 {
+				testutil.Eventually(t, "the post to be seen", func() bool { return files[i].rung.Load() == round+1 })
+			}
+		}
+		_, s, _ := w.writes() // one more comes, and goes
+		x, err := w.Pollers.Add(ledger.User(3000), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range all {
+			testutil.Eventually(t, "each post to be seen", func() bool { return files[i].rung.Load() == round+1 })
+		}
+		x.Stop()
+	}
+	for _, x := range all {
+		x.Stop()
+	}
+	testutil.Eventually(t, "the instances to go", func() bool { return instances() == before })
+	if n := w.watched; n != 0 {
+		t.Errorf("%d files are watched, want 0", n)
+	}
+}
+
+// TestWatchLimit: one user does not take the watches of the service's account, and all together leave some. The refusal names the limit.
+func TestWatchLimit(t *testing.T) {
+	w := newWorld(t)
+	w.most = func() (int, int) { return 2, 3 }
+	ledger := quota.New(quota.Limits{})
+	add := func(uid int) (*Polled, error) {
+		_, s, _ := w.writes()
+		return w.Pollers.Add(ledger.User(uid), s)
+	}
+	var held []*Polled
+	for _, c := range []struct {
+		uid  int
+		says string
+	}{{1, ""}, {1, ""}, {1, "user 1 has 2 files watched"}, {2, ""}, {2, "all users have 3 files watched"}, {3, "all users have 3 files watched"}} {
+		x, err := add(c.uid)
+		if c.says == "" && err == nil {
+			held = append(held, x)
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), c.says) || !errors.Is(err, unix.EMFILE) {
+			t.Errorf("user %d: got %v, want %q", c.uid, err, c.says)
+		}
+	}
+	held[0].Stop()
+	x, err := add(3)
+	if err != nil {
+		t.Fatalf("after one has gone: %v", err)
+	}
+	x.Stop()
+	for _, x := range held[1:] {
+		x.Stop()
+	}
+	if user, all := mostWatches(); user < 1 || all < user {
+		t.Errorf("limits of this machine: %d for a user, %d for all", user, all)
+	}
+}
+
+// BenchmarkDoorbell measures the time from a write to a watched file until the sleeping thread has seen the post.
+func BenchmarkDoorbell(b *testing.B) {
+	for _, others := range []int{0, 8} {
+		b.Run(fmt.Sprint(others, "others"), func(b *testing.B) {
+			pollers := New(slog.New(slog.DiscardHandler))
+			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(32)) // as the service does: see sched.Widen
+			ledger := quota.New(quota.Limits{})
+			source := func(uid int) (*file, *os.File, *Polled) {
+				f := &file{}
+				program, err := os.CreateTemp("/dev/shm", "verbena-poller-test-")
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.Cleanup(func() { program.Close(); os.Remove(program.Name()) })
+				x, err := pollers.Add(ledger.User(uid), Source{File: f, Watched: func(inotify int, mask uint32) (int, error) {
+					return unix.InotifyAddWatch(inotify, program.Name(), mask)
+				}})
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.Cleanup(x.Stop)
+				return f, program, x
+			}
+			for i := range others {
+				source(100 + i)
+			}
+			f, program, _ := source(1)
+			var sum time.Duration
+			for i := range b.N {
+				time.Sleep(300 * time.Microsecond) // it sleeps again
+				f.posted.Store(int64(i + 1))
+				began := time.Now()
+				program.WriteString("doorbell")
+				for f.rung.Load() != int64(i+1) {
+				}
+				sum += time.Since(began)
+			}
+			b.ReportMetric(float64(sum.Nanoseconds())/float64(b.N), "ns/wake")
+		})
+	}
 }

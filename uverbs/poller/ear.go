@@ -1,0 +1,256 @@
+package poller
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// ear is an inotify instance that pollers share. The kernel counts instances and watches against the account of the service, which is
+// root's for a service of root's, and not against the programs' users. So the number of instances is bounded: the first few pollers have one
+// each, and more pollers share them.
+//
+// Each poller has the instance in its epoll set, with EPOLLEXCLUSIVE: an event wakes one sleeping thread of those that share it. Each thread reads
+// all events when it wakes up, for whatever reason, and wakes the pollers that the events are for. It makes no call for them that a program
+// could delay.
+type ear struct {
+	fd   atomic.Int64  // 0: closed
+	lost atomic.Uint64 // how often the kernel has dropped events
+
+	mu      sync.Mutex
+	pollers map[*poller]struct{} // that sleep on it
+	watches map[int32]*Polled    // that are armed; a nil one has been removed
+	early   map[int32]struct{}   // watches whose end was read before armed knew them
+}
+
+const (
+	// instanceShare and watchShare are the parts of the account's inotify instances and watches that all users together get: one in so many.
+	instanceShare, watchShare = 8, 2
+	// userShare is the part of those that one user gets.
+	userShare = 4
+)
+
+// mostWatches returns the number of files that one user may have watched, and all users together.
+func mostWatches() (user, all int) {
+	all = max(readLimit("max_user_watches", 8192)/watchShare, 1)
+	return max(all/userShare, 1), all
+}
+
+// readLimit reads a limit of inotify's, or returns the kernel's usual value.
+func readLimit(name string, usual int) int {
+	b, err := os.ReadFile("/proc/sys/fs/inotify/" + name)
+	n, _ := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil || n <= 0 {
+		return usual
+	}
+	return n
+}
+
+// takeWatch counts a watched file of the user. mu is held.
+//
+//verbena:held mu
+func (s *Pollers) takeWatch(p *poller) error {
+	user, all := s.most()
+	switch {
+	case p.watched >= user:
+		return fmt.Errorf("user %d has %d files watched, which is the limit, a share of /proc/sys/fs/inotify/max_user_watches: %w",
+			p.user.UID(), p.watched, unix.EMFILE)
+	case s.watched >= all:
+		return fmt.Errorf("all users have %d files watched, which is the limit, a share of /proc/sys/fs/inotify/max_user_watches: %w",
+			s.watched, unix.EMFILE)
+	}
+	if err := s.join(p); err != nil {
+		return err
+	}
+	p.watched++
+	s.watched++
+	return nil
+}
+
+// mostEars returns the number of instances that all pollers together have: a small part of those of the account.
+func mostEars() int {
+	return min(max(readLimit("max_user_instances", 128)/instanceShare, 1), 16)
+}
+
+// join gives the poller an instance: a new one, or else that with the fewest pollers. mu is held.
+//
+//verbena:held mu
+func (s *Pollers) join(p *poller) error {
+	if p.ear.Load() != nil {
+		return nil
+	}
+	s.ears = slices.DeleteFunc(s.ears, func(e *ear) bool { return e.fd.Load() == 0 })
+	var best *ear
+	var err error
+	if len(s.ears) < s.mostEars {
+		if best, err = newEar(); err == nil {
+			s.ears = append(s.ears, best)
+		}
+	}
+	if best == nil && len(s.ears) > 0 {
+		best = slices.MinFunc(s.ears, func(a, b *ear) int { return a.size() - b.size() })
+	}
+	if best == nil {
+		return err
+	}
+	return best.join(p)
+}
+
+func newEar() (*ear, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("inotify: %w; see /proc/sys/fs/inotify/max_user_instances", err)
+	}
+	e := &ear{pollers: map[*poller]struct{}{}, watches: map[int32]*Polled{}, early: map[int32]struct{}{}}
+	e.fd.Store(int64(fd))
+	return e, nil
+}
+
+func (e *ear) size() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.pollers)
+}
+
+// join makes events end the poller's sleep. The last poller that leaves closes the instance.
+func (e *ear) join(p *poller) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := p.hear(int(e.fd.Load()), unix.EPOLLIN|unix.EPOLLEXCLUSIVE); err != nil {
+		if len(e.pollers) == 0 {
+			e.close()
+		}
+		return err
+	}
+	e.pollers[p] = struct{}{}
+	p.ear.Store(e)
+	return nil
+}
+
+// leave undoes join. The poller has no watch any more, and its thread has ended.
+func (e *ear) leave(p *poller) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	_ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, int(e.fd.Load()), nil)
+	delete(e.pollers, p)
+	p.ear.Store(nil)
+	if len(e.pollers) == 0 {
+		e.close()
+		return
+	}
+	for other := range e.pollers { // an event may have woken this poller alone, after its thread had read for the last time
+		other.kicked()
+		break
+	}
+}
+
+//verbena:held mu
+func (e *ear) close() {
+	unix.Close(int(e.fd.Swap(0)))
+}
+
+// armed notes a new watch of a file. The file may have been written to already, and the event been read, or dropped if lost has changed since.
+func (e *ear) armed(wd int32, x *Polled, lost uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if x.wd != wd && e.watches[x.wd] == x { // whose end was dropped
+		delete(e.watches, x.wd)
+	}
+	if _, ended := e.early[wd]; ended || e.lost.Load() != lost {
+		delete(e.early, wd)
+		x.armed.Store(false)
+		x.p.kicked()
+		return
+	}
+	e.watches[wd] = x
+	x.wd = wd
+}
+
+// disarm removes the watch of a file. The poller is one of the ear's.
+func (e *ear) disarm(x *Polled) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if x.wd != 0 && e.watches[x.wd] == x {
+		e.watches[x.wd] = nil // until its end is read
+		_, _ = unix.InotifyRmWatch(int(e.fd.Load()), uint32(x.wd))
+	}
+}
+
+// maxReads bounds the calls of a thread that reads the events of others.
+const maxReads = 64
+
+// read reads events, and wakes the pollers of the files that have been written to: these are watched no more. The thread is that of a poller
+// of the ear's. It reports whether one of its own files may have been written to.
+func (e *ear) read(by *poller) (own bool) {
+	var buf [64 * unix.SizeofInotifyEvent]byte
+	for range maxReads {
+		n, err := unix.Read(int(e.fd.Load()), buf[:])
+		if err != nil {
+			return own // there are no more
+		}
+		e.mu.Lock()
+		for b := buf[:n]; len(b) >= unix.SizeofInotifyEvent; {
+			wd, mask := int32(binary.NativeEndian.Uint32(b)), binary.NativeEndian.Uint32(b[4:])
+			b = b[unix.SizeofInotifyEvent+int(binary.NativeEndian.Uint32(b[12:])):]
+			switch {
+			case mask&unix.IN_Q_OVERFLOW != 0:
+				e.overflow()
+				own = true
+			case mask&unix.IN_IGNORED != 0:
+				own = e.ended(wd, by) || own
+			}
+		}
+		e.mu.Unlock()
+	}
+	// More come than one thread shall read. Another one that sleeps goes on.
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for p := range e.pollers {
+		p.kicked()
+	}
+	return true
+}
+
+// ended notes the end of a watch, and reports whether it is the poller's own.
+//
+//verbena:held mu
+func (e *ear) ended(wd int32, by *poller) (own bool) {
+	x, known := e.watches[wd]
+	switch delete(e.watches, wd); {
+	case !known:
+		e.early[wd] = struct{}{}
+	case x != nil:
+		x.armed.Store(false)
+		if x.p == by {
+			return true
+		}
+		x.p.kicked()
+	}
+	return false
+}
+
+// overflow takes all files for written to: to watch one again that is watched changes nothing.
+//
+//verbena:held mu
+func (e *ear) overflow() {
+	e.lost.Add(1)
+	for _, x := range e.watches {
+		if x != nil {
+			x.armed.Store(false)
+		}
+	}
+	clear(e.early)
+	for p := range e.pollers {
+		p.kicked()
+	}
+}
+
+// kicked ends the sleep of the poller's thread. The poller is one of an ear's, whose lock is held: its descriptors are open.
+func (p *poller) kicked() { _, _ = unix.Write(p.kick, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
