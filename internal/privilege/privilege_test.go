@@ -5,6 +5,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
+	"slices"
 	"strings"
 	"testing"
 
@@ -19,29 +21,52 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		s, err := Read("self")
+		if os.Getenv("PRIVILEGE_TEST_CONFINE") == "process" {
+			dumpable, _ := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
+			noNew, _ := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
+			var core unix.Rlimit
+			err := unix.Getrlimit(unix.RLIMIT_CORE, &core)
+			fmt.Printf("dumpable %d no_new_privs %d core %d %d umask %#o %v\n", dumpable, noNew, core.Cur, core.Max, unix.Umask(0), err)
+			os.Exit(0)
+		}
 		fmt.Printf("%x %x %x %x %x %v\n", s.Inheritable, s.Permitted, s.Effective, s.Bounding, s.Ambient, err)
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }
 
-// confined builds these tests without cgo, and runs them as such a process below a command.
-func confined(t *testing.T, before ...string) string {
+// confined runs these tests, without cgo, as such a process below a command.
+func confined(t *testing.T, before ...string) string { return confinedAs(t, "1", before...) }
+
+func confinedAs(t *testing.T, what string, before ...string) string {
 	t.Helper()
+	argv := append(before, withoutCgo(t))
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Env = append(os.Environ(), "PRIVILEGE_TEST_CONFINE="+what)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// withoutCgo returns the path of these tests without cgo: this binary, or one that it builds.
+func withoutCgo(t *testing.T) string {
+	t.Helper()
+	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "CGO_ENABLED", Value: "0"}) {
+		path, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
 	path := filepath.Join(t.TempDir(), "privilege.test")
 	build := exec.Command("go", "test", "-c", "-o", path, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	argv := append(before, path)
-	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Env = append(os.Environ(), "PRIVILEGE_TEST_CONFINE=1")
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	return strings.TrimSpace(string(out))
+	return path
 }
 
 func root(t *testing.T) Sets {
@@ -66,6 +91,23 @@ func TestConfine(t *testing.T) {
 	want &= own.Permitted
 	if got, want := confined(t), fmt.Sprintf("0 %x %[1]x %[1]x 0 <nil>", want); got != want {
 		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// TestConfineProcess tests what Confine does to the process: other processes stay out of /proc/self and of core dumps.
+func TestConfineProcess(t *testing.T) {
+	root(t)
+	if got, want := confinedAs(t, "process"), "dumpable 0 no_new_privs 1 core 0 0 umask 077 <nil>"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestReadRefuses tests that a thread whose capabilities cannot be read has none, and not those of nobody.
+func TestReadRefuses(t *testing.T) {
+	for _, who := range []string{"0", "self/task/1"} {
+		if s, err := Read(who); err == nil || s != (Sets{}) {
+			t.Errorf("Read(%q): got %+v, %v, want an error", who, s, err)
+		}
 	}
 }
 

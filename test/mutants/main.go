@@ -367,6 +367,7 @@ func unitTests(pkg string, replace map[string]string, limit time.Duration, runni
 	err = test(replace, func(dir, overlay string) error {
 		bin := filepath.Join(dir, "mutant.test")
 		build := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-w", "-overlay", overlay, "-o", bin, "./"+pkg)
+		build.Env = append(os.Environ(), "CGO_ENABLED=0") // a test that needs this builds no other binary, which would be whole
 		if b, err := build.CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", errBuild, b)
 		}
