@@ -3,7 +3,6 @@ package poller
 import (
 	"encoding/binary"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,6 +10,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/procfile"
 )
 
 // ear is an inotify instance that pollers share. The kernel counts instances and watches against the account of the service, which is
@@ -45,7 +46,7 @@ func mostWatches() (user, all int) {
 
 // readLimit reads a limit of inotify's, or returns the kernel's usual value.
 func readLimit(name string, usual int) int {
-	b, err := os.ReadFile("/proc/sys/fs/inotify/" + name)
+	b, err := procfile.Read("/proc/sys/fs/inotify/" + name)
 	n, _ := strconv.Atoi(strings.TrimSpace(string(b)))
 	if err != nil || n <= 0 {
 		return usual
@@ -60,8 +61,8 @@ func (s *Pollers) takeWatch(p *poller) error {
 	user, all := s.most()
 	switch {
 	case p.watched >= user:
-		return fmt.Errorf("user %d has %d files watched, which is the limit, a share of /proc/sys/fs/inotify/max_user_watches: %w",
-			p.user.UID(), p.watched, unix.EMFILE)
+		return fmt.Errorf("user %v has %d files watched, which is the limit, a share of /proc/sys/fs/inotify/max_user_watches: %w",
+			p.user.ID(), p.watched, unix.EMFILE)
 	case s.watched >= all:
 		return fmt.Errorf("all users have %d files watched, which is the limit, a share of /proc/sys/fs/inotify/max_user_watches: %w",
 			s.watched, unix.EMFILE)
