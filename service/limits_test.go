@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"verbena/driver/rxe"
+	"verbena/internal/cgroup"
 	"verbena/internal/ctl"
 	"verbena/internal/quota"
 )
@@ -71,8 +72,8 @@ func TestDefaultLimits(t *testing.T) {
 func TestContainerLimits(t *testing.T) {
 	big := machine{descriptors: 20000, mappings: 65530, shm: 12 << 30, memory: 24 << 30, tasks: 32768}
 	with := func(memory, tasks, shm uint64) machine {
-		m := big
-		m.memory, m.tasks, m.shm = lowest(m.memory, memory), lowest(m.tasks, tasks), shm
+		m := big.within(cgroup.Limits{Memory: memory, Tasks: tasks})
+		m.shm = shm
 		return m
 	}
 	type want struct{ workers, sessions, connections, rings, buffers, qps uint64 } // of all users
