@@ -48,9 +48,6 @@ func thisMachine() machine {
 	if unix.Sysinfo(&info) == nil {
 		m.memory = uint64(info.Totalram) * uint64(info.Unit)
 	}
-	m.cgroup = cgroup.Read(os.DirFS("/"))
-	m.memory = lowest(m.memory, m.cgroup.Memory)
-	m.tasks = m.cgroup.Tasks
 	for _, file := range []string{"/proc/sys/kernel/threads-max", "/proc/sys/kernel/pid_max"} {
 		if n, ok := readNumber(file); ok {
 			m.tasks = lowest(m.tasks, n)
@@ -59,6 +56,14 @@ func thisMachine() machine {
 	if unix.Geteuid() != 0 && unix.Getrlimit(unix.RLIMIT_NPROC, &l) == nil { // the kernel does not count root's
 		m.tasks = lowest(m.tasks, l.Cur)
 	}
+	return m.within(cgroup.Read(os.DirFS("/")))
+}
+
+// within returns the machine as far as a cgroup allows it.
+func (m machine) within(l cgroup.Limits) machine {
+	m.cgroup = l
+	m.memory = lowest(m.memory, l.Memory)
+	m.tasks = lowest(m.tasks, l.Tasks)
 	return m
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"verbena/driver/rxe"
+	"verbena/internal/cgroup"
 	"verbena/internal/ctl"
 	"verbena/internal/quota"
 )
@@ -70,11 +71,7 @@ func TestDefaultLimits(t *testing.T) {
 // All users together, at their limits, leave the service room in the memory and in the threads of its cgroup.
 func TestContainerLimits(t *testing.T) {
 	big := machine{descriptors: 20000, mappings: 65530, memory: 24 << 30, tasks: 32768}
-	with := func(memory, tasks uint64) machine {
-		m := big
-		m.memory, m.tasks = lowest(m.memory, memory), lowest(m.tasks, tasks)
-		return m
-	}
+	with := func(memory, tasks uint64) machine { return big.within(cgroup.Limits{Memory: memory, Tasks: tasks}) }
 	type want struct{ workers, sessions, connections, rings, buffers, qps uint64 } // of all users
 	for _, c := range []struct {
 		name string

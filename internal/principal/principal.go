@@ -12,10 +12,12 @@
 // started with.
 //
 // Limit: where the kernel does not let the service look at a process's namespaces (no CAP_SYS_PTRACE, and not its own user's
-// process), the process is charged as its user id, and none of its capabilities counts.
+// process), the process is charged as its user id, and its capabilities count if its map of user ids and its process ids look
+// like those of the service's own namespaces.
 package principal
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -24,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/privilege"
+	"verbena/internal/procfile"
 	"verbena/internal/quota"
 	"verbena/internal/reopen"
 )
@@ -121,7 +124,7 @@ func (a *Authority) named(uid int) bool { return uid != a.overflow && slices.Con
 // (proc(5), "/proc/pid")
 func (a *Authority) capabilities(proc, uid int) uint64 {
 	var st unix.Stat_t
-	if unix.Fstat(proc, &st) != nil || int(st.Uid) != uid || !a.in(proc, userNS) {
+	if unix.Fstat(proc, &st) != nil || int(st.Uid) != uid || !a.in(proc, userNS) && !a.resembles(proc) {
 		return 0
 	}
 	sets, err := privilege.ReadAt(proc)
@@ -135,6 +138,28 @@ func (a *Authority) capabilities(proc, uid int) uint64 {
 func (a *Authority) in(proc int, n namespace) bool {
 	var st unix.Stat_t
 	return unix.Fstatat(proc, paths[n], &st, 0) == nil && (file{st.Dev, st.Ino}) == a.own[n]
+}
+
+// resembles reports whether a process, whose namespaces the kernel does not let this process look at, seems to be in the same user
+// and process id namespaces: it has the same map of user ids, and no number in a namespace below. So root manages the service of
+// an ordinary user.
+func (a *Authority) resembles(proc int) bool {
+	var st unix.Stat_t
+	if unix.Fstatat(proc, paths[userNS], &st, 0) != unix.EACCES {
+		return false
+	}
+	theirs, err := privilege.File(proc, "uid_map")
+	own, oerr := procfile.Read("/proc/self/uid_map")
+	status, serr := privilege.File(proc, "status")
+	if err != nil || oerr != nil || serr != nil || !bytes.Equal(theirs, own) {
+		return false
+	}
+	for line := range bytes.Lines(status) {
+		if numbers, ok := bytes.CutPrefix(line, []byte("NSpid:")); ok {
+			return len(bytes.Fields(numbers)) == 1
+		}
+	}
+	return false
 }
 
 // maxDepth is larger than the number of namespaces that can be nested. (MAX_PID_NS_LEVEL, 32)

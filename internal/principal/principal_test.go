@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -216,5 +217,55 @@ func TestEndedProcess(t *testing.T) {
 	c.Wait()
 	if p, err := a.Of(dir, 0, 0); err == nil {
 		t.Errorf("afterwards: got %+v, want an error", p)
+	}
+}
+
+// TestServiceOfAUser: root manages the service of an ordinary user, which may not look at root's namespaces; root of a container
+// or of a user namespace does not. The test is that service.
+func TestServiceOfAUser(t *testing.T) {
+	const env = "PRINCIPAL_TEST_PROCESS"
+	if pid := os.Getenv(env); pid != "" {
+		a, err := New(nil, -1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir, err := unix.Open("/proc/"+pid, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := a.Of(dir, 0, 0)
+		fmt.Printf("manager %v %v\n", p.Manager, err)
+		return
+	}
+	testutil.NeedRoot(t, "to make namespaces, and to be several users")
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := t.TempDir() + "/test"
+	if err := os.WriteFile(path, self, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for d := path; d != "/tmp" && d != "/"; d = filepath.Dir(d) {
+		os.Chmod(d, 0o755)
+	}
+	for _, tt := range []struct {
+		what string
+		argv []string
+		want bool
+	}{
+		{"root", nil, true},
+		{"root without capabilities", []string{"setpriv", "--bounding-set=-all"}, false},
+		{"root of a container", []string{"unshare", "-p", "-f"}, false},
+		{"root of a user namespace", []string{"unshare", "-U", "-r"}, false},
+	} {
+		_, pid := running(t, nil, tt.argv...)
+		c := exec.Command(path, "-test.run=^TestServiceOfAUser$")
+		c.Env = append(os.Environ(), env+"="+pid)
+		c.SysProcAttr, c.Dir = as(65533), "/"
+		out, err := c.CombinedOutput()
+		if want := fmt.Sprintf("manager %v <nil>\n", tt.want); err != nil || !strings.Contains(string(out), want) {
+			t.Errorf("%s: got %s, %v, want %s", tt.what, out, err, want)
+		}
 	}
 }

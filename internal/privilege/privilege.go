@@ -118,17 +118,22 @@ func Read(who string) (s Sets, err error) {
 
 // ReadAt reads the capabilities of a process or thread by a descriptor of its directory in /proc.
 func ReadAt(proc int) (s Sets, err error) {
-	fd, err := unix.Openat(proc, "status", unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return s, fmt.Errorf("read capabilities: %w", err)
-	}
-	f := os.NewFile(uintptr(fd), "status")
-	defer f.Close()
-	b, err := io.ReadAll(f)
+	b, err := File(proc, "status")
 	if err != nil {
 		return s, fmt.Errorf("read capabilities: %w", err)
 	}
 	return parse(string(b))
+}
+
+// File reads a file of a process by a descriptor of its directory in /proc.
+func File(proc int, name string) ([]byte, error) {
+	fd, err := unix.Openat(proc, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	return io.ReadAll(f)
 }
 
 // parse reads the capabilities in the text of proc_pid_status(5).

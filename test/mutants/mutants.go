@@ -268,13 +268,23 @@ var mutants = []listed{
 	{"a request that is destroyed leaves its event", "rdmacm/ucma/file.go",
 		"			case r != nil && r.gone:", "			case e == nil:"},
 
+	// limits by cgroups, and packets from own addresses
+	{"the cgroup's memory is no limit", "service/limits.go", "	m.memory = lowest(m.memory, l.Memory)\n", ""},
+	{"the cgroup's tasks are no limit", "service/limits.go", "	m.tasks = lowest(m.tasks, l.Tasks)\n", ""},
+	{"threads are no share of the tasks", "service/limits.go", "m.tasks/2", "m.tasks"},
+	{"parents of a cgroup are no limit", "internal/cgroup/cgroup.go", "|| below == \"\" {", "|| true {"},
+	{"hidden parents of a cgroup are no limit", "internal/cgroup/cgroup.go", "			lowerHierarchical(&l.Memory, root, dir)\n", ""},
+	{"any port of an own address is genuine", "link/own_linux.go", "	return len(h.own) > 0\n", "	return false\n"},
+	{"a port that was forgotten stays genuine", "link/sourceport_linux.go", "			delete(e.ports.m, port)\n			e.bound.remove(port)\n", "			delete(e.ports.m, port)\n"},
+	{"an address that has gone is an own one", "link/udp_linux.go", "	e.closePorts()\n	e.unregister()\n", "	e.closePorts()\n"},
+
 	// uverbs/poller, and what rings natively
 	{"a file that was written to is not watched again", "uverbs/poller/ear.go",
 		"	case x != nil:\n		x.armed.Store(false)\n", "	case x != nil:\n"},
 	{"the threads of other users are not woken", "uverbs/poller/ear.go", "			return true\n		}\n		x.p.kicked()\n", "			return true\n		}\n"},
 	{"each user has an inotify instance", "uverbs/poller/ear.go", "len(s.ears) < s.mostEars", "true"},
-	{"one user takes all watches", "uverbs/poller/ear.go", "p.watched >= user", "false"},
-	{"all users take all watches", "uverbs/poller/ear.go", "s.watched >= all", "false"},
+	{"one user takes all watches", "uverbs/poller/ear.go", "p.watched >= user", "p.watched > user"},
+	{"all users take all watches", "uverbs/poller/ear.go", "s.watched >= all", "s.watched > all"},
 	{"a thread that is stopped is not replaced", "uverbs/poller/poller.go",
 		"func (x *Polled) Stalled() { go x.p.replace(x.by) }", "func (x *Polled) Stalled() {}"},
 	{"a thread is replaced twice", "uverbs/poller/poller.go",
@@ -658,6 +668,7 @@ var mutants = []listed{
 	{"metrics name users", "service/metrics/metrics.go",
 		"return id == quota.All }", "return true }"},
 	{"metrics are gathered each time", "service/metrics/metrics.go", "g.at.IsZero() || time.Since(g.at) >= fresh", "true"},
+	{"a busy network of clients keeps its connections", "service/metrics/connections.go", "held[c.network] > held[best.network]", "false"},
 	{"new clients are closed, not old ones", "service/metrics/connections.go", "!c.since.Before(best.since)", "c.since.Before(best.since)"},
 	{"a copy that arrives is another packet", "capture/sequence.go", "p.in && n > 0", "false"},
 	{"a retransmission is a new packet", "capture/sequence.go", "x.Again = known && !last.psn.Less(p.PSN)", "x.Again = false && last.read"},
