@@ -1,0 +1,138 @@
+package remote
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/ctl/devfile"
+	"verbena/internal/quota"
+	"verbena/umem"
+)
+
+// endedProcess returns a pidfd of a process that has ended.
+func endedProcess(t *testing.T) *os.File {
+	t.Helper()
+	c := exec.Command("sleep", "60")
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	f := processOf(t, c.Process.Pid)
+	_ = c.Process.Kill()
+	_ = c.Wait()
+	return f
+}
+
+func processOf(t *testing.T, pid int) *os.File {
+	t.Helper()
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), "pidfd")
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// ownMemory returns descriptors of this process's memory and mappings, as a client sends them.
+func ownMemory(t *testing.T) []int {
+	t.Helper()
+	var fds []int
+	for _, name := range []string{"mem", "maps"} {
+		fd, err := unix.Open("/proc/self/"+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fds = append(fds, fd)
+	}
+	return fds
+}
+
+// TestMemoryOfAnothersNumber tests that the memory of a client is not taken over when the client has ended, and its number
+// is another process's.
+func TestMemoryOfAnothersNumber(t *testing.T) {
+	for name, tt := range map[string]struct {
+		process *os.File
+		want    error
+	}{"the client": {processOf(t, os.Getpid()), nil}, "another": {endedProcess(t), syscall.ESRCH}} {
+		user := quota.New(quota.Limits{}).User(1)
+		f := &File{srv: New(Config{}), user: user, client: Client{PID: os.Getpid(), UID: os.Getuid(), Process: tt.process}}
+		f.space.windows = umem.NewLocal()
+		if err := f.takeMemory(ownMemory(t)); !errors.Is(err, tt.want) {
+			t.Errorf("%s: got %v, want %v", name, err, tt.want)
+		}
+		if p := f.space.process.Load(); (p != nil) != (tt.want == nil) {
+			t.Errorf("%s: memory taken over: %v", name, p != nil)
+		}
+		if held := user.Held(quota.Descriptors); (held != 0) != (tt.want == nil) {
+			t.Errorf("%s: %d descriptors are charged", name, held)
+		}
+		f.space.close()
+	}
+}
+
+// TestLimitOfAnothersNumber tests that a client that has ended has no limit, not that of the process with its number.
+func TestLimitOfAnothersNumber(t *testing.T) {
+	c := Client{PID: os.Getpid(), UID: os.Getuid(), Process: endedProcess(t)}
+	if l, err := c.lockLimit(); !errors.Is(err, umem.ErrLimit) {
+		t.Errorf("got %d, %v, want ErrLimit", l, err)
+	}
+}
+
+// TestCharges tests that a connection, and the memory of a client, are refused at the limit of descriptors.
+func TestCharges(t *testing.T) {
+	ledger := quota.New(quota.Limits{quota.Descriptors: {PerUser: connectionDescriptors + memoryDescriptors - 1}})
+	client := Client{PID: os.Getpid(), UID: 4242}
+	user := ledger.User(client.UID)
+	if err := user.Take(quota.Descriptors, memoryDescriptors); err != nil {
+		t.Fatal(err)
+	}
+	client.Process = processOf(t, os.Getpid())
+	if f, _, err := New(Config{Quota: ledger}).Open(client, devfile.ConnectionManager); !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("Open: got %v, %v, want EMFILE", f, err)
+	}
+	if n := user.Held(quota.Descriptors); n != memoryDescriptors {
+		t.Errorf("held after a refusal: got %d, want %d", n, memoryDescriptors)
+	}
+	user.Give(quota.Descriptors, memoryDescriptors)
+
+	f := &File{srv: New(Config{}), user: user, client: client}
+	f.client.Process = processOf(t, os.Getpid())
+	f.space.windows = umem.NewLocal()
+	if err := f.take(quota.Descriptors, connectionDescriptors); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.take(quota.Descriptors, memoryDescriptors); !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("take: got %v, want EMFILE", err)
+	}
+	if err := f.takeMemory(ownMemory(t)); !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("takeMemory: got %v, want EMFILE", err)
+	}
+	if f.space.process.Load() != nil {
+		t.Error("memory that could not be charged is taken over")
+	}
+	f.client.Process = nil
+	f.release()
+	if n := user.Held(quota.Descriptors); n != 0 {
+		t.Errorf("held at the end: got %d, want 0", n)
+	}
+}
+
+// TestNoConnectionManager tests that a service without one opens none.
+func TestNoConnectionManager(t *testing.T) {
+	client := Client{PID: os.Getpid(), UID: os.Getuid(), Process: processOf(t, os.Getpid())}
+	if f, _, err := New(Config{}).Open(client, devfile.ConnectionManager); !errors.Is(err, syscall.ENODEV) {
+		t.Errorf("Open: got %v, %v, want ENODEV", f, err)
+	}
+}
+
+// TestLowPortsOfUsers tests that an ordinary user may not bind ports below 1024.
+func TestLowPortsOfUsers(t *testing.T) {
+	if (cmCaller{&File{client: Client{UID: 4242}}}).MayBindLowPorts() {
+		t.Error("user 4242 may bind low ports")
+	}
+}

@@ -1,0 +1,193 @@
+package service
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/ctl"
+)
+
+// asUser calls f on a thread of another user's, which ends with it.
+func asUser(t *testing.T, uid uintptr, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if unix.Gettid() == os.Getpid() { // the first thread does not end: f is another's
+			defer runtime.UnlockOSThread()
+			asUser(t, uid, f)
+			return
+		}
+		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uid, ^uintptr(0)); e != 0 {
+			t.Error(e)
+			return
+		}
+		f()
+	}()
+	<-done
+}
+
+// TestSpareDescriptorIsForManagers tests that without descriptors a user is told so, and is not served.
+func TestSpareDescriptorIsForManagers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
+	dir := t.TempDir()
+	for d := dir; d != "/"; d = filepath.Dir(d) {
+		if fi, err := os.Stat(d); err == nil && fi.Mode().Perm()&0o001 == 0 {
+			if err := os.Chmod(d, fi.Mode().Perm()|0o111); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	loc := ctl.Location{Socket: filepath.Join(dir, "sock")}
+	l, err := Listen(loc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Release()
+	defer l.Close()
+	if err := os.Chmod(loc.Socket, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	ask := func() (err error) {
+		var c *ctl.Client
+		if c, err = ctl.Dial(loc); err != nil {
+			return err
+		}
+		defer c.Close()
+		accepted := make(chan struct{})
+		go func() { // on a thread of the service's user
+			defer close(accepted)
+			var spare spare
+			spare.fill()
+			s.acceptWithSpare(l, &spare)
+		}()
+		<-accepted
+		_, err = c.Do(&ctl.Request{Op: ctl.OpInfo})
+		return err
+	}
+	if err := ask(); err != nil {
+		t.Errorf("a manager: %v", err)
+	}
+	asUser(t, 65533, func() { err = ask() })
+	if !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("another user: got %v, want EMFILE", err)
+	}
+}
+
+// TestLateAnswerOfLauncher tests that once an answer of a launcher's has not come as it should, no later one is taken: it
+// could be the answer to another question.
+func TestLateAnswerOfLauncher(t *testing.T) {
+	ends := connected(t)
+	l := &launcher{c: ctl.Conn{UnixConn: ends[0]}}
+	go func() {
+		io.ReadFull(ends[1], make([]byte, 4))
+		ends[1].Write(binary.LittleEndian.AppendUint32(nil, ctl.MaxHelpAnswer+1))
+	}()
+	if _, err := l.OpenMem(1); err == nil {
+		t.Fatal("a malformed answer is taken")
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	if err := (ctl.Conn{UnixConn: ends[1]}).Send(&ctl.HelpAnswer{}, null); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := l.OpenMem(2); err == nil {
+		t.Errorf("a late answer is taken: %s", f.Name())
+		f.Close()
+	}
+	if err := l.notice("text"); err == nil {
+		t.Error("a notice is taken for shown")
+	}
+	// The descriptor that nobody has taken.
+	if f, err := (ctl.Conn{UnixConn: ends[0]}).Receive(new(ctl.HelpAnswer), ctl.Limits{Size: ctl.MaxHelpAnswer}); err == nil && f != nil {
+		f.Close()
+	}
+}
+
+// TestClientsThatWait tests that neither a user who connects and asks nothing, nor one who reads no answers, is waited for.
+func TestClientsThatWait(t *testing.T) {
+	t.Parallel()
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.32"}})
+	const least, most = firstMessage / 2, firstMessage + restOfMessage + 5*time.Second
+	ends, silent := connected(t), connected(t)
+	began := time.Now()
+	s.admitPeer(silent[0], peer{uid: 4242})
+	ends[0].SetWriteBuffer(1)
+	ends[1].SetReadBuffer(1)
+	go s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: 4242}, 0)
+	ended := make(chan error, 1)
+	go func() {
+		ask := message(t, &ctl.Request{Protocol: ctl.Protocol, Op: ctl.OpLinkShow})
+		ends[1].SetWriteDeadline(began.Add(most))
+		for {
+			if _, err := ends[1].Write(ask); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	silent[1].SetReadDeadline(began.Add(most))
+	if n, err := silent[1].Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("a client that asks nothing: got %d bytes, %v, want the end of the connection", n, err)
+	} else if d := time.Since(began); d < least {
+		t.Errorf("a client that asks nothing is disconnected after %v", d)
+	}
+	if err := <-ended; !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("a client that reads nothing: got %v, want the end of the connection", err)
+	}
+}
+
+// TestPeerProcessOfAnother tests that before Linux 6.5 the process that has the peer's number now is taken for the peer
+// only if it is that user's, or root's.
+func TestPeerProcessOfAnother(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	child, err := os.StartProcess("/bin/sleep", []string{"sleep", "60"}, &os.ProcAttr{Sys: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65533, Gid: 65533}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer child.Wait()
+	defer child.Kill()
+	for uid, ok := range map[int]bool{65533: true, 65532: false, 0: false} {
+		fd, err := (peer{pid: child.Pid, uid: uid}).openProcess()
+		if (err == nil) != ok || err != nil && !errors.Is(err, syscall.EPERM) {
+			t.Errorf("user %d: got %v, want success: %v", uid, err, ok)
+		}
+		if err == nil {
+			unix.Close(fd)
+		}
+	}
+}
+
+// TestLauncherAnswersNothing tests that an answer without a descriptor is an error.
+func TestLauncherAnswersNothing(t *testing.T) {
+	ends := connected(t)
+	go func(c *net.UnixConn) {
+		var h ctl.Help
+		if _, err := (ctl.Conn{UnixConn: c}).Receive(&h, ctl.Limits{Size: ctl.MaxRequest}); err == nil {
+			_ = ctl.Conn{UnixConn: c}.Send(&ctl.HelpAnswer{}, nil)
+		}
+	}(ends[1])
+	if f, err := (&launcher{c: ctl.Conn{UnixConn: ends[0]}}).OpenMem(1); err == nil || !strings.Contains(err.Error(), "without a descriptor") {
+		t.Errorf("an answer without a descriptor: got %v, %v, want an error", f, err)
+	}
+}

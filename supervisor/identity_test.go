@@ -1,0 +1,237 @@
+package supervisor
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/quota"
+	"verbena/internal/testutil"
+)
+
+// endedProcess returns a process whose number is this one's, and which has ended.
+func endedProcess(t *testing.T) *process {
+	t.Helper()
+	c := exec.Command("/bin/sleep", "60")
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pidfd := openPidfd(t, c.Process.Pid)
+	_ = c.Process.Kill()
+	_ = c.Wait()
+	conn, err := pidfd.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &process{pid: os.Getpid(), pidfd: pidfd, conn: conn}
+}
+
+// TestEndedProcessHasNothing tests that a process that has ended is not taken for the one that has its number now.
+func TestEndedProcessHasNothing(t *testing.T) {
+	p := endedProcess(t)
+	if p.alive() {
+		t.Error("it is alive")
+	}
+	if p.has(uint32(unix.Gettid())) {
+		t.Error("it has a thread of this process")
+	}
+	if runs(p.pidfd) {
+		t.Error("it runs")
+	}
+}
+
+// TestLimitOfAnothersNumber tests that the limit of open files is not raised of a process that only has the caller's number.
+func TestLimitOfAnothersNumber(t *testing.T) {
+	var before, after unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	lower := unix.Rlimit{Cur: before.Cur - 1, Max: before.Max}
+	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &lower, nil); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Prlimit(0, unix.RLIMIT_NOFILE, &before, nil)
+	w := &worker{session: &Session{sup: &Supervisor{}}}
+	restore, err := w.raiseLimit(endedProcess(t), lower.Cur+1)
+	if !errors.Is(err, errGone) {
+		t.Errorf("got %v, want errGone", err)
+	}
+	if unix.Prlimit(0, unix.RLIMIT_NOFILE, nil, &after) != nil || after != lower {
+		t.Errorf("the limit is %+v, want %+v", after, lower)
+	}
+	restore()
+}
+
+// TestCapabilitiesOfUserNamespace tests that no capability counts that a process has in a user namespace of its own.
+func TestCapabilitiesOfUserNamespace(t *testing.T) {
+	testutil.NeedRoot(t, "to have capabilities outside of a user namespace")
+	start := func(flags uintptr) *identity {
+		t.Helper()
+		c := exec.Command("/bin/sleep", "60")
+		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags}
+		if flags != 0 {
+			ids := []syscall.SysProcIDMap{{Size: 1}}
+			c.SysProcAttr.UidMappings, c.SysProcAttr.GidMappings = ids, ids
+		}
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer c.Wait()
+		defer c.Process.Kill()
+		id, err := identify(c.Process.Pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	inside, outside := start(syscall.CLONE_NEWUSER), start(0)
+	if inside.fileCapability || inside.bindCapability || inside.rawCapability {
+		t.Errorf("inside: CAP_DAC_OVERRIDE %v, CAP_NET_BIND_SERVICE %v, CAP_NET_RAW %v, want none", inside.fileCapability, inside.bindCapability, inside.rawCapability)
+	}
+	if !outside.fileCapability || !outside.bindCapability || !outside.rawCapability {
+		t.Errorf("outside: CAP_DAC_OVERRIDE %v, CAP_NET_BIND_SERVICE %v, CAP_NET_RAW %v, want all", outside.fileCapability, outside.bindCapability, outside.rawCapability)
+	}
+}
+
+// TestOverflowUserOwnsNothing tests that the id that stands for all users without one is no owner of the device files.
+func TestOverflowUserOwnsNothing(t *testing.T) {
+	const nobody = 4242
+	old := overflowUID
+	defer func() { overflowUID = old }()
+	n := Node{UID: nobody, GID: 1, Mode: 0o600}
+	id := &identity{}
+	if overflowUID = func() int { return -1 }; !n.allows(id, nobody, 2, mayRead|mayWrite) {
+		t.Error("the owner may not open the file")
+	}
+	if overflowUID = func() int { return nobody }; n.allows(id, nobody, 2, mayRead) {
+		t.Error("the overflow id may open the file of an owner without a number")
+	}
+}
+
+// TestAttachOfEndedLauncher tests that a launcher that has ended attaches nothing: its number may be another's.
+func TestAttachOfEndedLauncher(t *testing.T) {
+	w := newWorld(t)
+	th, listener := filteredThread(t)
+	defer th.end()
+	defer listener.Close()
+	p := endedProcess(t)
+	if s, err := w.sup.Attach(listener, SessionInfo{LauncherPID: p.pid, Pidfd: p.pidfd}); !errors.Is(err, unix.ESRCH) {
+		t.Errorf("got %v, %v, want ESRCH", s, err)
+	}
+}
+
+// TestListenerIsNothingElse tests that a descriptor whose file answers an unknown ioctl(2) as an old listener does is not
+// taken for one.
+func TestListenerIsNothingElse(t *testing.T) {
+	w := newWorld(t)
+	const userModeOnly = 1 // UFFD_USER_MODE_ONLY
+	fd, _, e := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|userModeOnly, 0, 0)
+	if e != 0 {
+		t.Fatal("userfaultfd:", e)
+	}
+	f := os.NewFile(fd, "userfaultfd")
+	defer f.Close()
+	if s, err := w.sup.Attach(f, SessionInfo{LauncherPID: os.Getpid()}); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("got %v, %v, want EINVAL", s, err)
+	}
+}
+
+// TestNetlinkSocketsAreBounded tests that a user has so many netlink sockets and no more, whatever others have.
+func TestNetlinkSocketsAreBounded(t *testing.T) {
+	ledger := quota.New(quota.Limits{})
+	s := &Supervisor{netlinkUsers: map[int]*netlinkUser{}, netlinks: map[inode]*netlinkSocket{}}
+	next := uint64(0)
+	enter := func(uid int) (*netlinkSocket, error) {
+		next++
+		n := &netlinkSocket{sup: s, user: ledger.User(uid), inode: inode{1, next}}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return n, s.enterNetlink(n)
+	}
+	var last *netlinkSocket
+	for i := range maxNetlinkSockets {
+		var err error
+		if last, err = enter(1); err != nil {
+			t.Fatalf("socket %d: %v", i, err)
+		}
+	}
+	if _, err := enter(1); !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("one more: got %v, want EMFILE", err)
+	}
+	if _, err := enter(2); err != nil {
+		t.Errorf("another user: %v", err)
+	}
+	s.leaveNetlink(last)
+	if _, err := enter(1); err != nil {
+		t.Errorf("after one has gone: %v", err)
+	}
+}
+
+// TestUnknownSender tests that a datagram without credentials, or with others than they should be, is of no user.
+func TestUnknownSender(t *testing.T) {
+	rights := unix.UnixRights(0)
+	for name, oob := range map[string][]byte{"none": nil, "cut": {1, 2, 3}, "descriptors": rights} {
+		if uid := senderOf(oob); uid != -1 {
+			t.Errorf("%s: got user %d, want -1", name, uid)
+		}
+	}
+	if uid := senderOf(unix.UnixCredentials(&unix.Ucred{Uid: 4242})); uid != 4242 {
+		t.Errorf("credentials: got user %d, want 4242", uid)
+	}
+}
+
+// TestUnreadAnswersAreBounded tests that a user who reads no answers gets no more of them, on any socket.
+func TestUnreadAnswersAreBounded(t *testing.T) {
+	s := newWorld(t).sup
+	n := &netlinkSocket{sup: s, user: quota.New(quota.Limits{}).User(1), opener: 1, all: &netlinkUser{}}
+	request := make([]byte, unix.SizeofNlMsghdr)
+	binary.NativeEndian.PutUint32(request, uint32(len(request)))
+	binary.NativeEndian.PutUint16(request[4:], 5<<10|1) // RDMA_NL_NLDEV, RDMA_NLDEV_CMD_GET
+	binary.NativeEndian.PutUint16(request[6:], unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
+	errno := func() syscall.Errno {
+		for _, b := range n.answers(1, request) {
+			if binary.NativeEndian.Uint16(b[4:]) == unix.NLMSG_ERROR {
+				return syscall.Errno(-int32(binary.NativeEndian.Uint32(b[unix.SizeofNlMsghdr:])))
+			}
+		}
+		return 0
+	}
+	for _, c := range []struct {
+		unread int
+		want   syscall.Errno
+	}{{0, 0}, {maxNetlinkUnread, 0}, {maxNetlinkUnread + 1, syscall.ENOBUFS}} {
+		if n.all.unread = c.unread; errno() != c.want {
+			t.Errorf("with %d bytes unread: want %v", c.unread, c.want)
+		}
+	}
+}
+
+// TestMemoryByHelperIsBound tests that memory which the launcher has opened is never reached by the process's number: this
+// process may not access the process, nor who has its number next.
+func TestMemoryByHelperIsBound(t *testing.T) {
+	defer func() { askHelper = false }()
+	askHelper = true
+	w := newWorld(t)
+	r := w.startSelf("hold")
+	w.printed(r, "open")
+	r.session.mu.Lock()
+	spaces := 0
+	for _, p := range r.session.processes {
+		if p.space != nil {
+			if spaces++; !p.space.Bound() {
+				t.Errorf("process %d is reached by its number", p.pid)
+			}
+		}
+	}
+	r.session.mu.Unlock()
+	if spaces == 0 {
+		t.Error("the memory of no process is known")
+	}
+	r.Signal(unix.SIGKILL)
+	w.finish(r)
+}
