@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/ctl/devfile"
+	"verbena/internal/principal"
 	"verbena/internal/quota"
 	"verbena/umem"
 )
@@ -86,7 +87,7 @@ func TestLimitOfAnothersNumber(t *testing.T) {
 // TestCharges tests that a connection, and the memory of a client, are refused at the limit of descriptors.
 func TestCharges(t *testing.T) {
 	ledger := quota.New(quota.Limits{quota.Descriptors: {PerUser: connectionDescriptors + memoryDescriptors - 1}})
-	client := Client{PID: os.Getpid(), UID: 4242}
+	client := Client{PID: os.Getpid(), UID: 4242, Principal: principal.Principal{Account: quota.ID{UID: 4242}}}
 	user := ledger.User(client.UID)
 	if err := user.Take(quota.Descriptors, memoryDescriptors); err != nil {
 		t.Fatal(err)

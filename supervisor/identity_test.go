@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/quota"
+	"verbena/internal/rights"
 	"verbena/internal/testutil"
 )
 
@@ -144,7 +145,7 @@ func TestListenerIsNothingElse(t *testing.T) {
 // TestNetlinkSocketsAreBounded tests that a user has so many netlink sockets and no more, whatever others have.
 func TestNetlinkSocketsAreBounded(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
-	s := &Supervisor{netlinkUsers: map[int]*netlinkUser{}, netlinks: map[inode]*netlinkSocket{}}
+	s := &Supervisor{netlinkUsers: map[*quota.User]*netlinkUser{}, netlinks: map[inode]*netlinkSocket{}}
 	next := uint64(0)
 	enter := func(uid int) (*netlinkSocket, error) {
 		next++
@@ -172,29 +173,16 @@ func TestNetlinkSocketsAreBounded(t *testing.T) {
 	}
 }
 
-// TestUnknownSender tests that a datagram without credentials, or with others than they should be, is of no user.
-func TestUnknownSender(t *testing.T) {
-	rights := unix.UnixRights(0)
-	for name, oob := range map[string][]byte{"none": nil, "cut": {1, 2, 3}, "descriptors": rights} {
-		if uid := senderOf(oob); uid != -1 {
-			t.Errorf("%s: got user %d, want -1", name, uid)
-		}
-	}
-	if uid := senderOf(unix.UnixCredentials(&unix.Ucred{Uid: 4242})); uid != 4242 {
-		t.Errorf("credentials: got user %d, want 4242", uid)
-	}
-}
-
 // TestUnreadAnswersAreBounded tests that a user who reads no answers gets no more of them, on any socket.
 func TestUnreadAnswersAreBounded(t *testing.T) {
 	s := newWorld(t).sup
-	n := &netlinkSocket{sup: s, user: quota.New(quota.Limits{}).User(1), opener: 1, all: &netlinkUser{}}
+	n := &netlinkSocket{sup: s, user: quota.New(quota.Limits{}).User(1), opener: netlinkOpener{uid: 1}, all: &netlinkUser{}}
 	request := make([]byte, unix.SizeofNlMsghdr)
 	binary.NativeEndian.PutUint32(request, uint32(len(request)))
 	binary.NativeEndian.PutUint16(request[4:], 5<<10|1) // RDMA_NL_NLDEV, RDMA_NLDEV_CMD_GET
 	binary.NativeEndian.PutUint16(request[6:], unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
 	errno := func() syscall.Errno {
-		for _, b := range n.answers(1, request) {
+		for _, b := range n.answers(&rights.Sender{PID: 1, UID: 1}, request) {
 			if binary.NativeEndian.Uint16(b[4:]) == unix.NLMSG_ERROR {
 				return syscall.Errno(-int32(binary.NativeEndian.Uint32(b[unix.SizeofNlMsghdr:])))
 			}

@@ -342,3 +342,20 @@ func TestQueueBound(t *testing.T) {
 		t.Error("the close waits although there is a worker")
 	}
 }
+
+// TestUnknownSender: a datagram without credentials, or with other control data, is of no user.
+func TestUnknownSender(t *testing.T) {
+	fds, closed := pipes(t, 1)
+	for name, oob := range map[string][]byte{"none": nil, "cut": {1, 2, 3}, "descriptors": unix.UnixRights(fds[0])} {
+		var m Message
+		if err := m.parse(oob); m.Sender != nil {
+			t.Errorf("%s: got %+v, %v", name, m.Sender, err)
+		}
+	}
+	var m Message
+	if err := m.parse(unix.UnixCredentials(&unix.Ucred{Pid: 17, Uid: 4242})); err != nil || m.Sender == nil || *m.Sender != (Sender{17, 4242}) {
+		t.Errorf("credentials: got %+v, %v", m.Sender, err)
+	}
+	closeAll(fds)
+	closed()
+}
