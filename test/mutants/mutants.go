@@ -671,4 +671,14 @@ var mutants = []listed{
 	{"a copy that arrives is another packet", "capture/sequence.go", "p.in && n > 0", "false"},
 	{"a retransmission is a new packet", "capture/sequence.go", "x.Again = known && !last.psn.Less(p.PSN)", "x.Again = false && last.read"},
 	{"no packet is lost", "capture/sequence.go", ".Lost = arrivals[k.flow]", ".Lost = false"},
+
+	// defects of the second security review that no generated mutant is like
+	{"memory that the launcher has opened is reached by number", "supervisor/caller.go",
+		"	bound = bound || !direct\n", ""},
+	{"a late answer of a launcher is taken for another's", "service/help.go",
+		"	if l.gone != nil {\n		return nil, l.gone\n	}\n", ""},
+	{"the bounding set is kept", "internal/privilege/privilege.go",
+		"if keep&(1<<c) != 0 || have.Bounding&(1<<c) == 0 {", "if true {"},
+	{"other processes of the user get into /proc/self", "internal/privilege/privilege.go",
+		"unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)", "unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0)"},
 }
