@@ -108,7 +108,6 @@ func openProc(path string, how int) (*os.File, error) {
 	return os.OpenFile(path, how|unix.O_NOFOLLOW|unix.O_NOCTTY, 0)
 }
 
-//verbena:allow close files of /proc, whose close does not wait
 func (c *ProcessConfig) close() {
 	for _, f := range [...]*os.File{c.Pidfd, c.Mem, c.Maps} {
 		if f != nil {

@@ -118,7 +118,6 @@ func (s *Files) enter() bool {
 	}
 }
 
-//verbena:allow close files of /proc, whose close does not wait
 func (s *Files) leave() {
 	if s.users.Add(-1) == 0 {
 		s.mem.Close()

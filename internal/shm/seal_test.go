@@ -26,7 +26,7 @@ func TestCreatedIsSealed(t *testing.T) {
 	p := openForProgram(t, f)
 	for _, size := range []int64{0, int64(os.Getpagesize())} {
 		if err := p.Truncate(size); !errors.Is(err, syscall.EPERM) {
-			t.Errorf("truncate to %d: got %v, want EPERM", size, err)
+			t.Fatalf("truncate to %d: got %v, want EPERM", size, err)
 		}
 	}
 	if _, err := unix.FcntlInt(p.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE); !errors.Is(err, syscall.EPERM) {

@@ -713,4 +713,13 @@ var mutants = []listed{
 		"			if of == a.own[userNS] {\n				inode", "			if of == of {\n				inode"},
 	{"subordinate ids are users", "internal/principal/principal.go",
 		"	id.UID = int(owner)\n", ""},
+	// defects of the second security review that no generated mutant is like
+	{"memory that the launcher has opened is reached by number", "supervisor/caller.go",
+		"	bound = bound || !direct\n", ""},
+	{"a late answer of a launcher is taken for another's", "service/help.go",
+		"	if l.gone != nil {\n		return nil, l.gone\n	}\n", ""},
+	{"the bounding set is kept", "internal/privilege/privilege.go",
+		"if keep&(1<<c) != 0 || have.Bounding&(1<<c) == 0 {", "if true {"},
+	{"other processes of the user get into /proc/self", "internal/privilege/privilege.go",
+		"unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)", "unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0)"},
 }

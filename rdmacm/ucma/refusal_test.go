@@ -1,0 +1,91 @@
+package ucma
+
+import (
+	"errors"
+	"net/netip"
+	"syscall"
+	"testing"
+
+	ibslot "verbena/ib/slot"
+	"verbena/internal/quota"
+	"verbena/rdmacm/msg"
+	"verbena/uapi"
+	"verbena/uapi/ucm"
+)
+
+// TestMalformed tests the refusals of commands on an ID that is resolved, which nothing below package ucma would refuse.
+func TestMalformed(t *testing.T) {
+	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+		const gid, route = uint8(afIB), 400
+		v4 := sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))
+		group := sockaddrOf(netip.MustParseAddrPort("239.1.2.3:0"))
+		ib := ucm.Sockaddr{0: gid}
+		var v4Short, ibShort, odd ucm.SockaddrIn6
+		copy(v4Short[:], v4[:])
+		ibShort[0], odd[0] = gid, 1
+		id := a.create(msg.PortSpaceTCP, 1)
+		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet, DstAddr: v4}, 0))
+		a.event()
+		udp := a.create(msg.PortSpaceUDP, 2)
+		a.must(a.bind(udp, "10.0.0.1:0"))
+		fresh := a.create(msg.PortSpaceTCP, 3)
+		foreign := newProgram(t, NewServer(s.m), nil)
+		defer foreign.files[0].Close()
+		a.files = append(a.files, foreign.files[0])
+		for _, c := range []struct {
+			what string
+			err  error
+			want syscall.Errno
+		}{
+			{"no room for the answer to DESTROY_ID", issue(a, ucm.CmdDestroyID, ucm.DestroyID{Response: responseAt, ID: fresh}, 3), syscall.ENOSPC},
+			{"no room for the answer to LEAVE_MCAST", issue(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: udp}, 3), syscall.ENOSPC},
+			{"no room for the answer to JOIN_MCAST", issue(a, ucm.CmdJoinMcast, ucm.JoinMcast{Response: responseAt, ID: udp, AddrSize: sizeofInet, Addr: group}, 3), syscall.ENOSPC},
+			{"no room for the answer to MIGRATE_ID", issue(a, ucm.CmdMigrateID, ucm.MigrateID{Response: responseAt, ID: fresh}, 3), syscall.ENOSPC},
+			{"no room for the answer to QUERY_ROUTE", issue(a, ucm.CmdQueryRoute, ucm.Query{Response: responseAt, ID: id}, routeWithoutIndex-1), syscall.ENOSPC},
+			{"no room for the answer to QUERY", issue(a, ucm.CmdQuery, ucm.Query{Response: responseAt, ID: id, Option: ucm.QueryPath}, 7), syscall.ENOSPC},
+			{"no room for the answer to INIT_QP_ATTR", issue(a, ucm.CmdInitQPAttr, ucm.InitQPAttr{Response: responseAt, ID: id, QPState: 1}, uapi.SizeOf[ucm.QPAttr]()-1), syscall.ENOSPC},
+			{"a state beyond the last", issue(a, ucm.CmdInitQPAttr, ucm.InitQPAttr{Response: responseAt, ID: id, QPState: 7}, 144), syscall.EINVAL},
+			{"bind to an address of InfiniBand by BIND_IP", issue(a, ucm.CmdBindIP, ucm.BindIP{ID: fresh, Addr: ibShort}, 0), syscall.EINVAL},
+			{"bind to no address", issue(a, ucm.CmdBindIP, ucm.BindIP{ID: fresh}, 0), syscall.EAFNOSUPPORT},
+			{"resolve a source of an unknown family", issue(a, ucm.CmdResolveIP, ucm.ResolveIP{ID: fresh, SrcAddr: odd, DstAddr: v4Short}, 0), syscall.EINVAL},
+			{"resolve a source of InfiniBand", issue(a, ucm.CmdResolveIP, ucm.ResolveIP{ID: fresh, SrcAddr: ibShort, DstAddr: v4Short}, 0), syscall.EINVAL},
+			{"resolve no destination", issue(a, ucm.CmdResolveIP, ucm.ResolveIP{ID: fresh}, 0), syscall.EINVAL},
+			{"resolve with reserved bits", issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: fresh, DstSize: sizeofInet, DstAddr: v4, Reserved: 1}, 0), syscall.EINVAL},
+			{"resolve a source of a wrong size", issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: fresh, SrcSize: 28, SrcAddr: v4, DstSize: sizeofInet, DstAddr: v4}, 0), syscall.EINVAL},
+			{"resolve a destination of a wrong size", issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: fresh, DstSize: 28, DstAddr: v4}, 0), syscall.EINVAL},
+			{"resolve a destination of InfiniBand", issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: fresh, DstSize: uint16(parse(ib[:]).size), DstAddr: ib}, 0), syscall.ENODEV},
+			{"an event of others", issue(a, ucm.CmdNotify, ucm.Notify{ID: id, Event: 1}, 0), syscall.EINVAL},
+			{"no path", issue(a, ucm.CmdSetOption, ucm.SetOption{ID: id, Level: ucm.OptionIB, OptName: ucm.OptionIBPath, OptVal: responseAt}, 0), syscall.EINVAL},
+			{"half a path", issue(a, ucm.CmdSetOption, ucm.SetOption{ID: id, Level: ucm.OptionIB, OptName: ucm.OptionIBPath, OptVal: responseAt, OptLen: 36}, 0), syscall.EINVAL},
+			{"join an address of a wrong size", issue(a, ucm.CmdJoinMcast, ucm.JoinMcast{Response: responseAt, ID: udp, AddrSize: 28, Addr: group}, 4), syscall.EINVAL},
+			{"join with unknown flags", issue(a, ucm.CmdJoinMcast, ucm.JoinMcast{Response: responseAt, ID: udp, AddrSize: sizeofInet, JoinFlags: 2, Addr: group}, 4), syscall.EINVAL},
+			{"join no address", issue(a, ucm.CmdJoinIPMcast, ucm.JoinIPMcast{Response: responseAt, ID: udp}, 4), syscall.EAFNOSUPPORT},
+			{"migrate from another service's file", issue(a, ucm.CmdMigrateID, ucm.MigrateID{Response: responseAt, ID: fresh, FD: 1}, 4), syscall.EINVAL},
+		} {
+			if !errors.Is(c.err, c.want) {
+				t.Errorf("%s: got %v, want %v", c.what, c.err, c.want)
+			}
+		}
+		a.must(issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0))
+		a.event()
+		if err := issue(a, ucm.CmdConnect, ucm.Connect{ID: id}, 0); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("connect without parameters: got %v, want EINVAL", err)
+		}
+		a.destroy(fresh) // which no refusal has destroyed
+	})
+}
+
+// TestClosedFile tests that no ID is made for a file that was closed: nothing would destroy it.
+func TestClosedFile(t *testing.T) {
+	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+		user := quota.New(quota.Limits{}).User(3)
+		p := newProgram(t, s, user)
+		p.files[0].Close()
+		if err := issue(p, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 0x106}, 4); err == nil {
+			t.Error("create an ID on a closed file: got success, want an error")
+		}
+		if n := user.Held(quota.CMIDs); n != 0 {
+			t.Errorf("held: got %d IDs, want 0", n)
+		}
+	})
+}

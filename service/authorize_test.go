@@ -1,0 +1,119 @@
+package service
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/ctl"
+	"verbena/internal/quota"
+	"verbena/supervisor"
+)
+
+// TestRequestsOfUsers tests what a user beside managers is answered, request by request: what changes something for
+// others, or shows what they have, is refused.
+func TestRequestsOfUsers(t *testing.T) {
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.33"}})
+	ends := connected(t)
+	go s.serve(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), 0)
+	c := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
+	for _, op := range []ctl.Op{
+		ctl.OpStop, ctl.OpYield, ctl.OpLinkAdd, ctl.OpLinkDel, ctl.OpLinkSet, ctl.OpDevReset, ctl.OpDevUnplug, ctl.OpDevPlug, ctl.OpDevHang,
+		ctl.OpDevEvent, ctl.OpFaultAdd, ctl.OpFaultShow, ctl.OpFaultClear, ctl.OpQPShow, ctl.OpQPTrace, ctl.OpProfile, ctl.OpCapture, "unknown",
+	} {
+		if _, err := c.Do(&ctl.Request{Op: op, Name: "rxe0"}); !errors.Is(err, syscall.EPERM) {
+			t.Errorf("%s: got %v, want EPERM", op, err)
+		}
+	}
+	for _, op := range []ctl.Op{ctl.OpInfo, ctl.OpLinkShow, ctl.OpResShow, ctl.OpDevShow, ctl.OpStatShow} {
+		if _, err := c.Do(&ctl.Request{Op: op}); err != nil {
+			t.Errorf("%s: %v", op, err)
+		}
+	}
+	for range maxRequests {
+		done, err := s.requests.begin(quota.ID{UID: 4242})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer done()
+	}
+	if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo}); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("one request more than a user may have: got %v, want EBUSY", err)
+	}
+}
+
+// TestTraceIsRefused tests that a user who may have no more descriptors gets no trace.
+func TestTraceIsRefused(t *testing.T) {
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.34"}})
+	user := s.quota.User(4242)
+	n := s.quota.Limits()[quota.Descriptors].Most()
+	for n > 0 && user.Take(quota.Descriptors, n) != nil {
+		n--
+	}
+	defer user.Give(quota.Descriptors, n)
+	if _, theirs, end, err := s.startTrace(userPeer(4242)); !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("got %v, want EMFILE", err)
+		if err == nil {
+			theirs.Close()
+			end()
+		}
+	}
+}
+
+// TestSharedSocket tests the owner and the mode of a socket that others may use, and that it is refused where they cannot
+// be set.
+func TestSharedSocket(t *testing.T) {
+	dir := t.TempDir()
+	for name, c := range map[string]struct {
+		shared *supervisor.Node
+		mode   uint32
+		gid    int
+	}{
+		"own":    {nil, 0o600, os.Getegid()},
+		"shared": {&supervisor.Node{UID: os.Geteuid(), GID: os.Getegid(), Mode: 0o660}, 0o660, os.Getegid()},
+	} {
+		loc := ctl.Location{Socket: filepath.Join(dir, name)}
+		l, err := Listen(loc, c.shared)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(loc.Socket, &st); err != nil || st.Mode&0o777 != c.mode || int(st.Uid) != os.Geteuid() || int(st.Gid) != c.gid {
+			t.Errorf("%s: got mode %#o, owner %d:%d, %v", name, st.Mode&0o777, st.Uid, st.Gid, err)
+		}
+		l.Release()
+	}
+}
+
+// TestNamesInUse tests that two links have no name in common, whether the first one is complete or not, and that a service
+// that ends makes none.
+func TestNamesInUse(t *testing.T) {
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.35"}})
+	if err := s.reserve("rxe0"); !errors.Is(err, syscall.EEXIST) {
+		t.Errorf("the name of a link: got %v, want EEXIST", err)
+	}
+	if err := s.reserve("rxe1"); err != nil {
+		t.Fatal(err)
+	}
+	defer s.release("rxe1")
+	if err := s.reserve("rxe1"); !errors.Is(err, syscall.EEXIST) {
+		t.Errorf("the name of a link that is being made: got %v, want EEXIST", err)
+	}
+	s.stop()
+	if err := s.reserve("rxe2"); err == nil {
+		s.release("rxe2")
+		t.Error("a link while the service ends: got success, want an error")
+	}
+}
+
+// TestLinkTypes tests that `rdma link add` of a program makes devices of no other type than rxe.
+func TestLinkTypes(t *testing.T) {
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.36"}})
+	if err := (linksOf{s}).AddLink("rxe1", "siw", "lo"); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("got %v, want EINVAL", err)
+	}
+}
