@@ -29,7 +29,7 @@ type Ancestor struct{}
 
 // OpenMem implements Helper.
 func (Ancestor) OpenMem(tid int) (*os.File, error) {
-	if err := descends(tid); err != nil {
+	if err := Descends(tid); err != nil {
 		return nil, err
 	}
 	return os.OpenFile("/proc/"+strconv.Itoa(tid)+"/mem", os.O_RDWR|unix.O_NOFOLLOW|unix.O_NOCTTY, 0)
@@ -38,8 +38,8 @@ func (Ancestor) OpenMem(tid int) (*os.File, error) {
 // maxDescent bounds the way up from a process, which may change while it is walked.
 const maxDescent = 4096
 
-// descends reports an error unless a thread's process descends from this one.
-func descends(tid int) error {
+// Descends returns an error unless a thread's process descends from this one.
+func Descends(tid int) error {
 	at := tid
 	for range maxDescent {
 		pid, parent, err := parentOf(at)

@@ -99,6 +99,16 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	if err != nil {
 		return fail(err)
 	}
+	// From here on a thread may wait for the launcher's memory, which counts as one of the user's.
+	user := s.cfg.Quota.Account(info.Account)
+	if err := sessionCharges.take(user); err != nil {
+		return fail(err)
+	}
+	defer func() {
+		if err != nil {
+			sessionCharges.give(user)
+		}
+	}()
 	// Access that is denied to the launcher's memory will be denied to the program's.
 	var helper Helper
 	if s.cfg.AskHelper || directAccess(info.LauncherPID) != nil {
@@ -112,7 +122,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	t := &Session{
 		sup:       s,
 		info:      info,
-		user:      s.cfg.Quota.Account(info.Account),
+		user:      user,
 		log:       s.cfg.Log.With("uid", info.UID),
 		listener:  listener,
 		helper:    helper,
@@ -125,14 +135,6 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	if info.Pidfd != nil && !runs(info.Pidfd) { // the number may be another's by now
 		return fail(fmt.Errorf("the launcher has ended: %w", unix.ESRCH))
 	}
-	if err := sessionCharges.take(t.user); err != nil {
-		return fail(err)
-	}
-	defer func() {
-		if err != nil {
-			sessionCharges.give(t.user)
-		}
-	}()
 	t.name = filepath.Join(s.cfg.Dir, "run", fmt.Sprintf("%d-%d", s.sessionCount.Add(1), info.LauncherPID))
 	switch err := setSyncWakeUp(t.fd, true); {
 	case err == nil:

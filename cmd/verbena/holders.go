@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"verbena/internal/shm"
+	"verbena/supervisor"
 )
 
 // holdTime is how long a process may keep a device of a service that has ended open, before SIGTERM and again before
@@ -102,11 +103,12 @@ func (f queueFiles) holders() (pids []int) {
 }
 
 // heldBy reports whether a process has one of the files open, and is of the user who owns the file. A process of another
-// user may have been given the descriptor, and is not to end for that.
+// user may have been given the descriptor, and is not to end for that. Neither is a daemon of root's, to which a program has passed a
+// device that it had opened before it became another user: of root's processes, only those count that descend from this one.
 func (f queueFiles) heldBy(pid int) (held bool) {
 	f.each(pid, func(file *os.File, st *syscall.Stat_t) {
 		file.Close()
-		held = held || wholly(pid, int(st.Uid))
+		held = held || wholly(pid, int(st.Uid)) && (st.Uid != 0 || supervisor.Descends(pid) == nil)
 	})
 	return held
 }

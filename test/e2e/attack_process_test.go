@@ -146,34 +146,45 @@ func TestAttackGrownQueueFile(t *testing.T) {
 	s.lives()
 }
 
-// TestAttackConfusedLauncher: root's launcher, whose service has died, ends the program that it started and that has become another
-// user's, and not the daemon of root's to which that has passed its device. (N8)
+// TestAttackConfusedLauncher: root's launcher, whose service has died, does not end the daemon of root's to which a program has
+// passed its device that has become another user, before or after it has opened that. It ends the program, where that has the file's
+// user. (N8)
 func TestAttackConfusedLauncher(t *testing.T) {
-	s := besiege(t)
-	dir := t.TempDir()
-	for d := dir; d != "/tmp" && d != "/"; d = filepath.Dir(d) {
-		os.Chmod(d, 0o755)
+	for _, first := range []string{"becomes another user", "opens the device"} {
+		t.Run(first, func(t *testing.T) {
+			t.Parallel()
+			s := besiege(t)
+			dir := t.TempDir()
+			for d := dir; d != "/tmp" && d != "/"; d = filepath.Dir(d) {
+				os.Chmod(d, 0o755)
+			}
+			path := filepath.Join(dir, "daemon")
+			daemon := s.outside(0, "keep-descriptor", path)
+			daemon.expect("listening")
+			argv := []string{"run", "--", s.program, "give-device", path, fmt.Sprint(attacker)}
+			if first == "becomes another user" {
+				argv = []string{"run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker), "--clear-groups",
+					s.program, "give-device", path}
+			}
+			p := talk(t, s.cmd(s.deadline(60), argv...))
+			p.until("given", 20*time.Second)
+			daemon.expect("kept")
+			syscall.Kill(s.serve.Process.Pid, syscall.SIGKILL)
+			if first == "becomes another user" {
+				select {
+				case <-p.over:
+				case <-time.After(20 * time.Second):
+					t.Error("the program that holds the device has not been ended")
+				}
+			}
+			select {
+			case <-daemon.over:
+				t.Errorf("root's daemon has been ended: %v", daemon.end)
+			case <-time.After(12 * time.Second):
+			}
+			s.start() // for the end of the test
+		})
 	}
-	path := filepath.Join(dir, "daemon")
-	daemon := s.outside(0, "keep-descriptor", path)
-	daemon.expect("listening")
-	c := s.cmd(s.deadline(60), "run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker), "--clear-groups",
-		s.program, "give-device", path)
-	p := talk(t, c)
-	p.until("given", 20*time.Second)
-	daemon.expect("kept")
-	syscall.Kill(s.serve.Process.Pid, syscall.SIGKILL)
-	select {
-	case <-p.over:
-	case <-time.After(20 * time.Second):
-		t.Error("the program that holds the device has not been ended")
-	}
-	select {
-	case <-daemon.over:
-		t.Errorf("root's daemon has been ended: %v", daemon.end)
-	case <-time.After(12 * time.Second):
-	}
-	s.start() // for the end of the test
 }
 
 // TestAttackUnreadAnswers: answers that are not read take a bounded part of the service's memory. (N9)

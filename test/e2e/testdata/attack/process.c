@@ -184,12 +184,16 @@ int keep_descriptor(int argc, char **argv)
 	return 0;
 }
 
-// give-device PATH: gives a device's descriptor to a daemon, and keeps it open itself.
+// give-device PATH [UID]: opens a device, becomes the user, gives the device's descriptor to a daemon, and keeps it open itself.
 int give_device(int argc, char **argv)
 {
-	CHECK(argc == 1);
+	CHECK(argc == 1 || argc == 2);
 	int fd = open_device()->cmd_fd;
 	control = argv[0];
+	if (argc == 2) {
+		int uid = atoi(argv[1]);
+		CHECK(!setresgid(uid, uid, uid) && !setresuid(uid, uid, uid));
+	}
 	int s = connect_control();
 	CHECK(s >= 0 && send_with(s, "take it", fd) > 0);
 	say("given");
