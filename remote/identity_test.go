@@ -9,10 +9,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/ib"
 	"verbena/internal/ctl/devfile"
 	"verbena/internal/principal"
 	"verbena/internal/quota"
 	"verbena/umem"
+	"verbena/uverbs"
 )
 
 // endedProcess returns a pidfd of a process that has ended.
@@ -128,6 +130,21 @@ func TestNoConnectionManager(t *testing.T) {
 	client := Client{PID: os.Getpid(), UID: os.Getuid(), Process: processOf(t, os.Getpid())}
 	if f, _, err := New(Config{}).Open(client, devfile.ConnectionManager); !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("Open: got %v, %v, want ENODEV", f, err)
+	}
+}
+
+// TestUnknownQueuePair tests that an ordinary user may connect no queue pair that no program has.
+func TestUnknownQueuePair(t *testing.T) {
+	srv, err := uverbs.NewServer(&ib.Core{}, uverbs.ServerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer srv.Close()
+	user := quota.New(quota.Limits{}).User(4242)
+	for _, u := range []*quota.User{user, nil} { // no program has it, and so no user
+		if (cmCaller{&File{srv: New(Config{Uverbs: srv}), user: u, client: Client{UID: 4242}}}).MayConnect(nil, 17) {
+			t.Errorf("user %d may connect a queue pair of no program", u.ID().UID)
+		}
 	}
 }
 
