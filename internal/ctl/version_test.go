@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -60,24 +61,36 @@ func TestOlderService(t *testing.T) {
 
 // TestYieldOfAnotherVersion: where the version of the client is refused, an older one is tried that has the request.
 func TestYieldOfAnotherVersion(t *testing.T) {
+	var mu sync.Mutex // the race detector does not know that a message orders what is before it
 	var tried []int
+	try := func(protocol int) {
+		mu.Lock()
+		defer mu.Unlock()
+		tried = append(tried, protocol)
+	}
 	c := answering(t, func(r *Request) any {
-		tried = append(tried, r.Protocol)
+		try(r.Protocol)
 		if r.Op != OpYield {
 			return map[string]any{"Error": "of another version", "Errno": syscall.EPROTO}
 		}
 		return &Response{}
 	})
-	if err := c.Yield(time.Second); err != nil || len(tried) != 1 || tried[0] != Protocol {
+	err := c.Yield(time.Second)
+	mu.Lock()
+	if err != nil || len(tried) != 1 || tried[0] != Protocol {
 		t.Errorf("got %v, tried %v", err, tried)
 	}
 	tried = nil
+	mu.Unlock()
 	c = answering(t, func(r *Request) any {
-		tried = append(tried, r.Protocol)
+		try(r.Protocol)
 		return map[string]any{"Error": "of another version", "Errno": syscall.EPROTO}
 	})
 	var no *YieldError
-	if err := c.Yield(time.Second); !errors.As(err, &no) || len(tried) != Protocol-firstYield+1 || tried[len(tried)-1] != firstYield {
+	err = c.Yield(time.Second)
+	mu.Lock()
+	defer mu.Unlock()
+	if !errors.As(err, &no) || len(tried) != Protocol-firstYield+1 || tried[len(tried)-1] != firstYield {
 		t.Errorf("got %v, tried %v", err, tried)
 	}
 }

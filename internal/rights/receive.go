@@ -90,6 +90,7 @@ func (q *Queue) receive(c syscall.RawConn, b []byte, most int) (m Message, err e
 			q.endReceiving()
 			return false
 		}
+		ordered(fd)
 		return true
 	})
 	if rerr != nil {
