@@ -88,6 +88,9 @@ func connect(path string) (*net.UnixConn, error) {
 		if err == nil {
 			break
 		}
+		if err == unix.EAGAIN {
+			return nil, fmt.Errorf("the service has accepted no connection within %v, since too many clients connect: try again: %w", connectTimeout, err)
+		}
 		if err != unix.EINTR {
 			return fail(err)
 		}
