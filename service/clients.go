@@ -114,7 +114,7 @@ func (s *Service) acceptWithSpare(l *Listener, p *spare) {
 const (
 	// maxRefusing is the number of refused clients that are waited for at a time, so that they can read why.
 	maxRefusing = 64
-	// refusalTime is how long one of them is waited for.
+	// refusalTime is the time that a refused client gets to read the answer and close its end.
 	refusalTime = time.Second
 )
 

@@ -143,8 +143,8 @@ func (c Conn) Discard(f *os.File) {
 	}
 }
 
-// End closes the connection, with what the peer has sent and nobody has received: descriptors of the peer among them. It may
-// sleep for as long as the peer likes.
+// End closes the connection. The kernel then closes descriptors in unread messages of the peer, so End may sleep for as long
+// as the peer likes.
 func (c Conn) End() { c.Rights.Do(func() { c.Close() }) }
 
 // Clip shortens a peer's words to a length that is fit for a message or the log.

@@ -31,7 +31,7 @@ import (
 	"verbena/internal/reopen"
 )
 
-// Principal is what a service knows of the user of a process.
+// Principal identifies the user of a process to a service.
 type Principal struct {
 	Account quota.ID
 	Manager bool

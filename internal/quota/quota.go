@@ -163,7 +163,7 @@ func (id ID) String() string {
 	return fmt.Sprintf("%d of container %d", id.UID, id.Container)
 }
 
-// User is what one user holds. The nil User counts nothing and refuses nothing.
+// User counts the resources that one user holds. The nil User counts nothing and refuses nothing.
 type User struct {
 	ledger *Ledger
 	id     ID

@@ -157,7 +157,8 @@ func (c Conn) send(b []byte, fds []int) error {
 }
 
 // Requested receives a request, and the descriptors that came with it, at most MemoryFiles. They are the caller's to close,
-// also after an error. What is left of a request that has begun has to come within a time. It may sleep; io.EOF at the end.
+// also after an error. rest is the time limit for the rest of a partial request. Requested may sleep; it returns io.EOF at the
+// end.
 func (c Conn) Requested(rest time.Duration) (r Request, fds []int, err error) {
 	var b [requestSize]byte
 	if fds, err = c.receive(b[:], MemoryFiles, rest); err != nil {
