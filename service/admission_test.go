@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"verbena/internal/ctl"
+	"verbena/internal/quota"
 	"verbena/internal/testutil"
 )
 
@@ -53,7 +54,7 @@ func TestAdmissionPace(t *testing.T) {
 // TestSurplusAdmissions: clients beyond a full queue are disconnected, and those of the queue are not.
 func TestSurplusAdmissions(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.33"}})
-	a := admissions{of: map[int]*admission{os.Geteuid(): {busy: true}}} // a goroutine that does not get on
+	a := admissions{of: map[quota.ID]*admission{{UID: os.Geteuid()}: {busy: true, known: true}}} // a goroutine that does not get on
 	var surplus *net.UnixConn
 	for i := range maxAdmissions + 1 {
 		ends := connected(t)
@@ -70,5 +71,44 @@ func TestSurplusAdmissions(t *testing.T) {
 	testutil.Eventually(t, "the surplus client to be disconnected", func() bool { return len(closed) > 0 })
 	if a.total != maxAdmissions {
 		t.Errorf("%d clients wait, want %d", a.total, maxAdmissions)
+	}
+}
+
+// TestAdmissionOfSubordinateIDs: clients of a subordinate id count as the owner's once one of them was identified, and before that
+// few can wait. Idle users are forgotten, and busy ones are not.
+func TestAdmissionOfSubordinateIDs(t *testing.T) {
+	var a admissions
+	sub := func(n int) quota.ID { return quota.ID{UID: 100000 + n} }
+	owner, pod := quota.ID{UID: 1000}, quota.ID{Container: 7}
+	own := a.queue(owner)
+	if own.known {
+		t.Error("a user of whom no client was identified is known")
+	}
+	a.identified(owner, owner)
+	if !own.known {
+		t.Error("an identified user is not known")
+	}
+	first := a.queue(sub(0))
+	if first == own || first.known {
+		t.Error("the queue of a new id is another user's")
+	}
+	a.identified(sub(0), owner)
+	a.identified(sub(1), owner)
+	if a.queue(sub(0)) != own || a.queue(sub(1)) != own || first.known {
+		t.Error("subordinate ids have queues of their own")
+	}
+	a.identified(sub(2), pod) // of a container with a user namespace, which root has made
+	if a.queue(sub(2)) == a.queue(quota.ID{}) || a.queue(sub(2)) != a.queue(pod) {
+		t.Error("the ids of a container are not in its queue")
+	}
+	own.busy = true
+	for n := range maxQueues {
+		a.queue(sub(100 + n))
+	}
+	if a.queue(owner) != own {
+		t.Error("a busy user is forgotten")
+	}
+	if n := len(a.of); n > maxQueues {
+		t.Errorf("%d users are remembered, want at most %d", n, maxQueues)
 	}
 }

@@ -151,28 +151,39 @@ func (s *Service) sayWhy(c ctl.Conn, why error) {
 	}
 }
 
-// admissions are clients that have connected, and are to be looked at: one at a time of each user id, and not too fast. So a user
-// who connects without end keeps others from being accepted for no longer than an accept(2) takes, and leaves them processor time.
+// admissions holds accepted connections until their clients are identified. It identifies the clients of a user one at a time, at a
+// limited rate. So a user who connects in a loop delays the accepting thread by one accept(2) for each connection, and leaves
+// processor time to others.
+//
+// The kernel gives the user id of a client at once. Its account is known only after a client of that id was identified: until
+// then few clients of an id may wait, and afterwards they count as those of the account. For root and the service's own user the
+// process id namespace is looked up first, so that a container with user id 0 does not fill the queue of managers.
 type admissions struct {
-	mu    sync.Mutex
-	of    map[int]*admission // by user id
-	total int                // clients that wait
+	mu       sync.Mutex
+	of       map[quota.ID]*admission
+	accounts map[quota.ID]quota.ID // of user ids that have another account
+	total    int                   // waiting clients
 }
 
-// admission is the queue of one user id.
+// admission is the queue of one user.
 type admission struct {
 	waiting []*net.UnixConn
-	busy    bool      // a goroutine looks at them
-	tokens  float64   // clients that may be looked at without a pause
+	known   bool      // a client of the id was identified
+	busy    bool      // a goroutine identifies the clients
+	tokens  float64   // clients that can be identified without a pause
 	at      time.Time // of tokens
 }
 
 const (
-	// maxAdmissions is the number of clients of one user id that wait; more are disconnected.
+	// maxAdmissions is the number of waiting clients of one user; further clients are disconnected.
 	maxAdmissions = 256
-	// maxAllAdmissions is that of all together.
+	// maxUnknown is the number of waiting clients of an id of which none was identified yet.
+	maxUnknown = 16
+	// maxAllAdmissions is the number of waiting clients of all users.
 	maxAllAdmissions = 2048
-	// admissionRate is the number of clients of one user id in a second, beyond a burst.
+	// maxQueues is the number of users, and of subordinate ids, that are remembered.
+	maxQueues = 1 << 16
+	// admissionRate is the number of clients of one user in a second, beyond a burst.
 	admissionRate  = 500
 	admissionBurst = 1000
 	// surplusPause is the time that a client of a full queue costs: most of it is not processor time.
@@ -181,25 +192,33 @@ const (
 
 // add queues a client, or disconnects it and reports false. It does not sleep.
 func (a *admissions) add(s *Service, c *net.UnixConn) bool {
-	_, uid, err := ctl.PeerCredentials(c)
+	pid, uid, err := ctl.PeerCredentials(c)
 	if err != nil {
 		s.log.Warn("client", "err", err)
 		go c.Close()
 		return false
 	}
+	id := quota.ID{UID: uid}
+	privileged := uid == 0 || uid == os.Geteuid()
+	closing := s.rights.Of(s.quota.User(uid))
+	if privileged && pid != 0 {
+		if id.Container, err = s.authority.PIDNamespace(pid); err != nil { // the process has ended
+			go closing.Do(func() { c.Close() })
+			return false
+		}
+	}
+	privileged = privileged && id.Container == 0 // it may be a manager's, whom other users must not keep out
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.of == nil {
-		a.of = map[int]*admission{}
+	q := a.queue(id)
+	most := maxUnknown
+	if q.known {
+		most = maxAdmissions
 	}
-	q := a.of[uid]
-	if q == nil {
-		q = &admission{tokens: admissionBurst, at: time.Now()}
-		a.of[uid] = q
+	if privileged {
+		most = maxAdmissions
 	}
-	privileged := uid == 0 || uid == os.Geteuid() // it may be a manager's, whom other users must not keep out
-	if len(q.waiting) >= maxAdmissions || a.total >= maxAllAdmissions && !privileged {
-		closing := s.rights.Of(s.quota.User(uid))
+	if len(q.waiting) >= most || a.total >= maxAllAdmissions && !privileged {
 		go closing.Do(func() { c.Close() })
 		return false
 	}
@@ -207,20 +226,59 @@ func (a *admissions) add(s *Service, c *net.UnixConn) bool {
 	a.total++
 	if !q.busy {
 		q.busy = true
-		go a.admit(s, q)
+		go a.admit(s, id, q)
 	}
 	return true
 }
 
-// admit admits the clients of a user id, until none is left.
-func (a *admissions) admit(s *Service, q *admission) {
+// queue returns the queue of a user. It forgets idle users if there are too many.
+//
+//verbena:held mu
+func (a *admissions) queue(id quota.ID) *admission {
+	if account, ok := a.accounts[id]; ok {
+		id = account
+	}
+	if q := a.of[id]; q != nil {
+		return q
+	}
+	if a.of == nil || len(a.of) >= maxQueues {
+		busy := map[quota.ID]*admission{}
+		for id, q := range a.of {
+			if q.busy {
+				busy[id] = q
+			}
+		}
+		a.of = busy
+	}
+	q := &admission{tokens: admissionBurst, at: time.Now()}
+	a.of[id] = q
+	return q
+}
+
+// identified notes the account of a user.
+func (a *admissions) identified(id, account quota.ID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if account != id {
+		if a.accounts == nil || len(a.accounts) >= maxQueues {
+			a.accounts = map[quota.ID]quota.ID{}
+		}
+		a.accounts[id] = account // the queue of the id ends with its waiting clients
+	}
+	a.queue(account).known = true
+}
+
+// admit admits the clients of a queue, until none is left.
+func (a *admissions) admit(s *Service, id quota.ID, q *admission) {
 	for {
 		c, pause := a.next(q)
 		if c == nil {
 			return
 		}
 		time.Sleep(pause)
-		s.admit(c)
+		if account, ok := s.admit(c); ok {
+			a.identified(id, account)
+		}
 	}
 }
 
@@ -243,15 +301,16 @@ func (a *admissions) next(q *admission) (c *net.UnixConn, pause time.Duration) {
 	return c, pause
 }
 
-// admit serves a client, as far as its user may have another connection.
-func (s *Service) admit(c *net.UnixConn) {
+// admit serves a client, as far as its user may have another connection, and returns the user's account, if that can be told.
+func (s *Service) admit(c *net.UnixConn) (_ quota.ID, ok bool) {
 	who, err := s.peerOf(c)
 	if err != nil {
 		s.log.Debug("client", uidKey, who.uid, "err", err) // it has gone, as a rule
 		s.rights.Of(s.quota.User(who.uid)).Do(func() { c.Close() })
-		return
+		return quota.ID{}, false
 	}
 	s.admitPeer(c, who)
+	return who.Account, true
 }
 
 func (s *Service) admitPeer(c *net.UnixConn, who peer) {

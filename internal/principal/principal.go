@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -110,6 +111,21 @@ func (a *Authority) Of(proc, real, effective int) (p Principal, err error) {
 			effective == a.uid && p.Account.Container == 0 && a.caps&^p.Caps == 0
 	}
 	return p, nil
+}
+
+// PIDNamespace returns the inode of the process id namespace of a process, 0 for the service's own. The number may be another
+// process's by now. It wraps ENOENT for a process that has ended.
+func (a *Authority) PIDNamespace(pid int) (uint64, error) {
+	var st unix.Stat_t
+	path := "/proc/" + strconv.Itoa(pid) + "/" + paths[pidNS]
+	err := unix.Stat(path, &st)
+	switch {
+	case err == unix.EACCES, err == nil && (file{st.Dev, st.Ino}) == a.own[pidNS]:
+		return 0, nil
+	case err != nil:
+		return 0, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return st.Ino, nil
 }
 
 // Unseen returns the principal of a user whose process cannot be looked at.
