@@ -203,7 +203,7 @@ func (a *admissions) add(s *Service, c *net.UnixConn) bool {
 	closing := s.rights.Of(s.quota.User(uid))
 	if privileged && pid != 0 {
 		if id.Container, err = s.authority.PIDNamespace(pid); err != nil { // the process has ended
-			go closing.Do(func() { c.Close() })
+			go closing.End(c)
 			return false
 		}
 	}
@@ -219,7 +219,7 @@ func (a *admissions) add(s *Service, c *net.UnixConn) bool {
 		most = maxAdmissions
 	}
 	if len(q.waiting) >= most || a.total >= maxAllAdmissions && !privileged {
-		go closing.Do(func() { c.Close() })
+		go closing.End(c)
 		return false
 	}
 	q.waiting = append(q.waiting, c)
@@ -306,7 +306,7 @@ func (s *Service) admit(c *net.UnixConn) (_ quota.ID, ok bool) {
 	who, err := s.peerOf(c)
 	if err != nil {
 		s.log.Debug("client", uidKey, who.uid, "err", err) // it has gone, as a rule
-		s.rights.Of(s.quota.User(who.uid)).Do(func() { c.Close() })
+		s.rights.Of(s.quota.User(who.uid)).End(c)
 		return quota.ID{}, false
 	}
 	s.admitPeer(c, who)

@@ -211,7 +211,7 @@ func (n *netlinkSocket) serve() {
 	queue := s.cfg.Rights.Of(n.user)
 	defer func() {
 		s.leaveNetlink(n)
-		queue.Do(func() { n.end.Close() }) // with what the program has sent, and nobody has received
+		queue.End(n.end)
 		n.user.Give(quota.Descriptors, netlinkDescriptors)
 	}()
 	raw, err := n.end.SyscallConn()

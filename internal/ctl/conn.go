@@ -143,9 +143,8 @@ func (c Conn) Discard(f *os.File) {
 	}
 }
 
-// End closes the connection. The kernel then closes descriptors in unread messages of the peer, so End may sleep for as long
-// as the peer likes.
-func (c Conn) End() { c.Rights.Do(func() { c.Close() }) }
+// End closes the connection, and the descriptors in unread messages of the peer. It may sleep, as rights.Queue.Do does.
+func (c Conn) End() { c.Rights.End(c.UnixConn) }
 
 // Clip shortens a peer's words to a length that is fit for a message or the log.
 func Clip(s string) string {

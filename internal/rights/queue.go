@@ -1,7 +1,9 @@
 package rights
 
 import (
+	"io"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -66,7 +68,61 @@ func (q *Queue) Do(f func()) {
 // Close closes a descriptor. It may sleep, as Do does.
 //
 //verbena:closes
-func (q *Queue) Close(fd int) { q.Do(func() { unix.Close(fd) }) }
+func (q *Queue) Close(fd int) { q.Do(func() { closeNow(fd) }) }
+
+// closeNow closes a descriptor that a user has sent. It turns SO_LINGER off, which would delay the close of a socket. The close of
+// a file of a FUSE server can still block.
+//
+//verbena:closes
+func closeNow(fd int) {
+	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{})
+	unix.Close(fd)
+}
+
+// maxDrained is larger than the number of messages that a Unix socket's queue has room for.
+const maxDrained = 1024
+
+// End closes a socket that a user writes to. It first receives the unread messages and closes the descriptors in them: the kernel
+// would close these within close(2) and observe their SO_LINGER. It may sleep, as Do does.
+func (q *Queue) End(c Socket) { q.Do(func() { end(c) }) }
+
+// A Socket is a *net.UnixConn, or the *os.File of a socket.
+type Socket interface {
+	syscall.Conn
+	io.Closer
+}
+
+//verbena:closes
+func end(c Socket) {
+	if raw, err := c.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { drain(int(fd)) })
+	}
+	c.Close()
+}
+
+// drain shuts a socket down for reading, receives its unread messages, and closes the descriptors in them.
+//
+//verbena:receives
+func drain(fd int) {
+	_ = unix.Shutdown(fd, unix.SHUT_RD)
+	oob := controlPool.Get().(*[]byte)
+	defer controlPool.Put(oob)
+	var b [4 << 10]byte
+	for range maxDrained {
+		n, control, _, _, err := unix.Recvmsg(fd, b[:], *oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n == 0 && control == 0 {
+			return
+		}
+		var m Message
+		_ = m.parse((*oob)[:control]) // after an error, m still holds the descriptors that precede it
+		for _, received := range m.Files {
+			closeNow(received)
+		}
+	}
+}
 
 // CloseAll closes descriptors, one after the other.
 func (q *Queue) CloseAll(fds []int) {

@@ -176,59 +176,37 @@ func threads(t *testing.T) (n int) {
 	return len(list)
 }
 
-// TestLingering: descriptors that take long to close hold up a few threads of their sender's, which are charged to that user,
-// and no other user. A read of the socket alone would hold up a thread for each.
+// TestLingering: received sockets with SO_LINGER are closed at once, and hold up no thread.
 func TestLingering(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	var queues Queues
-	attacker, other := ledger.User(1), ledger.User(2)
+	sender := ledger.User(1)
 	const senders = 40
 	before := threads(t)
 	var receivers sync.WaitGroup
-	var ends []func()
 	for range senders {
 		user, _, raw := pair(t, unix.SOCK_STREAM)
-		fd, end := lingering(t, 60)
-		ends = append(ends, end)
+		fd, end := lingering(t, 8)
+		defer end()
 		sendFiles(t, user, "x", fd)
 		unix.Close(fd)
 		receivers.Go(func() {
-			if m, err := queues.Of(attacker).Receive(raw, make([]byte, 1), 0); err != nil || m.Surplus != 1 {
+			if m, err := queues.Of(sender).Receive(raw, make([]byte, 1), 0); err != nil || m.Surplus != 1 {
 				t.Errorf("got %+v, %v", m, err)
 			}
 		})
 	}
-	deadline := time.Now().Add(10 * time.Second)
-	for attacker.Held(quota.Workers) < maxReceiving && time.Now().Before(deadline) {
-		time.Sleep(time.Millisecond)
-	}
-	time.Sleep(100 * time.Millisecond)
-	if n := attacker.Held(quota.Workers); n == 0 || n > maxClosing {
-		t.Errorf("%d workers are charged, want 1 to %d", n, maxClosing)
+	began := time.Now()
+	receivers.Wait()
+	if d := time.Since(began); d > 5*time.Second {
+		t.Errorf("it took %v", d)
 	}
 	if n := threads(t) - before; n > maxClosing+8 {
 		t.Errorf("%d more threads, want about %d", n, maxClosing)
 	}
-	user, _, raw := pair(t, unix.SOCK_STREAM)
-	fds, closed := pipes(t, 2)
-	sendFiles(t, user, "y", fds...)
-	closeAll(fds)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if m, err := queues.Of(other).Receive(raw, make([]byte, 1), 0); err != nil || m.Surplus != 2 || !closed() {
-			t.Errorf("another user: got %+v, %v", m, err)
-		}
-	}()
-	select {
-	case <-done:
-	case <-time.After(5 * time.Second):
-		t.Error("another user's descriptors are not closed")
+	if n := sender.Held(quota.Workers); n != 0 {
+		t.Errorf("%d workers are charged still", n)
 	}
-	for _, end := range ends {
-		end()
-	}
-	receivers.Wait()
 }
 
 // TestClosedMeanwhile: the end of the socket ends a Receive, also one that waits for descriptors to be closed.
@@ -358,4 +336,33 @@ func TestUnknownSender(t *testing.T) {
 	}
 	closeAll(fds)
 	closed()
+}
+
+// TestEnd: End closes a socket with unread messages at once, also if descriptors in them have SO_LINGER.
+func TestEnd(t *testing.T) {
+	for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_SEQPACKET} {
+		ledger := quota.New(quota.Limits{})
+		var queues Queues
+		user, own, _ := pair(t, kind)
+		fds, closed := pipes(t, 5)
+		sendFiles(t, user, "x", fds...)
+		closeAll(fds)
+		for range 20 {
+			fd, end := lingering(t, 8)
+			defer end()
+			sendFiles(t, user, "y", fd)
+			unix.Close(fd)
+		}
+		began := time.Now()
+		queues.Of(ledger.User(1)).End(own)
+		if d := time.Since(began); d > 5*time.Second {
+			t.Errorf("kind %d: it took %v", kind, d)
+		}
+		if !closed() {
+			t.Errorf("kind %d: a descriptor is left open", kind)
+		}
+		if err := unix.Sendmsg(user, []byte("z"), nil, nil, unix.MSG_NOSIGNAL); err != unix.EPIPE && err != unix.ECONNRESET {
+			t.Errorf("kind %d: send afterwards: %v, want EPIPE", kind, err)
+		}
+	}
 }
