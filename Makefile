@@ -54,6 +54,7 @@ unit: ## unit tests with the race detector
 	$(GO) test -run '^(TestDataPathAllocates|TestMessageCosts|TestCompletionEventDoesNotAllocate)$$' ./driver/rxe ./uverbs
 	$(GO) test -run '^Test(Allocations|WaitAllocates|DataPathAllocates)$$' ./verbs/embed ./rdmanet
 	$(GO) test -run '^TestSchedules$$' ./driver/rxe/internal/simtest
+	$(GO) test -run '^TestLauncherRules$$' ./internal/confine
 
 .PHONY: libraries
 libraries: ## net/http, gRPC and others over rdmanet: a module of its own, with their dependencies
