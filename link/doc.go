@@ -35,8 +35,8 @@
 // plain socket sends from one port, so an endpoint has a socket for each port in use, up to a limit, opened by the first
 // train from there. A port that is taken costs nothing but entropy: the train leaves from 4791, and is counted.
 //
-// A multicast group ([Multicaster]) has a socket and a receive thread of its own in each endpoint that joined. What is
-// sent there comes back by the kernel's loop to all members on this host, the sender too.
+// A multicast group ([Multicaster]) has a socket of its own in each endpoint that joined. One thread of the endpoint receives
+// for all its groups. The kernel loops packets to a group back to all members on this host, the sender too.
 //
 // # Loss
 //

@@ -3,6 +3,8 @@ package link
 import (
 	"errors"
 	"net/netip"
+	"os"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -96,6 +98,156 @@ func TestUDPMulticast(t *testing.T) {
 	if err := Join(ends[1], group); !errors.Is(err, ErrClosed) {
 		t.Errorf("join by an endpoint that is closed: %v", err)
 	}
+}
+
+// entries returns the number of entries of a directory of /proc/self.
+func entries(t *testing.T, dir string) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/" + dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+// TestGroupsShareThread: users choose the number of groups, so a group costs a descriptor, and no thread.
+func TestGroupsShareThread(t *testing.T) {
+	const groups = 40
+	addr, c := loopback(), newCollector()
+	e := listen(t, UDP(UDPOptions{}), addr, c)
+	if err := Join(e, newGroup(true)); err != nil {
+		t.Fatal(err)
+	}
+	threads, fds := entries(t, "task"), entries(t, "fd")
+	var joined []netip.Addr
+	for range groups {
+		g := newGroup(true)
+		if err := Join(e, g); err != nil {
+			t.Fatal(err)
+		}
+		joined = append(joined, g)
+	}
+	for i, g := range joined {
+		tr := makeTrain(g, 1, 100+i, 100+i, 0)
+		if err := e.Send(tr); err != nil {
+			t.Fatal(err)
+		}
+		c.waitFor(t, i+1)
+		c.mu.Lock()
+		if dst := c.dsts[i]; dst != g {
+			t.Errorf("packet to %v arrived for %v", g, dst)
+		}
+		c.mu.Unlock()
+	}
+	if n := entries(t, "fd") - fds; n != groups {
+		t.Errorf("%d groups take %d descriptors, want one each", groups, n)
+	}
+	// The runtime may start a few of its own meanwhile.
+	if n := entries(t, "task") - threads; n > 8 {
+		t.Errorf("%d groups started %d threads", groups, n)
+	}
+	for _, g := range joined {
+		if err := Leave(e, g); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := entries(t, "fd"); n != fds {
+		t.Errorf("%d descriptors after leaving, want %d", n, fds)
+	}
+	if s := stats(t, e); s.ReceivedPackets != groups {
+		t.Errorf("%d packets counted after leaving, want %d", s.ReceivedPackets, groups)
+	}
+}
+
+// stuck is a Receiver that does not return while it is held.
+type stuck struct {
+	entered chan struct{}
+	hold    chan struct{}
+}
+
+func (s *stuck) Receive(*Arrival) {
+	select {
+	case s.entered <- struct{}{}:
+	default:
+	}
+	<-s.hold
+}
+
+// TestLeaveWhileStuck: a Receiver that does not return keeps neither Leave nor Close from returning.
+func TestLeaveWhileStuck(t *testing.T) {
+	for _, end := range []string{"leave", "leave another", "close"} {
+		t.Run(end, func(t *testing.T) {
+			s := &stuck{make(chan struct{}, 1), make(chan struct{})}
+			defer close(s.hold)
+			e, err := UDP(UDPOptions{}).Listen(loopback(), s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer e.Close()
+			group, another := newGroup(true), newGroup(true)
+			for _, g := range []netip.Addr{group, another} {
+				if err := Join(e, g); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := e.Send(makeTrain(group, 1, 100, 100, 0)); err != nil {
+				t.Fatal(err)
+			}
+			<-s.entered
+			switch end {
+			case "leave":
+				err = Leave(e, group)
+			case "leave another":
+				err = Leave(e, another)
+			case "close":
+				err = e.Close()
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestGroupFlood: a flood of packets to one group keeps neither other groups nor Leave waiting.
+func TestGroupFlood(t *testing.T) {
+	group, another := newGroup(true), newGroup(true)
+	c := newCollector()
+	e := listen(t, UDP(UDPOptions{}), loopback(), receiverFunc(func(a *Arrival) {
+		if a.Dst == another {
+			c.Receive(a)
+		}
+	}))
+	from := listen(t, UDP(UDPOptions{}), loopback(), newCollector())
+	for _, g := range []netip.Addr{group, another} {
+		if err := Join(e, g); err != nil {
+			t.Fatal(err)
+		}
+	}
+	end := make(chan struct{})
+	var flood sync.WaitGroup
+	flood.Go(func() {
+		tr := makeTrain(group, 40, 1000, 1000, 0)
+		for {
+			select {
+			case <-end:
+				return
+			default:
+				_ = from.Send(tr)
+			}
+		}
+	})
+	for range 20 {
+		if err := e.Send(makeTrain(another, 1, 100, 100, 0)); err != nil {
+			t.Error(err)
+		}
+	}
+	c.waitFor(t, 20)
+	if err := Leave(e, group); err != nil {
+		t.Error(err)
+	}
+	close(end)
+	flood.Wait()
 }
 
 // TestWireMulticast: groups of both families over an interface, to and from somebody else.

@@ -66,11 +66,19 @@ func (e *UDPEndpoint) start(to Receiver, spin time.Duration) error {
 	t := &e.turn
 	t.to, t.spin, t.stop, t.epoll, t.armed = to, max(spin, 0), e.opts.stop, fd, true
 	t.receiver = newReceiver(e, to)
-	if err := unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, e.fd, &unix.EpollEvent{Events: unix.EPOLLIN}); err != nil {
+	if err := epollAdd(fd, e.fd); err != nil {
 		unix.Close(fd)
-		return fmt.Errorf("wait for packets: %w", os.NewSyscallError("epoll_ctl", err))
+		return err
 	}
 	go e.receive()
+	return nil
+}
+
+// epollAdd makes packets for a socket wake who waits for epoll.
+func epollAdd(epoll, fd int) error {
+	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}); err != nil {
+		return fmt.Errorf("wait for packets: %w", os.NewSyscallError("epoll_ctl", err))
+	}
 	return nil
 }
 
@@ -80,27 +88,38 @@ func (e *UDPEndpoint) receive() {
 	defer runtime.UnlockOSThread()
 	sched.Prompt(sched.SleeperSlice)
 	idle := idleness{most: e.turn.spin, pass: 1, fail: 1}
-	for e.users.Load() >= 0 {
-		if r := e.enterTurn(); r != nil && (!r.drain() || !e.turn.yield(r)) {
+	for fd := e.fd; e.users.Load() >= 0; fd = e.sleep(&idle) {
+		if r := e.enterTurn(); r != nil && (!r.receive(fd) || !e.turn.yield(r)) {
 			return // another thread receives
 		}
-		e.sleep(&idle)
 	}
 	close(e.done)
 }
 
-// sleep returns when there may be something to receive, at best without sleeping.
-func (e *UDPEndpoint) sleep(idle *idleness) {
+// receive receives from a socket that has packets. It reports false when the receiver was given up.
+func (r *receiver) receive(fd int) bool {
+	if fd != r.e.fd {
+		return r.receiveGroup(fd)
+	}
+	return r.drain()
+}
+
+// sleep returns when there may be something to receive, at best without sleeping, and the socket that has it.
+func (e *UDPEndpoint) sleep(idle *idleness) int {
 	start := time.Now()
 	spin := idle.next()
 	for spin > 0 && time.Since(start) < spin {
-		if epollWait(e.turn.epoll, false) {
+		if fd, ok := epollWait(e.turn.epoll, false); ok {
 			idle.waited(time.Since(start), true)
-			return
+			return fd
 		}
 	}
-	epollWait(e.turn.epoll, true)
+	fd, ok := epollWait(e.turn.epoll, true)
 	idle.waited(time.Since(start), spin > 0)
+	if !ok {
+		return e.fd
+	}
+	return fd
 }
 
 // enterTurn gives the receive thread the turn; nil: a sender has it, and what it leaves wakes the thread.
@@ -151,7 +170,7 @@ func (t *turn) arm(e *UDPEndpoint, on bool) {
 		return
 	}
 	t.armed = on
-	var v unix.EpollEvent
+	v := unix.EpollEvent{Fd: int32(e.fd)}
 	if on {
 		v.Events = unix.EPOLLIN
 	}

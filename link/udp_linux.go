@@ -78,13 +78,14 @@ type UDPEndpoint struct {
 	ports  sourcePorts
 	bound  portSet // ports of e.fd and of ports
 	groups groups
-	left   recvCounters // what was received for groups that were left
 	tx     sendCounters
 	_      [64]byte // the counters below are those of who receives
 
 	rx   recvCounters
 	turn turn
 	done chan struct{} // closed when the receive thread is gone
+
+	sockets groupSockets // of a reader of groups
 }
 
 // Listen is [Network.Listen].

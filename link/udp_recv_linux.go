@@ -34,6 +34,10 @@ type receiver struct {
 	control [recvMessages][recvControl]byte
 	bufs    []byte
 
+	// What it receives for: the address of the endpoint or, if group is not 0, a multicast group.
+	dst   netip.Addr
+	group uint32
+
 	arrival Arrival
 	bytes   int // in arrival
 	flows   [flowSlots]flowEntry
@@ -45,17 +49,20 @@ type receiver struct {
 const (
 	flowSlots = 1024
 	hostSlots = 256
+	groupHash = 61 // spreads the groups of one sender
 )
 
-// flowEntry is what the ICRC needs for packets of one sender's port.
+// flowEntry is what the ICRC needs for packets of one sender's port to the endpoint or a group.
 type flowEntry struct {
-	src  source
-	flow roce.Flow
+	src   source
+	group uint32
+	flow  roce.Flow
 }
 
-// hostEntry is a sender.
+// hostEntry is a sender to the endpoint or to a group: Linux counts the packets for each destination apart.
 type hostEntry struct {
 	addr  [16]byte
+	group uint32
 	ip    netip.Addr // as the Receiver gets it; invalid: the slot is empty
 	ident idents
 
@@ -68,10 +75,11 @@ func newReceiver(e *UDPEndpoint, to Receiver) *receiver {
 	r := &receiver{
 		e:    e,
 		to:   to,
+		dst:  e.addr,
 		base: time.Now(),
 		bufs: make([]byte, recvMessages*recvBuffer),
 	}
-	r.arrival = Arrival{Dst: e.addr, Packets: make([][]byte, 0, recvPackets), Late: &r.late}
+	r.arrival = Arrival{Packets: make([][]byte, 0, recvPackets), Late: &r.late}
 	for i := range r.msgs {
 		r.iovs[i] = unix.Iovec{Base: &r.bufs[i*recvBuffer], Len: recvBuffer}
 		r.msgs[i].hdr = unix.Msghdr{Name: &r.names[i][0], Iov: &r.iovs[i], Iovlen: 1, Control: &r.control[i][0]}
@@ -97,16 +105,26 @@ func (r *receiver) batch(n int) {
 	r.flush()
 }
 
-// drain hands over all that there is. It reports false when the receiver was given up.
+// drain hands over all that there is for the endpoint. It reports false when the receiver was given up.
 func (r *receiver) drain() bool {
 	for r.e.users.Load() >= 0 {
-		switch n, errno := tryRecvmmsg(r.e.fd, r.msgs[:]); errno {
+		if n, ok := r.take(r.e.fd); n == 0 || !ok {
+			return ok
+		}
+	}
+	return true
+}
+
+// take hands over what can be taken from a socket at once: n messages, or 0 if there are none. It reports false when the receiver
+// was given up.
+func (r *receiver) take(fd int) (n int, ok bool) {
+	for r.e.users.Load() >= 0 {
+		switch n, errno := tryRecvmmsg(fd, r.msgs[:]); errno {
 		case 0:
-			if r.batch(n); r.ended {
-				return false
-			}
+			r.batch(n)
+			return n, !r.ended
 		case unix.EAGAIN:
-			return true
+			return 0, true
 		case unix.EINTR:
 		default:
 			// No error of the kernel's ends an endpoint. One that would come again at once, such as want of
@@ -114,11 +132,11 @@ func (r *receiver) drain() bool {
 			r.e.rx.errors.Add(1)
 			time.Sleep(time.Millisecond)
 			if !r.e.turn.alive(r, false) {
-				return false
+				return 0, false
 			}
 		}
 	}
-	return true
+	return 0, true
 }
 
 // Take is [Turn.Take].
@@ -229,7 +247,7 @@ func (r *receiver) message(i int, now time.Duration) {
 			r.e.rx.forged.Add(1)
 			continue
 		}
-		if !ok || r.e.addr.Is4() && !host.ident.accept(k, id, now) {
+		if !ok || r.dst.Is4() && !host.ident.accept(k, id, now) {
 			r.e.rx.icrc.Add(1)
 			continue
 		}
@@ -246,7 +264,7 @@ func (r *receiver) message(i int, now time.Duration) {
 func (r *receiver) tap(src source, c *received, id uint16, pkt []byte) {
 	r.e.taps.Packet(&Tapped{
 		Time: time.Now(), Src: netip.AddrPortFrom(netip.AddrFrom16(src.addr).Unmap(), src.port),
-		Dst: netip.AddrPortFrom(r.e.addr, Port), ID: id, TOS: c.tos, TTL: c.ttl, Data: pkt,
+		Dst: netip.AddrPortFrom(r.dst, Port), ID: id, TOS: c.tos, TTL: c.ttl, Data: pkt,
 	})
 }
 
@@ -260,31 +278,31 @@ func (r *receiver) flush() {
 		r.e.rx.batches.Add(1)
 		r.e.rx.packets.Add(uint64(n))
 		r.e.rx.bytes.Add(uint64(r.bytes))
+		r.arrival.Dst = r.dst
 		r.to.Receive(&r.arrival)
 	}
 	r.ended = !r.e.turn.alive(r, false)
-	r.arrival.Dst = r.e.addr
 	r.arrival.Packets = r.arrival.Packets[:0]
 	r.bytes = 0
 }
 
 func (r *receiver) flow(src source) roce.Flow {
-	f := &r.flows[src.hash()%flowSlots]
-	if f.src != src {
+	f := &r.flows[(src.hash()+r.group*groupHash)%flowSlots]
+	if f.src != src || f.group != r.group {
 		from := netip.AddrPortFrom(netip.AddrFrom16(src.addr).Unmap(), src.port)
-		*f = flowEntry{src, roce.NewFlow(from, netip.AddrPortFrom(r.e.addr, Port))}
+		*f = flowEntry{src, r.group, roce.NewFlow(from, netip.AddrPortFrom(r.dst, Port))}
 	}
 	return f.flow
 }
 
 func (r *receiver) host(addr *[16]byte) *hostEntry {
-	h := &r.hosts[hashAddr(addr)%hostSlots]
-	if h.addr != *addr || !h.ip.IsValid() {
+	h := &r.hosts[(hashAddr(addr)+r.group*groupHash)%hostSlots]
+	if h.addr != *addr || h.group != r.group || !h.ip.IsValid() {
 		ip := netip.AddrFrom16(*addr).Unmap()
 		if ip.Is6() && ip.IsLinkLocalUnicast() {
 			ip = ip.WithZone(r.e.ifname)
 		}
-		*h = hostEntry{addr: *addr, ip: ip}
+		*h = hostEntry{addr: *addr, group: r.group, ip: ip}
 	}
 	return h
 }

@@ -46,9 +46,9 @@ func tryRecvmmsg(fd int, v []mmsghdr) (n int, e syscall.Errno) {
 	return int(r), 0
 }
 
-// epollWait is epoll_wait(2) for one event. It reports whether there is one, at once if wait is false; an interrupted call may
-// say so, too.
-func epollWait(fd int, wait bool) bool {
+// epollWait is epoll_wait(2) for one event. It reports whether there is one, at once if wait is false, and the descriptor that
+// was given for it. An interrupted call reports none.
+func epollWait(fd int, wait bool) (ready int, ok bool) {
 	var v unix.EpollEvent
 	var n uintptr
 	var e syscall.Errno
@@ -57,7 +57,7 @@ func epollWait(fd int, wait bool) bool {
 	} else {
 		n, _, e = syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(fd), uintptr(unsafe.Pointer(&v)), 1, 0, 0, 0)
 	}
-	return e != 0 || n > 0
+	return int(v.Fd), e == 0 && n > 0
 }
 
 // socketDrops is the number of packets that the receive buffer of a socket had no room for (SO_MEMINFO of

@@ -73,8 +73,8 @@ func (a *Arrival) Dropped() bool { return a.Late != nil && a.Late.Load() }
 // Receiver takes what arrives.
 type Receiver interface {
 	// Receive processes a batch. It may not sleep, but for the memory of a process that does not answer: an endpoint does
-	// without the thread then. It is called from one thread at a time for an endpoint, and one for each group that it has
-	// joined, so that packets from one source to one destination stay in order.
+	// without the thread then. It is called from one thread at a time for the endpoint, and from one for the groups
+	// that it has joined, so that packets from one source to one destination stay in order.
 	Receive(a *Arrival)
 }
 

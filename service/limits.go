@@ -16,6 +16,7 @@ import (
 	"verbena/internal/ctl"
 	"verbena/internal/procfile"
 	"verbena/internal/quota"
+	"verbena/link"
 )
 
 // machine holds the resources of this process, of which the limits are shares.
@@ -154,7 +155,8 @@ func (m machine) limits(shared bool) (l quota.Limits) {
 		}
 		l[k] = bounded(total, total)
 	}
-	l[quota.Multicast] = quota.Limit{PerUser: 256 / users, Total: 256}
+	// A group takes a descriptor and a buffer of the kernel for each address of the device.
+	l[quota.Multicast] = bounded(lowest(min(256, fds/16), m.memory/allShares*threadShare/link.GroupMemory), 64)
 	return l
 }
 

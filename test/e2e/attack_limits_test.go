@@ -113,6 +113,27 @@ func TestAttackContainerThreads(t *testing.T) {
 	s.quick(5*time.Second, "link", "show")
 }
 
+// TestAttackContainerGroups: in a container with pids.max of 60 a user who joins as many multicast groups as possible starts no threads of
+// the service, and the service returns what they cost.
+func TestAttackContainerGroups(t *testing.T) {
+	raw := buildRawverbs(t)
+	s := contained(t, 1<<30, 60)
+	before := s.load()
+	a := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", raw, "fill", "groups", "1000"))
+	if refusal := a.until("groups refused", 30*time.Second); !strings.Contains(refusal, "cannot allocate memory") {
+		t.Errorf("groups beyond the limit: %s", refusal)
+	}
+	t.Log(a.until("has", 30*time.Second))
+	l := s.load()
+	t.Logf("the service had %+v, and has %+v", before, l)
+	if n := l.threads - before.threads; n > 12 {
+		t.Errorf("the service has %d threads more", n)
+	}
+	s.lives()
+	a.kill()
+	s.quick(5*time.Second, "link", "show")
+}
+
 // TestAttackInotify: the native doorbells of 40 users take a few of the inotify instances of root's account, however many users there are.
 func TestAttackInotify(t *testing.T) {
 	w := sharedService(t, "--mode", "0666", "--doorbells", "native")

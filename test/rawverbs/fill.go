@@ -59,6 +59,7 @@ var makers = []maker{
 		_, _, err := command[uapi.CreateSRQResp](p.device, uapi.CmdCreateSRQ, uapi.CreateSRQ{PDHandle: p.pd, MaxWR: 1, MaxSGE: 1}, nil, 24)
 		return err
 	}},
+	{"groups", (*pair).joinGroup},
 	{"channels", func(p *pair) error {
 		_, err := p.createChannel()
 		return err
@@ -75,6 +76,20 @@ func (p *pair) unmapped(t uapi.QPType, depth uint32) (uapi.CreateQPResp, error) 
 	r, _, err := command[uapi.CreateQPResp](p.device, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: p.pd, SendCQHandle: p.cq, RecvCQHandle: p.cq,
 		MaxSendWR: depth, MaxRecvWR: depth, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: t}, nil, 32)
 	return r, err
+}
+
+// joinGroup attaches a datagram queue pair to a multicast group that it is not in.
+func (p *pair) joinGroup() error {
+	if p.groups == 0 {
+		qp, err := p.unmapped(uapi.QPTUD, 1)
+		if err != nil {
+			return err
+		}
+		p.datagrams = qp.QPHandle
+	}
+	p.groups++
+	gid := [16]byte{10: 0xff, 11: 0xff, 12: 239, 13: 7, 14: byte(p.groups >> 8), 15: byte(p.groups)}
+	return silent(p.device, uapi.CmdAttachMcast, uapi.AttachMcast{QPHandle: p.datagrams, GID: gid})
 }
 
 // fill makes objects of a kind until it is refused one or has the number; "all" has objects of every kind made in random

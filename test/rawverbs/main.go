@@ -96,6 +96,9 @@ type pair struct {
 	pd, cq uint32
 	mr     uapi.RegMRResp
 	qps    [2]uapi.CreateQPResp
+
+	datagrams uint32 // handle of a queue pair in groups
+	groups    int    // that it is in
 }
 
 func newPair() (*pair, error) {
