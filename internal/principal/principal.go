@@ -1,10 +1,11 @@
 // Package principal decides which user of a service a process is charged as, and whether it may manage the service.
 //
-// A user id does not decide that alone. With subordinate ids (/etc/subuid) one user has many: a process in a user namespace
-// is charged to the owner of the outermost namespace that is not the service's own. In a container without a user namespace,
-// the usual kind, uid 0 has no capabilities: there it is an ordinary user, and the same id in another container is another
-// user. A container is known by its process id namespace, as far as that was made with privilege in the service's own user
-// namespace: no user can make such a namespace to become another user.
+// A user id does not decide that alone. With subordinate ids (/etc/subuid) one user has many: a process in a user namespace is
+// charged to the owner of the outermost namespace that is not the service's own, and a process with a subordinate id outside of
+// such a namespace to the owner of the id. In a container without a user namespace, the usual kind, uid 0 has no capabilities:
+// there it is an ordinary user, and the same id in another container is another user. A container is known by its process id
+// namespace, as far as that was made with privilege in the service's own user namespace: no user can make such a namespace to
+// become another user.
 //
 // A process manages the service if its effective user id was configured for that, or if it is root or the service's own user and
 // could control the service in other ways: it has CAP_SYS_ADMIN in the service's user namespace, or CAP_NET_ADMIN there and in
@@ -59,6 +60,7 @@ type Authority struct {
 	overflow int // -1: none
 	caps     uint64
 	own      [numNamespaces]file
+	ids      *subordinates
 }
 
 // file identifies a file, such as a namespace.
@@ -78,7 +80,7 @@ var paths = [numNamespaces]string{userNS: "ns/user", pidNS: "ns/pid", netNS: "ns
 // New returns the Authority of this process. It is called before the process gives up capabilities. Processes of the user ids
 // managers manage the service; overflow is the user id that stands for several users, -1 where there is none.
 func New(managers []int, overflow int) (*Authority, error) {
-	a := &Authority{uid: os.Geteuid(), managers: managers, overflow: overflow}
+	a := &Authority{uid: os.Geteuid(), managers: managers, overflow: overflow, ids: newSubordinates("/etc/subuid", "/etc/passwd")}
 	sets, err := privilege.Read("self")
 	if err != nil {
 		return nil, err
@@ -130,7 +132,7 @@ func (a *Authority) PIDNamespace(pid int) (uint64, error) {
 
 // Unseen returns the principal of a user whose process cannot be looked at.
 func (a *Authority) Unseen(uid int) Principal {
-	return Principal{Account: quota.ID{UID: uid}, Manager: a.named(uid), Anonymous: uid == a.overflow}
+	return Principal{Account: quota.ID{UID: a.ids.owner(uid)}, Manager: a.named(uid), Anonymous: uid == a.overflow}
 }
 
 func (a *Authority) named(uid int) bool { return uid != a.overflow && slices.Contains(a.managers, uid) }
@@ -186,6 +188,9 @@ func (a *Authority) account(proc, uid int) (id quota.ID, err error) {
 	id = quota.ID{UID: uid}
 	if id.Container, err = a.container(proc); err != nil {
 		return id, err
+	}
+	if id.Container == 0 {
+		defer func() { id.UID = a.ids.owner(id.UID) }()
 	}
 	outer, inode, err := a.outermostUserNS(proc)
 	if outer < 0 || err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -106,4 +107,34 @@ func TestAttackSubordinateIDs(t *testing.T) {
 	}
 	s.lives()
 	s.unharmed()
+}
+
+// TestAttackOwnedIDs: so is one who runs programs with these ids outside of a user namespace, by set-uid files.
+func TestAttackOwnedIDs(t *testing.T) {
+	needRoot(t)
+	needProgram(t, "util-linux", "unshare", "mount")
+	const ids, each, first = 12, 250, 700000
+	etc := t.TempDir()
+	for file, text := range map[string]string{
+		"passwd": "root:x:0:0::/root:/bin/sh\nmallory:x:1313:1313::/:/bin/sh\n",
+		"subuid": fmt.Sprintf("mallory:%d:%d\n", first, ids),
+	} {
+		if err := os.WriteFile(filepath.Join(etc, file), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := newWorld(t, user{"root", 0}, "")
+	w.under = []string{"unshare", "--mount", "--propagation", "private", "sh", "-c", `mount --bind "$0" /etc && exec "$@"`, etc}
+	w.start("--link", "rxe0="+loopback(), "--mode", "0666")
+	os.Chmod(filepath.Dir(w.socket), 0o755)
+	s := &siege{t: t, program: attackProgram(t, "attack"), world: w}
+	before := s.load()
+	for id := range uint32(ids) {
+		t.Log(s.outside(first+id, "connections", s.socket, fmt.Sprint(each)).until("connected", 30*time.Second))
+	}
+	time.Sleep(time.Second) // it closes those beyond the limit
+	if n := s.load().descriptors - before.descriptors; n < 50 || n > 600 {
+		t.Errorf("the service has %d descriptors more, want two for each of the 256 connections of one user", n)
+	}
+	s.lives()
 }

@@ -1,0 +1,123 @@
+package principal
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+
+	"verbena/internal/procfile"
+)
+
+// subordinates knows the user whom a subordinate user id belongs to (subuid(5)). A user can run programs with such an id outside of any
+// user namespace: the owner of the id is the owner of a set-uid file that was made within one.
+type subordinates struct {
+	files [2]string // subuid(5) and passwd(5)
+
+	mu     sync.Mutex
+	read   [2]fs.FileInfo // of the files, as read last; nil: there was none
+	ranges []idRange
+	users  map[int]bool // of passwd(5)
+}
+
+// idRange holds the ids from first on.
+type idRange struct {
+	first, count uint64
+	owner        int
+}
+
+func newSubordinates(subuid, passwd string) *subordinates {
+	s := &subordinates{files: [2]string{subuid, passwd}}
+	for i, f := range s.files {
+		if to, err := filepath.EvalSymlinks(f); err == nil {
+			s.files[i] = to // procfile follows none
+		}
+	}
+	return s
+}
+
+// owner returns the user whom a user id belongs to: itself for those of passwd(5), for ids that no user has, and for those of root's,
+// which can give them to any container. If two users have it, it belongs to the one whom the file names first.
+func (s *subordinates) owner(uid int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.update()
+	if s.users[uid] {
+		return uid
+	}
+	for _, r := range s.ranges {
+		if n := uint64(uid); uid >= 0 && n >= r.first && n-r.first < r.count {
+			if r.owner == 0 {
+				return uid
+			}
+			return r.owner
+		}
+	}
+	return uid
+}
+
+// update reads the files if they have changed.
+//
+//verbena:held mu
+func (s *subordinates) update() {
+	changed := false
+	for i, f := range s.files {
+		info, err := os.Stat(f)
+		if err != nil {
+			info = nil
+		}
+		if !sameVersion(info, s.read[i]) {
+			s.read[i], changed = info, true
+		}
+	}
+	if !changed {
+		return
+	}
+	subuid, _ := procfile.Read(s.files[0]) // without the file there are no such ids
+	passwd, _ := procfile.Read(s.files[1])
+	s.ranges, s.users = parseSubordinates(subuid, passwd)
+}
+
+func sameVersion(a, b fs.FileInfo) bool {
+	if a == nil || b == nil {
+		return a == nil && b == nil
+	}
+	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
+}
+
+// parseSubordinates parses subuid(5), lines of USER:FIRST:COUNT with the name or the number of a user, and takes user ids from passwd(5).
+// It leaves out lines that it does not understand.
+func parseSubordinates(subuid, passwd []byte) (ranges []idRange, users map[int]bool) {
+	users = map[int]bool{}
+	byName := map[string]int{}
+	for line := range bytes.Lines(passwd) {
+		if f := strings.Split(string(line), ":"); len(f) >= 3 {
+			if uid, err := strconv.ParseUint(f[2], 10, 32); err == nil {
+				byName[f[0]], users[int(uid)] = int(uid), true
+			}
+		}
+	}
+	for line := range bytes.Lines(subuid) {
+		f := strings.Split(strings.TrimSpace(string(line)), ":")
+		if len(f) != 3 {
+			continue
+		}
+		owner, ok := byName[f[0]]
+		if !ok {
+			uid, err := strconv.ParseUint(f[0], 10, 32)
+			if err != nil {
+				continue
+			}
+			owner = int(uid)
+		}
+		first, err1 := strconv.ParseUint(f[1], 10, 32)
+		count, err2 := strconv.ParseUint(f[2], 10, 32)
+		if err1 == nil && err2 == nil {
+			ranges = append(ranges, idRange{first, count, owner})
+		}
+	}
+	return ranges, users
+}

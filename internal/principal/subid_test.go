@@ -1,0 +1,106 @@
+package principal
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// TestSubordinateOwner: a subordinate id belongs to the user whom subuid(5) gives it.
+func TestSubordinateOwner(t *testing.T) {
+	dir := t.TempDir()
+	subuid, passwd := filepath.Join(dir, "subuid"), filepath.Join(dir, "passwd")
+	at := time.Unix(1e9, 0)
+	write := func(file, text string) {
+		t.Helper()
+		at = at.Add(time.Second)
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(file, at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := newSubordinates(subuid, passwd)
+	check := func(what string, uid, want int) {
+		t.Helper()
+		if got := s.owner(uid); got != want {
+			t.Errorf("%s: %d belongs to %d, want %d", what, uid, got, want)
+		}
+	}
+	check("no files", 100000, 100000)
+	write(passwd, "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\nbob:x:1001:1001::/:\nodd:x:100010:1::/:\nbad\nbad:x:y:\n")
+	check("no subuid", 100000, 100000)
+	write(subuid, "ann:100000:65536\n1001:200000:10\nroot:1000000:10\nann:300000:0\nnobody:400000:10\nbad:x:1\nbad\n\n"+
+		"1001:100005:10\nann:500000:-1\nann:4294967290:100\n")
+	for _, tt := range []struct {
+		what      string
+		uid, want int
+	}{
+		{"a user", 1000, 1000},
+		{"root", 0, 0},
+		{"the overflow id of no user", -1, -1},
+		{"before the first", 99999, 99999},
+		{"the first, by name", 100000, 1000},
+		{"of two owners", 100005, 1000},
+		{"a user with an id in the range", 100010, 100010},
+		{"the last", 165535, 1000},
+		{"after the last", 165536, 165536},
+		{"by number", 200009, 1001},
+		{"after it", 200010, 200010},
+		{"root's", 1000000, 1000000},
+		{"an empty range", 300000, 300000},
+		{"an unknown user", 400000, 400000},
+		{"a bad count", 500000, 500000},
+		{"a range beyond the ids", 4294967294, 1000},
+	} {
+		check(tt.what, tt.uid, tt.want)
+	}
+	write(subuid, "bob:100000:10\n")
+	check("after a change", 100000, 1001)
+	write(passwd, "bob:x:1002:1::/:\n")
+	check("after a change of the user", 100000, 1002)
+	if err := os.Remove(subuid); err != nil {
+		t.Fatal(err)
+	}
+	check("removed", 100000, 100000)
+}
+
+// TestAccountOfSubordinateID: a process that runs with a subordinate id outside of a user namespace is charged to the owner of the id. In
+// a container the ids are those of the container.
+func TestAccountOfSubordinateID(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	const user, sub = 1234, 700007
+	file := filepath.Join(t.TempDir(), "subuid")
+	if err := os.WriteFile(file, []byte("1234:700000:10\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	a, err := New(nil, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.ids = newSubordinates(file, "/etc/passwd")
+	if p := a.Unseen(sub); p.Account.UID != user {
+		t.Errorf("not looked at: charged to %v, want %d", p.Account, user)
+	}
+	for _, tt := range []struct {
+		what string
+		argv []string
+		want int
+	}{
+		{"outside", nil, user},
+		{"in a user namespace of the id's", []string{"unshare", "-U"}, user},
+	} {
+		dir, _ := running(t, as(sub), tt.argv...)
+		if p, err := a.Of(dir, sub, sub); err != nil || p.Account.UID != tt.want || p.Account.Container != 0 || p.Manager {
+			t.Errorf("%s: got %+v, %v, want user %d", tt.what, p, err, tt.want)
+		}
+	}
+	dir, _ := running(t, nil, "unshare", "-p", "-f", "setpriv", "--reuid", "700007", "--clear-groups")
+	if p, err := a.Of(dir, sub, sub); err != nil || p.Account.UID != sub || p.Account.Container == 0 {
+		t.Errorf("in a container: got %+v, %v, want user %d of the container", p, err, sub)
+	}
+}
