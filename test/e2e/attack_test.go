@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -43,15 +44,93 @@ type siege struct {
 	t         *testing.T
 	program   string
 	neighbour *dialogue
+	own       uint32 // not 0: the service is this user's own, and so are all programs
 }
 
 // besiege starts a shared service, with a neighbour at work on it.
 func besiege(t *testing.T, args ...string) *siege {
 	t.Helper()
-	s := &siege{t: t, program: attackProgram(t, "attack"), world: sharedService(t, append([]string{"--mode", "0666"}, args...)...)}
+	return shared.besiege(t, args...)
+}
+
+// surroundings is where and how a service runs.
+type surroundings struct {
+	name string
+	user user
+	// prepare, which may be nil, sets under and clone of the world.
+	prepare func(t *testing.T, w *world)
+	args    []string
+}
+
+// shared is a service of root's for all users.
+var shared = surroundings{name: "root's", args: []string{"--mode", "0666"}}
+
+// everySurroundings are all that attacks on the process of a service are made in.
+var everySurroundings = []surroundings{
+	shared,
+	// As packaging/verbena.service starts it, as far as that is possible without systemd.
+	{name: "unit", args: shared.args, prepare: func(t *testing.T, w *world) {
+		needProgram(t, "util-linux", "setpriv")
+		w.under = []string{"setpriv", "--no-new-privs", "--inh-caps=-all",
+			"--bounding-set=-all,+chown,+dac_override,+sys_ptrace,+sys_resource,+net_admin,+lease,+setpcap,+sys_admin"}
+	}},
+	// A user is a trust domain. Here the attacker is a program of the same user, which may take what the user may have, but neither
+	// stops the service nor leaves it without what it has taken.
+	{name: "user's", user: user{"owner", 4711}},
+	{name: "container", args: shared.args, prepare: func(t *testing.T, w *world) {
+		needProgram(t, "util-linux", "nsenter")
+		w.clone = syscall.CLONE_NEWUSER | syscall.CLONE_NEWPID | syscall.CLONE_NEWNS
+		w.under = []string{"sh", "-c", `mount --make-rprivate / && mount -t proc proc /proc && exec "$@"`, "sh"}
+		script := `exec "$@"`
+		for _, d := range cgroup(t, 1<<30, 900) {
+			script = "echo 0 >" + d + "/cgroup.procs && " + script
+		}
+		w.under = append([]string{"sh", "-c", script, "sh"}, w.under...)
+	}},
+}
+
+// some is a count: less where another of the surroundings has the full one.
+func (e *surroundings) some(n int) int {
+	if e.name == shared.name {
+		return n
+	}
+	return (n + 2) / 3
+}
+
+// besiege starts a service, with a neighbour at work on it.
+func (e *surroundings) besiege(t *testing.T, args ...string) *siege {
+	t.Helper()
+	needRoot(t)
+	w := newWorld(t, e.user, "")
+	if e.prepare != nil {
+		e.prepare(t, w)
+	}
+	w.start(append(append([]string{"--link", "rxe0=" + loopback()}, e.args...), args...)...)
+	os.Chmod(filepath.Dir(w.socket), 0o755)
+	s := &siege{t: t, program: attackProgram(t, "attack"), world: w, own: e.user.uid}
 	s.neighbour = talk(t, s.as(neighbor).cmd(s.deadline(12*3600), "run", "--", s.program, "neighbour", "atomics"))
 	s.neighbour.expect("ready")
 	return s
+}
+
+// everywhere runs a test in all surroundings.
+func everywhere(t *testing.T, test func(t *testing.T, e *surroundings)) {
+	for _, e := range everySurroundings {
+		t.Run(e.name, func(t *testing.T) { test(t, &e) })
+	}
+}
+
+// as is the same service for another user, if it is not one user's own.
+func (s *siege) as(uid uint32, groups ...uint32) *world {
+	return s.world.as(s.id(uid), groups...)
+}
+
+// id returns who acts for a user.
+func (s *siege) id(uid uint32) uint32 {
+	if s.own != 0 && uid != 0 {
+		return s.own
+	}
+	return uid
 }
 
 // attack starts an attack program under the service.
@@ -70,7 +149,12 @@ func (s *siege) plain(uid uint32, program string, args ...string) *exec.Cmd {
 	c := exec.CommandContext(s.deadline(120), program, args...)
 	c.Env = append(os.Environ(), "VERBENA_SOCKET="+s.socket, "HOME=/nonexistent")
 	c.Dir = "/"
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if uid = s.id(uid); s.enters() {
+		s.enter(c, uid)
+	} else {
+		c.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: uid}
+	}
 	c.WaitDelay = 5 * time.Second
 	s.t.Cleanup(func() {
 		if c.Process != nil {
@@ -104,6 +188,15 @@ func (s *siege) unharmed() {
 		}
 	}
 	s.t.Errorf("the neighbour has done %d operations in 3 s; want some hundred", done)
+}
+
+// others checks the service and the neighbour during an attack which takes all that one user may have.
+func (s *siege) others() {
+	s.t.Helper()
+	if s.own == 0 {
+		s.lives()
+		s.unharmed()
+	}
 }
 
 // quick runs a command of root's, which must end in time.

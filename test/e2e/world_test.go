@@ -81,6 +81,7 @@ type world struct {
 	netns  string
 	socket string
 	under  []string // the command, if any, that starts the service
+	clone  uintptr  // the namespaces, if any, of a container that the service and its programs are in (clone(2))
 	serve  *exec.Cmd
 	log    *testutil.Buffer
 }
@@ -136,6 +137,11 @@ func (w *world) start(args ...string) {
 	w.serve.Stderr = w.log
 	if len(w.under) > 0 {
 		w.serve.Path, w.serve.Args = "/bin/"+w.under[0], append(slices.Clone(w.under), w.serve.Args...)
+	}
+	if w.clone != 0 {
+		ids := []syscall.SysProcIDMap{{Size: 65536}}
+		a := w.serve.SysProcAttr
+		a.Cloneflags, a.UidMappings, a.GidMappings, a.GidMappingsEnableSetgroups = w.clone, ids, ids, true
 	}
 	if err := w.serve.Start(); err != nil {
 		t.Fatal(err)
@@ -199,7 +205,9 @@ func (w *world) cmd(ctx context.Context, args ...string) *exec.Cmd {
 	}
 	c := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	c.Env = append(os.Environ(), "VERBENA_SOCKET="+w.socket, "HOME=/nonexistent")
-	if w.netns == "" && w.user.uid != uint32(os.Getuid()) {
+	if w.enters() {
+		w.enter(c, w.user.uid)
+	} else if w.netns == "" && w.user.uid != uint32(os.Getuid()) {
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: w.user.uid, Gid: w.user.uid, Groups: w.groups}}
 		c.Dir = "/"
 	}
@@ -216,6 +224,17 @@ func (w *world) cmd(ctx context.Context, args ...string) *exec.Cmd {
 		}
 	})
 	return c
+}
+
+// enters reports whether there is a container that commands are to be run in.
+func (w *world) enters() bool { return w.clone != 0 && w.serve != nil && w.serve.Process != nil }
+
+// enter makes a command run in the container of the service.
+func (w *world) enter(c *exec.Cmd, uid uint32) {
+	id := fmt.Sprint(uid)
+	c.Args = append([]string{"nsenter", "--target", fmt.Sprint(w.serve.Process.Pid), "--user", "--pid", "--mount", "--setuid", id, "--setgid", id,
+		"--wd=/", "--", c.Path}, c.Args[1:]...)
+	c.Path = "/usr/bin/nsenter"
 }
 
 // out runs a verbena command to its end and returns what it printed; a failure fails the test.
