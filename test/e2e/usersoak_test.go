@@ -48,6 +48,13 @@ func TestSoakUsers(t *testing.T) {
 	var threads int
 	done := map[string]int{}
 	longest := time.Duration(0)
+	const often = 100 // rounds between reports and measurements
+	var undisturbed float64
+	if roundsOf(12) >= often {
+		needProgram(t, "perftest", "ib_send_lat")
+		s.alone(func() { undisturbed = s.p99() })
+		t.Logf("undisturbed: p99 %.1f us", undisturbed)
+	}
 	for i := range roundsOf(12) {
 		if i == 5 { // what the service makes once and for all, it has made
 			base, threads = restingFootprintOf(t, s.serve.Process.Pid, dir), s.load().threads
@@ -72,11 +79,45 @@ func TestSoakUsers(t *testing.T) {
 		if t.Failed() {
 			t.Fatalf("round %d: %s", i, what)
 		}
-		if i%100 == 99 {
-			fmt.Printf("round %d: %v; service: %+v\n", i+1, done, s.load())
+		if i%often == often-1 {
+			var p99 float64
+			var rounds int
+			s.alone(func() { p99, rounds = s.p99Beside(func() { s.killRound(r, raw) }) })
+			fmt.Printf("round %d: %v; service: %+v; beside %d more rounds p99 is %.1f us, %.2f times\n",
+				i+1, done, s.load(), rounds, p99, p99/undisturbed)
 		}
 	}
 	t.Logf("%v; nothing left after at most %v; service: %+v", done, longest.Round(time.Millisecond), s.load())
+}
+
+// alone calls f while the neighbour is stopped.
+func (s *siege) alone(f func()) {
+	s.t.Helper()
+	group := -s.neighbour.cmd.Process.Pid
+	_ = syscall.Kill(group, syscall.SIGSTOP)
+	f()
+	_ = syscall.Kill(group, syscall.SIGCONT)
+	s.neighbour.say("what was the longest operation?") // the next answer is of those after this one
+	s.neighbour.line(3 * time.Second)
+}
+
+// p99Beside measures p99 while something else is done again and again, and how often that was.
+func (s *siege) p99Beside(other func()) (p99 float64, times int) {
+	s.t.Helper()
+	measured := make(chan struct{})
+	go func() {
+		defer close(measured)
+		p99 = s.p99()
+	}()
+	for {
+		select {
+		case <-measured:
+			return p99, times
+		default:
+			other()
+			times++
+		}
+	}
 }
 
 // killRound starts programs of one or both users, and ends them.
