@@ -172,8 +172,6 @@ func (q *request) run() (errno syscall.Errno, dumped bool) {
 	c := &commands[cmd]
 	isDump := q.flags&flagDump != 0
 	switch {
-	case c.do == nil && c.dump == nil:
-		return syscall.EINVAL, false
 	case c.admin && q.admin == nil:
 		return syscall.EPERM, false
 	case isDump && c.dump == nil, !isDump && c.do == nil:
@@ -283,20 +281,27 @@ func (d *dump) flush() {
 
 // message appends a message. It returns EMSGSIZE if the message exceeds a datagram of its own.
 func (d *dump) message(fill func(*datagram)) syscall.Errno {
-	for {
-		before := len(d.cur.b)
-		at := d.begin()
-		fill(&d.cur)
-		if !d.cur.full {
-			d.cur.end(at)
-			return 0
-		}
-		d.cur.cancel(before)
-		if before == 0 {
-			return syscall.EMSGSIZE
-		}
-		d.flush()
+	if d.fits(fill) {
+		return 0
 	}
+	d.flush()
+	if d.fits(fill) {
+		return 0
+	}
+	return syscall.EMSGSIZE
+}
+
+// fits appends a message to the current datagram. It reports false, with nothing appended, if there is no space left.
+func (d *dump) fits(fill func(*datagram)) bool {
+	before := len(d.cur.b)
+	at := d.begin()
+	fill(&d.cur)
+	if d.cur.full {
+		d.cur.cancel(before)
+		return false
+	}
+	d.cur.end(at)
+	return true
 }
 
 // done ends the dump with NLMSG_DONE. Mirrors netlink_dump_done.

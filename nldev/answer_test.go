@@ -567,7 +567,10 @@ func TestTooLarge(t *testing.T) {
 	long := strings.Repeat("x", maxDatagram)
 	src := &fakeSource{devices: []Device{
 		{Index: 1, Name: "a"},
-		{Index: 2, Name: long, Resources: Resources{PDs: func() []PD { return make([]PD, 1) }}},
+		{Index: 2, Name: long, Ports: make([]Port, 1), Resources: Resources{
+			PDs: func() []PD { return make([]PD, 1) },
+			QPs: func() []QP { return make([]QP, 1) }, // of no port
+		}},
 		{Index: 3, Name: "c", Resources: Resources{
 			PDs:  func() []PD { return []PD{{ID: 1}, {ID: 2, Owner: Owner{Kernel: long}}, {ID: 3}} },
 			SRQs: func() []SRQ { return []SRQ{{QPs: evenNumbers(1000)}} },
@@ -584,6 +587,7 @@ func TestTooLarge(t *testing.T) {
 		{"devices", message(cmdGet, flagDump), []string{`5/1 multi DEV_INDEX=1 DEV_NAME="a" PORT_INDEX=0 CAP_FLAGS=0 ` +
 			`NODE_GUID=0 SYS_IMAGE_GUID=0 DEV_NODE_TYPE=0 DEV_DIM=0 NAME_ASSIGN_TYPE=0`, "--", "done -90"}},
 		{"handle of a table", message(cmdResPDGet, flagDump, index(2)), []string{"done -90"}},
+		{"handle of a table without entries", message(cmdResQPGet, flagDump, index(2), port1), []string{"done -90"}},
 		{"entry of a table", message(cmdResPDGet, flagDump, index(3)), []string{
 			`5/14 multi DEV_INDEX=3 DEV_NAME="c" RES_PD={RES_PD_ENTRY={RES_USECNT=0 RES_PDN=1 RES_CTXN=0}}`,
 			"--", "done -90"}},

@@ -95,30 +95,28 @@ func (d *dump) table(dev *Device, k *resourceKind, list []resource, v view, fill
 	if g.full {
 		return 0, syscall.EMSGSIZE
 	}
-	n := 0
+	n, result := 0, syscall.EMSGSIZE // until the first one fits
 	for n < len(list) {
 		entry := g.nest(k.entry)
 		errno := fill(list[n], g, v)
-		if errno != 0 && errno != syscall.EAGAIN {
-			return 0, errno
-		}
-		if errno == 0 && g.full && n == 0 {
-			return 0, syscall.EMSGSIZE
-		}
 		if errno == 0 && g.full {
 			g.cancel(entry)
 			break
 		}
-		if errno == 0 {
+		switch errno {
+		case 0:
 			g.endNest(entry)
-		} else {
+		case syscall.EAGAIN:
 			g.cancel(entry)
+		default:
+			return 0, errno
 		}
 		n++
+		result = 0
 	}
 	g.endNest(table)
 	g.end(at)
-	return n, 0
+	return n, result
 }
 
 // summary appends the numbers of resources of a device. Mirrors fill_res_info.

@@ -9,11 +9,8 @@ import (
 // getCounters reports the hardware counters of a port, the mode in which QPs are bound to counters, or a memory
 // region's identifier, as attribute STAT_RES says. Mirrors nldev_stat_get_doit.
 func (q *request) getCounters() syscall.Errno {
-	if !q.parse(false) {
-		return syscall.EINVAL
-	}
-	if !q.tb.has(attrStatRes) {
-		return q.getPortCounters()
+	if !q.parse(false, attrStatRes) {
+		return q.getPortCounters() // EINVAL if an attribute is malformed
 	}
 	switch q.tb.u32(attrStatRes) {
 	case attrResQP:
