@@ -12,10 +12,7 @@ import (
 // cmdPostSend posts send work requests. Without any it is the doorbell of a queue that the program shares with the
 // driver; then the response, which says nothing, is not written. (ib_uverbs_post_send)
 func cmdPostSend(c *call) error {
-	req, ok := uapi.Decode[uapi.PostSend](c.in)
-	if !ok {
-		return syscall.ENOSPC
-	}
+	req, _ := uapi.Decode[uapi.PostSend](c.in) // the form of the command has checked its length
 	list, err := parseWRs(c.in[uapi.SizeOf[uapi.PostSend]():], req.WRCount, req.WQESize, req.SGECount, uapi.SizeOf[uapi.SendWR]())
 	if err != nil {
 		return err
@@ -108,10 +105,7 @@ func (c *call) sendWR(w *uapi.SendWR, t ib.QPType) (wr ib.SendWR, ah share[*ahOb
 
 // cmdPostRecv posts receive work requests. (ib_uverbs_post_recv)
 func cmdPostRecv(c *call) error {
-	req, ok := uapi.Decode[uapi.PostRecv](c.in)
-	if !ok {
-		return syscall.ENOSPC
-	}
+	req, _ := uapi.Decode[uapi.PostRecv](c.in) // the form of the command has checked its length
 	wrs, err := recvWRs(c.in[uapi.SizeOf[uapi.PostRecv]():], req.WRCount, req.WQESize, req.SGECount)
 	if err != nil {
 		return err

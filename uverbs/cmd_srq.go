@@ -159,10 +159,7 @@ func cmdQuerySRQ(c *call) error {
 
 // cmdPostSRQRecv posts receive work requests to a queue. (ib_uverbs_post_srq_recv)
 func cmdPostSRQRecv(c *call) error {
-	req, ok := uapi.Decode[uapi.PostSRQRecv](c.in)
-	if !ok {
-		return syscall.ENOSPC
-	}
+	req, _ := uapi.Decode[uapi.PostSRQRecv](c.in) // the form of the command has checked its length
 	wrs, err := recvWRs(c.in[uapi.SizeOf[uapi.PostSRQRecv]():], req.WRCount, req.WQESize, req.SGECount)
 	if err != nil {
 		return err

@@ -341,7 +341,7 @@ func (f *File) write(c Caller, b []byte) error {
 	k := &call{f: f, caller: c, trace: trace, verb: cmd.verb}
 	var response, driverResponse uint64
 	if extended {
-		response, driverResponse, err = k.parseExtended(hdr, cmd, b)
+		response, driverResponse, err = k.parseExtended(hdr, b)
 	} else {
 		response, driverResponse, err = k.parsePlain(hdr, cmd, b)
 	}
@@ -396,8 +396,8 @@ func (c *call) parsePlain(hdr uapi.CmdHdr, cmd command, b []byte) (response, dri
 	return response, response + uint64(c.room), nil
 }
 
-// parseExtended does the same with an extended command.
-func (c *call) parseExtended(hdr uapi.CmdHdr, cmd command, b []byte) (response, driverResponse uint64, err error) {
+// parseExtended checks the header of an extended command, which has no least sizes, and takes the command apart.
+func (c *call) parseExtended(hdr uapi.CmdHdr, b []byte) (response, driverResponse uint64, err error) {
 	ex, ok := uapi.Decode[uapi.ExCmdHdr](b[cmdHdrSize:])
 	if !ok {
 		return 0, 0, fmt.Errorf("extended command of %d bytes: %w", len(b), syscall.EINVAL)
@@ -408,14 +408,10 @@ func (c *call) parseExtended(hdr uapi.CmdHdr, cmd command, b []byte) (response, 
 	switch {
 	case in+driverIn != len(b):
 		return 0, 0, fmt.Errorf("header tells %d bytes of %d: %w", in+driverIn, len(b), syscall.EINVAL)
-	case in < cmd.req:
-		return 0, 0, fmt.Errorf("request of %d bytes, needs %d: %w", in, cmd.req, syscall.ENOSPC)
 	case ex.CmdHdrReserved != 0:
 		return 0, 0, fmt.Errorf("reserved field of the header is not zero: %w", syscall.EINVAL)
 	case (ex.Response != 0) != (room+driverRoom != 0):
 		return 0, 0, fmt.Errorf("response at %#x with room of %d bytes: %w", ex.Response, room+driverRoom, syscall.EINVAL)
-	case ex.Response != 0 && room < cmd.resp:
-		return 0, 0, fmt.Errorf("room of %d bytes for the response, needs %d: %w", room, cmd.resp, syscall.ENOSPC)
 	}
 	c.in, c.udata.In = b[:in], b[in:]
 	c.room = room

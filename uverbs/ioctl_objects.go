@@ -197,12 +197,9 @@ func ioctlCreateQP(c *ioctlCall) error {
 		return err
 	}
 	limits, _ := uapi.DecodePrefix[uapi.QPCap](b)
-	typ, err := c.value(uapi.AttrCreateQPType, math.MaxUint32)
+	typ, err := c.value(uapi.AttrCreateQPType, math.MaxUint8)
 	if err != nil {
 		return err
-	}
-	if typ > math.MaxUint8 {
-		return fmt.Errorf("no queue pair of type %d: %w", typ, syscall.EINVAL)
 	}
 	return c.create(func() error {
 		req := uapi.ExCreateQP{
