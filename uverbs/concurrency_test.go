@@ -177,7 +177,12 @@ func TestUseWhileDestroying(t *testing.T) {
 		entered, release := w.drv.Hold(method)
 		done := make(chan error)
 		go func() { done <- first() }()
-		<-entered
+		select {
+		case <-entered:
+		case err := <-done:
+			release()
+			t.Fatalf("%s: the command returned %v before it reached the driver", method, err)
+		}
 		then()
 		release()
 		must(t, <-done)

@@ -452,3 +452,95 @@ func TestEventAfterWrite(t *testing.T) {
 	}
 	<-e.turn
 }
+
+// TestEventsAreBounded checks the number of equal events that wait for a pipe that does not answer, and that records
+// which the program has read are forgotten.
+func TestEventsAreBounded(t *testing.T) {
+	e, reader, err := newEventFile(compRecordSize, nil, nil)
+	must(t, err)
+	defer unix.Close(reader)
+	defer e.close()
+	e.turn <- struct{}{} // as if a thread was at the pipe
+	srcs := []*eventSource{{}, {}}
+	for range 3 * maxWaiting {
+		for i, src := range srcs {
+			e.completed(src, uint64(i))
+		}
+	}
+	e.mu.Lock()
+	for i, src := range srcs {
+		if src.waiting != maxWaiting || src.raised != maxWaiting {
+			t.Errorf("source %d: got %d of %d events waiting, want %d", i, src.waiting, src.raised, maxWaiting)
+		}
+	}
+	if got, want := len(e.records), 2*maxWaiting; got != want {
+		t.Errorf("got %d records, want %d", got, want)
+	}
+	e.mu.Unlock()
+	<-e.turn
+	read := func(n int) {
+		t.Helper()
+		written(e)
+		for range n {
+			if n, err := unix.Read(reader, make([]byte, compRecordSize)); n != compRecordSize {
+				t.Fatalf("read: got %d bytes, %v", n, err)
+			}
+		}
+	}
+	read(2 * maxWaiting)
+	for range 1000 {
+		e.completed(srcs[0], 0)
+		read(1)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if got, most := len(e.records), 4*maxWaiting; got > most {
+		t.Errorf("got %d records after all were read, want at most %d", got, most)
+	}
+	if got, want := srcs[0].raised, maxWaiting+1000; got != want {
+		t.Errorf("got %d events raised, want %d", got, want)
+	}
+}
+
+// TestEventFilesByIdentity checks that a pipe is found again by its device and inode number together, among the files
+// of its own kind.
+func TestEventFilesByIdentity(t *testing.T) {
+	var s eventFiles
+	defer s.close()
+	channel, r1, err := s.newChannel()
+	must(t, err)
+	defer unix.Close(r1)
+	async, r2, err := s.newAsync()
+	must(t, err)
+	defer unix.Close(r2)
+	const noChannel = "not a completion channel of this context: bad file descriptor"
+	const noAsync = "not an asynchronous event file of this context: bad file descriptor"
+	for _, test := range []struct {
+		name     string
+		find     func(dev, ino uint64) (*eventFile, error)
+		dev, ino uint64
+		want     *eventFile
+		text     string
+	}{
+		{"channel", s.channel, channel.dev, channel.ino, channel, ""},
+		{"channel, another device", s.channel, channel.dev + 1, channel.ino, nil, noChannel},
+		{"channel, another inode", s.channel, channel.dev, channel.ino + 1, nil, noChannel},
+		{"channel that is an asynchronous event file", s.channel, async.dev, async.ino, nil, noChannel},
+		{"asynchronous event file", s.asyncFile, async.dev, async.ino, async, ""},
+		{"asynchronous event file, another device", s.asyncFile, async.dev + 1, async.ino, nil, noAsync},
+		{"asynchronous event file, another inode", s.asyncFile, async.dev, async.ino + 1, nil, noAsync},
+		{"asynchronous event file that is a channel", s.asyncFile, channel.dev, channel.ino, nil, noAsync},
+	} {
+		got, err := test.find(test.dev, test.ino)
+		if got != test.want || test.want == nil && (err == nil || err.Error() != test.text) {
+			t.Errorf("%s: got %p, %v, want %p, %s", test.name, got, err, test.want, test.text)
+		}
+		if test.want == nil {
+			wantErrno(t, test.name, err, syscall.EBADF)
+		}
+	}
+	if channel.cqs != 1 {
+		t.Errorf("the channel is held %d times, want once", channel.cqs)
+	}
+	s.release(channel)
+}

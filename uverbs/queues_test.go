@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"verbena/driver/rxe"
 	"verbena/ib"
 	"verbena/ib/ibfake"
+	"verbena/internal/quota"
 	"verbena/link/simnet"
 	"verbena/netdev"
 	"verbena/roce"
@@ -357,4 +359,47 @@ func TestMulticastCommands(t *testing.T) {
 			t.Errorf("left: %v", n)
 		}
 	})
+}
+
+// TestMulticastMemberships checks that each membership is charged once, up to the limit of the user, and given back by
+// a detach of the same GID and LID alone.
+func TestMulticastMemberships(t *testing.T) {
+	w := newRXEWorld(t)
+	limits := quota.Limits{}
+	limits[quota.Multicast].PerUser = 2
+	w.ledger = quota.New(limits)
+	p := w.start(byWrite)
+	pd, cq := p.allocPD(), p.rxeCQ()
+	ud := p.rxeQP(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTUD})
+	for i, step := range []struct {
+		cmd   uapi.Command
+		group byte
+		lid   uint16
+		want  syscall.Errno
+		text  string
+		held  uint64 // afterwards
+	}{
+		{uapi.CmdAttachMcast, 1, 0, 0, "", 1},
+		{uapi.CmdAttachMcast, 1, 0, 0, "", 1},
+		{uapi.CmdAttachMcast, 2, 0, 0, "", 2},
+		{uapi.CmdAttachMcast, 3, 0, syscall.ENOMEM, "multicast", 2},
+		{uapi.CmdDetachMcast, 3, 0, syscall.EINVAL, "is not in group", 2},
+		{uapi.CmdDetachMcast, 1, 7, syscall.EINVAL, "is not in group", 2},
+		{uapi.CmdDetachMcast, 1, 0, 0, "", 1},
+		{uapi.CmdDetachMcast, 1, 0, syscall.EINVAL, "is not in group", 1},
+		{uapi.CmdAttachMcast, 3, 0, 0, "", 2},
+		{uapi.CmdDetachMcast, 2, 0, 0, "", 1},
+		{uapi.CmdDetachMcast, 3, 0, 0, "", 0},
+	} {
+		gid := netip.AddrFrom4([4]byte{239, 5, 6, step.group}).As16()
+		err := silently(p, step.cmd, uapi.AttachMcast{GID: gid, QPHandle: ud.QPHandle, MLID: step.lid})
+		name := fmt.Sprintf("step %d: %v of group %d with LID %d", i, step.cmd, step.group, step.lid)
+		wantErrno(t, name, err, step.want)
+		if err != nil && !strings.Contains(err.Error(), step.text) {
+			t.Errorf("%s: got %q, want %q in it", name, err, step.text)
+		}
+		if got := p.User().Held(quota.Multicast); got != step.held {
+			t.Errorf("%s: got %d memberships charged, want %d", name, got, step.held)
+		}
+	}
 }

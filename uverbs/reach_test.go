@@ -1,0 +1,174 @@
+package uverbs
+
+import (
+	"errors"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/ib"
+	"verbena/ib/ibfake"
+	"verbena/internal/states"
+	"verbena/uapi"
+)
+
+// numbered is a program with another process number.
+type numbered struct {
+	*program
+	pid int
+}
+
+func (n numbered) PID() int { return n.pid }
+
+// TestReachByHandle checks which completion queue a handle and a process number name, for an operator.
+func TestReachByHandle(t *testing.T) {
+	w := newWorld(t)
+	a, b, closed := w.start(byWrite), w.start(byWrite), w.start(byWrite)
+	a.f.proc, b.f.proc, closed.f.proc = numbered{a, 7}, numbered{b, 8}, numbered{closed, 9}
+	shared, other := a.createCQ(-1, 0), b.createCQ(-1, 0)
+	if shared != other {
+		t.Fatalf("the first handles are %d and %d", shared, other)
+	}
+	own := b.createCQ(-1, 0)
+	pd := b.allocPD()
+	busy := b.createCQ(-1, 0)
+	_, err := b.f.objects.take(busy, kindCQ)
+	must(t, err)
+	defer b.f.objects.find(busy).publish()
+	closed.createCQ(-1, 0)
+	closed.f.Close()
+	another := ib.NewDevice("rxe1", ibfake.New(), nil)
+	cqOf := func(p *program, handle uint32) *ib.CQ { return p.f.objects.find(handle).res.(*cqObject).CQ }
+
+	const several, nothing = "2 programs have one: name the process too", "no program has it"
+	for _, test := range []struct {
+		name   string
+		dev    *ib.Device
+		handle uint32
+		pid    int
+		cq     *ib.CQ
+		want   syscall.Errno
+		text   string
+	}{
+		{"of several programs", w.dev, shared, 0, nil, syscall.EINVAL, several},
+		{"of the first", w.dev, shared, 7, cqOf(a, shared), 0, ""},
+		{"of the second", w.dev, shared, 8, cqOf(b, shared), 0, ""},
+		{"of a program that has closed its file", w.dev, shared, 9, nil, syscall.ENOENT, nothing},
+		{"of a program that is not there", w.dev, shared, 10, nil, syscall.ENOENT, nothing},
+		{"of one program", w.dev, own, 0, cqOf(b, own), 0, ""},
+		{"of one program, another is named", w.dev, own, 7, nil, syscall.ENOENT, nothing},
+		{"another kind of object", w.dev, pd, 0, nil, syscall.ENOENT, nothing},
+		{"being destroyed", w.dev, busy, 0, nil, syscall.ENOENT, nothing},
+		{"no object", w.dev, 12345, 0, nil, syscall.ENOENT, nothing},
+		{"another device", another.Device(), own, 0, nil, syscall.ENOENT, nothing},
+	} {
+		var got *ib.CQ
+		err := w.srv.WithCQ(test.dev, test.handle, test.pid, func(cq *ib.CQ) { got = cq })
+		wantErrno(t, test.name, err, test.want)
+		if got != test.cq {
+			t.Errorf("%s: got queue %p, want %p", test.name, got, test.cq)
+		}
+		if err != nil && !strings.Contains(err.Error(), test.text) {
+			t.Errorf("%s: got %q, want %q in it", test.name, err, test.text)
+		}
+	}
+	err = w.srv.WithSRQ(w.dev, own, 0, func(*ib.SRQ) { t.Error("a completion queue is taken for a shared receive queue") })
+	wantErrno(t, "another kind", err, syscall.ENOENT)
+}
+
+// TestRing checks the doorbell of a caller that does not issue system calls, in each state of the context and of the
+// queue pair.
+func TestRing(t *testing.T) {
+	w := newWorld(t)
+	p, other := w.open(byWrite), w.start(byWrite)
+	if err := p.f.Ring(p, 1); !errors.Is(err, errNoContext) {
+		t.Errorf("fresh: got %v, want %v", err, errNoContext)
+	}
+	_, err := do[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
+	must(t, err)
+	newQP := func(p *program, pd, cq uint32) uint32 { return p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle }
+	pd, cq := p.allocPD(), p.createCQ(-1, 0)
+	early, ready, gone := newQP(p, pd, cq), newQP(p, pd, cq), newQP(p, pd, cq)
+	p.fakeQP(ready).Ready()
+	p.fakeQP(gone).Ready()
+	_, err = do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: gone})
+	must(t, err)
+	var others uint32
+	for pd, cq := other.allocPD(), other.createCQ(-1, 0); others <= gone; {
+		others = newQP(other, pd, cq)
+	}
+	other.fakeQP(others).Ready()
+	for _, test := range []struct {
+		name   string
+		handle uint32
+		text   string // empty: it rings
+	}{
+		{"ready", ready, ""},
+		{"in RESET", early, "it cannot send"},
+		{"destroyed", gone, "no queue pair has the handle"},
+		{"a protection domain", pd, "no queue pair has the handle"},
+		{"of another program", others, "no queue pair has the handle"},
+	} {
+		err := p.f.Ring(p, test.handle)
+		if test.text == "" {
+			must(t, err)
+			continue
+		}
+		wantErrno(t, test.name, err, syscall.EINVAL)
+		if err != nil && !strings.Contains(err.Error(), test.text) {
+			t.Errorf("%s: got %q, want %q in it", test.name, err, test.text)
+		}
+	}
+	if r, e, o := p.fakeQP(ready).Rung(), p.fakeQP(early).Rung(), other.fakeQP(others).Rung(); r != 1 || e != 0 || o != 0 {
+		t.Errorf("rung %d, %d and %d times, want once, never and never", r, e, o)
+	}
+	other.f.Close()
+	if err := other.f.Ring(other, others); !errors.Is(err, errClosed) {
+		t.Errorf("closed: got %v, want %v", err, errClosed)
+	}
+	must(t, w.core.Unregister(w.handle))
+	if err := p.f.Ring(p, ready); !errors.Is(err, errGone) {
+		t.Errorf("zombie: got %v, want %v", err, errGone)
+	}
+}
+
+// TestDoorbellByInvokeWrite checks the doorbell as a method, which has no short way.
+func TestDoorbellByInvokeWrite(t *testing.T) {
+	p := newWorld(t).start(byIoctl)
+	qp := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
+	fake := p.fakeQP(qp)
+	_, err := post(p, uapi.CmdPostSend, qp, []uapi.SendWR(nil), nil)
+	wantErrno(t, "in RESET", err, syscall.EINVAL)
+	fake.Ready()
+	_, err = post(p, uapi.CmdPostSend, qp, []uapi.SendWR(nil), nil)
+	must(t, err)
+	if n := fake.Rung(); n != 1 {
+		t.Errorf("rung %d times, want once", n)
+	}
+}
+
+// TestDeviceGoesDuringGetContext checks that a context is not made if the device has gone since it was checked.
+func TestDeviceGoesDuringGetContext(t *testing.T) {
+	w := newWorld(t)
+	p := w.open(byWrite)
+	entered, release := w.drv.Hold(ibfake.AllocUserContext)
+	done, removed := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := do[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
+		done <- err
+	}()
+	<-entered
+	go func() { removed <- w.core.Unregister(w.handle) }()
+	for p.f.now() != states.ContextZombie {
+		time.Sleep(time.Millisecond)
+	}
+	release()
+	if err := <-done; !errors.Is(err, errGone) {
+		t.Errorf("GET_CONTEXT: got %v, want %v", err, errGone)
+	}
+	must(t, <-removed)
+	if n := w.drv.Contexts(); n != 0 {
+		t.Errorf("got %d contexts in the driver, want none", n)
+	}
+}
