@@ -55,6 +55,10 @@ type fakeServer struct {
 	devs    []device
 	changed []func()
 	files   []*fakeFile
+
+	// What it says of all programs' objects; nil: nothing.
+	queuePair func(num uint32) (*quota.User, bool)
+	contexts  []uverbs.ContextInfo
 }
 
 func newFakeServer() *fakeServer {
@@ -86,8 +90,14 @@ func (s *fakeServer) devices() []device {
 	return append([]device(nil), s.devs...)
 }
 
-func (s *fakeServer) queuePairUser(*ib.Device, uint32) (*quota.User, bool) { return nil, false }
-func (s *fakeServer) resources() []uverbs.ContextInfo                      { return nil }
+func (s *fakeServer) queuePairUser(_ *ib.Device, num uint32) (*quota.User, bool) {
+	if s.queuePair == nil {
+		return nil, false
+	}
+	return s.queuePair(num)
+}
+
+func (s *fakeServer) resources() []uverbs.ContextInfo { return s.contexts }
 
 func (s *fakeServer) onChange(f func()) {
 	s.mu.Lock()

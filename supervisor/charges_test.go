@@ -1,0 +1,200 @@
+package supervisor
+
+import (
+	"errors"
+	"os"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/quota"
+)
+
+// TestCharges: an operation for which the user's limit is one short is refused, and nothing of it stays charged. With
+// exactly its charge left it succeeds.
+func TestCharges(t *testing.T) {
+	const limit = 1000
+	var limits quota.Limits
+	for _, k := range []quota.Kind{quota.Descriptors, quota.Contexts} {
+		limits[k].PerUser = limit
+	}
+	ledger := quota.New(limits)
+	c := newTrapped(t, nil, withCM(t), func(cfg *SupervisorConfig) { cfg.Quota, cfg.Doorbells = ledger, DoorbellsNative })
+	p, th := c.mustProcess(), c.lookOnce()
+	file, _ := c.mustOpen(verbsNode, p.user, unix.O_RDWR)
+	open := func(n *node) func() (func(), error) {
+		make := newOpenFile
+		if n.cm {
+			make = newCMFile
+		}
+		return func() (func(), error) {
+			f, description, err := make(c.s, n, &opener{process: p, session: c.s, id: th.id, user: p.user}, 0)
+			return func() {
+				description.Close()
+				f.close()
+				<-f.ended
+			}, err
+		}
+	}
+	for _, tt := range []struct {
+		name string
+		kind quota.Kind
+		n    uint64
+		call func() (undo func(), err error)
+	}{
+		{"a process", quota.Descriptors, processDescriptors, func() (func(), error) {
+			p, err := c.w.newProcessLocked(th)
+			return func() { p.closeLocked() }, err
+		}},
+		{"an address space", quota.Descriptors, spaceDescriptors, func() (func(), error) {
+			s, err := c.w.openSpaceLocked(th, p)
+			return func() { p.closeSpace(s) }, err
+		}},
+		{"a device file", quota.Descriptors, fileDescriptors, open(verbsNode)},
+		{"native doorbells", quota.Descriptors, bellDescriptors, func() (func(), error) {
+			description, err := file.newBell()
+			return func() {
+				description.Close()
+				file.closeBell()
+				file.bell = nil
+			}, err
+		}},
+		{"a file of the connection manager", quota.Contexts, 1, open(cmNode)},
+		{"its pipe", quota.Descriptors, pipeDescriptors, open(cmNode)},
+		{"a netlink socket", quota.Descriptors, netlinkDescriptors, func() (func(), error) {
+			n, end, err := c.sup.newNetlink(p.user, netlinkOpener{}, false, 1)
+			return func() {
+				unix.Close(end)
+				n.serve()
+			}, err
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var before [quota.NumKinds]uint64
+			unchanged := func(when string) {
+				for k := range quota.NumKinds {
+					if n := p.user.Held(k); n != before[k] {
+						t.Errorf("%s: %d %v are charged, want %d", when, n, k, before[k])
+					}
+				}
+				if n := c.sup.natives.all; n != 0 {
+					t.Errorf("%s: %d files ring natively, want none", when, n)
+				}
+			}
+			held := p.user.Held(tt.kind)
+			for _, left := range []uint64{tt.n - 1, tt.n} {
+				others := limit - held - left
+				if err := p.user.Take(tt.kind, others); err != nil {
+					t.Fatal(err)
+				}
+				for k := range quota.NumKinds {
+					before[k] = p.user.Held(k)
+				}
+				undo, err := tt.call()
+				var refusal *quota.Error
+				switch {
+				case left == tt.n && err != nil:
+					t.Errorf("%d left: got %v, want success", left, err)
+				case left < tt.n && err == nil:
+					t.Errorf("%d left: got success, want a refusal", left)
+				case left < tt.n && (!errors.As(err, &refusal) || refusal.Kind != tt.kind || refusal.Asked != tt.n):
+					t.Errorf("%d left: got %v, want the refusal of %d %v", left, err, tt.n, tt.kind)
+				}
+				if err == nil && left == tt.n {
+					undo()
+				}
+				unchanged(map[bool]string{true: "after its end", false: "after the refusal"}[left == tt.n])
+				p.user.Give(tt.kind, others)
+			}
+		})
+	}
+}
+
+// TestWorkersOfAUser: a thread for a user's program is started while the user's limit leaves one, and otherwise not.
+func TestWorkersOfAUser(t *testing.T) {
+	for _, left := range []uint64{0, 1} {
+		var limits quota.Limits
+		limits[quota.Workers].PerUser = 5
+		user := quota.New(limits).User(1)
+		if err := user.Take(quota.Workers, 5-left); err != nil {
+			t.Fatal(err)
+		}
+		settled := uint64(0)
+		p := &cmPipe{user: user, want: true, setter: func(int, bool) bool {
+			settled++
+			return true
+		}}
+		if p.settle(); settled != left || user.Held(quota.Workers) != 5-left {
+			t.Errorf("%d workers left: the pipe was written %d times, want %d; %d workers are charged, want %d",
+				left, settled, left, user.Held(quota.Workers), 5-left)
+		}
+		started := uint64(0)
+		var turn turn
+		turn.init(func() { started++ }, user)
+		if turn.pass(); started != 1+left || user.Held(quota.Workers) != 5 {
+			t.Errorf("%d workers left: %d started, want %d", left, started, 1+left)
+		}
+	}
+	started := 0
+	var turn turn
+	turn.init(func() { started++ }, nil)
+	atomic.StoreUint32(&turn.free, 0)
+	for range 2 * maxWorkers {
+		turn.pass()
+		turn.waiting.Store(int32(atomic.LoadUint32(&turn.free)))
+	}
+	if started != maxWorkers {
+		t.Errorf("%d turns passed: %d workers started, want %d", 2*maxWorkers, started, maxWorkers)
+	}
+}
+
+// TestClosedSupervisor: after Close nothing new is taken up, and nothing stays charged.
+func TestClosedSupervisor(t *testing.T) {
+	c := newTrapped(t, nil, withCM(t))
+	p, th := c.mustProcess(), c.lookOnce()
+	before := p.user.Held(quota.Descriptors)
+	filtered, listener := filteredThread(t)
+	defer filtered.end()
+	defer listener.Close()
+	c.sup.mu.Lock()
+	c.sup.closed = true
+	c.sup.mu.Unlock()
+	defer func() { // for Close
+		c.sup.mu.Lock()
+		c.sup.closed = false
+		c.sup.mu.Unlock()
+	}()
+	o := &opener{process: p, session: c.s, id: th.id, user: p.user}
+	for _, tt := range []struct {
+		name string
+		call func() error
+	}{
+		{"a device file", func() error {
+			_, _, err := newOpenFile(c.s, verbsNode, o, unix.O_RDWR)
+			return err
+		}},
+		{"a file of the connection manager", func() error {
+			_, _, err := newCMFile(c.s, cmNode, o, 0)
+			return err
+		}},
+		{"a netlink socket", func() error {
+			_, _, err := c.sup.newNetlink(p.user, netlinkOpener{}, false, 1)
+			return err
+		}},
+		{"a session", func() error {
+			_, err := c.sup.Attach(listener, SessionInfo{LauncherPID: os.Getpid()})
+			return err
+		}},
+	} {
+		if err := tt.call(); !errors.Is(err, unix.ENODEV) {
+			t.Errorf("%s: got %v, want ENODEV", tt.name, err)
+		}
+		if n := p.user.Held(quota.Descriptors); n != before {
+			t.Errorf("%s: %d descriptors are charged, want %d", tt.name, n, before)
+		}
+		if n := p.user.Held(quota.Contexts) + p.user.Held(quota.Sessions); n != 0 {
+			t.Errorf("%s: %d contexts and sessions are charged, want none", tt.name, n)
+		}
+	}
+}

@@ -1,0 +1,379 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/internal/quota"
+	"verbena/internal/testutil"
+	"verbena/rdmacm"
+	"verbena/rdmacm/ucma"
+)
+
+// trapped is a worker of a session without threads, with a call of a thread of this process. The thread stays trapped
+// until the test ends. The test chooses the arguments of the call.
+type trapped struct {
+	*world
+	s      *Session
+	w      *worker
+	id     uint64 // of the notification
+	ledger *quota.Ledger
+	mem    []byte // of the caller
+
+	proofs  int          // that the caller is still trapped, so far
+	failing int          // the number of the proof that fails; 0: none
+	paused  func(string) // called at each point where the worker can pause; may be nil
+}
+
+// newTrapped traps a thread, after prepare has run on it.
+func newTrapped(t *testing.T, prepare func(), edit ...func(*SupervisorConfig)) *trapped {
+	t.Helper()
+	c := &trapped{ledger: quota.New(quota.Limits{})}
+	c.world = newWorld(t, append(edit, func(cfg *SupervisorConfig) {
+		if cfg.Quota == nil {
+			cfg.Quota = c.ledger
+		}
+		c.ledger = cfg.Quota
+		cfg.pause = c.pause
+	})...)
+	th := newThread()
+	var fd int
+	var err error
+	th.do(func() {
+		if prepare != nil {
+			prepare()
+		}
+		fd, err = install([]unix.SockFilter{
+			{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS},
+			{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_GETPRIORITY, Jf: 1},
+			{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_USER_NOTIF},
+			{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+		})
+	})
+	if err != nil {
+		th.end()
+		t.Fatal(err)
+	}
+	returned := make(chan struct{})
+	go func() {
+		defer close(returned)
+		th.do(func() { unix.Syscall(unix.SYS_GETPRIORITY, 0, 0, 0) })
+	}()
+	limit, err := hardLimit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.s = &Session{
+		sup: c.sup, fd: fd, log: c.sup.cfg.Log, firstFD: FirstFD(limit), processes: map[int]*process{},
+		listener: os.NewFile(uintptr(fd), "listener"),
+	}
+	c.w = &worker{session: c.s}
+	for c.w.n.tid == 0 {
+		if err := receive(fd, &c.w.n); err != nil && err != unix.ENOENT {
+			t.Fatal(err)
+		}
+	}
+	c.id, c.w.n.arch = c.w.n.id, native.audit
+	if c.mem, err = unix.Mmap(-1, 0, 2*os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = send(fd, &response{id: c.id})
+		<-returned
+		th.end()
+		c.forgetProcesses()
+		c.s.listener.Close()
+		unix.Munmap(c.mem)
+	})
+	return c
+}
+
+// pause counts the proofs. The failing one is of a call that does not exist; all others are of the trapped one.
+func (c *trapped) pause(point string, tid uint32) {
+	if c.w == nil || point == "event" || tid != c.w.n.tid { // of a call that waits, on another thread
+		return
+	}
+	c.w.n.id = c.id
+	if point == "prove" {
+		if c.proofs++; c.proofs == c.failing {
+			c.w.n.id = ^c.id
+		}
+	}
+	if c.paused != nil {
+		c.paused(point)
+	}
+}
+
+// eachProof calls f once for each proof that it asks for, with that proof alone failing, and a last time with none.
+func (c *trapped) eachProof(f func() string) (got []string) {
+	for n := 1; ; n++ {
+		c.proofs, c.failing = 0, n
+		got = append(got, f())
+		c.w.n.id, c.failing = c.id, 0
+		if c.proofs < n {
+			return got
+		}
+	}
+}
+
+func (c *trapped) forgetProcesses() {
+	for pid, p := range c.s.processes {
+		p.closeLocked()
+		delete(c.s.processes, pid)
+	}
+}
+
+// lookOnce is look without a proof.
+func (c *trapped) lookOnce() *procThread {
+	c.Helper()
+	dir, err := openProc(int(c.w.n.tid))
+	if err != nil {
+		c.Fatal(err)
+	}
+	th := &procThread{dir: dir}
+	c.Cleanup(th.close)
+	if th.id, err = identifyAt(dir); err != nil {
+		c.Fatal(err)
+	}
+	return th
+}
+
+// at is an address in the caller's memory.
+func (c *trapped) at(off int) uint64 { return uint64(uintptr(unsafe.Pointer(&c.mem[off]))) }
+
+// path stores a path in the caller's memory and returns its address.
+func (c *trapped) path(s string) uint64 {
+	copy(c.mem, s+"\x00")
+	return c.at(0)
+}
+
+// call sets the arguments of the call.
+func (c *trapped) call(args ...uint64) {
+	c.w.n.args = [6]uint64{}
+	copy(c.w.n.args[:], args)
+	c.w.known, c.w.desc = known{}, nil
+}
+
+// mustProcess returns the caller's process, with its address space.
+func (c *trapped) mustProcess() *process {
+	c.Helper()
+	p, _, err := c.w.process(c.lookOnce())
+	if err != nil {
+		c.Fatal(err)
+	}
+	return p
+}
+
+// mustOpen opens the device, or the connection manager's file, for a user. Both are closed when the test ends.
+func (c *trapped) mustOpen(n *node, user *quota.User, how int) (f *openFile, description *os.File) {
+	c.Helper()
+	make := newOpenFile
+	if n.cm {
+		make = newCMFile
+	}
+	p := c.mustProcess()
+	f, description, err := make(c.s, n, &opener{process: p, session: c.s, id: c.lookOnce().id, user: user}, how)
+	if err != nil {
+		c.Fatal(err)
+	}
+	c.Cleanup(func() {
+		description.Close()
+		f.close()
+		c.await("the file's end", f.ended)
+	})
+	return f, description
+}
+
+var (
+	verbsNode = &node{device: "uverbs0", minor: baseMinor}
+	cmNode    = &node{device: cmDevice, minor: cmMinor, cm: true}
+)
+
+// withCM gives the supervisor a connection manager without devices.
+func withCM(t *testing.T) func(*SupervisorConfig) {
+	t.Helper()
+	m, err := rdmacm.New(&ib.Core{}, rdmacm.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Close)
+	return func(c *SupervisorConfig) { c.CM = ucma.NewServer(m) }
+}
+
+// outcome is the text of an error, "ok" for none.
+func outcome(err error) string {
+	switch {
+	case err == nil:
+		return "ok"
+	case errors.Is(err, errGone):
+		return "gone"
+	}
+	return err.Error()
+}
+
+// String is the answer to a call, for tests.
+func (v verdict) String() string {
+	switch {
+	case v.fate == letThrough:
+		return "let through"
+	case v.err == errGone:
+		return "gone"
+	case v.err != nil:
+		return unix.ErrnoName(errno(v.err))
+	}
+	return "ok"
+}
+
+// TestEachProof: each of the proofs that a caller is still trapped decides by itself. With one failing, the call is not
+// answered for the process that has the caller's number, and what was opened meanwhile is closed.
+func TestEachProof(t *testing.T) {
+	c := newTrapped(t, nil, withCM(t))
+	w, s := c.w, c.s
+	foreign := c.ledger.User(4711)
+	c.srv.queuePair = func(uint32) (*quota.User, bool) { return foreign, true }
+	p := c.mustProcess()
+	th := c.lookOnce()
+	device, deviceFD := c.mustOpen(verbsNode, p.user, unix.O_RDWR)
+	cm, cmFD := c.mustOpen(cmNode, p.user, 0)
+	netlink, netlinkEnd, err := c.sup.newNetlink(p.user, netlinkOpener{}, false, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go netlink.serve()
+	defer unix.Close(netlinkEnd)
+	cwd := uint64(1<<64 - 100)
+	held := p.user.Held(quota.Descriptors)
+	found := func(ok bool) string { return map[bool]string{true: "found", false: "none"}[ok] }
+	closing := func(v verdict) verdict {
+		if v.err == nil && v.fate == answered {
+			unix.Close(int(v.val))
+		}
+		return v
+	}
+	const gone, ok = "gone", "ok"
+	for _, tt := range []struct {
+		name string
+		call func() string
+		want []string
+	}{
+		{"look", func() string {
+			th, err := w.look()
+			if err == nil {
+				th.close()
+			}
+			return outcome(err)
+		}, []string{gone, ok}},
+		{"a known process", func() string {
+			_, _, err := w.process(th)
+			return outcome(err)
+		}, []string{gone, ok}},
+		{"a new process", func() string {
+			p, err := w.newProcessLocked(th)
+			if err == nil {
+				p.closeLocked()
+			}
+			return outcome(err)
+		}, []string{gone, ok}},
+		{"a new address space", func() string {
+			m, err := w.openSpace(th, p, false)
+			if err == nil {
+				m.Close()
+			}
+			return outcome(err)
+		}, []string{gone, ok}},
+		{"memory for one answer", func() string {
+			m, err := w.memory()
+			if err == nil {
+				m.Close()
+			}
+			return outcome(err)
+		}, []string{gone, gone, ok}},
+		{"a remembered process", func() string {
+			w.desc = &descriptor{tid: w.n.tid, fd: int32(deviceFD.Fd()), file: device}
+			w.desc.process.Store(p)
+			got, _, err := w.findCaller()
+			if got != p {
+				t.Errorf("got process %v, want the remembered one", got)
+			}
+			return outcome(err)
+		}, []string{gone, ok}},
+		{"SameFile", func() string {
+			_, _, err := w.SameFile(int(deviceFD.Fd()))
+			return outcome(err)
+		}, []string{gone, ok}},
+		{"descriptor", func() string { return found(w.descriptor(int32(deviceFD.Fd())) != nil) }, []string{"none", "found"}},
+		{"a copy of a file", func() string {
+			fd, err := w.copyFile(th, int32(deviceFD.Fd()))
+			if err == nil {
+				unix.Close(fd)
+			}
+			return outcome(err)
+		}, []string{gone, ok}},
+		{"a new netlink socket", func() string {
+			c.call(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_RDMA)
+			return closing(w.openNetlink()).String()
+		}, []string{gone, gone, gone, ok}},
+		{"netlink", func() string { return found(w.netlink(int32(netlinkEnd)) != nil) }, []string{"none", "found"}},
+		{"bind", func() string {
+			netlink.portID = 1
+			*(*unix.RawSockaddrNetlink)(unsafe.Pointer(&c.mem[0])) = unix.RawSockaddrNetlink{Family: unix.AF_NETLINK, Pid: 99}
+			c.call(uint64(netlinkEnd), c.at(0), netlinkAddr)
+			return fmt.Sprint(w.netlinkCall(callBind), " ", netlink.portID)
+		}, []string{"let through 1", "gone 1", "ok 99"}},
+		{"access", func() string {
+			c.call(cwd, c.path(deviceFile), unix.R_OK)
+			return w.pathCall(callFaccessat).String()
+		}, []string{gone, gone, ok}},
+		{"readlink", func() string {
+			c.call(cwd, c.path(devChar+"192"), c.at(4096), 100)
+			return w.pathCall(callReadlinkat).String()
+		}, []string{gone, gone, gone, ok}},
+		{"an exec that is over", func() string {
+			s.execs.add(w.n.tid)
+			s.execs.over(w)
+			_, there := s.execs.tids[w.n.tid]
+			return fmt.Sprint(there)
+		}, []string{"true", "false"}},
+		{"another file of the connection manager", func() string {
+			f, err := (&cmCaller{w: w}).CMFile(int(cmFD.Fd()))
+			if err == nil && f != cm.cm {
+				t.Errorf("CMFile: got %p, want %p", f, cm.cm)
+			}
+			return outcome(err)
+		}, []string{gone, ok}},
+		{"a queue pair of another user", func() string { // which a manager may connect
+			return fmt.Sprint((&cmCaller{w: w, user: p.user}).MayConnect(nil, 1))
+		}, []string{"false", "false", fmt.Sprint(os.Geteuid() == 0)}},
+		{"an event that has to be waited for", func() string {
+			c.getEvent(cmFD)
+			w.known = known{done: true, proc: p, space: p.space}
+			cm.enter()
+			v, waits := w.cmCommand(cm)
+			if waits {
+				cm.cm.Close() // ends the wait
+				return "waits"
+			}
+			cm.leave()
+			return v.String()
+		}, []string{gone, "waits"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := c.eachProof(tt.call); fmt.Sprint(got) != fmt.Sprint(tt.want) {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+	testutil.Eventually(t, "nothing more to be charged than before", func() bool { return p.user.Held(quota.Descriptors) == held })
+}
+
+// getEvent makes the call a GET_EVENT on a file of the connection manager.
+func (c *trapped) getEvent(f *os.File) {
+	copy(c.mem, []byte{12, 0, 0, 0, 8, 0, 0, 2}) // struct rdma_ucm_cmd_hdr: RDMA_USER_CM_CMD_GET_EVENT, 8 bytes in, 512 out
+	c.call(uint64(f.Fd()), c.at(0), 16)
+}
