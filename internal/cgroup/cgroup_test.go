@@ -40,6 +40,16 @@ func TestRead(t *testing.T) {
 			"proc/self/cgroup": "0::/a/b/c\n", "proc/self/mountinfo": v2Mounts,
 			"sys/fs/cgroup/a/b/c/memory.max": "1073741824\n", "sys/fs/cgroup/a/memory.max": "268435456\n", "sys/fs/cgroup/a/b/pids.max": "77\n",
 		}, Limits{Memory: 256 << 20, Tasks: 77}},
+		{"v2, the parent is higher", map[string]string{
+			"proc/self/cgroup": "0::/a/b\n", "proc/self/mountinfo": v2Mounts,
+			"sys/fs/cgroup/a/b/memory.max": "268435456\n", "sys/fs/cgroup/a/b/memory.high": "268435457\n",
+			"sys/fs/cgroup/a/memory.max": "1073741824\n", "sys/fs/cgroup/a/b/pids.max": "77\n", "sys/fs/cgroup/a/pids.max": "78\n",
+		}, Limits{Memory: 256 << 20, Tasks: 77}},
+		{"v2, the largest limit and one that is none", map[string]string{
+			"proc/self/cgroup": "0::/a/b\n", "proc/self/mountinfo": v2Mounts,
+			"sys/fs/cgroup/a/b/memory.max": "1152921504606846976\n", "sys/fs/cgroup/a/memory.max": "1152921504606846975\n",
+			"sys/fs/cgroup/a/b/pids.max": "1152921504606846976\n",
+		}, Limits{Memory: 1<<60 - 1}},
 		{"v2, memory.high", map[string]string{
 			"proc/self/cgroup": "0::/a\n", "proc/self/mountinfo": v2Mounts,
 			"sys/fs/cgroup/a/memory.max": "1073741824\n", "sys/fs/cgroup/a/memory.high": "805306368\n",
@@ -98,6 +108,11 @@ func TestRead(t *testing.T) {
 		{"v1, the parent is lower", map[string]string{
 			"proc/self/cgroup": "4:memory:/m/n\n", "proc/self/mountinfo": v1Mounts,
 			"sys/fs/cgroup/memory/m/n/memory.limit_in_bytes": v1None, "sys/fs/cgroup/memory/m/memory.limit_in_bytes": "268435456\n",
+		}, Limits{Memory: 256 << 20}},
+		{"v1, the parent is higher", map[string]string{
+			"proc/self/cgroup": "4:memory:/m/n\n", "proc/self/mountinfo": v1Mounts,
+			"sys/fs/cgroup/memory/m/n/memory.limit_in_bytes": "268435456\n", "sys/fs/cgroup/memory/m/memory.limit_in_bytes": "268435457\n",
+			"sys/fs/cgroup/memory/m/n/memory.stat": "hierarchical_memory_limit 268435458\n",
 		}, Limits{Memory: 256 << 20}},
 		{"v1, a parent that is not visible", map[string]string{
 			"proc/self/cgroup":                           "4:memory:/docker/abc\n",

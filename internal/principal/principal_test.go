@@ -2,10 +2,12 @@ package principal
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -69,6 +71,35 @@ func inode(t *testing.T, path string) uint64 {
 	return st.Ino
 }
 
+// TestRights tests the rights of a principal in accounts: a manager sees all, and an id that stands for several users owns none.
+func TestRights(t *testing.T) {
+	own := quota.ID{UID: 7, Container: 3}
+	for _, tt := range []struct {
+		p          Principal
+		of         quota.ID
+		owns, sees bool
+	}{
+		{Principal{Account: own}, own, true, true},
+		{Principal{Account: own}, quota.ID{UID: 8, Container: 3}, false, false},
+		{Principal{Account: own}, quota.ID{UID: 7, Container: 4}, false, false},
+		{Principal{Account: own}, quota.ID{UID: 7}, false, false},
+		{Principal{Account: own, Anonymous: true}, own, false, false},
+		{Principal{Account: own, Manager: true}, own, true, true},
+		{Principal{Account: own, Manager: true}, quota.ID{UID: 8}, false, true},
+		{Principal{Account: own, Manager: true, Anonymous: true}, own, false, true},
+	} {
+		if owns, sees := tt.p.Owns(tt.of), tt.p.Sees(tt.of); owns != tt.owns || sees != tt.sees {
+			t.Errorf("%+v of %v: got Owns %v, Sees %v, want %v, %v", tt.p, tt.of, owns, sees, tt.owns, tt.sees)
+		}
+	}
+	for c := range 41 {
+		p := Principal{Caps: 1<<unix.CAP_NET_RAW | 1<<40}
+		if got, want := p.Has(c), c == unix.CAP_NET_RAW || c == 40; got != want {
+			t.Errorf("Has(%d): got %v, want %v", c, got, want)
+		}
+	}
+}
+
 // TestManager: root manages root's service with capabilities that count in its namespaces, and not without. Others do if their id
 // was named.
 func TestManager(t *testing.T) {
@@ -99,6 +130,12 @@ func TestManager(t *testing.T) {
 		{"a user who is root of a user namespace", user, as(user), []string{"unshare", "-U", "-r"}, false},
 		{"a named user", named, as(named), nil, true},
 		{"the id of those without one", 65534, as(65534), nil, false},
+		{"a user with CAP_SYS_ADMIN", user, nil, []string{"setpriv", "--reuid", fmt.Sprint(user), "--clear-groups",
+			"--inh-caps=+sys_admin", "--ambient-caps=+sys_admin"}, false},
+		{"root of a user namespace with the ids of the service's own", 0, &syscall.SysProcAttr{
+			Cloneflags:  syscall.CLONE_NEWUSER,
+			UidMappings: []syscall.SysProcIDMap{{Size: 1<<32 - 1}}, GidMappings: []syscall.SysProcIDMap{{Size: 1<<32 - 1}},
+		}, nil, false},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			dir, _ := running(t, tt.attr, tt.argv...)
@@ -107,6 +144,17 @@ func TestManager(t *testing.T) {
 				t.Errorf("got %+v, %v, want manager %v", p, err, tt.want)
 			}
 		})
+	}
+	// Set-uid programs: the effective id manages, and the real one is charged.
+	for _, tt := range []struct {
+		real, effective int
+		want            bool
+	}{{named, named, true}, {user, named, true}, {named, user, false}, {user, 65532, false}} {
+		dir, _ := running(t, as(uint32(tt.effective)))
+		want := Principal{Account: quota.ID{UID: tt.real}, Manager: tt.want}
+		if p, err := a.Of(dir, tt.real, tt.effective); err != nil || p != want {
+			t.Errorf("real id %d, effective id %d: got %+v, %v, want %+v", tt.real, tt.effective, p, err, want)
+		}
 	}
 	if p := a.Unseen(0); p.Manager {
 		t.Error("root, whose process cannot be seen, manages")
@@ -161,7 +209,7 @@ func TestAccount(t *testing.T) {
 		attr      *syscall.SysProcAttr
 		argv      []string
 		want      int
-		container string // the namespace that identifies it
+		container string // the namespace that identifies it; "outer": the parent of the user namespace
 	}{
 		{"a user", user, as(user), nil, user, ""},
 		{"a mount namespace", 0, nil, []string{"unshare", "-m"}, 0, ""},
@@ -170,12 +218,17 @@ func TestAccount(t *testing.T) {
 		{"a user's namespaces", user, as(user), []string{"unshare", "-U", "-r", "-p", "-f"}, user, ""},
 		{"a user's nested namespaces", user, as(user), []string{"unshare", "-U", "-r", "unshare", "-U", "-r", "-p", "-f"}, user, ""},
 		{"a container with a user namespace", 0, nil, []string{"unshare", "-U", "-r", "-p", "-f"}, 0, "ns/user"},
+		{"a user namespace in such a container", 0, nil, []string{"unshare", "-U", "-r", "unshare", "-U", "-r"}, 0, "outer"},
 		{"a user namespace in a container", 0, nil, []string{"unshare", "-p", "-f", "setpriv", "--bounding-set=-all", "unshare", "-U"}, 0, "ns/pid"},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			dir, pid := running(t, tt.attr, tt.argv...)
 			want := quota.ID{UID: tt.want}
-			if tt.container != "" {
+			switch tt.container {
+			case "":
+			case "outer":
+				want.Container = parent(t, "/proc/"+pid+"/ns/user")
+			default:
 				want.Container = inode(t, "/proc/"+pid+"/"+tt.container)
 			}
 			if p, err := a.Of(dir, tt.uid, tt.uid); err != nil || p.Account != want {
@@ -185,13 +238,62 @@ func TestAccount(t *testing.T) {
 	}
 	// Subordinate ids: root, as newuidmap(1), maps several into a namespace of the user's.
 	dir, pid := running(t, as(user), "unshare", "-U")
-	if err := os.WriteFile("/proc/"+pid+"/uid_map", []byte("0 100000 10"), 0); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"uid_map", "gid_map"} {
+		if err := os.WriteFile("/proc/"+pid+"/"+name, []byte("0 100000 10"), 0); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, uid := range []int{100000, 100007} {
 		if p, err := a.Of(dir, uid, uid); err != nil || p.Account != (quota.ID{UID: user}) {
 			t.Errorf("subordinate id %d: got %+v, %v, want that of user %d", uid, p.Account, err, user)
 		}
+	}
+	// A subordinate id owns a namespace inside of that of the user.
+	dir, _ = running(t, nil, "nsenter", "-U", "-t", pid, "-S", "7", "-G", "7", "unshare", "-U")
+	if p, err := a.Of(dir, 100007, 100007); err != nil || p.Account != (quota.ID{UID: user}) {
+		t.Errorf("the namespace of a subordinate id: got %+v, %v, want that of user %d", p.Account, err, user)
+	}
+}
+
+// parent returns the inode of the parent of a namespace.
+func parent(t *testing.T, path string) uint64 {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	fd, id, err := related(int(f.Fd()), unix.NS_GET_PARENT)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(fd)
+	return id.ino
+}
+
+// TestPIDNamespace tests that processes in the own process id namespace have none, and those in another have its inode.
+func TestPIDNamespace(t *testing.T) {
+	testutil.NeedRoot(t, "to make namespaces")
+	a, err := New(nil, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, argv := range [][]string{nil, {"unshare", "-p", "-f"}} {
+		_, pid := running(t, nil, argv...)
+		n, err := strconv.Atoi(pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := uint64(0)
+		if argv != nil {
+			want = inode(t, "/proc/"+pid+"/ns/pid")
+		}
+		if got, err := a.PIDNamespace(n); got != want || err != nil {
+			t.Errorf("PIDNamespace of a process below %q: got %d, %v, want %d", argv, got, err, want)
+		}
+	}
+	if got, err := a.PIDNamespace(1 << 30); got != 0 || !errors.Is(err, unix.ENOENT) {
+		t.Errorf("PIDNamespace of no process: got %d, %v, want ENOENT", got, err)
 	}
 }
 

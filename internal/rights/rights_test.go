@@ -14,6 +14,7 @@ import (
 
 	"verbena/internal/leaktest"
 	"verbena/internal/quota"
+	"verbena/internal/testutil"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -206,6 +207,52 @@ func TestLingering(t *testing.T) {
 	}
 	if n := sender.Held(quota.Workers); n != 0 {
 		t.Errorf("%d workers are charged still", n)
+	}
+}
+
+// TestReceivingBound tests that a user whose descriptors cannot be closed yet gets no more of them into the service: later
+// messages stay in their sockets.
+func TestReceivingBound(t *testing.T) {
+	var l quota.Limits
+	l[quota.Workers].PerUser = 1
+	user := quota.New(l).User(1)
+	if err := user.Take(quota.Workers, 1); err != nil {
+		t.Fatal(err)
+	}
+	var queues Queues
+	q := queues.Of(user)
+	var own []*os.File
+	var received sync.WaitGroup
+	for range maxReceiving + 1 {
+		to, f, raw := pair(t, unix.SOCK_SEQPACKET)
+		fds, _ := pipes(t, 1)
+		sendFiles(t, to, "x", fds...)
+		closeAll(fds)
+		own = append(own, f)
+		received.Go(func() {
+			if m, err := q.Receive(raw, make([]byte, 1), 0); err != nil || m.Surplus != 1 {
+				t.Errorf("Receive: got %+v, %v, want one surplus descriptor", m, err)
+			}
+		})
+	}
+	unread := func() (n int) {
+		for _, f := range own {
+			fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLIN}}
+			if ready, _ := unix.Poll(fds, 0); ready > 0 {
+				n++
+			}
+		}
+		return n
+	}
+	testutil.Eventually(t, "messages up to the limit to be received", func() bool { return unread() <= 1 })
+	time.Sleep(20 * time.Millisecond)
+	if n := unread(); n != 1 {
+		t.Fatalf("unread messages: got %d, want 1", n)
+	}
+	user.Give(quota.Workers, 1)
+	received.Wait()
+	if n := unread(); n != 0 {
+		t.Errorf("unread messages after the descriptors could be closed: got %d, want 0", n)
 	}
 }
 

@@ -18,8 +18,8 @@ import (
 
 // guarded are the packages that keep users apart. Mutants of every check in them are generated.
 var guarded = []string{
-	"internal/quota", "internal/privilege", "internal/ctl", "internal/shm", "umem", "remote", "nldev", "rdmacm/ucma",
-	"service", "uverbs", "supervisor",
+	"internal/quota", "internal/privilege", "internal/principal", "internal/rights", "internal/cgroup", "internal/ctl", "internal/shm",
+	"umem", "remote", "nldev", "rdmacm/ucma", "service", "uverbs", "supervisor",
 }
 
 // The kinds of generated mutants.
@@ -30,7 +30,8 @@ const (
 	refusalKind  = "refusal"  // a refusal that never happens
 )
 
-// passing lists the checks by name, with the result that lets the caller go on. Those of type error pass with nil.
+// passing lists the checks by name, with the result that lets the caller go on. Those of type error pass with nil. A name with a
+// package is a check only where it is a method or a field of that package.
 var passing = map[string]bool{
 	// The identity of a process or a thread.
 	"alive": true, "has": true, "runs": true, "Alive": true, "exited": false, "hasEnded": false, "ended": false, "gone": false, "Left": false,
@@ -42,8 +43,11 @@ var passing = map[string]bool{
 	"mayControl": true, "Contains": true, "covers": true, "Understood": true, "answers": true,
 	"Anonymous": false, "isOverflow": false, "mapsAll": true,
 	"fileCapability": true, "bindCapability": true, "rawCapability": true,
+	"principal.Owns": true, "principal.Sees": true, "principal.Has": true, "principal.in": true, "principal.resembles": true,
+	"principal.Manager": true, "principal.Anonymous": false,
 	// Bounds.
 	"limitsLeave": true, "up": true, "inUseLocked": false, "InUse": false, "beyondCommands": false, "validPort": true,
+	"rights.beginReceiving": true,
 }
 
 // errorChecks are the checks that return an error alone. charging ones are bounds.
@@ -62,7 +66,10 @@ var refusing = regexp.MustCompile(`^(err|Err)[A-Z]`)
 var limiting = regexp.MustCompile(`^(max|Max|most|limit|Limit|least)|(Limit|Max|Most|Bound)$|^(PerUser|Total|total|size|Size)$`)
 
 // aUser are the names of what holds a user.
-var aUser = regexp.MustCompile(`^(uid|UID|Uid|user|User|owner|opener|Owner|ServiceUser|effective|real|Geteuid|Getuid)$|(UID|Uid|User)$`)
+var aUser = regexp.MustCompile(`^(uid|UID|Uid|user|User|owner|opener|Owner|ServiceUser|effective|real|Geteuid|Getuid|Container)$|(UID|Uid|User)$`)
+
+// aRight are the names of fields with rights.
+var aRight = regexp.MustCompile(`Capability$|^(manages|Manager|Anonymous)$`)
 
 // aFile are the names of what identifies a file.
 var aFile = regexp.MustCompile(`^(inode|Ino|Dev|ino|dev|Rdev|nlink|Nlink)$`)
@@ -116,7 +123,7 @@ func generate(root string, dirs []string) ([]mutant, error) {
 				return nil, err
 			}
 			for _, decl := range f.Decls {
-				if fn, ok := decl.(*ast.FuncDecl); ok && fn.Body != nil {
+				if fn, ok := decl.(*ast.FuncDecl); ok && fn.Body != nil && fn.Name.Name != "String" {
 					g.function(fn)
 				}
 			}
@@ -140,12 +147,13 @@ type generator struct {
 	name    string         // of the function
 	counts  map[string]int // of its mutants, by kind
 	forced  map[ast.Expr]bool
+	called  map[ast.Expr]bool // the functions of calls
 	mutants []mutant
 }
 
 // function collects the mutants of a function and of the function literals in it.
 func (g *generator) function(fn *ast.FuncDecl) {
-	g.name, g.counts, g.forced = fn.Name.Name, map[string]int{}, map[ast.Expr]bool{}
+	g.name, g.counts, g.forced, g.called = fn.Name.Name, map[string]int{}, map[ast.Expr]bool{}, map[ast.Expr]bool{}
 	if fn.Recv != nil && len(fn.Recv.List) == 1 {
 		t := fn.Recv.List[0].Type
 		if s, ok := t.(*ast.StarExpr); ok {
@@ -170,6 +178,7 @@ func (g *generator) function(fn *ast.FuncDecl) {
 				g.comparison(n)
 			}
 		case *ast.CallExpr:
+			g.called[n.Fun] = true
 			g.call(n)
 		case *ast.SelectorExpr:
 			g.field(n)
@@ -234,7 +243,7 @@ func (g *generator) call(c *ast.CallExpr) {
 	name := lastName(c.Fun)
 	switch t := g.info.TypeOf(c); {
 	case isBool(t):
-		if value, ok := passing[name]; ok && (!g.ofPackage(c.Fun) || len(c.Args) > 0 && lastName(c.Args[0]) == "groups") {
+		if value, ok := g.passes(c.Fun); ok && (!g.ofPackage(c.Fun) || len(c.Args) > 0 && lastName(c.Args[0]) == "groups") {
 			g.force(identityKind, c, value)
 		}
 	case isError(t) && errorChecks[name] != "":
@@ -256,11 +265,32 @@ func (g *generator) ofPackage(f ast.Expr) bool {
 	return ok
 }
 
-// field adds the mutant of a field that says what its owner may do, where it is read.
+// passes returns the result with which a check passes, and whether a function or a field is one.
+func (g *generator) passes(f ast.Expr) (value, ok bool) {
+	if value, ok = passing[lastName(f)]; ok {
+		return value, true
+	}
+	if s, isSelector := f.(*ast.SelectorExpr); isSelector && g.info.Uses[s.Sel] != nil && g.info.Uses[s.Sel].Pkg() != nil {
+		value, ok = passing[g.info.Uses[s.Sel].Pkg().Name()+"."+s.Sel.Name]
+	}
+	return value, ok
+}
+
+// field adds the mutant of a field that holds a right of its owner, where it is read, and of a check that is passed as a function.
 func (g *generator) field(s *ast.SelectorExpr) {
-	if value, ok := passing[s.Sel.Name]; ok && strings.HasSuffix(s.Sel.Name, "Capability") && isBool(g.info.TypeOf(s)) && g.info.Types[s].Value == nil {
-		if v, ok := g.info.Uses[s.Sel].(*types.Var); ok && v.IsField() && !g.assigned(s) {
+	value, ok := g.passes(s)
+	if !ok {
+		return
+	}
+	switch t := g.info.Uses[s.Sel].(type) {
+	case *types.Var:
+		if t.IsField() && aRight.MatchString(t.Name()) && isBool(t.Type()) && !g.assigned(s) {
 			g.force(identityKind, s, value)
+		}
+	case *types.Func:
+		if sig := t.Signature(); !g.called[s] && sig.Recv() != nil && sig.Results().Len() == 1 && isBool(sig.Results().At(0).Type()) {
+			text := types.TypeString(types.NewSignatureType(nil, nil, nil, sig.Params(), sig.Results(), false), (*types.Package).Name)
+			g.add(identityKind, s, fmt.Sprintf("%s { _ = %%s; return %v }", text, value))
 		}
 	}
 }
@@ -286,7 +316,7 @@ func (g *generator) comparison(b *ast.BinaryExpr) {
 		switch {
 		case g.users(b.X, b.Y):
 			g.force(userKind, b, equal)
-		case g.files(b.X, b.Y):
+		case g.files(b.X, b.Y), equal && isDifference(b.X):
 			g.force(identityKind, b, equal)
 		}
 	case token.GTR, token.GEQ, token.LSS, token.LEQ:
@@ -311,17 +341,27 @@ func (g *generator) user(x ast.Expr) bool {
 	if p, ok := g.info.TypeOf(x).(*types.Pointer); ok && typeName(p.Elem()) == "quota.User" {
 		return true
 	}
+	if typeName(g.info.TypeOf(x)) == "quota.ID" {
+		return true
+	}
 	name := g.nameOf(x)
 	return aUser.MatchString(name) && name != "PerUser" && (isInteger(g.info.TypeOf(x)) || typeName(g.info.TypeOf(x)) == "supervisor.ids")
 }
 
 func (g *generator) files(x, y ast.Expr) bool {
 	for _, e := range []ast.Expr{x, y} {
-		if typeName(g.info.TypeOf(e)) == "supervisor.inode" || aFile.MatchString(g.nameOf(e)) && g.info.Types[e].Value == nil && isInteger(g.info.TypeOf(e)) {
+		if t := typeName(g.info.TypeOf(e)); t == "supervisor.inode" || t == "principal.file" || aFile.MatchString(g.nameOf(e)) && g.info.Types[e].Value == nil && isInteger(g.info.TypeOf(e)) {
 			return true
 		}
 	}
 	return false
+}
+
+// isDifference reports whether an expression is a difference of sets, such as the capabilities that a process lacks. None is
+// lacking if it is 0.
+func isDifference(x ast.Expr) bool {
+	b, ok := x.(*ast.BinaryExpr)
+	return ok && b.Op == token.AND_NOT
 }
 
 // limit reports whether an expression is a limit: a constant other than 0 and 1, or of such a name.

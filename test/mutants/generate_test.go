@@ -60,7 +60,36 @@ func (f *file) use(uid int, short bool) error {
 	return nil
 }
 `)
-	got, err := generate(dir, []string{"p"})
+	write("principal/principal.go", `package principal
+
+type Principal struct{ Manager bool }
+
+func (p Principal) Has(int) bool { return true }
+
+func (p Principal) Sees(int) bool { return p.Manager }
+`)
+	write("q/q.go", `package q
+
+import "example/principal"
+
+type set struct{ Manager bool }
+
+func (s set) Has(int) bool { return s.Manager }
+
+type peer struct {
+	principal.Principal
+	gone bool
+}
+
+func use(s set, p peer, list func(sees func(int) bool)) bool {
+	p.Manager = !p.gone
+	list(p.Sees)
+	return s.Has(1) && p.Has(2) && p.Manager
+}
+
+func covers(have, want uint) bool { return want&^have == 0 && want&^have != 8 }
+`)
+	got, err := generate(dir, []string{"p", "q"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,6 +100,10 @@ func (f *file) use(uid int, short bool) error {
 		"p/p.go:file.use:bound:1 (f.n >= maxThings && false)",
 		"p/p.go:file.use:refusal:1 ((f.uid != uid || !f.alive()) && false)",
 		"p/p.go:file.use:refusal:2 (short && false)",
+		"q/q.go:use:identity:1 func(int) bool { _ = p.Sees; return true }",
+		"q/q.go:use:identity:2 (p.Has(2) || true)",
+		"q/q.go:use:identity:3 (p.Manager || true)",
+		"q/q.go:covers:identity:1 (want&^have == 0 || true)",
 	}
 	var list []string
 	for i := range got {

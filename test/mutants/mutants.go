@@ -701,6 +701,8 @@ var mutants = []listed{
 		"return len(bytes.Fields(numbers)) == 1", "return len(bytes.Fields(numbers)) > 0"},
 	{"root of a user namespace manages a user's service", "internal/principal/principal.go",
 		"serr != nil || !bytes.Equal(theirs, own) {", "serr != nil || bytes.Equal(theirs, nil) != bytes.Equal(own, nil) {"},
+	{"a user namespace with the same ids is the service's own", "internal/principal/principal.go",
+		"unix.Fstatat(proc, paths[userNS], &st, 0) != unix.EACCES {", "unix.Fstatat(proc, paths[userNS], &st, 0) == unix.ENOENT {"},
 	{"a set-uid program lends its capabilities", "internal/principal/principal.go",
 		"unix.Fstat(proc, &st) != nil || int(st.Uid) != uid ||", "unix.Fstat(proc, &st) != nil ||"},
 	{"CAP_NET_ADMIN counts in any network namespace", "internal/principal/principal.go",
