@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"runtime/debug"
@@ -366,18 +367,23 @@ func (c caller) InstallFD(fd int, _ bool) (int, error) {
 		return 0, err
 	}
 	f.installed = os.NewFile(uintptr(dup), "events")
-	for ; ; f.nextNumber++ {
-		if f.nextNumber >= 1<<31 || f.nextNumber < firstNumber {
-			f.nextNumber = firstNumber
-		}
-		if _, used := f.events[f.nextNumber]; !used {
-			break
-		}
-	}
-	f.number = f.nextNumber
-	f.nextNumber++
+	f.number = f.unusedNumber()
 	f.events[f.number] = inode{st.Dev, st.Ino}
 	return int(f.number), nil
+}
+
+// unusedNumber returns a number that no event file has. Numbers are descriptors for commands, which are not negative
+// as int32.
+func (f *File) unusedNumber() uint32 {
+	for {
+		n := f.nextNumber
+		if f.nextNumber++; f.nextNumber > math.MaxInt32 {
+			f.nextNumber = firstNumber
+		}
+		if _, used := f.events[n]; !used {
+			return n
+		}
+	}
 }
 
 func (c caller) SameFile(fd int) (dev, ino uint64, err error) {

@@ -121,6 +121,25 @@ func TestEventFilesAreBounded(t *testing.T) {
 	}
 }
 
+// TestEventNumbers tests that numbers of event files are used again only after all others, and are descriptors to a
+// program.
+func TestEventNumbers(t *testing.T) {
+	const last = 1<<31 - 1
+	f := &File{events: map[uint32]inode{firstNumber: {}, firstNumber + 2: {}}, nextNumber: last - 1}
+	fd := procFile(t, "status")
+	for _, want := range []int{last - 1, last, firstNumber + 1, firstNumber + 3} {
+		got, err := (caller{f}).InstallFD(fd, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.installed.Close()
+		f.installed = nil
+		if got != want {
+			t.Errorf("InstallFD: got number %#x, want %#x", got, want)
+		}
+	}
+}
+
 // TestControlWord: what a client is told; once the device has gone nothing else.
 func TestControlWord(t *testing.T) {
 	var word atomic.Uint32

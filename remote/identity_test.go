@@ -133,12 +133,19 @@ func TestNoConnectionManager(t *testing.T) {
 	}
 }
 
-// TestUnknownQueuePair tests that an ordinary user may connect no queue pair that no program has.
-func TestUnknownQueuePair(t *testing.T) {
+// newUverbs returns a server without devices, which the caller closes.
+func newUverbs(t *testing.T) *uverbs.Server {
+	t.Helper()
 	srv, err := uverbs.NewServer(&ib.Core{}, uverbs.ServerOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return srv
+}
+
+// TestUnknownQueuePair tests that an ordinary user may connect no queue pair that no program has.
+func TestUnknownQueuePair(t *testing.T) {
+	srv := newUverbs(t)
 	defer srv.Close()
 	user := quota.New(quota.Limits{}).User(4242)
 	for _, u := range []*quota.User{user, nil} { // no program has it, and so no user

@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"errors"
 	"os"
 	"syscall"
 	"testing"
@@ -45,6 +46,68 @@ func TestSpaceDirect(t *testing.T) {
 		}
 		if got := r.Direct(c.addr, 1<<16) != nil; got != c.want {
 			t.Errorf("%s: direct: got %t, want %t", c.name, got, c.want)
+		}
+	}
+}
+
+// TestSpaceCheck tests the bounds of the memory that commands can name: the shared buffers, and the process's own
+// memory once the client has handed it over, as it is mapped.
+func TestSpaceCheck(t *testing.T) {
+	page := uint64(umem.PageSize)
+	pages := func(prot int) uint64 { // three pages, of which the outer ones are not accessible
+		b, err := syscall.Mmap(-1, 0, int(3*page), syscall.PROT_NONE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { syscall.Munmap(b) })
+		if err := syscall.Mprotect(b[page:2*page], prot); err != nil {
+			t.Fatal(err)
+		}
+		at, err := umem.NewLocal().Add(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return at + page
+	}
+	s := &space{windows: umem.NewLocal()}
+	const shared = 0x5000_0000_0000
+	if err := s.windows.AddAt(shared, make([]byte, page)); err != nil {
+		t.Fatal(err)
+	}
+	own, constant := pages(syscall.PROT_READ|syscall.PROT_WRITE), pages(syscall.PROT_READ)
+	p, err := umem.OpenProcess(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	for _, handed := range []bool{false, true} {
+		if handed {
+			s.process.Store(p)
+		}
+		for _, tt := range []struct {
+			name         string
+			addr, length uint64
+			write        bool
+			want         bool
+		}{
+			{"the whole buffer", shared, page, true, true},
+			{"the end of the buffer", shared + page - 1, 1, true, true},
+			{"beyond the end of the buffer", shared + page - 1, 2, true, false},
+			{"behind the buffer", shared + page, 1, false, false},
+			{"before the buffer", shared - 1, 1, false, false},
+			{"the whole page", own, page, true, handed},
+			{"the end of the page", own + page - 1, 1, true, handed},
+			{"beyond the end of the page", own + page - 1, 2, true, false},
+			{"before the page", own - 1, 2, false, false},
+			{"read a constant", constant, page, false, handed},
+			{"write a constant", constant, page, true, false},
+			{"around the end of addresses", -page, 2 * page, false, false},
+		} {
+			err := s.Check(tt.addr, tt.length, tt.write)
+			refused := errors.Is(err, umem.ErrFault) || errors.Is(err, umem.ErrRange)
+			if (err == nil) != tt.want || refused == tt.want {
+				t.Errorf("handed over %v: %s: got %v, want success %v, or ErrFault or ErrRange", handed, tt.name, err, tt.want)
+			}
 		}
 	}
 }

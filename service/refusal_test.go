@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,28 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/ctl"
+	"verbena/internal/testutil"
 )
-
-// asUser calls f on a thread of another user's, which ends with it.
-func asUser(t *testing.T, uid uintptr, f func()) {
-	t.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread()
-		if unix.Gettid() == os.Getpid() { // the first thread does not end: f is another's
-			defer runtime.UnlockOSThread()
-			asUser(t, uid, f)
-			return
-		}
-		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uid, ^uintptr(0)); e != 0 {
-			t.Error(e)
-			return
-		}
-		f()
-	}()
-	<-done
-}
 
 // TestSpareDescriptorIsForManagers tests that without descriptors a user is told so, and is not served.
 func TestSpareDescriptorIsForManagers(t *testing.T) {
@@ -46,13 +25,7 @@ func TestSpareDescriptorIsForManagers(t *testing.T) {
 	}
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
 	dir := t.TempDir()
-	for d := dir; d != "/"; d = filepath.Dir(d) {
-		if fi, err := os.Stat(d); err == nil && fi.Mode().Perm()&0o001 == 0 {
-			if err := os.Chmod(d, fi.Mode().Perm()|0o111); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
+	testutil.Searchable(t, dir)
 	loc := ctl.Location{Socket: filepath.Join(dir, "sock")}
 	l, err := Listen(loc, nil)
 	if err != nil {
@@ -83,7 +56,7 @@ func TestSpareDescriptorIsForManagers(t *testing.T) {
 	if err := ask(); err != nil {
 		t.Errorf("a manager: %v", err)
 	}
-	asUser(t, 65533, func() { err = ask() })
+	testutil.AsUser(t, 65533, func() { err = ask() })
 	if !errors.Is(err, syscall.EMFILE) {
 		t.Errorf("another user: got %v, want EMFILE", err)
 	}

@@ -709,39 +709,17 @@ func TestProcessOfAnotherUser(t *testing.T) {
 	if c.Bound() {
 		t.Fatal("the process is not accessed by number")
 	}
-	err := onThrowawayThread(func() error {
-		if _, _, e := syscall.RawSyscall(unix.SYS_SETRESUID, 65534, 65534, 65534); e != 0 {
-			return e
-		}
+	testutil.AsUser(t, 65534, func() {
 		if err := c.ReadV([][]byte{make([]byte, 1)}, c.base); err != nil {
-			return fmt.Errorf("read what was opened before: %w", err)
+			t.Errorf("read what was opened before: %v", err)
 		}
 		if _, err := OpenProcess(c.PID()); !errors.Is(err, ErrAccess) || !errors.Is(err, syscall.EPERM) {
-			return fmt.Errorf("open: got %w, want %w", err, ErrAccess)
+			t.Errorf("open: got %v, want %v", err, ErrAccess)
 		}
-		return nil
 	})
-	if err != nil {
-		t.Error(err)
-	}
 	if !c.Bound() {
 		t.Error("it is still accessed by number")
 	}
-}
-
-// onThrowawayThread runs f on a thread that ends with it, which the main thread would not.
-func onThrowawayThread(f func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() != os.Getpid() {
-			done <- f()
-			return
-		}
-		defer runtime.UnlockOSThread()
-		done <- onThrowawayThread(f)
-	}()
-	return <-done
 }
 
 func TestProcessDataPathDoesNotAllocate(t *testing.T) {

@@ -5,12 +5,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
+	"verbena/internal/testutil"
 )
 
 // A program is given to a service of root's, one's own, or that of a user who is named; the location alone is no name.
@@ -34,22 +33,6 @@ func TestTrusts(t *testing.T) {
 	}
 }
 
-// notOnMain calls f on a thread that ends with it, and is not the first of the process.
-func notOnMain(f func()) {
-	runtime.LockOSThread()
-	if unix.Gettid() != os.Getpid() {
-		f()
-		return
-	}
-	defer runtime.UnlockOSThread()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		notOnMain(f)
-	}()
-	<-done
-}
-
 // Dial asks the kernel whose the service is, before it sends anything.
 func TestDialForeignService(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -68,10 +51,7 @@ func TestDialForeignService(t *testing.T) {
 	const uid = 65533
 	got := make(chan int, 1)
 	listening := make(chan *net.UnixListener)
-	go notOnMain(func() { // whose user is the one that /proc shows
-		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uid, ^uintptr(0)); e != 0 {
-			t.Error(e)
-		}
+	go testutil.AsUser(t, uid, func() {
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 		if err != nil {
 			t.Error(err)

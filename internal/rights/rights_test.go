@@ -210,8 +210,8 @@ func TestLingering(t *testing.T) {
 	}
 }
 
-// TestReceivingBound tests that a user whose descriptors cannot be closed yet gets no more of them into the service: later
-// messages stay in their sockets.
+// TestReceivingBound tests that a user whose descriptors cannot be closed yet gets no more of them into the service:
+// later messages stay in their sockets.
 func TestReceivingBound(t *testing.T) {
 	var l quota.Limits
 	l[quota.Workers].PerUser = 1

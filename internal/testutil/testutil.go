@@ -4,9 +4,13 @@ package testutil
 import (
 	"bytes"
 	"os"
+	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Patience bounds a wait in a test. It is no measurement: it tells a wait from a hang, on a busy machine too.
@@ -28,6 +32,49 @@ func NeedRoot(t testing.TB, why string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root " + why)
+	}
+}
+
+// OnThread calls f on an OS thread of its own, which ends with f. It is not the main thread, whose user and namespaces
+// /proc shows for the process.
+func OnThread(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if unix.Gettid() == os.Getpid() { // the main thread does not end
+			defer runtime.UnlockOSThread()
+			OnThread(f)
+			return
+		}
+		f()
+	}()
+	<-done
+}
+
+// AsUser calls f on an OS thread of its own with a user id, as OnThread does. It needs root. A thread that f starts is
+// of the process's user.
+func AsUser(t testing.TB, uid int, f func()) {
+	t.Helper()
+	OnThread(func() {
+		u := uintptr(uid)
+		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, u, u, u); e != 0 {
+			t.Errorf("setresuid %d: %v", uid, e)
+			return
+		}
+		f()
+	})
+}
+
+// Searchable makes a directory and those above it searchable for all users, as those of t.TempDir are not.
+func Searchable(t testing.TB, dir string) {
+	t.Helper()
+	for d := dir; d != filepath.Dir(d); d = filepath.Dir(d) {
+		if fi, err := os.Stat(d); err == nil && fi.Mode().Perm()&0o001 == 0 {
+			if err := os.Chmod(d, fi.Mode().Perm()|0o111); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }
 

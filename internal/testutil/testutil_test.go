@@ -2,12 +2,15 @@ package testutil
 
 import (
 	"fmt"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // failing is a test whose failure is kept.
@@ -38,6 +41,28 @@ func TestEventually(t *testing.T) {
 			t.Errorf("Eventually: got %q, want %q", f.said, want)
 		}
 	})
+}
+
+func TestAsUser(t *testing.T) {
+	NeedRoot(t, "to be another user")
+	threads := map[int]bool{os.Getpid(): true}
+	for uid := 65530; uid < 65534; uid++ {
+		AsUser(t, uid, func() {
+			if got := unix.Geteuid(); got != uid {
+				t.Errorf("Geteuid: got %d, want %d", got, uid)
+			}
+			if got := unix.Getuid(); got != uid {
+				t.Errorf("Getuid: got %d, want %d", got, uid)
+			}
+			if threads[unix.Gettid()] {
+				t.Errorf("thread %d runs twice, or is the main thread", unix.Gettid())
+			}
+			threads[unix.Gettid()] = true
+		})
+	}
+	if got := os.Geteuid(); got != 0 {
+		t.Errorf("Geteuid afterwards: got %d, want 0", got)
+	}
 }
 
 func TestBuffer(t *testing.T) {

@@ -227,7 +227,8 @@ type sockaddr struct {
 	gid    ib.GID
 }
 
-// parse decodes an address. (rdma_addr_size)
+// parse decodes an address of at least sizeofInet6 bytes. An address of InfiniBand is cut there, behind its GID.
+// (rdma_addr_size)
 func parse(b []byte) (a sockaddr) {
 	a.family = binary.NativeEndian.Uint16(b)
 	port := binary.BigEndian.Uint16(b[2:])
@@ -244,9 +245,7 @@ func parse(b []byte) (a sockaddr) {
 		a.ip = netip.AddrPortFrom(ip, port)
 	case afIB:
 		a.size = sizeofIB
-		if len(b) >= sizeofIB {
-			a.gid = ib.GID(b[sizeofIBAddr:24])
-		}
+		a.gid = ib.GID(b[sizeofIBAddr:24])
 	}
 	return a
 }
@@ -508,11 +507,15 @@ func (k *call) listen() error {
 	if err != nil {
 		return err
 	}
-	n := int(cmd.Backlog)
-	if n <= 0 || n > MaxBacklog {
-		n = MaxBacklog
+	return c.cm.Listen(backlog(cmd.Backlog))
+}
+
+// backlog returns the backlog for that of a program. (ucma_listen)
+func backlog(n uint32) int {
+	if n == 0 || n > MaxBacklog {
+		return MaxBacklog
 	}
-	return c.cm.Listen(n)
+	return int(n)
 }
 
 func (k *call) accept() error {

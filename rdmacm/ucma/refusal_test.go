@@ -2,12 +2,15 @@ package ucma
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"syscall"
 	"testing"
+	"testing/synctest"
 
 	ibslot "verbena/ib/slot"
 	"verbena/internal/quota"
+	"verbena/rdmacm"
 	"verbena/rdmacm/msg"
 	"verbena/uapi"
 	"verbena/uapi/ucm"
@@ -86,6 +89,80 @@ func TestClosedFile(t *testing.T) {
 		}
 		if n := user.Held(quota.CMIDs); n != 0 {
 			t.Errorf("held: got %d IDs, want 0", n)
+		}
+	})
+}
+
+// TestBacklog tests the backlogs of listeners, which net.rdma_ucm.max_backlog bounds.
+func TestBacklog(t *testing.T) {
+	for _, tt := range []struct {
+		n    uint32
+		want int
+	}{{0, 1024}, {1, 1}, {1023, 1023}, {1024, 1024}, {1025, 1024}, {1 << 31, 1024}, {1<<32 - 1, 1024}} {
+		if got := backlog(tt.n); got != tt.want {
+			t.Errorf("backlog(%d): got %d, want %d", tt.n, got, tt.want)
+		}
+	}
+}
+
+// TestNotify tests that a program establishes a connection by IBV_EVENT_COMM_EST alone.
+func TestNotify(t *testing.T) {
+	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
+		_, r := requested(s, p, q)
+		p.event()
+		p.must(issue(p, ucm.CmdAccept, ucm.Accept{UID: 8, ID: r, ConnParam: ucm.ConnParam{QPNum: 3, Valid: 1}}, 0))
+		for _, e := range []uapi.EventType{0, uapi.EventCommEst - 1, uapi.EventCommEst + 1} {
+			err := issue(p, ucm.CmdNotify, ucm.Notify{ID: r, Event: uint32(e)}, 0)
+			if !errors.Is(err, syscall.EINVAL) {
+				t.Errorf("event %d: got %v, want EINVAL", e, err)
+			}
+			if synctest.Wait(); p.ready {
+				t.Fatalf("event %d establishes the connection", e)
+			}
+		}
+		p.must(issue(p, ucm.CmdNotify, ucm.Notify{ID: r, Event: uint32(uapi.EventCommEst)}, 0))
+		if e := p.event(); rdmacm.EventType(e.Event) != rdmacm.Established || e.UID != 8 {
+			t.Errorf("got %+v, want Established of 8", e)
+		}
+	})
+}
+
+// traced is a program whose commands are traced.
+type traced struct {
+	*program
+	request string
+}
+
+func (p *traced) TraceCM(request, _ string) { p.request = request }
+
+// TestShortCommands tests that commands that are shorter than their form are refused or are zero at their end, and
+// that the trace of each shows an ID only if it is there.
+func TestShortCommands(t *testing.T) {
+	inWorld(t, func(t *testing.T, _ *Server, _ *ibslot.Slot, a, _ *program) {
+		for cmd := range ucm.NumCommands {
+			if commands[cmd] == nil || cmd == ucm.CmdCreateID || cmd == ucm.CmdGetEvent {
+				continue
+			}
+			for _, in := range []int{0, idAt[cmd], idAt[cmd] + 3, idAt[cmd] + 4} {
+				p := &traced{program: a}
+				h := ucm.Hdr{Cmd: cmd, In: uint16(in)}
+				b := append(uapi.AppendTo(nil, &h), make([]byte, in)...)
+				if in > idAt[cmd] {
+					b[len(b)-in+idAt[cmd]] = 99
+				}
+				copy(a.mem.b, b)
+				n, _, err := a.files[0].Write(p, commandAt, len(b))
+				if n != 0 || err == nil {
+					t.Errorf("%v of %d bytes: got %d, %v, want an error", cmd, in, n, err)
+				}
+				want := fmt.Sprintf("%v{}", cmd)
+				if in == idAt[cmd]+4 {
+					want = fmt.Sprintf("%v{ID: 99}", cmd)
+				}
+				if p.request != want {
+					t.Errorf("%v of %d bytes: trace: got %q, want %q", cmd, in, p.request, want)
+				}
+			}
 		}
 	})
 }

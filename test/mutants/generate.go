@@ -18,8 +18,8 @@ import (
 
 // guarded are the packages that keep users apart. Mutants of every check in them are generated.
 var guarded = []string{
-	"internal/quota", "internal/privilege", "internal/principal", "internal/rights", "internal/cgroup", "internal/ctl", "internal/shm",
-	"umem", "remote", "nldev", "rdmacm/ucma", "service", "uverbs", "supervisor",
+	"internal/quota", "internal/privilege", "internal/principal", "internal/rights", "internal/cgroup", "internal/ctl",
+	"internal/shm", "umem", "remote", "nldev", "rdmacm/ucma", "service", "uverbs", "supervisor",
 }
 
 // The kinds of generated mutants.
@@ -30,8 +30,8 @@ const (
 	refusalKind  = "refusal"  // a refusal that never happens
 )
 
-// passing lists the checks by name, with the result that lets the caller go on. Those of type error pass with nil. A name with a
-// package is a check only where it is a method or a field of that package.
+// passing lists the checks by name, with the result that lets the caller go on. Those of type error pass with nil. A
+// name with a package is a check only where it is a method or a field of that package.
 var passing = map[string]bool{
 	// The identity of a process or a thread.
 	"alive": true, "has": true, "runs": true, "Alive": true, "exited": false, "hasEnded": false, "ended": false, "gone": false, "Left": false,
@@ -43,8 +43,8 @@ var passing = map[string]bool{
 	"mayControl": true, "Contains": true, "covers": true, "Understood": true, "answers": true,
 	"Anonymous": false, "isOverflow": false, "mapsAll": true,
 	"fileCapability": true, "bindCapability": true, "rawCapability": true,
-	"principal.Owns": true, "principal.Sees": true, "principal.Has": true, "principal.in": true, "principal.resembles": true,
-	"principal.Manager": true, "principal.Anonymous": false,
+	"principal.Owns": true, "principal.Sees": true, "principal.Has": true, "principal.in": true,
+	"principal.resembles": true, "principal.Manager": true, "principal.Anonymous": false,
 	// Bounds.
 	"limitsLeave": true, "up": true, "inUseLocked": false, "InUse": false, "beyondCommands": false, "validPort": true,
 	"rights.beginReceiving": true,
@@ -270,13 +270,19 @@ func (g *generator) passes(f ast.Expr) (value, ok bool) {
 	if value, ok = passing[lastName(f)]; ok {
 		return value, true
 	}
-	if s, isSelector := f.(*ast.SelectorExpr); isSelector && g.info.Uses[s.Sel] != nil && g.info.Uses[s.Sel].Pkg() != nil {
-		value, ok = passing[g.info.Uses[s.Sel].Pkg().Name()+"."+s.Sel.Name]
+	s, ok := f.(*ast.SelectorExpr)
+	if !ok {
+		return false, false
 	}
-	return value, ok
+	if obj := g.info.Uses[s.Sel]; obj != nil && obj.Pkg() != nil {
+		value, ok = passing[obj.Pkg().Name()+"."+s.Sel.Name]
+		return value, ok
+	}
+	return false, false
 }
 
-// field adds the mutant of a field that holds a right of its owner, where it is read, and of a check that is passed as a function.
+// field adds the mutant of a field that holds a right of its owner, where it is read, and of a check that is passed as
+// a function.
 func (g *generator) field(s *ast.SelectorExpr) {
 	value, ok := g.passes(s)
 	if !ok {
@@ -288,8 +294,10 @@ func (g *generator) field(s *ast.SelectorExpr) {
 			g.force(identityKind, s, value)
 		}
 	case *types.Func:
-		if sig := t.Signature(); !g.called[s] && sig.Recv() != nil && sig.Results().Len() == 1 && isBool(sig.Results().At(0).Type()) {
-			text := types.TypeString(types.NewSignatureType(nil, nil, nil, sig.Params(), sig.Results(), false), (*types.Package).Name)
+		sig := t.Signature()
+		if r := sig.Results(); !g.called[s] && sig.Recv() != nil && r.Len() == 1 && isBool(r.At(0).Type()) {
+			plain := types.NewSignatureType(nil, nil, nil, sig.Params(), r, false)
+			text := types.TypeString(plain, (*types.Package).Name)
 			g.add(identityKind, s, fmt.Sprintf("%s { _ = %%s; return %v }", text, value))
 		}
 	}
@@ -350,15 +358,18 @@ func (g *generator) user(x ast.Expr) bool {
 
 func (g *generator) files(x, y ast.Expr) bool {
 	for _, e := range []ast.Expr{x, y} {
-		if t := typeName(g.info.TypeOf(e)); t == "supervisor.inode" || t == "principal.file" || aFile.MatchString(g.nameOf(e)) && g.info.Types[e].Value == nil && isInteger(g.info.TypeOf(e)) {
+		if slices.Contains([]string{"supervisor.inode", "principal.file"}, typeName(g.info.TypeOf(e))) {
+			return true
+		}
+		if aFile.MatchString(g.nameOf(e)) && g.info.Types[e].Value == nil && isInteger(g.info.TypeOf(e)) {
 			return true
 		}
 	}
 	return false
 }
 
-// isDifference reports whether an expression is a difference of sets, such as the capabilities that a process lacks. None is
-// lacking if it is 0.
+// isDifference reports whether an expression is a difference of sets, such as the capabilities that a process lacks.
+// None is lacking if it is 0.
 func isDifference(x ast.Expr) bool {
 	b, ok := x.(*ast.BinaryExpr)
 	return ok && b.Op == token.AND_NOT

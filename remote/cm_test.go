@@ -1,0 +1,234 @@
+package remote
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"syscall"
+	"testing"
+	"testing/synctest"
+
+	"verbena/driver/rxe"
+	"verbena/ib"
+	ibslot "verbena/ib/slot"
+	"verbena/internal/ctl/devfile"
+	"verbena/internal/principal"
+	"verbena/internal/quota"
+	"verbena/link/simnet"
+	"verbena/netdev"
+	"verbena/rdmacm"
+	"verbena/rdmacm/msg"
+	"verbena/rdmacm/ucma"
+	"verbena/uapi"
+	"verbena/uapi/ucm"
+)
+
+// withCM runs a test with a connection manager that has a device at 10.0.0.1.
+func withCM(t *testing.T, f func(t *testing.T, cm *ucma.Server)) {
+	synctest.Test(t, func(t *testing.T) {
+		var core ib.Core
+		slot := ibslot.New(&core, "rxe0", rxe.NewHardware(rxe.Config{
+			Name: "rxe0", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Network: simnet.New(simnet.Config{}),
+			Fabric: &rxe.Fabric{}, Rand: rand.New(rand.NewPCG(1, 2)), Netdev: netdev.Interface{
+				Name: "sim0", Index: 1, MTU: 4200, Up: true, Running: true, MAC: []byte{2, 0, 0, 0, 0, 1},
+			},
+		}), nil)
+		if err := slot.Plug(); err != nil {
+			t.Fatal(err)
+		}
+		m, err := rdmacm.New(&core, rdmacm.Config{
+			Timeout: 10, Source: func(netip.Addr) (netip.Addr, error) { return netip.MustParseAddr("10.0.0.1"), nil },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f(t, ucma.NewServer(m))
+		m.Close()
+		if err := slot.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// cmProgram issues commands to the connection manager of an open File.
+type cmProgram struct {
+	t   *testing.T
+	f   *File
+	mem []byte
+}
+
+const noEvent = ^rdmacm.EventType(0)
+
+const cmMemory, cmResponse = 0x5000_0000_0000, 2048
+
+func openCM(t *testing.T, s *Server, process *os.File) *cmProgram {
+	t.Helper()
+	f, _, err := s.Open(Client{PID: os.Getpid(), UID: os.Getuid(), Process: process}, devfile.ConnectionManager)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &cmProgram{t, f, make([]byte, 4096)}
+	if err := f.space.windows.AddAt(cmMemory, p.mem); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func command[C any](p *cmProgram, cmd ucm.Command, v C, out int) {
+	p.t.Helper()
+	h := ucm.Hdr{Cmd: cmd, In: uint16(uapi.SizeOf[C]()), Out: uint16(out)}
+	b := uapi.AppendTo(uapi.AppendTo(nil, &h), &v)
+	if n, err := p.write(b); err != nil || int(n) != len(b) {
+		p.t.Fatalf("%v: got %d, %v, want %d bytes", cmd, n, err, len(b))
+	}
+}
+
+func (p *cmProgram) write(b []byte) (uint64, error) {
+	copy(p.mem, b)
+	return p.f.do(devfile.Request{Op: devfile.OpWrite, Addr: cmMemory, N: uint64(len(b))}, nil)
+}
+
+func (p *cmProgram) create() uint32 {
+	p.t.Helper()
+	create := ucm.CreateID{UID: 1, Response: cmMemory + cmResponse, PS: uint16(msg.PortSpaceTCP)}
+	create.QPType = uint8(ib.QPTypeRC)
+	command(p, ucm.CmdCreateID, create, 4)
+	r, _ := uapi.Decode[ucm.CreateIDResp](p.mem[cmResponse:])
+	return r.ID
+}
+
+// event returns the type of the next event, noEvent if there is none.
+func (p *cmProgram) event() rdmacm.EventType {
+	p.t.Helper()
+	synctest.Wait()
+	h := ucm.Hdr{Cmd: ucm.CmdGetEvent, In: 8, Out: uint16(uapi.SizeOf[ucm.EventResp]())}
+	get := ucm.GetEvent{Response: cmMemory + cmResponse}
+	_, err := p.write(uapi.AppendTo(uapi.AppendTo(nil, &h), &get))
+	if errors.Is(err, syscall.EAGAIN) {
+		return noEvent
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	r, _ := uapi.Decode[ucm.EventResp](p.mem[cmResponse:])
+	return rdmacm.EventType(r.Event)
+}
+
+// inet returns an IPv4 address of a command.
+func inet(port uint16) (s ucm.Sockaddr) {
+	copy(s[:], []byte{syscall.AF_INET, 0, byte(port >> 8), byte(port), 10, 0, 0, 1})
+	return s
+}
+
+// TestListenerOfEndedClient tests that a request for a client that has destroyed its listener waits for the next
+// listener, and that the request is refused at once if the client has ended.
+func TestListenerOfEndedClient(t *testing.T) {
+	own, ended := processOf(t, os.Getpid()), endedProcess(t)
+	duplicate := func(f *os.File) *os.File { // a File closes the client's
+		fd, err := syscall.Dup(int(f.Fd()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return os.NewFile(uintptr(fd), "pidfd")
+	}
+	for name, tt := range map[string]struct {
+		process *os.File
+		want    rdmacm.EventType
+	}{"alive": {own, noEvent}, "ended": {ended, rdmacm.Rejected}} {
+		withCM(t, func(t *testing.T, cm *ucma.Server) {
+			s := New(Config{CM: cm})
+			server, client := openCM(t, s, duplicate(tt.process)), openCM(t, s, duplicate(own))
+			defer server.f.Close()
+			defer client.f.Close()
+			l := server.create()
+			command(server, ucm.CmdBind, ucm.Bind{ID: l, AddrSize: 16, Addr: inet(7001)}, 0)
+			command(server, ucm.CmdListen, ucm.Listen{ID: l}, 0)
+			command(server, ucm.CmdDestroyID, ucm.DestroyID{Response: cmMemory + cmResponse, ID: l}, 4)
+			c := client.create()
+			command(client, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: c, DstSize: 16, DstAddr: inet(7001)}, 0)
+			if e := client.event(); e != rdmacm.AddrResolved {
+				t.Fatalf("%s: got event %v, want %v", name, e, rdmacm.AddrResolved)
+			}
+			command(client, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: c}, 0)
+			client.event()
+			s.cfg.Uverbs = newUverbs(t)
+			defer s.cfg.Uverbs.Close()
+			client.f.client.Manager = true // a manager may connect any queue pair
+			command(client, ucm.CmdConnect, ucm.Connect{ID: c, ConnParam: ucm.ConnParam{QPNum: 1, Valid: 1}}, 0)
+			if e := client.event(); e != tt.want {
+				t.Errorf("%s: got event %v, want %v", name, e, tt.want)
+			}
+		})
+	}
+}
+
+// TestConnectionManagerCharges tests that a file of the connection manager is a context of its user.
+func TestConnectionManagerCharges(t *testing.T) {
+	withCM(t, func(t *testing.T, cm *ucma.Server) {
+		ledger := quota.New(quota.Limits{quota.Contexts: {PerUser: 1}})
+		s := New(Config{CM: cm, Quota: ledger})
+		user := ledger.User(4242)
+		open := func() (*File, error) {
+			c := Client{PID: os.Getpid(), UID: 4242, Process: processOf(t, os.Getpid())}
+			c.Principal = principal.Principal{Account: user.ID()}
+			f, _, err := s.Open(c, devfile.ConnectionManager)
+			return f, err
+		}
+		f, err := open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := open(); !errors.Is(err, syscall.ENOMEM) {
+			t.Errorf("Open beyond the limit: got %v, want ENOMEM", err)
+		}
+		if n := user.Held(quota.Contexts); n != 1 {
+			t.Errorf("held contexts: got %d, want 1", n)
+		}
+		f.Close()
+		if f, err = open(); err != nil {
+			t.Errorf("Open after a Close: %v", err)
+		} else {
+			f.Close()
+		}
+		for _, k := range []quota.Kind{quota.Contexts, quota.Descriptors, quota.BufferBytes} {
+			if n := user.Held(k); n != 0 {
+				t.Errorf("held %v at the end: got %d, want 0", k, n)
+			}
+		}
+	})
+}
+
+// TestAnswers tests the answers of a file of the connection manager to requests that it refuses.
+func TestAnswers(t *testing.T) {
+	withCM(t, func(t *testing.T, cm *ucma.Server) {
+		p := openCM(t, New(Config{CM: cm}), processOf(t, os.Getpid()))
+		defer p.f.Close()
+		list := ucm.Hdr{Cmd: ucm.CmdListen, In: 8}
+		id := ucm.Listen{ID: 9}
+		copy(p.mem[64:], uapi.AppendTo(uapi.AppendTo(nil, &list), &id))
+		const write = devfile.OpWrite
+		for _, tt := range []struct {
+			r     devfile.Request
+			errno syscall.Errno
+			text  string
+		}{
+			{devfile.Request{Op: 99}, syscall.EINVAL, "request 99 is not known: invalid argument"},
+			{devfile.Request{Op: devfile.OpIoctl, Addr: cmMemory}, syscall.ENOTTY, syscall.ENOTTY.Error()},
+			{devfile.Request{Op: devfile.OpAlloc, Addr: 8, N: 4096}, syscall.EINVAL, fmt.Sprintf(
+				"allocate 4096 bytes for address 0x8: both must be multiples of %d: invalid argument", os.Getpagesize())},
+			{devfile.Request{Op: write, Addr: cmMemory, N: 7}, syscall.EINVAL, "command of 7 bytes: invalid argument"},
+			{devfile.Request{Op: write, Addr: cmMemory + 4096 - 4, N: 8}, syscall.EFAULT,
+				"read the command: memory is not mapped with the rights asked for: bad address: bad address"},
+			{devfile.Request{Op: write, Addr: cmMemory + 64, N: 24}, syscall.ENOENT,
+				"LISTEN: id 9: there is none: no such file or directory"},
+			{devfile.Request{Op: devfile.OpForget, N: 1 << 40}, 0, ""},
+		} {
+			want := devfile.Answer{Errno: tt.errno, Text: tt.text}
+			if got := p.f.answer(tt.r, nil); got != want {
+				t.Errorf("answer to %+v:\ngot  %+v\nwant %+v", tt.r, got, want)
+			}
+		}
+	})
+}
