@@ -121,14 +121,3 @@ func (s *Stats) received(rx *recvCounters) {
 	s.ReceiveErrors += rx.errors.Load()
 	s.Forged += rx.forged.Load()
 }
-
-// add takes over what a receive thread that has ended counted.
-func (c *recvCounters) add(rx *recvCounters) {
-	c.batches.Add(rx.batches.Load())
-	c.packets.Add(rx.packets.Load())
-	c.bytes.Add(rx.bytes.Load())
-	c.icrc.Add(rx.icrc.Load())
-	c.malformed.Add(rx.malformed.Load())
-	c.errors.Add(rx.errors.Load())
-	c.forged.Add(rx.forged.Load())
-}
