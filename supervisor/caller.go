@@ -400,7 +400,7 @@ func (w *worker) openMemory(th *procThread) (mem, maps *os.File, direct bool, er
 		return nil, nil, false, err
 	}
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
-		err = explainAccess()
+		err = explainAccess(ptraceScope())
 	}
 	return nil, nil, false, fmt.Errorf("open memory of process %d: %w", th.id.pid, err)
 }

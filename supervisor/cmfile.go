@@ -500,13 +500,11 @@ func (d *deferred) await() {
 		s := signalsOf(int(d.n.tid))
 		switch {
 		case s.own, s.shared && shared:
-			if stillTrapped(d.session.fd, d.n.id) == nil {
-				why := errRestart
-				if !s.own && !s.alone {
-					why = syscall.EINTR // another thread may be the one to handle it, and this one sees no signal
-				}
-				d.answer(verdict{err: why})
+			why := errRestart
+			if !s.own && !s.alone {
+				why = syscall.EINTR // another thread may be the one to handle it, and this one sees no signal
 			}
+			d.answer(verdict{err: why}) // which nobody gets if the thread has gone, whatever has its number
 			return
 		}
 		shared = s.shared

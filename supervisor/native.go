@@ -87,15 +87,15 @@ const bellDescriptors = 2
 func (w *worker) wantsBell(th *procThread, space *umem.Process, flags uint64) bool {
 	t := w.session
 	first, end := nativeFDs(t.firstFD)
-	if end == 0 || !t.sup.cfg.Doorbells.possible() || t.helper != nil && space.Bound() || flags&unix.O_ACCMODE != unix.O_RDWR {
+	if end == 0 || !t.sup.cfg.Doorbells.possible(sched.Processors()) || t.helper != nil && space.Bound() || flags&unix.O_ACCMODE != unix.O_RDWR {
 		return false
 	}
 	return th.ringsOnly() && th.limitsLeave(uint64(end)) && nextFree(th, first) < end
 }
 
-// possible reports whether there is any native doorbell.
-func (d Doorbells) possible() bool {
-	return d == DoorbellsNative || d == DoorbellsAuto && sched.Processors() >= leastProcessors
+// possible reports whether there is any native doorbell with so many processors.
+func (d Doorbells) possible(processors int) bool {
+	return d == DoorbellsNative || d == DoorbellsAuto && processors >= leastProcessors
 }
 
 // maxLimits bounds what is read of proc_pid_limits(5).

@@ -16,6 +16,7 @@ import (
 	"verbena/internal/quota"
 	"verbena/internal/rights"
 	"verbena/nldev"
+	"verbena/rdmacm/ucma"
 	"verbena/uapi"
 	"verbena/uapi/ucm"
 	"verbena/uverbs"
@@ -470,6 +471,16 @@ func ifIndexOf(d *device, port int) uint32 {
 // handleBits is how much of a number is an object's handle in its context; the rest is the context's place.
 const handleBits = 20
 
+// ids returns those of the connection manager's IDs on a device that the sender may know of.
+func (s netlinkSource) ids(all []ucma.Info, dev string) (list []ucma.Info) {
+	for _, i := range all {
+		if s.sees(i.Owner) && i.View.Device != nil && i.View.Device.Name() == dev {
+			list = append(list, i)
+		}
+	}
+	return list
+}
+
 // resources lists what the user's programs hold on a device, and for who manages the service what all do.
 func (s netlinkSource) resources(dev string) nldev.Resources {
 	each := func(f func(id func(handle uint32) uint32, c *uverbs.ContextInfo, o nldev.Owner)) {
@@ -533,10 +544,7 @@ func (s netlinkSource) resources(dev string) nldev.Resources {
 			if s.sup.cfg.CM == nil {
 				return nil
 			}
-			for _, i := range s.sup.cfg.CM.IDs() {
-				if !s.sees(i.Owner) || i.View.Device == nil || i.View.Device.Name() != dev {
-					continue
-				}
+			for _, i := range s.ids(s.sup.cfg.CM.IDs(), dev) {
 				l = append(l, nldev.CMID{
 					ID: i.ID, Port: uint32(i.View.Port), QPNum: i.View.QPN, QPType: uint8(i.Type), PS: uint32(i.Space), State: i.View.State,
 					Src: i.View.Src, Dst: i.View.Dst, Owner: nldev.Owner{PID: uint32(i.PID)},

@@ -95,16 +95,14 @@ func (w *worker) readPath(addr uint64) []byte {
 		n, err := w.session.read(int(w.n.tid), addr+uint64(have), w.path[have:size])
 		if err != nil {
 			if err == unix.EPERM {
-				w.session.warn(func() error { return fmt.Errorf("thread %d: %w", w.n.tid, explainAccess()) })
+				w.session.warn(func() error { return fmt.Errorf("thread %d: %w", w.n.tid, explainAccess(ptraceScope())) })
 			}
 			return nil
 		}
 		if end := bytes.IndexByte(w.path[have:have+n], 0); end >= 0 {
 			return w.path[:have+end]
 		}
-		if have += n; have < size {
-			return nil
-		}
+		have += n // less than asked for: the next page is not there, and cannot be read either
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -113,7 +114,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	var helper Helper
 	if s.cfg.AskHelper || directAccess(info.LauncherPID) != nil {
 		if helper = info.Helper; helper == nil || id.uids.effective != os.Geteuid() || isOverflow(id.uids.effective) || ptraceScope() > "1" {
-			return fail(explainAccess())
+			return fail(explainAccess(ptraceScope()))
 		}
 	}
 	if what, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", listener.Fd())); err != nil || what != "anon_inode:seccomp notify" {
@@ -248,8 +249,8 @@ func (t *Session) finish() {
 }
 
 // explainAccess says why a program's memory cannot be reached, and what to do.
-func explainAccess() error {
-	if scope := ptraceScope(); scope != "0" {
+func explainAccess(scope string) error {
+	if scope != "0" {
 		return fmt.Errorf("%w; kernel.yama.ptrace_scope is %s: set it to 1 or 0 (sysctl), or run the service as root or with CAP_SYS_PTRACE",
 			umem.ErrAccess, scope)
 	}
@@ -263,7 +264,12 @@ func hardLimitOf(pid int) (uint64, error) {
 		return 0, fmt.Errorf("read the limit of open files: %w", err)
 	}
 	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
+	return hardLimitIn(f)
+}
+
+// hardLimitIn reads it from the text of proc_pid_limits(5).
+func hardLimitIn(limits io.Reader) (uint64, error) {
+	for lines := bufio.NewScanner(limits); lines.Scan(); {
 		rest, ok := strings.CutPrefix(lines.Text(), "Max open files")
 		if !ok {
 			continue
@@ -277,7 +283,7 @@ func hardLimitOf(pid int) (uint64, error) {
 		}
 		return strconv.ParseUint(v[1], 10, 64)
 	}
-	return 0, fmt.Errorf("read the limit of open files: malformed %s", f.Name())
+	return 0, errors.New("read the limit of open files: /proc/PID/limits has none")
 }
 
 // warnOfLimit logs that a program has reached a limit, once for each errno: the errno alone does not say which limit it

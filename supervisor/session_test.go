@@ -376,7 +376,7 @@ func again(t *testing.T, cmd *exec.Cmd) {
 func TestAsNobody(t *testing.T) {
 	testutil.NeedRoot(t, "to become another user")
 	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run",
-		"^(TestCommands|TestProgramOpens|TestExitCodes|TestLastClose|TestNestedIsRefused|TestGuardian|TestAttachRefuses|TestOneThread.*)$")
+		"^(TestCommands|TestProgramOpens|TestExitCodes|TestLastClose|TestNestedIsRefused|TestGuardian|TestAttachRefuses|TestOneThread.*|TestOpenForAnotherUser)$")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	cmd.Dir = "/"
 	again(t, cmd)

@@ -48,7 +48,7 @@ func ExecTraced(args []string) {
 	}
 	unix.CloseOnExec(status)
 	unix.CloseOnExec(pidfd)
-	admit(pid, pidfd)
+	admit(pid, pidfd, setPtracer)
 	path, argv := args[numTraced-1], args[numTraced:]
 	err = syscall.Exec(path, argv, os.Environ())
 	if errors.Is(err, syscall.ENOEXEC) {
@@ -71,11 +71,14 @@ func closeOnExec(f *os.File, on bool) error {
 }
 
 // admit lets a process access this one's memory, if the number is still that of the pidfd. That it cannot, as without Yama, is no error.
-func admit(pid, pidfd int) {
-	if unix.Prctl(unix.PR_SET_PTRACER, uintptr(pid), 0, 0, 0) == nil && ended(pidfd) {
-		_ = unix.Prctl(unix.PR_SET_PTRACER, 0, 0, 0, 0)
+func admit(pid, pidfd int, set func(pid int) error) {
+	if set(pid) == nil && ended(pidfd) {
+		_ = set(0)
 	}
 }
+
+// setPtracer names the process that may access this one's memory; 0: none.
+func setPtracer(pid int) error { return unix.Prctl(unix.PR_SET_PTRACER, uintptr(pid), 0, 0, 0) }
 
 // ended reports whether the process of a pidfd has ended; true if that cannot be found out.
 func ended(pidfd int) bool {

@@ -1,0 +1,484 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/ib"
+	"verbena/ib/ibfake"
+	"verbena/internal/quota"
+	"verbena/internal/shm"
+	"verbena/internal/testutil"
+	"verbena/rdmacm"
+	"verbena/rdmacm/ucma"
+	"verbena/umem"
+	"verbena/uverbs"
+)
+
+// mortal is the pidfd of a process that is found to have ended at one look, the at-th.
+type mortal struct {
+	syscall.RawConn
+	ended     syscall.RawConn
+	looks, at int
+}
+
+func (m *mortal) Control(f func(uintptr)) error {
+	if m.looks++; m.looks == m.at {
+		return m.ended.Control(f)
+	}
+	return m.RawConn.Control(f)
+}
+
+// thisProcess is this process as one of a session's, with its address space.
+func thisProcess(t *testing.T) *process {
+	t.Helper()
+	p := &process{pid: os.Getpid(), pidfd: openPidfd(t, os.Getpid())}
+	var err error
+	if p.conn, err = p.pidfd.SyscallConn(); err != nil {
+		t.Fatal(err)
+	}
+	space, err := umem.OpenProcess(p.pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { space.Close() })
+	p.space = space
+	return p
+}
+
+// TestRaiseLimit: the limit of open files is changed of a process that exists, as far as needed, and is put back.
+func TestRaiseLimit(t *testing.T) {
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Prlimit(0, unix.RLIMIT_NOFILE, &before, nil)
+	var logs logBook
+	w := &worker{session: &Session{sup: &Supervisor{}, log: logs.logger()}}
+	p := thisProcess(t)
+	alive, ended := p.conn, endedProcess(t).conn
+	low := before.Cur - 1
+	for _, tt := range []struct {
+		name          string
+		endsAt        int // the look at which the process has ended; 0: none
+		least         uint64
+		during, after uint64
+		want          error
+		warned        bool
+	}{
+		{name: "more than it has", least: low + 1, during: low + 1, after: low},
+		{name: "as many as it has", least: low, during: low, after: low},
+		{name: "less than it has", least: low - 5, during: low, after: low},
+		{name: "more than it may have", least: before.Max + 1, during: low, after: low, want: syscall.EMFILE, warned: true},
+		{name: "it ends before", endsAt: 1, least: low + 1, during: low, after: low, want: errGone},
+		{name: "it ends after the look at its limit", endsAt: 2, least: low + 1, during: low, after: low, want: errGone},
+		{name: "it ends meanwhile", endsAt: 3, least: low + 1, during: low + 1, after: low + 1},
+		{name: "it ends before its limit is put back", endsAt: 4, least: low + 1, during: low + 1, after: low + 1},
+	} {
+		if tt.warned && before.Max == unix.RLIM_INFINITY {
+			continue
+		}
+		t.Run(tt.name, func(t *testing.T) {
+			if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: low, Max: before.Max}, nil); err != nil {
+				t.Fatal(err)
+			}
+			limit := func() uint64 {
+				var l unix.Rlimit
+				if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, nil, &l); err != nil {
+					t.Fatal(err)
+				}
+				return l.Cur
+			}
+			p.conn = &mortal{RawConn: alive, ended: ended, at: tt.endsAt}
+			restore, err := w.raiseLimit(p, tt.least)
+			if !errors.Is(err, tt.want) || (err == nil) != (tt.want == nil) {
+				t.Errorf("got %v, want %v", err, tt.want)
+			}
+			if got := limit(); got != tt.during {
+				t.Errorf("raised: got %d, want %d", got, tt.during)
+			}
+			if restore(); limit() != tt.after {
+				t.Errorf("put back: got %d, want %d", limit(), tt.after)
+			}
+			if l := logs.take(); (len(l) > 0) != tt.warned {
+				t.Errorf("logged %q", l)
+			}
+		})
+	}
+}
+
+// TestAttachByHelper: a helper is asked for the programs of the service's own user alone.
+func TestAttachByHelper(t *testing.T) {
+	testutil.NeedRoot(t, "to start a process of another user")
+	w := newWorld(t, func(c *SupervisorConfig) { c.AskHelper = true })
+	other := exec.Command("/bin/sleep", "60")
+	other.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer other.Wait()
+	defer other.Process.Kill()
+	old := overflowUID
+	defer func() { overflowUID = old }()
+	for _, tt := range []struct {
+		name     string
+		pid      int
+		helper   Helper
+		overflow int
+		want     error
+	}{
+		{"the service's user", os.Getpid(), Ancestor{}, -1, nil},
+		{"no helper", os.Getpid(), nil, -1, umem.ErrAccess},
+		{"another user", other.Process.Pid, Ancestor{}, -1, umem.ErrAccess},
+		{"a user that may be several", os.Getpid(), Ancestor{}, os.Geteuid(), umem.ErrAccess},
+	} {
+		overflowUID = func() int { return tt.overflow }
+		th, listener := filteredThread(t)
+		s, err := w.sup.Attach(listener, SessionInfo{LauncherPID: tt.pid, Helper: tt.helper})
+		if !errors.Is(err, tt.want) || (s == nil) != (tt.want != nil) {
+			t.Errorf("%s: got %v, want %v", tt.name, err, tt.want)
+		}
+		th.end()
+		if s == nil {
+			listener.Close()
+			continue
+		}
+		if !s.Helped() || s.Traced() {
+			t.Errorf("%s: helped %v, traced %v, want true, false", tt.name, s.Helped(), s.Traced())
+		}
+		w.await("the end of the session", s.Done())
+	}
+}
+
+// TestExplainAccess: the remedy is Yama's where Yama restricts access.
+func TestExplainAccess(t *testing.T) {
+	for scope, want := range map[string]string{
+		"0": "; run the service as the same user, or as root",
+		"1": "; kernel.yama.ptrace_scope is 1: set it to 1 or 0 (sysctl), or run the service as root or with CAP_SYS_PTRACE",
+		"2": "; kernel.yama.ptrace_scope is 2: set it to 1 or 0 (sysctl), or run the service as root or with CAP_SYS_PTRACE",
+	} {
+		if err := explainAccess(scope); !errors.Is(err, umem.ErrAccess) || err.Error() != umem.ErrAccess.Error()+want {
+			t.Errorf("scope %s: got %q, want %q", scope, err, umem.ErrAccess.Error()+want)
+		}
+	}
+}
+
+// TestHardLimitIn: the hard limit is the second column of the line of open files.
+func TestHardLimitIn(t *testing.T) {
+	const none = "read the limit of open files: /proc/PID/limits has none"
+	for _, tt := range []struct {
+		text string
+		want uint64
+		err  string
+	}{
+		{"Max processes 1 2 processes\nMax open files            1024                 4096                 files\n", 4096, ""},
+		{"Max open files 1024 unlimited files\n", umem.Unlimited, ""},
+		{"Max open files 1024\n", 0, none},
+		{"Max open files\n", 0, none},
+		{"Max processes 1 2 processes\n", 0, none},
+		{"", 0, none},
+		{"Max open files 1 x files\n", 0, `strconv.ParseUint: parsing "x": invalid syntax`},
+	} {
+		got, err := hardLimitIn(strings.NewReader(tt.text))
+		if got != tt.want || fmt.Sprint(err) != tt.err && (err != nil || tt.err != "") {
+			t.Errorf("%q: got %d, %v, want %d, %q", tt.text, got, err, tt.want, tt.err)
+		}
+	}
+}
+
+// TestDoorbellsPossible: by themselves doorbells are native from three processors on.
+func TestDoorbellsPossible(t *testing.T) {
+	for processors := range 5 {
+		for how, want := range map[Doorbells]bool{DoorbellsAuto: processors >= 3, DoorbellsTrapped: false, DoorbellsNative: true} {
+			if got := how.possible(processors); got != want {
+				t.Errorf("doorbells %d with %d processors: got %v, want %v", how, processors, got, want)
+			}
+		}
+	}
+}
+
+// TestAdmit: a process is let access this one's memory as long as its pidfd says that its number is its own.
+func TestAdmit(t *testing.T) {
+	live, ended := openPidfd(t, os.Getpid()), endedProcess(t).pidfd
+	for _, tt := range []struct {
+		name  string
+		pidfd *os.File
+		err   error // without Yama
+		want  []int
+	}{
+		{"a process that exists", live, nil, []int{7}},
+		{"one that has ended", ended, nil, []int{7, 0}},
+		{"without Yama", ended, unix.EINVAL, []int{7}},
+	} {
+		var set []int
+		admit(7, int(tt.pidfd.Fd()), func(pid int) error {
+			set = append(set, pid)
+			return tt.err
+		})
+		if !slices.Equal(set, tt.want) {
+			t.Errorf("%s: got %v, want %v", tt.name, set, tt.want)
+		}
+	}
+}
+
+// TestSameFile: files of two file systems differ, whatever their inode numbers.
+func TestSameFile(t *testing.T) {
+	roots := []string{"/proc", "/sys", "/dev/shm", "/dev/pts", "/dev/mqueue", "/run", "/tmp"}
+	compared := 0
+	for _, a := range roots {
+		for _, b := range roots {
+			var x, y unix.Stat_t
+			if unix.Stat(a, &x) != nil || unix.Stat(b, &y) != nil || a != b && (x.Ino != y.Ino || x.Dev == y.Dev) {
+				continue
+			}
+			compared++
+			if got, want := sameFileAt(unix.AT_FDCWD, a, b), a == b; got != want {
+				t.Errorf("%s and %s, both inode %d: got %v, want %v", a, b, x.Ino, got, want)
+			}
+		}
+	}
+	if compared <= len(roots) {
+		t.Skip("no two file systems have the same inode number for their root")
+	}
+}
+
+// TestProcessesOfASession: what is known of a process ends with it, and an exec concerns the memory of its own process.
+func TestProcessesOfASession(t *testing.T) {
+	own, ended := thisProcess(t), endedProcess(t)
+	s := &Session{processes: map[int]*process{1: own, 2: ended}}
+	s.reapLocked()
+	if len(s.processes) != 1 || s.processes[1] != own {
+		t.Errorf("after one has ended: got %v, want the other", s.processes)
+	}
+	if n, err := s.lockLimit(&process{}); n != 0 || err != umem.ErrLimit {
+		t.Errorf("the limit of a process without an address space: got %d, %v, want 0, %v", n, err, umem.ErrLimit)
+	}
+
+	child := exec.Command("/bin/sleep", "60")
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer child.Wait()
+	defer child.Process.Kill()
+	foreign := &process{pid: child.Process.Pid, pidfd: openPidfd(t, child.Process.Pid)}
+	var err error
+	if foreign.conn, err = foreign.pidfd.SyscallConn(); err != nil {
+		t.Fatal(err)
+	}
+	if foreign.space, err = umem.OpenProcess(foreign.pid); err != nil {
+		t.Fatal(err)
+	}
+	defer foreign.space.Close()
+	left, former := thisProcess(t).space, thisProcess(t).space
+	left.MarkDead()
+	space := own.space
+	own.former = []*umem.Process{left, former}
+	s.processes[foreign.pid] = foreign
+	tid := uint32(os.Getpid())
+	if got := s.executes(tid); !slices.Equal(got, []*umem.Process{former, space}) || own.space != nil || foreign.space == nil {
+		t.Errorf("executes: got %v, present %v, want the two that the process may still have", got, own.space)
+	}
+	for _, tt := range []struct {
+		name   string
+		caller uint32
+		p      *process
+		want   bool
+	}{
+		{"another thread of the process", tid + 1<<30, own, true},
+		{"the thread itself", tid, own, false},
+		{"another process", tid + 1<<30, foreign, false},
+	} {
+		if got := s.execs.pending(tt.caller, tt.p); got != tt.want {
+			t.Errorf("pending for %s: got %v, want %v", tt.name, got, tt.want)
+		}
+	}
+	for i := range uint32(firstExecLook) {
+		s.execs.add(1<<30 + i)
+	}
+	if n := len(s.execs.tids); n != 2 {
+		t.Errorf("%d execs of threads that have ended: got %d, want 2: the one that exists, and the last", firstExecLook, n)
+	}
+}
+
+// TestLaunchRefusals: a program needs an argument vector and a known architecture, and gets no signal after its end.
+func TestLaunchRefusals(t *testing.T) {
+	var e *ExecError
+	if _, err := Start(&Launch{Path: "/bin/true"}); !errors.As(err, &e) || err.Error() != "run /bin/true: no argument vector" {
+		t.Errorf("without arguments: got %v", err)
+	}
+	arch := architectures[runtime.GOARCH]
+	delete(architectures, runtime.GOARCH)
+	_, err := Start(&Launch{Path: "/bin/true", Args: []string{"true"}})
+	architectures[runtime.GOARCH] = arch
+	if want := ErrUnsupported.Error() + ": not for " + runtime.GOARCH; !errors.Is(err, ErrUnsupported) || err.Error() != want {
+		t.Errorf("another architecture: got %v, want %s", err, want)
+	}
+	p := &Program{pid: os.Getpid(), reaped: true}
+	if err := p.Signal(0); err != os.ErrProcessDone {
+		t.Errorf("a signal after the end: got %v, want %v", err, os.ErrProcessDone)
+	}
+}
+
+// TestPollFails: a source that cannot poll has come to its end.
+func TestPollFails(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	s := newSource(r, r, &intake{})
+	if ready, ok := s.poll(0); ready || !ok {
+		t.Errorf("nothing there: ready %v, ok %v, want false, true", ready, ok)
+	}
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: before.Max}, nil) // poll(2) of two: EINVAL
+	ready, ok := s.poll(0)
+	unix.Prlimit(0, unix.RLIMIT_NOFILE, &before, nil)
+	if ready || ok {
+		t.Errorf("poll fails: ready %v, ok %v, want false, false", ready, ok)
+	}
+}
+
+// TestDeviceInfoOfNothing: an open file whose device and queues have both gone has nothing that could be shown.
+func TestDeviceInfoOfNothing(t *testing.T) {
+	sup := newWorld(t).sup
+	m, err := shm.Create("queues", quota.RingBytes, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &worker{session: &Session{sup: sup}}
+	for _, tt := range []struct {
+		name   string
+		memory *shm.File
+		want   string
+	}{
+		{"queues", m, "ok"},
+		{"no queues", nil, "EIO"},
+		{"queues that are closed", m, "EIO"},
+	} {
+		if strings.HasSuffix(tt.name, "closed") {
+			m.Close()
+		}
+		v := w.withDeviceInfo(&openFile{node: node{device: "gone"}, memory: tt.memory}, func(int, fileInfo) verdict { return verdict{} })
+		if got := v.String(); got != tt.want {
+			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestPhysState(t *testing.T) {
+	for s, want := range map[uint8]string{0: "<unknown>", 1: "Sleep", 5: "LinkUp", 7: "Phy Test", 8: "<unknown>", 255: "<unknown>"} {
+		if got := physState(s); got != want {
+			t.Errorf("%d: got %q, want %q", s, got, want)
+		}
+	}
+}
+
+// TestGIDAttributes: the type and the interface of an entry of the GID table that is empty cannot be read.
+func TestGIDAttributes(t *testing.T) {
+	srv := newFakeServer()
+	gid := ib.GID{0xfe, 0x80, 15: 9}
+	entry := ib.GIDEntry{GID: gid, Type: ib.GIDTypeRoCEv2}
+	named := entry
+	named.Netdev = "lo"
+	srv.driver.Answer(func(a *ibfake.Answers) { a.GIDs = []ib.GIDEntry{named, entry, {Netdev: "lo"}} })
+	all := describe(srv.devices(), false)
+	for i, want := range [][2]string{{"RoCE v2\n", "lo\n"}, {"RoCE v2\n", "EINVAL"}, {"EINVAL", "EINVAL"}} {
+		for j, name := range []string{"types", "ndevs"} {
+			e := all[fmt.Sprintf("%s/infiniband/rxe0/ports/1/gid_attrs/%s/%d", virtualDir, name, i)]
+			if e == nil {
+				t.Fatalf("there are no %s of entry %d", name, i)
+			}
+			got, err := e.read()
+			if err != nil {
+				got = unix.ErrnoName(errno(err))
+			}
+			if got != want[j] {
+				t.Errorf("%s of entry %d: got %q, want %q", name, i, got, want[j])
+			}
+		}
+	}
+}
+
+// TestNetlinkResources: a user sees the objects and the connections of its own, a manager those of all.
+func TestNetlinkResources(t *testing.T) {
+	w := newWorld(t)
+	mine, others := quota.ID{UID: 1001}, quota.ID{UID: 1002}
+	w.srv.contexts = []uverbs.ContextInfo{
+		{Device: "rxe0", PID: 1, Owner: mine}, {Device: "rxe0", PID: 2, Owner: others}, {Device: "rxe1", PID: 3, Owner: mine},
+		{Device: "rxe0", PID: 4, Owner: mine, Zombie: true},
+	}
+	dev := w.srv.devices()[0].ib
+	view := rdmacm.View{Device: dev}
+	ids := []ucma.Info{{PID: 1, Owner: mine, View: view}, {PID: 2, Owner: others, View: view}, {PID: 3, Owner: mine}}
+	for _, tt := range []struct {
+		name   string
+		source netlinkSource
+		want   []int
+	}{
+		{"the user", netlinkSource{sup: w.sup, account: mine, owns: true}, []int{1}},
+		{"another user", netlinkSource{sup: w.sup, account: others, owns: true}, []int{2}},
+		{"a user on another's socket", netlinkSource{sup: w.sup, account: mine}, nil},
+		{"a manager", netlinkSource{sup: w.sup, account: mine, manages: true}, []int{1, 2}},
+	} {
+		var contexts, connections []int
+		for _, c := range tt.source.resources("rxe0").Contexts() {
+			contexts = append(contexts, int(c.Owner.PID))
+		}
+		for _, i := range tt.source.ids(ids, "rxe0") {
+			connections = append(connections, i.PID)
+		}
+		if !slices.Equal(contexts, tt.want) || !slices.Equal(connections, tt.want) {
+			t.Errorf("%s: got contexts of %v and connections of %v, want %v", tt.name, contexts, connections, tt.want)
+		}
+	}
+}
+
+// TestDoorbellPassesTheTurn: while several threads call, a doorbell passes the turn once doorbells have taken long.
+func TestDoorbellPassesTheTurn(t *testing.T) {
+	for _, tt := range []struct {
+		lately time.Duration
+		free   uint32
+	}{{0, 0}, {worthPassing - 1, 0}, {worthPassing, 1}, {time.Second, 1}} {
+		w := &worker{session: &Session{}, hasTurn: true}
+		turn := &w.session.turn
+		turn.init(func() {}, nil)
+		atomic.StoreUint32(&turn.free, 0)
+		for i := range turn.watching {
+			turn.watching[i].Store(true) // no timers
+		}
+		turn.mixture.Store(mixtureLimit)
+		turn.doorbell.Store(int64(tt.lately))
+		w.begin(callWrite)
+		if n := atomic.LoadUint32(&turn.free); n != tt.free || w.hasTurn != (tt.free == 0) {
+			t.Errorf("doorbells took %v: got %d free turns, the worker's %v, want %d", tt.lately, n, w.hasTurn, tt.free)
+		}
+		w.end()
+	}
+}
+
+// TestSharedTurns: threads count as calling together from the third change of callers on.
+func TestSharedTurns(t *testing.T) {
+	var turn turn
+	for i, want := range []bool{false, false, true, true} {
+		turn.note(uint32(i + 1))
+		if got := turn.shared(); got != want {
+			t.Errorf("after %d changes: got %v, want %v", i+1, got, want)
+		}
+	}
+}

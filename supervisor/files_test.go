@@ -1,0 +1,137 @@
+package supervisor
+
+import (
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestClosingFile: a file that is being closed takes no other call, and ends once, with its last call.
+func TestClosingFile(t *testing.T) {
+	c := newTrapped(t, nil)
+	f, _ := c.mustOpen(verbsNode, nil, unix.O_RDWR)
+	if !f.enter() || f.closed() {
+		t.Error("an open file takes no call")
+	}
+	for range 2 {
+		f.close()
+		if f.enter() || !f.closed() {
+			t.Error("a file that is being closed takes another call")
+		}
+		select {
+		case <-f.ended:
+			t.Error("the file has ended before its last call")
+		default:
+		}
+	}
+	f.leave()
+	select {
+	case <-f.ended:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the file does not end with its last call")
+	}
+	f.close()
+	if f.enter() {
+		t.Error("a file that has ended takes a call")
+	}
+}
+
+// TestOpenForAnotherUser: without root, the queue file stays the service's, whoever opens the device.
+func TestOpenForAnotherUser(t *testing.T) {
+	c := newTrapped(t, nil)
+	id := *c.lookOnce().id
+	id.uids.fs = 1
+	f, description, err := newOpenFile(c.s, verbsNode, &opener{process: &process{}, session: c.s, id: &id}, unix.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.close()
+	defer description.Close()
+	want := uint32(os.Geteuid())
+	if want == 0 {
+		want = 1
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(description.Fd()), &st); err != nil || st.Uid != want {
+		t.Errorf("the file is user %d's, %v, want %d", st.Uid, err, want)
+	}
+}
+
+// TestDescriptorOfAnotherUser: the process that a thread belonged to is remembered with a descriptor if it exists and is
+// of the user who has opened the file.
+func TestDescriptorOfAnotherUser(t *testing.T) {
+	c := newTrapped(t, nil)
+	p := c.mustProcess()
+	ended := endedProcess(t)
+	ended.user = p.user
+	own, ownFD := c.mustOpen(verbsNode, p.user, unix.O_RDWR)
+	others, othersFD := c.mustOpen(verbsNode, c.ledger.User(4711), unix.O_RDWR)
+	for _, tt := range []struct {
+		name       string
+		file       *openFile
+		fd         *os.File
+		remembered *process
+		want       *process
+	}{
+		{"its own", own, ownFD, p, p},
+		{"another user's", others, othersFD, p, nil},
+		{"its own, of a process that has ended", own, ownFD, ended, nil},
+	} {
+		fd := int32(tt.fd.Fd())
+		old := &descriptor{tid: c.w.n.tid, fd: fd, file: tt.file}
+		old.process.Store(tt.remembered)
+		c.s.cache[slot(c.w.n.tid, fd)].Store(old) // which is over
+		d := c.w.descriptor(fd)
+		if d == nil || d == old || d.file != tt.file || d.process.Load() != tt.want {
+			t.Errorf("%s: got %+v, want a new one with process %v", tt.name, d, tt.want)
+		}
+	}
+	// What is found out about the caller is remembered under the same condition.
+	for _, tt := range []struct {
+		name  string
+		file  *openFile
+		fd    int32
+		want  *process
+		stale bool
+	}{
+		{"its own", own, int32(ownFD.Fd()), p, false},
+		{"another user's", others, int32(othersFD.Fd()), nil, false},
+		{"another file by now", own, 0, nil, true},
+		{"nothing by now", own, 1 << 20, nil, true},
+	} {
+		c.call()
+		c.w.desc = &descriptor{tid: c.w.n.tid, fd: tt.fd, file: tt.file}
+		_, _, err := c.w.findCaller()
+		if got := c.w.desc.process.Load(); got != tt.want || c.w.known.stale != tt.stale || (err == errGone) != tt.stale {
+			t.Errorf("%s: got process %v, stale %v, %v, want %v, stale %v", tt.name, got, c.w.known.stale, err, tt.want, tt.stale)
+		}
+	}
+	c.call()
+	c.w.desc = &descriptor{tid: c.w.n.tid, fd: int32(othersFD.Fd()), file: others}
+	if _, _, err := c.w.caller(); !errors.Is(err, errForeign) {
+		t.Errorf("a command on another user's file: got %v, want %v", err, errForeign)
+	}
+}
+
+// TestCommandOnClosingFile: a command on a file that is being closed fails with EIO.
+func TestCommandOnClosingFile(t *testing.T) {
+	c := newTrapped(t, nil)
+	f, description := c.mustOpen(verbsNode, c.mustProcess().user, unix.O_RDWR)
+	ioctl := func() string {
+		c.call(uint64(description.Fd()), 0, c.at(0))
+		c.w.n.nr = int32(native.numbers[callIoctl].nr)
+		return c.w.handle().String()
+	}
+	if got := ioctl(); got != "ok" {
+		t.Errorf("a command: got %s, want ok", got)
+	}
+	f.enter()
+	f.close()
+	if got := ioctl(); got != "EIO" {
+		t.Errorf("a command on a file that is being closed: got %s, want EIO", got)
+	}
+	f.leave()
+}

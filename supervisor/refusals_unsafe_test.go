@@ -1,0 +1,397 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/principal"
+	"verbena/internal/quota"
+	"verbena/internal/testutil"
+)
+
+// asNobody makes a thread another user's, without capabilities.
+func asNobody() {
+	must(0, unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+	for _, nr := range []uintptr{unix.SYS_SETRESGID, unix.SYS_SETRESUID} {
+		if _, _, e := unix.RawSyscall(nr, 65534, 65534, 65534); e != 0 {
+			panic(e)
+		}
+	}
+}
+
+// TestPathRefusals: calls with a virtual path fail as those of the kernel do, with the same errno.
+func TestPathRefusals(t *testing.T) {
+	c := newTrapped(t, nil)
+	const (
+		guid = "/sys/class/infiniband/rxe0/node_guid"
+		link = devChar + "192"
+	)
+	cwd := uint64(1<<64 - 100)
+	open := func(path string, flags uint64) func() verdict {
+		return func() verdict {
+			c.call(cwd, c.path(path), flags|unix.O_CLOEXEC)
+			return c.w.pathCall(callOpenat)
+		}
+	}
+	stat := func(path string) func() verdict {
+		return func() verdict {
+			c.call(cwd, c.path(path), c.at(4096), 0)
+			return c.w.pathCall(callNewfstatat)
+		}
+	}
+	access := func(path string, rights uint64) func() verdict {
+		return func() verdict {
+			c.call(cwd, c.path(path), rights)
+			return c.w.pathCall(callFaccessat)
+		}
+	}
+	readlink := func(path string, size uint64) func() verdict {
+		return func() verdict {
+			c.call(cwd, c.path(path), c.at(4096), size)
+			return c.w.pathCall(callReadlinkat)
+		}
+	}
+	end := len(c.mem)
+	openat2 := func(at int, size uint64) func() verdict {
+		return func() verdict {
+			c.call(cwd, c.path(deviceFile), c.at(0)+uint64(at), size)
+			return c.w.pathCall(callOpenat2)
+		}
+	}
+	if err := unix.Mprotect(c.mem[end/2:], unix.PROT_NONE); err != nil {
+		t.Fatal(err)
+	}
+	*(*uint64)(unsafe.Pointer(&c.mem[end/2-8])) = unix.O_RDWR
+	for _, tt := range []struct {
+		name string
+		call func() verdict
+		want string
+	}{
+		{"no virtual path", stat("/tmp/infiniband"), "let through"},
+		{"nothing there", stat("/dev/infiniband/none"), "ENOENT"},
+		{"a file as a directory", stat(deviceFile + "/"), "ENOTDIR"},
+		{"up from nothing", stat("/dev/infiniband/none/../uverbs0"), "ENOENT"},
+		{"up from a file", stat("/dev/infiniband/uverbs0/../uverbs0"), "ENOTDIR"},
+		{"up from a link of the file system", stat("/proc/self/../dev/infiniband/uverbs0"), "let through"},
+		{"open what is to be created", open("/dev/infiniband/none", unix.O_CREAT), "EACCES"},
+		{"create what there is", open(deviceFile, unix.O_CREAT|unix.O_EXCL), "EEXIST"},
+		{"open a device as a directory", open(deviceFile, unix.O_DIRECTORY), "ENOTDIR"},
+		{"open a file as a directory", open(guid, unix.O_DIRECTORY), "ENOTDIR"},
+		{"the path of a device", open(deviceFile, unix.O_PATH), "ENOTSUP"},
+		{"the path of a link", open(link, unix.O_PATH|unix.O_NOFOLLOW), "ENOTSUP"},
+		{"write a directory", open(ibDir, unix.O_WRONLY), "EISDIR"},
+		{"read and write a directory", open(ibDir, unix.O_RDWR), "EISDIR"},
+		{"create a directory", open(ibDir, unix.O_CREAT), "EISDIR"},
+		{"write an attribute", open(guid, unix.O_WRONLY), "EACCES"},
+		{"truncate an attribute", open(guid, unix.O_TRUNC), "EACCES"},
+		{"openat2 with a small structure", openat2(0, openHowSize-1), "let through"},
+		{"openat2 with half a structure", openat2(end/2-8, openHowSize), "EFAULT"},
+		{"openat2 without a structure", openat2(end/2, openHowSize), "EFAULT"},
+		{"readlink of a file", readlink(guid, 100), "EINVAL"},
+		{"readlink into nothing", readlink(link, 0), "EINVAL"},
+		{"readlink of a negative size", readlink(link, 1<<31), "EINVAL"},
+		{"access with unknown rights", access(deviceFile, 8), "EINVAL"},
+		{"access to write an attribute", access(guid, unix.X_OK), "EACCES"},
+	} {
+		if got := tt.call().String(); got != tt.want {
+			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestWayUp: a path leads up through a directory only if the caller may search it and all above it.
+func TestWayUp(t *testing.T) {
+	testutil.NeedRoot(t, "to have directories that are not the caller's")
+	c := newTrapped(t, asNobody)
+	dir := shmDir(t)
+	for _, d := range []struct {
+		name string
+		mode os.FileMode
+	}{{"", 0o755}, {"open", 0o755}, {"closed", 0o700}, {"closed/inner", 0o755}} {
+		path := filepath.Join(dir, d.name)
+		if err := errors.Join(os.MkdirAll(path, 0o700), os.Chmod(path, d.mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]bool{"": true, "open": true, "closed": false, "closed/inner": false, "none": false} {
+		if got := c.w.isDirectory(filepath.Join(dir, name)); got != want {
+			t.Errorf("%q: got %v, want %v", name, got, want)
+		}
+	}
+}
+
+// TestNetlinkRefusals: malformed calls on a netlink socket fail as with the kernel, and change nothing.
+func TestNetlinkRefusals(t *testing.T) {
+	c := newTrapped(t, nil)
+	n, end, err := c.sup.newNetlink(c.ledger.User(1), netlinkOpener{}, false, 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go n.serve()
+	defer unix.Close(end)
+	half := len(c.mem) / 2
+	if err := unix.Mprotect(c.mem[half:], unix.PROT_NONE); err != nil {
+		t.Fatal(err)
+	}
+	address := func(at int, family uint16) uint64 {
+		*(*uint16)(unsafe.Pointer(&c.mem[at])) = family
+		return c.at(0) + uint64(at)
+	}
+	room := func(at int, size int32) uint64 {
+		*(*int32)(unsafe.Pointer(&c.mem[at])) = size
+		return c.at(at)
+	}
+	beyond := c.at(0) + uint64(half)
+	fd := uint64(end)
+	for _, tt := range []struct {
+		name string
+		c    call
+		args []uint64
+		want string
+	}{
+		{"socket of a stream", callSocket, []uint64{unix.AF_NETLINK, unix.SOCK_STREAM, unix.NETLINK_RDMA}, "ESOCKTNOSUPPORT"},
+		{"bind to a short address", callBind, []uint64{fd, address(0, unix.AF_NETLINK), netlinkAddr - 1}, "EINVAL"},
+		{"bind to another family", callBind, []uint64{fd, address(32, unix.AF_INET), netlinkAddr}, "EINVAL"},
+		{"bind to half an address", callBind, []uint64{fd, address(half-4, unix.AF_NETLINK), netlinkAddr}, "EFAULT"},
+		{"bind to no address", callBind, []uint64{fd, beyond, netlinkAddr}, "EFAULT"},
+		{"getsockname into a negative size", callGetsockname, []uint64{fd, c.at(128), room(64, -1)}, "EINVAL"},
+		{"getsockname into half a size", callGetsockname, []uint64{fd, c.at(128), beyond - 2}, "EFAULT"},
+		{"getsockname into no size", callGetsockname, []uint64{fd, c.at(128), beyond}, "EFAULT"},
+		{"getsockname", callGetsockname, []uint64{fd, c.at(128), room(96, netlinkAddr)}, "ok"},
+		{"an option", callSetsockopt, []uint64{fd, unix.SOL_NETLINK}, "ok"},
+		{"an option of another protocol", callSetsockopt, []uint64{fd, unix.SOL_SOCKET}, "let through"},
+		{"a call on another file", callBind, []uint64{0, address(0, unix.AF_NETLINK), netlinkAddr}, "let through"},
+	} {
+		c.call(tt.args...)
+		var v verdict
+		if tt.c == callSocket {
+			v = c.w.openNetlink()
+		} else {
+			v = c.w.netlinkCall(tt.c)
+		}
+		if got := v.String(); got != tt.want {
+			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
+		}
+		if n.portID != 7 {
+			t.Errorf("%s: the socket's number is %d, want 7", tt.name, n.portID)
+		}
+	}
+}
+
+// TestCMCaller: the connection manager's questions about a caller are answered for the caller alone.
+func TestCMCaller(t *testing.T) {
+	testutil.NeedRoot(t, "to become another user")
+	authority, err := principal.New(nil, 65534)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newTrapped(t, asNobody, withCM(t), func(cfg *SupervisorConfig) { cfg.Authority = authority })
+	p := c.mustProcess()
+	opener, foreign := c.ledger.User(1001), c.ledger.User(1002)
+	const own, openers, others, none = 1, 2, 3, 4
+	c.srv.queuePair = func(num uint32) (*quota.User, bool) {
+		u := map[uint32]*quota.User{own: p.user, openers: opener, others: foreign}[num]
+		return u, u != nil
+	}
+	caller := &cmCaller{w: c.w, user: opener}
+	for num, want := range map[uint32]bool{own: true, openers: true, others: false, none: false} {
+		if got := caller.MayConnect(nil, num); got != want {
+			t.Errorf("MayConnect of queue pair %d: got %v, want %v", num, got, want)
+		}
+	}
+	later := &cmCaller{user: opener}
+	if later.MayConnect(nil, openers) || later.MayBindLowPorts() {
+		t.Error("a call whose worker has gone on: got rights, want none")
+	}
+	if caller.MayBindLowPorts() {
+		t.Error("MayBindLowPorts without CAP_NET_BIND_SERVICE: got true, want false")
+	}
+	if c.w.NetRaw() {
+		t.Error("NetRaw without CAP_NET_RAW: got true, want false")
+	}
+	_, cm := c.mustOpen(cmNode, p.user, 0)
+	_, device := c.mustOpen(verbsNode, p.user, unix.O_RDWR)
+	for _, tt := range []struct {
+		name string
+		c    *cmCaller
+		fd   uintptr
+		want error
+	}{
+		{"a file of the connection manager", caller, cm.Fd(), nil},
+		{"without a worker", later, cm.Fd(), unix.EINVAL},
+		{"no descriptor", caller, 1 << 20, unix.ENOENT},
+		{"a device file", caller, device.Fd(), unix.EINVAL},
+		{"another file", caller, 0, unix.EINVAL},
+	} {
+		if f, err := tt.c.CMFile(int(tt.fd)); !errors.Is(err, tt.want) || (f == nil) != (tt.want != nil) {
+			t.Errorf("CMFile of %s: got %v, %v, want %v", tt.name, f, err, tt.want)
+		}
+	}
+}
+
+// TestGetEvent: without an event, a call on a file with O_NONBLOCK fails with EAGAIN. Another waits. The wait ends when
+// its thread has gone, and a call that is woken in vain goes on to wait.
+func TestGetEvent(t *testing.T) {
+	c := newTrapped(t, nil, withCM(t))
+	p := c.mustProcess()
+	f, description := c.mustOpen(cmNode, p.user, 0)
+	c.getEvent(description)
+	c.w.known = known{done: true, proc: p, space: p.space}
+	if err := unix.SetNonblock(int(description.Fd()), true); err != nil {
+		t.Fatal(err)
+	}
+	f.enter()
+	if v, waits := c.w.cmCommand(f); v.String() != "EAGAIN" || waits {
+		t.Errorf("with O_NONBLOCK: got %v, waits %v, want EAGAIN", v, waits)
+	}
+	d := &deferred{session: c.s, n: c.w.n, f: f, caller: &cmCaller{space: c.w.Space()}}
+	if d.try() {
+		t.Error("a trapped thread that is woken in vain: the call is over")
+	}
+	d.n.id = ^c.id
+	if !d.try() {
+		t.Error("a thread that has gone: the call goes on")
+	}
+	over := make(chan struct{})
+	f.beginWait()
+	go func() {
+		defer close(over)
+		d.await()
+	}()
+	select {
+	case <-over:
+	case <-time.After(10 * time.Second):
+		t.Error("the wait of a thread that has gone goes on")
+		f.cm.Close()
+		<-over
+	}
+}
+
+// TestDuplicateNumbers: a duplicate of a file that is no device's is made here only at a number of those that device
+// files get.
+func TestDuplicateNumbers(t *testing.T) {
+	c := newTrapped(t, nil)
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	raise(t)
+	for _, tt := range []struct {
+		name  string
+		least uint64
+		want  string
+	}{
+		{"below", uint64(c.s.firstFD) - 1, "let through"},
+		{"at the first", uint64(c.s.firstFD), "ok"},
+		{"at the greatest number", 1<<31 - 1, "let through"},
+		{"at a negative number", 1<<32 - 1, "let through"},
+	} {
+		c.call(uint64(null.Fd()), unix.F_DUPFD_CLOEXEC, tt.least)
+		v := c.w.duplicate(callFcntl)
+		if got := v.String(); got != tt.want {
+			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
+		}
+		if v.fate == answered && v.err == nil {
+			unix.Close(int(v.val))
+		}
+	}
+	refused := errors.New("refused")
+	th := c.lookOnce()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(null.Fd()), &st); err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.w.reopen(th, int32(null.Fd()), inode{st.Dev, st.Ino}, func(int) (int, error) { return -1, refused })
+	if !errors.Is(err, refused) {
+		t.Errorf("reopen: got %v, want the error of the open", err)
+	}
+}
+
+// raise lets this process have the numbers of device files while the test runs.
+func raise(t *testing.T) {
+	t.Helper()
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: before.Max, Max: before.Max}, nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Prlimit(0, unix.RLIMIT_NOFILE, &before, nil) })
+}
+
+// TestNativeNumbers: a file that rings natively gets one of the numbers for that, or none.
+func TestNativeNumbers(t *testing.T) {
+	c := newTrapped(t, nil)
+	p, th := c.mustProcess(), c.lookOnce()
+	raise(t)
+	first, end := nativeFDs(c.s.firstFD)
+	install := func(from uint32, rings bool) string {
+		n, err := c.w.installCommandFile(th, p, 0, from, rings, unix.O_CLOEXEC)
+		if err != nil {
+			return err.Error()
+		}
+		unix.Close(n)
+		return fmt.Sprint(n)
+	}
+	for _, tt := range []struct {
+		from  uint32
+		rings bool
+		want  string
+	}{
+		{first, true, fmt.Sprint(first)},
+		{end - 1, true, fmt.Sprint(end - 1)},
+		{end, true, fmt.Sprintf("%d device files are open in process %d: too many open files", end-first, p.pid)},
+		{first - 1, false, fmt.Sprint(first - 1)},
+		{first, false, fmt.Sprint(end)},
+	} {
+		if got := install(tt.from, tt.rings); got != tt.want {
+			t.Errorf("from %d on, rings %v: got %q, want %q", tt.from, tt.rings, got, tt.want)
+		}
+	}
+}
+
+// helperFunc is a Helper.
+type helperFunc func(tid int) (*os.File, error)
+
+func (f helperFunc) OpenMem(tid int) (*os.File, error) { return f(tid) }
+
+// TestHelperIsNotTrusted: only memory is read and written of what a helper opens, and no more is read than there is.
+func TestHelperIsNotTrusted(t *testing.T) {
+	var logs logBook
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte("no memory"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	word := []byte("a word")
+	at := uint64(uintptr(unsafe.Pointer(&word[0])))
+	for _, tt := range []struct {
+		name string
+		file string
+		addr uint64
+		n    int
+		want error
+	}{
+		{"memory", "/proc/self/mem", at, len(word), nil},
+		{"memory that is not there", "/proc/self/mem", 0, 0, unix.EFAULT},
+		{"another file", path, 0, 0, unix.EINVAL},
+	} {
+		s := &Session{sup: &Supervisor{}, log: logs.logger(), asksOnly: true, helper: helperFunc(func(int) (*os.File, error) { return os.Open(tt.file) })}
+		got := make([]byte, len(word))
+		if n, err := s.read(os.Getpid(), tt.addr, got); n != tt.n || !errors.Is(err, tt.want) {
+			t.Errorf("%s: got %d bytes, %v, want %d, %v", tt.name, n, err, tt.n, tt.want)
+		}
+	}
+	if l := logs.take(); len(l) != 1 || !strings.Contains(l[0], "should be /proc/PID/mem") {
+		t.Errorf("logged %q, want the other file", l)
+	}
+}
