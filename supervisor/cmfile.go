@@ -504,7 +504,7 @@ func (d *deferred) await() {
 			if !s.own && !s.alone {
 				why = syscall.EINTR // another thread may be the one to handle it, and this one sees no signal
 			}
-			d.answer(verdict{err: why}) // which nobody gets if the thread has gone, whatever has its number
+			d.answer(verdict{err: why}) // no other thread gets it if this one has gone
 			return
 		}
 		shared = s.shared

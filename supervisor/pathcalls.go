@@ -102,7 +102,7 @@ func (w *worker) readPath(addr uint64) []byte {
 		if end := bytes.IndexByte(w.path[have:have+n], 0); end >= 0 {
 			return w.path[:have+end]
 		}
-		have += n // less than asked for: the next page is not there, and cannot be read either
+		have += n // after a short read the next one fails: its page is not there
 	}
 	return nil
 }

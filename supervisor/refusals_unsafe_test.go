@@ -63,13 +63,19 @@ func TestPathRefusals(t *testing.T) {
 	openat2 := func(at int, size uint64) func() verdict {
 		return func() verdict {
 			c.call(cwd, c.path(deviceFile), c.at(0)+uint64(at), size)
-			return c.w.pathCall(callOpenat2)
+			v := c.w.pathCall(callOpenat2)
+			if v.fate == answered && v.err == nil {
+				unix.Close(int(v.val))
+			}
+			return v
 		}
 	}
 	if err := unix.Mprotect(c.mem[end/2:], unix.PROT_NONE); err != nil {
 		t.Fatal(err)
 	}
-	*(*uint64)(unsafe.Pointer(&c.mem[end/2-8])) = unix.O_RDWR
+	for _, at := range []int{2048, end/2 - 8} {
+		*(*uint64)(unsafe.Pointer(&c.mem[at])) = unix.O_RDWR | unix.O_CLOEXEC
+	}
 	for _, tt := range []struct {
 		name string
 		call func() verdict
@@ -92,6 +98,7 @@ func TestPathRefusals(t *testing.T) {
 		{"create a directory", open(ibDir, unix.O_CREAT), "EISDIR"},
 		{"write an attribute", open(guid, unix.O_WRONLY), "EACCES"},
 		{"truncate an attribute", open(guid, unix.O_TRUNC), "EACCES"},
+		{"openat2", openat2(2048, openHowSize), "ok"},
 		{"openat2 with a small structure", openat2(0, openHowSize-1), "let through"},
 		{"openat2 with half a structure", openat2(end/2-8, openHowSize), "EFAULT"},
 		{"openat2 without a structure", openat2(end/2, openHowSize), "EFAULT"},
@@ -150,6 +157,7 @@ func TestNetlinkRefusals(t *testing.T) {
 		return c.at(at)
 	}
 	beyond := c.at(0) + uint64(half)
+	*(*uint16)(unsafe.Pointer(&c.mem[half-2])) = netlinkAddr
 	fd := uint64(end)
 	for _, tt := range []struct {
 		name string
@@ -183,6 +191,10 @@ func TestNetlinkRefusals(t *testing.T) {
 		if n.portID != 7 {
 			t.Errorf("%s: the socket's number is %d, want 7", tt.name, n.portID)
 		}
+		if written := c.mem[128] == unix.AF_NETLINK; written != (tt.name == "getsockname") {
+			t.Errorf("%s: the address was written: %v", tt.name, written)
+		}
+		c.mem[128] = 0
 	}
 }
 
@@ -275,8 +287,8 @@ func TestGetEvent(t *testing.T) {
 	}
 }
 
-// TestDuplicateNumbers: a duplicate of a file that is no device's is made here only at a number of those that device
-// files get.
+// TestDuplicateNumbers: the duplicate of a device gets a number of those that device files get. That of another file is
+// made here only if it is to have one. A number that there cannot be is left to the kernel.
 func TestDuplicateNumbers(t *testing.T) {
 	c := newTrapped(t, nil)
 	null, err := os.Open(os.DevNull)
@@ -284,23 +296,30 @@ func TestDuplicateNumbers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
+	_, device := c.mustOpen(verbsNode, c.mustProcess().user, unix.O_RDWR)
 	raise(t)
 	for _, tt := range []struct {
 		name  string
+		f     *os.File
 		least uint64
 		want  string
 	}{
-		{"below", uint64(c.s.firstFD) - 1, "let through"},
-		{"at the first", uint64(c.s.firstFD), "ok"},
-		{"at the greatest number", 1<<31 - 1, "let through"},
-		{"at a negative number", 1<<32 - 1, "let through"},
+		{"a file below", null, uint64(c.s.firstFD) - 1, "let through"},
+		{"a file at the first", null, uint64(c.s.firstFD), "ok"},
+		{"a file at the greatest number", null, 1<<31 - 1, "let through"},
+		{"a device at a low number", device, 3, "ok"},
+		{"a device at the greatest number", device, 1<<31 - 1, "let through"},
+		{"a device at a negative number", device, 1<<32 - 1, "let through"},
 	} {
-		c.call(uint64(null.Fd()), unix.F_DUPFD_CLOEXEC, tt.least)
+		c.call(uint64(tt.f.Fd()), unix.F_DUPFD_CLOEXEC, tt.least)
 		v := c.w.duplicate(callFcntl)
 		if got := v.String(); got != tt.want {
 			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
 		}
 		if v.fate == answered && v.err == nil {
+			if uint32(v.val) < c.s.firstFD {
+				t.Errorf("%s: got number %d, want at least %d", tt.name, v.val, c.s.firstFD)
+			}
 			unix.Close(int(v.val))
 		}
 	}
@@ -313,6 +332,9 @@ func TestDuplicateNumbers(t *testing.T) {
 	_, err = c.w.reopen(th, int32(null.Fd()), inode{st.Dev, st.Ino}, func(int) (int, error) { return -1, refused })
 	if !errors.Is(err, refused) {
 		t.Errorf("reopen: got %v, want the error of the open", err)
+	}
+	if _, err := c.w.reopen(th, 1<<20, inode{}, func(int) (int, error) { return -1, refused }); err != errGone {
+		t.Errorf("reopen of nothing: got %v, want %v", err, errGone)
 	}
 }
 
