@@ -182,7 +182,7 @@ func TestHardLimitIn(t *testing.T) {
 		want uint64
 		err  string
 	}{
-		{"Max processes 1 2 processes\nMax open files            1024                 4096                 files\n", 4096, ""},
+		{"Max processes 1 2 processes\nMax open files            1024          4096          files\n", 4096, ""},
 		{"Max open files 1024 unlimited files\n", umem.Unlimited, ""},
 		{"Max open files 1024\n", 0, none},
 		{"Max open files\n", 0, none},
@@ -200,7 +200,9 @@ func TestHardLimitIn(t *testing.T) {
 // TestDoorbellsPossible: by themselves doorbells are native from three processors on.
 func TestDoorbellsPossible(t *testing.T) {
 	for processors := range 5 {
-		for how, want := range map[Doorbells]bool{DoorbellsAuto: processors >= 3, DoorbellsTrapped: false, DoorbellsNative: true} {
+		for how, want := range map[Doorbells]bool{
+			DoorbellsAuto: processors >= 3, DoorbellsTrapped: false, DoorbellsNative: true,
+		} {
 			if got := how.possible(processors); got != want {
 				t.Errorf("doorbells %d with %d processors: got %v, want %v", how, processors, got, want)
 			}
@@ -286,7 +288,8 @@ func TestProcessesOfASession(t *testing.T) {
 	own.former = []*umem.Process{left, former}
 	s.processes[foreign.pid] = foreign
 	tid := uint32(os.Getpid())
-	if got := s.executes(tid); !slices.Equal(got, []*umem.Process{former, space}) || own.space != nil || foreign.space == nil {
+	got := s.executes(tid)
+	if !slices.Equal(got, []*umem.Process{former, space}) || own.space != nil || foreign.space == nil {
 		t.Errorf("executes: got %v, present %v, want the two that the process may still have", got, own.space)
 	}
 	for _, tt := range []struct {
@@ -314,14 +317,16 @@ func TestProcessesOfASession(t *testing.T) {
 // TestLaunchRefusals: a program needs an argument vector and a known architecture, and gets no signal after its end.
 func TestLaunchRefusals(t *testing.T) {
 	var e *ExecError
-	if _, err := Start(&Launch{Path: "/bin/true"}); !errors.As(err, &e) || err.Error() != "run /bin/true: no argument vector" {
-		t.Errorf("without arguments: got %v", err)
+	const noArguments = "run /bin/true: no argument vector"
+	if _, err := Start(&Launch{Path: "/bin/true"}); !errors.As(err, &e) || err.Error() != noArguments {
+		t.Errorf("without arguments: got %v, want %s", err, noArguments)
 	}
 	arch := architectures[runtime.GOARCH]
 	delete(architectures, runtime.GOARCH)
 	_, err := Start(&Launch{Path: "/bin/true", Args: []string{"true"}})
 	architectures[runtime.GOARCH] = arch
-	if want := ErrUnsupported.Error() + ": not for " + runtime.GOARCH; !errors.Is(err, ErrUnsupported) || err.Error() != want {
+	want := ErrUnsupported.Error() + ": not for " + runtime.GOARCH
+	if !errors.Is(err, ErrUnsupported) || err.Error() != want {
 		t.Errorf("another architecture: got %v, want %s", err, want)
 	}
 	p := &Program{pid: os.Getpid(), reaped: true}
@@ -374,7 +379,8 @@ func TestDeviceInfoOfNothing(t *testing.T) {
 		if strings.HasSuffix(tt.name, "closed") {
 			m.Close()
 		}
-		v := w.withDeviceInfo(&openFile{node: node{device: "gone"}, memory: tt.memory}, func(int, fileInfo) verdict { return verdict{} })
+		f := &openFile{node: node{device: "gone"}, memory: tt.memory}
+		v := w.withDeviceInfo(f, func(int, fileInfo) verdict { return verdict{} })
 		if got := v.String(); got != tt.want {
 			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
 		}
@@ -382,7 +388,9 @@ func TestDeviceInfoOfNothing(t *testing.T) {
 }
 
 func TestPhysState(t *testing.T) {
-	for s, want := range map[uint8]string{0: "<unknown>", 1: "Sleep", 5: "LinkUp", 7: "Phy Test", 8: "<unknown>", 255: "<unknown>"} {
+	for s, want := range map[uint8]string{
+		0: "<unknown>", 1: "Sleep", 5: "LinkUp", 7: "Phy Test", 8: "<unknown>", 255: "<unknown>",
+	} {
 		if got := physState(s); got != want {
 			t.Errorf("%d: got %q, want %q", s, got, want)
 		}

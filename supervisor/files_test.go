@@ -60,8 +60,8 @@ func TestOpenForAnotherUser(t *testing.T) {
 	}
 }
 
-// TestDescriptorOfAnotherUser: the process that a thread belonged to is remembered with a descriptor if it exists and is
-// of the user who has opened the file.
+// TestDescriptorOfAnotherUser: the process of a thread is remembered with a descriptor only if it exists and is of the
+// user who has opened the file.
 func TestDescriptorOfAnotherUser(t *testing.T) {
 	c := newTrapped(t, nil)
 	p := c.mustProcess()
@@ -106,7 +106,8 @@ func TestDescriptorOfAnotherUser(t *testing.T) {
 		c.w.desc = &descriptor{tid: c.w.n.tid, fd: tt.fd, file: tt.file}
 		_, _, err := c.w.findCaller()
 		if got := c.w.desc.process.Load(); got != tt.want || c.w.known.stale != tt.stale || (err == errGone) != tt.stale {
-			t.Errorf("%s: got process %v, stale %v, %v, want %v, stale %v", tt.name, got, c.w.known.stale, err, tt.want, tt.stale)
+			t.Errorf("%s: got process %v, stale %v, %v, want %v, stale %v",
+				tt.name, got, c.w.known.stale, err, tt.want, tt.stale)
 		}
 	}
 	c.call()

@@ -87,7 +87,8 @@ const bellDescriptors = 2
 func (w *worker) wantsBell(th *procThread, space *umem.Process, flags uint64) bool {
 	t := w.session
 	first, end := nativeFDs(t.firstFD)
-	if end == 0 || !t.sup.cfg.Doorbells.possible(sched.Processors()) || t.helper != nil && space.Bound() || flags&unix.O_ACCMODE != unix.O_RDWR {
+	if end == 0 || !t.sup.cfg.Doorbells.possible(sched.Processors()) ||
+		t.helper != nil && space.Bound() || flags&unix.O_ACCMODE != unix.O_RDWR {
 		return false
 	}
 	return th.ringsOnly() && th.limitsLeave(uint64(end)) && nextFree(th, first) < end

@@ -128,7 +128,9 @@ func TestWayUp(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for name, want := range map[string]bool{"": true, "open": true, "closed": false, "closed/inner": false, "none": false} {
+	for name, want := range map[string]bool{
+		"": true, "open": true, "closed": false, "closed/inner": false, "none": false,
+	} {
 		if got := c.w.isDirectory(filepath.Join(dir, name)); got != want {
 			t.Errorf("%q: got %v, want %v", name, got, want)
 		}
@@ -407,7 +409,8 @@ func TestHelperIsNotTrusted(t *testing.T) {
 		{"memory that is not there", "/proc/self/mem", 0, 0, unix.EFAULT},
 		{"another file", path, 0, 0, unix.EINVAL},
 	} {
-		s := &Session{sup: &Supervisor{}, log: logs.logger(), asksOnly: true, helper: helperFunc(func(int) (*os.File, error) { return os.Open(tt.file) })}
+		helper := helperFunc(func(int) (*os.File, error) { return os.Open(tt.file) })
+		s := &Session{sup: &Supervisor{}, log: logs.logger(), asksOnly: true, helper: helper}
 		got := make([]byte, len(word))
 		if n, err := s.read(os.Getpid(), tt.addr, got); n != tt.n || !errors.Is(err, tt.want) {
 			t.Errorf("%s: got %d bytes, %v, want %d, %v", tt.name, n, err, tt.n, tt.want)
