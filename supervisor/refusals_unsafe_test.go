@@ -289,6 +289,39 @@ func TestGetEvent(t *testing.T) {
 	}
 }
 
+// TestGetEventPanic: a panic in a call that waits for an event answers the call with EIO and closes its file, and nothing else.
+func TestGetEventPanic(t *testing.T) {
+	c := newTrapped(t, nil, withCM(t))
+	p := c.mustProcess()
+	f, description := c.mustOpen(cmNode, p.user, 0)
+	other, _ := c.mustOpen(cmNode, p.user, 0)
+	c.getEvent(description)
+	c.w.known = known{done: true, proc: p, space: p.space}
+	c.sup.cfg.pause = func(point string, tid uint32) {
+		if point == "event" {
+			panic("a bad event")
+		}
+		c.pause(point, tid)
+	}
+	if !f.enter() {
+		t.Fatal("the file is closed")
+	}
+	if v, waits := c.w.cmCommand(f); !waits {
+		t.Fatalf("a call without an event: got %v, want to wait", v)
+	}
+	f.cm.Close() // wakes it
+	testutil.Eventually(t, "the answer", func() bool { return stillTrapped(c.s.fd, c.id) != nil })
+	testutil.Eventually(t, "the file to be closed", func() bool { return f.calls.Load() >= closing })
+	if !other.enter() {
+		t.Error("another file of the program is closed")
+	} else {
+		other.leave()
+	}
+	if l := c.logs.take(); len(l) != 1 || !strings.Contains(l[0], "a bad event") || !strings.Contains(l[0], "waits for events") {
+		t.Errorf("logged %q, want the panic", l)
+	}
+}
+
 // TestDuplicateNumbers: the duplicate of a device gets a number of those that device files get. That of another file is
 // made here only if it is to have one. A number that there cannot be is left to the kernel.
 func TestDuplicateNumbers(t *testing.T) {
