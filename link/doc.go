@@ -4,8 +4,8 @@
 // destination in one buffer, the shape that UDP segmentation offload takes. What arrives is handed to a
 // [Receiver] in batches, on the endpoint's own thread, which therefore runs the protocol to completion.
 //
-// What is sent to an address of this host is in its socket before the call that sends it returns. A thread that has the turn
-// of that endpoint ([Taker]) receives it itself, and wakes no other.
+// What is sent to an address of this host is in its socket before the call that sends it returns. A thread that has the
+// turn of that endpoint ([Taker]) receives it itself, and wakes no other.
 //
 // The ICRC covers the IP header, which only this package knows. So it is computed here on sending and checked
 // here on receipt: a Train has room for it, and a Receiver never sees a packet whose ICRC was wrong.
@@ -32,11 +32,11 @@
 // # Source ports and groups
 //
 // Everything arrives at port 4791, but leaves from the port that the train names, since routers spread flows by it. A
-// plain socket sends from one port, so an endpoint has a socket for each port in use, up to a limit, opened by the first
-// train from there. A port that is taken costs nothing but entropy: the train leaves from 4791, and is counted.
+// plain socket sends from one port, so an endpoint has a socket for each port in use, up to a limit, opened by the
+// first train from there. A port that is taken costs nothing but entropy: the train leaves from 4791, and is counted.
 //
-// A multicast group ([Multicaster]) has a socket of its own in each endpoint that joined. One thread of the endpoint receives
-// for all its groups. The kernel loops packets to a group back to all members on this host, the sender too.
+// A multicast group ([Multicaster]) has a socket of its own in each endpoint that joined. One thread of the endpoint
+// receives for all its groups. The kernel loops packets to a group back to all members on this host, the sender too.
 //
 // # Loss
 //

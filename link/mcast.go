@@ -6,8 +6,8 @@ import (
 	"syscall"
 )
 
-// Multicaster is an Endpoint that can be in multicast groups. Packets to its groups, its own too, then arrive as well: with the
-// group as Arrival.Dst, and on another thread than packets to the endpoint alone.
+// Multicaster is an Endpoint that can be in multicast groups. Packets to its groups, its own too, then arrive as well:
+// with the group as Arrival.Dst, and on another thread than packets to the endpoint alone.
 type Multicaster interface {
 	// Join has what is sent to a group arrive; doing so twice is the same as once. It may sleep.
 	Join(group netip.Addr) error

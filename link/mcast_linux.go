@@ -11,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// groups are the multicast groups of an endpoint. Each has a socket of its own: a socket that is bound to a unicast address does not
-// receive what is sent to a group. One thread receives from all of these sockets, since users choose the number of groups.
+// groups are the multicast groups of an endpoint. Each has a socket of its own: a socket that is bound to a unicast
+// address does not receive what is sent to a group. One thread receives from all of these sockets, since users choose
+// the number of groups.
 type groups struct {
 	mu     sync.Mutex // one change at a time
 	closed bool
@@ -111,8 +112,8 @@ func (e *UDPEndpoint) Join(addr netip.Addr) error {
 	return nil
 }
 
-// newGroupReader returns an endpoint whose receive thread receives from the sockets of groups. Nothing arrives at its own socket,
-// which is not bound; Close wakes the thread by it.
+// newGroupReader returns an endpoint whose receive thread receives from the sockets of groups. Nothing arrives at its
+// own socket, which is not bound; Close wakes the thread by it.
 func (e *UDPEndpoint) newGroupReader() (*UDPEndpoint, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.IPPROTO_UDP)
 	if err != nil {
@@ -129,7 +130,8 @@ func (e *UDPEndpoint) newGroupReader() (*UDPEndpoint, error) {
 	return r, nil
 }
 
-// groupBufferSize is the size of the receive buffer of a group in bytes. The kernel allows twice as much, with overhead.
+// groupBufferSize is the size of the receive buffer of a group in bytes. The kernel allows twice as much, with
+// overhead.
 const groupBufferSize = 1 << 20
 
 // GroupMemory is the memory of the kernel in bytes that one group of one endpoint takes at most.
@@ -251,7 +253,8 @@ func (e *UDPEndpoint) groupStats(s *Stats) {
 	}
 }
 
-// receiveGroup hands over some of what there is for the group of a socket. It reports false when the receiver was given up.
+// receiveGroup hands over some of what there is for the group of a socket. It reports false when the receiver was given
+// up.
 //
 // It is not all that there is: a group with many packets must not keep the thread from the others.
 func (r *receiver) receiveGroup(fd int) bool {

@@ -12,8 +12,9 @@ import (
 	"verbena/internal/sched"
 )
 
-// stopTime is how long a call of Receive may take, and up to twice that, before the turn is another's. Outside of Receive who has
-// the turn can only lack a processor, or be stopped by what it does for another endpoint: that may take stopLooks times as long.
+// stopTime is how long a call of Receive may take, and up to twice that, before the turn is another's. Outside of
+// Receive who has the turn can only lack a processor, or be stopped by what it does for another endpoint: that may take
+// stopLooks times as long.
 const (
 	stopTime  = 10 * time.Millisecond
 	stopLooks = 10
@@ -177,8 +178,8 @@ func (t *turn) arm(e *UDPEndpoint, on bool) {
 	_ = unix.EpollCtl(t.epoll, unix.EPOLL_CTL_MOD, e.fd, &v) // which can only fail for descriptors that are none
 }
 
-// alive is a sign of life of who has the turn, and says whether it is in Receive now. It reports false if the turn has been given
-// to another meanwhile.
+// alive is a sign of life of who has the turn, and says whether it is in Receive now. It reports false if the turn has
+// been given to another meanwhile.
 func (t *turn) alive(r *receiver, inside bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -214,9 +215,9 @@ func (t *turn) free(e *UDPEndpoint) {
 	}
 }
 
-// look gives the turn to another if who has it has given no sign of life since the last look. A late thread ends, or goes on
-// without the turn, when its call of Receive returns; until then it costs its stack and buffers. That there are not too many is
-// the business of whoever stops them.
+// look gives the turn to another if who has it has given no sign of life since the last look. A late thread ends, or
+// goes on without the turn, when its call of Receive returns; until then it costs its stack and buffers. That there are
+// not too many is the business of whoever stops them.
 func (e *UDPEndpoint) look() {
 	t := &e.turn
 	t.mu.Lock()

@@ -115,8 +115,8 @@ func (r *receiver) drain() bool {
 	return true
 }
 
-// take hands over what can be taken from a socket at once: n messages, or 0 if there are none. It reports false when the receiver
-// was given up.
+// take hands over what can be taken from a socket at once: n messages, or 0 if there are none. It reports false when
+// the receiver was given up.
 func (r *receiver) take(fd int) (n int, ok bool) {
 	for r.e.users.Load() >= 0 {
 		switch n, errno := tryRecvmmsg(fd, r.msgs[:]); errno {

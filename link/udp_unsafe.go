@@ -46,8 +46,8 @@ func tryRecvmmsg(fd int, v []mmsghdr) (n int, e syscall.Errno) {
 	return int(r), 0
 }
 
-// epollWait is epoll_wait(2) for one event. It reports whether there is one, at once if wait is false, and the descriptor that
-// was given for it. An interrupted call reports none.
+// epollWait is epoll_wait(2) for one event. It reports whether there is one, at once if wait is false, and the
+// descriptor that was given for it. An interrupted call reports none.
 func epollWait(fd int, wait bool) (ready int, ok bool) {
 	var v unix.EpollEvent
 	var n uintptr

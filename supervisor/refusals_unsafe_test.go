@@ -289,7 +289,8 @@ func TestGetEvent(t *testing.T) {
 	}
 }
 
-// TestGetEventPanic: a panic in a call that waits for an event answers the call with EIO and closes its file, and nothing else.
+// TestGetEventPanic: a panic in a call that waits for an event answers the call with EIO and closes its file, and
+// nothing else.
 func TestGetEventPanic(t *testing.T) {
 	c := newTrapped(t, nil, withCM(t))
 	p := c.mustProcess()

@@ -14,7 +14,8 @@ import (
 	"verbena/roce"
 )
 
-// Limits of multicast. The number of groups is less than the kernel's, since each costs a socket for each address; the rest is RXE_MAX_MCAST_QP_ATTACH and RXE_MAX_TOT_MCAST_QP_ATTACH.
+// Limits of multicast. The number of groups is less than the kernel's, since each costs a socket for each address; the
+// rest is RXE_MAX_MCAST_QP_ATTACH and RXE_MAX_TOT_MCAST_QP_ATTACH.
 const (
 	maxMcastGrp      = 256  // what the device says there can be
 	maxGroups        = 1024 // what there can be

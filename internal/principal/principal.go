@@ -1,20 +1,20 @@
 // Package principal decides which user of a service a process is charged as, and whether it may manage the service.
 //
-// A user id does not decide that alone. With subordinate ids (/etc/subuid) one user has many: a process in a user namespace is
-// charged to the owner of the outermost namespace that is not the service's own, and a process with a subordinate id outside of
-// such a namespace to the owner of the id. In a container without a user namespace, the usual kind, uid 0 has no capabilities:
-// there it is an ordinary user, and the same id in another container is another user. A container is known by its process id
-// namespace, as far as that was made with privilege in the service's own user namespace: no user can make such a namespace to
-// become another user.
+// A user id does not decide that alone. With subordinate ids (/etc/subuid) one user has many: a process in a user
+// namespace is charged to the owner of the outermost namespace that is not the service's own, and a process with a
+// subordinate id outside of such a namespace to the owner of the id. In a container without a user namespace, the usual
+// kind, uid 0 has no capabilities: there it is an ordinary user, and the same id in another container is another user.
+// A container is known by its process id namespace, as far as that was made with privilege in the service's own user
+// namespace: no user can make such a namespace to become another user.
 //
-// A process manages the service if its effective user id was configured for that, or if it is root or the service's own user and
-// could control the service in other ways: it has CAP_SYS_ADMIN in the service's user namespace, or CAP_NET_ADMIN there and in
-// the service's network namespace, or it is outside of any container and has at least the capabilities that the service was
-// started with.
+// A process manages the service if its effective user id was configured for that, or if it is root or the service's own
+// user and could control the service in other ways: it has CAP_SYS_ADMIN in the service's user namespace, or
+// CAP_NET_ADMIN there and in the service's network namespace, or it is outside of any container and has at least the
+// capabilities that the service was started with.
 //
-// Limit: where the kernel does not let the service look at a process's namespaces (no CAP_SYS_PTRACE, and not its own user's
-// process), the process is charged as its user id, and its capabilities count if its map of user ids and its process ids look
-// like those of the service's own namespaces.
+// Limit: where the kernel does not let the service look at a process's namespaces (no CAP_SYS_PTRACE, and not its own
+// user's process), the process is charged as its user id, and its capabilities count if its map of user ids and its
+// process ids look like those of the service's own namespaces.
 package principal
 
 import (
@@ -77,8 +77,8 @@ const (
 
 var paths = [numNamespaces]string{userNS: "ns/user", pidNS: "ns/pid", netNS: "ns/net"}
 
-// New returns the Authority of this process. It is called before the process gives up capabilities. Processes of the user ids
-// managers manage the service; overflow is the user id that stands for several users, -1 where there is none.
+// New returns the Authority of this process. It is called before the process gives up capabilities. Processes of the
+// user ids managers manage the service; overflow is the user id that stands for several users, -1 where there is none.
 func New(managers []int, overflow int) (*Authority, error) {
 	a := &Authority{uid: os.Geteuid(), managers: managers, overflow: overflow, ids: newSubordinates("/etc/subuid", "/etc/passwd")}
 	sets, err := privilege.Read("self")
@@ -96,9 +96,9 @@ func New(managers []int, overflow int) (*Authority, error) {
 	return a, nil
 }
 
-// Of returns the principal of a process by its directory in /proc, which may be of O_PATH. The caller knows the user ids: who
-// has opened a connection, or the real and the effective id of a thread. The directory stays the process's own, also when the
-// process has ended: that is an error, since the process's container is not known then.
+// Of returns the principal of a process by its directory in /proc, which may be of O_PATH. The caller knows the user
+// ids: who has opened a connection, or the real and the effective id of a thread. The directory stays the process's
+// own, also when the process has ended: that is an error, since the process's container is not known then.
 func (a *Authority) Of(proc, real, effective int) (p Principal, err error) {
 	p = a.Unseen(real)
 	if effective != real {
@@ -115,8 +115,8 @@ func (a *Authority) Of(proc, real, effective int) (p Principal, err error) {
 	return p, nil
 }
 
-// PIDNamespace returns the inode of the process id namespace of a process, 0 for the service's own. The number may be another
-// process's by now. It wraps ENOENT for a process that has ended.
+// PIDNamespace returns the inode of the process id namespace of a process, 0 for the service's own. The number may be
+// another process's by now. It wraps ENOENT for a process that has ended.
 func (a *Authority) PIDNamespace(pid int) (uint64, error) {
 	var st unix.Stat_t
 	path := "/proc/" + strconv.Itoa(pid) + "/" + paths[pidNS]
@@ -137,9 +137,9 @@ func (a *Authority) Unseen(uid int) Principal {
 
 func (a *Authority) named(uid int) bool { return uid != a.overflow && slices.Contains(a.managers, uid) }
 
-// capabilities returns the effective capabilities of a process that count here. A process that executes a set-uid program, or
-// one with capabilities of its own, has none for the user who has opened a connection before: its directory is root's then.
-// (proc(5), "/proc/pid")
+// capabilities returns the effective capabilities of a process that count here. A process that executes a set-uid
+// program, or one with capabilities of its own, has none for the user who has opened a connection before: its directory
+// is root's then. (proc(5), "/proc/pid")
 func (a *Authority) capabilities(proc, uid int) uint64 {
 	var st unix.Stat_t
 	if unix.Fstat(proc, &st) != nil || int(st.Uid) != uid || !a.in(proc, userNS) && !a.resembles(proc) {
@@ -158,9 +158,9 @@ func (a *Authority) in(proc int, n namespace) bool {
 	return unix.Fstatat(proc, paths[n], &st, 0) == nil && (file{st.Dev, st.Ino}) == a.own[n]
 }
 
-// resembles reports whether a process, whose namespaces the kernel does not let this process look at, seems to be in the same user
-// and process id namespaces: it has the same map of user ids, and no number in a namespace below. So root manages the service of
-// an ordinary user.
+// resembles reports whether a process, whose namespaces the kernel does not let this process look at, seems to be in
+// the same user and process id namespaces: it has the same map of user ids, and no number in a namespace below. So root
+// manages the service of an ordinary user.
 func (a *Authority) resembles(proc int) bool {
 	var st unix.Stat_t
 	if unix.Fstatat(proc, paths[userNS], &st, 0) != unix.EACCES {
@@ -208,8 +208,8 @@ func (a *Authority) account(proc, uid int) (id quota.ID, err error) {
 	return id, nil
 }
 
-// outermostUserNS returns the outermost user namespace of a process below the service's own, as a descriptor and an inode, or -1
-// if there is none, or that is not for this process to know.
+// outermostUserNS returns the outermost user namespace of a process below the service's own, as a descriptor and an
+// inode, or -1 if there is none, or that is not for this process to know.
 func (a *Authority) outermostUserNS(proc int) (fd int, inode uint64, err error) {
 	fd, f, err := openNS(proc, userNS)
 	if err != nil || f == a.own[userNS] {
@@ -240,8 +240,8 @@ func unlessForbidden(err error) error {
 	return err
 }
 
-// container returns the inode of the outermost process id namespace of a process that is not the service's own and belongs to the
-// service's user namespace; 0 if there is none, or that is not for this process to know.
+// container returns the inode of the outermost process id namespace of a process that is not the service's own and
+// belongs to the service's user namespace; 0 if there is none, or that is not for this process to know.
 func (a *Authority) container(proc int) (inode uint64, err error) {
 	fd, f, err := openNS(proc, pidNS)
 	if err != nil {

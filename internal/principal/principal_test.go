@@ -101,8 +101,8 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestManager: root manages root's service with capabilities that count in its namespaces, and not without. Others do if their id
-// was named.
+// TestManager: root manages root's service with capabilities that count in its namespaces, and not without. Others do
+// if their id was named.
 func TestManager(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces, and to be several users")
 	const named, user = 65531, 65533
@@ -170,8 +170,8 @@ func TestManager(t *testing.T) {
 	}
 }
 
-// TestOwnUser: a service of an ordinary user's, or of root's without capabilities, is managed by its own user with at least its
-// capabilities, outside of other containers.
+// TestOwnUser: a service of an ordinary user's, or of root's without capabilities, is managed by its own user with at
+// least its capabilities, outside of other containers.
 func TestOwnUser(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces")
 	a, err := New(nil, -1)
@@ -195,8 +195,8 @@ func TestOwnUser(t *testing.T) {
 	}
 }
 
-// TestAccount: a process is charged as its user id, in a container as that of the container, and in user namespaces as whoever has
-// made the outermost one. No user becomes several by making namespaces.
+// TestAccount: a process is charged as its user id, in a container as that of the container, and in user namespaces as
+// whoever has made the outermost one. No user becomes several by making namespaces.
 func TestAccount(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces, and to be several users")
 	a, err := New(nil, -1)
@@ -323,8 +323,8 @@ func TestEndedProcess(t *testing.T) {
 	}
 }
 
-// TestServiceOfAUser: root manages the service of an ordinary user, which may not look at root's namespaces; root of a container
-// or of a user namespace does not. The test is that service.
+// TestServiceOfAUser: root manages the service of an ordinary user, which may not look at root's namespaces; root of a
+// container or of a user namespace does not. The test is that service.
 func TestServiceOfAUser(t *testing.T) {
 	const env = "PRINCIPAL_TEST_PROCESS"
 	if pid := os.Getenv(env); pid != "" {

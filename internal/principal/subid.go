@@ -12,8 +12,8 @@ import (
 	"verbena/internal/procfile"
 )
 
-// subordinates knows the user whom a subordinate user id belongs to (subuid(5)). A user can run programs with such an id outside of any
-// user namespace: the owner of the id is the owner of a set-uid file that was made within one.
+// subordinates knows the user whom a subordinate user id belongs to (subuid(5)). A user can run programs with such an
+// id outside of any user namespace: the owner of the id is the owner of a set-uid file that was made within one.
 type subordinates struct {
 	files [2]string // subuid(5) and passwd(5)
 
@@ -39,8 +39,9 @@ func newSubordinates(subuid, passwd string) *subordinates {
 	return s
 }
 
-// owner returns the user whom a user id belongs to: itself for those of passwd(5), for ids that no user has, and for those of root's,
-// which can give them to any container. If two users have it, it belongs to the one whom the file names first.
+// owner returns the user whom a user id belongs to: itself for those of passwd(5), for ids that no user has, and for
+// those of root's, which can give them to any container. If two users have it, it belongs to the one whom the file
+// names first.
 func (s *subordinates) owner(uid int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,8 +89,8 @@ func sameVersion(a, b fs.FileInfo) bool {
 	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// parseSubordinates parses subuid(5), lines of USER:FIRST:COUNT with the name or the number of a user, and takes user ids from passwd(5).
-// It leaves out lines that it does not understand.
+// parseSubordinates parses subuid(5), lines of USER:FIRST:COUNT with the name or the number of a user, and takes user
+// ids from passwd(5). It leaves out lines that it does not understand.
 func parseSubordinates(subuid, passwd []byte) (ranges []idRange, users map[int]bool) {
 	users = map[int]bool{}
 	byName := map[string]int{}

@@ -67,8 +67,8 @@ func TestSubordinateOwner(t *testing.T) {
 	check("removed", 100000, 100000)
 }
 
-// TestAccountOfSubordinateID: a process that runs with a subordinate id outside of a user namespace is charged to the owner of the id. In
-// a container the ids are those of the container.
+// TestAccountOfSubordinateID: a process that runs with a subordinate id outside of a user namespace is charged to the
+// owner of the id. In a container the ids are those of the container.
 func TestAccountOfSubordinateID(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

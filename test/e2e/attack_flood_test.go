@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// TestAttackFloods: floods of connections, descriptors and unread answers of one user leave another user's round trips as they are
-// beside any program that takes a processor, and leave nothing in the service. With ATTACK_FULL it measures, on a machine with
-// nothing else to do; else it only goes through the floods.
+// TestAttackFloods: floods of connections, descriptors and unread answers of one user leave another user's round trips
+// as they are beside any program that takes a processor, and leave nothing in the service. With ATTACK_FULL it
+// measures, on a machine with nothing else to do; else it only goes through the floods.
 func TestAttackFloods(t *testing.T) {
 	needProgram(t, "perftest", "ib_send_lat")
 	s := besiege(t)
@@ -44,7 +44,8 @@ func TestAttackFloods(t *testing.T) {
 	s.lives()
 }
 
-// p99 measures round trips between two programs of a user whom nothing else runs for, in microseconds: half of one, 99 % percentile.
+// p99 measures round trips between two programs of a user whom nothing else runs for, in microseconds: half of one, 99
+// % percentile.
 func (s *siege) p99() float64 {
 	s.t.Helper()
 	const measured = neighbor - 10

@@ -63,8 +63,8 @@ func TestAttackBareRoot(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackOtherPod: two containers are two users, although both are user id 0: what one holds the other does not see, and one
-// that is at its limits takes nothing from the other.
+// TestAttackOtherPod: two containers are two users, although both are user id 0: what one holds the other does not see,
+// and one that is at its limits takes nothing from the other.
 func TestAttackOtherPod(t *testing.T) {
 	needRoot(t)
 	raw := buildRawverbs(t)

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cgroup makes a control group with limits, below the root of what is visible, and removes it when the test ends. It returns the directories:
-// of version 1 one for each controller.
+// cgroup makes a control group with limits, below the root of what is visible, and removes it when the test ends. It
+// returns the directories: of version 1 one for each controller.
 func cgroup(t *testing.T, memory, tasks uint64) (dirs []string) {
 	t.Helper()
 	needRoot(t)
@@ -66,8 +66,8 @@ func contained(t *testing.T, memory, tasks uint64, args ...string) *siege {
 	return &siege{t: t, program: attackProgram(t, "attack"), world: w}
 }
 
-// TestAttackContainerMemory: in a container of 1 GiB, or of less, users who take all the buffers and queues that they may have do not have
-// the service killed, and another user still gets a device.
+// TestAttackContainerMemory: in a container of 1 GiB, or of less, users who take all the buffers and queues that they
+// may have do not have the service killed, and another user still gets a device.
 func TestAttackContainerMemory(t *testing.T) {
 	program := build(t, "buffers", func(path string) []string {
 		return []string{"go", "build", "-trimpath", "-o", path, "./testdata/buffers"}
@@ -93,7 +93,8 @@ func TestAttackContainerMemory(t *testing.T) {
 	}
 }
 
-// TestAttackContainerThreads: in a container with pids.max of 900 users who cause as many threads as possible do not end the service.
+// TestAttackContainerThreads: in a container with pids.max of 900 users who cause as many threads as possible do not
+// end the service.
 func TestAttackContainerThreads(t *testing.T) {
 	s := contained(t, 1<<30, 900)
 	for uid := uint32(attacker); uid > attacker-4; uid-- {
@@ -113,8 +114,8 @@ func TestAttackContainerThreads(t *testing.T) {
 	s.quick(5*time.Second, "link", "show")
 }
 
-// TestAttackContainerGroups: in a container with pids.max of 60 a user who joins as many multicast groups as possible starts no threads of
-// the service, and the service returns what they cost.
+// TestAttackContainerGroups: in a container with pids.max of 60 a user who joins as many multicast groups as possible
+// starts no threads of the service, and the service returns what they cost.
 func TestAttackContainerGroups(t *testing.T) {
 	raw := buildRawverbs(t)
 	s := contained(t, 1<<30, 60)
@@ -134,7 +135,8 @@ func TestAttackContainerGroups(t *testing.T) {
 	s.quick(5*time.Second, "link", "show")
 }
 
-// TestAttackInotify: the native doorbells of 40 users take a few of the inotify instances of root's account, however many users there are.
+// TestAttackInotify: the native doorbells of 40 users take a few of the inotify instances of root's account, however
+// many users there are.
 func TestAttackInotify(t *testing.T) {
 	w := sharedService(t, "--mode", "0666", "--doorbells", "native")
 	s := &siege{t: t, program: attackProgram(t, "attack"), world: w}
@@ -159,8 +161,8 @@ func TestAttackInotify(t *testing.T) {
 	s.lives()
 }
 
-// TestAttackReadOnlyMount: a pod that has the socket's directory mounted read-only, and uid 0 without capabilities, connects to the service,
-// and can neither replace the socket nor put anything beside it.
+// TestAttackReadOnlyMount: a pod that has the socket's directory mounted read-only, and uid 0 without capabilities,
+// connects to the service, and can neither replace the socket nor put anything beside it.
 func TestAttackReadOnlyMount(t *testing.T) {
 	needRoot(t)
 	needProgram(t, "util-linux", "unshare", "setpriv", "mount")

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestAttackSwappedDevice: the service opens no file that a program puts in the place of a device file while that is duplicated,
-// and acquires no terminal. (N1)
+// TestAttackSwappedDevice: the service opens no file that a program puts in the place of a device file while that is
+// duplicated, and acquires no terminal. (N1)
 func TestAttackSwappedDevice(t *testing.T) { everywhere(t, attackSwappedDevice) }
 
 func attackSwappedDevice(t *testing.T, e *surroundings) {
@@ -80,8 +80,8 @@ func attackSwappedDevice(t *testing.T, e *surroundings) {
 	s.unharmed()
 }
 
-// TestAttackLingering: descriptors whose close takes a minute, which are sent where none are expected, hold up a few threads of the
-// service at most. (N2, N11)
+// TestAttackLingering: descriptors whose close takes a minute, which are sent where none are expected, hold up a few
+// threads of the service at most. (N2, N11)
 func TestAttackLingering(t *testing.T) { everywhere(t, attackLingering) }
 
 func attackLingering(t *testing.T, e *surroundings) {
@@ -120,8 +120,8 @@ func attackLingering(t *testing.T, e *surroundings) {
 	}
 }
 
-// TestAttackGrownQueueFile: what a program adds to its queue file takes no room from others, also where it and the service do not
-// share /dev/shm, and that of the service is small. (N3)
+// TestAttackGrownQueueFile: what a program adds to its queue file takes no room from others, also where it and the
+// service do not share /dev/shm, and that of the service is small. (N3)
 func TestAttackGrownQueueFile(t *testing.T) { everywhere(t, attackGrownQueueFile) }
 
 func attackGrownQueueFile(t *testing.T, e *surroundings) {
@@ -161,9 +161,9 @@ func attackGrownQueueFile(t *testing.T, e *surroundings) {
 	s.lives()
 }
 
-// TestAttackConfusedLauncher: root's launcher, whose service has died, does not end the daemon of root's to which a program has
-// passed its device that has become another user, before or after it has opened that. It ends the program, where that has the file's
-// user. (N8)
+// TestAttackConfusedLauncher: root's launcher, whose service has died, does not end the daemon of root's to which a
+// program has passed its device that has become another user, before or after it has opened that. It ends the program,
+// where that has the file's user. (N8)
 func TestAttackConfusedLauncher(t *testing.T) {
 	for _, first := range []string{"becomes another user", "opens the device"} {
 		t.Run(first, func(t *testing.T) {

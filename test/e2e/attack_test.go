@@ -19,8 +19,8 @@ import (
 )
 
 // Attacks on a service of root's that several users share: the programs of testdata/attack, run as a user without
-// privilege, while another user, the neighbour, moves data. Each test states what the attacker must not get, and that the
-// neighbour goes on. Tests that are listed in test/pending.txt are known to fail; see test/verdict.
+// privilege, while another user, the neighbour, moves data. Each test states what the attacker must not get, and that
+// the neighbour goes on. Tests that are listed in test/pending.txt are known to fail; see test/verdict.
 const (
 	attacker = 65534
 	neighbor = 65533
@@ -74,8 +74,8 @@ var everySurroundings = []surroundings{
 		w.under = []string{"setpriv", "--no-new-privs", "--inh-caps=-all",
 			"--bounding-set=-all,+chown,+dac_override,+sys_ptrace,+sys_resource,+net_admin,+lease,+setpcap,+sys_admin"}
 	}},
-	// A user is a trust domain. Here the attacker is a program of the same user, which may take what the user may have, but neither
-	// stops the service nor leaves it without what it has taken.
+	// A user is a trust domain. Here the attacker is a program of the same user, which may take what the user may have,
+	// but neither stops the service nor leaves it without what it has taken.
 	{name: "user's", user: user{"owner", 4711}},
 	{name: "container", args: shared.args, prepare: func(t *testing.T, w *world) {
 		needProgram(t, "util-linux", "nsenter")

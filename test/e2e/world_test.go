@@ -279,7 +279,8 @@ func (w *world) emptyWithin(d time.Duration) {
 
 var nextPort atomic.Uint32
 
-// tcpPort returns a port for a pair of programs to meet at, that no other pair uses, nor, most likely, another run of the tests.
+// tcpPort returns a port for a pair of programs to meet at, that no other pair uses, nor, most likely, another run of
+// the tests.
 func tcpPort() string { return fmt.Sprint(18600 + (uint32(os.Getpid())*127+nextPort.Add(1))%12000) }
 
 // pair is a server and a client that talk.
