@@ -48,16 +48,27 @@ func (s *Service) peerOf(c *net.UnixConn) (p peer, err error) {
 		return p, err
 	}
 	defer process.Close()
-	dir, err := unix.Open("/proc/"+strconv.Itoa(p.pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	dir, err := p.directory(process)
 	if err != nil {
-		return p, fmt.Errorf("look up process %d, which connects: %w", p.pid, err)
+		return p, err
 	}
 	defer unix.Close(dir)
-	if exited(int(process.Fd())) { // the number may be another's
-		return p, fmt.Errorf("process %d, which has connected, has ended: %w", p.pid, syscall.EPERM)
-	}
 	p.Principal, err = s.authority.Of(dir, p.uid, p.uid)
 	return p, err
+}
+
+// directory opens the directory of the peer's process in /proc. EPERM for a process that has ended: its number may be
+// another's.
+func (p peer) directory(process *os.File) (int, error) {
+	dir, err := unix.Open("/proc/"+strconv.Itoa(p.pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("look up process %d, which connects: %w", p.pid, err)
+	}
+	if exited(int(process.Fd())) {
+		unix.Close(dir)
+		return -1, fmt.Errorf("process %d, which has connected, has ended: %w", p.pid, syscall.EPERM)
+	}
+	return dir, nil
 }
 
 // process returns a descriptor of the peer's process, so that its number is known to stay its own. The kernel has kept

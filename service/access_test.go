@@ -142,3 +142,29 @@ func TestPeerProcessEnded(t *testing.T) {
 		t.Errorf("got %v, want an error", f)
 	}
 }
+
+// TestPeerDirectory tests that the directory of a process is not opened by the number of a peer that has ended.
+func TestPeerDirectory(t *testing.T) {
+	child := exec.Command("sleep", "60")
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p := peer{pid: os.Getpid()} // the number is another process's by now
+	fd, err := unix.PidfdOpen(child.Process.Pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	process := os.NewFile(uintptr(fd), "pidfd")
+	defer process.Close()
+	dir, err := p.directory(process)
+	if err != nil {
+		t.Errorf("while the peer runs: %v", err)
+	} else {
+		unix.Close(dir)
+	}
+	_ = child.Process.Kill()
+	_ = child.Wait()
+	if dir, err := p.directory(process); !errors.Is(err, syscall.EPERM) || dir != -1 {
+		t.Errorf("after its end: got %d, %v, want EPERM", dir, err)
+	}
+}

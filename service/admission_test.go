@@ -1,8 +1,11 @@
 package service
 
 import (
+	"io"
 	"net"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -101,6 +104,12 @@ func TestAdmissionOfSubordinateIDs(t *testing.T) {
 	if a.queue(sub(2)) == a.queue(quota.ID{}) || a.queue(sub(2)) != a.queue(pod) {
 		t.Error("the ids of a container are not in its queue")
 	}
+	for n := range maxQueues + 1 {
+		a.identified(sub(n), owner)
+	}
+	if n := len(a.accounts); n == 0 || n > maxQueues {
+		t.Errorf("accounts of subordinate ids: got %d, want at most %d", n, maxQueues)
+	}
 	own.busy = true
 	for n := range maxQueues {
 		a.queue(sub(100 + n))
@@ -110,5 +119,87 @@ func TestAdmissionOfSubordinateIDs(t *testing.T) {
 	}
 	if n := len(a.of); n > maxQueues {
 		t.Errorf("%d users are remembered, want at most %d", n, maxQueues)
+	}
+}
+
+// TestPrivilegedAdmissions tests that clients of root have room in a queue of which none was identified, and beyond
+// the total of all users. Clients of root in a container and of other users have not.
+func TestPrivilegedAdmissions(t *testing.T) {
+	const env = "SERVICE_TEST_ADMISSION"
+	if path := os.Getenv(env); path != "" {
+		for range 3 {
+			c, err := net.Dial("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+		}
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		return
+	}
+	testutil.NeedRoot(t, "to make a process id namespace, and to be another user")
+	path := filepath.Join(t.TempDir(), "sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	child := exec.Command("unshare", "-p", "-f", os.Args[0], "-test.run=^TestPrivilegedAdmissions$")
+	child.Env = append(os.Environ(), env+"="+path)
+	end, err := child.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer child.Wait()
+	defer end.Close()
+	s := lookingService(t)
+	for _, tt := range []struct {
+		name       string
+		connection func() *net.UnixConn
+		privileged bool
+	}{
+		{"root", func() *net.UnixConn { return connected(t)[0] }, true},
+		{"another user", func() (c *net.UnixConn) {
+			testutil.AsUser(t, 65533, func() { c = connected(t)[0] })
+			return c
+		}, false},
+		{"root of a container", func() *net.UnixConn {
+			c, err := l.AcceptUnix()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+			return c
+		}, false},
+	} {
+		for _, full := range []struct {
+			waiting, total int
+			want           bool
+		}{
+			{maxUnknown, maxUnknown, tt.privileged},
+			{maxUnknown - 1, maxAllAdmissions, tt.privileged},
+			{maxUnknown - 1, maxAllAdmissions - 1, true},
+		} {
+			c := tt.connection()
+			pid, uid, err := ctl.PeerCredentials(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			id := quota.ID{UID: uid}
+			if uid == 0 {
+				if id.Container, err = s.authority.PIDNamespace(pid); err != nil {
+					t.Fatal(err)
+				}
+			}
+			q := &admission{waiting: make([]*net.UnixConn, full.waiting), busy: true}
+			a := admissions{of: map[quota.ID]*admission{id: q}, total: full.total}
+			if got := a.add(s, c); got != full.want || (len(q.waiting) > full.waiting) != full.want {
+				t.Errorf("add a client of %s, %d of the id and %d of all users wait: got %v, want %v",
+					tt.name, full.waiting, full.total, got, full.want)
+			}
+		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"verbena/internal/ctl"
 	"verbena/internal/quota"
+	"verbena/internal/testutil"
 	"verbena/supervisor"
 )
 
@@ -34,6 +35,11 @@ func TestRequestsOfUsers(t *testing.T) {
 			t.Errorf("%s: %v", op, err)
 		}
 	}
+	testutil.Eventually(t, "the answered requests to end", func() bool {
+		s.requests.mu.Lock()
+		defer s.requests.mu.Unlock()
+		return s.requests.users[quota.ID{UID: 4242}] == 0
+	})
 	for range maxRequests {
 		done, err := s.requests.begin(quota.ID{UID: 4242})
 		if err != nil {

@@ -101,10 +101,8 @@ func Daemon(loc ctl.Location, self string, args ...string) (*Client, error) {
 		return nil, fmt.Errorf("start a service: %w", err)
 	}
 	defer lock.Close()
-	if answers(loc) { // whose log stays as it is, unless it ends
-		if err := TakeOver(loc); err != nil {
-			return nil, err
-		}
+	if err := TakeOver(loc); err != nil { // the log of a service that goes on stays as it is
+		return nil, err
 	}
 	return spawnAt(loc, self, args)
 }

@@ -2,13 +2,16 @@ package service
 
 import (
 	"errors"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
 	"verbena/internal/ctl"
+	"verbena/internal/testutil"
 )
 
 // TestReplacesOtherVersion: a service of another version of the protocol makes way if it yields; else the client gets its refusal.
@@ -52,5 +55,51 @@ func TestReplacesOtherVersion(t *testing.T) {
 	}
 	if _, err := dialSame(ctl.Location{Socket: filepath.Join(os.TempDir(), "no-such-socket-of-verbena")}); !errors.Is(err, ctl.ErrNotRunning) {
 		t.Errorf("without a service: %v", err)
+	}
+}
+
+// TestDaemonBesideAnotherUsers tests that no service is started at the location of another user's service, which is
+// not asked to yield.
+func TestDaemonBesideAnotherUsers(t *testing.T) {
+	testutil.NeedRoot(t, "to be another user")
+	dir := t.TempDir()
+	testutil.Searchable(t, dir)
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	uid := 65533
+	loc := ctl.Location{Socket: filepath.Join(dir, "sock"), ServiceUser: &uid}
+	var l *net.UnixListener
+	testutil.AsUser(t, uid, func() {
+		var err error
+		if l, err = net.ListenUnix("unix", &net.UnixAddr{Name: loc.Socket, Net: "unix"}); err != nil {
+			t.Error(err)
+		}
+	})
+	if l == nil {
+		t.FailNow()
+	}
+	asked := make(chan int)
+	go func() {
+		n := 0
+		for {
+			c, err := l.AcceptUnix()
+			if err != nil {
+				asked <- n
+				return
+			}
+			b, _ := io.ReadAll(c)
+			n += len(b)
+			c.Close()
+		}
+	}()
+	c, err := Daemon(loc, "/bin/false")
+	const want = "user 65533's service is running already at "
+	if !errors.Is(err, syscall.EADDRINUSE) || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("Daemon: got %v, %v, want EADDRINUSE and %q", c, err, want)
+	}
+	l.Close()
+	if n := <-asked; n != 0 {
+		t.Errorf("the other user's service was sent %d bytes, want none", n)
 	}
 }

@@ -646,6 +646,9 @@ func TestNoDescriptors(t *testing.T) {
 	if d := used() - before; d > 300*time.Millisecond {
 		t.Errorf("it has used %v of the processor", d)
 	}
+	if n := strings.Count(log.String(), "only managers are served"); n != 1 {
+		t.Errorf("the lack of descriptors was logged %d times, want once:\n%s", n, log.String())
+	}
 	if n := strings.Count(log.String(), "\n"); n > 3 {
 		t.Errorf("%d lines were logged:\n%s", n, log.String())
 	}

@@ -52,6 +52,7 @@ func TestDevMistakes(t *testing.T) {
 			}
 			return nil
 		}, 0, ""},
+		{"hang during the reset", func() error { return do(ctl.OpDevHang) }, syscall.EBUSY, "a reset of it is going on"},
 		{"a second reset", func() error { return reset(ctl.DevReset{}) }, syscall.EBUSY, "`verbena dev plug rxe0`"},
 		{"one at a moment", func() error { return reset(ctl.DevReset{At: ctl.DevCompletion}) }, syscall.EBUSY, "`verbena dev plug rxe0`"},
 		{"its end", func() error { return do(ctl.OpDevPlug) }, 0, ""},

@@ -34,11 +34,9 @@ func thisMachine() machine {
 	m := machine{descriptors: 1024, mappings: 65530}
 	var l unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) == nil {
-		if l.Cur < l.Max {
-			raised := unix.Rlimit{Cur: l.Max, Max: l.Max}
-			if unix.Setrlimit(unix.RLIMIT_NOFILE, &raised) == nil {
-				l = raised
-			}
+		raised := unix.Rlimit{Cur: l.Max, Max: l.Max}
+		if unix.Setrlimit(unix.RLIMIT_NOFILE, &raised) == nil {
+			l = raised
 		}
 		m.descriptors = l.Cur
 	}
@@ -187,8 +185,8 @@ func (m machine) heap(l quota.Limits) uint64 {
 // limitHeap makes the runtime collect garbage more often before the heap reaches the share of the service, instead of letting it grow to
 // twice what is in use. GOMEMLIMIT takes precedence.
 func (m machine) limitHeap(l quota.Limits) {
-	if n := m.heap(l); n != 0 && n < 1<<62 && os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(int64(n))
+	if n := m.heap(l); n != 0 && os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(int64(n)) // the runtime ignores a negative limit, which is beyond all memory
 	}
 }
 

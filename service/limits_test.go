@@ -7,10 +7,13 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"verbena/driver/rxe"
 	"verbena/internal/cgroup"
 	"verbena/internal/ctl"
 	"verbena/internal/quota"
+	"verbena/internal/testutil"
 )
 
 // A shared service that two users have filled has room for a third's 10,000 queue pairs, and does not run out of what
@@ -198,5 +201,32 @@ func TestParseLimit(t *testing.T) {
 		if err := ParseLimit(text, &l); !errors.Is(err, syscall.EINVAL) || l != defaults {
 			t.Errorf("%q: got %v, want EINVAL", text, err)
 		}
+	}
+	const want = `limit "qps": write KIND=PER-USER or KIND=PER-USER/TOTAL: invalid argument`
+	if err := ParseLimit("qps", &l); err == nil || err.Error() != want {
+		t.Errorf("ParseLimit: got %v, want %s", err, want)
+	}
+}
+
+// TestTasksOfUser tests that RLIMIT_NPROC limits the threads of a user's service, and not those of root's.
+func TestTasksOfUser(t *testing.T) {
+	testutil.NeedRoot(t, "to be another user")
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &old); err != nil {
+		t.Fatal(err)
+	}
+	const limit = 1001
+	if err := unix.Setrlimit(unix.RLIMIT_NPROC, &unix.Rlimit{Cur: limit, Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Setrlimit(unix.RLIMIT_NPROC, &old)
+	all := thisMachine().tasks
+	if all == limit {
+		t.Errorf("root: got %d tasks, want no limit of users", all)
+	}
+	var got uint64
+	testutil.AsUser(t, 65533, func() { got = thisMachine().tasks })
+	if want := lowest(all, limit); got != want {
+		t.Errorf("user 65533: got %d tasks, want %d", got, want)
 	}
 }

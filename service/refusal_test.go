@@ -18,12 +18,9 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestSpareDescriptorIsForManagers tests that without descriptors a user is told so, and is not served.
-func TestSpareDescriptorIsForManagers(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
+// sharedSocket returns a listener at a socket that all users may connect to.
+func sharedSocket(t *testing.T) (*Listener, ctl.Location) {
+	t.Helper()
 	dir := t.TempDir()
 	testutil.Searchable(t, dir)
 	loc := ctl.Location{Socket: filepath.Join(dir, "sock")}
@@ -31,11 +28,75 @@ func TestSpareDescriptorIsForManagers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Release()
-	defer l.Close()
+	t.Cleanup(func() { l.Close(); l.Release() })
 	if err := os.Chmod(loc.Socket, 0o666); err != nil {
 		t.Fatal(err)
 	}
+	return l, loc
+}
+
+// TestContextsOfOthers tests that users see their own open devices, and managers those of all users.
+func TestContextsOfOthers(t *testing.T) {
+	testutil.NeedRoot(t, "to be several users")
+	s, err := New(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.36"}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, loc := sharedSocket(t)
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	defer func() {
+		s.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+		s.Close()
+	}()
+	dial := func(uid int) (c *ctl.Client) {
+		t.Helper()
+		testutil.AsUser(t, uid, func() {
+			var err error
+			if c, err = ctl.Dial(loc); err != nil {
+				t.Error(err)
+			}
+		})
+		if c == nil {
+			t.FailNow()
+		}
+		return c
+	}
+	const owner, other = 65532, 65533
+	_, device, err := dial(owner).Open("rxe0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer device.Close()
+	for uid, want := range map[int]int{owner: 1, other: 0, 0: 1} {
+		c := dial(uid)
+		for _, op := range []ctl.Op{ctl.OpResShow, ctl.OpDevShow} {
+			r, err := c.Do(&ctl.Request{Op: op})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := len(r.Contexts)
+			if op == ctl.OpDevShow {
+				got = r.Devs[0].Contexts
+			}
+			if got != want {
+				t.Errorf("%s of user %d: got %d contexts, want %d", op, uid, got, want)
+			}
+		}
+		c.Close()
+	}
+}
+
+// TestSpareDescriptorIsForManagers tests that without descriptors a user is told so, and is not served.
+func TestSpareDescriptorIsForManagers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
+	l, loc := sharedSocket(t)
 	ask := func() (err error) {
 		var c *ctl.Client
 		if c, err = ctl.Dial(loc); err != nil {
@@ -56,6 +117,7 @@ func TestSpareDescriptorIsForManagers(t *testing.T) {
 	if err := ask(); err != nil {
 		t.Errorf("a manager: %v", err)
 	}
+	var err error
 	testutil.AsUser(t, 65533, func() { err = ask() })
 	if !errors.Is(err, syscall.EMFILE) {
 		t.Errorf("another user: got %v, want EMFILE", err)
