@@ -111,6 +111,25 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
+// TestParse: a status has five sets of capabilities, each a number.
+func TestParse(t *testing.T) {
+	const status = "Name:\tsh\nCapInh:\t0000000000000001\nCapPrm:\t0000000000000002\nCapEff:\t0000000000000004\n" +
+		"CapBnd:\t000001ffffffffff\nCapAmb:\t0000000000000010\nNoNewPrivs:\t0\n"
+	want := Sets{Inheritable: 1, Permitted: 2, Effective: 4, Bounding: 1<<41 - 1, Ambient: 16}
+	if got, err := parse(status); err != nil || got != want {
+		t.Errorf("got %+v, %v, want %+v", got, err, want)
+	}
+	for _, tt := range []struct{ what, old, new, want string }{
+		{"no number", "0000000000000004", "none", `"CapEff:\tnone\n"`},
+		{"an empty set", "\t0000000000000010", "", `"CapAmb:\n"`},
+		{"a set less", "CapAmb", "CapOld", "4 sets in the status of a process, want 5"},
+	} {
+		if _, err := parse(strings.Replace(status, tt.old, tt.new, 1)); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: got %v, want %s", tt.what, err, tt.want)
+		}
+	}
+}
+
 // Root without CAP_SYS_PTRACE keeps its capabilities: with fewer than its programs have it could not access them.
 func TestConfineWithoutPtrace(t *testing.T) {
 	own := root(t)
