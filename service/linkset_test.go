@@ -186,6 +186,37 @@ func TestLinkMTU(t *testing.T) {
 	}
 }
 
+// TestLinkSetBounds tests the longest flap, and the largest MTU that an interface has room for.
+func TestLinkSetBounds(t *testing.T) {
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.2"}})
+	l := s.links[0]
+	s.mu.Lock()
+	host := *l.host
+	host.Name, host.MTU = "eth7", 1500
+	l.host = &host
+	s.mu.Unlock()
+	for _, tt := range []struct {
+		r    ctl.LinkSet
+		want string // "": no error
+	}{
+		{ctl.LinkSet{State: ctl.LinkFlap, Down: -1}, "a flap of -1ns is not from 0 to 1h0m0s: invalid argument"},
+		{ctl.LinkSet{State: ctl.LinkFlap}, ""},
+		{ctl.LinkSet{State: ctl.LinkFlap, Down: ctl.MaxFlap}, ""},
+		{ctl.LinkSet{State: ctl.LinkFlap, Down: ctl.MaxFlap + 1},
+			"a flap of 1h0m0.000000001s is not from 0 to 1h0m0s: invalid argument"},
+		{ctl.LinkSet{MTU: 1024}, ""},
+		{ctl.LinkSet{MTU: 2048}, "mtu 2048: the MTU of eth7 is 1500, which leaves 1024: invalid argument"},
+	} {
+		got := ""
+		if err := s.checkLinkSet(l, &tt.r); err != nil {
+			got = err.Error()
+		}
+		if got != tt.want {
+			t.Errorf("%+v: got error %q, want %q", tt.r, got, tt.want)
+		}
+	}
+}
+
 // TestLinkSetMistakes: what makes no sense is refused, and nothing of it done.
 func TestLinkSetMistakes(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
