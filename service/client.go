@@ -49,8 +49,13 @@ func dialSame(loc ctl.Location) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err = c.Do(&ctl.Request{Op: ctl.OpInfo}); !errors.Is(err, syscall.EPROTO) {
-		return c, nil // whatever else there is, the next request shows
+	_, err = c.Do(&ctl.Request{Op: ctl.OpInfo})
+	switch {
+	case errors.Is(err, syscall.EAGAIN): // the service refuses the connection, and has ended it
+		c.Close()
+		return nil, err
+	case !errors.Is(err, syscall.EPROTO):
+		return c, nil // the next request reports any other error
 	}
 	if yielded := c.Yield(takeOverTimeout); yielded == nil {
 		err = ctl.ErrNotRunning

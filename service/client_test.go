@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"verbena/internal/ctl"
+	"verbena/internal/quota"
 	"verbena/internal/testutil"
 )
 
@@ -101,5 +102,38 @@ func TestDaemonBesideAnotherUsers(t *testing.T) {
 	l.Close()
 	if n := <-asked; n != 0 {
 		t.Errorf("the other user's service was sent %d bytes, want none", n)
+	}
+}
+
+// TestStartWhileRefused: a user who has too many connections learns that, also by the command that starts a service on demand.
+func TestStartWhileRefused(t *testing.T) {
+	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: loc.Socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	why := &quota.Error{Kind: quota.Connections, User: quota.ID{UID: 7}, Asked: 1, Held: 256, Limit: 256}
+	refused := make(chan error, 1)
+	go func() {
+		c, err := l.AcceptUnix()
+		if err == nil {
+			err = ctl.Conn{UnixConn: c}.Send(ctl.Failure(why), nil)
+			c.CloseWrite()
+			_, _ = io.Copy(io.Discard, c)
+			c.Close()
+		}
+		refused <- err
+	}()
+	c, err := Start(loc, "/bin/false")
+	if c != nil {
+		c.Close()
+		t.Error("got a client")
+	}
+	if !errors.Is(err, syscall.EAGAIN) || !strings.Contains(err.Error(), "holds 256 connections") {
+		t.Errorf("got %v, want the reason of the refusal", err)
+	}
+	if err := <-refused; err != nil {
+		t.Error(err)
 	}
 }

@@ -131,6 +131,8 @@ func (m machine) limits(shared bool) (l quota.Limits) {
 	l[quota.Sessions] = bounded(min(1024, fds/16, threads/4), 128)
 	l[quota.Workers] = bounded(threads/2, 512)
 	l[quota.Descriptors] = quota.Limit{PerUser: fds / 2 / users, Total: fds / 2}
+	// The kernel counts all of them against the service's user id, and refuses other processes of that id beyond RLIMIT_NOFILE.
+	l[quota.InFlight] = bounded(max(min(512, fds/16), 32), 64)
 	l[quota.Mappings] = quota.Limit{PerUser: m.mappings / 2 / users, Total: m.mappings / 2}
 	rings := m.memory / allShares * ringShare
 	l[quota.RingBytes] = quota.Limit{PerUser: min(rings/users, maxRingBytes), Total: rings}

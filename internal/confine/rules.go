@@ -72,10 +72,10 @@ const (
 func common() []Rule {
 	return []Rule{
 		{
-			Name: "ioctl", Refuses: "ioctl(2) of terminals and devices: of any request but a few of seccomp listeners, mappings, namespaces and pipes",
+			Name: "ioctl", Refuses: "ioctl(2) of terminals and devices: of any request but a few of seccomp listeners, mappings, namespaces, sockets and pipes",
 			calls: []string{"ioctl"},
 			except: requests(unix.SECCOMP_IOCTL_NOTIF_RECV, unix.SECCOMP_IOCTL_NOTIF_SEND, unix.SECCOMP_IOCTL_NOTIF_ID_VALID,
-				unix.SECCOMP_IOCTL_NOTIF_ADDFD, unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS, procmapQuery, unix.TIOCINQ,
+				unix.SECCOMP_IOCTL_NOTIF_ADDFD, unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS, procmapQuery, unix.TIOCINQ, unix.SIOCOUTQ,
 				nsGetUserNS, nsGetParent, nsGetType, nsGetOwnerUID),
 		},
 		{

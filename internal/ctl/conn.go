@@ -60,6 +60,11 @@ func (c Conn) Send(v any, fd *os.File) error {
 		_, err = c.Write(msg)
 		return err
 	}
+	sent, err := c.Rights.Sending(c, 1)
+	if err != nil {
+		return err
+	}
+	defer sent()
 	n, _, err := c.WriteMsgUnix(msg, unix.UnixRights(int(fd.Fd())), nil)
 	if err == nil && n < len(msg) {
 		_, err = c.Write(msg[n:])

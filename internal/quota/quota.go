@@ -30,6 +30,7 @@ const (
 	Multicast   // memberships of queue pairs in multicast groups
 	CMIDs       // IDs of the connection manager, and their memberships in multicast groups
 	Descriptors // of the service: completion channels, event files, queue files
+	InFlight    // descriptors that were sent to programs, and not received yet
 	RingBytes   // shared memory of queues, in bytes
 	BufferBytes // shared memory of buffers, in bytes
 	Mappings    // of shared memory into the service
@@ -55,6 +56,7 @@ var kinds = [NumKinds]struct {
 	Multicast:   {"multicast", syscall.ENOMEM},
 	CMIDs:       {"cm-ids", syscall.ENOMEM},
 	Descriptors: {"descriptors", syscall.EMFILE},
+	InFlight:    {"descriptors-in-flight", syscall.EAGAIN},
 	RingBytes:   {"ring-bytes", syscall.ENOMEM},
 	BufferBytes: {"buffer-bytes", syscall.ENOMEM},
 	Mappings:    {"mappings", syscall.ENOMEM},
@@ -109,7 +111,7 @@ const (
 )
 
 // Error is a refusal. It wraps the errno that a program sees: ENOMEM for objects, EMFILE for descriptors, EAGAIN for
-// sessions, workers and connections.
+// sessions, workers, connections and descriptors in flight.
 type Error struct {
 	Kind   Kind
 	User   ID

@@ -100,11 +100,12 @@ func end(c Socket) {
 	c.Close()
 }
 
-// drain shuts a socket down for reading, receives its unread messages, and closes the descriptors in them.
+// drain shuts a socket down, also for duplicates of its descriptor, receives its unread messages, and closes the descriptors in
+// them.
 //
 //verbena:receives
 func drain(fd int) {
-	_ = unix.Shutdown(fd, unix.SHUT_RD)
+	_ = unix.Shutdown(fd, unix.SHUT_RDWR)
 	oob := controlPool.Get().(*[]byte)
 	defer controlPool.Put(oob)
 	var b [4 << 10]byte

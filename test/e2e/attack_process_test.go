@@ -14,6 +14,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/ctl"
+	"verbena/verbs/service"
 )
 
 // TestAttackSwappedDevice: the service opens no file that a program puts in the place of a device file while that is
@@ -226,6 +229,48 @@ func attackUnreadAnswers(t *testing.T, e *surroundings) {
 	for _, d := range []*dialogue{a, filler} {
 		d.kill()
 		<-d.over
+	}
+	s.lives()
+	s.unharmed()
+}
+
+// TestAttackUnreceivedDescriptors: answers with descriptors that a program leaves on its socket, after it has ended the connection, keep few
+// descriptors of the service in flight, and other users get theirs.
+func TestAttackUnreceivedDescriptors(t *testing.T) { everywhere(t, attackUnreceivedDescriptors) }
+
+func attackUnreceivedDescriptors(t *testing.T, e *surroundings) {
+	s := e.besiege(t)
+	before := s.load()
+	a := s.outside(attacker, "unreceived", s.socket, "60", fmt.Sprintf(`{"Protocol":%d,"Op":"open","Name":"rxe0"}`, ctl.Protocol))
+	line := a.until("in flight", 30*time.Second)
+	var flying, answered int
+	most := 64
+	if s.own != 0 {
+		most = 512 // of the only user
+	}
+	if n, err := fmt.Sscanf(line, "in flight %d, answered %d", &flying, &answered); n != 2 || flying == 0 || flying > most {
+		t.Errorf("the attacker says %q (%v), want 1 to %d descriptors in flight", line, err, most)
+	}
+	s.others()
+	if s.own == 0 && !s.enters() {
+		svc, err := service.At(s.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dev, err := svc.Open("")
+		if err != nil {
+			t.Errorf("another user opens a device over the socket: %v", err)
+		} else {
+			dev.Close()
+		}
+	}
+	a.kill()
+	<-a.over
+	for deadline := time.Now().Add(20 * time.Second); s.load().descriptors > before.descriptors+2; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Errorf("the service has %d descriptors, before %d", s.load().descriptors, before.descriptors)
+			break
+		}
 	}
 	s.lives()
 	s.unharmed()

@@ -149,6 +149,11 @@ func (c Conn) send(b []byte, fds []int) error {
 		_, err := c.Write(b)
 		return err
 	}
+	sent, err := c.Rights.Sending(c, len(fds))
+	if err != nil {
+		return err
+	}
+	defer sent()
 	n, _, err := c.WriteMsgUnix(b, unix.UnixRights(fds...), nil)
 	if err == nil && n < len(b) {
 		_, err = c.Write(b[n:])

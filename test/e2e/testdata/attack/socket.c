@@ -104,6 +104,41 @@ int connections(int argc, char **argv)
 	return 0;
 }
 
+// unreceived SOCKET COUNT MESSAGE: sends the message on so many connections, and ends each when there is an answer, which it does not
+// receive.
+int unreceived(int argc, char **argv)
+{
+	CHECK(argc == 3);
+	control = argv[0];
+	int answered = 0, kept[4096], n = 0;
+	for (double end = now() + 5; n < atoi(argv[1]) && n < 4096 && now() < end; n++) {
+		kept[n] = connect_control();
+		if (kept[n] < 0 || send_with(kept[n], argv[2], -1) < 0)
+			break;
+		int size = 0, last = -1;
+		for (double wait = now() + 0.5; now() < wait && (!size || size != last); usleep(2000)) {
+			last = size;
+			ioctl(kept[n], FIONREAD, &size);
+		}
+		answered += size > 0;
+		shutdown(kept[n], SHUT_WR);
+	}
+	long flying = 0;
+	for (int i = 0; i < n; i++) {
+		char path[64], line[256];
+		snprintf(path, sizeof path, "/proc/self/fdinfo/%d", kept[i]);
+		FILE *f = fopen(path, "r");
+		for (long m; f && fgets(line, sizeof line, f);)
+			if (sscanf(line, "scm_fds: %ld", &m) == 1)
+				flying += m;
+		if (f)
+			fclose(f);
+	}
+	say("in flight %ld, answered %d", flying, answered);
+	await_line();
+	return 0;
+}
+
 // unfinished SOCKET COUNT BYTES: as many messages, each said to be so long, and sent but for the last byte.
 int unfinished(int argc, char **argv)
 {

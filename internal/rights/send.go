@@ -1,0 +1,82 @@
+package rights
+
+import (
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/quota"
+)
+
+const (
+	// sendPatience is the time that a message with descriptors waits for earlier ones to be received.
+	sendPatience = 10 * time.Second
+	sendPause    = 20 * time.Millisecond
+	// The pauses between looks whether a message was received.
+	firstReceiptLook = 100 * time.Microsecond
+	lastReceiptLook  = 100 * time.Millisecond
+)
+
+// Sending charges n descriptors, which the caller is about to send on a socket, to the user (quota.InFlight). The caller calls
+// sent after the attempt to send them. They are charged until the user's program has received all that was sent on the socket,
+// or has closed its end, also if the caller closes the socket before: the kernel counts descriptors in flight against the user
+// id of the service (unix(7), ETOOMANYREFS). If the user has too many of them, Sending sleeps, and returns a *quota.Error after
+// sendPatience.
+func (q *Queue) Sending(c syscall.Conn, n int) (sent func(), err error) {
+	if q == nil || n == 0 {
+		return func() {}, nil
+	}
+	fd, err := duplicate(c)
+	if err != nil {
+		return nil, err
+	}
+	for began := time.Now(); ; time.Sleep(sendPause) {
+		if err = q.user.Take(quota.InFlight, uint64(n)); err == nil {
+			break
+		}
+		if time.Since(began) > sendPatience {
+			unix.Close(fd)
+			return nil, err
+		}
+	}
+	return func() {
+		received := func() bool {
+			if unread(fd) {
+				return false
+			}
+			unix.Close(fd)
+			q.user.Give(quota.InFlight, uint64(n))
+			return true
+		}
+		if received() {
+			return
+		}
+		go func() {
+			for pause := firstReceiptLook; ; pause = min(2*pause, lastReceiptLook) {
+				time.Sleep(pause)
+				if received() {
+					return
+				}
+			}
+		}()
+	}, nil
+}
+
+// duplicate returns a descriptor of a socket that stays open when the socket is closed.
+func duplicate(c syscall.Conn) (fd int, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	if cerr := raw.Control(func(s uintptr) { fd, err = unix.FcntlInt(s, unix.F_DUPFD_CLOEXEC, 0) }); cerr != nil {
+		return -1, cerr
+	}
+	return fd, err
+}
+
+// unread reports whether the other end has not received all that was sent, and is open. (SIOCOUTQ of unix(7))
+func unread(fd int) bool {
+	n, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+	return err == nil && n > 0
+}

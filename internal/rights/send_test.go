@@ -1,0 +1,124 @@
+package rights
+
+import (
+	"errors"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/quota"
+	"verbena/internal/testutil"
+)
+
+// connectedPair returns two connected sockets.
+func connectedPair(t *testing.T) (ours, theirs *net.UnixConn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ends [2]*net.UnixConn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "socket")
+		c, err := net.FileConn(f)
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends[i] = c.(*net.UnixConn)
+		t.Cleanup(func() { c.Close() })
+	}
+	return ends[0], ends[1]
+}
+
+// TestSending: descriptors are charged until the other end has received them or has closed, also after the sender has closed.
+func TestSending(t *testing.T) {
+	var limits quota.Limits
+	limits[quota.InFlight] = quota.Limit{PerUser: 4}
+	for _, tt := range []struct {
+		name string
+		end  func(ours, theirs *net.UnixConn)
+	}{
+		{"received", func(_, theirs *net.UnixConn) {
+			b, oob := make([]byte, 10), make([]byte, 100)
+			_, n, _, _, _ := theirs.ReadMsgUnix(b, oob)
+			list, _ := unix.ParseSocketControlMessage(oob[:n])
+			fds, _ := unix.ParseUnixRights(&list[0])
+			for _, fd := range fds {
+				unix.Close(fd)
+			}
+		}},
+		{"closed", func(_, theirs *net.UnixConn) { theirs.Close() }},
+		{"both closed", func(ours, theirs *net.UnixConn) { ours.Close(); theirs.Close() }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			user := quota.New(limits).User(7)
+			var all Queues
+			q := all.Of(user)
+			ours, theirs := connectedPair(t)
+			sent, err := q.Sending(ours, 3)
+			if err != nil {
+				t.Fatal(err)
+			}
+			null, err := os.Open(os.DevNull)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer null.Close()
+			fd := int(null.Fd())
+			if _, _, err := ours.WriteMsgUnix([]byte("answer"), unix.UnixRights(fd, fd, fd), nil); err != nil {
+				t.Fatal(err)
+			}
+			sent()
+			if tt.name == "both closed" {
+				ours.Close()
+			}
+			time.Sleep(10 * firstReceiptLook)
+			if n := user.Held(quota.InFlight); n != 3 {
+				t.Errorf("%d descriptors are charged while they are unread, want 3", n)
+			}
+			tt.end(ours, theirs)
+			testutil.Eventually(t, "the charge to end", func() bool { return user.Held(quota.InFlight) == 0 })
+		})
+	}
+}
+
+// TestSendingWaits: a message waits until earlier ones have been received, and is refused when that takes too long.
+func TestSendingWaits(t *testing.T) {
+	t.Parallel()
+	var limits quota.Limits
+	limits[quota.InFlight] = quota.Limit{PerUser: 4}
+	user := quota.New(limits).User(7)
+	var all Queues
+	ours, _ := connectedPair(t)
+	if err := user.Take(quota.InFlight, 4); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(3*sendPause, func() { user.Give(quota.InFlight, 4) })
+	sent, err := all.Of(user).Sending(ours, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent() // nothing was: the charge ends at once
+	if n := user.Held(quota.InFlight); n != 0 {
+		t.Errorf("%d descriptors are charged after nothing was sent", n)
+	}
+	began := time.Now()
+	var refusal *quota.Error
+	if _, err := all.Of(user).Sending(ours, 5); !errors.As(err, &refusal) || !errors.Is(err, syscall.EAGAIN) || refusal.Kind != quota.InFlight {
+		t.Errorf("got %v, want a refusal of %v", err, quota.InFlight)
+	}
+	if d := time.Since(began); d < sendPatience {
+		t.Errorf("refused after %v, want at least %v", d, sendPatience)
+	}
+	var none *Queue
+	if sent, err := none.Sending(ours, 100); err != nil {
+		t.Errorf("to a trusted receiver: %v", err)
+	} else {
+		sent()
+	}
+}
