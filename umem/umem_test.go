@@ -523,8 +523,11 @@ func TestBindWaits(t *testing.T) {
 	if err := c.ReadV([][]byte{got}, c.base+1); err != nil || got[0] != pattern(1) {
 		t.Errorf("meanwhile: %x, %v", got, err)
 	}
+	if err := c.Bind(0); !errors.Is(err, ErrExec) {
+		t.Errorf("a second time: %v", err)
+	}
 	bound := make(chan error)
-	go func() { bound <- c.Bind(time.Minute) }()
+	go func() { bound <- c.Bind(10 * time.Second) }()
 	c.leave()
 	if err := <-bound; err != nil {
 		t.Error(err)
@@ -596,6 +599,7 @@ func TestMappingsWithoutQuery(t *testing.T) {
 // TestCopies: accesses that do not end keep further ones from beginning, but only those of the same user.
 func TestCopies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		var err error
 		c, other := NewCopies(2, nil), NewCopies(2, nil)
 		for range 2 {
 			if err := c.begin(); err != nil {
@@ -603,7 +607,14 @@ func TestCopies(t *testing.T) {
 			}
 		}
 		start := time.Now()
-		if err := c.begin(); !errors.Is(err, ErrStuck) || !errors.Is(err, syscall.EFAULT) {
+		refused := make(chan error, 1)
+		go func() { refused <- c.begin() }()
+		select {
+		case err = <-refused:
+		case <-time.After(10 * copiesPatience):
+			t.Fatal("an access beyond the limit waits longer than copiesPatience")
+		}
+		if !errors.Is(err, ErrStuck) || !errors.Is(err, syscall.EFAULT) {
 			t.Errorf("beyond the limit: %v", err)
 		}
 		if d := time.Since(start); d < copiesPatience || d > 2*copiesPatience {
@@ -630,17 +641,17 @@ func TestCopies(t *testing.T) {
 		if err := <-got; err != nil {
 			t.Errorf("room within patience: %v", err)
 		}
-		var refused atomic.Int64
+		var atOnce atomic.Int64
 		var wg sync.WaitGroup
 		for range 3 * maxCopiesWaiting {
 			wg.Go(func() {
 				if c.begin() != nil {
-					refused.Add(1)
+					atOnce.Add(1)
 				}
 			})
 		}
 		synctest.Wait()
-		if n := refused.Load(); n != 2*maxCopiesWaiting {
+		if n := atOnce.Load(); n != 2*maxCopiesWaiting {
 			t.Errorf("%d refused at once, want %d: few may wait", n, 2*maxCopiesWaiting)
 		}
 		wg.Wait()
@@ -935,6 +946,18 @@ func TestOnDemand(t *testing.T) {
 	addr, err := l.Add(mem)
 	if err != nil {
 		t.Fatal(err)
+	}
+	c := startChild(t, "plain")
+	theirs, err := OnDemand(c, c.base, childPages*PageSize, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	readOnly := 2 * PageSize // the offset of a page
+	if err := theirs.Prefetch(readOnly, PageSize, false); err != nil {
+		t.Errorf("prefetch a read-only page for reading: %v", err)
+	}
+	if err := theirs.Prefetch(readOnly, PageSize, true); !errors.Is(err, ErrFault) {
+		t.Errorf("prefetch a read-only page for writing: %v, want %v", err, ErrFault)
 	}
 	r, err := OnDemand(l, addr-PageSize, 5*PageSize, 0x7000)
 	if err != nil {

@@ -211,4 +211,10 @@ func TestPieces(t *testing.T) {
 	if _, err := io.ReadAll(&CaptureStream{c: Conn{UnixConn: ends[1]}}); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("a file that is cut: got %v, want ErrUnexpectedEOF", err)
 	}
+	ends = connected(t)
+	ends[0].Close()
+	const ended = "capture: the service has ended: unexpected EOF"
+	if _, err := io.ReadAll(&CaptureStream{c: Conn{UnixConn: ends[1]}}); err == nil || err.Error() != ended {
+		t.Errorf("without an end: got %v, want %s", err, ended)
+	}
 }

@@ -8,7 +8,9 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"verbena/internal/testutil"
 
 	"golang.org/x/sys/unix"
 )
@@ -99,6 +101,29 @@ func TestConfineProcess(t *testing.T) {
 	root(t)
 	if got, want := confinedAs(t, "process"), "dumpable 0 no_new_privs 1 core 0 0 umask 077 <nil>"; got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestConfineUser: the process of another user than root stays accessible to that user.
+func TestConfineUser(t *testing.T) {
+	root(t)
+	dir := t.TempDir()
+	testutil.Searchable(t, dir)
+	b, err := os.ReadFile(withoutCgo(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "confined")
+	if err := os.WriteFile(path, b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(path)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "PRIVILEGE_TEST_CONFINE=process")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1234, Gid: 1234}}
+	out, err := cmd.CombinedOutput()
+	if want := "dumpable 1 no_new_privs 1 core 0 0 umask 077 <nil>"; err != nil || strings.TrimSpace(string(out)) != want {
+		t.Errorf("got %q, %v, want %q", out, err, want)
 	}
 }
 

@@ -3,6 +3,7 @@ package shm
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -460,8 +461,9 @@ func TestBarWithoutService(t *testing.T) {
 func TestAllocOfNothing(t *testing.T) {
 	f := create(t)
 	for _, size := range []int{0, -1} {
-		if _, err := f.Alloc(size); !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("Alloc(%d): %v, want EINVAL", size, err)
+		want := fmt.Sprintf("allocate %d bytes of shared memory: invalid argument", size)
+		if _, err := f.Alloc(size); !errors.Is(err, syscall.EINVAL) || err.Error() != want {
+			t.Errorf("Alloc(%d): %v, want %s", size, err, want)
 		}
 	}
 	// Near the last offset: a request for most of the file would take all the memory of the machine, were it not refused.
@@ -581,6 +583,25 @@ func TestOpenLink(t *testing.T) {
 	}
 	if got, err := OpenLink(link(p.Fd()), "verbena-other"); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("a file of another prefix: %v, %v", got, err)
+	}
+	// A file in the root directory can have the name of a memfd. It is not even opened.
+	if named, err := os.Create("/memfd:verbena-shm-test"); err == nil {
+		defer os.Remove(named.Name())
+		defer named.Close()
+		watch, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(watch)
+		if _, err := unix.InotifyAddWatch(watch, named.Name(), unix.IN_OPEN); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := OpenLink(link(named.Fd()), "verbena-shm"); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("a file with the name of a memfd: %v, %v", got, err)
+		}
+		if n, _ := unix.Read(watch, make([]byte, 256)); n > 0 {
+			t.Error("a file with the name of a memfd is opened")
+		}
 	}
 	if isMemfd(int(plain.Fd())) || !isMemfd(unsealed) {
 		t.Error("ordinary files are not told from memfds")
