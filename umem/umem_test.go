@@ -319,7 +319,11 @@ func testProcessAfterExit(t *testing.T, start func(*testing.T, string) *childPro
 		t.Run(test.name, func(t *testing.T) {
 			c := start(t, "plain")
 			test.end(c)
-			<-c.Exited()
+			select {
+			case <-c.Exited():
+			case <-time.After(10 * time.Second):
+				t.Fatal("the end of the process is not noticed")
+			}
 			if err := c.ReadV([][]byte{make([]byte, 8)}, c.base); !errors.Is(err, ErrFault) {
 				t.Errorf("read: %v", err)
 			}
