@@ -94,7 +94,7 @@ func (e *surroundings) some(n int) int {
 	if e.name == shared.name {
 		return n
 	}
-	return (n + 2) / 3
+	return (n + 9) / 10
 }
 
 // besiege starts a service, with a neighbour at work on it.
