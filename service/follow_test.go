@@ -1,10 +1,13 @@
 package service
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -166,8 +169,9 @@ func TestFollow(t *testing.T) {
 	file("state", "4: ACTIVE\n")
 	gid2("127.91.7.2")
 
-	if err := s.LinkAdd(ctl.LinkSpec{Name: "rxe2", Addrs: []string{"127.91.7.2"}}); err == nil {
-		t.Error("two links have one address")
+	if err := s.LinkAdd(ctl.LinkSpec{Name: "rxe2", Addrs: []string{"127.91.7.2"}}); !errors.Is(err, syscall.EADDRINUSE) ||
+		!strings.Contains(err.Error(), "127.91.7.2 is an address of link rxe0") {
+		t.Errorf("two links have one address: got %v, want EADDRINUSE", err)
 	}
 }
 

@@ -168,6 +168,25 @@ func TestTooFewRingBytes(t *testing.T) {
 	}
 }
 
+// TestCheckRingBytes: the error names the memory where the limit is derived from too little of it, and otherwise the limit.
+func TestCheckRingBytes(t *testing.T) {
+	least := rxe.MinQueueMemory()
+	for _, c := range []struct {
+		memory uint64
+		want   syscall.Errno
+		says   string
+	}{
+		{0, syscall.EINVAL, "raise --limit ring-bytes="},
+		{1 << 50, syscall.EINVAL, "raise --limit ring-bytes="},
+		{1 << 10, syscall.ENOMEM, "do not fit into the memory of this machine or control group, 1024 bytes"},
+	} {
+		err := machine{memory: c.memory}.checkRingBytes(quota.Limit{PerUser: least - 1})
+		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%d bytes of memory: got %v, want %v and %q", c.memory, err, c.want, c.says)
+		}
+	}
+}
+
 // Where one user may have little memory for queues, the service says that they are short, and the remedy.
 func TestShortQueues(t *testing.T) {
 	for most, says := range map[uint64]bool{300 << 10: true, 1 << 20: true, 48 << 20: false, 0: false} {

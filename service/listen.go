@@ -161,6 +161,12 @@ func (l *Listener) bind(shared *supervisor.Node) error {
 	if shared == nil {
 		return nil
 	}
+	return l.share(shared)
+}
+
+// share gives the socket the owner and the mode of shared. EPERM if another file has taken its place.
+func (l *Listener) share(shared *supervisor.Node) error {
+	fd := int(l.socket.Fd())
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return err

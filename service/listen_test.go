@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -116,6 +115,56 @@ func TestListenReplacesDeadSocket(t *testing.T) {
 	}
 }
 
+// TestShareOwnSocketOnly: no file but a socket of this user is given the owner and the mode of the device files.
+func TestShareOwnSocketOnly(t *testing.T) {
+	testutil.NeedRoot(t, "to give a socket to another user")
+	dir := t.TempDir()
+	text, foreign, own := filepath.Join(dir, "text"), filepath.Join(dir, "foreign"), filepath.Join(dir, "own")
+	deadSocket(t, foreign)
+	deadSocket(t, own)
+	if err := errors.Join(os.WriteFile(text, nil, 0o600), os.Lchown(foreign, 65533, -1)); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]error{text: syscall.EPERM, foreign: syscall.EPERM, own: nil} {
+		fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before, _ := os.Lstat(path)
+		l := &Listener{socket: os.NewFile(uintptr(fd), path)}
+		err = l.share(&supervisor.Node{UID: os.Geteuid(), GID: os.Getegid(), Mode: 0o666})
+		l.socket.Close()
+		if !errors.Is(err, want) || want != nil && !strings.Contains(err.Error(), "it has been replaced") {
+			t.Errorf("%s: got %v, want %v", path, err, want)
+		}
+		if after, _ := os.Lstat(path); want != nil && after.Mode() != before.Mode() {
+			t.Errorf("%s: got mode %v, want %v", path, after.Mode(), before.Mode())
+		}
+	}
+}
+
+// TestListenLongPath: a path that no program could connect to is refused, and no lock is left.
+func TestListenLongPath(t *testing.T) {
+	dir, err := os.MkdirTemp("/tmp", "listen")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	for n, want := range map[int]error{107: nil, 108: syscall.ENAMETOOLONG} {
+		path := filepath.Join(dir, strings.Repeat("x", n-len(dir)-1))
+		l, err := listen(ctl.Location{Socket: path}, nil, soon)
+		if !errors.Is(err, want) || want != nil && !strings.Contains(err.Error(), "108 bytes exceed 107") {
+			t.Errorf("%d bytes: got %v, want %v", n, err, want)
+		}
+		if err == nil {
+			l.Release()
+		}
+	}
+	if left, err := filepath.Glob(dir + "/" + strings.Repeat("x", 108-len(dir)-1) + "*"); len(left) > 0 || err != nil {
+		t.Errorf("left: %q, %v", left, err)
+	}
+}
+
 func TestListenShared(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	l, err := Listen(ctl.Location{Socket: path}, &supervisor.Node{UID: os.Geteuid(), GID: os.Getegid(), Mode: 0o660})
@@ -135,22 +184,39 @@ func TestListenOnce(t *testing.T) {
 		if round%2 == 0 {
 			deadSocket(t, loc.Socket)
 		}
-		var wg sync.WaitGroup
-		var mu sync.Mutex
-		var won []*Listener
-		for range 4 {
-			wg.Go(func() {
+		const claims = 4
+		results := make(chan *Listener, claims)
+		for range claims {
+			go func() {
 				l, err := Listen(loc, nil)
-				mu.Lock()
-				defer mu.Unlock()
-				if err == nil {
-					won = append(won, l)
-				} else if !errors.Is(err, syscall.EADDRINUSE) {
+				if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
 					t.Errorf("got %v, want EADDRINUSE", err)
 				}
-			})
+				results <- l
+			}()
 		}
-		wg.Wait()
+		var won []*Listener
+		late := time.NewTimer(10 * time.Second)
+		for n := 0; n < claims; {
+			select {
+			case l := <-results:
+				if n++; l != nil {
+					won = append(won, l)
+				}
+			case <-late.C:
+				t.Error("a claim waits for a service that answers")
+				for _, l := range won {
+					l.Release()
+				}
+				for ; n < claims; n++ {
+					if l := <-results; l != nil {
+						l.Release()
+					}
+				}
+				return
+			}
+		}
+		late.Stop()
 		if len(won) != 1 {
 			t.Fatalf("%d services have the location, want 1", len(won))
 		}

@@ -17,7 +17,7 @@ import (
 )
 
 // maxProfile bounds a profile, in bytes; encoded, it is within ctl.MaxResponse.
-const maxProfile = 32 << 20
+var maxProfile = 32 << 20 // smaller in tests
 
 // profiling is held while a profile is made: the runtime is the process's.
 var profiling sync.Mutex

@@ -41,6 +41,13 @@ func TestProfile(t *testing.T) {
 	if !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("a second one: got %v, want EBUSY", err)
 	}
+	whole := maxProfile
+	maxProfile = 10
+	_, err = c.Do(&ctl.Request{Op: ctl.OpProfile, Profile: &ctl.Profile{Kind: ctl.ProfileHeap}})
+	maxProfile = whole
+	if !errors.Is(err, syscall.EFBIG) {
+		t.Errorf("a profile above the bound: got %v, want EFBIG", err)
+	}
 	// The end of the service ends a profile, however long it was to be.
 	s.Stop()
 	done := make(chan error, 1)

@@ -49,6 +49,15 @@ func TestQPTraceMistakes(t *testing.T) {
 	if err := trace(ctl.QPTrace{Dev: "rxe0", Num: 77}); err == nil {
 		t.Error("trace on a device that is unplugged succeeds")
 	}
+	defer func() {
+		if err := errors.Join(s.LinkDel("rxe0"), s.LinkDel("rxe1")); err != nil {
+			t.Fatal(err)
+		}
+		err := trace(ctl.QPTrace{Num: 77})
+		if !errors.Is(err, syscall.ENODEV) || !strings.Contains(err.Error(), "there is no device") {
+			t.Errorf("without a device: got %v, want ENODEV", err)
+		}
+	}()
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpQPShow}); err != nil {
 		t.Errorf("qp show beside a device that is unplugged: %v", err)
 	}
