@@ -1,8 +1,12 @@
 package supervisor
 
 import (
+	"encoding/binary"
 	"os"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"verbena/internal/principal"
 	"verbena/internal/quota"
@@ -47,5 +51,48 @@ func TestNetlinkRights(t *testing.T) {
 	s := w.sup.source(&rights.Sender{PID: 1, UID: 0}, pod)
 	if s.sees(account(0)) || s.sees(quota.ID{Container: 8}) || !s.sees(quota.ID{Container: 7}) {
 		t.Error("a user of a container sees what another container has")
+	}
+}
+
+// deletedLinks are the names of the links that were to be deleted.
+type deletedLinks []string
+
+func (d *deletedLinks) AddLink(string, string, string) error { return syscall.EINVAL }
+
+func (d *deletedLinks) DeleteLink(name string) error {
+	*d = append(*d, name)
+	return nil
+}
+
+// TestNetlinkAdmin: a link is deleted for a manager alone.
+func TestNetlinkAdmin(t *testing.T) {
+	var links deletedLinks
+	s := newWorld(t, func(cfg *SupervisorConfig) { cfg.Links = &links }).sup
+	request := make([]byte, unix.SizeofNlMsghdr+8)
+	binary.NativeEndian.PutUint32(request, uint32(len(request)))
+	binary.NativeEndian.PutUint16(request[4:], 5<<10|4) // RDMA_NL_NLDEV, RDMA_NLDEV_CMD_DELLINK
+	binary.NativeEndian.PutUint16(request[6:], unix.NLM_F_REQUEST|unix.NLM_F_ACK)
+	binary.NativeEndian.PutUint16(request[unix.SizeofNlMsghdr:], 8)
+	binary.NativeEndian.PutUint16(request[unix.SizeofNlMsghdr+2:], 1) // RDMA_NLDEV_ATTR_DEV_INDEX: 0
+	self := rights.Sender{PID: os.Getpid(), UID: os.Getuid()}
+	for _, c := range []struct {
+		what    string
+		manages bool
+		want    syscall.Errno
+		deleted int
+	}{{"a user", false, syscall.EPERM, 0}, {"a manager", true, 0, 1}} {
+		n := &netlinkSocket{
+			sup: s, user: quota.New(quota.Limits{}).User(1), all: &netlinkUser{},
+			opener: netlinkOpener{principal.Principal{Manager: c.manages}, self.UID},
+		}
+		answers := n.answers(&self, request)
+		if len(answers) != 1 || binary.NativeEndian.Uint16(answers[0][4:]) != unix.NLMSG_ERROR {
+			t.Errorf("%s: got answers %v, want one, NLMSG_ERROR", c.what, answers)
+			continue
+		}
+		got := syscall.Errno(-int32(binary.NativeEndian.Uint32(answers[0][unix.SizeofNlMsghdr:])))
+		if got != c.want || len(links) != c.deleted {
+			t.Errorf("%s: got %v and deleted %v, want %v and %d links", c.what, got, links, c.want, c.deleted)
+		}
 	}
 }
