@@ -86,7 +86,7 @@ type serveCmd struct {
 
 func (s *serveCmd) Help() string {
 	return `Kinds of --limit, which can be repeated, are sessions, workers, connections, contexts, pds, mrs, mws, ahs, cqs, qps, srqs, xrcds,
-multicast, cm-ids, descriptors, ring-bytes, buffer-bytes and mappings. Numbers may end in K, M, G or T; 0 is no limit. "verbena res show" prints
+multicast, cm-ids, descriptors, descriptors-in-flight, ring-bytes, buffer-bytes and mappings. Numbers may end in K, M, G or T; 0 is no limit. "verbena res show" prints
 what each user holds, with the limits. The service ends within 10 seconds of SIGTERM, SIGINT or "verbena stop"; a second
 signal kills it.
 
