@@ -239,17 +239,24 @@ func TestMemoryFiles(t *testing.T) {
 	}
 }
 
-// held is what users hold of a service, but for connections, which the tests themselves make.
+// held is what users hold of a service, but for connections, which the tests themselves make. Descriptors that a client has just
+// received count for a moment longer, which held waits for.
 func held(s *service.Service) string {
-	var b strings.Builder
-	for _, u := range s.Users(func(id quota.ID) bool { return id != quota.All }) {
-		for _, h := range u.Holds {
-			if h.Held > 0 && h.Kind != "connections" {
-				fmt.Fprintf(&b, "%s %d, ", h.Kind, h.Held)
+	for wait := time.Now().Add(testutil.Patience); ; time.Sleep(time.Millisecond) {
+		var b strings.Builder
+		flying := false
+		for _, u := range s.Users(func(id quota.ID) bool { return id != quota.All }) {
+			for _, h := range u.Holds {
+				if h.Held > 0 && h.Kind != quota.Connections.String() {
+					fmt.Fprintf(&b, "%s %d, ", h.Kind, h.Held)
+					flying = flying || h.Kind == quota.InFlight.String()
+				}
 			}
 		}
+		if !flying || time.Now().After(wait) {
+			return b.String()
+		}
 	}
-	return b.String()
 }
 
 // TestAbandoned: clients that go without a word, at any point, leave nothing behind; those that ask and never read are disconnected, and harm no
