@@ -46,6 +46,7 @@ type turn struct {
 	seen     uint64        // beats when the timer last looked
 	looks    int           // times that it has seen these
 	watched  bool          // the timer is going to look
+	timer    *time.Timer   // nil: there was none yet
 	sender   chan struct{} // not nil: the endpoint closes. Closed when no sender has the turn
 }
 
@@ -158,7 +159,11 @@ func (t *turn) give(e *UDPEndpoint, to holder) *receiver {
 	t.beats++
 	if !t.watched {
 		t.watched = true
-		time.AfterFunc(t.stop, e.look)
+		if t.timer == nil {
+			t.timer = time.AfterFunc(t.stop, e.look)
+		} else {
+			t.timer.Reset(t.stop)
+		}
 	}
 	return t.receiver
 }
@@ -236,7 +241,7 @@ func (e *UDPEndpoint) look() {
 		}
 		t.replace()
 	}
-	time.AfterFunc(t.stop, e.look)
+	t.timer.Reset(t.stop)
 }
 
 // abandon takes the turn from who has it, unless that has happened.

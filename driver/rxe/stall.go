@@ -295,6 +295,7 @@ type watchdog struct {
 	on atomic.Bool
 
 	mu     sync.Mutex
+	timer  *time.Timer          // nil: there was none yet
 	passes []weak.Pointer[pass] // all that the device's pool has made
 }
 
@@ -309,8 +310,18 @@ func (w *watchdog) start(d *Device) {
 		return // a simulation, whose memory answers
 	}
 	if w.on.CompareAndSwap(false, true) {
-		time.AfterFunc(stallTick, func() { w.look(d) })
+		w.lookLater(d)
 	}
+}
+
+func (w *watchdog) lookLater(d *Device) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.timer != nil {
+		w.timer.Reset(stallTick)
+		return
+	}
+	w.timer = time.AfterFunc(stallTick, func() { w.look(d) })
 }
 
 // look takes the work of passes that are in the same copy as at the last look.
@@ -324,7 +335,7 @@ func (w *watchdog) look(d *Device) {
 		busy = w.entered() && w.on.CompareAndSwap(false, true) // meanwhile
 	}
 	if busy {
-		time.AfterFunc(stallTick, func() { w.look(d) })
+		w.lookLater(d)
 	}
 }
 
