@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -28,6 +29,7 @@ type group struct {
 	addr netip.Addr
 	fd   int
 
+	users   atomic.Int64 // calls that use fd now; a thread that was given up may be in one
 	leaving atomic.Bool
 	left    chan struct{} // closed by the receive thread, which does not use fd any more
 }
@@ -217,11 +219,34 @@ func (e *UDPEndpoint) Leave(addr netip.Addr) error {
 	return nil
 }
 
+// enter keeps the socket open until exit, unless it reports false. Between them there may be no sleeping. The nil group
+// is the endpoint itself.
+func (g *group) enter() bool {
+	if g == nil {
+		return true
+	}
+	g.users.Add(1)
+	if g.leaving.Load() {
+		g.users.Add(-1)
+		return false
+	}
+	return true
+}
+
+func (g *group) exit() {
+	if g != nil {
+		g.users.Add(-1)
+	}
+}
+
 // leave closes the socket when the receive thread does not use it any more.
 func (g *group) leave() error {
 	g.leaving.Store(true)
 	_ = unix.Shutdown(g.fd, unix.SHUT_RD) // wakes the thread, and reports ENOTCONN
 	<-g.left
+	for g.users.Load() != 0 {
+		runtime.Gosched() // no call sleeps
+	}
 	return unix.Close(g.fd)
 }
 
@@ -239,7 +264,7 @@ func (e *UDPEndpoint) closeGroups() error {
 	err := r.Close()
 	r.sockets.leaveAll()
 	for _, g := range m {
-		err = errors.Join(err, unix.Close(g.fd))
+		err = errors.Join(err, g.leave())
 	}
 	return err
 }
@@ -268,6 +293,6 @@ func (r *receiver) receiveGroup(fd int) bool {
 		return true
 	}
 	r.dst, r.group = g.addr, g.num
-	_, ok := r.take(fd)
+	_, ok := r.take(fd, g)
 	return ok
 }

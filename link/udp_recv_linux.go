@@ -108,18 +108,23 @@ func (r *receiver) batch(n int) {
 // drain hands over all that there is for the endpoint. It reports false when the receiver was given up.
 func (r *receiver) drain() bool {
 	for r.e.users.Load() >= 0 {
-		if n, ok := r.take(r.e.fd); n == 0 || !ok {
+		if n, ok := r.take(r.e.fd, nil); n == 0 || !ok {
 			return ok
 		}
 	}
 	return true
 }
 
-// take hands over what can be taken from a socket at once: n messages, or 0 if there are none. It reports false when
-// the receiver was given up.
-func (r *receiver) take(fd int) (n int, ok bool) {
+// take hands over what can be taken at once from a socket, which is that of g unless g is nil: n messages, or 0 if there
+// are none. It reports false when the receiver was given up.
+func (r *receiver) take(fd int, g *group) (n int, ok bool) {
 	for r.e.users.Load() >= 0 {
-		switch n, errno := tryRecvmmsg(fd, r.msgs[:]); errno {
+		if !g.enter() {
+			return 0, true
+		}
+		n, errno := tryRecvmmsg(fd, r.msgs[:])
+		g.exit()
+		switch errno {
 		case 0:
 			r.batch(n)
 			return n, !r.ended
