@@ -228,6 +228,9 @@ func (f *File) greet(c devfile.Conn) error {
 	err := c.Answer(devfile.Answer{}, fds...)
 	f.theirs.Close()
 	f.theirs = nil
+	if refused := (*quota.Error)(nil); errors.As(err, &refused) { // nothing was sent
+		_ = c.Answer(failed(err))
+	}
 	return err
 }
 
