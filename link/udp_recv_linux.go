@@ -34,7 +34,7 @@ type receiver struct {
 	control [recvMessages][recvControl]byte
 	bufs    []byte
 
-	// What it receives for: the address of the endpoint or, if group is not 0, a multicast group.
+	// The destination of the packets: the address of the endpoint or, if group is not 0, a multicast group.
 	dst   netip.Addr
 	group uint32
 
@@ -52,7 +52,7 @@ const (
 	groupHash = 61 // spreads the groups of one sender
 )
 
-// flowEntry is what the ICRC needs for packets of one sender's port to the endpoint or a group.
+// flowEntry holds the constant part of the ICRC for packets from one port of a sender to the endpoint or a group.
 type flowEntry struct {
 	src   source
 	group uint32

@@ -239,8 +239,8 @@ func TestMemoryFiles(t *testing.T) {
 	}
 }
 
-// held is what users hold of a service, but for connections, which the tests themselves make. Descriptors that a client has just
-// received count for a moment longer, which held waits for.
+// held lists the charges of users, except for connections, which the tests themselves make. It waits for the end of
+// the charge for descriptors that a client has just received.
 func held(s *service.Service) string {
 	for wait := time.Now().Add(testutil.Patience); ; time.Sleep(time.Millisecond) {
 		var b strings.Builder

@@ -53,7 +53,7 @@ func besiege(t *testing.T, args ...string) *siege {
 	return shared.besiege(t, args...)
 }
 
-// surroundings is where and how a service runs.
+// surroundings are the user, the privileges and the container of a service.
 type surroundings struct {
 	name string
 	user user
