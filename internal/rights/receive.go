@@ -49,12 +49,14 @@ var controlPool = sync.Pool{New: func() any {
 // any others, by the Queue. It returns os.ErrDeadlineExceeded, or an error for a closed socket, as reads of the socket do. A
 // message of no bytes and no control data is the end.
 func (q *Queue) Receive(c syscall.RawConn, b []byte, most int) (Message, error) {
+	counted := false
 	for {
-		m, err := q.receive(c, b, most)
+		m, err := q.receive(c, b, most, counted)
 		if err != errBusy {
 			return m, err
 		}
-		q.awaitReceiving()
+		// Without a message a counted round does not wait: the next one, uncounted, does.
+		counted = !counted && q.awaitReceiving()
 	}
 }
 
@@ -67,16 +69,20 @@ func Await(c syscall.RawConn) error {
 	})
 }
 
-// errBusy: the user has too many messages with descriptors under way.
+// errBusy: the user has too many messages with descriptors under way, or there is no message although one was counted already.
 var errBusy = errors.New("too many descriptors of the user are being closed")
 
+// receive is Receive, and gives up with errBusy. If counted, the message counts already.
+//
 //verbena:receives
-func (q *Queue) receive(c syscall.RawConn, b []byte, most int) (m Message, err error) {
+func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m Message, err error) {
 	oob := controlPool.Get().(*[]byte)
 	defer controlPool.Put(oob)
 	var control int
+	called := false
 	rerr := c.Read(func(fd uintptr) bool {
-		if !q.beginReceiving() {
+		called = true
+		if !counted && !q.beginReceiving() {
 			err = errBusy
 			return true // nothing may wait here: the socket could not be closed
 		}
@@ -88,12 +94,18 @@ func (q *Queue) receive(c syscall.RawConn, b []byte, most int) (m Message, err e
 		}
 		if err == unix.EAGAIN {
 			q.endReceiving()
-			return false
+			if counted {
+				err = errBusy
+			}
+			return counted
 		}
 		ordered(fd)
 		return true
 	})
 	if rerr != nil {
+		if counted && !called {
+			q.endReceiving()
+		}
 		return m, rerr // the function has not ended with a message
 	}
 	if err == errBusy {
@@ -153,16 +165,19 @@ func (r *reader) Read(b []byte) (int, error) {
 	return m.N, err
 }
 
-// awaitReceiving waits until there may be room for another message.
-func (q *Queue) awaitReceiving() {
+// awaitReceiving counts a message as soon as there is room for another; false if that takes long, since the socket may have been closed
+// meanwhile. Waiting threads get the room in turn: if they only looked whether there was some, many of them would take it from one another
+// for ever.
+func (q *Queue) awaitReceiving() bool {
 	if q == nil {
-		return
+		return true
 	}
 	timer := time.NewTimer(time.Second)
 	defer timer.Stop()
 	select {
 	case q.receiving <- struct{}{}:
-		<-q.receiving
+		return true
 	case <-timer.C:
+		return false
 	}
 }

@@ -413,3 +413,57 @@ func TestEnd(t *testing.T) {
 		}
 	}
 }
+
+// TestManyReceive: many threads that have something to receive at once get on, although few messages are held at a time.
+func TestManyReceive(t *testing.T) {
+	for round := 0; round < 4 && !t.Failed(); round++ {
+		manyReceive(t)
+	}
+}
+
+func manyReceive(t *testing.T) {
+	const sockets, messages = 400, 50
+	q := (&Queues{}).Of(nil)
+	var wg sync.WaitGroup
+	var users []int
+	for range sockets {
+		user, own, raw := pair(t, unix.SOCK_SEQPACKET)
+		users = append(users, user)
+		defer own.Close()
+		wg.Go(func() {
+			for n := 0; ; n++ {
+				m, err := q.Receive(raw, make([]byte, 8), 0)
+				if err != nil {
+					t.Error(err)
+				}
+				if m.N == 0 {
+					if n != messages {
+						t.Errorf("got %d messages, want %d", n, messages)
+					}
+					return
+				}
+			}
+		})
+	}
+	for n := range messages {
+		for _, user := range users {
+			if err := unix.Sendto(user, []byte{1}, 0, nil); err != nil {
+				t.Fatal(err)
+			}
+			if n == messages-1 {
+				unix.Shutdown(user, unix.SHUT_WR)
+			}
+		}
+		time.Sleep(time.Millisecond)
+	}
+	done := make(chan struct{})
+	go func() {
+		wg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(8 * time.Second):
+		t.Fatal("they do not get on")
+	}
+}
