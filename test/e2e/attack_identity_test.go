@@ -92,7 +92,7 @@ func TestAttackOtherPod(t *testing.T) {
 func TestAttackSubordinateIDs(t *testing.T) {
 	needRoot(t)
 	s := besiege(t)
-	const ids, each, first = 40, 15, 200000 // a child waits for up to 2 s for each connection
+	const ids, each, first = 60, 6, 200000 // a child waits for up to 2 s for each connection
 	a := s.outside(attacker-7, "subordinate", s.socket, fmt.Sprint(ids), fmt.Sprint(each))
 	pid := a.expect("")
 	for _, m := range []string{"uid_map", "gid_map"} {

@@ -313,7 +313,7 @@ func TestAttackReadOnly(t *testing.T) {
 func TestAttackTwoServices(t *testing.T) {
 	t.Parallel() // each of its services waits a second before it gives up
 	needRoot(t)
-	for range many(30, 1000) {
+	for range many(15, 1000) {
 		w := newWorld(t, user{"root", 0}, "")
 		var cmds [2]*exec.Cmd
 		var ended [2]chan error

@@ -23,31 +23,25 @@ func buildSuite(t *testing.T) string {
 func TestVerbs(t *testing.T) {
 	t.Parallel()
 	suite := buildSuite(t)
-	for _, u := range users() {
-		for _, path := range []string{"shortcut", "wire"} {
-			t.Run(u.name+"/"+path, func(t *testing.T) {
-				addr := loopback()
-				args := []string{"--link", "rxe0=" + addr}
-				if path == "wire" {
-					args = append(args, "--wire")
-				}
-				w := startService(t, u, "", args...)
-				c := w.cmd(w.deadline(100), "run", "--", suite, "-test.v")
-				c.Env = append(c.Env, "VERBS_DEVICE=rxe0", "VERBS_ADDR="+addr)
-				if out, err := c.CombinedOutput(); err != nil {
-					t.Errorf("%v\n%s", err, out)
-				}
-				c = w.cmd(w.deadline(100))
-				c.Path, c.Args = suite, []string{suite, "-test.v"}
-				c.Env = append(c.Env, "VERBS_DEVICE=rxe0", "VERBS_ADDR="+addr, "VERBS_SERVICE="+w.socket)
-				if out, err := c.CombinedOutput(); err != nil {
-					t.Errorf("by the socket: %v\n%s", err, out)
-				}
-				if r := w.resources(); len(r) != 0 {
-					t.Errorf("left: %v", r)
-				}
-			})
-		}
+	for _, place := range cells() {
+		t.Run(place.name, func(t *testing.T) {
+			addr := place.addr
+			w := startService(t, place.user, "", place.args...)
+			c := w.cmd(w.deadline(100), "run", "--", suite, "-test.v")
+			c.Env = append(c.Env, "VERBS_DEVICE=rxe0", "VERBS_ADDR="+addr)
+			if out, err := c.CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+			c = w.cmd(w.deadline(100))
+			c.Path, c.Args = suite, []string{suite, "-test.v"}
+			c.Env = append(c.Env, "VERBS_DEVICE=rxe0", "VERBS_ADDR="+addr, "VERBS_SERVICE="+w.socket)
+			if out, err := c.CombinedOutput(); err != nil {
+				t.Errorf("by the socket: %v\n%s", err, out)
+			}
+			if r := w.resources(); len(r) != 0 {
+				t.Errorf("left: %v", r)
+			}
+		})
 	}
 }
 
