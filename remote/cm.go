@@ -26,7 +26,7 @@ func (f *File) openCM() error {
 	if err := f.take(quota.Contexts, 1); err != nil {
 		return err
 	}
-	buffers, err := shm.Create("verbena-buffers", quota.BufferBytes, f.user)
+	buffers, err := shm.Create("verbena-buffers", quota.BufferBytes, f.user, f.kept)
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 
 	"verbena/ib"
 	"verbena/internal/ctl/devfile"
+	"verbena/internal/kept"
 	"verbena/internal/quota"
 	"verbena/internal/shm"
 	"verbena/rdmacm/ucma"
@@ -31,14 +32,16 @@ type File struct {
 	srv    *Server
 	client Client
 	user   *quota.User
+	kept   *kept.Kept
 	taken  []charge
 
 	acct  *account
 	space space
 
-	signal *os.File // the service's end
-	theirs *os.File // the client's; nil when the client has it
-	bell   int      // an eventfd; -1 of the connection manager
+	signal *os.File    // the service's end
+	theirs *os.File    // the client's; nil when the client has it
+	bell   int         // an eventfd; -1 of the connection manager
+	given  []kept.Note // the client's descriptions of those; each is charged as a descriptor
 
 	strays []int // descriptors that the client has sent, and that may take long to be closed
 
@@ -100,6 +103,9 @@ func (f *File) release() {
 	if f.bell >= 0 {
 		unix.Close(f.bell)
 	}
+	for _, n := range f.given {
+		f.kept.Keep(n, func() { f.user.Give(quota.Descriptors, 1) })
+	}
 	if f.acct != nil {
 		f.acct.put()
 	}
@@ -118,18 +124,35 @@ func (f *File) makeSignal() error {
 		return fmt.Errorf("make a socket pair: %w", err)
 	}
 	f.signal, f.theirs = os.NewFile(uintptr(fds[0]), "signal"), os.NewFile(uintptr(fds[1]), "signal")
+	if err := f.give(fds[1]); err != nil {
+		return err
+	}
 	if err := unix.Shutdown(fds[0], unix.SHUT_RD); err != nil {
 		return fmt.Errorf("make a socket pair: shutdown: %w", err)
 	}
 	return nil
 }
 
-func (f *File) openDevice(d *uverbs.Device) (err error) {
-	f.memory = &memory{}
-	if f.memory.queues, err = shm.Create("verbena-queues", quota.RingBytes, f.user); err != nil {
+// give charges a description that is made for the client, for as long as the client has it.
+func (f *File) give(fd int) error {
+	if err := f.user.Take(quota.Descriptors, 1); err != nil {
 		return err
 	}
-	if f.memory.buffers, err = shm.Create("verbena-buffers", quota.BufferBytes, f.user); err != nil {
+	n, err := f.kept.Note(fd)
+	if err != nil {
+		f.user.Give(quota.Descriptors, 1)
+		return err
+	}
+	f.given = append(f.given, n)
+	return nil
+}
+
+func (f *File) openDevice(d *uverbs.Device) (err error) {
+	f.memory = &memory{}
+	if f.memory.queues, err = shm.Create("verbena-queues", quota.RingBytes, f.user, f.kept); err != nil {
+		return err
+	}
+	if f.memory.buffers, err = shm.Create("verbena-buffers", quota.BufferBytes, f.user, f.kept); err != nil {
 		f.memory.Close()
 		return err
 	}
@@ -142,6 +165,10 @@ func (f *File) openDevice(d *uverbs.Device) (err error) {
 	if f.bell, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		f.memory.Close()
 		return fmt.Errorf("make a doorbell: eventfd: %w", err)
+	}
+	if err = f.give(f.bell); err != nil {
+		f.memory.Close()
+		return err
 	}
 	if f.uverbs, err = f.srv.cfg.Uverbs.Open(d.Name(), opener{f}, f.memory); err != nil {
 		f.memory.Close()

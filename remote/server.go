@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/ctl/devfile"
+	"verbena/internal/kept"
 	"verbena/internal/principal"
 	"verbena/internal/quota"
 	"verbena/internal/rights"
@@ -34,6 +35,8 @@ type Config struct {
 	Copies func(u *quota.User) *umem.Copies
 	// Rights closes surplus descriptors of clients; nil: some of its own does.
 	Rights *rights.Queues
+	// Kept keeps users charged for what the service has made for their programs and these keep; nil does not.
+	Kept *kept.Keeper
 	// Pollers look at the queues of clients; nil: some of its own.
 	Pollers *poller.Pollers
 	// Log gets what has no caller to be returned to; nil discards it.
@@ -80,7 +83,7 @@ type Info struct {
 // Open opens the device of a name, such as rxe0, for a client, or the connection manager (devfile.ConnectionManager). ENODEV if there is no such
 // device. It may sleep. Whatever becomes of it, the Client's Process is the Server's.
 func (s *Server) Open(c Client, name string) (_ *File, _ Info, err error) {
-	f := &File{srv: s, client: c, bell: -1, user: s.cfg.Quota.Account(c.Account), events: map[uint32]inode{}, nextNumber: firstNumber}
+	f := &File{srv: s, client: c, bell: -1, user: s.cfg.Quota.Account(c.Account), kept: s.cfg.Kept.Of(s.cfg.Quota.Account(c.Account)), events: map[uint32]inode{}, nextNumber: firstNumber}
 	f.space.windows = umem.NewLocal()
 	defer func() {
 		if err != nil {
@@ -107,9 +110,9 @@ func (s *Server) Open(c Client, name string) (_ *File, _ Info, err error) {
 	return nil, Info{}, fmt.Errorf("open %q: this service has no such device (`verbena link show` lists them): %w", name, syscall.ENODEV)
 }
 
-// connectionDescriptors is what a connection costs the service, beside the connection: a pidfd, that of its account, two shared files,
-// the signal, the doorbell.
-const connectionDescriptors = 6
+// connectionDescriptors is what a connection costs the service, beside itself and what it shares with the client: a pidfd, and that of its
+// account.
+const connectionDescriptors = 2
 
 // lockLimit is the client's RLIMIT_MEMLOCK. Of a process that is not wholly the client's any more, since it executes a set-uid program, the
 // capabilities do not count: others may use the connection meanwhile.

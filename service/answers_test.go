@@ -56,6 +56,74 @@ func TestUnreadAnswers(t *testing.T) {
 	testutil.Eventually(t, "the requests to end", func() bool { return held() == 0 })
 }
 
+// TestUnreadAtTheEnd: a connection that has ended is charged until what was sent on it is read, since it takes memory.
+func TestUnreadAtTheEnd(t *testing.T) {
+	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.35"}})
+	user := s.quota.User(4242)
+	for _, how := range []string{"read", "closed"} {
+		ends := connected(t)
+		s.admitPeer(ends[0], userPeer(4242))
+		if _, err := ends[1].Write(message(t, &ctl.Request{Protocol: ctl.Protocol, Op: ctl.OpStatShow})); err != nil {
+			t.Fatal(err)
+		}
+		ends[1].CloseWrite()
+		testutil.Eventually(t, "the connection to end", func() bool { return errors.Is(ends[0].SetReadDeadline(time.Time{}), net.ErrClosed) })
+		time.Sleep(20 * time.Millisecond)
+		if n := user.Held(quota.Connections); n != 1 {
+			t.Errorf("an answer is unread, and %d connections are charged", n)
+		}
+		if how == "read" {
+			if b, err := io.ReadAll(ends[1]); err != nil || len(b) < 100 {
+				t.Errorf("read %d bytes: %v", len(b), err)
+			}
+		} else {
+			ends[1].Close()
+		}
+		testutil.Eventually(t, "the charge to end: "+how, func() bool { return user.Held(quota.Connections) == 0 })
+	}
+}
+
+// TestUnheard: refused clients of a user that do not read why are told so up to a number.
+func TestUnheard(t *testing.T) {
+	limits := DefaultLimits(true)
+	limits[quota.Connections] = quota.Limit{PerUser: 1, Total: 100}
+	s, err := New(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.36"}}}, Limits: &limits})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	s.admitPeer(connected(t)[0], userPeer(4242))
+	told := func(uid int) (*net.UnixConn, bool) {
+		ends := connected(t)
+		s.admitPeer(ends[0], userPeer(uid))
+		ends[1].SetReadDeadline(time.Now().Add(patience))
+		n, err := ends[1].Read(make([]byte, 1)) // the rest stays unread
+		if n == 0 && err != io.EOF {
+			t.Error(err)
+		}
+		return ends[1], n == 1
+	}
+	var clients []*net.UnixConn
+	for n := range maxUnheard + 1 {
+		c, ok := told(4242)
+		if want := n < maxUnheard; ok != want {
+			t.Errorf("client %d was told: %v, want %v", n, ok, want)
+		}
+		clients = append(clients, c)
+	}
+	s.admitPeer(connected(t)[0], userPeer(4243))
+	if _, ok := told(4243); !ok {
+		t.Error("another user's client was not told")
+	}
+	for _, c := range clients {
+		c.Close()
+	}
+	testutil.Eventually(t, "a client to be told", func() bool {
+		_, ok := told(4242)
+		return ok
+	})
+}
+
 // TestRefusedClientLearnsWhy: a client that has sent its request before it is refused receives the reason, and no reset of
 // the connection.
 func TestRefusedClientLearnsWhy(t *testing.T) {

@@ -41,9 +41,9 @@ func TestRequestsOfUsers(t *testing.T) {
 		return s.requests.users[quota.ID{UID: 4242}] == 0
 	})
 	for range maxRequests {
-		done, err := s.requests.begin(quota.ID{UID: 4242})
-		if err != nil {
-			t.Fatal(err)
+		done, ok := s.requests.begin(quota.ID{UID: 4242}, maxRequests)
+		if !ok {
+			t.Fatal("refused")
 		}
 		defer done()
 	}

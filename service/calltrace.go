@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/kept"
 	"verbena/internal/quota"
 )
 
@@ -32,7 +33,8 @@ const (
 	traceQueueAtEnd = 200 << 10
 )
 
-// traceDescriptors is what a traced session costs beyond others.
+// traceDescriptors is what a traced session costs beyond others, also as long as a program has the other end of the socket: up to
+// traceQueueAtEnd bytes may be unread in it.
 const traceDescriptors = 1
 
 // newCallTrace makes a trace, and the end of it that is for the launcher, which the caller closes.
@@ -90,17 +92,24 @@ func (t *callTrace) close() {
 
 // startTrace makes the trace of a program, charged to its user, and what is to be called when the program has ended.
 func (s *Service) startTrace(who peer) (_ *callTrace, theirs *os.File, end func(), err error) {
-	user := s.quota.Account(who.Account)
+	user, keep := s.quota.Account(who.Account), s.kept.Of(s.quota.Account(who.Account))
 	if err := user.Take(quota.Descriptors, traceDescriptors); err != nil {
 		return nil, nil, nil, err
 	}
 	t, theirs, err := newCallTrace()
+	var note kept.Note
+	if err == nil {
+		if note, err = keep.Note(int(theirs.Fd())); err != nil {
+			t.close()
+			theirs.Close()
+		}
+	}
 	if err != nil {
 		user.Give(quota.Descriptors, traceDescriptors)
 		return nil, nil, nil, err
 	}
 	return t, theirs, func() {
 		t.close()
-		user.Give(quota.Descriptors, traceDescriptors)
+		keep.Keep(note, func() { user.Give(quota.Descriptors, traceDescriptors) })
 	}, nil
 }

@@ -16,8 +16,10 @@ import (
 
 	"verbena/internal/contain"
 	"verbena/internal/ctl"
+	"verbena/internal/kept"
 	"verbena/internal/procfile"
 	"verbena/internal/quota"
+	"verbena/internal/rights"
 	"verbena/remote"
 	"verbena/supervisor"
 )
@@ -112,6 +114,8 @@ func (s *Service) acceptWithSpare(l *Listener, p *spare) {
 }
 
 const (
+	// maxUnheard is the number of refused clients of one user that have not read why. Further ones are not told.
+	maxUnheard = 64
 	// maxRefusing is the number of refused clients that are waited for at a time, so that they can read why.
 	maxRefusing = 64
 	// refusalTime is the time that a refused client gets to read the answer and close its end.
@@ -120,11 +124,27 @@ const (
 
 // refuse answers a client that gets no more, and closes the connection. It does not sleep: a goroutine goes on.
 func (s *Service) refuse(uc *net.UnixConn, who peer, err error) {
-	c := ctl.Conn{UnixConn: uc, Rights: s.rights.Of(s.quota.Account(who.Account))}
+	user := s.quota.Account(who.Account)
+	c := ctl.Conn{UnixConn: uc, Rights: s.rights.Of(user)}
 	go func() {
-		defer c.End()
-		contain.Do(func() { s.sayWhy(c, err) }, contain.Logged(s.log, "panic while a client was refused", uidKey, who.uid))
+		heard, counted := s.unheard.begin(who.Account, maxUnheard)
+		if counted {
+			contain.Do(func() { s.sayWhy(c, err) }, contain.Logged(s.log, "panic while a client was refused", uidKey, who.uid))
+		}
+		s.end(c, user, heard)
 	}()
+}
+
+// end ends a connection, and then calls ended, which ends a charge: when the client has read what was sent, or has closed its end. Until
+// then that takes memory of the service's control group.
+func (s *Service) end(c ctl.Conn, user *quota.User, ended func()) {
+	fd, err := rights.Duplicate(c)
+	c.End()
+	if err != nil {
+		ended()
+		return
+	}
+	s.kept.Of(user).Keep(kept.Unread(fd), ended)
 }
 
 // sayWhy sends a refused client the reason, and waits until it has closed its end. A request that is still unread at the
@@ -323,8 +343,10 @@ func (s *Service) admitPeer(c *net.UnixConn, who peer) {
 		user = nil
 	}
 	go func() {
-		defer user.Give(quota.Connections, 1)
-		s.serve(ctl.Conn{UnixConn: c, Rights: s.rights.Of(s.quota.Account(who.Account))}, who, firstMessage)
+		account := s.quota.Account(who.Account)
+		c := ctl.Conn{UnixConn: c, Rights: s.rights.Of(account)}
+		s.answerAll(c, who, firstMessage)
+		s.end(c, account, func() { user.Give(quota.Connections, 1) })
 	}()
 }
 
@@ -339,10 +361,15 @@ func (s *Service) ServeConn(c *net.UnixConn) {
 	s.serve(ctl.Conn{UnixConn: c, Rights: s.rights.Of(s.quota.Account(who.Account))}, who, 0)
 }
 
-// serve answers a client until it closes the connection. Its first request has to come within the time, if that is not
-// 0.
+// serve answers a client until it closes the connection, as answerAll does, and ends the connection.
 func (s *Service) serve(c ctl.Conn, who peer, within time.Duration) {
 	defer c.End()
+	s.answerAll(c, who, within)
+}
+
+// answerAll answers a client until it closes the connection, which the caller ends. The first request has to come within the time, if that
+// is not 0.
+func (s *Service) answerAll(c ctl.Conn, who peer, within time.Duration) {
 	defer s.connected(c)()
 	defer func() {
 		if p := recover(); p != nil {
@@ -438,9 +465,9 @@ func (s *Service) request(c ctl.Conn, who peer, r *ctl.Request, fd *os.File) (_ 
 	c.Discard(fd)
 	made := func() {}
 	if !who.Manager {
-		done, err := s.requests.begin(who.Account)
-		if err != nil {
-			return nil, sent, err
+		done, ok := s.requests.begin(who.Account, maxRequests)
+		if !ok {
+			return nil, sent, fmt.Errorf("%d requests of user %v are being answered, which is the limit: %w", maxRequests, who.Account, syscall.EBUSY)
 		}
 		// The request ends when it has been carried out, which may be after the client was told that it takes too
 		// long, and the answer has been sent.
@@ -499,21 +526,21 @@ func (s *Service) bounded(r *ctl.Request, f func() (*ctl.Response, error)) (*ctl
 	}
 }
 
-// requestCount counts the requests of users that are being answered.
-type requestCount struct {
+// userCount counts something of each user.
+type userCount struct {
 	mu    sync.Mutex
 	users map[quota.ID]int
 }
 
-// begin counts one more, until done; EBUSY if the user has too many.
-func (q *requestCount) begin(id quota.ID) (done func(), err error) {
+// begin counts one more, until done, unless the user has as many as may be.
+func (q *userCount) begin(id quota.ID, most int) (done func(), ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.users == nil {
 		q.users = map[quota.ID]int{}
 	}
-	if n := q.users[id]; n >= maxRequests {
-		return nil, fmt.Errorf("%d requests of user %v are being answered, which is the limit: %w", n, id, syscall.EBUSY)
+	if q.users[id] >= most {
+		return func() {}, false
 	}
 	q.users[id]++
 	return func() {
@@ -522,7 +549,7 @@ func (q *requestCount) begin(id quota.ID) (done func(), err error) {
 		if q.users[id]--; q.users[id] == 0 {
 			delete(q.users, id)
 		}
-	}, nil
+	}, true
 }
 
 func (s *Service) answer(who peer, r *ctl.Request) (*ctl.Response, error) {

@@ -285,24 +285,24 @@ func TestConnectionsPerUser(t *testing.T) {
 
 // Requests of one user that are not done keep neither others' waiting, nor more of his own.
 func TestRequestsPerUser(t *testing.T) {
-	var q requestCount
+	var q userCount
 	var done []func()
 	for range maxRequests {
-		d, err := q.begin(quota.ID{UID: 4242})
-		if err != nil {
-			t.Fatal(err)
+		d, ok := q.begin(quota.ID{UID: 4242}, maxRequests)
+		if !ok {
+			t.Fatal("refused")
 		}
 		done = append(done, d)
 	}
-	if _, err := q.begin(quota.ID{UID: 4242}); !errors.Is(err, syscall.EBUSY) {
-		t.Errorf("one too many: got %v, want EBUSY", err)
+	if _, ok := q.begin(quota.ID{UID: 4242}, maxRequests); ok {
+		t.Error("one too many was not refused")
 	}
-	if _, err := q.begin(quota.ID{UID: 4243}); err != nil {
-		t.Error(err)
+	if _, ok := q.begin(quota.ID{UID: 4243}, maxRequests); !ok {
+		t.Error("another user was refused")
 	}
 	done[0]()
-	if _, err := q.begin(quota.ID{UID: 4242}); err != nil {
-		t.Errorf("after one was done: %v", err)
+	if _, ok := q.begin(quota.ID{UID: 4242}, maxRequests); !ok {
+		t.Error("after one was done: refused")
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"verbena/internal/cgroup"
 	"verbena/internal/confine"
 	"verbena/internal/ctl"
+	"verbena/internal/kept"
 	"verbena/internal/principal"
 	"verbena/internal/privilege"
 	"verbena/internal/quota"
@@ -86,9 +87,11 @@ type Service struct {
 	files      sync.WaitGroup // of remote that are open
 	quota      *quota.Ledger
 	admissions admissions
-	requests   requestCount
+	requests   userCount // that are being answered
+	unheard    userCount // refused clients that have not read why
 	authority  *principal.Authority
 	rights     rights.Queues // descriptors that users have sent
+	kept       *kept.Keeper  // what users' programs keep
 	refusing   chan struct{} // refused clients that are waited for
 	stop       context.CancelFunc
 	ended      context.Context // done when the service is to stop
@@ -149,6 +152,8 @@ func New(opts Options) (_ *Service, err error) {
 	s.quota = quota.New(limits)
 	refused := make(refusals, 16)
 	s.quota.OnRefusal(refused.add)
+	s.kept = kept.New(s.log)
+	s.quota.OnShort(s.kept.Release)
 	raiseThreadLimit()
 	if opts.Confine { // the process is the service's alone
 		m.limitHeap(limits)
@@ -175,7 +180,7 @@ func New(opts Options) (_ *Service, err error) {
 	if s.dir, err = newRunDir(); err != nil {
 		return nil, err
 	}
-	if s.uverbs, err = uverbs.NewServer(s.core, uverbs.ServerOptions{Log: s.log}); err != nil {
+	if s.uverbs, err = uverbs.NewServer(s.core, uverbs.ServerOptions{Log: s.log, Kept: s.kept}); err != nil {
 		return nil, err
 	}
 	if s.cm, err = rdmacm.New(s.core, rdmacm.Config{NoLoopback: opts.NoLoopback, Log: s.log}); err != nil {
@@ -186,11 +191,11 @@ func New(opts Options) (_ *Service, err error) {
 	pollers := poller.New(s.log)
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
 		Uverbs: s.uverbs, CM: cm, Links: linksOf{s}, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota,
-		Doorbells: opts.Doorbells, Pollers: pollers, Rights: &s.rights, Authority: s.authority, Log: s.log}); err != nil {
+		Doorbells: opts.Doorbells, Pollers: pollers, Rights: &s.rights, Kept: s.kept, Authority: s.authority, Log: s.log}); err != nil {
 		return nil, err
 	}
 	s.remote = remote.New(remote.Config{Uverbs: s.uverbs, CM: cm, Quota: s.quota, Copies: s.guests.Copies, Pollers: pollers, Rights: &s.rights,
-		Log: s.log})
+		Kept: s.kept, Log: s.log})
 	if opts.Confine {
 		// The supervisor has made what it needs a privilege for, and no thread blocks signals yet.
 		if err := privilege.Confine(privilege.Kept); errors.Is(err, syscall.ENOTSUP) {
@@ -317,6 +322,7 @@ func (s *Service) close(step func(string)) {
 		s.dir.close()
 	}
 	s.disconnect()
+	s.kept.Close()
 	step("log")
 	s.debugLog.close()
 }

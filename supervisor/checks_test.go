@@ -362,7 +362,7 @@ func TestPollFails(t *testing.T) {
 // TestDeviceInfoOfNothing: an open file whose device and queues have both gone has nothing that could be shown.
 func TestDeviceInfoOfNothing(t *testing.T) {
 	sup := newWorld(t).sup
-	m, err := shm.Create("queues", quota.RingBytes, nil)
+	m, err := shm.Create("queues", quota.RingBytes, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

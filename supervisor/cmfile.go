@@ -16,6 +16,7 @@ import (
 
 	"verbena/ib"
 	"verbena/internal/contain"
+	"verbena/internal/kept"
 	"verbena/internal/procfile"
 	"verbena/internal/quota"
 	"verbena/internal/reopen"
@@ -41,6 +42,8 @@ const cmDevice = "rdma_cm"
 type cmPipe struct {
 	end    *os.File // for writing
 	user   *quota.User
+	kept   *kept.Kept
+	note   kept.Note                    // of the program's end
 	setter func(fd int, full bool) bool // for tests; nil: setPipe
 
 	mu   sync.Mutex
@@ -52,7 +55,7 @@ type cmPipe struct {
 	over bool          // close was called
 }
 
-// pipeDescriptors is what a file costs the service: the end, and for a moment the other.
+// pipeDescriptors is what a pipe costs the service, also as long as a program has the other end of it.
 const pipeDescriptors = 2
 
 // pipePatience is how long a call waits for another thread to bring the pipe up to date.
@@ -159,6 +162,7 @@ func (p *cmPipe) close() {
 	p.mu.Unlock()
 	if now {
 		p.end.Close()
+		p.kept.Keep(p.note, func() { p.user.Give(quota.Descriptors, pipeDescriptors) })
 	}
 }
 
@@ -251,7 +255,9 @@ func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, descriptio
 		return nil, nil, err
 	}
 	fail := func(err error) (*openFile, *os.File, error) {
-		f.user.Give(quota.Descriptors, pipeDescriptors)
+		if f.pipe == nil {
+			f.user.Give(quota.Descriptors, pipeDescriptors)
+		}
 		f.user.Give(quota.Contexts, 1)
 		return nil, nil, fmt.Errorf("open %s: %w", cmDevice, err)
 	}
@@ -264,6 +270,11 @@ func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, descriptio
 	if err == nil && how&unix.O_NONBLOCK != 0 {
 		err = unix.SetNonblock(ends[0], true)
 	}
+	keep := t.sup.cfg.Kept.Of(p.user)
+	var note kept.Note
+	if err == nil {
+		note, err = keep.Note(ends[0])
+	}
 	if err == nil {
 		err = unix.Fstat(ends[0], &st)
 	}
@@ -274,7 +285,7 @@ func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, descriptio
 	}
 	f.inode = inode{st.Dev, st.Ino}
 	f.waits.left, f.waits.user = make(chan struct{}), t.sup.waitsOf(p.user)
-	f.pipe = &cmPipe{end: os.NewFile(uintptr(ends[1]), cmDevice), fd: ends[1], user: p.user}
+	f.pipe = &cmPipe{end: os.NewFile(uintptr(ends[1]), cmDevice), fd: ends[1], user: p.user, kept: keep, note: note}
 	f.cm = t.sup.cfg.CM.Open(ucma.Config{User: p.user, PID: p.id.pid, UID: p.id.uids.effective, Alive: p.alive, Ready: f.pipe.ready})
 	f.file = cmFile{f.cm}
 	s := t.sup
@@ -297,7 +308,6 @@ func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, descriptio
 func (f *openFile) endCM() {
 	f.cm.Close()
 	f.pipe.close()
-	f.user.Give(quota.Descriptors, pipeDescriptors)
 	f.user.Give(quota.Contexts, 1)
 }
 

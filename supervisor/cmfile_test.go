@@ -33,7 +33,7 @@ func TestEdge(t *testing.T) {
 		}
 		return n > 0
 	}
-	p := &cmPipe{end: os.NewFile(uintptr(ends[1]), "pipe"), fd: ends[1], user: quota.New(quota.Limits{}).User(0)}
+	p := &cmPipe{end: os.NewFile(uintptr(ends[1]), "pipe"), fd: ends[1], user: withPipe(t, quota.New(quota.Limits{}).User(0))}
 	defer p.close()
 	p.ready(true)
 	p.settle()
@@ -67,6 +67,15 @@ func TestEdge(t *testing.T) {
 	}
 }
 
+// withPipe charges a pipe to a user.
+func withPipe(t *testing.T, u *quota.User) *quota.User {
+	t.Helper()
+	if err := u.Take(quota.Descriptors, pipeDescriptors); err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
 // TestSettleWaits: an event is taken while the thread that has put the byte for it into the pipe is not back yet. The call that takes it is
 // answered when the byte is out again: a program that polls meanwhile would wait for an event that there is not. (rsockets closes a socket so)
 func TestSettleWaits(t *testing.T) {
@@ -75,7 +84,7 @@ func TestSettleWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(ends[0])
-	p := &cmPipe{end: os.NewFile(uintptr(ends[1]), "pipe"), fd: ends[1], user: quota.New(quota.Limits{}).User(0)}
+	p := &cmPipe{end: os.NewFile(uintptr(ends[1]), "pipe"), fd: ends[1], user: withPipe(t, quota.New(quota.Limits{}).User(0))}
 	defer p.close()
 	busy := make(chan struct{})
 	p.mu.Lock()

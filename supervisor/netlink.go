@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/contain"
+	"verbena/internal/kept"
 	"verbena/internal/principal"
 	"verbena/internal/quota"
 	"verbena/internal/rights"
@@ -37,6 +38,8 @@ type netlinkSocket struct {
 	sup    *Supervisor
 	end    *os.File
 	user   *quota.User // of the opener
+	kept   *kept.Kept
+	note   kept.Note // of the program's end
 	opener netlinkOpener
 	inode  inode // of the program's end
 	portID uint32
@@ -109,7 +112,7 @@ func (w *worker) openNetlink() verdict {
 	return verdict{val: int64(number)}
 }
 
-// netlinkDescriptors is what a socket costs the service: its end, and for a moment the other.
+// netlinkDescriptors is what a pair of sockets costs the service, also as long as a program has its end.
 const netlinkDescriptors = 2
 
 // newNetlink makes a socket, and returns the program's end, which is the caller's to close.
@@ -132,7 +135,9 @@ func (s *Supervisor) newNetlink(user *quota.User, opener netlinkOpener, nonblock
 		unix.Close(ends[1])
 		return nil, -1, err
 	}
-	err = errors.Join(
+	keep := s.cfg.Kept.Of(user)
+	note, err := keep.Note(ends[0])
+	err = errors.Join(err,
 		bindAsKernel(ends[1]), unix.SetsockoptInt(ends[1], unix.SOL_SOCKET, unix.SO_SNDBUF, netlinkSendBuffer),
 		unix.SetsockoptInt(ends[1], unix.SOL_SOCKET, unix.SO_PASSCRED, 1),
 		unix.SetNonblock(ends[1], true), unix.SetNonblock(ends[0], nonblock), unix.Fstat(ends[0], &st))
@@ -142,7 +147,7 @@ func (s *Supervisor) newNetlink(user *quota.User, opener netlinkOpener, nonblock
 		return nil, -1, err
 	}
 	n = &netlinkSocket{
-		sup: s, end: os.NewFile(uintptr(ends[1]), "netlink"), user: user, opener: opener, inode: inode{st.Dev, st.Ino}, portID: portID,
+		sup: s, end: os.NewFile(uintptr(ends[1]), "netlink"), user: user, kept: keep, note: note, opener: opener, inode: inode{st.Dev, st.Ino}, portID: portID,
 	}
 	s.mu.Lock()
 	if s.closed {
@@ -213,7 +218,7 @@ func (n *netlinkSocket) serve() {
 	defer func() {
 		s.leaveNetlink(n)
 		queue.End(n.end)
-		n.user.Give(quota.Descriptors, netlinkDescriptors)
+		n.kept.Keep(n.note, func() { n.user.Give(quota.Descriptors, netlinkDescriptors) })
 	}()
 	raw, err := n.end.SyscallConn()
 	if err != nil {

@@ -62,7 +62,6 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 	f := &openFile{
 		sup: s, session: t, node: *n, user: p.user, pid: p.id.pid, program: p.id.name, readOnly: how&unix.O_ACCMODE == unix.O_RDONLY, ended: make(chan struct{}),
 	}
-	// The supervisor's description, and the watch.
 	if err := f.user.Take(quota.Descriptors, fileDescriptors); err != nil {
 		return nil, nil, err
 	}
@@ -78,7 +77,7 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 		return nil, nil, err
 	}
 	name := fmt.Sprintf("%s/%s.%d%s", t.name, n.device, s.fileCount.Add(1), queueSuffix)
-	if f.memory, err = shm.Create(name, quota.RingBytes, p.user); err != nil {
+	if f.memory, err = shm.Create(name, quota.RingBytes, p.user, s.cfg.Kept.Of(p.user)); err != nil {
 		return fail(err)
 	}
 	f.memory.LeavePages()
@@ -122,8 +121,8 @@ func (m queueMemory) Alloc(size int) (ib.Shared, error) {
 	return ib.Shared(s), err
 }
 
-// fileDescriptors is what an open device file costs the service: the description of the queue file, and a watch.
-const fileDescriptors = 2
+// fileDescriptors is what an open device file costs the service beside its queue file: a watch.
+const fileDescriptors = 1
 
 func (f *openFile) register() error {
 	var st unix.Stat_t
@@ -229,9 +228,7 @@ func (f *openFile) endQueues() {
 	f.stopBell()
 	f.file.Close()
 	f.closeBell()
-	if err := f.memory.Close(); err != nil { // usually the file has closed it
-		f.session.log.Warn("close the queue file", "dev", f.node.device, "err", err)
-	}
+	f.memory.Close() // usually the file has closed it
 	f.user.Give(quota.Descriptors, fileDescriptors)
 }
 

@@ -64,7 +64,7 @@ func TestPipePanic(t *testing.T) {
 	}
 	defer unix.Close(ends[0])
 	user := quota.New(quota.Limits{}).User(0)
-	p := &cmPipe{end: os.NewFile(uintptr(ends[1]), "pipe"), fd: ends[1], user: user}
+	p := &cmPipe{end: os.NewFile(uintptr(ends[1]), "pipe"), fd: ends[1], user: withPipe(t, user)}
 	defer p.close()
 	p.setter = func(int, bool) bool { panic("a bug") }
 	p.ready(true)

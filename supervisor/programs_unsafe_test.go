@@ -15,8 +15,9 @@ import (
 	"time"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
 	"verbena/internal/leaktest"
+
+	"golang.org/x/sys/unix"
 
 	"verbena/uapi"
 )

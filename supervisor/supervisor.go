@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
+	"verbena/internal/kept"
 	"verbena/internal/principal"
 	"verbena/internal/quota"
 	"verbena/internal/rights"
@@ -52,6 +53,8 @@ type SupervisorConfig struct {
 	Authority *principal.Authority
 	// Rights closes descriptors that programs have sent where none belong; nil: some of its own does.
 	Rights *rights.Queues
+	// Kept keeps users charged for files, pipes and sockets of the service's that their programs keep; nil does not.
+	Kept *kept.Keeper
 	// Log gets errors that have no caller to be returned to, and at the level of Debug the device files that are opened
 	// and closed, and the commands that are refused. Records about a session have the attribute uid. nil discards.
 	Log *slog.Logger

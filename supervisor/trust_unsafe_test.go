@@ -802,7 +802,7 @@ func TestManyCloses(t *testing.T) {
 
 // TestOneLookAtATime: of a file whose descriptors are closed one after the other, one look is pending.
 func TestOneLookAtATime(t *testing.T) {
-	m, err := shm.Create("queues", quota.RingBytes, nil)
+	m, err := shm.Create("queues", quota.RingBytes, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/kept"
 	"verbena/internal/quota"
 	"verbena/internal/reopen"
 	"verbena/uapi"
@@ -41,6 +42,8 @@ type eventFile struct {
 	fd       int // of pipe, used with the turn while state is not closed
 	cqs      int // completion queues that refer to the channel; under eventFiles.mu
 	user     *quota.User
+	kept     *kept.Kept
+	note     kept.Note // of the reading end
 	gate     *pipeGate
 	run      func()        // pump, which costs no memory to start so
 	turn     chan struct{} // has an element while a thread is at the pipe
@@ -132,8 +135,9 @@ const (
 // pipeEnds is what an event file is charged for: the reading end is the service's until the program has it.
 const pipeEnds = 2
 
-// newEventFile makes a pipe. The caller hands its reading end, which waits as the program expects, to the program.
-func newEventFile(size int, user *quota.User, gate *pipeGate) (e *eventFile, reader int, err error) {
+// newEventFile makes a pipe. The caller hands its reading end, which waits as the program expects, to the program. The pipe stays
+// charged to the user until the program has closed that.
+func newEventFile(size int, user *quota.User, keep *kept.Kept, gate *pipeGate) (e *eventFile, reader int, err error) {
 	if err := user.Take(quota.Descriptors, pipeEnds); err != nil {
 		return nil, -1, err
 	}
@@ -147,8 +151,12 @@ func newEventFile(size int, user *quota.User, gate *pipeGate) (e *eventFile, rea
 		return nil, -1, fmt.Errorf("make a pipe for events: %w", err)
 	}
 	var st unix.Stat_t
+	var note kept.Note
 	if err = unix.SetNonblock(p[1], true); err == nil {
 		err = unix.Fstat(p[1], &st)
+	}
+	if err == nil {
+		note, err = keep.Note(p[0])
 	}
 	if err != nil {
 		unix.Close(p[0])
@@ -157,7 +165,7 @@ func newEventFile(size int, user *quota.User, gate *pipeGate) (e *eventFile, rea
 	}
 	e = &eventFile{
 		dev: st.Dev, ino: st.Ino, size: size, pipe: os.NewFile(uintptr(p[1]), "events"), fd: p[1],
-		records: make([]record, 0, 32), user: user, gate: gate, turn: make(chan struct{}, 1), over: make(chan struct{}),
+		records: make([]record, 0, 32), user: user, kept: keep, note: note, gate: gate, turn: make(chan struct{}, 1), over: make(chan struct{}),
 	}
 	e.run = e.pump
 	return e, p[0], nil
@@ -166,7 +174,7 @@ func newEventFile(size int, user *quota.User, gate *pipeGate) (e *eventFile, rea
 // closePipe ends the file; state has become eventsClosed. The caller has the turn.
 func (e *eventFile) closePipe() {
 	e.pipe.Close()
-	e.user.Give(quota.Descriptors, pipeEnds)
+	e.kept.Keep(e.note, func() { e.user.Give(quota.Descriptors, pipeEnds) })
 	close(e.over)
 }
 
@@ -524,6 +532,7 @@ func (e *eventFile) deserted() bool {
 // eventFiles are those of one context.
 type eventFiles struct {
 	user     *quota.User
+	kept     *kept.Kept
 	gate     *pipeGate
 	mu       sync.Mutex
 	closed   bool
@@ -538,7 +547,7 @@ var errClosed = fmt.Errorf("the file is closed: %w", syscall.EBADF)
 // newChannel makes a completion channel, and closes those that neither the program nor a completion queue has any
 // more, so that their number is bounded by the program's descriptors.
 func (s *eventFiles) newChannel() (e *eventFile, reader int, err error) {
-	if e, reader, err = newEventFile(compRecordSize, s.user, s.gate); err != nil {
+	if e, reader, err = newEventFile(compRecordSize, s.user, s.kept, s.gate); err != nil {
 		return nil, -1, err
 	}
 	s.mu.Lock()
@@ -549,7 +558,7 @@ func (s *eventFiles) newChannel() (e *eventFile, reader int, err error) {
 
 // newAsync makes an asynchronous event file.
 func (s *eventFiles) newAsync() (e *eventFile, reader int, err error) {
-	if e, reader, err = newEventFile(asyncRecordSize, s.user, s.gate); err != nil {
+	if e, reader, err = newEventFile(asyncRecordSize, s.user, s.kept, s.gate); err != nil {
 		return nil, -1, err
 	}
 	s.mu.Lock()

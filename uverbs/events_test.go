@@ -401,7 +401,7 @@ func TestEventFilesAfterClose(t *testing.T) {
 
 	s.close() // which waits for those
 
-	e, reader, err := newEventFile(compRecordSize, nil, nil)
+	e, reader, err := newEventFile(compRecordSize, nil, nil, nil)
 	must(t, err)
 	unix.Close(reader)
 	e.close()
@@ -422,7 +422,7 @@ func TestEventFilesAfterClose(t *testing.T) {
 // TestEventAfterWrite: an event that comes while an equal one is being written is another, since the program may have read that, and asked
 // for the next, before the thread that writes is back. Otherwise it is one with that, where the pipe is full.
 func TestEventAfterWrite(t *testing.T) {
-	e, reader, err := newEventFile(compRecordSize, nil, nil)
+	e, reader, err := newEventFile(compRecordSize, nil, nil, nil)
 	must(t, err)
 	defer unix.Close(reader)
 	defer e.close()
@@ -456,7 +456,7 @@ func TestEventAfterWrite(t *testing.T) {
 // TestEventsAreBounded checks the number of equal events that wait for a pipe that does not answer, and that records
 // which the program has read are forgotten.
 func TestEventsAreBounded(t *testing.T) {
-	e, reader, err := newEventFile(compRecordSize, nil, nil)
+	e, reader, err := newEventFile(compRecordSize, nil, nil, nil)
 	must(t, err)
 	defer unix.Close(reader)
 	defer e.close()

@@ -90,7 +90,7 @@ type File struct {
 
 func newFile(d *Device, p Process, m Memory) *File {
 	f := &File{dev: d, proc: p, user: p.User(), mem: m}
-	f.events.user, f.events.gate = f.user, d.srv.pipeGate(f.user)
+	f.events.user, f.events.kept, f.events.gate = f.user, d.srv.opts.Kept.Of(f.user), d.srv.pipeGate(f.user)
 	return f
 }
 

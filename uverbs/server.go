@@ -12,6 +12,7 @@ import (
 
 	"verbena/ib"
 	"verbena/ib/user"
+	"verbena/internal/kept"
 	"verbena/internal/quota"
 	"verbena/uapi"
 )
@@ -40,6 +41,8 @@ type ServerOptions struct {
 	// Grace is how long the removal of a device, and the close of a file, wait for calls that are stopped in the memory of
 	// a process which does not answer; 0 stands for 2 s.
 	Grace time.Duration
+	// Kept keeps users charged for event files that their programs keep; nil does not.
+	Kept *kept.Keeper
 }
 
 const defaultGrace = 2 * time.Second

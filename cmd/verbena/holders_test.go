@@ -42,7 +42,7 @@ func holding(t *testing.T, f *os.File, script string, attr *syscall.SysProcAttr)
 // queueFile makes a queue file of a session's, and returns a program's description of it.
 func queueFile(t *testing.T, name string, uid int) *os.File {
 	t.Helper()
-	f, err := shm.Create(name, quota.RingBytes, nil)
+	f, err := shm.Create(name, quota.RingBytes, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 func TestAbandonBarsDoorbells(t *testing.T) {
 	var programs, queues []*os.File
 	for _, name := range []string{"a", "b"} {
-		f, err := shm.Create(name, quota.RingBytes, nil)
+		f, err := shm.Create(name, quota.RingBytes, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

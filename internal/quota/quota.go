@@ -137,6 +137,7 @@ func (e *Error) Unwrap() error { return kinds[e.Kind].errno }
 type Ledger struct {
 	limits  Limits
 	refused func(*Error) // may be nil
+	short   func(*User)  // may be nil
 
 	mu    sync.Mutex
 	total [NumKinds]uint64
@@ -150,6 +151,10 @@ func New(limits Limits) *Ledger {
 
 // OnRefusal sets a function that is called for each refusal. It must not sleep, and is set before the ledger is used.
 func (l *Ledger) OnRefusal(f func(*Error)) { l.refused = f }
+
+// OnShort sets a function that is called before a refusal, and after which the limits are looked at again: it may give back what
+// the user does not hold any more. It must not sleep, and is set before the ledger is used.
+func (l *Ledger) OnShort(f func(*User)) { l.short = f }
 
 // ID identifies a user: by a user id and, where the same id means different users, by a container.
 type ID struct {
@@ -207,7 +212,12 @@ func (u *User) Take(k Kind, n uint64) error {
 	if u == nil || n == 0 {
 		return nil
 	}
-	if err := u.take(k, n); err != nil {
+	err := u.take(k, n)
+	if err != nil && u.ledger.short != nil {
+		u.ledger.short(u)
+		err = u.take(k, n)
+	}
+	if err != nil {
 		if u.ledger.refused != nil {
 			u.ledger.refused(err)
 		}

@@ -27,7 +27,7 @@ func (q *Queue) Sending(c syscall.Conn, n int) (sent func(), err error) {
 	if q == nil || n == 0 {
 		return func() {}, nil
 	}
-	fd, err := duplicate(c)
+	fd, err := Duplicate(c)
 	if err != nil {
 		return nil, err
 	}
@@ -63,8 +63,8 @@ func (q *Queue) Sending(c syscall.Conn, n int) (sent func(), err error) {
 	}, nil
 }
 
-// duplicate returns a descriptor of a socket that stays open when the socket is closed.
-func duplicate(c syscall.Conn) (fd int, err error) {
+// Duplicate returns a descriptor of a socket that stays open when the socket is closed.
+func Duplicate(c syscall.Conn) (fd int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return -1, err

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/hugepage"
+	"verbena/internal/kept"
 	"verbena/internal/quota"
 	"verbena/internal/reopen"
 )
@@ -23,6 +24,8 @@ type File struct {
 	name string
 	user *quota.User // regions and mappings are charged to it
 	kind quota.Kind  // of the bytes of regions
+
+	keep *kept.Kept // has the file after Close
 
 	leave bool // Close leaves pages to a program that has the file; see LeavePages
 
@@ -68,8 +71,17 @@ const (
 var pageSize = int64(os.Getpagesize())
 
 // Create makes a file. The name, of at most 249 bytes, is for people: /proc/PID/maps and links in /proc/PID/fd show it as
-// "/memfd:NAME (deleted)". Regions are charged to user as bytes of a kind, and their mappings as such.
-func Create(name string, kind quota.Kind, user *quota.User) (*File, error) {
+// "/memfd:NAME (deleted)". Regions are charged to user as bytes of a kind, and their mappings as such. The file is charged as a
+// descriptor, until Close and, if keep is not nil, as long as a program has it.
+func Create(name string, kind quota.Kind, user *quota.User, keep *kept.Kept) (_ *File, err error) {
+	if err := user.Take(quota.Descriptors, 1); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			user.Give(quota.Descriptors, 1)
+		}
+	}()
 	fail := func(what string, err error) (*File, error) {
 		return nil, fmt.Errorf("create shared memory: %s: %w", what, err)
 	}
@@ -89,11 +101,11 @@ func Create(name string, kind quota.Kind, user *quota.User) (*File, error) {
 	if err != nil {
 		return fail("open", err)
 	}
-	return &File{file: os.NewFile(uintptr(own), name), name: name, user: user, kind: kind, regions: map[int64]region{}}, nil
+	return &File{file: os.NewFile(uintptr(own), name), name: name, user: user, keep: keep, kind: kind, regions: map[int64]region{}}, nil
 }
 
 // LeavePages makes Close leave the pages of regions as they are, if a program still has the file: it may poll its queues for
-// what was completed before the end. It is called before the file is used.
+// what was completed before the end. They stay charged as long as the file. It is called before the file is used.
 func (f *File) LeavePages() { f.leave = true }
 
 // Name returns the name of the file.
@@ -256,13 +268,13 @@ func (f *File) free(off int64) {
 	if !ok {
 		return
 	}
-	f.forget(off, r)
+	f.unmap(off, r)
+	f.user.Give(f.kind, uint64(len(r.mem)))
 	f.punch(off, int64(len(r.mem)))
 }
 
-func (f *File) forget(off int64, r region) {
+func (f *File) unmap(off int64, r region) {
 	delete(f.regions, off)
-	f.user.Give(f.kind, uint64(len(r.mem)))
 	r.chunk.used--
 	f.dropUnused(r.chunk)
 }
@@ -317,18 +329,21 @@ func (f *File) InUse() bool {
 }
 
 func (f *File) inUseLocked() bool {
-	// The kernel grants a write lease only to the sole opener (fcntl(2), "Leases").
-	fd := f.file.Fd()
-	if _, err := unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_WRLCK); err != nil {
-		return true
+	return soleOpener(f.file.Fd()) != nil
+}
+
+// soleOpener returns nil if no other description of a file is open or mapped, and EAGAIN if one is: the kernel grants a write lease only
+// to the sole opener (fcntl(2), "Leases").
+func soleOpener(fd uintptr) error {
+	_, err := unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_WRLCK)
+	if err == nil {
+		_, _ = unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_UNLCK)
 	}
-	_, _ = unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_UNLCK)
-	return false
+	return err
 }
 
 // Close unmaps all regions and gives their pages back, also those that a program still has mapped, which then read as zeros,
-// unless LeavePages was called.
-// Nothing here may touch a region's memory from then on. Close may be called again.
+// unless LeavePages was called. Nothing here may touch a region's memory from then on. Close may be called again. It returns nil.
 func (f *File) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -336,9 +351,13 @@ func (f *File) Close() error {
 		return nil
 	}
 	leave := f.leave && f.inUseLocked()
+	left := uint64(0)
 	for off, r := range f.regions {
-		f.forget(off, r)
-		if !leave {
+		f.unmap(off, r)
+		if leave {
+			left += uint64(len(r.mem))
+		} else {
+			f.user.Give(f.kind, uint64(len(r.mem)))
 			f.punch(off, int64(len(r.mem)))
 		}
 	}
@@ -346,10 +365,16 @@ func (f *File) Close() error {
 		f.chunk = nil
 		f.dropUnused(last)
 	}
-	err := f.file.Close()
+	f.keep.Keep(rest{f.file}, func() {
+		f.user.Give(f.kind, left)
+		f.user.Give(quota.Descriptors, 1)
+	})
 	f.file = nil
-	if err != nil {
-		return fmt.Errorf("close shared memory: %w", err)
-	}
 	return nil
 }
+
+// rest is a file after Close.
+type rest struct{ *os.File }
+
+// InUse reports whether a program has the file. It is false where that cannot be found out: the user is not charged for ever.
+func (r rest) InUse() bool { return errors.Is(soleOpener(r.Fd()), unix.EAGAIN) }

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/kept"
 	"verbena/internal/quota"
 )
 
@@ -24,7 +25,7 @@ func create(t *testing.T) *File {
 
 func createFor(t *testing.T, user *quota.User) *File {
 	t.Helper()
-	f, err := Create("verbena-shm-test", quota.RingBytes, user)
+	f, err := Create("verbena-shm-test", quota.RingBytes, user, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -545,6 +546,71 @@ func TestLeavePages(t *testing.T) {
 		if n, err := unix.Pread(int(p.Fd()), b[:], 0); n != 1 || err != nil || (b[0] == 7) != leave {
 			t.Errorf("leave %v: read %d, %v, byte %d", leave, n, err, b[0])
 		}
+	}
+}
+
+// TestCharged: a file is charged, with the pages that it leaves, as long as a program has it open or mapped.
+func TestCharged(t *testing.T) {
+	for _, tt := range []struct{ leave, mapped bool }{{false, false}, {true, false}, {true, true}} {
+		keeper := kept.New(nil)
+		defer keeper.Close()
+		user := quota.New(quota.Limits{}).User(1000)
+		f, err := Create("verbena-shm-test", quota.RingBytes, user, keeper.Of(user))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tt.leave {
+			f.LeavePages()
+		}
+		for range 3 {
+			if _, err := f.Alloc(2 * int(pageSize)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p := openForProgram(t, f)
+		free := func() { p.Close() }
+		if tt.mapped {
+			mem, err := unix.Mmap(int(p.Fd()), 0, int(pageSize), unix.PROT_READ, unix.MAP_SHARED)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.Close()
+			free = func() { unix.Munmap(mem) }
+		}
+		check := func(when string, files, bytes uint64) {
+			t.Helper()
+			keeper.Release(user)
+			if d, b := user.Held(quota.Descriptors), user.Held(quota.RingBytes); d != files || b != bytes {
+				t.Errorf("%+v, %s: %d descriptors and %d bytes are charged, want %d and %d", tt, when, d, b, files, bytes)
+			}
+		}
+		all := 6 * uint64(pageSize)
+		check("open", 1, all)
+		f.Close()
+		if !tt.leave {
+			all = 0
+		}
+		check("closed, and a program has it", 1, all)
+		free()
+		check("nobody has it", 0, 0)
+	}
+}
+
+// TestCreateRefused: a user at the limit gets no file.
+func TestCreateRefused(t *testing.T) {
+	var limits quota.Limits
+	limits[quota.Descriptors].PerUser = 1
+	user := quota.New(limits).User(1000)
+	f, err := Create("verbena-shm-test", quota.RingBytes, user, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Create("verbena-shm-test", quota.RingBytes, user, nil); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("got %v, want EMFILE", err)
+	}
+	f.Close()
+	if n := user.Held(quota.Descriptors); n != 0 {
+		t.Errorf("%d descriptors are charged after Close", n)
 	}
 }
 

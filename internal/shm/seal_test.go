@@ -14,7 +14,7 @@ import (
 // TestCreatedIsSealed tests that a program can neither shorten a file that it shares with the service, which would make
 // an access of the service fail, nor change what is sealed.
 func TestCreatedIsSealed(t *testing.T) {
-	f, err := Create("test", quota.BufferBytes, nil)
+	f, err := Create("test", quota.BufferBytes, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"verbena/internal/ctl"
+	"verbena/internal/quota"
+	"verbena/internal/testutil"
 
 	"golang.org/x/sys/unix"
 )
@@ -203,5 +206,42 @@ func TestAttackReadOnlyMount(t *testing.T) {
 	}
 	if err := syscall.Unlink(w.socket + ".new"); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestAttackKept: what the kernel has for a user whose programs keep descriptors that the service has made, or leave answers unread, is bounded,
+// also after their device files and connections have ended. The service's control group is charged for it.
+func TestAttackKept(t *testing.T) {
+	seconds := fmt.Sprint(many(4, 60))
+	open := fmt.Sprintf(`{"Protocol":%d,"Op":"open","Name":"rxe0"}`, ctl.Protocol)
+	show := fmt.Sprintf(`{"Protocol":%d,"Op":"stat show"}`, ctl.Protocol)
+	s := contained(t, 128<<20, 900, "--limit", "descriptors=200", "--limit", "connections=16")
+	for _, c := range []struct {
+		name  string
+		kind  quota.Kind
+		limit int
+		start func() *dialogue
+	}{
+		{"descriptors of device files", quota.Descriptors, 200, func() *dialogue { return s.outside(attacker, "kept", s.socket, "device", seconds, open) }},
+		{"unread answers", quota.Connections, 16 + 64, // and refused clients that are told why
+			func() *dialogue { return s.outside(attacker, "kept", s.socket, "answer", seconds, show) }},
+		{"channels", quota.Descriptors, 200, func() *dialogue { return s.attack(attacker, "kept-channels", seconds) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := s.held(c.kind.String())
+			d := c.start()
+			line := d.until("kept", 2*time.Minute)
+			t.Log(line)
+			var kept, asked int
+			if n, err := fmt.Sscanf(line, "kept %d of %d", &kept, &asked); n != 2 || kept == 0 || kept > c.limit {
+				t.Errorf("the attacker says %q (%v), want 1 to %d", line, err, c.limit)
+			}
+			s.lives()
+			d.kill()
+			<-d.over
+			testutil.Eventually(t, "the attacker's descriptors to be given back", func() bool {
+				return s.held(c.kind.String()) <= before
+			})
+		})
 	}
 }

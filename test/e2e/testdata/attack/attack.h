@@ -62,7 +62,7 @@ int neighbour(int, char **), swap(int, char **), stall_command(int, char **), re
 	close_storm(int, char **), slow_open(int, char **), main_exit(int, char **), number_race(int, char **), paths(int, char **),
 	sessions(int, char **), exec_races(int, char **), descriptors(int, char **), tree_writes(int, char **), remap(int, char **),
 	stall_close(int, char **), hidden_execs(int, char **), stall_stat(int, char **), impostor(int, char **),
-	connections(int, char **), unreceived(int, char **), unfinished(int, char **), garbage(int, char **), attach(int, char **), stall_userfault(int, char **),
+	connections(int, char **), unreceived(int, char **), kept(int, char **), kept_channels(int, char **), unfinished(int, char **), garbage(int, char **), attach(int, char **), stall_userfault(int, char **),
 	names(int, char **), own_answers(int, char **), thread_user(int, char **), flip_paths(int, char **), limits(int, char **), recycle(int, char **),
 	swap_device(int, char **), linger_netlink(int, char **), linger_control(int, char **), grow(int, char **),
 	keep_descriptor(int, char **), give_device(int, char **), unread(int, char **), subordinate(int, char **), flood(int, char **);

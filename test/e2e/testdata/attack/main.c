@@ -13,7 +13,7 @@ static const struct {
 	{"stall-region", stall_region}, {"close-storm", close_storm}, {"slow-open", slow_open}, {"main-exit", main_exit},
 	{"number-race", number_race}, {"paths", paths}, {"sessions", sessions}, {"exec-races", exec_races},
 	{"descriptors", descriptors}, {"tree-writes", tree_writes}, {"remap", remap}, {"stall-close", stall_close},
-	{"hidden-execs", hidden_execs}, {"stall-stat", stall_stat}, {"impostor", impostor}, {"connections", connections}, {"unreceived", unreceived},
+	{"hidden-execs", hidden_execs}, {"stall-stat", stall_stat}, {"impostor", impostor}, {"connections", connections}, {"unreceived", unreceived}, {"kept", kept}, {"kept-channels", kept_channels},
 	{"unfinished", unfinished}, {"garbage", garbage}, {"attach", attach},
 	{"stall-userfault", stall_userfault}, {"names", names}, {"own-answers", own_answers}, {"thread-user", thread_user},
 	{"flip-paths", flip_paths}, {"limits", limits}, {"recycle", recycle},

@@ -180,3 +180,35 @@ int limits(int argc, char **argv)
 	say("done");
 	return 0;
 }
+
+// kept-channels SECONDS: makes completion channels, ends the context, and keeps a descriptor of each.
+int kept_channels(int argc, char **argv)
+{
+	CHECK(argc == 1);
+	struct rlimit limit;
+	getrlimit(RLIMIT_NOFILE, &limit);
+	limit.rlim_cur = limit.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &limit);
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	CHECK(list && list[0]);
+	long got = 0, asked = 0;
+	for (double end = now() + atof(argv[0]); now() < end;) {
+		struct ibv_context *ctx = ibv_open_device(list[0]);
+		if (!ctx) {
+			usleep(1000);
+			continue;
+		}
+		for (int i = 0; i < 20; i++, asked++) {
+			struct ibv_comp_channel *c = ibv_create_comp_channel(ctx);
+			if (!c)
+				break;
+			if (dup(c->fd) >= 0)
+				got++;
+			ibv_destroy_comp_channel(c);
+		}
+		ibv_close_device(ctx);
+	}
+	say("kept %ld of %ld", got, asked);
+	await_line();
+	return 0;
+}

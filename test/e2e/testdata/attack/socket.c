@@ -139,6 +139,57 @@ int unreceived(int argc, char **argv)
 	return 0;
 }
 
+// kept SOCKET WHAT SECONDS MESSAGE: opens connections, sends the message on each, ends it, and keeps what it has got: the descriptors of a device
+// file (device), or the connection with the answer unread (answer).
+int kept(int argc, char **argv)
+{
+	CHECK(argc == 4);
+	control = argv[0];
+	struct rlimit limit;
+	getrlimit(RLIMIT_NOFILE, &limit);
+	limit.rlim_cur = limit.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &limit);
+	int device = !strcmp(argv[1], "device");
+	long got = 0, asked = 0;
+	for (double end = now() + atof(argv[2]); now() < end; asked++) {
+		int s = connect_control();
+		if (s < 0) {
+			usleep(1000);
+			continue;
+		}
+		struct timeval wait = {1, 0};
+		setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait);
+		if (send_with(s, argv[3], -1) < 0) {
+			close(s);
+			continue;
+		}
+		if (!device) {
+			int size = 0;
+			for (double until = now() + 0.5; now() < until && !size; usleep(200))
+				ioctl(s, FIONREAD, &size);
+			got += size > 0;
+			shutdown(s, SHUT_RDWR);
+			continue;
+		}
+		for (int i = 0; i < 2; i++) { // the answer of the control protocol, and that with the descriptors
+			char text[65536], space[256];
+			struct iovec v = {text, sizeof text};
+			struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
+			if (recvmsg(s, &m, 0) <= 0)
+				break;
+			for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c))
+				if (c->cmsg_type == SCM_RIGHTS) {
+					got += (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+					i = 2;
+				}
+		}
+		close(s);
+	}
+	say("kept %ld of %ld", got, asked);
+	await_line();
+	return 0;
+}
+
 // unfinished SOCKET COUNT BYTES: as many messages, each said to be so long, and sent but for the last byte.
 int unfinished(int argc, char **argv)
 {

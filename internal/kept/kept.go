@@ -1,0 +1,300 @@
+package kept
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/procfile"
+	"verbena/internal/quota"
+)
+
+const (
+	// fewNotes is up to how many notes of a user are looked at within Keep. Looking at more takes a goroutine.
+	fewNotes = 64
+	// The pauses between two looks.
+	firstPause = 10 * time.Millisecond
+	lastPause  = time.Second
+)
+
+// Keeper has the objects of all users. It is safe for concurrent use. The nil Keeper keeps nothing.
+type Keeper struct {
+	log *slog.Logger
+
+	mu     sync.Mutex
+	of     map[*quota.User]*Kept
+	closed bool
+}
+
+// New returns a Keeper. The log, which may be nil, gets what has no caller to be returned to.
+func New(log *slog.Logger) *Keeper {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &Keeper{log: log, of: map[*quota.User]*Kept{}}
+}
+
+// Of returns the objects of a user, which are one and the same value as long as the Keeper exists. The nil Keeper returns nil.
+func (k *Keeper) Of(u *quota.User) *Kept {
+	if k == nil {
+		return nil
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s := k.of[u]
+	if s == nil {
+		s = &Kept{user: u, log: k.log, epoll: -1, closed: k.closed}
+		k.of[u] = s
+	}
+	return s
+}
+
+// Release ends the charges of the user's objects that no program has any more. (quota.Ledger.OnShort)
+func (k *Keeper) Release(u *quota.User) { k.Of(u).Release() }
+
+// Object is what a program may have. Neither method may sleep.
+type Object interface {
+	// InUse reports whether a program has it.
+	InUse() bool
+	// Close ends the service's own use of it.
+	Close() error
+}
+
+// Kept has the objects of one user. It is safe for concurrent use. The nil Kept keeps nothing.
+type Kept struct {
+	user *quota.User
+	log  *slog.Logger
+
+	mu     sync.Mutex
+	epoll  int    // -1: nothing is noted
+	last   uint64 // the latest note
+	noted  int    // notes that were open at the last look, or were made since
+	left   []charge
+	timer  *time.Timer   // for the next look; nil: there is none
+	pause  time.Duration // before the one after that
+	closed bool
+}
+
+type charge struct {
+	Object
+	end func()
+}
+
+// Note stands for a description that was noted. The zero Note stands for none, and is not in use.
+type Note struct {
+	of *Kept
+	id uint64
+}
+
+// Note notes the description of a pipe, a socket or an eventfd, which a program is about to get.
+func (s *Kept) Note(fd int) (Note, error) {
+	if s == nil {
+		return Note{}, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return Note{}, nil
+	}
+	fail := func(what string, err error) (Note, error) {
+		return Note{}, fmt.Errorf("note a descriptor of a program: %s: %w", what, err)
+	}
+	if s.epoll < 0 {
+		epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+		if err != nil {
+			return fail("epoll_create1", err)
+		}
+		s.epoll = epoll
+	}
+	s.last++
+	event := unix.EpollEvent{Fd: int32(s.last), Pad: int32(s.last >> 32)} // the data of 64 bits
+	if err := unix.EpollCtl(s.epoll, unix.EPOLL_CTL_ADD, fd, &event); err != nil {
+		return fail("epoll_ctl", err)
+	}
+	s.noted++
+	return Note{s, s.last}, nil
+}
+
+// InUse reports whether any process has the description.
+func (n Note) InUse() bool {
+	if n.of == nil {
+		return false
+	}
+	n.of.mu.Lock()
+	defer n.of.mu.Unlock()
+	_, open := slices.BinarySearch(n.of.open(), n.id)
+	return open
+}
+
+// Close does nothing: the note ends with the description.
+func (Note) Close() error { return nil }
+
+// Keep closes the object and calls end, which ends a charge, as soon as no program has the object. The service does not use it any
+// more, and has closed its own descriptors of a description that was noted. Neither Keep nor end sleeps; end may be called before Keep
+// returns.
+func (s *Kept) Keep(o Object, end func()) {
+	if s == nil {
+		o.Close()
+		end()
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.left = append(s.left, charge{o, end})
+	if s.closed {
+		s.giveUp()
+		return
+	}
+	s.pause = firstPause
+	if s.timer == nil && s.noted <= fewNotes {
+		s.look()
+	}
+	s.lookLater()
+}
+
+// lookLater looks again after a pause, if something is left.
+//
+//verbena:held mu
+func (s *Kept) lookLater() {
+	if len(s.left) == 0 || s.timer != nil {
+		return
+	}
+	s.timer = time.AfterFunc(s.pause, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.closed {
+			return
+		}
+		s.timer = nil
+		s.look()
+		s.lookLater()
+	})
+	s.pause = min(2*s.pause, lastPause)
+}
+
+// Release ends the charges of objects that no program has any more. It does not sleep.
+func (s *Kept) Release() {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.look()
+}
+
+//verbena:held mu
+func (s *Kept) look() {
+	if len(s.left) == 0 {
+		return
+	}
+	open := s.open()
+	s.left = slices.DeleteFunc(s.left, func(c charge) bool {
+		if n, ok := c.Object.(Note); ok {
+			if _, is := slices.BinarySearch(open, n.id); is {
+				return false
+			}
+		} else if c.InUse() {
+			return false
+		}
+		c.Close()
+		c.end()
+		return true
+	})
+	if s.noted == 0 {
+		s.closeEpoll()
+	}
+}
+
+//verbena:held mu
+func (s *Kept) closeEpoll() {
+	if s.epoll >= 0 {
+		unix.Close(s.epoll)
+		s.epoll = -1
+	}
+}
+
+// open returns in order the notes whose descriptions are open. Those that cannot be found out are not: a user is not charged for ever.
+//
+//verbena:held mu
+func (s *Kept) open() []uint64 {
+	if s.epoll < 0 {
+		return nil
+	}
+	info, err := procfile.Read(fmt.Sprintf("/proc/self/fdinfo/%d", s.epoll))
+	if err != nil {
+		s.log.Warn("what programs keep cannot be found out, and is not charged to them", "uid", s.user.ID().UID, "err", err)
+		return nil
+	}
+	ids := parse(info)
+	s.noted = len(ids)
+	return ids
+}
+
+// parse returns the data of an epoll instance's entries as fdinfo lists them (proc_pid_fdinfo(5)), in order.
+func parse(info []byte) (ids []uint64) {
+	for line := range bytes.Lines(info) {
+		if !bytes.HasPrefix(line, []byte("tfd:")) {
+			continue
+		}
+		_, rest, found := bytes.Cut(line, []byte("data:"))
+		if fields := bytes.Fields(rest); found && len(fields) > 0 {
+			if id, err := strconv.ParseUint(string(fields[0]), 16, 64); err == nil {
+				ids = append(ids, id)
+			}
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// Close ends all charges, and closes what the service has itself.
+func (k *Keeper) Close() {
+	if k == nil {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.closed = true
+	for _, s := range k.of {
+		s.close()
+	}
+}
+
+func (s *Kept) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	s.giveUp()
+	s.closeEpoll()
+}
+
+//verbena:held mu
+func (s *Kept) giveUp() {
+	for _, c := range s.left {
+		c.Close()
+		c.end()
+	}
+	s.left = nil
+}
+
+// Unread is the service's descriptor of a socket whose other end a program has. It is in use until all that was sent has been received, or
+// the other end is closed: what is unread takes memory, also when the service has closed its end.
+type Unread int
+
+// InUse implements Object. (SIOCOUTQ of unix(7))
+func (fd Unread) InUse() bool {
+	n, err := unix.IoctlGetInt(int(fd), unix.SIOCOUTQ)
+	return err == nil && n > 0
+}
+
+// Close implements Object.
+func (fd Unread) Close() error { return unix.Close(int(fd)) }

@@ -1,0 +1,323 @@
+package kept
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/leaktest"
+	"verbena/internal/quota"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// description makes an object of a kind, and returns a descriptor of what a program would get, and those of the service.
+var descriptions = []struct {
+	name string
+	make func(t *testing.T) (theirs int, ours []int)
+}{
+	{"pipe", func(t *testing.T) (int, []int) {
+		var p [2]int
+		if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+			t.Fatal(err)
+		}
+		return p[0], p[1:]
+	}},
+	{"socket", func(t *testing.T) (int, []int) {
+		p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p[0], p[1:]
+	}},
+	{"eventfd", func(t *testing.T) (int, []int) {
+		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fd, nil
+	}},
+}
+
+// keeper returns the objects of a user who is charged for n descriptors.
+func keeper(t *testing.T, n uint64) (*Kept, *quota.User) {
+	k := New(nil)
+	t.Cleanup(k.Close)
+	var limits quota.Limits
+	limits[quota.Descriptors].PerUser = n
+	ledger := quota.New(limits)
+	ledger.OnShort(k.Release)
+	u := ledger.User(1000)
+	if err := u.Take(quota.Descriptors, n); err != nil {
+		t.Fatal(err)
+	}
+	return k.Of(u), u
+}
+
+func keep(s *Kept, o Object) { s.Keep(o, func() { s.user.Give(quota.Descriptors, 1) }) }
+
+// becomes waits until the user holds n descriptors.
+func becomes(t *testing.T, u *quota.User, n uint64) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); u.Held(quota.Descriptors) != n; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("the user holds %d descriptors, want %d", u.Held(quota.Descriptors), n)
+		}
+	}
+}
+
+func TestClosedBeforeKeep(t *testing.T) {
+	for _, d := range descriptions {
+		t.Run(d.name, func(t *testing.T) {
+			s, u := keeper(t, 1)
+			theirs, ours := d.make(t)
+			n, err := s.Note(theirs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !n.InUse() {
+				t.Error("it is open, and not in use")
+			}
+			for _, fd := range append(ours, theirs) {
+				unix.Close(fd)
+			}
+			keep(s, n)
+			if held := u.Held(quota.Descriptors); held != 0 || s.epoll != -1 {
+				t.Errorf("after Keep the user holds %d descriptors, and the service %d for it, want none", held, s.epoll)
+			}
+		})
+	}
+}
+
+func TestClosedAfterKeep(t *testing.T) {
+	for _, d := range descriptions {
+		t.Run(d.name, func(t *testing.T) {
+			s, u := keeper(t, 1)
+			theirs, ours := d.make(t)
+			n, err := s.Note(theirs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, err := unix.Dup(theirs) // the program may have more than one
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, fd := range append(ours, theirs) {
+				unix.Close(fd)
+			}
+			keep(s, n)
+			s.Release()
+			if held := u.Held(quota.Descriptors); held != 1 {
+				t.Errorf("the user has it, and holds %d descriptors", held)
+			}
+			unix.Close(again)
+			becomes(t, u, 0)
+		})
+	}
+}
+
+// A description in flight is in use.
+func TestInFlight(t *testing.T) {
+	s, u := keeper(t, 1)
+	theirs, ours := descriptions[0].make(t)
+	n, err := s.Note(theirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Sendmsg(p[0], []byte{0}, unix.UnixRights(theirs), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range []int{theirs, ours[0], p[0]} {
+		unix.Close(fd)
+	}
+	keep(s, n)
+	if held := u.Held(quota.Descriptors); held != 1 {
+		t.Errorf("it is in flight, and the user holds %d descriptors", held)
+	}
+	unix.Close(p[1])
+	becomes(t, u, 0)
+}
+
+func TestUnread(t *testing.T) {
+	for _, how := range []string{"read", "closed"} {
+		t.Run(how, func(t *testing.T) {
+			s, u := keeper(t, 1)
+			p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := unix.Write(p[1], make([]byte, 1000)); err != nil {
+				t.Fatal(err)
+			}
+			unix.Shutdown(p[1], unix.SHUT_RDWR)
+			keep(s, Unread(p[1]))
+			if held := u.Held(quota.Descriptors); held != 1 {
+				t.Errorf("1000 bytes are unread, and the user holds %d descriptors", held)
+			}
+			if how == "read" {
+				if n, err := unix.Read(p[0], make([]byte, 2000)); n != 1000 {
+					t.Errorf("read %d bytes: %v", n, err)
+				}
+				defer unix.Close(p[0])
+			} else {
+				unix.Close(p[0])
+			}
+			becomes(t, u, 0)
+		})
+	}
+}
+
+// A user at the limit gets at once what the program has let go of.
+func TestShort(t *testing.T) {
+	const n = 3 * fewNotes // so many that Keep does not look
+	s, u := keeper(t, n)
+	var open []int
+	for range n {
+		theirs, ours := descriptions[0].make(t)
+		note, err := s.Note(theirs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		unix.Close(ours[0])
+		open = append(open, theirs)
+		keep(s, note)
+	}
+	if err := u.Take(quota.Descriptors, 1); err == nil {
+		t.Error("a user who keeps all got another one")
+	}
+	for _, fd := range open[:n/2] {
+		unix.Close(fd)
+	}
+	if err := u.Take(quota.Descriptors, n/2); err != nil {
+		t.Errorf("after %d were closed: %v", n/2, err)
+	}
+	if err := u.Take(quota.Descriptors, 1); err == nil {
+		t.Error("a user who keeps half got more than that")
+	}
+	for _, fd := range open[n/2:] {
+		unix.Close(fd)
+	}
+	becomes(t, u, n/2)
+}
+
+func TestKeeperClose(t *testing.T) {
+	k := New(nil)
+	u := quota.New(quota.Limits{}).User(1000)
+	if err := u.Take(quota.Descriptors, 3); err != nil {
+		t.Fatal(err)
+	}
+	s := k.Of(u)
+	theirs, ours := descriptions[1].make(t)
+	defer unix.Close(theirs)
+	defer unix.Close(ours[0])
+	n, err := s.Note(theirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := &object{inUse: true}
+	keep(s, n)
+	keep(s, o)
+	if held := u.Held(quota.Descriptors); held != 3 {
+		t.Errorf("the user holds %d descriptors, want 3", held)
+	}
+	k.Close()
+	late := &object{inUse: true}
+	keep(s, late)
+	if held := u.Held(quota.Descriptors); held != 0 || !o.closed || !late.closed {
+		t.Errorf("after Close the user holds %d descriptors; closed: %v, %v", held, o.closed, late.closed)
+	}
+	if k.Of(quota.New(quota.Limits{}).User(1)).epoll != -1 {
+		t.Error("a new user has an epoll instance")
+	}
+	if n, err := s.Note(theirs); err != nil || n != (Note{}) {
+		t.Errorf("Note after Close: %v, %v", n, err)
+	}
+}
+
+type object struct{ inUse, closed bool }
+
+func (o *object) InUse() bool { return o.inUse }
+func (o *object) Close() error {
+	o.closed = true
+	return nil
+}
+
+func TestNil(t *testing.T) {
+	var k *Keeper
+	s := k.Of(nil)
+	n, err := s.Note(-1)
+	if err != nil || n.InUse() {
+		t.Errorf("got %v, %v", n, err)
+	}
+	o, ended := &object{inUse: true}, false
+	s.Keep(o, func() { ended = true })
+	if !o.closed || !ended {
+		t.Errorf("closed %v, ended %v", o.closed, ended)
+	}
+	k.Release(nil)
+	k.Close()
+}
+
+// What cannot be noted is an error: it would not be charged.
+func TestNoteRefused(t *testing.T) {
+	s, _ := keeper(t, 1)
+	f, err := os.Open(os.DevNull) // cannot be polled
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := s.Note(int(f.Fd())); err == nil {
+		t.Error("want an error")
+	}
+}
+
+func TestParse(t *testing.T) {
+	for _, c := range []struct {
+		info string
+		want []uint64
+	}{
+		{"", nil},
+		{"pos:\t0\nflags:\t02000002\nmnt_id:\t17\nino:\t1038\n", nil},
+		{"pos:\t0\ntfd:        4 events:       18 data:     555600000004  pos:0 ino:4f30d9 sdev:f\n", []uint64{0x555600000004}},
+		{"tfd: 9 events: 19 data: 2 pos:0 ino:1 sdev:f\ntfd: 4 events: 19 data: 1 pos:0 ino:1 sdev:f\n", []uint64{1, 2}},
+		{"tfd: 9 events: 19 data:", nil},
+		{"tfd: 9 events: 19 data: x\n", nil},
+		{"tfd: 9 events: 19 data: ffffffffffffffff\n", []uint64{1<<64 - 1}},
+	} {
+		if got := parse([]byte(c.info)); !slices.Equal(got, c.want) {
+			t.Errorf("%q: got %v, want %v", c.info, got, c.want)
+		}
+	}
+}
+
+func BenchmarkLook(b *testing.B) {
+	for _, n := range []int{1, 100, 2000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			k := New(nil)
+			defer k.Close()
+			s := k.Of(quota.New(quota.Limits{}).User(1))
+			for range n {
+				fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer unix.Close(fd)
+				if _, err := s.Note(fd); err != nil {
+					b.Fatal(err)
+				}
+			}
+			s.Keep(&object{inUse: true}, func() {})
+			for b.Loop() {
+				s.Release()
+			}
+		})
+	}
+}
