@@ -83,7 +83,9 @@ func takeRun(qp *QP) {
 // unwatched keeps the watchdogs from looking: a thread that lost its processor is not to make a program slow.
 func (b *bench) unwatched() {
 	for _, n := range []*node{b.a, b.b} {
-		n.dev.watchdog.on.Store(true)
+		for !n.dev.watchdog.on.CompareAndSwap(false, true) { // one that looks already stops when there is no copy any more
+			runtime.Gosched()
+		}
 	}
 }
 

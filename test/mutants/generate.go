@@ -18,7 +18,7 @@ import (
 
 // guarded are the packages that keep users apart. Mutants of every check in them are generated.
 var guarded = []string{
-	"internal/quota", "internal/privilege", "internal/principal", "internal/rights", "internal/cgroup", "internal/ctl",
+	"internal/quota", "internal/privilege", "internal/principal", "internal/rights", "internal/kept", "internal/cgroup", "internal/ctl",
 	"internal/shm", "umem", "remote", "nldev", "rdmacm/ucma", "service", "uverbs", "supervisor",
 }
 
