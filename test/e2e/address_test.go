@@ -163,7 +163,7 @@ func TestAddressLost(t *testing.T) {
 		{del, add},
 		{func() { ip("link", "set", "veth1", "down") }, func() { ip("link", "set", "veth1", "up") }},
 	} {
-		if _, err := run("100000", func() {
+		if _, err := run("40000", func() {
 			errs := stats("send_err") // before: on a busy machine the retries may be over by the time it is asked
 			c.lose()
 			testutil.Eventually(t, "sends fail", func() bool { return stats("send_err") > errs })

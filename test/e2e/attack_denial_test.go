@@ -56,6 +56,7 @@ func TestAttackThreads(t *testing.T) {
 
 // TestAttackManyQueuePairs: with two users at their limits a third one still gets ten thousand queue pairs. (B2)
 func TestAttackManyQueuePairs(t *testing.T) {
+	t.Parallel()
 	raw := buildRawverbs(t)
 	s := besiege(t)
 	before := s.load()

@@ -90,6 +90,7 @@ func TestAttackOtherPod(t *testing.T) {
 
 // TestAttackSubordinateIDs: a user with many subordinate ids is one user. (N7)
 func TestAttackSubordinateIDs(t *testing.T) {
+	t.Parallel()
 	needRoot(t)
 	s := besiege(t)
 	const ids, each, first = 60, 6, 200000 // a child waits for up to 2 s for each connection

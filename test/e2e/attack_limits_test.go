@@ -72,6 +72,7 @@ func contained(t *testing.T, memory, tasks uint64, args ...string) *siege {
 // TestAttackContainerMemory: in a container of 1 GiB, or of less, users who take all the buffers and queues that they
 // may have do not have the service killed, and another user still gets a device.
 func TestAttackContainerMemory(t *testing.T) {
+	t.Parallel()
 	program := build(t, "buffers", func(path string) []string {
 		return []string{"go", "build", "-trimpath", "-o", path, "./testdata/buffers"}
 	})
@@ -99,6 +100,7 @@ func TestAttackContainerMemory(t *testing.T) {
 // TestAttackContainerThreads: in a container with pids.max of 900 users who cause as many threads as possible do not
 // end the service.
 func TestAttackContainerThreads(t *testing.T) {
+	t.Parallel()
 	s := contained(t, 1<<30, 900)
 	for uid := uint32(attacker); uid > attacker-4; uid-- {
 		fs := newStallFS(t, uid, fuseRead)
@@ -212,6 +214,7 @@ func TestAttackReadOnlyMount(t *testing.T) {
 // TestAttackKept: what the kernel has for a user whose programs keep descriptors that the service has made, or leave answers unread, is bounded,
 // also after their device files and connections have ended. The service's control group is charged for it.
 func TestAttackKept(t *testing.T) {
+	t.Parallel()
 	seconds := fmt.Sprint(many(4, 60))
 	open := fmt.Sprintf(`{"Protocol":%d,"Op":"open","Name":"rxe0"}`, ctl.Protocol)
 	show := fmt.Sprintf(`{"Protocol":%d,"Op":"stat show"}`, ctl.Protocol)

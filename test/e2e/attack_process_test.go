@@ -21,7 +21,10 @@ import (
 
 // TestAttackSwappedDevice: the service opens no file that a program puts in the place of a device file while that is
 // duplicated, and acquires no terminal. (N1)
-func TestAttackSwappedDevice(t *testing.T) { everywhere(t, attackSwappedDevice) }
+func TestAttackSwappedDevice(t *testing.T) {
+	t.Parallel()
+	everywhere(t, attackSwappedDevice)
+}
 
 func attackSwappedDevice(t *testing.T, e *surroundings) {
 	s := e.besiege(t)
@@ -125,7 +128,10 @@ func attackLingering(t *testing.T, e *surroundings) {
 
 // TestAttackGrownQueueFile: what a program adds to its queue file takes no room from others, also where it and the
 // service do not share /dev/shm, and that of the service is small. (N3)
-func TestAttackGrownQueueFile(t *testing.T) { everywhere(t, attackGrownQueueFile) }
+func TestAttackGrownQueueFile(t *testing.T) {
+	t.Parallel()
+	everywhere(t, attackGrownQueueFile)
+}
 
 func attackGrownQueueFile(t *testing.T, e *surroundings) {
 	s := e.besiege(t)
@@ -206,7 +212,10 @@ func TestAttackConfusedLauncher(t *testing.T) {
 }
 
 // TestAttackUnreadAnswers: answers that are not read take a bounded part of the service's memory. (N9)
-func TestAttackUnreadAnswers(t *testing.T) { everywhere(t, attackUnreadAnswers) }
+func TestAttackUnreadAnswers(t *testing.T) {
+	t.Parallel()
+	everywhere(t, attackUnreadAnswers)
+}
 
 func attackUnreadAnswers(t *testing.T, e *surroundings) {
 	raw := buildRawverbs(t)
@@ -214,7 +223,7 @@ func attackUnreadAnswers(t *testing.T, e *surroundings) {
 	filler := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", raw, "fill", "all", fmt.Sprint(many(e.some(30000), 100000))))
 	filler.until("has", 60*time.Second)
 	before := s.load()
-	a := s.outside(attacker, "unread", s.socket, "200", "res show")
+	a := s.outside(attacker, "unread", s.socket, fmt.Sprint(many(60, 200)), "res show")
 	t.Logf("%s", a.expect("asked"))
 	highest := 0
 	for range 20 {

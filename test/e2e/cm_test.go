@@ -209,10 +209,13 @@ func TestConnectionManager(t *testing.T) {
 	needProgram(t, "perftest", "ib_send_bw")
 	needProgram(t, "iperf3", "iperf3")
 	needProgram(t, "netcat-traditional", "nc.traditional")
-	for _, c := range cells() {
+	for i, c := range cells() {
 		t.Run(c.name, func(t *testing.T) {
 			w := startService(t, c.user, "", c.args...)
 			for j := range cmPairs {
+				if !full && i > 0 && j%2 == 0 {
+					continue
+				}
 				cmPairs[j].run(t, w, w, c.addr)
 			}
 			w.cmEmpty()
@@ -238,7 +241,7 @@ func TestConnectionManagers(t *testing.T) {
 	}
 	time.Sleep(time.Second)
 	for j := range cmPairs {
-		if cmPairs[j].name != "mckey" { // each side binds an address of its own
+		if cmPairs[j].name != "mckey" && (full || j%2 == 0) { // each side binds an address of its own
 			cmPairs[j].run(t, a, b, "10.77.0.1")
 		}
 	}

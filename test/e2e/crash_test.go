@@ -102,6 +102,7 @@ func waitWithin(t *testing.T, name string, c *exec.Cmd, d time.Duration) int {
 }
 
 func TestKillProgram(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	for _, mode := range [][]string{nil, {"-e"}} {
 		t.Run(strings.Join(append([]string{"pingpong"}, mode...), ""), func(t *testing.T) {
@@ -147,6 +148,7 @@ func TestKillPeer(t *testing.T) {
 // TestKillService: programs end with an error, whether they poll or wait for events, and ordinary system calls go
 // on working.
 func TestKillService(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	for _, mode := range [][]string{nil, {"-e"}} {
 		t.Run(strings.Join(append([]string{"pingpong"}, mode...), ""), func(t *testing.T) {

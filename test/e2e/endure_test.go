@@ -209,6 +209,7 @@ func dial(t *testing.T, w *world) *ctl.Client {
 // pairs, half of which sleep in completion channels. The processes live through it all, and each counts its work
 // requests. make soak-reset sets how often.
 func TestEndure(t *testing.T) {
+	t.Parallel()
 	const processes, qps = 10, 6
 	resets, plugs := envInt("SOAK_RESETS", 40), envInt("SOAK_PLUGS", 15)
 	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())

@@ -61,7 +61,7 @@ func TestFaultFlags(t *testing.T) {
 		did   func(r ruleState) bool
 	}{
 		{[]string{"--drop", "1%"}, func(r ruleState) bool { return r.Dropped > 0 }},
-		{[]string{"--drop", "0.5", "--limit", "10"}, func(r ruleState) bool { return r.Dropped > 0 && r.Dropped < 10 }},
+		{[]string{"--drop", "0.3", "--limit", "40"}, func(r ruleState) bool { return r.Dropped > 0 && r.Dropped < 40 }},
 		{[]string{"--drop", "100%", "--skip", "50", "--limit", "3"}, func(r ruleState) bool { return r.Dropped == 3 && r.Seen > 53 }},
 		{[]string{"--delay", "200us"}, func(r ruleState) bool { return r.Delayed == r.Seen && r.Seen > 0 }},
 		{[]string{"--jitter", "300us"}, func(r ruleState) bool { return r.Delayed > 0 }},

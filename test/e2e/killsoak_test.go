@@ -59,6 +59,7 @@ type footprint struct {
 }
 
 func TestKillSoak(t *testing.T) {
+	t.Parallel()
 	raw := buildRawverbs(t)
 	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
 	s := &killSoak{world: w, t: t, killed: map[string]int{}}

@@ -84,6 +84,7 @@ func TestProcesses(t *testing.T) {
 // TestContainers: what a container may take away from a program and its service, they do not need; and private services
 // come and go at one address.
 func TestContainers(t *testing.T) {
+	t.Parallel()
 	needRoot(t)
 	raw, addr := buildRawverbs(t), loopback()
 	nobody := []string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"}

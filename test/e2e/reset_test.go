@@ -305,6 +305,7 @@ func (l *lineFeed) Write(b []byte) (int, error) {
 // TestSoakReset resets and unplugs the device under ten real processes, again and again: each must end, with an error,
 // and be followed by the next. make soak-reset sets how often.
 func TestSoakReset(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	count := func(name string) int {
 		if n, err := strconv.Atoi(os.Getenv(name)); err == nil {

@@ -47,6 +47,7 @@ func TestVerbs(t *testing.T) {
 
 // TestVerbsShared: the same over the socket of a service of root's, as another user, to whom nothing is left charged.
 func TestVerbsShared(t *testing.T) {
+	t.Parallel()
 	needRoot(t)
 	suite := buildSuite(t)
 	addr := loopback()
