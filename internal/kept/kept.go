@@ -2,6 +2,7 @@ package kept
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -16,7 +17,7 @@ import (
 )
 
 const (
-	// fewNotes is up to how many notes of a user are looked at within Keep. Looking at more takes a goroutine.
+	// fewNotes is the largest number of notes that Keep looks at itself. A timer looks at more.
 	fewNotes = 64
 	// The pauses between two looks.
 	firstPause = 10 * time.Millisecond
@@ -128,8 +129,9 @@ func (n Note) InUse() bool {
 	}
 	n.of.mu.Lock()
 	defer n.of.mu.Unlock()
-	_, open := slices.BinarySearch(n.of.open(), n.id)
-	return open
+	ids, err := n.of.open()
+	_, open := slices.BinarySearch(ids, n.id)
+	return open || err != nil
 }
 
 // Close does nothing: the note ends with the description.
@@ -193,7 +195,10 @@ func (s *Kept) look() {
 	if len(s.left) == 0 {
 		return
 	}
-	open := s.open()
+	open, err := s.open()
+	if err != nil {
+		return // the next look may succeed
+	}
 	s.left = slices.DeleteFunc(s.left, func(c charge) bool {
 		if n, ok := c.Object.(Note); ok {
 			if _, is := slices.BinarySearch(open, n.id); is {
@@ -219,21 +224,25 @@ func (s *Kept) closeEpoll() {
 	}
 }
 
-// open returns in order the notes whose descriptions are open. Those that cannot be found out are not: a user is not charged for ever.
+// open returns in order the notes whose descriptions are open. The error is a shortage, which a user may have caused; the charges stay.
+// After any other error there are no notes, so that no user is charged for ever.
 //
 //verbena:held mu
-func (s *Kept) open() []uint64 {
+func (s *Kept) open() ([]uint64, error) {
 	if s.epoll < 0 {
-		return nil
+		return nil, nil
 	}
 	info, err := procfile.Read(fmt.Sprintf("/proc/self/fdinfo/%d", s.epoll))
-	if err != nil {
-		s.log.Warn("what programs keep cannot be found out, and is not charged to them", "uid", s.user.ID().UID, "err", err)
-		return nil
+	switch {
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
+		return nil, err
+	case err != nil:
+		s.log.Warn("the service cannot read which descriptors programs keep, and does not charge them", "uid", s.user.ID().UID, "err", err)
+		return nil, nil
 	}
 	ids := parse(info)
 	s.noted = len(ids)
-	return ids
+	return ids, nil
 }
 
 // parse returns the data of an epoll instance's entries as fdinfo lists them (proc_pid_fdinfo(5)), in order.

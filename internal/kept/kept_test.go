@@ -120,6 +120,34 @@ func TestClosedAfterKeep(t *testing.T) {
 	}
 }
 
+// While the service has no descriptor left, nothing is given back.
+func TestOutOfDescriptors(t *testing.T) {
+	s, u := keeper(t, 1)
+	theirs, ours := descriptions[0].make(t)
+	n, err := s.Note(theirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(ours[0])
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	keep(s, n)
+	held, open := u.Held(quota.Descriptors), n.InUse()
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if held != 1 || !open {
+		t.Errorf("the user holds %d descriptors, want 1; in use: %v", held, open)
+	}
+	unix.Close(theirs)
+	becomes(t, u, 0)
+}
+
 // A description in flight is in use.
 func TestInFlight(t *testing.T) {
 	s, u := keeper(t, 1)
