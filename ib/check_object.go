@@ -122,13 +122,39 @@ func (oc *objectCheck) enter(f *frame) (*frame, error) {
 
 // checkDestroyed reports the use of an object that has been destroyed.
 func (oc *objectCheck) checkDestroyed(what string) error {
+	return oc.checkUse(what, "%s on a %v that was destroyed")
+}
+
+// checkNamed reports each destroyed object that the work request names. The driver refuses the request.
+func (wr *SendWR) checkNamed() {
+	check := func(o *object) {
+		if o.check != nil {
+			o.check.checkUse("QP.PostSend", "%s of a work request that names a %v that was destroyed")
+		}
+	}
+	if wr.AH != nil {
+		check(&wr.AH.object)
+	}
+	if b := wr.Bind; b != nil && b.MW != nil {
+		check(&b.MW.object)
+	}
+	if b := wr.Bind; b != nil && b.MR != nil {
+		check(&b.MR.object)
+	}
+	if wr.Reg != nil && wr.Reg.MR != nil {
+		check(&wr.Reg.MR.object)
+	}
+}
+
+// checkUse is checkDestroyed with the format of the report, which gets what and the kind of the object.
+func (oc *objectCheck) checkUse(what, format string) error {
 	at := oc.destroyed.Load()
 	if at == nil {
 		return nil
 	}
-	place := callers(3)
+	place := callers(4)
 	oc.k.report(Violation{
-		Rule: RuleUseAfterDestroy, What: fmt.Sprintf("%s on a %v that was destroyed", what, oc.kind),
+		Rule: RuleUseAfterDestroy, What: fmt.Sprintf(format, what, oc.kind),
 		Stacks: []Stack{{what, trace(place)}, {"destroyed at", trace(*at)}, {"made at", trace(oc.made)}},
 	}, oc.dev, place)
 	return syscall.EINVAL
@@ -349,6 +375,9 @@ type (
 )
 
 func (c checkedQP) PostSend(wrs []SendWR) (int, error) {
+	for i := range wrs {
+		wrs[i].checkNamed()
+	}
 	return checkedPost(&c.qp.object, "QP.PostSend", wrs, c.qp.drv.PostSend, c.qp.check.work.sends)
 }
 

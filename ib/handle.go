@@ -107,17 +107,33 @@ func (h QPHandle) SetNum(n uint32) { h.qp.num = n }
 // Num is the queue pair's number.
 func (h QPHandle) Num() uint32 { return h.qp.num }
 
-// The following methods return the driver's side of what a work request names, as the methods of [DeviceHandle] do: nil for an object
-// that is nil or not of the queue pair's device. They may be called under the driver's locks.
+// The following methods return the driver's side of an object that a work request names. They return nil for an object that is nil,
+// of another device than the queue pair's, or destroyed. They may be called under the driver's locks. After the call the object can
+// still be destroyed: a driver that keeps its side until the request is executed checks again then.
 
 // AH returns the driver's side of an address handle. It may not sleep.
-func (h QPHandle) AH(ah *AH) DriverAH { return h.qp.dev.handle.AH(ah) }
+func (h QPHandle) AH(ah *AH) DriverAH {
+	if ah == nil || !ah.now().Alive() {
+		return nil
+	}
+	return h.qp.dev.handle.AH(ah)
+}
 
 // MR returns the driver's side of a memory region. It may not sleep.
-func (h QPHandle) MR(mr *MR) DriverMR { return h.qp.dev.handle.MR(mr) }
+func (h QPHandle) MR(mr *MR) DriverMR {
+	if mr == nil || !mr.now().Alive() {
+		return nil
+	}
+	return h.qp.dev.handle.MR(mr)
+}
 
 // MW returns the driver's side of a memory window. It may not sleep.
-func (h QPHandle) MW(mw *MW) DriverMW { return h.qp.dev.handle.MW(mw) }
+func (h QPHandle) MW(mw *MW) DriverMW {
+	if mw == nil || !mw.now().Alive() {
+		return nil
+	}
+	return h.qp.dev.handle.MW(mw)
+}
 
 // DriverQPInit is what a driver makes a queue pair of: [QPInitAttr] with the driver's side of what it refers to.
 type DriverQPInit struct {

@@ -40,7 +40,7 @@ func (m *fastMR) Map(r *umem.Region) error {
 //verbena:held q.dev.mu
 func (q *QP) fastReg(w *sendWQE) ib.WCStatus {
 	m := w.fast
-	if m == nil || m.valid || m.mapped == nil || m.pd != q.pd || w.reg.Key>>8 != m.num>>8 {
+	if m == nil || m.gone() || m.valid || m.mapped == nil || m.pd != q.pd || w.reg.Key>>8 != m.num>>8 {
 		return ib.WCLocQPOpErr
 	}
 	m.num = w.reg.Key

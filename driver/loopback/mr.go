@@ -57,6 +57,11 @@ func (d *Device) key(num uint32) *key {
 	return nil
 }
 
+// gone reports whether the region or window of the key was destroyed.
+//
+//verbena:held k.dev.mu
+func (k *key) gone() bool { return k.dev.keys[k.num>>8] != k }
+
 func (k *key) contains(addr, n uint64) bool {
 	return addr >= k.first && addr-k.first <= k.n && n <= k.n-(addr-k.first)
 }

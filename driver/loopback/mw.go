@@ -43,7 +43,7 @@ func (k *key) unbind() {
 //verbena:held q.dev.mu
 func (q *QP) bindMW(w *sendWQE) ib.WCStatus {
 	b, win := &w.bind, w.window
-	if win == nil || win.pd != q.pd {
+	if win.gone() || win.pd != q.pd {
 		return ib.WCMWBindErr
 	}
 	num := win.num&^0xff | b.RKey&0xff

@@ -36,10 +36,10 @@ type sendWQE struct {
 	inline []byte
 	ah     ib.AHAttr
 	bind   ib.BindMW
-	window *window // of bind; nil: one of another device
+	window *window // of bind
 	region uint32  // of bind: its key
 	reg    ib.FastReg
-	fast   *fastMR // of reg; nil: one of another device, or no region for it
+	fast   *fastMR // of reg; nil: a region that is not for it
 }
 
 // recvWQE is a receive work request that has been taken.
@@ -293,8 +293,12 @@ func (q *QP) take(wr *ib.SendWR) error {
 	if wr.AH != nil {
 		var ok bool
 		if ah, ok = ib.As[addresser](q.obj.AH(wr.AH)); !ok {
-			return fmt.Errorf("address handle of another device: %w", syscall.EINVAL)
+			return fmt.Errorf("the address handle is destroyed or of another device: %w", syscall.EINVAL)
 		}
+	}
+	win, bound, fast, err := q.named(wr)
+	if err != nil {
+		return err
 	}
 	w := q.sq.push()
 	if w == nil {
@@ -309,19 +313,42 @@ func (q *QP) take(wr *ib.SendWR) error {
 	if ah != nil {
 		w.ah = ah.address()
 	}
+	w.window, w.region, w.fast = win, bound, fast
 	if wr.Bind != nil {
-		w.bind, w.region = *wr.Bind, 0
-		w.window, _ = ib.As[*window](q.obj.MW(wr.Bind.MW))
-		if wr.Bind.MR != nil {
-			w.region = wr.Bind.MR.LKey()
-		}
+		w.bind = *wr.Bind
 	}
 	if wr.Reg != nil {
 		w.reg = *wr.Reg
-		w.fast, _ = ib.As[*fastMR](q.obj.MR(wr.Reg.MR))
 	}
 	w.wr.SGList, w.wr.Inline, w.wr.AH, w.wr.Bind, w.wr.Reg = nil, nil, nil, nil, nil
 	return nil
+}
+
+// named returns the driver's side of the objects that a bind or a registration names: the window, the key of its region, and the
+// region to register.
+func (q *QP) named(wr *ib.SendWR) (win *window, bound uint32, fast *fastMR, err error) {
+	const gone = "the %s is destroyed or of another device: %w"
+	switch b := wr.Bind; {
+	case wr.Opcode == ib.WRBindMW:
+		var ok bool
+		if win, ok = ib.As[*window](q.obj.MW(b.MW)); !ok {
+			return nil, 0, nil, fmt.Errorf(gone, "window", syscall.EINVAL)
+		}
+		if b.MR == nil {
+			break
+		}
+		if q.obj.MR(b.MR) == nil {
+			return nil, 0, nil, fmt.Errorf(gone, "region", syscall.EINVAL)
+		}
+		bound = b.MR.LKey()
+	case wr.Opcode == ib.WRRegMR:
+		side := q.obj.MR(wr.Reg.MR)
+		if side == nil {
+			return nil, 0, nil, fmt.Errorf(gone, "region", syscall.EINVAL)
+		}
+		fast, _ = ib.As[*fastMR](side)
+	}
+	return win, bound, fast, nil
 }
 
 // knows tells whether the service has the operation, and the request what it needs.

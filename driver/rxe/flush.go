@@ -128,13 +128,16 @@ func (r *requester) encodeMemory(b []byte, wr *ib.SendWR, h *uapi.RXESendWQE) (i
 			return invalid("bind without window or region")
 		}
 		if _, ok := ib.As[*mw](qp.obj.MW(wr.Bind.MW)); !ok {
-			return invalid("window of another device")
+			return invalid("the window is destroyed or of another device")
 		}
 		*h.WR.MW() = uapi.RXESendWRMW{
 			Addr: wr.Bind.Addr, Length: wr.Bind.Length, MWRKey: wr.Bind.MW.RKey(), RKey: wr.Bind.RKey,
 			Access: wr.Bind.Access,
 		}
 		if wr.Bind.MR != nil {
+			if qp.obj.MR(wr.Bind.MR) == nil {
+				return invalid("the region is destroyed or of another device")
+			}
 			h.WR.MW().MRLKey = wr.Bind.MR.LKey()
 		}
 	case ib.WRRegMR:
@@ -142,7 +145,7 @@ func (r *requester) encodeMemory(b []byte, wr *ib.SendWR, h *uapi.RXESendWQE) (i
 			return invalid("registration without region")
 		}
 		if _, ok := ib.As[*mr](qp.obj.MR(wr.Reg.MR)); !ok {
-			return invalid("region of another device")
+			return invalid("the region is destroyed or of another device")
 		}
 		*h.WR.MW() = uapi.RXESendWRMW{MRLKey: wr.Reg.MR.LKey(), RKey: wr.Reg.Key, Access: wr.Reg.Access}
 	case ib.WRFlush:

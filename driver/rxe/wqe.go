@@ -238,7 +238,7 @@ func (r *requester) encodeSend(b []byte, slot uint32, wr *ib.SendWR) (int, error
 		}
 		to, ok := ib.As[*ah](qp.obj.AH(wr.AH))
 		if !ok {
-			return 0, fmt.Errorf("address handle of another device: %w", syscall.EINVAL)
+			return 0, fmt.Errorf("the address handle is destroyed or of another device: %w", syscall.EINVAL)
 		}
 		num := to.num
 		if qp.paths != nil {

@@ -79,6 +79,6 @@ var wrongTimers = []wrong{
 				return err
 			}
 		},
-		by: "Data/AddressOfPost", says: "one went where its handle led when it was sent",
+		by: "Data/AddressOfPost", says: "waited 2s in vain",
 	},
 }

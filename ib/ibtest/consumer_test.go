@@ -106,6 +106,31 @@ var basicConsumers = []wrongConsumer{
 		says: "rule wait-for-self",
 	},
 	{
+		defect: "sends a datagram with an address handle that it has destroyed",
+		use: func(e *env) {
+			p := e.tryPair(ib.QPTypeUD, e.pd())
+			a := e.address()
+			ah, err := p.pd.CreateAH(&a)
+			e.must("create and destroy an address handle", errors.Join(err, ah.Destroy()))
+			if n, err := p.qps[0].PostSend(p.datagram(1, ah, 8)); n != 0 || !errors.Is(err, syscall.EINVAL) {
+				e.Errorf("post: %d taken, %v", n, err)
+			}
+		},
+		says: "QP.PostSend of a work request that names a AH that was destroyed",
+	},
+	{
+		defect: "binds a window that it has deallocated",
+		use: func(e *env) {
+			p := e.pair(pairConfig{kind: ib.QPTypeRC})
+			o := boundWindow(p)
+			e.destroy(o.gone)
+			if n, err := p.qps[0].PostSend(o.wr); n != 0 || !errors.Is(err, syscall.EINVAL) {
+				e.Errorf("post: %d taken, %v", n, err)
+			}
+		},
+		says: "QP.PostSend of a work request that names a MW that was destroyed",
+	},
+	{
 		defect: "destroys a queue pair in its own event function",
 		use: func(e *env) {
 			var done atomic.Bool

@@ -123,7 +123,7 @@ func checks() []check {
 		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks,
 		completionChecks, refusedChecks, keyChecks, domainChecks, lateChecks, peerChecks,
 		refusedMemoryChecks, sideChecks, retriedChecks, failedStateChecks, registrationChecks, srqLimitChecks,
-		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, loadChecks,
+		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, namedChecks, loadChecks,
 	)
 }
 
