@@ -104,12 +104,9 @@ func (d *Device) local(m *memory, sgl []ib.SGE, pd *pd, need ib.AccessFlags) boo
 	return true
 }
 
-// remote checks what a peer of q may do, and makes it m.
+// remote checks the access of a peer of q to n bytes at addr, and makes them m.
 func (d *Device) remote(m *memory, rkey uint32, addr, n uint64, q *QP, need ib.AccessFlags) bool {
 	m.reset()
-	if q.attr.AccessFlags&need != need {
-		return false
-	}
 	if n == 0 {
 		return true
 	}

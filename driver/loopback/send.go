@@ -259,19 +259,18 @@ func (q *QP) send(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	return q.unreliable(status), false
 }
 
-// write is an RDMA WRITE of the source to p.
+// write executes an RDMA WRITE of the source to p. A request that is refused does not reach a receive (IBA 9.9.3).
 func (q *QP) write(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	d := q.dev
 	src, dst := &d.copier.src, &d.copier.dst
+	if status = d.access(dst, w, src.n, p, ib.AccessRemoteWrite); status != ib.WCSuccess {
+		return q.unreliable(status), false
+	}
 	var rq *recvQueue
 	if w.wr.Opcode == ib.WRRDMAWriteWithImm {
 		if rq, status, wait = q.incoming(w, p); rq == nil {
 			return status, wait
 		}
-	}
-	if !d.remote(dst, w.wr.RKey, w.wr.RemoteAddr, src.n, p, ib.AccessRemoteWrite) {
-		p.fail(ib.EventQPAccessErr)
-		return q.unreliable(ib.WCRemAccessErr), false
 	}
 	switch d.copier.move(dst, src, 0, src.n) {
 	case atSource:
@@ -287,6 +286,20 @@ func (q *QP) write(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 		p.completeRecv(rq, &wc, w.wr.Flags&ib.SendSolicited != 0)
 	}
 	return ib.WCSuccess, false
+}
+
+// access checks a request for n bytes of p's memory, and makes them m. An operation that the queue pair does not allow is an invalid
+// request, one that the memory does not allow an access error (IBA 9.9.3).
+func (d *Device) access(m *memory, w *sendWQE, n uint64, p *QP, need ib.AccessFlags) ib.WCStatus {
+	switch {
+	case p.attr.AccessFlags&need != need:
+		p.fail(ib.EventQPReqErr)
+		return ib.WCRemInvReqErr
+	case !d.remote(m, w.wr.RKey, w.wr.RemoteAddr, n, p, need):
+		p.fail(ib.EventQPAccessErr)
+		return ib.WCRemAccessErr
+	}
+	return ib.WCSuccess
 }
 
 // fetch is an RDMA READ or an atomic operation: what p has comes into the list of the work request.
@@ -314,9 +327,8 @@ func (q *QP) fetch(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 		p.fail(ib.EventQPReqErr)
 		return ib.WCRemInvReqErr, 0, false
 	}
-	if !d.remote(src, w.wr.RKey, w.wr.RemoteAddr, n, p, need) {
-		p.fail(ib.EventQPAccessErr)
-		return ib.WCRemAccessErr, 0, false
+	if status = d.access(src, w, n, p, need); status != ib.WCSuccess {
+		return status, 0, false
 	}
 	if atomic {
 		return q.atomic(w, p)
