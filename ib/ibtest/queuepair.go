@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"syscall"
 
 	"verbena/ib"
@@ -165,9 +166,11 @@ func testQueryQP(e *env) {
 
 func testCapacities(e *env) {
 	pd, cq := e.pd(), e.cq(8, nil)
+	all := e.cap()
 	for _, c := range []ib.QPCap{
 		{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},
-		{MaxSendWR: 7, MaxRecvWR: 33, MaxSendSGE: 2, MaxRecvSGE: 3, MaxInlineData: 17},
+		{MaxSendWR: min(7, all.MaxSendWR), MaxRecvWR: min(33, all.MaxRecvWR), MaxSendSGE: min(2, all.MaxSendSGE), MaxRecvSGE: min(3, all.MaxRecvSGE),
+			MaxInlineData: 17},
 	} {
 		qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: c})
 		g := qp.Init().Cap
@@ -227,13 +230,23 @@ func testSQD(e *env) {
 }
 
 func testCompletionOfDestroyed(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	var calls atomic.Int32
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
+	// arrives calls f and waits until the completion that it causes is in the queue, which a flush may reach later than Modify returns.
+	arrives := func(f func()) {
+		e.Helper()
+		before := calls.Load()
+		_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
+		e.must("request notify", err)
+		f()
+		e.eventually("the completion handler", func() bool { return calls.Load() > before })
+	}
 	p.recv(1, 1, 0, 64)
-	p.send(0, 2, 64)
-	e.waitOne(p.cqs[0], 2, ib.WCSuccess) // so that the other one has come, too
+	arrives(func() { p.send(0, 2, 64) })
+	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
 	p.recv(1, 3, 0, 64)
 	num := p.qps[1].Num()
-	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+	arrives(func() { e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)) })
 	e.destroy(p.qps[1])
 	for _, wc := range e.wait(p.cqs[1], 2) {
 		if wc.QPNum != num || wc.QP != nil {
