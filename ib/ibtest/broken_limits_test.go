@@ -16,6 +16,7 @@ type attributeHooks struct {
 	createAH  func(a *ib.AHAttr)             // what the inner driver is about to get
 	attach    func(q *wrongQP, g ib.GID) error
 	detach    func(q *wrongQP, g ib.GID) error
+	createSRQ func(a *ib.SRQAttr) error
 	modifySRQ func(s *wrongSRQ, a *ib.SRQAttr, m ib.SRQAttrMask) error
 }
 

@@ -211,6 +211,11 @@ func (d *wrongDriver) CreateQP(qp ib.QPHandle, init *ib.DriverQPInit, u *ib.Udat
 }
 
 func (d *wrongDriver) CreateSRQ(srq ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (ib.DriverSRQ, error) {
+	if d.createSRQ != nil {
+		if err := d.createSRQ(&init.Attr); err != nil {
+			return nil, err
+		}
+	}
 	inner, err := d.Device.CreateSRQ(srq, init, u)
 	if err != nil {
 		return nil, err

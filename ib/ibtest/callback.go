@@ -107,7 +107,7 @@ func inCall(names ...string) bool {
 // testOneHandler has several connections complete on one CQ, whose handler arms it at once.
 func testOneHandler(e *env) {
 	const senders = 4
-	each := 200 * e.cfg.load
+	each := min(200*e.cfg.load, e.limits.MaxCQE/senders)
 	var running, polled atomic.Int32
 	shared := e.cq(senders*each, func(cq *ib.CQ) { // the senders do not wait for the handler
 		if running.Add(1) != 1 {
@@ -134,7 +134,7 @@ func testOneHandler(e *env) {
 	buf := e.buffer(pd, 64, allAccess)
 	var threads sync.WaitGroup
 	for i := range senders {
-		cq := e.cq(2*queueLen, nil)
+		cq := e.cq(2*e.queueLen, nil)
 		from := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
 		to := e.qp(pd, ib.QPInitAttr{SendCQ: shared, RecvCQ: shared, Type: ib.QPTypeRC})
 		e.up(from, to.Num(), ib.QPRTS)
@@ -207,7 +207,7 @@ func testPolledByHandler(e *env) {
 				if w.Status != ib.WCSuccess {
 					e.Errorf("completion with %q", w.Status)
 				}
-				p.qps[1].PostRecv(ib.RecvWR{ID: w.ID + queueLen/2, SGList: p.buf[1].sgl(0, 8)})
+				p.qps[1].PostRecv(ib.RecvWR{ID: w.ID + uint64(e.queueLen/2), SGList: p.buf[1].sgl(0, 8)})
 			}
 			polled.Add(int32(n))
 			if n > 0 {
@@ -223,15 +223,15 @@ func testPolledByHandler(e *env) {
 		}
 		running.Add(-1)
 	}}})
-	for i := range queueLen / 2 {
+	for i := range e.queueLen / 2 {
 		p.recv(1, uint64(i), 0, 8)
 	}
 	_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
 	e.must("request notify", err)
-	wc := make([]ib.WC, queueLen)
+	wc := make([]ib.WC, e.queueLen)
 	sent, done := 0, 0
 	e.eventually("all messages (rule: no armed notification is lost)", func() bool {
-		for sent < total && sent-done < queueLen/2 {
+		for sent < total && sent-done < e.queueLen/2 {
 			n, err := p.qps[0].PostSend(ib.SendWR{
 				ID: uint64(sent), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
 			})

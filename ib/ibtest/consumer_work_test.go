@@ -154,8 +154,8 @@ var workConsumers = []wrongConsumer{
 	{
 		defect: "posts more receives than the CQ has entries for",
 		use: func(e *env) {
-			p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: queueLen / 2})
-			for k := range queueLen/2 + 1 {
+			p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: e.queueLen / 2})
+			for k := range e.queueLen/2 + 1 {
 				p.recv(1, uint64(k), 0, 8)
 			}
 		},
@@ -179,11 +179,11 @@ var workConsumers = []wrongConsumer{
 		defect: "adds a queue pair to a CQ that has room for the first",
 		use: func(e *env) {
 			pd := e.pd()
-			cq, buf := e.cq(queueLen, nil), e.buffer(pd, 64, allAccess)
+			cq, buf := e.cq(e.queueLen, nil), e.buffer(pd, 64, allAccess)
 			for range 2 {
 				qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
 				e.up(qp, 1, ib.QPInit)
-				for range queueLen {
+				for range e.queueLen {
 					second(qp.PostRecv(ib.RecvWR{SGList: buf.sgl(0, 8)}))
 				}
 			}
@@ -194,7 +194,7 @@ var workConsumers = []wrongConsumer{
 		defect: "signals no send",
 		use: func(e *env) {
 			p := rc(e)
-			for k := range 3 * queueLen {
+			for k := range 3 * e.queueLen {
 				p.recv(1, uint64(k), 0, 8)
 				p.post(0, ib.SendWR{Opcode: ib.WRSend, SGList: p.buf[0].sgl(0, 8)})
 				e.waitOne(p.cqs[1], uint64(k), ib.WCSuccess)

@@ -104,14 +104,14 @@ func testOverrun(e *env) {
 // testResizeUnderTraffic sends a stream of messages; one thread polls, and one resizes.
 func testResizeUnderTraffic(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	e.need("resizing of CQs", p.cqs[0].Resize(2*queueLen))
+	e.need("resizing of CQs", p.cqs[0].Resize(2*e.queueLen))
 	t := p.traffic()
 	total := 1500 * e.cfg.load
 	var stop atomic.Bool
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for i := 0; !stop.Load(); i++ {
-			if err := p.cqs[0].Resize(queueLen + i%7*queueLen); err != nil && !errors.Is(err, syscall.EINVAL) {
+			if err := p.cqs[0].Resize(e.queueLen + i%7*e.queueLen); err != nil && !errors.Is(err, syscall.EINVAL) {
 				e.Errorf("resize: %v", err)
 				return
 			}
@@ -123,7 +123,7 @@ func testResizeUnderTraffic(e *env) {
 	sent, next := 0, uint64(0)
 	wc := make([]ib.WC, 8)
 	for w := e.patience(); int(next) < total; {
-		for sent < total && sent-int(next) < queueLen/2 {
+		for sent < total && sent-int(next) < e.queueLen/2 {
 			t.deliver(uint64(sent), 8)
 			sent++
 		}
@@ -146,11 +146,11 @@ func testResizeUnderTraffic(e *env) {
 func testResizeKeepsArmed(e *env) {
 	var calls atomic.Int32
 	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
-	e.need("resizing of CQs", p.cqs[1].Resize(3*queueLen))
+	e.need("resizing of CQs", p.cqs[1].Resize(3*e.queueLen))
 	for i, flags := range []ib.NotifyFlags{ib.NotifyNextComp, ib.NotifySolicited} {
 		_, err := p.cqs[1].ReqNotify(flags)
 		e.must("request notify", err)
-		e.must("resize", p.cqs[1].Resize((4+i)*queueLen))
+		e.must("resize", p.cqs[1].Resize((4+i)*e.queueLen))
 		e.settle()
 		if n := calls.Load(); int(n) != i {
 			e.Fatalf("Resize of an armed queue without completions: %d calls of the handler, want none", int(n)-i)

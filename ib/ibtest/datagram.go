@@ -215,7 +215,7 @@ type member struct {
 
 func (e *env) member(pd *ib.PD) *member {
 	e.Helper()
-	cq := e.cq(queueLen, nil)
+	cq := e.cq(e.queueLen, nil)
 	m := &member{e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeUD}), cq, e.buffer(pd, 256, allAccess)}
 	e.up(m.qp, 0, ib.QPRTS)
 	return m

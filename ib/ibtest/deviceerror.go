@@ -175,7 +175,7 @@ func (e *env) statePairs() func() *pair {
 	return func() *pair {
 		p := &pair{e: e, pd: pd}
 		for i := range p.qps {
-			p.cqs[i] = e.cq(2*queueLen, nil)
+			p.cqs[i] = e.cq(2*e.queueLen, nil)
 			p.buf[i] = e.buffer(pd, 64, allAccess)
 			p.qps[i] = e.qp(pd, ib.QPInitAttr{SendCQ: p.cqs[i], RecvCQ: p.cqs[i], Type: ib.QPTypeRC})
 		}
@@ -280,9 +280,9 @@ func (e *env) anyMoment() {
 
 func testPostDuringError(e *env) {
 	e.each(errorRounds*e.cfg.load, func(e *env, round int) {
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4 * queueLen})
-		x := e.poster(p, 0, queueLen)
-		for x.recvs.Load() <= int64(round%8) && x.sends.Load() < queueLen {
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4 * e.queueLen})
+		x := e.poster(p, 0, e.queueLen)
+		for x.recvs.Load() <= int64(round%8) && int(x.sends.Load()) < e.queueLen {
 			runtime.Gosched()
 		}
 		e.anyMoment()
@@ -293,7 +293,7 @@ func testPostDuringError(e *env) {
 
 func testCreateDuringError(e *env) {
 	e.each(errorRounds*e.cfg.load, func(e *env, round int) {
-		pd, cq := e.pd(), e.cq(16*queueLen, nil)
+		pd, cq := e.pd(), e.cq(16*e.queueLen, nil)
 		buf := e.buffer(pd, 64, allAccess)
 		var made atomic.Int32
 		var mu sync.Mutex
@@ -301,7 +301,7 @@ func testCreateDuringError(e *env) {
 		var wg sync.WaitGroup
 		for range 2 {
 			wg.Go(func() {
-				for range queueLen {
+				for range e.queueLen {
 					qp, err := pd.CreateQP(ib.QPInitAttr{
 						SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
 						Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},

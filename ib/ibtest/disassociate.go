@@ -68,12 +68,12 @@ func (e *env) userPairs() (ib.Disassociator, *process, func() *pair) {
 		e.Helper()
 		p := &pair{e: e, pd: pd}
 		for i := range p.qps {
-			cq, err := user.CreateCQ(e.dev, ib.CQInit{Entries: 2 * queueLen}, udata())
+			cq, err := user.CreateCQ(e.dev, ib.CQInit{Entries: 2 * e.queueLen}, udata())
 			e.need("completion queues of user contexts", err)
 			p.cqs[i] = own(e, cq, cq.Destroy)
 			p.buf[i] = e.buffer(p.pd, bufLen, allAccess)
 			init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
-				Cap: ib.QPCap{MaxSendWR: queueLen, MaxRecvWR: queueLen, MaxSendSGE: 4, MaxRecvSGE: 4}}
+				Cap: e.cap()}
 			qp, err := user.CreateQP(p.pd, init, udata())
 			e.need("queue pairs of user contexts", err)
 			p.qps[i] = own(e, qp, qp.Destroy)

@@ -25,6 +25,11 @@ type env struct {
 	mem     *umem.Local // where buffers are
 	checked bool        // the core is in checked mode
 
+	limits ib.DeviceAttr
+	// Capacities within the limits.
+	queueLen         int // work requests of a queue
+	sendSGE, recvSGE int // elements of a work request
+
 	// once the device is registered
 	registered bool
 	port       ib.PortAttr
@@ -68,6 +73,9 @@ func newEnv(t testing.TB, cfg config, checked bool) *env {
 	e.dev = e.handle.Device()
 	if d, ok := user.DriverAs[ib.Driver](e.dev); ok {
 		cfg.packages.add(d)
+		a, err := d.QueryDevice()
+		e.must("query device", err)
+		e.fit(a)
 	}
 	t.Cleanup(e.finish)
 	return e
@@ -306,18 +314,35 @@ func fill(b []byte, seed int) {
 	}
 }
 
-// queueLen is how many work requests and completions the test's queues have room for.
-const queueLen = 64
+// The capacities that the tests ask for, on a device that grants as many.
+const (
+	fullQueueLen = 64
+	fullSGE      = 4
+)
+
+// cap returns the capacities of queue pairs that need no others.
+func (e *env) cap() ib.QPCap {
+	return ib.QPCap{
+		MaxSendWR: uint32(e.queueLen), MaxRecvWR: uint32(e.queueLen), MaxSendSGE: uint32(e.sendSGE), MaxRecvSGE: uint32(e.recvSGE),
+	}
+}
+
+// fit sets the capacities that the tests ask for within the limits of the device.
+func (e *env) fit(a ib.DeviceAttr) {
+	e.limits = a
+	e.queueLen = max(1, min(fullQueueLen, a.MaxQPWR, a.MaxCQE/16))
+	e.sendSGE, e.recvSGE = max(1, min(fullSGE, a.MaxSendSGE)), max(1, min(fullSGE, a.MaxRecvSGE))
+}
 
 // qp makes a queue pair. What is not set in init gets a default.
 func (e *env) qp(pd *ib.PD, init ib.QPInitAttr) *ib.QP {
 	e.Helper()
-	c := &init.Cap
+	c, full := &init.Cap, e.cap()
 	if c.MaxSendWR == 0 && init.Type != ib.QPTypeXRCTgt {
-		c.MaxSendWR, c.MaxSendSGE = queueLen, 4
+		c.MaxSendWR, c.MaxSendSGE = full.MaxSendWR, full.MaxSendSGE
 	}
 	if c.MaxRecvWR == 0 && init.SRQ == nil && init.Type != ib.QPTypeXRCTgt && init.Type != ib.QPTypeXRCInit {
-		c.MaxRecvWR, c.MaxRecvSGE = queueLen, 4
+		c.MaxRecvWR, c.MaxRecvSGE = full.MaxRecvWR, full.MaxRecvSGE
 	}
 	qp, err := pd.CreateQP(init)
 	e.need(fmt.Sprintf("queue pairs of type %v", init.Type), err)
@@ -405,7 +430,7 @@ type pair struct {
 type pairConfig struct {
 	kind     ib.QPType
 	handlers [2]func(*ib.CQ)
-	entries  int // of each completion queue; 0: 2*queueLen
+	entries  int // of each completion queue; 0: twice the length of a queue
 	srq      *ib.SRQ
 	pd       *ib.PD
 	sigAll   bool
@@ -421,7 +446,7 @@ func (e *env) pair(c pairConfig) *pair {
 		p.pd = e.pd()
 	}
 	if c.entries == 0 {
-		c.entries = 2 * queueLen
+		c.entries = 2 * e.queueLen
 	}
 	for i := range p.qps {
 		p.cqs[i] = e.cq(c.entries, c.handlers[i])

@@ -121,7 +121,7 @@ func testPostInWrongState(e *env) {
 
 func testQueueFull(e *env) {
 	pd := e.pd()
-	cq := e.cq(queueLen, nil)
+	cq := e.cq(e.queueLen, nil)
 	buf := e.buffer(pd, 8, allAccess)
 	qp := e.qp(pd, ib.QPInitAttr{
 		SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
@@ -181,7 +181,7 @@ func testPostStopsAtError(e *env) {
 }
 
 func testFlushInOrder(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4 * queueLen})
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4 * e.queueLen})
 	const n = 20
 	for i := range n {
 		p.recv(1, uint64(i), 0, 8)
@@ -386,9 +386,9 @@ func (x *ender) end(cq *ib.CQ, when string) {
 func testPostDuringModify(e *env) {
 	pd := e.pd()
 	for i := range 20 * e.cfg.load {
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, entries: 4 * queueLen})
-		x := e.poster(p, 0, queueLen)
-		for x.recvs.Load() < int64(i%10) && x.sends.Load() < queueLen {
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, entries: 4 * e.queueLen})
+		x := e.poster(p, 0, e.queueLen)
+		for x.recvs.Load() < int64(i%10) && int(x.sends.Load()) < e.queueLen {
 			runtime.Gosched()
 		}
 		err := p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)

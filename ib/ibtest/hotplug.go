@@ -279,7 +279,7 @@ func testUnregisterUnderTraffic(e *env) {
 					}
 				}
 			}}})
-			for range queueLen / 2 {
+			for range e.queueLen / 2 {
 				p.recv(1, 0, 0, 8)
 			}
 			_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
@@ -287,7 +287,7 @@ func testUnregisterUnderTraffic(e *env) {
 			wg.Go(func() {
 				outstanding := 0
 				for !stop.Load() {
-					if outstanding < queueLen/2 {
+					if outstanding < e.queueLen/2 {
 						n, _ := p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)})
 						outstanding += n
 						sent.Add(int32(n))

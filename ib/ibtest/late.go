@@ -105,7 +105,7 @@ func testModerationEnds(e *env) {
 	// moderated returns a queue with n completions of the count that it waits for.
 	moderated := func(n int, flags ib.NotifyFlags, period time.Duration, handler func(*ib.CQ)) (*ib.CQ, *ib.QP) {
 		e.Helper()
-		cq := e.cq(queueLen, handler)
+		cq := e.cq(e.queueLen, handler)
 		e.need("moderation of CQs", cq.Moderate(10, period))
 		qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
 		e.up(qp, qp.Num(), ib.QPInit)
@@ -138,7 +138,7 @@ func testModerationEnds(e *env) {
 // testDestroyedWhileWaiting destroys queue pairs that wait for an acknowledgement, or for the peer to have a receive, and waits until
 // one that is left has given up. Events that come late break the rule use-after-destroy.
 func testDestroyedWhileWaiting(e *env) {
-	pd, cq := e.pd(), e.cq(queueLen, nil)
+	pd, cq := e.pd(), e.cq(e.queueLen, nil)
 	buf := e.buffer(pd, 64, allAccess)
 	e.timeout, e.retries = 8, 1 // 1 ms
 	init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Event: func(*ib.QP, ib.EventType) {}}
@@ -157,7 +157,7 @@ func testDestroyedWhileWaiting(e *env) {
 	}
 	poll := func() []ib.WC {
 		e.Helper()
-		wc := make([]ib.WC, queueLen)
+		wc := make([]ib.WC, e.queueLen)
 		n, err := cq.Poll(wc)
 		e.must("poll", err)
 		return wc[:n]

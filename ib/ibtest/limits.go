@@ -269,7 +269,7 @@ func testReadLimits(e *env) {
 			e.must("modify", qp.Modify(attr, upMask(ib.QPTypeRC, s)))
 		}
 	}
-	reads := min(most+4, queueLen)
+	reads := min(most+4, e.queueLen)
 	fill(p.buf[1].b, 3)
 	for i := range reads {
 		n, err := p.qps[0].PostSend(p.rdma(uint64(i), ib.WRRDMARead, p.buf[0].sgl(64*i, 64), 64*i))
@@ -539,7 +539,7 @@ func (e *env) inlineUpTo(p *pair, asked uint32) {
 
 func testSendQueueLimit(e *env) {
 	pd := e.pd()
-	for _, asked := range []uint32{1, 4, 50} {
+	for _, asked := range []uint32{1, 4, uint32(min(50, e.limits.MaxQPWR))} {
 		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 		c := smallest(ib.QPTypeRC)
 		c.MaxSendWR = asked
@@ -559,11 +559,11 @@ func testSendQueueLimit(e *env) {
 		}
 		e.wantErr("post to a full send queue", err, syscall.ENOMEM)
 		for round := range 2 { // the second time the queue has wrapped around
-			for i := 0; i < n; i += queueLen {
-				for j := i; j < min(n, i+queueLen); j++ {
+			for i := 0; i < n; i += e.queueLen {
+				for j := i; j < min(n, i+e.queueLen); j++ {
 					p.recv(1, uint64(j), 0, 8)
 				}
-				for j := i; j < min(n, i+queueLen); j++ {
+				for j := i; j < min(n, i+e.queueLen); j++ {
 					e.waitOne(cq, uint64(j), ib.WCSuccess)
 					e.waitOne(p.cqs[1], uint64(j), ib.WCSuccess)
 				}

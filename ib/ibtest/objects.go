@@ -102,7 +102,7 @@ func (e *env) srq(pd *ib.PD, init ib.SRQInitAttr) *ib.SRQ {
 
 func testSRQReceive(e *env) {
 	pd := e.pd()
-	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: queueLen, MaxSGE: 2}})
+	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: uint32(e.queueLen), MaxSGE: 2}})
 	a := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
 	b := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
 	buf := a.buf[1]
@@ -238,7 +238,7 @@ func testLastWQE(e *env) {
 
 func testSRQConcurrent(e *env) {
 	pd := e.pd()
-	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4 * queueLen, MaxSGE: 1}})
+	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: uint32(e.queueLen), MaxSGE: 1}})
 	const pairs = 3
 	each := 150 * e.cfg.load
 	w := works{}

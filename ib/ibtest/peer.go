@@ -44,7 +44,7 @@ func (e *env) ownPeer(pd *ib.PD) *pair {
 	e.Helper()
 	p := &pair{e: e, pd: pd}
 	for i := range p.cqs {
-		p.cqs[i] = e.cq(2*queueLen, nil)
+		p.cqs[i] = e.cq(2*e.queueLen, nil)
 		p.buf[i] = e.buffer(pd, bufLen, allAccess)
 	}
 	qp := e.qp(pd, ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[1], Type: ib.QPTypeRC})
@@ -137,7 +137,7 @@ func (p *pair) errInTheMiddle() {
 	var sent, received atomic.Int64 // that were taken
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for i := range uint64(queueLen) {
+		for i := range uint64(e.queueLen) {
 			if n, _ := p.qps[0].PostRecv(ib.RecvWR{ID: i, SGList: p.buf[1].sgl(0, 8)}); n == 0 {
 				return
 			}

@@ -83,15 +83,15 @@ func (w works) run(e *env, threads, rounds int, tolerated ...syscall.Errno) {
 
 func testEveryMethod(e *env) {
 	again := func(cq *ib.CQ) { cq.ReqNotify(ib.NotifyNextComp) }
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4 * queueLen, handlers: [2]func(*ib.CQ){again, again}})
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4 * e.queueLen, handlers: [2]func(*ib.CQ){again, again}})
 	t := p.traffic()
 	stop := e.dev.OnEvent(func(ib.Event) {})
 	defer stop()
 	var posted, polled [2]atomic.Int64 // completions to come, and seen, on each side
 	var credit, room [2]chan struct{}  // completions that the CQ must have room for; receives that no send is for yet
 	for i := range credit {
-		credit[i] = make(chan struct{}, 3*queueLen)
-		room[i] = make(chan struct{}, 3*queueLen)
+		credit[i] = make(chan struct{}, 3*e.queueLen)
+		room[i] = make(chan struct{}, 3*e.queueLen)
 	}
 	side := func(r *rand.Rand) int { return r.IntN(2) }
 	// try runs a post on a side if its completion has room.
@@ -181,7 +181,7 @@ func testEveryMethod(e *env) {
 			return p.qps[side(r)].Modify(ib.QPAttr{State: ib.QPRTS, AccessFlags: remote}, ib.QPAttrState|ib.QPAttrAccessFlags)
 		},
 		"resize cq": func(r *rand.Rand) error {
-			err := p.cqs[side(r)].Resize(4*queueLen + r.IntN(10))
+			err := p.cqs[side(r)].Resize(4*e.queueLen + r.IntN(10))
 			if errors.Is(err, syscall.EOPNOTSUPP) {
 				return nil
 			}
@@ -309,7 +309,7 @@ func testConcurrentPoll(e *env) {
 		wg.Wait()
 	}()
 	for sent := 0; sent < total && !e.Failed(); { // as many at once as there can be, so that the threads meet in the queue
-		n := min(queueLen, total-sent)
+		n := min(e.queueLen, total-sent)
 		wrs := make([]ib.SendWR, n)
 		for i := range wrs {
 			wrs[i] = messages.message(uint64(sent+i), 8)
@@ -338,10 +338,10 @@ func testConcurrentPost(e *env) {
 	each := 300 * e.cfg.load
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	messages := p.traffic()
-	for range queueLen { // one for each that can be outstanding
+	for range e.queueLen { // one for each that can be outstanding
 		messages.ready(0, 8)
 	}
-	credit, quit := make(chan struct{}, queueLen), make(chan struct{}) // completions that the CQ has room for
+	credit, quit := make(chan struct{}, e.queueLen), make(chan struct{}) // completions that the CQ has room for
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer close(quit)
@@ -447,13 +447,13 @@ func testCreateDestroy(e *env) {
 
 func testDestroyUnderTraffic(e *env) {
 	for range 20 * e.cfg.load {
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4 * queueLen})
-		for k := range queueLen {
+		p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4 * e.queueLen})
+		for k := range e.queueLen {
 			p.recv(1, uint64(k), 0, 8)
 		}
 		var wg sync.WaitGroup
 		wg.Go(func() { // until the peer's end makes them fail
-			for range queueLen {
+			for range e.queueLen {
 				p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)})
 			}
 		})

@@ -27,7 +27,7 @@ func testCQResize(e *env) {
 		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 		cq := e.cq(first, nil)
 		qp := e.qp(pd, ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: cq, Type: ib.QPTypeRC, Cap: ib.QPCap{
-			MaxSendWR: 1, MaxRecvWR: 64, MaxSendSGE: 1, MaxRecvSGE: 1}})
+			MaxSendWR: 1, MaxRecvWR: e.cap().MaxRecvWR, MaxSendSGE: 1, MaxRecvSGE: 1}})
 		e.reset(p.qps[0])
 		e.up(p.qps[0], qp.Num(), ib.QPRTS)
 		e.up(qp, p.qps[0].Num(), ib.QPRTS)

@@ -187,11 +187,11 @@ func testNothingAfterDestroy(e *env) {
 	pd := e.pd()
 	for round := range 6 * e.cfg.load {
 		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		for i := range queueLen / 2 {
+		for i := range e.queueLen / 2 {
 			p.recv(1, uint64(i), 512*i, 512)
 		}
 		// The first messages have arrived, the others may be on their way.
-		for i := range queueLen / 2 {
+		for i := range e.queueLen / 2 {
 			p.send(0, uint64(i), 512)
 		}
 		for range round {

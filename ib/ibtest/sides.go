@@ -39,7 +39,7 @@ func (e *env) sided(kind ib.QPType, pd *ib.PD) *sided {
 		return nil
 	}
 	p := e.pair(pairConfig{kind: kind, pd: pd})
-	s := &sided{pair: p, cqs: [2]*ib.CQ{e.cq(queueLen, nil), e.cq(queueLen, nil)}}
+	s := &sided{pair: p, cqs: [2]*ib.CQ{e.cq(e.queueLen, nil), e.cq(e.queueLen, nil)}}
 	s.qp = e.qp(pd, ib.QPInitAttr{SendCQ: s.cqs[0], RecvCQ: s.cqs[1], Type: kind})
 	e.reset(p.qps[:]...)
 	e.up(s.qp, p.qps[1].Num(), ib.QPRTS)

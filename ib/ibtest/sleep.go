@@ -271,7 +271,7 @@ func testLockHolders(e *env) {
 			}
 			return mr.Dereg()
 		}},
-		{"CQ.Resize", func() error { return p.cqs[0].Resize(3 * queueLen) }},
+		{"CQ.Resize", func() error { return p.cqs[0].Resize(3 * e.queueLen) }},
 		{"Device.CreateCQ and CQ.Destroy", func() error {
 			cq, err := e.dev.CreateCQ(ib.CQInit{Entries: 4})
 			if err != nil {

@@ -1,0 +1,81 @@
+package ibtest
+
+import (
+	"fmt"
+	"syscall"
+	"testing"
+
+	"verbena/ib"
+)
+
+// rightDrivers keep the contract in unusual ways.
+var rightDrivers = []struct {
+	name  string
+	alter func(d *wrongDriver)
+}{
+	{"small", small},
+}
+
+// TestRightDrivers: the suite accuses no driver that keeps the contract.
+func TestRightDrivers(t *testing.T) {
+	for _, r := range rightDrivers {
+		t.Run(r.name, func(t *testing.T) {
+			t.Parallel()
+			Run(t, func(t testing.TB) *ib.DeviceHandle {
+				d := newWrong(t)
+				r.alter(d)
+				return d.dev
+			})
+		})
+	}
+}
+
+// small makes the device as small as hardware for SEND is: 2 elements and 32 work requests.
+func small(d *wrongDriver) {
+	const elements, requests, completions = 2, 32, 512
+	d.limits = func(a *ib.DeviceAttr) {
+		a.MaxSendSGE, a.MaxRecvSGE, a.MaxSGERd, a.MaxSRQSGE = elements, elements, 1, elements
+		a.MaxQPWR, a.MaxSRQWR, a.MaxCQE = requests, requests, completions
+	}
+	refuse := func(what string, n, limit int) error {
+		if n > limit {
+			return fmt.Errorf("%d %s exceed %d: %w", n, what, limit, syscall.EINVAL)
+		}
+		return nil
+	}
+	d.createCQ = func(_ ib.CQHandle, a ib.CQAttr) error { return refuse("completions", a.Entries, completions) }
+	d.resize = func(c *wrongCQ, n int) error {
+		if err := refuse("completions", n, completions); err != nil {
+			return err
+		}
+		return c.CQ.Resize(n, nil)
+	}
+	d.createQP = func(_ ib.QPHandle, init *ib.DriverQPInit) error {
+		c := &init.Cap
+		for _, n := range []uint32{c.MaxSendSGE, c.MaxRecvSGE} {
+			if err := refuse("elements", int(n), elements); err != nil {
+				return err
+			}
+		}
+		for _, n := range []uint32{c.MaxSendWR, c.MaxRecvWR} {
+			if err := refuse("work requests", int(n), requests); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	d.createSRQ = func(a *ib.SRQAttr) error {
+		if err := refuse("elements", int(a.MaxSGE), elements); err != nil {
+			return err
+		}
+		return refuse("work requests", int(a.MaxWR), requests)
+	}
+	d.modifySRQ = func(s *wrongSRQ, a *ib.SRQAttr, m ib.SRQAttrMask) error {
+		if m&ib.SRQAttrMaxWR != 0 {
+			if err := refuse("work requests", int(a.MaxWR), requests); err != nil {
+				return err
+			}
+		}
+		return s.SRQ.Modify(a, m, nil)
+	}
+}
