@@ -14,12 +14,12 @@ import (
 func TestRunQueueUnderAttack(t *testing.T) {
 	for _, shortcut := range []bool{true, false} {
 		b := newBench(t, setup{shortcut: shortcut, cqe: 30000})
-		b.connect(conn{timeout: 10, retry: 7})
+		b.connect(conn{timeout: 14, retry: 7})
 		type pair struct{ a, z *ib.QP }
 		var pairs []pair
 		for _, typ := range []ib.QPType{ib.QPTypeRC, ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUC} {
 			p := pair{b.a.newQP(setup{typ: typ, cap: userCap}), b.b.newQP(setup{typ: typ, cap: userCap})}
-			connectQPs(t, b.a.dev, p.a, b.b.dev, p.z, conn{timeout: 10, retry: 7})
+			connectQPs(t, b.a.dev, p.a, b.b.dev, p.z, conn{timeout: 14, retry: 7})
 			pairs = append(pairs, p)
 		}
 		self := b.a.newQP(setup{typ: ib.QPTypeRC, cap: userCap})

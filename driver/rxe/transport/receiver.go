@@ -39,6 +39,10 @@ type Receiver struct {
 	replies []Reply // in progress, oldest first
 	past    []past  // the last requests with a response of their own, in case they come again
 	oldest  int     // in past, once it is full
+
+	missing   int // requests in past whose response was given up
+	forgets   bool
+	forgotten roce.PSN // of the newest request that was in past
 }
 
 // Ack is an acknowledgement. It acknowledges everything before it, so that one that is due replaces another.
@@ -65,8 +69,9 @@ type Reply struct {
 // past is a request that a requester may repeat (struct resp_res).
 type past struct {
 	Answer
-	psn roce.PSN
-	msn uint32
+	psn     roce.PSN
+	msn     uint32
+	missing bool // its response was given up before all of it had been sent
 }
 
 // Answer is a request that has been carried out and is answered with more than an acknowledgement.
@@ -100,7 +105,9 @@ func (r *Receiver) Begin(psn roce.PSN) { r.psn = psn }
 func (r *Receiver) SetMTU(n int) { r.mtu = n }
 
 // SetDepth sets how many requests may be outstanding that are answered; those of the past are forgotten.
-func (r *Receiver) SetDepth(n int) { r.depth, r.past, r.oldest = n, nil, 0 }
+func (r *Receiver) SetDepth(n int) {
+	r.depth, r.past, r.oldest, r.missing, r.forgets = n, nil, 0, 0, false
+}
 
 // Len returns the number of responses that are due, and of past requests that are remembered.
 func (r *Receiver) Len() (replies, past int) { return len(r.replies), len(r.past) }
@@ -251,6 +258,8 @@ func (r *Receiver) Answer(a *Answer) {
 		r.past = append(r.past, x)
 	} else {
 		r.oldest %= len(r.past)
+		r.found(&r.past[r.oldest])
+		r.forgets, r.forgotten = true, r.past[r.oldest].psn
 		r.past[r.oldest] = x
 		r.oldest++
 	}
@@ -271,20 +280,20 @@ type Repeat struct {
 // again. It returns false for a request of which nothing is known any more, which is dropped.
 func (r *Receiver) Duplicate(q *Repeat) bool {
 	if !q.Kind.Answered() {
-		if !r.due {
-			r.Acknowledge(roce.ACKUnlimited, r.psn.Add(-1))
+		if !r.due || r.ack.Syndrome.IsACK() {
+			r.Acknowledge(roce.ACKUnlimited, r.acknowledgeable(q.PSN))
 		}
 		return true
 	}
 	for i := range r.past {
-		// The newest first: one of 2^24 PSNs ago may have the same.
-		x := &r.past[(r.oldest-1-i+2*len(r.past))%len(r.past)]
+		// One of 2^24 PSNs ago may have the same PSN.
+		x := r.recent(i)
 		at := q.PSN.Diff(x.psn)
 		if at < 0 || at >= x.Packets || x.Kind != q.Kind {
 			continue
 		}
 		again := x.reply()
-		again.PSN, again.repeat = q.PSN, true
+		again.PSN = q.PSN
 		if x.Kind == Read {
 			off := at * r.mtu
 			if q.Key != x.Key || q.Addr != x.Addr+uint64(off) || q.Length > x.Length-off {
@@ -295,16 +304,70 @@ func (r *Receiver) Duplicate(q *Repeat) bool {
 		// Responses from here on that are still to be sent will be asked for again.
 		for n, y := range r.replies {
 			if !y.PSN.Less(q.PSN) {
-				r.replies = r.replies[:n]
+				r.giveUp(n)
 				break
 			}
 		}
 		if len(r.replies) < r.depth {
+			again.repeat = !x.missing
 			r.replies = append(r.replies, again)
+			r.found(x)
 		}
 		return true
 	}
 	return false
+}
+
+// recent returns the requests of the past, the newest first.
+func (r *Receiver) recent(i int) *past { return &r.past[(r.oldest-1-i+2*len(r.past))%len(r.past)] }
+
+// acknowledgeable returns the newest PSN that may be acknowledged when the SEND or RDMA WRITE with a PSN has come again. The requester
+// may have lost the responses to the requests after it: an acknowledgement stands for none of them (IBA 9.7.5.1.2), unless the response
+// is still to be sent. A requester that has gone on to more requests than past holds has had the responses to those before.
+func (r *Receiver) acknowledgeable(again roce.PSN) roce.PSN {
+	if r.forgets && again.Less(r.forgotten) && r.forgotten.Less(r.psn) {
+		return again
+	}
+	psn := r.psn.Add(-1)
+	for i := range r.past {
+		x := r.recent(i)
+		if !again.Less(x.psn) || !x.psn.Less(r.psn) {
+			break
+		}
+		if psn.Diff(x.psn) < x.Packets || !slices.ContainsFunc(r.replies, x.has) {
+			psn = x.psn.Add(-1)
+		}
+	}
+	return psn
+}
+
+// has reports whether the response belongs to the request.
+func (x *past) has(y Reply) bool { return y.PSN.In(x.psn, x.Packets) }
+
+// giveUp gives up the replies from number n on, since the requester repeats these requests.
+func (r *Receiver) giveUp(n int) {
+	for i := range r.past {
+		x := &r.past[i]
+		if !x.missing && slices.ContainsFunc(r.replies[n:], func(y Reply) bool { return !y.repeat && x.has(y) }) {
+			x.missing = true
+			r.missing++
+		}
+	}
+	r.replies = r.replies[:n]
+}
+
+// found notes that a response to x is due, or that x is forgotten.
+func (r *Receiver) found(x *past) {
+	if x.missing {
+		x.missing = false
+		r.missing--
+	}
+}
+
+// held reports whether the acknowledgement that is due would stand for a request whose response was given up.
+func (r *Receiver) held() bool {
+	return r.missing > 0 && r.ack.Syndrome.IsACK() &&
+		slices.ContainsFunc(r.past, func(x past) bool { return x.missing && x.psn.Less(r.ack.PSN) })
 }
 
 // Acknowledge makes an acknowledgement due, positive or negative, after the replies that are due before it.
@@ -325,8 +388,9 @@ func (r *Receiver) NotReady(t roce.RNRTimer) {
 	r.silent = true
 }
 
-// Ack returns the acknowledgement that is due.
-func (r *Receiver) Ack() (a Ack, due bool) { return r.ack, r.due }
+// Ack returns the acknowledgement that is due. One that would stand for a request without a response is not, until the request comes
+// again.
+func (r *Receiver) Ack() (a Ack, due bool) { return r.ack, r.due && !r.held() }
 
 // AckSent notes that it has been sent.
 func (r *Receiver) AckSent() { r.due = false }
@@ -382,4 +446,4 @@ func (r *Receiver) DropReplies() { r.replies = r.replies[:0] }
 
 // Abort forgets the message in progress and what may be repeated, and keeps the acknowledgement that is due: the queue
 // pair is in the error state.
-func (r *Receiver) Abort() { r.past, r.oldest, r.kind = r.past[:0], 0, None }
+func (r *Receiver) Abort() { r.past, r.oldest, r.missing, r.kind = r.past[:0], 0, 0, None }

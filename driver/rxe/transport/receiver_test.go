@@ -637,6 +637,46 @@ func TestReceiverAcks(t *testing.T) {
 			r.takes("repeated", "2 atomic")
 			r.hasMSN(3)
 		}},
+		{"9.7.5.1.2", "an acknowledgement of a duplicate ends before a READ that was answered", func(r *responder) {
+			r.takes("taken", "0 write only 8 ack", "1 read 8", "2 read 8")
+			r.sends("1 only 8 at 0 msn 2", "2 only 8 at 0 msn 3", "ack 0 msn 3")
+			r.takes("repeated", "0 write only 8 ack")
+			r.sends("ack 0 msn 3")
+		}},
+		{"9.7.5.1.2", "an acknowledgement of a duplicate stands for the packets before an atomic", func(r *responder) {
+			r.takes("taken", "0 write only 8", "1 send only 8", "2 atomic", "3 write only 8 ack")
+			r.sends("2 atomic 1002 msn 3", "ack 3 msn 4")
+			r.takes("repeated", "0 write only 8")
+			r.sends("ack 1 msn 4")
+			r.takes("repeated", "3 write only 8")
+			r.sends("ack 3 msn 4")
+		}},
+		{"9.7.5.1.2", "an acknowledgement that is due ends before a FLUSH that was answered when a SEND comes again", func(r *responder) {
+			r.takes("taken", "0 send only 8", "1 flush")
+			r.sends("1 only 0 msn 2")
+			r.takes("taken", "2 send only 8 ack")
+			r.takes("repeated", "0 send only 8")
+			r.sends("ack 0 msn 3")
+		}},
+		{"9.7.5.1.2", "an acknowledgement of a duplicate stands for a READ whose response precedes it", func(r *responder) {
+			r.takes("taken", "0 write only 8", "1 read 8", "2 write only 8 ack")
+			r.takes("repeated", "0 write only 8")
+			r.sends("1 only 8 at 0 msn 2", "ack 2 msn 3")
+		}},
+		{"9.7.5.1.2", "the last packet to be acknowledged is not that of a READ", func(r *responder) {
+			r.takes("taken", "0 write only 8", "1 read 8")
+			r.takes("repeated", "0 write only 8")
+			r.sends("1 only 8 at 0 msn 2", "ack 0 msn 2")
+		}},
+		{"9.7.5.1.2", "an acknowledgement waits for a response before it that was given up", func(r *responder) {
+			r.takes("taken", "0 read 8", "1 read 8", "2 write only 8 ack")
+			r.takes("repeated", "0 read 8")
+			r.sends("0 only 8 at 0 msn 1")
+			r.takes("repeated", "2 write only 8")
+			r.sends()
+			r.takes("repeated", "1 read 8")
+			r.sends("1 only 8 at 0 msn 2", "ack 2 msn 3")
+		}},
 		{"9.7.5.1.3", "a duplicate SEND is acknowledged", func(r *responder) {
 			r.takes("taken", "0 send only 1 ack")
 			r.sends("ack 0 msn 1")

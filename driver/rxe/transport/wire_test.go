@@ -132,6 +132,48 @@ type connection struct {
 	arrived int // job that the responder takes now
 	count   uint64
 	lazy    int // per cent: answers wait for more
+	replies []replyState
+}
+
+// replyState is the state of a PSN of a request that is answered, at the responder.
+type replyState uint8
+
+const (
+	acknowledged replyState = iota // a PSN of another request
+	unanswered                     // no response has been sent
+	doubtful                       // it has, but a request before it has come again since
+	answered
+)
+
+// doubt notes that a SEND or RDMA WRITE has come again: the requester may have lost the responses to the requests after it, unless it
+// has gone on to more of them than may be outstanding.
+func (c *connection) doubt(again int) {
+	end, requests := c.rcv.PSN().Since(c.first), 0
+	from, to := 0, 0 // of the response that is being sent
+	if y := c.rcv.Reply(); y != nil {
+		to = y.PSN.Since(c.first)
+		for from = to; !c.asks[from]; from-- {
+		}
+	}
+	for i := again; i < end; i++ {
+		if c.asks[i] {
+			requests++
+		}
+	}
+	for i := again; i < end && requests <= c.snd.MaxReads; i++ {
+		if c.replies[i] == answered && (i < from || i >= to) {
+			c.replies[i] = doubtful
+		}
+	}
+}
+
+// trust notes that the requester has sent a request after all those before end.
+func (c *connection) trust(end int) {
+	for i, s := range c.replies[:end] {
+		if s == doubtful {
+			c.replies[i] = answered
+		}
+	}
 }
 
 func (c *connection) check(ok bool, format string, args ...any) {
@@ -289,12 +331,18 @@ func (c *connection) receive(p *wirePacket) {
 	a := p.arrival
 	j := &c.jobs[p.msg]
 	order := r.Arrive(p.psn)
+	if order <= transport.Duplicate {
+		c.trust(p.psn.Since(c.first))
+	}
 	if order == transport.Duplicate {
 		q := transport.Repeat{PSN: p.psn, Kind: a.Kind}
 		if a.Kind == transport.Read {
 			q.Addr, q.Key, q.Length = c.addr(p.msg, p.offset), 1, p.length
 		}
 		r.Duplicate(&q)
+		if !a.Kind.Answered() {
+			c.doubt(p.psn.Since(c.first))
+		}
 	}
 	if order != transport.Expected {
 		return
@@ -374,6 +422,7 @@ func (c *connection) answer(n int) {
 			if op != roce.RDMAReadResponseMiddle {
 				w.syndrome = roce.ACKUnlimited
 			}
+			c.replies[y.PSN.Since(c.first)] = answered
 			y.Sent(1, size)
 			c.send(w)
 		}
@@ -381,7 +430,20 @@ func (c *connection) answer(n int) {
 	}
 	if a, due := r.Ack(); due {
 		r.AckSent()
+		c.acknowledges(a)
 		c.send(wirePacket{reply: true, psn: a.PSN, op: roce.Acknowledge, syndrome: a.Syndrome})
+	}
+}
+
+// acknowledges checks that an acknowledgement stands for no request that is answered with data.
+func (c *connection) acknowledges(a transport.Ack) {
+	if !a.Syndrome.IsACK() {
+		return
+	}
+	at := a.PSN.Since(c.first)
+	c.check(c.replies[at] == acknowledged, "the acknowledgement %d is of a request that is answered", at)
+	for i, s := range c.replies[:at] {
+		c.check(s != unanswered && s != doubtful, "the acknowledgement %d stands for %d, whose response is %d", at, i, s)
 	}
 }
 
@@ -547,6 +609,11 @@ func TestChannel(t *testing.T) {
 					c.cost = append(c.cost, transport.PacketCost+min(left, smallMTU))
 					chunk := transport.ReadChunk / smallMTU
 					c.asks = append(c.asks, j.Kind.Answered() && i%chunk == 0)
+					if j.Kind.Answered() {
+						c.replies = append(c.replies, unanswered)
+					} else {
+						c.replies = append(c.replies, acknowledged)
+					}
 				}
 			}
 			c.run()

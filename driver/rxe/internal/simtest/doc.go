@@ -29,6 +29,7 @@
 //
 // Of a reliable connection (IBA 9.7), also an extended one (XRC, IBA A14):
 //
+//   - An acknowledgement stands for no READ, atomic, FLUSH or ATOMIC WRITE, unless a response to it has been sent before.
 //   - Messages arrive once, in order, whole. When a work request succeeds its effect is there: the data in the peer's
 //     memory or in its receive, the result here. When a receive completes, what was written before the message is there.
 //   - Atomics and ATOMIC WRITE happen at most once, which their results, the sum and the memory tell.

@@ -36,6 +36,7 @@ type end struct {
 	lasts     []uint32 // UC, UD: PSNs of the last packets of all messages sent
 	drains    int      // times that the send queue was drained, and an event is due
 	events    map[ib.EventType]int
+	answers   answers
 }
 
 // newPair plans two queue pairs that are connected, or for datagrams know each other.
@@ -51,7 +52,7 @@ func (w *world) newPair() {
 	}
 	var pair [2]*end
 	for i := range pair {
-		e := &end{w: w, host: w.hosts[i], path: path, mtu: mtu, psn: r.Uint32() & 0xffffff, last: -1, events: map[ib.EventType]int{}}
+		e := &end{w: w, host: w.hosts[i], path: path, mtu: mtu, psn: r.Uint32() & 0xffffff, last: -1, events: map[ib.EventType]int{}, answers: answers{}}
 		if r.IntN(2) == 0 {
 			e.psn = 0xffffff - uint32(r.IntN(20))
 		}

@@ -134,6 +134,7 @@ type world struct {
 	copies   map[copyKey]int // of a packet that the network delivers
 	last     map[netip.Addr]time.Duration
 	lost     int
+	broken   string // the promise that a packet has broken, below a call of the engine; "": none
 	statuses map[ib.WCStatus]int
 	final    bool // everything that was to happen has happened; the queue pairs are taken to ERR
 
@@ -362,6 +363,7 @@ func (w *world) route(p *stepnet.Packet) {
 			}
 		}
 	}
+	w.watch(p)
 	now := w.now()
 	lost := r.Float64() < f.drop
 	for _, o := range f.outages {
@@ -416,6 +418,9 @@ func (w *world) alone(f func()) {
 		h.dev.Handle().HoldCallbacks()
 	}
 	f()
+	if w.broken != "" {
+		w.failf("%s", w.broken)
+	}
 	for _, h := range w.hosts {
 		h.dev.Handle().RunCallbacks()
 	}
