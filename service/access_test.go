@@ -9,12 +9,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/principal"
 	"verbena/internal/quota"
+	"verbena/internal/testutil"
 )
 
 // userPeer is a peer of a user who may not manage the service, and manager one who may.
@@ -23,28 +23,6 @@ func userPeer(uid int) peer {
 }
 
 func manager() peer { return peer{Principal: principal.Principal{Manager: true}} }
-
-// connected are the two ends of a connection, which is closed if the test waits for something in vain.
-func connected(t *testing.T) [2]*net.UnixConn {
-	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var ends [2]*net.UnixConn
-	for i, fd := range fds {
-		f := os.NewFile(uintptr(fd), "control")
-		c, err := net.FileConn(f)
-		f.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
-		ends[i] = c.(*net.UnixConn)
-		timer := time.AfterFunc(2*patience, func() { c.Close() })
-		t.Cleanup(func() { timer.Stop(); c.Close() })
-	}
-	return ends
-}
 
 // lookingService is a service that knows who connects.
 func lookingService(t *testing.T) *Service {
@@ -59,7 +37,7 @@ func lookingService(t *testing.T) *Service {
 // The process of a peer is the one that the kernel names; one that it does not name, or that has ended, is none.
 func TestPeerProcess(t *testing.T) {
 	s := lookingService(t)
-	ends := connected(t)
+	ends := testutil.UnixPair(t)
 	who, err := s.peerOf(ends[0])
 	if err != nil || who.pid != os.Getpid() || who.uid != os.Geteuid() || !who.Manager || who.Account != (quota.ID{UID: os.Getuid()}) {
 		t.Fatalf("got %+v, %v", who, err)

@@ -60,7 +60,7 @@ func TestSurplusAdmissions(t *testing.T) {
 	a := admissions{of: map[quota.ID]*admission{{UID: os.Geteuid()}: {busy: true, known: true}}} // a goroutine that does not get on
 	var surplus *net.UnixConn
 	for i := range maxAdmissions + 1 {
-		ends := connected(t)
+		ends := testutil.UnixPair(t)
 		if got, want := a.add(s, ends[0]), i < maxAdmissions; got != want {
 			t.Fatalf("client %d: queued %v, want %v", i, got, want)
 		}
@@ -161,9 +161,9 @@ func TestPrivilegedAdmissions(t *testing.T) {
 		connection func() *net.UnixConn
 		privileged bool
 	}{
-		{"root", func() *net.UnixConn { return connected(t)[0] }, true},
+		{"root", func() *net.UnixConn { return testutil.UnixPair(t)[0] }, true},
 		{"another user", func() (c *net.UnixConn) {
-			testutil.AsUser(t, 65533, func() { c = connected(t)[0] })
+			testutil.AsUser(t, 65533, func() { c = testutil.UnixPair(t)[0] })
 			return c
 		}, false},
 		{"root of a container", func() *net.UnixConn {

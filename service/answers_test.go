@@ -30,7 +30,7 @@ func TestUnreadAnswers(t *testing.T) {
 	}
 	var clients []*net.UnixConn
 	for range maxRequests {
-		ends := connected(t)
+		ends := testutil.UnixPair(t)
 		if err := ends[0].SetWriteBuffer(1); err != nil {
 			t.Fatal(err)
 		}
@@ -45,7 +45,7 @@ func TestUnreadAnswers(t *testing.T) {
 	if n := held(); n != maxRequests {
 		t.Errorf("%d requests are counted, want %d", n, maxRequests)
 	}
-	ends := connected(t)
+	ends := testutil.UnixPair(t)
 	s.admitPeer(ends[0], userPeer(uid))
 	if _, err := ctl.NewClient(ends[1], 1, 0).Do(&ctl.Request{Op: ctl.OpStatShow}); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("one more: got %v, want EBUSY", err)
@@ -61,7 +61,7 @@ func TestUnreadAtTheEnd(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.35"}})
 	user := s.quota.User(4242)
 	for _, how := range []string{"read", "closed"} {
-		ends := connected(t)
+		ends := testutil.UnixPair(t)
 		s.admitPeer(ends[0], userPeer(4242))
 		if _, err := ends[1].Write(message(t, &ctl.Request{Protocol: ctl.Protocol, Op: ctl.OpStatShow})); err != nil {
 			t.Fatal(err)
@@ -92,9 +92,9 @@ func TestUnheard(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	s.admitPeer(connected(t)[0], userPeer(4242))
+	s.admitPeer(testutil.UnixPair(t)[0], userPeer(4242))
 	told := func(uid int) (*net.UnixConn, bool) {
-		ends := connected(t)
+		ends := testutil.UnixPair(t)
 		s.admitPeer(ends[0], userPeer(uid))
 		ends[1].SetReadDeadline(time.Now().Add(patience))
 		n, err := ends[1].Read(make([]byte, 1)) // the rest stays unread
@@ -111,7 +111,7 @@ func TestUnheard(t *testing.T) {
 		}
 		clients = append(clients, c)
 	}
-	s.admitPeer(connected(t)[0], userPeer(4243))
+	s.admitPeer(testutil.UnixPair(t)[0], userPeer(4243))
 	if _, ok := told(4243); !ok {
 		t.Error("another user's client was not told")
 	}
@@ -134,10 +134,10 @@ func TestRefusedClientLearnsWhy(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	first := connected(t)
+	first := testutil.UnixPair(t)
 	s.admitPeer(first[0], userPeer(4242))
 	for range 20 {
-		ends := connected(t)
+		ends := testutil.UnixPair(t)
 		if _, err := ends[1].Write(message(t, &ctl.Request{Protocol: ctl.Protocol, Op: ctl.OpOpen, Name: "rxe0"})); err != nil {
 			t.Fatal(err)
 		}

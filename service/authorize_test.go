@@ -19,7 +19,7 @@ import (
 // others, or shows what they have, is refused.
 func TestRequestsOfUsers(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.33"}})
-	ends := connected(t)
+	ends := testutil.UnixPair(t)
 	go s.serve(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), 0)
 	c := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	for _, op := range []ctl.Op{

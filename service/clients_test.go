@@ -56,14 +56,14 @@ func TestSilentClients(t *testing.T) {
 	for what, b := range map[string][]byte{
 		"nothing": nil, "half a length": {1, 0}, "half a message": {100, 0, 0, 0, '{'},
 	} {
-		ends := connected(t)
+		ends := testutil.UnixPair(t)
 		go s.serve(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), within)
 		if _, err := ends[1].Write(b); err != nil {
 			t.Fatal(err)
 		}
 		closes(t, ends[1], what)
 	}
-	ends := connected(t)
+	ends := testutil.UnixPair(t)
 	go s.serve(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), within)
 	c := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	for range 2 {
@@ -73,7 +73,7 @@ func TestSilentClients(t *testing.T) {
 		time.Sleep(2 * within)
 	}
 	// A later message has to be finished as well.
-	ends = connected(t)
+	ends = testutil.UnixPair(t)
 	got := make(chan error, 1)
 	go func() {
 		_, err := ctl.Conn{UnixConn: ends[0]}.Receive(new(ctl.Request), ctl.Limits{Size: ctl.MaxRequest, Rest: within})
@@ -95,20 +95,20 @@ func TestSilentClients(t *testing.T) {
 func TestMessageBounds(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.11"}})
 	for _, size := range []uint32{ctl.MaxRequest + 1, 12 << 20, 1<<32 - 1} {
-		ends := connected(t)
+		ends := testutil.UnixPair(t)
 		go s.ServeConn(ends[0])
 		ends[1].Write(binary.LittleEndian.AppendUint32(nil, size))
 		if b := closes(t, ends[1], fmt.Sprint(size)); len(b) != 0 {
 			t.Errorf("%d bytes: an answer, %q", size, b)
 		}
 	}
-	ends := connected(t)
+	ends := testutil.UnixPair(t)
 	go s.ServeConn(ends[0])
 	c := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo, Name: strings.Repeat("x", ctl.MaxRequest-200)}); err != nil {
 		t.Errorf("a large request: %v", err)
 	}
-	ends = connected(t)
+	ends = testutil.UnixPair(t)
 	go func() {
 		io.ReadFull(ends[1], make([]byte, 4))
 		ends[1].Write(binary.LittleEndian.AppendUint32(nil, ctl.MaxHelpAnswer+1))
@@ -154,7 +154,7 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 		"cut":       {9, 0, 0, 0, 1},
 	} {
 		for _, n := range []int{1, 2, 4, 5, 100} {
-			ends := connected(t)
+			ends := testutil.UnixPair(t)
 			served := make(chan struct{})
 			go func() {
 				defer close(served)
@@ -190,7 +190,7 @@ func TestAttachBelievesTheKernel(t *testing.T) {
 	for pid, want := range map[int]string{
 		os.Getpid(): fmt.Sprintf("attach process %d:", os.Getpid()), 0: "pid namespace",
 	} {
-		ends := connected(t)
+		ends := testutil.UnixPair(t)
 		who, err := s.peerOf(ends[0])
 		if err != nil {
 			t.Fatal(err)
@@ -246,7 +246,7 @@ func TestConnectionsPerUser(t *testing.T) {
 	}
 	defer s.Close()
 	connect := func(uid int) *ctl.Client {
-		ends := connected(t)
+		ends := testutil.UnixPair(t)
 		who := manager()
 		if uid != 0 {
 			who = userPeer(uid)
@@ -326,7 +326,7 @@ func TestNothingUnboundedIsEchoed(t *testing.T) {
 		{Op: ctl.OpAttach, Attach: &ctl.Attach{Args: []string{long, long[:1000]}}},
 	} {
 		for _, uid := range []int{4242, 0} {
-			ends := connected(t)
+			ends := testutil.UnixPair(t)
 			go s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: uid, pid: os.Getpid()}, patience)
 			r.Protocol = ctl.Protocol
 			if err := (ctl.Conn{UnixConn: ends[1]}).Send(r, f); err != nil {
@@ -338,7 +338,7 @@ func TestNothingUnboundedIsEchoed(t *testing.T) {
 			}
 		}
 	}
-	ends := connected(t)
+	ends := testutil.UnixPair(t)
 	go s.serve(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), patience)
 	ends[1].Write(message(t, map[string]any{"ID": json.Number(strings.Repeat("9", ctl.MaxRequest/2))}))
 	closes(t, ends[1], "a malformed message")
@@ -358,7 +358,7 @@ func TestNothingUnboundedIsEchoed(t *testing.T) {
 func TestPanicOfARequest(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.16"}})
 	broken := &Service{log: s.log, requestTimeout: patience, authority: s.authority}
-	ends := connected(t)
+	ends := testutil.UnixPair(t)
 	go broken.ServeConn(ends[0])
 	b := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	for range 2 {
@@ -400,7 +400,7 @@ func TestStuckDevice(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	ends := connected(t)
+	ends := testutil.UnixPair(t)
 	go s.ServeConn(ends[0])
 	c := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	do := func(r *ctl.Request) error {
@@ -482,7 +482,7 @@ func TestStuckEnd(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	ends := connected(t)
+	ends := testutil.UnixPair(t)
 	if _, err := s.attached(ctl.Conn{UnixConn: ends[0]}); err != nil {
 		t.Fatal(err)
 	}
@@ -515,7 +515,7 @@ func TestYield(t *testing.T) {
 
 	s = made(true)
 	defer s.Close()
-	ends := connected(t)
+	ends := testutil.UnixPair(t)
 	done, err := s.attached(ctl.Conn{UnixConn: ends[0]})
 	if err != nil {
 		t.Fatal(err)
@@ -672,7 +672,7 @@ func TestTakeOver(t *testing.T) {
 		s.Close()
 		l.Release()
 	}()
-	ends := connected(t)
+	ends := testutil.UnixPair(t)
 	done, err := s.attached(ctl.Conn{UnixConn: ends[0]})
 	if err != nil {
 		t.Fatal(err)

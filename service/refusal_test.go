@@ -127,7 +127,7 @@ func TestSpareDescriptorIsForManagers(t *testing.T) {
 // TestLateAnswerOfLauncher tests that once an answer of a launcher's has not come as it should, no later one is taken: it
 // could be the answer to another question.
 func TestLateAnswerOfLauncher(t *testing.T) {
-	ends := connected(t)
+	ends := testutil.UnixPair(t)
 	l := &launcher{c: ctl.Conn{UnixConn: ends[0]}}
 	go func() {
 		io.ReadFull(ends[1], make([]byte, 4))
@@ -162,7 +162,7 @@ func TestClientsThatWait(t *testing.T) {
 	t.Parallel()
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.32"}})
 	const least, most = firstMessage / 2, firstMessage + restOfMessage + 5*time.Second
-	ends, silent := connected(t), connected(t)
+	ends, silent := testutil.UnixPair(t), testutil.UnixPair(t)
 	began := time.Now()
 	s.admitPeer(silent[0], peer{uid: 4242})
 	ends[0].SetWriteBuffer(1)
@@ -215,7 +215,7 @@ func TestPeerProcessOfAnother(t *testing.T) {
 
 // TestLauncherAnswersNothing tests that an answer without a descriptor is an error.
 func TestLauncherAnswersNothing(t *testing.T) {
-	ends := connected(t)
+	ends := testutil.UnixPair(t)
 	go func(c *net.UnixConn) {
 		var h ctl.Help
 		if _, err := (ctl.Conn{UnixConn: c}).Receive(&h, ctl.Limits{Size: ctl.MaxRequest}); err == nil {

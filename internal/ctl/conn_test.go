@@ -5,43 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+	"verbena/internal/testutil"
 
 	"golang.org/x/sys/unix"
 )
 
 const patience = 10 * time.Second
 
-// connected are the two ends of a connection, which is closed if the test waits for something in vain.
-func connected(t *testing.T) [2]*net.UnixConn {
-	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var ends [2]*net.UnixConn
-	for i, fd := range fds {
-		f := os.NewFile(uintptr(fd), "control")
-		c, err := net.FileConn(f)
-		f.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
-		ends[i] = c.(*net.UnixConn)
-		timer := time.AfterFunc(2*patience, func() { c.Close() })
-		t.Cleanup(func() { timer.Stop(); c.Close() })
-	}
-	return ends
-}
-
 // Of several descriptors that come with a message one is taken, and the others are closed: leaktest sees what is left.
 func TestSurplusDescriptors(t *testing.T) {
-	ends := connected(t)
+	ends := testutil.UnixPair(t)
 	msg := append(binary.LittleEndian.AppendUint32(nil, 2), "{}"...)
 	if _, _, err := ends[1].WriteMsgUnix(msg, unix.UnixRights(0, 1, 2), nil); err != nil {
 		t.Fatal(err)
@@ -73,7 +51,7 @@ func openDescriptors(t *testing.T) int {
 // A message is as long as the receiver lets it be.
 func TestMessageBound(t *testing.T) {
 	for size, want := range map[int]string{100: "", 101: "longer than 100"} {
-		ends := connected(t)
+		ends := testutil.UnixPair(t)
 		body := append([]byte(`{}`), strings.Repeat(" ", size-2)...)
 		if _, err := ends[1].Write(append(binary.LittleEndian.AppendUint32(nil, uint32(size)), body...)); err != nil {
 			t.Fatal(err)
@@ -88,13 +66,13 @@ func TestMessageBound(t *testing.T) {
 
 // Send and Receive agree, and the size of a response is bounded.
 func TestResponseBounds(t *testing.T) {
-	ends := connected(t)
+	ends := testutil.UnixPair(t)
 	go Conn{UnixConn: ends[0]}.Send(&Response{Error: strings.Repeat("x", 4*MaxRequest)}, nil)
 	var a Response
 	if _, err := (Conn{UnixConn: ends[1]}).Receive(&a, Limits{Size: MaxResponse}); err != nil || len(a.Error) != 4*MaxRequest {
 		t.Errorf("a large response: got %d bytes, %v, want %d", len(a.Error), err, 4*MaxRequest)
 	}
-	ends = connected(t)
+	ends = testutil.UnixPair(t)
 	go ends[0].Write(binary.LittleEndian.AppendUint32(nil, MaxResponse+1))
 	_, err := Conn{UnixConn: ends[1]}.Receive(&a, Limits{Size: MaxResponse})
 	if err == nil || !strings.Contains(err.Error(), "longer than") {
@@ -111,7 +89,7 @@ func TestReceiveTimesOut(t *testing.T) {
 	for name, l := range map[string]Limits{
 		"whole": {Size: 100, Whole: 10 * time.Millisecond}, "rest": {Size: 100, Rest: 10 * time.Millisecond},
 	} {
-		ends := connected(t)
+		ends := testutil.UnixPair(t)
 		if _, err := ends[1].Write([]byte{100, 0, 0, 0, '{'}); err != nil {
 			t.Fatal(err)
 		}
@@ -124,7 +102,7 @@ func TestReceiveTimesOut(t *testing.T) {
 // An errno is the same at both ends.
 func TestErrors(t *testing.T) {
 	for _, cause := range []error{fmt.Errorf("no device: %w", syscall.ENODEV), errors.New("no errno")} {
-		ends := connected(t)
+		ends := testutil.UnixPair(t)
 		go func() {
 			server := Conn{UnixConn: ends[0]}
 			var r Request
@@ -156,7 +134,7 @@ func (h helper) Notice(text string) { h.told <- text }
 
 // A launcher answers each Help with a descriptor or an error, until the service closes the connection.
 func TestServe(t *testing.T) {
-	ends := connected(t)
+	ends := testutil.UnixPair(t)
 	told := make(chan string, 1)
 	lost := NewClient(ends[1], 0, 0).Serve(helper{told})
 	server := Conn{UnixConn: ends[0]}
@@ -187,7 +165,7 @@ func TestServe(t *testing.T) {
 
 // A file arrives as it was written, whatever its pieces, with its end behind it.
 func TestPieces(t *testing.T) {
-	ends := connected(t)
+	ends := testutil.UnixPair(t)
 	want := CaptureEnd{Packets: 3, Dropped: 1}
 	go func() {
 		w := PieceWriter{Conn{UnixConn: ends[0]}}
@@ -205,13 +183,13 @@ func TestPieces(t *testing.T) {
 	if err != nil || string(b) != "abcd"+strings.Repeat("e", 100000) || s.End() != want {
 		t.Errorf("got %d bytes, %+v, %v, want %d, %+v", len(b), s.End(), err, 100004, want)
 	}
-	ends = connected(t)
+	ends = testutil.UnixPair(t)
 	ends[0].Write([]byte{9, 0, 0, 0, 'x'})
 	ends[0].Close()
 	if _, err := io.ReadAll(&CaptureStream{c: Conn{UnixConn: ends[1]}}); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("a file that is cut: got %v, want ErrUnexpectedEOF", err)
 	}
-	ends = connected(t)
+	ends = testutil.UnixPair(t)
 	ends[0].Close()
 	const ended = "capture: the service has ended: unexpected EOF"
 	if _, err := io.ReadAll(&CaptureStream{c: Conn{UnixConn: ends[1]}}); err == nil || err.Error() != ended {

@@ -14,27 +14,6 @@ import (
 	"verbena/internal/testutil"
 )
 
-// connectedPair returns two connected sockets.
-func connectedPair(t *testing.T) (ours, theirs *net.UnixConn) {
-	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var ends [2]*net.UnixConn
-	for i, fd := range fds {
-		f := os.NewFile(uintptr(fd), "socket")
-		c, err := net.FileConn(f)
-		f.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
-		ends[i] = c.(*net.UnixConn)
-		t.Cleanup(func() { c.Close() })
-	}
-	return ends[0], ends[1]
-}
-
 // TestSending: descriptors are charged until the other end has received them or has closed, also after the sender has closed.
 func TestSending(t *testing.T) {
 	var limits quota.Limits
@@ -59,7 +38,8 @@ func TestSending(t *testing.T) {
 			user := quota.New(limits).User(7)
 			var all Queues
 			q := all.Of(user)
-			ours, theirs := connectedPair(t)
+			ends := testutil.UnixPair(t)
+			ours, theirs := ends[0], ends[1]
 			sent, err := q.Sending(ours, 3)
 			if err != nil {
 				t.Fatal(err)
@@ -94,7 +74,7 @@ func TestSendingWaits(t *testing.T) {
 	limits[quota.InFlight] = quota.Limit{PerUser: 4}
 	user := quota.New(limits).User(7)
 	var all Queues
-	ours, _ := connectedPair(t)
+	ours := testutil.UnixPair(t)[0]
 	if err := user.Take(quota.InFlight, 4); err != nil {
 		t.Fatal(err)
 	}

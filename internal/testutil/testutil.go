@@ -3,6 +3,7 @@ package testutil
 
 import (
 	"bytes"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -25,6 +26,27 @@ func Eventually(t testing.TB, what string, f func() bool) {
 			t.Fatalf("after %v still waiting for: %s", Patience, what)
 		}
 	}
+}
+
+// UnixPair returns two connected Unix sockets, which are closed after twice Patience, so that a test that waits for one of them ends.
+func UnixPair(t testing.TB) (ends [2]*net.UnixConn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "socket")
+		c, err := net.FileConn(f)
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends[i] = c.(*net.UnixConn)
+		timer := time.AfterFunc(2*Patience, func() { c.Close() })
+		t.Cleanup(func() { timer.Stop(); c.Close() })
+	}
+	return ends
 }
 
 // NeedRoot skips the test unless root runs it. why completes the sentence "needs root".
