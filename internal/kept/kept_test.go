@@ -60,6 +60,17 @@ func keeper(t *testing.T, n uint64) (*Kept, *quota.User) {
 
 func keep(s *Kept, o Object) { s.Keep(o, func() { s.user.Give(quota.Descriptors, 1) }) }
 
+// note makes a description and notes it.
+func note(t *testing.T, s *Kept, make func(t *testing.T) (int, []int)) (n Note, theirs int, ours []int) {
+	t.Helper()
+	theirs, ours = make(t)
+	n, err := s.Note(theirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n, theirs, ours
+}
+
 // becomes waits until the user holds n descriptors.
 func becomes(t *testing.T, u *quota.User, n uint64) {
 	t.Helper()
@@ -74,11 +85,7 @@ func TestClosedBeforeKeep(t *testing.T) {
 	for _, d := range descriptions {
 		t.Run(d.name, func(t *testing.T) {
 			s, u := keeper(t, 1)
-			theirs, ours := d.make(t)
-			n, err := s.Note(theirs)
-			if err != nil {
-				t.Fatal(err)
-			}
+			n, theirs, ours := note(t, s, d.make)
 			if !n.InUse() {
 				t.Error("it is open, and not in use")
 			}
@@ -93,15 +100,40 @@ func TestClosedBeforeKeep(t *testing.T) {
 	}
 }
 
+// TestManyNotes: a user with many notes does not make Keep look at all of them.
+func TestManyNotes(t *testing.T) {
+	for _, tt := range []struct {
+		notes int
+		held  uint64 // when Keep returns
+	}{{fewNotes, fewNotes - 1}, {fewNotes + 1, fewNotes + 1}} {
+		s, u := keeper(t, uint64(tt.notes))
+		var first Note
+		for i := range tt.notes {
+			n, theirs, ours := note(t, s, descriptions[0].make)
+			if i == 0 {
+				first = n
+			}
+			for _, fd := range append(ours, theirs) {
+				if i == 0 {
+					unix.Close(fd)
+				} else {
+					t.Cleanup(func() { unix.Close(fd) })
+				}
+			}
+		}
+		keep(s, first)
+		if held := u.Held(quota.Descriptors); held != tt.held {
+			t.Errorf("%d notes: the user holds %d descriptors when Keep returns, want %d", tt.notes, held, tt.held)
+		}
+		becomes(t, u, uint64(tt.notes-1))
+	}
+}
+
 func TestClosedAfterKeep(t *testing.T) {
 	for _, d := range descriptions {
 		t.Run(d.name, func(t *testing.T) {
 			s, u := keeper(t, 1)
-			theirs, ours := d.make(t)
-			n, err := s.Note(theirs)
-			if err != nil {
-				t.Fatal(err)
-			}
+			n, theirs, ours := note(t, s, d.make)
 			again, err := unix.Dup(theirs) // the program may have more than one
 			if err != nil {
 				t.Fatal(err)
