@@ -364,7 +364,7 @@ func (q *QP) knows(wr *ib.SendWR) bool {
 	case ib.WRFlush:
 		return rc
 	case ib.WRAtomicWrite:
-		return rc && len(wr.Inline) == 8 && wr.RemoteAddr%8 == 0
+		return rc && len(wr.Inline) == 8
 	case ib.WRLocalInv:
 		return q.init.Type != ib.QPTypeUD
 	case ib.WRBindMW:

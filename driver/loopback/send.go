@@ -288,11 +288,20 @@ func (q *QP) write(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	return ib.WCSuccess, false
 }
 
+// atomic reports whether the request is for 8 bytes at once, whose address is a multiple of 8.
+func (w *sendWQE) atomic() bool {
+	switch w.wr.Opcode {
+	case ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd, ib.WRAtomicWrite:
+		return true
+	}
+	return false
+}
+
 // access checks a request for n bytes of p's memory, and makes them m. An operation that the queue pair does not allow is an invalid
-// request, one that the memory does not allow an access error (IBA 9.9.3).
+// request, as is a misaligned atomic; one that the memory does not allow an access error (IBA 9.9.3).
 func (d *Device) access(m *memory, w *sendWQE, n uint64, p *QP, need ib.AccessFlags) ib.WCStatus {
 	switch {
-	case p.attr.AccessFlags&need != need:
+	case p.attr.AccessFlags&need != need, w.atomic() && w.wr.RemoteAddr%8 != 0:
 		p.fail(ib.EventQPReqErr)
 		return ib.WCRemInvReqErr
 	case !d.remote(m, w.wr.RKey, w.wr.RemoteAddr, n, p, need):
@@ -322,10 +331,6 @@ func (q *QP) fetch(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	if p == nil {
 		status, wait = q.unanswered()
 		return status, 0, wait
-	}
-	if atomic && w.wr.RemoteAddr%8 != 0 {
-		p.fail(ib.EventQPReqErr)
-		return ib.WCRemInvReqErr, 0, false
 	}
 	if status = d.access(src, w, n, p, need); status != ib.WCSuccess {
 		return status, 0, false

@@ -100,6 +100,14 @@ func TestErrors(t *testing.T) {
 				return wr
 			},
 			want: accessError},
+		{name: "misaligned atomic",
+			wr: func(b *bench) ib.SendWR {
+				wr := read(b)
+				wr.Opcode, wr.SGList = ib.WRAtomicFetchAdd, b.a.sge(0, 8)
+				wr.RemoteAddr += 4
+				return wr
+			},
+			want: invalidRequest},
 		{name: "write to a queue pair without the right", conn: conn{access: ib.AccessRemoteRead}, wr: write, want: invalidRequest},
 		{name: "read from a queue pair without the right", conn: conn{access: ib.AccessRemoteWrite}, wr: read, want: invalidRequest},
 		{name: "read from a queue pair without resources", conn: conn{destRdAtomic: -1}, wr: read, want: invalidRequest},
@@ -312,7 +320,6 @@ func TestPostErrors(t *testing.T) {
 			{"too many elements", ib.SendWR{Opcode: ib.WRSend, SGList: make([]ib.SGE, b.a.qp.Init().Cap.MaxSendSGE+1)}},
 			{"too much inline", ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendInline, Inline: make([]byte, b.a.qp.Init().Cap.MaxInlineData+1)}},
 			{"inline read", ib.SendWR{Opcode: ib.WRRDMARead, Flags: ib.SendInline}},
-			{"misaligned atomic", ib.SendWR{Opcode: ib.WRAtomicFetchAdd, SGList: b.a.sge(0, 8), RemoteAddr: 4}},
 		} {
 			if n, err := b.a.qp.PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite}, c.wr, ok); n != 1 || !errors.Is(err, syscall.EINVAL) {
 				t.Errorf("%s: %d taken, error %v", c.name, n, err)

@@ -107,9 +107,6 @@ func (r *requester) decodeSingle(w *sendWQE, h *uapi.RXESendWQE, data []byte) ua
 	}
 	a := h.WR.RDMA()
 	w.remote, w.rkey = a.RemoteAddr, a.RKey
-	if w.remote%atomicLen != 0 {
-		return uapi.WCLocQPOpErr
-	}
 	w.length = atomicLen
 	w.inline = append(w.inline, data[:atomicLen]...)
 	return uapi.WCSuccess
@@ -154,8 +151,8 @@ func (r *requester) encodeMemory(b []byte, wr *ib.SendWR, h *uapi.RXESendWQE) (i
 			Type: wr.Flush.Placement, Level: wr.Flush.Level,
 		}
 	case ib.WRAtomicWrite:
-		if len(wr.Inline) != atomicLen || wr.RemoteAddr%atomicLen != 0 {
-			return invalid("atomic write of %d bytes at %#x, must be 8 at a multiple of 8", len(wr.Inline), wr.RemoteAddr)
+		if len(wr.Inline) != atomicLen {
+			return invalid("atomic write of %d bytes, must be 8", len(wr.Inline))
 		}
 		*h.WR.RDMA() = uapi.RXESendWRRDMA{RemoteAddr: wr.RemoteAddr, RKey: wr.RKey}
 		h.DMA.Length = atomicLen

@@ -104,7 +104,10 @@ func TestUserMemoryErrors(t *testing.T) {
 	}{
 		{"atomic write of 4 bytes", uapi.WRAtomicWrite, make([]byte, 4), func(b *bench, wr *uapi.RXESendWR) {}, uapi.WCLocLenErr},
 		{"atomic write of 16 bytes", uapi.WRAtomicWrite, make([]byte, 16), func(b *bench, wr *uapi.RXESendWR) {}, uapi.WCLocLenErr},
-		{"misaligned atomic write", uapi.WRAtomicWrite, make([]byte, 8), func(b *bench, wr *uapi.RXESendWR) { wr.RDMA().RemoteAddr = 4 }, uapi.WCLocQPOpErr},
+		{"misaligned atomic write", uapi.WRAtomicWrite, make([]byte, 8), func(b *bench, wr *uapi.RXESendWR) { wr.RDMA().RemoteAddr = 4 }, uapi.WCRemInvReqErr},
+		{"inline READ", uapi.WRRDMARead, make([]byte, 8), func(b *bench, wr *uapi.RXESendWR) { wr.SendFlags |= uapi.SendInline }, uapi.WCLocQPOpErr},
+		{"inline atomic", uapi.WRAtomicFetchAndAdd, make([]byte, 8), func(b *bench, wr *uapi.RXESendWR) { wr.SendFlags |= uapi.SendInline }, uapi.WCLocQPOpErr},
+		{"atomic without memory", uapi.WRAtomicFetchAndAdd, nil, func(b *bench, wr *uapi.RXESendWR) { wr.Atomic().RemoteAddr = 4 }, uapi.WCLocLenErr},
 		{"flush to nowhere", uapi.WRFlush, nil, func(b *bench, wr *uapi.RXESendWR) {}, uapi.WCLocQPOpErr},
 		{"flush of no level", uapi.WRFlush, nil, func(b *bench, wr *uapi.RXESendWR) { wr.Flush().Type, wr.Flush().Level = 1, 200 }, uapi.WCLocQPOpErr},
 		{"bind of no window", uapi.WRBindMW, nil, func(b *bench, wr *uapi.RXESendWR) {}, uapi.WCMWBindErr},

@@ -393,7 +393,7 @@ func TestUserAbuse(t *testing.T) {
 		{"inline length", func(u *user) { u.sq.post(put(u.wqe(1, uapi.WRSend, uapi.SendInline), length, 1<<30)) }, uapi.WCLocLenErr},
 		{"inline read", func(u *user) {
 			u.sq.post(put(u.wqe(1, uapi.WRRDMARead, uapi.SendInline, ib.SGE{Addr: 1, Length: 1 << 20, LKey: 1}), length, 8))
-		}, uapi.WCLocProtErr},
+		}, uapi.WCLocQPOpErr},
 		{"opcode", func(u *user) { u.sq.post(put(u.wqe(1, uapi.WRSend, 0), opcode, 0x7fffffff)) }, uapi.WCLocQPOpErr},
 		{"local invalidate", func(u *user) { u.sq.post(u.wqe(1, uapi.WRLocalInv, 0)) }, uapi.WCLocQPOpErr},
 		{"lengths that overflow", func(u *user) {
@@ -402,7 +402,7 @@ func TestUserAbuse(t *testing.T) {
 			u.sq.post(u.wqe(1, uapi.WRSend, 0, s, s))
 		}, uapi.WCLocLenErr},
 		{"lkey", func(u *user) { u.sq.post(u.wqe(1, uapi.WRSend, 0, ib.SGE{Addr: 1, Length: 1, LKey: 0xffffffff})) }, uapi.WCLocProtErr},
-		{"short atomic", func(u *user) { u.sq.post(u.wqe(1, uapi.WRAtomicFetchAndAdd, 0, u.b.a.sge(0, 4)...)) }, uapi.WCLocQPOpErr},
+		{"short atomic", func(u *user) { u.sq.post(u.wqe(1, uapi.WRAtomicFetchAndAdd, 0, u.b.a.sge(0, 4)...)) }, uapi.WCLocLenErr},
 		{"receive num_sge", func(u *user) {
 			u.rq.post(put(u.recvWQE(1), uapi.RXERecvWQEDMAOffset+12, 1<<31))
 			u.b.b.send(ib.SendWR{Opcode: ib.WRSend})

@@ -120,18 +120,19 @@ func (r *requester) decodeSend(w *sendWQE, b []byte) {
 		w.status = r.decodeSingle(w, &h, data)
 		return
 	}
-	if w.flags&uapi.SendInline != 0 && (w.kind == transport.Send || w.kind == transport.Write) {
+	if w.flags&uapi.SendInline != 0 {
+		if w.kind == transport.Read || w.kind == transport.Atomic { // the slot holds data, where its elements belong
+			w.status = uapi.WCLocQPOpErr
+			return
+		}
 		if h.DMA.Length > qp.cap.MaxInlineData {
 			w.status = uapi.WCLocLenErr
 			return
 		}
 		w.length = int(h.DMA.Length)
 		w.inline = append(w.inline, data[:w.length]...)
-	} else {
-		w.flags &^= uapi.SendInline
-		if w.sges, w.length, w.status = decodeSGEs(w.sges, data, h.DMA.NumSGE, qp.cap.MaxSendSGE); w.status != 0 {
-			return
-		}
+	} else if w.sges, w.length, w.status = decodeSGEs(w.sges, data, h.DMA.NumSGE, qp.cap.MaxSendSGE); w.status != 0 {
+		return
 	}
 	switch w.kind {
 	case transport.Write, transport.Read:
@@ -140,8 +141,8 @@ func (r *requester) decodeSend(w *sendWQE, b []byte) {
 	case transport.Atomic:
 		a := h.WR.Atomic()
 		w.remote, w.rkey, w.a, w.b = a.RemoteAddr, a.RKey, a.CompareAdd, a.Swap
-		if w.length < atomicLen || w.remote%atomicLen != 0 {
-			w.status = uapi.WCLocQPOpErr
+		if w.length < atomicLen {
+			w.status = uapi.WCLocLenErr
 			return
 		}
 		w.length = atomicLen
@@ -249,9 +250,6 @@ func (r *requester) encodeSend(b []byte, slot uint32, wr *ib.SendWR) (int, error
 		*h.WR.RDMA() = uapi.RXESendWRRDMA{RemoteAddr: wr.RemoteAddr, RKey: wr.RKey}
 		h.IOVA = wr.RemoteAddr
 	case kind == transport.Atomic:
-		if wr.RemoteAddr%atomicLen != 0 {
-			return 0, fmt.Errorf("atomic at %#x, not a multiple of 8: %w", wr.RemoteAddr, syscall.EINVAL)
-		}
 		*h.WR.Atomic() = uapi.RXESendWRAtomic{RemoteAddr: wr.RemoteAddr, RKey: wr.RKey, CompareAdd: wr.CompareAdd, Swap: wr.Swap}
 		h.IOVA = wr.RemoteAddr
 	}

@@ -57,12 +57,16 @@ func testAtomicWrite(e *env) {
 	if wc := e.waitOne(p.cqs[0], 1, ib.WCSuccess); wc.Opcode != ib.WCAtomicWrite {
 		e.Errorf("%+v", wc)
 	}
-	for _, bad := range []ib.SendWR{
-		{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 4), RemoteAddr: b.addr, RKey: b.mr.RKey()},
-		{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 8), RemoteAddr: b.addr + 4, RKey: b.mr.RKey()},
-	} {
-		_, err := p.qps[0].PostSend(bad)
-		e.wantErr("atomic write of the wrong length, or not aligned", err, syscall.EINVAL)
+	_, err := p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 4), RemoteAddr: b.addr, RKey: b.mr.RKey()})
+	e.wantErr("atomic write of the wrong length", err, syscall.EINVAL)
+	n, err := p.qps[0].PostSend(ib.SendWR{
+		ID: 2, Opcode: ib.WRAtomicWrite, Flags: ib.SendSignaled, Inline: make([]byte, 8), RemoteAddr: b.addr + 4, RKey: b.mr.RKey(),
+	})
+	if n == 1 {
+		e.waitOne(p.cqs[0], 2, ib.WCRemInvReqErr)
+		p.again()
+	} else {
+		e.wantErr("misaligned atomic write", err, syscall.EINVAL)
 	}
 	p.wantTry("behind the end", ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 8), RemoteAddr: b.addr + bufLen, RKey: b.mr.RKey()}, ib.WCRemAccessErr)
 	readOnly := e.buffer(p.pd, 64, ib.AccessLocalWrite|ib.AccessRemoteRead|ib.AccessRemoteAtomic)
