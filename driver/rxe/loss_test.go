@@ -38,7 +38,11 @@ func TestLoss(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			signs := uint64(0)
-			for _, seed := range seeds(4) {
+			n := 4
+			if raceEnabled {
+				n = 2
+			}
+			for _, seed := range seeds(n) {
 				bubble(t, func(t *testing.T) {
 					t.Logf("seed %d", seed)
 					b := newBenchIn(t, setup{

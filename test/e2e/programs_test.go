@@ -64,12 +64,12 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// iterations keeps one cell of the matrix within a few hundred megabytes, or gives the full count.
+// iterations keeps one cell of the matrix within 16 megabytes, or gives the full count.
 func iterations(size int) int {
 	if full {
 		return 10000
 	}
-	return min(1000, max(20, 64<<20/size))
+	return min(1000, max(20, 16<<20/size))
 }
 
 func TestPingpongRC(t *testing.T) {
