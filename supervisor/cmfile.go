@@ -407,7 +407,7 @@ func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
 		if w.known.stale {
 			return verdict{fate: letThrough}, false
 		}
-		if w.nonBlocking() {
+		if w.nonBlocking(f) {
 			return fails(syscall.EAGAIN), false
 		}
 		if err := w.prove(); err != nil {
@@ -429,10 +429,31 @@ func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
 	return verdict{val: int64(n)}, false
 }
 
-// nonBlocking reports whether the caller has set O_NONBLOCK on the descriptor of the call, by whatever way.
-// (proc_pid_fdinfo(5))
-func (w *worker) nonBlocking() bool {
-	b, err := procfile.Read(fmt.Sprintf("/proc/%d/fdinfo/%d", w.n.tid, int32(w.n.args[0])))
+// nonBlocking reports whether the caller has set O_NONBLOCK on the descriptor of the call, by whatever way. It is false where that cannot
+// be found out.
+func (w *worker) nonBlocking(f *openFile) bool {
+	th, err := w.look()
+	if err != nil {
+		return false
+	}
+	defer th.close()
+	fd := int32(w.n.args[0])
+	copied, err := w.copyFile(th, fd)
+	switch {
+	case err == nil:
+		defer unix.Close(copied)
+		flags, err := unix.FcntlInt(uintptr(copied), unix.F_GETFL, 0)
+		return err == nil && isFile(copied, f.inode) && flags&unix.O_NONBLOCK != 0
+	case err == unix.EPERM:
+		return w.nonBlockingByProc(fd)
+	}
+	return false
+}
+
+// nonBlockingByProc does so for a service that may not call pidfd_getfd(2), and so serves no user but its own. For others the program could
+// replace the file by an epoll instance, whose entries the kernel lists in memory that it charges to the service. (proc_pid_fdinfo(5))
+func (w *worker) nonBlockingByProc(fd int32) bool {
+	b, err := procfile.Read(fmt.Sprintf("/proc/%d/fdinfo/%d", w.n.tid, fd))
 	if err != nil {
 		return false
 	}

@@ -69,13 +69,20 @@ func (w *worker) duplicate(c call) verdict {
 	return verdict{val: int64(number)}
 }
 
-// copyFile returns a descriptor of whatever the caller has open under a number; EPERM for a thread that does not share
-// its descriptors with the main thread, whose alone can be had.
+// errOwnTable is the error for a thread that does not share its descriptors with the main thread, before Linux 6.9.
+var errOwnTable = fmt.Errorf("the thread has descriptors of its own: %w", unix.EPERM)
+
+// copyFile returns a descriptor of whatever the caller has open under a number. The error is errOwnTable, or EPERM where pidfd_getfd(2)
+// is not allowed (Yama, Docker).
 func (w *worker) copyFile(th *procThread, fd int32) (copied int, err error) {
-	if !sharesFiles(th.id.pid, int(w.n.tid)) {
-		return -1, unix.EPERM
+	const thread = unix.O_EXCL // PIDFD_THREAD
+	pidfd, err := unix.PidfdOpen(int(w.n.tid), thread)
+	if err == unix.EINVAL {
+		if !sharesFiles(th.id.pid, int(w.n.tid)) {
+			return -1, errOwnTable
+		}
+		pidfd, err = unix.PidfdOpen(th.id.pid, 0)
 	}
-	pidfd, err := unix.PidfdOpen(th.id.pid, 0)
 	if err != nil {
 		return -1, w.goneOr(err)
 	}

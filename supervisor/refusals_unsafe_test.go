@@ -266,6 +266,17 @@ func TestGetEvent(t *testing.T) {
 	if v, waits := c.w.cmCommand(f); v.String() != "EAGAIN" || waits {
 		t.Errorf("with O_NONBLOCK: got %v, waits %v, want EAGAIN", v, waits)
 	}
+	// The program replaces the file while it is looked at.
+	number := c.w.n.args[0]
+	null, err := os.OpenFile(os.DevNull, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	if c.w.n.args[0] = uint64(null.Fd()); c.w.nonBlocking(f) {
+		t.Error("O_NONBLOCK of another file counts")
+	}
+	c.w.n.args[0] = number
 	d := &deferred{session: c.s, n: c.w.n, f: f, caller: &cmCaller{space: c.w.Space()}}
 	if d.try() {
 		t.Error("a trapped thread that is woken in vain: the call is over")
