@@ -407,7 +407,10 @@ func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
 		if w.known.stale {
 			return verdict{fate: letThrough}, false
 		}
-		if w.nonBlocking(f) {
+		switch nonBlocking, err := w.nonBlocking(f); {
+		case err != nil:
+			return fails(err), false
+		case nonBlocking:
 			return fails(syscall.EAGAIN), false
 		}
 		if err := w.prove(); err != nil {
@@ -430,24 +433,28 @@ func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
 }
 
 // nonBlocking reports whether the caller has set O_NONBLOCK on the descriptor of the call, by whatever way. It is false where that cannot
-// be found out.
-func (w *worker) nonBlocking(f *openFile) bool {
+// be found out. The error is errGone.
+func (w *worker) nonBlocking(f *openFile) (bool, error) {
 	th, err := w.look()
 	if err != nil {
-		return false
+		return false, onlyGone(err)
 	}
 	defer th.close()
 	fd := int32(w.n.args[0])
 	copied, err := w.copyFile(th, fd)
-	switch {
-	case err == nil:
-		defer unix.Close(copied)
-		flags, err := unix.FcntlInt(uintptr(copied), unix.F_GETFL, 0)
-		return err == nil && isFile(copied, f.inode) && flags&unix.O_NONBLOCK != 0
-	case err == unix.EPERM:
-		return w.nonBlockingByProc(fd)
+	if err != nil {
+		return err == unix.EPERM && w.nonBlockingByProc(fd), onlyGone(err)
 	}
-	return false
+	defer unix.Close(copied)
+	flags, err := unix.FcntlInt(uintptr(copied), unix.F_GETFL, 0)
+	return err == nil && isFile(copied, f.inode) && flags&unix.O_NONBLOCK != 0, nil
+}
+
+func onlyGone(err error) error {
+	if errors.Is(err, errGone) {
+		return err
+	}
+	return nil
 }
 
 // nonBlockingByProc does so for a service that may not call pidfd_getfd(2), and so serves no user but its own. For others the program could

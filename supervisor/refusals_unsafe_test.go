@@ -273,8 +273,9 @@ func TestGetEvent(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	if c.w.n.args[0] = uint64(null.Fd()); c.w.nonBlocking(f) {
-		t.Error("O_NONBLOCK of another file counts")
+	c.w.n.args[0] = uint64(null.Fd())
+	if got, err := c.w.nonBlocking(f); got || err != nil {
+		t.Errorf("O_NONBLOCK of another file: got %v, %v, want false", got, err)
 	}
 	c.w.n.args[0] = number
 	d := &deferred{session: c.s, n: c.w.n, f: f, caller: &cmCaller{space: c.w.Space()}}

@@ -362,7 +362,7 @@ func TestEachProof(t *testing.T) {
 			}
 			cm.leave()
 			return v.String()
-		}, []string{gone, "waits"}},
+		}, []string{gone, gone, gone, "waits"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := c.eachProof(tt.call); fmt.Sprint(got) != fmt.Sprint(tt.want) {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -318,11 +319,62 @@ func (t *tree) refresh(path string, e *entry) error {
 	return t.show(path, content)
 }
 
-// show makes or replaces a file, if its content is not that already. Open descriptors keep the old content.
+// show makes a file or changes its content. A file keeps its inode, so that programs which have it open many times hold one page of
+// memory, and read the new content. A reader may see both contents mixed. Only files whose content is common to many change their inode.
 func (t *tree) show(path, content string) error {
-	if old, ok := t.shown[path]; ok && old == content {
+	old, shown := t.shown[path]
+	if shown && old == content {
 		return nil
 	}
+	change := t.replace
+	if shown && !isCommon(old) && !isCommon(content) {
+		change = t.rewrite
+	}
+	if err := change(path, content); err != nil {
+		return err
+	}
+	t.shown[path] = content
+	return nil
+}
+
+func isCommon(content string) bool { return content == noGID || content == nothing }
+
+// rewrite changes the content of a file. The tree may be writable for programs, if they are this user's: what they have put in the place
+// of the file is replaced.
+func (t *tree) rewrite(path, content string) error {
+	name := strings.TrimPrefix(path, "/")
+	open := func() (*os.File, error) {
+		return t.files.OpenFile(name, os.O_WRONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	}
+	f, err := open()
+	if errors.Is(err, unix.EACCES) { // without CAP_DAC_OVERRIDE
+		if err = t.files.Chmod(name, 0o644); err == nil {
+			f, err = open()
+			err = errors.Join(err, t.files.Chmod(name, 0o444))
+		}
+	}
+	if err != nil {
+		if f != nil {
+			f.Close()
+		}
+		return t.replace(path, content)
+	}
+	st, err := f.Stat()
+	if err == nil && (!st.Mode().IsRegular() || st.Sys().(*syscall.Stat_t).Nlink != 1) {
+		f.Close()
+		return t.replace(path, content)
+	}
+	if err == nil {
+		_, err = f.WriteString(content)
+	}
+	if err == nil {
+		err = f.Truncate(int64(len(content)))
+	}
+	return errors.Join(err, f.Close())
+}
+
+// replace gives a path another file.
+func (t *tree) replace(path, content string) error {
 	t.temps++
 	temp := t.common(fmt.Sprint(t.temps))
 	var err error
@@ -339,10 +391,8 @@ func (t *tree) show(path, content string) error {
 	}
 	if err != nil {
 		os.Remove(temp)
-		return err
 	}
-	t.shown[path] = content
-	return nil
+	return err
 }
 
 // isVirtual reports whether what a clean path names is this package's to show, whether it is there or not: the real

@@ -168,8 +168,45 @@ func TestTreeRefresh(t *testing.T) {
 		}
 	}
 	var b [8]byte
-	if n, _ := open.Read(b[:]); string(b[:n]) != "1" {
-		t.Errorf("who has it open reads %q", b[:n])
+	if n, _ := open.ReadAt(b[:], 0); string(b[:n]) != "2" {
+		t.Errorf("a program that has the file open reads %q, want the content before it was a common one, 2", b[:n])
+	}
+	// Without a common content, the file stays the same, whatever a program has put there meanwhile.
+	again, err := os.Open(tr.real("/f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	for _, content = range []string{"4321", "5", "67"} {
+		if err := tr.refresh("/f", e["/f"]); err != nil {
+			t.Fatal(err)
+		}
+		if n, _ := again.ReadAt(b[:], 0); string(b[:n]) != content {
+			t.Errorf("a program that has the file open reads %q, want %q", b[:n], content)
+		}
+	}
+	if st, err := os.Stat(tr.real("/f")); err != nil || st.Mode() != 0o444 {
+		t.Errorf("the file: got %v, %v, want mode 0444", st, err)
+	}
+	for _, put := range []func(path string) error{
+		func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		func(path string) error { return os.Link(tr.common("nothing"), path) },
+		func(path string) error { return os.Symlink("/dev/null", path) },
+		func(string) error { return nil },
+	} {
+		if err := errors.Join(os.Remove(tr.real("/f")), put(tr.real("/f"))); err != nil {
+			t.Fatal(err)
+		}
+		content += "1"
+		if err := tr.refresh("/f", e["/f"]); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(tr.real("/f")); string(got) != content {
+			t.Errorf("content %q, %v, want %q", got, err, content)
+		}
+	}
+	if got, _ := os.ReadFile(tr.common("nothing")); len(got) != 0 {
+		t.Errorf("the common file has content %q", got)
 	}
 	if fail = errEmpty; !errors.Is(tr.refresh("/f", e["/f"]), syscall.EINVAL) {
 		t.Error("an attribute that cannot be read was")
