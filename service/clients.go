@@ -65,11 +65,20 @@ func (s *Service) Serve(l *Listener) error {
 				s.log.Warn("only managers are served", "err", err)
 			}
 			s.acceptWithSpare(l, &spare)
-		default:
+		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("accept clients: %w", err)
+		default: // memory, or another resource that the kernel counts, is short
+			if now := time.Now(); now.Sub(logged) >= time.Minute {
+				logged = now
+				s.log.Error("no client can be accepted", "err", err)
+			}
+			time.Sleep(acceptPause)
 		}
 	}
 }
+
+// acceptPause is the time between two attempts to accept clients after an error.
+const acceptPause = 100 * time.Millisecond
 
 // spare are descriptors for managers, when there are no others.
 type spare struct{ files []*os.File }

@@ -226,3 +226,40 @@ func TestLauncherAnswersNothing(t *testing.T) {
 		t.Errorf("an answer without a descriptor: got %v, %v, want an error", f, err)
 	}
 }
+
+// TestAcceptGoesOn tests that the service goes on to accept clients when it could not for some time.
+func TestAcceptGoesOn(t *testing.T) {
+	s, err := New(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	l, loc := sharedSocket(t)
+	l.SetDeadline(time.Unix(0, 1)) // each accept fails
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	time.Sleep(3 * acceptPause)
+	l.SetDeadline(time.Time{})
+	c, err := ctl.Dial(loc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	answered := make(chan error, 1)
+	go func() {
+		_, err := c.Do(&ctl.Request{Op: ctl.OpResShow})
+		answered <- err
+	}()
+	select {
+	case err = <-answered:
+		if err != nil {
+			t.Errorf("a client that comes afterwards: %v", err)
+		}
+		s.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	case err := <-served:
+		t.Errorf("the service ends: %v", err)
+	}
+}

@@ -7,11 +7,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// installUnreadable gives the program a descriptor whose read(2) fails with EINVAL.
+// installUnreadable gives the program a descriptor whose read(2) fails with EINVAL. It is a pidfd of the program, which holds nothing that
+// the kernel counts against the service.
 func (w *worker) installUnreadable(flags uint64) verdict {
-	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	th, err := w.look()
 	if err != nil {
 		return fails(err)
+	}
+	defer th.close()
+	fd, err := unix.PidfdOpen(th.id.pid, 0)
+	if err != nil {
+		return fails(w.goneOr(err))
 	}
 	defer unix.Close(fd)
 	return w.installAnswer(fd, flags)
