@@ -280,9 +280,11 @@ func (f *File) unmap(off int64, r region) {
 }
 
 // punch gives pages back; the file keeps its size. Failing that, they are held until Close, which harms nobody.
-func (f *File) punch(off, length int64) {
+func (f *File) punch(off, length int64) { punch(f.file, off, length) }
+
+func punch(file *os.File, off, length int64) {
 	_ = ignoringEINTR(func() error {
-		return unix.Fallocate(int(f.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, length)
+		return unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, length)
 	})
 }
 
@@ -365,7 +367,7 @@ func (f *File) Close() error {
 		f.chunk = nil
 		f.dropUnused(last)
 	}
-	f.keep.Keep(rest{f.file}, func() {
+	f.keep.Keep(rest{f.file, f.next}, func() {
 		f.user.Give(f.kind, left)
 		f.user.Give(quota.Descriptors, 1)
 	})
@@ -373,8 +375,19 @@ func (f *File) Close() error {
 	return nil
 }
 
-// rest is a file after Close.
-type rest struct{ *os.File }
+// rest is a file after Close, with pages below end.
+type rest struct {
+	*os.File
+	end int64
+}
 
 // InUse reports whether a program has the file. It is false where that cannot be found out: the user is not charged for ever.
 func (r rest) InUse() bool { return errors.Is(soleOpener(r.Fd()), unix.EAGAIN) }
+
+// Close gives the pages back: a program may still name the file by a descriptor of O_PATH, which InUse does not see.
+func (r rest) Close() error {
+	if r.end > 0 && !r.InUse() {
+		punch(r.File, 0, r.end)
+	}
+	return r.File.Close()
+}

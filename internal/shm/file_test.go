@@ -568,6 +568,12 @@ func TestCharged(t *testing.T) {
 			}
 		}
 		p := openForProgram(t, f)
+		// The kernel does not count descriptors of O_PATH as users of the file.
+		path, err := unix.Open(selfFD(int(p.Fd())), unix.O_PATH|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(path)
 		free := func() { p.Close() }
 		if tt.mapped {
 			mem, err := unix.Mmap(int(p.Fd()), 0, int(pageSize), unix.PROT_READ, unix.MAP_SHARED)
@@ -592,7 +598,11 @@ func TestCharged(t *testing.T) {
 		}
 		check("closed, and a program has it", 1, all)
 		free()
-		check("nobody has it", 0, 0)
+		check("closed, and named by O_PATH", 0, 0)
+		var st unix.Stat_t
+		if err := unix.Fstat(path, &st); err != nil || st.Blocks != 0 {
+			t.Errorf("%+v: the file that is not charged has %d blocks, %v", tt, st.Blocks, err)
+		}
 	}
 }
 
