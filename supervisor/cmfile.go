@@ -261,31 +261,23 @@ func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, descriptio
 		f.user.Give(quota.Contexts, 1)
 		return nil, nil, fmt.Errorf("open %s: %w", cmDevice, err)
 	}
-	var ends [2]int
-	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
+	keep := t.sup.cfg.Kept.Of(p.user)
+	reader, writer, note, err := keep.Pipe()
+	if err != nil {
 		return fail(err)
 	}
 	var st unix.Stat_t
-	err = unix.SetNonblock(ends[1], true)
-	if err == nil && how&unix.O_NONBLOCK != 0 {
-		err = unix.SetNonblock(ends[0], true)
-	}
-	keep := t.sup.cfg.Kept.Of(p.user)
-	var note kept.Note
-	if err == nil {
-		note, err = keep.Note(ends[0])
-	}
-	if err == nil {
-		err = unix.Fstat(ends[0], &st)
+	if err = unix.Fstat(reader, &st); err == nil && how&unix.O_NONBLOCK != 0 {
+		err = unix.SetNonblock(reader, true)
 	}
 	if err != nil {
-		unix.Close(ends[0])
-		unix.Close(ends[1])
+		unix.Close(reader)
+		unix.Close(writer)
 		return fail(err)
 	}
 	f.inode = inode{st.Dev, st.Ino}
 	f.waits.left, f.waits.user = make(chan struct{}), t.sup.waitsOf(p.user)
-	f.pipe = &cmPipe{end: os.NewFile(uintptr(ends[1]), cmDevice), fd: ends[1], user: p.user, kept: keep, note: note}
+	f.pipe = &cmPipe{end: os.NewFile(uintptr(writer), cmDevice), fd: writer, user: p.user, kept: keep, note: note}
 	f.cm = t.sup.cfg.CM.Open(ucma.Config{User: p.user, PID: p.id.pid, UID: p.id.uids.effective, Alive: p.alive, Ready: f.pipe.ready})
 	f.file = cmFile{f.cm}
 	s := t.sup
@@ -296,12 +288,12 @@ func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, descriptio
 	}
 	s.mu.Unlock()
 	if closed {
-		unix.Close(ends[0])
+		unix.Close(reader)
 		f.cm.Close()
 		f.pipe.close()
 		return fail(fmt.Errorf("the service is ending: %w", unix.ENODEV))
 	}
-	return f, os.NewFile(uintptr(ends[0]), cmDevice), nil
+	return f, os.NewFile(uintptr(reader), cmDevice), nil
 }
 
 // endCM is the end of such a file.

@@ -146,29 +146,23 @@ func newEventFile(size int, user *quota.User, keep *kept.Kept, gate *pipeGate) (
 			user.Give(quota.Descriptors, pipeEnds)
 		}
 	}()
-	var p [2]int
-	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
-		return nil, -1, fmt.Errorf("make a pipe for events: %w", err)
-	}
+	reader, writer, note, err := keep.Pipe()
 	var st unix.Stat_t
-	var note kept.Note
-	if err = unix.SetNonblock(p[1], true); err == nil {
-		err = unix.Fstat(p[1], &st)
-	}
 	if err == nil {
-		note, err = keep.Note(p[0])
+		if err = unix.Fstat(writer, &st); err != nil {
+			unix.Close(reader)
+			unix.Close(writer)
+		}
 	}
 	if err != nil {
-		unix.Close(p[0])
-		unix.Close(p[1])
 		return nil, -1, fmt.Errorf("make a pipe for events: %w", err)
 	}
 	e = &eventFile{
-		dev: st.Dev, ino: st.Ino, size: size, pipe: os.NewFile(uintptr(p[1]), "events"), fd: p[1],
+		dev: st.Dev, ino: st.Ino, size: size, pipe: os.NewFile(uintptr(writer), "events"), fd: writer,
 		records: make([]record, 0, 32), user: user, kept: keep, note: note, gate: gate, turn: make(chan struct{}, 1), over: make(chan struct{}),
 	}
 	e.run = e.pump
-	return e, p[0], nil
+	return e, reader, nil
 }
 
 // closePipe ends the file; state has become eventsClosed. The caller has the turn.

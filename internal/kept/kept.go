@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -14,6 +15,7 @@ import (
 
 	"verbena/internal/procfile"
 	"verbena/internal/quota"
+	"verbena/internal/reopen"
 )
 
 const (
@@ -22,6 +24,10 @@ const (
 	// The pauses between two looks.
 	firstPause = 10 * time.Millisecond
 	lastPause  = time.Second
+	// After a look that took longer than longLook, none begins before restFactor times as long: users at their limit cause one with each
+	// refusal.
+	longLook   = 10 * time.Millisecond
+	restFactor = 4
 )
 
 // Keeper has the objects of all users. It is safe for concurrent use. The nil Keeper keeps nothing.
@@ -79,6 +85,7 @@ type Kept struct {
 	left   []charge
 	timer  *time.Timer   // for the next look; nil: there is none
 	pause  time.Duration // before the one after that
+	rested time.Time     // no look begins before
 	closed bool
 }
 
@@ -120,6 +127,27 @@ func (s *Kept) Note(fd int) (Note, error) {
 	}
 	s.noted++
 	return Note{s, s.last}, nil
+}
+
+// Pipe makes a pipe whose reading end a program is about to get, and notes that end. Writes to the other end do not block. Where the process
+// can open a file of mode 0, a program cannot open the pipe again, which would be another description.
+func (s *Kept) Pipe() (read, write int, note Note, err error) {
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		return -1, -1, Note{}, os.NewSyscallError("pipe2", err)
+	}
+	if err = unix.SetNonblock(p[1], true); err == nil {
+		err = reopen.Withhold(p[0])
+	}
+	if err == nil {
+		note, err = s.Note(p[0])
+	}
+	if err != nil {
+		unix.Close(p[0])
+		unix.Close(p[1])
+		return -1, -1, Note{}, err
+	}
+	return p[0], p[1], note, nil
 }
 
 // InUse reports whether any process has the description.
@@ -167,7 +195,7 @@ func (s *Kept) lookLater() {
 	if len(s.left) == 0 || s.timer != nil {
 		return
 	}
-	s.timer = time.AfterFunc(s.pause, func() {
+	s.timer = time.AfterFunc(max(s.pause, time.Until(s.rested)), func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.closed {
@@ -192,9 +220,15 @@ func (s *Kept) Release() {
 
 //verbena:held mu
 func (s *Kept) look() {
-	if len(s.left) == 0 {
+	began := time.Now()
+	if len(s.left) == 0 || began.Before(s.rested) {
 		return
 	}
+	defer func() {
+		if took := time.Since(began); took > longLook {
+			s.rested = began.Add((1 + restFactor) * took)
+		}
+	}()
 	open, err := s.open()
 	if err != nil {
 		return // the next look may succeed
@@ -234,7 +268,8 @@ func (s *Kept) open() ([]uint64, error) {
 	}
 	info, err := procfile.Read(fmt.Sprintf("/proc/self/fdinfo/%d", s.epoll))
 	switch {
-	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM),
+		errors.Is(err, unix.ENOENT): // /proc has no memory for an inode
 		return nil, err
 	case err != nil:
 		s.log.Warn("the service cannot read which descriptors programs keep, and does not charge them", "uid", s.user.ID().UID, "err", err)

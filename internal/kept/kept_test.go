@@ -1,6 +1,7 @@
 package kept
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -11,6 +12,8 @@ import (
 
 	"verbena/internal/leaktest"
 	"verbena/internal/quota"
+	"verbena/internal/reopen"
+	"verbena/internal/testutil"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -236,6 +239,61 @@ func TestUnread(t *testing.T) {
 }
 
 // A user at the limit gets at once what the program has let go of.
+// TestPipe: a process of uid 0 without capabilities, as in a container, cannot open the pipe again.
+func TestPipe(t *testing.T) {
+	testutil.NeedRoot(t, "to open files of mode 0")
+	s, _ := keeper(t, 1)
+	reader, writer, n, err := s.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(reader)
+	defer unix.Close(writer)
+	if !n.InUse() {
+		t.Error("the reading end is not in use")
+	}
+	if _, err := unix.Write(writer, make([]byte, 1<<20)); err != nil {
+		t.Errorf("write more than there is room for: %v, want a short write", err)
+	}
+	if fd, err := reopen.Own(writer, unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
+		t.Errorf("the service opens the pipe again: %v", err)
+	} else {
+		unix.Close(fd)
+	}
+	testutil.OnThread(func() {
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var none [2]unix.CapUserData
+		if err := unix.Capset(&header, &none[0]); err != nil {
+			t.Error(err)
+			return
+		}
+		if fd, err := reopen.Own(reader, unix.O_RDONLY|unix.O_NONBLOCK); !errors.Is(err, unix.EACCES) {
+			t.Errorf("a process without capabilities opens the pipe again: got %d, %v, want %v", fd, err, unix.EACCES)
+		}
+	})
+}
+
+// TestRest: after a long look there is none for some time, however many calls are refused.
+func TestRest(t *testing.T) {
+	s, u := keeper(t, 1)
+	o := &object{inUse: true}
+	keep(s, o)
+	s.mu.Lock()
+	s.rested, o.inUse = time.Now().Add(time.Hour), false
+	s.mu.Unlock()
+	s.Release()
+	if held := u.Held(quota.Descriptors); held != 1 {
+		t.Errorf("during the rest the user holds %d descriptors, want 1", held)
+	}
+	s.mu.Lock()
+	s.rested = time.Time{}
+	s.mu.Unlock()
+	s.Release()
+	if held := u.Held(quota.Descriptors); held != 0 {
+		t.Errorf("after the rest the user holds %d descriptors, want 0", held)
+	}
+}
+
 func TestShort(t *testing.T) {
 	const n = 3 * fewNotes // so many that Keep does not look
 	s, u := keeper(t, n)

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"syscall"
 
@@ -49,6 +50,33 @@ func File(fd, how int) (int, error) {
 
 // Own opens the file of a descriptor again on the calling thread.
 func Own(fd, how int) (int, error) { return Link(unix.AT_FDCWD, path(fd), how) }
+
+// Withhold keeps programs from opening the file of a descriptor again, as far as Own then still can: a process without capabilities may not
+// open a file of mode 0, and this one needs CAP_DAC_OVERRIDE for it.
+func Withhold(fd int) error {
+	if !overrides() {
+		return nil
+	}
+	return os.NewSyscallError("fchmod", unix.Fchmod(fd, 0))
+}
+
+// overrides reports whether this process opens files of mode 0.
+var overrides = sync.OnceValue(func() bool {
+	var p [2]int
+	if unix.Pipe2(p[:], unix.O_CLOEXEC) != nil {
+		return false
+	}
+	defer unix.Close(p[0])
+	defer unix.Close(p[1])
+	if unix.Fchmod(p[0], 0) != nil {
+		return false
+	}
+	fd, err := Own(p[0], unix.O_RDONLY|unix.O_NONBLOCK)
+	if err == nil {
+		unix.Close(fd)
+	}
+	return err == nil
+})
 
 // Link opens what a link leads to, such as a namespace in /proc/PID/ns, on the calling thread. The caller must know that
 // the file is none whose opening has an effect.
