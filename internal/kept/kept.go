@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -24,8 +25,8 @@ const (
 	// The pauses between two looks.
 	firstPause = 10 * time.Millisecond
 	lastPause  = time.Second
-	// After a look that took longer than longLook, none begins before restFactor times as long: users at their limit cause one with each
-	// refusal.
+	// After a look that took more than longLook of a processor, none begins before restFactor times as long: users at their limit cause one
+	// with each refusal.
 	longLook   = 10 * time.Millisecond
 	restFactor = 4
 )
@@ -220,13 +221,15 @@ func (s *Kept) Release() {
 
 //verbena:held mu
 func (s *Kept) look() {
-	began := time.Now()
-	if len(s.left) == 0 || began.Before(s.rested) {
+	if len(s.left) == 0 || time.Now().Before(s.rested) {
 		return
 	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	began := threadTime()
 	defer func() {
-		if took := time.Since(began); took > longLook {
-			s.rested = began.Add((1 + restFactor) * took)
+		if took := threadTime() - began; took > longLook {
+			s.rested = time.Now().Add(restFactor * took)
 		}
 	}()
 	open, err := s.open()
@@ -248,6 +251,15 @@ func (s *Kept) look() {
 	if s.noted == 0 {
 		s.closeEpoll()
 	}
+}
+
+// threadTime returns the processor time of the calling thread.
+func threadTime() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
 }
 
 //verbena:held mu
