@@ -33,9 +33,12 @@ const (
 	traceQueueAtEnd = 200 << 10
 )
 
-// traceDescriptors is what a traced session costs beyond others, also as long as a program has the other end of the socket: up to
-// traceQueueAtEnd bytes may be unread in it.
-const traceDescriptors = 1
+// A traced session is charged for traceDescriptors and traceBytes beyond others, also as long as a program has the other end of the socket,
+// in which so many bytes may be unread.
+const (
+	traceDescriptors = 1
+	traceBytes       = 2 * traceQueueAtEnd
+)
 
 // newCallTrace makes a trace, and the end of it that is for the launcher, which the caller closes.
 func newCallTrace() (_ *callTrace, theirs *os.File, err error) {
@@ -96,6 +99,14 @@ func (s *Service) startTrace(who peer) (_ *callTrace, theirs *os.File, end func(
 	if err := user.Take(quota.Descriptors, traceDescriptors); err != nil {
 		return nil, nil, nil, err
 	}
+	if err := user.Take(quota.BufferBytes, traceBytes); err != nil {
+		user.Give(quota.Descriptors, traceDescriptors)
+		return nil, nil, nil, err
+	}
+	give := func() {
+		user.Give(quota.Descriptors, traceDescriptors)
+		user.Give(quota.BufferBytes, traceBytes)
+	}
 	t, theirs, err := newCallTrace()
 	var note kept.Note
 	if err == nil {
@@ -105,11 +116,11 @@ func (s *Service) startTrace(who peer) (_ *callTrace, theirs *os.File, end func(
 		}
 	}
 	if err != nil {
-		user.Give(quota.Descriptors, traceDescriptors)
+		give()
 		return nil, nil, nil, err
 	}
 	return t, theirs, func() {
 		t.close()
-		keep.Keep(note, func() { user.Give(quota.Descriptors, traceDescriptors) })
+		keep.Keep(note, give)
 	}, nil
 }

@@ -116,11 +116,11 @@ func TestCallTraceCharged(t *testing.T) {
 		t.Fatal(err)
 	}
 	theirs.Close()
-	if n := held(); n != traceDescriptors {
-		t.Errorf("%d descriptors are charged, want %d", n, traceDescriptors)
+	if n, want := held(), uint64(traceDescriptors+traceBytes); n != want {
+		t.Errorf("descriptors and bytes: %d are charged, want %d", n, want)
 	}
 	end()
 	if n := held(); n != 0 {
-		t.Errorf("%d descriptors are charged after the end", n)
+		t.Errorf("descriptors and bytes: %d are charged after the end", n)
 	}
 }

@@ -140,6 +140,9 @@ func (s *Kept) Pipe() (read, write int, note Note, err error) {
 	if err = unix.SetNonblock(p[1], true); err == nil {
 		err = reopen.Withhold(p[0])
 	}
+	if err == nil { // one page of memory instead of 16
+		_, err = unix.FcntlInt(uintptr(p[1]), unix.F_SETPIPE_SZ, os.Getpagesize())
+	}
 	if err == nil {
 		note, err = s.Note(p[0])
 	}
