@@ -1,0 +1,218 @@
+package vet
+
+import (
+	"fmt"
+	"go/ast"
+	"go/token"
+	"go/types"
+	"slices"
+	"strings"
+)
+
+// readDirectives takes the directives of a package's files.
+func (p *Program) readDirectives(files []*ast.File, info *types.Info) {
+	for _, f := range files {
+		ofDecl := map[token.Pos]bool{}
+		take := func(g *ast.CommentGroup, obj types.Object) {
+			for _, d := range directives(g) {
+				ofDecl[d.pos] = true
+				if obj != nil {
+					p.decls[obj] = append(p.decls[obj], d)
+				}
+			}
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				take(n.Doc, info.Defs[n.Name])
+			case *ast.Field:
+				names := n.Names
+				if len(names) == 0 { // embedded
+					if id := embeddedName(n.Type); id != nil {
+						names = []*ast.Ident{id}
+					}
+				}
+				for _, name := range names {
+					take(n.Doc, info.Defs[name])
+					take(n.Comment, info.Defs[name])
+				}
+			}
+			return true
+		})
+		for _, g := range f.Comments {
+			for _, d := range directives(g) {
+				switch d.verb {
+				case "allow":
+					if !ofDecl[d.pos] {
+						p.all = append(p.all, p.escapes.add(p.Fset, d, g.End()))
+					}
+				case "nosleep":
+					if !ofDecl[d.pos] { // of a function literal
+						at := p.Fset.Position(d.pos)
+						p.nosleepLines[line{at.Filename, at.Line}] = true
+						p.nosleepLines[line{at.Filename, at.Line + 1}] = true
+					}
+				case "held":
+					if !ofDecl[d.pos] {
+						p.problem(d.pos, "held belongs into the comment of a function")
+					}
+				case "program":
+					if !ofDecl[d.pos] {
+						p.problem(d.pos, "program belongs to the field that is a lock")
+					}
+				case "receives", "closes", "parses":
+					if !ofDecl[d.pos] {
+						p.problem(d.pos, d.verb+" belongs into the comment of a function")
+					}
+				default:
+					p.problem(d.pos, "no such directive: "+prefix+d.verb)
+				}
+			}
+		}
+	}
+	for obj, list := range p.decls {
+		for _, d := range list {
+			v, ok := obj.(*types.Var)
+			switch {
+			case !ok && d.verb == "program":
+				p.problem(d.pos, "program belongs to the field that is a lock")
+			case ok && d.verb == "nosleep":
+				p.nosleepFields[v] = true
+			case ok && d.verb == "program":
+				x := p.programLocks[v]
+				if x == nil {
+					x = &Escape{Check: program, Reason: d.rest, Pos: d.pos}
+					p.all = append(p.all, x)
+				}
+				p.programLocks[v] = x
+			}
+		}
+	}
+}
+
+// embeddedName is the identifier that names an embedded field, nil if there is none.
+func embeddedName(t ast.Expr) *ast.Ident {
+	switch t := t.(type) {
+	case *ast.Ident:
+		return t
+	case *ast.StarExpr:
+		return embeddedName(t.X)
+	case *ast.SelectorExpr:
+		return t.Sel
+	case *ast.IndexExpr:
+		return embeddedName(t.X)
+	}
+	return nil
+}
+
+func (p *Program) problem(pos token.Pos, text string) {
+	p.problems = append(p.problems, Report{Check: "directive", Pos: pos, Text: text})
+}
+
+// annotate takes the directives of a function.
+func (p *Program) annotate(f *function) {
+	o := f.Object()
+	if o == nil {
+		if f.Origin() != nil {
+			o = f.Origin().Object()
+		}
+	}
+	if fn, ok := o.(*types.Func); ok && f.Parent() == nil {
+		for _, d := range p.decls[fn.Origin()] {
+			switch d.verb {
+			case "nosleep":
+				f.nosleep = true
+			case "held":
+				p.parseHeld(f, d)
+			case "allow":
+				check, reason, _ := strings.Cut(d.rest, " ")
+				x := p.escapeOf(d, check, reason)
+				f.allowed[check] = x
+			}
+		}
+	}
+	at := p.Fset.Position(f.Pos())
+	if f.Parent() != nil && p.nosleepLines[line{at.Filename, at.Line}] {
+		f.nosleep = true
+	}
+}
+
+// escapeOf is the escape of a function, once for all its instances.
+func (p *Program) escapeOf(d directive, check, reason string) *Escape {
+	for _, x := range p.all {
+		if x.Pos == d.pos {
+			return x
+		}
+	}
+	x := &Escape{Check: check, Reason: strings.TrimSpace(reason), Pos: d.pos}
+	p.all = append(p.all, x)
+	return x
+}
+
+// heldPath says of which value a lock is that a function is called with: a parameter, and the way from there.
+type heldPath struct {
+	param  int
+	fields string
+}
+
+// parseHeld reads the locks of a held directive: a name of the receiver or a parameter, and fields.
+func (p *Program) parseHeld(f *function, d directive) {
+	for _, expr := range strings.Split(d.rest, ",") {
+		names := strings.Split(strings.TrimSpace(expr), ".")
+		var t types.Type
+		param := 0
+		for i, v := range f.Params {
+			if v.Name() == names[0] {
+				t, param = v.Type(), i
+			}
+		}
+		if k := pkgOf(f.Function); t == nil && len(names) == 1 && k != nil {
+			if v, ok := k.Scope().Lookup(names[0]).(*types.Var); ok && isMutex(deref(v.Type())) {
+				f.held = append(f.held, p.lockNamed(v.Pkg().Path()+"."+v.Name(), typeName(v)))
+				continue
+			}
+		}
+		if t == nil && f.Signature.Recv() != nil { // a field of the receiver
+			t, names = f.Signature.Recv().Type(), append([]string{""}, names...)
+		}
+		if t == nil {
+			p.problem(d.pos, fmt.Sprintf("held %s: %s is no parameter of %s", expr, names[0], f.Name()))
+			return
+		}
+		var l *lock
+		path := heldPath{param: param}
+		for _, name := range names[1:] {
+			obj, index, _ := types.LookupFieldOrMethod(t, true, pkgOf(f.Function), name)
+			v, ok := obj.(*types.Var)
+			if !ok {
+				p.problem(d.pos, fmt.Sprintf("held %s: there is no field %s", expr, name))
+				return
+			}
+			l = p.fieldLock(ownerOf(t, index), v)
+			t = v.Type()
+			for _, i := range index {
+				path.fields += fmt.Sprintf(".%d", i)
+			}
+		}
+		if l == nil || !isMutex(deref(t)) {
+			p.problem(d.pos, fmt.Sprintf("held %s: that is no lock", expr))
+			return
+		}
+		if !slices.Contains(f.held, l) {
+			f.held = append(f.held, l)
+			if f.heldBy == nil {
+				f.heldBy = map[*lock]heldPath{}
+			}
+			f.heldBy[l] = path
+		}
+	}
+}
+
+// ownerOf returns the struct type that has the field which an index path leads to.
+func ownerOf(t types.Type, index []int) types.Type {
+	t = deref(t)
+	for _, i := range index[:len(index)-1] {
+		t = deref(t.Underlying().(*types.Struct).Field(i).Type())
+	}
+	return t
+}

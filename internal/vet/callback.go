@@ -1,0 +1,158 @@
+package vet
+
+import (
+	"fmt"
+	"go/token"
+	"go/types"
+	"slices"
+	"strings"
+)
+
+func (p *Program) checkCallbacks() (reports []Report) {
+	all := map[string][]string{}
+	for _, i := range driverInterfaces {
+		it := p.iface(i)
+		for k := 0; it != nil && k < it.NumMethods(); k++ {
+			all[i] = append(all[i], it.Method(k).Name())
+		}
+	}
+	callbacks := map[*function]root{}
+	for _, r := range p.stored(handlerFields, true) {
+		callbacks[r.f] = r
+	}
+	fields := map[*types.Var]bool{}
+	if k := p.prog.ImportedPackage(ibPath); k != nil {
+		for t, names := range handlerFields {
+			if o := k.Pkg.Scope().Lookup(t); o != nil {
+				if s, ok := o.Type().Underlying().(*types.Struct); ok {
+					for i := range s.NumFields() {
+						if slices.Contains(names, s.Field(i).Name()) {
+							fields[s.Field(i)] = true
+						}
+					}
+				}
+			}
+		}
+	}
+	// calls returns what of a call is a callback.
+	calls := func(c *call) string {
+		if c.spawns || p.escapes.at(p.Fset, c.pos, Callback) != nil {
+			return ""
+		}
+		for _, g := range c.callees {
+			if r, ok := callbacks[g]; ok {
+				return name(r.f)
+			}
+		}
+		if c.field != nil && fields[c.field] {
+			return "a consumer's callback"
+		}
+		return ""
+	}
+	by := p.newEffect(Callback)
+	for _, f := range p.order {
+		for _, c := range f.calls {
+			if what := calls(c); what != "" {
+				by.add(f, &cause{at: c.at, pos: c.pos, what: "calls " + what})
+			}
+		}
+	}
+	p.spread(by, p.callers(Callback))
+	said := map[token.Pos]bool{}
+	p.reach(Callback, p.methods(all), func(c *call) bool { return calls(c) != "" }, func(v *visit) {
+		for _, c := range v.f.calls {
+			if said[c.pos] {
+				continue
+			}
+			what := calls(c)
+			path := []Step{{c.pos, name(v.f), "calls " + what}}
+			if intoIB(v.f, c) && !c.spawns && p.escapes.at(p.Fset, c.pos, Callback) == nil {
+				for _, g := range c.callees {
+					if by.of[g] != nil {
+						what = "a consumer's callback, by " + c.called() + ","
+						path = append([]Step{{c.pos, name(v.f), "calls " + name(g)}}, by.path(g)...)
+					}
+				}
+			}
+			if what == "" {
+				continue
+			}
+			said[c.pos] = true
+			reports = append(reports, Report{Callback, c.pos, v.root.why + " calls " + what + " from its callchain", append(v.path(path[0]), path[1:]...)})
+		}
+	})
+	return reports
+}
+
+func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report) {
+	// Who registers, by itself or by what it calls.
+	plugs := p.newEffect(Hotplug)
+	for _, f := range p.order {
+		for _, c := range f.calls {
+			if c.static != nil && hotplug[c.static.FullName()] && !c.spawns && p.escapes.at(p.Fset, c.pos, Hotplug) == nil {
+				plugs.add(f, &cause{at: c.at, pos: c.pos, what: "calls " + short(c.static)})
+			}
+		}
+	}
+	p.spread(plugs, callers)
+	said := map[token.Pos]bool{}
+	p.reach(Hotplug, p.noSleepRoots(), nil, func(v *visit) {
+		for _, c := range v.f.calls {
+			if c.static != nil && hotplug[c.static.FullName()] && !c.spawns && !said[c.pos] && p.escapes.at(p.Fset, c.pos, Hotplug) == nil {
+				said[c.pos] = true
+				reports = append(reports, Report{Hotplug, c.pos, v.root.why + " calls " + short(c.static) + ", which is not for where one may not sleep",
+					v.path(Step{c.pos, name(v.f), "calls " + short(c.static)})})
+			}
+		}
+	})
+	// The locks that callbacks take.
+	taken := map[*lock]*visit{}
+	where := map[*lock]token.Pos{}
+	roots := append(p.stored(handlerFields, true), p.stored(clientFields, false)...)
+	p.reach(Hotplug, roots, nil, func(v *visit) {
+		for _, s := range v.f.locks.direct {
+			if l := p.lockOf(s.at.Common().Args[0]); l != nil && taken[l] == nil {
+				taken[l], where[l] = v, s.at.Pos()
+			}
+		}
+	})
+	for _, f := range p.order {
+		if pkg := pkgOf(f.Function); pkg != nil && pkg.Path() == ibPath {
+			continue // its own locks are what Register is made of
+		}
+		for _, c := range f.calls {
+			held := f.locks.may[c.at]
+			if c.spawns || len(held) == 0 || said[c.pos] || p.escapes.at(p.Fset, c.pos, Hotplug) != nil {
+				continue
+			}
+			what, next := "", (*function)(nil)
+			if c.static != nil && hotplug[c.static.FullName()] {
+				what = "calls " + short(c.static)
+			} else {
+				for _, g := range c.callees {
+					if plugs.of[g] != nil {
+						what, next = "calls "+name(g), g
+					}
+				}
+			}
+			if what == "" {
+				continue
+			}
+			for _, l := range held.sorted() {
+				v := taken[l]
+				if v == nil || next != nil && !next.without(held)[l] {
+					continue
+				}
+				said[c.pos] = true
+				path := []Step{{c.pos, name(f), what}}
+				if next != nil {
+					path = append(path, plugs.path(next)...)
+				}
+				path = append(path, v.path(Step{where[l], name(v.f), "locks " + l.name})...)
+				reports = append(reports, Report{Hotplug, c.pos, fmt.Sprintf("%s %s with %s held, for which %s may wait", name(f), what, l.name, strings.TrimSuffix(v.root.why, ",")), path})
+				break
+			}
+		}
+	}
+	return reports
+}

@@ -1,0 +1,193 @@
+package vet
+
+import (
+	"fmt"
+	"go/token"
+	"slices"
+	"strings"
+
+	"golang.org/x/tools/go/ssa"
+)
+
+// cause is why a function has an effect: an operation of its own, or a call.
+type cause struct {
+	at   ssa.Instruction
+	pos  token.Pos
+	what string
+	next *function
+}
+
+// effect is what functions do by themselves or by what they call.
+type effect struct {
+	check string
+	of    map[*function]*cause
+	queue []*function
+}
+
+func (p *Program) newEffect(check string) *effect {
+	return &effect{check: check, of: map[*function]*cause{}}
+}
+
+func (e *effect) add(f *function, c *cause) {
+	if x := f.allowed[e.check]; x != nil {
+		x.Used = true
+	} else if e.of[f] == nil {
+		e.of[f] = c
+		e.queue = append(e.queue, f)
+	}
+}
+
+// caller is a call of a function.
+type caller struct {
+	in *function
+	c  *call
+}
+
+func (p *Program) callers(check string) map[*function][]caller {
+	m := map[*function][]caller{}
+	for _, f := range p.order {
+		for _, c := range f.calls {
+			if c.spawns || c.agreed && check == NoSleep || c.atomic && check == Copy {
+				continue
+			}
+			for _, g := range c.callees {
+				m[g] = append(m[g], caller{f, c})
+			}
+		}
+	}
+	return m
+}
+
+// spread gives the effect to all that call a function that has it, unless an escape cuts the call.
+func (p *Program) spread(e *effect, callers map[*function][]caller) {
+	for len(e.queue) > 0 {
+		g := e.queue[0]
+		e.queue = e.queue[1:]
+		for _, k := range callers[g] {
+			if e.of[k.in] == nil && p.escapes.at(p.Fset, k.c.pos, e.check) == nil {
+				e.add(k.in, &cause{at: k.c.at, pos: k.c.pos, what: "calls " + name(g), next: g})
+			}
+		}
+	}
+}
+
+// path is how a function comes to an effect.
+func (e *effect) path(f *function) (steps []Step) {
+	for f != nil {
+		c := e.of[f]
+		if c == nil || len(steps) > 60 {
+			break
+		}
+		steps = append(steps, Step{c.pos, name(f), c.what})
+		f = c.next
+	}
+	return steps
+}
+
+func name(f *function) string {
+	s := f.Function.RelString(nil)
+	return strings.ReplaceAll(strings.ReplaceAll(s, module+"/", ""), "command-line-arguments.", "")
+}
+
+// sleepyLocks finds the locks that are held across what sleeps, and then what waits for them sleeps, too.
+func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
+	conds := p.condLocks()
+	mark := func(f *function, held lockSet, c *cause, cond, plug bool) {
+		for l := range held {
+			if (l.sleepy == nil || l.sleepy.plug && !plug) && !(cond && (conds[l] || len(held) == 1)) {
+				l.sleepy = &heldSleep{in: f, pos: c.pos, what: c.what, plug: plug}
+			}
+		}
+	}
+	for {
+		before := 0
+		for _, l := range p.locks {
+			if l.sleepy != nil {
+				before++
+			}
+		}
+		for _, f := range p.order {
+			for i := range f.ops {
+				o := &f.ops[i]
+				if o.kind == opSleep && f.allowed[NoSleep] == nil && p.escapes.at(p.Fset, o.pos, NoSleep) == nil {
+					mark(f, f.locks.may[o.at], &cause{pos: o.pos, what: o.what}, strings.Contains(o.what, "Cond).Wait"), false)
+				}
+			}
+			for _, c := range f.calls {
+				held := f.locks.may[c.at]
+				if c.spawns || c.agreed || len(held) == 0 || f.allowed[NoSleep] != nil {
+					continue
+				}
+				for _, g := range c.callees {
+					if sleep.of[g] != nil && p.escapes.at(p.Fset, c.pos, NoSleep) == nil {
+						mark(f, g.without(held), &cause{pos: c.pos, what: "calls " + name(g), next: g}, sleep.endsInCond(g), c.static != nil && hotplug[c.static.FullName()])
+					}
+				}
+			}
+		}
+		after := 0
+		for _, l := range p.locks {
+			if l.sleepy == nil {
+				continue
+			}
+			after++
+			for _, s := range l.sites {
+				if p.escapes.at(p.Fset, s.at.Pos(), NoSleep) == nil {
+					sleep.add(s.in, &cause{at: s.at, pos: s.at.Pos(), what: fmt.Sprintf("locks %s, which is held at %s across a call that sleeps (%s)", l.name, p.Place(l.sleepy.pos), l.sleepy.what)})
+				}
+			}
+		}
+		p.spread(sleep, callers)
+		if after == before {
+			return
+		}
+	}
+}
+
+// without returns what is held in a function all the time that it is called with some locks held. Those that its callers have to hold
+// it may let go of: what it does with them is seen in itself.
+func (f *function) without(held lockSet) lockSet {
+	left := held
+	for l := range held {
+		if f.locks.entered[l] || slices.Contains(f.held, l) {
+			if len(left) == len(held) {
+				left = held.clone()
+			}
+			delete(left, l)
+		}
+	}
+	return left
+}
+
+func (e *effect) endsInCond(f *function) bool {
+	steps := e.path(f)
+	return len(steps) > 0 && strings.Contains(steps[len(steps)-1].What, "Cond).Wait")
+}
+
+// condLocks are the locks that sync.Cond.Wait lets go of.
+func (p *Program) condLocks() lockSet {
+	conds := lockSet{}
+	for _, f := range p.order {
+		for _, b := range f.Blocks {
+			for _, at := range b.Instrs {
+				var v ssa.Value
+				switch at := at.(type) {
+				case *ssa.Call:
+					if fn := at.Call.StaticCallee(); fn != nil && fn.String() == "sync.NewCond" {
+						v = at.Call.Args[0]
+					}
+				case *ssa.Store:
+					if a, ok := at.Addr.(*ssa.FieldAddr); ok && isNamed(a.X.Type(), "sync.Cond") {
+						v = at.Val
+					}
+				}
+				if m, ok := v.(*ssa.MakeInterface); ok {
+					if l := p.lockOf(m.X); l != nil {
+						conds[l] = true
+					}
+				}
+			}
+		}
+	}
+	return conds
+}

@@ -1,0 +1,286 @@
+package vet
+
+import (
+	"go/token"
+	"go/types"
+	"slices"
+	"strings"
+
+	"golang.org/x/tools/go/callgraph/vta"
+	"golang.org/x/tools/go/ssa"
+)
+
+// link finds what calls what.
+func (p *Program) link(every map[*ssa.Function]bool) {
+	all := map[*ssa.Function]bool{}
+	for f := range every {
+		if pkg := pkgOf(f); pkg == nil || p.own[pkg.Path()] {
+			all[f] = true
+		}
+	}
+	g := vta.CallGraph(all, nil)
+	for f := range all {
+		if f.Blocks == nil || !p.ours(pkgOf(f)) {
+			continue
+		}
+		p.funcs[f] = &function{Function: f, allowed: map[string]*Escape{}, runs: map[int]bool{}, wild: map[int]bool{}}
+	}
+	for _, f := range p.funcs {
+		p.order = append(p.order, f)
+	}
+	slices.SortFunc(p.order, func(a, b *function) int {
+		if a.Pos() != b.Pos() {
+			return int(a.Pos() - b.Pos())
+		}
+		return strings.Compare(a.String(), b.String())
+	})
+	for _, f := range p.order {
+		p.annotate(f)
+	}
+	for _, f := range p.order {
+		known := map[ssa.CallInstruction][]*ssa.Function{}
+		if n := g.Nodes[f.Function]; n != nil {
+			for _, e := range n.Out {
+				known[e.Site] = append(known[e.Site], e.Callee.Func)
+			}
+		}
+		p.scan(f, known)
+	}
+	p.passFunctions()
+	p.flowLocks()
+	p.markPrograms()
+}
+
+// passFunctions finds who calls the functions that are passed as arguments: as if the caller called them. So that a function
+// which takes functions does not lead from each of its callers to what the others have passed.
+func (p *Program) passFunctions() {
+	for changed := true; changed; {
+		changed = false
+		for _, f := range p.order {
+			for _, c := range f.calls {
+				if c.spawns {
+					continue
+				}
+				if c.param > 0 && !f.runs[c.param] {
+					f.runs[c.param], changed = true, true
+				}
+				for _, a := range c.passes {
+					for _, g := range c.callees {
+						switch {
+						case !g.runs[a.param]:
+						case a.from > 0 && !f.runs[a.from]:
+							f.runs[a.from], changed = true, true
+						case a.from == 0 && a.f == nil && !g.wild[a.param]:
+							g.wild[a.param], changed = true, true
+						}
+						if a.from > 0 && f.wild[a.from] && !g.wild[a.param] {
+							g.wild[a.param], changed = true, true
+						}
+					}
+				}
+			}
+			// A closure calls a parameter of the function around it.
+			if f.Parent() != nil {
+				if outer := p.funcs[f.Parent()]; outer != nil && !outer.onlySpawns(f) {
+					for _, c := range f.calls {
+						if c.param < 0 && !c.spawns && !outer.runs[-c.param] {
+							outer.runs[-c.param], changed = true, true
+						}
+					}
+				}
+			}
+		}
+	}
+	for _, f := range p.order {
+		for _, c := range f.calls {
+			n := len(c.callees)
+			c.own = n
+			for _, a := range c.passes {
+				for _, g := range c.callees[:n] {
+					if g.runs[a.param] && a.f != nil && !slices.Contains(c.callees, a.f) {
+						c.callees = append(c.callees, a.f)
+					}
+				}
+			}
+			switch outer := p.funcs[f.Parent()]; {
+			case c.spawns, c.param < 0 && (outer == nil || outer.onlySpawns(f)): // nobody calls it here who has passed it
+			case c.param > 0 && !f.wild[c.param], c.param < 0 && !outer.wild[-c.param]:
+				c.through, c.callees, c.own = c.callees, nil, 0
+			}
+		}
+	}
+}
+
+// onlySpawns reports whether a closure of the function is run by goroutines of their own, and by nobody else.
+func (f *function) onlySpawns(g *function) bool {
+	is := false
+	for _, c := range f.calls {
+		if slices.Contains(c.callees, g) {
+			if !c.spawns {
+				return false
+			}
+			is = true
+		}
+	}
+	return is
+}
+
+// parameterOf returns which parameter a value is, counted from 1, or with a minus sign which one of the function around; 0: none.
+func parameterOf(f *ssa.Function, v ssa.Value) int {
+	switch v := v.(type) {
+	case *ssa.Parameter:
+		return slices.Index(f.Params, v) + 1
+	case *ssa.FreeVar:
+		b := boundTo(v)
+		if k, ok := b.(*ssa.Parameter); ok && f.Parent() != nil {
+			return -(slices.Index(f.Parent().Params, k) + 1)
+		}
+		if a, ok := b.(*ssa.Alloc); ok { // a parameter that a closure has captured
+			return -spilled(f.Parent(), a)
+		}
+	case *ssa.UnOp:
+		if v.Op == token.MUL {
+			switch x := v.X.(type) {
+			case *ssa.FreeVar:
+				return parameterOf(f, x)
+			case *ssa.Alloc:
+				return spilled(f, x)
+			}
+		}
+	case *ssa.ChangeType:
+		return parameterOf(f, v.X)
+	}
+	return 0
+}
+
+// spilled returns the parameter that is kept in a variable, and nothing else is; 0: none.
+func spilled(f *ssa.Function, a *ssa.Alloc) int {
+	n := 0
+	for _, r := range *a.Referrers() {
+		if s, ok := r.(*ssa.Store); ok && s.Addr == a {
+			k, ok := s.Val.(*ssa.Parameter)
+			if !ok || n != 0 {
+				return 0
+			}
+			n = slices.Index(f.Params, k) + 1
+		}
+	}
+	return n
+}
+
+// pass notes the functions among the arguments of a call.
+func (p *Program) pass(f *function, c *call, common *ssa.CallCommon) {
+	first := 1
+	if common.IsInvoke() {
+		first = 2 // after the receiver
+	}
+	for i, a := range common.Args {
+		if _, ok := a.Type().Underlying().(*types.Signature); !ok {
+			continue
+		}
+		k := passed{param: i + first}
+		if fn := functionOf(a); fn != nil {
+			if k.f = p.funcs[fn]; k.f == nil {
+				continue
+			}
+		} else if n := parameterOf(f.Function, a); n > 0 {
+			k.from = n
+		} else if cst, ok := a.(*ssa.Const); ok && cst.IsNil() {
+			continue
+		}
+		c.passes = append(c.passes, k)
+	}
+}
+
+// candidates are the functions that a value may be whose way is not known, since it led through another package, such as
+// sync/atomic: those of the same type whose address is taken in the same package.
+func (p *Program) candidates(f *function, common *ssa.CallCommon) (list []*ssa.Function) {
+	if _, ok := common.Value.(*ssa.Parameter); ok {
+		return nil // it is for those who call
+	}
+	pkg := pkgOf(f.Function)
+	for _, fn := range p.taken(pkg) {
+		if types.Identical(fn.Signature, common.Signature()) {
+			list = append(list, fn)
+		}
+	}
+	return list
+}
+
+// taken are the functions that are used as values in a package: given to another package, or put where pointers lead.
+func (p *Program) taken(pkg *types.Package) []*ssa.Function {
+	if pkg == nil {
+		return nil
+	}
+	if list, ok := p.values[pkg]; ok {
+		return list
+	}
+	list := []*ssa.Function{}
+	for _, g := range p.order {
+		if pkgOf(g.Function) != pkg {
+			continue
+		}
+		for _, b := range g.Blocks {
+			for _, at := range b.Instrs {
+				switch at := at.(type) {
+				case *ssa.Store:
+					if a, ok := at.Addr.(*ssa.Alloc); !ok || leaks(a) {
+						list = appendFunction(list, at.Val)
+					}
+				case *ssa.MakeInterface:
+					list = appendFunction(list, at.X)
+				}
+			}
+		}
+	}
+	p.values[pkg] = list
+	return list
+}
+
+// poolNew returns the functions that a pool makes things with: those of the field or variable that it is, or where that is not known,
+// of all pools of the package.
+func (p *Program) poolNew(f *function, pool ssa.Value) (list []*ssa.Function) {
+	var all []*ssa.Function
+	pkg := pkgOf(f.Function)
+	if pkg == nil {
+		return nil
+	}
+	where := placeOf(pool)
+	initial := p.prog.Package(pkg).Func("init")
+	look := func(g *ssa.Function) {
+		for _, b := range g.Blocks {
+			for _, at := range b.Instrs {
+				s, ok := at.(*ssa.Store)
+				if !ok {
+					continue
+				}
+				a, ok := s.Addr.(*ssa.FieldAddr)
+				if !ok || !isNamed(a.X.Type(), "sync.Pool") {
+					continue
+				}
+				all = appendFunction(all, s.Val)
+				if w := placeOf(a.X); w != nil && w == where {
+					list = appendFunction(list, s.Val)
+				}
+			}
+		}
+	}
+	if initial != nil {
+		look(initial)
+	}
+	for _, g := range p.order {
+		if pkgOf(g.Function) == pkg && g.Function != initial {
+			look(g.Function)
+		}
+	}
+	if list == nil {
+		return all
+	}
+	return list
+}
+
+func (p *Program) addCallee(c *call, fn *ssa.Function) {
+	if g := p.funcs[fn]; g != nil && !slices.Contains(c.callees, g) {
+		c.callees = append(c.callees, g)
+	}
+}

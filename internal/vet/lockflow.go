@@ -1,0 +1,272 @@
+package vet
+
+import (
+	"maps"
+	"slices"
+
+	"golang.org/x/tools/go/ssa"
+)
+
+// lockFlow is what of locks is known about a function.
+type lockFlow struct {
+	may, must   map[ssa.Instruction]lockSet // held before calls and operations
+	which       map[ssa.Instruction]map[*lock]string
+	takes, lets lockSet    // at its end, more and fewer than at its beginning
+	direct      []lockSite // of lock calls
+	entered     lockSet    // that it lets go of before it takes them: its callers hold them
+}
+
+// flowLocks finds what is held where. What a function leaves held, or has let go of, is known after a few rounds.
+func (p *Program) flowLocks() {
+	order := p.calleesFirst()
+	for range 8 {
+		changed := false
+		for _, f := range order {
+			changed = p.flow(f) || changed
+		}
+		if !changed {
+			break
+		}
+	}
+	for _, f := range p.order {
+		for _, s := range f.locks.direct {
+			if l := p.lockOf(s.at.Common().Args[0]); l != nil {
+				l.sites = append(l.sites, s)
+			} else {
+				p.unresolved[s.at.Pos()] = "a lock that is a parameter"
+			}
+		}
+	}
+}
+
+// calleesFirst returns all functions, those that others call before them as far as that is possible.
+func (p *Program) calleesFirst() (list []*function) {
+	seen := map[*function]bool{}
+	var visit func(f *function)
+	visit = func(f *function) {
+		if seen[f] {
+			return
+		}
+		seen[f] = true
+		for _, c := range f.calls {
+			if c.static != nil || len(c.callees) == 1 {
+				for _, g := range c.callees {
+					visit(g)
+				}
+			}
+		}
+		list = append(list, f)
+	}
+	for _, f := range p.order {
+		visit(f)
+	}
+	return list
+}
+
+// state is what is held at a place: perhaps, and for certain.
+type state struct {
+	may, must lockSet
+	which     map[*lock]string    // the value whose lock it is, as pathOf says it; "": not known
+	deferred  map[*ssa.Defer]bool // calls that the end of the function makes, perhaps
+}
+
+func (s state) clone() state {
+	return state{s.may.clone(), s.must.clone(), maps.Clone(s.which), maps.Clone(s.deferred)}
+}
+
+func (s state) lock(l *lock)   { s.lockOf(l, "") }
+func (s state) unlock(l *lock) { delete(s.may, l); delete(s.must, l) }
+
+func (s state) lockOf(l *lock, path string) {
+	if s.may[l] && s.which[l] != path {
+		path = "" // two of a class
+	}
+	s.may[l], s.must[l], s.which[l] = true, true, path
+}
+
+// join adds another way to the place, and reports whether that has changed anything.
+func (s state) join(o state) (changed bool) {
+	for l := range o.may {
+		if !s.may[l] {
+			s.may[l], changed = true, true
+		}
+	}
+	for l := range s.must {
+		if !o.must[l] {
+			delete(s.must, l)
+			changed = true
+		}
+	}
+	for l := range s.which {
+		if s.which[l] != "" && o.which[l] != s.which[l] {
+			s.which[l], changed = "", true
+		}
+	}
+	for d := range o.deferred {
+		if !s.deferred[d] {
+			s.deferred[d], changed = true, true
+		}
+	}
+	return changed
+}
+
+// flow follows the locks through a function, and reports whether its effect on them has changed.
+func (p *Program) flow(f *function) bool {
+	fl := p.follow(f, nil)
+	for range 3 {
+		if len(fl.entered) == 0 {
+			break
+		}
+		again := p.follow(f, fl.entered)
+		more := len(again.entered) > len(fl.entered)
+		if fl = again; !more {
+			break
+		}
+	}
+	changed := !maps.Equal(fl.takes, f.locks.takes) || !maps.Equal(fl.lets, f.locks.lets) || !maps.Equal(fl.entered, f.locks.entered)
+	f.locks = fl
+	return changed
+}
+
+// follow does, for a function that its callers call with some locks held.
+func (p *Program) follow(f *function, entered lockSet) lockFlow {
+	fl := lockFlow{may: map[ssa.Instruction]lockSet{}, must: map[ssa.Instruction]lockSet{}, which: map[ssa.Instruction]map[*lock]string{}, takes: lockSet{}, lets: lockSet{}, entered: lockSet{}}
+	entry := state{lockSet{}, lockSet{}, map[*lock]string{}, map[*ssa.Defer]bool{}}
+	for _, l := range f.held {
+		entry.lock(l)
+	}
+	for l := range entered {
+		entry.lock(l)
+		fl.entered[l] = true
+	}
+	in := map[*ssa.BasicBlock]state{f.Blocks[0]: entry}
+	calls := map[ssa.Instruction]*call{}
+	for _, c := range f.calls {
+		calls[c.at] = c
+	}
+	var defers []*ssa.Defer
+	for _, b := range f.Blocks {
+		for _, at := range b.Instrs {
+			if d, ok := at.(*ssa.Defer); ok {
+				defers = append(defers, d)
+			}
+		}
+	}
+	ends := lockSet{}
+	let := lockSet{}
+	var returned bool
+	work := []*ssa.BasicBlock{f.Blocks[0]}
+	for n := 0; len(work) > 0 && n < 100*len(f.Blocks)+100; n++ {
+		b := work[0]
+		work = work[1:]
+		s := in[b].clone()
+		var try *ssa.Call
+		var tried *lock
+		for _, at := range b.Instrs {
+			switch at := at.(type) {
+			case *ssa.RunDefers:
+				fl.may[at], fl.must[at] = s.may.clone(), s.must.clone()
+				for _, d := range slices.Backward(defers) {
+					if !s.deferred[d] {
+						continue
+					}
+					fl.may[d], fl.must[d], fl.which[d] = s.may.clone(), s.must.clone(), maps.Clone(s.which) // when it is called
+					p.step(f, &fl, s, d, calls[d], let)
+				}
+			case *ssa.Defer:
+				s.deferred[at] = true
+			case ssa.CallInstruction:
+				fl.may[at], fl.must[at], fl.which[at] = s.may.clone(), s.must.clone(), maps.Clone(s.which)
+				if _, ok := at.(*ssa.Go); ok {
+					continue
+				}
+				if fn := at.Common().StaticCallee(); fn != nil && lockCall(fn) == tryCalled {
+					if c, ok := at.(*ssa.Call); ok {
+						try, tried = c, p.lockOf(at.Common().Args[0])
+					}
+				}
+				p.step(f, &fl, s, at, calls[at], let)
+			case *ssa.Send, *ssa.UnOp, *ssa.Select, *ssa.Range, *ssa.If, *ssa.Jump:
+				fl.may[at], fl.must[at] = s.may.clone(), s.must.clone()
+			case *ssa.Return:
+				returned = true
+				for l := range s.must {
+					ends[l] = true
+				}
+			}
+		}
+		for i, to := range b.Succs {
+			out := s
+			if cond, ok := b.Instrs[len(b.Instrs)-1].(*ssa.If); ok && try != nil && tried != nil {
+				if yes, is := isResult(cond.Cond, try); is && yes == (i == 0) {
+					out = s.clone()
+					out.lockOf(tried, pathOf(try.Call.Args[0]))
+				}
+			}
+			if old, ok := in[to]; !ok {
+				in[to] = out.clone()
+				work = append(work, to)
+			} else if old.join(out) {
+				work = append(work, to)
+			}
+		}
+	}
+	for l := range let {
+		fl.entered[l] = true
+	}
+	if returned {
+		for l := range ends {
+			if !entry.must[l] {
+				fl.takes[l] = true
+			}
+		}
+		for l := range entry.must {
+			if !ends[l] {
+				fl.lets[l] = true
+			}
+		}
+	}
+	fl.direct = slices.CompactFunc(fl.direct, func(a, b lockSite) bool { return a.at == b.at })
+	return fl
+}
+
+// step does to the state what a call does. let takes the locks that are released without having been taken.
+func (p *Program) step(f *function, fl *lockFlow, s state, at ssa.CallInstruction, c *call, let lockSet) {
+	fn := at.Common().StaticCallee()
+	if fn == nil {
+		return
+	}
+	switch lockCall(fn) {
+	case lockCalled:
+		if !slices.ContainsFunc(fl.direct, func(x lockSite) bool { return x.at == at }) {
+			fl.direct = append(fl.direct, lockSite{f, at})
+		}
+		if l := p.lockOf(at.Common().Args[0]); l != nil {
+			s.lockOf(l, pathOf(at.Common().Args[0]))
+		}
+	case unlockCalled:
+		if l := p.lockOf(at.Common().Args[0]); l != nil {
+			if !s.may[l] {
+				let[l] = true
+			}
+			s.unlock(l)
+		}
+	case noLockCall:
+		if g := p.funcs[fn]; g != nil {
+			for l := range g.locks.entered { // which the callee gives up for a while
+				if !s.may[l] {
+					let[l] = true
+				}
+			}
+			for l := range g.locks.lets {
+				if !s.may[l] {
+					let[l] = true
+				}
+				s.unlock(l)
+			}
+			for l := range g.locks.takes {
+				s.lock(l)
+			}
+		}
+	}
+}

@@ -1,0 +1,120 @@
+package vet
+
+import (
+	"fmt"
+	"go/token"
+
+	"golang.org/x/tools/go/ssa"
+)
+
+func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
+	said := map[*lock]bool{}
+	at := map[token.Pos]bool{}
+	p.reach(NoSleep, p.noSleepRoots(), nil, func(v *visit) {
+		for i := range v.f.ops {
+			o := &v.f.ops[i]
+			if o.kind != opSleep || p.escapes.at(p.Fset, o.pos, NoSleep) != nil || at[o.pos] {
+				continue
+			}
+			at[o.pos] = true
+			reports = append(reports, Report{NoSleep, o.pos, v.root.why + " may sleep: it " + o.what, v.path(Step{o.pos, name(v.f), o.what})})
+		}
+		for _, c := range v.f.calls {
+			if c.spawns || !intoIB(v.f, c) || at[c.pos] || c.static != nil && hotplug[c.static.FullName()] { // of which checkHotplug speaks
+				continue
+			}
+			for _, g := range c.callees {
+				if sleep.of[g] == nil || p.escapes.at(p.Fset, c.pos, NoSleep) != nil {
+					continue
+				}
+				at[c.pos] = true
+				path := append(v.path(Step{c.pos, name(v.f), "calls " + name(g)}), sleep.path(g)...)
+				reports = append(reports, Report{NoSleep, c.pos, v.root.why + " may sleep: it calls " + c.called(), path})
+			}
+		}
+		for _, s := range v.f.locks.direct {
+			l := p.lockOf(s.at.Common().Args[0])
+			if l == nil || l.sleepy == nil || l.sleepy.plug || said[l] || p.escapes.at(p.Fset, s.at.Pos(), NoSleep) != nil {
+				continue
+			}
+			said[l] = true
+			h := l.sleepy
+			end := Step{s.at.Pos(), name(v.f), "locks " + l.name}
+			path := append(v.path(end), Step{h.pos, name(h.in), "meanwhile, with " + l.name + " held, " + h.what})
+			reports = append(reports, Report{NoSleep, s.at.Pos(), fmt.Sprintf("%s may sleep: it locks %s, which is held at %s across a call that sleeps (%s)",
+				v.root.why, l.name, p.Place(h.pos), h.what), path})
+		}
+	})
+	return reports
+}
+
+func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report) {
+	copies := p.newEffect(Copy)
+	for _, f := range p.order {
+		for i := range f.ops {
+			if o := &f.ops[i]; o.kind == opCopy {
+				copies.add(f, &cause{at: o.at, pos: o.pos, what: o.what})
+			}
+		}
+	}
+	p.spread(copies, callers)
+	p.copies = copies
+	said := map[*lock]bool{}
+	report := func(f *function, held lockSet, pos token.Pos, what string, next *function) {
+		for _, l := range held.sorted() {
+			if l.program != nil {
+				l.program.Used = true
+				continue
+			}
+			if said[l] {
+				continue
+			}
+			said[l] = true
+			path := []Step{{pos, name(f), what}}
+			if next != nil {
+				path = append(path, copies.path(next)...)
+			}
+			reports = append(reports, Report{Copy, pos, fmt.Sprintf("%s copies to or from the memory of a process, which can stall the copy, with %s held", name(f), l.name), path})
+		}
+	}
+	for _, f := range p.order {
+		for i := range f.ops {
+			if o := &f.ops[i]; o.kind == opCopy {
+				report(f, f.locks.may[o.at], o.pos, o.what, nil)
+			}
+		}
+		for _, c := range f.calls {
+			if c.spawns || c.atomic {
+				continue
+			}
+			for _, g := range c.callees {
+				if copies.of[g] != nil {
+					report(f, g.without(f.locks.may[c.at]), c.pos, "calls "+name(g), g)
+				}
+			}
+		}
+	}
+	return reports
+}
+
+func (p *Program) checkSerial() (reports []Report) {
+	for _, f := range p.order {
+		if pkg := pkgOf(f.Function); pkg == nil || pkg.Path() != ibPath {
+			continue
+		}
+		for _, c := range f.calls {
+			if c.iface == nil || c.spawns {
+				continue
+			}
+			common := c.at.(ssa.CallInstruction).Common()
+			held := f.locks.may[c.at]
+			if len(held) == 0 || !p.isDriverMethod(common.Value.Type(), c.iface) || p.escapes.at(p.Fset, c.pos, Serial) != nil {
+				continue
+			}
+			l := held.sorted()[0]
+			reports = append(reports, Report{Serial, c.pos, fmt.Sprintf("%s calls %s with %s held: the midlayer serialises the calls of a driver's methods", name(f), short(c.iface), l.name),
+				[]Step{{c.pos, name(f), "calls " + short(c.iface)}}})
+		}
+	}
+	return reports
+}

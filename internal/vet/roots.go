@@ -1,0 +1,289 @@
+package vet
+
+import (
+	"fmt"
+	"go/types"
+	"maps"
+	"slices"
+	"strings"
+
+	"golang.org/x/tools/go/ssa"
+)
+
+// root is a function that has to keep a rule, and why.
+type root struct {
+	f   *function
+	why string
+}
+
+// typesOf are the named types of the program.
+func (p *Program) typesOf() (list []*types.Named) {
+	for _, k := range p.prog.AllPackages() {
+		if !p.own[k.Pkg.Path()] {
+			continue
+		}
+		for _, m := range slices.Sorted(maps.Keys(k.Members)) {
+			if t, ok := k.Members[m].(*ssa.Type); ok {
+				if n, ok := t.Type().(*types.Named); ok && !types.IsInterface(n) && n.TypeParams().Len() == 0 {
+					list = append(list, n)
+				}
+			}
+		}
+	}
+	var more []*types.Named // of functions, and instances of generic ones
+	for _, t := range p.prog.RuntimeTypes() {
+		n, ok := types.Unalias(deref(t)).(*types.Named)
+		if ok && n.Obj().Pkg() != nil && p.own[n.Obj().Pkg().Path()] && !types.IsInterface(n) && (n.TypeArgs().Len() > 0 || n.Obj().Parent() != n.Obj().Pkg().Scope()) {
+			more = append(more, n)
+		}
+	}
+	slices.SortFunc(more, func(a, b *types.Named) int { return strings.Compare(a.String(), b.String()) })
+	return append(list, slices.CompactFunc(more, func(a, b *types.Named) bool { return a.String() == b.String() })...)
+}
+
+// ifaces returns interfaces of package ib.
+func (p *Program) iface(name string) *types.Interface {
+	k := p.prog.ImportedPackage(ibPath)
+	if k == nil {
+		return nil
+	}
+	o := k.Pkg.Scope().Lookup(name)
+	if o == nil {
+		return nil
+	}
+	i, _ := o.Type().Underlying().(*types.Interface)
+	return i
+}
+
+// methods returns the methods of the types of the program that implement interfaces of package ib.
+func (p *Program) methods(of map[string][]string) (roots []root) {
+	seen := map[*function]bool{}
+	for _, n := range p.typesOf() {
+		for _, i := range slices.Sorted(maps.Keys(of)) {
+			t := types.Type(types.NewPointer(n))
+			it := p.iface(i)
+			if it == nil || !types.Implements(t, it) || n.Obj().Pkg().Path() == ibPath && n.Obj().Exported() { // the consumer's side
+				continue
+			}
+			for _, m := range of[i] {
+				obj, _, _ := types.LookupFieldOrMethod(t, true, n.Obj().Pkg(), m)
+				fn, ok := obj.(*types.Func)
+				if !ok {
+					continue
+				}
+				ssaFn := p.prog.FuncValue(fn)
+				if ssaFn == nil {
+					continue
+				}
+				if f := p.funcs[ssaFn]; f != nil && !seen[f] {
+					seen[f] = true
+					roots = append(roots, root{f, fmt.Sprintf("%s, which is a driver's %s.%s,", name(f), i, m)})
+				}
+			}
+		}
+	}
+	return roots
+}
+
+// stored returns the functions that are stored in fields of package ib, or given to its functions.
+func (p *Program) stored(fields map[string][]string, args bool) (roots []root) {
+	want := map[*types.Var]string{}
+	if k := p.prog.ImportedPackage(ibPath); k != nil {
+		for t, names := range fields {
+			o := k.Pkg.Scope().Lookup(t)
+			if o == nil {
+				continue
+			}
+			s, ok := o.Type().Underlying().(*types.Struct)
+			for i := 0; ok && i < s.NumFields(); i++ {
+				if slices.Contains(names, s.Field(i).Name()) {
+					want[s.Field(i)] = "ib." + t + "." + s.Field(i).Name()
+				}
+			}
+		}
+	}
+	if args {
+		for v := range p.nosleepFields {
+			want[v] = v.Name()
+		}
+	}
+	seen := map[*function]bool{}
+	add := func(v ssa.Value, what string) {
+		fn := functionOf(v)
+		if fn == nil {
+			return
+		}
+		if f := p.funcs[fn]; f != nil && !seen[f] {
+			seen[f] = true
+			roots = append(roots, root{f, fmt.Sprintf("%s, which is called as %s,", name(f), what)})
+		}
+	}
+	for _, f := range p.order {
+		for _, b := range f.Blocks {
+			for _, at := range b.Instrs {
+				switch at := at.(type) {
+				case *ssa.Store:
+					if a, ok := at.Addr.(*ssa.FieldAddr); ok {
+						if what := want[fieldVar(a.X.Type(), a.Field)]; what != "" {
+							add(at.Val, what)
+						}
+					}
+				case ssa.CallInstruction:
+					if fn := at.Common().StaticCallee(); args && fn != nil && objectOf(fn) != nil {
+						if o, ok := objectOf(fn).(*types.Func); ok {
+							if i, ok := handlerArgs[o.FullName()]; ok {
+								add(at.Common().Args[i+1], "the function of "+short(o))
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+	for _, f := range p.order {
+		for _, c := range f.calls {
+			if what := want[c.field]; c.field != nil && what != "" {
+				for _, g := range c.callees {
+					if !seen[g] {
+						seen[g] = true
+						roots = append(roots, root{g, fmt.Sprintf("%s, which is called as %s,", name(g), what)})
+					}
+				}
+			}
+		}
+	}
+	return roots
+}
+
+// noSleepRoots are the functions that may not sleep.
+func (p *Program) noSleepRoots() []root {
+	roots := p.methods(noSleepMethods)
+	roots = append(roots, p.stored(handlerFields, true)...)
+	for _, f := range p.order {
+		if f.nosleep {
+			roots = append(roots, root{f, fmt.Sprintf("%s, which is marked %snosleep,", name(f), prefix)})
+		}
+	}
+	return roots
+}
+
+// visit is a function that roots lead to.
+type visit struct {
+	f    *function
+	from *visit
+	by   *call
+	root *root
+}
+
+// reach visits all functions that roots lead to, nearest first, except by calls that an escape cuts.
+func (p *Program) reach(check string, roots []root, stop func(*call) bool, f func(*visit)) map[*function]*visit {
+	seen := map[*function]*visit{}
+	var queue []*visit
+	for i := range roots {
+		r := &roots[i]
+		if r.f.allowed[check] != nil {
+			r.f.allowed[check].Used = true
+			continue
+		}
+		if seen[r.f] == nil {
+			v := &visit{f: r.f, root: r}
+			seen[r.f] = v
+			queue = append(queue, v)
+		}
+	}
+	for len(queue) > 0 {
+		v := queue[0]
+		queue = queue[1:]
+		f(v)
+		for _, c := range v.f.calls {
+			if c.spawns || check == NoSleep && c.agreed || len(c.callees) == 0 || p.escapes.at(p.Fset, c.pos, check) != nil {
+				continue
+			}
+			into := (check == NoSleep || check == Callback) && intoIB(v.f, c)
+			if into && c.static != nil || check == Callback && stop != nil && stop(c) {
+				continue
+			}
+			for _, g := range c.callees {
+				if into && isIB(g) {
+					continue
+				}
+				if x := g.allowed[check]; x != nil {
+					x.Used = true
+				} else if seen[g] == nil {
+					seen[g] = &visit{f: g, from: v, by: c, root: v.root}
+					queue = append(queue, seen[g])
+				}
+			}
+		}
+	}
+	return seen
+}
+
+// intoIB reports whether a call leads into package ib from elsewhere. What that package promises counts then; whether it keeps it,
+// is seen where it is looked at itself.
+func intoIB(f *function, c *call) bool {
+	pkg := pkgOf(f.Function)
+	if pkg != nil && pkg.Path() == ibPath || pkg == nil && c.static == nil {
+		return false
+	}
+	if c.static != nil {
+		return c.static.Pkg() != nil && c.static.Pkg().Path() == ibPath
+	}
+	return c.iface != nil && slices.ContainsFunc(c.callees, isIB) && !c.agreed
+}
+
+// isIB reports whether a function is of package ib, called by an interface of somebody else's.
+func isIB(f *function) bool {
+	pkg := pkgOf(f.Function)
+	return pkg != nil && pkg.Path() == ibPath && f.Parent() == nil
+}
+
+// called is the name of what is called.
+func (c *call) called() string {
+	if c.static != nil {
+		return short(c.static)
+	}
+	return short(c.iface)
+}
+
+func (v *visit) path(end Step) []Step {
+	steps := []Step{end}
+	for ; v.from != nil; v = v.from {
+		steps = append(steps, Step{v.by.pos, name(v.from.f), "calls " + name(v.f)})
+	}
+	slices.Reverse(steps)
+	return steps
+}
+
+// isDriverMethod reports whether a method belongs to an interface of a driver.
+func (p *Program) isDriverMethod(recv types.Type, m *types.Func) bool {
+	return m.Pkg() != nil && m.Pkg().Path() == ibPath && p.driverIface(recv) != ""
+}
+
+// driverIface is the interface of a driver that a type of package ib is, or a part of.
+func (p *Program) driverIface(recv types.Type) string {
+	n, ok := types.Unalias(recv).(*types.Named)
+	if !ok || n.Obj().Pkg() == nil || n.Obj().Pkg().Path() != ibPath {
+		return ""
+	}
+	if slices.Contains(driverInterfaces, n.Obj().Name()) {
+		return n.Obj().Name()
+	}
+	if part, ok := n.Underlying().(*types.Interface); ok && part.NumMethods() > 0 {
+		for _, i := range driverInterfaces {
+			if it := p.iface(i); it != nil && types.Implements(it, part) {
+				return i
+			}
+		}
+	}
+	return ""
+}
+
+func (p *Program) mayNotSleep(recv types.Type, m *types.Func) bool {
+	for _, i := range append([]string{p.driverIface(recv)}, "DriverQP", "DriverSRQ", "DriverMR") { // what it may embed
+		if it := p.iface(i); it != nil && slices.Contains(noSleepMethods[i], m.Name()) && (i == p.driverIface(recv) || types.Implements(recv, it)) {
+			return true
+		}
+	}
+	return false
+}

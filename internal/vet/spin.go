@@ -1,0 +1,120 @@
+package vet
+
+import (
+	"go/token"
+	"go/types"
+	"slices"
+
+	"golang.org/x/tools/go/ssa"
+)
+
+// loop is one that spins.
+type loop struct {
+	at  ssa.Instruction
+	pos token.Pos
+	on  string
+}
+
+// spins finds loops of a function that do nothing but look at the time, or give the processor to others: what they wait
+// for comes from elsewhere.
+func spins(f *ssa.Function) (list []loop) {
+	for _, scc := range components(f) {
+		in := map[*ssa.BasicBlock]bool{}
+		for _, b := range scc {
+			in[b] = true
+		}
+		var first ssa.Instruction
+		var pos token.Pos
+		on := ""
+		for _, b := range scc {
+			for _, at := range b.Instrs {
+				c, ok := at.(*ssa.Call)
+				if !ok {
+					continue
+				}
+				o, _ := calleeObject(c).(*types.Func)
+				if o == nil {
+					continue
+				}
+				switch kind, _ := outsideKind(o); kind {
+				case yields:
+					first, pos, on = at, c.Pos(), "until another goroutine has done something"
+				case reads:
+					if on == "" && leaves(scc, in, c) {
+						first, pos, on = at, c.Pos(), "on the time"
+					}
+				}
+			}
+		}
+		if on != "" {
+			list = append(list, loop{first, pos, on})
+		}
+	}
+	return list
+}
+
+// leaves reports whether a condition that ends the loop depends on a value.
+func leaves(scc []*ssa.BasicBlock, in map[*ssa.BasicBlock]bool, v ssa.Value) bool {
+	depends := map[ssa.Value]bool{}
+	work := []ssa.Value{v}
+	for len(work) > 0 {
+		x := work[0]
+		work = work[1:]
+		if depends[x] {
+			continue
+		}
+		depends[x] = true
+		if x.Referrers() == nil {
+			continue
+		}
+		for _, r := range *x.Referrers() {
+			if y, ok := r.(ssa.Value); ok {
+				work = append(work, y)
+			}
+		}
+	}
+	for _, b := range scc {
+		if cond, ok := b.Instrs[len(b.Instrs)-1].(*ssa.If); ok && depends[cond.Cond] && (!in[b.Succs[0]] || !in[b.Succs[1]]) {
+			return true
+		}
+	}
+	return false
+}
+
+// components returns the loops of a function: strongly connected sets of blocks.
+func components(f *ssa.Function) (list [][]*ssa.BasicBlock) {
+	index, low := map[*ssa.BasicBlock]int{}, map[*ssa.BasicBlock]int{}
+	on := map[*ssa.BasicBlock]bool{}
+	var stack []*ssa.BasicBlock
+	var visit func(b *ssa.BasicBlock)
+	visit = func(b *ssa.BasicBlock) {
+		index[b] = len(index) + 1
+		low[b] = index[b]
+		stack = append(stack, b)
+		on[b] = true
+		for _, s := range b.Succs {
+			if index[s] == 0 {
+				visit(s)
+				low[b] = min(low[b], low[s])
+			} else if on[s] {
+				low[b] = min(low[b], index[s])
+			}
+		}
+		if low[b] != index[b] {
+			return
+		}
+		at := slices.Index(stack, b)
+		scc := slices.Clone(stack[at:])
+		stack = stack[:at]
+		for _, x := range scc {
+			on[x] = false
+		}
+		if len(scc) > 1 || slices.Contains(b.Succs, b) {
+			list = append(list, scc)
+		}
+	}
+	if len(f.Blocks) > 0 {
+		visit(f.Blocks[0])
+	}
+	return list
+}

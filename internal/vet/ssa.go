@@ -1,0 +1,182 @@
+package vet
+
+import (
+	"go/token"
+	"go/types"
+	"slices"
+	"strings"
+
+	"golang.org/x/tools/go/ssa"
+)
+
+// pkgOf returns the package of a function, of what it was made from if it is synthetic; nil: it has none.
+func pkgOf(f *ssa.Function) *types.Package {
+	for f.Parent() != nil {
+		f = f.Parent()
+	}
+	if o := f.Origin(); o != nil {
+		f = o
+	}
+	if f.Pkg != nil {
+		return f.Pkg.Pkg
+	}
+	if o := f.Object(); o != nil {
+		return o.Pkg()
+	}
+	return nil
+}
+
+func deref(t types.Type) types.Type {
+	if ptr, ok := t.Underlying().(*types.Pointer); ok {
+		return ptr.Elem()
+	}
+	return t
+}
+
+// placeOf is the variable or field that a pointer leads to, nil if that is not known.
+func placeOf(v ssa.Value) any {
+	switch v := v.(type) {
+	case *ssa.Global:
+		return v
+	case *ssa.FieldAddr:
+		return fieldVar(v.X.Type(), v.Field)
+	case *ssa.Alloc: // of a literal, which goes to one place
+		for _, r := range *v.Referrers() {
+			switch r := r.(type) {
+			case *ssa.UnOp:
+				for _, s := range *r.Referrers() {
+					if s, ok := s.(*ssa.Store); ok {
+						return placeOf(s.Addr)
+					}
+				}
+			case *ssa.Store:
+				if r.Val == ssa.Value(v) {
+					return placeOf(r.Addr)
+				}
+			}
+		}
+	case *ssa.UnOp:
+		if v.Op == token.MUL {
+			return placeOf(v.X)
+		}
+	}
+	return nil
+}
+
+// leaks reports whether others get to know where a variable is.
+func leaks(a *ssa.Alloc) bool {
+	for _, r := range *a.Referrers() {
+		switch r := r.(type) {
+		case *ssa.Store:
+			if r.Val == ssa.Value(a) {
+				return true
+			}
+		case *ssa.UnOp, *ssa.DebugRef, *ssa.MakeClosure:
+		default:
+			return true
+		}
+	}
+	return false
+}
+
+func appendFunction(list []*ssa.Function, v ssa.Value) []*ssa.Function {
+	fn := functionOf(v)
+	if fn == nil || slices.Contains(list, fn) {
+		return list
+	}
+	return append(list, fn)
+}
+
+func objectOf(fn *ssa.Function) types.Object {
+	if o := fn.Origin(); o != nil {
+		fn = o
+	}
+	return fn.Object()
+}
+
+// functionOf returns the function that a value is, nil if that is not known here.
+func functionOf(v ssa.Value) *ssa.Function {
+	switch v := v.(type) {
+	case *ssa.Function:
+		return v
+	case *ssa.MakeClosure:
+		return v.Fn.(*ssa.Function)
+	case *ssa.ChangeType:
+		return functionOf(v.X)
+	case *ssa.MakeInterface:
+		return functionOf(v.X)
+	}
+	return nil
+}
+
+// fieldOf returns the field that a value was read from, nil if it was none.
+func fieldOf(v ssa.Value) *types.Var {
+	switch v := v.(type) {
+	case *ssa.UnOp:
+		if a, ok := v.X.(*ssa.FieldAddr); ok && v.Op == token.MUL {
+			return fieldVar(a.X.Type(), a.Field)
+		}
+	case *ssa.Field:
+		return fieldVar(v.X.Type(), v.Field)
+	}
+	return nil
+}
+
+func fieldVar(t types.Type, i int) *types.Var {
+	if s, ok := deref(t).Underlying().(*types.Struct); ok {
+		return s.Field(i).Origin()
+	}
+	return nil
+}
+
+// isNamed reports whether a type is the one of a name, "path.Name".
+func isNamed(t types.Type, name string) bool {
+	n, ok := types.Unalias(deref(t)).(*types.Named)
+	return ok && n.Obj().Pkg() != nil && n.Obj().Pkg().Path()+"."+n.Obj().Name() == name
+}
+
+// short is the name of a function as it is read in a report.
+func short(f *types.Func) string {
+	name := f.FullName()
+	pkg := ""
+	if f.Pkg() != nil {
+		pkg = f.Pkg().Path()
+	}
+	return strings.ReplaceAll(name, pkg+".", f.Pkg().Name()+".")
+}
+
+// boundTo returns what a variable of the function around is, there.
+func boundTo(v *ssa.FreeVar) ssa.Value {
+	fn := v.Parent()
+	i := slices.Index(fn.FreeVars, v)
+	if fn.Parent() == nil {
+		return nil
+	}
+	for _, b := range fn.Parent().Blocks {
+		for _, at := range b.Instrs {
+			if m, ok := at.(*ssa.MakeClosure); ok && m.Fn == fn {
+				return m.Bindings[i]
+			}
+		}
+	}
+	return nil
+}
+
+// isResult reports whether a condition is the result of a call, or its negation.
+func isResult(cond ssa.Value, c *ssa.Call) (yes, is bool) {
+	if u, ok := cond.(*ssa.UnOp); ok && u.Op == token.NOT {
+		yes, is = isResult(u.X, c)
+		return !yes, is
+	}
+	return true, cond == ssa.Value(c)
+}
+
+func calleeObject(c *ssa.Call) types.Object {
+	if fn := c.Call.StaticCallee(); fn != nil {
+		return objectOf(fn)
+	}
+	if c.Call.IsInvoke() {
+		return c.Call.Method
+	}
+	return nil
+}
