@@ -124,6 +124,9 @@ var outside = map[string]sleepiness{
 	"bufio.NewReader": never, "bufio.NewReaderSize": never, "bufio.NewWriter": never, "bufio.NewWriterSize": never, "bufio.NewScanner": never,
 	"(*bufio.Reader).Reset": never, "(*bufio.Writer).Reset": never, "(*bufio.Writer).Buffered": never, "(*bufio.Scanner).Buffer": never,
 	"(testing.TB).Helper": never, "(*testing.common).Helper": never,
+	// They note the text; a test prints it when it ends.
+	"(testing.TB).Error": never, "(testing.TB).Errorf": never, "(testing.TB).Log": never, "(testing.TB).Logf": never,
+	"(*testing.common).Error": never, "(*testing.common).Errorf": never, "(*testing.common).Log": never, "(*testing.common).Logf": never,
 	"(error).Error": never, "(io/fs.FileInfo).Size": never, "(io/fs.FileInfo).Name": never, "(io/fs.FileInfo).Mode": never,
 	"(io/fs.FileInfo).ModTime": never, "(io/fs.FileInfo).IsDir": never, "(io/fs.FileInfo).Sys": never, "(io/fs.FileMode).IsDir": never,
 	"(io/fs.FileMode).IsRegular": never, "(io/fs.FileMode).Perm": never,

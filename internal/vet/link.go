@@ -18,6 +18,7 @@ func (p *Program) link(every map[*ssa.Function]bool) {
 			all[f] = true
 		}
 	}
+	p.addLibrary(all)
 	g := vta.CallGraph(all, nil)
 	for f := range all {
 		if f.Blocks == nil || !p.ours(pkgOf(f)) {
@@ -47,8 +48,104 @@ func (p *Program) link(every map[*ssa.Function]bool) {
 		p.scan(f, known)
 	}
 	p.passFunctions()
+	p.traces = newTracer(p)
+	p.checkForeign()
+	p.checkStreams()
 	p.flowLocks()
 	p.markPrograms()
+}
+
+// checkForeign looks at calls by interfaces whose values come from other packages, as results: net.Dial returns a net.Conn.
+func (p *Program) checkForeign() {
+	for _, f := range p.order {
+		for _, c := range f.calls {
+			if c.iface == nil || c.agreed || c.stream != nil || isErrorMethod(c.iface) || f.sleepsAt(c.at) {
+				continue
+			}
+			if m := p.foreignMethod(c); m != nil && m != c.iface {
+				delete(p.unresolved, c.pos)
+				p.callLibrary(f, c, m)
+			} else if m != nil && len(c.library) > 0 {
+				p.callLibrary(f, c, m)
+			}
+		}
+	}
+}
+
+func isErrorMethod(m *types.Func) bool {
+	return m.Pkg() == nil || m.Name() == "Error" || m.Name() == "String"
+}
+
+// foreignMethod returns the method that a call by an interface calls if the value is another package's; nil: it is none.
+func (p *Program) foreignMethod(c *call) *types.Func {
+	for _, o := range p.traces.origins(c.at.(ssa.CallInstruction).Common().Value, nil, nil) {
+		if o.v == nil || !types.IsInterface(o.v.Type()) {
+			continue
+		}
+		k, ok := o.v.(*ssa.Call)
+		if x, is := o.v.(*ssa.Extract); is {
+			k, ok = x.Tuple.(*ssa.Call)
+		}
+		if !ok {
+			continue
+		}
+		if by, is := calleeObject(k).(*types.Func); !is || p.ours(by.Pkg()) || by.Pkg() != nil && quiet[by.Pkg().Path()] {
+			continue
+		}
+		obj, _, _ := types.LookupFieldOrMethod(o.v.Type(), false, c.iface.Pkg(), c.iface.Name())
+		if m, ok := obj.(*types.Func); ok && !p.ours(m.Pkg()) {
+			return m
+		}
+	}
+	return nil
+}
+
+// sleepsAt reports whether an operation at an instruction sleeps.
+func (f *function) sleepsAt(at ssa.Instruction) bool {
+	return slices.ContainsFunc(f.ops, func(o op) bool { return o.at == at && o.kind == opSleep })
+}
+
+// addLibrary adds the functions of other packages that the program calls by an interface or as a value: the methods of types that it
+// converts to an interface, and the functions that it uses as values.
+func (p *Program) addLibrary(all map[*ssa.Function]bool) {
+	types := map[types.Type]bool{}
+	add := map[*ssa.Function]bool{}
+	for f := range all {
+		for _, b := range f.Blocks {
+			for _, at := range b.Instrs {
+				if m, ok := at.(*ssa.MakeInterface); ok {
+					types[m.X.Type()] = true
+				}
+				for _, v := range functionOperands(at) {
+					add[v] = true
+				}
+			}
+		}
+	}
+	for t := range types {
+		set := p.prog.MethodSets.MethodSet(t)
+		for i := range set.Len() {
+			if fn := p.prog.MethodValue(set.At(i)); fn != nil {
+				add[fn] = true
+			}
+		}
+	}
+	for fn := range add {
+		all[fn] = true
+	}
+}
+
+// functionOperands returns the functions that an instruction uses as values.
+func functionOperands(at ssa.Instruction) (list []*ssa.Function) {
+	if m, ok := at.(*ssa.MakeClosure); ok {
+		return []*ssa.Function{m.Fn.(*ssa.Function)}
+	}
+	for _, v := range at.Operands(nil) {
+		if fn, ok := (*v).(*ssa.Function); ok {
+			list = append(list, fn)
+		}
+	}
+	return list
 }
 
 // passFunctions finds who calls the functions that are passed as arguments: as if the caller called them. So that a function

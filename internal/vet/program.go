@@ -23,6 +23,7 @@ type Program struct {
 	unit    *analysis.Pass // one package alone is looked at; nil: a whole program
 	sleep   *effect        // after Check
 	copies  *effect
+	traces  *tracer
 	own     map[string]bool // paths of the packages that are looked at
 	main    map[string]bool // files of the module itself
 	escapes escapes
@@ -71,6 +72,8 @@ type call struct {
 	own     int         // callees[:own] are called here; the others by those that they are passed to
 	through []*function // callees of a parameter: who passes them has them among his callees
 	static  *types.Func
+	library []*types.Func // of other packages, by an interface or a function value
+	stream  *types.Func   // of another package, that reads or writes a stream: see stream.go
 }
 
 // here are the functions that are called at this place.

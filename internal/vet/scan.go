@@ -22,7 +22,7 @@ func (p *Program) scan(f *function, known map[ssa.CallInstruction][]*ssa.Functio
 				}
 			case *ssa.Select:
 				if at.Blocking {
-					f.ops = append(f.ops, op{at: at, pos: at.Pos(), kind: opSleep, what: "waits in select"})
+					f.op(at, opSleep, "waits in select")
 				}
 			case *ssa.Range:
 				if _, ok := at.X.Type().Underlying().(*types.Chan); ok {
@@ -39,126 +39,157 @@ func (p *Program) scan(f *function, known map[ssa.CallInstruction][]*ssa.Functio
 }
 
 func (f *function) op(at ssa.Instruction, kind opKind, what string) {
-	f.ops = append(f.ops, op{at: at, pos: at.Pos(), kind: kind, what: what})
+	pos := at.Pos()
+	if c, ok := at.(ssa.CallInstruction); ok {
+		pos = posOf(c)
+	}
+	f.ops = append(f.ops, op{at: at, pos: pos, kind: kind, what: what})
 }
 
+// scanCall finds what a call leads to.
 func (p *Program) scanCall(f *function, at ssa.CallInstruction, known []*ssa.Function) {
 	common := at.Common()
-	c := &call{at: at, pos: at.Pos()}
-	if !c.pos.IsValid() {
-		c.pos = common.Pos()
-	}
-	_, c.spawns = at.(*ssa.Go)
 	if _, ok := common.Value.(*ssa.Builtin); ok {
 		return
 	}
-	given := func() { // another package calls what it is given
-		for _, a := range common.Args {
-			if fn := functionOf(a); fn != nil {
-				if g := p.funcs[fn]; g != nil {
-					c.callees = append(c.callees, g)
-				}
-			}
+	c := &call{at: at, pos: posOf(at)}
+	_, c.spawns = at.(*ssa.Go)
+	counts := true
+	switch fn := common.StaticCallee(); {
+	case common.IsInvoke():
+		counts = p.scanInvoke(f, c, common, known)
+	case fn == nil:
+		p.scanValue(f, c, common, known)
+	default:
+		counts = p.scanStatic(f, c, fn)
+	}
+	if counts {
+		p.pass(f, c, common)
+		f.calls = append(f.calls, c)
+	}
+}
+
+// scanInvoke looks at a call of a method of an interface, and reports whether its callees count.
+func (p *Program) scanInvoke(f *function, c *call, common *ssa.CallCommon, known []*ssa.Function) bool {
+	c.iface = common.Method
+	recv := common.Value.Type()
+	if isNamed(recv, copyInterface) && copyMethods[c.iface.Name()] {
+		f.op(c.at, opCopy, "copies to or from process memory by "+short(c.iface))
+		return false // whatever it is
+	}
+	if p.isDriverMethod(recv, c.iface) {
+		c.agreed = true
+		if c.atomic = p.mayNotSleep(recv, c.iface); !c.atomic {
+			f.op(c.at, opSleep, "calls "+short(c.iface)+", which may sleep")
 		}
 	}
-	foreign := func(obj *types.Func) {
-		full := obj.FullName()
-		if full == "(*sync.Pool).Get" {
-			for _, fn := range p.poolNew(f, common.Args[0]) {
-				p.addCallee(c, fn)
-			}
+	p.addCallees(f, c, known)
+	switch {
+	case len(c.callees) > 0 || len(c.library) > 0:
+	case !p.ours(c.iface.Pkg()):
+		p.callLibrary(f, c, c.iface)
+	case len(known) == 0:
+		p.unresolved[c.pos] = short(c.iface)
+	}
+	return true
+}
+
+// scanValue looks at a call of a function value.
+func (p *Program) scanValue(f *function, c *call, common *ssa.CallCommon, known []*ssa.Function) {
+	c.field = fieldOf(common.Value)
+	c.agreed = p.isHandler(c.field)
+	c.param = parameterOf(f.Function, common.Value)
+	if len(known) == 0 && c.field == nil {
+		known = p.candidates(f, common)
+	}
+	p.addCallees(f, c, known)
+	if len(known) > 0 {
+		return
+	}
+	if k, ok := common.Value.(*ssa.Call); ok && k.Call.StaticCallee() != nil && !p.ours(pkgOf(k.Call.StaticCallee())) {
+		p.given(c) // an iterator of another package, say
+	} else {
+		p.unresolved[c.pos] = "a function value"
+	}
+}
+
+// scanStatic looks at a call of a function that is known, and reports whether its callees count.
+func (p *Program) scanStatic(f *function, c *call, fn *ssa.Function) bool {
+	c.static, _ = objectOf(fn).(*types.Func)
+	if p.isSpace(fn) && copyMethods[fn.Name()] && pkgOf(f.Function) != pkgOf(fn) {
+		f.op(c.at, opCopy, "copies to or from process memory by "+short(c.static))
+		return false
+	}
+	if lockCall(fn) != noLockCall {
+		return true // see lockflow.go
+	}
+	if p.funcs[fn] != nil {
+		p.addCallee(c, fn)
+	} else if c.static != nil && !p.ours(c.static.Pkg()) {
+		p.callLibrary(f, c, c.static)
+	}
+	return true
+}
+
+// addCallees adds the functions that a call may lead to. Of those of other packages it does what the tables say.
+func (p *Program) addCallees(f *function, c *call, known []*ssa.Function) {
+	for _, fn := range known {
+		if p.funcs[fn] != nil {
+			p.addCallee(c, fn)
+		} else if o, ok := objectOf(fn).(*types.Func); ok && !p.ours(o.Pkg()) && !slices.Contains(c.library, o) {
+			c.library = append(c.library, o)
 		}
-		kind, known := outsideKind(obj)
-		why := ""
-		if !known {
-			if k, w, ok := p.fact(obj); ok {
-				kind, why = k, ", which may sleep: "+w
-			}
-			if w, ok := p.copyFact(obj); ok {
-				f.ops = append(f.ops, op{at: at, pos: c.pos, kind: opCopy, what: "calls " + short(obj) + ", which copies: " + w})
-			}
+	}
+	slices.SortFunc(c.library, func(a, b *types.Func) int { return strings.Compare(a.FullName(), b.FullName()) })
+	spawns := c.spawns
+	for _, o := range c.library {
+		p.callLibrary(f, c, o)
+	}
+	c.spawns = spawns || c.spawns && len(c.library) == 1 && len(known) == 1
+}
+
+// given adds the functions that a call passes to another package, which calls them.
+func (p *Program) given(c *call) {
+	for _, a := range c.at.(ssa.CallInstruction).Common().Args {
+		if fn := functionOf(a); fn != nil {
+			p.addCallee(c, fn)
 		}
-		if strings.HasPrefix(full, "fmt.Fprint") && inMemory(common.Args[0]) {
-			kind = never
+	}
+}
+
+// callLibrary notes what a call of a function of another package does.
+func (p *Program) callLibrary(f *function, c *call, obj *types.Func) {
+	common := c.at.(ssa.CallInstruction).Common()
+	full := obj.FullName()
+	if full == "(*sync.Pool).Get" && !common.IsInvoke() && len(common.Args) > 0 {
+		for _, fn := range p.poolNew(f, common.Args[0]) {
+			p.addCallee(c, fn)
 		}
-		if c.spawns {
-			given()
-			return
+	}
+	kind, known := outsideKind(obj)
+	why := ""
+	if !known {
+		if k, w, ok := p.fact(obj); ok {
+			kind, why = k, ", which may sleep: "+w
 		}
-		if copyCalls[full] {
-			f.ops = append(f.ops, op{at: at, pos: c.pos, kind: opCopy, what: "calls " + short(obj)})
-			return
+		if w, ok := p.copyFact(obj); ok {
+			f.op(c.at, opCopy, "calls "+short(obj)+", which copies: "+w)
 		}
-		switch kind {
-		case sleeps:
-			f.ops = append(f.ops, op{at: at, pos: c.pos, kind: opSleep, what: "calls " + short(obj) + why})
-			given()
-		case spawns:
-			given()
-			c.spawns = true
-		default:
-			given()
-		}
+	}
+	p.given(c)
+	if c.spawns {
+		return
 	}
 	switch {
-	case common.IsInvoke():
-		c.iface = common.Method
-		recv := common.Value.Type()
-		switch {
-		case isNamed(recv, copyInterface) && copyMethods[c.iface.Name()]:
-			f.ops = append(f.ops, op{at: at, pos: c.pos, kind: opCopy, what: "copies to or from process memory by " + short(c.iface)})
-			return // whatever it is
-		case p.isDriverMethod(recv, c.iface):
-			c.agreed = true
-			if c.atomic = p.mayNotSleep(recv, c.iface); !c.atomic {
-				f.ops = append(f.ops, op{at: at, pos: c.pos, kind: opSleep, what: "calls " + short(c.iface) + ", which may sleep"})
-			}
-		}
-		for _, fn := range known {
-			p.addCallee(c, fn)
-		}
-		if len(c.callees) == 0 && !p.ours(c.iface.Pkg()) {
-			foreign(c.iface)
-		} else if len(known) == 0 {
-			p.unresolved[c.pos] = short(c.iface)
-		}
-	default:
-		fn := common.StaticCallee()
-		if fn == nil { // a function value
-			c.field = fieldOf(common.Value)
-			c.agreed = p.isHandler(c.field)
-			c.param = parameterOf(f.Function, common.Value)
-			if len(known) == 0 && c.field == nil {
-				known = p.candidates(f, common)
-			}
-			for _, fn := range known {
-				p.addCallee(c, fn)
-			}
-			if len(known) == 0 {
-				if k, ok := common.Value.(*ssa.Call); ok && k.Call.StaticCallee() != nil && !p.ours(pkgOf(k.Call.StaticCallee())) {
-					given() // an iterator of another package, say
-				} else {
-					p.unresolved[c.pos] = "a function value"
-				}
-			}
-			break
-		}
-		c.static, _ = objectOf(fn).(*types.Func)
-		if p.isSpace(fn) && copyMethods[fn.Name()] && pkgOf(f.Function) != pkgOf(fn) {
-			f.ops = append(f.ops, op{at: at, pos: c.pos, kind: opCopy, what: "copies to or from process memory by " + short(c.static)})
-			return
-		}
-		if lockCall(fn) != noLockCall {
-			break // see locks.go
-		}
-		if g := p.funcs[fn]; g != nil {
-			p.addCallee(c, fn)
-		} else if c.static != nil && !p.ours(c.static.Pkg()) {
-			foreign(c.static)
-		}
+	case copyCalls[full]:
+		f.op(c.at, opCopy, "calls "+short(obj))
+	case streams(obj): // see stream.go
+		c.stream = obj
+	case kind == sleeps:
+		f.op(c.at, opSleep, "calls "+short(obj)+why)
+	case kind == spawns:
+		c.spawns = true
 	}
-	p.pass(f, c, common)
-	f.calls = append(f.calls, c)
 }
 
 // isSpace reports whether a function is a method of memory that may be another process's.
@@ -174,12 +205,6 @@ func (p *Program) isSpace(fn *ssa.Function) bool {
 	}
 	it, ok := o.Type().Underlying().(*types.Interface)
 	return ok && types.Implements(fn.Signature.Recv().Type(), it) && !isNamed(fn.Signature.Recv().Type(), ownMemory)
-}
-
-// inMemory reports whether a writer is a buffer.
-func inMemory(w ssa.Value) bool {
-	m, ok := w.(*ssa.MakeInterface)
-	return ok && (isNamed(m.X.Type(), "strings.Builder") || isNamed(m.X.Type(), "bytes.Buffer") || isNamed(m.X.Type(), "text/tabwriter.Writer"))
 }
 
 // isHandler reports whether a field takes functions that may not sleep.

@@ -1,0 +1,318 @@
+package vet
+
+import (
+	"go/types"
+	"slices"
+	"strings"
+
+	"golang.org/x/tools/go/ssa"
+)
+
+// Functions of other packages that read or write a stream sleep as the stream does: a log.Logger on a bytes.Buffer does not, one on
+// a file does, and one on a type of the program does what that type's Write does.
+
+// streamPackages are the packages whose functions pass streams on: their constructors, and what reads or writes by them.
+var streamPackages = []string{
+	"bufio", "compress/flate", "compress/gzip", "compress/zlib", "encoding/binary", "encoding/csv", "encoding/gob", "encoding/hex",
+	"encoding/json", "encoding/xml", "fmt", "hash", "io", "log", "log/slog", "text/tabwriter", "text/template",
+}
+
+// streamMethods are the methods by which a stream is used.
+var streamMethods = []string{"Write", "Read", "Handle"}
+
+// quietStreams are the streams among the variables of other packages that do not sleep.
+var quietStreams = []string{"crypto/rand.Reader", "io.Discard", "log/slog.DiscardHandler"}
+
+// streams reports whether a function of another package sleeps as a stream does that it is given, or that its receiver has.
+func streams(f *types.Func) bool {
+	if f.Pkg() == nil || !slices.Contains(streamPackages, f.Pkg().Path()) || makesStream(f) {
+		return false
+	}
+	if kind, ok := outside[f.FullName()]; ok && kind != sleeps {
+		return false
+	}
+	sig := f.Signature()
+	if r := sig.Recv(); r != nil && holdsStream(r.Type()) {
+		return !slices.Contains(idle, f.Name())
+	}
+	for v := range sig.Params().Variables() {
+		if isStream(v.Type()) {
+			return true
+		}
+	}
+	return false
+}
+
+// idle are methods of types which hold a stream that do not use it.
+var idle = []string{
+	"Available", "AvailableBuffer", "Buffer", "Buffered", "Bytes", "Enabled", "Err", "Error", "Flags", "Handler", "Indent", "InputOffset",
+	"Prefix", "Reset", "SetEscapeHTML", "SetFlags", "SetIndent", "SetOutput", "SetPrefix", "Size", "Split", "String", "Text", "UseNumber",
+	"With", "WithAttrs", "WithGroup", "Writer",
+}
+
+// makesStream reports whether a function returns what holds a stream, and does not use it.
+func makesStream(f *types.Func) bool {
+	return f.Signature().Recv() == nil && f.Signature().Results().Len() == 1 && (holdsStream(f.Signature().Results().At(0).Type()) ||
+		isStream(f.Signature().Results().At(0).Type()))
+}
+
+// isStream reports whether a type is an interface by which a stream is used.
+func isStream(t types.Type) bool {
+	return slices.ContainsFunc(streamMethods, func(m string) bool { return hasMethod(t, m) })
+}
+
+// holdsStream reports whether a type is one of the standard library's that passes on what it reads or writes.
+func holdsStream(t types.Type) bool {
+	return len(heldUses(t)) > 0
+}
+
+// heldUses returns the methods by which a type of the standard library uses the stream that it has.
+func heldUses(t types.Type) []string {
+	n, ok := types.Unalias(deref(t)).(*types.Named)
+	if !ok || n.Obj().Pkg() == nil || !slices.Contains(streamPackages, n.Obj().Pkg().Path()) {
+		return nil
+	}
+	for suffix, uses := range map[string][]string{
+		"Logger": {"Write", "Handle"}, "Handler": {"Write", "Handle"}, "Encoder": {"Write"}, "Writer": {"Write"},
+		"Decoder": {"Read"}, "Reader": {"Read"}, "Scanner": {"Read"},
+	} {
+		if strings.HasSuffix(n.Obj().Name(), suffix) {
+			return uses
+		}
+	}
+	return nil
+}
+
+// streamUses returns the methods by which a stream of a type is used.
+func streamUses(t types.Type) (uses []string) {
+	if !types.IsInterface(t) {
+		return heldUses(t)
+	}
+	for _, m := range streamMethods {
+		if hasMethod(t, m) {
+			uses = append(uses, m)
+		}
+	}
+	return uses
+}
+
+// checkStreams finds what the streams are that the program has other packages read and write.
+func (p *Program) checkStreams() {
+	for _, f := range p.order {
+		for _, c := range f.calls {
+			if c.stream == nil {
+				continue
+			}
+			q := &streamQuery{p: p, seen: map[ssa.Value]bool{}}
+			for _, v := range p.streamsOf(c) {
+				q.ask(v, nil)
+			}
+			if q.sleeps {
+				f.op(c.at, opSleep, "calls "+short(c.stream))
+			}
+			for _, g := range q.callees {
+				if !slices.Contains(c.callees, g) {
+					c.callees = append(c.callees, g)
+				}
+			}
+		}
+	}
+}
+
+// streamsOf returns the streams that a call passes to another package, the receiver included.
+func (p *Program) streamsOf(c *call) (list []ssa.Value) {
+	common := c.at.(ssa.CallInstruction).Common()
+	if common.IsInvoke() {
+		list = append(list, common.Value)
+	} else if common.StaticCallee() == nil { // a method as a value
+		for _, o := range p.traces.origins(common.Value, nil, nil) {
+			if m, ok := o.v.(*ssa.MakeClosure); ok && objectOf(m.Fn.(*ssa.Function)) == types.Object(c.stream) {
+				list = append(list, m.Bindings...)
+			}
+		}
+	}
+	return append(list, streamArgs(common.Args)...)
+}
+
+// streamArgs returns the arguments that are streams, or have them.
+func streamArgs(args []ssa.Value) (list []ssa.Value) {
+	for _, a := range args {
+		if t := streamType(a); isStream(t) || holdsStream(t) {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+// streamType is the type of a stream, or of the streams in a slice, as io.MultiWriter takes it.
+func streamType(v ssa.Value) types.Type {
+	if s, ok := v.Type().Underlying().(*types.Slice); ok {
+		return s.Elem()
+	}
+	return v.Type()
+}
+
+// streamQuery finds whether streams sleep, and which functions of the program they call.
+type streamQuery struct {
+	p       *Program
+	seen    map[ssa.Value]bool
+	uses    []string // methods by which the present stream is used
+	sleeps  bool
+	callees []*function
+}
+
+func (q *streamQuery) ask(v ssa.Value, at *frame) {
+	if q.seen[v] {
+		return
+	}
+	q.seen[v] = true
+	defer func(u []string) { q.uses = u }(q.uses)
+	q.uses = streamUses(streamType(v))
+	origins := q.p.traces.origins(v, at, nil)
+	if _, ok := v.Type().Underlying().(*types.Slice); ok {
+		origins = q.elements(v, at)
+	}
+	if len(origins) == 0 {
+		q.sleeps = true
+	}
+	for _, o := range origins {
+		q.origin(o)
+	}
+}
+
+// elements returns the elements of a slice, of the literal alone if it is one.
+func (q *streamQuery) elements(v ssa.Value, at *frame) (list []origin) {
+	s, ok := v.(*ssa.Slice)
+	if !ok {
+		return []origin{{}}
+	}
+	a, ok := s.X.(*ssa.Alloc)
+	if !ok {
+		return []origin{{}}
+	}
+	for _, r := range *a.Referrers() {
+		i, ok := r.(*ssa.IndexAddr)
+		if !ok {
+			continue
+		}
+		for _, r := range *i.Referrers() {
+			if st, ok := r.(*ssa.Store); ok {
+				list = append(list, q.p.traces.origins(st.Val, at, nil)...)
+			}
+		}
+	}
+	return list
+}
+
+func (q *streamQuery) origin(o origin) {
+	switch v := o.v.(type) {
+	case nil:
+		q.sleeps = true
+	case *ssa.Const: // nil, or a value without fields
+		if !v.IsNil() {
+			q.method(v.Type())
+		}
+	case *ssa.Global:
+		if !q.quietVariable(v) {
+			q.value(v)
+		}
+	case *ssa.Call:
+		q.made(v, o.at)
+	case *ssa.Extract:
+		if c, ok := v.Tuple.(*ssa.Call); ok {
+			q.made(c, o.at)
+			return
+		}
+		q.value(v)
+	default:
+		q.value(o.v)
+	}
+}
+
+// quietVariable reports whether a variable of another package is a stream that does not sleep.
+func (q *streamQuery) quietVariable(v *ssa.Global) bool {
+	return v.Object() != nil && slices.Contains(quietStreams, v.Object().Pkg().Path()+"."+v.Name())
+}
+
+// made looks at a stream that another package has made of the arguments of a call.
+func (q *streamQuery) made(c *ssa.Call, at *frame) {
+	o, _ := calleeObject(c).(*types.Func)
+	args := streamArgs(c.Call.Args)
+	if c.Call.IsInvoke() {
+		args = append(args, c.Call.Value)
+	}
+	switch {
+	case o == nil || o.Pkg() == nil:
+		q.sleeps = true
+	case len(args) == 0 || !slices.Contains(streamPackages, o.Pkg().Path()):
+		kind, known := outsideKind(o)
+		q.sleeps = q.sleeps || kind == sleeps || !known || o.Pkg().Path() == "log/slog" // log.Default, slog.Default
+	default:
+		for _, a := range args {
+			q.ask(a, at)
+		}
+		q.redirected(c)
+	}
+}
+
+// redirected looks at the streams that a logger is given later.
+func (q *streamQuery) redirected(made *ssa.Call) {
+	for _, k := range q.p.traces.redirects() {
+		for _, o := range q.p.traces.origins(k.Call.Args[0], nil, nil) {
+			if o.v == ssa.Value(made) || o.v == nil {
+				q.ask(k.Call.Args[1], nil)
+			}
+		}
+	}
+}
+
+// redirects are the calls of the program that set the output of a logger.
+func (t *tracer) redirects() (list []*ssa.Call) {
+	if t.outputs == nil {
+		t.outputs = []*ssa.Call{}
+		for at := range t.calls {
+			if c, ok := at.(*ssa.Call); ok && fullName(c.Call.StaticCallee()) == "(*log.Logger).SetOutput" {
+				t.outputs = append(t.outputs, c)
+			}
+		}
+	}
+	return t.outputs
+}
+
+// value looks at a stream by its type.
+func (q *streamQuery) value(v ssa.Value) {
+	if types.IsInterface(v.Type()) {
+		q.sleeps = true
+		return
+	}
+	q.method(v.Type())
+}
+
+func (q *streamQuery) method(t types.Type) {
+	n, ok := types.Unalias(deref(t)).(*types.Named)
+	if !ok || n.Obj().Pkg() == nil {
+		q.sleeps = true
+		return
+	}
+	found := false
+	set := q.p.prog.MethodSets.MethodSet(types.NewPointer(n))
+	for _, name := range q.uses {
+		if sel := set.Lookup(n.Obj().Pkg(), name); sel != nil {
+			q.use(sel)
+			found = true
+		}
+	}
+	q.sleeps = q.sleeps || !found
+}
+
+// use looks at a method of a stream.
+func (q *streamQuery) use(sel *types.Selection) {
+	m := sel.Obj().(*types.Func)
+	if f := q.p.funcs[q.p.prog.MethodValue(sel)]; f != nil {
+		q.callees = append(q.callees, f)
+	} else if f := q.p.funcs[q.p.prog.FuncValue(m)]; f != nil {
+		q.callees = append(q.callees, f)
+	} else if kind, _ := outsideKind(m); kind == sleeps {
+		q.sleeps = true
+	}
+}

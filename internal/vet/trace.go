@@ -1,0 +1,397 @@
+package vet
+
+import (
+	"go/token"
+	"go/types"
+	"slices"
+
+	"golang.org/x/tools/go/ssa"
+)
+
+// origin is a value that a traced value may be: a constant, an allocation, a function, the address of a variable or field, or the
+// result of a call that the tracer does not look into. A nil value stands for an unknown origin.
+type origin struct {
+	v  ssa.Value
+	at *frame // of the function that has the value
+}
+
+// frame is a call by which the tracer has entered a function. Parameters lead back to its arguments.
+type frame struct {
+	call *call
+	in   *ssa.Function
+	up   *frame
+}
+
+const (
+	maxFrames   = 4    // calls that the tracer tells apart, one within another
+	maxPointers = 3    // pointers to pointers that it follows
+	maxOrigins  = 4000 // values that one trace visits
+)
+
+// tracer follows values backwards: through variables, fields, parameters, results, channels and containers. A field stands for
+// that of all values of its type, an element for those of all containers of its type.
+type tracer struct {
+	p        *Program
+	fields   map[*types.Var][]ssa.Value
+	variable map[ssa.Value][]ssa.Value // by *ssa.Global or *ssa.Alloc
+	elements map[string][]ssa.Value    // of slices, maps and channels, by the type of the container
+	closures map[*ssa.Function][]*ssa.MakeClosure
+	calls    map[ssa.Instruction]*call
+	callers  map[*ssa.Function][]caller
+	frames   map[frame]*frame
+	outputs  []*ssa.Call // see redirects
+	depth    int         // of traces of pointers within traces
+}
+
+// newTracer indexes the stores and calls of a linked program.
+func newTracer(p *Program) *tracer {
+	t := &tracer{
+		p: p, fields: map[*types.Var][]ssa.Value{}, variable: map[ssa.Value][]ssa.Value{}, elements: map[string][]ssa.Value{},
+		closures: map[*ssa.Function][]*ssa.MakeClosure{}, calls: map[ssa.Instruction]*call{},
+		callers: map[*ssa.Function][]caller{}, frames: map[frame]*frame{},
+	}
+	for _, f := range p.order {
+		for _, c := range f.calls {
+			t.calls[c.at] = c
+			for _, g := range c.here() {
+				t.callers[g.Function] = append(t.callers[g.Function], caller{f, c})
+			}
+		}
+		for _, b := range f.Blocks {
+			for _, at := range b.Instrs {
+				t.index(at)
+			}
+		}
+	}
+	return t
+}
+
+func (t *tracer) index(at ssa.Instruction) {
+	switch at := at.(type) {
+	case *ssa.Store:
+		switch addr := at.Addr.(type) {
+		case *ssa.FieldAddr:
+			v := fieldVar(addr.X.Type(), addr.Field)
+			t.fields[v] = append(t.fields[v], at.Val)
+		case *ssa.IndexAddr:
+			t.element(addr.X.Type(), at.Val)
+		case *ssa.Global, *ssa.Alloc:
+			t.variable[addr] = append(t.variable[addr], at.Val)
+		case *ssa.FreeVar:
+			if a := captured(addr); a != nil {
+				t.variable[a] = append(t.variable[a], at.Val)
+			}
+		}
+	case *ssa.Send:
+		t.element(at.Chan.Type(), at.X)
+	case *ssa.Select:
+		for _, s := range at.States {
+			if s.Dir == types.SendOnly {
+				t.element(s.Chan.Type(), s.Send)
+			}
+		}
+	case *ssa.MapUpdate:
+		t.element(at.Map.Type(), at.Value)
+	case *ssa.MakeClosure:
+		fn := at.Fn.(*ssa.Function)
+		t.closures[fn] = append(t.closures[fn], at)
+	}
+}
+
+func (t *tracer) element(container types.Type, v ssa.Value) {
+	key := elementKey(container)
+	t.elements[key] = append(t.elements[key], v)
+}
+
+// elementKey is the same for an array, a pointer to it and a slice, and for the directions of a channel.
+func elementKey(container types.Type) string {
+	switch u := deref(container).Underlying().(type) {
+	case *types.Slice:
+		return "[]" + u.Elem().String()
+	case *types.Array:
+		return "[]" + u.Elem().String()
+	case *types.Chan:
+		return "chan " + u.Elem().String()
+	default:
+		return u.String()
+	}
+}
+
+// captured returns the variable that a closure refers to, in the function that declares it.
+func captured(v *ssa.FreeVar) ssa.Value {
+	for {
+		b := boundTo(v)
+		outer, ok := b.(*ssa.FreeVar)
+		if !ok {
+			return b
+		}
+		v = outer
+	}
+}
+
+// trace is one search of a tracer.
+type trace struct {
+	*tracer
+	stop func(ssa.Value) bool
+	seen map[origin]bool
+	list []origin
+}
+
+// origins returns where a value comes from. It does not look behind values for which stop, which may be nil, returns true.
+func (t *tracer) origins(v ssa.Value, at *frame, stop func(ssa.Value) bool) []origin {
+	s := &trace{tracer: t, stop: stop, seen: map[origin]bool{}}
+	s.visit(v, at)
+	return s.list
+}
+
+// stored returns where the values of the variable at an address come from.
+func (t *tracer) stored(addr ssa.Value, at *frame, stop func(ssa.Value) bool) []origin {
+	s := &trace{tracer: t, stop: stop, seen: map[origin]bool{}}
+	s.load(addr, at)
+	return s.list
+}
+
+func (s *trace) leaf(v ssa.Value, at *frame) {
+	if o := (origin{v, at}); !slices.Contains(s.list, o) {
+		s.list = append(s.list, o)
+	}
+}
+
+func (s *trace) all(list []ssa.Value, at *frame) {
+	for _, v := range list {
+		s.visit(v, at)
+	}
+}
+
+func (s *trace) visit(v ssa.Value, at *frame) {
+	if v == nil || len(s.seen) > maxOrigins {
+		s.leaf(nil, nil)
+		return
+	}
+	if s.seen[origin{v, at}] {
+		return
+	}
+	s.seen[origin{v, at}] = true
+	if s.stop != nil && s.stop(v) {
+		s.leaf(v, at)
+		return
+	}
+	switch v := v.(type) {
+	case *ssa.Parameter:
+		s.parameter(v, at)
+	case *ssa.FreeVar:
+		s.freeVar(v, s.visit)
+	case *ssa.Phi:
+		s.all(v.Edges, at)
+	case *ssa.ChangeType:
+		s.visit(v.X, at)
+	case *ssa.ChangeInterface:
+		s.visit(v.X, at)
+	case *ssa.Convert:
+		s.visit(v.X, at)
+	case *ssa.MakeInterface:
+		s.visit(v.X, at)
+	case *ssa.TypeAssert:
+		s.visit(v.X, at)
+	case *ssa.Slice:
+		s.visit(v.X, at)
+	case *ssa.Field:
+		s.field(fieldVar(v.X.Type(), v.Field))
+	case *ssa.UnOp:
+		s.unary(v, at)
+	case *ssa.Lookup:
+		s.container(v.X.Type())
+	case *ssa.Index:
+		s.container(v.X.Type())
+	case *ssa.Extract:
+		s.extract(v, at)
+	case *ssa.Call:
+		s.result(v, 0, v, at)
+	default:
+		s.leaf(v, at)
+	}
+}
+
+func (s *trace) unary(v *ssa.UnOp, at *frame) {
+	switch v.Op {
+	case token.MUL:
+		s.load(v.X, at)
+	case token.ARROW:
+		s.container(v.X.Type())
+	default:
+		s.leaf(v, at)
+	}
+}
+
+func (s *trace) extract(v *ssa.Extract, at *frame) {
+	switch x := v.Tuple.(type) {
+	case *ssa.Call:
+		s.result(x, v.Index, v, at)
+	case *ssa.TypeAssert:
+		s.visit(x.X, at)
+	case *ssa.Lookup:
+		s.container(x.X.Type())
+	case *ssa.UnOp:
+		s.container(x.X.Type())
+	case *ssa.Next:
+		if r, ok := x.Iter.(*ssa.Range); ok && v.Index == 2 {
+			s.container(r.X.Type())
+			return
+		}
+		s.leaf(v, at)
+	default:
+		s.leaf(v, at)
+	}
+}
+
+// container visits what is stored in containers of a type.
+func (s *trace) container(t types.Type) {
+	list := s.elements[elementKey(t)]
+	if len(list) == 0 {
+		s.leaf(nil, nil)
+	}
+	s.all(list, nil)
+}
+
+// field visits what is stored in a field.
+func (s *trace) field(v *types.Var) {
+	if len(s.fields[v]) == 0 && !s.p.ours(v.Pkg()) {
+		s.leaf(nil, nil)
+	}
+	s.all(s.fields[v], nil)
+}
+
+// parameter visits the arguments of the call that the trace came by, else those of all callers.
+func (s *trace) parameter(v *ssa.Parameter, at *frame) {
+	fn := v.Parent()
+	i := slices.Index(fn.Params, v)
+	if at != nil && at.in == fn {
+		s.visit(argument(at.call, fn, i), at.up)
+		return
+	}
+	if len(s.callers[fn]) == 0 {
+		s.leaf(nil, nil)
+	}
+	for _, k := range s.callers[fn] {
+		s.visit(argument(k.c, fn, i), nil)
+	}
+}
+
+// argument returns the value that a call passes for a parameter of a callee; nil: another function makes that call.
+func argument(c *call, fn *ssa.Function, i int) ssa.Value {
+	at, ok := c.at.(ssa.CallInstruction)
+	if !ok {
+		return nil
+	}
+	common := at.Common()
+	args := common.Args
+	switch {
+	case common.IsInvoke():
+		args = append([]ssa.Value{common.Value}, args...)
+	case common.StaticCallee() != nil && common.StaticCallee() != fn:
+		return nil
+	}
+	if len(args) != len(fn.Params) {
+		return nil
+	}
+	return args[i]
+}
+
+// freeVar applies visit to what closures bind a variable to.
+func (s *trace) freeVar(v *ssa.FreeVar, visit func(ssa.Value, *frame)) {
+	fn := v.Parent()
+	i := slices.Index(fn.FreeVars, v)
+	for _, m := range s.closures[fn] {
+		visit(m.Bindings[i], nil)
+	}
+	if len(s.closures[fn]) == 0 {
+		s.leaf(nil, nil)
+	}
+}
+
+// result visits a result of a call; of a function without source it is an origin itself.
+func (s *trace) result(c *ssa.Call, i int, v ssa.Value, at *frame) {
+	if b, ok := c.Call.Value.(*ssa.Builtin); ok {
+		if b.Name() == "append" {
+			s.all(c.Call.Args, at)
+			return
+		}
+		s.leaf(v, at)
+		return
+	}
+	k := s.calls[c]
+	if k == nil || len(k.here()) == 0 {
+		s.leaf(v, at)
+		return
+	}
+	for _, g := range k.here() {
+		fn := g.Function
+		if len(fn.Params) > 0 && argument(k, fn, 0) == nil || fn.Signature.Results().Len() <= i {
+			s.leaf(v, at)
+			continue
+		}
+		for _, b := range fn.Blocks {
+			if r, ok := b.Instrs[len(b.Instrs)-1].(*ssa.Return); ok && i < len(r.Results) {
+				s.visit(r.Results[i], s.enter(k, fn, at))
+			}
+		}
+	}
+}
+
+// enter returns the frame of a call; nil beyond the depth that is told apart.
+func (t *tracer) enter(c *call, fn *ssa.Function, up *frame) *frame {
+	n := 0
+	for x := up; x != nil; x = x.up {
+		n++
+	}
+	if n >= maxFrames {
+		return nil
+	}
+	key := frame{c, fn, up}
+	if t.frames[key] == nil {
+		t.frames[key] = &key
+	}
+	return t.frames[key]
+}
+
+// load visits what may be stored at an address.
+func (s *trace) load(addr ssa.Value, at *frame) {
+	switch addr := addr.(type) {
+	case *ssa.Alloc:
+		if len(s.variable[addr]) == 0 {
+			s.leaf(addr, at)
+		}
+		s.all(s.variable[addr], at)
+	case *ssa.Global:
+		if len(s.variable[addr]) == 0 {
+			s.leaf(addr, at)
+		}
+		s.all(s.variable[addr], nil)
+	case *ssa.FieldAddr:
+		s.field(fieldVar(addr.X.Type(), addr.Field))
+	case *ssa.IndexAddr:
+		s.container(addr.X.Type())
+	case *ssa.FreeVar:
+		s.freeVar(addr, s.load)
+	default:
+		s.pointer(addr, at)
+	}
+}
+
+// pointer visits what may be stored where a pointer leads to.
+func (s *trace) pointer(addr ssa.Value, at *frame) {
+	if s.depth >= maxPointers {
+		s.leaf(nil, nil)
+		return
+	}
+	s.depth++
+	defer func() { s.depth-- }()
+	for _, o := range s.origins(addr, at, nil) {
+		switch o.v.(type) {
+		case *ssa.Alloc, *ssa.Global, *ssa.FieldAddr, *ssa.IndexAddr:
+			s.load(o.v, o.at)
+		default:
+			s.leaf(nil, nil)
+		}
+	}
+}
