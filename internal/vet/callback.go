@@ -3,8 +3,6 @@ package vet
 import (
 	"fmt"
 	"go/token"
-	"go/types"
-	"slices"
 	"strings"
 )
 
@@ -20,20 +18,7 @@ func (p *Program) checkCallbacks() (reports []Report) {
 	for _, r := range p.stored(handlerFields, true) {
 		callbacks[r.f] = r
 	}
-	fields := map[*types.Var]bool{}
-	if k := p.prog.ImportedPackage(ibPath); k != nil {
-		for t, names := range handlerFields {
-			if o := k.Pkg.Scope().Lookup(t); o != nil {
-				if s, ok := o.Type().Underlying().(*types.Struct); ok {
-					for i := range s.NumFields() {
-						if slices.Contains(names, s.Field(i).Name()) {
-							fields[s.Field(i)] = true
-						}
-					}
-				}
-			}
-		}
-	}
+	fields := p.fieldsOf(ibPath, handlerFields)
 	// calls returns what of a call is a callback.
 	calls := func(c *call) string {
 		if c.spawns || p.escapes.at(p.Fset, c.pos, Callback) != nil {
@@ -44,7 +29,7 @@ func (p *Program) checkCallbacks() (reports []Report) {
 				return name(r.f)
 			}
 		}
-		if c.field != nil && fields[c.field] {
+		if c.field != nil && fields[c.field] != "" {
 			return "a consumer's callback"
 		}
 		return ""
@@ -109,6 +94,9 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 	taken := map[*lock]*visit{}
 	where := map[*lock]token.Pos{}
 	roots := append(p.stored(handlerFields, true), p.stored(clientFields, false)...)
+	for _, k := range p.completions {
+		roots = append(roots, root{k.f, name(k.f) + ", which a completion calls,"})
+	}
 	p.reach(Hotplug, roots, nil, func(v *visit) {
 		for _, s := range v.f.locks.direct {
 			if l := p.lockOf(s.at.Common().Args[0]); l != nil && taken[l] == nil {

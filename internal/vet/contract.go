@@ -44,6 +44,9 @@ var handlerFields = map[string][]string{
 	"eventHandler": {"f"},
 }
 
+// completionFields are those of package ib/completion.
+var completionFields = map[string][]string{"Init": {"Failed"}}
+
 // handlerArgs are functions and methods of packages that take such a function as an argument, by its index (the receiver not counted).
 var handlerArgs = map[string]int{
 	"(*" + ibPath + ".Device).OnEvent":              0,

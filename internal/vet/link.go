@@ -51,6 +51,7 @@ func (p *Program) link(every map[*ssa.Function]bool) {
 	p.traces = newTracer(p)
 	p.checkForeign()
 	p.checkStreams()
+	p.findCompletions()
 	p.flowLocks()
 	p.markPrograms()
 }

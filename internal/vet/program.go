@@ -19,17 +19,19 @@ type Program struct {
 	Fset *token.FileSet
 	Name string // of its command, or of its first package
 
-	prog    *ssa.Program
-	unit    *analysis.Pass // one package alone is looked at; nil: a whole program
-	sleep   *effect        // after Check
-	copies  *effect
-	traces  *tracer
-	own     map[string]bool // paths of the packages that are looked at
-	main    map[string]bool // files of the module itself
-	escapes escapes
-	all     []*Escape
-	funcs   map[*ssa.Function]*function
-	order   []*function // by place
+	prog        *ssa.Program
+	unit        *analysis.Pass // one package alone is looked at; nil: a whole program
+	sleep       *effect        // after Check
+	copies      *effect
+	traces      *tracer
+	handlers    map[*types.Var]string // see isHandler
+	completions []completion
+	own         map[string]bool // paths of the packages that are looked at
+	main        map[string]bool // files of the module itself
+	escapes     escapes
+	all         []*Escape
+	funcs       map[*ssa.Function]*function
+	order       []*function // by place
 
 	nosleepFields map[*types.Var]bool
 	nosleepLines  map[line]bool
@@ -66,6 +68,7 @@ type call struct {
 	field   *types.Var
 	iface   *types.Func // of an interface
 	agreed  bool        // what the contract says about it counts: who is called has to keep it
+	done    bool        // the function of a work request: see completion.go
 	atomic  bool        // agreed, and the contract says that it may not sleep
 	param   int         // calls this parameter of the function, counted from 1; 0: something else
 	passes  []passed    // functions that it passes

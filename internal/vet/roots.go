@@ -85,22 +85,33 @@ func (p *Program) methods(of map[string][]string) (roots []root) {
 	return roots
 }
 
-// stored returns the functions that are stored in fields of package ib, or given to its functions.
-func (p *Program) stored(fields map[string][]string, args bool) (roots []root) {
-	want := map[*types.Var]string{}
-	if k := p.prog.ImportedPackage(ibPath); k != nil {
-		for t, names := range fields {
-			o := k.Pkg.Scope().Lookup(t)
-			if o == nil {
-				continue
-			}
-			s, ok := o.Type().Underlying().(*types.Struct)
-			for i := 0; ok && i < s.NumFields(); i++ {
-				if slices.Contains(names, s.Field(i).Name()) {
-					want[s.Field(i)] = "ib." + t + "." + s.Field(i).Name()
-				}
+// fieldsOf returns fields of structs of a package, with their names.
+func (p *Program) fieldsOf(path string, fields map[string][]string) map[*types.Var]string {
+	of := map[*types.Var]string{}
+	k := p.prog.ImportedPackage(path)
+	if k == nil {
+		return of
+	}
+	for t, names := range fields {
+		o := k.Pkg.Scope().Lookup(t)
+		if o == nil {
+			continue
+		}
+		s, ok := o.Type().Underlying().(*types.Struct)
+		for i := 0; ok && i < s.NumFields(); i++ {
+			if slices.Contains(names, s.Field(i).Name()) {
+				of[s.Field(i)] = typeName(o) + "." + s.Field(i).Name()
 			}
 		}
+	}
+	return of
+}
+
+// stored returns the functions that are stored in fields of package ib, or given to its functions.
+func (p *Program) stored(fields map[string][]string, args bool) (roots []root) {
+	want := p.fieldsOf(ibPath, fields)
+	if args {
+		maps.Copy(want, p.fieldsOf(completionPath, completionFields))
 	}
 	if args {
 		for v := range p.nosleepFields {
@@ -159,6 +170,7 @@ func (p *Program) stored(fields map[string][]string, args bool) (roots []root) {
 func (p *Program) noSleepRoots() []root {
 	roots := p.methods(noSleepMethods)
 	roots = append(roots, p.stored(handlerFields, true)...)
+	roots = append(roots, p.completionRoots()...)
 	for _, f := range p.order {
 		if f.nosleep {
 			roots = append(roots, root{f, fmt.Sprintf("%s, which is marked %snosleep,", name(f), prefix)})
@@ -196,7 +208,7 @@ func (p *Program) reach(check string, roots []root, stop func(*call) bool, f fun
 		queue = queue[1:]
 		f(v)
 		for _, c := range v.f.calls {
-			if c.spawns || check == NoSleep && c.agreed || len(c.callees) == 0 || p.escapes.at(p.Fset, c.pos, check) != nil {
+			if c.spawns || check == NoSleep && c.agreed || check == Hotplug && c.done || len(c.callees) == 0 || p.escapes.at(p.Fset, c.pos, check) != nil {
 				continue
 			}
 			into := (check == NoSleep || check == Callback) && intoIB(v.f, c)

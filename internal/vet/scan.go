@@ -3,6 +3,7 @@ package vet
 import (
 	"go/token"
 	"go/types"
+	"maps"
 	"slices"
 	"strings"
 
@@ -97,7 +98,8 @@ func (p *Program) scanInvoke(f *function, c *call, common *ssa.CallCommon, known
 // scanValue looks at a call of a function value.
 func (p *Program) scanValue(f *function, c *call, common *ssa.CallCommon, known []*ssa.Function) {
 	c.field = fieldOf(common.Value)
-	c.agreed = p.isHandler(c.field)
+	c.done = isDone(c.field)
+	c.agreed = c.done || p.isHandler(c.field)
 	c.param = parameterOf(f.Function, common.Value)
 	if len(known) == 0 && c.field == nil {
 		known = p.candidates(f, common)
@@ -176,6 +178,9 @@ func (p *Program) callLibrary(f *function, c *call, obj *types.Func) {
 			f.op(c.at, opCopy, "calls "+short(obj)+", which copies: "+w)
 		}
 	}
+	if _, ok := posts[full]; ok {
+		return // see completion.go
+	}
 	p.given(c)
 	if c.spawns {
 		return
@@ -215,19 +220,9 @@ func (p *Program) isHandler(v *types.Var) bool {
 	if p.nosleepFields[v] {
 		return true
 	}
-	if v.Pkg() == nil || v.Pkg().Path() != ibPath {
-		return false
+	if p.handlers == nil {
+		p.handlers = p.fieldsOf(ibPath, handlerFields)
+		maps.Copy(p.handlers, p.fieldsOf(completionPath, completionFields))
 	}
-	for t, names := range handlerFields {
-		if o := v.Pkg().Scope().Lookup(t); o != nil && slices.Contains(names, v.Name()) {
-			if s, ok := o.Type().Underlying().(*types.Struct); ok {
-				for i := range s.NumFields() {
-					if s.Field(i) == v {
-						return true
-					}
-				}
-			}
-		}
-	}
-	return false
+	return p.handlers[v] != ""
 }

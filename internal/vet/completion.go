@@ -1,0 +1,405 @@
+package vet
+
+import (
+	"fmt"
+	"go/constant"
+	"go/token"
+	"go/types"
+	"slices"
+
+	"golang.org/x/tools/go/ssa"
+)
+
+// Functions that completions call (package ib/completion) may sleep or not by the context of their queue, which is a constant of the
+// completion.Init that the queue was made with. The tracer finds the queue of each post, and the constant of each queue.
+
+const completionPath = module + "/ib/completion"
+
+// contexts is a set of the contexts in which a function may be called.
+type contexts uint8
+
+const (
+	direct   contexts = 1 << iota // by CQ.Process, which sleeps as the function does
+	callback                      // in the completion handler
+	worker                        // on a goroutine, where it may sleep
+	elsewhere                     // it is not known where
+	unset                         // that of the zero Init, unless it is assigned later
+)
+
+// post says where the arguments of a function are that posts a work request, the receiver counted.
+type post struct{ queue, done int }
+
+var posts = map[string]post{
+	"(*" + completionPath + ".QP).PostSend": {0, 2},
+	"(*" + completionPath + ".QP).PostRecv": {0, 2},
+	"(*" + completionPath + ".CQ).PostSRQ":  {0, 3},
+}
+
+const (
+	newCQ    = completionPath + ".New"
+	newQP    = completionPath + ".NewQP"
+	createQP = "(*" + completionPath + ".CQ).CreateQP"
+	process  = "(*" + completionPath + ".CQ).Process"
+	postRecv = "(*" + completionPath + ".QP).PostRecv"
+)
+
+// completion is a function that a work request is posted with, and the contexts of its queue.
+type completion struct {
+	f  *function
+	in contexts
+}
+
+// isDone reports whether a field has the function of a work request.
+func isDone(v *types.Var) bool {
+	return v != nil && v.Pkg() != nil && v.Pkg().Path() == completionPath && v.Name() == "done" && isNamed(v.Type(), completionPath+".Done")
+}
+
+// findCompletions finds the functions of work requests, and adds those of Direct queues to the callees of CQ.Process.
+func (p *Program) findCompletions() {
+	q := &queueQuery{p: p, in: map[*function]contexts{}}
+	for _, f := range p.order {
+		if k := pkgOf(f.Function); k != nil && k.Path() == completionPath {
+			continue
+		}
+		for _, c := range f.calls {
+			if name := c.calls(func(name string) bool { _, ok := posts[name]; return ok }); name != "" {
+				q.post(c, name)
+			}
+		}
+	}
+	for _, f := range p.order {
+		if in, ok := q.in[f]; ok {
+			p.completions = append(p.completions, completion{f, in})
+		}
+	}
+	p.processDirect()
+}
+
+// calls returns the full name of a function that a call may lead to and that is wanted; "": there is none.
+func (c *call) calls(want func(string) bool) string {
+	if c.static != nil && want(c.static.FullName()) {
+		return c.static.FullName()
+	}
+	for _, g := range c.callees {
+		if name := fullName(g.Function); g.Synthetic == "" && want(name) {
+			return name
+		}
+	}
+	for _, o := range c.library {
+		if want(o.FullName()) {
+			return o.FullName()
+		}
+	}
+	return ""
+}
+
+func (p *Program) processDirect() {
+	var list []*function
+	for _, k := range p.completions {
+		if k.in&direct != 0 {
+			list = append(list, k.f)
+		}
+	}
+	for _, f := range p.order {
+		for _, c := range f.calls {
+			if c.calls(func(name string) bool { return name == process }) == "" {
+				continue
+			}
+			for _, g := range list {
+				if !slices.Contains(c.callees, g) {
+					c.callees = append(c.callees, g)
+				}
+			}
+		}
+	}
+}
+
+// completionRoots are the functions of work requests that may not sleep.
+func (p *Program) completionRoots() (roots []root) {
+	for _, k := range p.completions {
+		if k.in&worker == 0 && k.in&(callback|elsewhere) != 0 {
+			roots = append(roots, root{k.f, fmt.Sprintf("%s, which a completion calls in its handler,", name(k.f))})
+		}
+	}
+	return roots
+}
+
+// queueQuery finds the contexts of queues.
+type queueQuery struct {
+	p      *Program
+	in     map[*function]contexts
+	inits  []initStore // nil: not found yet
+	nested int
+}
+
+// initStore is an assignment to the Context of an Init.
+type initStore struct {
+	at   *ssa.Store
+	base ssa.Value // the pointer to the Init
+}
+
+// post notes the functions that a call posts, with the contexts of its queue.
+func (q *queueQuery) post(c *call, name string) {
+	at := c.at.(ssa.CallInstruction)
+	args := at.Common().Args
+	if at.Common().IsInvoke() {
+		args = append([]ssa.Value{at.Common().Value}, args...)
+	}
+	k := posts[name]
+	if len(args) <= k.done {
+		return
+	}
+	q.pair(pkgOf(at.Parent()), name, args[k.queue], args[k.done], 0)
+}
+
+// pair notes a function with the queue that it is posted to. If one of the two is a parameter it looks at each caller for itself.
+func (q *queueQuery) pair(pkg *types.Package, name string, queue, done ssa.Value, depth int) {
+	fn := parameterIn(queue, done)
+	if fn == nil || depth == maxFrames || len(q.p.traces.callers[fn]) == 0 {
+		in := q.ofPost(pkg, name, queue)
+		for _, o := range q.p.traces.origins(done, nil, nil) {
+			if f := q.p.funcs[functionOf(o.v)]; f != nil {
+				q.in[f] |= in
+			}
+		}
+		return
+	}
+	of := func(k caller, v ssa.Value) ssa.Value {
+		if x, ok := v.(*ssa.Parameter); ok && x.Parent() == fn {
+			return argument(k.c, fn, slices.Index(fn.Params, x))
+		}
+		return v
+	}
+	for _, k := range q.p.traces.callers[fn] {
+		if a, b := of(k, queue), of(k, done); a != nil && b != nil {
+			q.pair(pkg, name, a, b, depth+1)
+		}
+	}
+}
+
+// parameterIn returns the function that one of two values is a parameter of.
+func parameterIn(list ...ssa.Value) *ssa.Function {
+	for _, v := range list {
+		if x, ok := v.(*ssa.Parameter); ok {
+			return x.Parent()
+		}
+	}
+	return nil
+}
+
+// ofPost returns the contexts of the queue of a post. Of a queue whose origin is not known it assumes those of the package.
+func (q *queueQuery) ofPost(pkg *types.Package, name string, queue ssa.Value) contexts {
+	var in contexts
+	if isNamed(queue.Type(), completionPath+".CQ") {
+		in = q.ofCQ(queue, nil)
+	} else {
+		in = q.ofQP(queue, name == postRecv)
+	}
+	if in != 0 && in&elsewhere == 0 {
+		return in
+	}
+	if of := q.ofPackage(pkg); of != 0 {
+		return in&^elsewhere | of
+	}
+	return in | elsewhere
+}
+
+// ofPackage returns the contexts of all queues that a package makes.
+func (q *queueQuery) ofPackage(pkg *types.Package) (in contexts) {
+	for _, f := range q.p.order {
+		if pkgOf(f.Function) != pkg {
+			continue
+		}
+		eachCall(f.Function, func(at ssa.CallInstruction, name string, args []ssa.Value) {
+			if name == newCQ {
+				in |= q.ofArgument(args[1], nil)
+			}
+		})
+	}
+	return in &^ elsewhere
+}
+
+// madeBy returns the call of one of the functions that a value is a result of.
+func madeBy(v ssa.Value, names ...string) *ssa.Call {
+	x, ok := v.(*ssa.Extract)
+	if !ok || x.Index != 0 {
+		return nil
+	}
+	c, ok := x.Tuple.(*ssa.Call)
+	if !ok || !slices.Contains(names, fullName(c.Call.StaticCallee())) {
+		return nil
+	}
+	return c
+}
+
+// ofQP returns the contexts of a queue pair's queue.
+func (q *queueQuery) ofQP(v ssa.Value, recv bool) (in contexts) {
+	made := func(v ssa.Value) bool { return madeBy(v, newQP, createQP) != nil }
+	for _, o := range q.p.traces.origins(v, nil, made) {
+		c := madeBy(o.v, newQP, createQP)
+		switch {
+		case isNil(o.v):
+		case c == nil:
+			in |= elsewhere
+		case fullName(c.Call.StaticCallee()) == createQP:
+			in |= q.ofCQ(c.Call.Args[0], o.at)
+		case recv:
+			in |= q.ofCQ(c.Call.Args[3], o.at)
+		default:
+			in |= q.ofCQ(c.Call.Args[2], o.at)
+		}
+	}
+	return in
+}
+
+func isNil(v ssa.Value) bool {
+	c, ok := v.(*ssa.Const)
+	return ok && c.IsNil()
+}
+
+// ofCQ returns the contexts of a completion queue.
+func (q *queueQuery) ofCQ(v ssa.Value, at *frame) (in contexts) {
+	made := func(v ssa.Value) bool { return madeBy(v, newCQ) != nil }
+	for _, o := range q.p.traces.origins(v, at, made) {
+		switch c := madeBy(o.v, newCQ); {
+		case isNil(o.v):
+		case c == nil:
+			in |= elsewhere
+		default:
+			in |= q.ofArgument(c.Call.Args[1], o.at)
+		}
+	}
+	return in
+}
+
+// ofArgument returns the contexts of a queue that is made with an Init.
+func (q *queueQuery) ofArgument(v ssa.Value, at *frame) contexts {
+	in := q.ofInit(v, at)
+	if in&unset != 0 {
+		return in&^unset | direct
+	}
+	return in
+}
+
+// ofInit returns the contexts that an Init may have.
+func (q *queueQuery) ofInit(v ssa.Value, at *frame) (in contexts) {
+	if q.nested > maxFrames {
+		return elsewhere
+	}
+	q.nested++
+	defer func() { q.nested-- }()
+	for _, o := range q.p.traces.origins(v, at, isInitVariable) {
+		switch v := o.v.(type) {
+		case *ssa.Const:
+			in |= unset
+		case *ssa.UnOp:
+			for _, r := range q.p.traces.origins(v.X, o.at, nil) {
+				in |= q.ofVariable(r)
+			}
+		case *ssa.Field:
+			in |= q.ofField(fieldVar(v.X.Type(), v.Field))
+		default:
+			in |= elsewhere
+		}
+	}
+	return in
+}
+
+// isInitVariable reports whether a value is an Init that is read from a variable or field.
+func isInitVariable(v ssa.Value) bool {
+	switch v := v.(type) {
+	case *ssa.UnOp:
+		return v.Op == token.MUL && isInit(v.Type())
+	case *ssa.Field:
+		return isInit(v.Type())
+	}
+	return false
+}
+
+func isInit(t types.Type) bool {
+	n, ok := types.Unalias(t).(*types.Named)
+	return ok && isNamed(n, completionPath+".Init")
+}
+
+// ofVariable returns the contexts that the Init at an address may have.
+func (q *queueQuery) ofVariable(r origin) contexts {
+	switch v := r.v.(type) {
+	case *ssa.FieldAddr:
+		return q.ofField(fieldVar(v.X.Type(), v.Field))
+	case *ssa.Alloc, *ssa.Global:
+		return q.ofStores(q.p.traces.variable[v], r.at, func(base origin) bool { return base.v == r.v })
+	}
+	return elsewhere
+}
+
+func (q *queueQuery) ofField(field *types.Var) contexts {
+	return q.ofStores(q.p.traces.fields[field], nil, func(base origin) bool {
+		a, ok := base.v.(*ssa.FieldAddr)
+		return ok && fieldVar(a.X.Type(), a.Field) == field
+	})
+}
+
+// ofStores returns the contexts of an Init that values are assigned to as a whole, and to whose Context some are. Without any it is
+// the zero Init.
+func (q *queueQuery) ofStores(whole []ssa.Value, at *frame, is func(base origin) bool) (in contexts) {
+	for _, v := range whole {
+		in |= q.ofInit(v, at)
+	}
+	var later contexts
+	for _, s := range q.initStores() {
+		if slices.ContainsFunc(q.p.traces.origins(s.base, nil, nil), is) {
+			from := at
+			if at != nil && at.in != s.at.Parent() {
+				from = nil
+			}
+			later |= q.ofConstant(s.at.Val, from)
+		}
+	}
+	switch {
+	case later != 0:
+		return in&^unset | later
+	case in == 0:
+		return unset
+	}
+	return in
+}
+
+// initStores returns all assignments to the Context of an Init.
+func (q *queueQuery) initStores() []initStore {
+	if q.inits != nil {
+		return q.inits
+	}
+	q.inits = []initStore{}
+	for _, f := range q.p.order {
+		for _, b := range f.Blocks {
+			for _, at := range b.Instrs {
+				s, ok := at.(*ssa.Store)
+				if !ok {
+					continue
+				}
+				a, ok := s.Addr.(*ssa.FieldAddr)
+				if ok && isNamed(a.X.Type(), completionPath+".Init") && fieldVar(a.X.Type(), a.Field).Name() == "Context" {
+					q.inits = append(q.inits, initStore{s, a.X})
+				}
+			}
+		}
+	}
+	return q.inits
+}
+
+// ofConstant returns the contexts that a value of type Context may be.
+func (q *queueQuery) ofConstant(v ssa.Value, at *frame) (in contexts) {
+	for _, o := range q.p.traces.origins(v, at, nil) {
+		n := int64(-1)
+		if c, ok := o.v.(*ssa.Const); ok && c.Value != nil {
+			n, _ = constant.Int64Val(constant.ToInt(c.Value))
+		}
+		switch {
+		case n >= 0 && n < 3:
+			in |= 1 << n
+		default:
+			in |= elsewhere
+		}
+	}
+	return in
+}
