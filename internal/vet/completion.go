@@ -19,11 +19,11 @@ const completionPath = module + "/ib/completion"
 type contexts uint8
 
 const (
-	direct   contexts = 1 << iota // by CQ.Process, which sleeps as the function does
-	callback                      // in the completion handler
-	worker                        // on a goroutine, where it may sleep
-	elsewhere                     // it is not known where
-	unset                         // that of the zero Init, unless it is assigned later
+	direct    contexts = 1 << iota // by CQ.Process, which sleeps as the function does
+	callback                       // in the completion handler
+	worker                         // on a goroutine, where it may sleep
+	elsewhere                      // it is not known where
+	unset                          // that of the zero Init, unless it is assigned later
 )
 
 // post says where the arguments of a function are that posts a work request, the receiver counted.

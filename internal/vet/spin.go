@@ -82,9 +82,18 @@ func leaves(scc []*ssa.BasicBlock, in map[*ssa.BasicBlock]bool, v ssa.Value) boo
 }
 
 // components returns the loops of a function: strongly connected sets of blocks.
-func components(f *ssa.Function) (list [][]*ssa.BasicBlock) {
+func components(f *ssa.Function) [][]*ssa.BasicBlock {
+	all := blockSet{}
+	for _, b := range f.Blocks {
+		all[b] = true
+	}
+	return connected(all, func(b *ssa.BasicBlock) []*ssa.BasicBlock { return b.Succs })
+}
+
+// connected returns the strongly connected sets of blocks among some, by the edges of next.
+func connected(among blockSet, next func(*ssa.BasicBlock) []*ssa.BasicBlock) (list [][]*ssa.BasicBlock) {
 	index, low := map[*ssa.BasicBlock]int{}, map[*ssa.BasicBlock]int{}
-	on := map[*ssa.BasicBlock]bool{}
+	on := blockSet{}
 	var stack []*ssa.BasicBlock
 	var visit func(b *ssa.BasicBlock)
 	visit = func(b *ssa.BasicBlock) {
@@ -92,11 +101,15 @@ func components(f *ssa.Function) (list [][]*ssa.BasicBlock) {
 		low[b] = index[b]
 		stack = append(stack, b)
 		on[b] = true
-		for _, s := range b.Succs {
-			if index[s] == 0 {
+		self := false
+		for _, s := range next(b) {
+			self = self || s == b
+			switch {
+			case !among[s]:
+			case index[s] == 0:
 				visit(s)
 				low[b] = min(low[b], low[s])
-			} else if on[s] {
+			case on[s]:
 				low[b] = min(low[b], index[s])
 			}
 		}
@@ -109,12 +122,14 @@ func components(f *ssa.Function) (list [][]*ssa.BasicBlock) {
 		for _, x := range scc {
 			on[x] = false
 		}
-		if len(scc) > 1 || slices.Contains(b.Succs, b) {
+		if len(scc) > 1 || self {
 			list = append(list, scc)
 		}
 	}
-	if len(f.Blocks) > 0 {
-		visit(f.Blocks[0])
+	for _, b := range sortedBlocks(among) {
+		if index[b] == 0 {
+			visit(b)
+		}
 	}
 	return list
 }

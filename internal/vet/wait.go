@@ -1,0 +1,427 @@
+package vet
+
+import (
+	"go/token"
+	"go/types"
+	"slices"
+	"strings"
+
+	"golang.org/x/tools/go/ssa"
+)
+
+// A loop waits if it has a cycle on which the program does nothing but look at memory that the cycle does not change: only another
+// goroutine can end it. A cycle with a CompareAndSwap of a value that it has read is none: when that fails another goroutine has
+// got ahead. Nor is one that ends when a variable of its own, such as a counter, has reached a value.
+
+// waits finds the loops of a function that wait.
+func waits(f *ssa.Function) (list []loop) {
+	pure := purity{}
+	for _, body := range naturalLoops(f) {
+		w := &waiting{body: body, pure: pure}
+		w.places = w.observedPlaces()
+		for _, s := range w.cycles() {
+			if at, ok := w.ends(s); ok && !yielding(s) {
+				list = append(list, loop{at, posIn(s, at), "until another goroutine has done something"})
+			}
+		}
+	}
+	return list
+}
+
+// yielding reports whether spins reports a loop with these blocks.
+func yielding(s blockSet) bool {
+	for b := range s {
+		for _, at := range b.Instrs {
+			if c, ok := at.(*ssa.Call); ok {
+				if o, ok := calleeObject(c).(*types.Func); ok {
+					if kind, _ := outsideKind(o); kind == yields {
+						return true
+					}
+				}
+			}
+		}
+	}
+	return false
+}
+
+type blockSet map[*ssa.BasicBlock]bool
+
+// naturalLoops returns the blocks of each loop, by the edges that lead back to a block which dominates their beginning.
+func naturalLoops(f *ssa.Function) (list []blockSet) {
+	heads := map[*ssa.BasicBlock]blockSet{}
+	for _, b := range f.Blocks {
+		for _, h := range b.Succs {
+			if !h.Dominates(b) {
+				continue
+			}
+			if heads[h] == nil {
+				heads[h] = blockSet{h: true}
+				list = append(list, heads[h])
+			}
+			work := []*ssa.BasicBlock{b}
+			for len(work) > 0 {
+				x := work[0]
+				work = work[1:]
+				if !heads[h][x] {
+					heads[h][x] = true
+					work = append(work, x.Preds...)
+				}
+			}
+		}
+	}
+	return list
+}
+
+// waiting looks for cycles of a loop that wait.
+type waiting struct {
+	body   blockSet
+	pure   purity
+	places map[any]bool // fields and variables that conditions of the loop depend on
+}
+
+// condition is what a branch depends on, within a set of blocks.
+type condition struct {
+	seen    []ssa.Instruction // that look at memory
+	carried bool              // a variable that the loop itself changes
+	ours    bool              // the result of a function that does more than look
+}
+
+// conditionOf follows a condition back to what it depends on.
+func (w *waiting) conditionOf(v ssa.Value, in blockSet) condition {
+	var c condition
+	const onPath, done = 1, 2
+	state := map[ssa.Value]int{}
+	var visit func(v ssa.Value)
+	visit = func(v ssa.Value) {
+		at, ok := v.(ssa.Instruction)
+		if !ok || state[v] == done || !in[at.Block()] {
+			return
+		}
+		if state[v] == onPath { // computed from its last value
+			c.carried = true
+			return
+		}
+		state[v] = onPath
+		switch at.(type) {
+		case *ssa.Next:
+			c.carried = true
+		case *ssa.Call:
+			c.ours = c.ours || !w.harmless(at)
+		}
+		if w.looks(at) {
+			c.seen = append(c.seen, at)
+		}
+		for _, o := range at.Operands(nil) {
+			if *o != nil {
+				visit(*o)
+			}
+		}
+		state[v] = done
+	}
+	visit(v)
+	return c
+}
+
+// observedPlaces are the places that the conditions of the loop look at.
+func (w *waiting) observedPlaces() map[any]bool {
+	places := map[any]bool{}
+	for b := range w.body {
+		if cond, ok := b.Instrs[len(b.Instrs)-1].(*ssa.If); ok {
+			for _, at := range w.conditionOf(cond.Cond, w.body).seen {
+				places[observedPlace(at)] = true
+			}
+		}
+	}
+	return places
+}
+
+// observedPlace is the field or variable that an instruction looks at.
+func observedPlace(at ssa.Instruction) any {
+	switch at := at.(type) {
+	case *ssa.UnOp:
+		return variableAt(at.X)
+	case *ssa.Call:
+		if len(at.Call.Args) > 0 {
+			return variableAt(at.Call.Args[0])
+		}
+	}
+	return nil
+}
+
+// variableAt is the field or variable that an address is of, nil if that is not known.
+func variableAt(addr ssa.Value) any {
+	switch addr := addr.(type) {
+	case *ssa.FieldAddr:
+		return fieldVar(addr.X.Type(), addr.Field)
+	case *ssa.Global, *ssa.Alloc:
+		return addr
+	case *ssa.FreeVar:
+		if v := captured(addr); v != nil {
+			return v
+		}
+	}
+	return nil
+}
+
+// atomicCall returns the name of the function of sync/atomic that is called, without the type: Load, Store, CompareAndSwap.
+func atomicCall(at ssa.Instruction) string {
+	c, ok := at.(*ssa.Call)
+	if !ok {
+		return ""
+	}
+	o := calleeObject(c)
+	if o == nil || o.Pkg() == nil || o.Pkg().Path() != "sync/atomic" {
+		return ""
+	}
+	for _, name := range []string{"Load", "Store", "CompareAndSwap", "Swap", "Add", "And", "Or"} {
+		if strings.HasPrefix(o.Name(), name) {
+			return name
+		}
+	}
+	return ""
+}
+
+// observers are functions of package ib that look at a state and do nothing.
+var observers = []string{"(*" + ibPath + ".QP).State", "(" + ibPath + ".DriverQP).State", "(*" + ibPath + ".Device).State"}
+
+// looks reports whether an instruction looks at memory that other goroutines can change.
+func (w *waiting) looks(at ssa.Instruction) bool {
+	switch at := at.(type) {
+	case *ssa.UnOp:
+		return at.Op == token.MUL && shared(at.X)
+	case *ssa.Select:
+		return !at.Blocking
+	case *ssa.Call:
+		if b, ok := at.Call.Value.(*ssa.Builtin); ok {
+			return b.Name() == "len" && isChan(at.Call.Args[0].Type())
+		}
+		switch atomicCall(at) {
+		case "Load":
+			return true
+		case "CompareAndSwap", "Swap": // of a value, and at a place, that the loop does not compute
+			return w.invariant(at.Call.Args[1]) && w.invariantPlace(at.Call.Args[0])
+		case "":
+			o, _ := calleeObject(at).(*types.Func)
+			fn := at.Call.StaticCallee()
+			return fn != nil && lockCall(fn) == tryCalled || o != nil && slices.Contains(observers, o.FullName()) || fn != nil && w.pure.of(fn)
+		}
+	}
+	return false
+}
+
+func isChan(t types.Type) bool {
+	_, ok := t.Underlying().(*types.Chan)
+	return ok
+}
+
+// shared reports whether other goroutines may know an address.
+func shared(addr ssa.Value) bool {
+	a, ok := addr.(*ssa.Alloc)
+	return !ok || a.Heap
+}
+
+// invariant reports whether a value is the same in each iteration.
+func (w *waiting) invariant(v ssa.Value) bool {
+	at, ok := v.(ssa.Instruction)
+	if !ok || !w.body[at.Block()] {
+		return true
+	}
+	switch at.(type) {
+	case *ssa.Phi, *ssa.Call, *ssa.UnOp, *ssa.Extract:
+		return false
+	}
+	for _, o := range at.Operands(nil) {
+		if *o != nil && !w.invariant(*o) {
+			return false
+		}
+	}
+	return true
+}
+
+// invariantPlace reports whether an address is the same in each iteration, if the pointers to it do not change.
+func (w *waiting) invariantPlace(addr ssa.Value) bool {
+	switch v := addr.(type) {
+	case *ssa.FieldAddr:
+		return w.invariantPlace(v.X)
+	case *ssa.UnOp:
+		return v.Op == token.MUL && w.invariantPlace(v.X)
+	}
+	return w.invariant(addr)
+}
+
+// harmless reports whether an instruction does nothing that could change what the loop waits for, or that is work.
+func (w *waiting) harmless(at ssa.Instruction) bool {
+	if w.looks(at) {
+		return true
+	}
+	switch at := at.(type) {
+	case *ssa.Store:
+		return !shared(at.Addr) || w.elsewhere(at.Addr)
+	case *ssa.Send, *ssa.MapUpdate, *ssa.Go, *ssa.Defer, *ssa.RunDefers, *ssa.Panic, *ssa.Select:
+		return false
+	case *ssa.UnOp:
+		return at.Op != token.ARROW
+	case *ssa.Call:
+		return w.harmlessCall(at)
+	}
+	return true
+}
+
+// elsewhere reports whether an address is that of a field or variable that the conditions do not look at.
+func (w *waiting) elsewhere(addr ssa.Value) bool {
+	place := variableAt(addr)
+	return place != nil && !w.places[place] && w.places != nil
+}
+
+func (w *waiting) harmlessCall(at *ssa.Call) bool {
+	if b, ok := at.Call.Value.(*ssa.Builtin); ok {
+		return slices.Contains([]string{"len", "cap", "min", "max", "append", "ssa:wrapnilchk"}, b.Name())
+	}
+	switch atomicCall(at) {
+	case "Store", "Add", "And", "Or", "Swap":
+		return w.elsewhere(at.Call.Args[0])
+	case "CompareAndSwap":
+		return false
+	}
+	fn := at.Call.StaticCallee()
+	if fn == nil {
+		return false
+	}
+	if lockCall(fn) != noLockCall {
+		return true
+	}
+	o, ok := objectOf(fn).(*types.Func)
+	if fn.Blocks != nil || !ok {
+		return w.pure.of(fn)
+	}
+	kind, known := outsideKind(o)
+	return known && (kind == yields || kind == reads || kind == never && o.Signature().Recv() == nil)
+}
+
+// purity remembers which functions do nothing but look.
+type purity map[*ssa.Function]bool
+
+func (p purity) of(fn *ssa.Function) bool {
+	if is, ok := p[fn]; ok || fn.Blocks == nil {
+		return is
+	}
+	p[fn] = false // of one that calls itself
+	w := &waiting{body: blockSet{}, pure: p}
+	for _, b := range fn.Blocks {
+		w.body[b] = true
+	}
+	for _, b := range fn.Blocks {
+		for _, at := range b.Instrs {
+			if !w.harmless(at) {
+				return false
+			}
+		}
+	}
+	p[fn] = true
+	return true
+}
+
+// cycles returns the strongly connected sets of those blocks of the loop that are harmless.
+func (w *waiting) cycles() (list []blockSet) {
+	calm := blockSet{}
+	for b := range w.body {
+		if !slices.ContainsFunc(b.Instrs, func(at ssa.Instruction) bool { return !w.harmless(at) }) {
+			calm[b] = true
+		}
+	}
+	for _, scc := range connected(calm, w.next) {
+		set := blockSet{}
+		for _, b := range scc {
+			set[b] = true
+		}
+		list = append(list, set)
+	}
+	return list
+}
+
+// next returns the blocks that follow without progress: the case of a select that was ready is progress.
+func (w *waiting) next(b *ssa.BasicBlock) []*ssa.BasicBlock {
+	cond, ok := b.Instrs[len(b.Instrs)-1].(*ssa.If)
+	if !ok {
+		return b.Succs
+	}
+	if e, ok := cond.Cond.(*ssa.BinOp); ok && e.Op == token.EQL {
+		if x, ok := e.X.(*ssa.Extract); ok && x.Index == 0 {
+			if _, ok := x.Tuple.(*ssa.Select); ok {
+				return b.Succs[1:]
+			}
+		}
+	}
+	return b.Succs
+}
+
+// ends returns the branch on which a cycle waits for other goroutines. A cycle that a variable of its own ends does not wait.
+func (w *waiting) ends(s blockSet) (ssa.Instruction, bool) {
+	var at ssa.Instruction
+	exits := false
+	for _, b := range sortedBlocks(s) {
+		cond, ok := b.Instrs[len(b.Instrs)-1].(*ssa.If)
+		if !ok || s[b.Succs[0]] && s[b.Succs[1]] && len(w.next(b)) == 2 {
+			continue
+		}
+		exits = true
+		c := w.conditionOf(cond.Cond, s)
+		if c.carried {
+			return nil, false
+		}
+		if len(c.seen) > 0 && !c.ours && !validates(c.seen) && at == nil {
+			at = cond
+		}
+	}
+	if !exits { // it never ends
+		b := sortedBlocks(s)[0]
+		return b.Instrs[len(b.Instrs)-1], true
+	}
+	return at, at != nil
+}
+
+// validates reports whether a condition looks twice at one place: it compares what it has read with what is there now.
+func validates(seen []ssa.Instruction) bool {
+	shapes := map[string]bool{}
+	for _, at := range seen {
+		s := ""
+		switch at := at.(type) {
+		case *ssa.UnOp:
+			s = shape(at.X, 0)
+		case *ssa.Call:
+			for _, a := range at.Call.Args {
+				s += shape(a, 0) + ","
+			}
+		default:
+			continue
+		}
+		if shapes[s] {
+			return true
+		}
+		shapes[s] = true
+	}
+	return false
+}
+
+func sortedBlocks(s blockSet) (list []*ssa.BasicBlock) {
+	for b := range s {
+		list = append(list, b)
+	}
+	slices.SortFunc(list, func(a, b *ssa.BasicBlock) int { return a.Index - b.Index })
+	return list
+}
+
+// posIn returns the place of a branch, or of the first instruction of its cycle that has one.
+func posIn(s blockSet, at ssa.Instruction) token.Pos {
+	if cond, ok := at.(*ssa.If); ok && cond.Cond.Pos().IsValid() {
+		return cond.Cond.Pos()
+	}
+	for _, b := range sortedBlocks(s) {
+		for _, x := range b.Instrs {
+			if x.Pos().IsValid() {
+				return x.Pos()
+			}
+		}
+	}
+	return at.Parent().Pos()
+}
