@@ -92,6 +92,7 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 	})
 	// The locks that callbacks take.
 	taken := map[*lock]*visit{}
+	locks := lockSet{}
 	where := map[*lock]token.Pos{}
 	roots := append(p.stored(handlerFields, true), p.stored(clientFields, false)...)
 	for _, k := range p.completions {
@@ -99,8 +100,8 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 	}
 	p.reach(Hotplug, roots, nil, func(v *visit) {
 		for _, s := range v.f.locks.direct {
-			if l := p.lockOf(s.at.Common().Args[0]); l != nil && taken[l] == nil {
-				taken[l], where[l] = v, s.at.Pos()
+			if l := s.l; l != nil && taken[l] == nil {
+				taken[l], where[l], locks[l] = v, s.at.Pos(), true
 			}
 		}
 	})
@@ -127,16 +128,17 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 				continue
 			}
 			for _, l := range held.sorted() {
-				v := taken[l]
-				if v == nil || next != nil && !next.without(held)[l] {
+				k := locks.has(l)
+				if k == nil || next != nil && !next.without(held)[l] {
 					continue
 				}
+				v := taken[k]
 				said[c.pos] = true
 				path := []Step{{c.pos, name(f), what}}
 				if next != nil {
 					path = append(path, plugs.path(next)...)
 				}
-				path = append(path, v.path(Step{where[l], name(v.f), "locks " + l.name})...)
+				path = append(path, v.path(Step{where[k], name(v.f), "locks " + k.name})...)
 				reports = append(reports, Report{Hotplug, c.pos, fmt.Sprintf("%s %s with %s held, for which %s may wait", name(f), what, l.name, strings.TrimSuffix(v.root.why, ",")), path})
 				break
 			}

@@ -3,6 +3,7 @@ package vet
 import (
 	"fmt"
 	"go/token"
+	"maps"
 	"slices"
 	"strings"
 
@@ -94,7 +95,7 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 	conds := p.condLocks()
 	mark := func(f *function, held lockSet, c *cause, cond, plug bool) {
 		for l := range held {
-			if (l.sleepy == nil || l.sleepy.plug && !plug) && !(cond && (conds[l] || len(held) == 1)) {
+			if (l.sleepy == nil || l.sleepy.plug && !plug) && !(cond && (conds.has(l) != nil || len(held) == 1)) {
 				l.sleepy = &heldSleep{in: f, pos: c.pos, what: c.what, plug: plug}
 			}
 		}
@@ -115,7 +116,15 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 			}
 			for _, c := range f.calls {
 				held := f.locks.may[c.at]
-				if c.spawns || c.agreed || len(held) == 0 || f.allowed[NoSleep] != nil {
+				if c.spawns || c.agreed || f.allowed[NoSleep] != nil {
+					continue
+				}
+				for _, u := range c.passedUnder() {
+					if sleep.of[u.f] != nil && p.escapes.at(p.Fset, c.pos, NoSleep) == nil {
+						mark(u.by, u.f.without(u.held), &cause{pos: c.pos, what: "calls " + name(u.f), next: u.f}, sleep.endsInCond(u.f), false)
+					}
+				}
+				if len(held) == 0 {
 					continue
 				}
 				for _, g := range c.callees {
@@ -127,13 +136,16 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 		}
 		after := 0
 		for _, l := range p.locks {
-			if l.sleepy == nil {
+			if l.sleepy != nil {
+				after++
+			}
+			across := l.heldAcross()
+			if across == nil {
 				continue
 			}
-			after++
 			for _, s := range l.sites {
 				if p.escapes.at(p.Fset, s.at.Pos(), NoSleep) == nil {
-					sleep.add(s.in, &cause{at: s.at, pos: s.at.Pos(), what: fmt.Sprintf("locks %s, which is held at %s across a call that sleeps (%s)", l.name, p.Place(l.sleepy.pos), l.sleepy.what)})
+					sleep.add(s.in, &cause{at: s.at, pos: s.at.Pos(), what: fmt.Sprintf("locks %s, which is held at %s across a call that sleeps (%s)", l.name, p.Place(across.pos), across.what)})
 				}
 			}
 		}
@@ -144,12 +156,59 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 	}
 }
 
+// under is a function that a call passes to another, which calls it with locks held.
+type under struct {
+	f    *function
+	by   *function
+	held lockSet
+}
+
+// passedUnder returns the functions that a call passes to its callees, with the locks that these hold when they call them.
+func (c *call) passedUnder() (list []under) {
+	for _, a := range c.passes {
+		for _, g := range c.callees[:min(c.own, len(c.callees))] {
+			if a.f == nil || !g.runs[a.param] {
+				continue
+			}
+			if held := g.heldCalling(a.param, 0); len(held) > 0 {
+				list = append(list, under{a.f, g, held})
+			}
+		}
+	}
+	return list
+}
+
+// heldCalling returns the locks that may be held when a function calls one of its parameters, itself or by what it passes it to.
+func (f *function) heldCalling(param, depth int) lockSet {
+	held := lockSet{}
+	for _, c := range f.calls {
+		if c.spawns {
+			continue
+		}
+		if c.param == param {
+			maps.Copy(held, f.locks.may[c.at])
+		}
+		for _, a := range c.passes {
+			if a.from != param || depth > maxFrames {
+				continue
+			}
+			for _, g := range c.here() {
+				if g.runs[a.param] {
+					maps.Copy(held, f.locks.may[c.at])
+					maps.Copy(held, g.heldCalling(a.param, depth+1))
+				}
+			}
+		}
+	}
+	return held
+}
+
 // without returns what is held in a function all the time that it is called with some locks held. Those that its callers have to hold
 // it may let go of: what it does with them is seen in itself.
 func (f *function) without(held lockSet) lockSet {
 	left := held
 	for l := range held {
-		if f.locks.entered[l] || slices.Contains(f.held, l) {
+		if f.locks.entered.has(l) != nil || slices.ContainsFunc(f.held, l.overlaps) {
 			if len(left) == len(held) {
 				left = held.clone()
 			}
@@ -182,7 +241,7 @@ func (p *Program) condLocks() lockSet {
 					}
 				}
 				if m, ok := v.(*ssa.MakeInterface); ok {
-					if l := p.lockOf(m.X); l != nil {
+					if l := p.lockAt(f, m.X); l != nil {
 						conds[l] = true
 					}
 				}

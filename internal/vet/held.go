@@ -13,7 +13,7 @@ type entries map[*function]lockSet
 // holds reports whether all callers of a function hold a lock, and it does not release it itself.
 func (e entries) holds(f *function, l *lock) bool {
 	held, ok := e[f]
-	return ok && held[l] && !f.locks.entered[l]
+	return ok && held.has(l) != nil && f.locks.entered.has(l) == nil
 }
 
 // entryLocks finds what is held at every call of a function, by its caller or by those that call that.
@@ -43,7 +43,7 @@ func (p *Program) entryLocks() entries {
 				} else if !k.c.spawns {
 					at = k.in.locks.must[k.c.at].clone()
 					for l := range above {
-						if !k.in.locks.entered[l] {
+						if k.in.locks.entered.has(l) == nil {
 							at[l] = true
 						}
 					}
@@ -51,7 +51,7 @@ func (p *Program) entryLocks() entries {
 				if all == nil {
 					all = at
 				}
-				maps.DeleteFunc(all, func(l *lock, _ bool) bool { return !at[l] })
+				maps.DeleteFunc(all, func(l *lock, _ bool) bool { return at.has(l) == nil })
 			}
 			if old, ok := e[f]; all != nil && (!ok || !maps.Equal(old, all)) {
 				e[f], changed = all, true
@@ -70,16 +70,16 @@ func (p *Program) checkHeld() (reports []Report) {
 					continue
 				}
 				for _, l := range g.held {
-					if !c.spawns && (f.locks.must[c.at][l] && !f.otherInstance(c, g, l) || entry.holds(f, l)) {
+					if !c.spawns && (f.locks.must[c.at].has(l) != nil && !f.otherInstance(c, g, l) || entry.holds(f, l)) {
 						continue
 					}
 					how := "without " + l.name + " held"
 					if c.spawns {
 						how = "on a goroutine, which holds no lock, and so " + how
-					} else if f.locks.may[c.at][l] {
+					} else if f.locks.may[c.at].has(l) != nil {
 						how = "perhaps " + how
 					}
-					if !c.spawns && f.locks.must[c.at][l] {
+					if !c.spawns && f.locks.must[c.at].has(l) != nil {
 						how = "with " + l.name + " of another value held"
 					}
 					reports = append(reports, Report{Held, c.pos, fmt.Sprintf("%s calls %s %s", name(f), name(g), how), []Step{{c.pos, name(f), "calls " + name(g)}}})
@@ -97,6 +97,6 @@ func (f *function) otherInstance(c *call, g *function, l *lock) bool {
 	if !ok || !is || c.static == nil || want.param >= len(at.Common().Args) {
 		return false
 	}
-	held, path := f.locks.which[c.at][l], pathOf(at.Common().Args[want.param])
+	held, path := f.locks.which[c.at][f.locks.must[c.at].has(l)], pathOf(at.Common().Args[want.param])
 	return held != "" && path != "" && held != path+want.fields
 }

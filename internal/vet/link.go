@@ -52,6 +52,7 @@ func (p *Program) link(every map[*ssa.Function]bool) {
 	p.checkForeign()
 	p.checkStreams()
 	p.findCompletions()
+	p.specialise()
 	p.flowLocks()
 	p.markPrograms()
 }

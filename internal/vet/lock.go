@@ -9,9 +9,12 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// lock is a class of locks: a field of a type, of all its values, or a variable.
+// lock is a class of locks: a field of a type, of all its values, or a variable. If the places of the type are told apart it has
+// parts, one for each; the class itself then stands for a lock of which the place is not known.
 type lock struct {
-	name string
+	name  string
+	class *lock // whose part it is
+	parts []*lock
 
 	sleepy  *heldSleep // what it is held across; nil: nothing that sleeps
 	program *Escape    // by its directive: whoever waits for it waits for the memory of its own program; nil: not so
@@ -29,6 +32,26 @@ type heldSleep struct {
 type lockSite struct {
 	in *function
 	at ssa.CallInstruction
+	l  *lock // nil: it is not known
+}
+
+// overlaps reports whether two locks may be one.
+func (l *lock) overlaps(k *lock) bool { return l == k || l.class == k || k.class == l }
+
+// heldAcross returns where a lock, or one that may be the same, is held across what sleeps; nil: nowhere.
+func (l *lock) heldAcross() *heldSleep {
+	if l.sleepy != nil {
+		return l.sleepy
+	}
+	if l.class != nil {
+		return l.class.sleepy
+	}
+	for _, k := range l.parts {
+		if k.sleepy != nil {
+			return k.sleepy
+		}
+	}
+	return nil
 }
 
 // lockSet is a set of locks.
@@ -40,6 +63,22 @@ func (s lockSet) clone() lockSet {
 		c[l] = true
 	}
 	return c
+}
+
+// has returns the lock of a set that may be the one wanted, nil if there is none.
+func (s lockSet) has(l *lock) *lock {
+	if s[l] {
+		return l
+	}
+	if l.class == nil && len(l.parts) == 0 {
+		return nil
+	}
+	for _, k := range s.sorted() {
+		if k.overlaps(l) {
+			return k
+		}
+	}
+	return nil
 }
 
 func (s lockSet) sorted() []*lock {
@@ -71,7 +110,11 @@ func lockCall(fn *ssa.Function) lockCallKind {
 	if recv == nil || !isMutex(deref(recv.Type())) {
 		return noLockCall
 	}
-	switch fn.Name() {
+	return lockKind(fn.Name())
+}
+
+func lockKind(method string) lockCallKind {
+	switch method {
 	case "Lock", "RLock":
 		return lockCalled
 	case "Unlock", "RUnlock":
@@ -103,7 +146,7 @@ func (p *Program) ofProgram(l *lock, v *types.Var) *lock {
 func (p *Program) markPrograms() {
 	for _, f := range p.order {
 		for _, s := range f.locks.direct {
-			if l := p.lockOf(s.at.Common().Args[0]); l != nil && l.program != nil {
+			if l := s.l; l != nil && l.program != nil {
 				f.ops = append(f.ops, op{at: s.at, pos: s.at.Pos(), kind: opCopy, what: "locks " + l.name + ", which is held while memory of its program is copied"})
 			}
 		}
@@ -115,6 +158,48 @@ func (p *Program) lockNamed(key, name string) *lock {
 		p.locks[key] = &lock{name: name}
 	}
 	return p.locks[key]
+}
+
+// lockAt is the lock that a pointer leads to in a function: a part of its class if it is known where it is; nil: it is not known.
+func (p *Program) lockAt(f *function, v ssa.Value) *lock {
+	if l, ok := f.pointers[v]; ok {
+		return l
+	}
+	if f.pointers == nil {
+		f.pointers = map[ssa.Value]*lock{}
+	}
+	f.pointers[v] = p.findLock(f, v)
+	return f.pointers[v]
+}
+
+func (p *Program) findLock(f *function, v ssa.Value) *lock {
+	at := p.placeAt(f, v)
+	switch addr := at.addr.(type) {
+	case nil:
+		return p.lockOf(v)
+	case *ssa.FieldAddr:
+		class := p.lockOf(addr)
+		n := namedOf(addr.X.Type())
+		if n == nil || !p.split.types[n.Origin()] {
+			return class
+		}
+		if key := p.ownerKey(at.in, addr.X); key != "" {
+			return p.partOf(class, key, fieldVar(addr.X.Type(), addr.Field).Name())
+		}
+		return class
+	default:
+		return p.lockOf(addr)
+	}
+}
+
+// partOf returns the lock of a class that is at a place.
+func (p *Program) partOf(class *lock, key, field string) *lock {
+	l := p.lockNamed(class.name+" of "+key, shortKey(key)+"."+field)
+	if l.class == nil {
+		l.class, l.program = class, class.program
+		class.parts = append(class.parts, l)
+	}
+	return l
 }
 
 // lockOf is the class of a lock that a value points to; nil: it is not known.

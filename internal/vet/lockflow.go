@@ -30,8 +30,8 @@ func (p *Program) flowLocks() {
 	}
 	for _, f := range p.order {
 		for _, s := range f.locks.direct {
-			if l := p.lockOf(s.at.Common().Args[0]); l != nil {
-				l.sites = append(l.sites, s)
+			if s.l != nil {
+				s.l.sites = append(s.l.sites, s)
 			} else {
 				p.unresolved[s.at.Pos()] = "a lock that is a parameter"
 			}
@@ -74,8 +74,15 @@ func (s state) clone() state {
 	return state{s.may.clone(), s.must.clone(), maps.Clone(s.which), maps.Clone(s.deferred)}
 }
 
-func (s state) lock(l *lock)   { s.lockOf(l, "") }
-func (s state) unlock(l *lock) { delete(s.may, l); delete(s.must, l) }
+func (s state) lock(l *lock) { s.lockOf(l, "") }
+
+// unlock releases a lock. If it is not held as such another that may be the same is.
+func (s state) unlock(l *lock) {
+	if k := s.may.has(l); k != nil {
+		delete(s.may, k)
+		delete(s.must, k)
+	}
+}
 
 func (s state) lockOf(l *lock, path string) {
 	if s.may[l] && s.which[l] != path {
@@ -182,7 +189,7 @@ func (p *Program) follow(f *function, entered lockSet) lockFlow {
 				}
 				if fn := at.Common().StaticCallee(); fn != nil && lockCall(fn) == tryCalled {
 					if c, ok := at.(*ssa.Call); ok {
-						try, tried = c, p.lockOf(at.Common().Args[0])
+						try, tried = c, p.lockAt(f, at.Common().Args[0])
 					}
 				}
 				p.step(f, &fl, s, at, calls[at], let)
@@ -216,12 +223,12 @@ func (p *Program) follow(f *function, entered lockSet) lockFlow {
 	}
 	if returned {
 		for l := range ends {
-			if !entry.must[l] {
+			if entry.must.has(l) == nil {
 				fl.takes[l] = true
 			}
 		}
 		for l := range entry.must {
-			if !ends[l] {
+			if ends.has(l) == nil {
 				fl.lets[l] = true
 			}
 		}
@@ -232,41 +239,54 @@ func (p *Program) follow(f *function, entered lockSet) lockFlow {
 
 // step does to the state what a call does. let takes the locks that are released without having been taken.
 func (p *Program) step(f *function, fl *lockFlow, s state, at ssa.CallInstruction, c *call, let lockSet) {
-	fn := at.Common().StaticCallee()
-	if fn == nil {
+	if c == nil {
 		return
 	}
-	switch lockCall(fn) {
+	kind, v := c.lock()
+	switch kind {
 	case lockCalled:
+		l := p.lockAt(f, v)
 		if !slices.ContainsFunc(fl.direct, func(x lockSite) bool { return x.at == at }) {
-			fl.direct = append(fl.direct, lockSite{f, at})
+			fl.direct = append(fl.direct, lockSite{f, at, l})
 		}
-		if l := p.lockOf(at.Common().Args[0]); l != nil {
-			s.lockOf(l, pathOf(at.Common().Args[0]))
+		if l != nil {
+			s.lockOf(l, pathOf(v))
 		}
 	case unlockCalled:
-		if l := p.lockOf(at.Common().Args[0]); l != nil {
-			if !s.may[l] {
-				let[l] = true
-			}
-			s.unlock(l)
+		if l := p.lockAt(f, v); l != nil {
+			s.release(l, let)
 		}
 	case noLockCall:
-		if g := p.funcs[fn]; g != nil {
-			for l := range g.locks.entered { // which the callee gives up for a while
-				if !s.may[l] {
-					let[l] = true
-				}
-			}
-			for l := range g.locks.lets {
-				if !s.may[l] {
-					let[l] = true
-				}
-				s.unlock(l)
-			}
-			for l := range g.locks.takes {
-				s.lock(l)
-			}
+		if list := c.here(); len(list) == 1 && !c.spawns && (at.Common().StaticCallee() != nil || c.locker()) {
+			p.stepInto(list[0], s, let)
 		}
+	}
+}
+
+// locker reports whether a call is one of an interface of a lock.
+func (c *call) locker() bool {
+	return c.iface != nil && slices.Contains([]string{"Lock", "Unlock", "RLock", "RUnlock", "lock", "unlock"}, c.iface.Name())
+}
+
+// release unlocks a lock, and notes in let that it was not taken before.
+func (s state) release(l *lock, let lockSet) {
+	if s.may.has(l) == nil {
+		let[l] = true
+	}
+	s.unlock(l)
+}
+
+// stepInto does to the state what a function does that is called.
+func (p *Program) stepInto(g *function, s state, let lockSet) {
+	for l := range g.locks.entered { // which the callee gives up for a while
+		if s.may.has(l) == nil {
+			let[l] = true
+		}
+	}
+	for l := range g.locks.lets {
+		s.release(l, let)
+	}
+	for l := range g.locks.takes {
+		s.lock(l)
 	}
 }

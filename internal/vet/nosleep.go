@@ -33,12 +33,12 @@ func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
 			}
 		}
 		for _, s := range v.f.locks.direct {
-			l := p.lockOf(s.at.Common().Args[0])
-			if l == nil || l.sleepy == nil || l.sleepy.plug || said[l] || p.escapes.at(p.Fset, s.at.Pos(), NoSleep) != nil {
+			l := s.l
+			if l == nil || l.heldAcross() == nil || l.heldAcross().plug || said[l] || p.escapes.at(p.Fset, s.at.Pos(), NoSleep) != nil {
 				continue
 			}
 			said[l] = true
-			h := l.sleepy
+			h := l.heldAcross()
 			end := Step{s.at.Pos(), name(v.f), "locks " + l.name}
 			path := append(v.path(end), Step{h.pos, name(h.in), "meanwhile, with " + l.name + " held, " + h.what})
 			reports = append(reports, Report{NoSleep, s.at.Pos(), fmt.Sprintf("%s may sleep: it locks %s, which is held at %s across a call that sleeps (%s)",

@@ -39,6 +39,7 @@ type Program struct {
 	values        map[*types.Package][]*ssa.Function // see taken
 	decls         map[types.Object][]directive
 	locks         map[string]*lock
+	split         split
 	unresolved    map[token.Pos]string // calls whose callees are not known
 	problems      []Report             // of directives
 }
@@ -53,7 +54,13 @@ type function struct {
 	nosleep bool // by its directive
 	allowed map[string]*Escape
 
-	locks lockFlow
+	locks    lockFlow
+	pointers map[ssa.Value]*lock // see lockAt
+
+	needs map[int]bool  // parameters that locks depend on: see special.go
+	binds map[int]place // where they lead to in this copy
+	outer *function     // of a copy of a closure: the copy that it is in
+	base  *function     // of which it is a copy
 
 	runs map[int]bool // parameters, counted from 1, that it calls, by itself or by what it passes them to
 	wild map[int]bool // those that it is given functions for of which nothing is known

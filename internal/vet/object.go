@@ -1,0 +1,294 @@
+package vet
+
+import (
+	"go/types"
+	"slices"
+	"strings"
+
+	"golang.org/x/tools/go/ssa"
+)
+
+// Locks of one type are told apart by where they are: in which field of which struct, or in which variable. What a pointer leads to
+// follows from the source where it is the address of a field or variable, a pointer that only one such address is assigned to, or a
+// parameter of a function that has been specialised for it.
+
+// place is a field, variable or allocation, seen from a function. The zero place is not known.
+type place struct {
+	addr ssa.Value // *ssa.FieldAddr, *ssa.IndexAddr, *ssa.Global or *ssa.Alloc
+	in   *function
+}
+
+// maxPlaces limits the steps by which a pointer is followed.
+const maxPlaces = 12
+
+// placeAt returns where a pointer leads to.
+func (p *Program) placeAt(f *function, v ssa.Value) place { return p.leads(f, v, maxPlaces) }
+
+func (p *Program) leads(f *function, v ssa.Value, left int) place {
+	if left == 0 || f == nil || v == nil {
+		return place{}
+	}
+	switch v := v.(type) {
+	case *ssa.FieldAddr, *ssa.IndexAddr, *ssa.Global, *ssa.Alloc:
+		return place{v, f}
+	case *ssa.Parameter:
+		return f.binds[slices.Index(f.Params, v)]
+	case *ssa.FreeVar:
+		outer, b := p.bound(f, v)
+		return p.leads(outer, b, left-1)
+	case *ssa.UnOp:
+		return p.pointee(f, v.X, left-1)
+	case *ssa.Phi:
+		return p.only(v.Edges, func(ssa.Value) *function { return f }, left-1)
+	case *ssa.ChangeType:
+		return p.leads(f, v.X, left-1)
+	case *ssa.ChangeInterface:
+		return p.leads(f, v.X, left-1)
+	case *ssa.MakeInterface:
+		return p.leads(f, v.X, left-1)
+	case *ssa.TypeAssert:
+		return p.leads(f, v.X, left-1)
+	case *ssa.Call:
+		return p.returned(f, v, left-1)
+	}
+	return place{}
+}
+
+// bound returns what a variable of a closure is bound to, and the function that it is bound in.
+func (p *Program) bound(f *function, v *ssa.FreeVar) (*function, ssa.Value) {
+	if b := boundTo(v); b != nil {
+		if f.outer != nil {
+			return f.outer, b
+		}
+		return p.funcs[f.Parent()], b
+	}
+	if list := p.traces.closures[f.Function]; len(list) == 1 { // a method value
+		return p.funcs[list[0].Parent()], list[0].Bindings[slices.Index(f.FreeVars, v)]
+	}
+	return nil, nil
+}
+
+// pointee returns where the pointer leads to that is stored at an address.
+func (p *Program) pointee(f *function, addr ssa.Value, left int) place {
+	at := p.leads(f, addr, left)
+	switch v := at.addr.(type) {
+	case *ssa.Alloc:
+		return p.only(p.traces.variable[v], func(ssa.Value) *function { return at.in }, left)
+	case *ssa.Global:
+		return p.only(p.traces.variable[v], p.parentOf, left)
+	case *ssa.FieldAddr:
+		return p.only(p.traces.fields[fieldVar(v.X.Type(), v.Field)], p.parentOf, left)
+	}
+	return place{}
+}
+
+// parentOf returns the function that a value is in, as it is when nothing is known about its parameters.
+func (p *Program) parentOf(v ssa.Value) *function { return p.funcs[v.Parent()] }
+
+// only returns the place that all values lead to, if it is one.
+func (p *Program) only(list []ssa.Value, in func(ssa.Value) *function, left int) (one place) {
+	key := ""
+	for _, v := range list {
+		if isNil(v) {
+			continue
+		}
+		at := p.leads(in(v), v, left)
+		k := p.keyOf(at)
+		if k == "" || key != "" && k != key {
+			return place{}
+		}
+		one, key = at, k
+	}
+	return one
+}
+
+// returned returns where the result of a call leads to.
+func (p *Program) returned(f *function, v *ssa.Call, left int) place {
+	c := p.traces.calls[v]
+	if c == nil || len(c.here()) != 1 {
+		return place{}
+	}
+	g := c.origin(c.here())[0]
+	g = &function{Function: g.Function, outer: g.outer, binds: p.bindsOf(f, c, g)}
+	var results []ssa.Value
+	for _, b := range g.Blocks {
+		if r, ok := b.Instrs[len(b.Instrs)-1].(*ssa.Return); ok && len(r.Results) == 1 {
+			results = append(results, r.Results[0])
+		}
+	}
+	return p.only(results, func(ssa.Value) *function { return g }, left)
+}
+
+// bindsOf returns where the arguments of a call lead to, by the index of the callee's parameter.
+func (p *Program) bindsOf(f *function, c *call, g *function) map[int]place {
+	binds := map[int]place{}
+	for i, v := range g.Params {
+		if !p.split.needs(v.Type()) {
+			continue
+		}
+		if at := p.placeAt(f, argument(c, g.Function, i)); p.keyOf(at) != "" {
+			binds[i] = at
+		}
+	}
+	return binds
+}
+
+// keyOf names a place; "": it is not known which of several it is.
+func (p *Program) keyOf(at place) string {
+	switch v := at.addr.(type) {
+	case *ssa.Global:
+		return v.String()
+	case *ssa.Alloc:
+		if n := namedOf(v.Type()); n != nil && !p.split.lockLike(n) && !isMutex(n) {
+			return "new " + n.String()
+		}
+		return p.Fset.Position(v.Pos()).String()
+	case *ssa.IndexAddr:
+		if key := p.keyOf(p.container(at.in, v.X)); key != "" {
+			return key + "[]"
+		}
+	case *ssa.FieldAddr:
+		if key := p.ownerKey(at.in, v.X); key != "" {
+			return key + "." + fieldVar(v.X.Type(), v.Field).Name()
+		}
+	}
+	return ""
+}
+
+// container returns the array that an element is of, or the variable that has the slice.
+func (p *Program) container(f *function, v ssa.Value) place {
+	if u, ok := v.(*ssa.UnOp); ok {
+		return p.placeAt(f, u.X)
+	}
+	return p.placeAt(f, v)
+}
+
+// ownerKey names the struct that a pointer leads to: all of its type, if the type is not split.
+func (p *Program) ownerKey(f *function, v ssa.Value) string {
+	n := namedOf(v.Type())
+	if n != nil && !p.split.types[n.Origin()] {
+		return n.Origin().String()
+	}
+	return p.keyOf(p.placeAt(f, v))
+}
+
+func namedOf(t types.Type) *types.Named {
+	n, _ := types.Unalias(deref(t)).(*types.Named)
+	return n
+}
+
+// split says of which types the places are told apart: structs with locks that are in several structs or variables, as values, or
+// that are locks themselves.
+type split struct {
+	types map[*types.Named]bool
+}
+
+// findSplit finds the types whose places are told apart.
+func (p *Program) findSplit() {
+	p.split = split{types: map[*types.Named]bool{}}
+	count := map[*types.Named]int{}
+	for _, k := range p.prog.AllPackages() {
+		if !p.own[k.Pkg.Path()] {
+			continue
+		}
+		for _, m := range k.Members {
+			switch m := m.(type) {
+			case *ssa.Type:
+				countFields(m.Type(), count)
+			case *ssa.Global:
+				countInline(deref(m.Type()), count)
+			}
+		}
+	}
+	made := map[*types.Named]bool{} // by itself
+	for _, f := range p.order {
+		for _, b := range f.Blocks {
+			for _, at := range b.Instrs {
+				if a, ok := at.(*ssa.Alloc); ok {
+					if n := namedOf(a.Type()); n != nil {
+						made[n.Origin()] = true
+					}
+				}
+			}
+		}
+	}
+	for n, times := range count {
+		if made[n] {
+			times++
+		}
+		if times > 1 && hasLock(n, 0) {
+			p.split.types[n] = true
+		}
+	}
+	for n := range made {
+		if p.split.lockLike(n) && hasLock(n, 0) {
+			p.split.types[n] = true
+		}
+	}
+}
+
+// countFields counts the fields of a struct that are structs themselves.
+func countFields(t types.Type, count map[*types.Named]int) {
+	if s, ok := t.Underlying().(*types.Struct); ok {
+		for f := range s.Fields() {
+			countInline(f.Type(), count)
+		}
+	}
+}
+
+func countInline(t types.Type, count map[*types.Named]int) {
+	switch u := types.Unalias(t).(type) {
+	case *types.Named:
+		if _, ok := u.Underlying().(*types.Struct); ok && !isMutex(u) {
+			count[u.Origin()]++
+		}
+	case *types.Struct:
+		countFields(u, count)
+	case *types.Array:
+		countInline(u.Elem(), count)
+	case *types.Slice:
+		countInline(u.Elem(), count)
+	}
+}
+
+// hasLock reports whether a struct has a mutex in it.
+func hasLock(t types.Type, depth int) bool {
+	if isMutex(t) {
+		return true
+	}
+	s, ok := t.Underlying().(*types.Struct)
+	if !ok || depth > 6 {
+		return false
+	}
+	for f := range s.Fields() {
+		if isMutex(deref(f.Type())) || hasLock(f.Type(), depth+1) {
+			return true
+		}
+	}
+	return false
+}
+
+// lockLike reports whether a type has the methods of a lock.
+func (split) lockLike(n *types.Named) bool {
+	set := types.NewMethodSet(types.NewPointer(n))
+	has := func(name string) bool { return set.Lookup(n.Obj().Pkg(), name) != nil }
+	return has("Lock") && has("Unlock") || has("lock") && has("unlock")
+}
+
+// needs reports whether it matters where a parameter of a type leads to.
+func (s split) needs(t types.Type) bool {
+	if types.IsInterface(t) {
+		return hasMethod(t, "Lock")
+	}
+	if _, ok := t.Underlying().(*types.Pointer); !ok {
+		return false
+	}
+	n := namedOf(t)
+	return n != nil && (isMutex(n) || s.types[n.Origin()])
+}
+
+// shortKey is the key of a place as it is read in a report.
+func shortKey(key string) string {
+	key = strings.TrimPrefix(key, "new ")
+	return key[strings.LastIndexByte(key, '/')+1:]
+}

@@ -1,0 +1,279 @@
+package vet
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"golang.org/x/tools/go/ssa"
+)
+
+// maxSpecial limits for how many places a function is specialised. Beyond it its locks are those of all places.
+const maxSpecial = 32
+
+// specialise replaces functions that lock what a parameter leads to by copies, one for each place that callers pass.
+func (p *Program) specialise() {
+	p.findSplit()
+	if !p.findNeeds() {
+		return
+	}
+	s := &specialiser{p: p, made: map[string]*function{}, count: map[*ssa.Function]int{}}
+	s.work = slices.Clone(p.order)
+	called := map[*function]bool{} // before
+	for _, f := range p.order {
+		for _, c := range f.calls {
+			for _, g := range c.callees {
+				called[g] = true
+			}
+		}
+	}
+	for len(s.work) > 0 {
+		f := s.work[0]
+		s.work = s.work[1:]
+		for _, c := range f.calls {
+			s.call(f, c)
+		}
+	}
+	p.keepReached(called)
+}
+
+// findNeeds marks the functions that lock what a parameter leads to, by themselves or by what they call or enclose.
+func (p *Program) findNeeds() (any bool) {
+	mark := func(f *function, v ssa.Value) bool {
+		f, i := p.rootParameter(f, v)
+		if f == nil || f.needs[i] {
+			return false
+		}
+		if f.needs == nil {
+			f.needs = map[int]bool{}
+		}
+		f.needs[i] = true
+		return true
+	}
+	for _, f := range p.order {
+		for _, c := range f.calls {
+			if kind, v := c.lock(); kind != noLockCall && mark(f, v) {
+				any = true
+			}
+		}
+	}
+	for changed := any; changed; {
+		changed = false
+		for _, f := range p.order {
+			for _, c := range f.calls {
+				for _, g := range c.callees {
+					for i := range g.needs {
+						if v := argument(c, g.Function, i); v != nil && mark(f, v) {
+							changed = true
+						}
+					}
+				}
+			}
+		}
+	}
+	return any
+}
+
+// rootParameter returns the parameter that the place of a lock depends on, and the function that has it: f, or one around it.
+func (p *Program) rootParameter(f *function, v ssa.Value) (*function, int) {
+	for range maxPlaces {
+		switch x := v.(type) {
+		case *ssa.Parameter:
+			if p.split.needs(x.Type()) {
+				return f, slices.Index(f.Params, x)
+			}
+			return nil, 0
+		case *ssa.FieldAddr:
+			if n := namedOf(x.X.Type()); n != nil && !p.split.types[n.Origin()] {
+				return nil, 0
+			}
+			v = x.X
+		case *ssa.FreeVar:
+			f, v = p.bound(f, x)
+			if f == nil {
+				return nil, 0
+			}
+		case *ssa.Alloc: // a captured parameter
+			n := spilled(f.Function, x)
+			if n == 0 {
+				return nil, 0
+			}
+			v = f.Params[n-1]
+		case *ssa.UnOp:
+			v = x.X
+			if _, ok := v.(*ssa.FieldAddr); ok {
+				return nil, 0
+			}
+		case *ssa.MakeInterface:
+			v = x.X
+		case *ssa.ChangeInterface:
+			v = x.X
+		case *ssa.ChangeType:
+			v = x.X
+		default:
+			return nil, 0
+		}
+	}
+	return nil, 0
+}
+
+// specialiser makes the copies.
+type specialiser struct {
+	p     *Program
+	made  map[string]*function
+	count map[*ssa.Function]int
+	work  []*function
+}
+
+// call replaces the callees of a call.
+func (s *specialiser) call(f *function, c *call) {
+	for i, g := range c.callees {
+		c.callees[i] = s.target(f, c, g)
+	}
+	for i, g := range c.through {
+		c.through[i] = s.target(f, c, g)
+	}
+}
+
+// target returns the copy of a callee for the places that a call passes, or the callee itself.
+func (s *specialiser) target(f *function, c *call, g *function) *function {
+	if g.binds != nil || g.outer != nil { // it is a copy
+		return g
+	}
+	outer := f.around(g)
+	if len(g.needs) == 0 && outer == nil {
+		return g
+	}
+	binds := map[int]place{}
+	for i, at := range s.p.bindsOf(f, c, g) {
+		if g.needs[i] {
+			binds[i] = at
+		}
+	}
+	if len(binds) == 0 && outer == nil {
+		return g
+	}
+	key := fmt.Sprintf("%p %p", g, outer)
+	for _, i := range slices.Sorted(maps.Keys(binds)) {
+		key += fmt.Sprintf(" %d=%s", i, s.p.keyOf(binds[i]))
+	}
+	if s.made[key] == nil {
+		if s.count[g.Function] >= maxSpecial {
+			return g
+		}
+		s.count[g.Function]++
+		s.made[key] = g.specialised(binds, outer)
+		s.work = append(s.work, s.made[key])
+	}
+	return s.made[key]
+}
+
+// around returns the copy that a closure belongs to: f or a function around it. It is nil if that is no copy.
+func (f *function) around(g *function) *function {
+	for x := f; x != nil; x = x.outer {
+		if g.Parent() == x.Function && (x.binds != nil || x.outer != nil) {
+			return x
+		}
+	}
+	return nil
+}
+
+// specialised returns a copy of a function for places that parameters lead to, within a copy of the function around it.
+func (f *function) specialised(binds map[int]place, outer *function) *function {
+	g := *f
+	g.binds, g.outer, g.base = binds, outer, f
+	g.pointers = nil
+	g.ops = slices.Clone(f.ops)
+	g.calls = make([]*call, len(f.calls))
+	for i, c := range f.calls {
+		k := *c
+		k.callees, k.through = slices.Clone(c.origin(c.callees)), slices.Clone(c.origin(c.through))
+		g.calls[i] = &k
+	}
+	return &g
+}
+
+// origin returns functions without the copies that have replaced them.
+func (c *call) origin(list []*function) []*function {
+	out := make([]*function, len(list))
+	for i, f := range list {
+		if out[i] = f; f.base != nil {
+			out[i] = f.base
+		}
+	}
+	if list == nil {
+		return nil
+	}
+	return out
+}
+
+// keepReached leaves in the order of the program the functions that are entered from outside, and what they call.
+func (p *Program) keepReached(called map[*function]bool) {
+	reached := map[*function]bool{}
+	var work []*function
+	add := func(f *function) {
+		if !reached[f] {
+			reached[f] = true
+			work = append(work, f)
+		}
+	}
+	entries := p.entryPoints()
+	for _, f := range p.order {
+		if !called[f] || len(f.needs) == 0 || entries[f] {
+			add(f)
+		}
+	}
+	var copies []*function
+	for len(work) > 0 {
+		f := work[0]
+		work = work[1:]
+		if f.base != nil {
+			copies = append(copies, f)
+		}
+		for _, c := range f.calls {
+			for _, g := range append(slices.Clone(c.callees), c.through...) {
+				add(g)
+			}
+		}
+	}
+	slices.SortStableFunc(copies, func(a, b *function) int { return strings.Compare(a.String(), b.String()) })
+	p.order = append(slices.DeleteFunc(p.order, func(f *function) bool { return !reached[f] }), copies...)
+}
+
+// entryPoints are the functions that package ib, or another goroutine, calls.
+func (p *Program) entryPoints() map[*function]bool {
+	is := map[*function]bool{}
+	all := map[string][]string{}
+	for _, i := range driverInterfaces {
+		it := p.iface(i)
+		for k := 0; it != nil && k < it.NumMethods(); k++ {
+			all[i] = append(all[i], it.Method(k).Name())
+		}
+	}
+	roots := slices.Concat(p.methods(all), p.noSleepRoots(), p.stored(clientFields, false))
+	for _, r := range roots {
+		is[r.f] = true
+	}
+	return is
+}
+
+// lock returns what a call does to a lock, and the pointer to it.
+func (c *call) lock() (lockCallKind, ssa.Value) {
+	at, ok := c.at.(ssa.CallInstruction)
+	if !ok {
+		return noLockCall, nil
+	}
+	common := at.Common()
+	if fn := common.StaticCallee(); fn != nil && lockCall(fn) != noLockCall && len(common.Args) > 0 {
+		return lockCall(fn), common.Args[0]
+	}
+	if common.IsInvoke() && len(c.callees) == 0 {
+		for _, o := range c.library {
+			if r := o.Signature().Recv(); r != nil && isMutex(deref(r.Type())) {
+				return lockKind(o.Name()), common.Value
+			}
+		}
+	}
+	return noLockCall, nil
+}
