@@ -5,6 +5,7 @@ import (
 	"go/constant"
 	"go/token"
 	"go/types"
+	"maps"
 	"slices"
 
 	"golang.org/x/tools/go/ssa"
@@ -43,10 +44,12 @@ const (
 	postRecv = "(*" + completionPath + ".QP).PostRecv"
 )
 
-// completion is a function that a work request is posted with, and the contexts of its queue.
+// completion is a function that a work request is posted with, and the contexts of its queue. The queue is one of those that some
+// calls of New make.
 type completion struct {
-	f  *function
-	in contexts
+	f    *function
+	in   contexts
+	made map[*ssa.Call]bool
 }
 
 // isDone reports whether a field has the function of a work request.
@@ -56,7 +59,7 @@ func isDone(v *types.Var) bool {
 
 // findCompletions finds the functions of work requests, and adds those of Direct queues to the callees of CQ.Process.
 func (p *Program) findCompletions() {
-	q := &queueQuery{p: p, in: map[*function]contexts{}}
+	q := &queueQuery{p: p, of: map[*function]*completion{}, made: map[*ssa.Call]bool{}}
 	for _, f := range p.order {
 		if k := pkgOf(f.Function); k != nil && k.Path() == completionPath {
 			continue
@@ -68,11 +71,11 @@ func (p *Program) findCompletions() {
 		}
 	}
 	for _, f := range p.order {
-		if in, ok := q.in[f]; ok {
-			p.completions = append(p.completions, completion{f, in})
+		if k := q.of[f]; k != nil {
+			p.completions = append(p.completions, *k)
 		}
 	}
-	p.processDirect()
+	q.processDirect()
 }
 
 // calls returns the full name of a function that a call may lead to and that is wanted; "": there is none.
@@ -93,25 +96,47 @@ func (c *call) calls(want func(string) bool) string {
 	return ""
 }
 
-func (p *Program) processDirect() {
-	var list []*function
-	for _, k := range p.completions {
-		if k.in&direct != 0 {
-			list = append(list, k.f)
-		}
-	}
-	for _, f := range p.order {
+// processDirect adds the functions of Direct queues to the callees of the calls that process these queues.
+func (q *queueQuery) processDirect() {
+	for _, f := range q.p.order {
 		for _, c := range f.calls {
 			if c.calls(func(name string) bool { return name == process }) == "" {
 				continue
 			}
-			for _, g := range list {
-				if !slices.Contains(c.callees, g) {
-					c.callees = append(c.callees, g)
+			made := q.processed(f, c)
+			for _, k := range q.p.completions {
+				if k.in&direct != 0 && intersect(k.made, made) && !slices.Contains(c.callees, k.f) {
+					c.callees = append(c.callees, k.f)
 				}
 			}
 		}
 	}
+}
+
+// processed returns the calls of New that may have made the queue which a call processes.
+func (q *queueQuery) processed(f *function, c *call) map[*ssa.Call]bool {
+	common := c.at.(ssa.CallInstruction).Common()
+	v := common.Value
+	if !common.IsInvoke() {
+		if len(common.Args) == 0 {
+			return nil
+		}
+		v = common.Args[0]
+	}
+	q.made = map[*ssa.Call]bool{}
+	if in := q.ofCQ(v, nil); in == 0 || in&elsewhere != 0 {
+		q.ofPackage(pkgOf(f.Function))
+	}
+	return q.made
+}
+
+func intersect(a, b map[*ssa.Call]bool) bool {
+	for k := range a {
+		if b[k] {
+			return true
+		}
+	}
+	return false
 }
 
 // completionRoots are the functions of work requests that may not sleep.
@@ -127,8 +152,9 @@ func (p *Program) completionRoots() (roots []root) {
 // queueQuery finds the contexts of queues.
 type queueQuery struct {
 	p      *Program
-	in     map[*function]contexts
-	inits  []initStore // nil: not found yet
+	of     map[*function]*completion
+	made   map[*ssa.Call]bool // the calls of New that the present query has found
+	inits  []initStore        // nil: not found yet
 	nested int
 }
 
@@ -156,10 +182,11 @@ func (q *queueQuery) post(c *call, name string) {
 func (q *queueQuery) pair(pkg *types.Package, name string, queue, done ssa.Value, depth int) {
 	fn := parameterIn(queue, done)
 	if fn == nil || depth == maxFrames || len(q.p.traces.callers[fn]) == 0 {
+		q.made = map[*ssa.Call]bool{}
 		in := q.ofPost(pkg, name, queue)
 		for _, o := range q.p.traces.origins(done, nil, nil) {
 			if f := q.p.funcs[functionOf(o.v)]; f != nil {
-				q.in[f] |= in
+				q.add(f, in)
 			}
 		}
 		return
@@ -175,6 +202,15 @@ func (q *queueQuery) pair(pkg *types.Package, name string, queue, done ssa.Value
 			q.pair(pkg, name, a, b, depth+1)
 		}
 	}
+}
+
+// add notes that a function is called in some contexts, for the queue of the present query.
+func (q *queueQuery) add(f *function, in contexts) {
+	if q.of[f] == nil {
+		q.of[f] = &completion{f: f, made: map[*ssa.Call]bool{}}
+	}
+	q.of[f].in |= in
+	maps.Copy(q.of[f].made, q.made)
 }
 
 // parameterIn returns the function that one of two values is a parameter of.
@@ -211,7 +247,8 @@ func (q *queueQuery) ofPackage(pkg *types.Package) (in contexts) {
 			continue
 		}
 		eachCall(f.Function, func(at ssa.CallInstruction, name string, args []ssa.Value) {
-			if name == newCQ {
+			if c, ok := at.(*ssa.Call); ok && name == newCQ {
+				q.made[c] = true
 				in |= q.ofArgument(args[1], nil)
 			}
 		})
@@ -266,6 +303,7 @@ func (q *queueQuery) ofCQ(v ssa.Value, at *frame) (in contexts) {
 		case c == nil:
 			in |= elsewhere
 		default:
+			q.made[c] = true
 			in |= q.ofArgument(c.Call.Args[1], o.at)
 		}
 	}

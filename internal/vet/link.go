@@ -49,12 +49,55 @@ func (p *Program) link(every map[*ssa.Function]bool) {
 	}
 	p.passFunctions()
 	p.traces = newTracer(p)
+	p.refine()
 	p.checkForeign()
 	p.checkStreams()
 	p.findCompletions()
 	p.specialise()
 	p.flowLocks()
 	p.markPrograms()
+}
+
+// refine removes callees that function values in maps cannot be: the call graph tells maps apart by the type of their elements alone.
+// It also finds the functions that are called by reflection.
+func (p *Program) refine() {
+	for _, f := range p.order {
+		for _, c := range f.calls {
+			common := c.at.(ssa.CallInstruction).Common()
+			switch {
+			case c.static != nil && reflectCalls[c.static.FullName()]:
+				for _, o := range p.traces.origins(common.Args[0], nil, nil) {
+					if k, ok := o.v.(*ssa.Call); ok && fullName(k.Call.StaticCallee()) == "reflect.ValueOf" {
+						for _, fn := range p.traces.functions(k.Call.Args[0]) {
+							p.addCallee(c, fn)
+						}
+					}
+				}
+			case !common.IsInvoke() && common.StaticCallee() == nil && len(c.callees) > 1 && c.through == nil && c.param == 0:
+				if list := p.traces.functions(common.Value); list != nil {
+					c.callees = slices.DeleteFunc(c.callees, func(g *function) bool { return !slices.Contains(list, g.Function) })
+					c.own = min(c.own, len(c.callees))
+				}
+			}
+		}
+	}
+}
+
+// reflectCalls call the function that a reflect.Value has.
+var reflectCalls = map[string]bool{"(reflect.Value).Call": true, "(reflect.Value).CallSlice": true}
+
+// functions returns the functions that a value may be, nil if one of them is not known.
+func (t *tracer) functions(v ssa.Value) (list []*ssa.Function) {
+	for _, o := range t.origins(v, nil, nil) {
+		fn := functionOf(o.v)
+		if fn == nil && !isNil(o.v) {
+			return nil
+		}
+		if fn != nil {
+			list = append(list, fn)
+		}
+	}
+	return list
 }
 
 // checkForeign looks at calls by interfaces whose values come from other packages, as results: net.Dial returns a net.Conn.

@@ -34,19 +34,23 @@ type tracer struct {
 	p        *Program
 	fields   map[*types.Var][]ssa.Value
 	variable map[ssa.Value][]ssa.Value // by *ssa.Global or *ssa.Alloc
-	elements map[string][]ssa.Value    // of slices, maps and channels, by the type of the container
+	elements map[string][]element      // of slices, maps and channels, by the type of the container
 	closures map[*ssa.Function][]*ssa.MakeClosure
 	calls    map[ssa.Instruction]*call
 	callers  map[*ssa.Function][]caller
 	frames   map[frame]*frame
-	outputs  []*ssa.Call // see redirects
-	depth    int         // of traces of pointers within traces
+	made     map[ssa.Value][]origin // see makers
+	outputs  []*ssa.Call            // see redirects
+	depth    int                    // of traces of pointers within traces
 }
+
+// element is a value that is put into a container.
+type element struct{ container, v ssa.Value }
 
 // newTracer indexes the stores and calls of a linked program.
 func newTracer(p *Program) *tracer {
 	t := &tracer{
-		p: p, fields: map[*types.Var][]ssa.Value{}, variable: map[ssa.Value][]ssa.Value{}, elements: map[string][]ssa.Value{},
+		p: p, fields: map[*types.Var][]ssa.Value{}, variable: map[ssa.Value][]ssa.Value{}, elements: map[string][]element{}, made: map[ssa.Value][]origin{},
 		closures: map[*ssa.Function][]*ssa.MakeClosure{}, calls: map[ssa.Instruction]*call{},
 		callers: map[*ssa.Function][]caller{}, frames: map[frame]*frame{},
 	}
@@ -74,7 +78,7 @@ func (t *tracer) index(at ssa.Instruction) {
 			v := fieldVar(addr.X.Type(), addr.Field)
 			t.fields[v] = append(t.fields[v], at.Val)
 		case *ssa.IndexAddr:
-			t.element(addr.X.Type(), at.Val)
+			t.element(addr.X, at.Val)
 		case *ssa.Global, *ssa.Alloc:
 			t.variable[addr] = append(t.variable[addr], at.Val)
 		case *ssa.FreeVar:
@@ -83,24 +87,24 @@ func (t *tracer) index(at ssa.Instruction) {
 			}
 		}
 	case *ssa.Send:
-		t.element(at.Chan.Type(), at.X)
+		t.element(at.Chan, at.X)
 	case *ssa.Select:
 		for _, s := range at.States {
 			if s.Dir == types.SendOnly {
-				t.element(s.Chan.Type(), s.Send)
+				t.element(s.Chan, s.Send)
 			}
 		}
 	case *ssa.MapUpdate:
-		t.element(at.Map.Type(), at.Value)
+		t.element(at.Map, at.Value)
 	case *ssa.MakeClosure:
 		fn := at.Fn.(*ssa.Function)
 		t.closures[fn] = append(t.closures[fn], at)
 	}
 }
 
-func (t *tracer) element(container types.Type, v ssa.Value) {
-	key := elementKey(container)
-	t.elements[key] = append(t.elements[key], v)
+func (t *tracer) element(container, v ssa.Value) {
+	key := elementKey(container.Type())
+	t.elements[key] = append(t.elements[key], element{container, v})
 }
 
 // elementKey is the same for an array, a pointer to it and a slice, and for the directions of a channel.
@@ -200,9 +204,9 @@ func (s *trace) visit(v ssa.Value, at *frame) {
 	case *ssa.UnOp:
 		s.unary(v, at)
 	case *ssa.Lookup:
-		s.container(v.X.Type())
+		s.container(v.X)
 	case *ssa.Index:
-		s.container(v.X.Type())
+		s.container(v.X)
 	case *ssa.Extract:
 		s.extract(v, at)
 	case *ssa.Call:
@@ -217,7 +221,7 @@ func (s *trace) unary(v *ssa.UnOp, at *frame) {
 	case token.MUL:
 		s.load(v.X, at)
 	case token.ARROW:
-		s.container(v.X.Type())
+		s.container(v.X)
 	default:
 		s.leaf(v, at)
 	}
@@ -230,12 +234,12 @@ func (s *trace) extract(v *ssa.Extract, at *frame) {
 	case *ssa.TypeAssert:
 		s.visit(x.X, at)
 	case *ssa.Lookup:
-		s.container(x.X.Type())
+		s.container(x.X)
 	case *ssa.UnOp:
-		s.container(x.X.Type())
+		s.container(x.X)
 	case *ssa.Next:
 		if r, ok := x.Iter.(*ssa.Range); ok && v.Index == 2 {
-			s.container(r.X.Type())
+			s.container(r.X)
 			return
 		}
 		s.leaf(v, at)
@@ -244,13 +248,47 @@ func (s *trace) extract(v *ssa.Extract, at *frame) {
 	}
 }
 
-// container visits what is stored in containers of a type.
-func (s *trace) container(t types.Type) {
-	list := s.elements[elementKey(t)]
-	if len(list) == 0 {
+// container visits what is stored in a container: a map or channel of which is known where it was made, else any of the type.
+func (s *trace) container(x ssa.Value) {
+	found := false
+	from := s.makers(x)
+	for _, e := range s.elements[elementKey(x.Type())] {
+		if from != nil {
+			if to := s.makers(e.container); to != nil && !slices.ContainsFunc(to, func(o origin) bool { return slices.Contains(from, o) }) {
+				continue
+			}
+		}
+		found = true
+		s.visit(e.v, nil)
+	}
+	if !found {
 		s.leaf(nil, nil)
 	}
-	s.all(list, nil)
+}
+
+// makers returns where a map or channel was made, nil if that is not known.
+func (t *tracer) makers(x ssa.Value) []origin {
+	if list, ok := t.made[x]; ok {
+		return list
+	}
+	t.made[x] = nil // while it is looked for
+	switch x.Type().Underlying().(type) {
+	case *types.Map, *types.Chan:
+	default:
+		return nil
+	}
+	var list []origin
+	for _, o := range t.origins(x, nil, nil) {
+		switch o.v.(type) {
+		case *ssa.MakeMap, *ssa.MakeChan:
+			list = append(list, origin{o.v, nil})
+		case *ssa.Const:
+		default:
+			return nil
+		}
+	}
+	t.made[x] = list
+	return list
 }
 
 // field visits what is stored in a field.
@@ -370,7 +408,7 @@ func (s *trace) load(addr ssa.Value, at *frame) {
 	case *ssa.FieldAddr:
 		s.field(fieldVar(addr.X.Type(), addr.Field))
 	case *ssa.IndexAddr:
-		s.container(addr.X.Type())
+		s.container(addr.X)
 	case *ssa.FreeVar:
 		s.freeVar(addr, s.load)
 	default:

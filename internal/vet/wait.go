@@ -1,6 +1,7 @@
 package vet
 
 import (
+	"go/constant"
 	"go/token"
 	"go/types"
 	"slices"
@@ -21,7 +22,7 @@ func waits(f *ssa.Function) (list []loop) {
 		w.places = w.observedPlaces()
 		for _, s := range w.cycles() {
 			if at, ok := w.ends(s); ok && !yielding(s) {
-				list = append(list, loop{at, posIn(s, at), "until another goroutine has done something"})
+				list = append(list, loop{at, w.posIn(s, at), "until another goroutine has done something"})
 			}
 		}
 	}
@@ -339,7 +340,8 @@ func (w *waiting) cycles() (list []blockSet) {
 	return list
 }
 
-// next returns the blocks that follow without progress: the case of a select that was ready is progress.
+// next returns the blocks that follow without progress. The case of a select that was ready is progress, as is a lock taken or a
+// value swapped.
 func (w *waiting) next(b *ssa.BasicBlock) []*ssa.BasicBlock {
 	cond, ok := b.Instrs[len(b.Instrs)-1].(*ssa.If)
 	if !ok {
@@ -352,7 +354,61 @@ func (w *waiting) next(b *ssa.BasicBlock) []*ssa.BasicBlock {
 			}
 		}
 	}
+	switch succeeds(cond.Cond) {
+	case 1:
+		return b.Succs[1:]
+	case -1:
+		return b.Succs[:1]
+	}
 	return b.Succs
+}
+
+// succeeds returns 1 if a condition is that a CompareAndSwap, Swap or TryLock has changed something, -1 if it is the opposite, else 0.
+func succeeds(cond ssa.Value) int {
+	switch v := cond.(type) {
+	case *ssa.UnOp:
+		if v.Op == token.NOT {
+			return -succeeds(v.X)
+		}
+	case *ssa.BinOp:
+		return swapped(v)
+	case *ssa.Call:
+		if fn := v.Call.StaticCallee(); fn != nil && lockCall(fn) == tryCalled {
+			return 1
+		}
+		switch atomicCall(v) {
+		case "CompareAndSwap":
+			return 1
+		case "Swap": // of a Bool
+			if c, ok := v.Call.Args[1].(*ssa.Const); ok && c.Value != nil && c.Value.Kind() == constant.Bool {
+				if constant.BoolVal(c.Value) {
+					return -1
+				}
+				return 1
+			}
+		}
+	}
+	return 0
+}
+
+// swapped does so for a comparison of what Swap returns with a constant.
+func swapped(v *ssa.BinOp) int {
+	c, ok := v.X.(*ssa.Call)
+	with, is := v.Y.(*ssa.Const)
+	if !ok || !is || atomicCall(c) != "Swap" {
+		return 0
+	}
+	stored, ok := c.Call.Args[1].(*ssa.Const)
+	if !ok || stored.Value == nil || with.Value == nil || !constant.Compare(stored.Value, token.EQL, with.Value) {
+		return 0
+	}
+	switch v.Op {
+	case token.EQL:
+		return -1
+	case token.NEQ:
+		return 1
+	}
+	return 0
 }
 
 // ends returns the branch on which a cycle waits for other goroutines. A cycle that a variable of its own ends does not wait.
@@ -411,10 +467,14 @@ func sortedBlocks(s blockSet) (list []*ssa.BasicBlock) {
 	return list
 }
 
-// posIn returns the place of a branch, or of the first instruction of its cycle that has one.
-func posIn(s blockSet, at ssa.Instruction) token.Pos {
-	if cond, ok := at.(*ssa.If); ok && cond.Cond.Pos().IsValid() {
-		return cond.Cond.Pos()
+// posIn returns the place where a cycle looks at what it waits for, or of its first instruction that has one.
+func (w *waiting) posIn(s blockSet, at ssa.Instruction) token.Pos {
+	if cond, ok := at.(*ssa.If); ok {
+		for _, x := range w.conditionOf(cond.Cond, s).seen {
+			if x.Pos().IsValid() {
+				return x.Pos()
+			}
+		}
 	}
 	for _, b := range sortedBlocks(s) {
 		for _, x := range b.Instrs {
