@@ -61,7 +61,7 @@ func isDone(v *types.Var) bool {
 func (p *Program) findCompletions() {
 	q := &queueQuery{p: p, of: map[*function]*completion{}, made: map[*ssa.Call]bool{}}
 	for _, f := range p.order {
-		if k := pkgOf(f.Function); k != nil && k.Path() == completionPath {
+		if k := pkgOf(f.Function); k != nil && k.Path() == completionPath && f.Synthetic == "" {
 			continue
 		}
 		for _, c := range f.calls {

@@ -188,7 +188,11 @@ func (p *Program) findLock(f *function, v ssa.Value) *lock {
 		}
 		return class
 	default:
-		return p.lockOf(addr)
+		l := p.lockOf(addr)
+		if by := p.lockOf(v); by != nil && l != nil && (l.name == "new" || l.name == "complit") {
+			l.name = by.name // of the field that leads to it
+		}
+		return l
 	}
 }
 
