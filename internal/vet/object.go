@@ -104,6 +104,9 @@ func (p *Program) only(list []ssa.Value, in func(ssa.Value) *function, left int)
 
 // returned returns where the result of a call leads to.
 func (p *Program) returned(f *function, v *ssa.Call, left int) place {
+	if fullName(v.Call.StaticCallee()) == "(*sync.RWMutex).RLocker" {
+		return p.leads(f, v.Call.Args[0], left)
+	}
 	c := p.traces.calls[v]
 	if c == nil || len(c.here()) != 1 {
 		return place{}

@@ -269,8 +269,8 @@ func (c *call) lock() (lockCallKind, ssa.Value) {
 		return lockCall(fn), common.Args[0]
 	}
 	if common.IsInvoke() && len(c.callees) == 0 {
-		for _, o := range c.library {
-			if r := o.Signature().Recv(); r != nil && isMutex(deref(r.Type())) {
+		for _, o := range append(slices.Clip(c.library), common.Method) {
+			if r := o.Signature().Recv(); r != nil && (isMutex(deref(r.Type())) || isNamed(r.Type(), "sync.Locker")) {
 				return lockKind(o.Name()), common.Value
 			}
 		}

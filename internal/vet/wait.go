@@ -15,10 +15,10 @@ import (
 // got ahead. Nor is one that ends when a variable of its own, such as a counter, has reached a value.
 
 // waits finds the loops of a function that wait.
-func waits(f *ssa.Function) (list []loop) {
+func waits(f *ssa.Function, known map[ssa.CallInstruction][]*ssa.Function) (list []loop) {
 	pure := purity{}
 	for _, body := range naturalLoops(f) {
-		w := &waiting{body: body, pure: pure}
+		w := &waiting{body: body, pure: pure, known: known}
 		w.places = w.observedPlaces()
 		for _, s := range w.cycles() {
 			if at, ok := w.ends(s); ok && !yielding(s) {
@@ -77,7 +77,8 @@ func naturalLoops(f *ssa.Function) (list []blockSet) {
 type waiting struct {
 	body   blockSet
 	pure   purity
-	places map[any]bool // fields and variables that conditions of the loop depend on
+	known  map[ssa.CallInstruction][]*ssa.Function // callees of interfaces and function values
+	places map[any]bool                            // fields and variables that conditions of the loop depend on
 }
 
 // condition is what a branch depends on, within a set of blocks.
@@ -204,10 +205,17 @@ func (w *waiting) looks(at ssa.Instruction) bool {
 		case "":
 			o, _ := calleeObject(at).(*types.Func)
 			fn := at.Call.StaticCallee()
-			return fn != nil && lockCall(fn) == tryCalled || o != nil && slices.Contains(observers, o.FullName()) || fn != nil && w.pure.of(fn)
+			return fn != nil && lockCall(fn) == tryCalled || o != nil && slices.Contains(observers, o.FullName()) || fn != nil && w.pure.of(fn) ||
+				fn == nil && w.onlyLooks(at)
 		}
 	}
 	return false
+}
+
+// onlyLooks reports whether all callees of an interface or function value do nothing but look.
+func (w *waiting) onlyLooks(at *ssa.Call) bool {
+	list := w.known[at]
+	return len(list) > 0 && !slices.ContainsFunc(list, func(fn *ssa.Function) bool { return !w.pure.of(fn) })
 }
 
 func isChan(t types.Type) bool {

@@ -1,0 +1,200 @@
+package vet
+
+import (
+	"go/types"
+	"slices"
+	"strings"
+
+	"golang.org/x/tools/go/ssa"
+)
+
+// refine removes callees that function values in maps cannot be: the call graph tells maps apart by the type of their elements alone.
+// It also finds the functions that are called by reflection.
+func (p *Program) refine() {
+	for _, f := range p.order {
+		for _, c := range f.calls {
+			common := c.at.(ssa.CallInstruction).Common()
+			p.addGiven(c, common)
+			switch {
+			case c.static != nil && reflectCalls[c.static.FullName()]:
+				for _, o := range p.traces.origins(common.Args[0], nil, nil) {
+					if k, ok := o.v.(*ssa.Call); ok && fullName(k.Call.StaticCallee()) == "reflect.ValueOf" {
+						for _, fn := range p.traces.functions(k.Call.Args[0]) {
+							p.addCallee(c, fn)
+						}
+					}
+				}
+			case !common.IsInvoke() && common.StaticCallee() == nil && len(c.callees) > 1 && c.through == nil && c.param == 0:
+				if list := p.traces.functions(common.Value); list != nil {
+					c.callees = slices.DeleteFunc(c.callees, func(g *function) bool { return !slices.Contains(list, g.Function) })
+					c.own = min(c.own, len(c.callees))
+				}
+			case !common.IsInvoke() && common.StaticCallee() == nil && len(c.callees) == 0 && c.through == nil && c.param == 0:
+				p.addWrapped(c, common)
+			}
+		}
+	}
+}
+
+// addGiven adds the functions, and the methods of values, that a call passes to another package, which calls them: functions in
+// variables, what sort.Sort and fmt.Sprint get.
+func (p *Program) addGiven(c *call, common *ssa.CallCommon) {
+	if c.static == nil || p.ours(c.static.Pkg()) || posts[c.static.FullName()] != (post{}) {
+		return
+	}
+	for _, a := range common.Args {
+		if _, ok := a.Type().Underlying().(*types.Signature); ok && functionOf(a) == nil {
+			for _, fn := range p.traces.functions(a) {
+				p.addCallee(c, fn)
+			}
+		}
+		for _, v := range literal(a) {
+			if m, ok := v.(*ssa.MakeInterface); ok {
+				p.addMethods(c, m)
+			}
+		}
+	}
+}
+
+// literal returns the elements of a slice that is made for a variadic call, else the value itself.
+func literal(v ssa.Value) (list []ssa.Value) {
+	s, ok := v.(*ssa.Slice)
+	if !ok {
+		return []ssa.Value{v}
+	}
+	if a, ok := s.X.(*ssa.Alloc); ok {
+		for _, r := range *a.Referrers() {
+			if i, ok := r.(*ssa.IndexAddr); ok {
+				for _, r := range *i.Referrers() {
+					if st, ok := r.(*ssa.Store); ok {
+						list = append(list, st.Val)
+					}
+				}
+			}
+		}
+	}
+	return list
+}
+
+// formatters are the methods of values that package fmt and the encoders look for.
+var formatters = []string{"String", "Error", "Format", "GoString", "MarshalJSON", "MarshalText", "MarshalBinary", "LogValue"}
+
+// addMethods adds the methods of a value that another package gets as an interface: those of the interface, or what formats it.
+func (p *Program) addMethods(c *call, m *ssa.MakeInterface) {
+	it, ok := m.Type().Underlying().(*types.Interface)
+	if !ok || isStream(m.Type()) {
+		return
+	}
+	names := formatters
+	if it.NumMethods() > 0 {
+		names = nil
+		for x := range it.Methods() {
+			names = append(names, x.Name())
+		}
+	} else if k := c.static.Pkg(); k == nil || k.Path() != "fmt" && k.Path() != "log/slog" && !strings.HasPrefix(k.Path(), "encoding/") {
+		return
+	}
+	set := p.prog.MethodSets.MethodSet(m.X.Type())
+	for i := range set.Len() {
+		if slices.Contains(names, set.At(i).Obj().Name()) {
+			if fn := p.prog.MethodValue(set.At(i)); fn != nil {
+				p.addCallee(c, fn)
+			}
+		}
+	}
+}
+
+// addWrapped adds the functions that a function of another package calls which that package has made of them, as sync.OnceFunc and
+// iter.Pull do.
+func (p *Program) addWrapped(c *call, common *ssa.CallCommon) {
+	for _, o := range p.traces.origins(common.Value, nil, nil) {
+		k, ok := o.v.(*ssa.Call)
+		if x, is := o.v.(*ssa.Extract); is {
+			k, ok = x.Tuple.(*ssa.Call)
+		}
+		if !ok {
+			continue
+		}
+		by, is := calleeObject(k).(*types.Func)
+		if !is || p.ours(by.Pkg()) {
+			continue
+		}
+		if kind, _ := outsideKind(by); kind == spawns { // what context.AfterFunc returns stops it
+			delete(p.unresolved, c.pos)
+			continue
+		}
+		for _, a := range k.Call.Args {
+			for _, fn := range p.traces.functions(a) {
+				p.addCallee(c, fn)
+				delete(p.unresolved, c.pos)
+			}
+		}
+	}
+}
+
+// reflectCalls call the function that a reflect.Value has.
+var reflectCalls = map[string]bool{"(reflect.Value).Call": true, "(reflect.Value).CallSlice": true}
+
+// functions returns the functions that a value may be, nil if one of them is not known.
+func (t *tracer) functions(v ssa.Value) (list []*ssa.Function) {
+	for _, o := range t.origins(v, nil, nil) {
+		fn := functionOf(o.v)
+		if fn == nil && !isNil(o.v) {
+			return nil
+		}
+		if fn != nil {
+			list = append(list, fn)
+		}
+	}
+	return list
+}
+
+// checkForeign looks at calls by interfaces whose values come from other packages, as results: net.Dial returns a net.Conn.
+func (p *Program) checkForeign() {
+	for _, f := range p.order {
+		for _, c := range f.calls {
+			if c.iface == nil || c.agreed || c.stream != nil || isErrorMethod(c.iface) || f.sleepsAt(c.at) {
+				continue
+			}
+			if m := p.foreignMethod(c); m != nil && m != c.iface {
+				delete(p.unresolved, c.pos)
+				p.callLibrary(f, c, m)
+			} else if m != nil && len(c.library) > 0 {
+				p.callLibrary(f, c, m)
+			}
+		}
+	}
+}
+
+func isErrorMethod(m *types.Func) bool {
+	return m.Pkg() == nil || m.Name() == "Error" || m.Name() == "String"
+}
+
+// foreignMethod returns the method that a call by an interface calls if the value is another package's; nil: it is none.
+func (p *Program) foreignMethod(c *call) *types.Func {
+	for _, o := range p.traces.origins(c.at.(ssa.CallInstruction).Common().Value, nil, nil) {
+		if o.v == nil || !types.IsInterface(o.v.Type()) {
+			continue
+		}
+		k, ok := o.v.(*ssa.Call)
+		if x, is := o.v.(*ssa.Extract); is {
+			k, ok = x.Tuple.(*ssa.Call)
+		}
+		if !ok {
+			continue
+		}
+		if by, is := calleeObject(k).(*types.Func); !is || p.ours(by.Pkg()) || by.Pkg() != nil && quiet[by.Pkg().Path()] {
+			continue
+		}
+		obj, _, _ := types.LookupFieldOrMethod(o.v.Type(), false, c.iface.Pkg(), c.iface.Name())
+		if m, ok := obj.(*types.Func); ok && !p.ours(m.Pkg()) {
+			return m
+		}
+	}
+	return nil
+}
+
+// sleepsAt reports whether an operation at an instruction sleeps.
+func (f *function) sleepsAt(at ssa.Instruction) bool {
+	return slices.ContainsFunc(f.ops, func(o op) bool { return o.at == at && o.kind == opSleep })
+}
