@@ -14,8 +14,9 @@ import (
 
 // place is a field, variable or allocation, seen from a function. The zero place is not known.
 type place struct {
-	addr ssa.Value // *ssa.FieldAddr, *ssa.IndexAddr, *ssa.Global or *ssa.Alloc
+	addr ssa.Value // *ssa.FieldAddr, *ssa.IndexAddr, *ssa.Global or *ssa.Alloc; nil: it is not known where
 	in   *function
+	typ  types.Type // of the value in an interface, nil if that is not known
 }
 
 // maxPlaces limits the steps by which a pointer is followed.
@@ -30,7 +31,7 @@ func (p *Program) leads(f *function, v ssa.Value, left int) place {
 	}
 	switch v := v.(type) {
 	case *ssa.FieldAddr, *ssa.IndexAddr, *ssa.Global, *ssa.Alloc:
-		return place{v, f}
+		return place{addr: v, in: f}
 	case *ssa.Parameter:
 		return f.binds[slices.Index(f.Params, v)]
 	case *ssa.FreeVar:
@@ -45,7 +46,9 @@ func (p *Program) leads(f *function, v ssa.Value, left int) place {
 	case *ssa.ChangeInterface:
 		return p.leads(f, v.X, left-1)
 	case *ssa.MakeInterface:
-		return p.leads(f, v.X, left-1)
+		at := p.leads(f, v.X, left-1)
+		at.typ = v.X.Type()
+		return at
 	case *ssa.TypeAssert:
 		return p.leads(f, v.X, left-1)
 	case *ssa.Call:
@@ -126,14 +129,23 @@ func (p *Program) returned(f *function, v *ssa.Call, left int) place {
 func (p *Program) bindsOf(f *function, c *call, g *function) map[int]place {
 	binds := map[int]place{}
 	for i, v := range g.Params {
-		if !p.split.needs(v.Type()) {
+		if !g.needs[i] && !p.split.needs(v.Type()) {
 			continue
 		}
-		if at := p.placeAt(f, argument(c, g.Function, i)); p.keyOf(at) != "" {
+		if at := p.placeAt(f, argument(c, g.Function, i)); bindKey(p, at) != "" {
 			binds[i] = at
 		}
 	}
 	return binds
+}
+
+// bindKey names a place with the type of the value.
+func bindKey(p *Program, at place) string {
+	key := p.keyOf(at)
+	if at.typ != nil {
+		key += " " + at.typ.String()
+	}
+	return key
 }
 
 // keyOf names a place; "": it is not known which of several it is.

@@ -2,6 +2,7 @@ package vet
 
 import (
 	"fmt"
+	"go/types"
 	"maps"
 	"slices"
 	"strings"
@@ -56,6 +57,9 @@ func (p *Program) findNeeds() (any bool) {
 			if kind, v := c.lock(); kind != noLockCall && mark(f, v) {
 				any = true
 			}
+			if p.chooses(c) && mark(f, c.at.(ssa.CallInstruction).Common().Value) {
+				any = true
+			}
 		}
 	}
 	for changed := any; changed; {
@@ -75,12 +79,17 @@ func (p *Program) findNeeds() (any bool) {
 	return any
 }
 
+// chooses reports whether a call by an interface of the program may lead to several methods.
+func (p *Program) chooses(c *call) bool {
+	return c.iface != nil && !c.agreed && p.ours(c.iface.Pkg()) && c.iface.Pkg().Path() != ibPath && len(c.callees)+len(c.library) > 1
+}
+
 // rootParameter returns the parameter that the place of a lock depends on, and the function that has it: f, or one around it.
 func (p *Program) rootParameter(f *function, v ssa.Value) (*function, int) {
 	for range maxPlaces {
 		switch x := v.(type) {
 		case *ssa.Parameter:
-			if p.split.needs(x.Type()) {
+			if p.split.needs(x.Type()) || types.IsInterface(x.Type()) {
 				return f, slices.Index(f.Params, x)
 			}
 			return nil, 0
@@ -128,11 +137,37 @@ type specialiser struct {
 
 // call replaces the callees of a call.
 func (s *specialiser) call(f *function, c *call) {
+	if f.base != nil && s.p.chooses(c) {
+		s.p.choose(f, c)
+	}
 	for i, g := range c.callees {
 		c.callees[i] = s.target(f, c, g)
 	}
 	for i, g := range c.through {
 		c.through[i] = s.target(f, c, g)
+	}
+}
+
+// choose leaves of the callees of an interface those of the type that the copy of a function is for.
+func (p *Program) choose(f *function, c *call) {
+	at := p.placeAt(f, c.at.(ssa.CallInstruction).Common().Value)
+	if at.typ == nil {
+		return
+	}
+	sel := p.prog.MethodSets.MethodSet(at.typ).Lookup(c.iface.Pkg(), c.iface.Name())
+	if sel == nil {
+		return
+	}
+	fn := p.prog.MethodValue(sel)
+	is := func(g *function) bool { return g.Function == fn }
+	if !slices.ContainsFunc(c.callees, is) {
+		return
+	}
+	c.callees = slices.DeleteFunc(c.callees, func(g *function) bool { return !is(g) })
+	c.own = len(c.callees)
+	if len(c.library) > 0 { // that is not what is called
+		c.library = nil
+		f.ops = slices.DeleteFunc(f.ops, func(o op) bool { return o.at == c.at && o.kind == opSleep })
 	}
 }
 
@@ -156,7 +191,7 @@ func (s *specialiser) target(f *function, c *call, g *function) *function {
 	}
 	key := fmt.Sprintf("%p %p", g, outer)
 	for _, i := range slices.Sorted(maps.Keys(binds)) {
-		key += fmt.Sprintf(" %d=%s", i, s.p.keyOf(binds[i]))
+		key += fmt.Sprintf(" %d=%s", i, bindKey(s.p, binds[i]))
 	}
 	if s.made[key] == nil {
 		if s.count[g.Function] >= maxSpecial {

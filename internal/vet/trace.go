@@ -358,13 +358,16 @@ func (s *trace) result(c *ssa.Call, i int, v ssa.Value, at *frame) {
 		return
 	}
 	k := s.calls[c]
-	if k == nil || len(k.here()) == 0 {
+	if k == nil || len(k.here()) == 0 || len(k.library) > 0 {
 		s.leaf(v, at)
+	}
+	if k == nil {
 		return
 	}
 	for _, g := range k.here() {
 		fn := g.Function
-		if len(fn.Params) > 0 && argument(k, fn, 0) == nil || fn.Signature.Results().Len() <= i {
+		static := c.Call.StaticCallee()
+		if static != nil && static != fn || len(fn.Params) > 0 && argument(k, fn, 0) == nil || fn.Signature.Results().Len() <= i {
 			s.leaf(v, at)
 			continue
 		}
