@@ -11,8 +11,9 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// Functions that completions call (package ib/completion) may sleep or not by the context of their queue, which is a constant of the
-// completion.Init that the queue was made with. The tracer finds the queue of each post, and the constant of each queue.
+// The context of a completion queue (package ib/completion) decides whether the functions of its work requests may
+// sleep. It is a constant in the completion.Init of the queue. The tracer finds the queue of each post, and the
+// constant of each queue.
 
 const completionPath = module + "/ib/completion"
 
@@ -44,8 +45,8 @@ const (
 	postRecv = "(*" + completionPath + ".QP).PostRecv"
 )
 
-// completion is a function that a work request is posted with, and the contexts of its queue. The queue is one of those that some
-// calls of New make.
+// completion is the function of a work request, with the contexts of its queue and the calls of New that may have made
+// the queue.
 type completion struct {
 	f    *function
 	in   contexts
@@ -54,7 +55,8 @@ type completion struct {
 
 // isDone reports whether a field has the function of a work request.
 func isDone(v *types.Var) bool {
-	return v != nil && v.Pkg() != nil && v.Pkg().Path() == completionPath && v.Name() == "done" && isNamed(v.Type(), completionPath+".Done")
+	return v != nil && v.Pkg() != nil && v.Pkg().Path() == completionPath &&
+		v.Name() == "done" && isNamed(v.Type(), completionPath+".Done")
 }
 
 // findCompletions finds the functions of work requests, and adds those of Direct queues to the callees of CQ.Process.
@@ -178,7 +180,8 @@ func (q *queueQuery) post(c *call, name string) {
 	q.pair(pkgOf(at.Parent()), name, args[k.queue], args[k.done], 0)
 }
 
-// pair notes a function with the queue that it is posted to. If one of the two is a parameter it looks at each caller for itself.
+// pair notes a function with the queue that it is posted to. If one of the two is a parameter it looks at each caller
+// for itself.
 func (q *queueQuery) pair(pkg *types.Package, name string, queue, done ssa.Value, depth int) {
 	fn := parameterIn(queue, done)
 	if fn == nil || depth == maxFrames || len(q.p.traces.callers[fn]) == 0 {
@@ -223,7 +226,8 @@ func parameterIn(list ...ssa.Value) *ssa.Function {
 	return nil
 }
 
-// ofPost returns the contexts of the queue of a post. Of a queue whose origin is not known it assumes those of the package.
+// ofPost returns the contexts of the queue of a post. Of a queue whose origin is not known it assumes those of the
+// package.
 func (q *queueQuery) ofPost(pkg *types.Package, name string, queue ssa.Value) contexts {
 	var in contexts
 	if isNamed(queue.Type(), completionPath+".CQ") {
@@ -377,8 +381,8 @@ func (q *queueQuery) ofField(field *types.Var) contexts {
 	})
 }
 
-// ofStores returns the contexts of an Init that values are assigned to as a whole, and to whose Context some are. Without any it is
-// the zero Init.
+// ofStores returns the contexts of an Init variable from its assignments: of whole values, and of the field Context.
+// Without any, the variable is the zero Init.
 func (q *queueQuery) ofStores(whole []ssa.Value, at *frame, is func(base origin) bool) (in contexts) {
 	for _, v := range whole {
 		in |= q.ofInit(v, at)

@@ -1,12 +1,16 @@
 // Package vet checks programs against the locking contract of verbena/ib from their source. Command verbenavet runs it, and
 // docs/verbenavet.md explains its reports.
 //
-//	Load          go/packages -> SSA; one Program for each command, and one for the packages that no command imports
-//	readDirectives the //verbena: comments (directive.go)
-//	scan          calls and operations of each function (program.go): what sleeps or copies by itself, by the tables of contract.go
-//	link          callees: VTA; functions passed as arguments are resolved at each call site (passFunctions)
-//	flowLocks     locks that may be, and that must be, held at each instruction (lock.go); a lock is a class: type and field
-//	Check         effects, from operations up to callers, and reachability, from the contract's functions down (check.go)
+//	Load          go/packages -> SSA; one Program for each command, and one for the packages that no command imports (program.go)
+//	readDirectives the //verbena: comments (directive.go, annotate.go)
+//	link          callees: VTA, with library types; functions passed as arguments are resolved at each call site (link.go)
+//	scan          calls and operations of each function (scan.go): what sleeps or copies by itself, by the tables of contract.go,
+//	              and loops that wait (spin.go, wait.go)
+//	trace         where values come from (trace.go): streams (stream.go), completion queues (completion.go), functions (resolve.go)
+//	specialise    copies of functions for the places and types that callers pass (special.go, object.go)
+//	flowLocks     locks that may be, and that must be, held at each instruction (lock.go, lockflow.go)
+//	Check         effects, from operations up to callers (effect.go), and reachability, from the contract's functions down (roots.go);
+//	              nosleep.go, callback.go and held.go have the rules
 //
 // Calls through the interfaces of drivers, and of handlers, are boundaries: each side is checked against the contract, not against
 // the other. A lock that is held across a sleeping operation makes every function that waits for it a sleeping one; sleepyLocks

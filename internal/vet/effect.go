@@ -121,7 +121,8 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 				}
 				for _, u := range c.passedUnder() {
 					if sleep.of[u.f] != nil && p.escapes.at(p.Fset, c.pos, NoSleep) == nil {
-						mark(u.by, u.f.without(u.held), &cause{pos: c.pos, what: "calls " + name(u.f), next: u.f}, sleep.endsInCond(u.f), false)
+						why := &cause{pos: c.pos, what: "calls " + name(u.f), next: u.f}
+						mark(u.by, u.f.without(u.held), why, sleep.endsInCond(u.f), false)
 					}
 				}
 				if len(held) == 0 {
@@ -163,7 +164,8 @@ type under struct {
 	held lockSet
 }
 
-// passedUnder returns the functions that a call passes to its callees, with the locks that these hold when they call them.
+// passedUnder returns the functions that a call passes to its callees, with the locks that these hold when they call
+// them.
 func (c *call) passedUnder() (list []under) {
 	for _, a := range c.passes {
 		for _, g := range c.callees[:min(c.own, len(c.callees))] {
@@ -178,7 +180,8 @@ func (c *call) passedUnder() (list []under) {
 	return list
 }
 
-// heldCalling returns the locks that may be held when a function calls one of its parameters, itself or by what it passes it to.
+// heldCalling returns the locks that may be held when a function calls one of its parameters, itself or by what it
+// passes it to.
 func (f *function) heldCalling(param, depth int) lockSet {
 	held := lockSet{}
 	for _, c := range f.calls {
@@ -203,8 +206,8 @@ func (f *function) heldCalling(param, depth int) lockSet {
 	return held
 }
 
-// without returns what is held in a function all the time that it is called with some locks held. Those that its callers have to hold
-// it may let go of: what it does with them is seen in itself.
+// without returns what is held in a function all the time that it is called with some locks held. Those that its
+// callers have to hold it may let go of: what it does with them is seen in itself.
 func (f *function) without(held lockSet) lockSet {
 	left := held
 	for l := range held {

@@ -58,8 +58,8 @@ func (p *Program) link(every map[*ssa.Function]bool) {
 	p.markPrograms()
 }
 
-// addLibrary adds the functions of other packages that the program calls by an interface or as a value: the methods of types that it
-// converts to an interface, and the functions that it uses as values.
+// addLibrary adds the library functions that the program may call by an interface or a function value: the methods of
+// types that it converts to interfaces, and the functions that it uses as values.
 func (p *Program) addLibrary(all map[*ssa.Function]bool) {
 	types := map[types.Type]bool{}
 	add := map[*ssa.Function]bool{}
@@ -101,8 +101,8 @@ func functionOperands(at ssa.Instruction) (list []*ssa.Function) {
 	return list
 }
 
-// passFunctions finds who calls the functions that are passed as arguments: as if the caller called them. So that a function
-// which takes functions does not lead from each of its callers to what the others have passed.
+// passFunctions finds who calls the functions that are passed as arguments: as if the caller called them. So that a
+// function which takes functions does not lead from each of its callers to what the others have passed.
 func (p *Program) passFunctions() {
 	for changed := true; changed; {
 		changed = false
@@ -175,7 +175,8 @@ func (f *function) onlySpawns(g *function) bool {
 	return is
 }
 
-// parameterOf returns which parameter a value is, counted from 1, or with a minus sign which one of the function around; 0: none.
+// parameterOf returns which parameter a value is, counted from 1, or with a minus sign which one of the function
+// around; 0: none.
 func parameterOf(f *ssa.Function, v ssa.Value) int {
 	switch v := v.(type) {
 	case *ssa.Parameter:
@@ -242,8 +243,8 @@ func (p *Program) pass(f *function, c *call, common *ssa.CallCommon) {
 	}
 }
 
-// candidates are the functions that a value may be whose way is not known, since it led through another package, such as
-// sync/atomic: those of the same type whose address is taken in the same package.
+// candidates are the functions that a value may be whose way is not known, since it led through another package, such
+// as sync/atomic: those of the same type whose address is taken in the same package.
 func (p *Program) candidates(f *function, common *ssa.CallCommon) (list []*ssa.Function) {
 	if _, ok := common.Value.(*ssa.Parameter); ok {
 		return nil // it is for those who call
@@ -287,8 +288,8 @@ func (p *Program) taken(pkg *types.Package) []*ssa.Function {
 	return list
 }
 
-// poolNew returns the functions that a pool makes things with: those of the field or variable that it is, or where that is not known,
-// of all pools of the package.
+// poolNew returns the functions that a pool makes things with: those of the field or variable that it is, or where that
+// is not known, of all pools of the package.
 func (p *Program) poolNew(f *function, pool ssa.Value) (list []*ssa.Function) {
 	var all []*ssa.Function
 	pkg := pkgOf(f.Function)

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// lock is a class of locks: a field of a type, of all its values, or a variable. If the places of the type are told apart it has
-// parts, one for each; the class itself then stands for a lock of which the place is not known.
+// lock is a class of locks: a field of a type, of all its values, or a variable. If the places of the type are told
+// apart, the class has a part for each, and stands itself for a lock at an unknown place.
 type lock struct {
 	name  string
 	class *lock // whose part it is
@@ -38,7 +38,8 @@ type lockSite struct {
 // overlaps reports whether two locks may be one.
 func (l *lock) overlaps(k *lock) bool { return l == k || l.class == k || k.class == l }
 
-// heldAcross returns where a lock, or one that may be the same, is held across what sleeps; nil: nowhere.
+// heldAcross returns a place where a lock, or one that may be the same, is held across a sleeping operation; nil: there
+// is none.
 func (l *lock) heldAcross() *heldSleep {
 	if l.sleepy != nil {
 		return l.sleepy
@@ -142,7 +143,8 @@ func (p *Program) ofProgram(l *lock, v *types.Var) *lock {
 	return l
 }
 
-// markPrograms notes the locks that are of one program each. To wait for one is to wait for that program's memory, as a copy does.
+// markPrograms notes the locks that are of one program each. To wait for one is to wait for that program's memory, as a
+// copy does.
 func (p *Program) markPrograms() {
 	for _, f := range p.order {
 		for _, s := range f.locks.direct {
@@ -160,7 +162,8 @@ func (p *Program) lockNamed(key, name string) *lock {
 	return p.locks[key]
 }
 
-// lockAt is the lock that a pointer leads to in a function: a part of its class if it is known where it is; nil: it is not known.
+// lockAt returns the lock at the target of a pointer: a part of its class if the place is known, nil if the lock is
+// unknown.
 func (p *Program) lockAt(f *function, v ssa.Value) *lock {
 	if l, ok := f.pointers[v]; ok {
 		return l
@@ -249,8 +252,9 @@ func outerName(v ssa.Value) string {
 	return "struct"
 }
 
-// pathOf says which value a pointer leads to, "" if that is not known: two that are said alike are the same, unless somebody has
-// changed a field meanwhile; of two that differ in the parameter that they begin with, both are likely not.
+// pathOf says which value a pointer leads to, "" if that is not known: two that are said alike are the same, unless
+// somebody has changed a field meanwhile; of two that differ in the parameter that they begin with, both are likely
+// not.
 func pathOf(v ssa.Value) string {
 	switch v := v.(type) {
 	case *ssa.Parameter:

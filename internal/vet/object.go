@@ -8,9 +8,9 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// Locks of one type are told apart by where they are: in which field of which struct, or in which variable. What a pointer leads to
-// follows from the source where it is the address of a field or variable, a pointer that only one such address is assigned to, or a
-// parameter of a function that has been specialised for it.
+// Locks of one type are told apart by their place: the field of a struct, or the variable. The target of a pointer is
+// known if the pointer is the address of a field or variable, if only one such address is assigned to it, or if it is a
+// parameter of a function that has been specialised for the place.
 
 // place is a field, variable or allocation, seen from a function. The zero place is not known.
 type place struct {
@@ -22,7 +22,7 @@ type place struct {
 // maxPlaces limits the steps by which a pointer is followed.
 const maxPlaces = 12
 
-// placeAt returns where a pointer leads to.
+// placeAt returns the target of a pointer.
 func (p *Program) placeAt(f *function, v ssa.Value) place { return p.leads(f, v, maxPlaces) }
 
 func (p *Program) leads(f *function, v ssa.Value, left int) place {
@@ -57,7 +57,7 @@ func (p *Program) leads(f *function, v ssa.Value, left int) place {
 	return place{}
 }
 
-// bound returns what a variable of a closure is bound to, and the function that it is bound in.
+// bound returns the binding of a closure's variable, and the function that makes the closure.
 func (p *Program) bound(f *function, v *ssa.FreeVar) (*function, ssa.Value) {
 	if b := boundTo(v); b != nil {
 		if f.outer != nil {
@@ -71,7 +71,7 @@ func (p *Program) bound(f *function, v *ssa.FreeVar) (*function, ssa.Value) {
 	return nil, nil
 }
 
-// pointee returns where the pointer leads to that is stored at an address.
+// pointee returns the target of the pointer that is stored at an address.
 func (p *Program) pointee(f *function, addr ssa.Value, left int) place {
 	at := p.leads(f, addr, left)
 	switch v := at.addr.(type) {
@@ -105,7 +105,7 @@ func (p *Program) only(list []ssa.Value, in func(ssa.Value) *function, left int)
 	return one
 }
 
-// returned returns where the result of a call leads to.
+// returned returns the target of the pointer that a call returns.
 func (p *Program) returned(f *function, v *ssa.Call, left int) place {
 	if fullName(v.Call.StaticCallee()) == "(*sync.RWMutex).RLocker" {
 		return p.leads(f, v.Call.Args[0], left)
@@ -125,7 +125,7 @@ func (p *Program) returned(f *function, v *ssa.Call, left int) place {
 	return p.only(results, func(ssa.Value) *function { return g }, left)
 }
 
-// bindsOf returns where the arguments of a call lead to, by the index of the callee's parameter.
+// bindsOf returns the targets of a call's arguments, by the index of the callee's parameter.
 func (p *Program) bindsOf(f *function, c *call, g *function) map[int]place {
 	binds := map[int]place{}
 	for i, v := range g.Params {
@@ -192,13 +192,13 @@ func namedOf(t types.Type) *types.Named {
 	return n
 }
 
-// split says of which types the places are told apart: structs with locks that are in several structs or variables, as values, or
-// that are locks themselves.
+// split holds the types with places that are told apart: structs with locks that are stored by value in several structs
+// or variables, and types that are locks themselves.
 type split struct {
 	types map[*types.Named]bool
 }
 
-// findSplit finds the types whose places are told apart.
+// findSplit finds the types with places that are told apart.
 func (p *Program) findSplit() {
 	p.split = split{types: map[*types.Named]bool{}}
 	count := map[*types.Named]int{}
@@ -290,7 +290,7 @@ func (split) lockLike(n *types.Named) bool {
 	return has("Lock") && has("Unlock") || has("lock") && has("unlock")
 }
 
-// needs reports whether it matters where a parameter of a type leads to.
+// needs reports whether the target of a parameter of a type matters.
 func (s split) needs(t types.Type) bool {
 	if types.IsInterface(t) {
 		return hasMethod(t, "Lock")

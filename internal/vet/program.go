@@ -116,9 +116,9 @@ const (
 	opCopy
 )
 
-// Load reads the packages that patterns name, as go list does in a folder, and all of them that those import. It returns a Program for
-// each command, since what implements an interface in one has nothing to do with another, and one for the packages that none of
-// them imports, if there are any.
+// Load reads the packages that patterns name, as go list does in a folder, and all of them that those import. It
+// returns a Program for each command, since what implements an interface in one has nothing to do with another, and one
+// for the packages that none of them imports, if there are any.
 func Load(dir string, patterns ...string) ([]*Program, error) { return load(dir, false, patterns...) }
 
 // load does. With each, it makes a Program for each of the packages that no command imports.
@@ -196,7 +196,8 @@ func load(dir string, each bool, patterns ...string) ([]*Program, error) {
 	return programs, nil
 }
 
-// functions returns all functions, also methods that nobody calls of types that are not exported: whoever has a value may do so.
+// functions returns all functions, also methods that nobody calls of types that are not exported: whoever has a value
+// may do so.
 func functions(prog *ssa.Program) map[*ssa.Function]bool {
 	all := ssautil.AllFunctions(prog)
 	var add func(f *ssa.Function)

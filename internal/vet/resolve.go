@@ -8,8 +8,8 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// refine removes callees that function values in maps cannot be: the call graph tells maps apart by the type of their elements alone.
-// It also finds the functions that are called by reflection.
+// refine improves the callees of function values. It removes functions that come from other maps, which the call graph
+// does not tell apart, and adds functions that are called by reflection or by other packages.
 func (p *Program) refine() {
 	for _, f := range p.order {
 		for _, c := range f.calls {
@@ -36,8 +36,8 @@ func (p *Program) refine() {
 	}
 }
 
-// addGiven adds the functions, and the methods of values, that a call passes to another package, which calls them: functions in
-// variables, what sort.Sort and fmt.Sprint get.
+// addGiven adds the callees that a call of another package leads to by its arguments: functions in variables, and
+// methods of values that are passed as interfaces, as to sort.Sort and fmt.Sprint.
 func (p *Program) addGiven(c *call, common *ssa.CallCommon) {
 	if c.static == nil || p.ours(c.static.Pkg()) || posts[c.static.FullName()] != (post{}) {
 		return
@@ -79,7 +79,8 @@ func literal(v ssa.Value) (list []ssa.Value) {
 // formatters are the methods of values that package fmt and the encoders look for.
 var formatters = []string{"String", "Error", "Format", "GoString", "MarshalJSON", "MarshalText", "MarshalBinary", "LogValue"}
 
-// addMethods adds the methods of a value that another package gets as an interface: those of the interface, or what formats it.
+// addMethods adds the methods that another package calls of a value passed as an interface: its methods, or the
+// formatters.
 func (p *Program) addMethods(c *call, m *ssa.MakeInterface) {
 	it, ok := m.Type().Underlying().(*types.Interface)
 	if !ok || isStream(m.Type()) {
@@ -91,7 +92,7 @@ func (p *Program) addMethods(c *call, m *ssa.MakeInterface) {
 		for x := range it.Methods() {
 			names = append(names, x.Name())
 		}
-	} else if k := c.static.Pkg(); k == nil || k.Path() != "fmt" && k.Path() != "log/slog" && !strings.HasPrefix(k.Path(), "encoding/") {
+	} else if !formats(c.static.Pkg()) {
 		return
 	}
 	set := p.prog.MethodSets.MethodSet(m.X.Type())
@@ -104,8 +105,13 @@ func (p *Program) addMethods(c *call, m *ssa.MakeInterface) {
 	}
 }
 
-// addWrapped adds the functions that a function of another package calls which that package has made of them, as sync.OnceFunc and
-// iter.Pull do.
+// formats reports whether functions of a package call the formatters.
+func formats(k *types.Package) bool {
+	return k != nil && (k.Path() == "fmt" || k.Path() == "log/slog" || strings.HasPrefix(k.Path(), "encoding/"))
+}
+
+// addWrapped adds the functions that a wrapper of another package calls. sync.OnceFunc and iter.Pull return such
+// wrappers.
 func (p *Program) addWrapped(c *call, common *ssa.CallCommon) {
 	for _, o := range p.traces.origins(common.Value, nil, nil) {
 		k, ok := o.v.(*ssa.Call)
@@ -149,7 +155,7 @@ func (t *tracer) functions(v ssa.Value) (list []*ssa.Function) {
 	return list
 }
 
-// checkForeign looks at calls by interfaces whose values come from other packages, as results: net.Dial returns a net.Conn.
+// checkForeign resolves calls by interfaces with values from other packages: net.Dial returns a net.Conn.
 func (p *Program) checkForeign() {
 	for _, f := range p.order {
 		for _, c := range f.calls {
@@ -170,7 +176,7 @@ func isErrorMethod(m *types.Func) bool {
 	return m.Pkg() == nil || m.Name() == "Error" || m.Name() == "String"
 }
 
-// foreignMethod returns the method that a call by an interface calls if the value is another package's; nil: it is none.
+// foreignMethod returns the method of another package's interface that a call leads to, nil if there is none.
 func (p *Program) foreignMethod(c *call) *types.Func {
 	for _, o := range p.traces.origins(c.at.(ssa.CallInstruction).Common().Value, nil, nil) {
 		if o.v == nil || !types.IsInterface(o.v.Type()) {

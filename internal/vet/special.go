@@ -13,7 +13,8 @@ import (
 // maxSpecial limits for how many places a function is specialised. Beyond it its locks are those of all places.
 const maxSpecial = 32
 
-// specialise replaces functions that lock what a parameter leads to by copies, one for each place that callers pass.
+// specialise replaces functions with locks or interfaces in parameters by copies, one for each place or type that
+// callers pass.
 func (p *Program) specialise() {
 	p.findSplit()
 	if !p.findNeeds() {
@@ -39,7 +40,8 @@ func (p *Program) specialise() {
 	p.keepReached(called)
 }
 
-// findNeeds marks the functions that lock what a parameter leads to, by themselves or by what they call or enclose.
+// findNeeds marks the parameters that lead to locks, or to one of several methods, in a function, its callees and its
+// closures.
 func (p *Program) findNeeds() (any bool) {
 	mark := func(f *function, v ssa.Value) bool {
 		f, i := p.rootParameter(f, v)
@@ -81,10 +83,11 @@ func (p *Program) findNeeds() (any bool) {
 
 // chooses reports whether a call by an interface of the program may lead to several methods.
 func (p *Program) chooses(c *call) bool {
-	return c.iface != nil && !c.agreed && p.ours(c.iface.Pkg()) && c.iface.Pkg().Path() != ibPath && len(c.callees)+len(c.library) > 1
+	return c.iface != nil && !c.agreed && p.ours(c.iface.Pkg()) && c.iface.Pkg().Path() != ibPath &&
+		len(c.callees)+len(c.library) > 1
 }
 
-// rootParameter returns the parameter that the place of a lock depends on, and the function that has it: f, or one around it.
+// rootParameter returns the parameter that a place depends on, with its function: f, or an enclosing one.
 func (p *Program) rootParameter(f *function, v ssa.Value) (*function, int) {
 	for range maxPlaces {
 		switch x := v.(type) {
@@ -148,7 +151,7 @@ func (s *specialiser) call(f *function, c *call) {
 	}
 }
 
-// choose leaves of the callees of an interface those of the type that the copy of a function is for.
+// choose reduces the callees of an interface to the method of the type that the function has been specialised for.
 func (p *Program) choose(f *function, c *call) {
 	at := p.placeAt(f, c.at.(ssa.CallInstruction).Common().Value)
 	if at.typ == nil {
@@ -293,7 +296,7 @@ func (p *Program) entryPoints() map[*function]bool {
 	return is
 }
 
-// lock returns what a call does to a lock, and the pointer to it.
+// lock returns the kind of a lock call, and the pointer to the lock.
 func (c *call) lock() (lockCallKind, ssa.Value) {
 	at, ok := c.at.(ssa.CallInstruction)
 	if !ok {

@@ -8,13 +8,13 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// Functions of other packages that read or write a stream sleep as the stream does: a log.Logger on a bytes.Buffer does not, one on
-// a file does, and one on a type of the program does what that type's Write does.
+// A library function that reads or writes a stream sleeps if the stream does: a log.Logger on a file may sleep, one on
+// a bytes.Buffer does not, and one on a type of the program behaves as the Write method of that type.
 
-// streamPackages are the packages whose functions pass streams on: their constructors, and what reads or writes by them.
+// streamPackages are the packages with functions that wrap, read or write streams.
 var streamPackages = []string{
-	"bufio", "compress/flate", "compress/gzip", "compress/zlib", "encoding/binary", "encoding/csv", "encoding/gob", "encoding/hex",
-	"encoding/json", "encoding/xml", "fmt", "hash", "io", "log", "log/slog", "text/tabwriter", "text/template",
+	"bufio", "compress/flate", "compress/gzip", "compress/zlib", "encoding/binary", "encoding/csv", "encoding/gob",
+	"encoding/hex", "encoding/json", "encoding/xml", "fmt", "hash", "io", "log", "log/slog", "text/tabwriter", "text/template",
 }
 
 // streamMethods are the methods by which a stream is used.
@@ -23,7 +23,7 @@ var streamMethods = []string{"Write", "Read", "Handle"}
 // quietStreams are the streams among the variables of other packages that do not sleep.
 var quietStreams = []string{"crypto/rand.Reader", "io.Discard", "log/slog.DiscardHandler"}
 
-// streams reports whether a function of another package sleeps as a stream does that it is given, or that its receiver has.
+// streams reports whether a library function sleeps if its stream does: an argument, or the stream of its receiver.
 func streams(f *types.Func) bool {
 	if f.Pkg() == nil || !slices.Contains(streamPackages, f.Pkg().Path()) || makesStream(f) {
 		return false
@@ -45,15 +45,16 @@ func streams(f *types.Func) bool {
 
 // idle are methods of types which hold a stream that do not use it.
 var idle = []string{
-	"Available", "AvailableBuffer", "Buffer", "Buffered", "Bytes", "Enabled", "Err", "Error", "Flags", "Handler", "Indent", "InputOffset",
-	"Prefix", "Reset", "SetEscapeHTML", "SetFlags", "SetIndent", "SetOutput", "SetPrefix", "Size", "Split", "String", "Text", "UseNumber",
-	"With", "WithAttrs", "WithGroup", "Writer",
+	"Available", "AvailableBuffer", "Buffer", "Buffered", "Bytes", "Enabled", "Err", "Error", "Flags", "Handler", "Indent",
+	"InputOffset", "Prefix", "Reset", "SetEscapeHTML", "SetFlags", "SetIndent", "SetOutput", "SetPrefix", "Size", "Split",
+	"String", "Text", "UseNumber", "With", "WithAttrs", "WithGroup", "Writer",
 }
 
-// makesStream reports whether a function returns what holds a stream, and does not use it.
+// makesStream reports whether a function is a constructor of a stream, or of a wrapper of one.
 func makesStream(f *types.Func) bool {
-	return f.Signature().Recv() == nil && f.Signature().Results().Len() == 1 && (holdsStream(f.Signature().Results().At(0).Type()) ||
-		isStream(f.Signature().Results().At(0).Type()))
+	sig := f.Signature()
+	return sig.Recv() == nil && sig.Results().Len() == 1 &&
+		(holdsStream(sig.Results().At(0).Type()) || isStream(sig.Results().At(0).Type()))
 }
 
 // isStream reports whether a type is an interface by which a stream is used.
@@ -96,7 +97,7 @@ func streamUses(t types.Type) (uses []string) {
 	return uses
 }
 
-// checkStreams finds what the streams are that the program has other packages read and write.
+// checkStreams resolves the streams that library functions read and write for the program.
 func (p *Program) checkStreams() {
 	for _, f := range p.order {
 		for _, c := range f.calls {

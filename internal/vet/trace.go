@@ -8,8 +8,8 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// origin is a value that a traced value may be: a constant, an allocation, a function, the address of a variable or field, or the
-// result of a call that the tracer does not look into. A nil value stands for an unknown origin.
+// origin is a possible source of a traced value: a constant, an allocation, a function, the address of a variable or
+// field, or the result of a call of another package. A nil value stands for an unknown source.
 type origin struct {
 	v  ssa.Value
 	at *frame // of the function that has the value
@@ -28,8 +28,8 @@ const (
 	maxOrigins  = 4000 // values that one trace visits
 )
 
-// tracer follows values backwards: through variables, fields, parameters, results, channels and containers. A field stands for
-// that of all values of its type, an element for those of all containers of its type.
+// tracer follows values backwards: through variables, fields, parameters, results, channels and containers. A field
+// stands for that of all values of its type, an element for those of all containers of its type.
 type tracer struct {
 	p        *Program
 	fields   map[*types.Var][]ssa.Value
@@ -50,7 +50,8 @@ type element struct{ container, v ssa.Value }
 // newTracer indexes the stores and calls of a linked program.
 func newTracer(p *Program) *tracer {
 	t := &tracer{
-		p: p, fields: map[*types.Var][]ssa.Value{}, variable: map[ssa.Value][]ssa.Value{}, elements: map[string][]element{}, made: map[ssa.Value][]origin{},
+		p: p, fields: map[*types.Var][]ssa.Value{}, variable: map[ssa.Value][]ssa.Value{},
+		elements: map[string][]element{}, made: map[ssa.Value][]origin{},
 		closures: map[*ssa.Function][]*ssa.MakeClosure{}, calls: map[ssa.Instruction]*call{},
 		callers: map[*ssa.Function][]caller{}, frames: map[frame]*frame{},
 	}
@@ -141,14 +142,15 @@ type trace struct {
 	list []origin
 }
 
-// origins returns where a value comes from. It does not look behind values for which stop, which may be nil, returns true.
+// origins returns the possible sources of a value. The search ends at values for which stop, which may be nil, returns
+// true.
 func (t *tracer) origins(v ssa.Value, at *frame, stop func(ssa.Value) bool) []origin {
 	s := &trace{tracer: t, stop: stop, seen: map[origin]bool{}}
 	s.visit(v, at)
 	return s.list
 }
 
-// stored returns where the values of the variable at an address come from.
+// stored returns the possible sources of the values of the variable at an address.
 func (t *tracer) stored(addr ssa.Value, at *frame, stop func(ssa.Value) bool) []origin {
 	s := &trace{tracer: t, stop: stop, seen: map[origin]bool{}}
 	s.load(addr, at)
@@ -248,13 +250,14 @@ func (s *trace) extract(v *ssa.Extract, at *frame) {
 	}
 }
 
-// container visits what is stored in a container: a map or channel of which is known where it was made, else any of the type.
+// container visits the elements of a container. Maps and channels with known allocations are told apart; other
+// containers are identified by their type.
 func (s *trace) container(x ssa.Value) {
 	found := false
 	from := s.makers(x)
 	for _, e := range s.elements[elementKey(x.Type())] {
 		if from != nil {
-			if to := s.makers(e.container); to != nil && !slices.ContainsFunc(to, func(o origin) bool { return slices.Contains(from, o) }) {
+			if to := s.makers(e.container); to != nil && !common(from, to) {
 				continue
 			}
 		}
@@ -266,7 +269,12 @@ func (s *trace) container(x ssa.Value) {
 	}
 }
 
-// makers returns where a map or channel was made, nil if that is not known.
+// common reports whether two lists have a common element.
+func common(a, b []origin) bool {
+	return slices.ContainsFunc(a, func(o origin) bool { return slices.Contains(b, o) })
+}
+
+// makers returns the allocations of a map or channel, nil if they are unknown.
 func (t *tracer) makers(x ssa.Value) []origin {
 	if list, ok := t.made[x]; ok {
 		return list
@@ -291,7 +299,7 @@ func (t *tracer) makers(x ssa.Value) []origin {
 	return list
 }
 
-// field visits what is stored in a field.
+// field visits the values that are stored in a field.
 func (s *trace) field(v *types.Var) {
 	if len(s.fields[v]) == 0 && !s.p.ours(v.Pkg()) {
 		s.leaf(nil, nil)
@@ -335,7 +343,7 @@ func argument(c *call, fn *ssa.Function, i int) ssa.Value {
 	return args[i]
 }
 
-// freeVar applies visit to what closures bind a variable to.
+// freeVar applies visit to the bindings of a closure's variable.
 func (s *trace) freeVar(v *ssa.FreeVar, visit func(ssa.Value, *frame)) {
 	fn := v.Parent()
 	i := slices.Index(fn.FreeVars, v)
@@ -367,7 +375,8 @@ func (s *trace) result(c *ssa.Call, i int, v ssa.Value, at *frame) {
 	for _, g := range k.here() {
 		fn := g.Function
 		static := c.Call.StaticCallee()
-		if static != nil && static != fn || len(fn.Params) > 0 && argument(k, fn, 0) == nil || fn.Signature.Results().Len() <= i {
+		if static != nil && static != fn || len(fn.Params) > 0 && argument(k, fn, 0) == nil ||
+			fn.Signature.Results().Len() <= i {
 			s.leaf(v, at)
 			continue
 		}
@@ -395,7 +404,7 @@ func (t *tracer) enter(c *call, fn *ssa.Function, up *frame) *frame {
 	return t.frames[key]
 }
 
-// load visits what may be stored at an address.
+// load visits the values that may be stored at an address.
 func (s *trace) load(addr ssa.Value, at *frame) {
 	switch addr := addr.(type) {
 	case *ssa.Alloc:
@@ -419,7 +428,7 @@ func (s *trace) load(addr ssa.Value, at *frame) {
 	}
 }
 
-// pointer visits what may be stored where a pointer leads to.
+// pointer visits the values that may be stored at the target of a pointer.
 func (s *trace) pointer(addr ssa.Value, at *frame) {
 	if s.depth >= maxPointers {
 		s.leaf(nil, nil)

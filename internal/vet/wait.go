@@ -10,9 +10,9 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// A loop waits if it has a cycle on which the program does nothing but look at memory that the cycle does not change: only another
-// goroutine can end it. A cycle with a CompareAndSwap of a value that it has read is none: when that fails another goroutine has
-// got ahead. Nor is one that ends when a variable of its own, such as a counter, has reached a value.
+// A loop waits if it has a cycle that only observes memory and does not change it: only another goroutine can end the
+// loop. A cycle with a CompareAndSwap of a value that it has just read does not wait: when the call fails, another
+// goroutine has made progress. Nor does a cycle wait that a variable of its own, such as a counter, bounds.
 
 // waits finds the loops of a function that wait.
 func waits(f *ssa.Function, known map[ssa.CallInstruction][]*ssa.Function) (list []loop) {
@@ -81,14 +81,14 @@ type waiting struct {
 	places map[any]bool                            // fields and variables that conditions of the loop depend on
 }
 
-// condition is what a branch depends on, within a set of blocks.
+// condition holds the dependencies of a branch within a set of blocks.
 type condition struct {
 	seen    []ssa.Instruction // that look at memory
 	carried bool              // a variable that the loop itself changes
 	ours    bool              // the result of a function that does more than look
 }
 
-// conditionOf follows a condition back to what it depends on.
+// conditionOf follows a condition back to its dependencies.
 func (w *waiting) conditionOf(v ssa.Value, in blockSet) condition {
 	var c condition
 	const onPath, done = 1, 2
@@ -165,7 +165,7 @@ func variableAt(addr ssa.Value) any {
 	return nil
 }
 
-// atomicCall returns the name of the function of sync/atomic that is called, without the type: Load, Store, CompareAndSwap.
+// atomicCall returns the name of the called function of sync/atomic, without the type: Load, Store, CompareAndSwap.
 func atomicCall(at ssa.Instruction) string {
 	c, ok := at.(*ssa.Call)
 	if !ok {
@@ -184,7 +184,9 @@ func atomicCall(at ssa.Instruction) string {
 }
 
 // observers are functions of package ib that look at a state and do nothing.
-var observers = []string{"(*" + ibPath + ".QP).State", "(" + ibPath + ".DriverQP).State", "(*" + ibPath + ".Device).State"}
+var observers = []string{
+	"(*" + ibPath + ".QP).State", "(" + ibPath + ".DriverQP).State", "(*" + ibPath + ".Device).State",
+}
 
 // looks reports whether an instruction looks at memory that other goroutines can change.
 func (w *waiting) looks(at ssa.Instruction) bool {
@@ -205,8 +207,10 @@ func (w *waiting) looks(at ssa.Instruction) bool {
 		case "":
 			o, _ := calleeObject(at).(*types.Func)
 			fn := at.Call.StaticCallee()
-			return fn != nil && lockCall(fn) == tryCalled || o != nil && slices.Contains(observers, o.FullName()) || fn != nil && w.pure.of(fn) ||
-				fn == nil && w.onlyLooks(at)
+			if o != nil && slices.Contains(observers, o.FullName()) {
+				return true
+			}
+			return fn == nil && w.onlyLooks(at) || fn != nil && (lockCall(fn) == tryCalled || w.pure.of(fn))
 		}
 	}
 	return false
@@ -348,8 +352,8 @@ func (w *waiting) cycles() (list []blockSet) {
 	return list
 }
 
-// next returns the blocks that follow without progress. The case of a select that was ready is progress, as is a lock taken or a
-// value swapped.
+// next returns the blocks that follow without progress. The case of a select that was ready is progress, as is a lock
+// taken or a value swapped.
 func (w *waiting) next(b *ssa.BasicBlock) []*ssa.BasicBlock {
 	cond, ok := b.Instrs[len(b.Instrs)-1].(*ssa.If)
 	if !ok {
@@ -371,7 +375,8 @@ func (w *waiting) next(b *ssa.BasicBlock) []*ssa.BasicBlock {
 	return b.Succs
 }
 
-// succeeds returns 1 if a condition is that a CompareAndSwap, Swap or TryLock has changed something, -1 if it is the opposite, else 0.
+// succeeds returns 1 if a condition holds when a CompareAndSwap, Swap or TryLock has changed something, -1 for the
+// opposite, else 0.
 func succeeds(cond ssa.Value) int {
 	switch v := cond.(type) {
 	case *ssa.UnOp:
@@ -419,7 +424,8 @@ func swapped(v *ssa.BinOp) int {
 	return 0
 }
 
-// ends returns the branch on which a cycle waits for other goroutines. A cycle that a variable of its own ends does not wait.
+// ends returns the branch on which a cycle waits for other goroutines. A cycle that a variable of its own ends does not
+// wait.
 func (w *waiting) ends(s blockSet) (ssa.Instruction, bool) {
 	var at ssa.Instruction
 	exits := false
