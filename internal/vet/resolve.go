@@ -26,14 +26,19 @@ func (p *Program) refine() {
 				}
 			case !common.IsInvoke() && common.StaticCallee() == nil && len(c.callees) > 1 && c.through == nil && c.param == 0:
 				if list := p.traces.functions(common.Value); list != nil {
-					c.callees = slices.DeleteFunc(c.callees, func(g *function) bool { return !slices.Contains(list, g.Function) })
-					c.own = min(c.own, len(c.callees))
+					c.keep(func(g *function) bool { return slices.Contains(list, g.Function) })
 				}
 			case !common.IsInvoke() && common.StaticCallee() == nil && len(c.callees) == 0 && c.through == nil && c.param == 0:
 				p.addWrapped(c, common)
 			}
 		}
 	}
+}
+
+// keep removes the callees that are called at this place and are not wanted. Those that the callees call stay.
+func (c *call) keep(wanted func(*function) bool) {
+	own := slices.DeleteFunc(slices.Clone(c.callees[:c.own]), func(g *function) bool { return !wanted(g) })
+	c.callees, c.own = append(own, c.callees[c.own:]...), len(own)
 }
 
 // addGiven adds the callees that a call of another package leads to by its arguments: functions in variables, and

@@ -166,8 +166,7 @@ func (p *Program) choose(f *function, c *call) {
 	if !slices.ContainsFunc(c.callees, is) {
 		return
 	}
-	c.callees = slices.DeleteFunc(c.callees, func(g *function) bool { return !is(g) })
-	c.own = len(c.callees)
+	c.keep(is)
 	if len(c.library) > 0 { // that is not what is called
 		c.library = nil
 		f.ops = slices.DeleteFunc(f.ops, func(o op) bool { return o.at == c.at && o.kind == opSleep })

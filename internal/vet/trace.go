@@ -150,13 +150,6 @@ func (t *tracer) origins(v ssa.Value, at *frame, stop func(ssa.Value) bool) []or
 	return s.list
 }
 
-// stored returns the possible sources of the values of the variable at an address.
-func (t *tracer) stored(addr ssa.Value, at *frame, stop func(ssa.Value) bool) []origin {
-	s := &trace{tracer: t, stop: stop, seen: map[origin]bool{}}
-	s.load(addr, at)
-	return s.list
-}
-
 func (s *trace) leaf(v ssa.Value, at *frame) {
 	if o := (origin{v, at}); !slices.Contains(s.list, o) {
 		s.list = append(s.list, o)
