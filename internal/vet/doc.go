@@ -1,23 +1,24 @@
-// Package vet checks programs against the locking contract of verbena/ib from their source. Command verbenavet runs it, and
+// Package vet checks programs against the locking contract of verbena/ib from their source. Command verbenavet runs it.
 // docs/verbenavet.md explains its reports.
 //
-//	Load          go/packages -> SSA; one Program for each command, and one for the packages that no command imports (program.go)
-//	readDirectives the //verbena: comments (directive.go, annotate.go)
-//	link          callees: VTA, with library types; functions passed as arguments are resolved at each call site (link.go)
-//	scan          calls and operations of each function (scan.go): what sleeps or copies by itself, by the tables of contract.go,
-//	              and loops that wait (spin.go, wait.go)
-//	trace         where values come from (trace.go): streams (stream.go), completion queues (completion.go), functions (resolve.go)
-//	specialise    copies of functions for the places and types that callers pass (special.go, object.go)
-//	flowLocks     locks that may be, and that must be, held at each instruction (lock.go, lockflow.go)
-//	Check         effects, from operations up to callers (effect.go), and reachability, from the contract's functions down (roots.go);
-//	              nosleep.go, callback.go and held.go have the rules
+//	Load            go/packages -> SSA (program.go). One Program for each command, and one for the packages that no command
+//	                imports.
+//	readDirectives  the //verbena: comments (directive.go, annotate.go)
+//	link            callees (link.go): VTA, with library types. Functions passed as arguments are resolved at each call site.
+//	scan            calls and operations of each function (scan.go), by the tables of contract.go, and loops that wait (spin.go,
+//	                wait.go)
+//	trace           sources of values (trace.go): streams (stream.go), completion queues (completion.go), functions (resolve.go)
+//	specialise      copies of functions for the places and types that callers pass (special.go, object.go)
+//	flowLocks       locks that may be, and that must be, held at each instruction (lock.go, lockflow.go)
+//	Check           effects, from operations up to callers (effect.go), and reachability, from the contract's functions down
+//	                (roots.go). nosleep.go, callback.go and held.go have the rules.
 //
-// Calls through the interfaces of drivers, and of handlers, are boundaries: each side is checked against the contract, not against
-// the other. A lock that is held across a sleeping operation makes every function that waits for it a sleeping one; sleepyLocks
-// repeats that until nothing changes.
+// Calls through the interfaces of drivers, and of handlers, are boundaries: each side is checked against the contract, not
+// against the other. A lock that is held across a sleeping operation makes every function that waits for it a sleeping one.
+// sleepyLocks repeats that until nothing changes.
 //
-// checkGuards applies further checks to the packages that serve users who do not trust one another (guard.go): how they open files,
-// read sockets, close received descriptors (descriptor.go follows these as values) and contain panics.
+// checkGuards applies further checks to the packages that serve users who do not trust one another (guard.go): how they open
+// files, read sockets, close received descriptors (descriptor.go follows these as values) and contain panics.
 //
 // Analyzer applies the same checks to one package, with facts for the others.
 package vet

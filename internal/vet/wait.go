@@ -47,32 +47,6 @@ func yielding(s blockSet) bool {
 
 type blockSet map[*ssa.BasicBlock]bool
 
-// naturalLoops returns the blocks of each loop, by the edges that lead back to a block which dominates their beginning.
-func naturalLoops(f *ssa.Function) (list []blockSet) {
-	heads := map[*ssa.BasicBlock]blockSet{}
-	for _, b := range f.Blocks {
-		for _, h := range b.Succs {
-			if !h.Dominates(b) {
-				continue
-			}
-			if heads[h] == nil {
-				heads[h] = blockSet{h: true}
-				list = append(list, heads[h])
-			}
-			work := []*ssa.BasicBlock{b}
-			for len(work) > 0 {
-				x := work[0]
-				work = work[1:]
-				if !heads[h][x] {
-					heads[h][x] = true
-					work = append(work, x.Preds...)
-				}
-			}
-		}
-	}
-	return list
-}
-
 // waiting looks for cycles of a loop that wait.
 type waiting struct {
 	body   blockSet
