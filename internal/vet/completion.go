@@ -420,7 +420,8 @@ func (q *queueQuery) initStores() []initStore {
 					continue
 				}
 				a, ok := s.Addr.(*ssa.FieldAddr)
-				if ok && isNamed(a.X.Type(), completionPath+".Init") && fieldVar(a.X.Type(), a.Field).Name() == "Context" {
+				if ok && isNamed(a.X.Type(), completionPath+".Init") &&
+					fieldVar(a.X.Type(), a.Field).Name() == "Context" {
 					q.inits = append(q.inits, initStore{s, a.X})
 				}
 			}

@@ -111,7 +111,8 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 			for i := range f.ops {
 				o := &f.ops[i]
 				if o.kind == opSleep && f.allowed[NoSleep] == nil && p.escapes.at(p.Fset, o.pos, NoSleep) == nil {
-					mark(f, f.locks.may[o.at], &cause{pos: o.pos, what: o.what}, strings.Contains(o.what, "Cond).Wait"), false)
+					why := &cause{pos: o.pos, what: o.what}
+					mark(f, f.locks.may[o.at], why, strings.Contains(o.what, "Cond).Wait"), false)
 				}
 			}
 			for _, c := range f.calls {

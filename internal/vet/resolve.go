@@ -24,15 +24,21 @@ func (p *Program) refine() {
 						}
 					}
 				}
-			case !common.IsInvoke() && common.StaticCallee() == nil && len(c.callees) > 1 && c.through == nil && c.param == 0:
+			case c.byValue() && len(c.callees) > 1:
 				if list := p.traces.functions(common.Value); list != nil {
 					c.keep(func(g *function) bool { return slices.Contains(list, g.Function) })
 				}
-			case !common.IsInvoke() && common.StaticCallee() == nil && len(c.callees) == 0 && c.through == nil && c.param == 0:
+			case c.byValue() && len(c.callees) == 0:
 				p.addWrapped(c, common)
 			}
 		}
 	}
+}
+
+// byValue reports whether a call is one of a function value that is no parameter.
+func (c *call) byValue() bool {
+	common := c.at.(ssa.CallInstruction).Common()
+	return !common.IsInvoke() && common.StaticCallee() == nil && c.through == nil && c.param == 0
 }
 
 // keep removes the callees that are called at this place and are not wanted. Those that the callees call stay.
@@ -82,7 +88,9 @@ func literal(v ssa.Value) (list []ssa.Value) {
 }
 
 // formatters are the methods of values that package fmt and the encoders look for.
-var formatters = []string{"String", "Error", "Format", "GoString", "MarshalJSON", "MarshalText", "MarshalBinary", "LogValue"}
+var formatters = []string{
+	"String", "Error", "Format", "GoString", "MarshalJSON", "MarshalText", "MarshalBinary", "LogValue",
+}
 
 // addMethods adds the methods that another package calls of a value passed as an interface: its methods, or the
 // formatters.
@@ -194,7 +202,8 @@ func (p *Program) foreignMethod(c *call) *types.Func {
 		if !ok {
 			continue
 		}
-		if by, is := calleeObject(k).(*types.Func); !is || p.ours(by.Pkg()) || by.Pkg() != nil && quiet[by.Pkg().Path()] {
+		by, is := calleeObject(k).(*types.Func)
+		if !is || p.ours(by.Pkg()) || by.Pkg() != nil && quiet[by.Pkg().Path()] {
 			continue
 		}
 		obj, _, _ := types.LookupFieldOrMethod(o.v.Type(), false, c.iface.Pkg(), c.iface.Name())

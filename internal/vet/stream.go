@@ -14,7 +14,8 @@ import (
 // streamPackages are the packages with functions that wrap, read or write streams.
 var streamPackages = []string{
 	"bufio", "compress/flate", "compress/gzip", "compress/zlib", "encoding/binary", "encoding/csv", "encoding/gob",
-	"encoding/hex", "encoding/json", "encoding/xml", "fmt", "hash", "io", "log", "log/slog", "text/tabwriter", "text/template",
+	"encoding/hex", "encoding/json", "encoding/xml", "fmt", "hash", "io", "log", "log/slog",
+	"text/tabwriter", "text/template",
 }
 
 // streamMethods are the methods by which a stream is used.
@@ -45,9 +46,9 @@ func streams(f *types.Func) bool {
 
 // idle are methods of types which hold a stream that do not use it.
 var idle = []string{
-	"Available", "AvailableBuffer", "Buffer", "Buffered", "Bytes", "Enabled", "Err", "Error", "Flags", "Handler", "Indent",
-	"InputOffset", "Prefix", "Reset", "SetEscapeHTML", "SetFlags", "SetIndent", "SetOutput", "SetPrefix", "Size", "Split",
-	"String", "Text", "UseNumber", "With", "WithAttrs", "WithGroup", "Writer",
+	"Available", "AvailableBuffer", "Buffer", "Buffered", "Bytes", "Enabled", "Err", "Error", "Flags", "Handler",
+	"Indent", "InputOffset", "Prefix", "Reset", "SetEscapeHTML", "SetFlags", "SetIndent", "SetOutput", "SetPrefix", "Size",
+	"Split", "String", "Text", "UseNumber", "With", "WithAttrs", "WithGroup", "Writer",
 }
 
 // makesStream reports whether a function is a constructor of a stream, or of a wrapper of one.
