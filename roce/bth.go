@@ -56,7 +56,7 @@ const (
 type BTHFields struct {
 	Opcode         Opcode
 	SolicitedEvent bool  // ask for an event at the receiver's CQ
-	MigReq         bool  // path migration state; Linux's rxe sends 0
+	MigReq         bool  // the sender's path migration state is MIGRATED; Linux's rxe sends 0
 	PadCount       uint8 // bytes of padding after the payload, 0 to 3
 	PKey           uint16
 	FECN, BECN     bool   // congestion seen on the way here, on the way back

@@ -266,7 +266,7 @@ func (r *requester) build(p *pass, w *sendWQE, k *transport.Packet, op roce.Opco
 	qp := r.qp
 	message := w.kind == transport.Send || w.kind == transport.Write
 	f := roce.BTHFields{
-		Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: k.PSN, AckReq: k.AckReq,
+		Opcode: op, MigReq: true, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: k.PSN, AckReq: k.AckReq,
 		SolicitedEvent: message && k.Last && w.flags&uapi.SendSolicited != 0,
 	}
 	if datagram(qp.typ) {

@@ -434,7 +434,7 @@ func (r *responder) answer(p *pass) {
 	size := op.PacketLen(0)
 	p.build.start(&ackPool, qp.path, qp.attr.DestQPN, size)
 	k := roce.NewPacket(p.build.add(size, size, 0), &roce.BTHFields{
-		Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: a.PSN,
+		Opcode: op, MigReq: true, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: a.PSN,
 	}, 0)
 	k.AETH().Encode(a.Syndrome, rcv.MSN())
 	p.build.finish(&qp.egress)
@@ -496,7 +496,7 @@ func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 		}
 		place := p.build.add(size, op.HeaderLen(), y.Addr)
 		k := roce.NewPacket(place, &roce.BTHFields{
-			Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: y.PSN,
+			Opcode: op, MigReq: true, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: y.PSN,
 		}, n)
 		if h := k.AETH(); h != nil {
 			h.Encode(roce.ACKUnlimited, y.MSN)

@@ -8,6 +8,7 @@ import (
 	"verbena/ib"
 	"verbena/link"
 	"verbena/roce"
+	"verbena/uapi"
 )
 
 type tapFunc func(p *link.Tapped)
@@ -51,4 +52,45 @@ func TestTapShortcut(t *testing.T) {
 			t.Errorf("%d devices saw packets", len(seen))
 		}
 	})
+}
+
+// TestMigReq: all packets of a queue pair, which is in path migration state MIGRATED, say so (IBA 17.2.8).
+func TestMigReq(t *testing.T) {
+	for _, typ := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD} {
+		bubble(t, func(t *testing.T) {
+			b := newBenchIn(t, setup{typ: typ, shortcut: true})
+			defer b.close()
+			b.connect(conn{mtu: ib.MTU1024})
+			var mu sync.Mutex
+			packets := 0
+			b.a.dev.taps = &link.Taps{}
+			b.a.dev.taps.Add(tapFunc(func(p *link.Tapped) {
+				mu.Lock()
+				defer mu.Unlock()
+				packets++
+				if h := roce.BTH(p.Data); !h.MigReq() {
+					t.Errorf("%v: MigReq of %v is 0", typ, h.Opcode())
+				}
+			}))
+			if typ == ib.QPTypeRC {
+				transfer(b, ib.WRRDMARead, 2500, 1)
+				transfer(b, ib.WRSend, 2500, 2)
+			} else {
+				wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 100)}
+				if typ == ib.QPTypeUD {
+					wr.AH, wr.RemoteQPN, wr.RemoteQKey = newAH(b.a, b.b.dev, 1), b.b.qp.Num(), testQKey
+					defer wr.AH.Destroy()
+				}
+				b.b.recv(1, 0, 1000)
+				b.a.send(wr)
+				b.a.expect(ib.WC{Opcode: ib.WCSend})
+			}
+			if a, _, err := b.a.qp.Query(ib.QPAttrPathMigState); err != nil || uapi.MigState(a.PathMigState) != uapi.MigMigrated {
+				t.Errorf("%v: path migration state: got %v, %v, want MIGRATED", typ, a.PathMigState, err)
+			}
+			if packets == 0 {
+				t.Errorf("%v: no packet was seen", typ)
+			}
+		})
+	}
 }

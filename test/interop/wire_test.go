@@ -113,7 +113,8 @@ var properties = []property{
 		return "other"
 	}), ""},
 	{"BTH transport version", always(func(f *frame) string { return fmt.Sprint(f.packet.BTH().TVer()) }), ""},
-	{"BTH migration request", always(func(f *frame) string { return fmt.Sprint(bit(f.packet.BTH().MigReq())) }), ""},
+	{"BTH migration request", always(func(f *frame) string { return fmt.Sprint(bit(f.packet.BTH().MigReq())) }),
+		"1 says that the queue pair is MIGRATED, as it reports (IBA 9.2, 17.2.8)"},
 	{"BTH P_Key", always(func(f *frame) string { return fmt.Sprintf("%#04x", f.packet.BTH().PKey()) }), ""},
 	{"BTH FECN, BECN", always(func(f *frame) string {
 		return fmt.Sprint(bit(f.packet.BTH().FECN()), ", ", bit(f.packet.BTH().BECN()))
