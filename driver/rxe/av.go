@@ -117,7 +117,7 @@ type ah struct {
 	path atomic.Pointer[path]
 }
 
-// maxAH is RXE_MAX_AH, which the device says there can be. There is room for more, as with queue pairs.
+// maxAH is RXE_MAX_AH.
 const maxAH = 1<<15 - 1
 
 // CreateAH implements ib.AHDriver. It may not sleep.
@@ -129,7 +129,7 @@ func (o ops) CreateAH(in ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH
 	}
 	n, ok := d.ahs.reserve()
 	if !ok {
-		return nil, fmt.Errorf("%d address handles exist: %w", tableMax-1, syscall.ENOMEM)
+		return nil, fmt.Errorf("%d address handles exist: %w", maxAH, syscall.ENOMEM)
 	}
 	h := &ah{dev: d, pd: domain(in), num: n}
 	h.path.Store(p)

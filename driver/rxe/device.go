@@ -165,7 +165,7 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 	d.qps.init(minQPSlot, maxQPSlot)
 	d.mrs.init(1, firstMW)
 	d.mws.init(firstMW, tableMax)
-	d.ahs.init(1, tableMax)
+	d.ahs.init(1, maxAH+1)
 	d.srqs.init(1, maxQPSlot)
 	d.qps.skip(hw.numbers.qps)
 	d.mrs.skip(hw.numbers.mrs)

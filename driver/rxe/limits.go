@@ -10,17 +10,20 @@ import (
 )
 
 // The largest queues there can be, one slot less than a power of two. Work queues could be longer in the kernel's rxe
-// (2^20), but not with all scatter and gather elements in each work request; adapters have 2^14 to 2^15.
+// (2^20), but not with all scatter and gather elements in each work request; adapters have 2^14 to 2^15. Completion queues of the kernel's
+// rxe have 2^15 slots at most, which is too few for libraries that complete all of a program's work on one; adapters have 2^22.
 const (
-	maxQPWR = ring.MaxSlots - 1
-	maxCQE  = 1<<15 - 1 // RXE_MAX_LOG_CQE
+	maxQPWR = 1<<16 - 1
+	maxCQE  = 1<<20 - 1
+
+	usualCQE = 1<<15 - 1 // RXE_MAX_LOG_CQE
 )
 
 // ring.Abandon completes the work requests of every queue pair that the device can have.
 var (
 	_ [ring.MaxEntries - maxQPSlot]struct{}
 	_ [ring.MaxSlotBytes - max(maxSendWQESize, maxRecvWQESize)]struct{}
-	_ [ring.MaxSlots - (maxCQE + 1)]struct{}
+	_ [ring.MaxSlots - (max(maxCQE, maxQPWR) + 1)]struct{}
 )
 
 // limits are what the device says the sizes of queues can be.
@@ -38,6 +41,8 @@ func limitsIn(memory uint64) (limits, error) {
 		switch {
 		case work+completions+ring.DirectoryPageSize <= memory:
 			return l, nil
+		case l.cqe > usualCQE:
+			l.cqe >>= 1
 		case l.wr > 1 && (work >= completions || l.cqe == 1):
 			l.wr >>= 1
 		case l.cqe > 1:

@@ -207,8 +207,8 @@ func TestLimits(t *testing.T) {
 		memory  uint64
 		wr, cqe int
 	}{
-		{0, 1<<16 - 1, 1<<15 - 1},
-		{1000 << 20, 1<<16 - 1, 1<<15 - 1},
+		{0, 1<<16 - 1, 1<<20 - 1},
+		{1000 << 20, 1<<16 - 1, 1<<20 - 1},
 		{48 << 20, 1<<14 - 1, 1<<15 - 1}, // a service in a container with 64 MB on /dev/shm
 		{16 << 20, 1<<12 - 1, 1<<15 - 1}, // a user of a shared one there
 		{1 << 20, 1<<7 - 1, 1<<13 - 1},
@@ -305,4 +305,24 @@ func TestLimitsHold(t *testing.T) {
 			t.Errorf("byte %d differs", i)
 		}
 	})
+}
+
+// TestAddressHandleLimit: there can be as many address handles as the device says, and no more.
+func TestAddressHandleLimit(t *testing.T) {
+	b := newBench(t, setup{typ: ib.QPTypeUD})
+	b.connect(conn{})
+	attr, err := b.a.dev.IB().QueryDevice()
+	check(t, err)
+	var all []*ib.AH
+	for range attr.MaxAH {
+		all = append(all, newAH(b.a, b.b.dev, 1))
+	}
+	a, err := all[0].Query()
+	check(t, err)
+	if _, err := b.a.pd.CreateAH(&a); !errors.Is(err, syscall.ENOMEM) {
+		t.Errorf("one more than %d: got %v, want %v", attr.MaxAH, err, syscall.ENOMEM)
+	}
+	for _, ah := range all {
+		check(t, ah.Destroy())
+	}
 }

@@ -27,7 +27,7 @@ type Ring struct {
 
 const (
 	// MaxSlots is the largest number of slots of a ring that [Abandon] completes work requests of.
-	MaxSlots = 1 << 16
+	MaxSlots = 1 << 20
 	// MaxSlotBytes is the largest size of such a ring's slots.
 	MaxSlotBytes = 1 << maxShift
 
