@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -247,4 +248,25 @@ func TestManyEventRuns(t *testing.T) {
 	}
 	t.Logf("%d runs in %v", runs, time.Since(start).Round(time.Millisecond))
 	w.emptyWithin(5 * time.Second)
+}
+
+// TestReliableDatagrams: libfabric's reliable datagrams over verbs have one completion queue for all endpoints, longer than those of
+// the kernel's rxe.
+func TestReliableDatagrams(t *testing.T) {
+	t.Parallel()
+	needProgram(t, "libfabric-bin", "fi_pingpong")
+	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+	port := tcpPort()
+	args := []string{"run", "--", "fi_pingpong", "-p", "verbs;ofi_rxm", "-e", "rdm", "-I", "10"}
+	server := w.cmd(w.deadline(60), append(args, "-B", port)...)
+	var said bytes.Buffer
+	server.Stdout, server.Stderr = &said, &said
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.out("wait", "--listen", port)
+	out, err := w.cmd(w.deadline(60), append(args, "-P", port, "127.0.0.1")...).CombinedOutput()
+	if serr := server.Wait(); err != nil || serr != nil {
+		t.Errorf("server: %v, client: %v\n--- server\n%s--- client\n%s", serr, err, &said, out)
+	}
 }
