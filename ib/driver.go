@@ -131,6 +131,8 @@ type UserQP interface {
 	// Posted reports, cheaply, whether there seems to be something posted that Doorbell would process. at is another
 	// number when more has been posted since the last call, but for coincidences. It may not sleep.
 	Posted() (at uint32, some bool)
+	// TakeBack removes what the user has posted to a queue pair that cannot send yet, as if it had never been posted. It may sleep.
+	TakeBack()
 }
 
 // QPPeeker is implemented by a DriverQP that reports its connection without waiting for its work, which the memory of a

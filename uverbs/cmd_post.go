@@ -25,8 +25,9 @@ func cmdPostSend(c *call) error {
 	if req.WRCount == 0 {
 		c.room = 0
 		if qp.res.user != nil {
-			// What is posted too early stays in the queue; the program learns now that it will not be sent.
+			// A work request that is refused is not enqueued (IBA 10.8.3.1), but the program's library has put it into the queue.
 			if s := qp.res.State(); s < ib.QPRTS {
+				qp.res.user.TakeBack()
 				return fmt.Errorf("queue pair %d is in state %v, it cannot send yet: %w", qp.res.Num(), s, syscall.EINVAL)
 			}
 			c.hold()

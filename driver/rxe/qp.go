@@ -310,6 +310,15 @@ func (qp *QP) Posted() (at uint32, some bool) {
 	return at, !ok || at != qp.sqNext.Load()
 }
 
+// TakeBack implements ib.UserQP.
+func (qp *QP) TakeBack() {
+	qp.exclusively(func(*pass) {
+		if qp.state < ib.QPRTS {
+			qp.sq.TakeBack(qp.sqNext.Load())
+		}
+	})
+}
+
 // advance does whatever can be done now, and leaves packets in the egress queue, for the pass to send.
 func (qp *QP) advance(p *pass) {
 	stopped := qp.dev.stopped.Load()

@@ -169,6 +169,9 @@ func (q *QP) SetPosted() { q.posted.Store(true) }
 // Posted implements ib.UserQP.
 func (q *QP) Posted() (at uint32, some bool) { return 0, q.posted.Load() }
 
+// TakeBack implements ib.UserQP.
+func (q *QP) TakeBack() { q.posted.Store(false) }
+
 // Doorbell implements ib.UserQP.
 func (q *QP) Doorbell(h *ib.Hold) {
 	_ = q.d.enter(Doorbell)

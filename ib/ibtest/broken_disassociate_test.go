@@ -29,6 +29,7 @@ func newSharedQP(q *wrongQP, c ib.UserContext) (ib.DriverQP, error) {
 
 func (q *sharedQP) Doorbell(h *ib.Hold)    { q.d.doorbell(q.shared.Mem, h) }
 func (q *sharedQP) Posted() (uint32, bool) { return 0, true }
+func (q *sharedQP) TakeBack()              {}
 
 func (q *sharedQP) Destroy() error {
 	q.shared.Free()

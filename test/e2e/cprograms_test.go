@@ -34,6 +34,9 @@ func runC(t *testing.T, name string, args ...string) {
 // TestEvents: blocking read, O_NONBLOCK, poll, select, epoll, several queues on a channel, fork, counts at destruction.
 func TestEvents(t *testing.T) { runC(t, "events") }
 
+// TestEarlyPost: a SEND posted in RESET, INIT or RTR is refused, and is not sent later.
+func TestEarlyPost(t *testing.T) { runC(t, "early") }
+
 // TestPinning: rights and limits of registrations, and memory that is unmapped behind them.
 func TestPinning(t *testing.T) { runC(t, "pinning") }
 

@@ -156,6 +156,14 @@ func (r *Ring) Producer() (i uint32, ok bool) {
 	return atomic.LoadUint32(r.prod) & r.mask, true
 }
 
+// TakeBack makes slot i the next to be filled, unless the process fills one at the same time. It is for the consumer.
+func (r *Ring) TakeBack(i uint32) {
+	if r.shared {
+		defer survive(debug.SetPanicOnFault(true))
+	}
+	atomic.CompareAndSwapUint32(r.prod, atomic.LoadUint32(r.prod), i)
+}
+
 // Consumer returns the index of the next slot to be emptied, as it is in the memory; it is within the ring, and
 // otherwise as the process has written it. Either end may call it. ok is false if the memory is gone.
 func (r *Ring) Consumer() (i uint32, ok bool) {

@@ -33,21 +33,36 @@ static inline struct ibv_qp *create_qp(struct ibv_pd *pd, struct ibv_cq *cq, str
 	return qp;
 }
 
-// connect makes a queue pair ready to send to another one of the same device.
-static inline void connect_qp(struct ibv_qp *qp, struct ibv_qp *to)
+static inline void to_init(struct ibv_qp *qp)
 {
 	struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT, .port_num = 1,
 		.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ};
 	CHECK(!ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
-	a = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = to->qp_num,
+}
+
+static inline void to_rtr(struct ibv_qp *qp, struct ibv_qp *to)
+{
+	struct ibv_qp_attr a = {.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = to->qp_num,
 		.max_dest_rd_atomic = 1, .min_rnr_timer = 1,
 		.ah_attr = {.is_global = 1, .port_num = 1, .grh = {.sgid_index = 1, .hop_limit = 1}}};
 	CHECK(!ibv_query_gid(qp->context, 1, 1, &a.ah_attr.grh.dgid));
 	CHECK(!ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-	a = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .timeout = 10, .retry_cnt = 3, .rnr_retry = 3, .max_rd_atomic = 1};
+}
+
+static inline void to_rts(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr a = {.qp_state = IBV_QPS_RTS, .timeout = 10, .retry_cnt = 3, .rnr_retry = 3, .max_rd_atomic = 1};
 	CHECK(!ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 		IBV_QP_MAX_QP_RD_ATOMIC));
+}
+
+// connect_qp makes a queue pair ready to send to another one of the same device.
+static inline void connect_qp(struct ibv_qp *qp, struct ibv_qp *to)
+{
+	to_init(qp);
+	to_rtr(qp, to);
+	to_rts(qp);
 }
 
 // transfer does one RDMA operation and returns what came of it.
