@@ -234,6 +234,8 @@ func (q *QP) send(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	switch {
 	case !d.local(dst, rq.front().sges, rq.pd, ib.AccessLocalWrite):
 		wc.Status, status = ib.WCLocProtErr, ib.WCRemOpErr
+	case dst.n < src.n && q.init.Type == ib.QPTypeUC:
+		return ib.WCSuccess, false // lost; the receive stays (class D of IBA 9.9.3)
 	case dst.n < src.n:
 		wc.Status, status = ib.WCLocLenErr, ib.WCRemInvReqErr
 	case w.wr.Opcode == ib.WRSendWithInv && !d.invalidate(w.wr.InvalidateRKey, p):
@@ -412,7 +414,7 @@ func (q *QP) deliver(w *sendWQE, p *QP) bool {
 	case !d.local(dst, p.rq.front().sges, p.rq.pd, ib.AccessLocalWrite):
 		wc.Status = ib.WCLocProtErr
 	case dst.n < grhLen+src.n:
-		wc.Status = ib.WCLocLenErr
+		return true // lost; the receive stays (class D of IBA 9.9.3)
 	default:
 		switch d.copier.move(dst, src, grhLen, src.n) {
 		case atSource:

@@ -1,0 +1,26 @@
+package loopback_test
+
+import (
+	"testing"
+
+	"verbena/ib"
+)
+
+// TestUnreliableTooLong checks that a message that is longer than its receive is lost, without an error at either end, and that the
+// receive stays (class D of IBA 9.9.3).
+func TestUnreliableTooLong(t *testing.T) {
+	w := newWorld(t, ib.QPTypeUD, false, 64, nil)
+	defer w.close(t)
+	recv, send, wc := w.work()
+	recv[0].SGList[0].Length = grhLen + 63
+	must(w.qps[1].PostRecv(recv...))(t)
+	must(w.qps[0].PostSend(send...))(t)
+	if n := must(w.cq.Poll(wc))(t); n != 1 || wc[0].Opcode != ib.WCSend || wc[0].Status != ib.WCSuccess {
+		t.Fatalf("Poll: got %d completions, %+v, want one of the send", n, wc[0])
+	}
+	send[0].SGList[0].Length = 63
+	must(w.qps[0].PostSend(send...))(t)
+	if n := must(w.cq.Poll(wc))(t); n != 2 {
+		t.Fatalf("Poll: got %d completions, want 2 for a message that fits", n)
+	}
+}
