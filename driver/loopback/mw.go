@@ -48,8 +48,11 @@ func (q *QP) bindMW(w *sendWQE) ib.WCStatus {
 	}
 	num := win.num&^0xff | b.RKey&0xff
 	type2 := win.kind == ib.MWType2
-	if type2 && (win.valid || num == win.num) {
-		return ib.WCMWBindErr // to be invalidated first, and the key to be changed
+	switch {
+	case type2 && win.valid, num == win.num: // to be invalidated first; the key changes
+		return ib.WCMWBindErr
+	case !type2 && b.Access&ib.AccessZeroBased != 0: // o10-36.2.2
+		return ib.WCMWBindErr
 	}
 	if b.Length == 0 && !type2 {
 		win.unbind()
