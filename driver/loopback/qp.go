@@ -419,11 +419,18 @@ func (q *QP) block() {
 	}
 }
 
-// unblock lets those go on that waited, as far as they can.
+// unblock lets those go on that waited, as far as they can. What fails on the way may end the wait of others.
 //
 //verbena:held mu
 func (d *Device) unblock() {
-	d.failed = false
+	for again := true; again; again = d.failed {
+		d.failed = false
+		d.unblockOnce()
+	}
+}
+
+//verbena:held mu
+func (d *Device) unblockOnce() {
 	for n := len(d.blocked); n > 0; n-- {
 		q := d.blocked[0]
 		d.blocked = slices.Delete(d.blocked, 0, 1)
