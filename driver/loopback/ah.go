@@ -9,16 +9,20 @@ import (
 // AH is an address handle. It implements ib.DriverAH.
 type AH struct {
 	dev  *Device
+	pd   *pd
 	mu   sync.Mutex
 	attr ib.AHAttr
 }
 
 // addresser is what a queue pair needs of an address handle.
-type addresser interface{ address() ib.AHAttr }
+type addresser interface {
+	address() ib.AHAttr
+	domain() *pd
+}
 
 // CreateAH implements ib.AHDriver. It may not sleep.
-func (d *Device) CreateAH(_ ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
-	a := &AH{dev: d}
+func (d *Device) CreateAH(p ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
+	a := &AH{dev: d, pd: domain(p)}
 	return a, a.Modify(attr)
 }
 
@@ -27,6 +31,8 @@ func (a *AH) address() ib.AHAttr {
 	defer a.mu.Unlock()
 	return a.attr
 }
+
+func (a *AH) domain() *pd { return a.pd }
 
 // Modify implements ib.DriverAH. It may not sleep.
 func (a *AH) Modify(attr *ib.AHAttr) error {

@@ -35,6 +35,7 @@ type sendWQE struct {
 	sges   []ib.SGE
 	inline []byte
 	ah     ib.AHAttr
+	ahPD   *pd // nil: no address handle
 	bind   ib.BindMW
 	window *window // of bind
 	region uint32  // of bind: its key
@@ -310,8 +311,8 @@ func (q *QP) take(wr *ib.SendWR) error {
 	if wr.Flags&ib.SendInline != 0 || wr.Opcode == ib.WRAtomicWrite {
 		w.inline = append(w.inline, wr.Inline...)
 	}
-	if ah != nil {
-		w.ah = ah.address()
+	if w.ahPD = nil; ah != nil {
+		w.ah, w.ahPD = ah.address(), ah.domain()
 	}
 	w.window, w.region, w.fast = win, bound, fast
 	if wr.Bind != nil {

@@ -135,6 +135,9 @@ func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 		return ib.WCLocLenErr, 0, false
 	}
 	if q.init.Type == ib.QPTypeUD {
+		if w.ahPD != q.pd { // C10-70
+			return ib.WCLocQPOpErr, 0, false
+		}
 		return q.datagram(w), 0, false
 	}
 	peer := q.peer()
