@@ -40,7 +40,10 @@ func (m *fastMR) Map(r *umem.Region) error {
 //verbena:held q.dev.mu
 func (q *QP) fastReg(w *sendWQE) ib.WCStatus {
 	m := w.fast
-	if m == nil || m.gone() || m.valid || m.mapped == nil || m.pd != q.pd || w.reg.Key>>8 != m.num>>8 {
+	const writes = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
+	switch {
+	case m == nil, m.gone(), m.valid, m.mapped == nil, m.pd != q.pd, w.reg.Key>>8 != m.num>>8,
+		w.reg.Access&writes != 0 && w.reg.Access&ib.AccessLocalWrite == 0: // as for RegMR
 		return ib.WCLocQPOpErr
 	}
 	m.num = w.reg.Key

@@ -6,7 +6,8 @@ import (
 	"verbena/ib"
 )
 
-// TestWindowBindRefused checks binds of a window of type 1 that IBA 10.6.7.2 refuses: the present key again, and addresses from zero.
+// TestWindowBindRefused checks binds of a window of type 1 that IBA 10.6.7.2 refuses: the present key again, and
+// addresses from zero.
 func TestWindowBindRefused(t *testing.T) {
 	for _, c := range []struct {
 		name   string
