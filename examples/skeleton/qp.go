@@ -76,6 +76,8 @@ func (q *qp) Modify(a *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 		has(ib.QPAttrPKeyIndex) && a.PKeyIndex != 0,
 		has(ib.QPAttrPathMTU) && (!a.PathMTU.Valid() || a.PathMTU > mtu),
 		has(ib.QPAttrMaxRdAtomic) && a.MaxRdAtomic > maxRdAtomic, has(ib.QPAttrMaxDestRdAtomic) && a.MaxDestRdAtomic > maxRdAtomic,
+		has(ib.QPAttrTimeout) && a.Timeout > 31, has(ib.QPAttrMinRNRTimer) && a.MinRNRTimer > 31,
+		has(ib.QPAttrRetryCnt) && a.RetryCnt > 7, has(ib.QPAttrRNRRetry) && a.RNRRetry > 7,
 		has(ib.QPAttrAV) && (!a.AH.HasGRH || a.AH.Port != 1 || a.AH.GRH.SGIDIndex != 0),
 		has(ib.QPAttrAltPath), has(ib.QPAttrPathMigState):
 		return fmt.Errorf("attributes %+v: %w", *a, syscall.EINVAL)
@@ -234,14 +236,21 @@ func (q *qp) transmit(wr *ib.SendWR) (status ib.WCStatus, wait bool) {
 		return ib.WCRetryExcErr, false
 	}
 	wc := ib.WC{ByteLen: uint32(len(data)), SrcQP: q.obj.Num(), Opcode: ib.WCRecv}
-	receives := wr.Opcode != ib.WRRDMAWrite
+	receives, writes := wr.Opcode != ib.WRRDMAWrite, wr.Opcode == ib.WRRDMAWrite || wr.Opcode == ib.WRRDMAWriteWithImm
+	if writes { // a request that is refused does not reach a receive (IBA 9.9.3)
+		if status, event := peer.admits(wr, uint64(len(data))); status != ib.WCSuccess {
+			peer.obj.Raise(event)
+			peer.toError()
+			return status, false
+		}
+	}
 	if receives && len(peer.recvs) == 0 {
 		if q.attr.RNRRetry == 0 {
 			return ib.WCRNRRetryExcErr, false
 		}
 		return 0, true
 	}
-	if wr.Opcode == ib.WRRDMAWrite || wr.Opcode == ib.WRRDMAWriteWithImm {
+	if writes {
 		if !peer.store(wr, data) {
 			peer.obj.Raise(ib.EventQPAccessErr)
 			peer.toError()
@@ -265,13 +274,23 @@ func (q *qp) transmit(wr *ib.SendWR) (status ib.WCStatus, wait bool) {
 	return status, false
 }
 
+// admits checks what an RDMA WRITE of n bytes needs: the right of the queue pair, and that of the memory, unless there is none.
+//
+//verbena:held q.dev.mu
+func (q *qp) admits(wr *ib.SendWR, n uint64) (ib.WCStatus, ib.EventType) {
+	switch {
+	case q.attr.AccessFlags&ib.AccessRemoteWrite == 0:
+		return ib.WCRemInvReqErr, ib.EventQPReqErr
+	case n > 0 && q.dev.region(wr.RKey, q.init.PD, ib.AccessRemoteWrite, wr.RemoteAddr, n) == nil:
+		return ib.WCRemAccessErr, ib.EventQPAccessErr
+	}
+	return ib.WCSuccess, 0
+}
+
 // store carries out an RDMA WRITE at its target.
 //
 //verbena:held q.dev.mu
 func (q *qp) store(wr *ib.SendWR, data []byte) bool {
-	if q.attr.AccessFlags&ib.AccessRemoteWrite == 0 {
-		return false
-	}
 	if len(data) == 0 {
 		return true
 	}
