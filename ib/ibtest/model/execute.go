@@ -1,0 +1,354 @@
+package model
+
+import (
+	"slices"
+
+	"verbena/ib"
+)
+
+// execute performs a request on both sides. n is the number of bytes that came in; wait tells that nothing was done,
+// since there is no receive yet, or the peer is in INIT.
+func (m *Model) execute(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bool) {
+	ok := func(good bool, failure ib.WCStatus) ([]ib.WCStatus, uint64, bool) {
+		if good {
+			return success, 0, false
+		}
+		return is(failure), 0, false
+	}
+	switch s.Op {
+	case ib.WRLocalInv:
+		if q.Type == ib.QPTypeUC { // a reliable connection waits for those before it
+			m.changesKey(s.InvalidateRKey)
+		}
+		return ok(m.invalidate(q, s.InvalidateRKey), ib.WCLocQPOpErr)
+	case ib.WRBindMW:
+		return ok(m.bind(q, s.Bind), ib.WCMWBindErr)
+	case ib.WRRegMR:
+		return ok(m.register(q, s.Reg), ib.WCLocQPOpErr)
+	case ib.WRRDMARead, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd:
+		return m.fetch(q, s)
+	}
+	src := source{}
+	switch {
+	case s.Op == ib.WRFlush:
+	case s.Flags&ib.SendInline != 0, s.Op == ib.WRAtomicWrite:
+		src = source{data: s.Inline, inline: true}
+	default:
+		l := m.local(s.SGL, q.PD, 0)
+		switch {
+		case l.n > m.MaxMsgSize:
+			if !l.ok {
+				m.open("a message that is too long, with a wrong key")
+			}
+			return is(ib.WCLocLenErr), 0, false
+		case !l.ok && q.Type == ib.QPTypeUD && l.n > uint64(m.MTU):
+			m.open("a datagram that is too long, with a wrong key")
+		case !l.ok:
+			m.partly(q, s, &l)
+			return is(ib.WCLocProtErr), 0, false
+		}
+		src = source{spans: l.spans, n: l.n}
+		m.gathers(s, l.spans)
+		src.data = m.load(l.spans, l.n)
+	}
+	if q.Type == ib.QPTypeUD {
+		switch {
+		case s.foreign:
+			return is(ib.WCLocQPOpErr), 0, false
+		case len(src.data) > m.MTU:
+			return is(ib.WCLocLenErr), 0, false
+		}
+		m.datagram(q, s, &src)
+		return success, 0, false
+	}
+	p := m.peer(q)
+	if p == nil {
+		q.held = src.spans
+		status, wait = m.unanswered(q)
+		return status, 0, wait
+	}
+	m.exchange(q, p)
+	switch s.Op {
+	case ib.WRFlush:
+		status = m.flush(q, p, s)
+	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRAtomicWrite:
+		status, wait = m.write(q, p, s, &src)
+	default:
+		status, wait = m.send(q, p, s, &src)
+	}
+	if !wait {
+		m.serve(q)
+	}
+	return status, 0, wait
+}
+
+// source is the data of a message.
+type source struct {
+	data   []byte
+	spans  []Span // nil: inline
+	n      uint64
+	inline bool
+}
+
+// serve counts the queue pairs whose requests are executed by one call. The order among them is not defined.
+func (m *Model) serve(q *QP) {
+	if m.servedBy == nil {
+		m.servedBy = map[ID]bool{}
+	}
+	m.servedBy[q.ID] = true
+	m.served = len(m.servedBy)
+}
+
+// partly allows the data before a wrong element to have arrived, since packets may be sent before a driver looks at it.
+func (m *Model) partly(q *QP, s *Send, l *locals) {
+	p := m.peer(q)
+	if l.reach == 0 || p == nil || q.Type == ib.QPTypeUD {
+		return
+	}
+	m.gathers(s, l.spans)
+	data := m.load(l.spans, l.reach)
+	switch s.Op {
+	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
+		if to, ok := m.remote(p, s.RKey, s.RemoteAddr, l.n, ib.AccessRemoteWrite); ok && m.admits(p, s.Op) {
+			m.checkOverlap(to, l.spans)
+			m.smear(to, 0, data)
+			return
+		}
+	default:
+		r := m.queueOf(p)
+		if p.SRQ == 0 && len(r.recvs) > 0 && q.Type == ib.QPTypeRC {
+			to := m.local(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
+			if to.ok && to.n >= l.n {
+				m.checkOverlap(to.spans, l.spans)
+				m.smear(to.spans, 0, data)
+				return
+			}
+		}
+	}
+	m.open("the peer refuses the beginning of a message with a wrong element")
+}
+
+// peer returns the other end of a connection that can receive, nil if there is none.
+func (m *Model) peer(q *QP) *QP {
+	p := m.destination(q)
+	if p == nil || p.Attr.DestQPN != q.Num || p.State < ib.QPRTR || p.State > ib.QPSQE {
+		return nil
+	}
+	return p
+}
+
+// destination returns the queue pair that q sends to, whatever its state.
+func (m *Model) destination(q *QP) *QP {
+	if q.Attr.AH.GRH.DGID != m.GID {
+		return nil
+	}
+	for _, p := range m.QPs {
+		if p.Num == q.Attr.DestQPN && p.Type == q.Type {
+			return p
+		}
+	}
+	return nil
+}
+
+// exchange notes that packets go between two queue pairs. If one of them was connected anew, the numbers of packets
+// do not fit.
+func (m *Model) exchange(q, p *QP) {
+	if q.partner != 0 && q.partner != p.epoch || p.partner != 0 && p.partner != q.epoch {
+		m.open("a connection of which one end has been connected anew")
+	}
+	q.partner, p.partner = p.epoch, q.epoch
+}
+
+// unanswered is the result of a request without a peer. A peer in INIT may be about to be connected.
+func (m *Model) unanswered(q *QP) (status []ib.WCStatus, wait bool) {
+	if q.Type == ib.QPTypeUC {
+		m.lost()
+		return success, false
+	}
+	if p := m.destination(q); p != nil && p.State == ib.QPInit {
+		return nil, true
+	}
+	return is(ib.WCRetryExcErr), false
+}
+
+// rights of the peer's queue pair that operations need.
+var rights = map[ib.WROpcode]ib.AccessFlags{
+	ib.WRRDMAWrite: ib.AccessRemoteWrite, ib.WRRDMAWriteWithImm: ib.AccessRemoteWrite,
+	ib.WRAtomicWrite:     ib.AccessRemoteWrite,
+	ib.WRRDMARead:        ib.AccessRemoteRead,
+	ib.WRAtomicCmpAndSwp: ib.AccessRemoteAtomic, ib.WRAtomicFetchAdd: ib.AccessRemoteAtomic,
+}
+
+// admits reports whether the queue pair allows its peer an operation.
+func (m *Model) admits(p *QP, op ib.WROpcode) bool {
+	return p.Attr.AccessFlags&rights[op] == rights[op]
+}
+
+// refuse is what a responder does with a request that it does not execute: of a reliable connection it raises an
+// event and goes to ERR (9.9.3, 11.6.3).
+func (m *Model) refuse(q, p *QP, status ib.WCStatus) []ib.WCStatus {
+	if q.Type == ib.QPTypeUC {
+		m.lost()
+		return success
+	}
+	e := ib.EventQPReqErr
+	if status == ib.WCRemAccessErr {
+		e = ib.EventQPAccessErr
+	}
+	p.Events = append(p.Events, e)
+	m.toError(p)
+	return m.refused(q, p, status)
+}
+
+// refused returns the statuses of a request that the peer has refused.
+func (m *Model) refused(q, p *QP, status ib.WCStatus) []ib.WCStatus {
+	switch {
+	case q.Type == ib.QPTypeUC:
+		return success
+	case q == p && m.done[q.ID] > 0:
+		m.open("a queue pair that is its own peer fails with other requests in flight")
+		return is(status)
+	case q == p: // its own responder's error may flush the request
+		return is(status, ib.WCWRFlushErr)
+	case m.Lossy && m.done[q.ID] > 0: // nor are earlier answers repeated
+		m.open("an answer that is lost, with other requests in flight")
+		return is(status)
+	case m.Lossy:
+		return is(status, ib.WCRetryExcErr)
+	}
+	return is(status)
+}
+
+// write executes an RDMA WRITE.
+func (m *Model) write(q, p *QP, s *Send, src *source) (status []ib.WCStatus, wait bool) {
+	n := uint64(len(src.data))
+	if !m.admits(p, s.Op) || s.Op == ib.WRAtomicWrite && s.RemoteAddr%8 != 0 {
+		return m.refuse(q, p, ib.WCRemInvReqErr), false
+	}
+	to, ok := m.remote(p, s.RKey, s.RemoteAddr, n, ib.AccessRemoteWrite)
+	if !ok {
+		if s.Op == ib.WRRDMAWriteWithImm && len(m.queueOf(p).recvs) == 0 && n <= uint64(q.Attr.PathMTU.Bytes()) {
+			m.open("no receive for a WRITE of one packet with a wrong key") // 9.7.4.1 looks for the receive before the key
+		}
+		if s.Op == ib.WRRDMAWriteWithImm && p.SRQ != 0 {
+			m.open("a WRITE with a wrong key that may have taken a shared receive") // which is flushed then
+		}
+		return m.refuse(q, p, ib.WCRemAccessErr), false
+	}
+	m.checkOverlap(to, src.spans)
+	if s.Op == ib.WRRDMAWriteWithImm && len(m.queueOf(p).recvs) == 0 {
+		if q.Type == ib.QPTypeUC {
+			m.lost()
+			m.smear(to, 0, src.data)
+			return success, false
+		}
+		m.smear(to, 0, src.data) // all but the last packet may have been executed
+		q.held = slices.Concat(src.spans, to)
+		return m.notReady(q)
+	}
+	m.stores(s, to)
+	m.store(to, 0, src.data)
+	if s.Op == ib.WRRDMAWriteWithImm {
+		m.completeRecv(p, Want{
+			WC:     ib.WC{ByteLen: uint32(n), Opcode: ib.WCRecvRDMAWithImm, Flags: ib.WCWithImm, Imm: s.Imm},
+			Status: success, Length: true,
+		}, s.Flags&ib.SendSolicited != 0)
+	}
+	return success, false
+}
+
+// notReady is the result of a request that finds no receive.
+func (m *Model) notReady(q *QP) (status []ib.WCStatus, wait bool) {
+	if q.Attr.RNRRetry == 0 {
+		return is(ib.WCRNRRetryExcErr), false
+	}
+	return nil, true
+}
+
+// send executes a SEND.
+func (m *Model) send(q, p *QP, s *Send, src *source) (status []ib.WCStatus, wait bool) {
+	r, n := m.queueOf(p), uint64(len(src.data))
+	if len(r.recvs) == 0 {
+		if q.Type == ib.QPTypeUC {
+			m.lost()
+			return success, false
+		}
+		q.held = src.spans
+		return m.notReady(q)
+	}
+	to := m.local(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
+	w := Want{WC: ib.WC{ByteLen: uint32(n)}, Status: success, Length: true}
+	status = success
+	solicited := s.Flags&ib.SendSolicited != 0
+	switch s.Op {
+	case ib.WRSendWithImm:
+		w.WC.Flags, w.WC.Imm = ib.WCWithImm, s.Imm
+	case ib.WRSendWithInv:
+		w.WC.Flags, w.WC.InvalidateRKey = ib.WCWithInvalidate, s.InvalidateRKey
+	}
+	m.checkOverlap(to.spans, src.spans)
+	switch {
+	case !to.ok && to.reach >= n:
+		m.open("a wrong key in an element of a receive that the message does not reach")
+	case !to.ok && to.n < n:
+		m.open("a receive that is too short, with a wrong key")
+	case !to.ok:
+		w.Status, status = is(ib.WCLocProtErr), m.refused(q, p, ib.WCRemOpErr)
+		m.smear(to.spans, 0, src.data[:to.reach])
+		if q.Type == ib.QPTypeUC {
+			m.open("a receive of an unreliable connection with a wrong key")
+		}
+	case to.n < n && q.Type == ib.QPTypeUC:
+		m.stays(p)
+		m.lost()
+		m.smear(to.spans, 0, src.data[:to.n])
+		return success, false // the message is lost, and the receive stays (class D of 9.9.3)
+	case to.n < n:
+		w.Status, status = is(ib.WCLocLenErr), m.refused(q, p, ib.WCRemInvReqErr)
+		m.smear(to.spans, 0, src.data[:to.n])
+	case s.Op == ib.WRSendWithInv && !m.invalidate(p, s.InvalidateRKey):
+		w.Status, status = is(ib.WCMWBindErr), is(ib.WCRetryExcErr) // not answered (class J of 9.9.6.3)
+		if q == p {
+			status = m.refused(q, p, ib.WCRetryExcErr)
+		}
+		m.smear(to.spans, 0, src.data)
+	default:
+		m.stores(s, to.spans)
+		m.store(to.spans, 0, src.data)
+	}
+	if s.Op == ib.WRSendWithInv {
+		m.uses(s.InvalidateRKey)
+		m.ends(s.InvalidateRKey)
+		m.checkInvalidated(s.InvalidateRKey, r)
+	}
+	m.completeRecv(p, w, solicited)
+	if w.Status[0] != ib.WCSuccess {
+		m.toError(p)
+	}
+	return status, false
+}
+
+// lost notes that an unreliable message is lost for the state of its target. It may still be on its way when that
+// changes.
+func (m *Model) lost() {
+	if m.Blind {
+		m.open("a message is lost, and nothing shows when")
+	}
+}
+
+// stays notes that a message is lost whose receive a driver has looked at: of a shared queue, it may keep the receive
+// for the same queue pair.
+func (m *Model) stays(p *QP) {
+	if p.SRQ != 0 {
+		m.open("a message is lost that is too long for a shared receive")
+	}
+}
+
+// checkInvalidated notes an invalidation of the memory of the message itself.
+func (m *Model) checkInvalidated(key uint32, r *queue) {
+	for _, g := range m.Regions {
+		if g.RKey == key && usesLKey(r.recvs[0].SGL, g.LKey) {
+			m.open("a message invalidates the memory of its receive")
+		}
+	}
+}

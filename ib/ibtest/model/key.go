@@ -1,0 +1,253 @@
+package model
+
+import (
+	"syscall"
+
+	"verbena/ib"
+)
+
+// Span is a contiguous range of memory.
+type Span struct{ Addr, Len uint64 }
+
+// Region is a memory region.
+//
+//	RegMR:   valid --Dereg--> dead
+//	AllocMR: free --REG_MR--> valid --LOCAL_INV, SEND with invalidate--> free
+type Region struct {
+	ID, PD     ID
+	Dead       bool
+	Valid      bool
+	LKey, RKey uint32
+	Access     ib.AccessFlags
+	IOVA, Len  uint64
+	Spans      []Span // in the order of their addresses in the region
+
+	Fast     bool // made by AllocMR
+	MaxPages int
+	Map      *Mapping // of the next REG_MR; nil: none
+}
+
+// Mapping is memory that MR.Map has chosen.
+type Mapping struct {
+	Spans     []Span
+	IOVA, Len uint64
+}
+
+// Window is a memory window.
+type Window struct {
+	ID, PD  ID
+	Dead    bool
+	Kind    ib.MWType
+	RKey    uint32
+	Bound   bool
+	Region  ID
+	QP      ID // of type 2: the queue pair that bound it
+	Access  ib.AccessFlags
+	First   uint64 // the range, in the window's own addresses
+	Len     uint64
+	Shift   uint64 // from there to the region's addresses
+	Refused bool   // the last bind was refused
+}
+
+func contains(first, n, addr, k uint64) bool {
+	return addr >= first && addr-first <= n && k <= n-(addr-first)
+}
+
+// spans returns the memory of a range of the region.
+func (r *Region) spans(addr, n uint64) (list []Span) {
+	off := addr - r.IOVA
+	for _, s := range r.Spans {
+		if n == 0 {
+			break
+		}
+		if off >= s.Len {
+			off -= s.Len
+			continue
+		}
+		k := min(s.Len-off, n)
+		list = append(list, Span{s.Addr + off, k})
+		off, n = 0, n-k
+	}
+	return list
+}
+
+// locals is a scatter or gather list after its check.
+type locals struct {
+	spans []Span
+	n     uint64 // bytes
+	reach uint64 // bytes before the first that is not allowed
+	ok    bool
+}
+
+// local checks a scatter or gather list of a domain.
+func (m *Model) local(sgl []ib.SGE, pd ID, need ib.AccessFlags) locals {
+	l := locals{ok: true}
+	for _, s := range sgl {
+		r := m.byLKey(s.LKey)
+		if m.hazards.ended[s.LKey] {
+			m.open("a request uses memory whose key an earlier one of the same call ends")
+		}
+		if s.Length == 0 {
+			if r == nil || r.PD != pd || r.Access&need != need || !contains(r.IOVA, r.Len, s.Addr, 0) {
+				m.open("an element of no bytes with a wrong key")
+			}
+			continue
+		}
+		l.n += uint64(s.Length)
+		if !l.ok {
+			continue
+		}
+		allowed := uint64(0)
+		if r != nil && r.PD == pd && r.Access&need == need && contains(r.IOVA, r.Len, s.Addr, 0) {
+			allowed = min(uint64(s.Length), r.Len-(s.Addr-r.IOVA))
+			l.spans = append(l.spans, r.spans(s.Addr, allowed)...)
+		}
+		l.reach += allowed
+		l.ok = allowed == uint64(s.Length)
+	}
+	return l
+}
+
+func (m *Model) byLKey(key uint32) *Region {
+	for _, r := range m.Regions {
+		if r.Valid && !r.Dead && r.LKey == key {
+			return r
+		}
+	}
+	return nil
+}
+
+func (m *Model) byRKey(key uint32) (*Region, *Window) {
+	for _, r := range m.Regions {
+		if r.Valid && !r.Dead && r.RKey == key {
+			return r, nil
+		}
+	}
+	for _, w := range m.Windows {
+		if w.Bound && !w.Dead && w.RKey == key {
+			return m.Regions[w.Region], w
+		}
+	}
+	return nil, nil
+}
+
+// remote checks an access by the peer of q. Access to no bytes needs no key (C9-88).
+func (m *Model) remote(q *QP, rkey uint32, addr, n uint64, need ib.AccessFlags) (spans []Span, ok bool) {
+	if n == 0 {
+		return nil, true
+	}
+	m.uses(rkey)
+	r, w := m.byRKey(rkey)
+	switch {
+	case r == nil:
+		return nil, false
+	case w != nil:
+		if w.PD != q.PD || w.QP != 0 && w.QP != q.ID || w.Access&need != need || !contains(w.First, w.Len, addr, n) {
+			return nil, false
+		}
+		return r.spans(addr+w.Shift, n), true
+	case r.PD != q.PD || r.Access&need != need || !contains(r.IOVA, r.Len, addr, n):
+		return nil, false
+	}
+	return r.spans(addr, n), true
+}
+
+// bound returns the number of windows on a region.
+func (m *Model) bound(id ID) (n int) {
+	for _, w := range m.Windows {
+		if w.Bound && !w.Dead && w.Region == id {
+			n++
+		}
+	}
+	return n
+}
+
+// invalidate ends a registration or a bind by a key, for a request of q or of its peer (10.6.3, o10-37.2.26).
+func (m *Model) invalidate(q *QP, key uint32) bool {
+	r, w := m.byRKey(key)
+	switch {
+	case w != nil && w.Kind == ib.MWType2 && w.QP == q.ID:
+		w.unbind()
+	case r != nil && w == nil && r.Fast && r.PD == q.PD && m.bound(r.ID) == 0:
+		r.Valid = false
+	default:
+		return false
+	}
+	return true
+}
+
+func (w *Window) unbind() { w.Bound, w.Region, w.QP = false, 0, 0 }
+
+const remoteWrites = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
+
+// bind executes BIND_MW (10.6.7.2; C10-70 to C10-75).
+func (m *Model) bind(q *QP, b *Bind) bool {
+	w := m.Windows[b.MW]
+	if w == nil || w.Dead || w.PD != q.PD {
+		return false
+	}
+	m.changesKey(w.RKey)
+	key := w.RKey&^0xff | b.RKey&0xff
+	m.changesKey(key)
+	type2 := w.Kind == ib.MWType2
+	switch {
+	case type2 && w.Bound:
+		return false // to be invalidated first
+	case type2 && (key == w.RKey || b.Len == 0):
+		m.open("a type 2 bind with the present key, or of no bytes")
+	case !type2 && key == w.RKey:
+		return false
+	case b.Len == 0 && b.Access&ib.AccessZeroBased != 0:
+		m.open("a window is unbound with an option")
+	case b.Access&ib.AccessLocalWrite != 0:
+		m.open("a window with a local right")
+	}
+	if b.Len == 0 && !type2 {
+		w.unbind()
+		w.RKey = key
+		return true
+	}
+	r := m.byLKey(b.LKey)
+	switch {
+	case r == nil, r.PD != q.PD, r.Access&ib.AccessMWBind == 0,
+		b.Access&remoteWrites != 0 && r.Access&ib.AccessLocalWrite == 0,
+		b.Access&^(remoteWrites|ib.AccessRemoteRead|ib.AccessZeroBased|ib.AccessLocalWrite) != 0,
+		!type2 && b.Access&ib.AccessZeroBased != 0,
+		!contains(r.IOVA, r.Len, b.Addr, b.Len):
+		return false
+	}
+	w.unbind()
+	w.Bound, w.RKey, w.Region, w.Access = true, key, r.ID, b.Access
+	w.First, w.Len, w.Shift = b.Addr, b.Len, 0
+	if b.Access&ib.AccessZeroBased != 0 {
+		w.First, w.Shift = 0, b.Addr
+	}
+	if type2 {
+		w.QP = q.ID
+	}
+	return true
+}
+
+// register executes REG_MR (10.6.3).
+func (m *Model) register(q *QP, b *Reg) bool {
+	r := m.Regions[b.MR]
+	m.changesKey(b.Key)
+	switch {
+	case r == nil, r.Dead, !r.Fast, r.Valid, r.Map == nil, r.PD != q.PD, b.Key>>8 != r.RKey>>8,
+		b.Access&remoteWrites != 0 && b.Access&ib.AccessLocalWrite == 0:
+		return false
+	case b.Access&ib.AccessZeroBased != 0:
+		m.open("a fast registration that is zero-based")
+	}
+	r.LKey, r.RKey = r.LKey&^0xff|b.Key&0xff, b.Key
+	r.Valid, r.Access, r.Spans, r.IOVA, r.Len = true, b.Access, r.Map.Spans, r.Map.IOVA, r.Map.Len
+	return true
+}
+
+// checkAccess checks the rights of a registration.
+func checkAccess(a ib.AccessFlags) syscall.Errno {
+	if a&remoteWrites != 0 && a&ib.AccessLocalWrite == 0 {
+		return syscall.EINVAL
+	}
+	return 0
+}

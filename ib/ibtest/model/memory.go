@@ -1,0 +1,149 @@
+package model
+
+import (
+	"bytes"
+	"encoding/binary"
+	"maps"
+)
+
+// PageSize is the unit in which memory is kept, in bytes.
+const PageSize = 4096
+
+// Memory is the sparse contents of an address range. A byte that was never written has the value of [Pattern]. It is
+// not safe for concurrent use.
+type Memory struct {
+	pages map[uint64]*page // by address / PageSize
+	blurs []blur
+	fresh map[uint64]bool // pages written since the last Fresh
+}
+
+type page struct {
+	owner *Memory // the only one that may write
+	b     [PageSize]byte
+}
+
+// blur is a range with a second legal value.
+type blur struct {
+	addr uint64
+	alt  []byte // nil: any value
+	n    uint64
+}
+
+// NewMemory returns memory that was never written.
+func NewMemory() *Memory { return &Memory{pages: map[uint64]*page{}, fresh: map[uint64]bool{}} }
+
+// Clone returns a copy that shares the pages until one of the two writes them. The receiver must not be written
+// afterwards, unless the copy is no longer used.
+func (m *Memory) Clone() *Memory {
+	return &Memory{pages: maps.Clone(m.pages), fresh: map[uint64]bool{}}
+}
+
+// Pattern fills b with the contents of memory that was never written, from an address on. They differ from page to
+// page.
+func Pattern(addr uint64, b []byte) {
+	for len(b) > 0 {
+		var w [8]byte
+		x := addr >> 3
+		x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+		x = (x ^ x>>27) * 0x94d049bb133111eb
+		binary.LittleEndian.PutUint64(w[:], x^x>>31)
+		n := copy(b, w[addr&7:])
+		b, addr = b[n:], addr+uint64(n)
+	}
+}
+
+// page returns the page of a number, for reading.
+func (m *Memory) page(n uint64) *page {
+	p := m.pages[n]
+	if p == nil {
+		p = &page{owner: m}
+		Pattern(n*PageSize, p.b[:])
+		m.pages[n] = p
+	}
+	return p
+}
+
+// Read fills b from an address on.
+func (m *Memory) Read(addr uint64, b []byte) {
+	for len(b) > 0 {
+		n := copy(b, m.page(addr / PageSize).b[addr%PageSize:])
+		b, addr = b[n:], addr+uint64(n)
+	}
+}
+
+// Write stores b at an address.
+func (m *Memory) Write(addr uint64, b []byte) {
+	for len(b) > 0 {
+		k := addr / PageSize
+		p := m.page(k)
+		if p.owner != m {
+			p = &page{owner: m, b: p.b}
+			m.pages[k] = p
+		}
+		m.fresh[k] = true
+		n := copy(p.b[addr%PageSize:], b)
+		b, addr = b[n:], addr+uint64(n)
+	}
+}
+
+// Fresh returns the numbers of pages that were written since the last call.
+func (m *Memory) Fresh() map[uint64]bool {
+	f := m.fresh
+	m.fresh = map[uint64]bool{}
+	return f
+}
+
+// Blur allows n bytes at an address to be either as they are or as in alt; with a nil alt, anything. It ends with
+// Sharpen.
+func (m *Memory) Blur(addr, n uint64, alt []byte) {
+	if n == 0 {
+		return
+	}
+	m.blurs = append(m.blurs, blur{addr, bytes.Clone(alt), n})
+	for k := addr / PageSize; k <= (addr+n-1)/PageSize; k++ {
+		m.fresh[k] = true
+	}
+}
+
+// blurred reports whether a byte of a range is not defined.
+func (m *Memory) blurred(addr, n uint64) bool {
+	for _, b := range m.blurs {
+		if addr < b.addr+b.n && b.addr < addr+n {
+			return true
+		}
+	}
+	return false
+}
+
+// Sharpen ends all blurs.
+func (m *Memory) Sharpen() { m.blurs = m.blurs[:0] }
+
+// Compare compares one page with the contents that a device left there. It returns the address of the first byte that
+// differs. Bytes that a blur allows are taken over.
+func (m *Memory) Compare(n uint64, got []byte) (addr uint64, ok bool) {
+	p := m.page(n)
+	if bytes.Equal(p.b[:len(got)], got) {
+		return 0, true
+	}
+	for i, v := range got {
+		addr = n*PageSize + uint64(i)
+		switch {
+		case p.b[i] == v:
+		case m.allowed(addr, v):
+			m.Write(addr, got[i:i+1])
+			p = m.page(n)
+		default:
+			return addr, false
+		}
+	}
+	return 0, true
+}
+
+func (m *Memory) allowed(addr uint64, v byte) bool {
+	for _, b := range m.blurs {
+		if i := addr - b.addr; i < b.n && (b.alt == nil || b.alt[i] == v) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,354 @@
+package model
+
+import (
+	"maps"
+	"slices"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// ID identifies an object: the number of the call that made it. 0 stands for no object.
+type ID int
+
+// Limits are the attributes of a device that results depend on.
+type Limits struct {
+	MaxMsgSize  uint64
+	MTU         int // of the port, in bytes
+	GID         ib.GID
+	Flush       bool
+	AtomicWrite bool
+	Atomics     bool
+	// Lossy tells that the network may lose the negative acknowledgement of a request, which is sent once.
+	Lossy bool
+	// Blind tells that the test does not know when a device has come to rest, except from results.
+	Blind bool
+}
+
+// Model is the state of a device.
+type Model struct {
+	Limits
+	Mem     *Memory
+	PDs     map[ID]*PD
+	Regions map[ID]*Region
+	Windows map[ID]*Window
+	CQs     map[ID]*CQ
+	SRQs    map[ID]*SRQ
+	AHs     map[ID]*AH
+	QPs     map[ID]*QP
+	Dead    bool // the device is in error
+
+	// Open is why the result of a call is not defined; "" if it is.
+	Open     string
+	epochs   int
+	served   int // queue pairs whose requests were executed by the present call
+	servedBy map[ID]bool
+	done     map[ID]int // requests that the present call completed, by queue pair
+	hazards  hazards
+}
+
+// PD is a protection domain.
+type PD struct{ ID ID }
+
+// AH is an address handle.
+type AH struct {
+	ID, PD ID
+	Dead   bool
+	Attr   ib.AHAttr
+}
+
+// New returns the model of a device without objects.
+func New(l Limits) *Model {
+	return &Model{
+		Limits: l, Mem: NewMemory(), PDs: map[ID]*PD{}, Regions: map[ID]*Region{}, Windows: map[ID]*Window{},
+		CQs: map[ID]*CQ{}, SRQs: map[ID]*SRQ{}, AHs: map[ID]*AH{}, QPs: map[ID]*QP{},
+	}
+}
+
+// Clone returns a copy; see [Memory.Clone].
+func (m *Model) Clone() *Model {
+	c := *m
+	c.Mem = m.Mem.Clone()
+	c.PDs = maps.Clone(m.PDs)
+	c.Regions = cloneAll(m.Regions)
+	c.Windows = cloneAll(m.Windows)
+	c.AHs = cloneAll(m.AHs)
+	c.CQs = cloneAll(m.CQs)
+	for _, q := range c.CQs {
+		q.Wants = slices.Clone(q.Wants)
+	}
+	c.SRQs = cloneAll(m.SRQs)
+	for _, s := range c.SRQs {
+		s.queue = s.queue.clone()
+		s.Events = slices.Clone(s.Events)
+	}
+	c.QPs = cloneAll(m.QPs)
+	for _, q := range c.QPs {
+		q.own = q.own.clone()
+		q.Sends, q.unproved = slices.Clone(q.Sends), slices.Clone(q.unproved)
+		q.Events = slices.Clone(q.Events)
+	}
+	return &c
+}
+
+func cloneAll[T any](objects map[ID]*T) map[ID]*T {
+	c := make(map[ID]*T, len(objects))
+	for id, o := range objects {
+		x := *o
+		c[id] = &x
+	}
+	return c
+}
+
+// open notes that the result of the call is not defined.
+func (m *Model) open(reason string) {
+	if m.Open == "" {
+		m.Open = reason
+	}
+}
+
+// Begin begins a call.
+func (m *Model) Begin() {
+	m.Open, m.served, m.servedBy, m.hazards, m.done = "", 0, nil, hazards{}, map[ID]int{}
+	m.Mem.Sharpen()
+}
+
+// made is the error of a call that makes or changes something.
+func (m *Model) made() syscall.Errno {
+	if m.Dead {
+		return syscall.EIO
+	}
+	return 0
+}
+
+// AllocPD makes a protection domain.
+func (m *Model) AllocPD(id ID) syscall.Errno {
+	if e := m.made(); e != 0 {
+		return e
+	}
+	m.PDs[id] = &PD{id}
+	return 0
+}
+
+// DeallocPD frees a domain that nothing uses.
+func (m *Model) DeallocPD(id ID) syscall.Errno {
+	for _, r := range m.Regions {
+		if r.PD == id && !r.Dead {
+			return syscall.EBUSY
+		}
+	}
+	for _, w := range m.Windows {
+		if w.PD == id && !w.Dead {
+			return syscall.EBUSY
+		}
+	}
+	for _, a := range m.AHs {
+		if a.PD == id && !a.Dead {
+			return syscall.EBUSY
+		}
+	}
+	for _, s := range m.SRQs {
+		if s.PD == id {
+			return syscall.EBUSY
+		}
+	}
+	for _, q := range m.QPs {
+		if q.PD == id {
+			return syscall.EBUSY
+		}
+	}
+	delete(m.PDs, id)
+	return 0
+}
+
+// RegMR makes a region of r, whose keys the driver has chosen.
+func (m *Model) RegMR(r Region) syscall.Errno {
+	if e := m.made(); e != 0 {
+		return e
+	}
+	if e := checkAccess(r.Access); e != 0 {
+		return e
+	}
+	if r.Access&ib.AccessZeroBased != 0 {
+		r.IOVA = 0
+	}
+	r.Valid = true
+	m.Regions[r.ID] = &r
+	return 0
+}
+
+// Change is a change of a region: nil and 0 stay as they are.
+type Change struct {
+	Map    *Mapping
+	PD     ID
+	Access *ib.AccessFlags
+}
+
+// Rereg changes a region. The keys are those of after the change.
+func (m *Model) Rereg(id ID, c Change, lkey, rkey uint32) syscall.Errno {
+	r := m.Regions[id]
+	if e := m.made(); e != 0 {
+		return e
+	}
+	m.memoryChanges(r.LKey, r.RKey)
+	access := r.Access
+	if c.Access != nil {
+		access = *c.Access
+	}
+	switch {
+	case r.Fast:
+		return syscall.EINVAL
+	case checkAccess(access) != 0:
+		return syscall.EINVAL
+	case c.Map == nil && (access^r.Access)&ib.AccessZeroBased != 0:
+		return syscall.EINVAL
+	case m.bound(id) > 0:
+		return syscall.EBUSY
+	}
+	r.Access, r.LKey, r.RKey = access, lkey, rkey
+	if c.Map != nil {
+		r.Spans, r.IOVA, r.Len = c.Map.Spans, c.Map.IOVA, c.Map.Len
+		if access&ib.AccessZeroBased != 0 {
+			r.IOVA = 0
+		}
+	}
+	if c.PD != 0 {
+		r.PD = c.PD
+	}
+	return 0
+}
+
+// Dereg ends a region.
+func (m *Model) Dereg(id ID) syscall.Errno {
+	r := m.Regions[id]
+	if m.bound(id) > 0 {
+		return syscall.EBUSY
+	}
+	m.memoryChanges(r.LKey, r.RKey)
+	r.Dead = true
+	return 0
+}
+
+// AllocMR makes a region for fast registration.
+func (m *Model) AllocMR(r Region) syscall.Errno {
+	if e := m.made(); e != 0 {
+		return e
+	}
+	r.Fast = true
+	m.Regions[r.ID] = &r
+	return 0
+}
+
+// MapMR chooses the memory of the next registration.
+func (m *Model) MapMR(id ID, to Mapping) syscall.Errno {
+	r := m.Regions[id]
+	if e := m.made(); e != 0 {
+		return e
+	}
+	pages := uint64(0)
+	for _, s := range to.Spans {
+		if s.Len > 0 {
+			pages += (s.Addr+s.Len-1)/PageSize - s.Addr/PageSize + 1
+		}
+	}
+	switch {
+	case !r.Fast, pages > uint64(r.MaxPages):
+		return syscall.EINVAL
+	case r.Valid:
+		return syscall.EBUSY
+	}
+	r.Map = &to
+	return 0
+}
+
+// UpdateKey chooses the variant of a region's keys.
+func (m *Model) UpdateKey(id ID, variant uint8) {
+	r := m.Regions[id]
+	r.LKey = r.LKey&^0xff | uint32(variant)
+	r.RKey = r.RKey&^0xff | uint32(variant)
+}
+
+// AllocMW makes a window.
+func (m *Model) AllocMW(w Window) syscall.Errno {
+	if e := m.made(); e != 0 {
+		return e
+	}
+	m.Windows[w.ID] = &w
+	return 0
+}
+
+// DeallocMW ends a window.
+func (m *Model) DeallocMW(id ID) syscall.Errno {
+	w := m.Windows[id]
+	m.memoryChanges(0, w.RKey)
+	w.unbind()
+	w.Dead = true
+	return 0
+}
+
+// CreateAH makes an address handle.
+func (m *Model) CreateAH(a AH) syscall.Errno {
+	if e := m.made(); e != 0 {
+		return e
+	}
+	m.AHs[a.ID] = &a
+	return 0
+}
+
+// ModifyAH changes where an address handle leads.
+func (m *Model) ModifyAH(id ID, a ib.AHAttr) syscall.Errno {
+	if e := m.made(); e != 0 {
+		return e
+	}
+	m.AHs[id].Attr = a
+	return 0
+}
+
+// DestroyAH ends an address handle.
+func (m *Model) DestroyAH(id ID) syscall.Errno {
+	m.AHs[id].Dead = true
+	return 0
+}
+
+// memoryChanges notes that the memory of keys is about to change: a request that waits must not name them, since a
+// driver may look at them at any time.
+func (m *Model) memoryChanges(lkey, rkey uint32) {
+	for _, q := range m.QPs {
+		for i := range q.Sends {
+			s := &q.Sends[i]
+			if s.RKey == rkey || s.InvalidateRKey == rkey || usesLKey(s.SGL, lkey) ||
+				s.Bind != nil && s.Bind.LKey == lkey {
+				m.open("memory of a request that waits is changed")
+			}
+		}
+	}
+}
+
+// Store changes memory, as its owner does.
+func (m *Model) Store(addr uint64, b []byte) {
+	for _, q := range m.QPs {
+		if q.waiting {
+			m.open("memory is changed while a request waits")
+		}
+	}
+	m.Mem.Write(addr, b)
+}
+
+func usesLKey(sgl []ib.SGE, key uint32) bool {
+	return slices.ContainsFunc(sgl, func(s ib.SGE) bool { return s.LKey == key })
+}
+
+// SetError takes the device to the error state: all queue pairs that are not in RESET go to ERR.
+func (m *Model) SetError() {
+	m.Dead = true
+	for _, q := range m.sorted() {
+		if q.State != ib.QPReset {
+			m.toError(q)
+		}
+	}
+}
+
+// sorted returns the queue pairs in the order in which they were made.
+func (m *Model) sorted() []*QP {
+	return slices.SortedFunc(maps.Values(m.QPs), func(a, b *QP) int { return int(a.ID - b.ID) })
+}

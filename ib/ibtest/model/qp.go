@@ -1,0 +1,264 @@
+package model
+
+import (
+	"slices"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// QP is a queue pair.
+type QP struct {
+	ID, PD         ID
+	SendCQ, RecvCQ ID
+	SRQ            ID // 0: the receive queue is its own
+	Num            uint32
+	Type           ib.QPType
+	Cap            ib.QPCap // granted
+	SigAll         bool
+
+	State  ib.QPState
+	Attr   ib.QPAttr
+	Known  ib.QPAttrMask // attributes set since RESET
+	Sends  []Send        // not executed yet
+	Events []ib.EventType
+
+	own      queue
+	unproved []uint64 // sends posted, of which no polled completion proves that they are done
+	waiting  bool     // the first send has begun, and waits for a receive or for the peer to leave INIT
+	held     []Span   // memory of the request that waits
+	begun    bool     // a send, which is not in Sends any more, is executed
+	drain    bool     // EventSQDrained is asked for
+	epoch    int      // of the connection, from RTR on
+	partner  int      // epoch of the peer that it has exchanged packets with; 0: none
+}
+
+// Waiting reports whether the first send waits for the peer.
+func (q *QP) Waiting() bool { return q.waiting }
+
+// Recvs returns the number of receives in the queue pair's own queue.
+func (q *QP) Recvs() int { return len(q.own.recvs) }
+
+// CreateQP makes a queue pair in RESET.
+func (m *Model) CreateQP(q QP) syscall.Errno {
+	if e := m.made(); e != 0 {
+		return e
+	}
+	q.own = queue{pd: q.PD, room: int(q.Cap.MaxRecvWR), maxSGE: int(q.Cap.MaxRecvSGE)}
+	m.QPs[q.ID] = &q
+	return 0
+}
+
+// DestroyQP ends a queue pair. What is outstanding is dropped.
+func (m *Model) DestroyQP(id ID) syscall.Errno {
+	q := m.QPs[id]
+	for _, w := range m.Windows {
+		if w.Bound && w.QP == id {
+			m.memoryChanges(0, w.RKey)
+			w.unbind()
+		}
+	}
+	for _, c := range m.CQs {
+		for i := range c.Wants {
+			if c.Wants[i].QP == id {
+				c.Wants[i].QP = 0
+			}
+		}
+	}
+	if q.waiting {
+		m.open("a queue pair with a request in flight is destroyed")
+	}
+	delete(m.QPs, id)
+	m.wake()
+	return 0
+}
+
+// ModifyQP changes attributes and the state.
+func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
+	q := m.QPs[id]
+	end := mask&ib.QPAttrState != 0 && (a.State == ib.QPErr || a.State == ib.QPReset)
+	if m.Dead && !end {
+		return syscall.EIO
+	}
+	next, err := ib.NextState(q.State, q.Type, &a, mask)
+	if err != nil || m.wrongValue(&a, mask) {
+		return syscall.EINVAL
+	}
+	if mask&ib.QPAttrAccessFlags != 0 && a.AccessFlags != q.Attr.AccessFlags && m.awaited(q) {
+		m.open("rights change while a request waits")
+	}
+	q.Known |= mask &^ (ib.QPAttrState | ib.QPAttrCurState)
+	copyAttr(&q.Attr, &a, mask)
+	switch {
+	case mask&ib.QPAttrState == 0:
+	case a.State == ib.QPErr:
+		m.toError(q)
+	case a.State == ib.QPReset:
+		m.reset(q)
+	default:
+		from := q.State
+		q.State = next
+		switch {
+		case next == ib.QPRTR && from == ib.QPInit:
+			m.epochs++
+			q.epoch, q.partner = m.epochs, 0
+		case next == ib.QPSQD && from == ib.QPRTS:
+			if q.waiting {
+				m.open("SQD while a request waits") // which a driver may have begun, or not
+			}
+			q.drain = mask&ib.QPAttrEnSQDAsyncNotify != 0 && a.EnSQDAsyncNotify
+		case next != ib.QPSQD:
+			q.drain = false
+		}
+		m.run(q)
+	}
+	m.wake()
+	return 0
+}
+
+// awaited reports whether a request of a peer waits at q.
+func (m *Model) awaited(q *QP) bool {
+	for _, p := range m.QPs {
+		if p.waiting && p.Attr.DestQPN == q.Num {
+			return true
+		}
+	}
+	return false
+}
+
+// Draining reports whether requests are in flight in SQD.
+func (q *QP) Draining() bool { return q.State == ib.QPSQD && q.waiting }
+
+func (m *Model) wrongValue(a *ib.QPAttr, mask ib.QPAttrMask) bool {
+	for _, x := range []struct {
+		bit   ib.QPAttrMask
+		wrong bool
+	}{
+		{ib.QPAttrPort, a.Port != 1},
+		{ib.QPAttrPKeyIndex, a.PKeyIndex != 0},
+		{ib.QPAttrPathMTU, !a.PathMTU.Valid() || a.PathMTU.Bytes() > m.MTU},
+		{ib.QPAttrTimeout, a.Timeout > 31},
+		{ib.QPAttrRetryCnt, a.RetryCnt > 7},
+		{ib.QPAttrRNRRetry, a.RNRRetry > 7},
+		{ib.QPAttrMinRNRTimer, a.MinRNRTimer > 31},
+		{ib.QPAttrAV, a.AH.Port != 1 || !a.AH.HasGRH},
+	} {
+		if mask&x.bit != 0 && x.wrong {
+			return true
+		}
+	}
+	return false
+}
+
+// copyAttr copies the attributes that mask names, except the state.
+func copyAttr(to, from *ib.QPAttr, mask ib.QPAttrMask) {
+	take := func(bit ib.QPAttrMask, f func()) {
+		if mask&bit != 0 {
+			f()
+		}
+	}
+	take(ib.QPAttrAccessFlags, func() { to.AccessFlags = from.AccessFlags })
+	take(ib.QPAttrPKeyIndex, func() { to.PKeyIndex = from.PKeyIndex })
+	take(ib.QPAttrPort, func() { to.Port = from.Port })
+	take(ib.QPAttrQKey, func() { to.QKey = from.QKey })
+	take(ib.QPAttrAV, func() { to.AH = from.AH })
+	take(ib.QPAttrPathMTU, func() { to.PathMTU = from.PathMTU })
+	take(ib.QPAttrTimeout, func() { to.Timeout = from.Timeout })
+	take(ib.QPAttrRetryCnt, func() { to.RetryCnt = from.RetryCnt })
+	take(ib.QPAttrRNRRetry, func() { to.RNRRetry = from.RNRRetry })
+	take(ib.QPAttrMaxRdAtomic, func() { to.MaxRdAtomic = from.MaxRdAtomic })
+	take(ib.QPAttrMinRNRTimer, func() { to.MinRNRTimer = from.MinRNRTimer })
+	take(ib.QPAttrMaxDestRdAtomic, func() { to.MaxDestRdAtomic = from.MaxDestRdAtomic })
+	take(ib.QPAttrDestQPN, func() { to.DestQPN = from.DestQPN })
+}
+
+// reset drops all work of a queue pair.
+func (m *Model) reset(q *QP) {
+	for _, w := range m.Windows {
+		if w.Bound && w.QP == q.ID {
+			m.open("a queue pair with a bound window is reset")
+		}
+	}
+	for _, c := range m.CQs {
+		if slices.ContainsFunc(c.Wants, func(w Want) bool { return w.QP == q.ID }) {
+			m.open("completions of a queue pair that is reset") // adapters remove them from the queue
+		}
+	}
+	if q.waiting {
+		m.open("a queue pair with a request in flight is reset")
+	}
+	q.State, q.Attr, q.Known, q.Sends, q.unproved = ib.QPReset, ib.QPAttr{}, 0, nil, nil
+	q.own.recvs, q.own.unproved = nil, nil
+	q.waiting, q.drain, q.epoch, q.partner = false, false, 0, 0
+}
+
+// toError flushes all work of a queue pair.
+func (m *Model) toError(q *QP) {
+	first := q.State != ib.QPErr
+	q.State, q.waiting, q.drain = ib.QPErr, false, false
+	m.flushSends(q)
+	for len(q.own.recvs) > 0 {
+		w := q.own.recvs[0]
+		q.own.recvs = slices.Delete(q.own.recvs, 0, 1)
+		m.post(q, RecvSide, Want{WC: ib.WC{ID: w.ID, Opcode: ib.WCRecv}, Status: flush}, false)
+	}
+	if first && q.SRQ != 0 {
+		q.Events = append(q.Events, ib.EventQPLastWQEReached)
+	}
+}
+
+var flush = []ib.WCStatus{ib.WCWRFlushErr}
+
+// GiveUp completes the waiting request of a queue pair whose peer is in INIT, or beyond a network that loses packets:
+// a requester may use up its retries at any time.
+func (m *Model) GiveUp(id ID) bool {
+	q := m.QPs[id]
+	p := m.destination(q)
+	if !q.waiting || !m.Lossy && (p == nil || p.State != ib.QPInit) {
+		return false
+	}
+	s := q.Sends[0]
+	q.Sends = slices.Delete(slices.Clone(q.Sends), 0, 1)
+	q.waiting = false
+	m.complete(q, &s, is(ib.WCRetryExcErr), 0)
+	m.wake()
+	return true
+}
+
+// flushSends flushes the send queue. While a send is executed, complete does it afterwards.
+func (m *Model) flushSends(q *QP) {
+	if q.begun {
+		return
+	}
+	for len(q.Sends) > 0 {
+		s := q.Sends[0]
+		q.Sends = slices.Delete(q.Sends, 0, 1)
+		m.complete(q, &s, flush, 0)
+	}
+}
+
+// wake goes on with the requests that wait, until none of them can.
+func (m *Model) wake() {
+	for progress := true; progress; {
+		progress = false
+		for _, q := range m.sorted() {
+			if m.QPs[q.ID] != q || !q.waiting {
+				continue
+			}
+			q.waiting = false
+			if m.step(q) {
+				progress = true
+				m.run(q)
+			}
+		}
+	}
+	if m.served > 1 {
+		m.open("the order of requests of several queue pairs that waited")
+	}
+	for _, q := range m.sorted() {
+		if q.State == ib.QPSQD && !q.waiting && q.drain {
+			q.drain = false
+			q.Events = append(q.Events, ib.EventSQDrained)
+		}
+	}
+}

@@ -1,0 +1,199 @@
+package model
+
+import (
+	"slices"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// Recv is a receive work request.
+type Recv struct {
+	ID  uint64
+	SGL []ib.SGE
+}
+
+// queue is the receive queue of a queue pair, or a shared one.
+type queue struct {
+	pd       ID
+	room     int
+	maxSGE   int
+	recvs    []Recv
+	unproved []uint64 // posted, and not polled
+}
+
+func (r queue) clone() queue {
+	r.recvs, r.unproved = slices.Clone(r.recvs), slices.Clone(r.unproved)
+	return r
+}
+
+func (r *queue) prove(id uint64) {
+	if k := slices.Index(r.unproved, id); k >= 0 {
+		r.unproved = slices.Delete(r.unproved, k, k+1)
+	}
+}
+
+// SRQ is a shared receive queue.
+type SRQ struct {
+	ID, PD ID
+	queue  queue
+	Limit  uint32
+	Events []ib.EventType
+}
+
+// Len returns the number of receives in the queue.
+func (s *SRQ) Len() int { return len(s.queue.recvs) }
+
+// Room returns the capacity of the queue.
+func (s *SRQ) Room() int { return s.queue.room }
+
+// MaxSGE returns the most elements of a receive.
+func (s *SRQ) MaxSGE() int { return s.queue.maxSGE }
+
+// CreateSRQ makes a shared receive queue with the capacities granted.
+func (m *Model) CreateSRQ(s SRQ, granted ib.SRQAttr) syscall.Errno {
+	if e := m.made(); e != 0 {
+		return e
+	}
+	s.queue = queue{pd: s.PD, room: int(granted.MaxWR), maxSGE: int(granted.MaxSGE)}
+	m.SRQs[s.ID] = &s
+	return 0
+}
+
+// ModifySRQ changes a queue. The room granted is Resized's.
+func (m *Model) ModifySRQ(id ID, a ib.SRQAttr, mask ib.SRQAttrMask) syscall.Errno {
+	s := m.SRQs[id]
+	room := uint32(s.queue.room)
+	if mask&ib.SRQAttrMaxWR != 0 {
+		room = a.MaxWR
+	}
+	switch {
+	case m.Dead:
+		return syscall.EIO
+	case room == 0, int(room) < len(s.queue.recvs), mask&ib.SRQAttrLimit != 0 && a.Limit > room:
+		return syscall.EINVAL
+	case int(room) < len(s.queue.unproved):
+		m.open("a shared receive queue becomes shorter than what was not polled")
+	}
+	if mask&ib.SRQAttrMaxWR != 0 {
+		s.queue.room = int(room)
+	}
+	if mask&ib.SRQAttrLimit != 0 {
+		s.Limit = a.Limit
+		if a.Limit > 0 && uint32(len(s.queue.recvs)) < a.Limit {
+			// The event comes at once, or with the next receive that is taken.
+			m.open("a limit that has been reached already")
+		}
+		s.checkLimit()
+	}
+	return 0
+}
+
+// ResizedSRQ notes the room granted.
+func (m *Model) ResizedSRQ(id ID, room int) { m.SRQs[id].queue.room = room }
+
+func (s *SRQ) checkLimit() {
+	if uint32(len(s.queue.recvs)) < s.Limit {
+		s.Limit = 0
+		s.Events = append(s.Events, ib.EventSRQLimitReached)
+	}
+}
+
+// DestroySRQ frees a queue that no queue pair uses.
+func (m *Model) DestroySRQ(id ID) syscall.Errno {
+	for _, q := range m.QPs {
+		if q.SRQ == id {
+			return syscall.EBUSY
+		}
+	}
+	delete(m.SRQs, id)
+	return 0
+}
+
+// Took is what a driver made of a list of work requests.
+type Took struct {
+	N   int
+	Err syscall.Errno
+}
+
+// post queues receives. got is what the driver did; nil: what it must at least do. A driver may serve requests that
+// wait with the first receives of a list before it takes the others: serve does that.
+func (r *queue) post(recvs []Recv, got *Took, serve func()) Took {
+	for n, w := range recvs {
+		if len(r.recvs) >= r.room && got != nil && got.N > n {
+			serve()
+		}
+		if len(w.SGL) > r.maxSGE {
+			return Took{n, syscall.EINVAL}
+		}
+		full := got != nil && got.N == n && got.Err == syscall.ENOMEM
+		if len(r.recvs) >= r.room || full && len(r.unproved) >= r.room {
+			return Took{n, syscall.ENOMEM}
+		}
+		r.recvs = append(r.recvs, w)
+		r.unproved = append(r.unproved, w.ID)
+	}
+	return Took{N: len(recvs)}
+}
+
+// PostRecv posts receives to a queue pair.
+func (m *Model) PostRecv(id ID, recvs []Recv, got *Took) Took {
+	q := m.QPs[id]
+	if q.SRQ != 0 || q.State == ib.QPReset {
+		return Took{Err: syscall.EINVAL}
+	}
+	t := q.own.post(recvs, got, func() {
+		if q.State == ib.QPErr {
+			m.toError(q)
+		}
+		m.wake()
+	})
+	m.checkRoom(q.RecvCQ)
+	if q.State == ib.QPErr {
+		m.toError(q)
+	}
+	m.wake()
+	return t
+}
+
+// PostSRQ posts receives to a shared receive queue.
+func (m *Model) PostSRQ(id ID, recvs []Recv, got *Took) Took {
+	waiting := 0
+	for _, q := range m.QPs {
+		if p := m.destination(q); q.waiting && p != nil && p.SRQ == id {
+			waiting++
+		}
+	}
+	if waiting > 1 {
+		m.open("several requests wait for a receive of one queue")
+	}
+	t := m.SRQs[id].queue.post(recvs, got, m.wake)
+	for _, q := range m.QPs {
+		if q.SRQ == id {
+			m.checkRoom(q.RecvCQ)
+		}
+	}
+	m.wake()
+	return t
+}
+
+func (m *Model) queueOf(q *QP) *queue {
+	if q.SRQ != 0 {
+		return &m.SRQs[q.SRQ].queue
+	}
+	return &q.own
+}
+
+// completeRecv completes the first receive of q.
+func (m *Model) completeRecv(q *QP, w Want, solicited bool) {
+	r := m.queueOf(q)
+	w.WC.ID = r.recvs[0].ID
+	r.recvs = slices.Delete(r.recvs, 0, 1)
+	if w.WC.Opcode == 0 {
+		w.WC.Opcode = ib.WCRecv
+	}
+	m.post(q, RecvSide, w, solicited)
+	if q.SRQ != 0 {
+		m.SRQs[q.SRQ].checkLimit()
+	}
+}

@@ -1,0 +1,288 @@
+package model
+
+import (
+	"encoding/binary"
+	"slices"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// Send is a send work request.
+type Send struct {
+	ID             uint64
+	Op             ib.WROpcode
+	Flags          ib.SendFlags
+	SGL            []ib.SGE
+	Inline         []byte
+	Imm            uint32
+	InvalidateRKey uint32
+	RemoteAddr     uint64
+	RKey           uint32
+	CompareAdd     uint64
+	Swap           uint64
+	AH             ID
+	QPN, QKey      uint32
+	Bind           *Bind
+	Reg            *Reg
+	Flush          ib.Flush
+
+	to      ib.AHAttr // where the address handle led when the request was posted
+	foreign bool      // the address handle is of another domain
+}
+
+// Bind is what BIND_MW does.
+type Bind struct {
+	MW        ID
+	MR        ID // 0: none
+	LKey      uint32
+	RKey      uint32
+	Addr, Len uint64
+	Access    ib.AccessFlags
+}
+
+// Reg is what REG_MR does.
+type Reg struct {
+	MR     ID
+	Key    uint32
+	Access ib.AccessFlags
+}
+
+// Signaled reports whether success makes a completion.
+func (q *QP) Signaled(s *Send) bool { return q.SigAll || s.Flags&ib.SendSignaled != 0 }
+
+// PostSend posts work requests and executes what can be executed. got is what the driver did; nil: what it must at
+// least do.
+func (m *Model) PostSend(id ID, sends []Send, got *Took) Took {
+	q := m.QPs[id]
+	switch q.State {
+	case ib.QPReset, ib.QPInit, ib.QPRTR:
+		return Took{Err: syscall.EINVAL}
+	}
+	for i := range sends {
+		if len(sends) > 1 && (m.tooLong(q, &sends[i]) || misaligned(&sends[i])) {
+			m.open("a list with a request that a driver may refuse at once")
+		}
+	}
+	t := Took{N: len(sends)}
+	for n := range sends {
+		var e syscall.Errno // of the driver, if it refused this one
+		if got != nil && got.N == n {
+			e = got.Err
+		}
+		if e := m.take(q, sends[n], e); e != 0 {
+			t = Took{n, e}
+			break
+		}
+		m.run(q)
+	}
+	m.wake()
+	return t
+}
+
+// take queues a request, or refuses it. got is why the driver refused it, 0 if it did not.
+func (m *Model) take(q *QP, s Send, got syscall.Errno) syscall.Errno {
+	a := m.AHs[s.AH]
+	switch {
+	case !q.knows(&s), len(s.SGL) > int(q.Cap.MaxSendSGE),
+		s.Flags&ib.SendInline != 0 && len(s.Inline) > int(q.Cap.MaxInlineData),
+		a != nil && a.Dead, s.Bind != nil && m.Windows[s.Bind.MW].Dead, s.Reg != nil && m.Regions[s.Reg.MR].Dead,
+		s.Bind != nil && s.Bind.MR != 0 && m.Regions[s.Bind.MR].Dead:
+		return syscall.EINVAL
+	case got == syscall.EINVAL && (m.tooLong(q, &s) || misaligned(&s)): // a driver may look at once, or when it sends
+		return syscall.EINVAL
+	case len(q.Sends) >= int(q.Cap.MaxSendWR), got == syscall.ENOMEM && len(q.unproved) >= int(q.Cap.MaxSendWR):
+		return syscall.ENOMEM
+	}
+	local := s.Op == ib.WRBindMW || s.Op == ib.WRRegMR
+	switch {
+	case local && q.waiting:
+		m.open("a bind or registration behind a request that waits")
+	case local && m.done[q.ID] > 0 && q.State != ib.QPRTS:
+		m.open("a bind or registration behind a request of the same call that fails")
+	case a != nil:
+		s.to, s.foreign = a.Attr, a.PD != q.PD
+	}
+	q.Sends = append(slices.Clip(q.Sends), s)
+	q.unproved = append(q.unproved, s.ID)
+	m.checkRoom(q.SendCQ)
+	return 0
+}
+
+// tooLong reports whether a message is longer than the service allows.
+func (m *Model) tooLong(q *QP, s *Send) bool {
+	n := uint64(len(s.Inline))
+	if s.Flags&ib.SendInline == 0 {
+		n = 0
+		for _, e := range s.SGL {
+			n += uint64(e.Length)
+		}
+	}
+	return n > m.MaxMsgSize || q.Type == ib.QPTypeUD && n > uint64(m.MTU)
+}
+
+// misaligned reports whether an atomic is not of 8 bytes at a multiple of 8.
+func misaligned(s *Send) bool {
+	n := uint64(0)
+	for _, e := range s.SGL {
+		n += uint64(e.Length)
+	}
+	atomic := rights[s.Op] == ib.AccessRemoteAtomic
+	return (atomic || s.Op == ib.WRAtomicWrite) && s.RemoteAddr%8 != 0 || atomic && n != 8
+}
+
+// knows reports whether the service has the operation, and the request what it needs.
+func (q *QP) knows(s *Send) bool {
+	switch s.Op {
+	case ib.WRSend, ib.WRSendWithImm:
+		return q.Type != ib.QPTypeUD || s.AH != 0
+	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRLocalInv:
+		return q.Type != ib.QPTypeUD
+	case ib.WRRDMARead, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd, ib.WRSendWithInv, ib.WRFlush:
+		return q.Type == ib.QPTypeRC
+	case ib.WRAtomicWrite:
+		return q.Type == ib.QPTypeRC && len(s.Inline) == 8
+	case ib.WRBindMW:
+		return q.Type != ib.QPTypeUD && s.Bind != nil
+	case ib.WRRegMR:
+		return q.Type != ib.QPTypeUD && s.Reg != nil
+	}
+	return false
+}
+
+// run executes the send queue as far as it goes.
+func (m *Model) run(q *QP) {
+	for len(q.Sends) > 0 && !q.waiting {
+		switch {
+		case m.Dead:
+			m.toError(q)
+		case q.State == ib.QPErr, q.State == ib.QPSQE:
+			m.flushSends(q)
+		case q.State != ib.QPRTS || !m.step(q):
+			return
+		}
+	}
+}
+
+// step executes the first request. It reports false if the request waits.
+func (m *Model) step(q *QP) bool {
+	s := q.Sends[0]
+	q.Sends = slices.Delete(slices.Clone(q.Sends), 0, 1)
+	q.begun = true
+	status, n, wait := m.execute(q, &s)
+	q.begun = false
+	if wait {
+		q.Sends = slices.Insert(q.Sends, 0, s)
+		q.waiting = true
+		return false
+	}
+	m.complete(q, &s, status, n)
+	return true
+}
+
+var opcodes = map[ib.WROpcode]ib.WCOpcode{
+	ib.WRSend: ib.WCSend, ib.WRSendWithImm: ib.WCSend, ib.WRSendWithInv: ib.WCSend,
+	ib.WRRDMAWrite: ib.WCRDMAWrite, ib.WRRDMAWriteWithImm: ib.WCRDMAWrite, ib.WRRDMARead: ib.WCRDMARead,
+	ib.WRAtomicCmpAndSwp: ib.WCCompSwap, ib.WRAtomicFetchAdd: ib.WCFetchAdd, ib.WRLocalInv: ib.WCLocalInv,
+	ib.WRBindMW: ib.WCBindMW, ib.WRRegMR: ib.WCRegMR, ib.WRFlush: ib.WCFlush, ib.WRAtomicWrite: ib.WCAtomicWrite,
+}
+
+// complete completes a request. After an error the rest of the queue is flushed.
+func (m *Model) complete(q *QP, s *Send, status []ib.WCStatus, n uint64) {
+	m.done[q.ID]++
+	failed := status[0] != ib.WCSuccess
+	over := q.State == ib.QPErr || q.State == ib.QPSQE
+	if failed || q.Signaled(s) {
+		m.post(q, SendSide, Want{
+			WC:     ib.WC{ID: s.ID, Opcode: opcodes[s.Op], ByteLen: uint32(n)},
+			Status: status, Length: fetches(s.Op),
+		}, false)
+	}
+	switch {
+	case !failed || over:
+	case q.Type == ib.QPTypeRC:
+		m.toError(q)
+	default:
+		q.State = ib.QPSQE
+		m.flushSends(q)
+	}
+}
+
+// fetches reports whether an operation returns data.
+func fetches(op ib.WROpcode) bool {
+	return op == ib.WRRDMARead || op == ib.WRAtomicCmpAndSwp || op == ib.WRAtomicFetchAdd
+}
+
+func is(s ...ib.WCStatus) []ib.WCStatus { return s }
+
+// success is the status of most requests.
+var success = is(ib.WCSuccess)
+
+// load returns the bytes of a list of spans.
+func (m *Model) load(spans []Span, n uint64) []byte {
+	b := make([]byte, n)
+	rest := b
+	for _, s := range spans {
+		k := min(s.Len, uint64(len(rest)))
+		if m.Mem.blurred(s.Addr, k) {
+			m.open("bytes are sent that are not defined")
+		}
+		m.Mem.Read(s.Addr, rest[:k])
+		rest = rest[k:]
+	}
+	return b
+}
+
+// store stores bytes in a list of spans, from an offset on.
+func (m *Model) store(spans []Span, skip uint64, b []byte) {
+	for _, q := range m.QPs {
+		if q.waiting && meet(q.held, spans) {
+			m.open("memory of a request that waits is changed by another")
+		}
+	}
+	eachPiece(spans, skip, b, m.Mem.Write)
+}
+
+// smear allows bytes to be stored, or not.
+func (m *Model) smear(spans []Span, skip uint64, b []byte) {
+	if m.Blind && len(b) > 0 && len(spans) > 0 {
+		m.open("a part of a message is stored, and nothing shows when")
+	}
+	eachPiece(spans, skip, b, func(addr uint64, b []byte) { m.Mem.Blur(addr, uint64(len(b)), b) })
+}
+
+func eachPiece(spans []Span, skip uint64, b []byte, f func(addr uint64, b []byte)) {
+	for _, s := range spans {
+		if skip >= s.Len {
+			skip -= s.Len
+			continue
+		}
+		k := min(s.Len-skip, uint64(len(b)))
+		if k > 0 {
+			f(s.Addr+skip, b[:k])
+		}
+		b, skip = b[k:], 0
+	}
+}
+
+// overlap reports whether two lists have bytes in common, or one list with itself.
+func overlap(a, b []Span) bool {
+	for i, s := range a {
+		for j, t := range b {
+			if (&a[0] != &b[0] || i != j) && s.Addr < t.Addr+t.Len && t.Addr < s.Addr+s.Len {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// checkOverlap notes that the order in which bytes are copied shows.
+func (m *Model) checkOverlap(dst, src []Span) {
+	if len(dst) > 0 && (overlap(dst, dst) || len(src) > 0 && overlap(dst, src)) {
+		m.open("source and target overlap")
+	}
+}
+
+// word reads and writes the 8 bytes of an atomic, in the host's byte order.
+func (m *Model) word(spans []Span) uint64 { return binary.NativeEndian.Uint64(m.load(spans, 8)) }
