@@ -1,0 +1,151 @@
+package modeltest
+
+import (
+	"errors"
+	"sync"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// Abilities holds what earlier calls have shown of a driver: an ability that was used once cannot be lacking later.
+// It is safe for concurrent use.
+type Abilities struct {
+	mu sync.Mutex // of the fields below
+
+	has, lacks map[string]bool
+	access     ib.AccessFlags // that regions can have; 0: not known yet
+}
+
+// NewAbilities returns that nothing is known of a driver.
+func NewAbilities() *Abilities { return &Abilities{has: map[string]bool{}, lacks: map[string]bool{}} }
+
+// abilities returns the optional abilities that a call needs, in the order in which a driver looks at them.
+func abilities(c call) (list []string) {
+	switch c := c.(type) {
+	case rereg:
+		return []string{"reregistration"}
+	case allocMR:
+		return []string{"fast registration"}
+	case allocMW:
+		return []string{"memory windows"}
+	case resizeCQ:
+		return []string{"resizing CQs"}
+	case createSRQ:
+		return []string{"SRQs"}
+	case modifySRQ:
+		if c.mask&ib.SRQAttrMaxWR != 0 {
+			return []string{"resizing SRQs"}
+		}
+	case createAH:
+		if list = []string{"address handles"}; c.nobody {
+			list = []string{"addresses of no device"}
+		}
+	case modifyAH:
+		if c.nobody {
+			return []string{"addresses of no device"}
+		}
+	case createQP:
+		return []string{c.kind.String()}
+	case postSend:
+		for _, s := range c.list {
+			list = append(list, opNames[s.op])
+		}
+	}
+	return list
+}
+
+// lacksAny reports whether a call needs an ability that the driver lacks.
+func (k *Abilities) lacksAny(c call) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, a := range abilities(c) {
+		if k.lacks[a] {
+			return true
+		}
+	}
+	return false
+}
+
+func unsupported(err error) bool {
+	return errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) ||
+		errors.Is(err, syscall.ENETUNREACH) || errors.Is(err, syscall.EHOSTUNREACH)
+}
+
+// learn notes what a call shows of the driver. It returns the part of the call that the driver has made, nil if there
+// is none.
+func (k *Abilities) learn(c call, g *got) call {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	list := abilities(c)
+	post, isPost := c.(postSend)
+	used := list
+	if isPost {
+		used = list[:min(max(g.n, 0), len(list))]
+	} else if g.err != nil {
+		used = nil
+	}
+	for _, a := range used {
+		k.has[a] = true
+	}
+	if !unsupported(g.err) || len(used) >= len(list) || k.has[list[len(used)]] {
+		return c
+	}
+	k.lacks[list[len(used)]] = true
+	g.err = nil
+	if isPost && g.n > 0 {
+		return postSend{post.qp, post.list[:g.n]}
+	}
+	return nil
+}
+
+// probe finds out which rights regions can have, unless an earlier run has.
+func (x *runner) probe() error {
+	k := x.Abilities
+	k.mu.Lock()
+	x.access = k.access
+	k.mu.Unlock()
+	if x.access != 0 {
+		return nil
+	}
+	pd, err := x.Device.AllocPD()
+	if err != nil {
+		return err
+	}
+	x.access = ib.AccessLocalWrite
+	for _, a := range []ib.AccessFlags{
+		ib.AccessRemoteWrite, ib.AccessRemoteRead, ib.AccessRemoteAtomic, ib.AccessMWBind, ib.AccessFlushGlobal,
+		ib.AccessZeroBased,
+	} {
+		mr, err := pd.RegMR(ib.MRInit{
+			Space: x.areas[0].space, Addr: x.areas[0].base, Length: 64, Access: a | ib.AccessLocalWrite,
+		})
+		if unsupported(err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		x.access |= a
+		if err := mr.Dereg(); err != nil {
+			return err
+		}
+	}
+	k.mu.Lock()
+	k.access = x.access
+	k.mu.Unlock()
+	return pd.Dealloc()
+}
+
+// supported returns the operations and types that the driver is not known to lack.
+func supported[T any](k *Abilities, list []T, name func(T) string) []T {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var out []T
+	for _, x := range list {
+		if !k.lacks[name(x)] {
+			out = append(out, x)
+		}
+	}
+	return out
+}

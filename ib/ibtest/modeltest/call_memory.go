@@ -1,0 +1,266 @@
+package modeltest
+
+import (
+	"verbena/ib"
+	"verbena/ib/ibtest/model"
+	"verbena/umem"
+)
+
+// allocPD makes a protection domain.
+type allocPD struct{ id model.ID }
+
+func (c allocPD) String() string   { return sprintf("pd%d = AllocPD()", c.id) }
+func (c allocPD) makes() model.ID  { return c.id }
+func (c allocPD) uses() []model.ID { return nil }
+
+func (c allocPD) device(x *runner) got {
+	pd, err := x.Device.AllocPD()
+	if err == nil {
+		x.add(c.id, &object{pd: pd, over: pd.Dealloc})
+	}
+	return got{err: err}
+}
+
+func (c allocPD) expect(x *runner, m *model.Model, g *got) want { return wantErr(m.AllocPD(c.id)) }
+
+// destroy destroys an object of any kind.
+type destroy struct{ id model.ID }
+
+func (c destroy) String() string   { return sprintf("destroy(%d)", c.id) }
+func (c destroy) uses() []model.ID { return []model.ID{c.id} }
+
+func (c destroy) device(x *runner) got {
+	o := x.objs[c.id]
+	err := o.over()
+	o.dead = err == nil
+	return got{err: err}
+}
+
+func (c destroy) expect(x *runner, m *model.Model, g *got) want {
+	switch o := x.objs[c.id]; {
+	case o.pd != nil:
+		return wantErr(m.DeallocPD(c.id))
+	case o.mr != nil:
+		return wantErr(m.Dereg(c.id))
+	case o.mw != nil:
+		return wantErr(m.DeallocMW(c.id))
+	case o.cq != nil:
+		return wantErr(m.DestroyCQ(c.id))
+	case o.srq != nil:
+		return wantErr(m.DestroySRQ(c.id))
+	case o.ah != nil:
+		return wantErr(m.DestroyAH(c.id))
+	}
+	return wantErr(m.DestroyQP(c.id))
+}
+
+// regMR registers memory.
+type regMR struct {
+	id, pd model.ID
+	at     place
+	iova   uint64 // 0: the address
+	access ib.AccessFlags
+}
+
+func (c regMR) String() string {
+	return sprintf("mr%d = pd%d.RegMR(area %d + %#x, %#x bytes, IOVA %#x, access %#x)",
+		c.id, c.pd, c.at.area, c.at.off, c.at.len, c.iova, uint32(c.access))
+}
+func (c regMR) makes() model.ID  { return c.id }
+func (c regMR) uses() []model.ID { return []model.ID{c.pd} }
+
+func (c regMR) device(x *runner) got {
+	s := x.span(c.at)
+	mr, err := x.objs[c.pd].pd.RegMR(ib.MRInit{
+		Space: x.areas[c.at.area].space, Addr: s.Addr, Length: s.Len, IOVA: c.iova, Access: c.access,
+	})
+	if err == nil {
+		x.add(c.id, &object{mr: mr, over: mr.Dereg})
+	}
+	return got{err: err}
+}
+
+func (c regMR) expect(x *runner, m *model.Model, g *got) want {
+	s := x.span(c.at)
+	r := model.Region{ID: c.id, PD: c.pd, Access: c.access, IOVA: c.iova, Len: s.Len, Spans: []model.Span{s}}
+	if r.IOVA == 0 {
+		r.IOVA = s.Addr
+	}
+	if o := x.objs[c.id]; o != nil {
+		r.LKey, r.RKey = o.mr.LKey(), o.mr.RKey()
+		x.note("lkey %#x, rkey %#x", r.LKey, r.RKey)
+	}
+	return wantErr(m.RegMR(r))
+}
+
+// rereg changes a region.
+type rereg struct {
+	mr     model.ID
+	flags  ib.MRChangeFlags
+	at     place
+	iova   uint64
+	pd     model.ID
+	access ib.AccessFlags
+}
+
+func (c rereg) String() string {
+	return sprintf("mr%d.Rereg(flags %#x, area %d + %#x, %#x bytes, IOVA %#x, pd%d, access %#x)",
+		c.mr, uint32(c.flags), c.at.area, c.at.off, c.at.len, c.iova, c.pd, uint32(c.access))
+}
+func (c rereg) uses() []model.ID { return []model.ID{c.mr, c.pd} }
+
+func (c rereg) device(x *runner) got {
+	s := x.span(c.at)
+	return got{err: x.objs[c.mr].mr.Rereg(c.flags, ib.MRChange{
+		Space: x.areas[c.at.area].space, Addr: s.Addr, Length: s.Len, IOVA: c.iova,
+		PD: x.objs[c.pd].pd, Access: c.access,
+	})}
+}
+
+func (c rereg) expect(x *runner, m *model.Model, g *got) want {
+	var ch model.Change
+	if c.flags&ib.MRChangeTranslation != 0 {
+		s := x.span(c.at)
+		ch.Map = &model.Mapping{Spans: []model.Span{s}, IOVA: c.iova, Len: s.Len}
+		if c.iova == 0 {
+			ch.Map.IOVA = s.Addr
+		}
+	}
+	if c.flags&ib.MRChangePD != 0 {
+		ch.PD = c.pd
+	}
+	if c.flags&ib.MRChangeAccess != 0 {
+		ch.Access = &c.access
+	}
+	mr := x.objs[c.mr].mr
+	return wantErr(m.Rereg(c.mr, ch, mr.LKey(), mr.RKey()))
+}
+
+// allocMR makes a region for fast registration.
+type allocMR struct {
+	id, pd model.ID
+	pages  int
+}
+
+func (c allocMR) String() string {
+	return sprintf("mr%d = pd%d.AllocMR(%d pages)", c.id, c.pd, c.pages)
+}
+func (c allocMR) makes() model.ID  { return c.id }
+func (c allocMR) uses() []model.ID { return []model.ID{c.pd} }
+
+func (c allocMR) device(x *runner) got {
+	mr, err := x.objs[c.pd].pd.AllocMR(c.pages)
+	if err == nil {
+		x.add(c.id, &object{mr: mr, over: mr.Dereg})
+	}
+	return got{err: err}
+}
+
+func (c allocMR) expect(x *runner, m *model.Model, g *got) want {
+	r := model.Region{ID: c.id, PD: c.pd, MaxPages: c.pages}
+	if o := x.objs[c.id]; o != nil {
+		r.LKey, r.RKey = o.mr.LKey(), o.mr.RKey()
+		x.note("lkey %#x, rkey %#x", r.LKey, r.RKey)
+	}
+	return wantErr(m.AllocMR(r))
+}
+
+// mapMR chooses the memory of the next fast registration, and the variant of its key.
+type mapMR struct {
+	mr      model.ID
+	list    []place
+	iova    uint64
+	variant uint8
+}
+
+func (c mapMR) String() string {
+	return sprintf("mr%d.Map(%+v, IOVA %#x), UpdateKey(%#x)", c.mr, c.list, c.iova, c.variant)
+}
+func (c mapMR) uses() []model.ID { return []model.ID{c.mr} }
+
+func (c mapMR) device(x *runner) got {
+	var list []umem.Range
+	for _, p := range c.list {
+		s := x.span(p)
+		list = append(list, umem.Range{Addr: s.Addr, Length: s.Len})
+	}
+	mr := x.objs[c.mr].mr
+	err := mr.Map(x.areas[c.list[0].area].space, nil, list, c.iova)
+	if err == nil {
+		mr.UpdateKey(c.variant)
+	}
+	return got{err: err}
+}
+
+func (c mapMR) expect(x *runner, m *model.Model, g *got) want {
+	to := model.Mapping{IOVA: c.iova}
+	for _, p := range c.list {
+		s := x.span(p)
+		to.Spans, to.Len = append(to.Spans, s), to.Len+s.Len
+	}
+	e := m.MapMR(c.mr, to)
+	if e == 0 {
+		m.UpdateKey(c.mr, c.variant)
+	}
+	return wantErr(e)
+}
+
+// allocMW makes a window.
+type allocMW struct {
+	id, pd model.ID
+	kind   ib.MWType
+}
+
+func (c allocMW) String() string   { return sprintf("mw%d = pd%d.AllocMW(type %d)", c.id, c.pd, c.kind) }
+func (c allocMW) makes() model.ID  { return c.id }
+func (c allocMW) uses() []model.ID { return []model.ID{c.pd} }
+
+func (c allocMW) device(x *runner) got {
+	mw, err := x.objs[c.pd].pd.AllocMW(c.kind)
+	if err == nil {
+		x.add(c.id, &object{mw: mw, over: mw.Dealloc})
+	}
+	return got{err: err}
+}
+
+func (c allocMW) expect(x *runner, m *model.Model, g *got) want {
+	w := model.Window{ID: c.id, PD: c.pd, Kind: c.kind}
+	if o := x.objs[c.id]; o != nil {
+		w.RKey = o.mw.RKey()
+		x.note("rkey %#x", w.RKey)
+	}
+	return wantErr(m.AllocMW(w))
+}
+
+// store changes memory, as its owner does.
+type store struct {
+	at   place
+	seed uint8
+}
+
+func (c store) String() string {
+	return sprintf("store(area %d + %#x, %#x bytes, %#x)", c.at.area, c.at.off, c.at.len, c.seed)
+}
+func (c store) uses() []model.ID { return nil }
+
+func (c store) bytes() []byte {
+	b := make([]byte, c.at.len)
+	for i := range b {
+		b[i] = c.seed + byte(i)*7 + byte(i>>8)
+	}
+	return b
+}
+
+func (c store) device(x *runner) got {
+	a := x.areas[c.at.area]
+	if a.local != nil {
+		copy(a.local[c.at.off:], c.bytes())
+		return got{}
+	}
+	return got{err: a.space.WriteV([][]byte{c.bytes()}, a.base+c.at.off)}
+}
+
+func (c store) expect(x *runner, m *model.Model, g *got) want {
+	m.Store(x.span(c.at).Addr, c.bytes())
+	return wantErr(0)
+}

@@ -1,0 +1,198 @@
+package modeltest
+
+import (
+	"verbena/ib"
+	"verbena/ib/ibtest/model"
+)
+
+// createQP makes a queue pair, which is to be connected with peer.
+type createQP struct {
+	id, pd, send, recv, srq, peer model.ID
+	kind                          ib.QPType
+	cap                           ib.QPCap
+	sigAll                        bool
+}
+
+func (c createQP) String() string {
+	return sprintf("qp%d = pd%d.CreateQP(%v, send cq%d, receive cq%d, srq%d, %+v, sigAll %v)",
+		c.id, c.pd, c.kind, c.send, c.recv, c.srq, c.cap, c.sigAll)
+}
+func (c createQP) makes() model.ID  { return c.id }
+func (c createQP) uses() []model.ID { return []model.ID{c.pd, c.send, c.recv, c.srq} }
+
+func (c createQP) device(x *runner) got {
+	o := &object{peer: c.peer}
+	init := ib.QPInitAttr{
+		SendCQ: x.objs[c.send].cq, RecvCQ: x.objs[c.recv].cq, Type: c.kind, Cap: c.cap, SigAll: c.sigAll,
+		Event: func(_ *ib.QP, e ib.EventType) { x.event(o, e) },
+	}
+	if c.srq != 0 {
+		init.SRQ = x.objs[c.srq].srq
+	}
+	qp, err := x.objs[c.pd].pd.CreateQP(init)
+	if err == nil {
+		o.qp, o.over = qp, qp.Destroy
+		x.add(c.id, o)
+	}
+	return got{err: err}
+}
+
+func (c createQP) expect(x *runner, m *model.Model, g *got) want {
+	q := model.QP{ID: c.id, PD: c.pd, SendCQ: c.send, RecvCQ: c.recv, SRQ: c.srq, Type: c.kind, SigAll: c.sigAll}
+	if o := x.objs[c.id]; o != nil {
+		q.Num, q.Cap = o.qp.Num(), o.qp.Init().Cap
+		x.note("number %#x, %+v", q.Num, q.Cap)
+		k := &q.Cap
+		less := k.MaxSendWR < c.cap.MaxSendWR || k.MaxSendSGE < c.cap.MaxSendSGE ||
+			k.MaxInlineData < c.cap.MaxInlineData ||
+			c.srq == 0 && (k.MaxRecvWR < c.cap.MaxRecvWR || k.MaxRecvSGE < c.cap.MaxRecvSGE)
+		for _, p := range m.QPs {
+			less = less || p.Num == q.Num
+		}
+		if less {
+			return want{n: -1}
+		}
+	}
+	return wantErr(m.CreateQP(q))
+}
+
+// modifyQP changes attributes of a queue pair. The destination is the number of another one.
+type modifyQP struct {
+	qp, dest model.ID
+	attr     ib.QPAttr
+	mask     ib.QPAttrMask
+}
+
+func (c modifyQP) String() string {
+	s := sprintf("qp%d.Modify(", c.qp)
+	if c.mask&ib.QPAttrState != 0 {
+		s += sprintf("state %v, ", c.attr.State)
+	}
+	if c.mask&ib.QPAttrAccessFlags != 0 {
+		s += sprintf("access %#x, ", uint32(c.attr.AccessFlags))
+	}
+	if c.mask&ib.QPAttrDestQPN != 0 {
+		s += sprintf("destination qp%d, ", c.dest)
+	}
+	return s + sprintf("mask %#x)", uint32(c.mask))
+}
+func (c modifyQP) uses() []model.ID { return []model.ID{c.qp} }
+
+// resolve returns the attributes with the number of the destination.
+func (c modifyQP) resolve(x *runner) ib.QPAttr {
+	a := c.attr
+	a.AH.GRH.DGID, a.AH.GRH.SGIDIndex = x.GID, uint8(x.GIDIndex)
+	a.SQPSN, a.RQPSN = x.psn, x.psn
+	a.DestQPN = 0xfffff0
+	if o := x.objs[c.dest]; o != nil {
+		a.DestQPN = o.qp.Num()
+	}
+	return a
+}
+
+func (c modifyQP) device(x *runner) got {
+	return got{err: x.objs[c.qp].qp.Modify(c.resolve(x), c.mask)}
+}
+
+func (c modifyQP) expect(x *runner, m *model.Model, g *got) want {
+	return wantErr(m.ModifyQP(c.qp, c.resolve(x), c.mask))
+}
+
+// queryQP compares the attributes of a queue pair.
+type queryQP struct{ qp model.ID }
+
+func (c queryQP) String() string   { return sprintf("qp%d.Query()", c.qp) }
+func (c queryQP) uses() []model.ID { return []model.ID{c.qp} }
+
+func (c queryQP) device(x *runner) got {
+	a, init, err := x.objs[c.qp].qp.Query(^ib.QPAttrMask(0))
+	if err != nil {
+		return got{err: err}
+	}
+	q := x.m.QPs[c.qp]
+	w, known := q.Attr, q.Known
+	for _, f := range []struct {
+		bit       ib.QPAttrMask
+		name      string
+		got, want any
+	}{
+		{0, "state", a.State, q.State},
+		{0, "draining", a.SQDraining, q.Draining()},
+		{0, "capacities", init.Cap, q.Cap},
+		{ib.QPAttrAccessFlags, "access flags", a.AccessFlags, w.AccessFlags},
+		{ib.QPAttrPKeyIndex, "P_Key index", a.PKeyIndex, w.PKeyIndex},
+		{ib.QPAttrPort, "port", a.Port, w.Port},
+		{ib.QPAttrQKey, "Q_Key", a.QKey, w.QKey},
+		{ib.QPAttrAV, "destination GID", a.AH.GRH.DGID, w.AH.GRH.DGID},
+		{ib.QPAttrAV, "hop limit", a.AH.GRH.HopLimit, w.AH.GRH.HopLimit},
+		{ib.QPAttrPathMTU, "path MTU", a.PathMTU, w.PathMTU},
+		{ib.QPAttrTimeout, "timeout", a.Timeout, w.Timeout},
+		{ib.QPAttrRetryCnt, "retries", a.RetryCnt, w.RetryCnt},
+		{ib.QPAttrRNRRetry, "RNR retries", a.RNRRetry, w.RNRRetry},
+		{ib.QPAttrMaxRdAtomic, "READs", a.MaxRdAtomic, w.MaxRdAtomic},
+		{ib.QPAttrMinRNRTimer, "RNR timer", a.MinRNRTimer, w.MinRNRTimer},
+		{ib.QPAttrMaxDestRdAtomic, "READs to serve", a.MaxDestRdAtomic, w.MaxDestRdAtomic},
+		{ib.QPAttrDestQPN, "destination", a.DestQPN, w.DestQPN},
+	} {
+		if f.bit&^known == 0 && f.got != f.want {
+			return got{err: errorString(sprintf("%s: got %v, want %v", f.name, f.got, f.want))}
+		}
+	}
+	return got{}
+}
+
+func (c queryQP) expect(x *runner, m *model.Model, g *got) want { return wantErr(0) }
+
+// createAH makes an address handle.
+type createAH struct {
+	id, pd model.ID
+	nobody bool // an address of no device
+	hops   uint8
+}
+
+func (c createAH) String() string {
+	return sprintf("ah%d = pd%d.CreateAH(of no device %v)", c.id, c.pd, c.nobody)
+}
+func (c createAH) makes() model.ID  { return c.id }
+func (c createAH) uses() []model.ID { return []model.ID{c.pd} }
+
+func (x *runner) route(nobody bool, hops uint8) ib.AHAttr {
+	a := ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{
+		DGID: x.GID, SGIDIndex: uint8(x.GIDIndex), HopLimit: hops,
+	}}
+	if nobody {
+		a.GRH.DGID[15] ^= 0x55
+	}
+	return a
+}
+
+func (c createAH) device(x *runner) got {
+	a := x.route(c.nobody, c.hops)
+	ah, err := x.objs[c.pd].pd.CreateAH(&a)
+	if err == nil {
+		x.add(c.id, &object{ah: ah, over: ah.Destroy})
+	}
+	return got{err: err}
+}
+
+func (c createAH) expect(x *runner, m *model.Model, g *got) want {
+	return wantErr(m.CreateAH(model.AH{ID: c.id, PD: c.pd, Attr: x.route(c.nobody, c.hops)}))
+}
+
+// modifyAH changes an address handle.
+type modifyAH struct {
+	ah     model.ID
+	nobody bool
+}
+
+func (c modifyAH) String() string   { return sprintf("ah%d.Modify(of no device %v)", c.ah, c.nobody) }
+func (c modifyAH) uses() []model.ID { return []model.ID{c.ah} }
+
+func (c modifyAH) device(x *runner) got {
+	a := x.route(c.nobody, 64)
+	return got{err: x.objs[c.ah].ah.Modify(&a)}
+}
+
+func (c modifyAH) expect(x *runner, m *model.Model, g *got) want {
+	return wantErr(m.ModifyAH(c.ah, x.route(c.nobody, 64)))
+}

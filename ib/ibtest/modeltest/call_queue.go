@@ -1,0 +1,205 @@
+package modeltest
+
+import (
+	"verbena/ib"
+	"verbena/ib/ibtest/model"
+)
+
+// createCQ makes a completion queue. Of a lazy one only calls poll.
+type createCQ struct {
+	id      model.ID
+	entries int
+	lazy    bool
+}
+
+func (c createCQ) String() string {
+	return sprintf("cq%d = CreateCQ(%d entries, lazy %v)", c.id, c.entries, c.lazy)
+}
+func (c createCQ) makes() model.ID  { return c.id }
+func (c createCQ) uses() []model.ID { return nil }
+
+func (c createCQ) device(x *runner) got {
+	o := &object{lazy: c.lazy}
+	cq, err := x.Device.CreateCQ(ib.CQInit{
+		Entries: c.entries,
+		Handler: func(*ib.CQ) {
+			x.mu.Lock()
+			defer x.mu.Unlock()
+			o.calls++
+		},
+		Event: func(_ *ib.CQ, e ib.EventType) { x.event(o, e) },
+	})
+	if err == nil {
+		o.cq, o.over = cq, cq.Destroy
+		x.lazy = x.lazy || c.lazy
+		x.add(c.id, o)
+	}
+	return got{err: err}
+}
+
+func (c createCQ) expect(x *runner, m *model.Model, g *got) want {
+	cq := model.CQ{ID: c.id}
+	if o := x.objs[c.id]; o != nil {
+		cq.Entries = o.cq.Entries()
+		x.note("%d entries", cq.Entries)
+		if cq.Entries < c.entries {
+			return want{errs: nil, n: -1}
+		}
+	}
+	return wantErr(m.CreateCQ(cq))
+}
+
+// resizeCQ changes the capacity of a queue.
+type resizeCQ struct {
+	cq      model.ID
+	entries int
+}
+
+func (c resizeCQ) String() string   { return sprintf("cq%d.Resize(%d)", c.cq, c.entries) }
+func (c resizeCQ) uses() []model.ID { return []model.ID{c.cq} }
+
+func (c resizeCQ) device(x *runner) got { return got{err: x.objs[c.cq].cq.Resize(c.entries)} }
+
+func (c resizeCQ) expect(x *runner, m *model.Model, g *got) want {
+	e := m.ResizeCQ(c.cq, c.entries)
+	n := x.objs[c.cq].cq.Entries()
+	if g != nil && g.err == nil && n >= c.entries && n >= len(m.CQs[c.cq].Wants) && !m.Dead {
+		e = 0 // rounded up to what there is
+	}
+	if e == 0 && g != nil {
+		m.Resized(c.cq, x.objs[c.cq].cq.Entries())
+	}
+	return wantErr(e)
+}
+
+// pollCQ polls a lazy queue.
+type pollCQ struct {
+	cq model.ID
+	n  int
+}
+
+func (c pollCQ) String() string   { return sprintf("cq%d.Poll(%d)", c.cq, c.n) }
+func (c pollCQ) uses() []model.ID { return []model.ID{c.cq} }
+
+func (c pollCQ) device(x *runner) got {
+	wanted := min(c.n, len(x.m.CQs[c.cq].Wants))
+	n, d := x.poll(c.cq, make([]ib.WC, c.n))
+	if d != nil {
+		return got{err: errorString(d.what)}
+	}
+	return got{missed: n != wanted}
+}
+
+type errorString string
+
+func (e errorString) Error() string { return string(e) }
+
+func (c pollCQ) expect(x *runner, m *model.Model, g *got) want { return wantErr(0) }
+
+// armCQ requests a notification.
+type armCQ struct {
+	cq    model.ID
+	flags ib.NotifyFlags
+}
+
+func (c armCQ) String() string   { return sprintf("cq%d.ReqNotify(%d)", c.cq, c.flags) }
+func (c armCQ) uses() []model.ID { return []model.ID{c.cq} }
+
+func (c armCQ) device(x *runner) got {
+	missed, err := x.objs[c.cq].cq.ReqNotify(c.flags)
+	return got{missed: missed, err: err}
+}
+
+func (c armCQ) expect(x *runner, m *model.Model, g *got) want {
+	w := wantErr(0)
+	w.missed = m.Arm(c.cq, c.flags)
+	return w
+}
+
+// createSRQ makes a shared receive queue.
+type createSRQ struct {
+	id, pd   model.ID
+	room     uint32
+	elements uint32
+}
+
+func (c createSRQ) String() string {
+	return sprintf("srq%d = pd%d.CreateSRQ(%d receives of %d elements)", c.id, c.pd, c.room, c.elements)
+}
+func (c createSRQ) makes() model.ID  { return c.id }
+func (c createSRQ) uses() []model.ID { return []model.ID{c.pd} }
+
+func (c createSRQ) device(x *runner) got {
+	o := &object{}
+	srq, err := x.objs[c.pd].pd.CreateSRQ(ib.SRQInitAttr{
+		Attr:  ib.SRQAttr{MaxWR: c.room, MaxSGE: c.elements},
+		Event: func(_ *ib.SRQ, e ib.EventType) { x.event(o, e) },
+	})
+	if err == nil {
+		o.srq, o.over = srq, srq.Destroy
+		x.add(c.id, o)
+	}
+	return got{err: err}
+}
+
+func (c createSRQ) expect(x *runner, m *model.Model, g *got) want {
+	var granted ib.SRQAttr
+	if o := x.objs[c.id]; o != nil {
+		granted = o.srq.Init().Attr
+		if granted.MaxWR < c.room || granted.MaxSGE < c.elements {
+			return want{n: -1}
+		}
+	}
+	return wantErr(m.CreateSRQ(model.SRQ{ID: c.id, PD: c.pd}, granted))
+}
+
+// modifySRQ changes the room or the limit of a shared receive queue.
+type modifySRQ struct {
+	srq  model.ID
+	attr ib.SRQAttr
+	mask ib.SRQAttrMask
+}
+
+func (c modifySRQ) String() string {
+	return sprintf("srq%d.Modify(%+v, mask %#x)", c.srq, c.attr, uint32(c.mask))
+}
+func (c modifySRQ) uses() []model.ID { return []model.ID{c.srq} }
+
+func (c modifySRQ) device(x *runner) got { return got{err: x.objs[c.srq].srq.Modify(c.attr, c.mask)} }
+
+func (c modifySRQ) expect(x *runner, m *model.Model, g *got) want {
+	s := m.SRQs[c.srq]
+	if room := c.attr.MaxWR; g != nil && g.err == nil && c.mask == ib.SRQAttrMaxWR && room > 0 && int(room) < s.Len() {
+		if a, err := x.objs[c.srq].srq.Query(); err == nil && int(a.MaxWR) >= s.Len() { // rounded up to what there is
+			m.ResizedSRQ(c.srq, int(a.MaxWR))
+			return wantErr(0)
+		}
+	}
+	e := m.ModifySRQ(c.srq, c.attr, c.mask)
+	if g == nil || e != 0 || g.err != nil {
+		return wantErr(e)
+	}
+	a, err := x.objs[c.srq].srq.Query()
+	if err != nil || int(a.MaxWR) < s.Room() || a.Limit != s.Limit {
+		x.note("Query: %+v, %v, want limit %d and room for %d at least", a, err, s.Limit, s.Room())
+		return want{n: -1}
+	}
+	m.ResizedSRQ(c.srq, int(a.MaxWR))
+	return wantErr(0)
+}
+
+// setError declares the device to be in error.
+type setError struct{}
+
+func (c setError) String() string   { return "SetError()" }
+func (c setError) uses() []model.ID { return nil }
+
+func (c setError) device(x *runner) got {
+	x.Handle.SetError()
+	return got{}
+}
+
+func (c setError) expect(x *runner, m *model.Model, g *got) want {
+	m.SetError()
+	return wantErr(0)
+}

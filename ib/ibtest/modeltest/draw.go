@@ -1,0 +1,482 @@
+package modeltest
+
+import (
+	"cmp"
+	"maps"
+	"math/bits"
+	"math/rand/v2"
+	"slices"
+
+	"verbena/ib"
+	"verbena/ib/ibtest/model"
+)
+
+// drawer draws calls from a source of random numbers, in view of the state of the model.
+type drawer struct {
+	*rand.Rand
+	x    *runner
+	next model.ID
+	todo []call // to be made before others are drawn
+	seen uint64 // of IDs
+	plan plan
+}
+
+// plan is what the calls of a run are like.
+type plan struct {
+	steps  int
+	large  bool // some messages are above 64 KiB
+	errors bool // the device goes into error at some time
+	wrong  int  // one in so many values is wrong
+	focus  focus
+	local  bool // most memory is in this process
+}
+
+// focus is what most calls of a run are about.
+type focus int
+
+const (
+	onMessages focus = iota
+	onMemory         // windows and fast registrations
+	onQueues         // room, notification, shared receive queues
+	onStates
+	numFocuses
+)
+
+func newDrawer(x *runner, seed uint64, steps int) *drawer {
+	d := &drawer{Rand: rand.New(rand.NewPCG(seed, 0x6d6f64656c)), x: x}
+	d.plan = plan{
+		steps: steps, large: d.one(6), errors: d.one(8), wrong: []int{20, 60, 200, 1000}[d.IntN(4)],
+		focus: focus(d.IntN(int(numFocuses))),
+	}
+	d.plan.local = !d.plan.large && d.one(2)
+	x.psn = []uint32{0xffffff, 0xfffff0, 0xffff00, 0, 0x123456}[d.IntN(5)]
+	d.prepare()
+	return d
+}
+
+// one reports true once in n times.
+func (d *drawer) one(n int) bool { return d.IntN(n) == 0 }
+
+// bad reports true when a value is to be wrong.
+func (d *drawer) bad() bool { return d.one(d.plan.wrong) }
+
+func (d *drawer) id() model.ID {
+	d.next++
+	return d.next
+}
+
+// logSize returns a number up to most, each of whose lengths in bits is as likely as another. Powers of two, and the
+// numbers beside them, are frequent.
+func (d *drawer) logSize(most uint64) uint64 {
+	if most == 0 {
+		return 0
+	}
+	n := uint64(1) << d.IntN(bits.Len64(most))
+	switch d.IntN(4) {
+	case 0:
+		n += d.Uint64N(3) - 1
+	case 1, 2:
+		n += d.Uint64N(n)
+	}
+	return min(n, most)
+}
+
+// wrID returns a work request ID that was not used before. All bits occur, and IDs that differ in one bit alone.
+func (d *drawer) wrID() uint64 {
+	for {
+		v := d.Uint64()
+		if d.seen != 0 && d.one(2) {
+			v = d.seen ^ 1<<d.IntN(64)
+		}
+		if d.x.ids[v] == "" {
+			d.seen = v
+			d.x.ids[v] = "?"
+			return v
+		}
+	}
+}
+
+func pick[T any](d *drawer, list []T) (v T) {
+	if len(list) == 0 {
+		return v
+	}
+	return list[d.IntN(len(list))]
+}
+
+// ids returns the objects that f accepts, in order.
+func ids[T any](objects map[model.ID]T, f func(T) bool) []model.ID {
+	list := slices.Sorted(maps.Keys(objects)) // f may draw: the order counts
+	return slices.DeleteFunc(list, func(id model.ID) bool { return !f(objects[id]) })
+}
+
+func all[T any](T) bool { return true }
+
+const everything = ib.AccessLocalWrite | ib.AccessRemoteWrite | ib.AccessRemoteRead | ib.AccessRemoteAtomic
+
+// prepare plans the calls that make objects and connect queue pairs.
+func (d *drawer) prepare() {
+	pds := []model.ID{d.id()}
+	d.plan1(allocPD{pds[0]})
+	if d.one(3) {
+		pds = append(pds, d.id())
+		d.plan1(allocPD{pds[1]})
+	}
+	var cqs []model.ID
+	for range 1 + d.IntN(3) {
+		cqs = append(cqs, d.id())
+		d.plan1(createCQ{id: cqs[len(cqs)-1], entries: min(d.x.attr.MaxCQE, 128<<d.IntN(3)),
+			lazy: d.x.Virtual && d.one(5)})
+	}
+	for range 2 + d.IntN(3) {
+		d.plan1(d.region(pds[0], false))
+	}
+	for _, pd := range pds[1:] {
+		d.plan1(d.region(pd, false))
+	}
+	var srq model.ID
+	if d.x.attr.MaxSRQ > 0 && (d.one(4) || d.plan.focus == onQueues && d.one(2)) {
+		srq = d.id()
+		room, elements := 1+d.IntN(min(32, d.x.attr.MaxSRQWR)), 1+d.IntN(min(4, d.x.attr.MaxSRQSGE))
+		d.plan1(createSRQ{srq, pick(d, pds), uint32(room), uint32(elements)})
+	}
+	for range 1 + d.IntN(2) {
+		d.pair(pds[0], cqs, srq)
+	}
+	if d.plan.focus != onMemory {
+		return
+	}
+	for range 1 + d.IntN(2) {
+		if d.one(2) {
+			d.plan1(allocMW{d.id(), pds[0], pick(d, []ib.MWType{ib.MWType1, ib.MWType2})})
+		} else {
+			d.plan1(allocMR{d.id(), pds[0], 1 + d.IntN(64)})
+		}
+	}
+}
+
+func (d *drawer) plan1(c call) { d.todo = append(d.todo, c) }
+
+// region draws a registration. A free one may have any rights.
+func (d *drawer) region(pd model.ID, free bool) regMR {
+	c := regMR{id: d.id(), pd: pd, access: everything | ib.AccessMWBind}
+	if d.x.m.Flush {
+		c.access |= ib.AccessFlushGlobal
+	}
+	if free || d.one(3) {
+		for _, a := range []ib.AccessFlags{
+			ib.AccessLocalWrite, ib.AccessRemoteWrite, ib.AccessRemoteRead, ib.AccessRemoteAtomic, ib.AccessMWBind,
+			ib.AccessFlushGlobal,
+		} {
+			if d.one(3) {
+				c.access &^= a
+			}
+		}
+		if c.access&ib.AccessLocalWrite == 0 && !d.bad() {
+			c.access &^= ib.AccessRemoteWrite | ib.AccessRemoteAtomic
+		}
+	}
+	c.access &= d.x.access
+	c.at = d.place()
+	switch d.IntN(6) {
+	case 0:
+		c.iova = d.Uint64() >> d.IntN(63) & 0x7fff_ffff_ffff_fff8
+	case 1:
+		c.iova = -(c.at.len + 8*d.Uint64N(64) + 8) &^ 7
+	case 2:
+		if d.x.access&ib.AccessZeroBased != 0 {
+			c.access |= ib.AccessZeroBased
+		}
+	}
+	return c
+}
+
+// place draws memory to register: in the process, across 4 GiB, or far up, up to the largest region.
+func (d *drawer) place() place {
+	p := place{area: 1 + d.IntN(2)}
+	if d.plan.local || d.one(3) {
+		p.area = 0
+	}
+	if p.area == 0 {
+		p.len = 1 + d.logSize(localSize/2)
+		if d.one(2) {
+			p.len = localSize/4 + d.Uint64N(localSize/4)
+		}
+		p.off = d.Uint64N(localSize - p.len)
+	} else if d.plan.large && !d.one(4) {
+		p.len = min(d.x.attr.MaxMRSize, 1<<20+d.Uint64N(1<<20))
+		p.off = d.Uint64N(1 << 18)
+	} else {
+		half := d.x.areas[p.area].size / 2
+		p.len = 1 + d.logSize(min(d.x.attr.MaxMRSize-1, half-1))
+		if d.one(2) {
+			p.len = min(d.x.attr.MaxMRSize, 1<<18+d.Uint64N(1<<18))
+		}
+		if p.off = d.Uint64N(1 << 18); d.one(4) {
+			p.off = d.logSize(half)
+		}
+	}
+	if d.one(2) {
+		p.off &^= 7
+	}
+	return p
+}
+
+// pair plans two queue pairs, or one that is connected with itself, and their way to RTS.
+func (d *drawer) pair(pd model.ID, cqs []model.ID, srq model.ID) {
+	types := []ib.QPType{ib.QPTypeRC, ib.QPTypeRC, ib.QPTypeRC, ib.QPTypeUD, ib.QPTypeUC}
+	if d.x.Lossy || !d.x.Virtual { // nothing shows when an unreliable message has arrived, or is lost
+		types = types[:3]
+	}
+	kind := pick(d, supported(d.x.Abilities, types, ib.QPType.String))
+	a, b := d.id(), d.id()
+	if d.one(6) {
+		b = a
+	}
+	most := min(d.x.attr.MaxQPWR, 64)
+	for _, id := range slices.Compact([]model.ID{a, b}) {
+		c := createQP{
+			id: id, pd: pd, send: pick(d, cqs), recv: pick(d, cqs), kind: kind, peer: a + b - id,
+			sigAll: d.one(4) || !d.x.Virtual, // else nothing shows when a request is done
+			cap: ib.QPCap{
+				MaxSendWR: uint32(1 + d.logSize(uint64(most-1))), MaxRecvWR: uint32(1 + d.logSize(uint64(most-1))),
+				MaxSendSGE:    uint32(1 + d.IntN(min(4, d.x.attr.MaxSendSGE))),
+				MaxRecvSGE:    uint32(1 + d.IntN(min(4, d.x.attr.MaxRecvSGE))),
+				MaxInlineData: uint32(d.IntN(3) * 32),
+			},
+		}
+		if a == b {
+			c.peer = a
+		}
+		if srq != 0 && d.one(2) {
+			c.srq, c.cap.MaxRecvWR, c.cap.MaxRecvSGE = srq, 0, 0
+		}
+		d.plan1(c)
+	}
+	d.connect(kind, a, b)
+}
+
+// attributes returns good values for all attributes of a queue pair.
+func (d *drawer) attributes() ib.QPAttr {
+	a := ib.QPAttr{
+		Port: 1, QKey: 0x11223344, AccessFlags: d.rights(), PathMTU: d.mtu(), AH: d.x.route(false, 64),
+		MaxRdAtomic: 1, MaxDestRdAtomic: uint8(1 + d.IntN(min(4, max(1, d.x.attr.MaxQPRdAtom)))),
+		MinRNRTimer: []uint8{0, 28, 31}[d.IntN(3)], Timeout: uint8(8 + d.IntN(7)), RetryCnt: 7, RNRRetry: 7,
+	}
+	if !d.x.Virtual { // the run waits for the timers
+		a.MinRNRTimer, a.Timeout = 1, 8
+	}
+	return a
+}
+
+func (d *drawer) rights() ib.AccessFlags {
+	a := everything
+	if d.x.m.Flush {
+		a |= ib.AccessFlushGlobal
+	}
+	if d.one(4) {
+		a &^= pick(d, []ib.AccessFlags{
+			ib.AccessRemoteWrite, ib.AccessRemoteRead, ib.AccessRemoteAtomic, ib.AccessFlushGlobal,
+		})
+	}
+	return a
+}
+
+// mtu is the same for all queue pairs of a run.
+func (d *drawer) mtu() ib.MTU {
+	return ib.MTU256 + ib.MTU(d.x.psn>>4%5)%(d.x.Port.ActiveMTU-ib.MTU256+1)
+}
+
+// Masks of the way up, by type.
+func ladder(kind ib.QPType, s ib.QPState) ib.QPAttrMask {
+	mask := ib.QPAttrState
+	switch {
+	case s == ib.QPInit && kind == ib.QPTypeUD:
+		return mask | ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrQKey
+	case s == ib.QPInit:
+		return mask | ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrAccessFlags
+	case s == ib.QPRTR && kind == ib.QPTypeUD:
+		return mask
+	case s == ib.QPRTR:
+		mask |= ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN
+		if kind == ib.QPTypeRC {
+			mask |= ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer
+		}
+		return mask
+	case kind == ib.QPTypeRC:
+		return mask | ib.QPAttrSQPSN | ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrMaxRdAtomic
+	}
+	return mask | ib.QPAttrSQPSN
+}
+
+// connect plans the way up of two queue pairs from RESET. Some of them stay behind for a while.
+func (d *drawer) connect(kind ib.QPType, a, b model.ID) {
+	for s := ib.QPInit; s <= ib.QPRTS; s++ {
+		for _, id := range slices.Compact([]model.ID{a, b}) {
+			if d.one(40) {
+				return
+			}
+			c := modifyQP{qp: id, dest: a + b - id, attr: d.attributes(), mask: ladder(kind, s)}
+			if a == b {
+				c.dest = a
+			}
+			if c.attr.State = s; d.one(12) && !d.x.Lossy {
+				c.attr.RNRRetry = 0
+			}
+			d.plan1(c)
+		}
+	}
+}
+
+// draw returns the next call that can be made.
+func (d *drawer) draw() call {
+	for range 50 {
+		var c call
+		if len(d.todo) > 0 {
+			c, d.todo = d.todo[0], d.todo[1:]
+		} else {
+			c = d.any()
+		}
+		if c != nil && d.x.fit(c) {
+			return c
+		}
+	}
+	return nil
+}
+
+// any draws a call.
+func (d *drawer) any() call {
+	if list := d.destroyable(); d.x.m.Dead && len(list) > 0 && d.one(3) {
+		return destroy{pick(d, list)}
+	}
+	times := func(f focus) int {
+		if d.plan.focus == f {
+			return 4
+		}
+		return 1
+	}
+	if d.ready() == 0 && !d.one(4) {
+		return d.steps()
+	}
+	memory, queues, states := times(onMemory), times(onQueues), times(onStates)
+	for _, k := range []struct {
+		weight int
+		f      func() call
+	}{
+		{100, d.steps}, {12 * states, d.modifies}, {30 * memory, d.memory}, {30, d.makes}, {6 * states, d.fails},
+		{20 * queues, d.arms}, {15 * queues, d.polls}, {8 * queues, d.sharedQueues}, {6 * queues, d.resizes},
+		{30, d.stores}, {8 * states, d.ends}, {15, d.queries}, {300, d.receives},
+	} {
+		if d.IntN(1000) < k.weight {
+			return k.f()
+		}
+	}
+	return d.posts()
+}
+
+func (d *drawer) destroyable() []model.ID {
+	return ids(d.x.objs, func(o *object) bool { return !o.dead })
+}
+
+// qp picks a queue pair, mostly one that can send.
+func (d *drawer) qp() *model.QP {
+	qps := slices.SortedFunc(maps.Values(d.x.m.QPs), func(a, b *model.QP) int { return cmp.Compare(a.ID, b.ID) })
+	idle := func(q *model.QP) bool { return q.State != ib.QPRTS && q.State != ib.QPSQD }
+	ready := slices.DeleteFunc(slices.Clone(qps), idle)
+	if len(ready) > 0 && !d.one(12) {
+		qps = ready
+	}
+	return pick(d, qps)
+}
+
+// ready returns the number of queue pairs that can send.
+func (d *drawer) ready() int {
+	return len(ids(d.x.m.QPs, func(q *model.QP) bool { return q.State == ib.QPRTS }))
+}
+
+// steps takes a queue pair, or a pair, that is not in RTS on its way there, or back.
+func (d *drawer) steps() call {
+	for _, id := range ids(d.x.m.QPs, func(q *model.QP) bool { return q.State != ib.QPRTS }) {
+		if d.one(2) {
+			continue
+		}
+		q, peer := d.x.m.QPs[id], d.x.objs[id].peer
+		attr := d.attributes()
+		switch q.State {
+		case ib.QPSQD, ib.QPSQE:
+			attr.State = ib.QPRTS
+			return modifyQP{qp: id, attr: attr, mask: ib.QPAttrState}
+		case ib.QPReset, ib.QPInit, ib.QPRTR:
+			if p := d.x.m.QPs[peer]; p != nil && p.State <= ib.QPRTR || d.one(3) {
+				attr.State = q.State + 1
+				return modifyQP{qp: id, dest: peer, attr: attr, mask: ladder(q.Type, attr.State)}
+			}
+		}
+		reset := func(id model.ID) call {
+			return modifyQP{qp: id, attr: ib.QPAttr{State: ib.QPReset}, mask: ib.QPAttrState}
+		}
+		if d.one(4) {
+			return reset(id)
+		}
+		if p := d.x.m.QPs[peer]; p != nil && p != q {
+			d.plan1(reset(peer))
+		}
+		d.connect(q.Type, id, peer)
+		return reset(id)
+	}
+	return nil
+}
+
+// modifies changes a state or an attribute.
+func (d *drawer) modifies() call {
+	q := d.qp()
+	if q == nil {
+		return nil
+	}
+	c := modifyQP{qp: q.ID, dest: d.x.objs[q.ID].peer, attr: d.attributes(), mask: ib.QPAttrState}
+	switch d.IntN(9) {
+	case 0:
+		c.attr.State = ib.QPErr
+	case 1:
+		c.attr.State = ib.QPReset
+	case 2, 3:
+		if c.attr.State = ib.QPSQD; d.one(2) {
+			c.mask |= ib.QPAttrEnSQDAsyncNotify
+			c.attr.EnSQDAsyncNotify = !d.one(4)
+		}
+	case 4, 5:
+		c.attr.State = q.State
+		if c.mask |= ib.QPAttrAccessFlags; q.Type == ib.QPTypeUD {
+			c.mask ^= ib.QPAttrAccessFlags | ib.QPAttrQKey
+			c.attr.QKey = 0x11223344 ^ uint32(d.IntN(2))
+		}
+	case 6:
+		c.attr.State = ib.QPState(d.IntN(7))
+		c.mask = ladder(q.Type, min(c.attr.State, ib.QPRTS))
+	case 7:
+		c.attr.State = q.State + 1
+		c.mask = ladder(q.Type, min(c.attr.State, ib.QPRTS))
+		switch d.IntN(5) {
+		case 0:
+			c.attr.Port = 2
+		case 1:
+			c.attr.PKeyIndex = 0x7fff
+		case 2:
+			c.attr.Timeout = 32
+		case 3:
+			c.attr.RetryCnt = 8
+		case 4:
+			c.attr.PathMTU = 6
+		}
+	case 8:
+		c.attr.State, c.attr.CurState = ib.QPRTS, ib.QPState(d.IntN(7))
+		c.mask |= ib.QPAttrCurState
+	}
+	return c
+}
+
+func (d *drawer) queries() call {
+	if len(d.x.m.QPs) == 0 {
+		return nil
+	}
+	return queryQP{pick(d, ids(d.x.m.QPs, all))}
+}

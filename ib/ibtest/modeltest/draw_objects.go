@@ -1,0 +1,141 @@
+package modeltest
+
+import (
+	"slices"
+
+	"verbena/ib"
+	"verbena/ib/ibtest/model"
+)
+
+func (d *drawer) cq() model.ID { return pick(d, ids(d.x.m.CQs, all)) }
+
+func (d *drawer) arms() call {
+	f := pick(d, []ib.NotifyFlags{ib.NotifyNextComp, ib.NotifySolicited})
+	if d.one(2) {
+		f |= ib.NotifyReportMissed
+	}
+	return armCQ{d.cq(), f}
+}
+
+func (d *drawer) polls() call {
+	id := d.cq()
+	if o := d.x.objs[id]; o == nil || !o.lazy {
+		return nil
+	}
+	return pollCQ{id, 1 + int(d.logSize(64))}
+}
+
+func (d *drawer) resizes() call {
+	id := d.cq()
+	if _, ok := d.x.m.CQs[id]; !ok {
+		return nil
+	}
+	return resizeCQ{id, int(d.logSize(uint64(min(d.x.attr.MaxCQE, 1024)))) + 1}
+}
+
+func (d *drawer) sharedQueues() call {
+	id := pick(d, ids(d.x.m.SRQs, all))
+	s := d.x.m.SRQs[id]
+	if s == nil {
+		return nil
+	}
+	if d.one(3) {
+		room := 1 + d.logSize(uint64(min(d.x.attr.MaxSRQWR, 64)))
+		return modifySRQ{id, ib.SRQAttr{MaxWR: uint32(room)}, ib.SRQAttrMaxWR}
+	}
+	return modifySRQ{id, ib.SRQAttr{Limit: uint32(d.IntN(s.Len() + 2))}, ib.SRQAttrLimit}
+}
+
+func (d *drawer) fails() call {
+	if !d.plan.errors || d.x.m.Dead || d.x.Shared {
+		return nil
+	}
+	return setError{}
+}
+
+// ends destroys an object, mostly one that is not needed by others.
+func (d *drawer) ends() call {
+	list := d.destroyable()
+	if !d.one(4) {
+		list = slices.DeleteFunc(list, func(id model.ID) bool {
+			o := d.x.objs[id]
+			return o.pd != nil || o.cq != nil || o.qp != nil
+		})
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	return destroy{pick(d, list)}
+}
+
+// makes makes another object.
+func (d *drawer) makes() call {
+	pd := pick(d, ids(d.x.m.PDs, all))
+	if pd == 0 || len(d.x.order) > 60 {
+		return nil
+	}
+	switch d.IntN(9) {
+	case 0, 1:
+		return d.region(pd, true)
+	case 2:
+		return allocMR{d.id(), pd, 1 + d.IntN(64)}
+	case 3, 4:
+		return allocMW{d.id(), pd, pick(d, []ib.MWType{ib.MWType1, ib.MWType2})}
+	case 5:
+		return createAH{d.id(), pd, d.one(8), uint8(d.IntN(256))}
+	case 6:
+		cqs := ids(d.x.m.CQs, all)
+		if len(d.x.m.QPs) < 6 && len(cqs) > 0 {
+			d.pair(pd, cqs, pick(d, ids(d.x.m.SRQs, func(s *model.SRQ) bool { return true })))
+		}
+	case 7:
+		return createCQ{id: d.id(), entries: 1 + int(d.logSize(256))}
+	case 8:
+		return allocPD{d.id()}
+	}
+	return nil
+}
+
+// memory changes regions.
+func (d *drawer) memory() call {
+	fast := ids(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && !r.Dead })
+	if len(fast) > 0 && !d.one(3) {
+		c := mapMR{mr: pick(d, fast), variant: uint8(d.Uint32())}
+		p := d.place()
+		for range 1 + d.IntN(3) {
+			p.len = d.logSize(min(p.len, 1<<17)) + 1
+			c.list = append(c.list, p)
+			p.off += p.len + d.Uint64N(5000)
+			if p.area == 0 && p.off+p.len > localSize {
+				break
+			}
+		}
+		if c.iova = d.Uint64() >> (8 + d.IntN(40)); d.one(2) {
+			c.iova = d.x.span(c.list[0]).Addr
+		}
+		return c
+	}
+	regions := ids(d.x.m.Regions, func(r *model.Region) bool { return !r.Dead && (!r.Fast || d.one(20)) })
+	if len(regions) == 0 {
+		return nil
+	}
+	like := d.region(0, true)
+	return rereg{
+		mr: pick(d, regions), flags: ib.MRChangeFlags(1 + d.IntN(7)), at: like.at, iova: like.iova,
+		pd: pick(d, ids(d.x.m.PDs, all)), access: like.access,
+	}
+}
+
+func (d *drawer) stores() call {
+	p := place{area: d.IntN(3), len: 1 + d.logSize(4096)}
+	p.off = d.Uint64N(localSize - p.len)
+	if r := d.x.m.Regions[pick(d, ids(d.x.m.Regions, all))]; r != nil && len(r.Spans) > 0 && !d.one(3) {
+		s := pick(d, r.Spans)
+		for i, a := range d.x.areas {
+			if off := s.Addr - a.base; off < a.size {
+				p = place{i, off, min(p.len, s.Len)}
+			}
+		}
+	}
+	return store{p, uint8(d.Uint32())}
+}

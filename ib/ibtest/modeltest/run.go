@@ -1,0 +1,137 @@
+package modeltest
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"verbena/ib/ibtest/model"
+)
+
+// Failure is a run in which device and model differ.
+type Failure struct {
+	Seed  uint64
+	Err   error
+	Drawn int // calls before the failure was shortened
+	Trace []string
+	calls []call
+
+	virtual bool // see Target.Virtual
+}
+
+// String describes the failure with all calls that led to it.
+func (f *Failure) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "seed %d: %v\n%d calls, of %d that were drawn:\n", f.Seed, f.Err, len(f.calls), f.Drawn)
+	for i, line := range f.Trace {
+		fmt.Fprintf(&b, "  %2d  %s\n", i+1, line)
+	}
+	return b.String()
+}
+
+// Factory makes a device without objects for one run. The function that it returns takes the device away.
+type Factory func() (Target, func() error)
+
+// Run makes the calls of a seed on a device and on the model. It returns nil if they agree. A failure is shortened in
+// at most so many runs.
+func Run(make Factory, seed uint64, steps, shorten int) *Failure {
+	f := once(make, func(x *runner) ([]call, error) { return drawn(x, seed, steps) })
+	if f == nil {
+		return nil
+	}
+	f.Seed, f.Drawn = seed, len(f.calls)
+	return shortened(make, f, shorten)
+}
+
+// RunOn makes the calls of a seed on a device that other threads use as well. The device is not put into error.
+func RunOn(t Target, seed uint64, steps int) *Failure {
+	t.Shared = true
+	f := once(func() (Target, func() error) { return t, func() error { return nil } }, func(x *runner) ([]call, error) {
+		return drawn(x, seed, steps)
+	})
+	if f != nil {
+		f.Seed, f.Drawn = seed, len(f.calls)
+	}
+	return f
+}
+
+// once makes calls on a new device.
+func once(make Factory, calls func(x *runner) ([]call, error)) *Failure {
+	t, end := make()
+	x, err := newRunner(t)
+	if err != nil {
+		return &Failure{Err: err, virtual: t.Virtual}
+	}
+	list, err := calls(x)
+	switch err {
+	case nil:
+		err = x.end()
+	case errOpen:
+		x.quiet()
+		err = x.finish()
+	}
+	if err == nil {
+		err = end()
+	} else {
+		x.finish()
+		end()
+	}
+	if err == nil {
+		return nil
+	}
+	return &Failure{Err: err, Trace: x.trace, calls: list, virtual: t.Virtual}
+}
+
+// drawn makes calls that a seed draws.
+func drawn(x *runner, seed uint64, steps int) (calls []call, err error) {
+	d := newDrawer(x, seed, steps)
+	for range steps {
+		c := d.draw()
+		if c == nil {
+			break
+		}
+		calls = append(calls, c)
+		if err := x.make(c); err != nil {
+			return calls, err
+		}
+	}
+	return calls, nil
+}
+
+// again makes the calls of a list that can be made.
+func again(x *runner, list []call) (calls []call, err error) {
+	for _, c := range list {
+		if !x.fit(c) {
+			continue
+		}
+		calls = append(calls, c)
+		if err := x.make(c); err != nil {
+			return calls, err
+		}
+	}
+	return calls, nil
+}
+
+// quiet lets a device come to rest about which nothing is known.
+func (x *runner) quiet() {
+	if x.Virtual {
+		time.Sleep(time.Minute)
+	}
+}
+
+// end compares all queues and attributes, and destroys all objects.
+func (x *runner) end() error {
+	x.trace = append(x.trace, "the end")
+	for _, id := range ids(x.m.QPs, all[*model.QP]) {
+		if g := (queryQP{id}).device(x); g.err != nil {
+			return fmt.Errorf("qp%d: %w", id, g.err)
+		}
+	}
+	for _, o := range x.objs {
+		o.lazy = false
+	}
+	if d := x.settle(); d != nil {
+		return fmt.Errorf("at the end: %s", d.what)
+	}
+	return x.finish()
+}

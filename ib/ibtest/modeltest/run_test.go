@@ -1,0 +1,50 @@
+package modeltest
+
+import (
+	"flag"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/driver/loopback"
+	"verbena/ib"
+)
+
+var (
+	seeds = flag.Int("seeds", 100, "number of seeds")
+	first = flag.Uint64("first", 1, "the first seed")
+	steps = flag.Int("steps", 80, "calls of each")
+)
+
+func loopbackFactory(t testing.TB, virtual bool) Factory {
+	known := NewAbilities()
+	return func() (Target, func() error) {
+		var core ib.Core
+		h := loopback.New("loop0", nil).Handle()
+		if err := core.Register(h); err != nil {
+			t.Fatal(err)
+		}
+		d := h.Device()
+		port, err := d.QueryPort(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g, _ := d.QueryGID(1, 0)
+		target := Target{
+			Device: d, Handle: h, GID: g.GID, Port: port,
+			Patience: 60 * time.Second, Virtual: virtual, Abilities: known,
+		}
+		return target, func() error { return core.Unregister(h) }
+	}
+}
+
+func TestLoopback(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for i := range *seeds {
+			if f := Run(loopbackFactory(t, true), *first+uint64(i), *steps, 500); f != nil {
+				t.Error(f)
+				break
+			}
+		}
+	})
+}

@@ -1,0 +1,477 @@
+package modeltest
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"verbena/ib"
+	"verbena/ib/ibtest/model"
+)
+
+var sprintf = fmt.Sprintf
+
+// Target is a device under test.
+type Target struct {
+	Device   *ib.Device
+	Handle   *ib.DeviceHandle
+	GID      ib.GID
+	GIDIndex int
+	Port     ib.PortAttr
+	// Virtual says that the run is in a bubble of package testing/synctest.
+	Virtual bool
+	// Lossy says that the network between queue pairs loses packets.
+	Lossy bool
+	// Abilities is shared by all runs on devices of one driver.
+	Abilities *Abilities
+	// Shared says that other threads use the device.
+	Shared bool
+	// Names, unless it is nil, has the numbers and keys of all threads.
+	Names *Names
+	// Patience is how long to wait for expected results; in a bubble it is virtual.
+	Patience time.Duration
+}
+
+// object is an object of the device.
+type object struct {
+	pd  *ib.PD
+	mr  *ib.MR
+	mw  *ib.MW
+	cq  *ib.CQ
+	srq *ib.SRQ
+	ah  *ib.AH
+	qp  *ib.QP
+
+	peer  model.ID // of a QP: the one that it is to be connected with
+	lazy  bool     // of a CQ: only calls poll it
+	dead  bool
+	over  func() error // destroys it
+	calls int          // of the handler; under runner.mu
+	seen  []ib.EventType
+}
+
+// runner makes calls on a device and on the model.
+type runner struct {
+	Target
+	attr   ib.DeviceAttr
+	access ib.AccessFlags // that regions can have
+	m      *model.Model
+	space  *space
+	areas  []area
+	dirty  map[uint64]bool
+	objs   map[model.ID]*object
+	order  []model.ID // of objs
+	psn    uint32
+	lazy   bool              // there is a lazy queue
+	ids    map[uint64]string // of work requests that were posted
+
+	mu sync.Mutex // guards what callbacks write in objs
+
+	trace []string
+}
+
+// difference is a difference between device and model.
+type difference struct {
+	what string
+	late bool // it may still go away
+}
+
+func late(format string, args ...any) *difference { return &difference{sprintf(format, args...), true} }
+func now(format string, args ...any) *difference  { return &difference{sprintf(format, args...), false} }
+
+// newRunner returns a runner on a device without objects.
+func newRunner(t Target) (*runner, error) {
+	attr, err := t.Device.QueryDevice()
+	if err != nil {
+		return nil, err
+	}
+	x := &runner{
+		Target: t, attr: attr, dirty: map[uint64]bool{},
+		objs: map[model.ID]*object{}, ids: map[uint64]string{}, psn: 0xfffff0,
+		m: model.New(model.Limits{
+			MaxMsgSize: uint64(t.Port.MaxMsgSize), MTU: t.Port.ActiveMTU.Bytes(), GID: t.GID,
+			Lossy: t.Lossy, Blind: !t.Virtual,
+			Flush:       attr.DeviceCapFlags&ib.DeviceCapFlushGlobal != 0,
+			AtomicWrite: attr.DeviceCapFlags&ib.DeviceCapAtomicWrite != 0,
+			Atomics:     attr.AtomicCap != ib.AtomicNone,
+		}),
+	}
+	if err := x.makeAreas(); err != nil {
+		return nil, err
+	}
+	return x, x.probe()
+}
+
+// got is what a device did.
+type got struct {
+	n      int
+	err    error
+	missed bool
+}
+
+// want is what a model says.
+type want struct {
+	n      int
+	errs   []syscall.Errno // 0: success
+	missed bool
+}
+
+func wantErr(e ...syscall.Errno) want { return want{errs: e} }
+
+// call is a call of the API. It names objects by the calls that made them, so that it means the same when others are
+// left out.
+type call interface {
+	fmt.Stringer
+	// uses returns the objects that must exist.
+	uses() []model.ID
+	// device makes the call on the device.
+	device(x *runner) got
+	// expect makes the call on a model. A nil g is a dry run.
+	expect(x *runner, m *model.Model, g *got) want
+}
+
+// maker is a call that makes an object. Its result depends on the driver, so that there is no dry run.
+type maker interface{ makes() model.ID }
+
+// fit reports whether a call can be made now, and its result is defined.
+func (x *runner) fit(c call) bool {
+	for i, id := range c.uses() {
+		if o := x.objs[id]; (id != 0 || i == 0) && (o == nil || o.dead) {
+			return false
+		}
+	}
+	if x.Abilities.lacksAny(c) {
+		return false
+	}
+	if k, ok := c.(maker); ok {
+		return x.objs[k.makes()] == nil
+	}
+	m := x.m.Clone()
+	m.Begin()
+	c.expect(x, m, nil)
+	return m.Open == ""
+}
+
+// make makes a call and compares the results.
+func (x *runner) make(c call) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			buf := make([]byte, 16<<10)
+			err = fmt.Errorf("%v: panic: %v\n%s", c, r, buf[:runtime.Stack(buf, false)])
+		}
+	}()
+	x.trace = append(x.trace, c.String())
+	if _, ok := c.(destroy); (ok || isRereg(c)) && x.Names != nil {
+		x.Names.forget(x)
+	}
+	g := c.device(x)
+	x.note("-> %s", outcome(g))
+	x.m.Begin()
+	w := wantErr(0)
+	if c := x.Abilities.learn(c, &g); c != nil {
+		w = c.expect(x, x.m, &g)
+	}
+	if d := compareResult(g, w); d != "" {
+		return fmt.Errorf("%v: %s", c, d)
+	}
+	if x.m.Open != "" {
+		return errOpen
+	}
+	if d := x.settle(); d != nil {
+		return fmt.Errorf("after %v: %s", c, d.what)
+	}
+	if x.Names != nil {
+		return x.Names.check(x)
+	}
+	return nil
+}
+
+// isRereg reports whether a call may replace keys.
+func isRereg(c call) bool {
+	_, ok := c.(rereg)
+	return ok
+}
+
+// errOpen ends a run without a result: the driver had a choice in a call, such as to take more requests than it must,
+// and has chosen so that the result is not defined.
+var errOpen = errors.New("the result is not defined")
+
+func outcome(g got) string {
+	s := "ok"
+	if g.err != nil {
+		s = g.err.Error()
+	}
+	if g.n != 0 {
+		s = sprintf("%d, %s", g.n, s)
+	}
+	if g.missed {
+		s += ", missed"
+	}
+	return s
+}
+
+// note adds to the line of the present call.
+func (x *runner) note(format string, args ...any) {
+	x.trace[len(x.trace)-1] += "\n        " + sprintf(format, args...)
+}
+
+func compareResult(g got, w want) string {
+	ok := false
+	for _, e := range w.errs {
+		ok = ok || e == 0 && g.err == nil || e != 0 && errors.Is(g.err, e) || e == syscall.EINVAL && unsupported(g.err)
+	}
+	switch {
+	case !ok:
+		return sprintf("got error %v, want %v", g.err, names(w.errs))
+	case g.n != w.n:
+		return sprintf("got %d work requests taken, want %d", g.n, w.n)
+	case g.missed != w.missed:
+		return sprintf("got missed %v, want %v", g.missed, w.missed)
+	}
+	return ""
+}
+
+func names(errs []syscall.Errno) (list []string) {
+	for _, e := range errs {
+		if e == 0 {
+			list = append(list, "success")
+		} else {
+			list = append(list, sprintf("%q", e.Error()))
+		}
+	}
+	return list
+}
+
+// settle waits until the device has done what the model expects.
+func (x *runner) settle() *difference {
+	if x.lazy { // nothing shows when the device is done
+		time.Sleep(10 * time.Second)
+	}
+	begin := time.Now()
+	for pause := 20 * time.Microsecond; ; pause = min(2*pause, 100*time.Millisecond) {
+		if x.Virtual {
+			rest()
+		}
+		d := x.compare()
+		if d == nil {
+			break
+		}
+		if !d.late || time.Since(begin) > x.Patience {
+			return d
+		}
+		if !x.Virtual {
+			pause = 20 * time.Microsecond
+			runtime.Gosched()
+		}
+		time.Sleep(pause)
+	}
+	if x.Virtual { // nothing may follow
+		time.Sleep(20 * time.Millisecond)
+		rest()
+		return x.compare()
+	}
+	return nil
+}
+
+// rest returns when all threads of the bubble wait. Unlike synctest.Wait it may be called by several of them.
+func rest() { time.Sleep(time.Nanosecond) }
+
+// compare returns a difference between device and model.
+func (x *runner) compare() *difference {
+	x.giveUp()
+	for _, f := range []func() *difference{x.compareQueues, x.compareStates, x.compareMemory, x.compareCallbacks} {
+		if d := f(); d != nil {
+			return d
+		}
+	}
+	return nil
+}
+
+// compareQueues polls the queues that are not lazy.
+func (x *runner) compareQueues() *difference {
+	var first *difference
+	for _, id := range x.order {
+		o := x.objs[id]
+		if o.cq == nil || o.dead || o.lazy {
+			continue
+		}
+		if d := x.drain(id); d != nil && (first == nil || !d.late) {
+			first = d
+		}
+	}
+	return first
+}
+
+// drain polls a queue until it is empty. It returns what is missing, or a completion that is wrong.
+func (x *runner) drain(id model.ID) *difference {
+	for wc := make([]ib.WC, 16); ; {
+		n, d := x.poll(id, wc)
+		if d != nil {
+			return d
+		}
+		if n < len(wc) {
+			break
+		}
+	}
+	if w := x.m.CQs[id].Wants; len(w) > 0 {
+		return late("cq%d: no completion of %s, want %s", id, x.ids[w[0].WC.ID], describe(&w[0]))
+	}
+	return nil
+}
+
+// poll polls a queue once and compares the completions.
+func (x *runner) poll(id model.ID, wc []ib.WC) (n int, d *difference) {
+	for i := range wc { // a driver writes each completion whole
+		wc[i] = ib.WC{
+			ID: 0xa5a5a5a5a5a5a5a5, Status: 99, Opcode: 99, ByteLen: 0xa5a5a5a5, Flags: 0xff, Imm: 0xa5a5a5a5, QPNum: 0xa5a5a5,
+		}
+	}
+	n, err := x.objs[id].cq.Poll(wc)
+	if err != nil || n < 0 || n > len(wc) {
+		return 0, now("cq%d: poll: got %d completions, error %v", id, n, err)
+	}
+	for i := range wc[:n] {
+		if d := x.match(id, &wc[i]); d != nil {
+			return n, d
+		}
+	}
+	return n, nil
+}
+
+// match compares a completion with the expectations of its queue.
+func (x *runner) match(id model.ID, wc *ib.WC) *difference {
+	x.note("cq%d: %s", id, show(wc))
+	c := x.m.CQs[id]
+	i := c.Match(wc)
+	if i < 0 && x.giveUp() {
+		i = c.Match(wc)
+	}
+	if i < 0 {
+		expected := "none"
+		if len(c.Wants) > 0 {
+			expected = describe(&c.Wants[0])
+		}
+		return now("cq%d: got %s of %s, want %s", id, show(wc), x.ids[wc.ID], expected)
+	}
+	w := x.m.Polled(id, i)
+	var qp *ib.QP
+	if w.QP != 0 {
+		qp = x.objs[w.QP].qp
+	}
+	if field := w.Mismatch(wc, qp); field != "" {
+		return now("cq%d: %s of the completion of %s: got %s, want %s", id, field, x.ids[wc.ID], show(wc), describe(&w))
+	}
+	return nil
+}
+
+func show(wc *ib.WC) string {
+	return sprintf("{ID %#x, %q, opcode %d, %d bytes, flags %#x, imm %#x, inv %#x, QP %#x, src %#x}",
+		wc.ID, wc.Status, uint32(wc.Opcode), wc.ByteLen, uint32(wc.Flags), wc.Imm, wc.InvalidateRKey,
+		wc.QPNum, wc.SrcQP)
+}
+
+func describe(w *model.Want) string {
+	s := show(&w.WC)
+	if len(w.Status) > 1 {
+		s += sprintf(" or status %q", w.Status[1:])
+	}
+	return s
+}
+
+// giveUp takes it over from the device that requests are not repeated any more, whose peers are in INIT.
+func (x *runner) giveUp() (some bool) {
+	for id, q := range x.m.QPs {
+		if q.Waiting() && x.objs[id].qp.State() == ib.QPErr && x.m.GiveUp(id) {
+			x.note("qp%d gives up", id)
+			some = true
+		}
+	}
+	return some
+}
+
+// compareStates compares the states of queue pairs.
+func (x *runner) compareStates() *difference {
+	for id, q := range x.m.QPs {
+		s := x.objs[id].qp.State()
+		if s == q.State {
+			continue
+		}
+		return late("qp%d: got state %v, want %v", id, s, q.State)
+	}
+	return nil
+}
+
+// compareCallbacks compares calls of handlers and events.
+func (x *runner) compareCallbacks() *difference {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for id, c := range x.m.CQs {
+		o := x.objs[id]
+		switch {
+		case o.calls > c.Calls:
+			return now("cq%d: got %d calls of the handler, want %d", id, o.calls, c.Calls)
+		case o.calls < c.Calls:
+			return late("cq%d: got %d calls of the handler, want %d", id, o.calls, c.Calls)
+		}
+	}
+	events := func(name string, id model.ID, want []ib.EventType) *difference {
+		got := x.objs[id].seen
+		if slices.Equal(got, want) {
+			return nil
+		}
+		d := late("%s%d: got events %v, want %v", name, id, got, want)
+		d.late = len(got) < len(want) && slices.Equal(got, want[:len(got)])
+		return d
+	}
+	for id, q := range x.m.QPs {
+		if d := events("qp", id, q.Events); d != nil {
+			return d
+		}
+	}
+	for id, s := range x.m.SRQs {
+		if d := events("srq", id, s.Events); d != nil {
+			return d
+		}
+	}
+	return nil
+}
+
+// add notes an object that was made.
+func (x *runner) add(id model.ID, o *object) {
+	x.objs[id] = o
+	x.order = append(x.order, id)
+}
+
+// event notes an event of an object.
+func (x *runner) event(o *object, e ib.EventType) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	o.seen = append(o.seen, e)
+}
+
+// finish destroys all objects.
+func (x *runner) finish() error {
+	if x.Names != nil {
+		x.Names.forget(x)
+	}
+	var first error
+	for range 3 { // windows before regions, queue pairs before queues
+		for _, id := range slices.Backward(x.order) {
+			o := x.objs[id]
+			if o.dead || o.over == nil {
+				continue
+			}
+			if err := o.over(); err != nil {
+				first = fmt.Errorf("destroy object %d: %w", id, err)
+				continue
+			}
+			o.dead = true
+			first = nil
+		}
+	}
+	return first
+}

@@ -1,0 +1,147 @@
+package modeltest
+
+import (
+	"sync"
+
+	"verbena/ib/ibtest/model"
+	"verbena/umem"
+)
+
+// space is an address space without holes. Only pages that are written take memory. It implements umem.Space.
+type space struct {
+	mu  sync.Mutex
+	mem *model.Memory
+}
+
+func newSpace() *space { return &space{mem: model.NewMemory()} }
+
+// Check implements umem.Space.
+func (s *space) Check(addr, length uint64, write bool) error { return nil }
+
+// ReadV implements umem.Space.
+func (s *space) ReadV(dst [][]byte, addr uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, b := range dst {
+		s.mem.Read(addr, b)
+		addr += uint64(len(b))
+	}
+	return nil
+}
+
+// WriteV implements umem.Space.
+func (s *space) WriteV(src [][]byte, addr uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, b := range src {
+		s.mem.Write(addr, b)
+		addr += uint64(len(b))
+	}
+	return nil
+}
+
+// fresh returns the numbers of pages that were written since the last call.
+func (s *space) fresh() map[uint64]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mem.Fresh()
+}
+
+// area is a part of the memory of a run.
+type area struct {
+	space umem.Space
+	base  uint64
+	size  uint64
+	local []byte // nil: in a space
+}
+
+const (
+	localSize = 128 << 10
+	// A region in the first sparse area has addresses on both sides of 4 GiB; the second one is at the end of what a
+	// region may have.
+	lowBase  = 1<<32 - 1<<16
+	highBase = 1<<64 - 1<<44
+	lowSize  = 1 << 39 // Go's heap begins above
+	highSize = 1 << 43
+)
+
+// areas returns the memory of a run.
+func (x *runner) makeAreas() error {
+	words := make([]byte, localSize+2*model.PageSize)
+	local := umem.NewLocal()
+	addr, err := local.Add(words)
+	if err != nil {
+		return err
+	}
+	skip := -addr % model.PageSize
+	words, addr = words[skip:][:localSize], addr+skip
+	model.Pattern(addr, words)
+	x.space = newSpace()
+	x.areas = []area{
+		{local, addr, localSize, words},
+		{x.space, lowBase, lowSize, nil},
+		{x.space, highBase, highSize, nil},
+	}
+	return nil
+}
+
+// place is a range of memory.
+type place struct {
+	area     int
+	off, len uint64
+}
+
+// span returns the addresses of a place.
+func (x *runner) span(p place) model.Span {
+	return model.Span{Addr: x.areas[p.area].base + p.off, Len: p.len}
+}
+
+// compareMemory returns the first difference between the memory of the device and of the model.
+func (x *runner) compareMemory() *difference {
+	pages := x.dirty
+	for n := range x.m.Mem.Fresh() {
+		pages[n] = true
+	}
+	for n := range x.space.fresh() {
+		pages[n] = true
+	}
+	local := x.areas[0]
+	var buf [model.PageSize]byte
+	check := func(n uint64, got []byte) *difference {
+		addr, ok := x.m.Mem.Compare(n, got)
+		if ok {
+			return nil
+		}
+		var want [1]byte
+		x.m.Mem.Read(addr, want[:])
+		return late("memory: byte at %s: got %#x, want %#x", x.where(addr), got[addr%model.PageSize], want[0])
+	}
+	for off := uint64(0); off < localSize; off += model.PageSize {
+		if d := check((local.base+off)/model.PageSize, local.local[off:][:model.PageSize]); d != nil {
+			return d
+		}
+	}
+	for n := range pages {
+		if addr := n * model.PageSize; addr-local.base < localSize {
+			continue
+		}
+		x.space.mu.Lock()
+		x.space.mem.Read(n*model.PageSize, buf[:])
+		x.space.mu.Unlock()
+		if d := check(n, buf[:]); d != nil {
+			return d
+		}
+	}
+	clear(x.dirty)
+	return nil
+}
+
+// where names an address.
+func (x *runner) where(addr uint64) string {
+	for i, a := range x.areas {
+		if addr-a.base < a.size {
+			return sprintf("area %d + %#x", i, addr-a.base)
+		}
+	}
+	return sprintf("%#x", addr)
+}
