@@ -27,6 +27,10 @@ func TestContract(t *testing.T) {
 			continue
 		}
 		t.Run(c.name, func(t *testing.T) {
+			options := []ibtest.Option{ibtest.Bubble(), ibtest.Seeds(seedsOfContract)}
+			if c.load { // a bubble waits until the neighbours do
+				options = []ibtest.Option{ibtest.Seeds(5)}
+			}
 			ibtest.Run(t, func(t testing.TB) *ib.DeviceHandle {
 				network, fabric := simnet.New(simnet.Config{}), &Fabric{}
 				d, err := New(Config{
@@ -46,10 +50,13 @@ func TestContract(t *testing.T) {
 					keepBusy(t, setup{shortcut: c.shortcut, network: network, addrs: [2]netip.Addr{addrA, addrB}, fabric: fabric})
 				}
 				return d.Handle()
-			})
+			}, options...)
 		})
 	}
 }
+
+// seedsOfContract is the number of seeds of the checks Model, which takes about two seconds.
+const seedsOfContract = 100
 
 // keepBusy has two more devices write to each other, both ways, until the test ends.
 func keepBusy(t testing.TB, s setup) {

@@ -24,6 +24,7 @@ type env struct {
 	handle  *ib.DeviceHandle
 	mem     *umem.Local // where buffers are
 	checked bool        // the core is in checked mode
+	virtual bool        // the check runs in a bubble
 
 	limits ib.DeviceAttr
 	// Capacities within the limits.

@@ -27,6 +27,8 @@ type config struct {
 	load      int
 	gidIndex  int // -1: the first that there is
 	bubble    bool
+	seeds     int // of the group Model; 0: defaultSeeds
+	seeded    func(t testing.TB, seed uint64) (*ib.DeviceHandle, bool)
 	packages  *packages
 }
 
@@ -72,13 +74,32 @@ func Run(t *testing.T, newDevice NewDevice, opts ...Option) {
 	cfg := newConfig(newDevice, opts)
 	cfg.allowed = []ib.Rule{ib.RuleDestroyUndrained, ib.RuleSRQUndrained} // since drivers are to bear it
 	blocked := watchBlocking(t, cfg)
-	var skipped []string
+	skipped := runChecks(t, cfg, checks())
+	t.Run("NothingBlocked", func(t *testing.T) { blocked(t) })
+	if len(skipped) > 0 {
+		t.Logf("not tested, since the driver lacks the ability (see the skipped tests): %s", strings.Join(skipped, ", "))
+	}
+}
+
+// Model runs the group Model of the suite alone. f makes the device of a seed, so that what it is like follows from the seed; lossy
+// tells that the network between its queue pairs loses packets.
+func Model(t *testing.T, f func(t testing.TB, seed uint64) (d *ib.DeviceHandle, lossy bool), opts ...Option) {
+	cfg := newConfig(func(t testing.TB) *ib.DeviceHandle {
+		d, _ := f(t, *modelSeed)
+		return d
+	}, opts)
+	cfg.seeded = f
+	runChecks(t, cfg, modelChecks)
+}
+
+// runChecks runs checks in their groups. It returns the names of those that were skipped.
+func runChecks(t *testing.T, cfg config, list []check) (skipped []string) {
 	begun := map[string]bool{}
-	for _, c := range checks() {
+	for _, c := range list {
 		if group, _, _ := strings.Cut(c.name, "/"); !begun[group] {
 			begun[group] = true
 			t.Run(group, func(t *testing.T) { // its subtests are the checks
-				for _, c := range checks() {
+				for _, c := range list {
 					if name, ok := strings.CutPrefix(c.name, group+"/"); ok {
 						t.Run(name, func(t *testing.T) {
 							t.Cleanup(func() {
@@ -93,10 +114,7 @@ func Run(t *testing.T, newDevice NewDevice, opts ...Option) {
 			})
 		}
 	}
-	t.Run("NothingBlocked", func(t *testing.T) { blocked(t) })
-	if len(skipped) > 0 {
-		t.Logf("not tested, since the driver lacks the ability (see the skipped tests): %s", strings.Join(skipped, ", "))
-	}
+	return skipped
 }
 
 // check is one test of a rule.
@@ -113,6 +131,8 @@ type check struct {
 	plain bool
 	// bubble has the test run in a bubble of package testing/synctest, if the driver can.
 	bubble bool
+	// either has the test run in a bubble if the driver can, and outside of one if not.
+	either bool
 }
 
 // checks are all tests, in the order in which they run: what others build on comes first, load last, so that the first that fails
@@ -123,7 +143,7 @@ func checks() []check {
 		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks,
 		completionChecks, refusedChecks, keyChecks, domainChecks, lateChecks, peerChecks,
 		refusedMemoryChecks, sideChecks, retriedChecks, failedStateChecks, registrationChecks, srqLimitChecks,
-		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, namedChecks, loadChecks,
+		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, namedChecks, modelChecks, loadChecks,
 	)
 }
 
@@ -134,8 +154,12 @@ func (c check) run(t *testing.T, cfg config) {
 	switch {
 	case c.bubble && !cfg.bubble:
 		t.Skip("the driver may not be able to live in a bubble of package testing/synctest: see Bubble")
-	case c.bubble:
-		guarded(t, 2*cfg.patience, cfg.patience, func(g testing.TB) { // the guard's time is not that of the bubble
+	case c.bubble, c.either && cfg.bubble:
+		limit := 2 * cfg.patience
+		if c.either {
+			limit *= 6
+		}
+		guarded(t, limit, cfg.patience, func(g testing.TB) { // the guard's time is not that of the bubble
 			defer func() {
 				if r := recover(); r != nil {
 					g.Errorf("%v", r) // deadlock
@@ -162,6 +186,7 @@ func (c check) run(t *testing.T, cfg config) {
 
 func (c check) runOn(t testing.TB, cfg config, checked bool) {
 	e := newEnv(t, cfg, checked)
+	e.virtual = cfg.bubble && (c.bubble || c.either)
 	if !c.asleep {
 		e.register()
 	}

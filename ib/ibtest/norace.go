@@ -4,3 +4,6 @@ package ibtest
 
 // registrations are those of testManyRegistrations: more than 16 bits of the keys can tell apart.
 const registrations = 1<<16 + 300
+
+// defaultSeeds is the number of seeds of a check of the group Model that takes about two seconds on package loopback.
+const defaultSeeds = 160

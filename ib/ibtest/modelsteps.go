@@ -1,0 +1,119 @@
+package ibtest
+
+import (
+	"flag"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"verbena/ib"
+	"verbena/ib/ibtest/modeltest"
+)
+
+// A reference model beside the driver. These checks make random calls on devices of their own.
+
+var (
+	modelSeeds = flag.Int("ibtest.seeds", 0, "number of seeds of the checks Model; 0: as many as take a few seconds")
+	modelSeed  = flag.Uint64("ibtest.seed", 1, "the first of them")
+	modelSteps = flag.Int("ibtest.steps", 80, "calls that each of them draws")
+)
+
+var modelChecks = []check{
+	{
+		name: "Model/Steps",
+		rule: "after each of a random sequence of calls, results, completions, states, memory, events and " +
+			"notifications are those of a model that states the specification",
+		test: testModelSteps, asleep: true, plain: true, either: true,
+	},
+	{
+		name: "Model/Threads",
+		rule: "threads that use one device with objects of their own do not notice one another, and no number or key " +
+			"is given twice",
+		test: testModelThreads, asleep: true, plain: true, either: true,
+	},
+}
+
+// Seeds is the number of seeds of each check of the group Model. The flag -ibtest.seeds overrides it.
+func Seeds(n int) Option { return func(c *config) { c.seeds = n } }
+
+// seeds returns the number of seeds of a check.
+func (e *env) seeds() int {
+	switch {
+	case *modelSeeds > 0:
+		return *modelSeeds
+	case e.cfg.seeds > 0:
+		return e.cfg.seeds
+	}
+	if !e.virtual {
+		return max(1, defaultSeeds/8)
+	}
+	return defaultSeeds
+}
+
+// shortenings limits the runs in which a failure is shortened.
+const shortenings = 400
+
+func testModelSteps(e *env) {
+	known := modeltest.NewAbilities()
+	for i := range e.seeds() {
+		seed := *modelSeed + uint64(i)
+		f := modeltest.Run(e.factory(seed, known), seed, *modelSteps, shortenings)
+		if f != nil {
+			e.Fatalf("%v\nrun it again: %s", f, e.repeat(seed))
+		}
+	}
+}
+
+// repeat returns the command that runs one seed of the check.
+func (e *env) repeat(seed uint64) string {
+	var parts []string
+	for _, p := range strings.Split(e.Name(), "/") {
+		parts = append(parts, "^"+regexp.QuoteMeta(p)+"$")
+	}
+	return fmt.Sprintf("go test -run '%s' -ibtest.seeds 1 -ibtest.seed %d -ibtest.steps %d",
+		strings.Join(parts, "/"), seed, *modelSteps)
+}
+
+// factory returns how runs of a seed get their devices.
+func (e *env) factory(seed uint64, known *modeltest.Abilities) modeltest.Factory {
+	return func() (modeltest.Target, func() error) {
+		s := &deviceScope{TB: e.TB}
+		var core ib.Core
+		t := modeltest.Target{Virtual: e.virtual, Patience: e.cfg.patience, Abilities: known}
+		if t.Virtual {
+			t.Patience = 2 * time.Minute
+		}
+		if e.cfg.seeded != nil {
+			t.Handle, t.Lossy = e.cfg.seeded(s, seed)
+		} else {
+			t.Handle = e.cfg.newDevice(s)
+		}
+		t.Device = t.Handle.Device()
+		e.must("register the device", e.cfg.plug(&core, t.Handle))
+		g := &env{TB: e.TB, cfg: e.cfg, dev: t.Device}
+		g.findGID()
+		t.GID, t.GIDIndex, t.Port = g.gid, g.gidIndex, g.port
+		return t, func() error {
+			err := e.cfg.unplug(&core, t.Handle)
+			s.close()
+			return err
+		}
+	}
+}
+
+// deviceScope is a testing.TB of one device, whose clean-up does not wait for the end of the test.
+type deviceScope struct {
+	testing.TB
+	cleanups []func()
+}
+
+func (s *deviceScope) Cleanup(f func()) { s.cleanups = append(s.cleanups, f) }
+
+func (s *deviceScope) close() {
+	for _, f := range slices.Backward(s.cleanups) {
+		f()
+	}
+}
