@@ -1,0 +1,66 @@
+package rxe
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"verbena/ib"
+	"verbena/ib/ibtest"
+	"verbena/link"
+	"verbena/link/simnet"
+	"verbena/netdev"
+)
+
+// modelSeeds returns a number of seeds that takes a few seconds.
+func modelSeeds() int {
+	if raceEnabled {
+		return 15
+	}
+	return 120
+}
+
+// TestModel compares the driver with the model of package ibtest in all ways that packets take, with captures and
+// traces, on networks that delay, lose, repeat and reorder them, and with receivers that seem not to be ready. All of
+// it follows from the seed.
+func TestModel(t *testing.T) {
+	ibtest.Model(t, modelDevice, ibtest.Bubble(), ibtest.Seeds(modelSeeds()))
+}
+
+// modelDevice makes the device of a seed.
+func modelDevice(t testing.TB, seed uint64) (h *ib.DeviceHandle, lossy bool) {
+	r := rand.New(rand.NewPCG(seed, 1))
+	inner := simnet.New(simnet.Config{
+		Latency: time.Duration(1+r.IntN(30)) * time.Microsecond, Bandwidth: 1 << 30, Rand: rand.NewPCG(seed, 2),
+	})
+	network := link.NewFaults(inner, rand.NewPCG(seed, 3))
+	d, err := New(Config{
+		Name:    "rxe0",
+		Netdev:  netdev.Interface{Name: "sim0", Index: 1, MTU: 256<<r.IntN(5) + 104, Up: true, Running: true},
+		Addrs:   []netip.Addr{addrA},
+		Network: network,
+		Fabric:  &Fabric{},
+		Logf:    t.Logf,
+		Taps:    &link.Taps{},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	w := way(r.IntN(3))
+	d.SetShortcut(w != wayWire)
+	if w == wayWatched {
+		d.taps.Add(&readingTap{})
+	}
+	l := lossNone
+	if w == wayWire && r.IntN(3) > 0 {
+		l = loss(r.IntN(int(numLosses)))
+	}
+	if l != lossNone {
+		if err := network.Add(l.rule()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return d.Handle(), l != lossNone
+}
