@@ -892,7 +892,8 @@ var wrongDrivers = slices.Concat([]wrong{
 		by: "SRQ/Limit", says: "limit events",
 	},
 }, wrongInErrors, wrongQueues, wrongMemory, wrongSleepers, wrongDisassociators,
-	wrongCompletions, wrongKeys, wrongTimers, wrongAttributes, wrongLimits, wrongDatagrams, wrongSenders, wrongRefusals)
+	wrongCompletions, wrongKeys, wrongTimers, wrongAttributes, wrongLimits, wrongDatagrams, wrongSenders, wrongRefusals,
+	wrongValues)
 
 // brokenOptions are those of runs that are expected to fail: what does not come is not waited for so long.
 func brokenOptions(o ...Option) []Option {
