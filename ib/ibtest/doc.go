@@ -23,4 +23,12 @@
 // port 1 (see GIDIndex), so that a device must reach itself. A test waits for what must come (see Patience) and fails if
 // it does not; nothing is timed otherwise, except the processor time of calls that may not sleep. A driver that can live in
 // a bubble of package testing/synctest says so by Bubble.
+//
+// The group Model compares the driver with a reference model (package model) that states the specification's result for each
+// call. Package modeltest draws the calls from a seed. A failure names the seed, the command that runs it again, and the
+// fewest calls that it has found to show the difference. Seeds sets the number of runs; so do the flags of go test:
+//
+//	go test ./driver/mine -run 'TestContract/^Model$' -ibtest.seeds 10000
+//
+// Model runs the group alone, for a driver whose options depend on the seed, such as the faults of its network.
 package ibtest
