@@ -364,7 +364,7 @@ func (d *drawer) any() call {
 	}{
 		{100, d.steps}, {12 * states, d.modifies}, {30 * memory, d.memory}, {30, d.makes}, {6 * states, d.fails},
 		{20 * queues, d.arms}, {15 * queues, d.polls}, {8 * queues, d.sharedQueues}, {6 * queues, d.resizes},
-		{30, d.stores}, {8 * states, d.ends}, {15, d.queries}, {300, d.receives},
+		{30, d.stores}, {5 * (states + memory), d.ends}, {15, d.queries}, {300, d.receives},
 	} {
 		if d.IntN(1000) < k.weight {
 			return k.f()

@@ -55,6 +55,12 @@ func (d *drawer) fails() call {
 
 // ends destroys an object, mostly one that is not needed by others.
 func (d *drawer) ends() call {
+	bound := ids(d.x.m.Windows, func(w *model.Window) bool { return w.Bound && w.QP != 0 && !w.Dead })
+	if len(bound) > 0 && d.one(3) { // its queue pair, then its region
+		w := d.x.m.Windows[pick(d, bound)]
+		d.plan1(destroy{w.Region})
+		return destroy{w.QP}
+	}
 	list := d.destroyable()
 	if !d.one(4) {
 		list = slices.DeleteFunc(list, func(id model.ID) bool {

@@ -109,7 +109,7 @@ func (d *drawer) element(pd model.ID, n uint64, need ib.AccessFlags, wrong bool)
 func (d *drawer) target(p *model.QP, n uint64, need ib.AccessFlags) (t target, most uint64) {
 	wrong := d.bad()
 	windows := ids(d.x.m.Windows, func(w *model.Window) bool {
-		return wrong || w.Bound && !w.Dead && p != nil && w.PD == p.PD && (w.QP == 0 || w.QP == p.ID) &&
+		return wrong || w.Bound && !w.Dead && p != nil && w.PD == p.PD && (w.QP == 0 || w.QP == p.ID || d.one(8)) &&
 			w.Access&need == need
 	})
 	length := uint64(0)
@@ -440,6 +440,10 @@ func (d *drawer) bind(q *model.QP, s *send) *send {
 	b.mr = pick(d, ids(d.x.m.Regions, func(r *model.Region) bool {
 		return !r.Dead && (d.bad() || r.Valid && r.PD == q.PD && r.Access&ib.AccessMWBind != 0)
 	}))
+	fast := ids(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && r.Valid && !r.Dead && r.PD == q.PD })
+	if len(fast) > 0 && d.one(2) {
+		b.mr = pick(d, fast)
+	}
 	if b.mr == 0 {
 		return nil
 	}
