@@ -68,13 +68,13 @@ var wrongRefusals = []wrong{
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				if b := wrs[0].Bind; b != nil && b.MW.Type() == ib.MWType1 && b.Access&ib.AccessRemoteAtomic != 0 && b.Length > 0 {
 					unbind := *b
-					unbind.Length, unbind.RKey = 0, b.MW.RKey()
+					unbind.Length, unbind.RKey = 0, b.MW.RKey()^0x80
 					q.QP.PostSend([]ib.SendWR{{Opcode: ib.WRBindMW, Bind: &unbind}})
 				}
 				return q.QP.PostSend(wrs)
 			}
 		},
-		by: "MW/BindRefused", says: "write by the window, after a bind of a type 1 window, bound: true, to the right to atomics",
+		by: "MW/BindRefused", says: "bind of a type 1 window, bound: false, to the right to atomics",
 	},
 	{
 		defect: "forgets the first element of a message that it sends again",

@@ -30,7 +30,7 @@ func (d *drawer) resizes() call {
 	if _, ok := d.x.m.CQs[id]; !ok {
 		return nil
 	}
-	return resizeCQ{id, int(d.logSize(uint64(min(d.x.attr.MaxCQE, 1024)))) + 1}
+	return resizeCQ{id, min(int(d.logSize(uint64(min(d.x.attr.MaxCQE, 1024))))+1, d.x.attr.MaxCQE)}
 }
 
 func (d *drawer) sharedQueues() call {
