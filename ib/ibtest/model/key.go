@@ -167,8 +167,10 @@ func (m *Model) invalidate(q *QP, key uint32) bool {
 	r, w := m.byRKey(key)
 	switch {
 	case w != nil && w.Kind == ib.MWType2 && w.QP == q.ID:
+		m.memoryChanges(0, w.RKey)
 		w.unbind()
 	case r != nil && w == nil && r.Fast && r.PD == q.PD && m.bound(r.ID) == 0:
+		m.memoryChanges(r.LKey, r.RKey)
 		r.Valid = false
 	default:
 		return false
@@ -203,6 +205,7 @@ func (m *Model) bind(q *QP, b *Bind) bool {
 		m.open("a window with a local right")
 	}
 	if b.Len == 0 && !type2 {
+		m.memoryChanges(0, w.RKey)
 		w.unbind()
 		w.RKey = key
 		return true
@@ -216,6 +219,7 @@ func (m *Model) bind(q *QP, b *Bind) bool {
 		!contains(r.IOVA, r.Len, b.Addr, b.Len):
 		return false
 	}
+	m.memoryChanges(0, w.RKey)
 	w.unbind()
 	w.Bound, w.RKey, w.Region, w.Access = true, key, r.ID, b.Access
 	w.First, w.Len, w.Shift = b.Addr, b.Len, 0

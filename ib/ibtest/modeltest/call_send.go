@@ -129,7 +129,7 @@ func (s send) String() string {
 		b += sprintf(" mw%d to mr%d+%#x:%#x, access %#x, variant %#x",
 			s.bind.mw, s.bind.mr, s.bind.off, s.bind.len, uint32(s.bind.access), s.bind.variant)
 	case s.reg != nil:
-		b += sprintf(" mr%d access %#x", s.reg.mr, uint32(s.reg.access))
+		b += sprintf(" mr%d access %#x, key ^%#x", s.reg.mr, uint32(s.reg.access), s.reg.xor)
 	case s.ah != 0:
 		b += sprintf(" to qp%d by ah%d, Q_Key %#x", s.dest, s.ah, s.qkey)
 	case usesRemote(s.op):
@@ -176,8 +176,10 @@ func (x *runner) resolve(s *send) (model.Send, ib.SendWR) {
 		m.Bind = &model.Bind{MW: b.mw, MR: b.mr, RKey: w.RKey&^0xff | uint32(b.variant), Len: b.len, Access: b.access}
 		wr.Bind = &ib.BindMW{MW: x.objs[b.mw].mw, RKey: m.Bind.RKey, Length: b.len, Access: b.access}
 		if r := x.m.Regions[b.mr]; r != nil {
-			m.Bind.LKey, m.Bind.Addr = r.LKey, r.IOVA+b.off
-			wr.Bind.MR, wr.Bind.Addr = x.objs[b.mr].mr, m.Bind.Addr
+			wr.Bind.MR = x.objs[b.mr].mr
+			m.Bind.LKey = wr.Bind.MR.LKey() // may be another than that of the last REG_MR
+			m.Bind.Addr = r.IOVA + b.off
+			wr.Bind.Addr = m.Bind.Addr
 		}
 	}
 	if b := s.reg; b != nil {
