@@ -149,7 +149,8 @@ func checks() []check {
 
 func (c check) run(t *testing.T, cfg config) {
 	run := func(t *testing.T, checked bool) {
-		guarded(t, 12*cfg.patience, 2*cfg.patience, func(t testing.TB) { c.runOn(t, cfg, checked) })
+		limit := c.longer(12 * cfg.patience)
+		guarded(t, limit, 2*cfg.patience, func(t testing.TB) { c.runOn(t, cfg, checked) })
 	}
 	switch {
 	case c.bubble && !cfg.bubble:
@@ -157,7 +158,7 @@ func (c check) run(t *testing.T, cfg config) {
 	case c.bubble, c.either && cfg.bubble:
 		limit := 2 * cfg.patience
 		if c.either {
-			limit *= 6
+			limit = c.longer(6 * limit)
 		}
 		guarded(t, limit, cfg.patience, func(g testing.TB) { // the guard's time is not that of the bubble
 			defer func() {
@@ -182,6 +183,14 @@ func (c check) run(t *testing.T, cfg config) {
 	if skipped {
 		t.Skip("see the subtests")
 	}
+}
+
+// longer returns the time that a check of the group Model may take with the number of seeds that the flag asks for.
+func (c check) longer(d time.Duration) time.Duration {
+	if c.either && *modelSeeds > defaultSeeds {
+		return d * time.Duration(*modelSeeds/defaultSeeds+1)
+	}
+	return d
 }
 
 func (c check) runOn(t testing.TB, cfg config, checked bool) {
