@@ -20,6 +20,7 @@ type bellQP struct {
 
 func (q *bellQP) Doorbell(h *Hold)       { q.ring(h) }
 func (q *bellQP) Posted() (uint32, bool) { return 0, true }
+func (q *bellQP) TakeBack()              {}
 
 // holdWorld is some devices of one core, whose handlers note where they run.
 type holdWorld struct {

@@ -56,6 +56,7 @@ type userQP struct{ *fullQP }
 
 func (*userQP) Doorbell(*Hold)         {}
 func (*userQP) Posted() (uint32, bool) { return 0, false }
+func (*userQP) TakeBack()              {}
 
 // A wrapper loses no ability of what it wraps, once or twice.
 func TestWrappersKeepAbilities(t *testing.T) {

@@ -335,6 +335,7 @@ type bellQueue struct {
 }
 
 func (q *bellQueue) Posted() (uint32, bool) { return 0, true }
+func (q *bellQueue) TakeBack()              {}
 
 func (q *bellQueue) Doorbell(*ib.Hold) {
 	q.inside.Add(1)
@@ -580,6 +581,7 @@ type longQueue struct {
 }
 
 func (q *longQueue) Posted() (uint32, bool) { return 0, q.left > 0 }
+func (q *longQueue) TakeBack()              {}
 
 func (q *longQueue) Doorbell(h *ib.Hold) {
 	q.h = h

@@ -29,7 +29,7 @@ func TestContract(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			options := []ibtest.Option{ibtest.Bubble(), ibtest.Seeds(seedsOfContract)}
 			if c.load { // a bubble waits until the neighbours do
-				options = []ibtest.Option{ibtest.Seeds(5)}
+				options = []ibtest.Option{ibtest.Seeds(-1)}
 			}
 			ibtest.Run(t, func(t testing.TB) *ib.DeviceHandle {
 				network, fabric := simnet.New(simnet.Config{}), &Fabric{}

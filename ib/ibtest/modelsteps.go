@@ -36,7 +36,8 @@ var modelChecks = []check{
 	},
 }
 
-// Seeds is the number of seeds of each check of the group Model. The flag -ibtest.seeds overrides it.
+// Seeds is the number of seeds of each check of the group Model, which is left out if it is negative: a driver whose timers depend on the
+// machine's load may give up peers that the model takes for alive. The flag -ibtest.seeds overrides a positive number.
 func Seeds(n int) Option { return func(c *config) { c.seeds = n } }
 
 // seeds returns the number of seeds of a check.
