@@ -57,7 +57,7 @@ func TestOutOfRange(t *testing.T) {
 func TestCommandNamedOnce(t *testing.T) {
 	dev := open(t, software(t), "")
 	_, err := dev.CreateCQ(1<<20, nil)
-	if err == nil || strings.Count(err.Error(), "CREATE_CQ") != 1 || !strings.Contains(err.Error(), "at most 32767") {
+	if err == nil || strings.Count(err.Error(), "CREATE_CQ") != 1 || !strings.Contains(err.Error(), "at most 1048575") {
 		t.Errorf("got %v", err)
 	}
 }
