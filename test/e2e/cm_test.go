@@ -83,6 +83,12 @@ var cmPairs6 = []cmPair{
 // run runs the pair, and returns what the client said.
 func (p *cmPair) run(t *testing.T, server, client *world, addr string) string {
 	t.Helper()
+	return p.try(t, server, client, addr, 1)
+}
+
+// try is run with a number of repeats for mckey, whose server waits for ever for a datagram that is lost, as datagrams may be.
+func (p *cmPair) try(t *testing.T, server, client *world, addr string, repeats int) string {
+	t.Helper()
 	dir := scratch(t)
 	if err := os.Chmod(dir, 0o777); err != nil { // the programs may be another user's
 		t.Fatal(err)
@@ -139,6 +145,10 @@ func (p *cmPair) run(t *testing.T, server, client *world, addr string) string {
 	said := sout.String()
 	if nc {
 		said = fmt.Sprintf("%d bytes", len(said))
+	}
+	if cerr == nil && serr != nil && ctx.Err() != nil && p.name == "mckey" && repeats > 0 {
+		t.Logf("repeat: the server of mckey has not received all datagrams")
+		return p.try(t, server, client, addr, repeats-1)
 	}
 	if cerr != nil || p.ends && serr != nil {
 		t.Errorf("%s: server: %v, client: %v (%v)\n--- server\n%s--- client\n%s", p.name, serr, cerr, ctx.Err(), said, cout)
