@@ -420,7 +420,7 @@ func (q *QP) block() {
 	}
 }
 
-// unblock lets those go on that waited, as far as they can. What fails on the way may end the wait of others.
+// unblock continues the queue pairs that waited. A queue pair that fails meanwhile may end the wait of others.
 //
 //verbena:held mu
 func (d *Device) unblock() {

@@ -25,7 +25,7 @@ func TestRightDrivers(t *testing.T) {
 				d := newWrong(t)
 				r.alter(d)
 				return d.dev
-			})
+			}, Bubble())
 		})
 	}
 }

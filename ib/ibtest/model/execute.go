@@ -184,7 +184,7 @@ func (m *Model) admits(p *QP, op ib.WROpcode) bool {
 	return p.Attr.AccessFlags&rights[op] == rights[op]
 }
 
-// refuse is what a responder does with a request that it does not execute: of a reliable connection it raises an
+// refuse ends a request that the responder does not execute: of a reliable connection it raises an
 // event and goes to ERR (9.9.3, 11.6.3).
 func (m *Model) refuse(q, p *QP, status ib.WCStatus) []ib.WCStatus {
 	if q.Type == ib.QPTypeUC {

@@ -49,7 +49,7 @@ func (m *Model) CreateQP(q QP) syscall.Errno {
 	return 0
 }
 
-// DestroyQP ends a queue pair. What is outstanding is dropped.
+// DestroyQP ends a queue pair and drops its outstanding work requests.
 func (m *Model) DestroyQP(id ID) syscall.Errno {
 	q := m.QPs[id]
 	for _, w := range m.Windows {

@@ -110,7 +110,7 @@ func (m *Model) DestroySRQ(id ID) syscall.Errno {
 	return 0
 }
 
-// Took is what a driver made of a list of work requests.
+// Took is the result of posting a list of work requests.
 type Took struct {
 	N   int
 	Err syscall.Errno

@@ -31,7 +31,7 @@ type Send struct {
 	foreign bool      // the address handle is of another domain
 }
 
-// Bind is what BIND_MW does.
+// Bind holds the arguments of BIND_MW.
 type Bind struct {
 	MW        ID
 	MR        ID // 0: none
@@ -41,7 +41,7 @@ type Bind struct {
 	Access    ib.AccessFlags
 }
 
-// Reg is what REG_MR does.
+// Reg holds the arguments of REG_MR.
 type Reg struct {
 	MR     ID
 	Key    uint32

@@ -38,11 +38,11 @@ func abilities(c call) (list []string) {
 			return []string{"resizing SRQs"}
 		}
 	case createAH:
-		if list = []string{"address handles"}; c.nobody {
+		if list = []string{"address handles"}; c.unreachable {
 			list = []string{"addresses of no device"}
 		}
 	case modifyAH:
-		if c.nobody {
+		if c.unreachable {
 			return []string{"addresses of no device"}
 		}
 	case createQP:

@@ -145,29 +145,29 @@ func (c queryQP) expect(x *runner, m *model.Model, g *got) want { return wantErr
 
 // createAH makes an address handle.
 type createAH struct {
-	id, pd model.ID
-	nobody bool // an address of no device
-	hops   uint8
+	id, pd      model.ID
+	unreachable bool // an address of no device
+	hops        uint8
 }
 
 func (c createAH) String() string {
-	return sprintf("ah%d = pd%d.CreateAH(of no device %v)", c.id, c.pd, c.nobody)
+	return sprintf("ah%d = pd%d.CreateAH(of no device %v)", c.id, c.pd, c.unreachable)
 }
 func (c createAH) makes() model.ID  { return c.id }
 func (c createAH) uses() []model.ID { return []model.ID{c.pd} }
 
-func (x *runner) route(nobody bool, hops uint8) ib.AHAttr {
+func (x *runner) route(unreachable bool, hops uint8) ib.AHAttr {
 	a := ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{
 		DGID: x.GID, SGIDIndex: uint8(x.GIDIndex), HopLimit: hops,
 	}}
-	if nobody {
+	if unreachable {
 		a.GRH.DGID[15] ^= 0x55
 	}
 	return a
 }
 
 func (c createAH) device(x *runner) got {
-	a := x.route(c.nobody, c.hops)
+	a := x.route(c.unreachable, c.hops)
 	ah, err := x.objs[c.pd].pd.CreateAH(&a)
 	if err == nil {
 		x.add(c.id, &object{ah: ah, over: ah.Destroy})
@@ -176,23 +176,25 @@ func (c createAH) device(x *runner) got {
 }
 
 func (c createAH) expect(x *runner, m *model.Model, g *got) want {
-	return wantErr(m.CreateAH(model.AH{ID: c.id, PD: c.pd, Attr: x.route(c.nobody, c.hops)}))
+	return wantErr(m.CreateAH(model.AH{ID: c.id, PD: c.pd, Attr: x.route(c.unreachable, c.hops)}))
 }
 
 // modifyAH changes an address handle.
 type modifyAH struct {
-	ah     model.ID
-	nobody bool
+	ah          model.ID
+	unreachable bool
 }
 
-func (c modifyAH) String() string   { return sprintf("ah%d.Modify(of no device %v)", c.ah, c.nobody) }
+func (c modifyAH) String() string {
+	return sprintf("ah%d.Modify(of no device %v)", c.ah, c.unreachable)
+}
 func (c modifyAH) uses() []model.ID { return []model.ID{c.ah} }
 
 func (c modifyAH) device(x *runner) got {
-	a := x.route(c.nobody, 64)
+	a := x.route(c.unreachable, 64)
 	return got{err: x.objs[c.ah].ah.Modify(&a)}
 }
 
 func (c modifyAH) expect(x *runner, m *model.Model, g *got) want {
-	return wantErr(m.ModifyAH(c.ah, x.route(c.nobody, 64)))
+	return wantErr(m.ModifyAH(c.ah, x.route(c.unreachable, 64)))
 }

@@ -25,12 +25,17 @@ func (d *drawer) polls() call {
 	return pollCQ{id, 1 + int(d.logSize(64))}
 }
 
+// room draws the size of a queue, from 1 to the device's limit, and to most.
+func (d *drawer) room(limit, most int) int {
+	return min(1+int(d.logSize(uint64(most))), limit, most)
+}
+
 func (d *drawer) resizes() call {
 	id := d.cq()
 	if _, ok := d.x.m.CQs[id]; !ok {
 		return nil
 	}
-	return resizeCQ{id, min(int(d.logSize(uint64(min(d.x.attr.MaxCQE, 1024))))+1, d.x.attr.MaxCQE)}
+	return resizeCQ{id, d.room(d.x.attr.MaxCQE, 1024)}
 }
 
 func (d *drawer) sharedQueues() call {
@@ -40,7 +45,7 @@ func (d *drawer) sharedQueues() call {
 		return nil
 	}
 	if d.one(3) {
-		room := 1 + d.logSize(uint64(min(d.x.attr.MaxSRQWR, 64)))
+		room := d.room(d.x.attr.MaxSRQWR, 64)
 		return modifySRQ{id, ib.SRQAttr{MaxWR: uint32(room)}, ib.SRQAttrMaxWR}
 	}
 	return modifySRQ{id, ib.SRQAttr{Limit: uint32(d.IntN(s.Len() + 2))}, ib.SRQAttrLimit}
