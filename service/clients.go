@@ -42,11 +42,10 @@ func (s *Service) Serve(l *Listener) error {
 		s.stop()
 		l.Close()
 	}()
-	var spare spare
-	var logged time.Time // that there are no descriptors
-	defer spare.release()
+	var logged time.Time // that no client can be accepted
+	defer s.spare.begin()()
 	for {
-		spare.fill()
+		s.spare.fill()
 		c, err := l.AcceptUnix()
 		if err == nil {
 			if !s.admissions.add(s, c) {
@@ -59,12 +58,8 @@ func (s *Service) Serve(l *Listener) error {
 		}
 		switch {
 		case errors.Is(err, syscall.ECONNABORTED):
-		case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
-			if now := time.Now(); now.Sub(logged) >= time.Minute {
-				logged = now
-				s.log.Warn("only managers are served", "err", err)
-			}
-			s.acceptWithSpare(l, &spare)
+		case noDescriptor(err):
+			s.acceptWithSpare(l, err)
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("accept clients: %w", err)
 		default: // memory, or another resource that the kernel counts, is short
@@ -79,48 +74,6 @@ func (s *Service) Serve(l *Listener) error {
 
 // acceptPause is the time between two attempts to accept clients after an error.
 const acceptPause = 100 * time.Millisecond
-
-// spare are descriptors for managers, when there are no others.
-type spare struct{ files []*os.File }
-
-const spareDescriptors = 16
-
-func (p *spare) fill() {
-	for len(p.files) < spareDescriptors {
-		f, err := procfile.Open(os.DevNull)
-		if err != nil {
-			return
-		}
-		p.files = append(p.files, f)
-	}
-}
-
-func (p *spare) release() {
-	for _, f := range p.files {
-		f.Close()
-	}
-	p.files = nil
-}
-
-// acceptWithSpare answers one client without descriptors to spare: a manager as ever, and others that they are to come
-// again. It takes some time, so that the caller does not spin.
-func (s *Service) acceptWithSpare(l *Listener, p *spare) {
-	const pause = 50 * time.Millisecond
-	p.release()
-	l.SetDeadline(time.Now().Add(pause)) // there may be no client
-	defer l.SetDeadline(time.Time{})
-	c, err := l.AcceptUnix()
-	if err != nil {
-		time.Sleep(pause) // or no descriptor has come free
-		return
-	}
-	who, err := s.peerOf(c)
-	if err == nil && who.Manager {
-		s.admit(c)
-		return
-	}
-	s.refuse(c, who, fmt.Errorf("the service has no file descriptor left (RLIMIT_NOFILE): %w", syscall.EMFILE))
-}
 
 const (
 	// maxUnheard is the number of refused clients of one user that have not read why. Further ones are not told.
@@ -333,6 +286,13 @@ func (a *admissions) next(q *admission) (c *net.UnixConn, pause time.Duration) {
 // admit serves a client, as far as its user may have another connection, and returns the user's account, if that can be told.
 func (s *Service) admit(c *net.UnixConn) (_ quota.ID, ok bool) {
 	who, err := s.peerOf(c)
+	if noDescriptor(err) { // the client took the last one
+		s.spare.warn(s.log, err)
+		s.spare.release()
+		who, err = s.peerOf(c)
+		s.admitShort(c, who, err)
+		return who.Account, err == nil
+	}
 	if err != nil {
 		s.log.Debug("client", uidKey, who.uid, "err", err) // it has gone, as a rule
 		s.rights.Of(s.quota.User(who.uid)).End(c)
@@ -355,7 +315,10 @@ func (s *Service) admitPeer(c *net.UnixConn, who peer) {
 		account := s.quota.Account(who.Account)
 		c := ctl.Conn{UnixConn: c, Rights: s.rights.Of(account)}
 		s.answerAll(c, who, firstMessage)
-		s.end(c, account, func() { user.Give(quota.Connections, 1) })
+		s.end(c, account, func() {
+			user.Give(quota.Connections, 1)
+			s.spare.fill()
+		})
 	}()
 }
 

@@ -106,9 +106,7 @@ func TestSpareDescriptorIsForManagers(t *testing.T) {
 		accepted := make(chan struct{})
 		go func() { // on a thread of the service's user
 			defer close(accepted)
-			var spare spare
-			spare.fill()
-			s.acceptWithSpare(l, &spare)
+			s.acceptWithSpare(l, syscall.EMFILE)
 		}()
 		<-accepted
 		_, err = c.Do(&ctl.Request{Op: ctl.OpInfo})

@@ -87,6 +87,7 @@ type Service struct {
 	files      sync.WaitGroup // of remote that are open
 	quota      *quota.Ledger
 	admissions admissions
+	spare      spare     // descriptors for managers
 	requests   userCount // that are being answered
 	unheard    userCount // refused clients that have not read why
 	authority  *principal.Authority

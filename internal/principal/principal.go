@@ -19,6 +19,7 @@ package principal
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -107,7 +108,9 @@ func (a *Authority) Of(proc, real, effective int) (p Principal, err error) {
 	if p.Account, err = a.account(proc, real); err != nil {
 		return Principal{}, fmt.Errorf("look up the namespaces of a process: %w", err)
 	}
-	p.Caps = a.capabilities(proc, effective)
+	if p.Caps, err = a.capabilities(proc, effective); err != nil {
+		return Principal{}, err
+	}
 	if !p.Manager && (effective == 0 || effective == a.uid) && effective != a.overflow {
 		p.Manager = p.Has(unix.CAP_SYS_ADMIN) || p.Has(unix.CAP_NET_ADMIN) && a.in(proc, netNS) ||
 			effective == a.uid && p.Account.Container == 0 && a.caps&^p.Caps == 0
@@ -139,17 +142,26 @@ func (a *Authority) named(uid int) bool { return uid != a.overflow && slices.Con
 
 // capabilities returns the effective capabilities of a process that count here. A process that executes a set-uid
 // program, or one with capabilities of its own, has none for the user who has opened a connection before: its directory
-// is root's then. (proc(5), "/proc/pid")
-func (a *Authority) capabilities(proc, uid int) uint64 {
+// is root's then. (proc(5), "/proc/pid") An error is a lack of descriptors: the process may have capabilities.
+func (a *Authority) capabilities(proc, uid int) (uint64, error) {
 	var st unix.Stat_t
-	if unix.Fstat(proc, &st) != nil || int(st.Uid) != uid || !a.in(proc, userNS) && !a.resembles(proc) {
-		return 0
+	if unix.Fstat(proc, &st) != nil || int(st.Uid) != uid {
+		return 0, nil
 	}
 	sets, err := privilege.ReadAt(proc)
-	if err != nil {
-		return 0
+	if err == nil && !a.in(proc, userNS) {
+		var same bool
+		if same, err = a.resembles(proc); !same {
+			sets.Effective = 0
+		}
 	}
-	return sets.Effective
+	switch {
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
+		return 0, fmt.Errorf("look up the capabilities of a process: %w", err)
+	case err != nil:
+		return 0, nil
+	}
+	return sets.Effective, nil
 }
 
 // in reports whether a process is in the service's own namespace of a kind.
@@ -161,23 +173,23 @@ func (a *Authority) in(proc int, n namespace) bool {
 // resembles reports whether a process, whose namespaces the kernel does not let this process look at, seems to be in
 // the same user and process id namespaces: it has the same map of user ids, and no number in a namespace below. So root
 // manages the service of an ordinary user.
-func (a *Authority) resembles(proc int) bool {
+func (a *Authority) resembles(proc int) (bool, error) {
 	var st unix.Stat_t
 	if unix.Fstatat(proc, paths[userNS], &st, 0) != unix.EACCES {
-		return false
+		return false, nil
 	}
 	theirs, err := privilege.File(proc, "uid_map")
 	own, oerr := procfile.Read("/proc/self/uid_map")
 	status, serr := privilege.File(proc, "status")
-	if err != nil || oerr != nil || serr != nil || !bytes.Equal(theirs, own) {
-		return false
+	if err := cmp.Or(err, oerr, serr); err != nil || !bytes.Equal(theirs, own) {
+		return false, err
 	}
 	for line := range bytes.Lines(status) {
 		if numbers, ok := bytes.CutPrefix(line, []byte("NSpid:")); ok {
-			return len(bytes.Fields(numbers)) == 1
+			return len(bytes.Fields(numbers)) == 1, nil
 		}
 	}
-	return false
+	return false, nil
 }
 
 // maxDepth is larger than the number of namespaces that can be nested. (MAX_PID_NS_LEVEL, 32)
