@@ -103,6 +103,7 @@ func (s *Service) openLinkOn(spec ctl.LinkSpec, host *netdev.Interface, addrs []
 		Faults:  l.faults,
 		Taps:    l.taps,
 		Fabric:  s.fabric,
+		NoProbe: spec.NoProbe,
 		Rand:    rand.New(rand.NewPCG(s.opts.Seed, 2*n+1)),
 		Logf:    func(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...), "dev", spec.Name) },
 	}
@@ -201,7 +202,7 @@ func resolve(l *ctl.LinkSpec) (host *netdev.Interface, addrs []netip.Addr, err e
 // rdma_rxe, has port 4791 there, it takes the first loopback address on which the port is free, so that services
 // of several users, and private ones, can live side by side and reach each other.
 func (s *Service) openDefaultLink() (*rxeLink, error) {
-	spec := ctl.LinkSpec{Name: "rxe0", Wire: s.opts.Wire}
+	spec := ctl.LinkSpec{Name: "rxe0", Wire: s.opts.Wire, NoProbe: s.opts.NoProbe}
 	host, addrs, err := resolve(&spec)
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
@@ -250,6 +251,7 @@ func (s *Service) linkAdd(spec ctl.LinkSpec) error {
 	}
 	defer s.release(spec.Name)
 	spec.Wire = spec.Wire || s.opts.Wire
+	spec.NoProbe = spec.NoProbe || s.opts.NoProbe
 	l, err := s.openLink(spec)
 	if err != nil {
 		return err
@@ -369,7 +371,7 @@ func (s *Service) Links() ([]ctl.LinkInfo, error) {
 		netdev := l.host.Name
 		s.mu.Unlock()
 		if dev == nil {
-			info := ctl.LinkInfo{Name: l.spec.Name, Netdev: netdev, State: l.slot.Status().State.String(), Wire: l.spec.Wire}
+			info := ctl.LinkInfo{Name: l.spec.Name, Netdev: netdev, State: l.slot.Status().State.String(), Wire: l.spec.Wire, NoProbe: l.spec.NoProbe}
 			l.describe(&info)
 			list = append(list, info)
 			continue
@@ -380,7 +382,7 @@ func (s *Service) Links() ([]ctl.LinkInfo, error) {
 			return nil, err
 		}
 		info := ctl.LinkInfo{Name: l.spec.Name, Netdev: netdev, State: port.State.String(), MTU: port.ActiveMTU.Bytes(),
-			Wire: l.spec.Wire}
+			Wire: l.spec.Wire, NoProbe: l.spec.NoProbe}
 		l.describe(&info)
 		for _, d := range s.uverbs.Devices() {
 			if d.IB().Same(ibdev) {

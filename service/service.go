@@ -38,6 +38,8 @@ type Options struct {
 	Links []ctl.LinkSpec
 	// Wire sends every packet through a UDP socket, also between devices of this service.
 	Wire bool
+	// NoProbe lets no device send anything again before the timeout that a program has asked for.
+	NoProbe bool
 	// Doorbells is which unmodified programs ring without a trap.
 	Doorbells supervisor.Doorbells
 	// NoLoopback has 127.0.0.1 and ::1 stand for no device, unless one has the address.

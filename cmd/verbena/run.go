@@ -23,7 +23,7 @@ import (
 
 type runCmd struct {
 	deviceFlags
-	Private bool      `help:"Start a service for this program only, with devices of its own (see --link, --wire, --doorbells, --no-loopback, --seed)."`
+	Private bool      `help:"Start a service for this program only, with devices of its own (see --link, --wire, --no-probe, --doorbells, --no-loopback, --seed)."`
 	Outlive bool      `help:"When the service ends, leave processes alone that keep its devices open; by default they are sent SIGTERM after 5 seconds, and SIGKILL after 10."`
 	Capture string    `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE" complete:"file"`
 	Trace   traceFlag `help:"Print each call of the program that the service answers, but doorbells, with its result and time, to the standard error, or with --trace=FILE to a file." placeholder:"FILE" complete:"file"`
@@ -55,7 +55,7 @@ func (r *runCmd) Run(c *cli) error {
 		return errors.New("run: no program given: verbena run [FLAGS] -- PROGRAM [ARGS]")
 	}
 	if !r.Private && len(r.args()) > 0 {
-		return errors.New("run: --link, --wire, --doorbells, --no-loopback and --seed are for a service of one's own: add --private, or give them to `verbena serve`")
+		return errors.New("run: --link, --wire, --no-probe, --doorbells, --no-loopback and --seed are for a service of one's own: add --private, or give them to `verbena serve`")
 	}
 	path, err := exec.LookPath(argv[0])
 	if err != nil && !errors.Is(err, exec.ErrDot) {

@@ -26,6 +26,7 @@ import (
 type deviceFlags struct {
 	Link       []string `help:"A device to make: NAME=ADDR[,ADDR...], or NAME=INTERFACE. Default: rxe0 on the first usable interface." placeholder:"NAME=WHERE" sep:"none" complete:"none"`
 	Wire       bool     `help:"Send every packet through a UDP socket, also between devices of this service."`
+	NoProbe    bool     `help:"Send nothing again before the acknowledgement timeout of the program's queue pair (IBA 9.7.6.1.3). Devices send the oldest unacknowledged packet again after 4 ms, 8 ms and so on otherwise, to learn early what was lost."`
 	Doorbells  string   `help:"How programs announce what they have posted: by a system call that is trapped; natively, seen by a thread that polls their queues; or auto, natively while there are processors for that (at least 3, one for each open device and each user's thread)." enum:"auto,native,trapped" default:"auto"`
 	NoLoopback bool     `help:"Have 127.0.0.1 and ::1 stand for no device in the connection manager, unless one has the address, as on Linux."`
 	Seed       uint64   `help:"Seed of everything random, such as fault rules; 0: from the clock." placeholder:"N" complete:"none"`
@@ -51,6 +52,9 @@ func (f *deviceFlags) args() []string {
 	}
 	if f.Wire {
 		a = append(a, "--wire")
+	}
+	if f.NoProbe {
+		a = append(a, "--no-probe")
 	}
 	if f.Doorbells != "auto" {
 		a = append(a, "--doorbells", f.Doorbells)
@@ -166,6 +170,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	}
 	opts := service.Options{
 		Wire:       s.Wire,
+		NoProbe:    s.NoProbe,
 		NoLoopback: s.NoLoopback,
 		Doorbells:  doorbells[s.Doorbells],
 		Seed:       s.Seed,

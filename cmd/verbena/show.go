@@ -46,11 +46,13 @@ type linkAddCmd struct {
 	Addr   []string `help:"Address of the device; repeat it for more, all of one interface. They fill the GID table from index 1." placeholder:"IP" complete:"none"`
 	Netdev string   `help:"Interface whose addresses the device gets." placeholder:"IF" xor:"where" complete:"interface"`
 	Wire   bool     `help:"Send every packet through a UDP socket, also to devices of this service."`
+
+	NoProbe bool `help:"Send nothing again before the acknowledgement timeout of the program's queue pair."`
 }
 
 func (l *linkAddCmd) Run(c *cli) error {
 	_, err := c.askStarting(&ctl.Request{Op: ctl.OpLinkAdd, Link: &ctl.LinkSpec{
-		Name: l.Name, Addrs: l.Addr, Netdev: l.Netdev, Wire: l.Wire}})
+		Name: l.Name, Addrs: l.Addr, Netdev: l.Netdev, Wire: l.Wire, NoProbe: l.NoProbe}})
 	return err
 }
 
@@ -164,7 +166,8 @@ type statShowCmd struct {
 func (s *statShowCmd) Help() string {
 	return `The names are those of the files below /sys/class/infiniband/NAME/ports/1/hw_counters, which programs see. Those
 that the kernel's rxe has too are named as there (rxe_hw_counters.c); drop_* count packets dropped without an answer, by reason,
-and send_*_err why they could not leave. Of sent_pkts, sent_shortcut_pkts went to a device of the same service without the network.`
+and send_*_err why they could not leave. Of sent_pkts, sent_shortcut_pkts went to a device of the same service without the
+network, and sent_probe_pkts were sent again before the timeout, to learn early what was lost (see --no-probe of serve).`
 }
 
 func (s *statShowCmd) Run(c *cli) error {

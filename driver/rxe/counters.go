@@ -28,6 +28,7 @@ const (
 	cntRDMARecv
 
 	cntSentShortcut // of the sent ones
+	cntSentProbe    // of the sent ones
 
 	// Why a packet was dropped without an answer; the kernel does not count these.
 	cntDropShort
@@ -70,6 +71,7 @@ var counterNames = [numCounters]string{
 	cntRDMASend:         "rdma_sends",
 	cntRDMARecv:         "rdma_recvs",
 	cntSentShortcut:     "sent_shortcut_pkts",       // to a device of the same Fabric, without the network
+	cntSentProbe:        "sent_probe_pkts",          // again before the timeout, to learn what was lost; see Config.NoProbe
 	cntDropShort:        "drop_short",               // less than a BTH and an ICRC
 	cntDropVersion:      "drop_wrong_version",       // of the transport header
 	cntDropOpcode:       "drop_unknown_opcode",      //

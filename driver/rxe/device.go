@@ -42,6 +42,9 @@ type Config struct {
 	Rand *rand.Rand
 	// Clock is where timeouts come from; nil: clock.System.
 	Clock clock.Clock
+	// NoProbe: nothing is sent again before the Local ACK Timeout (IBA 9.7.6.1.3). Otherwise the oldest packet without an
+	// acknowledgement is, after 4 ms, 8 ms and so on, where the timeout is longer.
+	NoProbe bool
 	// QueueMemory is the shared memory, in bytes, that a program can have for its queues; 0: there is no bound. The
 	// sizes of queues that the device advertises are within it, all together for one queue pair. It is at least
 	// MinQueueMemory.
@@ -67,6 +70,7 @@ type Device struct {
 	at       atomic.Pointer[addressing]
 	changes  addressChanges
 	guid     uint64
+	noProbe  bool        // see Config
 	silent   atomic.Bool // user contexts get no more completions; see Hardware.Silence
 	limits   limits
 	gids     *ib.GIDTable
@@ -146,6 +150,7 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 		gids:   ib.NewGIDTable(gidTableLen),
 
 		recovers: cfg.Recover,
+		noProbe:  cfg.NoProbe,
 
 		keys:    &hw.numbers.keys,
 		qpKeys:  &hw.numbers.qpKeys,

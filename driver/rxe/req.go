@@ -26,7 +26,11 @@ type requester struct {
 
 func (r *requester) init(qp *QP) {
 	r.qp = qp
-	r.snd.Init(&r.aimd)
+	var recovery transport.Recovery = &r.aimd
+	if qp.dev.noProbe {
+		recovery = transport.Unprobed{Recovery: recovery}
+	}
+	r.snd.Init(recovery)
 	r.snd.Reliable = reliable(qp.typ)
 	r.waits.told = true
 }
@@ -352,6 +356,8 @@ func (r *requester) probe(p *pass) {
 		p.build.cut(0)
 		p.gather.reset()
 		w.status = uapi.WCLocProtErr
+	} else {
+		qp.dev.counters.add(cntSentProbe, 1)
 	}
 	p.build.finish(&qp.egress)
 }

@@ -62,6 +62,7 @@ type setup struct {
 	access   ib.AccessFlags
 	sigAll   bool
 	recover  bool
+	noProbe  bool
 	taps     bool
 	failed   func(num uint32, why string) // Config.QPFailed
 }
@@ -135,7 +136,7 @@ func (b *bench) newNode(f *Fabric, name string, addr netip.Addr, s setup) *node 
 		taps = &link.Taps{}
 	}
 	dev, err := New(Config{
-		Name: name, Addrs: []netip.Addr{addr}, Network: s.network, Faults: faults, Fabric: f, Recover: s.recover, Taps: taps, QPFailed: s.failed,
+		Name: name, Addrs: []netip.Addr{addr}, Network: s.network, Faults: faults, Fabric: f, Recover: s.recover, NoProbe: s.noProbe, Taps: taps, QPFailed: s.failed,
 		Rand: rand.New(rand.NewPCG(1, uint64(last))),
 		Netdev: netdev.Interface{
 			Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, last}, MTU: 9000, Up: true, Running: true,

@@ -14,6 +14,8 @@ type LinkSpec struct {
 	Netdev string   `json:"netdev,omitempty"`
 	// Wire makes every packet take the UDP path, also between devices of one service.
 	Wire bool `json:"wire,omitempty"`
+	// NoProbe: nothing is sent again before the timeout that the program has asked for.
+	NoProbe bool `json:"no_probe,omitempty"`
 }
 
 // LinkInfo describes a device.
@@ -25,6 +27,8 @@ type LinkInfo struct {
 	MTU    int       `json:"mtu"` // active path MTU, bytes
 	GIDs   []GIDInfo `json:"gids"`
 	Wire   bool      `json:"wire"` // no shortcut between devices of this service
+	// NoProbe is that of LinkSpec.
+	NoProbe bool `json:"no_probe,omitempty"`
 	// Link is what LinkSet has brought the link to: up, down, or flap while that has it down.
 	Link   LinkState `json:"link"`
 	MaxMTU int       `json:"max_mtu,omitempty"` // LinkSet.MTU; 0: none

@@ -33,5 +33,6 @@
 // A request that has been executed is not executed again: SEND and RDMA WRITE are acknowledged once more, an RDMA READ
 // is read once more, and of an atomic the result is remembered.
 //
-// How many bytes may be in flight, and how long to wait, is a [Recovery]'s decision; [AIMD] is the only one so far.
+// How many bytes may be in flight, and how long to wait, is a [Recovery]'s decision; [AIMD] is one, and [Unprobed] is another
+// one without its probes.
 package transport

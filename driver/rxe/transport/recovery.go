@@ -55,6 +55,15 @@ func (w *AIMD) Acked(bytes int) {
 // Lost implements [Recovery].
 func (w *AIMD) Lost(mtu int) { w.Bytes = max(w.Bytes/2, mtu+PacketCost) }
 
+// Unprobed is a policy without probes: nothing is sent again before the timeout.
+type Unprobed struct{ Recovery }
+
+// Timeout implements [Recovery].
+func (u Unprobed) Timeout(code roce.AckTimeout) (timeout, probe time.Duration) {
+	timeout, _ = u.Recovery.Timeout(code)
+	return timeout, 0
+}
+
 // Timeout implements [Recovery]. There is no probe where the timeout comes soon enough.
 func (*AIMD) Timeout(code roce.AckTimeout) (timeout, probe time.Duration) {
 	t := code.Duration()
