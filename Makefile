@@ -144,6 +144,10 @@ mutants: ## break the code on purpose, in one place at a time: the transport's s
 	$(GO) test -count=1 -timeout 20m -v -run '^Test(Drivers|Consumers)$$' ./test/wrong -wrong
 	$(GO) test -count=1 -timeout 20m -v -run '^TestWrongDrivers$$' ./ib/ibtest -whole
 
+.PHONY: mutants-drivers
+mutants-drivers: ## defects of all kinds in the drivers, which the contract suite with its model must notice, 30 minutes of them; ARGS="-run ^driver/rxe"
+	$(GO) run ./test/mutants -drivers -budget 30m $(or $(ARGS),-sample 100 -seed $$(date +%s))
+
 .PHONY: mutants-generated
 mutants-generated: ## defects derived from the source of the packages that keep users apart, 30 minutes of them; ARGS="-run ^umem" chooses others than a sample
 	$(GO) run ./test/mutants -generated -budget 30m $(or $(ARGS),-sample 100 -seed $$(date +%s))

@@ -80,8 +80,9 @@ type edit struct {
 	text     string
 }
 
-// generate derives the mutants of packages from their source, in the order of the source. root is the module's directory.
-func generate(root string, dirs []string) ([]mutant, error) {
+// generate derives the mutants of packages from their source, in the order of the source. root is the module's directory. Collect
+// collects those of a function.
+func generate(root string, dirs []string, collect func(*generator, *ast.FuncDecl)) ([]mutant, error) {
 	patterns := make([]string, len(dirs))
 	for i, d := range dirs {
 		patterns[i] = "./" + d
@@ -124,7 +125,8 @@ func generate(root string, dirs []string) ([]mutant, error) {
 			}
 			for _, decl := range f.Decls {
 				if fn, ok := decl.(*ast.FuncDecl); ok && fn.Body != nil && fn.Name.Name != "String" {
-					g.function(fn)
+					g.begin(fn)
+					collect(g, fn)
 				}
 			}
 			all = append(all, g.mutants...)
@@ -151,8 +153,8 @@ type generator struct {
 	mutants []mutant
 }
 
-// function collects the mutants of a function and of the function literals in it.
-func (g *generator) function(fn *ast.FuncDecl) {
+// begin begins a function.
+func (g *generator) begin(fn *ast.FuncDecl) {
 	g.name, g.counts, g.forced, g.called = fn.Name.Name, map[string]int{}, map[ast.Expr]bool{}, map[ast.Expr]bool{}
 	if fn.Recv != nil && len(fn.Recv.List) == 1 {
 		t := fn.Recv.List[0].Type
@@ -166,6 +168,10 @@ func (g *generator) function(fn *ast.FuncDecl) {
 			g.name = id.Name + "." + g.name
 		}
 	}
+}
+
+// checks collects the mutants of the checks in a function and in the function literals in it.
+func (g *generator) checks(fn *ast.FuncDecl) {
 	var loops []ast.Expr // conditions of loops: a bound that is never reached would only hang
 	ast.Inspect(fn.Body, func(n ast.Node) bool {
 		switch n := n.(type) {
@@ -209,16 +215,20 @@ func within(n ast.Node, list []ast.Expr) bool {
 
 // add adds a mutant in which an expression has another text.
 func (g *generator) add(kind string, x ast.Node, format string) {
+	from, to := g.offset(x.Pos()), g.offset(x.End())
+	g.replace(kind, from, to, fmt.Sprintf(format, g.source[from:to]))
+}
+
+// replace adds a mutant in which a part of the source has another text.
+func (g *generator) replace(kind string, from, to int, text string) {
 	g.counts[kind]++
-	from, to := g.fset.Position(x.Pos()).Offset, g.fset.Position(x.End()).Offset
-	old := string(g.source[from:to])
 	g.mutants = append(g.mutants, mutant{
 		listed: listed{
 			name: fmt.Sprintf("%s:%s:%s:%d", g.file, g.name, kind, g.counts[kind]),
 			file: g.file,
-			from: old,
+			from: string(g.source[from:to]),
 		},
-		edit: &edit{from, to, fmt.Sprintf(format, old)},
+		edit: &edit{from, to, text},
 	})
 }
 

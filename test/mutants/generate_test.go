@@ -89,7 +89,7 @@ func use(s set, p peer, list func(sees func(int) bool)) bool {
 
 func covers(have, want uint) bool { return want&^have == 0 && want&^have != 8 }
 `)
-	got, err := generate(dir, []string{"p", "q"})
+	got, err := generate(dir, []string{"p", "q"}, (*generator).checks)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func covers(have, want uint) bool { return want&^have == 0 && want&^have != 8 }
 
 // TestUnseen tests that the mutants of unseen.txt exist, and that there are enough others.
 func TestUnseen(t *testing.T) {
-	all, err := generate("../..", guarded)
+	all, err := generate("../..", guarded, (*generator).checks)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 // Command mutants breaks the code on purpose, in one place at a time, and has the unit tests of the package notice:
 //
 //	go run ./test/mutants [-run REGEXP] [-limit DURATION]
+//	go run ./test/mutants -drivers [-run REGEXP] [-sample N [-seed S]] [-budget DURATION] [-list]
 //	go run ./test/mutants -generated [-run REGEXP] [-sample N [-seed S]] [-budget DURATION] [-e2e REGEXP] [-list]
 //
 // The broken file takes the original's place by an overlay, and the tree stays as it is. A mutant is noticed if a test
@@ -10,6 +11,9 @@
 // The mutants are a list (mutants.go) or, with -generated, derived from the source of the packages that keep users apart
 // (generate.go): each check of an identity, each comparison of users, each limit and each refusal. One of these that does
 // not compile is not counted. unseen.txt lists those that no unit test can notice, with the reason; they are left out.
+// With -drivers, defects of all kinds are derived from the source of the drivers (anywhere.go), and the contract suite with its
+// reference model has to notice them. A suite that does not end has noticed something, as its user does.
+//
 // With -e2e, those that unit tests do not notice are also given to the end-to-end tests of that name, as root.
 package main
 
@@ -50,10 +54,22 @@ func (m *listed) apply(source string) (string, error) {
 // mutant is a defect, of the list or generated.
 type mutant struct {
 	listed
-	edit *edit // of a generated one, whose text may occur several times
+	edit  *edit // of a generated one, whose text may occur several times
+	tests tests // the zero value: those of its package
 }
 
-func (m *mutant) pkg() string { return filepath.Dir(m.file) }
+// tests are the tests that have to notice a mutant.
+type tests struct {
+	pkg string
+	run string // a pattern of names; "": all
+}
+
+func (m *mutant) suite() tests {
+	if m.tests != (tests{}) {
+		return m.tests
+	}
+	return tests{pkg: filepath.Dir(m.file)}
+}
 
 // String returns the name with the file, which the name of a generated mutant begins with.
 func (m *mutant) String() string {
@@ -66,6 +82,7 @@ func (m *mutant) String() string {
 func main() {
 	var r runner
 	generated := flag.Bool("generated", false, "derive the mutants from the source")
+	ofDrivers := flag.Bool("drivers", false, "derive the mutants from the source of the drivers, for the contract suite")
 	list := flag.Bool("list", false, "print the mutants, and run none")
 	run := flag.String("run", ".", "only mutants whose name or file matches")
 	sample := flag.Int("sample", 0, "so many of the mutants, at random (0: all)")
@@ -84,8 +101,21 @@ func main() {
 		all[i].listed = mutants[i]
 	}
 	unseen := map[string]string{}
-	if *generated {
-		if all, err = generate(".", guarded); err != nil {
+	switch {
+	case *ofDrivers:
+		all = nil
+		for _, d := range drivers {
+			of, err := generate(".", []string{d.dir}, (*generator).anywhere)
+			if err != nil {
+				usage(err)
+			}
+			for _, m := range of {
+				m.tests = d.tests
+				all = append(all, m)
+			}
+		}
+	case *generated:
+		if all, err = generate(".", guarded, (*generator).checks); err != nil {
 			usage(err)
 		}
 		if unseen, err = readUnseen("test/mutants/unseen.txt", all); err != nil {
@@ -100,10 +130,10 @@ func main() {
 		fmt.Printf("%d mutants\n", len(all))
 		return
 	}
-	r.healthy = map[string]*health{}
+	r.healthy = map[tests]*health{}
 	r.run(all, unseen, *parallel, *budget)
 	fmt.Printf("%d mutants, %d not noticed", r.noticed+r.missed, r.missed)
-	if *generated {
+	if *generated || *ofDrivers {
 		fmt.Printf(", %d of unseen.txt, %d that do not compile, %d not begun", r.unseen, r.invalid, r.left)
 	}
 	fmt.Println()
@@ -173,7 +203,7 @@ type runner struct {
 	e2e   string
 
 	mu      sync.Mutex
-	healthy map[string]*health // by package
+	healthy map[tests]*health
 	e2eMu   sync.Mutex
 
 	noticed, missed, unseen, invalid, left int
@@ -216,7 +246,7 @@ func (r *runner) run(all []mutant, unseen map[string]string, parallel int, budge
 // one runs a mutant and prints the result.
 func (r *runner) one(m *mutant) {
 	began := time.Now()
-	how, err := m.try(r.health(m.pkg()), r.limit)
+	how, err := m.try(r.health(m.suite()), r.limit)
 	if m.edit != nil && r.e2e != "" && err != nil && !errors.Is(err, errBuild) {
 		r.e2eMu.Lock()
 		how, err = m.endToEnd(r.e2e, err)
@@ -237,20 +267,20 @@ func (r *runner) one(m *mutant) {
 	fmt.Printf("%-70s %5.1fs  %s\n", m, time.Since(began).Seconds(), how)
 }
 
-// health runs the tests of a package as it is, once.
-func (r *runner) health(pkg string) *health {
+// health runs tests without a mutant, once.
+func (r *runner) health(suite tests) *health {
 	r.mu.Lock()
-	h := r.healthy[pkg]
+	h := r.healthy[suite]
 	if h == nil {
 		h = &health{}
-		r.healthy[pkg] = h
+		r.healthy[suite] = h
 	}
 	r.mu.Unlock()
 	h.once.Do(func() {
 		for range 2 { // a busy machine fails a test now and then
 			began := time.Now()
 			var out string
-			if out, h.err = unitTests(pkg, nil, r.limit, &h.mu); h.err == nil {
+			if out, h.err = suite.do(nil, r.limit, &h.mu); h.err == nil {
 				h.took = time.Since(began)
 				break
 			}
@@ -263,7 +293,7 @@ func (r *runner) health(pkg string) *health {
 // try runs the tests of a mutant's package, and returns which test noticed it.
 func (m *mutant) try(h *health, limit time.Duration) (how string, err error) {
 	if h.err != nil {
-		return "", fmt.Errorf("the tests of %s fail as it is: %w", m.pkg(), h.err)
+		return "", fmt.Errorf("the tests of %s fail as it is: %w", m.suite().pkg, h.err)
 	}
 	broken, err := m.broken()
 	if err != nil {
@@ -272,10 +302,12 @@ func (m *mutant) try(h *health, limit time.Duration) (how string, err error) {
 	if m.edit != nil && h.took > 0 {
 		limit = min(limit, 3*h.took+20*time.Second)
 	}
-	out, err := unitTests(m.pkg(), broken, limit, &h.mu)
+	out, err := m.suite().do(broken, limit, &h.mu)
 	switch {
 	case err == nil:
 		return "", errors.New("the tests pass")
+	case errors.Is(err, errHangs) && m.tests != (tests{}):
+		return "does not end", nil
 	case errors.Is(err, errHangs), errors.Is(err, errBuild):
 		return "", err
 	}
@@ -368,11 +400,11 @@ func test(replace map[string]string, f func(dir, overlay string) error) error {
 	return f(dir, path)
 }
 
-// unitTests runs the tests of a package, with the contents of files replaced. They are built before running is locked.
-func unitTests(pkg string, replace map[string]string, limit time.Duration, running *sync.Mutex) (out string, err error) {
+// do runs the tests, with the contents of files replaced. They are built before running is locked.
+func (t tests) do(replace map[string]string, limit time.Duration, running *sync.Mutex) (out string, err error) {
 	err = test(replace, func(dir, overlay string) error {
 		bin := filepath.Join(dir, "mutant.test")
-		build := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-w", "-overlay", overlay, "-o", bin, "./"+pkg)
+		build := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-w", "-overlay", overlay, "-o", bin, "./"+t.pkg)
 		build.Env = append(os.Environ(), "CGO_ENABLED=0") // a test that needs this builds no other binary, which would be whole
 		if b, err := build.CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", errBuild, b)
@@ -381,8 +413,8 @@ func unitTests(pkg string, replace map[string]string, limit time.Duration, runni
 		defer running.Unlock()
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
 		defer cancel()
-		c := exec.CommandContext(ctx, bin, "-test.failfast")
-		c.Dir = pkg
+		c := exec.CommandContext(ctx, bin, "-test.failfast", "-test.run", t.run)
+		c.Dir = t.pkg
 		c.Env = append(os.Environ(), "CI=", "RAPID_NOFAILFILE=true") // property tests save failing cases in the tree
 		// With all that the tests have started.
 		c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"go/ast"
+	"go/token"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// drivers are the packages in which defects of all kinds are generated, anywhere. The contract suite and its reference model have to
+// notice them.
+var drivers = []driver{
+	{"driver/loopback", tests{"driver/loopback", "^TestContract$"}},
+	{"driver/rxe", tests{"driver/rxe", rxeSuite}},
+	{"driver/rxe/transport", tests{"driver/rxe", rxeSuite}},
+}
+
+const rxeSuite = "^(TestContract|TestModel)$/^(shortcut|wire|loss)"
+
+type driver struct {
+	dir   string
+	tests tests
+}
+
+// The kinds of mutants of any code.
+const (
+	compareKind  = "compare"  // a comparison with the neighbouring operator, or the opposite one
+	logicKind    = "logic"    // && for ||, and the other way round
+	negatedKind  = "negated"  // a condition of the opposite value
+	constantKind = "constant" // a number larger by one
+	sumKind      = "sum"      // + for -, and the other way round
+	removedKind  = "removed"  // a statement that is missing
+)
+
+var neighbours = map[token.Token]string{
+	token.LSS: "<=", token.LEQ: "<", token.GTR: ">=", token.GEQ: ">", token.EQL: "!=", token.NEQ: "==",
+	token.LAND: "||", token.LOR: "&&", token.ADD: "-", token.SUB: "+",
+}
+
+// unmarked are the calls whose absence is no defect that a test can name: it stops everything, or nothing but a message.
+var unmarked = regexp.MustCompile(`^(R?Lock|R?Unlock|Logf|logf|panic|print|println)$`)
+
+// anywhere collects the mutants of any code of a function.
+func (g *generator) anywhere(fn *ast.FuncDecl) {
+	ast.Inspect(fn.Body, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.BinaryExpr:
+			g.operator(n)
+		case *ast.IfStmt:
+			if _, binary := n.Cond.(*ast.BinaryExpr); !binary {
+				g.add(negatedKind, n.Cond, "!(%s)")
+			}
+		case *ast.BasicLit:
+			if v, err := strconv.ParseInt(n.Value, 0, 62); err == nil && n.Kind == token.INT {
+				g.replace(constantKind, g.offset(n.Pos()), g.offset(n.End()), strconv.FormatInt(v+1, 10))
+			}
+		case *ast.BlockStmt:
+			g.statements(n.List)
+		case *ast.CaseClause:
+			g.statements(n.Body)
+		}
+		return true
+	})
+}
+
+// operator adds the mutant of a binary operator.
+func (g *generator) operator(b *ast.BinaryExpr) {
+	other := neighbours[b.Op]
+	if other == "" {
+		return
+	}
+	kind := compareKind
+	switch b.Op {
+	case token.LAND, token.LOR:
+		kind = logicKind
+	case token.ADD, token.SUB:
+		if !isInteger(g.info.TypeOf(b)) || g.info.Types[b].Value != nil {
+			return
+		}
+		kind = sumKind
+	case token.EQL, token.NEQ:
+		if isError(g.info.TypeOf(b.X)) {
+			return // an error that is made up, or dropped: a nil pointer as a rule
+		}
+	}
+	from, to := g.offset(b.X.End()), g.offset(b.Y.Pos())
+	between := string(g.source[from:to])
+	text := strings.Replace(between, b.Op.String(), other, 1)
+	if b.Op == token.LAND || b.Op == token.LOR { // the precedence of the new operator is another
+		x, y := string(g.source[g.offset(b.X.Pos()):from]), string(g.source[to:g.offset(b.Y.End())])
+		g.replace(kind, g.offset(b.Pos()), g.offset(b.End()), "(("+x+")"+text+"("+y+"))")
+		return
+	}
+	g.replace(kind, from, to, text)
+}
+
+// statements adds the mutants in which one of a list of statements is missing.
+func (g *generator) statements(list []ast.Stmt) {
+	for _, s := range list {
+		switch s := s.(type) {
+		case *ast.ExprStmt:
+			if c, ok := s.X.(*ast.CallExpr); ok && !unmarked.MatchString(lastName(c.Fun)) {
+				g.remove(s)
+			}
+		case *ast.IncDecStmt:
+			g.remove(s)
+		case *ast.AssignStmt:
+			if s.Tok != token.DEFINE {
+				g.remove(s)
+			}
+		}
+	}
+}
+
+// remove adds the mutant without a statement.
+func (g *generator) remove(s ast.Stmt) {
+	g.replace(removedKind, g.offset(s.Pos()), g.offset(s.End()), "")
+}
+
+func (g *generator) offset(p token.Pos) int { return g.fset.Position(p).Offset }
