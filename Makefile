@@ -51,7 +51,7 @@ PLAIN := explore|layers|notify|states|vet
 unit: ## unit tests with the race detector
 	{ CGO_ENABLED=1 $(GO) test -race -json -timeout 8m $$($(GO) list ./... | grep -vE '/internal/($(PLAIN))$$'); \
 	  $(GO) test -json -timeout 8m $$($(GO) list ./internal/... | grep -E '/internal/($(PLAIN))$$'); } | $(GO) run ./test/verdict -slowest 10
-	$(GO) test -run '^(TestDataPathAllocates|TestMessageCosts|TestCompletionEventDoesNotAllocate)$$' ./driver/rxe ./uverbs
+	$(GO) test -run '^(TestDataPathAllocates|TestMessageCosts|TestCompletionEventDoesNotAllocate|TestRoomForManyUsers|TestLoss)$$' ./driver/rxe ./uverbs
 	$(GO) test -run '^Test(Allocations|WaitAllocates|DataPathAllocates)$$' ./verbs/embed ./rdmanet
 	$(GO) test -run '^TestSchedules$$' ./driver/rxe/internal/simtest
 	$(GO) test -run '^TestLauncherRules$$' ./internal/confine

@@ -2,8 +2,8 @@ package rxe
 
 import (
 	"net/netip"
-	"runtime"
 	"testing"
+	"time"
 
 	"verbena/ib"
 	"verbena/ib/ibtest"
@@ -27,7 +27,7 @@ func TestContract(t *testing.T) {
 			continue
 		}
 		t.Run(c.name, func(t *testing.T) {
-			options := []ibtest.Option{ibtest.Bubble(), ibtest.Seeds(seedsOfContract)}
+			options := []ibtest.Option{ibtest.Bubble(), ibtest.Seeds(seedsOfContract())}
 			if c.load { // a bubble waits until the neighbours do
 				options = []ibtest.Option{ibtest.Seeds(-1)}
 			}
@@ -55,8 +55,13 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// seedsOfContract is the number of seeds of the checks Model, which takes about two seconds.
-const seedsOfContract = 100
+// seedsOfContract returns the number of seeds of the checks Model, which take a few seconds.
+func seedsOfContract() int {
+	if raceEnabled {
+		return 25
+	}
+	return 100
+}
 
 // keepBusy has two more devices write to each other, both ways, until the test ends.
 func keepBusy(t testing.TB, s setup) {
@@ -66,13 +71,13 @@ func keepBusy(t testing.TB, s setup) {
 	for _, way := range []struct{ from, to *node }{{b.a, b.b}, {b.b, b.a}} {
 		go func() {
 			defer func() { done <- struct{}{} }()
-			const depth = 4
+			const depth, pause = 4, 50 * time.Microsecond
 			wr := ib.SendWR{
 				Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, RemoteAddr: way.to.addr, RKey: way.to.mr.RKey(),
 				SGList: []ib.SGE{{Addr: way.from.addr, Length: 8192, LKey: way.from.mr.LKey()}},
 			}
 			wc := make([]ib.WC, depth)
-			for outstanding, ending := 0, false; !ending || outstanding > 0; runtime.Gosched() {
+			for outstanding, ending := 0, false; !ending || outstanding > 0; time.Sleep(pause) {
 				select {
 				case <-stop:
 					ending = true

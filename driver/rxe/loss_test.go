@@ -40,7 +40,7 @@ func TestLoss(t *testing.T) {
 			signs := uint64(0)
 			n := 4
 			if raceEnabled {
-				n = 2
+				n = 1
 			}
 			for _, seed := range seeds(n) {
 				bubble(t, func(t *testing.T) {
