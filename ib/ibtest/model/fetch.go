@@ -37,6 +37,11 @@ func (m *Model) fetch(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bool
 	}
 	from, ok := m.remote(p, s.RKey, s.RemoteAddr, n, rights[s.Op])
 	if !ok {
+		if !atomic { // a requester may ask for the data in pieces, of which the last is refused
+			from = m.beginning(p, s.RKey, s.RemoteAddr, n, rights[s.Op])
+			m.checkOverlap(to.spans, from)
+			m.smear(to.spans, 0, m.load(from, length(from)))
+		}
 		return m.refuse(q, p, ib.WCRemAccessErr), 0, false
 	}
 	m.checkOverlap(to.spans, from)

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"sort"
 	"syscall"
 
 	"verbena/ib"
@@ -150,6 +151,24 @@ func (m *Model) remote(q *QP, rkey uint32, addr, n uint64, need ib.AccessFlags) 
 		return nil, false
 	}
 	return r.spans(addr, n), true
+}
+
+// beginning returns the longest part of remote memory from an address on, of n bytes at most, that remote allows.
+func (m *Model) beginning(q *QP, rkey uint32, addr, n uint64, need ib.AccessFlags) []Span {
+	allowed := sort.Search(int(n), func(i int) bool {
+		_, ok := m.remote(q, rkey, addr, uint64(i)+1, need)
+		return !ok
+	})
+	spans, _ := m.remote(q, rkey, addr, uint64(allowed), need)
+	return spans
+}
+
+// length returns the length of a list of spans.
+func length(spans []Span) (n uint64) {
+	for _, s := range spans {
+		n += s.Len
+	}
+	return n
 }
 
 // bound returns the number of windows on a region.

@@ -19,6 +19,8 @@ type Limits struct {
 	Flush       bool
 	AtomicWrite bool
 	Atomics     bool
+	// READs and atomics outstanding on a queue pair, as requester and as responder, at most.
+	InitReads, Reads int
 	// Lossy tells that the network may lose the negative acknowledgement of a request, which is sent once.
 	Lossy bool
 	// Blind tells that the test does not know when a device has come to rest, except from results.

@@ -137,6 +137,8 @@ func (m *Model) wrongValue(a *ib.QPAttr, mask ib.QPAttrMask) bool {
 		{ib.QPAttrPort, a.Port != 1},
 		{ib.QPAttrPKeyIndex, a.PKeyIndex != 0},
 		{ib.QPAttrPathMTU, !a.PathMTU.Valid() || a.PathMTU.Bytes() > m.MTU},
+		{ib.QPAttrMaxRdAtomic, int(a.MaxRdAtomic) > m.InitReads},
+		{ib.QPAttrMaxDestRdAtomic, int(a.MaxDestRdAtomic) > m.Reads},
 		{ib.QPAttrTimeout, a.Timeout > 31},
 		{ib.QPAttrRetryCnt, a.RetryCnt > 7},
 		{ib.QPAttrRNRRetry, a.RNRRetry > 7},

@@ -319,7 +319,11 @@ func (d *drawer) connect(kind ib.QPType, a, b model.ID) {
 			if a == b {
 				c.dest = a
 			}
-			if c.attr.State = s; d.one(12) && !d.x.Lossy {
+			c.attr.State = s
+			if d.one(12) {
+				d.plan1(d.spoilt(c))
+			}
+			if d.one(12) && !d.x.Lossy {
 				c.attr.RNRRetry = 0
 			}
 			d.plan1(c)
@@ -453,23 +457,35 @@ func (d *drawer) modifies() call {
 		c.attr.State = ib.QPState(d.IntN(7))
 		c.mask = ladder(q.Type, min(c.attr.State, ib.QPRTS))
 	case 7:
-		c.attr.State = q.State + 1
-		c.mask = ladder(q.Type, min(c.attr.State, ib.QPRTS))
-		switch d.IntN(5) {
-		case 0:
-			c.attr.Port = 2
-		case 1:
-			c.attr.PKeyIndex = 0x7fff
-		case 2:
-			c.attr.Timeout = 32
-		case 3:
-			c.attr.RetryCnt = 8
-		case 4:
-			c.attr.PathMTU = 6
+		c.attr.State = q.State
+		if c.mask |= ib.QPAttrMinRNRTimer; q.Type == ib.QPTypeRC {
+			return d.spoilt(c)
 		}
 	case 8:
 		c.attr.State, c.attr.CurState = ib.QPRTS, ib.QPState(d.IntN(7))
 		c.mask |= ib.QPAttrCurState
+	}
+	return c
+}
+
+// spoilt returns a call of which one attribute has a value that does not exist: it is refused, and changes nothing.
+func (d *drawer) spoilt(c modifyQP) call {
+	a := &c.attr
+	wrong := map[ib.QPAttrMask]func(){
+		ib.QPAttrPort:            func() { a.Port = uint8(2 * d.IntN(2)) },
+		ib.QPAttrPKeyIndex:       func() { a.PKeyIndex = uint16(d.x.Port.PKeyTableLen) },
+		ib.QPAttrPathMTU:         func() { a.PathMTU = ib.MTU(6 * d.IntN(2)) },
+		ib.QPAttrTimeout:         func() { a.Timeout = 32 },
+		ib.QPAttrRetryCnt:        func() { a.RetryCnt = 8 },
+		ib.QPAttrRNRRetry:        func() { a.RNRRetry = 8 },
+		ib.QPAttrMinRNRTimer:     func() { a.MinRNRTimer = 32 },
+		ib.QPAttrMaxRdAtomic:     func() { a.MaxRdAtomic = uint8(min(d.x.m.InitReads+1, 255)) },
+		ib.QPAttrMaxDestRdAtomic: func() { a.MaxDestRdAtomic = uint8(min(d.x.m.Reads+1, 255)) },
+		ib.QPAttrAV:              func() { a.AH.Port = 2 },
+	}
+	bits := slices.DeleteFunc(slices.Sorted(maps.Keys(wrong)), func(b ib.QPAttrMask) bool { return c.mask&b == 0 })
+	if len(bits) > 0 {
+		wrong[pick(d, bits)]()
 	}
 	return c
 }

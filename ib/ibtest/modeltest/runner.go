@@ -98,6 +98,8 @@ func newRunner(t Target) (*runner, error) {
 			Flush:       attr.DeviceCapFlags&ib.DeviceCapFlushGlobal != 0,
 			AtomicWrite: attr.DeviceCapFlags&ib.DeviceCapAtomicWrite != 0,
 			Atomics:     attr.AtomicCap != ib.AtomicNone,
+			InitReads:   attr.MaxQPInitRdAtom,
+			Reads:       attr.MaxQPRdAtom,
 		}),
 	}
 	if err := x.makeAreas(); err != nil {
