@@ -175,19 +175,20 @@ func (qp *QP) makeRings(c *ib.QPCap, u *ib.Udata) (err error) {
 	data := max(c.MaxSendSGE*16, c.MaxInlineData, atomicLen)
 	data = (data + 15) &^ 15
 	c.MaxSendSGE, c.MaxInlineData = data/16, data
-	if qp.sq, err = ring.New(int(c.MaxSendWR), uapi.RXESendWQESize+int(data), qp.ctx.shared()); err != nil {
-		return fmt.Errorf("send %w", err)
-	}
-	c.MaxSendWR = uint32(qp.sq.Capacity())
+	// In the order in which libraries map them; see shm.File.
 	if !hasReceiveQueue(qp) {
 		qp.rq, err = ring.New(0, 0, nil) // no receive is ever posted to it
 	} else if qp.rq, err = ring.New(int(c.MaxRecvWR), recvWQESize(c.MaxRecvSGE), qp.ctx.shared()); err == nil {
 		c.MaxRecvWR = uint32(qp.rq.Capacity())
 	}
 	if err != nil {
-		qp.sq.Free()
 		return fmt.Errorf("receive %w", err)
 	}
+	if qp.sq, err = ring.New(int(c.MaxSendWR), uapi.RXESendWQESize+int(data), qp.ctx.shared()); err != nil {
+		qp.rq.Free()
+		return fmt.Errorf("send %w", err)
+	}
+	c.MaxSendWR = uint32(qp.sq.Capacity())
 	qp.cap = *c
 	if qp.ctx != nil {
 		u.Respond(uapi.AppendTo(nil, &uapi.RXECreateQPResp{RQMI: qp.rq.Info(), SQMI: qp.sq.Info()}))

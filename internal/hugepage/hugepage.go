@@ -13,6 +13,14 @@ func Align(off, n int64) int64 {
 	return (off + Size - 1) &^ (Size - 1)
 }
 
+// AlignDown returns the last offset in a file up to off at which n bytes are to begin.
+func AlignDown(off, n int64) int64 {
+	if n < Size {
+		return off
+	}
+	return off &^ (Size - 1)
+}
+
 // Reserve returns addresses for n bytes, a multiple of the page size, that are going to be mapped from an offset in a file. They cannot be
 // accessed yet. Release gives them back.
 func Reserve(n int, offset int64) ([]byte, error) {

@@ -56,6 +56,17 @@ func TestAlign(t *testing.T) {
 	}
 }
 
+// TestAlignDown is about where in a file memory begins that ends at an offset at the latest.
+func TestAlignDown(t *testing.T) {
+	for _, c := range []struct{ off, n, want int64 }{
+		{0, 1, 0}, {4096, Size - 1, 4096}, {4096, Size, 0}, {Size, Size, Size}, {2*Size + 1, 5 * Size, 2 * Size},
+	} {
+		if got := AlignDown(c.off, c.n); got != c.want {
+			t.Errorf("AlignDown(%d, %d): got %d, want %d", c.off, c.n, got, c.want)
+		}
+	}
+}
+
 // TestCollapse: what is in memory stays there, whether the kernel has made its pages huge or not.
 func TestCollapse(t *testing.T) {
 	fd, err := unix.MemfdCreate("hugepage-test", unix.MFD_CLOEXEC)

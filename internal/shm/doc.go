@@ -4,7 +4,7 @@
 // A [File] is sparse. [File.Alloc] reserves a region, so that a lack of memory is an error there; freeing it gives the pages
 // back at once, also those that the program still has mapped, which then read as zeros. Offsets are never used twice: a
 // stale mapping can see nothing new. The service maps the file in few large pieces, and pages and pieces are charged to the
-// user.
+// user. Regions lie so that the mappings of a program that maps one after the other are few as well.
 //
 // The file is sealed against truncation. A program can enlarge it, as any file of its own: the kernel charges those pages to
 // the program's control group, and no file system is shared that could become full.

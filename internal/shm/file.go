@@ -31,7 +31,7 @@ type File struct {
 
 	mu      sync.Mutex
 	file    *os.File // nil: closed
-	next    int64    // offset of the next region
+	next    int64    // offset of the next chunk
 	regions map[int64]region
 	chunk   *chunk // regions are taken from it
 }
@@ -55,10 +55,37 @@ type region struct {
 
 // chunk is a mapping of a part of the file, of which regions are cut: a mapping of its own for each would soon exceed
 // what a process may have (vm.max_map_count). It is unmapped when it has no region and is not cut any more.
+//
+// Regions are cut from its end. A program maps each by itself, and the kernel puts the next mapping below the last one: the two are
+// one for it, as their offsets lie in the same order.
 type chunk struct {
-	start int64 // offset in the file
-	mem   []byte
-	used  int // regions
+	start     int64 // offset in the file
+	mem       []byte
+	low, high int64 // offsets of the part that is not cut yet
+	used      int   // regions
+}
+
+// place returns the offset of the next region of a length, false if there is no room.
+func (c *chunk) place(length int64) (off int64, ok bool) {
+	if c == nil {
+		return 0, false
+	}
+	off = hugepage.AlignDown(c.high-length, length)
+	if c.low == 0 { // the first one of a file
+		off = 0
+	}
+	return off, off >= c.low && off+length <= c.high
+}
+
+// cut takes a region out of the part that is not cut yet.
+func (c *chunk) cut(off, length int64) []byte {
+	if off == 0 {
+		c.low = length
+	} else {
+		c.high = off
+	}
+	at := off - c.start
+	return c.mem[at : at+length : at+length]
 }
 
 // A file's first chunk is of smallChunk bytes, and each further one twice as long, up to largeChunk; a longer region
@@ -172,32 +199,29 @@ func (f *File) Alloc(size int) (Shared, error) {
 	if err := f.user.Take(f.kind, uint64(length)); err != nil {
 		return fail(err)
 	}
-	f.next = hugepage.Align(f.next, length)
-	mem, err := f.allocLocked(length)
+	off, mem, err := f.allocLocked(length)
 	if err != nil {
 		f.user.Give(f.kind, uint64(length))
 		return fail(err)
 	}
-	off := f.next
-	f.next += length
 	f.chunk.used++
 	f.regions[off] = region{f.chunk, mem}
 	return Shared{Mem: mem, Offset: uint64(off), Free: func() { f.free(off) }}, nil
 }
 
-// allocLocked reserves the next bytes of the file, and returns them as they are mapped.
-func (f *File) allocLocked(length int64) ([]byte, error) {
-	if err := f.reserve(f.next, length); err != nil {
-		return nil, err
-	}
-	if c := f.chunk; c == nil || f.next+length > c.start+int64(len(c.mem)) {
+// allocLocked reserves bytes of the file, and returns their offset and how they are mapped.
+func (f *File) allocLocked(length int64) (off int64, mem []byte, err error) {
+	off, ok := f.chunk.place(length)
+	if !ok {
 		if err := f.newChunk(length); err != nil {
-			f.punch(f.next, length)
-			return nil, err
+			return 0, nil, err
 		}
+		off, _ = f.chunk.place(length)
 	}
-	at := f.next - f.chunk.start
-	return f.chunk.mem[at : at+length : at+length], nil
+	if err := f.reserve(off, length); err != nil {
+		return 0, nil, err
+	}
+	return off, f.chunk.cut(off, length), nil
 }
 
 func (f *File) reserve(off, length int64) error {
@@ -223,19 +247,20 @@ func Enlarge(path string) string {
 	return "make room there or enlarge it: mount -o remount,size=256m " + path + ", in a container --shm-size=256m"
 }
 
-// newChunk maps the file from next on.
+// newChunk maps the file from next on, where a region of a length finds room.
 func (f *File) newChunk(length int64) error {
+	start := hugepage.Align(f.next, length)
 	size := int64(smallChunk)
 	if old := f.chunk; old != nil {
 		size = min(2*int64(len(old.mem)), largeChunk)
 	}
-	size = max(size, length)
+	size = hugepage.Align(max(size, length), length)
 	if err := f.user.Take(quota.Mappings, 1); err != nil {
 		return err
 	}
-	mem, err := hugepage.Reserve(int(size), f.next)
+	mem, err := hugepage.Reserve(int(size), start)
 	if err == nil {
-		if err = hugepage.Map(mem, int(f.file.Fd()), f.next); err != nil {
+		if err = hugepage.Map(mem, int(f.file.Fd()), start); err != nil {
 			hugepage.Release(mem)
 		}
 	}
@@ -247,7 +272,7 @@ func (f *File) newChunk(length int64) error {
 		return &os.PathError{Op: "mmap", Path: f.name, Err: err}
 	}
 	old := f.chunk
-	f.chunk = &chunk{start: f.next, mem: mem}
+	f.chunk, f.next = &chunk{start: start, mem: mem, low: start, high: start + size}, start+size
 	f.dropUnused(old)
 	return nil
 }

@@ -118,8 +118,8 @@ func TestFreeGivesPagesBackAndOffsetsAreNotReused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Offset <= b.Offset {
-		t.Errorf("offset %d after %d: used again", c.Offset, b.Offset)
+	if at := c.Offset; at == b.Offset || at >= a.Offset && at < a.Offset+uint64(len(a.Mem)) {
+		t.Errorf("offset %#x: used again", at)
 	}
 }
 
@@ -255,6 +255,22 @@ func TestManyRegionsFewMappings(t *testing.T) {
 	}
 	if got, want := user.Held(quota.RingBytes), uint64(len(regions)*2*int(pageSize)+len(big.Mem)); got != want {
 		t.Errorf("%d bytes charged, want %d", got, want)
+	}
+	// A program maps each region by itself.
+	p := openForProgram(t, f)
+	var mapped [][]byte
+	for _, r := range regions {
+		m, err := unix.Mmap(int(p.Fd()), int64(r.Offset), len(r.Mem), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mapped = append(mapped, m)
+	}
+	if got := mappings(t, f) - n; got > len(regions)/100 {
+		t.Errorf("the program has %d mappings of %d regions", got, len(regions))
+	}
+	for _, m := range mapped {
+		unix.Munmap(m)
 	}
 	for _, r := range regions {
 		r.Free()
