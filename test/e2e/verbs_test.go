@@ -14,7 +14,7 @@ import (
 func buildSuite(t *testing.T) string {
 	t.Helper()
 	return build(t, "verbs-suite", func(path string) []string {
-		return []string{"go", "test", "-c", "-tags", "e2e", "-o", path, "verbena/verbs/internal/suite"}
+		return []string{"go", "test", "-c", "-tags", "e2e", "-o", path, "verbena/test/suite"}
 	})
 }
 

@@ -222,7 +222,7 @@ func newLab() (*lab, error) {
 	if _, err := l.run("gcc", "-Wall", "-Werror", "-O1", "-o", l.program("cmwalk"), "testdata/cmwalk.c", "-lrdmacm", "-libverbs", "-lpthread"); err != nil {
 		return l, err
 	}
-	if _, err := l.run("go", "test", "-c", "-tags", "interop", "-o", l.program("verbs-suite"), "verbena/verbs/internal/suite"); err != nil {
+	if _, err := l.run("go", "test", "-c", "-tags", "interop", "-o", l.program("verbs-suite"), "verbena/test/suite"); err != nil {
 		return l, err
 	}
 	if _, err := l.run("go", "test", "-c", "-o", l.program("rdmanet-tests"), "verbena/rdmanet"); err != nil {

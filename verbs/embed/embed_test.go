@@ -9,10 +9,10 @@ import (
 	"verbena/internal/leaktest"
 	"verbena/link/simnet"
 	"verbena/netdev"
+	"verbena/test/suite"
 	"verbena/verbs"
 	"verbena/verbs/cm"
 	"verbena/verbs/embed"
-	"verbena/verbs/internal/suite"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }

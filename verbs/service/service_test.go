@@ -7,8 +7,8 @@ import (
 	"verbena/internal/ctl"
 	server "verbena/service"
 	"verbena/service/servicetest"
+	"verbena/test/suite"
 	"verbena/verbs"
-	"verbena/verbs/internal/suite"
 	"verbena/verbs/service"
 )
 

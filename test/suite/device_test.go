@@ -88,11 +88,11 @@ func TestQuiet(t *testing.T) {
 		}
 	}
 	d, err := device(t, name)()
-	w := &world{T: t, d: d}
-	w.must(err)
+	w := &World{T: t, Device: d}
+	w.Must(err)
 	defer d.Close()
-	a, b := w.pair(verbs.QPInit{SendWRs: 128})
-	wr := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.mr.SGE(0, 64), Remote: b.mr.Remote(0)}
+	a, b := w.Pair(verbs.QPInit{SendWRs: 128})
+	wr := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.MR.SGE(0, 64), Remote: b.MR.Remote(0)}
 	var wc [32]verbs.WC
 	const depth = 64
 	runtime.LockOSThread()
@@ -101,16 +101,16 @@ func TestQuiet(t *testing.T) {
 	_, _ = unix.Getpgid(markBefore)
 	for posted, done := 0, 0; done < posts; {
 		for ; posted < posts && posted-done < depth; posted++ {
-			if err := a.qp.PostSend(&wr); err != nil {
+			if err := a.QP.PostSend(&wr); err != nil {
 				t.Fatal(err)
 			}
 		}
-		n, err := a.cq.Poll(wc[:])
+		n, err := a.CQ.Poll(wc[:])
 		if err != nil {
 			t.Fatal(err)
 		}
 		for i := range n {
-			w.must(verbs.CompletionError(&wc[i]))
+			w.Must(verbs.CompletionError(&wc[i]))
 		}
 		done += n
 	}

@@ -11,14 +11,14 @@ import (
 	"verbena/verbs"
 )
 
-func (w *world) wait() {
-	a, b := w.pair(verbs.QPInit{})
+func (w *World) wait() {
+	a, b := w.Pair(verbs.QPInit{})
 	for i := range 50 {
-		b.recv(uint64(i), 0, 100)
+		b.Recv(uint64(i), 0, 100)
 		done := make(chan verbs.WC)
 		go func() {
 			var wc [4]verbs.WC
-			if n, err := b.cq.Wait(b.ctx(), wc[:]); n != 1 || err != nil {
+			if n, err := b.CQ.Wait(b.Soon(), wc[:]); n != 1 || err != nil {
 				b.Errorf("Wait: got %d, %v", n, err)
 			}
 			done <- wc[0]
@@ -26,95 +26,95 @@ func (w *world) wait() {
 		if i%3 == 0 {
 			time.Sleep(2 * time.Millisecond) // so that it sleeps
 		}
-		a.post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: a.mr.SGE(0, 10)})
+		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
 		if wc := <-done; wc.ID != uint64(i) {
 			w.Fatalf("got work request %d, want %d", wc.ID, i)
 		}
-		a.ok(1)
+		a.OK(1)
 	}
-	if _, err := b.cq.Wait(w.ctx(), nil); !errors.Is(err, syscall.EINVAL) {
+	if _, err := b.CQ.Wait(w.Soon(), nil); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("Wait without room for a completion: got %v, want EINVAL", err)
 	}
 }
 
-func (w *world) cancel() {
-	a, b := w.pair(verbs.QPInit{})
+func (w *World) cancel() {
+	a, b := w.Pair(verbs.QPInit{})
 	ctx, cancel := context.WithCancelCause(context.Background())
 	why := errors.New("enough")
 	time.AfterFunc(5*time.Millisecond, func() { cancel(why) })
 	var wc [1]verbs.WC
-	if n, err := b.cq.Wait(ctx, wc[:]); n != 0 || !errors.Is(err, why) {
+	if n, err := b.CQ.Wait(ctx, wc[:]); n != 0 || !errors.Is(err, why) {
 		w.Fatalf("Wait: got %d, %v, want 0, %v", n, err, why)
 	}
-	if _, err := b.cq.Wait(ctx, wc[:]); !errors.Is(err, why) {
+	if _, err := b.CQ.Wait(ctx, wc[:]); !errors.Is(err, why) {
 		w.Fatalf("Wait again: got %v, want %v", err, why)
 	}
-	if _, err := w.d.NextEvent(ctx); !errors.Is(err, why) {
+	if _, err := w.Device.NextEvent(ctx); !errors.Is(err, why) {
 		w.Fatalf("NextEvent: got %v, want %v", err, why)
 	}
 	// Completions that come afterwards are not lost.
-	b.recv(1, 0, 100)
-	a.post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.mr.SGE(0, 10)})
-	b.ok(1)
-	a.ok(2)
+	b.Recv(1, 0, 100)
+	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
+	b.OK(1)
+	a.OK(2)
 }
 
-func (w *world) channel() {
-	ch, err := w.d.CreateChannel()
-	w.must(err)
-	pd, err := w.d.AllocPD()
-	w.must(err)
+func (w *World) channel() {
+	ch, err := w.Device.CreateChannel()
+	w.Must(err)
+	pd, err := w.Device.AllocPD()
+	w.Must(err)
 	var cqs [2]*verbs.CQ
 	for i := range cqs {
-		cqs[i], err = w.d.CreateCQ(10, ch)
-		w.must(err)
-		w.must(cqs[i].Arm(false))
+		cqs[i], err = w.Device.CreateCQ(10, ch)
+		w.Must(err)
+		w.Must(cqs[i].Arm(false))
 	}
 	qp, err := pd.CreateQP(verbs.QPInit{SendCQ: cqs[0], RecvCQ: cqs[1]})
-	w.must(err)
-	me := &end{world: w, pd: pd, cq: cqs[0], qp: qp}
-	here, err := qp.LocalVia(w.c.Path)
-	w.must(err)
-	w.must(qp.ConnectVia(here, w.c.Path)) // to itself
-	me.mr, err = pd.Alloc(4096, verbs.LocalWrite)
-	w.must(err)
-	me.recv(1, 0, 100)
-	me.post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: me.mr.SGE(200, 100)})
+	w.Must(err)
+	me := &End{World: w, PD: pd, CQ: cqs[0], QP: qp}
+	here, err := qp.LocalVia(w.Config.Path)
+	w.Must(err)
+	w.Must(qp.ConnectVia(here, w.Config.Path)) // to itself
+	me.MR, err = pd.Alloc(4096, verbs.LocalWrite)
+	w.Must(err)
+	me.Recv(1, 0, 100)
+	me.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: me.MR.SGE(200, 100)})
 	seen := map[*verbs.CQ]bool{}
 	for range 2 {
-		cq, err := ch.Wait(w.ctx())
-		w.must(err)
+		cq, err := ch.Wait(w.Soon())
+		w.Must(err)
 		seen[cq] = true
 	}
 	if !seen[cqs[0]] || !seen[cqs[1]] {
 		w.Errorf("got events of %v, want both", seen)
 	}
-	if _, err := cqs[0].Wait(w.ctx(), make([]verbs.WC, 1)); !errors.Is(err, syscall.EINVAL) {
+	if _, err := cqs[0].Wait(w.Soon(), make([]verbs.WC, 1)); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("Wait on a shared channel: got %v, want EINVAL", err)
 	}
 	if err := ch.Close(); !errors.Is(err, syscall.EBUSY) {
 		w.Errorf("Close of a channel in use: got %v, want EBUSY", err)
 	}
 	for _, c := range []io.Closer{qp, cqs[0], cqs[1], ch} {
-		w.must(c.Close())
+		w.Must(c.Close())
 	}
 }
 
-func (w *world) iterator() {
-	a, b := w.pair(verbs.QPInit{})
+func (w *World) iterator() {
+	a, b := w.Pair(verbs.QPInit{})
 	const n = 40
 	var sender sync.WaitGroup
 	defer sender.Wait()
 	sender.Go(func() {
 		for i := range n {
-			b.recv(uint64(i), 0, 100)
-			a.post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: a.mr.SGE(0, 10)})
-			a.ok(1)
+			b.Recv(uint64(i), 0, 100)
+			a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
+			a.OK(1)
 		}
 	})
 	next := uint64(0)
-	for wc, err := range b.cq.Completions(w.ctx()) {
-		w.must(err)
+	for wc, err := range b.CQ.Completions(w.Soon()) {
+		w.Must(err)
 		if wc.ID != next {
 			w.Fatalf("got work request %d, want %d", wc.ID, next)
 		}
@@ -127,11 +127,11 @@ func (w *world) iterator() {
 	}
 }
 
-func (w *world) full() {
-	a, _ := w.pair(verbs.QPInit{SendWRs: 4, RecvWRs: 4})
+func (w *World) full() {
+	a, _ := w.Pair(verbs.QPInit{SendWRs: 4, RecvWRs: 4})
 	n := 0
 	for ; n < 1000; n++ {
-		if err := a.qp.PostRecv(&verbs.RecvWR{Local: a.mr.SGE(0, 10)}); err != nil {
+		if err := a.QP.PostRecv(&verbs.RecvWR{Local: a.MR.SGE(0, 10)}); err != nil {
 			if !errors.Is(err, verbs.ErrQueueFull) {
 				w.Fatalf("PostRecv: got %v, want %v", err, verbs.ErrQueueFull)
 			}
@@ -143,26 +143,26 @@ func (w *world) full() {
 	}
 }
 
-func (w *world) resize() {
-	a, b := w.pair(verbs.QPInit{})
+func (w *World) resize() {
+	a, b := w.Pair(verbs.QPInit{})
 	for i := range 20 {
-		b.recv(uint64(i), 0, 100)
-		a.post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: a.mr.SGE(0, 10)})
-		a.ok(1)
+		b.Recv(uint64(i), 0, 100)
+		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
+		a.OK(1)
 	}
-	w.must(b.cq.Resize(3000))
-	if n := b.cq.Entries(); n < 3000 {
+	w.Must(b.CQ.Resize(3000))
+	if n := b.CQ.Entries(); n < 3000 {
 		w.Errorf("asked for 3000 entries, got %d", n)
 	}
 	for i := range 20 {
-		b.ok(uint64(i))
+		b.OK(uint64(i))
 	}
 }
 
 // concurrent: several goroutines post and poll at a time; nothing is lost or seen twice.
-func (w *world) concurrent() {
+func (w *World) concurrent() {
 	const threads, each = 4, 200
-	a, b := w.pair(verbs.QPInit{SendWRs: 128, RecvWRs: 128})
+	a, b := w.Pair(verbs.QPInit{SendWRs: 128, RecvWRs: 128})
 	credits := make(chan struct{}, 100)
 	var mu sync.Mutex
 	seen := map[uint64]int{}
@@ -171,11 +171,11 @@ func (w *world) concurrent() {
 		wg.Go(func() {
 			for j := range each {
 				credits <- struct{}{}
-				if err := b.qp.PostRecv(&verbs.RecvWR{Local: b.mr.SGE(0, 100)}); err != nil {
+				if err := b.QP.PostRecv(&verbs.RecvWR{Local: b.MR.SGE(0, 100)}); err != nil {
 					w.Error(err)
 					return
 				}
-				if err := a.qp.PostSend(&verbs.SendWR{ID: uint64(i*each + j), Opcode: verbs.Send, Flags: verbs.Signaled, Local: a.mr.SGE(0, 10)}); err != nil {
+				if err := a.QP.PostSend(&verbs.SendWR{ID: uint64(i*each + j), Opcode: verbs.Send, Flags: verbs.Signaled, Local: a.MR.SGE(0, 10)}); err != nil {
 					w.Error(err)
 					return
 				}
@@ -184,10 +184,10 @@ func (w *world) concurrent() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	for _, e := range []*end{a, b} {
+	for _, e := range []*End{a, b} {
 		for range 2 {
 			wg.Go(func() {
-				for wc, err := range e.cq.Completions(ctx) {
+				for wc, err := range e.CQ.Completions(ctx) {
 					if errors.Is(err, context.Canceled) {
 						break
 					}

@@ -1,0 +1,300 @@
+package suite
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/verbs"
+	"verbena/verbs/cm"
+)
+
+// CMConfig says how connections are tested.
+type CMConfig struct {
+	Config
+	// Manager opens the connection manager anew.
+	Manager func() (*cm.Manager, error)
+	// Addr is an address of the device, by which it reaches itself.
+	Addr netip.Addr
+}
+
+// RunCM runs the tests of package cm.
+func RunCM(t *testing.T, c CMConfig) {
+	for _, x := range []struct {
+		name string
+		f    func(*CMWorld)
+	}{
+		{"Connect", (*CMWorld).connects}, {"Reject", (*CMWorld).rejects}, {"Nobody", (*CMWorld).nobody},
+		{"Disconnect", (*CMWorld).disconnects}, {"Many", (*CMWorld).many}, {"Cancel", (*CMWorld).cancels}, {"Close", (*CMWorld).closes},
+		{"Misuse", (*CMWorld).misuse},
+	} {
+		t.Run(x.name, func(t *testing.T) { WithCM(t, c, x.f) })
+	}
+}
+
+// WithCM runs one test with the device and the connection manager open.
+func WithCM(t *testing.T, c CMConfig, test func(*CMWorld)) {
+	w := &CMWorld{World: &World{T: t, Config: c.Config, Memory: 16 << 10}, Addr: c.Addr}
+	var err error
+	w.Device, err = c.Open()
+	w.Must(err)
+	w.Manager, err = c.Manager()
+	w.Must(err)
+	test(w)
+	w.Must(w.Manager.Close())
+	w.Must(w.Manager.Close())
+	w.Must(w.Device.Close())
+}
+
+// CMWorld is a World with a connection manager.
+type CMWorld struct {
+	*World
+	Manager *cm.Manager
+	Addr    netip.Addr
+}
+
+// Listen listens at a free port.
+func (w *CMWorld) Listen() (*cm.Listener, netip.AddrPort) {
+	w.Helper()
+	l, err := w.Manager.Listen(netip.AddrPortFrom(w.Addr, 0), 0)
+	w.Must(err)
+	at := l.Addr()
+	if at.Port() == 0 || at.Addr() != w.Addr {
+		w.Fatalf("listens at %v, want a port of %v", at, w.Addr)
+	}
+	return l, at
+}
+
+// Accept accepts one request, and returns its data.
+func (w *CMWorld) Accept(l *cm.Listener, data []byte) (*End, *cm.Conn, []byte, error) {
+	r, err := l.Accept(w.Soon())
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	e := w.End(verbs.QPInit{})
+	if err := r.Init(e.QP); err != nil {
+		return nil, nil, nil, err
+	}
+	c, err := r.Accept(e.QP, cm.Param{}, data)
+	if err == nil {
+		err = c.Established(w.Soon())
+	}
+	return e, c, r.Data, err
+}
+
+// Dial connects.
+func (w *CMWorld) Dial(at netip.AddrPort, data []byte) (*End, *cm.Conn, []byte, error) {
+	c, err := w.Manager.Resolve(w.Soon(), cm.Target{Addr: at})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	e := w.End(verbs.QPInit{})
+	if err := c.Init(e.QP); err != nil {
+		return e, c, nil, err
+	}
+	got, err := c.Connect(w.Soon(), e.QP, cm.Param{}, data)
+	return e, c, got, err
+}
+
+// Connections returns two Ends that are connected, with their connections.
+func (w *CMWorld) Connections() (a, b *End, ca, cb *cm.Conn) {
+	w.Helper()
+	l, at := w.Listen()
+	defer l.Close()
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		var err error
+		var got []byte
+		b, cb, got, err = w.Accept(l, []byte("welcome"))
+		if err != nil || !bytes.HasPrefix(got, []byte("hello\x00")) {
+			w.Errorf("the passive side: got %q, %v", got, err)
+		}
+	})
+	a, ca, got, err := w.Dial(at, []byte("hello"))
+	wg.Wait()
+	if err != nil || !bytes.HasPrefix(got, []byte("welcome\x00")) {
+		w.Fatalf("the active side: got %q, %v", got, err)
+	}
+	if w.Failed() {
+		w.FailNow()
+	}
+	return a, b, ca, cb
+}
+
+// Ended waits for the end of a connection.
+func (w *CMWorld) Ended(c *cm.Conn, want error) {
+	w.Helper()
+	select {
+	case <-c.Done():
+	case <-time.After(patience):
+		w.Fatal("the connection has not ended")
+	}
+	if err := c.Err(); !errors.Is(err, want) {
+		w.Errorf("the connection has ended with %v, want %v", err, want)
+	}
+}
+
+func (w *CMWorld) connects() {
+	a, b, ca, cb := w.Connections()
+	if ca.RemoteAddr().Addr() != w.Addr || cb.LocalAddr().Addr() != w.Addr {
+		w.Errorf("addresses: got %v and %v, want %v", ca.RemoteAddr(), cb.LocalAddr(), w.Addr)
+	}
+	for _, x := range [][2]*End{{a, b}, {b, a}} {
+		from, to := x[0], x[1]
+		want := from.Fill(0, 5000, 3)
+		to.Recv(1, 0, 5000)
+		from.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: from.MR.SGE(0, 5000)})
+		from.OK(2)
+		to.OK(1)
+		w.Same(to.MR.Bytes()[:5000], want)
+		from.Post(verbs.SendWR{ID: 3, Opcode: verbs.Read, Local: from.MR.SGE(9000, 100), Remote: to.Remote(0)})
+		from.OK(3)
+		w.Same(from.MR.Bytes()[9000:9100], want[:100])
+	}
+	w.Must(ca.Close())
+	w.Ended(ca, syscall.ECONNABORTED)
+	w.Ended(cb, cm.ErrDisconnected)
+	w.Must(cb.Close())
+	w.Must(cb.Close())
+}
+
+func (w *CMWorld) rejects() {
+	l, at := w.Listen()
+	defer l.Close()
+	go func() {
+		if r, err := l.Accept(w.Soon()); err == nil {
+			r.Reject([]byte("not now"))
+		}
+	}()
+	_, c, _, err := w.Dial(at, nil)
+	var refused *cm.RefusedError
+	if !errors.As(err, &refused) || refused.Reason != 28 || !bytes.HasPrefix(refused.Data, []byte("not now\x00")) || !errors.Is(err, syscall.ECONNREFUSED) {
+		w.Errorf("got %v, want a refusal with its data", err)
+	}
+	w.Must(c.Close())
+}
+
+func (w *CMWorld) nobody() {
+	_, c, _, err := w.Dial(netip.AddrPortFrom(w.Addr, 9), nil)
+	var refused *cm.RefusedError
+	if !errors.As(err, &refused) || refused.Reason != 8 {
+		w.Errorf("got %v, want a refusal: nothing listens", err)
+	}
+	w.Must(c.Close())
+}
+
+func (w *CMWorld) disconnects() {
+	for i := range 2 {
+		_, _, ca, cb := w.Connections()
+		c := []*cm.Conn{ca, cb}
+		w.Must(c[i].Disconnect())
+		w.Ended(c[1-i], cm.ErrDisconnected)
+		w.Ended(c[i], cm.ErrDisconnected)
+		w.Must(ca.Close())
+		w.Must(cb.Close())
+	}
+}
+
+func (w *CMWorld) many() {
+	const n = 20
+	l, at := w.Listen()
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			e, c, _, err := w.Accept(l, nil)
+			if err != nil {
+				w.Errorf("accept: %v", err)
+				return
+			}
+			defer c.Close()
+			e.Recv(1, 0, 100)
+			e.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: e.MR.SGE(200, 100)})
+			<-c.Done()
+		})
+		wg.Go(func() {
+			e, c, _, err := w.Dial(at, nil)
+			if err != nil {
+				w.Errorf("connect: %v", err)
+				return
+			}
+			defer c.Close()
+			e.Recv(1, 0, 100)
+			var wc [4]verbs.WC
+			if n, err := e.CQ.Wait(e.Soon(), wc[:]); err != nil || n == 0 || wc[0].Status != verbs.Success {
+				w.Errorf("receive: got %d, %v, %v", n, wc[0].Status, err)
+			}
+		})
+	}
+	wg.Wait()
+	w.Must(l.Close())
+}
+
+func (w *CMWorld) cancels() {
+	l, _ := w.Listen()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
+	defer cancel()
+	if _, err := l.Accept(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		w.Errorf("Accept: got %v, want %v", err, context.DeadlineExceeded)
+	}
+	done := make(chan error)
+	go func() { done <- second(l.Accept(context.Background())) }()
+	time.Sleep(2 * time.Millisecond)
+	w.Must(l.Close())
+	w.Must(l.Close())
+	if err := <-done; !errors.Is(err, verbs.ErrClosed) {
+		w.Errorf("Accept of a closed listener: got %v, want %v", err, verbs.ErrClosed)
+	}
+}
+
+// closes: who waits returns when the manager is closed.
+func (w *CMWorld) closes() {
+	_, _, ca, _ := w.Connections()
+	l, _ := w.Listen()
+	done := make(chan error)
+	go func() { done <- second(l.Accept(context.Background())) }()
+	time.Sleep(2 * time.Millisecond)
+	w.Must(w.Manager.Close())
+	select {
+	case err := <-done:
+		if err == nil {
+			w.Error("Accept on a closed manager: got a request")
+		}
+	case <-time.After(patience):
+		w.Fatal("Accept waits for a manager that is closed")
+	}
+	select {
+	case <-ca.Done():
+	case <-time.After(patience):
+		w.Error("a connection outlives its manager")
+	}
+	if _, err := w.Manager.Listen(netip.AddrPortFrom(w.Addr, 0), 0); err == nil {
+		w.Error("Listen on a closed manager: got a listener")
+	}
+}
+
+func (w *CMWorld) misuse() {
+	l, at := w.Listen()
+	defer l.Close()
+	if _, err := w.Manager.Listen(at, 0); !errors.Is(err, syscall.EADDRINUSE) {
+		w.Errorf("a port that is taken: got %v, want EADDRINUSE", err)
+	}
+	if _, err := w.Manager.Listen(netip.MustParseAddrPort("192.0.2.1:0"), 0); err == nil {
+		w.Error("an address of another host: got a listener")
+	}
+	if _, err := w.Manager.Resolve(w.Soon(), cm.Target{}); err == nil {
+		w.Error("no address: got a connection")
+	}
+	c, err := w.Manager.Resolve(w.Soon(), cm.Target{Addr: at})
+	w.Must(err)
+	e := w.End(verbs.QPInit{})
+	w.Must(c.Init(e.QP))
+	if _, err := c.Connect(w.Soon(), e.QP, cm.Param{}, make([]byte, 57)); !errors.Is(err, syscall.EINVAL) {
+		w.Errorf("57 bytes of private data: got %v, want EINVAL", err)
+	}
+	w.Must(c.Close())
+}

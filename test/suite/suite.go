@@ -1,0 +1,260 @@
+// Package suite is the tests of package verbs that must pass on every transport: on devices in this process, of a service, and of a
+// kernel. A test of each hands it a way to open the device.
+package suite
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/uapi"
+	"verbena/verbs"
+)
+
+// Config says what is tested.
+type Config struct {
+	// Open opens the device anew.
+	Open func() (*verbs.Device, error)
+	// Path is how queue pairs are connected; the zero Path is good where the default GID reaches the device itself.
+	Path verbs.Path
+	// Without is what the device lacks. Nothing is skipped for it: the tests look for what such a device does instead.
+	Without map[Ability]bool
+}
+
+// Ability is something that not every device does.
+type Ability string
+
+// The abilities. The kernel's rxe has none of them in Linux 6.1.
+const (
+	AtomicWrite  Ability = "ATOMIC WRITE"
+	Flush        Ability = "FLUSH"
+	Multicast    Ability = "multicast"                // between queue pairs of one device
+	WindowRange  Ability = "range of a window"        // a WRITE outside of a memory window fails
+	LocalErrors  Ability = "local protection error"   // of a wrong local key; else the status is LocalQPError
+	AccessEvents Ability = "event of an access error" // at the target of a request that breaks its rights
+)
+
+// Run runs the tests.
+func Run(t *testing.T, c Config) {
+	for _, x := range []struct {
+		name string
+		f    func(*World)
+	}{
+		{"Query", (*World).query}, {"Send", (*World).send}, {"Write", (*World).write}, {"Read", (*World).read},
+		{"Immediate", (*World).immediate}, {"Inline", (*World).inline}, {"Atomics", (*World).atomics}, {"AtomicWrite", (*World).atomicWrite},
+		{"Flush", (*World).flush}, {"Lists", (*World).lists}, {"Batch", (*World).batch}, {"Unreliable", (*World).unreliable},
+		{"Datagrams", (*World).datagrams}, {"Multicast", (*World).multicast}, {"SRQ", (*World).srq}, {"Windows", (*World).windows},
+		{"Slice", (*World).slice}, {"Wait", (*World).wait}, {"Cancel", (*World).cancel}, {"Channel", (*World).channel},
+		{"Iterator", (*World).iterator}, {"Full", (*World).full}, {"Resize", (*World).resize}, {"Errors", (*World).errors},
+		{"Events", (*World).events}, {"Closed", (*World).closed}, {"Busy", (*World).busy}, {"CloseDevice", (*World).closeDevice},
+		{"CloseDeviceMemory", (*World).closeDeviceMemory}, {"CloseWhileCreating", (*World).closeWhileCreating},
+		{"Concurrent", (*World).concurrent}, {"Reset", (*World).reset}, {"Exec", (*World).exec},
+	} {
+		t.Run(x.name, func(t *testing.T) { With(t, c, x.f) })
+	}
+}
+
+// With runs one test with the device open.
+func With(t *testing.T, c Config, test func(*World)) {
+	w := &World{T: t, Config: c}
+	d, err := c.Open()
+	w.Must(err)
+	w.Device = d
+	defer func() { w.Must(d.Close()) }()
+	test(w)
+}
+
+// World is the surroundings of a test: the open device, and what makes queue pairs on it.
+type World struct {
+	*testing.T
+	Config Config
+	Device *verbs.Device
+	Memory int // of an End, in bytes; 0: 1 MB
+}
+
+// Must ends the test if there is an error.
+func (w *World) Must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// refused posts a work request that the device cannot do.
+func (e *End) refused(wr verbs.SendWR) {
+	e.Helper()
+	wr.Flags |= verbs.Signaled
+	if err := e.QP.PostSend(&wr); err == nil {
+		if wc := e.One(); wc.Status == verbs.Success {
+			e.Errorf("%v succeeded on a device without it", wr.Opcode)
+		}
+	}
+}
+
+// patience bounds what should take microseconds.
+const patience = 20 * time.Second
+
+// Soon returns a context for what should take microseconds.
+func (w *World) Soon() context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	w.Cleanup(cancel)
+	return ctx
+}
+
+// End is one side of a connection: a queue pair with memory.
+type End struct {
+	*World
+	PD *verbs.PD
+	CQ *verbs.CQ
+	QP *verbs.QP
+	MR *verbs.MR
+}
+
+const memory = 1 << 20
+
+// End makes a queue pair in RESET, with a completion queue and memory that peers may reach in every way.
+func (w *World) End(init verbs.QPInit) *End {
+	w.Helper()
+	e := &End{World: w}
+	var err error
+	e.PD, err = w.Device.AllocPD()
+	w.Must(err)
+	e.CQ, err = w.Device.CreateCQ(1000, nil)
+	w.Must(err)
+	if init.SendCQ == nil {
+		init.SendCQ = e.CQ
+	}
+	e.QP, err = e.PD.CreateQP(init)
+	w.Must(err)
+	e.MR, err = e.PD.Alloc(cmp.Or(w.Memory, memory), verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic|verbs.BindWindows)
+	w.Must(err)
+	return e
+}
+
+// Close closes the objects, in order.
+func (e *End) Close() {
+	e.Helper()
+	for _, c := range []io.Closer{e.QP, e.MR, e.CQ, e.PD} {
+		e.Must(c.Close())
+	}
+}
+
+// Pair makes two Ends that are connected.
+func (w *World) Pair(init verbs.QPInit) (a, b *End) {
+	w.Helper()
+	a, b = w.End(init), w.End(init)
+	w.Connect(a, b)
+	return a, b
+}
+
+// Connect connects two Ends that are in RESET or INIT.
+func (w *World) Connect(a, b *End) {
+	w.Helper()
+	w.ConnectVia(a, b, w.Config.Path)
+}
+
+// ConnectVia is Connect with a path, which is made of that of the Config.
+func (w *World) ConnectVia(a, b *End, p verbs.Path) {
+	w.Helper()
+	ea, err := a.QP.LocalVia(p)
+	w.Must(err)
+	eb, err := b.QP.LocalVia(p)
+	w.Must(err)
+	w.Must(a.QP.ConnectVia(eb, p))
+	w.Must(b.QP.ConnectVia(ea, p))
+}
+
+// One waits for a completion.
+func (e *End) One() verbs.WC {
+	e.Helper()
+	var wc [1]verbs.WC
+	n, err := e.CQ.Wait(e.Soon(), wc[:])
+	if err != nil || n != 1 {
+		e.Fatalf("wait for a completion: got %d, %v", n, err)
+	}
+	return wc[0]
+}
+
+// OK waits for a completion, which must be a success of that work request.
+func (e *End) OK(id uint64) verbs.WC {
+	e.Helper()
+	wc := e.One()
+	if err := verbs.CompletionError(&wc); err != nil || wc.ID != id || wc.QPN != e.QP.Num() {
+		e.Fatalf("completion: got work request %d of QP %d: %v, want %d of %d", wc.ID, wc.QPN, err, id, e.QP.Num())
+	}
+	return wc
+}
+
+// Fill writes a pattern to n bytes of the memory, and returns them.
+func (e *End) Fill(off, n int, seed byte) []byte {
+	b := e.MR.Bytes()[off:][:n]
+	for i := range b {
+		b[i] = byte(i)*7 + seed
+	}
+	return b
+}
+
+// Remote is the memory from an offset on, for peers.
+func (e *End) Remote(off int) verbs.Remote {
+	return verbs.Remote{Addr: e.MR.Addr() + uint64(off), RKey: e.MR.RKey()}
+}
+
+// Post posts a work request that completes with a WC.
+func (e *End) Post(wr verbs.SendWR) {
+	e.Helper()
+	wr.Flags |= verbs.Signaled
+	e.Must(e.QP.PostSend(&wr))
+}
+
+// Recv posts a receive of n bytes.
+func (e *End) Recv(id uint64, off, n int) {
+	e.Helper()
+	e.Must(e.QP.PostRecv(&verbs.RecvWR{ID: id, Local: e.MR.SGE(off, n)}))
+}
+
+// Same ends the test if the bytes differ.
+func (w *World) Same(got, want []byte) {
+	w.Helper()
+	if !bytes.Equal(got, want) {
+		w.Fatalf("%d bytes differ from what was sent", len(want))
+	}
+}
+
+func (w *World) query() {
+	attr, err := w.Device.Query()
+	w.Must(err)
+	if attr.Ports < 1 || attr.MaxQP < 10 || attr.MaxQPWR < 64 || attr.NodeGUID == 0 {
+		w.Errorf("Query: got %+v", attr)
+	}
+	port, err := w.Device.QueryPort(1)
+	w.Must(err)
+	if port.State != uapi.PortActive || port.ActiveMTU.Bytes() < 256 || port.GIDs < 1 {
+		w.Errorf("QueryPort: got %+v", port)
+	}
+	if _, err := w.Device.QueryPort(77); !errors.Is(err, syscall.EINVAL) {
+		w.Errorf("QueryPort of 77: got %v, want EINVAL", err)
+	}
+	gids, err := w.Device.GIDs()
+	w.Must(err)
+	best, err := w.Device.DefaultGID(1)
+	w.Must(err)
+	found := false
+	for _, g := range gids {
+		found = found || g == best
+	}
+	if !found {
+		w.Errorf("DefaultGID: got %+v, which is not in %+v", best, gids)
+	}
+	e := w.End(verbs.QPInit{})
+	defer e.Close()
+	a, err := e.QP.Query()
+	w.Must(err)
+	if a.State != verbs.Reset {
+		w.Errorf("a new QP is in %v, want %v", a.State, verbs.Reset)
+	}
+}
