@@ -103,10 +103,12 @@ func (q *QP) modify(req uapi.ModifyQP) error {
 	return nil
 }
 
-// setState notes a state for those who post sends, and returns the last.
+// setState sets the state that PostSend and PostRecv go by, and returns the last.
 func (q *QP) setState(s QPState) (before QPState) {
 	q.send.Lock()
 	defer q.send.Unlock()
+	q.recv.Lock()
+	defer q.recv.Unlock()
 	before, q.now = q.now, s
 	return before
 }

@@ -63,7 +63,7 @@ type QP struct {
 	recv sync.Mutex // of those who post receives
 	q    provider.QP
 	dead bool            // written under both locks
-	now  QPState         // as Modify has left it; under send
+	now  QPState         // as Modify has left it; written under both locks
 	wr   provider.SendWR // scratch; under send
 	in   provider.RecvWR // scratch; under recv
 	sges [2][]provider.SGE
@@ -328,12 +328,16 @@ func gather(scratch *[]provider.SGE, one SGE, more []SGE) []provider.SGE {
 	return l
 }
 
-// PostRecv queues a receive work request. ErrQueueFull if there is no room. It does not sleep, and does not keep wr. (ibv_post_recv)
+// PostRecv queues a receive work request. ErrQueueFull if there is no room, EINVAL in RESET. It does not sleep, and does not keep wr.
+// (ibv_post_recv)
 func (q *QP) PostRecv(wr *RecvWR) error {
 	q.recv.Lock()
 	defer q.recv.Unlock()
 	if q.dead {
 		return ErrClosed
+	}
+	if q.now == Reset { // the device would drop it without a completion
+		return q.refused(fmt.Errorf("it is in state %v, and cannot receive: %w", q.now, errInvalid))
 	}
 	q.in = provider.RecvWR{ID: wr.ID, SGE: gather(&q.sges[1], wr.Local, wr.List)}
 	if err := q.q.Recv(&q.in); err != nil {
