@@ -92,6 +92,10 @@ func (Provider) CreateCQ(d *cmd.Device, req uapi.CreateCQ) (provider.CQ, uapi.Cr
 
 var errNoPlace = fmt.Errorf("the device did not say where its queue is: %w", syscall.EPROTO)
 
+// withInvalidate is the flag of an invalidated key as a device writes it for libibverbs, and as the kernel's rxe does, in its own numbering.
+// No rxe device reports checksums, for which libibverbs has the kernel's number.
+const withInvalidate = uapi.WCFlagWithInvalidate | uapi.WCFlags(uapi.IBVWCWithInv)
+
 // Poll implements provider.CQ. (cq_poll)
 func (c *cq) Poll(wc []provider.WC) (n int) {
 	at, _ := c.q.Consumer()
@@ -102,12 +106,13 @@ func (c *cq) Poll(wc []provider.WC) (n int) {
 		w, _ := uapi.Decode[uapi.WC](c.slot[:])
 		wc[n] = provider.WC{
 			ID: w.WRID, Status: provider.Status(w.Status), Opcode: w.Opcode, ByteLen: w.ByteLen, QPN: w.QPNum, SrcQPN: w.SrcQP,
-			Flags: w.WCFlags, VendorErr: w.VendorErr, PKeyIndex: w.PKeyIndex,
+			Flags: w.WCFlags & (uapi.WCFlagGRH | uapi.WCFlagWithImm), VendorErr: w.VendorErr, PKeyIndex: w.PKeyIndex,
 		}
 		switch {
 		case w.WCFlags&uapi.WCFlagWithImm != 0:
 			wc[n].Imm = w.Ex.Imm().Uint32()
-		case w.WCFlags&uapi.WCFlagWithInvalidate != 0:
+		case w.WCFlags&withInvalidate != 0:
+			wc[n].Flags |= uapi.WCFlagWithInvalidate
 			wc[n].Key = w.Ex.InvalidateRKey()
 		}
 		at = c.q.Next(at)
