@@ -133,6 +133,9 @@ func (r *requester) decodeSend(w *sendWQE, b []byte) {
 		w.inline = append(w.inline, data[:w.length]...)
 	} else if w.sges, w.length, w.status = decodeSGEs(w.sges, data, h.DMA.NumSGE, qp.cap.MaxSendSGE); w.status != 0 {
 		return
+	} else if w.length > maxMsgSize {
+		w.sges, w.length, w.status = w.sges[:0], 0, uapi.WCLocLenErr
+		return
 	}
 	switch w.kind {
 	case transport.Write, transport.Read:
@@ -188,20 +191,17 @@ func decodeSGEs(list []uapi.RXESGE, b []byte, n, limit uint32) ([]uapi.RXESGE, i
 	if n > limit {
 		return list, 0, uapi.WCLocQPOpErr
 	}
-	sum := uint64(0)
+	sum := 0
 	for range n {
 		s, _ := uapi.Decode[uapi.RXESGE](b)
 		b = b[uapi.SizeOf[uapi.RXESGE]():]
 		if s.Length == 0 {
 			continue
 		}
-		sum += uint64(s.Length)
+		sum += int(s.Length)
 		list = append(list, s)
 	}
-	if sum > maxMsgSize {
-		return list, 0, uapi.WCLocLenErr
-	}
-	return list, int(sum), uapi.WCSuccess
+	return list, sum, uapi.WCSuccess
 }
 
 // encodeSend writes a work request of a consumer in this process to b, as a library would into the slot, and

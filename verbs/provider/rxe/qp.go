@@ -74,9 +74,13 @@ func (q *qp) Send(wr *provider.SendWR) error {
 		n = copy(data, wr.Inline)
 		h.DMA.Length, h.DMA.Resid = uint32(n), uint32(n)
 	default:
+		var total uint64
 		var err error
-		if h.DMA, n, err = putSGEs(data, wr.SGE, q.sges); err != nil {
+		if h.DMA, n, total, err = putSGEs(data, wr.SGE, q.sges); err != nil {
 			return err
+		}
+		if total > maxMessage {
+			return fmt.Errorf("message of %d bytes, at most 2^31: %w", total, syscall.EINVAL)
 		}
 	}
 	switch wr.Opcode {
@@ -115,22 +119,22 @@ func (q *qp) Send(wr *provider.SendWR) error {
 	return nil
 }
 
-// putSGEs writes elements, and says how much they are together.
-func putSGEs(b []byte, sges []provider.SGE, most int) (dma uapi.RXEDMAInfo, n int, err error) {
+// maxMessage is the length of the longest message, in bytes. A receive may be longer.
+const maxMessage = 1 << 31
+
+// putSGEs writes elements to b, and returns what describes them and the length of what it wrote. most is the largest number of elements.
+func putSGEs(b []byte, sges []provider.SGE, most int) (dma uapi.RXEDMAInfo, n int, total uint64, err error) {
 	if len(sges) > most {
-		return dma, 0, fmt.Errorf("%d elements, at most %d: %w", len(sges), most, syscall.EINVAL)
+		return dma, 0, 0, fmt.Errorf("%d elements, at most %d: %w", len(sges), most, syscall.EINVAL)
 	}
-	total := uint64(0)
 	for i, e := range sges {
 		binary.NativeEndian.PutUint64(b[16*i:], e.Addr)
 		binary.NativeEndian.PutUint32(b[16*i+8:], e.Length)
 		binary.NativeEndian.PutUint32(b[16*i+12:], e.LKey)
 		total += uint64(e.Length)
 	}
-	if total > 1<<31 {
-		return dma, 0, fmt.Errorf("message of %d bytes, at most 2^31: %w", total, syscall.EINVAL)
-	}
-	return uapi.RXEDMAInfo{Length: uint32(total), Resid: uint32(total), NumSGE: uint32(len(sges))}, 16 * len(sges), nil
+	length := uint32(min(total, 1<<32-1))
+	return uapi.RXEDMAInfo{Length: length, Resid: length, NumSGE: uint32(len(sges))}, 16 * len(sges), total, nil
 }
 
 // Ring implements provider.QP.
@@ -145,7 +149,7 @@ func (q *qp) Recv(wr *provider.RecvWR) error {
 }
 
 func (s *recvSlot) post(q *queue, wr *provider.RecvWR) error {
-	dma, n, err := putSGEs(s.b[uapi.RXERecvWQESGEOffset:], wr.SGE, s.sges)
+	dma, n, _, err := putSGEs(s.b[uapi.RXERecvWQESGEOffset:], wr.SGE, s.sges)
 	if err != nil {
 		return err
 	}
