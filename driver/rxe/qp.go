@@ -103,18 +103,6 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 		return nil, fmt.Errorf("queue pair of type %v: %w", init.Type, syscall.EOPNOTSUPP)
 	}
 	c := &init.Cap
-	for _, l := range []struct {
-		what        string
-		asked, most uint32
-	}{
-		{"send work requests", c.MaxSendWR, d.limits.wr}, {"receive work requests", c.MaxRecvWR, d.limits.wr},
-		{"gather elements", c.MaxSendSGE, maxSGE}, {"scatter elements", c.MaxRecvSGE, maxSGE},
-		{"bytes inline", c.MaxInlineData, maxInline},
-	} {
-		if l.asked > l.most {
-			return nil, fmt.Errorf("%d %s, at most %d: %w", l.asked, l.what, l.most, syscall.EINVAL)
-		}
-	}
 	qp := &QP{
 		dev: d, obj: obj, typ: init.Type, pd: domain(init.PD), ctx: d.context(u),
 		sigAll: init.SigAll, pathMTU: roce.MTU256,
@@ -127,8 +115,20 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 		qp.ctx, *c = nil, ib.QPCap{}
 		qp.xrcd, _ = ib.As[*xrcd](init.XRCD)
 	}
-	if !hasReceiveQueue(qp) {
+	if !hasReceiveQueue(qp) { // then its size does not count (ibv_create_qp(3))
 		c.MaxRecvWR, c.MaxRecvSGE = 0, 0
+	}
+	for _, l := range []struct {
+		what        string
+		asked, most uint32
+	}{
+		{"send work requests", c.MaxSendWR, d.limits.wr}, {"receive work requests", c.MaxRecvWR, d.limits.wr},
+		{"gather elements", c.MaxSendSGE, maxSGE}, {"scatter elements", c.MaxRecvSGE, maxSGE},
+		{"bytes inline", c.MaxInlineData, maxInline},
+	} {
+		if l.asked > l.most {
+			return nil, fmt.Errorf("%d %s, at most %d: %w", l.asked, l.what, l.most, syscall.EINVAL)
+		}
 	}
 	if qp.lane = new(lane); qp.ctx != nil {
 		qp.lane = &qp.ctx.lane

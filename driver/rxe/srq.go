@@ -39,11 +39,12 @@ type srq struct {
 func (o ops) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (ib.DriverSRQ, error) {
 	d := o.dev
 	a := &init.Attr
+	a.Limit = 0 // Modify alone arms it (ibv_create_srq(3))
 	if a.MaxWR > d.limits.wr || a.MaxSGE > maxSGE {
 		return nil, fmt.Errorf("%d receives of %d elements, at most %d of %d: %w", a.MaxWR, a.MaxSGE, d.limits.wr, maxSGE,
 			syscall.EINVAL)
 	}
-	s := &srq{dev: d, obj: obj, pd: domain(init.PD), ctx: d.context(u), maxSGE: a.MaxSGE, limit: a.Limit}
+	s := &srq{dev: d, obj: obj, pd: domain(init.PD), ctx: d.context(u), maxSGE: a.MaxSGE}
 	if init.Type == ib.SRQXRC {
 		s.cq, _ = ib.As[*cq](init.CQ)
 		if s.xrcd, _ = ib.As[*xrcd](init.XRCD); s.xrcd != nil && s.ctx != nil {

@@ -25,6 +25,26 @@ type shared struct {
 	at, to []*ib.QP // of a, of b
 }
 
+// TestSRQCreate: a limit does not count when a queue is made, nor the size of a receive queue beside it.
+func TestSRQCreate(t *testing.T) {
+	b := newBench(t, setup{})
+	srq, err := b.a.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1, Limit: 3}})
+	check(t, err)
+	got, err := srq.Query()
+	check(t, err)
+	if got.Limit != 0 {
+		t.Errorf("limit of a new queue: got %d, want 0", got.Limit)
+	}
+	qp, err := b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: b.a.cq, RecvCQ: b.a.cq, Type: ib.QPTypeRC, SRQ: srq,
+		Cap: ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1, MaxRecvWR: 1 << 31, MaxRecvSGE: 1 << 31}})
+	check(t, err)
+	if c := qp.Init().Cap; c.MaxRecvWR != 0 || c.MaxRecvSGE != 0 {
+		t.Errorf("receive queue beside a shared one: got %d of %d, want none", c.MaxRecvWR, c.MaxRecvSGE)
+	}
+	check(t, qp.Destroy())
+	check(t, srq.Destroy())
+}
+
 // newShared makes queue pairs of a type, those of b with a shared receive queue in the domain pd, and brings them up.
 func newShared(t *testing.T, s setup, pairs int, pd *ib.PD, c conn) *shared {
 	t.Helper()
