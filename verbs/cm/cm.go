@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"verbena/verbs"
@@ -524,6 +525,16 @@ type Request struct {
 	Data []byte // private data, as long as the message's field: what the peer has sent, then zeros
 	peer cmid.Param
 	conn *Conn
+
+	answered atomic.Bool // by Accept or Reject
+}
+
+// answer notes that the request is being answered; EINVAL if it has been.
+func (r *Request) answer() error {
+	if r.answered.Swap(true) {
+		return fmt.Errorf("verbs/cm: the request has been answered: %w", syscall.EINVAL)
+	}
+	return nil
 }
 
 // NodeGUID names the device by which the request has come. It may sleep.
@@ -536,8 +547,12 @@ func (r *Request) RemoteAddr() netip.AddrPort { return r.conn.RemoteAddr() }
 func (r *Request) Init(qp *verbs.QP) error { return r.conn.Init(qp) }
 
 // Accept accepts, and brings the queue pair to RTS; private data of at most 196 bytes goes to the peer. The connection is established when
-// Conn.Established returns; the peer may send before. It may sleep. (rdma_accept)
+// Conn.Established returns; the peer may send before. A request that it cannot accept is refused. EINVAL if the request has been answered. It
+// may sleep. (rdma_accept)
 func (r *Request) Accept(qp *verbs.QP, p Param, data []byte) (*Conn, error) {
+	if err := r.answer(); err != nil {
+		return nil, err
+	}
 	c := r.conn
 	param, err := p.forQP(qp)
 	if err == nil {
@@ -551,14 +566,22 @@ func (r *Request) Accept(qp *verbs.QP, p Param, data []byte) (*Conn, error) {
 		err = c.id.Accept(param, data)
 	}
 	if err != nil {
-		r.Reject(nil)
+		_ = r.refuse(nil)
 		return nil, err
 	}
 	return c, nil
 }
 
-// Reject refuses the request; private data of at most 148 bytes goes to the peer. It may sleep. (rdma_reject)
+// Reject refuses the request; private data of at most 148 bytes goes to the peer. EINVAL if the request has been answered. It may sleep.
+// (rdma_reject)
 func (r *Request) Reject(data []byte) error {
+	if err := r.answer(); err != nil {
+		return err
+	}
+	return r.refuse(data)
+}
+
+func (r *Request) refuse(data []byte) error {
 	err := r.conn.id.Reject(data)
 	r.conn.Close()
 	return err
