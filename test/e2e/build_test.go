@@ -61,14 +61,14 @@ func buildRawverbs(t *testing.T) string {
 	})
 }
 
-// compile builds a program of testdata that uses libibverbs, or, if its name begins with cm_, librdmacm and threads.
+// compile builds a program of testdata that uses libibverbs, or, if its name begins with cm_, librdmacm.
 func compile(t *testing.T, name string) string {
 	t.Helper()
 	needProgram(t, "gcc libc6-dev libibverbs-dev librdmacm-dev", "gcc")
 	return build(t, name, func(path string) []string {
-		argv := []string{"gcc", "-Wall", "-O1", "-o", path, "testdata/" + name + ".c", "-libverbs"}
+		argv := []string{"gcc", "-Wall", "-O1", "-o", path, "testdata/" + name + ".c", "-libverbs", "-pthread"}
 		if strings.HasPrefix(name, "cm_") {
-			argv = append(argv, "-lrdmacm", "-pthread")
+			argv = append(argv, "-lrdmacm")
 		}
 		return argv
 	})

@@ -28,13 +28,13 @@ func TestVerbs(t *testing.T) {
 			addr := place.addr
 			w := startService(t, place.user, "", place.args...)
 			c := w.cmd(w.deadline(100), "run", "--", suite, "-test.v")
-			c.Env = append(c.Env, "VERBS_DEVICE=rxe0", "VERBS_ADDR="+addr)
+			c.Env = append(c.Env, "VERBS_DEVICE=rxe0", "VERBS_ADDR="+addr, "VERBS_REPORTS=1")
 			if out, err := c.CombinedOutput(); err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}
 			c = w.cmd(w.deadline(100))
 			c.Path, c.Args = suite, []string{suite, "-test.v"}
-			c.Env = append(c.Env, "VERBS_DEVICE=rxe0", "VERBS_ADDR="+addr, "VERBS_SERVICE="+w.socket)
+			c.Env = append(c.Env, "VERBS_DEVICE=rxe0", "VERBS_ADDR="+addr, "VERBS_SERVICE="+w.socket, "VERBS_REPORTS=1")
 			if out, err := c.CombinedOutput(); err != nil {
 				t.Errorf("by the socket: %v\n%s", err, out)
 			}

@@ -1,6 +1,6 @@
 //go:build e2e || interop
 
-package suite
+package suite_test
 
 import (
 	"net/netip"
@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/leaktest"
+	"verbena/test/reports"
+	"verbena/test/suite"
 	"verbena/verbs"
 	"verbena/verbs/cm"
 	"verbena/verbs/service"
@@ -45,15 +47,15 @@ func TestDevice(t *testing.T) {
 	if name == "" {
 		t.Skip("VERBS_DEVICE names no device")
 	}
-	c := Config{Open: device(t, name), Without: map[Ability]bool{}}
+	c := suite.Config{Open: device(t, name), Without: map[suite.Ability]bool{}}
 	for _, a := range strings.Split(os.Getenv("VERBS_WITHOUT"), ",") {
-		c.Without[Ability(a)] = true
+		c.Without[suite.Ability(a)] = true
 	}
-	Run(t, c)
+	suite.Run(t, c)
 }
 
-// TestConnections runs the tests of package cm on the same device, by the address VERBS_ADDR.
-func TestConnections(t *testing.T) {
+// connections is the configuration of tests that use the connection manager, on the same device, by the address VERBS_ADDR.
+func connections(t *testing.T) suite.CMConfig {
 	name, addr := os.Getenv("VERBS_DEVICE"), os.Getenv("VERBS_ADDR")
 	if name == "" || addr == "" {
 		t.Skip("VERBS_DEVICE and VERBS_ADDR name no device")
@@ -62,11 +64,18 @@ func TestConnections(t *testing.T) {
 	if os.Getenv("VERBS_SERVICE") != "" {
 		manager = socket(t).ConnectionManager
 	}
-	RunCM(t, CMConfig{
-		Config:  Config{Open: device(t, name)},
-		Manager: manager,
-		Addr:    netip.MustParseAddr(addr),
-	})
+	return suite.CMConfig{Config: suite.Config{Open: device(t, name)}, Manager: manager, Addr: netip.MustParseAddr(addr)}
+}
+
+// TestConnections runs the tests of package cm.
+func TestConnections(t *testing.T) { suite.RunCM(t, connections(t)) }
+
+// TestReports runs the programs of test/reports, on a device of Verbena's: the kernel's has many of the faults.
+func TestReports(t *testing.T) {
+	if os.Getenv("VERBS_REPORTS") == "" {
+		t.Skip("VERBS_REPORTS does not ask for them")
+	}
+	reports.Run(t, connections(t))
 }
 
 // Marks are what a system call trace shows of the thread that runs TestQuiet, before and after its loop.
@@ -88,7 +97,7 @@ func TestQuiet(t *testing.T) {
 		}
 	}
 	d, err := device(t, name)()
-	w := &World{T: t, Device: d}
+	w := &suite.World{T: t, Device: d}
 	w.Must(err)
 	defer d.Close()
 	a, b := w.Pair(verbs.QPInit{SendWRs: 128})

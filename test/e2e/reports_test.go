@@ -1,0 +1,35 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"testing"
+	"time"
+
+	"verbena/test/reports"
+)
+
+// TestReports: the programs of test/reports that need the C library. TestVerbs runs the others.
+func TestReports(t *testing.T) {
+	t.Parallel()
+	program := compile(t, "reports")
+	for _, u := range users() {
+		t.Run(u.name, func(t *testing.T) {
+			w := startService(t, u, "", "--link", "rxe0="+loopback())
+			for _, r := range reports.All() {
+				if r.C == "" {
+					continue
+				}
+				want := "ok\n"
+				// The library leaves the length of a list of inline data at 0, and no device can know it.
+				if v := providerVersion(t); r.C == "inline_list" && v >= 34 && v < 64 {
+					want = "empty\nok\n"
+				}
+				if out, err := w.cmd(w.deadline(60), "run", "--", program, r.C).CombinedOutput(); err != nil || string(out) != want {
+					t.Errorf("%s (%s): got %q, %v, want %q", r.ID, r.C, out, err, want)
+				}
+			}
+			w.emptyWithin(5 * time.Second)
+		})
+	}
+}

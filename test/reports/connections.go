@@ -1,0 +1,158 @@
+package reports
+
+import (
+	"bytes"
+	"errors"
+	"net/netip"
+	"syscall"
+
+	"verbena/test/suite"
+	"verbena/verbs"
+	"verbena/verbs/cm"
+)
+
+// data makes private data of n bytes, none of which is 0.
+func data(n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i%255) + 1
+	}
+	return b
+}
+
+// privateData: private data of the greatest length arrives whole. What was not sent arrives as zeros, as long as the message's field.
+func privateData(w *suite.CMWorld) {
+	l, at := w.Listen()
+	defer l.Close()
+	for _, n := range []struct{ request, reply int }{{56, 196}, {0, 0}, {1, 1}} {
+		done := make(chan []byte, 1)
+		var passive *cm.Conn
+		go func() {
+			_, c, got, err := w.Accept(l, data(n.reply))
+			if err != nil {
+				w.Errorf("accept: %v", err)
+			}
+			passive = c
+			done <- got
+		}()
+		_, active, reply, err := w.Dial(at, data(n.request))
+		w.Must(err)
+		for _, x := range []struct {
+			what      string
+			got       []byte
+			sent, all int
+		}{{"request", <-done, n.request, 56}, {"reply", reply, n.reply, 196}} {
+			if want := append(data(x.sent), make([]byte, x.all-x.sent)...); !bytes.Equal(x.got, want) {
+				w.Errorf("%s of %d bytes: got %d, % x", x.what, x.sent, len(x.got), x.got)
+			}
+		}
+		w.Must(active.Close())
+		w.Must(passive.Close())
+	}
+}
+
+// refusalData: the data of a refusal arrives whole, whatever the request had.
+func refusalData(w *suite.CMWorld) {
+	l, at := w.Listen()
+	defer l.Close()
+	for _, n := range []int{148, 1, 0} {
+		go func() {
+			if r, err := l.Accept(w.Soon()); err == nil {
+				_ = r.Reject(data(n))
+			}
+		}()
+		_, c, _, err := w.Dial(at, data(56))
+		var refused *cm.RefusedError
+		if !errors.As(err, &refused) || refused.Reason != 28 || !bytes.Equal(refused.Data, append(data(n), make([]byte, 148-n)...)) {
+			w.Errorf("%d bytes: got %+v", n, err)
+		}
+		w.Must(c.Close())
+	}
+}
+
+// portInUse: a port that another listener has at the same address is in use; one that it has at all addresses is not available.
+func portInUse(w *suite.CMWorld) {
+	l, at := w.Listen()
+	if _, err := w.Manager.Listen(at, 0); !errors.Is(err, syscall.EADDRINUSE) {
+		w.Errorf("the same address: got %v, want EADDRINUSE", err)
+	}
+	all := netip.AddrPortFrom(netip.IPv4Unspecified(), at.Port())
+	if _, err := w.Manager.Listen(all, 0); !errors.Is(err, syscall.EADDRNOTAVAIL) {
+		w.Errorf("all addresses: got %v, want EADDRNOTAVAIL", err)
+	}
+	w.Must(l.Close())
+	l, err := w.Manager.Listen(all, 0)
+	w.Must(err)
+	if _, err := w.Manager.Listen(at, 0); !errors.Is(err, syscall.EADDRNOTAVAIL) {
+		w.Errorf("an address of all: got %v, want EADDRNOTAVAIL", err)
+	}
+	w.Must(l.Close())
+	l, err = w.Manager.Listen(at, 0) // free again at once
+	w.Must(err)
+	w.Must(l.Close())
+}
+
+// sourceAddress: connections can begin at the same address of this side, at the same time.
+func sourceAddress(w *suite.CMWorld) {
+	l, at := w.Listen()
+	defer l.Close()
+	var conns []*cm.Conn
+	for range 2 {
+		c, err := w.Manager.Resolve(w.Soon(), cm.Target{Addr: at, Source: netip.AddrPortFrom(w.Addr, 0)})
+		w.Must(err)
+		if c.LocalAddr().Addr() != w.Addr || c.LocalAddr().Port() == 0 {
+			w.Errorf("got %v, want a port of %v", c.LocalAddr(), w.Addr)
+		}
+		conns = append(conns, c)
+	}
+	if conns[0].LocalAddr() == conns[1].LocalAddr() {
+		w.Errorf("both have port %d", conns[0].LocalAddr().Port())
+	}
+	for _, c := range conns {
+		w.Must(c.Close())
+	}
+}
+
+// answeredTwice: a request is answered once. A second answer is refused, and leaves the connection as it is.
+func answeredTwice(w *suite.CMWorld) {
+	l, at := w.Listen()
+	defer l.Close()
+	passive := w.End(verbs.QPInit{})
+	done := make(chan *cm.Conn, 1)
+	go func() {
+		defer close(done)
+		r, err := l.Accept(w.Soon())
+		if err == nil {
+			err = r.Init(passive.QP)
+		}
+		if err != nil {
+			w.Error(err)
+			return
+		}
+		passive.Recv(1, 0, 8)
+		c, err := r.Accept(passive.QP, cm.Param{}, nil)
+		if err != nil {
+			w.Error(err)
+			return
+		}
+		if err := r.Reject(nil); !errors.Is(err, syscall.EINVAL) {
+			w.Errorf("Reject after Accept: got %v, want EINVAL", err)
+		}
+		if _, err := r.Accept(passive.QP, cm.Param{}, nil); !errors.Is(err, syscall.EINVAL) {
+			w.Errorf("Accept again: got %v, want EINVAL", err)
+		}
+		done <- c
+	}()
+	e, active, _, err := w.Dial(at, nil)
+	w.Must(err)
+	c := <-done
+	if c == nil {
+		w.FailNow()
+	}
+	w.Must(c.Established(w.Soon()))
+	e.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(e, 0, 8)})
+	e.OK(2)
+	passive.OK(1)
+	w.Must(active.Close())
+	w.Must(c.Close())
+}

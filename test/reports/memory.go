@@ -1,0 +1,239 @@
+package reports
+
+import (
+	"errors"
+	"syscall"
+
+	"verbena/test/suite"
+	"verbena/verbs"
+)
+
+// accessFlags: a region that peers may write to must be one that the device may write to.
+func accessFlags(w *suite.World) {
+	e := w.End(verbs.QPInit{})
+	for _, a := range []verbs.Access{verbs.RemoteWrite, verbs.RemoteAtomic, verbs.RemoteWrite | verbs.RemoteRead} {
+		if mr, err := e.PD.Alloc(4096, a); !errors.Is(err, syscall.EINVAL) {
+			w.Errorf("access %#x without LocalWrite: got %v, want EINVAL", uint32(a), err)
+			if err == nil {
+				w.Must(mr.Close())
+			}
+		}
+	}
+	for _, a := range []verbs.Access{0, verbs.RemoteRead, verbs.BindWindows, verbs.LocalWrite | verbs.RemoteAtomic, 1 << 20} { // the last is optional
+		mr, err := e.PD.Alloc(4096, a)
+		if err != nil {
+			w.Errorf("access %#x: got %v", uint32(a), err)
+			continue
+		}
+		w.Must(mr.Close())
+	}
+}
+
+// keys: the local key is for this side, and the remote key for peers; each device checks the rights of both.
+func keys(w *suite.World) {
+	a, b := w.Pair(verbs.QPInit{})
+	readOnly, err := b.PD.Alloc(4096, verbs.RemoteRead)
+	w.Must(err)
+	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Read, Local: sge(a, 0, 8), Remote: readOnly.Remote(0)})
+	a.OK(1)
+	local, err := b.PD.Alloc(4096, verbs.LocalWrite)
+	w.Must(err)
+	b.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: local.SGE(0, 8), Remote: a.Remote(0)})
+	b.OK(2)
+	// The local key of a region without remote rights is none for peers.
+	failed(a, verbs.SendWR{ID: 3, Opcode: verbs.Read, Local: sge(a, 0, 8), Remote: verbs.Remote{Addr: local.Addr(), RKey: local.LKey()}},
+		verbs.RemoteAccessError)
+	// Nor is a READ into memory that the device may not write.
+	c, d := w.Pair(verbs.QPInit{})
+	mine, err := c.PD.Alloc(4096, verbs.RemoteRead)
+	w.Must(err)
+	failed(c, verbs.SendWR{ID: 4, Opcode: verbs.Read, Local: mine.SGE(0, 8), Remote: d.Remote(0)}, verbs.LocalProtection)
+}
+
+// bind binds a window, and returns the completion's status.
+func bind(e *suite.End, mw *verbs.MW, off, n int, access verbs.Access) verbs.Status {
+	e.Helper()
+	key := mw.NextKey()
+	e.Post(verbs.SendWR{ID: 70, Opcode: verbs.BindWindow,
+		Window: verbs.Bind{MW: mw, MR: e.MR, Offset: off, Length: n, Access: access, NewKey: key}})
+	wc := e.One()
+	if wc.Status == verbs.Success {
+		mw.Bound(key)
+	}
+	return wc.Status
+}
+
+// windowKeys: each bind makes the key that was asked for good, and the former ones bad, also when their 8 bits wrap around.
+func windowKeys(w *suite.World) {
+	a, b := w.Pair(verbs.QPInit{})
+	mw, err := b.PD.AllocMW()
+	w.Must(err)
+	index := mw.RKey() >> 8
+	for i := range 300 {
+		if s := bind(b, mw, 0, 64, verbs.RemoteWrite|verbs.RemoteRead); s != verbs.Success {
+			w.Fatalf("bind %d: got %v", i, s)
+		}
+		if mw.RKey()>>8 != index {
+			w.Fatalf("bind %d: got key %#x, want index %#x", i, mw.RKey(), index)
+		}
+		if i%50 == 0 || i > 250 && i < 260 {
+			a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: verbs.Remote{Addr: b.MR.Addr(), RKey: mw.RKey()}})
+			a.OK(1)
+		}
+		b.Post(verbs.SendWR{ID: 2, Opcode: verbs.LocalInvalidate, InvalidateKey: mw.RKey()})
+		b.OK(2)
+	}
+	failed(a, verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: verbs.Remote{Addr: b.MR.Addr(), RKey: mw.RKey()}},
+		verbs.RemoteAccessError)
+}
+
+// windowRound: bind, tell the peer with a fence, let it work and invalidate; the window is free again afterwards.
+func windowRound(w *suite.World) {
+	a, b := w.Pair(verbs.QPInit{})
+	mw, err := b.PD.AllocMW()
+	w.Must(err)
+	for i := range 5 {
+		key := mw.NextKey()
+		a.Recv(1, 0, 8)
+		n, err := b.QP.PostSends([]verbs.SendWR{
+			{ID: 2, Opcode: verbs.BindWindow, Window: verbs.Bind{MW: mw, MR: b.MR, Offset: 4096, Length: 4096, Access: verbs.RemoteWrite, NewKey: key}},
+			{ID: 3, Opcode: verbs.Send, Flags: verbs.Fence | verbs.Signaled, Local: sge(b, 0, 8)},
+		})
+		if err != nil || n != 2 {
+			w.Fatalf("PostSends: got %d, %v", n, err)
+		}
+		mw.Bound(key)
+		a.OK(1)
+		b.OK(3)
+		want := a.Fill(0, 100, byte(i))
+		b.Recv(4, 0, 8)
+		a.Post(verbs.SendWR{ID: 5, Opcode: verbs.Write, Local: sge(a, 0, 100), Remote: verbs.Remote{Addr: b.MR.Addr() + 4096, RKey: key}})
+		a.Post(verbs.SendWR{ID: 6, Opcode: verbs.SendInvalidate, InvalidateKey: key})
+		a.OK(5)
+		a.OK(6)
+		if wc := b.OK(4); wc.Flags&verbs.WithInvalidate == 0 || wc.Key != key {
+			w.Errorf("got %+v, want key %#x invalidated", wc, key)
+		}
+		w.Same(b.MR.Bytes()[4096:4196], want)
+		if err := b.MR.Close(); err == nil && i < 4 {
+			b.MR, err = b.PD.Alloc(memory, verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.BindWindows)
+			w.Must(err)
+		} else if err != nil {
+			w.Errorf("Close of the region after the invalidation: %v", err)
+		}
+	}
+}
+
+// windowRefused: a window has no right that its region lacks, and no memory beyond it; a region with a window stays.
+func windowRefused(w *suite.World) {
+	for name, x := range map[string]struct {
+		region verbs.Access
+		off, n int
+		want   verbs.Access
+	}{
+		"a region without BindWindows": {verbs.LocalWrite, 0, 64, verbs.RemoteRead},
+		"writing without LocalWrite":   {verbs.BindWindows, 0, 64, verbs.RemoteWrite},
+		"atomics without LocalWrite":   {verbs.BindWindows, 0, 64, verbs.RemoteAtomic},
+		"a byte too many":              {verbs.LocalWrite | verbs.BindWindows, 4095, 2, verbs.RemoteRead},
+		"a range that begins outside":  {verbs.LocalWrite | verbs.BindWindows, 5000, 1, verbs.RemoteRead},
+	} {
+		e, _ := w.Pair(verbs.QPInit{})
+		mr, err := e.PD.Alloc(4096, x.region)
+		w.Must(err)
+		mw, err := e.PD.AllocMW()
+		w.Must(err)
+		wr := verbs.SendWR{Opcode: verbs.BindWindow, Flags: verbs.Signaled,
+			Window: verbs.Bind{MW: mw, MR: mr, Offset: x.off, Length: x.n, Access: x.want, NewKey: mw.NextKey()}}
+		if err := e.QP.PostSend(&wr); err == nil {
+			if wc := e.One(); wc.Status != verbs.WindowBindError {
+				w.Errorf("%s: got %v, want %v", name, wc.Status, verbs.WindowBindError)
+			}
+		} else if !errors.Is(err, syscall.EINVAL) {
+			w.Errorf("%s: got %v, want EINVAL", name, err)
+		}
+		w.Must(mr.Close())
+	}
+	e, _ := w.Pair(verbs.QPInit{})
+	mw, err := e.PD.AllocMW()
+	w.Must(err)
+	if s := bind(e, mw, 0, 64, verbs.RemoteRead); s != verbs.Success {
+		w.Errorf("bind: got %v", s)
+	}
+	if err := e.MR.Close(); !errors.Is(err, syscall.EBUSY) {
+		w.Errorf("Close of a region with a window: got %v, want EBUSY", err)
+	}
+	w.Must(mw.Close())
+	w.Must(e.MR.Close())
+}
+
+// domains: all that is used together is of one protection domain.
+func domains(w *suite.World) {
+	a, b := w.Pair(verbs.QPInit{})
+	other := w.End(verbs.QPInit{})
+	failed(a, verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(other, 0, 8), Remote: b.Remote(0)}, verbs.LocalProtection)
+	a, b = w.Pair(verbs.QPInit{})
+	failed(a, verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: other.Remote(0)}, verbs.RemoteAccessError)
+	ev, err := w.Device.NextEvent(w.Soon())
+	w.Must(err)
+	if ev.Type != verbs.EventQPAccessError || ev.QP != b.QP {
+		w.Errorf("got %+v, want %v of the target", ev, verbs.EventQPAccessError)
+	}
+}
+
+// groups: a queue pair is in a multicast group once, however often it asks; leaving twice is an error. Others are no groups.
+func groups(w *suite.World) {
+	a, b := w.DatagramEnd(), w.DatagramEnd()
+	group := verbs.GID{10: 0xff, 11: 0xff, 12: 239, 13: 7, 14: 8, 15: 9}
+	w.Must(b.QP.Attach(group))
+	w.Must(b.QP.Attach(group))
+	g, err := w.Device.DefaultGID(1)
+	w.Must(err)
+	ah, err := a.PD.CreateAH(verbs.AHAttr{GID: group, SGIDIndex: g.Index})
+	w.Must(err)
+	for i := range 2 {
+		b.Recv(uint64(i), 0, 100)
+	}
+	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 8), To: verbs.Datagram{AH: ah, QPN: 0xffffff, QKey: verbs.DefaultQKey}})
+	a.OK(3)
+	b.OK(0)
+	if n, _ := b.CQ.Poll(make([]verbs.WC, 1)); n != 0 {
+		w.Error("attached twice, received twice")
+	}
+	w.Must(b.QP.Detach(group))
+	if err := b.QP.Detach(group); !errors.Is(err, syscall.EINVAL) {
+		w.Errorf("Detach again: got %v, want EINVAL", err)
+	}
+	if err := a.QP.Detach(group); !errors.Is(err, syscall.EINVAL) {
+		w.Errorf("Detach of another: got %v, want EINVAL", err)
+	}
+	if err := b.QP.Attach(g.GID); !errors.Is(err, syscall.EINVAL) {
+		w.Errorf("Attach to an address that is no group: got %v, want EINVAL", err)
+	}
+	rc := w.End(verbs.QPInit{})
+	if err := rc.QP.Attach(group); !errors.Is(err, syscall.EINVAL) {
+		w.Errorf("Attach of an RC queue pair: got %v, want EINVAL", err)
+	}
+	// A queue pair that is in a group cannot be destroyed.
+	w.Must(b.QP.Attach(group))
+	if err := b.QP.Close(); !errors.Is(err, syscall.EBUSY) {
+		w.Errorf("Close in a group: got %v, want EBUSY", err)
+	}
+	w.Must(b.QP.Detach(group))
+	w.Must(b.QP.Close())
+}
+
+// qkeys: a datagram with another Q_Key is lost. One with the highest bit stands for the sender's own.
+func qkeys(w *suite.World) {
+	a, b := w.DatagramEnd(), w.DatagramEnd()
+	to, ah := address(w, a, b)
+	b.Recv(1, 0, 100)
+	send := func(id uint64, key uint32, n int) {
+		a.Post(verbs.SendWR{ID: id, Opcode: verbs.Send, Local: sge(a, 0, n), To: verbs.Datagram{AH: ah, QPN: to.QPN, QKey: key}})
+		a.OK(id)
+	}
+	send(2, to.QKey+1, 7)
+	send(3, 0xffffffff, 8)
+	if wc := b.OK(1); wc.ByteLen != suite.GRH+8 {
+		w.Errorf("got %d bytes, want the datagram of 8", wc.ByteLen)
+	}
+}

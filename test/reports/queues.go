@@ -1,0 +1,314 @@
+package reports
+
+import (
+	"context"
+	"errors"
+	"syscall"
+	"time"
+
+	"verbena/test/suite"
+	"verbena/verbs"
+)
+
+// shared makes a connected pair, the second of which receives from a shared receive queue.
+func shared(w *suite.World, wrs int) (a, b *suite.End, srq *verbs.SRQ) {
+	w.Helper()
+	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	srq, err := b.PD.CreateSRQ(wrs, 1)
+	w.Must(err)
+	w.Must(b.QP.Close())
+	b.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ, SRQ: srq, RecvWRs: 1 << 30, RecvSGEs: 1 << 30}) // which do not count
+	w.Must(err)
+	connect(w, a, b, nil)
+	return a, b, srq
+}
+
+// lastReceive: a queue pair that has failed says, once, that it takes no more receives of its shared queue.
+func lastReceive(w *suite.World) {
+	a, b, srq := shared(w, 8)
+	for i := range 3 {
+		w.Must(srq.PostRecv(&verbs.RecvWR{ID: uint64(i), Local: sge(b, 0, 8)}))
+	}
+	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+	a.OK(1)
+	b.OK(0)
+	w.Must(b.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
+	ev, err := w.Device.NextEvent(w.Soon())
+	w.Must(err)
+	if ev.Type != verbs.EventLastWQE || ev.QP != b.QP {
+		w.Errorf("got %+v, want %v of the queue pair", ev, verbs.EventLastWQE)
+	}
+	w.Must(b.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
+	noEvent(w)
+	if n, err := b.CQ.Poll(make([]verbs.WC, 1)); n != 0 || err != nil {
+		w.Errorf("got %d completions, %v: the receives are the shared queue's", n, err)
+	}
+	// Another queue pair goes on with them.
+	c := w.End(verbs.QPInit{})
+	w.Must(c.QP.Close())
+	c.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: c.CQ, SRQ: srq})
+	w.Must(err)
+	d := w.End(verbs.QPInit{})
+	connect(w, d, c, nil)
+	d.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(d, 0, 8)})
+	d.OK(2)
+	c.OK(1)
+	if err := srq.Close(); !errors.Is(err, syscall.EBUSY) {
+		w.Errorf("Close of a shared receive queue in use: got %v, want EBUSY", err)
+	}
+}
+
+// noEvent wants no asynchronous event to come.
+func noEvent(w *suite.World) {
+	w.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+	defer cancel()
+	if ev, err := w.Device.NextEvent(ctx); err == nil {
+		w.Errorf("got %+v, want no event", ev)
+	}
+}
+
+// limitOnce: a limit makes one event, is 0 afterwards, and can be set again. A queue that grows keeps it.
+func limitOnce(w *suite.World) {
+	a, b, srq := shared(w, 16)
+	post := func(n int) {
+		for range n {
+			w.Must(srq.PostRecv(&verbs.RecvWR{ID: 1, Local: sge(b, 0, 8)}))
+		}
+	}
+	send := func() {
+		a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+		a.OK(2)
+		b.OK(1)
+	}
+	post(5)
+	for range 2 {
+		w.Must(srq.SetLimit(4))
+		w.Must(srq.Resize(100))
+		if got, err := srq.Query(); err != nil || got.Limit != 4 || got.MaxWR < 100 {
+			w.Errorf("got %+v, %v, want limit 4 and at least 100", got, err)
+		}
+		send() // 4 are left: that is not fewer
+		noEvent(w)
+		send()
+		ev, err := w.Device.NextEvent(w.Soon())
+		w.Must(err)
+		if ev.Type != verbs.EventSRQLimit || ev.SRQ != srq {
+			w.Errorf("got %+v, want %v", ev, verbs.EventSRQLimit)
+		}
+		if got, err := srq.Query(); err != nil || got.Limit != 0 {
+			w.Errorf("after the event: got limit %d, %v, want 0", got.Limit, err)
+		}
+		send()
+		noEvent(w)
+		post(3)
+	}
+	if err := srq.Resize(1); !errors.Is(err, syscall.EINVAL) {
+		w.Errorf("Resize below what waits: got %v, want EINVAL", err)
+	}
+	for range 5 {
+		send()
+	}
+}
+
+// armed: arming reports what comes later, not what is there; a failure is solicited, whatever its flags.
+func armed(w *suite.World) {
+	a, b := w.Pair(verbs.QPInit{})
+	ch, err := w.Device.CreateChannel()
+	w.Must(err)
+	cq, err := w.Device.CreateCQ(16, ch)
+	w.Must(err)
+	w.Must(b.QP.Close())
+	b.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ, RecvCQ: cq})
+	w.Must(err)
+	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.Reset}, verbs.AttrState))
+	connect(w, a, b, nil)
+	send := func(f verbs.SendFlags) {
+		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Flags: f, Local: sge(a, 0, 8)})
+		a.OK(1)
+	}
+	event := func(what string, want bool) {
+		w.Helper()
+		d := time.Duration(10 * time.Millisecond)
+		if want {
+			d = 10 * time.Second
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), d)
+		defer cancel()
+		if _, err := ch.Wait(ctx); (err == nil) != want {
+			w.Errorf("%s: got %v, want an event: %v", what, err, want)
+		}
+	}
+	drop := func() {
+		w.Helper()
+		if n, err := cq.Poll(make([]verbs.WC, 16)); n == 0 || err != nil {
+			w.Errorf("Poll: got %d, %v", n, err)
+		}
+	}
+	for i := range 10 {
+		b.Recv(uint64(i), 0, 8)
+	}
+	send(verbs.Solicited)
+	w.Must(cq.Arm(false))
+	event("armed with a completion in the queue", false)
+	send(0)
+	event("the next completion", true)
+	send(0)
+	event("one more without arming", false)
+	drop()
+	w.Must(cq.Arm(true))
+	send(0)
+	event("an unsolicited completion", false)
+	send(verbs.Solicited)
+	event("a solicited completion", true)
+	w.Must(cq.Arm(false))
+	w.Must(cq.Arm(true)) // does not take the first back
+	send(0)
+	event("armed for all, then for solicited ones", true)
+	drop()
+	w.Must(cq.Arm(true))
+	w.Must(b.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
+	event("a flushed receive", true)
+	w.Must(b.QP.Close())
+	w.Must(cq.Close())
+	w.Must(ch.Close())
+}
+
+// exact: a completion queue has room for all the entries that it says it has; one more breaks it, with an event.
+func exact(w *suite.World) {
+	d, err := w.Device.Query()
+	w.Must(err)
+	if _, err := w.Device.CreateCQ(d.MaxCQE+1, nil); !errors.Is(err, syscall.EINVAL) {
+		w.Errorf("a queue longer than the device's limit: got %v, want EINVAL", err)
+	}
+	if _, err := w.Device.CreateCQ(0, nil); !errors.Is(err, syscall.EINVAL) {
+		w.Errorf("a queue of no entries: got %v, want EINVAL", err)
+	}
+	for _, asked := range []int{1, 2, 7, 8, 100} {
+		a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+		cq, err := w.Device.CreateCQ(asked, nil)
+		w.Must(err)
+		n := cq.Entries()
+		if n < asked {
+			w.Errorf("asked for %d entries, got %d", asked, n)
+		}
+		w.Must(b.QP.Close())
+		b.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ, RecvCQ: cq, RecvWRs: n + 1})
+		w.Must(err)
+		connect(w, a, b, nil)
+		for i := range n + 1 {
+			b.Recv(uint64(i), 0, 8)
+		}
+		for range n {
+			a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+			a.OK(1)
+		}
+		noEvent(w)
+		wcs := make([]verbs.WC, n+1)
+		got, err := cq.Poll(wcs)
+		if got != n || err != nil {
+			w.Errorf("a queue of %d entries: got %d completions, %v", n, got, err)
+		}
+		for i := range got {
+			if wcs[i].ID != uint64(i) || wcs[i].Status != verbs.Success {
+				w.Errorf("completion %d: got %+v", i, wcs[i])
+			}
+		}
+	}
+}
+
+// overrun: a completion queue without room is in error, which is an event of it, and so is what completes on it.
+func overrun(w *suite.World) {
+	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	cq, err := w.Device.CreateCQ(1, nil)
+	w.Must(err)
+	w.Must(b.QP.Close())
+	b.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ, RecvCQ: cq})
+	w.Must(err)
+	connect(w, a, b, nil)
+	for i := range cq.Entries() + 1 {
+		b.Recv(uint64(i), 0, 8)
+		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+	}
+	ev, err := w.Device.NextEvent(w.Soon())
+	w.Must(err)
+	if ev.Type != verbs.EventCQError || ev.CQ != cq {
+		w.Errorf("got %+v, want %v of the queue", ev, verbs.EventCQError)
+	}
+}
+
+// resizeFull: a completion queue that is resized keeps what is in it, in order, and does not shrink below that.
+func resizeFull(w *suite.World) {
+	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	cq, err := w.Device.CreateCQ(63, nil)
+	w.Must(err)
+	w.Must(b.QP.Close())
+	b.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ, RecvCQ: cq})
+	w.Must(err)
+	connect(w, a, b, nil)
+	next, posted := uint64(0), uint64(0)
+	send := func(n int) {
+		for range n {
+			b.Recv(posted, 0, 8)
+			posted++
+			a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+			a.OK(1)
+		}
+	}
+	take := func(n int) {
+		wcs := make([]verbs.WC, n)
+		if got, err := cq.Poll(wcs); got != n || err != nil {
+			w.Fatalf("got %d completions, %v, want %d", got, err, n)
+		}
+		for i := range wcs {
+			if wcs[i].ID != next {
+				w.Fatalf("got work request %d, want %d", wcs[i].ID, next)
+			}
+			next++
+		}
+	}
+	send(40)
+	take(20)
+	send(40) // around the end of the ring
+	w.Must(cq.Resize(1000))
+	if n := cq.Entries(); n < 1000 {
+		w.Errorf("asked for 1000 entries, got %d", n)
+	}
+	send(50)
+	take(60)
+	if err := cq.Resize(8); !errors.Is(err, syscall.EINVAL) {
+		w.Errorf("Resize to 8 with 50 completions: got %v, want EINVAL", err)
+	}
+	w.Must(cq.Resize(50))
+	take(50)
+	w.Must(cq.Resize(8))
+	send(5)
+	take(5)
+}
+
+// whichQueue: send completions come to the send queue's CQ and receives to the other's.
+func whichQueue(w *suite.World) {
+	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	recv, err := w.Device.CreateCQ(16, nil)
+	w.Must(err)
+	w.Must(b.QP.Close())
+	b.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ, RecvCQ: recv})
+	w.Must(err)
+	connect(w, a, b, nil)
+	b.Recv(1, 0, 8)
+	a.Recv(2, 0, 8)
+	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+	a.OK(3)
+	b.Post(verbs.SendWR{ID: 4, Opcode: verbs.Send, Local: sge(b, 0, 8)})
+	b.OK(4)
+	a.OK(2)
+	var wc [2]verbs.WC
+	if n, err := recv.Poll(wc[:]); n != 1 || err != nil || wc[0].ID != 1 {
+		w.Errorf("got %d completions, %+v, %v, want that of the receive", n, wc[0], err)
+	}
+	if err := recv.Close(); !errors.Is(err, syscall.EBUSY) {
+		w.Errorf("Close of a CQ in use: got %v, want EBUSY", err)
+	}
+	w.Must(b.QP.Close())
+	w.Must(recv.Close())
+}

@@ -1,0 +1,66 @@
+package reports
+
+import (
+	"net/netip"
+	"os"
+	"regexp"
+	"testing"
+
+	"verbena/internal/leaktest"
+	"verbena/test/suite"
+	"verbena/verbs"
+	"verbena/verbs/cm"
+	"verbena/verbs/embed"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// TestReports runs the programs on a device in this process, by the wire and by the shortcut.
+func TestReports(t *testing.T) {
+	for _, wire := range []bool{false, true} {
+		name := map[bool]string{false: "shortcut", true: "wire"}[wire]
+		t.Run(name, func(t *testing.T) {
+			s, err := embed.NewSoftware(embed.Software{Wire: wire})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(s.Close)
+			Run(t, suite.CMConfig{
+				Config:  suite.Config{Open: func() (*verbs.Device, error) { return s.Open("") }},
+				Manager: func() (*cm.Manager, error) { return s.ConnectionManager(nil) },
+				Addr:    netip.MustParseAddr("127.0.0.1"),
+			})
+		})
+	}
+}
+
+// TestLog: README.md has a row for each report, with its link, and none for others.
+func TestLog(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^\| \[([^]]+)\]\(([^)]+)\) \|`).FindAllStringSubmatch(string(text), -1) {
+		rows[m[1]+" "+m[2]] = true
+	}
+	for _, r := range All() {
+		n := 0
+		for _, has := range []bool{r.Verbs != nil, r.CM != nil, r.C != ""} {
+			if has {
+				n++
+			}
+		}
+		if n != 1 || r.Kind == "" || r.Clause == "" {
+			t.Errorf("%s has %d programs, kind %q and clause %q", r.ID, n, r.Kind, r.Clause)
+		}
+		if row := r.ID + " " + r.URL; rows[row] {
+			delete(rows, row)
+		} else {
+			t.Errorf("README.md has no row for %s", row)
+		}
+	}
+	for row := range rows {
+		t.Errorf("README.md has a row for %s, which is no report", row)
+	}
+}

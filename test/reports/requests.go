@@ -1,0 +1,531 @@
+package reports
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"syscall"
+	"time"
+
+	"verbena/test/suite"
+	"verbena/uapi"
+	"verbena/verbs"
+)
+
+// sge is n bytes of an End's memory.
+func sge(e *suite.End, off, n int) verbs.SGE { return e.MR.SGE(off, n) }
+
+// failed posts a work request and waits for its completion, which must have the status.
+func failed(e *suite.End, wr verbs.SendWR, want verbs.Status) {
+	e.Helper()
+	e.Post(wr)
+	if wc := e.One(); wc.Status != want || wc.ID != wr.ID {
+		e.Errorf("%v: got %v of work request %d, want %v of %d", wr.Opcode, wc.Status, wc.ID, want, wr.ID)
+	}
+}
+
+// zeroBytes: a request of no bytes touches no memory, so that neither key is looked at, and it is a keep-alive all the same.
+func zeroBytes(w *suite.World) {
+	a, b := w.Pair(verbs.QPInit{})
+	nowhere := verbs.Remote{Addr: 0, RKey: 0}
+	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Remote: nowhere})
+	a.OK(1)
+	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Read, Remote: nowhere})
+	if wc := a.OK(2); wc.ByteLen != 0 {
+		w.Errorf("READ of no bytes: got %d", wc.ByteLen)
+	}
+	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: verbs.SGE{Addr: 1, LKey: 12345}, Remote: nowhere}) // an element of no bytes
+	a.OK(3)
+	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 4}))
+	a.Post(verbs.SendWR{ID: 5, Opcode: verbs.WriteWithImm, Imm: 9, Remote: nowhere})
+	a.OK(5)
+	if wc := b.OK(4); wc.ByteLen != 0 || wc.Imm != 9 {
+		w.Errorf("WRITE with immediate data of no bytes: got %+v", wc)
+	}
+	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 6}))
+	a.Post(verbs.SendWR{ID: 7, Opcode: verbs.Send})
+	a.OK(7)
+	if wc := b.OK(6); wc.ByteLen != 0 {
+		w.Errorf("SEND of no bytes: got %d", wc.ByteLen)
+	}
+	// A peer without the rights refuses even that.
+	c, d := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	p := w.Config.Path
+	p.Access = verbs.RemoteRead
+	w.ConnectVia(c, d, p)
+	failed(c, verbs.SendWR{ID: 8, Opcode: verbs.Write, Remote: nowhere}, verbs.RemoteInvalid)
+}
+
+// holes: elements of no bytes in a list take no part.
+func holes(w *suite.World) {
+	a, b := w.Pair(verbs.QPInit{SendSGEs: 4, RecvSGEs: 4})
+	want := a.Fill(0, 8, 3)
+	none := verbs.SGE{Addr: 7, LKey: 0xdead}
+	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1, List: []verbs.SGE{none, sge(b, 0, 3), none, sge(b, 3, 100)}}))
+	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, List: []verbs.SGE{sge(a, 0, 5), none, sge(a, 5, 3), none}})
+	a.OK(2)
+	if wc := b.OK(1); wc.ByteLen != 8 {
+		w.Errorf("got %d bytes, want 8", wc.ByteLen)
+	}
+	w.Same(b.MR.Bytes()[:8], want)
+}
+
+// emptyDatagram: a datagram of no bytes arrives, with its header.
+func emptyDatagram(w *suite.World) {
+	a, b := w.DatagramEnd(), w.DatagramEnd()
+	to, ah := address(w, a, b)
+	b.Recv(1, 0, suite.GRH)
+	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, To: verbs.Datagram{AH: ah, QPN: to.QPN, QKey: to.QKey}})
+	a.OK(2)
+	if wc := b.OK(1); wc.ByteLen != suite.GRH || wc.Flags&verbs.WithGRH == 0 {
+		w.Errorf("got %+v, want %d bytes with a header", wc, suite.GRH)
+	}
+}
+
+// address makes an address handle of one End for another.
+func address(w *suite.World, from, to *suite.End) (verbs.Endpoint, *verbs.AH) {
+	w.Helper()
+	ep, err := to.QP.LocalVia(w.Config.Path)
+	w.Must(err)
+	g, err := w.Device.DefaultGID(1)
+	w.Must(err)
+	index := g.Index
+	if i := w.Config.Path.SGIDIndex; i != 0 {
+		index = max(i, 0)
+	}
+	ah, err := from.PD.CreateAH(verbs.AHAttr{GID: ep.GID, SGIDIndex: index})
+	w.Must(err)
+	return ep, ah
+}
+
+// shortDatagramReceive: a datagram that does not fit is lost. The receive stays for the next, and the queue pair goes on.
+func shortDatagramReceive(w *suite.World) {
+	a, b := w.DatagramEnd(), w.DatagramEnd()
+	to, ah := address(w, a, b)
+	dest := verbs.Datagram{AH: ah, QPN: to.QPN, QKey: to.QKey}
+	b.Recv(1, 0, suite.GRH+10)
+	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 11), To: dest})
+	a.OK(2)
+	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 10), To: dest})
+	a.OK(3)
+	if wc := b.OK(1); wc.ByteLen != suite.GRH+10 {
+		w.Errorf("got %d bytes, want the second datagram, of %d", wc.ByteLen, suite.GRH+10)
+	}
+	q, err := b.QP.Query()
+	w.Must(err)
+	if q.State != verbs.RTS {
+		w.Errorf("the queue pair is in %v, want RTS", q.State)
+	}
+}
+
+// immediateWithoutBuffer: a WRITE with immediate data takes a receive, and nothing of its memory.
+func immediateWithoutBuffer(w *suite.World) {
+	a, b := w.Pair(verbs.QPInit{})
+	want := a.Fill(0, 5000, 1)
+	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1})) // no element
+	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.WriteWithImm, Local: sge(a, 0, 5000), Remote: b.Remote(0)})
+	a.OK(2)
+	b.OK(1)
+	w.Same(b.MR.Bytes()[:5000], want)
+	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 3, Local: verbs.SGE{Addr: 8, Length: 4, LKey: 0xbad}})) // a wrong key
+	a.Post(verbs.SendWR{ID: 4, Opcode: verbs.WriteWithImm, Local: sge(a, 0, 5000), Remote: b.Remote(0)})
+	a.OK(4)
+	b.OK(3)
+}
+
+// immediateValue: the completion has the length that was written and all 32 bits of the immediate data.
+func immediateValue(w *suite.World) {
+	a, b := w.Pair(verbs.QPInit{})
+	for _, imm := range []uint32{0x89abcdef, 0xffffffff, 0, 0x80000000} {
+		b.Recv(1, 8192, 64)
+		a.Post(verbs.SendWR{ID: 2, Opcode: verbs.WriteWithImm, Local: sge(a, 0, 4097), Remote: b.Remote(0), Imm: imm})
+		a.OK(2)
+		if wc := b.OK(1); wc.Imm != imm || wc.ByteLen != 4097 || wc.Flags&verbs.WithImm == 0 || wc.Opcode != verbs.WCReceiveWriteWith {
+			w.Errorf("got %+v, want immediate data %#x of 4097 bytes", wc, imm)
+		}
+		b.Recv(3, 8192, 64)
+		a.Post(verbs.SendWR{ID: 4, Opcode: verbs.SendWithImm, Imm: imm})
+		a.OK(4)
+		if wc := b.OK(3); wc.Imm != imm || wc.ByteLen != 0 || wc.Flags&verbs.WithImm == 0 {
+			w.Errorf("got %+v, want immediate data %#x", wc, imm)
+		}
+	}
+}
+
+// lengths: the completions of READs and atomic operations have the length that came back, and those of receives their opcodes.
+func lengths(w *suite.World) {
+	a, b := w.Pair(verbs.QPInit{SendSGEs: 2})
+	for _, n := range []int{1, 4096, 50000} {
+		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Read, List: []verbs.SGE{sge(a, 0, n-1), sge(a, 60000, 1)}, Remote: b.Remote(0)})
+		if wc := a.OK(1); int(wc.ByteLen) != n || wc.Opcode != verbs.WCRead {
+			w.Errorf("READ: got %v of %d bytes, want %d", wc.Opcode, wc.ByteLen, n)
+		}
+	}
+	for op, want := range map[verbs.Opcode]uapi.WCOpcode{verbs.FetchAdd: verbs.WCFetchAdd, verbs.CompareSwap: verbs.WCCompareSwap} {
+		a.Post(verbs.SendWR{ID: 2, Opcode: op, Local: sge(a, 0, 8), Remote: b.Remote(0)})
+		if wc := a.OK(2); wc.ByteLen != 8 || wc.Opcode != want {
+			w.Errorf("%v: got %v of %d bytes, want 8", op, wc.Opcode, wc.ByteLen)
+		}
+	}
+}
+
+// overflow: lengths that add up to more than 32 bits are too long, and not what is left modulo 2^32.
+func overflow(w *suite.World) {
+	for _, op := range []verbs.Opcode{verbs.Send, verbs.Write, verbs.Read} {
+		a, b := w.Pair(verbs.QPInit{SendSGEs: 3})
+		half := verbs.SGE{Addr: a.MR.Addr(), Length: 1 << 31, LKey: a.MR.LKey()}
+		b.Recv(1, 0, 64)
+		wr := verbs.SendWR{ID: 2, Opcode: op, Flags: verbs.Signaled, List: []verbs.SGE{half, half, sge(a, 0, 8)}, Remote: b.Remote(0)}
+		if err := a.QP.PostSend(&wr); err == nil {
+			if wc := a.One(); wc.Status != verbs.LocalLengthError {
+				w.Errorf("%v: got %v, want %v", op, wc.Status, verbs.LocalLengthError)
+			}
+		} else if !errors.Is(err, syscall.EINVAL) {
+			w.Errorf("%v: got %v, want EINVAL", op, err)
+		}
+		if q, err := b.QP.Query(); err != nil || q.State != verbs.RTS {
+			w.Errorf("%v: the peer is in %v (%v), want RTS: nothing is sent", op, q.State, err)
+		}
+	}
+}
+
+// longReceive: a receive may be longer than a message can be.
+func longReceive(w *suite.World) {
+	const part, parts = 66 << 20, 32 // together more than 2^31 bytes
+	a, b := w.Pair(verbs.QPInit{RecvSGEs: parts})
+	big, err := b.PD.Alloc(part, verbs.LocalWrite|verbs.OnDemand)
+	w.Must(err)
+	var list []verbs.SGE
+	for range parts {
+		list = append(list, big.SGE(0, part))
+	}
+	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1, List: list}))
+	want := a.Fill(0, 100, 1)
+	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 100)})
+	a.OK(2)
+	if wc := b.OK(1); wc.ByteLen != 100 {
+		w.Errorf("got %d bytes, want 100", wc.ByteLen)
+	}
+	w.Same(big.Bytes()[:100], want)
+	w.Must(big.Close())
+}
+
+// beyond: an address range that wraps around, or ends a byte too late, is refused.
+func beyond(w *suite.World) {
+	for _, r := range []func(b *suite.End) verbs.Remote{
+		func(b *suite.End) verbs.Remote { return verbs.Remote{Addr: ^uint64(0) - 3, RKey: b.MR.RKey()} },
+		func(b *suite.End) verbs.Remote { return b.Remote(b.MR.Len() - 7) },
+		func(b *suite.End) verbs.Remote { return verbs.Remote{Addr: b.MR.Addr() - 1, RKey: b.MR.RKey()} },
+		func(b *suite.End) verbs.Remote { return verbs.Remote{Addr: b.MR.Addr() + 1<<32, RKey: b.MR.RKey()} },
+	} {
+		for _, op := range []verbs.Opcode{verbs.Write, verbs.Read} {
+			a, b := w.Pair(verbs.QPInit{})
+			failed(a, verbs.SendWR{ID: 1, Opcode: op, Local: sge(a, 0, 8), Remote: r(b)}, verbs.RemoteAccessError)
+		}
+	}
+}
+
+// unaligned: an atomic operation on an address that is no multiple of 8 is an invalid request.
+func unaligned(w *suite.World) {
+	for _, op := range []verbs.Opcode{verbs.FetchAdd, verbs.CompareSwap} {
+		a, b := w.Pair(verbs.QPInit{})
+		failed(a, verbs.SendWR{ID: 1, Opcode: op, Local: sge(a, 0, 8), Remote: b.Remote(4), Swap: 1}, verbs.RemoteInvalid)
+		if !bytes.Equal(b.MR.Bytes()[:16], make([]byte, 16)) {
+			w.Errorf("%v has changed memory", op)
+		}
+	}
+}
+
+// compareSwap: all operands have the byte order of their host, and what does not compare is not swapped.
+func compareSwap(w *suite.World) {
+	a, b := w.Pair(verbs.QPInit{})
+	at := func(e *suite.End) []byte { return e.MR.Bytes()[:8] }
+	const old, fresh = 0x0102030405060708, 0xf1f2f3f4f5f6f7f8
+	binary.NativeEndian.PutUint64(at(b), old)
+	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.CompareSwap, Local: sge(a, 0, 8), Remote: b.Remote(0), CompareAdd: 5, Swap: fresh})
+	a.OK(1)
+	if got, there := binary.NativeEndian.Uint64(at(a)), binary.NativeEndian.Uint64(at(b)); got != old || there != old {
+		w.Errorf("not equal: got %#x, and %#x there, want %#x twice", got, there, uint64(old))
+	}
+	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.CompareSwap, Local: sge(a, 0, 8), Remote: b.Remote(0), CompareAdd: old, Swap: fresh})
+	a.OK(2)
+	if got, there := binary.NativeEndian.Uint64(at(a)), binary.NativeEndian.Uint64(at(b)); got != old || there != fresh {
+		w.Errorf("equal: got %#x, and %#x there, want %#x and %#x", got, there, uint64(old), uint64(fresh))
+	}
+	// The sum wraps around.
+	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.FetchAdd, Local: sge(a, 0, 8), Remote: b.Remote(0), CompareAdd: ^uint64(0)})
+	a.OK(3)
+	if there := binary.NativeEndian.Uint64(at(b)); there != fresh-1 {
+		w.Errorf("sum: got %#x, want %#x", there, uint64(fresh-1))
+	}
+}
+
+// fence: a WRITE with a fence does not overtake the READ before it.
+func fence(w *suite.World) {
+	a, b := w.Pair(verbs.QPInit{})
+	const n = 20000
+	for i := range 20 {
+		want := bytes.Clone(b.Fill(0, n, byte(i)))
+		a.Fill(n, n, byte(i+100))
+		n, err := a.QP.PostSends([]verbs.SendWR{
+			{ID: 1, Opcode: verbs.Read, Flags: verbs.Signaled, Local: sge(a, 0, n), Remote: b.Remote(0)},
+			{ID: 2, Opcode: verbs.Write, Flags: verbs.Signaled | verbs.Fence, Local: sge(a, n, n), Remote: b.Remote(0)},
+		})
+		if err != nil || n != 2 {
+			w.Fatalf("PostSends: got %d, %v", n, err)
+		}
+		a.OK(1)
+		a.OK(2)
+		w.Same(a.MR.Bytes()[:len(want)], want)
+	}
+}
+
+// queueFull: of a list that does not fit, the requests before the bad one are queued and done, and none after it.
+func queueFull(w *suite.World) {
+	a, b := w.Pair(verbs.QPInit{SendWRs: 4})
+	room := a.QP.Init().SendWRs
+	wrs := make([]verbs.SendWR, room+3)
+	for i := range wrs {
+		wrs[i] = verbs.SendWR{ID: uint64(i), Opcode: verbs.Send, Flags: verbs.Signaled}
+	}
+	n, err := a.QP.PostSends(wrs) // the peer has no receive, so that none completes
+	if n != room || !errors.Is(err, verbs.ErrQueueFull) {
+		w.Fatalf("got %d, %v, want %d, %v", n, err, room, verbs.ErrQueueFull)
+	}
+	for i := range n {
+		w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: uint64(i)}))
+	}
+	for i := range n {
+		a.OK(uint64(i))
+		b.OK(uint64(i))
+	}
+	// Unsignalled requests free their slots with the next that is signalled.
+	for range 3 {
+		for i := range room {
+			f := verbs.SendFlags(0)
+			if i == room-1 {
+				f = verbs.Signaled
+			}
+			w.Must(a.QP.PostSend(&verbs.SendWR{ID: 9, Opcode: verbs.Write, Flags: f, Local: sge(a, 0, 8), Remote: b.Remote(0)}))
+		}
+		a.OK(9)
+	}
+}
+
+// badRequest: a bad request in the middle of a list refuses itself, and what was posted before is done.
+func badRequest(w *suite.World) {
+	a, b := w.Pair(verbs.QPInit{Inline: 16})
+	b.Recv(1, 0, 64)
+	n, err := a.QP.PostSends([]verbs.SendWR{
+		{ID: 2, Opcode: verbs.Send, Flags: verbs.Signaled, Local: sge(a, 0, 8)},
+		{ID: 3, Opcode: verbs.Send, Flags: verbs.Signaled, Inline: make([]byte, 4096)},
+		{ID: 4, Opcode: verbs.Send, Flags: verbs.Signaled, Local: sge(a, 0, 8)},
+	})
+	if n != 1 || !errors.Is(err, syscall.EINVAL) {
+		w.Errorf("got %d, %v, want 1, EINVAL", n, err)
+	}
+	a.OK(2)
+	b.OK(1)
+	// Also if the device finds out only when it comes to it.
+	b.Recv(5, 0, 64)
+	n, err = a.QP.PostSends([]verbs.SendWR{
+		{ID: 6, Opcode: verbs.Send, Flags: verbs.Signaled, Local: sge(a, 0, 8)},
+		{ID: 7, Opcode: verbs.Send, Local: verbs.SGE{Addr: a.MR.Addr(), Length: 8, LKey: 0xbad}},
+		{ID: 8, Opcode: verbs.Send, Local: sge(a, 0, 8)},
+	})
+	if n != 3 {
+		w.Fatalf("got %d, %v", n, err)
+	}
+	a.OK(6)
+	b.OK(5)
+	for _, want := range []struct {
+		id     uint64
+		status verbs.Status
+	}{{7, verbs.LocalProtection}, {8, verbs.Flushed}} { // failures complete, signalled or not
+		if wc := a.One(); wc.ID != want.id || wc.Status != want.status {
+			w.Errorf("got %v of work request %d, want %v of %d", wc.Status, wc.ID, want.status, want.id)
+		}
+	}
+}
+
+// inlineCapacity: a device that cannot give the inline data that is asked for says so, and what it gives is true.
+func inlineCapacity(w *suite.World) {
+	e := w.End(verbs.QPInit{})
+	n := 64
+	for ; n < 1<<20; n *= 2 {
+		qp, err := e.PD.CreateQP(verbs.QPInit{SendCQ: e.CQ, Inline: n})
+		if errors.Is(err, syscall.EINVAL) {
+			break
+		}
+		w.Must(err)
+		if got := qp.Init().Inline; got < n {
+			w.Errorf("asked for %d bytes inline, got %d without an error", n, got)
+		}
+		w.Must(qp.Close())
+	}
+	if n == 64 || n == 1<<20 {
+		w.Fatalf("%d bytes inline: got no limit between", n)
+	}
+	a, b := w.Pair(verbs.QPInit{Inline: 64})
+	most := a.QP.Init().Inline
+	want := bytes.Repeat([]byte{7}, most)
+	b.Recv(1, 0, most)
+	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Inline: want})
+	a.OK(2)
+	b.OK(1)
+	w.Same(b.MR.Bytes()[:most], want)
+	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Inline: make([]byte, most+1)}); !errors.Is(err, syscall.EINVAL) {
+		w.Errorf("%d bytes inline: got %v, want EINVAL", most+1, err)
+	}
+	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, List: make([]verbs.SGE, a.QP.Init().SendSGEs+1)}); !errors.Is(err, syscall.EINVAL) {
+		w.Errorf("too many elements: got %v, want EINVAL", err)
+	}
+}
+
+// psnWrap: sequence numbers wrap around at 24 bits, in requests, acknowledgements and READs.
+func psnWrap(w *suite.World) {
+	for _, psn := range []uint32{0xffffff, 0xfffff0, 0x7fffff, 0x7ffff0} {
+		a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+		connect(w, a, b, func(q *verbs.QPAttr) { q.SendPSN, q.RecvPSN = psn, psn })
+		for i := range 4 {
+			want := a.Fill(0, 30000, byte(i))
+			a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 30000), Remote: b.Remote(0)})
+			a.OK(1)
+			w.Same(b.MR.Bytes()[:30000], want)
+			a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Read, Local: sge(a, 32000, 30000), Remote: b.Remote(0)})
+			a.OK(2)
+			w.Same(a.MR.Bytes()[32000:62000], want)
+		}
+	}
+	// Upper bits that a program leaves in a sequence number do not count.
+	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	connect(w, a, b, func(q *verbs.QPAttr) { q.SendPSN |= 0xab000000 })
+	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
+	a.OK(1)
+}
+
+// connect connects two Ends step by step; change changes the attributes of both, before they go to the device.
+func connect(w *suite.World, a, b *suite.End, change func(*verbs.QPAttr)) {
+	w.Helper()
+	for _, x := range [][2]*suite.End{{a, b}, {b, a}} {
+		e, peer := x[0], x[1]
+		q := attributes(w, e, peer)
+		if change != nil {
+			change(&q)
+		}
+		step(w, e, verbs.Init, q)
+		step(w, e, verbs.RTR, q)
+		step(w, e, verbs.RTS, q)
+	}
+}
+
+// attributes are those of a queue pair of a reliable connection, for all transitions.
+func attributes(w *suite.World, e, peer *suite.End) verbs.QPAttr {
+	w.Helper()
+	to, err := peer.QP.LocalVia(w.Config.Path)
+	w.Must(err)
+	g, err := w.Device.DefaultGID(1)
+	w.Must(err)
+	index := g.Index
+	if i := w.Config.Path.SGIDIndex; i != 0 {
+		index = max(i, 0)
+	}
+	return verbs.QPAttr{
+		Port: 1, Access: verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic, AH: verbs.AHAttr{GID: to.GID, SGIDIndex: index},
+		PathMTU: 3, DestQPN: to.QPN, MaxPeerReads: 4, MinRNRTimer: 1, Timeout: 14, RetryCount: 7, RNRRetry: 7, MaxReads: 4, QKey: verbs.DefaultQKey,
+	}
+}
+
+// masks are the attributes of each transition of a reliable connection.
+var masks = map[verbs.QPState]verbs.AttrMask{
+	verbs.Init: verbs.AttrState | verbs.AttrPKeyIndex | verbs.AttrPort | verbs.AttrAccess,
+	verbs.RTR: verbs.AttrState | verbs.AttrAH | verbs.AttrPathMTU | verbs.AttrDestQPN | verbs.AttrRecvPSN | verbs.AttrMaxPeerReads |
+		verbs.AttrMinRNRTimer,
+	verbs.RTS: verbs.AttrState | verbs.AttrTimeout | verbs.AttrRetryCount | verbs.AttrRNRRetry | verbs.AttrSendPSN | verbs.AttrMaxReads,
+}
+
+func step(w *suite.World, e *suite.End, to verbs.QPState, q verbs.QPAttr) {
+	w.Helper()
+	q.State = to
+	w.Must(e.QP.Modify(q, masks[to]))
+}
+
+// rnrForever: 7 RNR retries are for ever, and fewer are counted.
+func rnrForever(w *suite.World) {
+	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	connect(w, a, b, nil)
+	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+	time.Sleep(30 * time.Millisecond) // many times the 0.01 ms of the timer
+	b.Recv(2, 0, 8)
+	a.OK(1)
+	b.OK(2)
+	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	connect(w, a, b, func(q *verbs.QPAttr) { q.RNRRetry = 6 })
+	failed(a, verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 8)}, verbs.RNRRetryExceeded)
+}
+
+// rnrLongest: timer code 0 is the longest of all, 655.36 ms.
+func rnrLongest(w *suite.World) {
+	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	connect(w, a, b, func(q *verbs.QPAttr) { q.MinRNRTimer = 0 })
+	begin := time.Now()
+	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+	time.Sleep(10 * time.Millisecond)
+	b.Recv(2, 0, 8)
+	a.OK(1)
+	b.OK(2)
+	if d := time.Since(begin); d < 640*time.Millisecond {
+		w.Errorf("sent again after %v, want 655 ms", d)
+	}
+}
+
+// noPeer: a queue pair whose peer is gone runs out of retries, and no other error comes.
+func noPeer(w *suite.World) {
+	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	connect(w, a, b, func(q *verbs.QPAttr) { q.Timeout, q.RetryCount = 8, 1 })
+	w.Must(b.QP.Close())
+	failed(a, verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)}, verbs.RetryExceeded)
+	// A timeout of 0 is none: nothing happens, until the queue pair is flushed.
+	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	connect(w, a, b, func(q *verbs.QPAttr) { q.Timeout, q.RetryCount = 0, 1 })
+	w.Must(b.QP.Close())
+	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
+	time.Sleep(50 * time.Millisecond)
+	if n, err := a.CQ.Poll(make([]verbs.WC, 1)); n != 0 || err != nil {
+		w.Errorf("without a timeout: got %d completions, %v", n, err)
+	}
+	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
+	if wc := a.One(); wc.ID != 2 || wc.Status != verbs.Flushed {
+		w.Errorf("got %v of %d, want it flushed", wc.Status, wc.ID)
+	}
+}
+
+// rights: a request that the queue pair does not allow is an invalid request, whatever the memory allows.
+func rights(w *suite.World) {
+	for op, without := range map[verbs.Opcode]verbs.Access{
+		verbs.Read: verbs.RemoteWrite, verbs.Write: verbs.RemoteRead, verbs.FetchAdd: verbs.RemoteRead | verbs.RemoteWrite,
+	} {
+		a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+		connect(w, a, b, func(q *verbs.QPAttr) { q.Access = without })
+		failed(a, verbs.SendWR{ID: 1, Opcode: op, Local: sge(a, 0, 8), Remote: b.Remote(0)}, verbs.RemoteInvalid)
+	}
+}
+
+// readDepth: as many READs as both sides have agreed on are answered, at any rate that they are posted.
+func readDepth(w *suite.World) {
+	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	connect(w, a, b, func(q *verbs.QPAttr) { q.MaxReads, q.MaxPeerReads = 1, 1 })
+	for range 20 {
+		w.Must(a.QP.PostSend(&verbs.SendWR{ID: 1, Opcode: verbs.Read, Flags: verbs.Signaled, Local: sge(a, 0, 9000), Remote: b.Remote(0)}))
+	}
+	for range 20 {
+		a.OK(1)
+	}
+	// None at all: READs are refused at once, where they would wait for ever.
+	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	connect(w, a, b, func(q *verbs.QPAttr) { q.MaxReads = 0 })
+	failed(a, verbs.SendWR{ID: 2, Opcode: verbs.Read, Local: sge(a, 0, 8), Remote: b.Remote(0)}, verbs.LocalQPError)
+	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	connect(w, a, b, func(q *verbs.QPAttr) { q.MaxPeerReads = 0 })
+	failed(a, verbs.SendWR{ID: 3, Opcode: verbs.Read, Local: sge(a, 0, 8), Remote: b.Remote(0)}, verbs.RemoteInvalid)
+}

@@ -1,0 +1,287 @@
+package reports
+
+import (
+	"errors"
+	"syscall"
+
+	"verbena/test/suite"
+	"verbena/verbs"
+)
+
+// refused tries a change that the device must refuse with EINVAL, and which must change nothing.
+func refused(e *suite.End, what string, q verbs.QPAttr, mask verbs.AttrMask) {
+	e.Helper()
+	before, err := e.QP.Query()
+	e.Must(err)
+	if err := e.QP.Modify(q, mask); !errors.Is(err, syscall.EINVAL) {
+		e.Errorf("%s: got %v, want EINVAL", what, err)
+	}
+	after, err := e.QP.Query()
+	e.Must(err)
+	if before != after {
+		e.Errorf("%s has changed the queue pair: %+v, was %+v", what, after, before)
+	}
+}
+
+// pathInRTS: the path of a connected queue pair stays, and an attempt to change it does no harm.
+func pathInRTS(w *suite.World) {
+	a, b := w.Pair(verbs.QPInit{})
+	q := attributes(w, a, b)
+	refused(a, "the path in RTS", q, verbs.AttrAH)
+	refused(a, "the path MTU in RTS", q, verbs.AttrPathMTU)
+	refused(a, "the sequence number in RTS", q, verbs.AttrSendPSN)
+	refused(a, "the timeout in RTS", q, verbs.AttrTimeout)
+	w.Must(a.QP.Modify(verbs.QPAttr{MinRNRTimer: 12, Access: verbs.RemoteWrite}, verbs.AttrMinRNRTimer|verbs.AttrAccess)) // these may
+	got, err := a.QP.Query()
+	w.Must(err)
+	if got.MinRNRTimer != 12 || got.Access != verbs.RemoteWrite {
+		w.Errorf("got timer %d and rights %v, want 12 and %v", got.MinRNRTimer, got.Access, verbs.RemoteWrite)
+	}
+	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
+	a.OK(1)
+}
+
+// resetAgain: a queue pair in RESET can be reset, and goes on from there as from the first.
+func resetAgain(w *suite.World) {
+	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	for range 2 {
+		for range 2 {
+			w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.Reset}, verbs.AttrState))
+			w.Must(b.QP.Modify(verbs.QPAttr{State: verbs.Reset}, verbs.AttrState))
+		}
+		connect(w, a, b, nil)
+		b.Recv(1, 0, 8)
+		a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+		a.OK(2)
+		b.OK(1)
+	}
+}
+
+// resetForgets: what was posted before a reset does not complete after it, is not received into, and takes no room.
+func resetForgets(w *suite.World) {
+	a, b := w.End(verbs.QPInit{SendWRs: 4, RecvWRs: 4}), w.End(verbs.QPInit{SendWRs: 4, RecvWRs: 4})
+	connect(w, a, b, nil)
+	room := a.QP.Init().SendWRs
+	for range room { // they wait for receives
+		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+	}
+	for range a.QP.Init().RecvWRs {
+		a.Recv(2, 0, 8)
+	}
+	for _, e := range []*suite.End{a, b} {
+		w.Must(e.QP.Modify(verbs.QPAttr{State: verbs.Reset}, verbs.AttrState))
+	}
+	connect(w, a, b, nil)
+	for i := range room {
+		b.Recv(uint64(10+i), 0, 8)
+		a.Post(verbs.SendWR{ID: uint64(20 + i), Opcode: verbs.Send, Local: sge(a, 0, 8)})
+	}
+	for i := range room {
+		a.OK(uint64(20 + i))
+		b.OK(uint64(10 + i))
+	}
+	for range a.QP.Init().RecvWRs {
+		a.Recv(3, 0, 8)
+	}
+}
+
+// postInReset: a queue pair takes no receive in RESET, nor a send before RTS, also after a change that failed.
+func postInReset(w *suite.World) {
+	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	recv := func() error { return a.QP.PostRecv(&verbs.RecvWR{ID: 1, Local: sge(a, 0, 8)}) }
+	send := func() error { return a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: sge(a, 0, 8)}) }
+	if err := recv(); !errors.Is(err, syscall.EINVAL) {
+		w.Errorf("PostRecv in RESET: got %v, want EINVAL", err)
+	}
+	q := attributes(w, a, b)
+	step(w, a, verbs.Init, q)
+	w.Must(recv())
+	if err := send(); !errors.Is(err, syscall.EINVAL) {
+		w.Errorf("PostSend in INIT: got %v, want EINVAL", err)
+	}
+	step(w, a, verbs.RTR, q)
+	bad := q
+	bad.State, bad.RetryCount = verbs.RTS, 8
+	refused(a, "RTS with 8 retries", bad, masks[verbs.RTS])
+	if err := send(); !errors.Is(err, syscall.EINVAL) {
+		w.Errorf("PostSend in RTR: got %v, want EINVAL", err)
+	}
+	step(w, a, verbs.RTS, q)
+	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.Reset}, verbs.AttrState))
+	if err := recv(); !errors.Is(err, syscall.EINVAL) {
+		w.Errorf("PostRecv after a reset: got %v, want EINVAL", err)
+	}
+	if err := send(); !errors.Is(err, syscall.EINVAL) {
+		w.Errorf("PostSend after a reset: got %v, want EINVAL", err)
+	}
+}
+
+// beacon: what is posted to a queue pair in error is flushed, behind all that was outstanding, signalled or not.
+func beacon(w *suite.World) {
+	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	connect(w, a, b, nil)
+	for i := range 5 {
+		w.Must(a.QP.PostSend(&verbs.SendWR{ID: uint64(i), Opcode: verbs.Send, Local: sge(a, 0, 8)})) // unsignalled, and waits
+		a.Recv(uint64(100+i), 0, 8)
+	}
+	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
+	w.Must(a.QP.PostSend(&verbs.SendWR{ID: 5, Opcode: verbs.Send}))
+	a.Recv(105, 0, 8)
+	next := map[bool]uint64{false: 0, true: 100}
+	for range 12 {
+		wc := a.One()
+		recv := wc.ID >= 100
+		if wc.Status != verbs.Flushed || wc.ID != next[recv] || wc.QPN != a.QP.Num() {
+			w.Fatalf("got work request %d, %v, of QP %d; want %d flushed", wc.ID, wc.Status, wc.QPN, next[recv])
+		}
+		next[recv]++
+	}
+}
+
+// transitions: each type of queue pair needs its own attributes for a transition, and refuses others.
+func transitions(w *suite.World) {
+	init := verbs.AttrState | verbs.AttrPKeyIndex | verbs.AttrPort
+	for _, x := range []struct {
+		typ   verbs.QPType
+		masks map[verbs.QPState]verbs.AttrMask
+	}{
+		{verbs.RC, masks},
+		{verbs.UC, map[verbs.QPState]verbs.AttrMask{
+			verbs.Init: init | verbs.AttrAccess,
+			verbs.RTR:  verbs.AttrState | verbs.AttrAH | verbs.AttrPathMTU | verbs.AttrDestQPN | verbs.AttrRecvPSN,
+			verbs.RTS:  verbs.AttrState | verbs.AttrSendPSN,
+		}},
+		{verbs.UD, map[verbs.QPState]verbs.AttrMask{
+			verbs.Init: init | verbs.AttrQKey, verbs.RTR: verbs.AttrState, verbs.RTS: verbs.AttrState | verbs.AttrSendPSN,
+		}},
+	} {
+		a := w.End(verbs.QPInit{Type: x.typ})
+		q := attributes(w, a, a)
+		for _, to := range []verbs.QPState{verbs.Init, verbs.RTR, verbs.RTS} {
+			q.State = to
+			need := x.masks[to]
+			for bit := verbs.AttrMask(1); bit <= need; bit <<= 1 {
+				if need&bit != 0 && bit != verbs.AttrState {
+					refused(a, "a transition without a needed attribute", q, need&^bit)
+				}
+			}
+			never := verbs.AttrSendPSN
+			if to == verbs.RTS {
+				never = verbs.AttrDestQPN
+			}
+			refused(a, "a transition with an attribute that does not belong there", q, need|never)
+			w.Must(a.QP.Modify(q, need))
+		}
+		q.State = verbs.Init
+		refused(a, "RTS to INIT", q, x.masks[verbs.Init])
+	}
+}
+
+// ranges: attributes out of their range are refused.
+func ranges(w *suite.World) {
+	d, err := w.Device.Query()
+	w.Must(err)
+	p, err := w.Device.QueryPort(1)
+	w.Must(err)
+	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	good := attributes(w, a, b)
+	for _, s := range []struct {
+		to  verbs.QPState
+		bad map[string]func(*verbs.QPAttr)
+	}{
+		{verbs.Init, map[string]func(*verbs.QPAttr){
+			"port 0": func(q *verbs.QPAttr) { q.Port = 0 }, "a port too many": func(q *verbs.QPAttr) { q.Port = uint8(d.Ports + 1) },
+			"a P_Key index too many": func(q *verbs.QPAttr) { q.PKeyIndex = uint16(p.PKeys) },
+			"P_Key index 65535":      func(q *verbs.QPAttr) { q.PKeyIndex = 65535 },
+		}},
+		{verbs.RTR, map[string]func(*verbs.QPAttr){
+			"MTU 0": func(q *verbs.QPAttr) { q.PathMTU = 0 }, "MTU 6": func(q *verbs.QPAttr) { q.PathMTU = 6 },
+			"a GID index too many":       func(q *verbs.QPAttr) { q.AH.SGIDIndex = p.GIDs },
+			"an empty GID":               func(q *verbs.QPAttr) { q.AH.SGIDIndex = min(p.GIDs-1, 255) },
+			"port 2 of the path":         func(q *verbs.QPAttr) { q.AH.Port = d.Ports + 1 },
+			"more READs than the device": func(q *verbs.QPAttr) { q.MaxPeerReads = uint8(d.MaxQPReads + 1) },
+			"RNR timer code 32":          func(q *verbs.QPAttr) { q.MinRNRTimer = 32 },
+			"a QP number above 24 bits":  func(q *verbs.QPAttr) { q.DestQPN = 1 << 24 },
+			"no destination":             func(q *verbs.QPAttr) { q.AH.GID = verbs.GID{} },
+		}},
+		{verbs.RTS, map[string]func(*verbs.QPAttr){
+			"timeout code 32": func(q *verbs.QPAttr) { q.Timeout = 32 }, "8 retries": func(q *verbs.QPAttr) { q.RetryCount = 8 },
+			"8 RNR retries":              func(q *verbs.QPAttr) { q.RNRRetry = 8 },
+			"more READs than the device": func(q *verbs.QPAttr) { q.MaxReads = uint8(d.MaxQPInitReads + 1) },
+		}},
+	} {
+		for what, change := range s.bad {
+			q := good
+			change(&q)
+			q.State = s.to
+			refused(a, what, q, masks[s.to])
+		}
+		step(w, a, s.to, good)
+	}
+}
+
+// queried: a query returns what was set, also after a reset and a failure.
+func queried(w *suite.World) {
+	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	want := attributes(w, a, b)
+	want.SendPSN, want.RecvPSN, want.Timeout, want.RetryCount, want.RNRRetry, want.MinRNRTimer = 0xabcdef, 0x123456, 17, 3, 2, 31
+	want.AH.TrafficClass, want.AH.FlowLabel, want.AH.HopLimit = 96, 0xfffff, 255
+	for _, to := range []verbs.QPState{verbs.Init, verbs.RTR, verbs.RTS} {
+		step(w, a, to, want)
+		got, err := a.QP.Query()
+		w.Must(err)
+		if got.State != to || got.CurState != to {
+			w.Errorf("state: got %v and %v, want %v", got.State, got.CurState, to)
+		}
+	}
+	got, err := a.QP.Query()
+	w.Must(err)
+	want.AH.Port, want.QKey = 1, 0
+	got.State, got.CurState, got.QKey = 0, 0, 0
+	if got != want {
+		w.Errorf("got %+v\nwant %+v", got, want)
+	}
+}
+
+// drain: a send queue that is being drained takes requests, and does them when the queue pair goes on.
+func drain(w *suite.World) {
+	a, b := w.Pair(verbs.QPInit{})
+	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.SQD, NotifyWhenDrained: true}, verbs.AttrState|verbs.AttrNotifySQD))
+	ev, err := w.Device.NextEvent(w.Soon())
+	w.Must(err)
+	if ev.Type != verbs.EventSQDrained || ev.QP != a.QP {
+		w.Errorf("got %+v, want %v of the queue pair", ev, verbs.EventSQDrained)
+	}
+	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
+	b.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: sge(b, 0, 8), Remote: a.Remote(0)}) // the other way goes on
+	b.OK(2)
+	if n, err := a.CQ.Poll(make([]verbs.WC, 1)); n != 0 || err != nil {
+		w.Errorf("in SQD: got %d completions, %v", n, err)
+	}
+	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.RTS}, verbs.AttrState))
+	a.OK(1)
+}
+
+// sendQueueError: a bad datagram stops the send queue alone. The queue pair receives, and can go on.
+func sendQueueError(w *suite.World) {
+	a, b := w.DatagramEnd(), w.DatagramEnd()
+	to, ah := address(w, a, b)
+	back, back2 := address(w, b, a)
+	dest := verbs.Datagram{AH: ah, QPN: to.QPN, QKey: to.QKey}
+	failed(a, verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: verbs.SGE{Addr: a.MR.Addr(), Length: 8, LKey: 0xbad}, To: dest}, verbs.LocalProtection)
+	q, err := a.QP.Query()
+	w.Must(err)
+	if q.State != verbs.SQE {
+		w.Fatalf("the queue pair is in %v, want SQE", q.State)
+	}
+	failed(a, verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 8), To: dest}, verbs.Flushed)
+	a.Recv(3, 0, 100)
+	b.Post(verbs.SendWR{ID: 4, Opcode: verbs.Send, Local: sge(b, 0, 8), To: verbs.Datagram{AH: back2, QPN: back.QPN, QKey: back.QKey}})
+	b.OK(4)
+	a.OK(3)
+	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.RTS, CurState: verbs.SQE}, verbs.AttrState|verbs.AttrCurState))
+	b.Recv(5, 0, 100)
+	a.Post(verbs.SendWR{ID: 6, Opcode: verbs.Send, Local: sge(a, 0, 8), To: dest})
+	a.OK(6)
+	b.OK(5)
+}
