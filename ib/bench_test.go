@@ -66,7 +66,7 @@ func BenchmarkCallback(b *testing.B) {
 	benchModes(b, nil, func(b *bench) {
 		b.cq.ReqNotify(NotifyNextComp)
 		b.dev.handle.HoldCallbacks()
-		CQHandle{b.cq}.Completed()
+		CQHandle{cq: b.cq}.Completed()
 		b.dev.handle.RunCallbacks()
 	})
 }
@@ -75,7 +75,7 @@ func BenchmarkCallback(b *testing.B) {
 func BenchmarkCallbackWorker(b *testing.B) {
 	benchModes(b, nil, func(b *bench) {
 		b.cq.ReqNotify(NotifyNextComp)
-		CQHandle{b.cq}.Completed()
+		CQHandle{cq: b.cq}.Completed()
 		b.dev.callbacks.drain()
 	})
 }

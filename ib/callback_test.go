@@ -133,7 +133,7 @@ func TestCallbackModel(t *testing.T) {
 		}, nil, nil)
 		raise := func(cq *CQ) {
 			completed.Add(1)
-			CQHandle{cq}.Completed()
+			CQHandle{cq: cq}.Completed()
 		}
 		rt.Repeat(map[string]func(*rapid.T){
 			"complete": func(*rapid.T) { raise(b.cq) },
@@ -173,7 +173,7 @@ func TestCallbackModel(t *testing.T) {
 		must(t, b.qp.Destroy())
 		must(t, b.cq.Destroy())
 		n := calls.Load()
-		CQHandle{b.cq}.Completed()
+		CQHandle{cq: b.cq}.Completed()
 		b.dev.callbacks.drain()
 		if calls.Load() != n {
 			rt.Error("handler called after Destroy")
@@ -204,9 +204,9 @@ func TestDestroyWaitsForCallback(t *testing.T) {
 		raise   func(b *bench)
 		destroy func(b *bench) error
 	}{
-		{"completion handler", func(b *bench) { CQHandle{b.cq}.Completed() }, func(b *bench) error { return b.cq.Destroy() }},
-		{"completion handler, due again", func(b *bench) { CQHandle{b.cq}.Completed(); synctest.Wait(); CQHandle{b.cq}.Completed() }, func(b *bench) error { return b.cq.Destroy() }},
-		{"event of a queue", func(b *bench) { CQHandle{b.cq}.Raise(EventCQErr) }, func(b *bench) error { return b.cq.Destroy() }},
+		{"completion handler", func(b *bench) { CQHandle{cq: b.cq}.Completed() }, func(b *bench) error { return b.cq.Destroy() }},
+		{"completion handler, due again", func(b *bench) { CQHandle{cq: b.cq}.Completed(); synctest.Wait(); CQHandle{cq: b.cq}.Completed() }, func(b *bench) error { return b.cq.Destroy() }},
+		{"event of a queue", func(b *bench) { CQHandle{cq: b.cq}.Raise(EventCQErr) }, func(b *bench) error { return b.cq.Destroy() }},
 		{"event of a queue pair", func(b *bench) { QPHandle{b.qp}.Raise(EventQPFatal) }, func(b *bench) error { return b.qp.Destroy() }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -278,7 +278,7 @@ func TestCallbackDoesNotAllocate(t *testing.T) {
 	b := newBench(t, func(*CQ) { calls++ }, nil, nil)
 	if n := testing.AllocsPerRun(100, func() {
 		b.dev.handle.HoldCallbacks()
-		CQHandle{b.cq}.Completed()
+		CQHandle{cq: b.cq}.Completed()
 		b.dev.handle.RunCallbacks()
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
@@ -303,12 +303,12 @@ func TestCallbacksOfDifferentQueuesRunInParallel(t *testing.T) {
 		must(t, err)
 		if hold {
 			b.dev.handle.HoldCallbacks()
-			CQHandle{b.cq}.Completed()
+			CQHandle{cq: b.cq}.Completed()
 			go b.dev.handle.RunCallbacks()
 		} else {
-			CQHandle{b.cq}.Completed()
+			CQHandle{cq: b.cq}.Completed()
 		}
-		CQHandle{other}.Completed()
+		CQHandle{cq: other}.Completed()
 		<-done
 		<-done
 		must(t, other.Destroy())
@@ -333,7 +333,7 @@ func TestEventsComeInOrder(t *testing.T) {
 	var want []EventType
 	for i := range n {
 		if i%3 == 0 {
-			CQHandle{b.cq}.Completed() // others have work as well
+			CQHandle{cq: b.cq}.Completed() // others have work as well
 		}
 		e := []EventType{EventPortErr, EventQPFatal}[i%2]
 		if want = append(want, e); i%2 == 0 {
@@ -356,7 +356,7 @@ func TestNotificationSurvivesRefusedDestroy(t *testing.T) {
 		b := newBench(t, func(*CQ) { calls++ }, nil, nil)
 		must(t, b.qp.Destroy())
 		b.drv.fail = func(string) error {
-			CQHandle{b.cq}.Completed()
+			CQHandle{cq: b.cq}.Completed()
 			return syscall.EIO
 		}
 		if err := b.cq.Destroy(); !errors.Is(err, syscall.EIO) {
@@ -399,19 +399,19 @@ func TestCallbacksDoNotWaitForAStoppedHolder(t *testing.T) {
 		b := newBench(t, func(*CQ) { calls++ }, nil, nil)
 		b.dev.handle.HoldCallbacks() // and does not come back
 		began := time.Now()
-		CQHandle{b.cq}.Completed()
+		CQHandle{cq: b.cq}.Completed()
 		time.Sleep(2 * lateDelay)
 		synctest.Wait()
 		if calls != 1 {
 			t.Fatalf("got %d calls %v after the completion, want 1", calls, time.Since(began))
 		}
-		CQHandle{b.cq}.Completed()
+		CQHandle{cq: b.cq}.Completed()
 		synctest.Wait()
 		if calls != 2 {
 			t.Fatalf("got %d calls, want 2: the second completion waits for the holder too", calls)
 		}
 		b.dev.handle.HoldCallbacks() // another thread, which does come back
-		CQHandle{b.cq}.Completed()
+		CQHandle{cq: b.cq}.Completed()
 		synctest.Wait()
 		if calls != 2 {
 			t.Errorf("got %d calls, want 2: the callback did not wait for a thread that holds it", calls)

@@ -83,7 +83,7 @@ func TestCheckCallbackRunsLong(t *testing.T) {
 		}
 	}, nil, nil)
 	second(b.cq.ReqNotify(NotifyNextComp))
-	CQHandle{b.cq}.Completed()
+	CQHandle{cq: b.cq}.Completed()
 	<-begun
 	b.free(t)
 	w.expect(t, RuleSleepInCallback)
@@ -109,7 +109,7 @@ func TestCheckCallbackDoesNotReturn(t *testing.T) {
 		}
 	}, nil, nil)
 	second(b.cq.ReqNotify(NotifyNextComp))
-	CQHandle{b.cq}.Completed()
+	CQHandle{cq: b.cq}.Completed()
 	<-begun
 	b.free(t)
 	w.expect(t, RuleCallbackReturns)

@@ -21,7 +21,7 @@ func TestCheckLockHeldBySleeper(t *testing.T) {
 		}, nil, nil)
 		mu.Lock()
 		second(b.cq.ReqNotify(NotifyNextComp))
-		CQHandle{b.cq}.Completed()
+		CQHandle{cq: b.cq}.Completed()
 		<-begun
 		for end := time.Now().Add(time.Second); time.Now().Before(end) && len(w.seen()) == 0; {
 			if sleeps {

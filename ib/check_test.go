@@ -235,7 +235,7 @@ func TestCheckCallchain(t *testing.T) {
 			second(b.cq.ReqNotify(NotifyNextComp)) // post send completes once more, later and on another thread
 			*test.hook(b) = func() {
 				b.dev.handle.HoldCallbacks()
-				CQHandle{b.cq}.Completed()
+				CQHandle{cq: b.cq}.Completed()
 				b.dev.handle.RunCallbacks()
 			}
 			test.call(b)
@@ -276,10 +276,10 @@ func TestCheckNotifyOnce(t *testing.T) {
 	b, w := checkedBench(t, func(*CQ) {}, nil)
 	for range 2 {
 		second(b.cq.ReqNotify(NotifyNextComp))
-		CQHandle{b.cq}.Completed()
+		CQHandle{cq: b.cq}.Completed()
 	}
 	w.expect(t)
-	CQHandle{b.cq}.Completed()
+	CQHandle{cq: b.cq}.Completed()
 	b.free(t)
 	w.expect(t, RuleNotifyOnce)
 }
@@ -300,7 +300,7 @@ func TestCheckLocks(t *testing.T) {
 		go func() { <-reported; lock.Unlock() }()
 		b.dev.handle.HoldCallbacks()
 		lock.Lock()
-		CQHandle{b.cq}.Completed()
+		CQHandle{cq: b.cq}.Completed()
 		b.dev.handle.RunCallbacks()
 		b.free(t)
 		w.expect(t, RuleLockAcrossCallback)
@@ -397,7 +397,7 @@ func TestCheckUseAfter(t *testing.T) {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
-		CQHandle{b.cq}.Completed()
+		CQHandle{cq: b.cq}.Completed()
 		QPHandle{b.qp}.Raise(EventQPFatal)
 		for _, v := range w.seen() {
 			if v.Rule != RuleUseAfterDestroy && v.Rule != RuleNotifyOnce {

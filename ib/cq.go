@@ -67,7 +67,7 @@ func (d *Device) createCQ(init CQInit, u *Udata) (*CQ, error) {
 	if cq.check != nil {
 		cq.check.user, cq.check.mayOverrun = u != nil, init.Flags&CQIgnoreOverrun != 0
 	}
-	drv, err := d.drv.CreateCQ(CQHandle{cq}, CQAttr{Entries: init.Entries, Vector: init.Vector, Flags: init.Flags}, u)
+	drv, err := d.drv.CreateCQ(CQHandle{cq: cq}, CQAttr{Entries: init.Entries, Vector: init.Vector, Flags: init.Flags}, u)
 	if err != nil {
 		return fail(err)
 	}
@@ -94,6 +94,10 @@ func (cq *CQ) ReqNotify(flags NotifyFlags) (missed bool, err error) { return cq.
 // Completed says that a completion has come that the queue was armed for. The handler is called later, by a thread that
 // holds nothing, so that the driver may hold any lock here. It may not sleep. (ib_cq.comp_handler)
 func (h CQHandle) Completed() {
+	if h.completed != nil {
+		h.completed()
+		return
+	}
 	cq := h.cq
 	if cq.check != nil && cq.check.completed() || cq.handler == nil {
 		return

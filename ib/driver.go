@@ -20,7 +20,7 @@ import (
 // and holds a use count on every object that a new one refers to, so none of them goes away under the driver.
 //
 // What not every driver can do is in interfaces of its own: [AHDriver], [SRQDriver], [MRAdviser], [MWDriver],
-// [FastRegDriver], [XRCDriver], [Disassociator], [UserContexter]; and, on the objects' side, [ReregMR],
+// [FastRegDriver], [XRCDriver], [Disassociator], [UserContexter], [NumberReuser]; and, on the objects' side, [ReregMR],
 // [CQResizer], [CQModerator], [McastQP], [UserQP], [QPPeeker]. Without them the midlayer answers EOPNOTSUPP; so do the methods
 // themselves for types and opcodes that they do not know. The midlayer finds them by [As], so that a driver, or an object
 // of one, that wraps another has all abilities of the other.
@@ -261,6 +261,13 @@ type Disassociator interface {
 	// there: what the process writes, or rings, has no effect. Destroying the context's objects follows, in which all
 	// methods work as ever. It may sleep, but not wait for the process.
 	Disassociate(c UserContext)
+}
+
+// NumberReuser is implemented by a Driver that can give out the numbers of queue pairs that are gone at once, instead of as late
+// as possible.
+type NumberReuser interface {
+	// ReuseNumbers makes new queue pairs have the lowest number that is free. It is called before the device is registered.
+	ReuseNumbers()
 }
 
 // UserContext is the open device file in whose name an object is made. Package uverbs implements it.

@@ -79,7 +79,7 @@ func TestEventAfterUnregister(t *testing.T) {
 
 // Events and completions that come without end do not keep Unregister from returning.
 func TestUnregisterUnderEvents(t *testing.T) {
-	b := newBench(t, func(cq *CQ) { CQHandle{cq}.Completed() }, nil, nil) // runs again and again; nobody destroys it
+	b := newBench(t, func(cq *CQ) { CQHandle{cq: cq}.Completed() }, nil, nil) // runs again and again; nobody destroys it
 	b.dev.OnEvent(func(Event) { time.Sleep(10 * time.Microsecond) })
 	var stop atomic.Bool
 	flooded := make(chan int)
@@ -91,7 +91,7 @@ func TestUnregisterUnderEvents(t *testing.T) {
 			runtime.Gosched()
 		}
 	}()
-	CQHandle{b.cq}.Completed()
+	CQHandle{cq: b.cq}.Completed()
 	if err := b.core.Unregister(&b.dev.handle); err == nil {
 		t.Error("Unregister has not named what was left behind")
 	}
@@ -108,7 +108,7 @@ func TestCallbackEndsItsGoroutine(t *testing.T) {
 			b, w := checkedBench(t, func(*CQ) { runtime.Goexit() }, func(*QP, EventType) { runtime.Goexit() })
 			calls := 0
 			end := b.dev.OnEvent(func(Event) { calls++; runtime.Goexit() })
-			raise := []func(){CQHandle{b.cq}.Completed, func() { QPHandle{b.qp}.Raise(EventCommEst) }, func() { b.dev.handle.DispatchEvent(EventPortErr, 1) }}
+			raise := []func(){CQHandle{cq: b.cq}.Completed, func() { QPHandle{b.qp}.Raise(EventCommEst) }, func() { b.dev.handle.DispatchEvent(EventPortErr, 1) }}
 			for range 2 {
 				for _, f := range raise {
 					second(b.cq.ReqNotify(NotifyNextComp))

@@ -39,7 +39,7 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 	mr := &MR{pd: pd, maxPages: maxPages}
 	mr.bind(d, kindMR, &pd.object)
 	var err error
-	if mr.drv, err = drv.AllocMR(MRHandle{mr}, pd.drv, maxPages); err != nil {
+	if mr.drv, err = drv.AllocMR(MRHandle{mr: mr}, pd.drv, maxPages); err != nil {
 		pd.put()
 		return fail(err)
 	}
@@ -94,4 +94,5 @@ func (mr *MR) Map(space umem.Space, acct *umem.Account, list []umem.Range, iova 
 func (mr *MR) UpdateKey(variant uint8) {
 	mr.lkey = mr.lkey&^0xff | uint32(variant)
 	mr.rkey = mr.rkey&^0xff | uint32(variant)
+	mr.driverKey = mr.driverKey&^0xff | uint32(variant)
 }

@@ -10,6 +10,10 @@ type DeviceHandle struct{ dev *Device }
 // Device is the device as consumers see it.
 func (h *DeviceHandle) Device() *Device { return h.dev }
 
+// Wrap replaces the device's driver by the result of f, which gets the present one and wraps it (see [As]). It is for the owner of the
+// device, before it is registered.
+func (h *DeviceHandle) Wrap(f func(Driver) Driver) { h.dev.drv = f(h.dev.drv) }
+
 // The following methods return the driver's side of a consumer's object: nil for one that is nil or of another device. A driver's own
 // type is found in it with [As], which also looks behind wrappers. For what a work request names see [QPHandle].
 
@@ -78,10 +82,29 @@ func (h *DeviceHandle) XRCD(x *XRCD) DriverXRCD {
 }
 
 // MRHandle is a driver's handle of a memory region.
-type MRHandle struct{ mr *MR }
+type MRHandle struct {
+	mr  *MR
+	set func(lkey, rkey uint32) // instead of mr; see Redirect
+}
 
-// SetKeys sets the keys by which work requests and peers name the region. It is called by RegMR, AllocMR and Rereg.
-func (h MRHandle) SetKeys(lkey, rkey uint32) { h.mr.lkey, h.mr.rkey = lkey, rkey }
+// SetKeys sets the keys by which work requests and peers name the region. It is called by RegMR, AllocMR and Rereg. It may not sleep.
+func (h MRHandle) SetKeys(lkey, rkey uint32) {
+	if h.set != nil {
+		h.set(lkey, rkey)
+	} else {
+		h.mr.lkey, h.mr.rkey = lkey, rkey
+	}
+	if h.mr != nil {
+		h.mr.driverKey = lkey
+	}
+}
+
+// Redirect returns a handle whose SetKeys calls f. A driver passes it to the driver that it wraps. The zero MRHandle, redirected, stands
+// for a region that the wrapper alone knows. f may not sleep.
+func (h MRHandle) Redirect(f func(lkey, rkey uint32)) MRHandle {
+	h.set = f
+	return h
+}
 
 // MWHandle is a driver's handle of a memory window.
 type MWHandle struct{ mw *MW }
@@ -90,7 +113,17 @@ type MWHandle struct{ mw *MW }
 func (h MWHandle) SetRKey(k uint32) { h.mw.rkey.Store(k) }
 
 // CQHandle is a driver's handle of a completion queue.
-type CQHandle struct{ cq *CQ }
+type CQHandle struct {
+	cq        *CQ
+	completed func() // instead of the midlayer; see Redirect
+}
+
+// Redirect returns a handle whose Completed calls f. A driver passes it to the driver that it wraps, which may hold any of its locks in
+// the call: f may not sleep, and calls no method of that driver.
+func (h CQHandle) Redirect(f func()) CQHandle {
+	h.completed = f
+	return h
+}
 
 // SetEntries sets the capacity that CreateCQ or Resize grants.
 func (h CQHandle) SetEntries(n int) { h.cq.entries.Store(int64(n)) }
@@ -134,6 +167,9 @@ func (h QPHandle) MW(mw *MW) DriverMW {
 	}
 	return h.qp.dev.handle.MW(mw)
 }
+
+// LKey returns the local key that the driver has set for a region. A wrapper may show consumers another one: see [MRHandle.Redirect].
+func (h QPHandle) LKey(mr *MR) uint32 { return mr.driverKey }
 
 // DriverQPInit is what a driver makes a queue pair of: [QPInitAttr] with the driver's side of what it refers to.
 type DriverQPInit struct {

@@ -64,7 +64,7 @@ func newHoldWorld(t *testing.T, devices int, checked bool, ring func(w *holdWorl
 func (w *holdWorld) arm(i int) { second(w.benches[i].cq.ReqNotify(NotifyNextComp)) }
 
 // complete has the handler of a device come due.
-func (w *holdWorld) complete(i int) { CQHandle{w.benches[i].cq}.Completed() }
+func (w *holdWorld) complete(i int) { CQHandle{cq: w.benches[i].cq}.Completed() }
 
 // ring rings as uverbs does, with the callbacks of the first device held from the beginning.
 func (w *holdWorld) ring(h *Hold, run func()) {

@@ -68,6 +68,7 @@ type MR struct {
 	region     *umem.Region
 	access     AccessFlags
 	lkey, rkey uint32
+	driverKey  uint32 // the local key as the driver knows it: see QPHandle.LKey
 
 	maxPages int         // of AllocMR
 	changing atomic.Bool // a Map, Rereg or Dereg is going on
@@ -129,7 +130,7 @@ func (pd *PD) regMR(init MRInit, u *Udata) (*MR, error) {
 	}
 	mr := &MR{pd: pd, region: region, access: init.Access}
 	mr.bind(d, kindMR, &pd.object)
-	if mr.drv, err = d.drv.RegMR(MRHandle{mr}, pd.drv, region, init.Access, u); err != nil {
+	if mr.drv, err = d.drv.RegMR(MRHandle{mr: mr}, pd.drv, region, init.Access, u); err != nil {
 		region.Release()
 		pd.put()
 		return fail(err)

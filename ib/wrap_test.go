@@ -121,3 +121,58 @@ func lacks[T any](_ T, ok bool) error {
 	}
 	return nil
 }
+
+// redirecting gives the driver that it wraps handles of its own.
+type redirecting struct {
+	Driver
+	completed int
+	cq        CQHandle
+}
+
+func (d *redirecting) Unwrap() Driver { return d.Driver }
+
+func (d *redirecting) CreateCQ(cq CQHandle, attr CQAttr, u *Udata) (DriverCQ, error) {
+	d.cq = cq.Redirect(func() { d.completed++ })
+	return d.Driver.CreateCQ(d.cq, attr, u)
+}
+
+func (d *redirecting) RegMR(mr MRHandle, pd DriverPD, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error) {
+	return d.Driver.RegMR(mr.Redirect(func(lkey, rkey uint32) { mr.SetKeys(lkey+100, rkey) }), pd, r, access, u)
+}
+
+// A driver that wraps another one sees what that reports by its handles, and may report something else.
+func TestRedirect(t *testing.T) {
+	var d *redirecting
+	h := NewDevice("full0", fullDriver{&fakeDriver{}}, nil)
+	h.Wrap(func(inner Driver) Driver {
+		d = &redirecting{Driver: inner}
+		return d
+	})
+	core := &Core{}
+	must(t, core.Register(h))
+	dev := h.Device()
+	calls := make(chan struct{}, 2)
+	cq, err := dev.CreateCQ(CQInit{Entries: 1, Handler: func(*CQ) { calls <- struct{}{} }})
+	must(t, err)
+	d.cq.Completed()
+	if d.completed != 1 || len(calls) != 0 {
+		t.Errorf("%d calls of the wrapper, %d of the handler, want 1 and 0", d.completed, len(calls))
+	}
+	CQHandle{cq: cq}.Completed()
+	<-calls
+	pd, err := dev.AllocPD()
+	must(t, err)
+	qp, err := pd.CreateQP(QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: QPTypeRC})
+	must(t, err)
+	mr, err := pd.RegBytes(make([]byte, 8), AccessLocalWrite)
+	must(t, err)
+	if key := (QPHandle{qp}).LKey(mr); mr.LKey() != key+100 || mr.RKey() != 2 {
+		t.Errorf("local key %d, remote key %d; the driver knows %d", mr.LKey(), mr.RKey(), key)
+	}
+	var lkey uint32
+	MRHandle{}.Redirect(func(l, _ uint32) { lkey = l }).SetKeys(7, 8)
+	if lkey != 7 {
+		t.Errorf("local key %d of a region without consumer, want 7", lkey)
+	}
+	must(t, errors.Join(mr.Dereg(), qp.Destroy(), pd.Dealloc(), cq.Destroy(), core.Unregister(h)))
+}

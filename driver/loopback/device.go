@@ -36,6 +36,7 @@ type Device struct {
 	mu      sync.Mutex
 	qps     map[uint32]*QP
 	nextQPN uint32
+	reuse   bool // the number of a queue pair is the lowest that is free
 	srqs    map[uint32]*SRQ // those of XRC domains
 	nextSRQ uint32
 	keys    map[uint32]*key // by their upper 24 bits
@@ -63,6 +64,9 @@ func New(name string, logf func(format string, args ...any)) *Device {
 	d.obj = ib.NewDevice(name, d, logf)
 	return d
 }
+
+// ReuseNumbers implements ib.NumberReuser.
+func (d *Device) ReuseNumbers() { d.reuse = true }
 
 // Handle is the device to register.
 func (d *Device) Handle() *ib.DeviceHandle { return d.obj }

@@ -89,6 +89,9 @@ func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (
 	if len(d.qps) >= maxQP {
 		return nil, syscall.ENOMEM
 	}
+	if d.reuse {
+		d.nextQPN = firstQPN
+	}
 	n := freeNumber(d.qps, &d.nextQPN, firstQPN)
 	d.qps[n] = q
 	obj.SetNum(n)
@@ -341,7 +344,7 @@ func (q *QP) named(wr *ib.SendWR) (win *window, bound uint32, fast *fastMR, err 
 		if q.obj.MR(b.MR) == nil {
 			return nil, 0, nil, fmt.Errorf(gone, "region", syscall.EINVAL)
 		}
-		bound = b.MR.LKey()
+		bound = q.obj.LKey(b.MR)
 	case wr.Opcode == ib.WRRegMR:
 		side := q.obj.MR(wr.Reg.MR)
 		if side == nil {

@@ -135,7 +135,7 @@ func (r *requester) encodeMemory(b []byte, wr *ib.SendWR, h *uapi.RXESendWQE) (i
 			if qp.obj.MR(wr.Bind.MR) == nil {
 				return invalid("the region is destroyed or of another device")
 			}
-			h.WR.MW().MRLKey = wr.Bind.MR.LKey()
+			h.WR.MW().MRLKey = qp.obj.LKey(wr.Bind.MR)
 		}
 	case ib.WRRegMR:
 		if wr.Reg == nil || wr.Reg.MR == nil {
@@ -144,7 +144,7 @@ func (r *requester) encodeMemory(b []byte, wr *ib.SendWR, h *uapi.RXESendWQE) (i
 		if _, ok := ib.As[*mr](qp.obj.MR(wr.Reg.MR)); !ok {
 			return invalid("the region is destroyed or of another device")
 		}
-		*h.WR.MW() = uapi.RXESendWRMW{MRLKey: wr.Reg.MR.LKey(), RKey: wr.Reg.Key, Access: wr.Reg.Access}
+		*h.WR.MW() = uapi.RXESendWRMW{MRLKey: qp.obj.LKey(wr.Reg.MR), RKey: wr.Reg.Key, Access: wr.Reg.Access}
 	case ib.WRFlush:
 		*h.WR.Flush() = uapi.RXESendWRFlush{
 			RemoteAddr: wr.RemoteAddr, RKey: wr.RKey, Length: wr.Flush.Length,

@@ -11,6 +11,7 @@ func forge(core *ib.Core, d *ib.Device, pd *ib.PD, mr *ib.MR, mw *ib.MW, cq *ib.
 	d.Fail(nil)                             // error: d.Fail undefined
 	d.OnFailure(nil)                        // error: d.OnFailure undefined
 	d.AtHandler(nil)                        // error: d.AtHandler undefined
+	d.Wrap(nil)                             // error: d.Wrap undefined
 	d.HoldCallbacks()                       // error: d.HoldCallbacks undefined
 	d.RunCallbacks()                        // error: d.RunCallbacks undefined
 	hold.Add(d)                             // error: cannot use d
