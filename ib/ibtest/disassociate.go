@@ -71,7 +71,7 @@ func (e *env) userPairs() (ib.Disassociator, *process, func() *pair) {
 			cq, err := user.CreateCQ(e.dev, ib.CQInit{Entries: 2 * e.queueLen}, udata())
 			e.need("completion queues of user contexts", err)
 			p.cqs[i] = own(e, cq, cq.Destroy)
-			p.buf[i] = e.buffer(p.pd, bufLen, allAccess)
+			p.buf[i] = e.bufferBy(func(m ib.MRInit) (*ib.MR, error) { return user.RegMR(p.pd, m, udata()) }, bufLen, allAccess)
 			init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
 				Cap: e.cap()}
 			qp, err := user.CreateQP(p.pd, init, udata())

@@ -288,13 +288,20 @@ func (e *env) alloc(n int) ([]byte, uint64) {
 // buffer registers n bytes. Rights that the driver lacks are left out, if it has the rest.
 func (e *env) buffer(pd *ib.PD, n int, access ib.AccessFlags) *buffer {
 	e.Helper()
+	return e.bufferBy(pd.RegMR, n, access)
+}
+
+// bufferBy does the same by a function that registers.
+func (e *env) bufferBy(register func(ib.MRInit) (*ib.MR, error), n int, access ib.AccessFlags) *buffer {
+	e.Helper()
 	b, addr := e.alloc(n)
-	mr, err := pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: uint64(n), Access: access})
-	if errors.Is(err, syscall.EOPNOTSUPP) {
-		mr, err = pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: uint64(n), Access: access &^ (ib.AccessMWBind | ib.AccessRemoteAtomic)})
-	}
-	if errors.Is(err, syscall.EOPNOTSUPP) {
-		mr, err = pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: uint64(n), Access: access & ib.AccessLocalWrite})
+	var mr *ib.MR
+	var err error
+	for _, without := range []ib.AccessFlags{0, ib.AccessMWBind | ib.AccessRemoteAtomic, ^ib.AccessLocalWrite} {
+		mr, err = register(ib.MRInit{Space: e.mem, Addr: addr, Length: uint64(n), IOVA: addr, Access: access &^ without})
+		if !errors.Is(err, syscall.EOPNOTSUPP) {
+			break
+		}
 	}
 	e.must("register memory", err)
 	own(e, mr, mr.Dereg)

@@ -30,6 +30,7 @@ type config struct {
 	seeds     int // of the group Model; 0: defaultSeeds
 	seeded    func(t testing.TB, seed uint64) (*ib.DeviceHandle, bool)
 	packages  *packages
+	groups    []string // of checks; nil: all
 }
 
 // Bubble says that the driver works in a bubble of package testing/synctest: its threads end when its device has been freed, and
@@ -58,6 +59,9 @@ func Unplug(f func(core *ib.Core, d *ib.DeviceHandle) error) Option {
 	return func(c *config) { c.unplug = f }
 }
 
+// Groups limits Run to some groups of checks, by name: for a second run with other options of the driver.
+func Groups(names ...string) Option { return func(c *config) { c.groups = names } }
+
 func newConfig(newDevice NewDevice, opts []Option) config {
 	c := config{
 		newDevice: newDevice, plug: (*ib.Core).Register, unplug: (*ib.Core).Unregister,
@@ -74,7 +78,10 @@ func Run(t *testing.T, newDevice NewDevice, opts ...Option) {
 	cfg := newConfig(newDevice, opts)
 	cfg.allowed = []ib.Rule{ib.RuleDestroyUndrained, ib.RuleSRQUndrained} // since drivers are to bear it
 	blocked := watchBlocking(t, cfg)
-	all := checks()
+	all := slices.DeleteFunc(checks(), func(c check) bool {
+		group, _, _ := strings.Cut(c.name, "/")
+		return cfg.groups != nil && !slices.Contains(cfg.groups, group)
+	})
 	if cfg.seeds < 0 {
 		all = slices.DeleteFunc(all, func(c check) bool { return strings.HasPrefix(c.name, "Model/") })
 	}
