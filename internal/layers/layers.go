@@ -31,7 +31,7 @@ var layers = []layer{
 	{"the Go client; the connection manager's device file; netlink's answers; upper-level protocols", []string{"verbs", "rdmacm/ucma", "nldev", "ulp"}},
 	{"user contexts; the connection manager", []string{"uverbs", "rdmacm"}},
 	{"low-level drivers", []string{"driver/rxe", "driver/loopback"}},
-	{"the midlayer's helpers and suite", []string{"ib/attach", "ib/completion", "ib/ibtest", "ib/slot"}},
+	{"the midlayer's helpers and suite", []string{"ib/attach", "ib/completion", "ib/ibtest", "ib/slot", "ib/weak"}},
 	{"the midlayer for user contexts", []string{"ib/user"}},
 	{"the midlayer", []string{"ib"}},
 	{"the protocol as values; shared rings; sockets, faults, simulated networks",

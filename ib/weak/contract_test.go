@@ -1,0 +1,81 @@
+package weak_test
+
+import (
+	"flag"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"verbena/driver/loopback"
+	"verbena/driver/rxe"
+	"verbena/ib"
+	"verbena/ib/ibtest"
+	"verbena/ib/weak"
+	"verbena/link/simnet"
+	"verbena/netdev"
+)
+
+var (
+	seeds     = flag.Int("weak.seeds", 0, "number of seeds with which the whole suite runs; 0: one, with some groups of it")
+	firstSeed = flag.Uint64("weak.seed", 1, "the first of them")
+)
+
+// comparable are the choices under which the model's statements hold. The model polls a queue once for all that has completed, takes it
+// for full when the inner driver does, and looks at memory before it polls.
+const comparable = weak.All &^ (1<<weak.LateCompletion | 1<<weak.CrossOrder | 1<<weak.LateFlush | 1<<weak.ExactRoom |
+	1<<weak.LateTarget | 1<<weak.LateRead)
+
+func newLoopback(t testing.TB) *ib.DeviceHandle { return loopback.New("weak0", t.Logf).Handle() }
+
+func newRXE(t testing.TB) *ib.DeviceHandle {
+	d, err := rxe.New(rxe.Config{
+		Name:    "weak0",
+		Netdev:  netdev.Interface{Name: "sim0", Index: 1, MTU: 4200, Up: true, Running: true},
+		Addrs:   []netip.Addr{netip.MustParseAddr("10.1.0.1")},
+		Network: simnet.New(simnet.Config{}),
+		Fabric:  &rxe.Fabric{},
+		Logf:    t.Logf,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d.Handle()
+}
+
+// wrapped returns a factory of weak devices.
+func wrapped(inner ibtest.NewDevice, c weak.Config) ibtest.NewDevice {
+	return func(t testing.TB) *ib.DeviceHandle {
+		h := inner(t)
+		h.Wrap(func(d ib.Driver) ib.Driver { return weak.New(d, c) })
+		return h
+	}
+}
+
+// TestContract: a weak device keeps the contract. The checks of the suite are right consumers, and bear every choice.
+func TestContract(t *testing.T) {
+	for _, d := range []struct {
+		name  string
+		inner ibtest.NewDevice
+		short []string // groups that take no longer than a second or two
+	}{{"loopback", newLoopback, []string{"Data", "CQ", "MW"}}, {"rxe", newRXE, []string{"SRQ", "FastReg", "XRC"}}} {
+		t.Run(d.name, func(t *testing.T) {
+			options := []ibtest.Option{ibtest.Bubble(), ibtest.Seeds(-1)}
+			if *seeds == 0 {
+				t.Parallel()
+				options = append(options, ibtest.Groups(d.short...))
+			}
+			for i := range max(1, *seeds) {
+				c := weak.Config{Seed: *firstSeed + uint64(i)}
+				t.Run(fmt.Sprintf("seed %d", c.Seed), func(t *testing.T) { ibtest.Run(t, wrapped(d.inner, c), options...) })
+			}
+		})
+	}
+}
+
+// TestModel: the model's statements hold, for the choices about which it makes none.
+func TestModel(t *testing.T) {
+	ibtest.Model(t, func(t testing.TB, seed uint64) (*ib.DeviceHandle, bool) {
+		return wrapped(newLoopback, weak.Config{Seed: seed, Choices: comparable})(t), false
+	}, ibtest.Bubble(), ibtest.Seeds(20))
+}

@@ -1,0 +1,360 @@
+package weak
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"verbena/ib"
+)
+
+// window is the number of completions of a queue that are delayed against one another.
+const window = 4
+
+// cq is a completion queue. A poll takes completions out of the inner queue into the window, and returns those of the window whose time
+// has come.
+type cq struct {
+	ib.DriverCQ
+	d   *driver
+	obj ib.CQHandle
+	rep atomic.Bool // the inner queue has reported a completion
+
+	mu        sync.Mutex
+	held      []entry // the window, in the order of the inner queue
+	armed     ib.NotifyFlags
+	later     bool // a completion of the window will report itself
+	dead      bool
+	moderated bool
+	orphans   []*request // that complete no more, or have completed in the inner queue. Under driver.mu
+	one       [1]ib.WC
+}
+
+// entry is a completion in the window.
+type entry struct {
+	wc   ib.WC
+	r    *request // nil: not posted by way of this driver
+	qp   uint64   // the queue pair, in the order of creation
+	send bool
+	seq  uint64 // in its queue
+	wait int    // steps
+}
+
+// Unwrap gives the queue the abilities of the inner one.
+func (c *cq) Unwrap() ib.DriverCQ { return c.DriverCQ }
+
+// CreateCQ implements ib.Driver.
+func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+	if u != nil {
+		return d.Driver.CreateCQ(h, attr, u)
+	}
+	c := &cq{d: d, obj: h}
+	inner, err := d.Driver.CreateCQ(h.Redirect(c.reported), attr, nil)
+	if err != nil {
+		return nil, err
+	}
+	c.DriverCQ = inner
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.cqs[c] = struct{}{}
+	return c, nil
+}
+
+// reported is called by the inner driver, under its locks.
+func (c *cq) reported() {
+	c.rep.Store(true)
+	c.d.kick()
+}
+
+// delays reports whether completions wait in the window.
+//
+//verbena:held mu
+func (c *cq) delays() bool {
+	return c.d.Choices&Of(LateCompletion, CrossOrder, LateFlush) != 0 && !c.moderated
+}
+
+// Moderate implements ib.CQModerator. A moderated queue counts its completions, and delays none.
+func (c *cq) Moderate(count int, period time.Duration) error {
+	m, ok := ib.As[ib.CQModerator](c.DriverCQ)
+	if !ok {
+		return syscall.EOPNOTSUPP
+	}
+	if err := m.Moderate(count, period); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.moderated = count > 1 || period > 0; c.moderated {
+		c.due()
+	}
+	return nil
+}
+
+// Poll implements ib.DriverCQ.
+func (c *cq) Poll(wc []ib.WC) (n int, err error) {
+	if len(wc) == 0 {
+		return 0, nil
+	}
+	for _, q := range c.d.holding(c) {
+		q.advance()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.age()
+	most := 1
+	if c.delays() {
+		most = window
+	}
+	for n < len(wc) {
+		if err = c.pull(most); err != nil && len(c.held) == 0 {
+			break
+		}
+		if c.armed == ib.NotifySolicited || c.moderated {
+			c.due() // a completion does not say whether it is solicited, so that none is held back
+		}
+		i := c.next()
+		if i < 0 {
+			break
+		}
+		c.take(i, &wc[n])
+		if n++; c.d.has(LateCompletion) {
+			break
+		}
+	}
+	if n > 0 {
+		err = nil
+	}
+	if c.armed&ib.NotifyNextComp != 0 && len(c.held) > 0 && c.delays() {
+		c.later = true
+		c.d.kick()
+	}
+	return n, err
+}
+
+// pull takes completions out of the inner queue until there are so many in the window.
+//
+//verbena:held mu
+func (c *cq) pull(most int) error {
+	for len(c.held) < most {
+		c.d.mu.Lock()
+		gone := len(c.orphans)
+		c.d.mu.Unlock()
+		n, err := c.DriverCQ.Poll(c.one[:])
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			c.d.mu.Lock()
+			for _, r := range c.orphans[:gone] {
+				delete(c.d.reqs, r.num)
+			}
+			c.orphans = slices.Delete(c.orphans, 0, gone)
+			c.d.mu.Unlock()
+			return nil
+		}
+		c.held = append(c.held, c.d.entry(c.one[0]))
+	}
+	return nil
+}
+
+// entry returns a completion of the inner driver as the consumer's.
+func (d *driver) entry(wc ib.WC) entry {
+	e := entry{wc: wc}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	q := d.qps[wc.QP]
+	if r := d.reqs[wc.ID]; r != nil {
+		delete(d.reqs, wc.ID)
+		e.r, e.wc.ID, e.send, e.seq = r, r.id, r.send, r.seq
+		if r.qp != nil {
+			q = r.qp
+		}
+	}
+	if q != nil {
+		e.qp = q.ord
+		if e.r != nil && e.r.qp == nil { // of a shared queue
+			q.shared++
+			e.seq = q.shared
+		}
+	}
+	side := e.qp << 1
+	if e.send {
+		side |= 1
+	}
+	if d.has(LateCompletion) {
+		e.wait = d.draw(LateCompletion, side, e.seq, 3)
+	}
+	if d.has(LateFlush) && wc.Status == ib.WCWRFlushErr {
+		e.wait += 1 + d.draw(LateFlush, side, e.seq, 4)
+	}
+	return e
+}
+
+//verbena:held mu
+func (c *cq) age() {
+	for i := range c.held {
+		c.held[i].wait = max(0, c.held[i].wait-1)
+	}
+}
+
+//verbena:held mu
+func (c *cq) due() {
+	for i := range c.held {
+		c.held[i].wait = 0
+	}
+}
+
+// next returns the place of the completion to return next, -1 if there is none.
+//
+//verbena:held mu
+func (c *cq) next() int {
+	best, rank := -1, 0
+	for i := range c.held {
+		e := &c.held[i]
+		if e.wait > 0 || slices.ContainsFunc(c.held[:i], func(x entry) bool { return x.qp == e.qp && x.send == e.send }) {
+			continue
+		}
+		if !c.d.has(CrossOrder) {
+			if i == 0 {
+				return 0
+			}
+			break // the order of the inner queue
+		}
+		if n := c.d.draw(CrossOrder, e.qp, e.seq, 1<<30); best < 0 || n < rank {
+			best, rank = i, n
+		}
+	}
+	return best
+}
+
+// take moves a completion out of the window, with its data.
+//
+//verbena:held mu
+func (c *cq) take(i int, wc *ib.WC) {
+	e := c.held[i]
+	c.held = slices.Delete(c.held, i, i+1)
+	*wc = e.wc
+	if e.r != nil {
+		if wc.Status == ib.WCSuccess && wc.Opcode != ib.WCRecvRDMAWithImm {
+			e.r.land(uint64(wc.ByteLen))
+		}
+		if e.r.qp != nil {
+			e.r.qp.polled(e.r)
+		}
+	}
+	if wc.Status != ib.WCSuccess && c.d.has(PoisonedFields) {
+		poison(wc)
+	}
+}
+
+// poison fills what is undefined in a failed completion.
+func poison(wc *ib.WC) {
+	if wc.Status != ib.WCWRFlushErr {
+		wc.Opcode = 0xa5
+	}
+	wc.ByteLen, wc.Imm, wc.InvalidateRKey, wc.SrcQP = 0xa5a5a5a5, 0xa5a5a5a5, 0xa5a5a5a5, 0xa5a5a5
+	wc.Flags, wc.PKeyIndex, wc.SLID, wc.SL, wc.Port = 0xff, 0xa5a5, 0xa5a5, 0xa5, 0xa5
+}
+
+// ReqNotify implements ib.DriverCQ. What is in the window counts as not completed, and reports itself later, unless the request is for
+// solicited completions only.
+func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.armed == 0 {
+		c.rep.Store(false) // of a request that has been answered
+	}
+	if missed, err = c.DriverCQ.ReqNotify(flags); err != nil {
+		return missed, err
+	}
+	switch {
+	case flags&ib.NotifyNextComp != 0:
+		c.armed = ib.NotifyNextComp
+	case c.armed == 0:
+		c.armed = ib.NotifySolicited
+	}
+	if len(c.held) == 0 {
+		return missed, nil
+	}
+	if c.armed == ib.NotifySolicited || !c.delays() {
+		c.due()
+		return missed || flags&ib.NotifyReportMissed != 0, nil
+	}
+	c.later = true
+	c.d.kick()
+	return missed, nil
+}
+
+// tick is a step without a poll. It reports whether there may be more to do.
+func (c *cq) tick() (more bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.dead {
+		return false
+	}
+	c.age()
+	report := c.rep.Swap(false)
+	if c.later && c.next() >= 0 {
+		report = true
+	}
+	if len(c.held) == 0 {
+		c.later = false
+	}
+	if report && c.armed != 0 {
+		c.armed, c.later = 0, false
+		c.obj.Completed()
+	}
+	return c.later
+}
+
+// forget takes a queue pair that is gone out of the completions of the window.
+func (c *cq) forget(qp *ib.QP) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range c.held {
+		if c.held[i].wc.QP == qp {
+			c.held[i].wc.QP = nil
+		}
+	}
+}
+
+// Resize implements ib.CQResizer. The completions of the window take room.
+func (c *cq) Resize(entries int, u *ib.Udata) error {
+	r, ok := ib.As[ib.CQResizer](c.DriverCQ)
+	if !ok {
+		return syscall.EOPNOTSUPP
+	}
+	var err error
+	c.mu.Lock()
+	if c.delays() || len(c.held) > 0 {
+		err = c.pull(1 << 30)
+	}
+	n := len(c.held)
+	c.mu.Unlock()
+	if err == nil && n > entries {
+		err = fmt.Errorf("%d completions are waiting: %w", n, syscall.EINVAL)
+	}
+	if err != nil {
+		return err
+	}
+	return r.Resize(entries, u)
+}
+
+// Destroy implements ib.DriverCQ.
+func (c *cq) Destroy() error {
+	if err := c.DriverCQ.Destroy(); err != nil {
+		return err
+	}
+	c.d.mu.Lock()
+	delete(c.d.cqs, c)
+	for _, r := range c.orphans {
+		delete(c.d.reqs, r.num)
+	}
+	c.d.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dead, c.held, c.later = true, nil, false
+	return nil
+}

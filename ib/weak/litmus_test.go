@@ -1,0 +1,527 @@
+package weak_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/ib"
+	"verbena/ib/ibtest"
+	"verbena/ib/weak"
+	"verbena/internal/gendoc"
+)
+
+// litmus is a pair of programs for a row of the table: a consumer that relies on the specification, and one with the misuse that
+// the row exposes.
+type litmus struct {
+	choice weak.Choice
+	misuse string
+	use    func(w *world, wrong bool) error
+}
+
+var litmuses = []litmus{
+	{weak.LateCompletion, "polls once when the message must have arrived", pollsOnce},
+	{weak.CrossOrder, "takes a completion of one queue pair as proof of an earlier request on another", ordersQueuePairs},
+	{weak.LateFlush, "takes the receives to be flushed when Modify has returned", drainsByModify},
+	{weak.PoisonedFields, "adds up the lengths of completions, and looks at the status afterwards", lengthBeforeStatus},
+	{weak.SplitKeys, "names its own memory by the remote key", remoteKeyForLocal},
+	{weak.ExactRoom, "signals no request", signalsNothing},
+	{weak.EarlyNumbers, "leaves the state of a destroyed queue pair in a table of numbers", staleNumbers},
+	{weak.LateSource, "fills the buffer again when the post has returned", reusesSource},
+	{weak.LateTarget, "looks at the memory of a receive when the sender has its completion", readsTargetEarly},
+	{weak.LateRead, "uses the data of a READ when the peer has answered a later message", readsReadEarly},
+	{weak.LateRead, "sends the data of a READ on without a fence", unfenced},
+}
+
+// world is a registered device with queue pairs that are connected in twos.
+type world struct {
+	t   testing.TB
+	dev *ib.Device
+	pd  *ib.PD
+	end []func() error
+}
+
+func newWorld(t testing.TB, newDevice ibtest.NewDevice) *world {
+	h, core := newDevice(t), &ib.Core{}
+	w := &world{t: t, dev: h.Device()}
+	must(t, core.Register(h))
+	var err error
+	w.pd, err = w.dev.AllocPD()
+	must(t, err)
+	w.later(w.pd.Dealloc)
+	t.Cleanup(func() {
+		for len(w.end) > 0 {
+			f := w.end[len(w.end)-1]
+			w.end = w.end[:len(w.end)-1]
+			if err := f(); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := core.Unregister(h); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (w *world) later(f func() error) { w.end = append(w.end, f) }
+
+func (w *world) cq() *ib.CQ {
+	cq, err := w.dev.CreateCQ(ib.CQInit{Entries: 64})
+	must(w.t, err)
+	w.later(cq.Destroy)
+	return cq
+}
+
+// memory is a registered buffer.
+type memory struct {
+	b  []byte
+	mr *ib.MR
+}
+
+func (w *world) memory(access ib.AccessFlags) *memory {
+	m := &memory{b: make([]byte, 64)}
+	var err error
+	m.mr, err = w.pd.RegBytes(m.b, access)
+	must(w.t, err)
+	w.later(m.mr.Dereg)
+	return m
+}
+
+func (m *memory) sgl() []ib.SGE { return m.elements(m.mr.LKey()) }
+
+func (m *memory) elements(key uint32) []ib.SGE {
+	return []ib.SGE{{Addr: m.mr.Addr(), Length: uint32(len(m.b)), LKey: key}}
+}
+
+// to returns a work request for the whole of a peer's buffer.
+func (m *memory) to(op ib.WROpcode, from *memory) ib.SendWR {
+	return ib.SendWR{Opcode: op, Flags: ib.SendSignaled, SGList: from.sgl(), RemoteAddr: m.mr.Addr(), RKey: m.mr.RKey()}
+}
+
+const (
+	private = ib.AccessLocalWrite
+	shared  = ib.AccessLocalWrite | ib.AccessRemoteWrite | ib.AccessRemoteRead
+)
+
+// side is a queue pair with its completion queues.
+type side struct {
+	w          *world
+	qp         *ib.QP
+	send, recv *ib.CQ
+}
+
+const queueLen = 8
+
+func (w *world) side(send, recv *ib.CQ) *side {
+	qp, err := w.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: send, RecvCQ: recv,
+		Cap: ib.QPCap{MaxSendWR: queueLen, MaxRecvWR: queueLen, MaxSendSGE: 1, MaxRecvSGE: 1}})
+	must(w.t, err)
+	w.later(qp.Destroy)
+	return &side{w, qp, send, recv}
+}
+
+func (w *world) connect(a, b *side) {
+	here, err := w.dev.Local(1)
+	must(w.t, err)
+	ea, eb := here.Endpoint(a.qp), here.Endpoint(b.qp)
+	path := ib.Path{Access: ib.AccessRemoteWrite | ib.AccessRemoteRead}
+	must(w.t, errors.Join(a.qp.Connect(here, ea, eb, path), b.qp.Connect(here, eb, ea, path)))
+}
+
+// pair returns two sides that are connected, with completion queues of their own.
+func (w *world) pair() (a, b *side) {
+	a, b = w.side(w.cq(), w.cq()), w.side(w.cq(), w.cq())
+	w.connect(a, b)
+	return a, b
+}
+
+func (s *side) post(wr ib.SendWR) {
+	s.w.t.Helper()
+	_, err := s.qp.PostSend(wr)
+	must(s.w.t, err)
+}
+
+func (s *side) receive(id uint64, m *memory) {
+	s.w.t.Helper()
+	_, err := s.qp.PostRecv(ib.RecvWR{ID: id, SGList: m.sgl()})
+	must(s.w.t, err)
+}
+
+// wait polls until n completions have come.
+func (w *world) wait(cq *ib.CQ, n int) (all []ib.WC) {
+	w.t.Helper()
+	for begin := time.Now(); len(all) < n; time.Sleep(10 * time.Microsecond) {
+		var wc [4]ib.WC
+		k, err := cq.Poll(wc[:min(len(wc), n-len(all))])
+		must(w.t, err)
+		all = append(all, wc[:k]...)
+		if time.Since(begin) > 10*time.Second {
+			w.t.Fatalf("%d of %d completions came", len(all), n)
+		}
+	}
+	return all
+}
+
+// settle gives the device more time than any delay takes.
+func settle() { time.Sleep(5 * time.Millisecond) }
+
+func fill(b []byte, with byte) {
+	for i := range b {
+		b[i] = with
+	}
+}
+
+func pollsOnce(w *world, wrong bool) error {
+	a, b := w.pair()
+	from, to := w.memory(shared), w.memory(shared)
+	for i := range queueLen {
+		b.receive(uint64(i), to)
+		a.post(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl()})
+	}
+	if !wrong {
+		w.wait(b.recv, queueLen)
+		return nil
+	}
+	settle()
+	var wc [queueLen]ib.WC
+	if n, err := b.recv.Poll(wc[:]); n < queueLen || err != nil {
+		return fmt.Errorf("%d of %d messages have arrived, %v", n, queueLen, err)
+	}
+	return nil
+}
+
+func ordersQueuePairs(w *world, wrong bool) error {
+	cq := w.cq()
+	first, second := w.side(cq, w.cq()), w.side(cq, w.cq())
+	p, q := w.side(w.cq(), w.cq()), w.side(w.cq(), w.cq())
+	w.connect(first, p)
+	w.connect(second, q)
+	from, to := w.memory(shared), w.memory(shared)
+	for i := range uint64(queueLen) {
+		for id, s := range []*side{first, second} {
+			wr := to.to(ib.WRRDMAWrite, from)
+			wr.ID = 2*i + uint64(id)
+			s.post(wr)
+		}
+		settle()
+		done := map[uint64]bool{}
+		for _, wc := range w.wait(cq, 2) {
+			done[wc.ID] = true
+			if wrong && wc.ID == 2*i+1 && !done[2*i] {
+				return fmt.Errorf("request %d of the second queue pair is done, and not the one before it of the first", i)
+			}
+		}
+	}
+	return nil
+}
+
+func drainsByModify(w *world, wrong bool) error {
+	_, b := w.pair()
+	to := w.memory(shared)
+	for i := range 4 {
+		b.receive(uint64(i), to)
+	}
+	must(w.t, b.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+	if !wrong {
+		w.wait(b.recv, 4)
+		return nil
+	}
+	settle()
+	var wc [4]ib.WC
+	if n, err := b.recv.Poll(wc[:]); n < len(wc) || err != nil {
+		return fmt.Errorf("%d of %d receives are flushed, %v", n, len(wc), err)
+	}
+	return nil
+}
+
+func lengthBeforeStatus(w *world, wrong bool) error {
+	_, b := w.pair()
+	to := w.memory(shared)
+	b.receive(1, to)
+	must(w.t, b.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+	received := 0
+	for _, wc := range w.wait(b.recv, 1) {
+		if wrong || wc.Status == ib.WCSuccess {
+			received += int(wc.ByteLen)
+		}
+	}
+	if received != 0 {
+		return fmt.Errorf("%d bytes have arrived, and nothing was sent", received)
+	}
+	return nil
+}
+
+func remoteKeyForLocal(w *world, wrong bool) error {
+	a, _ := w.pair()
+	from, to := w.memory(shared), w.memory(shared)
+	wr := to.to(ib.WRRDMAWrite, from)
+	if wrong {
+		wr.SGList = from.elements(from.mr.RKey())
+	}
+	a.post(wr)
+	if wc := w.wait(a.send, 1)[0]; wc.Status != ib.WCSuccess {
+		return fmt.Errorf("write: %v", wc.Status)
+	}
+	return nil
+}
+
+func signalsNothing(w *world, wrong bool) error {
+	a, _ := w.pair()
+	from, to := w.memory(shared), w.memory(shared)
+	for i := range 3 * queueLen {
+		wr := to.to(ib.WRRDMAWrite, from)
+		signaled := !wrong && i%queueLen == queueLen-1
+		if !signaled {
+			wr.Flags = 0
+		}
+		if _, err := a.qp.PostSend(wr); err != nil {
+			return err
+		}
+		if signaled {
+			w.wait(a.send, 1)
+		}
+		if i%queueLen == queueLen-1 {
+			settle() // the device has done them all
+		}
+	}
+	return nil
+}
+
+func staleNumbers(w *world, wrong bool) error {
+	peers := map[uint32]int{}
+	cq := w.cq()
+	for i := range 3 {
+		qp, err := w.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1}})
+		must(w.t, err)
+		if old, ok := peers[qp.Num()]; ok {
+			must(w.t, qp.Destroy())
+			return fmt.Errorf("queue pair %d of connection %d is that of connection %d", qp.Num(), i, old)
+		}
+		peers[qp.Num()] = i
+		if !wrong {
+			delete(peers, qp.Num())
+		}
+		must(w.t, qp.Destroy())
+	}
+	return nil
+}
+
+func reusesSource(w *world, wrong bool) error {
+	a, b := w.pair()
+	from := w.memory(shared)
+	for i := range queueLen {
+		to := w.memory(shared)
+		b.receive(uint64(i), to)
+		fill(from.b, byte(i+1))
+		a.post(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl()})
+		if !wrong {
+			w.wait(a.send, 1)
+		}
+		fill(from.b, 0xff)
+		if wrong {
+			w.wait(a.send, 1)
+		}
+		w.wait(b.recv, 1)
+		if to.b[0] != byte(i+1) {
+			return fmt.Errorf("message %d arrived as %#x", i+1, to.b[0])
+		}
+	}
+	return nil
+}
+
+func readsTargetEarly(w *world, wrong bool) error {
+	a, b := w.pair()
+	from, to := w.memory(shared), w.memory(private)
+	fill(from.b, 7)
+	b.receive(1, to)
+	a.post(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl()})
+	w.wait(a.send, 1)
+	if !wrong {
+		w.wait(b.recv, 1)
+	}
+	if !bytes.Equal(to.b, from.b) {
+		return errors.New("the message has not arrived")
+	}
+	w.wait(b.recv, btoi(wrong))
+	return nil
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func readsReadEarly(w *world, wrong bool) error {
+	a, b := w.pair()
+	remote, target, message := w.memory(shared), w.memory(private), w.memory(shared)
+	fill(remote.b, 7)
+	a.receive(1, message)
+	b.receive(1, message)
+	a.post(remote.to(ib.WRRDMARead, target))
+	a.post(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: message.sgl()})
+	w.wait(b.recv, 1)
+	b.post(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: message.sgl()})
+	w.wait(a.recv, 1) // the answer
+	if !wrong {
+		w.wait(a.send, 1)
+	}
+	if !bytes.Equal(target.b, remote.b) {
+		return errors.New("the data of the READ have not arrived")
+	}
+	return nil
+}
+
+func unfenced(w *world, wrong bool) error {
+	a, _ := w.pair()
+	remote, buf, to := w.memory(shared), w.memory(private), w.memory(shared)
+	fill(remote.b, 7)
+	a.post(remote.to(ib.WRRDMARead, buf))
+	wr := to.to(ib.WRRDMAWrite, buf)
+	if !wrong {
+		wr.Flags |= ib.SendFence
+	}
+	a.post(wr)
+	for _, wc := range w.wait(a.send, 2) {
+		if wc.Status != ib.WCSuccess {
+			return fmt.Errorf("%v", wc.Status)
+		}
+	}
+	if !bytes.Equal(to.b, remote.b) {
+		return errors.New("the data before the READ were sent on")
+	}
+	return nil
+}
+
+const litmusSeeds = 5
+
+// TestLitmus: the wrong consumer of each row appears to work on a device that takes no such liberty, and fails on one that does; the
+// right one works on both, and where the device takes every liberty.
+func TestLitmus(t *testing.T) {
+	for _, l := range litmuses {
+		t.Run(weak.Choices[l.choice].Name+"/"+l.misuse, func(t *testing.T) {
+			t.Parallel()
+			run := func(name string, d ibtest.NewDevice, wrong bool) (err error) {
+				t.Run(name, func(t *testing.T) { err = l.use(newWorld(t, d), wrong) })
+				return err
+			}
+			for _, wrong := range []bool{false, true} {
+				if err := run("strong", newLoopback, wrong); err != nil {
+					t.Errorf("wrong: %v, on a device without the liberty: %v", wrong, err)
+				}
+			}
+			failed := 0
+			for seed := range uint64(litmusSeeds) {
+				for _, set := range []weak.Set{weak.Of(l.choice), weak.All} {
+					if err := run("right", wrapped(newLoopback, weak.Config{Seed: seed, Choices: set}), false); err != nil {
+						t.Errorf("the right consumer, seed %d, choices %b: %v", seed, set, err)
+					}
+				}
+				if run("wrong", wrapped(newLoopback, weak.Config{Seed: seed, Choices: weak.Of(l.choice)}), true) != nil {
+					failed++
+				}
+				if err := run("other choices", wrapped(newLoopback, weak.Config{Seed: seed, Choices: weak.All &^ weak.Of(l.choice)}), false); err != nil {
+					t.Errorf("the right consumer without the choice, seed %d: %v", seed, err)
+				}
+			}
+			if failed == 0 {
+				t.Errorf("the wrong consumer has not failed with %d seeds", litmusSeeds)
+			}
+			t.Logf("the wrong consumer failed with %d of %d seeds", failed, litmusSeeds)
+		})
+	}
+}
+
+// TestTable: each row of the table is whole, has a litmus program, and is in the documentation.
+func TestTable(t *testing.T) {
+	names := map[string]bool{}
+	var b strings.Builder
+	b.WriteString("| choice | the device | permitted by | exposes a consumer that | litmus: the wrong consumer |\n|---|---|---|---|---|\n")
+	for i, r := range weak.Choices {
+		if r.Choice != weak.Choice(i) || r.Name == "" || names[r.Name] || r.Does == "" || r.Permitted == "" || r.Breaks == "" {
+			t.Errorf("row %d: %+v", i, r)
+		}
+		names[r.Name] = true
+		var misuses []string
+		for _, l := range litmuses {
+			if l.choice == r.Choice {
+				misuses = append(misuses, l.misuse)
+			}
+		}
+		if misuses == nil {
+			t.Errorf("no litmus program for %s", r.Name)
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", r.Name, r.Does, r.Permitted, r.Breaks, strings.Join(misuses, "; "))
+	}
+	gendoc.Check(t, "../../docs/weak.md", "weak choices", b.String())
+}
+
+// TestReplay: the same calls on a device of the same seed have the same results, call by call; another seed has others.
+func TestReplay(t *testing.T) {
+	run := func(seed uint64) (results []string) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, wrapped(newLoopback, weak.Config{Seed: seed}))
+			a, b := w.pair()
+			from, to := w.memory(shared), w.memory(shared)
+			for i := range queueLen {
+				b.receive(uint64(i), to)
+				a.post(ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl()})
+			}
+			for range 100 {
+				for _, cq := range []*ib.CQ{a.send, b.recv} {
+					var wc [1]ib.WC
+					n, err := cq.Poll(wc[:])
+					results = append(results, fmt.Sprint(n, err, wc[0].ID))
+				}
+				time.Sleep(time.Microsecond)
+			}
+		})
+		return results
+	}
+	first := run(1)
+	if again := run(1); !slices.Equal(again, first) {
+		t.Errorf("got %v, want as before %v", again, first)
+	}
+	if other := run(2); slices.Equal(other, first) {
+		t.Error("two seeds make the same choices")
+	}
+}
+
+// TestLitmusOnRXE: the wrong consumers fail on another driver, too, and the right ones do not.
+func TestLitmusOnRXE(t *testing.T) {
+	for _, l := range litmuses {
+		if l.choice == weak.EarlyNumbers { // the driver has no ib.NumberReuser
+			continue
+		}
+		t.Run(l.misuse, func(t *testing.T) {
+			t.Parallel()
+			failed := false
+			for seed := range uint64(litmusSeeds) {
+				t.Run("wrong", func(t *testing.T) {
+					err := l.use(newWorld(t, wrapped(newRXE, weak.Config{Seed: seed, Choices: weak.Of(l.choice)})), true)
+					failed = failed || err != nil
+				})
+			}
+			if !failed {
+				t.Error("the wrong consumer has not failed")
+			}
+			if err := l.use(newWorld(t, wrapped(newRXE, weak.Config{Seed: 1})), false); err != nil {
+				t.Errorf("the right consumer: %v", err)
+			}
+		})
+	}
+}

@@ -1,0 +1,491 @@
+package weak
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// qp is a queue pair. Sends that are held back wait here, and are posted to the inner queue pair in their order.
+type qp struct {
+	ib.DriverQP
+	d              *driver
+	obj            ib.QPHandle
+	ord            uint64 // of creation
+	pd             ib.DriverPD
+	sendCQ, recvCQ *cq // nil: none, or not of this driver
+	init           ib.DriverQPInit
+	room           ib.QPCap
+
+	// mu is held while requests are posted to the inner queue pair. It is taken before cq.mu.
+	mu           sync.Mutex
+	held         []*request
+	sends, recvs uint64     // posted so far
+	reading      []*request // whose data land late, in the inner queue pair
+
+	// under driver.mu
+	out    []*request // sends whose completion, or a later one's, has not been polled
+	in     []*request // receives
+	shared uint64     // completions of receives of a shared queue
+}
+
+// kind is what tells whether the inner driver takes a request.
+type kind struct {
+	service ib.QPType
+	opcode  ib.WROpcode
+	flags   ib.SendFlags
+	inline  bool
+}
+
+// maxHeld is the number of bytes up to which a request is held back: a longer one may be refused for its length.
+const maxHeld = 1 << 16
+
+// Unwrap gives the queue pair the abilities of the inner one.
+func (q *qp) Unwrap() ib.DriverQP { return q.DriverQP }
+
+// CreateQP implements ib.Driver.
+func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.DriverQP, error) {
+	if u != nil {
+		return d.Driver.CreateQP(h, init, u)
+	}
+	asked := init.Cap
+	inner, err := d.Driver.CreateQP(h, init, nil)
+	if err != nil {
+		return nil, err
+	}
+	if d.has(ExactRoom) {
+		init.Cap = asked
+	}
+	q := &qp{DriverQP: inner, d: d, obj: h, pd: init.PD, init: *init, room: init.Cap}
+	q.sendCQ, _ = init.SendCQ.(*cq)
+	q.recvCQ, _ = init.RecvCQ.(*cq)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.made++
+	q.ord = d.made
+	d.qps[h.QP()] = q
+	return q, nil
+}
+
+// holding returns the queue pairs with sends that are held back and complete on a queue.
+func (d *driver) holding(c *cq) (some []*qp) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for q := range d.later {
+		if q.sendCQ == c {
+			some = append(some, q)
+		}
+	}
+	return some
+}
+
+// Query implements ib.DriverQP.
+func (q *qp) Query(mask ib.QPAttrMask) (ib.QPAttr, error) {
+	a, err := q.DriverQP.Query(mask)
+	if q.d.has(ExactRoom) {
+		a.Cap = q.room
+	}
+	return a, err
+}
+
+// PostSend implements ib.DriverQP.
+func (q *qp) PostSend(wrs []ib.SendWR) (n int, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for n = range wrs {
+		if err := q.post(&wrs[n]); err != nil {
+			return n, err
+		}
+	}
+	return len(wrs), nil
+}
+
+//verbena:held mu
+func (q *qp) post(wr *ib.SendWR) error {
+	full := q.full(&q.out, q.sendCQ, q.room.MaxSendWR)
+	if q.d.has(ExactRoom) {
+		switch {
+		case len(wr.SGList) > int(q.room.MaxSendSGE) && wr.Flags&ib.SendInline == 0 && wr.Opcode != ib.WRAtomicWrite:
+			return fmt.Errorf("%d elements, at most %d: %w", len(wr.SGList), q.room.MaxSendSGE, syscall.EINVAL)
+		case wr.Flags&ib.SendInline != 0 && len(wr.Inline) > int(q.room.MaxInlineData):
+			return fmt.Errorf("%d bytes inline, at most %d: %w", len(wr.Inline), q.room.MaxInlineData, syscall.EINVAL)
+		case full && q.DriverQP.State() >= ib.QPRTS:
+			return fmt.Errorf("%d work requests are outstanding: %w", q.room.MaxSendWR, syscall.ENOMEM)
+		}
+	}
+	r := q.request(wr)
+	k := kind{q.init.Type, wr.Opcode, wr.Flags &^ ib.SendSignaled, wr.Inline != nil}
+	wait := 0
+	if q.d.has(LateSource) {
+		wait = q.d.draw(LateSource, q.ord, r.seq, 4)
+	}
+	if !full && (wait > 0 || len(q.held) > 0) && q.mayHold(wr, k) {
+		q.hold(r, wait)
+		return nil
+	}
+	for len(q.held) > 0 && q.begin() {
+	}
+	switch {
+	case len(q.held) == 0 && !q.blocked(r):
+	case full:
+		q.refused(r)
+		return fmt.Errorf("a fence keeps work requests in the queue: %w", syscall.ENOMEM)
+	default:
+		q.hold(r, 0)
+		return nil
+	}
+	if err := q.begins(r); err != nil {
+		q.refused(r)
+		return err
+	}
+	q.d.mu.Lock()
+	defer q.d.mu.Unlock()
+	q.d.holds[k] = true
+	return nil
+}
+
+// hold makes a send wait.
+//
+//verbena:held mu
+func (q *qp) hold(r *request, steps int) {
+	r.wait = steps
+	r.keep()
+	q.held = append(q.held, r)
+	q.d.mu.Lock()
+	q.d.later[q] = struct{}{}
+	q.d.mu.Unlock()
+	q.d.kick()
+}
+
+// idle notes that no sends are held back.
+//
+//verbena:held mu
+func (q *qp) idle() {
+	q.d.mu.Lock()
+	defer q.d.mu.Unlock()
+	delete(q.d.later, q)
+}
+
+// request enters a send.
+//
+//verbena:held mu
+func (q *qp) request(wr *ib.SendWR) *request {
+	q.sends++
+	r := &request{id: wr.ID, qp: q, send: true, signaled: wr.Flags&ib.SendSignaled != 0 || q.init.SigAll, seq: q.sends, wr: *wr}
+	stores := wr.Opcode == ib.WRRDMARead || wr.Opcode == ib.WRAtomicCmpAndSwp || wr.Opcode == ib.WRAtomicFetchAdd
+	r.wr.SGList, r.targets = q.d.elements(wr.SGList, q.pd, stores && r.signaled && q.sendCQ != nil && q.d.has(LateRead))
+	q.d.enter(r)
+	r.wr.ID = r.num
+	q.d.mu.Lock()
+	defer q.d.mu.Unlock()
+	q.out = append(q.out, r)
+	return r
+}
+
+// keep copies what the caller may change when the post has returned.
+func (r *request) keep() {
+	r.wr.Inline = slices.Clone(r.wr.Inline)
+	if r.wr.Bind != nil {
+		b := *r.wr.Bind
+		r.wr.Bind = &b
+	}
+	if r.wr.Reg != nil {
+		g := *r.wr.Reg
+		r.wr.Reg = &g
+	}
+}
+
+// refused takes back a send that was not taken.
+func (q *qp) refused(r *request) {
+	q.d.mu.Lock()
+	defer q.d.mu.Unlock()
+	delete(q.d.reqs, r.num)
+	q.out = slices.DeleteFunc(q.out, func(x *request) bool { return x == r })
+}
+
+// full reports whether a queue has no room for a request. Without ExactRoom its list keeps requests that must be done, up to a limit.
+func (q *qp) full(list *[]*request, c *cq, room uint32) bool {
+	q.d.mu.Lock()
+	defer q.d.mu.Unlock()
+	if n := len(*list) - 2*int(room) - 64; n > 0 && !q.d.has(ExactRoom) && c != nil {
+		c.orphans = append(c.orphans, (*list)[:n]...)
+		*list = slices.Delete(*list, 0, n)
+	}
+	return len(*list) >= int(room)
+}
+
+// mayHold reports whether a request can wait, since the inner driver takes it for certain when it is posted later. It does what it has done
+// before with a request of the kind.
+//
+//verbena:held mu
+func (q *qp) mayHold(wr *ib.SendWR, k kind) bool {
+	if q.init.Type != ib.QPTypeRC && q.init.Type != ib.QPTypeUC || q.sendCQ == nil {
+		return false
+	}
+	n := uint64(len(wr.Inline))
+	switch wr.Opcode {
+	case ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
+	case ib.WRRDMARead:
+		if len(wr.SGList) > 1 {
+			return false
+		}
+	case ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd:
+		if len(wr.SGList) != 1 || wr.SGList[0].Length != 8 || wr.RemoteAddr%8 != 0 {
+			return false
+		}
+	default:
+		return false
+	}
+	if len(wr.SGList) > int(q.room.MaxSendSGE) || len(wr.Inline) > int(q.room.MaxInlineData) {
+		return false
+	}
+	for _, s := range wr.SGList {
+		n += uint64(s.Length)
+	}
+	q.d.mu.Lock()
+	known := q.d.holds[k]
+	q.d.mu.Unlock()
+	return known && n <= maxHeld && q.DriverQP.State() == ib.QPRTS
+}
+
+// blocked reports whether a request has a fence, and data of READs before it have not landed.
+//
+//verbena:held mu
+func (q *qp) blocked(r *request) bool {
+	if r.wr.Flags&ib.SendFence == 0 || len(q.reading) == 0 {
+		return false
+	}
+	q.sendCQ.mu.Lock()
+	defer q.sendCQ.mu.Unlock()
+	_ = q.sendCQ.pull(1 << 30)
+	for i := range q.sendCQ.held {
+		e := &q.sendCQ.held[i]
+		if e.r == nil || e.r.qp != q || !e.send {
+			continue
+		}
+		if e.wc.Status == ib.WCSuccess {
+			e.r.land(uint64(e.wc.ByteLen))
+		}
+		q.reading = slices.DeleteFunc(q.reading, func(x *request) bool { return x == e.r })
+	}
+	q.reading = slices.DeleteFunc(q.reading, func(x *request) bool { return x.landed })
+	return len(q.reading) > 0
+}
+
+// advance is a step. It reports whether sends are held back.
+func (q *qp) advance() (more bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for first := true; len(q.held) > 0; first = false {
+		if r := q.held[0]; r.wait > 0 {
+			if first {
+				r.wait--
+			}
+			if r.wait > 0 {
+				break
+			}
+		}
+		if !q.begin() {
+			break
+		}
+	}
+	if len(q.held) == 0 {
+		q.idle()
+	}
+	return len(q.held) > 0
+}
+
+// begin posts the first of the sends that are held back. It reports false if a fence blocks it.
+//
+//verbena:held mu
+func (q *qp) begin() bool {
+	r := q.held[0]
+	state := q.DriverQP.State()
+	if state != ib.QPErr && q.blocked(r) {
+		return false
+	}
+	q.held = q.held[1:]
+	if err := q.begins(r); err != nil {
+		q.fail(r)
+	}
+	return true
+}
+
+// begins posts a send to the inner queue pair.
+//
+//verbena:held mu
+func (q *qp) begins(r *request) error {
+	_, err := q.DriverQP.PostSend([]ib.SendWR{r.wr})
+	if err == nil && len(r.targets) > 0 {
+		q.reading = append(q.reading, r)
+	}
+	return err
+}
+
+// fail completes a send that the inner driver has refused though it was to take it: since the queue pair, or the device, is in error, or
+// since the request is wrong.
+//
+//verbena:held mu
+func (q *qp) fail(r *request) {
+	state := q.DriverQP.State()
+	if state < ib.QPRTS || q.sendCQ == nil {
+		q.refused(r)
+		return
+	}
+	status := ib.WCWRFlushErr
+	if state != ib.QPErr && q.obj.QP().Device().State() == ib.DeviceActive {
+		status = ib.WCLocQPOpErr
+		go func() { _ = q.DriverQP.Modify(&ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil) }()
+	}
+	c := q.sendCQ
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_ = c.pull(1 << 30)
+	c.held = append(c.held, q.d.entry(ib.WC{ID: r.num, Status: status, Opcode: opcodeOf(r.wr.Opcode), QPNum: q.obj.Num(), QP: q.obj.QP()}))
+	c.rep.Store(true)
+	q.d.kick()
+}
+
+// opcodeOf returns the opcode of the completion of a request.
+func opcodeOf(op ib.WROpcode) ib.WCOpcode {
+	switch op {
+	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
+		return ib.WCRDMAWrite
+	case ib.WRRDMARead:
+		return ib.WCRDMARead
+	case ib.WRAtomicCmpAndSwp:
+		return ib.WCCompSwap
+	case ib.WRAtomicFetchAdd:
+		return ib.WCFetchAdd
+	case ib.WRBindMW:
+		return ib.WCBindMW
+	case ib.WRLocalInv:
+		return ib.WCLocalInv
+	case ib.WRRegMR:
+		return ib.WCRegMR
+	case ib.WRFlush:
+		return ib.WCFlush
+	case ib.WRAtomicWrite:
+		return ib.WCAtomicWrite
+	}
+	return ib.WCSend
+}
+
+// polled notes that the consumer has got the completion of a request.
+func (q *qp) polled(r *request) {
+	q.d.mu.Lock()
+	defer q.d.mu.Unlock()
+	list := &q.in
+	if r.send {
+		list = &q.out
+	}
+	i := slices.Index(*list, r)
+	if !r.send {
+		if i >= 0 {
+			*list = slices.Delete(*list, i, i+1)
+		}
+		return
+	}
+	for _, x := range (*list)[:i+1] {
+		delete(q.d.reqs, x.num)
+	}
+	*list = slices.Delete(*list, 0, i+1)
+}
+
+// PostRecv implements ib.DriverQP.
+func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for n = range wrs {
+		wr := wrs[n]
+		if q.d.has(ExactRoom) && q.init.SRQ == nil {
+			if len(wr.SGList) > int(q.room.MaxRecvSGE) {
+				return n, fmt.Errorf("%d elements, at most %d: %w", len(wr.SGList), q.room.MaxRecvSGE, syscall.EINVAL)
+			}
+			if q.full(&q.in, q.recvCQ, q.room.MaxRecvWR) && q.DriverQP.State() != ib.QPReset {
+				return n, fmt.Errorf("%d receives are outstanding: %w", q.room.MaxRecvWR, syscall.ENOMEM)
+			}
+		}
+		q.recvs++
+		r := &request{id: wr.ID, qp: q, signaled: true, seq: q.recvs}
+		wr.SGList, r.targets = q.d.elements(wr.SGList, q.pd, q.recvCQ != nil && q.d.has(LateTarget))
+		wr.ID = q.d.enter(r).num
+		q.d.mu.Lock()
+		q.in = append(q.in, r)
+		q.d.mu.Unlock()
+		if k, err := q.DriverQP.PostRecv([]ib.RecvWR{wr}); k == 0 {
+			q.d.mu.Lock()
+			delete(q.d.reqs, r.num)
+			q.in = slices.DeleteFunc(q.in, func(x *request) bool { return x == r })
+			q.d.mu.Unlock()
+			return n, err
+		}
+	}
+	return len(wrs), nil
+}
+
+// Modify implements ib.DriverQP.
+func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
+	if err := q.DriverQP.Modify(attr, mask, u); err != nil {
+		return err
+	}
+	if mask&ib.QPAttrState == 0 {
+		return nil
+	}
+	if attr.State == ib.QPReset {
+		q.forget()
+	}
+	q.d.kick()
+	return nil
+}
+
+// forget drops what is outstanding.
+func (q *qp) forget() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	held := q.held
+	q.held, q.reading = nil, nil
+	q.idle()
+	q.d.drop(held...)
+	q.d.mu.Lock()
+	defer q.d.mu.Unlock()
+	for _, x := range []struct {
+		c    *cq
+		list *[]*request
+	}{{q.sendCQ, &q.out}, {q.recvCQ, &q.in}} {
+		if x.c != nil {
+			x.c.orphans = append(x.c.orphans, *x.list...)
+		}
+		*x.list = nil
+	}
+}
+
+// Destroy implements ib.DriverQP.
+func (q *qp) Destroy() error {
+	q.mu.Lock()
+	held := q.held
+	q.held = nil
+	q.mu.Unlock()
+	if err := q.DriverQP.Destroy(); err != nil {
+		q.mu.Lock()
+		q.held = append(held, q.held...)
+		q.mu.Unlock()
+		return err
+	}
+	q.d.drop(held...)
+	q.forget()
+	q.d.mu.Lock()
+	delete(q.d.qps, q.obj.QP())
+	var cqs []*cq
+	for c := range q.d.cqs {
+		cqs = append(cqs, c)
+	}
+	q.d.mu.Unlock()
+	for _, c := range cqs {
+		c.forget(q.obj.QP())
+	}
+	return nil
+}

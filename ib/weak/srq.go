@@ -1,0 +1,45 @@
+package weak
+
+import (
+	"syscall"
+
+	"verbena/ib"
+)
+
+// srq is a shared receive queue.
+type srq struct {
+	ib.DriverSRQ
+	d  *driver
+	pd ib.DriverPD
+}
+
+// Unwrap gives the queue the abilities of the inner one.
+func (s *srq) Unwrap() ib.DriverSRQ { return s.DriverSRQ }
+
+// CreateSRQ implements ib.SRQDriver.
+func (d *driver) CreateSRQ(h ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (ib.DriverSRQ, error) {
+	inner, ok := ib.As[ib.SRQDriver](d.Driver)
+	if !ok {
+		return nil, syscall.EOPNOTSUPP
+	}
+	s, err := inner.CreateSRQ(h, init, u)
+	if err != nil || u != nil {
+		return s, err
+	}
+	return &srq{s, d, init.PD}, nil
+}
+
+// PostRecv implements ib.DriverSRQ.
+func (s *srq) PostRecv(wrs []ib.RecvWR) (n int, err error) {
+	for n = range wrs {
+		wr := wrs[n]
+		r := &request{id: wr.ID, signaled: true}
+		wr.SGList, r.targets = s.d.elements(wr.SGList, s.pd, s.d.has(LateTarget))
+		wr.ID = s.d.enter(r).num
+		if k, err := s.DriverSRQ.PostRecv([]ib.RecvWR{wr}); k == 0 {
+			s.d.drop(r)
+			return n, err
+		}
+	}
+	return len(wrs), nil
+}

@@ -1,0 +1,126 @@
+package weak
+
+// Choice is one liberty of a device.
+type Choice uint8
+
+// The choices. Their rows are in Choices.
+const (
+	LateCompletion Choice = iota
+	CrossOrder
+	LateFlush
+	PoisonedFields
+	SplitKeys
+	ExactRoom
+	EarlyNumbers
+	LateSource
+	LateTarget
+	LateRead
+	numChoices
+)
+
+// Row describes a choice.
+type Row struct {
+	Choice Choice
+	// Name identifies the choice on command lines.
+	Name string
+	// Does is the behaviour of the device, in a sentence without a subject.
+	Does string
+	// Permitted is the clause of the specification or the manual page that permits it.
+	Permitted string
+	// Breaks is the misuse that it exposes.
+	Breaks string
+}
+
+// Choices is the table of all choices, in their order. A row is on or off in a [Set].
+var Choices = [numChoices]Row{
+	{
+		LateCompletion, "late-completion",
+		"delays each completion and its notification, and returns one completion by a poll",
+		"ibv_poll_cq(3): a poll returns the completions that are in the queue; no time is promised. ib_req_notify_cq: a handler may find the queue empty",
+		"polls a fixed number of times; takes an empty poll for an idle device; takes a full array for granted",
+	},
+	{
+		CrossOrder, "cross-order",
+		"returns completions of different queues in any order; the order within a send or receive queue is kept",
+		"IBA 10.8.3: the order of completions is that of the work requests of one queue, and of no other",
+		"takes the completion of another queue pair, or of the peer's answer, as proof of an earlier request",
+	},
+	{
+		LateFlush, "late-flush",
+		"reports flushed work requests some polls after Modify has returned",
+		"IBA 10.3.1: a queue pair in the error state completes what is outstanding, in time",
+		"frees the memory of work requests when Modify to the error state returns",
+	},
+	{
+		PoisonedFields, "poisoned-fields",
+		"fills the fields of a failed completion that are undefined with a pattern",
+		"ibv_poll_cq(3): wr_id, status, qp_num and vendor_err alone are valid (and, in package ib, the opcode of a flushed one)",
+		"reads the length, the opcode or the immediate data before the status",
+	},
+	{
+		SplitKeys, "split-keys",
+		"gives regions a local key that differs from the remote key, and is no remote key",
+		"ibv_reg_mr(3): the local key is for the scatter list of work requests, the remote key for peers",
+		"names local memory by the remote key, or sends the local key to the peer",
+	},
+	{
+		ExactRoom, "exact-room",
+		"grants the capacities of a queue pair that were asked for, and no more; a work request takes its place until its completion, " +
+			"or one of a later request of the queue, has been polled",
+		"ibv_create_qp(3): the granted values are at least those asked for; IBA 10.8.6: unsignaled work requests are outstanding until a later one completes",
+		"posts more than it has asked for; signals no request; counts a request as done when the peer has answered",
+	},
+	{
+		EarlyNumbers, "early-numbers",
+		"gives a new queue pair the number of one that was destroyed, on drivers that can (ib.NumberReuser)",
+		"IBA 10.2.4: the number identifies a queue pair while it exists",
+		"keeps state of a destroyed queue pair under its number",
+	},
+	{
+		LateSource, "late-source",
+		"reads the memory of SENDs, WRITEs, READs and atomics on connected services when they begin, some steps after the post",
+		"ibv_post_send(3): a buffer can only be reused safely when the completion has been retrieved",
+		"changes, or frees, the memory of a request before its completion; takes a post for a delivery",
+	},
+	{
+		LateTarget, "late-target",
+		"fills the memory of a receive when its completion is polled, if no peer has rights to the region",
+		"ibv_reg_mr(3), ordering semantics: data are guaranteed present only once a completing event has occurred",
+		"looks at the memory of a receive, or at the sender's completion, instead of the completion of the receive",
+	},
+	{
+		LateRead, "late-read",
+		"fills the target of a signaled READ or atomic when its completion is polled, or a fenced request begins, if no peer has rights to the region",
+		"ibv_reg_mr(3), ordering semantics; IBA 10.8.3.3: a request that follows a READ waits for its data only with a fence",
+		"uses the data of a READ after the peer's answer to a later message; sends the data on without a fence",
+	},
+}
+
+// Set is a set of choices.
+type Set uint32
+
+// All has every choice.
+const All = Set(1)<<numChoices - 1
+
+// Of returns the set of some choices.
+func Of(choices ...Choice) (s Set) {
+	for _, c := range choices {
+		s |= 1 << c
+	}
+	return s
+}
+
+// Has reports whether a choice is in the set.
+func (s Set) Has(c Choice) bool { return s&(1<<c) != 0 }
+
+// draw returns a number below n for a choice in one work request of one queue pair.
+func (c Config) draw(choice Choice, qp, request uint64, n uint64) int {
+	x := c.Seed ^ uint64(choice)<<56 ^ qp<<32 ^ request
+	for range 2 { // the finaliser of a 64-bit hash
+		x += 0x9e3779b97f4a7c15
+		x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+		x = (x ^ x>>27) * 0x94d049bb133111eb
+		x ^= x >> 31
+	}
+	return int(x % n)
+}
