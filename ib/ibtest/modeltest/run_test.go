@@ -8,6 +8,7 @@ import (
 
 	"verbena/driver/loopback"
 	"verbena/ib"
+	"verbena/umem"
 )
 
 var (
@@ -47,4 +48,21 @@ func TestLoopback(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The memory of this process is never where a sparse area is, wherever the runtime has its heap.
+func TestLocalMemory(t *testing.T) {
+	var first uint64
+	b, err := localMemory(func(addr uint64) bool {
+		first = addr
+		return true
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[0], b[len(b)-1] = 1, 1
+	addr, err := umem.NewLocal().Add(b)
+	if err != nil || addr == first || addr-lowBase < lowSize || addr >= highBase {
+		t.Errorf("memory at %#x, %v; the heap is at %#x", addr, err, first)
+	}
 }

@@ -2,6 +2,7 @@ package modeltest
 
 import (
 	"sync"
+	"syscall"
 
 	"verbena/ib/ibtest/model"
 	"verbena/umem"
@@ -61,13 +62,16 @@ const (
 	// region may have.
 	lowBase  = 1<<32 - 1<<16
 	highBase = 1<<64 - 1<<44
-	lowSize  = 1 << 39 // Go's heap begins above
+	lowSize  = 1 << 39
 	highSize = 1 << 43
 )
 
 // areas returns the memory of a run.
 func (x *runner) makeAreas() error {
-	words := make([]byte, localSize+2*model.PageSize)
+	words, err := localMemory(func(addr uint64) bool { return addr-lowBase+localSize < lowSize+localSize })
+	if err != nil {
+		return err
+	}
 	local := umem.NewLocal()
 	addr, err := local.Add(words)
 	if err != nil {
@@ -83,6 +87,17 @@ func (x *runner) makeAreas() error {
 		{x.space, highBase, highSize, nil},
 	}
 	return nil
+}
+
+// localMemory returns memory of this process for the first area. The runtime chooses the place of its heap at random, which may be where a
+// sparse area is: then the memory is mapped, which the system does far above, and stays mapped, since a device may store to it late.
+func localMemory(taken func(addr uint64) bool) ([]byte, error) {
+	const size = localSize + 2*model.PageSize
+	b := make([]byte, size)
+	if addr, err := umem.NewLocal().Add(b); err != nil || !taken(addr) {
+		return b, err
+	}
+	return syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 }
 
 // place is a range of memory.
