@@ -124,6 +124,21 @@ var wrongKeys = []wrong{
 		by: "Errors/RefusedLeavesNothing", says: "create QP, RC with too many gather elements: refused",
 	},
 	{
+		defect: "starts a goroutine for each post that it refuses, which waits for room that does not come",
+		break_: func(d *wrongDriver) {
+			stop := make(chan struct{})
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				n, err := q.QP.PostSend(wrs)
+				if err != nil && len(wrs[0].Inline) > 0 {
+					go func() { <-stop }()
+				}
+				return n, err
+			}
+			d.t.Cleanup(func() { close(stop) })
+		},
+		by: "Errors/RefusedLeavesNothing", says: "too many bytes inline: refused 1000 times, and a goroutine stays",
+	},
+	{
 		defect: "goes on counting queue pairs that it has refused, and soon has room for no more",
 		break_: func(d *wrongDriver) {
 			var n atomic.Int32

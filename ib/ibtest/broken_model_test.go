@@ -1,6 +1,11 @@
 package ibtest
 
-import "verbena/ib"
+import (
+	"sync/atomic"
+	"time"
+
+	"verbena/ib"
+)
 
 // wrongValues are drivers whose faults show with values that only the model's calls have.
 var wrongValues = []wrong{
@@ -30,6 +35,34 @@ var wrongValues = []wrong{
 		},
 		opts: inBubble,
 		by:   "Model/Steps", says: "length of the completion",
+	},
+	{
+		defect: "stores the data of a READ once more, long after the last queue pair has been destroyed",
+		break_: func(d *wrongDriver) {
+			var late atomic.Pointer[ib.SGE]
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				for _, wr := range wrs {
+					if wr.Opcode == ib.WRRDMARead && len(wr.SGList) > 0 {
+						late.Store(&wr.SGList[0])
+					}
+				}
+				return q.QP.PostSend(wrs)
+			}
+			d.destroyQP = func(q *wrongQP) error {
+				if s := late.Load(); s != nil {
+					if m := d.regionAt(s.Addr); m != nil {
+						time.AfterFunc(time.Second, func() {
+							if len(each(d, &d.qps)) == 0 {
+								m.region.WriteV([][]byte{{0x5a}}, s.Addr)
+							}
+						})
+					}
+				}
+				return q.QP.Destroy()
+			}
+		},
+		opts: inBubble,
+		by:   "Model/Destroyed", says: "when all objects had been destroyed",
 	},
 }
 

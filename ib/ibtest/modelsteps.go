@@ -29,6 +29,12 @@ var modelChecks = []check{
 		test: testModelSteps, asleep: true, plain: true, either: true,
 	},
 	{
+		name: "Model/Destroyed",
+		rule: "when all objects are destroyed right after any of a sequence of calls, all of them go, and no callback and no store " +
+			"follows",
+		test: testModelDestroyed, asleep: true, plain: true, either: true,
+	},
+	{
 		name: "Model/Threads",
 		rule: "threads that use one device with objects of their own do not notice one another, and no number or key " +
 			"is given twice",
@@ -63,6 +69,17 @@ func testModelSteps(e *env) {
 		seed := *modelSeed + uint64(i)
 		f := modeltest.Run(e.factory(seed, known), seed, *modelSteps, shortenings)
 		if f != nil {
+			e.Fatalf("%v\nrun it again: %s", f, e.repeat(seed))
+		}
+	}
+}
+
+// testModelDestroyed makes each sequence as often as it has calls, which takes the time of dozens of seeds of Model/Steps.
+func testModelDestroyed(e *env) {
+	known := modeltest.NewAbilities()
+	for i := range max(1, e.seeds()/40) {
+		seed := *modelSeed + uint64(i)
+		if f := modeltest.RunDestroyed(e.factory(seed, known), seed, *modelSteps/2); f != nil {
 			e.Fatalf("%v\nrun it again: %s", f, e.repeat(seed))
 		}
 	}

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"syscall"
+	"time"
 
 	"verbena/ib"
 )
@@ -15,7 +17,7 @@ import (
 var refusedChecks = []check{
 	{
 		name: "Errors/RefusedLeavesNothing",
-		rule: "an object that is refused leaves nothing behind, however often it is asked for",
+		rule: "what is refused leaves nothing behind, however often it is asked for: no object, no goroutine, no memory",
 		test: testRefusedLeavesNothing, plain: true,
 	},
 	{
@@ -98,6 +100,47 @@ func (e *env) refusals(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 			return ah.Destroy, nil
 		}})
 	}
+	return append(all, e.refusedCalls(pd, cq)...)
+}
+
+// refusedCalls are calls on objects that exist.
+func (e *env) refusedCalls(pd *ib.PD, cq *ib.CQ) (all []refusal) {
+	e.Helper()
+	add := func(what string, call func() error) {
+		all = append(all, refusal{what, func() (func() error, error) { return func() error { return nil }, call() }})
+	}
+	sgl := e.buffer(pd, 64, ib.AccessLocalWrite).sgl(0, 8)
+	for _, kind := range queuePairTypes {
+		if e.ofType(kind, pd, cq) == nil {
+			continue
+		}
+		qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}})
+		c := qp.Init().Cap
+		post := func(qp *ib.QP, what string, wr ib.SendWR) {
+			add(fmt.Sprintf("%v: post send, %s", kind, what), func() error {
+				_, err := qp.PostSend(wr)
+				return err
+			})
+		}
+		post(qp, "in RESET", ib.SendWR{Opcode: ib.WRSend, SGList: sgl})
+		add(fmt.Sprintf("%v: modify to RTS", kind), func() error { return qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState) })
+		add(fmt.Sprintf("%v: modify without attributes", kind), func() error { return qp.Modify(ib.QPAttr{State: ib.QPInit}, ib.QPAttrState) })
+		up := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind, Cap: c})
+		e.up(up, up.Num(), ib.QPRTS)
+		post(up, "of no known opcode", ib.SendWR{Opcode: 0x77, SGList: sgl})
+		post(up, "of too many elements", ib.SendWR{Opcode: ib.WRSend, SGList: slices.Repeat(sgl, int(c.MaxSendSGE)+1)})
+		post(up, "of too many bytes inline", ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendInline, Inline: make([]byte, c.MaxInlineData+1)})
+		post(up, "of a region that is not named", ib.SendWR{Opcode: ib.WRRegMR, Reg: &ib.FastReg{}})
+		post(up, "of a window that is not named", ib.SendWR{Opcode: ib.WRBindMW, Bind: &ib.BindMW{}})
+		add(fmt.Sprintf("%v: post receive of too many elements", kind), func() error {
+			_, err := up.PostRecv(ib.RecvWR{SGList: slices.Repeat(sgl, int(c.MaxRecvSGE)+1)})
+			return err
+		})
+		add(fmt.Sprintf("%v: modify RTS to INIT", kind), func() error { return up.Modify(e.attr(ib.QPInit, up.Num()), upMask(kind, ib.QPInit)) })
+	}
+	small := e.cq(1, nil)
+	add("resize CQ to nothing", func() error { return small.Resize(0) })
+	add("resize CQ to too many entries", func() error { return small.Resize(e.limits.MaxCQE + 1) })
 	return all
 }
 
@@ -117,7 +160,11 @@ func (e *env) refusedAccess(pd *ib.PD) (refused []ib.AccessFlags) {
 	return refused
 }
 
-// testRefusedLeavesNothing asks more often than the device has room, if that is soon, and watches the memory of the process.
+// quick is how long a refusal is repeated in a round, when it has been repeated often enough for the device's limits.
+const quick = 2 * time.Millisecond
+
+// testRefusedLeavesNothing asks more often than the device has room, if that is soon, and up to 10,000 times if that is quick. It watches the
+// objects of the device, and the memory and the goroutines of the process.
 func testRefusedLeavesNothing(e *env) {
 	a, err := e.dev.QueryDevice()
 	e.must("query device", err)
@@ -137,39 +184,55 @@ func testRefusedLeavesNothing(e *env) {
 			e.must("destroy it", destroy())
 		}
 	}
-	ask := func(refused []refusal) {
+	objects := e.dev.Objects()
+	// ask returns how often it has asked for each.
+	ask := func(refused []refusal) (least int) {
 		e.Helper()
+		least = 10_000
 		for _, r := range refused {
-			for range times {
+			n := 0
+			for end := time.Now().Add(quick * time.Duration(e.cfg.load)); n < times || n < 10_000 && time.Now().Before(end); n++ {
 				if _, err := r.call(); err == nil {
 					e.Fatalf("%s: was refused, and then was not", r.what)
 				}
 			}
+			least = min(least, n)
 		}
+		return least
 	}
-	// grows reports whether about an object for each call stays, round after round. Others make objects, too, but do not keep them.
-	grows := func(rounds int, refused ...refusal) bool {
+	// grows reports whether about one more for each call stays, round after round. Others make objects, too, but do not keep them.
+	grows := func(count func() int, rounds int, refused ...refusal) bool {
 		e.Helper()
-		least := liveObjects()
+		least := count()
 		for range 5 {
-			least = min(least, liveObjects())
+			least = min(least, count())
 		}
-		for i := range rounds {
-			ask(refused)
+		asked := 0
+		for range rounds {
+			asked += ask(refused)
 			for range 6 {
-				if liveObjects()-least < (i+1)*times*3/4 {
+				if count()-least < asked*3/4 {
 					return false
 				}
 			}
 		}
 		return true
 	}
-	if grows(3, refused...) {
+	for _, kept := range []struct {
+		what  string
+		count func() int
+	}{{"a goroutine stays each time", runtime.NumGoroutine}, {"what it has made stays in memory each time", liveObjects}} {
+		if !grows(kept.count, 3, refused...) {
+			continue
+		}
 		for _, r := range refused {
-			if grows(8, r) {
-				e.Errorf("%s: refused %d times, and what it has made stays in memory each time", r.what, times)
+			if grows(kept.count, 8, r) {
+				e.Fatalf("%s: refused %d times, and %s", r.what, times, kept.what)
 			}
 		}
+	}
+	if now := e.dev.Objects(); now != objects {
+		e.Errorf("objects of the device: %v, and %v before all was refused", now, objects)
 	}
 	for _, kind := range queuePairTypes {
 		if e.ofType(kind, pd, cq) == nil && kind == ib.QPTypeRC {

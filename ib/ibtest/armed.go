@@ -1,0 +1,119 @@
+package ibtest
+
+import (
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"verbena/ib"
+)
+
+// Armed: threads other than that of the handler arm a queue, while completions come.
+
+var armedChecks = []check{
+	{
+		name: "Callback/ArmedElsewhere",
+		rule: "a thread that arms a queue, other than that of its handler, while a completion comes finds it missed, or is notified",
+		test: testArmedElsewhere, fast: true,
+	},
+	{
+		name: "Callback/ArmedByTwo",
+		rule: "so do two threads that arm one queue and poll it, when one of them wakes up for each call of the handler",
+		test: testArmedByTwo, fast: true,
+	},
+}
+
+// rounds is the number of times that such a thread races with a completion.
+func (e *env) rounds() int { return 60 * e.cfg.load }
+
+// race calls functions at the same time, each of which has taken none to a few instructions before, and returns when they have returned.
+func race(fs ...func()) {
+	var wg sync.WaitGroup
+	var ready atomic.Int32
+	for _, f := range fs {
+		wg.Go(func() {
+			ready.Add(1)
+			for int(ready.Load()) < len(fs) {
+				runtime.Gosched()
+			}
+			for range rand.IntN(50) {
+				ready.Load()
+			}
+			f()
+		})
+	}
+	wg.Wait()
+}
+
+func testArmedElsewhere(e *env) {
+	var calls atomic.Int32
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
+	for i := range e.rounds() {
+		p.recv(1, uint64(i), 0, 8)
+		before := calls.Load()
+		var missed bool
+		var err error
+		race(
+			func() { missed, err = p.cqs[1].ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed) },
+			func() { p.send(0, uint64(i), 8) },
+		)
+		e.must("request notify", err)
+		if !missed {
+			e.eventually("the call of the handler for a completion that came while the queue was armed, and was not reported as missed",
+				func() bool { return calls.Load() > before })
+		}
+		e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
+		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
+	}
+}
+
+// testArmedByTwo has two threads that sleep until the handler is called, and poll then.
+func testArmedByTwo(e *env) {
+	total := e.rounds()
+	wake := make(chan struct{}, 1)
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {
+		select {
+		case wake <- struct{}{}:
+		default: // it is awake
+		}
+	}}})
+	var polled atomic.Int32
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for {
+				missed, err := p.cqs[1].ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
+				if err != nil {
+					e.Errorf("request notify: %v", err)
+				}
+				if !missed {
+					select {
+					case <-wake:
+					case <-stop:
+						return
+					}
+				}
+				var wc [4]ib.WC
+				for {
+					n, err := p.cqs[1].Poll(wc[:])
+					if err != nil {
+						e.Errorf("poll: %v", err)
+					}
+					if polled.Add(int32(n)); n == 0 {
+						break
+					}
+				}
+			}
+		})
+	}
+	defer wg.Wait()
+	defer close(stop)
+	for i := range total {
+		p.recv(1, uint64(i), 0, 8)
+		p.send(0, uint64(i), 8)
+		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
+		e.eventually("a thread that has armed the queue to be notified of a completion", func() bool { return int(polled.Load()) == i+1 })
+	}
+}
