@@ -199,6 +199,14 @@ soak-contract: ## the midlayer's contract: concurrency tests RUNS (default 200) 
 	$(GO) test -count=$$((5 * $(RUNS))) -timeout 24h -run TestContract ./driver/loopback
 	$(GO) test -count=$$((5 * $(RUNS) / 2)) -timeout 24h -run 'TestContract/^(shortcut|wire)$$' ./driver/rxe
 
+.PHONY: soak-schedules
+soak-schedules: ## the drivers' contract with random pauses at each Lock and Unlock, race detector on: SEEDS (default 20) from SEED (1) on; then the defects that they must find, and ib/weak with each seed
+	$(GO) run ./ib/ibtest/schedule -race -seeds $(or $(SEEDS),20) -seed $(or $(SEED),1) -run '^TestContract$$' -args '-ibtest.load 2' ./driver/loopback
+	$(GO) run ./ib/ibtest/schedule -race -seeds $(or $(SEEDS),20) -seed $(or $(SEED),1) -run '^TestContract$$/^(shortcut|wire)$$' ./driver/rxe
+	$(GO) run ./ib/ibtest/schedule -race -seeds $(or $(SEEDS),20) -seed $(or $(SEED),1) ./ib
+	$(GO) test -count=1 -timeout 1h -v -run '^TestFinds' ./ib/ibtest/schedule -defects
+	$(GO) test -count=1 -timeout 6h -run '^Test(Contract|Model)$$' ./ib/weak -weak.seeds $(or $(SEEDS),20) -weak.seed $(or $(SEED),1) -ibtest.seeds 1000
+
 .PHONY: soak-reset
 soak-reset: build ## resets, unplugs and plugs under load, race detector on; SOAK_RESETS, SOAK_PLUGS, SOAK_TIME bound it
 	CGO_ENABLED=1 $(GO) build -race -trimpath -o $(BIN).race ./cmd/verbena

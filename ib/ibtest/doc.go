@@ -30,5 +30,18 @@
 //
 //	go test ./driver/mine -run 'TestContract/^Model$' -ibtest.seeds 10000
 //
+// # Schedules
+//
+// The suite alone finds few races: their windows are some instructions wide. One command runs all of it, with the race detector, a driver
+// whose source pauses at random before and after each Lock and Unlock, and more repetitions:
+//
+//	go run verbena/ib/ibtest/schedule -race -seeds 20 -run TestContract -args '-ibtest.load 3 -ibtest.seeds 200' ./driver/mine
+//
+// It names the seed that fails. Model/Destroyed is the second pass that destroys all objects after each step; the threads of
+// Callback/ArmedElsewhere and Callback/ArmedByTwo arm queues whose handlers they are not; Errors/RefusedLeavesNothing repeats each refusal.
+// Consumers are tested against the least convenient device by package ib/weak.
+//
+// # Other options
+//
 // Model runs the group alone, for a driver whose options depend on the seed, such as the faults of its network.
 package ibtest

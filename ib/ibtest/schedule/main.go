@@ -1,0 +1,182 @@
+// Command schedule runs the tests of packages with random pauses before and after each Lock and Unlock of their sources, so that races
+// whose windows are a few instructions wide show. The sources do not change: the go command compiles them through an overlay.
+//
+//	go run verbena/ib/ibtest/schedule -seeds 20 -run 'TestContract/^(Callback|Reentrant)$' ./mydriver
+//
+// A seed chooses the pauses. It means the same pauses at the same places in each run; the order in which the system's threads run is still
+// its own, so that a failure may need its seed several times (-count). Each package's tests are compiled once, and run once for each seed,
+// until one fails. -pause names other packages to pause in, such as the midlayer; -race is that of the go command.
+//
+// In such a run methods sleep. Package ibtest leaves out the checks that measure sleep, the group Sleep.
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// options are the command's.
+type options struct {
+	seeds, count int
+	first        uint64
+	race         bool
+	run, skip    string
+	timeout      string
+	pause        string // packages, separated by commas; "": those that are tested
+	overlay      string
+	tests        []string
+	args         string
+}
+
+func main() {
+	var o options
+	flag.IntVar(&o.seeds, "seeds", 10, "number of seeds")
+	flag.Uint64Var(&o.first, "seed", 1, "the first of them; 0 would not pause")
+	flag.IntVar(&o.count, "count", 1, "runs of each seed")
+	flag.BoolVar(&o.race, "race", false, "with the race detector")
+	flag.StringVar(&o.run, "run", "", "pattern of the tests to run, as of go test")
+	flag.StringVar(&o.skip, "skip", "", "pattern of the tests to leave out, as of go test")
+	flag.StringVar(&o.timeout, "timeout", "10m", "of one seed")
+	flag.StringVar(&o.pause, "pause", "", "packages to pause in, separated by commas (default: those that are tested)")
+	flag.StringVar(&o.overlay, "overlay", "", "an overlay, as of go build, on which the pauses are based")
+	flag.StringVar(&o.args, "args", "", "more flags of the test binaries, separated by spaces")
+	flag.Parse()
+	if o.tests = flag.Args(); len(o.tests) == 0 {
+		o.tests = []string{"."}
+	}
+	if err := o.do(os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "schedule:", err)
+		os.Exit(1)
+	}
+}
+
+// do runs the tests, and returns an error if some fail.
+func (o *options) do(out io.Writer) error {
+	if o.first == 0 {
+		return errors.New("seed 0 does not pause")
+	}
+	dir, err := os.MkdirTemp("", "schedule")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	file, places, err := o.rewrite(dir)
+	if err != nil {
+		return err
+	}
+	tested, err := list(o.tests)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "schedule: pauses at %d places; %d packages, %d seeds from %d on\n", places, len(tested), o.seeds, o.first)
+	for i, p := range tested {
+		binary := filepath.Join(dir, fmt.Sprintf("%d.test", i))
+		args := []string{"test", "-c", "-overlay=" + file, "-o", binary}
+		if o.race {
+			args = append(args, "-race")
+		}
+		if text, err := exec.Command("go", append(args, p.ImportPath)...).CombinedOutput(); err != nil {
+			return fmt.Errorf("compile the tests of %s: %w\n%s", p.ImportPath, err, text)
+		}
+		if _, err := os.Stat(binary); err != nil {
+			continue // no tests
+		}
+		if err := o.seedsOf(out, p, binary); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rewrite makes the overlay in a folder, and returns its file and the number of places with a pause.
+func (o *options) rewrite(dir string) (file string, places int, err error) {
+	r := &rewriter{dir: dir, replace: map[string]string{}}
+	if o.overlay != "" {
+		b, err := os.ReadFile(o.overlay)
+		if err != nil {
+			return "", 0, err
+		}
+		if err := json.Unmarshal(b, &struct{ Replace *map[string]string }{&r.replace}); err != nil {
+			return "", 0, fmt.Errorf("%s: %w", o.overlay, err)
+		}
+	}
+	names := o.tests
+	if o.pause != "" {
+		names = strings.Split(o.pause, ",")
+	}
+	var args []string
+	if o.overlay != "" {
+		args = append(args, "-overlay="+o.overlay)
+	}
+	paused, err := list(append(args, names...))
+	if err != nil {
+		return "", 0, err
+	}
+	for _, p := range paused {
+		if err := r.rewrite(p.Name, p.Dir, p.GoFiles); err != nil {
+			return "", 0, err
+		}
+	}
+	file, err = r.overlay()
+	return file, len(r.places), err
+}
+
+// seedsOf runs a package's tests with each seed.
+func (o *options) seedsOf(out io.Writer, p listed, binary string) error {
+	args := []string{"-test.timeout=" + o.timeout, fmt.Sprintf("-test.count=%d", o.count)}
+	if o.run != "" {
+		args = append(args, "-test.run="+o.run)
+	}
+	if o.skip != "" {
+		args = append(args, "-test.skip="+o.skip)
+	}
+	args = append(args, strings.Fields(o.args)...)
+	for i := range o.seeds {
+		seed := o.first + uint64(i)
+		c := exec.Command(binary, args...)
+		c.Dir = p.Dir
+		c.Env = append(os.Environ(), fmt.Sprintf("%s=%d", seedVariable, seed))
+		text, err := c.CombinedOutput()
+		if err != nil {
+			out.Write(text)
+			return fmt.Errorf("%s: seed %d: %w; run it again: -seeds 1 -seed %d", p.ImportPath, seed, err, seed)
+		}
+		if bytes.Contains(text, []byte("warning: no tests to run")) {
+			return fmt.Errorf("%s: no tests match", p.ImportPath)
+		}
+	}
+	fmt.Fprintf(out, "ok %s: %d seeds\n", p.ImportPath, o.seeds)
+	return nil
+}
+
+// listed is what go list says of a package.
+type listed struct {
+	ImportPath, Name, Dir string
+	GoFiles               []string
+}
+
+func list(args []string) (all []listed, err error) {
+	var stderr bytes.Buffer
+	c := exec.Command("go", append([]string{"list", "-json=ImportPath,Name,Dir,GoFiles"}, args...)...)
+	c.Stderr = &stderr
+	text, err := c.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w\n%s", err, &stderr)
+	}
+	for d := json.NewDecoder(bytes.NewReader(text)); d.More(); {
+		var p listed
+		if err := d.Decode(&p); err != nil {
+			return nil, err
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
