@@ -95,6 +95,8 @@ type frame struct {
 
 	listener *eventHandler // whose function it is, or whose end
 	emptied  []uintptr     // where a completion handler found its CQ empty; of its thread
+	blind    []uintptr     // where it armed the CQ last, if it did not ask what it had missed; of its thread
+	batch    bool          // its last poll since then was full; of its thread
 
 	// under checker.mu
 	th        *thread

@@ -336,6 +336,9 @@ func (cq *CQ) checkedHandler() {
 		if fr.emptied != nil && oc.armings.Load() == armings {
 			cq.expectRearm(fr.emptied)
 		}
+		if fr.blind != nil && fr.batch {
+			cq.expectRest(fr.blind)
+		}
 	})
 }
 
@@ -430,6 +433,7 @@ func (c checkedCQ) ReqNotify(flags NotifyFlags) (bool, error) {
 		f.result("missed completions reported without NotifyReportMissed")
 	}
 	if err == nil {
+		f.noteArmed(flags)
 		cq.expectPoll(flags, missed, f.entry)
 	}
 	return missed, err

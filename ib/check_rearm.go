@@ -18,8 +18,8 @@ type rearm struct {
 func (f *frame) noteEmptied(empty bool) {
 	f.k.mu.Lock()
 	defer f.k.mu.Unlock()
-	if h := f.th.find(func(x *frame) bool { return x.kind == inCallback && x.obj == f.obj }); h != nil {
-		h.emptied = nil
+	if h := f.handler(); h != nil {
+		h.emptied, h.batch = nil, !empty
 		if empty {
 			h.emptied = f.entry
 		}

@@ -21,7 +21,7 @@ import (
 //
 // What not every driver can do is in interfaces of its own: [AHDriver], [SRQDriver], [MRAdviser], [MWDriver],
 // [FastRegDriver], [XRCDriver], [Disassociator], [UserContexter], [NumberReuser]; and, on the objects' side, [ReregMR],
-// [CQResizer], [CQModerator], [McastQP], [UserQP], [QPPeeker]. Without them the midlayer answers EOPNOTSUPP; so do the methods
+// [CQResizer], [CQModerator], [CQCounter], [McastQP], [UserQP], [QPPeeker]. Without them the midlayer answers EOPNOTSUPP; so do the methods
 // themselves for types and opcodes that they do not know. The midlayer finds them by [As], so that a driver, or an object
 // of one, that wraps another has all abilities of the other.
 type Driver interface {
@@ -91,6 +91,12 @@ type CQResizer interface {
 	// Resize changes the capacity to at least entries, EINVAL if more completions are waiting than would fit. The driver
 	// stores the capacity by CQHandle.SetEntries under the lock under which it changes. It may sleep.
 	Resize(entries int, u *Udata) error
+}
+
+// CQCounter is implemented by a DriverCQ that knows how many completions are in it. Checked mode asks it when a handler has returned.
+type CQCounter interface {
+	// Waiting returns the number of completions that have not been polled. It may not sleep.
+	Waiting() int
 }
 
 // DriverQP is a driver's side of a queue pair. It may be connected with itself, so that a driver that carries out a send while it

@@ -64,6 +64,8 @@ const (
 	RuleUnsignaledOnly
 	// RuleNotRearmed: a completion handler emptied its CQ and did not arm it again, and completions came that were not polled.
 	RuleNotRearmed
+	// RuleLeftInCQ: a completion handler armed its CQ, without asking what it had missed, and did not poll until the CQ was empty.
+	RuleLeftInCQ
 	// RuleUseAfterRemove: a client used a device when its Remove had returned.
 	RuleUseAfterRemove
 	numRules
@@ -93,6 +95,7 @@ var ruleText = [numRules]struct {
 	RuleInUse:                {"in-use", 5},
 	RuleArmWithoutPoll:       {"arm-without-poll", 3},
 	RuleNotRearmed:           {"not-rearmed", 3},
+	RuleLeftInCQ:             {"left-in-cq", 3},
 	RuleUseAfterRemove:       {"use-after-remove", 5},
 	RuleInFlight:             {"in-flight", 5},
 	RuleDestroyUndrained:     {"destroy-undrained", 5},

@@ -122,6 +122,13 @@ func (c *CQ) Poll(wc []ib.WC) (n int, err error) {
 	return n, nil
 }
 
+// Waiting implements ib.CQCounter. It may not sleep.
+func (c *CQ) Waiting() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.wcs.n
+}
+
 // ReqNotify implements ib.DriverCQ. It may not sleep.
 func (c *CQ) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	c.mu.Lock()

@@ -36,7 +36,7 @@ type Device struct {
 	mu      sync.Mutex
 	qps     map[uint32]*QP
 	nextQPN uint32
-	reuse   bool // the number of a queue pair is the lowest that is free
+	reuse   bool            // the number of a queue pair is the lowest that is free
 	srqs    map[uint32]*SRQ // those of XRC domains
 	nextSRQ uint32
 	keys    map[uint32]*key // by their upper 24 bits

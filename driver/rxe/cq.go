@@ -143,6 +143,17 @@ func (c *cq) consumed() (r *ring.Ring, i uint32, ok bool) {
 	return c.ring, i, ok
 }
 
+// Waiting implements ib.CQCounter. It may not sleep.
+func (c *cq) Waiting() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	cons, ok := c.consumer()
+	if !ok {
+		return 0
+	}
+	return int(c.ring.Between(cons, c.prod))
+}
+
 // polled reports whether the consumer has taken all completions but the newest n.
 func (c *cq) polled(n uint32) bool {
 	if c == nil {

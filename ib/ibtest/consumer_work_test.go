@@ -272,6 +272,27 @@ var callbackConsumers = []wrongConsumer{
 		says: "rule not-rearmed",
 	},
 	{
+		defect: "arms its CQ, polls one batch, and leaves the rest to the next call",
+		use: func(e *env) {
+			var calls atomic.Int32
+			p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
+				cq.ReqNotify(ib.NotifyNextComp)
+				cq.Poll(make([]ib.WC, 2))
+				calls.Add(1)
+			}}})
+			for i := range 5 {
+				p.recv(1, uint64(i), 0, 8)
+				p.send(0, uint64(i), 8)
+			}
+			second(p.cqs[1].ReqNotify(ib.NotifyNextComp))
+			p.recv(1, 5, 0, 8)
+			p.send(0, 5, 8)
+			e.eventually("the handler", func() bool { return calls.Load() == 1 })
+			e.reported()
+		},
+		says: "of which 4 have not been polled",
+	},
+	{
 		defect: "arms its CQ when it has polled it empty, and not before",
 		use: func(e *env) {
 			inHandler(e, func(p *pair, cq *ib.CQ) {

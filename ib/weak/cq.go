@@ -258,6 +258,16 @@ func poison(wc *ib.WC) {
 	wc.Flags, wc.PKeyIndex, wc.SLID, wc.SL, wc.Port = 0xff, 0xa5a5, 0xa5a5, 0xa5, 0xa5
 }
 
+// Waiting implements ib.CQCounter, if the inner queue does.
+func (c *cq) Waiting() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if inner, ok := ib.As[ib.CQCounter](c.DriverCQ); ok {
+		return len(c.held) + inner.Waiting()
+	}
+	return len(c.held)
+}
+
 // ReqNotify implements ib.DriverCQ. What is in the window counts as not completed, and reports itself later, unless the request is for
 // solicited completions only.
 func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {

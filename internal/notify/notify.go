@@ -110,6 +110,9 @@ func (n Notice) Die() (Notice, bool) { return n | dead, false }
 // Quiet reports whether no callback is due or running.
 func (n Notice) Quiet() bool { return n&handler == idle && n < event }
 
+// Due reports whether a call of the handler is due, also while it runs.
+func (n Notice) Due() bool { return n&handler == due || n&handler == again }
+
 // Dead reports whether no callback begins any more.
 func (n Notice) Dead() bool { return n&dead != 0 }
 
