@@ -462,15 +462,17 @@ func (cq *CQ) expectPoll(flags NotifyFlags, missed bool, at []uintptr) {
 		return
 	}
 	polls, answers := oc.polls.Load(), oc.answers.Load()
-	t := time.AfterFunc(oc.k.cfg.Patience, func() {
-		same := func() bool {
-			return oc.polls.Load() == polls && oc.answers.Load() == answers && oc.destroyed.Load() == nil &&
-				oc.dev.State() == DeviceActive
+	same := func() bool {
+		return oc.polls.Load() == polls && oc.answers.Load() == answers && oc.destroyed.Load() == nil &&
+			oc.dev.State() == DeviceActive
+	}
+	after := func(d time.Duration, f func()) {
+		if old := oc.armed.Swap(time.AfterFunc(d, f)); old != nil {
+			old.Stop()
 		}
+	}
+	report := func() {
 		if !same() {
-			return
-		}
-		if !missed && (!cq.stillMissed(flags) || !same()) {
 			return
 		}
 		oc.k.report(Violation{
@@ -479,10 +481,16 @@ func (cq *CQ) expectPoll(flags NotifyFlags, missed bool, at []uintptr) {
 				"the notification that the consumer waits for may never come", oc.k.cfg.Patience),
 			Stacks: []Stack{{"CQ.ReqNotify", trace(at)}, {"the CQ made at", trace(oc.made)}},
 		}, oc.dev, at)
-	})
-	if old := oc.armed.Swap(t); old != nil {
-		old.Stop()
 	}
+	after(oc.k.cfg.Patience, func() {
+		switch {
+		case !same():
+		case missed:
+			report()
+		case cq.stillMissed(flags):
+			after(oc.k.cfg.Patience/4, report) // unless the completion has just come, and its notification follows
+		}
+	})
 }
 
 // checkedPost is PostSend or PostRecv of a queue.

@@ -1,10 +1,13 @@
 package weak_test
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"net/netip"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"verbena/driver/loopback"
 	"verbena/driver/rxe"
@@ -78,4 +81,41 @@ func TestModel(t *testing.T) {
 	ibtest.Model(t, func(t testing.TB, seed uint64) (*ib.DeviceHandle, bool) {
 		return wrapped(newLoopback, weak.Config{Seed: seed, Choices: comparable})(t), false
 	}, ibtest.Bubble(), ibtest.Seeds(20))
+}
+
+// A completion that comes just before checked mode looks at an armed queue, and is notified of a moment later, is no breach.
+func TestLateNotificationIsNoBreach(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const patience = 200 * time.Millisecond
+		h, core := wrapped(newLoopback, weak.Config{Seed: 1})(t), &ib.Core{}
+		core.Check(ib.CheckConfig{Patience: patience, Report: func(v ib.Violation) { t.Error(v) }})
+		must(t, core.Register(h))
+		pd, err := h.Device().AllocPD()
+		must(t, err)
+		cq, err := h.Device().CreateCQ(ib.CQInit{Entries: 8, Handler: func(cq *ib.CQ) {
+			for missed := true; missed; {
+				var wc [8]ib.WC
+				if _, err := cq.Poll(wc[:]); err != nil {
+					t.Error(err)
+				}
+				if missed, err = cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed); err != nil {
+					t.Error(err)
+				}
+			}
+		}})
+		must(t, err)
+		qp, err := pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1}})
+		must(t, err)
+		here, err := h.Device().Local(1)
+		must(t, err)
+		must(t, qp.Prepare(here, 0))
+		_, err = qp.PostRecv(ib.RecvWR{})
+		must(t, err)
+		_, err = cq.ReqNotify(ib.NotifyNextComp)
+		must(t, err)
+		time.Sleep(patience - 100*time.Microsecond)
+		must(t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
+		time.Sleep(2 * patience)
+		must(t, errors.Join(qp.Destroy(), cq.Destroy(), pd.Dealloc(), core.Unregister(h)))
+	})
 }
