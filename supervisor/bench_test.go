@@ -2,6 +2,8 @@ package supervisor
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
@@ -23,6 +25,39 @@ func BenchmarkDoorbell(b *testing.B) {
 			b.ReportMetric(0, "ns/op")
 		})
 	}
+}
+
+// BenchmarkWrite is write(2) to a file that is no device: at an ordinary number, at one of the low range that device files get, and at
+// one of those whose write(2) is not trapped. Beside it is the same program without a supervisor.
+func BenchmarkWrite(b *testing.B) {
+	args := []string{"writes", strconv.Itoa(max(b.N, 2000)), "50", "800", "1000"}
+	w := newWorld(b)
+	self, err := os.Executable()
+	if err != nil {
+		b.Fatal(err)
+	}
+	alone := exec.Command(self, args[1:]...)
+	alone.Env = append(os.Environ(), programEnv+"="+args[0])
+	times := func(name string, out string) {
+		for i, f := range strings.Fields(out) {
+			ns, err := strconv.ParseFloat(f, 64)
+			if err != nil {
+				b.Fatalf("printed %q", out)
+			}
+			b.ReportMetric(ns, fmt.Sprintf("ns/%s-%s", args[2+i], name))
+		}
+	}
+	out, err := alone.Output()
+	if err != nil {
+		b.Fatal(err)
+	}
+	times("alone", string(out))
+	code, under := w.finish(w.startSelf(args[0], args[1:]...))
+	if code != 0 {
+		b.Fatalf("exit code %d, printed %q", code, under)
+	}
+	times("supervised", under)
+	b.ReportMetric(0, "ns/op")
 }
 
 // BenchmarkPingPong is a doorbell after another thread's doorbell.

@@ -31,7 +31,7 @@ func (w *worker) duplicate(c call) verdict {
 	}
 	fd := int32(w.n.args[0])
 	d := w.descriptor(fd)
-	if d == nil && least < t.firstFD {
+	if d == nil && !t.numbers.has(least) {
 		return through
 	}
 	w.begin(callOpen)
@@ -62,7 +62,7 @@ func (w *worker) duplicate(c call) verdict {
 		return fails(err)
 	}
 	defer unix.Close(copied)
-	number, err := w.installCommandFile(th, p, copied, max(least, t.firstFD), false, flags)
+	number, err := w.installCommandFile(th, p, copied, least, false, flags)
 	if err != nil {
 		return fails(err)
 	}
@@ -173,6 +173,7 @@ func (w *worker) duplicateTo(c call) verdict {
 		return fails(err)
 	}
 	defer th.close()
+	w.session.forget(uint32(to), uint32(to))
 	copied, err := w.copyFile(th, from)
 	if err != nil {
 		return through // it has none, or that is not allowed (Yama)

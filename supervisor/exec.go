@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"math"
 	"strconv"
 	"sync"
 	"time"
@@ -21,6 +22,7 @@ const execPatience = time.Second
 // execute answers execve(2) or execveat(2).
 func (w *worker) execute() verdict {
 	w.begin(callExecve)
+	w.session.forget(0, math.MaxUint32) // descriptors are closed
 	for _, s := range w.session.executes(w.n.tid) {
 		if err := s.Bind(execPatience); err != nil {
 			w.session.log.Warn("thread cannot execute another program", "tid", w.n.tid, "err", err)

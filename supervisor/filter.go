@@ -35,6 +35,8 @@ const (
 	callDup
 	callDup2
 	callDup3
+	callClose
+	callCloseRange
 	callExecve
 	callExecveat
 	callOpen // and the other old forms, without a directory
@@ -51,12 +53,13 @@ type condition uint8
 const (
 	always    condition = iota
 	ifVerbs             // argument 1 is the request RDMA_VERBS_IOCTL
-	ifHigh              // argument 0 is a descriptor of the command files' range
+	ifFile              // argument 0 is a number that command files get
 	ifBell              // it is one, and not of those that ring natively
-	ifToHigh            // argument 1 is one
+	ifTo                // argument 1 is one
+	ifUpTo              // argument 1 is one, or greater
 	ifDup               // argument 0 is one, or arguments 1 and 2 ask for a duplicate that is one
 	ifCwd               // argument 0 is AT_FDCWD: the path may be absolute
-	ifCwdHigh           // either
+	ifCwdFile           // either
 	ifNetlink           // arguments 0 and 2 ask for a NETLINK_RDMA socket
 	numConditions
 )
@@ -70,21 +73,23 @@ var calls = [numCalls]struct {
 	callWrite:       {"write", ifBell},
 	callIoctl:       {"ioctl", ifVerbs},
 	callOpenat:      {"openat", ifCwd},
-	callNewfstatat:  {"newfstatat", ifCwdHigh},
-	callFstat:       {"fstat", ifHigh},
-	callStatx:       {"statx", ifCwdHigh},
+	callNewfstatat:  {"newfstatat", ifCwdFile},
+	callFstat:       {"fstat", ifFile},
+	callStatx:       {"statx", ifCwdFile},
 	callFcntl:       {"fcntl", ifDup},
 	callReadlinkat:  {"readlinkat", ifCwd},
 	callFaccessat:   {"faccessat", ifCwd},
 	callFaccessat2:  {"faccessat2", ifCwd},
 	callOpenat2:     {"openat2", ifCwd},
 	callSocket:      {"socket", ifNetlink},
-	callBind:        {"bind", ifHigh},
-	callGetsockname: {"getsockname", ifHigh},
-	callSetsockopt:  {"setsockopt", ifHigh},
-	callDup:         {"dup", ifHigh},
-	callDup2:        {"dup2", ifToHigh},
-	callDup3:        {"dup3", ifToHigh},
+	callBind:        {"bind", ifFile},
+	callGetsockname: {"getsockname", ifFile},
+	callSetsockopt:  {"setsockopt", ifFile},
+	callDup:         {"dup", ifFile},
+	callDup2:        {"dup2", ifTo},
+	callDup3:        {"dup3", ifTo},
+	callClose:       {"close", ifFile},
+	callCloseRange:  {"close_range", ifUpTo},
 	callExecve:      {"execve", always},
 	callExecveat:    {"execveat", always},
 	callOpen:        {"open", always},
@@ -125,6 +130,7 @@ var architectures = map[string]*architecture{
 		numbers: [numCalls]number{
 			callWrite:       no(1),
 			callOpen:        no(2),
+			callClose:       no(3),
 			callStat:        no(4),
 			callFstat:       no(5),
 			callLstat:       no(6),
@@ -146,6 +152,7 @@ var architectures = map[string]*architecture{
 			callDup3:        no(292),
 			callExecveat:    no(322),
 			callStatx:       no(332),
+			callCloseRange:  no(436),
 			callOpenat2:     no(437),
 			callFaccessat2:  no(439),
 		},
@@ -161,6 +168,7 @@ var architectures = map[string]*architecture{
 			callIoctl:       no(29),
 			callFaccessat:   no(48),
 			callOpenat:      no(56),
+			callClose:       no(57),
 			callWrite:       no(64),
 			callReadlinkat:  no(78),
 			callNewfstatat:  no(79),
@@ -172,6 +180,7 @@ var architectures = map[string]*architecture{
 			callExecve:      no(221),
 			callExecveat:    no(281),
 			callStatx:       no(291),
+			callCloseRange:  no(436),
 			callOpenat2:     no(437),
 			callFaccessat2:  no(439),
 		},
@@ -217,31 +226,6 @@ func callOf(n *notification) call {
 	return callOther
 }
 
-// FirstFD returns the first number that a command file's descriptor may get in a program. The filter recognises the
-// descriptors that it traps by their number, so it has to be above what a program uses otherwise, and below the hard
-// RLIMIT_NOFILE that the program will have.
-func FirstFD(hardLimit uint64) uint32 {
-	if hardLimit >= 2*usualFD {
-		return usualFD
-	}
-	return uint32(hardLimit / 4 * 3)
-}
-
-// nativeFDs is the range of numbers among those from FirstFD on whose write(2) is not trapped: command files get them that ring natively
-// (native.go). There are none, and end is 0, where few numbers are to be had.
-func nativeFDs(firstFD uint32) (first, end uint32) {
-	if firstFD < leastNativeFD {
-		return 0, 0
-	}
-	there := firstFD / 3 // at least: see FirstFD
-	return firstFD + there/3, firstFD + 2*(there/3)
-}
-
-const (
-	usualFD       = 16384
-	leastNativeFD = 3072
-)
-
 // Offsets in struct seccomp_data; arguments are 64 bits wide, and their low halves come first here.
 const (
 	offNr   = 0
@@ -249,14 +233,14 @@ const (
 	offArgs = 16
 )
 
-// filter makes the filter for command files at firstFD and above. Programs of another architecture (32-bit) are let
+// filter makes the filter for command files at some numbers. Programs of another architecture (32-bit) are let
 // through, but for what executes a program, and find no device.
 //
 //	arch is of 32-bit programs -> trap if nr executes a program, else allow
 //	arch is another one        -> allow
 //	nr is not of a call        -> allow
 //	the condition's block      -> trap if it holds, else allow
-func (a *architecture) filter(firstFD uint32) []unix.SockFilter {
+func (a *architecture) filter(n numbers) []unix.SockFilter {
 	const (
 		ld   = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
 		jeq  = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
@@ -270,28 +254,38 @@ func (a *architecture) filter(firstFD uint32) []unix.SockFilter {
 	// is goes on if the accumulator is (at least) k, and else skips the next n instructions.
 	is := func(op uint16, k uint32, n uint8) unix.SockFilter { return unix.SockFilter{Code: op, K: k, Jf: n} }
 	cwd := int32(unix.AT_FDCWD)
-	high := []unix.SockFilter{
-		is(jge, firstFD, 2),
+	// It begins with the comparison that most descriptors end at.
+	file := []unix.SockFilter{
+		is(jge, n.low.first, 4),
+		is(jge, n.low.end, 2),
+		is(jge, n.high, 2),
 		{Code: jge, K: math.MaxInt32 + 1, Jt: 1}, // a negative number is no descriptor
 		give(trap),
 		give(unix.SECCOMP_RET_ALLOW),
 	}
-	nativeFirst, nativeEnd := nativeFDs(firstFD)
 	blocks := [numConditions][]unix.SockFilter{
 		always:  {give(trap)},
 		ifVerbs: {arg(1), is(jeq, uapi.VerbsIoctl, 1), give(trap), give(unix.SECCOMP_RET_ALLOW)},
-		ifHigh:  append([]unix.SockFilter{arg(0)}, high...),
-		ifBell: append([]unix.SockFilter{
-			arg(0), is(jge, nativeFirst, 2), {Code: jge, K: nativeEnd, Jt: 1}, give(unix.SECCOMP_RET_ALLOW),
-		}, high...),
-		ifToHigh: append([]unix.SockFilter{arg(1)}, high...),
+		ifFile:  append([]unix.SockFilter{arg(0)}, file...),
+		ifBell: {
+			arg(0),
+			is(jge, n.low.first, 5),
+			is(jge, n.native.first, 3),
+			is(jge, n.low.end, 3), // where the native ones end
+			is(jge, n.high, 2),
+			{Code: jge, K: math.MaxInt32 + 1, Jt: 1},
+			give(trap),
+			give(unix.SECCOMP_RET_ALLOW),
+		},
+		ifTo:   append([]unix.SockFilter{arg(1)}, file...),
+		ifUpTo: {arg(1), is(jge, n.low.first, 1), give(trap), give(unix.SECCOMP_RET_ALLOW)},
 		ifDup: append([]unix.SockFilter{
-			arg(0), is(jge, firstFD, 2), {Code: jge, K: math.MaxInt32 + 1, Jt: 1}, give(trap),
-			arg(1), {Code: jeq, K: unix.F_DUPFD, Jt: 1}, is(jeq, unix.F_DUPFD_CLOEXEC, 5),
+			arg(0), is(jge, n.low.first, 4), is(jge, n.low.end, 2), is(jge, n.high, 2), {Code: jge, K: math.MaxInt32 + 1, Jt: 1}, give(trap),
+			arg(1), {Code: jeq, K: unix.F_DUPFD, Jt: 1}, is(jeq, unix.F_DUPFD_CLOEXEC, 7),
 			arg(2),
-		}, high...),
+		}, file...),
 		ifCwd:     {arg(0), is(jeq, uint32(cwd), 1), give(trap), give(unix.SECCOMP_RET_ALLOW)},
-		ifCwdHigh: append([]unix.SockFilter{arg(0), is(jeq, uint32(cwd), 1), give(trap)}, high...),
+		ifCwdFile: append([]unix.SockFilter{arg(0), is(jeq, uint32(cwd), 1), give(trap)}, file...),
 		ifNetlink: {
 			arg(0), is(jeq, unix.AF_NETLINK, 3),
 			arg(2), is(jeq, unix.NETLINK_RDMA, 1), give(trap),
@@ -303,9 +297,9 @@ func (a *architecture) filter(firstFD uint32) []unix.SockFilter {
 		trap condition
 	}
 	var table []row
-	for c, n := range a.numbers {
-		if n.ok {
-			table = append(table, row{n.nr, calls[c].trap})
+	for c, no := range a.numbers {
+		if no.ok {
+			table = append(table, row{no.nr, calls[c].trap})
 		}
 	}
 	for _, nr := range a.execs {

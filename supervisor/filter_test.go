@@ -58,16 +58,18 @@ func verdictOf(t *testing.T, filter []unix.SockFilter, arch, nr uint32, args ...
 
 // TestFilterOfNativeDoorbells: of the numbers that command files get, some are not trapped by write(2), and by everything else they are.
 func TestFilterOfNativeDoorbells(t *testing.T) {
-	first, end := nativeFDs(usualFD)
+	n := numbersFor(1 << 20)
+	first, end := n.native.first, n.native.end
 	for name, arch := range architectures {
-		prog := arch.filter(usualFD)
+		prog := arch.filter(n)
 		for _, tt := range []struct {
 			call call
 			fd   uint32
 			want uint32
 		}{
-			{callWrite, 3, allow}, {callWrite, usualFD - 1, allow}, {callWrite, usualFD, trap}, {callWrite, first - 1, trap},
-			{callWrite, first, allow}, {callWrite, end - 1, allow}, {callWrite, end, trap}, {callWrite, math.MaxInt32, trap},
+			{callWrite, 3, allow}, {callWrite, n.low.first - 1, allow}, {callWrite, n.low.first, trap}, {callWrite, first - 1, trap},
+			{callWrite, first, allow}, {callWrite, end - 1, allow}, {callWrite, end, allow}, {callWrite, n.high - 1, allow},
+			{callWrite, n.high, trap}, {callWrite, math.MaxInt32, trap},
 			{callWrite, math.MaxUint32, allow}, {callFstat, first, trap}, {callFstat, end - 1, trap}, {callDup, first, trap}, {callBind, first, trap},
 		} {
 			if nr := arch.numbers[tt.call]; nr.ok {
@@ -77,18 +79,11 @@ func TestFilterOfNativeDoorbells(t *testing.T) {
 			}
 		}
 	}
-	if _, end := nativeFDs(FirstFD(1024)); end != 0 {
-		t.Error("native doorbells where there are 1024 descriptors")
-	}
-	for _, limit := range []uint64{4096, 20000, 2*usualFD - 1, 2 * usualFD, 1 << 20} {
-		if first, end := nativeFDs(FirstFD(limit)); uint64(end)+300 > limit || end-first < 300 || first-FirstFD(limit) < 300 {
-			t.Errorf("numbers from %d to %d of those from %d to %d", first, end, FirstFD(limit), limit)
-		}
-	}
 }
 
 func TestFilterVerdicts(t *testing.T) {
-	const first = 1000
+	n := numbers{low: span{700, 900}, native: span{800, 900}, high: 1000}
+	const low, native, lowEnd, first = 700, 800, 900, 1000
 	const cwd = uint64(1<<64 - 100) // AT_FDCWD as an int sign-extended to a register
 	const cwd32 = uint64(1<<32 - 100)
 	tests := []struct {
@@ -102,6 +97,12 @@ func TestFilterVerdicts(t *testing.T) {
 		{callWrite, []uint64{math.MaxInt32}, trap},
 		{callWrite, []uint64{1<<64 - 1}, allow}, // -1 is EBADF without our help
 		{callWrite, []uint64{1<<32 - 1}, allow},
+		{callWrite, []uint64{low - 1}, allow},
+		{callWrite, []uint64{low}, trap},
+		{callWrite, []uint64{native - 1}, trap},
+		{callWrite, []uint64{native}, allow},
+		{callWrite, []uint64{lowEnd}, allow},
+		{callWrite, []uint64{1<<32 | low}, trap}, // the kernel takes the lower half
 		{callIoctl, []uint64{3, uapi.VerbsIoctl}, trap},
 		{callIoctl, []uint64{first, uapi.VerbsIoctl}, trap},
 		{callIoctl, []uint64{first, uapi.VerbsIoctl + 1}, allow},
@@ -109,6 +110,22 @@ func TestFilterVerdicts(t *testing.T) {
 		{callFstat, []uint64{3}, allow},
 		{callFstat, []uint64{first}, trap},
 		{callFstat, []uint64{1<<64 - 1}, allow},
+		{callFstat, []uint64{low - 1}, allow},
+		{callFstat, []uint64{low}, trap},
+		{callFstat, []uint64{native}, trap},
+		{callFstat, []uint64{lowEnd - 1}, trap},
+		{callFstat, []uint64{lowEnd}, allow},
+		{callFstat, []uint64{first - 1}, allow},
+		{callClose, []uint64{3}, allow},
+		{callClose, []uint64{low}, trap},
+		{callClose, []uint64{native}, trap},
+		{callClose, []uint64{lowEnd}, allow},
+		{callClose, []uint64{first}, trap},
+		{callClose, []uint64{1<<64 - 1}, allow},
+		{callCloseRange, []uint64{3, low - 1}, allow},
+		{callCloseRange, []uint64{3, low}, trap},
+		{callCloseRange, []uint64{lowEnd, lowEnd}, trap},
+		{callCloseRange, []uint64{3, math.MaxUint32}, trap},
 		{callDup, []uint64{3}, allow},
 		{callDup, []uint64{first}, trap},
 		{callDup2, []uint64{first, 3}, allow},
@@ -125,6 +142,11 @@ func TestFilterVerdicts(t *testing.T) {
 		{callFcntl, []uint64{3, unix.F_DUPFD, first}, trap},
 		{callFcntl, []uint64{3, unix.F_DUPFD_CLOEXEC, first + 1}, trap},
 		{callFcntl, []uint64{3, unix.F_DUPFD, 1<<32 - 1}, allow},
+		{callFcntl, []uint64{3, unix.F_DUPFD, low - 1}, allow},
+		{callFcntl, []uint64{3, unix.F_DUPFD, low}, trap},
+		{callFcntl, []uint64{3, unix.F_DUPFD, lowEnd}, allow},
+		{callFcntl, []uint64{low, unix.F_GETFD}, trap},
+		{callFcntl, []uint64{lowEnd, unix.F_GETFD}, allow},
 		{callFcntl, []uint64{3, unix.F_SETFL, first}, allow},
 		{callFcntl, []uint64{1<<64 - 1, unix.F_DUPFD, 3}, allow},
 		{callOpenat, []uint64{cwd}, trap},
@@ -181,12 +203,12 @@ func TestFilterVerdicts(t *testing.T) {
 		{"arm64", unix.AUDIT_ARCH_AARCH64, 221}, {"arm64", unix.AUDIT_ARCH_AARCH64, 281},
 		{"arm64", unix.AUDIT_ARCH_ARM, 11}, {"arm64", unix.AUDIT_ARCH_ARM, 387},
 	} {
-		if got := verdictOf(t, architectures[tt.name].filter(first), tt.audit, tt.nr); got != trap {
+		if got := verdictOf(t, architectures[tt.name].filter(n), tt.audit, tt.nr); got != trap {
 			t.Errorf("%s: number %#x of architecture %#x executes a program: verdict %#x", tt.name, tt.nr, tt.audit, got)
 		}
 	}
 	for name, a := range architectures {
-		filter := a.filter(first)
+		filter := a.filter(n)
 		for _, tt := range tests {
 			n := a.numbers[tt.call]
 			if !n.ok {
@@ -298,15 +320,34 @@ func constants(t *testing.T, file string) map[string]uint32 {
 	return m
 }
 
-func TestFirstFDIsBelowTheHardLimit(t *testing.T) {
+func TestNumbers(t *testing.T) {
 	for _, tt := range []struct {
 		hard uint64
-		want uint32
+		want numbers
 	}{
-		{256, 192}, {1024, 768}, {4096, 3072}, {20000, 15000}, {32767, 24573}, {32768, 16384}, {1 << 20, 16384}, {math.MaxUint64, 16384},
+		{256, numbers{span{192, 256}, span{256, 256}, 192}},
+		{1024, numbers{span{768, 1024}, span{1024, 1024}, 768}},
+		{1100, numbers{span{768, 1024}, span{1024, 1024}, 1024}},
+		{2048, numbers{span{768, 1024}, span{1024, 1024}, 1536}},
+		{4096, numbers{span{768, 1024}, span{960, 1024}, 3072}},
+		{20000, numbers{span{768, 1024}, span{960, 1024}, 15000}},
+		{32767, numbers{span{768, 1024}, span{960, 1024}, 24573}},
+		{32768, numbers{span{768, 1024}, span{960, 1024}, 16384}},
+		{1 << 20, numbers{span{768, 1024}, span{960, 1024}, 16384}},
+		{math.MaxUint64, numbers{span{768, 1024}, span{960, 1024}, 16384}},
 	} {
-		if got := FirstFD(tt.hard); got != tt.want || uint64(got) >= tt.hard {
-			t.Errorf("FirstFD(%d) = %d, want %d", tt.hard, got, tt.want)
+		got := numbersFor(tt.hard)
+		if got != tt.want {
+			t.Errorf("with a limit of %d: got %v, want %v", tt.hard, got, tt.want)
+		}
+		// The filter and the supervisor agree.
+		for name, arch := range architectures {
+			for _, fd := range []uint32{0, 191, 192, 255, 256, 767, 768, 1023, 1024, 1535, 1536, 3072, 14999, 15000, 16383, 16384, 24573, 1<<31 - 1, 1 << 31} {
+				trapped := verdictOf(t, arch.filter(got), arch.audit, arch.numbers[callFstat].nr, uint64(fd)) == trap
+				if trapped != got.has(fd) {
+					t.Errorf("%s: with a limit of %d, fstat of %d is trapped: %v", name, tt.hard, fd, trapped)
+				}
+			}
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package supervisor
 
 import (
-	"fmt"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -41,19 +40,13 @@ func (w *worker) installAnswer(fd int, flags uint64) verdict {
 	return verdict{val: int64(n)}
 }
 
-// installCommandFile gives the program a duplicate of a descriptor of a device file, at a number that the filter traps:
-// from, or the next that is free. Only a file that rings natively gets one of those whose writes are not trapped.
-func (w *worker) installCommandFile(th *procThread, p *process, fd int, from uint32, rings bool, flags uint64) (int, error) {
+// installCommandFile gives the program a duplicate of a descriptor of a device file, at a number that the filter traps, from least
+// on. A file that rings natively gets one whose writes are not trapped, while there is one.
+func (w *worker) installCommandFile(th *procThread, p *process, fd int, least uint32, rings bool, flags uint64) (int, error) {
 	t := w.session
 	t.opening.Lock()
 	defer t.opening.Unlock()
-	number := nextFree(th, from)
-	switch first, end := nativeFDs(t.firstFD); {
-	case rings && number >= end:
-		return -1, fmt.Errorf("%d device files are open in process %d: %w", end-first, p.pid, syscall.EMFILE)
-	case !rings && first <= number && number < end:
-		number = nextFree(th, end)
-	}
+	number := t.numbers.choose(th, least, rings)
 	// The number has to be below the soft limit while it is installed, not afterwards.
 	restore, err := w.raiseLimit(p, uint64(number)+1)
 	if err != nil {
@@ -67,29 +60,21 @@ func (w *worker) installCommandFile(th *procThread, p *process, fd int, from uin
 	return int(number), err
 }
 
-// installAbove installs any file, where the limit is the program's.
-func (w *worker) installAbove(th *procThread, fd int, from uint32, flags uint64) (int, error) {
+// installAbove installs any file at the first free number from least on. The limit is the program's.
+func (w *worker) installAbove(th *procThread, fd int, least uint32, flags uint64) (int, error) {
 	w.session.opening.Lock()
 	defer w.session.opening.Unlock()
-	number := nextFree(th, from)
-	return int(number), w.installLocked(fd, number, flags)
-}
-
-// nextFree finds a number that the thread has nothing under.
-func nextFree(th *procThread, from uint32) uint32 {
-	for {
-		var st unix.Stat_t
-		if unix.Fstatat(th.dir, fmt.Sprintf("fd/%d", from), &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
-			return from
-		}
-		from++
+	number := least
+	for th.hasDescriptor(number) {
+		number++
 	}
+	return int(number), w.installLocked(fd, number, flags)
 }
 
 // installLocked puts a duplicate of a descriptor at a number. Session.opening is held.
 func (w *worker) installLocked(fd int, number uint32, flags uint64) error {
 	t := w.session
-	t.forget(int32(number))
+	t.forget(number, number)
 	w.pause("addfd")
 	_, err := sendAddFD(t.fd, &addFD{
 		id: w.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SETFD,

@@ -89,7 +89,7 @@ func Start(l *Launch) (_ *Program, err error) {
 	// A trapped call of the filtered thread would wait for a supervisor that does not serve yet: whatever may make one
 	// happens on other threads, and what this one does until the exec is not trapped.
 	var fd int
-	p.thread.do(func() { fd, err = install(arch.filter(FirstFD(limit))) })
+	p.thread.do(func() { fd, err = install(arch.filter(numbersFor(limit))) })
 	if err != nil {
 		return nil, err
 	}

@@ -86,12 +86,12 @@ const bellDescriptors = 2
 //   - where Yama restricts ptrace, it lets this process access its memory.
 func (w *worker) wantsBell(th *procThread, space *umem.Process, flags uint64) bool {
 	t := w.session
-	first, end := nativeFDs(t.firstFD)
-	if end == 0 || !t.sup.cfg.Doorbells.possible(sched.Processors()) ||
+	native := t.numbers.native
+	if native.first == native.end || !t.sup.cfg.Doorbells.possible(sched.Processors()) ||
 		t.helper != nil && space.Bound() || flags&unix.O_ACCMODE != unix.O_RDWR {
 		return false
 	}
-	return th.ringsOnly() && th.limitsLeave(uint64(end)) && nextFree(th, first) < end
+	return th.ringsOnly() && th.limitsLeave(uint64(native.end)) && native.has(t.numbers.choose(th, 0, true))
 }
 
 // possible reports whether there is any native doorbell with so many processors.

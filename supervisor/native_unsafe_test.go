@@ -42,8 +42,8 @@ func isNative(fd int) bool {
 var nativeRange = sync.OnceValues(func() (first, end int) {
 	var limit unix.Rlimit
 	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	from, to := nativeFDs(FirstFD(limit.Max))
-	return int(from), int(to)
+	n := numbersFor(limit.Max).native
+	return int(n.first), int(n.end)
 })
 
 // poster posts in the queues of a fake file.
@@ -116,8 +116,8 @@ func programNative(args []string) {
 		check(d >= end, "a duplicate from %d on has number %d", first+5, d)
 		r, w, err := os.Pipe()
 		check(err == nil, "pipe: %v", err)
-		must(0, unix.Dup3(int(w.Fd()), end-1, unix.O_CLOEXEC))
-		must(unix.Write(end-1, []byte("x")))
+		must(0, unix.Dup3(int(w.Fd()), first, unix.O_CLOEXEC))
+		must(unix.Write(first, []byte("x")))
 		var b [1]byte
 		must(r.Read(b[:]))
 		var st unix.Stat_t

@@ -103,7 +103,7 @@ func (w *worker) openNetlink() verdict {
 		t.log.Warn("open a netlink socket", "pid", th.id.pid, "name", th.id.name, "err", err)
 		return fails(err)
 	}
-	number, err := w.installCommandFile(th, p, end, t.firstFD, false, uint64(kind&unix.SOCK_CLOEXEC))
+	number, err := w.installCommandFile(th, p, end, 0, false, uint64(kind&unix.SOCK_CLOEXEC))
 	unix.Close(end)
 	go s.serve()
 	if err != nil {
@@ -326,7 +326,7 @@ func (w *worker) netlink(fd int32) *netlinkSocket {
 	return n
 }
 
-// netlinkCall answers bind(2), getsockname(2) or setsockopt(2) on a descriptor of a high number.
+// netlinkCall answers bind(2), getsockname(2) or setsockopt(2) on a descriptor with a number of command files.
 func (w *worker) netlinkCall(c call) verdict {
 	n := w.netlink(int32(w.n.args[0]))
 	if n == nil {

@@ -333,11 +333,7 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 		return fails(err)
 	}
 	f.opened.Store(true)
-	from := t.firstFD
-	if f.rings() {
-		from, _ = nativeFDs(t.firstFD)
-	}
-	number, err := w.installCommandFile(th, p, int(description.Fd()), from, f.rings(), flags)
+	number, err := w.installCommandFile(th, p, int(description.Fd()), 0, f.rings(), flags)
 	description.Close()
 	if err != nil {
 		f.opened.Store(false)

@@ -34,6 +34,8 @@ var programs = map[string]func(args []string){
 	"signals":   programSignals,
 	"stray":     programStray,
 	"doorbells": programDoorbells,
+	"numbers":   programNumbers,
+	"writes":    programWrites,
 	"guarded":   programGuarded,
 	"service":   programService,
 	"gone":      programGone,
@@ -105,7 +107,8 @@ func programCommands(args []string) {
 	check(x.Mode&unix.S_IFMT == unix.S_IFCHR && x.Rdev_major == 231 && x.Rdev_minor == 192, "statx: mode %#o, device %d:%d", x.Mode, x.Rdev_major, x.Rdev_minor)
 	var limit unix.Rlimit
 	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	check(uint64(fd) >= uint64(FirstFD(limit.Max)), "descriptor %d is not of the command files' range", fd)
+	low := numbersFor(limit.Max).low
+	check(low.has(uint32(fd)), "descriptor %d is not of the low range, %v", fd, low)
 
 	for _, tt := range []struct {
 		op   uint64
@@ -177,7 +180,7 @@ func programCommands(args []string) {
 	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &after))
 	check(after == limit, "limit of open files %v, was %v", after, limit)
 	second := openDevice()
-	check(second > fd, "second descriptor %d, first %d", second, fd)
+	check(second != fd && low.has(uint32(second)), "second descriptor %d, first %d", second, fd)
 	fmt.Println("ok")
 }
 
@@ -357,6 +360,80 @@ func programDoorbells(args []string) {
 	}
 	wg.Wait()
 	fmt.Println(time.Since(start).Nanoseconds())
+}
+
+// programNumbers has so many files that they get numbers of those that device files get, also that of one it has just closed.
+func programNumbers(args []string) {
+	var limit unix.Rlimit
+	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	must(0, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: limit.Max, Max: limit.Max}))
+	n := numbersFor(limit.Max)
+	var pipes [][2]int
+	pipe := func() int {
+		var p [2]int
+		must(0, unix.Pipe2(p[:], unix.O_CLOEXEC))
+		pipes = append(pipes, p)
+		return max(p[0], p[1])
+	}
+	fd := openDevice()
+	check(fd < selectLimit, "the first device file has number %d", fd)
+	kept := must(unix.Dup(fd)) // the file stays open
+	for pipe() < fd+10 {
+	}
+	check(openDevice() >= int(n.high), "a device file among the program's own")
+	for _, leave := range []func(){
+		func() { must(0, unix.Close(fd)) },
+		func() { must(0, unix.CloseRange(uint(fd), uint(fd), 0)) },
+		func() { must(0, unix.Dup3(1, fd, unix.O_CLOEXEC)); must(0, unix.Close(fd)) },
+	} {
+		must(doorbell(fd))
+		leave()
+		event := must(unix.Eventfd(0, unix.EFD_CLOEXEC))
+		check(event == fd, "a new file has number %d, want %d", event, fd)
+		size, err := doorbell(event)
+		check(size != 32, "32 bytes written to an eventfd, which takes 8: %d, %v", size, err)
+		must(0, unix.Dup3(kept, fd, unix.O_CLOEXEC))
+	}
+	// Each number is what the program has under it.
+	for i, p := range pipes {
+		msg := fmt.Sprintf("%032d", i)
+		must(unix.Write(p[1], []byte(msg)))
+		var b [64]byte
+		k := must(unix.Read(p[0], b[:]))
+		check(string(b[:k]) == msg, "pipe %v: %q, want %q", p, b[:k], msg)
+	}
+	fmt.Println("ok")
+}
+
+// programWrites writes so many times to a file at each of some numbers, and prints the nanoseconds that one write takes.
+func programWrites(args []string) {
+	n := must(strconv.Atoi(args[0]))
+	null := must(unix.Open(os.DevNull, unix.O_WRONLY|unix.O_CLOEXEC, 0))
+	var b [32]byte
+	var fds []int
+	for _, arg := range args[1:] {
+		fd := must(strconv.Atoi(arg))
+		if fd != null {
+			must(0, unix.Dup3(null, fd, unix.O_CLOEXEC))
+		}
+		fds = append(fds, fd)
+	}
+	least := make([]time.Duration, len(fds))
+	const rounds = 20
+	for range rounds {
+		for i, fd := range fds {
+			start := time.Now()
+			for range n / rounds {
+				unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&b)), uintptr(len(b)))
+			}
+			if d := time.Since(start); least[i] == 0 || d < least[i] {
+				least[i] = d
+			}
+		}
+	}
+	for _, d := range least {
+		fmt.Printf("%.1f ", float64(d.Nanoseconds())/float64(n/rounds))
+	}
 }
 
 // programGuarded uses the device all the time, from several threads, while its supervisor dies.

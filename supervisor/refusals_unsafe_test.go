@@ -2,7 +2,6 @@ package supervisor
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -352,10 +351,13 @@ func TestDuplicateNumbers(t *testing.T) {
 		least uint64
 		want  string
 	}{
-		{"a file below", null, uint64(c.s.firstFD) - 1, "let through"},
-		{"a file at the first", null, uint64(c.s.firstFD), "ok"},
+		{"a file below", null, uint64(c.s.numbers.low.first) - 1, "let through"},
+		{"a file at the first", null, uint64(c.s.numbers.low.first), "ok"},
+		{"a file between the ranges", null, uint64(c.s.numbers.low.end), "let through"},
+		{"a file at a high number", null, uint64(c.s.numbers.high), "ok"},
 		{"a file at the greatest number", null, 1<<31 - 1, "let through"},
 		{"a device at a low number", device, 3, "ok"},
+		{"a device above the low range", device, uint64(c.s.numbers.low.end), "ok"},
 		{"a device at the greatest number", device, 1<<31 - 1, "let through"},
 		{"a device at a negative number", device, 1<<32 - 1, "let through"},
 	} {
@@ -365,8 +367,8 @@ func TestDuplicateNumbers(t *testing.T) {
 			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
 		}
 		if v.fate == answered && v.err == nil {
-			if uint32(v.val) < c.s.firstFD {
-				t.Errorf("%s: got number %d, want at least %d", tt.name, v.val, c.s.firstFD)
+			if n := uint32(v.val); !c.s.numbers.has(n) || uint64(n) < tt.least {
+				t.Errorf("%s: got number %d, want one of %v from %d on", tt.name, n, c.s.numbers, tt.least)
 			}
 			unix.Close(int(v.val))
 		}
@@ -399,34 +401,65 @@ func raise(t *testing.T) {
 	t.Cleanup(func() { unix.Prlimit(0, unix.RLIMIT_NOFILE, &before, nil) })
 }
 
-// TestNativeNumbers: a file that rings natively gets one of the numbers for that, or none.
-func TestNativeNumbers(t *testing.T) {
+// TestChosenNumbers: a file gets the last free number of the low range, as long as the program's own descriptors leave room below it.
+func TestChosenNumbers(t *testing.T) {
 	c := newTrapped(t, nil)
-	p, th := c.mustProcess(), c.lookOnce()
+	th := c.lookOnce()
 	raise(t)
-	first, end := nativeFDs(c.s.firstFD)
-	install := func(from uint32, rings bool) string {
-		n, err := c.w.installCommandFile(th, p, 0, from, rings, unix.O_CLOEXEC)
-		if err != nil {
-			return err.Error()
+	n := numbers{low: span{768, 1024}, native: span{960, 1024}, high: 1500}
+	occupy := func(first, end int) {
+		t.Helper()
+		for fd := first; fd < end; fd++ {
+			if c.lookOnce().hasDescriptor(uint32(fd)) {
+				continue
+			}
+			if err := unix.Dup3(0, fd, unix.O_CLOEXEC); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { unix.Close(fd) })
 		}
-		unix.Close(n)
-		return fmt.Sprint(n)
 	}
-	for _, tt := range []struct {
-		from  uint32
-		rings bool
-		want  string
-	}{
-		{first, true, fmt.Sprint(first)},
-		{end - 1, true, fmt.Sprint(end - 1)},
-		{end, true, fmt.Sprintf("%d device files are open in process %d: too many open files", end-first, p.pid)},
-		{first - 1, false, fmt.Sprint(first - 1)},
-		{first, false, fmt.Sprint(end)},
-	} {
-		if got := install(tt.from, tt.rings); got != tt.want {
-			t.Errorf("from %d on, rings %v: got %q, want %q", tt.from, tt.rings, got, tt.want)
+	check := func(name string, want [3]uint32) {
+		t.Helper()
+		if got := [3]uint32{n.choose(th, 0, false), n.choose(th, 0, true), n.choose(th, 900, false)}; got != want {
+			t.Errorf("%s: got %d, want %d", name, got, want)
 		}
+	}
+	check("few descriptors", [3]uint32{959, 1023, 959})
+	occupy(955, 960)
+	occupy(1023, 1024)
+	check("some in the range", [3]uint32{954, 1022, 954})
+	occupy(900, 960)
+	check("the end in use", [3]uint32{899, 1022, 1500})
+	occupy(960, 1024)
+	check("no native number", [3]uint32{899, 899, 1500})
+	if got := n.choose(th, 2000, true); got != 2000 {
+		t.Errorf("from 2000 on: got %d", got)
+	}
+	occupy(1500, 1502)
+	occupy(0, 600)
+	check("no room", [3]uint32{1502, 1502, 1502})
+	n.native, n.high = span{1024, 1024}, 768
+	check("no room, and no other numbers", [3]uint32{768, 768, 1024})
+}
+
+// TestDescriptorsAreCounted as the kernel's directory shows them, up to a bound.
+func TestDescriptorsAreCounted(t *testing.T) {
+	c := newTrapped(t, nil)
+	th := c.lookOnce()
+	before := th.descriptors(1000)
+	for range 10 {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+	}
+	if got := th.descriptors(1000); got < before+5 || got > before+15 { // other goroutines have some, too
+		t.Errorf("got %d descriptors, want about %d", got, before+10)
+	}
+	if got := th.descriptors(3); got != 3 {
+		t.Errorf("got %d descriptors, want 3", got)
 	}
 }
 

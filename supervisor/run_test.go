@@ -193,6 +193,14 @@ func TestCommands(t *testing.T) {
 	testutil.Eventually(t, "descriptors to be closed", func() bool { return openDescriptors(t) <= fds })
 }
 
+// TestNumbersOfManyFiles: a program with hundreds of files has all of them, also where they get numbers that device files get.
+func TestNumbersOfManyFiles(t *testing.T) {
+	w := newWorld(t)
+	if got := w.mustRunSelf("numbers"); got != "ok" {
+		t.Errorf("printed %q", got)
+	}
+}
+
 func openDescriptors(t *testing.T) int {
 	t.Helper()
 	e, err := os.ReadDir("/proc/self/fd")

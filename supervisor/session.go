@@ -31,8 +31,6 @@ type SessionInfo struct {
 	// Pidfd refers to the process LauncherPID, so that the number is known to be still its own; nil: the number is all
 	// that is known. It is the caller's to close, after the session has ended.
 	Pidfd *os.File
-	// FirstFD is what FirstFD returned there; 0: it is found out from the launcher's limits.
-	FirstFD uint32
 	// Args is the program's argument vector, for people to read.
 	Args []string
 	// Helper reaches the program where this process may not; nil: none.
@@ -53,10 +51,10 @@ type Session struct {
 	user     *quota.User
 	log      *slog.Logger // with the user's number
 	listener *os.File
-	helper   Helper // not nil: this process may access the memory of those processes only that allow it (Tracer); it is asked for the others
-	asksOnly bool   // it is asked for all
-	fd       int    // of listener
-	firstFD  uint32 // the first number that a command file may get
+	helper   Helper  // not nil: this process may access the memory of those processes only that allow it (Tracer); it is asked for the others
+	asksOnly bool    // it is asked for all
+	fd       int     // of listener
+	numbers  numbers // that command files get
 	done     chan struct{}
 
 	canSync bool        // the kernel has SYNC_WAKE_UP
@@ -89,12 +87,9 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	if err := s.Shown(); err != nil {
 		return fail(err)
 	}
-	if info.FirstFD == 0 {
-		limit, err := hardLimitOf(info.LauncherPID)
-		if err != nil {
-			return fail(err)
-		}
-		info.FirstFD = FirstFD(limit)
+	limit, err := hardLimitOf(info.LauncherPID)
+	if err != nil {
+		return fail(err)
 	}
 	id, err := identify(info.LauncherPID)
 	if err != nil {
@@ -129,7 +124,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 		helper:    helper,
 		asksOnly:  s.cfg.AskHelper,
 		fd:        int(listener.Fd()),
-		firstFD:   info.FirstFD,
+		numbers:   numbersFor(limit),
 		done:      make(chan struct{}),
 		processes: make(map[int]*process),
 	}

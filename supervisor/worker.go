@@ -181,6 +181,8 @@ func (w *worker) handle() (v verdict) {
 		return w.duplicate(c)
 	case callDup2, callDup3:
 		return w.duplicateTo(c)
+	case callClose, callCloseRange:
+		return w.closes(c)
 	case callSocket:
 		return w.openNetlink()
 	case callBind, callGetsockname, callSetsockopt:
@@ -395,13 +397,24 @@ func (w *worker) descriptor(fd int32) *descriptor {
 	return d
 }
 
-// forget drops what is remembered about a number.
-func (t *Session) forget(fd int32) {
+// forget drops what is remembered about the numbers from first to last.
+func (t *Session) forget(first, last uint32) {
 	for i := range t.cache {
-		if d := t.cache[i].Load(); d != nil && d.fd == fd {
+		if d := t.cache[i].Load(); d != nil && first <= uint32(d.fd) && uint32(d.fd) <= last {
 			t.cache[i].CompareAndSwap(d, nil)
 		}
 	}
+}
+
+// closes answers close(2) and close_range(2). Each number may be another file's afterwards, whose writes are no doorbells.
+func (w *worker) closes(c call) verdict {
+	first := uint32(w.n.args[0])
+	last := first
+	if c == callCloseRange {
+		last = uint32(w.n.args[1])
+	}
+	w.session.forget(first, last)
+	return verdict{fate: letThrough}
 }
 
 func fdPath(tid uint32, fd int32) string {

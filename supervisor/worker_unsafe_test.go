@@ -21,7 +21,7 @@ import (
 func TestNoAllocationPerCall(t *testing.T) {
 	file := &fakeFile{}
 	file.region.Mem = make([]byte, 16)
-	s := &Session{sup: &Supervisor{}, firstFD: 1000}
+	s := &Session{sup: &Supervisor{}}
 	w := &worker{session: s, hasTurn: true}
 	tid := uint32(os.Getpid())
 	s.cache[slot(tid, 1000)].Store(&descriptor{tid: tid, fd: 1000, file: &openFile{session: s, file: file}, until: time.Since(base) + time.Hour})

@@ -9,7 +9,7 @@ import (
 
 // Protocol is the version of the control protocol. It is raised whenever a request or a response changes its meaning. OpStop and OpYield have
 // the same meaning in all versions, so that a service of another one can be replaced.
-const Protocol = 4
+const Protocol = 5
 
 // Build names this build of the command or the service for the other end, such as "verbena v0.1.0"; it is set before anything is sent.
 var Build string

@@ -20,10 +20,11 @@ func answering(t *testing.T, answer func(*Request) any) *Client {
 			if _, err := (Conn{UnixConn: ends[0]}).Receive(&r, Limits{Size: MaxRequest}); err != nil {
 				return
 			}
-			if err := (Conn{UnixConn: ends[0]}).Send(answer(&r), nil); err != nil {
+			a := answer(&r)
+			if err := (Conn{UnixConn: ends[0]}).Send(a, nil); err != nil {
 				return
 			}
-			if r.Op == OpYield && r.Protocol == Protocol {
+			if _, yields := a.(*Response); yields && r.Op == OpYield {
 				ends[0].Close()
 			}
 		}

@@ -327,6 +327,30 @@ func TestCMSignals(t *testing.T) { runC(t, "cm_signals") }
 // TestCMChannels: event channels in loops, shared by threads, closed, duplicated; endpoints; ten thousand IDs.
 func TestCMChannels(t *testing.T) { runC(t, "cm_channels") }
 
+// TestCMLoop: the numbers of descriptors fit into select(2) and event loops of few slots, while the program's own leave room, whatever its
+// limits are.
+func TestCMLoop(t *testing.T) {
+	t.Parallel()
+	program := compile(t, "cm_loop")
+	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
+	for _, tt := range []struct{ limits, slots, own string }{
+		{"ulimit -n 4096", "1024", "0"},
+		{"ulimit -n 4096", "10128", "600"}, // as redis has by default
+		{"ulimit -n 4096", "0", "900"},
+		{"ulimit -n 1024", "1024", "700"},
+		{"ulimit -n 256", "256", "100"},
+		{"ulimit -Sn 256; ulimit -Hn 4096", "1024", "100"},
+	} {
+		c := w.cmd(w.deadline(60), "run", "--", program, tt.slots, tt.own)
+		c.Args = append([]string{"sh", "-c", tt.limits + `; exec "$@"`, "sh"}, c.Args...)
+		c.Path = "/bin/sh"
+		if out, err := c.CombinedOutput(); err != nil || string(out) != "ok\n" {
+			t.Errorf("%s: %s own files: %v\n%s", tt.limits, tt.own, err, out)
+		}
+	}
+	w.cmEmpty()
+}
+
 // TestCMEnds: however one end of a connection ends, the other is told.
 func TestCMEnds(t *testing.T) {
 	t.Parallel()
