@@ -68,6 +68,11 @@ e2e: build ## the real programs, end to end; DOORBELLS=native: with doorbells th
 attack: build ## the attacks of one user on others and on the service, with their full counts
 	VERBENA=$(CURDIR)/$(BIN) ATTACK_FULL=1 $(GO) test -json -count=1 -timeout 3h -tags e2e -run '^TestAttack' ./test/e2e | $(GO) run ./test/verdict -v
 
+.PHONY: abi
+abi: ## record what the kernel's rxe answers to system calls on its files, in QEMU (test/abi)
+	@scripts/deps ibverbs-utils ibverbs-providers python3 gcc libc6-dev libibverbs-dev librdmacm-dev && test/interop/guest/build -q
+	test/abi/record
+
 .PHONY: yama
 yama: build ## where Yama restricts ptrace: Debian's kernel in QEMU
 	@scripts/deps ibverbs-utils ibverbs-providers && test/interop/guest/build -q

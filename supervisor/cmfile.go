@@ -246,7 +246,7 @@ func (f cmFile) Fail(error) {}
 
 // newCMFile opens the file for a process, and returns with it the description for the program, as newOpenFile does.
 func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, description *os.File, err error) {
-	f := &openFile{sup: t.sup, session: t, node: *n, user: p.user, pid: p.id.pid, ended: make(chan struct{})}
+	f := &openFile{sup: t.sup, session: t, node: *n, user: p.user, pid: p.id.pid, access: how & unix.O_ACCMODE, ended: make(chan struct{})}
 	if err := f.user.Take(quota.Contexts, 1); err != nil {
 		return nil, nil, err
 	}

@@ -117,7 +117,7 @@ func (w *worker) copyDevice(th *procThread, p *process, fd int32, f *openFile) (
 	// pidfd_getfd is not allowed (Yama, Docker), or the main thread has ended or has descriptors of its own. Another
 	// description of the file does as well.
 	how, open := unix.O_RDWR, reopen.File
-	if f.readOnly {
+	if f.access == unix.O_RDONLY {
 		how = unix.O_RDONLY
 	}
 	if f.cm != nil { // a pipe of the service's

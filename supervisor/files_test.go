@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/uapi"
 )
 
 // TestClosingFile: a file that is being closed takes no other call, and ends once, with its last call.
@@ -122,7 +124,7 @@ func TestCommandOnClosingFile(t *testing.T) {
 	c := newTrapped(t, nil)
 	f, description := c.mustOpen(verbsNode, c.mustProcess().user, unix.O_RDWR)
 	ioctl := func() string {
-		c.call(uint64(description.Fd()), 0, c.at(0))
+		c.call(uint64(description.Fd()), uapi.VerbsIoctl, c.at(0))
 		c.w.n.nr = int32(native.numbers[callIoctl].nr)
 		return c.w.handle().String()
 	}

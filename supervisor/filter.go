@@ -37,6 +37,12 @@ const (
 	callDup3
 	callClose
 	callCloseRange
+	callLseek
+	callPread64
+	callPwrite64
+	callFtruncate
+	callFallocate
+	callFsync
 	callExecve
 	callExecveat
 	callOpen // and the other old forms, without a directory
@@ -52,7 +58,7 @@ type condition uint8
 
 const (
 	always    condition = iota
-	ifVerbs             // argument 1 is the request RDMA_VERBS_IOCTL
+	ifVerbs             // argument 1 is the request RDMA_VERBS_IOCTL, or argument 0 a number that command files get
 	ifFile              // argument 0 is a number that command files get
 	ifBell              // it is one, and not of those that ring natively
 	ifTo                // argument 1 is one
@@ -90,6 +96,12 @@ var calls = [numCalls]struct {
 	callDup3:        {"dup3", ifTo},
 	callClose:       {"close", ifFile},
 	callCloseRange:  {"close_range", ifUpTo},
+	callLseek:       {"lseek", ifFile},
+	callPread64:     {"pread64", ifFile},
+	callPwrite64:    {"pwrite64", ifFile},
+	callFtruncate:   {"ftruncate", ifFile},
+	callFallocate:   {"fallocate", ifFile},
+	callFsync:       {"fsync", ifFile},
 	callExecve:      {"execve", always},
 	callExecveat:    {"execveat", always},
 	callOpen:        {"open", always},
@@ -134,7 +146,10 @@ var architectures = map[string]*architecture{
 			callStat:        no(4),
 			callFstat:       no(5),
 			callLstat:       no(6),
+			callLseek:       no(8),
 			callIoctl:       no(16),
+			callPread64:     no(17),
+			callPwrite64:    no(18),
 			callAccess:      no(21),
 			callDup:         no(32),
 			callDup2:        no(33),
@@ -144,11 +159,14 @@ var architectures = map[string]*architecture{
 			callSetsockopt:  no(54),
 			callExecve:      no(59),
 			callFcntl:       no(72),
+			callFsync:       no(74),
+			callFtruncate:   no(77),
 			callReadlink:    no(89),
 			callOpenat:      no(257),
 			callNewfstatat:  no(262),
 			callReadlinkat:  no(267),
 			callFaccessat:   no(269),
+			callFallocate:   no(285),
 			callDup3:        no(292),
 			callExecveat:    no(322),
 			callStatx:       no(332),
@@ -166,13 +184,19 @@ var architectures = map[string]*architecture{
 			callDup3:        no(24),
 			callFcntl:       no(25),
 			callIoctl:       no(29),
+			callFtruncate:   no(46),
+			callFallocate:   no(47),
 			callFaccessat:   no(48),
 			callOpenat:      no(56),
 			callClose:       no(57),
+			callLseek:       no(62),
 			callWrite:       no(64),
+			callPread64:     no(67),
+			callPwrite64:    no(68),
 			callReadlinkat:  no(78),
 			callNewfstatat:  no(79),
 			callFstat:       no(80),
+			callFsync:       no(82),
 			callSocket:      no(198),
 			callBind:        no(200),
 			callGetsockname: no(204),
@@ -265,7 +289,7 @@ func (a *architecture) filter(n numbers) []unix.SockFilter {
 	}
 	blocks := [numConditions][]unix.SockFilter{
 		always:  {give(trap)},
-		ifVerbs: {arg(1), is(jeq, uapi.VerbsIoctl, 1), give(trap), give(unix.SECCOMP_RET_ALLOW)},
+		ifVerbs: append([]unix.SockFilter{arg(1), is(jeq, uapi.VerbsIoctl, 1), give(trap), arg(0)}, file...),
 		ifFile:  append([]unix.SockFilter{arg(0)}, file...),
 		ifBell: {
 			arg(0),

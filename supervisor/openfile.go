@@ -37,11 +37,10 @@ type openFile struct {
 	user    *quota.User
 	inode   inode
 	watch   int32
-	// readOnly: opened with O_RDONLY, so that write(2) fails.
-	readOnly bool
-	pid      int         // of the process that opened it
-	program  string      // its name
-	opened   atomic.Bool // the program has it, or is about to get it
+	access  int         // O_RDONLY, O_WRONLY or O_RDWR; write(2) fails with the first
+	pid     int         // of the process that opened it
+	program string      // its name
+	opened  atomic.Bool // the program has it, or is about to get it
 
 	look struct { // for the last close
 		sync.Mutex
@@ -60,7 +59,7 @@ const closing = 1 << 62
 func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, description *os.File, err error) {
 	s := t.sup
 	f := &openFile{
-		sup: s, session: t, node: *n, user: p.user, pid: p.id.pid, program: p.id.name, readOnly: how&unix.O_ACCMODE == unix.O_RDONLY, ended: make(chan struct{}),
+		sup: s, session: t, node: *n, user: p.user, pid: p.id.pid, program: p.id.name, access: how & unix.O_ACCMODE, ended: make(chan struct{}),
 	}
 	if err := f.user.Take(quota.Descriptors, fileDescriptors); err != nil {
 		return nil, nil, err

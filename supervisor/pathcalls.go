@@ -323,7 +323,7 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 	w.pause("open")
 	make := newOpenFile
 	if n.cm {
-		make, how = newCMFile, int(flags&unix.O_NONBLOCK)
+		make, how = newCMFile, how|int(flags&unix.O_NONBLOCK)
 	}
 	f, description, err := make(t, n, o, how)
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"verbena/ib"
 	"verbena/internal/sched"
 	"verbena/rdmacm/ucma"
+	"verbena/uapi"
 	"verbena/umem"
 	"verbena/uverbs"
 )
@@ -177,8 +178,10 @@ func (w *worker) handle() (v verdict) {
 	switch c {
 	case callExecve, callExecveat:
 		return w.execute()
-	case callDup, callFcntl:
+	case callDup:
 		return w.duplicate(c)
+	case callFcntl:
+		return w.fcntl()
 	case callDup2, callDup3:
 		return w.duplicateTo(c)
 	case callClose, callCloseRange:
@@ -187,6 +190,8 @@ func (w *worker) handle() (v verdict) {
 		return w.openNetlink()
 	case callBind, callGetsockname, callSetsockopt:
 		return w.netlinkCall(c)
+	case callLseek, callPread64, callPwrite64, callFtruncate, callFallocate, callFsync:
+		return w.deviceLacks(c)
 	case callWrite, callIoctl, callFstat:
 		fd := int32(w.n.args[0])
 		w.desc = w.descriptor(fd)
@@ -194,8 +199,11 @@ func (w *worker) handle() (v verdict) {
 			return verdict{fate: letThrough}
 		}
 		f := w.desc.file
-		if c == callFstat {
+		switch {
+		case c == callFstat:
 			return w.statDevice(f)
+		case c == callIoctl && uint32(w.n.args[1]) != uapi.VerbsIoctl:
+			return w.otherIoctl()
 		}
 		if !f.enter() {
 			return fails(syscall.EIO)
@@ -216,7 +224,7 @@ func (w *worker) command(c call, f *openFile) verdict {
 			f.leave()
 		}
 	}()
-	if c == callWrite && f.readOnly {
+	if c == callWrite && f.access == unix.O_RDONLY {
 		return fails(syscall.EBADF)
 	}
 	w.begin(c)

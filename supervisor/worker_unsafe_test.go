@@ -24,7 +24,7 @@ func TestNoAllocationPerCall(t *testing.T) {
 	s := &Session{sup: &Supervisor{}}
 	w := &worker{session: s, hasTurn: true}
 	tid := uint32(os.Getpid())
-	s.cache[slot(tid, 1000)].Store(&descriptor{tid: tid, fd: 1000, file: &openFile{session: s, file: file}, until: time.Since(base) + time.Hour})
+	s.cache[slot(tid, 1000)].Store(&descriptor{tid: tid, fd: 1000, file: &openFile{session: s, file: file, access: unix.O_RDWR}, until: time.Since(base) + time.Hour})
 	numbers := architectures[runtime.GOARCH].numbers
 	path := []byte("/etc/hostname\x00")
 	for _, tt := range []struct {

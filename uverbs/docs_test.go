@@ -17,7 +17,7 @@ const verbsDoc = "../docs/verbs.md"
 // questions of which each is about one of them.
 func TestDocs(t *testing.T) {
 	const noCommand, noMethod = "EOPNOTSUPP", "EPROTONOSUPPORT"
-	kernel, version := kernelabi.Kernel()
+	kernel, version := kernelabi.Device.Kernel()
 	yes := func(there bool, errno string) string {
 		if there {
 			return "**yes**"

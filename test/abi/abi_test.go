@@ -3,19 +3,32 @@ package abi
 import "testing"
 
 func TestComplaints(t *testing.T) {
-	got, version := Kernel()
-	if len(got) < 300 || version == "" {
-		t.Fatalf("%d answers of %q", len(got), version)
+	for _, tt := range []struct {
+		answers Answers
+		least   int
+		one     string
+	}{{Device, 300, "CQ"}, {Descriptors, 200, "completion poll"}} {
+		got, version := tt.answers.Kernel()
+		if len(got) < tt.least || version == "" {
+			t.Fatalf("%d answers of %q", len(got), version)
+		}
+		for question, answer := range Parse(tt.answers.differs) {
+			got[question] = answer
+		}
+		if c := tt.answers.Complaints(got); len(c) != 0 {
+			t.Errorf("%q", c)
+		}
+		got["QP"], got["something new"] = "EINVAL", "OK"
+		delete(got, tt.one)
+		if c := tt.answers.Complaints(got); len(c) != 3 {
+			t.Errorf("%q", c)
+		}
 	}
-	for question, answer := range Parse(differs) {
-		got[question] = answer
-	}
-	if c := Complaints(got); len(c) != 0 {
-		t.Errorf("%q", c)
-	}
-	got["QP"], got["something new"] = "EINVAL", "OK"
-	delete(got, "CQ")
-	if c := Complaints(got); len(c) != 3 {
-		t.Errorf("%q", c)
+}
+
+func TestRepeatedQuestions(t *testing.T) {
+	got := Parse("# a comment: no\nread: 1\nread: 2\nread: EAGAIN\nno answer\n")
+	if len(got) != 3 || got["read"] != "1" || got["read again"] != "2" || got["read again again"] != "EAGAIN" {
+		t.Errorf("got %q", got)
 	}
 }

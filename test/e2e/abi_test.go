@@ -18,8 +18,19 @@ func TestABI(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
-	for _, c := range abi.Complaints(abi.Parse(w.out("run", "--", probe))) {
+	for _, c := range abi.Device.Complaints(abi.Parse(w.out("run", "--", probe))) {
 		t.Error(c)
 	}
 	w.emptyWithin(5 * time.Second)
+}
+
+// TestDescriptors makes the system calls of which test/abi/descriptors.kernel.txt has the kernel's answers, for each file.
+func TestDescriptors(t *testing.T) {
+	t.Parallel()
+	program := compile(t, "cm_descriptors")
+	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
+	for _, c := range abi.Descriptors.Complaints(abi.Parse(w.out("run", "--", program))) {
+		t.Error(c)
+	}
+	w.cmEmpty()
 }

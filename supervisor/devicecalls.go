@@ -1,0 +1,91 @@
+package supervisor
+
+import (
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// A program's descriptor of a device file is one of another kind of file: a memfd, or a pipe. The calls here are answered as the
+// device file would. read(2) and its like are not, because to look at each read of each descriptor costs more than it is worth.
+
+// lacks are the errors of calls that no device file has. (no_llseek, and file_operations without the functions)
+var lacks = map[call]syscall.Errno{
+	callLseek:     syscall.ESPIPE,
+	callPread64:   syscall.ESPIPE,
+	callPwrite64:  syscall.ESPIPE,
+	callFtruncate: syscall.EINVAL,
+	callFallocate: syscall.ENODEV,
+	callFsync:     syscall.EINVAL,
+}
+
+// deviceLacks answers such a call.
+func (w *worker) deviceLacks(c call) verdict {
+	if w.desc = w.descriptor(int32(w.n.args[0])); w.desc == nil {
+		return verdict{fate: letThrough}
+	}
+	return fails(lacks[c])
+}
+
+// Requests of ioctl(2) that do what fcntl(2) does. (asm-generic/ioctls.h)
+const (
+	fioNonBlock      = 0x5421 // FIONBIO
+	fioNoCloseOnExec = 0x5450 // FIONCLEX
+	fioCloseOnExec   = 0x5451 // FIOCLEX
+)
+
+// otherIoctl answers a request that is none of RDMA's. The kernel answers those that all files have itself. (do_vfs_ioctl)
+func (w *worker) otherIoctl() verdict {
+	switch uint32(w.n.args[1]) {
+	case fioNonBlock, fioNoCloseOnExec, fioCloseOnExec:
+		return verdict{fate: letThrough}
+	}
+	return fails(syscall.ENOTTY)
+}
+
+// fcntl answers fcntl(2).
+func (w *worker) fcntl() verdict {
+	command := uint32(w.n.args[1])
+	if command == unix.F_DUPFD || command == unix.F_DUPFD_CLOEXEC {
+		return w.duplicate(callFcntl)
+	}
+	switch command {
+	case unix.F_GETFL, unix.F_GETPIPE_SZ, unix.F_SETPIPE_SZ, unix.F_GET_SEALS, unix.F_ADD_SEALS:
+		w.desc = w.descriptor(int32(w.n.args[0]))
+	}
+	switch {
+	case w.desc == nil:
+	case command == unix.F_GETFL:
+		return w.statusFlags(w.desc.file)
+	case command == unix.F_GETPIPE_SZ, command == unix.F_SETPIPE_SZ:
+		return fails(syscall.EBADF)
+	default:
+		return fails(syscall.EINVAL)
+	}
+	return verdict{fate: letThrough}
+}
+
+// largeFile is O_LARGEFILE, which the kernel sets on what a 64-bit program opens.
+const largeFile = 0o100000
+
+// statusFlags answers F_GETFL. The pipe that stands for rdma_cm can only be read, as opposed to what the program has opened.
+func (w *worker) statusFlags(f *openFile) verdict {
+	if f.cm == nil {
+		return verdict{fate: letThrough}
+	}
+	th, err := w.look()
+	if err != nil {
+		return fails(err)
+	}
+	defer th.close()
+	copied, err := w.copyFile(th, int32(w.n.args[0]))
+	if err != nil {
+		return verdict{fate: letThrough} // that is not allowed (Yama, Docker)
+	}
+	defer unix.Close(copied)
+	flags, err := unix.FcntlInt(uintptr(copied), unix.F_GETFL, 0)
+	if err != nil || !isFile(copied, f.inode) {
+		return verdict{fate: letThrough}
+	}
+	return verdict{val: int64(flags&^unix.O_ACCMODE | f.access | largeFile)}
+}
