@@ -47,9 +47,9 @@
 //
 // # What does not work
 //
-// A program that reaches a device by a relative path, by io_uring or as a 32-bit program does not find it, nor by ".."
-// after a link in the file system; chdir to a virtual directory fails, and so does O_PATH of a device or a link;
-// listings of /sys/class and /dev lack the virtual entries. One supervisor per program is all that the kernel allows
+// A program that reaches a device by io_uring or as a 32-bit program does not find it, nor by ".." after a link in the
+// file system; chdir to a virtual directory fails (fchdir does not: directories.go), and so does O_PATH of a device or a
+// link; from a virtual directory no path leads by ".." to files outside. One supervisor per program is all that the kernel allows
 // (ErrNested). Without CAP_SYS_ADMIN the program runs with no_new_privs: setuid programs have no effect in it. If a program
 // closes a device's descriptor by io_uring, or while another thread writes to it, a write(2) of the doorbell's 32 bytes
 // to the next file under the number may be taken for a doorbell, for half a second.

@@ -31,8 +31,11 @@ func (w *worker) duplicate(c call) verdict {
 	}
 	fd := int32(w.n.args[0])
 	d := w.descriptor(fd)
+	directory := false
 	if d == nil && !t.numbers.has(least) {
-		return through
+		if _, directory = w.directory(fdLink(fd)); !directory {
+			return through
+		}
 	}
 	w.begin(callOpen)
 	th, err := w.look()
@@ -46,6 +49,9 @@ func (w *worker) duplicate(c call) verdict {
 			return through // the kernel says what is wrong; or that is not allowed (Yama)
 		}
 		defer unix.Close(copied)
+		if directory {
+			return w.installFrom(th, copied, least, flags)
+		}
 		number, err := w.installAbove(th, copied, least, flags)
 		if err == unix.EBADF { // the limit of open files
 			return through

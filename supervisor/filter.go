@@ -43,13 +43,20 @@ const (
 	callFtruncate
 	callFallocate
 	callFsync
+	callGetdents64
+	callFchdir
+	callGetcwd
 	callExecve
 	callExecveat
-	callOpen // and the other old forms, without a directory
+	callOpen // and other forms without a directory
 	callStat
 	callLstat
 	callReadlink
 	callAccess
+	callGetxattr
+	callLgetxattr
+	callListxattr
+	callLlistxattr
 	numCalls
 )
 
@@ -64,8 +71,7 @@ const (
 	ifTo                // argument 1 is one
 	ifUpTo              // argument 1 is one, or greater
 	ifDup               // argument 0 is one, or arguments 1 and 2 ask for a duplicate that is one
-	ifCwd               // argument 0 is AT_FDCWD: the path may be absolute
-	ifCwdFile           // either
+	ifCwdFile           // argument 0 is one, or AT_FDCWD: the path may be absolute
 	ifNetlink           // arguments 0 and 2 ask for a NETLINK_RDMA socket
 	numConditions
 )
@@ -78,15 +84,15 @@ var calls = [numCalls]struct {
 	callOther:       {"other", always},
 	callWrite:       {"write", ifBell},
 	callIoctl:       {"ioctl", ifVerbs},
-	callOpenat:      {"openat", ifCwd},
+	callOpenat:      {"openat", ifCwdFile},
 	callNewfstatat:  {"newfstatat", ifCwdFile},
 	callFstat:       {"fstat", ifFile},
 	callStatx:       {"statx", ifCwdFile},
 	callFcntl:       {"fcntl", ifDup},
-	callReadlinkat:  {"readlinkat", ifCwd},
-	callFaccessat:   {"faccessat", ifCwd},
-	callFaccessat2:  {"faccessat2", ifCwd},
-	callOpenat2:     {"openat2", ifCwd},
+	callReadlinkat:  {"readlinkat", ifCwdFile},
+	callFaccessat:   {"faccessat", ifCwdFile},
+	callFaccessat2:  {"faccessat2", ifCwdFile},
+	callOpenat2:     {"openat2", ifCwdFile},
 	callSocket:      {"socket", ifNetlink},
 	callBind:        {"bind", ifFile},
 	callGetsockname: {"getsockname", ifFile},
@@ -102,6 +108,9 @@ var calls = [numCalls]struct {
 	callFtruncate:   {"ftruncate", ifFile},
 	callFallocate:   {"fallocate", ifFile},
 	callFsync:       {"fsync", ifFile},
+	callGetdents64:  {"getdents64", ifFile},
+	callFchdir:      {"fchdir", ifFile},
+	callGetcwd:      {"getcwd", always},
 	callExecve:      {"execve", always},
 	callExecveat:    {"execveat", always},
 	callOpen:        {"open", always},
@@ -109,6 +118,10 @@ var calls = [numCalls]struct {
 	callLstat:       {"lstat", always},
 	callReadlink:    {"readlink", always},
 	callAccess:      {"access", always},
+	callGetxattr:    {"getxattr", always},
+	callLgetxattr:   {"lgetxattr", always},
+	callListxattr:   {"listxattr", always},
+	callLlistxattr:  {"llistxattr", always},
 }
 
 func (c call) String() string { return calls[c].name }
@@ -161,7 +174,14 @@ var architectures = map[string]*architecture{
 			callFcntl:       no(72),
 			callFsync:       no(74),
 			callFtruncate:   no(77),
+			callGetcwd:      no(79),
+			callFchdir:      no(81),
 			callReadlink:    no(89),
+			callGetxattr:    no(191),
+			callLgetxattr:   no(192),
+			callListxattr:   no(194),
+			callLlistxattr:  no(195),
+			callGetdents64:  no(217),
 			callOpenat:      no(257),
 			callNewfstatat:  no(262),
 			callReadlinkat:  no(267),
@@ -180,6 +200,11 @@ var architectures = map[string]*architecture{
 	"arm64": {
 		audit: unix.AUDIT_ARCH_AARCH64,
 		numbers: [numCalls]number{
+			callGetxattr:    no(8),
+			callLgetxattr:   no(9),
+			callListxattr:   no(11),
+			callLlistxattr:  no(12),
+			callGetcwd:      no(17),
 			callDup:         no(23),
 			callDup3:        no(24),
 			callFcntl:       no(25),
@@ -187,8 +212,10 @@ var architectures = map[string]*architecture{
 			callFtruncate:   no(46),
 			callFallocate:   no(47),
 			callFaccessat:   no(48),
+			callFchdir:      no(50),
 			callOpenat:      no(56),
 			callClose:       no(57),
+			callGetdents64:  no(61),
 			callLseek:       no(62),
 			callWrite:       no(64),
 			callPread64:     no(67),
@@ -308,7 +335,6 @@ func (a *architecture) filter(n numbers) []unix.SockFilter {
 			arg(1), {Code: jeq, K: unix.F_DUPFD, Jt: 1}, is(jeq, unix.F_DUPFD_CLOEXEC, 7),
 			arg(2),
 		}, file...),
-		ifCwd:     {arg(0), is(jeq, uint32(cwd), 1), give(trap), give(unix.SECCOMP_RET_ALLOW)},
 		ifCwdFile: append([]unix.SockFilter{arg(0), is(jeq, uint32(cwd), 1), give(trap)}, file...),
 		ifNetlink: {
 			arg(0), is(jeq, unix.AF_NETLINK, 3),

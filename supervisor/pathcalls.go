@@ -19,23 +19,37 @@ func (w *worker) pathCall(c call) verdict {
 	through := verdict{fate: letThrough}
 	at := 1 // where the path is
 	switch c {
-	case callOpen, callStat, callLstat, callReadlink, callAccess:
+	case callOpen, callStat, callLstat, callReadlink, callAccess, callGetxattr, callLgetxattr, callListxattr, callLlistxattr:
 		at = 0
 	case callOther:
 		return through
 	}
 	w.session.execs.over(w)
 	raw := w.readPath(a[at])
-	if !mayBeVirtual(raw) {
-		if len(raw) == 0 && (c == callNewfstatat || c == callStatx) {
+	if len(raw) == 0 {
+		if c == callNewfstatat || c == callStatx {
 			return w.statEmptyPath(c)
 		}
 		return through
 	}
+	dirfd := int32(unix.AT_FDCWD)
+	if at == 1 {
+		dirfd = int32(a[0])
+	}
+	may := noDirectory
+	if c == callOpen || c == callOpenat {
+		may = mayList(a[at+1])
+	}
+	raw, ok := w.fromRoot(dirfd, raw, may)
+	if !ok {
+		return through
+	}
 	path, err := w.clean(raw)
 	switch {
-	case err == errKernel, err == nil && !isVirtual(path):
+	case err == errKernel:
 		return through
+	case err == nil && !isVirtual(path):
+		return w.aboveCall(c, path, may)
 	case err != nil:
 		return fails(err)
 	}
@@ -82,8 +96,35 @@ func (w *worker) pathCall(c call) verdict {
 		v = w.access(path, arg(2), 0)
 	case callFaccessat2:
 		v = w.access(path, arg(2), arg(3))
+	case callGetxattr, callListxattr:
+		v = w.attributes(c, path, 0)
+	case callLgetxattr, callLlistxattr:
+		v = w.attributes(c, path, unix.AT_SYMLINK_NOFOLLOW)
 	}
 	return v
+}
+
+// aboveCall answers a call whose path leads to the file system. Most are let through.
+func (w *worker) aboveCall(c call, path string, may listing) verdict {
+	a := &w.n.args
+	stat := func(buf uint64) func(int) verdict {
+		return func(fd int) verdict { return w.putStat(fd, fileInfo{}, buf) }
+	}
+	switch c {
+	case callOpen:
+		return w.openAbove(path, a[1], may)
+	case callOpenat:
+		return w.openAbove(path, a[2], may)
+	case callStat, callLstat:
+		return w.statAbove(path, stat(a[1]))
+	case callNewfstatat:
+		return w.statAbove(path, stat(a[2]))
+	case callStatx:
+		return w.statAbove(path, func(fd int) verdict { return w.putStatx(fd, fileInfo{}) })
+	case callGetxattr, callLgetxattr, callListxattr, callLlistxattr:
+		return w.statAbove(path, func(int) verdict { return noAttributes(c) })
+	}
+	return verdict{fate: letThrough}
 }
 
 // readPath reads a path up to its end. It is empty if that cannot be read, which the kernel will find out as well.
@@ -205,13 +246,16 @@ func (w *worker) isDirectory(path string) bool {
 }
 
 // maySearch reports whether the mode of a directory lets the thread look up names in it.
-func (t *procThread) maySearch(dir int) bool {
+func (t *procThread) maySearch(dir int) bool { return t.may(dir, mayExecute) }
+
+// may reports whether the mode of a file gives the thread rights.
+func (t *procThread) may(dir int, rights uint32) bool {
 	var st unix.Statx_t
 	const what = unix.STATX_MODE | unix.STATX_UID | unix.STATX_GID
 	if unix.Statx(dir, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, what, &st) != nil {
 		return false
 	}
-	return Node{UID: int(st.Uid), GID: int(st.Gid), Mode: uint32(st.Mode)}.allows(t.id, t.id.uids.fs, t.id.gids.fs, mayExecute)
+	return Node{UID: int(st.Uid), GID: int(st.Gid), Mode: uint32(st.Mode)}.allows(t.id, t.id.uids.fs, t.id.gids.fs, rights)
 }
 
 // find returns the entry of a clean path, and the path after links; the last component is not followed if nofollow. The
@@ -290,6 +334,9 @@ func (w *worker) open(path string, flags uint64) verdict {
 		return fails(err)
 	}
 	defer unix.Close(fd)
+	if e.dir {
+		return w.installDirectory(fd, flags)
+	}
 	return w.installAnswer(fd, flags)
 }
 
@@ -360,6 +407,21 @@ func (w *worker) readlink(path string, buf, size uint64) verdict {
 		return fails(err)
 	}
 	return verdict{val: int64(len(target))}
+}
+
+// attributes answers calls about extended attributes. Files of /sys and /dev have none that can be read.
+func (w *worker) attributes(c call, path string, flags uint64) verdict {
+	if _, _, err := w.findFor(path, flags); err != nil {
+		return fails(err)
+	}
+	return noAttributes(c)
+}
+
+func noAttributes(c call) verdict {
+	if c == callGetxattr || c == callLgetxattr {
+		return fails(syscall.EOPNOTSUPP)
+	}
+	return verdict{}
 }
 
 func (w *worker) access(path string, rights, flags uint64) verdict {

@@ -81,6 +81,50 @@ func TestProgramSees(t *testing.T) {
 	}
 }
 
+// TestProgramInDirectories: paths are relative to virtual directories, and to those above them, and these list the virtual ones.
+func TestProgramInDirectories(t *testing.T) {
+	w := newWorld(t)
+	python := func(script string) string { return "python3 -c '\nimport os, stat, sys\n" + script + "'" }
+	for _, tt := range []struct{ script, want string }{
+		{"cd /sys/class && ls infiniband && cat infiniband/rxe0/node_type && cat ./infiniband_verbs/../infiniband/rxe0/node_type", "rxe0\n1: CA\n1: CA\n"},
+		{"cd / && cat sys/class/infiniband_verbs/uverbs0/ibdev && stat -c %F dev/infiniband/uverbs0", "rxe0\ncharacter special file\n"},
+		{"cd /dev && ls -d infiniband/uverbs0 && ls -d inf*", "infiniband/uverbs0\ninfiniband\n"},
+		{"ls /sys/class | grep ^infiniband; ls /dev | grep infiniband; ls -f /dev/ | grep -c infiniband", "infiniband\ninfiniband_verbs\ninfiniband\n1\n"},
+		{"ls /sys/class | grep -c -x net; ls /dev | grep -c -x null", "1\n1\n"}, // what else there is
+		{"find /sys/class -maxdepth 1 -name 'infini*' | sort", "/sys/class/infiniband\n/sys/class/infiniband_verbs\n"},
+		{"find /sys/class -mindepth 2 -maxdepth 2 -name 'rxe*'; find /dev -path '/dev/inf*' -name 'uverbs*'", "/sys/class/infiniband/rxe0\n/dev/infiniband/uverbs0\n"},
+		{"find /sys/class/infiniband/ -type l; find /sys/class/infiniband/rxe0/ -maxdepth 1 -name node_type", "/sys/class/infiniband/rxe0\n/sys/class/infiniband/rxe0/node_type\n"},
+		{"ls -la /sys/class/infiniband | sed 1d | cut -c1-10,40-200 | sed 's/.* \\([^ ]*\\) ->/\\1 ->/' | tail -1", "rxe0 -> ../../devices/virtual/infiniband/rxe0\n"},
+		{"ls -l /dev/infiniband | sed 1d | cut -c1-10", "crw-rw-rw-\n"},
+		{python(`d = os.open("/sys/class", os.O_RDONLY)
+print(open("infiniband/rxe0/node_type", opener=lambda p, f: os.open(p, f, dir_fd=d)).read(), end="")
+print(os.readlink("infiniband/rxe0", dir_fd=d), os.access("infiniband/rxe0", os.R_OK, dir_fd=d), os.stat("infiniband", dir_fd=d).st_mode & 0o777 == 0o755)`),
+			"1: CA\n../../devices/virtual/infiniband/rxe0 True True\n"},
+		{python(`os.fchdir(os.open("/sys/class/infiniband", os.O_RDONLY))
+print(os.getcwd(), os.listdir("."), open("rxe0/node_type").read(), end="")
+print(open("../infiniband_verbs/abi_version").read(), open("/sys/class/infiniband/rxe0/ports/1/../../node_type").read(), end="")
+print("infiniband" in os.listdir(".."), "net" in os.listdir(".."), os.path.realpath("rxe0"))
+os.chdir("rxe0/ports/1")
+print(os.getcwd(), open("state").read(), os.stat("gids/3").st_size, open("gid_attrs/types/3").read(), end="")
+os.chdir("../../../..")
+print(os.getcwd())
+os.chdir("/")
+print(os.getcwd(), os.path.exists("rxe0"))`),
+			"/sys/class/infiniband ['rxe0'] 1: CA\n6\n 1: CA\nTrue True /sys/devices/virtual/infiniband/rxe0\n" +
+				"/sys/devices/virtual/infiniband/rxe0/ports/1 4: ACTIVE\n 40 RoCE v2\n/sys/devices/virtual\n/ False\n"},
+		{python(`os.fchdir(os.dup(os.open("/dev/infiniband", os.O_RDONLY | os.O_DIRECTORY)))
+print(os.getcwd(), stat.S_ISCHR(os.stat("uverbs0").st_mode), stat.S_ISCHR(os.fstat(os.open("./uverbs0", os.O_RDWR)).st_mode), stat.S_ISCHR(os.lstat("../infiniband/uverbs0").st_mode))
+sys.stdout.flush()
+os.system("pwd; ls; cat ../../sys/class/infiniband/rxe0/node_type")`),
+			"/dev/infiniband True True True\n/dev/infiniband\nuverbs0\n1: CA\n"},
+	} {
+		code, out := w.sh("exec 2>&1; " + tt.script)
+		if out != tt.want {
+			t.Errorf("%s\n got %q (exit code %d)\nwant %q", tt.script, out, code, tt.want)
+		}
+	}
+}
+
 // TestProgramLooks: the files of a GID table are made when a program looks, in whatever way.
 func TestProgramLooks(t *testing.T) {
 	const gids = "/sys/class/infiniband/rxe0/ports/1/gids"

@@ -65,6 +65,8 @@ type Session struct {
 	workers sync.WaitGroup
 	cache   [cacheSize]atomic.Pointer[descriptor]
 
+	entered atomic.Bool // a working directory of the programs may be virtual
+
 	opening sync.Mutex // serialises the choice of descriptor numbers
 	execs   execs
 

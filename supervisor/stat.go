@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fileInfo is what the stat family shows of an entry beyond what its file in the tree has.
+// fileInfo is what the stat family shows of an entry beyond what its file in the tree has; zero: the file is shown as it is.
 type fileInfo struct {
 	mode     uint32
 	uid, gid uint32
@@ -32,6 +32,9 @@ func (s *Supervisor) info(e *entry) fileInfo {
 }
 
 func (i fileInfo) apply(st *unix.Stat_t) {
+	if i == (fileInfo{}) {
+		return
+	}
 	st.Mode, st.Uid, st.Gid = i.mode, i.uid, i.gid
 	if i.mode&unix.S_IFMT == unix.S_IFCHR {
 		st.Rdev, st.Size, st.Blocks = unix.Mkdev(i.major, i.minor), 0, 0
@@ -39,6 +42,9 @@ func (i fileInfo) apply(st *unix.Stat_t) {
 }
 
 func (i fileInfo) applyx(st *unix.Statx_t) {
+	if i == (fileInfo{}) {
+		return
+	}
 	st.Mode, st.Uid, st.Gid = uint16(i.mode), i.uid, i.gid
 	if i.mode&unix.S_IFMT == unix.S_IFCHR {
 		st.Rdev_major, st.Rdev_minor, st.Size, st.Blocks = i.major, i.minor, 0, 0

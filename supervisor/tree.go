@@ -89,6 +89,8 @@ type tree struct {
 	mount   *os.File // root as a mount of its own, which may only be read; nil: the kernel does not let this process
 	current atomic.Pointer[entries]
 
+	places atomic.Pointer[places]
+
 	// completed: deferred files are made like others from now on.
 	completed atomic.Bool
 
@@ -107,6 +109,7 @@ const (
 func newTree(root string) (*tree, error) {
 	t := &tree{root: root, shown: make(map[string]string)}
 	t.current.Store(&entries{})
+	t.places.Store(&places{})
 	err := errors.Join(
 		makeDir(root),
 		makeDir(t.common("")),
@@ -254,6 +257,7 @@ func (t *tree) update(describe func() entries) error {
 		errs = append(errs, err)
 	}
 	t.current.Store(&made)
+	t.places.Store(t.locate(made))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("update the tree of virtual files: %w", err)
 	}
@@ -411,11 +415,8 @@ func isVirtual(path string) bool {
 	return false
 }
 
-// mayBeVirtual decides fast, for a path as it comes, that it is not virtual; most are not.
-func mayBeVirtual(path []byte) bool {
-	if len(path) == 0 || path[0] != '/' {
-		return false
-	}
+// hasVirtualWord decides fast, for a path as it comes, that it is not virtual; most are not.
+func hasVirtualWord(path []byte) bool {
 	for _, word := range virtualWords {
 		if bytes.Contains(path, word) {
 			return true

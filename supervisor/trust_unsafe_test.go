@@ -509,8 +509,10 @@ func programJailed(args []string) {
 			return
 		}
 	}
-	_, err = unix.Openat(fd, "evil", unix.O_CREAT|unix.O_WRONLY, 0o600)
-	fmt.Println("climbed", err)
+	if f, err := unix.Openat(fd, "evil", unix.O_CREAT|unix.O_WRONLY, 0o600); err == nil {
+		fmt.Println("created", f)
+	}
+	fmt.Println("climbed", unix.Mkdirat(fd, "evil", 0o700)) // which is not trapped
 }
 
 // TestNoWayUp: a program with another root directory, or mounts of its own, gets directories from which there is no way

@@ -182,6 +182,12 @@ func (w *worker) handle() (v verdict) {
 		return w.duplicate(c)
 	case callFcntl:
 		return w.fcntl()
+	case callGetdents64:
+		return w.list()
+	case callFchdir:
+		return w.enters()
+	case callGetcwd:
+		return w.getcwd()
 	case callDup2, callDup3:
 		return w.duplicateTo(c)
 	case callClose, callCloseRange:
@@ -425,16 +431,19 @@ func (w *worker) closes(c call) verdict {
 	return verdict{fate: letThrough}
 }
 
-func fdPath(tid uint32, fd int32) string {
-	return "/proc/" + strconv.Itoa(int(tid)) + "/fd/" + strconv.Itoa(int(fd))
-}
+// fdLink is the link in a thread's directory in /proc to what it has under a number.
+func fdLink(fd int32) string { return "fd/" + strconv.Itoa(int(fd)) }
 
-// inodeOf identifies the file that a thread has under a number, without asking the file system for what it does not
+// inodeOf identifies the file that a thread has under a number.
+func inodeOf(tid uint32, fd int32) (inode, error) { return inodeAt(tid, fdLink(fd)) }
+
+// inodeAt identifies the file that a link in a thread's directory in /proc leads to, without asking the file system for what it does not
 // know at once: that may be a program of the user's.
-func inodeOf(tid uint32, fd int32) (inode, error) {
+func inodeAt(tid uint32, link string) (inode, error) {
 	var st unix.Statx_t
-	if err := unix.Statx(unix.AT_FDCWD, fdPath(tid, fd), unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &st); err != nil {
-		return inode{}, fmt.Errorf("look up descriptor %d of thread %d: %w", fd, tid, err)
+	path := "/proc/" + strconv.Itoa(int(tid)) + "/" + link
+	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &st); err != nil {
+		return inode{}, fmt.Errorf("look up %s: %w", path, err)
 	}
 	return inode{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino}, nil
 }

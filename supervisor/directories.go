@@ -1,0 +1,344 @@
+package supervisor
+
+import (
+	"bytes"
+	"encoding/binary"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// A path is relative to a directory: that of a descriptor, or the working directory. If that is a directory of the tree of virtual
+// files, or one of the file system that virtual files are below, the path is completed by the directory's, and answered like an
+// absolute one. The directory is found by its inode. Calls that are not trapped, or that lead out of the tree, go on in the
+// kernel; in the tree they find what there is natively.
+//
+// Descriptors of these directories get numbers that the filter traps, like device files. So a directory above can list the virtual
+// ones as well, and what is opened by a descriptor is seen. To get into a directory natively a program uses fchdir(2): no process can
+// change the working directory of another, so chdir(2) fails.
+
+// places are the directories that a path can be relative to, by inode.
+type places struct {
+	inside    map[inode]string   // in the tree
+	above     map[inode]string   // of the file system
+	names     map[string][]child // by path of one above
+	ancestors []string           // the paths of above
+}
+
+// child is a virtual entry of a directory of the file system.
+type child struct {
+	name  string
+	entry *entry
+}
+
+// locate finds the places for some entries.
+func (t *tree) locate(all entries) *places {
+	p := &places{inside: make(map[inode]string), above: make(map[inode]string), names: make(map[string][]child)}
+	for path, e := range all {
+		if e.dir {
+			if i, ok := directoryAt(t.real(path)); ok {
+				p.inside[i] = path
+			}
+		}
+		up := filepath.Dir(path)
+		if isVirtual(path) && !isVirtual(up) {
+			p.names[up] = append(p.names[up], child{filepath.Base(path), e})
+		}
+	}
+	for path := range p.names {
+		slices.SortFunc(p.names[path], func(a, b child) int { return strings.Compare(a.name, b.name) })
+		for ; ; path = filepath.Dir(path) {
+			if i, ok := directoryAt(path); ok {
+				p.above[i] = path
+				p.ancestors = append(p.ancestors, path)
+			}
+			if path == "/" {
+				break
+			}
+		}
+	}
+	return p
+}
+
+// directoryAt identifies a directory of this process's file system.
+func directoryAt(path string) (inode, bool) {
+	var st unix.Stat_t
+	err := unix.Lstat(path, &st)
+	return inode{st.Dev, st.Ino}, err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
+}
+
+// directory returns the path of the directory that a link in the caller's directory in /proc leads to, if it is one that paths are
+// completed for.
+func (w *worker) directory(link string) (path string, ok bool) {
+	i, err := inodeAt(w.n.tid, link)
+	if err != nil {
+		return "", false
+	}
+	p := w.session.sup.tree.places.Load()
+	if path, ok = p.inside[i]; !ok {
+		path, ok = p.above[i]
+	}
+	return path, ok && w.prove() == nil
+}
+
+// workingDirectory is the link to it.
+const workingDirectory = "cwd"
+
+// listing says whether a call may open a directory to list it.
+type listing uint8
+
+const (
+	noDirectory listing = iota
+	anyFile             // it opens a file of any kind, for reading
+	directory
+)
+
+// mayList tells by the flags of open(2).
+func mayList(flags uint64) listing {
+	const may = unix.O_DIRECTORY | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOFOLLOW | unix.O_NOCTTY | unix.O_NOATIME | largeFile
+	switch {
+	case uint32(flags)&^may != 0:
+		return noDirectory
+	case flags&unix.O_DIRECTORY != 0:
+		return directory
+	}
+	return anyFile
+}
+
+// fromRoot completes a path, as it comes, that may concern virtual files; most do not. A relative path does if it has one of the words or
+// opens a directory, and any path below a virtual working directory.
+func (w *worker) fromRoot(dirfd int32, raw []byte, may listing) (path []byte, ok bool) {
+	link := workingDirectory
+	switch {
+	case raw[0] == '/':
+		return raw, hasVirtualWord(raw) || may != noDirectory && w.isAbove(raw)
+	case dirfd != unix.AT_FDCWD:
+		link = fdLink(dirfd)
+	case !w.session.entered.Load() && may != directory && !hasVirtualWord(raw):
+		return nil, false
+	}
+	dir, ok := w.directory(link)
+	return []byte(dir + "/" + string(raw)), ok
+}
+
+// isAbove reports whether a path names a directory of the file system with virtual entries.
+func (w *worker) isAbove(path []byte) bool {
+	return len(w.session.sup.tree.places.Load().names[string(bytes.TrimRight(path, "/"))]) > 0
+}
+
+// openAbove opens a directory of the file system with virtual entries, so that the program gets a descriptor by which it can list these
+// as well. All else is the kernel's. Only directories that the supervisor knows are opened, with the rights of the caller.
+//
+//verbena:allow open a fixed directory
+func (w *worker) openAbove(path string, flags uint64, may listing) verdict {
+	through := verdict{fate: letThrough}
+	path = filepath.Clean(path)
+	if may == noDirectory || !w.isAbove([]byte(path)) {
+		return through
+	}
+	w.begin(callOpen)
+	th, err := w.look()
+	if err != nil {
+		return fails(err)
+	}
+	defer th.close()
+	if th.elsewhere() {
+		return through
+	}
+	fd, err := unix.Openat(unix.AT_FDCWD, path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return through
+	}
+	defer unix.Close(fd)
+	if !th.may(fd, mayRead) {
+		return through
+	}
+	return w.installFrom(th, fd, 0, flags)
+}
+
+// statAbove answers a stat of a directory above, which a path has reached by ".." from a virtual one: the kernel would not find it.
+func (w *worker) statAbove(path string, answer func(fd int) verdict) verdict {
+	through := verdict{fate: letThrough}
+	path = filepath.Clean(path)
+	if !slices.Contains(w.session.sup.tree.places.Load().ancestors, path) {
+		return through
+	}
+	w.begin(callOpen)
+	th, err := w.look()
+	if err != nil {
+		return fails(err)
+	}
+	elsewhere := th.elsewhere()
+	th.close()
+	if elsewhere {
+		return through
+	}
+	fd, err := unix.Openat(unix.AT_FDCWD, path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return through
+	}
+	defer unix.Close(fd)
+	return answer(fd)
+}
+
+// installDirectory gives the program a descriptor of a directory of the tree as the call's answer.
+func (w *worker) installDirectory(fd int, flags uint64) verdict {
+	th, err := w.look()
+	if err != nil {
+		return fails(err)
+	}
+	defer th.close()
+	return w.installFrom(th, fd, 0, flags)
+}
+
+// installFrom gives it one at a number that the filter traps, from least on. A program whose soft limit is below gets any number.
+func (w *worker) installFrom(th *procThread, fd int, least uint32, flags uint64) verdict {
+	w.session.opening.Lock()
+	number := w.session.numbers.choose(th, least, false)
+	err := w.installLocked(fd, number, flags)
+	w.session.opening.Unlock()
+	switch {
+	case err == nil:
+		return verdict{val: int64(number)}
+	case err == unix.EBADF && least == 0:
+		return w.installAnswer(fd, flags)
+	case err == unix.EBADF:
+		return verdict{fate: letThrough}
+	}
+	return fails(err)
+}
+
+// enters answers fchdir(2), which the kernel carries out.
+func (w *worker) enters() verdict {
+	if _, ok := w.directory(fdLink(int32(w.n.args[0]))); ok {
+		w.session.entered.Store(true)
+	}
+	return verdict{fate: letThrough}
+}
+
+// getcwd answers getcwd(2) in a directory of the tree. Its length counts the zero byte.
+func (w *worker) getcwd() verdict {
+	through := verdict{fate: letThrough}
+	if !w.session.entered.Load() {
+		return through
+	}
+	i, err := inodeAt(w.n.tid, workingDirectory)
+	if err != nil || w.prove() != nil {
+		return through
+	}
+	path, ok := w.session.sup.tree.places.Load().inside[i]
+	if !ok {
+		return through
+	}
+	b := append([]byte(path), 0)
+	if uint64(len(b)) > w.n.args[1] {
+		return fails(syscall.ERANGE)
+	}
+	if err := w.write(w.n.args[0], b); err != nil {
+		return fails(err)
+	}
+	return verdict{val: int64(len(b))}
+}
+
+const (
+	// maxListing bounds what is read of a directory at once.
+	maxListing = 64 << 10
+	// maxRecord is more than the longest record of a directory takes (struct linux_dirent64).
+	maxRecord    = 288
+	recordHeader = 19
+)
+
+// list answers getdents64(2) of a directory with virtual entries, which its first answer has.
+func (w *worker) list() verdict {
+	through := verdict{fate: letThrough}
+	fd := int32(w.n.args[0])
+	path, ok := w.directory(fdLink(fd))
+	if !ok || len(w.session.sup.tree.places.Load().names[path]) == 0 {
+		return through
+	}
+	w.begin(callOpen)
+	th, err := w.look()
+	if err != nil {
+		return fails(err)
+	}
+	defer th.close()
+	copied, err := w.copyFile(th, fd)
+	if err != nil {
+		return through // that is not allowed (Yama, Docker)
+	}
+	defer unix.Close(copied)
+	if i, ok := directoryOf(copied); !ok || w.session.sup.tree.places.Load().above[i] != path {
+		return through
+	}
+	if at, err := unix.Seek(copied, 0, unix.SEEK_CUR); err != nil || at != 0 {
+		return through
+	}
+	records := w.session.sup.tree.records(copied, path)
+	room := int(min(uint64(uint32(w.n.args[2])), maxListing)) - len(records)
+	if room < maxRecord {
+		return through
+	}
+	buf := make([]byte, room)
+	n, err := unix.Getdents(copied, buf)
+	if err != nil {
+		return fails(err)
+	}
+	listing := withRecords(buf[:n], records)
+	if err := w.write(w.n.args[1], listing); err != nil {
+		return fails(err)
+	}
+	return verdict{val: int64(len(listing))}
+}
+
+func directoryOf(fd int) (inode, bool) {
+	var st unix.Stat_t
+	err := unix.Fstat(fd, &st)
+	return inode{st.Dev, st.Ino}, err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
+}
+
+// records are the virtual entries of a directory of the file system that it does not have itself.
+func (t *tree) records(dir int, path string) (b []byte) {
+	for _, c := range t.places.Load().names[path] {
+		var st unix.Stat_t
+		if unix.Fstatat(dir, c.name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil ||
+			unix.Lstat(t.real(filepath.Join(path, c.name)), &st) != nil {
+			continue
+		}
+		kind := byte(unix.DT_REG)
+		switch {
+		case c.entry.dir:
+			kind = unix.DT_DIR
+		case c.entry.link != "":
+			kind = unix.DT_LNK
+		case c.entry.node != nil:
+			kind = unix.DT_CHR
+		}
+		size := (recordHeader + len(c.name) + 1 + 7) &^ 7
+		r := make([]byte, size)
+		binary.NativeEndian.PutUint64(r, st.Ino)
+		binary.NativeEndian.PutUint16(r[16:], uint16(size))
+		r[18] = kind
+		copy(r[recordHeader:], c.name)
+		b = append(b, r...)
+	}
+	return b
+}
+
+// withRecords puts records among the kernel's, behind "." and "..", which it returns first. A program that walks a tree goes into the
+// virtual directories while its descriptor of this one is still that by which it has listed it. One that seeks to a virtual record goes
+// on behind "..".
+func withRecords(kernel, records []byte) []byte {
+	var off uint64
+	at := 0
+	for b := kernel; len(b) > recordHeader && b[recordHeader] == '.'; b = kernel[at:] {
+		off = binary.NativeEndian.Uint64(b[8:])
+		at += int(binary.NativeEndian.Uint16(b[16:]))
+	}
+	for b := records; len(b) > 0; b = b[binary.NativeEndian.Uint16(b[16:]):] {
+		binary.NativeEndian.PutUint64(b[8:], off)
+	}
+	return slices.Concat(kernel[:at], records, kernel[at:])
+}
