@@ -6,8 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A program's descriptor of a device file is one of another kind of file: a memfd, or a pipe. The calls here are answered as the
-// device file would. read(2) and its like are not, because to look at each read of each descriptor costs more than it is worth.
+// A program's descriptor of a device file is one of another kind of file: a memfd, or a pipe. The calls here are
+// answered as the device file would. read(2) and its like are not, because to look at each read of each descriptor
+// costs more than it is worth.
 
 // lacks are the errors of calls that no device file has. (no_llseek, and file_operations without the functions)
 var lacks = map[call]syscall.Errno{
@@ -34,7 +35,8 @@ const (
 	fioCloseOnExec   = 0x5451 // FIOCLEX
 )
 
-// otherIoctl answers a request that is none of RDMA's. The kernel answers those that all files have itself. (do_vfs_ioctl)
+// otherIoctl answers a request that is none of RDMA's. The kernel answers those that all files have itself.
+// (do_vfs_ioctl)
 func (w *worker) otherIoctl() verdict {
 	switch uint32(w.n.args[1]) {
 	case fioNonBlock, fioNoCloseOnExec, fioCloseOnExec:
@@ -68,7 +70,8 @@ func (w *worker) fcntl() verdict {
 // largeFile is O_LARGEFILE, which the kernel sets on what a 64-bit program opens.
 const largeFile = 0o100000
 
-// statusFlags answers F_GETFL. The pipe that stands for rdma_cm can only be read, as opposed to what the program has opened.
+// statusFlags answers F_GETFL. The pipe that stands for rdma_cm can only be read, as opposed to what the program has
+// opened.
 func (w *worker) statusFlags(f *openFile) verdict {
 	if f.cm == nil {
 		return verdict{fate: letThrough}

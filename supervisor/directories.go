@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A path is relative to a directory: that of a descriptor, or the working directory. If that is a directory of the tree of virtual
-// files, or one of the file system that virtual files are below, the path is completed by the directory's, and answered like an
-// absolute one. The directory is found by its inode. Calls that are not trapped, or that lead out of the tree, go on in the
-// kernel; in the tree they find what there is natively.
+// A path is relative to a directory: that of a descriptor, or the working directory. If that is a directory of the
+// tree of virtual files, or one of the file system that virtual files are below, the path is completed by the
+// directory's, and answered like an absolute one. The directory is found by its inode. Calls that are not trapped,
+// or that lead out of the tree, go on in the kernel; in the tree they find what there is natively.
 //
-// Descriptors of these directories get numbers that the filter traps, like device files. So a directory above can list the virtual
-// ones as well, and what is opened by a descriptor is seen. To get into a directory natively a program uses fchdir(2): no process can
-// change the working directory of another, so chdir(2) fails.
+// Descriptors of these directories get numbers that the filter traps, like device files. So a directory above can
+// list the virtual ones as well, and what is opened by a descriptor is seen. To get into a directory natively a
+// program uses fchdir(2): no process can change the working directory of another, so chdir(2) fails.
 
 // places are the directories that a path can be relative to, by inode.
 type places struct {
@@ -70,8 +70,8 @@ func directoryAt(path string) (inode, bool) {
 	return inode{st.Dev, st.Ino}, err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
 }
 
-// directory returns the path of the directory that a link in the caller's directory in /proc leads to, if it is one that paths are
-// completed for.
+// directory returns the path of the directory that a link in the caller's directory in /proc leads to, if it is one
+// that paths are completed for.
 func (w *worker) directory(link string) (path string, ok bool) {
 	i, err := inodeAt(w.n.tid, link)
 	if err != nil {
@@ -98,7 +98,8 @@ const (
 
 // mayList tells by the flags of open(2).
 func mayList(flags uint64) listing {
-	const may = unix.O_DIRECTORY | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOFOLLOW | unix.O_NOCTTY | unix.O_NOATIME | largeFile
+	const may = unix.O_DIRECTORY | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOFOLLOW | unix.O_NOCTTY | unix.O_NOATIME |
+		largeFile
 	switch {
 	case uint32(flags)&^may != 0:
 		return noDirectory
@@ -108,8 +109,8 @@ func mayList(flags uint64) listing {
 	return anyFile
 }
 
-// fromRoot completes a path, as it comes, that may concern virtual files; most do not. A relative path does if it has one of the words or
-// opens a directory, and any path below a virtual working directory.
+// fromRoot completes a path, as it comes, that may concern virtual files; most do not. A relative path does if it
+// has one of the words or opens a directory, and any path below a virtual working directory.
 func (w *worker) fromRoot(dirfd int32, raw []byte, may listing) (path []byte, ok bool) {
 	link := workingDirectory
 	switch {
@@ -129,10 +130,9 @@ func (w *worker) isAbove(path []byte) bool {
 	return len(w.session.sup.tree.places.Load().names[string(bytes.TrimRight(path, "/"))]) > 0
 }
 
-// openAbove opens a directory of the file system with virtual entries, so that the program gets a descriptor by which it can list these
-// as well. All else is the kernel's. Only directories that the supervisor knows are opened, with the rights of the caller.
-//
-//verbena:allow open a fixed directory
+// openAbove opens a directory of the file system with virtual entries, so that the program gets a descriptor by
+// which it can list these as well. All else is the kernel's. Only directories that the supervisor knows are opened,
+// with the rights of the caller.
 func (w *worker) openAbove(path string, flags uint64, may listing) verdict {
 	through := verdict{fate: letThrough}
 	path = filepath.Clean(path)
@@ -159,7 +159,8 @@ func (w *worker) openAbove(path string, flags uint64, may listing) verdict {
 	return w.installFrom(th, fd, 0, flags)
 }
 
-// statAbove answers a stat of a directory above, which a path has reached by ".." from a virtual one: the kernel would not find it.
+// statAbove answers a stat of a directory above, which a path has reached by ".." from a virtual one: the kernel
+// would not find it.
 func (w *worker) statAbove(path string, answer func(fd int) verdict) verdict {
 	through := verdict{fate: letThrough}
 	path = filepath.Clean(path)
@@ -194,7 +195,8 @@ func (w *worker) installDirectory(fd int, flags uint64) verdict {
 	return w.installFrom(th, fd, 0, flags)
 }
 
-// installFrom gives it one at a number that the filter traps, from least on. A program whose soft limit is below gets any number.
+// installFrom gives it one at a number that the filter traps, from least on. A program whose soft limit is below
+// gets any number.
 func (w *worker) installFrom(th *procThread, fd int, least uint32, flags uint64) verdict {
 	w.session.opening.Lock()
 	number := w.session.numbers.choose(th, least, false)
@@ -327,9 +329,9 @@ func (t *tree) records(dir int, path string) (b []byte) {
 	return b
 }
 
-// withRecords puts records among the kernel's, behind "." and "..", which it returns first. A program that walks a tree goes into the
-// virtual directories while its descriptor of this one is still that by which it has listed it. One that seeks to a virtual record goes
-// on behind "..".
+// withRecords puts records among the kernel's, behind "." and "..", which it returns first. A program that walks a
+// tree goes into the virtual directories while its descriptor of this one is still that by which it has listed it.
+// One that seeks to a virtual record goes on behind "..".
 func withRecords(kernel, records []byte) []byte {
 	var off uint64
 	at := 0

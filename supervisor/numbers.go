@@ -13,8 +13,8 @@ type span struct{ first, end uint32 }
 
 func (s span) has(n uint32) bool { return s.first <= n && n < s.end }
 
-// numbers are the descriptor numbers that command files get in a program. The filter recognises the descriptors that it
-// traps by their number. There are two ranges:
+// numbers are the descriptor numbers that command files get in a program. The filter recognises the descriptors that
+// it traps by their number. There are two ranges:
 //
 //   - low ends where select(2) ends, for event loops with few slots. A program that has hundreds of files open gets
 //     numbers of it for other files too. Calls on these are trapped and let through.
@@ -52,12 +52,13 @@ func numbersFor(hardLimit uint64) numbers {
 // has reports whether the filter takes a number for that of a command file.
 func (n *numbers) has(fd uint32) bool { return n.low.has(fd) || n.high <= fd && fd <= math.MaxInt32 }
 
-// room is how many numbers must be free below one of the low range that is given out. The kernel gives a new file of the
-// program the lowest free number, so other threads of the program would have to open as many files before the number is taken.
+// room is how many numbers must be free below one of the low range that is given out. The kernel gives a new file of
+// the program the lowest free number, so other threads of the program would have to open as many files before the
+// number is taken.
 const room = 256
 
-// choose finds a free number for a command file, from least on. One that rings natively gets a native number, if one is free.
-// Session.opening is held.
+// choose finds a free number for a command file, from least on. One that rings natively gets a native number, if one
+// is free. Session.opening is held.
 func (n *numbers) choose(th *procThread, least uint32, rings bool) uint32 {
 	spans := []span{n.native, {n.low.first, n.native.first}}
 	if !rings {
@@ -87,16 +88,16 @@ func (t *procThread) hasDescriptor(fd uint32) bool {
 
 // descriptors counts the thread's descriptors, up to most.
 func (t *procThread) descriptors(most uint32) uint32 {
-	var st unix.Stat_t
-	if unix.Fstatat(t.dir, "fd", &st, 0) == nil && st.Size > 0 { // from Linux 6.2 on (proc_pid_fd(5))
-		return uint32(min(st.Size, int64(most)))
-	}
 	fd, err := unix.Openat(t.dir, "fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return most
 	}
 	dir := os.NewFile(uintptr(fd), "fd")
 	defer dir.Close()
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) == nil && st.Size > 0 { // from Linux 6.2 on (proc_pid_fd(5))
+		return uint32(min(st.Size, int64(most)))
+	}
 	names, err := dir.Readdirnames(int(most))
 	if err != nil {
 		return most
