@@ -195,12 +195,20 @@ func (w *worker) installDirectory(fd int, flags uint64) verdict {
 	return w.installFrom(th, fd, 0, flags)
 }
 
-// installFrom gives it one at a number that the filter traps, from least on. A program whose soft limit is below
+// installFrom gives it one at a number that the filter traps, from least on. A program whose limit may not be raised
 // gets any number.
 func (w *worker) installFrom(th *procThread, fd int, least uint32, flags uint64) verdict {
 	w.session.opening.Lock()
 	number := w.session.numbers.choose(th, least, false)
 	err := w.installLocked(fd, number, flags)
+	if err == unix.EBADF { // the soft limit of open files is below
+		if p, _, perr := w.process(th); perr == nil {
+			if restore, rerr := w.raiseLimit(p, uint64(number)+1); rerr == nil {
+				err = w.installLocked(fd, number, flags)
+				restore()
+			}
+		}
+	}
 	w.session.opening.Unlock()
 	switch {
 	case err == nil:
@@ -290,6 +298,7 @@ func (w *worker) list() verdict {
 	}
 	listing := withRecords(buf[:n], records)
 	if err := w.write(w.n.args[1], listing); err != nil {
+		_, _ = unix.Seek(copied, 0, unix.SEEK_SET) // the caller has got no entry
 		return fails(err)
 	}
 	return verdict{val: int64(len(listing))}

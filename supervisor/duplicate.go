@@ -37,6 +37,11 @@ func (w *worker) duplicate(c call) verdict {
 			return through
 		}
 	}
+	if d == nil && !directory && t.numbers.low.has(least) {
+		// The kernel finds a free number. One that is looked up here another thread may have taken before it is installed.
+		t.forget(least, math.MaxInt32)
+		return through
+	}
 	w.begin(callOpen)
 	th, err := w.look()
 	if err != nil {

@@ -402,6 +402,33 @@ func programNumbers(args []string) {
 		k := must(unix.Read(p[0], b[:]))
 		check(string(b[:k]) == msg, "pipe %v: %q, want %q", p, b[:k], msg)
 	}
+	// A duplicate takes no number that another thread gets in the same moment.
+	for _, p := range pipes[len(pipes)-50:] {
+		must(0, unix.Close(p[0]))
+		must(0, unix.Close(p[1]))
+	}
+	var null, st unix.Stat_t
+	must(0, unix.Stat(os.DevNull, &null))
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			f := must(unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0))
+			must(0, unix.Fstat(f, &st))
+			check(st.Rdev == null.Rdev, "file %d of another thread was replaced", f)
+			must(0, unix.Close(f))
+		}
+	}()
+	for range 3000 {
+		must(0, unix.Close(must(unix.FcntlInt(uintptr(pipes[0][0]), unix.F_DUPFD, int(n.low.first)))))
+	}
+	close(stop)
+	<-stopped
 	fmt.Println("ok")
 }
 

@@ -96,6 +96,11 @@ func TestProgramInDirectories(t *testing.T) {
 		{"find /sys/class/infiniband/ -type l; find /sys/class/infiniband/rxe0/ -maxdepth 1 -name node_type", "/sys/class/infiniband/rxe0\n/sys/class/infiniband/rxe0/node_type\n"},
 		{"ls -la /sys/class/infiniband | sed 1d | cut -c1-10,40-200 | sed 's/.* \\([^ ]*\\) ->/\\1 ->/' | tail -1", "rxe0 -> ../../devices/virtual/infiniband/rxe0\n"},
 		{"ls -l /dev/infiniband | sed 1d | cut -c1-10", "crw-rw-rw-\n"},
+		{"ulimit -Sn 256; cd /dev && ls -d inf* && stat -c %F infiniband/uverbs0", "infiniband\ncharacter special file\n"},
+		{python(`import ctypes
+d, call = os.open("/sys/class", os.O_RDONLY), {"x86_64": 217, "aarch64": 61}[os.uname().machine]
+print(ctypes.CDLL(None).syscall(call, d, ctypes.c_void_p(8), 32768), os.lseek(d, 0, os.SEEK_CUR), "infiniband" in os.listdir(d))`),
+			"-1 0 True\n"}, // getdents64 into memory that is not there
 		{python(`d = os.open("/sys/class", os.O_RDONLY)
 print(open("infiniband/rxe0/node_type", opener=lambda p, f: os.open(p, f, dir_fd=d)).read(), end="")
 print(os.readlink("infiniband/rxe0", dir_fd=d), os.access("infiniband/rxe0", os.R_OK, dir_fd=d), os.stat("infiniband", dir_fd=d).st_mode & 0o777 == 0o755)`),

@@ -61,7 +61,7 @@ var wrongValues = []wrong{
 				return q.QP.Destroy()
 			}
 		},
-		opts: inBubble,
+		opts: func(func() *wrongDriver) []Option { return []Option{Bubble(), Seeds(400)} },
 		by:   "Model/Destroyed", says: "when all objects had been destroyed",
 	},
 }

@@ -254,7 +254,8 @@ func (c store) bytes() []byte {
 func (c store) device(x *runner) got {
 	a := x.areas[c.at.area]
 	if a.local != nil {
-		copy(a.local[c.at.off:], c.bytes())
+		b := c.bytes()
+		move(a.local[c.at.off:][:len(b)], b)
 		return got{}
 	}
 	return got{err: a.space.WriteV([][]byte{c.bytes()}, a.base+c.at.off)}

@@ -64,7 +64,7 @@ func destroyed(make Factory, calls []call) *Failure {
 // silent reports what a device does when it has no objects.
 func (x *runner) silent() error {
 	memory := make([]byte, localSize)
-	snapshot(memory, x.areas[0].local)
+	move(memory, x.areas[0].local)
 	x.space.fresh()
 	calls, events := x.callbacks()
 	if x.Virtual {
@@ -73,7 +73,7 @@ func (x *runner) silent() error {
 		time.Sleep(2 * time.Millisecond)
 	}
 	after := make([]byte, localSize)
-	snapshot(after, x.areas[0].local)
+	move(after, x.areas[0].local)
 	for i := range after {
 		if after[i] != memory[i] {
 			return fmt.Errorf("memory: byte at %s was stored when all objects had been destroyed", x.where(x.areas[0].base+uint64(i)))

@@ -132,7 +132,7 @@ func (x *runner) compareMemory() *difference {
 		return late("memory: byte at %s: got %#x, want %#x", x.where(addr), got[addr%model.PageSize], want[0])
 	}
 	for off := uint64(0); off < localSize; off += model.PageSize {
-		snapshot(buf[:], local.local[off:])
+		move(buf[:], local.local[off:])
 		if d := check((local.base+off)/model.PageSize, buf[:]); d != nil {
 			return d
 		}
@@ -152,11 +152,11 @@ func (x *runner) compareMemory() *difference {
 	return nil
 }
 
-// snapshot copies memory that the device may write to. A consumer that has no completion has nothing to order its reads by, so the race
-// detector is not asked.
+// move copies to or from memory that the device may write to. A consumer that has no completion has nothing to order its accesses by, so
+// the race detector is not asked.
 //
 //go:norace
-func snapshot(dst, src []byte) {
+func move(dst, src []byte) {
 	for i := range dst {
 		dst[i] = src[i]
 	}
