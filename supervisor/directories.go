@@ -198,18 +198,12 @@ func (w *worker) installDirectory(fd int, flags uint64) verdict {
 // installFrom gives it one at a number that the filter traps, from least on. A program whose limit may not be raised
 // gets any number.
 func (w *worker) installFrom(th *procThread, fd int, least uint32, flags uint64) verdict {
-	w.session.opening.Lock()
-	number := w.session.numbers.choose(th, least, false)
-	err := w.installLocked(fd, number, flags)
+	number, err := w.installTrapped(th, nil, fd, least, flags)
 	if err == unix.EBADF { // the soft limit of open files is below
 		if p, _, perr := w.process(th); perr == nil {
-			if restore, rerr := w.raiseLimit(p, uint64(number)+1); rerr == nil {
-				err = w.installLocked(fd, number, flags)
-				restore()
-			}
+			number, err = w.installTrapped(th, p, fd, least, flags)
 		}
 	}
-	w.session.opening.Unlock()
 	switch {
 	case err == nil:
 		return verdict{val: int64(number)}
@@ -219,6 +213,23 @@ func (w *worker) installFrom(th *procThread, fd int, least uint32, flags uint64)
 		return verdict{fate: letThrough}
 	}
 	return fails(err)
+}
+
+// installTrapped installs a descriptor at a number that the filter traps, from least on. The limit is raised for that if p is not
+// nil. EBADF if it is below.
+func (w *worker) installTrapped(th *procThread, p *process, fd int, least uint32, flags uint64) (uint32, error) {
+	t := w.session
+	t.opening.Lock()
+	defer t.opening.Unlock()
+	number := t.numbers.choose(th, least, false)
+	if p != nil {
+		restore, err := w.raiseLimit(p, uint64(number)+1)
+		if err != nil {
+			return 0, unix.EBADF
+		}
+		defer restore()
+	}
+	return number, w.installLocked(fd, number, flags)
 }
 
 // enters answers fchdir(2), which the kernel carries out.
