@@ -740,7 +740,7 @@ func cmUse(path string) error {
 	if err != nil {
 		return err
 	}
-	given := &cmFile{fd: own.fd + 10, mem: own.mem}
+	given := &cmFile{fd: own.fd - 10, mem: own.mem} // a number whose writes are trapped, too
 	if err := unix.Dup3(fds[0], given.fd, 0); err != nil {
 		return err
 	}
