@@ -100,10 +100,8 @@ func (m *Manager) source(id *ID, from, dst netip.Addr) (place, error) {
 // standsForDevice reports whether an address stands for a device that does not have it. Others of 127.0.0.0/8 do not:
 // devices may have them, of other services too.
 func (m *Manager) standsForDevice(a netip.Addr) bool {
-	return !m.cfg.NoLoopback && isLocalhost(a)
+	return !m.cfg.NoLoopback && (a == localhost4 || a == netip.IPv6Loopback())
 }
-
-func isLocalhost(a netip.Addr) bool { return a == localhost4 || a == netip.IPv6Loopback() }
 
 var localhost4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 

@@ -301,9 +301,7 @@ func (m *Manager) bind(id *ID, a netip.AddrPort) error {
 		return fmt.Errorf("bind %v: a link-local address needs a scope: %w", a, syscall.EINVAL)
 	}
 	at := place{}
-	// 127.0.0.1 and ::1 stand for a device only where a peer is looked for: libfabric finds out by Bind which addresses are devices',
-	// and its servers would listen at 127.0.0.1 alone. (cma_any_addr)
-	if !a.Addr().IsUnspecified() && (!isLocalhost(a.Addr()) || m.has(a.Addr())) {
+	if !a.Addr().IsUnspecified() {
 		var err error
 		if at, err = m.findFor(id, a.Addr()); err != nil {
 			return fmt.Errorf("bind: %w", err)

@@ -596,28 +596,3 @@ func TestRemovalOrder(t *testing.T) {
 		}
 	})
 }
-
-// TestBindLocalhost: a loopback address that no device has binds an ID to none, with or without NoLoopback. It listens there all the same.
-func TestBindLocalhost(t *testing.T) {
-	for _, tt := range []struct {
-		host, bound string
-		device      bool
-	}{
-		{"10.0.0.1", "127.0.0.1", false}, {"10.0.0.1", "::1", false}, {"127.0.0.1", "127.0.0.1", true}, {"10.0.0.1", "10.0.0.1", true},
-	} {
-		for _, noLoopback := range []bool{false, true} {
-			synctest.Test(t, func(t *testing.T) {
-				h := newHost(t, simnet.New(simnet.Config{}), tt.host, Config{NoLoopback: noLoopback})
-				id := h.id(msg.PortSpaceTCP, &log{})
-				at := netip.AddrPortFrom(netip.MustParseAddr(tt.bound), testPort)
-				h.must(id.Bind(at))
-				if v := id.View(); (v.Device != nil) != tt.device || v.Src != at {
-					t.Errorf("bound to %v at %v: got device %v, address %v", tt.bound, tt.host, v.Device, v.Src)
-				}
-				h.must(id.Listen(0))
-				id.Destroy()
-				h.close()
-			})
-		}
-	}
-}

@@ -5,7 +5,6 @@ package e2e
 import (
 	"bytes"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -15,7 +14,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-	"verbena/internal/testutil"
 )
 
 // cmPair is a server and a client that meet by the connection manager. ADDR in the arguments is the address of the
@@ -321,43 +319,6 @@ func TestCMPlaces(t *testing.T) {
 		fails(t, &b, "rdma_bind_addr", "run", "--", "rping", "-s", "-a", "10.77.0.2")
 		a.cmEmpty()
 	})
-}
-
-// TestCMServerWithoutAddress: a server that names no address is found at the device's, from another network namespace.
-func TestCMServerWithoutAddress(t *testing.T) {
-	t.Parallel()
-	needProgram(t, "libfabric-bin", "fi_pingpong", "fi_info")
-	nsA, nsB := netns(t)
-	client := startService(t, users()[0], nsB)
-	for _, loopback := range []string{"", "--no-loopback"} {
-		t.Run("serve "+loopback, func(t *testing.T) {
-			server := startService(t, users()[0], nsA, strings.Fields(loopback)...)
-			if out := server.out("run", "--", "fi_info", "-p", "verbs", "-t", "FI_EP_MSG", "-v"); !strings.Contains(out, "src_addr: fi_sockaddr_in://10.77.0.1:0") ||
-				strings.Contains(out, "127.0.0.1") {
-				t.Errorf("fi_info: %s", out)
-			}
-			listening := server.cmd(server.deadline(40), "run", "--", "fi_pingpong", "-p", "verbs", "-e", "msg", "-I", "10", "-S", "64")
-			var said testutil.Buffer
-			listening.Stdout, listening.Stderr = &said, &said
-			if err := listening.Start(); err != nil {
-				t.Fatal(err)
-			}
-			var out []byte
-			err := errors.New("not tried")
-			for range 20 { // until it listens
-				time.Sleep(200 * time.Millisecond)
-				if out, err = client.cmd(client.deadline(20), "run", "--", "fi_pingpong", "-p", "verbs", "-e", "msg", "-I", "10", "-S", "64", "10.77.0.1").CombinedOutput(); err == nil {
-					break
-				}
-			}
-			if err != nil {
-				t.Errorf("the client: %v\n%s\nthe server: %s", err, out, said.String())
-			}
-			if err := listening.Wait(); err != nil {
-				t.Errorf("the server: %v\n%s", err, said.String())
-			}
-		})
-	}
 }
 
 // TestCMSignals: calls that wait for an event of the connection manager, and signals.
