@@ -24,8 +24,8 @@ const (
 	maxTotMcastQP    = maxMcastGrp * maxMcastQPAttach
 )
 
-// groups are the multicast groups that queue pairs of the device are in. As long as a group has one, an address of the
-// device is a member of it in the network, and what arrives there goes to all of them. What the device
+// groups are the multicast groups that queue pairs of the device are in. As long as a group has one, the device's
+// addresses of its family are members of it in the network, and what arrives there goes to all of them. What the device
 // sends to a group comes back by the network, the Fabric has no part in it.
 type groups struct {
 	mu   sync.Mutex // one change at a time; held also while addresses join and leave, which may sleep
@@ -81,29 +81,34 @@ func (qp *QP) AttachMcast(gid ib.GID, _ uint16) error {
 	return nil
 }
 
-// joinGroup has the device join a group in the network: by one of its addresses of the group's family, since each that joins gets every
-// packet on its interface, which is the same for all of them.
+// joinGroup has the device's addresses join a group in the network.
 func joinGroup(d *Device, group netip.Addr) error {
+	joined := false
 	for _, e := range d.Endpoints() {
-		if e.Addr().Is4() == group.Is4() {
-			return link.Join(e, group)
+		if e.Addr().Is4() != group.Is4() {
+			continue
 		}
+		if err := link.Join(e, group); err != nil {
+			leaveGroup(d, group)
+			return err
+		}
+		joined = true
 	}
-	return fmt.Errorf("the device has no address of the group's family: %w", syscall.EADDRNOTAVAIL)
+	if !joined {
+		return fmt.Errorf("the device has no address of the group's family: %w", syscall.EADDRNOTAVAIL)
+	}
+	return nil
 }
 
-func leaveGroup(d *Device, group netip.Addr) { leaveBut(d, group, nil) }
-
-// leaveBut has all addresses but one leave a group.
-func leaveBut(d *Device, group netip.Addr, one link.Endpoint) {
+func leaveGroup(d *Device, group netip.Addr) {
 	for _, e := range d.Endpoints() {
-		if e.Addr().Is4() == group.Is4() && e != one {
+		if e.Addr().Is4() == group.Is4() {
 			_ = link.Leave(e, group) // what still arrives is for nobody
 		}
 	}
 }
 
-// rejoinGroups has the device be in its groups by one address of each family, after they have changed.
+// rejoinGroups has addresses that have come join the groups that there are.
 func rejoinGroups(d *Device) {
 	g := &d.groups
 	g.mu.Lock()
@@ -115,10 +120,7 @@ func rejoinGroups(d *Device) {
 			}
 			if err := link.Join(e, group); err != nil {
 				d.logf("%v does not hear of multicast group %v: %v", e.Addr(), group, err)
-				continue
 			}
-			leaveBut(d, group, e)
-			break
 		}
 	}
 }

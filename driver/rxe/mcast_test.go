@@ -123,13 +123,6 @@ func TestMulticast(t *testing.T) {
 		b.b.dev.SetInterface(ifi, []netip.Addr{addrB})
 		send(testQKey)
 		expect(1, 2, 3)
-		// A device with several addresses gets each datagram once, by whichever it has joined.
-		other := addrB.Next().Next().Next()
-		for _, addrs := range [][]netip.Addr{{addrB, other}, {other, addrB}, {other}, {addrB, other}, {addrB}} {
-			b.b.dev.SetInterface(ifi, addrs)
-			send(testQKey)
-			expect(1, 2, 3)
-		}
 		check(t, parties[2].qp.DetachMcast(testGroup, 0))
 		send(testQKey)
 		expect(1, 3)
