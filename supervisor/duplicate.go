@@ -1,9 +1,11 @@
 package supervisor
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -152,11 +154,21 @@ func (w *worker) reopen(th *procThread, fd int32, file inode, open func(path int
 		return -1, syscall.EBADF
 	}
 	opened, err := open(path)
+	for n := 0; n < leaseTries && errors.Is(err, unix.EAGAIN); n++ {
+		time.Sleep(leasePause)
+		opened, err = open(path)
+	}
 	if err != nil {
 		return -1, fmt.Errorf("duplicate descriptor %d of thread %d: %w", fd, w.n.tid, err)
 	}
 	return opened, nil
 }
+
+// A look for the last close has a lease of a queue file for a moment (shm.File.InUse), in which the file is not opened again.
+const (
+	leaseTries = 100
+	leasePause = 100 * time.Microsecond
+)
 
 // isFile reports whether a descriptor, also one of O_PATH, is of a file. It does not ask the file system, which may be a
 // program of the user's.

@@ -383,6 +383,16 @@ func TestDuplicateNumbers(t *testing.T) {
 	if !errors.Is(err, refused) {
 		t.Errorf("reopen: got %v, want the error of the open", err)
 	}
+	tries := 0
+	got, err := c.w.reopen(th, int32(null.Fd()), inode{st.Dev, st.Ino}, func(int) (int, error) {
+		if tries++; tries < 3 {
+			return -1, &os.PathError{Op: "reopen", Err: unix.EAGAIN}
+		}
+		return 7, nil
+	})
+	if got != 7 || err != nil {
+		t.Errorf("reopen of a file with a lease for a moment: got %d, %v", got, err)
+	}
 	if _, err := c.w.reopen(th, 1<<20, inode{}, func(int) (int, error) { return -1, refused }); err != errGone {
 		t.Errorf("reopen of nothing: got %v, want %v", err, errGone)
 	}
