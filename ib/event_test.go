@@ -79,7 +79,7 @@ func TestEventAfterUnregister(t *testing.T) {
 
 // Events and completions that come without end do not keep Unregister from returning.
 func TestUnregisterUnderEvents(t *testing.T) {
-	b := newBench(t, func(cq *CQ) { CQHandle{cq: cq}.Completed() }, nil, nil) // runs again and again; nobody destroys it
+	b := newBench(t, func(cq *CQ) { CQHandle{cq: cq}.Completed() }, nil, nil) // its handler runs without end; it is never destroyed
 	b.dev.OnEvent(func(Event) { time.Sleep(10 * time.Microsecond) })
 	var stop atomic.Bool
 	flooded := make(chan int)

@@ -161,9 +161,9 @@ func (e *env) refusedAccess(pd *ib.PD) (refused []ib.AccessFlags) {
 }
 
 const (
-	// quick is how long a refusal is repeated in a round, when it has been repeated often enough for the device's limits.
+	// quick is the time for which a refusal is repeated in a round, beyond the number that the limits of the device ask for.
 	quick = 2 * time.Millisecond
-	// slow is how long it is repeated at most, by a device that takes its time.
+	// slow is the longest time for which a slow device is asked in a round.
 	slow = 50 * time.Millisecond
 	// leastAsked is the number of refusals from which on what stays of each shows.
 	leastAsked = 100

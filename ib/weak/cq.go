@@ -268,8 +268,8 @@ func (c *cq) Waiting() int {
 	return len(c.held)
 }
 
-// ReqNotify implements ib.DriverCQ. What is in the window counts as not completed, and reports itself later, unless the request is for
-// solicited completions only.
+// ReqNotify implements ib.DriverCQ. Completions that are held back do not exist yet for the consumer: each is reported when it becomes
+// visible, unless the request is for solicited completions only.
 func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

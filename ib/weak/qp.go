@@ -32,7 +32,7 @@ type qp struct {
 	shared uint64     // completions of receives of a shared queue
 }
 
-// kind is what tells whether the inner driver takes a request.
+// kind has the properties of a request by which the inner driver takes or refuses it.
 type kind struct {
 	service ib.QPType
 	opcode  ib.WROpcode

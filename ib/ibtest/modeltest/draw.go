@@ -21,7 +21,7 @@ type drawer struct {
 	plan plan
 }
 
-// plan is what the calls of a run are like.
+// plan has the properties of the calls of a run.
 type plan struct {
 	steps  int
 	large  bool // some messages are above 64 KiB
@@ -31,7 +31,7 @@ type plan struct {
 	local  bool // most memory is in this process
 }
 
-// focus is what most calls of a run are about.
+// focus is the subject of most calls of a run.
 type focus int
 
 const (

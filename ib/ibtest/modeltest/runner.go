@@ -32,7 +32,7 @@ type Target struct {
 	Shared bool
 	// Names, unless it is nil, has the numbers and keys of all threads.
 	Names *Names
-	// Patience is how long to wait for expected results; in a bubble it is virtual.
+	// Patience is the time to wait for expected results. It is virtual in a bubble.
 	Patience time.Duration
 }
 
@@ -108,14 +108,14 @@ func newRunner(t Target) (*runner, error) {
 	return x, x.probe()
 }
 
-// got is what a device did.
+// got is the result of a call on a device.
 type got struct {
 	n      int
 	err    error
 	missed bool
 }
 
-// want is what a model says.
+// want is the result of a call on a model.
 type want struct {
 	n      int
 	errs   []syscall.Errno // 0: success

@@ -157,7 +157,7 @@ func (o *options) seedsOf(out io.Writer, p listed, binary string) error {
 	return nil
 }
 
-// listed is what go list says of a package.
+// listed is a package in the output of go list.
 type listed struct {
 	ImportPath, Name, Dir string
 	GoFiles               []string
