@@ -16,7 +16,8 @@ const young = 100 * time.Millisecond
 
 // connections is a listener that bounds the number of its open connections. Clients of any user may connect, so a limit that makes new
 // connections wait would let idle ones keep Prometheus out. When the limit is reached, Accept closes a connection of the client
-// network with the most: preferably one that has made no progress for a while, of these the oldest.
+// network with the most: preferably one that has had an answer, then one that has made no progress for a while, of these the oldest.
+// A client that sends many requests on one connection therefore gives way to one that waits for its first answer.
 type connections struct {
 	net.Listener
 
@@ -29,8 +30,11 @@ type connection struct {
 	net.Conn
 	set     *connections
 	network netip.Prefix
-	since   time.Time // of the last change of state
-	busy    bool      // the server reads or answers a request
+
+	// Of set.mu.
+	since    time.Time // of the last change of state
+	busy     bool      // the server reads or answers a request
+	answered bool      // the server has answered a request
 }
 
 // Accept implements net.Listener.
@@ -71,9 +75,17 @@ func (l *connections) dispensable(now time.Time) (best *connection) {
 	for _, c := range l.open {
 		switch {
 		case best == nil || held[c.network] > held[best.network]:
-		case held[c.network] < held[best.network] || stale(best) && !stale(c):
+		case held[c.network] < held[best.network]:
 			continue
-		case stale(c) == stale(best) && !c.since.Before(best.since):
+		case c.answered != best.answered:
+			if best.answered {
+				continue
+			}
+		case stale(c) != stale(best):
+			if stale(best) {
+				continue
+			}
+		case !c.since.Before(best.since):
 			continue
 		}
 		best = c
@@ -95,6 +107,7 @@ func (l *connections) changed(c net.Conn, s http.ConnState) {
 	defer l.mu.Unlock()
 	if n := l.open[c]; n != nil && (s == http.StateActive || s == http.StateIdle) {
 		n.busy, n.since = s == http.StateActive, time.Now()
+		n.answered = n.answered || s == http.StateIdle
 	}
 }
 

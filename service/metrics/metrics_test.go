@@ -256,7 +256,8 @@ func TestStarvation(t *testing.T) {
 	}
 }
 
-// TestDispensable: the connection to be closed is of the network with the most, and one that makes no progress before one that does.
+// TestDispensable: the connection to be closed is of the network with the most, then one that has had an answer, then one
+// that makes no progress.
 func TestDispensable(t *testing.T) {
 	now := time.Now()
 	here := networkOf(&net.TCPAddr{IP: net.IPv4(127, 9, 9, 9)})
@@ -271,11 +272,12 @@ func TestDispensable(t *testing.T) {
 		open []connection
 		want int
 	}{
-		"oldest":  {[]connection{{since: now.Add(-2 * time.Millisecond)}, {since: now.Add(-3 * time.Millisecond)}, {since: now}}, 1},
-		"idle":    {[]connection{{since: now.Add(-900 * time.Millisecond), busy: true}, {since: now.Add(-200 * time.Millisecond)}}, 1},
-		"young":   {[]connection{{since: now.Add(-50 * time.Millisecond)}, {since: now.Add(-90 * time.Millisecond), busy: true}}, 1},
-		"slow":    {[]connection{{since: now.Add(-50 * time.Millisecond)}, {since: now.Add(-1200 * time.Millisecond), busy: true}}, 1},
-		"network": {[]connection{{since: now.Add(-time.Minute), network: far}, {since: now, network: near}, {since: now.Add(-time.Second), network: near}}, 2},
+		"oldest":   {[]connection{{since: now.Add(-2 * time.Millisecond)}, {since: now.Add(-3 * time.Millisecond)}, {since: now}}, 1},
+		"idle":     {[]connection{{since: now.Add(-900 * time.Millisecond), busy: true}, {since: now.Add(-200 * time.Millisecond)}}, 1},
+		"young":    {[]connection{{since: now.Add(-50 * time.Millisecond)}, {since: now.Add(-90 * time.Millisecond), busy: true}}, 1},
+		"slow":     {[]connection{{since: now.Add(-50 * time.Millisecond)}, {since: now.Add(-1200 * time.Millisecond), busy: true}}, 1},
+		"answered": {[]connection{{since: now.Add(-900 * time.Millisecond)}, {since: now, busy: true, answered: true}}, 1},
+		"network":  {[]connection{{since: now.Add(-time.Minute), network: far}, {since: now, network: near}, {since: now.Add(-time.Second), network: near}}, 2},
 	} {
 		l := connections{open: map[net.Conn]*connection{}}
 		for i := range c.open {
