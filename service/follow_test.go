@@ -140,7 +140,7 @@ func TestFollow(t *testing.T) {
 	}
 	file := func(name, want string) { // of what programs see
 		t.Helper()
-		b, err := os.ReadFile(s.dir.path + "/tree/sys/class/infiniband/rxe0/ports/1/" + name)
+		b, err := os.ReadFile(s.dir.path + "/trees/1/sys/class/infiniband/rxe0/ports/1/" + name)
 		if err != nil || string(b) != want {
 			t.Errorf("%s is %q (%v), want %q", name, b, err, want)
 		}

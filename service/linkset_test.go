@@ -47,7 +47,7 @@ func wantEvents(t *testing.T, events <-chan ib.EventType, want ...ib.EventType) 
 // portFile checks a file of the port, as programs see it.
 func portFile(t *testing.T, s *Service, name, want string) {
 	t.Helper()
-	b, err := os.ReadFile(s.dir.path + "/tree/sys/class/infiniband/rxe0/ports/1/" + name)
+	b, err := os.ReadFile(s.dir.path + "/trees/1/sys/class/infiniband/rxe0/ports/1/" + name)
 	if err != nil || string(b) != want {
 		t.Errorf("%s is %q (%v), want %q", name, b, err, want)
 	}

@@ -187,7 +187,7 @@ func (l *Listener) share(shared *supervisor.Node) error {
 // called again.
 func (l *Listener) Close() (err error) {
 	l.once.Do(func() {
-		l.unlink()
+		patiently(l.unlink) // the next service finds a socket that refuses
 		err = l.UnixListener.Close()
 	})
 	return err

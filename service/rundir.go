@@ -30,8 +30,24 @@ const runDirLock = "lock"
 // runDirPrefix begins the names of a user's service directories.
 func runDirPrefix(uid int) string { return fmt.Sprintf("verbena-%d-", uid) }
 
-func newRunDir() (*runDir, error) {
-	sweepRunDirs()
+func newRunDir() (d *runDir, err error) {
+	patiently(sweepRunDirs) // the next service removes what is left
+	type made struct {
+		d   *runDir
+		err error
+	}
+	end := make(chan made, 1)
+	if !patiently(func() {
+		d, err := makeRunDir()
+		end <- made{d, err}
+	}) {
+		return nil, fmt.Errorf("make the service's directory: a program keeps %s locked: %w", shmRoot, syscall.ETIMEDOUT)
+	}
+	m := <-end
+	return m.d, m.err
+}
+
+func makeRunDir() (*runDir, error) {
 	root, err := os.OpenRoot(shmRoot)
 	if err != nil {
 		return nil, fmt.Errorf("make the service's directory: %w", err)
@@ -55,15 +71,18 @@ func newRunDir() (*runDir, error) {
 	}
 }
 
+// close removes the directory. What a program keeps is left to the next service.
 func (d *runDir) close() {
 	d.hold.Close()
-	removeIfUnheldIn(d.root, filepath.Base(d.path))
-	d.root.Close()
+	patiently(func() {
+		removeIfUnheldIn(d.root, filepath.Base(d.path))
+		d.root.Close()
+	})
 }
 
 // remove removes the directory even if it is locked: for a process that is about to end by force.
 func (d *runDir) remove() {
-	_ = d.root.RemoveAll(filepath.Base(d.path))
+	patiently(func() { _ = d.root.RemoveAll(filepath.Base(d.path)) })
 }
 
 // removeIfUnheld removes a directory of this user's services, by its name in shmRoot, when no service holds it.

@@ -366,7 +366,7 @@ func TestDeviceInfoOfNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &worker{session: &Session{sup: sup}}
+	w := &worker{session: &Session{sup: sup, tree: sup.own}}
 	for _, tt := range []struct {
 		name   string
 		memory *shm.File

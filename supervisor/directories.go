@@ -77,7 +77,7 @@ func (w *worker) directory(link string) (path string, ok bool) {
 	if err != nil {
 		return "", false
 	}
-	p := w.session.sup.tree.places.Load()
+	p := w.session.tree.places.Load()
 	if path, ok = p.inside[i]; !ok {
 		path, ok = p.above[i]
 	}
@@ -127,7 +127,7 @@ func (w *worker) fromRoot(dirfd int32, raw []byte, may listing) (path []byte, ok
 
 // isAbove reports whether a path names a directory of the file system with virtual entries.
 func (w *worker) isAbove(path []byte) bool {
-	return len(w.session.sup.tree.places.Load().names[string(bytes.TrimRight(path, "/"))]) > 0
+	return len(w.session.tree.places.Load().names[string(bytes.TrimRight(path, "/"))]) > 0
 }
 
 // openAbove opens a directory of the file system with virtual entries, so that the program gets a descriptor by
@@ -164,7 +164,7 @@ func (w *worker) openAbove(path string, flags uint64, may listing) verdict {
 func (w *worker) statAbove(path string, answer func(fd int) verdict) verdict {
 	through := verdict{fate: letThrough}
 	path = filepath.Clean(path)
-	if !slices.Contains(w.session.sup.tree.places.Load().ancestors, path) {
+	if !slices.Contains(w.session.tree.places.Load().ancestors, path) {
 		return through
 	}
 	w.begin(callOpen)
@@ -250,7 +250,7 @@ func (w *worker) getcwd() verdict {
 	if err != nil || w.prove() != nil {
 		return through
 	}
-	path, ok := w.session.sup.tree.places.Load().inside[i]
+	path, ok := w.session.tree.places.Load().inside[i]
 	if !ok {
 		return through
 	}
@@ -277,7 +277,7 @@ func (w *worker) list() verdict {
 	through := verdict{fate: letThrough}
 	fd := int32(w.n.args[0])
 	path, ok := w.directory(fdLink(fd))
-	if !ok || len(w.session.sup.tree.places.Load().names[path]) == 0 {
+	if !ok || len(w.session.tree.places.Load().names[path]) == 0 {
 		return through
 	}
 	w.begin(callOpen)
@@ -291,13 +291,13 @@ func (w *worker) list() verdict {
 		return through // that is not allowed (Yama, Docker)
 	}
 	defer unix.Close(copied)
-	if i, ok := directoryOf(copied); !ok || w.session.sup.tree.places.Load().above[i] != path {
+	if i, ok := directoryOf(copied); !ok || w.session.tree.places.Load().above[i] != path {
 		return through
 	}
 	if at, err := unix.Seek(copied, 0, unix.SEEK_CUR); err != nil || at != 0 {
 		return through
 	}
-	records := w.session.sup.tree.records(copied, path)
+	records := w.session.tree.records(copied, path)
 	room := int(min(uint64(uint32(w.n.args[2])), maxListing)) - len(records)
 	if room < maxRecord {
 		return through

@@ -17,7 +17,7 @@
 // The filter lets nearly everything through. Trapped are: RDMA's ioctl, by its request number; write, fstat and close on
 // descriptors with the numbers that device files get (numbers.go), which few other files have; sockets of NETLINK_RDMA (netlink.go); and calls with
 // a path, because a filter cannot see what is in it. Most paths are not virtual, and the call goes on in the kernel. A
-// path below /dev/infiniband or /sys/class/infiniband* is answered from a tree of real files (tree.go, sysfs.go): the
+// path below /dev/infiniband or /sys/class/infiniband* is answered from a tree of real files, of the user (trees.go, sysfs.go): the
 // program gets a descriptor of one and does the rest without being trapped.
 //
 // A program may also ring natively, by writes that are not trapped: native.go says which, and how they are seen.

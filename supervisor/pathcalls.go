@@ -202,7 +202,7 @@ func (w *worker) parent(parts []string) ([]string, error) {
 		}
 		return parts[:len(parts)-1], nil
 	}
-	dir, e := w.session.sup.tree.lookup(dir, false)
+	dir, e := w.session.tree.lookup(dir, false)
 	switch {
 	case e == nil:
 		return nil, errNone
@@ -262,7 +262,7 @@ func (t *procThread) may(dir int, rights uint32) bool {
 // error is that of the call if there is none, or if it should be a directory and is not.
 func (w *worker) find(path string, nofollow bool) (string, *entry, error) {
 	plain, slash := strings.CutSuffix(path, "/")
-	path, e := w.session.sup.tree.lookup(plain, nofollow && !slash)
+	path, e := w.session.tree.lookup(plain, nofollow && !slash)
 	switch {
 	case e == nil:
 		return path, nil, errNone
@@ -273,7 +273,7 @@ func (w *worker) find(path string, nofollow bool) (string, *entry, error) {
 }
 
 func (w *worker) open(path string, flags uint64) verdict {
-	tree := w.session.sup.tree
+	tree := w.session.tree
 	path, e, err := w.find(path, flags&unix.O_NOFOLLOW != 0)
 	creates := flags&(unix.O_CREAT|unix.O_EXCL) == unix.O_CREAT|unix.O_EXCL
 	mode := flags & unix.O_ACCMODE
@@ -313,7 +313,7 @@ func (w *worker) open(path string, flags uint64) verdict {
 			return fails(err)
 		}
 	}
-	if e.dir && tree.mount == nil {
+	if e.dir && !w.session.sup.trees.mounted {
 		// From a directory there is a way up, to the root directory of this process.
 		th, err := w.look()
 		if err != nil {

@@ -49,6 +49,7 @@ type Session struct {
 	info     SessionInfo
 	name     string // the names of its queue files begin with it
 	user     *quota.User
+	tree     *userTree
 	log      *slog.Logger // with the user's number
 	listener *os.File
 	helper   Helper  // not nil: this process may access the memory of those processes only that allow it (Tracer); it is asked for the others
@@ -85,9 +86,6 @@ type Session struct {
 func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, err error) {
 	fail := func(cause error) (*Session, error) {
 		return nil, fmt.Errorf("attach process %d: %w", info.LauncherPID, cause)
-	}
-	if err := s.Shown(); err != nil {
-		return fail(err)
 	}
 	limit, err := hardLimitOf(info.LauncherPID)
 	if err != nil {
@@ -132,6 +130,16 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	}
 	if info.Pidfd != nil && !runs(info.Pidfd) { // the number may be another's by now
 		return fail(fmt.Errorf("the launcher has ended: %w", unix.ESRCH))
+	}
+	// From here on it counts as the user's, too, to wait for a directory that one of his programs keeps.
+	t.tree, err = s.trees.enter(user.ID())
+	defer func() {
+		if err != nil {
+			s.trees.leave(t.tree)
+		}
+	}()
+	if err != nil {
+		return fail(s.explainFull(err))
 	}
 	t.name = filepath.Join(s.cfg.Dir, "run", fmt.Sprintf("%d-%d", s.sessionCount.Add(1), info.LauncherPID))
 	switch err := setSyncWakeUp(t.fd, true); {
@@ -238,6 +246,7 @@ func (t *Session) finish() {
 	clear(t.processes)
 	t.mu.Unlock()
 	t.listener.Close()
+	s.trees.leave(t.tree)
 	sessionCharges.give(t.user)
 	s.mu.Lock()
 	delete(s.sessions, t)

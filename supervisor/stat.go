@@ -72,10 +72,10 @@ func (w *worker) openInfo(path string, flags uint64) (fd int, info fileInfo, err
 	if err != nil {
 		return -1, info, err
 	}
-	if err := s.tree.make(path, e); err != nil {
+	if err := w.session.tree.make(path, e); err != nil {
 		return -1, info, err
 	}
-	fd, err = s.tree.open(path, unix.O_PATH|unix.O_NOFOLLOW)
+	fd, err = w.session.tree.open(path, unix.O_PATH|unix.O_NOFOLLOW)
 	return fd, s.info(e), err
 }
 
@@ -136,8 +136,8 @@ func (w *worker) statDevice(f *openFile) verdict {
 func (w *worker) withDeviceInfo(f *openFile, answer func(fd int, info fileInfo) verdict) verdict {
 	s := w.session.sup
 	path, info := devDir+"/"+f.node.device, s.nodeInfo(&f.node)
-	if _, e := s.tree.lookup(path, false); e != nil && e.node != nil && *e.node == f.node {
-		if fd, err := s.tree.open(path, unix.O_PATH|unix.O_NOFOLLOW); err == nil {
+	if _, e := w.session.tree.lookup(path, false); e != nil && e.node != nil && *e.node == f.node {
+		if fd, err := w.session.tree.open(path, unix.O_PATH|unix.O_NOFOLLOW); err == nil {
 			defer unix.Close(fd)
 			return answer(fd, info)
 		}

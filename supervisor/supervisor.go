@@ -35,7 +35,7 @@ type SupervisorConfig struct {
 	// Links makes and removes devices for programs of managers; nil: no program may.
 	Links Links
 	// Dir is an existing, private directory on a memory file system, usually below /dev/shm. The Supervisor makes it
-	// searchable for others, and makes in it the tree of /dev and /sys that programs see. Each directory stays this
+	// searchable for others, and makes in it the trees of /dev and /sys that programs see. Each directory stays this
 	// user's.
 	Dir string
 	// Node is the owner and mode of the device files.
@@ -68,7 +68,8 @@ type SupervisorConfig struct {
 type Supervisor struct {
 	cfg    SupervisorConfig
 	server server
-	tree   *tree
+	trees  *trees
+	own    *userTree // of this process's user
 
 	stop, stopper *os.File // stop has no writer any more once Close begins
 	notify        *os.File // inotify
@@ -191,20 +192,25 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 		s.pollers = poller.New(cfg.Log)
 	}
 	var err error
-	if s.tree, err = newTree(filepath.Join(cfg.Dir, "tree")); err != nil {
+	if s.trees, err = newTrees(filepath.Join(cfg.Dir, "trees"), cfg.Quota, cfg.Log, s.describe); err != nil {
 		return nil, err
 	}
+	if s.own, err = s.trees.enter(s.trees.own); s.own.tree == nil {
+		s.trees.close()
+		return nil, err
+	}
+	s.shown.err = err
 	if err := os.Chmod(cfg.Dir, 0o711); err != nil {
-		s.tree.close()
-		return nil, fmt.Errorf("make the tree of virtual files reachable: %w", err)
+		s.trees.close()
+		return nil, fmt.Errorf("make the trees of virtual files reachable: %w", err)
 	}
 	if s.stop, s.stopper, err = os.Pipe(); err != nil {
-		s.tree.close()
+		s.trees.close()
 		return nil, fmt.Errorf("make a pipe: %w", err)
 	}
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
-		s.tree.close()
+		s.trees.close()
 		s.stop.Close()
 		s.stopper.Close()
 		return nil, fmt.Errorf("watch for closed device files: inotify: %w; see /proc/sys/fs/inotify/max_user_instances", err)
@@ -213,7 +219,7 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 	s.notify = os.NewFile(uintptr(fd), "inotify")
 	s.reader.Go(s.watchCloses)
 	srv.onChange(s.update)
-	s.update()
+	s.update() // what has changed since the tree was made
 	return s, nil
 }
 
@@ -222,7 +228,10 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 // itself, such as its ports; that devices come and go is noticed anyway. It may sleep.
 func (s *Supervisor) Refresh() { s.update() }
 
-// update brings the tree up to the devices.
+// describe makes the entries of the devices that there are.
+func (s *Supervisor) describe() entries { return describe(s.server.devices(), s.cfg.CM != nil) }
+
+// update brings the trees up to the devices.
 func (s *Supervisor) update() {
 	s.mu.Lock()
 	closed := s.closed
@@ -230,7 +239,7 @@ func (s *Supervisor) update() {
 	if closed {
 		return
 	}
-	err := s.tree.update(func() entries { return describe(s.server.devices(), s.cfg.CM != nil) })
+	err := s.trees.update()
 	s.shown.Lock()
 	defer s.shown.Unlock()
 	if err != nil && s.shown.err == nil && s.shown.asked {
@@ -252,6 +261,11 @@ func (s *Supervisor) Shown() error {
 		err = s.shown.err
 		s.shown.Unlock()
 	}
+	return s.explainFull(err)
+}
+
+// explainFull adds to an error of a tree what to do where the file system is full.
+func (s *Supervisor) explainFull(err error) error {
 	if errors.Is(err, unix.ENOSPC) {
 		return fmt.Errorf("%w; %s is full (df %[2]s): %s", err, filepath.Dir(s.cfg.Dir), shm.Enlarge(s.cfg.Dir))
 	}
@@ -297,7 +311,7 @@ func (s *Supervisor) Close() {
 	s.notify.Close()
 	s.reader.Wait()
 	s.stop.Close()
-	s.tree.close()
+	s.trees.close()
 }
 
 const (

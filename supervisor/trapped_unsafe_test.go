@@ -70,7 +70,7 @@ func newTrapped(t *testing.T, prepare func(), edit ...func(*SupervisorConfig)) *
 		t.Fatal(err)
 	}
 	c.s = &Session{
-		sup: c.sup, fd: fd, log: c.sup.cfg.Log, numbers: numbersFor(limit), processes: map[int]*process{},
+		sup: c.sup, fd: fd, log: c.sup.cfg.Log, numbers: numbersFor(limit), processes: map[int]*process{}, tree: c.sup.own,
 		listener: os.NewFile(uintptr(fd), "listener"),
 	}
 	c.w = &worker{session: c.s}

@@ -80,13 +80,15 @@ func (t entries) resolve(path string, nofollow bool) (string, *entry) {
 	return path, e
 }
 
-// tree is the part of /dev and /sys that programs see, as files in a directory: once a program has a descriptor of
-// a file or directory in it, everything goes on natively. Device nodes are placeholders there that cannot be opened.
+// tree is the part of /dev and /sys that programs of one user see, as files in a directory: once a program has a
+// descriptor of a file or directory in it, everything goes on natively. Device nodes are placeholders there that cannot
+// be opened. A program can keep the kernel's lock of a directory, so that every method below that may sleep may do so
+// without bound; see trees.
 type tree struct {
 	root    string
-	dir     *os.File // root
-	files   *os.Root // root, for what is removed: the filter of a confined process refuses to open it by its path
-	mount   *os.File // root as a mount of its own, which may only be read; nil: the kernel does not let this process
+	name    string   // of root in above
+	above   *os.Root // by which files are changed
+	dir     *os.File // the same, by which programs' files are opened: of a mount that may only be read, if the kernel lets this process make one
 	current atomic.Pointer[entries]
 
 	places atomic.Pointer[places]
@@ -105,72 +107,30 @@ const (
 	nothing = ""
 )
 
-// newTree makes an empty tree in a directory, which it owns from then on.
-func newTree(root string) (*tree, error) {
-	t := &tree{root: root, shown: make(map[string]string)}
+// newTree makes an empty tree in a new directory of above, which is open as dir, too. It owns the new directory.
+func newTree(above *os.Root, dir *os.File, name string) (*tree, error) {
+	t := &tree{root: filepath.Join(above.Name(), name), name: name, above: above, dir: dir, shown: make(map[string]string)}
 	t.current.Store(&entries{})
 	t.places.Store(&places{})
-	err := errors.Join(
-		makeDir(root),
+	if err := errors.Join(
+		makeDir(t.root),
 		makeDir(t.common("")),
 		makeFile(t.common("nogid"), noGID, 0o444),
-		makeFile(t.common("nothing"), nothing, 0o444))
-	if err == nil {
-		t.dir, err = openDirectory(root)
+		makeFile(t.common("nothing"), nothing, 0o444)); err != nil {
+		return nil, errors.Join(fmt.Errorf("make the tree of virtual files: %w", err), t.remove())
 	}
-	if err == nil {
-		if t.files, err = os.OpenRoot(root); err != nil {
-			t.dir.Close()
-		}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("make the tree of virtual files: %w", err)
-	}
-	t.mount = detachedMount(t.dir)
 	return t, nil
 }
 
-func (t *tree) close() {
-	t.dir.Close()
-	t.files.Close()
-	if t.mount != nil {
-		t.mount.Close()
-	}
-}
-
-func openDirectory(path string) (*os.File, error) {
-	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: path, Err: err}
-	}
-	return os.NewFile(uintptr(fd), path), nil
-}
-
-// detachedMount returns a directory as a mount that is nowhere in the file system, so that there is no way up from it,
-// and that may only be read; nil where this process may not mount (open_tree(2); CAP_SYS_ADMIN).
-func detachedMount(dir *os.File) *os.File {
-	fd, err := unix.OpenTree(int(dir.Fd()), "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
-	if err != nil {
-		return nil
-	}
-	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC}
-	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
-		unix.Close(fd)
-		return nil
-	}
-	return os.NewFile(uintptr(fd), dir.Name())
-}
+// remove removes the tree.
+func (t *tree) remove() error { return t.above.RemoveAll(t.name) }
 
 // open opens the file of a virtual path after links, whatever programs that may write to the tree, which are this
 // user's, have put in its place.
 //
 //verbena:allow open only files of the tree are opened, with O_CLOEXEC
 func (t *tree) open(path string, how int) (int, error) {
-	dir := t.dir
-	if t.mount != nil {
-		dir = t.mount
-	}
-	return unix.Openat2(int(dir.Fd()), strings.TrimPrefix(path, "/"), &unix.OpenHow{
+	return unix.Openat2(int(t.dir.Fd()), t.name+path, &unix.OpenHow{
 		Flags: uint64(how | unix.O_CLOEXEC), Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
 	})
 }
@@ -223,7 +183,7 @@ func (t *tree) update(describe func() entries) error {
 			delete(t.shown, path)
 		case gone(path):
 			delete(t.shown, path)
-			errs = append(errs, t.files.RemoveAll(strings.TrimPrefix(path, "/")))
+			errs = append(errs, t.above.RemoveAll(t.name+path))
 		default:
 			kept[path] = have[path]
 		}
@@ -346,15 +306,15 @@ func isCommon(content string) bool { return content == noGID || content == nothi
 // rewrite changes the content of a file. The tree may be writable for programs, if they are this user's: what they have put in the place
 // of the file is replaced.
 func (t *tree) rewrite(path, content string) error {
-	name := strings.TrimPrefix(path, "/")
+	name := t.name + path
 	open := func() (*os.File, error) {
-		return t.files.OpenFile(name, os.O_WRONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+		return t.above.OpenFile(name, os.O_WRONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	}
 	f, err := open()
 	if errors.Is(err, unix.EACCES) { // without CAP_DAC_OVERRIDE
-		if err = t.files.Chmod(name, 0o644); err == nil {
+		if err = t.above.Chmod(name, 0o644); err == nil {
 			f, err = open()
-			err = errors.Join(err, t.files.Chmod(name, 0o444))
+			err = errors.Join(err, t.above.Chmod(name, 0o444))
 		}
 	}
 	if err != nil {
@@ -377,10 +337,11 @@ func (t *tree) rewrite(path, content string) error {
 	return errors.Join(err, f.Close())
 }
 
-// replace gives a path another file.
+// replace gives a path another file. A rename that leaves its directory would hold a lock of the file system while it
+// waits for the directory's.
 func (t *tree) replace(path, content string) error {
 	t.temps++
-	temp := t.common(fmt.Sprint(t.temps))
+	temp := filepath.Join(filepath.Dir(t.real(path)), fmt.Sprintf(".%d", t.temps))
 	var err error
 	switch content {
 	case noGID:

@@ -15,7 +15,18 @@ import (
 
 func newTestTree(t *testing.T) *tree {
 	t.Helper()
-	tr, err := newTree(filepath.Join(shmDir(t), "tree"))
+	dir := shmDir(t)
+	above, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { above.Close() })
+	opened, err := openDirectory(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { opened.Close() })
+	tr, err := newTree(above, opened, "tree")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -526,9 +526,8 @@ func TestNoWayUp(t *testing.T) {
 				w := newWorld(t)
 				want := "climbed read-only file system"
 				if !mounts {
-					w.sup.tree.mount.Close()
-					w.sup.tree.mount, want = nil, "permission denied"
-				} else if w.sup.tree.mount == nil {
+					w.sup.trees.mounted, want = false, "permission denied"
+				} else if !w.sup.trees.mounted {
 					t.Fatal("no detached mount")
 				}
 				if got := w.mustRunSelf("jailed", how, jail); got != want {
@@ -543,19 +542,15 @@ func TestNoWayUp(t *testing.T) {
 // TestTreeIsWhatItWas: what a program puts into the tree, which in a service of its own it may, is not followed.
 func TestTreeIsWhatItWas(t *testing.T) {
 	w := newWorld(t)
-	if w.sup.tree.mount != nil {
-		w.sup.tree.mount.Close()
-		w.sup.tree.mount = nil
-	}
 	w.mustRun("cat", "/sys/class/infiniband/rxe0/node_guid")
-	guid := w.sup.tree.root + "/sys/devices/virtual/infiniband/rxe0/node_desc"
+	guid := w.sup.own.root + "/sys/devices/virtual/infiniband/rxe0/node_desc"
 	if err := errors.Join(os.Remove(guid), os.Symlink("/etc/passwd", guid)); err != nil {
 		t.Fatal(err)
 	}
 	if code, out := w.sh("cat /sys/class/infiniband/rxe0/node_desc 2>&1; stat -c %F /sys/class/infiniband/rxe0/node_desc"); strings.Contains(out, "root:") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
-	dir := w.sup.tree.root + "/sys/devices/virtual/infiniband/rxe0"
+	dir := w.sup.own.root + "/sys/devices/virtual/infiniband/rxe0"
 	if err := errors.Join(os.Rename(dir, dir+".moved"), os.Symlink("/etc", dir)); err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,7 @@ func TestNoAllocationPerCall(t *testing.T) {
 	file.region.Mem = make([]byte, 16)
 	tr := &tree{}
 	tr.places.Store(&places{})
-	s := &Session{sup: &Supervisor{tree: tr}}
+	s := &Session{sup: &Supervisor{}, tree: &userTree{tree: tr}}
 	w := &worker{session: s, hasTurn: true}
 	tid := uint32(os.Getpid())
 	s.cache[slot(tid, 1000)].Store(&descriptor{tid: tid, fd: 1000, file: &openFile{session: s, file: file, access: unix.O_RDWR}, until: time.Since(base) + time.Hour})

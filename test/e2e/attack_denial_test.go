@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -190,6 +191,13 @@ func testStall(t *testing.T, serve []string, attack ...string) {
 			return
 		}
 	}
+	s.stops()
+}
+
+// stops fails unless the service ends in time.
+func (s *siege) stops() {
+	t := s.t
+	t.Helper()
 	began := time.Now()
 	s.quick(15*time.Second, "stop")
 	for s.serve.Process.Signal(syscall.Signal(0)) == nil && time.Since(began) < 20*time.Second {
@@ -298,6 +306,50 @@ func TestAttackCloseStorm(t *testing.T) {
 		t.Errorf("the device afterwards: %q", out)
 	}
 	s.unharmed()
+}
+
+// TestAttackLockedDirectories: a program that lists directories into memory that does not answer, which keeps the kernel's
+// locks of them, stops neither the devices, nor other users' looks at them, nor the end of the service. (A1)
+func TestAttackLockedDirectories(t *testing.T) {
+	t.Parallel()
+	s := besiege(t)
+	before := s.load()
+	fs := newStallFS(t, attacker, fuseRead)
+	a := s.stuck(t, fs, "lock-directories", filepath.Dir(s.socket))
+	look := func(script, want string) func() {
+		return func() {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			defer cancel()
+			b, err := s.as(stranger).cmd(ctx, "run", "--", "sh", "-c", script).CombinedOutput()
+			if got := strings.TrimSpace(string(b)); err != nil || got != want {
+				t.Errorf("%s: got %q, %v, want %q", script, got, err, want)
+			}
+		}
+	}
+	for _, step := range []func(){
+		s.lives,
+		s.unharmed,
+		look("ls /sys/class/infiniband/rxe0/ports/1/gids | wc -l", "1024"),
+		func() { s.quick(5*time.Second, "link", "add", "rxe7", "--addr", "127.0.0.7") },
+		look("cat /sys/class/infiniband/rxe7/node_desc; ls /dev/infiniband", "rxe7\nrdma_cm\nuverbs0\nuverbs1"),
+		func() { s.quick(5*time.Second, "link", "del", "rxe7") },
+		look("ls /sys/class/infiniband", "rxe0"),
+		func() { // the attacker's own further programs wait, or are refused
+			s.as(attacker).cmd(s.deadline(1), "run", "--", "ls", "/sys/class/infiniband").Run()
+		},
+		s.unharmed,
+		func() { s.bounded(before, 40) },
+		func() { s.quick(10*time.Second, "dev", "reset", "rxe0") },
+		s.lives,
+		a.kill,
+		s.lives,
+		s.stops,
+	} {
+		if step(); t.Failed() { // what follows would only take its time
+			return
+		}
+	}
 }
 
 // TestAttackStalledDescriptors: descriptors whose close(2) or stat(2) does not end. (B7)

@@ -63,6 +63,6 @@ int neighbour(int, char **), swap(int, char **), stall_command(int, char **), re
 	sessions(int, char **), exec_races(int, char **), descriptors(int, char **), tree_writes(int, char **), remap(int, char **),
 	stall_close(int, char **), hidden_execs(int, char **), stall_stat(int, char **), impostor(int, char **),
 	connections(int, char **), unreceived(int, char **), kept(int, char **), kept_channels(int, char **), unfinished(int, char **), garbage(int, char **), attach(int, char **), stall_userfault(int, char **),
-	names(int, char **), own_answers(int, char **), thread_user(int, char **), flip_paths(int, char **), limits(int, char **), recycle(int, char **),
+	names(int, char **), lock_directories(int, char **), own_answers(int, char **), thread_user(int, char **), flip_paths(int, char **), limits(int, char **), recycle(int, char **),
 	swap_device(int, char **), linger_netlink(int, char **), linger_control(int, char **), grow(int, char **),
 	keep_descriptor(int, char **), give_device(int, char **), unread(int, char **), subordinate(int, char **), flood(int, char **);

@@ -15,7 +15,7 @@ static const struct {
 	{"descriptors", descriptors}, {"tree-writes", tree_writes}, {"remap", remap}, {"stall-close", stall_close},
 	{"hidden-execs", hidden_execs}, {"stall-stat", stall_stat}, {"impostor", impostor}, {"connections", connections}, {"unreceived", unreceived}, {"kept", kept}, {"kept-channels", kept_channels},
 	{"unfinished", unfinished}, {"garbage", garbage}, {"attach", attach},
-	{"stall-userfault", stall_userfault}, {"names", names}, {"own-answers", own_answers}, {"thread-user", thread_user},
+	{"stall-userfault", stall_userfault}, {"names", names}, {"lock-directories", lock_directories}, {"own-answers", own_answers}, {"thread-user", thread_user},
 	{"flip-paths", flip_paths}, {"limits", limits}, {"recycle", recycle},
 	{"swap-device", swap_device}, {"linger-netlink", linger_netlink}, {"linger-control", linger_control}, {"grow", grow},
 	{"keep-descriptor", keep_descriptor}, {"give-device", give_device}, {"unread", unread}, {"subordinate", subordinate}, {"flood", flood},

@@ -34,6 +34,49 @@ int stall_userfault(int argc, char **argv)
 	return 0;
 }
 
+static char *directory_page;
+
+static void *list_directory(void *path)
+{
+	int fd = open(path, O_RDONLY | O_DIRECTORY);
+	if (fd < 0)
+		return NULL;
+	say("%s: %ld", (char *)path, syscall(SYS_getdents64, fd, directory_page, PAGE));
+	return NULL;
+}
+
+// lock_directories FUSEFILE DIRECTORY...: lists the virtual directories, and others, into memory that does not answer.
+int lock_directories(int argc, char **argv)
+{
+	static char *const paths[] = {"/sys/class/infiniband", "/sys/devices/virtual/infiniband", "/sys/class/infiniband_verbs",
+		"/sys/devices/virtual/infiniband_verbs", "/dev/infiniband", "/sys/devices/virtual/infiniband/rxe0",
+		"/sys/devices/virtual/infiniband/rxe0/ports/1", "/sys/devices/virtual/infiniband/rxe0/ports/1/gids",
+		"/sys/devices/virtual/infiniband/rxe0/ports/1/gid_attrs/types", NULL};
+	CHECK(argc > 0);
+	int fd = open(argv[0], O_RDONLY);
+	CHECK(fd >= 0);
+	directory_page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+	CHECK(directory_page != MAP_FAILED);
+	pthread_t t;
+	for (char *const *p = paths; *p; p++)
+		CHECK(!pthread_create(&t, NULL, list_directory, *p));
+	for (char **p = argv + 1; *p; p++)
+		CHECK(!pthread_create(&t, NULL, list_directory, *p));
+	// The tree from within, as far up as there is a way.
+	int dir = open("/sys/class/infiniband", O_RDONLY | O_DIRECTORY);
+	CHECK(dir >= 0 && !fchdir(dir));
+	for (int i = 0; i < 8 && !syscall(SYS_chdir, ".."); i++) {
+		char *here = malloc(64);
+		snprintf(here, 64, "/proc/self/cwd");
+		CHECK(!pthread_create(&t, NULL, list_directory, here));
+		usleep(20000);
+	}
+	usleep(200000);
+	say("posted");
+	pause();
+	return 0;
+}
+
 // names: a process whose name would do something to a terminal, with a context for the list of what programs hold.
 int names(int argc, char **argv)
 {

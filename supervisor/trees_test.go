@@ -1,0 +1,179 @@
+package supervisor
+
+import (
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/internal/quota"
+	"verbena/internal/testutil"
+)
+
+// forest is trees whose devices are the content of one file.
+type forest struct {
+	*trees
+	root    string
+	logs    logBook
+	content atomic.Value
+}
+
+func newForest(t *testing.T) *forest {
+	t.Helper()
+	f := &forest{root: filepath.Join(shmDir(t), "trees")}
+	f.content.Store("1")
+	s, err := newTrees(f.root, nil, f.logs.logger(), func() entries {
+		e := make(entries)
+		e.text("/d/x", f.content.Load().(string))
+		return e
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.close)
+	f.trees = s
+	return f
+}
+
+func (f *forest) mustEnter(t *testing.T, uid int) *userTree {
+	t.Helper()
+	u, err := f.enter(quota.ID{UID: uid})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
+func (f *forest) count(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir(f.root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}
+
+// TestTreeOfEachUser: the sessions of one user share a tree, which goes with the last, and those of two users do not.
+func TestTreeOfEachUser(t *testing.T) {
+	f := newForest(t)
+	a, again, b := f.mustEnter(t, 1), f.mustEnter(t, 1), f.mustEnter(t, 2)
+	if a != again || a == b || f.count(t) != 2 {
+		t.Fatalf("the trees %p, %p, %p in %d directories; want the first two alike, in two", a, again, b, f.count(t))
+	}
+	f.content.Store("2")
+	if err := f.update(); err != nil {
+		t.Fatal(err)
+	}
+	for _, u := range []*userTree{a, b} {
+		if got := u.list(t); !maps.Equal(got, map[string]string{"/d": "dir", "/d/x": "2"}) {
+			t.Errorf("user %v has %q", u.user, got)
+		}
+	}
+	f.leave(a)
+	if f.count(t) != 2 {
+		t.Error("a tree has gone before its last session")
+	}
+	f.leave(again)
+	if _, err := os.Stat(a.root); !errors.Is(err, os.ErrNotExist) || f.count(t) != 1 {
+		t.Errorf("a tree is there after its last session: %v", err)
+	}
+	if c := a.change(f.describe); !isClosed(c.done) || f.count(t) != 1 {
+		t.Error("a tree that was removed is changed")
+	}
+	if later := f.mustEnter(t, 1); later.root == a.root || later.list(t)["/d/x"] != "2" {
+		t.Errorf("the next tree of the user is at %s, with %q", later.root, later.list(t))
+	}
+	if st, err := os.Stat(f.root); err != nil || st.Mode().Perm() != 0o700 {
+		t.Errorf("the directory of the trees: %v, %v, want mode 0700, so that users cannot go from one to another", st.Mode(), err)
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// TestTreeThatIsKept: the devices wait for a tree whose directory a program keeps once, for treePatience. The tree is
+// brought up to them when the program lets go.
+func TestTreeThatIsKept(t *testing.T) {
+	f := newForest(t)
+	kept, free := f.mustEnter(t, 1), f.mustEnter(t, 2)
+	kept.mu.Lock() // as a change waits for the kernel's lock of a directory
+	for i, content := range []string{"2", "3", "4"} {
+		f.content.Store(content)
+		began := time.Now()
+		if err := f.update(); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); i > 0 && took >= treePatience {
+			t.Errorf("update %d took %v, though the tree was late before", i, took)
+		}
+		if got := free.list(t)["/d/x"]; got != content {
+			t.Errorf("another user sees %q, want %q", got, content)
+		}
+	}
+	if got := f.logs.take(); len(got) != 1 {
+		t.Errorf("logged %q, want one line", got)
+	}
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		f.leave(f.mustEnter(t, 1)) // of the same user: it waits for nothing, since the tree is whole
+		f.leave(free)
+	}()
+	select {
+	case <-left:
+	case <-time.After(10 * time.Second):
+		t.Error("another session waits for the tree")
+	}
+	kept.mu.Unlock()
+	testutil.Eventually(t, "the tree to be brought up", func() bool { return kept.list(t)["/d/x"] == "4" })
+	f.content.Store("5")
+	if err := f.update(); err != nil || kept.list(t)["/d/x"] != "5" {
+		t.Errorf("the tree is not waited for again: %v, %q", err, kept.list(t))
+	}
+	f.leave(kept)
+	if got := f.logs.take(); len(got) != 0 || f.count(t) != 0 {
+		t.Errorf("logged %q; %d directories are left", got, f.count(t))
+	}
+}
+
+// TestTreeOfAFullDisk: a tree that cannot be made, or lacks something, is tried again by the next session.
+func TestTreeOfAFullDisk(t *testing.T) {
+	f := newForest(t)
+	if err := os.WriteFile(filepath.Join(f.root, "1"), nil, 0o600); err != nil { // in the way of the tree
+		t.Fatal(err)
+	}
+	u, err := f.enter(quota.ID{UID: 1})
+	if err == nil || u.tree != nil {
+		t.Errorf("a tree that cannot be made: %v", err)
+	}
+	full := f.describe
+	f.describe = func() entries {
+		e := full()
+		e.text("/d/x/y", "in a file") // cannot be made
+		return e
+	}
+	again, err := f.enter(quota.ID{UID: 1})
+	if again != u || u.tree == nil || !errors.Is(err, syscall.ENOTDIR) && !errors.Is(err, syscall.EEXIST) {
+		t.Errorf("a tree that lacks something: %v", err)
+	}
+	f.describe = full
+	if _, err := f.enter(quota.ID{UID: 1}); err != nil || u.list(t)["/d/x"] != "1" {
+		t.Errorf("when there is room: %v, %q", err, u.list(t))
+	}
+	for range 3 {
+		f.leave(u)
+	}
+	if f.count(t) != 0 {
+		t.Error("the tree is left behind")
+	}
+}
