@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/ctl"
 	"verbena/internal/testutil"
 )
 
@@ -274,7 +275,7 @@ func TestAttackGarbage(t *testing.T) {
 	s := besiege(t)
 	before := s.load()
 	for _, text := range []string{strings.Repeat("x", 900_000), strings.Repeat(`\u0000`, 100_000)} {
-		if out := s.outside(attacker, "attach", s.socket, `{"Protocol":3,"Op":"`+text[:100_000]+`"}`).rest(5 * time.Second); len(fmt.Sprint(out)) > 10_000 {
+		if out := s.outside(attacker, "attach", s.socket, fmt.Sprintf(`{"Protocol":%d,"Op":"%s"}`, ctl.Protocol, text[:100_000])).rest(5 * time.Second); len(fmt.Sprint(out)) > 10_000 {
 			t.Errorf("an answer of %d bytes to nonsense", len(fmt.Sprint(out)))
 		}
 	}
@@ -358,7 +359,7 @@ func TestAttackStalledDescriptors(t *testing.T) {
 		s := besiege(t)
 		before := s.load()
 		fs := newStallFS(t, attacker, fuseFlush)
-		for _, message := range []string{`{"Protocol":3,"Op":"info"}`, s.attachMessage(1)} {
+		for _, message := range []string{fmt.Sprintf(`{"Protocol":%d,"Op":"info"}`, ctl.Protocol), s.attachMessage(1)} {
 			t.Log(s.outside(attacker, "stall-close", s.socket, message, fmt.Sprint(many(200, 2000)), fs.page()).until("sent", 60*time.Second))
 		}
 		time.Sleep(500 * time.Millisecond)

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"verbena/internal/ctl"
 )
 
 // built holds the programs that tests have built, in a directory that TestMain removes.
@@ -88,7 +90,7 @@ func attackProgram(t *testing.T, name string) string {
 	t.Helper()
 	needProgram(t, "gcc libc6-dev libibverbs-dev", "gcc")
 	return build(t, name, func(path string) []string {
-		argv := []string{"gcc", "-Wall", "-Wno-unused-result", "-O1", "-o", path}
+		argv := []string{"gcc", "-Wall", "-Wno-unused-result", "-O1", fmt.Sprint("-DCONTROL_PROTOCOL=", ctl.Protocol), "-o", path}
 		if name == "escape" {
 			return append(argv, "-static", "testdata/attack/escape.c")
 		}

@@ -23,6 +23,11 @@
 #include <sys/wait.h>
 #include <time.h>
 
+// The member of a request with the number of the control protocol, which the test gives.
+#define PROTOCOL_OF(n) "\"Protocol\":" #n
+#define PROTOCOL_AS(n) PROTOCOL_OF(n)
+#define PROTOCOL PROTOCOL_AS(CONTROL_PROTOCOL)
+
 // Addresses that are the same in every program here.
 #define SECRET_AT ((char *)0x300000000)
 #define ANSWER_AT ((char *)0x310000000)

@@ -210,7 +210,7 @@ int unread(int argc, char **argv)
 	control = argv[0];
 	many_files();
 	char text[128];
-	snprintf(text, sizeof text, "{\"Protocol\":5,\"Op\":\"%s\"}", argv[2]);
+	snprintf(text, sizeof text, "{" PROTOCOL ",\"Op\":\"%s\"}", argv[2]);
 	int asked = 0;
 	for (int i = 0; i < atoi(argv[1]); i++) {
 		int s = connect_control();
@@ -247,7 +247,7 @@ int subordinate(int argc, char **argv)
 			char answer[4096];
 			struct timeval wait = {2, 0};
 			setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait);
-			if (send_with(s, "{\"Protocol\":5,\"Op\":\"info\"}", -1) > 0 && recv(s, answer, sizeof answer - 1, 0) > 4 && strstr(answer + 4, "\"Info\""))
+			if (send_with(s, "{" PROTOCOL ",\"Op\":\"info\"}", -1) > 0 && recv(s, answer, sizeof answer - 1, 0) > 4 && strstr(answer + 4, "\"Info\""))
 				n++;
 			else
 				close(s);
@@ -291,7 +291,7 @@ int flood(int argc, char **argv)
 			usleep(1000);
 		}
 		if (!strcmp(argv[2], "answers"))
-			send_with(s, "{\"Protocol\":5,\"Op\":\"res show\"}", -1);
+			send_with(s, "{" PROTOCOL ",\"Op\":\"res show\"}", -1);
 		if (!strcmp(argv[2], "connections")) {
 			close(s);
 			continue;

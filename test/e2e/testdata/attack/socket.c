@@ -226,11 +226,11 @@ int garbage(int argc, char **argv)
 {
 	CHECK(argc == 2);
 	control = argv[0];
-	static const char *texts[] = {"", "{", "null", "[]", "{\"Op\":\"nonsense\"}", "{\"Protocol\":3,\"Op\":\"attach\"}",
-		"{\"Protocol\":3,\"Op\":\"attach\",\"Attach\":{\"PID\":1,\"Args\":[\"x\"]}}", "{\"Protocol\":-1,\"Op\":\"info\"}",
-		"{\"Protocol\":1e400}", "{\"Protocol\":3,\"Op\":\"capture\",\"Capture\":{}}", "{\"Protocol\":3,\"Op\":\"stop\"}",
-		"{\"Protocol\":3,\"Op\":\"res show\",\"Name\":\"\\u0000\"}", "{\"Protocol\":3,\"Op\":\"link del\",\"Name\":\"rxe0\"}",
-		"{\"Protocol\":3,\"Op\":\"dev reset\",\"Name\":\"rxe0\",\"Reset\":{}}", "{\"Protocol\":3,\"Op\":\"fault add\",\"Fault\":{}}"};
+	static const char *texts[] = {"", "{", "null", "[]", "{\"Op\":\"nonsense\"}", "{" PROTOCOL ",\"Op\":\"attach\"}",
+		"{" PROTOCOL ",\"Op\":\"attach\",\"Attach\":{\"PID\":1,\"Args\":[\"x\"]}}", "{\"Protocol\":-1,\"Op\":\"info\"}",
+		"{\"Protocol\":1e400}", "{" PROTOCOL ",\"Op\":\"capture\",\"Capture\":{}}", "{" PROTOCOL ",\"Op\":\"stop\"}",
+		"{" PROTOCOL ",\"Op\":\"res show\",\"Name\":\"\\u0000\"}", "{" PROTOCOL ",\"Op\":\"link del\",\"Name\":\"rxe0\"}",
+		"{" PROTOCOL ",\"Op\":\"dev reset\",\"Name\":\"rxe0\",\"Reset\":{}}", "{" PROTOCOL ",\"Op\":\"fault add\",\"Fault\":{}}"};
 	long n = 0;
 	for (double end = now() + atof(argv[1]); now() < end; n++) {
 		int s = connect_control();
