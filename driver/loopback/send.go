@@ -55,15 +55,18 @@ func (q *QP) drained() {
 func (q *QP) completeSend(w *sendWQE, status ib.WCStatus, n uint64) {
 	failed := status != ib.WCSuccess
 	over := q.state == ib.QPErr || q.state == ib.QPSQE
+	lost := false
 	if failed || q.init.SigAll || w.wr.Flags&ib.SendSignaled != 0 {
 		wc := ib.WC{ID: w.wr.ID, Status: status, Opcode: opcodes[w.wr.Opcode], ByteLen: uint32(n),
 			QPNum: q.obj.Num(), QP: q.obj.QP(), Port: 1}
 		if !q.sendCQ.post(wc, false) && !over {
 			q.obj.Raise(ib.EventQPFatal)
-			failed = true
+			lost = true
 		}
 	}
 	switch {
+	case lost: // in both queues (11.6.3.1)
+		q.toError()
 	case !failed || over:
 	case q.init.Type == ib.QPTypeUD || q.init.Type == ib.QPTypeUC:
 		q.state = ib.QPSQE

@@ -247,7 +247,7 @@ var wrongQueues = []wrong{
 				return q.QP.PostSend(wrs)
 			}
 		},
-		by: "Callback/SolicitedImmediate", says: "RDMA WRITE with immediate data that is solicited",
+		by: "Callback/SolicitedOperations", says: "RDMA WRITE with immediate that is solicited",
 	},
 }
 

@@ -35,9 +35,9 @@ var callbackChecks = []check{
 		test: testSolicited,
 	},
 	{
-		name: "Callback/SolicitedImmediate",
-		rule: "the solicited flag of an RDMA WRITE with immediate data counts as that of a SEND",
-		test: testSolicitedImmediate,
+		name: "Callback/SolicitedOperations",
+		rule: "the solicited flag counts for each operation that takes a receive, of each type of service",
+		test: testSolicitedOperations,
 	},
 	{
 		name: "Callback/MissedSolicited",
@@ -350,24 +350,54 @@ func testSolicited(e *env) {
 	expect("a failure", 3)
 }
 
-func testSolicitedImmediate(e *env) {
-	var calls atomic.Int32
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
-	_, err := p.cqs[1].ReqNotify(ib.NotifySolicited)
-	e.must("request notify", err)
-	for i, flags := range []ib.SendFlags{0, ib.SendSolicited} {
-		p.recv(1, uint64(i), 0, 8)
-		wr := p.rdma(1, ib.WRRDMAWriteWithImm, p.buf[0].sgl(0, 8), 0)
-		wr.Flags |= flags
-		p.tryPost("RDMA WRITE with immediate data", 0, wr)
-		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-		e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
-		e.settle()
-		if n := calls.Load(); flags == 0 && n != 0 {
-			e.Fatalf("RDMA WRITE with immediate data, not solicited: %d calls of the handler, want 0", n)
+func testSolicitedOperations(e *env) {
+	pd := e.pd()
+	for _, kind := range queuePairTypes {
+		if e.ofType(kind, pd, e.cq(8, nil)) == nil {
+			continue
+		}
+		var calls atomic.Int32
+		p := e.pair(pairConfig{kind: kind, pd: pd, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
+		ops := p.known()
+		window := func(*ib.SendWR) {}
+		if mw, err := pd.AllocMW(ib.MWType2); err == nil {
+			own(e, mw, mw.Dealloc)
+			window = func(wr *ib.SendWR) {
+				if wr.Opcode != ib.WRSendWithInv {
+					return
+				}
+				p.bind(ib.BindMW{MW: mw, MR: p.buf[1].mr, RKey: ib.IncRKey(mw.RKey()), Addr: p.buf[1].addr, Length: 64, Access: remote},
+					ib.WCSuccess)
+				wr.InvalidateRKey = mw.RKey()
+			}
+			if kind == ib.QPTypeRC {
+				ops = append(ops, operation{"SEND with invalidate", ib.SendWR{Opcode: ib.WRSendWithInv, SGList: p.buf[0].sgl(0, 8)}, ib.WCSend, true})
+			}
+		}
+		for _, o := range ops {
+			if !o.receives {
+				continue
+			}
+			what := fmt.Sprintf("%v, %s", kind, o.what)
+			for i, flags := range []ib.SendFlags{0, ib.SendSolicited} {
+				wr := o.wr
+				wr.ID, wr.Flags = uint64(i), ib.SendSignaled|flags
+				window(&wr)
+				calls.Store(0)
+				_, err := p.cqs[1].ReqNotify(ib.NotifySolicited)
+				e.must("request notify", err)
+				p.recv(1, uint64(i), 0, 64)
+				p.post(0, wr)
+				e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
+				e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
+				e.settle()
+				if n := calls.Load(); flags == 0 && n != 0 {
+					e.Fatalf("%s, not solicited: %d calls of the handler, want 0", what, n)
+				}
+			}
+			e.eventually("a call of the handler for "+what+" that is solicited", func() bool { return calls.Load() == 1 })
 		}
 	}
-	e.eventually("a call of the handler for an RDMA WRITE with immediate data that is solicited", func() bool { return calls.Load() == 1 })
 }
 
 func testMissedSolicited(e *env) {

@@ -1,6 +1,7 @@
 package ibtest
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -26,6 +27,11 @@ var completionChecks = []check{
 		name: "CQ/DestroyedQueuePair",
 		rule: "completions of a destroyed queue pair have its number and no object on each of its queues; those of others keep theirs",
 		test: testDestroyedQueuePair,
+	},
+	{
+		name: "Data/Long",
+		rule: "a message of more than 16 MiB arrives whole, and its completions tell its length",
+		test: testLong,
 	},
 	{
 		name: "XRC/DestroyedTarget",
@@ -430,5 +436,32 @@ func (e *env) postSRQ(srq *ib.SRQ, wr ib.RecvWR) {
 	e.Helper()
 	if n, err := srq.PostRecv(wr); n != 1 || err != nil {
 		e.Fatalf("post receive: %d taken, %v", n, err)
+	}
+}
+
+// testLong sends messages whose length has more than 24 bits.
+func testLong(e *env) {
+	const n = 1<<24 + 5
+	if uint64(e.port.MaxMsgSize) < n {
+		e.Skipf("the port sends messages of up to %d bytes", e.port.MaxMsgSize)
+	}
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	from, to := e.buffer(p.pd, n, allAccess), e.buffer(p.pd, n, allAccess)
+	for i, op := range []ib.WROpcode{ib.WRSend, ib.WRRDMAWriteWithImm} {
+		if op == ib.WRRDMAWriteWithImm && !p.traffic().write {
+			continue
+		}
+		fill(from.b, i+1)
+		if k, err := p.qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: to.sgl(0, n)}); k != 1 {
+			e.Fatalf("post receive: %v", err)
+		}
+		p.post(0, ib.SendWR{ID: 1, Opcode: op, Flags: ib.SendSignaled, SGList: from.sgl(0, n), RemoteAddr: to.addr, RKey: to.mr.RKey()})
+		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+		if wc := e.waitOne(p.cqs[1], 1, ib.WCSuccess); wc.ByteLen != n {
+			e.Errorf("opcode %v of %d bytes: the receive tells %d", op, n, wc.ByteLen)
+		}
+		if !bytes.Equal(from.b, to.b) {
+			e.Errorf("opcode %v of %d bytes arrived changed", op, n)
+		}
 	}
 }

@@ -110,18 +110,23 @@ func (e *env) cutOff(hook ib.Disassociator, c *process) {
 
 func testDisassociate(e *env) {
 	hook, c, p := e.user()
-	other := e.pair(pairConfig{kind: ib.QPTypeRC})
+	_, _, stranger := e.user()
+	others := []*pair{e.pair(pairConfig{kind: ib.QPTypeRC}), stranger}
 	for i := range 3 {
 		p.recv(1, uint64(i), 0, 8)
 	}
-	other.recv(1, 9, 0, 8)
+	for _, other := range others {
+		other.recv(1, 9, 0, 8)
+	}
 	e.cutOff(hook, c)
 	for i := range 3 {
 		e.waitOne(p.cqs[1], uint64(i), ib.WCWRFlushErr)
 	}
-	other.send(0, 8, 8)
-	e.waitOne(other.cqs[0], 8, ib.WCSuccess)
-	e.waitOne(other.cqs[1], 9, ib.WCSuccess)
+	for _, other := range others {
+		other.send(0, 8, 8)
+		e.waitOne(other.cqs[0], 8, ib.WCSuccess)
+		e.waitOne(other.cqs[1], 9, ib.WCSuccess)
+	}
 	e.settle()
 	var wc [1]ib.WC
 	if n, err := p.cqs[1].Poll(wc[:]); err != nil || n != 0 {

@@ -162,7 +162,7 @@ func checks() []check {
 		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks,
 		completionChecks, refusedChecks, keyChecks, domainChecks, lateChecks, peerChecks,
 		refusedMemoryChecks, sideChecks, retriedChecks, failedStateChecks, registrationChecks, srqLimitChecks,
-		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, namedChecks, modelChecks, loadChecks,
+		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, namedChecks, wrapChecks, modelChecks, loadChecks,
 	)
 }
 

@@ -3,6 +3,7 @@ package ibtest
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
 	"syscall"
@@ -336,6 +337,17 @@ func testModeration(e *env) {
 	arm()
 	p.exchange(0, 5, 8)
 	e.eventually("the notification without moderation", func() bool { return calls.Load() == 3 })
+	for i, to := range []struct {
+		count  int
+		period time.Duration
+	}{{0, 0}, {1, 0}, {1000, time.Millisecond}, {2000, time.Millisecond}} { // while a notification is held back
+		e.must("moderate", p.cqs[1].Moderate(1000, 50*time.Millisecond))
+		arm()
+		p.exchange(0, uint64(10+i), 8)
+		e.must("moderate otherwise", p.cqs[1].Moderate(to.count, to.period))
+		e.eventually(fmt.Sprintf("the notification that was held back when moderation changed to %d and %v", to.count, to.period),
+			func() bool { return int(calls.Load()) == 4+i })
+	}
 	e.must("moderate", p.cqs[1].Moderate(1000, 50*time.Millisecond))
 	arm()
 	p.exchange(0, 6, 8) // a notification is on its way when everything is destroyed
@@ -601,6 +613,51 @@ func testXRC(e *env) {
 		if !bytes.Equal(buf.b[:16], buf.b[128:144]) {
 			e.Error("the message arrived changed")
 		}
+	}
+	// The target's rights, and the limit of the queue, are those of other services.
+	var limits atomic.Int32
+	limited := e.srq(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: receiver, Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1},
+		Event: func(_ *ib.SRQ, ev ib.EventType) {
+			if ev == ib.EventSRQLimitReached {
+				limits.Add(1)
+			}
+		}})
+	for i := range uint64(2) {
+		e.postSRQ(limited, ib.RecvWR{ID: i, SGList: buf.sgl(128, 16)})
+	}
+	e.must("arm the limit", limited.Modify(ib.SRQAttr{Limit: 2}, ib.SRQAttrLimit))
+	message := func(op ib.WROpcode) ib.WC {
+		e.Helper()
+		n, err := ini.PostSend(ib.SendWR{ID: 8, Opcode: op, Flags: ib.SendSignaled, SGList: buf.sgl(0, 8), RemoteSRQN: limited.Num(),
+			RemoteAddr: buf.addr + 64, RKey: buf.mr.RKey()})
+		if n != 1 {
+			e.Fatalf("post opcode %v: %v", op, err)
+		}
+		return e.waitAny(sender)
+	}
+	if wc := message(ib.WRSend); wc.Status != ib.WCSuccess {
+		e.Fatalf("a message: %+v", wc)
+	}
+	e.waitOne(receiver, 0, ib.WCSuccess)
+	e.eventually("the event that the limit of an XRC shared receive queue is reached", func() bool { return limits.Load() > 0 })
+	ops := []ib.WROpcode{ib.WRRDMAWrite, ib.WRRDMARead}
+	if a := e.deviceAttr(); a.AtomicCap != ib.AtomicNone {
+		ops = append(ops, ib.WRAtomicFetchAdd)
+	}
+	for _, op := range ops {
+		if wc := message(op); wc.Status != ib.WCSuccess {
+			e.Fatalf("opcode %v to a target that allows it: %q", op, wc.Status)
+		}
+		before := bytes.Clone(buf.b)
+		e.must("take the rights away", tgt.Modify(ib.QPAttr{}, ib.QPAttrAccessFlags))
+		fill(buf.b[:8], 99)
+		copy(before, buf.b[:8])
+		if wc := message(op); wc.Status != ib.WCRemInvReqErr || !bytes.Equal(buf.b, before) {
+			e.Errorf("opcode %v to a target that does not allow it: %q, memory changed: %v", op, wc.Status, !bytes.Equal(buf.b, before))
+		}
+		e.reset(ini, tgt)
+		e.up(ini, tgt.Num(), ib.QPRTS)
+		e.up(tgt, ini.Num(), ib.QPRTS)
 	}
 	e.wantErr("dealloc an XRC domain in use", x.Dealloc(), syscall.EBUSY)
 	if n, err := ini.PostSend(ib.SendWR{ID: 9, Opcode: ib.WRSend, SGList: buf.sgl(0, 16), RemoteSRQN: 0xfffffe}); n != 1 {

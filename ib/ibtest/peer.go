@@ -373,63 +373,82 @@ func testPeerGoes(e *env) {
 func testOverrunOneQueue(e *env) {
 	e.allow(ib.RuleCQTooSmall)
 	pd := e.pd()
-	for _, send := range []bool{true, false} {
-		name := map[bool]string{true: "send", false: "receive"}[send]
-		var events atomic.Int32
-		small, err := e.dev.CreateCQ(ib.CQInit{Entries: 4, Event: func(_ *ib.CQ, ev ib.EventType) { events.Add(1) }})
-		e.must("create cq", err)
-		own(e, small, small.Destroy)
-		room := small.Entries()
-		// Side 0 has the small queue, for its sends or for its receives.
-		p := &pair{e: e, pd: pd}
-		for i := range p.qps {
-			p.cqs[i] = e.cq(2*room+16, nil)
-			p.buf[i] = e.buffer(pd, 64, allAccess)
-			init := ib.QPInitAttr{SendCQ: p.cqs[i], RecvCQ: p.cqs[i], Type: ib.QPTypeRC,
-				Cap: ib.QPCap{MaxSendWR: uint32(room + 4), MaxRecvWR: uint32(room + 4), MaxSendSGE: 1, MaxRecvSGE: 1}}
-			switch {
-			case i == 0 && send:
-				init.SendCQ = small
-			case i == 0:
-				init.RecvCQ = small
-			}
-			p.qps[i] = e.qp(pd, init)
+	for _, kind := range queuePairTypes {
+		if e.ofType(kind, pd, e.cq(8, nil)) == nil {
+			continue
 		}
-		e.up(p.qps[0], p.qps[1].Num(), ib.QPRTS)
-		e.up(p.qps[1], p.qps[0].Num(), ib.QPRTS)
-		from, to := 1, 0
-		if send {
-			from, to = 0, 1
-			p.recv(0, 1<<20, 0, 8) // to be flushed
+		e.overrunOneQueue(pd, kind, true)
+		e.overrunOneQueue(pd, kind, false)
+	}
+}
+
+func (e *env) overrunOneQueue(pd *ib.PD, kind ib.QPType, send bool) {
+	e.Helper()
+	name := fmt.Sprintf("%v %s", kind, map[bool]string{true: "send", false: "receive"}[send])
+	var events atomic.Int32
+	small, err := e.dev.CreateCQ(ib.CQInit{Entries: 4, Event: func(_ *ib.CQ, ev ib.EventType) { events.Add(1) }})
+	e.must("create cq", err)
+	own(e, small, small.Destroy)
+	room := small.Entries()
+	// Side 0 has the small queue, for its sends or for its receives.
+	p := &pair{e: e, pd: pd}
+	for i := range p.qps {
+		p.cqs[i] = e.cq(2*room+16, nil)
+		p.buf[i] = e.buffer(pd, 64, allAccess)
+		init := ib.QPInitAttr{SendCQ: p.cqs[i], RecvCQ: p.cqs[i], Type: kind,
+			Cap: ib.QPCap{MaxSendWR: uint32(room + 4), MaxRecvWR: uint32(room + 4), MaxSendSGE: 1, MaxRecvSGE: 1}}
+		switch {
+		case i == 0 && send:
+			init.SendCQ = small
+		case i == 0:
+			init.RecvCQ = small
 		}
-		message := func(id int) {
-			e.Helper()
-			p.recv(to, uint64(id), 0, 8)
-			p.send(from, uint64(id), 8)
-		}
-		for i := range room {
-			message(i)
-			e.waitAny(p.cqs[1]) // on the other side
-		}
-		e.settle()
-		if n := events.Load(); n != 0 {
-			e.Fatalf("%d events of a queue that is just full", n)
-		}
-		message(room)
-		e.eventually("the event that the "+name+" completion queue has no room (EventCQErr)", func() bool { return events.Load() > 0 })
-		e.eventually("ERR of the queue pair that has lost the completion of a "+name, func() bool { return p.qps[0].State() == ib.QPErr })
-		for i, wc := range e.wait(small, room) {
-			if wc.ID != uint64(i) || wc.Status != ib.WCSuccess {
-				e.Fatalf("completion %d of the queue that had no room: work request %d with %q, want what was there before", i, wc.ID, wc.Status)
-			}
-		}
-		if !send {
-			p.send(0, 1<<20, 8)
-		}
-		e.waitOne(p.cqs[0], 1<<20, ib.WCWRFlushErr) // of the other queue
-		e.settle()
-		if n := events.Load(); n != 1 {
-			e.Errorf("%d events EventCQErr, want 1", n)
+		p.qps[i] = e.qp(pd, init)
+	}
+	e.up(p.qps[0], p.qps[1].Num(), ib.QPRTS)
+	e.up(p.qps[1], p.qps[0].Num(), ib.QPRTS)
+	from, to := 1, 0
+	if send {
+		from, to = 0, 1
+		p.recv(0, 1<<20, 0, 64) // to be flushed
+	}
+	var ah *ib.AH
+	if kind == ib.QPTypeUD {
+		ah = e.ah(pd)
+	}
+	post := func(side, id int) {
+		e.Helper()
+		p.post(side, ib.SendWR{ID: uint64(id), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[side].sgl(0, 8),
+			AH: ah, RemoteQPN: p.qps[1-side].Num(), RemoteQKey: qkey})
+	}
+	message := func(id int) {
+		e.Helper()
+		p.recv(to, uint64(id), 0, 64)
+		post(from, id)
+	}
+	for i := range room {
+		message(i)
+		e.waitAny(p.cqs[1]) // on the other side
+	}
+	e.settle()
+	if n := events.Load(); n != 0 {
+		e.Fatalf("%d events of a queue that is just full", n)
+	}
+	message(room)
+	e.eventually("the event that the "+name+" completion queue has no room (EventCQErr)", func() bool { return events.Load() > 0 })
+	e.eventually("ERR of the queue pair that has lost the completion of a "+name, func() bool { return p.qps[0].State() == ib.QPErr })
+	for i, wc := range e.wait(small, room) {
+		if wc.ID != uint64(i) || wc.Status != ib.WCSuccess {
+			e.Fatalf("completion %d of the queue that had no room: work request %d with %q, want what was there before", i, wc.ID, wc.Status)
 		}
 	}
+	if !send {
+		post(0, 1<<20)
+	}
+	e.waitOne(p.cqs[0], 1<<20, ib.WCWRFlushErr) // of the other queue
+	e.settle()
+	if n := events.Load(); n != 1 {
+		e.Errorf("%d events EventCQErr, want 1", n)
+	}
+
 }

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"verbena/ib"
 )
@@ -75,7 +77,17 @@ func (w works) run(e *env, threads, rounds int, tolerated ...syscall.Errno) {
 			}
 		})
 	}
-	wg.Wait()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		wg.Wait()
+	}()
+	select {
+	case <-done:
+	case <-time.After(time.Duration(threads*rounds)*time.Millisecond + 2*e.cfg.patience):
+		buf := make([]byte, 1<<16)
+		e.Fatalf("threads wait for one another:\n%s", buf[:runtime.Stack(buf, true)])
+	}
 	if e.Failed() {
 		e.FailNow()
 	}
@@ -243,6 +255,7 @@ func testEveryMethod(e *env) {
 	if !t.write {
 		delete(w, "post write")
 	}
+	e.addDatagrams(w)
 	w.run(e, 8, 250*e.cfg.load, syscall.ENOMEM)
 	// Each receive gets its send; then everything has completed, once.
 	for i := range p.qps {
@@ -267,6 +280,45 @@ func testEveryMethod(e *env) {
 		if n, _ := cq.Poll(make([]ib.WC, 1)); n != 0 || polled[i].Load() != posted[i].Load() {
 			e.Errorf("side %d: %d completions of %d work requests", i, polled[i].Load()+int64(n), posted[i].Load())
 		}
+	}
+}
+
+// addDatagrams adds the methods of a handle that datagrams use, and of the queue pairs that send and receive them, if the driver has such.
+func (e *env) addDatagrams(w works) {
+	e.Helper()
+	pd := e.pd()
+	a := e.address()
+	ah, err := pd.CreateAH(&a)
+	if err != nil {
+		return
+	}
+	own(e, ah, ah.Destroy)
+	p := e.tryPair(ib.QPTypeUD, pd)
+	if p == nil {
+		return
+	}
+	var room atomic.Int64 // in the queue for the sends' completions
+	room.Store(int64(e.queueLen))
+	w["post datagram"] = func(r *rand.Rand) error {
+		if room.Add(-1) < 0 {
+			room.Add(1)
+			return nil
+		}
+		n, err := p.qps[0].PostSend(p.datagram(1, ah, 8))
+		if n == 0 {
+			room.Add(1)
+		}
+		return err
+	}
+	w["poll datagrams"] = func(r *rand.Rand) error {
+		n, err := p.cqs[0].Poll(make([]ib.WC, 4))
+		room.Add(int64(n))
+		return err
+	}
+	w["modify ah in use"] = func(*rand.Rand) error { return ah.Modify(&a) }
+	w["query ah in use"] = func(*rand.Rand) error { return second(ah.Query()) }
+	w["modify qp of datagrams"] = func(r *rand.Rand) error {
+		return p.qps[r.IntN(2)].Modify(ib.QPAttr{QKey: qkey}, ib.QPAttrQKey)
 	}
 }
 

@@ -176,7 +176,7 @@ func testRefusedLeavesNothing(e *env) {
 	e.must("query device", err)
 	times := 1000
 	for _, limit := range []int{a.MaxQP, a.MaxCQ, a.MaxSRQ, a.MaxMR, a.MaxAH} {
-		if limit < 4000 {
+		if limit < 4000*e.cfg.load*e.cfg.load*e.cfg.load {
 			times = max(times, limit+1)
 		}
 	}
@@ -199,7 +199,7 @@ func testRefusedLeavesNothing(e *env) {
 			n, began := 0, time.Now()
 			more := func() bool {
 				took := time.Since(began)
-				return n < times && took < slow*time.Duration(e.cfg.load) || n < 10_000 && took < quick*time.Duration(e.cfg.load)
+				return n < times && took < slow*time.Duration(e.cfg.load*e.cfg.load) || n < 10_000 && took < quick*time.Duration(e.cfg.load)
 			}
 			for ; more(); n++ {
 				if _, err := r.call(); err == nil {

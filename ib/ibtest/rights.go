@@ -3,6 +3,7 @@ package ibtest
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -21,7 +22,7 @@ var rightsChecks = []check{
 	},
 	{
 		name: "Data/KeyReuse",
-		rule: "the key of a deregistered region is not given to the regions that are registered next",
+		rule: "the key of a region or window that is gone is not given to those that are made next",
 		test: testKeyReuse,
 	},
 	{
@@ -126,18 +127,31 @@ func testLocalRights(e *env) {
 func testKeyReuse(e *env) {
 	pd := e.pd()
 	const rounds = 8
-	dead := map[uint32]int{}
-	for i := range rounds {
-		b := e.buffer(pd, 64, allAccess)
-		keys := []uint32{b.mr.LKey(), b.mr.RKey()}
+	dead := map[uint32]string{}
+	// once makes an object with keys and destroys it.
+	once := func(what string, keys []uint32, destroy func() error) {
+		e.Helper()
 		for _, k := range keys {
-			if j, ok := dead[k]; ok && k != 0 { // 0: none
-				e.Errorf("region %d has the key %#x of region %d, which was deregistered", i, k, j)
+			if of, ok := dead[k]; ok && k != 0 { // 0: none
+				e.Errorf("%s has the key %#x of %s, which was deregistered", what, k, of)
 			}
 		}
-		e.destroy(b.mr)
-		dead[keys[0]], dead[keys[1]] = i, i
-		e.must("remove memory", e.mem.Remove(b.addr))
+		e.must("destroy "+what, destroy())
+		for _, k := range keys {
+			dead[k] = what
+		}
+	}
+	for i := range rounds {
+		b := e.buffer(pd, 64, allAccess)
+		once(fmt.Sprintf("region %d", i), []uint32{b.mr.LKey(), b.mr.RKey()}, func() error { e.destroy(b.mr); return e.mem.Remove(b.addr) })
+		if mr, err := pd.AllocMR(1); err == nil {
+			once(fmt.Sprintf("region %d for fast registration", i), []uint32{mr.LKey(), mr.RKey()}, mr.Dereg)
+		}
+		for _, kind := range []ib.MWType{ib.MWType1, ib.MWType2} {
+			if mw, err := pd.AllocMW(kind); err == nil {
+				once(fmt.Sprintf("window %d of type %d", i, kind), []uint32{mw.RKey()}, mw.Dealloc)
+			}
+		}
 	}
 }
 

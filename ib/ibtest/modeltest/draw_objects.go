@@ -32,8 +32,12 @@ func (d *drawer) room(limit, most int) int {
 
 func (d *drawer) resizes() call {
 	id := d.cq()
-	if _, ok := d.x.m.CQs[id]; !ok {
+	c, ok := d.x.m.CQs[id]
+	if !ok {
 		return nil
+	}
+	if n := len(c.Wants); n > 0 && !d.one(3) { // just enough, one more, or one too few
+		return resizeCQ{id, max(1, n+d.IntN(3)-1)}
 	}
 	return resizeCQ{id, d.room(d.x.attr.MaxCQE, 1024)}
 }

@@ -359,6 +359,7 @@ var need = map[ib.WROpcode]ib.AccessFlags{
 func (d *drawer) data(q *model.QP, s *send, n uint64) {
 	switch {
 	case s.op == ib.WRFlush:
+	case s.op != ib.WRAtomicWrite && n != 8 && d.bad() && d.overlong(q, s, n):
 	case s.op == ib.WRAtomicWrite:
 		s.inline = d.bytes(8)
 	case s.op == ib.WRRDMARead || n == 8 && need[s.op] == ib.AccessRemoteAtomic:
@@ -369,6 +370,23 @@ func (d *drawer) data(q *model.QP, s *send, n uint64) {
 	default:
 		s.list = d.elements(q.PD, n, int(q.Cap.MaxSendSGE), 0)
 	}
+}
+
+// overlong draws elements of 4 GiB and n bytes, a sum whose low 32 bits are legal.
+func (d *drawer) overlong(q *model.QP, s *send, n uint64) bool {
+	need := ib.AccessFlags(0)
+	if s.op == ib.WRRDMARead {
+		need = ib.AccessLocalWrite
+	}
+	large := ids(d.x.m.Regions, func(r *model.Region) bool {
+		return r.Valid && !r.Dead && r.PD == q.PD && r.Access&need == need && r.Len >= 1<<32+n
+	})
+	if len(large) == 0 || q.Cap.MaxSendSGE < 2 || n > 1<<30 {
+		return false
+	}
+	mr := pick(d, large)
+	s.list = []element{{mr: mr, len: 1<<32 - 8}, {mr: mr, len: uint32(n + 8)}}
+	return true
 }
 
 func (d *drawer) bytes(n int) []byte {
@@ -462,6 +480,8 @@ func (d *drawer) bind(q *model.QP, s *send) *send {
 	switch {
 	case d.bad():
 		b.off = r.Len - b.len + 1
+	case d.bad():
+		b.len += 1 << (32 + d.IntN(8))
 	case w.Kind == ib.MWType1 && d.one(8):
 		b.len = 0
 	case d.bad():
