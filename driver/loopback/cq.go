@@ -35,6 +35,9 @@ type completer interface {
 
 // CreateCQ implements ib.Driver.
 func (d *Device) CreateCQ(obj ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+	if attr.Flags != 0 {
+		return nil, fmt.Errorf("flags %#x: %w", attr.Flags, syscall.EOPNOTSUPP)
+	}
 	if attr.Entries > maxCQE {
 		return nil, fmt.Errorf("%d entries, at most %d: %w", attr.Entries, maxCQE, syscall.EINVAL)
 	}

@@ -139,6 +139,7 @@ func (d *Device) Disassociate(c ib.UserContext) {
 			q.toError()
 		}
 	}
+	d.unblock() // peers that wait for these
 }
 
 // pd is a protection domain. Its identity is all that matters.

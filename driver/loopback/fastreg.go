@@ -43,7 +43,7 @@ func (q *QP) fastReg(w *sendWQE) ib.WCStatus {
 	const writes = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
 	switch {
 	case m == nil, m.gone(), m.valid, m.mapped == nil, m.pd != q.pd, w.reg.Key>>8 != m.num>>8,
-		w.reg.Access&writes != 0 && w.reg.Access&ib.AccessLocalWrite == 0: // as for RegMR
+		checkAccess(w.reg.Access) != nil, w.reg.Access&writes != 0 && w.reg.Access&ib.AccessLocalWrite == 0: // as for RegMR
 		return ib.WCLocQPOpErr
 	}
 	m.num = w.reg.Key

@@ -290,6 +290,8 @@ func (q *QP) take(wr *ib.SendWR) error {
 		return fmt.Errorf("opcode %d on a %v queue pair: %w", wr.Opcode, q.init.Type, syscall.EINVAL)
 	case len(wr.SGList) > int(c.MaxSendSGE):
 		return fmt.Errorf("%d gather elements, at most %d: %w", len(wr.SGList), c.MaxSendSGE, syscall.EINVAL)
+	case wr.Flags&ib.SendInline != 0 && fetches(wr.Opcode):
+		return fmt.Errorf("opcode %d cannot be inline: %w", wr.Opcode, syscall.EINVAL)
 	case wr.Flags&ib.SendInline != 0 && len(wr.Inline) > int(c.MaxInlineData):
 		return fmt.Errorf("%d bytes inline, at most %d: %w", len(wr.Inline), c.MaxInlineData, syscall.EINVAL)
 	}
@@ -353,6 +355,11 @@ func (q *QP) named(wr *ib.SendWR) (win *window, bound uint32, fast *fastMR, err 
 		fast, _ = ib.As[*fastMR](side)
 	}
 	return win, bound, fast, nil
+}
+
+// fetches tells whether the operation stores to the requester's memory.
+func fetches(op ib.WROpcode) bool {
+	return op == ib.WRRDMARead || op == ib.WRAtomicCmpAndSwp || op == ib.WRAtomicFetchAdd
 }
 
 // knows tells whether the service has the operation, and the request what it needs.

@@ -129,7 +129,7 @@ func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	case w.wr.Flags&ib.SendInline != 0, w.wr.Opcode == ib.WRAtomicWrite:
 		src.reset()
 		src.inline, src.n = w.inline, uint64(len(w.inline))
-	case w.wr.Opcode == ib.WRRDMARead, w.wr.Opcode == ib.WRAtomicCmpAndSwp, w.wr.Opcode == ib.WRAtomicFetchAdd:
+	case fetches(w.wr.Opcode):
 		return q.fetch(w)
 	case !d.local(src, w.sges, q.pd, 0):
 		return ib.WCLocProtErr, 0, false

@@ -28,7 +28,6 @@ func (d *Device) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata
 	s.rq = recvQueue{ring: newRing[recvWQE](int(init.Attr.MaxWR)), maxSGE: init.Attr.MaxSGE, pd: domain(init.PD), srq: s}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	s.rq.limit = init.Attr.Limit
 	d.addXRC(s, init)
 	return s, nil
 }
@@ -79,6 +78,7 @@ func (s *SRQ) Destroy() error {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
 	s.dev.removeXRC(s)
+	s.dev.unblock() // a sender that waits for a receive in it
 	return nil
 }
 

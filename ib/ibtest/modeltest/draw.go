@@ -19,6 +19,9 @@ type drawer struct {
 	todo []call // to be made before others are drawn
 	seen uint64 // of IDs
 	plan plan
+
+	known  map[model.ID]uint32 // rkeys of regions and windows
+	former map[model.ID]uint32 // those that they had before
 }
 
 // plan has the properties of the calls of a run.
@@ -43,7 +46,8 @@ const (
 )
 
 func newDrawer(x *runner, seed uint64, steps int) *drawer {
-	d := &drawer{Rand: rand.New(rand.NewPCG(seed, 0x6d6f64656c)), x: x}
+	d := &drawer{Rand: rand.New(rand.NewPCG(seed, 0x6d6f64656c)), x: x,
+		known: map[model.ID]uint32{}, former: map[model.ID]uint32{}}
 	d.plan = plan{
 		steps: steps, large: d.one(6), errors: d.one(8), wrong: []int{20, 60, 200, 1000}[d.IntN(4)],
 		focus: focus(d.IntN(int(numFocuses))),
@@ -59,6 +63,22 @@ func (d *drawer) one(n int) bool { return d.IntN(n) == 0 }
 
 // bad reports true when a value is to be wrong.
 func (d *drawer) bad() bool { return d.one(d.plan.wrong) }
+
+// learn notes the keys that have changed.
+func (d *drawer) learn() {
+	note := func(id model.ID, key uint32) {
+		if was, ok := d.known[id]; ok && was != key {
+			d.former[id] = was
+		}
+		d.known[id] = key
+	}
+	for id, r := range d.x.m.Regions {
+		note(id, r.RKey)
+	}
+	for id, w := range d.x.m.Windows {
+		note(id, w.RKey)
+	}
+}
 
 func (d *drawer) id() model.ID {
 	d.next++
@@ -333,6 +353,7 @@ func (d *drawer) connect(kind ib.QPType, a, b model.ID) {
 
 // draw returns the next call that can be made.
 func (d *drawer) draw() call {
+	d.learn()
 	for range 50 {
 		var c call
 		if len(d.todo) > 0 {

@@ -140,6 +140,9 @@ func (d *drawer) target(p *model.QP, n uint64, need ib.AccessFlags) (t target, m
 			}
 		}
 	}
+	if f, ok := d.former[t.key]; ok && d.one(4) { // the key that it had
+		t.xor = f ^ d.known[t.key]
+	}
 	if wrong {
 		switch d.IntN(6) {
 		case 0:
@@ -361,6 +364,9 @@ func (d *drawer) data(q *model.QP, s *send, n uint64) {
 	case s.op == ib.WRFlush:
 	case s.op != ib.WRAtomicWrite && n != 8 && d.bad() && d.overlong(q, s, n):
 	case s.op == ib.WRAtomicWrite:
+		s.inline = d.bytes(8)
+	case (s.op == ib.WRRDMARead || need[s.op] == ib.AccessRemoteAtomic) && q.Cap.MaxInlineData >= 8 && d.bad():
+		s.flags |= ib.SendInline
 		s.inline = d.bytes(8)
 	case s.op == ib.WRRDMARead || n == 8 && need[s.op] == ib.AccessRemoteAtomic:
 		s.list = d.elements(q.PD, n, int(q.Cap.MaxSendSGE), ib.AccessLocalWrite)
