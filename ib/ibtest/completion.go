@@ -31,7 +31,7 @@ var completionChecks = []check{
 	{
 		name: "Data/Long",
 		rule: "a message of more than 16 MiB arrives whole, and its completions tell its length",
-		test: testLong,
+		test: testLong, plain: true,
 	},
 	{
 		name: "XRC/DestroyedTarget",
