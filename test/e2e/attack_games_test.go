@@ -73,6 +73,8 @@ func TestAttackTree(t *testing.T) {
 			w := startService(t, who.service, "", "--link", "rxe0="+loopback(), "--mode", "0666")
 			os.Chmod(filepath.Dir(w.socket), 0o755)
 			dir := runDirOf(t, w.serve.Process.Pid)
+			// The attacker's tree is there as long as one of his programs.
+			talk(t, w.as(attacker).cmd(w.deadline(60), "run", "--", "sh", "-c", "echo there; sleep 60")).expect("there")
 			before := treeOf(t, dir)
 			args := []string{"run", "--", program, "tree-writes"}
 			if who.service.uid != attacker {
@@ -105,11 +107,11 @@ func TestAttackTree(t *testing.T) {
 	}
 }
 
-// treeOf lists what is below a directory, with modes and targets.
+// treeOf lists the virtual files of all users, in the directory of a service, with modes and targets.
 func treeOf(t *testing.T, dir string) string {
 	t.Helper()
 	var b strings.Builder
-	err := filepath.Walk(filepath.Join(dir, "tree"), func(path string, i os.FileInfo, err error) error {
+	err := filepath.Walk(filepath.Join(dir, "trees"), func(path string, i os.FileInfo, err error) error {
 		if err != nil || strings.Contains(path, "/.common/") {
 			return err
 		}
