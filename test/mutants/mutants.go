@@ -388,7 +388,7 @@ var mutants = []listed{
 	{"programs with 32-bit pointers execute unseen", "supervisor/filter.go",
 		"execs:  []uint32{x32 + 520, x32 + 545},", "execs:  []uint32{x32 + 520},"},
 	{"directories have a way up", "supervisor/pathcalls.go",
-		"	if e.dir && tree.mount == nil {", "	if false {"},
+		"	if e.dir && !w.session.sup.trees.mounted {", "	if false {"},
 	{"links in the tree are followed", "supervisor/tree.go",
 		"unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS", "0"},
 	{"the session's directory is the user's", "supervisor/tree.go",
