@@ -10,6 +10,8 @@ import (
 type request struct {
 	id         uint64
 	keys       []uint32 // local keys of the memory that it names
+	region     *MR      // the region that it registers, or binds a window to; nil: none
+	ends       uint32   // the remote key that it invalidates here; 0: none
 	signaled   bool
 	begin, end uint64 // when posting it began and ended; end 0: it has not
 	pending    *CQ    // counted as one that may complete there
@@ -88,6 +90,14 @@ func (w *work) sends(f *frame, wrs []SendWR) func(n int) {
 		r := &request{id: wr.ID, signaled: wr.Flags&SendSignaled != 0 || w.qp.init.SigAll, begin: w.seq, at: f.entry}
 		if wr.Flags&SendInline == 0 && wr.Opcode != WRAtomicWrite {
 			r.keys = keysOf(wr.SGList)
+		}
+		switch {
+		case wr.Opcode == WRLocalInv:
+			r.ends = wr.InvalidateRKey
+		case wr.Opcode == WRRegMR && wr.Reg != nil:
+			r.region = wr.Reg.MR
+		case wr.Opcode == WRBindMW && wr.Bind != nil:
+			r.region = wr.Bind.MR
 		}
 		posted = append(posted, r)
 	}
@@ -270,7 +280,8 @@ func (w *work) completed(cq *CQ, wc *WC) (r *request) {
 	return r
 }
 
-// sent takes the request of a completion out of the send queue, with all that may have been before it.
+// sent takes the request of a completion out of the send queue, with all that may have been before it. Requests behind it in the list of
+// one PostSend stay.
 //
 //verbena:held w.mu
 func (w *work) sent(wc *WC) *request {
@@ -291,8 +302,11 @@ func (w *work) sent(wc *WC) *request {
 	if r == nil {
 		return nil
 	}
+	passed := false
 	w.send = slices.DeleteFunc(w.send, func(x *request) bool {
-		if x == r || r.end == 0 || x.begin < r.end {
+		behind := passed && x.begin == r.begin
+		passed = passed || x == r
+		if !behind && (r.end == 0 || x.begin < r.end) {
 			x.done()
 			return true
 		}
@@ -409,7 +423,7 @@ func (w *work) lastWQE() {
 }
 
 // inFlight reports that a region that a call ends or changes is named by a work request that may not be done.
-func (k *checker) inFlight(d *Device, pd *PD, what string, keys func(uint32) bool, place []uintptr) {
+func (k *checker) inFlight(d *Device, pd *PD, what string, named func(*request) bool, place []uintptr) {
 	if d.State() != DeviceActive {
 		return
 	}
@@ -422,7 +436,7 @@ func (k *checker) inFlight(d *Device, pd *PD, what string, keys func(uint32) boo
 	}
 	k.mu.Unlock()
 	for _, w := range all {
-		r := w.naming(keys)
+		r := w.outstanding(named)
 		if r == nil {
 			continue
 		}
@@ -436,8 +450,8 @@ func (k *checker) inFlight(d *Device, pd *PD, what string, keys func(uint32) boo
 	}
 }
 
-// naming returns an outstanding request that names the memory, nil if there is none that the device could be carrying out.
-func (w *work) naming(keys func(uint32) bool) *request {
+// outstanding returns a request of a kind that the device may be carrying out, nil if there is none.
+func (w *work) outstanding(kind func(*request) bool) *request {
 	if w.qp != nil && (w.qp.live() != nil || w.qp.State() < QPRTR || w.lost()) {
 		return nil
 	}
@@ -451,7 +465,7 @@ func (w *work) naming(keys func(uint32) bool) *request {
 		cap int
 	}{{w.send, w.sendCap}, {w.recv, w.recvCap}} {
 		for _, r := range q.of[max(0, len(q.of)-q.cap):] {
-			if r.end != 0 && slices.ContainsFunc(r.keys, keys) {
+			if r.end != 0 && kind(r) {
 				return r
 			}
 		}
@@ -468,6 +482,9 @@ func (mr *MR) checkInFlight(what string) {
 	if mr.maxPages != 0 {
 		variants = 0xff
 	}
-	key := mr.lkey
-	mr.check.k.inFlight(mr.dev, mr.pd, what, func(k uint32) bool { return k|variants == key|variants }, callers(1))
+	lkey, rkey := mr.lkey|variants, mr.rkey|variants
+	mr.check.k.inFlight(mr.dev, mr.pd, what, func(r *request) bool {
+		return r.region == mr || mr.maxPages != 0 && r.ends != 0 && r.ends|variants == rkey ||
+			slices.ContainsFunc(r.keys, func(k uint32) bool { return k|variants == lkey })
+	}, callers(1))
 }

@@ -9,6 +9,7 @@ import (
 
 	"verbena/driver/loopback"
 	"verbena/ib"
+	"verbena/umem"
 )
 
 // consumer is two connected queue pairs on a device in checked mode.
@@ -187,6 +188,22 @@ func TestCheckInFlight(t *testing.T) {
 			x.send(3, ib.SendSignaled)
 		}, true},
 		{"an unsignaled send", func(x *consumer) { x.recv(1); x.send(2, 0); x.poll() }, true},
+		{"an unsignaled send behind one that was polled, in one list", func(x *consumer) {
+			x.recv(1)
+			x.recv(2)
+			wr := ib.SendWR{ID: 3, Opcode: ib.WRSend, Flags: ib.SendSignaled}
+			_, err := x.a.PostSend(wr, ib.SendWR{ID: 4, Opcode: ib.WRSend, SGList: x.sgl()})
+			x.must(err)
+			x.poll()
+		}, true},
+		{"an unsignaled send before one that was polled, in one list", func(x *consumer) {
+			x.recv(1)
+			x.recv(2)
+			_, err := x.a.PostSend(ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: x.sgl()},
+				ib.SendWR{ID: 4, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: x.sgl()})
+			x.must(err)
+			x.poll()
+		}, false},
 		{"the same IDs", func(x *consumer) { x.recv(0); x.send(0, ib.SendSignaled); x.poll(); x.send(0, ib.SendSignaled) }, true},
 		{"flushed, and not polled", func(x *consumer) { x.recv(1); x.toError(x.b) }, true},
 		{"polled", func(x *consumer) { x.recv(1); x.send(2, ib.SendSignaled); x.poll() }, false},
@@ -247,6 +264,75 @@ func TestCheckInFlight(t *testing.T) {
 			x := newConsumer(t, consumerConfig{})
 			c.use(x)
 			x.dereg()
+			if c.caught {
+				x.end(ib.RuleInFlight)
+			} else {
+				x.end()
+			}
+		})
+	}
+}
+
+// Work requests that register, invalidate or bind use a region that their gather list does not name.
+func TestCheckInFlightOfRegions(t *testing.T) {
+	const access = ib.AccessLocalWrite | ib.AccessRemoteRead
+	type world struct {
+		*consumer
+		fast, plain *ib.MR
+		mw          *ib.MW
+	}
+	post := func(x *world, wrs ...ib.SendWR) {
+		x.t.Helper()
+		_, err := x.a.PostSend(wrs...)
+		x.must(err)
+		x.poll()
+	}
+	reg := func(x *world, flags ib.SendFlags) ib.SendWR {
+		return ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: flags, Reg: &ib.FastReg{MR: x.fast, Key: x.fast.RKey(), Access: access}}
+	}
+	inv := func(key uint32, flags ib.SendFlags) ib.SendWR {
+		return ib.SendWR{ID: 2, Opcode: ib.WRLocalInv, Flags: flags, InvalidateRKey: key}
+	}
+	bind := func(x *world, flags ib.SendFlags) ib.SendWR {
+		return ib.SendWR{ID: 3, Opcode: ib.WRBindMW, Flags: flags, Bind: &ib.BindMW{MW: x.mw, RKey: x.mw.RKey() + 1, MR: x.plain,
+			Addr: x.plain.Addr(), Length: 8, Access: ib.AccessRemoteRead}}
+	}
+	for _, c := range []struct {
+		name   string
+		use    func(x *world)
+		caught bool
+	}{
+		{"an unsignaled registration", func(x *world) { post(x, reg(x, 0)); post(x, inv(x.fast.RKey(), 0)) }, true},
+		{"an unsignaled invalidation", func(x *world) { post(x, reg(x, ib.SendSignaled), inv(x.fast.RKey(), 0)) }, true},
+		{"of an earlier variant of the key", func(x *world) {
+			post(x, reg(x, ib.SendSignaled), inv(x.fast.RKey(), 0))
+			x.fast.UpdateKey(7)
+		}, true},
+		{"an unsignaled bind", func(x *world) { post(x, bind(x, 0)) }, true},
+		{"registered and invalidated", func(x *world) { post(x, reg(x, 0), inv(x.fast.RKey(), ib.SendSignaled)) }, false},
+		{"bound and invalidated", func(x *world) { post(x, bind(x, 0)); post(x, inv(x.mw.RKey(), ib.SendSignaled)) }, false},
+		{"the window's key is invalidated", func(x *world) {
+			post(x, bind(x, ib.SendSignaled))
+			post(x, inv(x.mw.RKey(), 0))
+		}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			x := &world{consumer: newConsumer(t, consumerConfig{})}
+			var err error
+			x.fast, err = x.pd.AllocMR(2)
+			x.must(err)
+			space := umem.NewLocal()
+			addr, err := space.Add(make([]byte, 64))
+			x.must(err)
+			x.must(x.fast.Map(space, nil, []umem.Range{{Addr: addr, Length: 64}}, 0x1000))
+			x.plain, err = x.pd.RegBytes(make([]byte, 64), ib.AccessLocalWrite|ib.AccessMWBind)
+			x.must(err)
+			x.mw, err = x.pd.AllocMW(ib.MWType2)
+			x.must(err)
+			c.use(x)
+			x.must(x.fast.Dereg())
+			x.must(x.mw.Dealloc())
+			x.must(x.plain.Dereg())
 			if c.caught {
 				x.end(ib.RuleInFlight)
 			} else {

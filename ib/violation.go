@@ -52,7 +52,7 @@ const (
 	RuleInUse
 	// RuleArmWithoutPoll: a consumer armed a CQ that had completions in it, and did not poll it afterwards.
 	RuleArmWithoutPoll
-	// RuleInFlight: a region was deregistered or changed while a work request that names it was outstanding.
+	// RuleInFlight: a region was deregistered or changed while a work request that uses it was outstanding.
 	RuleInFlight
 	// RuleDestroyUndrained: a completion was polled of a QP that had been destroyed before it was drained.
 	RuleDestroyUndrained

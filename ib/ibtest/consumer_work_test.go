@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/umem"
 )
 
 // rc is a connected pair.
@@ -68,6 +69,22 @@ var workConsumers = []wrongConsumer{
 			p.post(0, ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, 8),
 				RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey()})
 			e.destroy(p.buf[0].mr)
+		},
+		says: "rule in-flight",
+	},
+	{
+		defect: "deregisters a region whose unsignaled invalidation no later completion has proved done",
+		use: func(e *env) {
+			p := rc(e)
+			mr, err := p.pd.AllocMR(1)
+			e.must("alloc mr", err)
+			own(e, mr, mr.Dereg)
+			_, addr := e.alloc(64)
+			e.must("map", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 64}}, addr))
+			p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled, Reg: &ib.FastReg{MR: mr, Key: mr.RKey()}})
+			p.post(0, ib.SendWR{ID: 2, Opcode: ib.WRLocalInv, InvalidateRKey: mr.RKey()})
+			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+			e.destroy(mr)
 		},
 		says: "rule in-flight",
 	},

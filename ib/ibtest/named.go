@@ -19,6 +19,7 @@ var namedChecks = []check{
 
 func testDestroyedNamed(e *env) {
 	e.allow(ib.RuleUseAfterDestroy)
+	e.allow(ib.RuleInFlight) // the request waits
 	e.datagramToDestroyed()
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	for _, n := range []struct {
