@@ -226,6 +226,9 @@ func (cq *CQ) polled(f *frame, wcs []WC, before map[uint32]*work) {
 	if len(wcs) > 0 || len(before) == 0 {
 		return
 	}
+	if c, ok := As[CQCounter](cq.drv); ok && c.Waiting() > 0 {
+		return // the device delays completions
+	}
 	oc.deadMu.Lock()
 	defer oc.deadMu.Unlock()
 	for num, w := range before { // nothing more of them can be there
