@@ -94,9 +94,9 @@ type frame struct {
 	holder *Hold     // inHold: whose it is, nil for HoldCallbacks; inAtomic: that a doorbell was given
 
 	listener *eventHandler // whose function it is, or whose end
-	emptied  []uintptr     // where a completion handler found its CQ empty; of its thread
+	polled   []uintptr     // where a completion handler polled its CQ last; of its thread
 	blind    []uintptr     // where it armed the CQ last, if it did not ask what it had missed; of its thread
-	batch    bool          // its last poll since then was full; of its thread
+	batch    bool          // its last poll, since it armed the CQ if it did, was full; of its thread
 
 	// under checker.mu
 	th        *thread

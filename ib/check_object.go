@@ -333,8 +333,8 @@ func (cq *CQ) checkedHandler() {
 		defer oc.handler.CompareAndSwap(fr, nil)
 		armings := oc.armings.Load()
 		cq.handler(cq)
-		if fr.emptied != nil && oc.armings.Load() == armings {
-			cq.expectRearm(fr.emptied)
+		if fr.polled != nil && oc.armings.Load() == armings {
+			cq.expectRearm(fr.polled, fr.batch)
 		}
 		if fr.blind != nil && fr.batch {
 			cq.expectRest(fr.blind)
@@ -411,7 +411,7 @@ func (c checkedCQ) Poll(wc []WC) (int, error) {
 		cq.check.broken.Store(true)
 	case len(wc) > 0:
 		cq.polled(f, wc[:n], before)
-		f.noteEmptied(n < len(wc))
+		f.notePolled(n == len(wc))
 	}
 	return n, err
 }

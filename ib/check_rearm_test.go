@@ -88,6 +88,62 @@ func TestCheckNotRearmed(t *testing.T) {
 	}
 }
 
+// A handler that polls one batch and leaves the rest arms its CQ, or has another thread poll.
+func TestCheckNotRearmedAfterBatch(t *testing.T) {
+	const patience = 200 * time.Millisecond
+	for _, c := range []struct {
+		name   string
+		arm    bool
+		fail   bool // the queue pairs are in error when the handler runs
+		then   func(x *consumer)
+		caught bool
+	}{
+		{"left", false, false, func(*consumer) {}, true},
+		{"armed, with the question what was missed", true, false, func(*consumer) {}, false},
+		{"another thread polls", false, false, func(x *consumer) { time.Sleep(patience / 2); x.poll() }, false},
+		{"another thread arms", false, false, func(x *consumer) {
+			time.Sleep(patience / 2)
+			second(x.cq.ReqNotify(ib.NotifyNextComp))
+			x.poll()
+		}, false},
+		{"all queue pairs are in error", false, true, func(*consumer) {}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				x := newConsumer(t, consumerConfig{handler: func(cq *ib.CQ) {
+					for missed := true; missed; {
+						var wc [1]ib.WC
+						second(cq.Poll(wc[:]))
+						if !c.arm {
+							return
+						}
+						var err error
+						if missed, err = cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed); err != nil {
+							panic(err)
+						}
+					}
+				}})
+				x.recv(1)
+				x.recv(2)
+				second(x.cq.ReqNotify(ib.NotifyNextComp))
+				if c.fail {
+					x.toError(x.b)
+					x.toError(x.a)
+				} else {
+					x.send(3, ib.SendSignaled)
+				}
+				c.then(x)
+				time.Sleep(5 * patience)
+				if c.caught {
+					x.end(ib.RuleNotRearmed)
+				} else {
+					x.end()
+				}
+			})
+		})
+	}
+}
+
 func second[T any](_ T, err error) {
 	if err != nil {
 		panic(err)

@@ -62,7 +62,8 @@ const (
 	RuleCQTooSmall
 	// RuleUnsignaledOnly: a send queue was filled with work requests of which none is signaled.
 	RuleUnsignaledOnly
-	// RuleNotRearmed: a completion handler emptied its CQ and did not arm it again, and completions came that were not polled.
+	// RuleNotRearmed: a completion handler polled its CQ and did not arm it again, and completions that it left, or that came later,
+	// were not polled.
 	RuleNotRearmed
 	// RuleLeftInCQ: a completion handler armed its CQ, without asking what it had missed, and did not poll until the CQ was empty.
 	RuleLeftInCQ

@@ -289,6 +289,23 @@ var callbackConsumers = []wrongConsumer{
 		says: "rule not-rearmed",
 	},
 	{
+		defect: "polls one completion in each call of its handler, and arms its CQ when there is none",
+		use: func(e *env) {
+			p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
+				if n, _ := cq.Poll(make([]ib.WC, 1)); n == 0 {
+					cq.ReqNotify(ib.NotifyNextComp)
+				}
+			}}})
+			second(p.cqs[1].ReqNotify(ib.NotifyNextComp))
+			for i := range 2 {
+				p.recv(1, uint64(i), 0, 8)
+				p.send(0, uint64(i), 8)
+			}
+			e.reported()
+		},
+		says: "polled one batch and returned without ReqNotify",
+	},
+	{
 		defect: "arms its CQ, polls one batch, and leaves the rest to the next call",
 		use: func(e *env) {
 			var calls atomic.Int32
