@@ -22,6 +22,9 @@ type cq struct {
 	obj ib.CQHandle
 	rep atomic.Bool // the inner queue has reported a completion
 
+	// hides is true when there have been requests whose completions in the inner queue the consumer does not get.
+	hides atomic.Bool
+
 	mu        sync.Mutex
 	held      []entry // the window, in the order of the inner queue
 	armed     ib.NotifyFlags
@@ -133,7 +136,7 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 	return n, err
 }
 
-// pull takes completions out of the inner queue until there are so many in the window.
+// pull takes completions out of the inner queue until there are so many in the window. Those of hidden requests are dropped.
 //
 //verbena:held mu
 func (c *cq) pull(most int) error {
@@ -154,7 +157,12 @@ func (c *cq) pull(most int) error {
 			c.d.mu.Unlock()
 			return nil
 		}
-		c.held = append(c.held, c.d.entry(c.one[0]))
+		e := c.d.entry(c.one[0])
+		if e.r != nil && e.r.hidden && e.wc.Status == ib.WCSuccess {
+			e.r.arrived = true
+			continue
+		}
+		c.held = append(c.held, e)
 	}
 	return nil
 }
@@ -262,6 +270,9 @@ func poison(wc *ib.WC) {
 func (c *cq) Waiting() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.hides.Load() {
+		_ = c.pull(1 << 30)
+	}
 	if inner, ok := ib.As[ib.CQCounter](c.DriverCQ); ok {
 		return len(c.held) + inner.Waiting()
 	}
@@ -275,6 +286,9 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	defer c.mu.Unlock()
 	if c.armed == 0 {
 		c.rep.Store(false) // of a request that has been answered
+	}
+	if c.hides.Load() {
+		_ = c.pull(1 << 30)
 	}
 	if missed, err = c.DriverCQ.ReqNotify(flags); err != nil {
 		return missed, err
@@ -306,6 +320,9 @@ func (c *cq) tick() (more bool) {
 	}
 	c.age()
 	report := c.rep.Swap(false)
+	if report && c.armed == ib.NotifyNextComp && c.hides.Load() {
+		report, more = c.shown()
+	}
 	if c.later && c.next() >= 0 {
 		report = true
 	}
@@ -316,7 +333,25 @@ func (c *cq) tick() (more bool) {
 		c.armed, c.later = 0, false
 		c.obj.Completed()
 	}
-	return c.later
+	return more || c.later
+}
+
+// shown finds out whether a report of the inner queue is to be passed on. If all its completions are hidden, it arms the inner queue again;
+// if there are others, they report themselves. again says that the inner queue has missed some.
+//
+//verbena:held mu
+func (c *cq) shown() (report, again bool) {
+	_ = c.pull(1 << 30)
+	if len(c.held) > 0 {
+		c.later = true
+		return false, false
+	}
+	missed, err := c.DriverCQ.ReqNotify(c.armed | ib.NotifyReportMissed)
+	if err != nil {
+		return true, false
+	}
+	c.rep.Store(c.rep.Load() || missed)
+	return false, missed
 }
 
 // forget takes a queue pair that is gone out of the completions of the window.
@@ -338,7 +373,7 @@ func (c *cq) Resize(entries int, u *ib.Udata) error {
 	}
 	var err error
 	c.mu.Lock()
-	if c.delays() || len(c.held) > 0 {
+	if c.delays() || len(c.held) > 0 || c.hides.Load() {
 		err = c.pull(1 << 30)
 	}
 	n := len(c.held)

@@ -73,6 +73,8 @@ type request struct {
 	seq      uint64 // in its queue
 	targets  []target
 	landed   bool
+	hidden   bool // unsignaled, but signaled in the inner driver: the consumer gets no completion, unless it fails
+	arrived  bool // hidden, and completed in the inner driver; under cq.mu
 
 	wr   ib.SendWR // of a send that is held back
 	wait int       // steps before it begins

@@ -36,6 +36,7 @@ var litmuses = []litmus{
 	{weak.LateTarget, "looks at the memory of a receive when the sender has its completion", readsTargetEarly},
 	{weak.LateRead, "uses the data of a READ when the peer has answered a later message", readsReadEarly},
 	{weak.LateRead, "sends the data of a READ on without a fence", unfenced},
+	{weak.LateRead, "sends the data of an unsignaled READ on without a fence", unfencedUnsignaled},
 }
 
 // world is a registered device with queue pairs that are connected in twos.
@@ -386,20 +387,34 @@ func readsReadEarly(w *world, wrong bool) error {
 	return nil
 }
 
-func unfenced(w *world, wrong bool) error {
+func unfenced(w *world, wrong bool) error { return sendsOn(w, wrong, ib.SendSignaled) }
+
+func unfencedUnsignaled(w *world, wrong bool) error { return sendsOn(w, wrong, 0) }
+
+// sendsOn writes to a peer what it has read there.
+func sendsOn(w *world, wrong bool, read ib.SendFlags) error {
 	a, _ := w.pair()
 	remote, buf, to := w.memory(shared), w.memory(private), w.memory(shared)
 	fill(remote.b, 7)
-	a.post(remote.to(ib.WRRDMARead, buf))
-	wr := to.to(ib.WRRDMAWrite, buf)
+	wr := remote.to(ib.WRRDMARead, buf)
+	wr.Flags = read
+	a.post(wr)
+	wr = to.to(ib.WRRDMAWrite, buf)
 	if !wrong {
 		wr.Flags |= ib.SendFence
 	}
 	a.post(wr)
-	for _, wc := range w.wait(a.send, 2) {
+	n := 1
+	if read&ib.SendSignaled != 0 {
+		n = 2
+	}
+	for _, wc := range w.wait(a.send, n) {
 		if wc.Status != ib.WCSuccess {
 			return fmt.Errorf("%v", wc.Status)
 		}
+	}
+	if !bytes.Equal(buf.b, remote.b) {
+		return errors.New("the data of the READ have not arrived")
 	}
 	if !bytes.Equal(to.b, remote.b) {
 		return errors.New("the data before the READ were sent on")
@@ -499,6 +514,47 @@ func TestReplay(t *testing.T) {
 	if other := run(2); slices.Equal(other, first) {
 		t.Error("two seeds make the same choices")
 	}
+}
+
+// An unsignaled READ whose data come late has no completion, no notification, and takes no room: the completion queue is as without it.
+func TestUnsignaledReadIsNotSeen(t *testing.T) {
+	w := newWorld(t, wrapped(newLoopback, weak.Config{Seed: 1, Choices: weak.Of(weak.LateRead)}))
+	calls := make(chan int, queueLen)
+	cq, err := w.dev.CreateCQ(ib.CQInit{Entries: queueLen, Handler: func(*ib.CQ) { calls <- 1 }})
+	must(t, err)
+	w.later(cq.Destroy)
+	a, b := w.side(cq, w.cq()), w.side(w.cq(), w.cq())
+	w.connect(a, b)
+	remote, target := w.memory(shared), w.memory(private)
+	fill(remote.b, 7)
+	read := remote.to(ib.WRRDMARead, target)
+	read.Flags = 0
+	arm := func(when string) {
+		t.Helper()
+		missed, err := cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
+		if must(t, err); missed {
+			t.Errorf("ReqNotify %s: got missed completions, want none", when)
+		}
+	}
+	a.post(read)
+	arm("after a READ")
+	a.post(read)
+	settle()
+	if n := len(calls); n != 0 {
+		t.Errorf("calls of the handler: got %d, want 0", n)
+	}
+	if !bytes.Equal(target.b, make([]byte, len(target.b))) {
+		t.Error("the data have come before a completion")
+	}
+	a.post(w.memory(shared).to(ib.WRRDMAWrite, remote))
+	<-calls
+	if wc := w.wait(cq, 1); wc[0].Opcode != ib.WCRDMAWrite {
+		t.Errorf("completion: got %v, want %v", wc[0].Opcode, ib.WCRDMAWrite)
+	}
+	if !bytes.Equal(target.b, remote.b) {
+		t.Error("the data have not come with the completion of a later request")
+	}
+	arm("at the end")
 }
 
 // TestLitmusOnRXE: the wrong consumers fail on another driver, too, and the right ones do not.

@@ -2,6 +2,7 @@ package weak
 
 import (
 	"errors"
+	"math"
 	"sync"
 	"syscall"
 
@@ -234,6 +235,13 @@ func (r *request) land(n uint64) {
 		if k > 0 {
 			t.mr.land(t.addr, k)
 		}
+	}
+}
+
+// landHidden stores the data of a hidden request that has completed.
+func (r *request) landHidden() {
+	if r.hidden && r.arrived {
+		r.land(math.MaxUint64)
 	}
 }
 

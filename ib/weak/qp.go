@@ -176,7 +176,12 @@ func (q *qp) request(wr *ib.SendWR) *request {
 	q.sends++
 	r := &request{id: wr.ID, qp: q, send: true, signaled: wr.Flags&ib.SendSignaled != 0 || q.init.SigAll, seq: q.sends, wr: *wr}
 	stores := wr.Opcode == ib.WRRDMARead || wr.Opcode == ib.WRAtomicCmpAndSwp || wr.Opcode == ib.WRAtomicFetchAdd
-	r.wr.SGList, r.targets = q.d.elements(wr.SGList, q.pd, stores && r.signaled && q.sendCQ != nil && q.d.has(LateRead))
+	r.wr.SGList, r.targets = q.d.elements(wr.SGList, q.pd, stores && q.sendCQ != nil && q.d.has(LateRead))
+	if len(r.targets) > 0 && !r.signaled {
+		r.hidden = true
+		r.wr.Flags |= ib.SendSignaled
+		q.sendCQ.hides.Store(true)
+	}
 	q.d.enter(r)
 	r.wr.ID = r.num
 	q.d.mu.Lock()
@@ -261,6 +266,9 @@ func (q *qp) blocked(r *request) bool {
 	q.sendCQ.mu.Lock()
 	defer q.sendCQ.mu.Unlock()
 	_ = q.sendCQ.pull(1 << 30)
+	for _, x := range q.reading {
+		x.landHidden()
+	}
 	for i := range q.sendCQ.held {
 		e := &q.sendCQ.held[i]
 		if e.r == nil || e.r.qp != q || !e.send {
@@ -374,8 +382,15 @@ func opcodeOf(op ib.WROpcode) ib.WCOpcode {
 	return ib.WCSend
 }
 
-// polled notes that the consumer has got the completion of a request.
+// polled notes that the consumer has got the completion of a request. Hidden requests before it are done, too.
 func (q *qp) polled(r *request) {
+	for _, x := range q.take(r) {
+		x.landHidden()
+	}
+}
+
+// take takes a request out of its list, with the sends before it.
+func (q *qp) take(r *request) (done []*request) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
 	list := &q.in
@@ -387,12 +402,14 @@ func (q *qp) polled(r *request) {
 		if i >= 0 {
 			*list = slices.Delete(*list, i, i+1)
 		}
-		return
+		return nil
 	}
-	for _, x := range (*list)[:i+1] {
+	done = slices.Clone((*list)[:i+1])
+	for _, x := range done {
 		delete(q.d.reqs, x.num)
 	}
 	*list = slices.Delete(*list, 0, i+1)
+	return done
 }
 
 // PostRecv implements ib.DriverQP.

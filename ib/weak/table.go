@@ -90,7 +90,8 @@ var Choices = [numChoices]Row{
 	},
 	{
 		LateRead, "late-read",
-		"fills the target of a signaled READ or atomic when its completion is polled, or a fenced request begins, if no peer has rights to the region",
+		"fills the target of a READ or atomic when its completion is polled (of an unsignaled one, that of a later request), or a fenced request " +
+			"begins, if no peer has rights to the region",
 		"ibv_reg_mr(3), ordering semantics; IBA 10.8.3.3: a request that follows a READ waits for its data only with a fence",
 		"uses the data of a READ after the peer's answer to a later message; sends the data on without a fence",
 	},
