@@ -252,17 +252,29 @@ func (c *cq) take(i int, wc *ib.WC) {
 			e.r.qp.polled(e.r)
 		}
 	}
-	if wc.Status != ib.WCSuccess && c.d.has(PoisonedFields) {
+	if c.d.has(PoisonedFields) {
 		poison(wc)
 	}
 }
 
-// poison fills what is undefined in a failed completion.
+// pattern is in the undefined fields of a completion.
+const pattern = 0xa5a5a5a5
+
+// poison fills the undefined fields of a completion.
 func poison(wc *ib.WC) {
+	if wc.Status == ib.WCSuccess {
+		if wc.Flags&ib.WCWithImm == 0 {
+			wc.Imm = pattern
+		}
+		if wc.Flags&ib.WCWithInvalidate == 0 {
+			wc.InvalidateRKey = pattern
+		}
+		return
+	}
 	if wc.Status != ib.WCWRFlushErr {
 		wc.Opcode = 0xa5
 	}
-	wc.ByteLen, wc.Imm, wc.InvalidateRKey, wc.SrcQP = 0xa5a5a5a5, 0xa5a5a5a5, 0xa5a5a5a5, 0xa5a5a5
+	wc.ByteLen, wc.Imm, wc.InvalidateRKey, wc.SrcQP = pattern, pattern, pattern, pattern&0xffffff
 	wc.Flags, wc.PKeyIndex, wc.SLID, wc.SL, wc.Port = 0xff, 0xa5a5, 0xa5a5, 0xa5, 0xa5
 }
 

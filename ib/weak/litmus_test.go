@@ -29,6 +29,7 @@ var litmuses = []litmus{
 	{weak.CrossOrder, "takes a completion of one queue pair as proof of an earlier request on another", ordersQueuePairs},
 	{weak.LateFlush, "takes the receives to be flushed when Modify has returned", drainsByModify},
 	{weak.PoisonedFields, "adds up the lengths of completions, and looks at the status afterwards", lengthBeforeStatus},
+	{weak.PoisonedFields, "tells messages with immediate data by the data, and not by the flags", immediateWithoutFlag},
 	{weak.SplitKeys, "names its own memory by the remote key", remoteKeyForLocal},
 	{weak.ExactRoom, "signals no request", signalsNothing},
 	{weak.EarlyNumbers, "leaves the state of a destroyed queue pair in a table of numbers", staleNumbers},
@@ -261,6 +262,24 @@ func lengthBeforeStatus(w *world, wrong bool) error {
 	}
 	if received != 0 {
 		return fmt.Errorf("%d bytes have arrived, and nothing was sent", received)
+	}
+	return nil
+}
+
+func immediateWithoutFlag(w *world, wrong bool) error {
+	a, b := w.pair()
+	from, to := w.memory(shared), w.memory(shared)
+	for i, op := range []ib.WROpcode{ib.WRSend, ib.WRSendWithImm} {
+		b.receive(uint64(i), to)
+		a.post(ib.SendWR{Opcode: op, Flags: ib.SendSignaled, SGList: from.sgl(), Imm: uint32(i)})
+		wc := w.wait(b.recv, 1)[0]
+		has := wc.Flags&ib.WCWithImm != 0
+		if wrong {
+			has = wc.Imm != 0
+		}
+		if has != (op == ib.WRSendWithImm) || has && wc.Imm != uint32(i) {
+			return fmt.Errorf("%v arrived with immediate data: %v, %#x", op, has, wc.Imm)
+		}
 	}
 	return nil
 }

@@ -53,9 +53,11 @@ var Choices = [numChoices]Row{
 	},
 	{
 		PoisonedFields, "poisoned-fields",
-		"fills the fields of a failed completion that are undefined with a pattern",
-		"ibv_poll_cq(3): wr_id, status, qp_num and vendor_err alone are valid (and, in package ib, the opcode of a flushed one)",
-		"reads the length, the opcode or the immediate data before the status",
+		"fills the fields of a failed completion that are undefined with a pattern; in a successful one the immediate data and the " +
+			"invalidated key, unless the flags name them",
+		"ibv_poll_cq(3): of a failed one wr_id, status, qp_num and vendor_err alone are valid (and, in package ib, the opcode of a flushed " +
+			"one); imm_data and invalidated_rkey are valid with IBV_WC_WITH_IMM and IBV_WC_WITH_INV",
+		"reads the length, the opcode or the immediate data before the status; takes immediate data of 0 for a message without any",
 	},
 	{
 		SplitKeys, "split-keys",
