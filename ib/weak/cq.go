@@ -53,6 +53,7 @@ func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 	if u != nil {
 		return d.Driver.CreateCQ(h, attr, u)
 	}
+	d.slow()
 	c := &cq{d: d, obj: h}
 	inner, err := d.Driver.CreateCQ(h.Redirect(c.reported), attr, nil)
 	if err != nil {
@@ -80,6 +81,7 @@ func (c *cq) delays() bool {
 
 // Moderate implements ib.CQModerator. A moderated queue counts its completions, and delays none.
 func (c *cq) Moderate(count int, period time.Duration) error {
+	c.d.slow()
 	m, ok := ib.As[ib.CQModerator](c.DriverCQ)
 	if !ok {
 		return syscall.EOPNOTSUPP
@@ -379,6 +381,7 @@ func (c *cq) forget(qp *ib.QP) {
 
 // Resize implements ib.CQResizer. The completions of the window take room.
 func (c *cq) Resize(entries int, u *ib.Udata) error {
+	c.d.slow()
 	r, ok := ib.As[ib.CQResizer](c.DriverCQ)
 	if !ok {
 		return syscall.EOPNOTSUPP
@@ -401,6 +404,7 @@ func (c *cq) Resize(entries int, u *ib.Udata) error {
 
 // Destroy implements ib.DriverCQ.
 func (c *cq) Destroy() error {
+	c.d.slow()
 	if err := c.DriverCQ.Destroy(); err != nil {
 		return err
 	}

@@ -32,6 +32,7 @@ type driver struct {
 	cqs   map[*cq]struct{}
 	mrs   map[uint32]*mr // by the local keys of the inner driver
 	holds map[kind]bool  // requests that the inner driver takes
+	slept uint64         // calls of slow
 
 	timer   sync.Mutex
 	ticking bool
@@ -56,6 +57,44 @@ func New(d ib.Driver, c Config) ib.Driver {
 func (d *driver) Unwrap() ib.Driver { return d.Driver }
 
 func (d *driver) has(c Choice) bool { return d.Choices.Has(c) }
+
+// slow is called by each method that may sleep. One call in eight takes long, so that tests with many calls end.
+func (d *driver) slow() {
+	if !d.has(SlowMethods) {
+		return
+	}
+	d.mu.Lock()
+	d.slept++
+	n := d.slept
+	d.mu.Unlock()
+	if d.draw(SlowMethods, 0, n, 8) == 0 {
+		time.Sleep(10 * step)
+	}
+}
+
+// QueryDevice implements ib.Driver.
+func (d *driver) QueryDevice() (ib.DeviceAttr, error) {
+	d.slow()
+	return d.Driver.QueryDevice()
+}
+
+// QueryPort implements ib.Driver.
+func (d *driver) QueryPort(port int) (ib.PortAttr, error) {
+	d.slow()
+	return d.Driver.QueryPort(port)
+}
+
+// QueryGID implements ib.Driver.
+func (d *driver) QueryGID(port, index int) (ib.GIDEntry, error) {
+	d.slow()
+	return d.Driver.QueryGID(port, index)
+}
+
+// QueryPKey implements ib.Driver.
+func (d *driver) QueryPKey(port, index int) (uint16, error) {
+	d.slow()
+	return d.Driver.QueryPKey(port, index)
+}
 
 // EnterError implements ib.Driver. The requests that are held back are flushed later.
 func (d *driver) EnterError() {

@@ -24,6 +24,12 @@ type litmus struct {
 	use    func(w *world, wrong bool) error
 }
 
+// run runs a program on a device, in a time of its own.
+func (l litmus) run(t *testing.T, d ibtest.NewDevice, wrong bool) (err error) {
+	synctest.Test(t, func(t *testing.T) { err = l.use(newWorld(t, d), wrong) })
+	return err
+}
+
 var litmuses = []litmus{
 	{weak.LateCompletion, "polls once when the message must have arrived", pollsOnce},
 	{weak.CrossOrder, "takes a completion of one queue pair as proof of an earlier request on another", ordersQueuePairs},
@@ -38,6 +44,7 @@ var litmuses = []litmus{
 	{weak.LateRead, "uses the data of a READ when the peer has answered a later message", readsReadEarly},
 	{weak.LateRead, "sends the data of a READ on without a fence", unfenced},
 	{weak.LateRead, "sends the data of an unsignaled READ on without a fence", unfencedUnsignaled},
+	{weak.SlowMethods, "gives a thread that queries the device a fixed time to end", awaitsByTime},
 }
 
 // world is a registered device with queue pairs that are connected in twos.
@@ -441,6 +448,26 @@ func sendsOn(w *world, wrong bool, read ib.SendFlags) error {
 	return nil
 }
 
+func awaitsByTime(w *world, wrong bool) error {
+	done := make(chan int)
+	go func() {
+		defer close(done)
+		for range 200 {
+			_, _ = w.dev.QueryPort(1)
+		}
+	}()
+	defer func() { <-done }()
+	if !wrong {
+		return nil
+	}
+	select {
+	case <-done:
+		return nil
+	case <-time.After(30 * time.Millisecond):
+		return errors.New("the thread has not ended")
+	}
+}
+
 const litmusSeeds = 5
 
 // TestLitmus: the wrong consumer of each row appears to work on a device that takes no such liberty, and fails on one that does; the
@@ -450,7 +477,7 @@ func TestLitmus(t *testing.T) {
 		t.Run(weak.Choices[l.choice].Name+"/"+l.misuse, func(t *testing.T) {
 			t.Parallel()
 			run := func(name string, d ibtest.NewDevice, wrong bool) (err error) {
-				t.Run(name, func(t *testing.T) { err = l.use(newWorld(t, d), wrong) })
+				t.Run(name, func(t *testing.T) { err = l.run(t, d, wrong) })
 				return err
 			}
 			for _, wrong := range []bool{false, true} {
@@ -587,16 +614,18 @@ func TestLitmusOnRXE(t *testing.T) {
 			failed := false
 			for seed := range uint64(litmusSeeds) {
 				t.Run("wrong", func(t *testing.T) {
-					err := l.use(newWorld(t, wrapped(newRXE, weak.Config{Seed: seed, Choices: weak.Of(l.choice)})), true)
+					err := l.run(t, wrapped(newRXE, weak.Config{Seed: seed, Choices: weak.Of(l.choice)}), true)
 					failed = failed || err != nil
 				})
 			}
 			if !failed {
 				t.Error("the wrong consumer has not failed")
 			}
-			if err := l.use(newWorld(t, wrapped(newRXE, weak.Config{Seed: 1})), false); err != nil {
-				t.Errorf("the right consumer: %v", err)
-			}
+			t.Run("right", func(t *testing.T) {
+				if err := l.run(t, wrapped(newRXE, weak.Config{Seed: 1}), false); err != nil {
+					t.Error(err)
+				}
+			})
 		})
 	}
 }

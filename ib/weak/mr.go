@@ -63,6 +63,7 @@ func (d *driver) RegMR(h ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.
 	if u != nil {
 		return d.Driver.RegMR(h, pd, r, access, u)
 	}
+	d.slow()
 	m := &mr{d: d, region: r, pd: pd, access: access}
 	var err error
 	if m.DriverMR, err = d.Driver.RegMR(m.keys(h), pd, r, access, nil); err != nil {
@@ -121,6 +122,7 @@ func shadowOf(r *umem.Region) (*umem.Region, error) {
 
 // Dereg implements ib.DriverMR.
 func (m *mr) Dereg() error {
+	m.d.slow()
 	if err := m.DriverMR.Dereg(); err != nil {
 		return err
 	}
@@ -140,6 +142,7 @@ func (m *mr) Dereg() error {
 
 // Rereg implements ib.ReregMR. The shadow changes first, and back if the region does not.
 func (m *mr) Rereg(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags, u *ib.Udata) error {
+	m.d.slow()
 	inner, ok := ib.As[ib.ReregMR](m.DriverMR)
 	if !ok {
 		return syscall.EOPNOTSUPP

@@ -51,6 +51,7 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 	if u != nil {
 		return d.Driver.CreateQP(h, init, u)
 	}
+	d.slow()
 	asked := init.Cap
 	inner, err := d.Driver.CreateQP(h, init, nil)
 	if err != nil {
@@ -84,6 +85,7 @@ func (d *driver) holding(c *cq) (some []*qp) {
 
 // Query implements ib.DriverQP.
 func (q *qp) Query(mask ib.QPAttrMask) (ib.QPAttr, error) {
+	q.d.slow()
 	a, err := q.DriverQP.Query(mask)
 	if q.d.has(ExactRoom) {
 		a.Cap = q.room
@@ -446,6 +448,7 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 
 // Modify implements ib.DriverQP.
 func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
+	q.d.slow()
 	if err := q.DriverQP.Modify(attr, mask, u); err != nil {
 		return err
 	}
@@ -482,6 +485,7 @@ func (q *qp) forget() {
 
 // Destroy implements ib.DriverQP.
 func (q *qp) Destroy() error {
+	q.d.slow()
 	q.mu.Lock()
 	held := q.held
 	q.held = nil

@@ -15,6 +15,7 @@ const (
 	LateSource
 	LateTarget
 	LateRead
+	SlowMethods
 	numChoices
 )
 
@@ -96,6 +97,12 @@ var Choices = [numChoices]Row{
 			"begins, if no peer has rights to the region",
 		"ibv_reg_mr(3), ordering semantics; IBA 10.8.3.3: a request that follows a READ waits for its data only with a fence",
 		"uses the data of a READ after the peer's answer to a later message; sends the data on without a fence",
+	},
+	{
+		SlowMethods, "slow-methods",
+		"takes 2 ms for one in eight of the calls that query the device, or make, change or destroy a queue pair, a completion queue or a region",
+		"the contract of package ib: such a method may sleep, and for as long as it takes",
+		"gives a call of another thread a fixed time; does not wait for the thread before it lets go of the device",
 	},
 }
 
