@@ -2,6 +2,7 @@ package ib
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -43,6 +44,33 @@ func TestCheckLockAcrossUnregisterClient(t *testing.T) {
 	lock.Lock()
 	core.UnregisterClient(cl)
 	w.expect(t, RuleLockAcrossRegister)
+	must(t, core.Unregister(&dev.handle))
+}
+
+// The function for an event waits for a lock that the client's own Add holds while it waits. No driver is to blame.
+func TestCheckLockOfClient(t *testing.T) {
+	var lock sync.Mutex
+	reported := make(chan Violation, 1)
+	core := &Core{}
+	core.Check(CheckConfig{Patience: 100 * time.Millisecond, Report: func(v Violation) { reported <- v }})
+	dev, _ := newDevice("fake0")
+	cl := &Client{Name: "A", Add: func(d *Device) (any, error) {
+		stop := d.OnEvent(func(Event) {
+			lock.Lock()
+			defer lock.Unlock()
+		})
+		lock.Lock()
+		dev.handle.DispatchEvent(EventPortActive, 1)
+		v := <-reported
+		lock.Unlock()
+		stop()
+		if v.Rule != RuleSleepInCallback || !strings.Contains(v.What, "Add of client A is in progress") {
+			t.Errorf("reported: got %v: %s, want %v, in Add of client A", v.Rule, v.What, RuleSleepInCallback)
+		}
+		return nil, nil
+	}, Remove: func(*Device, any) {}}
+	must(t, core.RegisterClient(cl))
+	must(t, core.Register(&dev.handle))
 	must(t, core.Unregister(&dev.handle))
 }
 

@@ -92,10 +92,13 @@ func (k *checker) look(f *frame) {
 			v.What = fmt.Sprintf("%s has waited for long (%s), and no other goroutine was running: the lock's holder sleeps", f.what, g.state)
 			suspects = g.suspects(all)
 		}
-		if reg := k.registering(f.dev); reg != nil {
+		switch reg := k.registering(f.dev); {
+		case reg != nil && f.kind == inCallback && reg.clientCall() != nil: // its own lock, since it is in no call of the driver
+			v.What += fmt.Sprintf("; %s is in progress", reg.clientCall().what)
+		case reg != nil:
 			v.Rule = RuleLockAcrossRegister
 			v.What += fmt.Sprintf("; %s is in progress", reg.what)
-		} else if th.find(func(x *frame) bool { return x.kind == inCallback }) != nil && f.kind == inAtomic {
+		case th.find(func(x *frame) bool { return x.kind == inCallback }) != nil && f.kind == inAtomic:
 			v.Rule = RuleLockAcrossCallback
 		}
 	case !g.waits():
@@ -201,6 +204,13 @@ func (k *checker) registering(d *Device) *frame {
 		}
 	}
 	return nil
+}
+
+// clientCall returns the Add or Remove of a client that a Register or Unregister is in, nil if it is in none.
+//
+//verbena:held f.k.mu
+func (f *frame) clientCall() *frame {
+	return f.th.find(func(x *frame) bool { return x.kind == inClient })
 }
 
 // others are the stacks of the other threads that have to do with the device, with mu held.
