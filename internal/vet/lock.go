@@ -176,6 +176,9 @@ func (p *Program) lockAt(f *function, v ssa.Value) *lock {
 }
 
 func (p *Program) findLock(f *function, v ssa.Value) *lock {
+	if l := p.embedded(v); l != nil {
+		return l
+	}
 	at := p.placeAt(f, v)
 	switch addr := at.addr.(type) {
 	case nil:
@@ -197,6 +200,51 @@ func (p *Program) findLock(f *function, v ssa.Value) *lock {
 		}
 		return l
 	}
+}
+
+// embedded returns the class of the mutex whose methods a struct promotes, if a value is an interface, such as a sync.Locker, that can
+// only have structs which embed a mutex of this class; else nil.
+func (p *Program) embedded(v ssa.Value) (l *lock) {
+	if !types.IsInterface(v.Type()) {
+		return nil
+	}
+	isMade := func(v ssa.Value) bool {
+		_, ok := v.(*ssa.MakeInterface)
+		return ok
+	}
+	for _, o := range p.traces.origins(v, nil, isMade) {
+		if isNil(o.v) {
+			continue
+		}
+		m, ok := o.v.(*ssa.MakeInterface)
+		if !ok {
+			return nil
+		}
+		k := p.promoted(m.X)
+		if k == nil || l != nil && k != l {
+			return nil
+		}
+		l = k
+	}
+	return l
+}
+
+// promoted returns the class of the mutex whose Lock is a method of the struct that a value is, or points to; nil: there is none.
+func (p *Program) promoted(v ssa.Value) *lock {
+	_, path, _ := types.LookupFieldOrMethod(v.Type(), true, nil, "Lock")
+	owner := deref(v.Type())
+	for _, i := range path[:max(0, len(path)-1)] {
+		st, ok := owner.Underlying().(*types.Struct)
+		if !ok {
+			return nil
+		}
+		field := st.Field(i)
+		if isMutex(deref(field.Type())) {
+			return p.fieldLock(owner, field)
+		}
+		owner = deref(field.Type())
+	}
+	return nil
 }
 
 // partOf returns the lock of a class that is at a place.
