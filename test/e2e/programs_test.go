@@ -235,7 +235,7 @@ func TestManyEventRuns(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
 	start := time.Now()
-	runs := 30
+	runs := 12
 	if full {
 		runs = 300
 	}
