@@ -43,6 +43,8 @@ func (m *Model) execute(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bo
 			return is(ib.WCLocLenErr), 0, false
 		case !l.ok && q.Type == ib.QPTypeUD && l.n > uint64(m.MTU):
 			m.open("a datagram that is too long, with a wrong key")
+		case !l.ok && s.foreign: // a driver may look at either first
+			return is(ib.WCLocProtErr, ib.WCLocQPOpErr), 0, false
 		case !l.ok:
 			m.partly(q, s, &l)
 			return is(ib.WCLocProtErr), 0, false
@@ -53,6 +55,8 @@ func (m *Model) execute(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bo
 	}
 	if q.Type == ib.QPTypeUD {
 		switch {
+		case s.foreign && len(src.data) > m.MTU:
+			return is(ib.WCLocQPOpErr, ib.WCLocLenErr), 0, false
 		case s.foreign:
 			return is(ib.WCLocQPOpErr), 0, false
 		case len(src.data) > m.MTU:
