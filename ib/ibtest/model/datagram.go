@@ -33,6 +33,12 @@ func (m *Model) datagram(q *QP, s *Send, src *source) {
 		m.lost()
 		return
 	}
+	if q := m.SRQs[p.SRQ]; q != nil {
+		if q.taker != 0 && q.taker != p.ID {
+			m.open("datagrams of one list for different queue pairs of a shared receive queue, which are not ordered")
+		}
+		q.taker = p.ID
+	}
 	to := m.local(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
 	w := Want{
 		WC:     ib.WC{ByteLen: uint32(GRHLen + n), Flags: ib.WCGRH, SrcQP: q.Num},

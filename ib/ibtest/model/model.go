@@ -113,6 +113,9 @@ func (m *Model) open(reason string) {
 func (m *Model) Begin() {
 	m.Open, m.served, m.servedBy, m.hazards, m.done = "", 0, nil, hazards{}, map[ID]int{}
 	m.Mem.Sharpen()
+	for _, s := range m.SRQs {
+		s.taker = 0
+	}
 }
 
 // made is the error of a call that makes or changes something.

@@ -39,6 +39,8 @@ type SRQ struct {
 	queue  queue
 	Limit  uint32
 	Events []ib.EventType
+
+	taker ID // the queue pair that has taken a receive for a datagram in this call; 0: none
 }
 
 // Len returns the number of receives in the queue.
