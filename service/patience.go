@@ -2,8 +2,8 @@ package service
 
 import "time"
 
-// directoryPatience is how long the service waits for a change in a directory. A program that lists the directory into
-// memory that does not answer keeps the kernel's lock of it.
+// directoryPatience is the longest time that the service waits for a change in a directory. A program can keep the
+// kernel's lock of a directory by listing it into memory that does not answer.
 const directoryPatience = 2 * time.Second
 
 // patiently makes a change in a directory, and reports whether it has been made in time. Otherwise the change is made

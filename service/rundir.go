@@ -30,7 +30,7 @@ const runDirLock = "lock"
 // runDirPrefix begins the names of a user's service directories.
 func runDirPrefix(uid int) string { return fmt.Sprintf("verbena-%d-", uid) }
 
-func newRunDir() (d *runDir, err error) {
+func newRunDir() (*runDir, error) {
 	patiently(sweepRunDirs) // the next service removes what is left
 	type made struct {
 		d   *runDir
@@ -41,7 +41,9 @@ func newRunDir() (d *runDir, err error) {
 		d, err := makeRunDir()
 		end <- made{d, err}
 	}) {
-		return nil, fmt.Errorf("make the service's directory: a program keeps %s locked: %w", shmRoot, syscall.ETIMEDOUT)
+		return nil, fmt.Errorf("make the service's directory in %s: not done after %v: %w; a program may keep it locked "+
+			"(`fuser -v %[1]s` lists those that have it open): end that program and start again",
+			shmRoot, directoryPatience, syscall.ETIMEDOUT)
 	}
 	m := <-end
 	return m.d, m.err
@@ -71,7 +73,7 @@ func makeRunDir() (*runDir, error) {
 	}
 }
 
-// close removes the directory. What a program keeps is left to the next service.
+// close removes the directory. The next service removes one that a program keeps locked.
 func (d *runDir) close() {
 	d.hold.Close()
 	patiently(func() {

@@ -131,7 +131,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	if info.Pidfd != nil && !runs(info.Pidfd) { // the number may be another's by now
 		return fail(fmt.Errorf("the launcher has ended: %w", unix.ESRCH))
 	}
-	// From here on it counts as the user's, too, to wait for a directory that one of his programs keeps.
+	// It may wait for a directory that another program of the user keeps locked. The session is charged already.
 	t.tree, err = s.trees.enter(user.ID())
 	defer func() {
 		if err != nil {

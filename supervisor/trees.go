@@ -64,11 +64,10 @@ type change struct {
 	err  error
 }
 
-// treePatience is how long the devices wait for a tree to show them.
+// treePatience is the longest time that a change of the devices waits for the trees.
 const treePatience = time.Second
 
-// newTrees makes the directory of the trees, and the tree of this process's user. That user is all users if there is no
-// ledger.
+// newTrees makes the directory of the trees, which is empty. Without a ledger all users share one tree.
 func newTrees(root string, ledger *quota.Ledger, log *slog.Logger, describe func() entries) (_ *trees, err error) {
 	s := &trees{describe: describe, own: quota.All, log: log, users: make(map[quota.ID]*userTree)}
 	if ledger != nil {
@@ -201,8 +200,8 @@ func (s *trees) update() error {
 			continue
 		}
 		if t.isLate() {
-			s.log.Warn("a user's programs do not see the devices as they are: one of them keeps a directory of the virtual files locked",
-				"user", t.user)
+			s.log.Warn("the virtual files of a user are not up to date: a program of the user may keep a directory locked; they will be when it ends",
+				"user", t.user, "after", treePatience)
 		}
 	}
 	return errors.Join(errs...)

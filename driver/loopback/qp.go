@@ -357,7 +357,7 @@ func (q *QP) named(wr *ib.SendWR) (win *window, bound uint32, fast *fastMR, err 
 	return win, bound, fast, nil
 }
 
-// fetches tells whether the operation stores to the requester's memory.
+// fetches reports whether an operation stores its result in the memory of the requester.
 func fetches(op ib.WROpcode) bool {
 	return op == ib.WRRDMARead || op == ib.WRAtomicCmpAndSwp || op == ib.WRAtomicFetchAdd
 }

@@ -275,7 +275,7 @@ var wrongSenders = []wrong{
 				return n, nil
 			}
 		},
-		by: "CQ/OverrunOneQueue", says: "ERR of the queue pair that has lost the completion of a RC receive",
+		by: "CQ/OverrunOneQueue", says: "ERR of the queue pair that has lost the completion of its RC receive",
 	},
 	{
 		defect: "flushes what is behind the send that it is in the middle of first, if a queue pair is its own peer",

@@ -436,7 +436,7 @@ func (e *env) overrunOneQueue(pd *ib.PD, kind ib.QPType, send bool) {
 	}
 	message(room)
 	e.eventually("the event that the "+name+" completion queue has no room (EventCQErr)", func() bool { return events.Load() > 0 })
-	e.eventually("ERR of the queue pair that has lost the completion of a "+name, func() bool { return p.qps[0].State() == ib.QPErr })
+	e.eventually("ERR of the queue pair that has lost the completion of its "+name, func() bool { return p.qps[0].State() == ib.QPErr })
 	for i, wc := range e.wait(small, room) {
 		if wc.ID != uint64(i) || wc.Status != ib.WCSuccess {
 			e.Fatalf("completion %d of the queue that had no room: work request %d with %q, want what was there before", i, wc.ID, wc.Status)
