@@ -289,6 +289,20 @@ func TestDispensable(t *testing.T) {
 	}
 }
 
+// TestAnswered: a connection counts as answered from its first answer on, and not for sending a request.
+func TestAnswered(t *testing.T) {
+	c := &connection{}
+	l := connections{open: map[net.Conn]*connection{c: c}}
+	for _, tt := range []struct {
+		state          http.ConnState
+		busy, answered bool
+	}{{http.StateNew, false, false}, {http.StateActive, true, false}, {http.StateIdle, false, true}, {http.StateActive, true, true}} {
+		if l.changed(c, tt.state); c.busy != tt.busy || c.answered != tt.answered {
+			t.Errorf("%v: busy %v, answered %v, want %v, %v", tt.state, c.busy, c.answered, tt.busy, tt.answered)
+		}
+	}
+}
+
 // TestEndsWhileFull: Serve ends with its listener, and closes its connections, also while there are as many as there may be.
 func TestEndsWhileFull(t *testing.T) {
 	l, err := Listen("127.0.0.1:0")
