@@ -11,6 +11,10 @@ help: ## list the targets
 build: ## build bin/verbena
 	$(GO) build -trimpath -o $(BIN) ./cmd/verbena
 
+.PHONY: tools
+tools: ## build the commands for developers (module tools): api, verdict, verbenavet, mutants, staticcheck, stringer
+	$(GO) build -C tools -o ../bin/ tool ./api ./verdict ./verbenavet ./mutants
+
 .PHONY: demo
 demo: build ## an RDMA ping-pong in under a minute: unmodified programs, then the Go stack in one process
 	@scripts/demo
@@ -20,7 +24,7 @@ test: export NO_INSTALL := 1
 test: have-deps lint unit libraries cross e2e interop-test ## everything that a change must pass; installs nothing
 
 .PHONY: quick
-quick: ## what can be tested in a minute, without root and packages
+quick: ## what can be tested in a minute, without root and packages: fewer rounds, the long tests left out (-short)
 	$(GO) vet ./...
 	$(GO) test -short -timeout 3m ./...
 
@@ -33,40 +37,44 @@ have-deps:
 	@NO_INSTALL=1 scripts/deps
 
 .PHONY: lint
-lint: ## gofmt, vet, staticcheck, the contract (verbenavet), the rules of imports
+lint: tools ## gofmt, vet, staticcheck, the contract (verbenavet), the rules of imports
 	@scripts/lint
 
 .PHONY: cross
 # What needs no other process, no memory fault and no multicast, which qemu-user does not know as Linux does.
 ARM64 := ./verbs ./verbs/embed ./driver/rxe/transport ./uapi/... ./roce/... ./rdmacm/msg
-cross: ## compile for the other architecture, and run what runs emulated
+cross: tools ## compile for the other architecture, and run what runs emulated
 	GOARCH=arm64 $(GO) vet ./...
 	GOARCH=amd64 $(GO) vet ./...
 	if [ "$$($(GO) env GOARCH)" = amd64 ]; then \
-		CGO_ENABLED=0 GOARCH=arm64 $(GO) test -json -count=1 -exec qemu-aarch64-static $(ARM64) | $(GO) run ./test/verdict; fi
+		CGO_ENABLED=0 GOARCH=arm64 $(GO) test -json -count=1 -exec qemu-aarch64-static $(ARM64) | bin/verdict; fi
 
 .PHONY: unit
-# Their tests compute, on one goroutine each.
-PLAIN := explore|layers|notify|states|vet
-unit: ## unit tests with the race detector
-	{ CGO_ENABLED=1 $(GO) test -race -json -timeout 8m $$($(GO) list ./... | grep -vE '/internal/($(PLAIN))$$'); \
-	  $(GO) test -json -timeout 8m $$($(GO) list ./internal/... | grep -E '/internal/($(PLAIN))$$'); } | $(GO) run ./test/verdict -slowest 10
-	$(GO) test -run '^(TestDataPathAllocates|TestMessageCosts|TestCompletionEventDoesNotAllocate|TestRoomForManyUsers|TestLoss)$$' ./driver/rxe ./uverbs
-	$(GO) test -run '^Test(Allocations|WaitAllocates|DataPathAllocates)$$' ./verbs/embed ./rdmanet
-	$(GO) test -run '^TestSchedules$$' ./driver/rxe/internal/simtest
-	$(GO) test -run '^TestLauncherRules$$' ./internal/confine
+# Their tests compute, on one goroutine each, or run the suite of ib/ibtest against drivers that are wrong. Lint has vetted all.
+PLAIN := /(internal/(explore|layers|notify|states)|ib/ibtest)$$
+# The race detector's runtime keeps each program for a second after its end.
+unit: export GORACE := atexit_sleep_ms=0
+unit: tools ## unit tests with the race detector
+	{ CGO_ENABLED=1 $(GO) test -race -vet=off -json -timeout 8m $$($(GO) list ./... | grep -vE '$(PLAIN)'); \
+	  $(GO) test -vet=off -json -timeout 8m $$($(GO) list ./... | grep -E '$(PLAIN)'); \
+	  CGO_ENABLED=1 $(GO) test -C examples/rblk -race -vet=off -json -timeout 8m ./...; $(GO) test -C tools -vet=off -json -timeout 8m ./...; } | bin/verdict -slowest 40
+	$(GO) test -vet=off -run '^(TestDataPathAllocates|TestMessageCosts|TestCompletionEventDoesNotAllocate|TestRoomForManyUsers|TestAddressHandleLimit|TestLoss|TestTransfer|TestAtomicsTogether|TestSetInterfaceRandom|TestContract|TestModel)$$' \
+		./driver/rxe ./driver/loopback ./ib/weak ./uverbs
+	$(GO) test -vet=off -run '^Test(Allocations|WaitAllocates|DataPathAllocates)$$' ./verbs/embed ./rdmanet
+	$(GO) test -vet=off -run '^TestSchedules$$' ./driver/rxe/internal/simtest
+	$(GO) test -vet=off -run '^TestLauncherRules$$' ./internal/confine
 
 .PHONY: libraries
 libraries: ## net/http, gRPC and others over rdmanet: a module of its own, with their dependencies
 	cd test/rdmanet && $(GO) vet ./... && $(GO) test -count=1 ./...
 
 .PHONY: e2e
-e2e: build ## the real programs, end to end; DOORBELLS=native: with doorbells that are not trapped
-	VERBENA=$(CURDIR)/$(BIN) DOORBELLS=$(DOORBELLS) $(GO) test -json -count=1 -timeout 18m -parallel 2 -tags e2e ./test/e2e/... | $(GO) run ./test/verdict -slowest 10
+e2e: build tools ## the real programs, end to end; DOORBELLS=native: with doorbells that are not trapped
+	VERBENA=$(CURDIR)/$(BIN) DOORBELLS=$(DOORBELLS) $(GO) test -json -count=1 -timeout 18m -parallel 3 -tags e2e ./test/e2e/... | bin/verdict -slowest 40
 
 .PHONY: attack
-attack: build ## the attacks of one user on others and on the service, with their full counts
-	VERBENA=$(CURDIR)/$(BIN) ATTACK_FULL=1 $(GO) test -json -count=1 -timeout 3h -tags e2e -run '^TestAttack' ./test/e2e | $(GO) run ./test/verdict -v
+attack: build tools ## the attacks of one user on others and on the service, with their full counts
+	VERBENA=$(CURDIR)/$(BIN) ATTACK_FULL=1 $(GO) test -json -count=1 -timeout 3h -tags e2e -run '^TestAttack' ./test/e2e | bin/verdict -v
 
 .PHONY: abi
 abi: ## record what the kernel's rxe answers to system calls on its files, in QEMU (test/abi)
@@ -117,11 +125,11 @@ soak-cm: ## SCHEDULES (default 10000) random schedules of the connection manager
 	$(GO) test -count=1 -timeout 12h -v -run '^TestSchedules$$' ./rdmacm -schedules $(or $(SCHEDULES),10000) -seed $(or $(SEED),1)
 
 .PHONY: soak-cm-kernel
-soak-cm-kernel: build ## WALKS (default 10000) random sequences of librdmacm's calls, on Verbena and on the Linux kernel in QEMU, from WALK_FIRST (1) on
+soak-cm-kernel: build tools ## WALKS (default 10000) random sequences of librdmacm's calls, on Verbena and on the Linux kernel in QEMU, from WALK_FIRST (1) on
 	WALKS=$(or $(WALKS),10000) INTEROP_RUN='^TestInterop$$/^walks$$' scripts/interop
 
 .PHONY: shapes
-shapes: build ## rates and delays that are asked for, beside those that are measured: of link set, and of tc with the kernel's rxe
+shapes: build tools ## rates and delays that are asked for, beside those that are measured: of link set, and of tc with the kernel's rxe
 	SHAPES=1 INTEROP_RUN='^TestInterop$$/^shapes$$' scripts/interop
 
 .PHONY: soak-transport
@@ -132,30 +140,25 @@ soak-transport: ## SCHEDULES (default 10000) random schedules of each transport 
 soak-travel: ## SCHEDULES (default 10000) schedules of each service by the shortcut, as packets, and with the way changing: the outcome is the same
 	$(GO) test -count=1 -timeout 12h -v -run '^TestTravel$$' ./driver/rxe/internal/simtest -travels $(or $(SCHEDULES),10000) -first $(or $(FIRST),1)
 
-.PHONY: soak-messages
-soak-messages: ## MESSAGES (default 100000) cases of random messages between two queue pairs, from seed FIRST (1) on, a fault in the middle of one; then ORDERS (20000) of work requests on the same memory
-	$(GO) test -count=1 -timeout 12h -run '^TestRandomMessages$$' ./driver/rxe -messages $(or $(MESSAGES),100000) -first $(or $(FIRST),1)
-	$(GO) test -count=1 -timeout 12h -run '^TestRandomOrder$$' ./driver/rxe -orders $(or $(ORDERS),20000) -firstorder $(or $(FIRST),1)
-
 .PHONY: flood
 flood: ## what a neighbour has while another process floods the device with packets, for some seconds
 	$(GO) test -count=1 -timeout 5m -v -run '^TestFlood$$' ./driver/rxe -flood
 
 .PHONY: mutants
-mutants: ## break the code on purpose, in one place at a time: the transport's schedules, and unit tests, must notice
+mutants: tools ## break the code on purpose, in one place at a time: the transport's schedules, and unit tests, must notice
 	$(GO) test -count=1 -timeout 2h -v -run '^TestMutants$$' ./driver/rxe/internal/simtest -mutants
-	$(GO) run ./test/mutants
-	$(GO) run ./test/mutants -generated
-	$(GO) test -count=1 -timeout 20m -v -run '^Test(Drivers|Consumers)$$' ./test/wrong -wrong
+	bin/mutants
+	bin/mutants -generated
+	$(GO) test -C tools -count=1 -timeout 20m -v -run '^Test(Drivers|Consumers)$$' ./wrong -wrong
 	$(GO) test -count=1 -timeout 20m -v -run '^TestWrongDrivers$$' ./ib/ibtest -whole
 
 .PHONY: mutants-drivers
-mutants-drivers: ## defects of all kinds in the drivers, which the contract suite with its model must notice, 30 minutes of them; ARGS="-run ^driver/rxe"
-	$(GO) run ./test/mutants -drivers -budget 30m $(or $(ARGS),-sample 100 -seed $$(date +%s))
+mutants-drivers: tools ## defects of all kinds in the drivers, which the contract suite with its model must notice, 30 minutes of them; ARGS="-run ^driver/rxe"
+	bin/mutants -drivers -budget 30m $(or $(ARGS),-sample 100 -seed $$(date +%s))
 
 .PHONY: mutants-generated
-mutants-generated: ## defects derived from the source of the packages that keep users apart, 30 minutes of them; ARGS="-run ^umem" chooses others than a sample
-	$(GO) run ./test/mutants -generated -budget 30m $(or $(ARGS),-sample 100 -seed $$(date +%s))
+mutants-generated: tools ## defects derived from the source of the packages that keep users apart, 30 minutes of them; ARGS="-run ^umem" chooses others than a sample
+	bin/mutants -generated -budget 30m $(or $(ARGS),-sample 100 -seed $$(date +%s))
 
 .PHONY: pyverbs
 pyverbs: build ## rdma-core's own tests, one line for each; ARGS are the runner's (-h lists them)
@@ -169,22 +172,22 @@ rdma-core: build ## record what several versions of rdma-core say of Verbena and
 
 .PHONY: docs
 docs: ## make the tables in docs anew
-	UPDATE_DOCS=1 $(GO) test -count=1 ./internal/confine ./test/pyverbs ./test/rdmacore ./uverbs ./internal/layers ./test/kernels
+	UPDATE_DOCS=1 $(GO) test -count=1 ./internal/confine ./internal/fault ./test/pyverbs ./test/rdmacore ./uverbs ./internal/layers ./test/kernels
 
 .PHONY: docs-session
 docs-session: build ## make the picture of a session in the README anew
 	PATH="$(CURDIR)/bin:$$PATH" $(GO) run ./test/session < docs/session.txt > docs/session.tmp && mv docs/session.tmp docs/session.svg
 
 .PHONY: interop
-interop: build ## run against the Linux kernel's Soft-RoCE, in QEMU; the report is bin/interop.md
+interop: build tools ## run against the Linux kernel's Soft-RoCE, in QEMU; the report is bin/interop.md
 	@scripts/interop bin/interop.md
 
 .PHONY: docs-interop
-docs-interop: build ## the same, and make docs/interop.md anew
+docs-interop: build tools ## the same, and make docs/interop.md anew
 	@scripts/interop docs/interop.md
 
 .PHONY: interop-test
-interop-test: build
+interop-test: build tools
 	@scripts/interop
 
 .PHONY: fuzz
@@ -205,12 +208,20 @@ soak-contract: ## the midlayer's contract: concurrency tests RUNS (default 200) 
 	$(GO) test -count=$$((5 * $(RUNS) / 2)) -timeout 24h -run 'TestContract/^(shortcut|wire)$$' ./driver/rxe
 
 .PHONY: soak-schedules
-soak-schedules: ## the drivers' contract with random pauses at each Lock and Unlock, race detector on: SEEDS (default 20) from SEED (1) on; then the defects that they must find, and ib/weak with each seed
+soak-schedules: ## the drivers' contract with random pauses at each Lock and Unlock, race detector on: SEEDS (default 20) from SEED (1) on; then the defects that they must find
 	$(GO) run ./ib/ibtest/schedule -race -seeds $(or $(SEEDS),20) -seed $(or $(SEED),1) -run '^TestContract$$' -args '-ibtest.load 2' ./driver/loopback
 	$(GO) run ./ib/ibtest/schedule -race -seeds $(or $(SEEDS),20) -seed $(or $(SEED),1) -run '^TestContract$$/^(shortcut|wire)$$' ./driver/rxe
 	$(GO) run ./ib/ibtest/schedule -race -seeds $(or $(SEEDS),20) -seed $(or $(SEED),1) ./ib
 	$(GO) test -count=1 -timeout 1h -v -run '^TestFinds' ./ib/ibtest/schedule -defects
-	$(GO) test -count=1 -timeout 6h -run '^Test(Contract|Model)$$' ./ib/weak -weak.seeds $(or $(SEEDS),20) -weak.seed $(or $(SEED),1) -ibtest.seeds 1000
+
+# Those that take longest come last.
+WEAK = -weak verbena/driver/loopback,verbena/driver/rxe -seeds $(or $(SEEDS),1000) -seed $(or $(SEED),1)
+.PHONY: soak-weak
+soak-weak: ## right consumers on the least convenient device (docs/weak.md): SEEDS (default 1000) from SEED (1) on
+	$(GO) run ./ib/ibtest/schedule $(WEAK) ./examples/page ./examples/echo ./ib/completion ./ib/attach ./ib/slot
+	cd examples/rblk && $(GO) run verbena/ib/ibtest/schedule $(WEAK) .
+	$(GO) run ./ib/ibtest/schedule $(WEAK) ./rdmacm ./rdmanet
+	$(GO) test -count=1 -timeout 72h -run '^Test(Contract|Model)$$' ./ib/weak -weak.seeds $(or $(SEEDS),1000) -weak.seed $(or $(SEED),1) -ibtest.seeds 1000
 
 .PHONY: soak-reset
 soak-reset: build ## resets, unplugs and plugs under load, race detector on; SOAK_RESETS, SOAK_PLUGS, SOAK_TIME bound it

@@ -17,6 +17,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"github.com/gopacket/gopacket/pcapgo"
 
+	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/roce"
 )
@@ -220,8 +221,7 @@ func TestRecorder(t *testing.T) {
 		a.Packet(p)
 		a.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 18, 100))
 		clear(p.Data) // it was copied
-		time.Sleep(time.Second)
-		synctest.Wait()
+		testutil.Advance(time.Second)
 		if len(directions(file.Bytes())) != 2 {
 			t.Error("packets are not written while the recording goes on")
 		}
@@ -294,7 +294,7 @@ func TestRecorderReorders(t *testing.T) {
 			p := tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, uint32(20+i), 100)
 			p.Time = start.Add(late * time.Millisecond)
 			tap.Packet(p)
-			time.Sleep(flushPeriod)
+			testutil.Advance(flushPeriod)
 		}
 		if sum, err := r.Close(); err != nil || sum != (Summary{Packets: 4}) {
 			t.Errorf("Close: got %+v, %v", sum, err)
@@ -336,7 +336,7 @@ func TestRecorderStuckWriter(t *testing.T) {
 		const packets, fit = 1000, (100 << 10) / (1000 + recordCost)
 		for range packets {
 			tap.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 1000))
-			time.Sleep(time.Millisecond)
+			testutil.Advance(time.Millisecond)
 		}
 		close(w.let)
 		sum, err := r.Close()

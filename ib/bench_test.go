@@ -1,9 +1,6 @@
 package ib
 
-import (
-	"testing"
-	"time"
-)
+import "testing"
 
 // nullQP and nullCQ cost nothing, so that what remains is the midlayer's.
 type nullQP struct{ fakeQP }
@@ -18,20 +15,14 @@ func (*nullCQ) ReqNotify(NotifyFlags) (bool, error) { return false, nil }
 // stub puts them in the place of the bench's.
 func (b *bench) stub() {
 	b.qp.drv, b.cq.drv = &nullQP{fakeQP{d: b.drv}}, &nullCQ{fakeCQ{d: b.drv}}
-	if b.qp.check == nil {
-		b.qp.post, b.cq.poll = b.qp.drv, b.cq.drv
-	}
+	b.qp.queue, b.cq.queue = b.qp.drv, b.cq.drv
 }
 
-// benchModes runs f with the driver's method called without the midlayer, through it, and in checked mode.
+// benchModes runs f with the driver's method called without the midlayer, and through it. Package check has the benchmarks of checked mode.
 func benchModes(b *testing.B, direct func(b *bench), through func(b *bench)) {
-	run := func(name string, checked bool, f func(*bench)) {
+	run := func(name string, f func(*bench)) {
 		b.Run(name, func(b *testing.B) {
-			core := &Core{}
-			if checked {
-				core.Check(CheckConfig{Report: func(v Violation) { b.Error(v) }, Patience: time.Minute})
-			}
-			w := newBenchOn(b, core, func(*CQ) {}, nil, nil)
+			w := newBench(b, func(*CQ) {}, nil, nil)
 			w.stub()
 			b.ReportAllocs()
 			for b.Loop() {
@@ -41,10 +32,9 @@ func benchModes(b *testing.B, direct func(b *bench), through func(b *bench)) {
 		})
 	}
 	if direct != nil {
-		run("driver", false, direct)
+		run("driver", direct)
 	}
-	run("ib", false, through)
-	run("checked", true, through)
+	run("ib", through)
 }
 
 func BenchmarkPostSend(b *testing.B) {

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"verbena/ib/internal/observe"
 	"verbena/internal/notify"
 )
 
@@ -313,9 +314,9 @@ func (h *DeviceHandle) HoldCallbacks() { h.dev.holdCallbacks(nil) }
 
 // holdCallbacks begins a hold, which is one of by if that is not nil.
 func (d *Device) holdCallbacks(by *Hold) {
-	d.callbacks.holds.Add(1) // first: see startChecks
-	if k := d.check.Load(); k != nil {
-		k.hold(d, by)
+	d.callbacks.holds.Add(1) // first: see startObserving
+	if s := d.observed(); s != nil {
+		s.Note(observe.HoldBegins, by)
 	}
 }
 
@@ -326,8 +327,8 @@ func (h *DeviceHandle) RunCallbacks() { h.dev.runCallbacks(nil, runBatch) }
 // runCallbacks runs what is due, up to a number of callbacks, and ends the hold. If one of them does not return, the hold
 // has ended all the same.
 func (d *Device) runCallbacks(by *Hold, most int) {
-	if k := d.check.Load(); k != nil {
-		k.endHold(d, by)
+	if s := d.observed(); s != nil {
+		s.Note(observe.HoldEnds, by)
 	}
 	c := &d.callbacks
 	c.mu.Lock()
@@ -474,12 +475,8 @@ func (cq *CQ) callHandler() {
 	if f := cq.dev.atHandler.Load(); f != nil && cq.dev.atHandler.CompareAndSwap(f, nil) {
 		(*f)()
 	}
-	switch {
-	case !call:
-	case cq.check != nil:
-		cq.checkedHandler()
-	default:
-		cq.handler(cq)
+	if call {
+		callBack(cq.subject, observe.Handler, "the completion handler", nil, func() { cq.handler(cq) })
 	}
 }
 

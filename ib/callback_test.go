@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"verbena/internal/testutil"
 )
 
 // onStack reports whether a function whose name ends in suffix is in the callchain.
@@ -34,29 +36,31 @@ func onStack(suffix string) bool {
 // to run callbacks.
 func TestCallbackIsNotInCallchain(t *testing.T) {
 	for _, hold := range []bool{false, true} {
-		calls, nested := make(chan struct{}, 1), false
-		b := newBench(t, func(*CQ) {
-			nested = onStack(".PostSend")
-			calls <- struct{}{}
-		}, nil, nil)
-		if hold {
-			b.dev.handle.HoldCallbacks()
-		}
-		b.cq.ReqNotify(NotifyNextComp)
-		b.qp.PostSend(SendWR{})
-		if hold {
-			if len(calls) != 0 {
-				t.Error("delivered before RunCallbacks")
+		synctest.Test(t, func(t *testing.T) { // where the thread that holds callbacks is not late
+			calls, nested := make(chan struct{}, 1), false
+			b := newBench(t, func(*CQ) {
+				nested = onStack(".PostSend")
+				calls <- struct{}{}
+			}, nil, nil)
+			if hold {
+				b.dev.handle.HoldCallbacks()
 			}
-			b.dev.handle.RunCallbacks()
-			if len(calls) != 1 {
-				t.Error("not delivered by RunCallbacks")
+			b.cq.ReqNotify(NotifyNextComp)
+			b.qp.PostSend(SendWR{})
+			if hold {
+				if len(calls) != 0 {
+					t.Error("delivered before RunCallbacks")
+				}
+				b.dev.handle.RunCallbacks()
+				if len(calls) != 1 {
+					t.Error("not delivered by RunCallbacks")
+				}
 			}
-		}
-		<-calls
-		if nested {
-			t.Errorf("hold=%v: handler called from PostSend", hold)
-		}
+			<-calls
+			if nested {
+				t.Errorf("hold=%v: handler called from PostSend", hold)
+			}
+		})
 	}
 }
 
@@ -208,7 +212,7 @@ func TestDestroyWaitsForCallback(t *testing.T) {
 		{"completion handler", func(b *bench) { CQHandle{cq: b.cq}.Completed() }, func(b *bench) error { return b.cq.Destroy() }},
 		{"completion handler, due again", func(b *bench) { CQHandle{cq: b.cq}.Completed(); synctest.Wait(); CQHandle{cq: b.cq}.Completed() }, func(b *bench) error { return b.cq.Destroy() }},
 		{"event of a queue", func(b *bench) { CQHandle{cq: b.cq}.Raise(EventCQErr) }, func(b *bench) error { return b.cq.Destroy() }},
-		{"event of a queue pair", func(b *bench) { QPHandle{b.qp}.Raise(EventQPFatal) }, func(b *bench) error { return b.qp.Destroy() }},
+		{"event of a queue pair", func(b *bench) { QPHandle{qp: b.qp}.Raise(EventQPFatal) }, func(b *bench) error { return b.qp.Destroy() }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -275,18 +279,20 @@ func TestDeviceEvents(t *testing.T) {
 
 // The path from a completion to the handler does not allocate once it is warm.
 func TestCallbackDoesNotAllocate(t *testing.T) {
-	calls := 0
-	b := newBench(t, func(*CQ) { calls++ }, nil, nil)
-	if n := testing.AllocsPerRun(100, func() {
-		b.dev.handle.HoldCallbacks()
-		CQHandle{cq: b.cq}.Completed()
-		b.dev.handle.RunCallbacks()
-	}); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
-	if calls != 101 {
-		t.Errorf("%d calls", calls)
-	}
+	synctest.Test(t, func(t *testing.T) { // where the thread that holds callbacks is not late
+		calls := 0
+		b := newBench(t, func(*CQ) { calls++ }, nil, nil)
+		if n := testing.AllocsPerRun(100, func() {
+			b.dev.handle.HoldCallbacks()
+			CQHandle{cq: b.cq}.Completed()
+			b.dev.handle.RunCallbacks()
+		}); n != 0 {
+			t.Errorf("%v allocations", n)
+		}
+		if calls != 101 {
+			t.Errorf("%d calls", calls)
+		}
+	})
 }
 
 // Handlers of different queues run at the same time: the first waits, awake, for the second.
@@ -340,7 +346,7 @@ func TestEventsComeInOrder(t *testing.T) {
 		if want = append(want, e); i%2 == 0 {
 			b.dev.handle.DispatchEvent(e, 1)
 		} else {
-			QPHandle{b.qp}.Raise(e)
+			QPHandle{qp: b.qp}.Raise(e)
 		}
 	}
 	b.dev.callbacks.drain()
@@ -401,8 +407,7 @@ func TestCallbacksDoNotWaitForAStoppedHolder(t *testing.T) {
 		b.dev.handle.HoldCallbacks() // and does not come back
 		began := time.Now()
 		CQHandle{cq: b.cq}.Completed()
-		time.Sleep(2 * lateDelay)
-		synctest.Wait()
+		testutil.Advance(2 * lateDelay)
 		if calls != 1 {
 			t.Fatalf("got %d calls %v after the completion, want 1", calls, time.Since(began))
 		}

@@ -7,17 +7,18 @@ import (
 	"sync"
 	"syscall"
 
+	"verbena/ib/internal/observe"
 	"verbena/internal/states"
 )
 
 // Core is one world of devices and clients. The zero Core is ready for use. The kernel has one of them; a Go
 // program may have several, which do not see each other.
 type Core struct {
-	mu      sync.Mutex
-	cond    sync.Cond // on mu; an attachment changed its state
-	devices []*Device
-	clients []*Client
-	check   *checker // of devices to come; nil: off
+	mu       sync.Mutex
+	cond     sync.Cond // on mu; an attachment changed its state
+	devices  []*Device
+	clients  []*Client
+	observer observer // of devices to come; may be nil
 }
 
 // Client is a consumer that follows the devices (struct ib_client). Its fields do not change after
@@ -55,12 +56,6 @@ type attachment struct {
 	data   any
 }
 
-func (c *Core) checker() *checker {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.check
-}
-
 func (c *Core) lock() {
 	c.mu.Lock()
 	if c.cond.L == nil {
@@ -73,9 +68,12 @@ func (c *Core) lock() {
 // ready for use. It may sleep. (ib_register_device)
 func (c *Core) Register(h *DeviceHandle) error {
 	d := h.dev
-	k := c.checker()
-	f, _ := k.register("Core.Register", d, nil)
-	defer f.leave()
+	o, s := c.observing(), observe.Subject(nil)
+	if o != nil {
+		s = o.Device(d, nil, nil)
+	}
+	in, _ := registers(s, "Core.Register", nil)
+	defer in.leave()
 	c.lock()
 	defer c.mu.Unlock()
 	active, ok := states.Device(d.state.Load()).Register()
@@ -88,9 +86,8 @@ func (c *Core) Register(h *DeviceHandle) error {
 		}
 	}
 	d.core.Store(c)
-	if k != nil {
-		d.registered = callers(0)
-		d.startChecks(k)
+	if o != nil {
+		d.startObserving(o, s)
 	}
 	d.state.Store(int32(active))
 	c.devices = append(c.devices, d)
@@ -114,9 +111,8 @@ func (c *Core) UnregisterContext(ctx context.Context, h *DeviceHandle) error {
 
 func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 	d := h.dev
-	k := d.check.Load()
-	f, err := k.register("Core.Unregister", d, nil)
-	defer f.leave()
+	in, err := registers(d.observed(), "Core.Unregister", nil)
+	defer in.leave()
 	if err != nil {
 		return fmt.Errorf("unregister device %s: called from what it would wait for: %w", d.name, err)
 	}
@@ -137,14 +133,14 @@ func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 	c.mu.Unlock()
 	if ctx.Done() == nil {
 		defer close(e.done)
-		e.err = c.takeAway(d, k, f)
+		e.err = c.takeAway(d)
 		return e.err
 	}
 	go func() {
 		defer close(e.done)
-		f, _ := k.register("Core.Unregister", d, nil)
-		defer f.leave()
-		e.err = c.takeAway(d, k, f)
+		in, _ := registers(d.observed(), "Core.Unregister", nil)
+		defer in.leave()
+		e.err = c.takeAway(d)
 	}()
 	if err := e.wait(ctx); err != nil && !e.over() {
 		return fmt.Errorf("unregister device %s: %w", d.name, err)
@@ -153,17 +149,12 @@ func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 }
 
 // takeAway is the work of Unregister.
-func (c *Core) takeAway(d *Device, k *checker, f *frame) error {
+func (c *Core) takeAway(d *Device) error {
 	c.lock()
 	c.detachAll(d)
 	d.callbacks.drain()
-	if k != nil {
-		at := callers(0)
-		d.unregistered.Store(&at)
-		k.leftBehind(d, nil, "Core.Unregister")
-	}
+	note(d.observed(), observe.Unregistered, nil)
 	states.Step(&d.state, states.Device.Unregister)
-	k.stillInside(d, f)
 	if n := d.making.Load(); n > 0 {
 		d.logf("unregister device %s: %d calls that make objects have not returned; they will fail", d.name, n)
 	}
@@ -187,8 +178,8 @@ func (c *Core) detachAll(d *Device) {
 // RegisterClient makes the client known; its Add is called for every present device before it returns. It may
 // sleep. (ib_register_client)
 func (c *Core) RegisterClient(cl *Client) error {
-	f, _ := c.checker().register("Core.RegisterClient", nil, cl)
-	defer f.leave()
+	in, _ := registers(c.observing(), "Core.RegisterClient", cl)
+	defer in.leave()
 	c.lock()
 	defer c.mu.Unlock()
 	if slices.Contains(c.clients, cl) {
@@ -213,8 +204,8 @@ func (c *Core) UnregisterClientContext(ctx context.Context, cl *Client) error {
 }
 
 func (c *Core) unregisterClientIn(ctx context.Context, cl *Client) error {
-	f, err := c.checker().register("Core.UnregisterClient", nil, cl)
-	defer f.leave()
+	in, err := registers(c.observing(), "Core.UnregisterClient", cl)
+	defer in.leave()
 	if err != nil {
 		return fmt.Errorf("unregister client %s: called from what it would wait for: %w", cl.Name, err)
 	}
@@ -237,8 +228,8 @@ func (c *Core) unregisterClientIn(ctx context.Context, cl *Client) error {
 	}
 	if begins {
 		go func() {
-			f, _ := c.checker().register("Core.UnregisterClient", nil, cl)
-			defer f.leave()
+			in, _ := registers(c.observing(), "Core.UnregisterClient", cl)
+			defer in.leave()
 			c.removeClient(cl, e)
 		}()
 	}
@@ -296,6 +287,7 @@ func (c *Core) attach(d *Device, cl *Client) {
 		return
 	}
 	a := &attachment{client: cl, dev: &Device{device: d.device, client: cl}, state: adding}
+	a.dev.observeFor(cl)
 	d.attached = append(d.attached, a)
 	defer c.cond.Broadcast()
 	defer func() {
@@ -303,7 +295,7 @@ func (c *Core) attach(d *Device, cl *Client) {
 			d.remove(a)
 		}
 	}()
-	data, err := c.add(d, a)
+	data, err := c.add(a)
 	if err != nil {
 		d.logf("client %s: add failed: %v", cl.Name, err)
 		return
@@ -328,35 +320,32 @@ func (c *Core) detach(d *Device, a *attachment) {
 	a.state = removing
 	defer c.cond.Broadcast()
 	defer d.remove(a)
-	c.remove(d, a)
+	c.remove(a)
 }
 
 // add gives up c.mu while it runs the client's Add, which may also panic or end the goroutine.
-func (c *Core) add(d *Device, a *attachment) (any, error) {
+func (c *Core) add(a *attachment) (any, error) {
 	c.mu.Unlock()
 	defer c.mu.Lock()
-	k, cl := d.check.Load(), a.client
-	if k == nil {
-		return cl.Add(a.dev)
-	}
-	defer d.clientFrame("Add", cl).leave()
-	data, err := cl.Add(a.dev)
+	defer a.enter("Add").leave()
+	data, err := a.client.Add(a.dev)
 	if err != nil {
-		k.removed(a, "the failing Add of client "+cl.Name)
+		note(a.dev.observed(), observe.Removed, "the failing Add")
 	}
 	return data, err
 }
 
 // remove does the same with Remove.
-func (c *Core) remove(d *Device, a *attachment) {
+func (c *Core) remove(a *attachment) {
 	c.mu.Unlock()
 	defer c.mu.Lock()
-	k := d.check.Load()
-	if k == nil {
-		a.client.Remove(a.dev, a.data)
-		return
-	}
-	defer d.clientFrame("Remove", a.client).leave()
+	defer a.enter("Remove").leave()
 	a.client.Remove(a.dev, a.data)
-	k.removed(a, "Remove of client "+a.client.Name)
+	note(a.dev.observed(), observe.Removed, "Remove")
+}
+
+// enter begins the client's Add or Remove.
+func (a *attachment) enter(what string) inside {
+	in, _ := enter(a.dev.observed(), observe.Client, what, nil)
+	return in
 }

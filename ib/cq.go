@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"verbena/ib/internal/observe"
 	"verbena/internal/notify"
 	"verbena/uapi"
 )
@@ -16,7 +17,7 @@ import (
 type CQ struct {
 	object
 	drv     DriverCQ
-	poll    poller // drv, or in checked mode what stands before it
+	queue   DriverCQ // drv, or what an observer puts before it
 	handler func(*CQ)
 	event   func(*CQ, EventType)
 	entries atomic.Int64
@@ -63,18 +64,13 @@ func (d *Device) createCQ(init CQInit, u *Udata) (*CQ, error) {
 	}
 	cq := &CQ{handler: init.Handler, event: init.Event}
 	cq.entries.Store(int64(init.Entries))
-	cq.bind(d, kindCQ, nil)
-	if cq.check != nil {
-		cq.check.user, cq.check.mayOverrun = u != nil, init.Flags&CQIgnoreOverrun != 0
-	}
+	cq.bind(d, kindCQ, cq, nil)
 	drv, err := d.drv.CreateCQ(CQHandle{cq: cq}, CQAttr{Entries: init.Entries, Vector: init.Vector, Flags: init.Flags}, u)
 	if err != nil {
 		return fail(err)
 	}
 	cq.drv = drv
-	if cq.poll = drv; cq.check != nil {
-		cq.poll = checkedCQ{cq}
-	}
+	cq.queue = before(&cq.object, drv, observe.Made{User: u != nil, Overruns: init.Flags&CQIgnoreOverrun != 0})
 	if err := cq.born(cq.destroy); err != nil {
 		return fail(err)
 	}
@@ -86,10 +82,10 @@ func (cq *CQ) Entries() int { return int(cq.entries.Load()) }
 
 // Poll moves up to len(wc) completions, oldest first, into wc and returns how many. It may not sleep.
 // (ib_poll_cq)
-func (cq *CQ) Poll(wc []WC) (int, error) { return cq.poll.Poll(wc) }
+func (cq *CQ) Poll(wc []WC) (int, error) { return cq.queue.Poll(wc) }
 
 // ReqNotify arms the queue for one call of the handler; see [DriverCQ]. It may not sleep. (ib_req_notify_cq)
-func (cq *CQ) ReqNotify(flags NotifyFlags) (missed bool, err error) { return cq.poll.ReqNotify(flags) }
+func (cq *CQ) ReqNotify(flags NotifyFlags) (missed bool, err error) { return cq.queue.ReqNotify(flags) }
 
 // Completed says that a completion has come that the queue was armed for. The handler is called later, by a thread that
 // holds nothing, so that the driver may hold any lock here. It may not sleep. (ib_cq.comp_handler)
@@ -99,7 +95,7 @@ func (h CQHandle) Completed() {
 		return
 	}
 	cq := h.cq
-	if cq.check != nil && cq.check.completed() || cq.handler == nil {
+	if note(cq.subject, observe.Completed, nil) != nil || cq.handler == nil {
 		return
 	}
 	if cq.notify.step(notify.Notice.Completed) {
@@ -110,21 +106,14 @@ func (h CQHandle) Completed() {
 // Raise reports an asynchronous error of the queue (EventCQErr). It may not sleep.
 func (h CQHandle) Raise(e EventType) {
 	cq := h.cq
-	if cq.check != nil {
-		cq.check.reports("CQHandle.Raise")
-		cq.check.broken.Store(true)
-	}
+	note(cq.subject, observe.Raised, nil)
 	if cq.event != nil && cq.notify.step(notify.Notice.Event) {
 		cq.dev.callbacks.pushEvent(callback{cq: cq, ev: Event{Device: cq.dev, Type: e}})
 	}
 }
 
 func (cq *CQ) callEvent(e EventType) {
-	if cq.check != nil {
-		cq.check.call("the event function of a CQ", nil, func() { cq.event(cq, e) })
-		return
-	}
-	cq.event(cq, e)
+	callBack(cq.subject, observe.Callback, "the event function of a CQ", e, func() { cq.event(cq, e) })
 }
 
 // Resize changes the capacity. It may sleep. EOPNOTSUPP where the driver cannot. (ib_resize_cq)
@@ -196,12 +185,7 @@ func (cq *CQ) destroyIn(ctx context.Context) error {
 func (cq *CQ) destroy() error {
 	cq.notify.step(notify.Notice.Die)
 	cq.dev.callbacks.waitFor(cq.notify.quiet)
-	if cq.check != nil {
-		cq.check.probing.Lock()
-		defer cq.check.probing.Unlock()
-	}
-	//verbena:allow serial only calls of the checker wait for probing, none of a consumer
-	err := cq.drv.Destroy()
+	err := cq.queue.Destroy()
 	if err != nil {
 		if cq.notify.step(notify.Notice.Revive) {
 			cq.dev.callbacks.pushHandler(cq)

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"verbena/ib/internal/observe"
 	"verbena/internal/states"
 )
 
@@ -37,9 +38,8 @@ func (s DeviceState) String() string {
 // until its Remove returns; others get that of Core.Device. [Device.Same] compares them.
 type Device struct {
 	*device
-	client *Client // whose it is; nil: everybody's
-
-	removed atomic.Pointer[[]uintptr] // checked mode: where the client's Remove had returned
+	client  *Client         // whose it is; nil: everybody's
+	subject observe.Subject // see observed
 }
 
 // device is what all who see a device share.
@@ -60,11 +60,7 @@ type device struct {
 	broken    atomic.Bool  // by Fail
 	onFailure atomic.Pointer[func(error)]
 
-	// checked mode
-	check        atomic.Pointer[checker] // nil: off
-	early        atomic.Int64            // holds that may have begun before it
-	registered   []uintptr
-	unregistered atomic.Pointer[[]uintptr]
+	observer atomic.Pointer[observer] // nil: none
 
 	core atomic.Pointer[Core] // nil before Register
 
@@ -101,11 +97,8 @@ func (h *DeviceHandle) SetError() {
 	if !states.Step(&d.state, states.Device.Fail) {
 		return
 	}
-	if k := d.check.Load(); k != nil {
-		f := &frame{kind: inAtomic, what: "DeviceHandle.SetError", dev: d}
-		k.enter(f)
-		defer f.leave()
-	}
+	in, _ := enter(d.observed(), observe.Atomic, "DeviceHandle.SetError", nil)
+	defer in.leave()
 	d.drv.EnterError()
 }
 
@@ -165,6 +158,18 @@ func (d *Device) begin() error {
 }
 
 func (d *Device) end() { d.making.Add(-1) }
+
+// Dealloc says that the driver is about to free what the device needs: its memory, threads, sockets. The driver
+// calls it when Unregister has returned, or instead of Register. EBUSY: the device is still registered; nothing may
+// be freed. It may not sleep. (ib_dealloc_device)
+func (h *DeviceHandle) Dealloc() error {
+	d := h.dev
+	if s := d.State(); s == DeviceNew || s == DeviceGone {
+		return nil
+	}
+	note(d.observed(), observe.Freed, nil)
+	return fmt.Errorf("dealloc device %s: device is %v: %w", d.name, d.State(), syscall.EBUSY)
+}
 
 // QueryDevice reports the device's attributes. It may sleep. (ib_query_device)
 func (d *Device) QueryDevice() (DeviceAttr, error) {
@@ -331,11 +336,11 @@ func (o ObjectCounts) String() string {
 type object struct {
 	dev     *Device
 	kind    objectKind
-	uses    atomic.Int32 // objects that refer to this one, or its state: see ending.go
-	ends    sync.Mutex   // held while the object begins or ceases to be destroyed
-	ending  *ending      // under ends; nil: it is not being destroyed, or cannot be joined
-	counted atomic.Bool  // in dev.objects
-	check   *objectCheck // nil: not in checked mode
+	uses    atomic.Int32    // objects that refer to this one, or its state: see ending.go
+	ends    sync.Mutex      // held while the object begins or ceases to be destroyed
+	ending  *ending         // under ends; nil: it is not being destroyed, or cannot be joined
+	counted atomic.Bool     // in dev.objects
+	subject observe.Subject // nil: not observed
 }
 
 // Device is the device that the object is of.
@@ -344,15 +349,15 @@ func (o *object) Device() *Device { return o.dev }
 // Uses tells how many objects refer to this one. It may not sleep. (usecnt of struct ib_pd, ib_cq and others)
 func (o *object) Uses() int { return int(max(o.uses.Load(), 0)) }
 
-// bind comes before the driver's create, which may report on the object at once. of is what it is made of, or nil.
-func (o *object) bind(d *Device, kind objectKind, of *object) {
+// bind comes before the driver's create, which may report on the object at once. self has o in it; of is what it is made of, or nil.
+func (o *object) bind(d *Device, kind objectKind, self any, of *object) {
 	o.dev, o.kind = d, kind
-	if k := d.check.Load(); k != nil {
-		var parent *objectCheck
+	if s := d.observed(); s != nil {
+		var parent observe.Subject
 		if of != nil {
-			parent = of.check
+			parent = of.subject
 		}
-		o.check = k.newObject(d, kind, parent)
+		o.subject = (*d.observer.Load()).Object(self, kind.String(), s, parent)
 	}
 }
 
@@ -361,9 +366,7 @@ func (o *object) bind(d *Device, kind objectKind, of *object) {
 func (o *object) born(unmake func() error) error {
 	o.counted.Store(true)
 	o.dev.objects[o.kind].Add(1)
-	if o.check != nil {
-		o.check.born()
-	}
+	note(o.subject, observe.Born, nil)
 	if o.dev.State() != DeviceGone { // Unregister looks at the count after it has set the state
 		return nil
 	}
@@ -393,7 +396,5 @@ func (o *object) Abandon() {
 	if o.counted.Swap(false) {
 		o.dev.objects[o.kind].Add(-1)
 	}
-	if o.check != nil {
-		o.check.abandon()
-	}
+	note(o.subject, observe.Abandoned, nil)
 }

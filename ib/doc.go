@@ -44,8 +44,8 @@
 //
 // # Checked mode
 //
-// [Core.Check] has the midlayer watch over these rules, on both sides, and report each breach as a [Violation] with
-// the stacks of both sides. Package ibtest is a suite of tests by which a driver shows that it keeps them;
+// Package check watches over these rules, on both sides, and reports each breach with the stacks of both sides. Without it the
+// checks cost nothing. Package ibtest is a suite of tests by which a driver shows that it keeps them;
 // docs/contract.md lists the rules with the tests and with Linux's names.
 //
 // # Errors

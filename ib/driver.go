@@ -3,6 +3,8 @@ package ib
 import (
 	"time"
 
+	"verbena/uapi"
+	"verbena/uapi/verb"
 	"verbena/umem"
 )
 
@@ -20,7 +22,7 @@ import (
 // and holds a use count on every object that a new one refers to, so none of them goes away under the driver.
 //
 // What not every driver can do is in interfaces of its own: [AHDriver], [SRQDriver], [MRAdviser], [MWDriver],
-// [FastRegDriver], [XRCDriver], [Disassociator], [UserContexter], [NumberReuser]; and, on the objects' side, [ReregMR],
+// [FastRegDriver], [XRCDriver], [Disassociator], [UserContexter], [MethodDriver], [NumberReuser]; and, on the objects' side, [ReregMR],
 // [CQResizer], [CQModerator], [CQCounter], [McastQP], [UserQP], [QPPeeker]. Without them the midlayer answers EOPNOTSUPP; so do the methods
 // themselves for types and opcodes that they do not know. The midlayer finds them by [As], so that a driver, or an object
 // of one, that wraps another has all abilities of the other.
@@ -259,6 +261,42 @@ type UserContexter interface {
 	DeallocUserContext(c UserContext)
 }
 
+// MethodDriver is implemented by a Driver with methods of its own for programs. (struct ib_device_ops, driver_def)
+type MethodDriver interface {
+	// Methods returns the methods, the same at each call. It may not sleep.
+	Methods() []DriverMethod
+}
+
+// DriverMethod is a method of a driver for programs, in the ioctl form of the user ABI.
+type DriverMethod struct {
+	// The object or the method has a number of the driver's name space ([uapi.IDDriverNS]). An attribute that names an object
+	// tells its type. A driver has no types of objects of its own.
+	verb.Method
+	Name string // for errors and traces
+	// Effect determines the states of the device in which the method is called.
+	Effect verb.Effect
+	// Run carries out a call whose attributes have the lengths that they should have. Its error wraps a syscall.Errno. It
+	// may sleep, but not wait for the process.
+	Run func(MethodCall) error
+}
+
+// MethodCall is a call of a driver's method. It is valid until Run returns. Package uverbs implements it.
+type MethodCall interface {
+	// Context is the context of the caller.
+	Context() UserContext
+	// Has reports whether an optional attribute was given.
+	Has(id uapi.AttrID) bool
+	// Number returns an attribute of 4 or 8 bytes, 0 if it was not given.
+	Number(id uapi.AttrID) uint64
+	// Bytes returns an attribute from the caller, nil if it was not given.
+	Bytes(id uapi.AttrID) []byte
+	// Object returns the driver's side of the object that an attribute names, such as a DriverMR; nil if it was not given.
+	// The object is not destroyed before Run returns.
+	Object(id uapi.AttrID) any
+	// Output sets an attribute for the caller, as far as there is room. The caller gets it when Run succeeds.
+	Output(id uapi.AttrID, b []byte)
+}
+
 // Disassociator is implemented by a Driver that wants to hear that a user context is cut off from the device, because the
 // device goes, or its contexts are to be taken away. (ib_device_ops.disassociate_ucontext)
 type Disassociator interface {
@@ -283,11 +321,21 @@ type UserContext interface {
 	AllocShared(size int) (Shared, error)
 }
 
-// Overconsumer is implemented by a UserContext whose user can be told of a fault of the program's library.
-type Overconsumer interface {
-	// Overconsumed is called each time the driver finds that the program has taken more completions out of a queue than were
-	// there, and has put its index back. It may not sleep, and is called under locks of the driver.
-	Overconsumed()
+// LibraryFault is a fault of the RDMA library in a program, as the driver finds it in memory that both share.
+type LibraryFault uint8
+
+const (
+	// Overconsumed: the program has taken more completions out of a queue than were there. The driver has put the index back.
+	Overconsumed LibraryFault = iota
+	// LengthLost: a request has inline data and the length 0. The driver sends an empty message.
+	LengthLost
+	NumLibraryFaults
+)
+
+// LibraryFaulter is implemented by a UserContext whose user can be told of faults of the library.
+type LibraryFaulter interface {
+	// LibraryFault is called each time that the driver finds the fault. It may not sleep, and is called under locks of the driver.
+	LibraryFault(LibraryFault)
 }
 
 // Shared is memory that a driver and a user process both see. The user may write anything into it at any time,

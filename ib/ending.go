@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"syscall"
 
+	"verbena/ib/internal/observe"
 	"verbena/internal/states"
 )
 
@@ -134,8 +135,6 @@ func (o *object) finish(err error) error {
 	if o.counted.Swap(false) {
 		o.dev.objects[o.kind].Add(-1)
 	}
-	if o.check != nil {
-		o.check.died()
-	}
+	note(o.subject, observe.Died, nil)
 	return nil
 }

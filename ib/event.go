@@ -1,9 +1,11 @@
 package ib
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 
+	"verbena/ib/internal/observe"
 	"verbena/uapi"
 )
 
@@ -18,13 +20,22 @@ type eventHandlers struct {
 }
 
 type eventHandler struct {
-	f     func(Event)
-	dev   *Device // by which it listens
-	ended bool    // under eventHandlers.mu
+	f   func(Event)
+	dev *Device // by which it listens
 
-	// checked mode
-	owner *Client // in whose Add or Remove it began to listen; nil if that is not known
-	made  []uintptr
+	// under eventHandlers.mu
+	ended   bool
+	subject observe.Subject // nil: not observed yet
+}
+
+// observed returns the subject of a function, nil if the device is not observed.
+//
+//verbena:held mu
+func (h *eventHandlers) observed(x *eventHandler) observe.Subject {
+	if s := x.dev.observed(); s != nil && x.subject == nil {
+		x.subject = (*x.dev.observer.Load()).Object(x, "event function", s, nil)
+	}
+	return x.subject
 }
 
 // call runs the functions one after the other, in the order in which they began to listen.
@@ -40,19 +51,20 @@ func (h *eventHandlers) call(e Event) {
 
 // run gives up mu while the function runs, which may also panic or end the goroutine.
 func (h *eventHandlers) run(x *eventHandler, e Event) {
-	h.running, h.thread = x, goid()
+	h.running, h.thread = x, observe.Goroutine()
 	e.Device = x.dev
+	s := h.observed(x)
 	h.mu.Unlock()
 	defer func() {
 		h.mu.Lock()
 		h.running = nil
 		h.idle.Broadcast()
 	}()
-	if k := e.Device.check.Load(); k != nil {
-		k.callEvent(e, x)
+	if s == nil {
+		x.f(e)
 		return
 	}
-	x.f(e)
+	callBack(s, observe.Callback, fmt.Sprintf("the function for the event %q", e.Type), e.Type, func() { x.f(e) })
 }
 
 // end returns when the function does not run and will not run again. From the function itself it does not wait.
@@ -61,7 +73,7 @@ func (h *eventHandlers) end(x *eventHandler) {
 	defer h.mu.Unlock()
 	x.ended = true
 	h.list = slices.DeleteFunc(h.list, func(o *eventHandler) bool { return o == x })
-	for h.running == x && h.thread != goid() {
+	for h.running == x && h.thread != observe.Goroutine() {
 		h.idle.Wait()
 	}
 }
@@ -70,25 +82,20 @@ func (h *eventHandlers) end(x *eventHandler) {
 // returned, f is not running and will not be called again; so it must not be called by f, nor with a lock that f takes. f may
 // not sleep. OnEvent and the returned function may sleep. (ib_register_event_handler, ib_unregister_event_handler)
 func (d *Device) OnEvent(f func(Event)) (stop func()) {
-	fr := d.sleeps("Device.OnEvent")
-	defer fr.leave()
+	defer d.sleeps("Device.OnEvent").leave()
 	h, x := &d.events, &eventHandler{f: f, dev: d}
-	if fr != nil {
-		if x.owner = d.client; x.owner == nil {
-			x.owner = fr.k.owner(d)
-		}
-		x.made = fr.entry
-	}
 	h.mu.Lock()
 	h.list = append(h.list, x)
+	note(h.observed(x), observe.Born, nil)
 	h.mu.Unlock()
 	return func() {
-		if k := d.check.Load(); k != nil {
-			fr := &frame{kind: inMethod, what: "the end of Device.OnEvent", dev: d.root, waits: true, listener: x}
-			k.enter(fr)
-			defer fr.leave()
-		}
+		h.mu.Lock()
+		s := h.observed(x)
+		h.mu.Unlock()
+		in, _ := enter(s, observe.Destroy, "the end of Device.OnEvent", nil)
+		defer in.leave()
 		h.end(x)
+		note(s, observe.Died, nil)
 	}
 }
 
@@ -122,8 +129,6 @@ func (h *DeviceHandle) Events() EventCounts {
 // (ib_dispatch_event)
 func (h *DeviceHandle) DispatchEvent(t EventType, port int) {
 	d := h.dev
-	if k := d.check.Load(); k != nil {
-		d.checkGone(k, "DeviceHandle.DispatchEvent")
-	}
+	note(d.observed(), observe.Raised, nil)
 	d.callbacks.pushEvent(callback{on: &d.events, ev: Event{Device: d, Type: t, Port: port}})
 }

@@ -39,44 +39,6 @@ func TestEventEndWaits(t *testing.T) {
 	})
 }
 
-// A function that ends its own registration does not wait for itself; checked mode reports it.
-func TestEventEndsItself(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, w := checkedBench(t, nil, nil)
-		var calls atomic.Int32
-		var end func()
-		end = b.dev.OnEvent(func(Event) { calls.Add(1); end() })
-		b.dev.handle.DispatchEvent(EventPortErr, 1)
-		b.dev.handle.DispatchEvent(EventPortErr, 1)
-		synctest.Wait()
-		b.free(t)
-		if n := calls.Load(); n != 1 {
-			t.Errorf("got %d calls, want 1", n)
-		}
-		w.expect(t, RuleWaitForSelf)
-	})
-}
-
-// Events that were dispatched before are delivered before Unregister returns, those after it are dropped and reported.
-func TestEventAfterUnregister(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, w := checkedBench(t, nil, nil)
-		calls := 0
-		b.dev.OnEvent(func(Event) { calls++ })
-		b.dev.handle.DispatchEvent(EventPortErr, 1)
-		b.free(t)
-		if calls != 1 {
-			t.Errorf("got %d calls, want 1", calls)
-		}
-		b.dev.handle.DispatchEvent(EventPortActive, 1)
-		synctest.Wait()
-		if calls != 1 {
-			t.Errorf("got %d calls after Unregister, want none", calls-1)
-		}
-		w.expect(t, RuleUseAfterUnregister)
-	})
-}
-
 // Events and completions that come without end do not keep Unregister from returning.
 func TestUnregisterUnderEvents(t *testing.T) {
 	b := newBench(t, func(cq *CQ) { CQHandle{cq: cq}.Completed() }, nil, nil) // its handler runs without end; it is never destroyed
@@ -87,7 +49,7 @@ func TestUnregisterUnderEvents(t *testing.T) {
 		defer close(flooded)
 		for !stop.Load() {
 			b.dev.handle.DispatchEvent(EventPortErr, 1)
-			QPHandle{b.qp}.Raise(EventCommEst)
+			QPHandle{qp: b.qp}.Raise(EventCommEst)
 			runtime.Gosched()
 		}
 	}()
@@ -99,35 +61,4 @@ func TestUnregisterUnderEvents(t *testing.T) {
 	<-flooded
 	b.cq.notify.step(notify.Notice.Die)
 	b.dev.callbacks.waitFor(b.cq.notify.quiet)
-}
-
-// A callback that ends its goroutine ends nothing else: other callbacks run, and destroying does not hang.
-func TestCallbackEndsItsGoroutine(t *testing.T) {
-	for _, hold := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			b, w := checkedBench(t, func(*CQ) { runtime.Goexit() }, func(*QP, EventType) { runtime.Goexit() })
-			calls := 0
-			end := b.dev.OnEvent(func(Event) { calls++; runtime.Goexit() })
-			raise := []func(){CQHandle{cq: b.cq}.Completed, func() { QPHandle{b.qp}.Raise(EventCommEst) }, func() { b.dev.handle.DispatchEvent(EventPortErr, 1) }}
-			for range 2 {
-				for _, f := range raise {
-					second(b.cq.ReqNotify(NotifyNextComp))
-					go func() {
-						if hold {
-							b.dev.handle.HoldCallbacks()
-							defer b.dev.handle.RunCallbacks()
-						}
-						f()
-					}()
-					synctest.Wait()
-				}
-			}
-			if calls != 2 {
-				t.Errorf("got %d calls, want 2", calls)
-			}
-			end()
-			b.free(t)
-			w.expect(t, RuleCallbackReturns, RuleCallbackReturns, RuleCallbackReturns)
-		})
-	}
 }

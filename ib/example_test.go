@@ -196,27 +196,3 @@ func ExampleDevice_OnEvent() {
 	}
 	// Output: loop0 port active 1
 }
-
-// Checked mode reports what breaks the contract, with the stacks of both sides.
-func ExampleCore_Check() {
-	var core ib.Core
-	core.Check(ib.CheckConfig{Report: func(v ib.Violation) { fmt.Printf("%v: %s\n", v.Rule, v.What) }})
-	drv := loopback.New("loop0", nil)
-	if err := core.Register(drv.Handle()); err != nil {
-		log.Fatal(err)
-	}
-	d, done := drv.IB(), make(chan struct{})
-	stop := d.OnEvent(func(ib.Event) {
-		defer close(done)
-		d.QueryPort(1) // which may sleep, as a function for events may not
-	})
-	drv.Handle().DispatchEvent(ib.EventPortErr, 1)
-	<-done
-	stop()
-	try(d.AllocPD()) // which nobody deallocates
-	fmt.Println(core.Unregister(drv.Handle()))
-	// Output:
-	// sleep-in-callback: Device.QueryPort, which may sleep, called in the function for the event "port error"
-	// left-behind: objects left when Core.Unregister returned: PD
-	// unregister device loop0: left behind by clients: 1 PD: device or resource busy
-}

@@ -37,7 +37,7 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 		return fail(err)
 	}
 	mr := &MR{pd: pd, maxPages: maxPages}
-	mr.bind(d, kindMR, &pd.object)
+	mr.bind(d, kindMR, mr, &pd.object)
 	var err error
 	if mr.drv, err = drv.AllocMR(MRHandle{mr: mr}, pd.drv, maxPages); err != nil {
 		pd.put()

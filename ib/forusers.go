@@ -1,123 +1,138 @@
 package ib
 
-import "verbena/ib/internal/gate"
+import "verbena/internal/gate"
 
-// ForUser returns what package ib/user is made of. Other packages cannot make the key. It may not sleep.
+// ForUser returns the calls for user contexts. Packages other than uverbs have no need to act as a user context; internal/layers
+// does not let them import the key. It may not sleep.
 func ForUser(k gate.Key) UserSide {
 	k.Check()
 	return UserSide{k}
 }
 
 // UserSide has the consumer's calls with what a user context adds to them: the driver's private data ([Udata]), and
-// addresses as the program gives them. Package ib/user says what each does; the zero UserSide does nothing but panic.
+// addresses as the program gives them: a program may register a region that begins at address 0. The zero UserSide panics.
 type UserSide struct{ key gate.Key }
 
-// AllocPD may sleep.
+// AllocPD is [Device.AllocPD]. It may sleep.
 func (s UserSide) AllocPD(d *Device, u *Udata) (*PD, error) {
 	s.key.Check()
 	defer d.sleeps("user.AllocPD").leave()
 	return d.allocPD(u)
 }
 
-// RegMR may sleep.
+// RegMR is [PD.RegMR], with init.IOVA as it is. It may sleep.
 func (s UserSide) RegMR(pd *PD, init MRInit, u *Udata) (*MR, error) {
 	s.key.Check()
 	defer pd.sleeps("user.RegMR").leave()
 	return pd.regMR(init, u)
 }
 
-// ReregMR may sleep.
+// ReregMR is [MR.Rereg], with to.IOVA as it is. It may sleep.
 func (s UserSide) ReregMR(mr *MR, flags MRChangeFlags, to MRChange, u *Udata) error {
 	s.key.Check()
 	defer mr.sleeps("user.ReregMR").leave()
 	return mr.reregister(flags, to, u)
 }
 
-// AllocMW may sleep.
+// AllocMW is [PD.AllocMW]. It may sleep.
 func (s UserSide) AllocMW(pd *PD, kind MWType, u *Udata) (*MW, error) {
 	s.key.Check()
 	defer pd.sleeps("user.AllocMW").leave()
 	return pd.allocMW(kind, u)
 }
 
-// CreateCQ may sleep.
+// CreateCQ is [Device.CreateCQ]. It may sleep.
 func (s UserSide) CreateCQ(d *Device, init CQInit, u *Udata) (*CQ, error) {
 	s.key.Check()
 	defer d.sleeps("user.CreateCQ").leave()
 	return d.createCQ(init, u)
 }
 
-// ResizeCQ may sleep.
+// ResizeCQ is [CQ.Resize]. It may sleep.
 func (s UserSide) ResizeCQ(cq *CQ, entries int, u *Udata) error {
 	s.key.Check()
 	defer cq.sleeps("user.ResizeCQ").leave()
 	return cq.resizeTo(entries, u)
 }
 
-// CreateQP may sleep.
+// CreateQP is [PD.CreateQP]. It may sleep.
 func (s UserSide) CreateQP(pd *PD, init QPInitAttr, u *Udata) (*QP, error) {
 	s.key.Check()
 	defer pd.sleeps("user.CreateQP").leave()
 	return pd.createQP(init, u)
 }
 
-// ModifyQP may sleep.
+// ModifyQP is [QP.Modify]. It may sleep.
 func (s UserSide) ModifyQP(qp *QP, attr QPAttr, mask QPAttrMask, u *Udata) error {
 	s.key.Check()
 	defer qp.sleeps("user.ModifyQP").leave()
 	return qp.change(attr, mask, u)
 }
 
-// CreateSRQ may sleep.
+// CreateSRQ is [PD.CreateSRQ]. It may sleep.
 func (s UserSide) CreateSRQ(pd *PD, init SRQInitAttr, u *Udata) (*SRQ, error) {
 	s.key.Check()
 	defer pd.sleeps("user.CreateSRQ").leave()
 	return pd.createSRQ(init, u)
 }
 
-// ModifySRQ may sleep.
+// ModifySRQ is [SRQ.Modify]. It may sleep.
 func (s UserSide) ModifySRQ(srq *SRQ, attr SRQAttr, mask SRQAttrMask, u *Udata) error {
 	s.key.Check()
 	defer srq.sleeps("user.ModifySRQ").leave()
 	return srq.change(attr, mask, u)
 }
 
-// CreateAH may not sleep.
+// CreateAH is [PD.CreateAH]. It may not sleep.
 func (s UserSide) CreateAH(pd *PD, attr *AHAttr, u *Udata) (*AH, error) {
 	s.key.Check()
 	return pd.createAH(attr, u)
 }
 
-// AllocXRCD may sleep.
+// AllocXRCD is [Device.AllocXRCD]. It may sleep.
 func (s UserSide) AllocXRCD(d *Device, u *Udata) (*XRCD, error) {
 	s.key.Check()
 	defer d.sleeps("user.AllocXRCD").leave()
 	return d.allocXRCD(u)
 }
 
-// Driver may not sleep.
+// Driver returns the device's driver, for [As]. It may not sleep.
 func (s UserSide) Driver(d *Device) Driver {
 	s.key.Check()
 	return d.drv
 }
 
-// Queue may not sleep.
-func (s UserSide) Queue(qp *QP) (UserQP, bool) {
+// DriverSide returns the driver's side of an object of package ib, such as the [DriverMR] of an [MR]. It may not sleep.
+func (s UserSide) DriverSide(o any) any {
 	s.key.Check()
-	q, ok := As[UserQP](qp.drv)
-	if ok && qp.check != nil {
-		q = &checkedQueue{q, qp}
-	}
-	return q, ok
+	return o.(driverSide).driverSide()
 }
 
-// HoldCallbacks may not sleep.
+// driverSide is an object of which a driver has its own side.
+type driverSide interface{ driverSide() any }
+
+func (pd *PD) driverSide() any  { return pd.drv }
+func (ah *AH) driverSide() any  { return ah.drv }
+func (mr *MR) driverSide() any  { return mr.drv }
+func (mw *MW) driverSide() any  { return mw.drv }
+func (cq *CQ) driverSide() any  { return cq.drv }
+func (qp *QP) driverSide() any  { return qp.drv }
+func (s *SRQ) driverSide() any  { return s.drv }
+func (x *XRCD) driverSide() any { return x.drv }
+
+// Queue returns the queue pair's send queue that is shared with the program, for its doorbell. It may not sleep.
+func (s UserSide) Queue(qp *QP) (UserQP, bool) {
+	s.key.Check()
+	return As[UserQP](qp.queue)
+}
+
+// HoldCallbacks adds the device to h ([Hold.Add]), for the thread that carries out a program's call. It may not sleep.
 func (s UserSide) HoldCallbacks(d *Device, h *Hold) {
 	s.key.Check()
 	h.Add(&d.handle)
 }
 
-// Fail may not sleep.
+// Fail is [DeviceHandle.Fail], for a panic in a program's call. It may not sleep.
 func (s UserSide) Fail(d *Device, why error) {
 	s.key.Check()
 	d.handle.Fail(why)

@@ -230,7 +230,7 @@ func (d *Device) GetGID(port, index int) (*GIDRef, error) {
 	if err != nil {
 		return fail(err)
 	}
-	r.bind(d, kindGID, nil)
+	r.bind(d, kindGID, r, nil)
 	if err := r.born(r.unhold); err != nil {
 		return fail(err)
 	}

@@ -1,5 +1,7 @@
 package ib
 
+import "syscall"
+
 // The handles are the driver's side of the midlayer's objects: what only a driver may do, such as to complete work, to
 // number a queue pair, or to declare a device dead. A driver gets them from NewDevice and in its Create methods; a consumer
 // has no way to them.
@@ -129,7 +131,17 @@ func (h CQHandle) Redirect(f func()) CQHandle {
 func (h CQHandle) SetEntries(n int) { h.cq.entries.Store(int64(n)) }
 
 // QPHandle is a driver's handle of a queue pair.
-type QPHandle struct{ qp *QP }
+type QPHandle struct {
+	qp    *QP
+	raise func(EventType) // instead of the midlayer; see Redirect
+}
+
+// Redirect returns a handle whose Raise calls f. A driver passes it to the driver that it wraps, which may hold any of its locks in
+// the call: f may not sleep, and calls no method of that driver.
+func (h QPHandle) Redirect(f func(EventType)) QPHandle {
+	h.raise = f
+	return h
+}
 
 // QP is the queue pair as consumers see it, for WC.QP.
 func (h QPHandle) QP() *QP { return h.qp }
@@ -150,6 +162,22 @@ func (h QPHandle) AH(ah *AH) DriverAH {
 		return nil
 	}
 	return h.qp.dev.handle.AH(ah)
+}
+
+// CopyAH returns a copy of an address handle, of which d makes the driver's side. The copy stays when ah is changed or destroyed. A
+// wrapper names it in a work request that it posts later to d, and destroys its driver's side afterwards. It may not sleep.
+func (h QPHandle) CopyAH(ah *AH, d AHDriver) (*AH, error) {
+	side := h.AH(ah)
+	if side == nil {
+		return nil, syscall.EINVAL
+	}
+	attr, err := side.Query()
+	if err != nil {
+		return nil, err
+	}
+	twin := &AH{object: object{dev: ah.dev, kind: kindAH}, pd: ah.pd}
+	twin.drv, err = d.CreateAH(ah.pd.drv, &attr, nil)
+	return twin, err
 }
 
 // MR returns the driver's side of a memory region. It may not sleep.

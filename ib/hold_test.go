@@ -5,11 +5,11 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
-	"verbena/ib/internal/gate"
+	"verbena/ib/internal/observe"
+	"verbena/internal/gate"
 )
 
 // bellQP is a queue pair whose doorbell is ring.
@@ -26,8 +26,8 @@ func (q *bellQP) TakeBack()              {}
 type holdWorld struct {
 	*testing.T
 	benches []*bench
-	seen    *witness // nil: not in checked mode
-	queue   UserQP   // of the first device
+	rec     recording
+	queue   UserQP // of the first device
 
 	mu      sync.Mutex
 	ran     []int // devices in the order of their handlers
@@ -36,17 +36,16 @@ type holdWorld struct {
 	handler func(i int) // what handlers do besides; may be nil
 }
 
-func newHoldWorld(t *testing.T, devices int, checked bool, ring func(w *holdWorld, h *Hold)) *holdWorld {
+func newHoldWorld(t *testing.T, devices int, observed bool, ring func(w *holdWorld, h *Hold)) *holdWorld {
 	w := &holdWorld{T: t}
 	core := &Core{}
-	if checked {
-		w.seen = &witness{}
-		core.Check(CheckConfig{Report: w.seen.report})
+	if observed {
+		core.observe(&w.rec)
 	}
 	for i := range devices {
 		w.benches = append(w.benches, newBenchNamed(t, core, "fake"+strconv.Itoa(i), func(*CQ) {
 			w.mu.Lock()
-			w.ran, w.threads = append(w.ran, i), append(w.threads, goid())
+			w.ran, w.threads = append(w.ran, i), append(w.threads, observe.Goroutine())
 			w.inBell = w.inBell || onStack(".Doorbell")
 			w.mu.Unlock()
 			if w.handler != nil {
@@ -56,7 +55,7 @@ func newHoldWorld(t *testing.T, devices int, checked bool, ring func(w *holdWorl
 		w.arm(i)
 	}
 	qp := w.benches[0].qp
-	qp.drv = &bellQP{qp.drv.(*fakeQP), func(h *Hold) { ring(w, h) }}
+	qp.queue = &bellQP{qp.drv.(*fakeQP), func(h *Hold) { ring(w, h) }}
 	w.queue, _ = ForUser(gate.Open()).Queue(qp)
 	return w
 }
@@ -73,8 +72,8 @@ func (w *holdWorld) ring(h *Hold, run func()) {
 	run()
 }
 
-// free destroys everything, and checks that no hold is left and that only these rules were broken.
-func (w *holdWorld) free(rules ...Rule) {
+// free destroys everything, and checks that no hold is left.
+func (w *holdWorld) free() {
 	w.Helper()
 	for i, b := range w.benches {
 		if n := b.dev.callbacks.holds.Load(); n != 0 {
@@ -82,56 +81,56 @@ func (w *holdWorld) free(rules ...Rule) {
 		}
 		b.free(w)
 	}
-	if w.seen != nil {
-		w.seen.expect(w.T, rules...)
-	}
+	w.rec.left(w.T)
 }
 
 // Callbacks of each device that a doorbell adds run on its thread, when the method has returned, in the order of Add.
 func TestHoldOfSeveralDevices(t *testing.T) {
-	for _, checked := range []bool{false, true} {
-		t.Run("checked="+strconv.FormatBool(checked), func(t *testing.T) {
-			const devices = 6 // more than there is room for in a Hold
-			w := newHoldWorld(t, devices, checked, func(w *holdWorld, h *Hold) {
-				for i := devices - 1; i >= 0; i-- {
-					h.Add(&w.benches[i].dev.handle)
-					h.Add(&w.benches[i].dev.handle)
-					w.complete(i)
-				}
-				for i, b := range w.benches {
-					if n := b.dev.callbacks.holds.Load(); n != 1 {
-						w.Errorf("holds of device %d, which was added twice: got %d, want 1", i, n)
+	for _, observed := range []bool{false, true} {
+		t.Run("observed="+strconv.FormatBool(observed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { // where no thread is late
+				const devices = 6 // more than there is room for in a Hold
+				w := newHoldWorld(t, devices, observed, func(w *holdWorld, h *Hold) {
+					for i := devices - 1; i >= 0; i-- {
+						h.Add(&w.benches[i].dev.handle)
+						h.Add(&w.benches[i].dev.handle)
+						w.complete(i)
 					}
-				}
-			})
-			var h Hold
-			for range 2 { // a Hold can be used again
-				w.ran, w.threads = nil, nil
-				w.ring(&h, func() {
-					w.mu.Lock()
-					if len(w.ran) != 0 {
-						t.Errorf("handlers before Run: got those of devices %v, want none", w.ran)
+					for i, b := range w.benches {
+						if n := b.dev.callbacks.holds.Load(); n != 1 {
+							w.Errorf("holds of device %d, which was added twice: got %d, want 1", i, n)
+						}
 					}
-					w.mu.Unlock()
-					h.Run()
 				})
-				if want := []int{0, 5, 4, 3, 2, 1}; !slices.Equal(w.ran, want) {
-					t.Errorf("handlers: got those of devices %v, want %v", w.ran, want)
-				}
-				for _, id := range w.threads {
-					if id != goid() {
-						t.Errorf("handlers ran on goroutines %v, want %d", w.threads, goid())
-						break
+				var h Hold
+				for range 2 { // a Hold can be used again
+					w.ran, w.threads = nil, nil
+					w.ring(&h, func() {
+						w.mu.Lock()
+						if len(w.ran) != 0 {
+							t.Errorf("handlers before Run: got those of devices %v, want none", w.ran)
+						}
+						w.mu.Unlock()
+						h.Run()
+					})
+					if want := []int{0, 5, 4, 3, 2, 1}; !slices.Equal(w.ran, want) {
+						t.Errorf("handlers: got those of devices %v, want %v", w.ran, want)
+					}
+					for _, id := range w.threads {
+						if id != observe.Goroutine() {
+							t.Errorf("handlers ran on goroutines %v, want %d", w.threads, observe.Goroutine())
+							break
+						}
+					}
+					for i := range devices {
+						w.arm(i)
 					}
 				}
-				for i := range devices {
-					w.arm(i)
+				if w.inBell {
+					t.Error("a handler ran in the callchain of Doorbell")
 				}
-			}
-			if w.inBell {
-				t.Error("a handler ran in the callchain of Doorbell")
-			}
-			w.free()
+				w.free()
+			})
 		})
 	}
 }
@@ -144,8 +143,8 @@ func TestDoorbellWithoutHold(t *testing.T) {
 	})
 	w.queue.Doorbell(nil)
 	w.benches[1].dev.callbacks.drain()
-	if w.inBell || !slices.Equal(w.ran, []int{1}) || w.threads[0] == goid() {
-		t.Errorf("handlers of devices %v on goroutines %v, in Doorbell: %v; want that of 1 on another than %d", w.ran, w.threads, w.inBell, goid())
+	if w.inBell || !slices.Equal(w.ran, []int{1}) || w.threads[0] == observe.Goroutine() {
+		t.Errorf("handlers of devices %v on goroutines %v, in Doorbell: %v; want that of 1 on another than %d", w.ran, w.threads, w.inBell, observe.Goroutine())
 	}
 	w.free()
 }
@@ -153,10 +152,10 @@ func TestDoorbellWithoutHold(t *testing.T) {
 // A callback that does not return ends the holds of all devices, and workers run what is left.
 func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 	for name, end := range map[string]func(){"panics": func() { panic("test") }, "ends its goroutine": runtime.Goexit} {
-		for _, checked := range []bool{false, true} {
-			t.Run(name+"/checked="+strconv.FormatBool(checked), func(t *testing.T) {
+		for _, observed := range []bool{false, true} {
+			t.Run(name+"/observed="+strconv.FormatBool(observed), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					w := newHoldWorld(t, 3, checked, func(w *holdWorld, h *Hold) {
+					w := newHoldWorld(t, 3, observed, func(w *holdWorld, h *Hold) {
 						for i := range w.benches {
 							h.Add(&w.benches[i].dev.handle)
 							w.complete(i)
@@ -191,138 +190,40 @@ func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 						t.Errorf("got %d handler calls, want more: the hold cannot be used again", n)
 					}
 					synctest.Wait()
-					if checked {
-						rules := []Rule{RuleCallbackReturns}
-						for range w.seen.seen()[1:] {
-							rules = append(rules, RuleNotifyOnce) // devices that were not armed again
-						}
-						w.free(rules...)
-					} else {
-						w.free()
-					}
+					w.free()
 				})
 			})
 		}
 	}
 }
 
-// Checked mode reports a Hold that is not used as it must be.
-func TestCheckHold(t *testing.T) {
-	add := func(w *holdWorld, h *Hold) { h.Add(&w.benches[1].dev.handle) }
-	none := func(*holdWorld, *Hold) {}
-	for _, test := range []struct {
-		name string
-		bell func(w *holdWorld, h *Hold)
-		run  func(w *holdWorld, h *Hold)
-		want string // "": nothing
-	}{
-		{"added in the doorbell that it was given to", add, func(w *holdWorld, h *Hold) { w.ring(h, h.Run) }, ""},
-		{"run in the doorbell", func(w *holdWorld, h *Hold) { add(w, h); h.Run() }, func(w *holdWorld, h *Hold) {
-			w.ring(h, h.Run)
-		}, "Hold.Run called in UserQP.Doorbell"},
-		{"another in a doorbell", func(w *holdWorld, h *Hold) {
-			var other Hold
-			add(w, &other)
-			other.Run()
-		}, func(w *holdWorld, h *Hold) { w.ring(h, h.Run) }, "Hold.Add called in UserQP.Doorbell"},
-		{"another in a doorbell without one", func(w *holdWorld, h *Hold) {
-			var other Hold
-			add(w, &other)
-			other.Run()
-		}, func(w *holdWorld, h *Hold) { w.queue.Doorbell(nil) }, "Hold.Add called in UserQP.Doorbell"},
-		{"HoldCallbacks in a doorbell", func(w *holdWorld, h *Hold) {
-			w.benches[1].dev.handle.HoldCallbacks()
-			w.benches[1].dev.handle.RunCallbacks()
-		}, func(w *holdWorld, h *Hold) { w.ring(h, h.Run) }, "HoldCallbacks called in UserQP.Doorbell"},
-		{"RunCallbacks in a doorbell", func(w *holdWorld, h *Hold) { w.benches[1].dev.handle.RunCallbacks() }, func(w *holdWorld, h *Hold) {
-			w.benches[1].dev.handle.HoldCallbacks()
-			w.ring(h, h.Run)
-		}, "RunCallbacks called in UserQP.Doorbell"},
-		{"added in post send", none, func(w *holdWorld, h *Hold) {
-			w.benches[0].drv.onPost = func() { add(w, h) }
-			w.benches[0].qp.PostSend(SendWR{})
-			w.benches[0].drv.onPost = nil
-			h.Run()
-		}, "Hold.Add called in QP.PostSend"},
-		{"run in post send", none, func(w *holdWorld, h *Hold) {
-			add(w, h)
-			w.benches[0].drv.onPost = h.Run
-			w.benches[0].qp.PostSend(SendWR{})
-			w.benches[0].drv.onPost = nil
-		}, "Hold.Run called in QP.PostSend"},
-		{"added in a callback", none, func(w *holdWorld, h *Hold) {
-			w.handler = func(int) { w.handler = nil; add(w, h); h.Run() }
-			w.complete(0)
-			w.benches[0].dev.callbacks.drain()
-		}, "Hold.Add called in the completion handler"},
-		{"run by another thread", none, func(w *holdWorld, h *Hold) {
-			add(w, h)
-			var ran atomic.Bool
-			go func() {
-				h.Run()
-				ran.Store(true)
-			}()
-			for !ran.Load() { // it may not sleep
-				runtime.Gosched()
-			}
-			d := w.benches[1].dev
-			d.check.Load().endHold(d, h) // the hold is this thread's
-		}, "Hold.Run called by a thread that has not called Hold.Add"},
-		{"never run", none, func(w *holdWorld, h *Hold) {
-			var wg sync.WaitGroup
-			wg.Go(func() { add(w, h) })
-			wg.Wait()
-			for len(w.seen.seen()) == 0 {
-				runtime.Gosched()
-			}
-		}, "the thread that called Hold.Add ended without Hold.Run"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			w := newHoldWorld(t, 2, true, test.bell)
-			var h Hold
-			test.run(w, &h)
-			rules := make([]Rule, 0)
-			for range w.seen.seen() {
-				rules = append(rules, RuleHold) // for each device that is held
-			}
-			w.free(rules...)
-			if reported := len(rules) > 0; reported != (test.want != "") {
-				t.Errorf("reported: got %v, want %v", reported, !reported)
-			}
-			for _, v := range w.seen.seen() {
-				if v.What != test.want {
-					t.Errorf("got %q, want %q", v.What, test.want)
-				}
-			}
-		})
-	}
-}
-
 // A doorbell that adds as many devices as there is room for, and their callbacks, allocate nothing; nor does a new Hold.
 func TestHoldDoesNotAllocate(t *testing.T) {
-	w := newHoldWorld(t, 4, false, func(w *holdWorld, h *Hold) {
+	synctest.Test(t, func(t *testing.T) { // where no thread is late
+		w := newHoldWorld(t, 4, false, func(w *holdWorld, h *Hold) {
+			for i, b := range w.benches {
+				h.Add(&b.dev.handle)
+				w.complete(i)
+			}
+		})
 		for i, b := range w.benches {
-			h.Add(&b.dev.handle)
-			w.complete(i)
+			b.cq.handler = func(*CQ) { w.ran[i]++ }
 		}
+		w.ran = make([]int, 4)
+		var h Hold
+		if n := testing.AllocsPerRun(100, func() {
+			h = Hold{}
+			ForUser(gate.Open()).HoldCallbacks(w.benches[0].dev, &h)
+			w.queue.Doorbell(&h)
+			h.Run()
+		}); n != 0 {
+			t.Errorf("got %v allocations, want 0", n)
+		}
+		if want := []int{101, 101, 101, 101}; !slices.Equal(w.ran, want) {
+			t.Errorf("handler calls: got %v, want %v", w.ran, want)
+		}
+		w.free()
 	})
-	for i, b := range w.benches {
-		b.cq.handler = func(*CQ) { w.ran[i]++ }
-	}
-	w.ran = make([]int, 4)
-	var h Hold
-	if n := testing.AllocsPerRun(100, func() {
-		h = Hold{}
-		ForUser(gate.Open()).HoldCallbacks(w.benches[0].dev, &h)
-		w.queue.Doorbell(&h)
-		h.Run()
-	}); n != 0 {
-		t.Errorf("got %v allocations, want 0", n)
-	}
-	if want := []int{101, 101, 101, 101}; !slices.Equal(w.ran, want) {
-		t.Errorf("handler calls: got %v, want %v", w.ran, want)
-	}
-	w.free()
 }
 
 type workFunc func()
@@ -331,10 +232,10 @@ func (f workFunc) Run() { f() }
 
 // TestHoldDefer: what a doorbell has left is done by Run, after the method has returned and before callbacks, once.
 func TestHoldDefer(t *testing.T) {
-	for _, checked := range []bool{false, true} {
+	for _, observed := range []bool{false, true} {
 		done := 0
-		w := newHoldWorld(t, 2, checked, nil)
-		w.benches[0].qp.drv = &bellQP{w.benches[0].qp.drv.(*bellQP).fakeQP, func(h *Hold) {
+		w := newHoldWorld(t, 2, observed, nil)
+		w.benches[0].qp.queue = &bellQP{w.benches[0].qp.drv.(*fakeQP), func(h *Hold) {
 			if h.Deferred() != nil {
 				t.Error("Deferred: got work before Defer")
 			}
@@ -361,8 +262,8 @@ func TestHoldDefer(t *testing.T) {
 			}
 			h.Run()
 		})
-		if done != 1 || !slices.Equal(w.ran, []int{1}) || w.threads[0] != goid() {
-			t.Errorf("done %d times, handlers of %v on %v, want once, of device 1 on this thread %d", done, w.ran, w.threads, goid())
+		if done != 1 || !slices.Equal(w.ran, []int{1}) || w.threads[0] != observe.Goroutine() {
+			t.Errorf("done %d times, handlers of %v on %v, want once, of device 1 on this thread %d", done, w.ran, w.threads, observe.Goroutine())
 		}
 		h.Run()
 		if done != 1 {
@@ -417,23 +318,4 @@ func TestHoldResume(t *testing.T) {
 			t.Errorf("Rest with keep %t: want work %[1]t, and nothing after that", keep)
 		}
 	}
-}
-
-// TestHoldBeforeChecks: a hold that began before the device was registered, and so unseen, is no violation when it ends; another is one.
-func TestHoldBeforeChecks(t *testing.T) {
-	w := newHoldWorld(t, 1, true, nil)
-	d := w.benches[0].dev
-	k := d.check.Swap(nil)
-	var h, other Hold
-	h.Add(&d.handle)
-	d.startChecks(k)
-	h.Run()
-	if v := w.seen.seen(); len(v) != 0 {
-		t.Errorf("reported: %v", v)
-	}
-	d.check.Load().endHold(d, &other)
-	if v := w.seen.seen(); len(v) != 1 {
-		t.Errorf("a hold that never began: reported %d times, want 1", len(v))
-	}
-	w.free(RuleHold)
 }

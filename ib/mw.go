@@ -62,7 +62,7 @@ func (pd *PD) allocMW(kind MWType, u *Udata) (*MW, error) {
 		return fail(err)
 	}
 	mw := &MW{pd: pd, kind: kind}
-	mw.bind(d, kindMW, &pd.object)
+	mw.bind(d, kindMW, mw, &pd.object)
 	var err error
 	if mw.drv, err = drv.AllocMW(MWHandle{mw}, pd.drv, kind, u); err != nil {
 		pd.put()

@@ -29,7 +29,7 @@ func (d *Device) allocPD(u *Udata) (*PD, error) {
 	}
 	defer d.end()
 	pd := &PD{}
-	pd.bind(d, kindPD, nil)
+	pd.bind(d, kindPD, pd, nil)
 	drv, err := d.drv.AllocPD(u)
 	if err != nil {
 		return nil, fmt.Errorf("alloc pd on %s: %w", d.name, err)
@@ -129,7 +129,7 @@ func (pd *PD) regMR(init MRInit, u *Udata) (*MR, error) {
 		return fail(err)
 	}
 	mr := &MR{pd: pd, region: region, access: init.Access}
-	mr.bind(d, kindMR, &pd.object)
+	mr.bind(d, kindMR, mr, &pd.object)
 	if mr.drv, err = d.drv.RegMR(MRHandle{mr: mr}, pd.drv, region, init.Access, u); err != nil {
 		region.Release()
 		pd.put()
@@ -227,7 +227,6 @@ func (mr *MR) DeregContext(ctx context.Context) error { return mr.destroyIn(ctx)
 func (mr *MR) destroyIn(ctx context.Context) error {
 	f, err := mr.destroys("MR.Dereg")
 	defer f.leave()
-	mr.checkInFlight("MR.Dereg")
 	if err == nil {
 		err = mr.end(ctx, "MR.Dereg", mr.dereg, func() { mr.released() })
 	}
@@ -303,7 +302,7 @@ func (pd *PD) createAH(attr *AHAttr, u *Udata) (*AH, error) {
 	}
 	ah := &AH{pd: pd}
 	ah.gid.Store(gid)
-	ah.bind(d, kindAH, &pd.object)
+	ah.bind(d, kindAH, ah, &pd.object)
 	if ah.drv, err = drv.CreateAH(pd.drv, attr, u); err == nil {
 		err = ah.born(ah.drv.Destroy)
 	}

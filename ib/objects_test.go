@@ -6,7 +6,7 @@ import (
 	"syscall"
 	"testing"
 
-	"verbena/ib/internal/gate"
+	"verbena/internal/gate"
 	"verbena/umem"
 )
 

@@ -275,12 +275,12 @@ func TestFindGIDAndPKey(t *testing.T) {
 	b.free(t)
 }
 
-// The driver hears of the error state once, also in checked mode, and not of a device that is not active.
+// The driver hears of the error state once, also with an observer, and not of a device that is not active.
 func TestEnterError(t *testing.T) {
-	for _, checked := range []bool{false, true} {
-		w, core, drv, calls := &witness{}, &Core{}, &fakeDriver{}, 0
-		if checked {
-			core.Check(CheckConfig{Report: w.report})
+	for _, observed := range []bool{false, true} {
+		rec, core, drv, calls := &recording{}, &Core{}, &fakeDriver{}, 0
+		if observed {
+			core.observe(rec)
 		}
 		drv.fail = func(string) error { calls++; return nil }
 		d := NewDevice("full0", fullDriver{drv}, nil)
@@ -295,6 +295,6 @@ func TestEnterError(t *testing.T) {
 			t.Errorf("%d calls, state %v", calls, d.dev.State())
 		}
 		must(t, core.Unregister(d))
-		w.expect(t)
+		rec.left(t)
 	}
 }

@@ -5,16 +5,18 @@ import (
 	"fmt"
 	"sync/atomic"
 	"syscall"
+
+	"verbena/ib/internal/observe"
 )
 
 // QP is a queue pair. (struct ib_qp)
 type QP struct {
 	object
-	drv  DriverQP
-	post poster // drv, or in checked mode what stands before it
-	pd   *PD
-	init QPInitAttr
-	num  uint32
+	drv   DriverQP
+	queue DriverQP // drv, or what an observer puts before it
+	pd    *PD
+	init  QPInitAttr
+	num   uint32
 
 	gid     atomic.Pointer[gidHold] // of the source
 	pending atomic.Int32            // events that are due
@@ -41,21 +43,18 @@ func (pd *PD) createQP(init QPInitAttr, u *Udata) (*QP, error) {
 		return fail(err)
 	}
 	qp := &QP{pd: pd, init: init}
-	qp.bind(d, kindQP, &pd.object)
+	qp.bind(d, kindQP, qp, &pd.object)
 	if err := getAll(d, qp.refersTo()); err != nil {
 		return fail(err)
 	}
 	drvInit := qp.init.forDriver(pd)
 	var err error
-	if qp.drv, err = d.drv.CreateQP(QPHandle{qp}, &drvInit, u); err != nil {
+	if qp.drv, err = d.drv.CreateQP(QPHandle{qp: qp}, &drvInit, u); err != nil {
 		putAll(qp.refersTo())
 		return fail(err)
 	}
 	qp.init.Cap = drvInit.Cap
-	if qp.post = qp.drv; qp.check != nil {
-		qp.post, qp.check.user = checkedQP{qp}, u != nil
-		qp.follow()
-	}
+	qp.queue = before(&qp.object, qp.drv, observe.Made{User: u != nil})
 	if err := qp.born(qp.destroy); err != nil {
 		putAll(qp.refersTo())
 		return fail(err)
@@ -178,7 +177,7 @@ func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
 		return fail(err)
 	}
 	if mask&QPAttrAV == 0 {
-		if err := qp.modify(&attr, mask, u); err != nil {
+		if err := qp.queue.Modify(&attr, mask, u); err != nil {
 			return fail(err)
 		}
 		return nil
@@ -187,20 +186,12 @@ func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
 	if err != nil {
 		return fail(err)
 	}
-	if err := qp.modify(&attr, mask, u); err != nil {
+	if err := qp.queue.Modify(&attr, mask, u); err != nil {
 		gid.put()
 		return fail(err)
 	}
 	qp.gid.Swap(gid).put()
 	return nil
-}
-
-func (qp *QP) modify(attr *QPAttr, mask QPAttrMask, u *Udata) error {
-	err := qp.drv.Modify(attr, mask, u)
-	if err == nil && qp.check != nil && mask&QPAttrState != 0 {
-		qp.check.work.moved(attr.State)
-	}
-	return err
 }
 
 // Query reports the present attributes. It may sleep. (ib_query_qp)
@@ -230,18 +221,20 @@ func (qp *QP) Peek() QPAttr {
 func (qp *QP) State() QPState { return qp.drv.State() }
 
 // PostSend queues work requests and returns how many were taken; see [DriverQP]. It may not sleep. (ib_post_send)
-func (qp *QP) PostSend(wrs ...SendWR) (int, error) { return qp.post.PostSend(wrs) }
+func (qp *QP) PostSend(wrs ...SendWR) (int, error) { return qp.queue.PostSend(wrs) }
 
 // PostRecv queues receive work requests and returns how many were taken. It may not sleep. (ib_post_recv)
-func (qp *QP) PostRecv(wrs ...RecvWR) (int, error) { return qp.post.PostRecv(wrs) }
+func (qp *QP) PostRecv(wrs ...RecvWR) (int, error) { return qp.queue.PostRecv(wrs) }
 
 // Raise reports an asynchronous event of the queue pair. The consumer's function is called later, by a thread that holds
 // nothing. It may not sleep. (ib_qp.event_handler)
 func (h QPHandle) Raise(e EventType) {
-	qp := h.qp
-	if qp.check != nil {
-		qp.check.reports("QPHandle.Raise")
+	if h.raise != nil {
+		h.raise(e)
+		return
 	}
+	qp := h.qp
+	note(qp.subject, observe.Raised, nil)
 	if qp.init.Event == nil || qp.dead.Load() {
 		return
 	}
@@ -250,14 +243,7 @@ func (h QPHandle) Raise(e EventType) {
 }
 
 func (qp *QP) callEvent(e EventType) {
-	if qp.check != nil {
-		if e == EventQPLastWQEReached {
-			qp.check.work.lastWQE()
-		}
-		qp.check.call("the event function of a QP", nil, func() { qp.init.Event(qp, e) })
-		return
-	}
-	qp.init.Event(qp, e)
+	callBack(qp.subject, observe.Callback, "the event function of a QP", e, func() { qp.init.Event(qp, e) })
 }
 
 // Destroy frees the queue pair, EBUSY while it is in a multicast group. When it returns nothing of it is in flight and its event function will not run
@@ -288,7 +274,7 @@ func (qp *QP) destroyIn(ctx context.Context) error {
 func (qp *QP) destroy() error {
 	qp.dead.Store(true)
 	qp.dev.callbacks.waitFor(func() bool { return qp.pending.Load() == 0 })
-	err := qp.drv.Destroy()
+	err := qp.queue.Destroy()
 	if err != nil {
 		qp.dead.Store(false)
 	}

@@ -43,8 +43,7 @@ type ReregMR interface {
 // region of AllocMR; EBUSY while a window is bound to the region or it is being changed; EOPNOTSUPP from a driver without; otherwise as RegMR.
 // It may sleep. (ib_uverbs_rereg_mr, IBA 11.2.8.5)
 func (mr *MR) Rereg(flags MRChangeFlags, to MRChange) error {
-	defer mr.sleeps("MR.Rereg").leave()
-	mr.checkInFlight("MR.Rereg")
+	defer mr.changes("MR.Rereg").leave()
 	if to.IOVA == 0 {
 		to.IOVA = to.Addr
 	}

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"verbena/ib/internal/observe"
 	"verbena/uapi"
 )
 
@@ -45,11 +46,11 @@ type SRQInitAttr struct {
 // SRQ is a shared receive queue. (struct ib_srq)
 type SRQ struct {
 	object
-	drv  DriverSRQ
-	post recvPoster // drv, or in checked mode what stands before it
-	pd   *PD
-	init SRQInitAttr
-	num  uint32
+	drv   DriverSRQ
+	queue DriverSRQ // drv, or what an observer puts before it
+	pd    *PD
+	init  SRQInitAttr
+	num   uint32
 
 	pending atomic.Int32 // events that are due
 	dead    atomic.Bool  // no event is to be delivered any more
@@ -83,7 +84,7 @@ func (pd *PD) createSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
 		return fail(fmt.Errorf("room for %d work requests, limit %d: %w", init.Attr.MaxWR, init.Attr.Limit, syscall.EINVAL))
 	}
 	srq := &SRQ{pd: pd, init: init}
-	srq.bind(d, kindSRQ, &pd.object)
+	srq.bind(d, kindSRQ, srq, &pd.object)
 	if err := getAll(d, srq.refersTo()); err != nil {
 		return fail(err)
 	}
@@ -97,10 +98,7 @@ func (pd *PD) createSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
 		return fail(err)
 	}
 	srq.init.Attr = drvInit.Attr
-	if srq.post = srq.drv; srq.check != nil {
-		srq.post, srq.check.user = checkedSRQ{srq}, u != nil
-		srq.follow()
-	}
+	srq.queue = before(&srq.object, srq.drv, observe.Made{User: u != nil})
 	if err := srq.born(srq.destroy); err != nil {
 		putAll(srq.refersTo())
 		return fail(err)
@@ -164,15 +162,13 @@ func (srq *SRQ) Query() (SRQAttr, error) {
 
 // PostRecv queues receive work requests and returns how many were taken; see [DriverSRQ]. It may not sleep.
 // (ib_post_srq_recv)
-func (srq *SRQ) PostRecv(wrs ...RecvWR) (int, error) { return srq.post.PostRecv(wrs) }
+func (srq *SRQ) PostRecv(wrs ...RecvWR) (int, error) { return srq.queue.PostRecv(wrs) }
 
 // Raise reports an asynchronous event of the queue. The consumer's function is called later, by a thread that holds
 // nothing. It may not sleep. (ib_srq.event_handler)
 func (h SRQHandle) Raise(e EventType) {
 	srq := h.srq
-	if srq.check != nil {
-		srq.check.reports("SRQHandle.Raise")
-	}
+	note(srq.subject, observe.Raised, nil)
 	if srq.init.Event == nil || srq.dead.Load() {
 		return
 	}
@@ -181,11 +177,7 @@ func (h SRQHandle) Raise(e EventType) {
 }
 
 func (srq *SRQ) callEvent(e EventType) {
-	if srq.check != nil {
-		srq.check.call("the event function of an SRQ", nil, func() { srq.init.Event(srq, e) })
-		return
-	}
-	srq.init.Event(srq, e)
+	callBack(srq.subject, observe.Callback, "the event function of an SRQ", e, func() { srq.init.Event(srq, e) })
 }
 
 // Destroy frees the queue, EBUSY while a queue pair uses it. When it returns its event function will not run again;

@@ -2,6 +2,8 @@ package ib
 
 import (
 	"errors"
+	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -127,6 +129,8 @@ type redirecting struct {
 	Driver
 	completed int
 	cq        CQHandle
+	raised    []EventType
+	qp        QPHandle
 }
 
 func (d *redirecting) Unwrap() Driver { return d.Driver }
@@ -134,6 +138,11 @@ func (d *redirecting) Unwrap() Driver { return d.Driver }
 func (d *redirecting) CreateCQ(cq CQHandle, attr CQAttr, u *Udata) (DriverCQ, error) {
 	d.cq = cq.Redirect(func() { d.completed++ })
 	return d.Driver.CreateCQ(d.cq, attr, u)
+}
+
+func (d *redirecting) CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQP, error) {
+	d.qp = qp.Redirect(func(e EventType) { d.raised = append(d.raised, e) })
+	return d.Driver.CreateQP(d.qp, init, u)
 }
 
 func (d *redirecting) RegMR(mr MRHandle, pd DriverPD, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error) {
@@ -162,13 +171,28 @@ func TestRedirect(t *testing.T) {
 	<-calls
 	pd, err := dev.AllocPD()
 	must(t, err)
-	qp, err := pd.CreateQP(QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: QPTypeRC})
+	events := make(chan EventType, 2)
+	qp, err := pd.CreateQP(QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: QPTypeRC, Event: func(_ *QP, e EventType) { events <- e }})
 	must(t, err)
+	d.qp.Raise(EventCommEst)
+	QPHandle{qp: qp}.Raise(EventSQDrained)
+	if e := <-events; !slices.Equal(d.raised, []EventType{EventCommEst}) || e != EventSQDrained {
+		t.Errorf("the wrapper got %v, the consumer %v", d.raised, e)
+	}
 	mr, err := pd.RegBytes(make([]byte, 8), AccessLocalWrite)
 	must(t, err)
-	if key := (QPHandle{qp}).LKey(mr); mr.LKey() != key+100 || mr.RKey() != 2 {
+	if key := (QPHandle{qp: qp}).LKey(mr); mr.LKey() != key+100 || mr.RKey() != 2 {
 		t.Errorf("local key %d, remote key %d; the driver knows %d", mr.LKey(), mr.RKey(), key)
 	}
+	ah, err := pd.CreateAH(&AHAttr{})
+	must(t, err)
+	twin, err := d.qp.CopyAH(ah, fullDriver{&fakeDriver{}})
+	must(t, errors.Join(err, ah.Destroy()))
+	if d.qp.AH(ah) != nil || d.qp.AH(twin) == nil {
+		t.Error("a copy of an address handle has not outlived it")
+	}
+	_, err = d.qp.CopyAH(ah, fullDriver{&fakeDriver{}})
+	wantErr(t, "CopyAH of a destroyed address handle", err, syscall.EINVAL)
 	var lkey uint32
 	MRHandle{}.Redirect(func(l, _ uint32) { lkey = l }).SetKeys(7, 8)
 	if lkey != 7 {

@@ -31,7 +31,7 @@ func (d *Device) allocXRCD(u *Udata) (*XRCD, error) {
 		return fail(syscall.EOPNOTSUPP)
 	}
 	x := &XRCD{}
-	x.bind(d, kindXRCD, nil)
+	x.bind(d, kindXRCD, x, nil)
 	var err error
 	if x.drv, err = drv.AllocXRCD(u); err != nil {
 		return fail(err)

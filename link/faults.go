@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"verbena/internal/fault"
 	"verbena/internal/timeq"
 )
 
@@ -47,7 +48,7 @@ const (
 	actsMoment     // AtPacket
 )
 
-func (r *Rule) kinds() uint32 {
+func (r *activeRule) kinds() uint32 {
 	switch {
 	case r.RNR > 0:
 		return actsOnReceives
@@ -248,7 +249,7 @@ type runner interface {
 }
 
 // maxHeld bounds the number of packets that an endpoint holds up; more are lost.
-const maxHeld = 1 << 16
+const maxHeld = fault.MaxQueuePackets
 
 // Receive implements Receiver, between the endpoint behind and who listens.
 func (e *faultEndpoint) Receive(a *Arrival) {
@@ -304,12 +305,12 @@ func (e *faultEndpoint) Send(t *Train) error {
 		return nil
 	}
 	if kinds&actsOnSent == 0 && e.waiting.Load() == 0 {
-		return e.emit(t, false, 0)
+		return e.emit(t, damage{})
 	}
 	var verdicts [MaxTrainPackets]verdict
 	v := verdicts[:t.NumPackets()]
 	if !e.faults.judge(t, v) && e.waiting.Load() == 0 {
-		return e.emit(t, false, 0)
+		return e.emit(t, damage{})
 	}
 	return e.sendFaulty(t, v)
 }
@@ -322,7 +323,7 @@ func (e *faultEndpoint) sendFaulty(t *Train, verdicts []verdict) error {
 	send := func(end int) bool {
 		if start < end {
 			run := t.cut(start, end)
-			err := e.emit(&run, false, 0)
+			err := e.emit(&run, damage{})
 			switch {
 			case errors.Is(err, ErrAgain) && !acted:
 				first = err
@@ -364,7 +365,7 @@ func (e *faultEndpoint) sendFaulty(t *Train, verdicts []verdict) error {
 		}
 		for range copies {
 			p := newHeld(t, i, i+1)
-			p.behind, p.corrupt, p.bit = v.behind, v.corrupt, v.bit
+			p.behind, p.damage = v.behind, v.damage
 			if v.delay > 0 || v.behind > 0 {
 				e.hold(p, v.delay+v.hold)
 				continue
@@ -428,7 +429,7 @@ func (e *faultEndpoint) transmitAll(list []*heldPacket) {
 func (e *faultEndpoint) transmit(p *heldPacket) {
 	if e.faults.kinds.Load()&actsCut != 0 {
 		e.cut.Add(1)
-	} else if err := e.emit(&p.train, p.corrupt, p.bit); err != nil {
+	} else if err := e.emit(&p.train, p.damage); err != nil {
 		e.lost.Add(1)
 	}
 	p.free()

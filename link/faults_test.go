@@ -12,11 +12,14 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"verbena/internal/fault"
+	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/link/simnet"
 	"verbena/roce"
@@ -149,7 +152,7 @@ func TestFaultsRules(t *testing.T) {
 				add(t, n.Faults(), test.rule)
 				send(t, a, train(addrB, 17, 0, 6))
 				send(t, a, train(addrB, 17, 6, 4))
-				time.Sleep(10 * time.Second)
+				testutil.Advance(10 * time.Second)
 				if got := b.psns(); !slices.Equal(got, test.want) {
 					t.Errorf("arrived: %v, want %v", got, test.want)
 				}
@@ -164,9 +167,9 @@ func TestFaultsTimes(t *testing.T) {
 		add(t, n.Faults(), link.Rule{Delay: 5 * ms, Limit: 1})
 		add(t, n.Faults(), link.Rule{Reorder: 1, Hold: 20 * ms, QP: 9})
 		send(t, a, train(addrB, 1, 0, 2))
-		time.Sleep(2 * ms)
+		testutil.Advance(2 * ms)
 		send(t, a, train(addrB, 9, 2, 1))
-		time.Sleep(time.Second)
+		testutil.Advance(time.Second)
 		want := []arrived{{1, ms}, {0, 6 * ms}, {2, 23 * ms}}
 		if !slices.Equal(b.arrivals(), want) {
 			t.Errorf("arrived: %v, want %v", b.arrivals(), want)
@@ -178,7 +181,7 @@ func TestFaultsTimes(t *testing.T) {
 		for i := range packets / 10 {
 			send(t, a, train(addrB, 1, i*10, 10))
 		}
-		time.Sleep(time.Second)
+		testutil.Advance(time.Second)
 		if slices.IsSorted(b.psns()) || len(b.arrivals()) != packets {
 			t.Errorf("%d packets arrived, in order: %v", len(b.arrivals()), slices.IsSorted(b.psns()))
 		}
@@ -201,7 +204,7 @@ func fates(t *testing.T, seed uint64, trainLen int, rules ...link.Rule) (got []i
 		for i := 0; i < 9600; i += trainLen {
 			send(t, a, train(addrB, 17, i, trainLen))
 		}
-		time.Sleep(time.Minute)
+		testutil.Advance(time.Minute)
 		got, states = b.psns(), n.Faults().List()
 	})
 	return got, states
@@ -240,7 +243,7 @@ func TestFaultsHitAt(t *testing.T) {
 		t.Errorf("HitAt: got %d, want %d", got, want)
 	}
 	s := states[1]
-	if s.Hit <= link.MaxHitAt || len(s.HitAt) != link.MaxHitAt || !slices.IsSorted(s.HitAt) || s.HitAt[0] == 0 || s.HitAt[link.MaxHitAt-1] > s.Seen {
+	if s.Hit <= fault.MaxHitAt || len(s.HitAt) != fault.MaxHitAt || !slices.IsSorted(s.HitAt) || s.HitAt[0] == 0 || s.HitAt[fault.MaxHitAt-1] > s.Seen {
 		t.Errorf("HitAt of %d hits of %d: %d", s.Hit, s.Seen, s.HitAt)
 	}
 	f := link.NewFaults(simnet.New(simnet.Config{}), rand.NewPCG(1, 1))
@@ -349,7 +352,7 @@ func TestFaultsClose(t *testing.T) {
 		if err := a.Close(); !errors.Is(err, link.ErrClosed) {
 			t.Errorf("second Close: %v", err)
 		}
-		time.Sleep(time.Minute)
+		testutil.Advance(time.Minute)
 		if got := b.psns(); len(got) != 0 {
 			t.Errorf("arrived after Close: %v", got)
 		}
@@ -387,7 +390,7 @@ func TestFaultsList(t *testing.T) {
 		if got, want := b.psns(), []int{0, 1, 20, 20, 21, 21, 40}; !slices.Equal(got, want) {
 			t.Errorf("arrived: %v, want %v", got, want)
 		}
-		time.Sleep(time.Hour) // what was delayed comes all the same
+		testutil.Advance(time.Hour) // what was delayed comes all the same
 		if got := b.psns(); len(got) != 9 {
 			t.Errorf("arrived in the end: %v", got)
 		}
@@ -426,21 +429,38 @@ func TestRuleJSON(t *testing.T) {
 			t.Errorf("in words %q, want %q", got, test.text)
 		}
 	}
-	b, err := json.Marshal(link.RuleState{ID: 3, Rule: link.Rule{Drop: 1}, Seen: 5, Hit: 4})
-	if want := `{"id":3,"drop":1,"seen":5,"hit":4,"dropped":0,"duplicated":0,"corrupted":0,"delayed":0,"reordered":0,"not_ready":0}`; err != nil || string(b) != want {
-		t.Errorf("state is %s (%v)", b, err)
-	}
 }
 
+// TestRuleValidate: rules that make no sense are refused, with the reason.
 func TestRuleValidate(t *testing.T) {
+	const (
+		noEffect = "it has no effect: give one of drop, duplicate, "
+		alone    = "stop and rnr go into rules of their own"
+	)
 	f := link.NewFaults(simnet.New(simnet.Config{}), nil)
-	for _, r := range []link.Rule{
-		{}, {Drop: -0.1}, {Drop: 1.1}, {Corrupt: 2}, {Duplicate: -1}, {Reorder: 7}, {Drop: math.NaN()}, {Delay: -1}, {Drop: 1, Jitter: -1},
-		{Delay: time.Hour}, {Drop: 1, Hold: time.Hour}, {Drop: 1, QP: 1 << 24}, {Reorder: 1, Behind: -1}, {QP: 5}, {Hold: 3, Behind: 4},
-		{RNR: 1.5}, {RNR: -1}, {RNR: 1, Stop: true}, {RNR: 1, Drop: 0.1}, {Stop: true, Delay: 1}, {Seed: 3},
+	for _, c := range []struct {
+		rule link.Rule
+		want string
+	}{
+		{link.Rule{}, noEffect}, {link.Rule{QP: 5}, noEffect}, {link.Rule{Hold: 3, Behind: 4}, noEffect}, {link.Rule{Seed: 3}, noEffect},
+		{link.Rule{Drop: -0.1}, "drop -0.1 is not a probability from 0 to 1"},
+		{link.Rule{Drop: 1.1}, "drop 1.1 is not a probability from 0 to 1"},
+		{link.Rule{Drop: link.Share(math.NaN())}, "drop NaN is not a probability from 0 to 1"},
+		{link.Rule{Corrupt: 2}, "corrupt 2 is not a probability from 0 to 1"},
+		{link.Rule{Duplicate: -1}, "duplicate -1 is not a probability from 0 to 1"},
+		{link.Rule{Reorder: 7}, "reorder 7 is not a probability from 0 to 1"},
+		{link.Rule{RNR: 1.5}, "rnr 1.5 is not a probability from 0 to 1"},
+		{link.Rule{RNR: -1}, "rnr -1 is not a probability from 0 to 1"},
+		{link.Rule{Delay: -1}, "delay -1ns is not from 0 to 1m0s"},
+		{link.Rule{Delay: time.Hour}, "delay 1h0m0s is not from 0 to 1m0s"},
+		{link.Rule{Drop: 1, Jitter: -1}, "jitter -1ns is not from 0 to 1m0s"},
+		{link.Rule{Drop: 1, Hold: time.Hour}, "hold 1h0m0s is not from 0 to 1m0s"},
+		{link.Rule{Drop: 1, QP: 1 << 24}, "queue pair number 0x1000000 has more than 24 bits"},
+		{link.Rule{Reorder: 1, Behind: -1}, "cannot be behind -1 packets"},
+		{link.Rule{RNR: 1, Stop: true}, alone}, {link.Rule{RNR: 1, Drop: 0.1}, alone}, {link.Rule{Stop: true, Delay: 1}, alone},
 	} {
-		if err := f.Add(r); !errors.Is(err, link.ErrRule) {
-			t.Errorf("%+v: %v, want %v", r, err, link.ErrRule)
+		if err := f.Add(c.rule); !errors.Is(err, link.ErrRule) || !strings.HasPrefix(err.Error(), "bad fault rule: "+c.want) {
+			t.Errorf("%+v: got %v, want %s", c.rule, err, c.want)
 		}
 	}
 	if len(f.List()) != 0 {
@@ -457,9 +477,9 @@ func TestFaultsAgain(t *testing.T) {
 		if err := a.Send(train(addrB, 17, 10, 4)); !errors.Is(err, link.ErrAgain) {
 			t.Errorf("with a full buffer: %v, want %v", err, link.ErrAgain)
 		}
-		time.Sleep(time.Millisecond)
+		testutil.Advance(time.Millisecond)
 		send(t, a, train(addrB, 17, 10, 4))
-		time.Sleep(time.Second)
+		testutil.Advance(time.Second)
 		// The first try was judged already: the loss of packet 11 was spent on it.
 		if got := b.psns(); !slices.Equal(got, count(0, 14)) {
 			t.Errorf("arrived: %v", got)
@@ -517,10 +537,10 @@ func TestFaultsUDP(t *testing.T) {
 	corrupted := f.List()[0].Corrupted
 	f.Clear()
 	marker := train(dst, 17, 5000, 1)
-	for !slices.Contains(b.psns(), 5000) {
+	testutil.Eventually(t, "a packet sent after the damaged ones to arrive", func() bool {
 		send(t, from, marker)
-		time.Sleep(time.Millisecond)
-	}
+		return slices.Contains(b.psns(), 5000)
+	})
 	if s := to.(link.StatsReader).Stats(); s.ICRCErrors != corrupted || s.ReceivedPackets < 1000-corrupted {
 		t.Errorf("%d packets were damaged, counted %+v", corrupted, s)
 	}

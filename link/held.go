@@ -8,12 +8,11 @@ import (
 
 // heldPacket is a copy of a packet, or of consecutive ones, to be sent later.
 type heldPacket struct {
-	behind  int       // so many packets to the same address may go first
-	leaves  time.Time // the shaper's queue
-	train   Train
-	corrupt bool
-	bit     uint32
-	sealed  bool // and corrupted
+	behind int       // so many packets to the same address may go first
+	leaves time.Time // the shaper's queue
+	train  Train
+	damage damage
+	sealed bool // and damaged
 }
 
 // Buffers of held packets come from pools, by the binary logarithm of their size.

@@ -2,14 +2,16 @@ package link
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/testutil"
 )
 
 var testGroups atomic.Uint32
@@ -34,14 +36,8 @@ func (c *collector) first() (src, dst netip.Addr, tos, ttl uint8) {
 // waitFor returns the packets once there are n, and fails if that takes too long.
 func (c *collector) waitFor(t *testing.T, n int) [][]byte {
 	t.Helper()
-	for range 2000 {
-		if c.count() >= n {
-			return c.wait(n)
-		}
-		time.Sleep(time.Millisecond)
-	}
-	t.Fatalf("%d packets arrived, want %d", c.count(), n)
-	return nil
+	testutil.Eventually(t, fmt.Sprintf("%d packets to arrive", n), func() bool { return c.count() >= n })
+	return c.wait(n)
 }
 
 // TestUDPMulticast: what is sent to a group arrives once at every endpoint that has joined, the sender too, and nowhere

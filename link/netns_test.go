@@ -11,10 +11,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"verbena/internal/testutil"
 	"verbena/roce"
 )
 
@@ -85,16 +85,14 @@ func newTUN(t *testing.T) *tun {
 		}
 	}
 	// The kernel makes an IPv6 address work a little later.
-	for {
+	testutil.Eventually(t, "the IPv6 addresses to work", func() bool {
 		out, err := exec.Command("ip", "-6", "route", "show", "table", "local").CombinedOutput()
 		if err != nil {
 			t.Skipf("ip route: %v %s", err, out)
 		}
-		if bytes.Contains(out, []byte("local fd09::1 ")) && bytes.Contains(out, []byte("local fe80::9 ")) {
-			return w
-		}
-		time.Sleep(time.Millisecond)
-	}
+		return bytes.Contains(out, []byte("local fd09::1 ")) && bytes.Contains(out, []byte("local fe80::9 "))
+	})
+	return w
 }
 
 // packet is an IP packet with UDP.

@@ -3,7 +3,6 @@ package link
 import (
 	"net/netip"
 	"testing"
-	"time"
 
 	"verbena/internal/testutil"
 	"verbena/roce"
@@ -54,7 +53,7 @@ func TestForged(t *testing.T) {
 	ForgetPort(from, 0xc101)
 	good = append(good, send(0, 3))
 	c.wait(3)
-	time.Sleep(portLinger + 100*time.Millisecond)
+	testutil.Eventually(t, "the port to be closed", func() bool { return portClosed(t, src, 0xc101) })
 	forge(src, 0xc101, 10)
 	dropped(80)
 	good = append(good, forge(foreign, 0xc101, 1)...)

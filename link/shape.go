@@ -3,47 +3,31 @@ package link
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"math/bits"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
+	"verbena/internal/fault"
 	"verbena/internal/timeq"
 )
 
-// Shape says how the link of a device limits and delays what it sends. Packets wait in one queue for all addresses of the
-// device until the rate lets them go, and are then on their way for the delay. The zero Shape does nothing.
-type Shape struct {
-	// Rate is how much leaves, in bits per second of packets with their IP headers; 0: no limit.
-	Rate uint64 `json:"rate_bps,omitempty"`
-	// Delay is the time on the way, and Jitter a random time up to it in addition, by which packets may overtake each
-	// other.
-	Delay  time.Duration `json:"delay_ns,omitempty"`
-	Jitter time.Duration `json:"jitter_ns,omitempty"`
-	// QueueBytes and QueuePackets bound what waits for the rate; what does not fit is dropped. 0: the one does not bound;
-	// if both are, DefaultQueue bytes do.
-	QueueBytes   uint64 `json:"queue_bytes,omitempty"`
-	QueuePackets uint64 `json:"queue_packets,omitempty"`
-	// ECN is the length of the queue, in bytes, above which packets of transports that say that they understand it (ECT)
-	// are marked with "congestion experienced"; 0: never.
-	ECN uint64 `json:"ecn_bytes,omitempty"`
-	// Loss is the probability that a packet is lost on the way, by random numbers that follow from Seed; 0: a seed that
-	// differs each time.
-	Loss float64 `json:"loss,omitempty"`
-	Seed uint64  `json:"seed,omitempty"`
-}
+// Types of package fault, which documents them.
+type (
+	// Shape describes how the link of a device limits and delays what it sends.
+	Shape = fault.Shape
+	// Rate is a number of bits per second.
+	Rate = fault.Rate
+)
 
 // Limits of a Shape.
 const (
-	MinRate      = 1_000             // a kilobit per second
-	MaxRate      = 1_000_000_000_000 // a terabit per second
-	DefaultQueue = 4 << 20           // four windows of a queue pair of driver/rxe
-	MaxQueue     = 64 << 20          // bytes
+	MinRate      = fault.MinRate
+	MaxRate      = fault.MaxRate
+	DefaultQueue = fault.DefaultQueue
+	MaxQueue     = fault.MaxQueue
 )
 
 // maxShaped bounds what a device holds up in all, in bytes; more is dropped.
@@ -52,84 +36,24 @@ const maxShaped = 2 * MaxQueue
 // shaperQuantum is how far apart packets leave that are sent together: segmentation offload is for them alone.
 const shaperQuantum = 200 * time.Microsecond
 
-// ErrShape: the shape makes no sense.
-var ErrShape = errors.New("bad shape of the link")
-
-// Validate checks the values. Its error wraps [ErrShape].
-func (s *Shape) Validate() error {
-	switch {
-	case s.Rate != 0 && (s.Rate < MinRate || s.Rate > MaxRate):
-		return fmt.Errorf("%w: rate of %d bit/s is not from %d to %d", ErrShape, s.Rate, uint64(MinRate), uint64(MaxRate))
-	case s.Delay < 0 || s.Delay > maxFaultDelay:
-		return fmt.Errorf("%w: delay %v is not from 0 to %v", ErrShape, s.Delay, maxFaultDelay)
-	case s.Jitter < 0 || s.Jitter > maxFaultDelay:
-		return fmt.Errorf("%w: jitter %v is not from 0 to %v", ErrShape, s.Jitter, maxFaultDelay)
-	case s.QueueBytes > MaxQueue:
-		return fmt.Errorf("%w: queue of %d bytes exceeds %d", ErrShape, s.QueueBytes, MaxQueue)
-	case s.QueuePackets > maxHeld:
-		return fmt.Errorf("%w: queue of %d packets exceeds %d", ErrShape, s.QueuePackets, maxHeld)
-	case s.ECN > MaxQueue:
-		return fmt.Errorf("%w: ecn threshold of %d bytes exceeds %d", ErrShape, s.ECN, MaxQueue)
-	case s.Rate == 0 && (s.QueueBytes != 0 || s.QueuePackets != 0 || s.ECN != 0):
-		return fmt.Errorf("%w: a queue and an ecn threshold need a rate, for which packets wait", ErrShape)
-	case !(s.Loss >= 0 && s.Loss <= 1):
-		return fmt.Errorf("%w: loss %v is not a probability from 0 to 1", ErrShape, s.Loss)
-	case s.Seed != 0 && s.Jitter == 0 && s.Loss == 0:
-		return fmt.Errorf("%w: a seed is for jitter and loss", ErrShape)
-	}
-	return nil
-}
-
-// shapes reports whether the Shape does anything.
-func (s *Shape) shapes() bool { return s.Rate > 0 || s.Delay > 0 || s.Jitter > 0 || s.Loss > 0 }
-
-// String is the shape in words: "rate 10Gbit delay 20µs"; empty if it does nothing.
-func (s Shape) String() string {
-	var w []string
-	word := func(show bool, format string, args ...any) {
-		if show {
-			w = append(w, fmt.Sprintf(format, args...))
-		}
-	}
-	word(s.Rate > 0, "rate %s", RateString(s.Rate))
-	word(s.Delay > 0, "delay %v", s.Delay)
-	word(s.Jitter > 0, "jitter %v", s.Jitter)
-	word(s.QueueBytes > 0, "queue %d bytes", s.QueueBytes)
-	word(s.QueuePackets > 0, "queue %d packets", s.QueuePackets)
-	word(s.ECN > 0, "ecn above %d bytes", s.ECN)
-	word(s.Loss > 0, "loss %v", s.Loss)
-	word(s.Seed > 0, "seed %d", s.Seed)
-	return strings.Join(w, " ")
-}
-
-// RateString is a rate as it is written for tc(8): "100Mbit".
-func RateString(rate uint64) string {
-	for _, u := range []struct {
-		n    uint64
-		name string
-	}{{1e12, "Tbit"}, {1e9, "Gbit"}, {1e6, "Mbit"}, {1e3, "Kbit"}} {
-		if rate >= u.n && rate%(u.n/1000) == 0 {
-			return strconv.FormatFloat(float64(rate)/float64(u.n), 'f', -1, 64) + u.name
-		}
-	}
-	return fmt.Sprintf("%dbit", rate)
-}
+// ErrShape is wrapped by the errors of shapes that make no sense.
+var ErrShape = fault.ErrShape
 
 // shaper is a Shape in force. It only computes when a packet is to leave: what waits is in the queues of the endpoints.
 type shaper struct {
 	Shape
-	limit uint64 // of the queue, in bytes
+	rate, limit, ecn uint64 // the rate; the length of the queue, and the one above which packets are marked
 
 	mu   sync.Mutex
 	rand *rand.Rand
 	free time.Time // when all that was accepted has left by the rate
-	rest uint64    // what free lacks, in bits times nanoseconds; below Rate
+	rest uint64    // what free lacks, in bits times nanoseconds; below rate
 	// leaves are the packets in the queue, by the time at which they leave it, if they are counted.
 	leaves []time.Time
 }
 
 func newShaper(s Shape) *shaper {
-	h := &shaper{Shape: s, limit: s.QueueBytes}
+	h := &shaper{Shape: s, rate: uint64(s.Rate), limit: uint64(s.QueueBytes), ecn: uint64(s.ECN)}
 	if s.QueueBytes == 0 {
 		h.limit = MaxQueue
 		if s.QueuePackets == 0 {
@@ -156,10 +80,10 @@ type fate struct {
 //
 //verbena:held mu
 func (h *shaper) admit(now time.Time, size int, ect bool) (f fate) {
-	if h.Rate > 0 {
+	if h.rate > 0 {
 		var queued uint64
 		if wait := h.free.Sub(now); wait > 0 {
-			hi, lo := bits.Mul64(uint64(wait), h.Rate)
+			hi, lo := bits.Mul64(uint64(wait), h.rate)
 			queued, _ = bits.Div64(hi, lo, 8*uint64(time.Second))
 		}
 		if h.QueuePackets > 0 {
@@ -174,11 +98,11 @@ func (h *shaper) admit(now time.Time, size int, ect bool) (f fate) {
 			f.drop = true
 			return f
 		}
-		f.mark = ect && h.ECN > 0 && queued > h.ECN
+		f.mark = ect && h.ecn > 0 && queued > h.ecn
 	}
 	f.leaves = h.queue(now, size)
 	f.at = h.arrival(f.leaves)
-	f.lost = h.Loss > 0 && h.rand.Float64() < h.Loss
+	f.lost = h.Loss > 0 && Share(h.rand.Float64()) < h.Loss
 	return f
 }
 
@@ -186,14 +110,14 @@ func (h *shaper) admit(now time.Time, size int, ect bool) (f fate) {
 //
 //verbena:held mu
 func (h *shaper) queue(now time.Time, size int) time.Time {
-	if h.Rate == 0 {
+	if h.rate == 0 {
 		return now
 	}
 	if h.free.Before(now) {
 		h.free, h.rest = now, 0
 	}
 	n := uint64(size)*8*uint64(time.Second) + h.rest
-	h.free, h.rest = h.free.Add(time.Duration(n/h.Rate)), n%h.Rate
+	h.free, h.rest = h.free.Add(time.Duration(n/h.rate)), n%h.rate
 	if h.QueuePackets > 0 {
 		h.leaves = append(h.leaves, h.free)
 	}
@@ -239,7 +163,7 @@ func (f *Faults) Shape(s Shape) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var h *shaper
-	if s.shapes() {
+	if s.Active() {
 		h = newShaper(s)
 	}
 	old := f.shaper.Load()
@@ -302,25 +226,25 @@ func (f *Faults) Shaped() Shape {
 }
 
 // emit sends a train that nothing else happens to, by way of the shaper if there is one.
-func (e *faultEndpoint) emit(t *Train, corrupt bool, bit uint32) error {
+func (e *faultEndpoint) emit(t *Train, d damage) error {
 	for h := e.faults.shaper.Load(); h != nil; h = e.faults.shaper.Load() {
-		if e.shape(h, t, corrupt, bit) {
+		if e.shape(h, t, d) {
 			return nil
 		}
 	}
-	if !corrupt {
+	if d == (damage{}) {
 		return e.RawEndpoint.Send(t)
 	}
 	if err := e.Seal(t); err != nil {
 		return err
 	}
-	flip(t.Buf, bit)
+	d.apply(t)
 	return e.SendRaw(t)
 }
 
 // shape holds a train up as the shaper decides; false: it is no longer in force. Packets that leave at about the same time stay
 // together.
-func (e *faultEndpoint) shape(h *shaper, t *Train, corrupt bool, bit uint32) bool {
+func (e *faultEndpoint) shape(h *shaper, t *Train, d damage) bool {
 	n, below, ect := t.NumPackets(), headersBelow(t.Dst), ect(t.TOS)
 	var run struct {
 		start, end int
@@ -330,7 +254,7 @@ func (e *faultEndpoint) shape(h *shaper, t *Train, corrupt bool, bit uint32) boo
 	flush := func() {
 		if run.start < run.end {
 			p := newHeld(t, run.start, run.end)
-			p.corrupt, p.bit, p.leaves = corrupt, bit, run.leaves
+			p.damage, p.leaves = d, run.leaves
 			if run.mark {
 				p.train.TOS |= ecnCE
 				e.marked.Add(uint64(run.end - run.start))
@@ -430,13 +354,13 @@ func (e *faultEndpoint) sendHeld(p *heldPacket) error {
 	case e.faults.kinds.Load()&actsCut != 0:
 		e.cut.Add(uint64(p.train.NumPackets()))
 		return nil
-	case !p.corrupt:
+	case p.damage == (damage{}):
 		return e.RawEndpoint.Send(&p.train)
 	case !p.sealed:
 		if err := e.Seal(&p.train); err != nil {
 			return err
 		}
-		flip(p.train.Buf, p.bit)
+		p.damage.apply(&p.train)
 		p.sealed = true
 	}
 	return e.SendRaw(&p.train)

@@ -3,7 +3,6 @@ package link
 import (
 	"net/netip"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -75,30 +74,35 @@ func TestSourcePort(t *testing.T) {
 	if s := stats(t, from); s.SourcePortFallbacks != 1 {
 		t.Errorf("%d fallbacks counted, want 1", s.SourcePortFallbacks)
 	}
-	probe := func() bool {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer unix.Close(fd)
-		return unix.Bind(fd, socketAddress(src, 0xc001, 0)) == nil
-	}
 	ForgetPort(from, 0xc001)
 	send(0xc001, 0xc001) // it is not forgotten any more
-	time.Sleep(portLinger + 100*time.Millisecond)
-	if probe() {
+	ForgetPort(from, 0xffff)
+	testutil.Eventually(t, "a port that was forgotten later to be closed", func() bool { return portClosed(t, src, 0xffff) })
+	if portClosed(t, src, 0xc001) {
 		t.Error("a port that is used again was closed")
 	}
 	ForgetPort(from, 0xc001)
 	ForgetPort(from, 0xc001)
-	if probe() {
+	if portClosed(t, src, 0xc001) {
 		t.Error("a port was closed while its packets may be on the way")
 	}
-	testutil.Eventually(t, "a port that was forgotten to be closed", probe)
+	testutil.Eventually(t, "a port that was forgotten to be closed", func() bool { return portClosed(t, src, 0xc001) })
 	send(0xc001, 0xc001) // and opened again
+	send(0xffff, 0xffff)
 	for i := range maxSourcePorts {
 		send(uint16(0xd000+i), map[bool]int{true: 0xd000 + i, false: Port}[i < maxSourcePorts-2])
 	}
+}
+
+// portClosed reports whether no socket has a port of an address of this host.
+func portClosed(t *testing.T, addr netip.Addr, port uint16) bool {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	return unix.Bind(fd, socketAddress(addr, port, 0)) == nil
 }
 
 // TestSourcePortReceived: the ICRC is that of the port that a packet came from.

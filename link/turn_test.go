@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"verbena/internal/testutil"
 	"verbena/roce"
 )
 
@@ -32,14 +33,12 @@ func patient() Network { return UDP(UDPOptions{stop: time.Hour}) }
 // claim has the turn of an endpoint, which is to be had.
 func claim(t *testing.T, e Endpoint) Turn {
 	t.Helper()
-	for range 1000 {
-		if turn := e.(Taker).Claim(); turn != nil {
-			return turn
-		}
-		time.Sleep(time.Millisecond) // the receive thread has it
-	}
-	t.Fatal("Claim: got nil for a second")
-	return nil
+	var turn Turn
+	testutil.Eventually(t, "the receive thread to give the turn up", func() bool {
+		turn = e.(Taker).Claim()
+		return turn != nil
+	})
+	return turn
 }
 
 // TestTake: who sends receives it on its own thread.
@@ -91,10 +90,10 @@ func TestClaimHolds(t *testing.T) {
 		if err := from.Send(makeTrain(to.Addr(), 1, 100, 100, 1)); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Millisecond)
-		if _, ok := epollWait(to.(*UDPEndpoint).turn.epoll, false); ok {
-			t.Fatal("what arrives wakes the receive thread while another has the turn")
-		}
+		testutil.Stays(t, time.Millisecond, "what arrives does not wake the receive thread while another has the turn", func() bool {
+			_, woken := epollWait(to.(*UDPEndpoint).turn.epoll, false)
+			return !woken
+		})
 		if n := c.count(); n != before {
 			t.Fatal("received by another than who has the turn")
 		}
@@ -136,11 +135,7 @@ func TestClaimIsForgotten(t *testing.T) {
 	if err := from.Send(tr); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(10 * time.Second); c.count() == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("nobody receives after 10 s")
-		}
-	}
+	testutil.Eventually(t, "the receive thread to receive", func() bool { return c.count() > 0 })
 	checkPackets(t, c.wait(1), tr)
 	if turn.Take("late", 1) {
 		t.Error("Take of a turn that is another's: got true, want false")
@@ -232,13 +227,10 @@ func TestTakePanics(t *testing.T) {
 
 // TestCloseDuringTake: Close waits for who has the turn, and there is none afterwards.
 func TestCloseDuringTake(t *testing.T) {
-	var in atomic.Bool
-	inside := make(chan struct{})
+	inside, leave := make(chan struct{}), make(chan struct{})
 	from, to := pair(t, patient(), loopback(), loopback(), receiverFunc(func(a *Arrival) {
-		in.Store(true)
 		close(inside)
-		time.Sleep(3 * time.Millisecond)
-		in.Store(false)
+		<-leave
 	}))
 	turn := claim(t, to)
 	if err := from.Send(makeTrain(to.Addr(), 1, 100, 100, 1)); err != nil {
@@ -251,11 +243,14 @@ func TestCloseDuringTake(t *testing.T) {
 		turn.Yield()
 	}()
 	<-inside
-	if err := to.Close(); err != nil {
-		t.Error(err)
-	}
-	if in.Load() {
+	closed := make(chan error, 1)
+	testutil.Block(t, func() { closed <- to.Close() })
+	if len(closed) > 0 {
 		t.Error("Close has returned during a call of Receive")
+	}
+	close(leave)
+	if err := <-closed; err != nil {
+		t.Error(err)
 	}
 	<-returned
 	if to.(Taker).Claim() != nil {
@@ -322,17 +317,15 @@ func TestTakersAndThread(t *testing.T) {
 					turn.Take(i, 1+k%3)
 					turn.Yield()
 				}
-				for got.Load() < int64(k) { // not more than the socket holds
-					time.Sleep(10 * time.Microsecond)
+				if !testutil.Poll(func() bool { return got.Load() >= int64(k) }) { // not more than the socket holds
+					t.Errorf("%d packets arrived, want %d", got.Load(), k)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	for end := time.Now().Add(10 * time.Second); got.Load() < senders*rounds && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
-	}
-	if got.Load() != senders*rounds {
-		t.Errorf("%d packets arrived, want %d", got.Load(), senders*rounds)
+	testutil.Eventually(t, "all packets to arrive", func() bool { return got.Load() >= senders*rounds })
+	if n := got.Load(); n != senders*rounds {
+		t.Errorf("%d packets arrived, want %d", n, senders*rounds)
 	}
 }

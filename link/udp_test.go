@@ -104,12 +104,12 @@ func (f receiverFunc) Receive(a *Arrival) { f(a) }
 
 func listen(t testing.TB, n Network, addr netip.Addr, r Receiver) Endpoint {
 	t.Helper()
-	e, err := n.Listen(addr, r)
-	// There is one ::1 for all processes.
-	for end := time.Now().Add(5 * time.Second); addr.Is6() && errors.Is(err, unix.EADDRINUSE) && time.Now().Before(end); {
-		time.Sleep(50 * time.Millisecond)
+	var e Endpoint
+	var err error
+	testutil.Poll(func() bool { // there is one ::1 for all processes
 		e, err = n.Listen(addr, r)
-	}
+		return !addr.Is6() || !errors.Is(err, unix.EADDRINUSE)
+	})
 	if err != nil {
 		if addr.Is6() && (errors.Is(err, unix.EADDRINUSE) || errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.EAFNOSUPPORT)) {
 			t.Skip(err)

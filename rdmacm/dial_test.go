@@ -12,6 +12,7 @@ import (
 
 	"verbena/ib"
 	"verbena/ib/completion"
+	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/rdmacm/msg"
 )
@@ -234,7 +235,7 @@ func TestDialFails(t *testing.T) {
 			short, cancel := context.WithTimeout(ctx, time.Minute)
 			defer cancel()
 			go func() { first <- dial(t, short, a, at(b)) }()
-			time.Sleep(time.Second)
+			testutil.Advance(time.Second)
 			err = dial(t, ctx, a, at(b))
 			cancel()
 			if err := <-first; !errors.Is(err, context.Canceled) {
@@ -251,7 +252,7 @@ func TestDialFails(t *testing.T) {
 			err = dial(t, late, a, at(b))
 			r, e := l.Accept(ctx)
 			b.must(e)
-			time.Sleep(time.Second)
+			testutil.Advance(time.Second)
 			end := newEnd(t, r.Device())
 			defer end.close()
 			if err := r.Init(end.qp.QP); !errors.Is(err, syscall.EINVAL) {
@@ -276,9 +277,8 @@ func TestDialFails(t *testing.T) {
 			remove := &ib.Client{Name: "consumer", Add: func(*ib.Device) (any, error) { return nil, nil }, Remove: func(*ib.Device, any) { <-gone }}
 			a.must(a.core.RegisterClient(remove))
 			defer a.core.UnregisterClient(remove)
-			time.AfterFunc(time.Second, func() {
-				go func() { a.must(a.slot.Unplug()) }()
-				time.Sleep(time.Second)
+			time.AfterFunc(time.Second, func() { a.must(a.slot.Unplug()) })
+			time.AfterFunc(2*time.Second, func() {
 				e.close()
 				close(gone)
 			})
@@ -383,7 +383,7 @@ func TestDialAgain(t *testing.T) {
 			}
 			e.close()
 			c.Close()
-			time.Sleep(time.Second)
+			testutil.Advance(time.Second)
 			a.must(a.slot.Reset(ctx))
 			b.must(b.slot.Reset(ctx))
 		}

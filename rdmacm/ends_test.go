@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/rdmacm/msg"
 )
 
@@ -41,7 +42,7 @@ var situations = []situation{
 	{"requested", msg.PortSpaceTCP, func(t *testing.T, p *couple) { // the request does not arrive
 		p.a.net.SetLink(p.b.addr, false)
 		p.a.must(p.c.Connect(Param{QPN: 1}, nil))
-		p.la.expect(t, time.Millisecond)
+		p.la.expect(t, soon)
 		p.a.net.SetLink(p.b.addr, true)
 	}},
 	{"asked", msg.PortSpaceTCP, ask},
@@ -50,43 +51,43 @@ var situations = []situation{
 	{"disconnecting", msg.PortSpaceTCP, func(t *testing.T, p *couple) {
 		connect(t, p)
 		p.a.must(p.c.Disconnect())
-		p.lb.expect(t, time.Millisecond, Disconnected)
+		p.lb.expect(t, soon, Disconnected)
 	}},
 	{"disconnected", msg.PortSpaceTCP, func(t *testing.T, p *couple) {
 		connect(t, p)
 		p.a.must(p.c.Disconnect())
-		p.lb.expect(t, time.Millisecond, Disconnected)
+		p.lb.expect(t, soon, Disconnected)
 		p.b.must(p.s.Disconnect())
-		p.la.expect(t, time.Millisecond, Disconnected)
+		p.la.expect(t, soon, Disconnected)
 	}},
 	{"refused", msg.PortSpaceTCP, func(t *testing.T, p *couple) {
 		ask(t, p)
 		p.b.must(p.s.Reject(msg.ReasonConsumer, nil))
-		p.la.expect(t, time.Millisecond, Rejected)
+		p.la.expect(t, soon, Rejected)
 	}},
 	{"datagrams, asked", msg.PortSpaceUDP, ask},
 	{"datagrams, answered", msg.PortSpaceUDP, func(t *testing.T, p *couple) {
 		ask(t, p)
 		p.b.must(p.s.Accept(Param{QPN: 2}, nil))
-		p.la.expect(t, time.Millisecond, Established)
+		p.la.expect(t, soon, Established)
 	}},
 }
 
 func ask(t *testing.T, p *couple) {
 	p.a.must(p.c.Connect(Param{QPN: 1}, nil))
-	p.s = p.lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+	p.s = p.lb.expect(t, soon, ConnectRequest)[0].New
 }
 
 func accept(t *testing.T, p *couple) {
 	ask(t, p)
 	p.b.must(p.s.Accept(Param{QPN: 2}, nil))
-	p.la.expect(t, time.Millisecond, ConnectResponse)
+	p.la.expect(t, soon, ConnectResponse)
 }
 
 func connect(t *testing.T, p *couple) {
 	accept(t, p)
 	p.a.must(p.c.Complete())
-	p.lb.expect(t, time.Millisecond, Established)
+	p.lb.expect(t, soon, Established)
 }
 
 // misfortunes are what happens to a connection.
@@ -192,9 +193,9 @@ func TestEnds(t *testing.T) {
 					a.must(err)
 					if n >= fromIdle {
 						a.must(p.c.ResolveAddr(netip.AddrPort{}, netip.AddrPortFrom(b.addr, testPort)))
-						p.la.expect(t, time.Millisecond, AddrResolved)
+						p.la.expect(t, soon, AddrResolved)
 						a.must(p.c.ResolveRoute())
-						p.la.expect(t, time.Millisecond, RouteResolved)
+						p.la.expect(t, soon, RouteResolved)
 					}
 					at.reach(t, p)
 					m.happen(p)
@@ -207,7 +208,7 @@ func TestEnds(t *testing.T) {
 							id.Destroy()
 						}
 					}
-					time.Sleep(time.Minute)
+					testutil.Advance(time.Minute)
 				})
 			})
 		}

@@ -3,10 +3,10 @@ package rdmacm
 import (
 	"net/netip"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/rdmacm/conn"
 	"verbena/rdmacm/msg"
 )
@@ -43,11 +43,11 @@ func TestImpostor(t *testing.T) {
 		}
 		// The node itself, with numbers that the stranger has used.
 		a.must(p.c.Connect(Param{QPN: 2}, nil))
-		s := lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+		s := lb.expect(t, soon, ConnectRequest)[0].New
 		b.must(s.Accept(Param{QPN: 3}, nil))
-		la.expect(t, time.Millisecond, ConnectResponse)
+		la.expect(t, soon, ConnectResponse)
 		a.must(p.c.Complete())
-		lb.expect(t, time.Millisecond, Established)
+		lb.expect(t, soon, Established)
 		b.deliver(stranger, forgedREQ(stranger, b, guid, s.conn.remote, 2)) // it has used the number itself: its own is stale
 		b.deliver(stranger, forgedREQ(stranger, b, guid, s.conn.remote, 77))
 		for _, e := range lb.take(time.Millisecond) {
@@ -68,11 +68,11 @@ func TestForgedEnd(t *testing.T) {
 		b.listen(msg.PortSpaceTCP, testPort, &lb)
 		c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
 		a.must(c.Connect(Param{QPN: 2}, nil))
-		s := lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+		s := lb.expect(t, soon, ConnectRequest)[0].New
 		b.must(s.Accept(Param{QPN: 3}, nil))
-		la.expect(t, time.Millisecond, ConnectResponse)
+		la.expect(t, soon, ConnectResponse)
 		a.must(c.Complete())
-		lb.expect(t, time.Millisecond, Established)
+		lb.expect(t, soon, Established)
 		for _, end := range []struct {
 			h    *host
 			from netip.Addr
@@ -85,7 +85,7 @@ func TestForgedEnd(t *testing.T) {
 		} {
 			dreq := &msg.DREQ{LocalCommID: end.of.remote, RemoteCommID: end.of.local, RemoteQPN: end.qpn}
 			end.h.deliver(end.from, msg.Append(nil, 1, dreq))
-			lb.expect(t, time.Millisecond, end.want...)
+			lb.expect(t, soon, end.want...)
 			la.expect(t, 0)
 		}
 	})
@@ -98,15 +98,14 @@ func TestBothGo(t *testing.T) {
 		b.listen(msg.PortSpaceTCP, testPort, &lb)
 		c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
 		a.must(c.Connect(Param{QPN: 2}, nil))
-		s := lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+		s := lb.expect(t, soon, ConnectRequest)[0].New
 		b.must(s.Accept(Param{QPN: 3}, nil))
-		la.expect(t, time.Millisecond, ConnectResponse)
+		la.expect(t, soon, ConnectResponse)
 		a.must(c.Complete())
-		lb.expect(t, time.Millisecond, Established)
+		lb.expect(t, soon, Established)
 		c.Destroy()
 		s.Destroy()
-		time.Sleep(10 * time.Minute)
-		synctest.Wait()
+		testutil.Advance(10 * time.Minute)
 		for _, h := range []*host{a, b} {
 			if n := len(h.m.conns) + len(h.m.byPeer) + len(h.m.byPeerQP); n > 0 {
 				t.Errorf("%v remembers %d entries", h.addr, n)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/link/simnet"
 	"verbena/rdmacm/conn"
 	"verbena/rdmacm/msg"
@@ -226,11 +227,11 @@ func FuzzPackets(f *testing.F) {
 			join := func(qpn uint32) (*ID, *ID) {
 				c := peer.resolve(msg.PortSpaceTCP, a, 2000, &lp)
 				peer.must(c.Connect(Param{QPN: qpn}, nil))
-				r := la.expect(t, time.Millisecond, ConnectRequest)[0].New
+				r := la.expect(t, soon, ConnectRequest)[0].New
 				a.must(r.Accept(Param{QPN: qpn + 100}, nil))
-				lp.expect(t, time.Millisecond, ConnectResponse)
+				lp.expect(t, soon, ConnectResponse)
 				peer.must(c.Complete())
-				la.expect(t, time.Millisecond, Established)
+				la.expect(t, soon, Established)
 				return c, r
 			}
 			c, r := join(fz.victims)
@@ -245,7 +246,7 @@ func FuzzPackets(f *testing.F) {
 				case 2:
 					fz.call()
 				case 3:
-					time.Sleep([]time.Duration{time.Millisecond, 20 * time.Millisecond, time.Second, 10 * time.Second}[s.byte()&3])
+					testutil.Advance([]time.Duration{time.Millisecond, 20 * time.Millisecond, time.Second, 10 * time.Second}[s.byte()&3])
 				}
 				synctest.Wait()
 			}
@@ -262,8 +263,7 @@ func FuzzPackets(f *testing.F) {
 			for _, id := range append(fz.ids, c, r, c2, r2, l) {
 				id.Destroy()
 			}
-			time.Sleep(2 * time.Minute) // an MRA asks for 68 s, and timewait is 9 s
-			synctest.Wait()
+			testutil.Advance(2 * time.Minute) // an MRA asks for 68 s, and timewait is 9 s
 			left := [...]int{
 				len(a.m.ids), len(a.m.conns), len(a.m.byPeer), len(a.m.byPeerQP), len(a.m.sidr), len(a.m.services), len(a.m.ports), a.m.held,
 			}

@@ -15,8 +15,10 @@ import (
 
 	"verbena/driver/rxe"
 	"verbena/ib"
+	"verbena/ib/check"
 	ibslot "verbena/ib/slot"
 	"verbena/internal/leaktest"
+	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/link/simnet"
 	"verbena/netdev"
@@ -37,7 +39,7 @@ type host struct {
 
 func newHost(t *testing.T, network *simnet.Net, addr string, cfg Config) *host {
 	h := &host{t: t, net: network, addr: netip.MustParseAddr(addr)}
-	h.core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
+	check.On(&h.core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 	h.open(cfg)
 	return h
 }
@@ -109,8 +111,7 @@ func (l *log) add(_ *ID, e Event) {
 
 // take returns the events when nothing happens any more, for a time.
 func (l *log) take(d time.Duration) []Event {
-	time.Sleep(d)
-	synctest.Wait()
+	testutil.Advance(d)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e := l.events
@@ -129,6 +130,9 @@ func types(events []Event) string {
 	}
 	return fmt.Sprint(s)
 }
+
+// soon is the time, of a bubble, that messages and their events take, also on the least convenient device.
+const soon = 5 * time.Millisecond
 
 func (l *log) expect(t *testing.T, d time.Duration, want ...EventType) []Event {
 	t.Helper()
@@ -187,7 +191,7 @@ func TestConnect(t *testing.T) {
 		a.must(c.Connect(Param{QPN: 0x123456, ResponderResources: 3, InitiatorDepth: 4, RetryCount: 5, RNRRetryCount: 6, SRQ: true}, []byte("hello")))
 		_, sent, err := msg.Parse(c.conn.last.mad[:])
 		a.must(err)
-		req := lb.expect(t, time.Millisecond, ConnectRequest)[0]
+		req := lb.expect(t, soon, ConnectRequest)[0]
 		if want := (Param{QPN: 0x123456, ResponderResources: 4, InitiatorDepth: 3, RetryCount: 5, RNRRetryCount: 6, SRQ: true}); req.Param != want {
 			t.Errorf("request %+v, want %+v", req.Param, want)
 		}
@@ -199,7 +203,7 @@ func TestConnect(t *testing.T) {
 			t.Errorf("the sides differ:\n%+v\n%+v", v, w)
 		}
 		b.must(s.Accept(Param{QPN: 0x654321, ResponderResources: 1, InitiatorDepth: 2, RNRRetryCount: 7}, []byte("welcome")))
-		rep := la.expect(t, time.Millisecond, ConnectResponse)[0]
+		rep := la.expect(t, soon, ConnectResponse)[0]
 		if want := (Param{QPN: 0x654321, ResponderResources: 2, InitiatorDepth: 1, RNRRetryCount: 7}); rep.Param != want {
 			t.Errorf("response %+v, want %+v", rep.Param, want)
 		}
@@ -213,12 +217,12 @@ func TestConnect(t *testing.T) {
 			t.Errorf("starting PSN %#x, expects %#x", sent.(*msg.REQ).StartingPSN, rtr.RQPSN)
 		}
 		a.must(c.Complete())
-		lb.expect(t, time.Millisecond, Established)
+		lb.expect(t, soon, Established)
 		la.expect(t, time.Second)
 		a.must(c.Disconnect())
-		lb.expect(t, time.Millisecond, Disconnected)
+		lb.expect(t, soon, Disconnected)
 		b.must(s.Disconnect())
-		la.expect(t, time.Millisecond, Disconnected)
+		la.expect(t, soon, Disconnected)
 		la.expect(t, 5*time.Second, TimewaitExit)
 		lb.expect(t, 0, TimewaitExit)
 		for _, id := range []*ID{c, s, l} {
@@ -278,11 +282,11 @@ func TestNextListener(t *testing.T) {
 				began := time.Now()
 				l.opts.Listens = func() bool { return time.Since(began) < c.lives }
 				l.Destroy()
-				time.Sleep(c.asked)
+				testutil.Advance(c.asked)
 				a.must(id.Connect(Param{QPN: 1}, nil))
 				var s *ID
 				if c.next < time.Hour {
-					time.Sleep(c.next - c.asked)
+					testutil.Advance(c.next - c.asked)
 					l = b.listen(msg.PortSpaceTCP, testPort, &lb)
 					s = lb.expect(t, 50*time.Millisecond, ConnectRequest)[0].New
 					b.must(s.Accept(Param{QPN: 2}, nil))
@@ -299,7 +303,7 @@ func TestNextListener(t *testing.T) {
 						id.Destroy()
 					}
 				}
-				time.Sleep(time.Minute)
+				testutil.Advance(time.Minute)
 			})
 		})
 	}
@@ -312,7 +316,7 @@ func TestRefused(t *testing.T) {
 		step(t, "nothing listens", func(t *testing.T) {
 			c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
-			if e := la.expect(t, time.Millisecond, Rejected)[0]; e.Status != int32(msg.ReasonInvalidServiceID) {
+			if e := la.expect(t, soon, Rejected)[0]; e.Status != int32(msg.ReasonInvalidServiceID) {
 				t.Errorf("%+v", e)
 			}
 			c.Destroy()
@@ -321,9 +325,9 @@ func TestRefused(t *testing.T) {
 		step(t, "the listener refuses", func(t *testing.T) {
 			c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
-			s := lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+			s := lb.expect(t, soon, ConnectRequest)[0].New
 			b.must(s.Reject(msg.ReasonConsumer, []byte("no")))
-			if e := la.expect(t, time.Millisecond, Rejected)[0]; e.Status != 28 || !bytes.Equal(e.Data, padded("no", msg.MaxREJData)) {
+			if e := la.expect(t, soon, Rejected)[0]; e.Status != 28 || !bytes.Equal(e.Data, padded("no", msg.MaxREJData)) {
 				t.Errorf("%+v", e)
 			}
 			s.Destroy()
@@ -332,11 +336,11 @@ func TestRefused(t *testing.T) {
 		step(t, "the active side refuses the response", func(t *testing.T) {
 			c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
-			s := lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+			s := lb.expect(t, soon, ConnectRequest)[0].New
 			b.must(s.Accept(Param{QPN: 2}, nil))
-			la.expect(t, time.Millisecond, ConnectResponse)
+			la.expect(t, soon, ConnectResponse)
 			a.must(c.Reject(msg.ReasonConsumer, nil))
-			lb.expect(t, time.Millisecond, Rejected)
+			lb.expect(t, soon, Rejected)
 			s.Destroy()
 			c.Destroy()
 		})
@@ -352,16 +356,16 @@ func TestRefused(t *testing.T) {
 		step(t, "the id is destroyed", func(t *testing.T) {
 			c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
-			s := lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+			s := lb.expect(t, soon, ConnectRequest)[0].New
 			c.Destroy()
-			lb.expect(t, time.Millisecond, Rejected)
+			lb.expect(t, soon, Rejected)
 			s.Destroy()
 			c = a.resolve(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
-			s = lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+			s = lb.expect(t, soon, ConnectRequest)[0].New
 			asked := s.conn
 			s.Destroy()
-			la.expect(t, time.Millisecond, Rejected)
+			la.expect(t, soon, Rejected)
 			_, sent, err := msg.Parse(asked.last.mad[:])
 			a.must(err)
 			if rej := sent.(*msg.REJ); rej.Of != msg.OfREQ { // a kernel does not find what a REJ is about otherwise
@@ -377,10 +381,10 @@ func TestRefused(t *testing.T) {
 			c, d := a.resolve(msg.PortSpaceTCP, b, testPort, &la), a.resolve(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
 			a.must(d.Connect(Param{QPN: 2}, nil))
-			s := lb.expect(t, time.Millisecond, ConnectRequest)[0].New
-			la.expect(t, time.Millisecond, Rejected)
+			s := lb.expect(t, soon, ConnectRequest)[0].New
+			la.expect(t, soon, Rejected)
 			b.must(s.Accept(Param{QPN: 3}, nil))
-			la.expect(t, time.Millisecond, ConnectResponse)
+			la.expect(t, soon, ConnectResponse)
 			for _, id := range []*ID{c, d, s} {
 				id.Destroy()
 			}
@@ -396,25 +400,25 @@ func TestService(t *testing.T) {
 		l := b.listen(msg.PortSpaceUDP, testPort, &lb)
 		c := a.resolve(msg.PortSpaceUDP, b, testPort, &la)
 		a.must(c.Connect(Param{}, []byte("who")))
-		e := lb.expect(t, time.Millisecond, ConnectRequest)[0]
+		e := lb.expect(t, soon, ConnectRequest)[0]
 		if !bytes.Equal(e.Data, padded("who", 180)) {
 			t.Errorf("%q", e.Data)
 		}
 		b.must(e.New.Accept(Param{QPN: 77}, []byte("me")))
-		r := la.expect(t, time.Millisecond, Established)[0]
+		r := la.expect(t, soon, Established)[0]
 		if r.Param.QPN != 77 || r.Param.QKey != udpQKey || r.AH.GRH.DGID != ib.GIDFromAddr(b.addr) || !bytes.Equal(r.Data, padded("me", msg.MaxSIDRREPData)) {
 			t.Errorf("%+v", r)
 		}
 		d := a.resolve(msg.PortSpaceUDP, b, testPort, &la)
 		a.must(d.Connect(Param{}, nil))
-		s := lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+		s := lb.expect(t, soon, ConnectRequest)[0].New
 		b.must(s.Reject(msg.ReasonConsumer, nil))
-		if e := la.expect(t, time.Millisecond, Unreachable)[0]; e.Status != int32(msg.SIDRRejected) {
+		if e := la.expect(t, soon, Unreachable)[0]; e.Status != int32(msg.SIDRRejected) {
 			t.Errorf("%+v", e)
 		}
 		n := a.resolve(msg.PortSpaceUDP, b, testPort+1, &la)
 		a.must(n.Connect(Param{}, nil))
-		if e := la.expect(t, time.Millisecond, Unreachable)[0]; e.Status != int32(msg.SIDRUnsupported) {
+		if e := la.expect(t, soon, Unreachable)[0]; e.Status != int32(msg.SIDRUnsupported) {
 			t.Errorf("%+v", e)
 		}
 		for _, id := range []*ID{c, d, n, s, e.New, l} {
@@ -482,8 +486,7 @@ func TestLossyConnect(t *testing.T) {
 			a.must(c.Connect(Param{QPN: uint32(i + 1)}, nil))
 			ids = append(ids, c)
 		}
-		time.Sleep(enough)
-		synctest.Wait()
+		testutil.Advance(enough)
 		passive := map[int]*ID{} // by the queue pair of the other side
 		for _, e := range pb.events {
 			if e.New != nil {
@@ -499,8 +502,7 @@ func TestLossyConnect(t *testing.T) {
 			}
 			a.must(id.Disconnect())
 		}
-		time.Sleep(enough)
-		synctest.Wait()
+		testutil.Advance(enough)
 		pa.count(map[EventType]int{Disconnected: n, TimewaitExit: n})
 		pb.count(map[EventType]int{Disconnected: n, TimewaitExit: n})
 		for _, id := range append(ids, l) {
@@ -526,17 +528,16 @@ func TestRemembered(t *testing.T) {
 			c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.SetOption(ACKTimeout, 31)) // 2.4 hours
 			a.must(c.Connect(Param{QPN: 0x123456}, nil))
-			s := lb.expect(t, time.Millisecond, ConnectRequest)[0].New
+			s := lb.expect(t, soon, ConnectRequest)[0].New
 			b.must(s.Accept(Param{QPN: 0x654321}, nil))
-			la.expect(t, time.Millisecond, ConnectResponse)
+			la.expect(t, soon, ConnectResponse)
 			a.must(c.Complete())
-			lb.expect(t, time.Millisecond, Established)
+			lb.expect(t, soon, Established)
 			c.Destroy()
-			lb.expect(t, time.Millisecond, Disconnected)
+			lb.expect(t, soon, Disconnected)
 			b.must(s.Disconnect())
 			s.Destroy()
-			time.Sleep(time.Millisecond)
-			synctest.Wait()
+			testutil.Advance(time.Millisecond)
 		}
 		remembered := func(what string, want int) {
 			t.Helper()
@@ -550,8 +551,7 @@ func TestRemembered(t *testing.T) {
 		}
 		over()
 		remembered("at first", 1)
-		time.Sleep(10 * time.Second)
-		synctest.Wait()
+		testutil.Advance(10 * time.Second)
 		remembered("after ten seconds", 0)
 		for _, h := range []*host{a, b} {
 			h.m.mu.Lock()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/link/simnet"
 	"verbena/rdmacm/msg"
@@ -176,7 +177,7 @@ func (s *schedule) run(t *testing.T) {
 	network := simnet.New(simnet.Config{Latency: 10 * time.Microsecond, Rand: rand.NewPCG(s.seed, 3)})
 	if s.chance(70) {
 		rule := link.Rule{
-			Drop: 0.3 * s.rand.Float64(), Duplicate: 0.3 * s.rand.Float64(), Jitter: time.Duration(s.rand.IntN(3000)) * time.Millisecond,
+			Drop: link.Share(0.3 * s.rand.Float64()), Duplicate: link.Share(0.3 * s.rand.Float64()), Jitter: time.Duration(s.rand.IntN(3000)) * time.Millisecond,
 			Delay: time.Millisecond, Seed: s.seed,
 		}
 		if err := network.Faults().Add(rule); err != nil {
@@ -216,19 +217,18 @@ func (s *schedule) run(t *testing.T) {
 	after := time.Duration(s.rand.IntN(100)) * time.Second
 	s.mu.Unlock()
 	if unplug {
-		time.Sleep(after)
+		testutil.Advance(after)
 		h.must(h.slot.Unplug())
 		if replug {
 			h.must(h.slot.Plug())
 		}
 	}
-	time.Sleep(20 * time.Minute)
-	synctest.Wait()
+	testutil.Advance(20 * time.Minute)
 	s.check()
 	for _, l := range s.all {
 		s.drop(l)
 	}
-	time.Sleep(10 * time.Minute)
+	testutil.Advance(10 * time.Minute)
 	a.close()
 	b.close()
 }
@@ -236,7 +236,11 @@ func (s *schedule) run(t *testing.T) {
 // TestSchedules runs random programs through random networks, on virtual time. Many: go test ./rdmacm -run Schedules
 // -schedules 10000.
 func TestSchedules(t *testing.T) {
-	for i := range *schedules {
+	n := *schedules
+	if testing.Short() {
+		n = min(n, 20)
+	}
+	for i := range n {
 		synctest.Test(t, func(t *testing.T) {
 			seed := *firstSeed + uint64(i)
 			s := &schedule{t: t, seed: seed, rand: rand.New(rand.NewPCG(seed, 1))}

@@ -254,8 +254,7 @@ func TestCMLost(t *testing.T) {
 // newService returns a service in this process with a device at an address.
 func newService(t testing.TB, addr string) *service.Service {
 	t.Helper()
-	_, loc := servicetest.Device(t, addr)
-	s, err := service.At(loc.Socket)
+	s, err := service.At(servicetest.Start(t, addr))
 	must(t, err)
 	return s
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"verbena/driver/rxe"
+	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/rdmanet"
 	"verbena/verbs"
@@ -51,10 +52,11 @@ func all(t *testing.T, list []call, do func(), want ...error) {
 		err  error
 	}
 	results := make(chan result, len(list))
+	var waiting []func()
 	for _, c := range list {
-		go func() { results <- result{c.name, c.f()} }()
+		waiting = append(waiting, func() { results <- result{c.name, c.f()} })
 	}
-	time.Sleep(10 * time.Millisecond)
+	testutil.Block(t, waiting...)
 	do()
 	over := time.After(bound)
 	for range list {
@@ -237,10 +239,13 @@ func TestCMDisconnect(t *testing.T) {
 	a, b := e.connect(t)
 	_, err := b.Write([]byte("last words"))
 	must(t, err)
-	got := make([]byte, 10)
 	var wg sync.WaitGroup
+	var readers []func()
 	for _, c := range []*rdmanet.Conn{a, b} {
-		wg.Go(func() {
+		wg.Add(1)
+		readers = append(readers, func() {
+			defer wg.Done()
+			got := make([]byte, 10)
 			var err error
 			for n := 0; err == nil; n, err = c.Read(got) {
 				if c == b && n > 0 {
@@ -253,7 +258,7 @@ func TestCMDisconnect(t *testing.T) {
 			}
 		})
 	}
-	time.Sleep(5 * time.Millisecond)
+	testutil.Block(t, readers...)
 	must(t, m.Close())
 	wg.Wait()
 	_, err = e.l.Accept()

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"verbena/internal/testutil"
 	"verbena/rdmanet"
 	"verbena/verbs"
 	"verbena/verbs/cm"
@@ -98,14 +99,13 @@ func servePeer(c *rdmanet.Conn) error {
 func dialPeer(useCM bool, address string) error {
 	d := rdmanet.Dialer{Config: rdmanet.Config{Host: elsewhere()}, CM: useCM}
 	var nc net.Conn
-	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
-		var err error
-		if nc, err = d.Dial("rdma", address); err == nil {
-			break
-		}
-		if !errors.Is(err, syscall.ECONNREFUSED) || time.Now().After(deadline) { // until the peer listens
-			return err
-		}
+	var err error
+	testutil.Poll(func() bool { // until the peer listens
+		nc, err = d.Dial("rdma", address)
+		return !errors.Is(err, syscall.ECONNREFUSED)
+	})
+	if err != nil {
+		return err
 	}
 	c := nc.(*rdmanet.Conn)
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
@@ -192,15 +192,11 @@ func survive(useCM bool, address string) error {
 	if _, err := c.Write(make([]byte, 1)); !errors.Is(err, syscall.ECONNABORTED) {
 		return fmt.Errorf("write: got %w, want ECONNABORTED", err)
 	}
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		if _, err = echo(); err == nil {
-			fmt.Println("connected again")
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return err
-		}
+	if !testutil.Poll(func() bool { _, err = echo(); return err == nil }) {
+		return err
 	}
+	fmt.Println("connected again")
+	return nil
 }
 
 // processHost is the Host of a process that talks to others: VERBS_DEVICE's service, or a device of its own at an

@@ -22,6 +22,7 @@ import (
 	"verbena/driver/rxe"
 	"verbena/ib"
 	"verbena/internal/leaktest"
+	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/link/simnet"
 	"verbena/netdev"
@@ -91,9 +92,9 @@ func (w *world) plug(t testing.TB) {
 		Name: "rxe0", Netdev: netdev.Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true},
 		Addrs: []netip.Addr{netip.MustParseAddr(w.addr)}, Network: w.net, Faults: w.net.Faults(), Fabric: w.fabric,
 	})
-	_, err := w.hw.Probe()
+	dev, err := w.hw.Probe()
 	must(t, err)
-	w.dev = w.hw.Device()
+	w.dev = dev.(*rxe.Device)
 	must(t, w.core.Register(w.dev.Handle()))
 }
 
@@ -451,16 +452,14 @@ func TestOthers(t *testing.T) {
 	r, err := b.NewRegion(100, 0)
 	must(t, err)
 	read, written := make(chan error), make(chan error)
-	go func() {
+	testutil.Block(t, func() { // it sleeps for all
 		_, err := a.Read(make([]byte, 1))
 		read <- err
-	}()
-	time.Sleep(5 * time.Millisecond) // it sleeps for all
-	go func() {
+	})
+	testutil.Block(t, func() {
 		_, err := a.Write(make([]byte, 10_000))
 		written <- err
-	}()
-	time.Sleep(5 * time.Millisecond)
+	})
 	_, err = a.Remote(r.Descriptor()).WriteAt(make([]byte, 100), 0)
 	must(t, err)
 	_, err = io.ReadFull(b, make([]byte, 10_000))
@@ -538,17 +537,15 @@ func TestCloseUnblocks(t *testing.T) {
 	t.Parallel()
 	a, _ := pair(t, rdmanet.Config{})
 	errs := make(chan error, 5)
-	for range 2 {
-		go func() {
-			_, err := a.Read(make([]byte, 1))
-			errs <- err
-		}()
-		go func() {
-			_, err := a.Write(make([]byte, 1<<20))
-			errs <- err
-		}()
+	read := func() {
+		_, err := a.Read(make([]byte, 1))
+		errs <- err
 	}
-	time.Sleep(10 * time.Millisecond)
+	write := func() {
+		_, err := a.Write(make([]byte, 1<<20))
+		errs <- err
+	}
+	testutil.Block(t, read, write, read, write)
 	must(t, a.CloseWrite())
 	for range 2 {
 		sameError(t, "Write", <-errs, syscall.EPIPE)
@@ -607,15 +604,13 @@ func TestLostDevice(t *testing.T) {
 	d := w.open(t)
 	a, b := connect(t, d, d, noRNR, noRNR)
 	errs := make(chan error, 2)
-	go func() {
+	testutil.Block(t, func() {
 		_, err := a.Read(make([]byte, 1))
 		errs <- err
-	}()
-	go func() {
+	}, func() {
 		_, err := b.Write(make([]byte, 10<<20))
 		errs <- err
-	}()
-	time.Sleep(5 * time.Millisecond)
+	})
 	w.stack.Close()
 	for range 2 {
 		select {

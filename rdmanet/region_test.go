@@ -214,10 +214,7 @@ func TestRemoteDeadlines(t *testing.T) {
 			t.Errorf("ReadAt: of %d bytes some are others", n)
 		}
 		kept := bytes.Clone(buf[n:])
-		time.Sleep(200 * time.Microsecond)
-		if !bytes.Equal(kept, buf[n:]) {
-			t.Error("ReadAt has written into the caller's memory after it had returned")
-		}
+		testutil.Stays(t, 200*time.Microsecond, "the caller's memory is as ReadAt has left it", func() bool { return bytes.Equal(kept, buf[n:]) })
 	}
 	must(t, a.SetReadDeadline(time.Time{}))
 	copy(r.Bytes(), bytes.Repeat([]byte{1}, size))
@@ -291,10 +288,8 @@ func TestRemoteTimeout(t *testing.T) {
 	// Without a copy, the memory is the caller's again at the price of the connection.
 	giveUp("ReadRegion", func(ctx context.Context) error { return m.ReadRegion(ctx, 0, mine, 0, r.Len()) })
 	kept := bytes.Clone(mine.Bytes())
-	time.Sleep(40 * time.Millisecond) // several timeouts of the device
-	if !bytes.Equal(kept, mine.Bytes()) {
-		t.Error("ReadRegion has written into the caller's memory after it had returned")
-	}
+	// For several timeouts of the device.
+	testutil.Stays(t, 40*time.Millisecond, "the caller's memory is as ReadRegion has left it", func() bool { return bytes.Equal(kept, mine.Bytes()) })
 	_, err = a.Write(text)
 	sameError(t, "Write", err, syscall.ECONNABORTED)
 }

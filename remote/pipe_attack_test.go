@@ -65,11 +65,10 @@ func holdPipe(t *testing.T, fd int) (release func()) {
 		}
 	}
 	done := make(chan struct{})
-	go func() {
+	testutil.Block(t, func() {
 		defer close(done)
 		_, _ = unix.Splice(fd, nil, s[0], nil, 4096, 0)
-	}()
-	time.Sleep(50 * time.Millisecond)
+	})
 	return func() {
 		unix.Close(s[1])
 		<-done

@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/driver"
+	"verbena/driver/rxe"
 	"verbena/internal/ctl"
 	"verbena/internal/ctl/devfile"
 	"verbena/internal/testutil"
@@ -46,7 +48,7 @@ func besiege(t testing.TB) *besieged {
 	limits := service.DefaultLimits(true)
 	var err error
 	for host := 10; b.srv == nil && host < 20; host++ {
-		b.srv, err = service.New(service.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{fmt.Sprintf("127.91.13.%d", host)}}},
+		b.srv, err = service.New(service.Options{Drivers: []driver.Driver{&rxe.Driver{}}, Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{fmt.Sprintf("127.91.13.%d", host)}}},
 			Limits: &limits, Log: slog.New(slog.NewTextHandler(&b.panics, nil))})
 	}
 	must(t, err)

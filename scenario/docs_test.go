@@ -4,6 +4,7 @@ import (
 	"os"
 	"reflect"
 	"regexp"
+	"strings"
 	"testing"
 )
 
@@ -26,8 +27,11 @@ func TestDocumented(t *testing.T) {
 		seen[x] = true
 		for i := range x.NumField() {
 			f := x.Field(i)
-			name := f.Tag.Get("yaml")
-			if name == "" {
+			name, option, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+			if option == "inline" {
+				walk(f.Type)
+			}
+			if name == "" || name == "-" {
 				continue
 			}
 			fields++

@@ -16,6 +16,9 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/ctl"
+	"verbena/internal/fault"
 )
 
 // File is a scenario as it is written. Its names of devices, programs and actions are its own.
@@ -39,10 +42,10 @@ const DefaultTimeout = time.Minute
 
 // Device is a device to make.
 type Device struct {
-	Name string   `yaml:"name"`
-	Addr []string `yaml:"addr"` // empty: all of the interface
-	If   string   `yaml:"if"`
-	Link *Shape   `yaml:"link"` // how the link limits and delays from the beginning on
+	Name string       `yaml:"name"`
+	Addr []string     `yaml:"addr"` // empty: all of the interface
+	If   string       `yaml:"if"`
+	Link *fault.Shape `yaml:"link"` // how the link limits and delays from the beginning on
 }
 
 // Program is a program to run.
@@ -85,42 +88,31 @@ func (m *Moment) counted() bool { return m != nil && (m.WR > 0 || m.Packet > 0) 
 
 // Action is something to do: one of its pointers or strings.
 type Action struct {
-	Name   string  `yaml:"name"` // unique; empty: what it does
-	When   *Moment `yaml:"when"` // nil: before the programs start
-	Link   *Link   `yaml:"link"`
-	Reset  *Reset  `yaml:"reset"`
-	Unplug string  `yaml:"unplug"` // a device
-	Plug   string  `yaml:"plug"`
-	Hang   string  `yaml:"hang"`
-	Remove string  `yaml:"remove"`
-	Add    *Device `yaml:"add"`
-	Fault  *Fault  `yaml:"fault"`
-	Verb   *Verb   `yaml:"verb"`
-	Clear  string  `yaml:"clear"` // an action whose rule goes
-	Event  *Event  `yaml:"event"`
-	Signal *Signal `yaml:"signal"`
+	Name   string        `yaml:"name"` // unique; empty: what it does
+	When   *Moment       `yaml:"when"` // nil: before the programs start
+	Link   *Link         `yaml:"link"`
+	Reset  *Reset        `yaml:"reset"`
+	Unplug string        `yaml:"unplug"` // a device
+	Plug   string        `yaml:"plug"`
+	Hang   string        `yaml:"hang"`
+	Remove string        `yaml:"remove"`
+	Add    *Device       `yaml:"add"`
+	Fault  *Fault        `yaml:"fault"`
+	Verb   *Verb         `yaml:"verb"`
+	Clear  string        `yaml:"clear"` // an action whose rule goes
+	Event  *ctl.DevEvent `yaml:"event"`
+	Signal *Signal       `yaml:"signal"`
 
 	out bool // left out, see File.Without
 }
 
 // Link changes a link.
 type Link struct {
-	Dev   string   `yaml:"dev"`
-	State string   `yaml:"state"` // up, down, flap
-	For   Duration `yaml:"for"`   // of flap
-	MTU   int      `yaml:"mtu"`
-	Shape *Shape   `yaml:"shape"`
-}
-
-// Shape is how a link limits and delays what is sent; see ctl.Shape.
-type Shape struct {
-	Rate    Rate     `yaml:"rate"`
-	Delay   Duration `yaml:"delay"`
-	Jitter  Duration `yaml:"jitter"`
-	Queue   Size     `yaml:"queue"`
-	Packets uint64   `yaml:"packets"`
-	ECN     Size     `yaml:"ecn"`
-	Loss    Share    `yaml:"loss"`
+	Dev   string       `yaml:"dev"`
+	State string       `yaml:"state"` // up, down, flap
+	For   Duration     `yaml:"for"`   // of flap
+	MTU   int          `yaml:"mtu"`
+	Shape *fault.Shape `yaml:"shape"`
 }
 
 // Reset takes a device through a reset.
@@ -130,22 +122,10 @@ type Reset struct {
 	NoFlush     bool      `yaml:"no_flush"`
 }
 
-// Fault is a rule for packets; see ctl.Rule.
+// Fault is a rule for the packets of a device.
 type Fault struct {
-	Dev       string   `yaml:"dev"`
-	Peer      string   `yaml:"peer"`
-	QP        uint32   `yaml:"qp"`
-	Skip      uint64   `yaml:"skip"`
-	Limit     uint64   `yaml:"limit"`
-	Seed      uint64   `yaml:"seed"`
-	Drop      Share    `yaml:"drop"`
-	Duplicate Share    `yaml:"duplicate"`
-	Corrupt   Share    `yaml:"corrupt"`
-	Reorder   Share    `yaml:"reorder"`
-	Delay     Duration `yaml:"delay"`
-	Jitter    Duration `yaml:"jitter"`
-	RNR       Share    `yaml:"rnr"`
-	Stop      bool     `yaml:"stop"`
+	Dev        string `yaml:"dev"`
+	fault.Rule `yaml:",inline"`
 }
 
 // Verb makes a verb fail; see ctl.VerbFault.
@@ -157,16 +137,6 @@ type Verb struct {
 	Nth     uint64   `yaml:"nth"`   // 0: from the first call on
 	Times   uint64   `yaml:"times"` // 0: once if there is an Nth, else always
 	Delay   Duration `yaml:"delay"`
-}
-
-// Event raises an asynchronous event; see ctl.DevEvent.
-type Event struct {
-	Dev   string `yaml:"dev"`
-	Event string `yaml:"event"`
-	Port  int    `yaml:"port"`
-	QP    uint32 `yaml:"qp"`
-	CQ    uint32 `yaml:"cq"`
-	SRQ   uint32 `yaml:"srq"`
 }
 
 // Signal sends a program a signal.
@@ -214,7 +184,7 @@ func parseIn(dir string, b []byte, set map[string]string) (*File, error) {
 		return nil, fmt.Errorf("it exceeds %d bytes", maxFile)
 	}
 	f := &File{}
-	d := yaml.NewDecoder(bytes.NewReader(b), yaml.Strict())
+	d := yaml.NewDecoder(bytes.NewReader(b), append(units(), yaml.Strict())...)
 	switch err := d.Decode(f); {
 	case err == io.EOF:
 		return nil, errors.New("there is no scenario in it")
@@ -551,7 +521,7 @@ func (a *Action) what() (string, error) {
 	}
 	add(a.Clear != "", "clear %s", a.Clear)
 	if e := a.Event; e != nil {
-		add(true, "event %s %s", e.Dev, e.Event)
+		add(true, "event %s %s", e.Name, e.Event)
 	}
 	if s := a.Signal; s != nil {
 		add(true, "%s %s", s.Signal, s.Program)
@@ -574,7 +544,7 @@ func (a *Action) dev() string {
 	case a.Verb != nil:
 		return a.Verb.Dev
 	case a.Event != nil:
-		return a.Event.Dev
+		return a.Event.Name
 	case a.Add != nil:
 		return a.Add.Name
 	}

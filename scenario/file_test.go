@@ -57,7 +57,7 @@ expect: [{dev: rxe0, counter: sent_pkts, min: 1}, {action: create_cq ENOMEM, cou
 		t.Errorf("actions: got %s, want %s", got, want)
 	}
 	s := f.Actions[1].Link.Shape
-	if s.Rate != 1_500_000_000 || s.Queue != 256<<10 || s.Loss != 0.01 || time.Duration(s.Delay) != 20*time.Microsecond {
+	if s.Rate != 1_500_000_000 || s.QueueBytes != 256<<10 || s.Loss != 0.01 || s.Delay != 20*time.Microsecond {
 		t.Errorf("shape: got %+v", s)
 	}
 }
@@ -103,8 +103,9 @@ func TestParseErrors(t *testing.T) {
 		{"a rule that is none", small + "actions: [{unplug: rxe0}, {clear: unplug rxe0}]", "no fault or verb"},
 		{"a wrong duration", small + "timeout: 5", "not a duration"},
 		{"a wrong share", small + "actions: [{fault: {dev: rxe0, drop: 101%}}]", "not a share"},
+		{"a wrong peer", small + "actions: [{fault: {dev: rxe0, drop: 1%, peer: 10.0.0}}]", "ParseAddr"},
 		{"a wrong rate", small + "actions: [{link: {dev: rxe0, shape: {rate: 5}}}]", ""},
-		{"a wrong size", small + "actions: [{link: {dev: rxe0, shape: {queue: 5kb}}}]", "not a size"},
+		{"a wrong size", small + "actions: [{link: {dev: rxe0, shape: {queue: 5p}}}]", "not a number of bytes"},
 		{"no bound", small + "expect: [{dev: rxe0, counter: a}]", "give is, min or max"},
 		{"a counter of a rule", small + "actions: [{name: f, fault: {dev: rxe0, drop: 1%}}]\nexpect: [{action: f, counter: x, is: 1}]", "seen or hit"},
 		{"killed, and an exit code", strings.Replace(small, "run: [client]", "run: [client], expect: {exit: 1, killed: SIGKILL}", 1), "has no exit code"},

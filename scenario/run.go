@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/ctl"
+	"verbena/internal/fault"
 )
 
 // Lab is the service that a scenario runs on, with its devices and nothing else, and its seed. Do may be called by several goroutines at once, and may sleep.
@@ -518,8 +518,7 @@ func (x *run) requests(a *Action) ([]*ctl.Request, error) {
 		}
 		return list, nil
 	case a.Fault != nil:
-		rule, err := a.Fault.rule()
-		return []*ctl.Request{{Op: ctl.OpFaultAdd, Fault: &rule}}, err
+		return []*ctl.Request{{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: a.Fault.Dev, Rule: a.Fault.Rule}}}, nil
 	case a.Verb != nil:
 		v := a.Verb
 		times := v.Times
@@ -541,33 +540,21 @@ func (x *run) requests(a *Action) ([]*ctl.Request, error) {
 		}
 		return []*ctl.Request{{Op: ctl.OpFaultClear, ID: id}}, nil
 	case a.Event != nil:
-		e := a.Event
-		return []*ctl.Request{{Op: ctl.OpDevEvent, Event: &ctl.DevEvent{Name: e.Dev, Event: e.Event, Port: e.Port, QP: e.QP, CQ: e.CQ, SRQ: e.SRQ}}}, nil
+		return []*ctl.Request{{Op: ctl.OpDevEvent, Event: a.Event}}, nil
 	}
 	return nil, errors.New("it does nothing")
 }
 
-func (x *run) shape(s *Shape) *ctl.Shape {
+// shape returns a shape with the seed of the scenario, if it needs one.
+func (x *run) shape(s *fault.Shape) *fault.Shape {
 	if s == nil {
 		return nil
 	}
-	c := &ctl.Shape{Rate: uint64(s.Rate), Delay: time.Duration(s.Delay), Jitter: time.Duration(s.Jitter), QueueBytes: uint64(s.Queue),
-		QueuePackets: s.Packets, ECN: uint64(s.ECN), Loss: float64(s.Loss)}
-	if s.Loss > 0 || s.Jitter > 0 {
+	c := *s
+	if c.Loss > 0 || c.Jitter > 0 {
 		c.Seed = x.f.Seed
 	}
-	return c
-}
-
-func (f *Fault) rule() (ctl.FaultRule, error) {
-	r := ctl.FaultRule{Dev: f.Dev, Rule: ctl.Rule{QP: f.QP, Skip: f.Skip, Limit: f.Limit, Seed: f.Seed, Drop: float64(f.Drop),
-		Duplicate: float64(f.Duplicate), Corrupt: float64(f.Corrupt), Reorder: float64(f.Reorder), Delay: time.Duration(f.Delay),
-		Jitter: time.Duration(f.Jitter), RNR: float64(f.RNR), Stop: f.Stop}}
-	var err error
-	if f.Peer != "" {
-		r.Peer, err = netip.ParseAddr(f.Peer)
-	}
-	return r, err
+	return &c
 }
 
 // look sees what nothing announces.

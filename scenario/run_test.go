@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"verbena/internal/ctl"
+	"verbena/internal/fault"
+	"verbena/internal/testutil"
 )
 
 // world is a service and its programs, on virtual time.
@@ -72,7 +74,7 @@ func (w *world) Do(r *ctl.Request) (*ctl.Response, error) {
 		}
 		a.ID = 7
 	case ctl.OpFaultShow:
-		a.Faults = []ctl.FaultRuleState{{ID: 7, Seen: 100, Hit: 3, HitAt: []uint64{5, 70, 90}}}
+		a.Faults = []ctl.FaultRuleState{{ID: 7, Counts: fault.Counts{Seen: 100, Hit: 3, HitAt: []uint64{5, 70, 90}}}}
 	case ctl.OpLinkSet:
 		note("link %s wr %d", r.Set.State, r.Set.AtWR)
 		if r.Set.Down > 0 {
@@ -582,7 +584,7 @@ actions: [{name: flap, link: {dev: rxe0, state: flap, for: 1h}}]
 		if r.Passed || !r.TimedOut || r.Took > 6*time.Second || !strings.Contains(failures(r), "flap: is done") {
 			t.Errorf("limit: passed %t, timed out %t in %v, failed: %s", r.Passed, r.TimedOut, r.Took, failures(r))
 		}
-		time.Sleep(time.Hour) // the flap ends
+		testutil.Advance(time.Hour) // the flap ends
 	})
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("interrupted"))
@@ -592,7 +594,7 @@ actions: [{name: flap, link: {dev: rxe0, state: flap, for: 1h}}]
 		if err == nil || err.Error() != "interrupted" || res.Took > 2*time.Second {
 			t.Errorf("Run: got %v after %v, want the cause after 1s", err, res.Took)
 		}
-		time.Sleep(time.Hour)
+		testutil.Advance(time.Hour)
 	})
 }
 

@@ -31,7 +31,7 @@ func TestAdmissionPace(t *testing.T) {
 				if c == nil {
 					return
 				}
-				time.Sleep(pause)
+				testutil.Advance(pause)
 			}
 		}
 		look(admissionBurst)
@@ -45,7 +45,7 @@ func TestAdmissionPace(t *testing.T) {
 		if q.busy {
 			t.Error("an empty queue is busy")
 		}
-		time.Sleep(10 * time.Second)
+		testutil.Advance(10 * time.Second)
 		began = time.Now()
 		look(admissionBurst)
 		if d := time.Since(began); d != 0 {

@@ -18,11 +18,11 @@ import (
 type recording struct {
 	dev  string
 	rec  *capture.Recorder
-	taps map[*rxeLink]link.Tap
+	taps map[*rdmaLink]link.Tap
 }
 
 // put puts the recording's tap on a device.
-func (r *recording) put(l *rxeLink) {
+func (r *recording) put(l *rdmaLink) {
 	if r.dev != "" && r.dev != l.spec.Name {
 		return
 	}
@@ -35,7 +35,7 @@ func (r *recording) put(l *rxeLink) {
 	l.taps.Add(tap)
 }
 
-func (r *recording) remove(l *rxeLink) {
+func (r *recording) remove(l *rdmaLink) {
 	if tap := r.taps[l]; tap != nil {
 		l.taps.Remove(tap)
 		delete(r.taps, l)
@@ -66,7 +66,7 @@ func (s *Service) Capture(c *ctl.Capture, socket *os.File) error {
 		return s.noLink(c.Dev)
 	}
 	r := &recording{
-		dev: c.Dev, taps: map[*rxeLink]link.Tap{},
+		dev: c.Dev, taps: map[*rdmaLink]link.Tap{},
 		rec: capture.New(ctl.PieceWriter{Conn: to}, capture.Options{Filter: filter, Count: c.Count}),
 	}
 	for _, l := range s.links {

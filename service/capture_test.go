@@ -14,14 +14,25 @@ import (
 	"github.com/gopacket/gopacket/pcapgo"
 	"golang.org/x/sys/unix"
 
+	"verbena/driver"
+	"verbena/driver/rxe"
 	"verbena/internal/ctl"
-	"verbena/link"
+	"verbena/internal/fault"
 )
+
+// testDrivers returns driver rxe.
+func testDrivers() []driver.Driver { return []driver.Driver{&rxe.Driver{}} }
+
+// newService makes a service with driver rxe.
+func newService(opts Options) (*Service, error) {
+	opts.Drivers = testDrivers()
+	return New(opts)
+}
 
 // served is a service with the links, and a client of it.
 func served(t *testing.T, links ...ctl.LinkSpec) (*Service, *ctl.Client) {
 	t.Helper()
-	s, err := New(Options{Links: links})
+	s, err := newService(Options{Links: links})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +124,7 @@ func TestCaptureServiceEnds(t *testing.T) {
 // Rules have numbers of their own across devices, and go one by one.
 func TestFaultRules(t *testing.T) {
 	_, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.4"}}, ctl.LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.5"}})
-	add := func(dev string, r ctl.Rule) int {
+	add := func(dev string, r fault.Rule) int {
 		t.Helper()
 		a, err := c.Do(&ctl.Request{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: dev, Rule: r}})
 		if err != nil {
@@ -121,7 +132,7 @@ func TestFaultRules(t *testing.T) {
 		}
 		return a.ID
 	}
-	ids := []int{add("rxe0", ctl.Rule{Drop: 0.5}), add("rxe1", ctl.Rule{Stop: true}), add("rxe0", ctl.Rule{RNR: 1})}
+	ids := []int{add("rxe0", fault.Rule{Drop: 0.5}), add("rxe1", fault.Rule{Stop: true}), add("rxe0", fault.Rule{RNR: 1})}
 	if !slices.Equal(ids, []int{1, 2, 3}) {
 		t.Errorf("numbers %v", ids)
 	}
@@ -132,7 +143,7 @@ func TestFaultRules(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, r := range a.Faults {
-			s += r.Dev + " " + link.Rule(r.Rule).String() + "; "
+			s += r.Dev + " " + r.Rule.String() + "; "
 		}
 		return s
 	}
@@ -159,7 +170,7 @@ func TestFaultRules(t *testing.T) {
 			t.Errorf("clear %d %q: left %q, want %q", r.ID, r.Name, got, step.want)
 		}
 	}
-	_, err := c.Do(&ctl.Request{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: "rxe0", Rule: ctl.Rule{Stop: true, Drop: 1}}})
+	_, err := c.Do(&ctl.Request{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Stop: true, Drop: 1}}})
 	if !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), "stop and rnr") {
 		t.Errorf("a wrong rule: %v", err)
 	}

@@ -21,6 +21,7 @@ import (
 	"verbena/ib"
 	"verbena/ib/slot"
 	"verbena/internal/ctl"
+	"verbena/internal/fault"
 	"verbena/internal/quota"
 	"verbena/internal/testutil"
 	"verbena/netdev"
@@ -70,7 +71,11 @@ func TestSilentClients(t *testing.T) {
 		if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(2 * within)
+		ends[1].SetReadDeadline(time.Now().Add(2 * within))
+		if _, err := ends[1].Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("a client that has been answered: got %v, want the connection open", err)
+		}
+		ends[1].SetReadDeadline(time.Time{})
 	}
 	// A later message has to be finished as well.
 	ends = testutil.UnixPair(t)
@@ -79,7 +84,11 @@ func TestSilentClients(t *testing.T) {
 		_, err := ctl.Conn{UnixConn: ends[0]}.Receive(new(ctl.Request), ctl.Limits{Size: ctl.MaxRequest, Rest: within})
 		got <- err
 	}()
-	time.Sleep(2 * within)
+	select {
+	case err := <-got:
+		t.Fatalf("got %v before the beginning of a message", err)
+	case <-time.After(2 * within):
+	}
 	ends[1].Write([]byte{100, 0})
 	select {
 	case err := <-got:
@@ -239,7 +248,7 @@ func TestConnectionsPerUser(t *testing.T) {
 	var log testutil.Buffer
 	limits := DefaultLimits(true)
 	limits[quota.Connections] = quota.Limit{PerUser: 3, Total: 100}
-	s, err := New(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.14"}}}, Limits: &limits,
+	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.14"}}}, Limits: &limits,
 		Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
@@ -309,7 +318,7 @@ func TestRequestsPerUser(t *testing.T) {
 // Nothing that a client sends comes back, or is logged, at any length.
 func TestNothingUnboundedIsEchoed(t *testing.T) {
 	var log testutil.Buffer
-	s, err := New(Options{
+	s, err := newService(Options{
 		Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.15"}}}, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
@@ -382,7 +391,7 @@ func TestPanicOfARequest(t *testing.T) {
 // A device that does not go, since a program's memory does not answer, holds up neither the other requests nor the end.
 func TestStuckDevice(t *testing.T) {
 	f := fakeNothing{make(chan struct{})}
-	s, err := New(Options{Interfaces: f,
+	s, err := newService(Options{Interfaces: f,
 		Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.17"}}, {Name: "rxe1", Addrs: []string{"127.91.8.18"}}}})
 	if err != nil {
 		t.Fatal(err)
@@ -468,7 +477,7 @@ func TestBounded(t *testing.T) {
 
 // An end that is held up says by what, and what is left on /dev/shm is removed by force.
 func TestStuckEnd(t *testing.T) {
-	s, err := New(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.20"}}}})
+	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.20"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -501,7 +510,7 @@ func TestStuckEnd(t *testing.T) {
 // A service yields once, if a client has started it and it is not in use; then no program may attach any more.
 func TestYield(t *testing.T) {
 	made := func(onDemand bool) *Service {
-		s, err := New(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.22"}}}, OnDemand: onDemand})
+		s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.22"}}}, OnDemand: onDemand})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -524,7 +533,7 @@ func TestYield(t *testing.T) {
 		t.Errorf("with a program: got %v, want EBUSY", err)
 	}
 	done()
-	if _, err := s.FaultAdd(ctl.FaultRule{Dev: "rxe0", Rule: ctl.Rule{Drop: 0.5}}); err != nil {
+	if _, err := s.FaultAdd(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 0.5}}); err != nil {
 		t.Fatal(err)
 	}
 	s.mu.Lock()
@@ -572,7 +581,7 @@ func (f fakeNothing) Close() error                     { close(f.closed); return
 // Without descriptors, a manager is served, and neither is the processor burnt nor the log filled.
 func TestNoDescriptors(t *testing.T) {
 	var log testutil.Buffer
-	s, err := New(Options{
+	s, err := newService(Options{
 		Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.21"}}}, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
@@ -683,7 +692,7 @@ func TestNoDescriptors(t *testing.T) {
 
 // TestTakeOver: a service is taken over whose program has ended a moment ago, and one that is in use is not.
 func TestTakeOver(t *testing.T) {
-	s, err := New(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.24"}}}, OnDemand: true})
+	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.24"}}}, OnDemand: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -93,19 +93,19 @@ func (s *Service) DevEvent(r ctl.DevEvent) error {
 	}
 	switch e.of {
 	case ofDevice:
-		dev.Raise(e.typ, 0)
+		dev.Handle().DispatchEvent(e.typ, 0)
 	case ofPort:
-		dev.Raise(e.typ, 1)
+		dev.Handle().DispatchEvent(e.typ, 1)
 	case ofQP:
 		if !dev.RaiseQP(r.QP, e.typ) {
 			return fail("no queue pair %d; `verbena qp show` lists them: %w", r.QP, syscall.ENOENT)
 		}
 	case ofCQ:
-		if err := s.uverbs.WithCQ(dev.IB(), r.CQ, r.PID, func(cq *ib.CQ) { dev.RaiseCQ(cq, e.typ) }); err != nil {
+		if err := s.uverbs.WithCQ(dev.Handle().Device(), r.CQ, r.PID, func(cq *ib.CQ) { dev.RaiseCQ(cq, e.typ) }); err != nil {
 			return fail("%w", err)
 		}
 	case ofSRQ:
-		if err := s.uverbs.WithSRQ(dev.IB(), r.SRQ, r.PID, func(srq *ib.SRQ) { dev.RaiseSRQ(srq, e.typ) }); err != nil {
+		if err := s.uverbs.WithSRQ(dev.Handle().Device(), r.SRQ, r.PID, func(srq *ib.SRQ) { dev.RaiseSRQ(srq, e.typ) }); err != nil {
 			return fail("%w", err)
 		}
 	}

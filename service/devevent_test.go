@@ -15,7 +15,7 @@ import (
 // TestDevEvents: every event of the device, its port and a queue pair reaches the consumer, with the right port.
 func TestDevEvents(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
-	dev := s.links[0].dev.IB()
+	dev := s.links[0].dev.Handle().Device()
 	events := make(chan ib.Event, 10)
 	stop := dev.OnEvent(func(e ib.Event) { events <- e })
 	defer stop()

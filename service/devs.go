@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"time"
 
-	"verbena/driver/rxe"
+	"verbena/driver"
 	"verbena/ib"
 	"verbena/ib/slot"
 	"verbena/internal/ctl"
@@ -16,7 +16,7 @@ import (
 )
 
 // devLink returns the link of a name, and marks the service as configured by hand.
-func (s *Service) devLink(name string) (*rxeLink, error) {
+func (s *Service) devLink(name string) (*rdmaLink, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.find(name)
@@ -42,7 +42,7 @@ func (s *Service) DevReset(r ctl.DevReset) error {
 		l.slot.Disarm()
 		return nil
 	}
-	if l.slot.Status().State == slot.Recovering && l.hw.State() == rxe.HardwareUnreachable {
+	if l.slot.Status().State == slot.Recovering && l.hw.State() == driver.Unreachable {
 		return fmt.Errorf("dev reset %s: a reset waits for its hardware, which does not answer; `verbena dev plug %s` makes it answer: %w",
 			r.Name, r.Name, syscall.EBUSY)
 	}
@@ -83,7 +83,7 @@ func (s *Service) DevReset(r ctl.DevReset) error {
 }
 
 // reset takes a link's device through a reset, and returns when that is over.
-func (s *Service) reset(l *rxeLink) error {
+func (s *Service) reset(l *rdmaLink) error {
 	s.log.Debug("device reset begins", "dev", l.spec.Name)
 	began := time.Now()
 	err := l.slot.Reset(s.ended)
@@ -92,7 +92,7 @@ func (s *Service) reset(l *rxeLink) error {
 }
 
 // plugged reports an error unless there is a device, or will be at the end of a reset.
-func (l *rxeLink) plugged(doing string) error {
+func (l *rdmaLink) plugged(doing string) error {
 	if l.slot.Device() != nil || l.slot.Status().State == slot.Recovering {
 		return nil
 	}
@@ -106,7 +106,7 @@ type outage struct {
 }
 
 // begin disconnects the hardware for d; 0: until over. The end of an earlier outage does not end this one.
-func (o *outage) begin(hw *rxe.Hardware, d time.Duration) {
+func (o *outage) begin(hw driver.Hardware, d time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.stopLocked()
@@ -117,7 +117,7 @@ func (o *outage) begin(hw *rxe.Hardware, d time.Duration) {
 }
 
 // over reconnects the hardware.
-func (o *outage) over(hw *rxe.Hardware) {
+func (o *outage) over(hw driver.Hardware) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.stopLocked()
@@ -150,11 +150,11 @@ func (s *Service) DevPlug(name string) error {
 	if err != nil {
 		return err
 	}
-	if l.hw.State() != rxe.HardwareUnreachable {
+	if l.hw.State() != driver.Unreachable {
 		if l.slot.Device() == nil {
 			return l.slot.Plug()
 		}
-		if l.hw.State() == rxe.HardwareHung {
+		if l.hw.State() == driver.Hung {
 			return fmt.Errorf("dev plug %s: it is plugged in, and hangs; `verbena dev reset %s` ends that: %w", name, name, syscall.EBUSY)
 		}
 		return fmt.Errorf("dev plug %s: it is plugged in already: %w", name, syscall.EBUSY)
@@ -181,7 +181,7 @@ func (s *Service) DevHang(name string) error {
 	if err := l.plugged("dev hang"); err != nil {
 		return err
 	}
-	if l.slot.Device() == nil || l.hw.State() == rxe.HardwareUnreachable {
+	if l.slot.Device() == nil || l.hw.State() == driver.Unreachable {
 		return fmt.Errorf("dev hang %s: a reset of it is going on: %w", name, syscall.EBUSY)
 	}
 	l.hw.Hang()

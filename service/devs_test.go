@@ -12,6 +12,7 @@ import (
 	"verbena/ib/slot"
 	"verbena/internal/ctl"
 	"verbena/internal/quota"
+	"verbena/internal/testutil"
 )
 
 // What people do wrong with a device that is to fail is refused, with what to do instead.
@@ -47,9 +48,7 @@ func TestDevMistakes(t *testing.T) {
 		{"plug", func() error { return do(ctl.OpDevPlug) }, 0, ""},
 		{"a device that is out of reach", func() error { return reset(ctl.DevReset{Unreachable: true}) }, 0, ""},
 		{"which the service knows", func() error {
-			for s.Devs(manager().Sees)[0].State != slot.Recovering.String() {
-				time.Sleep(time.Millisecond)
-			}
+			testutil.Eventually(t, "the reset to begin", func() bool { return s.Devs(manager().Sees)[0].State == slot.Recovering.String() })
 			return nil
 		}, 0, ""},
 		{"hang during the reset", func() error { return do(ctl.OpDevHang) }, syscall.EBUSY, "a reset of it is going on"},
@@ -76,10 +75,7 @@ func TestOutageEndsOnce(t *testing.T) {
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpDevReset, Reset: &ctl.DevReset{Name: "rxe0", Unreachable: true}}); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(2 * short)
-	if d := s.Devs(manager().Sees)[0]; d.Hardware != "unreachable" {
-		t.Errorf("it has come back by itself: %+v", d)
-	}
+	testutil.Stays(t, 2*short, "the device is out of reach", func() bool { return s.Devs(manager().Sees)[0].Hardware == "unreachable" })
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpDevPlug, Name: "rxe0"}); err != nil {
 		t.Error(err)
 	}

@@ -6,7 +6,7 @@ import (
 	"syscall"
 
 	"verbena/internal/ctl"
-	"verbena/link"
+	"verbena/internal/fault"
 )
 
 // FaultAdd lets a rule take effect, and returns its ID, which no other rule of the service has. While a device has
@@ -26,7 +26,7 @@ func (s *Service) FaultAdd(r ctl.FaultRule) (id int, err error) {
 	if len(l.faults.List()) >= maxRules {
 		return 0, fmt.Errorf("fault add: device %s: %w", r.Dev, errTooManyRules)
 	}
-	if err := l.faults.Add(link.Rule(r.Rule)); err != nil {
+	if err := l.faults.Add(r.Rule); err != nil {
 		return 0, fmt.Errorf("fault add: %w: %w", err, syscall.EINVAL)
 	}
 	rules := l.faults.List()
@@ -35,7 +35,7 @@ func (s *Service) FaultAdd(r ctl.FaultRule) (id int, err error) {
 
 func (s *Service) verbFaultAdd(r *ctl.FaultRule) (id int, err error) {
 	switch {
-	case r.Rule != (ctl.Rule{}):
+	case r.Rule != (fault.Rule{}):
 		err = fmt.Errorf("a rule is for a verb or for packets: %w", syscall.EINVAL)
 	case r.Dev != "":
 		s.mu.Lock()
@@ -83,7 +83,7 @@ func (s *Service) Faults(dev string) ([]ctl.FaultRuleState, error) {
 	list := []ctl.FaultRuleState{}
 	for _, l := range links {
 		for _, r := range l.faults.List() {
-			list = append(list, ruleState(l.spec.Name, &r))
+			list = append(list, ctl.FaultRuleState{Dev: l.spec.Name, ID: r.ID, Rule: r.Rule, Counts: r.Counts})
 		}
 	}
 	if err == nil {
@@ -96,15 +96,8 @@ func (s *Service) Faults(dev string) ([]ctl.FaultRuleState, error) {
 	return list, err
 }
 
-func ruleState(dev string, r *link.RuleState) ctl.FaultRuleState {
-	return ctl.FaultRuleState{
-		Dev: dev, ID: r.ID, Rule: ctl.Rule(r.Rule), Seen: r.Seen, Hit: r.Hit, Dropped: r.Dropped, Duplicated: r.Duplicated,
-		Corrupted: r.Corrupted, Delayed: r.Delayed, Reordered: r.Reordered, NotReady: r.NotReady, HitAt: r.HitAt,
-	}
-}
-
 // named returns the link of that name, or all links if the name is empty.
-func (s *Service) named(dev string) ([]*rxeLink, error) {
+func (s *Service) named(dev string) ([]*rdmaLink, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if dev == "" {
@@ -114,5 +107,5 @@ func (s *Service) named(dev string) ([]*rxeLink, error) {
 	if l == nil {
 		return nil, s.noLink(dev)
 	}
-	return []*rxeLink{l}, nil
+	return []*rdmaLink{l}, nil
 }

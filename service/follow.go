@@ -64,7 +64,7 @@ func (s *Service) refresh(from Interfaces) {
 const followTimeout = 2 * time.Second
 
 // bringUp brings a device up to its news, or leaves it to the call that is at it.
-func (s *Service) bringUp(l *rxeLink) {
+func (s *Service) bringUp(l *rdmaLink) {
 	for l.news.Load() != nil && l.following.TryLock() {
 		if news := l.news.Swap(nil); news != nil {
 			s.setInterface(l, *news)
@@ -74,7 +74,7 @@ func (s *Service) bringUp(l *rxeLink) {
 }
 
 // setInterface updates the device to its interface; l.following is held.
-func (s *Service) setInterface(l *rxeLink, list []netdev.Interface) {
+func (s *Service) setInterface(l *rdmaLink, list []netdev.Interface) {
 	s.mu.Lock()
 	host, addrs := l.now(list)
 	dev := l.dev
@@ -92,7 +92,7 @@ func (s *Service) setInterface(l *rxeLink, list []netdev.Interface) {
 }
 
 // now finds the link's interface and the addresses that it is to use. An interface that has gone is down.
-func (l *rxeLink) now(list []netdev.Interface) (netdev.Interface, []netip.Addr) {
+func (l *rdmaLink) now(list []netdev.Interface) (netdev.Interface, []netip.Addr) {
 	i := slices.IndexFunc(list, func(i netdev.Interface) bool { return i.Index == l.host.Index })
 	if i < 0 {
 		i = slices.IndexFunc(list, func(i netdev.Interface) bool { return i.Name == l.host.Name })
@@ -110,7 +110,7 @@ func (l *rxeLink) now(list []netdev.Interface) (netdev.Interface, []netip.Addr) 
 }
 
 // owner returns the link that uses an address, nil if none does.
-func (s *Service) owner(a netip.Addr) *rxeLink {
+func (s *Service) owner(a netip.Addr) *rdmaLink {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, l := range s.links {

@@ -52,7 +52,7 @@ func TestLinkNow(t *testing.T) {
 		{"renamed", eth, nil, []netdev.Interface{with(eth, func(i *netdev.Interface) { i.Name = "lan0" })}, eth.Addrs, true, 2},
 		{"any loopback address", lo, addrs("127.5.5.5"), []netdev.Interface{lo, eth}, addrs("127.5.5.5"), true, 1},
 	} {
-		l := &rxeLink{host: &c.host, addrs: c.fixed}
+		l := &rdmaLink{host: &c.host, addrs: c.fixed}
 		host, got := l.now(c.list)
 		if !slices.Equal(got, c.want) || host.Index != c.index || (host.Up && host.Running) != c.up || host.MAC.String() != c.host.MAC.String() {
 			t.Errorf("%s: %+v with %v, want %v", c.name, host, got, c.want)
@@ -101,7 +101,7 @@ func TestFollow(t *testing.T) {
 	}
 	lo := all[i]
 	f := &fakeInterfaces{list: all, changes: make(chan []netdev.Interface), closed: make(chan struct{}), waiting: make(chan struct{})}
-	s, err := New(Options{
+	s, err := newService(Options{
 		Links:      []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.7.1", "127.91.7.2"}}, {Name: "rxe1", Addrs: []string{"127.91.7.3"}}},
 		Interfaces: f,
 	})
@@ -119,7 +119,7 @@ func TestFollow(t *testing.T) {
 	}
 	wait()
 	events := make(chan ib.EventType, 100)
-	s.links[0].dev.IB().OnEvent(func(e ib.Event) { events <- e.Type })
+	s.links[0].dev.Handle().Device().OnEvent(func(e ib.Event) { events <- e.Type })
 	step := func(i netdev.Interface, want ...ib.EventType) {
 		t.Helper()
 		f.changes <- []netdev.Interface{i}
@@ -138,16 +138,10 @@ func TestFollow(t *testing.T) {
 			t.Errorf("one more event, %v", <-events)
 		}
 	}
-	file := func(name, want string) { // of what programs see
-		t.Helper()
-		b, err := os.ReadFile(s.dir.path + "/trees/1/sys/class/infiniband/rxe0/ports/1/" + name)
-		if err != nil || string(b) != want {
-			t.Errorf("%s is %q (%v), want %q", name, b, err, want)
-		}
-	}
+	file := func(name, want string) { t.Helper(); portFile(t, s, name, want) } // of what programs see
 	gid2 := func(want string) {
 		t.Helper()
-		g, err := s.links[0].dev.IB().QueryGID(1, 2)
+		g, err := s.links[0].dev.Handle().Device().QueryGID(1, 2)
 		if err != nil || g.GID != ib.GIDFromAddr(netip.MustParseAddr(want)) {
 			t.Errorf("the GID is %v (%v), want %v", g, err, want)
 		}
@@ -177,7 +171,7 @@ func TestFollow(t *testing.T) {
 
 // The news of a device come after those of the next one, where resets follow each other closely.
 func TestProbedLate(t *testing.T) {
-	s, err := New(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.7.4"}}}})
+	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.7.4"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"verbena/driver/rxe"
+	"verbena/driver"
 	"verbena/internal/cgroup"
 	"verbena/internal/ctl"
 	"verbena/internal/procfile"
@@ -221,9 +221,12 @@ func ParseLimit(text string, into *quota.Limits) error {
 	return nil
 }
 
-// checkRingBytes reports an error for a limit with which no user could have a queue pair.
-func (m machine) checkRingBytes(l quota.Limit) error {
-	most, least := l.Most(), rxe.MinQueueMemory()
+// checkRingBytes reports an error for a limit with which no user could have a queue pair of one of the drivers.
+func (m machine) checkRingBytes(l quota.Limit, drivers []driver.Driver) error {
+	most, least := l.Most(), uint64(0)
+	for _, d := range drivers {
+		least = max(least, d.MinQueueMemory())
+	}
 	if most == 0 || most >= least {
 		return nil
 	}
@@ -239,13 +242,15 @@ func (m machine) checkRingBytes(l quota.Limit) error {
 const fewEntries = 4000
 
 // warnOfShortQueues logs that there is room for short queues only.
-func warnOfShortQueues(log *slog.Logger, l quota.Limit) {
-	work, completions, err := rxe.QueueLimits(l.Most())
-	if err != nil || min(work, completions) >= fewEntries {
-		return
+func warnOfShortQueues(log *slog.Logger, l quota.Limit, drivers []driver.Driver) {
+	for _, d := range drivers {
+		work, completions, err := d.QueueLimits(l.Most())
+		if err != nil || min(work, completions) >= fewEntries {
+			continue
+		}
+		log.Warn("queues are short; programs that ask for longer ones fail with EINVAL", "work_requests", work, "completions", completions,
+			"bytes", l.Most(), "remedy", "raise --limit ring-bytes=, or the memory of the control group")
 	}
-	log.Warn("queues are short; programs that ask for longer ones fail with EINVAL", "work_requests", work, "completions", completions,
-		"bytes", l.Most(), "remedy", "raise --limit ring-bytes=, or the memory of the control group")
 }
 
 func parseAmount(text string) (uint64, error) {

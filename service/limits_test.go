@@ -148,7 +148,7 @@ func TestOwnLimits(t *testing.T) {
 
 // A service does not start with a limit that leaves no user a queue pair.
 func TestTooFewRingBytes(t *testing.T) {
-	least := rxe.MinQueueMemory()
+	least := new(rxe.Driver).MinQueueMemory()
 	for _, c := range []struct {
 		limit quota.Limit
 		want  error
@@ -158,7 +158,7 @@ func TestTooFewRingBytes(t *testing.T) {
 		{quota.Limit{PerUser: least, Total: least}, syscall.EINVAL}, // of which a quarter is the reserve
 	} {
 		limits := quota.Limits{quota.RingBytes: c.limit}
-		s, err := New(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.32"}}}, Limits: &limits})
+		s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.32"}}}, Limits: &limits})
 		if !errors.Is(err, c.want) || err != nil && !strings.Contains(err.Error(), "raise --limit ring-bytes") {
 			t.Errorf("%+v: got %v, want %v", c.limit, err, c.want)
 		}
@@ -170,7 +170,7 @@ func TestTooFewRingBytes(t *testing.T) {
 
 // TestCheckRingBytes: the error names the memory where the limit is derived from too little of it, and otherwise the limit.
 func TestCheckRingBytes(t *testing.T) {
-	least := rxe.MinQueueMemory()
+	least := new(rxe.Driver).MinQueueMemory()
 	for _, c := range []struct {
 		memory uint64
 		want   syscall.Errno
@@ -180,7 +180,7 @@ func TestCheckRingBytes(t *testing.T) {
 		{1 << 50, syscall.EINVAL, "raise --limit ring-bytes="},
 		{1 << 10, syscall.ENOMEM, "do not fit into the memory of this machine or control group, 1024 bytes"},
 	} {
-		err := machine{memory: c.memory}.checkRingBytes(quota.Limit{PerUser: least - 1})
+		err := machine{memory: c.memory}.checkRingBytes(quota.Limit{PerUser: least - 1}, testDrivers())
 		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%d bytes of memory: got %v, want %v and %q", c.memory, err, c.want, c.says)
 		}
@@ -191,7 +191,7 @@ func TestCheckRingBytes(t *testing.T) {
 func TestShortQueues(t *testing.T) {
 	for most, says := range map[uint64]bool{300 << 10: true, 1 << 20: true, 48 << 20: false, 0: false} {
 		var log strings.Builder
-		warnOfShortQueues(slog.New(slog.NewTextHandler(&log, nil)), quota.Limit{PerUser: most})
+		warnOfShortQueues(slog.New(slog.NewTextHandler(&log, nil)), quota.Limit{PerUser: most}, testDrivers())
 		if got := log.String(); (got != "") != says || says && !strings.Contains(got, "raise --limit ring-bytes=") {
 			t.Errorf("%d bytes: %q", most, got)
 		}

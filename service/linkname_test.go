@@ -6,6 +6,8 @@ import (
 	"syscall"
 	"testing"
 
+	"verbena/driver"
+	"verbena/driver/rxe"
 	"verbena/service"
 )
 
@@ -16,7 +18,7 @@ func TestDeviceNames(t *testing.T) {
 		"": false, "mlx5_0": false, "xrxe0": false, "rxe" + strings.Repeat("x", 61): false, "rxe/../x": false, "rxe 0": false, "rxe\n0": false,
 		"rxe\x000": false, "rxe\x1b[31m": false, "rxe\xff": false, "rxeé": false, "rxe:1": false, "rxe%d": false, `rxe"`: false,
 	} {
-		_, err := service.ParseLinkSpec(name + "=127.0.0.1")
+		_, err := service.ParseLinkSpec(name+"=127.0.0.1", []driver.Driver{&rxe.Driver{}})
 		if (err == nil) != good || err != nil && !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("%q: got %v", name, err)
 		}

@@ -14,7 +14,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"verbena/driver/rxe"
+	"verbena/driver"
 	"verbena/ib/slot"
 	"verbena/internal/ctl"
 	"verbena/internal/quota"
@@ -22,8 +22,9 @@ import (
 	"verbena/netdev"
 )
 
-// ParseLinkSpec reads NAME=ADDR[,ADDR...] or NAME=NETDEV, or NAME alone.
-func ParseLinkSpec(s string) (ctl.LinkSpec, error) {
+// ParseLinkSpec reads NAME=ADDR[,ADDR...] or NAME=NETDEV, or NAME alone. NAME must be for a device of one of the drivers; there is
+// at least one.
+func ParseLinkSpec(s string, drivers []driver.Driver) (ctl.LinkSpec, error) {
 	name, rest, _ := strings.Cut(s, "=")
 	l := ctl.LinkSpec{Name: name}
 	if _, err := netip.ParseAddr(strings.Split(rest, ",")[0]); err == nil {
@@ -31,25 +32,40 @@ func ParseLinkSpec(s string) (ctl.LinkSpec, error) {
 	} else {
 		l.Netdev = rest
 	}
-	return l, checkLink(&l)
+	_, err := driverOf(l.Name, drivers)
+	return l, err
 }
 
-// checkLink reports an error for a name that no device can have.
-func checkLink(l *ctl.LinkSpec) error {
+// driverOf returns the driver of a device's name. It returns EINVAL for a name that no device can have.
+func driverOf(name string, drivers []driver.Driver) (driver.Driver, error) {
 	odd := func(r rune) bool {
 		return (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && !strings.ContainsRune("._-", r)
 	}
-	if len(l.Name) > 63 || !strings.HasPrefix(l.Name, "rxe") || strings.ContainsFunc(l.Name, odd) {
-		return fmt.Errorf("device name %q: must be rxe followed by up to 60 letters, digits or any of \"._-\", such as rxe1: libibverbs finds the driver by that name: %w",
-			ctl.Clip(l.Name), syscall.EINVAL)
+	i := slices.IndexFunc(drivers, func(d driver.Driver) bool { return strings.HasPrefix(name, d.Type()) })
+	if i >= 0 && len(name) <= maxName && !strings.ContainsFunc(name, odd) {
+		return drivers[i], nil
 	}
-	return nil
+	like := drivers[max(i, 0)].Type()
+	return nil, fmt.Errorf("device name %q: must be %s followed by up to %d letters, digits or any of \"._-\", such as %s1: libibverbs finds the driver by that name: %w",
+		ctl.Clip(name), types(drivers, " or "), maxName-len(like), like, syscall.EINVAL)
 }
 
-// rxeLink is a device with what belongs to it.
-type rxeLink struct {
+// maxName is the longest name of a device: IBV_SYSFS_NAME_MAX without its zero byte.
+const maxName = 63
+
+// types returns the link types of drivers.
+func types(drivers []driver.Driver, separator string) string {
+	var list []string
+	for _, d := range drivers {
+		list = append(list, d.Type())
+	}
+	return strings.Join(list, separator)
+}
+
+// rdmaLink is a device with what belongs to it.
+type rdmaLink struct {
 	spec   ctl.LinkSpec
-	hw     *rxe.Hardware
+	hw     driver.Hardware
 	slot   *slot.Slot
 	outage outage
 	faults *link.Faults
@@ -61,25 +77,26 @@ type rxeLink struct {
 	news      atomic.Pointer[[]netdev.Interface] // that it has not been brought up to
 
 	// Under Service.mu, once the link is known.
-	dev  *rxe.Device       // the latest
+	dev  driver.Device     // the latest
 	host *netdev.Interface // as last seen
 }
 
 // openLink makes a device and registers it.
-func (s *Service) openLink(spec ctl.LinkSpec) (*rxeLink, error) {
-	if err := checkLink(&spec); err != nil {
+func (s *Service) openLink(spec ctl.LinkSpec) (*rdmaLink, error) {
+	d, err := driverOf(spec.Name, s.opts.Drivers)
+	if err != nil {
 		return nil, err
 	}
 	host, addrs, err := resolve(&spec)
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
-	return s.openLinkOn(spec, host, addrs, len(spec.Addrs) > 0)
+	return s.openLinkOn(d, spec, host, addrs, len(spec.Addrs) > 0)
 }
 
 // openLinkOn makes a device on addresses of an interface: on these alone if they are fixed, else they will be followed
 // by whatever others the interface gets.
-func (s *Service) openLinkOn(spec ctl.LinkSpec, host *netdev.Interface, addrs []netip.Addr, fixed bool) (*rxeLink, error) {
+func (s *Service) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.Interface, addrs []netip.Addr, fixed bool) (*rdmaLink, error) {
 	for _, a := range addrs {
 		if o := s.owner(a); o != nil {
 			return nil, fmt.Errorf("link %s: %v is an address of link %s: use another, or give %s less with --addr: %w",
@@ -87,25 +104,25 @@ func (s *Service) openLinkOn(spec ctl.LinkSpec, host *netdev.Interface, addrs []
 		}
 	}
 	n := s.made.Add(1)
-	l := &rxeLink{spec: spec, host: host, taps: &link.Taps{}}
+	l := &rdmaLink{spec: spec, host: host, taps: &link.Taps{}}
 	if fixed {
 		l.addrs = addrs
 	}
 	l.faults = link.NewFaults(link.UDP(link.UDPOptions{Taps: l.taps}), rand.NewPCG(s.opts.Seed, 2*n))
 	l.faults.NumberBy(&s.faultIDs)
 	l.faults.Precise()
-	cfg := rxe.Config{
-		Recover: true,
-		Name:    spec.Name,
-		Netdev:  *host,
-		Addrs:   addrs,
-		Network: l.faults,
-		Faults:  l.faults,
-		Taps:    l.taps,
-		Fabric:  s.fabric,
-		NoProbe: spec.NoProbe,
-		Rand:    rand.New(rand.NewPCG(s.opts.Seed, 2*n+1)),
-		Logf:    func(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...), "dev", spec.Name) },
+	cfg := driver.Config{
+		Name:        spec.Name,
+		Netdev:      *host,
+		Addrs:       addrs,
+		Network:     l.faults,
+		Faults:      l.faults,
+		Taps:        l.taps,
+		Wire:        spec.Wire,
+		NoProbe:     spec.NoProbe,
+		QueueMemory: s.quota.Limits()[quota.RingBytes].Most(),
+		Rand:        rand.New(rand.NewPCG(s.opts.Seed, 2*n+1)),
+		Logf:        func(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...), "dev", spec.Name) },
 	}
 	if s.log.Enabled(context.Background(), slog.LevelDebug) {
 		// It is called with locks held; records at this level are written by a goroutine of their own.
@@ -114,17 +131,15 @@ func (s *Service) openLinkOn(spec ctl.LinkSpec, host *netdev.Interface, addrs []
 			s.log.Debug("queue pair enters ERR", "dev", spec.Name, "qp", num, "why", why)
 		}
 	}
-	cfg.QueueMemory = s.quota.Limits()[quota.RingBytes].Most()
 	first := true // of the calls, which the slot serialises; nobody else has the link yet
-	cfg.Probed = func(d *rxe.Device) {
-		d.SetShortcut(!spec.Wire)
+	cfg.Probed = func(dev driver.Device) {
 		if first {
-			first, l.dev = false, d
+			first, l.dev = false, dev
 			return
 		}
-		go s.probed(l, d)
+		go s.probed(l, dev)
 	}
-	l.hw = rxe.NewHardware(cfg)
+	l.hw = d.Open(cfg)
 	l.slot = slot.New(s.core, spec.Name, l.hw, s.logf)
 	if err := l.slot.Plug(); err != nil {
 		if a := freeLoopback(); errors.Is(err, syscall.EADDRINUSE) && a.IsValid() {
@@ -149,7 +164,7 @@ func freeLoopback() netip.Addr {
 }
 
 // probed notes that a link has a new device, after a reset or a plug.
-func (s *Service) probed(l *rxeLink, d *rxe.Device) {
+func (s *Service) probed(l *rdmaLink, d driver.Device) {
 	s.mu.Lock()
 	if now := l.hw.Device(); now != nil && now != d {
 		s.mu.Unlock()
@@ -198,16 +213,17 @@ func resolve(l *ctl.LinkSpec) (host *netdev.Interface, addrs []netip.Addr, err e
 	return host, addrs, nil
 }
 
-// openDefaultLink makes rxe0 on the host's first usable interface. Where another service, or the kernel's
+// openDefaultLink makes a device of the first driver, such as rxe0, on the host's first usable interface. Where another service, or the kernel's
 // rdma_rxe, has port 4791 there, it takes the first loopback address on which the port is free, so that services
 // of several users, and private ones, can live side by side and reach each other.
-func (s *Service) openDefaultLink() (*rxeLink, error) {
-	spec := ctl.LinkSpec{Name: "rxe0", Wire: s.opts.Wire, NoProbe: s.opts.NoProbe}
+func (s *Service) openDefaultLink() (*rdmaLink, error) {
+	d := s.opts.Drivers[0]
+	spec := ctl.LinkSpec{Name: d.Type() + "0", Wire: s.opts.Wire, NoProbe: s.opts.NoProbe}
 	host, addrs, err := resolve(&spec)
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
-	l, err := s.openLinkOn(spec, host, addrs, false)
+	l, err := s.openLinkOn(d, spec, host, addrs, false)
 	if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
 		// A link-local address may be unusable for a moment, while the kernel verifies that it is the only one.
 		s.log.Info("leaving out link-local addresses", "cause", err)
@@ -215,7 +231,7 @@ func (s *Service) openDefaultLink() (*rxeLink, error) {
 		if len(global) == 0 || len(global) == len(addrs) {
 			return nil, err
 		}
-		l, err = s.openLinkOn(spec, host, global, false)
+		l, err = s.openLinkOn(d, spec, host, global, false)
 	}
 	if err == nil || !errors.Is(err, syscall.EADDRINUSE) {
 		return l, err
@@ -226,7 +242,7 @@ func (s *Service) openDefaultLink() (*rxeLink, error) {
 		if err != nil {
 			return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 		}
-		if l, err = s.openLinkOn(spec, host, []netip.Addr{a}, true); !errors.Is(err, syscall.EADDRINUSE) {
+		if l, err = s.openLinkOn(d, spec, host, []netip.Addr{a}, true); !errors.Is(err, syscall.EADDRINUSE) {
 			return l, err
 		}
 	}
@@ -264,8 +280,13 @@ func (s *Service) linkAdd(spec ctl.LinkSpec) error {
 type linksOf struct{ s *Service }
 
 func (l linksOf) AddLink(name, linkType, netdev string) error {
-	if linkType != "rxe" {
-		return fmt.Errorf("link %s: type %q; there is rxe: %w", ctl.Clip(name), ctl.Clip(linkType), syscall.EINVAL)
+	drivers := l.s.opts.Drivers
+	i := slices.IndexFunc(drivers, func(d driver.Driver) bool { return d.Type() == linkType })
+	if i < 0 {
+		return fmt.Errorf("link %s: type %q; there is %s: %w", ctl.Clip(name), ctl.Clip(linkType), types(drivers, ", "), syscall.EINVAL)
+	}
+	if _, err := driverOf(name, drivers[i:i+1]); err != nil {
+		return err
 	}
 	return l.s.LinkAdd(ctl.LinkSpec{Name: name, Netdev: netdev})
 }
@@ -297,7 +318,7 @@ func (s *Service) release(name string) {
 }
 
 // addLink makes the link known.
-func (s *Service) addLink(l *rxeLink) {
+func (s *Service) addLink(l *rdmaLink) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.configured = true
@@ -324,15 +345,15 @@ func (s *Service) LinkDel(name string) error {
 // forgetLink makes the link unknown.
 //
 //verbena:held s.mu
-func (s *Service) forgetLink(l *rxeLink) {
-	s.links = slices.DeleteFunc(slices.Clone(s.links), func(o *rxeLink) bool { return o == l })
+func (s *Service) forgetLink(l *rdmaLink) {
+	s.links = slices.DeleteFunc(slices.Clone(s.links), func(o *rdmaLink) bool { return o == l })
 	for r := range s.recordings {
 		r.remove(l)
 	}
 }
 
 // all returns the present links.
-func (s *Service) all() []*rxeLink {
+func (s *Service) all() []*rdmaLink {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.links)
@@ -341,7 +362,7 @@ func (s *Service) all() []*rxeLink {
 // find returns the link of a name, nil if there is none.
 //
 //verbena:held s.mu
-func (s *Service) find(name string) *rxeLink {
+func (s *Service) find(name string) *rdmaLink {
 	for _, l := range s.links {
 		if l.spec.Name == name {
 			return l
@@ -376,7 +397,7 @@ func (s *Service) Links() ([]ctl.LinkInfo, error) {
 			list = append(list, info)
 			continue
 		}
-		ibdev := dev.IB()
+		ibdev := dev.Handle().Device()
 		port, err := ibdev.QueryPort(1)
 		if err != nil {
 			return nil, err

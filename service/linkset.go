@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"verbena/internal/ctl"
-	"verbena/link"
+	"verbena/internal/fault"
 	"verbena/netdev"
 	"verbena/roce"
 )
@@ -114,7 +114,7 @@ func (s *Service) LinkSet(r ctl.LinkSet) error {
 		return nil
 	}
 	if r.Shape != nil {
-		if err := l.faults.Shape(link.Shape(*r.Shape)); err != nil {
+		if err := l.faults.Shape(*r.Shape); err != nil {
 			return fail(err)
 		}
 	}
@@ -143,7 +143,7 @@ func (s *Service) LinkSet(r ctl.LinkSet) error {
 	}
 }
 
-func (s *Service) checkLinkSet(l *rxeLink, r *ctl.LinkSet) error {
+func (s *Service) checkLinkSet(l *rdmaLink, r *ctl.LinkSet) error {
 	moment := r.AtWR != 0 || r.AtPacket != 0
 	switch r.State {
 	case "", ctl.LinkUp, ctl.LinkDown, ctl.LinkFlap:
@@ -165,8 +165,7 @@ func (s *Service) checkLinkSet(l *rxeLink, r *ctl.LinkSet) error {
 		return fmt.Errorf("nothing to change: %w", syscall.EINVAL)
 	}
 	if r.Shape != nil {
-		shape := link.Shape(*r.Shape)
-		if err := shape.Validate(); err != nil {
+		if err := r.Shape.Validate(); err != nil {
 			return fmt.Errorf("%w: %w", err, syscall.EINVAL)
 		}
 	}
@@ -185,7 +184,7 @@ func (s *Service) checkLinkSet(l *rxeLink, r *ctl.LinkSet) error {
 }
 
 // setLink brings a link to a state, and returns a channel that is closed at the end of a flap; nil if it is none.
-func (s *Service) setLink(l *rxeLink, state ctl.LinkState, down time.Duration) (ended <-chan struct{}) {
+func (s *Service) setLink(l *rdmaLink, state ctl.LinkState, down time.Duration) (ended <-chan struct{}) {
 	turn, ended := l.port.enter(state)
 	s.followPort(l)
 	if state != ctl.LinkFlap {
@@ -202,7 +201,7 @@ func (s *Service) setLink(l *rxeLink, state ctl.LinkState, down time.Duration) (
 	return ended
 }
 
-func (s *Service) endFlap(l *rxeLink, turn uint64) {
+func (s *Service) endFlap(l *rdmaLink, turn uint64) {
 	p := &l.port
 	p.mu.Lock()
 	if p.turn != turn {
@@ -219,7 +218,7 @@ func (s *Service) endFlap(l *rxeLink, turn uint64) {
 }
 
 // followPort brings the network and the device to the state of the port. It may sleep.
-func (s *Service) followPort(l *rxeLink) {
+func (s *Service) followPort(l *rdmaLink) {
 	l.port.change.Lock()
 	defer l.port.change.Unlock()
 	l.port.mu.Lock()
@@ -231,7 +230,7 @@ func (s *Service) followPort(l *rxeLink) {
 }
 
 // relink brings the device up to its interface, as LinkSet has it seen.
-func (s *Service) relink(l *rxeLink) {
+func (s *Service) relink(l *rdmaLink) {
 	l.following.Lock()
 	s.mu.Lock()
 	list := []netdev.Interface{*l.host}
@@ -242,7 +241,7 @@ func (s *Service) relink(l *rxeLink) {
 }
 
 // linkAt has the state change at a moment.
-func (s *Service) linkAt(l *rxeLink, r *ctl.LinkSet) error {
+func (s *Service) linkAt(l *rdmaLink, r *ctl.LinkSet) error {
 	l.cancelMoment()
 	what := fmt.Sprintf("%s at packet %d", r.State, r.AtPacket)
 	if r.AtWR != 0 {
@@ -272,21 +271,21 @@ func (s *Service) linkAt(l *rxeLink, r *ctl.LinkSet) error {
 	return nil
 }
 
-func (l *rxeLink) cancelMoment() {
+func (l *rdmaLink) cancelMoment() {
 	l.port.disarm(0)
 	l.faults.AtPacket(0, nil)
 	l.hw.BeforeWorkRequest(0, nil)
 }
 
 // describe adds what LinkSet has made of the link to its description.
-func (l *rxeLink) describe(info *ctl.LinkInfo) {
+func (l *rdmaLink) describe(info *ctl.LinkInfo) {
 	l.port.mu.Lock()
 	defer l.port.mu.Unlock()
 	if info.Link = l.port.state; info.Link == "" {
 		info.Link = ctl.LinkUp
 	}
 	info.MaxMTU, info.Armed = l.port.mtu, l.port.armed
-	if shape := ctl.Shape(l.faults.Shaped()); shape != (ctl.Shape{}) {
+	if shape := l.faults.Shaped(); shape != (fault.Shape{}) {
 		info.Shape = &shape
 	}
 }

@@ -2,6 +2,7 @@ package service
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"sync"
@@ -11,14 +12,16 @@ import (
 
 	"verbena/ib"
 	"verbena/internal/ctl"
+	"verbena/internal/fault"
+	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/netdev"
 )
 
 // portEvents returns the port events of a link's device as they come.
-func portEvents(l *rxeLink) <-chan ib.EventType {
+func portEvents(l *rdmaLink) <-chan ib.EventType {
 	events := make(chan ib.EventType, 10_000)
-	l.dev.IB().OnEvent(func(e ib.Event) {
+	l.dev.Handle().Device().OnEvent(func(e ib.Event) {
 		if e.Port != 1 {
 			events <- ib.EventDeviceFatal // no event is of another port
 		}
@@ -47,10 +50,11 @@ func wantEvents(t *testing.T, events <-chan ib.EventType, want ...ib.EventType) 
 // portFile checks a file of the port, as programs see it.
 func portFile(t *testing.T, s *Service, name, want string) {
 	t.Helper()
-	b, err := os.ReadFile(s.dir.path + "/trees/1/sys/class/infiniband/rxe0/ports/1/" + name)
-	if err != nil || string(b) != want {
-		t.Errorf("%s is %q (%v), want %q", name, b, err, want)
-	}
+	// The file changes a moment after the event.
+	testutil.Eventually(t, fmt.Sprintf("%s of the port to be %q", name, want), func() bool {
+		b, err := os.ReadFile(s.dir.path + "/trees/1/sys/class/infiniband/rxe0/ports/1/" + name)
+		return err == nil && string(b) == want
+	})
 }
 
 // TestLinkDown: a link that is down looks as one without a carrier, to consumers, to programs, and after a reset too.
@@ -72,7 +76,7 @@ func TestLinkDown(t *testing.T) {
 	if !l.faults.Active() {
 		t.Error("packets pass")
 	}
-	if g, err := l.dev.IB().QueryGID(1, 1); err != nil || g.GID.IsZero() {
+	if g, err := l.dev.Handle().Device().QueryGID(1, 1); err != nil || g.GID.IsZero() {
 		t.Errorf("the GID is %v, %v; it stays", g, err)
 	}
 	set(ctl.LinkSet{State: ctl.LinkDown}) // again: nothing changes
@@ -83,10 +87,10 @@ func TestLinkDown(t *testing.T) {
 	if err := s.DevReset(ctl.DevReset{Name: "rxe0"}); err != nil {
 		t.Fatal(err)
 	}
-	if p, err := l.hw.Device().IB().QueryPort(1); err != nil || p.State != ib.PortDown {
+	if p, err := l.hw.Device().Handle().Device().QueryPort(1); err != nil || p.State != ib.PortDown {
 		t.Errorf("after a reset the port is %v, %v", p.State, err)
 	}
-	eventually(t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return l.dev == l.hw.Device() })
+	testutil.Eventually(t, "the link to have the new device", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return l.dev == l.hw.Device() })
 	events = portEvents(l)
 	if list, err := s.Links(); err != nil || list[0].Link != ctl.LinkDown || list[0].State != "DOWN" {
 		t.Errorf("link show: %+v, %v", list, err)
@@ -97,15 +101,6 @@ func TestLinkDown(t *testing.T) {
 	portFile(t, s, "phys_state", "5: LinkUp\n")
 	if l.faults.Active() {
 		t.Error("packets are still looked at")
-	}
-}
-
-func eventually(t *testing.T, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it does not come to that")
-		}
 	}
 }
 
@@ -159,13 +154,13 @@ func TestLinkFlap(t *testing.T) {
 	if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkUp}); err != nil {
 		t.Fatal(err)
 	}
-	if p, err := l.dev.IB().QueryPort(1); err != nil || p.State != ib.PortActive || l.faults.Active() {
+	if p, err := l.dev.Handle().Device().QueryPort(1); err != nil || p.State != ib.PortActive || l.faults.Active() {
 		t.Errorf("in the end: %v, %v, packets are looked at: %v", p.State, err, l.faults.Active())
 	}
 	// Nobody waits for a flap of a service that ends, or of a link that goes.
 	done := make(chan error)
 	go func() { done <- s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Hour}) }()
-	eventually(t, func() bool { return l.faults.Active() })
+	testutil.Eventually(t, "the link to go down", func() bool { return l.faults.Active() })
 	s.Stop()
 	if err := <-done; !errors.Is(err, syscall.ESHUTDOWN) {
 		t.Errorf("a flap at the end of the service: %v", err)
@@ -179,7 +174,7 @@ func TestLinkMTU(t *testing.T) {
 		if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", MTU: x.set}); err != nil {
 			t.Fatal(err)
 		}
-		p, err := s.links[0].dev.IB().QueryPort(1)
+		p, err := s.links[0].dev.Handle().Device().QueryPort(1)
 		if err != nil || p.ActiveMTU.Bytes() != x.want || p.State != ib.PortActive {
 			t.Errorf("mtu %d: %v, %v", x.set, p, err)
 		}
@@ -189,12 +184,7 @@ func TestLinkMTU(t *testing.T) {
 // TestLinkSetBounds tests the longest flap, and the largest MTU that an interface has room for.
 func TestLinkSetBounds(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.2"}})
-	l := s.links[0]
-	s.mu.Lock()
-	host := *l.host
-	host.Name, host.MTU = "eth7", 1500
-	l.host = &host
-	s.mu.Unlock()
+	l := &rdmaLink{host: &netdev.Interface{Name: "eth7", MTU: 1500}} // the service follows the interfaces of its own links
 	for _, tt := range []struct {
 		r    ctl.LinkSet
 		want string // "": no error
@@ -220,7 +210,7 @@ func TestLinkSetBounds(t *testing.T) {
 // TestLinkSetMistakes: what makes no sense is refused, and nothing of it done.
 func TestLinkSetMistakes(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
-	good := &ctl.Shape{Rate: 1e9}
+	good := &fault.Shape{Rate: 1e9}
 	for _, x := range []struct {
 		r    ctl.LinkSet
 		want syscall.Errno
@@ -239,9 +229,9 @@ func TestLinkSetMistakes(t *testing.T) {
 		{ctl.LinkSet{Shape: good, MTU: 1500}, syscall.EINVAL, "256, 512, 1024"},
 		{ctl.LinkSet{Shape: good, MTU: -2}, syscall.EINVAL, "256, 512, 1024"},
 		{ctl.LinkSet{Shape: good, MTU: 8192}, syscall.EINVAL, "256, 512, 1024"},
-		{ctl.LinkSet{MTU: 256, Shape: &ctl.Shape{Rate: 1<<64 - 1}}, syscall.EINVAL, "bit/s"},
-		{ctl.LinkSet{MTU: 256, Shape: &ctl.Shape{Delay: -1}}, syscall.EINVAL, "delay"},
-		{ctl.LinkSet{Shape: &ctl.Shape{Seed: 1}}, syscall.EINVAL, "for jitter and loss"},
+		{ctl.LinkSet{MTU: 256, Shape: &fault.Shape{Rate: 1<<64 - 1}}, syscall.EINVAL, "bit/s"},
+		{ctl.LinkSet{MTU: 256, Shape: &fault.Shape{Delay: -1}}, syscall.EINVAL, "delay"},
+		{ctl.LinkSet{Shape: &fault.Shape{Seed: 1}}, syscall.EINVAL, "for jitter and loss"},
 	} {
 		if x.r.Name == "" {
 			x.r.Name = "rxe0"
@@ -271,7 +261,7 @@ func TestLinkSetMistakes(t *testing.T) {
 	if err := s.DevPlug("rxe0"); err != nil {
 		t.Fatal(err)
 	}
-	if p, err := s.links[0].hw.Device().IB().QueryPort(1); err != nil || p.State != ib.PortDown || p.ActiveMTU.Bytes() != 512 {
+	if p, err := s.links[0].hw.Device().Handle().Device().QueryPort(1); err != nil || p.State != ib.PortDown || p.ActiveMTU.Bytes() != 512 {
 		t.Errorf("the plugged device: %+v, %v", p, err)
 	}
 	if list, err := s.Links(); err != nil || list[0].Shape == nil || *list[0].Shape != *good {
@@ -321,12 +311,12 @@ func TestLinkMoments(t *testing.T) {
 	if err := s.DevReset(ctl.DevReset{Name: "rxe0"}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool { return armed() == "" })
+	testutil.Eventually(t, "the moment to have come", func() bool { return armed() == "" })
 
 	set(ctl.LinkSet{State: ctl.LinkDown, AtPacket: 1})
 	tr := link.Train{Dst: s.links[0].addrs[0], Size: 100, Buf: make([]byte, 100)}
 	if err := s.links[0].hw.Device().Endpoints()[0].Send(&tr); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool { list, _ := s.Links(); return list[0].State == "DOWN" && list[0].Armed == "" })
+	testutil.Eventually(t, "the link to go down", func() bool { list, _ := s.Links(); return list[0].State == "DOWN" && list[0].Armed == "" })
 }

@@ -374,15 +374,14 @@ func TestFlockFollowsPath(t *testing.T) {
 	if _, err := flock(path, unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
 		t.Errorf("got %v, want EWOULDBLOCK", err)
 	}
-	got := make(chan *os.File)
-	go func() {
+	got := make(chan *os.File, 1)
+	testutil.Block(t, func() {
 		f, err := flock(path, unix.LOCK_EX)
 		if err != nil {
 			t.Error(err)
 		}
 		got <- f
-	}()
-	time.Sleep(soon / 4)
+	})
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}

@@ -37,8 +37,7 @@ func TestLogLimit(t *testing.T) {
 		if countLines(&b, "other") != 1 || countLines(&b, "itself") != 1 {
 			t.Error("the lines of others are missing")
 		}
-		time.Sleep(2 * reportSuppressed)
-		synctest.Wait()
+		testutil.Advance(2 * reportSuppressed)
 		if want := fmt.Sprintf("lines=%d", 10000-userLogLimit.burst); countLines(&b, want) != 1 ||
 			countLines(&b, "suppressed") != 1 {
 			t.Errorf("%q is not there once:\n%s", want, b.String())
@@ -64,8 +63,7 @@ func TestLogLimitTotal(t *testing.T) {
 		if n := len(l.Handler().(*limitedLog).state.users); n > maxLogUsers+1 {
 			t.Errorf("%d users are kept, want %d", n, maxLogUsers)
 		}
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		testutil.Advance(time.Minute)
 	})
 }
 
@@ -90,8 +88,7 @@ func TestLogLimitDebug(t *testing.T) {
 		if n := countLines(&b, "noise"); n != userDebugLimit.burst {
 			t.Errorf("%d debug records, want %d", n, userDebugLimit.burst)
 		}
-		time.Sleep(2 * reportSuppressed)
-		synctest.Wait()
+		testutil.Advance(2 * reportSuppressed)
 		if want := fmt.Sprintf("lines=%d", 9*userDebugLimit.burst); countLines(&b, want) != 1 {
 			t.Errorf("%q is not there once", want)
 		}

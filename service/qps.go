@@ -4,8 +4,9 @@ import (
 	"fmt"
 	"syscall"
 
-	"verbena/driver/rxe"
+	"verbena/driver"
 	"verbena/internal/ctl"
+	"verbena/internal/qpinfo"
 	"verbena/roce"
 )
 
@@ -25,7 +26,7 @@ func (s *Service) QPs(dev string) ([]ctl.QPStatusInfo, error) {
 			if q.Num == roce.QPNGSI {
 				continue
 			}
-			list = append(list, ctl.QPStatusInfo{Device: l.spec.Name, QPStatus: ctl.QPStatus(q)})
+			list = append(list, ctl.QPStatusInfo{Device: l.spec.Name, Status: q})
 		}
 	}
 	return list, nil
@@ -52,16 +53,15 @@ func (s *Service) QPTrace(r ctl.QPTrace) (ctl.QPTraceInfo, error) {
 	if err == nil && t.On == r.End {
 		err = d.TraceQP(r.Num, !r.End)
 	}
-	info := ctl.QPTraceInfo{Device: l.spec.Name, Num: r.Num, Began: err == nil && !t.On && !r.End, On: t.On, Lost: t.Lost,
-		Events: []ctl.TraceEvent{}}
-	for _, e := range t.Events {
-		info.Events = append(info.Events, ctl.TraceEvent(e))
+	began := err == nil && !t.On && !r.End
+	if t.Events == nil { // after an error; JSON has a list all the same
+		t.Events = []qpinfo.Event{}
 	}
-	return info, err
+	return ctl.QPTraceInfo{Device: l.spec.Name, Num: r.Num, Began: began, Trace: t}, err
 }
 
 // latest returns a link's device, nil while it has none.
-func (s *Service) latest(l *rxeLink) *rxe.Device {
+func (s *Service) latest(l *rdmaLink) driver.Device {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return l.dev

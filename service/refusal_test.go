@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -38,7 +39,7 @@ func sharedSocket(t *testing.T) (*Listener, ctl.Location) {
 // TestContextsOfOthers tests that users see their own open devices, and managers those of all users.
 func TestContextsOfOthers(t *testing.T) {
 	testutil.NeedRoot(t, "to be several users")
-	s, err := New(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.36"}}}})
+	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.36"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +228,8 @@ func TestLauncherAnswersNothing(t *testing.T) {
 
 // TestAcceptGoesOn tests that the service goes on to accept clients when it could not for some time.
 func TestAcceptGoesOn(t *testing.T) {
-	s, err := New(Options{})
+	var log testutil.Buffer
+	s, err := newService(Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +238,7 @@ func TestAcceptGoesOn(t *testing.T) {
 	l.SetDeadline(time.Unix(0, 1)) // each accept fails
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
-	time.Sleep(3 * acceptPause)
+	testutil.Eventually(t, "an accept to fail", func() bool { return strings.Contains(log.String(), "no client can be accepted") })
 	l.SetDeadline(time.Time{})
 	c, err := ctl.Dial(loc)
 	if err != nil {

@@ -31,7 +31,6 @@ const runDirLock = "lock"
 func runDirPrefix(uid int) string { return fmt.Sprintf("verbena-%d-", uid) }
 
 func newRunDir() (*runDir, error) {
-	patiently(sweepRunDirs) // the next service removes what is left
 	type made struct {
 		d   *runDir
 		err error
@@ -114,10 +113,17 @@ func removeIfUnheldIn(root *os.Root, name string) {
 	_ = root.RemoveAll(name)
 }
 
-func sweepRunDirs() {
-	entries, _ := os.ReadDir(shmRoot)
-	for _, e := range entries {
-		removeIfUnheld(e.Name())
+// sweep removes the directories of services that were killed. A program can keep the removing thread in the kernel by
+// holding the lock of a directory. Callers must have confined the process before, which needs each thread to answer.
+func (d *runDir) sweep() {
+	shm, err := d.root.OpenFile(".", os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return
+	}
+	defer shm.Close()
+	names, _ := shm.Readdirnames(-1)
+	for _, name := range names {
+		removeIfUnheldIn(d.root, name)
 	}
 }
 

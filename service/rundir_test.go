@@ -34,7 +34,7 @@ func TestRunDirsAtOnce(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				sweepRunDirs()
+				d.sweep()
 				if _, err := os.Stat(d.path); err != nil {
 					t.Error(err)
 				}

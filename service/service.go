@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"verbena/driver/rxe"
+	"verbena/driver"
 	"verbena/ib"
 	"verbena/internal/cgroup"
 	"verbena/internal/confine"
@@ -32,9 +32,11 @@ import (
 	"verbena/uverbs/poller"
 )
 
-// Options configure a service. The zero value makes the default device and never ends by itself.
+// Options configure a service. With Drivers alone it makes the default device and never ends by itself.
 type Options struct {
-	// Links are the devices to make; nil: rxe0 on the host's first usable address.
+	// Drivers make the devices, of the names that begin with their types. There is at least one. They are this service's alone.
+	Drivers []driver.Driver
+	// Links are the devices to make; nil: one of the first driver, such as rxe0, on the host's first usable address.
 	Links []ctl.LinkSpec
 	// Wire sends every packet through a UDP socket, also between devices of this service.
 	Wire bool
@@ -77,7 +79,6 @@ type Service struct {
 	debugLog   *debugQueue // nil: Options.Log was
 	dir        *runDir
 	core       *ib.Core
-	fabric     *rxe.Fabric
 	made       atomic.Uint64 // devices, so that each has random numbers of its own
 	faultIDs   atomic.Int64
 	uverbs     *uverbs.Server
@@ -107,7 +108,7 @@ type Service struct {
 	// mu is held across nothing that a program, whose memory may not answer, can hold up: no reset, removal or change of
 	// addresses of a device, and no look at contexts.
 	mu         sync.Mutex
-	links      []*rxeLink
+	links      []*rdmaLink
 	names      map[string]bool // of links that are being made
 	making     sync.WaitGroup  // of them; it grows with mu held, until the service ends
 	recordings map[*recording]struct{}
@@ -129,15 +130,18 @@ type Service struct {
 
 // New makes the devices, and whatever programs need to see them.
 func New(opts Options) (_ *Service, err error) {
+	if len(opts.Drivers) == 0 {
+		return nil, fmt.Errorf("a service without drivers: %w", syscall.EINVAL)
+	}
 	m := thisMachine() // before the process confines itself
 	limits := m.limits(false)
 	if opts.Limits != nil {
 		limits = *opts.Limits
 	}
-	if err := m.checkRingBytes(limits[quota.RingBytes]); err != nil {
+	if err := m.checkRingBytes(limits[quota.RingBytes], opts.Drivers); err != nil {
 		return nil, err
 	}
-	s := &Service{opts: opts, log: slog.New(slog.DiscardHandler), core: &ib.Core{}, fabric: &rxe.Fabric{},
+	s := &Service{opts: opts, log: slog.New(slog.DiscardHandler), core: &ib.Core{},
 		names: map[string]bool{}, recordings: map[*recording]struct{}{}, requestTimeout: requestTimeout, closeTimeout: CloseTimeout,
 		refusing: make(chan struct{}, maxRefusing)}
 	s.programs.attached = map[*net.UnixConn]struct{}{}
@@ -226,12 +230,13 @@ func New(opts Options) (_ *Service, err error) {
 	if s.interfaces != nil {
 		s.follower.Go(func() { s.follow(s.interfaces) })
 	}
-	warnOfShortQueues(s.log, limits[quota.RingBytes])
+	warnOfShortQueues(s.log, limits[quota.RingBytes], opts.Drivers)
 	if opts.Confine { // no file is read as before
 		if err := s.confine(); err != nil {
 			return nil, err
 		}
 	}
+	patiently(s.dir.sweep) // the next service removes what is left
 	return s, nil
 }
 
@@ -424,7 +429,7 @@ func (s *Service) byHandLocked() bool {
 	if len(s.verbFaults.list()) > 0 {
 		return true
 	}
-	return s.configured || slices.ContainsFunc(s.links, func(l *rxeLink) bool { return len(l.faults.List()) > 0 })
+	return s.configured || slices.ContainsFunc(s.links, func(l *rdmaLink) bool { return len(l.faults.List()) > 0 })
 }
 
 func (s *Service) countProgram(d int) {

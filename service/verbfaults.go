@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/ctl"
+	"verbena/internal/fault"
 	"verbena/internal/procfile"
 	"verbena/rdmacm/ucma"
 	"verbena/uverbs"
@@ -199,7 +200,7 @@ func (v *verbFaults) list() []ctl.FaultRuleState {
 	var list []ctl.FaultRuleState
 	for _, r := range v.rules {
 		f := r.VerbFault
-		list = append(list, ctl.FaultRuleState{Dev: r.dev, ID: r.id, Verb: &f, Seen: r.seen, Hit: r.hit})
+		list = append(list, ctl.FaultRuleState{Dev: r.dev, ID: r.id, Verb: &f, Counts: fault.Counts{Seen: r.seen, Hit: r.hit}})
 	}
 	return list
 }

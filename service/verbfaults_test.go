@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"verbena/internal/ctl"
+	"verbena/internal/fault"
 	"verbena/uverbs"
 )
 
@@ -94,18 +95,14 @@ func TestVerbDelay(t *testing.T) {
 		}
 		took(time.Minute, nil)
 		took(time.Minute, syscall.EIO)
-		go func() {
-			time.Sleep(time.Second)
-			close(r.ended)
-		}()
+		time.AfterFunc(time.Second, func() { close(r.ended) })
 		took(time.Second, syscall.EIO)
 		v.rules[0] = newFault(t, "", ctl.VerbFault{Verb: "reg_mr", Delay: ctl.MaxVerbDelay})
 		go func() {
 			if err := v.carryOut(&uverbs.VerbCall{Verb: "alloc_pd"}, ctx); err != nil || time.Since(start) > 0 {
 				t.Error("another verb waits")
 			}
-			time.Sleep(time.Second)
-			cancel()
+			time.AfterFunc(time.Second, cancel)
 		}()
 		took(time.Second, syscall.EIO)
 	})
@@ -116,23 +113,23 @@ func TestVerbFaultMistakes(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	for _, x := range []struct {
 		dev  string
-		rule ctl.Rule
+		rule fault.Rule
 		f    ctl.VerbFault
 		want syscall.Errno
 		says string
 	}{
-		{"", ctl.Rule{}, ctl.VerbFault{Verb: "make_cq", Errno: "ENOMEM"}, syscall.EINVAL, "create_cq, create_qp"},
-		{"", ctl.Rule{}, ctl.VerbFault{Verb: "post_send", Errno: "ENOMEM"}, syscall.EINVAL, "there are"},
-		{"", ctl.Rule{}, ctl.VerbFault{Verb: "create_cq"}, syscall.EINVAL, "no effect"},
-		{"", ctl.Rule{}, ctl.VerbFault{Verb: "create_cq", Errno: "ENOSENSE"}, syscall.EINVAL, "ENOSENSE"},
-		{"", ctl.Rule{}, ctl.VerbFault{Verb: "create_cq:rtr", Errno: "EIO"}, syscall.EINVAL, "modify_qp alone"},
-		{"", ctl.Rule{}, ctl.VerbFault{Verb: "modify_qp:ready", Errno: "EIO"}, syscall.EINVAL, "init, rtr, rts"},
-		{"", ctl.Rule{}, ctl.VerbFault{Verb: "create_cq", Delay: -1}, syscall.EINVAL, "from 0 to 1m"},
-		{"", ctl.Rule{}, ctl.VerbFault{Verb: "create_cq", Delay: 1 << 62}, syscall.EINVAL, "from 0 to 1m"},
-		{"", ctl.Rule{}, ctl.VerbFault{Verb: "create_cq", Errno: "EIO", Process: strings.Repeat("x", 65)}, syscall.EINVAL, "65 bytes"},
-		{"rxe0", ctl.Rule{}, ctl.VerbFault{Verb: "rdma_connect", Errno: "EIO"}, syscall.EINVAL, "no device"},
-		{"rxe9", ctl.Rule{}, ctl.VerbFault{Verb: "create_cq", Errno: "EIO"}, syscall.ENODEV, "there are: rxe0"},
-		{"rxe0", ctl.Rule{Drop: 1}, ctl.VerbFault{Verb: "create_cq", Errno: "EIO"}, syscall.EINVAL, "for packets"},
+		{"", fault.Rule{}, ctl.VerbFault{Verb: "make_cq", Errno: "ENOMEM"}, syscall.EINVAL, "create_cq, create_qp"},
+		{"", fault.Rule{}, ctl.VerbFault{Verb: "post_send", Errno: "ENOMEM"}, syscall.EINVAL, "there are"},
+		{"", fault.Rule{}, ctl.VerbFault{Verb: "create_cq"}, syscall.EINVAL, "no effect"},
+		{"", fault.Rule{}, ctl.VerbFault{Verb: "create_cq", Errno: "ENOSENSE"}, syscall.EINVAL, "ENOSENSE"},
+		{"", fault.Rule{}, ctl.VerbFault{Verb: "create_cq:rtr", Errno: "EIO"}, syscall.EINVAL, "modify_qp alone"},
+		{"", fault.Rule{}, ctl.VerbFault{Verb: "modify_qp:ready", Errno: "EIO"}, syscall.EINVAL, "init, rtr, rts"},
+		{"", fault.Rule{}, ctl.VerbFault{Verb: "create_cq", Delay: -1}, syscall.EINVAL, "from 0 to 1m"},
+		{"", fault.Rule{}, ctl.VerbFault{Verb: "create_cq", Delay: 1 << 62}, syscall.EINVAL, "from 0 to 1m"},
+		{"", fault.Rule{}, ctl.VerbFault{Verb: "create_cq", Errno: "EIO", Process: strings.Repeat("x", 65)}, syscall.EINVAL, "65 bytes"},
+		{"rxe0", fault.Rule{}, ctl.VerbFault{Verb: "rdma_connect", Errno: "EIO"}, syscall.EINVAL, "no device"},
+		{"rxe9", fault.Rule{}, ctl.VerbFault{Verb: "create_cq", Errno: "EIO"}, syscall.ENODEV, "there are: rxe0"},
+		{"rxe0", fault.Rule{Drop: 1}, ctl.VerbFault{Verb: "create_cq", Errno: "EIO"}, syscall.EINVAL, "for packets"},
 	} {
 		_, err := c.Do(&ctl.Request{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: x.dev, Rule: x.rule, Verb: &x.f}})
 		if !errors.Is(err, x.want) || !strings.Contains(err.Error(), x.says) {
@@ -158,7 +155,7 @@ func TestVerbFaultRules(t *testing.T) {
 	verb := &ctl.VerbFault{Verb: "create_cq", Errno: "ENOMEM"}
 	any := add(ctl.FaultRule{Verb: verb})
 	of0 := add(ctl.FaultRule{Dev: "rxe0", Verb: verb})
-	packets := add(ctl.FaultRule{Dev: "rxe0", Rule: ctl.Rule{Drop: 1}})
+	packets := add(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 1}})
 	if list, err := s.Faults("rxe0"); err != nil || len(list) != 3 || any == of0 || of0 == packets {
 		t.Errorf("%v, %v", list, err)
 	}
@@ -183,9 +180,9 @@ func TestVerbFaultRules(t *testing.T) {
 		t.Errorf("one rule more than the limit: %v", err)
 	}
 	for range maxRules {
-		add(ctl.FaultRule{Dev: "rxe0", Rule: ctl.Rule{Drop: 1}})
+		add(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 1}})
 	}
-	if _, err := s.FaultAdd(ctl.FaultRule{Dev: "rxe0", Rule: ctl.Rule{Drop: 1}}); !errors.Is(err, syscall.ENOSPC) {
+	if _, err := s.FaultAdd(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 1}}); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("one rule for packets more than the limit: %v", err)
 	}
 	if err := s.FaultClear("", 0); err != nil {

@@ -493,9 +493,9 @@ func (w *world) tryStartWith(in *os.File, path string, env []string, args ...str
 	return r, err
 }
 
-// finish waits for the program and for the session.
-// programPatience is how long a program of a test may run once its end is waited for.
-const programPatience = 30 * time.Second
+// programPatience is how long a program of a test may run once its end is waited for. Each of its system calls may wait for
+// the supervisor, and each thread of that for a processor.
+const programPatience = 2 * testutil.Patience
 
 // finish waits for the end of a program and its session, and returns its exit code and what it has printed.
 func (w *world) finish(r *run) (code int, out string) {

@@ -14,21 +14,25 @@ func TestByHelper(t *testing.T) {
 	askHelper = true
 	defer func() { askHelper = false }()
 	for _, c := range []struct {
-		name string
-		test func(*testing.T)
+		name  string
+		test  func(*testing.T)
+		short bool // it is run with -short
 	}{
-		{"ProgramSees", TestProgramSees},
-		{"ProgramOpens", TestProgramOpens},
-		{"Python", TestPython},
-		{"Commands", TestCommands},
-		{"Exec", TestExec},
-		{"ExitCodes", TestExitCodes},
-		{"LastClose", TestLastClose},
-		{"KilledProgramLeavesNothing", TestKilledProgramLeavesNothing},
-		{"KilledInACommand", TestKilledInACommand},
-		{"Orphan", testOrphan},
-		{"NoDescriptorIsLeftOver", TestNoDescriptorIsLeftOver},
+		{"ProgramSees", TestProgramSees, false},
+		{"ProgramOpens", TestProgramOpens, true},
+		{"Python", TestPython, false},
+		{"Commands", TestCommands, true},
+		{"Exec", TestExec, false},
+		{"ExitCodes", TestExitCodes, false},
+		{"LastClose", TestLastClose, false},
+		{"KilledProgramLeavesNothing", TestKilledProgramLeavesNothing, false},
+		{"KilledInACommand", TestKilledInACommand, true},
+		{"Orphan", testOrphan, true},
+		{"NoDescriptorIsLeftOver", TestNoDescriptorIsLeftOver, false},
 	} {
+		if testing.Short() && !c.short {
+			continue
+		}
 		t.Run(c.name, c.test)
 	}
 }

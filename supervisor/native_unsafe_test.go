@@ -67,13 +67,7 @@ func (p poster) post() {
 }
 
 func (p poster) await(n uint32) {
-	for range 10000 {
-		if p.seen.Load() == n {
-			return
-		}
-		time.Sleep(time.Millisecond)
-	}
-	check(false, "post %d has not been seen", n)
+	check(testutil.Poll(func() bool { return p.seen.Load() == n }), "post %d has not been seen", n)
 }
 
 // besideMain calls a function on a thread of its own, which is not the main one.

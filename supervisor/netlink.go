@@ -99,6 +99,9 @@ func (w *worker) openNetlink() verdict {
 	}
 	opener := netlinkOpener{who, th.id.uids.real}
 	s, end, err := t.sup.newNetlink(p.user, opener, kind&unix.SOCK_NONBLOCK != 0, uint32(th.id.pid))
+	if t.sup.settle(p.user, err) {
+		s, end, err = t.sup.newNetlink(p.user, opener, kind&unix.SOCK_NONBLOCK != 0, uint32(th.id.pid))
+	}
 	if err != nil {
 		t.log.Warn("open a netlink socket", "pid", th.id.pid, "name", th.id.name, "err", err)
 		return fails(err)

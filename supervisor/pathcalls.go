@@ -373,6 +373,9 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 		make, how = newCMFile, how|int(flags&unix.O_NONBLOCK)
 	}
 	f, description, err := make(t, n, o, how)
+	if t.sup.settle(p.user, err) {
+		f, description, err = make(t, n, o, how)
+	}
 	if err != nil {
 		if e := errno(err); e != syscall.ENODEV {
 			t.log.Warn("open a device file", "pid", id.pid, "name", id.name, "dev", n.device, "err", err)

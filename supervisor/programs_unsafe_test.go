@@ -16,6 +16,7 @@ import (
 	"unsafe"
 
 	"verbena/internal/leaktest"
+	"verbena/internal/testutil"
 
 	"golang.org/x/sys/unix"
 
@@ -548,16 +549,13 @@ func programService(args []string) {
 	s := must(newSupervisor(SupervisorConfig{Dir: args[0]}, srv))
 	t := must(s.Attach(os.NewFile(3, "listener"), SessionInfo{LauncherPID: os.Getppid()}))
 	fmt.Println("attached", t.Name())
-	for {
-		time.Sleep(time.Millisecond)
+	check(testutil.Poll(func() bool {
 		srv.mu.Lock()
-		busy := len(srv.files) > 0 && srv.files[0].waiting.Load() == 2 && srv.files[0].rung.Load() > 1000
-		srv.mu.Unlock()
-		if busy {
-			fmt.Println("busy")
-			select {}
-		}
-	}
+		defer srv.mu.Unlock()
+		return len(srv.files) > 0 && srv.files[0].waiting.Load() == 2 && srv.files[0].rung.Load() > 1000
+	}), "the program is not busy")
+	fmt.Println("busy")
+	select {}
 }
 
 func programStats(args []string) {

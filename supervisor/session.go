@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/ib"
 	"verbena/internal/procfile"
 	"verbena/internal/quota"
 	"verbena/umem"
@@ -78,7 +79,7 @@ type Session struct {
 	warned atomic.Bool
 	limits sync.Map // the errnos that were logged
 
-	overconsumed atomic.Int32
+	faults [ib.NumLibraryFaults]atomic.Int32 // states of the notices of faults of the library
 }
 
 // Attach takes up a program, by the listener that Launch.Handover got, possibly in another process; it is the

@@ -92,8 +92,9 @@ type Supervisor struct {
 	mu           sync.Mutex
 	closed       bool
 	sessions     map[*Session]struct{}
-	files        map[inode]*openFile // open device files, by the queue file that the program has
-	watches      map[int32]*openFile // the same by inotify watch
+	files        map[inode]*openFile           // open device files, by the queue file that the program has
+	watches      map[int32]*openFile           // the same by inotify watch
+	settles      map[*quota.User]chan struct{} // users for whom a thread waits in settle; closed when it has waited
 	netlinks     map[inode]*netlinkSocket
 	netlinkUsers map[*quota.User]*netlinkUser
 	waits        map[*quota.User]*atomic.Int64 // calls that wait for events of the connection manager, by user

@@ -62,14 +62,15 @@ type device struct {
 	name      string // of the command file, such as uverbs0
 	minor     int    // from 0
 	ib        *ib.Device
-	counters  uverbs.Counters // nil: the driver has none
+	counters  uverbs.Counters                   // nil: the driver has none
+	files     map[string]func() (string, error) // the driver's, by the path below the device's directory
 	driverABI int
 	identity  any // of this device, as opposed to another one of the same name
 	verbsABI  int
 }
 
 func deviceOf(d *uverbs.Device) device {
-	return device{name: d.Name(), minor: d.Minor(), ib: d.IB(), counters: d.Counters(), driverABI: d.DriverABI(), verbsABI: d.ABIVersion(), identity: d}
+	return device{name: d.Name(), minor: d.Minor(), ib: d.IB(), counters: d.Counters(), files: d.SysfsFiles(), driverABI: d.DriverABI(), verbsABI: d.ABIVersion(), identity: d}
 }
 
 // describe makes the entries of all devices. (core/sysfs.c, uverbs_main.c)
@@ -133,6 +134,11 @@ func (d *device) describe(t entries) {
 	d.describeHost(t, dir)
 	for port := 1; port <= a.PhysPorts; port++ {
 		d.describePort(t, fmt.Sprintf("%s/ports/%d", dir, port), port)
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.files)) {
+		if p := dir + "/" + name; t.free(p) {
+			t.file(p, d.files[name])
+		}
 	}
 }
 

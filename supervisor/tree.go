@@ -56,6 +56,19 @@ func (t entries) at(path string, e *entry) {
 	}
 }
 
+// free reports whether a file can be added: nothing has its path, and what is above it are directories.
+func (t entries) free(path string) bool {
+	if t[path] != nil {
+		return false
+	}
+	for up := filepath.Dir(path); up != "/"; up = filepath.Dir(up) {
+		if e := t[up]; e != nil {
+			return e.dir
+		}
+	}
+	return true
+}
+
 func (t entries) file(path string, read func() (string, error)) { t.at(path, &entry{read: read}) }
 
 func (t entries) text(path, content string) {

@@ -229,6 +229,25 @@ func TestTreeRefresh(t *testing.T) {
 	}
 }
 
+// TestDriverFiles: a driver's files appear below its device, hide no other, and need no directory where there is a file.
+func TestDriverFiles(t *testing.T) {
+	own := func() (string, error) { return "own\n", nil }
+	dev := device{name: "uverbs0", ib: ib.NewDevice("rxe7", newFakeDriver(), nil).Device(), files: map[string]func() (string, error){
+		"own": own, "ports/1/hw/own": own, "node_type": own, "node_type/own": own, "ports": own,
+	}}
+	e := describe([]device{dev}, false)
+	newTestTree(t).mustUpdate(t, e)
+	dir := virtualDir + "/infiniband/rxe7/"
+	for name, want := range map[string]string{"own": "own\n", "ports/1/hw/own": "own\n", "node_type": "1: CA\n"} {
+		if got, err := e[dir+name].read(); err != nil || got != want {
+			t.Errorf("%s: %q, %v; want %q", name, got, err, want)
+		}
+	}
+	if e[dir+"node_type/own"] != nil || !e[dir+"ports"].dir {
+		t.Error("a driver's file is below another file, or in place of a directory")
+	}
+}
+
 func TestTreeLookup(t *testing.T) {
 	e := describe([]device{{name: "uverbs3", minor: 3, ib: ib.NewDevice("rxe7", newFakeDriver(), nil).Device()}}, true)
 	tr := newTestTree(t)

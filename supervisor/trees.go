@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/quota"
+	"verbena/internal/reopen"
 )
 
 // trees has a tree of virtual files for each user with sessions, and one for the service's own user, which shows whether
@@ -77,8 +78,7 @@ func newTrees(root string, ledger *quota.Ledger, log *slog.Logger, describe func
 		s.close()
 		return nil, fmt.Errorf("make the directory of the virtual files: %w", err)
 	}
-	// Only this user may search it: no program gets from its own tree to another user's by "..".
-	if err := os.Mkdir(root, 0o700); err != nil {
+	if err := makeTreesDir(root); err != nil {
 		return fail(err)
 	}
 	if s.above, err = os.OpenRoot(root); err != nil {
@@ -92,6 +92,20 @@ func newTrees(root string, ledger *quota.Ledger, log *slog.Logger, describe func
 		s.dir, s.mounted = m, true
 	}
 	return s, nil
+}
+
+// makeTreesDir makes a directory that no program can search: programs cannot get from their own tree to another user's
+// by "..". Programs of this process's user id without CAP_DAC_OVERRIDE, such as a container's user id 0, may be another
+// user's, so that the owner has no rights either where this process needs none.
+func makeTreesDir(path string) error {
+	if err := os.Mkdir(path, 0o700); err != nil {
+		return err
+	}
+	d, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_NOCTTY, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(reopen.Withhold(int(d.Fd())), d.Close())
 }
 
 func (s *trees) close() {

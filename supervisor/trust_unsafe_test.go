@@ -208,7 +208,11 @@ func replace(t *testing.T, pid int) (ask func() string) {
 // gives its number to another process, which must stay as it was.
 func TestCallerIsReplaced(t *testing.T) {
 	testutil.NeedRoot(t, "to choose the number of a process")
-	for _, step := range stepNames {
+	steps := stepNames
+	if testing.Short() {
+		steps = []string{"stat", "increment", "dup2", "exec"} // of each kind of call one
+	}
+	for _, step := range steps {
 		t.Run(step, func(t *testing.T) {
 			points, _ := replaced(t, step, -1)
 			if len(points) == 0 && step != "access" {
@@ -478,6 +482,9 @@ func TestFailedExecKeepsRegistrations(t *testing.T) {
 func eachAccess(t *testing.T, f func(*testing.T)) {
 	t.Run("direct", f)
 	t.Run("helper", func(t *testing.T) {
+		if testing.Short() {
+			t.Skip("it repeats the programs; TestByHelper runs some")
+		}
 		askHelper = true
 		defer func() { askHelper = false }()
 		f(t)
@@ -603,13 +610,10 @@ func TestOpenedForReading(t *testing.T) {
 func programMainExit([]string) {
 	go func() {
 		runtime.LockOSThread()
-		for {
+		check(testutil.Poll(func() bool {
 			b, err := os.ReadFile("/proc/self/stat")
-			if err == nil && strings.Contains(string(b), ") Z ") {
-				break
-			}
-			time.Sleep(time.Millisecond)
-		}
+			return err == nil && strings.Contains(string(b), ") Z ")
+		}), "the main thread is no zombie")
 		fd := openDevice()
 		op := fakeOp{op: opIncrement, in: 1}
 		check(operate(fd, &op) == 0 && op.out == 2, "increment")
@@ -814,12 +818,11 @@ func TestOneLookAtATime(t *testing.T) {
 		for range 5 {
 			f.closedOne()
 		}
-		time.Sleep(firstLook)
-		synctest.Wait()
+		testutil.Advance(firstLook)
 		if n := f.sup.looks.Load(); n != 1 {
 			t.Errorf("got %d looks at a file of which 5 descriptors were closed, want 1", n)
 		}
-		time.Sleep(24 * time.Hour) // the last look, after 4096 ms, is over
+		testutil.Advance(24 * time.Hour) // the last look, after 4096 ms, is over
 		if n := f.sup.looks.Load(); n != 7 {
 			t.Errorf("got %d looks at a file that stays in use, want 7", n)
 		}

@@ -219,6 +219,17 @@ func (w *worker) handle() (v verdict) {
 	return w.pathCall(c)
 }
 
+// carryOut carries out a command of a call on a device file.
+func (w *worker) carryOut(c call, f *openFile) (v verdict) {
+	if c == callIoctl {
+		v.err = f.file.Ioctl(w, uint32(w.n.args[1]), w.n.args[2])
+		return v
+	}
+	n, err := f.file.Write(w, w.n.args[1], int(min(w.n.args[2], math.MaxInt32)))
+	v.val, v.err = int64(n), err
+	return v
+}
+
 // command answers a call on an open device file that was entered.
 //
 //verbena:parses
@@ -240,17 +251,13 @@ func (w *worker) command(c call, f *openFile) verdict {
 	}
 	if f.cm != nil && c == callWrite {
 		v, waits = w.cmCommand(f)
-	} else if c == callIoctl {
-		v.err = f.file.Ioctl(w, uint32(w.n.args[1]), w.n.args[2])
-	} else {
-		var n int
-		n, v.err = f.file.Write(w, w.n.args[1], int(min(w.n.args[2], math.MaxInt32)))
-		v.val = int64(n)
+	} else if v = w.carryOut(c, f); w.session.sup.settle(f.user, v.err) {
+		v = w.carryOut(c, f) // a command that is refused has no effect
 	}
 	if w.stalled || waits {
 		return verdict{fate: sent}
 	}
-	f.tellOverconsumed()
+	f.tellLibraryFaults()
 	if w.known.stale { // nothing was read or done
 		return verdict{fate: letThrough}
 	}

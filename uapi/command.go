@@ -43,47 +43,53 @@ type Command uint32
 
 // The plain commands (IB_USER_VERBS_CMD_*).
 const (
-	CmdGetContext Command = iota
-	CmdQueryDevice
-	CmdQueryPort
-	CmdAllocPD
-	CmdDeallocPD
-	CmdCreateAH
-	CmdModifyAH // never implemented
-	CmdQueryAH  // never implemented
-	CmdDestroyAH
-	CmdRegMR
-	CmdRegSMR // never implemented
-	CmdReregMR
-	CmdQueryMR // never implemented; see MethodQueryMR
-	CmdDeregMR
-	CmdAllocMW
-	CmdBindMW // never implemented; windows are bound by work requests
-	CmdDeallocMW
-	CmdCreateCompChannel
-	CmdCreateCQ
-	CmdResizeCQ
-	CmdDestroyCQ
-	CmdPollCQ
-	CmdPeekCQ // never implemented
-	CmdReqNotifyCQ
-	CmdCreateQP
-	CmdQueryQP
-	CmdModifyQP
-	CmdDestroyQP
-	CmdPostSend
-	CmdPostRecv
-	CmdAttachMcast
-	CmdDetachMcast
-	CmdCreateSRQ
-	CmdModifySRQ
-	CmdQuerySRQ
-	CmdDestroySRQ
-	CmdPostSRQRecv
-	CmdOpenXRCD
-	CmdCloseXRCD
-	CmdCreateXSRQ
-	CmdOpenQP
+	CmdGetContext  Command = iota // GET_CONTEXT
+	CmdQueryDevice                // QUERY_DEVICE
+	CmdQueryPort                  // QUERY_PORT
+	CmdAllocPD                    // ALLOC_PD
+	CmdDeallocPD                  // DEALLOC_PD
+	CmdCreateAH                   // CREATE_AH
+	// CmdModifyAH was never implemented.
+	CmdModifyAH // MODIFY_AH
+	// CmdQueryAH was never implemented.
+	CmdQueryAH   // QUERY_AH
+	CmdDestroyAH // DESTROY_AH
+	CmdRegMR     // REG_MR
+	// CmdRegSMR was never implemented.
+	CmdRegSMR  // REG_SMR
+	CmdReregMR // REREG_MR
+	// CmdQueryMR was never implemented; see MethodQueryMR.
+	CmdQueryMR // QUERY_MR
+	CmdDeregMR // DEREG_MR
+	CmdAllocMW // ALLOC_MW
+	// CmdBindMW was never implemented; windows are bound by work requests.
+	CmdBindMW            // BIND_MW
+	CmdDeallocMW         // DEALLOC_MW
+	CmdCreateCompChannel // CREATE_COMP_CHANNEL
+	CmdCreateCQ          // CREATE_CQ
+	CmdResizeCQ          // RESIZE_CQ
+	CmdDestroyCQ         // DESTROY_CQ
+	CmdPollCQ            // POLL_CQ
+	// CmdPeekCQ was never implemented.
+	CmdPeekCQ      // PEEK_CQ
+	CmdReqNotifyCQ // REQ_NOTIFY_CQ
+	CmdCreateQP    // CREATE_QP
+	CmdQueryQP     // QUERY_QP
+	CmdModifyQP    // MODIFY_QP
+	CmdDestroyQP   // DESTROY_QP
+	CmdPostSend    // POST_SEND
+	CmdPostRecv    // POST_RECV
+	CmdAttachMcast // ATTACH_MCAST
+	CmdDetachMcast // DETACH_MCAST
+	CmdCreateSRQ   // CREATE_SRQ
+	CmdModifySRQ   // MODIFY_SRQ
+	CmdQuerySRQ    // QUERY_SRQ
+	CmdDestroySRQ  // DESTROY_SRQ
+	CmdPostSRQRecv // POST_SRQ_RECV
+	CmdOpenXRCD    // OPEN_XRCD
+	CmdCloseXRCD   // CLOSE_XRCD
+	CmdCreateXSRQ  // CREATE_XSRQ
+	CmdOpenQP      // OPEN_QP
 )
 
 // ExCommand is the number of an extended command, without CmdFlagExtended.
@@ -92,20 +98,20 @@ type ExCommand uint32
 // The extended commands (IB_USER_VERBS_EX_CMD_*). Those below CmdThreshold
 // extend the plain command of the same number.
 const (
-	ExCmdQueryDevice = ExCommand(CmdQueryDevice)
-	ExCmdCreateCQ    = ExCommand(CmdCreateCQ)
-	ExCmdCreateQP    = ExCommand(CmdCreateQP)
-	ExCmdModifyQP    = ExCommand(CmdModifyQP)
+	ExCmdQueryDevice = ExCommand(CmdQueryDevice) // EX_QUERY_DEVICE
+	ExCmdCreateCQ    = ExCommand(CmdCreateCQ)    // EX_CREATE_CQ
+	ExCmdCreateQP    = ExCommand(CmdCreateQP)    // EX_CREATE_QP
+	ExCmdModifyQP    = ExCommand(CmdModifyQP)    // EX_MODIFY_QP
 )
 
 // The extended commands that have no plain form.
 const (
-	ExCmdCreateFlow ExCommand = CmdThreshold + iota
-	ExCmdDestroyFlow
-	ExCmdCreateWQ
-	ExCmdModifyWQ
-	ExCmdDestroyWQ
-	ExCmdCreateRWQIndTbl
-	ExCmdDestroyRWQIndTbl
-	ExCmdModifyCQ
+	ExCmdCreateFlow       ExCommand = CmdThreshold + iota // EX_CREATE_FLOW
+	ExCmdDestroyFlow                                      // EX_DESTROY_FLOW
+	ExCmdCreateWQ                                         // EX_CREATE_WQ
+	ExCmdModifyWQ                                         // EX_MODIFY_WQ
+	ExCmdDestroyWQ                                        // EX_DESTROY_WQ
+	ExCmdCreateRWQIndTbl                                  // EX_CREATE_RWQ_IND_TBL
+	ExCmdDestroyRWQIndTbl                                 // EX_DESTROY_RWQ_IND_TBL
+	ExCmdModifyCQ                                         // EX_MODIFY_CQ
 )

@@ -136,9 +136,11 @@ type AtomicCap uint32
 
 // The atomicity levels (IBV_ATOMIC_*).
 const (
-	AtomicNone AtomicCap = iota
-	AtomicHCA            // among QPs of this device
-	AtomicGlob           // also with the CPU and other devices
+	AtomicNone AtomicCap = iota // NONE
+	// AtomicHCA is atomicity among the QPs of this device.
+	AtomicHCA // HCA
+	// AtomicGlob is atomicity also with the CPU and other devices.
+	AtomicGlob // GLOB
 )
 
 // NodeType is the kind of a device, as /sys/class/infiniband/DEV/node_type
@@ -147,15 +149,17 @@ type NodeType int8
 
 // The node types (IBV_NODE_*).
 const (
-	NodeUnknown NodeType = iota - 1
+	NodeUnknown NodeType = iota - 1 // unknown
 	_
-	NodeCA // channel adapter: InfiniBand and RoCE
-	NodeSwitch
-	NodeRouter
-	NodeRNIC // iWARP
-	NodeUSNIC
-	NodeUSNICUDP
-	NodeUnspecified
+	// NodeCA is a channel adapter: InfiniBand or RoCE.
+	NodeCA     // CA
+	NodeSwitch // switch
+	NodeRouter // router
+	// NodeRNIC is an iWARP adapter.
+	NodeRNIC        // RNIC
+	NodeUSNIC       // usNIC
+	NodeUSNICUDP    // usNIC UDP
+	NodeUnspecified // unspecified
 )
 
 // ODPGeneralCaps say whether on-demand paging is there at all

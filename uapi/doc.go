@@ -89,3 +89,4 @@
 package uapi
 
 //go:generate go run ./internal/genlayout -o testdata/kernel.txt
+//go:generate ../bin/stringer -linecomment -output names.go -type=Command,ExCommand,EventType,WCStatus,WCOpcode,WROpcode,QPType,QPState,MigState,SRQType,PortState,PortPhysState,LinkLayer,GIDType,AtomicCap,ObjectID,NodeType

@@ -20,25 +20,25 @@ type EventType uint32
 
 // The asynchronous events (IBV_EVENT_*).
 const (
-	EventCQErr EventType = iota
-	EventQPFatal
-	EventQPReqErr
-	EventQPAccessErr
-	EventCommEst
-	EventSQDrained
-	EventPathMig
-	EventPathMigErr
-	EventDeviceFatal
-	EventPortActive
-	EventPortErr
-	EventLIDChange
-	EventPKeyChange
-	EventSMChange
-	EventSRQErr
-	EventSRQLimitReached
-	EventQPLastWQEReached
-	EventClientReregister
-	EventGIDChange
-	EventWQFatal
-	EventDeviceSpeedChange
+	EventCQErr             EventType = iota // CQ error
+	EventQPFatal                            // QP fatal error
+	EventQPReqErr                           // QP request error
+	EventQPAccessErr                        // QP access error
+	EventCommEst                            // communication established
+	EventSQDrained                          // send queue drained
+	EventPathMig                            // path migrated
+	EventPathMigErr                         // path migration error
+	EventDeviceFatal                        // device fatal error
+	EventPortActive                         // port active
+	EventPortErr                            // port error
+	EventLIDChange                          // LID change
+	EventPKeyChange                         // P_Key change
+	EventSMChange                           // SM change
+	EventSRQErr                             // SRQ error
+	EventSRQLimitReached                    // SRQ limit reached
+	EventQPLastWQEReached                   // last WQE reached
+	EventClientReregister                   // client reregister
+	EventGIDChange                          // GID change
+	EventWQFatal                            // WQ fatal error
+	EventDeviceSpeedChange                  // device speed change
 )

@@ -115,7 +115,7 @@ type GIDType uint32
 
 // The GID types (IB_UVERBS_GID_TYPE_*).
 const (
-	GIDTypeIB GIDType = iota
-	GIDTypeRoCEV1
-	GIDTypeRoCEV2
+	GIDTypeIB     GIDType = iota // IB
+	GIDTypeRoCEV1                // RoCE v1
+	GIDTypeRoCEV2                // RoCE v2
 )

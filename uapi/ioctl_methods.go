@@ -19,25 +19,25 @@ type ObjectID uint16
 
 // The object types (enum uverbs_default_objects).
 const (
-	ObjectDevice ObjectID = iota
-	ObjectPD
-	ObjectCompChannel
-	ObjectCQ
-	ObjectQP
-	ObjectSRQ
-	ObjectAH
-	ObjectMR
-	ObjectMW
-	ObjectFlow
-	ObjectXRCD
-	ObjectRWQIndTbl
-	ObjectWQ
-	ObjectFlowAction
-	ObjectDM
-	ObjectCounters
-	ObjectAsyncEvent
-	ObjectDMAH
-	ObjectDMABuf
+	ObjectDevice      ObjectID = iota // DEVICE
+	ObjectPD                          // PD
+	ObjectCompChannel                 // COMP_CHANNEL
+	ObjectCQ                          // CQ
+	ObjectQP                          // QP
+	ObjectSRQ                         // SRQ
+	ObjectAH                          // AH
+	ObjectMR                          // MR
+	ObjectMW                          // MW
+	ObjectFlow                        // FLOW
+	ObjectXRCD                        // XRCD
+	ObjectRWQIndTbl                   // RWQ_IND_TBL
+	ObjectWQ                          // WQ
+	ObjectFlowAction                  // FLOW_ACTION
+	ObjectDM                          // DM
+	ObjectCounters                    // COUNTERS
+	ObjectAsyncEvent                  // ASYNC_EVENT
+	ObjectDMAH                        // DMAH
+	ObjectDMABuf                      // DMABUF
 )
 
 // MethodID says what an ioctl does to an object; each object type counts its

@@ -5,12 +5,12 @@ type PortState uint8
 
 // The port states (IBV_PORT_*).
 const (
-	PortNop PortState = iota
-	PortDown
-	PortInit
-	PortArmed
-	PortActive
-	PortActiveDefer
+	PortNop         PortState = iota // NOP
+	PortDown                         // DOWN
+	PortInit                         // INIT
+	PortArmed                        // ARMED
+	PortActive                       // ACTIVE
+	PortActiveDefer                  // ACTIVE_DEFER
 )
 
 // PortPhysState is the physical state of a port (IBA 14.2.5.6 PortInfo).
@@ -18,13 +18,13 @@ type PortPhysState uint8
 
 // The physical port states.
 const (
-	PortPhysSleep PortPhysState = iota + 1
-	PortPhysPolling
-	PortPhysDisabled
-	PortPhysTraining // PortConfigurationTraining
-	PortPhysLinkUp
-	PortPhysLinkErrorRecovery
-	PortPhysTest // Phy Test
+	PortPhysSleep             PortPhysState = iota + 1 // Sleep
+	PortPhysPolling                                    // Polling
+	PortPhysDisabled                                   // Disabled
+	PortPhysTraining                                   // PortConfigurationTraining
+	PortPhysLinkUp                                     // LinkUp
+	PortPhysLinkErrorRecovery                          // LinkErrorRecovery
+	PortPhysTest                                       // Phy Test
 )
 
 // PortWidth is the number of lanes of a link (enum ib_port_width).
@@ -38,9 +38,9 @@ type LinkLayer uint8
 
 // The link layers.
 const (
-	LinkLayerUnspecified LinkLayer = iota
-	LinkLayerInfiniBand
-	LinkLayerEthernet
+	LinkLayerUnspecified LinkLayer = iota // Unspecified
+	LinkLayerInfiniBand                   // InfiniBand
+	LinkLayerEthernet                     // Ethernet
 )
 
 // PortCapFlags are the features of a port (enum ib_uverbs_query_port_cap_flags).

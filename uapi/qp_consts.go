@@ -5,15 +5,22 @@ type QPType uint8
 
 // The QP types (IB_UVERBS_QPT_*).
 const (
-	QPTSMI       QPType = 0 // the kernel's (enum ib_qp_type): no program can make one
-	QPTGSI       QPType = 1 // the same
-	QPTRC        QPType = 2 // reliable connection
-	QPTUC        QPType = 3 // unreliable connection
-	QPTUD        QPType = 4 // unreliable datagram
-	QPTRawPacket QPType = 8 // Ethernet frames
-	QPTXRCIni    QPType = 9
-	QPTXRCTgt    QPType = 10
-	QPTDriver    QPType = 0xff // the driver's own
+	// QPTSMI belongs to the kernel (enum ib_qp_type): no program can create one.
+	QPTSMI QPType = 0 // SMI
+	// QPTGSI belongs to the kernel, too.
+	QPTGSI QPType = 1 // GSI
+	// QPTRC is a reliable connection.
+	QPTRC QPType = 2 // RC
+	// QPTUC is an unreliable connection.
+	QPTUC QPType = 3 // UC
+	// QPTUD is an unreliable datagram queue pair.
+	QPTUD QPType = 4 // UD
+	// QPTRawPacket sends Ethernet frames.
+	QPTRawPacket QPType = 8  // RAW_PACKET
+	QPTXRCIni    QPType = 9  // XRC_INI
+	QPTXRCTgt    QPType = 10 // XRC_TGT
+	// QPTDriver is a type of the driver.
+	QPTDriver QPType = 0xff // DRIVER
 )
 
 // QPState is a state of the QP state machine (enum ibv_qp_state). Package ib
@@ -22,14 +29,21 @@ type QPState uint8
 
 // The QP states (IBV_QPS_*).
 const (
-	QPSReset   QPState = iota
-	QPSInit            // may post receives
-	QPSRTR             // ready to receive
-	QPSRTS             // ready to send
-	QPSSQD             // send queue drained, or draining
-	QPSSQE             // send queue error
-	QPSErr             // everything is flushed
-	QPSUnknown         // the C library's, when the kernel did not say
+	QPSReset QPState = iota // RESET
+	// QPSInit is initialised: receives may be posted.
+	QPSInit // INIT
+	// QPSRTR is ready to receive.
+	QPSRTR // RTR
+	// QPSRTS is ready to send.
+	QPSRTS // RTS
+	// QPSSQD is a send queue that is drained, or draining.
+	QPSSQD // SQD
+	// QPSSQE is an error of the send queue.
+	QPSSQE // SQE
+	// QPSErr flushes every work request.
+	QPSErr // ERR
+	// QPSUnknown is the C library's value for a state that the kernel did not report.
+	QPSUnknown // UNKNOWN
 )
 
 // MigState is the path migration state (enum ibv_mig_state).
@@ -37,9 +51,9 @@ type MigState uint8
 
 // The path migration states (IBV_MIG_*).
 const (
-	MigMigrated MigState = iota
-	MigRearm
-	MigArmed
+	MigMigrated MigState = iota // MIGRATED
+	MigRearm                    // REARM
+	MigArmed                    // ARMED
 )
 
 // QPAttrMask says which attributes of a QP are meant (enum ibv_qp_attr_mask).

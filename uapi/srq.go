@@ -73,9 +73,10 @@ type SRQType uint32
 
 // The SRQ types (IB_UVERBS_SRQT_*).
 const (
-	SRQTBasic SRQType = iota
-	SRQTXRC
-	SRQTTM // tag matching
+	SRQTBasic SRQType = iota // BASIC
+	SRQTXRC                  // XRC
+	// SRQTTM matches tags.
+	SRQTTM // TM
 )
 
 // SRQAttrMask says what ModifySRQ changes (enum ibv_srq_attr_mask).

@@ -25,30 +25,32 @@ type WCStatus uint32
 
 // The completion statuses (IBV_WC_*).
 const (
-	WCSuccess WCStatus = iota
-	WCLocLenErr
-	WCLocQPOpErr
-	WCLocEECOpErr
-	WCLocProtErr
-	WCWRFlushErr
-	WCMWBindErr
-	WCBadRespErr
-	WCLocAccessErr
-	WCRemInvReqErr
-	WCRemAccessErr
-	WCRemOpErr
-	WCRetryExcErr
-	WCRNRRetryExcErr
-	WCLocRDDViolErr
-	WCRemInvRDReqErr
-	WCRemAbortErr
-	WCInvEECNErr
-	WCInvEECStateErr
-	WCFatalErr
-	WCRespTimeoutErr
-	WCGeneralErr
-	WCTMErr            // the C library's, not the kernel's
-	WCTMRndvIncomplete // the C library's, not the kernel's
+	WCSuccess        WCStatus = iota // success
+	WCLocLenErr                      // local length error
+	WCLocQPOpErr                     // local QP operation error
+	WCLocEECOpErr                    // local EE context operation error
+	WCLocProtErr                     // local protection error
+	WCWRFlushErr                     // work request flushed
+	WCMWBindErr                      // memory window bind error
+	WCBadRespErr                     // bad response
+	WCLocAccessErr                   // local access error
+	WCRemInvReqErr                   // remote invalid request
+	WCRemAccessErr                   // remote access error
+	WCRemOpErr                       // remote operation error
+	WCRetryExcErr                    // transport retry counter exceeded
+	WCRNRRetryExcErr                 // RNR retry counter exceeded
+	WCLocRDDViolErr                  // local RDD violation
+	WCRemInvRDReqErr                 // remote invalid RD request
+	WCRemAbortErr                    // remote aborted
+	WCInvEECNErr                     // invalid EE context number
+	WCInvEECStateErr                 // invalid EE context state
+	WCFatalErr                       // fatal error
+	WCRespTimeoutErr                 // response timeout
+	WCGeneralErr                     // general error
+	// WCTMErr is a status of the C library, not of the kernel.
+	WCTMErr // tag matching error
+	// WCTMRndvIncomplete is a status of the C library, not of the kernel.
+	WCTMRndvIncomplete // tag matching rendezvous incomplete
 )
 
 // WCOpcode says what completed (enum ib_uverbs_wc_opcode, enum ibv_wc_opcode).
@@ -57,19 +59,19 @@ type WCOpcode uint32
 // The completion opcodes (IB_UVERBS_WC_*, IBV_WC_*). Those of receives have
 // the bit of WCRecv.
 const (
-	WCSend        WCOpcode = 0
-	WCRDMAWrite   WCOpcode = 1
-	WCRDMARead    WCOpcode = 2
-	WCCompSwap    WCOpcode = 3
-	WCFetchAdd    WCOpcode = 4
-	WCBindMW      WCOpcode = 5
-	WCLocalInv    WCOpcode = 6
-	WCTSO         WCOpcode = 7
-	WCFlush       WCOpcode = 8
-	WCAtomicWrite WCOpcode = 9
+	WCSend        WCOpcode = 0 // SEND
+	WCRDMAWrite   WCOpcode = 1 // RDMA_WRITE
+	WCRDMARead    WCOpcode = 2 // RDMA_READ
+	WCCompSwap    WCOpcode = 3 // COMP_SWAP
+	WCFetchAdd    WCOpcode = 4 // FETCH_ADD
+	WCBindMW      WCOpcode = 5 // BIND_MW
+	WCLocalInv    WCOpcode = 6 // LOCAL_INV
+	WCTSO         WCOpcode = 7 // TSO
+	WCFlush       WCOpcode = 8 // FLUSH
+	WCAtomicWrite WCOpcode = 9 // ATOMIC_WRITE
 
-	WCRecv            WCOpcode = 1 << 7
-	WCRecvRDMAWithImm WCOpcode = WCRecv + 1
+	WCRecv            WCOpcode = 1 << 7     // RECV
+	WCRecvRDMAWithImm WCOpcode = WCRecv + 1 // RECV_RDMA_WITH_IMM
 )
 
 // WCFlags qualify a completion, in the kernel's numbering (enum ib_wc_flags).

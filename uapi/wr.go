@@ -104,22 +104,22 @@ type WROpcode uint32
 
 // The operations (IB_UVERBS_WR_*).
 const (
-	WRRDMAWrite               WROpcode = 0
-	WRRDMAWriteWithImm        WROpcode = 1
-	WRSend                    WROpcode = 2
-	WRSendWithImm             WROpcode = 3
-	WRRDMARead                WROpcode = 4
-	WRAtomicCmpAndSwp         WROpcode = 5
-	WRAtomicFetchAndAdd       WROpcode = 6
-	WRLocalInv                WROpcode = 7
-	WRBindMW                  WROpcode = 8
-	WRSendWithInv             WROpcode = 9
-	WRTSO                     WROpcode = 10
-	WRRDMAReadWithInv         WROpcode = 11
-	WRMaskedAtomicCmpAndSwp   WROpcode = 12
-	WRMaskedAtomicFetchAndAdd WROpcode = 13
-	WRFlush                   WROpcode = 14
-	WRAtomicWrite             WROpcode = 15
+	WRRDMAWrite               WROpcode = 0  // RDMA_WRITE
+	WRRDMAWriteWithImm        WROpcode = 1  // RDMA_WRITE_WITH_IMM
+	WRSend                    WROpcode = 2  // SEND
+	WRSendWithImm             WROpcode = 3  // SEND_WITH_IMM
+	WRRDMARead                WROpcode = 4  // RDMA_READ
+	WRAtomicCmpAndSwp         WROpcode = 5  // ATOMIC_CMP_AND_SWP
+	WRAtomicFetchAndAdd       WROpcode = 6  // ATOMIC_FETCH_AND_ADD
+	WRLocalInv                WROpcode = 7  // LOCAL_INV
+	WRBindMW                  WROpcode = 8  // BIND_MW
+	WRSendWithInv             WROpcode = 9  // SEND_WITH_INV
+	WRTSO                     WROpcode = 10 // TSO
+	WRRDMAReadWithInv         WROpcode = 11 // RDMA_READ_WITH_INV
+	WRMaskedAtomicCmpAndSwp   WROpcode = 12 // MASKED_ATOMIC_CMP_AND_SWP
+	WRMaskedAtomicFetchAndAdd WROpcode = 13 // MASKED_ATOMIC_FETCH_AND_ADD
+	WRFlush                   WROpcode = 14 // FLUSH
+	WRAtomicWrite             WROpcode = 15 // ATOMIC_WRITE
 )
 
 // SendFlags are the options of a send work request (enum ibv_send_flags).

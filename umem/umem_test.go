@@ -90,15 +90,13 @@ func child() {
 func endMainThread() {
 	go func() {
 		runtime.LockOSThread()
-		for { // until the main thread is a zombie
+		testutil.Poll(func() bool { // until the main thread is a zombie
 			b, err := os.ReadFile("/proc/self/stat")
-			if err == nil && bytes.Contains(b, []byte(") Z ")) {
-				break
-			}
-			time.Sleep(time.Millisecond)
-		}
+			return err == nil && bytes.Contains(b, []byte(") Z "))
+		})
 		fmt.Println("main has ended")
-		time.Sleep(time.Hour)
+		_, _ = io.Copy(io.Discard, os.Stdin) // until the parent ends
+		os.Exit(0)
 	}()
 	_, _, _ = syscall.Syscall(unix.SYS_EXIT, 0, 0, 0) // so that the runtime takes the processor back
 }
@@ -476,7 +474,7 @@ func TestProtectionIsSeenSoon(t *testing.T) {
 	if line, err := c.out.ReadString('\n'); err != nil || line != "protected\n" {
 		t.Fatalf("%q, %v", line, err)
 	}
-	time.Sleep(2 * mappingLasts)
+	time.Sleep(2 * mappingLasts) // the bound itself is tested
 	if err := c.WriteV(page, c.base); !errors.Is(err, ErrFault) {
 		t.Errorf("write: %v", err)
 	}
@@ -640,7 +638,7 @@ func TestCopies(t *testing.T) {
 		}
 		got := make(chan error)
 		go func() { got <- c.begin() }()
-		time.Sleep(10 * copiesLook)
+		testutil.Advance(10 * copiesLook)
 		c.end()
 		if err := <-got; err != nil {
 			t.Errorf("room within patience: %v", err)

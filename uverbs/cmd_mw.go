@@ -5,7 +5,6 @@ import (
 	"syscall"
 
 	"verbena/ib"
-	"verbena/ib/user"
 	"verbena/uapi"
 )
 

@@ -6,7 +6,6 @@ import (
 	"syscall"
 
 	"verbena/ib"
-	"verbena/ib/user"
 	"verbena/uapi"
 )
 

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
-	"verbena/ib/user"
 	"verbena/uapi"
 )
 

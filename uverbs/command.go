@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
-	"verbena/ib/user"
 	"verbena/internal/states"
 	"verbena/uapi"
+	"verbena/uapi/verb"
 	"verbena/umem"
 )
 
@@ -23,79 +23,74 @@ const (
 	doorbellSize = cmdHdrSize + 24
 )
 
-// command describes one command of the write form. (struct uverbs_api_write_method)
+// command is a command of the write form, and the function that carries it out.
 type command struct {
-	// req and resp are the least sizes of the core's part. Without driver's data, the rest of a plain command is the
-	// core's.
-	req, resp int
-	// udata: what follows the core's part is the driver's. Extended commands say so themselves.
-	udata bool
-	// answers: a plain request starts with the address of the response.
-	answers bool
-	verb    string // see Server.OnVerb; empty for what is not one
-	run     func(*call) error
+	verb.Command
+	spec *verb.Spec
+	run  func(*call) error
 }
 
-func sizes[Req, Resp any](run func(*call) error) command {
-	return command{req: uapi.SizeOf[Req](), resp: uapi.SizeOf[Resp](), answers: true, run: run}
+// plainRuns has the function of each plain command in the table of verbs.
+var plainRuns = map[uapi.Command]func(*call) error{
+	uapi.CmdGetContext:        cmdGetContext,
+	uapi.CmdQueryDevice:       cmdQueryDevice,
+	uapi.CmdQueryPort:         cmdQueryPort,
+	uapi.CmdAllocPD:           cmdAllocPD,
+	uapi.CmdDeallocPD:         cmdDeallocPD,
+	uapi.CmdCreateAH:          cmdCreateAH,
+	uapi.CmdDestroyAH:         cmdDestroyAH,
+	uapi.CmdRegMR:             cmdRegMR,
+	uapi.CmdDeregMR:           cmdDeregMR,
+	uapi.CmdReregMR:           cmdReregMR,
+	uapi.CmdAllocMW:           cmdAllocMW,
+	uapi.CmdDeallocMW:         cmdDeallocMW,
+	uapi.CmdCreateCompChannel: cmdCreateCompChannel,
+	uapi.CmdCreateCQ:          cmdCreateCQ,
+	uapi.CmdResizeCQ:          cmdResizeCQ,
+	uapi.CmdDestroyCQ:         cmdDestroyCQ,
+	uapi.CmdPollCQ:            cmdPollCQ,
+	uapi.CmdReqNotifyCQ:       cmdReqNotifyCQ,
+	uapi.CmdCreateQP:          cmdCreateQP,
+	uapi.CmdQueryQP:           cmdQueryQP,
+	uapi.CmdModifyQP:          cmdModifyQP,
+	uapi.CmdDestroyQP:         cmdDestroyQP,
+	uapi.CmdPostSend:          cmdPostSend,
+	uapi.CmdPostRecv:          cmdPostRecv,
+	uapi.CmdAttachMcast:       cmdAttachMcast,
+	uapi.CmdDetachMcast:       cmdDetachMcast,
+	uapi.CmdCreateSRQ:         cmdCreateSRQ,
+	uapi.CmdCreateXSRQ:        cmdCreateXSRQ,
+	uapi.CmdModifySRQ:         cmdModifySRQ,
+	uapi.CmdQuerySRQ:          cmdQuerySRQ,
+	uapi.CmdDestroySRQ:        cmdDestroySRQ,
+	uapi.CmdPostSRQRecv:       cmdPostSRQRecv,
+	uapi.CmdOpenXRCD:          cmdOpenXRCD,
+	uapi.CmdCloseXRCD:         cmdCloseXRCD,
+	uapi.CmdOpenQP:            cmdOpenQP,
 }
 
-func withUdata[Req, Resp any](run func(*call) error) command {
-	c := sizes[Req, Resp](run)
-	c.udata = true
-	return c
+// extendedRuns has the function of each extended command.
+var extendedRuns = map[uapi.ExCommand]func(*call) error{
+	uapi.ExCmdQueryDevice: cmdExQueryDevice,
+	uapi.ExCmdCreateCQ:    cmdExCreateCQ,
+	uapi.ExCmdCreateQP:    cmdExCreateQP,
+	uapi.ExCmdModifyQP:    cmdExModifyQP,
 }
 
-func silent[Req any](run func(*call) error) command {
-	return command{req: uapi.SizeOf[Req](), run: run}
-}
+// commands are the commands of the table of verbs, by number.
+var commands = map[uint32]*command{}
 
-// commands are those of the plain form. What is not here needs objects that the midlayer does not have: the kernel
-// answers EOPNOTSUPP when the driver lacks the method, or there is no such command.
-var commands = map[uapi.Command]command{
-	uapi.CmdGetContext:        withUdata[uapi.GetContext, uapi.GetContextResp](cmdGetContext),
-	uapi.CmdQueryDevice:       sizes[uapi.QueryDevice, uapi.QueryDeviceResp](cmdQueryDevice),
-	uapi.CmdQueryPort:         sizes[uapi.QueryPort, uapi.QueryPortResp](cmdQueryPort),
-	uapi.CmdAllocPD:           withUdata[uapi.AllocPD, uapi.AllocPDResp](cmdAllocPD),
-	uapi.CmdDeallocPD:         silent[uapi.DeallocPD](cmdDeallocPD),
-	uapi.CmdCreateAH:          withUdata[uapi.CreateAH, uapi.CreateAHResp](cmdCreateAH),
-	uapi.CmdDestroyAH:         silent[uapi.DestroyAH](cmdDestroyAH),
-	uapi.CmdRegMR:             withUdata[uapi.RegMR, uapi.RegMRResp](cmdRegMR),
-	uapi.CmdDeregMR:           silent[uapi.DeregMR](cmdDeregMR),
-	uapi.CmdReregMR:           withUdata[uapi.ReregMR, uapi.ReregMRResp](cmdReregMR),
-	uapi.CmdAllocMW:           withUdata[uapi.AllocMW, uapi.AllocMWResp](cmdAllocMW),
-	uapi.CmdDeallocMW:         silent[uapi.DeallocMW](cmdDeallocMW),
-	uapi.CmdCreateCompChannel: sizes[uapi.CreateCompChannel, uapi.CreateCompChannelResp](cmdCreateCompChannel),
-	uapi.CmdCreateCQ:          withUdata[uapi.CreateCQ, uapi.CreateCQResp](cmdCreateCQ),
-	uapi.CmdResizeCQ:          withUdata[uapi.ResizeCQ, uapi.ResizeCQResp](cmdResizeCQ),
-	uapi.CmdDestroyCQ:         sizes[uapi.DestroyCQ, uapi.DestroyCQResp](cmdDestroyCQ),
-	uapi.CmdPollCQ:            sizes[uapi.PollCQ, uapi.PollCQResp](cmdPollCQ),
-	uapi.CmdReqNotifyCQ:       silent[uapi.ReqNotifyCQ](cmdReqNotifyCQ),
-	uapi.CmdCreateQP:          withUdata[uapi.CreateQP, uapi.CreateQPResp](cmdCreateQP),
-	uapi.CmdQueryQP:           sizes[uapi.QueryQP, uapi.QueryQPResp](cmdQueryQP),
-	uapi.CmdModifyQP:          silent[uapi.ModifyQP](cmdModifyQP),
-	uapi.CmdDestroyQP:         sizes[uapi.DestroyQP, uapi.DestroyQPResp](cmdDestroyQP),
-	uapi.CmdPostSend:          sizes[uapi.PostSend, uapi.PostSendResp](cmdPostSend),
-	uapi.CmdPostRecv:          sizes[uapi.PostRecv, uapi.PostRecvResp](cmdPostRecv),
-	uapi.CmdAttachMcast:       silent[uapi.AttachMcast](cmdAttachMcast),
-	uapi.CmdDetachMcast:       silent[uapi.DetachMcast](cmdDetachMcast),
-	uapi.CmdCreateSRQ:         withUdata[uapi.CreateSRQ, uapi.CreateSRQResp](cmdCreateSRQ),
-	uapi.CmdCreateXSRQ:        withUdata[uapi.CreateXSRQ, uapi.CreateSRQResp](cmdCreateXSRQ),
-	uapi.CmdModifySRQ:         {req: uapi.SizeOf[uapi.ModifySRQ](), udata: true, run: cmdModifySRQ},
-	uapi.CmdQuerySRQ:          sizes[uapi.QuerySRQ, uapi.QuerySRQResp](cmdQuerySRQ),
-	uapi.CmdDestroySRQ:        sizes[uapi.DestroySRQ, uapi.DestroySRQResp](cmdDestroySRQ),
-	uapi.CmdPostSRQRecv:       sizes[uapi.PostSRQRecv, uapi.PostSRQRecvResp](cmdPostSRQRecv),
-	uapi.CmdOpenXRCD:          withUdata[uapi.OpenXRCD, uapi.OpenXRCDResp](cmdOpenXRCD),
-	uapi.CmdCloseXRCD:         silent[uapi.CloseXRCD](cmdCloseXRCD),
-	uapi.CmdOpenQP:            withUdata[uapi.OpenQP, uapi.CreateQPResp](cmdOpenQP),
-}
-
-// exCommands are those of the extended form. As in the kernel, no length is too short for them: what is missing is zero.
-var exCommands = map[uapi.ExCommand]command{
-	uapi.ExCmdQueryDevice: {run: cmdExQueryDevice},
-	uapi.ExCmdCreateCQ:    {run: cmdExCreateCQ},
-	uapi.ExCmdCreateQP:    {run: cmdExCreateQP},
-	uapi.ExCmdModifyQP:    {run: cmdExModifyQP},
+func init() {
+	for i := range verb.Table {
+		v := &verb.Table[i]
+		for _, c := range v.Commands {
+			run := plainRuns[uapi.Command(c.Number)]
+			if c.Number&uapi.CmdFlagExtended != 0 {
+				run = extendedRuns[uapi.ExCommand(c.Number&uapi.CmdCommandMask)]
+			}
+			commands[c.Number] = &command{c, v, run}
+		}
+	}
 }
 
 // beyondCommands reports whether a number is above those of all commands of its form. Of one that is not, but is no
@@ -107,24 +102,19 @@ func beyondCommands(number uint32) bool {
 	return uapi.Command(number&uapi.CmdCommandMask) > uapi.CmdOpenQP
 }
 
+// commandName returns the name of a command, known or not, for errors and traces.
+func commandName(number uint32) string { return verb.Command{Number: number}.String() }
+
 // findCommand returns the command of a number with its flags. (uapi_get_method)
-func findCommand(number uint32) (c command, name string, extended bool, err error) {
-	extended = number&uapi.CmdFlagExtended != 0
+func findCommand(number uint32) (*command, error) {
 	if number&^(uapi.CmdCommandMask|uapi.CmdFlagExtended) != 0 {
-		return c, "", extended, fmt.Errorf("command %#x: unknown flags: %w", number, syscall.EINVAL)
+		return nil, fmt.Errorf("command %#x: unknown flags: %w", number, syscall.EINVAL)
 	}
-	var ok bool
-	if n := uapi.Command(number & uapi.CmdCommandMask); !extended {
-		name = n.String()
-		c, ok = commands[n]
-	} else {
-		name = uapi.ExCommand(n).String()
-		c, ok = exCommands[uapi.ExCommand(n)]
+	c := commands[number]
+	if c == nil {
+		return nil, fmt.Errorf("%s: %w", commandName(number), syscall.EOPNOTSUPP)
 	}
-	if !ok {
-		err = fmt.Errorf("%s: %w", name, syscall.EOPNOTSUPP)
-	}
-	return c, name, extended, err
+	return c, nil
 }
 
 // call is one command on its way through the midlayer.
@@ -144,7 +134,7 @@ type call struct {
 	async *eventFile
 	// callbacks are those that have been held, and are to be run when no lock is held any more.
 	callbacks ib.Hold
-	verb      string        // see Server.OnVerb
+	verb      *verb.Spec    // see Server.OnVerb
 	failed    error         // the command failed, but has a response all the same
 	stored    *ib.Stored    // by the driver
 	commit    func()        // after the response has been delivered; may be nil
@@ -327,8 +317,8 @@ func (f *File) Write(c Caller, addr uint64, n int) (int, error) {
 // write runs the command in b.
 func (f *File) write(c Caller, b []byte) error {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
-	cmd, name, extended, err := findCommand(hdr.Command)
-	trace := traceOf(c)
+	cmd, err := findCommand(hdr.Command)
+	name, trace := commandName(hdr.Command), traceOf(c)
 	if !isDoorbell(hdr) {
 		trace.named(name)
 	}
@@ -338,9 +328,9 @@ func (f *File) write(c Caller, b []byte) error {
 		}
 		return err
 	}
-	k := &call{f: f, caller: c, trace: trace, verb: cmd.verb}
+	k := &call{f: f, caller: c, trace: trace, verb: cmd.spec}
 	var response, driverResponse uint64
-	if extended {
+	if hdr.Command&uapi.CmdFlagExtended != 0 {
 		response, driverResponse, err = k.parseExtended(hdr, b)
 	} else {
 		response, driverResponse, err = k.parsePlain(hdr, cmd, b)
@@ -369,29 +359,29 @@ func (f *File) write(c Caller, b []byte) error {
 }
 
 // parsePlain checks the header of a plain command and takes it apart. (verify_hdr)
-func (c *call) parsePlain(hdr uapi.CmdHdr, cmd command, b []byte) (response, driverResponse uint64, err error) {
+func (c *call) parsePlain(hdr uapi.CmdHdr, cmd *command, b []byte) (response, driverResponse uint64, err error) {
 	if int(hdr.InWords)*4 != len(b) {
 		return 0, 0, fmt.Errorf("header tells %d bytes of %d: %w", int(hdr.InWords)*4, len(b), syscall.EINVAL)
 	}
-	if len(b) < cmdHdrSize+cmd.req {
-		return 0, 0, fmt.Errorf("request of %d bytes, needs %d: %w", len(b)-cmdHdrSize, cmd.req, syscall.ENOSPC)
+	if len(b) < cmdHdrSize+cmd.Request {
+		return 0, 0, fmt.Errorf("request of %d bytes, needs %d: %w", len(b)-cmdHdrSize, cmd.Request, syscall.ENOSPC)
 	}
 	room := int(hdr.OutWords) * 4
-	if room < cmd.resp {
-		return 0, 0, fmt.Errorf("room of %d bytes for the response, needs %d: %w", room, cmd.resp, syscall.ENOSPC)
+	if room < cmd.Response {
+		return 0, 0, fmt.Errorf("room of %d bytes for the response, needs %d: %w", room, cmd.Response, syscall.ENOSPC)
 	}
 	c.in = b[cmdHdrSize:]
-	if cmd.udata {
-		c.in, c.udata.In = c.in[:cmd.req], c.in[cmd.req:]
+	if cmd.Driver {
+		c.in, c.udata.In = c.in[:cmd.Request], c.in[cmd.Request:]
 	}
-	if !cmd.answers {
+	if !cmd.Answers {
 		return 0, 0, nil
 	}
 	response = uint64At(c.in)
 	c.room = room
-	if cmd.udata {
-		c.room = cmd.resp
-		c.driverRoom(room - cmd.resp)
+	if cmd.Driver {
+		c.room = cmd.Response
+		c.driverRoom(room - cmd.Response)
 	}
 	return response, response + uint64(c.room), nil
 }

@@ -13,6 +13,7 @@ import (
 	"verbena/ib/ibfake"
 	"verbena/roce"
 	"verbena/uapi"
+	"verbena/uapi/verb"
 )
 
 // both runs a test with commands by write and by ioctl.
@@ -297,50 +298,49 @@ func TestCommandSizes(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
 		w := newWorld(t)
 		p := w.start(form)
-		check := func(name string, c rawCommand, cmd command) {
-			good := rawCommand{extended: c.extended, number: c.number, core: make([]byte, (cmd.req+7)&^7), room: (cmd.resp + 7) &^ 7}
+		for _, cmd := range commands {
+			name, good := cmd.String(), least(cmd)
 			unit := 4
-			if c.extended {
+			if good.extended {
 				unit = 8
 			}
 			short := good
-			if short.core = short.core[:(cmd.req-1)/unit*unit]; len(short.core) > 0 {
+			if short.core = short.core[:(cmd.Request-1)/unit*unit]; len(short.core) > 0 {
 				_, _, err := p.send(short)
 				wantErrno(t, name+": short request", err, syscall.ENOSPC)
 			}
-			if cmd.resp > 0 {
+			if cmd.Response > 0 {
 				short := good
-				if short.room = (cmd.resp - 1) / unit * unit; short.room > 0 {
+				if short.room = (cmd.Response - 1) / unit * unit; short.room > 0 {
 					_, _, err := p.send(short)
 					wantErrno(t, name+": little room", err, syscall.ENOSPC)
 				}
 			}
-			if !cmd.udata || form == byIoctl {
+			if !cmd.Driver || form == byIoctl {
 				long := good
 				long.core = append(make([]byte, 504), 0, 0, 0, 0, 0, 0, 0, 1)
 				_, _, err := p.send(long)
 				wantErrno(t, name+": more than is known", err, syscall.EOPNOTSUPP)
 			}
 		}
-		for n, cmd := range commands {
-			check(n.String(), rawCommand{number: uint32(n)}, cmd)
-		}
-		for n, cmd := range exCommands {
-			check(n.String(), rawCommand{number: uint32(n), extended: true}, cmd)
-		}
 	})
 }
 
-// destroyCommands are the commands that take a handle away, and so tell it apart when there is none.
-var destroyCommands = []uapi.Command{
-	uapi.CmdDeallocPD, uapi.CmdDestroyAH, uapi.CmdDeregMR, uapi.CmdDestroyCQ, uapi.CmdDestroyQP, uapi.CmdDestroySRQ, uapi.CmdCloseXRCD,
-	uapi.CmdDeallocMW,
+// least returns a command of zeros with the least sizes.
+func least(c *command) rawCommand {
+	extended := c.Number&uapi.CmdFlagExtended != 0
+	raw := rawCommand{number: c.Number &^ uapi.CmdFlagExtended, extended: extended, core: make([]byte, c.Request), room: c.Response}
+	if extended {
+		raw.core, raw.room = make([]byte, (c.Request+7)&^7), (c.Response+7)&^7
+	}
+	return raw
 }
 
-// handleFirst are commands that look for their object before anything else.
-var handleFirst = []uapi.Command{
-	uapi.CmdResizeCQ, uapi.CmdPollCQ, uapi.CmdReqNotifyCQ, uapi.CmdQueryQP, uapi.CmdModifyQP, uapi.CmdPostSend, uapi.CmdPostRecv,
-	uapi.CmdAttachMcast, uapi.CmdDetachMcast, uapi.CmdModifySRQ, uapi.CmdQuerySRQ, uapi.CmdPostSRQRecv,
+// handleFirst are commands that look for their object before anything else, apart from those that destroy it.
+var handleFirst = []uint32{
+	uint32(uapi.CmdResizeCQ), uint32(uapi.CmdPollCQ), uint32(uapi.CmdReqNotifyCQ), uint32(uapi.CmdQueryQP), uint32(uapi.CmdModifyQP),
+	uint32(uapi.CmdPostSend), uint32(uapi.CmdPostRecv), uint32(uapi.CmdAttachMcast), uint32(uapi.CmdDetachMcast), uint32(uapi.CmdModifySRQ),
+	uint32(uapi.CmdQuerySRQ), uint32(uapi.CmdPostSRQRecv), uint32(uapi.ExCmdModifyQP) | uapi.CmdFlagExtended,
 }
 
 // What every command but GET_CONTEXT says before there is a context, and after the file has been closed.
@@ -353,29 +353,18 @@ func TestCommandsWithoutContext(t *testing.T) {
 				p.f.Close()
 			}
 			for n, cmd := range commands {
-				if n == uapi.CmdGetContext && !closed {
+				if n == uint32(uapi.CmdGetContext) && !closed {
 					continue
 				}
 				want := syscall.EINVAL
 				switch {
 				case closed:
 					want = syscall.EBADF
-				case slices.Contains(destroyCommands, n), slices.Contains(handleFirst, n):
+				case cmd.spec.Effect == verb.Destroys, slices.Contains(handleFirst, n):
 					want = syscall.ENOENT
 				}
-				_, _, err := p.send(rawCommand{number: uint32(n), core: make([]byte, cmd.req), room: cmd.resp})
-				wantErrno(t, n.String(), err, want)
-			}
-			for n, cmd := range exCommands {
-				want := syscall.EINVAL
-				switch {
-				case closed:
-					want = syscall.EBADF
-				case n == uapi.ExCmdModifyQP:
-					want = syscall.ENOENT
-				}
-				_, _, err := p.send(rawCommand{number: uint32(n), extended: true, core: make([]byte, (cmd.req+7)&^7), room: (cmd.resp + 7) &^ 7})
-				wantErrno(t, n.String(), err, want)
+				_, _, err := p.send(least(cmd))
+				wantErrno(t, cmd.String(), err, want)
 			}
 		}
 	})

@@ -8,7 +8,6 @@ import (
 	"syscall"
 
 	"verbena/ib"
-	"verbena/ib/user"
 	"verbena/internal/states"
 	"verbena/uapi"
 )

@@ -523,6 +523,27 @@ func (e *eventFile) deserted() bool {
 	return err == nil && n == 1 && pfd[0].Revents&unix.POLLERR != 0
 }
 
+// closeDeserted closes a file whose program has closed its end for good. No thread of the program can be at the pipe, so the close does
+// not wait. It reports whether nobody else is about to close the file.
+func (e *eventFile) closeDeserted() bool {
+	select {
+	case e.turn <- struct{}{}:
+	default:
+		return false
+	}
+	defer func() { <-e.turn }()
+	e.mu.Lock()
+	idle := !e.flushing && e.state != eventsClosed
+	if idle {
+		e.state, e.flushing = eventsClosed, true // no pump begins
+	}
+	e.mu.Unlock()
+	if idle {
+		e.closePipe()
+	}
+	return idle
+}
+
 // eventFiles are those of one context.
 type eventFiles struct {
 	user     *quota.User
@@ -530,6 +551,8 @@ type eventFiles struct {
 	gate     *pipeGate
 	mu       sync.Mutex
 	closed   bool
+	swept    *kept.Sweep // of these files; set before there is one
+	sweepAt  int         // channels, if they are many: so many are looked at
 	channels []*eventFile
 	async    []*eventFile
 	closing  []*eventFile // that are not among them any more, and may not be closed yet
@@ -538,16 +561,33 @@ type eventFiles struct {
 
 var errClosed = fmt.Errorf("the file is closed: %w", syscall.EBADF)
 
-// newChannel makes a completion channel, and closes those that neither the program nor a completion queue has any
-// more, so that their number is bounded by the program's descriptors.
+// fewChannels is how many channels newChannel looks at each time.
+const fewChannels = 16
+
+// newChannel makes a completion channel, and closes those that neither the program nor a completion queue has any more, so that their
+// number is bounded by the program's descriptors. Of many channels it looks for these when their number has doubled.
 func (s *eventFiles) newChannel() (e *eventFile, reader int, err error) {
 	if e, reader, err = newEventFile(compRecordSize, s.user, s.kept, s.gate); err != nil {
 		return nil, -1, err
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.channels = s.sweep(s.channels, nil)
-	return e, reader, s.keep(&s.channels, e, reader)
+	var gone []*eventFile
+	if n := len(s.channels); n <= fewChannels || n >= s.sweepAt {
+		gone = s.sweep(&s.channels, nil)
+		s.sweepAt = 2 * len(s.channels)
+	}
+	err = s.keep(&s.channels, e, reader)
+	s.mu.Unlock()
+	shut(gone)
+	return e, reader, err
+}
+
+// sweepAll closes all files that neither the program nor a completion queue has any more, when the user lacks something. It does not sleep.
+func (s *eventFiles) sweepAll() {
+	s.mu.Lock()
+	gone := append(s.sweep(&s.channels, nil), s.sweep(&s.async, s.fallback)...)
+	s.mu.Unlock()
+	shut(gone)
 }
 
 // newAsync makes an asynchronous event file.
@@ -556,13 +596,14 @@ func (s *eventFiles) newAsync() (e *eventFile, reader int, err error) {
 		return nil, -1, err
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.async = s.sweep(s.async, s.fallback)
-	if err := s.keep(&s.async, e, reader); err != nil {
-		return nil, -1, err
-	}
-	if s.fallback == nil {
+	gone := s.sweep(&s.async, s.fallback)
+	if err = s.keep(&s.async, e, reader); err == nil && s.fallback == nil {
 		s.fallback = e
+	}
+	s.mu.Unlock()
+	shut(gone)
+	if err != nil {
+		return nil, -1, err
 	}
 	return e, reader, nil
 }
@@ -578,15 +619,28 @@ func (s *eventFiles) keep(list *[]*eventFile, e *eventFile, reader int) error {
 	return nil
 }
 
+// sweep takes the deserted files out of a list. They are closed by shut.
+//
 //verbena:held mu
-func (s *eventFiles) sweep(files []*eventFile, needed *eventFile) []*eventFile {
-	return slices.DeleteFunc(files, func(e *eventFile) bool {
-		if e == needed || e.cqs > 0 || !e.deserted() {
-			return false
+func (s *eventFiles) sweep(list *[]*eventFile, needed *eventFile) (gone []*eventFile) {
+	*list = slices.DeleteFunc(*list, func(e *eventFile) bool {
+		deserted := e != needed && e.cqs == 0 && e.deserted()
+		if deserted {
+			gone = append(gone, e)
 		}
-		s.drop(e)
-		return true
+		return deserted
 	})
+	s.closing = append(slices.DeleteFunc(s.closing, (*eventFile).isOver), gone...)
+	return gone
+}
+
+// shut closes deserted files, at once if no thread is at the pipe.
+func shut(gone []*eventFile) {
+	for _, e := range gone {
+		if !e.closeDeserted() {
+			e.close()
+		}
+	}
 }
 
 // drop closes a file that leaves the lists.
@@ -683,6 +737,7 @@ func (s *eventFiles) end() {
 
 // close closes all, and waits for that as long as pipes answer. It may sleep.
 func (s *eventFiles) close() {
+	s.kept.Forget(s.swept)
 	s.mu.Lock()
 	s.closed = true
 	all := slices.Concat(s.channels, s.async, s.closing)

@@ -240,6 +240,29 @@ func TestDesertedChannel(t *testing.T) {
 	p.createCQ(last, 3)
 }
 
+// Of many channels the deserted ones are kept until there are twice as many, or until the user lacks something.
+func TestManyDesertedChannels(t *testing.T) {
+	const many = 4 * fewChannels
+	p := newWorld(t).start(byWrite)
+	var all []int
+	for range many {
+		all = append(all, p.channel())
+	}
+	for _, ch := range all[1:] {
+		p.close(ch)
+	}
+	for range 2 * many {
+		p.close(p.channel())
+	}
+	if n := len(p.f.events.channels); n > 2*many {
+		t.Errorf("%d channels are kept", n)
+	}
+	p.f.events.sweepAll()
+	if n := len(p.f.events.channels); n != 1 {
+		t.Errorf("%d channels are kept, want that which the program has", n)
+	}
+}
+
 func TestAsyncEvents(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
 		w := newWorld(t)

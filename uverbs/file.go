@@ -8,13 +8,12 @@ import (
 	"time"
 
 	"verbena/ib"
-	"verbena/ib/user"
 	"verbena/internal/quota"
 	"verbena/internal/states"
 	"verbena/umem"
 )
 
-// Process is who opened a file. It may be an ib.Overconsumer.
+// Process is who opened a file. It may be an ib.LibraryFaulter.
 type Process interface {
 	PID() int
 	Name() string
@@ -157,7 +156,7 @@ func (f *File) openContext(u *ib.Udata) error {
 	if err := f.dev.usable(); err != nil {
 		return err
 	}
-	if err := user.AllocContext(f.dev.ib, u); err != nil {
+	if err := allocContext(f.dev.ib, u); err != nil {
 		return err
 	}
 	f.stop = f.dev.ib.OnEvent(func(e ib.Event) { f.events.device(e.Port, e.Type) })
@@ -190,7 +189,7 @@ func (f *File) dealloc() {
 	}
 	f.stop()
 	f.stop = nil
-	user.DeallocContext(f.dev.ib, userContext{f})
+	deallocContext(f.dev.ib, userContext{f})
 }
 
 // userContext is the file as the driver sees it.
@@ -212,10 +211,10 @@ func (c userContext) AllocShared(size int) (ib.Shared, error) {
 	return m, nil
 }
 
-// Overconsumed implements ib.Overconsumer.
-func (c userContext) Overconsumed() {
-	if o, ok := c.f.proc.(ib.Overconsumer); ok {
-		o.Overconsumed()
+// LibraryFault implements ib.LibraryFaulter.
+func (c userContext) LibraryFault(fault ib.LibraryFault) {
+	if l, ok := c.f.proc.(ib.LibraryFaulter); ok {
+		l.LibraryFault(fault)
 	}
 }
 
@@ -327,7 +326,7 @@ func (f *File) flush() {
 		return
 	}
 	f.bells.silence() // what rings from now on is refused, and need not be completed
-	if user.Disassociate(f.dev.ib, userContext{f}) {
+	if disassociateContext(f.dev.ib, userContext{f}) {
 		return
 	}
 	for o := range f.objects.all() {

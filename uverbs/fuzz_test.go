@@ -11,6 +11,7 @@ import (
 	"verbena/ib/ibfake"
 	"verbena/internal/quota"
 	"verbena/uapi"
+	"verbena/uapi/verb"
 	"verbena/umem"
 )
 
@@ -104,7 +105,7 @@ func FuzzCommand(f *testing.F) {
 	}
 	plain := func(cmd uapi.Command, body []byte, driver int) []byte {
 		body = append(body, make([]byte, driver)...)
-		if commands[cmd].answers {
+		if commands[uint32(cmd)].Answers {
 			putUint64(body, fuzzBase+0x4000)
 		}
 		hdr := uapi.CmdHdr{Command: uint32(cmd), InWords: uint16(2 + len(body)/4), OutWords: 64}
@@ -125,20 +126,21 @@ func FuzzCommand(f *testing.F) {
 	}
 	seed(session...)
 	for n, cmd := range commands {
-		seed(append(session[:len(session):len(session)], plain(n, make([]byte, cmd.req), 0))...)
-	}
-	for n, cmd := range exCommands {
-		seed(append(session[:len(session):len(session)], extended(n, make([]byte, (cmd.req+7)&^7)))...)
+		c := plain(uapi.Command(n), make([]byte, cmd.Request), 0)
+		if n&uapi.CmdFlagExtended != 0 {
+			c = extended(uapi.ExCommand(n&uapi.CmdCommandMask), make([]byte, (cmd.Request+7)&^7))
+		}
+		seed(append(session[:len(session):len(session)], c)...)
 	}
 	for id, m := range methods {
-		hdr := uapi.IoctlHdr{Length: uint16(24 + len(m.attrs)*16), ObjectID: id.object, MethodID: id.method, NumAttrs: uint16(len(m.attrs)), DriverID: uapi.DriverRXE}
+		hdr := uapi.IoctlHdr{Length: uint16(24 + len(m.Attrs)*16), ObjectID: id.object, MethodID: id.method, NumAttrs: uint16(len(m.Attrs)), DriverID: uapi.DriverRXE}
 		b := uapi.AppendTo(nil, &hdr)
-		for _, s := range m.attrs {
-			a := uapi.Attr{AttrID: s.id, Len: uint16(s.least), Data: fuzzBase + 0x4000}
+		for _, s := range m.Attrs {
+			a := uapi.Attr{AttrID: s.ID, Len: uint16(s.Min), Data: fuzzBase + 0x4000}
 			switch {
-			case s.typ == attrUse, s.typ == attrDestroy, s.typ == attrIn && s.most <= 8:
+			case s.Kind == verb.Use, s.Kind == verb.Destroy, s.Kind == verb.In && s.Max <= 8:
 				a.Data = 2
-			case s.typ == attrOut && s.least == 0:
+			case s.Kind == verb.Out && s.Min == 0:
 				a.Len = 64
 			}
 			b = uapi.AppendTo(b, &a)

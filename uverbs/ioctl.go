@@ -3,11 +3,11 @@ package uverbs
 import (
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"slices"
 	"syscall"
 
 	"verbena/uapi"
+	"verbena/uapi/verb"
 	"verbena/umem"
 )
 
@@ -20,130 +20,25 @@ const (
 	ioctlPeek = ioctlHdrSize + 8*attrSize
 )
 
-// attrType is how an attribute is to be taken.
-type attrType uint8
-
-const (
-	attrIn      attrType = iota // bytes from the caller, in the attribute itself where they fit (UVERBS_ATTR_PTR_IN)
-	attrOut                     // bytes for the caller (UVERBS_ATTR_PTR_OUT)
-	attrNew                     // a new object's handle, or descriptor, for the caller (UVERBS_ACCESS_NEW)
-	attrUse                     // the handle of an object (UVERBS_ATTR_IDR, UVERBS_ACCESS_READ)
-	attrDestroy                 // the same, of one that is to be destroyed (UVERBS_ACCESS_DESTROY)
-	attrFile                    // a descriptor of the caller (UVERBS_ATTR_FD)
-)
-
-// attrSpec describes an attribute of a method. (struct uverbs_attr_spec)
-type attrSpec struct {
-	id        uapi.AttrID
-	typ       attrType
-	least     int
-	most      int  // bytes that are known
-	growing   bool // the caller may know more than most: what it sends of it must be zero
-	mandatory bool
-}
-
-const anyLength = 1<<16 - 1
-
-func constIn(id uapi.AttrID) attrSpec {
-	return attrSpec{id: id, typ: attrIn, least: 8, most: 8, mandatory: true}
-}
-
-func flagsIn(id uapi.AttrID) attrSpec { return attrSpec{id: id, typ: attrIn, least: 4, most: 8} }
-
-func structOut[T any](id uapi.AttrID) attrSpec {
-	n := uapi.SizeOf[T]()
-	return attrSpec{id: id, typ: attrOut, least: n, most: n, growing: true, mandatory: true}
-}
-
-func valueOut(id uapi.AttrID, size int) attrSpec {
-	return attrSpec{id: id, typ: attrOut, least: size, most: size}
-}
-
-func bytesOut(id uapi.AttrID, least int) attrSpec {
-	return attrSpec{id: id, typ: attrOut, least: least, most: anyLength}
-}
-
-func bytesIn(id uapi.AttrID, least int) attrSpec {
-	return attrSpec{id: id, typ: attrIn, least: least, most: anyLength}
-}
-
-func numberIn(id uapi.AttrID, size int) attrSpec {
-	return attrSpec{id: id, typ: attrIn, least: size, most: size, mandatory: true}
-}
-
-func structIn[T any](id uapi.AttrID) attrSpec {
-	n := uapi.SizeOf[T]()
-	return attrSpec{id: id, typ: attrIn, least: n, most: n, growing: true, mandatory: true}
-}
-
-func newHandle(id uapi.AttrID) attrSpec { return attrSpec{id: id, typ: attrNew, mandatory: true} }
-
-func useHandle(id uapi.AttrID) attrSpec { return attrSpec{id: id, typ: attrUse, mandatory: true} }
-
-func destroyHandle(id uapi.AttrID) attrSpec {
-	return attrSpec{id: id, typ: attrDestroy, mandatory: true}
-}
-
-func fileIn(id uapi.AttrID) attrSpec { return attrSpec{id: id, typ: attrFile} }
-
-func (s attrSpec) required() attrSpec {
-	s.mandatory = true
-	return s
-}
-
-func (s attrSpec) optional() attrSpec {
-	s.mandatory = false
-	return s
-}
-
-// method describes a method of the ioctl form. (struct uverbs_api_ioctl_method)
+// method is a method of the ioctl form, and the function that carries it out.
 type method struct {
-	name  string
-	attrs []attrSpec
-	run   func(*ioctlCall) error
+	verb.Method
+	spec *verb.Spec // nil: a driver's method
+	name string     // of a driver's method
+	run  func(*ioctlCall) error
+}
+
+// String returns the name in C without UVERBS_METHOD_.
+func (m *method) String() string {
+	if m.spec == nil {
+		return m.name
+	}
+	return m.Method.String()
 }
 
 type methodID struct {
 	object uapi.ObjectID
 	method uapi.MethodID
-}
-
-// methods are those that there are: of this file's context, and of its objects. The others belong to objects that no
-// driver of the midlayer has; the kernel says of them, too, that it does not know them (uapi_finalize_disable).
-var methods map[methodID]*method
-
-func init() { // not a composite literal: INVOKE_WRITE leads back to here
-	methods = map[methodID]*method{
-		{uapi.ObjectDevice, uapi.MethodInvokeWrite}: {"INVOKE_WRITE", []attrSpec{
-			constIn(uapi.AttrWriteCmd), bytesIn(uapi.AttrCoreIn, 4), bytesOut(uapi.AttrCoreOut, 0),
-			bytesIn(uapi.AttrUHWIn, 0), bytesOut(uapi.AttrUHWOut, 0),
-		}, invokeWrite},
-		{uapi.ObjectDevice, uapi.MethodInfoHandles}: {"INFO_HANDLES", []attrSpec{
-			constIn(uapi.AttrInfoObjectID), valueOut(uapi.AttrInfoTotalHandles, 4), bytesOut(uapi.AttrInfoHandlesList, 4),
-		}, infoHandles},
-		{uapi.ObjectDevice, uapi.MethodQueryPort}: {"QUERY_PORT", []attrSpec{
-			constIn(uapi.AttrQueryPortPortNum), structOut[uapi.QueryPortRespEx](uapi.AttrQueryPortResp),
-		}, queryPort},
-		{uapi.ObjectDevice, uapi.MethodGetContext}: {"GET_CONTEXT", []attrSpec{
-			valueOut(uapi.AttrGetContextNumCompVectors, 4), valueOut(uapi.AttrGetContextCoreSupport, 8),
-			bytesIn(uapi.AttrUHWIn, 0), bytesOut(uapi.AttrUHWOut, 0),
-		}, getContext},
-		{uapi.ObjectDevice, uapi.MethodQueryContext}: {"QUERY_CONTEXT", []attrSpec{
-			valueOut(uapi.AttrQueryContextNumCompVectors, 4), valueOut(uapi.AttrQueryContextCoreSupport, 8),
-		}, queryContext},
-		{uapi.ObjectDevice, uapi.MethodQueryGIDTable}: {"QUERY_GID_TABLE", []attrSpec{
-			constIn(uapi.AttrQueryGIDTableEntrySize), flagsIn(uapi.AttrQueryGIDTableFlags),
-			bytesOut(uapi.AttrQueryGIDTableRespEntries, 0).required(), valueOut(uapi.AttrQueryGIDTableRespNumEntries, 8).required(),
-		}, queryGIDTable},
-		{uapi.ObjectDevice, uapi.MethodQueryGIDEntry}: {"QUERY_GID_ENTRY", []attrSpec{
-			constIn(uapi.AttrQueryGIDEntryPort), constIn(uapi.AttrQueryGIDEntryGIDIndex),
-			flagsIn(uapi.AttrQueryGIDEntryFlags).required(), structOut[uapi.GIDEntry](uapi.AttrQueryGIDEntryRespEntry),
-		}, queryGIDEntry},
-		{uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc}: {"ASYNC_EVENT_ALLOC", []attrSpec{
-			newHandle(uapi.AttrAsyncEventAllocFDHandle),
-		}, asyncEventAlloc},
-	}
-	maps.Copy(methods, objectMethods())
 }
 
 // ioctlCall is one call of a method. (struct uverbs_attr_bundle)
@@ -183,17 +78,20 @@ func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
 	id := methodID{hdr.ObjectID, hdr.MethodID}
 	m := methods[id]
 	if m == nil {
+		m = d.methods[id]
+	}
+	if m == nil {
 		return fmt.Errorf("ioctl: method %d of object %d: %w", hdr.MethodID, hdr.ObjectID, syscall.EPROTONOSUPPORT)
 	}
-	k := &ioctlCall{call: call{f: f, caller: c, reader: -1, trace: traceOf(c), verb: verbsOfMethods[id]}, addr: arg + ioctlHdrSize, raw: attrs, changed: make([]bool, len(attrs))}
+	k := &ioctlCall{call: call{f: f, caller: c, reader: -1, trace: traceOf(c), verb: m.spec}, addr: arg + ioctlHdrSize, raw: attrs, changed: make([]bool, len(attrs))}
 	if k.trace != nil {
-		k.trace.Name, k.trace.Request = m.name, describeAttributes(attrs)
+		k.trace.Name, k.trace.Request = m.String(), describeAttributes(attrs)
 	}
-	if err := k.parse(m); err != nil {
-		return fmt.Errorf("%s: %w", m.name, err)
+	if err := k.parse(&m.Method); err != nil {
+		return fmt.Errorf("%v: %w", m, err)
 	}
 	if err := m.run(k); err != nil {
-		return fmt.Errorf("%s: %w", m.name, err)
+		return fmt.Errorf("%v: %w", m, err)
 	}
 	return nil
 }
@@ -231,11 +129,11 @@ func readIoctl(space umem.Space, buf *commandBuffer, arg uint64) (hdr uapi.Ioctl
 }
 
 // parse checks the attributes against the method. (uverbs_set_attr, uverbs_process_attr)
-func (c *ioctlCall) parse(m *method) error {
+func (c *ioctlCall) parse(m *verb.Method) error {
 	c.place = make(map[uapi.AttrID]int, len(c.raw))
 	for i := range c.raw {
 		a := &c.raw[i]
-		spec := m.attr(a.AttrID)
+		spec := m.Attr(a.AttrID)
 		if spec == nil {
 			if a.Flags&uapi.AttrFMandatory != 0 {
 				return fmt.Errorf("attribute %d: %w", a.AttrID, syscall.EPROTONOSUPPORT)
@@ -250,35 +148,26 @@ func (c *ioctlCall) parse(m *method) error {
 		}
 		c.place[a.AttrID] = i
 	}
-	for _, s := range m.attrs {
-		if _, ok := c.place[s.id]; s.mandatory && !ok {
-			return fmt.Errorf("attribute %d is missing: %w", s.id, syscall.EINVAL)
+	for _, s := range m.Attrs {
+		if _, ok := c.place[s.ID]; s.Mandatory && !ok {
+			return fmt.Errorf("attribute %d is missing: %w", s.ID, syscall.EINVAL)
 		}
 	}
 	return nil
 }
 
-func (m *method) attr(id uapi.AttrID) *attrSpec {
-	for i := range m.attrs {
-		if m.attrs[i].id == id {
-			return &m.attrs[i]
-		}
-	}
-	return nil
-}
-
-func (c *ioctlCall) check(a *attribute, s *attrSpec) error {
+func (c *ioctlCall) check(a *attribute, s *verb.Attr) error {
 	n := int(a.Len)
-	if s.typ == attrIn && s.growing && n > s.most {
+	if s.Kind == verb.In && s.Extensible && n > s.Max {
 		b, err := c.bytes(a)
 		if err != nil {
 			return err
 		}
-		if slices.ContainsFunc(b[s.most:], func(x byte) bool { return x != 0 }) {
+		if slices.ContainsFunc(b[s.Max:], func(x byte) bool { return x != 0 }) {
 			return fmt.Errorf("it goes beyond what is known: %w", syscall.EOPNOTSUPP)
 		}
 	}
-	if n < s.least || n > s.most && !s.growing { // handles and descriptors have no length
+	if n < s.Min || n > s.Max && !s.Extensible { // handles and descriptors have no length
 		return fmt.Errorf("length %d: %w", n, syscall.EINVAL)
 	}
 	if a.AttrData != (uapi.AttrEnumData{}) {

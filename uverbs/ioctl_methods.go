@@ -8,6 +8,7 @@ import (
 
 	"verbena/internal/states"
 	"verbena/uapi"
+	"verbena/uapi/verb"
 )
 
 func putUint64(b []byte, v uint64) { binary.NativeEndian.PutUint64(b, v) }
@@ -16,6 +17,51 @@ func uint32Bytes(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil,
 
 func uint64Bytes(v uint64) []byte { return binary.NativeEndian.AppendUint64(nil, v) }
 
+// methodRuns returns the function of each method in the table of verbs. (uverbs_std_types_*.c)
+func methodRuns() map[methodID]func(*ioctlCall) error { // not a variable: INVOKE_WRITE leads back to it
+	return map[methodID]func(*ioctlCall) error{
+		{uapi.ObjectDevice, uapi.MethodInvokeWrite}:   invokeWrite,
+		{uapi.ObjectDevice, uapi.MethodInfoHandles}:   infoHandles,
+		{uapi.ObjectDevice, uapi.MethodQueryPort}:     queryPort,
+		{uapi.ObjectDevice, uapi.MethodGetContext}:    getContext,
+		{uapi.ObjectDevice, uapi.MethodQueryContext}:  queryContext,
+		{uapi.ObjectDevice, uapi.MethodQueryGIDTable}: queryGIDTable,
+		{uapi.ObjectDevice, uapi.MethodQueryGIDEntry}: queryGIDEntry,
+
+		{uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc}: asyncEventAlloc,
+
+		{uapi.ObjectPD, uapi.MethodPDDestroy}:     destroyer(uapi.AttrDestroyPDHandle, kindPD),
+		{uapi.ObjectAH, uapi.MethodAHDestroy}:     destroyer(uapi.AttrDestroyAHHandle, kindAH),
+		{uapi.ObjectMR, uapi.MethodMRDestroy}:     destroyer(uapi.AttrDestroyMRHandle, kindMR),
+		{uapi.ObjectMW, uapi.MethodMWDestroy}:     destroyer(uapi.AttrDestroyMWHandle, kindMW),
+		{uapi.ObjectXRCD, uapi.MethodXRCDDestroy}: destroyer(uapi.AttrDestroyXRCDHandle, kindXRCD),
+		{uapi.ObjectCQ, uapi.MethodCQCreate}:      ioctlCreateCQ,
+		{uapi.ObjectCQ, uapi.MethodCQDestroy}:     ioctlDestroyCQ,
+		{uapi.ObjectQP, uapi.MethodQPCreate}:      ioctlCreateQP,
+		{uapi.ObjectQP, uapi.MethodQPDestroy}:     ioctlDestroyQP,
+		{uapi.ObjectSRQ, uapi.MethodSRQCreate}:    ioctlCreateSRQ,
+		{uapi.ObjectSRQ, uapi.MethodSRQDestroy}:   ioctlDestroySRQ,
+		{uapi.ObjectMR, uapi.MethodRegDMABufMR}:   regDMABufMR,
+		{uapi.ObjectMR, uapi.MethodAdviseMR}:      adviseMR,
+		{uapi.ObjectMR, uapi.MethodQueryMR}:       queryMR,
+		{uapi.ObjectMR, uapi.MethodRegMR}:         ioctlRegMR,
+	}
+}
+
+// methods are the methods of the table of verbs.
+var methods = map[methodID]*method{}
+
+func init() {
+	runs := methodRuns()
+	for i := range verb.Table {
+		v := &verb.Table[i]
+		for _, m := range v.Methods {
+			id := methodID{m.Object, m.Method}
+			methods[id] = &method{m, v, "", runs[id]}
+		}
+	}
+}
+
 // invokeWrite runs a command of the write form, whose parts are in attributes.
 // (UVERBS_HANDLER(UVERBS_METHOD_INVOKE_WRITE))
 func invokeWrite(c *ioctlCall) error {
@@ -23,7 +69,8 @@ func invokeWrite(c *ioctlCall) error {
 	if err != nil {
 		return err
 	}
-	cmd, name, _, err := findCommand(uint32(number))
+	cmd, err := findCommand(uint32(number))
+	name := commandName(uint32(number))
 	c.trace.named(name)
 	if err != nil {
 		return err
@@ -36,10 +83,10 @@ func invokeWrite(c *ioctlCall) error {
 	}
 	c.call.room = c.room(uapi.AttrCoreOut)
 	c.driverRoom(c.room(uapi.AttrUHWOut))
-	if len(c.in) < cmd.req || c.call.room < cmd.resp {
-		return fmt.Errorf("%s: request of %d bytes, room of %d, needs %d and %d: %w", name, len(c.in), c.call.room, cmd.req, cmd.resp, syscall.ENOSPC)
+	if len(c.in) < cmd.Request || c.call.room < cmd.Response {
+		return fmt.Errorf("%s: request of %d bytes, room of %d, needs %d and %d: %w", name, len(c.in), c.call.room, cmd.Request, cmd.Response, syscall.ENOSPC)
 	}
-	c.verb = cmd.verb
+	c.verb = cmd.spec
 	if err := c.run(cmd.run); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}

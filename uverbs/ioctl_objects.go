@@ -22,76 +22,6 @@ var objectKinds = map[uapi.ObjectID]kind{
 	uapi.ObjectXRCD: kindXRCD,
 }
 
-// objectMethods are the methods that make objects, destroy them, or act on them. (uverbs_std_types_*.c)
-func objectMethods() map[methodID]*method {
-	udata := []attrSpec{bytesIn(uapi.AttrUHWIn, 0), bytesOut(uapi.AttrUHWOut, 0)}
-	return map[methodID]*method{
-		{uapi.ObjectPD, uapi.MethodPDDestroy}:     destroyMethod("PD_DESTROY", uapi.AttrDestroyPDHandle, kindPD),
-		{uapi.ObjectAH, uapi.MethodAHDestroy}:     destroyMethod("AH_DESTROY", uapi.AttrDestroyAHHandle, kindAH),
-		{uapi.ObjectMR, uapi.MethodMRDestroy}:     destroyMethod("MR_DESTROY", uapi.AttrDestroyMRHandle, kindMR),
-		{uapi.ObjectMW, uapi.MethodMWDestroy}:     destroyMethod("MW_DESTROY", uapi.AttrDestroyMWHandle, kindMW),
-		{uapi.ObjectXRCD, uapi.MethodXRCDDestroy}: destroyMethod("XRCD_DESTROY", uapi.AttrDestroyXRCDHandle, kindXRCD),
-
-		{uapi.ObjectCQ, uapi.MethodCQCreate}: {"CQ_CREATE", append([]attrSpec{
-			newHandle(uapi.AttrCreateCQHandle), numberIn(uapi.AttrCreateCQCQE, 4), numberIn(uapi.AttrCreateCQUserHandle, 8),
-			fileIn(uapi.AttrCreateCQCompChannel), numberIn(uapi.AttrCreateCQCompVector, 4), flagsIn(uapi.AttrCreateCQFlags),
-			valueOut(uapi.AttrCreateCQRespCQE, 4).required(), fileIn(uapi.AttrCreateCQEventFD),
-		}, udata...), ioctlCreateCQ},
-		{uapi.ObjectCQ, uapi.MethodCQDestroy}: {"CQ_DESTROY", []attrSpec{
-			destroyHandle(uapi.AttrDestroyCQHandle), responseOut[uapi.DestroyCQResp](uapi.AttrDestroyCQResp),
-		}, ioctlDestroyCQ},
-
-		{uapi.ObjectQP, uapi.MethodQPCreate}: {"QP_CREATE", append([]attrSpec{
-			newHandle(uapi.AttrCreateQPHandle), useHandle(uapi.AttrCreateQPXRCDHandle).optional(),
-			useHandle(uapi.AttrCreateQPPDHandle).optional(), useHandle(uapi.AttrCreateQPSRQHandle).optional(),
-			useHandle(uapi.AttrCreateQPSendCQHandle).optional(), useHandle(uapi.AttrCreateQPRecvCQHandle).optional(),
-			numberIn(uapi.AttrCreateQPUserHandle, 8), structIn[uapi.QPCap](uapi.AttrCreateQPCap), constIn(uapi.AttrCreateQPType),
-			flagsIn(uapi.AttrCreateQPFlags), numberIn(uapi.AttrCreateQPSourceQPN, 4).optional(), fileIn(uapi.AttrCreateQPEventFD),
-			structOut[uapi.QPCap](uapi.AttrCreateQPRespCap), valueOut(uapi.AttrCreateQPRespQPNum, 4).required(),
-		}, udata...), ioctlCreateQP},
-		{uapi.ObjectQP, uapi.MethodQPDestroy}: {"QP_DESTROY", []attrSpec{
-			destroyHandle(uapi.AttrDestroyQPHandle), responseOut[uapi.DestroyQPResp](uapi.AttrDestroyQPResp),
-		}, ioctlDestroyQP},
-
-		{uapi.ObjectSRQ, uapi.MethodSRQCreate}: {"SRQ_CREATE", append([]attrSpec{
-			newHandle(uapi.AttrCreateSRQHandle), useHandle(uapi.AttrCreateSRQPDHandle), constIn(uapi.AttrCreateSRQType),
-			numberIn(uapi.AttrCreateSRQUserHandle, 8), numberIn(uapi.AttrCreateSRQMaxWR, 4), numberIn(uapi.AttrCreateSRQMaxSGE, 4),
-			numberIn(uapi.AttrCreateSRQLimit, 4), useHandle(uapi.AttrCreateSRQXRCDHandle).optional(),
-			useHandle(uapi.AttrCreateSRQCQHandle).optional(), numberIn(uapi.AttrCreateSRQMaxNumTags, 4).optional(),
-			fileIn(uapi.AttrCreateSRQEventFD), valueOut(uapi.AttrCreateSRQRespMaxWR, 4).required(),
-			valueOut(uapi.AttrCreateSRQRespMaxSGE, 4).required(), valueOut(uapi.AttrCreateSRQRespSRQNum, 4),
-		}, udata...), ioctlCreateSRQ},
-		{uapi.ObjectSRQ, uapi.MethodSRQDestroy}: {"SRQ_DESTROY", []attrSpec{
-			destroyHandle(uapi.AttrDestroySRQHandle), responseOut[uapi.DestroySRQResp](uapi.AttrDestroySRQResp),
-		}, ioctlDestroySRQ},
-
-		{uapi.ObjectMR, uapi.MethodRegDMABufMR}: {"REG_DMABUF_MR", []attrSpec{
-			newHandle(uapi.AttrRegDMABufMRHandle), useHandle(uapi.AttrRegDMABufMRPDHandle),
-			numberIn(uapi.AttrRegDMABufMROffset, 8), numberIn(uapi.AttrRegDMABufMRLength, 8), numberIn(uapi.AttrRegDMABufMRIOVA, 8),
-			numberIn(uapi.AttrRegDMABufMRFD, 4), flagsIn(uapi.AttrRegDMABufMRAccessFlags),
-			valueOut(uapi.AttrRegDMABufMRRespLKey, 4).required(), valueOut(uapi.AttrRegDMABufMRRespRKey, 4).required(),
-		}, regDMABufMR},
-		{uapi.ObjectMR, uapi.MethodAdviseMR}: {"ADVISE_MR", []attrSpec{
-			useHandle(uapi.AttrAdviseMRPDHandle), constIn(uapi.AttrAdviseMRAdvice), flagsIn(uapi.AttrAdviseMRFlags).required(),
-			bytesIn(uapi.AttrAdviseMRSGEList, uapi.SizeOf[uapi.SGE]()).required(),
-		}, adviseMR},
-		{uapi.ObjectMR, uapi.MethodQueryMR}: {"QUERY_MR", []attrSpec{
-			useHandle(uapi.AttrQueryMRHandle), valueOut(uapi.AttrQueryMRRespLKey, 4).required(),
-			valueOut(uapi.AttrQueryMRRespRKey, 4).required(), valueOut(uapi.AttrQueryMRRespLength, 8).required(),
-			valueOut(uapi.AttrQueryMRRespIOVA, 8),
-		}, queryMR},
-		{uapi.ObjectMR, uapi.MethodRegMR}: {"REG_MR", []attrSpec{
-			newHandle(uapi.AttrRegMRHandle), useHandle(uapi.AttrRegMRPDHandle), numberIn(uapi.AttrRegMRIOVA, 8),
-			numberIn(uapi.AttrRegMRAddr, 8).optional(), numberIn(uapi.AttrRegMRLength, 8), flagsIn(uapi.AttrRegMRAccessFlags).required(),
-			numberIn(uapi.AttrRegMRFD, 4).optional(), numberIn(uapi.AttrRegMRFDOffset, 8).optional(),
-			valueOut(uapi.AttrRegMRRespLKey, 4).required(), valueOut(uapi.AttrRegMRRespRKey, 4).required(),
-		}, ioctlRegMR},
-	}
-}
-
-// responseOut is a response of one length.
-func responseOut[T any](id uapi.AttrID) attrSpec { return valueOut(id, uapi.SizeOf[T]()).required() }
-
 // handle is that of an object: a number of 32 bits in a field of 64.
 func (a *attribute) handle() (uint32, error) {
 	switch {
@@ -449,14 +379,14 @@ func regDMABufMR(c *ioctlCall) error {
 	})
 }
 
-// destroyMethod destroys an object, of which there is nothing to report.
-func destroyMethod(name string, id uapi.AttrID, k kind) *method {
-	return &method{name, []attrSpec{destroyHandle(id)}, func(c *ioctlCall) error {
+// destroyer returns a method that destroys an object without anything to report.
+func destroyer(id uapi.AttrID, k kind) func(*ioctlCall) error {
+	return func(c *ioctlCall) error {
 		return c.native(func() error {
 			_, err := c.destroy(id, k)
 			return err
 		})
-	}}
+	}
 }
 
 func (c *ioctlCall) destroy(id uapi.AttrID, k kind) (resource, error) {

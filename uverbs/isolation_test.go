@@ -78,8 +78,8 @@ func TestOthersHandles(t *testing.T) {
 		}
 		for id, m := range methods {
 			var attrs []uapi.Attr
-			for _, s := range m.attrs {
-				attrs = append(attrs, uapi.Attr{AttrID: s.id, Len: uint16(s.least), Data: uint64(h)})
+			for _, s := range m.Attrs {
+				attrs = append(attrs, uapi.Attr{AttrID: s.ID, Len: uint16(s.Min), Data: uint64(h)})
 			}
 			x.errno(x.ioctl(id.object, id.method, attrs))
 			tried++

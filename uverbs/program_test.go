@@ -12,14 +12,14 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
-	"verbena/internal/leaktest"
 
 	"verbena/ib"
 	"verbena/ib/ibfake"
+	"verbena/internal/leaktest"
 	"verbena/internal/quota"
+	"verbena/internal/testutil"
 	"verbena/uapi"
 	"verbena/umem"
 )
@@ -96,14 +96,11 @@ func checkDescriptors(t *testing.T) {
 	t.Helper()
 	before := descriptors(t)
 	t.Cleanup(func() {
-		after := descriptors(t)
-		for range 100 { // a closed file may be held by its goroutine for a moment
-			if len(after) <= len(before) {
-				break
-			}
-			time.Sleep(time.Millisecond)
+		var after map[string]string
+		testutil.Poll(func() bool { // a closed file may be held by its goroutine for a moment
 			after = descriptors(t)
-		}
+			return len(after) <= len(before)
+		})
 		for fd, what := range after {
 			if before[fd] == "" {
 				t.Errorf("descriptor %s is left: %s", fd, what)
@@ -334,7 +331,7 @@ func (p *program) send(c rawCommand) (resp, driver []byte, err error) {
 		b := uapi.AppendTo(uapi.AppendTo(nil, &hdr), &ex)
 		err = p.write(slices.Concat(b, core, c.driver))
 	default:
-		if commands[uapi.Command(c.number)].answers && len(core) >= 8 {
+		if cmd := commands[c.number]; cmd != nil && cmd.Answers && len(core) >= 8 {
 			putUint64(core, addressOf(out))
 		}
 		hdr := uapi.CmdHdr{Command: c.number, InWords: uint16((8 + len(core) + len(c.driver)) / 4), OutWords: uint16(len(out) / 4)}
@@ -391,7 +388,7 @@ func do[Resp, Req any](p *program, cmd uapi.Command, req Req) (Resp, error) {
 // doWith does so with data for the driver and room for its answer.
 func doWith[Resp, Req any](p *program, cmd uapi.Command, req Req, driver []byte, driverOut int) (resp Resp, out []byte, err error) {
 	room := 0
-	if commands[cmd].answers {
+	if commands[uint32(cmd)].Answers {
 		room = reflectSize(resp)
 	}
 	b, out, err := p.send(rawCommand{number: uint32(cmd), core: uapi.AppendTo(nil, &req), driver: driver, room: room, driverOut: driverOut})

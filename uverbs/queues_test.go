@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -16,6 +15,7 @@ import (
 	"verbena/ib"
 	"verbena/ib/ibfake"
 	"verbena/internal/quota"
+	"verbena/internal/testutil"
 	"verbena/link/simnet"
 	"verbena/netdev"
 	"verbena/roce"
@@ -98,30 +98,28 @@ func (p *program) connect(handle, peer uint32, t uapi.QPType) {
 // waitWC waits for a completion.
 func (p *program) waitWC(cq uint32) uapi.WC {
 	p.t.Helper()
-	for range 5000 {
+	var wc uapi.WC
+	testutil.Eventually(p.t, "a completion", func() bool {
 		b, _, err := p.send(rawCommand{number: uint32(uapi.CmdPollCQ), core: enc(uapi.PollCQ{CQHandle: cq, NE: 1}), room: 8 + 48})
 		must(p.t, err)
-		if r, _ := uapi.Decode[uapi.PollCQResp](b); r.Count == 1 {
-			wc, _ := uapi.Decode[uapi.WC](b[8:])
-			return wc
+		r, _ := uapi.Decode[uapi.PollCQResp](b)
+		if r.Count == 1 {
+			wc, _ = uapi.Decode[uapi.WC](b[8:])
 		}
-		time.Sleep(time.Millisecond)
-	}
-	p.t.Fatal("no completion")
-	return uapi.WC{}
+		return r.Count == 1
+	})
+	return wc
 }
 
 // expectEvents waits for asynchronous events.
 func (p *program) expectEvents(want ...string) {
 	p.t.Helper()
 	var got []string
-	for range 5000 {
+	testutil.Poll(func() bool {
 		more, _ := p.asyncEvents(p.async)
-		if got = append(got, more...); len(got) >= len(want) {
-			break
-		}
-		time.Sleep(time.Millisecond)
-	}
+		got = append(got, more...)
+		return len(got) >= len(want)
+	})
 	if !slices.Equal(got, want) {
 		p.t.Errorf("events %v, want %v", got, want)
 	}

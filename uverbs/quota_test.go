@@ -159,9 +159,9 @@ func balance(t *testing.T, r *rand.Rand) {
 	}
 	failing := false // what cannot be destroyed is left behind, so that it must not be aborted
 	send := func(i int, cmd uapi.Command, body []byte) {
-		c := commands[cmd]
+		c := commands[uint32(cmd)]
 		body = append(body, make([]byte, 16)...)
-		if c.answers {
+		if c.Answers {
 			at := uint64(fuzzBase + 0x4000)
 			if r.IntN(8) == 0 && !failing {
 				at = 8 // nothing is there

@@ -5,11 +5,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"verbena/ib"
 	"verbena/ib/ibfake"
 	"verbena/internal/states"
+	"verbena/internal/testutil"
 	"verbena/uapi"
 )
 
@@ -160,9 +160,7 @@ func TestDeviceGoesDuringGetContext(t *testing.T) {
 	}()
 	<-entered
 	go func() { removed <- w.core.Unregister(w.handle) }()
-	for p.f.now() != states.ContextZombie {
-		time.Sleep(time.Millisecond)
-	}
+	testutil.Eventually(t, "the file to be a zombie", func() bool { return p.f.now() == states.ContextZombie })
 	release()
 	if err := <-done; !errors.Is(err, errGone) {
 		t.Errorf("GET_CONTEXT: got %v, want %v", err, errGone)

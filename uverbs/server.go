@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"verbena/ib"
-	"verbena/ib/user"
 	"verbena/internal/kept"
 	"verbena/internal/quota"
 	"verbena/uapi"
@@ -141,9 +140,15 @@ func (s *Server) add(dev *ib.Device) (any, error) {
 		return nil, fmt.Errorf("query %s: %w", dev.Name(), err)
 	}
 	d := &Device{srv: s, ib: dev, ports: attr.PhysPorts, abiVersion: 1, files: map[*File]struct{}{}}
-	if u, ok := user.DriverAs[UserABI](dev); ok {
+	if u, ok := ib.As[UserABI](user.Driver(dev)); ok {
 		id, version := u.UserABI()
 		d.driverID, d.abiVersion, d.checkDriver = uapi.DriverID(id), int(version), true
+	}
+	if d.methods, err = driverMethods(dev); err != nil {
+		return nil, fmt.Errorf("%s: %w", dev.Name(), err)
+	}
+	if d.sysfs, err = sysfsFiles(dev); err != nil {
+		return nil, fmt.Errorf("%s: %w", dev.Name(), err)
 	}
 	s.mu.Lock()
 	if d.minor = slices.Index(s.devices, nil); d.minor < 0 {
@@ -195,6 +200,7 @@ func (s *Server) Open(name string, p Process, m Memory) (*File, error) {
 			f.user.Give(quota.Contexts, 1)
 			break
 		}
+		f.events.swept = f.events.kept.OnRelease(f.events.sweepAll)
 		return f, nil
 	}
 	return nil, fmt.Errorf("open %s: no such device: %w", name, syscall.ENODEV)
@@ -210,6 +216,8 @@ type Device struct {
 	driverID    uapi.DriverID
 	checkDriver bool // the driver has a number that ioctls must name
 	abiVersion  int
+	methods     map[methodID]*method // the driver's
+	sysfs       map[string]func() (string, error)
 
 	mu    sync.Mutex
 	gone  bool // no new files
@@ -231,9 +239,12 @@ func (d *Device) IB() *ib.Device { return d.ib }
 
 // Counters are the driver's, nil if it has none.
 func (d *Device) Counters() Counters {
-	c, _ := user.DriverAs[Counters](d.ib)
+	c, _ := ib.As[Counters](user.Driver(d.ib))
 	return c
 }
+
+// SysfsFiles are the driver's files in sysfs, by the path below /sys/class/infiniband/DEV.
+func (d *Device) SysfsFiles() map[string]func() (string, error) { return d.sysfs }
 
 // ABIVersion is the version of the commands, which sysfs shows as infiniband_verbs/abi_version.
 func (d *Device) ABIVersion() int { return uapi.ABIVersion }

@@ -22,6 +22,7 @@ import (
 	"verbena/driver/rxe"
 	"verbena/ib"
 	"verbena/internal/quota"
+	"verbena/internal/testutil"
 	"verbena/link/simnet"
 	"verbena/netdev"
 	"verbena/roce"
@@ -289,7 +290,7 @@ func (p *sessionProgram) command(number uint32, extended bool, core, driver []by
 func call1[Resp, Req any](t testing.TB, p *sessionProgram, cmd uapi.Command, req Req, tail []byte, driverRoom int) Resp {
 	t.Helper()
 	core := append(uapi.AppendTo(nil, &req), tail...)
-	if commands[cmd].answers {
+	if commands[uint32(cmd)].Answers {
 		putUint64(core, sessionResponse)
 	}
 	resp, err := p.command(uint32(cmd), false, core, nil, max(uapi.SizeOf[Resp](), 8), driverRoom)
@@ -670,15 +671,15 @@ func (x *session) method() {
 		return int(a.object)<<16 + int(a.method) - int(b.object)<<16 - int(b.method)
 	})
 	id := ids[x.s.below(len(ids))]
-	spec := methods[id].attrs
+	spec := methods[id].Attrs
 	var attrs []uapi.Attr
 	for i := range spec {
 		what := x.s.byte()
 		if what < 16 {
 			continue
 		}
-		a := uapi.Attr{AttrID: spec[i].id, Flags: uapi.AttrFlags(what & 1)}
-		n := uint16(spec[i].least)
+		a := uapi.Attr{AttrID: spec[i].ID, Flags: uapi.AttrFlags(what & 1)}
+		n := uint16(spec[i].Min)
 		switch what >> 1 % 8 {
 		case 0, 1, 2:
 			a.Len, a.Data = n, uint64(x.number(x.p.handles[x.s.below(int(numPools))]))
@@ -889,11 +890,8 @@ func FuzzSession(f *testing.F) {
 		}
 		w.other.check(t)
 		if w.round++; w.round%256 == 0 {
-			for i := 0; runtime.NumGoroutine() > goroutines || countFDs(t) > fds; i++ {
-				if i == 1000 {
-					t.Fatalf("%d goroutines, %d descriptors; at the start %d and %d", runtime.NumGoroutine(), countFDs(t), goroutines-16, fds)
-				}
-				time.Sleep(time.Millisecond)
+			if !testutil.Poll(func() bool { return runtime.NumGoroutine() <= goroutines && countFDs(t) <= fds }) {
+				t.Fatalf("%d goroutines, %d descriptors; at the start %d and %d", runtime.NumGoroutine(), countFDs(t), goroutines-16, fds)
 			}
 		}
 	})

@@ -626,28 +626,28 @@ func (k *soakKernel) destroy() {
 	}
 }
 
+// soakUntil waits for as long as it takes: the watchdog of a cycle bounds it. It looks more often than testutil.Poll,
+// since a cycle is to begin while all is busy.
+func soakUntil(f func() bool) {
+	for !f() {
+		time.Sleep(50 * time.Microsecond)
+	}
+}
+
 // busy waits until the device has all its queue pairs, and each consumer something in flight.
 func (s *soak) busy() {
-	for n := int64(soakProcesses*soakQPs + soakKernelQPs); ; {
+	soakUntil(func() bool {
 		d := s.slot.Device()
-		if d != nil && d.Handle().Device().Objects().QP >= n {
-			break
-		}
-		time.Sleep(50 * time.Microsecond)
-	}
-	for began := s.dones.Load(); s.dones.Load() < began+100; {
-		time.Sleep(50 * time.Microsecond)
-	}
+		return d != nil && d.Handle().Device().Objects().QP >= soakProcesses*soakQPs+soakKernelQPs
+	})
+	began := s.dones.Load()
+	soakUntil(func() bool { return s.dones.Load() >= began+100 })
 }
 
 // cycle is one reset, or an unplug and a plug, at one of the moments.
 func (s *soak) cycle(n int, plug bool, rnd *rand.Rand) {
 	hw := s.slot.Hardware().(*rxe.Hardware)
-	settled := func(resets int) {
-		for s.slot.Status().Resets < resets {
-			time.Sleep(50 * time.Microsecond)
-		}
-	}
+	settled := func(resets int) { soakUntil(func() bool { return s.slot.Status().Resets >= resets }) }
 	resets := s.slot.Status().Resets
 	switch {
 	case plug:
@@ -678,7 +678,11 @@ func (s *soak) cycle(n int, plug bool, rnd *rand.Rand) {
 }
 
 func TestSoakReset(t *testing.T) {
-	resets, plugs := soakCycles("SOAK_RESETS", 24), soakCycles("SOAK_PLUGS", 10)
+	resets, plugs := 24, 10
+	if testing.Short() {
+		resets, plugs = 6, 4
+	}
+	resets, plugs = soakCycles("SOAK_RESETS", resets), soakCycles("SOAK_PLUGS", plugs)
 	checkDescriptors(t)
 	s := newSoak(t)
 	client := s.kernelClient()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/ib/check"
 	"verbena/ib/ibfake"
 	"verbena/internal/quota"
 	"verbena/internal/testutil"
@@ -55,8 +56,8 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 		t.Run(string(test.method), func(t *testing.T) {
 			var log testutil.Buffer
 			w := newWorldWith(t, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(&log, nil)), Grace: 100 * time.Millisecond})
-			var violations []ib.Violation
-			w.core.Check(ib.CheckConfig{Report: func(v ib.Violation) { violations = append(violations, v) }, Patience: time.Minute})
+			var violations []check.Violation
+			check.On(w.core, check.Config{Report: func(v check.Violation) { violations = append(violations, v) }, Patience: time.Minute})
 			p, other := w.start(byWrite), w.start(byWrite)
 			pd, cq := p.allocPD(), p.createCQ(-1, 0)
 			qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle

@@ -11,30 +11,53 @@ import (
 	"testing"
 
 	"verbena/uapi"
+	"verbena/uapi/verb"
 )
 
-// TestEveryCommandIsVerb: every command and method can be made to fail, but those that move data.
-func TestEveryCommandIsVerb(t *testing.T) {
-	data := []uapi.Command{uapi.CmdPostSend, uapi.CmdPostRecv, uapi.CmdPostSRQRecv, uapi.CmdPollCQ}
-	for id, c := range commands {
-		if (c.verb == "") != slices.Contains(data, id) {
-			t.Errorf("%v: verb %q", id, c.verb)
+// TestVerbTable: every command and method of the table has a function, and every function a row; no call stands in two rows, and no
+// name is of two verbs.
+func TestVerbTable(t *testing.T) {
+	runs := methodRuns()
+	rows, names, calls := 0, map[string]bool{}, map[string]bool{}
+	once := func(set map[string]bool, name string) {
+		if set[name] {
+			t.Errorf("%s stands in the table twice", name)
+		}
+		set[name] = true
+	}
+	for _, v := range verb.Table {
+		for _, name := range append([]string{v.Name}, v.Aliases...) {
+			if name != "" {
+				once(names, name)
+			}
+		}
+		for _, c := range v.Commands {
+			once(calls, c.String())
+			if commands[c.Number].run == nil {
+				t.Errorf("%v has no function", c)
+			}
+			if v.Name == "" && !v.Atomic {
+				t.Errorf("%v moves no data, and has no name", c)
+			}
+		}
+		for _, m := range v.Methods {
+			once(calls, fmt.Sprint(m.Object, m))
+			if runs[methodID{m.Object, m.Method}] == nil {
+				t.Errorf("%v has no function", m)
+			}
+		}
+		rows += len(v.Commands) + len(v.Methods)
+	}
+	if rows != len(plainRuns)+len(extendedRuns)+len(runs) || rows != len(commands)+len(methods) {
+		t.Errorf("%d calls in the table, %d functions", rows, len(plainRuns)+len(extendedRuns)+len(runs))
+	}
+	for _, want := range [][2]string{{"create_cq_ex", "create_cq"}, {"reg_mr", "reg_mr"}} {
+		if v, ok := CanonicalVerb(want[0]); !ok || v != want[1] {
+			t.Errorf("%s is %q, %v", want[0], v, ok)
 		}
 	}
-	for id, c := range exCommands {
-		if c.verb == "" {
-			t.Errorf("%v has no verb", id)
-		}
-	}
-	for id, m := range methods {
-		if (verbsOfMethods[id] == "") != (id == methodID{uapi.ObjectDevice, uapi.MethodInvokeWrite}) {
-			t.Errorf("%s: verb %q", m.name, verbsOfMethods[id])
-		}
-	}
-	for second, name := range otherNames {
-		if v, ok := CanonicalVerb(second); !ok || v != name || !slices.Contains(Verbs(), name) {
-			t.Errorf("%s is %q", second, v)
-		}
+	if v, ok := CanonicalVerb(""); ok {
+		t.Errorf("the empty name is %q", v)
 	}
 }
 

@@ -11,9 +11,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/testutil"
 )
 
 // at is a command line for the service at a control socket, and stops that when the test ends.
@@ -119,14 +120,13 @@ func TestServeTakesOver(t *testing.T) {
 		} else if err := serve.Start(); err != nil {
 			t.Fatal(err)
 		}
-		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-			out, err := v("link", "show").CombinedOutput()
-			if err == nil && strings.Contains(string(out), "rxe7") {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("serve %s did not take over: %v\n%s", flag, err, out)
-			}
+		var out []byte
+		var err error
+		if !testutil.Poll(func() bool {
+			out, err = v("link", "show").CombinedOutput()
+			return err == nil && strings.Contains(string(out), "rxe7")
+		}) {
+			t.Fatalf("serve %s did not take over: %v\n%s", flag, err, out)
 		}
 		ok(t, v("stop"))
 	}
@@ -265,6 +265,9 @@ func TestServiceEndsUnderProgram(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
+			if testing.Short() && c.name != "ended" {
+				t.Skip("waits for the time after which programs are killed")
+			}
 			socket := filepath.Join(t.TempDir(), "sock")
 			v := at(t, socket)
 			ok(t, v("serve", "--daemon", "--link", "rxe0=127.91.11.1"+fmt.Sprint(len(c.args))))

@@ -126,15 +126,7 @@ func (d *devHangCmd) Run(c *cli) error {
 	return err
 }
 
-type devEventCmd struct {
-	Name  string `arg:"" help:"Name of the device." complete:"device"`
-	Event string `arg:"" help:"Name of the event, as IBV_EVENT_* in small letters: port_err." complete:"event"`
-	Port  int    `help:"Port that the event is of; default: 1." placeholder:"N" complete:"none"`
-	QP    uint32 `name:"qp" help:"Number of the queue pair that the event is of." placeholder:"N" complete:"none"`
-	CQ    uint32 `name:"cq" help:"Handle of the completion queue that the event is of, as in res show --json." placeholder:"N" complete:"none"`
-	SRQ   uint32 `name:"srq" help:"Handle of the shared receive queue that the event is of, as in res show --json." placeholder:"N" complete:"none"`
-	PID   int    `name:"pid" help:"Process whose queue it is, where several have one of that handle." placeholder:"N" complete:"none"`
-}
+type devEventCmd struct{ ctl.DevEvent }
 
 func (d *devEventCmd) Help() string {
 	return `Programs get the event though nothing has happened: the state of the port or the queue does not change. Those who are to get an
@@ -150,8 +142,7 @@ Examples:
 }
 
 func (d *devEventCmd) Run(c *cli) error {
-	_, err := c.ask(&ctl.Request{Op: ctl.OpDevEvent, Event: &ctl.DevEvent{
-		Name: d.Name, Event: d.Event, Port: d.Port, QP: d.QP, CQ: d.CQ, SRQ: d.SRQ, PID: d.PID}})
+	_, err := c.ask(&ctl.Request{Op: ctl.OpDevEvent, Event: &d.DevEvent})
 	return err
 }
 

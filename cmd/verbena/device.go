@@ -4,10 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strconv"
 	"strings"
 
 	"verbena/internal/ctl"
+	"verbena/internal/fault"
 	"verbena/verbs"
 	"verbena/verbs/embed"
 	"verbena/verbs/service"
@@ -92,20 +92,10 @@ type byteSize int
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (s *byteSize) UnmarshalText(b []byte) error {
-	text, shift := strings.ToUpper(string(b)), 0
-	for i, unit := range []string{"K", "M", "G"} {
-		if t, ok := strings.CutSuffix(text, unit); ok {
-			text, shift = t, 10*(i+1)
-			break
-		}
-	}
-	v, err := strconv.ParseUint(text, 10, 31)
-	if err == nil && v<<shift >= 1<<31 {
-		err = errors.New("too many")
-	}
-	if err != nil {
+	v, err := fault.ParseSize(string(b))
+	if err != nil || v >= 1<<31 {
 		return fmt.Errorf("%q is not a number of bytes below 2G: write 4096, 64K or 1M", b)
 	}
-	*s = byteSize(v << shift)
+	*s = byteSize(v)
 	return nil
 }

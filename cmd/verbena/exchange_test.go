@@ -47,7 +47,7 @@ func TestExchangeErrors(t *testing.T) {
 		"pingpong --embedded --type xc":                     `--type must be one of "rc","uc","ud"`,
 		"pingpong --embedded --type ud --op read":           `type ud has no operation "read"`,
 		"pingpong --embedded --type ud --size 5000":         "exceeds the MTU of 4096 bytes",
-		"pingpong --embedded --size 1.5K":                   `"1.5K" is not a number of bytes below 2G: write 4096, 64K or 1M`,
+		"pingpong --embedded --size 1.5":                    `"1.5" is not a number of bytes below 2G: write 4096, 64K or 1M`,
 		"pingpong --embedded --size 2G":                     "not a number of bytes below 2G",
 		"pingpong --embedded --size 0":                      "size 0 is not within 1 to 67108864\n",
 		"pingpong --embedded --size 65M":                    "size 68157440 is not within",

@@ -1,11 +1,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
 	"verbena/internal/ctl"
-	"verbena/link"
 	"verbena/service"
 )
 
@@ -18,30 +18,21 @@ type verbFlags struct {
 	Process string  `help:"Act on the calls of this process only, by its number or the name of its program." placeholder:"NAME" complete:"none"`
 }
 
-func (f *faultAddCmd) addVerb(c *cli) error {
-	packets := link.Rule{
-		QP: f.QP, Peer: f.Peer, Drop: float64(f.Drop), Duplicate: float64(f.Duplicate), Corrupt: float64(f.Corrupt), Reorder: float64(f.Reorder),
-		Jitter: f.Jitter, RNR: float64(f.RNR), Stop: f.Stop, Seed: f.Seed, Skip: f.Skip, Limit: f.Limit}
-	if packets != (link.Rule{}) {
-		return fmt.Errorf("fault add: --verb goes with --errno, --delay, --nth, --times, --process and --dev alone")
+func (f *faultAddCmd) verbRule() (*ctl.FaultRule, error) {
+	packets := f.Rule
+	packets.Delay = 0
+	if packets != (ruleFlags{}) {
+		return nil, errors.New("--verb goes with --errno, --delay, --nth, --times, --process and --dev alone")
 	}
-	v := &ctl.VerbFault{Verb: f.Verb, Errno: f.Errno, Delay: f.Delay, Process: f.Process, Nth: uint64(f.Nth), Times: uint64(f.Times)}
+	v := &ctl.VerbFault{Verb: f.Verb, Errno: f.Errno, Delay: f.Rule.Delay, Process: f.Process, Nth: uint64(f.Nth), Times: uint64(f.Times)}
 	if v.Nth != 0 && v.Times == 0 {
 		v.Times = 1
 	}
-	if err := service.CheckVerbFault(f.Dev, v); err != nil { // before a service is started for it
-		return fmt.Errorf("fault add: %w", err)
-	}
-	r, err := c.askStarting(&ctl.Request{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: f.Dev, Verb: v}})
-	if err != nil {
-		return err
-	}
-	fmt.Println(r.ID)
-	return nil
+	return &ctl.FaultRule{Dev: f.Dev, Verb: v}, service.CheckVerbFault(f.Dev, v)
 }
 
-// verbRule is a rule in words.
-func verbRule(v *ctl.VerbFault) string {
+// verbText returns a rule in words.
+func verbText(v *ctl.VerbFault) string {
 	w := []string{v.Verb}
 	word := func(show bool, format string, arg any) {
 		if show {

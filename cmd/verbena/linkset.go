@@ -3,13 +3,15 @@ package main
 import (
 	"errors"
 	"fmt"
-	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/alecthomas/kong"
+
 	"verbena/internal/ctl"
-	"verbena/link"
+	"verbena/internal/fault"
 )
 
 // linkState is up, down, flap or flap=DURATION.
@@ -37,42 +39,9 @@ func (s *linkState) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// rate is a number of bits per second, such as 10Gbit.
-type rate struct {
-	set bool
-	n   uint64
-}
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (r *rate) UnmarshalText(b []byte) error {
-	r.set = true
-	text := strings.ToLower(string(b))
-	if text == "none" {
-		return nil
-	}
-	bad := fmt.Errorf("%q is not a rate: write 100Mbit, 10Gbit or none", b)
-	text, ok := strings.CutSuffix(text, "bit")
-	if !ok {
-		return bad
-	}
-	scale := 1.0
-	for i, unit := range []string{"k", "m", "g", "t"} {
-		if t, ok := strings.CutSuffix(text, unit); ok {
-			text, scale = t, math.Pow(1000, float64(i+1))
-			break
-		}
-	}
-	v, err := strconv.ParseFloat(text, 64)
-	if v *= scale; err != nil || !(v >= 1 && v < 1<<63) {
-		return bad
-	}
-	r.n = uint64(v)
-	return nil
-}
-
 // queueSize is a number of bytes, such as 256KB, or of packets, such as "100 packets".
 type queueSize struct {
-	bytes   byteCount
+	bytes   fault.Size
 	packets uint64
 }
 
@@ -88,20 +57,11 @@ func (q *queueSize) UnmarshalText(b []byte) error {
 			return nil
 		}
 	}
-	return q.bytes.UnmarshalText(b)
-}
-
-// byteCount is a number of bytes, such as 65536, 64K or 64KB.
-type byteCount uint64
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (n *byteCount) UnmarshalText(b []byte) error {
-	var s byteSize
-	if err := s.UnmarshalText([]byte(strings.TrimSuffix(strings.ToUpper(string(b)), "B"))); err != nil || s == 0 {
-		return fmt.Errorf("%q is not a number of bytes from 1 to 2G: write 65536, 64KB or 1MB", b)
+	var err error
+	if q.bytes, err = fault.ParseSize(string(b)); err == nil && q.bytes == 0 {
+		err = errors.New("a queue of 0 bytes holds no packet")
 	}
-	*n = byteCount(s)
-	return nil
+	return err
 }
 
 // pathMTU is a path MTU, or none.
@@ -122,19 +82,34 @@ func (m *pathMTU) UnmarshalText(b []byte) error {
 }
 
 type linkSetCmd struct {
-	Name     string         `arg:"" help:"Name of the device." complete:"device"`
-	State    *linkState     `arg:"" optional:"" help:"up, down, or flap[=DURATION]: down, and up again after 1s or that time." complete:"up,down,flap"`
-	AtWR     ordinal        `name:"at-wr" help:"Take the link down just before the device executes its N-th send work request from now." placeholder:"N" xor:"moment" complete:"none"`
-	AtPacket ordinal        `help:"Take the link down just before the device sends its N-th packet from now." placeholder:"N" xor:"moment" complete:"none"`
-	Cancel   bool           `help:"Forget a moment that has not come." xor:"moment"`
-	MTU      pathMTU        `name:"mtu" help:"Limit the active MTU to so many bytes; none: what fits the interface." placeholder:"BYTES" complete:"256,512,1024,2048,4096,none"`
-	Rate     rate           `help:"Let packets leave at this rate, such as 100Mbit; none: as they come." placeholder:"RATE" complete:"none"`
-	Delay    *time.Duration `help:"Time that each packet is on its way, such as 20us." placeholder:"D" complete:"none"`
-	Jitter   time.Duration  `help:"Up to so much more delay, at random, by which packets overtake each other." placeholder:"D" complete:"none"`
-	Queue    queueSize      `help:"Packets that may wait for the rate, such as 256KB or 100packets; others are dropped. Default: 4MB." placeholder:"SIZE" complete:"none"`
-	ECN      byteCount      `name:"ecn-threshold" help:"Mark packets with congestion experienced while more than so many bytes wait, if they say that they are of an ECN-capable transport." placeholder:"BYTES" complete:"none"`
-	Loss     *percent       `help:"Share of packets to lose on their way, such as 1% or 0.01." placeholder:"P" complete:"none"`
-	Seed     uint64         `help:"Seed of jitter and loss; default: another one each time." placeholder:"N" complete:"none"`
+	Name     string     `arg:"" help:"Name of the device." complete:"device"`
+	State    *linkState `arg:"" optional:"" help:"up, down, or flap[=DURATION]: down, and up again after 1s or that time." complete:"up,down,flap"`
+	AtWR     ordinal    `name:"at-wr" help:"Take the link down just before the device executes its N-th send work request from now." placeholder:"N" xor:"moment" complete:"none"`
+	AtPacket ordinal    `help:"Take the link down just before the device sends its N-th packet from now." placeholder:"N" xor:"moment" complete:"none"`
+	Cancel   bool       `help:"Forget a moment that has not come." xor:"moment"`
+	MTU      pathMTU    `name:"mtu" help:"Limit the active MTU to so many bytes; none: what fits the interface." placeholder:"BYTES" complete:"256,512,1024,2048,4096,none"`
+	Shape    shapeFlags `embed:""`
+	Queue    queueSize  `help:"Packets that may wait for the rate, such as 256KB or 100packets; others are dropped. Default: 4MB." placeholder:"SIZE" complete:"none"`
+
+	shaped bool // a flag describes the shape, even if it is the zero shape
+}
+
+// shapeFlags is a fault.Shape without its Validate, which kong would call before the queue is in it.
+type shapeFlags fault.Shape
+
+// shapeFlagOrder puts the flag of the queue in its place.
+func shapeFlagOrder(k *kong.Kong) error {
+	arrange(commandAt(k.Model.Node, "link", "set"),
+		[]string{"at-wr", "at-packet", "cancel", "mtu", "rate", "delay", "jitter", "queue", "ecn-threshold", "loss", "seed"})
+	return nil
+}
+
+// AfterApply notes whether there is a flag that can end the shape.
+func (l *linkSetCmd) AfterApply(k *kong.Context) error {
+	for _, f := range k.Flags() {
+		l.shaped = l.shaped || f.Set && slices.Contains([]string{"rate", "delay", "loss"}, f.Name)
+	}
+	return nil
 }
 
 func (l *linkSetCmd) Help() string {
@@ -155,38 +130,40 @@ Examples:
 }
 
 // shape returns the shape that the flags describe, nil if there are none.
-func (l *linkSetCmd) shape() *ctl.Shape {
-	s := ctl.Shape{
-		Rate: l.Rate.n, Jitter: l.Jitter, QueueBytes: uint64(l.Queue.bytes), QueuePackets: l.Queue.packets, ECN: uint64(l.ECN),
-		Seed: l.Seed}
-	if l.Delay != nil {
-		s.Delay = *l.Delay
-	}
-	if l.Loss != nil {
-		s.Loss = float64(*l.Loss)
-	}
-	if s == (ctl.Shape{}) && !l.Rate.set && l.Delay == nil && l.Loss == nil {
+func (l *linkSetCmd) shape() *fault.Shape {
+	s := fault.Shape(l.Shape)
+	s.QueueBytes, s.QueuePackets = l.Queue.bytes, l.Queue.packets
+	if s == (fault.Shape{}) && !l.shaped {
 		return nil
 	}
 	return &s
 }
 
 func (l *linkSetCmd) Run(c *cli) error {
+	r, err := l.request()
+	if err != nil {
+		return fmt.Errorf("link set: %w", err)
+	}
+	_, err = c.ask(&ctl.Request{Op: ctl.OpLinkSet, Set: r})
+	return err
+}
+
+// request returns the change that the command line describes.
+func (l *linkSetCmd) request() (*ctl.LinkSet, error) {
 	r := ctl.LinkSet{
 		Name: l.Name, AtWR: uint64(l.AtWR), AtPacket: uint64(l.AtPacket), Cancel: l.Cancel, MTU: int(l.MTU), Shape: l.shape()}
 	if l.State != nil {
 		r.State, r.Down = l.State.state, l.State.down
 	}
 	if r == (ctl.LinkSet{Name: l.Name}) {
-		return errors.New("link set: nothing to change: give up, down, flap, --mtu, --rate, --delay or --loss; see verbena link set --help")
+		return nil, errors.New("nothing to change: give up, down, flap, --mtu, --rate, --delay or --loss; see verbena link set --help")
 	}
 	if r.Shape != nil {
-		if s := link.Shape(*r.Shape); s.Validate() != nil {
-			return fmt.Errorf("link set: %w", s.Validate())
+		if err := r.Shape.Validate(); err != nil {
+			return nil, err
 		}
 	}
-	_, err := c.ask(&ctl.Request{Op: ctl.OpLinkSet, Set: &r})
-	return err
+	return &r, nil
 }
 
 // linkDetails describes what link set has made of a link, in words; "" if that is nothing.
@@ -199,7 +176,7 @@ func linkDetails(x *ctl.LinkInfo) string {
 		w = append(w, fmt.Sprintf("mtu %d", x.MaxMTU))
 	}
 	if x.Shape != nil {
-		w = append(w, link.Shape(*x.Shape).String())
+		w = append(w, x.Shape.String())
 	}
 	if x.Armed != "" {
 		w = append(w, x.Armed)

@@ -5,13 +5,13 @@ import (
 	"testing"
 	"time"
 
-	"verbena/internal/ctl"
+	"verbena/internal/fault"
 )
 
 // TestLinkSetShape: flags that are given describe the link, also those that say that it does nothing; a seed alone is none of these,
 // and is left to be refused.
 func TestLinkSetShape(t *testing.T) {
-	for line, want := range map[string]*ctl.Shape{
+	for line, want := range map[string]*fault.Shape{
 		"down":                    nil,
 		"--mtu 1024":              nil,
 		"--rate none":             {},

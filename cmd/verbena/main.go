@@ -17,6 +17,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"verbena/internal/ctl"
+	"verbena/internal/fault"
 	"verbena/service"
 	"verbena/supervisor"
 )
@@ -137,7 +138,9 @@ func newParser(c *cli) *kong.Kong {
 	return kong.Must(c,
 		kong.Name("verbena"),
 		kong.Description("RDMA in user space: unmodified verbs programs on software RoCEv2 devices, without RDMA hardware, kernel module or root."),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true}))
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		valueOf(fault.ParseShare), valueOf(fault.ParseRate), valueOf(fault.ParseSize),
+		kong.PostBuild(faultFlags), kong.PostBuild(shapeFlagOrder))
 }
 
 // misuse says what is wrong with a command line, of which command, and where to look.

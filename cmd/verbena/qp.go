@@ -5,8 +5,8 @@ import (
 	"io"
 	"os"
 
-	"verbena/driver/rxe"
 	"verbena/internal/ctl"
+	"verbena/internal/qpinfo"
 )
 
 type qpShowCmd struct {
@@ -22,22 +22,25 @@ func (q *qpShowCmd) Run(c *cli) error {
 	if r.QPs == nil {
 		r.QPs = []ctl.QPStatusInfo{}
 	}
-	return output(q.JSON, r.QPs, func(w io.Writer) {
-		fmt.Fprintln(w, "DEVICE\tQP\tTYPE\tSTATE\tPEER\tUNACKED\tNEXT\tEXPECTED\tIN FLIGHT\tNOTE")
-		for _, x := range r.QPs {
-			peer, note := "-", ""
-			if x.Peer != "" {
-				peer = fmt.Sprintf("%d at %s", x.DestQPN, x.Peer)
-			}
-			if x.Slow {
-				note = "memory of its program does not answer"
-			} else if x.Traced {
-				note = "traced"
-			}
-			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\n", x.Device, x.Num, x.Type, x.State, peer,
-				x.Unacknowledged, x.NextPSN, x.ExpectedPSN, x.InFlight, note)
+	return output(q.JSON, r.QPs, func(w io.Writer) { qpTable(w, r.QPs) })
+}
+
+// qpTable writes the states of queue pairs, one on a line.
+func qpTable(w io.Writer, qps []ctl.QPStatusInfo) {
+	fmt.Fprintln(w, "DEVICE\tQP\tTYPE\tSTATE\tPEER\tUNACKED\tNEXT\tEXPECTED\tIN FLIGHT\tNOTE")
+	for _, x := range qps {
+		peer, note := "-", ""
+		if x.Peer != "" {
+			peer = fmt.Sprintf("%d at %s", x.DestQPN, x.Peer)
 		}
-	})
+		if x.Slow {
+			note = "memory of its program does not answer"
+		} else if x.Traced {
+			note = "traced"
+		}
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\n", x.Device, x.Num, x.Type, x.State, peer,
+			x.Unacknowledged, x.NextPSN, x.ExpectedPSN, x.InFlight, note)
+	}
 }
 
 type qpTraceCmd struct {
@@ -73,9 +76,12 @@ func (q *qpTraceCmd) Run(c *cli) error {
 	if t.Lost > 0 {
 		fmt.Fprintf(os.Stderr, "verbena: %d older events are lost\n", t.Lost)
 	}
-	return output(q.JSON, t, func(w io.Writer) {
-		for _, e := range t.Events {
-			fmt.Fprintf(w, "%s  %s\n", e.Time.Format("15:04:05.000000"), rxe.TraceEvent(e))
-		}
-	})
+	return output(q.JSON, t, func(w io.Writer) { traceTable(w, t.Events) })
+}
+
+// traceTable writes protocol events, one on a line.
+func traceTable(w io.Writer, events []qpinfo.Event) {
+	for _, e := range events {
+		fmt.Fprintf(w, "%s  %s\n", e.Time.Format("15:04:05.000000"), e)
+	}
 }

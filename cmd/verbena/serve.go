@@ -16,6 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"verbena/driver"
+	"verbena/driver/rxe"
 	"verbena/internal/ctl"
 	"verbena/internal/sched"
 	"verbena/service"
@@ -32,10 +34,13 @@ type deviceFlags struct {
 	Seed       uint64   `help:"Seed of everything random, such as fault rules; 0: from the clock." placeholder:"N" complete:"none"`
 }
 
+// drivers returns the drivers of a service. Devices have the names of their driver's type.
+func drivers() []driver.Driver { return []driver.Driver{&rxe.Driver{}} }
+
 func (f *deviceFlags) specs() ([]ctl.LinkSpec, error) {
 	var specs []ctl.LinkSpec
 	for _, l := range f.Link {
-		s, err := service.ParseLinkSpec(l)
+		s, err := service.ParseLinkSpec(l, drivers())
 		if err != nil {
 			return nil, err
 		}
@@ -169,6 +174,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 		level = slog.LevelWarn
 	}
 	opts := service.Options{
+		Drivers:    drivers(),
 		Wire:       s.Wire,
 		NoProbe:    s.NoProbe,
 		NoLoopback: s.NoLoopback,

@@ -80,19 +80,18 @@ func serving(t *testing.T, args ...string) (*exec.Cmd, ctl.Location) {
 			t.Logf("service:\n%s", log.String())
 		}
 	})
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if c, err := ctl.Dial(loc); err == nil {
-			_, err := c.Do(&ctl.Request{Op: ctl.OpInfo}) // it listens before it has all that it needs
-			c.Close()
-			if err != nil {
-				t.Fatal(err)
-			}
-			return cmd, loc
+	testutil.Eventually(t, "the service to be ready", func() bool {
+		c, err := ctl.Dial(loc)
+		if err != nil {
+			return false
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the service is not ready\n%s", log.String())
+		defer c.Close()
+		if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil { // it listens before it has all that it needs
+			t.Fatal(err)
 		}
-	}
+		return true
+	})
+	return cmd, loc
 }
 
 // statuses are the status files of a process's threads.
@@ -246,15 +245,10 @@ func TestStop(t *testing.T) {
 		t.Errorf("the socket: got %v, want ErrNotExist", err)
 	}
 	var status syscall.WaitStatus
-	for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	testutil.Eventually(t, "the service to end after stop has returned", func() bool {
 		pid, err := syscall.Wait4(cmd.Process.Pid, &status, syscall.WNOHANG, nil)
-		if pid != 0 || err != nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("stop has returned, and the service is still there")
-		}
-	}
+		return pid != 0 || err != nil
+	})
 	if status.ExitStatus() != 0 {
 		t.Errorf("exit status %d", status.ExitStatus())
 	}

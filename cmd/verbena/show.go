@@ -7,16 +7,16 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
-	"time"
 	"unicode"
 
+	"github.com/alecthomas/kong"
+
 	"verbena/internal/ctl"
-	"verbena/link"
+	"verbena/internal/fault"
 )
 
 // output prints v as JSON, or as text.
@@ -191,22 +191,13 @@ func (s *statShowCmd) Run(c *cli) error {
 }
 
 type faultAddCmd struct {
-	Dev       string        `help:"Device whose sending is disturbed; with --verb, the device of the verb, and all if it is left out." placeholder:"NAME" complete:"device"`
-	QP        uint32        `name:"qp" help:"Only packets that this queue pair sends, or is to get." placeholder:"N" complete:"none"`
-	Peer      netip.Addr    `help:"Only packets to this address." placeholder:"IP" complete:"none"`
-	Drop      percent       `help:"Share of packets to drop, such as 1% or 0.01." placeholder:"P" complete:"none"`
-	Duplicate percent       `help:"Share of packets to send twice." placeholder:"P" complete:"none"`
-	Corrupt   percent       `help:"Share of packets to flip a bit in, after the ICRC was computed." placeholder:"P" complete:"none"`
-	Reorder   percent       `help:"Share of packets to hold back behind later ones." placeholder:"P" complete:"none"`
-	Delay     time.Duration `help:"Time to hold every packet, such as 50us; with --verb, time for which the verb waits." placeholder:"D" complete:"none"`
-	Jitter    time.Duration `help:"Up to so much more delay, at random." placeholder:"D" complete:"none"`
-	RNR       percent       `name:"rnr" help:"Share of messages for the device to answer by an RNR NAK, as if no receive were posted. In a rule of its own." placeholder:"P" complete:"none"`
-	Stop      bool          `help:"Drop every packet, in either direction: the peer seems dead. In a rule of its own."`
-	Seed      uint64        `help:"Seed of the rule's decisions; default: by the seed of the service." placeholder:"N" complete:"none"`
-	Skip      uint64        `help:"Leave the first N packets alone." placeholder:"N" complete:"none"`
-	Limit     uint64        `help:"Act on the N packets after those only." placeholder:"N" complete:"none"`
+	Dev  string    `help:"Device whose sending is disturbed; with --verb, the device of the verb, and all if it is left out." placeholder:"NAME" complete:"device"`
+	Rule ruleFlags `embed:""`
 	verbFlags
 }
+
+// ruleFlags is a fault.Rule without its Validate, which kong would call for rules for verbs, too. See faultFlags.
+type ruleFlags fault.Rule
 
 func (f *faultAddCmd) Help() string {
 	return `Prints the rule's number, for "verbena fault clear". Which packets of those it sees a rule hits follows from its seed
@@ -224,33 +215,60 @@ Examples:
 }
 
 func (f *faultAddCmd) Run(c *cli) error {
-	if f.Verb != "" {
-		return f.addVerb(c)
-	}
-	if f.verbFlags != (verbFlags{}) {
-		return errors.New("fault add: --errno, --nth, --times and --process go with --verb")
-	}
-	if f.Dev == "" {
-		return errors.New("fault add: missing flags: --dev=NAME; see verbena fault add --help")
-	}
-	rule := link.Rule{
-		QP: f.QP, Peer: f.Peer, Drop: float64(f.Drop), Duplicate: float64(f.Duplicate), Corrupt: float64(f.Corrupt),
-		Reorder: float64(f.Reorder), Delay: f.Delay, Jitter: f.Jitter, RNR: float64(f.RNR), Stop: f.Stop,
-		Seed: f.Seed, Skip: f.Skip, Limit: f.Limit}
-	effects := rule
-	effects.QP, effects.Peer, effects.Seed, effects.Skip, effects.Limit = 0, netip.Addr{}, 0, 0, 0
-	if effects == (link.Rule{}) {
-		return errors.New("fault add: no effect given: add --drop, --duplicate, --corrupt, --reorder, --delay, --jitter, --rnr " +
-			"or --stop; see verbena fault add --help")
-	}
-	if err := rule.Validate(); err != nil { // before a service is started for it
+	rule, err := f.rule()
+	if err != nil {
 		return fmt.Errorf("fault add: %w", err)
 	}
-	r, err := c.askStarting(&ctl.Request{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: f.Dev, Rule: ctl.Rule(rule)}})
+	r, err := c.askStarting(&ctl.Request{Op: ctl.OpFaultAdd, Fault: rule})
 	if err != nil {
 		return err
 	}
 	fmt.Println(r.ID)
+	return nil
+}
+
+// rule returns the rule that the flags describe. It is valid, so that no service is started for one that is not.
+func (f *faultAddCmd) rule() (*ctl.FaultRule, error) {
+	if f.Verb != "" {
+		return f.verbRule()
+	}
+	if f.verbFlags != (verbFlags{}) {
+		return nil, errors.New("--errno, --nth, --times and --process go with --verb")
+	}
+	if f.Dev == "" {
+		return nil, errors.New("missing flags: --dev=NAME; see verbena fault add --help")
+	}
+	rule := fault.Rule(f.Rule)
+	if !rule.Active() {
+		return nil, fmt.Errorf("no effect given: add %s; see verbena fault add --help", effects())
+	}
+	return &ctl.FaultRule{Dev: f.Dev, Rule: rule}, rule.Validate()
+}
+
+// effects returns the flags of the kinds of faults, as a list in a sentence.
+func effects() string {
+	var list []string
+	for _, k := range fault.Flags() {
+		list = append(list, "--"+k.Name)
+	}
+	last := len(list) - 1
+	return strings.Join(list[:last], ", ") + " or " + list[last]
+}
+
+// faultFlags describes the flags of kinds of faults, and puts the flags of rules in order.
+func faultFlags(k *kong.Kong) error {
+	add := commandAt(k.Model.Node, "fault", "add")
+	order := []string{"dev", "qp", "peer"}
+	for _, kind := range fault.Flags() {
+		order = append(order, kind.Name)
+		flag := add.Flags[slices.IndexFunc(add.Flags, func(f *kong.Flag) bool { return f.Name == kind.Name })]
+		flag.Help, flag.PlaceHolder = kind.Usage(), kind.Unit().Placeholder()
+		if kind.Name == "delay" {
+			flag.Help = strings.TrimSuffix(flag.Help, ".") + "; with --verb, time for which the verb waits."
+		}
+		flag.OrigHelp = flag.Help
+	}
+	arrange(add, append(order, "seed", "skip", "limit"))
 	return nil
 }
 
@@ -267,17 +285,32 @@ func (f *faultShowCmd) Run(c *cli) error {
 	if r.Faults == nil {
 		r.Faults = []ctl.FaultRuleState{}
 	}
-	return output(f.JSON, r.Faults, func(w io.Writer) {
-		fmt.Fprintln(w, "ID\tDEVICE\tRULE\tSEEN\tHIT\tDROPPED\tDUPLICATED\tCORRUPTED\tDELAYED\tREORDERED\tRNR")
-		for _, x := range r.Faults {
-			if x.Verb != nil {
-				fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t-\t-\t-\t-\t-\t-\n", x.ID, cmp.Or(x.Dev, "-"), verbRule(x.Verb), x.Seen, x.Hit)
-				continue
-			}
-			fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\n", x.ID, x.Dev, link.Rule(x.Rule),
-				x.Seen, x.Hit, x.Dropped, x.Duplicated, x.Corrupted, x.Delayed, x.Reordered, x.NotReady)
+	return output(f.JSON, r.Faults, func(w io.Writer) { faultTable(w, r.Faults) })
+}
+
+// faultTable writes the rules in force, one on a line.
+func faultTable(w io.Writer, rules []ctl.FaultRuleState) {
+	columns := fault.Columns()
+	fmt.Fprint(w, "ID\tDEVICE\tRULE\tSEEN\tHIT")
+	for _, k := range columns {
+		fmt.Fprint(w, "\t", k.Counter)
+	}
+	fmt.Fprintln(w)
+	for _, x := range rules {
+		text := x.Rule.String()
+		if x.Verb != nil {
+			text = verbText(x.Verb)
 		}
-	})
+		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d", x.ID, cmp.Or(x.Dev, "-"), text, x.Seen, x.Hit)
+		for _, k := range columns {
+			if x.Verb != nil {
+				fmt.Fprint(w, "\t-")
+			} else {
+				fmt.Fprintf(w, "\t%d", k.Count(&x.Counts))
+			}
+		}
+		fmt.Fprintln(w)
+	}
 }
 
 type faultClearCmd struct {
@@ -288,23 +321,4 @@ type faultClearCmd struct {
 func (f *faultClearCmd) Run(c *cli) error {
 	_, err := c.ask(&ctl.Request{Op: ctl.OpFaultClear, Name: f.Dev, ID: f.ID})
 	return err
-}
-
-// percent is a share, written as 1% or as 0.01.
-type percent float64
-
-func (p *percent) UnmarshalText(b []byte) error {
-	text, scale := string(b), 1.0
-	if s, ok := strings.CutSuffix(text, "%"); ok {
-		text, scale = s, 0.01
-	}
-	var v float64
-	if _, err := fmt.Sscanf(text+"\n", "%g\n", &v); err != nil {
-		return fmt.Errorf("%q is not a share: write 1%% or 0.01", b)
-	}
-	if v *= scale; v < 0 || v > 1 {
-		return fmt.Errorf("%q is not a share between 0 and 100%%", b)
-	}
-	*p = percent(v)
-	return nil
 }

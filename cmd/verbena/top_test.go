@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"verbena/internal/ctl"
+	"verbena/internal/qpinfo"
 )
 
 func lookAt(at time.Duration, sent, retries uint64) *look {
@@ -18,8 +19,8 @@ func lookAt(at time.Duration, sent, retries uint64) *look {
 			"drop_icrc": sent / 10, "drop_after_gap": sent / 10}},
 		contexts: []ctl.ContextInfo{{Device: "rxe0", PID: 12, Process: "idle", PinnedBytes: 1536}, {Device: "rxe0", PID: 11, Process: "a\x1b[31m", Zombie: true,
 			QPs: []ctl.QPInfo{{Num: 17}}}},
-		qps: []ctl.QPStatusInfo{{Device: "rxe0", QPStatus: ctl.QPStatus{Num: 17, Type: "RC", State: "RTS", InFlight: 3, Unacknowledged: 5}},
-			{Device: "rxe0", QPStatus: ctl.QPStatus{Num: 18, Type: "RC", State: "ERR"}}, {Device: "rxe0", QPStatus: ctl.QPStatus{Num: 19, Type: "UD", State: "RTS"}}},
+		qps: []ctl.QPStatusInfo{{Device: "rxe0", Status: qpinfo.Status{Num: 17, Type: "RC", State: "RTS", InFlight: 3, Unacknowledged: 5}},
+			{Device: "rxe0", Status: qpinfo.Status{Num: 18, Type: "RC", State: "ERR"}}, {Device: "rxe0", Status: qpinfo.Status{Num: 19, Type: "UD", State: "RTS"}}},
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"verbena/driver/loopback"
 	"verbena/ib"
+	"verbena/ib/check"
 	"verbena/umem"
 )
 
@@ -41,10 +42,10 @@ func done(t testing.TB, err error) {
 	}
 }
 
-func newWorld(t testing.TB, kind ib.QPType, check bool, size int, handler func(*ib.CQ)) *world {
+func newWorld(t testing.TB, kind ib.QPType, checked bool, size int, handler func(*ib.CQ)) *world {
 	w := &world{core: &ib.Core{}}
-	if check {
-		w.core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
+	if checked {
+		check.On(w.core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 	}
 	w.handle = loopback.New("loop0", nil).Handle()
 	w.dev = w.handle.Device()

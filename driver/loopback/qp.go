@@ -126,7 +126,7 @@ func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	if err := q.checkAttr(attr, mask); err != nil {
 		return err
 	}
-	copyAttr(&q.attr, attr, mask)
+	q.attr.Set(attr, mask)
 	switch {
 	case mask&ib.QPAttrState == 0:
 	case attr.State == ib.QPErr:
@@ -144,6 +144,9 @@ func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 
 // checkAttr checks values.
 func (q *QP) checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
+	if err := a.Fits(mask); err != nil {
+		return err
+	}
 	bad := ""
 	is := func(bit ib.QPAttrMask, wrong bool, what string) {
 		if mask&bit != 0 && wrong {
@@ -152,16 +155,9 @@ func (q *QP) checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
 	}
 	is(ib.QPAttrPort, a.Port != 1, "port")
 	is(ib.QPAttrPKeyIndex, a.PKeyIndex != 0, "P_Key index")
-	is(ib.QPAttrPathMTU, !a.PathMTU.Valid() || a.PathMTU > mtu, "path MTU")
-	is(ib.QPAttrDestQPN, a.DestQPN > 0xffffff, "destination")
-	is(ib.QPAttrRQPSN, a.RQPSN > 0xffffff, "receive PSN")
-	is(ib.QPAttrSQPSN, a.SQPSN > 0xffffff, "send PSN")
+	is(ib.QPAttrPathMTU, a.PathMTU > mtu, "path MTU")
 	is(ib.QPAttrMaxRdAtomic, a.MaxRdAtomic > maxRdAtom, "number of outstanding reads")
 	is(ib.QPAttrMaxDestRdAtomic, a.MaxDestRdAtomic > maxRdAtom, "number of reads to serve")
-	is(ib.QPAttrTimeout, a.Timeout > 31, "timeout")
-	is(ib.QPAttrRetryCnt, a.RetryCnt > 7, "retry count")
-	is(ib.QPAttrRNRRetry, a.RNRRetry > 7, "RNR retry count")
-	is(ib.QPAttrMinRNRTimer, a.MinRNRTimer > 31, "RNR timer")
 	is(ib.QPAttrAltPath, true, "alternate path: there is no other")
 	is(ib.QPAttrPathMigState, true, "path migration state: there is no other path")
 	is(ib.QPAttrAV, q.dev.checkAddress(&a.AH) != nil, "address")
@@ -169,31 +165,6 @@ func (q *QP) checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
 		return fmt.Errorf("%s: %w", bad, syscall.EINVAL)
 	}
 	return nil
-}
-
-// copyAttr takes over what mask names, but for the state.
-func copyAttr(to, from *ib.QPAttr, mask ib.QPAttrMask) {
-	take := func(bit ib.QPAttrMask, f func()) {
-		if mask&bit != 0 {
-			f()
-		}
-	}
-	take(ib.QPAttrEnSQDAsyncNotify, func() { to.EnSQDAsyncNotify = from.EnSQDAsyncNotify })
-	take(ib.QPAttrAccessFlags, func() { to.AccessFlags = from.AccessFlags })
-	take(ib.QPAttrPKeyIndex, func() { to.PKeyIndex = from.PKeyIndex })
-	take(ib.QPAttrPort, func() { to.Port = from.Port })
-	take(ib.QPAttrQKey, func() { to.QKey = from.QKey })
-	take(ib.QPAttrAV, func() { to.AH = from.AH })
-	take(ib.QPAttrPathMTU, func() { to.PathMTU = from.PathMTU })
-	take(ib.QPAttrTimeout, func() { to.Timeout = from.Timeout })
-	take(ib.QPAttrRetryCnt, func() { to.RetryCnt = from.RetryCnt })
-	take(ib.QPAttrRNRRetry, func() { to.RNRRetry = from.RNRRetry })
-	take(ib.QPAttrRQPSN, func() { to.RQPSN = from.RQPSN })
-	take(ib.QPAttrMaxRdAtomic, func() { to.MaxRdAtomic = from.MaxRdAtomic })
-	take(ib.QPAttrMinRNRTimer, func() { to.MinRNRTimer = from.MinRNRTimer })
-	take(ib.QPAttrSQPSN, func() { to.SQPSN = from.SQPSN })
-	take(ib.QPAttrMaxDestRdAtomic, func() { to.MaxDestRdAtomic = from.MaxDestRdAtomic })
-	take(ib.QPAttrDestQPN, func() { to.DestQPN = from.DestQPN })
 }
 
 // reset drops everything.

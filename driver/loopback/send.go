@@ -59,7 +59,7 @@ func (q *QP) completeSend(w *sendWQE, status ib.WCStatus, n uint64) {
 	if failed || q.init.SigAll || w.wr.Flags&ib.SendSignaled != 0 {
 		wc := ib.WC{ID: w.wr.ID, Status: status, Opcode: opcodes[w.wr.Opcode], ByteLen: uint32(n),
 			QPNum: q.obj.Num(), QP: q.obj.QP(), Port: 1}
-		if !q.sendCQ.post(wc, false) && !over {
+		if !q.sendCQ.post(wc, false) && q.state != ib.QPErr {
 			q.obj.Raise(ib.EventQPFatal)
 			lost = true
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/internal/testutil"
 )
 
 // TestRunQueueUnderAttack: threads that post, ring, look, change states and make programs slow, all at once, leave nothing behind:
@@ -92,10 +93,8 @@ func TestRunQueueUnderAttack(t *testing.T) {
 				all = append(all, qpOf(p.a), qpOf(p.z))
 			}
 			for _, qp := range all {
-				for deadline := time.Now().Add(10 * time.Second); !f(qp); time.Sleep(time.Millisecond) {
-					if time.Now().After(deadline) {
-						t.Fatalf("shortcut %t, %v queue pair %d: %s", shortcut, qp.typ, qp.num, what)
-					}
+				if !testutil.Poll(func() bool { return f(qp) }) {
+					t.Fatalf("shortcut %t, %v queue pair %d: %s", shortcut, qp.typ, qp.num, what)
 				}
 			}
 		}
@@ -153,10 +152,8 @@ func TestLifeUnderAttack(t *testing.T) {
 				t.Errorf("round %d: the sender is in %v", round, s)
 			}
 			check(t, a.Destroy())
-			for deadline := time.Now().Add(10 * time.Second); from.egress.handed.Load() != 0; time.Sleep(time.Millisecond) {
-				if time.Now().After(deadline) {
-					t.Fatalf("round %d: %d trains count as handed over", round, from.egress.handed.Load())
-				}
+			if !testutil.Poll(func() bool { return from.egress.handed.Load() == 0 }) {
+				t.Fatalf("round %d: %d trains count as handed over", round, from.egress.handed.Load())
 			}
 			for wc := make([]ib.WC, 64); ; {
 				n, _ := b.a.cq.Poll(wc)

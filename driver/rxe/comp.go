@@ -171,7 +171,7 @@ func (r *requester) flush(p *pass) {
 		}
 		qp.timer.quiet = 0
 		r.decodeSend(&r.flushed, slot)
-		qp.sqNext.Store(qp.sq.Next(qp.sqDone))
+		r.taken(qp.sqDone)
 		r.complete(&r.flushed, uapi.WCWRFlushErr)
 	}
 }

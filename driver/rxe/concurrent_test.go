@@ -10,6 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/link/simnet"
 )
 
@@ -60,11 +61,11 @@ func TestConcurrentPosting(t *testing.T) {
 							binary.NativeEndian.PutUint32(data[:], uint32(n))
 							binary.NativeEndian.PutUint32(data[4:], uint32(i))
 							wr := ib.SendWR{ID: uint64(n), Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendInline, Inline: data[:]}
-							for {
-								if k, _ := dir.from.qp.PostSend(wr); k == 1 || t.Failed() {
-									break
-								}
-								time.Sleep(10 * time.Microsecond)
+							if !testutil.Poll(func() bool {
+								k, _ := dir.from.qp.PostSend(wr)
+								return k == 1 || t.Failed()
+							}) {
+								t.Errorf("message %d of %d: the send queue has no room", i, n)
 							}
 						}
 					})
@@ -77,8 +78,10 @@ func TestConcurrentPosting(t *testing.T) {
 				next := make([]uint32, posters)
 				for range 2 {
 					wg.Go(func() {
-						for received.Load()+sent.Load() < 2*total && !t.Failed() {
+						over := func() bool { return received.Load()+sent.Load() >= 2*total || t.Failed() }
+						look := func() (some bool) {
 							mu.Lock() // so that the order of polling is the order of looking
+							defer mu.Unlock()
 							var wc [4]ib.WC
 							k, err := n.cq.Poll(wc[:])
 							if err != nil {
@@ -101,9 +104,11 @@ func TestConcurrentPosting(t *testing.T) {
 								n.recv(w.ID, off, 8)
 								received.Add(1)
 							}
-							mu.Unlock()
-							if k == 0 {
-								time.Sleep(10 * time.Microsecond)
+							return k > 0
+						}
+						for !over() {
+							if !testutil.Poll(func() bool { return look() || over() }) {
+								t.Errorf("%d messages have arrived, and %d were sent, of %d", received.Load(), sent.Load(), total)
 							}
 						}
 					})
@@ -140,16 +145,20 @@ func TestDestroyUnderLoad(t *testing.T) {
 			connectQPs(t, b.a.dev, a, b.b.dev, z, conn{})
 			mr, err := b.b.pd.RegMR(ib.MRInit{Space: b.b.mem, Addr: b.b.addr, Length: uint64(off + size), Access: allAccess})
 			check(t, err)
+			before := b.b.dev.counters[cntRcvdPkts].n.Load()
+			arrived := func(packets int) {
+				testutil.Eventually(t, "packets to arrive", func() bool { return b.b.dev.counters[cntRcvdPkts].n.Load() >= before+uint64(packets) })
+			}
 			wg.Go(func() {
 				wr := ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(off, size), RemoteAddr: b.b.addr + uint64(off), RKey: mr.RKey()}
 				read := wr
 				read.Opcode = ib.WRRDMARead
 				a.PostSend(wr, read, wr, read)
 			})
-			time.Sleep(100 * time.Microsecond)
+			arrived(20 * (i % 10)) // at another moment each time
 			check(t, mr.Dereg())
 			check(t, z.Destroy())
-			time.Sleep(100 * time.Microsecond)
+			arrived(30 * (i % 10))
 			defer func() { check(t, a.Destroy()) }() // its goroutine may still post
 		}
 		close(stop)

@@ -11,8 +11,13 @@ import (
 	"verbena/netdev"
 )
 
+// concurrent are the groups of checks with several threads.
+var concurrent = []string{"Reentrant", "Callback", "CQ", "SRQ", "HotPlug", "DeviceError", "Disassociate", "Load"}
+
 // TestContract: the driver keeps the midlayer's contract, on both ways that its packets take, alone and while neighbours
-// on the same network keep the engine busy.
+// on the same network keep the engine busy. make unit runs all of it without the race detector. With it, the suite runs on the
+// shortcut, and the checks with several threads on the wire, under load. -short runs it on the
+// shortcut alone; TestModel takes both ways.
 func TestContract(t *testing.T) {
 	for _, c := range []struct {
 		name           string
@@ -23,13 +28,16 @@ func TestContract(t *testing.T) {
 		{"shortcut, under load", true, true},
 		{"wire, under load", false, true},
 	} {
-		if raceEnabled && c.load && c.shortcut { // "wire, under load" has the same threads, and takes long enough
+		if raceEnabled && c.load == c.shortcut || testing.Short() && (c.load || !c.shortcut) {
 			continue
 		}
 		t.Run(c.name, func(t *testing.T) {
 			options := []ibtest.Option{ibtest.Bubble(), ibtest.Seeds(seedsOfContract())}
 			if c.load { // a bubble waits until the neighbours do
 				options = []ibtest.Option{ibtest.Seeds(-1)}
+				if raceEnabled {
+					options = append(options, ibtest.Groups(concurrent...))
+				}
 			}
 			ibtest.Run(t, func(t testing.TB) *ib.DeviceHandle {
 				network, fabric := simnet.New(simnet.Config{}), &Fabric{}

@@ -101,7 +101,7 @@ func (c *cq) consumer() (i uint32, ok bool) {
 	}
 	c.cons = i
 	if repaired && c.ctx != nil {
-		c.ctx.repaired()
+		c.ctx.libraryFault(ib.Overconsumed)
 	}
 	return i, true
 }

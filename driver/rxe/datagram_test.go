@@ -7,10 +7,10 @@ import (
 	"net/netip"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/roce"
 	"verbena/uapi"
@@ -132,8 +132,7 @@ func TestDatagramDropped(t *testing.T) {
 		send := func(wr ib.SendWR) {
 			b.a.send(wr)
 			b.a.expect(ib.WC{Opcode: ib.WCSend})
-			time.Sleep(time.Millisecond)
-			synctest.Wait()
+			testutil.Advance(time.Millisecond)
 			b.b.none()
 		}
 		send(good) // no receive

@@ -19,6 +19,12 @@ import (
 	"verbena/uapi"
 )
 
+// Clock and Timer are the source of time of a device, for tests on virtual time.
+type (
+	Clock = clock.Clock
+	Timer = clock.Timer
+)
+
 // Config says what a device is made of.
 type Config struct {
 	// Name is the device's name. User space finds its provider by it: "rxe" and a number.
@@ -40,14 +46,14 @@ type Config struct {
 	// Rand varies keys and queue pair numbers; nil: a generator with a random seed. The device uses it under a
 	// lock of its own.
 	Rand *rand.Rand
-	// Clock is where timeouts come from; nil: clock.System.
-	Clock clock.Clock
+	// Clock is the source of timeouts; nil: that of the system.
+	Clock Clock
 	// NoProbe: nothing is sent again before the Local ACK Timeout (IBA 9.7.6.1.3). Otherwise the oldest packet without an
 	// acknowledgement is, after 4 ms, 8 ms and so on, where the timeout is longer.
 	NoProbe bool
 	// QueueMemory is the shared memory, in bytes, that a program can have for its queues; 0: there is no bound. The
 	// sizes of queues that the device advertises are within it, all together for one queue pair. It is at least
-	// MinQueueMemory.
+	// Driver.MinQueueMemory.
 	QueueMemory uint64
 	// Probed, if not nil, is called with each device that is made of the hardware, before it is registered. It must not
 	// call methods of the Hardware.
@@ -380,10 +386,10 @@ type userContext struct {
 	lane    lane
 }
 
-// repaired notes that the program had taken more completions than were there. It may not sleep.
-func (c *userContext) repaired() {
-	if o, ok := c.UserContext.(ib.Overconsumer); ok {
-		o.Overconsumed()
+// libraryFault reports a fault of the program's library. It may not sleep.
+func (c *userContext) libraryFault(fault ib.LibraryFault) {
+	if l, ok := c.UserContext.(ib.LibraryFaulter); ok {
+		l.LibraryFault(fault)
 	}
 }
 

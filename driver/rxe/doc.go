@@ -48,6 +48,7 @@
 //
 //	device.go   Device, its attributes, user contexts      rxe.c, rxe_verbs.c, rxe_param.h
 //	addressing.go  what follows the interface           core/roce_gid_mgmt.c, cache.c; rxe_net.c
+//	driver.go   what a service needs of a driver
 //	hardware.go the adapter, which resets, hangs and dies  (pci_driver)
 //	gid.go      GID and P_Key tables
 //	fabric.go   devices that reach each other in memory    (loopback in rxe_net.c)

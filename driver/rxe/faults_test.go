@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/link/simnet"
 )
@@ -129,7 +130,7 @@ func TestLinkDownAtWorkRequest(t *testing.T) {
 				}
 				for i := range posts {
 					b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(), Flags: ib.SendSignaled})
-					time.Sleep(time.Second)
+					testutil.Advance(time.Second)
 				}
 				for i, wc := range b.a.poll(posts) {
 					want := ib.WCSuccess

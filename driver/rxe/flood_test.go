@@ -87,12 +87,15 @@ func (b *bench) rate(plan []string) float64 {
 	if plan != nil {
 		cmd := exec.Command(os.Args[0], "-test.run", "^TestFlood$")
 		cmd.Env = append(os.Environ(), floodEnv+"="+strings.Join(plan, " "))
+		out, err := cmd.StdoutPipe()
+		check(b.t, err)
 		check(b.t, cmd.Start())
 		defer func() {
 			check(b.t, cmd.Process.Kill())
 			_ = cmd.Wait()
 		}()
-		time.Sleep(200 * time.Millisecond)
+		_, err = out.Read(make([]byte, 1)) // it floods
+		check(b.t, err)
 	}
 	n, began := 0, time.Now()
 	for ; time.Since(began) < floodTime; n++ {
@@ -137,9 +140,12 @@ func flood(t *testing.T, plan string) {
 		}
 		fds, packets = append(fds, fd), append(packets, buf)
 	}
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); { // it is killed before
+	for end, batches := time.Now().Add(time.Minute), 0; time.Now().Before(end); batches++ { // it is killed before
 		for i := range batch {
 			_ = unix.Sendto(fds[i%len(fds)], packets[i%len(fds)], 0, dst)
+		}
+		if batches == 0 {
+			fmt.Println("it floods")
 		}
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"verbena/ib"
-	ibuser "verbena/ib/user"
 	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/link/simnet"
@@ -160,11 +159,8 @@ func TestDestroyBehindAStoppedPass(t *testing.T) {
 			defer close(stopped)
 			p.end()
 		}()
-		for deadline := time.Now().Add(time.Second); from.egress.handed.Load() != 0; time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Errorf("device fails %t: %d trains count with their sender", fails, from.egress.handed.Load())
-				break
-			}
+		if !testutil.Poll(func() bool { return from.egress.handed.Load() == 0 }) {
+			t.Errorf("device fails %t: %d trains count with their sender", fails, from.egress.handed.Load())
 		}
 		x.space.answer()
 		<-stopped
@@ -235,7 +231,7 @@ func TestWayReturnsUnderTrain(t *testing.T) {
 			}
 			way(true)
 		})
-		time.Sleep(time.Second)
+		testutil.Advance(time.Second)
 		seen := map[uint32]int{}
 		wc := make([]ib.WC, 3*messages)
 		n, err := b.b.cq.Poll(wc)
@@ -267,11 +263,8 @@ func TestDisassociateOfASilentProgram(t *testing.T) {
 	x.space.answer()
 	<-sent
 	for i := range x.qps {
-		for deadline := time.Now().Add(time.Second); x.qps[i].State() != ib.QPErr; time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Errorf("queue pair %d is in %v", i, x.qps[i].State())
-				break
-			}
+		if !testutil.Poll(func() bool { return x.qps[i].State() == ib.QPErr }) {
+			t.Errorf("queue pair %d is in %v", i, x.qps[i].State())
 		}
 	}
 }

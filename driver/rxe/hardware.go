@@ -11,13 +11,14 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"verbena/driver"
 	"verbena/ib/slot"
 	"verbena/netdev"
 	"verbena/roce"
 )
 
 // Hardware is what stands for the adapter: it stays when a [Device], one life of it from probe to removal, ends by a
-// reset or an unplug, and it can be made to fail. It implements [slot.Hardware].
+// reset or an unplug, and it can be made to fail. It implements [driver.Hardware].
 //
 //	             Hang               Reset, Probe
 //	running --------------> hung ---------------------+
@@ -42,28 +43,9 @@ type Hardware struct {
 	dev atomic.Pointer[Device] // the present one, nil if there is none; written under mu
 
 	mu      sync.Mutex
-	state   HardwareState
+	state   driver.State
 	changed chan struct{} // closed, and replaced, when the state changes
 }
-
-// HardwareState is the state of a Hardware.
-type HardwareState uint8
-
-const (
-	HardwareRunning     HardwareState = iota
-	HardwareHung                      // it does not work, but can be reset
-	HardwareUnreachable               // it does not answer
-	HardwareDead                      // it will not answer again
-)
-
-func (s HardwareState) String() string {
-	if n := [...]string{"running", "hung", "unreachable", "dead"}; int(s) < len(n) {
-		return n[s]
-	}
-	return fmt.Sprintf("HardwareState(%d)", uint8(s))
-}
-
-var _ slot.Hardware = (*Hardware)(nil)
 
 // numbers is where the next device begins to give out numbers.
 type numbers struct {
@@ -112,10 +94,10 @@ func (h *Hardware) Probe() (slot.Device, error) {
 func (h *Hardware) probe() (*Device, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.state == HardwareHung {
-		h.state = HardwareRunning
+	if h.state == driver.Hung {
+		h.state = driver.Running
 	}
-	if h.state != HardwareRunning {
+	if h.state != driver.Running {
 		return nil, fmt.Errorf("device %s: the adapter is %v: %w", h.cfg.Name, h.state, syscall.EIO)
 	}
 	if h.dev.Load() != nil {
@@ -150,24 +132,29 @@ func (h *Hardware) follow(ifi netdev.Interface, addrs []netip.Addr) {
 	}
 }
 
-// Device is the present device, nil if there is none. It may not sleep.
-func (h *Hardware) Device() *Device { return h.dev.Load() }
+// Device returns the present device, nil if there is none. It may not sleep.
+func (h *Hardware) Device() driver.Device {
+	if d := h.dev.Load(); d != nil {
+		return d
+	}
+	return nil
+}
 
 // State is the present state. It may not sleep.
-func (h *Hardware) State() HardwareState {
+func (h *Hardware) State() driver.State {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.state
 }
 
 // set stops the present device, and changes the state unless the adapter is dead. It may not sleep.
-func (h *Hardware) set(s HardwareState) {
+func (h *Hardware) set(s driver.State) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if d := h.Device(); d != nil {
+	if d := h.dev.Load(); d != nil {
 		d.stopped.Store(true)
 	}
-	if h.state == HardwareDead {
+	if h.state == driver.Dead {
 		return
 	}
 	h.state = s
@@ -176,28 +163,28 @@ func (h *Hardware) set(s HardwareState) {
 }
 
 // Hang has the adapter stop working; nobody is told. It may not sleep.
-func (h *Hardware) Hang() { h.set(HardwareHung) }
+func (h *Hardware) Hang() { h.set(driver.Hung) }
 
 // Silence has the present device give user contexts no more completions, not even flush errors when it enters the error state or
 // they are cut off: this is what programs see of the kernel's rxe, whose contexts are destroyed without a flush. The next device is
 // an ordinary one. It may not sleep.
 func (h *Hardware) Silence() {
-	if d := h.Device(); d != nil {
+	if d := h.dev.Load(); d != nil {
 		d.silent.Store(true)
 	}
 }
 
 // Disconnect has the adapter not answer until Return. It may not sleep.
-func (h *Hardware) Disconnect() { h.set(HardwareUnreachable) }
+func (h *Hardware) Disconnect() { h.set(driver.Unreachable) }
 
 // Die has the adapter not answer for good. It may not sleep.
-func (h *Hardware) Die() { h.set(HardwareDead) }
+func (h *Hardware) Die() { h.set(driver.Dead) }
 
 // Return ends what Disconnect began: the platform has reset the adapter, and it answers. Otherwise nothing happens. It
 // may not sleep.
 func (h *Hardware) Return() {
-	if h.State() == HardwareUnreachable {
-		h.set(HardwareRunning)
+	if h.State() == driver.Unreachable {
+		h.set(driver.Running)
 	}
 }
 
@@ -205,10 +192,10 @@ func (h *Hardware) Return() {
 // may sleep.
 func (h *Hardware) Reset(context.Context) error {
 	switch s := h.State(); s {
-	case HardwareUnreachable, HardwareDead:
+	case driver.Unreachable, driver.Dead:
 		return fmt.Errorf("the adapter is %v: %w", s, syscall.EIO) // the slot says whose it is
 	}
-	h.set(HardwareRunning)
+	h.set(driver.Running)
 	return nil
 }
 
@@ -219,9 +206,9 @@ func (h *Hardware) Await(ctx context.Context) error {
 		state, changed := h.state, h.changed
 		h.mu.Unlock()
 		switch state {
-		case HardwareRunning, HardwareHung:
+		case driver.Running, driver.Hung:
 			return nil
-		case HardwareDead:
+		case driver.Dead:
 			return fmt.Errorf("wait for %s: the adapter is dead: %w", h.cfg.Name, syscall.EIO)
 		}
 		select {
@@ -236,7 +223,7 @@ func (h *Hardware) Await(ctx context.Context) error {
 // request from now, and f is called, without sleeping, from where that cannot be told. It reports false when there is no
 // device. A second call replaces the first; n 0: nowhere. It may not sleep.
 func (h *Hardware) AtWorkRequest(n uint64, f func()) bool {
-	d := h.Device()
+	d := h.dev.Load()
 	if d == nil {
 		return false
 	}
@@ -254,7 +241,7 @@ func (h *Hardware) AtWorkRequest(n uint64, f func()) bool {
 // the n-th send work request from now. It reports false when there is no device. A second call replaces the first; n 0:
 // nowhere. It may not sleep.
 func (h *Hardware) BeforeWorkRequest(n uint64, f func()) bool {
-	d := h.Device()
+	d := h.dev.Load()
 	if d == nil {
 		return false
 	}

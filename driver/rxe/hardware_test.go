@@ -6,11 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"verbena/driver"
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/link/simnet"
 )
 
@@ -59,7 +62,7 @@ func TestHardwareStops(t *testing.T) {
 			}
 			b.b.send(ib.SendWR{ID: 30, Opcode: ib.WRSend, SGList: b.b.sge(0, 8), Flags: ib.SendSignaled})
 			b.b.expect(ib.WC{ID: 30, Status: ib.WCRetryExcErr}) // nobody answers
-			time.Sleep(time.Hour)
+			testutil.Advance(time.Hour)
 			b.a.none() // neither done nor failed
 			if bytes.HasPrefix(b.b.buf, []byte("after")) {
 				t.Error("a work request was carried out")
@@ -90,7 +93,7 @@ func TestHardwareSendsNothing(t *testing.T) {
 		sent := b.a.dev.counters[cntSentPkts].n.Load()
 		b.a.dev.Handle().SetError()
 		b.a.expect(ib.WC{ID: 1, Status: ib.WCWRFlushErr})
-		time.Sleep(time.Second)
+		testutil.Advance(time.Second)
 		if n := b.a.dev.counters[cntSentPkts].n.Load(); n != sent || sent == 0 {
 			t.Errorf("%d packets were sent before, %d after", sent, n-sent)
 		}
@@ -109,7 +112,7 @@ func TestHardwareStates(t *testing.T) {
 		hw.Return()
 		hw.Hang()
 		hw.Return()
-		if s := hw.State(); s != HardwareHung {
+		if s := hw.State(); s != driver.Hung {
 			t.Errorf("state %v", s)
 		}
 		check(t, hw.Await(t.Context()))
@@ -159,7 +162,7 @@ func TestAtWorkRequest(t *testing.T) {
 			}
 			for i := range posts {
 				b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, SGList: b.a.sge(8*i, 8), RemoteAddr: b.b.addr + uint64(8*i), RKey: b.b.mr.RKey(), Flags: ib.SendSignaled})
-				time.Sleep(time.Second)
+				testutil.Advance(time.Second)
 			}
 			if got := bytes.Count(b.b.buf, []byte{1}) / 8; got != n-1 || hit != 1 {
 				t.Errorf("stopped at %d: %d carried out, hit %d times", n, got, hit)
@@ -186,7 +189,7 @@ func TestAtWorkRequestBehindFence(t *testing.T) {
 		for i, op := range []ib.WROpcode{ib.WRRDMARead, ib.WRRDMAWrite, ib.WRRDMAWrite} {
 			b.a.send(ib.SendWR{ID: uint64(i), Opcode: op, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(), Flags: ib.SendSignaled | ib.SendFence})
 		}
-		time.Sleep(time.Second)
+		testutil.Advance(time.Second)
 		b.a.expect(ib.WC{ID: 0, Status: ib.WCSuccess, Opcode: ib.WCRDMARead, ByteLen: 8})
 		b.a.dev.Handle().SetError()
 		// The second was carried out, but the device did not hear that any more.
@@ -241,6 +244,13 @@ func TestErrorRace(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
 		var wg sync.WaitGroup
 		posted := make([]int, 4)
+		var steps atomic.Int32 // that were taken, of all queue pairs: the device enters the error state after another one each time
+		entered := make(chan struct{})
+		step := func() {
+			if steps.Add(1) == int32(1+round) {
+				close(entered)
+			}
+		}
 		nodes := make([]*node, len(posted))
 		for i := range posted {
 			cq, err := b.a.dev.IB().CreateCQ(ib.CQInit{Entries: 64})
@@ -254,17 +264,18 @@ func TestErrorRace(t *testing.T) {
 					return
 				}
 				n.qp = qp
-				time.Sleep(time.Duration(i*round) * time.Microsecond)
+				step()
 				if qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags) != nil {
 					return
 				}
 				for range 8 {
+					step()
 					k, _ := qp.PostRecv(ib.RecvWR{SGList: n.sge(0, 8)})
 					posted[i] += k
 				}
 			})
 		}
-		time.Sleep(time.Duration(round*3) * time.Microsecond)
+		<-entered
 		b.a.dev.Handle().SetError()
 		wg.Wait()
 		for i, n := range nodes {

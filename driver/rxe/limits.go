@@ -33,7 +33,7 @@ type limits struct {
 }
 
 // limitsIn returns the largest limits with which a queue pair at all its limits and a completion queue at its own fit
-// into the memory, in bytes, that a program can have for its queues; 0 is no bound. ENOMEM below MinQueueMemory.
+// into the memory, in bytes, that a program can have for its queues; 0 is no bound. ENOMEM below Driver.MinQueueMemory.
 func limitsIn(memory uint64) (limits, error) {
 	l := limits{wr: maxQPWR, cqe: maxCQE}
 	for memory != 0 {
@@ -49,7 +49,7 @@ func limitsIn(memory uint64) (limits, error) {
 			l.cqe >>= 1
 		default:
 			return l, fmt.Errorf("%d bytes of memory for queues are less than %d, which one queue pair takes: %w",
-				memory, MinQueueMemory(), syscall.ENOMEM)
+				memory, work+completions+ring.DirectoryPageSize, syscall.ENOMEM)
 		}
 	}
 	return l, nil
@@ -62,14 +62,14 @@ func (l limits) memory() (work, completions uint64) {
 }
 
 // MinQueueMemory returns the least Config.QueueMemory, in bytes, with which a device can be made.
-func MinQueueMemory() uint64 {
+func (*Driver) MinQueueMemory() uint64 {
 	work, completions := limits{wr: 1, cqe: 1}.memory()
 	return work + completions + ring.DirectoryPageSize
 }
 
 // QueueLimits returns the longest work queue and completion queue, in entries, that a device with that Config.QueueMemory has. The
 // error is that of New.
-func QueueLimits(memory uint64) (work, completions int, err error) {
+func (*Driver) QueueLimits(memory uint64) (work, completions int, err error) {
 	l, err := limitsIn(memory)
 	return int(l.wr), l.cqe, err
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/roce"
 )
@@ -95,7 +96,7 @@ func TestMulticast(t *testing.T) {
 				Opcode: ib.WRSend, SGList: b.a.sge(0, 100), AH: ah, RemoteQPN: roce.QPNMulticast, RemoteQKey: key,
 			})
 			check(t, err)
-			time.Sleep(10 * time.Millisecond)
+			testutil.Advance(10 * time.Millisecond)
 		}
 		expect := func(want ...int) {
 			t.Helper()

@@ -8,9 +8,9 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/link/simnet"
 	"verbena/umem"
@@ -134,22 +134,15 @@ func TestRevocationWaits(t *testing.T) {
 			wg.Go(func() {
 				b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, 100), RemoteAddr: b.b.addr, RKey: mr.RKey()})
 			})
-			for !u.blocked.Load() {
-				time.Sleep(time.Millisecond)
-			}
-			var done atomic.Bool
-			wg.Go(func() {
-				if err := c.end(b, mr); err != nil {
-					t.Error(err)
-				}
-				done.Store(true)
-			})
-			time.Sleep(20 * time.Millisecond)
-			if done.Load() {
+			testutil.Eventually(t, "the memory is being written", u.blocked.Load)
+			ended := make(chan error, 1)
+			testutil.Block(t, func() { ended <- c.end(b, mr) })
+			if len(ended) > 0 {
 				t.Error("it has ended while the memory is being written")
 			}
 			close(u.block)
 			wg.Wait()
+			check(t, <-ended)
 			b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRDMAWrite})
 		})
 	}

@@ -3,6 +3,7 @@ package rxe
 import (
 	"math/rand/v2"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -64,3 +65,46 @@ func modelDevice(t testing.TB, seed uint64) (h *ib.DeviceHandle, lossy bool) {
 	}
 	return d.Handle(), l != lossNone
 }
+
+// way is the path of packets from one queue pair to the other.
+type way int
+
+const (
+	wayShortcut way = iota
+	wayWatched      // the shortcut, with captures and traces, which need each packet by itself
+	wayWire
+)
+
+func (w way) String() string { return [...]string{"shortcut", "watched", "wire"}[w] }
+
+// loss is a fault of the network. Packets that take the shortcut have none.
+type loss int
+
+const (
+	lossNone loss = iota
+	lossDrop
+	lossDuplicate
+	lossReorder
+	lossMixed
+	lossRNR
+	numLosses
+)
+
+func (l loss) String() string {
+	return [...]string{"none", "drops", "duplicates", "reorders", "mixed", "RNR NAKs"}[l]
+}
+
+func (l loss) rule() link.Rule {
+	return [...]link.Rule{
+		lossDrop:      {Drop: 0.02},
+		lossDuplicate: {Duplicate: 0.2},
+		lossReorder:   {Reorder: 0.02, Behind: 3},
+		lossMixed:     {Drop: 0.005, Corrupt: 0.005, Duplicate: 0.02},
+		lossRNR:       {RNR: 0.3, Limit: 20},
+	}[l]
+}
+
+// readingTap reads packets, so that the race detector sees it.
+type readingTap struct{ sum atomic.Int64 }
+
+func (x *readingTap) Packet(p *link.Tapped) { x.sum.Add(int64(p.Data[0])) }

@@ -193,6 +193,7 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 func (qp *QP) reset() {
 	qp.setState(ib.QPReset)
 	qp.req.snd.Reset()
+	qp.req.fresh = false
 	qp.resp.reset()
 	qp.egress.drop()
 	qp.timer.unblock, qp.egress.blocked = noTime, false

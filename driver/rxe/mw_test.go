@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/roce"
 )
 
@@ -229,7 +230,7 @@ func TestWindowRights(t *testing.T) {
 								t.Errorf("type %d, rights %#x, opcode %d of %d bytes at %d: %v, want %v", kind, access, op, at.n, at.off, got, want)
 							}
 							if want != ib.WCSuccess {
-								time.Sleep(time.Millisecond)
+								testutil.Advance(time.Millisecond)
 								if e := b.b.raised(); len(e) == 0 || e[len(e)-1] != ib.EventQPAccessErr {
 									t.Errorf("events %v", e)
 								}

@@ -8,11 +8,9 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"verbena/ib"
 	"verbena/ib/slot"
-	ibuser "verbena/ib/user"
 	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/link/simnet"
@@ -56,7 +54,7 @@ type couple struct {
 
 func (c *couple) add(d *ib.Device) (any, error) {
 	var err error
-	o, _ := ibuser.DriverAs[ops](d)
+	o, _ := ib.As[ops](ibuser.Driver(d))
 	c.dev = o.dev
 	c.pd, err = d.AllocPD()
 	check(c.t, err)
@@ -236,11 +234,10 @@ func TestFailedDeviceDoesNotHang(t *testing.T) {
 	qp := qpOf(x.qps[0])
 	takeRun(qp) // as a panic leaves it
 	done := make(chan struct{})
-	go func() { // it waits already
+	testutil.Block(t, func() {
 		defer close(done)
 		_, _ = qp.Query(0)
-	}()
-	time.Sleep(time.Millisecond)
+	})
 	b.b.dev.fail(errors.New("test"))
 	<-done
 	within(t, "methods", func() {

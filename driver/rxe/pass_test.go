@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/link/simnet"
 )
 
@@ -112,11 +113,7 @@ func TestPacketsOfARunningQueuePair(t *testing.T) {
 	takeRun(to)
 	b.b.recv(1, 0, 100)
 	b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendInline, Inline: []byte("12345678")})
-	for deadline := time.Now().Add(10 * time.Second); !to.events.any.Load(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the packet does not come")
-		}
-	}
+	testutil.Eventually(t, "the packet", to.events.any.Load)
 	b.b.none()
 	to.lane.charge(maxLaneBytes - int(to.lane.bytes.Load()))
 	p := b.b.dev.begin(false)

@@ -316,6 +316,7 @@ func (qp *QP) TakeBack() {
 	qp.exclusively(func(*pass) {
 		if qp.state < ib.QPRTS {
 			qp.sq.TakeBack(qp.sqNext.Load())
+			qp.req.fresh = false
 		}
 	})
 }
@@ -343,10 +344,10 @@ func (qp *QP) advance(p *pass) {
 	if qp.state != ib.QPRTS && qp.state != ib.QPSQD {
 		p.fill(qp) // before completions say that the memory is the consumer's again
 	}
-	switch qp.state {
-	case ib.QPSQE:
-		qp.req.flush(p)
-	case ib.QPErr:
+	if qp.state == ib.QPSQE {
+		qp.req.flush(p) // may enter ERR, when a completion is lost
+	}
+	if qp.state == ib.QPErr {
 		qp.flush(p)
 	}
 	qp.timer.rearm()

@@ -11,6 +11,7 @@ import (
 
 	"verbena/driver/rxe/transport"
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/link/simnet"
 	"verbena/netdev"
@@ -228,7 +229,7 @@ func TestDrain(t *testing.T) {
 			t.Errorf("to RTS while draining: %v", err)
 		}
 		b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRDMAWrite})
-		time.Sleep(time.Second)
+		testutil.Advance(time.Second)
 		b.a.none()
 		if got := b.a.raised(); !slices.Equal(got, []ib.EventType{ib.EventSQDrained}) {
 			t.Errorf("events are %v", got)
@@ -340,9 +341,7 @@ func TestLastAnswer(t *testing.T) {
 		}
 		result := make(chan error)
 		go func() { result <- b.b.qp.Destroy() }()
-		for !qp.events.any.Load() {
-			time.Sleep(time.Millisecond)
-		}
+		testutil.Eventually(t, "Destroy waits for the queue pair", qp.events.any.Load)
 		qp.advance(p) // the rest of the run
 		p.sendAll(qp)
 		select {

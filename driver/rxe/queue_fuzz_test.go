@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/uapi"
 	"verbena/umem"
 )
@@ -243,11 +244,8 @@ func FuzzQueues(f *testing.F) {
 		}
 		w.check(t)
 		if w.round%256 == 0 {
-			for i := 0; runtime.NumGoroutine() > goroutines; i++ {
-				if i == 1000 {
-					t.Fatalf("%d goroutines, %d at the start", runtime.NumGoroutine(), goroutines-16)
-				}
-				time.Sleep(time.Millisecond)
+			if !testutil.Poll(func() bool { return runtime.NumGoroutine() <= goroutines }) {
+				t.Fatalf("%d goroutines, %d at the start", runtime.NumGoroutine(), goroutines-16)
 			}
 		}
 	})

@@ -2,9 +2,6 @@ package rxe
 
 import "verbena/ib"
 
-// Raise raises an event of the device or its port, as if it had happened. It may not sleep.
-func (d *Device) Raise(e ib.EventType, port int) { d.obj.DispatchEvent(e, port) }
-
 // RaiseQP raises an event of a queue pair, as if it had happened: its state does not change. It reports false if there is no
 // such queue pair. It may not sleep.
 func (d *Device) RaiseQP(num uint32, e ib.EventType) bool {

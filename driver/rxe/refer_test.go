@@ -515,6 +515,7 @@ func TestReferStalled(t *testing.T) {
 // TestReferStalledTarget: a sender does not wait for the memory that its peer writes to, nor is its own memory held.
 func TestReferStalledTarget(t *testing.T) {
 	b := newReferBench(t, setup{})
+	b.watched() // the sender may have been woken again, and wait in the run queue of the pass that is stopped
 	x := newSilentProgram(b, ib.QPTypeRC)
 	x.space.hush()
 	wr := b.write(1, 0, 60_000)
@@ -693,7 +694,9 @@ func TestReferReuse(t *testing.T) {
 						})
 					}
 				}()
-				time.Sleep(time.Duration(rng.IntN(2000)) * time.Microsecond)
+				if first := rng.Int32N(40); !testutil.Poll(func() bool { return r.posted.Load() >= first }) {
+					t.Fatalf("%d work requests were posted, want %d", r.posted.Load(), first)
+				}
 				c.end(r)
 				fillWith(b.a.buf[:half], now)
 				<-back
@@ -730,6 +733,9 @@ func TestReferItself(t *testing.T) {
 				other := b.a.newQP(setup{typ: ib.QPTypeRC, cap: userCap})
 				defer func() { check(t, other.Destroy()) }()
 				connectQPs(t, b.a.dev, b.a.qp, b.a.dev, other, x)
+			}
+			if c.off < size { // another goroutine would write what this one reads
+				b.unwatched()
 			}
 			fill(b.a.buf, 1)
 			wr := b.write(1, 0, size)

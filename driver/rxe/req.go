@@ -1,6 +1,7 @@
 package rxe
 
 import (
+	"bytes"
 	"verbena/driver/rxe/transport"
 	"verbena/ib"
 	"verbena/roce"
@@ -22,10 +23,13 @@ type requester struct {
 	aimd  transport.AIMD
 	drain drain
 	waits waits
+
+	// fresh is true while each slot of a program's ring has held one request at most: its data are of that request.
+	fresh bool
 }
 
 func (r *requester) init(qp *QP) {
-	r.qp = qp
+	r.qp, r.fresh = qp, qp.ctx != nil
 	var recovery transport.Recovery = &r.aimd
 	if qp.dev.noProbe {
 		recovery = transport.Unprobed{Recovery: recovery}
@@ -113,7 +117,10 @@ func (r *requester) fetch(p *pass) bool {
 	if w.flags&uapi.SendFence != 0 && r.snd.Ordered() > 0 || qp.dev.stopAt() {
 		return false // again when the requests that it waits for are complete
 	}
-	qp.sqNext.Store(qp.sq.Next(next))
+	if w.length == 0 && r.fresh && r.lengthLost(w, slot, next) {
+		qp.ctx.libraryFault(ib.LengthLost)
+	}
+	r.taken(next)
 	q := transport.Request{Kind: w.kind, Length: w.length, Packets: w.packets}
 	if w.status != uapi.WCSuccess {
 		q.Packets = 0
@@ -121,6 +128,25 @@ func (r *requester) fetch(p *pass) bool {
 	r.snd.Push(q)
 	r.waits.posted(qp.sigAll || w.flags&uapi.SendSignaled != 0)
 	return true
+}
+
+// taken notes that a slot of the ring has been taken.
+func (r *requester) taken(slot uint32) {
+	next := r.qp.sq.Next(slot)
+	if next == 0 {
+		r.fresh = false
+	}
+	r.qp.sqNext.Store(next)
+}
+
+// lengthLost reports whether a fresh slot has data and no length, as wr_set_inline_data_list of rdma-core v34 to v63 leaves it. The last
+// slot is left out: ibv_post_send writes to it when the ring is full, before it finds that out.
+func (r *requester) lengthLost(w *sendWQE, slot []byte, at uint32) bool {
+	if w.status != uapi.WCSuccess || w.kind != transport.Send && w.kind != transport.Write || r.qp.sq.Next(at) == 0 {
+		return false
+	}
+	h, _ := uapi.Decode[uapi.RXESendWQE](slot)
+	return h.DMA.NumSGE == 0 && len(bytes.Trim(slot[uapi.RXESendWQESGEOffset:], "\x00")) > 0
 }
 
 // messageOpcodes are the operations of SEND and RDMA WRITE by place in the message.

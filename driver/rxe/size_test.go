@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"verbena/ib"
-	ibuser "verbena/ib/user"
+	"verbena/internal/testutil"
 	"verbena/roce"
 	"verbena/umem"
 )
@@ -232,7 +232,7 @@ func TestFenceAnswered(t *testing.T) {
 				wr.SGList, wr.Flush = nil, ib.Flush{Placement: ib.FlushGlobal, Length: 8}
 			}
 			b.a.send(wr, ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, Flags: ib.SendFence | ib.SendSignaled})
-			time.Sleep(time.Millisecond)
+			testutil.Advance(time.Millisecond)
 			qp := qpOf(b.a.qp)
 			waits := false
 			qp.exclusively(func(*pass) { waits = qp.req.snd.Len() == 1 })
@@ -250,6 +250,9 @@ func TestFenceAnswered(t *testing.T) {
 func TestRoomForManyUsers(t *testing.T) {
 	if raceEnabled {
 		t.Skip("one thread makes them; make unit runs it once more without the race detector")
+	}
+	if testing.Short() {
+		t.Skip("70000 queue pairs take seconds")
 	}
 	const n = 70_000
 	b := newBench(t, setup{})

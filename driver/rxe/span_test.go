@@ -8,10 +8,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"verbena/ib"
+	"verbena/internal/testutil"
 	"verbena/link"
 	"verbena/roce"
 )
@@ -142,8 +142,7 @@ func TestSpansRefused(t *testing.T) {
 						small := wr
 						small.ID, small.SGList, small.RemoteAddr = 2, b.a.sge(0, 10), b.b.addr
 						b.a.send(wr, small)
-						time.Sleep(time.Second)
-						synctest.Wait()
+						testutil.Advance(time.Second)
 						completions := func(n *node) (list []string) {
 							wc := make([]ib.WC, 10)
 							k, err := n.cq.Poll(wc)

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"verbena/ib"
-	ibuser "verbena/ib/user"
+	"verbena/internal/testutil"
 	"verbena/link/simnet"
 	"verbena/roce"
 	"verbena/uapi"
@@ -148,7 +148,7 @@ func TestSRQEmpty(t *testing.T) {
 		x := newShared(t, setup{}, 1, nil, conn{})
 		defer x.done()
 		x.send(0, 0, 5000)
-		time.Sleep(50 * time.Millisecond)
+		testutil.Advance(50 * time.Millisecond)
 		x.a.none()
 		x.recv(1, 0, 5000)
 		if wc := x.a.poll(1)[0]; wc.Status != ib.WCSuccess {
@@ -207,7 +207,7 @@ func TestSRQError(t *testing.T) {
 		if _, err := x.at[0].PostSend(big); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Millisecond)
+		testutil.Advance(time.Millisecond)
 		check(t, x.to[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 		if wc := x.b.poll(1)[0]; wc.ID != 1 || wc.Status != ib.WCWRFlushErr || wc.QP != x.to[0] {
 			t.Fatalf("the receive that was taken: %+v", wc)
@@ -342,12 +342,7 @@ func TestSRQUser(t *testing.T) {
 	if _, taken := srqOf(s).take(&w, make([]byte, maxRecvWQESize)); taken {
 		t.Error("a receive out of memory that is gone")
 	}
-	for range 100 {
-		if errs.Load() > 0 {
-			break
-		}
-		time.Sleep(time.Millisecond)
-	}
+	testutil.Eventually(t, "an error event of the queue", func() bool { return errs.Load() > 0 })
 	if errs.Load() != 1 {
 		t.Errorf("%d error events of the queue", errs.Load())
 	}

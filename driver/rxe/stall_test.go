@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"verbena/ib"
-	ibuser "verbena/ib/user"
 	"verbena/internal/testutil"
 	"verbena/uapi"
 	"verbena/umem"
@@ -130,8 +129,8 @@ func within(t testing.TB, what string, f func()) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(20 * time.Second):
-		t.Fatalf("%s has not returned after 20 s", what)
+	case <-time.After(testutil.Patience):
+		t.Fatalf("%s has not returned after %v", what, testutil.Patience)
 	}
 }
 
@@ -389,11 +388,11 @@ func TestLaneIsBounded(t *testing.T) {
 	x.awaitSlow()
 	within(t, "PostSend to the program", func() {
 		for range 200 {
-			_, err := x.peers[1].PostSend(wr)
-			for errors.Is(err, syscall.ENOMEM) { // a goroutine that runs the queue pair lacks a processor
-				time.Sleep(time.Millisecond)
+			var err error
+			testutil.Poll(func() bool {
 				_, err = x.peers[1].PostSend(wr)
-			}
+				return !errors.Is(err, syscall.ENOMEM) // a goroutine that runs the queue pair lacks a processor
+			})
 			check(t, err)
 		}
 	})

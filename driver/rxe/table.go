@@ -110,10 +110,10 @@ func (t *table[T]) get(n uint32) *T {
 // all goes through what is referred to.
 func (t *table[T]) all() iter.Seq[*T] {
 	t.mu.Lock()
-	end := t.fresh
+	end, claimed := t.fresh, slices.Clone(t.claimed)
 	t.mu.Unlock()
 	return func(yield func(*T) bool) {
-		for n := range t.first { // those that were claimed
+		for _, n := range claimed {
 			if v := t.get(n); v != nil && !yield(v) {
 				return
 			}

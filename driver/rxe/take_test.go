@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"verbena/ib"
-	ibuser "verbena/ib/user"
 	"verbena/link"
 	"verbena/umem"
 )
@@ -246,13 +245,16 @@ type sluggishSpace struct {
 	takes atomic.Int64
 }
 
+// access takes the time.
+func (s *sluggishSpace) access() { time.Sleep(time.Duration(s.takes.Load())) }
+
 func (s *sluggishSpace) ReadV(dst [][]byte, addr uint64) error {
-	time.Sleep(time.Duration(s.takes.Load()))
+	s.access()
 	return s.Local.ReadV(dst, addr)
 }
 
 func (s *sluggishSpace) WriteV(src [][]byte, addr uint64) error {
-	time.Sleep(time.Duration(s.takes.Load()))
+	s.access()
 	return s.Local.WriteV(src, addr)
 }
 

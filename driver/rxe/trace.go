@@ -8,6 +8,7 @@ import (
 	"verbena/driver/rxe/transport"
 	"verbena/ib"
 	"verbena/internal/clock"
+	"verbena/internal/qpinfo"
 	"verbena/roce"
 	"verbena/uapi"
 )
@@ -86,26 +87,15 @@ func (t *trace) packet(kind traceKind, b []byte, detail uint32) {
 	t.add(r)
 }
 
-// TraceEvent is a protocol event of a queue pair.
-type TraceEvent struct {
-	Time   time.Time `json:"time"`
-	Event  string    `json:"event"`            // "send", "receive", "drop", "retry", "state", ...
-	Opcode string    `json:"opcode,omitempty"` // of the packet that it is about
-	PSN    uint32    `json:"psn,omitempty"`
-	Detail string    `json:"detail,omitempty"`
-}
-
-// String is the event in one line, without its time.
-func (e TraceEvent) String() string {
-	s := e.Event
-	if e.Opcode != "" {
-		s += fmt.Sprintf(" %s psn %d", e.Opcode, e.PSN)
-	}
-	if e.Detail != "" {
-		s += ": " + e.Detail
-	}
-	return s
-}
+// Types of package qpinfo, which documents them.
+type (
+	// QPStatus is the protocol state of a queue pair.
+	QPStatus = qpinfo.Status
+	// QPTrace is the trace of a queue pair.
+	QPTrace = qpinfo.Trace
+	// TraceEvent is a protocol event of a queue pair.
+	TraceEvent = qpinfo.Event
+)
 
 func (r *traceRecord) event() TraceEvent {
 	e := TraceEvent{Time: r.at, Event: traceNames[r.kind]}
@@ -180,13 +170,6 @@ func (d *Device) TraceQP(num uint32, on bool) error {
 	})
 }
 
-// QPTrace is what a queue pair's trace has.
-type QPTrace struct {
-	On     bool         `json:"on"`
-	Lost   uint64       `json:"lost"` // events that newer ones have taken the place of
-	Events []TraceEvent `json:"events"`
-}
-
 // QPTrace returns the latest protocol events of a queue pair, the oldest first. It may sleep. ENOENT if there is no
 // queue pair of that number.
 func (d *Device) QPTrace(num uint32) (QPTrace, error) {
@@ -211,28 +194,6 @@ func (d *Device) QPTrace(num uint32) (QPTrace, error) {
 		r.Events = append(r.Events, t.ring[i%traceLen].event())
 	}
 	return r, nil
-}
-
-// QPStatus is the protocol state of a queue pair.
-type QPStatus struct {
-	Num     uint32 `json:"num"`
-	Type    string `json:"type"`
-	State   string `json:"state"`
-	DestQPN uint32 `json:"dest_qpn,omitempty"` // of a connection
-	Peer    string `json:"peer,omitempty"`     // its address
-	MTU     int    `json:"mtu"`
-	Traced  bool   `json:"traced"`
-	// Slow: memory of the program does not answer, and the queue pair waits.
-	Slow bool `json:"slow,omitempty"`
-
-	Unacknowledged uint32 `json:"unacknowledged"` // the oldest PSN without an acknowledgement
-	NextPSN        uint32 `json:"next_psn"`       // of the next packet
-	ExpectedPSN    uint32 `json:"expected_psn"`   // of the peer's next request
-	InFlight       int    `json:"in_flight"`      // work requests that have begun and not ended
-	Window         int    `json:"window"`         // bytes that may be on their way
-	Retries        uint8  `json:"retries"`        // left
-	RNRRetries     uint8  `json:"rnr_retries"`    // left; 7: without end
-	Egress         int    `json:"egress"`         // trains that wait to leave
 }
 
 // QPStatuses lists the queue pairs of the device, but those whose program does not let them be looked at, which have

@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -16,7 +15,7 @@ import (
 
 	"verbena/driver/rxe/ring"
 	"verbena/ib"
-	ibuser "verbena/ib/user"
+	"verbena/internal/testutil"
 	"verbena/link/simnet"
 	"verbena/uapi"
 )
@@ -27,7 +26,7 @@ type program struct {
 	path string
 	file *os.File
 
-	overconsumed atomic.Int32
+	faults [ib.NumLibraryFaults]atomic.Int32 // of the library, by kind
 
 	mu   sync.Mutex
 	end  int64
@@ -195,20 +194,20 @@ func (u *user) recvWQE(id uint64, list ...ib.SGE) []byte {
 	return b
 }
 
+// poll waits for a completion.
+func (u *user) poll() (wc uapi.WC) {
+	u.t.Helper()
+	testutil.Eventually(u.t, "a completion", func() (ok bool) {
+		wc, ok = u.cqueue.poll()
+		return ok
+	})
+	return wc
+}
+
 func (u *user) expect(want ...uapi.WC) {
 	u.t.Helper()
 	for i, w := range want {
-		var wc uapi.WC
-		for deadline := time.Now().Add(10 * time.Second); ; {
-			var ok bool
-			if wc, ok = u.cqueue.poll(); ok {
-				break
-			}
-			if time.Now().After(deadline) {
-				u.t.Fatalf("completion %d, of id %d, does not come", i, w.WRID)
-			}
-			time.Sleep(10 * time.Microsecond)
-		}
+		wc := u.poll()
 		if wc.WRID != w.WRID || wc.Status != w.Status || wc.QPNum != u.qp.Num() {
 			u.t.Fatalf("completion %d is %+v, want %+v", i, wc, w)
 		}
@@ -280,11 +279,7 @@ func TestUserQueues(t *testing.T) {
 		t.Fatalf("send queue takes %d work requests, want %d", room, init.MaxSendWR)
 	}
 	u.doorbell()
-	for deadline := time.Now().Add(10 * time.Second); !u.sq.post(u.wqe(0, uapi.WRRDMAWrite, 0)); runtime.Gosched() {
-		if time.Now().After(deadline) {
-			t.Fatal("send queue is not empty afterwards")
-		}
-	}
+	testutil.Eventually(t, "the send queue is empty", func() bool { return u.sq.post(u.wqe(0, uapi.WRRDMAWrite, 0)) })
 }
 
 // TestUserError: what is posted to a queue pair in error without a doorbell is flushed in a while.
@@ -308,7 +303,7 @@ func TestUserErrorIdle(t *testing.T) {
 		runs := 0
 		check(t, u.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 		qp := qpOf(u.qp)
-		for at := time.Now(); time.Since(at) < 15*time.Second; time.Sleep(time.Millisecond) {
+		for at := time.Now(); time.Since(at) < 15*time.Second; testutil.Advance(time.Millisecond) {
 			qp.look(func() {
 				if !qp.timer.reflush.IsZero() && time.Until(qp.timer.reflush) <= time.Millisecond {
 					runs++
@@ -320,10 +315,10 @@ func TestUserErrorIdle(t *testing.T) {
 		}
 		u.rq.post(u.recvWQE(1))
 		u.rq.post(u.recvWQE(2))
-		time.Sleep(reflushPeriod<<reflushPatience + time.Millisecond)
+		testutil.Advance(reflushPeriod<<reflushPatience + time.Millisecond)
 		u.expect(uapi.WC{WRID: 1, Status: uapi.WCWRFlushErr}, uapi.WC{WRID: 2, Status: uapi.WCWRFlushErr})
 		u.rq.post(u.recvWQE(3))
-		time.Sleep(reflushPeriod + time.Millisecond)
+		testutil.Advance(reflushPeriod + time.Millisecond)
 		u.expect(uapi.WC{WRID: 3, Status: uapi.WCWRFlushErr})
 		u.close()
 		b.close()
@@ -341,7 +336,7 @@ func TestSilence(t *testing.T) {
 		b.a.dev.Hardware().Silence()
 		b.a.dev.Handle().SetError()
 		u.rq.post(u.recvWQE(3))
-		time.Sleep(time.Minute)
+		testutil.Advance(time.Minute)
 		if wc, ok := u.cqueue.poll(); ok {
 			t.Errorf("got the completion %+v, want none", wc)
 		}
@@ -360,7 +355,7 @@ func TestUserErrorOfHungDevice(t *testing.T) {
 		u.sq.post(u.wqe(1, uapi.WRRDMAWrite, 0))
 		u.doorbell()
 		b.a.dev.Hardware().Hang()
-		time.Sleep(time.Minute)
+		testutil.Advance(time.Minute)
 		check(t, u.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 		u.expect(uapi.WC{WRID: 1, Status: uapi.WCWRFlushErr})
 		u.rq.post(u.recvWQE(2))
@@ -446,8 +441,56 @@ func TestUserAbuse(t *testing.T) {
 	}
 }
 
-// Overconsumed implements ib.Overconsumer.
-func (p *program) Overconsumed() { p.overconsumed.Add(1) }
+// LibraryFault implements ib.LibraryFaulter.
+func (p *program) LibraryFault(fault ib.LibraryFault) { p.faults[fault].Add(1) }
+
+// TestUserLosesLength posts as wr_set_inline_data_list of rdma-core v34 to v63 does: with data, and without their length.
+func TestUserLosesLength(t *testing.T) {
+	b := newBench(t, setup{shortcut: true})
+	u := newUser(b, userCap)
+	id, slots := uint64(0), int(u.sq.mask())+1
+	send := func(wqe []byte, length uint32) (faults int32) {
+		t.Helper()
+		before := u.faults[ib.LengthLost].Load()
+		b.b.recv(1, 0, 64)
+		u.sq.post(wqe)
+		u.doorbell()
+		u.expect(uapi.WC{WRID: id, Opcode: uapi.WCSend, ByteLen: length})
+		b.b.expect(ib.WC{ID: 1, Opcode: ib.WCRecv, ByteLen: length})
+		id++
+		return u.faults[ib.LengthLost].Load() - before
+	}
+	lost := func() []byte {
+		w := u.wqe(id, uapi.WRSend, uapi.SendSignaled)
+		return append(w, "inline data"...)
+	}
+	for slot := range slots {
+		want := int32(1)
+		if slot == slots-1 {
+			want = 0
+		}
+		switch slot % 3 {
+		case 0:
+			if got := send(lost(), 0); got != want {
+				t.Errorf("slot %d, data without a length: reported %d times, want %d", slot, got, want)
+			}
+		case 1:
+			if got := send(u.wqe(id, uapi.WRSend, uapi.SendSignaled), 0); got != 0 {
+				t.Errorf("slot %d, an empty message: reported %d times", slot, got)
+			}
+		case 2:
+			if got := send(u.wqe(id, uapi.WRSend, uapi.SendSignaled, b.a.sge(0, 8)...), 8); got != 0 {
+				t.Errorf("slot %d, a message: reported %d times", slot, got)
+			}
+		}
+	}
+	// In a slot that was used before, old data do not belong to an empty message.
+	for range slots {
+		if got := send(u.wqe(id, uapi.WRSend, uapi.SendSignaled), 0); got != 0 {
+			t.Errorf("an empty message in a used slot: reported %d times", got)
+		}
+	}
+}
 
 // TestUserOverconsumes drains the completion queue as the provider of rdma-core v34 to v54 does: when it has found the end, it
 // counts one more.
@@ -471,7 +514,7 @@ func TestUserOverconsumes(t *testing.T) {
 		}
 		end := *cons
 		atomic.StoreUint32(cons, (end+1)&u.cqueue.mask())
-		before := u.overconsumed.Load()
+		before := u.faults[ib.Overconsumed].Load()
 		switch round % 2 {
 		case 0: // who waits for events asks for one before it looks again
 			if _, err := u.cq.ReqNotify(ib.NotifyNextComp); err != nil {
@@ -485,7 +528,7 @@ func TestUserOverconsumes(t *testing.T) {
 		if got := atomic.LoadUint32(cons); got != end {
 			t.Fatalf("round %d: index %d, want %d", round, got, end)
 		}
-		if got := u.overconsumed.Load() - before; got != 1 {
+		if got := u.faults[ib.Overconsumed].Load() - before; got != 1 {
 			t.Fatalf("round %d: reported %d times, want 1", round, got)
 		}
 	}
@@ -495,11 +538,7 @@ func TestUserOverconsumes(t *testing.T) {
 	b.b.recv(1, 0, 8)
 	u.sq.post(u.wqe(id, uapi.WRSend, uapi.SendSignaled, b.a.sge(0, 8)...))
 	u.doorbell()
-	for deadline := time.Now().Add(10 * time.Second); atomic.LoadUint32(cons) != end; time.Sleep(10 * time.Microsecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("index %d, want %d", *cons, end)
-		}
-	}
+	testutil.Eventually(t, "the index is put back", func() bool { return atomic.LoadUint32(cons) == end })
 	u.expect(uapi.WC{WRID: id, Opcode: uapi.WCSend, ByteLen: 8})
 	if e := b.a.raised(); len(e) != 0 {
 		t.Errorf("events %v, want none", e)

@@ -120,6 +120,9 @@ func (r *requester) decodeSend(w *sendWQE, b []byte) {
 		w.status = r.decodeSingle(w, &h, data)
 		return
 	}
+	if h.DMA.NumSGE == 0 && h.DMA.Length != 0 && (w.kind == transport.Send || w.kind == transport.Write) {
+		w.flags |= uapi.SendInline // ibv_wr_set_inline_data, for which a program gives no flag
+	}
 	if w.flags&uapi.SendInline != 0 {
 		if w.kind == transport.Read || w.kind == transport.Atomic { // the slot holds data, where its elements belong
 			w.status = uapi.WCLocQPOpErr

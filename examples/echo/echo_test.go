@@ -12,6 +12,7 @@ import (
 
 	"verbena/driver/loopback"
 	"verbena/ib"
+	"verbena/ib/check"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -25,7 +26,7 @@ func TestRun(t *testing.T) {
 // The service answers many callers, on devices that come and go meanwhile, and keeps the contract.
 func TestEcho(t *testing.T) {
 	core := &ib.Core{}
-	core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
+	check.On(core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 	var service Echo
 	client := service.Client()
 	if err := core.RegisterClient(client); err != nil {
@@ -72,7 +73,7 @@ func TestEcho(t *testing.T) {
 // A device that goes while messages are under way.
 func TestUnregisterUnderTraffic(t *testing.T) {
 	core := &ib.Core{}
-	core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
+	check.On(core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 	var service Echo
 	flood := &ib.Client{
 		Name: "flood",

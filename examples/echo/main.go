@@ -15,6 +15,7 @@ import (
 
 	"verbena/driver/loopback"
 	"verbena/ib"
+	"verbena/ib/check"
 )
 
 func main() {
@@ -32,7 +33,7 @@ func main() {
 // run starts the service, has a device come, calls, and has the device go.
 func run(words []string) error {
 	var core ib.Core
-	core.Check(ib.CheckConfig{Report: func(v ib.Violation) { log.Print(v) }})
+	check.On(&core, check.Config{Report: func(v check.Violation) { log.Print(v) }})
 	var service Echo
 	client := service.Client()
 	if err := core.RegisterClient(client); err != nil {

@@ -2,6 +2,7 @@ package minimal
 
 import (
 	"fmt"
+	"slices"
 	"syscall"
 
 	"verbena/ib"
@@ -22,15 +23,10 @@ type completionQueue struct {
 // CreateCQ implements ib.Driver.
 func (d *Device) CreateCQ(h ib.CQHandle, attr ib.CQAttr, _ *ib.Udata) (ib.DriverCQ, error) {
 	if attr.Entries < 1 || attr.Entries > maxCQE {
-		return nil, fmt.Errorf("create CQ: %d entries, not 1 to %d: %w", attr.Entries, maxCQE, syscall.EINVAL)
+		return nil, fmt.Errorf("%d entries, not 1 to %d: %w", attr.Entries, maxCQE, syscall.EINVAL)
 	}
 	if attr.Flags != 0 {
-		return nil, fmt.Errorf("create CQ: flags %v: %w", attr.Flags, syscall.EOPNOTSUPP)
-	}
-	d.mu.Lock()
-	defer d.unlock()
-	if d.failed {
-		return nil, fmt.Errorf("create CQ on a device in error: %w", syscall.EIO)
+		return nil, fmt.Errorf("flags %v: %w", attr.Flags, syscall.EOPNOTSUPP)
 	}
 	h.SetEntries(attr.Entries)
 	return &completionQueue{d: d, h: h, max: attr.Entries}, nil
@@ -41,7 +37,7 @@ func (c *completionQueue) Poll(wc []ib.WC) (int, error) {
 	c.d.mu.Lock()
 	defer c.d.unlock()
 	n := copy(wc, c.wcs)
-	c.wcs = append(c.wcs[:0], c.wcs[n:]...)
+	c.wcs = slices.Delete(c.wcs, 0, n)
 	return n, nil
 }
 
@@ -73,7 +69,7 @@ func (c *completionQueue) post(wc ib.WC, solicited bool) bool {
 	return true
 }
 
-// forget takes a queue pair that is destroyed out of its completions.
+// forget removes a queue pair that is being destroyed from its completions, which keep its number.
 func (c *completionQueue) forget(qp *ib.QP) {
 	for i := range c.wcs {
 		if c.wcs[i].QP == qp {

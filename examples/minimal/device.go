@@ -1,22 +1,21 @@
 // Package minimal is a small driver, to be read in one sitting: reliable connections with SEND and receive between
 // queue pairs of one device, and no thread, timer or optional ability. It keeps the contract of package ib by three
-// decisions (the numbers in brackets are points of docs/contract.md):
+// decisions. The numbers in brackets are points of docs/contract.md.
 //
-//   - One mutex, Device.mu, guards everything. No critical section waits for anything, so that the methods that may
-//     not sleep can take it, too [1], and all methods are reentrant [2]. It is not held across Register or
+//   - One mutex, Device.mu, guards everything. No critical section waits for anything, so the methods that may not
+//     sleep can take the mutex, too [1], and all methods are reentrant [2]. It is not held across Register or
 //     Unregister [5].
-//   - PostSend carries out what it takes at once. A send whose peer is not ready for it waits in the peer's list, and
-//     is carried out by the call that makes the peer ready: PostRecv, Modify or Destroy.
+//   - PostSend carries out a send at once. A send whose peer is not ready stays in the queue, until a call makes the
+//     peer ready: PostRecv, Modify or Destroy.
 //   - Completions and events are reported under the lock, since the midlayer calls the consumer later [3].
 //
-// Completion queues are in cq.go, queue pairs in qp.go, and the way of a SEND in send.go.
+// A driver with a thread of its own, or with a program's memory, needs more; see driver/loopback, which has a file for
+// each ability.
 package minimal
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
-	"slices"
 	"sync"
 	"syscall"
 
@@ -47,7 +46,7 @@ type Device struct {
 	qps    map[uint32]*queuePair
 	mrs    map[uint32]*region // by key
 	number uint32             // the last number or key given out; none is given out again
-	ready  []*queuePair       // whose sends are to be tried again before mu is unlocked
+	retry  bool               // all queue pairs are to run before mu is unlocked: a peer has changed its state
 }
 
 // New returns a device to register. logf may be nil.
@@ -63,12 +62,13 @@ func (d *Device) Handle() *ib.DeviceHandle { return d.h }
 // Close frees the device, when Unregister has returned. EBUSY before.
 func (d *Device) Close() error { return d.h.Dealloc() }
 
-// unlock carries out what has become ready, and unlocks.
+// unlock unlocks mu, when no queue pair has anything left to do.
 func (d *Device) unlock() {
-	for len(d.ready) > 0 {
-		q := d.ready[0]
-		d.ready = d.ready[1:]
-		q.run()
+	for d.retry {
+		d.retry = false
+		for _, q := range d.qps {
+			q.run()
+		}
 	}
 	d.mu.Unlock()
 }
@@ -93,7 +93,7 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 // QueryPort implements ib.Driver.
 func (d *Device) QueryPort(port int) (ib.PortAttr, error) {
 	if port != 1 {
-		return ib.PortAttr{}, fmt.Errorf("query port %d: the only port is 1: %w", port, syscall.EINVAL)
+		return ib.PortAttr{}, fmt.Errorf("port %d, not 1: %w", port, syscall.EINVAL)
 	}
 	return ib.PortAttr{State: ib.PortActive, MaxMTU: ib.MTU4096, ActiveMTU: ib.MTU4096, GIDTableLen: 1, PKeyTableLen: 1,
 		MaxMsgSize: maxMessage, ActiveWidth: 1, ActiveSpeed: 1, PhysState: 5, LinkLayer: ib.LinkEthernet}, nil
@@ -102,7 +102,7 @@ func (d *Device) QueryPort(port int) (ib.PortAttr, error) {
 // QueryGID implements ib.Driver.
 func (d *Device) QueryGID(port, index int) (ib.GIDEntry, error) {
 	if port != 1 || index != 0 {
-		return ib.GIDEntry{}, fmt.Errorf("query GID %d of port %d, not 0 of port 1: %w", index, port, syscall.EINVAL)
+		return ib.GIDEntry{}, fmt.Errorf("GID %d of port %d, not 0 of port 1: %w", index, port, syscall.EINVAL)
 	}
 	return ib.GIDEntry{GID: gid, Type: ib.GIDTypeRoCEv2}, nil
 }
@@ -110,7 +110,7 @@ func (d *Device) QueryGID(port, index int) (ib.GIDEntry, error) {
 // QueryPKey implements ib.Driver.
 func (d *Device) QueryPKey(port, index int) (uint16, error) {
 	if port != 1 || index != 0 {
-		return 0, fmt.Errorf("query P_Key %d of port %d, not 0 of port 1: %w", index, port, syscall.EINVAL)
+		return 0, fmt.Errorf("P_Key %d of port %d, not 0 of port 1: %w", index, port, syscall.EINVAL)
 	}
 	return 0xffff, nil
 }
@@ -120,8 +120,8 @@ func (d *Device) EnterError() {
 	d.mu.Lock()
 	defer d.unlock()
 	d.failed = true
-	for _, n := range slices.Sorted(maps.Keys(d.qps)) {
-		if q := d.qps[n]; q.attr.State != ib.QPReset {
+	for _, q := range d.qps {
+		if q.attr.State != ib.QPReset {
 			q.enterErr()
 		}
 	}
@@ -146,9 +146,7 @@ type region struct {
 }
 
 // RegMR implements ib.Driver.
-func (d *Device) RegMR(
-	mr ib.MRHandle, pd ib.DriverPD, mem *umem.Region, access ib.AccessFlags, _ *ib.Udata,
-) (ib.DriverMR, error) {
+func (d *Device) RegMR(mr ib.MRHandle, pd ib.DriverPD, mem *umem.Region, access ib.AccessFlags, _ *ib.Udata) (ib.DriverMR, error) {
 	if mem.OnDemand() {
 		return nil, fmt.Errorf("register memory on demand: %w", syscall.EOPNOTSUPP)
 	}
@@ -157,9 +155,6 @@ func (d *Device) RegMR(
 	}
 	d.mu.Lock()
 	defer d.unlock()
-	if d.failed {
-		return nil, fmt.Errorf("register memory on a device in error: %w", syscall.EIO)
-	}
 	r := &region{d: d, key: d.next(), pd: pd, mem: mem, access: access}
 	d.mrs[r.key] = r
 	mr.SetKeys(r.key, r.key)

@@ -4,42 +4,20 @@ import (
 	"verbena/ib"
 )
 
-// run carries out the sends that can be, and flushes what is there in ERR.
+// run carries out the sends that can be carried out now. In ERR it flushes both queues.
 //
 //verbena:held q.d.mu
 func (q *queuePair) run() {
-	for len(q.sends) > 0 && !q.waits && (q.attr.State == ib.QPRTS || q.attr.State == ib.QPSQD && q.begun) {
+	for len(q.sends) > 0 && q.attr.State == ib.QPRTS {
 		status, done := q.transmit(&q.sends[0])
 		if !done {
-			q.waits = true
 			return
 		}
 		q.completeSend(status)
-		q.drained()
 	}
-	if q.attr.State == ib.QPErr {
-		q.flush()
+	if q.attr.State != ib.QPErr {
+		return
 	}
-}
-
-// wake has the sends that wait for q tried again.
-func (q *queuePair) wake() {
-	for _, w := range q.waiting {
-		w.waits = false
-	}
-	q.d.ready = append(q.d.ready, q.waiting...)
-	q.waiting = nil
-}
-
-// enterErr takes q to ERR, where all that is outstanding, and what is posted later, is flushed. The flush comes
-// before Device.mu is unlocked, but not at once: q may be its own peer, and be in the middle of a send.
-func (q *queuePair) enterErr() {
-	q.attr.State, q.attr.SQDraining = ib.QPErr, false
-	q.d.ready = append(q.d.ready, q)
-	q.wake()
-}
-
-func (q *queuePair) flush() {
 	for len(q.sends) > 0 {
 		q.completeSend(ib.WCWRFlushErr)
 	}
@@ -48,20 +26,14 @@ func (q *queuePair) flush() {
 	}
 }
 
-// drained ends the draining of SQD once no send is under way.
-func (q *queuePair) drained() {
-	if q.attr.State == ib.QPSQD && q.attr.SQDraining && !q.begun {
-		q.attr.SQDraining = false
-		if q.attr.EnSQDAsyncNotify {
-			q.h.Raise(ib.EventSQDrained)
-		}
-	}
-}
+// enterErr changes the state to ERR. The flush follows before Device.mu is unlocked, and not at once: q may be its own
+// peer, in the middle of a send.
+func (q *queuePair) enterErr() { q.attr.State, q.d.retry = ib.QPErr, true }
 
 // completeSend completes the first send. A failure takes the queue pair to ERR.
 func (q *queuePair) completeSend(status ib.WCStatus) {
 	wr := q.sends[0]
-	q.sends, q.begun, q.waits = q.sends[1:], false, false
+	q.sends = q.sends[1:]
 	if status == ib.WCSuccess && !q.sigAll && wr.Flags&ib.SendSignaled == 0 {
 		return
 	}
@@ -81,10 +53,9 @@ func (q *queuePair) completeRecv(wc ib.WC, solicited bool) {
 	}
 }
 
-// transmit carries out a send, requester and responder. It returns false if the peer is not ready, and has q run
-// again when that changes.
+// transmit carries out a send, as requester and responder. This is the place of the wire in a real driver. It returns
+// false if the peer is not ready.
 func (q *queuePair) transmit(wr *ib.SendWR) (status ib.WCStatus, done bool) {
-	q.begun = true
 	data := wr.Inline
 	if wr.Flags&ib.SendInline == 0 {
 		if length(wr.SGList) > maxMessage {
@@ -96,20 +67,18 @@ func (q *queuePair) transmit(wr *ib.SendWR) (status ib.WCStatus, done bool) {
 		}
 	}
 
-	// From here on it is the responder's.
+	// The rest is the responder's part.
 	p := q.d.qps[q.attr.DestQPN]
 	switch {
 	case q.attr.AH.GRH.DGID != gid || p == nil:
 		return ib.WCRetryExcErr, true
 	case p.attr.State == ib.QPInit: // about to be connected
-		p.waiting = append(p.waiting, q)
 		return 0, false
 	case p.attr.State == ib.QPReset || p.attr.State == ib.QPErr || p.attr.DestQPN != q.h.Num():
 		return ib.WCRetryExcErr, true // as if there was no answer
 	case len(p.recvs) == 0 && q.attr.RNRRetry == 0:
 		return ib.WCRNRRetryExcErr, true
-	case len(p.recvs) == 0: // receiver not ready: retries take no time here, so that there is no end to them
-		p.waiting = append(p.waiting, q)
+	case len(p.recvs) == 0: // receiver not ready: retries take no time here, so there is no end to them
 		return 0, false
 	}
 	wc := ib.WC{Opcode: ib.WCRecv, ByteLen: uint32(len(data)), SrcQP: q.h.Num(), Port: 1}

@@ -10,11 +10,12 @@ import (
 
 	"verbena/driver/loopback"
 	"verbena/ib"
+	"verbena/ib/check"
 )
 
 func TestTickets(t *testing.T) {
 	var core ib.Core
-	core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
+	check.On(&core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 	var tickets Tickets
 	client := tickets.Client()
 	if err := core.RegisterClient(client); err != nil {

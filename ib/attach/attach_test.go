@@ -17,6 +17,8 @@ import (
 	"verbena/driver/loopback"
 	"verbena/ib"
 	"verbena/ib/attach"
+	"verbena/ib/check"
+	"verbena/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -162,7 +164,7 @@ func TestLoss(t *testing.T) {
 		dev := plug(t, core, "lo0")
 		d := newDisk(t, core, attach.Config[*ib.PD]{LossTimeout: 10 * time.Second})
 		d.want("0s attach lo0")
-		time.Sleep(20 * time.Second) // being attached wears no patience out
+		testutil.Advance(20 * time.Second) // being attached wears no patience out
 		must(t, core.Unregister(dev))
 		waits := make(chan error)
 		go func() {
@@ -198,7 +200,7 @@ func TestLossWhileAttaching(t *testing.T) {
 			d := newDisk(t, core, attach.Config[*ib.PD]{LossTimeout: 2500 * time.Millisecond})
 			d.slow, d.fail = slow, syscall.ECONNREFUSED
 			dev := plug(t, core, "lo0")
-			time.Sleep(time.Minute)
+			testutil.Advance(time.Minute)
 			if slow {
 				d.want("3s no lo0", "3s lost")
 			} else {
@@ -260,7 +262,7 @@ func TestSessionFails(t *testing.T) {
 		first := d.failed
 		first(syscall.ECONNRESET)
 		d.want("0s detach lo0")
-		time.Sleep(3 * time.Second)
+		testutil.Advance(3 * time.Second)
 		d.want("2s attach lo0")
 		first(syscall.ECONNRESET) // of a session that has ended
 		d.want()
@@ -289,9 +291,9 @@ func TestRepeatedFailure(t *testing.T) {
 			Logf:   func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) },
 		})
 		must(t, err)
-		time.Sleep(time.Minute)
+		testutil.Advance(time.Minute)
 		fail.Store(errors.New("refused"))
-		time.Sleep(time.Minute)
+		testutil.Advance(time.Minute)
 		a.Close()
 		must(t, core.Unregister(dev))
 		want := []string{"disk: attach to lo0: no route", "disk: attach to lo0: refused"}
@@ -311,7 +313,7 @@ func TestFatalEvent(t *testing.T) {
 		dev.SetError()
 		dev.DispatchEvent(ib.EventDeviceFatal, 0)
 		d.want("0s detach lo0")
-		time.Sleep(time.Minute)
+		testutil.Advance(time.Minute)
 		d.want()
 		d.wantState(attach.Held)
 		must(t, core.Unregister(dev))
@@ -342,7 +344,7 @@ func TestUnregisterWaits(t *testing.T) {
 		d.slow = true
 		d.mu.Unlock()
 		dev = plug(t, core, "lo0")
-		time.Sleep(time.Second)
+		testutil.Advance(time.Second)
 		must(t, core.Unregister(dev))
 		d.want("1s no lo0")
 		d.wantState(attach.Held)
@@ -354,7 +356,7 @@ func TestUnregisterWaits(t *testing.T) {
 func TestNoCallchain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
-		core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
+		check.On(core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 		d := newDisk(t, core, attach.Config[*ib.PD]{RetryDelay: time.Millisecond})
 		// Attach and Detach need the lock that is held across the calls.
 		d.mu.Lock()
@@ -369,7 +371,7 @@ func TestNoCallchain(t *testing.T) {
 		}
 		d.a.Release()
 		d.mu.Unlock()
-		time.Sleep(time.Second)
+		testutil.Advance(time.Second)
 		d.want("0s attach lo0", "0s detach lo0", "0s attach lo0")
 		must(t, core.Unregister(dev))
 		d.a.Close()

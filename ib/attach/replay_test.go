@@ -12,6 +12,7 @@ import (
 	"verbena/driver/loopback"
 	"verbena/ib"
 	"verbena/ib/attach"
+	"verbena/internal/testutil"
 	"verbena/umem"
 )
 
@@ -236,7 +237,7 @@ func TestReplay(t *testing.T) {
 	}
 	wg.Wait()
 	<-over
-	for range 1000 { // what the last reset left over
+	testutil.Eventually(t, "what the last reset left over", func() bool {
 		st.mu.Lock()
 		n := len(st.held)
 		st.mu.Unlock()
@@ -254,11 +255,8 @@ func TestReplay(t *testing.T) {
 			}
 		}
 		st.a.Release()
-		if n == 0 {
-			break
-		}
-		time.Sleep(time.Millisecond)
-	}
+		return n == 0
+	})
 	st.finished.Wait()
 	for i := range st.done {
 		if n := st.done[i].Load(); n != 1 {

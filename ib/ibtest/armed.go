@@ -11,7 +11,7 @@ import (
 
 // Armed: threads other than that of the handler arm a queue, while completions come.
 
-var armedChecks = []check{
+var armedChecks = []ruleTest{
 	{
 		name: "Callback/ArmedElsewhere",
 		rule: "a thread that arms a queue, other than that of its handler, while a completion comes finds it missed, or is notified",

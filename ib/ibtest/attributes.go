@@ -14,7 +14,7 @@ import (
 
 // The attributes of queue pairs, and the effect of those that no other check looks at.
 
-var attributeChecks = []check{
+var attributeChecks = []ruleTest{
 	{
 		name: "QueuePair/Attributes",
 		rule: "Query reports each attribute as Modify has set it, and those that Modify did not name as they were; after an error nothing has changed",

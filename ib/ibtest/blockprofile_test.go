@@ -23,12 +23,12 @@ func TestNothingBlockedFindsShortWaits(t *testing.T) {
 		}, true},
 		{"condition", func(*wrongDriver) {
 			var wg sync.WaitGroup
-			wg.Go(func() { time.Sleep(time.Microsecond) })
+			wg.Go(func() { sleepFor(time.Microsecond) })
 			wg.Wait()
 		}, true},
 		{"lock", func(d *wrongDriver) {
 			d.mu.Lock()
-			go func() { time.Sleep(time.Millisecond); d.mu.Unlock() }()
+			go func() { sleepFor(time.Millisecond); d.mu.Unlock() }()
 			d.mu.Lock()
 			d.held.Store(true)
 			d.mu.Unlock()

@@ -1,10 +1,14 @@
 package ibtest
 
 import (
+	"runtime"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"verbena/ib"
+	"verbena/umem"
 )
 
 // wrongValues are drivers whose faults show with values that only the model's calls have.
@@ -61,9 +65,146 @@ var wrongValues = []wrong{
 				return q.QP.Destroy()
 			}
 		},
-		opts: func(func() *wrongDriver) []Option { return []Option{Bubble(), Seeds(400)} },
+		opts: manySeeds,
 		by:   "Model/Destroyed", says: "when all objects had been destroyed",
 	},
+	{
+		defect: "keeps the regions of the device before a reset: who knows an old key can still write there",
+		break_: func(d *wrongDriver) {
+			d.dereg = func(m ib.DriverMR) error {
+				if d.dev.Device().State() == ib.DeviceError {
+					for _, r := range each(d, &d.dead) {
+						keptRegions.Store(r.num, r.region)
+					}
+				}
+				return m.Dereg()
+			}
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				for _, wr := range wrs {
+					present := slices.ContainsFunc(each(d, &d.mrs), func(m *wrongMR) bool { return m.num == wr.RKey })
+					if r, ok := keptRegions.Load(wr.RKey); ok && !present {
+						r.(*umem.Region).WriteV([][]byte{{0x5a}}, wr.RemoteAddr)
+					}
+				}
+				return q.QP.PostSend(wrs)
+			}
+		},
+		opts: manySeeds,
+		by:   "Model/Steps", says: "memory: byte at",
+	},
+	{
+		defect: "carries out on the recovered device what was posted to the device in error",
+		break_: func(d *wrongDriver) {
+			keep := func(sgl []ib.SGE) {
+				if d.dev.Device().State() == ib.DeviceError && len(sgl) > 0 {
+					keptRequests.Store(sgl[0].Addr, d.regionAt(sgl[0].Addr))
+				}
+			}
+			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
+				for _, wr := range wrs {
+					keep(wr.SGList)
+				}
+				return q.QP.PostRecv(wrs)
+			}
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				for _, wr := range wrs {
+					keep(wr.SGList)
+				}
+				return q.QP.PostSend(wrs)
+			}
+			d.createQP = func(ib.QPHandle, *ib.DriverQPInit) error {
+				keptRequests.Range(func(addr, m any) bool {
+					if r := m.(*wrongMR); r != nil {
+						r.region.WriteV([][]byte{{0x5a}}, addr.(uint64))
+					}
+					return true
+				})
+				keptRequests.Clear()
+				return nil
+			}
+		},
+		opts: manySeeds,
+		by:   "Model/Steps", says: "memory: byte at",
+	},
+	{
+		defect: "takes a queue pair that leaves a multicast group out of all its groups",
+		break_: func(d *wrongDriver) {
+			d.detach = func(q *wrongQP, group ib.GID) error {
+				if err := q.QP.DetachMcast(group, 0); err != nil {
+					return err
+				}
+				for n := range byte(8) {
+					other := group
+					other[15] = n
+					_ = q.QP.DetachMcast(other, 0)
+				}
+				return nil
+			}
+		},
+		opts: manySeeds,
+		by:   "Model/Steps", says: "invalid argument",
+	},
+	{
+		defect: "keeps holding a notification back when moderation is set to what it is",
+		break_: func(d *wrongDriver) {
+			type setting struct {
+				count  int
+				period time.Duration
+			}
+			var present sync.Map // by queue
+			d.moderate = func(c *wrongCQ, count int, period time.Duration) error {
+				s := setting{count, period}
+				if was, ok := present.Swap(c, s); ok && was == s {
+					return nil
+				}
+				return c.CQ.Moderate(count, period)
+			}
+		},
+		opts: manySeeds,
+		by:   "Model/Steps", says: "calls of the handler",
+	},
+	{
+		defect: "looks whether a transition is allowed before it takes its lock: of two at once both succeed",
+		break_: func(d *wrongDriver) {
+			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
+				was := q.QP.State()
+				_, refused := ib.NextState(was, q.obj.QP().Type(), a, m)
+				for range 4 {
+					runtime.Gosched()
+				}
+				changed := q.QP.State() != was
+				if err := q.QP.Modify(a, m, nil); refused != nil || !changed {
+					return err
+				}
+				return nil
+			}
+		},
+		opts: manySeeds,
+		by:   "Model/Shared", says: "no order of",
+	},
+	{
+		defect: "drops a receive that is posted while another thread posts one to the queue pair, and says that it was taken",
+		break_: func(d *wrongDriver) {
+			var posting sync.Map // by queue pair
+			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
+				if _, ok := posting.LoadOrStore(q, true); ok {
+					return len(wrs), nil
+				}
+				defer posting.Delete(q)
+				for range 4 {
+					runtime.Gosched()
+				}
+				return q.QP.PostRecv(wrs)
+			}
+		},
+		opts: manySeeds,
+		by:   "Model/Shared", says: "no order of",
+	},
 }
+
+// keptRegions and keptRequests hold the objects that a wrong driver keeps through a reset.
+var keptRegions, keptRequests sync.Map
+
+func manySeeds(func() *wrongDriver) []Option { return []Option{Bubble(), Seeds(400)} }
 
 func inBubble(func() *wrongDriver) []Option { return []Option{Bubble()} }

@@ -26,6 +26,9 @@ func inPostSend(prepare func(t testing.TB) (f func())) func(d *wrongDriver) {
 	}
 }
 
+// sleepFor sleeps, in real or virtual time. It is the defect of drivers and consumers that must not, and the time that their threads take.
+func sleepFor(d time.Duration) { time.Sleep(d) }
+
 func nanosleep(d time.Duration) {
 	ts := syscall.NsecToTimespec(int64(d))
 	syscall.Nanosleep(&ts, nil)
@@ -35,7 +38,7 @@ func nanosleep(d time.Duration) {
 var wrongSleepers = []wrong{
 	{
 		defect: "sleeps for 100 µs in post send",
-		break_: inPostSend(func(testing.TB) func() { return func() { time.Sleep(100 * time.Microsecond) } }),
+		break_: inPostSend(func(testing.TB) func() { return func() { sleepFor(100 * time.Microsecond) } }),
 		says:   "rule sleep-in-method",
 	},
 	{
@@ -54,7 +57,7 @@ var wrongSleepers = []wrong{
 			var n atomic.Int32
 			return func() {
 				if n.Add(1)%30 == 0 {
-					time.Sleep(20 * time.Microsecond)
+					sleepFor(20 * time.Microsecond)
 				}
 			}
 		}),
@@ -118,7 +121,7 @@ var wrongSleepers = []wrong{
 				d.mu.Lock()
 				defer d.mu.Unlock()
 				if m&ib.QPAttrState != 0 && a.State == ib.QPRTS {
-					time.Sleep(20 * time.Millisecond)
+					sleepFor(20 * time.Millisecond)
 				}
 				return q.QP.Modify(a, m, nil)
 			}

@@ -13,7 +13,7 @@ import (
 
 // Point 3: callbacks.
 
-var callbackChecks = []check{
+var callbackChecks = []ruleTest{
 	{
 		name: "Callback/NotFromCallchain",
 		rule: "a completion that a method call raises is delivered when the call has returned",

@@ -12,7 +12,7 @@ import (
 
 // Completions: their contents.
 
-var completionChecks = []check{
+var completionChecks = []ruleTest{
 	{
 		name: "Data/WholeCompletion",
 		rule: "a poll writes every field of a completion: nothing stays of what the caller had there",

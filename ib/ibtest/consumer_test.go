@@ -51,7 +51,7 @@ var basicConsumers = []wrongConsumer{
 	{
 		defect: "sleeps in a completion handler",
 		use: func(e *env) {
-			inHandler(e, func(*pair, *ib.CQ) { time.Sleep(longSleep) })
+			inHandler(e, func(*pair, *ib.CQ) { sleepFor(longSleep) })
 		},
 		says: "rule sleep-in-callback",
 	},
@@ -182,7 +182,7 @@ var basicConsumers = []wrongConsumer{
 			e.unregister()
 			e.objects = nil
 		},
-		asleep: true, says: "objects left when Remove of client wrong returned: PD, MR, MR, CQ, CQ, QP, QP",
+		asleep: true, says: "objects left when Remove of client wrong returned: PD, CQ, MR, QP, CQ, MR, QP",
 	},
 	{
 		defect: "has another thread make what its Remove forgets",
@@ -270,7 +270,7 @@ var basicConsumers = []wrongConsumer{
 		defect: "sleeps while it holds callbacks",
 		use: func(e *env) {
 			e.handle.HoldCallbacks()
-			time.Sleep(longSleep)
+			sleepFor(longSleep)
 			e.handle.RunCallbacks()
 		},
 		says: "rule hold",
@@ -311,9 +311,12 @@ func TestWrongConsumers(t *testing.T) {
 	results := make([]*recorder, len(wrongConsumers))
 	together(len(results), func(i int) {
 		c := wrongConsumers[i]
-		results[i] = record(t, func(r *recorder) { check{test: c.use, asleep: c.asleep}.runOn(r, cfg, true) })
+		results[i] = record(t, func(r *recorder) { ruleTest{test: c.use, asleep: c.asleep}.runOn(r, cfg, true) })
 	})
 	for i, c := range wrongConsumers {
+		if leftOut(i) {
+			continue
+		}
 		t.Run(c.defect, func(t *testing.T) { caught(t, results[i], c.says) })
 	}
 }

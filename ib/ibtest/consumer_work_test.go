@@ -334,7 +334,6 @@ var callbackConsumers = []wrongConsumer{
 				cq.Poll(wc)
 				p.recv(1, 2, 0, 8) // what comes now is not seen
 				p.send(0, 2, 8)
-				time.Sleep(0)
 				cq.ReqNotify(ib.NotifyNextComp)
 			})
 			e.reported()
@@ -396,7 +395,7 @@ var callbackConsumers = []wrongConsumer{
 	asks("starts threads in a handler, and waits for them", func(*env, *pair, *ib.CQ) {
 		var wg sync.WaitGroup
 		for range 2 {
-			wg.Go(func() { time.Sleep(50 * time.Millisecond) })
+			wg.Go(func() { sleepFor(50 * time.Millisecond) })
 		}
 		wg.Wait()
 	}, "rule sleep-in-callback"),

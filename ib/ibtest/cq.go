@@ -8,11 +8,12 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/ib/check"
 )
 
 // Completion queues: their size.
 
-var cqChecks = []check{
+var cqChecks = []ruleTest{
 	{
 		name: "CQ/Overrun",
 		rule: "a completion that does not fit raises EventCQErr, once; what is in the queue stays, and the queue pair goes to ERR",
@@ -46,7 +47,7 @@ var cqChecks = []check{
 }
 
 func testOverrun(e *env) {
-	e.allow(ib.RuleCQTooSmall)
+	e.allow(check.RuleCQTooSmall)
 	var events atomic.Int32
 	cq, err := e.dev.CreateCQ(ib.CQInit{Entries: 4, Event: func(_ *ib.CQ, ev ib.EventType) {
 		if ev != ib.EventCQErr {

@@ -7,11 +7,12 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/ib/check"
 )
 
 // Data: what work requests do.
 
-var dataChecks = []check{
+var dataChecks = []ruleTest{
 	{
 		name: "Data/NothingKept",
 		rule: "what a posting refers to, but for the memory of its regions, is the caller's again when it returns",
@@ -436,7 +437,7 @@ func (e *env) waitAny(cq *ib.CQ) ib.WC {
 }
 
 func testDeregistered(e *env) {
-	e.allow(ib.RuleInFlight) // a receive that was posted before
+	e.allow(check.RuleInFlight) // a receive that was posted before
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	target := e.buffer(p.pd, 64, allAccess)
 	wr := ib.SendWR{

@@ -13,7 +13,7 @@ import (
 
 // Datagrams: their way, their keys, and groups.
 
-var datagramChecks = []check{
+var datagramChecks = []ruleTest{
 	{
 		name: "Data/DatagramRoute",
 		rule: "the global route header before a datagram is that of its address handle as it was when it was posted, and leads back to the sender",

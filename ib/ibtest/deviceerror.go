@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"testing"
 
 	"verbena/ib"
 	"verbena/umem"
@@ -16,7 +15,7 @@ import (
 
 // Point 6: a device in error.
 
-var deviceErrorChecks = []check{
+var deviceErrorChecks = []ruleTest{
 	{
 		name: "DeviceError/NothingMade",
 		rule: "in error nothing is created or modified (EIO)",
@@ -241,26 +240,12 @@ func (x *everyState) flushed(since string) {
 	}
 }
 
-// scope is a testing.TB with clean-ups of its own, so that a check has several devices, one after the other.
-type scope struct {
-	testing.TB
-	cleanups []func()
-}
-
-func (s *scope) Cleanup(f func()) { s.cleanups = append(s.cleanups, f) }
-
 // each runs a test of a device n times, each time on a fresh one.
 func (e *env) each(n int, f func(e *env, round int)) {
 	for i := range n {
 		func() {
 			s := &scope{TB: e.TB}
-			defer func() {
-				for len(s.cleanups) > 0 {
-					last := s.cleanups[len(s.cleanups)-1]
-					s.cleanups = s.cleanups[:len(s.cleanups)-1]
-					last()
-				}
-			}()
+			defer s.close()
 			fresh := newEnv(s, e.cfg, e.checked)
 			fresh.register()
 			f(fresh, i)

@@ -7,13 +7,12 @@ import (
 	"time"
 
 	"verbena/ib"
-	"verbena/ib/user"
 	"verbena/umem"
 )
 
 // Point 6: a user context that is cut off.
 
-var disassociateChecks = []check{
+var disassociateChecks = []ruleTest{
 	{
 		name: "Disassociate/Flush",
 		rule: "what is outstanding on a context's queue pairs is flushed, once, when the context is cut off; others notice nothing",
@@ -53,13 +52,13 @@ func (p *process) AllocShared(size int) (ib.Shared, error) {
 // userPairs makes a user context, and returns how to make pairs of queue pairs in its name.
 func (e *env) userPairs() (ib.Disassociator, *process, func() *pair) {
 	e.Helper()
-	hook, ok := user.DriverAs[ib.Disassociator](e.dev)
+	hook, ok := ib.As[ib.Disassociator](user.Driver(e.dev))
 	if !ok {
 		e.Skip("the driver has no ib.Disassociator")
 	}
 	c := &process{mem: e.mem}
 	udata := func() *ib.Udata { return &ib.Udata{Context: c, Out: make([]byte, 256)} }
-	if d, ok := user.DriverAs[ib.UserContexter](e.dev); ok {
+	if d, ok := ib.As[ib.UserContexter](user.Driver(e.dev)); ok {
 		e.must("alloc user context", d.AllocUserContext(udata()))
 		own(e, c, func() error { d.DeallocUserContext(c); return nil })
 	}

@@ -11,7 +11,7 @@
 //		})
 //	}
 //
-// Each subtest has a device and a Core of its own, in checked mode (see ib.Core.Check), so that a breach of the contract
+// Each subtest has a device and a Core of its own, in checked mode (package check), so that a breach of the contract
 // fails it wherever it shows. The tests of reentrancy run a second time without the check, at full speed, and those of the
 // group Sleep, which measure, run without it only. What needs an ability that the driver lacks is skipped, and named in a list at
 // the end, which go test shows with -v only. docs/contract.md says which abilities cost which checks.
@@ -25,10 +25,15 @@
 // a bubble of package testing/synctest says so by Bubble.
 //
 // The group Model compares the driver with a reference model (package model) that states the specification's result for each
-// call. Package modeltest draws the calls from a seed. A failure names the seed, the command that runs it again, and the
-// fewest calls that it has found to show the difference. Seeds sets the number of runs; so do the flags of go test:
+// call. Package modeltest draws the calls from a seed. They include resets of the device within a run. A failure names the seed, the
+// command that runs it again, and the fewest calls that it has found to show the difference. Model/Shared has threads call on the same
+// objects at once, and searches for an order of the calls that explains the results; its failures depend on the schedule, too. Seeds sets
+// the number of runs, of which go test -short makes a tenth. So do the flags of go test:
 //
 //	go test ./driver/mine -run 'TestContract/^Model$' -ibtest.seeds 10000
+//
+// The race detector finds little in checks that make calls on one thread, and makes them slow. With -race, Model/Steps,
+// Model/Destroyed and Errors/RefusedLeavesNothing do a fraction of their work: run the suite without -race as well.
 //
 // # Schedules
 //

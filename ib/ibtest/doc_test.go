@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"verbena/ib"
+	"verbena/ib/check"
 )
 
 // docs/contract.md names every check of the suite and every rule of checked mode, and none that is not.
@@ -32,7 +32,7 @@ func TestContractPage(t *testing.T) {
 		}
 	}
 	var rules []string
-	for r := ib.RuleSleepInMethod; r.Point() != 0; r++ {
+	for r := check.RuleSleepInMethod; r.Point() != 0; r++ {
 		if rules = append(rules, r.String()); !strings.Contains(page, "*"+r.String()+"*") {
 			t.Errorf("rule %v is not on the page", r)
 		}

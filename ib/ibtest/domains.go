@@ -10,7 +10,7 @@ import (
 
 // Domains: what shared receive queues may be used with.
 
-var domainChecks = []check{
+var domainChecks = []ruleTest{
 	{
 		name: "SRQ/Domain",
 		rule: "the receives of a shared receive queue are in memory of its own domain, not of the queue pair's",

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"verbena/ib"
-	"verbena/ib/user"
+	"verbena/ib/check"
 	"verbena/umem"
 )
 
@@ -43,12 +43,12 @@ type env struct {
 	objects []object // that exist, in the order in which they were made
 
 	mu      sync.Mutex
-	over    bool      // nothing is reported any more
-	allowed []ib.Rule // that the test breaks on purpose
+	over    bool         // nothing is reported any more
+	allowed []check.Rule // that the test breaks on purpose
 }
 
 // allow suppresses reports of a rule that the test breaks on purpose.
-func (e *env) allow(r ib.Rule) {
+func (e *env) allow(r check.Rule) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.allowed = append(e.allowed, r)
@@ -62,7 +62,7 @@ type object struct {
 func newEnv(t testing.TB, cfg config, checked bool) *env {
 	e := &env{TB: t, cfg: cfg, core: &ib.Core{}, mem: umem.NewLocal(), checked: checked, psn: 0x123456, allowed: slices.Clone(cfg.allowed), timeout: 18, retries: 7}
 	if checked {
-		e.core.Check(ib.CheckConfig{Report: func(v ib.Violation) {
+		check.On(e.core, check.Config{Report: func(v check.Violation) {
 			e.mu.Lock()
 			defer e.mu.Unlock()
 			if !e.over && !slices.Contains(e.allowed, v.Rule) {
@@ -72,7 +72,7 @@ func newEnv(t testing.TB, cfg config, checked bool) *env {
 	}
 	e.handle = cfg.newDevice(t)
 	e.dev = e.handle.Device()
-	if d, ok := user.DriverAs[ib.Driver](e.dev); ok {
+	if d, ok := ib.As[ib.Driver](user.Driver(e.dev)); ok {
 		cfg.packages.add(d)
 		a, err := d.QueryDevice()
 		e.must("query device", err)

@@ -14,7 +14,7 @@ import (
 
 // Errors: what the methods answer when something is wrong.
 
-var errorChecks = []check{
+var errorChecks = []ruleTest{
 	{
 		name: "Errors/UseCounts",
 		rule: "what something refers to cannot be destroyed (EBUSY)",

@@ -8,7 +8,7 @@ import (
 
 // The state of a queue pair that its consumer has not asked for.
 
-var failedStateChecks = []check{
+var failedStateChecks = []ruleTest{
 	{
 		name: "QueuePair/QueryFailed",
 		rule: "Query shows the present state, as State does, also when a failure, or an error of the device, has changed it",

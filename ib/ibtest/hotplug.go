@@ -9,11 +9,12 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/ib/check"
 )
 
 // Point 5: devices and clients come and go. All tests register the device themselves.
 
-var hotPlugChecks = []check{
+var hotPlugChecks = []ruleTest{
 	{
 		name: "HotPlug/ReadyAtRegister",
 		rule: "a client can use everything of the device as soon as its Add runs",
@@ -339,7 +340,7 @@ func testEventsUntilTheEnd(e *env) {
 
 // testLeftBehind is without checked mode, which would report the same.
 func testLeftBehind(e *env) {
-	e.core.Check(ib.CheckConfig{})
+	check.Off(e.core)
 	e.register()
 	pd, err := e.dev.AllocPD()
 	e.must("alloc pd", err)
@@ -351,7 +352,7 @@ func testLeftBehind(e *env) {
 }
 
 func testNoUseAfter(e *env) {
-	e.core.Check(ib.CheckConfig{})
+	check.Off(e.core)
 	e.register()
 	e.unregister()
 	_, err := e.dev.AllocPD()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"verbena/ib"
+	"verbena/ib/check"
 )
 
 // NewDevice makes a device that is ready to be registered, with a name of its own choice. What it needs is freed by
@@ -21,7 +22,7 @@ type NewDevice func(t testing.TB) *ib.DeviceHandle
 type Option func(*config)
 
 type config struct {
-	allowed   []ib.Rule // of consumers, which the checks break on purpose
+	allowed   []check.Rule // of consumers, which the checks break on purpose
 	newDevice NewDevice
 	plug      func(core *ib.Core, d *ib.DeviceHandle) error
 	unplug    func(core *ib.Core, d *ib.DeviceHandle) error
@@ -84,14 +85,14 @@ func newConfig(newDevice NewDevice, opts []Option) config {
 // Run runs the suite. Where the driver's source pauses (command schedule), the group Sleep is left out.
 func Run(t *testing.T, newDevice NewDevice, opts ...Option) {
 	cfg := newConfig(newDevice, opts)
-	cfg.allowed = []ib.Rule{ib.RuleDestroyUndrained, ib.RuleSRQUndrained} // since drivers are to bear it
+	cfg.allowed = []check.Rule{check.RuleDestroyUndrained, check.RuleSRQUndrained} // since drivers are to bear it
 	blocked := watchBlocking(t, cfg)
-	all := slices.DeleteFunc(checks(), func(c check) bool {
+	all := slices.DeleteFunc(checks(), func(c ruleTest) bool {
 		group, _, _ := strings.Cut(c.name, "/")
 		return cfg.groups != nil && !slices.Contains(cfg.groups, group) || group == "Sleep" && os.Getenv("SCHEDULE_SEED") != ""
 	})
 	if cfg.seeds < 0 {
-		all = slices.DeleteFunc(all, func(c check) bool { return strings.HasPrefix(c.name, "Model/") })
+		all = slices.DeleteFunc(all, func(c ruleTest) bool { return strings.HasPrefix(c.name, "Model/") })
 	}
 	skipped := runChecks(t, cfg, all)
 	t.Run("NothingBlocked", func(t *testing.T) { blocked(t) })
@@ -112,7 +113,7 @@ func Model(t *testing.T, f func(t testing.TB, seed uint64) (d *ib.DeviceHandle, 
 }
 
 // runChecks runs checks in their groups. It returns the names of those that were skipped.
-func runChecks(t *testing.T, cfg config, list []check) (skipped []string) {
+func runChecks(t *testing.T, cfg config, list []ruleTest) (skipped []string) {
 	begun := map[string]bool{}
 	for _, c := range list {
 		if group, _, _ := strings.Cut(c.name, "/"); !begun[group] {
@@ -136,8 +137,8 @@ func runChecks(t *testing.T, cfg config, list []check) (skipped []string) {
 	return skipped
 }
 
-// check is one test of a rule.
-type check struct {
+// ruleTest is one test of a rule.
+type ruleTest struct {
 	name string // Group/Name
 	// rule is what it tests, in a sentence.
 	rule string
@@ -156,7 +157,7 @@ type check struct {
 
 // checks are all tests, in the order in which they run: what others build on comes first, load last, so that the first that fails
 // names the fault. A group runs as a whole, where its first check is.
-func checks() []check {
+func checks() []ruleTest {
 	return slices.Concat(
 		queuePairChecks, dataChecks, rightsChecks, errorChecks, sleepChecks, reentrantChecks, callbackChecks, armedChecks, noSleepChecks, hotPlugChecks,
 		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks,
@@ -166,7 +167,10 @@ func checks() []check {
 	)
 }
 
-func (c check) run(t *testing.T, cfg config) {
+// computing is the least time after which a check that computes in a bubble is given up.
+const computing = 2 * time.Minute
+
+func (c ruleTest) run(t *testing.T, cfg config) {
 	run := func(t *testing.T, checked bool) {
 		limit := c.longer(12 * cfg.patience)
 		guarded(t, limit, 2*cfg.patience, func(t testing.TB) { c.runOn(t, cfg, checked) })
@@ -177,7 +181,7 @@ func (c check) run(t *testing.T, cfg config) {
 	case c.bubble, c.either && cfg.bubble:
 		limit := 2 * cfg.patience
 		if c.either {
-			limit = c.longer(6 * limit)
+			limit = c.longer(max(6*limit, computing)) // it computes, and waits for nothing
 		}
 		guarded(t, limit, cfg.patience, func(g testing.TB) { // the guard's time is not that of the bubble
 			defer func() {
@@ -205,14 +209,14 @@ func (c check) run(t *testing.T, cfg config) {
 }
 
 // longer returns the time that a check of the group Model may take with the number of seeds that the flag asks for.
-func (c check) longer(d time.Duration) time.Duration {
+func (c ruleTest) longer(d time.Duration) time.Duration {
 	if c.either && *modelSeeds > defaultSeeds {
 		return d * time.Duration(*modelSeeds/defaultSeeds+1)
 	}
 	return d
 }
 
-func (c check) runOn(t testing.TB, cfg config, checked bool) {
+func (c ruleTest) runOn(t testing.TB, cfg config, checked bool) {
 	e := newEnv(t, cfg, checked)
 	e.virtual = cfg.bubble && (c.bubble || c.either)
 	if !c.asleep {
@@ -222,4 +226,4 @@ func (c check) runOn(t testing.TB, cfg config, checked bool) {
 }
 
 // String is for lists of the tests.
-func (c check) String() string { return fmt.Sprintf("%s: %s", c.name, c.rule) }
+func (c ruleTest) String() string { return fmt.Sprintf("%s: %s", c.name, c.rule) }

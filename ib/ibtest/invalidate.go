@@ -10,7 +10,7 @@ import (
 
 // Refused invalidations and binds: they leave regions and windows as they were.
 
-var refusedMemoryChecks = []check{
+var refusedMemoryChecks = []ruleTest{
 	{
 		name: "FastReg/InvalidateRefused",
 		rule: "an invalidation that is refused, and one of a SEND that fails, or has yet to be received, leaves the region as it was",

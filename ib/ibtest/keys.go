@@ -10,7 +10,7 @@ import (
 
 // Keys that are not looked at, or may not be invalidated.
 
-var keyChecks = []check{
+var keyChecks = []ruleTest{
 	{
 		name: "Data/ZeroLength",
 		rule: "an RDMA READ or WRITE of no bytes needs no key and no address, with immediate data or without",

@@ -9,7 +9,7 @@ import (
 
 // Late: what has been posted, or is on its way, when what it belongs to changes or ends.
 
-var lateChecks = []check{
+var lateChecks = []ruleTest{
 	{
 		name: "Data/AddressOfPost",
 		rule: "a datagram goes where its address handle led when it was posted, whatever becomes of the handle",

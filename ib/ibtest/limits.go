@@ -13,7 +13,7 @@ import (
 
 // The limits that a device reports, and the capacities that it grants.
 
-var limitChecks = []check{
+var limitChecks = []ruleTest{
 	{
 		name: "Limits/QueuePair",
 		rule: "a queue pair can have as many work requests and elements as the device reports, and no more",

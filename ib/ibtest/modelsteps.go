@@ -4,7 +4,6 @@ import (
 	"flag"
 	"fmt"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +20,7 @@ var (
 	modelSteps = flag.Int("ibtest.steps", 80, "calls that each of them draws")
 )
 
-var modelChecks = []check{
+var modelChecks = []ruleTest{
 	{
 		name: "Model/Steps",
 		rule: "after each of a random sequence of calls, results, completions, states, memory, events and " +
@@ -40,24 +39,41 @@ var modelChecks = []check{
 			"is given twice",
 		test: testModelThreads, asleep: true, plain: true, either: true,
 	},
+	{
+		name: "Model/Shared",
+		rule: "whatever calls threads make on the same objects at the same time, there is an order of the calls in which the model has " +
+			"their results, and what is seen afterwards",
+		test: testModelShared, asleep: true, plain: true, either: true,
+	},
 }
 
 // Seeds is the number of seeds of each check of the group Model, which is left out if it is negative: a driver whose timers depend on the
 // machine's load may give up peers that the model takes for alive. The flag -ibtest.seeds overrides a positive number.
 func Seeds(n int) Option { return func(c *config) { c.seeds = n } }
 
-// seeds returns the number of seeds of a check.
+// seeds returns the number of seeds of a check. With -short it is a tenth, unless the flag says more.
 func (e *env) seeds() int {
-	switch {
-	case *modelSeeds > 0:
+	if *modelSeeds > 0 {
 		return *modelSeeds
-	case e.cfg.seeds > 0:
-		return e.cfg.seeds
 	}
-	if !e.virtual {
-		return max(1, defaultSeeds/8)
+	n := defaultSeeds
+	if e.cfg.seeds > 0 {
+		n = e.cfg.seeds
+	} else if !e.virtual {
+		n /= 8
 	}
-	return defaultSeeds
+	if testing.Short() {
+		n /= 10
+	}
+	return max(1, n)
+}
+
+// seedsAlone returns the number of seeds of a check that makes calls on one thread.
+func (e *env) seedsAlone() int {
+	if *modelSeeds > 0 {
+		return *modelSeeds
+	}
+	return max(1, e.seeds()/fewerSeeds)
 }
 
 // shortenings limits the runs in which a failure is shortened.
@@ -65,7 +81,7 @@ const shortenings = 400
 
 func testModelSteps(e *env) {
 	known := modeltest.NewAbilities()
-	for i := range e.seeds() {
+	for i := range e.seedsAlone() {
 		seed := *modelSeed + uint64(i)
 		f := modeltest.Run(e.factory(seed, known), seed, *modelSteps, shortenings)
 		if f != nil {
@@ -79,7 +95,7 @@ func testModelDestroyed(e *env) {
 	known := modeltest.NewAbilities()
 	for i := range max(1, e.seeds()/40) {
 		seed := *modelSeed + uint64(i)
-		if f := modeltest.RunDestroyed(e.factory(seed, known), seed, *modelSteps/2); f != nil {
+		if f := modeltest.RunDestroyed(e.factory(seed, known), seed, *modelSteps/2/fewerSteps); f != nil {
 			e.Fatalf("%v\nrun it again: %s", f, e.repeat(seed))
 		}
 	}
@@ -98,40 +114,40 @@ func (e *env) repeat(seed uint64) string {
 // factory returns how runs of a seed get their devices.
 func (e *env) factory(seed uint64, known *modeltest.Abilities) modeltest.Factory {
 	return func() (modeltest.Target, func() error) {
-		s := &deviceScope{TB: e.TB}
-		var core ib.Core
-		t := modeltest.Target{Virtual: e.virtual, Patience: e.cfg.patience, Abilities: known}
-		if t.Virtual {
-			t.Patience = 2 * time.Minute
+		s := &slot{e: e, cl: &ib.Client{Name: "model"}}
+		s.cl.Add = func(d *ib.Device) (any, error) { s.dev = d; return nil, nil }
+		s.cl.Remove = func(*ib.Device, any) { s.removed = s.remove() }
+		e.must("register the client", s.core.RegisterClient(s.cl))
+		s.make = func(t testing.TB) *ib.DeviceHandle {
+			if e.cfg.seeded == nil {
+				return e.cfg.newDevice(t)
+			}
+			h, lossy := e.cfg.seeded(t, seed)
+			s.lossy = lossy
+			return h
 		}
-		if e.cfg.seeded != nil {
-			t.Handle, t.Lossy = e.cfg.seeded(s, seed)
-		} else {
-			t.Handle = e.cfg.newDevice(s)
+		target := func() modeltest.Target {
+			t := modeltest.Target{
+				Device: s.dev, Handle: s.handle, Lossy: s.lossy, Virtual: e.virtual, Patience: e.cfg.patience, Abilities: known,
+			}
+			if t.Virtual {
+				t.Patience = 2 * time.Minute
+			}
+			g := &env{TB: e.TB, cfg: e.cfg, dev: t.Device}
+			g.findGID()
+			t.GID, t.GIDIndex, t.Port = g.gid, g.gidIndex, g.port
+			return t
 		}
-		t.Device = t.Handle.Device()
-		e.must("register the device", e.cfg.plug(&core, t.Handle))
-		g := &env{TB: e.TB, cfg: e.cfg, dev: t.Device}
-		g.findGID()
-		t.GID, t.GIDIndex, t.Port = g.gid, g.gidIndex, g.port
-		return t, func() error {
-			err := e.cfg.unplug(&core, t.Handle)
-			s.close()
-			return err
+		e.must("register the device", s.plug())
+		t := target()
+		t.Reset = func(remove func() error) (modeltest.Target, error) {
+			if err := s.reset(remove); err != nil {
+				return modeltest.Target{}, err
+			}
+			n := target()
+			n.Reset = t.Reset
+			return n, nil
 		}
-	}
-}
-
-// deviceScope is a testing.TB of one device, whose clean-up does not wait for the end of the test.
-type deviceScope struct {
-	testing.TB
-	cleanups []func()
-}
-
-func (s *deviceScope) Cleanup(f func()) { s.cleanups = append(s.cleanups, f) }
-
-func (s *deviceScope) close() {
-	for _, f := range slices.Backward(s.cleanups) {
-		f()
+		return t, s.unplug
 	}
 }

@@ -36,3 +36,14 @@ func testModelThreads(e *env) {
 		}
 	}
 }
+
+// testModelShared has several threads make calls on the same objects.
+func testModelShared(e *env) {
+	known := modeltest.NewAbilities()
+	for i := range max(1, e.seeds()/2) {
+		seed := *modelSeed + uint64(i)
+		if f := modeltest.RunShared(e.factory(seed, known), seed, *modelSteps); f != nil {
+			e.Fatalf("%v\nrun it again, perhaps several times: %s", f, e.repeat(seed))
+		}
+	}
+}

@@ -5,10 +5,11 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/ib/check"
 	"verbena/umem"
 )
 
-var namedChecks = []check{
+var namedChecks = []ruleTest{
 	{
 		name: "Errors/DestroyedNamed",
 		rule: "a work request that names a destroyed address handle, window or region is refused, or fails if the object is destroyed while " +
@@ -18,8 +19,8 @@ var namedChecks = []check{
 }
 
 func testDestroyedNamed(e *env) {
-	e.allow(ib.RuleUseAfterDestroy)
-	e.allow(ib.RuleInFlight) // the request waits
+	e.allow(check.RuleUseAfterDestroy)
+	e.allow(check.RuleInFlight) // the request waits
 	e.datagramToDestroyed()
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	for _, n := range []struct {

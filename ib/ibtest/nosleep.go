@@ -8,7 +8,7 @@ import (
 
 // Point 1: some methods never sleep and may be called from anywhere.
 
-var noSleepChecks = []check{
+var noSleepChecks = []ruleTest{
 	{
 		name: "NoSleep/CallsInHandler",
 		rule: "post, poll, request notify, address handles and dispatching events work from a completion handler",

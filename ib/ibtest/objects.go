@@ -15,7 +15,7 @@ import (
 
 // Objects that not every driver has.
 
-var objectChecks = []check{
+var objectChecks = []ruleTest{
 	{
 		name: "SQ/Drain",
 		rule: "in SQD nothing is sent, until the queue pair goes back to RTS; the event says when it is drained",

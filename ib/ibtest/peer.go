@@ -7,11 +7,12 @@ import (
 	"sync/atomic"
 
 	"verbena/ib"
+	"verbena/ib/check"
 )
 
 // The other end of a connection: not there yet, gone, or the queue pair itself.
 
-var peerChecks = []check{
+var peerChecks = []ruleTest{
 	{
 		name: "Reentrant/OwnPeer",
 		rule: "a queue pair that is connected with itself sends to itself, and goes to ERR in the middle of that, in order",
@@ -36,6 +37,11 @@ var peerChecks = []check{
 		name: "CQ/OverrunOneQueue",
 		rule: "a queue pair that loses a completion of only its send queue, or only its receive queue, goes to ERR, and flushes the other",
 		test: testOverrunOneQueue,
+	},
+	{
+		name: "CQ/OverrunInSQE",
+		rule: "a datagram queue pair that loses a flush error of its send queue, in SQE, goes to ERR, and flushes its receives",
+		test: testOverrunInSQE,
 	},
 }
 
@@ -371,7 +377,7 @@ func testPeerGoes(e *env) {
 }
 
 func testOverrunOneQueue(e *env) {
-	e.allow(ib.RuleCQTooSmall)
+	e.allow(check.RuleCQTooSmall)
 	pd := e.pd()
 	for _, kind := range queuePairTypes {
 		if e.ofType(kind, pd, e.cq(8, nil)) == nil {
@@ -451,4 +457,32 @@ func (e *env) overrunOneQueue(pd *ib.PD, kind ib.QPType, send bool) {
 		e.Errorf("%d events EventCQErr, want 1", n)
 	}
 
+}
+
+func testOverrunInSQE(e *env) {
+	e.allow(check.RuleCQTooSmall)
+	pd, recvs := e.pd(), e.cq(16, nil)
+	small, buf := e.cq(4, nil), e.buffer(pd, 64, allAccess)
+	room := small.Entries()
+	qp := e.qp(pd, ib.QPInitAttr{SendCQ: small, RecvCQ: recvs, Type: ib.QPTypeUD,
+		Cap: ib.QPCap{MaxSendWR: uint32(room + 4), MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}})
+	e.up(qp, 0, ib.QPRTS)
+	if n, err := qp.PostRecv(ib.RecvWR{ID: 1 << 20, SGList: buf.sgl(0, 64)}); n != 1 {
+		e.Fatalf("post receive: %v", err)
+	}
+	wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 8), AH: e.ah(pd), RemoteQPN: qp.Num(), RemoteQKey: qkey + 1}
+	post := func(wrs ...ib.SendWR) {
+		e.Helper()
+		if n, err := qp.PostSend(wrs...); n != len(wrs) {
+			e.Fatalf("post send: %d of %d taken: %v", n, len(wrs), err)
+		}
+	}
+	for range room - 1 { // lost datagrams, which succeed
+		post(wr)
+	}
+	wrong := wr
+	wrong.SGList = []ib.SGE{{Addr: buf.addr, Length: 8, LKey: ^buf.mr.LKey()}}
+	post(wrong, wr) // the first takes the last place, the flush error of the second is lost
+	e.eventually("ERR of a queue pair that has lost a flush error in SQE", func() bool { return qp.State() == ib.QPErr })
+	e.waitOne(recvs, 1<<20, ib.WCWRFlushErr)
 }

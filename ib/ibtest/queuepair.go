@@ -13,7 +13,7 @@ import (
 
 // Queue pairs: states and attributes.
 
-var queuePairChecks = []check{
+var queuePairChecks = []ruleTest{
 	{
 		name: "QueuePair/Numbers",
 		rule: "queue pairs that exist at the same time have different numbers of 24 bits",

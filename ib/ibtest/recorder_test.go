@@ -126,12 +126,12 @@ func record(t testing.TB, f func(r *recorder)) *recorder {
 }
 
 // find is the check of a name.
-func find(t testing.TB, name string) check {
+func find(t testing.TB, name string) ruleTest {
 	for _, c := range checks() {
 		if c.name == name {
 			return c
 		}
 	}
 	t.Fatalf("no check %s", name)
-	return check{}
+	return ruleTest{}
 }

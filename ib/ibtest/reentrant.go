@@ -16,7 +16,7 @@ import (
 
 // Point 2: every method is fully reentrant.
 
-var reentrantChecks = []check{
+var reentrantChecks = []ruleTest{
 	{
 		name: "Reentrant/ConcurrentPoll",
 		rule: "of several that poll one CQ each gets other completions, and together they get all",
@@ -40,7 +40,7 @@ var reentrantChecks = []check{
 }
 
 // loadChecks come last: what they find is hard to name.
-var loadChecks = []check{
+var loadChecks = []ruleTest{
 	{
 		name: "Load/EveryMethodAgainstEvery",
 		rule: "every method may be called at the same time as every other on the same objects",

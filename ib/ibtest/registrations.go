@@ -9,7 +9,7 @@ import (
 
 // Regions, one after the other.
 
-var registrationChecks = []check{
+var registrationChecks = []ruleTest{
 	{
 		name: "Load/ManyRegistrations",
 		rule: "however many regions there have been, the keys of the next are those of no other, and give its memory",

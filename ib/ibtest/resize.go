@@ -11,7 +11,7 @@ import (
 
 // Queues that are resized while they hold something.
 
-var resizeChecks = []check{
+var resizeChecks = []ruleTest{
 	{
 		name: "SRQ/Resize",
 		rule: "a shared receive queue that is resized keeps its receives, in order, and its limit; it is not made smaller than what it holds",

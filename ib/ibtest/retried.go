@@ -11,7 +11,7 @@ import (
 
 // Requests that are sent again, since the receiver was not ready.
 
-var retriedChecks = []check{
+var retriedChecks = []ruleTest{
 	{
 		name: "Data/Retried",
 		rule: "a request that has found no receive, once or more often, arrives whole when there is one, behind those before it",

@@ -10,11 +10,12 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/ib/check"
 )
 
 // Local keys, the life of keys, and the end of accesses.
 
-var rightsChecks = []check{
+var rightsChecks = []ruleTest{
 	{
 		name: "Data/LocalRights",
 		rule: "a local key gives only the domain it was made in; what comes in, by a receive, a read or an atomic, needs the local right to write",
@@ -218,7 +219,7 @@ func testNothingAfterDestroy(e *env) {
 }
 
 func testDeregUnderTraffic(e *env) {
-	e.allow(ib.RuleInFlight)
+	e.allow(check.RuleInFlight)
 	pd := e.pd()
 	for range 6 * e.cfg.load {
 		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})

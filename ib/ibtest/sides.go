@@ -8,7 +8,7 @@ import (
 
 // Queue pairs with a completion queue for each side.
 
-var sideChecks = []check{
+var sideChecks = []ruleTest{
 	{
 		name: "Errors/FlushQueues",
 		rule: "flushed work requests complete on the completion queue of their side, in order, as others do, whatever has flushed them",

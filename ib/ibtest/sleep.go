@@ -15,13 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/ib"
-	"verbena/ib/user"
 )
 
 // Point 1, measured: a method that may not sleep is caught however short its sleep is. These checks run without checked
 // mode, which would be measured as well.
 
-var sleepChecks = []check{
+var sleepChecks = []ruleTest{
 	{
 		name: "Sleep/ContextSwitches",
 		rule: "a method that may not sleep keeps its thread: it does not wait for time, another thread, the network or a file",
@@ -105,7 +104,7 @@ func (e *env) atomicCalls() []atomicCall {
 
 // doorbells are calls about the queues of a user context.
 func (e *env) doorbells() []atomicCall {
-	if _, ok := user.DriverAs[ib.Disassociator](e.dev); !ok {
+	if _, ok := ib.As[ib.Disassociator](user.Driver(e.dev)); !ok {
 		return nil
 	}
 	_, _, p := e.user()

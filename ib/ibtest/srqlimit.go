@@ -9,7 +9,7 @@ import (
 
 // The limit of a shared receive queue that has fewer receives already.
 
-var srqLimitChecks = []check{
+var srqLimitChecks = []ruleTest{
 	{
 		name: "SRQ/LimitBelow",
 		rule: "a limit that is armed when fewer receives are there raises its event, once: at once, or with the next receive that is taken",

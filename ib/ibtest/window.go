@@ -9,7 +9,7 @@ import (
 
 // The end of what a queue pair has bound.
 
-var windowChecks = []check{
+var windowChecks = []ruleTest{
 	{
 		name: "MW/QueuePairDestroyed",
 		rule: "with its queue pair a type 2 window is unbound: its key gives nothing, its region is free, and it can be bound again; others stay",

@@ -9,7 +9,7 @@ import (
 
 // Counters of a driver that come round.
 
-var wrapChecks = []check{
+var wrapChecks = []ruleTest{
 	{
 		name: "Wrap/Numbers",
 		rule: "a number or key is not given twice at a time, however many objects there have been before",

@@ -15,7 +15,9 @@ import (
 
 	"verbena/driver/loopback"
 	"verbena/ib"
+	"verbena/ib/check"
 	"verbena/ib/slot"
+	"verbena/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -115,7 +117,7 @@ func witness(t *testing.T, core *ib.Core, h *hardware) {
 
 func newSlot(t *testing.T) (*ib.Core, *hardware, *slot.Slot) {
 	core, h := &ib.Core{}, &hardware{}
-	core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
+	check.On(core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 	witness(t, core, h)
 	return core, h, slot.New(core, "lo0", h, t.Logf)
 }
@@ -192,7 +194,7 @@ func TestUnreachable(t *testing.T) {
 			if st := s.Status(); st.State != slot.Recovering || len(core.Devices()) != 0 {
 				t.Errorf("status %+v, devices %v", st, core.Devices())
 			}
-			time.Sleep(59 * time.Minute)
+			testutil.Advance(59 * time.Minute)
 			switch end {
 			case "dead", "no probe":
 				if end == "dead" {
@@ -287,9 +289,7 @@ func TestMoments(t *testing.T) {
 		if during != ib.DeviceError {
 			t.Errorf("in the handler the device is %v", during)
 		}
-		for s.Status().Resets == 0 {
-			time.Sleep(time.Millisecond)
-		}
+		testutil.Eventually(t, "the reset", func() bool { return s.Status().Resets > 0 })
 		must(t, s.Close())
 		core.UnregisterClient(cl)
 	})
@@ -298,9 +298,7 @@ func TestMoments(t *testing.T) {
 		must(t, s.Plug())
 		must(t, s.ResetAt(slot.AtWorkRequest(7), nil))
 		h.hit()
-		for s.Status().Resets == 0 {
-			time.Sleep(time.Millisecond)
-		}
+		testutil.Eventually(t, "the reset", func() bool { return s.Status().Resets > 0 })
 		must(t, s.Close())
 	})
 	t.Run("several", func(t *testing.T) {

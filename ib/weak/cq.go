@@ -25,7 +25,9 @@ type cq struct {
 	// hides is true when there have been requests whose completions in the inner queue the consumer does not get.
 	hides atomic.Bool
 
+	ord       uint64 // of creation
 	mu        sync.Mutex
+	arms      uint64  // calls of ReqNotify so far
 	held      []entry // the window, in the order of the inner queue
 	armed     ib.NotifyFlags
 	later     bool // a completion of the window will report itself
@@ -62,6 +64,8 @@ func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 	c.DriverCQ = inner
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.queues++
+	c.ord = d.queues
 	d.cqs[c] = struct{}{}
 	return c, nil
 }
@@ -76,7 +80,7 @@ func (c *cq) reported() {
 //
 //verbena:held mu
 func (c *cq) delays() bool {
-	return c.d.Choices&Of(LateCompletion, CrossOrder, LateFlush) != 0 && !c.moderated
+	return c.d.Choices&Of(LateCompletion, MissedCompletion, CrossOrder, LateFlush) != 0 && !c.moderated
 }
 
 // Moderate implements ib.CQModerator. A moderated queue counts its completions, and delays none.
@@ -193,7 +197,7 @@ func (d *driver) entry(wc ib.WC) entry {
 	if e.send {
 		side |= 1
 	}
-	if d.has(LateCompletion) {
+	if d.Choices&Of(LateCompletion, MissedCompletion) != 0 {
 		e.wait = d.draw(LateCompletion, side, e.seq, 3)
 	}
 	if d.has(LateFlush) && wc.Status == ib.WCWRFlushErr {
@@ -294,7 +298,7 @@ func (c *cq) Waiting() int {
 }
 
 // ReqNotify implements ib.DriverCQ. Completions that are held back do not exist yet for the consumer: each is reported when it becomes
-// visible, unless the request is for solicited completions only.
+// visible, unless the request is for solicited completions only. Or all of them have just come, and are missed.
 func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -316,7 +320,9 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	if len(c.held) == 0 {
 		return missed, nil
 	}
-	if c.armed == ib.NotifySolicited || !c.delays() {
+	c.arms++
+	miss := c.d.has(MissedCompletion) && c.d.draw(MissedCompletion, c.ord, c.arms, 2) == 0
+	if c.armed == ib.NotifySolicited || !c.delays() || miss {
 		c.due()
 		return missed || flags&ib.NotifyReportMissed != 0, nil
 	}

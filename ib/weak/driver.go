@@ -1,6 +1,7 @@
 package weak
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -23,19 +24,21 @@ type driver struct {
 	Config
 
 	// mu guards the tables. Nothing is called under it.
-	mu    sync.Mutex
-	made  uint64 // queue pairs so far
-	last  uint64 // the last number of a request
-	reqs  map[uint64]*request
-	qps   map[*ib.QP]*qp
-	later map[*qp]struct{} // those with sends that are held back
-	cqs   map[*cq]struct{}
-	mrs   map[uint32]*mr // by the local keys of the inner driver
-	holds map[kind]bool  // requests that the inner driver takes
-	slept uint64         // calls of slow
+	mu     sync.Mutex
+	made   uint64 // queue pairs so far
+	queues uint64 // completion queues so far
+	last   uint64 // the last number of a request
+	reqs   map[uint64]*request
+	qps    map[*ib.QP]*qp
+	later  map[*qp]struct{} // those with sends that are held back
+	cqs    map[*cq]struct{}
+	mrs    map[uint32]*mr // by the local keys of the inner driver
+	holds  map[kind]bool  // requests that the inner driver takes
+	slept  uint64         // calls of slow
 
-	timer   sync.Mutex
+	timer   sync.Mutex // taken under the inner driver's locks
 	ticking bool
+	waiting []*qp // with events that are held back
 }
 
 // New returns a driver that wraps d. The device must not have been registered.
@@ -115,8 +118,9 @@ type request struct {
 	hidden   bool // unsignaled, but signaled in the inner driver: the consumer gets no completion, unless it fails
 	arrived  bool // hidden, and completed in the inner driver; under cq.mu
 
-	wr   ib.SendWR // of a send that is held back
-	wait int       // steps before it begins
+	wr    ib.SendWR // of a send that is held back
+	ownAH bool      // its address handle is a copy
+	wait  int       // steps before it begins
 }
 
 // enter gives a request a number.
@@ -142,16 +146,33 @@ func (d *driver) drop(rs ...*request) {
 func (d *driver) kick() {
 	d.timer.Lock()
 	defer d.timer.Unlock()
+	d.start()
+}
+
+//verbena:held timer
+func (d *driver) start() {
 	if !d.ticking {
 		d.ticking = true
 		time.AfterFunc(step, d.tick)
 	}
 }
 
+// wait makes tick report the events of a queue pair.
+func (d *driver) wait(q *qp) {
+	d.timer.Lock()
+	defer d.timer.Unlock()
+	if !slices.Contains(d.waiting, q) {
+		d.waiting = append(d.waiting, q)
+	}
+	d.start()
+}
+
 // tick is a step of all that is delayed.
 func (d *driver) tick() {
 	d.timer.Lock()
 	d.ticking = false
+	waiting := d.waiting
+	d.waiting = nil
 	d.timer.Unlock()
 	d.mu.Lock()
 	var qps []*qp
@@ -169,6 +190,11 @@ func (d *driver) tick() {
 	}
 	for _, c := range cqs {
 		more = c.tick() || more
+	}
+	for _, q := range waiting {
+		if q.eventTick() {
+			d.wait(q)
+		}
 	}
 	if more {
 		d.kick()

@@ -14,6 +14,7 @@ import (
 	"verbena/ib/ibtest"
 	"verbena/ib/weak"
 	"verbena/internal/gendoc"
+	"verbena/internal/testutil"
 )
 
 // litmus is a pair of programs for a row of the table: a consumer that relies on the specification, and one with the misuse that
@@ -32,15 +33,21 @@ func (l litmus) run(t *testing.T, d ibtest.NewDevice, wrong bool) (err error) {
 
 var litmuses = []litmus{
 	{weak.LateCompletion, "polls once when the message must have arrived", pollsOnce},
+	{weak.MissedCompletion, "arms a queue that it has polled empty, and waits for the handler", armsAndWaits},
 	{weak.CrossOrder, "takes a completion of one queue pair as proof of an earlier request on another", ordersQueuePairs},
 	{weak.LateFlush, "takes the receives to be flushed when Modify has returned", drainsByModify},
 	{weak.PoisonedFields, "adds up the lengths of completions, and looks at the status afterwards", lengthBeforeStatus},
 	{weak.PoisonedFields, "tells messages with immediate data by the data, and not by the flags", immediateWithoutFlag},
 	{weak.SplitKeys, "names its own memory by the remote key", remoteKeyForLocal},
+	{weak.NewKeys, "gives the peer the remote key once, and changes the region afterwards", staleRemoteKey},
+	{weak.NewKeys, "keeps the local key of a region beside it, and changes the region", staleLocalKey},
 	{weak.ExactRoom, "signals no request", signalsNothing},
 	{weak.EarlyNumbers, "leaves the state of a destroyed queue pair in a table of numbers", staleNumbers},
+	{weak.LateEvent, "destroys a queue pair with a shared receive queue when its last send has been flushed", drainsByMarker},
 	{weak.LateSource, "fills the buffer again when the post has returned", reusesSource},
+	{weak.LateSource, "fills the buffer of a datagram again when the post has returned", reusesDatagram},
 	{weak.LateTarget, "looks at the memory of a receive when the sender has its completion", readsTargetEarly},
+	{weak.LateTarget, "does so with memory that has all rights, which the connection does not give", readsSharedTargetEarly},
 	{weak.LateRead, "uses the data of a READ when the peer has answered a later message", readsReadEarly},
 	{weak.LateRead, "sends the data of a READ on without a fence", unfenced},
 	{weak.LateRead, "sends the data of an unsignaled READ on without a fence", unfencedUnsignaled},
@@ -100,8 +107,10 @@ type memory struct {
 	mr *ib.MR
 }
 
-func (w *world) memory(access ib.AccessFlags) *memory {
-	m := &memory{b: make([]byte, 64)}
+func (w *world) memory(access ib.AccessFlags) *memory { return w.buffer(make([]byte, 64), access) }
+
+func (w *world) buffer(b []byte, access ib.AccessFlags) *memory {
+	m := &memory{b: b}
 	var err error
 	m.mr, err = w.pd.RegBytes(m.b, access)
 	must(w.t, err)
@@ -142,11 +151,14 @@ func (w *world) side(send, recv *ib.CQ) *side {
 	return &side{w, qp, send, recv}
 }
 
-func (w *world) connect(a, b *side) {
+func (w *world) connect(a, b *side) { w.connectWith(a, b, ib.AccessRemoteWrite|ib.AccessRemoteRead) }
+
+// connectWith connects two sides that give each other rights.
+func (w *world) connectWith(a, b *side, rights ib.AccessFlags) {
 	here, err := w.dev.Local(1)
 	must(w.t, err)
 	ea, eb := here.Endpoint(a.qp), here.Endpoint(b.qp)
-	path := ib.Path{Access: ib.AccessRemoteWrite | ib.AccessRemoteRead}
+	path := ib.Path{Access: rights}
 	must(w.t, errors.Join(a.qp.Connect(here, ea, eb, path), b.qp.Connect(here, eb, ea, path)))
 }
 
@@ -163,6 +175,16 @@ func (s *side) post(wr ib.SendWR) {
 	must(s.w.t, err)
 }
 
+// done returns an error unless a work request succeeds.
+func (s *side) done(wr ib.SendWR) error {
+	s.w.t.Helper()
+	s.post(wr)
+	if wc := s.w.wait(s.send, 1)[0]; wc.Status != ib.WCSuccess {
+		return fmt.Errorf("opcode %d: %v", wr.Opcode, wc.Status)
+	}
+	return nil
+}
+
 func (s *side) receive(id uint64, m *memory) {
 	s.w.t.Helper()
 	_, err := s.qp.PostRecv(ib.RecvWR{ID: id, SGList: m.sgl()})
@@ -172,20 +194,20 @@ func (s *side) receive(id uint64, m *memory) {
 // wait polls until n completions have come.
 func (w *world) wait(cq *ib.CQ, n int) (all []ib.WC) {
 	w.t.Helper()
-	for begin := time.Now(); len(all) < n; time.Sleep(10 * time.Microsecond) {
+	if !testutil.Poll(func() bool {
 		var wc [4]ib.WC
 		k, err := cq.Poll(wc[:min(len(wc), n-len(all))])
 		must(w.t, err)
 		all = append(all, wc[:k]...)
-		if time.Since(begin) > 10*time.Second {
-			w.t.Fatalf("%d of %d completions came", len(all), n)
-		}
+		return len(all) == n
+	}) {
+		w.t.Fatalf("%d of %d completions came", len(all), n)
 	}
 	return all
 }
 
 // settle gives the device more time than any delay takes.
-func settle() { time.Sleep(5 * time.Millisecond) }
+func settle() { testutil.Advance(5 * time.Millisecond) }
 
 func fill(b []byte, with byte) {
 	for i := range b {
@@ -208,6 +230,48 @@ func pollsOnce(w *world, wrong bool) error {
 	var wc [queueLen]ib.WC
 	if n, err := b.recv.Poll(wc[:]); n < queueLen || err != nil {
 		return fmt.Errorf("%d of %d messages have arrived, %v", n, queueLen, err)
+	}
+	return nil
+}
+
+func armsAndWaits(w *world, wrong bool) error {
+	calls := make(chan int, 1)
+	cq, err := w.dev.CreateCQ(ib.CQInit{Entries: 4, Handler: func(*ib.CQ) {
+		select {
+		case calls <- 1:
+		default:
+		}
+	}})
+	must(w.t, err)
+	w.later(cq.Destroy)
+	a, b := w.side(cq, w.cq()), w.side(w.cq(), w.cq())
+	w.connect(a, b)
+	from, to := w.memory(shared), w.memory(shared)
+	for i := range 2 * queueLen {
+		a.post(to.to(ib.WRRDMAWrite, from))
+		settle()
+		for done := false; !done; {
+			var wc [1]ib.WC
+			n, err := cq.Poll(wc[:])
+			must(w.t, err)
+			if done = n > 0; done {
+				break
+			}
+			flags := ib.NotifyNextComp
+			if !wrong {
+				flags |= ib.NotifyReportMissed
+			}
+			missed, err := cq.ReqNotify(flags)
+			if must(w.t, err); missed {
+				continue
+			}
+			select {
+			case <-calls:
+			case <-time.After(time.Second):
+				w.wait(cq, 1)
+				return fmt.Errorf("completion %d has come without a call", i)
+			}
+		}
 	}
 	return nil
 }
@@ -298,11 +362,36 @@ func remoteKeyForLocal(w *world, wrong bool) error {
 	if wrong {
 		wr.SGList = from.elements(from.mr.RKey())
 	}
-	a.post(wr)
-	if wc := w.wait(a.send, 1)[0]; wc.Status != ib.WCSuccess {
-		return fmt.Errorf("write: %v", wc.Status)
+	return a.done(wr)
+}
+
+// changed changes the rights of a region, and changes them back.
+func (m *memory) changed() error {
+	return errors.Join(m.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: private}), m.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: shared}))
+}
+
+func staleRemoteKey(w *world, wrong bool) error {
+	a, _ := w.pair()
+	from, to := w.memory(shared), w.memory(shared)
+	key := to.mr.RKey()
+	must(w.t, to.changed())
+	wr := to.to(ib.WRRDMAWrite, from)
+	if wrong {
+		wr.RKey = key
 	}
-	return nil
+	return a.done(wr)
+}
+
+func staleLocalKey(w *world, wrong bool) error {
+	a, _ := w.pair()
+	from, to := w.memory(shared), w.memory(shared)
+	list := from.sgl()
+	must(w.t, from.changed())
+	wr := to.to(ib.WRRDMAWrite, from)
+	if wrong {
+		wr.SGList = list
+	}
+	return a.done(wr)
 }
 
 func signalsNothing(w *world, wrong bool) error {
@@ -369,9 +458,88 @@ func reusesSource(w *world, wrong bool) error {
 	return nil
 }
 
+func reusesDatagram(w *world, wrong bool) error {
+	cap := ib.QPCap{MaxSendWR: queueLen, MaxRecvWR: queueLen, MaxSendSGE: 1, MaxRecvSGE: 1}
+	send, recv := w.cq(), w.cq()
+	qp, err := w.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeUD, SendCQ: send, RecvCQ: recv, Cap: cap})
+	must(w.t, err)
+	w.later(qp.Destroy)
+	here, err := w.dev.Local(1)
+	must(w.t, err)
+	must(w.t, qp.ConnectDatagram(here, ib.Endpoint{QKey: 1}))
+	address := here.AddressTo(here.GID)
+	from := w.memory(private)
+	for i := range queueLen {
+		to := w.buffer(make([]byte, 40+len(from.b)), private) // the global route header comes first
+		_, err := qp.PostRecv(ib.RecvWR{SGList: to.sgl()})
+		must(w.t, err)
+		fill(from.b, byte(i+1))
+		ah, err := w.pd.CreateAH(&address)
+		must(w.t, err)
+		_, err = qp.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(), AH: ah, RemoteQPN: qp.Num(), RemoteQKey: 1})
+		must(w.t, errors.Join(err, ah.Destroy())) // the post does not keep it
+		if !wrong {
+			w.wait(send, 1)
+		}
+		fill(from.b, 0xff)
+		if wrong {
+			w.wait(send, 1)
+		}
+		w.wait(recv, 1)
+		if to.b[40] != byte(i+1) {
+			return fmt.Errorf("datagram %d arrived as %#x", i+1, to.b[40])
+		}
+	}
+	return nil
+}
+
+func drainsByMarker(w *world, wrong bool) error {
+	srq, err := w.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: queueLen, MaxSGE: 1}})
+	must(w.t, err)
+	w.later(srq.Destroy)
+	last := make(chan int, 1)
+	cq := w.cq()
+	qp, err := w.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq, SRQ: srq, Cap: ib.QPCap{MaxSendWR: 1},
+		Event: func(_ *ib.QP, e ib.EventType) {
+			if e == ib.EventQPLastWQEReached {
+				last <- 1
+			}
+		}})
+	must(w.t, err)
+	w.later(qp.Destroy)
+	here, err := w.dev.Local(1)
+	must(w.t, err)
+	self := here.Endpoint(qp)
+	must(w.t, errors.Join(qp.Connect(here, self, self, ib.Path{}), qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)))
+	if !wrong {
+		<-last
+		return nil
+	}
+	_, err = qp.PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled})
+	must(w.t, err)
+	w.wait(cq, 1)
+	select {
+	case <-last:
+		return nil
+	case <-time.After(time.Millisecond):
+		return errors.New("the last work request of the shared queue has not been reached")
+	}
+}
+
 func readsTargetEarly(w *world, wrong bool) error {
 	a, b := w.pair()
-	from, to := w.memory(shared), w.memory(private)
+	return w.looks(a, b, w.memory(private), wrong)
+}
+
+func readsSharedTargetEarly(w *world, wrong bool) error {
+	a, b := w.side(w.cq(), w.cq()), w.side(w.cq(), w.cq())
+	w.connectWith(a, b, 0)
+	return w.looks(a, b, w.memory(shared), wrong)
+}
+
+// looks looks at the target of a receive.
+func (w *world) looks(a, b *side, to *memory, wrong bool) error {
+	from := w.memory(shared)
 	fill(from.b, 7)
 	b.receive(1, to)
 	a.post(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl()})
@@ -548,7 +716,7 @@ func TestReplay(t *testing.T) {
 					n, err := cq.Poll(wc[:])
 					results = append(results, fmt.Sprint(n, err, wc[0].ID))
 				}
-				time.Sleep(time.Microsecond)
+				testutil.Advance(time.Microsecond)
 			}
 		})
 		return results
@@ -564,43 +732,45 @@ func TestReplay(t *testing.T) {
 
 // An unsignaled READ whose data come late has no completion, no notification, and takes no room: the completion queue is as without it.
 func TestUnsignaledReadIsNotSeen(t *testing.T) {
-	w := newWorld(t, wrapped(newLoopback, weak.Config{Seed: 1, Choices: weak.Of(weak.LateRead)}))
-	calls := make(chan int, queueLen)
-	cq, err := w.dev.CreateCQ(ib.CQInit{Entries: queueLen, Handler: func(*ib.CQ) { calls <- 1 }})
-	must(t, err)
-	w.later(cq.Destroy)
-	a, b := w.side(cq, w.cq()), w.side(w.cq(), w.cq())
-	w.connect(a, b)
-	remote, target := w.memory(shared), w.memory(private)
-	fill(remote.b, 7)
-	read := remote.to(ib.WRRDMARead, target)
-	read.Flags = 0
-	arm := func(when string) {
-		t.Helper()
-		missed, err := cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
-		if must(t, err); missed {
-			t.Errorf("ReqNotify %s: got missed completions, want none", when)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, wrapped(newLoopback, weak.Config{Seed: 1, Choices: weak.Of(weak.LateRead)}))
+		calls := make(chan int, queueLen)
+		cq, err := w.dev.CreateCQ(ib.CQInit{Entries: queueLen, Handler: func(*ib.CQ) { calls <- 1 }})
+		must(t, err)
+		w.later(cq.Destroy)
+		a, b := w.side(cq, w.cq()), w.side(w.cq(), w.cq())
+		w.connect(a, b)
+		remote, target := w.memory(shared), w.memory(private)
+		fill(remote.b, 7)
+		read := remote.to(ib.WRRDMARead, target)
+		read.Flags = 0
+		arm := func(when string) {
+			t.Helper()
+			missed, err := cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
+			if must(t, err); missed {
+				t.Errorf("ReqNotify %s: got missed completions, want none", when)
+			}
 		}
-	}
-	a.post(read)
-	arm("after a READ")
-	a.post(read)
-	settle()
-	if n := len(calls); n != 0 {
-		t.Errorf("calls of the handler: got %d, want 0", n)
-	}
-	if !bytes.Equal(target.b, make([]byte, len(target.b))) {
-		t.Error("the data have come before a completion")
-	}
-	a.post(w.memory(shared).to(ib.WRRDMAWrite, remote))
-	<-calls
-	if wc := w.wait(cq, 1); wc[0].Opcode != ib.WCRDMAWrite {
-		t.Errorf("completion: got %v, want %v", wc[0].Opcode, ib.WCRDMAWrite)
-	}
-	if !bytes.Equal(target.b, remote.b) {
-		t.Error("the data have not come with the completion of a later request")
-	}
-	arm("at the end")
+		a.post(read)
+		arm("after a READ")
+		a.post(read)
+		settle()
+		if n := len(calls); n != 0 {
+			t.Errorf("calls of the handler: got %d, want 0", n)
+		}
+		if !bytes.Equal(target.b, make([]byte, len(target.b))) {
+			t.Error("the data have come before a completion")
+		}
+		a.post(w.memory(shared).to(ib.WRRDMAWrite, remote))
+		<-calls
+		if wc := w.wait(cq, 1); wc[0].Opcode != ib.WCRDMAWrite {
+			t.Errorf("completion: got %v, want %v", wc[0].Opcode, ib.WCRDMAWrite)
+		}
+		if !bytes.Equal(target.b, remote.b) {
+			t.Error("the data have not come with the completion of a later request")
+		}
+		arm("at the end")
+	})
 }
 
 // TestLitmusOnRXE: the wrong consumers fail on another driver, too, and the right ones do not.

@@ -38,9 +38,12 @@ type mr struct {
 	ib.DriverMR
 	d *driver
 
+	obj  ib.MRHandle
+	key  uint32 // local, of the inner driver
+	rkey uint32
+
 	// mu is held while data land. No method of the inner driver is called under it.
 	mu     sync.RWMutex
-	key    uint32 // local, of the inner driver
 	region *umem.Region
 	pd     ib.DriverPD
 	access ib.AccessFlags
@@ -64,12 +67,12 @@ func (d *driver) RegMR(h ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.
 		return d.Driver.RegMR(h, pd, r, access, u)
 	}
 	d.slow()
-	m := &mr{d: d, region: r, pd: pd, access: access}
+	m := &mr{d: d, obj: h, region: r, pd: pd, access: access}
 	var err error
-	if m.DriverMR, err = d.Driver.RegMR(m.keys(h), pd, r, access, nil); err != nil {
+	if m.DriverMR, err = d.Driver.RegMR(h.Redirect(m.grant), pd, r, access, nil); err != nil {
 		return nil, err
 	}
-	if err := m.makeShadow(); err != nil {
+	if m.shadow, err = d.newShadow(r, pd, access); err != nil {
 		return nil, errors.Join(err, m.DriverMR.Dereg())
 	}
 	d.mu.Lock()
@@ -78,33 +81,39 @@ func (d *driver) RegMR(h ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.
 	return m, nil
 }
 
-// keys returns a handle that hides the inner driver's local key.
-func (m *mr) keys(h ib.MRHandle) ib.MRHandle {
-	return h.Redirect(func(lkey, rkey uint32) {
-		m.key = lkey
-		if m.d.has(SplitKeys) {
-			lkey ^= otherKey
-		}
-		h.SetKeys(lkey, rkey)
-	})
+// grant gives the consumer the keys that the inner driver has given. It hides the local one.
+func (m *mr) grant(lkey, rkey uint32) {
+	m.key, m.rkey = lkey, rkey
+	if m.d.has(SplitKeys) {
+		lkey ^= otherKey
+	}
+	m.obj.SetKeys(lkey, rkey)
 }
 
-func (m *mr) makeShadow() error {
-	late := m.d.has(LateTarget) || m.d.has(LateRead)
-	if !late || m.access&peers != 0 || m.access&ib.AccessLocalWrite == 0 || m.region.Len() > maxShadow || !local(m.region) {
+// newShadow returns the shadow of a region, nil if its memory is not filled late.
+func (d *driver) newShadow(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) (*shadow, error) {
+	late := d.has(LateTarget) || d.has(LateRead)
+	if !late || access&ib.AccessLocalWrite == 0 || r.Len() > maxShadow || !local(r) {
+		return nil, nil
+	}
+	memory, err := shadowOf(r)
+	if err != nil {
+		return nil, err
+	}
+	s := &shadow{region: memory}
+	s.DriverMR, err = d.Driver.RegMR(ib.MRHandle{}.Redirect(func(lkey, _ uint32) { s.key = lkey }), pd, memory, access&^peers, nil)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// end deregisters the shadow, if there is one.
+func (s *shadow) end() error {
+	if s == nil {
 		return nil
 	}
-	r, err := shadowOf(m.region)
-	if err != nil {
-		return err
-	}
-	s := &shadow{region: r}
-	s.DriverMR, err = m.d.Driver.RegMR(ib.MRHandle{}.Redirect(func(lkey, _ uint32) { s.key = lkey }), m.pd, r, m.access, nil)
-	if err != nil {
-		return err
-	}
-	m.shadow = s
-	return nil
+	return s.Dereg()
 }
 
 // local reports whether a region is memory of this process in one piece, which a copy does not wait for.
@@ -134,62 +143,66 @@ func (m *mr) Dereg() error {
 	m.mu.Lock()
 	m.gone = true
 	m.mu.Unlock()
-	if m.shadow != nil {
-		return m.shadow.Dereg()
-	}
-	return nil
+	return m.shadow.end()
 }
 
-// Rereg implements ib.ReregMR. The shadow changes first, and back if the region does not.
+// Rereg implements ib.ReregMR.
 func (m *mr) Rereg(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags, u *ib.Udata) error {
 	m.d.slow()
 	inner, ok := ib.As[ib.ReregMR](m.DriverMR)
 	if !ok {
 		return syscall.EOPNOTSUPP
 	}
-	was := m.key
-	var sr *umem.Region
-	var second ib.ReregMR
-	if m.shadow != nil {
-		var err error
-		if sr, err = shadowOf(r); err != nil {
-			return err
-		}
-		if second, ok = ib.As[ib.ReregMR](m.shadow.DriverMR); !ok {
-			return syscall.EOPNOTSUPP
-		}
-		if err := second.Rereg(sr, pd, access, nil); err != nil {
-			return err
-		}
-	}
-	if err := inner.Rereg(r, pd, access, u); err != nil {
-		if second != nil {
-			err = errors.Join(err, second.Rereg(m.shadow.region, m.pd, m.access, nil))
-		}
+	shadow, err := m.d.newShadow(r, pd, access)
+	if err != nil {
 		return err
+	}
+	was := m.key
+	if m.d.has(NewKeys) {
+		err = m.replace(r, pd, access)
+	} else {
+		err = inner.Rereg(r, pd, access, u)
+	}
+	if err != nil {
+		return errors.Join(err, shadow.end())
 	}
 	m.mu.Lock()
 	m.region, m.pd, m.access = r, pd, access
-	if m.shadow != nil {
-		m.shadow.region = sr
-	}
+	shadow, m.shadow = m.shadow, shadow
 	m.mu.Unlock()
 	m.d.mu.Lock()
-	defer m.d.mu.Unlock()
 	delete(m.d.mrs, was)
 	m.d.mrs[m.key] = m
+	m.d.mu.Unlock()
+	return shadow.end()
+}
+
+// replace makes another region of the inner driver take the place of the present one, whose keys end with it.
+func (m *mr) replace(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) error {
+	old, lkey, rkey := m.DriverMR, m.key, m.rkey
+	keys := m.obj.Redirect(m.grant)
+	fresh, err := m.d.Driver.RegMR(keys, pd, r, access, nil)
+	if err != nil {
+		return err
+	}
+	if err := old.Dereg(); err != nil { // a window is bound to it
+		keys.SetKeys(lkey, rkey)
+		return errors.Join(err, fresh.Dereg())
+	}
+	m.DriverMR = fresh
 	return nil
 }
 
 // target is memory that a request stores in, and that is filled when its completion is polled.
 type target struct {
 	mr        *mr
+	shadow    *shadow // that the data wait in
 	addr, len uint64
 }
 
 // elements returns a list in the inner driver's keys. If late, and all its memory can be filled late, it names the shadow, and the targets
-// are those to fill.
-func (d *driver) elements(list []ib.SGE, pd ib.DriverPD, late bool) (out []ib.SGE, targets []target) {
+// are those to fill. exposed is that of mayFill.
+func (d *driver) elements(list []ib.SGE, pd ib.DriverPD, late, exposed bool) (out []ib.SGE, targets []target) {
 	out = make([]ib.SGE, len(list))
 	for i, s := range list {
 		s.LKey = d.inner(s.LKey)
@@ -207,11 +220,15 @@ func (d *driver) elements(list []ib.SGE, pd ib.DriverPD, late bool) (out []ib.SG
 			keys = append(keys, s.LKey)
 			continue
 		}
-		if m == nil || !m.mayFill(pd, s.Addr, uint64(s.Length)) {
+		if m == nil {
 			return out, nil
 		}
-		keys = append(keys, m.shadow.key)
-		targets = append(targets, target{m, s.Addr, uint64(s.Length)})
+		w := m.mayFill(pd, s.Addr, uint64(s.Length), exposed)
+		if w == nil {
+			return out, nil
+		}
+		keys = append(keys, w.key)
+		targets = append(targets, target{m, w, s.Addr, uint64(s.Length)})
 	}
 	for i := range out {
 		out[i].LKey = keys[i]
@@ -219,11 +236,15 @@ func (d *driver) elements(list []ib.SGE, pd ib.DriverPD, late bool) (out []ib.SG
 	return out, targets
 }
 
-// mayFill reports whether a range can be filled late by a queue of a domain.
-func (m *mr) mayFill(pd ib.DriverPD, addr, n uint64) bool {
+// mayFill returns the shadow of a range that can be filled late by a queue of a domain, nil if it cannot. exposed says that peers of the
+// queue can reach memory of the regions that give them rights.
+func (m *mr) mayFill(pd ib.DriverPD, addr, n uint64, exposed bool) *shadow {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	return m.shadow != nil && !m.gone && local(m.region) && m.pd == pd && m.access&ib.AccessLocalWrite != 0 && m.access&peers == 0 && m.region.Contains(addr, n)
+	if m.gone || m.pd != pd || m.access&peers != 0 && exposed || !m.region.Contains(addr, n) {
+		return nil
+	}
+	return m.shadow
 }
 
 // land stores the first n bytes of the request's data where they belong.
@@ -232,11 +253,12 @@ func (r *request) land(n uint64) {
 		return
 	}
 	r.landed = true
-	for _, t := range r.targets {
+	for i := range r.targets {
+		t := &r.targets[i]
 		k := min(n, t.len)
 		n -= k
 		if k > 0 {
-			t.mr.land(t.addr, k)
+			t.land(k)
 		}
 	}
 }
@@ -248,10 +270,12 @@ func (r *request) landHidden() {
 	}
 }
 
-func (m *mr) land(addr, n uint64) {
+// land stores the first n bytes, unless the consumer has taken the memory back.
+func (t *target) land(n uint64) {
+	m := t.mr
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	if !m.gone { // else the consumer has taken the memory back
-		copy(m.region.Direct(addr, n), m.shadow.region.Direct(addr, n))
+	if !m.gone && m.shadow == t.shadow {
+		copy(m.region.Direct(t.addr, n), t.shadow.region.Direct(t.addr, n))
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"verbena/ib"
@@ -20,17 +21,33 @@ type qp struct {
 	init           ib.DriverQPInit
 	room           ib.QPCap
 
+	rights atomic.Bool // it has given its peer rights since it was in RESET
+
 	// mu is held while requests are posted to the inner queue pair. It is taken before cq.mu.
 	mu           sync.Mutex
 	held         []*request
 	sends, recvs uint64     // posted so far
 	reading      []*request // whose data land late, in the inner queue pair
 
+	// eventMu is taken under the inner driver's locks.
+	eventMu sync.Mutex
+	events  []event // that have happened
+	raised  uint64  // so far
+
 	// under driver.mu
 	out    []*request // sends whose completion, or a later one's, has not been polled
 	in     []*request // receives
 	shared uint64     // completions of receives of a shared queue
 }
+
+// event is an asynchronous event that is held back.
+type event struct {
+	what ib.EventType
+	wait int // steps
+}
+
+// eventSteps is the least number of steps by which an event comes late. It is more than the completions of a flush need.
+const eventSteps = 32
 
 // kind has the properties of a request by which the inner driver takes or refuses it.
 type kind struct {
@@ -40,8 +57,11 @@ type kind struct {
 	inline  bool
 }
 
-// maxHeld is the number of bytes up to which a request is held back: a longer one may be refused for its length.
-const maxHeld = 1 << 16
+// Numbers of bytes up to which a request is held back: a longer one may be refused for its length.
+const (
+	maxHeld     = 1 << 16
+	maxDatagram = 256 // the smallest MTU
+)
 
 // Unwrap gives the queue pair the abilities of the inner one.
 func (q *qp) Unwrap() ib.DriverQP { return q.DriverQP }
@@ -53,14 +73,18 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 	}
 	d.slow()
 	asked := init.Cap
-	inner, err := d.Driver.CreateQP(h, init, nil)
-	if err != nil {
+	q := &qp{d: d, obj: h, pd: init.PD}
+	if d.has(LateEvent) {
+		h = h.Redirect(q.happened)
+	}
+	var err error
+	if q.DriverQP, err = d.Driver.CreateQP(h, init, nil); err != nil {
 		return nil, err
 	}
 	if d.has(ExactRoom) {
 		init.Cap = asked
 	}
-	q := &qp{DriverQP: inner, d: d, obj: h, pd: init.PD, init: *init, room: init.Cap}
+	q.init, q.room = *init, init.Cap
 	q.sendCQ, _ = init.SendCQ.(*cq)
 	q.recvCQ, _ = init.RecvCQ.(*cq)
 	d.mu.Lock()
@@ -124,7 +148,7 @@ func (q *qp) post(wr *ib.SendWR) error {
 	if q.d.has(LateSource) {
 		wait = q.d.draw(LateSource, q.ord, r.seq, 4)
 	}
-	if !full && (wait > 0 || len(q.held) > 0) && q.mayHold(wr, k) {
+	if !full && (wait > 0 || len(q.held) > 0) && q.mayHold(wr, k) && q.keepAH(r) {
 		q.hold(r, wait)
 		return nil
 	}
@@ -178,7 +202,7 @@ func (q *qp) request(wr *ib.SendWR) *request {
 	q.sends++
 	r := &request{id: wr.ID, qp: q, send: true, signaled: wr.Flags&ib.SendSignaled != 0 || q.init.SigAll, seq: q.sends, wr: *wr}
 	stores := wr.Opcode == ib.WRRDMARead || wr.Opcode == ib.WRAtomicCmpAndSwp || wr.Opcode == ib.WRAtomicFetchAdd
-	r.wr.SGList, r.targets = q.d.elements(wr.SGList, q.pd, stores && q.sendCQ != nil && q.d.has(LateRead))
+	r.wr.SGList, r.targets = q.d.elements(wr.SGList, q.pd, stores && q.sendCQ != nil && q.d.has(LateRead), q.exposed())
 	if len(r.targets) > 0 && !r.signaled {
 		r.hidden = true
 		r.wr.Flags |= ib.SendSignaled
@@ -202,6 +226,35 @@ func (r *request) keep() {
 	if r.wr.Reg != nil {
 		g := *r.wr.Reg
 		r.wr.Reg = &g
+	}
+}
+
+// keepAH copies the address handle of a request that is to wait. It reports false if the inner driver makes no copy.
+//
+//verbena:held mu
+func (q *qp) keepAH(r *request) bool {
+	if r.wr.AH == nil {
+		return true
+	}
+	inner, ok := ib.As[ib.AHDriver](q.d.Driver)
+	if !ok {
+		return false
+	}
+	ah, err := q.obj.CopyAH(r.wr.AH, inner)
+	if err != nil {
+		return false
+	}
+	r.wr.AH, r.ownAH = ah, true
+	return true
+}
+
+// freeAH frees the copies of address handles of requests that wait no longer.
+func (q *qp) freeAH(rs ...*request) {
+	for _, r := range rs {
+		if r.ownAH {
+			_ = q.obj.AH(r.wr.AH).Destroy()
+			r.wr.AH, r.ownAH = nil, false
+		}
 	}
 }
 
@@ -229,7 +282,15 @@ func (q *qp) full(list *[]*request, c *cq, room uint32) bool {
 //
 //verbena:held mu
 func (q *qp) mayHold(wr *ib.SendWR, k kind) bool {
-	if q.init.Type != ib.QPTypeRC && q.init.Type != ib.QPTypeUC || q.sendCQ == nil {
+	most := uint64(maxHeld)
+	switch q.init.Type {
+	case ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeXRCInit:
+	case ib.QPTypeUD:
+		most = maxDatagram
+	default:
+		return false
+	}
+	if q.sendCQ == nil {
 		return false
 	}
 	n := uint64(len(wr.Inline))
@@ -255,7 +316,7 @@ func (q *qp) mayHold(wr *ib.SendWR, k kind) bool {
 	q.d.mu.Lock()
 	known := q.d.holds[k]
 	q.d.mu.Unlock()
-	return known && n <= maxHeld && q.DriverQP.State() == ib.QPRTS
+	return known && n <= most && q.DriverQP.State() == ib.QPRTS
 }
 
 // blocked reports whether a request has a fence, and data of READs before it have not landed.
@@ -329,6 +390,7 @@ func (q *qp) begin() bool {
 //verbena:held mu
 func (q *qp) begins(r *request) error {
 	_, err := q.DriverQP.PostSend([]ib.SendWR{r.wr})
+	q.freeAH(r)
 	if err == nil && len(r.targets) > 0 {
 		q.reading = append(q.reading, r)
 	}
@@ -430,7 +492,7 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 		}
 		q.recvs++
 		r := &request{id: wr.ID, qp: q, signaled: true, seq: q.recvs}
-		wr.SGList, r.targets = q.d.elements(wr.SGList, q.pd, q.recvCQ != nil && q.d.has(LateTarget))
+		wr.SGList, r.targets = q.d.elements(wr.SGList, q.pd, q.recvCQ != nil && q.d.has(LateTarget), q.exposed())
 		wr.ID = q.d.enter(r).num
 		q.d.mu.Lock()
 		q.in = append(q.in, r)
@@ -449,6 +511,9 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 // Modify implements ib.DriverQP.
 func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	q.d.slow()
+	if mask&ib.QPAttrAccessFlags != 0 && attr.AccessFlags&peers != 0 {
+		q.rights.Store(true)
+	}
 	if err := q.DriverQP.Modify(attr, mask, u); err != nil {
 		return err
 	}
@@ -456,10 +521,55 @@ func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 		return nil
 	}
 	if attr.State == ib.QPReset {
+		q.report(true)
+		q.rights.Store(false)
 		q.forget()
 	}
 	q.d.kick()
 	return nil
+}
+
+// happened is called by the inner driver, under its locks, with an event.
+func (q *qp) happened(e ib.EventType) {
+	q.eventMu.Lock()
+	defer q.eventMu.Unlock()
+	q.raised++
+	q.events = append(q.events, event{e, eventSteps + q.d.draw(LateEvent, q.ord, q.raised, eventSteps)})
+	q.d.wait(q)
+}
+
+// eventTick is a step of the events that are held back, which come in order. It reports whether there are more.
+func (q *qp) eventTick() (more bool) {
+	q.eventMu.Lock()
+	defer q.eventMu.Unlock()
+	for i := range q.events {
+		q.events[i].wait--
+	}
+	for len(q.events) > 0 && q.events[0].wait <= 0 {
+		q.obj.Raise(q.events[0].what)
+		q.events = q.events[1:]
+	}
+	return len(q.events) > 0
+}
+
+// report ends the wait of all events. They are dropped if raise is false.
+func (q *qp) report(raise bool) {
+	q.eventMu.Lock()
+	defer q.eventMu.Unlock()
+	for _, e := range q.events {
+		if raise {
+			q.obj.Raise(e.what)
+		}
+	}
+	q.events = nil
+}
+
+// exposed reports whether the peer can reach memory by the queue pair, or could before a request that is posted now has completed.
+func (q *qp) exposed() bool {
+	if q.init.Type == ib.QPTypeUD {
+		return false
+	}
+	return q.rights.Load() || q.DriverQP.State() < ib.QPRTS // Modify to RTR and RTS may give rights
 }
 
 // forget drops what is outstanding.
@@ -469,6 +579,7 @@ func (q *qp) forget() {
 	held := q.held
 	q.held, q.reading = nil, nil
 	q.idle()
+	q.freeAH(held...)
 	q.d.drop(held...)
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
@@ -496,7 +607,9 @@ func (q *qp) Destroy() error {
 		q.mu.Unlock()
 		return err
 	}
+	q.freeAH(held...)
 	q.d.drop(held...)
+	q.report(false)
 	q.forget()
 	q.d.mu.Lock()
 	delete(q.d.qps, q.obj.QP())

@@ -34,7 +34,7 @@ func (s *srq) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	for n = range wrs {
 		wr := wrs[n]
 		r := &request{id: wr.ID, signaled: true}
-		wr.SGList, r.targets = s.d.elements(wr.SGList, s.pd, s.d.has(LateTarget))
+		wr.SGList, r.targets = s.d.elements(wr.SGList, s.pd, s.d.has(LateTarget), true)
 		wr.ID = s.d.enter(r).num
 		if k, err := s.DriverSRQ.PostRecv([]ib.RecvWR{wr}); k == 0 {
 			s.d.drop(r)

@@ -6,12 +6,15 @@ type Choice uint8
 // The choices. Their rows are in Choices.
 const (
 	LateCompletion Choice = iota
+	MissedCompletion
 	CrossOrder
 	LateFlush
 	PoisonedFields
 	SplitKeys
+	NewKeys
 	ExactRoom
 	EarlyNumbers
+	LateEvent
 	LateSource
 	LateTarget
 	LateRead
@@ -41,6 +44,12 @@ var Choices = [numChoices]Row{
 		"polls a fixed number of times; takes an empty poll for an idle device; takes a full array for granted",
 	},
 	{
+		MissedCompletion, "missed-completion",
+		"delays each completion; some come between the last poll and ReqNotify, and are not notified of",
+		"ib_req_notify_cq: a completion that is in the queue when it is armed raises no call; IB_CQ_REPORT_MISSED_EVENTS tells of it",
+		"arms a queue that it has polled empty, and neither polls again nor asks what it has missed",
+	},
+	{
 		CrossOrder, "cross-order",
 		"returns completions of different queues in any order; the order within a send or receive queue is kept",
 		"IBA 10.8.3: the order of completions is that of the work requests of one queue, and of no other",
@@ -67,6 +76,12 @@ var Choices = [numChoices]Row{
 		"names local memory by the remote key, or sends the local key to the peer",
 	},
 	{
+		NewKeys, "new-keys",
+		"gives a region new keys with each reregistration, and ends the former ones",
+		"IBA 11.2.8.5: the call returns the local and the remote key; MR.Rereg: the keys may be others afterwards",
+		"goes on with the keys of before a Rereg, or does not send the new one to the peer",
+	},
+	{
 		ExactRoom, "exact-room",
 		"grants the capacities of a queue pair that were asked for, and no more; a work request takes its place until its completion, " +
 			"or one of a later request of the queue, has been polled",
@@ -80,21 +95,27 @@ var Choices = [numChoices]Row{
 		"keeps state of a destroyed queue pair under its number",
 	},
 	{
+		LateEvent, "late-event",
+		"reports an event of a queue pair 6 to 13 ms after it has happened, at the latest when Modify to RESET returns",
+		"IBA 11.6.3: events are asynchronous; ib_qp.event_handler: no time is promised, nor an order with completions",
+		"destroys a queue pair with a shared receive queue without waiting for EventQPLastWQEReached; takes the completions for the event",
+	},
+	{
 		LateSource, "late-source",
-		"reads the memory of SENDs, WRITEs, READs and atomics on connected services when they begin, some steps after the post",
+		"reads the memory of SENDs, WRITEs, READs and atomics when they begin, some steps after the post",
 		"ibv_post_send(3): a buffer can only be reused safely when the completion has been retrieved",
 		"changes, or frees, the memory of a request before its completion; takes a post for a delivery",
 	},
 	{
 		LateTarget, "late-target",
-		"fills the memory of a receive when its completion is polled, if no peer has rights to the region",
+		"fills the memory of a receive when its completion is polled, if the peer of the queue pair has no rights to it",
 		"ibv_reg_mr(3), ordering semantics: data are guaranteed present only once a completing event has occurred",
 		"looks at the memory of a receive, or at the sender's completion, instead of the completion of the receive",
 	},
 	{
 		LateRead, "late-read",
 		"fills the target of a READ or atomic when its completion is polled (of an unsignaled one, that of a later request), or a fenced request " +
-			"begins, if no peer has rights to the region",
+			"begins, if the peer of the queue pair has no rights to the target",
 		"ibv_reg_mr(3), ordering semantics; IBA 10.8.3.3: a request that follows a READ waits for its data only with a fence",
 		"uses the data of a READ after the peer's answer to a later message; sends the data on without a fence",
 	},

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"verbena/internal/clock"
+	"verbena/internal/testutil"
 )
 
 var epoch = time.Unix(1_000_000, 0)
@@ -48,8 +49,7 @@ func TestClocksAgree(t *testing.T) {
 		t.Errorf("virtual: %q, want %q", got, want)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		sleep := func(d time.Duration) { time.Sleep(d); synctest.Wait() }
-		if got := play(clock.System, sleep); !slices.Equal(got, want) {
+		if got := play(clock.System, testutil.Advance); !slices.Equal(got, want) {
 			t.Errorf("system: %q, want %q", got, want)
 		}
 	})

@@ -7,11 +7,14 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"verbena/internal/procfile"
 )
 
 // ErrNotRunning: nothing listens at the location.
@@ -41,6 +44,56 @@ func Dial(loc Location) (*Client, error) {
 	if err := loc.Check(); err != nil {
 		return nil, err
 	}
+	for deadline := time.Now().Add(killedPatience); ; time.Sleep(awaitInterval) {
+		c, err := dial(loc)
+		if err != nil {
+			return nil, err
+		}
+		if !killed(c.pid) {
+			return c, nil
+		}
+		c.Close()
+		if time.Now().After(deadline) {
+			return nil, fmt.Errorf("the service at %s (process %d) %w: end that server, or write to its /sys/fs/fuse/connections/N/abort",
+				loc.Socket, c.pid, errKilled)
+		}
+	}
+}
+
+// killedPatience is the time that a process which was killed may take to end.
+const killedPatience = 2 * time.Second
+
+// errKilled: the kernel still accepts connections for a service that was killed, which no thread of it will answer.
+var errKilled = errors.New("was killed, but one of its threads waits for memory of a program, such as a file of a FUSE server")
+
+// killed reports whether a process was killed but has not ended, as far as it can be seen.
+func killed(pid int) bool {
+	if pid == 0 {
+		return false
+	}
+	status, err := procfile.Read(fmt.Sprintf("/proc/%d/status", pid))
+	return err == nil && dying(string(status))
+}
+
+// dying reports whether the file /proc/PID/status is of a process with threads that wait to end: the first thread is a zombie, or has SIGKILL
+// pending.
+func dying(status string) bool {
+	for line := range strings.Lines(status) {
+		key, value, _ := strings.Cut(line, ":")
+		switch value = strings.TrimSpace(value); key {
+		case "State":
+			if strings.HasPrefix(value, "Z") {
+				return true
+			}
+		case "SigPnd":
+			pending, err := strconv.ParseUint(value, 16, 64)
+			return err == nil && pending&(1<<(unix.SIGKILL-1)) != 0
+		}
+	}
+	return false
+}
+
+func dial(loc Location) (*Client, error) {
 	c, err := connect(loc.Socket)
 	if err != nil {
 		if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) {
@@ -120,7 +173,7 @@ func Await(ctx context.Context, loc Location) (*Client, error) {
 			if e := (*RemoteError)(nil); errors.As(err, &e) {
 				return nil, err
 			}
-		} else if !errors.Is(err, ErrNotRunning) {
+		} else if !errors.Is(err, ErrNotRunning) && !errors.Is(err, errKilled) {
 			return nil, err
 		}
 		select {

@@ -10,6 +10,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"verbena/internal/fault"
+	"verbena/internal/qpinfo"
 )
 
 // received are the kinds of messages with the size that their receivers accept. The fuzz target has a smaller one for
@@ -53,14 +56,14 @@ func FuzzDecode(f *testing.F) {
 	for _, v := range []any{
 		&Request{Protocol: Protocol, Op: OpInfo},
 		&Request{Protocol: Protocol, Op: OpFaultAdd,
-			Fault: &FaultRule{Dev: "rxe0", Rule: Rule{Drop: 0.5, Peer: netip.MustParseAddr("::1")}}},
+			Fault: &FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 0.5, Peer: netip.MustParseAddr("::1")}}},
 		&Request{Protocol: Protocol, Op: OpAttach, Attach: &Attach{Args: []string{"a", "b"}, Trace: true}},
 		&Request{Protocol: Protocol, Op: OpDevReset, Reset: &DevReset{Name: "rxe0", At: DevCompletion}},
 		&Response{Info: &Info{PID: 1}},
 		&Response{Error: "no device", Errno: syscall.ENODEV},
 		&Response{Contexts: []ContextInfo{{MRs: []MRInfo{{LKey: 1}}, QPs: []QPInfo{{Num: 17}}}}, Profile: []byte("x")},
 		&Response{Stats: []StatInfo{{Dev: "rxe0", Counters: map[string]uint64{"a": 1}}},
-			Trace: &QPTraceInfo{Events: []TraceEvent{{Event: "send"}}}},
+			Trace: &QPTraceInfo{Trace: qpinfo.Trace{Events: []qpinfo.Event{{Event: "send"}}}}},
 		&Help{MemOf: 1}, &HelpAnswer{Error: "no", Errno: 1}, &CaptureEnd{Packets: 1},
 	} {
 		b, err := json.Marshal(v)

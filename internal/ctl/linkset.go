@@ -1,6 +1,10 @@
 package ctl
 
-import "time"
+import (
+	"time"
+
+	"verbena/internal/fault"
+)
 
 // LinkSet changes the link of a device: what is not given stays as it is.
 type LinkSet struct {
@@ -19,7 +23,7 @@ type LinkSet struct {
 	// the interface.
 	MTU int `json:"mtu,omitempty"`
 	// Shape replaces how the link limits and delays what the device sends; the zero Shape ends it.
-	Shape *Shape `json:"shape,omitempty"`
+	Shape *fault.Shape `json:"shape,omitempty"`
 }
 
 // MTUOfInterface is LinkSet.MTU for no limit but the interface's.
@@ -41,18 +45,6 @@ const (
 	MaxFlap     = time.Hour
 )
 
-// Shape is a link.Shape, which documents the fields; the two convert into one another.
-type Shape struct {
-	Rate         uint64        `json:"rate_bps,omitempty"`
-	Delay        time.Duration `json:"delay_ns,omitempty"`
-	Jitter       time.Duration `json:"jitter_ns,omitempty"`
-	QueueBytes   uint64        `json:"queue_bytes,omitempty"`
-	QueuePackets uint64        `json:"queue_packets,omitempty"`
-	ECN          uint64        `json:"ecn_bytes,omitempty"`
-	Loss         float64       `json:"loss,omitempty"`
-	Seed         uint64        `json:"seed,omitempty"`
-}
-
 // VerbFault makes a control verb fail, or wait, before anything has been done for it.
 type VerbFault struct {
 	// Verb is the name of the verb, as that of its function in C without ibv_: create_cq; those of the connection manager
@@ -73,17 +65,18 @@ type VerbFault struct {
 // MaxVerbDelay bounds VerbFault.Delay.
 const MaxVerbDelay = time.Minute
 
-// DevEvent raises an asynchronous event of a device.
+// DevEvent raises an asynchronous event of a device. The tags are the names of the fields in the control protocol (json), in
+// scenario files (yaml) and on the command line.
 type DevEvent struct {
-	Name string `json:"name"`
+	Name string `json:"name" yaml:"dev" arg:"" help:"Name of the device." complete:"device"`
 	// Event is the name of the event, as that of IBV_EVENT_* in small letters: port_err.
-	Event string `json:"event"`
+	Event string `json:"event" yaml:"event" arg:"" help:"Name of the event, as IBV_EVENT_* in small letters: port_err." complete:"event"`
 	// Port, QP, CQ or SRQ is the number of what the event is of, as the event needs it; Port 0: 1. Those of CQs and SRQs are
 	// of the process: the Handle of CQInfo and SRQInfo.
-	Port int    `json:"port,omitempty"`
-	QP   uint32 `json:"qp,omitempty"`
-	CQ   uint32 `json:"cq,omitempty"`
-	SRQ  uint32 `json:"srq,omitempty"`
+	Port int    `json:"port,omitempty" yaml:"port" help:"Port that the event is of; default: 1." placeholder:"N" complete:"none"`
+	QP   uint32 `json:"qp,omitempty" yaml:"qp" name:"qp" help:"Number of the queue pair that the event is of." placeholder:"N" complete:"none"`
+	CQ   uint32 `json:"cq,omitempty" yaml:"cq" name:"cq" help:"Handle of the completion queue that the event is of, as in res show --json." placeholder:"N" complete:"none"`
+	SRQ  uint32 `json:"srq,omitempty" yaml:"srq" name:"srq" help:"Handle of the shared receive queue that the event is of, as in res show --json." placeholder:"N" complete:"none"`
 	// PID is the process whose CQ or SRQ is meant, where several have one of that number; 0: any.
-	PID int `json:"pid,omitempty"`
+	PID int `json:"pid,omitempty" yaml:"-" name:"pid" help:"Process whose queue it is, where several have one of that handle." placeholder:"N" complete:"none"`
 }

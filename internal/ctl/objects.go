@@ -1,8 +1,10 @@
 package ctl
 
 import (
-	"net/netip"
 	"time"
+
+	"verbena/internal/fault"
+	"verbena/internal/qpinfo"
 )
 
 // LinkSpec describes a device to make.
@@ -30,10 +32,10 @@ type LinkInfo struct {
 	// NoProbe is that of LinkSpec.
 	NoProbe bool `json:"no_probe,omitempty"`
 	// Link is what LinkSet has brought the link to: up, down, or flap while that has it down.
-	Link   LinkState `json:"link"`
-	MaxMTU int       `json:"max_mtu,omitempty"` // LinkSet.MTU; 0: none
-	Shape  *Shape    `json:"shape,omitempty"`
-	Armed  string    `json:"armed,omitempty"` // the moment that a change of the link waits for
+	Link   LinkState    `json:"link"`
+	MaxMTU int          `json:"max_mtu,omitempty"` // LinkSet.MTU; 0: none
+	Shape  *fault.Shape `json:"shape,omitempty"`
+	Armed  string       `json:"armed,omitempty"` // the moment that a change of the link waits for
 }
 
 // GIDInfo is a GID and the address that it stands for.
@@ -164,70 +166,23 @@ type StatInfo struct {
 // FaultRule is a rule for the packets of a device, or for a verb.
 type FaultRule struct {
 	Dev string `json:"dev"` // of a rule for a verb it may be empty: any device
-	Rule
+	fault.Rule
 	Verb *VerbFault `json:"verb_fault,omitempty"` // then there is nothing in Rule
 }
 
-// Rule is a link.Rule, which documents the fields; the two convert into one another.
-type Rule struct {
-	Peer      netip.Addr    `json:"peer,omitzero"`
-	QP        uint32        `json:"qp,omitempty"`
-	Skip      uint64        `json:"skip,omitempty"`
-	Limit     uint64        `json:"limit,omitempty"`
-	Seed      uint64        `json:"seed,omitempty"`
-	Drop      float64       `json:"drop,omitempty"`
-	Duplicate float64       `json:"duplicate,omitempty"`
-	Corrupt   float64       `json:"corrupt,omitempty"`
-	Delay     time.Duration `json:"delay_ns,omitempty"`
-	Jitter    time.Duration `json:"jitter_ns,omitempty"`
-	Reorder   float64       `json:"reorder,omitempty"`
-	Behind    int           `json:"behind,omitempty"`
-	Hold      time.Duration `json:"hold_ns,omitempty"`
-	Stop      bool          `json:"stop,omitempty"`
-	RNR       float64       `json:"rnr,omitempty"`
-}
-
-// FaultRuleState is a rule in force and its counters, which link.RuleState documents.
+// FaultRuleState is a rule in force and its counters. A rule for a verb counts calls, as Seen and Hit.
 type FaultRuleState struct {
 	Dev string `json:"dev"`
 	ID  int    `json:"id"`
-	Rule
-	Verb       *VerbFault `json:"verb_fault,omitempty"` // then Seen and Hit count calls
-	Seen       uint64     `json:"seen"`
-	Hit        uint64     `json:"hit"`
-	Dropped    uint64     `json:"dropped"`
-	Duplicated uint64     `json:"duplicated"`
-	Corrupted  uint64     `json:"corrupted"`
-	Delayed    uint64     `json:"delayed"`
-	Reordered  uint64     `json:"reordered"`
-	NotReady   uint64     `json:"not_ready"`
-	HitAt      []uint64   `json:"hit_at,omitempty"` // the first of what was hit
+	fault.Rule
+	Verb *VerbFault `json:"verb_fault,omitempty"`
+	fault.Counts
 }
 
 // QPStatusInfo is the protocol state of a queue pair.
 type QPStatusInfo struct {
 	Device string `json:"device"`
-	QPStatus
-}
-
-// QPStatus is an rxe.QPStatus, which documents the fields; the two convert into one another.
-type QPStatus struct {
-	Num            uint32 `json:"num"`
-	Type           string `json:"type"`
-	State          string `json:"state"`
-	DestQPN        uint32 `json:"dest_qpn,omitempty"`
-	Peer           string `json:"peer,omitempty"`
-	MTU            int    `json:"mtu"`
-	Traced         bool   `json:"traced"`
-	Slow           bool   `json:"slow,omitempty"`
-	Unacknowledged uint32 `json:"unacknowledged"`
-	NextPSN        uint32 `json:"next_psn"`
-	ExpectedPSN    uint32 `json:"expected_psn"`
-	InFlight       int    `json:"in_flight"`
-	Window         int    `json:"window"`
-	Retries        uint8  `json:"retries"`
-	RNRRetries     uint8  `json:"rnr_retries"`
-	Egress         int    `json:"egress"`
+	qpinfo.Status
 }
 
 // QPTrace asks for the trace of a queue pair, which begins with the first such request.
@@ -239,21 +194,10 @@ type QPTrace struct {
 
 // QPTraceInfo is the trace of a queue pair.
 type QPTraceInfo struct {
-	Device string       `json:"device"`
-	Num    uint32       `json:"num"`
-	Began  bool         `json:"began"` // by this request: there is nothing to see yet
-	On     bool         `json:"on"`
-	Lost   uint64       `json:"lost"` // events that newer ones have replaced
-	Events []TraceEvent `json:"events"`
-}
-
-// TraceEvent is an rxe.TraceEvent, which documents the fields; the two convert into one another.
-type TraceEvent struct {
-	Time   time.Time `json:"time"`
-	Event  string    `json:"event"`
-	Opcode string    `json:"opcode,omitempty"`
-	PSN    uint32    `json:"psn,omitempty"`
-	Detail string    `json:"detail,omitempty"`
+	Device string `json:"device"`
+	Num    uint32 `json:"num"`
+	Began  bool   `json:"began"` // by this request: there is nothing to see yet
+	qpinfo.Trace
 }
 
 // Profile asks for a profile of the service's process, as go tool pprof, or go tool trace, reads it.

@@ -87,8 +87,12 @@ type Kept struct {
 	timer  *time.Timer   // for the next look; nil: there is none
 	pause  time.Duration // before the one after that
 	rested time.Time     // no look begins before
+	sweeps []*Sweep
 	closed bool
 }
+
+// Sweep is a function that closes what programs have left and the service has not.
+type Sweep struct{ f func() }
 
 type charge struct {
 	Object
@@ -212,29 +216,71 @@ func (s *Kept) lookLater() {
 	s.pause = min(2*s.pause, lastPause)
 }
 
+// OnRelease makes Release call f before it looks: f closes objects that programs have left, so that Release ends their charges. f may not
+// sleep, take from the user's account, or call OnRelease or Forget.
+func (s *Kept) OnRelease(f func()) *Sweep {
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sweep := &Sweep{f}
+	s.sweeps = append(s.sweeps, sweep)
+	return sweep
+}
+
+// Forget ends OnRelease. The function may still run when it returns.
+func (s *Kept) Forget(sweep *Sweep) {
+	if s == nil || sweep == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sweeps = slices.DeleteFunc(s.sweeps, func(x *Sweep) bool { return x == sweep })
+}
+
 // Release ends the charges of objects that no program has any more. It does not sleep.
 func (s *Kept) Release() {
 	if s == nil {
 		return
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.look()
-}
-
-//verbena:held mu
-func (s *Kept) look() {
-	if len(s.left) == 0 || time.Now().Before(s.rested) {
+	sweeps := slices.Clone(s.sweeps)
+	resting := time.Now().Before(s.rested)
+	s.mu.Unlock()
+	if resting {
 		return
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	began := threadTime()
+	for _, sweep := range sweeps {
+		sweep.f()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lookSince(began)
+}
+
+//verbena:held mu
+func (s *Kept) look() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	s.lookSince(threadTime())
+}
+
+// lookSince looks, and rests if the thread has worked for long since a moment of its processor time.
+//
+//verbena:held mu
+func (s *Kept) lookSince(began time.Duration) {
 	defer func() {
 		if took := threadTime() - began; took > longLook {
 			s.rested = time.Now().Add(restFactor * took)
 		}
 	}()
+	if len(s.left) == 0 || time.Now().Before(s.rested) {
+		return
+	}
 	open, err := s.open()
 	if err != nil {
 		return // the next look may succeed

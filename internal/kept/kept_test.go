@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -77,11 +78,7 @@ func note(t *testing.T, s *Kept, make func(t *testing.T) (int, []int)) (n Note, 
 // becomes waits until the user holds n descriptors.
 func becomes(t *testing.T, u *quota.User, n uint64) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); u.Held(quota.Descriptors) != n; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("the user holds %d descriptors, want %d", u.Held(quota.Descriptors), n)
-		}
-	}
+	testutil.Eventually(t, fmt.Sprintf("the user to hold %d descriptors", n), func() bool { return u.Held(quota.Descriptors) == n })
 }
 
 func TestClosedBeforeKeep(t *testing.T) {
@@ -100,6 +97,28 @@ func TestClosedBeforeKeep(t *testing.T) {
 				t.Errorf("after Keep the user holds %d descriptors, and the service %d for it, want none", held, s.epoll)
 			}
 		})
+	}
+}
+
+// TestOnRelease: a user who lacks descriptors gets those that Release is told of, also when their objects are closed only then. A function
+// that was forgotten is not called.
+func TestOnRelease(t *testing.T) {
+	s, u := keeper(t, 2)
+	n, theirs, ours := note(t, s, descriptions[0].make)
+	unix.Close(theirs)
+	calls := 0
+	sweep := s.OnRelease(func() {
+		if calls++; calls == 1 {
+			unix.Close(ours[0])
+			keep(s, n)
+		}
+	})
+	if err := u.Take(quota.Descriptors, 1); err != nil || calls != 1 {
+		t.Errorf("got %v after %d calls, want none after 1", err, calls)
+	}
+	s.Forget(sweep)
+	if err := u.Take(quota.Descriptors, 1); err == nil || calls != 1 {
+		t.Errorf("got %v after %d calls, want a refusal after 1", err, calls)
 	}
 }
 
@@ -291,6 +310,37 @@ func TestRest(t *testing.T) {
 	s.Release()
 	if held := u.Held(quota.Descriptors); held != 0 {
 		t.Errorf("after the rest the user holds %d descriptors, want 0", held)
+	}
+}
+
+// slow is an object whose InUse takes processor time.
+type slow struct {
+	object
+	took time.Duration
+}
+
+func (o *slow) InUse() bool {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for began := threadTime(); threadTime()-began < o.took; {
+	}
+	return true
+}
+
+// TestLongLook: only a look that takes long is followed by a rest, which is in proportion.
+func TestLongLook(t *testing.T) {
+	for _, tt := range []struct {
+		took time.Duration
+		rest bool
+	}{{0, false}, {2 * longLook, true}} {
+		s, _ := keeper(t, 1)
+		began := time.Now()
+		keep(s, &slow{took: tt.took})
+		s.mu.Lock()
+		if rested := s.rested.After(began.Add(restFactor * longLook)); rested != tt.rest {
+			t.Errorf("after a look of %v: rest until %v, which began at %v; want a rest: %v", tt.took, s.rested, began, tt.rest)
+		}
+		s.mu.Unlock()
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -223,18 +224,22 @@ func TestReceivingBound(t *testing.T) {
 	q := queues.Of(user)
 	var own []*os.File
 	var received sync.WaitGroup
+	var receive []func()
 	for range maxReceiving + 1 {
 		to, f, raw := pair(t, unix.SOCK_SEQPACKET)
 		fds, _ := pipes(t, 1)
 		sendFiles(t, to, "x", fds...)
 		closeAll(fds)
 		own = append(own, f)
-		received.Go(func() {
+		received.Add(1)
+		receive = append(receive, func() {
+			defer received.Done()
 			if m, err := q.Receive(raw, make([]byte, 1), 0); err != nil || m.Surplus != 1 {
 				t.Errorf("Receive: got %+v, %v, want one surplus descriptor", m, err)
 			}
 		})
 	}
+	testutil.Block(t, receive...)
 	unread := func() (n int) {
 		for _, f := range own {
 			fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLIN}}
@@ -244,8 +249,6 @@ func TestReceivingBound(t *testing.T) {
 		}
 		return n
 	}
-	testutil.Eventually(t, "messages up to the limit to be received", func() bool { return unread() <= 1 })
-	time.Sleep(20 * time.Millisecond)
 	if n := unread(); n != 1 {
 		t.Fatalf("unread messages: got %d, want 1", n)
 	}
@@ -265,11 +268,10 @@ func TestClosedMeanwhile(t *testing.T) {
 	}
 	_, own, raw := pair(t, unix.SOCK_SEQPACKET)
 	result := make(chan error, 1)
-	go func() {
+	testutil.Block(t, func() {
 		_, err := q.Receive(raw, make([]byte, 1), 0)
 		result <- err
-	}()
-	time.Sleep(10 * time.Millisecond)
+	})
 	own.Close()
 	select {
 	case err := <-result:
@@ -334,15 +336,18 @@ func TestQueueBound(t *testing.T) {
 		most = max(most, now)
 	}
 	var all sync.WaitGroup
-	for range 5 * maxClosing {
-		all.Go(func() {
-			q.Do(func() {
-				count(1)
-				time.Sleep(5 * time.Millisecond)
-				count(-1)
-			})
+	begin := make(chan struct{})
+	do := slices.Repeat([]func(){func() {
+		defer all.Done()
+		q.Do(func() {
+			count(1)
+			<-begin
+			count(-1)
 		})
-	}
+	}}, 5*maxClosing)
+	all.Add(len(do))
+	testutil.Block(t, do...)
+	close(begin)
 	all.Wait()
 	if most != maxClosing || user.Held(quota.Workers) != 0 {
 		t.Errorf("%d closes at a time, %d workers charged afterwards; want %d and 0", most, user.Held(quota.Workers), maxClosing)

@@ -57,10 +57,8 @@ func TestSending(t *testing.T) {
 			if tt.name == "both closed" {
 				ours.Close()
 			}
-			time.Sleep(10 * firstReceiptLook)
-			if n := user.Held(quota.InFlight); n != 3 {
-				t.Errorf("%d descriptors are charged while they are unread, want 3", n)
-			}
+			testutil.Stays(t, 10*firstReceiptLook, "three descriptors are charged while they are unread",
+				func() bool { return user.Held(quota.InFlight) == 3 })
 			tt.end(ours, theirs)
 			testutil.Eventually(t, "the charge to end", func() bool { return user.Held(quota.InFlight) == 0 })
 		})

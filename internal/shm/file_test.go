@@ -8,14 +8,15 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/kept"
 	"verbena/internal/quota"
+	"verbena/internal/testutil"
 )
 
 func create(t *testing.T) *File {
@@ -421,9 +422,11 @@ func TestBarBesideWrites(t *testing.T) {
 				s.Drop()
 			}
 		})
+		var begun atomic.Int64 // writes
 		for range writers {
 			go func() {
 				for {
+					begun.Add(1)
 					if _, err := unix.Write(int(p.Fd()), make([]byte, 8192)); err != nil {
 						ended <- err
 						return
@@ -431,7 +434,7 @@ func TestBarBesideWrites(t *testing.T) {
 				}
 			}()
 		}
-		time.Sleep(200 * time.Microsecond)
+		testutil.Eventually(t, "the writers to write", func() bool { return begun.Load() >= writers })
 		if err := s.Bar(); err != nil {
 			t.Error(err)
 		}

@@ -550,6 +550,9 @@ func TestExplore(t *testing.T) {
 		{"two programs, two resets at once", 2, 2, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			if testing.Short() && c.programs+c.resets+int(c.again) > 4 {
+				t.Skip("has a million states")
+			}
 			w := world{next: 1}
 			w.dev[0], _ = w.dev[0].Register()
 			for i := range w.files {

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,18 +30,83 @@ func (f *failing) Fatalf(format string, args ...any) {
 func TestEventually(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
-		Eventually(t, "a while has passed", func() bool { return time.Since(start) >= Patience-time.Second })
+		Eventually(t, "a while has passed", func() bool {
+			Advance(time.Second)
+			return time.Since(start) >= Patience-time.Second
+		})
 		f := &failing{TB: t}
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			Eventually(f, "it is so", func() bool { return false })
+			Eventually(f, "it is so", func() bool {
+				Advance(time.Second)
+				return false
+			})
 		}()
 		<-done
-		if want := "after 20s still waiting for: it is so"; f.said != want {
+		if want := "after 1m0s still waiting for: it is so"; f.said != want {
 			t.Errorf("Eventually: got %q, want %q", f.said, want)
 		}
 	})
+}
+
+func TestStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		Stays(t, time.Second, "so", func() bool { return true })
+		if d := time.Since(start); d != time.Second {
+			t.Errorf("Stays: returned after %v, want 1s", d)
+		}
+		f := &failing{TB: t}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			Stays(f, time.Second, "the first half second", func() bool { return time.Since(start) < 1500*time.Millisecond })
+		}()
+		<-done
+		if want := "after 500ms no longer so: the first half second"; f.said != want {
+			t.Errorf("Stays: got %q, want %q", f.said, want)
+		}
+	})
+}
+
+// Block waits for a goroutine that works before it blocks, and does not for one that has returned.
+func TestBlock(t *testing.T) {
+	p := UnixPair(t)
+	var wait, worked atomic.Bool
+	lock := make(chan int)
+	Block(t,
+		func() {
+			for end := time.Now().Add(20 * time.Millisecond); time.Now().Before(end); {
+			}
+			worked.Store(true)
+			<-lock
+			wait.Store(true)
+		},
+		func() { p[0].Read(make([]byte, 1)) },
+		func() {},
+	)
+	if !worked.Load() || wait.Load() {
+		t.Errorf("Block: the goroutine has worked %t, is past its wait %t; want true, false", worked.Load(), wait.Load())
+	}
+	close(lock)
+}
+
+func TestAdvance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start, called := time.Now(), false
+		time.AfterFunc(time.Hour, func() { called = true })
+		Advance(time.Hour)
+		if d := time.Since(start); d != time.Hour || !called {
+			t.Errorf("Advance: got %v passed, called %t, want an hour and the call that is due", d, called)
+		}
+	})
+	defer func() {
+		if recover() == nil {
+			t.Error("Advance outside a bubble: got no panic")
+		}
+	}()
+	Advance(time.Hour)
 }
 
 func TestAsUser(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"verbena/internal/testutil"
 	"verbena/internal/timeq"
 )
 
@@ -43,14 +44,14 @@ func TestRunner(t *testing.T) {
 		synctest.Wait()
 		push(2 * time.Second)
 		push(7 * time.Second)
-		time.Sleep(10 * time.Second)
+		testutil.Advance(10 * time.Second)
 		push(11 * time.Second)
-		time.Sleep(time.Minute)
+		testutil.Advance(time.Minute)
 		push(2 * time.Minute)
 		r.Stop()
 		r.Stop()
 		r.Wake() // which comes to nothing
-		time.Sleep(time.Hour)
+		testutil.Advance(time.Hour)
 		want := []time.Duration{2 * time.Second, 5 * time.Second, 7 * time.Second, 11 * time.Second}
 		if !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)

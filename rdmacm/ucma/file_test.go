@@ -12,6 +12,7 @@ import (
 
 	"verbena/driver/rxe"
 	"verbena/ib"
+	"verbena/ib/check"
 	ibslot "verbena/ib/slot"
 	"verbena/internal/leaktest"
 	"verbena/internal/quota"
@@ -170,11 +171,11 @@ func inWorld(t *testing.T, f func(t *testing.T, s *Server, slot *ibslot.Slot, a,
 }
 
 // fuzzWorld is the same, without the checker of the contract, which takes most of the time, unless it is wanted.
-func fuzzWorld(t *testing.T, check bool, f func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *program)) {
+func fuzzWorld(t *testing.T, checked bool, f func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *program)) {
 	synctest.Test(t, func(t *testing.T) {
 		var core ib.Core
-		if check {
-			core.Check(ib.CheckConfig{Report: func(v ib.Violation) { t.Error(v) }})
+		if checked {
+			check.On(&core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 		}
 		slot := ibslot.New(&core, "rxe0", rxe.NewHardware(rxe.Config{
 			Name: "rxe0", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Network: simnet.New(simnet.Config{}), Fabric: &rxe.Fabric{},

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	ibslot "verbena/ib/slot"
+	"verbena/internal/testutil"
 	"verbena/rdmacm/msg"
 	"verbena/uapi"
 	"verbena/uapi/ucm"
@@ -162,9 +163,9 @@ func FuzzSession(f *testing.F) {
 				case 1:
 					synctest.Wait()
 				case 2:
-					time.Sleep(time.Millisecond)
+					testutil.Advance(time.Millisecond)
 				case 3:
-					time.Sleep(time.Second)
+					testutil.Advance(time.Second)
 				case 4:
 					if who.taken != nil {
 						who.taken.Undo()

@@ -17,6 +17,7 @@ import (
 	"verbena/internal/ctl"
 	"verbena/internal/leaktest"
 	"verbena/internal/quota"
+	"verbena/internal/testutil"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -200,6 +201,7 @@ func TestStarvation(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := serve(t)
+			var connected atomic.Int64
 			stop := make(chan struct{})
 			var attackers sync.WaitGroup
 			defer attackers.Wait()
@@ -211,6 +213,7 @@ func TestStarvation(t *testing.T) {
 						if err != nil {
 							return
 						}
+						connected.Add(1)
 						send(c)
 						ended := make(chan struct{})
 						go func() { // until the server closes it
@@ -237,7 +240,7 @@ func TestStarvation(t *testing.T) {
 					}
 				})
 			}
-			time.Sleep(100 * time.Millisecond) // the attackers hold all connections
+			testutil.Eventually(t, "the attackers to hold all connections", func() bool { return connected.Load() >= maxConnections })
 			client := http.Client{Timeout: 2 * time.Second}
 			defer client.CloseIdleConnections()
 			for i := range 10 {

@@ -5,13 +5,26 @@ import (
 	"path/filepath"
 	"testing"
 
+	"verbena/driver"
+	"verbena/driver/rxe"
 	"verbena/internal/ctl"
 	"verbena/service"
 )
 
-// New starts a service at a control socket of its own. It ends with the test.
+// Start starts a service with one device, rxe0, at addresses of this host, and returns the path of its control socket, for
+// verbs/service.At and for `verbena run --socket`. It ends with the test.
+func Start(t testing.TB, addrs ...string) (socket string) {
+	t.Helper()
+	_, loc := New(t, service.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: addrs}}})
+	return loc.Socket
+}
+
+// New starts a service at a control socket of its own. Its driver is rxe, unless there are others. It ends with the test.
 func New(t testing.TB, opts service.Options) (*service.Service, ctl.Location) {
 	t.Helper()
+	if opts.Drivers == nil {
+		opts.Drivers = []driver.Driver{&rxe.Driver{}}
+	}
 	srv, err := service.New(opts)
 	if err != nil {
 		t.Fatal(err)
@@ -21,7 +34,7 @@ func New(t testing.TB, opts service.Options) (*service.Service, ctl.Location) {
 	return srv, loc
 }
 
-// Device starts a service with one device, rxe0, at an address of this host.
+// Device starts a service with one device, rxe0, at an address of this host. It ends with the test.
 func Device(t testing.TB, addr string) (*service.Service, ctl.Location) {
 	t.Helper()
 	return New(t, service.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{addr}}}})

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"verbena/internal/ctl"
 	"verbena/internal/testutil"
 )
 
@@ -138,12 +139,8 @@ func TestAddressLost(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	ns, ip := ownNet(t)
 	w := startService(t, users()[0], ns, "--link", "rxe0=veth0")
-	stats := func(name string) int {
-		var s []struct{ Counters map[string]int }
-		if err := json.Unmarshal([]byte(w.out("stat", "show", "--dev", "rxe0", "--json")), &s); err != nil {
-			t.Fatal(err)
-		}
-		return s[0].Counters[name]
+	stats := func(name string) uint64 {
+		return w.ask(&ctl.Request{Op: ctl.OpStatShow, Name: "rxe0"}).Stats[0].Counters[name]
 	}
 	run := func(iterations string, meanwhile func()) (*pair, error) {
 		done := make(chan struct{})
@@ -163,7 +160,7 @@ func TestAddressLost(t *testing.T) {
 		{del, add},
 		{func() { ip("link", "set", "veth1", "down") }, func() { ip("link", "set", "veth1", "up") }},
 	} {
-		if _, err := run("40000", func() {
+		if _, err := run("15000", func() {
 			errs := stats("send_err") // before: on a busy machine the retries may be over by the time it is asked
 			c.lose()
 			testutil.Eventually(t, "sends fail", func() bool { return stats("send_err") > errs })

@@ -89,6 +89,7 @@ func TestAttackCMStall(t *testing.T) {
 
 // TestAttackCMClaim: nobody ends another user's connection by saying that its queue pair is his own.
 func TestAttackCMClaim(t *testing.T) {
+	t.Parallel()
 	s := besiegeCM(t)
 	port := tcpPort()
 	k := s.rawverbs(neighbor, "cm-keep", port)
@@ -136,14 +137,15 @@ func TestAttackCMNumbers(t *testing.T) {
 
 // TestAttackCMTables: what one user takes of a kind leaves some for others.
 func TestAttackCMTables(t *testing.T) {
-	s := besiegeCM(t)
+	t.Parallel()
+	s := besiegeCM(t, fewObjects()...)
 	before := s.load()
 	for _, c := range []struct {
 		kind      string
 		all, some int
 	}{
-		{"ids", many(20000, 70000), 100}, {"ports", many(20000, 70000), 100}, {"listeners", many(5000, 70000), 100},
-		{"groups", many(10000, 70000), 100}, {"files", many(300, 200000), 20}, {"netlink", many(1200, 200000), 20},
+		{"ids", many(4000, 70000), 100}, {"ports", many(4000, 70000), 100}, {"listeners", many(4000, 70000), 100},
+		{"groups", many(4000, 70000), 100}, {"files", many(300, 200000), 20}, {"netlink", many(1200, 200000), 20},
 		{"failures", 100000, 5},
 	} {
 		s.world.t, s.t = t, t
@@ -190,6 +192,7 @@ func TestAttackCMExec(t *testing.T) {
 
 // TestAttackCMWaiters: threads that wait for events, killed, stopped or not, cost the service little, and others nothing.
 func TestAttackCMWaiters(t *testing.T) {
+	t.Parallel()
 	s := besiegeCM(t)
 	const while = time.Second
 	usedNow := func() time.Duration {
@@ -217,6 +220,7 @@ func TestAttackCMWaiters(t *testing.T) {
 
 // TestAttackNetlinkUnread: answers that are never read cost a bounded amount.
 func TestAttackNetlinkUnread(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "iproute2", "rdma")
 	s := besiegeCM(t)
 	a := s.rawverbs(attacker, "fill", "qps", fmt.Sprint(many(4000, 16000)))
@@ -414,6 +418,7 @@ func (f *forger) flood(n int, ports ...uint16) {
 // TestAttackCMFlood: messages from the network, of an address of their own and of that which the peers have, neither end a
 // connection nor take the service's memory; and who connects afterwards is served.
 func TestAttackCMFlood(t *testing.T) {
+	t.Parallel()
 	s := besiegeCM(t)
 	kept, served := tcpPort(), tcpPort()
 	k := s.rawverbs(neighbor, "cm-keep", kept) // which takes no request

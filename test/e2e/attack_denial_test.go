@@ -41,6 +41,7 @@ func (s *siege) bounded(before load, rss int) {
 // TestAttackThreads: a user's sessions, each with calls that do not end, are refused before they hold the service up.
 // (B1)
 func TestAttackThreads(t *testing.T) {
+	t.Parallel()
 	s := besiege(t)
 	before := s.load()
 	fs := newStallFS(t, attacker, fuseRead)
@@ -60,14 +61,14 @@ func TestAttackThreads(t *testing.T) {
 func TestAttackManyQueuePairs(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
-	s := besiege(t)
+	s := besiege(t, fewObjects()...)
 	before := s.load()
 	for _, uid := range []uint32{attacker, stranger} {
-		a := talk(t, s.as(uid).cmd(s.deadline(120), "run", "--", raw, "fill", "qps", "33000"))
+		a := talk(t, s.as(uid).cmd(s.deadline(120), "run", "--", raw, "fill", "qps", fmt.Sprint(33000/objectShare)))
 		t.Log(a.until("has", 60*time.Second))
 	}
-	third := talk(t, s.as(1001).cmd(s.deadline(120), "run", "--", raw, "fill", "qps", "10000"))
-	if line := third.until("has", 60*time.Second); line != "has qps=10000" {
+	third := talk(t, s.as(1001).cmd(s.deadline(120), "run", "--", raw, "fill", "qps", fmt.Sprint(10000/objectShare)))
+	if line := third.until("has", 60*time.Second); line != fmt.Sprintf("has qps=%d", 10000/objectShare) {
 		t.Errorf("the third user %s: %q", line, third.said)
 	}
 	s.bounded(before, 2000)
@@ -79,6 +80,7 @@ func TestAttackManyQueuePairs(t *testing.T) {
 
 // TestAttackRandomObjects: one user takes of everything until it is refused, and another works as before. (B2, B5)
 func TestAttackRandomObjects(t *testing.T) {
+	t.Parallel()
 	raw := buildRawverbs(t)
 	s := besiege(t)
 	before := s.load()
@@ -98,15 +100,16 @@ func TestAttackRandomObjects(t *testing.T) {
 
 // TestAttackTables: what one user takes of a kind leaves some for others. (B5)
 func TestAttackTables(t *testing.T) {
+	t.Parallel()
 	raw := buildRawverbs(t)
-	s := besiege(t)
+	s := besiege(t, fewObjects()...)
 	before := s.load()
 	for _, c := range []struct {
 		kind      string
 		all, some int
 	}{
-		{"ahs", 33000, 100}, {"srqs", 33000, 100}, {"channels", 4000, 100}, {"contexts", 1000, 20},
-		{"pds", 40000, 100}, {"mws", 33000, 100}, {"cqs", 33000, 100},
+		{"ahs", 33000 / objectShare, 100}, {"srqs", 33000 / objectShare, 100}, {"channels", 4000, 100}, {"contexts", 1000, 20},
+		{"pds", 40000 / objectShare, 100}, {"mws", 33000 / objectShare, 100}, {"cqs", 33000 / objectShare, 100},
 	} {
 		t.Run(c.kind, func(t *testing.T) {
 			s.world.t, s.t = t, t
@@ -201,12 +204,10 @@ func (s *siege) stops() {
 	t.Helper()
 	began := time.Now()
 	s.quick(15*time.Second, "stop")
-	for s.serve.Process.Signal(syscall.Signal(0)) == nil && time.Since(began) < 20*time.Second {
-		if b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.serve.Process.Pid)); strings.Contains(string(b), ") Z ") {
-			break
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	testutil.Poll(func() bool {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.serve.Process.Pid))
+		return err != nil || strings.Contains(string(b), ") Z ")
+	})
 	if took := time.Since(began); took > 15*time.Second {
 		t.Errorf("the service took %v to stop", took)
 	}
@@ -353,8 +354,43 @@ func TestAttackLockedDirectories(t *testing.T) {
 	}
 }
 
+// TestAttackLockedLeftovers: directories that a program keeps locked beyond the end of the service do not keep the next
+// service from starting, nor that one from ending.
+func TestAttackLockedLeftovers(t *testing.T) {
+	t.Parallel()
+	needRoot(t)
+	// A /dev/shm of their own, so that services of other tests do not find the directories.
+	shm := t.TempDir()
+	if err := unix.Mount("tmpfs", shm, "tmpfs", 0, "mode=1777"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(shm, unix.MNT_DETACH) })
+	inside := surroundings{args: shared.args, prepare: func(_ *testing.T, w *world) {
+		w.under = []string{"sh", "-c", `exec unshare -m sh -c 'mount --bind "$0" /dev/shm && exec "$@"' "$@"`, "sh", shm}
+	}}
+	s := inside.besiege(t)
+	a := s.stuck(t, newStallFS(t, attacker, fuseRead), "lock-directories", filepath.Dir(s.socket))
+	s.stops()
+	for range 2 {
+		left, _ := filepath.Glob(filepath.Join(shm, "verbena-*"))
+		if len(left) == 0 {
+			t.Fatal("no directory is left behind: the test shows nothing")
+		}
+		began := time.Now()
+		next := inside.besiege(t)
+		if took := time.Since(began); took > 6*time.Second {
+			t.Errorf("a service took %v to start", took)
+		}
+		next.lives()
+		next.unharmed()
+		next.stops()
+	}
+	a.kill()
+}
+
 // TestAttackStalledDescriptors: descriptors whose close(2) or stat(2) does not end. (B7)
 func TestAttackStalledDescriptors(t *testing.T) {
+	t.Parallel()
 	t.Run("close", func(t *testing.T) {
 		s := besiege(t)
 		before := s.load()
@@ -481,12 +517,7 @@ func TestAttackForeignPID(t *testing.T) {
 		}
 		_ = serve.Wait()
 	}()
-	for deadline := time.Now().Add(10 * time.Second); w.cmd(w.deadline(5), "link", "show").Run() != nil; {
-		if time.Now().After(deadline) {
-			t.Fatal("the service does not come up")
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	testutil.Eventually(t, "the service to answer", func() bool { return w.cmd(w.deadline(5), "link", "show").Run() == nil })
 	s := &siege{world: w, t: t, program: program}
 	if out := s.outside(attacker, "attach", w.socket, s.attachMessage(1)).expect("answer"); !strings.Contains(out, "Error") {
 		t.Errorf("a client that says it is process 1: %s", out)

@@ -49,14 +49,8 @@ func TestAttackDescriptors(t *testing.T) {
 // onlyNeighbour waits until no program but the neighbour's holds anything.
 func (s *siege) onlyNeighbour() {
 	s.t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if len(s.resources()) == 1 {
-			return
-		}
-		if time.Now().After(deadline) {
-			s.t.Errorf("there are still %v", s.resources())
-			return
-		}
+	if !testutil.Poll(func() bool { return len(s.resources()) == 1 }) {
+		s.t.Errorf("there are still %v", s.resources())
 	}
 }
 

@@ -58,6 +58,10 @@ func TestAttackBareRoot(t *testing.T) {
 		if err != nil || !strings.Contains(string(out), "uverbs0: success") {
 			t.Errorf("%s: a program: %v %s", where[0], err, out)
 		}
+		out, err = s.below(where, "run", "--", s.program, "tree-climb").CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "climb: success\nleave: Permission denied\n") {
+			t.Errorf("%s: a program that looks for the virtual files of other users: %v %s", where[0], err, out)
+		}
 	}
 	s.lives()
 	s.unharmed()

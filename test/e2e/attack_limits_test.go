@@ -143,6 +143,7 @@ func TestAttackContainerGroups(t *testing.T) {
 // TestAttackInotify: the native doorbells of 40 users take a few of the inotify instances of root's account, however
 // many users there are.
 func TestAttackInotify(t *testing.T) {
+	t.Parallel()
 	w := sharedService(t, "--mode", "0666", "--doorbells", "native")
 	s := &siege{t: t, program: attackProgram(t, "attack"), world: w}
 	for uid := range uint32(40) {

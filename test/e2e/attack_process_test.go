@@ -88,7 +88,10 @@ func attackSwappedDevice(t *testing.T, e *surroundings) {
 
 // TestAttackLingering: descriptors whose close takes a minute, which are sent where none are expected, hold up a few
 // threads of the service at most. (N2, N11)
-func TestAttackLingering(t *testing.T) { everywhere(t, attackLingering) }
+func TestAttackLingering(t *testing.T) {
+	t.Parallel()
+	everywhere(t, attackLingering)
+}
 
 func attackLingering(t *testing.T, e *surroundings) {
 	count := fmt.Sprint(many(100, 250))
@@ -245,7 +248,10 @@ func attackUnreadAnswers(t *testing.T, e *surroundings) {
 
 // TestAttackUnreceivedDescriptors: answers with descriptors that a program leaves on its socket, after it has ended the connection, keep few
 // descriptors of the service in flight, and other users get theirs.
-func TestAttackUnreceivedDescriptors(t *testing.T) { everywhere(t, attackUnreceivedDescriptors) }
+func TestAttackUnreceivedDescriptors(t *testing.T) {
+	t.Parallel()
+	everywhere(t, attackUnreceivedDescriptors)
+}
 
 func attackUnreceivedDescriptors(t *testing.T, e *surroundings) {
 	s := e.besiege(t)

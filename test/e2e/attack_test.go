@@ -16,11 +16,13 @@ import (
 	"time"
 
 	"verbena/internal/ctl"
+	"verbena/internal/quota"
+	"verbena/service"
 )
 
 // Attacks on a service of root's that several users share: the programs of testdata/attack, run as a user without
 // privilege, while another user, the neighbour, moves data. Each test states what the attacker must not get, and that
-// the neighbour goes on. Tests that are listed in test/pending.txt are known to fail; see test/verdict.
+// the neighbour goes on. Tests that are listed in test/pending.txt are known to fail; see tools/verdict.
 const (
 	attacker = 65534
 	neighbor = 65533
@@ -36,6 +38,20 @@ func many(short, full int) int {
 		return full
 	}
 	return short
+}
+
+// objectShare is the part of the default limits for objects that services of the attacks on tables have: the time that it
+// takes to reach them is in proportion.
+var objectShare = many(8, 1)
+
+// fewObjects are the arguments of a shared service with an objectShare-th of the limits for objects that it has by default.
+func fewObjects() (args []string) {
+	limits := service.DefaultLimits(true)
+	for _, k := range []quota.Kind{quota.PDs, quota.MRs, quota.MWs, quota.AHs, quota.CQs, quota.QPs, quota.SRQs, quota.XRCDs, quota.CMIDs} {
+		l, share := limits[k], uint64(objectShare)
+		args = append(args, "--limit", fmt.Sprintf("%v=%d/%d", k, l.PerUser/share, l.Total/share))
+	}
+	return args
 }
 
 // siege is a shared service under attack.

@@ -153,28 +153,33 @@ func checkout(t *testing.T, root string) string {
 	return dir
 }
 
-func goEnv(t *testing.T, name string) string {
+// goEnv are the settings of Go that depend on HOME.
+func goEnv(t *testing.T) (env []string) {
 	t.Helper()
-	out, err := exec.Command("go", "env", name).Output()
+	names := []string{"GOCACHE", "GOMODCACHE", "GOPATH"}
+	out, err := exec.Command("go", append([]string{"env"}, names...)...).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return name + "=" + strings.TrimSpace(string(out))
+	for i, value := range strings.Split(strings.TrimSpace(string(out)), "\n") {
+		env = append(env, names[i]+"="+value)
+	}
+	return env
 }
 
-// blockTime bounds a recipe; those with a build take the longest.
-const blockTime = 60 * time.Second
+// blockTime bounds a recipe. On a busy machine those with a build take longer than a minute.
+const blockTime = 3 * time.Minute
 
 // run runs the recipe as it is pasted: in a shell of its own that ends with the first failure, with a home of its own,
 // and a network namespace where the test may make one.
-func (b *block) run(t *testing.T, root string) {
+func (b *block) run(t *testing.T, root string, goEnv []string) {
 	dir := checkout(t, root)
 	home := scratch(t)
 	run := filepath.Join(home, "run")
 	if err := os.Mkdir(run, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	env := append(os.Environ(), goEnv(t, "GOCACHE"), goEnv(t, "GOMODCACHE"), goEnv(t, "GOPATH"), "CGO_ENABLED=0",
+	env := append(append(os.Environ(), goEnv...), "CGO_ENABLED=0",
 		"GOFLAGS=-trimpath", // or each directory is a build of its own
 		"HOME="+home, "TMPDIR="+home, "XDG_RUNTIME_DIR="+run, "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))
 	script := b.script()
@@ -298,7 +303,7 @@ func TestShellBlocks(t *testing.T) {
 			busy.Wait()
 		})
 	}
-	ran := 0
+	env, ran := goEnv(t), 0
 	for i := range times {
 		for _, b := range all {
 			if b.notRun != "" {
@@ -308,7 +313,7 @@ func TestShellBlocks(t *testing.T) {
 				continue
 			}
 			ran++
-			t.Run(b.name(), func(t *testing.T) { b.run(t, root) })
+			t.Run(b.name(), func(t *testing.T) { b.run(t, root, env) })
 		}
 	}
 	if ran < 10*times {

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"verbena/internal/testutil"
 )
@@ -80,7 +79,7 @@ func TestAttackTrace(t *testing.T) {
 	os.Chmod(dir, 0o777)
 	started, over := filepath.Join(dir, "started"), filepath.Join(dir, "over")
 	run := attacker.cmd(w.deadline(120), "run", "--trace="+filepath.Join(dir, "trace"), "--", "sh", "-c",
-		fmt.Sprintf("ibv_devinfo >/dev/null; touch %s; read go; for i in $(seq 40); do ibv_devinfo -v >/dev/null; done; touch %s", started, over))
+		fmt.Sprintf("ibv_devinfo >/dev/null; touch %s; read go; for i in $(seq 10); do ibv_devinfo -v >/dev/null; done; touch %s", started, over))
 	in, err := run.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -90,14 +89,10 @@ func TestAttackTrace(t *testing.T) {
 	}
 	await := func(file string) {
 		t.Helper()
-		for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-			if _, err := os.Stat(file); err == nil {
-				return
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("%s is not there", file)
-			}
-		}
+		testutil.Eventually(t, file+" to be there", func() bool {
+			_, err := os.Stat(file)
+			return err == nil
+		})
 	}
 	await(started)
 	if err := run.Process.Signal(syscall.SIGSTOP); err != nil {
@@ -106,7 +101,7 @@ func TestAttackTrace(t *testing.T) {
 	in.Close()
 	await(over)
 	other.out("run", "--", "ibv_devinfo")
-	w.emptyWithin(20 * time.Second)
+	w.empty()
 	if err := run.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}

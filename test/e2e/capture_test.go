@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"verbena/internal/testutil"
 )
 
 // checkCapture has tshark and `capture verify` look at a file, and returns what tshark says of each packet: interface, direction
@@ -105,14 +106,10 @@ func TestCapture(t *testing.T) {
 // awaitFile waits until a capture has begun: its file has a header.
 func (w *world) awaitFile(file string) {
 	w.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		if st, err := os.Stat(file); err == nil && st.Size() > 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			w.t.Fatal("the capture does not begin")
-		}
-	}
+	testutil.Eventually(w.t, "the capture to begin", func() bool {
+		st, err := os.Stat(file)
+		return err == nil && st.Size() > 0
+	})
 }
 
 // TestCaptureFaults: with rules the full path is back, and what is damaged is in the file as it is on the wire.

@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,6 +12,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"verbena/internal/ctl"
+	"verbena/internal/testutil"
 )
 
 // startLoaded starts a ping-pong that goes on until it is ended.
@@ -39,37 +41,27 @@ func startPair(t *testing.T, w *world, program string, args []string) (server, c
 		t.Fatal(err)
 	}
 	before := w.packets()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if r := w.resources(); len(r) == 2 && connected(r[0]) && connected(r[1]) && w.packets() > before+100 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the pair does not run: %s%s%s%s", server.Stdout, server.Stderr, client.Stdout, client.Stderr)
-		}
+	if !testutil.Poll(func() bool {
+		r := w.resources()
+		return len(r) == 2 && connected(r[0]) && connected(r[1]) && w.packets() > before+100
+	}) {
+		t.Fatalf("the pair does not run: %s%s%s%s", server.Stdout, server.Stderr, client.Stdout, client.Stderr)
 	}
 	return server, client
 }
 
 // packets is how many have arrived at the devices.
-func (w *world) packets() (n int) {
+func (w *world) packets() (n uint64) {
 	w.t.Helper()
-	var list []struct{ Counters map[string]int }
-	if err := json.Unmarshal([]byte(w.out("stat", "show", "--json")), &list); err != nil {
-		w.t.Fatal(err)
-	}
-	for _, d := range list {
+	for _, d := range w.ask(&ctl.Request{Op: ctl.OpStatShow}).Stats {
 		n += d.Counters["rcvd_pkts"]
 	}
 	return n
 }
 
-func connected(r map[string]any) bool {
-	qps, _ := r["qps"].([]any)
-	if len(qps) == 0 {
-		return false
-	}
-	state := qps[0].(map[string]any)["state"]
-	return state == "RTS" || state == "RTR" // a passive side stays there
+func connected(c ctl.ContextInfo) bool {
+	// A passive side stays in RTR.
+	return len(c.QPs) > 0 && (c.QPs[0].State == "RTS" || c.QPs[0].State == "RTR")
 }
 
 // programOf finds the program that a launcher started.
@@ -117,7 +109,7 @@ func TestKillProgram(t *testing.T) {
 					t.Errorf("launcher's exit code %d, want 137", c)
 				}
 				waitWithin(t, "server", server, 5*time.Second)
-				w.emptyWithin(5 * time.Second)
+				w.empty()
 			}
 			args := []string{"-d", "rxe0", "-g", "1", "-c"}
 			p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args}
@@ -142,7 +134,7 @@ func TestKillPeer(t *testing.T) {
 	if out := fmt.Sprint(client.Stdout) + fmt.Sprint(client.Stderr); !strings.Contains(out, "Completion with error") {
 		t.Errorf("the survivor says %q", out)
 	}
-	w.emptyWithin(5 * time.Second)
+	w.empty()
 }
 
 // TestKillService: programs end with an error, whether they poll or wait for events, and ordinary system calls go
@@ -196,7 +188,7 @@ func TestLinkDel(t *testing.T) {
 				t.Errorf("%s: exit code %d, want an error of its own", name, code)
 			}
 		}
-		w.emptyWithin(5 * time.Second)
+		w.empty()
 		w.out("link", "add", "rxe0", "--addr", loopback())
 		w.out("run", "--", "ibv_devinfo", "-d", "rxe0")
 	}

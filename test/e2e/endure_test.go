@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"verbena/internal/ctl"
+	"verbena/internal/testutil"
 )
 
 // endurer is a process of testdata/endure.c, which goes on when its device is reset.
@@ -132,15 +133,14 @@ func (s *endurers) reset(r ctl.DevReset) time.Duration {
 	before := s.show().Resets
 	r.Name = "rxe0"
 	s.do(&ctl.Request{Op: ctl.OpDevReset, Reset: &r})
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Microsecond) {
-		d := s.show()
-		if d.Resets > before && d.State == "running" {
-			return d.Recovery
-		}
-		if time.Now().After(deadline) {
-			s.t.Fatalf("the device does not come back: %+v", d)
-		}
+	var d ctl.DevInfo
+	if !testutil.Poll(func() bool {
+		d = s.show()
+		return d.Resets > before && d.State == "running"
+	}) {
+		s.t.Fatalf("the device does not come back: %+v", d)
 	}
+	return d.Recovery
 }
 
 func (s *endurers) queuePairs() (n int) {
@@ -183,7 +183,7 @@ func (s *endurers) end() (totals [3]int) {
 			totals[k] += e.totals[k]
 		}
 	}
-	s.w.emptyWithin(5 * time.Second)
+	s.w.empty()
 	return totals
 }
 
@@ -214,7 +214,7 @@ func TestEndure(t *testing.T) {
 	resets, plugs := envInt("SOAK_RESETS", 40), envInt("SOAK_PLUGS", 15)
 	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
 	w.out("run", "--", "true") // what the service makes once and for all, it then has made
-	w.emptyWithin(5 * time.Second)
+	w.empty()
 	client := dial(t, w)
 	if _, err := client.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil { // it has accepted the connection
 		t.Fatal(err)
@@ -271,10 +271,7 @@ func TestEndure(t *testing.T) {
 	totals := s.end()
 	// The launchers' connections end a moment after them.
 	after := footprintOf(t, pid, dir)
-	for deadline := time.Now().Add(10 * time.Second); after.exceeds(before) && time.Now().Before(deadline); after = footprintOf(t, pid, dir) {
-		time.Sleep(10 * time.Millisecond)
-	}
-	if after.exceeds(before) {
+	if !testutil.Poll(func() bool { after = footprintOf(t, pid, dir); return !after.exceeds(before) }) {
 		t.Errorf("the service has %+v, and had %+v:\n%q\n%q", after, before, descriptorsOf(pid), had)
 	}
 	slices.Sort(recoveries)

@@ -8,7 +8,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
+	"verbena/internal/testutil"
 )
 
 // TestExchange: the commands devinfo, pingpong and perf on the device of a service, under verbena run and over its socket, and pingpong with
@@ -119,18 +119,14 @@ func TestExchange(t *testing.T) {
 			run()
 			w.out("wait", "--listen", port)
 			run("-D", "1h", "--type", "uc", "--op", "write", "127.0.0.1")
-			for limit := w.deadline(30); strings.Count(w.out("qp", "show"), "RTS") != 2; time.Sleep(20 * time.Millisecond) {
-				if limit.Err() != nil {
-					t.Fatalf("no two queue pairs in RTS: %s", w.out("qp", "show"))
-				}
-			}
+			testutil.Eventually(t, "two queue pairs in RTS", func() bool { return strings.Count(w.out("qp", "show"), "RTS") == 2 })
 			w.out("dev", "reset", "rxe0")
 			for range 2 {
 				if o := <-out; !strings.Contains(o, "rxe0 was reset or removed") || strings.Contains(o, "exit status 0") {
 					t.Errorf("perf during a reset: %s", o)
 				}
 			}
-			w.emptyWithin(5 * time.Second)
+			w.empty()
 		})
 	}
 }

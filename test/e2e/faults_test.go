@@ -42,10 +42,11 @@ func (w *world) fault(flags ...string) int {
 	return id
 }
 
-// pingpong runs a pair of ibv_rc_pingpong that checks its data, over rxe0.
+// pingpong runs a pair of ibv_rc_pingpong that checks its data and waits for events, over rxe0. Pairs that poll would take the
+// processors from the service.
 func (w *world) pingpong(args ...string) (*pair, error) {
 	w.t.Helper()
-	args = append([]string{"-d", "rxe0", "-g", "1", "-c", "-l", "7"}, args...)
+	args = append([]string{"-d", "rxe0", "-g", "1", "-c", "-l", "7", "-e"}, args...)
 	p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: 120}
 	return p, p.runLossy()
 }

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
+	"verbena/internal/testutil"
 )
 
 // TestLauncher: run passes everything through.
@@ -115,15 +115,7 @@ func TestOnDemand(t *testing.T) {
 				t.Errorf("link show: %s", out)
 			}
 			w.out("stop")
-			for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-				err := w.cmd(context.Background(), "link", "show").Run()
-				if exitCode(err) == 125 {
-					break
-				}
-				if time.Now().After(deadline) {
-					t.Fatal("the service did not end")
-				}
-			}
+			testutil.Eventually(t, "the service to end", func() bool { return exitCode(w.cmd(context.Background(), "link", "show").Run()) == 125 })
 		})
 	}
 }

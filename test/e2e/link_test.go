@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"verbena/internal/testutil"
 	"verbena/service"
 )
 
@@ -48,7 +49,7 @@ func TestPortFlap(t *testing.T) {
 		if err := cmd.Wait(); err != nil || said != "ok" {
 			t.Errorf("%v: %v, after %q\n%s", args, err, said, &stderr)
 		}
-		w.emptyWithin(5 * time.Second)
+		w.empty()
 	}
 }
 
@@ -77,9 +78,7 @@ func TestShapedFlaps(t *testing.T) {
 				w.out("wait", "--listen", port)
 			}
 		}
-		for deadline := time.Now().Add(20 * time.Second); w.counter("rxe1", "sent_pkts") == 0 && time.Now().Before(deadline); {
-			time.Sleep(10 * time.Millisecond)
-		}
+		testutil.Poll(func() bool { return w.counter("rxe1", "sent_pkts") > 0 })
 		for range flaps {
 			w.out("link", "set", "rxe0", "flap=1ms")
 		}
@@ -88,7 +87,7 @@ func TestShapedFlaps(t *testing.T) {
 			c.Process.Signal(syscall.SIGKILL)
 			c.Wait()
 		}
-		w.emptyWithin(10 * time.Second)
+		w.empty()
 		switch end[1] {
 		case "unplug":
 			w.out("dev", "plug", "rxe1")
@@ -404,7 +403,7 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 				t.Errorf("%s, %s %d: neither end ends", p.name, verb, nth)
 			}
 			w.out("fault", "clear")
-			w.emptyWithin(10 * time.Second)
+			w.empty()
 			if r[0].Hit == 0 {
 				continue // this time it took another course, and did not come to that call
 			}

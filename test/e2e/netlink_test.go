@@ -11,7 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
+	"verbena/internal/testutil"
 )
 
 // TestRdmaTool: iproute2's rdma, unmodified, sees the devices and what programs hold, and makes and removes devices.
@@ -48,31 +48,19 @@ func TestRdmaTool(t *testing.T) {
 			if err := s.Start(); err != nil {
 				t.Fatal(err)
 			}
-			for range 500 {
-				if strings.Contains(rdma("resource", "show", "cm_id"), "state LISTEN") {
-					break
-				}
-				time.Sleep(10 * time.Millisecond)
-			}
+			testutil.Poll(func() bool { return strings.Contains(rdma("resource", "show", "cm_id"), "state LISTEN") })
 			c := w.cmd(w.deadline(60), "run", "--", "rping", "-c", "-a", addr)
 			if err := c.Start(); err != nil {
 				t.Fatal(err)
 			}
-			for range 500 {
-				if strings.Count(rdma("resource", "show", "qp"), "state RTS") == 2 {
-					break
-				}
-				time.Sleep(10 * time.Millisecond)
-			}
+			testutil.Poll(func() bool { return strings.Count(rdma("resource", "show", "qp"), "state RTS") == 2 })
 			if out := rdma("resource", "show", "cm_id"); strings.Count(out, "state CONNECT") != 2 || strings.Count(out, "comm rping") != 3 {
 				t.Errorf("rdma resource show cm_id:\n%s", out)
 			}
 			// What rdma and `verbena res show` count is the same.
 			var pds, mrs, cqs, qps int
-			for _, h := range w.resources() {
-				count := func(key string) int { l, _ := h[key].([]any); return len(l) }
-				n, _ := h["pds"].(float64)
-				pds, mrs, cqs, qps = pds+int(n), mrs+count("mrs"), cqs+count("cqs"), qps+count("qps")
+			for _, h := range w.resShow() {
+				pds, mrs, cqs, qps = pds+h.PDs, mrs+len(h.MRs), cqs+len(h.CQs), qps+len(h.QPs)
 			}
 			want := fmt.Sprintf("pd %d cq %d qp %d cm_id 3 mr %d ctx 2 srq 0", pds, cqs, qps, mrs)
 			if out := rdma("resource"); !strings.Contains(out, want) {
@@ -88,13 +76,11 @@ func TestRdmaTool(t *testing.T) {
 				LQPN []string `json:"lqpn"`
 			}
 			srq := ""
-			for range 500 {
-				if srq = rdma("-j", "resource", "show", "srq"); strings.Contains(srq, "lqpn") && strings.Count(rdma("resource", "show", "qp"), "ibv_srq") == 3 {
-					srq = rdma("-j", "resource", "show", "srq")
-					break
-				}
-				time.Sleep(10 * time.Millisecond)
-			}
+			testutil.Poll(func() bool {
+				srq = rdma("-j", "resource", "show", "srq")
+				return strings.Contains(srq, "lqpn") && strings.Count(rdma("resource", "show", "qp"), "ibv_srq") == 3
+			})
+			srq = rdma("-j", "resource", "show", "srq")
 			if err := json.Unmarshal([]byte(srq), &srqs); err != nil || len(srqs) != 1 || srqs[0].PDN == 0 || len(srqs[0].LQPN) == 0 {
 				// Numbers that follow one another are a range, for which iproute2 cuts large ones short.
 				t.Errorf("rdma resource show srq: no PD, or no queue pair: %v\n%s", err, srq)
@@ -132,12 +118,9 @@ func TestRdmaToolOfOthers(t *testing.T) {
 		syscall.Kill(-s.Process.Pid, syscall.SIGKILL)
 		_ = s.Wait()
 	}()
-	for range 500 {
-		if strings.Contains(w.out("run", "--", "rdma", "resource", "show", "cm_id"), "LISTEN") {
-			break
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	testutil.Poll(func() bool {
+		return strings.Contains(w.out("run", "--", "rdma", "resource", "show", "cm_id"), "LISTEN")
+	})
 	other := w.as(users()[1].uid)
 	if out := other.out("run", "--", "rdma", "resource"); !strings.Contains(out, "cm_id 0 ") || !strings.Contains(out, "ctx 0 ") {
 		t.Errorf("another user sees:\n%s", out)

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
+	"verbena/internal/testutil"
 )
 
 // TestQPTrace looks at the queue pairs of programs that run, and at what one of them does.
@@ -39,10 +39,8 @@ func TestQPTrace(t *testing.T) {
 		}
 		return len(qps) == 2 && qps[0].State == "RTS" && qps[1].State == "RTS"
 	}
-	for end := time.Now().Add(10 * time.Second); !connected(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("queue pairs: got %+v, want two that are connected", qps)
-		}
+	if !testutil.Poll(connected) {
+		t.Fatalf("queue pairs: got %+v, want two that are connected", qps)
 	}
 	if qps[0].DestQPN != qps[1].Num || qps[1].DestQPN != qps[0].Num {
 		t.Errorf("queue pairs: got %+v, want each to be the other's peer", qps)
@@ -57,10 +55,8 @@ func TestQPTrace(t *testing.T) {
 			out = w.out("qp", "trace", num)
 			return strings.Contains(out, want)
 		}
-		for end := time.Now().Add(10 * time.Second); !has(); time.Sleep(50 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("trace: got\n%.1000s\nwant %q in it", out, want)
-			}
+		if !testutil.Poll(has) {
+			t.Fatalf("trace: got\n%.1000s\nwant %q in it", out, want)
 		}
 	}
 	w.out("qp", "trace", num, "--off")

@@ -27,7 +27,7 @@ func TestBlockDevice(t *testing.T) {
 	needProgram(t, "e2fsprogs", "mkfs.ext4", "e2fsck")
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "rblk")
-	if out, err := exec.Command("go", "build", "-o", bin, "verbena/cmd/rblk").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-C", "../../examples/rblk", "-o", bin, "./cmd/rblk").CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	run := func(name string, args ...string) string {
@@ -97,7 +97,7 @@ func TestBlockDeviceKill(t *testing.T) {
 	needProgram(t, "qemu-utils", "qemu-io")
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "rblk")
-	if out, err := exec.Command("go", "build", "-o", bin, "verbena/cmd/rblk").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-C", "../../examples/rblk", "-o", bin, "./cmd/rblk").CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	file, socket := filepath.Join(dir, "disk.img"), filepath.Join(dir, "nbd.sock")

@@ -5,7 +5,6 @@ package e2e
 import (
 	"bufio"
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -16,26 +15,18 @@ import (
 	"testing"
 	"time"
 
+	"verbena/internal/ctl"
 	"verbena/internal/testutil"
 )
 
-// devs is what `dev show --json` prints, of the first device.
-func (w *world) dev() (d struct {
-	State    string
-	Device   string
-	Contexts int
-	Zombies  int
-	Resets   int
-}) {
+// dev is the first device.
+func (w *world) dev() ctl.DevInfo {
 	w.t.Helper()
-	var list []json.RawMessage
-	if err := json.Unmarshal([]byte(w.out("dev", "show", "--json")), &list); err != nil || len(list) == 0 {
-		w.t.Fatalf("dev show: %v, %d devices", err, len(list))
+	list := w.ask(&ctl.Request{Op: ctl.OpDevShow}).Devs
+	if len(list) == 0 {
+		w.t.Fatal("the service has no device")
 	}
-	if err := json.Unmarshal(list[0], &d); err != nil {
-		w.t.Fatal(err)
-	}
-	return d
+	return list[0]
 }
 
 // queuesClean fails the test if a service keeps queue files of programs that have ended.
@@ -91,9 +82,7 @@ func TestResetPrograms(t *testing.T) {
 				if err := watch.Start(); err != nil {
 					t.Fatal(err)
 				}
-				for deadline := time.Now().Add(20 * time.Second); w.dev().Contexts < 3 && time.Now().Before(deadline); {
-					time.Sleep(20 * time.Millisecond)
-				}
+				testutil.Poll(func() bool { return w.dev().Contexts == 3 })
 				for _, args := range fail.do {
 					w.out(append([]string{"dev"}, args...)...)
 				}
@@ -108,11 +97,9 @@ func TestResetPrograms(t *testing.T) {
 				if fail.after != nil {
 					w.out(append([]string{"dev"}, fail.after...)...)
 				}
-				w.emptyWithin(5 * time.Second)
+				w.empty()
 				queuesClean(t, w.serve.Process.Pid)
-				for deadline := time.Now().Add(20 * time.Second); w.dev().State != "running" && time.Now().Before(deadline); {
-					time.Sleep(20 * time.Millisecond)
-				}
+				testutil.Poll(func() bool { return w.dev().State == "running" })
 				args := []string{"-d", "rxe0", "-g", "1", "-c"}
 				again := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args}
 				if err := again.run(); err != nil {
@@ -182,9 +169,7 @@ func TestOutOfReach(t *testing.T) {
 	}
 	for _, at := range [][]string{nil, {"--at=registration"}} {
 		w.out(append([]string{"dev", "reset", "rxe0", "--unreachable"}, at...)...)
-		for w.dev().Device != "gone" || w.dev().State != "recovering" {
-			time.Sleep(time.Millisecond)
-		}
+		testutil.Eventually(t, "the device to be gone", func() bool { d := w.dev(); return d.Device == "gone" && d.State == "recovering" })
 		refused("verbena dev plug rxe0", "dev", "reset", "rxe0")
 		w.out("dev", "unplug", "rxe0")
 		refused("not plugged in", "dev", "unplug", "rxe0")
@@ -198,18 +183,13 @@ func TestOutOfReach(t *testing.T) {
 	if err := short.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for w.dev().State != "recovering" {
-		time.Sleep(time.Millisecond)
-	}
+	testutil.Eventually(t, "the device to recover", func() bool { return w.dev().State == "recovering" })
 	w.out("dev", "plug", "rxe0")
 	if err := short.Wait(); err != nil {
 		t.Error(err)
 	}
 	w.out("dev", "reset", "rxe0", "--unreachable")
-	time.Sleep(600 * time.Millisecond)
-	if d := w.dev(); d.State != "recovering" {
-		t.Errorf("after the time of an earlier outage: %+v", d)
-	}
+	testutil.Stays(t, 600*time.Millisecond, "recovering, beyond the time of an earlier outage", func() bool { return w.dev().State == "recovering" })
 	w.out("dev", "plug", "rxe0")
 	w.out("dev", "reset", "rxe0", "--unreachable", "--at=registration")
 	w.out("link", "del", "rxe0")
@@ -259,7 +239,7 @@ func TestZombie(t *testing.T) {
 			if d := w.dev(); d.Zombies != 1 || d.Contexts != 0 || d.Resets != 1 {
 				t.Errorf("dev show: %+v", d)
 			}
-			if r := w.resources(); len(r) != 1 || r[0]["zombie"] != true {
+			if r := w.resources(); len(r) != 1 || !r[0].Zombie {
 				t.Errorf("res show: %v", r)
 			}
 			args := []string{"-d", "rxe0", "-g", "1", "-c"}
@@ -271,7 +251,7 @@ func TestZombie(t *testing.T) {
 			if got := until("closed"); strings.Join(got, ",") != "new 1" {
 				t.Errorf("at the end: %q", got)
 			}
-			w.emptyWithin(5 * time.Second)
+			w.empty()
 			queuesClean(t, w.serve.Process.Pid)
 			in.Write([]byte("\n"))
 			if code := waitWithin(t, "the program", c, 20*time.Second); code != 0 {
@@ -335,19 +315,17 @@ func TestSoakReset(t *testing.T) {
 			}
 			all = append(all, server, client)
 		}
-		for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-			n := 0
+		running := 0
+		if !testutil.Poll(func() bool {
+			running = 0
 			for _, r := range w.resources() {
 				if connected(r) {
-					n++
+					running++
 				}
 			}
-			if n == 2*pairs {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("only %d programs run", n)
-			}
+			return running == 2*pairs
+		}) {
+			t.Fatalf("only %d programs run", running)
 		}
 		if n%2 == 0 && n/2 < resets || n >= 2*plugs {
 			w.out("dev", "reset", "rxe0")
@@ -360,7 +338,7 @@ func TestSoakReset(t *testing.T) {
 				t.Errorf("cycle %d: program %d ended well", n, i)
 			}
 		}
-		w.emptyWithin(5 * time.Second)
+		w.empty()
 		if t.Failed() {
 			return
 		}

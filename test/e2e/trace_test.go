@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"verbena/internal/testutil"
 	"verbena/test/trace"
 )
 
@@ -42,11 +43,7 @@ func TestTrace(t *testing.T) {
 		syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
 		<-over
 	})
-	for deadline := time.Now().Add(10 * time.Second); w.cmd(w.deadline(5), "link", "show").Run() != nil; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the service does not come up")
-		}
-	}
+	testutil.Eventually(t, "the service to answer", func() bool { return w.cmd(w.deadline(5), "link", "show").Run() == nil })
 	user := w.as(attacker)
 	for _, argv := range [][]string{{raw, "transfer"}, {program, "hidden-execs", "vfork", "none"}, {program, "hidden-execs", "failed", "none"},
 		{program, "exec-region", "pinned", program, "victim", "0.2"}, {program, "main-exit"}, {program, "descriptors"}, {program, "limits"},

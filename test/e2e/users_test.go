@@ -94,20 +94,20 @@ func TestTwoUsers(t *testing.T) {
 				}
 			}
 			exchange("before")
-			before := victim.resources()
+			before := victim.resShow()
 			b, err := attacker.cmd(w.deadline(100), "run", "--", raw, "intrude", numbers).CombinedOutput()
 			if err != nil || strings.Contains(string(b), "succeeded") || !strings.Contains(string(b), "tried ") {
 				t.Errorf("the intruder: %v\n%s", err, b)
 			}
 			t.Logf("%s", b)
 			exchange("again ") // as long as the first
-			if after := victim.resources(); fmt.Sprint(after) != fmt.Sprint(before) {
+			if after := victim.resShow(); fmt.Sprint(after) != fmt.Sprint(before) {
 				t.Errorf("the victim had %v, has %v", before, after)
 			}
-			if r := attacker.resources(); len(r) != 0 {
+			if r := attacker.resShow(); len(r) != 0 {
 				t.Errorf("the intruder sees %v", r)
 			}
-			if r := w.resources(); len(r) != 1 {
+			if r := w.resShow(); len(r) != 1 {
 				t.Errorf("root sees %v", r)
 			}
 			in.Close()

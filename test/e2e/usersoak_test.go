@@ -30,6 +30,7 @@ func roundsOf(short int) int {
 // TestSoakUsers: programs of two users, or their launchers, are stopped and killed at random moments. In every round the
 // neighbour goes on, and after it nothing is left of them. SEED repeats a soak.
 func TestSoakUsers(t *testing.T) {
+	t.Parallel()
 	raw := buildRawverbs(t)
 	s := besiege(t)
 	// Whose launcher was killed is ours to reap.
@@ -229,16 +230,13 @@ func TestServiceStopped(t *testing.T) {
 			syscall.Kill(pid, syscall.SIGCONT)
 		}
 	}()
-	for { // each of its threads
+	testutil.Eventually(t, "the service to stop", func() bool { // each of its threads
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if strings.Contains(string(b), "State:\tT") {
-			break
-		}
-		time.Sleep(time.Millisecond)
-	}
+		return strings.Contains(string(b), "State:\tT")
+	})
 	time.Sleep(20 * time.Millisecond)
 	a.say("a message")
 	newcomer := talk(t, s.as(attacker).cmd(s.deadline(60), "run", "--", s.program, "paths", "/dev/infiniband/uverbs0"))
@@ -258,6 +256,7 @@ func TestServiceStopped(t *testing.T) {
 
 // TestLimitsAreNamed: a limit that is reached is named, in the error of the command or in the service's log.
 func TestLimitsAreNamed(t *testing.T) {
+	t.Parallel()
 	raw := buildRawverbs(t)
 	t.Run("descriptors of the service", func(t *testing.T) {
 		s := besiege(t)

@@ -5,14 +5,13 @@ package e2e
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
+	"verbena/internal/testutil"
 )
 
 // TestFaults: with loss and reordering the programs complete, with correct data.
@@ -29,7 +28,7 @@ func TestFaults(t *testing.T) {
 			w := startService(t, users()[0], "", "--link", "rxe0="+loopback(), "--seed", "1")
 			w.out(append([]string{"fault", "add", "--dev", "rxe0"}, rule...)...)
 			for _, size := range []string{"64", "65536", "1048576"} {
-				args := []string{"-d", "rxe0", "-g", "1", "-c", "-s", size, "-n", "20", "-l", "7"}
+				args := []string{"-d", "rxe0", "-g", "1", "-c", "-s", size, "-n", "20", "-l", "7", "-e"}
 				p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: 120}
 				if err := p.runLossy(); err != nil {
 					t.Fatal(err)
@@ -48,7 +47,7 @@ func TestFaults(t *testing.T) {
 			if regexp.MustCompile(`(\s0){5}\s*$`).MatchString(out) {
 				t.Errorf("the rule never hit: %s", out)
 			}
-			w.emptyWithin(5 * time.Second)
+			w.empty()
 		})
 	}
 }
@@ -57,7 +56,7 @@ func TestFaults(t *testing.T) {
 // one of some thousand.
 const lossyRepeats = 2
 
-// runLossy runs the pair where packets are lost on purpose: again if one end left too early, which it logs for test/verdict
+// runLossy runs the pair where packets are lost on purpose: again if one end left too early, which it logs for tools/verdict
 // to count.
 func (p *pair) runLossy() error {
 	p.server.t.Helper()
@@ -103,17 +102,13 @@ func netns(t *testing.T) (a, b string) {
 		run("-n", ns, "link", "set", "veth0", "mtu", "4200", "up")
 	}
 	// The link-local addresses come after duplicate address detection.
-	for range 300 {
+	testutil.Eventually(t, "link-local addresses", func() bool {
 		out, _ := exec.Command("ip", "-n", b, "-6", "addr", "show", "dev", "veth0", "scope", "link").Output()
 		out2, _ := exec.Command("ip", "-n", a, "-6", "addr", "show", "dev", "veth0", "scope", "link").Output()
-		if bytes.Contains(out, []byte("fe80")) && !bytes.Contains(out, []byte("tentative")) &&
-			bytes.Contains(out2, []byte("fe80")) && !bytes.Contains(out2, []byte("tentative")) {
-			return a, b
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	t.Fatal("no link-local addresses")
-	return
+		return bytes.Contains(out, []byte("fe80")) && !bytes.Contains(out, []byte("tentative")) &&
+			bytes.Contains(out2, []byte("fe80")) && !bytes.Contains(out2, []byte("tentative"))
+	})
+	return a, b
 }
 
 // TestTwoServices: two services in two network namespaces talk over a veth pair; what is captured there decodes,
@@ -135,12 +130,7 @@ func TestTwoServices(t *testing.T) {
 	if err := capture.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for range 500 {
-		if st, err := os.Stat(file); err == nil && st.Size() > 0 {
-			break
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	a.awaitFile(file)
 
 	// GID 0 is the link-local address, 1 IPv4, 2 IPv6.
 	for _, gid := range []string{"0", "1", "2"} {
@@ -168,8 +158,8 @@ func TestTwoServices(t *testing.T) {
 			t.Logf("gid %s %s: %s", gid, tool, lastFigures(p.clientOut))
 		}
 	}
-	a.emptyWithin(5 * time.Second)
-	b.emptyWithin(5 * time.Second)
+	a.empty()
+	b.empty()
 
 	capture.Process.Signal(syscall.SIGINT)
 	capture.Wait()

@@ -253,27 +253,45 @@ func (w *world) deadline(seconds int) context.Context {
 	return ctx
 }
 
-// resources is what `res show --json` prints.
-func (w *world) resources() []map[string]any {
+// ask sends a request to the service. A command would do the same, but take the time of a process.
+func (w *world) ask(r *ctl.Request) *ctl.Response {
 	w.t.Helper()
-	var r []map[string]any
-	if err := json.Unmarshal([]byte(w.out("res", "show", "--json")), &r); err != nil {
+	c, err := ctl.Dial(w.location())
+	if err != nil {
 		w.t.Fatal(err)
 	}
-	return r
+	defer c.Close()
+	answer, err := c.Do(r)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return answer
 }
 
-// emptyWithin waits until no program holds anything.
-func (w *world) emptyWithin(d time.Duration) {
+// resources are the open device files.
+func (w *world) resources() []ctl.ContextInfo {
 	w.t.Helper()
-	for deadline := time.Now().Add(d); ; time.Sleep(10 * time.Millisecond) {
-		r := w.resources()
-		if len(r) == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			w.t.Fatalf("after %v programs still hold: %v", d, r)
-		}
+	return w.ask(&ctl.Request{Op: ctl.OpResShow}).Contexts
+}
+
+// resShow returns the contexts that `res show --json` prints for the user of the world. A user sees only their own.
+func (w *world) resShow() (list []ctl.ContextInfo) {
+	w.t.Helper()
+	if err := json.Unmarshal([]byte(w.out("res", "show", "--json")), &list); err != nil {
+		w.t.Fatal(err)
+	}
+	return list
+}
+
+// empty waits until no program holds anything.
+func (w *world) empty() {
+	w.t.Helper()
+	var r []ctl.ContextInfo
+	if !testutil.Poll(func() bool {
+		r = w.resources()
+		return len(r) == 0
+	}) {
+		w.t.Fatalf("after %v programs still hold: %v", testutil.Patience, r)
 	}
 }
 

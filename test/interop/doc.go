@@ -9,6 +9,8 @@
 //	| verbena serve: rxe0 on tap0   |  RoCEv2    |    rxe0                                     |
 //	+-------------------------------+            +---------------------------------------------+
 //
+// Programs and disturbances are run with one of the IP versions each, and with both when a report is written.
+//
 // peer.py is one and the same program on both sides: verbs by remote control. The tests are tables, one entry a cell
 // of the matrix, that drive both peers and compare what they saw: completions, data, states. Folder guest boots the
 // kernel; its root file system is the host's, so the programs are the same, too. One boot serves all tests.

@@ -206,7 +206,7 @@ func (l *link) wantWC(c wc, op string, size int, imm *uint32) error {
 // ntohl: ibv_wc has immediate data in network order.
 func ntohl(v uint32) uint32 { return v<<24 | v>>24 | v<<8&0xff0000 | v>>8&0xff00 }
 
-// noteRepeat logs that a message of an unreliable service is sent again, for test/verdict to count.
+// noteRepeat logs that a message of an unreliable service is sent again, for tools/verdict to count.
 func (l *link) noteRepeat(op string) {
 	fmt.Printf("repeat: %s %s from %s to %s was lost\n", l.service, op, l.req.name, l.resp.name)
 }

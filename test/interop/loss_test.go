@@ -66,11 +66,11 @@ func testLoss(t *testing.T) {
 				continue
 			}
 			for _, service := range allServices {
-				for _, ip := range ipNames {
-					for _, r := range roles {
-						if service != "RC" && r.req() != by {
-							continue // only requests matter
-						}
+				for _, r := range roles {
+					if service != "RC" && r.req() != by {
+						continue // only requests matter
+					}
+					for _, ip := range someIPs("loss", by.name, d.name, service, r.String()) {
 						c := cell{Section: "loss", Operation: fmt.Sprintf("of what %s sends, %s", by.name, d.name), Service: service, Role: r.String(), IP: ip}
 						runCell(t, c, func() error {
 							l, err := newLink(r, service, ip, linkOptions{timeout: 14})

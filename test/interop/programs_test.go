@@ -54,8 +54,8 @@ const toolTime = 60 * time.Second
 func testPrograms(t *testing.T) {
 	port := 18800
 	for _, tl := range tools {
-		for _, ip := range ipNames {
-			for _, r := range roles {
+		for _, r := range roles {
+			for _, ip := range someIPs("programs", tl.program, tl.args, r.String()) {
 				tl.cell(t, "programs", r, ip, &port)
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"verbena/internal/testutil"
 )
 
 // revisions are the last one with control protocol 3, and an early one with protocol 4, which had no Go client yet. OLD names others.
@@ -83,14 +84,10 @@ func try(t *testing.T, service, command string, may ...string) {
 			t.Error("the service does not end")
 		}
 	}()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := os.Stat(socket); err == nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the service does not listen")
-		}
-	}
+	testutil.Eventually(t, "the service to listen", func() bool {
+		_, err := os.Stat(socket)
+		return err == nil
+	})
 	run := func(args ...string) (string, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()

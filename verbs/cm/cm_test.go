@@ -29,8 +29,7 @@ func must(t testing.TB, err error) {
 // newService returns a service in this process with a device at an address.
 func newService(t testing.TB, addr string) *service.Service {
 	t.Helper()
-	_, loc := servicetest.Device(t, addr)
-	s, err := service.At(loc.Socket)
+	s, err := service.At(servicetest.Start(t, addr))
 	must(t, err)
 	return s
 }

@@ -3,10 +3,12 @@ package embed_test
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"verbena/internal/testutil"
 	"verbena/verbs"
 )
 
@@ -163,14 +165,18 @@ func TestConcurrentClose(t *testing.T) {
 				return mr.Close()
 			},
 		}
-		for _, use := range users {
+		posted := &atomic.Int64{}
+		for i, use := range users {
 			go func() {
 				for use() == nil {
+					if i == 0 {
+						posted.Add(1)
+					}
 				}
 				done <- struct{}{}
 			}()
 		}
-		time.Sleep(time.Millisecond)
+		testutil.Eventually(t, "work requests to be posted", func() bool { return posted.Load() >= 100 })
 		for range 2 {
 			go a.dev.Close()
 			go b.mr.Close()

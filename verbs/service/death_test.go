@@ -11,8 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"verbena/driver"
+	"verbena/driver/rxe"
 	"verbena/internal/ctl"
 	"verbena/internal/leaktest"
+	"verbena/internal/testutil"
 	server "verbena/service"
 	"verbena/verbs"
 	"verbena/verbs/service"
@@ -29,7 +32,7 @@ func TestMain(m *testing.M) {
 }
 
 func serveUntilKilled(socket string) {
-	srv, err := server.New(server.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.13.6"}}}})
+	srv, err := server.New(server.Options{Drivers: []driver.Driver{&rxe.Driver{}}, Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.13.6"}}}})
 	if err == nil {
 		var l *server.Listener
 		if l, err = server.Listen(ctl.Location{Socket: socket}, nil); err == nil {
@@ -97,13 +100,18 @@ func TestServiceKilled(t *testing.T) {
 		err  error
 	}
 	ends := make(chan end, len(waits))
+	var waiting []func()
 	for what, wait := range waits {
-		go func() { ends <- end{what, wait()} }()
+		waiting = append(waiting, func() { ends <- end{what, wait()} })
 	}
+	testutil.Block(t, waiting...)
 	stop := make(chan struct{})
-	calls := make(chan error, 1)
+	calls, called := make(chan error, 1), make(chan struct{})
 	go func() { // calls are under way
-		for {
+		for i := 0; ; i++ {
+			if i == 100 {
+				close(called)
+			}
 			select {
 			case <-stop:
 				calls <- nil
@@ -116,7 +124,7 @@ func TestServiceKilled(t *testing.T) {
 			}
 		}
 	}()
-	time.Sleep(50 * time.Millisecond)
+	<-called
 	kill()
 	timeout := time.After(10 * time.Second)
 	for range waits {

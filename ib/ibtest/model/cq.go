@@ -3,6 +3,7 @@ package model
 import (
 	"slices"
 	"syscall"
+	"time"
 
 	"verbena/ib"
 )
@@ -24,6 +25,13 @@ type Want struct {
 	Length, Source bool
 	QP             ID // 0: destroyed
 	Side           Side
+	SRQ            ID // whose receive it is; 0: none
+}
+
+// completionSource is the queue whose requests complete in order.
+type completionSource struct {
+	qp   ID
+	side Side
 }
 
 // CQ is a completion queue.
@@ -33,8 +41,13 @@ type CQ struct {
 	Wants   []Want         // not polled yet; the order among different queues is not defined
 	Armed   ib.NotifyFlags // 0: not
 	Calls   int            // of the handler, since the queue was made
+	Lazy    bool           // only calls poll it, so that it is known what it has room for
 	Lost    bool           // a completion did not fit
-	Errors  int            // events
+	Events  []ib.EventType
+
+	count  int           // of completions that a notification waits for
+	period time.Duration // after the first of them
+	due    int           // of them that have come
 }
 
 // CreateCQ makes a completion queue with the capacity granted.
@@ -54,6 +67,8 @@ func (m *Model) ResizeCQ(id ID, entries int) syscall.Errno {
 		return syscall.EIO
 	case entries < 1 || entries < len(c.Wants):
 		return syscall.EINVAL
+	case c.Lost:
+		m.open("resizing a queue that has lost a completion")
 	}
 	m.resize(id, entries)
 	return 0
@@ -71,7 +86,12 @@ func (m *Model) checkRoom(id ID) {
 			n += len(m.queueOf(q).unproved)
 		}
 	}
-	if c := m.CQs[id]; n > c.Entries {
+	for _, s := range m.SRQs {
+		if s.CQ == id {
+			n += len(s.queue.unproved)
+		}
+	}
+	if c := m.CQs[id]; c != nil && !c.Lazy && n > c.Entries {
 		m.open("a completion queue may overflow")
 	}
 }
@@ -94,8 +114,11 @@ func (m *Model) Arm(id ID, flags ib.NotifyFlags) (missed bool) {
 	case c.Armed == 0:
 		c.Armed = ib.NotifySolicited
 	}
-	if c.Lost {
+	switch {
+	case c.Lost:
 		m.open("arming a queue that has lost a completion")
+	case c.due > 0:
+		m.open("arming a queue whose notification is held back")
 	}
 	return flags&ib.NotifyReportMissed != 0 && len(c.Wants) > 0
 }
@@ -107,8 +130,35 @@ func (m *Model) DestroyCQ(id ID) syscall.Errno {
 			return syscall.EBUSY
 		}
 	}
+	for _, s := range m.SRQs {
+		if s.CQ == id {
+			return syscall.EBUSY
+		}
+	}
 	delete(m.CQs, id)
 	return 0
+}
+
+// Moderate holds notifications back until so many completions have come, or so long after the first of them. One that is held back
+// comes at once.
+func (m *Model) Moderate(id ID, count int, period time.Duration) syscall.Errno {
+	if e := m.made(); e != 0 {
+		return e
+	}
+	c := m.CQs[id]
+	c.count, c.period = count, period
+	if c.due > 0 {
+		c.notify()
+	}
+	return 0
+}
+
+// Moderation returns how many completions a notification waits for, and whether one is held back.
+func (c *CQ) Moderation() (count int, held bool) { return c.count, c.due > 0 }
+
+func (c *CQ) notify() {
+	c.Armed, c.due = 0, 0
+	c.Calls++
 }
 
 // post adds a completion to the queue of a side of q.
@@ -116,17 +166,56 @@ func (m *Model) post(q *QP, side Side, w Want, solicited bool) {
 	id := q.SendCQ
 	if side == RecvSide {
 		id = q.RecvCQ
+		if s := m.SRQs[w.SRQ]; s != nil && s.CQ != 0 {
+			id = s.CQ
+		}
 	}
 	c := m.CQs[id]
 	w.QP, w.Side, w.WC.QPNum, w.WC.Status = q.ID, side, q.Num, w.Status[0]
-	if len(c.Wants) >= c.Entries {
-		m.open("a completion queue overflows")
+	if m.posted[id] == nil {
+		m.posted[id] = map[completionSource]bool{}
+	}
+	m.posted[id][completionSource{q.ID, side}] = true
+	if c.Lost || len(c.Wants) >= c.Entries {
+		m.overrun(q, c, &w)
 		return
 	}
 	c.Wants = append(c.Wants, w)
-	if c.Armed&ib.NotifyNextComp != 0 || c.Armed != 0 && (solicited || w.Status[0] != ib.WCSuccess) {
-		c.Armed = 0
-		c.Calls++
+	if c.Armed == 0 || c.Armed&ib.NotifyNextComp == 0 && !solicited && w.Status[0] == ib.WCSuccess {
+		return
+	}
+	if c.count > 1 && c.Armed&ib.NotifyNextComp == 0 {
+		m.open("a moderated queue that is armed for solicited completions")
+	}
+	if c.due++; c.due >= c.count || c.period > 0 { // a period is over before the next call
+		c.notify()
+	}
+}
+
+// overrun loses a completion (11.6.3.1): the queue raises its event, once, and the queue pair goes to ERR.
+func (m *Model) overrun(q *QP, c *CQ, w *Want) {
+	flushed := w.Status[0] == ib.WCWRFlushErr
+	switch {
+	case !c.Lazy:
+		m.open("a completion queue overflows")
+	case c.Lost && len(c.Wants) < c.Entries:
+		m.open("a completion for a queue that has room again, and has lost others")
+	case len(m.posted[c.ID]) > 1:
+		m.open("which of several completions is lost")
+	case c.Armed != 0:
+		m.open("an armed queue overflows")
+	case !flushed && w.Side == SendSide && (m.listed > 1 || len(q.Sends) > 0 || m.done[q.ID] > 1):
+		m.open("requests of the same call as one whose completion is lost")
+	case !flushed && w.Side == RecvSide && (q.Type != ib.QPTypeUD && q.Type != ib.QPTypeUC || q.begun):
+		m.open("how a sender's request ends whose receive is lost")
+	}
+	if !c.Lost {
+		c.Lost = true
+		c.Events = append(c.Events, ib.EventCQErr)
+	}
+	q.Fatal = true
+	if q.State != ib.QPErr {
+		m.toError(q)
 	}
 }
 
@@ -159,8 +248,11 @@ func (m *Model) Polled(id ID, i int) Want {
 		if k := slices.Index(q.unproved, w.WC.ID); k >= 0 {
 			q.unproved = slices.Delete(q.unproved, 0, k+1)
 		}
-	default:
-		m.queueOf(q).prove(w.WC.ID)
+	case w.SRQ == 0:
+		q.own.prove(w.WC.ID)
+	}
+	if s := m.SRQs[w.SRQ]; s != nil {
+		s.queue.prove(w.WC.ID)
 	}
 	return w
 }

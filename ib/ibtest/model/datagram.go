@@ -2,6 +2,7 @@ package model
 
 import (
 	"slices"
+	"syscall"
 
 	"verbena/ib"
 )
@@ -9,14 +10,22 @@ import (
 // GRHLen is the length of the global route header before a datagram in the receive buffer.
 const GRHLen = 40
 
+// groupQPN is the number that datagrams for a multicast group are sent to.
+const groupQPN = 0xffffff
+
 // datagram delivers a datagram, or loses it.
 func (m *Model) datagram(q *QP, s *Send, src *source) {
-	if s.to.GRH.DGID != m.GID {
-		return // to no device
+	gid := s.to.GRH.DGID
+	if to := m.hazards.to; to != nil && *to != gid && (to.Addr().IsMulticast() || gid.Addr().IsMulticast()) {
+		m.open("datagrams of one list that take different ways, which are not ordered")
 	}
-	qkey := s.QKey
-	if qkey&(1<<31) != 0 { // the sender's own (10.2.5)
-		qkey = q.Attr.QKey
+	m.hazards.to = &gid
+	if gid.Addr().IsMulticast() {
+		m.multicast(q, s, src)
+		return
+	}
+	if gid != m.GID {
+		return // to no device
 	}
 	var p *QP
 	for _, x := range m.QPs {
@@ -24,14 +33,49 @@ func (m *Model) datagram(q *QP, s *Send, src *source) {
 			p = x
 		}
 	}
-	if p == nil || p.Type != ib.QPTypeUD || p.State < ib.QPRTR || p.State > ib.QPSQE || p.Attr.QKey != qkey {
+	if p == nil || !m.accepts(p, q, s) {
 		m.lost()
 		return
 	}
+	m.deliver(q, p, s, src)
+}
+
+// multicast delivers a datagram to the members of its group. Whether the sender gets a copy is not defined.
+func (m *Model) multicast(q *QP, s *Send, src *source) {
+	if s.QPN != groupQPN {
+		m.open("a datagram for a group with the number of a queue pair")
+	}
+	var stored []Span
+	for _, p := range m.sorted() {
+		if !slices.Contains(m.Groups[s.to.GRH.DGID], p.ID) || !m.accepts(p, q, s) {
+			continue
+		}
+		if p == q {
+			m.open("a member of a group sends to it")
+		}
+		to := m.deliver(q, p, s, src)
+		if meet(stored, to) {
+			m.open("members of a group receive in the same memory")
+		}
+		stored = append(stored, to...)
+	}
+}
+
+// accepts reports whether a queue pair receives a datagram.
+func (m *Model) accepts(p, q *QP, s *Send) bool {
+	qkey := s.QKey
+	if qkey&(1<<31) != 0 { // the sender's own (10.2.5)
+		qkey = q.Attr.QKey
+	}
+	return p.Type == ib.QPTypeUD && p.State >= ib.QPRTR && p.State <= ib.QPSQE && p.Attr.QKey == qkey
+}
+
+// deliver stores a datagram in the first receive of a queue pair. It returns where.
+func (m *Model) deliver(q, p *QP, s *Send, src *source) []Span {
 	r, n := m.queueOf(p), uint64(len(src.data))
 	if len(r.recvs) == 0 {
 		m.lost()
-		return
+		return nil
 	}
 	if q := m.SRQs[p.SRQ]; q != nil {
 		if q.taker != 0 && q.taker != p.ID {
@@ -53,7 +97,7 @@ func (m *Model) datagram(q *QP, s *Send, src *source) {
 	case to.n < GRHLen+n:
 		m.stays(p)
 		m.lost()
-		return // lost, and the receive stays (class D of 9.9.3)
+		return nil // lost, and the receive stays (class D of 9.9.3)
 	default:
 		m.checkOverlap(to.spans, src.spans)
 		m.stores(s, to.spans)
@@ -64,6 +108,31 @@ func (m *Model) datagram(q *QP, s *Send, src *source) {
 	}
 	m.serve(q)
 	m.completeRecv(p, w, s.Flags&ib.SendSolicited != 0)
+	return to.spans
+}
+
+// AttachMcast makes a queue pair a member of a multicast group.
+func (m *Model) AttachMcast(id ID, group ib.GID) syscall.Errno {
+	switch {
+	case m.QPs[id].Type != ib.QPTypeUD:
+		return syscall.EINVAL
+	case m.Dead:
+		return syscall.EIO
+	case slices.Contains(m.Groups[group], id):
+		return syscall.EINVAL
+	}
+	m.Groups[group] = append(slices.Clone(m.Groups[group]), id)
+	return 0
+}
+
+// DetachMcast ends a membership.
+func (m *Model) DetachMcast(id ID, group ib.GID) syscall.Errno {
+	i := slices.Index(m.Groups[group], id)
+	if m.QPs[id].Type != ib.QPTypeUD || i < 0 {
+		return syscall.EINVAL
+	}
+	m.Groups[group] = slices.Delete(slices.Clone(m.Groups[group]), i, i+1)
+	return 0
 }
 
 // clip returns the first n bytes of a list of spans.

@@ -6,6 +6,8 @@
 // when its result is open; Open is the complete list of allowed differences. Alternatives that a completion shows are
 // part of the expectation instead ([Want.Status], [Memory.Blur]), so that such calls are made.
 //
+// A deferred model ([Model.Defer]) is for concurrent calls: it only queues requests, and has moves for what a device does with them.
+//
 // Numbers that a driver chooses (keys, queue pair numbers, capacities granted) are inputs of the methods that create
 // objects. Package modeltest draws calls, makes them on a device and on a model, and compares the two.
 package model

@@ -62,28 +62,44 @@ func (m *Model) execute(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bo
 		case len(src.data) > m.MTU:
 			return is(ib.WCLocLenErr), 0, false
 		}
+		if m.deferred {
+			q.fly(s, &src)
+			return success, 0, false
+		}
 		m.datagram(q, s, &src)
 		return success, 0, false
 	}
+	if m.deferred && q.Type == ib.QPTypeUC {
+		q.fly(s, &src)
+		return success, 0, false
+	}
+	status, wait = m.request(q, s, &src)
+	return status, 0, wait
+}
+
+// request performs a request of a connection at the responder.
+func (m *Model) request(q *QP, s *Send, src *source) (status []ib.WCStatus, wait bool) {
 	p := m.peer(q)
 	if p == nil {
 		q.held = src.spans
-		status, wait = m.unanswered(q)
-		return status, 0, wait
+		return m.unanswered(q)
 	}
 	m.exchange(q, p)
+	if p.Type == ib.QPTypeXRCTgt && !m.names(p, s) {
+		return m.refuse(q, p, ib.WCRemInvReqErr), false
+	}
 	switch s.Op {
 	case ib.WRFlush:
 		status = m.flush(q, p, s)
 	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRAtomicWrite:
-		status, wait = m.write(q, p, s, &src)
+		status, wait = m.write(q, p, s, src)
 	default:
-		status, wait = m.send(q, p, s, &src)
+		status, wait = m.send(q, p, s, src)
 	}
 	if !wait {
 		m.serve(q)
 	}
-	return status, 0, wait
+	return status, wait
 }
 
 // source is the data of a message.
@@ -106,7 +122,14 @@ func (m *Model) serve(q *QP) {
 // partly allows the data before a wrong element to have arrived, since packets may be sent before a driver looks at it.
 func (m *Model) partly(q *QP, s *Send, l *locals) {
 	p := m.peer(q)
-	if l.reach == 0 || p == nil || q.Type == ib.QPTypeUD {
+	switch {
+	case l.reach == 0 || q.Type == ib.QPTypeUD:
+		return
+	case p == nil:
+		m.open("a message with a wrong element, without a peer")
+		return
+	case p.Type == ib.QPTypeXRCTgt:
+		m.open("the beginning of an XRC message with a wrong element")
 		return
 	}
 	m.gathers(s, l.spans)
@@ -120,7 +143,7 @@ func (m *Model) partly(q *QP, s *Send, l *locals) {
 		}
 	default:
 		r := m.queueOf(p)
-		if p.SRQ == 0 && len(r.recvs) > 0 && q.Type == ib.QPTypeRC {
+		if p.shared() == 0 && len(r.recvs) > 0 && q.Type == ib.QPTypeRC {
 			to := m.local(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
 			if to.ok && to.n >= l.n {
 				m.checkOverlap(to.spans, l.spans)
@@ -147,11 +170,41 @@ func (m *Model) destination(q *QP) *QP {
 		return nil
 	}
 	for _, p := range m.QPs {
-		if p.Num == q.Attr.DestQPN && p.Type == q.Type {
+		if p.Num == q.Attr.DestQPN && p.Type == opposite(q.Type) {
 			return p
 		}
 	}
 	return nil
+}
+
+// opposite returns the type of the queue pairs that one of a type sends to.
+func opposite(t ib.QPType) ib.QPType {
+	if t == ib.QPTypeXRCInit {
+		return ib.QPTypeXRCTgt
+	}
+	return t
+}
+
+// names finds the shared receive queue that a request to an XRC target names. It reports false if the target may not take its
+// receives (A14).
+func (m *Model) names(p *QP, s *Send) bool {
+	id := m.byNumber(s.SRQN)
+	if id == 0 || m.SRQs[id].XRCD != p.XRCD {
+		switch s.Op {
+		case ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWriteWithImm:
+		default:
+			m.open("an XRC request that needs no receive, with a wrong shared queue")
+		}
+		if s.Op == ib.WRRDMAWriteWithImm {
+			m.open("an XRC WRITE with a wrong shared queue") // which a driver may see in the last packet
+		}
+		return false
+	}
+	if m.SRQs[id].PD != p.PD {
+		m.open("an XRC target and a shared queue of different protection domains")
+	}
+	p.named = id
+	return true
 }
 
 // exchange notes that packets go between two queue pairs. If one of them was connected anew, the numbers of packets
@@ -234,7 +287,7 @@ func (m *Model) write(q, p *QP, s *Send, src *source) (status []ib.WCStatus, wai
 		if s.Op == ib.WRRDMAWriteWithImm && len(m.queueOf(p).recvs) == 0 && n <= uint64(q.Attr.PathMTU.Bytes()) {
 			m.open("no receive for a WRITE of one packet with a wrong key") // 9.7.4.1 looks for the receive before the key
 		}
-		if s.Op == ib.WRRDMAWriteWithImm && p.SRQ != 0 {
+		if s.Op == ib.WRRDMAWriteWithImm && p.shared() != 0 {
 			m.open("a WRITE with a wrong key that may have taken a shared receive") // which is flushed then
 		}
 		return m.refuse(q, p, ib.WCRemAccessErr), false

@@ -32,6 +32,9 @@ func (m *Model) fetch(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bool
 	}
 	m.exchange(q, p)
 	m.serve(q)
+	if p.Type == ib.QPTypeXRCTgt {
+		m.names(p, s)
+	}
 	if !m.admits(p, s.Op) || atomic && s.RemoteAddr%8 != 0 {
 		return m.refuse(q, p, ib.WCRemInvReqErr), 0, false
 	}
@@ -118,9 +121,13 @@ func (m *Model) Word(p *QP, rkey uint32, addr uint64) *uint64 {
 	return &v
 }
 
-// Headroom returns the bytes that the first receive of a queue pair has room for, -1 if there is none.
-func (m *Model) Headroom(p *QP) int {
+// Headroom returns the bytes that the first receive of a queue pair has room for, -1 if there is none. srq is the queue that a
+// request to an XRC target names.
+func (m *Model) Headroom(p *QP, srq ID) int {
 	r := m.queueOf(p)
+	if s := m.SRQs[srq]; s != nil {
+		r = &s.queue
+	}
 	if len(r.recvs) == 0 {
 		return -1
 	}

@@ -10,6 +10,7 @@ type hazards struct {
 	fetched []Span // results of READs and atomics
 	read    []Span // sources of READs
 	keys    map[uint32]bool
+	to      *ib.GID         // where the datagrams go
 	ended   map[uint32]bool // local keys that a SEND with invalidate has ended
 }
 

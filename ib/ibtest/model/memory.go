@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"maps"
+	"slices"
 )
 
 // PageSize is the unit in which memory is kept, in bytes.
@@ -15,6 +16,8 @@ type Memory struct {
 	pages map[uint64]*page // by address / PageSize
 	blurs []blur
 	fresh map[uint64]bool // pages written since the last Fresh
+
+	history uint64 // of writes, in their order
 }
 
 type page struct {
@@ -35,7 +38,7 @@ func NewMemory() *Memory { return &Memory{pages: map[uint64]*page{}, fresh: map[
 // Clone returns a copy that shares the pages until one of the two writes them. The receiver must not be written
 // afterwards, unless the copy is no longer used.
 func (m *Memory) Clone() *Memory {
-	return &Memory{pages: maps.Clone(m.pages), fresh: map[uint64]bool{}}
+	return &Memory{pages: maps.Clone(m.pages), fresh: maps.Clone(m.fresh), blurs: slices.Clone(m.blurs), history: m.history}
 }
 
 // Pattern fills b with the contents of memory that was never written, from an address on. They differ from page to
@@ -73,6 +76,7 @@ func (m *Memory) Read(addr uint64, b []byte) {
 
 // Write stores b at an address.
 func (m *Memory) Write(addr uint64, b []byte) {
+	m.remember(addr, b)
 	for len(b) > 0 {
 		k := addr / PageSize
 		p := m.page(k)
@@ -100,6 +104,7 @@ func (m *Memory) Blur(addr, n uint64, alt []byte) {
 		return
 	}
 	m.blurs = append(m.blurs, blur{addr, bytes.Clone(alt), n})
+	m.remember(addr, alt)
 	for k := addr / PageSize; k <= (addr+n-1)/PageSize; k++ {
 		m.fresh[k] = true
 	}

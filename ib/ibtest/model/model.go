@@ -38,19 +38,27 @@ type Model struct {
 	SRQs    map[ID]*SRQ
 	AHs     map[ID]*AH
 	QPs     map[ID]*QP
-	Dead    bool // the device is in error
+	XRCDs   map[ID]*XRCD
+	Groups  map[ib.GID][]ID // multicast: the members
+	Dead    bool            // the device is in error
 
 	// Open is why the result of a call is not defined; "" if it is.
 	Open     string
+	deferred bool // see Defer
 	epochs   int
+	listed   int // requests of the list that the present call posts
 	served   int // queue pairs whose requests were executed by the present call
 	servedBy map[ID]bool
 	done     map[ID]int // requests that the present call completed, by queue pair
 	hazards  hazards
+	posted   map[ID]map[completionSource]bool // what the completions of the present call are of, by completion queue
 }
 
 // PD is a protection domain.
 type PD struct{ ID ID }
+
+// XRCD is an XRC domain.
+type XRCD struct{ ID ID }
 
 // AH is an address handle.
 type AH struct {
@@ -64,6 +72,7 @@ func New(l Limits) *Model {
 	return &Model{
 		Limits: l, Mem: NewMemory(), PDs: map[ID]*PD{}, Regions: map[ID]*Region{}, Windows: map[ID]*Window{},
 		CQs: map[ID]*CQ{}, SRQs: map[ID]*SRQ{}, AHs: map[ID]*AH{}, QPs: map[ID]*QP{},
+		XRCDs: map[ID]*XRCD{}, Groups: map[ib.GID][]ID{},
 	}
 }
 
@@ -71,13 +80,13 @@ func New(l Limits) *Model {
 func (m *Model) Clone() *Model {
 	c := *m
 	c.Mem = m.Mem.Clone()
-	c.PDs = maps.Clone(m.PDs)
+	c.PDs, c.XRCDs, c.Groups = maps.Clone(m.PDs), maps.Clone(m.XRCDs), maps.Clone(m.Groups)
 	c.Regions = cloneAll(m.Regions)
 	c.Windows = cloneAll(m.Windows)
 	c.AHs = cloneAll(m.AHs)
 	c.CQs = cloneAll(m.CQs)
 	for _, q := range c.CQs {
-		q.Wants = slices.Clone(q.Wants)
+		q.Wants, q.Events = slices.Clone(q.Wants), slices.Clone(q.Events)
 	}
 	c.SRQs = cloneAll(m.SRQs)
 	for _, s := range c.SRQs {
@@ -111,8 +120,12 @@ func (m *Model) open(reason string) {
 
 // Begin begins a call.
 func (m *Model) Begin() {
+	m.listed = 0
 	m.Open, m.served, m.servedBy, m.hazards, m.done = "", 0, nil, hazards{}, map[ID]int{}
-	m.Mem.Sharpen()
+	m.posted = map[ID]map[completionSource]bool{}
+	if !m.deferred {
+		m.Mem.Sharpen()
+	}
 	for _, s := range m.SRQs {
 		s.taker = 0
 	}
@@ -163,6 +176,31 @@ func (m *Model) DeallocPD(id ID) syscall.Errno {
 		}
 	}
 	delete(m.PDs, id)
+	return 0
+}
+
+// AllocXRCD makes an XRC domain.
+func (m *Model) AllocXRCD(id ID) syscall.Errno {
+	if e := m.made(); e != 0 {
+		return e
+	}
+	m.XRCDs[id] = &XRCD{id}
+	return 0
+}
+
+// DeallocXRCD frees a domain that nothing uses.
+func (m *Model) DeallocXRCD(id ID) syscall.Errno {
+	for _, s := range m.SRQs {
+		if s.XRCD == id {
+			return syscall.EBUSY
+		}
+	}
+	for _, q := range m.QPs {
+		if q.XRCD == id {
+			return syscall.EBUSY
+		}
+	}
+	delete(m.XRCDs, id)
 	return 0
 }
 
@@ -351,6 +389,14 @@ func (m *Model) SetError() {
 			m.toError(q)
 		}
 	}
+}
+
+// Renew replaces the device by one without objects. Memory stays as it is.
+func (m *Model) Renew(l Limits) {
+	n := New(l)
+	n.Mem, n.epochs = m.Mem, m.epochs
+	*m = *n
+	m.Begin()
 }
 
 // sorted returns the queue pairs in the order in which they were made.

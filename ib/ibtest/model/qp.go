@@ -12,6 +12,7 @@ type QP struct {
 	ID, PD         ID
 	SendCQ, RecvCQ ID
 	SRQ            ID // 0: the receive queue is its own
+	XRCD           ID // of an XRC target
 	Num            uint32
 	Type           ib.QPType
 	Cap            ib.QPCap // granted
@@ -22,11 +23,14 @@ type QP struct {
 	Known  ib.QPAttrMask // attributes set since RESET
 	Sends  []Send        // not executed yet
 	Events []ib.EventType
+	Fatal  bool // EventQPFatal may come, since a completion was lost
 
+	named    ID // of an XRC target: the shared queue that the present request names
 	own      queue
 	unproved []uint64 // sends posted, of which no polled completion proves that they are done
 	waiting  bool     // the first send has begun, and waits for a receive or for the peer to leave INIT
 	held     []Span   // memory of the request that waits
+	flying   []flight // see Defer
 	begun    bool     // a send, which is not in Sends any more, is executed
 	drain    bool     // EventSQDrained is asked for
 	epoch    int      // of the connection, from RTR on
@@ -52,6 +56,11 @@ func (m *Model) CreateQP(q QP) syscall.Errno {
 // DestroyQP ends a queue pair and drops its outstanding work requests.
 func (m *Model) DestroyQP(id ID) syscall.Errno {
 	q := m.QPs[id]
+	for _, members := range m.Groups {
+		if slices.Contains(members, id) {
+			return syscall.EBUSY
+		}
+	}
 	for _, w := range m.Windows {
 		if w.Bound && w.QP == id {
 			m.memoryChanges(0, w.RKey)
@@ -199,14 +208,19 @@ func (m *Model) toError(q *QP) {
 	first := q.State != ib.QPErr
 	q.State, q.waiting, q.drain = ib.QPErr, false, false
 	m.flushSends(q)
-	for len(q.own.recvs) > 0 {
-		w := q.own.recvs[0]
-		q.own.recvs = slices.Delete(q.own.recvs, 0, 1)
-		m.post(q, RecvSide, Want{WC: ib.WC{ID: w.ID, Opcode: ib.WCRecv}, Status: flush}, false)
+	for len(q.own.recvs) > 0 && !m.deferred {
+		m.flushRecv(q)
 	}
 	if first && q.SRQ != 0 {
 		q.Events = append(q.Events, ib.EventQPLastWQEReached)
 	}
+}
+
+// flushRecv flushes the first receive.
+func (m *Model) flushRecv(q *QP) {
+	w := q.own.recvs[0]
+	q.own.recvs = slices.Delete(q.own.recvs, 0, 1)
+	m.post(q, RecvSide, Want{WC: ib.WC{ID: w.ID, Opcode: ib.WCRecv}, Status: flush}, false)
 }
 
 var flush = []ib.WCStatus{ib.WCWRFlushErr}
@@ -229,7 +243,7 @@ func (m *Model) GiveUp(id ID) bool {
 
 // flushSends flushes the send queue. While a send is executed, complete does it afterwards.
 func (m *Model) flushSends(q *QP) {
-	if q.begun {
+	if q.begun || m.deferred {
 		return
 	}
 	for len(q.Sends) > 0 {
@@ -241,6 +255,9 @@ func (m *Model) flushSends(q *QP) {
 
 // wake goes on with the requests that wait, until none of them can.
 func (m *Model) wake() {
+	if m.deferred {
+		return
+	}
 	for progress := true; progress; {
 		progress = false
 		for _, q := range m.sorted() {

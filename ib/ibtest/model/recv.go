@@ -35,10 +35,12 @@ func (r *queue) prove(id uint64) {
 
 // SRQ is a shared receive queue.
 type SRQ struct {
-	ID, PD ID
-	queue  queue
-	Limit  uint32
-	Events []ib.EventType
+	ID, PD   ID
+	XRCD, CQ ID     // of one for XRC
+	Num      uint32 // for XRC senders
+	queue    queue
+	Limit    uint32
+	Events   []ib.EventType
 
 	taker ID // the queue pair that has taken a receive for a datagram in this call; 0: none
 }
@@ -107,6 +109,9 @@ func (m *Model) DestroySRQ(id ID) syscall.Errno {
 		if q.SRQ == id {
 			return syscall.EBUSY
 		}
+		if q.waiting && m.named(q) == id {
+			m.open("a shared queue is destroyed whose receive a request waits for")
+		}
 	}
 	delete(m.SRQs, id)
 	return 0
@@ -141,7 +146,7 @@ func (r *queue) post(recvs []Recv, got *Took, serve func()) Took {
 // PostRecv posts receives to a queue pair.
 func (m *Model) PostRecv(id ID, recvs []Recv, got *Took) Took {
 	q := m.QPs[id]
-	if q.SRQ != 0 || q.State == ib.QPReset {
+	if q.SRQ != 0 || q.extended() || q.State == ib.QPReset {
 		return Took{Err: syscall.EINVAL}
 	}
 	t := q.own.post(recvs, got, func() {
@@ -162,7 +167,7 @@ func (m *Model) PostRecv(id ID, recvs []Recv, got *Took) Took {
 func (m *Model) PostSRQ(id ID, recvs []Recv, got *Took) Took {
 	waiting := 0
 	for _, q := range m.QPs {
-		if p := m.destination(q); q.waiting && p != nil && p.SRQ == id {
+		if p := m.destination(q); q.waiting && p != nil && (p.SRQ == id || m.named(q) == id) {
 			waiting++
 		}
 	}
@@ -175,13 +180,43 @@ func (m *Model) PostSRQ(id ID, recvs []Recv, got *Took) Took {
 			m.checkRoom(q.RecvCQ)
 		}
 	}
+	m.checkRoom(m.SRQs[id].CQ)
 	m.wake()
 	return t
 }
 
+// shared returns the shared queue that the present request to q takes its receive from; 0: none.
+func (q *QP) shared() ID {
+	if q.Type == ib.QPTypeXRCTgt {
+		return q.named
+	}
+	return q.SRQ
+}
+
+// extended reports whether the queue pair is one for XRC.
+func (q *QP) extended() bool { return q.Type == ib.QPTypeXRCInit || q.Type == ib.QPTypeXRCTgt }
+
+// named returns the shared queue that the first send of an XRC initiator names; 0: none.
+func (m *Model) named(q *QP) ID {
+	if q.Type == ib.QPTypeXRCInit && len(q.Sends) > 0 {
+		return m.byNumber(q.Sends[0].SRQN)
+	}
+	return 0
+}
+
+// byNumber returns the XRC shared receive queue of a number; 0: there is none.
+func (m *Model) byNumber(srqn uint32) ID {
+	for id, s := range m.SRQs {
+		if s.XRCD != 0 && s.Num == srqn {
+			return id
+		}
+	}
+	return 0
+}
+
 func (m *Model) queueOf(q *QP) *queue {
-	if q.SRQ != 0 {
-		return &m.SRQs[q.SRQ].queue
+	if s := m.SRQs[q.shared()]; s != nil {
+		return &s.queue
 	}
 	return &q.own
 }
@@ -189,13 +224,30 @@ func (m *Model) queueOf(q *QP) *queue {
 // completeRecv completes the first receive of q.
 func (m *Model) completeRecv(q *QP, w Want, solicited bool) {
 	r := m.queueOf(q)
-	w.WC.ID = r.recvs[0].ID
+	w.WC.ID, w.SRQ = r.recvs[0].ID, q.shared()
 	r.recvs = slices.Delete(r.recvs, 0, 1)
 	if w.WC.Opcode == 0 {
 		w.WC.Opcode = ib.WCRecv
 	}
 	m.post(q, RecvSide, w, solicited)
-	if q.SRQ != 0 {
-		m.SRQs[q.SRQ].checkLimit()
+	if w.SRQ != 0 {
+		m.SRQs[w.SRQ].checkLimit()
 	}
+}
+
+// Received reports whether receives that have been posted name a region.
+func (m *Model) Received(id ID) bool {
+	r := m.Regions[id]
+	names := func(w Recv) bool { return r != nil && usesLKey(w.SGL, r.LKey) }
+	for _, q := range m.QPs {
+		if slices.ContainsFunc(q.own.recvs, names) {
+			return true
+		}
+	}
+	for _, s := range m.SRQs {
+		if slices.ContainsFunc(s.queue.recvs, names) {
+			return true
+		}
+	}
+	return false
 }

@@ -23,12 +23,14 @@ type Send struct {
 	Swap           uint64
 	AH             ID
 	QPN, QKey      uint32
+	SRQN           uint32 // XRC
 	Bind           *Bind
 	Reg            *Reg
 	Flush          ib.Flush
 
 	to      ib.AHAttr // where the address handle led when the request was posted
 	foreign bool      // the address handle is of another domain
+	done    *outcome  // nil: not executed; see Defer
 }
 
 // Bind holds the arguments of BIND_MW.
@@ -59,11 +61,15 @@ func (m *Model) PostSend(id ID, sends []Send, got *Took) Took {
 	case ib.QPReset, ib.QPInit, ib.QPRTR:
 		return Took{Err: syscall.EINVAL}
 	}
+	if q.Type == ib.QPTypeXRCTgt {
+		return Took{Err: syscall.EINVAL}
+	}
 	for i := range sends {
 		if len(sends) > 1 && (m.tooLong(q, &sends[i]) || misaligned(&sends[i])) {
 			m.open("a list with a request that a driver may refuse at once")
 		}
 	}
+	m.listed = len(sends)
 	t := Took{N: len(sends)}
 	for n := range sends {
 		var e syscall.Errno // of the driver, if it refused this one
@@ -139,9 +145,9 @@ func (q *QP) knows(s *Send) bool {
 	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRLocalInv:
 		return q.Type != ib.QPTypeUD
 	case ib.WRRDMARead, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd, ib.WRSendWithInv, ib.WRFlush:
-		return q.Type == ib.QPTypeRC
+		return q.reliable()
 	case ib.WRAtomicWrite:
-		return q.Type == ib.QPTypeRC && len(s.Inline) == 8
+		return q.reliable() && len(s.Inline) == 8
 	case ib.WRBindMW:
 		return q.Type != ib.QPTypeUD && s.Bind != nil
 	case ib.WRRegMR:
@@ -150,9 +156,12 @@ func (q *QP) knows(s *Send) bool {
 	return false
 }
 
+// reliable reports whether the requests of the queue pair are acknowledged.
+func (q *QP) reliable() bool { return q.Type == ib.QPTypeRC || q.extended() }
+
 // run executes the send queue as far as it goes.
 func (m *Model) run(q *QP) {
-	for len(q.Sends) > 0 && !q.waiting {
+	for len(q.Sends) > 0 && !q.waiting && !m.deferred {
 		switch {
 		case m.Dead:
 			m.toError(q)
@@ -200,8 +209,9 @@ func (m *Model) complete(q *QP, s *Send, status []ib.WCStatus, n uint64) {
 	}
 	switch {
 	case !failed || over:
-	case q.Type == ib.QPTypeRC:
+	case q.reliable():
 		m.toError(q)
+	case q.State == ib.QPErr: // its completion was lost
 	default:
 		q.State = ib.QPSQE
 		m.flushSends(q)

@@ -15,6 +15,7 @@ type Abilities struct {
 
 	has, lacks map[string]bool
 	access     ib.AccessFlags // that regions can have; 0: not known yet
+	groups4    bool           // multicast groups are IPv4 addresses
 }
 
 // NewAbilities returns that nothing is known of a driver.
@@ -33,6 +34,12 @@ func abilities(c call) (list []string) {
 		return []string{"resizing CQs"}
 	case createSRQ:
 		return []string{"SRQs"}
+	case allocXRCD:
+		return []string{"XRC domains"}
+	case attachMcast:
+		return []string{"multicast"}
+	case moderate:
+		return []string{"moderation"}
 	case modifySRQ:
 		if c.mask&ib.SRQAttrMaxWR != 0 {
 			return []string{"resizing SRQs"}
@@ -103,7 +110,7 @@ func (k *Abilities) learn(c call, g *got) call {
 func (x *runner) probe() error {
 	k := x.Abilities
 	k.mu.Lock()
-	x.access = k.access
+	x.access, x.groups4 = k.access, k.groups4
 	k.mu.Unlock()
 	if x.access != 0 {
 		return nil
@@ -131,10 +138,33 @@ func (x *runner) probe() error {
 			return err
 		}
 	}
+	if err := x.probeGroups(pd); err != nil {
+		return err
+	}
 	k.mu.Lock()
-	k.access = x.access
+	k.access, k.groups4 = x.access, x.groups4
 	k.mu.Unlock()
 	return pd.Dealloc()
+}
+
+// probeGroups finds out whether the device has no address of the family of IPv6 groups.
+func (x *runner) probeGroups(pd *ib.PD) error {
+	cq, err := x.Device.CreateCQ(ib.CQInit{Entries: 1})
+	if err != nil {
+		return err
+	}
+	qp, err := pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeUD, SendCQ: cq, RecvCQ: cq})
+	if err == nil {
+		g := x.group(1)
+		if err = qp.AttachMcast(g, 0); err == nil {
+			err = qp.DetachMcast(g, 0)
+		}
+		x.groups4 = errors.Is(err, syscall.EADDRNOTAVAIL)
+		if err := qp.Destroy(); err != nil {
+			return err
+		}
+	}
+	return cq.Destroy()
 }
 
 // supported returns the operations and types that the driver is not known to lack.

@@ -48,6 +48,8 @@ func (c destroy) expect(x *runner, m *model.Model, g *got) want {
 		return wantErr(m.DestroyCQ(c.id))
 	case o.srq != nil:
 		return wantErr(m.DestroySRQ(c.id))
+	case o.xrc != nil:
+		return wantErr(m.DeallocXRCD(c.id))
 	case o.ah != nil:
 		return wantErr(m.DestroyAH(c.id))
 	}

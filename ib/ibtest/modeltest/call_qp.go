@@ -1,30 +1,41 @@
 package modeltest
 
 import (
+	"slices"
+
 	"verbena/ib"
 	"verbena/ib/ibtest/model"
 )
 
 // createQP makes a queue pair, which is to be connected with peer.
 type createQP struct {
-	id, pd, send, recv, srq, peer model.ID
-	kind                          ib.QPType
-	cap                           ib.QPCap
-	sigAll                        bool
+	id, pd, send, recv, srq, xrcd, peer model.ID
+	kind                                ib.QPType
+	cap                                 ib.QPCap
+	sigAll                              bool
 }
 
 func (c createQP) String() string {
-	return sprintf("qp%d = pd%d.CreateQP(%v, send cq%d, receive cq%d, srq%d, %+v, sigAll %v)",
-		c.id, c.pd, c.kind, c.send, c.recv, c.srq, c.cap, c.sigAll)
+	return sprintf("qp%d = pd%d.CreateQP(%v, send cq%d, receive cq%d, srq%d, xrcd%d, %+v, sigAll %v)",
+		c.id, c.pd, c.kind, c.send, c.recv, c.srq, c.xrcd, c.cap, c.sigAll)
 }
 func (c createQP) makes() model.ID  { return c.id }
-func (c createQP) uses() []model.ID { return []model.ID{c.pd, c.send, c.recv, c.srq} }
+func (c createQP) uses() []model.ID { return []model.ID{c.pd, c.send, c.recv, c.srq, c.xrcd} }
 
 func (c createQP) device(x *runner) got {
 	o := &object{peer: c.peer}
 	init := ib.QPInitAttr{
-		SendCQ: x.objs[c.send].cq, RecvCQ: x.objs[c.recv].cq, Type: c.kind, Cap: c.cap, SigAll: c.sigAll,
+		Type: c.kind, Cap: c.cap, SigAll: c.sigAll,
 		Event: func(_ *ib.QP, e ib.EventType) { x.event(o, e) },
+	}
+	if c.send != 0 {
+		init.SendCQ = x.objs[c.send].cq
+	}
+	if c.recv != 0 {
+		init.RecvCQ = x.objs[c.recv].cq
+	}
+	if c.xrcd != 0 {
+		init.XRCD = x.objs[c.xrcd].xrc
 	}
 	if c.srq != 0 {
 		init.SRQ = x.objs[c.srq].srq
@@ -38,7 +49,7 @@ func (c createQP) device(x *runner) got {
 }
 
 func (c createQP) expect(x *runner, m *model.Model, g *got) want {
-	q := model.QP{ID: c.id, PD: c.pd, SendCQ: c.send, RecvCQ: c.recv, SRQ: c.srq, Type: c.kind, SigAll: c.sigAll}
+	q := model.QP{ID: c.id, PD: c.pd, SendCQ: c.send, RecvCQ: c.recv, SRQ: c.srq, XRCD: c.xrcd, Type: c.kind, SigAll: c.sigAll}
 	if o := x.objs[c.id]; o != nil {
 		q.Num, q.Cap = o.qp.Num(), o.qp.Init().Cap
 		x.note("number %#x, %+v", q.Num, q.Cap)
@@ -54,6 +65,66 @@ func (c createQP) expect(x *runner, m *model.Model, g *got) want {
 		}
 	}
 	return wantErr(m.CreateQP(q))
+}
+
+// allocXRCD makes an XRC domain.
+type allocXRCD struct{ id model.ID }
+
+func (c allocXRCD) String() string   { return sprintf("xrcd%d = AllocXRCD()", c.id) }
+func (c allocXRCD) makes() model.ID  { return c.id }
+func (c allocXRCD) uses() []model.ID { return nil }
+
+func (c allocXRCD) device(x *runner) got {
+	d, err := x.Device.AllocXRCD()
+	if err == nil {
+		x.add(c.id, &object{xrc: d, over: d.Dealloc})
+	}
+	return got{err: err}
+}
+
+func (c allocXRCD) expect(x *runner, m *model.Model, g *got) want { return wantErr(m.AllocXRCD(c.id)) }
+
+// attachMcast makes a queue pair a member of a multicast group, or ends that.
+type attachMcast struct {
+	qp     model.ID
+	group  int
+	detach bool
+}
+
+func (c attachMcast) String() string {
+	return sprintf("qp%d.AttachMcast(group %d, detach %v)", c.qp, c.group, c.detach)
+}
+func (c attachMcast) uses() []model.ID { return []model.ID{c.qp} }
+
+func (c attachMcast) device(x *runner) got {
+	o, g := x.objs[c.qp], x.group(c.group)
+	if !c.detach {
+		err := o.qp.AttachMcast(g, 0)
+		if err == nil {
+			o.groups = append(o.groups, g)
+		}
+		return got{err: err}
+	}
+	err := o.qp.DetachMcast(g, 0)
+	if i := slices.Index(o.groups, g); err == nil && i >= 0 {
+		o.groups = slices.Delete(o.groups, i, i+1)
+	}
+	return got{err: err}
+}
+
+func (c attachMcast) expect(x *runner, m *model.Model, g *got) want {
+	if c.detach {
+		return wantErr(m.DetachMcast(c.qp, x.group(c.group)))
+	}
+	return wantErr(m.AttachMcast(c.qp, x.group(c.group)))
+}
+
+// group returns the address of a multicast group.
+func (x *runner) group(n int) ib.GID {
+	if x.groups4 {
+		return ib.GID{10: 0xff, 11: 0xff, 12: 239, 13: 1, 14: 2, 15: byte(n)}
+	}
+	return ib.GID{0: 0xff, 1: 0x0e, 15: byte(n)}
 }
 
 // modifyQP changes attributes of a queue pair. The destination is the number of another one.
@@ -106,10 +177,14 @@ func (c queryQP) uses() []model.ID { return []model.ID{c.qp} }
 
 func (c queryQP) device(x *runner) got {
 	a, init, err := x.objs[c.qp].qp.Query(^ib.QPAttrMask(0))
-	if err != nil {
-		return got{err: err}
+	return got{err: err, attr: a, init: init}
+}
+
+func (c queryQP) expect(x *runner, m *model.Model, g *got) want {
+	if g == nil || g.err != nil {
+		return wantErr(0)
 	}
-	q := x.m.QPs[c.qp]
+	q, a := m.QPs[c.qp], &g.attr
 	w, known := q.Attr, q.Known
 	for _, f := range []struct {
 		bit       ib.QPAttrMask
@@ -118,7 +193,7 @@ func (c queryQP) device(x *runner) got {
 	}{
 		{0, "state", a.State, q.State},
 		{0, "draining", a.SQDraining, q.Draining()},
-		{0, "capacities", init.Cap, q.Cap},
+		{0, "capacities", g.init.Cap, q.Cap},
 		{ib.QPAttrAccessFlags, "access flags", a.AccessFlags, w.AccessFlags},
 		{ib.QPAttrPKeyIndex, "P_Key index", a.PKeyIndex, w.PKeyIndex},
 		{ib.QPAttrPort, "port", a.Port, w.Port},
@@ -135,23 +210,23 @@ func (c queryQP) device(x *runner) got {
 		{ib.QPAttrDestQPN, "destination", a.DestQPN, w.DestQPN},
 	} {
 		if f.bit&^known == 0 && f.got != f.want {
-			return got{err: errorString(sprintf("%s: got %v, want %v", f.name, f.got, f.want))}
+			x.note("%s: got %v, want %v", f.name, f.got, f.want)
+			return want{n: -1}
 		}
 	}
-	return got{}
+	return wantErr(0)
 }
-
-func (c queryQP) expect(x *runner, m *model.Model, g *got) want { return wantErr(0) }
 
 // createAH makes an address handle.
 type createAH struct {
 	id, pd      model.ID
 	unreachable bool // an address of no device
 	hops        uint8
+	group       int // 0: none
 }
 
 func (c createAH) String() string {
-	return sprintf("ah%d = pd%d.CreateAH(of no device %v)", c.id, c.pd, c.unreachable)
+	return sprintf("ah%d = pd%d.CreateAH(of no device %v, group %d)", c.id, c.pd, c.unreachable, c.group)
 }
 func (c createAH) makes() model.ID  { return c.id }
 func (c createAH) uses() []model.ID { return []model.ID{c.pd} }
@@ -166,8 +241,16 @@ func (x *runner) route(unreachable bool, hops uint8) ib.AHAttr {
 	return a
 }
 
-func (c createAH) device(x *runner) got {
+func (c createAH) attr(x *runner) ib.AHAttr {
 	a := x.route(c.unreachable, c.hops)
+	if c.group != 0 {
+		a.GRH.DGID = x.group(c.group)
+	}
+	return a
+}
+
+func (c createAH) device(x *runner) got {
+	a := c.attr(x)
 	ah, err := x.objs[c.pd].pd.CreateAH(&a)
 	if err == nil {
 		x.add(c.id, &object{ah: ah, over: ah.Destroy})
@@ -176,7 +259,7 @@ func (c createAH) device(x *runner) got {
 }
 
 func (c createAH) expect(x *runner, m *model.Model, g *got) want {
-	return wantErr(m.CreateAH(model.AH{ID: c.id, PD: c.pd, Attr: x.route(c.unreachable, c.hops)}))
+	return wantErr(m.CreateAH(model.AH{ID: c.id, PD: c.pd, Attr: c.attr(x)}))
 }
 
 // modifyAH changes an address handle.

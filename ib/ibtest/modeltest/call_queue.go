@@ -1,6 +1,8 @@
 package modeltest
 
 import (
+	"time"
+
 	"verbena/ib"
 	"verbena/ib/ibtest/model"
 )
@@ -38,7 +40,7 @@ func (c createCQ) device(x *runner) got {
 }
 
 func (c createCQ) expect(x *runner, m *model.Model, g *got) want {
-	cq := model.CQ{ID: c.id}
+	cq := model.CQ{ID: c.id, Lazy: c.lazy}
 	if o := x.objs[c.id]; o != nil {
 		cq.Entries = o.cq.Entries()
 		x.note("%d entries", cq.Entries)
@@ -116,25 +118,46 @@ func (c armCQ) expect(x *runner, m *model.Model, g *got) want {
 	return w
 }
 
-// createSRQ makes a shared receive queue.
+// moderate delays notifications. A period is over before the next call.
+type moderate struct {
+	cq     model.ID
+	count  int
+	period time.Duration
+}
+
+func (c moderate) String() string   { return sprintf("cq%d.Moderate(%d, %v)", c.cq, c.count, c.period) }
+func (c moderate) uses() []model.ID { return []model.ID{c.cq} }
+
+func (c moderate) device(x *runner) got { return got{err: x.objs[c.cq].cq.Moderate(c.count, c.period)} }
+
+func (c moderate) expect(x *runner, m *model.Model, g *got) want {
+	return wantErr(m.Moderate(c.cq, c.count, c.period))
+}
+
+// createSRQ makes a shared receive queue, for XRC if it has a domain for it.
 type createSRQ struct {
 	id, pd   model.ID
 	room     uint32
 	elements uint32
+	xrcd, cq model.ID
 }
 
 func (c createSRQ) String() string {
-	return sprintf("srq%d = pd%d.CreateSRQ(%d receives of %d elements)", c.id, c.pd, c.room, c.elements)
+	return sprintf("srq%d = pd%d.CreateSRQ(%d receives of %d elements, xrcd%d, cq%d)", c.id, c.pd, c.room, c.elements, c.xrcd, c.cq)
 }
 func (c createSRQ) makes() model.ID  { return c.id }
-func (c createSRQ) uses() []model.ID { return []model.ID{c.pd} }
+func (c createSRQ) uses() []model.ID { return []model.ID{c.pd, c.xrcd, c.cq} }
 
 func (c createSRQ) device(x *runner) got {
 	o := &object{}
-	srq, err := x.objs[c.pd].pd.CreateSRQ(ib.SRQInitAttr{
+	init := ib.SRQInitAttr{
 		Attr:  ib.SRQAttr{MaxWR: c.room, MaxSGE: c.elements},
 		Event: func(_ *ib.SRQ, e ib.EventType) { x.event(o, e) },
-	})
+	}
+	if c.xrcd != 0 {
+		init.Type, init.XRCD, init.CQ = ib.SRQXRC, x.objs[c.xrcd].xrc, x.objs[c.cq].cq
+	}
+	srq, err := x.objs[c.pd].pd.CreateSRQ(init)
 	if err == nil {
 		o.srq, o.over = srq, srq.Destroy
 		x.add(c.id, o)
@@ -144,13 +167,20 @@ func (c createSRQ) device(x *runner) got {
 
 func (c createSRQ) expect(x *runner, m *model.Model, g *got) want {
 	var granted ib.SRQAttr
+	s := model.SRQ{ID: c.id, PD: c.pd, XRCD: c.xrcd, CQ: c.cq}
 	if o := x.objs[c.id]; o != nil {
-		granted = o.srq.Init().Attr
+		granted, s.Num = o.srq.Init().Attr, o.srq.Num()
+		for _, other := range m.SRQs {
+			if c.xrcd != 0 && other.XRCD != 0 && other.Num == s.Num {
+				x.note("number %#x is that of srq%d", s.Num, other.ID)
+				return want{n: -1}
+			}
+		}
 		if granted.MaxWR < c.room || granted.MaxSGE < c.elements {
 			return want{n: -1}
 		}
 	}
-	return wantErr(m.CreateSRQ(model.SRQ{ID: c.id, PD: c.pd}, granted))
+	return wantErr(m.CreateSRQ(s, granted))
 }
 
 // modifySRQ changes the room or the limit of a shared receive queue.
@@ -176,7 +206,7 @@ func (c modifySRQ) expect(x *runner, m *model.Model, g *got) want {
 		}
 	}
 	e := m.ModifySRQ(c.srq, c.attr, c.mask)
-	if g == nil || e != 0 || g.err != nil {
+	if g == nil || e != 0 || g.err != nil || x.searching {
 		return wantErr(e)
 	}
 	a, err := x.objs[c.srq].srq.Query()

@@ -77,6 +77,8 @@ type send struct {
 	ah        model.ID
 	dest      model.ID // of a datagram
 	qkey      uint32
+	group     bool     // the datagram goes to the number of a group
+	srq       model.ID // XRC
 	bind      *bind
 	reg       *register
 	flush     ib.Flush
@@ -131,9 +133,12 @@ func (s send) String() string {
 	case s.reg != nil:
 		b += sprintf(" mr%d access %#x, key ^%#x", s.reg.mr, uint32(s.reg.access), s.reg.xor)
 	case s.ah != 0:
-		b += sprintf(" to qp%d by ah%d, Q_Key %#x", s.dest, s.ah, s.qkey)
+		b += sprintf(" to qp%d by ah%d, Q_Key %#x, group %v", s.dest, s.ah, s.qkey, s.group)
 	case usesRemote(s.op):
 		b += sprintf(" to %v", s.to)
+	}
+	if s.srq != 0 {
+		b += sprintf(" for srq%d", s.srq)
 	}
 	return b
 }
@@ -162,11 +167,17 @@ func (x *runner) resolve(s *send) (model.Send, ib.SendWR) {
 	if o := x.objs[s.dest]; o != nil {
 		m.QPN = o.qp.Num()
 	}
+	if s.group {
+		m.QPN = 0xffffff
+	}
+	if o := x.objs[s.srq]; o != nil {
+		m.SRQN = o.srq.Num()
+	}
 	wr := ib.SendWR{
 		ID: s.id, Opcode: s.op, Flags: s.flags, SGList: m.SGL, Inline: s.inline, Imm: s.imm,
 		InvalidateRKey: m.InvalidateRKey,
 		RemoteAddr:     m.RemoteAddr, RKey: m.RKey, CompareAdd: s.add, Swap: s.swap,
-		RemoteQPN: m.QPN, RemoteQKey: s.qkey, Flush: s.flush,
+		RemoteQPN: m.QPN, RemoteQKey: s.qkey, RemoteSRQN: m.SRQN, Flush: s.flush,
 	}
 	if o := x.objs[s.ah]; o != nil {
 		wr.AH = o.ah
@@ -223,12 +234,17 @@ func (c postSend) uses() []model.ID {
 	return ids
 }
 
+func (c postSend) name(x *runner) {
+	for _, s := range c.list {
+		x.ids[s.id] = sprintf("qp%d's %s", c.qp, s)
+	}
+}
+
 func (c postSend) device(x *runner) got {
 	wrs := make([]ib.SendWR, len(c.list))
 	for i := range c.list {
 		_, wrs[i] = x.resolve(&c.list[i])
 		wrs[i].Inline = slices.Clone(wrs[i].Inline)
-		x.ids[c.list[i].id] = sprintf("qp%d's %s", c.qp, c.list[i])
 	}
 	n, err := x.objs[c.qp].qp.PostSend(wrs...)
 	for i := range wrs { // nothing of it is kept
@@ -294,11 +310,16 @@ func (c postRecv) String() string {
 }
 func (c postRecv) uses() []model.ID { return []model.ID{c.on} }
 
+func (c postRecv) name(x *runner) {
+	for _, r := range c.list {
+		x.ids[r.id] = sprintf("the receive %v of %d", r, c.on)
+	}
+}
+
 func (c postRecv) device(x *runner) got {
 	wrs := make([]ib.RecvWR, len(c.list))
 	for i, r := range c.list {
 		wrs[i] = ib.RecvWR{ID: r.id, SGList: x.sgl(r.list)}
-		x.ids[r.id] = sprintf("the receive %v of %d", r, c.on)
 	}
 	var g got
 	if o := x.objs[c.on]; c.shared {

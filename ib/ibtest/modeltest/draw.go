@@ -22,6 +22,7 @@ type drawer struct {
 
 	known  map[model.ID]uint32 // rkeys of regions and windows
 	former map[model.ID]uint32 // those that they had before
+	resets int                 // of runner that have been seen
 }
 
 // plan has the properties of the calls of a run.
@@ -29,6 +30,8 @@ type plan struct {
 	steps  int
 	large  bool // some messages are above 64 KiB
 	errors bool // the device goes into error at some time
+	resets bool // it is reset
+	small  bool // completion queues that only calls poll may overflow
 	wrong  int  // one in so many values is wrong
 	focus  focus
 	local  bool // most memory is in this process
@@ -49,9 +52,10 @@ func newDrawer(x *runner, seed uint64, steps int) *drawer {
 	d := &drawer{Rand: rand.New(rand.NewPCG(seed, 0x6d6f64656c)), x: x,
 		known: map[model.ID]uint32{}, former: map[model.ID]uint32{}}
 	d.plan = plan{
-		steps: steps, large: d.one(6), errors: d.one(8), wrong: []int{20, 60, 200, 1000}[d.IntN(4)],
+		steps: steps, large: d.one(6), errors: d.one(8) && !x.episodes, resets: d.one(3) && x.Reset != nil && !x.Shared && !x.episodes, wrong: []int{20, 60, 200, 1000}[d.IntN(4)],
 		focus: focus(d.IntN(int(numFocuses))),
 	}
+	d.plan.small = x.Virtual && !x.episodes && d.plan.focus == onQueues && d.one(2)
 	d.plan.local = !d.plan.large && d.one(2)
 	x.psn = []uint32{0xffffff, 0xfffff0, 0xffff00, 0, 0x123456}[d.IntN(5)]
 	d.prepare()
@@ -144,8 +148,11 @@ func (d *drawer) prepare() {
 	var cqs []model.ID
 	for range 1 + d.IntN(3) {
 		cqs = append(cqs, d.id())
-		d.plan1(createCQ{id: cqs[len(cqs)-1], entries: min(d.x.attr.MaxCQE, 128<<d.IntN(3)),
-			lazy: d.x.Virtual && d.one(5)})
+		c := createCQ{id: cqs[len(cqs)-1], entries: min(d.x.attr.MaxCQE, 128<<d.IntN(3)), lazy: d.x.Virtual && !d.x.episodes && d.one(5)}
+		if d.plan.small && d.one(2) {
+			c.entries, c.lazy = 1+d.IntN(12), true
+		}
+		d.plan1(c)
 	}
 	for range 2 + d.IntN(3) {
 		d.plan1(d.region(pds[0], false))
@@ -157,10 +164,13 @@ func (d *drawer) prepare() {
 	if d.x.attr.MaxSRQ > 0 && (d.one(4) || d.plan.focus == onQueues && d.one(2)) {
 		srq = d.id()
 		room, elements := 1+d.IntN(min(32, d.x.attr.MaxSRQWR)), 1+d.IntN(min(4, d.x.attr.MaxSRQSGE))
-		d.plan1(createSRQ{srq, pick(d, pds), uint32(room), uint32(elements)})
+		d.plan1(createSRQ{id: srq, pd: pick(d, pds), room: uint32(room), elements: uint32(elements)})
 	}
 	for range 1 + d.IntN(2) {
 		d.pair(pds[0], cqs, srq)
+	}
+	if d.x.attr.MaxSRQ > 0 && d.one(5) {
+		d.extended(pds[0], cqs)
 	}
 	if d.plan.focus != onMemory {
 		return
@@ -272,7 +282,28 @@ func (d *drawer) pair(pd model.ID, cqs []model.ID, srq model.ID) {
 		}
 		d.plan1(c)
 	}
-	d.connect(kind, a, b)
+	d.connect(kind, kind, a, b)
+}
+
+// extended plans XRC domains with shared receive queues, and an initiator and a target that are connected.
+func (d *drawer) extended(pd model.ID, cqs []model.ID) {
+	domains := []model.ID{d.id()}
+	d.plan1(allocXRCD{domains[0]})
+	if d.one(3) {
+		domains = append(domains, d.id())
+		d.plan1(allocXRCD{domains[1]})
+	}
+	for i := range 1 + d.IntN(3) {
+		room, elements := 1+d.IntN(min(16, d.x.attr.MaxSRQWR)), 1+d.IntN(min(4, d.x.attr.MaxSRQSGE))
+		d.plan1(createSRQ{d.id(), pd, uint32(room), uint32(elements), domains[i%len(domains)], pick(d, cqs)})
+	}
+	a, b := d.id(), d.id()
+	d.plan1(createQP{
+		id: a, pd: pd, send: pick(d, cqs), kind: ib.QPTypeXRCInit, peer: b, sigAll: d.one(4) || !d.x.Virtual,
+		cap: ib.QPCap{MaxSendWR: uint32(1 + d.IntN(min(d.x.attr.MaxQPWR, 32))), MaxSendSGE: uint32(1 + d.IntN(min(4, d.x.attr.MaxSendSGE)))},
+	})
+	d.plan1(createQP{id: b, pd: pd, kind: ib.QPTypeXRCTgt, peer: a, xrcd: domains[0]})
+	d.connect(ib.QPTypeXRCInit, ib.QPTypeXRCTgt, a, b)
 }
 
 // attributes returns good values for all attributes of a queue pair.
@@ -318,22 +349,28 @@ func ladder(kind ib.QPType, s ib.QPState) ib.QPAttrMask {
 		return mask
 	case s == ib.QPRTR:
 		mask |= ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN
-		if kind == ib.QPTypeRC {
+		if kind == ib.QPTypeRC || kind == ib.QPTypeXRCTgt {
 			mask |= ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer
 		}
 		return mask
-	case kind == ib.QPTypeRC:
+	case kind == ib.QPTypeXRCTgt:
+		return mask | ib.QPAttrSQPSN | ib.QPAttrTimeout
+	case kind == ib.QPTypeRC || kind == ib.QPTypeXRCInit:
 		return mask | ib.QPAttrSQPSN | ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrMaxRdAtomic
 	}
 	return mask | ib.QPAttrSQPSN
 }
 
 // connect plans the way up of two queue pairs from RESET. Some of them stay behind for a while.
-func (d *drawer) connect(kind ib.QPType, a, b model.ID) {
+func (d *drawer) connect(kindA, kindB ib.QPType, a, b model.ID) {
 	for s := ib.QPInit; s <= ib.QPRTS; s++ {
 		for _, id := range slices.Compact([]model.ID{a, b}) {
 			if d.one(40) {
 				return
+			}
+			kind := kindA
+			if id == b {
+				kind = kindB
 			}
 			c := modifyQP{qp: id, dest: a + b - id, attr: d.attributes(), mask: ladder(kind, s)}
 			if a == b {
@@ -353,6 +390,10 @@ func (d *drawer) connect(kind ib.QPType, a, b model.ID) {
 
 // draw returns the next call that can be made.
 func (d *drawer) draw() call {
+	if d.resets != d.x.resets {
+		d.resets, d.todo = d.x.resets, nil
+		d.prepare()
+	}
 	d.learn()
 	for range 50 {
 		var c call
@@ -373,6 +414,9 @@ func (d *drawer) any() call {
 	if list := d.destroyable(); d.x.m.Dead && len(list) > 0 && d.one(3) {
 		return destroy{pick(d, list)}
 	}
+	if d.plan.resets && d.one(25) || d.x.m.Dead && d.plan.resets && d.one(6) {
+		return reset{}
+	}
 	times := func(f focus) int {
 		if d.plan.focus == f {
 			return 4
@@ -388,8 +432,8 @@ func (d *drawer) any() call {
 		f      func() call
 	}{
 		{100, d.steps}, {12 * states, d.modifies}, {30 * memory, d.memory}, {30, d.makes}, {6 * states, d.fails},
-		{20 * queues, d.arms}, {15 * queues, d.polls}, {8 * queues, d.sharedQueues}, {6 * queues, d.resizes},
-		{30, d.stores}, {5 * (states + memory), d.ends}, {15, d.queries}, {300, d.receives},
+		{20 * queues, d.arms}, {15 * queues, d.polls}, {8 * queues, d.sharedQueues}, {6 * queues, d.resizes}, {10 * queues, d.moderates}, {40, d.joins},
+		{30, d.stores}, {5 * (states + memory), d.ends}, {15, d.queries}, {20, d.stales}, {300, d.receives},
 	} {
 		if d.IntN(1000) < k.weight {
 			return k.f()
@@ -442,10 +486,12 @@ func (d *drawer) steps() call {
 		if d.one(4) {
 			return reset(id)
 		}
+		kind := q.Type
 		if p := d.x.m.QPs[peer]; p != nil && p != q {
 			d.plan1(reset(peer))
+			kind = p.Type
 		}
-		d.connect(q.Type, id, peer)
+		d.connect(q.Type, kind, id, peer)
 		return reset(id)
 	}
 	return nil

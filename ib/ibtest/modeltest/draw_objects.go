@@ -2,6 +2,7 @@ package modeltest
 
 import (
 	"slices"
+	"time"
 
 	"verbena/ib"
 	"verbena/ib/ibtest/model"
@@ -15,6 +16,42 @@ func (d *drawer) arms() call {
 		f |= ib.NotifyReportMissed
 	}
 	return armCQ{d.cq(), f}
+}
+
+func (d *drawer) moderates() call {
+	id := d.cq()
+	if id == 0 || d.x.episodes { // the time of an episode does not pass
+		return nil
+	}
+	held := ids(d.x.m.CQs, func(c *model.CQ) bool { _, held := c.Moderation(); return held })
+	if len(held) > 0 && d.one(2) { // to what it is
+		id = pick(d, held)
+		now, _ := d.x.m.CQs[id].Moderation()
+		return moderate{cq: id, count: now}
+	}
+	c := moderate{cq: id, count: d.IntN(6)}
+	d.plan1(armCQ{id, ib.NotifyNextComp})
+	if d.one(3) {
+		c.period = time.Duration(1+d.IntN(2000)) * time.Microsecond
+		c.count += 1000 * d.IntN(2)
+	}
+	return c
+}
+
+const numGroups = 2
+
+// joins makes a datagram queue pair a member of a group, or ends that.
+func (d *drawer) joins() call {
+	datagrams := ids(d.x.m.QPs, func(q *model.QP) bool { return q.Type == ib.QPTypeUD || d.one(50) })
+	qp := pick(d, datagrams)
+	if qp == 0 {
+		return nil
+	}
+	c := attachMcast{qp, 1 + d.IntN(numGroups), false}
+	if len(d.x.objs[qp].groups) > 0 {
+		c.detach = d.one(2)
+	}
+	return c
 }
 
 func (d *drawer) polls() call {
@@ -56,10 +93,22 @@ func (d *drawer) sharedQueues() call {
 }
 
 func (d *drawer) fails() call {
-	if !d.plan.errors || d.x.m.Dead || d.x.Shared {
+	switch {
+	case d.x.Shared:
+		return nil
+	case !d.plan.errors && !d.plan.resets || d.x.m.Dead:
 		return nil
 	}
 	return setError{}
+}
+
+// stales uses an object of before the last reset.
+func (d *drawer) stales() call {
+	past := ids(d.x.objs, func(o *object) bool { return o.past })
+	if len(past) == 0 {
+		return nil
+	}
+	return stale{pick(d, d.destroyable()), pick(d, past), d.wrID()}
 }
 
 // ends destroys an object, mostly one that is not needed by others.
@@ -97,11 +146,15 @@ func (d *drawer) makes() call {
 	case 3, 4:
 		return allocMW{d.id(), pd, pick(d, []ib.MWType{ib.MWType1, ib.MWType2})}
 	case 5:
-		return createAH{d.id(), pd, d.one(8), uint8(d.IntN(256))}
+		c := createAH{id: d.id(), pd: pd, unreachable: d.one(8), hops: uint8(d.IntN(256))}
+		if d.one(3) {
+			c.group, c.unreachable = 1+d.IntN(numGroups), false
+		}
+		return c
 	case 6:
 		cqs := ids(d.x.m.CQs, all)
 		if len(d.x.m.QPs) < 6 && len(cqs) > 0 {
-			d.pair(pd, cqs, pick(d, ids(d.x.m.SRQs, func(s *model.SRQ) bool { return true })))
+			d.pair(pd, cqs, pick(d, ids(d.x.m.SRQs, func(s *model.SRQ) bool { return s.XRCD == 0 })))
 		}
 	case 7:
 		return createCQ{id: d.id(), entries: 1 + int(d.logSize(256))}

@@ -65,6 +65,10 @@ func (d *drawer) elements(pd model.ID, n uint64, most int, need ib.AccessFlags) 
 
 // element draws n bytes of a region: often at its end, sometimes beyond.
 func (d *drawer) element(pd model.ID, n uint64, need ib.AccessFlags, wrong bool) element {
+	if len(d.x.gone) > 0 && d.one(60) { // a key of before the reset
+		g := pick(d, d.x.gone)
+		return element{off: g.addr, len: uint32(n), xor: g.lkey}
+	}
 	e := element{mr: d.usable(pd, n, need), len: uint32(n)}
 	wrong = wrong && n > 0
 	r := d.x.m.Regions[e.mr]
@@ -107,6 +111,10 @@ func (d *drawer) element(pd model.ID, n uint64, need ib.AccessFlags, wrong bool)
 
 // target draws n bytes of remote memory in the domain of a peer, or fewer if there are not so many.
 func (d *drawer) target(p *model.QP, n uint64, need ib.AccessFlags) (t target, most uint64) {
+	if len(d.x.gone) > 0 && d.one(8) { // a key of before the reset
+		g := pick(d, d.x.gone)
+		return target{off: g.addr, xor: g.rkey}, n
+	}
 	wrong := d.bad()
 	windows := ids(d.x.m.Windows, func(w *model.Window) bool {
 		return wrong || w.Bound && !w.Dead && p != nil && w.PD == p.PD && (w.QP == 0 || w.QP == p.ID || d.one(8)) &&
@@ -168,6 +176,13 @@ func (d *drawer) operation(kind ib.QPType) ib.WROpcode {
 // operations by type of service.
 func (d *drawer) operations(kind ib.QPType) []ib.WROpcode {
 	ops := []ib.WROpcode{ib.WRSend, ib.WRSend, ib.WRSendWithImm}
+	if kind == ib.QPTypeXRCInit {
+		ops = append(ops, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRRDMARead)
+		if d.x.m.Atomics {
+			ops = append(ops, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd)
+		}
+		return ops
+	}
 	if kind == ib.QPTypeUD && !d.bad() {
 		return ops
 	}
@@ -273,6 +288,9 @@ func (d *drawer) send(q *model.QP, before []send) *send {
 			p = x
 		}
 	}
+	if q.Type == ib.QPTypeXRCInit {
+		s.srq = pick(d, ids(d.x.m.SRQs, func(r *model.SRQ) bool { return r.XRCD != 0 && (p != nil && r.XRCD == p.XRCD || d.bad()) }))
+	}
 	n := d.size()
 	switch s.op {
 	case ib.WRBindMW:
@@ -329,7 +347,7 @@ func (d *drawer) send(q *model.QP, before []send) *send {
 				s.to.off -= addr % 8
 			}
 		}
-	} else if room := d.x.headroom(p); room >= 0 && !d.one(8) { // mostly what the receive has room for
+	} else if room := d.x.headroom(p, s.srq); room >= 0 && !d.one(8) { // mostly what the receive has room for
 		if q.Type == ib.QPTypeUD {
 			room = max(0, room-model.GRHLen)
 		}
@@ -413,11 +431,11 @@ func (d *drawer) compared(p *model.QP, s *send) *uint64 {
 }
 
 // headroom returns the bytes that the first receive of a queue pair has room for; -1: there is none.
-func (x *runner) headroom(p *model.QP) int {
+func (x *runner) headroom(p *model.QP, srq model.ID) int {
 	if p == nil {
 		return -1
 	}
-	return x.m.Headroom(p)
+	return x.m.Headroom(p, srq)
 }
 
 // datagram draws where a datagram goes.
@@ -435,7 +453,11 @@ func (d *drawer) datagram(q *model.QP, s *send) {
 	}
 	s.ah = pick(d, ids(d.x.m.AHs, func(a *model.AH) bool { return !a.Dead && (a.PD == q.PD || d.bad()) }))
 	if s.ah == 0 {
-		d.plan1(createAH{d.id(), q.PD, false, 64})
+		d.plan1(createAH{id: d.id(), pd: q.PD, hops: 64})
+		return
+	}
+	if d.x.m.AHs[s.ah].Attr.GRH.DGID.Addr().IsMulticast() && !d.bad() {
+		s.group = true
 	}
 }
 
@@ -500,7 +522,8 @@ func (d *drawer) bind(q *model.QP, s *send) *send {
 // receives draws receives for a queue pair or a shared queue.
 func (d *drawer) receives() call {
 	qps := ids(d.x.m.QPs, func(q *model.QP) bool {
-		return q.SRQ == 0 && (q.State != ib.QPReset && q.Recvs() < 8 || d.bad())
+		own := q.SRQ == 0 && q.Type != ib.QPTypeXRCInit && q.Type != ib.QPTypeXRCTgt
+		return own && q.State != ib.QPReset && q.Recvs() < 8 || q.SRQ == 0 && d.bad()
 	})
 	srqs := ids(d.x.m.SRQs, all)
 	id := pick(d, append(slices.Clone(qps), srqs...))

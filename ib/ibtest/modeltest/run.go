@@ -85,7 +85,7 @@ func once(make Factory, calls func(x *runner) ([]call, error)) *Failure {
 // drawn makes calls that a seed draws.
 func drawn(x *runner, seed uint64, steps int) (calls []call, err error) {
 	d := newDrawer(x, seed, steps)
-	for range steps {
+	for n := 0; n < steps+min(x.resets, 1)*steps/2; n++ { // the recovered device takes calls to be made usable
 		c := d.draw()
 		if c == nil {
 			break
@@ -123,8 +123,10 @@ func (x *runner) quiet() {
 func (x *runner) end() error {
 	x.trace = append(x.trace, "the end")
 	for _, id := range ids(x.m.QPs, all[*model.QP]) {
-		if g := (queryQP{id}).device(x); g.err != nil {
-			return fmt.Errorf("qp%d: %w", id, g.err)
+		c := queryQP{id}
+		g := c.device(x)
+		if d := compareResult(g, c.expect(x, x.m, &g)); d != "" {
+			return fmt.Errorf("%v: %s", c, d)
 		}
 	}
 	for _, o := range x.objs {

@@ -32,6 +32,8 @@ type Target struct {
 	Shared bool
 	// Names, unless it is nil, has the numbers and keys of all threads.
 	Names *Names
+	// Reset takes the device through a reset, in which remove is the consumer's shutdown, and returns the recovered device.
+	Reset func(remove func() error) (Target, error)
 	// Patience is the time to wait for expected results. It is virtual in a bubble.
 	Patience time.Duration
 }
@@ -45,13 +47,17 @@ type object struct {
 	srq *ib.SRQ
 	ah  *ib.AH
 	qp  *ib.QP
+	xrc *ib.XRCD
 
-	peer  model.ID // of a QP: the one that it is to be connected with
-	lazy  bool     // of a CQ: only calls poll it
-	dead  bool
-	over  func() error // destroys it
-	calls int          // of the handler; under runner.mu
-	seen  []ib.EventType
+	groups []ib.GID // of a QP: that it is a member of
+	peer   model.ID // of a QP: the one that it is to be connected with
+	lazy   bool     // of a CQ: only calls poll it
+	dead   bool
+	past   bool         // of a device before its reset
+	final  int          // calls of past objects' functions
+	over   func() error // destroys it
+	calls  int          // of the handler; under runner.mu
+	seen   []ib.EventType
 }
 
 // runner makes calls on a device and on the model.
@@ -59,15 +65,21 @@ type runner struct {
 	Target
 	attr   ib.DeviceAttr
 	access ib.AccessFlags // that regions can have
-	m      *model.Model
-	space  *space
-	areas  []area
-	dirty  map[uint64]bool
-	objs   map[model.ID]*object
-	order  []model.ID // of objs
-	psn    uint32
-	lazy   bool              // there is a lazy queue
-	ids    map[uint64]string // of work requests that were posted
+
+	groups4   bool // multicast groups are IPv4 addresses
+	m         *model.Model
+	space     *space
+	areas     []area
+	dirty     map[uint64]bool
+	objs      map[model.ID]*object
+	order     []model.ID // of objs
+	psn       uint32
+	lazy      bool              // there is a lazy queue
+	ids       map[uint64]string // of work requests that were posted
+	resets    int
+	episodes  bool   // of concurrent calls
+	searching bool   // for the order of an episode: nothing is noted
+	gone      []gone // of the devices before
 
 	mu sync.Mutex // guards what callbacks write in objs
 
@@ -92,20 +104,25 @@ func newRunner(t Target) (*runner, error) {
 	x := &runner{
 		Target: t, attr: attr, dirty: map[uint64]bool{},
 		objs: map[model.ID]*object{}, ids: map[uint64]string{}, psn: 0xfffff0,
-		m: model.New(model.Limits{
-			MaxMsgSize: uint64(t.Port.MaxMsgSize), MTU: t.Port.ActiveMTU.Bytes(), GID: t.GID,
-			Lossy: t.Lossy, Blind: !t.Virtual,
-			Flush:       attr.DeviceCapFlags&ib.DeviceCapFlushGlobal != 0,
-			AtomicWrite: attr.DeviceCapFlags&ib.DeviceCapAtomicWrite != 0,
-			Atomics:     attr.AtomicCap != ib.AtomicNone,
-			InitReads:   attr.MaxQPInitRdAtom,
-			Reads:       attr.MaxQPRdAtom,
-		}),
 	}
+	x.m = model.New(x.limits())
 	if err := x.makeAreas(); err != nil {
 		return nil, err
 	}
 	return x, x.probe()
+}
+
+// limits returns the limits of the device.
+func (x *runner) limits() model.Limits {
+	return model.Limits{
+		MaxMsgSize: uint64(x.Port.MaxMsgSize), MTU: x.Port.ActiveMTU.Bytes(), GID: x.GID,
+		Lossy: x.Lossy, Blind: !x.Virtual,
+		Flush:       x.attr.DeviceCapFlags&ib.DeviceCapFlushGlobal != 0,
+		AtomicWrite: x.attr.DeviceCapFlags&ib.DeviceCapAtomicWrite != 0,
+		Atomics:     x.attr.AtomicCap != ib.AtomicNone,
+		InitReads:   x.attr.MaxQPInitRdAtom,
+		Reads:       x.attr.MaxQPRdAtom,
+	}
 }
 
 // got is the result of a call on a device.
@@ -113,6 +130,9 @@ type got struct {
 	n      int
 	err    error
 	missed bool
+	attr   ib.QPAttr     // of a query
+	init   ib.QPInitAttr // the same
+	wcs    []ib.WC       // of a poll
 }
 
 // want is the result of a call on a model.
@@ -138,6 +158,9 @@ type call interface {
 
 // maker is a call that makes an object. Its result depends on the driver, so that there is no dry run.
 type maker interface{ makes() model.ID }
+
+// poster is a call that posts work requests. name notes their IDs.
+type poster interface{ name(x *runner) }
 
 // fit reports whether a call can be made now, and its result is defined.
 func (x *runner) fit(c call) bool {
@@ -167,6 +190,9 @@ func (x *runner) make(c call) (err error) {
 		}
 	}()
 	x.trace = append(x.trace, c.String())
+	if p, ok := c.(poster); ok {
+		p.name(x)
+	}
 	if _, ok := c.(destroy); (ok || isRereg(c)) && x.Names != nil {
 		x.Names.forget(x)
 	}
@@ -218,6 +244,9 @@ func outcome(g got) string {
 
 // note adds to the line of the present call.
 func (x *runner) note(format string, args ...any) {
+	if x.searching {
+		return
+	}
 	x.trace[len(x.trace)-1] += "\n        " + sprintf(format, args...)
 }
 
@@ -254,7 +283,7 @@ func (x *runner) settle() *difference {
 		time.Sleep(10 * time.Second)
 	}
 	begin := time.Now()
-	for pause := 20 * time.Microsecond; ; pause = min(2*pause, 100*time.Millisecond) {
+	for pause := 20 * time.Microsecond; ; pause = min(2*pause, x.Patience/20) {
 		if x.Virtual {
 			rest()
 		}
@@ -327,14 +356,9 @@ func (x *runner) drain(id model.ID) *difference {
 
 // poll polls a queue once and compares the completions.
 func (x *runner) poll(id model.ID, wc []ib.WC) (n int, d *difference) {
-	for i := range wc { // a driver writes each completion whole
-		wc[i] = ib.WC{
-			ID: 0xa5a5a5a5a5a5a5a5, Status: 99, Opcode: 99, ByteLen: 0xa5a5a5a5, Flags: 0xff, Imm: 0xa5a5a5a5, QPNum: 0xa5a5a5,
-		}
-	}
-	n, err := x.objs[id].cq.Poll(wc)
-	if err != nil || n < 0 || n > len(wc) {
-		return 0, now("cq%d: poll: got %d completions, error %v", id, n, err)
+	n, err := x.take(id, wc)
+	if err != nil {
+		return 0, now("%v", err)
 	}
 	for i := range wc[:n] {
 		if d := x.match(id, &wc[i]); d != nil {
@@ -344,14 +368,33 @@ func (x *runner) poll(id model.ID, wc []ib.WC) (n int, d *difference) {
 	return n, nil
 }
 
+// take polls a queue once.
+func (x *runner) take(id model.ID, wc []ib.WC) (int, error) {
+	for i := range wc { // a driver writes each completion whole
+		wc[i] = ib.WC{
+			ID: 0xa5a5a5a5a5a5a5a5, Status: 99, Opcode: 99, ByteLen: 0xa5a5a5a5, Flags: 0xff, Imm: 0xa5a5a5a5, QPNum: 0xa5a5a5,
+		}
+	}
+	n, err := x.objs[id].cq.Poll(wc)
+	if err != nil || n < 0 || n > len(wc) {
+		return 0, fmt.Errorf("cq%d: poll: got %d completions, error %v", id, n, err)
+	}
+	return n, nil
+}
+
 // match compares a completion with the expectations of its queue.
 func (x *runner) match(id model.ID, wc *ib.WC) *difference {
 	x.note("cq%d: %s", id, show(wc))
-	c := x.m.CQs[id]
-	i := c.Match(wc)
-	if i < 0 && x.giveUp() {
-		i = c.Match(wc)
+	if x.m.CQs[id].Match(wc) < 0 {
+		x.giveUp()
 	}
+	return x.matchIn(x.m, id, wc)
+}
+
+// matchIn compares a completion with the expectations of a model.
+func (x *runner) matchIn(m *model.Model, id model.ID, wc *ib.WC) *difference {
+	c := m.CQs[id]
+	i := c.Match(wc)
 	if i < 0 {
 		expected := "none"
 		if len(c.Wants) > 0 {
@@ -359,7 +402,7 @@ func (x *runner) match(id model.ID, wc *ib.WC) *difference {
 		}
 		return now("cq%d: got %s of %s, want %s", id, show(wc), x.ids[wc.ID], expected)
 	}
-	w := x.m.Polled(id, i)
+	w := m.Polled(id, i)
 	var qp *ib.QP
 	if w.QP != 0 {
 		qp = x.objs[w.QP].qp
@@ -422,12 +465,25 @@ func (x *runner) compareCallbacks() *difference {
 	}
 	events := func(name string, id model.ID, want []ib.EventType) *difference {
 		got := x.objs[id].seen
+		if q := x.m.QPs[id]; q != nil && q.Fatal {
+			got = slices.DeleteFunc(slices.Clone(got), func(e ib.EventType) bool { return e == ib.EventQPFatal })
+		}
 		if slices.Equal(got, want) {
 			return nil
 		}
 		d := late("%s%d: got events %v, want %v", name, id, got, want)
 		d.late = len(got) < len(want) && slices.Equal(got, want[:len(got)])
 		return d
+	}
+	for id, o := range x.objs {
+		if n := o.calls + len(o.seen); o.past && n != o.final {
+			return now("%d callbacks of object %d, which the reset of its device has ended", n-o.final, id)
+		}
+	}
+	for id, c := range x.m.CQs {
+		if d := events("cq", id, c.Events); d != nil {
+			return d
+		}
 	}
 	for id, q := range x.m.QPs {
 		if d := events("qp", id, q.Events); d != nil {
@@ -467,6 +523,12 @@ func (x *runner) finish() error {
 			if o.dead || o.over == nil {
 				continue
 			}
+			for _, g := range o.groups {
+				if err := o.qp.DetachMcast(g, 0); err != nil {
+					return fmt.Errorf("detach qp%d from %v: %w", id, g, err)
+				}
+			}
+			o.groups = nil
 			if err := o.over(); err != nil {
 				first = fmt.Errorf("destroy object %d: %w", id, err)
 				continue

@@ -1,11 +1,18 @@
-// Command schedule runs the tests of packages with random pauses before and after each Lock and Unlock of their sources, so that races
-// whose windows are a few instructions wide show. The sources do not change: the go command compiles them through an overlay.
+// Command schedule runs the tests of packages with seeds: with random pauses before and after each Lock and Unlock of their sources, so that
+// races whose windows are a few instructions wide show, or on the least convenient device. The sources do not change: the go command compiles them through an overlay.
 //
 //	go run verbena/ib/ibtest/schedule -seeds 20 -run 'TestContract/^(Callback|Reentrant)$' ./mydriver
 //
 // A seed chooses the pauses. It means the same pauses at the same places in each run; the order in which the system's threads run is still
 // its own, so that a failure may need its seed several times (-count). Each package's tests are compiled once, and run once for each seed,
 // until one fails. -pause names other packages to pause in, such as the midlayer; -race is that of the go command.
+//
+// -weak names packages of drivers. Each device that they make is the least convenient one (package ib/weak) with the seed of the run, for tests of
+// the consumers of any package:
+//
+//	go run verbena/ib/ibtest/schedule -weak verbena/driver/rxe,verbena/driver/loopback -seeds 100 ./myconsumer
+//
+// Then there are pauses only with -pause, and the choice slow-methods is off.
 //
 // In such a run methods sleep. Package ibtest leaves out the checks that measure sleep, the group Sleep.
 package main
@@ -30,7 +37,8 @@ type options struct {
 	race         bool
 	run, skip    string
 	timeout      string
-	pause        string // packages, separated by commas; "": those that are tested
+	pause        string // packages, separated by commas; "": those that are tested, with weak none
+	weak         string // packages of drivers, separated by commas
 	overlay      string
 	tests        []string
 	args         string
@@ -45,7 +53,8 @@ func main() {
 	flag.StringVar(&o.run, "run", "", "pattern of the tests to run, as of go test")
 	flag.StringVar(&o.skip, "skip", "", "pattern of the tests to leave out, as of go test")
 	flag.StringVar(&o.timeout, "timeout", "10m", "of one seed")
-	flag.StringVar(&o.pause, "pause", "", "packages to pause in, separated by commas (default: those that are tested)")
+	flag.StringVar(&o.pause, "pause", "", "packages to pause in, separated by commas (default: those that are tested, with -weak none)")
+	flag.StringVar(&o.weak, "weak", "", "packages of drivers whose devices take the least convenient choices, separated by commas")
 	flag.StringVar(&o.overlay, "overlay", "", "an overlay, as of go build, on which the pauses are based")
 	flag.StringVar(&o.args, "args", "", "more flags of the test binaries, separated by spaces")
 	flag.Parse()
@@ -76,7 +85,11 @@ func (o *options) do(out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "schedule: pauses at %d places; %d packages, %d seeds from %d on\n", places, len(tested), o.seeds, o.first)
+	devices := ""
+	if o.weak != "" {
+		devices = ", weak devices"
+	}
+	fmt.Fprintf(out, "schedule: pauses at %d places%s; %d packages, %d seeds from %d on\n", places, devices, len(tested), o.seeds, o.first)
 	for i, p := range tested {
 		binary := filepath.Join(dir, fmt.Sprintf("%d.test", i))
 		args := []string{"test", "-c", "-overlay=" + file, "-o", binary}
@@ -108,25 +121,48 @@ func (o *options) rewrite(dir string) (file string, places int, err error) {
 			return "", 0, fmt.Errorf("%s: %w", o.overlay, err)
 		}
 	}
-	names := o.tests
-	if o.pause != "" {
-		names = strings.Split(o.pause, ",")
+	paused := o.tests
+	switch {
+	case o.pause != "":
+		paused = strings.Split(o.pause, ",")
+	case o.weak != "":
+		paused = nil
 	}
-	var args []string
-	if o.overlay != "" {
-		args = append(args, "-overlay="+o.overlay)
+	var drivers []string
+	if o.weak != "" {
+		drivers = strings.Split(o.weak, ",")
 	}
-	paused, err := list(append(args, names...))
-	if err != nil {
-		return "", 0, err
-	}
-	for _, p := range paused {
-		if err := r.rewrite(p.Name, p.Dir, p.GoFiles); err != nil {
+	for _, x := range []struct {
+		names   []string
+		rewrite func(name, folder string, files []string) error
+	}{{drivers, r.weaken}, {paused, r.rewrite}} {
+		if err := o.each(x.names, x.rewrite); err != nil {
 			return "", 0, err
 		}
 	}
 	file, err = r.overlay()
 	return file, len(r.places), err
+}
+
+// each rewrites packages.
+func (o *options) each(names []string, rewrite func(name, folder string, files []string) error) error {
+	if len(names) == 0 {
+		return nil
+	}
+	var args []string
+	if o.overlay != "" {
+		args = append(args, "-overlay="+o.overlay)
+	}
+	packages, err := list(append(args, names...))
+	if err != nil {
+		return err
+	}
+	for _, p := range packages {
+		if err := rewrite(p.Name, p.Dir, p.GoFiles); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // seedsOf runs a package's tests with each seed.

@@ -54,12 +54,59 @@ func schedulePause(place int) {
 }
 `
 
+// weakDevices is the file that each package of -weak gets. Its devices have no slow methods: in a bubble of package testing/synctest no time
+// passes while one goroutine sleeps and another waits for a lock that it holds, which is allowed.
+const weakDevices = `
+import (
+	"os"
+	"strconv"
+
+	"verbena/ib"
+	"verbena/ib/weak"
+)
+
+func scheduleNewDevice(name string, d ib.Driver, logf func(string, ...any)) *ib.DeviceHandle {
+	h := ib.NewDevice(name, d, logf)
+	if seed, err := strconv.ParseUint(os.Getenv("` + seedVariable + `"), 10, 64); err == nil {
+		h.Wrap(func(d ib.Driver) ib.Driver { return weak.New(d, weak.Config{Seed: seed, Choices: weak.All &^ weak.Of(weak.SlowMethods)}) })
+	}
+	return h
+}
+`
+
+// newDevice is the call of a driver that weaken replaces.
+const newDevice = "ib.NewDevice("
+
+// weaken adds a package of files in a folder to the overlay, whose devices are weak.
+func (r *rewriter) weaken(name, folder string, files []string) error {
+	found := false
+	for _, f := range files {
+		path := filepath.Join(folder, f)
+		src, err := r.source(path)
+		if err != nil {
+			return err
+		}
+		if !strings.Contains(string(src), newDevice) {
+			continue
+		}
+		found = true
+		if err := r.add(path, strings.ReplaceAll(string(src), newDevice, "scheduleNewDevice(")); err != nil {
+			return err
+		}
+	}
+	if !found {
+		return fmt.Errorf("%s: no call of ib.NewDevice", folder)
+	}
+	return r.add(filepath.Join(folder, "schedule_weak.go"), "package "+name+"\n"+weakDevices)
+}
+
 // seedVariable is the environment variable that the seed of a run is in. The package ibtest knows by it that methods sleep.
 const seedVariable = "SCHEDULE_SEED"
 
 // rewriter makes an overlay of sources that pause.
 type rewriter struct {
 	dir     string            // for the new files
+	files   int               // in it
 	replace map[string]string // as in the overlay of the go command
 	places  []string          // file:line:column of each pause
 }
@@ -106,7 +153,8 @@ func (r *rewriter) rewrite(name, folder string, files []string) error {
 }
 
 func (r *rewriter) add(path, text string) error {
-	to := filepath.Join(r.dir, fmt.Sprintf("%d_%s", len(r.replace), filepath.Base(path)))
+	r.files++
+	to := filepath.Join(r.dir, fmt.Sprintf("%d_%s", r.files, filepath.Base(path)))
 	r.replace[path] = to
 	return os.WriteFile(to, []byte(text), 0o644)
 }

@@ -66,6 +66,38 @@ again:
 	}
 }
 
+// The devices of a driver are made by a function that wraps them; a package without devices is none of a driver.
+func TestWeaken(t *testing.T) {
+	folder := t.TempDir()
+	for name, src := range map[string]string{
+		"device.go": "package p\n\nvar h = ib.NewDevice(name, d, logf)\n",
+		"other.go":  "package p\n",
+	} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(src), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := &rewriter{dir: t.TempDir(), replace: map[string]string{}}
+	if err := r.weaken("p", folder, []string{"other.go"}); err == nil {
+		t.Error("a package without devices: got success, want an error")
+	}
+	if err := r.weaken("p", folder, []string{"device.go", "other.go"}); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.replace) != 2 {
+		t.Fatalf("got %v, want the file with the call and a new one", r.replace)
+	}
+	for file, call := range map[string]string{"device.go": "var h = scheduleNewDevice(name, d, logf)", "schedule_weak.go": "weak.New("} {
+		src, err := r.source(filepath.Join(folder, file))
+		if err != nil || !strings.Contains(string(src), call) {
+			t.Errorf("%s: %v\n%s", file, err, src)
+		}
+		if _, err := parser.ParseFile(token.NewFileSet(), file, src, 0); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 var defects = flag.Bool("defects", false, "compile drivers with races, which the pauses must find")
 
 // lostWakeup is a race between two locks: what is missed is looked at before the queue is armed.

@@ -28,6 +28,14 @@ var services = []simtest.Service{simtest.RC, simtest.UC, simtest.UD, simtest.XRC
 // maxLog is how much of the log of a schedule that fails is printed, in bytes.
 const maxLog = 32 << 10
 
+// few returns n, or with -short a tenth of it: a schedule takes milliseconds, and make unit plays all.
+func few(n int) int {
+	if testing.Short() {
+		n = max(1, n/10)
+	}
+	return n
+}
+
 // play plays a schedule in a bubble, where the midlayer's timers, which look for threads that are late, run on virtual time as
 // well: a busy machine must not change what happens.
 func play(t *testing.T, s simtest.Service, seed uint64, log io.Writer) (rep simtest.Report, err error) {
@@ -50,7 +58,8 @@ func TestSchedules(t *testing.T) {
 			statuses, networks, stats := map[ib.WCStatus]int{}, map[string]int{}, map[string]uint64{}
 			packets, lost := 0, 0
 			traces := fnv.New64a()
-			for i := range *countFlag {
+			count := few(*countFlag)
+			for i := range count {
 				seed := *firstFlag + uint64(i)
 				rep, err := play(t, s, seed, nil)
 				if err != nil {
@@ -69,7 +78,7 @@ func TestSchedules(t *testing.T) {
 					stats[k] += n
 				}
 			}
-			t.Logf("%d schedules, %d packets, %d of them lost", *countFlag, packets, lost)
+			t.Logf("%d schedules, %d packets, %d of them lost", count, packets, lost)
 			t.Logf("traces: %016x", traces.Sum64()) // equal before and after a change that is to change nothing
 			t.Logf("networks: %v", networks)
 			for _, k := range slices.Sorted(maps.Keys(statuses)) {
@@ -77,7 +86,7 @@ func TestSchedules(t *testing.T) {
 			}
 			t.Logf("counters: %v", stats)
 			// A checker that nothing happens to checks nothing.
-			if *countFlag >= 100 {
+			if count >= 100 {
 				for k, n := range map[string]uint64{"lost packets": uint64(lost), "successes": uint64(statuses[ib.WCSuccess]), "flushes": uint64(statuses[ib.WCWRFlushErr])} {
 					if n == 0 {
 						t.Errorf("no %s", k)
@@ -99,7 +108,8 @@ func TestSchedules(t *testing.T) {
 func TestReplay(t *testing.T) {
 	for _, s := range services {
 		traces := map[uint64]bool{}
-		for seed := uint64(1); seed <= replays; seed++ {
+		count := few(replays)
+		for seed := uint64(1); seed <= uint64(count); seed++ {
 			a, err := play(t, s, seed, nil)
 			if err != nil {
 				t.Fatal(err)
@@ -113,8 +123,8 @@ func TestReplay(t *testing.T) {
 			}
 			traces[a.Trace] = true
 		}
-		if len(traces) != replays {
-			t.Errorf("%v: %d seeds are %d different runs", s, replays, len(traces))
+		if len(traces) != count {
+			t.Errorf("%v: %d seeds are %d different runs", s, count, len(traces))
 		}
 	}
 }

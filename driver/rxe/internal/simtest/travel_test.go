@@ -27,7 +27,7 @@ func TestTravel(t *testing.T) {
 		t.Run(s.String(), func(t *testing.T) {
 			t.Parallel()
 			short, mixed := 0, 0
-			first, count := *firstFlag, *travelsFlag
+			first, count := *firstFlag, few(*travelsFlag)
 			if *seedFlag != 0 {
 				first, count = *seedFlag, 1
 			}

@@ -65,7 +65,7 @@ int send_with(int s, const char *text, int fd);
 int neighbour(int, char **), swap(int, char **), stall_command(int, char **), reuse(int, char **), exec_region(int, char **),
 	victim(int, char **), user_namespace(int, char **), read_only(int, char **), stall_region(int, char **),
 	close_storm(int, char **), slow_open(int, char **), main_exit(int, char **), number_race(int, char **), paths(int, char **),
-	sessions(int, char **), exec_races(int, char **), descriptors(int, char **), tree_writes(int, char **), remap(int, char **),
+	sessions(int, char **), exec_races(int, char **), descriptors(int, char **), tree_writes(int, char **), tree_climb(int, char **), remap(int, char **),
 	stall_close(int, char **), hidden_execs(int, char **), stall_stat(int, char **), impostor(int, char **),
 	connections(int, char **), unreceived(int, char **), kept(int, char **), kept_channels(int, char **), unfinished(int, char **), garbage(int, char **), attach(int, char **), stall_userfault(int, char **),
 	names(int, char **), lock_directories(int, char **), own_answers(int, char **), thread_user(int, char **), flip_paths(int, char **), limits(int, char **), recycle(int, char **),

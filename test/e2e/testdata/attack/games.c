@@ -295,3 +295,13 @@ int tree_writes(int argc, char **argv)
 	report("truncate by path", truncate("/dev/infiniband/uverbs0", 0));
 	return 0;
 }
+
+// tree_climb: by "..", without a path that the service answers, from the caller's virtual files to where all users' are.
+int tree_climb(int argc, char **argv)
+{
+	int d = open("/sys/class/infiniband", O_RDONLY | O_DIRECTORY);
+	report("enter", fchdir(d));
+	report("climb", chdir("../../.."));
+	report("leave", chdir(".."));
+	return 0;
+}

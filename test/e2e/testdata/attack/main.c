@@ -12,7 +12,7 @@ static const struct {
 	{"exec-region", exec_region}, {"victim", victim}, {"user-namespace", user_namespace}, {"read-only", read_only},
 	{"stall-region", stall_region}, {"close-storm", close_storm}, {"slow-open", slow_open}, {"main-exit", main_exit},
 	{"number-race", number_race}, {"paths", paths}, {"sessions", sessions}, {"exec-races", exec_races},
-	{"descriptors", descriptors}, {"tree-writes", tree_writes}, {"remap", remap}, {"stall-close", stall_close},
+	{"descriptors", descriptors}, {"tree-writes", tree_writes}, {"tree-climb", tree_climb}, {"remap", remap}, {"stall-close", stall_close},
 	{"hidden-execs", hidden_execs}, {"stall-stat", stall_stat}, {"impostor", impostor}, {"connections", connections}, {"unreceived", unreceived}, {"kept", kept}, {"kept-channels", kept_channels},
 	{"unfinished", unfinished}, {"garbage", garbage}, {"attach", attach},
 	{"stall-userfault", stall_userfault}, {"names", names}, {"lock-directories", lock_directories}, {"own-answers", own_answers}, {"thread-user", thread_user},

@@ -1,0 +1,43 @@
+package main
+
+import (
+	"cmp"
+	"reflect"
+	"slices"
+
+	"github.com/alecthomas/kong"
+)
+
+// commandAt returns the command of a path.
+func commandAt(n *kong.Node, path ...string) *kong.Node {
+	for _, name := range path {
+		n = n.Children[slices.IndexFunc(n.Children, func(c *kong.Node) bool { return c.Name == name })]
+	}
+	return n
+}
+
+// arrange puts the flags of a command in an order, before its other flags.
+func arrange(n *kong.Node, order []string) {
+	rank := func(f *kong.Flag) int {
+		if i := slices.Index(order, f.Name); i >= 0 {
+			return i
+		}
+		return len(order)
+	}
+	slices.SortStableFunc(n.Flags, func(a, b *kong.Flag) int { return cmp.Compare(rank(a), rank(b)) })
+}
+
+// valueOf returns an option that reads the values of flags of a type from their text.
+func valueOf[T any](parse func(string) (T, error)) kong.Option {
+	return kong.TypeMapper(reflect.TypeFor[T](), kong.MapperFunc(func(ctx *kong.DecodeContext, target reflect.Value) error {
+		var text string
+		if err := ctx.Scan.PopValueInto("value", &text); err != nil {
+			return err
+		}
+		v, err := parse(text)
+		if err == nil {
+			target.Set(reflect.ValueOf(v))
+		}
+		return err
+	}))
+}

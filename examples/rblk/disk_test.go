@@ -1,0 +1,420 @@
+package rblk
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/ib/attach"
+	"verbena/internal/testutil"
+	"verbena/link/simnet"
+	"verbena/roce"
+)
+
+// What is written is read back, in sizes below, at and above what one request has room for.
+func TestReadWrite(t *testing.T) {
+	store := NewMemory(1 << 20)
+	d := newWorld(t, store).openDefault()
+	if d.Size() != 1<<20 {
+		t.Fatalf("size %d", d.Size())
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, c := range []struct{ off, n int }{
+		{0, 1}, {0, 512}, {511, 3}, {4096, 16 << 10}, {5000, 16<<10 + 1}, {0, 1 << 20}, {1<<20 - 1, 1}, {1 << 20, 0},
+	} {
+		data := pattern(rng, c.n)
+		if n, err := d.WriteAt(data, int64(c.off)); n != c.n || err != nil {
+			t.Fatalf("write %d at %d: %d, %v", c.n, c.off, n, err)
+		}
+		if !bytes.Equal(store.b[c.off:c.off+c.n], data) {
+			t.Fatalf("write %d at %d: the store has something else", c.n, c.off)
+		}
+		back := make([]byte, c.n)
+		if n, err := d.ReadAt(back, int64(c.off)); n != c.n || err != nil || !bytes.Equal(back, data) {
+			t.Fatalf("read %d at %d: %d, %v, right: %v", c.n, c.off, n, err, bytes.Equal(back, data))
+		}
+	}
+	if err := d.Sync(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (w *world) openDefault() *Disk { return w.open(w.config()) }
+
+// The ends of a disk are those of io.ReaderAt and io.WriterAt.
+func TestEnds(t *testing.T) {
+	d := newWorld(t, NewMemory(1000)).openDefault()
+	buf := make([]byte, 100)
+	for _, c := range []struct {
+		off  int64
+		n    int
+		err  error
+		what string
+	}{
+		{900, 100, nil, "up to the end"}, {950, 50, io.EOF, "over the end"}, {1000, 0, io.EOF, "at the end"},
+		{1001, 0, syscall.EINVAL, "after the end"}, {-1, 0, syscall.EINVAL, "before the beginning"},
+	} {
+		if n, err := d.ReadAt(buf, c.off); n != c.n || !errors.Is(err, c.err) {
+			t.Errorf("read %s: %d, %v", c.what, n, err)
+		}
+	}
+	for _, off := range []int64{901, 1001, -1} {
+		if n, err := d.WriteAt(buf, off); n != 0 || !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("write at %d: %d, %v", off, n, err)
+		}
+	}
+}
+
+// atEnd is a store that says io.EOF with the last byte, as an io.ReaderAt may.
+type atEnd struct{ *Memory }
+
+func (s atEnd) ReadAt(p []byte, off int64) (int, error) {
+	n, err := s.Memory.ReadAt(p, off)
+	if off+int64(n) == s.Size() {
+		err = io.EOF
+	}
+	return n, err
+}
+
+func TestEOFWithLastByte(t *testing.T) {
+	d := newWorld(t, atEnd{NewMemory(4096)}).openDefault()
+	if n, err := d.ReadAt(make([]byte, 512), 4096-512); n != 512 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+}
+
+// faulty is a store with errors.
+type faulty struct {
+	*Memory
+	err  atomic.Pointer[error]
+	gate chan struct{} // not nil: writes wait for it
+	in   atomic.Int32  // writes that are inside
+}
+
+func (f *faulty) fail(err error) { f.err.Store(&err) }
+
+func (f *faulty) WriteAt(p []byte, off int64) (int, error) {
+	f.in.Add(1)
+	defer f.in.Add(-1)
+	if f.gate != nil {
+		<-f.gate
+	}
+	if e := f.err.Load(); e != nil && *e != nil {
+		return 0, *e
+	}
+	return f.Memory.WriteAt(p, off)
+}
+
+// An error of the store is the caller's, and the disk goes on.
+func TestStoreErrors(t *testing.T) {
+	store := &faulty{Memory: NewMemory(4096)}
+	d := newWorld(t, store).openDefault()
+	for _, c := range []struct{ have, want error }{
+		{syscall.ENOSPC, syscall.ENOSPC}, {syscall.EROFS, syscall.EROFS}, {syscall.EIO, syscall.EIO},
+		{errors.New("worn out"), syscall.EIO}, {nil, nil},
+	} {
+		store.fail(c.have)
+		if _, err := d.WriteAt([]byte("x"), 0); !errors.Is(err, c.want) {
+			t.Errorf("store says %v, disk %v", c.have, err)
+		}
+	}
+	if s := d.Stats(); s.Sessions != 1 {
+		t.Errorf("%d sessions", s.Sessions)
+	}
+}
+
+// syncFails is a store whose first Sync fails. The next one knows nothing of it, as with fsync.
+type syncFails struct {
+	*Memory
+	failed atomic.Bool
+}
+
+func (s *syncFails) Sync() error {
+	if s.failed.Swap(true) {
+		return nil
+	}
+	return syscall.EIO
+}
+
+// That something which was written is lost everybody hears who asks.
+func TestSyncFails(t *testing.T) {
+	w := newWorld(t, &syncFails{Memory: NewMemory(4096)})
+	a, b := w.openDefault(), w.openDefault()
+	for i, d := range []*Disk{a, b, a} {
+		if err := d.Sync(); !errors.Is(err, syscall.EIO) {
+			t.Errorf("sync %d: %v", i, err)
+		}
+	}
+}
+
+func TestOpenRefused(t *testing.T) {
+	w := newWorld(t, NewMemory(4096))
+	cfg := w.config()
+	cfg.Export = "other"
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if _, err := Open(ctx, &w.init.core, cfg); err == nil || !strings.Contains(err.Error(), `no export "other"`) {
+		t.Errorf("open of an export that is not there: %v", err)
+	}
+	cfg = w.config()
+	cfg.Device = "rxe7"
+	ctx, cancel = context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := Open(ctx, &w.init.core, cfg); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no RDMA device to use") {
+		t.Errorf("open without a device: %v", err)
+	}
+}
+
+// Requests wait while a device is away, and fail when it has been away for too long.
+func TestPatience(t *testing.T) {
+	for _, side := range []string{"initiator", "target"} {
+		t.Run(side, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, NewMemory(4096))
+				cfg := w.config()
+				cfg.Patience = 300 * time.Millisecond
+				d := w.open(cfg)
+				h := w.init
+				if side == "target" {
+					h = w.targ
+				}
+				h.unplug()
+				for _, when := range []string{"before", "after"} {
+					if _, err := d.WriteAt([]byte("lost"), 0); !errors.Is(err, syscall.EIO) || !errors.Is(err, ErrLost) {
+						t.Errorf("write %s the disk is lost: %v", when, err)
+					}
+				}
+				h.plug()
+				if s := d.Stats(); s.Sessions != 1 || s.State != attach.Lost || s.Failed != 2 || s.Held == 0 {
+					t.Errorf("%+v", s)
+				}
+				b := make([]byte, 4)
+				if _, err := w.open(cfg).ReadAt(b, 0); err != nil || string(b) == "lost" {
+					t.Errorf("the same disk, opened again: %q, %v", b, err)
+				}
+			})
+		})
+	}
+}
+
+// Where the data of requests does not get through, sessions come and fail again. That is no progress: patience ends.
+func TestPatienceWithoutPath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, NewMemory(4096))
+		cfg := w.config()
+		cfg.Patience = 2 * time.Second
+		d := w.open(cfg)
+		w.network.SetFilter(func(p *simnet.Packet) bool { return roce.BTH(p.Data).Opcode() != roce.RCRDMAReadResponseOnly })
+		done := make(chan error, 1)
+		go func() {
+			_, err := d.WriteAt([]byte("lost"), 0)
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			if !errors.Is(err, ErrLost) || d.Stats().Sessions < 2 {
+				t.Errorf("%v, %+v", err, d.Stats())
+			}
+		case <-time.After(time.Minute):
+			t.Errorf("the write waits: %+v", d.Stats())
+		}
+	})
+}
+
+// A target that is there, but does not answer, is lost: its session ends, and the next one may do better.
+func TestHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &faulty{Memory: NewMemory(4096), gate: make(chan struct{})}
+		w := newWorld(t, store)
+		cfg := w.config()
+		cfg.Hang = 100 * time.Millisecond
+		d := w.open(cfg)
+		done := make(chan error, 1)
+		go func() {
+			_, err := d.WriteAt([]byte("late"), 0)
+			done <- err
+		}()
+		testutil.Eventually(t, "the session to end", func() bool { return d.Stats().State != attach.Attached })
+		close(store.gate)
+		if err := <-done; err != nil || string(store.b[:4]) != "late" {
+			t.Errorf("%v, %q", err, store.b[:4])
+		}
+	})
+}
+
+// A write that the old session's target still works on is over before the next session begins: it cannot come after
+// what was written since.
+func TestOldSessionFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &faulty{Memory: NewMemory(4096), gate: make(chan struct{})}
+		w := newWorld(t, store)
+		d := w.openDefault()
+		old := make(chan error, 1)
+		go func() {
+			_, err := d.WriteAt([]byte("old"), 0)
+			old <- err
+		}()
+		testutil.Eventually(t, "the write to be in the store", func() bool { return store.in.Load() > 0 })
+		w.init.unplug()
+		w.init.plug()
+		testutil.Advance(time.Second)
+		if s := d.Stats(); s.Sessions != 1 {
+			t.Fatalf("a session was given while the store works for the old one")
+		}
+		close(store.gate)
+		if err := <-old; err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.WriteAt([]byte("new"), 0); err != nil {
+			t.Fatal(err)
+		}
+		if s := d.Stats(); s.Sessions != 2 || s.Replayed != 1 {
+			t.Errorf("%+v", s)
+		}
+		if got := string(store.b[:3]); got != "new" {
+			t.Errorf("the store has %q", got)
+		}
+	})
+}
+
+// slowFirst is a store whose first write waits for gate.
+type slowFirst struct {
+	*Memory
+	began chan struct{} // of capacity 1
+	gate  chan struct{}
+}
+
+func (s *slowFirst) WriteAt(p []byte, off int64) (int, error) {
+	select {
+	case s.began <- struct{}{}:
+		<-s.gate
+	default:
+	}
+	return s.Memory.WriteAt(p, off)
+}
+
+// Neither can a write of an initiator that has gone come after what the next one has written.
+func TestDeadInitiatorFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &slowFirst{Memory: NewMemory(4096), began: make(chan struct{}, 1), gate: make(chan struct{})}
+		w := newWorld(t, store)
+		dead := w.openDefault()
+		old := make(chan error, 1)
+		go func() {
+			_, err := dead.WriteAt([]byte("old"), 0)
+			old <- err
+		}()
+		testutil.Eventually(t, "the write to be in the store", func() bool { return len(store.began) > 0 })
+		dead.Close()
+		if err := <-old; !errors.Is(err, net.ErrClosed) {
+			t.Fatal(err)
+		}
+		testutil.Advance(20 * time.Millisecond) // the target notices
+		time.AfterFunc(50*time.Millisecond, func() { close(store.gate) })
+		if _, err := w.openDefault().WriteAt([]byte("new"), 0); err != nil {
+			t.Fatal(err)
+		}
+		testutil.Eventually(t, "one session to be left", func() bool { return w.target.Sessions() == 1 })
+		if got := string(store.b[:3]); got != "new" {
+			t.Errorf("the store has %q", got)
+		}
+	})
+}
+
+// soak reads and writes at random, and checks each read, while trouble goes on.
+func soak(t *testing.T, d *Disk, users int, stop <-chan struct{}) (ios int64) {
+	const block = 512
+	var total atomic.Int64
+	var wg sync.WaitGroup
+	per := d.Size() / int64(users) / block * block
+	for u := range users {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(u), 7))
+			base, have := int64(u)*per, make([]byte, per)
+			for {
+				select {
+				case <-stop:
+					back := make([]byte, per)
+					if _, err := d.ReadAt(back, base); err != nil || !bytes.Equal(back, have) {
+						t.Errorf("user %d: in the end: %v, right: %v", u, err, bytes.Equal(back, have))
+					}
+					return
+				default:
+				}
+				n := (1 + rng.Int64N(8)) * block * (1 + rng.Int64N(2)*7)
+				off := rng.Int64N((per-n)/block+1) * block
+				if rng.IntN(2) == 0 {
+					data := pattern(rng, int(n))
+					if _, err := d.WriteAt(data, base+off); err != nil {
+						t.Errorf("user %d: write: %v", u, err)
+						return
+					}
+					copy(have[off:], data)
+				} else {
+					back := make([]byte, n)
+					if _, err := d.ReadAt(back, base+off); err != nil {
+						t.Errorf("user %d: read: %v", u, err)
+						return
+					}
+					if !bytes.Equal(back, have[off:off+n]) {
+						t.Errorf("user %d: read of %d at %d: not what was written", u, n, base+off)
+						return
+					}
+				}
+				if total.Add(1)%64 == 0 {
+					if err := d.Sync(); err != nil {
+						t.Errorf("user %d: sync: %v", u, err)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return total.Load()
+}
+
+// Across a hundred failures of either side's device, in every way and at random moments, nothing is lost or corrupted,
+// and the users see no error.
+func TestResets(t *testing.T) {
+	failures := 100
+	if testing.Short() {
+		failures = 14
+	}
+	w := newWorld(t, NewMemory(1<<20))
+	w.t = quietly{t}
+	d := w.openDefault()
+	stop := make(chan struct{})
+	done := make(chan int64)
+	go func() { done <- soak(t, d, 8, stop) }()
+	rng := rand.New(rand.NewPCG(3, 4))
+	ways := slices.Sorted(maps.Keys(breakdowns))
+	for i := range failures {
+		time.Sleep(time.Duration(rng.IntN(20)) * time.Millisecond)
+		h := []*host{w.init, w.targ}[rng.IntN(2)]
+		breakdowns[ways[i%len(ways)]](h, time.Duration(rng.IntN(5))*time.Millisecond)
+	}
+	close(stop)
+	ios := <-done
+	s := d.Stats()
+	t.Logf("%d failures, %d reads and writes, %+v", failures, ios, s)
+	if s.Failed != 0 || s.Sessions < 2 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// quietly does not log.
+type quietly struct{ testing.TB }
+
+func (quietly) Logf(string, ...any) {}

@@ -1,0 +1,359 @@
+package rblk
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/ib/attach"
+	"verbena/internal/testutil"
+	"verbena/link/simnet"
+	"verbena/rdmacm"
+)
+
+// An offer that cannot be is refused with a reason, and the target goes on.
+func TestOfferRefused(t *testing.T) {
+	w := newWorld(t, NewMemory(4096))
+	good := offer{1, 512}.bytes()
+	spoiled := func(i int, v byte) []byte {
+		b := bytes.Clone(good)
+		b[i] = v
+		return b
+	}
+	for _, c := range []struct {
+		offer []byte
+		says  string
+	}{
+		{nil, "no disk"},
+		{[]byte("rbl"), "no disk"},
+		{spoiled(0, 'R'), "no disk"},
+		{spoiled(5, 1), "version 2, not 1"},
+		{spoiled(4, 1), "version 2, not 258"},
+		{offer{0, 512}.bytes(), "too small"},
+		{offer{1, 511}.bytes(), "too small"},
+	} {
+		_, err := w.dial(c.offer)
+		var no *rdmacm.RefusedError
+		if !errors.As(err, &no) {
+			t.Errorf("%x: %v", c.offer, err)
+			continue
+		}
+		if r, ok := parseRefusal(no.Data); !ok || r.retry || !strings.Contains(r.why, c.says) {
+			t.Errorf("%x: %q", c.offer, no.Data)
+		}
+	}
+	// The most that can be said is cut down to what the target has.
+	r, err := w.dial(bytes.Join([][]byte{good[:8], bytes.Repeat([]byte{0xff}, 8), []byte("and more")}, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.ep.say(login{Initiator: "x", Export: "disk"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.answer(); got.Depth != 64 || got.MaxIO != 128<<10 {
+		t.Errorf("%+v", got)
+	}
+	w.openDefault()
+}
+
+// So is a login.
+func TestLoginRefused(t *testing.T) {
+	w := newWorld(t, NewMemory(4096))
+	for _, c := range []struct {
+		login login
+		says  string
+	}{
+		{login{Export: "disk"}, "no name"},
+		{login{Initiator: "x"}, "no export"},
+		{login{Initiator: "x", Export: "other"}, "no export"},
+	} {
+		r := w.log(c.login)
+		if got := r.answer(); !strings.Contains(got.Refused, c.says) || got.Retry {
+			t.Errorf("%+v: %+v", c.login, got)
+		}
+	}
+	for _, nonsense := range []any{"text", 7, []int{1}, strings.Repeat("x", helloLen-2), map[string]int{"epoch": -1}} {
+		w.log(nonsense).ended()
+	}
+	// A request is no login, and a second login no request.
+	r := w.log(login{Initiator: "x", Export: "disk"})
+	r.answer()
+	if err := r.ep.say(login{Initiator: "x", Export: "disk", Epoch: 1}); err != nil {
+		t.Fatal(err)
+	}
+	r.ended()
+	w.openDefault()
+}
+
+// Who does not log in is sent away, also while others work.
+func TestLoginTimeout(t *testing.T) {
+	w := newWorld(t, NewMemory(4096))
+	w.stop()
+	w.serve(TargetConfig{Exports: map[string]Store{"disk": NewMemory(4096)}, LoginTimeout: 50 * time.Millisecond})
+	r, err := w.dial(offer{1, 512}.bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := w.openDefault()
+	r.ended()
+	if _, err := d.WriteAt([]byte("x"), 0); err != nil {
+		t.Error(err)
+	}
+}
+
+// An initiator that has ended without a word is noticed, also while it had nothing to do. So is a target.
+func TestSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, NewMemory(4096))
+		w.stop()
+		w.serve(TargetConfig{Exports: map[string]Store{"disk": NewMemory(4096)}, Probe: 50 * time.Millisecond})
+		cfg := w.config()
+		cfg.Hang = 200 * time.Millisecond
+		d := w.open(cfg)
+		testutil.Advance(time.Minute) // it is asked now and then, and answers
+		if s := d.Stats(); s.Sessions != 1 || s.State != attach.Attached {
+			t.Errorf("idle: %+v", s)
+		}
+		w.network.SetFilter(func(*simnet.Packet) bool { return false })
+		testutil.Eventually(t, "both ends to end the session", func() bool {
+			return w.target.Sessions() == 0 && d.Stats().State != attach.Attached
+		})
+		w.network.SetFilter(nil)
+		if _, err := d.WriteAt([]byte("x"), 0); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// The target may go and come back; the disk's users see delay.
+func TestTargetRestart(t *testing.T) {
+	store := NewMemory(4096)
+	w := newWorld(t, store)
+	d := w.openDefault()
+	w.stop()
+	done := make(chan error, 1)
+	go func() {
+		_, err := d.WriteAt([]byte("late"), 8)
+		done <- err
+	}()
+	w.serve(TargetConfig{Exports: map[string]Store{"disk": store}})
+	if err := <-done; err != nil || string(store.b[8:12]) != "late" {
+		t.Errorf("%v, %q", err, store.b[8:12])
+	}
+	if n := w.target.Sessions(); n != 1 {
+		t.Errorf("%d sessions", n)
+	}
+	d.Close()
+	testutil.Eventually(t, "the target to notice", func() bool { return w.target.Sessions() == 0 })
+}
+
+// An export that comes back as another is another disk: requests fail in the end rather than hit the wrong thing.
+func TestExportChanged(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int64{2048, 4096} {
+		t.Run(fmt.Sprint(size, " bytes"), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, NewMemory(4096))
+			cfg := w.config()
+			cfg.Patience = 3 * time.Second
+			d := w.open(cfg)
+			w.stop()
+			w.serve(TargetConfig{Exports: map[string]Store{"disk": NewMemory(size)}})
+			if _, err := d.WriteAt([]byte("x"), 0); err == nil || !strings.Contains(err.Error(), "the export has changed") {
+				t.Errorf("write to a disk that is another: %v", err)
+			}
+		})
+	}
+}
+
+// crashing is a store whose host crashes, and leaves of it what was synced.
+type crashing struct {
+	*Memory
+	mu     sync.Mutex
+	safe   []byte
+	boot   string
+	during func() // each Sync, when it has seen what is there
+}
+
+func (c *crashing) Cache() string { return c.boot }
+
+func (c *crashing) Sync() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.safe = bytes.Clone(c.b)
+	if c.during != nil {
+		c.during()
+	}
+	return nil
+}
+
+// A disk goes on after its target's host has crashed if nothing of it was lost, and otherwise ends rather than show
+// what was there before.
+func TestTargetCrash(t *testing.T) {
+	write := func(d *Disk, s string) error { _, err := d.WriteAt([]byte(s), 8); return err }
+	for _, c := range []struct {
+		name   string
+		before func(d *Disk, s *crashing) error
+		after  string // "": ended
+	}{
+		{"nothing written", func(*Disk, *crashing) error { return nil }, "\x00\x00\x00"},
+		{"synced", func(d *Disk, _ *crashing) error { return errors.Join(write(d, "one"), d.Sync()) }, "one"},
+		{"not synced", func(d *Disk, _ *crashing) error { return write(d, "one") }, ""},
+		{"written after the sync", func(d *Disk, _ *crashing) error { return errors.Join(write(d, "one"), d.Sync(), write(d, "two")) }, ""},
+		{"written during the sync", func(d *Disk, s *crashing) error {
+			var err error
+			s.during = func() { err = write(d, "two") }
+			return errors.Join(write(d, "one"), d.Sync(), err)
+		}, ""},
+		{"refused", func(d *Disk, _ *crashing) error {
+			_, err := d.WriteAt([]byte("x"), 4096)
+			return expect(err, syscall.ENOSPC)
+		}, "\x00\x00\x00"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			store := &crashing{Memory: NewMemory(4096), safe: make([]byte, 4096), boot: "first"}
+			w := newWorld(t, store)
+			cfg := w.config()
+			cfg.Patience = -1
+			d := w.open(cfg)
+			if err := c.before(d, store); err != nil {
+				t.Fatal(err)
+			}
+			w.stop()
+			store.b, store.boot = store.safe, "second"
+			w.serve(TargetConfig{Exports: map[string]Store{"disk": store}})
+			var got [3]byte
+			_, err := d.ReadAt(got[:], 8)
+			switch {
+			case c.after != "" && (err != nil || string(got[:]) != c.after):
+				t.Errorf("after the crash: %q, %v; want %q", got, err, c.after)
+			case c.after == "" && (!errors.Is(err, ErrUnsynced) || !errors.Is(err, syscall.EIO)):
+				t.Errorf("after the crash: %q, %v", got, err)
+			case c.after == "" && (!errors.Is(write(d, "new"), ErrUnsynced) || !errors.Is(d.Sync(), ErrUnsynced)):
+				t.Error("the disk is used again")
+			}
+		})
+	}
+}
+
+// expect is nil if err is want.
+func expect(err, want error) error {
+	if errors.Is(err, want) {
+		return nil
+	}
+	return fmt.Errorf("%v, want %v", err, want)
+}
+
+// A file is known again when it is opened again, but not one that has taken its place.
+func TestFileIdentity(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "disk.img")
+	open := func() string {
+		f, err := OpenFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, err := f.WriteAt([]byte("x"), 100); err != nil {
+			t.Fatal(err)
+		}
+		return idOf(f)
+	}
+	create := func() {
+		if err := os.WriteFile(path, make([]byte, 512), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	create()
+	id := open()
+	if id == "" {
+		t.Skip("this file system does not say when a file was made")
+	}
+	if again := open(); again != id {
+		t.Errorf("%q, opened again: %q", id, again)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(20 * time.Millisecond) // file systems' clocks are coarse
+	create()
+	if other := open(); other == id {
+		t.Errorf("another file is %q too", other)
+	}
+}
+
+// Those who come when there are as many sessions as may be are sent away; the others notice nothing.
+func TestTooManySessions(t *testing.T) {
+	w := newWorld(t, NewMemory(4096))
+	w.stop()
+	w.serve(TargetConfig{Exports: map[string]Store{"disk": NewMemory(4096)}, Sessions: 1})
+	d := w.openDefault()
+	var no *rdmacm.RefusedError
+	if _, err := w.dial(offer{1, 512}.bytes()); !errors.As(err, &no) {
+		t.Fatalf("a second one is not sent away: %v", err)
+	}
+	if r, ok := parseRefusal(no.Data); !ok || !r.retry || !strings.Contains(r.why, "there are 1 sessions") {
+		t.Errorf("%q", no.Data)
+	}
+	if _, err := d.WriteAt([]byte("x"), 0); err != nil {
+		t.Error(err)
+	}
+}
+
+// A login that had to wait for the end of the old session, for longer than logins may take, is welcomed all the same. If
+// the initiator has gone by then, nothing is left of it.
+func TestLoginWaits(t *testing.T) {
+	for _, stays := range []bool{true, false} {
+		t.Run(fmt.Sprintf("stays %v", stays), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := &faulty{Memory: NewMemory(4096), gate: make(chan struct{})}
+				w := newWorld(t, store)
+				w.stop()
+				w.serve(TargetConfig{Exports: map[string]Store{"disk": store}, LoginTimeout: 50 * time.Millisecond, Logf: t.Logf})
+				d := w.openDefault()
+				go d.WriteAt([]byte("old"), 0)
+				testutil.Eventually(t, "the write to be in the store", func() bool { return store.in.Load() > 0 })
+				d.Close()
+				r := w.log(login{Initiator: d.name, Epoch: 100, Export: "disk"})
+				testutil.Advance(100 * time.Millisecond)
+				if !stays {
+					r.conn.Close()
+				}
+				close(store.gate)
+				if stays {
+					if got := r.answer(); got.Refused != "" {
+						t.Errorf("%+v", got)
+					}
+					r.conn.Close()
+				}
+				testutil.Eventually(t, "no session to be left", func() bool { return w.target.Sessions() == 0 })
+			})
+		})
+	}
+}
+
+// A login with the epoch of a session that exists, or an older one, is a late one, and ends nothing.
+func TestLateLogin(t *testing.T) {
+	w := newWorld(t, NewMemory(4096))
+	d := w.openDefault()
+	epoch := d.epoch // it logs in no more, as long as its path works
+	for _, late := range []uint64{epoch, epoch - 1} {
+		r := w.log(login{Initiator: d.name, Epoch: late, Export: "disk"})
+		if got := r.answer(); !strings.Contains(got.Refused, "has passed") {
+			t.Errorf("epoch %d after %d: got %+v", late, epoch, got)
+		}
+	}
+	if _, err := d.WriteAt([]byte("x"), 0); err != nil {
+		t.Error(err)
+	}
+	if s := d.Stats(); s.Sessions != 1 {
+		t.Errorf("sessions: got %d, want 1", s.Sessions)
+	}
+}

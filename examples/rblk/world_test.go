@@ -1,0 +1,268 @@
+package rblk
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/internal/leaktest"
+
+	"verbena/driver/rxe"
+	"verbena/ib"
+	"verbena/ib/check"
+	ibslot "verbena/ib/slot"
+	"verbena/link/simnet"
+	"verbena/netdev"
+	"verbena/rdmacm"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// host is a core with a connection manager and one slot, whose adapter can fail in every way.
+type host struct {
+	t       testing.TB
+	core    ib.Core
+	manager *rdmacm.Manager
+	cfg     rxe.Config
+	hw      *rxe.Hardware
+	slot    *ibslot.Slot
+}
+
+// newHost is a host with a software device at addr on a network. Checked mode watches the protocol as a consumer.
+func newHost(t testing.TB, network *simnet.Net, addr string) *host {
+	h := &host{t: t, cfg: rxe.Config{
+		Name: "rxe0", Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Network: network, Fabric: &rxe.Fabric{},
+		Netdev: netdev.Interface{Name: "sim0", Index: 1, MTU: 4200, Up: true, Running: true},
+	}}
+	check.On(&h.core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
+	var err error
+	// Messages are lost whenever the other end's device is away: they are sent again after 34 ms.
+	if h.manager, err = rdmacm.New(&h.core, rdmacm.Config{Timeout: 13}); err != nil {
+		t.Fatal(err)
+	}
+	h.insert()
+	t.Cleanup(func() {
+		h.manager.Close()
+		h.remove()
+	})
+	return h
+}
+
+// insert puts a new adapter into a new slot.
+func (h *host) insert() {
+	h.hw = rxe.NewHardware(h.cfg)
+	h.slot = ibslot.New(&h.core, h.cfg.Name, h.hw, nil)
+	h.plug()
+}
+
+// remove also waits for resets on their way.
+func (h *host) remove() { h.must(h.slot.Close()) }
+
+func (h *host) plug() { h.must(h.slot.Plug()) }
+
+func (h *host) unplug() { h.must(h.slot.Unplug()) }
+
+func (h *host) must(err error) {
+	h.t.Helper()
+	if err != nil {
+		h.t.Error(err)
+	}
+}
+
+// resetAt arms a reset, once a reset that was armed before is over.
+func (h *host) resetAt(m ibslot.Moment) {
+	err := error(syscall.ENODEV)
+	for errors.Is(err, syscall.ENODEV) {
+		h.must(h.slot.Settle(context.Background()))
+		err = h.slot.ResetAt(m, nil)
+	}
+	h.must(err)
+}
+
+// breakdowns are the ways in which a device fails and comes back, after a pause where there is one.
+var breakdowns = map[string]func(h *host, pause time.Duration){
+	"reset": func(h *host, _ time.Duration) { h.must(h.slot.Reset(context.Background())) },
+	"hang": func(h *host, pause time.Duration) {
+		h.hw.Hang()
+		time.Sleep(pause)
+		h.must(h.slot.Reset(context.Background()))
+	},
+	"unreachable": func(h *host, pause time.Duration) {
+		h.hw.Disconnect()
+		time.AfterFunc(pause, h.hw.Return)
+		h.must(h.slot.Reset(context.Background()))
+	},
+	"at a work request": func(h *host, pause time.Duration) {
+		h.resetAt(ibslot.AtWorkRequest(1 + uint64(pause/time.Millisecond)))
+	},
+	"in a completion handler": func(h *host, _ time.Duration) { h.resetAt(ibslot.InHandler) },
+	"unplug": func(h *host, pause time.Duration) {
+		h.unplug()
+		time.Sleep(pause)
+		h.plug()
+	},
+	"death": func(h *host, pause time.Duration) {
+		h.hw.Die()
+		if err := h.slot.Reset(context.Background()); err == nil {
+			h.t.Error("a dead adapter was reset")
+		}
+		h.remove()
+		time.Sleep(pause)
+		h.insert()
+	},
+}
+
+// world is a target and what a disk needs to reach it.
+type world struct {
+	t         testing.TB
+	init      *host
+	targ      *host
+	network   *simnet.Net
+	target    *Target
+	listening chan error
+}
+
+const testPort = 10810
+
+func newWorld(t testing.TB, store Store) *world {
+	network := simnet.New(simnet.Config{})
+	w := &world{t: t, network: network, init: newHost(t, network, "10.0.0.1"), targ: newHost(t, network, "10.0.0.2")}
+	w.serve(TargetConfig{Exports: map[string]Store{"disk": store}, Logf: t.Logf})
+	t.Cleanup(w.stop)
+	return w
+}
+
+func (w *world) serve(cfg TargetConfig) {
+	w.t.Helper()
+	var err error
+	if w.target, err = NewTarget(&w.targ.core, cfg); err != nil {
+		w.t.Fatal(err)
+	}
+	l, err := w.targ.manager.Listen(netip.AddrPortFrom(netip.IPv4Unspecified(), testPort), 0)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.listening = make(chan error, 1)
+	target, listening := w.target, w.listening
+	go func() { listening <- target.Serve(l) }()
+}
+
+func (w *world) stop() {
+	w.target.Close()
+	if err := <-w.listening; err != nil {
+		w.t.Errorf("serve: %v", err)
+	}
+}
+
+func (w *world) config() DiskConfig {
+	return DiskConfig{
+		Manager: w.init.manager, Target: netip.MustParseAddrPort("10.0.0.2:10810"),
+		Export: "disk", Depth: 16, MaxIO: 16 << 10, Logf: w.t.Logf,
+	}
+}
+
+func (w *world) open(cfg DiskConfig) *Disk {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	d, err := Open(ctx, &w.init.core, cfg)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { d.Close() })
+	return d
+}
+
+// raw is a connection to the target, of somebody who says what no disk would.
+type raw struct {
+	t    testing.TB
+	conn *rdmacm.Conn
+	ep   *endpoint
+	said chan []byte
+}
+
+// dial connects with an offer.
+func (w *world) dial(offer []byte) (_ *raw, err error) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	r := &raw{t: w.t, said: make(chan []byte, 1)}
+	dev := w.init.core.Devices()[0]
+	if r.conn, err = w.init.manager.Resolve(ctx, rdmacm.Target{Addr: w.config().Target, Device: dev}); err != nil {
+		w.t.Fatal(err)
+	}
+	handle := func(wc *ib.WC) {
+		if wc.ID == ofHello && wc.Status == ib.WCSuccess {
+			r.said <- r.ep.heard(wc)
+		}
+	}
+	if r.ep, err = newEndpoint(dev, 4, 4, handle, func(ib.EventType) {}); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(r.close)
+	if err := errors.Join(r.conn.Init(r.ep.qp.QP), r.ep.listen()); err != nil {
+		w.t.Fatal(err)
+	}
+	_, _, err = r.conn.Connect(ctx, r.ep.qp.QP, rdmacm.Param{ResponderResources: readDepth, RetryCount: retryCount}, offer)
+	return r, err
+}
+
+// log logs in, with whatever it is.
+func (w *world) log(v any) *raw {
+	w.t.Helper()
+	r, err := w.dial(offer{1, 512}.bytes())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := r.ep.say(v); err != nil {
+		w.t.Fatal(err)
+	}
+	return r
+}
+
+// answer is what the target says.
+func (r *raw) answer() (w welcome) {
+	r.t.Helper()
+	select {
+	case b := <-r.said:
+		if err := json.Unmarshal(b, &w); err != nil {
+			r.t.Errorf("%s: %v", b, err)
+		}
+	case <-r.conn.Done():
+		r.t.Errorf("no answer: %v", r.conn.Err())
+	case <-time.After(20 * time.Second):
+		r.t.Error("no answer")
+	}
+	return w
+}
+
+// ended waits until the target has ended the connection.
+func (r *raw) ended() {
+	r.t.Helper()
+	select {
+	case <-r.conn.Done():
+	case <-time.After(20 * time.Second):
+		r.t.Error("the target waits")
+	}
+}
+
+func (r *raw) close() {
+	if err := r.ep.close(); err != nil {
+		r.t.Error(err)
+	}
+	r.conn.Close()
+}
+
+// pattern is data that tells where it belongs and which writing it is of.
+func pattern(rng *rand.Rand, n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(rng.Uint32())
+	}
+	return b
+}

@@ -1,0 +1,60 @@
+package check_test
+
+import (
+	"testing"
+	"time"
+
+	"verbena/ib"
+	"verbena/ib/check"
+)
+
+// benchChecked runs f in checked mode, on a driver whose methods do nothing. Package ib has the same benchmarks without.
+func benchChecked(b *testing.B, f func(b *bench)) { benchHandler(b, func(*ib.CQ) {}, f) }
+
+func benchHandler(b *testing.B, handler func(*ib.CQ), f func(b *bench)) {
+	core := &ib.Core{}
+	check.On(core, check.Config{Report: func(v check.Violation) { b.Error(v) }, Patience: time.Minute})
+	w := newBenchOn(b, core, handler, nil)
+	w.drv.post = func() (int, error) { return 1, nil }
+	w.drv.poll = func() (int, error) { return 0, nil }
+	w.drv.arm = func() (bool, error) { return false, nil }
+	b.ReportAllocs()
+	for b.Loop() {
+		f(w)
+	}
+	w.free(b)
+}
+
+func BenchmarkPostSend(b *testing.B) {
+	wrs := make([]ib.SendWR, 1)
+	benchChecked(b, func(b *bench) { b.qp.PostSend(wrs...) })
+}
+
+func BenchmarkPollCQ(b *testing.B) {
+	wc := make([]ib.WC, 1)
+	benchChecked(b, func(b *bench) { b.cq.Poll(wc) })
+}
+
+func BenchmarkReqNotifyCQ(b *testing.B) {
+	benchChecked(b, func(b *bench) { b.cq.ReqNotify(ib.NotifyNextComp) })
+}
+
+// BenchmarkCallback is the way from a completion to the handler on the thread that raised it.
+func BenchmarkCallback(b *testing.B) {
+	benchChecked(b, func(b *bench) {
+		b.cq.ReqNotify(ib.NotifyNextComp)
+		b.handle.HoldCallbacks()
+		b.drv.cq.Completed()
+		b.handle.RunCallbacks()
+	})
+}
+
+// BenchmarkCallbackWorker is the same through another goroutine.
+func BenchmarkCallbackWorker(b *testing.B) {
+	called := make(chan int, 1)
+	benchHandler(b, func(*ib.CQ) { called <- 1 }, func(b *bench) {
+		b.cq.ReqNotify(ib.NotifyNextComp)
+		b.drv.cq.Completed()
+		<-called
+	})
+}

@@ -1,0 +1,591 @@
+package check_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/ib"
+	"verbena/ib/check"
+	"verbena/ib/ibfake"
+	"verbena/ib/internal/observe"
+	"verbena/internal/testutil"
+)
+
+// witness collects violations.
+type witness struct {
+	mu  sync.Mutex
+	all []check.Violation
+}
+
+func (w *witness) report(v check.Violation) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.all = append(w.all, v)
+}
+
+func (w *witness) seen() []check.Violation {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.all)
+}
+
+// expect checks that the violations are those of the rules, each with the stacks of at least so many sides.
+func (w *witness) expect(t *testing.T, rules ...check.Rule) {
+	t.Helper()
+	var got []check.Rule
+	for _, v := range w.seen() {
+		got = append(got, v.Rule)
+		for _, s := range v.Stacks {
+			if s.Title == "" || !strings.Contains(s.Trace, ".go:") {
+				t.Errorf("%v: stack %q: %q", v.Rule, s.Title, s.Trace)
+			}
+		}
+		if len(v.Stacks) == 0 || v.What == "" || v.Device == "" || strings.Contains(v.What, "\n") {
+			t.Errorf("incomplete: %v", v)
+		}
+	}
+	if !slices.Equal(got, rules) {
+		t.Errorf("reported %v, want %v", got, rules)
+		for _, v := range w.seen() {
+			t.Log(v)
+		}
+	}
+}
+
+func checkedBench(t *testing.T, handler func(*ib.CQ), qpEvent func(*ib.QP, ib.EventType)) (*bench, *witness) {
+	return patientBench(t, 100*time.Millisecond, handler, qpEvent)
+}
+
+func patientBench(t *testing.T, patience time.Duration, handler func(*ib.CQ), qpEvent func(*ib.QP, ib.EventType)) (*bench, *witness) {
+	w := &witness{}
+	core := &ib.Core{}
+	check.On(core, check.Config{Report: w.report, Patience: patience})
+	return newBenchOn(t, core, handler, qpEvent), w
+}
+
+// sleep breaks the rule that callbacks, and methods that may be called from any context, do not sleep.
+func sleep() { time.Sleep(time.Second) }
+
+// Each line is a wrong driver, or a wrong consumer, in virtual time.
+func TestCheckSleep(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		rule check.Rule
+		run  func(t *testing.T, b *bench)
+	}{
+		{"driver sleeps in post send", check.RuleSleepInMethod, func(t *testing.T, b *bench) {
+			b.drv.onPost = sleep
+			b.qp.PostSend(ib.SendWR{})
+		}},
+		{"driver waits for a goroutine in poll", check.RuleSleepInMethod, func(t *testing.T, b *bench) {
+			b.drv.onPoll = func() {
+				done := make(chan int)
+				go func() { sleep(); close(done) }()
+				<-done
+			}
+			b.cq.Poll(make([]ib.WC, 1))
+		}},
+		{"driver waits for a condition in request notify", check.RuleSleepInMethod, func(t *testing.T, b *bench) {
+			b.drv.onNotify = func() {
+				var wg sync.WaitGroup
+				wg.Go(sleep)
+				wg.Wait()
+			}
+			b.cq.ReqNotify(ib.NotifyNextComp)
+		}},
+		{"driver calls what may sleep from post send", check.RuleSleepInMethod, func(t *testing.T, b *bench) {
+			b.drv.onPost = func() { b.dev.QueryDevice() }
+			b.qp.PostSend(ib.SendWR{})
+		}},
+		{"driver sleeps while it destroys an address handle", check.RuleSleepInMethod, func(t *testing.T, b *bench) {
+			ah, err := b.pd.CreateAH(&ib.AHAttr{})
+			must(t, err)
+			b.drv.onDestroy = sleep
+			must(t, ah.Destroy())
+			b.drv.onDestroy = nil
+		}},
+		{"thread sleeps while it holds callbacks", check.RuleHold, func(t *testing.T, b *bench) {
+			b.handle.HoldCallbacks()
+			sleep()
+			b.handle.RunCallbacks()
+		}},
+		{"thread calls what may sleep while it holds callbacks", check.RuleHold, func(t *testing.T, b *bench) {
+			b.handle.HoldCallbacks()
+			b.dev.QueryDevice()
+			b.handle.RunCallbacks()
+		}},
+		{"thread runs callbacks out of the blue", check.RuleHold, func(t *testing.T, b *bench) {
+			b.handle.HoldCallbacks()
+			var wg sync.WaitGroup
+			wg.Go(b.handle.RunCallbacks)
+			synctest.Wait()
+			observe.Of(b.dev).Note(observe.HoldEnds, (*ib.Hold)(nil)) // the hold is this thread's
+		}},
+		{"driver holds callbacks in post send", check.RuleHold, func(t *testing.T, b *bench) {
+			b.drv.onPost = b.handle.HoldCallbacks
+			b.qp.PostSend(ib.SendWR{})
+			b.handle.RunCallbacks()
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, w := checkedBench(t, nil, nil)
+				test.run(t, b)
+				b.free(t)
+				w.expect(t, test.rule)
+			})
+		})
+	}
+}
+
+// Every function that may sleep is caught in a completion handler, and none that may not.
+func TestCheckCallsInHandler(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		rule check.Rule // 0: allowed
+		call func(t *testing.T, b *bench)
+	}{
+		{"poll", 0, func(t *testing.T, b *bench) { second(b.cq.Poll(make([]ib.WC, 1))) }},
+		{"request notify", 0, func(t *testing.T, b *bench) {
+			second(b.cq.ReqNotify(ib.NotifyNextComp))
+			second(b.cq.Poll(make([]ib.WC, 1)))
+		}},
+		{"post send", 0, func(t *testing.T, b *bench) { second(b.qp.PostSend(ib.SendWR{})) }},
+		{"post receive", 0, func(t *testing.T, b *bench) { second(b.qp.PostRecv(ib.RecvWR{})) }},
+		{"address handle", 0, func(t *testing.T, b *bench) {
+			ah, err := b.pd.CreateAH(&ib.AHAttr{})
+			must(t, err)
+			_, err = ah.Query()
+			must(t, errors.Join(err, ah.Modify(&ib.AHAttr{}), ah.Destroy()))
+		}},
+		{"dispatch event", 0, func(t *testing.T, b *bench) { b.handle.DispatchEvent(ib.EventPortErr, 1) }},
+		{"raise", 0, func(t *testing.T, b *bench) { b.drv.qp.Raise(ib.EventQPFatal) }},
+		{"state", 0, func(t *testing.T, b *bench) { b.qp.State(); b.dev.State() }},
+		{"sleep", check.RuleSleepInCallback, func(*testing.T, *bench) { sleep() }},
+		{"query device", check.RuleSleepInCallback, func(t *testing.T, b *bench) { b.dev.QueryDevice() }},
+		{"query port", check.RuleSleepInCallback, func(t *testing.T, b *bench) { b.dev.QueryPort(1) }},
+		{"query gid", check.RuleSleepInCallback, func(t *testing.T, b *bench) { b.dev.QueryGID(1, 0) }},
+		{"query pkey", check.RuleSleepInCallback, func(t *testing.T, b *bench) { b.dev.QueryPKey(1, 0) }},
+		{"alloc pd", check.RuleSleepInCallback, func(t *testing.T, b *bench) {
+			pd, err := b.dev.AllocPD()
+			must(t, errors.Join(err, pd.Dealloc()))
+		}},
+		{"modify qp", check.RuleSleepInCallback, func(t *testing.T, b *bench) { b.qp.Modify(ib.QPAttr{}, ib.QPAttrState) }},
+		{"query qp", check.RuleSleepInCallback, func(t *testing.T, b *bench) { b.qp.Query(0) }},
+		{"resize cq", check.RuleSleepInCallback, func(t *testing.T, b *bench) { b.cq.Resize(4) }},
+		{"on event", check.RuleSleepInCallback, func(t *testing.T, b *bench) { b.dev.OnEvent(func(ib.Event) {}) }},
+		{"register a client", check.RuleSleepInCallback, func(t *testing.T, b *bench) {
+			b.core.RegisterClient(&ib.Client{Name: "A", Add: func(*ib.Device) (any, error) { return nil, nil },
+				Remove: func(*ib.Device, any) {}})
+		}},
+		{"destroy the queue itself", check.RuleWaitForSelf, func(t *testing.T, b *bench) {
+			if err := b.cq.Destroy(); !errors.Is(err, syscall.EDEADLK) {
+				t.Error(err)
+			}
+		}},
+		{"unregister the device", check.RuleWaitForSelf, func(t *testing.T, b *bench) {
+			if err := b.core.Unregister(b.handle); !errors.Is(err, syscall.EDEADLK) {
+				t.Error(err)
+			}
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var b *bench
+				calls := 0
+				b, w := checkedBench(t, func(*ib.CQ) {
+					if calls++; calls == 1 {
+						test.call(t, b)
+					}
+				}, nil)
+				second(b.cq.ReqNotify(ib.NotifyNextComp))
+				b.qp.PostSend(ib.SendWR{})
+				testutil.Advance(2 * time.Second)
+				b.free(t)
+				if calls == 0 {
+					t.Error("handler was not called")
+				}
+				switch seen := w.seen(); {
+				case test.rule == 0:
+					w.expect(t)
+				case test.name == "alloc pd": // and dealloc
+					w.expect(t, test.rule, test.rule)
+				case len(seen) == 1 && test.rule != check.RuleSleepInCallback:
+					w.expect(t, test.rule)
+				default:
+					w.expect(t, test.rule)
+					if len(seen) > 0 && !strings.Contains(fmt.Sprint(seen[0].Stacks), "raised at") {
+						t.Error("nothing says where the completion was raised")
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestCheckCallchain(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		hook func(b *bench) *func() // of the driver
+		call func(b *bench)
+	}{
+		{"post send", func(b *bench) *func() { return &b.drv.onPost }, func(b *bench) { b.qp.PostSend(ib.SendWR{}) }},
+		{"poll", func(b *bench) *func() { return &b.drv.onPoll }, func(b *bench) { b.cq.Poll(make([]ib.WC, 1)) }},
+		{"request notify", func(b *bench) *func() { return &b.drv.onNotify }, func(b *bench) { b.cq.ReqNotify(ib.NotifyNextComp) }},
+		{"a method that may sleep", func(b *bench) *func() { return &b.drv.onQuery }, func(b *bench) { b.dev.QueryDevice() }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var called atomic.Bool
+			b, w := checkedBench(t, func(*ib.CQ) { called.Store(true) }, nil)
+			second(b.cq.ReqNotify(ib.NotifyNextComp))
+			second(b.cq.ReqNotify(ib.NotifyNextComp)) // post send completes once more, later and on another thread
+			*test.hook(b) = func() {
+				b.handle.HoldCallbacks()
+				b.drv.cq.Completed()
+				b.handle.RunCallbacks()
+			}
+			test.call(b)
+			*test.hook(b) = nil
+			if !called.Load() {
+				t.Error("handler was not called")
+			}
+			b.free(t)
+			w.expect(t, check.RuleHold, check.RuleCallchain)
+		})
+	}
+}
+
+// Only a defect of the midlayer itself could do this.
+func TestCheckTwoHandlers(t *testing.T) {
+	inside, leave := make(chan int), make(chan int)
+	b, w := checkedBench(t, nil, nil)
+	for range 2 {
+		go func() {
+			c := &observe.Call{Kind: observe.Handler, What: "the completion handler", Returned: true}
+			observe.Of(b.cq).Enter(c)
+			inside <- 1
+			<-leave
+			observe.Of(b.cq).Leave(c)
+			inside <- 2
+		}()
+		<-inside
+	}
+	close(leave)
+	<-inside
+	<-inside
+	b.free(t)
+	var rules []check.Rule
+	for _, v := range w.seen() {
+		if v.Rule != check.RuleSleepInCallback { // as it does
+			rules = append(rules, v.Rule)
+		}
+	}
+	if !slices.Equal(rules, []check.Rule{check.RuleOneHandler}) {
+		t.Errorf("reported %v", rules)
+	}
+}
+
+func TestCheckNotifyOnce(t *testing.T) {
+	b, w := checkedBench(t, func(*ib.CQ) {}, nil)
+	for range 2 {
+		second(b.cq.ReqNotify(ib.NotifyNextComp))
+		b.drv.cq.Completed()
+	}
+	w.expect(t)
+	b.drv.cq.Completed()
+	b.free(t)
+	w.expect(t, check.RuleNotifyOnce)
+}
+
+// A lock that is held where it may not be is reported, although everyone waits for it; then the test lets go.
+func TestCheckLocks(t *testing.T) {
+	t.Run("callbacks run under the lock of the queue", func(t *testing.T) {
+		var lock sync.Mutex
+		w, core := &witness{}, &ib.Core{}
+		reported := make(chan int, 1)
+		check.On(core, check.Config{Patience: 100 * time.Millisecond, Report: func(v check.Violation) {
+			w.report(v)
+			reported <- 1
+		}})
+		b := newBenchOn(t, core, func(cq *ib.CQ) { cq.ReqNotify(ib.NotifyNextComp) }, nil)
+		second(b.cq.ReqNotify(ib.NotifyNextComp))
+		b.drv.onNotify = func() { lock.Lock(); defer lock.Unlock() }
+		go func() { <-reported; lock.Unlock() }()
+		b.handle.HoldCallbacks()
+		lock.Lock()
+		b.drv.cq.Completed()
+		b.handle.RunCallbacks()
+		b.free(t)
+		w.expect(t, check.RuleLockAcrossCallback)
+	})
+	for _, test := range []struct {
+		name   string
+		client func(b func() *bench) *ib.Client
+	}{
+		{"unregister, and Remove calls the driver", func(b func() *bench) *ib.Client {
+			return &ib.Client{Name: "A", Add: func(d *ib.Device) (any, error) { return nil, nil }, Remove: func(d *ib.Device, _ any) { d.QueryDevice() }}
+		}},
+		{"unregister, and Remove waits for one who calls the driver", func(b func() *bench) *ib.Client {
+			return &ib.Client{Name: "A", Add: func(d *ib.Device) (any, error) { return nil, nil }, Remove: func(d *ib.Device, _ any) {
+				done := make(chan int)
+				go func() { b().cq.Poll(make([]ib.WC, 1)); close(done) }()
+				<-done
+			}}
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var lock sync.Mutex
+			w, core := &witness{}, &ib.Core{}
+			reported := make(chan int, 1)
+			check.On(core, check.Config{Patience: 100 * time.Millisecond, Report: func(v check.Violation) {
+				w.report(v)
+				select {
+				case reported <- 1:
+				default:
+				}
+			}})
+			var b *bench
+			must(t, core.RegisterClient(test.client(func() *bench { return b })))
+			b = newBenchOn(t, core, nil, nil)
+			take := func() { lock.Lock(); defer lock.Unlock() }
+			b.drv.onQuery, b.drv.onPoll = take, take
+			go func() { <-reported; lock.Unlock() }()
+			lock.Lock()
+			err := core.Unregister(b.handle)
+			if !errors.Is(err, syscall.EBUSY) { // the bench is left
+				t.Error(err)
+			}
+			for _, v := range w.seen() {
+				if v.Rule != check.RuleLockAcrossRegister && v.Rule != check.RuleLeftBehind {
+					t.Error(v)
+				}
+			}
+			if seen := w.seen(); len(seen) < 2 || seen[0].Rule != check.RuleLockAcrossRegister {
+				t.Errorf("reported %v", seen)
+			}
+		})
+	}
+}
+
+func TestCheckWaitForSelf(t *testing.T) {
+	h, _ := newDevice("fake0")
+	var cl *ib.Client
+	core, w := &ib.Core{}, &witness{}
+	check.On(core, check.Config{Report: w.report})
+	cl = &ib.Client{
+		Name: "A",
+		Add: func(d *ib.Device) (any, error) {
+			if err := core.Unregister(h); !errors.Is(err, syscall.EDEADLK) {
+				t.Error(err)
+			}
+			return nil, nil
+		},
+		Remove: func(d *ib.Device, _ any) { core.UnregisterClient(cl) },
+	}
+	must(t, core.RegisterClient(cl))
+	must(t, core.Register(h))
+	must(t, core.Unregister(h))
+	core.UnregisterClient(cl)
+	w.expect(t, check.RuleWaitForSelf, check.RuleWaitForSelf)
+}
+
+func TestCheckUseAfter(t *testing.T) {
+	t.Run("destroy", func(t *testing.T) {
+		b, w := checkedBench(t, func(*ib.CQ) {}, nil)
+		ah, err := b.pd.CreateAH(&ib.AHAttr{})
+		must(t, errors.Join(err, ah.Destroy()))
+		b.free(t)
+		for what, err := range map[string]error{
+			"poll":    second(b.cq.Poll(make([]ib.WC, 1))),
+			"notify":  second(b.cq.ReqNotify(ib.NotifyNextComp)),
+			"send":    second(b.qp.PostSend(ib.SendWR{})),
+			"receive": second(b.qp.PostRecv(ib.RecvWR{})),
+			"destroy": b.qp.Destroy(),
+			"dealloc": b.pd.Dealloc(),
+			"ah":      ah.Destroy(),
+			"ah2":     ah.Modify(nil),
+			"ah3":     second(ah.Query()),
+		} {
+			if !errors.Is(err, syscall.EINVAL) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		b.drv.cq.Completed()
+		b.drv.qp.Raise(ib.EventQPFatal)
+		for _, v := range w.seen() {
+			if v.Rule != check.RuleUseAfterDestroy && v.Rule != check.RuleNotifyOnce {
+				t.Error(v)
+			}
+			if v.Rule == check.RuleUseAfterDestroy && len(v.Stacks) != 3 {
+				t.Errorf("%d stacks, want those of the use, the end and the beginning", len(v.Stacks))
+			}
+		}
+		if n := len(w.seen()); n != 12 {
+			t.Errorf("%d reports", n)
+		}
+	})
+	t.Run("unregister", func(t *testing.T) {
+		b, w := checkedBench(t, nil, nil)
+		must(t, b.qp.Destroy())
+		must(t, b.cq.Destroy())
+		must(t, b.pd.Dealloc())
+		must(t, b.core.Unregister(b.handle))
+		w.expect(t)
+		b.dev.QueryPort(1)
+		b.dev.AllocPD()
+		w.expect(t, check.RuleUseAfterUnregister, check.RuleUseAfterUnregister)
+	})
+}
+
+// A report names what is left and where it was made. It comes at the Remove of the client that owns it, if the client is known.
+func TestCheckLeftBehind(t *testing.T) {
+	core, w := &ib.Core{}, &witness{}
+	check.On(core, check.Config{Report: w.report})
+	keeper := func(name string, fail error) *ib.Client {
+		return &ib.Client{
+			Name: name,
+			Add: func(d *ib.Device) (any, error) {
+				pd, err := d.AllocPD()
+				must(t, err)
+				return pd, fail
+			},
+			Remove: func(d *ib.Device, data any) { // makes it worse
+				_, err := data.(*ib.PD).CreateAH(&ib.AHAttr{})
+				must(t, err)
+			},
+		}
+	}
+	must(t, core.RegisterClient(keeper("A", nil)))
+	must(t, core.RegisterClient(keeper("B", errors.New("changed my mind"))))
+	d, _ := newDevice("fake0")
+	must(t, core.Register(d))
+	_, err := d.Device().CreateCQ(ib.CQInit{Entries: 1}) // of no client
+	must(t, err)
+	if err := core.Unregister(d); !errors.Is(err, syscall.EBUSY) {
+		t.Error(err)
+	}
+	w.expect(t, check.RuleLeftBehind, check.RuleLeftBehind, check.RuleLeftBehind)
+	for i, want := range []string{"Add of client B returned: PD", "Remove of client A returned: PD, AH", "Unregister returned: CQ"} {
+		if v := w.seen()[i]; !strings.Contains(v.What, want) {
+			t.Errorf("%q, want %q", v.What, want)
+		}
+	}
+}
+
+func TestDeallocDevice(t *testing.T) {
+	b, w := checkedBench(t, nil, nil)
+	if err := b.handle.Dealloc(); !errors.Is(err, syscall.EBUSY) {
+		t.Error(err)
+	}
+	b.free(t)
+	must(t, b.handle.Dealloc())
+	must(t, ib.NewDevice("never", ibfake.New(), nil).Dealloc())
+	w.expect(t, check.RuleFreeBeforeUnregister)
+}
+
+func TestCheckResults(t *testing.T) {
+	b, w := checkedBench(t, nil, nil)
+	post := func(n int, err error) {
+		b.drv.post = func() (int, error) { return n, err }
+		b.qp.PostSend(ib.SendWR{}, ib.SendWR{})
+	}
+	post(2, nil)
+	post(1, syscall.ENOMEM)
+	post(0, syscall.EINVAL)
+	w.expect(t)
+	post(1, nil)
+	post(2, syscall.ENOMEM)
+	post(3, nil)
+	post(-1, syscall.EINVAL)
+	b.drv.poll = func() (int, error) { return 2, nil }
+	b.drv.arm = func() (bool, error) { return true, nil }
+	b.cq.Poll(make([]ib.WC, 1))
+	b.cq.ReqNotify(ib.NotifyNextComp)
+	b.free(t)
+	w.expect(t, slices.Repeat([]check.Rule{check.RuleResult}, 6)...)
+}
+
+// The same at the same place is reported once.
+func TestCheckReportsOnce(t *testing.T) {
+	b, w := checkedBench(t, nil, nil)
+	b.drv.onPost = func() { b.dev.QueryDevice() }
+	for range 5 {
+		b.qp.PostSend(ib.SendWR{})
+	}
+	b.drv.onPost = func() { b.dev.QueryPort(1) }
+	b.qp.PostSend(ib.SendWR{})
+	b.free(t)
+	w.expect(t, check.RuleSleepInMethod, check.RuleSleepInMethod)
+}
+
+func TestCheckLeavesNoThreads(t *testing.T) {
+	// A busy machine may not run a handler for long.
+	b, w := patientBench(t, time.Minute, func(cq *ib.CQ) { cq.Poll(make([]ib.WC, 4)) }, func(*ib.QP, ib.EventType) {})
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 100 {
+				b.cq.ReqNotify(ib.NotifyNextComp)
+				b.handle.HoldCallbacks()
+				b.qp.PostSend(ib.SendWR{})
+				b.drv.qp.Raise(ib.EventCommEst)
+				b.handle.RunCallbacks()
+				b.dev.QueryDevice()
+			}
+		})
+	}
+	wg.Wait()
+	b.free(t)
+	w.expect(t)
+	if threads, objects := check.Left(b.dev); threads != 0 || objects != 0 {
+		t.Errorf("left: %d threads, %d objects", threads, objects)
+	}
+}
+
+func TestRuleNames(t *testing.T) {
+	names := map[string]bool{}
+	for r := check.RuleSleepInMethod; r.Point() != 0; r++ {
+		if s := r.String(); s == "" || names[s] || r.Point() > 6 {
+			t.Errorf("%d: %q, point %d", r, s, r.Point())
+		}
+		names[r.String()] = true
+	}
+	if s := check.Rule(200).String(); s != "Rule(200)" {
+		t.Error(s)
+	}
+}
+
+// An abandoned object is not reported when the device goes, and can be destroyed afterwards.
+func TestAbandon(t *testing.T) {
+	var found []check.Violation
+	core := &ib.Core{}
+	check.On(core, check.Config{Report: func(v check.Violation) { found = append(found, v) }})
+	b := newBenchOn(t, core, nil, nil)
+	b.qp.Abandon()
+	b.cq.Abandon()
+	b.qp.Abandon() // once is enough
+	if got, want := b.dev.Objects(), (ib.ObjectCounts{PD: 1}); got != want {
+		t.Errorf("Objects after Abandon: got %+v, want %+v", got, want)
+	}
+	b.pd.Abandon()
+	if err := core.Unregister(b.handle); err != nil {
+		t.Errorf("Unregister with abandoned objects: got %v, want nil", err)
+	}
+	must(t, b.qp.Destroy())
+	must(t, b.cq.Destroy())
+	must(t, b.pd.Dealloc())
+	if got, want := b.dev.Objects(), (ib.ObjectCounts{}); got != want {
+		t.Errorf("Objects after the end: got %+v, want %+v", got, want)
+	}
+	if len(found) > 0 {
+		t.Errorf("got violations %v, want none", found)
+	}
+}

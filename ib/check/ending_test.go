@@ -1,0 +1,86 @@
+package check_test
+
+import (
+	"context"
+	"errors"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/ib"
+	"verbena/ib/check"
+	"verbena/ib/ibfake"
+)
+
+// A destruction that hangs in the driver, goes on without its caller, and is joined, breaks no rule.
+func TestCheckDestroyGoesOn(t *testing.T) {
+	type destroyer interface {
+		DestroyContext(context.Context) error
+		Destroy() error
+	}
+	for name, c := range map[string]struct {
+		method ibfake.Method
+		of     func(b *bench) destroyer
+	}{
+		"CQ": {ibfake.DestroyCQ, func(b *bench) destroyer { must(t, b.qp.Destroy()); return b.cq }},
+		"QP": {ibfake.DestroyQP, func(b *bench) destroyer { return b.qp }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, w := patientBench(t, time.Hour, nil, nil)
+				x := c.of(b)
+				entered, release := b.drv.Hold(c.method)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				if err := x.DestroyContext(ctx); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("with a driver that hangs: got %v, want %v", err, context.DeadlineExceeded)
+				}
+				<-entered
+				joined := make(chan error)
+				go func() { joined <- x.Destroy() }()
+				synctest.Wait()
+				release()
+				must(t, <-joined)
+				w.expect(t)
+				if err := x.Destroy(); !errors.Is(err, syscall.EINVAL) {
+					t.Errorf("once more: got %v, want %v", err, syscall.EINVAL)
+				}
+				w.expect(t, check.RuleUseAfterDestroy)
+				if name == "QP" {
+					must(t, b.cq.Destroy())
+				}
+				must(t, errors.Join(b.pd.Dealloc(), b.core.Unregister(b.handle)))
+			})
+		})
+	}
+}
+
+// A call that makes an object while the device goes is reported.
+func TestCheckInsideAtUnregister(t *testing.T) {
+	b, w := checkedBench(t, nil, nil)
+	entered, release := b.drv.Hold(ibfake.AllocPD)
+	done := make(chan error)
+	go func() {
+		_, err := b.dev.AllocPD()
+		done <- err
+	}()
+	<-entered
+	b.free(t)
+	release()
+	if err := <-done; !errors.Is(err, syscall.ENODEV) {
+		t.Errorf("AllocPD: got %v, want %v", err, syscall.ENODEV)
+	}
+	w.expect(t, check.RuleInsideAtUnregister)
+}
+
+// The error state breaks no rule.
+func TestCheckSetError(t *testing.T) {
+	b, w := checkedBench(t, nil, nil)
+	b.handle.SetError()
+	if s := b.dev.State(); s != ib.DeviceError {
+		t.Errorf("State: got %v, want %v", s, ib.DeviceError)
+	}
+	b.free(t)
+	w.expect(t)
+}

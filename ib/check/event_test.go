@@ -1,0 +1,80 @@
+package check_test
+
+import (
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"verbena/ib"
+	"verbena/ib/check"
+)
+
+// A function that ends its own registration does not wait for itself; checked mode reports it.
+func TestEventEndsItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, w := checkedBench(t, nil, nil)
+		var calls atomic.Int32
+		var end func()
+		end = b.dev.OnEvent(func(ib.Event) { calls.Add(1); end() })
+		b.handle.DispatchEvent(ib.EventPortErr, 1)
+		b.handle.DispatchEvent(ib.EventPortErr, 1)
+		synctest.Wait()
+		b.free(t)
+		if n := calls.Load(); n != 1 {
+			t.Errorf("got %d calls, want 1", n)
+		}
+		w.expect(t, check.RuleWaitForSelf)
+	})
+}
+
+// Events that were dispatched before are delivered before Unregister returns, those after it are dropped and reported.
+func TestEventAfterUnregister(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, w := checkedBench(t, nil, nil)
+		calls := 0
+		b.dev.OnEvent(func(ib.Event) { calls++ })
+		b.handle.DispatchEvent(ib.EventPortErr, 1)
+		b.free(t)
+		if calls != 1 {
+			t.Errorf("got %d calls, want 1", calls)
+		}
+		b.handle.DispatchEvent(ib.EventPortActive, 1)
+		synctest.Wait()
+		if calls != 1 {
+			t.Errorf("got %d calls after Unregister, want none", calls-1)
+		}
+		w.expect(t, check.RuleUseAfterUnregister)
+	})
+}
+
+// A callback that ends its goroutine ends nothing else: other callbacks run, and destroying does not hang.
+func TestCallbackEndsItsGoroutine(t *testing.T) {
+	for _, hold := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			b, w := checkedBench(t, func(*ib.CQ) { runtime.Goexit() }, func(*ib.QP, ib.EventType) { runtime.Goexit() })
+			calls := 0
+			end := b.dev.OnEvent(func(ib.Event) { calls++; runtime.Goexit() })
+			raise := []func(){b.drv.cq.Completed, func() { b.drv.qp.Raise(ib.EventCommEst) }, func() { b.handle.DispatchEvent(ib.EventPortErr, 1) }}
+			for range 2 {
+				for _, f := range raise {
+					second(b.cq.ReqNotify(ib.NotifyNextComp))
+					go func() {
+						if hold {
+							b.handle.HoldCallbacks()
+							defer b.handle.RunCallbacks()
+						}
+						f()
+					}()
+					synctest.Wait()
+				}
+			}
+			if calls != 2 {
+				t.Errorf("got %d calls, want 2", calls)
+			}
+			end()
+			b.free(t)
+			w.expect(t, check.RuleCallbackReturns, check.RuleCallbackReturns, check.RuleCallbackReturns)
+		})
+	}
+}

@@ -1,0 +1,237 @@
+package check_test
+
+import (
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"verbena/ib"
+	"verbena/ib/check"
+	"verbena/ib/internal/observe"
+	"verbena/internal/gate"
+	"verbena/internal/testutil"
+)
+
+// holdWorld is two devices of one core. The doorbell of the first is rung.
+type holdWorld struct {
+	*testing.T
+	benches []*bench
+	seen    *witness
+	queue   ib.UserQP
+	handler func(i int) // what handlers do; may be nil
+}
+
+func newHoldWorld(t *testing.T, ring func(w *holdWorld, h *ib.Hold)) *holdWorld {
+	w := &holdWorld{T: t, seen: &witness{}}
+	core := &ib.Core{}
+	check.On(core, check.Config{Report: w.seen.report})
+	for i := range 2 {
+		w.benches = append(w.benches, newBenchNamed(t, core, "fake"+strconv.Itoa(i), func(*ib.CQ) {
+			if w.handler != nil {
+				w.handler(i)
+			}
+		}, nil))
+		must(t, second(w.benches[i].cq.ReqNotify(ib.NotifyNextComp)))
+	}
+	w.benches[0].drv.qp.OnDoorbell(func(h *ib.Hold) { ring(w, h) })
+	w.queue, _ = ib.ForUser(gate.Open()).Queue(w.benches[0].qp)
+	return w
+}
+
+// complete makes the handler of a device due.
+func (w *holdWorld) complete(i int) { w.benches[i].drv.cq.Completed() }
+
+// ring rings as uverbs does, with the callbacks of the first device held from the beginning.
+func (w *holdWorld) ring(h *ib.Hold, run func()) {
+	ib.ForUser(gate.Open()).HoldCallbacks(w.benches[0].dev, h)
+	w.queue.Doorbell(h)
+	run()
+}
+
+// free destroys everything, and checks that only these rules were broken.
+func (w *holdWorld) free(rules ...check.Rule) {
+	w.Helper()
+	for _, b := range w.benches {
+		b.free(w)
+	}
+	w.seen.expect(w.T, rules...)
+}
+
+type workFunc func()
+
+func (f workFunc) Run() { f() }
+
+// Checked mode reports a Hold that is not used as it must be.
+func TestCheckHold(t *testing.T) {
+	add := func(w *holdWorld, h *ib.Hold) { h.Add(w.benches[1].handle) }
+	none := func(*holdWorld, *ib.Hold) {}
+	for _, test := range []struct {
+		name string
+		bell func(w *holdWorld, h *ib.Hold)
+		run  func(w *holdWorld, h *ib.Hold)
+		want string // "": nothing
+	}{
+		{"added in the doorbell that it was given to", add, func(w *holdWorld, h *ib.Hold) { w.ring(h, h.Run) }, ""},
+		{"added by deferred work", func(w *holdWorld, h *ib.Hold) {
+			h.Defer(workFunc(func() { add(w, h); w.complete(1) }))
+		}, func(w *holdWorld, h *ib.Hold) { w.ring(h, h.Run) }, ""},
+		{"run in the doorbell", func(w *holdWorld, h *ib.Hold) { add(w, h); h.Run() }, func(w *holdWorld, h *ib.Hold) {
+			w.ring(h, h.Run)
+		}, "Hold.Run called in UserQP.Doorbell"},
+		{"another in a doorbell", func(w *holdWorld, h *ib.Hold) {
+			var other ib.Hold
+			add(w, &other)
+			other.Run()
+		}, func(w *holdWorld, h *ib.Hold) { w.ring(h, h.Run) }, "Hold.Add called in UserQP.Doorbell"},
+		{"another in a doorbell without one", func(w *holdWorld, h *ib.Hold) {
+			var other ib.Hold
+			add(w, &other)
+			other.Run()
+		}, func(w *holdWorld, h *ib.Hold) { w.queue.Doorbell(nil) }, "Hold.Add called in UserQP.Doorbell"},
+		{"HoldCallbacks in a doorbell", func(w *holdWorld, h *ib.Hold) {
+			w.benches[1].handle.HoldCallbacks()
+			w.benches[1].handle.RunCallbacks()
+		}, func(w *holdWorld, h *ib.Hold) { w.ring(h, h.Run) }, "HoldCallbacks called in UserQP.Doorbell"},
+		{"RunCallbacks in a doorbell", func(w *holdWorld, h *ib.Hold) { w.benches[1].handle.RunCallbacks() }, func(w *holdWorld, h *ib.Hold) {
+			w.benches[1].handle.HoldCallbacks()
+			w.ring(h, h.Run)
+		}, "RunCallbacks called in UserQP.Doorbell"},
+		{"added in post send", none, func(w *holdWorld, h *ib.Hold) {
+			w.benches[0].drv.onPost = func() { add(w, h) }
+			w.benches[0].qp.PostSend(ib.SendWR{})
+			w.benches[0].drv.onPost = nil
+			h.Run()
+		}, "Hold.Add called in QP.PostSend"},
+		{"run in post send", none, func(w *holdWorld, h *ib.Hold) {
+			add(w, h)
+			w.benches[0].drv.onPost = h.Run
+			w.benches[0].qp.PostSend(ib.SendWR{})
+			w.benches[0].drv.onPost = nil
+		}, "Hold.Run called in QP.PostSend"},
+		{"added in a callback", none, func(w *holdWorld, h *ib.Hold) {
+			w.handler = func(int) { w.handler = nil; add(w, h); h.Run() }
+			w.complete(0)
+			testutil.Eventually(t, "a report", func() bool { return len(w.seen.seen()) > 0 })
+		}, "Hold.Add called in the completion handler"},
+		{"run by another thread", none, func(w *holdWorld, h *ib.Hold) {
+			add(w, h)
+			var ran atomic.Bool
+			go func() {
+				h.Run()
+				ran.Store(true)
+			}()
+			for !ran.Load() { // it may not sleep
+				runtime.Gosched()
+			}
+			observe.Of(w.benches[1].dev).Note(observe.HoldEnds, h) // the hold is this thread's
+		}, "Hold.Run called by a thread that has not called Hold.Add"},
+		{"never run", none, func(w *holdWorld, h *ib.Hold) {
+			var wg sync.WaitGroup
+			wg.Go(func() { add(w, h) })
+			wg.Wait()
+			for len(w.seen.seen()) == 0 {
+				runtime.Gosched()
+			}
+		}, "the thread that called Hold.Add ended without Hold.Run"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newHoldWorld(t, test.bell)
+			var h ib.Hold
+			test.run(w, &h)
+			rules := make([]check.Rule, 0)
+			for range w.seen.seen() {
+				rules = append(rules, check.RuleHold) // for each device that is held
+			}
+			w.free(rules...)
+			if reported := len(rules) > 0; reported != (test.want != "") {
+				t.Errorf("reported: got %v, want %v", reported, !reported)
+			}
+			for _, v := range w.seen.seen() {
+				if v.What != test.want {
+					t.Errorf("got %q, want %q", v.What, test.want)
+				}
+			}
+		})
+	}
+}
+
+// A callback that does not return is reported; those of other devices run.
+func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
+	for name, end := range map[string]func(){"panics": func() { panic("test") }, "ends its goroutine": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newHoldWorld(t, func(w *holdWorld, h *ib.Hold) {
+					h.Add(w.benches[1].handle)
+					w.complete(0)
+					w.complete(1)
+				})
+				var ran [2]int
+				w.handler = func(i int) {
+					if ran[i]++; i == 0 {
+						end()
+					}
+				}
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					defer func() { _ = recover() }()
+					var h ib.Hold
+					w.ring(&h, h.Run)
+				})
+				wg.Wait()
+				synctest.Wait()
+				if ran != [2]int{1, 1} {
+					t.Errorf("handlers: got %v calls, want one of each", ran)
+				}
+				w.free(check.RuleCallbackReturns)
+			})
+		})
+	}
+}
+
+// TestHoldBeforeChecks: a hold that began before the device was registered, and so unseen, is no violation when it ends; another is one.
+func TestHoldBeforeChecks(t *testing.T) {
+	w, core := &witness{}, &ib.Core{}
+	check.On(core, check.Config{Report: w.report})
+	d, _ := newDevice("fake0")
+	var h ib.Hold
+	h.Add(d)
+	must(t, core.Register(d))
+	h.Run()
+	w.expect(t)
+	observe.Of(d.Device()).Note(observe.HoldEnds, &h)
+	w.expect(t, check.RuleHold)
+	must(t, core.Unregister(d))
+}
+
+// Packets arrive while the device is being registered, and threads hold its callbacks for them.
+func TestHoldWhileRegistering(t *testing.T) {
+	w := &witness{}
+	for range 100 {
+		core := &ib.Core{}
+		check.On(core, check.Config{Report: w.report})
+		h, _ := newDevice("fake0")
+		stop := make(chan struct{})
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+						h.HoldCallbacks()
+						h.RunCallbacks()
+					}
+				}
+			})
+		}
+		must(t, core.Register(h))
+		close(stop)
+		wg.Wait()
+		must(t, core.Unregister(h))
+	}
+	w.expect(t)
+}

@@ -1,0 +1,223 @@
+package check_test
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/ib"
+	"verbena/ib/check"
+	"verbena/internal/testutil"
+)
+
+// A hold whose thread has ended is reported and ended: callbacks do not wait for it.
+func TestCheckHoldOfThreadThatEnded(t *testing.T) {
+	b, w := checkedBench(t, func(*ib.CQ) {}, nil)
+	var wg sync.WaitGroup
+	wg.Go(b.handle.HoldCallbacks)
+	wg.Wait()
+	testutil.Eventually(t, "the hold to be reported", func() bool { return len(w.seen()) > 0 })
+	w.expect(t, check.RuleHold)
+	b.free(t)
+}
+
+// Remove waits for a lock that the caller of UnregisterClient holds.
+func TestCheckLockAcrossUnregisterClient(t *testing.T) {
+	var lock sync.Mutex
+	w, core := &witness{}, &ib.Core{}
+	check.On(core, check.Config{Patience: 100 * time.Millisecond, Report: func(v check.Violation) {
+		w.report(v)
+		lock.Unlock()
+	}})
+	dev, _ := newDevice("fake0")
+	must(t, core.Register(dev))
+	cl := &ib.Client{Name: "A", Add: func(*ib.Device) (any, error) { return nil, nil }, Remove: func(*ib.Device, any) {
+		lock.Lock()
+		defer lock.Unlock()
+	}}
+	must(t, core.RegisterClient(cl))
+	lock.Lock()
+	core.UnregisterClient(cl)
+	w.expect(t, check.RuleLockAcrossRegister)
+	must(t, core.Unregister(dev))
+}
+
+// The function for an event waits for a lock that the client's own Add holds while it waits. No driver is to blame.
+func TestCheckLockOfClient(t *testing.T) {
+	var lock sync.Mutex
+	reported := make(chan check.Violation, 1)
+	core := &ib.Core{}
+	check.On(core, check.Config{Patience: 100 * time.Millisecond, Report: func(v check.Violation) { reported <- v }})
+	dev, _ := newDevice("fake0")
+	cl := &ib.Client{Name: "A", Add: func(d *ib.Device) (any, error) {
+		stop := d.OnEvent(func(ib.Event) {
+			lock.Lock()
+			defer lock.Unlock()
+		})
+		lock.Lock()
+		dev.DispatchEvent(ib.EventPortActive, 1)
+		v := <-reported
+		lock.Unlock()
+		stop()
+		if v.Rule != check.RuleSleepInCallback || !strings.Contains(v.What, "Add of client A is in progress") {
+			t.Errorf("reported: got %v: %s, want %v, in Add of client A", v.Rule, v.What, check.RuleSleepInCallback)
+		}
+		return nil, nil
+	}, Remove: func(*ib.Device, any) {}}
+	must(t, core.RegisterClient(cl))
+	must(t, core.Register(dev))
+	must(t, core.Unregister(dev))
+}
+
+// An Add and a Remove that take long are reported.
+func TestCheckClientReturns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, core := &witness{}, &ib.Core{}
+		check.On(core, check.Config{Report: w.report, ClientPatience: time.Minute})
+		dev, _ := newDevice("fake0")
+		cl := &ib.Client{
+			Name:   "A",
+			Add:    func(*ib.Device) (any, error) { time.Sleep(59 * time.Second); return nil, nil },
+			Remove: func(*ib.Device, any) { time.Sleep(61 * time.Second) },
+		}
+		must(t, core.RegisterClient(cl))
+		must(t, core.Register(dev))
+		must(t, core.Unregister(dev))
+		w.expect(t, check.RuleClientReturns)
+	})
+}
+
+// A callback that computes for long is reported; one that makes progress is not.
+func TestCheckCallbackRunsLong(t *testing.T) {
+	var done atomic.Bool
+	w, core := &witness{}, &ib.Core{}
+	check.On(core, check.Config{Patience: 50 * time.Millisecond, Report: func(v check.Violation) {
+		w.report(v)
+		done.Store(true)
+	}})
+	began := time.Now()
+	begun := make(chan int, 1)
+	b := newBenchOn(t, core, func(cq *ib.CQ) {
+		begun <- 1
+		for time.Since(began) < 200*time.Millisecond {
+			second(cq.Poll(nil)) // progress
+		}
+		for !done.Load() && time.Since(began) < 20*time.Second {
+		}
+	}, nil)
+	second(b.cq.ReqNotify(ib.NotifyNextComp))
+	b.drv.cq.Completed()
+	<-begun
+	b.free(t)
+	w.expect(t, check.RuleSleepInCallback)
+	if d := time.Since(began); d < 200*time.Millisecond {
+		t.Errorf("reported after %v", d)
+	}
+}
+
+// A callback that makes progress, and does not return, is reported when the patience with clients ends.
+func TestCheckCallbackDoesNotReturn(t *testing.T) {
+	var done atomic.Bool
+	w, core := &witness{}, &ib.Core{}
+	check.On(core, check.Config{ClientPatience: 100 * time.Millisecond, Report: func(v check.Violation) {
+		w.report(v)
+		done.Store(true)
+	}})
+	began := time.Now()
+	begun := make(chan int, 1)
+	b := newBenchOn(t, core, func(cq *ib.CQ) {
+		begun <- 1
+		for !done.Load() && time.Since(began) < 20*time.Second {
+			second(cq.Poll(nil))
+		}
+	}, nil)
+	second(b.cq.ReqNotify(ib.NotifyNextComp))
+	b.drv.cq.Completed()
+	<-begun
+	b.free(t)
+	w.expect(t, check.RuleCallbackReturns)
+	if d := time.Since(began); d < 100*time.Millisecond {
+		t.Errorf("reported after %v", d)
+	}
+}
+
+// A thread that is inside a call when the object has been destroyed is reported.
+func TestCheckInUseAtDestroy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, w := checkedBench(t, nil, nil)
+		enter, leave := make(chan int), make(chan int)
+		b.drv.onQuery = nil
+		b.drv.onPoll = func() { enter <- 1; <-leave }
+		go b.cq.Poll(make([]ib.WC, 1))
+		<-enter
+		must(t, b.qp.Destroy())
+		must(t, b.cq.Destroy())
+		close(leave)
+		must(t, b.pd.Dealloc())
+		must(t, b.core.Unregister(b.handle))
+		w.expect(t, check.RuleInUse)
+	})
+}
+
+// A thread that waits for an object's end with a context, or joins another that does, is not inside of it.
+func TestCheckDestroyContext(t *testing.T) {
+	b, w := checkedBench(t, nil, nil)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() { b.qp.DestroyContext(ctx) })
+	}
+	wg.Wait()
+	must(t, b.cq.DestroyContext(ctx))
+	must(t, b.pd.DeallocContext(ctx))
+	must(t, b.core.UnregisterContext(ctx, b.handle))
+	for _, v := range w.seen() {
+		if v.Rule != check.RuleUseAfterDestroy { // by the second, if it came late
+			t.Error(v)
+		}
+	}
+}
+
+// A consumer that arms a queue with completions in it, and does not poll then, may wait for ever.
+func TestCheckArmWithoutPoll(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		rules []check.Rule
+		run   func(b *bench)
+	}{
+		{"arms after polling, and does not look again", []check.Rule{check.RuleArmWithoutPoll}, func(b *bench) {
+			second(b.cq.Poll(make([]ib.WC, 8)))
+			b.qp.PostSend(ib.SendWR{})
+			second(b.cq.ReqNotify(ib.NotifyNextComp))
+		}},
+		{"ignores that completions were missed", []check.Rule{check.RuleArmWithoutPoll}, func(b *bench) {
+			b.qp.PostSend(ib.SendWR{})
+			second(b.cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed))
+		}},
+		{"polls then", nil, func(b *bench) {
+			b.qp.PostSend(ib.SendWR{})
+			second(b.cq.ReqNotify(ib.NotifyNextComp))
+			second(b.cq.Poll(make([]ib.WC, 8)))
+		}},
+		{"arms an empty queue", nil, func(b *bench) { second(b.cq.ReqNotify(ib.NotifyNextComp)) }},
+		{"is notified after it has armed", nil, func(b *bench) {
+			second(b.cq.ReqNotify(ib.NotifyNextComp))
+			b.qp.PostSend(ib.SendWR{})
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, w := checkedBench(t, func(*ib.CQ) {}, nil)
+				test.run(b)
+				testutil.Advance(time.Second)
+				b.free(t)
+				w.expect(t, test.rules...)
+			})
+		})
+	}
+}

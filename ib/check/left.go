@@ -1,0 +1,57 @@
+package check
+
+import (
+	"fmt"
+
+	"verbena/ib"
+)
+
+// noteArmed notes that ReqNotify, whose frame f is, was called, if that is in the CQ's handler. Without NotifyReportMissed the handler has
+// to poll until the queue is empty: what was in it before raises no call.
+func (f *frame) noteArmed(flags ib.NotifyFlags) {
+	f.k.mu.Lock()
+	defer f.k.mu.Unlock()
+	if h := f.handler(); h != nil {
+		h.blind, h.batch = nil, false
+		if flags&ib.NotifyReportMissed == 0 {
+			h.blind = f.entry
+		}
+	}
+}
+
+// handler returns the frame of the CQ's completion handler that the call f is in, nil if it is in none.
+//
+//verbena:held f.k.mu
+func (f *frame) handler() *frame {
+	return f.th.find(func(x *frame) bool { return x.kind == inCallback && x.obj == f.obj })
+}
+
+// expectRest is called when a handler has returned that armed the queue, and whose last poll did not empty it. Completions that are
+// left then, and for which no call is due, wait for one that may never come, unless another thread polls.
+func (o *object) expectRest(at []uintptr) {
+	c, ok := ib.As[ib.CQCounter](o.cq)
+	if !ok || o.user || c.Waiting() == 0 || o.due() {
+		return
+	}
+	r := &rearm{o: o, polls: o.polls.Load(), armings: o.armings.Load(), at: at}
+	r.after(func() {
+		if n := o.waiting(c); n > 0 && r.idle() && !o.due() {
+			o.k.report(Violation{
+				Rule: RuleLeftInCQ,
+				What: fmt.Sprintf("a completion handler armed its CQ without NotifyReportMissed and returned with completions in it, "+
+					"of which %d have not been polled for %v: they raise no call", n, o.k.cfg.Patience),
+				Stacks: []Stack{{"CQ.ReqNotify in the completion handler", trace(at)}, {"the CQ made at", trace(o.made)}},
+			}, o.dev, at)
+		}
+	})
+}
+
+// waiting returns the number of completions in the queue, 0 if it has been destroyed.
+func (o *object) waiting(c ib.CQCounter) int {
+	o.probing.Lock()
+	defer o.probing.Unlock()
+	if o.gone {
+		return 0
+	}
+	return c.Waiting()
+}

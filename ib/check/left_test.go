@@ -1,0 +1,93 @@
+package check_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/ib"
+	"verbena/ib/check"
+	"verbena/internal/testutil"
+)
+
+// A handler that arms its CQ first polls until it is empty, asks what it has missed, or leaves the rest to another thread.
+func TestCheckLeftInCQ(t *testing.T) {
+	const patience = 200 * time.Millisecond
+	poll := func(cq *ib.CQ, n int) int {
+		n, err := cq.Poll(make([]ib.WC, n))
+		if err != nil {
+			panic(err)
+		}
+		return n
+	}
+	for _, c := range []struct {
+		name   string
+		handle func(x *consumer, cq *ib.CQ)
+		caught bool
+	}{
+		{"one batch", func(_ *consumer, cq *ib.CQ) {
+			ok(cq.ReqNotify(ib.NotifyNextComp))
+			poll(cq, 2)
+		}, true},
+		{"one batch, after a poll", func(_ *consumer, cq *ib.CQ) {
+			poll(cq, 1)
+			ok(cq.ReqNotify(ib.NotifyNextComp))
+			poll(cq, 2)
+		}, true},
+		{"until it is empty", func(_ *consumer, cq *ib.CQ) {
+			ok(cq.ReqNotify(ib.NotifyNextComp))
+			for poll(cq, 2) == 2 {
+			}
+		}, false},
+		{"a batch that takes all", func(_ *consumer, cq *ib.CQ) {
+			ok(cq.ReqNotify(ib.NotifyNextComp))
+			poll(cq, 2*depth)
+		}, false},
+		{"asks what it has missed", func(_ *consumer, cq *ib.CQ) {
+			for missed := true; missed; {
+				poll(cq, 2)
+				var err error
+				missed, err = cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
+				if err != nil {
+					panic(err)
+				}
+			}
+		}, false},
+		{"leaves the rest to another thread", func(x *consumer, cq *ib.CQ) {
+			ok(cq.ReqNotify(ib.NotifyNextComp))
+			poll(cq, 2)
+			time.AfterFunc(patience/10, func() { x.poll() })
+		}, false},
+		{"is called again for what comes meanwhile", func(x *consumer, cq *ib.CQ) {
+			ok(cq.ReqNotify(ib.NotifyNextComp))
+			if x.calls.Add(1) == 1 {
+				x.recv(8)
+				x.send(8, ib.SendSignaled)
+				poll(cq, 2)
+				return
+			}
+			for poll(cq, 2) == 2 {
+			}
+		}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var x *consumer
+				x = newConsumer(t, consumerConfig{handler: func(cq *ib.CQ) { c.handle(x, cq) }})
+				for i := range uint64(depth - 1) {
+					x.recv(i)
+					x.send(i, ib.SendSignaled)
+				}
+				ok(x.cq.ReqNotify(ib.NotifyNextComp))
+				x.recv(7)
+				x.send(7, ib.SendSignaled)
+				testutil.Advance(5 * patience)
+				if c.caught {
+					x.end(check.RuleLeftInCQ)
+				} else {
+					x.end()
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,266 @@
+package check
+
+import (
+	"fmt"
+	"time"
+
+	"verbena/ib"
+	"verbena/ib/internal/observe"
+)
+
+// The types in this file stand between ib and the driver's side of a queue.
+type (
+	queueCQ struct {
+		ib.DriverCQ
+		o *object
+	}
+	queueQP struct {
+		ib.DriverQP
+		o *object
+	}
+	queueUserQP struct {
+		queueQP
+		user ib.UserQP
+	}
+	queueSRQ struct {
+		ib.DriverSRQ
+		o *object
+	}
+)
+
+// Queue stands before a queue, and begins to follow its work requests.
+func (k *checker) Queue(s observe.Subject, drv any, m observe.Made) any {
+	o := s.(*object)
+	o.user, o.mayOverrun = m.User, m.Overruns
+	switch d := drv.(type) {
+	case ib.DriverCQ:
+		o.cq = d
+		return &queueCQ{d, o}
+	case ib.DriverQP:
+		o.followQP(o.self.(*ib.QP))
+		q := queueQP{d, o}
+		if u, ok := ib.As[ib.UserQP](d); ok {
+			return &queueUserQP{q, u}
+		}
+		return &q
+	case ib.DriverSRQ:
+		o.followSRQ(o.self.(*ib.SRQ))
+		return &queueSRQ{d, o}
+	}
+	return drv
+}
+
+// Unwrap returns the driver's.
+func (q *queueQP) Unwrap() ib.DriverQP { return q.DriverQP }
+
+func (q *queueQP) PostSend(wrs []ib.SendWR) (int, error) {
+	for i := range wrs {
+		checkNamed(&wrs[i])
+	}
+	return post(q.o, "QP.PostSend", wrs, q.DriverQP.PostSend, q.o.work.sends)
+}
+
+// checkNamed reports each destroyed object that the work request names. The driver refuses the request.
+func checkNamed(wr *ib.SendWR) {
+	check := func(x any) {
+		if o := objectOf(x); o != nil {
+			_ = o.checkUse("QP.PostSend", "%s of a work request that names a %v that was destroyed")
+		}
+	}
+	if wr.AH != nil {
+		check(wr.AH)
+	}
+	if b := wr.Bind; b != nil && b.MW != nil {
+		check(b.MW)
+	}
+	if b := wr.Bind; b != nil && b.MR != nil {
+		check(b.MR)
+	}
+	if wr.Reg != nil && wr.Reg.MR != nil {
+		check(wr.Reg.MR)
+	}
+}
+
+func (q *queueQP) PostRecv(wrs []ib.RecvWR) (int, error) {
+	return post(q.o, "QP.PostRecv", wrs, q.DriverQP.PostRecv, q.o.work.recvs)
+}
+
+func (q *queueQP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
+	err := q.DriverQP.Modify(attr, mask, u)
+	if err == nil && mask&ib.QPAttrState != 0 {
+		q.o.work.moved(attr.State)
+	}
+	return err
+}
+
+func (q *queueQP) Destroy() error {
+	q.o.stopping.Store(true)
+	err := q.DriverQP.Destroy()
+	if err != nil {
+		q.o.stopping.Store(false)
+	}
+	return err
+}
+
+func (q *queueUserQP) Doorbell(h *ib.Hold) {
+	f := &frame{kind: inAtomic, what: "UserQP.Doorbell", holder: h}
+	err := q.o.enter(f)
+	defer f.leave()
+	if err == nil {
+		q.user.Doorbell(h)
+	}
+}
+
+func (q *queueUserQP) Posted() (at uint32, some bool) {
+	f, err := q.o.atomically("UserQP.Posted")
+	defer f.leave()
+	if err != nil {
+		return 0, false
+	}
+	return q.user.Posted()
+}
+
+func (q *queueUserQP) TakeBack() { q.user.TakeBack() }
+
+func (q *queueSRQ) PostRecv(wrs []ib.RecvWR) (int, error) {
+	return post(q.o, "SRQ.PostRecv", wrs, q.DriverSRQ.PostRecv, q.o.work.recvs)
+}
+
+func (q *queueCQ) Poll(wc []ib.WC) (int, error) {
+	o := q.o
+	f, err := o.atomically("CQ.Poll")
+	defer f.leave()
+	if err != nil {
+		return 0, err
+	}
+	o.polls.Add(1)
+	before := o.destroyedQPs()
+	o.polling.Add(1)
+	defer o.polling.Add(-1)
+	n, err := q.DriverCQ.Poll(wc)
+	switch {
+	case n < 0 || n > len(wc):
+		f.result(fmt.Sprintf("%d completions returned into room for %d", n, len(wc)))
+	case err != nil:
+		o.broken.Store(true)
+	case len(wc) > 0:
+		o.polled(f, wc[:n], before)
+		f.notePolled(n == len(wc))
+	}
+	return n, err
+}
+
+func (q *queueCQ) ReqNotify(flags ib.NotifyFlags) (bool, error) {
+	o := q.o
+	f, err := o.atomically("CQ.ReqNotify")
+	defer f.leave()
+	if err != nil {
+		return false, err
+	}
+	o.requests.Add(1)
+	o.armings.Add(1)
+	missed, err := q.DriverCQ.ReqNotify(flags)
+	if err != nil {
+		o.requests.Add(-1)
+	}
+	if missed && flags&ib.NotifyReportMissed == 0 {
+		f.result("missed completions reported without NotifyReportMissed")
+	}
+	if err == nil {
+		f.noteArmed(flags)
+		o.expectPoll(flags, missed, f.entry)
+	}
+	return missed, err
+}
+
+func (q *queueCQ) Destroy() error {
+	q.o.probing.Lock()
+	defer q.o.probing.Unlock()
+	// Only calls of the checker wait for probing, none of a consumer.
+	err := q.DriverCQ.Destroy()
+	q.o.gone = err == nil
+	return err
+}
+
+// atomically enters a call on the object that may not sleep.
+func (o *object) atomically(what string) (*frame, error) {
+	f := &frame{kind: inAtomic, what: what}
+	return f, o.enter(f)
+}
+
+// stillMissed asks the driver whether the queue has completions in it, unless the queue has been destroyed.
+func (o *object) stillMissed(flags ib.NotifyFlags) bool {
+	o.probing.Lock()
+	defer o.probing.Unlock()
+	if o.gone {
+		return false
+	}
+	o.requests.Add(1) // the queue may have been disarmed meanwhile
+	// No consumer's call waits for probing: it keeps the checker's calls from the queue's end.
+	missed, err := o.cq.ReqNotify(flags | ib.NotifyReportMissed)
+	return missed && err == nil
+}
+
+// expectPoll reports, some time after the queue was armed, a completion that was in it then and may lie there for ever: there
+// has been no poll since, and no notification. Where the consumer did not ask for missed completions, the driver is asked
+// once more.
+func (o *object) expectPoll(flags ib.NotifyFlags, missed bool, at []uintptr) {
+	if o.user || flags&ib.NotifyReportMissed != 0 && !missed {
+		return
+	}
+	polls, answers := o.polls.Load(), o.answers.Load()
+	same := func() bool {
+		return o.polls.Load() == polls && o.answers.Load() == answers && o.destroyed.Load() == nil &&
+			o.dev.State() == ib.DeviceActive
+	}
+	after := func(d time.Duration, f func()) {
+		if old := o.armed.Swap(time.AfterFunc(d, f)); old != nil {
+			old.Stop()
+		}
+	}
+	report := func() {
+		if !same() {
+			return
+		}
+		o.k.report(Violation{
+			Rule: RuleArmWithoutPoll,
+			What: fmt.Sprintf("a CQ with completions in it was armed, and not polled for %v: "+
+				"the notification that the consumer waits for may never come", o.k.cfg.Patience),
+			Stacks: []Stack{{"CQ.ReqNotify", trace(at)}, {"the CQ made at", trace(o.made)}},
+		}, o.dev, at)
+	}
+	after(o.k.cfg.Patience, func() {
+		switch {
+		case !same():
+		case missed:
+			report()
+		case o.stillMissed(flags):
+			after(o.k.cfg.Patience/4, report) // unless the completion has just come, and its notification follows
+		}
+	})
+}
+
+// post is PostSend or PostRecv of a queue.
+func post[WR any](o *object, what string, wrs []WR, post func([]WR) (int, error),
+	note func(*frame, []WR) (taken func(int))) (int, error) {
+
+	f, err := o.atomically(what)
+	defer f.leave()
+	if err != nil {
+		return 0, err
+	}
+	taken := note(f, wrs)
+	n, err := post(wrs)
+	taken(n)
+	if n < 0 || n > len(wrs) || n < len(wrs) && err == nil || n == len(wrs) && n > 0 && err != nil {
+		f.result(fmt.Sprintf("%d of %d work requests taken, error %v", n, len(wrs), err))
+	}
+	return n, err
+}
+
+// result reports what a driver's method returned.
+func (f *frame) result(what string) {
+	f.k.report(Violation{
+		Rule: RuleResult, What: f.what + ": " + what, Stacks: []Stack{{f.what, trace(f.entry)}},
+	}, f.dev, f.entry)
+}

@@ -1,0 +1,198 @@
+package check_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/ib"
+	"verbena/ib/check"
+	"verbena/internal/testutil"
+)
+
+// A handler that empties its CQ arms it again, unless others poll or nothing comes.
+func TestCheckNotRearmed(t *testing.T) {
+	const patience = 200 * time.Millisecond
+	for _, c := range []struct {
+		name   string
+		rearm  func(n int32, cq *ib.CQ) bool // in the n-th call
+		then   func(x *consumer)             // when the handler has been called once, and returned
+		caught bool
+	}{
+		{"completions that wait", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
+			x.recv(1)
+			x.send(1, 0)
+			testutil.Advance(5 * patience)
+		}, true},
+		{"completions that come late", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
+			testutil.Advance(5 * patience)
+			x.recv(1)
+			x.send(1, 0)
+			testutil.Advance(5 * patience)
+		}, true},
+		{"forgotten in the second call", func(n int32, _ *ib.CQ) bool { return n < 2 }, func(x *consumer) {
+			for range 2 {
+				x.recv(1)
+				x.send(1, 0)
+				testutil.Advance(5 * patience)
+			}
+		}, true},
+		{"armed again", func(n int32, _ *ib.CQ) bool { return true }, func(x *consumer) {
+			x.recv(1)
+			x.send(1, 0)
+			testutil.Advance(5 * patience)
+		}, false},
+		{"nothing comes", func(n int32, _ *ib.CQ) bool { return false }, func(*consumer) { testutil.Advance(5 * patience) }, false},
+		{"another thread polls", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
+			x.recv(1)
+			x.send(1, 0)
+			for range 50 {
+				testutil.Advance(patience / 10)
+				x.poll()
+			}
+		}, false},
+		{"armed by another thread, late", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
+			testutil.Advance(5 * patience)
+			_, err := x.cq.ReqNotify(ib.NotifyNextComp)
+			x.must(err)
+			calls := x.calls.Load()
+			x.recv(1)
+			x.send(1, 0)
+			testutil.Advance(patience)
+			if n := x.calls.Load() - calls; n != 1 {
+				x.t.Errorf("calls of the handler: got %d, want 1", n)
+			}
+		}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var x *consumer
+				x = newConsumer(t, consumerConfig{handler: func(cq *ib.CQ) {
+					n := x.calls.Add(1)
+					wc := make([]ib.WC, 2*depth)
+					ok(cq.Poll(wc))
+					if c.rearm(n, cq) {
+						ok(cq.ReqNotify(ib.NotifyNextComp))
+					}
+				}})
+				ok(x.cq.ReqNotify(ib.NotifyNextComp))
+				x.recv(1)
+				x.send(1, 0)
+				synctest.Wait()
+				c.then(x)
+				if c.caught {
+					x.end(check.RuleNotRearmed)
+				} else {
+					x.end()
+				}
+			})
+		})
+	}
+}
+
+// A handler that polls one batch and leaves the rest arms its CQ, or has another thread poll.
+func TestCheckNotRearmedAfterBatch(t *testing.T) {
+	const patience = 200 * time.Millisecond
+	for _, c := range []struct {
+		name   string
+		arm    bool
+		fail   bool // the queue pairs are in error when the handler runs
+		then   func(x *consumer)
+		caught bool
+	}{
+		{"left", false, false, func(*consumer) {}, true},
+		{"armed, with the question what was missed", true, false, func(*consumer) {}, false},
+		{"another thread polls", false, false, func(x *consumer) { testutil.Advance(patience / 2); x.poll() }, false},
+		{"another thread arms", false, false, func(x *consumer) {
+			testutil.Advance(patience / 2)
+			ok(x.cq.ReqNotify(ib.NotifyNextComp))
+			x.poll()
+		}, false},
+		{"all queue pairs are in error", false, true, func(*consumer) {}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				x := newConsumer(t, consumerConfig{handler: func(cq *ib.CQ) {
+					for missed := true; missed; {
+						var wc [1]ib.WC
+						ok(cq.Poll(wc[:]))
+						if !c.arm {
+							return
+						}
+						var err error
+						if missed, err = cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed); err != nil {
+							panic(err)
+						}
+					}
+				}})
+				x.recv(1)
+				x.recv(2)
+				ok(x.cq.ReqNotify(ib.NotifyNextComp))
+				if c.fail {
+					x.toError(x.b)
+					x.toError(x.a)
+				} else {
+					x.send(3, ib.SendSignaled)
+				}
+				c.then(x)
+				testutil.Advance(5 * patience)
+				if c.caught {
+					x.end(check.RuleNotRearmed)
+				} else {
+					x.end()
+				}
+			})
+		})
+	}
+}
+
+func ok[T any](_ T, err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// The handler is not called for completions that it did not ask for.
+func TestCheckProbeIsNotSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var x *consumer
+		x = newConsumer(t, consumerConfig{handler: func(cq *ib.CQ) {
+			x.calls.Add(1)
+			ok(cq.Poll(make([]ib.WC, 2*depth)))
+		}})
+		ok(x.cq.ReqNotify(ib.NotifyNextComp))
+		x.recv(1)
+		x.send(1, 0)
+		testutil.Advance(time.Second) // it is armed by checked mode
+		x.recv(1)
+		x.send(1, 0)
+		synctest.Wait()
+		x.poll()
+		if n := x.calls.Load(); n != 1 {
+			t.Errorf("calls of the handler: got %d, want 1", n)
+		}
+		x.end()
+	})
+}
+
+// A client's function for events is ended before its Remove returns.
+func TestCheckEventFunctionLeft(t *testing.T) {
+	for _, ended := range []bool{false, true} {
+		x := newConsumer(t, consumerConfig{})
+		client := &ib.Client{Name: "A",
+			Add: func(d *ib.Device) (any, error) { return d.OnEvent(func(ib.Event) {}), nil },
+			Remove: func(_ *ib.Device, stop any) {
+				if ended {
+					stop.(func())()
+				}
+			},
+		}
+		x.must(x.core.RegisterClient(client))
+		x.core.UnregisterClient(client)
+		if ended {
+			x.end()
+		} else {
+			x.end(check.RuleLeftBehind)
+		}
+	}
+}

@@ -1,0 +1,131 @@
+package check_test
+
+import (
+	"sync"
+	"testing"
+	"verbena/ib"
+	"verbena/ib/check"
+)
+
+// A client has a device of its own, which it does not use when its Remove has returned. Those of others are theirs.
+func TestCheckUseAfterRemove(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		use   func(d *ib.Device)
+		rules []check.Rule
+	}{
+		{"asks", func(d *ib.Device) { second(d.QueryPort(1)) }, []check.Rule{check.RuleUseAfterRemove}},
+		{"makes an object", func(d *ib.Device) {
+			if pd, err := d.AllocPD(); err == nil {
+				pd.Dealloc()
+			}
+		}, []check.Rule{check.RuleUseAfterRemove, check.RuleUseAfterRemove}},
+		{"listens", func(d *ib.Device) { d.OnEvent(func(ib.Event) {})() }, []check.Rule{check.RuleUseAfterRemove}},
+		{"names it", func(d *ib.Device) { _ = d.Name() }, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w, core := &witness{}, &ib.Core{}
+			check.On(core, check.Config{Report: w.report})
+			h, _ := newDevice("fake0")
+			dev := h.Device()
+			must(t, core.Register(h))
+			var a, b *ib.Device
+			client := func(name string, d **ib.Device) *ib.Client {
+				cl := &ib.Client{Name: name, Remove: func(*ib.Device, any) {}, Add: func(x *ib.Device) (any, error) {
+					*d = x
+					return nil, nil
+				}}
+				must(t, core.RegisterClient(cl))
+				return cl
+			}
+			first, other := client("A", &a), client("B", &b)
+			if a == b || !a.Same(b) || !a.Same(dev) || !dev.Same(a) || a.Same(nil) {
+				t.Error("the clients' devices are not two of one")
+			}
+			core.UnregisterClient(first)
+			c.use(b)
+			c.use(dev)
+			w.expect(t)
+			var wg sync.WaitGroup
+			wg.Go(func() { c.use(a) })
+			wg.Wait()
+			w.expect(t, c.rules...)
+			was := a
+			must(t, core.RegisterClient(first))
+			if a == was {
+				t.Error("the client got the device that was taken from it")
+			}
+			c.use(a)
+			w.expect(t, c.rules...)
+			core.UnregisterClient(other)
+			must(t, core.Unregister(h))
+		})
+	}
+}
+
+// A client's thread that is inside a call when Remove returns uses the device afterwards, whatever it does next. One that Remove has waited
+// for does not.
+func TestCheckInsideAtRemove(t *testing.T) {
+	for _, waits := range []bool{false, true} {
+		w, core := &witness{}, &ib.Core{}
+		check.On(core, check.Config{Report: w.report})
+		h, drv := newDevice("fake0")
+		must(t, core.Register(h))
+		inside, goOn := make(chan bool), make(chan bool)
+		drv.onQuery = func() { inside <- true; <-goOn }
+		var wg sync.WaitGroup
+		cl := &ib.Client{Name: "A", Add: func(d *ib.Device) (any, error) {
+			wg.Go(func() { second(d.QueryDevice()) })
+			<-inside
+			return nil, nil
+		}, Remove: func(*ib.Device, any) {
+			if waits {
+				close(goOn)
+				wg.Wait()
+			}
+		}}
+		must(t, core.RegisterClient(cl))
+		core.UnregisterClient(cl)
+		if waits {
+			w.expect(t)
+		} else {
+			w.expect(t, check.RuleUseAfterRemove)
+			close(goOn)
+			wg.Wait()
+		}
+		must(t, core.Unregister(h))
+	}
+}
+
+// Objects made by another goroutine of a client belong to the client, and its events name its own Device.
+func TestClientsDevice(t *testing.T) {
+	w, core := &witness{}, &ib.Core{}
+	check.On(core, check.Config{Report: w.report})
+	dev, _ := newDevice("fake0")
+	must(t, core.Register(dev))
+	events := make(chan *ib.Device, 1)
+	cl := &ib.Client{Name: "A", Remove: func(*ib.Device, any) {}, Add: func(d *ib.Device) (any, error) {
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			pd, err := d.AllocPD()
+			must(t, err)
+			if pd.Device() != d {
+				t.Errorf("device of the object: got %p, want %p", pd.Device(), d)
+			}
+			stop := d.OnEvent(func(e ib.Event) { events <- e.Device })
+			dev.DispatchEvent(ib.EventPortActive, 1)
+			if got := <-events; got != d {
+				t.Errorf("device of the event: got %p, want %p", got, d)
+			}
+			stop()
+		})
+		wg.Wait()
+		return nil, nil
+	}}
+	must(t, core.RegisterClient(cl))
+	core.UnregisterClient(cl)
+	w.expect(t, check.RuleLeftBehind)
+	if err := core.Unregister(dev); err == nil {
+		t.Error("unregister with an object left: got nil")
+	}
+}

@@ -1,0 +1,46 @@
+package check_test
+
+import (
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"verbena/ib"
+	"verbena/ib/check"
+)
+
+// A callback that waits for a lock is reported long before Patience when the lock's holder sleeps, and not when the holder works.
+func TestCheckLockHeldBySleeper(t *testing.T) {
+	for _, sleeps := range []bool{true, false} {
+		w, core := &witness{}, &ib.Core{}
+		check.On(core, check.Config{Patience: 10 * time.Second, Report: w.report})
+		var mu sync.Mutex
+		begun := make(chan int, 1)
+		b := newBenchOn(t, core, func(*ib.CQ) {
+			begun <- 1
+			mu.Lock()
+			defer mu.Unlock()
+		}, nil)
+		mu.Lock()
+		second(b.cq.ReqNotify(ib.NotifyNextComp))
+		b.drv.cq.Completed()
+		<-begun
+		for end := time.Now().Add(time.Second); time.Now().Before(end) && len(w.seen()) == 0; {
+			if sleeps {
+				time.Sleep(300 * time.Millisecond)
+			}
+		}
+		mu.Unlock()
+		b.free(t)
+		if !sleeps {
+			w.expect(t)
+			continue
+		}
+		w.expect(t, check.RuleSleepInCallback)
+		for _, v := range w.seen() {
+			if len(v.Stacks) < 2 || !strings.Contains(v.Stacks[1].Trace, "TestCheckLockHeldBySleeper") {
+				t.Errorf("the second stack is not the holder's: %v", v)
+			}
+		}
+	}
+}

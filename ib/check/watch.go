@@ -1,0 +1,278 @@
+package check
+
+import (
+	"bytes"
+	"fmt"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"verbena/ib"
+)
+
+// A call that may not sleep is looked at when it takes long: the stack of its goroutine tells whether it sleeps, or
+// waits for a lock, which is allowed, but not for ever. The time between looks doubles up to Patience/longWait; so
+// many looks in a row that find it waiting for the same lock are Patience.
+const (
+	firstLook = 500 * time.Microsecond
+	longWait  = 20
+)
+
+//verbena:held mu
+func (k *checker) watch(f *frame) {
+	if f.kind == inCallback {
+		f.late = time.AfterFunc(k.cfg.ClientPatience, func() { k.lookAtClient(f, RuleCallbackReturns) })
+	}
+	switch {
+	case f.kind.mayNotSleep():
+		f.delay = firstLook
+		f.timer = time.AfterFunc(f.delay, func() { k.look(f) })
+	case f.kind == inRegister:
+		f.delay = k.cfg.Patience / longWait
+		f.blocked = map[*frame]int{}
+		f.timer = time.AfterFunc(f.delay, func() { k.lookAround(f) })
+	case f.kind == inClient:
+		f.timer = time.AfterFunc(k.cfg.ClientPatience, func() { k.lookAtClient(f, RuleClientReturns) })
+	}
+}
+
+//verbena:held mu
+func (k *checker) again(f *frame) {
+	if !f.left {
+		f.delay = min(2*f.delay, k.cfg.Patience/longWait)
+		f.timer.Reset(f.delay)
+	}
+}
+
+// look finds out what the thread does in f, which may not sleep.
+func (k *checker) look(f *frame) {
+	k.looking.Lock()
+	defer k.looking.Unlock()
+	k.mu.Lock()
+	th, seq := f.th, f.th.seq
+	inside := !f.left && th.innermost() == f // otherwise the calls further in are looked at
+	k.mu.Unlock()
+	var all map[int64]goroutine
+	if inside {
+		all = goroutines()
+	}
+	k.mu.Lock()
+	g, ok := all[th.id]
+	if inside && !ok && !f.left && th.seq == seq && f.kind == inHold {
+		k.pop(f)
+		k.mu.Unlock()
+		f.drop()
+		begin, end := holdCalls(f.holder)
+		k.report(Violation{
+			Rule: RuleHold, What: fmt.Sprintf("the thread that called %s ended without %s", begin, end),
+			Stacks: []Stack{{begin + " called at", trace(f.entry)}},
+		}, f.dev, f.entry)
+		return
+	}
+	if !inside || !ok || f.left || th.seq != seq {
+		f.waited, f.ran, f.suspected, f.resting = 0, 0, false, 0
+		k.again(f)
+		k.mu.Unlock()
+		return
+	}
+	v := Violation{Rule: f.kind.sleepRule()}
+	var suspects []Stack
+	switch {
+	case g.sleeps() && g.state == runtimeToo && !f.suspected:
+		f.suspected = true // not sure yet
+	case g.sleeps():
+		v.What = fmt.Sprintf("%s sleeps (%s)", f.what, g.state)
+	case g.waitsForLock() && f.rests(all), g.waits() && f.delay >= k.cfg.Patience/longWait:
+		if f.waited++; f.waited < longWait && !f.asleep() {
+			break
+		}
+		v.What = fmt.Sprintf("%s has waited for long (%s): a deadlock, or whoever it waits for sleeps", f.what, g.state)
+		if f.asleep() {
+			v.What = fmt.Sprintf("%s has waited for long (%s), and no other goroutine was running: the lock's holder sleeps", f.what, g.state)
+			suspects = g.suspects(all)
+		}
+		switch reg := k.registering(f.dev); {
+		case reg != nil && f.kind == inCallback && reg.clientCall() != nil: // its own lock, since it is in no call of the driver
+			v.What += fmt.Sprintf("; %s is in progress", reg.clientCall().what)
+		case reg != nil:
+			v.Rule = RuleLockAcrossRegister
+			v.What += fmt.Sprintf("; %s is in progress", reg.what)
+		case th.find(func(x *frame) bool { return x.kind == inCallback }) != nil && f.kind == inAtomic:
+			v.Rule = RuleLockAcrossCallback
+		}
+	case !g.waits():
+		f.waited, f.suspected, f.resting = 0, false, 0
+		if f.lastSeq != seq {
+			f.ran, f.lastSeq = 0, seq
+		}
+		if f.delay < k.cfg.Patience/longWait {
+			break
+		}
+		if f.ran++; f.ran >= longWait {
+			v.What = fmt.Sprintf("%s has run for %v without a call that would show progress", f.what, k.cfg.Patience)
+		}
+	}
+	if v.What == "" {
+		k.again(f)
+		k.mu.Unlock()
+		return
+	}
+	v.Stacks = append([]Stack{{f.what + ", waiting", g.trace}}, f.raisedAt()...)
+	if g.waits() {
+		v.Stacks = append(append(v.Stacks, suspects...), k.others(f.dev, th, all)...)
+	}
+	k.mu.Unlock()
+	k.report(v, f.dev, f.entry)
+}
+
+// lookAround looks for calls into the driver that wait for a lock as long as f, a Register or Unregister, goes on.
+func (k *checker) lookAround(f *frame) {
+	k.looking.Lock()
+	defer k.looking.Unlock()
+	k.mu.Lock()
+	candidates := map[*frame]uint64{}
+	for _, th := range k.threads {
+		if x := th.innermost(); x != f && x.kind.mayWaitForLock() && (f.dev == nil || x.dev == f.dev) {
+			candidates[x] = th.seq
+		}
+	}
+	k.mu.Unlock()
+	var all map[int64]goroutine
+	if len(candidates) > 0 {
+		all = goroutines()
+	}
+	k.mu.Lock()
+	if f.left {
+		k.mu.Unlock()
+		return
+	}
+	seen := map[*frame]int{}
+	var stuck *frame
+	for x, seq := range candidates {
+		if g, ok := all[x.th.id]; ok && !x.left && x.th.seq == seq && g.waitsForLock() {
+			seen[x] = f.blocked[x] + 1
+			if seen[x] == longWait {
+				stuck = x
+			}
+		}
+	}
+	f.blocked = seen
+	k.again(f)
+	if stuck == nil {
+		k.mu.Unlock()
+		return
+	}
+	v := Violation{
+		Rule: RuleLockAcrossRegister,
+		What: fmt.Sprintf("%s has waited for a lock for long while %s is in progress: a deadlock", stuck.what, f.what),
+		Stacks: append([]Stack{{stuck.what + ", waiting", all[stuck.th.id].trace}, {f.what + " called at", trace(f.entry)}},
+			k.others(stuck.dev, stuck.th, all)...),
+	}
+	k.mu.Unlock()
+	k.report(v, stuck.dev, stuck.entry)
+}
+
+// lookAtClient reports an Add, Remove or callback that has not returned for ClientPatience.
+func (k *checker) lookAtClient(f *frame, rule Rule) {
+	k.looking.Lock()
+	defer k.looking.Unlock()
+	all := goroutines()
+	k.mu.Lock()
+	if f.left {
+		k.mu.Unlock()
+		return
+	}
+	g := all[f.th.id]
+	v := Violation{
+		Rule: rule,
+		What: fmt.Sprintf("%s has not returned for %v (%s)", f.what, k.cfg.ClientPatience, g.state),
+		Stacks: append([]Stack{{f.what + ", now", g.trace}, {"called at", trace(f.entry)}},
+			k.others(f.dev, f.th, all)...),
+	}
+	k.mu.Unlock()
+	k.report(v, f.dev, f.entry)
+}
+
+// registering is the Register or Unregister of the device that is in progress, if any.
+//
+//verbena:held mu
+func (k *checker) registering(d *ib.Device) *frame {
+	for _, th := range k.threads {
+		if f := th.find(func(f *frame) bool { return f.kind == inRegister && f.dev == d }); f != nil {
+			return f
+		}
+	}
+	return nil
+}
+
+// clientCall returns the Add or Remove of a client that a Register or Unregister is in, nil if it is in none.
+//
+//verbena:held f.k.mu
+func (f *frame) clientCall() *frame {
+	return f.th.find(func(x *frame) bool { return x.kind == inClient })
+}
+
+// others are the stacks of the other threads that have to do with the device, with mu held.
+func (k *checker) others(d *ib.Device, but *thread, all map[int64]goroutine) (s []Stack) {
+	for _, th := range k.threads {
+		if f := th.find(func(f *frame) bool { return f.dev == d }); f != nil && th != but && len(s) < 8 {
+			s = append(s, Stack{"another thread, in " + f.what, all[th.id].trace})
+		}
+	}
+	return s
+}
+
+// goroutine is one paragraph of what runtime.Stack prints.
+type goroutine struct {
+	state string // such as "chan receive"
+	trace string
+}
+
+// sleeping are the states that show a goroutine to be at rest until something happens that may take any time.
+var sleeping = []string{
+	"chan receive", "chan send", "select", "sleep", "IO wait", "sync.Cond.Wait", "sync.WaitGroup.Wait",
+}
+
+// runtimeToo is the one of them in which an allocation may be for a moment, when it starts a garbage collection.
+const runtimeToo = "chan receive"
+
+// waitingForLock are those of one that waits for what should not take long, and may.
+var waitingForLock = []string{"sync.Mutex.Lock", "sync.RWMutex.Lock", "sync.RWMutex.RLock", "semacquire"}
+
+func (g goroutine) sleeps() bool       { return slices.Contains(sleeping, g.state) }
+func (g goroutine) waitsForLock() bool { return slices.Contains(waitingForLock, g.state) }
+func (g goroutine) waits() bool        { return g.waitsForLock() || g.state == "syscall" }
+
+// goroutines are all that exist, by number. It stops the world for a moment.
+func goroutines() map[int64]goroutine {
+	buf := make([]byte, 64<<10)
+	n := runtime.Stack(buf, true)
+	for n == len(buf) && n < 16<<20 {
+		buf = make([]byte, 2*len(buf))
+		n = runtime.Stack(buf, true)
+	}
+	return parseGoroutines(buf[:n])
+}
+
+// parseGoroutines reads paragraphs that begin like "goroutine 7 [select (no cases), 2 minutes]:".
+func parseGoroutines(dump []byte) map[int64]goroutine {
+	all := map[int64]goroutine{}
+	for _, p := range bytes.Split(dump, []byte("\n\n")) {
+		head, body, _ := bytes.Cut(p, []byte(":\n"))
+		number, state, ok := strings.Cut(strings.TrimPrefix(string(head), "goroutine "), " ")
+		id, err := strconv.ParseInt(number, 10, 64)
+		if !ok || err != nil {
+			continue
+		}
+		if _, s, ok := strings.Cut(state, "["); ok {
+			state = s
+		}
+		if i := strings.IndexAny(state, ",(]"); i >= 0 {
+			state = state[:i]
+		}
+		all[id] = goroutine{state: strings.TrimSpace(state), trace: string(body)}
+	}
+	return all
+}

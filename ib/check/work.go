@@ -1,0 +1,504 @@
+package check
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+
+	"verbena/ib"
+)
+
+// request is a work request from the moment it is posted until a completion proves that it is done.
+type request struct {
+	id         uint64
+	keys       []uint32 // local keys of the memory that it names
+	region     *ib.MR   // the region that it registers, or binds a window to; nil: none
+	ends       uint32   // the remote key that it invalidates here; 0: none
+	signaled   bool
+	begin, end uint64  // when posting it began and ended; end 0: it has not
+	pending    *object // counted as one that may complete there
+	at         []uintptr
+}
+
+// work is what checked mode knows of the work requests of a queue pair or a shared receive queue. Those of user contexts are not
+// followed, since a program posts and polls without a call. Where threads post or poll at the same time, the order in the
+// device is not known; then requests count as done that may not be.
+type work struct {
+	o              *object
+	pd             *ib.PD
+	qp             *ib.QP // nil: of an SRQ
+	sigAll         bool
+	srq            *work // of the queue pair's SRQ
+	sendCQ, recvCQ *object
+	sendCap        int // 0: unknown
+	recvCap        int
+
+	mu         sync.Mutex
+	seq        uint64
+	send, recv []*request // in the order of posting
+	connected  bool       // a QP that has been in RTR since it was in RESET
+	last       bool       // a QP whose event function has been called with EventQPLastWQEReached since
+	ended      []uintptr  // where the QP was destroyed
+	users      int        // of an SRQ: queue pairs that are connected
+	unsure     bool       // of an SRQ: a QP has gone with requests of it
+}
+
+// followQP starts tracking the work requests of a queue pair.
+func (o *object) followQP(qp *ib.QP) {
+	init := qp.Init()
+	w := &work{o: o, pd: qp.PD(), qp: qp, sigAll: init.SigAll, sendCap: int(init.Cap.MaxSendWR), recvCap: int(init.Cap.MaxRecvWR)}
+	for _, c := range []struct {
+		cq *ib.CQ
+		to **object
+	}{{init.SendCQ, &w.sendCQ}, {init.RecvCQ, &w.recvCQ}} {
+		if c.cq == nil {
+			continue
+		}
+		if *c.to = objectOf(c.cq); *c.to == nil || (*c.to).user {
+			return
+		}
+	}
+	if o.user || init.SendCQ == nil {
+		return
+	}
+	if init.SRQ != nil {
+		if s := objectOf(init.SRQ); s != nil {
+			w.srq = s.work
+		}
+	}
+	o.work = w
+}
+
+// followSRQ starts tracking the work requests of a shared receive queue.
+func (o *object) followSRQ(srq *ib.SRQ) {
+	if !o.user {
+		o.work = &work{o: o, pd: srq.PD(), recvCap: int(srq.Init().Attr.MaxWR)}
+	}
+}
+
+func keysOf(sgl []ib.SGE) []uint32 {
+	var keys []uint32
+	for _, s := range sgl {
+		if s.Length != 0 {
+			keys = append(keys, s.LKey)
+		}
+	}
+	return keys
+}
+
+// sends notes work requests that are about to be posted, and returns what is to be called with how many were taken.
+func (w *work) sends(f *frame, wrs []ib.SendWR) func(n int) {
+	if w == nil || w.sendCap == 0 || f == nil {
+		return func(int) {}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.seq++
+	var posted []*request
+	for i := range wrs {
+		wr := &wrs[i]
+		r := &request{id: wr.ID, signaled: wr.Flags&ib.SendSignaled != 0 || w.sigAll, begin: w.seq, at: f.entry}
+		if wr.Flags&ib.SendInline == 0 && wr.Opcode != ib.WRAtomicWrite {
+			r.keys = keysOf(wr.SGList)
+		}
+		switch {
+		case wr.Opcode == ib.WRLocalInv:
+			r.ends = wr.InvalidateRKey
+		case wr.Opcode == ib.WRRegMR && wr.Reg != nil:
+			r.region = wr.Reg.MR
+		case wr.Opcode == ib.WRBindMW && wr.Bind != nil:
+			r.region = wr.Bind.MR
+		}
+		posted = append(posted, r)
+	}
+	w.send = append(w.send, posted...)
+	return func(n int) {
+		w.taken(&w.send, posted, n, w.sendCQ, w.sendCap)
+		w.checkSignaled(f)
+		w.checkRoom(f, w.sendCQ)
+	}
+}
+
+// recvs does the same for receives.
+func (w *work) recvs(f *frame, wrs []ib.RecvWR) func(n int) {
+	if w == nil || w.recvCap == 0 || f == nil {
+		return func(int) {}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.seq++
+	var posted []*request
+	for i := range wrs {
+		posted = append(posted, &request{id: wrs[i].ID, keys: keysOf(wrs[i].SGList), signaled: true, begin: w.seq, at: f.entry})
+	}
+	w.recv = append(w.recv, posted...)
+	return func(n int) {
+		w.taken(&w.recv, posted, n, w.recvCQ, w.recvCap)
+		w.checkRoom(f, w.recvCQ)
+	}
+}
+
+// taken notes that the driver has taken the first n. A queue that takes more than there is room for has done the oldest.
+func (w *work) taken(queue *[]*request, posted []*request, n int, cq *object, room int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.seq++
+	for i, r := range posted {
+		if i < n {
+			r.end = w.seq
+		}
+	}
+	*queue = slices.DeleteFunc(*queue, func(r *request) bool {
+		if r.end == w.seq && cq != nil {
+			r.pending = cq
+			cq.pending.Add(1)
+		}
+		return r.end == 0 && slices.Contains(posted, r)
+	})
+	for len(*queue) > 2*room+64 {
+		(*queue)[0].done()
+		*queue = (*queue)[1:]
+	}
+}
+
+// done is called with the mu of its work held.
+func (r *request) done() {
+	if r.pending != nil {
+		r.pending.pending.Add(-1)
+		r.pending = nil
+	}
+}
+
+// checkSignaled reports that the send queue has taken more than it has room for with no signaled work request among them. Signaled
+// ones are not counted: hardware would refuse the post until they have been polled, and the consumer may know what to do.
+func (w *work) checkSignaled(f *frame) {
+	w.mu.Lock()
+	out := slices.Clone(w.send)
+	w.mu.Unlock()
+	unsignaled := !slices.ContainsFunc(out, func(r *request) bool { return r.signaled || r.end == 0 })
+	if len(out) <= w.sendCap || !unsignaled || w.sendCQ.polling.Load() > 0 || w.o.uncertain() {
+		return
+	}
+	w.o.k.report(Violation{
+		Rule: RuleUnsignaledOnly,
+		What: fmt.Sprintf("a send queue of %d was filled with work requests of which none is signaled: "+
+			"no completion would make room for another", w.sendCap),
+		Stacks: []Stack{{"QP.PostSend", trace(f.entry)}, {"the oldest posted at", trace(out[0].at)},
+			{"the QP made at", trace(w.o.made)}},
+	}, w.o.dev, f.entry)
+}
+
+// checkRoom reports that more may complete on a CQ than it has entries for.
+func (w *work) checkRoom(f *frame, cq *object) {
+	if cq == nil || cq.mayOverrun || cq.broken.Load() || w.o.uncertain() {
+		return
+	}
+	n, entries := cq.pending.Load(), cq.self.(*ib.CQ).Entries()
+	if n <= int64(entries) || cq.polling.Load() > 0 {
+		return
+	}
+	w.o.k.report(Violation{
+		Rule: RuleCQTooSmall,
+		What: fmt.Sprintf("%d work requests are posted that may complete on a CQ of %d entries", n, entries),
+		Stacks: []Stack{{f.what, trace(f.entry)}, {"the CQ made at", trace(cq.made)},
+			{"the QP made at", trace(w.o.made)}},
+	}, w.o.dev, f.entry)
+}
+
+// uncertain reports that nothing is to be concluded: the device is in error, or has gone.
+func (o *object) uncertain() bool { return o.dev.State() != ib.DeviceActive }
+
+// lost reports that completions of the queue pair may have been lost.
+func (w *work) lost() bool {
+	return w.o.uncertain() || w.sendCQ != nil && w.sendCQ.broken.Load() || w.recvCQ != nil && w.recvCQ.broken.Load()
+}
+
+// polled notes completions that a consumer has got from the CQ. before are the queue pairs that were destroyed before it polled.
+func (o *object) polled(f *frame, wcs []ib.WC, before map[uint32]*work) {
+	for i := range wcs {
+		wc := &wcs[i]
+		if wc.QP != nil {
+			if qp := objectOf(wc.QP); qp != nil {
+				qp.work.completed(o, wc)
+				continue
+			}
+		}
+		if w := before[wc.QPNum]; w != nil && wc.QP == nil {
+			if r := w.completed(o, wc); r != nil && !w.lost() {
+				o.k.report(Violation{
+					Rule: RuleDestroyUndrained,
+					What: fmt.Sprintf("a completion of QP %d was polled when the QP had been destroyed: "+
+						"the ID may name what has been freed", wc.QPNum),
+					Stacks: []Stack{{"CQ.Poll", trace(f.entry)}, {"the QP destroyed at", trace(w.ended)}, {"the work request posted at", trace(r.at)}},
+				}, o.dev, w.ended)
+			}
+		}
+	}
+	if len(wcs) > 0 || len(before) == 0 {
+		return
+	}
+	if c, ok := ib.As[ib.CQCounter](o.cq); ok && c.Waiting() > 0 {
+		return // the device delays completions
+	}
+	o.deadMu.Lock()
+	defer o.deadMu.Unlock()
+	for num, w := range before { // nothing more of them can be there
+		if o.dead[num] == w {
+			delete(o.dead, num)
+		}
+	}
+}
+
+// destroyedQPs are those of which completions may be in the queue.
+func (o *object) destroyedQPs() map[uint32]*work {
+	o.deadMu.Lock()
+	defer o.deadMu.Unlock()
+	if len(o.dead) == 0 {
+		return nil
+	}
+	m := make(map[uint32]*work, len(o.dead))
+	for num, w := range o.dead {
+		m[num] = w
+	}
+	return m
+}
+
+// completed notes a completion on cq, and returns the request that it is of, nil if that is not known.
+func (w *work) completed(cq *object, wc *ib.WC) (r *request) {
+	if w == nil {
+		return nil
+	}
+	mayRecv := w.recvCQ == cq && (wc.Status != ib.WCSuccess || wc.Opcode&ib.WCRecv != 0)
+	maySend := w.sendCQ == cq && (wc.Status != ib.WCSuccess || wc.Opcode&ib.WCRecv == 0)
+	if maySend {
+		w.mu.Lock()
+		r = w.sent(wc)
+		w.mu.Unlock()
+	}
+	if !mayRecv {
+		return r
+	}
+	from := w
+	if w.srq != nil {
+		from = w.srq
+	}
+	from.mu.Lock()
+	defer from.mu.Unlock()
+	i := slices.IndexFunc(from.recv, func(x *request) bool { return x.id == wc.ID })
+	if i < 0 {
+		return r
+	}
+	r = from.recv[i]
+	r.done()
+	from.recv = slices.Delete(from.recv, i, i+1)
+	return r
+}
+
+// sent takes the request of a completion out of the send queue, with all that may have been before it. Requests behind it in the list of
+// one PostSend stay.
+//
+//verbena:held w.mu
+func (w *work) sent(wc *ib.WC) *request {
+	var r *request
+	same := 0
+	for _, x := range w.send {
+		if x.id != wc.ID {
+			continue
+		}
+		same++
+		switch {
+		case r == nil, wc.Status != ib.WCSuccess: // of several with that ID it may be the last
+			r = x
+		case x.signaled && !r.signaled:
+			r = x
+		}
+	}
+	if r == nil {
+		return nil
+	}
+	passed := false
+	w.send = slices.DeleteFunc(w.send, func(x *request) bool {
+		behind := passed && x.begin == r.begin
+		passed = passed || x == r
+		if !behind && (r.end == 0 || x.begin < r.end) {
+			x.done()
+			return true
+		}
+		return false
+	})
+	return r
+}
+
+// moved notes that Modify has brought the queue pair to a state.
+func (w *work) moved(s ib.QPState) {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch s {
+	case ib.QPRTR:
+		w.connect(true)
+		w.last = false
+	case ib.QPReset:
+		w.connect(false)
+		w.forget()
+	}
+}
+
+//verbena:held w.mu
+func (w *work) connect(on bool) {
+	if w.connected != on && w.srq != nil {
+		w.srq.mu.Lock()
+		defer w.srq.mu.Unlock()
+		if on {
+			w.srq.users++
+		} else {
+			w.srq.users--
+		}
+	}
+	w.connected = on
+}
+
+// forget drops what is outstanding: it will not complete.
+//
+//verbena:held w.mu
+func (w *work) forget() {
+	for _, r := range slices.Concat(w.send, w.recv) {
+		r.done()
+	}
+	w.send, w.recv = nil, nil
+}
+
+// gone notes that the queue pair or shared receive queue has been destroyed.
+func (w *work) gone(at []uintptr) {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range slices.Concat(w.send, w.recv) {
+		r.done()
+	}
+	if w.qp == nil {
+		return
+	}
+	w.ended = at
+	w.checkLast(at)
+	w.connect(false)
+	if len(w.send) == 0 && len(w.recv) == 0 && w.srq == nil || w.o.uncertain() {
+		return
+	}
+	for _, cq := range []*object{w.sendCQ, w.recvCQ} {
+		if cq == nil {
+			continue
+		}
+		cq.deadMu.Lock()
+		if cq.dead == nil {
+			cq.dead = map[uint32]*work{}
+		}
+		cq.dead[w.qp.Num()] = w
+		cq.deadMu.Unlock()
+	}
+}
+
+// checkLast reports the destruction of a queue pair that may have taken receives from its SRQ whose completions are
+// lost.
+//
+//verbena:held w.mu
+func (w *work) checkLast(at []uintptr) {
+	if w.srq == nil || !w.connected || w.last {
+		return
+	}
+	w.srq.mu.Lock()
+	n := len(w.srq.recv)
+	w.srq.unsure = w.srq.unsure || n > 0
+	w.srq.mu.Unlock()
+	if n == 0 || w.lost() {
+		return
+	}
+	w.o.k.report(Violation{
+		Rule: RuleSRQUndrained,
+		What: "a QP with a shared receive queue was destroyed before EventQPLastWQEReached: receives that it had taken may be lost",
+		Stacks: []Stack{{"the QP destroyed at", trace(at)}, {"the QP made at", trace(w.o.made)},
+			{"the SRQ made at", trace(w.srq.o.made)}},
+	}, w.o.dev, at)
+}
+
+// lastWQE notes that EventQPLastWQEReached is being delivered.
+func (w *work) lastWQE() {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.last = true
+}
+
+// inFlight reports that a region that a call ends or changes is named by a work request that may not be done.
+func (k *checker) inFlight(d *ib.Device, pd *ib.PD, what string, named func(*request) bool, at []uintptr) {
+	if d.State() != ib.DeviceActive {
+		return
+	}
+	var all []*work
+	k.mu.Lock()
+	for o := range k.live {
+		if o.dev == d && o.work != nil && o.work.pd == pd {
+			all = append(all, o.work)
+		}
+	}
+	k.mu.Unlock()
+	for _, w := range all {
+		r := w.outstanding(named)
+		if r == nil {
+			continue
+		}
+		k.report(Violation{
+			Rule: RuleInFlight,
+			What: fmt.Sprintf("%s while a work request that names the region is outstanding on a %v", what, w.o.kind),
+			Stacks: []Stack{{what, trace(at)}, {"the work request posted at", trace(r.at)},
+				{fmt.Sprintf("the %v made at", w.o.kind), trace(w.o.made)}},
+		}, d, at)
+		return
+	}
+}
+
+// outstanding returns a request of a kind that the device may be carrying out, nil if there is none.
+func (w *work) outstanding(kind func(*request) bool) *request {
+	if w.qp != nil && (w.o.stopping.Load() || w.qp.State() < ib.QPRTR || w.lost()) {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.qp == nil && (w.users == 0 || w.unsure) {
+		return nil
+	}
+	for _, q := range []struct {
+		of  []*request
+		cap int
+	}{{w.send, w.sendCap}, {w.recv, w.recvCap}} {
+		for _, r := range q.of[max(0, len(q.of)-q.cap):] {
+			if r.end != 0 && kind(r) {
+				return r
+			}
+		}
+	}
+	return nil
+}
+
+// checkInFlight reports that a region is deregistered, or changed, under a work request that names it.
+func (o *object) checkInFlight(what string) {
+	mr, ok := o.self.(*ib.MR)
+	if !ok {
+		return
+	}
+	variants, byRequest := uint32(0), mr.Region() == nil
+	if byRequest { // it is registered by work requests
+		variants = 0xff
+	}
+	lkey, rkey := mr.LKey()|variants, mr.RKey()|variants
+	o.k.inFlight(o.dev, mr.PD(), what, func(r *request) bool {
+		return r.region == mr || byRequest && r.ends != 0 && r.ends|variants == rkey ||
+			slices.ContainsFunc(r.keys, func(k uint32) bool { return k|variants == lkey })
+	}, callers())
+}

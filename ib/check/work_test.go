@@ -1,0 +1,498 @@
+package check_test
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"verbena/driver/loopback"
+	"verbena/ib"
+	"verbena/ib/check"
+	"verbena/ib/weak"
+	"verbena/umem"
+)
+
+// consumer is two connected queue pairs on a device in checked mode.
+type consumer struct {
+	t    *testing.T
+	core ib.Core
+	h    *ib.DeviceHandle
+	dev  *ib.Device
+	pd   *ib.PD
+	cq   *ib.CQ
+	srq  *ib.SRQ
+	mr   *ib.MR
+	a, b *ib.QP
+
+	calls atomic.Int32 // of the handler
+
+	mu   sync.Mutex
+	seen []check.Violation
+}
+
+type consumerConfig struct {
+	entries int
+	handler func(*ib.CQ)
+	event   func(*ib.QP, ib.EventType)
+	shared  bool // b has an SRQ
+	weak    weak.Set
+}
+
+const depth = 4 // of each queue
+
+func newConsumer(t *testing.T, c consumerConfig) *consumer {
+	t.Helper()
+	x := &consumer{t: t}
+	check.On(&x.core, check.Config{Patience: 200 * time.Millisecond, Report: func(v check.Violation) {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.seen = append(x.seen, v)
+	}})
+	x.h = loopback.New("loop0", nil).Handle()
+	if c.weak != 0 {
+		x.h.Wrap(func(d ib.Driver) ib.Driver { return weak.New(d, weak.Config{Choices: c.weak}) })
+	}
+	x.dev = x.h.Device()
+	x.must(x.core.Register(x.h))
+	if c.entries == 0 {
+		c.entries = 4 * depth
+	}
+	var err error
+	x.pd, err = x.dev.AllocPD()
+	x.must(err)
+	x.cq, err = x.dev.CreateCQ(ib.CQInit{Entries: c.entries, Handler: c.handler})
+	x.must(err)
+	x.mr, err = x.pd.RegBytes(make([]byte, 4096), ib.AccessLocalWrite)
+	x.must(err)
+	init := ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: x.cq, RecvCQ: x.cq, Event: c.event,
+		Cap: ib.QPCap{MaxSendWR: depth, MaxRecvWR: depth, MaxSendSGE: 1, MaxRecvSGE: 1, MaxInlineData: 8}}
+	x.a, err = x.pd.CreateQP(init)
+	x.must(err)
+	if c.shared {
+		x.srq, err = x.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: depth, MaxSGE: 1}})
+		x.must(err)
+		init.SRQ = x.srq
+	}
+	x.b, err = x.pd.CreateQP(init)
+	x.must(err)
+	here, err := x.dev.Local(1)
+	x.must(err)
+	x.must(ib.ConnectPair(x.a, x.b, here, here, ib.Path{}))
+	return x
+}
+
+func (x *consumer) must(err error) {
+	x.t.Helper()
+	if err != nil {
+		x.t.Fatal(err)
+	}
+}
+
+func (x *consumer) rules() (rules []check.Rule) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, v := range x.seen {
+		rules = append(rules, v.Rule)
+	}
+	return rules
+}
+
+// end destroys what is left, and checks that the rules, and no others, have been broken.
+func (x *consumer) end(want ...check.Rule) {
+	x.t.Helper()
+	x.endOf([]*ib.QP{x.a, x.b}, want)
+}
+
+// endAlone is end when b has been destroyed.
+func (x *consumer) endAlone(want ...check.Rule) {
+	x.t.Helper()
+	x.endOf([]*ib.QP{x.a}, want)
+}
+
+func (x *consumer) endOf(qps []*ib.QP, want []check.Rule) {
+	x.t.Helper()
+	for _, qp := range qps {
+		x.toError(qp)
+	}
+	x.poll()
+	for _, qp := range qps {
+		x.must(qp.Destroy())
+	}
+	if x.srq != nil {
+		x.must(x.srq.Destroy())
+	}
+	x.must(x.cq.Destroy())
+	if x.mr != nil {
+		x.must(x.mr.Dereg())
+	}
+	x.must(x.pd.Dealloc())
+	x.must(x.core.Unregister(x.h))
+	x.expect(want...)
+}
+
+func (x *consumer) expect(want ...check.Rule) {
+	x.t.Helper()
+	if got := x.rules(); !slices.Equal(got, want) {
+		x.t.Errorf("reported: got %v, want %v", got, want)
+		for _, v := range x.seen {
+			x.t.Log(v)
+		}
+	}
+	for _, v := range x.seen {
+		if len(v.Stacks) < 2 {
+			x.t.Errorf("stacks: got %d, want those of both sides: %v", len(v.Stacks), v)
+		}
+	}
+}
+
+func (x *consumer) toError(qp *ib.QP) { x.must(qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)) }
+
+func (x *consumer) sgl() []ib.SGE { return []ib.SGE{{Addr: x.mr.Addr(), Length: 8, LKey: x.mr.LKey()}} }
+
+func (x *consumer) send(id uint64, flags ib.SendFlags) {
+	x.t.Helper()
+	_, err := x.a.PostSend(ib.SendWR{ID: id, Opcode: ib.WRSend, Flags: flags, SGList: x.sgl()})
+	x.must(err)
+}
+
+func (x *consumer) recv(id uint64) {
+	x.t.Helper()
+	wr := ib.RecvWR{ID: id, SGList: x.sgl()}
+	var err error
+	if x.srq != nil {
+		_, err = x.srq.PostRecv(wr)
+	} else {
+		_, err = x.b.PostRecv(wr)
+	}
+	x.must(err)
+}
+
+// poll polls until there is nothing, and returns how many there were.
+func (x *consumer) poll() (all int) {
+	x.t.Helper()
+	wc := make([]ib.WC, 3)
+	for {
+		n, err := x.cq.Poll(wc)
+		x.must(err)
+		if all += n; n == 0 {
+			return all
+		}
+	}
+}
+
+// dereg deregisters the memory, and registers other memory.
+func (x *consumer) dereg() {
+	x.t.Helper()
+	x.must(x.mr.Dereg())
+	x.mr = nil
+}
+
+// A region is not freed before a completion proves that no work request uses it.
+func TestCheckInFlight(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		use    func(x *consumer)
+		caught bool
+	}{
+		{"a send that waits", func(x *consumer) { x.send(1, ib.SendSignaled) }, true},
+		{"a receive", func(x *consumer) { x.recv(1) }, true},
+		{"a send that was not polled", func(x *consumer) { x.recv(1); x.send(2, ib.SendSignaled) }, true},
+		{"of two sends, one was polled", func(x *consumer) {
+			x.recv(1)
+			x.send(2, ib.SendSignaled)
+			x.poll()
+			x.send(3, ib.SendSignaled)
+		}, true},
+		{"an unsignaled send", func(x *consumer) { x.recv(1); x.send(2, 0); x.poll() }, true},
+		{"an unsignaled send behind one that was polled, in one list", func(x *consumer) {
+			x.recv(1)
+			x.recv(2)
+			wr := ib.SendWR{ID: 3, Opcode: ib.WRSend, Flags: ib.SendSignaled}
+			_, err := x.a.PostSend(wr, ib.SendWR{ID: 4, Opcode: ib.WRSend, SGList: x.sgl()})
+			x.must(err)
+			x.poll()
+		}, true},
+		{"an unsignaled send before one that was polled, in one list", func(x *consumer) {
+			x.recv(1)
+			x.recv(2)
+			_, err := x.a.PostSend(ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: x.sgl()},
+				ib.SendWR{ID: 4, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: x.sgl()})
+			x.must(err)
+			x.poll()
+		}, false},
+		{"the same IDs", func(x *consumer) { x.recv(0); x.send(0, ib.SendSignaled); x.poll(); x.send(0, ib.SendSignaled) }, true},
+		{"flushed, and not polled", func(x *consumer) { x.recv(1); x.toError(x.b) }, true},
+		{"polled", func(x *consumer) { x.recv(1); x.send(2, ib.SendSignaled); x.poll() }, false},
+		{"an unsignaled send before one that was polled", func(x *consumer) {
+			x.recv(1)
+			x.recv(2)
+			x.send(3, 0)
+			x.send(4, ib.SendSignaled)
+			x.poll()
+		}, false},
+		{"the same IDs, polled", func(x *consumer) {
+			for range 3 {
+				x.recv(0)
+				x.send(0, 0)
+				x.recv(0)
+				x.send(0, ib.SendSignaled)
+				x.poll()
+			}
+		}, false},
+		{"flushed and polled", func(x *consumer) {
+			x.recv(1)
+			x.send(2, 0)
+			x.send(3, 0)
+			x.toError(x.a)
+			x.toError(x.b)
+			x.poll()
+		}, false},
+		{"flushed and polled, the same IDs", func(x *consumer) {
+			x.recv(0)
+			x.send(0, 0) // done
+			x.send(0, ib.SendSignaled)
+			x.send(0, 0)
+			x.toError(x.a)
+			x.toError(x.b)
+			x.poll()
+		}, false},
+		{"reset", func(x *consumer) {
+			x.send(1, ib.SendSignaled)
+			x.must(x.a.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
+		}, false},
+		{"inline", func(x *consumer) {
+			_, err := x.a.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendInline, Inline: []byte{1}})
+			x.must(err)
+		}, false},
+		{"a device in error", func(x *consumer) { x.send(1, ib.SendSignaled); x.h.SetError() }, false},
+		{"a receive that was refused", func(x *consumer) {
+			for range depth {
+				x.recv(1)
+			}
+			if n, err := x.b.PostRecv(ib.RecvWR{ID: 9, SGList: x.sgl()}); n != 0 || err == nil {
+				x.t.Errorf("post to a full queue: got %d, %v", n, err)
+			}
+			x.toError(x.b)
+			x.poll()
+		}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			x := newConsumer(t, consumerConfig{})
+			c.use(x)
+			x.dereg()
+			if c.caught {
+				x.end(check.RuleInFlight)
+			} else {
+				x.end()
+			}
+		})
+	}
+}
+
+// Work requests that register, invalidate or bind use a region that their gather list does not name.
+func TestCheckInFlightOfRegions(t *testing.T) {
+	const access = ib.AccessLocalWrite | ib.AccessRemoteRead
+	type world struct {
+		*consumer
+		fast, plain *ib.MR
+		mw          *ib.MW
+	}
+	post := func(x *world, wrs ...ib.SendWR) {
+		x.t.Helper()
+		_, err := x.a.PostSend(wrs...)
+		x.must(err)
+		x.poll()
+	}
+	reg := func(x *world, flags ib.SendFlags) ib.SendWR {
+		return ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: flags, Reg: &ib.FastReg{MR: x.fast, Key: x.fast.RKey(), Access: access}}
+	}
+	inv := func(key uint32, flags ib.SendFlags) ib.SendWR {
+		return ib.SendWR{ID: 2, Opcode: ib.WRLocalInv, Flags: flags, InvalidateRKey: key}
+	}
+	bind := func(x *world, flags ib.SendFlags) ib.SendWR {
+		return ib.SendWR{ID: 3, Opcode: ib.WRBindMW, Flags: flags, Bind: &ib.BindMW{MW: x.mw, RKey: x.mw.RKey() + 1, MR: x.plain,
+			Addr: x.plain.Addr(), Length: 8, Access: ib.AccessRemoteRead}}
+	}
+	for _, c := range []struct {
+		name   string
+		use    func(x *world)
+		caught bool
+	}{
+		{"an unsignaled registration", func(x *world) { post(x, reg(x, 0)); post(x, inv(x.fast.RKey(), 0)) }, true},
+		{"an unsignaled invalidation", func(x *world) { post(x, reg(x, ib.SendSignaled), inv(x.fast.RKey(), 0)) }, true},
+		{"of an earlier variant of the key", func(x *world) {
+			post(x, reg(x, ib.SendSignaled), inv(x.fast.RKey(), 0))
+			x.fast.UpdateKey(7)
+		}, true},
+		{"an unsignaled bind", func(x *world) { post(x, bind(x, 0)) }, true},
+		{"registered and invalidated", func(x *world) { post(x, reg(x, 0), inv(x.fast.RKey(), ib.SendSignaled)) }, false},
+		{"bound and invalidated", func(x *world) { post(x, bind(x, 0)); post(x, inv(x.mw.RKey(), ib.SendSignaled)) }, false},
+		{"the window's key is invalidated", func(x *world) {
+			post(x, bind(x, ib.SendSignaled))
+			post(x, inv(x.mw.RKey(), 0))
+		}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			x := &world{consumer: newConsumer(t, consumerConfig{})}
+			var err error
+			x.fast, err = x.pd.AllocMR(2)
+			x.must(err)
+			space := umem.NewLocal()
+			addr, err := space.Add(make([]byte, 64))
+			x.must(err)
+			x.must(x.fast.Map(space, nil, []umem.Range{{Addr: addr, Length: 64}}, 0x1000))
+			x.plain, err = x.pd.RegBytes(make([]byte, 64), ib.AccessLocalWrite|ib.AccessMWBind)
+			x.must(err)
+			x.mw, err = x.pd.AllocMW(ib.MWType2)
+			x.must(err)
+			c.use(x)
+			x.must(x.fast.Dereg())
+			x.must(x.mw.Dealloc())
+			x.must(x.plain.Dereg())
+			if c.caught {
+				x.end(check.RuleInFlight)
+			} else {
+				x.end()
+			}
+		})
+	}
+}
+
+// A completion of a queue pair that has been destroyed is reported when it is polled; without a completion there is nothing to
+// report.
+func TestCheckDestroyUndrained(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		use    func(x *consumer)
+		caught bool
+	}{
+		{"flushed", func(x *consumer) { x.recv(1); x.recv(2); x.toError(x.b) }, true},
+		{"completed", func(x *consumer) { x.recv(1); x.send(2, ib.SendSignaled) }, true},
+		{"drained", func(x *consumer) { x.recv(1); x.toError(x.b); x.poll() }, false},
+		{"not completed", func(x *consumer) { x.recv(1) }, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			x := newConsumer(t, consumerConfig{})
+			c.use(x)
+			x.must(x.b.Destroy())
+			x.poll()
+			if c.caught {
+				x.endAlone(check.RuleDestroyUndrained)
+			} else {
+				x.endAlone()
+			}
+		})
+	}
+}
+
+// An empty poll of a device that delays completions does not drain the queue.
+func TestCheckDestroyUndrainedDelayed(t *testing.T) {
+	x := newConsumer(t, consumerConfig{weak: weak.Of(weak.LateFlush)})
+	x.recv(1)
+	x.toError(x.b)
+	x.must(x.b.Destroy())
+	if n := x.poll(); n != 0 {
+		t.Fatalf("completions in the first poll: got %d, want 0", n)
+	}
+	for begin := time.Now(); x.poll() == 0; {
+		if time.Since(begin) > 10*time.Second {
+			t.Fatal("the flushed receive has not completed")
+		}
+	}
+	x.endAlone(check.RuleDestroyUndrained)
+}
+
+// A queue pair with an SRQ is destroyed when it has told that it takes nothing more from there.
+func TestCheckSRQUndrained(t *testing.T) {
+	for _, awaited := range []bool{false, true} {
+		last := make(chan bool, 1)
+		x := newConsumer(t, consumerConfig{shared: true, event: func(_ *ib.QP, e ib.EventType) {
+			if e == ib.EventQPLastWQEReached {
+				last <- true
+			}
+		}})
+		x.recv(1)
+		x.recv(2)
+		if awaited {
+			x.toError(x.b)
+			<-last
+			x.end()
+			continue
+		}
+		x.must(x.b.Destroy())
+		x.endAlone(check.RuleSRQUndrained)
+	}
+}
+
+// A CQ has room for everything that may complete on it.
+func TestCheckCQTooSmall(t *testing.T) {
+	const entries = 5
+	for _, c := range []struct {
+		name   string
+		use    func(x *consumer)
+		caught bool
+	}{
+		{"unsignaled sends and receives", func(x *consumer) {
+			for i := range uint64(depth) {
+				x.send(i, 0) // they wait for receives of the peer
+			}
+			x.expect()
+			for i := range 2 {
+				x.expect()
+				_, err := x.a.PostRecv(ib.RecvWR{ID: uint64(i), SGList: x.sgl()})
+				x.must(err)
+			}
+		}, true},
+		{"polled in between", func(x *consumer) {
+			for i := range uint64(50) {
+				x.recv(i)
+				x.send(i, ib.SendSignaled)
+				x.poll()
+			}
+		}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			x := newConsumer(t, consumerConfig{entries: entries})
+			c.use(x)
+			if c.caught {
+				x.end(check.RuleCQTooSmall)
+			} else {
+				x.end()
+			}
+		})
+	}
+}
+
+// A send queue that is filled with unsignaled work requests never has room again.
+func TestCheckUnsignaledOnly(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		signaled uint64 // each so many
+		n        uint64
+		caught   bool
+	}{
+		{"none is signaled", 1000, depth + 1, true},
+		{"the queue is filled once", 1000, depth, false},
+		{"one of its length is", depth, 5 * depth, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			x := newConsumer(t, consumerConfig{})
+			for i := range c.n {
+				x.recv(i)
+				var flags ib.SendFlags
+				if i%c.signaled == c.signaled-1 {
+					flags = ib.SendSignaled
+				}
+				x.send(i, flags)
+				x.poll()
+			}
+			if c.caught {
+				x.end(check.RuleUnsignaledOnly)
+			} else {
+				x.end()
+			}
+		})
+	}
+}

@@ -1,0 +1,192 @@
+package model
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/maphash"
+	"maps"
+	"slices"
+	"strings"
+
+	"verbena/ib"
+)
+
+// A deferred model states what concurrent calls may do. Calls only queue requests; what a device does with them are moves of their
+// own, which a test puts between the calls in any order, until it has found one that explains what the device did.
+
+// Defer begins to keep requests, or ends it: then they are executed as far as they go.
+func (m *Model) Defer(on bool) {
+	m.Begin() // which leaves the blurs of a deferred model as they are
+	if m.deferred = on; on {
+		return
+	}
+	for _, q := range m.sorted() {
+		m.run(q)
+	}
+}
+
+// Move is something that a device does by itself: it executes a request at the responder, or completes one.
+type Move struct {
+	QP   ID
+	Kind MoveKind
+}
+
+// MoveKind is the kind of a Move.
+type MoveKind uint8
+
+const (
+	Execute    MoveKind = iota // the first send that has not been executed
+	Complete                   // the first send, which has been executed
+	LoseAnswer                 // the same, but the peer that has gone has not answered
+	FlushSend
+	FlushRecv
+	Arrive // the first message of an unreliable service, whose send may have completed
+)
+
+// flight is a message of an unreliable service that is on its way.
+type flight struct {
+	s   *Send
+	src *source
+}
+
+// fly sends a message. A controlled Q_Key is that of the sender now.
+func (q *QP) fly(s *Send, src *source) {
+	c := *s
+	if c.QKey&(1<<31) != 0 {
+		c.QKey = q.Attr.QKey
+	}
+	q.flying = append(slices.Clip(q.flying), flight{&c, src})
+}
+
+// outcome is the result of a request that has been executed and not completed.
+type outcome struct {
+	status []ib.WCStatus
+	n      uint64
+}
+
+// Moves returns the moves that are possible.
+func (m *Model) Moves() (list []Move) {
+	for _, q := range m.sorted() {
+		kinds := []MoveKind{}
+		if len(q.flying) > 0 {
+			kinds = append(kinds, Arrive)
+		}
+		executed := len(q.Sends) > 0 && q.Sends[0].done != nil
+		switch q.State {
+		case ib.QPErr:
+			if len(q.Sends) > 0 {
+				kinds = append(kinds, FlushSend)
+			}
+			if executed {
+				kinds = append(kinds, Complete)
+			}
+			if len(q.own.recvs) > 0 {
+				kinds = append(kinds, FlushRecv)
+			}
+		case ib.QPSQE:
+			if len(q.Sends) > 0 {
+				kinds = append(kinds, FlushSend)
+			}
+		case ib.QPRTS:
+			if executed {
+				kinds = append(kinds, Complete)
+				if q.reliable() && m.peer(q) == nil {
+					kinds = append(kinds, LoseAnswer)
+				}
+			}
+			if q.unexecuted() >= 0 {
+				kinds = append(kinds, Execute)
+			}
+		}
+		for _, k := range kinds {
+			list = append(list, Move{q.ID, k})
+		}
+	}
+	return list
+}
+
+// unexecuted returns the place of the first send that has not been executed; -1: there is none, or one before it has failed.
+func (q *QP) unexecuted() int {
+	for i, s := range q.Sends {
+		if s.done == nil {
+			return i
+		}
+		if s.done.status[0] != ib.WCSuccess {
+			break
+		}
+	}
+	return -1
+}
+
+// Make makes a move. It reports false if nothing was done, since the request waits.
+func (m *Model) Make(v Move) bool {
+	m.Begin()
+	q := m.QPs[v.QP]
+	switch v.Kind {
+	case FlushRecv:
+		m.flushRecv(q)
+		return true
+	case Arrive:
+		f := q.flying[0]
+		q.flying = q.flying[1:]
+		if q.Type == ib.QPTypeUD {
+			m.datagram(q, f.s, f.src)
+		} else {
+			m.request(q, f.s, f.src)
+		}
+		return true
+	}
+	if v.Kind == Execute {
+		s := &q.Sends[q.unexecuted()]
+		q.begun = true
+		status, n, wait := m.execute(q, s)
+		q.begun = false
+		s.done = &outcome{status, n}
+		return !wait
+	}
+	s := q.Sends[0]
+	q.Sends = slices.Delete(q.Sends, 0, 1)
+	switch v.Kind {
+	case FlushSend:
+		m.complete(q, &s, flush, 0)
+	case LoseAnswer:
+		m.complete(q, &s, is(ib.WCRetryExcErr), 0)
+	default:
+		m.complete(q, &s, s.done.status, s.done.n)
+	}
+	return true
+}
+
+// Fingerprint returns a text that two models have in common only if they are the same.
+func (m *Model) Fingerprint() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%v %x %v", m.Dead, m.Mem.history, m.Groups)
+	write(&b, m.QPs)
+	write(&b, m.CQs)
+	write(&b, m.SRQs)
+	write(&b, m.Regions)
+	write(&b, m.Windows)
+	write(&b, m.AHs)
+	return b.String()
+}
+
+func write[T any](b *strings.Builder, objects map[ID]*T) {
+	for _, id := range slices.Sorted(maps.Keys(objects)) {
+		fmt.Fprintf(b, " %d:%+v", id, *objects[id])
+	}
+}
+
+var seed = maphash.MakeSeed()
+
+// remember takes a change of memory into its history.
+func (m *Memory) remember(addr uint64, b []byte) {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	var w [24]byte
+	binary.LittleEndian.PutUint64(w[:], m.history)
+	binary.LittleEndian.PutUint64(w[8:], addr)
+	binary.LittleEndian.PutUint64(w[16:], uint64(len(b)))
+	h.Write(w[:])
+	h.Write(b)
+	m.history = h.Sum64()
+}

@@ -1,0 +1,104 @@
+package ibtest
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"verbena/ib"
+)
+
+// Devices that come and go within one test.
+
+// scope is a testing.TB whose clean-ups run when one device goes, not at the end of the test.
+type scope struct {
+	testing.TB
+	cleanups []func()
+}
+
+func (s *scope) Cleanup(f func()) { s.cleanups = append(s.cleanups, f) }
+
+// close runs the clean-ups, the last one first. They may add others.
+func (s *scope) close() {
+	for len(s.cleanups) > 0 {
+		last := len(s.cleanups) - 1
+		f := s.cleanups[last]
+		s.cleanups = slices.Delete(s.cleanups, last, last+1)
+		f()
+	}
+}
+
+// slot is a place for the devices of one test, of which there is one at a time.
+type slot struct {
+	e    *env
+	core ib.Core
+	cl   *ib.Client
+	make func(t testing.TB) *ib.DeviceHandle
+
+	scope  *scope // of the device
+	handle *ib.DeviceHandle
+	dev    *ib.Device // the client's
+	lossy  bool
+
+	remove  func() error // the client's shutdown
+	removed error
+}
+
+// plug makes a device and registers it.
+func (s *slot) plug() error {
+	s.remove = func() error { return nil }
+	s.scope = &scope{TB: s.e.TB}
+	s.handle = s.make(s.scope)
+	return s.e.cfg.plug(&s.core, s.handle)
+}
+
+// unplug unregisters the device and frees it.
+func (s *slot) unplug() error {
+	err := s.e.cfg.unplug(&s.core, s.handle)
+	s.scope.close()
+	return err
+}
+
+// reset takes the device through a reset, in the order of package ib/slot: the fatal event, the error state, the client's shutdown,
+// and the recovered device.
+func (s *slot) reset(remove func() error) error {
+	if err := s.fatal(); err != nil {
+		return err
+	}
+	s.handle.SetError()
+	s.remove = remove
+	old := s.handle
+	if err := errors.Join(s.unplug(), s.removed); err != nil {
+		return fmt.Errorf("shut down a device in error: %w", err)
+	}
+	if _, err := old.Device().AllocPD(); !errors.Is(err, syscall.ENODEV) {
+		return fmt.Errorf("alloc pd on the device before its reset: got error %v, want %w", err, syscall.ENODEV)
+	}
+	if err := s.plug(); err != nil {
+		return fmt.Errorf("register the recovered device: %w", err)
+	}
+	return nil
+}
+
+// fatal dispatches the fatal event, and waits until a consumer has received it.
+func (s *slot) fatal() error {
+	told := make(chan struct{})
+	var once sync.Once
+	stop := s.dev.OnEvent(func(ev ib.Event) {
+		if ev.Type == ib.EventDeviceFatal {
+			once.Do(func() { close(told) })
+		}
+	})
+	defer stop()
+	s.handle.DispatchEvent(ib.EventDeviceFatal, 0)
+	select {
+	case <-told:
+		return nil
+	case <-time.After(s.e.cfg.patience):
+		return fmt.Errorf("waited %v in vain for %v", s.e.cfg.patience, ib.EventDeviceFatal)
+	}
+}

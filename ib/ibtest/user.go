@@ -1,0 +1,9 @@
+package ibtest
+
+import (
+	"verbena/ib"
+	"verbena/internal/gate"
+)
+
+// user has the midlayer's calls for user contexts.
+var user = ib.ForUser(gate.Open())

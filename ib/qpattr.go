@@ -1,0 +1,67 @@
+package ib
+
+import (
+	"fmt"
+	"syscall"
+)
+
+// Set stores the attributes of from that mask names. State, CurState, Cap and RateLimit stay: a driver changes them itself. It is for a
+// driver's Modify, and may not sleep.
+func (a *QPAttr) Set(from *QPAttr, mask QPAttrMask) {
+	set(mask, QPAttrEnSQDAsyncNotify, &a.EnSQDAsyncNotify, from.EnSQDAsyncNotify)
+	set(mask, QPAttrAccessFlags, &a.AccessFlags, from.AccessFlags)
+	set(mask, QPAttrPKeyIndex, &a.PKeyIndex, from.PKeyIndex)
+	set(mask, QPAttrPort, &a.Port, from.Port)
+	set(mask, QPAttrQKey, &a.QKey, from.QKey)
+	set(mask, QPAttrAV, &a.AH, from.AH)
+	set(mask, QPAttrPathMTU, &a.PathMTU, from.PathMTU)
+	set(mask, QPAttrTimeout, &a.Timeout, from.Timeout)
+	set(mask, QPAttrRetryCnt, &a.RetryCnt, from.RetryCnt)
+	set(mask, QPAttrRNRRetry, &a.RNRRetry, from.RNRRetry)
+	set(mask, QPAttrRQPSN, &a.RQPSN, from.RQPSN)
+	set(mask, QPAttrMaxRdAtomic, &a.MaxRdAtomic, from.MaxRdAtomic)
+	set(mask, QPAttrAltPath, &a.AltAH, from.AltAH)
+	set(mask, QPAttrAltPath, &a.AltPort, from.AltPort)
+	set(mask, QPAttrAltPath, &a.AltPKeyIndex, from.AltPKeyIndex)
+	set(mask, QPAttrAltPath, &a.AltTimeout, from.AltTimeout)
+	set(mask, QPAttrMinRNRTimer, &a.MinRNRTimer, from.MinRNRTimer)
+	set(mask, QPAttrSQPSN, &a.SQPSN, from.SQPSN)
+	set(mask, QPAttrMaxDestRdAtomic, &a.MaxDestRdAtomic, from.MaxDestRdAtomic)
+	set(mask, QPAttrPathMigState, &a.PathMigState, from.PathMigState)
+	set(mask, QPAttrDestQPN, &a.DestQPN, from.DestQPN)
+}
+
+func set[T any](mask, bit QPAttrMask, to *T, v T) {
+	if mask&bit != 0 {
+		*to = v
+	}
+}
+
+// Fits reports an error for the first attribute that mask names and whose value exceeds its field on the wire or in the
+// specification: 24 bits of numbers and PSNs, 5 bits of timers, 3 bits of retry counts, the MTUs that exist (IBA 11.2.5.2). The error wraps
+// EINVAL. It is for a driver's Modify, and may not sleep.
+func (a *QPAttr) Fits(mask QPAttrMask) error {
+	for _, f := range [...]struct {
+		bit  QPAttrMask
+		what string
+		v    uint32
+		most uint32
+	}{
+		{QPAttrDestQPN, "destination", a.DestQPN, 1<<24 - 1},
+		{QPAttrRQPSN, "receive PSN", a.RQPSN, 1<<24 - 1},
+		{QPAttrSQPSN, "send PSN", a.SQPSN, 1<<24 - 1},
+		{QPAttrTimeout, "timeout", uint32(a.Timeout), 31},
+		{QPAttrMinRNRTimer, "RNR timer", uint32(a.MinRNRTimer), 31},
+		{QPAttrAltPath, "timeout of the alternate path", uint32(a.AltTimeout), 31},
+		{QPAttrRetryCnt, "retry count", uint32(a.RetryCnt), 7},
+		{QPAttrRNRRetry, "RNR retry count", uint32(a.RNRRetry), 7},
+	} {
+		if mask&f.bit != 0 && f.v > f.most {
+			return fmt.Errorf("%s %d, at most %d: %w", f.what, f.v, f.most, syscall.EINVAL)
+		}
+	}
+	if mask&QPAttrPathMTU != 0 && !a.PathMTU.Valid() {
+		return fmt.Errorf("path MTU %d: %w", a.PathMTU, syscall.EINVAL)
+	}
+	return nil
+}

@@ -1,0 +1,83 @@
+package ib
+
+import (
+	"errors"
+	"math"
+	"reflect"
+	"slices"
+	"syscall"
+	"testing"
+)
+
+// TestSetQPAttr: each attribute but those of the state and the capacities is stored under one bit of the mask, and no other.
+func TestSetQPAttr(t *testing.T) {
+	var from QPAttr
+	v := reflect.ValueOf(&from).Elem()
+	for i := range v.NumField() {
+		switch f := v.Field(i); f.Kind() {
+		case reflect.Bool:
+			f.SetBool(true)
+		case reflect.Struct: // AHAttr and QPCap
+			for j := range f.NumField() {
+				if f.Field(j).CanUint() {
+					f.Field(j).SetUint(1)
+				}
+			}
+		default:
+			f.SetUint(1)
+		}
+	}
+	stored := map[string]int{}
+	for bit := QPAttrMask(1); bit != 0; bit <<= 1 {
+		var to QPAttr
+		to.Set(&from, bit)
+		got := reflect.ValueOf(to)
+		for i := range got.NumField() {
+			if name := got.Type().Field(i).Name; !got.Field(i).IsZero() {
+				stored[name]++
+				if !reflect.DeepEqual(got.Field(i).Interface(), v.Field(i).Interface()) {
+					t.Errorf("mask %#x: %s is %v, want %v", uint32(bit), name, got.Field(i), v.Field(i))
+				}
+			}
+		}
+	}
+	for i := range v.NumField() {
+		name, want := v.Type().Field(i).Name, 1
+		if slices.Contains([]string{"State", "CurState", "Cap", "RateLimit", "SQDraining"}, name) {
+			want = 0
+		}
+		if stored[name] != want {
+			t.Errorf("%s is stored by %d bits of the mask, want %d", name, stored[name], want)
+		}
+	}
+}
+
+// TestQPAttrFits: the largest value of a field fits, the next one does not, and only a named one is looked at.
+func TestQPAttrFits(t *testing.T) {
+	for _, tt := range []struct {
+		bit  QPAttrMask
+		most uint32
+		set  func(*QPAttr, uint32)
+	}{
+		{QPAttrDestQPN, 1<<24 - 1, func(a *QPAttr, v uint32) { a.DestQPN = v }},
+		{QPAttrRQPSN, 1<<24 - 1, func(a *QPAttr, v uint32) { a.RQPSN = v }},
+		{QPAttrSQPSN, 1<<24 - 1, func(a *QPAttr, v uint32) { a.SQPSN = v }},
+		{QPAttrTimeout, 31, func(a *QPAttr, v uint32) { a.Timeout = uint8(v) }},
+		{QPAttrMinRNRTimer, 31, func(a *QPAttr, v uint32) { a.MinRNRTimer = uint8(v) }},
+		{QPAttrAltPath, 31, func(a *QPAttr, v uint32) { a.AltTimeout = uint8(v) }},
+		{QPAttrRetryCnt, 7, func(a *QPAttr, v uint32) { a.RetryCnt = uint8(v) }},
+		{QPAttrRNRRetry, 7, func(a *QPAttr, v uint32) { a.RNRRetry = uint8(v) }},
+		{QPAttrPathMTU, uint32(MTU4096), func(a *QPAttr, v uint32) { a.PathMTU = MTU(v) }},
+	} {
+		for _, v := range []uint32{tt.most, tt.most + 1, math.MaxUint32} {
+			var a QPAttr
+			tt.set(&a, v)
+			if err := a.Fits(tt.bit); (v == tt.most) != (err == nil) || err != nil && !errors.Is(err, syscall.EINVAL) {
+				t.Errorf("mask %#x, value %d: got %v", uint32(tt.bit), v, err)
+			}
+			if err := a.Fits(math.MaxUint32 &^ tt.bit &^ QPAttrPathMTU); err != nil {
+				t.Errorf("mask without %#x, value %d: got %v", uint32(tt.bit), v, err)
+			}
+		}
+	}
+}

@@ -1,0 +1,60 @@
+package ib
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"testing"
+
+	"verbena/uapi/verb"
+)
+
+// notVerbs are the driver's methods that carry out no verb: the device's life, and knowledge that the midlayer needs of an object.
+var notVerbs = map[string]bool{
+	"Driver.EnterError": true, "UserContexter.AllocUserContext": true, "UserContexter.DeallocUserContext": true,
+	"Disassociator.Disassociate": true, "NumberReuser.ReuseNumbers": true, "LibraryFaulter.LibraryFault": true,
+	"CQCounter.Waiting": true, "QPPeeker.Peek": true, "UserQP.TakeBack": true,
+	"MethodDriver.Methods": true,
+	// The midlayer's, for drivers.
+	"UserContext.AllocShared": true, "MethodCall.Context": true, "MethodCall.Has": true, "MethodCall.Number": true,
+	"MethodCall.Bytes": true, "MethodCall.Object": true, "MethodCall.Output": true,
+}
+
+// TestDriverVerbs: the table of verbs names every method that a driver has for one, and no other.
+func TestDriverVerbs(t *testing.T) {
+	file, err := parser.ParseFile(token.NewFileSet(), "driver.go", nil, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	methods := map[string]bool{}
+	ast.Inspect(file, func(n ast.Node) bool {
+		spec, ok := n.(*ast.TypeSpec)
+		if !ok {
+			return true
+		}
+		if i, ok := spec.Type.(*ast.InterfaceType); ok {
+			for _, m := range i.Methods.List {
+				for _, name := range m.Names {
+					methods[spec.Name.Name+"."+name.Name] = true
+				}
+			}
+		}
+		return true
+	})
+	inTable := map[string]bool{}
+	for _, v := range verb.Table {
+		for _, name := range v.Driver {
+			if inTable[name] {
+				t.Errorf("%s stands in the table of verbs twice", name)
+			}
+			if inTable[name] = true; !methods[name] {
+				t.Errorf("%s of the table of verbs is not in driver.go", name)
+			}
+		}
+	}
+	for name := range methods {
+		if inTable[name] == notVerbs[name] {
+			t.Errorf("%s: in the table of verbs %v, listed as no verb %v", name, inTable[name], notVerbs[name])
+		}
+	}
+}

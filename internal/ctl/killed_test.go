@@ -1,0 +1,69 @@
+package ctl
+
+import (
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/testutil"
+)
+
+const remainsEnv = "VERBENA_TEST_REMAINS"
+
+// init makes a process of TestDialKilled a killed service: its first thread has ended, and the others accept no connection.
+func init() {
+	path := os.Getenv(remainsEnv)
+	if path == "" {
+		return
+	}
+	if _, err := net.Listen("unix", path); err != nil {
+		panic(err)
+	}
+	time.AfterFunc(time.Minute, func() { os.Exit(1) }) // if the test does not end it
+	os.Stdout.WriteString("listening\n")
+	unix.Syscall(unix.SYS_EXIT, 0, 0, 0) // of the first thread, which init functions run on
+}
+
+// TestDialKilled: a service that was killed and cannot end is named, instead of a wait for its answer.
+func TestDialKilled(t *testing.T) {
+	loc := Location{Socket: filepath.Join(t.TempDir(), "sock")}
+	c := exec.Command("/proc/self/exe")
+	c.Env = append(os.Environ(), remainsEnv+"="+loc.Socket)
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Wait()
+	defer c.Process.Kill()
+	if _, err := out.Read(make([]byte, 16)); err != nil {
+		t.Fatal(err)
+	}
+	testutil.Eventually(t, "the first thread to end", func() bool { return killed(c.Process.Pid) })
+	if client, err := Dial(loc); !errors.Is(err, errKilled) || !strings.Contains(err.Error(), loc.Socket) {
+		t.Errorf("got %v, %v, want %v", client, err, errKilled)
+	}
+}
+
+func TestDying(t *testing.T) {
+	for status, want := range map[string]bool{
+		"Name:\tverbena\nState:\tS (sleeping)\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000000\n": false,
+		"Name:\tverbena\nState:\tD (disk sleep)\nSigPnd:\t0000000000000100\n":                          true,
+		"Name:\tverbena\nState:\tD (disk sleep)\nSigPnd:\t0000000000004000\n":                          false, // SIGTERM
+		"Name:\tverbena\nState:\tZ (zombie)\nSigPnd:\t0000000000000000\n":                              true,
+		"": false,
+	} {
+		if got := dying(status); got != want {
+			t.Errorf("%q: got %v, want %v", status, got, want)
+		}
+	}
+}

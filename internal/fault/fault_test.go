@@ -1,0 +1,129 @@
+package fault
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"verbena/internal/gendoc"
+)
+
+// set gives a field a value other than zero.
+func set(v reflect.Value) {
+	switch {
+	case v.CanFloat():
+		v.SetFloat(0.5)
+	case v.CanInt():
+		v.SetInt(7)
+	case v.CanUint():
+		v.SetUint(7)
+	default:
+		v.SetBool(true)
+	}
+}
+
+// TestKinds: each field of Rule that is no selection is a kind, in this order, and has a row in which everything is about the field.
+func TestKinds(t *testing.T) {
+	i := 0
+	for f := range reflect.TypeFor[Rule]().Fields() {
+		name := f.Tag.Get("yaml")
+		if f.Tag.Get("help") != "" || name == "-" {
+			continue
+		}
+		if i == len(Kinds) || Kinds[i].Name != name {
+			t.Fatalf("the field %s: Kinds has no row for it at place %d", f.Name, i)
+		}
+		k := &Kinds[i]
+		i++
+		if json, _, _ := strings.Cut(f.Tag.Get("json"), ","); json != name && json != name+"_ns" {
+			t.Errorf("%s: its name in JSON is %s", name, json)
+		}
+		if f.Tag.Get("complete") != "none" && k.Unit() != UnitSwitch {
+			t.Errorf("%s: the field has no tag for completions", name)
+		}
+		if !strings.HasSuffix(k.Help, ".") || k.Counter != strings.ToUpper(k.Counter) || k.Counter == "" {
+			t.Errorf("%s: help %q, counter %q", name, k.Help, k.Counter)
+		}
+		var r Rule
+		set(reflect.ValueOf(&r).Elem().FieldByIndex(f.Index))
+		for j := range Kinds {
+			if Kinds[j].On(&r) != (&Kinds[j] == k) {
+				t.Errorf("%s: a rule with it has %s: %v", name, Kinds[j].Name, Kinds[j].On(&r))
+			}
+		}
+		if err := r.Validate(); err != nil || !r.Active() || !strings.HasPrefix(r.String(), name) {
+			t.Errorf("%s: the rule is %q: active: %v, error: %v", name, r, r.Active(), err)
+		}
+	}
+	if i != len(Kinds) {
+		t.Errorf("Kinds has rows without fields: %v", names(Kinds[i:], func(*Kind) bool { return true }))
+	}
+	if (&Rule{Seed: 1, Skip: 1, Limit: 1, QP: 1}).Active() {
+		t.Error("a rule of a selection alone is active")
+	}
+}
+
+// TestColumns: each counter has one column, and only that shows it.
+func TestColumns(t *testing.T) {
+	columns := Columns()
+	shown := 0
+	for f := range reflect.TypeFor[Counts]().Fields() {
+		if f.Type.Kind() != reflect.Uint64 || f.Name == "Seen" || f.Name == "Hit" {
+			continue
+		}
+		var c Counts
+		set(reflect.ValueOf(&c).Elem().FieldByIndex(f.Index))
+		n := 0
+		for i := range columns {
+			if columns[i].Count(&c) == 7 {
+				n++
+			}
+		}
+		if n != 1 {
+			t.Errorf("%s is in %d columns, want one", f.Name, n)
+		}
+		shown++
+		for i := range Kinds {
+			k := &Kinds[i]
+			for j := range columns {
+				if columns[j].Counter == k.Counter && columns[j].Count(&c) != k.Count(&c) {
+					t.Errorf("%s and %s have one name for two counters", k.Name, columns[j].Name)
+				}
+			}
+		}
+	}
+	if shown != len(columns) {
+		t.Errorf("%d counters in %d columns", shown, len(columns))
+	}
+}
+
+// TestParseShare: a percentage is the nearest number to it.
+func TestParseShare(t *testing.T) {
+	for text, want := range map[string]Share{"0": 0, "1": 1, "0.57": 0.57, ".5": 0.5, "0%": 0, "57%": 0.57, "0.3%": 0.003, "100%": 1, " 1% ": 0.01} {
+		if got, err := ParseShare(text); err != nil || got != want {
+			t.Errorf("%q: got %v, %v, want %v", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "%", "1%%", "1 %", "some", "1.1", "101%", "-1%", "NaN", "Inf"} {
+		if got, err := ParseShare(text); err == nil {
+			t.Errorf("%q: got %v, want an error", text, got)
+		}
+	}
+}
+
+// TestPages: the pages list the kinds.
+func TestPages(t *testing.T) {
+	var table, list strings.Builder
+	table.WriteString("| what | | counted as |\n|---|---|---|\n")
+	for i, k := range Flags() {
+		flag := strings.TrimSpace("--" + k.Name + " " + k.Unit().Placeholder())
+		fmt.Fprintf(&table, "| `%s` | %s | %s |\n", flag, k.Usage(), k.Counter)
+		if i > 0 {
+			list.WriteString(", ")
+		}
+		fmt.Fprintf(&list, "`%s`", k.Name)
+	}
+	gendoc.Check(t, "../../docs/network.md", "faults", table.String())
+	gendoc.Check(t, "../../docs/failover.md", "faults", "Kinds of `fault`: "+list.String()+".")
+}

@@ -1,0 +1,197 @@
+package fault
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Rule describes a fault: which packets of a device it selects, and what happens to them. Kinds that a rule does not
+// mention do not happen. Several may happen to one packet, but those of [Kind.Alone] are each in a rule of their own.
+// Rules decide in the order in which they were added; later rules do not see packets that an earlier one has dropped.
+//
+// The tags are the names of the fields in the control protocol (json), in scenario files (yaml) and on the command line,
+// where [Kinds] has the help.
+type Rule struct {
+	// Peer selects packets to this address; the zero Addr selects all.
+	Peer netip.Addr `json:"peer,omitzero" yaml:"peer" help:"Only packets to this address." placeholder:"IP" complete:"none"`
+	// QP selects packets that this queue pair sends or is to receive; 0 selects all. If two devices have a queue pair of
+	// this number, packets of both are selected.
+	QP uint32 `json:"qp,omitempty" yaml:"qp" help:"Only packets that this queue pair sends, or is to get." placeholder:"N" complete:"none"`
+
+	// Skip is the number of selected packets that the rule leaves alone at first.
+	Skip uint64 `json:"skip,omitempty" yaml:"skip" help:"Leave the first N packets alone." placeholder:"N" complete:"none"`
+	// Limit is the number of packets after Skip on which the rule acts; 0: no limit.
+	Limit uint64 `json:"limit,omitempty" yaml:"limit" help:"Act on the N packets after those only." placeholder:"N" complete:"none"`
+	// Seed seeds the random numbers of the rule; 0: the device draws a seed from its own.
+	Seed uint64 `json:"seed,omitempty" yaml:"seed" help:"Seed of the rule's decisions; default: by the seed of the service." placeholder:"N" complete:"none"`
+
+	// Drop is the probability of loss.
+	Drop Share `json:"drop,omitempty" yaml:"drop" complete:"none"`
+	// Duplicate is the probability that the packet is sent twice.
+	Duplicate Share `json:"duplicate,omitempty" yaml:"duplicate" complete:"none"`
+	// Corrupt is the probability that one bit of the packet is flipped. The receiver detects it by the ICRC.
+	Corrupt Share `json:"corrupt,omitempty" yaml:"corrupt" complete:"none"`
+	// Delay holds every packet for this time, and Jitter for a random time up to it in addition. Packets overtake each
+	// other only by jitter.
+	Delay  time.Duration `json:"delay_ns,omitempty" yaml:"delay" complete:"none"`
+	Jitter time.Duration `json:"jitter_ns,omitempty" yaml:"jitter" complete:"none"`
+	// Reorder is the probability that the packet is held until Behind later packets (0: one) have been sent to the same
+	// address, whatever its delay, or until its delay and then Hold (0: 10 ms) are over.
+	Reorder Share         `json:"reorder,omitempty" yaml:"reorder" complete:"none"`
+	Behind  int           `json:"behind,omitempty" yaml:"-" kong:"-"`
+	Hold    time.Duration `json:"hold_ns,omitempty" yaml:"-" kong:"-"`
+	// Stop drops every packet in both directions: the peer seems dead, and this device to the peer. Peer is the other
+	// end of either direction.
+	Stop bool `json:"stop,omitempty" yaml:"stop" complete:"none"`
+	// RNR is the probability that the device answers a message that needs a receive with an RNR NAK, as if none were
+	// posted. The rule sees packets that arrive for reliable queue pairs of the device (QP) from Peer and take a receive.
+	RNR Share `json:"rnr,omitempty" yaml:"rnr" complete:"none"`
+}
+
+// Counts holds the counters of a rule in force, in packets.
+type Counts struct {
+	Seen uint64 `json:"seen"` // selected packets, including those before Skip and after Limit
+	Hit  uint64 `json:"hit"`  // seen packets to which something happened
+
+	Dropped    uint64 `json:"dropped"`
+	Duplicated uint64 `json:"duplicated"`
+	Corrupted  uint64 `json:"corrupted"`
+	Delayed    uint64 `json:"delayed"`
+	Reordered  uint64 `json:"reordered"`
+	NotReady   uint64 `json:"not_ready"` // messages answered with an RNR NAK
+
+	// HitAt lists the first [MaxHitAt] hit packets by their number among the seen ones, from 1. It follows from the seed.
+	HitAt []uint64 `json:"hit_at,omitempty"`
+}
+
+// Kind is a kind of fault.
+type Kind struct {
+	// Name is the name of the flag, and of the field of [Rule] in scenario files.
+	Name string
+	// Help is the help of the flag, in one sentence.
+	Help string
+	// Alone excludes other kinds from a rule with this one.
+	Alone bool
+	// Counter is the heading of the kind's counter in tables. Kinds may share a counter.
+	Counter string
+
+	value func(*Rule) any
+	count func(*Counts) uint64
+}
+
+// Kinds has a row for each kind, in the order of the fields of [Rule].
+var Kinds = []Kind{
+	{
+		Name: "drop", Help: "Share of packets to drop, such as 1% or 0.01.", Counter: "DROPPED",
+		value: func(r *Rule) any { return r.Drop }, count: func(c *Counts) uint64 { return c.Dropped },
+	},
+	{
+		Name: "duplicate", Help: "Share of packets to send twice.", Counter: "DUPLICATED",
+		value: func(r *Rule) any { return r.Duplicate }, count: func(c *Counts) uint64 { return c.Duplicated },
+	},
+	{
+		Name: "corrupt", Help: "Share of packets to flip a bit in, after the ICRC was computed.", Counter: "CORRUPTED",
+		value: func(r *Rule) any { return r.Corrupt }, count: func(c *Counts) uint64 { return c.Corrupted },
+	},
+	{
+		Name: "delay", Help: "Time to hold every packet, such as 50us.", Counter: "DELAYED",
+		value: func(r *Rule) any { return r.Delay }, count: func(c *Counts) uint64 { return c.Delayed },
+	},
+	{
+		Name: "jitter", Help: "Up to so much more delay, at random.", Counter: "DELAYED",
+		value: func(r *Rule) any { return r.Jitter }, count: func(c *Counts) uint64 { return c.Delayed },
+	},
+	{
+		Name: "reorder", Help: "Share of packets to hold back behind later ones.", Counter: "REORDERED",
+		value: func(r *Rule) any { return r.Reorder }, count: func(c *Counts) uint64 { return c.Reordered },
+	},
+	{
+		Name: "stop", Help: "Drop every packet, in either direction: the peer seems dead.", Alone: true, Counter: "DROPPED",
+		value: func(r *Rule) any { return r.Stop }, count: func(c *Counts) uint64 { return c.Dropped },
+	},
+	{
+		Name: "rnr", Help: "Share of messages for the device to answer by an RNR NAK, as if no receive were posted.", Alone: true, Counter: "RNR",
+		value: func(r *Rule) any { return r.RNR }, count: func(c *Counts) uint64 { return c.NotReady },
+	},
+}
+
+// On reports whether a rule has the kind.
+func (k *Kind) On(r *Rule) bool { return k.value(r) != k.value(&Rule{}) }
+
+// Count returns the counter of the kind.
+func (k *Kind) Count(c *Counts) uint64 { return k.count(c) }
+
+// Usage returns the help with what goes for all kinds like this one.
+func (k *Kind) Usage() string {
+	if k.Alone {
+		return k.Help + " In a rule of its own."
+	}
+	return k.Help
+}
+
+// Unit is the type of a kind's value.
+type Unit int
+
+// Units of values.
+const (
+	UnitShare  Unit = iota // a [Share]
+	UnitTime               // a time.Duration
+	UnitNumber             // an integer
+	UnitSwitch             // a bool
+)
+
+// Placeholder returns the letter that stands for a value in help; "" for a switch, which has none.
+func (u Unit) Placeholder() string { return [...]string{"P", "D", "N", ""}[u] }
+
+// Unit returns the unit of the kind's value.
+func (k *Kind) Unit() Unit {
+	switch k.value(&Rule{}).(type) {
+	case Share:
+		return UnitShare
+	case time.Duration:
+		return UnitTime
+	case bool:
+		return UnitSwitch
+	}
+	return UnitNumber
+}
+
+// flags is [Kinds] in the order of the help.
+var flags = func() []Kind {
+	list := slices.Clone(Kinds)
+	rank := func(k *Kind) int {
+		if k.Alone {
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(list, func(a, b Kind) int {
+		return cmp.Or(cmp.Compare(rank(&a), rank(&b)), cmp.Compare(a.Unit(), b.Unit()))
+	})
+	return list
+}()
+
+// Flags returns the kinds in the order of the help: by their unit, and those that go into rules of their own last.
+func Flags() []Kind { return flags }
+
+// Columns returns the kinds with whose counters a table has columns: one for each counter.
+func Columns() (list []Kind) {
+	for _, k := range Kinds {
+		if !slices.ContainsFunc(list, func(o Kind) bool { return o.Counter == k.Counter }) {
+			list = append(list, k)
+		}
+	}
+	return list
+}
+
+// names returns the names of some kinds.
+func names(kinds []Kind, want func(*Kind) bool) (list []string) {
+	for i := range kinds {
+		if want(&kinds[i]) {
+			list = append(list, kinds[i].Name)
+		}
+	}
+	return list
+}

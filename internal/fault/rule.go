@@ -1,0 +1,130 @@
+package fault
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Share is a probability from 0 to 1.
+type Share float64
+
+// ParseShare reads a share, written as 1% or as 0.01.
+func ParseShare(text string) (Share, error) {
+	number, percent := strings.CutSuffix(strings.TrimSpace(text), "%")
+	v, err := strconv.ParseFloat(number, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%q is not a share: write 1%% or 0.01", text)
+	}
+	if percent {
+		v /= 100
+	}
+	if !(v >= 0 && v <= 1) {
+		return 0, fmt.Errorf("%q is not a share between 0 and 100%%", text)
+	}
+	return Share(v), nil
+}
+
+const (
+	maxDelay = time.Minute
+	maxQPN   = 1<<24 - 1
+)
+
+// ErrRule is wrapped by the errors of [Rule.Validate].
+var ErrRule = errors.New("bad fault rule")
+
+// Validate checks the values. Its error wraps [ErrRule].
+func (r *Rule) Validate() error {
+	active, alone := 0, 0
+	for _, k := range Flags() {
+		if err := check(k.Name, k.value(r)); err != nil {
+			return err
+		}
+		if k.On(r) {
+			active++
+			if k.Alone {
+				alone++
+			}
+		}
+	}
+	if err := check("hold", r.Hold); err != nil {
+		return err
+	}
+	switch {
+	case alone > 0 && active > 1:
+		return fmt.Errorf("%w: %s go into rules of their own", ErrRule, strings.Join(names(Kinds, func(k *Kind) bool { return k.Alone }), " and "))
+	case r.QP > maxQPN:
+		return fmt.Errorf("%w: queue pair number %#x has more than 24 bits", ErrRule, r.QP)
+	case r.Behind < 0:
+		return fmt.Errorf("%w: cannot be behind %d packets", ErrRule, r.Behind)
+	case active == 0:
+		return fmt.Errorf("%w: it has no effect: give one of %s", ErrRule, strings.Join(names(Flags(), func(*Kind) bool { return true }), ", "))
+	}
+	return nil
+}
+
+// check checks a value by its type.
+func check(name string, v any) error {
+	switch v := v.(type) {
+	case Share:
+		if !(v >= 0 && v <= 1) {
+			return fmt.Errorf("%w: %s %v is not a probability from 0 to 1", ErrRule, name, v)
+		}
+	case time.Duration:
+		if v < 0 || v > maxDelay {
+			return fmt.Errorf("%w: %s %v is not from 0 to %v", ErrRule, name, v, maxDelay)
+		}
+	}
+	return nil
+}
+
+// Active reports whether the rule has any effect.
+func (r *Rule) Active() bool {
+	for i := range Kinds {
+		if Kinds[i].On(r) {
+			return true
+		}
+	}
+	return false
+}
+
+// String returns the rule in words: "drop 0.01 queue pair 17".
+func (r Rule) String() string {
+	var w []string
+	word := func(show bool, format string, args ...any) {
+		if show {
+			w = append(w, fmt.Sprintf(format, args...))
+		}
+	}
+	for i := range Kinds {
+		k := &Kinds[i]
+		switch v := k.value(&r).(type) {
+		case bool:
+			word(v, "%s", k.Name)
+		default:
+			word(k.On(&r), "%s %v", k.Name, v)
+		}
+		if k.Name == "reorder" && k.On(&r) {
+			word(r.Behind > 0, "behind %d", r.Behind)
+			word(r.Hold > 0, "hold %v", r.Hold)
+		}
+	}
+	word(r.Peer.IsValid(), "peer %v", r.Peer)
+	word(r.QP != 0, "queue pair %d", r.QP)
+	word(r.Skip > 0, "after %d", r.Skip)
+	word(r.Limit > 0, "for %d", r.Limit)
+	word(r.Seed > 0, "seed %d", r.Seed)
+	return strings.Join(w, " ")
+}
+
+// State is a rule in force, and its counters so far.
+type State struct {
+	ID int `json:"id"`
+	Rule
+	Counts
+}
+
+// MaxHitAt is the limit of the length of [Counts.HitAt].
+const MaxHitAt = 64

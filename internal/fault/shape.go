@@ -1,0 +1,111 @@
+package fault
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Rate is a number of bits per second.
+type Rate uint64
+
+// Size is a number of bytes.
+type Size uint64
+
+// Shape describes how the link of a device limits and delays what it sends. Packets wait in one queue for all addresses of
+// the device until the rate lets them go, and are then on their way for the delay. The zero Shape does nothing.
+//
+// The tags are the names of the fields in the control protocol (json), in scenario files (yaml) and on the command line.
+type Shape struct {
+	// Rate limits what leaves, counted as packets with their IP headers; 0: no limit.
+	Rate Rate `json:"rate_bps,omitempty" yaml:"rate" help:"Let packets leave at this rate, such as 100Mbit; none: as they come." placeholder:"RATE" complete:"none"`
+	// Delay is the time on the way, and Jitter a random time up to it in addition, by which packets may overtake each
+	// other.
+	Delay  time.Duration `json:"delay_ns,omitempty" yaml:"delay" help:"Time that each packet is on its way, such as 20us." placeholder:"D" complete:"none"`
+	Jitter time.Duration `json:"jitter_ns,omitempty" yaml:"jitter" help:"Up to so much more delay, at random, by which packets overtake each other." placeholder:"D" complete:"none"`
+	// QueueBytes and QueuePackets limit the packets that wait for the rate; further packets are dropped. 0: no limit of
+	// this kind. Without either the limit is [DefaultQueue].
+	QueueBytes   Size   `json:"queue_bytes,omitempty" yaml:"queue" kong:"-"`
+	QueuePackets uint64 `json:"queue_packets,omitempty" yaml:"packets" kong:"-"`
+	// ECN is the length of the queue above which packets of an ECN-capable transport (ECT) are marked with congestion
+	// experienced; 0: never.
+	ECN Size `json:"ecn_bytes,omitempty" yaml:"ecn" name:"ecn-threshold" help:"Mark packets with congestion experienced while more than so many bytes wait, if they say that they are of an ECN-capable transport." placeholder:"BYTES" complete:"none"`
+	// Loss is the probability that a packet is lost on the way.
+	Loss Share `json:"loss,omitempty" yaml:"loss" help:"Share of packets to lose on their way, such as 1% or 0.01." placeholder:"P" complete:"none"`
+	// Seed seeds the random numbers of Jitter and Loss; 0: a different seed each time. Scenarios have one seed for all.
+	Seed uint64 `json:"seed,omitempty" yaml:"-" help:"Seed of jitter and loss; default: another one each time." placeholder:"N" complete:"none"`
+}
+
+// Limits of a Shape.
+const (
+	MinRate         = 1_000             // a kilobit per second
+	MaxRate         = 1_000_000_000_000 // a terabit per second
+	DefaultQueue    = 4 << 20           // bytes: four windows of a queue pair of driver/rxe
+	MaxQueue        = 64 << 20          // bytes
+	MaxQueuePackets = 1 << 16
+)
+
+// ErrShape is wrapped by the errors of [Shape.Validate].
+var ErrShape = errors.New("bad shape of the link")
+
+// Validate checks the values. Its error wraps [ErrShape].
+func (s *Shape) Validate() error {
+	switch {
+	case s.Rate != 0 && (s.Rate < MinRate || s.Rate > MaxRate):
+		return fmt.Errorf("%w: rate of %d bit/s is not from %d to %d", ErrShape, s.Rate, uint64(MinRate), uint64(MaxRate))
+	case s.Delay < 0 || s.Delay > maxDelay:
+		return fmt.Errorf("%w: delay %v is not from 0 to %v", ErrShape, s.Delay, maxDelay)
+	case s.Jitter < 0 || s.Jitter > maxDelay:
+		return fmt.Errorf("%w: jitter %v is not from 0 to %v", ErrShape, s.Jitter, maxDelay)
+	case s.QueueBytes > MaxQueue:
+		return fmt.Errorf("%w: queue of %d bytes exceeds %d", ErrShape, s.QueueBytes, MaxQueue)
+	case s.QueuePackets > MaxQueuePackets:
+		return fmt.Errorf("%w: queue of %d packets exceeds %d", ErrShape, s.QueuePackets, MaxQueuePackets)
+	case s.ECN > MaxQueue:
+		return fmt.Errorf("%w: ecn threshold of %d bytes exceeds %d", ErrShape, s.ECN, MaxQueue)
+	case s.Rate == 0 && (s.QueueBytes != 0 || s.QueuePackets != 0 || s.ECN != 0):
+		return fmt.Errorf("%w: a queue and an ecn threshold need a rate, for which packets wait", ErrShape)
+	case !(s.Loss >= 0 && s.Loss <= 1):
+		return fmt.Errorf("%w: loss %v is not a probability from 0 to 1", ErrShape, s.Loss)
+	case s.Seed != 0 && s.Jitter == 0 && s.Loss == 0:
+		return fmt.Errorf("%w: a seed is for jitter and loss", ErrShape)
+	}
+	return nil
+}
+
+// Active reports whether the Shape has any effect.
+func (s *Shape) Active() bool { return s.Rate > 0 || s.Delay > 0 || s.Jitter > 0 || s.Loss > 0 }
+
+// String returns the shape in words: "rate 10Gbit delay 20µs"; "" if it does nothing.
+func (s Shape) String() string {
+	var w []string
+	word := func(show bool, format string, args ...any) {
+		if show {
+			w = append(w, fmt.Sprintf(format, args...))
+		}
+	}
+	word(s.Rate > 0, "rate %v", s.Rate)
+	word(s.Delay > 0, "delay %v", s.Delay)
+	word(s.Jitter > 0, "jitter %v", s.Jitter)
+	word(s.QueueBytes > 0, "queue %d bytes", s.QueueBytes)
+	word(s.QueuePackets > 0, "queue %d packets", s.QueuePackets)
+	word(s.ECN > 0, "ecn above %d bytes", s.ECN)
+	word(s.Loss > 0, "loss %v", s.Loss)
+	word(s.Seed > 0, "seed %d", s.Seed)
+	return strings.Join(w, " ")
+}
+
+// String returns the rate as tc(8) writes it: "100Mbit".
+func (r Rate) String() string {
+	for _, u := range []struct {
+		n    Rate
+		name string
+	}{{1e12, "Tbit"}, {1e9, "Gbit"}, {1e6, "Mbit"}, {1e3, "Kbit"}} {
+		if r >= u.n && r%(u.n/1000) == 0 {
+			return strconv.FormatFloat(float64(r)/float64(u.n), 'f', -1, 64) + u.name
+		}
+	}
+	return fmt.Sprintf("%dbit", uint64(r))
+}

@@ -1,0 +1,58 @@
+// Package qpinfo holds what a driver reports of its queue pairs: their protocol state, and traces of their protocol events. The
+// control protocol sends these types as they are, and the command line prints them.
+package qpinfo
+
+import (
+	"fmt"
+	"time"
+)
+
+// Status is the protocol state of a queue pair.
+type Status struct {
+	Num     uint32 `json:"num"`
+	Type    string `json:"type"`
+	State   string `json:"state"`
+	DestQPN uint32 `json:"dest_qpn,omitempty"` // of a connection
+	Peer    string `json:"peer,omitempty"`     // address of the connection's other end
+	MTU     int    `json:"mtu"`
+	Traced  bool   `json:"traced"`
+	// Slow reports that memory of the program does not answer, and the queue pair waits for it.
+	Slow bool `json:"slow,omitempty"`
+
+	Unacknowledged uint32 `json:"unacknowledged"` // oldest PSN without an acknowledgement
+	NextPSN        uint32 `json:"next_psn"`       // PSN of the next packet
+	ExpectedPSN    uint32 `json:"expected_psn"`   // PSN of the peer's next request
+	InFlight       int    `json:"in_flight"`      // work requests in progress
+	Window         int    `json:"window"`         // limit of bytes in flight
+	Retries        uint8  `json:"retries"`        // retries left
+	RNRRetries     uint8  `json:"rnr_retries"`    // RNR retries left; 7: no limit
+	Egress         int    `json:"egress"`         // trains that wait to leave
+}
+
+// Trace is the trace of a queue pair.
+type Trace struct {
+	On     bool    `json:"on"`
+	Lost   uint64  `json:"lost"` // events that newer ones have replaced
+	Events []Event `json:"events"`
+}
+
+// Event is a protocol event of a queue pair.
+type Event struct {
+	Time   time.Time `json:"time"`
+	Event  string    `json:"event"`            // "send", "receive", "drop", "retry", "state", ...
+	Opcode string    `json:"opcode,omitempty"` // of the packet of the event
+	PSN    uint32    `json:"psn,omitempty"`
+	Detail string    `json:"detail,omitempty"`
+}
+
+// String returns the event in one line, without its time.
+func (e Event) String() string {
+	s := e.Event
+	if e.Opcode != "" {
+		s += fmt.Sprintf(" %s psn %d", e.Opcode, e.PSN)
+	}
+	if e.Detail != "" {
+		s += ": " + e.Detail
+	}
+	return s
+}

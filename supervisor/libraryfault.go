@@ -1,0 +1,124 @@
+package supervisor
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"verbena/ib"
+	"verbena/internal/procfile"
+)
+
+// States of an element of Session.faults.
+const (
+	notFound = iota
+	found    // the user is to be told
+	told
+)
+
+// libraryFaults are the texts of the notices.
+var libraryFaults = [ib.NumLibraryFaults]struct {
+	what   string // the program has done
+	mended int    // the first version of rdma-core without the fault
+	when   string // the library does that, and what to do
+}{
+	ib.Overconsumed: {
+		"took more completions out of a queue than were there; the queue's index was put back", 55,
+		"when a program calls ibv_next_poll until ENOENT: it may have seen old completions again. v55 mends it, and v59 unlocks such a queue " +
+			`only once; see "Stale completions" in docs/troubleshooting.md`,
+	},
+	ib.LengthLost: {
+		"posted a request that has inline data and the length 0; the message is empty", 64,
+		`in ibv_wr_set_inline_data_list. v64 mends it; see "Empty messages" in docs/troubleshooting.md`,
+	},
+}
+
+// LibraryFault implements ib.LibraryFaulter.
+func (o *opener) LibraryFault(fault ib.LibraryFault) {
+	o.session.faults[fault].CompareAndSwap(notFound, found)
+}
+
+// tellLibraryFaults tells the user of each fault of the library that the device has found, once for a session. It may sleep: a
+// thread of the program waits for it, so that the program does not end before.
+func (f *openFile) tellLibraryFaults() {
+	t := f.session
+	for fault := range ib.NumLibraryFaults {
+		state := &t.faults[fault]
+		if state.Load() != found || !state.CompareAndSwap(found, told) {
+			continue
+		}
+		text := explainLibraryFault(fault, f.pid, f.program, mappedRDMACore(f.pid))
+		if t.info.Notice == nil || t.info.Notice(text) != nil {
+			t.log.Warn(text)
+			continue
+		}
+		t.log.Info(text)
+	}
+}
+
+// explainLibraryFault is the notice. version is that of the library, "" if it is not known.
+func explainLibraryFault(fault ib.LibraryFault, pid int, name, version string) string {
+	f := libraryFaults[fault]
+	text := fmt.Sprintf("%s (process %d) %s", name, pid, f.what)
+	n, known := majorOf(version)
+	switch {
+	case known && n >= f.mended:
+		return text // something else has written to the queue
+	case known:
+		return fmt.Sprintf("%s. Its rdma-core %s does that %s", text, version, f.when)
+	default:
+		return fmt.Sprintf("%s. rdma-core before v%d does that %s", text, f.mended, f.when)
+	}
+}
+
+// maxMaps bounds what is read to find a library.
+const maxMaps = 16 << 20
+
+// mappedRDMACore returns the version of rdma-core whose libibverbs a process has mapped, such as 44.0; "" if it is not
+// known. It may sleep.
+func mappedRDMACore(pid int) string {
+	f, err := procfile.Open("/proc/" + strconv.Itoa(pid) + "/maps")
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	return rdmaCoreOf(io.LimitReader(f, maxMaps))
+}
+
+// rdmaCoreOf finds the version in a map (proc_pid_maps(5)). It is "" if there is no libibverbs, as in a program that is
+// linked statically, or more than one, or the file is not named as rdma-core does.
+func rdmaCoreOf(maps io.Reader) string {
+	const name = "/libibverbs.so."
+	found, version := "", ""
+	for lines := bufio.NewScanner(maps); lines.Scan(); {
+		line := lines.Text()
+		at := strings.LastIndex(line, name)
+		if at < 0 {
+			continue
+		}
+		path := line[strings.IndexByte(line, '/'):]
+		if found != "" && found != path {
+			return ""
+		}
+		found = path
+		// 1.14.44.0: of the interface, and of the package.
+		v := strings.Split(line[at+len(name):], ".")
+		if len(v) != 4 {
+			return ""
+		}
+		version = v[2] + "." + v[3]
+		if _, err := strconv.ParseFloat(version, 64); err != nil {
+			return ""
+		}
+	}
+	return version
+}
+
+// majorOf returns the first number of a version of rdma-core; false if it is not known.
+func majorOf(version string) (n int, ok bool) {
+	major, _, _ := strings.Cut(version, ".")
+	n, err := strconv.Atoi(major)
+	return n, err == nil
+}

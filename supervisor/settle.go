@@ -1,0 +1,78 @@
+package supervisor
+
+import (
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"verbena/internal/quota"
+)
+
+const (
+	// leastSettle is a moment in which a file that a program has just closed begins to end.
+	leastSettle = 5 * time.Millisecond
+	mostSettle  = 500 * time.Millisecond
+)
+
+// settle reports whether a call that has failed with err is worth another try, since the user has lacked something. The kernel has ended a
+// file when close(2) returns, but the service ends it a moment later: settle waits until the user's closed files have ended. It may sleep.
+func (s *Supervisor) settle(u *quota.User, err error) bool {
+	if err == nil { // what follows allocates
+		return false
+	}
+	var lack *quota.Error
+	if !errors.As(err, &lack) {
+		return false
+	}
+	// One thread of a user looks through all files; the others wait for it.
+	s.mu.Lock()
+	over, waits := s.settles[u]
+	if !waits {
+		if s.settles == nil {
+			s.settles = map[*quota.User]chan struct{}{}
+		}
+		over = make(chan struct{})
+		s.settles[u] = over
+	}
+	s.mu.Unlock()
+	if waits {
+		<-over
+		return true
+	}
+	defer func() {
+		s.mu.Lock()
+		delete(s.settles, u)
+		s.mu.Unlock()
+		close(over)
+	}()
+	for began := time.Now(); time.Since(began) < mostSettle; {
+		time.Sleep(leastSettle)
+		if !s.settling(u) {
+			break
+		}
+	}
+	return true
+}
+
+// settling reports whether the kernel has told of closes that nobody has looked at, or files of the user are about to end.
+func (s *Supervisor) settling(u *quota.User) bool {
+	if n, err := unix.IoctlGetInt(s.notifyFD, unix.TIOCINQ); err == nil && n > 0 {
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range s.files {
+		if f.user == u && (f.closed() || f.looking()) {
+			return true
+		}
+	}
+	return false
+}
+
+// looking reports whether a close of the file was not looked at yet, or not for long.
+func (f *openFile) looking() bool {
+	f.look.Lock()
+	defer f.look.Unlock()
+	return f.look.timer != nil && f.look.next < mostSettle
+}

@@ -1,0 +1,60 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"verbena/internal/quota"
+)
+
+// TestSettle: a call that lacks something waits a moment, and while a closed file of its user is about to end, for a bounded time. Calls of
+// one user wait together. Another user's files, and other errors, are not waited for.
+func TestSettle(t *testing.T) {
+	ledger := quota.New(quota.Limits{})
+	mine, other := ledger.User(1), ledger.User(2)
+	lack := fmt.Errorf("open: %w", &quota.Error{Kind: quota.Contexts})
+	for _, tt := range []struct {
+		name   string
+		err    error
+		closed *quota.User // of whom a closed file does not end
+		wants  bool
+		waits  time.Duration
+	}{
+		{"success", nil, mine, false, 0},
+		{"another error", errors.New("no"), mine, false, 0},
+		{"nothing closed", lack, nil, true, leastSettle},
+		{"another user's", lack, other, true, leastSettle},
+		{"a file that does not end", lack, mine, true, mostSettle},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &Supervisor{notifyFD: -1, files: map[inode]*openFile{}}
+				if tt.closed != nil {
+					f := &openFile{sup: s, user: tt.closed}
+					f.calls.Store(closing)
+					s.files[inode{}] = f
+				}
+				began := time.Now()
+				var wg sync.WaitGroup
+				for range 3 {
+					wg.Go(func() {
+						if got := s.settle(mine, tt.err); got != tt.wants {
+							t.Errorf("got %t, want %t", got, tt.wants)
+						}
+					})
+				}
+				wg.Wait()
+				if d := time.Since(began); d != tt.waits {
+					t.Errorf("waited %v, want %v", d, tt.waits)
+				}
+				if len(s.settles) != 0 {
+					t.Errorf("%d users are left", len(s.settles))
+				}
+			})
+		})
+	}
+}

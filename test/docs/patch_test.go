@@ -1,0 +1,130 @@
+package docs
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var (
+	diffBlock   = regexp.MustCompile("(?s)```diff\n(.*?)```")
+	patchedFile = regexp.MustCompile(`(?m)^diff --git a/(\S+) b/`)
+	testCommand = regexp.MustCompile(`(?m)^go test (.*) -run '(.*)'$`)
+)
+
+// TestPatches: the patches of the pages for contributors apply, and, without -short, their tests pass in an overlay of this tree.
+// Each touches no more files of the product than the page says, and adds something new.
+func TestPatches(t *testing.T) {
+	for _, page := range []struct {
+		name    string
+		product []string
+		adds    string // part of a line that the patch adds, in the first of the files
+	}{
+		{"docs/add-a-fault.md", []string{"internal/fault/kinds.go", "link/rule.go"}, "Name: \"truncate\""},
+		{"docs/add-a-verb.md", []string{
+			"uapi/verb/table.go", "driver/rxe/device.go", "ib/device.go", "ib/driver.go", "uapi/ioctl_attrs.go", "uverbs/ioctl_methods.go",
+		}, "Name: \"query_port_speed\""},
+	} {
+		t.Run(page.name, func(t *testing.T) {
+			text := read(t, page.name)
+			blocks := diffBlock.FindAllStringSubmatch(text, -1)
+			command := testCommand.FindStringSubmatch(text)
+			if len(blocks) != 1 || command == nil {
+				t.Fatalf("got %d patches and the command %q, want one of each", len(blocks), command)
+			}
+			overlay, product := patch(t, t.TempDir(), blocks[0][1])
+			slices.Sort(product)
+			if want := slices.Sorted(slices.Values(page.product)); !slices.Equal(product, want) {
+				t.Errorf("files of the product: got %q, want %q", product, want)
+			}
+			if !strings.Contains(blocks[0][1], page.adds) || strings.Contains(read(t, page.product[0]), page.adds) {
+				t.Errorf("the patch does not add %s to %s, or it is there already", page.adds, page.product[0])
+			}
+			if !testing.Short() { // it compiles most of the module
+				runPatched(t, overlay, command[1], command[2])
+			}
+		})
+	}
+}
+
+// runPatched runs tests of packages with an overlay.
+func runPatched(t *testing.T, overlay, packages, tests string) {
+	t.Helper()
+	args := []string{"test", "-v", "-vet=off", "-overlay=" + overlay, "-run=^(" + tests + ")$"}
+	if underRace() {
+		args = append(args, "-race") // what is compiled already is with it
+	}
+	c := exec.Command("go", append(args, strings.Fields(packages)...)...)
+	c.Dir = root
+	out, err := c.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", c, err, out)
+	}
+	for name := range strings.SplitSeq(tests, "|") {
+		if !strings.Contains(string(out), "--- PASS: "+name+" ") {
+			t.Errorf("%s was not run:\n%s", name, out)
+		}
+	}
+}
+
+// patch applies a patch to copies of its files, in dir. It returns the path of an overlay with these for the go command, and the files that
+// are not tests.
+func patch(t *testing.T, dir, diff string) (overlay string, product []string) {
+	t.Helper()
+	top, err := filepath.Abs(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files []string
+	for _, m := range patchedFile.FindAllStringSubmatch(diff, -1) {
+		name := m[1]
+		files = append(files, name)
+		if !strings.HasSuffix(name, "_test.go") {
+			product = append(product, name)
+		}
+		if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(filepath.Join(top, name))
+		if os.IsNotExist(err) {
+			continue // a new one
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := exec.Command("git", "apply", "--whitespace=error-all", "-")
+	c.Dir, c.Stdin = dir, strings.NewReader(diff)
+	c.Env = append(os.Environ(), "GIT_CEILING_DIRECTORIES="+filepath.Dir(dir)) // no repository: paths are below dir
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("git apply: %v: make the patch anew\n%s", err, out)
+	}
+	replace := map[string]string{}
+	for _, name := range files {
+		replace[filepath.Join(top, name)] = filepath.Join(dir, name)
+	}
+	b, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay = filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(overlay, b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return overlay, product
+}
+
+// underRace reports whether the race detector is on.
+func underRace() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == "-race" && s.Value == "true" })
+}

@@ -1,0 +1,191 @@
+// Command api checks the public packages of the module: those that docs/api.md lists.
+//
+//	api [-C folder]
+//
+// No exported function, method, field, variable or constant of a public package has a type of a package that is not public, so that
+// a user of the module can name every type that it meets.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/types"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"golang.org/x/tools/go/packages"
+)
+
+const module = "verbena/"
+
+func main() {
+	root := flag.String("C", ".", "`folder` of the module")
+	flag.Parse()
+	faults, err := check(*root)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "api:", err)
+		os.Exit(2)
+	}
+	for _, f := range faults {
+		fmt.Println(f)
+	}
+	if len(faults) > 0 {
+		os.Exit(1)
+	}
+}
+
+// inner are what connects packages of this module: a user of the module cannot call them, or need not name their types.
+var inner = map[string]string{
+	"ib.ForUser":                          "for user contexts; its key cannot be made outside",
+	"verbs.Entry.Open":                    "for packages that know devices elsewhere than in /dev/infiniband",
+	"verbs/cm.New":                        "for packages that have a connection manager",
+	"verbs/cm.NewFile":                    "for packages that have a connection manager's file",
+	"verbs/embed.Stack.ConnectionManager": "nil, or what a service has",
+	"verbs/service.AtLocation":            "for the command verbena",
+	"service/servicetest.New":             "for tests of this module",
+	"service/servicetest.Device":          "for tests of this module",
+	"service/servicetest.Serve":           "for tests of this module",
+}
+
+// row is a row of the table of docs/api.md.
+var row = regexp.MustCompile("(?m)^\\| `([a-z0-9/]+)` \\|")
+
+// public reads the list of public packages.
+func public(root string) ([]string, error) {
+	page, err := os.ReadFile(filepath.Join(root, "docs/api.md"))
+	if err != nil {
+		return nil, err
+	}
+	var list []string
+	for _, m := range row.FindAllStringSubmatch(string(page), -1) {
+		list = append(list, m[1])
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("docs/api.md lists no package")
+	}
+	return list, nil
+}
+
+// check returns what is wrong with the public packages.
+func check(root string) ([]string, error) {
+	list, err := public(root)
+	if err != nil {
+		return nil, err
+	}
+	var paths []string
+	for _, p := range list {
+		paths = append(paths, module+p)
+	}
+	pkgs, err := packages.Load(&packages.Config{Mode: packages.NeedName | packages.NeedTypes | packages.NeedImports | packages.NeedDeps, Dir: root}, paths...)
+	if err != nil {
+		return nil, err
+	}
+	w := &walker{public: paths, named: map[*types.TypeName]bool{}}
+	for _, p := range pkgs {
+		if len(p.Errors) > 0 {
+			return nil, p.Errors[0]
+		}
+		for _, name := range p.Types.Scope().Names() {
+			if t, ok := p.Types.Scope().Lookup(name).(*types.TypeName); ok && t.Exported() && t.IsAlias() {
+				if n, ok := types.Unalias(t.Type()).(*types.Named); ok {
+					w.named[n.Obj()] = true
+				}
+			}
+		}
+	}
+	for _, p := range pkgs {
+		for _, name := range p.Types.Scope().Names() {
+			if ast.IsExported(name) {
+				w.object(strings.TrimPrefix(p.PkgPath, module)+"."+name, p.Types.Scope().Lookup(name))
+			}
+		}
+	}
+	slices.Sort(w.faults)
+	return slices.Compact(w.faults), nil
+}
+
+// walker looks for types of packages that are not public.
+type walker struct {
+	public []string
+	named  map[*types.TypeName]bool // types that an alias in a public package names
+	faults []string
+}
+
+// object walks through the type of an exported object, and through the methods and fields of an exported type.
+func (w *walker) object(name string, o types.Object) {
+	t, ok := o.(*types.TypeName)
+	if !ok {
+		w.typ(name, o.Type())
+		return
+	}
+	named, ok := t.Type().(*types.Named)
+	if !ok || t.IsAlias() {
+		w.typ(name, t.Type())
+		return
+	}
+	for m := range named.Methods() {
+		if m.Exported() {
+			w.typ(name+"."+m.Name(), m.Type())
+		}
+	}
+	w.parts(name, named.Underlying())
+}
+
+// typ notes a named type of a package that is not public, and walks through the parts of others.
+func (w *walker) typ(name string, t types.Type) {
+	switch t := t.(type) {
+	case *types.Alias:
+		w.typ(name, types.Unalias(t))
+	case *types.Named:
+		if pkg := t.Obj().Pkg(); pkg != nil && strings.HasPrefix(pkg.Path(), module) && !slices.Contains(w.public, pkg.Path()) &&
+			!w.named[t.Obj()] && inner[name] == "" {
+			w.faults = append(w.faults, fmt.Sprintf("%s has the type %s.%s, whose package is not public (docs/api.md)",
+				name, strings.TrimPrefix(pkg.Path(), module), t.Obj().Name()))
+		}
+		for a := range t.TypeArgs().Types() {
+			w.typ(name, a)
+		}
+	default:
+		w.parts(name, t)
+	}
+}
+
+// parts walks through a type that has no name.
+func (w *walker) parts(name string, t types.Type) {
+	switch t := t.(type) {
+	case *types.Pointer:
+		w.typ(name, t.Elem())
+	case *types.Slice:
+		w.typ(name, t.Elem())
+	case *types.Array:
+		w.typ(name, t.Elem())
+	case *types.Chan:
+		w.typ(name, t.Elem())
+	case *types.Map:
+		w.typ(name, t.Key())
+		w.typ(name, t.Elem())
+	case *types.Signature:
+		for v := range t.Params().Variables() {
+			w.typ(name, v.Type())
+		}
+		for v := range t.Results().Variables() {
+			w.typ(name, v.Type())
+		}
+	case *types.Struct:
+		for f := range t.Fields() {
+			if f.Exported() {
+				w.typ(name+"."+f.Name(), f.Type())
+			}
+		}
+	case *types.Interface:
+		for m := range t.Methods() {
+			if m.Exported() {
+				w.typ(name+"."+m.Name(), m.Type())
+			}
+		}
+	}
+}

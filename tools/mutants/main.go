@@ -1,0 +1,446 @@
+// Command mutants breaks the code on purpose, in one place at a time, and has the unit tests of the package notice:
+//
+//	bin/mutants [-run REGEXP] [-limit DURATION]
+//	bin/mutants -drivers [-run REGEXP] [-sample N [-seed S]] [-budget DURATION] [-list]
+//	bin/mutants -generated [-run REGEXP] [-sample N [-seed S]] [-budget DURATION] [-e2e REGEXP] [-list]
+//
+// The broken file takes the original's place by an overlay, and the tree stays as it is. A mutant is noticed if a test
+// fails; one that makes a test hang is not, and neither is one that does not compile. The place of each has to exist, once.
+// It ends with 1 unless all are noticed.
+//
+// The mutants are a list (mutants.go) or, with -generated, derived from the source of the packages that keep users apart
+// (generate.go): each check of an identity, each comparison of users, each limit and each refusal. One of these that does
+// not compile is not counted. unseen.txt lists those that no unit test can notice, with the reason; they are left out.
+// With -drivers, defects of all kinds are derived from the source of the drivers (anywhere.go), and the contract suite with its
+// reference model has to notice them. A suite that does not end has noticed something, as its user does.
+//
+// With -e2e, those that unit tests do not notice are also given to the end-to-end tests of that name, as root.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// listed is a mutant of mutants.go: in file, the text from is replaced by to.
+type listed struct {
+	name string
+	file string // its folder is the package whose tests must notice
+	from string
+	to   string
+}
+
+// apply returns the source with the defect.
+func (m *listed) apply(source string) (string, error) {
+	if n := strings.Count(source, m.from); n != 1 || m.from == m.to {
+		return "", fmt.Errorf("%s has %d places of %q, not one", m.file, n, m.from)
+	}
+	return strings.Replace(source, m.from, m.to, 1), nil
+}
+
+// mutant is a defect, of the list or generated.
+type mutant struct {
+	listed
+	edit  *edit // of a generated one, whose text may occur several times
+	tests tests // the zero value: those of its package
+}
+
+// tests are the tests that have to notice a mutant.
+type tests struct {
+	pkg string
+	run string // a pattern of names; "": all
+}
+
+func (m *mutant) suite() tests {
+	if m.tests != (tests{}) {
+		return m.tests
+	}
+	return tests{pkg: filepath.Dir(m.file)}
+}
+
+// String returns the name with the file, which the name of a generated mutant begins with.
+func (m *mutant) String() string {
+	if m.edit != nil {
+		return m.name
+	}
+	return m.file + ": " + m.name
+}
+
+func main() {
+	var r runner
+	generated := flag.Bool("generated", false, "derive the mutants from the source")
+	ofDrivers := flag.Bool("drivers", false, "derive the mutants from the source of the drivers, for the contract suite")
+	list := flag.Bool("list", false, "print the mutants, and run none")
+	run := flag.String("run", ".", "only mutants whose name or file matches")
+	sample := flag.Int("sample", 0, "so many of the mutants, at random (0: all)")
+	seed := flag.Uint64("seed", 1, "of -sample")
+	budget := flag.Duration("budget", 0, "begin no mutant after this time (0: no bound)")
+	flag.DurationVar(&r.limit, "limit", 90*time.Second, "for the tests of one mutant")
+	flag.StringVar(&r.e2e, "e2e", "", "end-to-end tests for mutants that unit tests do not notice")
+	parallel := flag.Int("parallel", 2, "mutants at a time, of different packages")
+	flag.Parse()
+	re, err := regexp.Compile(*run)
+	if err != nil {
+		usage(err)
+	}
+	all := make([]mutant, len(mutants))
+	for i := range mutants {
+		all[i].listed = mutants[i]
+	}
+	unseen := map[string]string{}
+	switch {
+	case *ofDrivers:
+		all = nil
+		for _, d := range drivers {
+			of, err := generate(".", []string{d.dir}, (*generator).anywhere)
+			if err != nil {
+				usage(err)
+			}
+			for _, m := range of {
+				m.tests = d.tests
+				all = append(all, m)
+			}
+		}
+	case *generated:
+		if all, err = generate(".", guarded, (*generator).checks); err != nil {
+			usage(err)
+		}
+		if unseen, err = readUnseen("tools/mutants/unseen.txt", all); err != nil {
+			usage(err)
+		}
+	}
+	all = choose(all, re, *sample, *seed)
+	if *list {
+		for i := range all {
+			fmt.Printf("%s\t%s\n", &all[i], strings.Join(strings.Fields(all[i].from), " "))
+		}
+		fmt.Printf("%d mutants\n", len(all))
+		return
+	}
+	r.healthy = map[tests]*health{}
+	r.run(all, unseen, *parallel, *budget)
+	fmt.Printf("%d mutants, %d not noticed", r.noticed+r.missed, r.missed)
+	if *generated || *ofDrivers {
+		fmt.Printf(", %d of unseen.txt, %d that do not compile, %d not begun", r.unseen, r.invalid, r.left)
+	}
+	fmt.Println()
+	if r.missed > 0 || r.noticed == 0 {
+		os.Exit(1)
+	}
+}
+
+func usage(err error) {
+	fmt.Fprintln(os.Stderr, "mutants:", err)
+	os.Exit(2)
+}
+
+// choose returns the mutants that match, or n of them in the order of the list.
+func choose(all []mutant, re *regexp.Regexp, n int, seed uint64) []mutant {
+	var list []mutant
+	for _, m := range all {
+		if re.MatchString(m.name) || re.MatchString(m.file) {
+			list = append(list, m)
+		}
+	}
+	if n == 0 || n >= len(list) {
+		return list
+	}
+	chosen := rand.New(rand.NewPCG(seed, 0)).Perm(len(list))[:n]
+	slices.Sort(chosen)
+	few := make([]mutant, n)
+	for i, k := range chosen {
+		few[i] = list[k]
+	}
+	return few
+}
+
+// readUnseen reads the mutants that no unit test can notice: lines with a name and a reason. Each name has to be of one.
+func readUnseen(path string, all []mutant) (map[string]string, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	names := map[string]bool{}
+	for i := range all {
+		names[all[i].name] = true
+	}
+	reasons := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		name, reason, _ := strings.Cut(line, " ")
+		switch reason = strings.TrimSpace(reason); {
+		case reason == "":
+			return nil, fmt.Errorf("%s: %s has no reason", path, name)
+		case !names[name]:
+			return nil, fmt.Errorf("%s: there is no mutant %s (any more)", path, name)
+		case reasons[name] != "":
+			return nil, fmt.Errorf("%s: %s is listed twice", path, name)
+		}
+		reasons[name] = reason
+	}
+	return reasons, nil
+}
+
+// runner runs mutants, several at a time. The tests of one package run one at a time: they may use the same resources.
+type runner struct {
+	limit time.Duration
+	e2e   string
+
+	mu      sync.Mutex
+	healthy map[tests]*health
+	e2eMu   sync.Mutex
+
+	noticed, missed, unseen, invalid, left int
+}
+
+// health is how the tests of a package end without a mutant.
+type health struct {
+	mu   sync.Mutex // held while tests run
+	once sync.Once
+	err  error
+	took time.Duration
+}
+
+func (r *runner) run(all []mutant, unseen map[string]string, parallel int, budget time.Duration) {
+	began := time.Now()
+	queue := make(chan *mutant)
+	var wg sync.WaitGroup
+	for range max(parallel, 1) {
+		wg.Go(func() {
+			for m := range queue {
+				r.one(m)
+			}
+		})
+	}
+	for i := range all {
+		m := &all[i]
+		switch {
+		case budget != 0 && time.Since(began) > budget:
+			r.left++
+		case unseen[m.name] != "" && r.e2e == "":
+			r.unseen++
+		default:
+			queue <- m
+		}
+	}
+	close(queue)
+	wg.Wait()
+}
+
+// one runs a mutant and prints the result.
+func (r *runner) one(m *mutant) {
+	began := time.Now()
+	how, err := m.try(r.health(m.suite()), r.limit)
+	if m.edit != nil && r.e2e != "" && err != nil && !errors.Is(err, errBuild) {
+		r.e2eMu.Lock()
+		how, err = m.endToEnd(r.e2e, err)
+		r.e2eMu.Unlock()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case err == nil:
+		r.noticed++
+	case m.edit != nil && errors.Is(err, errBuild):
+		r.invalid++
+		how = "does not compile"
+	default:
+		r.missed++
+		how = "NOT NOTICED: " + err.Error()
+	}
+	fmt.Printf("%-70s %5.1fs  %s\n", m, time.Since(began).Seconds(), how)
+}
+
+// health runs tests without a mutant, once.
+func (r *runner) health(suite tests) *health {
+	r.mu.Lock()
+	h := r.healthy[suite]
+	if h == nil {
+		h = &health{}
+		r.healthy[suite] = h
+	}
+	r.mu.Unlock()
+	h.once.Do(func() {
+		for range 2 { // a busy machine fails a test now and then
+			began := time.Now()
+			var out string
+			if out, h.err = suite.do(nil, r.limit, &h.mu); h.err == nil {
+				h.took = time.Since(began)
+				break
+			}
+			h.err = fmt.Errorf("%s: %w", noticed(out), h.err)
+		}
+	})
+	return h
+}
+
+// try runs the tests of a mutant's package, and returns which test noticed it.
+func (m *mutant) try(h *health, limit time.Duration) (how string, err error) {
+	if h.err != nil {
+		return "", fmt.Errorf("the tests of %s fail as it is: %w", m.suite().pkg, h.err)
+	}
+	broken, err := m.broken()
+	if err != nil {
+		return "", err
+	}
+	if m.edit != nil && h.took > 0 {
+		limit = min(limit, 3*h.took+20*time.Second)
+	}
+	out, err := m.suite().do(broken, limit, &h.mu)
+	switch {
+	case err == nil:
+		return "", errors.New("the tests pass")
+	case errors.Is(err, errHangs) && m.tests != (tests{}):
+		return "does not end", nil
+	case errors.Is(err, errHangs), errors.Is(err, errBuild):
+		return "", err
+	}
+	return noticed(out), nil
+}
+
+// endToEnd gives a mutant that unit tests do not notice, for the reason missed, to end-to-end tests.
+func (m *mutant) endToEnd(tests string, missed error) (how string, err error) {
+	broken, err := m.broken()
+	if err != nil {
+		return "", err
+	}
+	var out []byte
+	err = test(broken, func(dir, overlay string) error {
+		bin := filepath.Join(dir, "verbena")
+		build := exec.Command("go", "build", "-overlay", overlay, "-o", bin, "./cmd/verbena")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if b, err := build.CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", errBuild, b)
+		}
+		c := exec.Command("go", "test", "-count=1", "-timeout", "10m", "-failfast", "-tags", "e2e", "-run", tests, "./test/e2e")
+		c.Env = append(os.Environ(), "CI=", "VERBENA="+bin)
+		out, err = c.CombinedOutput()
+		return err
+	})
+	switch {
+	case err == nil:
+		return "", missed
+	case errors.Is(err, errBuild):
+		return "", err
+	}
+	return "e2e: " + noticed(string(out)), nil
+}
+
+// broken returns the contents of the mutant's file with the defect.
+func (m *mutant) broken() (map[string]string, error) {
+	source, err := os.ReadFile(m.file)
+	if err != nil {
+		return nil, err
+	}
+	s, err := m.apply(string(source))
+	return map[string]string{m.file: s}, err
+}
+
+// apply returns the source with the defect.
+func (m *mutant) apply(source string) (string, error) {
+	if e := m.edit; e != nil {
+		if e.to > len(source) || source[e.from:e.to] != m.from {
+			return "", fmt.Errorf("%s has changed meanwhile", m.file)
+		}
+		return source[:e.from] + e.text + source[e.to:], nil
+	}
+	return m.listed.apply(source)
+}
+
+var (
+	errHangs = errors.New("the tests hang")
+	errBuild = errors.New("it does not compile")
+)
+
+// test calls f with an overlay in which the contents of files are replaced, in a directory for f's own files as well.
+func test(replace map[string]string, f func(dir, overlay string) error) error {
+	dir, err := os.MkdirTemp("", "verbena-mutant-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	overlay := struct{ Replace map[string]string }{map[string]string{}}
+	for file, content := range replace {
+		path, err := filepath.Abs(file)
+		if err != nil {
+			return err
+		}
+		overlay.Replace[path] = filepath.Join(dir, filepath.Base(file))
+		if err := os.WriteFile(overlay.Replace[path], []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+	list, err := json.Marshal(overlay)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(path, list, 0o644); err != nil {
+		return err
+	}
+	if err := os.Chmod(dir, 0o755); err != nil { // tests start their own binary as other users
+		return err
+	}
+	return f(dir, path)
+}
+
+// do runs the tests, with the contents of files replaced. They are built before running is locked.
+func (t tests) do(replace map[string]string, limit time.Duration, running *sync.Mutex) (out string, err error) {
+	err = test(replace, func(dir, overlay string) error {
+		bin := filepath.Join(dir, "mutant.test")
+		build := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-w", "-overlay", overlay, "-o", bin, ".")
+		build.Dir = t.pkg                                 // which may be of another module
+		build.Env = append(os.Environ(), "CGO_ENABLED=0") // a test that needs this builds no other binary, which would be whole
+		if b, err := build.CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", errBuild, b)
+		}
+		running.Lock()
+		defer running.Unlock()
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		defer cancel()
+		c := exec.CommandContext(ctx, bin, "-test.failfast", "-test.run", t.run)
+		c.Dir = t.pkg
+		c.Env = append(os.Environ(), "CI=", "RAPID_NOFAILFILE=true") // property tests save failing cases in the tree
+		// With all that the tests have started.
+		c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
+		c.WaitDelay = time.Second
+		b, err := c.CombinedOutput()
+		out = string(b)
+		if c.Process != nil {
+			_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
+		}
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w: no end after %v", errHangs, limit)
+		}
+		return err
+	})
+	return out, err
+}
+
+// noticed finds the test that has failed in the output.
+func noticed(out string) string {
+	for line := range strings.Lines(out) {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "--- FAIL: ") || strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "leaktest: ") {
+			return strings.TrimPrefix(line, "--- FAIL: ")
+		}
+	}
+	return "a failure"
+}

@@ -1,0 +1,322 @@
+// Command verdict reads the output of `go test -json` and decides whether the run is good:
+//
+//	go test -json ./... | bin/verdict
+//
+// It fails where a test has failed, and besides
+//
+//   - where a test was skipped, with CI=true, and test/skips.txt does not say why;
+//   - where a test that test/pending.txt expects to fail has passed (it is to be removed from there);
+//   - where tests have repeated lossy runs more than four times. Such a test logs a line that contains "repeat:".
+//
+// A failure of a pending test is reported and is no failure of the run. It prints what go test prints: the output of
+// failed tests, and one line for each package; with -v all that tests log. The reasons of skips follow, each once. The exit code of go test itself is of no use
+// to who pipes it here.
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+func main() {
+	skips := flag.String("skips", "test/skips.txt", "file of the skips that are expected")
+	pending := flag.String("pending", "test/pending.txt", "file of the tests that are known to fail")
+	verbose := flag.Bool("v", false, "print what passing tests log")
+	slow := flag.Int("slowest", 0, "print so many of the tests that took longest")
+	flag.Parse()
+	j := judge{verbose: *verbose, ci: os.Getenv("CI") == "true", out: os.Stdout}
+	var err error
+	if j.skips, err = readList(*skips); err == nil {
+		j.pending, err = readList(*pending)
+	}
+	if err == nil {
+		err = j.read(os.Stdin)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "verdict:", err)
+		os.Exit(1)
+	}
+	faults := j.faults()
+	if *slow > 0 {
+		fmt.Print(j.slowest(*slow))
+	}
+	if len(faults) > 0 {
+		fmt.Println(strings.Join(faults, "\n"))
+		os.Exit(1)
+	}
+}
+
+// module is what the names of packages begin with, which the lists leave out.
+const module = "verbena/"
+
+// list is the content of a file with lines "PACKAGE TEST: reason", by package and test. A TEST stands for its subtests as
+// well, and may end in "*".
+type list map[name]string
+
+type name struct{ pkg, test string }
+
+func (n name) String() string { return n.pkg + " " + n.test }
+
+func readList(path string) (list, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	l, err := parseList(string(b))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return l, nil
+}
+
+func parseList(text string) (list, error) {
+	l := list{}
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		what, reason, ok := strings.Cut(line, ": ")
+		pkg, test, two := strings.Cut(what, " ")
+		if n := (name{pkg, test}); !ok || !two || reason == "" || l[n] != "" {
+			return nil, fmt.Errorf("line %q: want PACKAGE TEST: REASON, each test once", line)
+		}
+		l[name{pkg, test}] = reason
+	}
+	return l, nil
+}
+
+// find returns the entry of a test, or of one that it is a part of.
+func (l list) find(n name) (entry name, ok bool) {
+	for e := range l {
+		if e.pkg != n.pkg {
+			continue
+		}
+		prefix, open := strings.CutSuffix(e.test, "*")
+		if n.test == e.test || strings.HasPrefix(n.test, e.test+"/") || open && strings.HasPrefix(n.test, prefix) {
+			return e, true
+		}
+	}
+	return name{}, false
+}
+
+// event is a line of `go test -json` (go doc test2json).
+type event struct {
+	Action, Package, ImportPath, Test, Output, FailedBuild string
+	Elapsed                                                float64
+}
+
+// judge collects what a run has shown.
+type judge struct {
+	skips, pending list
+	ci, verbose    bool
+	out            io.Writer
+
+	packages map[string]string // final action, "" while it runs
+	tests    map[name]string   // the same of tests
+	output   map[name][]string
+	repeats  []string
+	build    map[string][]string
+	crashed  map[string]bool  // packages that ended in the middle of a test
+	skipped  map[string]int   // how many tests were skipped, by their reason, beside those of skips
+	took     map[name]float64 // seconds
+}
+
+// read takes in a run, and prints as it goes.
+func (j *judge) read(r io.Reader) error {
+	j.packages, j.tests, j.output = map[string]string{}, map[name]string{}, map[name][]string{}
+	j.build, j.crashed, j.took, j.skipped = map[string][]string{}, map[string]bool{}, map[name]float64{}, map[string]int{}
+	lines := bufio.NewReader(r)
+	for {
+		line, err := lines.ReadString('\n')
+		if line != "" {
+			var e event
+			if line[0] != '{' || json.Unmarshal([]byte(line), &e) != nil {
+				fmt.Fprint(j.out, line)
+			} else {
+				j.take(&e)
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (j *judge) take(e *event) {
+	pkg := strings.TrimPrefix(e.Package, module)
+	n := name{pkg, e.Test}
+	switch e.Action {
+	case "start":
+		j.packages[pkg] = ""
+	case "run":
+		j.tests[n] = ""
+	case "build-output":
+		j.build[e.ImportPath] = append(j.build[e.ImportPath], e.Output)
+	case "output":
+		j.output[n] = append(j.output[n], e.Output)
+		if e.Test != "" && strings.Contains(e.Output, "repeat:") {
+			j.repeats = append(j.repeats, fmt.Sprintf("%v: %s", n, strings.TrimSpace(e.Output)))
+		}
+		if strings.HasPrefix(e.Output, "panic: ") || strings.HasPrefix(e.Output, "fatal error: ") ||
+			strings.HasPrefix(e.Output, "WARNING: DATA RACE") {
+			j.crashed[pkg] = true
+		}
+		if text := strings.TrimSpace(e.Output); j.verbose && !strings.HasPrefix(text, "=== ") && !strings.HasPrefix(text, "--- PASS") {
+			fmt.Fprint(j.out, e.Output)
+		}
+	case "pass", "fail", "skip":
+		if e.Test != "" {
+			j.tests[n], j.took[n] = e.Action, e.Elapsed
+			j.reported(n, e)
+			return
+		}
+		j.packages[pkg] = e.Action
+		if e.FailedBuild != "" {
+			fmt.Fprint(j.out, strings.Join(j.build[e.FailedBuild], ""))
+		}
+		fmt.Fprintf(j.out, "%-5s %s\t%.1fs\n", map[string]string{"pass": "ok", "fail": "FAIL", "skip": "-"}[e.Action], pkg, e.Elapsed)
+	}
+}
+
+// reported prints the output of a test that has ended.
+func (j *judge) reported(n name, e *event) {
+	_, known := j.pending.find(n)
+	if _, ok := j.skips.find(n); e.Action == "skip" && !ok {
+		j.skipped[reason(j.output[n])]++
+	}
+	switch {
+	case j.verbose:
+	case e.Action == "fail" && known:
+		if !strings.Contains(n.test, "/") {
+			fmt.Fprintf(j.out, "pending: %v has failed, as expected (%.1fs)\n", n, e.Elapsed)
+		}
+	case e.Action == "fail":
+		fmt.Fprint(j.out, strings.Join(j.output[n], ""))
+	}
+	if e.Action != "fail" || known {
+		delete(j.output, n)
+	}
+}
+
+// place is what a test's log puts before a text.
+var place = regexp.MustCompile(`^\w+\.go:\d+: `)
+
+// reason returns what a skipped test has logged last, which is why.
+func reason(output []string) string {
+	for _, line := range slices.Backward(output) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "=== ") && !strings.HasPrefix(line, "--- ") {
+			return place.ReplaceAllString(line, "")
+		}
+	}
+	return "no reason given"
+}
+
+// faults lists what is wrong with the run, nothing if it is good.
+func (j *judge) faults() (list []string) {
+	add := func(format string, args ...any) { list = append(list, fmt.Sprintf(format, args...)) }
+	if len(j.packages) == 0 {
+		add("verdict: no package was tested")
+	}
+	for _, pkg := range slices.Sorted(maps.Keys(j.packages)) {
+		action := j.packages[pkg]
+		failed, excused := 0, 0
+		for _, n := range j.testsOf(pkg) {
+			entry, known := j.pending.find(n)
+			switch j.tests[n] {
+			case "fail":
+				failed++
+				if known || j.onlyPendingBelow(n) {
+					excused++
+				} else {
+					add("verdict: %v has failed", n)
+				}
+			case "":
+				add("verdict: %v has not ended", n)
+			case "pass":
+				if known && entry == n {
+					add("verdict: %v passes: remove it from test/pending.txt", n)
+				}
+			case "skip":
+				if _, ok := j.skips.find(n); j.ci && !ok {
+					add("verdict: %v was skipped, and test/skips.txt does not say why", n)
+				}
+			}
+		}
+		switch {
+		case action == "":
+			add("verdict: package %s has not ended", pkg)
+		case action == "fail" && (failed == 0 || j.crashed[pkg]):
+			fmt.Fprint(j.out, strings.Join(j.output[name{pkg, ""}], ""))
+			add("verdict: package %s has failed", pkg)
+		}
+	}
+	for _, why := range slices.Sorted(maps.Keys(j.skipped)) {
+		fmt.Fprintf(j.out, "%d skipped: %s\n", j.skipped[why], why)
+	}
+	if len(j.repeats) > 0 {
+		fmt.Fprintf(j.out, "%d repeats of lossy runs:\n%s\n", len(j.repeats), strings.Join(j.repeats, "\n"))
+	}
+	if len(j.repeats) > maxRepeats {
+		add("verdict: %d repeats of lossy runs, and at most %d may come by chance", len(j.repeats), maxRepeats)
+	}
+	return list
+}
+
+// slowest lists the n tests that took longest, without their subtests.
+func (j *judge) slowest(n int) string {
+	var list []name
+	for t := range j.took {
+		if !strings.Contains(t.test, "/") {
+			list = append(list, t)
+		}
+	}
+	slices.SortFunc(list, func(a, b name) int { return cmp.Compare(j.took[b], j.took[a]) })
+	var b strings.Builder
+	for _, t := range list[:min(n, len(list))] {
+		fmt.Fprintf(&b, "%6.1fs %v\n", j.took[t], t)
+	}
+	return b.String()
+}
+
+// maxRepeats is how many lossy runs of one go test may be repeated: with some ten exchanges at losses of up to 5 %, of which
+// one in twenty is repeated, five come about in one of ten thousand.
+const maxRepeats = 4
+
+func (j *judge) testsOf(pkg string) (list []name) {
+	for n := range j.tests {
+		if n.pkg == pkg {
+			list = append(list, n)
+		}
+	}
+	slices.SortFunc(list, func(a, b name) int { return strings.Compare(a.test, b.test) })
+	return list
+}
+
+// onlyPendingBelow reports whether a test has failed by its subtests alone, each of which is pending.
+func (j *judge) onlyPendingBelow(n name) bool {
+	some := false
+	for m, action := range j.tests {
+		if m.pkg != n.pkg || action != "fail" || !strings.HasPrefix(m.test, n.test+"/") {
+			continue
+		}
+		if _, known := j.pending.find(m); known {
+			some = true
+		} else if !j.onlyPendingBelow(m) {
+			return false
+		}
+	}
+	return some
+}

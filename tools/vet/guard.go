@@ -1,0 +1,375 @@
+package vet
+
+import (
+	"fmt"
+	"go/constant"
+	"go/token"
+	"go/types"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/tools/go/ssa"
+)
+
+// The checks of packages that serve users who do not trust one another.
+const (
+	Open    = "open"    // an open that could make a terminal the service's, or leak into a child
+	Restat  = "restat"  // an open of a path that was just passed to stat
+	Receive = "receive" // a read from a socket that drops the descriptors which come along
+	Close   = "close"   // a close of a received descriptor, which can take as long as its sender likes
+	Recover = "recover" // a goroutine that parses bytes of a user, without recover
+)
+
+// guard names the checks of a package that are reported.
+type guard map[string]bool
+
+// guards are the packages that are checked, with the checks that are on. A check that is off still uses up its escapes, so
+// that these can be written before it is turned on.
+var guards = map[string]guard{
+	module + "/supervisor": allGuards,
+	module + "/service":    allGuards,
+	module + "/remote":     allGuards,
+	// It closes files of /proc alone, whose close does not wait: package remote has found them to be that.
+	module + "/umem":                 {Open: true, Restat: true, Receive: true, Recover: true},
+	module + "/internal/ctl":         allGuards,
+	module + "/internal/ctl/devfile": allGuards,
+	module + "/internal/shm":         allGuards,
+	module + "/internal/rights":      allGuards,
+	module + "/internal/reopen":      allGuards,
+	module + "/internal/principal":   allGuards,
+}
+
+// guardedSnippets are the snippets to which all of them apply.
+const guardedSnippets = module + "/tools/vet/testdata/guard/"
+
+var allGuards = guard{Open: true, Restat: true, Receive: true, Close: true, Recover: true}
+
+// guardOf returns the checks of a package, and whether it has any.
+func guardOf(k *types.Package) (guard, bool) {
+	if k == nil {
+		return nil, false
+	}
+	if strings.HasPrefix(k.Path(), guardedSnippets) {
+		return allGuards, true
+	}
+	g, ok := guards[k.Path()]
+	return g, ok
+}
+
+// checkGuards applies the checks to the packages of guards.
+func (p *Program) checkGuards() (reports []Report) {
+	report := func(f *function, check string, pos token.Pos, text string) {
+		if x := f.allowedAbove(p, check); x != nil {
+			x.Used = true
+			return
+		}
+		if p.escapes.at(p.Fset, pos, check) != nil {
+			return
+		}
+		if g, _ := guardOf(pkgOf(f.Function)); g[check] {
+			reports = append(reports, Report{Check: check, Pos: pos, Text: name(f) + " " + text})
+		}
+	}
+	var guarded []*function
+	for _, f := range p.order {
+		if _, ok := guardOf(pkgOf(f.Function)); ok && f.Synthetic == "" {
+			guarded = append(guarded, f)
+			p.checkOpens(f, report)
+			p.checkRestats(f, report)
+		}
+	}
+	p.checkReceives(guarded, report)
+	p.checkCloses(guarded, report)
+	p.checkRecovers(guarded, report)
+	return reports
+}
+
+// reporter notes a breach of a check in a function.
+type reporter func(f *function, check string, pos token.Pos, text string)
+
+// allowedAbove returns the escape of a function, or of one that it is a literal in.
+func (f *function) allowedAbove(p *Program, check string) *Escape {
+	for g := f; g != nil; g = p.funcs[g.Parent()] {
+		if x := g.allowed[check]; x != nil {
+			return x
+		}
+		if g.Parent() == nil {
+			break
+		}
+	}
+	return nil
+}
+
+// marked reports whether a function, or one that it is a literal in, has a directive.
+func (p *Program) marked(f *ssa.Function, verb string) bool {
+	for f.Parent() != nil {
+		f = f.Parent()
+	}
+	obj, ok := objectOf(f).(*types.Func)
+	return ok && slices.ContainsFunc(p.decls[obj.Origin()], func(d directive) bool { return d.verb == verb })
+}
+
+// calls calls f for each call in a function, with the full name of the callee, or of the method of the interface.
+func eachCall(f *ssa.Function, do func(at ssa.CallInstruction, name string, args []ssa.Value)) {
+	for _, b := range f.Blocks {
+		for _, at := range b.Instrs {
+			c, ok := at.(ssa.CallInstruction)
+			if !ok {
+				continue
+			}
+			common := c.Common()
+			name := ""
+			if common.IsInvoke() {
+				name = common.Method.FullName()
+			} else if fn := common.StaticCallee(); fn != nil {
+				if o, ok := objectOf(fn).(*types.Func); ok {
+					name = o.FullName()
+				}
+			}
+			do(c, name, common.Args)
+		}
+	}
+}
+
+func posOf(at ssa.CallInstruction) token.Pos {
+	if at.Pos().IsValid() {
+		return at.Pos()
+	}
+	return at.Common().Pos()
+}
+
+const xunix = "golang.org/x/sys/unix."
+
+// opener says which arguments of a function are the directory, the path and the flags; -1: it has none.
+type opener struct {
+	dir, path, flags int
+	cloexec          bool // by itself
+}
+
+// openers are the functions that open a file by its path. Those of package os that open a directory are none.
+var openers = map[string]opener{
+	xunix + "Open":        {-1, 0, 1, false},
+	xunix + "Openat":      {0, 1, 2, false},
+	xunix + "Openat2":     {0, 1, -1, false},
+	xunix + "Creat":       {-1, 0, -1, false},
+	"syscall.Open":        {-1, 0, 1, false},
+	"syscall.Openat":      {0, 1, 2, false},
+	"syscall.Creat":       {-1, 0, -1, false},
+	"os.OpenFile":         {-1, 0, 1, true},
+	"os.Open":             {-1, 0, -1, true},
+	"os.Create":           {-1, 0, -1, true},
+	"os.ReadFile":         {-1, 0, -1, true},
+	"os.WriteFile":        {-1, 0, -1, true},
+	"(*os.Root).Open":     {0, 1, -1, true},
+	"(*os.Root).Create":   {0, 1, -1, true},
+	"(*os.Root).OpenFile": {0, 1, 2, true},
+	"(*os.Root).ReadFile": {0, 1, -1, true},
+}
+
+// stats are the functions that look at a file by its path.
+var stats = map[string]opener{
+	xunix + "Stat":      {-1, 0, -1, false},
+	xunix + "Lstat":     {-1, 0, -1, false},
+	xunix + "Statx":     {0, 1, -1, false},
+	xunix + "Fstatat":   {0, 1, -1, false},
+	xunix + "Access":    {-1, 0, -1, false},
+	xunix + "Faccessat": {0, 1, -1, false},
+	xunix + "Readlink":  {-1, 0, -1, false},
+	"syscall.Stat":      {-1, 0, -1, false},
+	"syscall.Lstat":     {-1, 0, -1, false},
+	"os.Stat":           {-1, 0, -1, false},
+	"os.Lstat":          {-1, 0, -1, false},
+	"os.Readlink":       {-1, 0, -1, false},
+	"(*os.Root).Stat":   {0, 1, -1, false},
+	"(*os.Root).Lstat":  {0, 1, -1, false},
+}
+
+// checkOpens finds opens of paths that could be a terminal's, or whose descriptor a child would inherit.
+func (p *Program) checkOpens(f *function, report reporter) {
+	eachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
+		o, ok := openers[callee]
+		if !ok {
+			return
+		}
+		set := 0
+		if o.flags >= 0 {
+			set = certainBits(args[o.flags], nil)
+		}
+		var missing []string
+		if set&(unix.O_NOCTTY|unix.O_PATH|unix.O_DIRECTORY) == 0 && !harmless(args[o.path]) {
+			missing = append(missing, "O_NOCTTY")
+		}
+		if set&unix.O_CLOEXEC == 0 && !o.cloexec {
+			missing = append(missing, "O_CLOEXEC")
+		}
+		if len(missing) > 0 {
+			report(f, Open, posOf(at), fmt.Sprintf("opens a path by %s without %s", strings.TrimPrefix(callee, "golang.org/x/sys/"), strings.Join(missing, " and ")))
+		}
+	})
+}
+
+// harmless reports whether a path is a constant that leads to no terminal.
+func harmless(path ssa.Value) bool {
+	c, ok := path.(*ssa.Const)
+	if !ok || c.Value == nil || c.Value.Kind() != constant.String {
+		return false
+	}
+	s := constant.StringVal(c.Value)
+	return s == "/dev/null" || slices.ContainsFunc([]string{"/proc/", "/sys/", "/etc/"}, func(p string) bool { return strings.HasPrefix(s, p) }) &&
+		!strings.Contains(s, "/fd/") && !strings.Contains(s, "..")
+}
+
+// certainBits returns the flags that a value has in any case.
+func certainBits(v ssa.Value, seen []ssa.Value) int {
+	if slices.Contains(seen, v) {
+		return ^0 // a loop: what the other edges have
+	}
+	seen = append(seen, v)
+	switch v := v.(type) {
+	case *ssa.Const:
+		if v.Value != nil {
+			if n, ok := constant.Int64Val(constant.ToInt(v.Value)); ok {
+				return int(n)
+			}
+		}
+	case *ssa.Convert:
+		return certainBits(v.X, seen)
+	case *ssa.ChangeType:
+		return certainBits(v.X, seen)
+	case *ssa.Phi:
+		set := ^0
+		for _, e := range v.Edges {
+			set &= certainBits(e, seen)
+		}
+		return set
+	case *ssa.BinOp:
+		switch v.Op {
+		case token.OR, token.ADD:
+			return certainBits(v.X, seen) | certainBits(v.Y, seen)
+		case token.AND:
+			return certainBits(v.X, seen) & certainBits(v.Y, seen)
+		case token.AND_NOT:
+			if c, ok := v.Y.(*ssa.Const); ok {
+				return certainBits(v.X, seen) &^ certainBits(c, nil)
+			}
+		}
+	}
+	return 0
+}
+
+// checkRestats finds opens of paths that the function has passed to stat before: the two may find different files.
+func (p *Program) checkRestats(f *function, report reporter) {
+	type look struct {
+		at   ssa.CallInstruction
+		what string // the path
+		by   string
+	}
+	var looks []look
+	eachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
+		if s, ok := stats[callee]; ok {
+			looks = append(looks, look{at, pathShape(s, args), callee})
+		}
+	})
+	eachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
+		o, ok := openers[callee]
+		if !ok || harmless(args[o.path]) {
+			return
+		}
+		what := pathShape(o, args)
+		for _, l := range looks {
+			if l.what == what && comesBefore(l.at, at) {
+				report(f, Restat, posOf(at), fmt.Sprintf("opens a path that it has passed to %s at %s", strings.TrimPrefix(l.by, "golang.org/x/sys/"), p.Place(posOf(l.at))))
+				return
+			}
+		}
+	})
+}
+
+func pathShape(o opener, args []ssa.Value) string {
+	s := shape(args[o.path], 0)
+	if o.dir >= 0 {
+		s = shape(args[o.dir], 0) + "/" + s
+	}
+	return s
+}
+
+// pureCalls return the same for the same arguments.
+var pureCalls = []string{"fmt.Sprintf", "fmt.Sprint", "strconv.Itoa", "path/filepath.Join", "path.Join", "(*os.File).Name", "(*os.File).Fd", "path/filepath.Clean"}
+
+// shape describes a value, so that two values of one description are equal as far as the function does not change variables.
+func shape(v ssa.Value, depth int) string {
+	if depth < 12 {
+		of := func(v ssa.Value) string { return shape(v, depth+1) }
+		switch v := v.(type) {
+		case *ssa.Const:
+			return v.String()
+		case *ssa.MakeInterface:
+			return of(v.X)
+		case *ssa.Convert:
+			return of(v.X)
+		case *ssa.ChangeType:
+			return of(v.X)
+		case *ssa.BinOp:
+			return "(" + of(v.X) + v.Op.String() + of(v.Y) + ")"
+		case *ssa.FieldAddr:
+			return of(v.X) + "." + fmt.Sprint(v.Field)
+		case *ssa.Field:
+			return of(v.X) + "." + fmt.Sprint(v.Field)
+		case *ssa.UnOp:
+			return v.Op.String() + of(v.X)
+		case *ssa.Slice: // of the arguments of a variadic call
+			if a, ok := v.X.(*ssa.Alloc); ok && v.Low == nil && v.High == nil {
+				return arrayShape(a, depth)
+			}
+		case *ssa.Call:
+			if fn := v.Call.StaticCallee(); fn != nil {
+				if o, ok := objectOf(fn).(*types.Func); ok && slices.Contains(pureCalls, o.FullName()) {
+					s := o.FullName() + "("
+					for _, a := range v.Call.Args {
+						s += of(a) + ","
+					}
+					return s + ")"
+				}
+			}
+		}
+	}
+	return fmt.Sprintf("%p", v)
+}
+
+func arrayShape(a *ssa.Alloc, depth int) string {
+	s := "["
+	for _, r := range *a.Referrers() {
+		if i, ok := r.(*ssa.IndexAddr); ok {
+			for _, r := range *i.Referrers() {
+				if st, ok := r.(*ssa.Store); ok {
+					s += shape(i.Index, depth+1) + ":" + shape(st.Val, depth+1) + ","
+				}
+			}
+		}
+	}
+	return s + "]"
+}
+
+// comesBefore reports whether one instruction can run before another in one call of their function.
+func comesBefore(a, b ssa.Instruction) bool {
+	if a.Block() == b.Block() {
+		return slices.Index(a.Block().Instrs, a) < slices.Index(b.Block().Instrs, b)
+	}
+	seen := map[*ssa.BasicBlock]bool{}
+	queue := []*ssa.BasicBlock{a.Block()}
+	for len(queue) > 0 {
+		k := queue[0]
+		queue = queue[1:]
+		for _, s := range k.Succs {
+			if s == b.Block() {
+				return true
+			}
+			if !seen[s] {
+				seen[s] = true
+				queue = append(queue, s)
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,104 @@
+package vet
+
+import (
+	"fmt"
+	"go/token"
+	"maps"
+
+	"golang.org/x/tools/go/ssa"
+)
+
+// entries are the locks that all callers of a function hold. A function without one is called by nobody that is known.
+type entries map[*function]lockSet
+
+// holds reports whether all callers of a function hold a lock, and it does not release it itself.
+func (e entries) holds(f *function, l *lock) bool {
+	held, ok := e[f]
+	return ok && held.has(l) != nil && f.locks.entered.has(l) == nil
+}
+
+// entryLocks finds what is held at every call of a function, by its caller or by those that call that.
+func (p *Program) entryLocks() entries {
+	callers := map[*function][]caller{}
+	for _, f := range p.order {
+		for _, c := range f.calls {
+			for _, g := range c.here() {
+				callers[g] = append(callers[g], caller{f, c})
+			}
+		}
+	}
+	e := entries{}
+	for _, f := range p.order {
+		// The compiler makes a wrapper of each promoted method. One that nothing calls is no way into an unexported method.
+		if len(callers[f]) == 0 && (f.Synthetic == "" || token.IsExported(f.Name())) {
+			e[f] = lockSet{}
+		}
+	}
+	for changed := true; changed; {
+		changed = false
+		for _, f := range p.order {
+			var all lockSet // nil: nothing is known yet
+			for _, k := range callers[f] {
+				at := lockSet{}
+				if above, ok := e[k.in]; !ok {
+					continue
+				} else if !k.c.spawns {
+					at = k.in.locks.must[k.c.at].clone()
+					for l := range above {
+						if k.in.locks.entered.has(l) == nil {
+							at[l] = true
+						}
+					}
+				}
+				if all == nil {
+					all = at
+				}
+				maps.DeleteFunc(all, func(l *lock, _ bool) bool { return at.has(l) == nil })
+			}
+			if old, ok := e[f]; all != nil && (!ok || !maps.Equal(old, all)) {
+				e[f], changed = all, true
+			}
+		}
+	}
+	return e
+}
+
+func (p *Program) checkHeld() (reports []Report) {
+	entry := p.entryLocks()
+	for _, f := range p.order {
+		for _, c := range f.calls {
+			for _, g := range c.here() {
+				if len(g.held) == 0 || p.escapes.at(p.Fset, c.pos, Held) != nil {
+					continue
+				}
+				for _, l := range g.held {
+					if !c.spawns && (f.locks.must[c.at].has(l) != nil && !f.otherInstance(c, g, l) || entry.holds(f, l)) {
+						continue
+					}
+					how := "without " + l.name + " held"
+					if c.spawns {
+						how = "on a goroutine, which holds no lock, and so " + how
+					} else if f.locks.may[c.at].has(l) != nil {
+						how = "perhaps " + how
+					}
+					if !c.spawns && f.locks.must[c.at].has(l) != nil {
+						how = "with " + l.name + " of another value held"
+					}
+					reports = append(reports, Report{Held, c.pos, fmt.Sprintf("%s calls %s %s", name(f), name(g), how), []Step{{c.pos, name(f), "calls " + name(g)}}})
+				}
+			}
+		}
+	}
+	return reports
+}
+
+// otherInstance reports whether the lock that is held at a call is that of another value than the callee wants.
+func (f *function) otherInstance(c *call, g *function, l *lock) bool {
+	want, ok := g.heldBy[l]
+	at, is := c.at.(ssa.CallInstruction)
+	if !ok || !is || c.static == nil || want.param >= len(at.Common().Args) {
+		return false
+	}
+	held, path := f.locks.which[c.at][f.locks.must[c.at].has(l)], pathOf(at.Common().Args[want.param])
+	return held != "" && path != "" && held != path+want.fields
+}

@@ -1,0 +1,277 @@
+package vet
+
+import (
+	"errors"
+	"fmt"
+	"go/token"
+	"go/types"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/tools/go/analysis"
+	"golang.org/x/tools/go/packages"
+	"golang.org/x/tools/go/ssa"
+	"golang.org/x/tools/go/ssa/ssautil"
+)
+
+// Program is a set of packages with all that they call of one another. Of other packages only the types are known.
+type Program struct {
+	Fset *token.FileSet
+	Name string // of its command, or of its first package
+
+	prog        *ssa.Program
+	unit        *analysis.Pass // one package alone is looked at; nil: a whole program
+	sleep       *effect        // after Check
+	copies      *effect
+	traces      *tracer
+	handlers    map[*types.Var]string // see isHandler
+	completions []completion
+	own         map[string]bool // paths of the packages that are looked at
+	main        map[string]bool // files of the module itself
+	escapes     escapes
+	all         []*Escape
+	funcs       map[*ssa.Function]*function
+	order       []*function // by place
+
+	nosleepFields map[*types.Var]bool
+	nosleepLines  map[line]bool
+	programLocks  map[*types.Var]*Escape
+	values        map[*types.Package][]*ssa.Function // see taken
+	decls         map[types.Object][]directive
+	locks         map[string]*lock
+	split         split
+	unresolved    map[token.Pos]string // calls whose callees are not known
+	problems      []Report             // of directives
+}
+
+// function is one with a body.
+type function struct {
+	*ssa.Function
+	calls   []*call
+	ops     []op
+	held    []*lock // by its directive
+	heldBy  map[*lock]heldPath
+	nosleep bool // by its directive
+	allowed map[string]*Escape
+
+	locks    lockFlow
+	pointers map[ssa.Value]*lock // see lockAt
+
+	needs map[int]bool  // parameters that locks depend on: see special.go
+	binds map[int]place // where they lead to in this copy
+	outer *function     // of a copy of a closure: the copy that it is in
+	base  *function     // of which it is a copy
+
+	runs map[int]bool // parameters, counted from 1, that it calls, by itself or by what it passes them to
+	wild map[int]bool // those that it is given functions for of which nothing is known
+}
+
+// call is a call, or the begin of a goroutine.
+type call struct {
+	at      ssa.Instruction
+	pos     token.Pos
+	callees []*function
+	spawns  bool // by another goroutine
+	field   *types.Var
+	iface   *types.Func // of an interface
+	agreed  bool        // what the contract says about it counts: who is called has to keep it
+	done    bool        // the function of a work request: see completion.go
+	atomic  bool        // agreed, and the contract says that it may not sleep
+	param   int         // calls this parameter of the function, counted from 1; 0: something else
+	passes  []passed    // functions that it passes
+	own     int         // callees[:own] are called here; the others by those that they are passed to
+	through []*function // callees of a parameter: who passes them has them among his callees
+	static  *types.Func
+	library []*types.Func // of other packages, by an interface or a function value
+	stream  *types.Func   // of another package, that reads or writes a stream: see stream.go
+}
+
+// here are the functions that are called at this place.
+func (c *call) here() []*function {
+	if c.through != nil {
+		return c.through
+	}
+	return c.callees[:c.own]
+}
+
+// passed is a function as an argument.
+type passed struct {
+	param int       // of the callee
+	f     *function // nil: it is not known which
+	from  int       // it is this parameter of the caller's, counted from 1; 0: it is none
+}
+
+// op is what may sleep by itself, or copies.
+type op struct {
+	at   ssa.Instruction
+	pos  token.Pos
+	kind opKind
+	what string
+}
+
+type opKind uint8
+
+const (
+	opSleep opKind = iota
+	opCopy
+)
+
+// Load reads the packages that patterns name, as go list does in a folder, and all of them that those import. It
+// returns a Program for each command, since what implements an interface in one has nothing to do with another, and one
+// for the packages that none of them imports, if there are any.
+func Load(dir string, patterns ...string) ([]*Program, error) { return load(dir, false, patterns...) }
+
+// load does. With each, it makes a Program for each of the packages that no command imports.
+func load(dir string, each bool, patterns ...string) ([]*Program, error) {
+	fset := token.NewFileSet()
+	pkgs, err := packages.Load(&packages.Config{
+		Mode: packages.NeedName | packages.NeedFiles | packages.NeedCompiledGoFiles | packages.NeedImports | packages.NeedDeps |
+			packages.NeedTypes | packages.NeedTypesSizes | packages.NeedSyntax | packages.NeedTypesInfo | packages.NeedModule,
+		Dir: dir, Fset: fset,
+	}, patterns...)
+	if err != nil {
+		return nil, fmt.Errorf("load packages: %w", err)
+	}
+	var bad []error
+	packages.Visit(pkgs, nil, func(p *packages.Package) {
+		for _, e := range p.Errors {
+			bad = append(bad, e)
+		}
+	})
+	if len(bad) > 0 {
+		return nil, fmt.Errorf("load packages: %w", errors.Join(bad...))
+	}
+	prog := ssa.NewProgram(fset, ssa.InstantiateGenerics)
+	packages.Visit(pkgs, nil, func(k *packages.Package) {
+		switch {
+		case k.Types == nil:
+		case ours(k):
+			prog.CreatePackage(k.Types, k.Syntax, k.TypesInfo, true)
+		default:
+			prog.CreatePackage(k.Types, nil, nil, true)
+		}
+	})
+	prog.Build()
+	all := functions(prog)
+
+	var groups [][]*packages.Package
+	imported := map[*packages.Package]bool{}
+	for _, k := range pkgs {
+		if k.Name == "main" {
+			groups = append(groups, []*packages.Package{k})
+			packages.Visit([]*packages.Package{k}, nil, func(i *packages.Package) { imported[i] = true })
+		}
+	}
+	var rest []*packages.Package
+	for _, k := range pkgs {
+		if !imported[k] {
+			rest = append(rest, k)
+		}
+	}
+	if len(rest) > 0 {
+		if each {
+			for _, k := range rest {
+				groups = append(groups, []*packages.Package{k})
+			}
+		} else {
+			groups = append(groups, rest)
+		}
+	}
+	var programs []*Program
+	for _, g := range groups {
+		p := newProgram(fset)
+		p.prog, p.Name = prog, g[0].PkgPath
+		packages.Visit(g, nil, func(k *packages.Package) {
+			if ours(k) {
+				p.own[k.PkgPath] = true
+				for _, name := range k.CompiledGoFiles {
+					p.main[name] = k.Module.Main
+				}
+				p.readDirectives(k.Syntax, k.TypesInfo)
+			}
+		})
+		p.link(all)
+		programs = append(programs, p)
+	}
+	return programs, nil
+}
+
+// functions returns all functions, also methods that nobody calls of types that are not exported: whoever has a value
+// may do so.
+func functions(prog *ssa.Program) map[*ssa.Function]bool {
+	all := ssautil.AllFunctions(prog)
+	var add func(f *ssa.Function)
+	add = func(f *ssa.Function) {
+		if f == nil || all[f] || f.TypeParams().Len() > 0 && len(f.TypeArgs()) == 0 {
+			return
+		}
+		all[f] = true
+		for _, g := range f.AnonFuncs {
+			add(g)
+		}
+	}
+	for _, k := range prog.AllPackages() {
+		for _, m := range k.Members {
+			t, ok := m.(*ssa.Type)
+			if !ok {
+				continue
+			}
+			n, ok := t.Type().(*types.Named)
+			if !ok || n.TypeParams().Len() > 0 {
+				continue
+			}
+			for i := range n.NumMethods() {
+				add(prog.FuncValue(n.Method(i)))
+			}
+		}
+	}
+	return all
+}
+
+// ours reports whether a package is one of the module's, or of this one.
+func ours(k *packages.Package) bool {
+	return k.Module != nil && (k.Module.Main || k.Module.Path == module) && len(k.Syntax) > 0
+}
+
+func newProgram(fset *token.FileSet) *Program {
+	return &Program{
+		Fset: fset, own: map[string]bool{}, main: map[string]bool{}, escapes: escapes{}, funcs: map[*ssa.Function]*function{}, locks: map[string]*lock{},
+		nosleepFields: map[*types.Var]bool{}, programLocks: map[*types.Var]*Escape{}, values: map[*types.Package][]*ssa.Function{}, nosleepLines: map[line]bool{}, decls: map[types.Object][]directive{},
+		unresolved: map[token.Pos]string{},
+	}
+}
+
+// Escapes returns the escapes of the program.
+func (p *Program) Escapes() []*Escape { return p.all }
+
+// Unresolved returns the calls whose callees are not known.
+func (p *Program) Unresolved() map[token.Pos]string { return p.unresolved }
+
+// Format prints a report with its path.
+func (p *Program) Format(r *Report, long bool) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: %s: %s", p.Place(r.Pos), r.Check, r.Text)
+	if long {
+		for _, s := range r.Path {
+			if s.Pos.IsValid() { // else it is a wrapper of the compiler's
+				fmt.Fprintf(&b, "\n\t%s: %s %s", p.Place(s.Pos), s.In, s.What)
+			}
+		}
+	}
+	return b.String()
+}
+
+func (p *Program) relative(file string) string {
+	if wd, err := filepath.Abs("."); err == nil {
+		if rel, err := filepath.Rel(wd, file); err == nil && !strings.HasPrefix(rel, "../..") {
+			return rel
+		}
+	}
+	return file
+}
+
+// Place is a position as reports have it: file, relative to the working folder, and line.
+func (p *Program) Place(pos token.Pos) string {
+	at := p.Fset.Position(pos)
+	return fmt.Sprintf("%s:%d", p.relative(at.Filename), at.Line)
+}

@@ -1,0 +1,619 @@
+package wrong
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"verbena/driver/loopback"
+	"verbena/ib"
+	"verbena/ib/check"
+	"verbena/ib/weak"
+)
+
+// Consumer is a mistake of a consumer, as one of Linux's upper-level protocols has made it.
+type Consumer struct {
+	Name    string
+	Commit  string // that mends such a one in Linux; "": none is known by name
+	Rule    string // that it breaks
+	Run     func(s *Site) error
+	Weak    bool // it needs the least convenient device to show
+	Escapes bool // checked mode does not report it, and no error names it
+}
+
+// Site is where a wrong consumer works: a checked core with two devices.
+type Site struct {
+	Core    ib.Core
+	Handles [2]*ib.DeviceHandle
+}
+
+// NewSite registers the devices; report gets the violations. The devices can be the least convenient ones.
+func NewSite(report func(check.Violation), leastConvenient bool) (*Site, error) {
+	s := &Site{}
+	check.On(&s.Core, check.Config{Report: report, ClientPatience: 3 * time.Second})
+	for i := range s.Handles {
+		s.Handles[i] = loopback.New(fmt.Sprintf("loop%d", i), nil).Handle()
+		if leastConvenient {
+			s.Handles[i].Wrap(func(d ib.Driver) ib.Driver { return weak.New(d, weak.Config{Seed: 1}) })
+		}
+		if err := s.Core.Register(s.Handles[i]); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// Close takes the devices away.
+func (s *Site) Close() (err error) {
+	for _, h := range s.Handles {
+		err = errors.Join(err, s.Core.Unregister(h))
+	}
+	return err
+}
+
+// link is two connected queue pairs, of which the first is the consumer's and the second its peer's.
+type link struct {
+	pd   *ib.PD
+	cq   *ib.CQ // of both
+	srq  *ib.SRQ
+	mr   *ib.MR
+	a, b *ib.QP
+}
+
+// options are how a link is made.
+type options struct {
+	entries int // of the CQ
+	handler func(*ib.CQ)
+	event   func(*ib.QP, ib.EventType)
+	cqEvent func(*ib.CQ, ib.EventType)
+	srq     bool
+	one     bool // connected to itself
+}
+
+func open(d *ib.Device, o options) (l *link, err error) {
+	l = &link{}
+	if l.pd, err = d.AllocPD(); err != nil {
+		return nil, err
+	}
+	if o.entries == 0 {
+		o.entries = 64
+	}
+	if l.cq, err = d.CreateCQ(ib.CQInit{Entries: o.entries, Handler: o.handler, Event: o.cqEvent}); err != nil {
+		return nil, err
+	}
+	if l.mr, err = l.pd.RegBytes(make([]byte, 4096), ib.AccessLocalWrite|ib.AccessRemoteWrite); err != nil {
+		return nil, err
+	}
+	if o.srq {
+		if l.srq, err = l.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}}); err != nil {
+			return nil, err
+		}
+	}
+	create := func() (*ib.QP, error) {
+		return l.pd.CreateQP(ib.QPInitAttr{SendCQ: l.cq, RecvCQ: l.cq, Type: ib.QPTypeRC, SRQ: l.srq, Event: o.event,
+			Cap: ib.QPCap{MaxSendWR: 8, MaxRecvWR: 8, MaxSendSGE: 1, MaxRecvSGE: 1}})
+	}
+	if l.a, err = create(); err != nil {
+		return nil, err
+	}
+	if l.b = l.a; !o.one {
+		if l.b, err = create(); err != nil {
+			return nil, err
+		}
+	}
+	gid, err := d.QueryGID(1, 0)
+	if err != nil {
+		return nil, err
+	}
+	to := func(q, peer *ib.QP) error {
+		for _, step := range []struct {
+			state ib.QPState
+			mask  ib.QPAttrMask
+		}{
+			{ib.QPInit, ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrAccessFlags},
+			{ib.QPRTR, ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN | ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer},
+			{ib.QPRTS, ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrSQPSN | ib.QPAttrMaxRdAtomic},
+		} {
+			a := ib.QPAttr{State: step.state, Port: 1, AccessFlags: ib.AccessRemoteWrite, PathMTU: ib.MTU1024, DestQPN: peer.Num(),
+				AH: ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, HopLimit: 1}}, Timeout: 14, RetryCnt: 7, RNRRetry: 7}
+			if err := q.Modify(a, ib.QPAttrState|step.mask); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := to(l.a, l.b); err != nil || o.one {
+		return l, err
+	}
+	return l, to(l.b, l.a)
+}
+
+func (l *link) sge() []ib.SGE { return []ib.SGE{{Addr: l.mr.Addr(), Length: 64, LKey: l.mr.LKey()}} }
+
+func (l *link) recv(n int) error {
+	for i := range n {
+		wr := ib.RecvWR{ID: uint64(i), SGList: l.sge()}
+		var err error
+		if l.srq != nil {
+			_, err = l.srq.PostRecv(wr)
+		} else {
+			_, err = l.b.PostRecv(wr)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *link) send(n int, flags ib.SendFlags) error {
+	for range n {
+		if _, err := l.a.PostSend(ib.SendWR{ID: 100, Opcode: ib.WRSend, Flags: flags, SGList: l.sge()}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *link) close() (err error) {
+	err = l.a.Destroy()
+	if l.b != l.a {
+		err = errors.Join(err, l.b.Destroy())
+	}
+	if l.srq != nil {
+		err = errors.Join(err, l.srq.Destroy())
+	}
+	return errors.Join(err, l.cq.Destroy(), l.mr.Dereg(), l.pd.Dealloc())
+}
+
+// drainCQ polls until there is nothing.
+func drainCQ(cq *ib.CQ) {
+	wc := make([]ib.WC, 16)
+	for n := 1; n > 0; {
+		n, _ = cq.Poll(wc)
+	}
+}
+
+// traffic arms the CQ, and exchanges n messages.
+func (l *link) traffic(n int) error {
+	if _, err := l.cq.ReqNotify(ib.NotifyNextComp); err != nil {
+		return err
+	}
+	return errors.Join(l.recv(n), l.send(n, ib.SendSignaled))
+}
+
+const pause = 50 * time.Millisecond // for handlers to be called
+
+// Consumers are the mistakes.
+var Consumers = slices.Concat(firstConsumers, secondConsumers, weakConsumers)
+
+var firstConsumers = []Consumer{
+	{
+		// The completion handler calls what allocates and may sleep.
+		Name:   "sleep-in-handler",
+		Commit: `5c20311d76cb ("IB/mad: Don't call to function that might sleep while in atomic context")`,
+		Rule:   "A callback does not sleep, and calls only functions of the first group",
+		Run: func(s *Site) error {
+			l, err := open(s.Handles[0].Device(), options{handler: func(cq *ib.CQ) {
+				drainCQ(cq)
+				if pd, err := cq.Device().AllocPD(); err == nil {
+					pd.Dealloc()
+				}
+			}})
+			if err != nil {
+				return nil
+			}
+			l.traffic(1)
+			time.Sleep(pause)
+			l.close()
+			return nil
+		},
+	},
+	{
+		// The handler takes a lock that another thread holds while it waits for time to pass.
+		Name:   "handler-lock-held-by-sleeper",
+		Commit: `65936bf25f90 ("RDMA/ipoib: Fix ABBA deadlock with ipoib_reap_ah()")`,
+		Rule:   "A callback does not sleep",
+		Run: func(s *Site) error {
+			var mu sync.Mutex
+			l, err := open(s.Handles[0].Device(), options{handler: func(cq *ib.CQ) {
+				mu.Lock()
+				defer mu.Unlock()
+				drainCQ(cq)
+			}})
+			if err != nil {
+				return nil
+			}
+			mu.Lock()
+			l.traffic(1)
+			time.Sleep(500 * time.Millisecond) // as a timer's or a reply's wait
+			mu.Unlock()
+			time.Sleep(pause)
+			l.close()
+			return nil
+		},
+	},
+	{
+		// The handler polls once, and arms: a completion between the two is never seen.
+		Name: "arm-after-poll",
+		Rule: "A consumer that has armed a CQ polls once more, or asks by NotifyReportMissed",
+		Run: func(s *Site) error {
+			var once sync.Once
+			var l *link
+			l, err := open(s.Handles[0].Device(), options{handler: func(cq *ib.CQ) {
+				drainCQ(cq)
+				once.Do(func() { l.more() })
+				cq.ReqNotify(ib.NotifyNextComp)
+			}})
+			if err != nil {
+				return nil
+			}
+			l.traffic(1)
+			time.Sleep(5 * time.Second) // for the call that does not come
+			l.close()
+			return nil
+		},
+	},
+	{
+		// The handler does not arm again on one of its ways out, so that the connection stalls.
+		Name:   "not-rearmed",
+		Commit: `d455ab64096b ("RDS/IB: always process recv completions")`,
+		Rule:   "ReqNotify arms the CQ for one call",
+		Run: func(s *Site) error {
+			l, err := open(s.Handles[0].Device(), options{handler: drainCQ})
+			if err != nil {
+				return nil
+			}
+			l.traffic(1)
+			time.Sleep(pause)
+			l.recv(2)
+			l.send(2, ib.SendSignaled)
+			time.Sleep(5 * time.Second) // for what does not come
+			l.close()
+			return nil
+		},
+	},
+	{
+		// The queue pair is destroyed, and the requests freed, with flush completions in the queue that name them.
+		Name:   "destroy-before-flush",
+		Commit: `7dad6b2e440d ("IB/srp: Fix a race condition triggered by destroying a queue pair")`,
+		Rule:   "flush not awaited: completions of a queue pair name requests that its consumer has freed",
+		Run: func(s *Site) error {
+			l, err := open(s.Handles[0].Device(), options{handler: func(*ib.CQ) {}})
+			if err != nil {
+				return nil
+			}
+			l.recv(4)
+			l.b.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
+			err = l.b.Destroy()
+			wc := make([]ib.WC, 8)
+			l.cq.Poll(wc) // the IDs are pointers into what was freed
+			l.b = l.a
+			l.close()
+			return err
+		},
+	},
+	{
+		// A region is deregistered while a send from it is in the queue.
+		Name:   "dereg-in-flight",
+		Commit: `4af7f7ff92a4 ("nvme-rdma: don't complete requests before a send work request has completed")`,
+		Rule:   "flush not awaited before Dereg",
+		Run: func(s *Site) error {
+			l, err := open(s.Handles[0].Device(), options{})
+			if err != nil {
+				return nil
+			}
+			l.send(1, ib.SendSignaled) // waits for a receive
+			if err := l.mr.Dereg(); err != nil {
+				return err
+			}
+			drainCQ(l.cq)
+			l.a.Destroy()
+			l.b.Destroy()
+			l.cq.Destroy()
+			l.pd.Dealloc()
+			return nil
+		},
+	},
+	{
+		// A thread that waited for room in the send queue posts when the connection has gone.
+		Name:   "post-after-destroy",
+		Commit: `830bb59b6ece ("SVCRDMA: Add check for XPT_CLOSE in svc_rdma_send")`,
+		Rule:   "Nobody uses an object that is gone",
+		Run: func(s *Site) error {
+			l, err := open(s.Handles[0].Device(), options{})
+			if err != nil {
+				return nil
+			}
+			old := *l
+			if err := l.close(); err != nil {
+				return nil
+			}
+			return old.send(1, ib.SendSignaled)
+		},
+	},
+	{
+		// The queue pair is destroyed by the error path and again by the caller's.
+		Name:   "double-destroy",
+		Commit: `unconfirmed: "nvme-rdma: fix double freeing of async event data", 2018`,
+		Rule:   "Nobody uses an object that is gone",
+		Run: func(s *Site) error {
+			l, err := open(s.Handles[0].Device(), options{})
+			if err != nil {
+				return nil
+			}
+			l.b.Destroy()
+			return errors.Join(l.b.Destroy(), l.a.Destroy(), l.cq.Destroy(), l.mr.Dereg(), l.pd.Dealloc())
+		},
+	},
+	{
+		// The CQ goes before the queue pairs that complete on it.
+		Name: "wrong-order",
+		Rule: "What something refers to cannot be destroyed (EBUSY)",
+		Run: func(s *Site) error {
+			l, err := open(s.Handles[0].Device(), options{})
+			if err != nil {
+				return nil
+			}
+			return errors.Join(l.cq.Destroy(), l.a.Destroy(), l.b.Destroy(), l.mr.Dereg(), l.pd.Dealloc(), l.cq.Destroy())
+		},
+	},
+	{
+		// Remove frees the client's state, and leaves its function for events registered.
+		Name: "event-handler-left",
+		Rule: "When Remove returns the client has freed everything; the end of an event registration",
+		Run: func(s *Site) error {
+			client := &ib.Client{Name: "wrong",
+				Add: func(d *ib.Device) (any, error) {
+					d.OnEvent(func(ib.Event) {})
+					return nil, nil
+				},
+				Remove: func(*ib.Device, any) {},
+			}
+			s.Core.RegisterClient(client)
+			s.Core.UnregisterClient(client)
+			s.Handles[0].DispatchEvent(ib.EventPortActive, 1)
+			time.Sleep(pause)
+			return nil
+		},
+	},
+	{
+		// Work that Add has queued runs when Remove has returned, and asks the device.
+		Name:   "work-after-remove",
+		Commit: `b5605148e6ce ("RDMA/srpt: Fix a use-after-free")`,
+		Rule:   "Nobody uses a device that is gone",
+		Run: func(s *Site) error {
+			var got error
+			var wg sync.WaitGroup
+			client := &ib.Client{Name: "wrong",
+				Add: func(d *ib.Device) (any, error) {
+					wg.Go(func() {
+						time.Sleep(pause)
+						_, got = d.QueryPort(1)
+					})
+					return nil, nil
+				},
+				Remove: func(*ib.Device, any) {},
+			}
+			s.Core.RegisterClient(client)
+			s.Close()
+			wg.Wait()
+			return got
+		},
+	},
+	{
+		// Work of a client goes on when its Remove has returned, on a device that stays.
+		Name:   "work-after-unregister-client",
+		Commit: `305d568b72f1 ("RDMA/cma: Ensure rdma_addr_cancel() happens before issuing more requests")`,
+		Rule:   "when its Remove returns it has freed everything",
+		Run: func(s *Site) error {
+			var wg sync.WaitGroup
+			client := &ib.Client{Name: "wrong",
+				Add: func(d *ib.Device) (any, error) {
+					wg.Go(func() {
+						time.Sleep(pause)
+						d.AllocPD()
+					})
+					return nil, nil
+				},
+				Remove: func(*ib.Device, any) {},
+			}
+			s.Core.RegisterClient(client)
+			s.Core.UnregisterClient(client)
+			wg.Wait()
+			return s.Close()
+		},
+	},
+	{
+		// The event function of a queue pair destroys it.
+		Name:   "destroy-in-event",
+		Commit: `081bdc9fe05b ("RDMA/ib_srp: Fix a deadlock")`,
+		Rule:   "It does not destroy what it is the callback of",
+		Run: func(s *Site) error {
+			got := make(chan error, 4)
+			l, err := open(s.Handles[0].Device(), options{srq: true, event: func(q *ib.QP, _ ib.EventType) { got <- q.Destroy() }})
+			if err != nil {
+				return nil
+			}
+			l.b.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
+			select {
+			case err := <-got:
+				return err
+			case <-time.After(8 * time.Second):
+				return nil
+			}
+		},
+	},
+	{
+		// A lock is held across the destruction of a CQ that its handler takes.
+		Name:   "lock-over-destroy",
+		Commit: `691b0480933f ("IB/isert: Fix dead lock in ib_isert")`,
+		Rule:   "Destroy waits for the handler: RuleWaitForSelf, in two threads",
+		Run: func(s *Site) error {
+			var mu sync.Mutex
+			entered := make(chan bool, 4)
+			l, err := open(s.Handles[0].Device(), options{handler: func(*ib.CQ) {
+				entered <- true
+				mu.Lock()
+				defer mu.Unlock()
+			}})
+			if err != nil {
+				return nil
+			}
+			mu.Lock()
+			l.traffic(1)
+			<-entered
+			l.a.Destroy()
+			l.b.Destroy()
+			go func() {
+				defer mu.Unlock()
+				l.cq.Destroy()
+			}()
+			time.Sleep(6 * time.Second)
+			return nil
+		},
+	},
+	{
+		// An address handle is made for each answer and forgotten when posting fails.
+		Name: "ah-leak",
+		Rule: "When Remove returns the client has destroyed all that it made",
+		Run: func(s *Site) error {
+			var pd *ib.PD
+			client := &ib.Client{Name: "wrong",
+				Add: func(d *ib.Device) (any, error) {
+					gid, err := d.QueryGID(1, 0)
+					if err == nil {
+						pd, err = d.AllocPD()
+					}
+					if err == nil {
+						_, err = pd.CreateAH(&ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID}})
+					}
+					return nil, err
+				},
+				Remove: func(*ib.Device, any) { pd.Dealloc() },
+			}
+			s.Core.RegisterClient(client)
+			s.Core.UnregisterClient(client)
+			return nil
+		},
+	},
+	{
+		// No send is signaled, so that on hardware the send queue is full for ever after the first eight.
+		Name: "unsignaled-only",
+		Rule: "signaling: a slot of the send queue is free again when a later signaled request has been polled",
+		Run: func(s *Site) error {
+			l, err := open(s.Handles[0].Device(), options{})
+			if err != nil {
+				return nil
+			}
+			for range 4 { // 32 requests on a queue of 8
+				if err := l.recv(8); err != nil {
+					return err
+				}
+				if err := l.send(8, 0); err != nil {
+					return err
+				}
+				drainCQ(l.cq)
+			}
+			return l.close()
+		},
+	},
+	{
+		// More is posted than there are completions for.
+		Name: "cq-too-small",
+		Rule: "a CQ has an entry for each request that may be outstanding",
+		Run: func(s *Site) error {
+			l, err := open(s.Handles[0].Device(), options{entries: 4})
+			if err != nil {
+				return nil
+			}
+			l.recv(8)
+			l.send(8, ib.SendSignaled)
+			time.Sleep(pause)
+			return l.close()
+		},
+	},
+	{
+		// The state of a device is kept in one variable: with two devices each Remove frees the last one's.
+		Name:   "one-state-for-all-devices",
+		Commit: `unconfirmed: "RDMA/cm: Fix memory leak in cm_add/remove_one", 2019`,
+		Rule:   "When Remove returns the client has destroyed all that it made",
+		Run: func(s *Site) error {
+			var state *link
+			client := &ib.Client{Name: "wrong",
+				Add: func(d *ib.Device) (_ any, err error) {
+					state, err = open(d, options{})
+					return nil, err
+				},
+				Remove: func(*ib.Device, any) { state.close() },
+			}
+			s.Core.RegisterClient(client)
+			s.Core.Unregister(s.Handles[0])
+			return nil
+		},
+	},
+	{
+		// A queue pair with a shared receive queue is destroyed with receives of it in use, without the last event.
+		Name:   "srq-not-drained",
+		Commit: `844bc12e6da3 ("IB/core: add support for draining Shared receive queues")`,
+		Rule:   "EventQPLastWQEReached is awaited before the queue pair is destroyed",
+		Run: func(s *Site) error {
+			l, err := open(s.Handles[0].Device(), options{srq: true})
+			if err != nil {
+				return nil
+			}
+			l.recv(4)
+			l.send(2, ib.SendSignaled)
+			err = errors.Join(l.b.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState), l.b.Destroy())
+			l.b = l.a
+			return errors.Join(err, l.close())
+		},
+	},
+	{
+		// Remove waits for its user to let go, who does not.
+		Name:   "remove-waits-for-user",
+		Commit: `036b10635739 ("IB/uverbs: Enable device removal when there are active user space applications")`,
+		Rule:   "Add and Remove return",
+		Run: func(s *Site) error {
+			client := &ib.Client{Name: "wrong",
+				Add:    func(*ib.Device) (any, error) { return nil, nil },
+				Remove: func(*ib.Device, any) { time.Sleep(7 * time.Second) },
+			}
+			s.Core.RegisterClient(client)
+			s.Core.UnregisterClient(client)
+			return nil
+		},
+	},
+	{
+		// Two threads disconnect, and one destroys while the other is posting.
+		Name:   "destroy-while-posting",
+		Commit: `349d43127dac ("net/smc: fix kernel panic caused by race of smc_sock")`,
+		Rule:   "No thread is inside a call on an object when it is destroyed",
+		Run: func(s *Site) error {
+			for range 200 {
+				l, err := open(s.Handles[0].Device(), options{})
+				if err != nil {
+					return nil
+				}
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					for range 100 {
+						l.a.PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite})
+					}
+				})
+				err = l.a.Destroy()
+				wg.Wait()
+				l.a = l.b
+				if err := errors.Join(err, l.close()); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	},
+}
+
+// more exchanges one message more.
+func (l *link) more() error { return errors.Join(l.recv(1), l.send(1, ib.SendSignaled)) }

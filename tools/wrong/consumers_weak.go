@@ -1,0 +1,209 @@
+package wrong
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"verbena/ib"
+)
+
+// weakConsumers work on a convenient device, or mostly do.
+var weakConsumers = []Consumer{
+	{
+		// The queue pair is drained by a marker on its send queue alone, and the event is logged.
+		Name:   "last-event-not-awaited",
+		Commit: `844bc12e6da3 ("IB/core: add support for draining Shared receive queues")`,
+		Rule:   "One with a shared receive queue is destroyed when EventQPLastWQEReached has come",
+		Weak:   true,
+		Run: func(s *Site) error {
+			l, err := open(s.Handles[0].Device(), options{srq: true, one: true, event: func(*ib.QP, ib.EventType) {}})
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(l.recv(4), l.a.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState), l.send(1, ib.SendSignaled)); err != nil {
+				return err
+			}
+			if _, err := l.await(1); err != nil {
+				return err
+			}
+			return l.close()
+		},
+	},
+	{
+		// The remote key is read once, and the rights of the region change with each request.
+		Name: "key-of-before-rereg",
+		Rule: "Rereg: the keys may be others afterwards",
+		Weak: true,
+		Run: func(s *Site) error {
+			l, err := open(s.Handles[0].Device(), options{})
+			if err != nil {
+				return err
+			}
+			key := l.mr.RKey()
+			for _, access := range []ib.AccessFlags{ib.AccessLocalWrite, ib.AccessLocalWrite | ib.AccessRemoteWrite} {
+				if err := l.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: access}); err != nil {
+					return err
+				}
+			}
+			if _, err := l.a.PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: l.sge(), RemoteAddr: l.mr.Addr(), RKey: key}); err != nil {
+				return err
+			}
+			wcs, err := l.await(1)
+			if err == nil && wcs[0].Status != ib.WCSuccess {
+				err = fmt.Errorf("write: %v", wcs[0].Status)
+			}
+			return errors.Join(err, l.close())
+		},
+	},
+	{
+		// The next datagram is put into the buffer when the last has been posted.
+		Name: "datagram-buffer-reused",
+		Rule: "The memory of a work request belongs to the device until its completion",
+		Weak: true,
+		Run: func(s *Site) error {
+			const n, room = 8, 64
+			d := s.Handles[0].Device()
+			buf := make([]byte, (n+1)*room)
+			send, err1 := d.CreateCQ(ib.CQInit{Entries: n})
+			recv, err2 := d.CreateCQ(ib.CQInit{Entries: n})
+			pd, err3 := d.AllocPD()
+			here, err4 := d.Local(1)
+			if err := errors.Join(err1, err2, err3, err4); err != nil {
+				return err
+			}
+			mr, err := pd.RegBytes(buf, ib.AccessLocalWrite)
+			if err != nil {
+				return err
+			}
+			qp, err := pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeUD, SendCQ: send, RecvCQ: recv,
+				Cap: ib.QPCap{MaxSendWR: n, MaxRecvWR: n, MaxSendSGE: 1, MaxRecvSGE: 1}})
+			if err != nil {
+				return err
+			}
+			address := here.AddressTo(here.GID)
+			ah, err := pd.CreateAH(&address)
+			if err != nil {
+				return err
+			}
+			if err := qp.ConnectDatagram(here, ib.Endpoint{QKey: 1}); err != nil {
+				return err
+			}
+			at := func(i, length int) []ib.SGE {
+				return []ib.SGE{{Addr: mr.Addr() + uint64(i*room), Length: uint32(length), LKey: mr.LKey()}}
+			}
+			for i := range n {
+				if _, err := qp.PostRecv(ib.RecvWR{ID: uint64(i), SGList: at(1+i, room)}); err != nil {
+					return err
+				}
+			}
+			for i := range n {
+				buf[0] = byte(i + 1)
+				wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: at(0, 8), AH: ah, RemoteQPN: qp.Num(), RemoteQKey: 1}
+				if _, err := qp.PostSend(wr); err != nil {
+					return err
+				}
+			}
+			wcs, err := await(recv, n)
+			for i, wc := range wcs {
+				if got := buf[(1+int(wc.ID))*room+40]; got != byte(i+1) { // behind the global route header
+					err = errors.Join(err, fmt.Errorf("datagram %d is %d", i+1, got))
+				}
+			}
+			_, err1 = await(send, n)
+			return errors.Join(err, err1, ah.Destroy(), qp.Destroy(), send.Destroy(), recv.Destroy(), mr.Dereg(), pd.Dealloc())
+		},
+	},
+	{
+		// The receiver waits for the last byte of a SEND, as for that of a WRITE.
+		Name: "receive-read-before-completion",
+		Rule: "The memory of a work request belongs to the device until its completion",
+		Weak: true,
+		Run: func(s *Site) error {
+			d := s.Handles[0].Device()
+			buf := make([]byte, 128)
+			cq, err1 := d.CreateCQ(ib.CQInit{Entries: 8})
+			done, err2 := d.CreateCQ(ib.CQInit{Entries: 8})
+			pd, err3 := d.AllocPD()
+			here, err4 := d.Local(1)
+			if err := errors.Join(err1, err2, err3, err4); err != nil {
+				return err
+			}
+			mr, err := pd.RegBytes(buf, ib.AccessLocalWrite|ib.AccessRemoteWrite|ib.AccessRemoteRead)
+			if err != nil {
+				return err
+			}
+			qp, err := pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: done, RecvCQ: cq,
+				Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1}})
+			if err != nil {
+				return err
+			}
+			self := here.Endpoint(qp)
+			if err := qp.Connect(here, self, self, ib.Path{}); err != nil {
+				return err
+			}
+			buf[64+7] = 1
+			_, err1 = qp.PostRecv(ib.RecvWR{SGList: []ib.SGE{{Addr: mr.Addr(), Length: 8, LKey: mr.LKey()}}})
+			_, err2 = qp.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled,
+				SGList: []ib.SGE{{Addr: mr.Addr() + 64, Length: 8, LKey: mr.LKey()}}})
+			_, err3 = await(done, 1)
+			if buf[7] != 1 {
+				err = errors.New("the message has not come")
+			}
+			_, err4 = await(cq, 1)
+			return errors.Join(err, err1, err2, err3, err4, qp.Destroy(), cq.Destroy(), done.Destroy(), mr.Dereg(), pd.Dealloc())
+		},
+	},
+	{
+		// Remove tells a thread to end, and does not wait for it.
+		Name: "call-inside-remove",
+		Rule: "A client does not use its device when its Remove has returned",
+		Weak: true,
+		Run: func(s *Site) error {
+			var wg sync.WaitGroup
+			client := &ib.Client{Name: "wrong",
+				Add: func(d *ib.Device) (any, error) {
+					stop := make(chan struct{})
+					wg.Go(func() {
+						for {
+							select {
+							case <-stop:
+								return
+							default:
+								d.QueryPort(1)
+							}
+						}
+					})
+					return stop, nil
+				},
+				Remove: func(_ *ib.Device, stop any) { close(stop.(chan struct{})) },
+			}
+			if err := s.Core.RegisterClient(client); err != nil {
+				return err
+			}
+			time.Sleep(pause)
+			s.Core.UnregisterClient(client)
+			wg.Wait()
+			return nil
+		},
+	},
+}
+
+// await polls until n completions have come.
+func await(cq *ib.CQ, n int) (all []ib.WC, err error) {
+	for end := time.Now().Add(5 * time.Second); len(all) < n; time.Sleep(100 * time.Microsecond) {
+		var wc [8]ib.WC
+		k, err := cq.Poll(wc[:min(len(wc), n-len(all))])
+		all = append(all, wc[:k]...)
+		if err != nil {
+			return all, err
+		}
+		if time.Now().After(end) {
+			return all, fmt.Errorf("%d of %d completions came", len(all), n)
+		}
+	}
+	return all, nil
+}
+
+func (l *link) await(n int) ([]ib.WC, error) { return await(l.cq, n) }

@@ -1,0 +1,175 @@
+package wrong
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"iter"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+var wrongToo = flag.Bool("wrong", false, "run the wrong drivers and consumers, which takes minutes")
+
+const (
+	parallel = 4                // processes at once
+	patience = 2 * time.Minute  // of TestContract with one defect
+	grace    = 20 * time.Second // more, after which the process is killed
+)
+
+// build compiles the tests of the reference driver, and those of this package, with all defects in them.
+func build(t *testing.T) (driver, demos string) {
+	t.Helper()
+	goTool, err := exec.LookPath("go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := filepath.Abs("../../driver/loopback")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	file, err := overlay(source, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	compile := func(module, pkg string) string {
+		binary := filepath.Join(dir, filepath.Base(pkg)+".test")
+		cmd := exec.Command(goTool, "test", "-c", "-overlay="+file, "-o", binary, pkg)
+		cmd.Dir = module
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("go test -c: %v\n%s", err, out)
+		}
+		return binary
+	}
+	return compile("../..", "./driver/loopback"), compile("..", "./wrong")
+}
+
+// verdict is the outcome of TestContract with a defect.
+type verdict struct {
+	passed, hung bool
+	check        string // that failed first
+	said         string // by it
+}
+
+func (v verdict) String() string {
+	switch {
+	case v.passed:
+		return "ESCAPED"
+	case v.hung:
+		return "HANGS in " + v.check
+	}
+	return fmt.Sprintf("caught by %s: %s", v.check, v.said)
+}
+
+var (
+	failLine    = regexp.MustCompile(`^\s*--- FAIL: (\S+)`)
+	runningLine = regexp.MustCompile(`^\s+(Test\S+) \(`)
+)
+
+// judge reads the output of a test binary.
+func judge(out string, passed bool) (v verdict) {
+	v.passed = passed
+	lines := strings.Split(out, "\n")
+	for i, l := range lines {
+		if strings.HasPrefix(l, "panic: test timed out") {
+			v.hung = true
+			for _, r := range lines[i:min(len(lines), i+12)] {
+				if m := runningLine.FindStringSubmatch(r); m != nil {
+					v.check = m[1]
+				}
+			}
+			return v
+		}
+	}
+	for i, l := range lines {
+		if m := failLine.FindStringSubmatch(l); m != nil {
+			v.check = m[1]
+			continue
+		}
+		if v.check != "" || strings.HasPrefix(l, "panic: ") || strings.HasPrefix(l, "fatal error: ") {
+			v.said = strings.TrimSpace(strings.Join(lines[i:min(len(lines), i+2)], " "))
+			return v
+		}
+	}
+	v.said = strings.TrimSpace(out)
+	return v
+}
+
+// run runs a test with a defect; "" is none.
+func run(t *testing.T, binary, test, defect string) verdict {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience+grace)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, "-test.run", "^"+test+"$", "-test.failfast", "-test.timeout", patience.String())
+	cmd.Dir = t.TempDir()
+	cmd.Env = append(os.Environ(), variable+"="+defect)
+	out, err := cmd.CombinedOutput()
+	v := judge(string(out), err == nil)
+	v.hung = v.hung || ctx.Err() != nil
+	if os.Getenv("VERBENA_WRONG_OUTPUT") != "" {
+		t.Logf("%s", out)
+	}
+	return v
+}
+
+// atOnce yields f of each element in order, with up to parallel calls of f at a time.
+func atOnce[T, R any](all []T, f func(T) R) iter.Seq2[int, R] {
+	results := make([]chan R, len(all))
+	tickets := make(chan bool, parallel)
+	for i := range all {
+		results[i] = make(chan R, 1)
+		go func() {
+			tickets <- true
+			defer func() { <-tickets }()
+			results[i] <- f(all[i])
+		}()
+	}
+	return func(yield func(int, R) bool) {
+		for i, c := range results {
+			if !yield(i, <-c) {
+				return
+			}
+		}
+	}
+}
+
+// TestDrivers counts the wrong drivers that the suite finds. It fails if one escapes that was found before, and if one is
+// found that escaped, so that the table stays true.
+func TestDrivers(t *testing.T) {
+	if !*wrongToo {
+		return
+	}
+	driver, demo := build(t)
+	if v := run(t, driver, "TestContract", ""); !v.passed {
+		t.Fatalf("no defect: %v", v)
+	}
+	caught := 0
+	for i, v := range atOnce(Drivers, func(d Driver) (v [2]verdict) {
+		v[0] = run(t, driver, "TestContract", d.Name)
+		if demos[d.Name] != nil {
+			v[1] = run(t, demo, "TestDemos", d.Name)
+		}
+		return v
+	}) {
+		d := Drivers[i]
+		t.Run(d.Name, func(t *testing.T) {
+			t.Log(v[0])
+			if v[0].passed != d.Escapes && !d.Chance {
+				t.Errorf("escapes: got %v, want %v", v[0].passed, d.Escapes)
+			}
+			if v[1].passed {
+				t.Error("the demo does not see the defect")
+			}
+			if !v[0].passed {
+				caught++
+			}
+		})
+	}
+	t.Logf("%d of %d wrong drivers are caught", caught, len(Drivers))
+}

@@ -1,0 +1,187 @@
+package verb
+
+import "verbena/uapi"
+
+// Spec is a row of the table: an operation on a device or its objects, and each way to call it.
+type Spec struct {
+	// Name is the name of the function in C without ibv_. A verb without one cannot be made to fail by a fault rule: it is
+	// on the data path, or only consumers in the same process call it.
+	Name string
+	// Aliases are the names of other functions in C, without ibv_, that make the same calls.
+	Aliases []string
+	Effect  Effect
+	// Atomic verbs may not sleep, and may be called from any context, completion handlers included. (core_locking.rst)
+	Atomic bool
+	// Commands are the calls in the write form, Methods those of RDMA_VERBS_IOCTL.
+	Commands []Command
+	Methods  []Method
+	// Midlayer are the methods of package ib for consumers in the same process, such as "PD.RegMR".
+	Midlayer []string
+	// Driver are the methods of package ib's interfaces by which a driver implements the verb, such as "DriverQP.PostSend".
+	Driver []string
+}
+
+// Effect is the effect of a verb on a device and its objects. It determines the states of the device in which the verb works.
+type Effect uint8
+
+// The effects. A device is active, in error, or gone; a context of a device that is gone is a zombie.
+const (
+	Makes    Effect = iota // creates or modifies an object: on an active device only
+	Reads                  // queries, polls or arms: also on a device in error
+	Destroys               // destroys or detaches: also in a zombie
+	Posts                  // posts a work request: on a device in error it completes with a flush error
+	Lists                  // reads the context's own tables: also in a zombie
+)
+
+// Command describes a command of the write form. (struct uverbs_api_write_method)
+type Command struct {
+	// Number is a [uapi.Command], or a [uapi.ExCommand] with CmdFlagExtended.
+	Number uint32
+	// Request and Response are the sizes in bytes of the core's parts. Shorter ones are refused. Extended commands have none:
+	// the kernel takes missing bytes as zero.
+	Request, Response int
+	// Driver is true if the driver's part follows the core's. Extended commands tell its size themselves.
+	Driver bool
+	// Answers is true if a plain request starts with the address of its response.
+	Answers bool
+}
+
+// String returns the name in C without IB_USER_VERBS_ and CMD_.
+func (c Command) String() string {
+	if c.Number&uapi.CmdFlagExtended != 0 {
+		return uapi.ExCommand(c.Number & uapi.CmdCommandMask).String()
+	}
+	return uapi.Command(c.Number).String()
+}
+
+// Method describes a method of RDMA_VERBS_IOCTL. (struct uverbs_method_def)
+type Method struct {
+	Object uapi.ObjectID
+	Method uapi.MethodID
+	Attrs  []Attr
+}
+
+// String returns the name in C without UVERBS_METHOD_.
+func (m Method) String() string { return uapi.MethodName(m.Object, m.Method) }
+
+// Attr returns the specification of an attribute; nil if the method has no such attribute.
+func (m *Method) Attr(id uapi.AttrID) *Attr {
+	for i := range m.Attrs {
+		if m.Attrs[i].ID == id {
+			return &m.Attrs[i]
+		}
+	}
+	return nil
+}
+
+// Attr describes an attribute of a method. (struct uverbs_attr_spec)
+type Attr struct {
+	ID   uapi.AttrID
+	Kind Kind
+	// Object is the type of the object that a handle is of.
+	Object uapi.ObjectID
+	// Min and Max limit the length in bytes.
+	Min, Max int
+	// Extensible attributes may be longer than Max: excess input must be zero, excess output is cleared.
+	Extensible bool
+	// Mandatory attributes must be given.
+	Mandatory bool
+}
+
+// Kind is the kind of an attribute: its direction, and what its data are.
+type Kind uint8
+
+// The kinds of attributes.
+const (
+	In      Kind = iota // bytes from the caller, in the attribute itself up to 8 (UVERBS_ATTR_PTR_IN)
+	Out                 // bytes for the caller (UVERBS_ATTR_PTR_OUT)
+	New                 // the handle or descriptor of a new object (UVERBS_ACCESS_NEW)
+	Use                 // the handle of an object (UVERBS_ATTR_IDR, UVERBS_ACCESS_READ)
+	Destroy             // the handle of an object to destroy (UVERBS_ACCESS_DESTROY)
+	File                // a descriptor of the caller (UVERBS_ATTR_FD)
+)
+
+// maxAttr is the greatest length of an attribute, in bytes.
+const maxAttr = 1<<16 - 1
+
+func constIn(id uapi.AttrID) Attr {
+	return Attr{ID: id, Kind: In, Min: 8, Max: 8, Mandatory: true}
+}
+
+func flagsIn(id uapi.AttrID) Attr { return Attr{ID: id, Kind: In, Min: 4, Max: 8} }
+
+func bytesIn(id uapi.AttrID, least int) Attr {
+	return Attr{ID: id, Kind: In, Min: least, Max: maxAttr}
+}
+
+func numberIn(id uapi.AttrID, size int) Attr {
+	return Attr{ID: id, Kind: In, Min: size, Max: size, Mandatory: true}
+}
+
+func structIn[T any](id uapi.AttrID) Attr {
+	n := uapi.SizeOf[T]()
+	return Attr{ID: id, Kind: In, Min: n, Max: n, Extensible: true, Mandatory: true}
+}
+
+func valueOut(id uapi.AttrID, size int) Attr {
+	return Attr{ID: id, Kind: Out, Min: size, Max: size}
+}
+
+func bytesOut(id uapi.AttrID, least int) Attr {
+	return Attr{ID: id, Kind: Out, Min: least, Max: maxAttr}
+}
+
+func structOut[T any](id uapi.AttrID) Attr {
+	n := uapi.SizeOf[T]()
+	return Attr{ID: id, Kind: Out, Min: n, Max: n, Extensible: true, Mandatory: true}
+}
+
+// responseOut is a response of one length.
+func responseOut[T any](id uapi.AttrID) Attr { return valueOut(id, uapi.SizeOf[T]()).required() }
+
+func newHandle(id uapi.AttrID, o uapi.ObjectID) Attr {
+	return Attr{ID: id, Kind: New, Object: o, Mandatory: true}
+}
+
+func useHandle(id uapi.AttrID, o uapi.ObjectID) Attr {
+	return Attr{ID: id, Kind: Use, Object: o, Mandatory: true}
+}
+
+func destroyHandle(id uapi.AttrID, o uapi.ObjectID) Attr {
+	return Attr{ID: id, Kind: Destroy, Object: o, Mandatory: true}
+}
+
+func fileIn(id uapi.AttrID) Attr { return Attr{ID: id, Kind: File} }
+
+func (s Attr) required() Attr {
+	s.Mandatory = true
+	return s
+}
+
+func (s Attr) optional() Attr {
+	s.Mandatory = false
+	return s
+}
+
+// command describes a plain command without response.
+func command[Req any](n uapi.Command) Command {
+	return Command{Number: uint32(n), Request: uapi.SizeOf[Req]()}
+}
+
+// answered describes a plain command with a response.
+func answered[Req, Resp any](n uapi.Command) Command {
+	return Command{Number: uint32(n), Request: uapi.SizeOf[Req](), Response: uapi.SizeOf[Resp](), Answers: true}
+}
+
+func extended(n uapi.ExCommand) Command { return Command{Number: uint32(n) | uapi.CmdFlagExtended} }
+
+// withDriver adds the driver's parts.
+func (c Command) withDriver() Command {
+	c.Driver = true
+	return c
+}
+
+// withDriverAttrs adds the attributes with the driver's parts.
+func withDriverAttrs(attrs ...Attr) []Attr {
+	return append(attrs, bytesIn(uapi.AttrUHWIn, 0), bytesOut(uapi.AttrUHWOut, 0))
+}

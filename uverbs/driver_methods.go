@@ -1,0 +1,178 @@
+package uverbs
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/uapi"
+	"verbena/uapi/verb"
+)
+
+// SysfsFiles is implemented by an [ib.Driver] with files of its own in sysfs. (ib_device_ops.device_group, port_groups)
+type SysfsFiles interface {
+	// SysfsFiles returns a function for each file that returns its contents, by the path below /sys/class/infiniband/DEV.
+	// The functions may sleep.
+	SysfsFiles() map[string]func() (string, error)
+}
+
+// driverMethods checks the methods of a driver, and returns those that programs can call.
+func driverMethods(dev *ib.Device) (map[methodID]*method, error) {
+	d, ok := ib.As[ib.MethodDriver](user.Driver(dev))
+	if !ok {
+		return nil, nil
+	}
+	known := map[methodID]*method{}
+	for _, m := range d.Methods() {
+		id := methodID{m.Object, m.Method.Method}
+		switch {
+		case m.Name == "" || m.Run == nil:
+			return nil, fmt.Errorf("method %d of object %d has no name or no function", id.method, id.object)
+		case id.object&uapi.IDNSMask == 0 && id.method&uapi.IDNSMask == 0:
+			return nil, fmt.Errorf("method %s: neither %d nor object %d is in the driver's name space", m.Name, id.method, id.object)
+		case known[id] != nil:
+			return nil, fmt.Errorf("methods %s and %s have the same number", known[id], m.Name)
+		}
+		for _, a := range m.Attrs {
+			switch a.Kind {
+			case verb.In, verb.Out:
+			case verb.Use:
+				if _, ok := objectKinds[a.Object]; !ok {
+					return nil, fmt.Errorf("method %s: attribute %d names an object of type %d, which does not exist", m.Name, a.ID, a.Object)
+				}
+			default:
+				return nil, fmt.Errorf("method %s: attribute %d creates or destroys an object, which a driver's method cannot", m.Name, a.ID)
+			}
+		}
+		known[id] = &method{m.Method, nil, m.Name, func(c *ioctlCall) error { return c.runDriver(&m) }}
+	}
+	return known, nil
+}
+
+// sysfsFiles checks the paths of a driver's files.
+func sysfsFiles(dev *ib.Device) (map[string]func() (string, error), error) {
+	d, ok := ib.As[SysfsFiles](user.Driver(dev))
+	if !ok {
+		return nil, nil
+	}
+	files := d.SysfsFiles()
+	for name := range files {
+		if path.Clean("/"+name) != "/"+name || name == "" {
+			return nil, fmt.Errorf("file %q of the driver in sysfs: not a clean path", name)
+		}
+	}
+	return files, nil
+}
+
+// driverCall is a call of a driver's method.
+type driverCall struct {
+	*ioctlCall
+	inputs  map[uapi.AttrID][]byte
+	objects map[uapi.AttrID]share[resource]
+}
+
+// runDriver calls a method of the driver. (ib_uverbs_run_method)
+func (c *ioctlCall) runDriver(m *ib.DriverMethod) error {
+	d := &driverCall{c, map[uapi.AttrID][]byte{}, map[uapi.AttrID]share[resource]{}}
+	// The memory of the program may not answer. It is read before the context is held.
+	for _, a := range m.Attrs {
+		if a.Kind != verb.In {
+			continue
+		}
+		b, err := c.input(a.ID)
+		if err != nil {
+			return err
+		}
+		d.inputs[a.ID] = b
+	}
+	return c.native(func() error {
+		if m.Effect != verb.Lists {
+			if err := c.f.context(); err != nil {
+				return err
+			}
+		}
+		if m.Effect == verb.Makes || m.Effect == verb.Posts {
+			if err := c.f.dev.usable(); err != nil {
+				return err
+			}
+		}
+		defer d.release()
+		if err := d.hold(m); err != nil {
+			return err
+		}
+		err := m.Run(d)
+		if errno := syscall.Errno(0); err != nil && !errors.As(err, &errno) {
+			return fmt.Errorf("%v: %w", err, syscall.EIO)
+		}
+		return err
+	})
+}
+
+// hold takes a share in each object that the attributes name.
+func (c *driverCall) hold(m *ib.DriverMethod) error {
+	for _, a := range m.Attrs {
+		given := c.has(a.ID)
+		if a.Kind != verb.Use || given == nil {
+			continue
+		}
+		handle, err := given.handle()
+		if err != nil {
+			return err
+		}
+		s, err := lookup[resource](c.f, handle)
+		if err != nil {
+			return fmt.Errorf("attribute %d: %w", a.ID, err)
+		}
+		c.objects[a.ID] = s
+		if k := objectKinds[a.Object]; s.res.kind() != k {
+			return fmt.Errorf("attribute %d: handle %d is of a %v, not a %v: %w", a.ID, handle, s.res.kind(), k, syscall.EINVAL)
+		}
+	}
+	return nil
+}
+
+func (c *driverCall) release() {
+	for _, s := range c.objects {
+		s.done()
+	}
+}
+
+// Context is the context of the caller.
+func (c *driverCall) Context() ib.UserContext { return userContext{c.f} }
+
+// Has reports whether an attribute was given.
+func (c *driverCall) Has(id uapi.AttrID) bool { return c.has(id) != nil }
+
+// Number returns an attribute of 4 or 8 bytes, 0 if it was not given.
+func (c *driverCall) Number(id uapi.AttrID) uint64 { return c.uint64(id) }
+
+// Bytes returns an attribute from the caller, nil if it was not given.
+func (c *driverCall) Bytes(id uapi.AttrID) []byte { return c.inputs[id] }
+
+// Object returns the driver's side of the object that an attribute names, nil if it was not given.
+func (c *driverCall) Object(id uapi.AttrID) any {
+	switch r := c.objects[id].res.(type) {
+	case *pdObject:
+		return user.DriverSide(r.PD)
+	case *ahObject:
+		return user.DriverSide(r.AH)
+	case *mrObject:
+		return user.DriverSide(r.MR)
+	case *mwObject:
+		return user.DriverSide(r.MW)
+	case *cqObject:
+		return user.DriverSide(r.CQ)
+	case *qpObject:
+		return user.DriverSide(r.QP)
+	case *srqObject:
+		return user.DriverSide(r.SRQ)
+	case *xrcdObject:
+		return user.DriverSide(r.domain.XRCD)
+	}
+	return nil
+}
+
+// Output sets an attribute for the caller, as far as there is room.
+func (c *driverCall) Output(id uapi.AttrID, b []byte) { c.outputStruct(id, b) }

@@ -1,0 +1,243 @@
+package uverbs
+
+import (
+	"encoding/binary"
+	"errors"
+	"strings"
+	"syscall"
+	"testing"
+
+	"verbena/ib"
+	"verbena/ib/ibfake"
+	"verbena/uapi"
+	"verbena/uapi/verb"
+)
+
+// extendedDriver is a driver with methods and files of its own.
+type extendedDriver struct {
+	*ibfake.Driver
+	methods []ib.DriverMethod
+	files   map[string]func() (string, error)
+}
+
+func (d *extendedDriver) Methods() []ib.DriverMethod                    { return d.methods }
+func (d *extendedDriver) SysfsFiles() map[string]func() (string, error) { return d.files }
+
+const (
+	ownMethod = uapi.MethodID(uapi.IDDriverNS + 3)
+	ownNumber = uapi.AttrID(uapi.IDDriverNS)
+	ownBytes  = uapi.AttrID(uapi.IDDriverNS + 1)
+	ownRegion = uapi.AttrID(uapi.IDDriverNS + 2)
+	ownAnswer = uapi.AttrID(uapi.IDDriverNS + 3)
+)
+
+// newExtended makes a world whose driver has one method, MR_ROTATE, with an attribute of each kind.
+func newExtended(t *testing.T, effect verb.Effect, run func(ib.MethodCall) error) *world {
+	t.Helper()
+	d := &extendedDriver{Driver: ibfake.New(), methods: []ib.DriverMethod{{
+		Method: verb.Method{Object: uapi.ObjectMR, Method: ownMethod, Attrs: []verb.Attr{
+			{ID: ownNumber, Kind: verb.In, Min: 4, Max: 4, Mandatory: true},
+			{ID: ownBytes, Kind: verb.In, Min: 9, Max: 64},
+			{ID: ownRegion, Kind: verb.Use, Object: uapi.ObjectMR},
+			{ID: ownAnswer, Kind: verb.Out, Min: 8, Max: 8},
+		}},
+		Name: "MR_ROTATE", Effect: effect, Run: run,
+	}}}
+	return worldOf(t, ib.NewDevice("rxe0", d, t.Logf), d.Driver)
+}
+
+// TestDriverMethod: a driver's method gets its attributes checked, and its driver's side of the objects.
+func TestDriverMethod(t *testing.T) {
+	var seen ib.DriverMR
+	w := newExtended(t, verb.Reads, func(c ib.MethodCall) error {
+		b := c.Bytes(ownBytes)
+		seen, _ = c.Object(ownRegion).(ib.DriverMR)
+		if c.Context() == nil || c.Has(ownBytes) != (b != nil) {
+			t.Error("a call without a context, or with bytes that it says are not there")
+		}
+		switch c.Number(ownNumber) {
+		case 1:
+			return syscall.ERANGE
+		case 2:
+			return errors.New("no number")
+		}
+		c.Output(ownAnswer, binary.NativeEndian.AppendUint64(nil, c.Number(ownNumber)+uint64(len(b))))
+		return nil
+	})
+	p, other := w.start(byIoctl), w.start(byIoctl)
+	pd := p.allocPD()
+	mr := p.regMR(pd).MRHandle
+	foreign := other.regMR(other.allocPD()).MRHandle + 1000
+
+	number := inline(ownNumber, 4, 7)
+	text := input(ownBytes, make([]byte, 9))
+	for _, test := range []struct {
+		name  string
+		attrs []uapi.Attr
+		want  syscall.Errno
+		seen  bool
+	}{
+		{"as it should be", []uapi.Attr{number, text, handleAttr(ownRegion, uint64(mr))}, 0, true},
+		{"without an optional attribute", []uapi.Attr{number}, 0, false},
+		{"without the mandatory one", []uapi.Attr{text}, syscall.EINVAL, false},
+		{"too short", []uapi.Attr{number, input(ownBytes, make([]byte, 8))}, syscall.EINVAL, false},
+		{"twice", []uapi.Attr{number, number}, syscall.EINVAL, false},
+		{"an attribute that it must understand", []uapi.Attr{number, {AttrID: 77, Flags: uapi.AttrFMandatory}}, syscall.EPROTONOSUPPORT, false},
+		{"no such object", []uapi.Attr{number, handleAttr(ownRegion, uint64(foreign))}, syscall.ENOENT, false},
+		{"another kind of object", []uapi.Attr{number, handleAttr(ownRegion, uint64(pd))}, syscall.EINVAL, false},
+		{"an error of the driver", []uapi.Attr{inline(ownNumber, 4, 1)}, syscall.ERANGE, false},
+		{"an error that is no errno", []uapi.Attr{inline(ownNumber, 4, 2)}, syscall.EIO, false},
+	} {
+		seen = nil
+		out := p.alloc(8)[:8]
+		_, err := p.ioctl(uapi.ObjectMR, ownMethod, append(test.attrs, outAttr(ownAnswer, out))...)
+		wantErrno(t, test.name, err, test.want)
+		if err != nil && test.want != syscall.EPROTONOSUPPORT && !strings.Contains(err.Error(), "MR_ROTATE") {
+			t.Errorf("%s: the error does not name the method: %v", test.name, err)
+		}
+		if (seen != nil) != test.seen {
+			t.Errorf("%s: the driver gets region %v", test.name, seen)
+		}
+		if n := binary.NativeEndian.Uint64(out); test.seen && n != 7+9 {
+			t.Errorf("%s: answer %d, want 16", test.name, n)
+		}
+	}
+	_, err := p.ioctl(uapi.ObjectMR, ownMethod+1, number)
+	wantErrno(t, "a method that the driver lacks", err, syscall.EPROTONOSUPPORT)
+	_, err = w.open(byIoctl).ioctl(uapi.ObjectMR, ownMethod, number)
+	wantErrno(t, "without a context", err, syscall.EINVAL)
+}
+
+// TestDriverMethodHolds: no object of a call goes away before the call has ended.
+func TestDriverMethodHolds(t *testing.T) {
+	var p *program
+	var mr uint32
+	var destroyed error
+	w := newExtended(t, verb.Reads, func(ib.MethodCall) error {
+		p.f.life.RUnlock() // the command below takes the lock
+		defer p.f.life.RLock()
+		destroyed = silently(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr})
+		return nil
+	})
+	p = w.start(byWrite)
+	mr = p.regMR(p.allocPD()).MRHandle
+	_, err := p.ioctl(uapi.ObjectMR, ownMethod, inline(ownNumber, 4, 7), handleAttr(ownRegion, uint64(mr)))
+	must(t, err)
+	wantErrno(t, "destroy the region during the call", destroyed, syscall.EBUSY)
+	must(t, silently(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr}))
+}
+
+// TestDriverMethodReads: the memory of the program, which may not answer, is accessed only while the context is not held.
+func TestDriverMethodReads(t *testing.T) {
+	w := newExtended(t, verb.Reads, func(c ib.MethodCall) error {
+		if b := c.Bytes(ownBytes); len(b) != 9 || b[8] != 5 {
+			t.Errorf("the driver gets %v", b)
+		}
+		c.Output(ownAnswer, make([]byte, 8))
+		return nil
+	})
+	p := w.start(byIoctl)
+	accesses := 0
+	c := &slowCaller{program: p, before: func(what string) {
+		accesses++
+		if !p.f.life.TryLock() {
+			t.Errorf("the thread %s with File.life held", what)
+			return
+		}
+		p.f.life.Unlock()
+	}}
+	attrs := []uapi.Attr{
+		inline(ownNumber, 4, 7), input(ownBytes, p.store([]byte{8: 5})), outAttr(ownAnswer, p.alloc(8)[:8]),
+	}
+	hdr := uapi.IoctlHdr{
+		Length: uint16(ioctlHdrSize + attrSize*len(attrs)), ObjectID: uapi.ObjectMR, MethodID: ownMethod, NumAttrs: uint16(len(attrs)),
+		DriverID: uapi.DriverRXE,
+	}
+	b := uapi.AppendTo(nil, &hdr)
+	for i := range attrs {
+		b = uapi.AppendTo(b, &attrs[i])
+	}
+	must(t, p.f.Ioctl(c, uapi.VerbsIoctl, addressOf(p.store(b))))
+	if accesses < 3 { // the attributes, the bytes, the answer
+		t.Errorf("%d accesses, want 3 at least", accesses)
+	}
+}
+
+// TestDriverMethodStates: a driver's method is called in the states that its effect allows.
+func TestDriverMethodStates(t *testing.T) {
+	for effect, want := range effects {
+		called := 0
+		w := newExtended(t, effect, func(ib.MethodCall) error { called++; return nil })
+		p := w.start(byIoctl)
+		expect := 0
+		for state := range 3 {
+			switch state {
+			case 1:
+				w.handle.SetError()
+			case 2:
+				must(t, w.core.Unregister(w.handle))
+			}
+			outcome := want[state]
+			if outcome == flushes { // a method posts nothing itself
+				outcome = syscall.EIO
+			}
+			if effect == verb.Destroys && state == 2 { // nor does it destroy an object of a zombie, which has none
+				outcome = syscall.EIO
+			}
+			_, err := p.ioctl(uapi.ObjectMR, ownMethod, inline(ownNumber, 4, 7))
+			wantErrno(t, "", err, outcome)
+			if outcome == 0 {
+				expect++
+			}
+		}
+		if called != expect {
+			t.Errorf("effect %d: called %d times, want %d", effect, called, expect)
+		}
+	}
+}
+
+// TestDriverMethodsRefused: a driver whose methods cannot work gives no device to programs.
+func TestDriverMethodsRefused(t *testing.T) {
+	good := func() ib.DriverMethod {
+		return ib.DriverMethod{Method: verb.Method{Object: uapi.ObjectMR, Method: ownMethod}, Name: "MR_ROTATE", Run: func(ib.MethodCall) error { return nil }}
+	}
+	for _, test := range []struct {
+		what  string
+		want  string
+		spoil func(m *ib.DriverMethod)
+	}{
+		{"good", "", func(*ib.DriverMethod) {}},
+		{"no name", "no name", func(m *ib.DriverMethod) { m.Name = "" }},
+		{"no function", "no function", func(m *ib.DriverMethod) { m.Run = nil }},
+		{"a number of the core's", "name space", func(m *ib.DriverMethod) { m.Method.Method = 3 }},
+		{"an object that does not exist", "does not exist", func(m *ib.DriverMethod) {
+			m.Attrs = []verb.Attr{{ID: 1, Kind: verb.Use, Object: uapi.ObjectFlow}}
+		}},
+		{"a new object", "creates or destroys", func(m *ib.DriverMethod) { m.Attrs = []verb.Attr{{ID: 1, Kind: verb.New}} }},
+	} {
+		m := good()
+		test.spoil(&m)
+		d := &extendedDriver{Driver: ibfake.New(), methods: []ib.DriverMethod{m}}
+		_, err := driverMethods(ib.NewDevice("rxe0", d, t.Logf).Device())
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: error %v, want %q", test.what, err, test.want)
+		}
+	}
+	d := &extendedDriver{Driver: ibfake.New(), methods: []ib.DriverMethod{good(), good()}}
+	if _, err := driverMethods(ib.NewDevice("rxe0", d, t.Logf).Device()); err == nil || !strings.Contains(err.Error(), "same number") {
+		t.Errorf("two methods of one number: %v", err)
+	}
+	if w := worldOf(t, ib.NewDevice("rxe0", d, t.Logf), d.Driver); len(w.srv.Devices()) != 0 {
+		t.Error("a device with wrong methods can be opened")
+	}
+}
+
+// TestSysfsFiles: a driver's files have clean paths below the device's directory.
+func TestSysfsFiles(t *testing.T) {
+	for name, ok := range map[string]bool{"parent": true, "ports/1/hw/state": true, "": false, "../rxe1/x": false, "/a": false, "a/": false, "a//b": false, "./a": false} {
+		d := &extendedDriver{Driver: ibfake.New(), files: map[string]func() (string, error){name: nil}}
+		if files, err := sysfsFiles(ib.NewDevice("rxe0", d, t.Logf).Device()); (err == nil) != ok || ok != (len(files) == 1) {
+			t.Errorf("path %q: %v", name, err)
+		}
+	}
+}

@@ -1,0 +1,33 @@
+package uverbs
+
+import (
+	"verbena/ib"
+	"verbena/internal/gate"
+)
+
+// user has the midlayer's calls for user contexts.
+var user = ib.ForUser(gate.Open())
+
+// allocContext announces a context to a driver that keeps a record of contexts. It may sleep. (alloc_ucontext)
+func allocContext(d *ib.Device, u *ib.Udata) error {
+	if c, ok := ib.As[ib.UserContexter](user.Driver(d)); ok {
+		return c.AllocUserContext(u)
+	}
+	return nil
+}
+
+// deallocContext ends what allocContext began. It may sleep. (dealloc_ucontext)
+func deallocContext(d *ib.Device, c ib.UserContext) {
+	if u, ok := ib.As[ib.UserContexter](user.Driver(d)); ok {
+		u.DeallocUserContext(c)
+	}
+}
+
+// disassociateContext cuts a context off from the device. It reports false if the driver cannot. It may sleep. (disassociate_ucontext)
+func disassociateContext(d *ib.Device, c ib.UserContext) bool {
+	h, ok := ib.As[ib.Disassociator](user.Driver(d))
+	if ok {
+		h.Disassociate(c)
+	}
+	return ok
+}
