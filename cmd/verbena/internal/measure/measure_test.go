@@ -231,9 +231,12 @@ func TestPeerGone(t *testing.T) {
 // TestReason: the other side learns why an end fails.
 func TestReason(t *testing.T) {
 	d := device(t)
-	l := Local{GIDIndex: -1}
 	ctx, cancel := context.WithCancelCause(t.Context())
-	time.AfterFunc(30*time.Millisecond, func() { cancel(errors.New("a reason\x1b[31m")) })
+	l := Local{GIDIndex: -1, Progress: func(phase string, _ int64, _ time.Duration) {
+		if phase == "latency" { // both ends watch: before, each may wait for the other to read
+			cancel(errors.New("a reason\x1b[31m"))
+		}
+	}}
 	p := Params{Type: "rc", Op: Write, Size: 64, Duration: time.Hour, QPs: 1, Depth: 4}
 	_, _, err, serr := both(t, d, l, func(conn net.Conn) (*Result, error) { return Perf(ctx, d, conn, p, Latency, l) })
 	if errors.Is(err, ErrPeer) || !strings.Contains(fmt.Sprint(err), "a reason") {
