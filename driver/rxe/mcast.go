@@ -81,9 +81,9 @@ func (qp *QP) AttachMcast(gid ib.GID, _ uint16) error {
 	return nil
 }
 
-// hears returns the address at which the device receives a family's groups: the first. A host has a group once, however many
+// groupEndpoint returns the address at which the device receives a family's groups: the first. A host has a group once, however many
 // addresses its interface has; each address that joins would receive a copy.
-func hears(d *Device, is4 bool) link.Endpoint {
+func groupEndpoint(d *Device, is4 bool) link.Endpoint {
 	all := d.Endpoints()
 	i := slices.IndexFunc(all, func(e link.Endpoint) bool { return e.Addr().Is4() == is4 })
 	if i < 0 {
@@ -94,7 +94,7 @@ func hears(d *Device, is4 bool) link.Endpoint {
 
 // joinGroup makes the device a member of a group in the network.
 func joinGroup(d *Device, group netip.Addr) error {
-	e := hears(d, group.Is4())
+	e := groupEndpoint(d, group.Is4())
 	if e == nil {
 		return fmt.Errorf("the device has no address of the group's family: %w", syscall.EADDRNOTAVAIL)
 	}
@@ -117,7 +117,7 @@ func rejoinGroups(d *Device) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for group := range g.load() {
-		e := hears(d, group.Is4())
+		e := groupEndpoint(d, group.Is4())
 		if e == nil {
 			continue
 		}
