@@ -16,8 +16,8 @@ build: ## build bin/verbena
 	$(GO) build -trimpath -o $(BIN) ./cmd/verbena
 
 .PHONY: tools
-tools: ## build the commands for developers (module tools): api, verdict, verbenavet, mutants, staticcheck, stringer
-	$(GO) build -C tools -o ../bin/ tool ./api ./verdict ./verbenavet ./mutants
+tools: ## build the commands for developers (module tools): api, prose, verdict, verbenavet, mutants, staticcheck, stringer
+	$(GO) build -C tools -o ../bin/ tool ./api ./prose ./verdict ./verbenavet ./mutants
 
 .PHONY: demo
 demo: build ## an RDMA ping-pong in under a minute: unmodified programs, then the Go stack in one process
@@ -42,7 +42,7 @@ have-deps:
 	@NO_INSTALL=1 scripts/deps
 
 .PHONY: lint
-lint: tools ## gofmt, vet, staticcheck, the contract (verbenavet), the rules of imports
+lint: tools ## gofmt, vet, staticcheck, the contract (verbenavet), the rules of imports and of language (prose)
 	@scripts/lint
 
 .PHONY: cross
