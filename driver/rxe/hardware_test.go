@@ -203,12 +203,25 @@ func TestAtWorkRequestBehindFence(t *testing.T) {
 func TestStaleNumbers(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		b := newBenchIn(t, s)
-		qpns, keys := map[uint32]bool{}, map[uint32]bool{}
+		seen := map[string]map[uint32]bool{"queue pair": {}, "region": {}, "window": {}, "shared receive queue": {}}
 		for i := range 300 {
-			if qpns[b.a.qp.Num()] || keys[b.a.mr.RKey()] {
-				t.Fatalf("after %d resets: queue pair %#x and key %#x were there before", i, b.a.qp.Num(), b.a.mr.RKey())
+			mw, err := b.a.pd.AllocMW(ib.MWType1)
+			check(t, err)
+			xrcd, err := b.a.dev.IB().AllocXRCD()
+			check(t, err)
+			srq, err := b.a.pd.CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}, XRCD: xrcd, CQ: b.a.cq})
+			check(t, err)
+			for what, n := range map[string]uint32{
+				"queue pair": b.a.qp.Num(), "region": b.a.mr.RKey(), "window": mw.RKey(), "shared receive queue": srq.Num(),
+			} {
+				if seen[what][n] {
+					t.Fatalf("after %d resets: %s %#x was there before", i, what, n)
+				}
+				seen[what][n] = true
 			}
-			qpns[b.a.qp.Num()], keys[b.a.mr.RKey()] = true, true
+			check(t, srq.Destroy())
+			check(t, xrcd.Dealloc())
+			check(t, mw.Dealloc())
 			if i == 299 {
 				break
 			}
