@@ -7,21 +7,22 @@ import (
 	"verbena/roce"
 )
 
-// AddressOfSender is where an answer to a datagram goes: to the address that it came from, from the one that it came
-// to. grh are the first 40 bytes of the receive buffer, wc is the completion, port the one that it came in by. EINVAL
-// for a completion without GRH, or a datagram to a multicast group, which is no address to send from. On Ethernet the
-// address has service level 0: the completion's says what kind of packet came. It may sleep. (ib_init_ah_attr_from_wc)
+// AddressOfSender returns the address for a reply to a datagram: the source and destination of the datagram are
+// swapped. grh holds the first 40 bytes of the receive buffer, wc is the completion, and port is the port of arrival.
+// It returns EINVAL if the completion has no GRH or if the datagram was sent to a multicast group, which cannot be a
+// source address. On Ethernet the returned service level is 0, because the SL of the completion holds the packet type.
+// It may sleep. (ib_init_ah_attr_from_wc)
 func (d *Device) AddressOfSender(port int, wc *WC, grh []byte) (AHAttr, error) {
 	defer d.sleeps("Device.AddressOfSender").leave()
 	fail := func(why string) (AHAttr, error) {
-		return AHAttr{}, fmt.Errorf("address of a datagram's sender on %s: %s: %w", d.name, why, syscall.EINVAL)
+		return AHAttr{}, fmt.Errorf("address of datagram sender on %s: %s: %w", d.name, why, syscall.EINVAL)
 	}
 	if wc.Flags&WCGRH == 0 || len(grh) < roce.GRHLen {
 		return fail("no global route header")
 	}
 	h := roce.GRH(grh[:roce.GRHLen])
 	if h.Version() == 0 {
-		return fail("the global route header is of no known version")
+		return fail("unknown version of the global route header")
 	}
 	attr, err := d.QueryPort(port)
 	if err != nil {

@@ -10,38 +10,38 @@ import (
 	"verbena/internal/notify"
 )
 
-// callbacks is what a device's consumers are still to be told. A callback never runs in the callchain of the method
-// that raised it: it is queued here and run by a thread that holds nothing, either one that announced itself with
-// HoldCallbacks or a worker goroutine. Workers exist only while there is work. A further one is started only
-// when a callback takes so long that another has waited for helpDelay: callbacks are short, and waking a thread for
-// each would cost more than it gains.
+// callbacks holds the callbacks that are due for the consumers of a device. A callback never runs in the callchain of
+// the method that raised it. It is queued here, and a thread without locks runs it: either a thread that called
+// HoldCallbacks, or a worker goroutine. Workers exist only while there is work. Callbacks are short, and a thread
+// switch for each would cost more than it gains, so a further worker starts only when a callback has waited for
+// helpDelay.
 //
-// A thread that holds callbacks may be stopped in the memory of a program that does not answer. When for lateDelay
-// nothing that is due has been run, the holds that there are count no more.
+// A thread that holds callbacks may be blocked on the memory of a program that does not respond. If no due callback
+// starts within lateDelay, the existing holds are treated as stale.
 type callbacks struct {
-	// holds are the threads that run callbacks, or will: each takes mu before it ends its hold, and only ends are under
-	// mu.
+	// holds is the number of threads that run callbacks or will run them soon. A thread locks mu to end its hold, but
+	// not to begin it.
 	holds atomic.Int32
 
 	mu      sync.Mutex
-	idle    sync.Cond      // on mu; a callback has returned
-	due     fifo[*CQ]      // completion handlers, each queue at most once
-	events  fifo[callback] // asynchronous events, delivered one after the other in this order
-	inEvent bool           // one of them is being delivered
-	closed  bool           // no event of the device is taken any more
+	idle    sync.Cond      // on mu; signalled when a callback returns
+	due     fifo[*CQ]      // completion handlers; each queue is in it at most once
+	events  fifo[callback] // asynchronous events, delivered one at a time in this order
+	inEvent bool           // an event is being delivered
+	closed  bool           // further events of the device are dropped
 	raised  EventCounts
 	workers int
-	running [2]int      // by the parity of the epoch in which they began
-	epoch   uint        // counts calls of drain
-	taken   [2]uint64   // handlers and events that were taken from due and events
-	help    *time.Timer // starts a worker; nil: never needed yet
-	helping bool        // it is set
+	running [2]int      // callbacks in progress, by the parity of the epoch in which they began
+	epoch   uint        // number of calls of drain
+	taken   [2]uint64   // handlers and events removed from due and events
+	help    *time.Timer // starts a worker; nil until first used
+	helping bool        // help is running
 
-	stale   int         // of the holds, those that are not relied on
-	begun   uint64      // callbacks that were started
-	late    *time.Timer // looks for holds that have become stale; nil: never needed yet
-	looking bool        // it is set
-	looked  uint64      // begun when it was set
+	stale   int         // number of holds that are treated as absent
+	begun   uint64      // callbacks started so far
+	late    *time.Timer // detects stale holds; nil until first used
+	looking bool        // late is running
+	looked  uint64      // value of begun when late was started
 }
 
 const (
@@ -49,8 +49,7 @@ const (
 	lateDelay = 10 * time.Millisecond
 )
 
-// callback is one asynchronous event that is due: of a completion queue (cq), of a queue pair (qp), of a shared
-// receive queue (srq), or of the device (on).
+// callback is an asynchronous event that is due. Exactly one of cq, qp, srq and on names its target; on is the device.
 type callback struct {
 	cq  *CQ
 	qp  *QP
@@ -59,15 +58,15 @@ type callback struct {
 	ev  Event
 }
 
-// fifo is a queue that forgets what has been taken. The zero fifo is empty.
+// fifo is a queue that releases the memory of removed elements. The zero fifo is empty.
 type fifo[T any] struct {
 	buf  []T
-	head int // buf[:head] has been taken
+	head int // buf[:head] is free
 }
 
 func (q *fifo[T]) len() int { return len(q.buf) - q.head }
 
-// push appends; when the room runs out and half of it has been taken, that is used again.
+// push appends v. If buf is full and at least half of it is free, it moves the elements to the front.
 func (q *fifo[T]) push(v T) {
 	if len(q.buf) == cap(q.buf) && q.head > 0 && q.head >= len(q.buf)/2 {
 		n := copy(q.buf, q.buf[q.head:])
@@ -106,12 +105,12 @@ func (c *callbacks) pushEvent(cb callback) {
 	c.unlockAndServe()
 }
 
-// ready reports whether there is something that a thread could run now.
+// ready reports whether a callback can be run now.
 //
 //verbena:held mu
 func (c *callbacks) ready() bool { return c.due.len() > 0 || c.events.len() > 0 && !c.inEvent }
 
-// unlockAndServe releases mu, and starts a worker if no thread will run what is due.
+// unlockAndServe releases mu. It starts a worker if callbacks are due and there is no thread to run them.
 //
 //verbena:held mu
 func (c *callbacks) unlockAndServe() {
@@ -128,12 +127,12 @@ func (c *callbacks) unlockAndServe() {
 	}
 }
 
-// helpers returns the number of threads that run callbacks, or will soon.
+// helpers returns the number of threads that run callbacks or will run them soon.
 //
 //verbena:held mu
 func (c *callbacks) helpers() int { return int(c.holds.Load()) - c.stale + c.workers }
 
-// expect has isLate look whether what is due was begun within lateDelay.
+// expect makes isLate check, after lateDelay, that a callback has started.
 //
 //verbena:held mu
 func (c *callbacks) expect() {
@@ -148,7 +147,7 @@ func (c *callbacks) expect() {
 	}
 }
 
-// isLate starts a worker when nothing has been begun since expect.
+// isLate marks the holds as stale if a callback is due and none has started since expect.
 func (c *callbacks) isLate() {
 	c.mu.Lock()
 	c.looking = false
@@ -158,7 +157,7 @@ func (c *callbacks) isLate() {
 	c.unlockAndServe()
 }
 
-// short reports whether something is due, and every thread that could run it is busy with another callback.
+// short reports whether a callback is due while all threads that could run it are busy.
 //
 //verbena:held mu
 func (c *callbacks) short() bool {
@@ -191,7 +190,7 @@ func (c *callbacks) helpOut() {
 	}
 }
 
-// work is a worker's life.
+// work is the loop of a worker.
 func (c *callbacks) work() {
 	c.mu.Lock()
 	for c.ready() {
@@ -213,7 +212,8 @@ func (c *callbacks) leave(worker bool) {
 	c.unlockAndServe()
 }
 
-// runOne runs a callback that is ready, on a worker or a thread that holds callbacks, and returns with mu held. A callback that panics or ends the goroutine is the end of the worker, or of the hold: another takes over.
+// runOne runs a due callback on a worker or on a thread that holds callbacks, and returns with mu held. If the callback
+// panics or calls runtime.Goexit, the worker or the hold ends, and another thread takes over.
 //
 //verbena:held mu
 func (c *callbacks) runOne(worker bool) {
@@ -252,14 +252,14 @@ func (c *callbacks) runOne(worker bool) {
 	returned = true
 }
 
-// eventRan notes that the event function has returned, and returns with mu held.
+// eventRan records that the event function has returned. It returns with mu held.
 func (c *callbacks) eventRan(epoch uint) {
 	c.mu.Lock()
 	c.inEvent = false
 	c.ran(epoch)
 }
 
-// handlerRan notes that the handler of cq has returned, and returns with mu held.
+// handlerRan records that the handler of cq has returned. It returns with mu held.
 func (c *callbacks) handlerRan(epoch uint, cq *CQ) {
 	again := cq.notify.step(notify.Notice.Return)
 	c.mu.Lock()
@@ -275,8 +275,8 @@ func (c *callbacks) ran(epoch uint) {
 	c.idle.Broadcast()
 }
 
-// drain returns when what was due or running when it was called has run. No event of the device is taken any more; what
-// comes after that of the objects that are left is not waited for.
+// drain returns when all callbacks that were due or running at the call have returned. It makes the device drop further
+// events. It does not wait for callbacks that the remaining objects raise later.
 func (c *callbacks) drain() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -292,7 +292,7 @@ func (c *callbacks) drain() {
 	}
 }
 
-// waitFor returns when done, which is looked at each time a callback has returned, with mu held.
+// waitFor returns once done reports true. It calls done with mu held, each time a callback has returned.
 func (c *callbacks) waitFor(done func() bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -301,18 +301,17 @@ func (c *callbacks) waitFor(done func() bool) {
 	}
 }
 
-// runBatch is how many callbacks a thread runs, at most, before it goes on with its own work and leaves the rest to
-// a worker: it may not be kept for ever by what others raise.
+// runBatch limits the number of callbacks that a thread runs before it returns to its own work. A worker runs the rest,
+// so that other threads cannot keep this one busy for ever.
 const runBatch = 256
 
-// HoldCallbacks announces that the calling thread will soon call RunCallbacks: until then callbacks that come due wait
-// for it instead of waking a worker, which saves a thread switch on the path from a doorbell or a packet to a
-// completion handler. The caller must not sleep in between; callbacks that have waited for it for 10 ms are run by a
-// worker all the same. It may not be called from a consumer's callback or from a driver's method. It may not sleep
-// itself.
+// HoldCallbacks announces that the calling thread will soon call RunCallbacks. Until then due callbacks wait for this
+// thread instead of waking a worker, which saves a context switch between a doorbell or a packet and the completion
+// handler. The caller must not sleep in between. If callbacks have waited for 10 ms, a worker runs them. HoldCallbacks
+// may not be called from a consumer's callback or from a driver's method. It may not sleep itself.
 func (h *DeviceHandle) HoldCallbacks() { h.dev.holdCallbacks(nil) }
 
-// holdCallbacks begins a hold, which is one of by if that is not nil.
+// holdCallbacks begins a hold. If by is not nil, the hold belongs to it.
 func (d *Device) holdCallbacks(by *Hold) {
 	d.callbacks.holds.Add(1) // first: see startObserving
 	if s := d.observed(); s != nil {
@@ -320,12 +319,11 @@ func (d *Device) holdCallbacks(by *Hold) {
 	}
 }
 
-// RunCallbacks runs what is due, and ends the hold of HoldCallbacks. The caller must hold no lock that a callback
+// RunCallbacks runs the due callbacks and ends the hold of HoldCallbacks. The caller must hold no lock that a callback
 // could need, and must not be in the callchain of a consumer's call. It may not sleep; the callbacks may not either.
 func (h *DeviceHandle) RunCallbacks() { h.dev.runCallbacks(nil, runBatch) }
 
-// runCallbacks runs what is due, up to a number of callbacks, and ends the hold. If one of them does not return, the hold
-// has ended all the same.
+// runCallbacks runs up to most due callbacks and ends the hold. The hold also ends if a callback does not return.
 func (d *Device) runCallbacks(by *Hold, most int) {
 	if s := d.observed(); s != nil {
 		s.Note(observe.HoldEnds, by)
@@ -338,39 +336,41 @@ func (d *Device) runCallbacks(by *Hold, most int) {
 	c.leave(false)
 }
 
-// Hold is a set of devices whose callbacks one thread is going to run: [DeviceHandle.HoldCallbacks] for as many devices as
-// come to have something due. The zero Hold is empty and ready for use. It is not safe for concurrent use, and must not be
-// copied. It may be used again when Run has returned, and allocates nothing for up to four devices.
+// Hold is a set of devices whose callbacks one thread is going to run. It stands for a [DeviceHandle.HoldCallbacks] on
+// each device of the set. The zero Hold is empty and ready for use. It is not safe for concurrent use, and must not be
+// copied. It may be reused after Run has returned, and does not allocate for up to four devices.
 type Hold struct {
 	devices []*Device
-	first   [4]*Device // room for devices
+	first   [4]*Device // initial space of devices
 	work    []Work
-	some    [4]Work // room for work
+	some    [4]Work // initial space of work
 	stall   Staller
 	keeps   bool
 	rest    Work
 }
 
-// Staller is told that deferred work takes long.
+// Staller receives reports of deferred work that is blocked.
 type Staller interface{ Stalled() }
 
-// OnStall makes Stalled call s, until Run has returned. A nil Staller is not called.
+// OnStall makes Stalled call s until Run has returned. A nil Staller is ignored.
 func (h *Hold) OnStall(s Staller) { h.stall = s }
 
-// Stalled is called by a driver, on another thread than that of Run, when deferred work is stopped in memory that does not
-// answer: the caller of Run, whose own work is done by then, can let go of those that wait for it. Deferred work must not go on
-// before Stalled has returned. It may be called more than once, and does nothing for a nil Hold. It may not sleep.
+// Stalled reports that deferred work is blocked on memory that does not respond. A driver calls it on another thread
+// than Run's. The caller of Run has finished its own work by then and can release the threads that wait for it.
+// Deferred work must not continue before Stalled has returned. Stalled may be called more than once, and does nothing
+// for a nil Hold. It may not sleep.
 func (h *Hold) Stalled() {
 	if h != nil && h.stall != nil {
 		h.stall.Stalled()
 	}
 }
 
-// Work is something that a driver does when its method has returned. Run may not sleep.
+// Work is an action of a driver that runs after its method has returned. Run may not sleep.
 type Work interface{ Run() }
 
-// Defer makes Run begin with w, on the thread that calls it: what a method does on behalf of others it does there, where no
-// object of its caller has to wait for it. It may be called where Add may, not with a nil Hold, and may not sleep.
+// Defer makes Run execute w first, on the thread that calls Run. A method defers its work on behalf of other objects,
+// so that the objects of its caller need not wait for it. It may be called where Add may, but not with a nil Hold, and
+// may not sleep.
 func (h *Hold) Defer(w Work) {
 	if h.work == nil {
 		h.work = h.some[:0]
@@ -378,8 +378,8 @@ func (h *Hold) Defer(w Work) {
 	h.work = append(h.work, w)
 }
 
-// Deferred returns what Defer was called with last since Run, nil if nothing: a method may find there what another one before
-// it has left, and add to it.
+// Deferred returns the argument of the last Defer since Run, or nil if there was none. A method can add to the work
+// that an earlier method has deferred.
 func (h *Hold) Deferred() Work {
 	if h == nil || len(h.work) == 0 {
 		return nil
@@ -387,11 +387,11 @@ func (h *Hold) Deferred() Work {
 	return h.work[len(h.work)-1]
 }
 
-// Keep makes Resume, during the next Run, keep work for the caller of Run, which has nothing else to do then.
+// Keep makes Resume keep work for the caller of Run during the next Run.
 func (h *Hold) Keep() { h.keeps = true }
 
-// Resume is called by work that has run for so long that others may wait for its thread. If it returns true, the caller of Run
-// runs it again when the callbacks that are due have run; if false, it has to find another thread. It returns false for a nil Hold.
+// Resume is called by work that has occupied the thread of Run for too long. If it returns true, the caller of Run runs
+// w again after the due callbacks. If it returns false, w must find another thread. It returns false for a nil Hold.
 func (h *Hold) Resume(w Work) bool {
 	if h == nil || !h.keeps || h.rest != nil {
 		return false
@@ -400,16 +400,16 @@ func (h *Hold) Resume(w Work) bool {
 	return true
 }
 
-// Rest returns the work that the last Run has left unfinished, for the caller to pass to Defer; nil if there is none, as always
+// Rest returns the work that the last Run has left unfinished, or nil. The caller passes it to Defer. It is always nil
 // without Keep.
 func (h *Hold) Rest() (w Work) {
 	w, h.rest = h.rest, nil
 	return w
 }
 
-// Add holds the callbacks of a device until Run, as HoldCallbacks does; for a device that is in the set, or with a nil Hold, it
-// does nothing. The thread that calls Add must be the one that is to call Run. Add may not be called from a consumer's callback,
-// nor from a driver's method; the exception is [UserQP].Doorbell, for the Hold that it was given. It may not sleep.
+// Add holds the callbacks of a device until Run, as HoldCallbacks does. It does nothing if the device is in the set
+// already, or for a nil Hold. The thread that calls Add must also call Run. Add may not be called from a consumer's
+// callback or from a driver's method, except from [UserQP].Doorbell for the Hold that it was given. It may not sleep.
 func (h *Hold) Add(d *DeviceHandle) {
 	if h == nil {
 		return
@@ -426,9 +426,9 @@ func (h *Hold) Add(d *DeviceHandle) {
 	h.devices = append(h.devices, d.dev)
 }
 
-// Run does what was deferred, runs what is due then on each device, in the order of Add, and ends their holds; the set is empty
-// then. The rules are those of [DeviceHandle.RunCallbacks]. If a callback panics or ends the goroutine, workers run what is left,
-// on every device. It may not sleep.
+// Run executes the deferred work, then runs the due callbacks of each device in the order of Add, and ends the holds.
+// The set is empty afterwards. The rules of [DeviceHandle.RunCallbacks] apply. If a callback panics or calls
+// runtime.Goexit, workers run the remaining callbacks of all devices. It may not sleep.
 func (h *Hold) Run() {
 	next := 0
 	defer func() {
@@ -455,7 +455,7 @@ type notifier struct{ word atomic.Uint32 }
 
 func (n *notifier) now() notify.Notice { return notify.Notice(n.word.Load()) }
 
-// step makes a transition, and returns what it says.
+// step makes the transition f and returns the second result of f.
 func (n *notifier) step(f func(notify.Notice) (notify.Notice, bool)) (yes bool) {
 	for {
 		old := n.now()
@@ -466,7 +466,7 @@ func (n *notifier) step(f func(notify.Notice) (notify.Notice, bool)) (yes bool) 
 	}
 }
 
-// quiet reports that no callback is due or running.
+// quiet reports whether no callback is due or running.
 func (n *notifier) quiet() bool { return n.now().Quiet() }
 
 // callHandler runs the completion handler.

@@ -8,17 +8,17 @@ import (
 	"syscall"
 )
 
-// Endpoint is what a peer has to know of a queue pair, to connect to it or to send datagrams to it. Peers exchange endpoints by
-// a way of their own, such as a TCP connection.
+// Endpoint is the data that a peer needs to connect to a queue pair or to send datagrams to it. The peers exchange
+// endpoints by their own means, such as a TCP connection.
 type Endpoint struct {
 	GID  GID
 	QPN  uint32
-	PSN  uint32 // of the first packet that it sends; 24 bits
+	PSN  uint32 // of the first packet sent; 24 bits
 	MTU  MTU
-	QKey uint32 // QPTypeUD
+	QKey uint32 // for QPTypeUD
 }
 
-// Local is a place on a device to connect from: a port and an entry of its GID table.
+// Local is a local address to connect from: a port and an entry of its GID table.
 type Local struct {
 	Port     int
 	GIDIndex int
@@ -26,8 +26,9 @@ type Local struct {
 	MTU      MTU
 }
 
-// Local returns the first address of a port that peers on other hosts can use: one that is not link-local, RoCE v2 before other
-// types; else the first that there is. EADDRNOTAVAIL if the port has none. It may sleep.
+// Local returns the first address of a port that other hosts can reach. It prefers addresses that are not link-local,
+// and RoCE v2 to other types; without such an address it returns the first one. It returns EADDRNOTAVAIL if the port
+// has no address. It may sleep.
 func (d *Device) Local(port int) (Local, error) {
 	defer d.sleeps("Device.Local").leave()
 	p, err := d.QueryPort(port)
@@ -57,38 +58,38 @@ func (d *Device) Local(port int) (Local, error) {
 	return best, nil
 }
 
-// Endpoint returns the endpoint of a queue pair that is to be connected from l, with a random first packet number. It may
-// not sleep.
+// Endpoint returns the endpoint of a queue pair that will be connected from l, with a random initial PSN. It may not
+// sleep.
 func (l Local) Endpoint(qp *QP) Endpoint {
 	return Endpoint{GID: l.GID, QPN: qp.Num(), PSN: rand.Uint32N(1 << 24), MTU: l.MTU}
 }
 
-// Path has the options of a connection. The zero Path suits a local network.
+// Path holds the options of a connection. The zero Path suits a local network.
 type Path struct {
-	Access       AccessFlags // as for Prepare, if that has not been called
+	Access       AccessFlags // as for Prepare; unused if Prepare was called
 	MaxRdAtomic  uint8       // RDMA READs and atomics in flight, each way; 0: 1
-	MinRNRTimer  uint8       // code, IBA table 45: how long the peer waits when there is no receive; 0: 1, 0.01 ms
+	MinRNRTimer  uint8       // code, IBA table 45: the peer's wait if no receive is posted; 0: 1, 0.01 ms
 	Timeout      uint8       // local ACK timeout: 4.096 us * 2^Timeout; 0: 14, 67 ms
-	RetryCnt     uint8       // before the peer counts as lost; 0: 7
-	RNRRetry     uint8       // how often a peer without a receive is asked again; 0: 7, for ever
+	RetryCnt     uint8       // retransmissions before the peer counts as lost; 0: 7
+	RNRRetry     uint8       // retries to a peer without a posted receive; 0: 7, unlimited
 	SL           uint8
 	HopLimit     uint8 // 0: 64
 	TrafficClass uint8
 	FlowLabel    uint32
 }
 
-// Prepare takes a connected queue pair, RC or UC, from RESET to INIT, where receives can be posted: a peer may send as soon as its
-// own Connect has returned, which may be before the one here has. access is what the peer may do; regions have rights of their
-// own. It may sleep.
+// Prepare moves a connected queue pair, RC or UC, from RESET to INIT, in which receives can be posted. Post receives
+// before Connect: the peer may send as soon as its own Connect has returned, possibly before the local one. access is
+// the set of operations allowed to the peer; regions have access rights of their own. It may sleep.
 func (qp *QP) Prepare(l Local, access AccessFlags) error {
 	defer qp.sleeps("QP.Prepare").leave()
 	return qp.Modify(QPAttr{State: QPInit, Port: uint8(l.Port), AccessFlags: access},
 		QPAttrState|QPAttrPKeyIndex|QPAttrPort|QPAttrAccessFlags)
 }
 
-// Connect takes a connected queue pair, RC or UC, from INIT (see Prepare) or RESET to RTS, towards peer; own is what the peer was
-// told. After an error the queue pair may be in any state up to RTR: take it to RESET, or destroy it. It may sleep. (The ladder
-// of IBA 11.2.5.2)
+// Connect moves a connected queue pair, RC or UC, from INIT (see Prepare) or RESET to RTS, towards peer. own must be
+// the endpoint that was sent to the peer. After an error the queue pair may be in any state up to RTR: move it to
+// RESET, or destroy it. Connect makes the transitions of IBA 11.2.5.2. It may sleep.
 func (qp *QP) Connect(l Local, own, peer Endpoint, p Path) error {
 	defer qp.sleeps("QP.Connect").leave()
 	fail := func(err error) error {
@@ -96,15 +97,15 @@ func (qp *QP) Connect(l Local, own, peer Endpoint, p Path) error {
 	}
 	reliable := qp.Type() == QPTypeRC
 	if !reliable && qp.Type() != QPTypeUC {
-		return fail(fmt.Errorf("a queue pair of type %v has no connection: %w", qp.Type(), syscall.EINVAL))
+		return fail(fmt.Errorf("queue pairs of type %v cannot be connected: %w", qp.Type(), syscall.EINVAL))
 	}
 	if own.QPN != qp.num {
-		return fail(fmt.Errorf("the endpoint is of qp %d: %w", own.QPN, syscall.EINVAL))
+		return fail(fmt.Errorf("own endpoint belongs to qp %d: %w", own.QPN, syscall.EINVAL))
 	}
 	mtu := l.MTU
 	for _, m := range []MTU{cmp.Or(own.MTU, l.MTU), cmp.Or(peer.MTU, l.MTU)} {
 		if !m.Valid() {
-			return fail(fmt.Errorf("MTU code %d: %w", m, syscall.EINVAL))
+			return fail(fmt.Errorf("invalid path MTU code %d: %w", m, syscall.EINVAL))
 		}
 		mtu = min(mtu, m)
 	}
@@ -138,11 +139,12 @@ func (qp *QP) Connect(l Local, own, peer Endpoint, p Path) error {
 	return nil
 }
 
-// ConnectDatagram takes a datagram queue pair from RESET to RTS. Only datagrams with the Q_Key are received. It may sleep.
+// ConnectDatagram moves a datagram queue pair from RESET to RTS. It receives only datagrams with the Q_Key of own. It
+// may sleep.
 func (qp *QP) ConnectDatagram(l Local, own Endpoint) error {
 	defer qp.sleeps("QP.ConnectDatagram").leave()
 	if qp.Type() != QPTypeUD {
-		return fmt.Errorf("connect qp %d: a queue pair of type %v has no datagrams: %w", qp.num, qp.Type(), syscall.EINVAL)
+		return fmt.Errorf("connect qp %d: queue pairs of type %v do not carry datagrams: %w", qp.num, qp.Type(), syscall.EINVAL)
 	}
 	attr := QPAttr{Port: uint8(l.Port), QKey: own.QKey, SQPSN: own.PSN}
 	for _, step := range [...]struct {
@@ -164,7 +166,8 @@ func (l Local) AddressTo(peer GID) AHAttr {
 	return AHAttr{HasGRH: true, Port: uint8(l.Port), GRH: GlobalRoute{DGID: peer, SGIDIndex: uint8(l.GIDIndex), HopLimit: 64}}
 }
 
-// ConnectPair connects two queue pairs of one device, or of devices that reach each other, from l and to m. It may sleep.
+// ConnectPair connects two queue pairs of one device, or of devices that can reach each other, from l and to m. It may
+// sleep.
 func ConnectPair(a, b *QP, l, m Local, p Path) error {
 	defer a.sleeps("ConnectPair").leave()
 	x, y := l.Endpoint(a), m.Endpoint(b)

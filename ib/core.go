@@ -11,25 +11,26 @@ import (
 	"verbena/internal/states"
 )
 
-// Core is one world of devices and clients. The zero Core is ready for use. The kernel has one of them; a Go
-// program may have several, which do not see each other.
+// Core is a registry of devices and clients. The zero Core is ready for use. The kernel has one; a Go program may have
+// several, which are independent of each other.
 type Core struct {
 	mu       sync.Mutex
-	cond     sync.Cond // on mu; an attachment changed its state
+	cond     sync.Cond // on mu; signalled when an attachment changes its state
 	devices  []*Device
 	clients  []*Client
-	observer observer // of devices to come; may be nil
+	observer observer // for devices registered later; may be nil
 }
 
-// Client is a consumer that follows the devices (struct ib_client). Its fields do not change after
+// Client is a consumer that is attached to every device (struct ib_client). Its fields must not change after
 // RegisterClient.
 type Client struct {
 	Name string
-	// Add is called for each device, present and future; d is this client's until its Remove returns. Remove gets the data
-	// that Add returns; after an error Remove is not called for that device. It may sleep, and may use the device at once.
+	// Add is called for each present and future device. d belongs to this client until Remove returns. The client may
+	// use the device at once. Remove receives the returned data; after an error Remove is not called for that device.
+	// It may sleep.
 	Add func(d *Device) (data any, err error)
-	// Remove is called when the device or the client goes. When it returns, the client has freed every object
-	// that it made on the device. It may sleep.
+	// Remove is called when the device or the client is unregistered. It must free every object that the client made on
+	// the device before it returns. It may sleep.
 	Remove func(d *Device, data any)
 
 	// under Core.mu
@@ -37,7 +38,7 @@ type Client struct {
 	going   *ending // set with leaving
 }
 
-// attachState is where a client stands with a device.
+// attachState is the state of a client on a device.
 //
 //	adding -> added -> removing -> (deleted)
 //	   +--- Add failed ----------> (deleted)
@@ -51,7 +52,7 @@ const (
 
 type attachment struct {
 	client *Client
-	dev    *Device // the client's
+	dev    *Device // the Device of this client
 	state  attachState
 	data   any
 }
@@ -63,9 +64,9 @@ func (c *Core) lock() {
 	}
 }
 
-// Register makes the device known: every client's Add is called, in the order in which the clients came, before
-// it returns. A client whose Add fails is logged (the logf of NewDevice) and left out. The device must be
-// ready for use. It may sleep. (ib_register_device)
+// Register makes the device known. Before it returns, it calls Add of every client, in the order of their registration.
+// If Add fails, Register logs the error (with the logf of NewDevice) and skips the client. The device must be ready for
+// use. It may sleep. (ib_register_device)
 func (c *Core) Register(h *DeviceHandle) error {
 	d := h.dev
 	o, s := c.observing(), observe.Subject(nil)
@@ -82,7 +83,7 @@ func (c *Core) Register(h *DeviceHandle) error {
 	}
 	for _, o := range c.devices {
 		if o.name == d.name {
-			return fmt.Errorf("register device %s: the name is taken: %w", d.name, syscall.EEXIST)
+			return fmt.Errorf("register device %s: a device of this name is registered already: %w", d.name, syscall.EEXIST)
 		}
 	}
 	d.core.Store(c)
@@ -97,14 +98,14 @@ func (c *Core) Register(h *DeviceHandle) error {
 	return nil
 }
 
-// Unregister takes the device away: every client's Remove is called, in the reverse order of Add; when it returns
-// no client uses the device. It returns an error that names what clients have left behind, if anything; the
-// device is gone all the same. A second call waits for the first, and returns its result. It may sleep, and must not be called
-// from Add, Remove or a callback. (ib_unregister_device)
+// Unregister removes the device. It calls Remove of every client in the reverse order of Add; no client uses the device
+// once it has returned. If clients have left objects, it returns an error that names them, and the device is gone
+// nevertheless. A second call waits for the first and returns its result. It may sleep, and must not be called from
+// Add, Remove or a callback. (ib_unregister_device)
 func (c *Core) Unregister(h *DeviceHandle) error { return c.unregisterIn(context.Background(), h) }
 
-// UnregisterContext is Unregister with a bound for the wait. When ctx ends, the call goes on, and another one joins it. It may
-// sleep.
+// UnregisterContext is Unregister with a limit for the wait. When ctx ends, unregistration continues, and another call
+// can join it. It may sleep.
 func (c *Core) UnregisterContext(ctx context.Context, h *DeviceHandle) error {
 	return c.unregisterIn(ctx, h)
 }
@@ -114,7 +115,7 @@ func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 	in, err := registers(d.observed(), "Core.Unregister", nil)
 	defer in.leave()
 	if err != nil {
-		return fmt.Errorf("unregister device %s: called from what it would wait for: %w", d.name, err)
+		return fmt.Errorf("unregister device %s: called from a callback that it would wait for: %w", d.name, err)
 	}
 	c.lock()
 	if e := d.going; e != nil && !e.over() {
@@ -148,7 +149,7 @@ func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 	return e.err
 }
 
-// takeAway is the work of Unregister.
+// takeAway does the work of Unregister.
 func (c *Core) takeAway(d *Device) error {
 	c.lock()
 	c.detachAll(d)
@@ -156,7 +157,7 @@ func (c *Core) takeAway(d *Device) error {
 	note(d.observed(), observe.Unregistered, nil)
 	states.Step(&d.state, states.Device.Unregister)
 	if n := d.making.Load(); n > 0 {
-		d.logf("unregister device %s: %d calls that make objects have not returned; they will fail", d.name, n)
+		d.logf("unregister device %s: %d calls to create objects have not returned; they will fail", d.name, n)
 	}
 	if left := d.Objects().String(); left != "" {
 		return fmt.Errorf("unregister device %s: left behind by clients: %s: %w", d.name, left, syscall.EBUSY)
@@ -175,8 +176,8 @@ func (c *Core) detachAll(d *Device) {
 	c.devices = slices.DeleteFunc(c.devices, func(o *Device) bool { return o == d })
 }
 
-// RegisterClient makes the client known; its Add is called for every present device before it returns. It may
-// sleep. (ib_register_client)
+// RegisterClient makes the client known. It calls Add for every present device before it returns. It may sleep.
+// (ib_register_client)
 func (c *Core) RegisterClient(cl *Client) error {
 	in, _ := registers(c.observing(), "Core.RegisterClient", cl)
 	defer in.leave()
@@ -193,12 +194,12 @@ func (c *Core) RegisterClient(cl *Client) error {
 	return nil
 }
 
-// UnregisterClient takes the client away: its Remove is called for every device that it was added to, latest
-// first. A second call waits for the first. It may sleep. (ib_unregister_client)
+// UnregisterClient removes the client. It calls Remove for every device to which the client was added, latest first. A
+// second call waits for the first. It may sleep. (ib_unregister_client)
 func (c *Core) UnregisterClient(cl *Client) { _ = c.unregisterClientIn(context.Background(), cl) }
 
-// UnregisterClientContext is UnregisterClient with a bound for the wait: an error says that ctx has ended. The call goes on then,
-// and another one joins it. It may sleep.
+// UnregisterClientContext is UnregisterClient with a limit for the wait. It returns an error when ctx ends;
+// unregistration then continues, and another call can join it. It may sleep.
 func (c *Core) UnregisterClientContext(ctx context.Context, cl *Client) error {
 	return c.unregisterClientIn(ctx, cl)
 }
@@ -207,7 +208,7 @@ func (c *Core) unregisterClientIn(ctx context.Context, cl *Client) error {
 	in, err := registers(c.observing(), "Core.UnregisterClient", cl)
 	defer in.leave()
 	if err != nil {
-		return fmt.Errorf("unregister client %s: called from what it would wait for: %w", cl.Name, err)
+		return fmt.Errorf("unregister client %s: called from a callback that it would wait for: %w", cl.Name, err)
 	}
 	c.lock()
 	e := cl.going
@@ -239,7 +240,7 @@ func (c *Core) unregisterClientIn(ctx context.Context, cl *Client) error {
 	return nil
 }
 
-// removeClient is the work of UnregisterClient.
+// removeClient does the work of UnregisterClient.
 func (c *Core) removeClient(cl *Client, e *ending) {
 	defer close(e.done)
 	c.lock()
@@ -256,14 +257,14 @@ func (c *Core) removeClient(cl *Client, e *ending) {
 	c.clients = slices.DeleteFunc(c.clients, func(o *Client) bool { return o == cl })
 }
 
-// Devices are the registered devices in the order of registration. It may not sleep.
+// Devices returns the registered devices in the order of registration. It may not sleep.
 func (c *Core) Devices() []*Device {
 	c.lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.devices)
 }
 
-// Device finds a registered device by its name, nil if there is none. It may not sleep.
+// Device returns the registered device with this name, or nil. It may not sleep.
 func (c *Core) Device(name string) *Device {
 	c.lock()
 	defer c.mu.Unlock()
@@ -275,7 +276,7 @@ func (c *Core) Device(name string) *Device {
 	return nil
 }
 
-// attach runs Add, without c.mu, and returns when the client is added, also if another call is doing it.
+// attach calls Add without c.mu. If another call is adding the client, attach waits for it.
 func (c *Core) attach(d *Device, cl *Client) {
 	if a := d.attachmentOf(cl); a != nil {
 		for a.state == adding {
@@ -291,7 +292,7 @@ func (c *Core) attach(d *Device, cl *Client) {
 	d.attached = append(d.attached, a)
 	defer c.cond.Broadcast()
 	defer func() {
-		if a.state == adding { // it failed, or never returned
+		if a.state == adding { // Add failed or did not return
 			d.remove(a)
 		}
 	}()
@@ -303,7 +304,7 @@ func (c *Core) attach(d *Device, cl *Client) {
 	a.data, a.state = data, added
 }
 
-// detach runs Remove, without c.mu, or waits until another call has done it.
+// detach calls Remove without c.mu. If another call is removing the client, detach waits for it.
 func (c *Core) detach(d *Device, a *attachment) {
 	for a.state == adding {
 		c.cond.Wait()
@@ -315,7 +316,7 @@ func (c *Core) detach(d *Device, a *attachment) {
 		return
 	}
 	if !slices.Contains(d.attached, a) {
-		return // its Add failed
+		return // Add failed
 	}
 	a.state = removing
 	defer c.cond.Broadcast()
@@ -323,7 +324,7 @@ func (c *Core) detach(d *Device, a *attachment) {
 	c.remove(a)
 }
 
-// add gives up c.mu while it runs the client's Add, which may also panic or end the goroutine.
+// add releases c.mu while it calls the client's Add, which may panic or call runtime.Goexit.
 func (c *Core) add(a *attachment) (any, error) {
 	c.mu.Unlock()
 	defer c.mu.Lock()
@@ -335,7 +336,7 @@ func (c *Core) add(a *attachment) (any, error) {
 	return data, err
 }
 
-// remove does the same with Remove.
+// remove does the same for Remove.
 func (c *Core) remove(a *attachment) {
 	c.mu.Unlock()
 	defer c.mu.Lock()
@@ -344,7 +345,7 @@ func (c *Core) remove(a *attachment) {
 	note(a.dev.observed(), observe.Removed, "Remove")
 }
 
-// enter begins the client's Add or Remove.
+// enter records the start of the client's Add or Remove.
 func (a *attachment) enter(what string) inside {
 	in, _ := enter(a.dev.observed(), observe.Client, what, nil)
 	return in

@@ -17,25 +17,25 @@ import (
 type CQ struct {
 	object
 	drv     DriverCQ
-	queue   DriverCQ // drv, or what an observer puts before it
+	queue   DriverCQ // drv, or the wrapper of an observer
 	handler func(*CQ)
 	event   func(*CQ, EventType)
 	entries atomic.Int64
 	notify  notifier
 
-	// UserData is the consumer's own; the midlayer does not look at it.
+	// UserData is for the consumer; the midlayer does not use it.
 	UserData any
 }
 
-// CQInit is what a completion queue is made with. The functions must return without sleeping, and may be nil.
+// CQInit holds the parameters of a new completion queue. The functions must not sleep, and may be nil.
 type CQInit struct {
-	Entries int // at least
-	Vector  int // which of the device's completion vectors reports
+	Entries int // minimum capacity
+	Vector  int // the completion vector that reports completions
 	Flags   CQFlags
-	// Handler is called once for each time the queue was armed by ReqNotify and a completion came; never from a method's
-	// callchain, never twice at once.
+	// Handler is called once each time ReqNotify has armed the queue and a completion arrives. It is never called from
+	// the callchain of a method, and never twice at once.
 	Handler func(*CQ)
-	// Event is called with the queue's asynchronous errors.
+	// Event is called for asynchronous errors of the queue.
 	Event func(*CQ, EventType)
 }
 
@@ -77,7 +77,7 @@ func (d *Device) createCQ(init CQInit, u *Udata) (*CQ, error) {
 	return cq, nil
 }
 
-// Entries is the queue's capacity.
+// Entries returns the capacity of the queue.
 func (cq *CQ) Entries() int { return int(cq.entries.Load()) }
 
 // Poll moves up to len(wc) completions, oldest first, into wc and returns how many. It may not sleep.
@@ -87,8 +87,8 @@ func (cq *CQ) Poll(wc []WC) (int, error) { return cq.queue.Poll(wc) }
 // ReqNotify arms the queue for one call of the handler; see [DriverCQ]. It may not sleep. (ib_req_notify_cq)
 func (cq *CQ) ReqNotify(flags NotifyFlags) (missed bool, err error) { return cq.queue.ReqNotify(flags) }
 
-// Completed says that a completion has come that the queue was armed for. The handler is called later, by a thread that
-// holds nothing, so that the driver may hold any lock here. It may not sleep. (ib_cq.comp_handler)
+// Completed reports a completion for which the queue was armed. The handler is called later, by a thread that holds no
+// lock, so the driver may hold any lock here. It may not sleep. (ib_cq.comp_handler)
 func (h CQHandle) Completed() {
 	if h.completed != nil {
 		h.completed()
@@ -116,7 +116,7 @@ func (cq *CQ) callEvent(e EventType) {
 	callBack(cq.subject, observe.Callback, "the event function of a CQ", e, func() { cq.event(cq, e) })
 }
 
-// Resize changes the capacity. It may sleep. EOPNOTSUPP where the driver cannot. (ib_resize_cq)
+// Resize changes the capacity. It returns EOPNOTSUPP if the driver lacks the method. It may sleep. (ib_resize_cq)
 func (cq *CQ) Resize(entries int) error {
 	defer cq.sleeps("CQ.Resize").leave()
 	return cq.resizeTo(entries, nil)
@@ -139,9 +139,9 @@ func (cq *CQ) resizeTo(entries int, u *Udata) error {
 	return nil
 }
 
-// Moderate delays notifications until count completions have come, or period has passed since the first of them. The
-// zero period and a count of 0 or 1 end it. It may sleep. EOPNOTSUPP where the driver cannot.
-// (rdma_set_cq_moderation)
+// Moderate delays notifications until count completions have arrived, or until period has passed since the first of
+// them. A period of 0 and a count of 0 or 1 turn moderation off. It returns EOPNOTSUPP if the driver lacks the method.
+// It may sleep. (rdma_set_cq_moderation)
 func (cq *CQ) Moderate(count int, period time.Duration) error {
 	defer cq.sleeps("CQ.Moderate").leave()
 	m, ok := As[CQModerator](cq.drv)
@@ -161,12 +161,12 @@ func (cq *CQ) Moderate(count int, period time.Duration) error {
 	return nil
 }
 
-// Destroy frees the queue, EBUSY while a queue pair uses it. When it returns the handler is not running and will
-// not run again; so it must not be called from the handler. It may sleep. (ib_destroy_cq)
+// Destroy frees the queue; EBUSY while a queue pair uses it. Once it has returned, the handler is not running and will
+// not run again; therefore it must not be called from the handler. It may sleep. (ib_destroy_cq)
 func (cq *CQ) Destroy() error { return cq.destroyIn(context.Background()) }
 
-// DestroyContext is Destroy with a bound for the wait. When ctx ends, the call goes on: the queue is refused to all others, and
-// another Destroy joins it. It may sleep.
+// DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues: the queue rejects all
+// other calls, and another Destroy can join it. It may sleep.
 func (cq *CQ) DestroyContext(ctx context.Context) error { return cq.destroyIn(ctx) }
 
 func (cq *CQ) destroyIn(ctx context.Context) error {
@@ -181,7 +181,7 @@ func (cq *CQ) destroyIn(ctx context.Context) error {
 	return nil
 }
 
-// destroy ends the callbacks first, since they use the driver's queue.
+// destroy ends the callbacks first, because they use the driver's queue.
 func (cq *CQ) destroy() error {
 	cq.notify.step(notify.Notice.Die)
 	cq.dev.callbacks.waitFor(cq.notify.quiet)

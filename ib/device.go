@@ -13,7 +13,7 @@ import (
 	"verbena/internal/states"
 )
 
-// DeviceState is where a device stands in its life.
+// DeviceState is the state of a device.
 //
 //	new --Register--> active --SetError--> error
 //	                     |                   |
@@ -34,17 +34,17 @@ func (s DeviceState) String() string {
 	return fmt.Sprintf("DeviceState(%d)", int32(s))
 }
 
-// Device is a device as one consumer sees it (struct ib_device). Each client gets a Device of its own in its Add, which it may use
-// until its Remove returns; others get that of Core.Device. [Device.Same] compares them.
+// Device is one consumer's handle of a device (struct ib_device). Each client receives its own in Add, valid until its
+// Remove returns. Core.Device returns one for consumers that are not clients. [Device.Same] compares two handles.
 type Device struct {
 	*device
-	client  *Client         // whose it is; nil: everybody's
+	client  *Client         // owner; nil: shared by all consumers without a client
 	subject observe.Subject // see observed
 }
 
-// device is what all who see a device share.
+// device is the state that all handles of a device share.
 type device struct {
-	root   *Device // everybody's
+	root   *Device // the handle without a client
 	handle DeviceHandle
 	name   string
 	drv    Driver
@@ -56,8 +56,8 @@ type device struct {
 	objects   [numObjectKinds]atomic.Int64
 	atHandler atomic.Pointer[func()] // see AtHandler
 
-	making    atomic.Int32 // calls that make an object and have not returned
-	broken    atomic.Bool  // by Fail
+	making    atomic.Int32 // calls in progress that create an object
+	broken    atomic.Bool  // set by Fail
 	onFailure atomic.Pointer[func(error)]
 
 	observer atomic.Pointer[observer] // nil: none
@@ -70,8 +70,8 @@ type device struct {
 	going    *ending // set with leaving
 }
 
-// NewDevice makes a device that drv serves, and returns the driver's handle of it; Core.Register makes it known. logf, which
-// may be nil, gets the midlayer's rare messages, one line each. (ib_alloc_device)
+// NewDevice creates a device that is served by drv, and returns the driver's handle. Core.Register makes the device
+// known. logf, which may be nil, receives the rare messages of the midlayer, one line each. (ib_alloc_device)
 func NewDevice(name string, drv Driver, logf func(format string, args ...any)) *DeviceHandle {
 	d := &device{name: name, drv: drv, log: logf}
 	d.root = &Device{device: d}
@@ -81,17 +81,17 @@ func NewDevice(name string, drv Driver, logf func(format string, args ...any)) *
 	return &d.handle
 }
 
-// Same reports whether d and o are one device. It may not sleep.
+// Same reports whether d and o refer to the same device. It may not sleep.
 func (d *Device) Same(o *Device) bool { return o != nil && d.device == o.device }
 
-// Name is the device's name, such as rxe0.
+// Name returns the name of the device, such as rxe0.
 func (d *Device) Name() string { return d.name }
 
-// State is the device's present state.
+// State returns the current state of the device.
 func (d *Device) State() DeviceState { return DeviceState(d.state.Load()) }
 
-// SetError moves an active device into the error state, and tells its driver (Driver.EnterError), so that the caller may hold
-// no lock that the driver takes then. It may not sleep and may be called from any context.
+// SetError moves an active device to the error state and calls Driver.EnterError. The caller must not hold a lock that
+// EnterError takes. It may not sleep and may be called from any context.
 func (h *DeviceHandle) SetError() {
 	d := h.dev
 	if !states.Step(&d.state, states.Device.Fail) {
@@ -102,15 +102,15 @@ func (h *DeviceHandle) SetError() {
 	d.drv.EnterError()
 }
 
-// Fail says that the device must not be relied on any more, such as after a panic that has left its state unknown: its owner,
-// if it has one that listens (OnFailure), takes it through a reset, and else it enters the error state. Only the first call
-// counts. It may not sleep and may be called from any context.
+// Fail reports that the state of the device is unreliable, for example after a panic. It calls the function of
+// OnFailure, which resets the device; without such a function the device enters the error state. Later calls have no
+// effect. It may not sleep and may be called from any context.
 func (h *DeviceHandle) Fail(why error) {
 	d := h.dev
 	if d.broken.Swap(true) {
 		return
 	}
-	d.logf("device %s has failed: %v", d.name, why)
+	d.logf("device %s failed: %v", d.name, why)
 	go func() {
 		if f := d.onFailure.Load(); f != nil {
 			(*f)(why)
@@ -121,12 +121,12 @@ func (h *DeviceHandle) Fail(why error) {
 	}()
 }
 
-// OnFailure has f called when Fail is, by a goroutine of its own. It is for the owner of the device, before it is registered.
+// OnFailure sets the function that Fail calls, on a goroutine of its own. The owner of the device calls OnFailure
+// before Register.
 func (h *DeviceHandle) OnFailure(f func(why error)) { h.dev.onFailure.Store(&f) }
 
-// AtHandler has f called once, when the next completion handler of the device is about to run, by the thread that will
-// run it: so that a test can have something happen at that moment. f may not sleep. A second call replaces the first;
-// with nil nothing happens. It may not sleep.
+// AtHandler makes the device call f once, just before the next completion handler and on the same thread. Tests use it
+// to act at that moment. f may not sleep. A second call replaces f; nil removes it. It may not sleep.
 func (h *DeviceHandle) AtHandler(f func()) {
 	d := h.dev
 	if f == nil {
@@ -136,7 +136,7 @@ func (h *DeviceHandle) AtHandler(f func()) {
 	d.atHandler.Store(&f)
 }
 
-// usable is nil when objects may be made and modified.
+// usable returns nil if objects may be created and modified.
 func (d *Device) usable() error {
 	switch s := states.Device(d.state.Load()); {
 	case s.Makes():
@@ -147,7 +147,7 @@ func (d *Device) usable() error {
 	return syscall.ENODEV
 }
 
-// begin is usable for a call that makes an object, which then counts as one until end.
+// begin checks usable for a call that creates an object. The call counts as in progress until end.
 func (d *Device) begin() error {
 	d.making.Add(1)
 	err := d.usable()
@@ -159,25 +159,25 @@ func (d *Device) begin() error {
 
 func (d *Device) end() { d.making.Add(-1) }
 
-// Dealloc says that the driver is about to free what the device needs: its memory, threads, sockets. The driver
-// calls it when Unregister has returned, or instead of Register. EBUSY: the device is still registered; nothing may
-// be freed. It may not sleep. (ib_dealloc_device)
+// Dealloc announces that the driver is about to free the resources of the device, such as memory, threads and sockets.
+// The driver calls it after Unregister has returned, or if it does not call Register. It returns EBUSY while the device
+// is registered; then the driver must free nothing. It may not sleep. (ib_dealloc_device)
 func (h *DeviceHandle) Dealloc() error {
 	d := h.dev
 	if s := d.State(); s == DeviceNew || s == DeviceGone {
 		return nil
 	}
 	note(d.observed(), observe.Freed, nil)
-	return fmt.Errorf("dealloc device %s: device is %v: %w", d.name, d.State(), syscall.EBUSY)
+	return fmt.Errorf("dealloc device %s: device is %v, unregister it first: %w", d.name, d.State(), syscall.EBUSY)
 }
 
-// QueryDevice reports the device's attributes. It may sleep. (ib_query_device)
+// QueryDevice returns the attributes of the device. It may sleep. (ib_query_device)
 func (d *Device) QueryDevice() (DeviceAttr, error) {
 	defer d.sleeps("Device.QueryDevice").leave()
 	return d.drv.QueryDevice()
 }
 
-// QueryPort reports a port's state; the first port is 1. It may sleep. (ib_query_port)
+// QueryPort returns the state of a port; ports are numbered from 1. It may sleep. (ib_query_port)
 func (d *Device) QueryPort(port int) (PortAttr, error) {
 	defer d.sleeps("Device.QueryPort").leave()
 	return d.drv.QueryPort(port)
@@ -189,13 +189,13 @@ func (d *Device) QueryGID(port, index int) (GIDEntry, error) {
 	return d.drv.QueryGID(port, index)
 }
 
-// QueryPKey reports an entry of a port's P_Key table. It may sleep. (ib_query_pkey)
+// QueryPKey returns an entry of a port's P_Key table. It may sleep. (ib_query_pkey)
 func (d *Device) QueryPKey(port, index int) (uint16, error) {
 	defer d.sleeps("Device.QueryPKey").leave()
 	return d.drv.QueryPKey(port, index)
 }
 
-// FindGID is the port and the place in its table of a GID of a type, ENOENT if no port has it. It may sleep.
+// FindGID returns the port and the table index of a GID with the given type; ENOENT if no port has it. It may sleep.
 // (ib_find_gid)
 func (d *Device) FindGID(gid GID, kind GIDType) (port, index int, err error) {
 	defer d.sleeps("Device.FindGID").leave()
@@ -216,8 +216,8 @@ func (d *Device) FindGID(gid GID, kind GIDType) (port, index int, err error) {
 	return 0, 0, fmt.Errorf("find gid %v on %s: %w", gid, d.name, err)
 }
 
-// FindPKey is the place of a P_Key in a port's table, ENOENT if it is not there. A key with full membership (bit 15)
-// is preferred; the membership asked for does not matter. It may sleep. (ib_find_pkey)
+// FindPKey returns the table index of a P_Key; ENOENT if the table does not contain it. It ignores the membership bit
+// (15) of pkey and prefers an entry with full membership. It may sleep. (ib_find_pkey)
 func (d *Device) FindPKey(port int, pkey uint16) (index int, err error) {
 	defer d.sleeps("Device.FindPKey").leave()
 	const member = 0x8000
@@ -256,8 +256,8 @@ func (d *Device) Attached(cl *Client) bool {
 	return a != nil && a.state == added
 }
 
-// ClientData is what the client's Add returned for the device, nil before that and when Remove has been called. It may
-// not sleep. (ib_get_client_data)
+// ClientData returns the data that the client's Add returned for the device. It is nil before Add has returned and
+// after Remove was called. It may not sleep. (ib_get_client_data)
 func (d *Device) ClientData(cl *Client) any {
 	core := d.core.Load()
 	if core == nil {
@@ -309,10 +309,11 @@ var kindNames = [numObjectKinds]string{"PD", "MR", "CQ", "QP", "AH", "MW", "SRQ"
 
 func (k objectKind) String() string { return kindNames[k] }
 
-// ObjectCounts are the objects that exist on a device, the references of consumers to GIDs among them.
+// ObjectCounts holds the number of existing objects of a device by kind. GID counts the references of consumers to
+// GIDs.
 type ObjectCounts struct{ PD, MR, CQ, QP, AH, MW, SRQ, XRCD, GID int64 }
 
-// Objects counts the objects of the device.
+// Objects returns the number of objects of the device by kind.
 func (d *Device) Objects() ObjectCounts {
 	n := func(k objectKind) int64 { return d.objects[k].Load() }
 	return ObjectCounts{
@@ -321,7 +322,7 @@ func (d *Device) Objects() ObjectCounts {
 	}
 }
 
-// String lists the kinds of which there are any, empty if there are none.
+// String lists the kinds with a count above 0; it is empty if there are none.
 func (o ObjectCounts) String() string {
 	var s []string
 	for k, n := range [numObjectKinds]int64{o.PD, o.MR, o.CQ, o.QP, o.AH, o.MW, o.SRQ, o.XRCD, o.GID} {
@@ -332,24 +333,26 @@ func (o ObjectCounts) String() string {
 	return strings.Join(s, ", ")
 }
 
-// object is what all objects of a device share: the device and the use count.
+// object is the common part of all objects: the device and the use count.
 type object struct {
 	dev     *Device
 	kind    objectKind
-	uses    atomic.Int32    // objects that refer to this one, or its state: see ending.go
-	ends    sync.Mutex      // held while the object begins or ceases to be destroyed
-	ending  *ending         // under ends; nil: it is not being destroyed, or cannot be joined
-	counted atomic.Bool     // in dev.objects
+	uses    atomic.Int32    // number of objects that refer to this one, or its state: see ending.go
+	ends    sync.Mutex      // held while destruction begins or ends
+	ending  *ending         // under ends; nil: no destruction in progress, or none that can be joined
+	counted atomic.Bool     // counted in dev.objects
 	subject observe.Subject // nil: not observed
 }
 
-// Device is the device that the object is of.
+// Device returns the device of the object.
 func (o *object) Device() *Device { return o.dev }
 
-// Uses tells how many objects refer to this one. It may not sleep. (usecnt of struct ib_pd, ib_cq and others)
+// Uses returns the number of objects that refer to this one. It may not sleep. (usecnt of struct ib_pd, ib_cq and
+// others)
 func (o *object) Uses() int { return int(max(o.uses.Load(), 0)) }
 
-// bind comes before the driver's create, which may report on the object at once. self has o in it; of is what it is made of, or nil.
+// bind initialises o before the driver's create method, which may report events of the object at once. self is the
+// object that embeds o; of is its parent, or nil.
 func (o *object) bind(d *Device, kind objectKind, self any, of *object) {
 	o.dev, o.kind = d, kind
 	if s := d.observed(); s != nil {
@@ -361,22 +364,22 @@ func (o *object) bind(d *Device, kind objectKind, self any, of *object) {
 	}
 }
 
-// born comes when the object has been made. Unregister may have returned meanwhile: then the object is unmade, and the error is
-// ENODEV.
+// born completes the creation of the object. If the device has been unregistered meanwhile, born destroys the object
+// and returns ENODEV.
 func (o *object) born(unmake func() error) error {
 	o.counted.Store(true)
 	o.dev.objects[o.kind].Add(1)
 	note(o.subject, observe.Born, nil)
-	if o.dev.State() != DeviceGone { // Unregister looks at the count after it has set the state
+	if o.dev.State() != DeviceGone { // Unregister sets the state before it reads the count
 		return nil
 	}
 	return errors.Join(syscall.ENODEV, o.kill(unmake))
 }
 
-// get takes a use count for another object on device d.
+// get adds a use of the object by another object on device d.
 func (o *object) get(d *Device) error {
 	if !o.dev.Same(d) {
-		return fmt.Errorf("object of device %s used on %s: %w", o.dev.name, d.name, syscall.EINVAL)
+		return fmt.Errorf("object of device %s used on device %s: %w", o.dev.name, d.name, syscall.EINVAL)
 	}
 	for !states.Step(&o.uses, states.Object.Get) {
 		if err := o.live(); err != nil {
@@ -388,10 +391,10 @@ func (o *object) get(d *Device) error {
 
 func (o *object) put() { states.Step(&o.uses, states.Object.Put) }
 
-// Abandon is for a consumer that cannot destroy the object before its Remove returns, because a call on it is stopped in the
-// memory of a process that does not answer. The object counts no longer as one of the device's, and Unregister does not
-// report it. The consumer still destroys it when the call has returned, which may be after the device has gone: the driver
-// keeps what that takes. It may not sleep.
+// Abandon excludes the object from the device's counts, so that Unregister does not report it. It is for a consumer
+// that cannot destroy the object before its Remove returns, because a call on the object is blocked on the memory of an
+// unresponsive process. The consumer still destroys the object when the call has returned, possibly after the device
+// has gone; the driver keeps the resources that this needs. It may not sleep.
 func (o *object) Abandon() {
 	if o.counted.Swap(false) {
 		o.dev.objects[o.kind].Add(-1)

@@ -1,23 +1,24 @@
-// Package ib is the midlayer: it stands between low-level drivers ([Driver]) below and their consumers above,
-// upper-level protocols in this process or user programs through package uverbs. It mirrors
+// Package ib is the midlayer between low-level drivers ([Driver]) and their consumers: upper-level protocols in this
+// process, and user programs through package uverbs. It mirrors
 // drivers/infiniband/core/{device,verbs,cq,cache,roce_gid_mgmt}.c and include/rdma/ib_verbs.h.
 //
-// A [Core] knows the devices and the clients. A driver makes a device, registers it and reports through it by its
-// [DeviceHandle]; a consumer registers a [Client], whose Add is called for each device, and makes objects on it: protection
-// domains ([PD]), memory regions ([MR]) and windows ([MW]), completion queues ([CQ]), queue pairs ([QP]), shared
-// receive queues ([SRQ]), XRC domains ([XRCD]), address handles ([AH]). What not every driver can do is in optional
-// interfaces, and EOPNOTSUPP without them.
+// A [Core] is a registry of devices and clients. A driver creates a device, registers it and reports events through its
+// [DeviceHandle]. A consumer registers a [Client], whose Add is called for each device. It creates objects on the
+// device: protection domains ([PD]), memory regions ([MR]) and windows ([MW]), completion queues ([CQ]), queue pairs
+// ([QP]), shared receive queues ([SRQ]), XRC domains ([XRCD]) and address handles ([AH]). Features that a driver may
+// lack are optional interfaces; without them the calls return EOPNOTSUPP.
 //
-// Authors of drivers start with [Driver], [DriverCQ], [DriverQP], [DriverMR], the handles [DeviceHandle], [CQHandle] and
-// [QPHandle], [NextState], and package ibtest; [GIDTable] is for drivers whose addresses change. Authors of consumers start
-// with [Client], [Device.Local], [QP.Connect], and package completion; package ibfake is for their tests.
+// Authors of drivers start with [Driver], [DriverCQ], [DriverQP], [DriverMR], the handles [DeviceHandle], [CQHandle]
+// and [QPHandle], [NextState], and package ibtest; [GIDTable] is for drivers whose addresses change. Authors of
+// consumers start with [Client], [Device.Local], [QP.Connect], and package completion; package ibfake is for their
+// tests.
 //
 // # The contract
 //
-// Linux states these rules in Documentation/infiniband/core_locking.rst. "May not sleep" means here: must not
-// block on anything that another consumer, a peer or the kernel may hold up without bound, such as a channel
-// operation that can wait, network or file input and output, sleeping, or waiting for a goroutine. A mutex whose
-// every critical section keeps that rule is the spinlock of this world.
+// Linux states these rules in Documentation/infiniband/core_locking.rst. "May not sleep" means: must not block on
+// anything that another consumer, a peer or the kernel may hold up without bound. Examples are a channel operation that
+// can wait, network or file I/O, sleeping, and waiting for a goroutine. A mutex is allowed if each of its critical
+// sections keeps this rule; it corresponds to the kernel's spinlock.
 //
 //  1. The methods that create, modify, query and destroy an AH, [QP.PostSend], [QP.PostRecv], [SRQ.PostRecv],
 //     [CQ.Poll] and [CQ.ReqNotify] may not sleep and may be called from any context, completion handlers included.
@@ -44,13 +45,13 @@
 //
 // # Checked mode
 //
-// Package check watches over these rules, on both sides, and reports each breach with the stacks of both sides. Without it the
-// checks cost nothing. Package ibtest is a suite of tests by which a driver shows that it keeps them;
-// docs/contract.md lists the rules with the tests and with Linux's names.
+// Package check enforces these rules on both sides, and reports each violation with the stacks of both sides. Without
+// it the checks cost nothing. Package ibtest is a conformance suite for drivers. docs/contract.md lists the rules with
+// their tests and Linux's names.
 //
 // # Errors
 //
-// Errors wrap a syscall.Errno with the meaning that the kernel gives it: EINVAL for a wrong argument, EBUSY for
-// an object in use, ENOMEM for a full queue or an exhausted limit, EIO for a device in error, ENODEV for one that
-// is gone, EOPNOTSUPP for an ability that the driver lacks.
+// Errors wrap a syscall.Errno with the kernel's meaning: EINVAL for an invalid argument, EBUSY for an object in use,
+// ENOMEM for a full queue or an exhausted limit, EIO for a device in the error state, ENODEV for a device that is gone,
+// EOPNOTSUPP for a feature that the driver lacks.
 package ib

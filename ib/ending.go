@@ -10,17 +10,17 @@ import (
 	"verbena/internal/states"
 )
 
-// ending is the end of an object, a device or a client that is going on. Those who call for it meanwhile join it.
+// ending is the destruction of an object, a device or a client that is in progress. Concurrent calls for it join it.
 type ending struct {
 	done chan struct{}
-	err  error // once done is closed
+	err  error // valid once done is closed
 }
 
 var errUnfinished = errors.New("the call did not return")
 
 func newEnding() *ending { return &ending{done: make(chan struct{}), err: errUnfinished} }
 
-// over reports whether it has come to its end.
+// over reports whether the ending is complete.
 func (e *ending) over() bool {
 	select {
 	case <-e.done:
@@ -30,18 +30,18 @@ func (e *ending) over() bool {
 	}
 }
 
-// wait returns the result, or when ctx ends why: the end itself goes on then.
+// wait returns the result of the ending. If ctx ends first, it returns the cause, and the ending continues.
 func (e *ending) wait(ctx context.Context) error {
 	select {
 	case <-e.done:
 		return e.err
 	case <-ctx.Done():
-		return fmt.Errorf("still going on: %w", context.Cause(ctx))
+		return fmt.Errorf("still in progress: %w", context.Cause(ctx))
 	}
 }
 
-// inContext runs f on the caller's goroutine if ctx cannot end, and else on one of its own, for which the caller waits no longer
-// than ctx.
+// inContext runs f on the caller's goroutine if ctx cannot end. Otherwise it runs f on a new goroutine and waits until
+// f returns or ctx ends.
 func inContext(ctx context.Context, f func() error) error {
 	if ctx.Done() == nil {
 		return f()
@@ -54,19 +54,19 @@ func inContext(ctx context.Context, f func() error) error {
 	return e.wait(ctx)
 }
 
-// now is what object.uses says.
+// now returns the state and use count of the object.
 func (o *object) now() states.Object { return states.Object(o.uses.Load()) }
 
-// live is nil while the object is alive.
+// live returns nil while the object is alive.
 func (o *object) live() error {
 	if !o.now().Alive() {
-		return fmt.Errorf("%v was destroyed, or is being: %w", o.kind, syscall.EINVAL)
+		return fmt.Errorf("%v is destroyed, or is being destroyed: %w", o.kind, syscall.EINVAL)
 	}
 	return nil
 }
 
-// end destroys the object if nothing uses it, or joins the call that is doing so: destroy is the driver's, which may refuse, and
-// after follows. ctx ends the wait alone.
+// end destroys the object if no other object uses it, or joins a destruction that is in progress. destroy is the
+// driver's method, which may fail; after runs when it has succeeded. ctx limits only the wait.
 func (o *object) end(ctx context.Context, what string, destroy func() error, after func()) error {
 	o.ends.Lock()
 	if !states.Step(&o.uses, states.Object.End) {
@@ -105,7 +105,7 @@ func (o *object) end(ctx context.Context, what string, destroy func() error, aft
 	return e.wait(ctx)
 }
 
-// kill does the same where sleeping is not allowed: a second call fails instead of joining the first.
+// kill is end for callers that may not sleep: a second call fails instead of joining the first.
 func (o *object) kill(destroy func() error) error {
 	if !states.Step(&o.uses, states.Object.End) {
 		n := o.now()
@@ -119,13 +119,13 @@ func (o *object) kill(destroy func() error) error {
 
 // inUse returns the error for an object that n others refer to.
 func inUse(n states.Object) error {
-	if n < 1 { // they were destroyed meanwhile
+	if n < 1 { // destroyed meanwhile
 		return syscall.EBUSY
 	}
 	return fmt.Errorf("%d other objects refer to it: %w", n, syscall.EBUSY)
 }
 
-// finish is called in state destroying, with what the driver's method has returned.
+// finish records the result of the driver's destroy method. The object is in the state destroying.
 func (o *object) finish(err error) error {
 	if err != nil {
 		states.Step(&o.uses, states.Object.Refused)

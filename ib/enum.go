@@ -7,8 +7,8 @@ import (
 	"verbena/uapi"
 )
 
-// The enumerations are those of the user ABI (package uapi), which has the kernel's values, as in Linux
-// IB_WC_SEND is IB_UVERBS_WC_SEND. Values for consumers in this process alone are added here.
+// The enumerations are those of the user ABI (package uapi) and have the kernel's values, as in Linux IB_WC_SEND is
+// IB_UVERBS_WC_SEND. This file adds values for consumers in this process.
 
 // GID is a port's address (package roce).
 type GID = roce.GID
@@ -16,7 +16,7 @@ type GID = roce.GID
 // GIDFromAddr returns the GID of an IP address. It may not sleep.
 func GIDFromAddr(a netip.Addr) GID { return roce.GIDFromAddr(a) }
 
-// MTU is a path MTU by its code on the wire (package roce).
+// MTU is a path MTU, encoded as on the wire (package roce).
 type MTU = roce.MTU
 
 const (
@@ -27,7 +27,7 @@ const (
 	MTU4096 = roce.MTU4096
 )
 
-// AccessFlags are the rights of a memory region or queue pair.
+// AccessFlags are the access rights of a memory region or queue pair.
 type AccessFlags = uapi.AccessFlags
 
 const (
@@ -36,11 +36,11 @@ const (
 	AccessRemoteRead   = uapi.AccessRemoteRead
 	AccessRemoteAtomic = uapi.AccessRemoteAtomic
 	AccessMWBind       = uapi.AccessMWBind
-	AccessZeroBased    = uapi.AccessZeroBased // addresses count from the first byte
+	AccessZeroBased    = uapi.AccessZeroBased // addresses are offsets from the first byte
 	AccessOnDemand     = uapi.AccessOnDemand
 	AccessHugeTLB      = uapi.AccessHugeTLB
 	// AccessFlushGlobal and AccessFlushPersistent let a peer FLUSH with these placements. (IBA A19) Any queue pair may
-	// have both; a region only what the device offers (DeviceCapFlushPersistent).
+	// have both; a region only the placements that the device offers (DeviceCapFlushPersistent).
 	AccessFlushGlobal     = uapi.AccessFlushGlobal
 	AccessFlushPersistent = uapi.AccessFlushPersistent
 	AccessOptional        = uapi.AccessOptionalRange // a driver may ignore these
@@ -91,7 +91,7 @@ const (
 	PortActiveDefer = uapi.PortActiveDefer
 )
 
-// LinkLayer is the kind of link below a port.
+// LinkLayer is the link layer of a port.
 type LinkLayer = uapi.LinkLayer
 
 const (
@@ -100,7 +100,7 @@ const (
 	LinkEthernet    = uapi.LinkLayerEthernet
 )
 
-// GIDType is the framing of the packets of a GID.
+// GIDType is the encapsulation of packets sent from a GID.
 type GIDType = uapi.GIDType
 
 const (
@@ -109,15 +109,15 @@ const (
 	GIDTypeRoCEv2 = uapi.GIDTypeRoCEV2
 )
 
-// ODPGeneral is whether there is on-demand paging.
+// ODPGeneral holds the general capabilities of on-demand paging.
 type ODPGeneral = uapi.ODPGeneralCaps
 
 const (
 	ODPSupport  = uapi.ODPSupport
-	ODPImplicit = uapi.ODPSupportImplicit // also of the whole address space
+	ODPImplicit = uapi.ODPSupportImplicit // also for the whole address space
 )
 
-// ODPOps are operations whose memory may be registered on demand.
+// ODPOps holds the operations that work on memory registered on demand.
 type ODPOps = uapi.ODPTransportCaps
 
 const (
@@ -131,28 +131,28 @@ const (
 	ODPAtomicWrite = uapi.ODPSupportAtomicWrite
 )
 
-// MRAdvice is what is soon to be done with memory that is registered on demand.
+// MRAdvice is the announced use of memory registered on demand.
 type MRAdvice = uapi.AdviseMRAdvice
 
 const (
-	AdvicePrefetch        = uapi.AdviseMRAdvicePrefetch        // read
-	AdvicePrefetchWrite   = uapi.AdviseMRAdvicePrefetchWrite   // written
-	AdvicePrefetchNoFault = uapi.AdviseMRAdvicePrefetchNoFault // read, where it is there already
+	AdvicePrefetch        = uapi.AdviseMRAdvicePrefetch        // for reading
+	AdvicePrefetchWrite   = uapi.AdviseMRAdvicePrefetchWrite   // for writing
+	AdvicePrefetchNoFault = uapi.AdviseMRAdvicePrefetchNoFault // for reading; only pages that are present
 )
 
 // MRAdviceFlags are the flags of an advice.
 type MRAdviceFlags = uapi.AdviseMRFlags
 
 const (
-	AdviceFlush = uapi.AdviseMRFlagFlush // the advice has been followed when the call returns
+	AdviceFlush = uapi.AdviseMRFlagFlush // complete the prefetch before the call returns
 )
 
-// AtomicCap is how far atomic operations are atomic.
+// AtomicCap is the scope of atomic operations.
 type AtomicCap = uapi.AtomicCap
 
 const (
 	AtomicNone   = uapi.AtomicNone
-	AtomicHCA    = uapi.AtomicHCA // among the queue pairs of this device
+	AtomicHCA    = uapi.AtomicHCA // atomic between the queue pairs of this device
 	AtomicGlobal = uapi.AtomicGlob
 )
 
@@ -241,7 +241,7 @@ const (
 	WCGeneralErr     = uapi.WCGeneralErr
 )
 
-// WCOpcode is the operation that a completion is of.
+// WCOpcode is the operation that a completion reports.
 type WCOpcode = uapi.WCOpcode
 
 const (
@@ -259,7 +259,7 @@ const (
 	WCRecvRDMAWithImm = uapi.WCRecvRDMAWithImm
 )
 
-// WCFlags name the fields of a completion that are valid.
+// WCFlags marks the valid fields of a completion.
 type WCFlags = uapi.WCFlags
 
 const (

@@ -9,26 +9,26 @@ import (
 	"verbena/uapi"
 )
 
-// eventHandlers are the functions that listen to a device's events. Events are delivered one at a time (callbacks.inEvent),
-// so at most one function runs.
+// eventHandlers holds the functions that receive the events of a device. Events are delivered one at a time
+// (callbacks.inEvent), so at most one function runs.
 type eventHandlers struct {
 	mu      sync.Mutex
-	idle    sync.Cond // on mu; a function has returned
+	idle    sync.Cond // on mu; signalled when a function has returned
 	list    []*eventHandler
 	running *eventHandler // nil: none
-	thread  int64         // the goroutine that runs it
+	thread  int64         // the goroutine that runs running
 }
 
 type eventHandler struct {
 	f   func(Event)
-	dev *Device // by which it listens
+	dev *Device // the handle through which f was registered
 
 	// under eventHandlers.mu
 	ended   bool
 	subject observe.Subject // nil: not observed yet
 }
 
-// observed returns the subject of a function, nil if the device is not observed.
+// observed returns the observer's subject for x, or nil if the device is not observed.
 //
 //verbena:held mu
 func (h *eventHandlers) observed(x *eventHandler) observe.Subject {
@@ -38,7 +38,7 @@ func (h *eventHandlers) observed(x *eventHandler) observe.Subject {
 	return x.subject
 }
 
-// call runs the functions one after the other, in the order in which they began to listen.
+// call calls the functions one after the other, in the order of registration.
 func (h *eventHandlers) call(e Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -49,7 +49,7 @@ func (h *eventHandlers) call(e Event) {
 	}
 }
 
-// run gives up mu while the function runs, which may also panic or end the goroutine.
+// run releases mu while the function runs, which may panic or call runtime.Goexit.
 func (h *eventHandlers) run(x *eventHandler, e Event) {
 	h.running, h.thread = x, observe.Goroutine()
 	e.Device = x.dev
@@ -67,7 +67,8 @@ func (h *eventHandlers) run(x *eventHandler, e Event) {
 	callBack(s, observe.Callback, fmt.Sprintf("the function for the event %q", e.Type), e.Type, func() { x.f(e) })
 }
 
-// end returns when the function does not run and will not run again. From the function itself it does not wait.
+// end removes x. It returns when the function is not running and will not run again. It does not wait if the function
+// itself calls it.
 func (h *eventHandlers) end(x *eventHandler) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -78,9 +79,9 @@ func (h *eventHandlers) end(x *eventHandler) {
 	}
 }
 
-// OnEvent calls f with each event of the device and its ports, until the returned function is called. When that has
-// returned, f is not running and will not be called again; so it must not be called by f, nor with a lock that f takes. f may
-// not sleep. OnEvent and the returned function may sleep. (ib_register_event_handler, ib_unregister_event_handler)
+// OnEvent calls f for each event of the device and its ports until stop is called. Once stop has returned, f is not
+// running and will not be called again; therefore stop must not be called by f, nor under a lock that f takes. f may
+// not sleep. OnEvent and stop may sleep. (ib_register_event_handler, ib_unregister_event_handler)
 func (d *Device) OnEvent(f func(Event)) (stop func()) {
 	defer d.sleeps("Device.OnEvent").leave()
 	h, x := &d.events, &eventHandler{f: f, dev: d}
@@ -99,10 +100,10 @@ func (d *Device) OnEvent(f func(Event)) (stop func()) {
 	}
 }
 
-// EventCounts are how many events there were of each type.
+// EventCounts holds the number of events by type.
 type EventCounts [uapi.EventDeviceSpeedChange + 1]uint64
 
-// Add adds those of m.
+// Add adds the counts of m.
 func (n *EventCounts) Add(m EventCounts) {
 	for t := range n {
 		n[t] += m[t]
@@ -110,13 +111,14 @@ func (n *EventCounts) Add(m EventCounts) {
 }
 
 func (n *EventCounts) add(t EventType) {
-	if int(t) < len(n) { // a driver may raise what there is no name for
+	if int(t) < len(n) { // a driver may raise types that have no name
 		n[t]++
 	}
 }
 
-// Events are those that have been raised for consumers that take events: of the device, of its ports, and of its queues. It may
-// not sleep and may be called from any context, also when the device is not registered any more.
+// Events returns the number of events raised by the device, its ports and its queues. It counts only events whose
+// consumer has an event function. It may not sleep and may be called from any context, also after the device has been
+// unregistered.
 func (h *DeviceHandle) Events() EventCounts {
 	c := &h.dev.callbacks
 	c.mu.Lock()
@@ -124,8 +126,8 @@ func (h *DeviceHandle) Events() EventCounts {
 	return c.raised
 }
 
-// DispatchEvent reports an event of the device or of a port to the consumers that listen. The calls are deferred. An event of
-// a device that is not registered any more is dropped. It may not sleep and may be called from any context.
+// DispatchEvent delivers an event of the device or of a port to the functions of OnEvent. The calls are deferred. It
+// drops events of a device that is no longer registered. It may not sleep and may be called from any context.
 // (ib_dispatch_event)
 func (h *DeviceHandle) DispatchEvent(t EventType, port int) {
 	d := h.dev

@@ -7,17 +7,17 @@ import (
 	"verbena/umem"
 )
 
-// FastReg is what a work request with WRRegMR does: the memory that the region was mapped to can be named by Key from
-// then on. It ends with a WRLocalInv, or a peer's WRSendWithInv, of the key. (struct ib_reg_wr)
+// FastReg holds the parameters of WRRegMR, which registers the memory mapped by MR.Map under Key. WRLocalInv, or a
+// peer's WRSendWithInv, of the key ends the registration. (struct ib_reg_wr)
 type FastReg struct {
 	MR     *MR
 	Key    uint32 // MR.RKey after MR.UpdateKey
 	Access AccessFlags
 }
 
-// AllocMR makes a region without memory, to be registered by work requests again and again: map it with MR.Map, post
-// WRRegMR, use it, post WRLocalInv. maxPages is the most that it will ever be mapped to. It may sleep. EOPNOTSUPP from
-// a driver without. (ib_alloc_mr, IB_MR_TYPE_MEM_REG)
+// AllocMR creates a region without memory, which work requests can register repeatedly: map it with MR.Map, post
+// WRRegMR, use it, post WRLocalInv. maxPages is the maximum number of pages of a mapping. It returns EOPNOTSUPP if the
+// driver lacks the method. It may sleep. (ib_alloc_mr, IB_MR_TYPE_MEM_REG)
 func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 	d := pd.dev
 	defer pd.sleeps("PD.AllocMR").leave()
@@ -31,7 +31,7 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 		return fail(syscall.EOPNOTSUPP)
 	}
 	if maxPages < 1 {
-		return fail(fmt.Errorf("%d pages: %w", maxPages, syscall.EINVAL))
+		return fail(fmt.Errorf("invalid number of pages %d: %w", maxPages, syscall.EINVAL))
 	}
 	if err := pd.get(d); err != nil {
 		return fail(err)
@@ -50,10 +50,11 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 	return mr, nil
 }
 
-// Map says what memory the next WRRegMR is to register: the ranges of list, one after the other, to be named as one from iova on.
-// They must be writable, and may have any alignment; the list is not kept. The pages are charged to acct, which may be nil, until
-// the next Map or Dereg. EINVAL if there are more than AllocMR was told. EBUSY while the last registration has not been
-// invalidated, or the region is being changed. It may sleep. (ib_map_mr_sg of an IB_MR_TYPE_SG_GAPS)
+// Map sets the memory that the next WRRegMR registers: the ranges of list in order, addressed contiguously from iova.
+// The ranges must be writable, and may have any alignment. Map does not keep list. The pages are charged to acct, which
+// may be nil, until the next Map or Dereg. It returns EINVAL for more pages than AllocMR allowed. It returns EBUSY
+// while the last registration has not been invalidated, or while another call changes the region. It may sleep.
+// (ib_map_mr_sg of an IB_MR_TYPE_SG_GAPS)
 func (mr *MR) Map(space umem.Space, acct *umem.Account, list []umem.Range, iova uint64) error {
 	defer mr.sleeps("MR.Map").leave()
 	fail := func(err error) error { return fmt.Errorf("map memory on %s: %w", mr.dev.name, err) }
@@ -62,7 +63,7 @@ func (mr *MR) Map(space umem.Space, acct *umem.Account, list []umem.Range, iova 
 	}
 	drv, ok := As[FastMR](mr.drv)
 	if !ok {
-		return fail(fmt.Errorf("the region was not made by AllocMR: %w", syscall.EINVAL))
+		return fail(fmt.Errorf("the region was not created by AllocMR: %w", syscall.EINVAL))
 	}
 	if err := mr.beginChange(); err != nil {
 		return fail(err)
@@ -73,7 +74,7 @@ func (mr *MR) Map(space umem.Space, acct *umem.Account, list []umem.Range, iova 
 		return fail(err)
 	}
 	if err = nil; r.Pages() > uint64(mr.maxPages) {
-		err = fmt.Errorf("%d pages, at most %d: %w", r.Pages(), mr.maxPages, syscall.EINVAL)
+		err = fmt.Errorf("%d pages exceed the maximum %d of the region: %w", r.Pages(), mr.maxPages, syscall.EINVAL)
 	} else {
 		err = drv.Map(r)
 	}
@@ -88,9 +89,9 @@ func (mr *MR) Map(space umem.Space, acct *umem.Account, list []umem.Range, iova 
 	return nil
 }
 
-// UpdateKey changes the part of the keys that a consumer may choose, their low 8 bits, so that the next registration
-// has others than the last. The caller sees to it that no work request with the region is being posted. It may not
-// sleep. (ib_update_fast_reg_key)
+// UpdateKey changes the low 8 bits of the keys, which the consumer may choose, so that the next registration has
+// different keys. No work request with the region may be posted concurrently. It may not sleep.
+// (ib_update_fast_reg_key)
 func (mr *MR) UpdateKey(variant uint8) {
 	mr.lkey = mr.lkey&^0xff | uint32(variant)
 	mr.rkey = mr.rkey&^0xff | uint32(variant)

@@ -2,23 +2,23 @@ package ib
 
 import "verbena/uapi"
 
-// Flush is what a work request with WRFlush asks the peer for, beside RemoteAddr and RKey: that what was written to a
-// range before is, when it completes, where the placement says. Only of reliable connections. (IBA A19.4)
+// Flush holds the parameters of WRFlush beside RemoteAddr and RKey. When the request completes, earlier writes to the
+// range have reached the placement. Only reliable connections support it. (IBA A19.4)
 type Flush struct {
 	Placement FlushPlacement
 	Level     FlushLevel
-	Length    uint32 // bytes; not of FlushRegion
+	Length    uint32 // bytes; unused for FlushRegion
 }
 
-// FlushPlacement is a set of places. (enum ib_placement_type)
+// FlushPlacement is a set of placements. (enum ib_placement_type)
 type FlushPlacement = uapi.FlushPlacement
 
 const (
 	FlushGlobal     = uapi.FlushGlobal     // visible to the peer's processors and devices
-	FlushPersistent = uapi.FlushPersistent // safe from a loss of power
+	FlushPersistent = uapi.FlushPersistent // preserved across a loss of power
 )
 
-// FlushLevel is what a FLUSH is about. (enum ib_selectivity_level)
+// FlushLevel selects the memory that a FLUSH covers. (enum ib_selectivity_level)
 type FlushLevel = uapi.FlushSelectivity
 
 const (
@@ -29,7 +29,7 @@ const (
 // DeviceCapFlags are the optional features of a device.
 type DeviceCapFlags = uapi.DeviceCapFlags
 
-// Those of this package: [MWDriver], [FastRegDriver], [Flush], WRAtomicWrite.
+// Features that this package uses: [MWDriver], [FastRegDriver], [Flush], WRAtomicWrite.
 const (
 	DeviceCapMemWindow       = uapi.DeviceMemWindow
 	DeviceCapMemExtensions   = uapi.DeviceMemMgtExtensions // registration and invalidation by work requests

@@ -2,15 +2,15 @@ package ib
 
 import "verbena/internal/gate"
 
-// ForUser returns the calls for user contexts. Packages other than uverbs have no need to act as a user context; internal/layers
-// does not let them import the key. It may not sleep.
+// ForUser returns the calls for user contexts. Only package uverbs acts as a user context; internal/layers forbids
+// other packages to import the key. It may not sleep.
 func ForUser(k gate.Key) UserSide {
 	k.Check()
 	return UserSide{k}
 }
 
-// UserSide has the consumer's calls with what a user context adds to them: the driver's private data ([Udata]), and
-// addresses as the program gives them: a program may register a region that begins at address 0. The zero UserSide panics.
+// UserSide has the consumer's calls with two additions for user contexts: driver-private data ([Udata]), and unmodified
+// addresses, because a program may register a region at address 0. The zero UserSide panics.
 type UserSide struct{ key gate.Key }
 
 // AllocPD is [Device.AllocPD]. It may sleep.
@@ -20,14 +20,14 @@ func (s UserSide) AllocPD(d *Device, u *Udata) (*PD, error) {
 	return d.allocPD(u)
 }
 
-// RegMR is [PD.RegMR], with init.IOVA as it is. It may sleep.
+// RegMR is [PD.RegMR], but does not change init.IOVA. It may sleep.
 func (s UserSide) RegMR(pd *PD, init MRInit, u *Udata) (*MR, error) {
 	s.key.Check()
 	defer pd.sleeps("user.RegMR").leave()
 	return pd.regMR(init, u)
 }
 
-// ReregMR is [MR.Rereg], with to.IOVA as it is. It may sleep.
+// ReregMR is [MR.Rereg], but does not change to.IOVA. It may sleep.
 func (s UserSide) ReregMR(mr *MR, flags MRChangeFlags, to MRChange, u *Udata) error {
 	s.key.Check()
 	defer mr.sleeps("user.ReregMR").leave()
@@ -96,7 +96,7 @@ func (s UserSide) AllocXRCD(d *Device, u *Udata) (*XRCD, error) {
 	return d.allocXRCD(u)
 }
 
-// Driver returns the device's driver, for [As]. It may not sleep.
+// Driver returns the driver of the device, for [As]. It may not sleep.
 func (s UserSide) Driver(d *Device) Driver {
 	s.key.Check()
 	return d.drv
@@ -108,7 +108,7 @@ func (s UserSide) DriverSide(o any) any {
 	return o.(driverSide).driverSide()
 }
 
-// driverSide is an object of which a driver has its own side.
+// driverSide is implemented by objects that have a driver's side.
 type driverSide interface{ driverSide() any }
 
 func (pd *PD) driverSide() any  { return pd.drv }
@@ -120,13 +120,14 @@ func (qp *QP) driverSide() any  { return qp.drv }
 func (s *SRQ) driverSide() any  { return s.drv }
 func (x *XRCD) driverSide() any { return x.drv }
 
-// Queue returns the queue pair's send queue that is shared with the program, for its doorbell. It may not sleep.
+// Queue returns the send queue that the queue pair shares with the program. It may not sleep.
 func (s UserSide) Queue(qp *QP) (UserQP, bool) {
 	s.key.Check()
 	return As[UserQP](qp.queue)
 }
 
-// HoldCallbacks adds the device to h ([Hold.Add]), for the thread that carries out a program's call. It may not sleep.
+// HoldCallbacks adds the device to h ([Hold.Add]) on behalf of the thread that executes a program's call. It may not
+// sleep.
 func (s UserSide) HoldCallbacks(d *Device, h *Hold) {
 	s.key.Check()
 	h.Add(&d.handle)

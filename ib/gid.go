@@ -12,25 +12,26 @@ import (
 	"verbena/roce"
 )
 
-// GIDTable is the GID table of a port whose GIDs are the addresses of a network interface. A driver has one for each such port,
-// brings it up to date when the interface changes, and answers QueryGID from it; the midlayer takes references from it
-// (GIDDriver). Its methods may not sleep, and may be called from any context. (struct ib_gid_table; core/roce_gid_mgmt.c)
+// GIDTable is the GID table of a port whose GIDs are the addresses of a network interface. A driver has one for each
+// such port, updates it when the interface changes, and uses it for QueryGID. The midlayer takes references to its
+// entries (GIDDriver). Its methods may not sleep, and may be called from any context. (struct ib_gid_table;
+// core/roce_gid_mgmt.c)
 //
-// An index of the table names one GID for as long as an address handle, a queue pair or a GIDRef refers to it:
+// An index of the table names the same GID while an address handle, a queue pair or a GIDRef refers to it:
 //
-//	empty --Update: a new address--> valid --Update: it has gone--> empty
-//	                                 |   ^                            ^
-//	         it has gone, is referred to |: it has come back          |
-//	                                 v   |                            |
-//	                               leaving -----the last reference----+
+//	empty --Update: address added--> valid --Update: address removed--> empty
+//	                                 |   ^                                ^
+//	       address removed, refs > 0 |   | address added again            |
+//	                                 v   |                                |
+//	                               leaving -------- last reference -------+
 //
-// An entry that is leaving looks empty, and its index is not reused.
+// An entry in the state leaving is reported as empty, and its index is not reused.
 type GIDTable struct {
 	size int
 
 	mu    sync.Mutex
 	slots []gidSlot
-	shown atomic.Pointer[[]GIDEntry] // of the slots, as queries see them; changed with mu held
+	shown atomic.Pointer[[]GIDEntry] // the entries for queries; stored with mu held
 }
 
 type gidSlot struct {
@@ -49,11 +50,12 @@ func NewGIDTable(size int) *GIDTable {
 // Len returns the number of entries (PortAttr.GIDTableLen). It may not sleep.
 func (t *GIDTable) Len() int { return t.size }
 
-// Entries returns the entries up to the last that was ever used; an empty one is zero. The slice is immutable: Update makes
-// another. It may not sleep.
+// Entries returns the entries up to the highest index used so far; an empty entry is zero. The slice is immutable,
+// because Update stores a new one. It may not sleep.
 func (t *GIDTable) Entries() []GIDEntry { return *t.shown.Load() }
 
-// Query returns one entry, zero if it is empty, for a driver's QueryGID. EINVAL outside of the table. It may not sleep.
+// Query returns one entry, for a driver's QueryGID. An empty entry is zero. It returns EINVAL for an index outside the
+// table. It may not sleep.
 func (t *GIDTable) Query(index int) (GIDEntry, error) {
 	if index < 0 || index >= t.size {
 		return GIDEntry{}, fmt.Errorf("GID index %d exceeds the table of %d entries: %w", index, t.size, syscall.EINVAL)
@@ -64,11 +66,10 @@ func (t *GIDTable) Query(index int) (GIDEntry, error) {
 	return GIDEntry{}, nil
 }
 
-// Update makes the table that of an interface and those of its addresses that the device uses, as RoCE v2, and returns the number
-// of entries that changed; the driver dispatches EventGIDChange for each. Index 0 is the default GID, derived from the MAC
-// address. A GID that stays keeps its index; a new one gets the index that is kept for it, or the first empty one, IPv4 before
-// IPv6. GIDs beyond the size of the table are left out. It may not sleep.
-// (enum_all_gids_of_dev_cb)
+// Update sets the entries to the default GID of an interface and to the GIDs of addrs, as RoCE v2. It returns the
+// number of changed entries; the driver dispatches EventGIDChange for each. Index 0 is the default GID, derived from
+// the MAC address. A GID that is already in the table keeps its index. A new one takes the first empty index, IPv4
+// before IPv6. GIDs that exceed the table are omitted. It may not sleep. (enum_all_gids_of_dev_cb)
 func (t *GIDTable) Update(ifi netdev.Interface, addrs []netip.Addr) (changed int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -81,7 +82,7 @@ func (t *GIDTable) Update(ifi netdev.Interface, addrs []netip.Addr) (changed int
 	var mac [6]byte
 	copy(mac[:], ifi.MAC)
 	def := roce.LinkLocalGID(mac)
-	var want []GID // without the default GID, whose address needs no second entry
+	var want []GID // without the default GID, which has index 0
 	for _, v4 := range []bool{true, false} {
 		for _, a := range addrs {
 			if g := GIDFromAddr(a); a.Is4() == v4 && g != def && !slices.Contains(want, g) {
@@ -123,7 +124,7 @@ func (t *GIDTable) Update(ifi netdev.Interface, addrs []netip.Addr) (changed int
 	return changed
 }
 
-// set makes the entry valid, and returns 1 if that is a visible change, else 0.
+// set stores a valid entry. It returns 1 if queries see a change, else 0.
 func (s *gidSlot) set(e GIDEntry) int {
 	if s.entry == e && !s.leaving {
 		return 0
@@ -132,7 +133,7 @@ func (s *gidSlot) set(e GIDEntry) int {
 	return 1
 }
 
-// clear empties the entry, at once or after the last reference, and reports whether that is a visible change.
+// clear empties the entry, at once or after the last reference. It reports whether queries see a change.
 func (s *gidSlot) clear() bool {
 	if s.leaving {
 		return false
@@ -161,7 +162,7 @@ type gidHold struct {
 	entry GIDEntry
 }
 
-// hold takes a reference. EINVAL if the entry is empty or leaving. (rdma_get_gid_attr)
+// hold takes a reference to an entry. It returns EINVAL if the entry is empty or leaving. (rdma_get_gid_attr)
 func (t *GIDTable) hold(index int) (*gidHold, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -172,7 +173,7 @@ func (t *GIDTable) hold(index int) (*gidHold, error) {
 	return &gidHold{t, index, t.slots[index].entry}, nil
 }
 
-// put ends the reference; nil has none. (rdma_put_gid_attr)
+// put releases the reference, if h is not nil. (rdma_put_gid_attr)
 func (h *gidHold) put() {
 	if h == nil {
 		return
@@ -185,8 +186,8 @@ func (h *gidHold) put() {
 	}
 }
 
-// holdGID takes a reference to the source of an address vector, nil if the driver has no GID table; the driver then checks the
-// index itself.
+// holdGID takes a reference to the source GID of an address vector. It returns nil if the driver has no GIDTable; the
+// driver then checks the index itself.
 func (d *Device) holdGID(a *AHAttr) (*gidHold, error) {
 	drv, ok := As[GIDDriver](d.drv)
 	if !ok || !a.HasGRH {
@@ -199,16 +200,17 @@ func (d *Device) holdGID(a *AHAttr) (*gidHold, error) {
 	return t.hold(int(a.GRH.SGIDIndex))
 }
 
-// GIDRef is a reference to a GID. Its index is not reused while the reference exists, so that an address vector never comes to
-// name another source. (struct ib_gid_attr)
+// GIDRef is a reference to a GID. Its index is not reused while the reference exists, so the source of an address
+// vector cannot change. (struct ib_gid_attr)
 type GIDRef struct {
 	object
 	GIDEntry
 	Port, Index int
-	held        *gidHold // nil: the driver's table does not change
+	held        *gidHold // nil: the table of the driver never changes
 }
 
-// GetGID returns a reference, which must be put before the client's Remove returns. EINVAL if the entry is empty. It may sleep. (rdma_get_gid_attr)
+// GetGID returns a reference, which the client must put before its Remove returns. It returns EINVAL if the entry is
+// empty. It may sleep. (rdma_get_gid_attr)
 func (d *Device) GetGID(port, index int) (*GIDRef, error) {
 	defer d.sleeps("Device.GetGID").leave()
 	fail := func(err error) (*GIDRef, error) {
@@ -242,7 +244,7 @@ func (r *GIDRef) unhold() error {
 	return nil
 }
 
-// Put ends the reference. EINVAL the second time. It may not sleep. (rdma_put_gid_attr)
+// Put releases the reference; EINVAL for a second call. It may not sleep. (rdma_put_gid_attr)
 func (r *GIDRef) Put() error {
 	f, err := r.atomically("GIDRef.Put")
 	defer f.leave()

@@ -2,22 +2,23 @@ package ib
 
 import "syscall"
 
-// The handles are the driver's side of the midlayer's objects: what only a driver may do, such as to complete work, to
-// number a queue pair, or to declare a device dead. A driver gets them from NewDevice and in its Create methods; a consumer
-// has no way to them.
+// The handles give drivers access to the midlayer's objects, for operations such as reporting a completion, setting the
+// number of a queue pair, or declaring a device failed. A driver obtains them from NewDevice and in its Create methods.
+// Consumers cannot obtain them.
 
 // DeviceHandle is a driver's handle of its [Device].
 type DeviceHandle struct{ dev *Device }
 
-// Device is the device as consumers see it.
+// Device returns the device for consumers.
 func (h *DeviceHandle) Device() *Device { return h.dev }
 
-// Wrap replaces the device's driver by the result of f, which gets the present one and wraps it (see [As]). It is for the owner of the
-// device, before it is registered.
+// Wrap replaces the driver of the device with the result of f. f receives the current driver and wraps it (see [As]).
+// The owner of the device calls Wrap before Register.
 func (h *DeviceHandle) Wrap(f func(Driver) Driver) { h.dev.drv = f(h.dev.drv) }
 
-// The following methods return the driver's side of a consumer's object: nil for one that is nil or of another device. A driver's own
-// type is found in it with [As], which also looks behind wrappers. For what a work request names see [QPHandle].
+// The following methods return the driver's side of an object. They return nil for a nil object or an object of another
+// device. Use [As] to find the driver's own type, also behind wrappers. For the objects of work requests use
+// [QPHandle].
 
 // PD returns the driver's side of a protection domain. It may not sleep.
 func (h *DeviceHandle) PD(pd *PD) DriverPD {
@@ -89,7 +90,7 @@ type MRHandle struct {
 	set func(lkey, rkey uint32) // instead of mr; see Redirect
 }
 
-// SetKeys sets the keys by which work requests and peers name the region. It is called by RegMR, AllocMR and Rereg. It may not sleep.
+// SetKeys sets the local and the remote key of the region. RegMR, AllocMR and Rereg call it. It may not sleep.
 func (h MRHandle) SetKeys(lkey, rkey uint32) {
 	if h.set != nil {
 		h.set(lkey, rkey)
@@ -101,8 +102,8 @@ func (h MRHandle) SetKeys(lkey, rkey uint32) {
 	}
 }
 
-// Redirect returns a handle whose SetKeys calls f. A driver passes it to the driver that it wraps. The zero MRHandle, redirected, stands
-// for a region that the wrapper alone knows. f may not sleep.
+// Redirect returns a handle whose SetKeys calls f. A wrapper passes it to the wrapped driver. The zero MRHandle,
+// redirected, stands for a region of the wrapper that has no MR. f may not sleep.
 func (h MRHandle) Redirect(f func(lkey, rkey uint32)) MRHandle {
 	h.set = f
 	return h
@@ -111,7 +112,7 @@ func (h MRHandle) Redirect(f func(lkey, rkey uint32)) MRHandle {
 // MWHandle is a driver's handle of a memory window.
 type MWHandle struct{ mw *MW }
 
-// SetRKey sets the window's key: by AllocMW, and when a bind is done. It may not sleep.
+// SetRKey sets the key of the window. AllocMW calls it, and the completion of a bind. It may not sleep.
 func (h MWHandle) SetRKey(k uint32) { h.mw.rkey.Store(k) }
 
 // CQHandle is a driver's handle of a completion queue.
@@ -120,14 +121,14 @@ type CQHandle struct {
 	completed func() // instead of the midlayer; see Redirect
 }
 
-// Redirect returns a handle whose Completed calls f. A driver passes it to the driver that it wraps, which may hold any of its locks in
-// the call: f may not sleep, and calls no method of that driver.
+// Redirect returns a handle whose Completed calls f. A wrapper passes it to the wrapped driver, which may hold any of
+// its locks during the call. f may not sleep, and must not call that driver.
 func (h CQHandle) Redirect(f func()) CQHandle {
 	h.completed = f
 	return h
 }
 
-// SetEntries sets the capacity that CreateCQ or Resize grants.
+// SetEntries sets the granted capacity. CreateCQ and Resize call it.
 func (h CQHandle) SetEntries(n int) { h.cq.entries.Store(int64(n)) }
 
 // QPHandle is a driver's handle of a queue pair.
@@ -136,25 +137,25 @@ type QPHandle struct {
 	raise func(EventType) // instead of the midlayer; see Redirect
 }
 
-// Redirect returns a handle whose Raise calls f. A driver passes it to the driver that it wraps, which may hold any of its locks in
-// the call: f may not sleep, and calls no method of that driver.
+// Redirect returns a handle whose Raise calls f. A wrapper passes it to the wrapped driver, which may hold any of its
+// locks during the call. f may not sleep, and must not call that driver.
 func (h QPHandle) Redirect(f func(EventType)) QPHandle {
 	h.raise = f
 	return h
 }
 
-// QP is the queue pair as consumers see it, for WC.QP.
+// QP returns the queue pair for consumers, for use in WC.QP.
 func (h QPHandle) QP() *QP { return h.qp }
 
-// SetNum sets the queue pair's number. It is called by CreateQP.
+// SetNum sets the number of the queue pair. CreateQP calls it.
 func (h QPHandle) SetNum(n uint32) { h.qp.num = n }
 
-// Num is the queue pair's number.
+// Num returns the number of the queue pair.
 func (h QPHandle) Num() uint32 { return h.qp.num }
 
-// The following methods return the driver's side of an object that a work request names. They return nil for an object that is nil,
-// of another device than the queue pair's, or destroyed. They may be called under the driver's locks. After the call the object can
-// still be destroyed: a driver that keeps its side until the request is executed checks again then.
+// The following methods return the driver's side of an object of a work request. They return nil for an object that is
+// nil, destroyed, or of another device than the queue pair. They may be called under the driver's locks. The object can
+// be destroyed after the call. A driver that keeps its side until the request is executed must check again then.
 
 // AH returns the driver's side of an address handle. It may not sleep.
 func (h QPHandle) AH(ah *AH) DriverAH {
@@ -164,8 +165,9 @@ func (h QPHandle) AH(ah *AH) DriverAH {
 	return h.qp.dev.handle.AH(ah)
 }
 
-// CopyAH returns a copy of an address handle, of which d makes the driver's side. The copy stays when ah is changed or destroyed. A
-// wrapper names it in a work request that it posts later to d, and destroys its driver's side afterwards. It may not sleep.
+// CopyAH returns a copy of an address handle, whose driver's side is created by d. Changes to ah, and its destruction,
+// do not affect the copy. A wrapper uses the copy in a work request that it posts to d later, and then destroys the
+// driver's side of the copy. It may not sleep.
 func (h QPHandle) CopyAH(ah *AH, d AHDriver) (*AH, error) {
 	side := h.AH(ah)
 	if side == nil {
@@ -196,14 +198,15 @@ func (h QPHandle) MW(mw *MW) DriverMW {
 	return h.qp.dev.handle.MW(mw)
 }
 
-// LKey returns the local key that the driver has set for a region. A wrapper may show consumers another one: see [MRHandle.Redirect].
+// LKey returns the local key that the driver has set for a region. A wrapper may give another key to consumers: see
+// [MRHandle.Redirect].
 func (h QPHandle) LKey(mr *MR) uint32 { return mr.driverKey }
 
-// DriverQPInit is what a driver makes a queue pair of: [QPInitAttr] with the driver's side of what it refers to.
+// DriverQPInit holds the parameters of a new queue pair: [QPInitAttr] with the driver's side of each object.
 type DriverQPInit struct {
 	PD             DriverPD
-	SendCQ, RecvCQ DriverCQ // nil where the type has none
-	Cap            QPCap    // those asked for; the driver stores those granted
+	SendCQ, RecvCQ DriverCQ // nil if the type has none
+	Cap            QPCap    // requested capacities; the driver stores the granted ones
 	SigAll         bool
 	Type           QPType
 	Port           uint8
@@ -214,17 +217,18 @@ type DriverQPInit struct {
 // SRQHandle is a driver's handle of a shared receive queue.
 type SRQHandle struct{ srq *SRQ }
 
-// SetNum sets the queue's number. It is called by CreateSRQ for XRC.
+// SetNum sets the number of the queue. CreateSRQ calls it for XRC.
 func (h SRQHandle) SetNum(n uint32) { h.srq.num = n }
 
-// Num is the queue's number.
+// Num returns the number of the queue.
 func (h SRQHandle) Num() uint32 { return h.srq.num }
 
-// DriverSRQInit is what a driver makes a shared receive queue of: [SRQInitAttr] with the driver's side of what it refers to.
+// DriverSRQInit holds the parameters of a new shared receive queue: [SRQInitAttr] with the driver's side of each
+// object.
 type DriverSRQInit struct {
 	PD   DriverPD
 	Type SRQType
-	Attr SRQAttr    // the capacities asked for; the driver stores those granted
+	Attr SRQAttr    // requested capacities; the driver stores the granted ones
 	XRCD DriverXRCD // SRQXRC
 	CQ   DriverCQ   // SRQXRC
 }

@@ -5,8 +5,9 @@ import (
 	"syscall"
 )
 
-// AttachMcast has the datagram queue pair receive what is sent to a multicast group. It may be in several, and must
-// leave all before it is destroyed. It may sleep. EOPNOTSUPP from a driver without. (ib_attach_mcast)
+// AttachMcast adds the datagram queue pair to a multicast group. It may be a member of several groups, and must leave
+// all of them before it is destroyed. It returns EOPNOTSUPP if the driver lacks the method. It may sleep.
+// (ib_attach_mcast)
 func (qp *QP) AttachMcast(gid GID, lid uint16) error {
 	defer qp.sleeps("QP.AttachMcast").leave()
 	m, err := qp.mcast(gid)
@@ -27,7 +28,7 @@ func (qp *QP) AttachMcast(gid GID, lid uint16) error {
 	return nil
 }
 
-// DetachMcast ends what AttachMcast began. It may sleep. (ib_detach_mcast)
+// DetachMcast removes the queue pair from a multicast group. It may sleep. (ib_detach_mcast)
 func (qp *QP) DetachMcast(gid GID, lid uint16) error {
 	defer qp.sleeps("QP.DetachMcast").leave()
 	m, err := qp.mcast(gid)
@@ -48,10 +49,10 @@ func (qp *QP) mcast(gid GID) (McastQP, error) {
 		return nil, syscall.EOPNOTSUPP
 	}
 	if qp.init.Type != QPTypeUD {
-		return nil, fmt.Errorf("%v queue pair: %w", qp.init.Type, syscall.EINVAL)
+		return nil, fmt.Errorf("a %v queue pair cannot join multicast groups: %w", qp.init.Type, syscall.EINVAL)
 	}
 	if !gid.Addr().IsMulticast() {
-		return nil, fmt.Errorf("no multicast address: %w", syscall.EINVAL)
+		return nil, fmt.Errorf("not a multicast address: %w", syscall.EINVAL)
 	}
 	return m, nil
 }

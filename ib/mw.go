@@ -9,16 +9,15 @@ import (
 	"verbena/uapi"
 )
 
-// MWType is the kind of a memory window (IBA 10.6.7.2).
+// MWType is the type of a memory window (IBA 10.6.7.2).
 type MWType = uapi.MWType
 
 const (
-	MWType1 = uapi.MWType1 // peers of any queue pair of its domain may use it
-	MWType2 = uapi.MWType2 // bound to one queue pair (2B), and can be invalidated by work requests
+	MWType1 = uapi.MWType1 // valid for all queue pairs of the protection domain
+	MWType2 = uapi.MWType2 // bound to one queue pair (2B); work requests can invalidate it
 )
 
-// MW is a memory window: a key to a part of a region that can be given out and taken back by work requests.
-// (struct ib_mw)
+// MW is a memory window: a key for a part of a region, which work requests bind and invalidate. (struct ib_mw)
 type MW struct {
 	object
 	drv  DriverMW
@@ -27,18 +26,19 @@ type MW struct {
 	rkey atomic.Uint32
 }
 
-// BindMW is what a work request with WRBindMW does: it makes the window's key stand for a part of a region, which
-// must have been registered with AccessMWBind. (struct ib_mw_bind_info)
+// BindMW holds the parameters of WRBindMW, which binds the window to a part of a region. The region must have been
+// registered with AccessMWBind. (struct ib_mw_bind_info)
 type BindMW struct {
 	MW *MW
 	MR *MR
-	// RKey has the low 8 bits of the window's key from now on, of which the upper 24 stay as they are; see IncRKey.
+	// RKey supplies the low 8 bits of the new key; the upper 24 do not change. See IncRKey.
 	RKey         uint32
-	Addr, Length uint64 // in terms of the region. Length 0 unbinds a window of type 1.
+	Addr, Length uint64 // an address of the region; Length 0 unbinds a window of type 1
 	Access       AccessFlags
 }
 
-// AllocMW makes a memory window that is not bound. It may sleep. EOPNOTSUPP from a driver without. (ib_alloc_mw)
+// AllocMW creates an unbound memory window. It returns EOPNOTSUPP if the driver lacks the method. It may sleep.
+// (ib_alloc_mw)
 func (pd *PD) AllocMW(kind MWType) (*MW, error) {
 	defer pd.sleeps("PD.AllocMW").leave()
 	return pd.allocMW(kind, nil)
@@ -56,7 +56,7 @@ func (pd *PD) allocMW(kind MWType, u *Udata) (*MW, error) {
 		return fail(syscall.EOPNOTSUPP)
 	}
 	if kind != MWType1 && kind != MWType2 {
-		return fail(fmt.Errorf("no window type %d: %w", kind, syscall.EINVAL))
+		return fail(fmt.Errorf("unknown window type %d: %w", kind, syscall.EINVAL))
 	}
 	if err := pd.get(d); err != nil {
 		return fail(err)
@@ -75,21 +75,21 @@ func (pd *PD) allocMW(kind MWType, u *Udata) (*MW, error) {
 	return mw, nil
 }
 
-// PD is the domain that the window belongs to.
+// PD returns the domain of the window.
 func (mw *MW) PD() *PD { return mw.pd }
 
-// Type is the kind of window.
+// Type returns the type of the window.
 func (mw *MW) Type() MWType { return mw.kind }
 
-// RKey names the window to peers; it changes with each bind.
+// RKey returns the key for peers; it changes with each bind.
 func (mw *MW) RKey() uint32 { return mw.rkey.Load() }
 
-// Dealloc frees the window, bound or not; when it returns no peer can reach the memory by its key. It may sleep.
+// Dealloc frees the window, bound or not. Once it has returned, no peer can access memory with its key. It may sleep.
 // (ib_dealloc_mw)
 func (mw *MW) Dealloc() error { return mw.destroyIn(context.Background()) }
 
-// DeallocContext is Dealloc with a bound for the wait. When ctx ends, the call goes on: the window is refused to all others, and
-// another Dealloc joins it. It may sleep.
+// DeallocContext is Dealloc with a limit for the wait. When ctx ends, deallocation continues: the window rejects all
+// other calls, and another Dealloc can join it. It may sleep.
 func (mw *MW) DeallocContext(ctx context.Context) error { return mw.destroyIn(ctx) }
 
 func (mw *MW) destroyIn(ctx context.Context) error {
@@ -104,5 +104,5 @@ func (mw *MW) destroyIn(ctx context.Context) error {
 	return nil
 }
 
-// IncRKey is the key with the next value of the part that a consumer may choose, its low 8 bits. (ib_inc_rkey)
+// IncRKey returns k with its low 8 bits, which the consumer may choose, incremented. (ib_inc_rkey)
 func IncRKey(k uint32) uint32 { return k&^0xff | (k+1)&0xff }

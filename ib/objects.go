@@ -10,19 +10,20 @@ import (
 	"verbena/umem"
 )
 
-// PD is a protection domain: memory and queue pairs work together only within one. (struct ib_pd)
+// PD is a protection domain: memory and queue pairs can be used together only within one domain. (struct ib_pd)
 type PD struct {
 	object
 	drv DriverPD
 }
 
-// AllocPD makes a protection domain. It may sleep. (ib_alloc_pd)
+// AllocPD creates a protection domain. It may sleep. (ib_alloc_pd)
 func (d *Device) AllocPD() (*PD, error) {
 	defer d.sleeps("Device.AllocPD").leave()
 	return d.allocPD(nil)
 }
 
-// allocPD is AllocPD for a user context too; u is nil for a consumer in this process, here and in what follows.
+// allocPD is AllocPD, also for user contexts. In this and the following functions u is nil for a consumer in this
+// process.
 func (d *Device) allocPD(u *Udata) (*PD, error) {
 	if err := d.begin(); err != nil {
 		return nil, fmt.Errorf("alloc pd on %s: %w", d.name, err)
@@ -41,11 +42,11 @@ func (d *Device) allocPD(u *Udata) (*PD, error) {
 	return pd, nil
 }
 
-// Dealloc frees the domain, EBUSY while something uses it. It may sleep. (ib_dealloc_pd)
+// Dealloc frees the domain; EBUSY while other objects use it. It may sleep. (ib_dealloc_pd)
 func (pd *PD) Dealloc() error { return pd.destroyIn(context.Background()) }
 
-// DeallocContext is Dealloc with a bound for the wait. When ctx ends, the call goes on: the domain is refused to all others, and
-// another Dealloc joins it. It may sleep.
+// DeallocContext is Dealloc with a limit for the wait. When ctx ends, deallocation continues: the domain rejects all
+// other calls, and another Dealloc can join it. It may sleep.
 func (pd *PD) DeallocContext(ctx context.Context) error { return pd.destroyIn(ctx) }
 
 func (pd *PD) destroyIn(ctx context.Context) error {
@@ -68,27 +69,28 @@ type MR struct {
 	region     *umem.Region
 	access     AccessFlags
 	lkey, rkey uint32
-	driverKey  uint32 // the local key as the driver knows it: see QPHandle.LKey
+	driverKey  uint32 // the local key that the driver has set: see QPHandle.LKey
 
-	maxPages int         // of AllocMR
-	changing atomic.Bool // a Map, Rereg or Dereg is going on
+	maxPages int         // argument of AllocMR
+	changing atomic.Bool // a Map, Rereg or Dereg is in progress
 }
 
-// MRInit is what a memory region is made of: Length bytes at Addr of Space.
+// MRInit describes the memory of a new region: Length bytes at Addr of Space.
 type MRInit struct {
 	Space        umem.Space
-	Account      *umem.Account // what the pages are charged to; may be nil
+	Account      *umem.Account // the account that is charged for the pages; may be nil
 	Addr, Length uint64
-	// IOVA is the address by which work requests name the first byte; 0: the same as Addr. With AccessZeroBased the first
-	// byte has address 0, whatever IOVA is.
+	// IOVA is the address of the first byte in work requests; 0: the same as Addr. With AccessZeroBased the first byte
+	// always has address 0.
 	IOVA   uint64
 	Access AccessFlags
 }
 
-// RegMR registers memory. It may sleep. Errors: EFAULT where the memory is not mapped with the rights that the flags imply,
-// ENOMEM over the account's limit, EINVAL for flags that make no sense (remote write or atomics without local write). With
-// AccessOnDemand nothing is charged, and the mappings are looked at when the memory is used; Addr 0 with Length
-// umem.Everything is all memory; EOPNOTSUPP or EINVAL if the device cannot do that (DeviceAttr.ODP). (ib_reg_user_mr)
+// RegMR registers memory. It returns EFAULT if the memory is not mapped with the rights that Access implies, ENOMEM if
+// the account's limit is exceeded, and EINVAL for inconsistent rights (remote write or atomics without local write).
+// With AccessOnDemand no pages are charged, and the memory is mapped when it is used. Then Addr 0 with Length
+// umem.Everything registers all memory. RegMR returns EOPNOTSUPP or EINVAL if the device lacks this feature
+// (DeviceAttr.ODP). It may sleep. (ib_reg_user_mr)
 func (pd *PD) RegMR(init MRInit) (*MR, error) {
 	defer pd.sleeps("PD.RegMR").leave()
 	if init.IOVA == 0 {
@@ -97,8 +99,9 @@ func (pd *PD) RegMR(init MRInit) (*MR, error) {
 	return pd.regMR(init, nil)
 }
 
-// RegBytes registers b, memory of this process, which the region keeps alive; [MR.Addr] is its address. For atomics b begins
-// at a multiple of 8, as what make returns for 8 bytes or more does. Errors as of RegMR. It may sleep.
+// RegBytes registers b, memory of this process. The region keeps b alive; [MR.Addr] returns its address. For atomics
+// the address of b must be a multiple of 8, which make ensures for 8 bytes or more. Errors are those of RegMR. It may
+// sleep.
 func (pd *PD) RegBytes(b []byte, access AccessFlags) (*MR, error) {
 	defer pd.sleeps("PD.RegBytes").leave()
 	space := umem.NewLocal()
@@ -109,7 +112,7 @@ func (pd *PD) RegBytes(b []byte, access AccessFlags) (*MR, error) {
 	return pd.regMR(MRInit{Space: space, Addr: addr, Length: uint64(len(b)), IOVA: addr, Access: access}, nil)
 }
 
-// regMR takes IOVA as it is: 0 too is an address that a program may choose.
+// regMR does not change init.IOVA: a program may register a region at address 0.
 func (pd *PD) regMR(init MRInit, u *Udata) (*MR, error) {
 	d := pd.dev
 	fail := func(err error) (*MR, error) { return nil, fmt.Errorf("register memory on %s: %w", d.name, err) }
@@ -143,7 +146,7 @@ func (pd *PD) regMR(init MRInit, u *Udata) (*MR, error) {
 	return mr, nil
 }
 
-// region makes the memory of a registration. (ib_umem_get, ib_umem_odp_get)
+// region creates the memory of a registration. (ib_umem_get, ib_umem_odp_get)
 func (d *Device) region(init MRInit) (*umem.Region, error) {
 	if init.Access&AccessZeroBased != 0 {
 		init.IOVA = 0
@@ -163,10 +166,9 @@ func (d *Device) region(init MRInit) (*umem.Region, error) {
 	return umem.OnDemand(init.Space, init.Addr, init.Length, init.IOVA)
 }
 
-// AdviseMR tells the device what is soon to be done with memory of the domain that is registered on demand: sgl names
-// it by local keys. It may sleep. EOPNOTSUPP if the device takes no advice, or not this one; EINVAL for a region that
-// is not there or not on demand, EPERM to write to what may not be written, EFAULT for what is not mapped.
-// (ib_device_ops.advise_mr)
+// AdviseMR announces the use of memory registered on demand, which sgl names by local keys. It returns EOPNOTSUPP if
+// the device does not support advice or this kind of it, EINVAL if there is no such region or it is not on demand,
+// EPERM for write access to a read-only region, and EFAULT for unmapped memory. It may sleep. (ib_device_ops.advise_mr)
 func (pd *PD) AdviseMR(advice MRAdvice, flags MRAdviceFlags, sgl []SGE) error {
 	d := pd.dev
 	defer pd.sleeps("PD.AdviseMR").leave()
@@ -187,16 +189,16 @@ func (pd *PD) AdviseMR(advice MRAdvice, flags MRAdviceFlags, sgl []SGE) error {
 	return nil
 }
 
-// PD is the domain that the region belongs to.
+// PD returns the domain of the region.
 func (mr *MR) PD() *PD { return mr.pd }
 
-// LKey names the region in the consumer's own work requests.
+// LKey returns the local key, for the consumer's own work requests.
 func (mr *MR) LKey() uint32 { return mr.lkey }
 
-// RKey names the region to peers.
+// RKey returns the remote key, for peers.
 func (mr *MR) RKey() uint32 { return mr.rkey }
 
-// Region is the registered memory; of a region made by AllocMR, nil.
+// Region returns the registered memory, or nil for a region of AllocMR.
 func (mr *MR) Region() *umem.Region {
 	if mr.maxPages != 0 {
 		return nil
@@ -204,8 +206,7 @@ func (mr *MR) Region() *umem.Region {
 	return mr.region
 }
 
-// Addr is the address by which work requests name the region's first byte; 0 before MR.Map. It may
-// not sleep.
+// Addr returns the address of the first byte in work requests, or 0 before MR.Map. It may not sleep.
 func (mr *MR) Addr() uint64 {
 	if mr.region == nil {
 		return 0
@@ -213,15 +214,15 @@ func (mr *MR) Addr() uint64 {
 	return mr.region.IOVA()
 }
 
-// Access are the rights given at registration.
+// Access returns the access rights of the registration.
 func (mr *MR) Access() AccessFlags { return mr.access }
 
-// Dereg ends the registration; when it returns no peer can reach the memory. EBUSY while a window is bound to the
-// region, or it is being changed. It may sleep. (ib_dereg_mr)
+// Dereg ends the registration. Once it has returned, no peer can access the memory. It returns EBUSY while a window is
+// bound to the region, or while another call changes the region. It may sleep. (ib_dereg_mr)
 func (mr *MR) Dereg() error { return mr.destroyIn(context.Background()) }
 
-// DeregContext is Dereg with a bound for the wait. When ctx ends, the call goes on: the region is refused to all others, and
-// another Dereg joins it. It may sleep.
+// DeregContext is Dereg with a limit for the wait. When ctx ends, deregistration continues: the region rejects all
+// other calls, and another Dereg can join it. It may sleep.
 func (mr *MR) DeregContext(ctx context.Context) error { return mr.destroyIn(ctx) }
 
 func (mr *MR) destroyIn(ctx context.Context) error {
@@ -236,7 +237,7 @@ func (mr *MR) destroyIn(ctx context.Context) error {
 	return nil
 }
 
-// released comes when the driver has let go of the region.
+// released runs after the driver has released the region.
 func (mr *MR) released() {
 	if mr.region != nil {
 		mr.region.Release()
@@ -252,27 +253,27 @@ func (mr *MR) dereg() error {
 	return mr.drv.Dereg()
 }
 
-// beginChange guards what the midlayer knows of the region. It does not wait: the result of two changes at once would be
-// undefined, so the second is refused.
+// beginChange marks the region as being changed. The result of two concurrent changes would be undefined, so the second
+// one fails instead of waiting.
 func (mr *MR) beginChange() error {
 	if mr.now() == states.ObjectEnded {
 		return mr.live()
 	}
 	if mr.changing.Swap(true) {
-		return fmt.Errorf("the region is being changed: %w", syscall.EBUSY)
+		return fmt.Errorf("another call is changing the region: %w", syscall.EBUSY)
 	}
 	return nil
 }
 
-// AH is an address handle: where a datagram goes. (struct ib_ah)
+// AH is an address handle: the destination of a datagram. (struct ib_ah)
 type AH struct {
 	object
 	drv DriverAH
 	pd  *PD
-	gid atomic.Pointer[gidHold] // of the source
+	gid atomic.Pointer[gidHold] // source GID
 }
 
-// CreateAH makes an address handle. It may not sleep. EOPNOTSUPP from a driver without datagrams.
+// CreateAH creates an address handle. It returns EOPNOTSUPP if the driver lacks datagram service. It may not sleep.
 // (rdma_create_ah)
 func (pd *PD) CreateAH(attr *AHAttr) (*AH, error) { return pd.createAH(attr, nil) }
 
@@ -314,10 +315,10 @@ func (pd *PD) createAH(attr *AHAttr, u *Udata) (*AH, error) {
 	return ah, nil
 }
 
-// PD is the domain that the handle belongs to.
+// PD returns the domain of the handle.
 func (ah *AH) PD() *PD { return ah.pd }
 
-// Modify changes where the handle points. It may not sleep. (rdma_modify_ah)
+// Modify changes the address. It may not sleep. (rdma_modify_ah)
 func (ah *AH) Modify(attr *AHAttr) error {
 	f, err := ah.atomically("AH.Modify")
 	defer f.leave()
@@ -339,7 +340,7 @@ func (ah *AH) Modify(attr *AHAttr) error {
 	return nil
 }
 
-// Query reports where the handle points. It may not sleep. (rdma_query_ah)
+// Query returns the address. It may not sleep. (rdma_query_ah)
 func (ah *AH) Query() (AHAttr, error) {
 	f, err := ah.atomically("AH.Query")
 	defer f.leave()

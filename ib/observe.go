@@ -2,16 +2,17 @@ package ib
 
 import "verbena/ib/internal/observe"
 
-// observer sees what the consumers and the drivers of a core do. It is the subject of the core itself, for what clients do there. Calls
-// without an observer cost one comparison, and those of the data path nothing.
+// observer observes the calls of the consumers and the drivers of a core. The core itself is also a subject, for calls
+// of clients. Without an observer, calls cost one comparison, and calls of the data path cost nothing.
 type observer interface {
 	observe.Calls
-	// Device begins to observe a device as cl sees it; root is the subject of everybody's Device. For that one both are nil.
+	// Device starts to observe a device. cl is the client of this handle and root the subject of the shared handle;
+	// both are nil for the shared handle.
 	Device(d *Device, root observe.Subject, cl *Client) observe.Subject
-	// Object begins to observe an object, or a function for events. by is the device's subject, of the subject of the object that it is
-	// made of, or nil.
+	// Object starts to observe an object, or a function for events. by is the subject of the device, and of the subject
+	// of the parent object, or nil.
 	Object(o any, kind string, by, of observe.Subject) observe.Subject
-	// Queue returns what is to stand before the driver's side of a queue, in the type of drv. s is the queue's subject.
+	// Queue returns a wrapper for the driver's side of a queue, with the type of drv. s is the subject of the queue.
 	Queue(s observe.Subject, drv any, m observe.Made) any
 }
 
@@ -29,14 +30,14 @@ func (c *Core) observe(o observer) {
 	c.observer = o
 }
 
-// observing returns the observer, nil if there is none.
+// observing returns the observer, or nil.
 func (c *Core) observing() observer {
 	c.lock()
 	defer c.mu.Unlock()
 	return c.observer
 }
 
-// observed returns the device's subject, nil if it is not observed.
+// observed returns the subject of the device, or nil if it is not observed.
 func (d *Device) observed() observe.Subject {
 	if d.observer.Load() == nil {
 		return nil
@@ -44,8 +45,8 @@ func (d *Device) observed() observe.Subject {
 	return d.subject
 }
 
-// startObserving comes when the device, everybody's, is being registered. Packets may arrive before: then the observer has not seen the
-// beginning of some holds.
+// startObserving starts to observe a device during Register. Packets may arrive earlier, so holds may exist that the
+// observer has not seen begin.
 func (d *Device) startObserving(o observer, s observe.Subject) {
 	d.subject = s
 	d.observer.Store(&o)
@@ -56,7 +57,7 @@ func (d *Device) startObserving(o observer, s observe.Subject) {
 	}})
 }
 
-// observeFor begins to observe the client's device, if everybody's is observed.
+// observeFor starts to observe the client's handle if the shared handle is observed.
 func (d *Device) observeFor(cl *Client) {
 	if o := d.observer.Load(); o != nil {
 		d.subject = (*o).Device(d, d.root.subject, cl)
@@ -65,7 +66,7 @@ func (d *Device) observeFor(cl *Client) {
 
 func (o *object) observed() observe.Subject { return o.subject }
 
-// inside is a call that is observed. The zero inside is one that is not.
+// inside is an observed call in progress. The zero inside stands for a call that is not observed.
 type inside struct {
 	s observe.Calls
 	c *observe.Call
@@ -77,7 +78,7 @@ func (i inside) leave() {
 	}
 }
 
-// enter begins a call on a subject, which may be nil.
+// enter reports the start of a call on a subject, which may be nil.
 func enter(s observe.Calls, kind observe.Kind, what string, arg any) (inside, error) {
 	if s == nil {
 		return inside{}, nil
@@ -94,40 +95,40 @@ func note(s observe.Subject, e observe.Event, arg any) error {
 	return s.Note(e, arg)
 }
 
-// sleeps is called by functions of a device that may sleep.
+// sleeps is called at the start of functions of a device that may sleep.
 func (d *Device) sleeps(what string) inside {
 	i, _ := enter(d.observed(), observe.Method, what, nil)
 	return i
 }
 
-// sleeps is the same for functions of an object.
+// sleeps is called at the start of functions of an object that may sleep.
 func (o *object) sleeps(what string) inside {
 	i, _ := enter(o.subject, observe.Method, what, nil)
 	return i
 }
 
-// changes is sleeps for functions that change a region's memory.
+// changes is sleeps for functions that change the memory of a region.
 func (mr *MR) changes(what string) inside {
 	i, _ := enter(mr.subject, observe.Change, what, nil)
 	return i
 }
 
-// destroys is called by functions that destroy the object, which do not go on with an error.
+// destroys is called at the start of functions that destroy the object. After an error they must return.
 func (o *object) destroys(what string) (inside, error) {
 	return enter(o.subject, observe.Destroy, what, nil)
 }
 
-// atomically is called by functions that may not sleep, which do not go on with an error.
+// atomically is called at the start of functions that may not sleep. After an error they must return.
 func (o *object) atomically(what string) (inside, error) {
 	return enter(o.subject, observe.Atomic, what, nil)
 }
 
-// registers is called by functions that register or unregister. cl is their client, if they are of one.
+// registers is called at the start of functions that register or unregister. cl is their client, or nil.
 func registers(s observe.Calls, what string, cl any) (inside, error) {
 	return enter(s, observe.Register, what, cl)
 }
 
-// callBack runs a consumer's function. arg is the event type, if it is for events.
+// callBack runs a consumer's function. arg is the event type of an event function.
 func callBack(s observe.Subject, kind observe.Kind, what string, arg any, f func()) {
 	if s == nil {
 		f()
@@ -140,7 +141,7 @@ func callBack(s observe.Subject, kind observe.Kind, what string, arg any, f func
 	c.Returned = true
 }
 
-// before returns what is to stand before the driver's side of a queue.
+// before returns the observer's wrapper for the driver's side of a queue, or drv itself.
 func before[D any](o *object, drv D, m observe.Made) D {
 	if o.subject == nil {
 		return drv

@@ -13,20 +13,20 @@ import (
 type QP struct {
 	object
 	drv   DriverQP
-	queue DriverQP // drv, or what an observer puts before it
+	queue DriverQP // drv, or the wrapper of an observer
 	pd    *PD
 	init  QPInitAttr
 	num   uint32
 
-	gid     atomic.Pointer[gidHold] // of the source
-	pending atomic.Int32            // events that are due
-	dead    atomic.Bool             // no event is to be delivered any more
+	gid     atomic.Pointer[gidHold] // source GID
+	pending atomic.Int32            // number of events that are due
+	dead    atomic.Bool             // further events are dropped
 
-	// UserData is the consumer's own; the midlayer does not look at it.
+	// UserData is for the consumer; the midlayer does not use it.
 	UserData any
 }
 
-// CreateQP makes a queue pair in state RESET; the capacities granted are in QP.Init. It may sleep. (ib_create_qp)
+// CreateQP creates a queue pair in state RESET. QP.Init returns the granted capacities. It may sleep. (ib_create_qp)
 func (pd *PD) CreateQP(init QPInitAttr) (*QP, error) {
 	defer pd.sleeps("PD.CreateQP").leave()
 	return pd.createQP(init, nil)
@@ -62,7 +62,7 @@ func (pd *PD) createQP(init QPInitAttr, u *Udata) (*QP, error) {
 	return qp, nil
 }
 
-// forDriver is what the driver makes a queue pair of.
+// forDriver returns the parameters for the driver.
 func (init *QPInitAttr) forDriver(pd *PD) DriverQPInit {
 	di := DriverQPInit{PD: pd.drv, Cap: init.Cap, SigAll: init.SigAll, Type: init.Type, Port: init.Port}
 	if init.SendCQ != nil {
@@ -80,7 +80,7 @@ func (init *QPInitAttr) forDriver(pd *PD) DriverQPInit {
 	return di
 }
 
-// check tells whether the queues and domains suit the type.
+// check reports an error if the queues and domains do not suit the type.
 func (init *QPInitAttr) check() error {
 	target, initiator := init.Type == QPTypeXRCTgt, init.Type == QPTypeXRCInit
 	var what string
@@ -116,7 +116,7 @@ func (qp *QP) refersTo() []*object {
 	return o
 }
 
-// getAll takes a use count of each object, or of none.
+// getAll takes a use count of all objects, or of none.
 func getAll(d *Device, objects []*object) error {
 	for i, o := range objects {
 		if err := o.get(d); err != nil {
@@ -133,27 +133,27 @@ func putAll(objects []*object) {
 	}
 }
 
-// Num is the queue pair's number, 24 bits.
+// Num returns the number of the queue pair, 24 bits.
 func (qp *QP) Num() uint32 { return qp.num }
 
-// PD is the domain that the queue pair belongs to.
+// PD returns the domain of the queue pair.
 func (qp *QP) PD() *PD { return qp.pd }
 
-// Init is what the queue pair was made with, with the capacities that the driver granted.
+// Init returns the parameters of CreateQP, with the granted capacities.
 func (qp *QP) Init() QPInitAttr { return qp.init }
 
-// Type is the service type.
+// Type returns the transport service type.
 func (qp *QP) Type() QPType { return qp.init.Type }
 
-// Modify changes the attributes named by mask, among them the state. EINVAL when the mask does not suit the type
-// and the transition, or a value is wrong. It may sleep. (ib_modify_qp)
+// Modify changes the attributes named by mask, including the state. It returns EINVAL if mask does not suit the type
+// and the transition, or if a value is invalid. It may sleep. (ib_modify_qp)
 func (qp *QP) Modify(attr QPAttr, mask QPAttrMask) error {
 	defer qp.sleeps("QP.Modify").leave()
 	return qp.change(attr, mask, nil)
 }
 
-// ModifyContext is Modify with a bound for the wait. When ctx ends, the call goes on in the driver; another one may overtake
-// it. It may sleep.
+// ModifyContext is Modify with a limit for the wait. When ctx ends, the call continues in the driver, and a later
+// Modify may overtake it. It may sleep.
 func (qp *QP) ModifyContext(ctx context.Context, attr QPAttr, mask QPAttrMask) error {
 	defer qp.sleeps("QP.ModifyContext").leave()
 	return inContext(ctx, func() error {
@@ -166,7 +166,7 @@ func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
 	toEnd := mask&QPAttrState != 0 && (attr.State == QPErr || attr.State == QPReset)
 	fail := func(err error) error {
 		if e := qp.dev.usable(); e != nil && !toEnd {
-			err = e // whatever else is wrong may come of that
+			err = e // the first error may be a consequence of e
 		}
 		return fmt.Errorf("modify qp %d on %s: %w", qp.num, qp.dev.name, err)
 	}
@@ -194,7 +194,7 @@ func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
 	return nil
 }
 
-// Query reports the present attributes. It may sleep. (ib_query_qp)
+// Query returns the current attributes. It may sleep. (ib_query_qp)
 func (qp *QP) Query(mask QPAttrMask) (QPAttr, QPInitAttr, error) {
 	defer qp.sleeps("QP.Query").leave()
 	var a QPAttr
@@ -208,7 +208,7 @@ func (qp *QP) Query(mask QPAttrMask) (QPAttr, QPInitAttr, error) {
 	return a, qp.Init(), nil
 }
 
-// Peek reports State and, where the driver implements [QPPeeker], DestQPN, RQPSN and SQPSN, as they were a moment ago. Unlike
+// Peek returns the state and, if the driver implements [QPPeeker], recent values of DestQPN, RQPSN and SQPSN. Unlike
 // Query it does not wait for the work of the queue pair. It may not sleep.
 func (qp *QP) Peek() QPAttr {
 	if p, ok := As[QPPeeker](qp.drv); ok {
@@ -217,17 +217,17 @@ func (qp *QP) Peek() QPAttr {
 	return QPAttr{State: qp.drv.State()}
 }
 
-// State is the present state. It may not sleep.
+// State returns the current state. It may not sleep.
 func (qp *QP) State() QPState { return qp.drv.State() }
 
-// PostSend queues work requests and returns how many were taken; see [DriverQP]. It may not sleep. (ib_post_send)
+// PostSend queues work requests and returns the number accepted; see [DriverQP]. It may not sleep. (ib_post_send)
 func (qp *QP) PostSend(wrs ...SendWR) (int, error) { return qp.queue.PostSend(wrs) }
 
-// PostRecv queues receive work requests and returns how many were taken. It may not sleep. (ib_post_recv)
+// PostRecv queues receive work requests and returns the number accepted. It may not sleep. (ib_post_recv)
 func (qp *QP) PostRecv(wrs ...RecvWR) (int, error) { return qp.queue.PostRecv(wrs) }
 
-// Raise reports an asynchronous event of the queue pair. The consumer's function is called later, by a thread that holds
-// nothing. It may not sleep. (ib_qp.event_handler)
+// Raise reports an asynchronous event of the queue pair. The consumer's function is called later, by a thread that
+// holds no lock. It may not sleep. (ib_qp.event_handler)
 func (h QPHandle) Raise(e EventType) {
 	if h.raise != nil {
 		h.raise(e)
@@ -246,12 +246,12 @@ func (qp *QP) callEvent(e EventType) {
 	callBack(qp.subject, observe.Callback, "the event function of a QP", e, func() { qp.init.Event(qp, e) })
 }
 
-// Destroy frees the queue pair, EBUSY while it is in a multicast group. When it returns nothing of it is in flight and its event function will not run
-// again. It may sleep. (ib_destroy_qp)
+// Destroy frees the queue pair; EBUSY while it is a member of a multicast group. Once it has returned, no work of the
+// queue pair is in flight, and its event function will not run again. It may sleep. (ib_destroy_qp)
 func (qp *QP) Destroy() error { return qp.destroyIn(context.Background()) }
 
-// DestroyContext is Destroy with a bound for the wait. When ctx ends, the call goes on: the queue pair is refused to all others, and
-// another Destroy joins it. It may sleep.
+// DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues: the queue pair rejects all
+// other calls, and another Destroy can join it. It may sleep.
 func (qp *QP) DestroyContext(ctx context.Context) error { return qp.destroyIn(ctx) }
 
 func (qp *QP) destroyIn(ctx context.Context) error {
@@ -269,8 +269,8 @@ func (qp *QP) destroyIn(ctx context.Context) error {
 	return nil
 }
 
-// destroy ends the callbacks first, since they may use the driver's queue pair. An event that is lost when the driver
-// refuses is of no interest to who is about to try again.
+// destroy ends the callbacks first, because they may use the driver's queue pair. If the driver's method fails, an
+// event may be lost; the consumer is about to destroy the queue pair anyway.
 func (qp *QP) destroy() error {
 	qp.dead.Store(true)
 	qp.dev.callbacks.waitFor(func() bool { return qp.pending.Load() == 0 })

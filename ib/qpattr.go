@@ -5,8 +5,8 @@ import (
 	"syscall"
 )
 
-// Set stores the attributes of from that mask names. State, CurState, Cap and RateLimit stay: a driver changes them itself. It is for a
-// driver's Modify, and may not sleep.
+// Set copies the attributes named by mask from from. It does not copy State, CurState, Cap and RateLimit, which a
+// driver changes itself. It is for a driver's Modify, and may not sleep.
 func (a *QPAttr) Set(from *QPAttr, mask QPAttrMask) {
 	set(mask, QPAttrEnSQDAsyncNotify, &a.EnSQDAsyncNotify, from.EnSQDAsyncNotify)
 	set(mask, QPAttrAccessFlags, &a.AccessFlags, from.AccessFlags)
@@ -37,9 +37,9 @@ func set[T any](mask, bit QPAttrMask, to *T, v T) {
 	}
 }
 
-// Fits reports an error for the first attribute that mask names and whose value exceeds its field on the wire or in the
-// specification: 24 bits of numbers and PSNs, 5 bits of timers, 3 bits of retry counts, the MTUs that exist (IBA 11.2.5.2). The error wraps
-// EINVAL. It is for a driver's Modify, and may not sleep.
+// Fits returns an error for the first attribute named by mask whose value exceeds its field on the wire or in the
+// specification: 24 bits for QP numbers and PSNs, 5 bits for timers, 3 bits for retry counts, and the defined MTUs (IBA
+// 11.2.5.2). The error wraps EINVAL. It is for a driver's Modify, and may not sleep.
 func (a *QPAttr) Fits(mask QPAttrMask) error {
 	for _, f := range [...]struct {
 		bit  QPAttrMask
@@ -57,11 +57,11 @@ func (a *QPAttr) Fits(mask QPAttrMask) error {
 		{QPAttrRNRRetry, "RNR retry count", uint32(a.RNRRetry), 7},
 	} {
 		if mask&f.bit != 0 && f.v > f.most {
-			return fmt.Errorf("%s %d, at most %d: %w", f.what, f.v, f.most, syscall.EINVAL)
+			return fmt.Errorf("%s %d exceeds %d: %w", f.what, f.v, f.most, syscall.EINVAL)
 		}
 	}
 	if mask&QPAttrPathMTU != 0 && !a.PathMTU.Valid() {
-		return fmt.Errorf("path MTU %d: %w", a.PathMTU, syscall.EINVAL)
+		return fmt.Errorf("invalid path MTU code %d: %w", a.PathMTU, syscall.EINVAL)
 	}
 	return nil
 }

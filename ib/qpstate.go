@@ -5,14 +5,14 @@ import (
 	"syscall"
 )
 
-// transition is what a step between two states requires and allows beside the state itself, by type of service
-// (IBA 11.2.5.2, tables 91 to 93).
+// transition holds the required and the optional attributes of a state transition, by service type; the state itself is
+// not among them (IBA 11.2.5.2, tables 91 to 93).
 type transition struct {
 	required map[QPType]QPAttrMask
 	optional map[QPType]QPAttrMask
 }
 
-// Services that share their masks.
+// Service types that share their masks.
 var (
 	managementTypes = []QPType{QPTypeSMI, QPTypeGSI}
 	connectedTypes  = []QPType{QPTypeUC, QPTypeRC, QPTypeXRCInit, QPTypeXRCTgt}
@@ -98,8 +98,8 @@ var transitions = func() map[[2]QPState]transition {
 	return r
 }()
 
-// CheckTransition is nil when a queue pair of type t may go from one state to another with the attributes in
-// mask. Every state may go to RESET and to ERR. (ib_modify_qp_is_ok)
+// CheckTransition returns nil if a queue pair of type t may move between the two states with the attributes in mask.
+// Every state may move to RESET and to ERR. (ib_modify_qp_is_ok)
 func CheckTransition(from, to QPState, t QPType, mask QPAttrMask) error {
 	if from > QPErr || to > QPErr {
 		return fmt.Errorf("no such state: %v to %v: %w", from, to, syscall.EINVAL)
@@ -123,9 +123,9 @@ func CheckTransition(from, to QPState, t QPType, mask QPAttrMask) error {
 	return nil
 }
 
-// NextState returns the state that a modification with attr and mask takes a queue pair of type t to, which is in state now;
-// EINVAL if there is no such transition, if it needs or takes other attributes, or if attr.CurState is named and is not the
-// state. It is for a driver's Modify, under the lock that guards the state. It may not sleep. (ib_modify_qp_is_ok)
+// NextState returns the state of a queue pair of type t after a Modify with attr and mask in state now. It returns
+// EINVAL if there is no such transition, if mask does not suit it, or if mask names CurState and attr.CurState is not
+// now. It is for a driver's Modify, under the lock that guards the state. It may not sleep. (ib_modify_qp_is_ok)
 func NextState(now QPState, t QPType, attr *QPAttr, mask QPAttrMask) (QPState, error) {
 	from := now
 	if mask&QPAttrCurState != 0 {

@@ -8,7 +8,7 @@ import (
 	"verbena/umem"
 )
 
-// MRChangeFlags say what [MR.Rereg] changes. (enum ibv_rereg_mr_flags)
+// MRChangeFlags selects the properties that [MR.Rereg] changes. (enum ibv_rereg_mr_flags)
 type MRChangeFlags = uapi.ReregMRFlags
 
 const (
@@ -17,7 +17,7 @@ const (
 	MRChangeAccess      = uapi.ReregMRChangeAccess
 )
 
-// MRChange is what a region is to become; only what the flags name is looked at.
+// MRChange holds the new properties of a region. Fields that the flags do not select are ignored.
 type MRChange struct {
 	Space        umem.Space
 	Account      *umem.Account // may be nil
@@ -27,21 +27,21 @@ type MRChange struct {
 	Access       AccessFlags
 }
 
-// ReregMR is implemented by a DriverMR, made by RegMR, that can be changed without being deregistered. (rereg_user_mr)
+// ReregMR is implemented by a DriverMR of RegMR that can be changed without deregistration. (rereg_user_mr)
 type ReregMR interface {
 	DriverMR
-	// Rereg makes the region one of r, in domain pd, with the given rights, from now on: all three as they are to be,
-	// also what stays as it was. It returns when no access with the former rights is in flight, and then the midlayer
-	// releases the memory that it was of, if r is other memory. The keys may change (MRHandle.SetKeys). EBUSY while a
-	// window is bound to the region. After an error the region is what it was. It may sleep.
+	// Rereg sets the memory, the domain and the rights of the region; all three arguments are the new values, even if
+	// unchanged. It returns when no access with the former properties is in flight. If r is different memory, the
+	// midlayer then releases the former memory. The keys may change (MRHandle.SetKeys). It returns EBUSY while a window
+	// is bound to the region. After an error the region has not changed. It may sleep.
 	Rereg(r *umem.Region, pd DriverPD, access AccessFlags, u *Udata) error
 }
 
-// Rereg changes the memory that a region stands for, its domain, its rights, or several of these, without an instant in
-// which it does not exist. The keys may be others afterwards. The caller sees to it that nothing else is done with the
-// region at the same time. After an error the region is what it was: EINVAL for flags that make no sense, and for a
-// region of AllocMR; EBUSY while a window is bound to the region or it is being changed; EOPNOTSUPP from a driver without; otherwise as RegMR.
-// It may sleep. (ib_uverbs_rereg_mr, IBA 11.2.8.5)
+// Rereg changes the memory, the domain or the rights of a region, or several of these. The region exists throughout.
+// The keys may change. The caller must not use the region concurrently. After an error the region has not changed. It
+// returns EINVAL for invalid flags and for a region of AllocMR, EBUSY while a window is bound to the region or another
+// call changes it, and EOPNOTSUPP if the driver lacks the method; other errors are those of RegMR. It may sleep.
+// (ib_uverbs_rereg_mr, IBA 11.2.8.5)
 func (mr *MR) Rereg(flags MRChangeFlags, to MRChange) error {
 	defer mr.changes("MR.Rereg").leave()
 	if to.IOVA == 0 {
@@ -64,9 +64,9 @@ func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 	const known = MRChangeTranslation | MRChangePD | MRChangeAccess
 	switch {
 	case flags == 0 || flags&^known != 0:
-		return fmt.Errorf("changes %#x: %w", uint32(flags), syscall.EINVAL)
+		return fmt.Errorf("invalid flags %#x: %w", uint32(flags), syscall.EINVAL)
 	case mr.maxPages != 0:
-		return fmt.Errorf("the region is one for work requests to register: %w", syscall.EINVAL)
+		return fmt.Errorf("the region was created by AllocMR, only work requests can change it: %w", syscall.EINVAL)
 	case flags&MRChangePD != 0 && to.PD == nil:
 		return fmt.Errorf("no protection domain: %w", syscall.EINVAL)
 	}
@@ -92,9 +92,9 @@ func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 			return err
 		}
 	} else if region.OnDemand() != (access&AccessOnDemand != 0) {
-		return fmt.Errorf("paging on demand begins and ends with a change of translation: %w", syscall.EINVAL)
+		return fmt.Errorf("changing AccessOnDemand requires a change of translation: %w", syscall.EINVAL)
 	} else if (access^mr.access)&AccessZeroBased != 0 {
-		return fmt.Errorf("addresses from zero begin and end with a change of translation: %w", syscall.EINVAL)
+		return fmt.Errorf("changing AccessZeroBased requires a change of translation: %w", syscall.EINVAL)
 	} else if access.Writable() && !mr.access.Writable() && !region.OnDemand() {
 		if err := region.Check(true); err != nil {
 			return err
@@ -103,7 +103,7 @@ func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 	if flags&MRChangePD != 0 {
 		pd = to.PD
 	}
-	if err := pd.get(mr.dev); err != nil { // the former one is held until all is well
+	if err := pd.get(mr.dev); err != nil { // the former domain is held until the driver has succeeded
 		mr.forget(region)
 		return err
 	}
@@ -121,14 +121,14 @@ func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 	return nil
 }
 
-// forget releases what Rereg got, if it got something.
+// forget releases r if it is new memory of Rereg.
 func (mr *MR) forget(r *umem.Region) {
 	if r != mr.region {
 		r.Release()
 	}
 }
 
-// checkAccess refuses rights that make no sense. (ib_check_mr_access)
+// checkAccess rejects inconsistent access rights. (ib_check_mr_access)
 func checkAccess(a AccessFlags) error {
 	if a&(AccessRemoteWrite|AccessRemoteAtomic) != 0 && a&AccessLocalWrite == 0 {
 		return fmt.Errorf("remote write or atomic access needs local write access: %w", syscall.EINVAL)

@@ -10,18 +10,18 @@ import (
 	"verbena/uapi"
 )
 
-// SRQType is the kind of a shared receive queue.
+// SRQType is the type of a shared receive queue.
 type SRQType = uapi.SRQType
 
 const (
-	SRQBasic = uapi.SRQTBasic // for the queue pairs that are made with it
-	SRQXRC   = uapi.SRQTXRC   // for XRC target queue pairs of its domain, which the sender names it to
+	SRQBasic = uapi.SRQTBasic // for the queue pairs created with it
+	SRQXRC   = uapi.SRQTXRC   // for XRC target queue pairs of its domain; the sender names it in each request
 )
 
 // SRQAttr are the attributes of a shared receive queue. (struct ib_srq_attr)
 type SRQAttr struct {
 	MaxWR, MaxSGE uint32
-	// Limit raises EventSRQLimitReached, once, when fewer work requests than that are left; 0: never.
+	// Limit raises EventSRQLimitReached, once, when fewer work requests remain; 0: never.
 	Limit uint32
 }
 
@@ -33,13 +33,13 @@ const (
 	SRQAttrLimit = uapi.SRQAttrLimit
 )
 
-// SRQInitAttr is what a shared receive queue is made with. (struct ib_srq_init_attr)
+// SRQInitAttr holds the parameters of a new shared receive queue. (struct ib_srq_init_attr)
 type SRQInitAttr struct {
 	Type SRQType
 	Attr SRQAttr
 	XRCD *XRCD // SRQXRC
-	CQ   *CQ   // SRQXRC: for its completions
-	// Event is called with the queue's asynchronous events. It must return without sleeping. May be nil.
+	CQ   *CQ   // SRQXRC: the queue for completions
+	// Event is called for asynchronous events of the queue. It may not sleep. May be nil.
 	Event func(srq *SRQ, e EventType)
 }
 
@@ -47,20 +47,20 @@ type SRQInitAttr struct {
 type SRQ struct {
 	object
 	drv   DriverSRQ
-	queue DriverSRQ // drv, or what an observer puts before it
+	queue DriverSRQ // drv, or the wrapper of an observer
 	pd    *PD
 	init  SRQInitAttr
 	num   uint32
 
-	pending atomic.Int32 // events that are due
-	dead    atomic.Bool  // no event is to be delivered any more
+	pending atomic.Int32 // number of events that are due
+	dead    atomic.Bool  // further events are dropped
 
-	// UserData is the consumer's own; the midlayer does not look at it.
+	// UserData is for the consumer; the midlayer does not use it.
 	UserData any
 }
 
-// CreateSRQ makes a shared receive queue; the capacities granted are in SRQ.Init. It may sleep. EOPNOTSUPP from a
-// driver without. (ib_create_srq)
+// CreateSRQ creates a shared receive queue. SRQ.Init returns the granted capacities. It returns EOPNOTSUPP if the
+// driver lacks the method. It may sleep. (ib_create_srq)
 func (pd *PD) CreateSRQ(init SRQInitAttr) (*SRQ, error) {
 	defer pd.sleeps("PD.CreateSRQ").leave()
 	return pd.createSRQ(init, nil)
@@ -114,13 +114,13 @@ func (srq *SRQ) refersTo() []*object {
 	return o
 }
 
-// Num is the number by which XRC senders name the queue, 24 bits.
+// Num returns the number, 24 bits, by which XRC senders name the queue.
 func (srq *SRQ) Num() uint32 { return srq.num }
 
-// PD is the domain that the queue belongs to.
+// PD returns the domain of the queue.
 func (srq *SRQ) PD() *PD { return srq.pd }
 
-// Init is what the queue was made with, with the capacities that the driver granted.
+// Init returns the parameters of CreateSRQ, with the granted capacities.
 func (srq *SRQ) Init() SRQInitAttr { return srq.init }
 
 // Modify changes the attributes named by mask. It may sleep. (ib_modify_srq)
@@ -146,7 +146,7 @@ func (srq *SRQ) change(attr SRQAttr, mask SRQAttrMask, u *Udata) error {
 	return nil
 }
 
-// Query reports the present attributes; the limit is 0 when it has been reached. It may sleep. (ib_query_srq)
+// Query returns the current attributes; the limit is 0 once it has been reached. It may sleep. (ib_query_srq)
 func (srq *SRQ) Query() (SRQAttr, error) {
 	defer srq.sleeps("SRQ.Query").leave()
 	var a SRQAttr
@@ -160,12 +160,12 @@ func (srq *SRQ) Query() (SRQAttr, error) {
 	return a, nil
 }
 
-// PostRecv queues receive work requests and returns how many were taken; see [DriverSRQ]. It may not sleep.
+// PostRecv queues receive work requests and returns the number accepted; see [DriverSRQ]. It may not sleep.
 // (ib_post_srq_recv)
 func (srq *SRQ) PostRecv(wrs ...RecvWR) (int, error) { return srq.queue.PostRecv(wrs) }
 
-// Raise reports an asynchronous event of the queue. The consumer's function is called later, by a thread that holds
-// nothing. It may not sleep. (ib_srq.event_handler)
+// Raise reports an asynchronous event of the queue. The consumer's function is called later, by a thread that holds no
+// lock. It may not sleep. (ib_srq.event_handler)
 func (h SRQHandle) Raise(e EventType) {
 	srq := h.srq
 	note(srq.subject, observe.Raised, nil)
@@ -180,12 +180,12 @@ func (srq *SRQ) callEvent(e EventType) {
 	callBack(srq.subject, observe.Callback, "the event function of an SRQ", e, func() { srq.init.Event(srq, e) })
 }
 
-// Destroy frees the queue, EBUSY while a queue pair uses it. When it returns its event function will not run again;
-// so it must not be called from there. It may sleep. (ib_destroy_srq)
+// Destroy frees the queue; EBUSY while a queue pair uses it. Once it has returned, its event function will not run
+// again; therefore it must not be called from that function. It may sleep. (ib_destroy_srq)
 func (srq *SRQ) Destroy() error { return srq.destroyIn(context.Background()) }
 
-// DestroyContext is Destroy with a bound for the wait. When ctx ends, the call goes on: the queue is refused to all others, and
-// another Destroy joins it. It may sleep.
+// DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues: the queue rejects all
+// other calls, and another Destroy can join it. It may sleep.
 func (srq *SRQ) DestroyContext(ctx context.Context) error { return srq.destroyIn(ctx) }
 
 func (srq *SRQ) destroyIn(ctx context.Context) error {
@@ -200,7 +200,7 @@ func (srq *SRQ) destroyIn(ctx context.Context) error {
 	return nil
 }
 
-// destroy ends the callbacks first, as that of a QP does.
+// destroy ends the callbacks first, like QP.destroy.
 func (srq *SRQ) destroy() error {
 	srq.dead.Store(true)
 	srq.dev.callbacks.waitFor(func() bool { return srq.pending.Load() == 0 })

@@ -4,11 +4,11 @@ package ib
 type GIDEntry struct {
 	GID     GID
 	Type    GIDType
-	Netdev  string // the interface that the address belongs to
+	Netdev  string // name of the interface that has the address
 	IfIndex int
 }
 
-// DeviceAttr are the attributes and limits of a device (struct ib_device_attr).
+// DeviceAttr holds the attributes and limits of a device (struct ib_device_attr).
 type DeviceAttr struct {
 	FWVer                                            uint64
 	NodeGUID, SysImageGUID                           uint64 // host byte order
@@ -34,7 +34,7 @@ type DeviceAttr struct {
 	ODP                                              ODPCaps
 }
 
-// ODPCaps tell what on-demand paging covers (struct ib_odp_caps).
+// ODPCaps holds the capabilities of on-demand paging (struct ib_odp_caps).
 type ODPCaps struct {
 	General         ODPGeneral
 	RC, UC, UD, XRC ODPOps // by transport
@@ -83,34 +83,34 @@ type AHAttr struct {
 	Port        uint8
 }
 
-// CQAttr is what a driver makes a completion queue with: see [CQInit].
+// CQAttr holds the parameters of a new completion queue for the driver: see [CQInit].
 type CQAttr struct {
 	Entries int
-	Vector  int // which of the device's completion vectors reports: any number
+	Vector  int // the completion vector that reports completions; any number
 	Flags   CQFlags
 }
 
-// QPCap are the capacities of a queue pair.
+// QPCap holds the capacities of a queue pair.
 type QPCap struct {
 	MaxSendWR, MaxRecvWR   uint32
 	MaxSendSGE, MaxRecvSGE uint32
 	MaxInlineData          uint32 // bytes
 }
 
-// QPInitAttr is what a queue pair is made with (struct ib_qp_init_attr).
+// QPInitAttr holds the parameters of a new queue pair (struct ib_qp_init_attr).
 type QPInitAttr struct {
 	SendCQ, RecvCQ *CQ
 	Cap            QPCap
-	SigAll         bool // every send work request makes a completion
+	SigAll         bool // every send work request generates a completion
 	Type           QPType
 	Port           uint8 // GSI only
-	SRQ            *SRQ  // where receive work requests come from instead of PostRecv; may be nil
+	SRQ            *SRQ  // supplies the receive work requests instead of PostRecv; may be nil
 	XRCD           *XRCD // QPTypeXRCTgt, which has no queues
-	// Event is called with the queue pair's asynchronous events. It may not sleep. May be nil.
+	// Event is called for asynchronous events of the queue pair. It may not sleep. May be nil.
 	Event func(qp *QP, e EventType)
 }
 
-// QPAttr are the attributes of a queue pair (struct ib_qp_attr).
+// QPAttr holds the attributes of a queue pair (struct ib_qp_attr).
 type QPAttr struct {
 	State, CurState  QPState
 	PathMTU          MTU
@@ -132,11 +132,11 @@ type QPAttr struct {
 	Timeout          uint8 // local ACK timeout: 4.096 us * 2^Timeout, 0 for none
 	AltTimeout       uint8
 	RetryCnt         uint8
-	RNRRetry         uint8 // 7: for ever
+	RNRRetry         uint8 // 7: unlimited
 	RateLimit        uint32
 }
 
-// SGE is a scatter or gather element: memory by the address and local key of a region.
+// SGE is a scatter/gather element: an address and length with the local key of a region.
 type SGE struct {
 	Addr   uint64
 	Length uint32
@@ -149,15 +149,15 @@ type SendWR struct {
 	Opcode WROpcode
 	Flags  SendFlags
 	SGList []SGE
-	// Inline is sent instead of SGList where Flags has SendInline, and always the 8 bytes of WRAtomicWrite; it is copied
-	// while posting.
+	// Inline is the payload if Flags has SendInline, and always the 8-byte value of WRAtomicWrite. It is copied during
+	// the post.
 	Inline []byte
-	// Imm is immediate data in host byte order; InvalidateRKey shares its place on the wire.
+	// Imm is immediate data in host byte order; InvalidateRKey uses the same header field on the wire.
 	Imm            uint32
 	InvalidateRKey uint32
 
-	// RDMA and atomics. Those work on 8 bytes in the host's order, at a RemoteAddr that is a multiple of 8, and store what was
-	// there in SGList.
+	// RDMA and atomics. Atomics operate on 8 bytes in host byte order at a RemoteAddr that is a multiple of 8, and
+	// store the previous value in SGList.
 	RemoteAddr       uint64
 	RKey             uint32
 	CompareAdd, Swap uint64
@@ -183,12 +183,12 @@ type RecvWR struct {
 type WC struct {
 	ID     uint64
 	Status WCStatus
-	// Opcode is the operation that completed, with success or flushed. After another error it is undefined.
+	// Opcode is the completed operation. It is valid for status success and flushed, and undefined for other errors.
 	Opcode    WCOpcode
 	VendorErr uint32
 	ByteLen   uint32
-	// QPNum is the number of the queue pair that it is of, and QP the queue pair: nil in a completion that is polled when the
-	// queue pair has been destroyed.
+	// QPNum is the number of the queue pair, and QP the queue pair. QP is nil if the queue pair was destroyed before
+	// the completion was polled.
 	QPNum          uint32
 	QP             *QP
 	Imm            uint32 // host byte order
@@ -197,13 +197,13 @@ type WC struct {
 	Flags          WCFlags
 	PKeyIndex      uint16
 	SLID           uint16
-	// SL is the service level. Of a datagram over RoCEv2, which has none, a driver may report the type of its network
-	// header instead: 1 IPv6, 2 IPv4.
+	// SL is the service level. A RoCEv2 datagram has none; for it a driver may report the type of the network header: 1
+	// IPv6, 2 IPv4.
 	SL   uint8
 	Port uint8
 }
 
-// NotifyFlags are the arguments of a request for notification.
+// NotifyFlags are the options of ReqNotify.
 type NotifyFlags uint8
 
 const (

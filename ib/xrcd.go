@@ -6,15 +6,15 @@ import (
 	"syscall"
 )
 
-// XRCD is a domain of extended reliable connections (XRC): a sender reaches every XRC shared receive queue of the
-// domain through one target queue pair, so that processes on a node need not all have connections of their own.
-// (struct ib_xrcd; IBA annex A14)
+// XRCD is a domain of extended reliable connections (XRC). A sender reaches every XRC shared receive queue of the
+// domain through one target queue pair, so the processes on a node can share connections. (struct ib_xrcd; IBA annex
+// A14)
 type XRCD struct {
 	object
 	drv DriverXRCD
 }
 
-// AllocXRCD makes an XRC domain. It may sleep. EOPNOTSUPP from a driver without. (ib_alloc_xrcd)
+// AllocXRCD creates an XRC domain. It returns EOPNOTSUPP if the driver lacks the method. It may sleep. (ib_alloc_xrcd)
 func (d *Device) AllocXRCD() (*XRCD, error) {
 	defer d.sleeps("Device.AllocXRCD").leave()
 	return d.allocXRCD(nil)
@@ -42,11 +42,11 @@ func (d *Device) allocXRCD(u *Udata) (*XRCD, error) {
 	return x, nil
 }
 
-// Dealloc frees the domain, EBUSY while something uses it. It may sleep. (ib_dealloc_xrcd)
+// Dealloc frees the domain; EBUSY while other objects use it. It may sleep. (ib_dealloc_xrcd)
 func (x *XRCD) Dealloc() error { return x.destroyIn(context.Background()) }
 
-// DeallocContext is Dealloc with a bound for the wait. When ctx ends, the call goes on: the domain is refused to all others, and
-// another Dealloc joins it. It may sleep.
+// DeallocContext is Dealloc with a limit for the wait. When ctx ends, deallocation continues: the domain rejects all
+// other calls, and another Dealloc can join it. It may sleep.
 func (x *XRCD) DeallocContext(ctx context.Context) error { return x.destroyIn(ctx) }
 
 func (x *XRCD) destroyIn(ctx context.Context) error {
