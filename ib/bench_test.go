@@ -2,7 +2,7 @@ package ib
 
 import "testing"
 
-// nullQP and nullCQ cost nothing, so that what remains is the midlayer's.
+// nullQP and nullCQ do nothing, so that a benchmark measures the midlayer alone.
 type nullQP struct{ fakeQP }
 
 func (*nullQP) PostSend(wrs []SendWR) (int, error) { return len(wrs), nil }
@@ -12,13 +12,14 @@ type nullCQ struct{ fakeCQ }
 func (*nullCQ) Poll([]WC) (int, error)              { return 0, nil }
 func (*nullCQ) ReqNotify(NotifyFlags) (bool, error) { return false, nil }
 
-// stub puts them in the place of the bench's.
+// stub installs nullQP and nullCQ in the bench.
 func (b *bench) stub() {
 	b.qp.drv, b.cq.drv = &nullQP{fakeQP{d: b.drv}}, &nullCQ{fakeCQ{d: b.drv}}
 	b.qp.queue, b.cq.queue = b.qp.drv, b.cq.drv
 }
 
-// benchModes runs f with the driver's method called without the midlayer, and through it. Package check has the benchmarks of checked mode.
+// benchModes measures f with a direct call of the driver's method and with a call through the midlayer. Package check
+// has the benchmarks of checked mode.
 func benchModes(b *testing.B, direct func(b *bench), through func(b *bench)) {
 	run := func(name string, f func(*bench)) {
 		b.Run(name, func(b *testing.B) {
@@ -51,7 +52,7 @@ func BenchmarkReqNotifyCQ(b *testing.B) {
 	benchModes(b, func(b *bench) { b.cq.drv.ReqNotify(NotifyNextComp) }, func(b *bench) { b.cq.ReqNotify(NotifyNextComp) })
 }
 
-// BenchmarkCallback is the way from a completion to the handler on the thread that raised it.
+// BenchmarkCallback measures a completion and its handler on the thread that raised it.
 func BenchmarkCallback(b *testing.B) {
 	benchModes(b, nil, func(b *bench) {
 		b.cq.ReqNotify(NotifyNextComp)
@@ -61,7 +62,7 @@ func BenchmarkCallback(b *testing.B) {
 	})
 }
 
-// BenchmarkCallbackWorker is the same through another goroutine.
+// BenchmarkCallbackWorker measures a completion and its handler on a worker goroutine.
 func BenchmarkCallbackWorker(b *testing.B) {
 	benchModes(b, nil, func(b *bench) {
 		b.cq.ReqNotify(NotifyNextComp)
@@ -70,7 +71,7 @@ func BenchmarkCallbackWorker(b *testing.B) {
 	})
 }
 
-// Post, poll and request notification allocate nothing of the midlayer's.
+// TestDataPathDoesNotAllocate checks that post, poll and notification requests do not allocate in the midlayer.
 func TestDataPathDoesNotAllocate(t *testing.T) {
 	w := newBench(t, func(*CQ) {}, nil, nil)
 	w.stub()
@@ -82,7 +83,7 @@ func TestDataPathDoesNotAllocate(t *testing.T) {
 		"ReqNotify": func() { w.cq.ReqNotify(NotifyNextComp) },
 	} {
 		if n := testing.AllocsPerRun(100, f); n != 0 {
-			t.Errorf("%s: %v allocations", name, n)
+			t.Errorf("%s: got %v allocations, want 0", name, n)
 		}
 	}
 	w.free(t)

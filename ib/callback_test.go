@@ -32,11 +32,11 @@ func onStack(suffix string) bool {
 	}
 }
 
-// A completion raised inside PostSend is never delivered in its callchain, with and without a thread that offered
-// to run callbacks.
+// TestCallbackIsNotInCallchain checks that a completion raised inside PostSend is not delivered in its callchain, with
+// and without a thread that holds callbacks.
 func TestCallbackIsNotInCallchain(t *testing.T) {
 	for _, hold := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) { // where the thread that holds callbacks is not late
+		synctest.Test(t, func(t *testing.T) { // in a bubble holds do not become stale
 			calls, nested := make(chan struct{}, 1), false
 			b := newBench(t, func(*CQ) {
 				nested = onStack(".PostSend")
@@ -49,11 +49,11 @@ func TestCallbackIsNotInCallchain(t *testing.T) {
 			b.qp.PostSend(SendWR{})
 			if hold {
 				if len(calls) != 0 {
-					t.Error("delivered before RunCallbacks")
+					t.Error("handler called before RunCallbacks")
 				}
 				b.dev.handle.RunCallbacks()
 				if len(calls) != 1 {
-					t.Error("not delivered by RunCallbacks")
+					t.Error("handler not called by RunCallbacks")
 				}
 			}
 			<-calls
@@ -64,15 +64,15 @@ func TestCallbackIsNotInCallchain(t *testing.T) {
 	}
 }
 
-// Completions come from many threads, half of which run callbacks themselves, while the handler polls and arms
-// again: one handler at a time, and every completion is found.
+// TestNoLostNotification raises completions on many threads, half of which run callbacks themselves, while the handler
+// polls and re-arms. At most one handler may run at a time, and no completion may be lost.
 func TestNoLostNotification(t *testing.T) {
 	const threads, each = 8, 3000
 	var running, polled atomic.Int32
 	all := make(chan struct{})
 	b := newBench(t, func(cq *CQ) {
 		if running.Add(1) != 1 {
-			t.Error("two handlers at once")
+			t.Error("two handlers run at the same time")
 		}
 		wc := make([]WC, 7)
 		for {
@@ -110,19 +110,19 @@ func TestNoLostNotification(t *testing.T) {
 	must(t, b.cq.Destroy())
 }
 
-// Any sequence of holding, completing and running keeps the rules, as a model of one queue.
+// TestCallbackModel compares random sequences of holds, completions and runs with a model of one queue.
 func TestCallbackModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var (
-			completed, seen, calls atomic.Int64 // completions raised; those that the last handler call came after
+			completed, seen, calls atomic.Int64 // completions raised; completions raised before the last handler call; handler calls
 			running                atomic.Int32
 			holds                  int
-			inside                 func(cq *CQ) // what the handler does besides
+			inside                 func(cq *CQ) // further actions of the handler
 			insideMu               sync.Mutex
 		)
 		b := newBench(t, func(cq *CQ) {
 			if running.Add(1) != 1 {
-				rt.Error("two handlers at once")
+				rt.Error("two handlers run at the same time")
 			}
 			seen.Store(completed.Load())
 			calls.Add(1)
@@ -163,12 +163,12 @@ func TestCallbackModel(t *testing.T) {
 					return
 				}
 				b.dev.callbacks.drain()
-				b.dev.callbacks.drain() // a handler that was running may have become due again while the first one waited
+				b.dev.callbacks.drain() // the running handler may have become due again while the first drain waited
 				if seen.Load() != completed.Load() {
 					rt.Errorf("%d completions, the last handler call saw %d", completed.Load(), seen.Load())
 				}
 				if calls.Load() > completed.Load() {
-					rt.Errorf("%d handler calls for %d completions", calls.Load(), completed.Load())
+					rt.Errorf("got %d handler calls for %d completions, want at most as many", calls.Load(), completed.Load())
 				}
 			},
 		})
@@ -181,12 +181,13 @@ func TestCallbackModel(t *testing.T) {
 		CQHandle{cq: b.cq}.Completed()
 		b.dev.callbacks.drain()
 		if calls.Load() != n {
-			rt.Error("handler called after Destroy")
+			rt.Error("handler called after Destroy returned")
 		}
 	})
 }
 
-// What has been taken is forgotten: a queue that never runs empty does not grow.
+// TestCallbackQueueStaysSmall checks that the queue reuses the space of removed elements, even if it never becomes
+// empty.
 func TestCallbackQueueStaysSmall(t *testing.T) {
 	var q fifo[int]
 	for i := range 3 {
@@ -199,7 +200,7 @@ func TestCallbackQueueStaysSmall(t *testing.T) {
 		}
 	}
 	if q.len() != 3 || cap(q.buf) > 64 {
-		t.Errorf("%d due, room for %d", q.len(), cap(q.buf))
+		t.Errorf("got %d elements in a buffer of %d, want a small buffer", q.len(), cap(q.buf))
 	}
 }
 
@@ -277,9 +278,9 @@ func TestDeviceEvents(t *testing.T) {
 	})
 }
 
-// The path from a completion to the handler does not allocate once it is warm.
+// TestCallbackDoesNotAllocate checks that a completion and its handler do not allocate after the first call.
 func TestCallbackDoesNotAllocate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // where the thread that holds callbacks is not late
+	synctest.Test(t, func(t *testing.T) { // in a bubble holds do not become stale
 		calls := 0
 		b := newBench(t, func(*CQ) { calls++ }, nil, nil)
 		if n := testing.AllocsPerRun(100, func() {
@@ -287,15 +288,16 @@ func TestCallbackDoesNotAllocate(t *testing.T) {
 			CQHandle{cq: b.cq}.Completed()
 			b.dev.handle.RunCallbacks()
 		}); n != 0 {
-			t.Errorf("%v allocations", n)
+			t.Errorf("got %v allocations, want 0", n)
 		}
 		if calls != 101 {
-			t.Errorf("%d calls", calls)
+			t.Errorf("got %d handler calls", calls)
 		}
 	})
 }
 
-// Handlers of different queues run at the same time: the first waits, awake, for the second.
+// TestCallbacksOfDifferentQueuesRunInParallel checks that handlers of different queues run at the same time: the first
+// one spins until the second one runs.
 func TestCallbacksOfDifferentQueuesRunInParallel(t *testing.T) {
 	for _, hold := range []bool{false, true} {
 		var second atomic.Bool
@@ -323,14 +325,15 @@ func TestCallbacksOfDifferentQueuesRunInParallel(t *testing.T) {
 	}
 }
 
-// Events of a device and its objects come one at a time, in the order in which they were raised.
+// TestEventsComeInOrder checks that events of a device and its objects are delivered one at a time, in the order in
+// which they were raised.
 func TestEventsComeInOrder(t *testing.T) {
 	const n = 2000
 	var running atomic.Int32
 	var got []EventType
 	note := func(e EventType) {
 		if running.Add(1) != 1 {
-			t.Error("two events at once")
+			t.Error("two events delivered at the same time")
 		}
 		got = append(got, e)
 		running.Add(-1)
@@ -340,7 +343,7 @@ func TestEventsComeInOrder(t *testing.T) {
 	var want []EventType
 	for i := range n {
 		if i%3 == 0 {
-			CQHandle{cq: b.cq}.Completed() // others have work as well
+			CQHandle{cq: b.cq}.Completed() // other callbacks are due too
 		}
 		e := []EventType{EventPortErr, EventQPFatal}[i%2]
 		if want = append(want, e); i%2 == 0 {
@@ -351,12 +354,12 @@ func TestEventsComeInOrder(t *testing.T) {
 	}
 	b.dev.callbacks.drain()
 	if !slices.Equal(got, want) {
-		t.Errorf("%d events in another order, or not all of %d", len(got), n)
+		t.Errorf("got %d events, or a wrong order; want %d in order", len(got), n)
 	}
 	b.free(t)
 }
 
-// A completion that comes while Destroy is being refused is not forgotten.
+// TestNotificationSurvivesRefusedDestroy checks that a completion raised during a failing Destroy is delivered.
 func TestNotificationSurvivesRefusedDestroy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
@@ -378,7 +381,7 @@ func TestNotificationSurvivesRefusedDestroy(t *testing.T) {
 	})
 }
 
-// A thread that runs callbacks for others is let go, and a worker goes on.
+// TestRunCallbacksIsBounded checks that RunCallbacks returns after runBatch callbacks and that a worker runs the rest.
 func TestRunCallbacksIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const events = 3 * runBatch
@@ -392,19 +395,19 @@ func TestRunCallbacksIsBounded(t *testing.T) {
 		b.dev.handle.RunCallbacks()
 		synctest.Wait()
 		if calls != events {
-			t.Errorf("%d calls, want %d", calls, events)
+			t.Errorf("got %d calls, want %d", calls, events)
 		}
 		b.free(t)
 	})
 }
 
-// A thread that holds callbacks and is then stopped delays them once, for a moment; callbacks that come later do not wait
-// for it.
+// TestCallbacksDoNotWaitForAStoppedHolder checks that a thread which holds callbacks and then blocks delays them only
+// once, for lateDelay. Later callbacks do not wait for this thread.
 func TestCallbacksDoNotWaitForAStoppedHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
 		b := newBench(t, func(*CQ) { calls++ }, nil, nil)
-		b.dev.handle.HoldCallbacks() // and does not come back
+		b.dev.handle.HoldCallbacks() // RunCallbacks is not called
 		began := time.Now()
 		CQHandle{cq: b.cq}.Completed()
 		testutil.Advance(2 * lateDelay)
@@ -414,19 +417,19 @@ func TestCallbacksDoNotWaitForAStoppedHolder(t *testing.T) {
 		CQHandle{cq: b.cq}.Completed()
 		synctest.Wait()
 		if calls != 2 {
-			t.Fatalf("got %d calls, want 2: the second completion waits for the holder too", calls)
+			t.Fatalf("got %d calls, want 2: the second completion waited for the holder", calls)
 		}
-		b.dev.handle.HoldCallbacks() // another thread, which does come back
+		b.dev.handle.HoldCallbacks() // another thread, which does call RunCallbacks
 		CQHandle{cq: b.cq}.Completed()
 		synctest.Wait()
 		if calls != 2 {
-			t.Errorf("got %d calls, want 2: the callback did not wait for a thread that holds it", calls)
+			t.Errorf("got %d calls, want 2: the callback did not wait for its holder", calls)
 		}
 		b.dev.handle.RunCallbacks()
 		if calls != 3 {
 			t.Errorf("got %d calls, want 3", calls)
 		}
-		b.dev.handle.RunCallbacks() // it comes back after all
+		b.dev.handle.RunCallbacks() // the first thread runs callbacks after all
 		b.free(t)
 	})
 }

@@ -9,7 +9,7 @@ import (
 	"verbena/ib"
 )
 
-// parts are what a queue pair needs.
+// parts holds the objects that a queue pair needs.
 type parts struct {
 	dev *ib.Device
 	at  ib.Local
@@ -108,15 +108,15 @@ func TestConnectRefuses(t *testing.T) {
 		}
 	}
 	if rc.State() != ib.QPReset {
-		t.Errorf("got %v, want RESET: the queue pair was touched", rc.State())
+		t.Errorf("got %v, want RESET: a failed Connect changed the queue pair", rc.State())
 	}
-	if err := rc.Connect(p.at, own, own, ib.Path{}); err != nil { // to itself
+	if err := rc.Connect(p.at, own, own, ib.Path{}); err != nil { // connect to itself
 		t.Error(err)
 	}
 	if err := rc.Connect(p.at, own, own, ib.Path{}); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("connect a connected queue pair: got %v, want EINVAL", err)
 	}
 	if _, err := p.dev.Local(2); err == nil {
-		t.Error("a port that does not exist has an address")
+		t.Error("Local of a port that does not exist: got success, want an error")
 	}
 }

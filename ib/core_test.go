@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// recorder is a client that writes down what happens to it.
+// recorder is a client that records the calls of its functions.
 type recorder struct {
 	mu  sync.Mutex
 	log []string
@@ -34,8 +34,8 @@ func (r *recorder) client(name string) *Client {
 
 func (r *recorder) String() string { return strings.Join(r.log, " ") }
 
-// Each line is a history of clients A, B, C and devices 1, 2, 3 that come (+) and go (-), and the calls of Add and
-// Remove that it leads to.
+// Each line is a history of clients A, B, C and devices 1, 2, 3 that are registered (+) and unregistered (-), and the
+// expected calls of Add and Remove.
 func TestHotPlugOrder(t *testing.T) {
 	for _, test := range []struct{ history, want string }{
 		{"+A +B +1 -1", "+A1 +B1 -B1 -A1"},
@@ -80,15 +80,15 @@ func TestRegisterErrors(t *testing.T) {
 	core := &Core{}
 	d, _ := newDevice("fake0")
 	if err := core.Unregister(&d.handle); !errors.Is(err, syscall.ENODEV) {
-		t.Errorf("unregister before register: %v", err)
+		t.Errorf("unregister before register: got %v", err)
 	}
 	must(t, core.Register(&d.handle))
 	if err := core.Register(&d.handle); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("register twice: %v", err)
+		t.Errorf("register a device twice: got %v", err)
 	}
 	twin, _ := newDevice("fake0")
 	if err := core.Register(&twin.handle); !errors.Is(err, syscall.EEXIST) {
-		t.Errorf("register a second device of the name: %v", err)
+		t.Errorf("register a second device of the same name: got %v", err)
 	}
 	if core.Device("fake0") != d || core.Device("fake1") != nil || !slices.Equal(core.Devices(), []*Device{d}) {
 		t.Errorf("devices: %v", core.Devices())
@@ -96,14 +96,14 @@ func TestRegisterErrors(t *testing.T) {
 	cl := (&recorder{}).client("A")
 	must(t, core.RegisterClient(cl))
 	if err := core.RegisterClient(cl); !errors.Is(err, syscall.EEXIST) {
-		t.Errorf("register a client twice: %v", err)
+		t.Errorf("register a client twice: got %v", err)
 	}
 	must(t, core.Unregister(&d.handle))
 	if err := core.Unregister(&d.handle); !errors.Is(err, syscall.ENODEV) {
-		t.Errorf("unregister twice: %v", err)
+		t.Errorf("unregister a device twice: got %v", err)
 	}
 	if err := core.Register(&d.handle); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("register again what is gone: %v", err)
+		t.Errorf("register an unregistered device: got %v", err)
 	}
 	must(t, core.Register(&twin.handle))
 	core.UnregisterClient((&recorder{}).client("never registered"))
@@ -119,7 +119,7 @@ func TestClientThatRefuses(t *testing.T) {
 	d := NewDevice("1", &fakeDriver{}, func(format string, args ...any) { log = append(log, fmt.Sprintf(format, args...)) })
 	must(t, core.Register(d))
 	if d.dev.Attached(refuser) {
-		t.Error("attached all the same")
+		t.Error("client attached although its Add failed")
 	}
 	must(t, core.Unregister(d))
 	if got := rec.String(); got != "+B1 -B1" {
@@ -130,7 +130,8 @@ func TestClientThatRefuses(t *testing.T) {
 	}
 }
 
-// The device is usable from the start of Add to the end of Remove, and Remove gets what Add returned.
+// TestClientUsesDevice checks that the device is usable from the start of Add to the end of Remove, and that Remove
+// receives the data of Add.
 func TestClientUsesDevice(t *testing.T) {
 	core := &Core{}
 	var state DeviceState
@@ -143,7 +144,7 @@ func TestClientUsesDevice(t *testing.T) {
 		Remove: func(d *Device, data any) {
 			state = d.State()
 			if d.ClientData(recorded) != nil {
-				t.Error("data of a client that is being removed")
+				t.Error("ClientData during Remove: got data, want nil")
 			}
 			cq, err := d.CreateCQ(CQInit{Entries: 1})
 			if err := errors.Join(err, cq.Destroy(), data.(*PD).Dealloc()); err != nil {
@@ -155,21 +156,21 @@ func TestClientUsesDevice(t *testing.T) {
 	must(t, core.RegisterClient(cl))
 	d, _ := newDevice("1")
 	if d.ClientData(cl) != nil {
-		t.Error("data before registration")
+		t.Error("ClientData before registration: got data, want nil")
 	}
 	must(t, core.Register(&d.handle))
 	if _, ok := d.ClientData(cl).(*PD); !ok || d.ClientData(&Client{}) != nil {
-		t.Errorf("data: %v, and of another client: %v", d.ClientData(cl), d.ClientData(&Client{}))
+		t.Errorf("ClientData: got %v, and %v for another client", d.ClientData(cl), d.ClientData(&Client{}))
 	}
 	must(t, core.Unregister(&d.handle))
 	if state != DeviceActive {
-		t.Errorf("device was %v in Remove", state)
+		t.Errorf("device state in Remove: got %v", state)
 	}
 	if d.State() != DeviceGone {
-		t.Errorf("device is %v", d.State())
+		t.Errorf("device state: got %v", d.State())
 	}
 	if _, err := d.AllocPD(); !errors.Is(err, syscall.ENODEV) {
-		t.Errorf("use after unregistration: %v", err)
+		t.Errorf("use after unregistration: got %v", err)
 	}
 }
 
@@ -180,11 +181,12 @@ func TestUnregisterNamesWhatIsLeft(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if b.dev.State() != DeviceGone {
-		t.Errorf("device is %v", b.dev.State())
+		t.Errorf("device state: got %v", b.dev.State())
 	}
 }
 
-// Whoever takes a device or a client away returns only when Add and Remove have, whoever called them.
+// TestUnregisterWaits checks that each call that unregisters a device or a client returns only after Add and Remove
+// have returned, no matter which call has called them.
 func TestUnregisterWaits(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -238,23 +240,23 @@ func TestUnregisterWaits(t *testing.T) {
 					synctest.Wait()
 				}
 				if len(ended) != 0 {
-					t.Fatalf("%s ended while the client was busy", <-ended)
+					t.Fatalf("unregistration of %s returned while the client was busy", <-ended)
 				}
 				close(release)
 				synctest.Wait()
 				if len(ended) != len(test.end) {
-					t.Errorf("%d of %d ended", len(ended), len(test.end))
+					t.Errorf("%d of %d calls returned", len(ended), len(test.end))
 				}
 				if adds != 1 || removes != 1 {
-					t.Errorf("%d calls of Add, %d of Remove, want one each", adds, removes)
+					t.Errorf("got %d calls of Add and %d of Remove, want one each", adds, removes)
 				}
 			})
 		})
 	}
 }
 
-// Devices and clients come and go in any order at the same time: Add and Remove of a pair take turns, and nobody is
-// left when both have gone.
+// TestHotPlugConcurrent registers and unregisters devices and clients concurrently in any order. Add and Remove of a
+// pair must alternate, and no client may remain on a device in the end.
 func TestHotPlugConcurrent(t *testing.T) {
 	const clients, devices, rounds = 4, 4, 40
 	core := &Core{}
@@ -273,7 +275,7 @@ func TestHotPlugConcurrent(t *testing.T) {
 				defer mu.Unlock()
 				k := pair{i, number(d)}
 				if present[k] != was {
-					t.Errorf("client %d, device %d: present %v, want %v", k.client, k.device, present[k], was)
+					t.Errorf("client %d, device %d: got present %v, want %v", k.client, k.device, present[k], was)
 				}
 				present[k] = !was
 			}
@@ -299,7 +301,7 @@ func TestHotPlugConcurrent(t *testing.T) {
 				mu.Lock()
 				for k, here := range present {
 					if k.client == i && here {
-						t.Errorf("client %d left, but is on device %d", i, k.device)
+						t.Errorf("client %d was unregistered, but is still on device %d", i, k.device)
 					}
 				}
 				mu.Unlock()
@@ -323,11 +325,11 @@ func TestHotPlugConcurrent(t *testing.T) {
 	}
 	wg.Wait()
 	if len(core.Devices()) != 0 {
-		t.Errorf("left: %v", core.Devices())
+		t.Errorf("devices left: %v", core.Devices())
 	}
 }
 
-// A client whose Add or Remove panics does not hold up the others.
+// TestClientPanics checks that a client whose Add or Remove panics does not block other clients.
 func TestClientPanics(t *testing.T) {
 	for _, inAdd := range []bool{true, false} {
 		core := &Core{}
@@ -353,12 +355,13 @@ func TestClientPanics(t *testing.T) {
 			t.Errorf("in Add: %v; Register panicked with %v, Unregister with %v", inAdd, first, second)
 		}
 		if core.Device("other") != nil {
-			t.Error("found what is not there")
+			t.Error("found a device that is not registered")
 		}
 	}
 }
 
-// A call that makes an object while the device goes fails, and the object does not stay.
+// TestInsideAtUnregister checks that a call that creates an object while the device is unregistered fails and destroys
+// the object.
 func TestInsideAtUnregister(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	inside, release := make(chan int), make(chan int)
@@ -381,6 +384,6 @@ func TestInsideAtUnregister(t *testing.T) {
 	close(release)
 	wantErr(t, "AllocPD", <-done, syscall.ENODEV)
 	if n := b.drv.calls.Load() - calls; n != 1 || b.dev.Objects().String() != "" {
-		t.Errorf("got %d calls to destroy, objects %v, want 1 and none", n, b.dev.Objects())
+		t.Errorf("got %d calls to destroy, objects %v; want 1 and none", n, b.dev.Objects())
 	}
 }

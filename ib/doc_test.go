@@ -10,8 +10,9 @@ import (
 	"testing"
 )
 
-// Every exported function says whether it may sleep, unless it only computes or returns a field; and checked mode
-// knows of those that may.
+// TestEveryFunctionSaysWhetherItSleeps checks that the comment of each exported function states whether it may sleep,
+// except for functions that only compute or return a field. It also checks that checked mode observes each function
+// that may sleep.
 func TestEveryFunctionSaysWhetherItSleeps(t *testing.T) {
 	fset := token.NewFileSet()
 	names, err := filepath.Glob("*.go")
@@ -34,17 +35,17 @@ func TestEveryFunctionSaysWhetherItSleeps(t *testing.T) {
 			never := strings.Contains(doc, "may not sleep") && !sleeps
 			watched := calls(f.Body, "sleeps", "changes", "destroys", "registers", "destroyIn", "unregisterIn", "unregisterClientIn")
 			switch {
-			case f.Name.Name == "String": // the name says it
+			case f.Name.Name == "String": // the name is enough
 			case simple(f.Body):
 				if doc == "" {
 					t.Errorf("%s has no comment", where)
 				}
 			case sleeps == never:
-				t.Errorf("%s does not say whether it may sleep", where)
+				t.Errorf("the comment of %s does not state whether it may sleep", where)
 			case sleeps && !watched:
-				t.Errorf("%s may sleep, and checked mode does not know it", where)
+				t.Errorf("%s may sleep, but checked mode does not observe it", where)
 			case never && watched:
-				t.Errorf("%s may not sleep, and checked mode takes it for one that may", where)
+				t.Errorf("%s may not sleep, but is observed as a function that may", where)
 			}
 			if sleeps {
 				may++
@@ -54,7 +55,7 @@ func TestEveryFunctionSaysWhetherItSleeps(t *testing.T) {
 		}
 	}
 	if may < 15 || mayNot < 15 {
-		t.Errorf("only %d functions may sleep, and %d may not", may, mayNot)
+		t.Errorf("got only %d functions that may sleep and %d that may not", may, mayNot)
 	}
 }
 
@@ -72,7 +73,7 @@ func receiver(f *ast.FuncDecl) string {
 	return ""
 }
 
-// simple tells whether a function calls nothing but loads, conversions and its like.
+// simple reports whether a function calls only loads, conversions and the like.
 func simple(body *ast.BlockStmt) bool {
 	ok := true
 	ast.Inspect(body, func(n ast.Node) bool {
@@ -91,7 +92,7 @@ func simple(body *ast.BlockStmt) bool {
 	return ok
 }
 
-// calls tells whether there is a call of a function or method of one of the names.
+// calls reports whether body contains a call of a function or method with one of the names.
 func calls(body *ast.BlockStmt, names ...string) (found bool) {
 	ast.Inspect(body, func(n ast.Node) bool {
 		if c, ok := n.(*ast.CallExpr); ok {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// holdAt makes the driver's method hang until the returned function is called with its result.
+// holdAt blocks the driver's method until the returned function is called with the result of the method.
 func (d *fakeDriver) holdAt(method string) (release func(error)) {
 	result := make(chan error)
 	d.fail = func(what string) error {
@@ -21,14 +21,14 @@ func (d *fakeDriver) holdAt(method string) (release func(error)) {
 	return func(err error) { result <- err }
 }
 
-// For each kind of object: the context ends the wait and not the operation, which another call joins; all else is refused
-// meanwhile; a driver that refuses leaves the object alive.
+// TestDestroyContext checks for each kind of object that the context ends only the wait. The operation continues,
+// another call can join it, and all other calls fail meanwhile. If the driver's method fails, the object stays alive.
 func TestDestroyContext(t *testing.T) {
 	for _, observed := range []bool{false, true} {
 		for _, test := range []struct {
 			kind, method string
 			destroy      func(b *bench) (in func(context.Context) error, plain func() error)
-			used         func(b *bench) error // refused while it is being destroyed
+			used         func(b *bench) error // fails during the destruction
 		}{
 			{"PD", "dealloc pd", func(b *bench) (func(context.Context) error, func() error) { return b.pd.DeallocContext, b.pd.Dealloc },
 				func(b *bench) error { return second(b.pd.AllocMR(1)) }},
@@ -52,7 +52,7 @@ func TestDestroyContext(t *testing.T) {
 				return srq.DestroyContext, srq.Destroy
 			}, nil},
 			{"XRCD", "dealloc pd", func(b *bench) (func(context.Context) error, func() error) {
-				x, err := b.dev.AllocXRCD() // the fake driver's are its domains
+				x, err := b.dev.AllocXRCD() // the fake driver uses its domains for XRC domains
 				must(t, err)
 				return x.DeallocContext, x.Dealloc
 			}, nil},
@@ -81,19 +81,19 @@ func testDestroyContext(t *testing.T, observed bool, kind, method string,
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if err := destroy(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("with a driver that hangs: got %v, want %v", err, context.DeadlineExceeded)
+		t.Errorf("with a blocked driver: got %v, want %v", err, context.DeadlineExceeded)
 	}
 	if used != nil {
-		wantErr(t, "use while it is destroyed", used(b), syscall.EINVAL)
+		wantErr(t, "use during the destruction", used(b), syscall.EINVAL)
 	}
 	joined := make(chan error)
 	go func() { joined <- plain() }()
 	synctest.Wait()
 	release(syscall.EIO)
-	wantErr(t, "the call that joins one that is refused", <-joined, syscall.EIO)
+	wantErr(t, "the call that joined a failing one", <-joined, syscall.EIO)
 	synctest.Wait()
 	if got := b.dev.Objects(); got != before {
-		t.Errorf("after a refusal: got %v, want %v", got, before)
+		t.Errorf("after a failure: got %v, want %v", got, before)
 	}
 
 	go func() { joined <- plain() }()
@@ -107,7 +107,7 @@ func testDestroyContext(t *testing.T, observed bool, kind, method string,
 	must(t, <-joined)
 	wantErr(t, "once more", plain(), syscall.EINVAL)
 	b.drv.fail = nil
-	switch kind { // the rest
+	switch kind { // destroy the other objects
 	case "PD":
 		must(t, b.cq.Destroy())
 	case "CQ":
@@ -121,7 +121,8 @@ func testDestroyContext(t *testing.T, observed bool, kind, method string,
 	rec.left(t)
 }
 
-// Modify and Unregister are left behind by their contexts; a second Unregister joins the first.
+// TestUnregisterContext checks that Modify and Unregister continue after their contexts have ended, and that a second
+// Unregister joins the first.
 func TestUnregisterContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, nil, nil, nil)

@@ -10,7 +10,7 @@ import (
 	"verbena/internal/notify"
 )
 
-// When the end of a registration has returned, its function does not run, and does not begin any more.
+// TestEventEndWaits checks that once stop has returned, its function is not running and does not start again.
 func TestEventEndWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, nil, nil, nil)
@@ -20,28 +20,28 @@ func TestEventEndWaits(t *testing.T) {
 		second := b.dev.OnEvent(func(Event) { later.Add(1) })
 		b.dev.handle.DispatchEvent(EventPortErr, 1)
 		<-enter
-		second() // has not begun, and does not wait for the first
+		second() // has not begun, and does not wait for the first function
 		var ended atomic.Bool
 		go func() { first(); ended.Store(true) }()
 		synctest.Wait()
 		if ended.Load() {
-			t.Error("the end of a registration returned while its function ran")
+			t.Error("stop returned while its function was running")
 		}
 		close(leave)
 		synctest.Wait()
 		if !ended.Load() {
-			t.Error("the end of a registration has not returned")
+			t.Error("stop has not returned")
 		}
 		if n := later.Load(); n != 0 {
-			t.Errorf("got %d calls that began after the end, want 0", n)
+			t.Errorf("got %d calls that began after stop, want 0", n)
 		}
 		b.free(t)
 	})
 }
 
-// Events and completions that come without end do not keep Unregister from returning.
+// TestUnregisterUnderEvents checks that an endless stream of events and completions does not block Unregister.
 func TestUnregisterUnderEvents(t *testing.T) {
-	b := newBench(t, func(cq *CQ) { CQHandle{cq: cq}.Completed() }, nil, nil) // its handler runs without end; it is never destroyed
+	b := newBench(t, func(cq *CQ) { CQHandle{cq: cq}.Completed() }, nil, nil) // its handler always raises the next completion; it is never destroyed
 	b.dev.OnEvent(func(Event) { time.Sleep(10 * time.Microsecond) })
 	var stop atomic.Bool
 	flooded := make(chan int)
@@ -55,7 +55,7 @@ func TestUnregisterUnderEvents(t *testing.T) {
 	}()
 	CQHandle{cq: b.cq}.Completed()
 	if err := b.core.Unregister(&b.dev.handle); err == nil {
-		t.Error("Unregister has not named what was left behind")
+		t.Error("Unregister: got an error without the objects that were left behind")
 	}
 	stop.Store(true)
 	<-flooded

@@ -8,7 +8,7 @@ import (
 	"verbena/ib"
 )
 
-// newDevice registers a device of the reference driver, and returns how to take it away.
+// newDevice registers a device of the reference driver. The returned function unregisters it.
 func newDevice(core *ib.Core) (d *ib.Device, remove func()) {
 	drv := loopback.New("loop0", nil)
 	if err := core.Register(drv.Handle()); err != nil {
@@ -21,7 +21,7 @@ func newDevice(core *ib.Core) (d *ib.Device, remove func()) {
 	}
 }
 
-// try ends the program on an error; examples have no better use for one.
+// try ends the program on an error.
 func try[T any](x T, err error) T {
 	if err != nil {
 		log.Fatal(err)
@@ -29,7 +29,7 @@ func try[T any](x T, err error) T {
 	return x
 }
 
-// A client follows the devices: it hears of those that are there, and of those that come and go.
+// A client is called for each present device, and for each device that is registered or unregistered later.
 func ExampleCore_RegisterClient() {
 	var core ib.Core
 	_, remove := newDevice(&core)
@@ -51,7 +51,7 @@ func ExampleCore_RegisterClient() {
 	// goodbye loop0 and what Add made on it
 }
 
-// Two queue pairs of a device send a message to each other, which is waited for by polling.
+// Two queue pairs of a device send a message to each other and poll for the completions.
 func ExampleConnectPair() {
 	var core ib.Core
 	d, remove := newDevice(&core)
@@ -90,7 +90,8 @@ func ExampleConnectPair() {
 	// Output: pingping
 }
 
-// A peer reads and writes memory without the help of its owner, by the region's remote key, and no further than its rights go.
+// A peer reads and writes memory with the remote key of its region, without the owner's help and within the access
+// rights.
 func ExampleQP_PostSend() {
 	var core ib.Core
 	d, remove := newDevice(&core)
@@ -116,7 +117,7 @@ func ExampleQP_PostSend() {
 		SGList: []ib.SGE{{Addr: local.Addr(), Length: 7, LKey: local.LKey()}},
 	}
 	read := wr
-	read.Opcode = ib.WRRDMARead // for which neither the queue pair nor the region has given the right
+	read.Opcode = ib.WRRDMARead // neither the queue pair nor the region allows it
 	try(qp.PostSend(wr, read))
 	var wc [1]ib.WC
 	for n := 0; n < 2; {
@@ -132,7 +133,8 @@ func ExampleQP_PostSend() {
 	// written
 }
 
-// A completion handler polls until the queue is empty, arms it, and looks once more when a completion has come in between.
+// A completion handler polls until the queue is empty and arms it. It polls again if a completion has arrived in
+// between.
 func ExampleCQ_ReqNotify() {
 	var core ib.Core
 	d, remove := newDevice(&core)
@@ -148,7 +150,7 @@ func ExampleCQ_ReqNotify() {
 				return
 			}
 			for _, c := range wc[:n] {
-				seen <- c // has room for all: a handler does not sleep
+				seen <- c // the buffer is large enough: a handler may not sleep
 			}
 			if n > 0 {
 				continue
@@ -159,7 +161,7 @@ func ExampleCQ_ReqNotify() {
 		}
 	}}))
 	defer cq.Destroy()
-	try(cq.ReqNotify(ib.NotifyNextComp)) // before anything can complete
+	try(cq.ReqNotify(ib.NotifyNextComp)) // before the first completion
 	qp := try(pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 4}}))
 	defer qp.Destroy()
 	if err := qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState); err != nil {
@@ -178,7 +180,7 @@ func ExampleCQ_ReqNotify() {
 	// 2 work request flushed
 }
 
-// Events of a device come to those who listen. When the end of the registration has returned, its function does not run any more.
+// The functions of OnEvent receive the events of a device. Once stop has returned, its function does not run any more.
 func ExampleDevice_OnEvent() {
 	var core ib.Core
 	drv := loopback.New("loop0", nil)
@@ -187,7 +189,7 @@ func ExampleDevice_OnEvent() {
 	}
 	heard := make(chan ib.Event, 1)
 	stop := drv.IB().OnEvent(func(e ib.Event) { heard <- e })
-	drv.Handle().DispatchEvent(ib.EventPortActive, 1) // as the driver does
+	drv.Handle().DispatchEvent(ib.EventPortActive, 1) // a driver does this
 	e := <-heard
 	stop()
 	fmt.Println(e.Device.Name(), e.Type, e.Port)

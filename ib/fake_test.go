@@ -13,12 +13,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeDriver is the smallest driver: objects that do nothing, except that its completion queues work.
+// fakeDriver is a minimal driver: its objects do nothing, except that its completion queues work.
 type fakeDriver struct {
 	fail  func(what string) error // makes a method fail; may be nil
 	nextQ atomic.Uint32
 	calls atomic.Int32 // of destroy methods
-	// what is done besides, in the methods of that name; nil: nothing
+	// further actions of the methods of the same name; may be nil
 	onPost, onPoll, onNotify, onQuery, onDestroy func()
 }
 
@@ -98,7 +98,7 @@ type fakeCQ struct {
 	armed   bool
 }
 
-// complete is what a driver does when a work request is done.
+// complete reports a completion, as a driver does for a finished work request.
 func (c *fakeCQ) complete() {
 	c.mu.Lock()
 	c.waiting++
@@ -129,11 +129,11 @@ func (c *fakeCQ) ReqNotify(flags NotifyFlags) (bool, error) {
 
 func (c *fakeCQ) Destroy() error { return c.d.destroy("destroy cq") }
 
-// fakeQP completes each work request while it is posted.
+// fakeQP completes each work request inside PostSend.
 type fakeQP struct {
 	d      *fakeDriver
 	typ    QPType
-	sendCQ *fakeCQ // nil: none
+	sendCQ *fakeCQ // may be nil
 	state  atomic.Int32
 }
 
@@ -172,7 +172,7 @@ func (q *fakeQP) Query(mask QPAttrMask) (QPAttr, error) { return QPAttr{State: q
 
 func (q *fakeQP) Destroy() error { return q.d.destroy("destroy qp") }
 
-// bench is a registered device with one of each object.
+// bench is a registered device with one object of each kind.
 type bench struct {
 	core *Core
 	drv  *fakeDriver
@@ -187,7 +187,7 @@ func newDevice(name string) (*Device, *fakeDriver) {
 	return NewDevice(name, drv, nil).Device(), drv
 }
 
-// newBench makes a bench; the test destroys the objects, or leaves them to the end of the world.
+// newBench creates a bench. The test may destroy the objects or leave them.
 func newBench(t testing.TB, handler func(*CQ), cqEvent func(*CQ, EventType), qpEvent func(*QP, EventType)) *bench {
 	t.Helper()
 	return newBenchOn(t, &Core{}, handler, cqEvent, qpEvent)
@@ -213,7 +213,7 @@ func newBenchNamed(t testing.TB, core *Core, name string, handler func(*CQ), cqE
 	return b
 }
 
-// free destroys the objects and takes the device away.
+// free destroys the objects and unregisters the device.
 func (b *bench) free(t testing.TB) {
 	t.Helper()
 	must(t, b.qp.Destroy())

@@ -8,7 +8,7 @@ import (
 	"verbena/umem"
 )
 
-// fullDriver has every optional ability, and still does nothing.
+// fullDriver implements every optional interface; its objects do nothing.
 type fullDriver struct{ *fakeDriver }
 
 func (d fullDriver) QueryPort(port int) (PortAttr, error) {
@@ -20,7 +20,7 @@ func (d fullDriver) QueryPort(port int) (PortAttr, error) {
 
 func (d fullDriver) QueryDevice() (DeviceAttr, error) { return DeviceAttr{PhysPorts: 2}, nil }
 
-// QueryGID has fe80::<port>:<index>, RoCEv2.
+// QueryGID returns the GID fe80::<port>:<index>, RoCEv2.
 func (d fullDriver) QueryGID(port, i int) (GIDEntry, error) {
 	return GIDEntry{GID: GID{0: 0xfe, 1: 0x80, 13: byte(port), 15: byte(i)}, Type: GIDTypeRoCEv2}, nil
 }
@@ -93,7 +93,7 @@ type fakeMW struct{ d *fakeDriver }
 
 func (m fakeMW) Dealloc() error { return m.d.destroy("dealloc mw") }
 
-// fakeReregMR keeps what it was changed to.
+// fakeReregMR records the arguments of Rereg.
 type fakeReregMR struct {
 	fakeMR
 	region *umem.Region
@@ -122,7 +122,7 @@ func (m *fakeFastMR) Map(r *umem.Region) error {
 	return nil
 }
 
-// newFullBench is newBench on a driver with every ability.
+// newFullBench is newBench on a driver with every optional interface.
 func newFullBench(t testing.TB) *bench {
 	t.Helper()
 	return newFullBenchOn(t, &Core{})

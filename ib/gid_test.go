@@ -20,7 +20,7 @@ func addrs(list string) (a []netip.Addr) {
 	return a
 }
 
-// places are the entries of a table: their addresses, "-" for an empty one.
+// places returns the addresses of the table's entries, "-" for an empty one.
 func places(t *GIDTable) string {
 	var s []string
 	for _, e := range t.Entries() {
@@ -33,20 +33,20 @@ func places(t *GIDTable) string {
 	return strings.Join(s, " ")
 }
 
-// TestGIDTable goes through the life of one table, step by step.
+// TestGIDTable applies a sequence of updates to one table.
 func TestGIDTable(t *testing.T) {
 	const mac, def = "\x02\x00\x00\x00\x00\x01", "fe80::ff:fe00:1"
 	const mac2, def2 = "\x02\x00\x00\x00\x00\x02", "fe80::ff:fe00:2"
 	held := map[int]*gidHold{}
 	table := NewGIDTable(4)
 	if got := places(table); got != "" {
-		t.Errorf("new: got %q, want none", got)
+		t.Errorf("new table: got %q, want none", got)
 	}
 	for _, step := range []struct {
 		name    string
 		mac     string
 		addrs   string
-		hold    int // a place to refer to before, as "put" to let go of; 0: none
+		hold    int // index to take a reference to before the update; put is the index to release; 0: none
 		put     int
 		want    string
 		changed int
@@ -69,7 +69,7 @@ func TestGIDTable(t *testing.T) {
 		{name: "it is kept", mac: mac, want: "- - - -"},
 		{name: "it is not any more", put: -1, mac: mac, want: def + " - - -", changed: 1},
 	} {
-		place := func(n int) int { return max(n, 0) } // -1 is place 0
+		place := func(n int) int { return max(n, 0) } // -1 stands for index 0
 		if step.hold != 0 {
 			h, err := table.hold(place(step.hold))
 			must(t, err)
@@ -89,11 +89,11 @@ func TestGIDTable(t *testing.T) {
 			t.Errorf("%s: got %q, %d changes, want %q, %d", step.name, got, changed, step.want, step.changed)
 		}
 		if !slices.Equal(before, kept) {
-			t.Errorf("%s: the entries of before have changed", step.name)
+			t.Errorf("%s: the update changed the slice of an earlier Entries", step.name)
 		}
 	}
 	if e, err := table.Query(0); err != nil || e.Netdev != "eth0" || e.IfIndex != 3 || e.Type != GIDTypeRoCEv2 {
-		t.Errorf("query: %+v, %v", e, err)
+		t.Errorf("query: got %+v, %v", e, err)
 	}
 	for _, i := range []int{-1, 4} {
 		_, err := table.Query(i)
@@ -102,10 +102,11 @@ func TestGIDTable(t *testing.T) {
 		wantErr(t, "hold outside", err, syscall.EINVAL)
 	}
 	_, err := table.hold(1)
-	wantErr(t, "hold an empty place", err, syscall.EINVAL)
+	wantErr(t, "hold an empty entry", err, syscall.EINVAL)
 }
 
-// TestGIDPlaceIsKept: whatever comes and goes, a place that is referred to means one GID, and no GID has two places.
+// TestGIDPlaceIsKept checks under random updates that an index with a reference keeps its GID, and that no GID has two
+// indexes.
 func TestGIDPlaceIsKept(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const size = 5
@@ -126,10 +127,10 @@ func TestGIDPlaceIsKept(t *testing.T) {
 				before := places(table)
 				changed := table.Update(netdev.Interface{Name: "eth0", MAC: mac}, list)
 				if (changed == 0) != (before == places(table)) && len(table.Entries()) == len(strings.Fields(before)) {
-					t.Fatalf("%d changes from %q to %q", changed, before, places(table))
+					t.Fatalf("got %d changes from %q to %q", changed, before, places(table))
 				}
 				if again := table.Update(netdev.Interface{Name: "eth0", MAC: mac}, list); again != 0 {
-					t.Fatalf("the same again: %d changes", again)
+					t.Fatalf("the same update again: got %d changes, want 0", again)
 				}
 			case 2:
 				i := rapid.IntRange(0, size-1).Draw(t, "hold")
@@ -150,13 +151,13 @@ func TestGIDPlaceIsKept(t *testing.T) {
 			}
 			for _, r := range refs {
 				if e, _ := table.Query(r.index); !e.GID.IsZero() && e.GID != r.gid {
-					t.Fatalf("place %d is referred to as %v, and has %v", r.index, r.gid, e.GID)
+					t.Fatalf("index %d has a reference to %v, but holds %v", r.index, r.gid, e.GID)
 				}
 			}
 			seen := map[GID]bool{}
 			for _, e := range table.Entries() {
 				if !e.GID.IsZero() && seen[e.GID] {
-					t.Fatalf("%v has two places: %s", e.GID, places(table))
+					t.Fatalf("%v has two indexes: %s", e.GID, places(table))
 				}
 				seen[e.GID] = true
 			}
@@ -166,7 +167,7 @@ func TestGIDPlaceIsKept(t *testing.T) {
 		}
 		for i := range table.slots {
 			if s := table.slots[i]; s.refs != 0 || s.leaving {
-				t.Fatalf("place %d after the last reference: %+v", i, s)
+				t.Fatalf("index %d after the last reference: got %+v, want it empty", i, s)
 			}
 		}
 	})
@@ -187,7 +188,7 @@ func (d gidDriver) GIDTable(port int) *GIDTable {
 	return d.table
 }
 
-// TestGIDReferences: address handles, queue pairs and consumers keep the place of the GID that they use.
+// TestGIDReferences checks that address handles, queue pairs and consumers keep the index of their GID in use.
 func TestGIDReferences(t *testing.T) {
 	ifi := netdev.Interface{Name: "eth0", MAC: []byte{2, 0, 0, 0, 0, 1}}
 	route := func(index uint8) AHAttr {
@@ -197,7 +198,7 @@ func TestGIDReferences(t *testing.T) {
 	attr := func(index uint8) QPAttr { return QPAttr{State: QPRTR, AH: route(index), PathMTU: MTU1024, DestQPN: 1} }
 	for _, test := range []struct {
 		name string
-		// take refers to place 1 and returns what lets go.
+		// take takes a reference to index 1 and returns the function that releases it
 		take func(t *testing.T, b *bench) (put func() error)
 	}{
 		{"a consumer", func(t *testing.T, b *bench) func() error {
@@ -225,7 +226,7 @@ func TestGIDReferences(t *testing.T) {
 			a = route(1)
 			must(t, ah.Modify(&a))
 			a = route(3)
-			wantErr(t, "modify to an empty place", ah.Modify(&a), syscall.EINVAL)
+			wantErr(t, "modify to an empty index", ah.Modify(&a), syscall.EINVAL)
 			return ah.Destroy
 		}},
 		{"an address handle, until it is modified", func(t *testing.T, b *bench) func() error {
@@ -252,7 +253,7 @@ func TestGIDReferences(t *testing.T) {
 			wantErr(t, "the driver refuses", qp.Modify(attr(2), toRTR), syscall.EPERM)
 			b.drv.fail = nil
 			must(t, qp.Modify(attr(1), toRTR))
-			must(t, qp.Modify(QPAttr{State: QPReset}, QPAttrState)) // it may come to use it again
+			must(t, qp.Modify(QPAttr{State: QPReset}, QPAttrState)) // a later transition may use the GID again
 			return qp.Destroy
 		}},
 	} {
@@ -264,18 +265,18 @@ func TestGIDReferences(t *testing.T) {
 			put := test.take(t, b)
 			table.Update(ifi, addrs("10.0.0.2 10.0.0.3"))
 			if got := places(table); !strings.HasSuffix(got, " - 10.0.0.2 10.0.0.3") {
-				t.Errorf("while it is used: %q", got)
+				t.Errorf("with a reference: got %q", got)
 			}
 			must(t, put())
 			table.Update(ifi, addrs("10.0.0.2 10.0.0.3 10.0.0.4"))
 			if got := places(table); !strings.HasSuffix(got, " 10.0.0.4 10.0.0.2 10.0.0.3") {
-				t.Errorf("afterwards: %q", got)
+				t.Errorf("after the last reference: got %q", got)
 			}
 		})
 	}
 }
 
-// TestGIDReferenceWithoutTable: of a driver whose GIDs do not change there are references too.
+// TestGIDReferenceWithoutTable checks references to GIDs of a driver without a GIDTable.
 func TestGIDReferenceWithoutTable(t *testing.T) {
 	b := newFullBench(t)
 	r, err := b.dev.GetGID(2, 1)
@@ -292,9 +293,9 @@ func TestGIDReferenceWithoutTable(t *testing.T) {
 	wantErr(t, "on a device that is gone", err, syscall.ENODEV)
 }
 
-// TestDefaultGIDIsTheMAC guards the figures of this file.
+// TestDefaultGIDIsTheMAC checks the constants of this file.
 func TestDefaultGIDIsTheMAC(t *testing.T) {
 	if got := roce.LinkLocalGID([6]byte{2, 0, 0, 0, 0, 1}).Addr().String(); got != "fe80::ff:fe00:1" {
-		t.Errorf("got %s", got)
+		t.Errorf("default GID: got %s", got)
 	}
 }

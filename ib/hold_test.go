@@ -12,7 +12,7 @@ import (
 	"verbena/internal/gate"
 )
 
-// bellQP is a queue pair whose doorbell is ring.
+// bellQP is a queue pair whose Doorbell calls ring.
 type bellQP struct {
 	*fakeQP
 	ring func(h *Hold)
@@ -22,7 +22,7 @@ func (q *bellQP) Doorbell(h *Hold)       { q.ring(h) }
 func (q *bellQP) Posted() (uint32, bool) { return 0, true }
 func (q *bellQP) TakeBack()              {}
 
-// holdWorld is some devices of one core, whose handlers note where they run.
+// holdWorld is a core with several devices, whose handlers record the thread that runs them.
 type holdWorld struct {
 	*testing.T
 	benches []*bench
@@ -30,10 +30,10 @@ type holdWorld struct {
 	queue   UserQP // of the first device
 
 	mu      sync.Mutex
-	ran     []int // devices in the order of their handlers
+	ran     []int // device indexes in the order of handler calls
 	threads []int64
 	inBell  bool        // a handler ran in the callchain of Doorbell
-	handler func(i int) // what handlers do besides; may be nil
+	handler func(i int) // further actions of handlers; may be nil
 }
 
 func newHoldWorld(t *testing.T, devices int, observed bool, ring func(w *holdWorld, h *Hold)) *holdWorld {
@@ -62,17 +62,17 @@ func newHoldWorld(t *testing.T, devices int, observed bool, ring func(w *holdWor
 
 func (w *holdWorld) arm(i int) { second(w.benches[i].cq.ReqNotify(NotifyNextComp)) }
 
-// complete has the handler of a device come due.
+// complete makes the handler of device i due.
 func (w *holdWorld) complete(i int) { CQHandle{cq: w.benches[i].cq}.Completed() }
 
-// ring rings as uverbs does, with the callbacks of the first device held from the beginning.
+// ring calls Doorbell as uverbs does: the callbacks of the first device are held from the start.
 func (w *holdWorld) ring(h *Hold, run func()) {
 	ForUser(gate.Open()).HoldCallbacks(w.benches[0].dev, h)
 	w.queue.Doorbell(h)
 	run()
 }
 
-// free destroys everything, and checks that no hold is left.
+// free destroys everything, and checks that no hold remains.
 func (w *holdWorld) free() {
 	w.Helper()
 	for i, b := range w.benches {
@@ -84,12 +84,13 @@ func (w *holdWorld) free() {
 	w.rec.left(w.T)
 }
 
-// Callbacks of each device that a doorbell adds run on its thread, when the method has returned, in the order of Add.
+// TestHoldOfSeveralDevices checks that the callbacks of each device added by Doorbell run on the calling thread, after
+// the method has returned, in the order of Add.
 func TestHoldOfSeveralDevices(t *testing.T) {
 	for _, observed := range []bool{false, true} {
 		t.Run("observed="+strconv.FormatBool(observed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { // where no thread is late
-				const devices = 6 // more than there is room for in a Hold
+			synctest.Test(t, func(t *testing.T) { // in a bubble holds do not become stale
+				const devices = 6 // exceeds the initial space of a Hold
 				w := newHoldWorld(t, devices, observed, func(w *holdWorld, h *Hold) {
 					for i := devices - 1; i >= 0; i-- {
 						h.Add(&w.benches[i].dev.handle)
@@ -103,7 +104,7 @@ func TestHoldOfSeveralDevices(t *testing.T) {
 					}
 				})
 				var h Hold
-				for range 2 { // a Hold can be used again
+				for range 2 { // a Hold can be reused
 					w.ran, w.threads = nil, nil
 					w.ring(&h, func() {
 						w.mu.Lock()
@@ -135,7 +136,7 @@ func TestHoldOfSeveralDevices(t *testing.T) {
 	}
 }
 
-// Without a hold, callbacks of a doorbell find a thread of their own.
+// TestDoorbellWithoutHold checks that without a hold another thread runs the callbacks of a doorbell.
 func TestDoorbellWithoutHold(t *testing.T) {
 	w := newHoldWorld(t, 2, true, func(w *holdWorld, h *Hold) {
 		h.Add(&w.benches[1].dev.handle)
@@ -149,7 +150,8 @@ func TestDoorbellWithoutHold(t *testing.T) {
 	w.free()
 }
 
-// A callback that does not return ends the holds of all devices, and workers run what is left.
+// TestHoldWhenCallbackDoesNotReturn checks that a callback that does not return ends the holds of all devices, and that
+// workers run the remaining callbacks.
 func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 	for name, end := range map[string]func(){"panics": func() { panic("test") }, "ends its goroutine": runtime.Goexit} {
 		for _, observed := range []bool{false, true} {
@@ -187,7 +189,7 @@ func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 					w.arm(2)
 					w.ring(&h, h.Run)
 					if n := len(w.ran); n < 4 {
-						t.Errorf("got %d handler calls, want more: the hold cannot be used again", n)
+						t.Errorf("got %d handler calls, want more: the hold cannot be reused", n)
 					}
 					synctest.Wait()
 					w.free()
@@ -197,9 +199,10 @@ func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 	}
 }
 
-// A doorbell that adds as many devices as there is room for, and their callbacks, allocate nothing; nor does a new Hold.
+// TestHoldDoesNotAllocate checks that a doorbell that adds up to four devices does not allocate, nor do their callbacks
+// or a new Hold.
 func TestHoldDoesNotAllocate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // where no thread is late
+	synctest.Test(t, func(t *testing.T) { // in a bubble holds do not become stale
 		w := newHoldWorld(t, 4, false, func(w *holdWorld, h *Hold) {
 			for i, b := range w.benches {
 				h.Add(&b.dev.handle)
@@ -230,7 +233,7 @@ type workFunc func()
 
 func (f workFunc) Run() { f() }
 
-// TestHoldDefer: what a doorbell has left is done by Run, after the method has returned and before callbacks, once.
+// TestHoldDefer checks that Run executes deferred work once, after the method has returned and before callbacks.
 func TestHoldDefer(t *testing.T) {
 	for _, observed := range []bool{false, true} {
 		done := 0
@@ -258,16 +261,16 @@ func TestHoldDefer(t *testing.T) {
 		var h Hold
 		w.ring(&h, func() {
 			if done != 0 {
-				t.Error("deferred work is done before Run")
+				t.Error("deferred work ran before Run")
 			}
 			h.Run()
 		})
 		if done != 1 || !slices.Equal(w.ran, []int{1}) || w.threads[0] != observe.Goroutine() {
-			t.Errorf("done %d times, handlers of %v on %v, want once, of device 1 on this thread %d", done, w.ran, w.threads, observe.Goroutine())
+			t.Errorf("deferred work ran %d times, handlers of %v on %v; want once, device 1 on this thread %d", done, w.ran, w.threads, observe.Goroutine())
 		}
 		h.Run()
 		if done != 1 {
-			t.Error("deferred work is done again")
+			t.Error("deferred work ran again")
 		}
 		w.free()
 	}
@@ -277,11 +280,11 @@ type stallFunc func()
 
 func (f stallFunc) Stalled() { f() }
 
-// TestHoldStalled: a driver can say that deferred work takes long, until Run has returned.
+// TestHoldStalled checks that a driver can report blocked deferred work until Run has returned.
 func TestHoldStalled(t *testing.T) {
 	n := 0
 	var h Hold
-	h.Stalled() // nobody asked
+	h.Stalled() // no Staller is set
 	(*Hold)(nil).Stalled()
 	h.OnStall(stallFunc(func() { n++ }))
 	h.Defer(workFunc(h.Stalled))
@@ -295,10 +298,10 @@ func TestHoldStalled(t *testing.T) {
 	}
 }
 
-// TestHoldResume: work that takes long is kept for the caller of Run if it has said Keep, until then, and one at a time.
+// TestHoldResume checks that Run keeps unfinished work only after Keep, and only one piece of work at a time.
 func TestHoldResume(t *testing.T) {
 	if (*Hold)(nil).Resume(workFunc(func() {})) {
-		t.Error("Resume: a nil Hold keeps work")
+		t.Error("Resume of a nil Hold: got true, want false")
 	}
 	var h Hold
 	var resumed []bool
@@ -315,7 +318,7 @@ func TestHoldResume(t *testing.T) {
 			t.Errorf("Resume with keep %t: got %v, want %t, false", keep, resumed, keep)
 		}
 		if (h.Rest() != nil) != keep || h.Rest() != nil {
-			t.Errorf("Rest with keep %t: want work %[1]t, and nothing after that", keep)
+			t.Errorf("Rest with keep %t: want work %[1]t, and nil at the second call", keep)
 		}
 	}
 }

@@ -10,7 +10,8 @@ import (
 	"verbena/umem"
 )
 
-// What something refers to cannot be destroyed; the reference ends with the object that holds it.
+// TestUseCounts checks that an object in use cannot be destroyed, and that the use ends with the destruction of the
+// user.
 func TestUseCounts(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	mem := umem.NewLocal()
@@ -24,7 +25,7 @@ func TestUseCounts(t *testing.T) {
 	busy := func(what string, err error) {
 		t.Helper()
 		if !errors.Is(err, syscall.EBUSY) {
-			t.Errorf("%s: %v, want EBUSY", what, err)
+			t.Errorf("%s: got %v, want EBUSY", what, err)
 		}
 	}
 	busy("pd with qp, mr, ah", b.pd.Dealloc())
@@ -37,11 +38,11 @@ func TestUseCounts(t *testing.T) {
 	must(t, ah.Destroy())
 	must(t, b.pd.Dealloc())
 	if left := b.dev.Objects().String(); left != "" {
-		t.Errorf("left: %s", left)
+		t.Errorf("objects left: %s", left)
 	}
 	for what, err := range map[string]error{"pd": b.pd.Dealloc(), "cq": b.cq.Destroy(), "qp": b.qp.Destroy(), "mr": mr.Dereg(), "ah": ah.Destroy()} {
 		if !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("%s destroyed twice: %v, want EINVAL", what, err)
+			t.Errorf("%s destroyed twice: got %v, want EINVAL", what, err)
 		}
 	}
 	for what, err := range map[string]error{
@@ -50,14 +51,14 @@ func TestUseCounts(t *testing.T) {
 		"qp": second(b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq})),
 	} {
 		if !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("%s made of destroyed objects: %v, want EINVAL", what, err)
+			t.Errorf("%s created from destroyed objects: got %v, want EINVAL", what, err)
 		}
 	}
 }
 
 func second[T any](_ T, err error) error { return err }
 
-// When the driver refuses, nothing stays behind.
+// TestDriverRefuses checks that a failing driver method leaves no objects and no charged pages.
 func TestDriverRefuses(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	mem := umem.NewLocal()
@@ -79,11 +80,11 @@ func TestDriverRefuses(t *testing.T) {
 		"ah": second(b.pd.CreateAH(&AHAttr{})),
 	} {
 		if !errors.Is(err, syscall.ENOMEM) {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: got %v", what, err)
 		}
 	}
 	if b.dev.Objects() != before || acct.Pages() != 0 {
-		t.Errorf("objects %v, were %v; %d pages", b.dev.Objects(), before, acct.Pages())
+		t.Errorf("got objects %v, want %v; %d pages charged", b.dev.Objects(), before, acct.Pages())
 	}
 	b.drv.fail = func(what string) error { return syscall.EIO }
 	if err := b.qp.Destroy(); !errors.Is(err, syscall.EIO) {
@@ -101,7 +102,7 @@ func TestObjectsOfAnotherDevice(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if _, err := a.pd.CreateQP(QPInitAttr{SendCQ: a.cq}); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("without a receive queue: %v", err)
+		t.Errorf("without a receive queue: got %v", err)
 	}
 	must(t, a.qp.Destroy())
 	must(t, a.cq.Destroy())
@@ -129,7 +130,7 @@ func TestRegMRChecks(t *testing.T) {
 	} {
 		mr, err := b.pd.RegMR(MRInit{Space: mem, Account: acct, Addr: addr, Length: test.length, IOVA: 0, Access: test.access})
 		if !errors.Is(err, test.want) {
-			t.Errorf("%s: %v, want %v", test.name, err, test.want)
+			t.Errorf("%s: got %v, want %v", test.name, err, test.want)
 		}
 		if err == nil {
 			if mr.LKey() != 1 || mr.RKey() != 2 || mr.Region().Len() != 10 || mr.Access() != test.access {
@@ -139,11 +140,12 @@ func TestRegMRChecks(t *testing.T) {
 		}
 	}
 	if acct.Pages() != 0 {
-		t.Errorf("%d pages left", acct.Pages())
+		t.Errorf("%d pages still charged", acct.Pages())
 	}
 }
 
-// In the error state nothing is made or modified, but a queue pair can be stopped and everything destroyed.
+// TestDeviceInError checks that in the error state no object is created or modified, but a queue pair can be moved to
+// ERR or RESET and every object can be destroyed.
 func TestDeviceInError(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	init := QPAttr{State: QPInit, Port: 1}
@@ -151,7 +153,7 @@ func TestDeviceInError(t *testing.T) {
 	must(t, b.qp.Modify(init, initMask))
 	b.dev.handle.SetError()
 	if b.dev.State() != DeviceError {
-		t.Fatalf("device is %v", b.dev.State())
+		t.Fatalf("device state: got %v", b.dev.State())
 	}
 	for what, err := range map[string]error{
 		"pd":     second(b.dev.AllocPD()),
@@ -162,7 +164,7 @@ func TestDeviceInError(t *testing.T) {
 		"modify": b.qp.Modify(init, initMask),
 	} {
 		if !errors.Is(err, syscall.EIO) {
-			t.Errorf("%s: %v, want EIO", what, err)
+			t.Errorf("%s: got %v, want EIO", what, err)
 		}
 	}
 	must(t, b.qp.Modify(QPAttr{State: QPErr}, QPAttrState))
@@ -172,7 +174,7 @@ func TestDeviceInError(t *testing.T) {
 	must(t, b.core.Unregister(&b.dev.handle))
 	b.dev.handle.SetError()
 	if b.dev.State() != DeviceGone {
-		t.Errorf("a device that is gone became %v", b.dev.State())
+		t.Errorf("device state after SetError on a gone device: got %v", b.dev.State())
 	}
 }
 
@@ -186,8 +188,8 @@ func TestCQResizeUnsupported(t *testing.T) {
 	}
 }
 
-// A consumer's region has its address for IOVA unless it says another, bytes are a region without further ado, and a
-// program's IOVA is what it says, 0 too.
+// TestRegMRAddresses checks the addresses of regions: a consumer's region has its memory address unless IOVA is set,
+// RegBytes registers a byte slice, and a program's IOVA is used unchanged, even if it is 0.
 func TestRegMRAddresses(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	mem := umem.NewLocal()
@@ -229,7 +231,7 @@ func TestRegMRAddresses(t *testing.T) {
 	b.free(t)
 }
 
-// The interface for user contexts does nothing without the key.
+// TestForUserNeedsKey checks that the calls for user contexts panic without the key.
 func TestForUserNeedsKey(t *testing.T) {
 	d, _ := newDevice("fake0")
 	for what, f := range map[string]func(){

@@ -10,7 +10,7 @@ import (
 	"verbena/ib/internal/observe"
 )
 
-// recording is an observer that keeps what it sees. Its zero value is ready for use.
+// recording is an observer that records its calls. The zero value is ready for use.
 type recording struct {
 	mu     sync.Mutex
 	inside map[*observe.Call]bool
@@ -36,7 +36,7 @@ func (r *recording) Leave(c *observe.Call) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.inside[c] {
-		panic("a call that was not entered, or was left twice")
+		panic("leave without enter, or a second leave")
 	}
 	delete(r.inside, c)
 }
@@ -67,7 +67,7 @@ func (r *recording) add(format string, args ...any) {
 	r.log = append(r.log, fmt.Sprintf(format, args...))
 }
 
-// left checks that each call that was entered has been left.
+// left checks that every enter has its leave.
 func (r *recording) left(t testing.TB) {
 	t.Helper()
 	r.mu.Lock()
@@ -94,7 +94,7 @@ func (s *recorded) Note(e observe.Event, arg any) error {
 	return nil
 }
 
-// An observer sees what consumers and the driver do, in its order.
+// TestObserver checks that an observer sees the calls of consumers and the driver in order.
 func TestObserver(t *testing.T) {
 	core, rec := &Core{}, &recording{}
 	core.observe(rec)
@@ -142,7 +142,7 @@ func TestObserver(t *testing.T) {
 	}
 }
 
-// A call that an observer refuses is not carried out.
+// TestObserverRefuses checks that a call fails if the observer returns an error.
 func TestObserverRefuses(t *testing.T) {
 	core, rec := &Core{}, &recording{}
 	core.observe(rec)
@@ -164,7 +164,7 @@ func TestObserverRefuses(t *testing.T) {
 	rec.left(t)
 }
 
-// An observer learns how many holds it may not have seen, and can end one.
+// TestObserverOfHolds checks that an observer receives the number of holds that began before it, and can end one.
 func TestObserverOfHolds(t *testing.T) {
 	core, rec := &Core{}, &recording{}
 	core.observe(rec)

@@ -14,11 +14,12 @@ import (
 func wantErr(t *testing.T, what string, err error, want syscall.Errno) {
 	t.Helper()
 	if !errors.Is(err, want) {
-		t.Errorf("%s: %v, want %v", what, err, want)
+		t.Errorf("%s: got %v, want %v", what, err, want)
 	}
 }
 
-// A driver without an ability: EOPNOTSUPP, and nothing stays behind.
+// TestOptionalAbilitiesMissing checks that calls return EOPNOTSUPP without the optional interface, and leave no
+// objects.
 func TestOptionalAbilitiesMissing(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	before := b.dev.Objects()
@@ -35,7 +36,7 @@ func TestOptionalAbilitiesMissing(t *testing.T) {
 		wantErr(t, what, err, syscall.EOPNOTSUPP)
 	}
 	if b.dev.Objects() != before {
-		t.Errorf("objects %v, were %v", b.dev.Objects(), before)
+		t.Errorf("got objects %v, want %v", b.dev.Objects(), before)
 	}
 	b.free(t)
 }
@@ -125,11 +126,11 @@ func TestOptionalArguments(t *testing.T) {
 	}
 	must(t, cq.Moderate(5, time.Millisecond))
 	if c := cq.drv.(*fullCQ); c.count != 5 || c.period != time.Millisecond {
-		t.Errorf("moderated by %d, %v", c.count, c.period)
+		t.Errorf("Moderate: driver got %d, %v", c.count, c.period)
 	}
 	must(t, cq.Resize(30))
 	if cq.Entries() != 31 {
-		t.Errorf("%d entries", cq.Entries())
+		t.Errorf("got %d entries", cq.Entries())
 	}
 	must(t, errors.Join(x.Dealloc(), srq.Destroy()))
 	b.free(t)
@@ -160,7 +161,7 @@ func TestOptionalRefusedAndInError(t *testing.T) {
 			wantErr(t, what, err, want)
 		}
 		if b.dev.Objects() != before || acct.Pages() != 0 {
-			t.Errorf("objects %v, were %v; %d pages", b.dev.Objects(), before, acct.Pages())
+			t.Errorf("got objects %v, want %v; %d pages charged", b.dev.Objects(), before, acct.Pages())
 		}
 	}
 	b.drv.fail = func(string) error { return syscall.ENOMEM }
@@ -177,7 +178,7 @@ func TestOptionalRefusedAndInError(t *testing.T) {
 	b.free(t)
 }
 
-// The memory of a region that is registered by work requests is charged while it is mapped.
+// TestFastRegMap checks that the memory of a fast registration is charged while it is mapped.
 func TestFastRegMap(t *testing.T) {
 	b := newFullBench(t)
 	acct := umem.NewAccount(nil)
@@ -191,29 +192,29 @@ func TestFastRegMap(t *testing.T) {
 	drv := mr.drv.(*fakeFastMR)
 	must(t, mr.Map(mem, acct, []umem.Range{{Addr: first, Length: 2 * umem.PageSize}}, 0x4000))
 	if acct.Pages() != 2 || drv.mapped.IOVA() != 0x4000 || mr.Region() != nil {
-		t.Errorf("%d pages, mapped %+v", acct.Pages(), drv.mapped)
+		t.Errorf("got %d pages charged, mapped %+v", acct.Pages(), drv.mapped)
 	}
 	wantErr(t, "too many pages", mr.Map(mem, acct, []umem.Range{{Addr: first, Length: 2*umem.PageSize + 1}}, 0), syscall.EINVAL)
 	wantErr(t, "not there", mr.Map(mem, acct, []umem.Range{{Addr: first + 64*umem.PageSize, Length: 1}}, 0), syscall.EFAULT)
 	if acct.Pages() != 2 {
-		t.Errorf("%d pages", acct.Pages())
+		t.Errorf("got %d pages charged", acct.Pages())
 	}
 	wantErr(t, "too many pages of a list", mr.Map(mem, acct, []umem.Range{{Addr: first, Length: 1}, {Addr: first, Length: umem.PageSize + 1}}, 0), syscall.EINVAL)
 	must(t, mr.Map(mem, acct, []umem.Range{{Addr: first, Length: 1}}, 0))
 	if acct.Pages() != 1 {
-		t.Errorf("%d pages", acct.Pages())
+		t.Errorf("got %d pages charged", acct.Pages())
 	}
 	mr.UpdateKey(0x7f)
 	if mr.LKey() != 0x127f || mr.RKey() != 0x127f {
-		t.Errorf("keys %#x, %#x", mr.LKey(), mr.RKey())
+		t.Errorf("keys: got %#x, %#x", mr.LKey(), mr.RKey())
 	}
 	must(t, mr.Dereg())
 	if acct.Pages() != 0 {
-		t.Errorf("%d pages", acct.Pages())
+		t.Errorf("got %d pages charged", acct.Pages())
 	}
 	for k, want := range map[uint32]uint32{0x1200: 0x1201, 0x12ff: 0x1200, 0xffffffff: 0xffffff00} {
 		if got := IncRKey(k); got != want {
-			t.Errorf("after %#x comes %#x, want %#x", k, got, want)
+			t.Errorf("IncRKey(%#x): got %#x, want %#x", k, got, want)
 		}
 	}
 	b.free(t)
@@ -230,10 +231,10 @@ func TestSRQ(t *testing.T) {
 		}})
 		must(t, err)
 		if n, err := srq.PostRecv(RecvWR{}, RecvWR{}); n != 2 || err != nil {
-			t.Errorf("%d, %v", n, err)
+			t.Errorf("got %d, %v", n, err)
 		}
 		if a, err := srq.Query(); a.MaxWR != 5 || err != nil || srq.Init().Event == nil {
-			t.Errorf("%+v, %v", a, err)
+			t.Errorf("got %+v, %v", a, err)
 		}
 		SRQHandle{srq}.Raise(EventSRQLimitReached)
 		synctest.Wait()
@@ -244,12 +245,12 @@ func TestSRQ(t *testing.T) {
 		}()
 		synctest.Wait()
 		if gone {
-			t.Error("Destroy returned while the event function ran")
+			t.Error("Destroy returned while the event function was running")
 		}
 		close(release)
 		synctest.Wait()
 		if !gone || !slices.Equal(got, []EventType{EventSRQLimitReached}) {
-			t.Errorf("gone: %v, events: %v", gone, got)
+			t.Errorf("got destroyed %v, events %v", gone, got)
 		}
 		b.free(t)
 	})
@@ -259,13 +260,13 @@ func TestFindGIDAndPKey(t *testing.T) {
 	b := newFullBench(t)
 	port, index, err := b.dev.FindGID(GID{0: 0xfe, 1: 0x80, 13: 2, 15: 1}, GIDTypeRoCEv2)
 	if port != 2 || index != 1 || err != nil {
-		t.Errorf("port %d, index %d, %v", port, index, err)
+		t.Errorf("FindGID: got port %d, index %d, %v", port, index, err)
 	}
 	_, _, err = b.dev.FindGID(GID{0: 0xfe, 1: 0x80, 13: 2, 15: 1}, GIDTypeIB)
 	wantErr(t, "another type", err, syscall.ENOENT)
 	for pkey, want := range map[uint16]int{0xffff: 2, 0x7fff: 2, 0x8001: 1, 0x0002: 3} {
 		if i, err := b.dev.FindPKey(1, pkey); i != want || err != nil {
-			t.Errorf("p_key %#x: index %d, %v", pkey, i, err)
+			t.Errorf("FindPKey(%#x): got index %d, %v", pkey, i, err)
 		}
 	}
 	_, err = b.dev.FindPKey(1, 0x8003)
@@ -275,7 +276,8 @@ func TestFindGIDAndPKey(t *testing.T) {
 	b.free(t)
 }
 
-// The driver hears of the error state once, also with an observer, and not of a device that is not active.
+// TestEnterError checks that the driver's EnterError is called once, also with an observer, and not for a device that
+// is not active.
 func TestEnterError(t *testing.T) {
 	for _, observed := range []bool{false, true} {
 		rec, core, drv, calls := &recording{}, &Core{}, &fakeDriver{}, 0
@@ -286,13 +288,13 @@ func TestEnterError(t *testing.T) {
 		d := NewDevice("full0", fullDriver{drv}, nil)
 		d.SetError()
 		if calls != 0 || d.dev.State() != DeviceNew {
-			t.Errorf("before registration: %d calls, state %v", calls, d.dev.State())
+			t.Errorf("before registration: got %d calls, state %v", calls, d.dev.State())
 		}
 		must(t, core.Register(d))
 		d.SetError()
 		d.SetError()
 		if calls != 1 || d.dev.State() != DeviceError {
-			t.Errorf("%d calls, state %v", calls, d.dev.State())
+			t.Errorf("got %d calls, state %v", calls, d.dev.State())
 		}
 		must(t, core.Unregister(d))
 		rec.left(t)

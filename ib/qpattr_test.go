@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestSetQPAttr: each attribute but those of the state and the capacities is stored under one bit of the mask, and no other.
+// TestSetQPAttr checks that each attribute, except those of the state and the capacities, is copied for exactly one bit
+// of the mask.
 func TestSetQPAttr(t *testing.T) {
 	var from QPAttr
 	v := reflect.ValueOf(&from).Elem()
@@ -36,7 +37,7 @@ func TestSetQPAttr(t *testing.T) {
 			if name := got.Type().Field(i).Name; !got.Field(i).IsZero() {
 				stored[name]++
 				if !reflect.DeepEqual(got.Field(i).Interface(), v.Field(i).Interface()) {
-					t.Errorf("mask %#x: %s is %v, want %v", uint32(bit), name, got.Field(i), v.Field(i))
+					t.Errorf("mask %#x, %s: got %v, want %v", uint32(bit), name, got.Field(i), v.Field(i))
 				}
 			}
 		}
@@ -47,12 +48,13 @@ func TestSetQPAttr(t *testing.T) {
 			want = 0
 		}
 		if stored[name] != want {
-			t.Errorf("%s is stored by %d bits of the mask, want %d", name, stored[name], want)
+			t.Errorf("%s is copied for %d bits of the mask, want %d", name, stored[name], want)
 		}
 	}
 }
 
-// TestQPAttrFits: the largest value of a field fits, the next one does not, and only a named one is looked at.
+// TestQPAttrFits checks that the largest value of a field fits, that the next one does not, and that only attributes in
+// the mask are checked.
 func TestQPAttrFits(t *testing.T) {
 	for _, tt := range []struct {
 		bit  QPAttrMask

@@ -13,11 +13,11 @@ import (
 	"verbena/umem"
 )
 
-// The names of the specification's table are those that the midlayer prints, and the bits its own.
+// TestQPTableNames checks that the names and bits of the specification's table are those of the midlayer.
 func TestQPTableNames(t *testing.T) {
 	for i, name := range qptable.States {
 		if QPState(i).String() != name {
-			t.Errorf("state %d is %v, in the table %s", i, QPState(i), name)
+			t.Errorf("state %d: got %v, want %s", i, QPState(i), name)
 		}
 	}
 	for _, name := range qptable.Types {
@@ -32,7 +32,7 @@ func TestQPTableNames(t *testing.T) {
 		"rate": QPAttrRateLimit,
 	} {
 		if qptable.Attrs[name] != uint32(bit) {
-			t.Errorf("%s is %#x, in the table %#x", name, uint32(bit), qptable.Attrs[name])
+			t.Errorf("%s: got %#x, want %#x", name, uint32(bit), qptable.Attrs[name])
 		}
 	}
 }
@@ -47,7 +47,8 @@ func qpType(t testing.TB, name string) QPType {
 	return 0
 }
 
-// Every step of every type: the table's attributes, each one missing, each one too many.
+// TestQPTransitions checks every transition of every type with the attributes of the table, with each one missing, and
+// with each further one.
 func TestQPTransitions(t *testing.T) {
 	for from, fromName := range qptable.States {
 		for to, toName := range qptable.States {
@@ -58,7 +59,7 @@ func TestQPTransitions(t *testing.T) {
 						err := CheckTransition(QPState(from), QPState(to), qpType(t, kind), QPAttrMask(mask))
 						want := qptable.Allowed(fromName, toName, kind, mask)
 						if (err == nil) != want || err != nil && !errors.Is(err, syscall.EINVAL) {
-							t.Errorf("mask %#x: %v, want allowed: %v", mask, err, want)
+							t.Errorf("mask %#x: got %v, want allowed: %v", mask, err, want)
 						}
 					}
 					required, optional, _ := qptable.Step(fromName, toName, kind)
@@ -76,18 +77,18 @@ func TestQPTransitions(t *testing.T) {
 	}
 	for _, bad := range [][2]QPState{{QPErr + 1, QPReset}, {QPReset, QPErr + 1}} {
 		if err := CheckTransition(bad[0], bad[1], QPTypeRC, QPAttrState); !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("%v: %v", bad, err)
+			t.Errorf("%v: got %v", bad, err)
 		}
 	}
 }
 
-// Any history of Modify leaves the queue pair where the table says.
+// TestQPStateMachine checks that the state after any sequence of Modify calls is that of the table.
 func TestQPStateMachine(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		b := newBench(t, nil, nil, nil)
 		kind := rapid.SampledFrom(qptable.Types).Draw(rt, "type")
 		b.qp.drv.(*fakeQP).typ = qpType(t, kind)
-		state := "RESET" // of the model
+		state := "RESET" // state of the model
 		rt.Repeat(map[string]func(*rapid.T){
 			"modify": func(rt *rapid.T) {
 				to := rapid.SampledFrom(qptable.States).Draw(rt, "to")
@@ -103,22 +104,22 @@ func TestQPStateMachine(t *testing.T) {
 				err := b.qp.Modify(QPAttr{State: stateOf(to), CurState: stateOf(from)}, QPAttrMask(mask))
 				want := qptable.Allowed(from, to, kind, mask)
 				if (err == nil) != want {
-					rt.Fatalf("%s: %s to %s, mask %#x: %v, want allowed: %v", kind, from, to, mask, err, want)
+					rt.Fatalf("%s: %s to %s, mask %#x: got %v, want allowed: %v", kind, from, to, mask, err, want)
 				}
 				if want {
 					state = to
 				}
 			},
-			"send queue error": func(rt *rapid.T) { // not by Modify, but by the hardware
+			"send queue error": func(rt *rapid.T) { // caused by the device, not by Modify
 				if state != "RTS" || kind != "UD" && kind != "UC" {
-					rt.Skip("cannot be")
+					rt.Skip("no such transition")
 				}
 				b.qp.drv.(*fakeQP).state.Store(int32(QPSQE))
 				state = "SQE"
 			},
 			"": func(rt *rapid.T) {
 				if got := b.qp.State().String(); got != state {
-					rt.Fatalf("state is %s, want %s", got, state)
+					rt.Fatalf("state: got %s, want %s", got, state)
 				}
 			},
 		})
@@ -135,7 +136,8 @@ func stateOf(name string) QPState {
 	panic("no state " + name)
 }
 
-// Modify takes the present state from the driver, unless the caller asserts one, and keeps it without a new one.
+// TestQPModify checks that Modify starts from the driver's state unless the caller asserts one, and keeps the state if
+// mask names no new one.
 func TestQPModify(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	steps := []struct {
@@ -158,19 +160,19 @@ func TestQPModify(t *testing.T) {
 	}
 	for _, s := range steps {
 		if err := b.qp.Modify(s.attr, s.mask); !errors.Is(err, s.err) {
-			t.Errorf("%s: %v, want %v", s.name, err, s.err)
+			t.Errorf("%s: got %v, want %v", s.name, err, s.err)
 		}
 		if b.qp.State() != s.want {
-			t.Errorf("%s: state is %v, want %v", s.name, b.qp.State(), s.want)
+			t.Errorf("%s: got state %v, want %v", s.name, b.qp.State(), s.want)
 		}
 	}
 	b.drv.fail = func(string) error { return syscall.ENOMEM }
 	if err := b.qp.Modify(QPAttr{State: QPErr}, QPAttrState); !errors.Is(err, syscall.ENOMEM) {
-		t.Errorf("driver refuses: %v", err)
+		t.Errorf("failing driver: got %v", err)
 	}
 }
 
-// A Modify that hangs in the driver does not keep another one from it.
+// TestModifyIsNotSerialised checks that a Modify that is blocked in the driver does not delay another one.
 func TestModifyIsNotSerialised(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	hung, release := make(chan int), make(chan int)
@@ -196,7 +198,7 @@ func TestModifyIsNotSerialised(t *testing.T) {
 	b.free(t)
 }
 
-// Two changes of a region at once: the second does not wait, and is refused.
+// TestMapDuringMap checks that of two concurrent changes of a region the second fails without waiting.
 func TestMapDuringMap(t *testing.T) {
 	b := newFullBench(t)
 	mem := umem.NewLocal()

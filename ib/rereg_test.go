@@ -7,7 +7,7 @@ import (
 	"verbena/umem"
 )
 
-// readOnly is memory that may not be written.
+// readOnly is memory without write permission.
 type readOnly struct{ *umem.Local }
 
 func (r readOnly) Check(addr, length uint64, write bool) error {
@@ -17,8 +17,8 @@ func (r readOnly) Check(addr, length uint64, write bool) error {
 	return r.Local.Check(addr, length, write)
 }
 
-// TestRereg: what the flags name changes, the rest goes to the driver as it was; counts and pages follow; a failure
-// changes nothing.
+// TestRereg checks that Rereg changes the properties in flags and passes the others to the driver unchanged, that use
+// counts and charged pages follow, and that a failure changes nothing.
 func TestRereg(t *testing.T) {
 	b := newFullBench(t)
 	mem := umem.NewLocal()
@@ -61,7 +61,7 @@ func TestRereg(t *testing.T) {
 		t.Errorf("after a change of domain: %+v", drv)
 	}
 	wantErr(t, "the new domain", other.Dealloc(), syscall.EBUSY)
-	must(t, mr.Rereg(MRChangePD, MRChange{PD: other})) // which it has
+	must(t, mr.Rereg(MRChangePD, MRChange{PD: other})) // the current domain
 	long := 3 * umem.PageSize
 	must(t, mr.Rereg(MRChangeTranslation|MRChangeAccess, MRChange{
 		Space: mem, Account: acct, Addr: addr, Length: long, IOVA: 64, Access: AccessLocalWrite | AccessRemoteWrite,
@@ -82,7 +82,7 @@ func TestRereg(t *testing.T) {
 	must(t, other.Dealloc())
 	must(t, mr.Dereg())
 	if acct.Pages() != 0 {
-		t.Errorf("%d pages left", acct.Pages())
+		t.Errorf("%d pages still charged", acct.Pages())
 	}
 
 	fast, err := b.pd.AllocMR(1)

@@ -15,7 +15,8 @@ import (
 	"testing"
 )
 
-// testdata/consumer does everything that only a driver may: each of its lines is refused by the compiler, as it says.
+// TestConsumerCannotReachDriver compiles testdata/consumer, which uses operations for drivers only. Each of its lines
+// states the error that the compiler must report.
 func TestConsumerCannotReachDriver(t *testing.T) {
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, "testdata/consumer/consumer.go", nil, parser.ParseComments)
@@ -29,7 +30,7 @@ func TestConsumerCannotReachDriver(t *testing.T) {
 		}
 	}
 	if len(want) < 30 {
-		t.Errorf("got %d lines that are to be refused, want more", len(want))
+		t.Errorf("got only %d lines with expected errors", len(want))
 	}
 	c := types.Config{Importer: importer.ForCompiler(fset, "gc", exports(t, file)), Error: func(err error) {
 		var e types.Error
@@ -49,8 +50,8 @@ func TestConsumerCannotReachDriver(t *testing.T) {
 	}
 }
 
-// exports returns a function that opens the export data of the packages that a file needs, which the go command has compiled.
-// Compiling them from source here would take seconds.
+// exports returns a function that opens the export data of the imports of a file, compiled by the go command. Compiling
+// the imports from source would take seconds.
 func exports(t *testing.T, file *ast.File) importer.Lookup {
 	args := []string{"list", "-export", "-deps", "-f", "{{.ImportPath}}\t{{.Export}}"}
 	for _, i := range file.Imports {

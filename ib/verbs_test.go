@@ -9,18 +9,19 @@ import (
 	"verbena/uapi/verb"
 )
 
-// notVerbs are the driver's methods that carry out no verb: the device's life, and knowledge that the midlayer needs of an object.
+// notVerbs lists the driver's methods that are not verbs: those of the device's life cycle, and queries of the
+// midlayer.
 var notVerbs = map[string]bool{
 	"Driver.EnterError": true, "UserContexter.AllocUserContext": true, "UserContexter.DeallocUserContext": true,
 	"Disassociator.Disassociate": true, "NumberReuser.ReuseNumbers": true, "LibraryFaulter.LibraryFault": true,
 	"CQCounter.Waiting": true, "QPPeeker.Peek": true, "UserQP.TakeBack": true,
 	"MethodDriver.Methods": true,
-	// The midlayer's, for drivers.
+	// The midlayer's functions for drivers.
 	"UserContext.AllocShared": true, "MethodCall.Context": true, "MethodCall.Has": true, "MethodCall.Number": true,
 	"MethodCall.Bytes": true, "MethodCall.Object": true, "MethodCall.Output": true,
 }
 
-// TestDriverVerbs: the table of verbs names every method that a driver has for one, and no other.
+// TestDriverVerbs checks that the table of verbs names exactly the driver's methods that are verbs.
 func TestDriverVerbs(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "driver.go", nil, parser.SkipObjectResolution)
 	if err != nil {
@@ -45,16 +46,16 @@ func TestDriverVerbs(t *testing.T) {
 	for _, v := range verb.Table {
 		for _, name := range v.Driver {
 			if inTable[name] {
-				t.Errorf("%s stands in the table of verbs twice", name)
+				t.Errorf("%s is in the table of verbs twice", name)
 			}
 			if inTable[name] = true; !methods[name] {
-				t.Errorf("%s of the table of verbs is not in driver.go", name)
+				t.Errorf("%s is in the table of verbs, but not in driver.go", name)
 			}
 		}
 	}
 	for name := range methods {
 		if inTable[name] == notVerbs[name] {
-			t.Errorf("%s: in the table of verbs %v, listed as no verb %v", name, inTable[name], notVerbs[name])
+			t.Errorf("%s: in the table of verbs %v, in notVerbs %v; want exactly one", name, inTable[name], notVerbs[name])
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"verbena/umem"
 )
 
-// wrapped is a driver that adds nothing, and knows of no optional ability: neither it nor its objects.
+// wrapped is a transparent wrapper of a driver. Neither it nor its objects implement an optional interface.
 type wrapped struct{ Driver }
 
 func (w wrapped) Unwrap() Driver { return w.Driver }
@@ -42,7 +42,7 @@ func (w wrapped) CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQP, 
 	return wrappedQP{q}, err
 }
 
-// everything is a driver with the abilities for user contexts, too.
+// everything is a driver that also implements the interfaces for user contexts.
 type everything struct{ fullDriver }
 
 func (everything) AllocUserContext(*Udata) error                           { return nil }
@@ -60,7 +60,7 @@ func (*userQP) Doorbell(*Hold)         {}
 func (*userQP) Posted() (uint32, bool) { return 0, false }
 func (*userQP) TakeBack()              {}
 
-// A wrapper loses no ability of what it wraps, once or twice.
+// TestWrappersKeepAbilities checks that a wrapped driver keeps all optional interfaces, wrapped once or twice.
 func TestWrappersKeepAbilities(t *testing.T) {
 	for _, wrap := range []func(Driver) Driver{
 		func(d Driver) Driver { return d },
@@ -106,14 +106,14 @@ func TestWrappersKeepAbilities(t *testing.T) {
 			"the own driver": lacks(As[everything](dev.drv)),
 		} {
 			if err != nil {
-				t.Errorf("%T: %s: %v", dev.drv, what, err)
+				t.Errorf("%T: %s: got %v", dev.drv, what, err)
 			}
 		}
 		must(t, errors.Join(ah.Destroy(), x.Dealloc(), mw.Dealloc(), srq.Destroy(), fast.Dereg(), mr.Dereg(), qp.Destroy(), cq.Destroy(),
 			pd.Dealloc(), core.Unregister(d)))
 	}
 	if _, ok := As[UserQP](DriverQP(nil)); ok {
-		t.Error("nothing has an ability")
+		t.Error("As of nil: got an interface")
 	}
 }
 
@@ -124,7 +124,7 @@ func lacks[T any](_ T, ok bool) error {
 	return nil
 }
 
-// redirecting gives the driver that it wraps handles of its own.
+// redirecting is a wrapper that passes handles of its own to the wrapped driver.
 type redirecting struct {
 	Driver
 	completed int
@@ -149,7 +149,7 @@ func (d *redirecting) RegMR(mr MRHandle, pd DriverPD, r *umem.Region, access Acc
 	return d.Driver.RegMR(mr.Redirect(func(lkey, rkey uint32) { mr.SetKeys(lkey+100, rkey) }), pd, r, access, u)
 }
 
-// A driver that wraps another one sees what that reports by its handles, and may report something else.
+// TestRedirect checks that a wrapper sees the reports of the wrapped driver, and can replace them.
 func TestRedirect(t *testing.T) {
 	var d *redirecting
 	h := NewDevice("full0", fullDriver{&fakeDriver{}}, nil)
@@ -165,7 +165,7 @@ func TestRedirect(t *testing.T) {
 	must(t, err)
 	d.cq.Completed()
 	if d.completed != 1 || len(calls) != 0 {
-		t.Errorf("%d calls of the wrapper, %d of the handler, want 1 and 0", d.completed, len(calls))
+		t.Errorf("got %d calls of the wrapper and %d of the handler, want 1 and 0", d.completed, len(calls))
 	}
 	CQHandle{cq: cq}.Completed()
 	<-calls
@@ -177,26 +177,26 @@ func TestRedirect(t *testing.T) {
 	d.qp.Raise(EventCommEst)
 	QPHandle{qp: qp}.Raise(EventSQDrained)
 	if e := <-events; !slices.Equal(d.raised, []EventType{EventCommEst}) || e != EventSQDrained {
-		t.Errorf("the wrapper got %v, the consumer %v", d.raised, e)
+		t.Errorf("wrapper got %v, consumer got %v", d.raised, e)
 	}
 	mr, err := pd.RegBytes(make([]byte, 8), AccessLocalWrite)
 	must(t, err)
 	if key := (QPHandle{qp: qp}).LKey(mr); mr.LKey() != key+100 || mr.RKey() != 2 {
-		t.Errorf("local key %d, remote key %d; the driver knows %d", mr.LKey(), mr.RKey(), key)
+		t.Errorf("got local key %d, remote key %d, driver's key %d", mr.LKey(), mr.RKey(), key)
 	}
 	ah, err := pd.CreateAH(&AHAttr{})
 	must(t, err)
 	twin, err := d.qp.CopyAH(ah, fullDriver{&fakeDriver{}})
 	must(t, errors.Join(err, ah.Destroy()))
 	if d.qp.AH(ah) != nil || d.qp.AH(twin) == nil {
-		t.Error("a copy of an address handle has not outlived it")
+		t.Error("the copy of an address handle was destroyed with it")
 	}
 	_, err = d.qp.CopyAH(ah, fullDriver{&fakeDriver{}})
 	wantErr(t, "CopyAH of a destroyed address handle", err, syscall.EINVAL)
 	var lkey uint32
 	MRHandle{}.Redirect(func(l, _ uint32) { lkey = l }).SetKeys(7, 8)
 	if lkey != 7 {
-		t.Errorf("local key %d of a region without consumer, want 7", lkey)
+		t.Errorf("local key of a region without consumer: got %d, want 7", lkey)
 	}
 	must(t, errors.Join(mr.Dereg(), qp.Destroy(), pd.Dealloc(), cq.Destroy(), core.Unregister(h)))
 }
