@@ -8,7 +8,8 @@ import (
 	"verbena/ib/check"
 )
 
-// benchChecked runs f in checked mode, on a driver whose methods do nothing. Package ib has the same benchmarks without.
+// benchChecked runs f in checked mode, on a driver whose methods do nothing. Package ib has the same benchmarks without
+// checked mode.
 func benchChecked(b *testing.B, f func(b *bench)) { benchHandler(b, func(*ib.CQ) {}, f) }
 
 func benchHandler(b *testing.B, handler func(*ib.CQ), f func(b *bench)) {
@@ -39,7 +40,7 @@ func BenchmarkReqNotifyCQ(b *testing.B) {
 	benchChecked(b, func(b *bench) { b.cq.ReqNotify(ib.NotifyNextComp) })
 }
 
-// BenchmarkCallback is the way from a completion to the handler on the thread that raised it.
+// BenchmarkCallback measures a completion and its handler on the thread that raised it.
 func BenchmarkCallback(b *testing.B) {
 	benchChecked(b, func(b *bench) {
 		b.cq.ReqNotify(ib.NotifyNextComp)
@@ -49,7 +50,7 @@ func BenchmarkCallback(b *testing.B) {
 	})
 }
 
-// BenchmarkCallbackWorker is the same through another goroutine.
+// BenchmarkCallbackWorker measures a completion and its handler on a worker goroutine.
 func BenchmarkCallbackWorker(b *testing.B) {
 	called := make(chan int, 1)
 	benchHandler(b, func(*ib.CQ) { called <- 1 }, func(b *bench) {

@@ -1,5 +1,5 @@
-// Package check is checked mode: it watches over the contract of package ib, on the sides of drivers and of consumers, and reports each
-// breach as a [Violation], with the stacks of both sides. Turn it on before the devices are registered:
+// Package check implements checked mode. It observes drivers and consumers of package ib and reports each violation of
+// the contract as a [Violation], with the stacks of both sides. Turn it on before the devices are registered:
 //
 //	check.On(&core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 //
@@ -15,23 +15,23 @@ import (
 
 // Config configures checked mode.
 type Config struct {
-	// Report is called with each violation, by the thread that found it, one at a time; the same violation at
-	// the same place is reported once. It must not call into package ib.
+	// Report is called for each violation, on the thread that found it, one call at a time. The same violation at the
+	// same place is reported once. Report must not call into package ib.
 	Report func(Violation)
-	// Patience is how long a call may wait for a lock before that is a violation: a deadlock, or a lock whose
-	// holder sleeps. Default: 2 s. Sleeping itself is reported at once.
+	// Patience is the longest permitted wait for a lock; a longer one means a deadlock or a sleeping lock holder.
+	// Default: 2 s. Sleeping itself is reported at once.
 	Patience time.Duration
-	// ClientPatience is how long an Add, a Remove or a callback may take. Default: 30 s.
+	// ClientPatience is the longest permitted duration of an Add, a Remove or a callback. Default: 30 s.
 	ClientPatience time.Duration
 }
 
-// On turns checked mode on for the devices that are registered from now on. The rules are those of the comment of package ib;
-// docs/contract.md lists them. A call costs several microseconds more in checked mode; when it is off, posting and polling cost
-// nothing, other calls one comparison. On may not sleep.
+// On turns checked mode on for devices that are registered later. The rules are those of the comment of package ib;
+// docs/contract.md lists them. Checked mode adds several microseconds to a call. When it is off, posting and polling
+// cost nothing extra, and other calls cost one comparison. On may not sleep.
 //
-// The check knows who is a callback's and who a method's thread as long as both stay on their goroutines. What
-// sleeps is found by looking at the goroutines that take long, so a sleep of a millisecond or two can pass unseen.
-// Package ibtest finds shorter ones in drivers; docs/contract.md says how short.
+// The check attributes callbacks and methods to threads by goroutine, so both must stay on their goroutines. It finds
+// sleepers by inspecting goroutines that take long, so it can miss a sleep of one or two milliseconds. Package ibtest
+// finds shorter ones in drivers; docs/contract.md states its limit.
 func On(core *ib.Core, cfg Config) {
 	if cfg.Patience <= 0 {
 		cfg.Patience = 2 * time.Second
@@ -42,5 +42,5 @@ func On(core *ib.Core, cfg Config) {
 	observe.Set(core, newChecker(cfg))
 }
 
-// Off turns checked mode off for the devices that are registered from now on. It may not sleep.
+// Off turns checked mode off for devices that are registered later. It may not sleep.
 func Off(core *ib.Core) { observe.Set(core, nil) }

@@ -37,7 +37,7 @@ func (w *witness) seen() []check.Violation {
 	return slices.Clone(w.all)
 }
 
-// expect checks that the violations are those of the rules, each with the stacks of at least so many sides.
+// expect checks that the violations are those of the rules, each with complete stacks.
 func (w *witness) expect(t *testing.T, rules ...check.Rule) {
 	t.Helper()
 	var got []check.Rule
@@ -71,10 +71,10 @@ func patientBench(t *testing.T, patience time.Duration, handler func(*ib.CQ), qp
 	return newBenchOn(t, core, handler, qpEvent), w
 }
 
-// sleep breaks the rule that callbacks, and methods that may be called from any context, do not sleep.
+// sleep violates the rule that callbacks, and methods that may be called from any context, do not sleep.
 func sleep() { time.Sleep(time.Second) }
 
-// Each line is a wrong driver, or a wrong consumer, in virtual time.
+// Each line is a wrong driver or a wrong consumer, in virtual time.
 func TestCheckSleep(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -127,7 +127,7 @@ func TestCheckSleep(t *testing.T) {
 			var wg sync.WaitGroup
 			wg.Go(b.handle.RunCallbacks)
 			synctest.Wait()
-			observe.Of(b.dev).Note(observe.HoldEnds, (*ib.Hold)(nil)) // the hold is this thread's
+			observe.Of(b.dev).Note(observe.HoldEnds, (*ib.Hold)(nil)) // end the hold on this thread
 		}},
 		{"driver holds callbacks in post send", check.RuleHold, func(t *testing.T, b *bench) {
 			b.drv.onPost = b.handle.HoldCallbacks
@@ -146,7 +146,8 @@ func TestCheckSleep(t *testing.T) {
 	}
 }
 
-// Every function that may sleep is caught in a completion handler, and none that may not.
+// TestCheckCallsInHandler checks that each function that may sleep is reported in a completion handler, and no other
+// function.
 func TestCheckCallsInHandler(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -216,7 +217,7 @@ func TestCheckCallsInHandler(t *testing.T) {
 				switch seen := w.seen(); {
 				case test.rule == 0:
 					w.expect(t)
-				case test.name == "alloc pd": // and dealloc
+				case test.name == "alloc pd": // alloc and dealloc
 					w.expect(t, test.rule, test.rule)
 				case len(seen) == 1 && test.rule != check.RuleSleepInCallback:
 					w.expect(t, test.rule)
@@ -246,7 +247,7 @@ func TestCheckCallchain(t *testing.T) {
 			var called atomic.Bool
 			b, w := checkedBench(t, func(*ib.CQ) { called.Store(true) }, nil)
 			second(b.cq.ReqNotify(ib.NotifyNextComp))
-			second(b.cq.ReqNotify(ib.NotifyNextComp)) // post send completes once more, later and on another thread
+			second(b.cq.ReqNotify(ib.NotifyNextComp)) // post send completes again, later and on another thread
 			*test.hook(b) = func() {
 				b.handle.HoldCallbacks()
 				b.drv.cq.Completed()
@@ -263,7 +264,7 @@ func TestCheckCallchain(t *testing.T) {
 	}
 }
 
-// Only a defect of the midlayer itself could do this.
+// TestCheckTwoHandlers simulates two handlers at the same time, which only a defect of the midlayer could cause.
 func TestCheckTwoHandlers(t *testing.T) {
 	inside, leave := make(chan int), make(chan int)
 	b, w := checkedBench(t, nil, nil)
@@ -284,7 +285,7 @@ func TestCheckTwoHandlers(t *testing.T) {
 	b.free(t)
 	var rules []check.Rule
 	for _, v := range w.seen() {
-		if v.Rule != check.RuleSleepInCallback { // as it does
+		if v.Rule != check.RuleSleepInCallback { // the handler does sleep
 			rules = append(rules, v.Rule)
 		}
 	}
@@ -305,7 +306,8 @@ func TestCheckNotifyOnce(t *testing.T) {
 	w.expect(t, check.RuleNotifyOnce)
 }
 
-// A lock that is held where it may not be is reported, although everyone waits for it; then the test lets go.
+// TestCheckLocks checks that a lock held in the wrong place is reported even if every thread waits for it. The test
+// releases the lock afterwards.
 func TestCheckLocks(t *testing.T) {
 	t.Run("callbacks run under the lock of the queue", func(t *testing.T) {
 		var lock sync.Mutex
@@ -360,7 +362,7 @@ func TestCheckLocks(t *testing.T) {
 			go func() { <-reported; lock.Unlock() }()
 			lock.Lock()
 			err := core.Unregister(b.handle)
-			if !errors.Is(err, syscall.EBUSY) { // the bench is left
+			if !errors.Is(err, syscall.EBUSY) { // the objects of the bench remain
 				t.Error(err)
 			}
 			for _, v := range w.seen() {
@@ -445,7 +447,8 @@ func TestCheckUseAfter(t *testing.T) {
 	})
 }
 
-// A report names what is left and where it was made. It comes at the Remove of the client that owns it, if the client is known.
+// TestCheckLeftBehind checks that a report names the remaining objects and where they were created. It is made at the
+// Remove of the owning client, if the client is known.
 func TestCheckLeftBehind(t *testing.T) {
 	core, w := &ib.Core{}, &witness{}
 	check.On(core, check.Config{Report: w.report})
@@ -457,7 +460,7 @@ func TestCheckLeftBehind(t *testing.T) {
 				must(t, err)
 				return pd, fail
 			},
-			Remove: func(d *ib.Device, data any) { // makes it worse
+			Remove: func(d *ib.Device, data any) { // leaves another object
 				_, err := data.(*ib.PD).CreateAH(&ib.AHAttr{})
 				must(t, err)
 			},
@@ -467,7 +470,7 @@ func TestCheckLeftBehind(t *testing.T) {
 	must(t, core.RegisterClient(keeper("B", errors.New("changed my mind"))))
 	d, _ := newDevice("fake0")
 	must(t, core.Register(d))
-	_, err := d.Device().CreateCQ(ib.CQInit{Entries: 1}) // of no client
+	_, err := d.Device().CreateCQ(ib.CQInit{Entries: 1}) // without a client
 	must(t, err)
 	if err := core.Unregister(d); !errors.Is(err, syscall.EBUSY) {
 		t.Error(err)
@@ -513,7 +516,7 @@ func TestCheckResults(t *testing.T) {
 	w.expect(t, slices.Repeat([]check.Rule{check.RuleResult}, 6)...)
 }
 
-// The same at the same place is reported once.
+// TestCheckReportsOnce checks that the same violation at the same place is reported once.
 func TestCheckReportsOnce(t *testing.T) {
 	b, w := checkedBench(t, nil, nil)
 	b.drv.onPost = func() { b.dev.QueryDevice() }
@@ -527,7 +530,7 @@ func TestCheckReportsOnce(t *testing.T) {
 }
 
 func TestCheckLeavesNoThreads(t *testing.T) {
-	// A busy machine may not run a handler for long.
+	// A busy machine may not run a handler for a long time.
 	b, w := patientBench(t, time.Minute, func(cq *ib.CQ) { cq.Poll(make([]ib.WC, 4)) }, func(*ib.QP, ib.EventType) {})
 	var wg sync.WaitGroup
 	for range 8 {
@@ -546,7 +549,7 @@ func TestCheckLeavesNoThreads(t *testing.T) {
 	b.free(t)
 	w.expect(t)
 	if threads, objects := check.Left(b.dev); threads != 0 || objects != 0 {
-		t.Errorf("left: %d threads, %d objects", threads, objects)
+		t.Errorf("left: got %d threads, %d objects, want none", threads, objects)
 	}
 }
 
@@ -563,7 +566,8 @@ func TestRuleNames(t *testing.T) {
 	}
 }
 
-// An abandoned object is not reported when the device goes, and can be destroyed afterwards.
+// TestAbandon checks that an abandoned object is not reported when the device is unregistered, and can be destroyed
+// afterwards.
 func TestAbandon(t *testing.T) {
 	var found []check.Violation
 	core := &ib.Core{}
@@ -571,7 +575,7 @@ func TestAbandon(t *testing.T) {
 	b := newBenchOn(t, core, nil, nil)
 	b.qp.Abandon()
 	b.cq.Abandon()
-	b.qp.Abandon() // once is enough
+	b.qp.Abandon() // a second call has no effect
 	if got, want := b.dev.Objects(), (ib.ObjectCounts{PD: 1}); got != want {
 		t.Errorf("Objects after Abandon: got %+v, want %+v", got, want)
 	}

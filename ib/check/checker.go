@@ -11,18 +11,18 @@ import (
 	"verbena/ib/internal/observe"
 )
 
-// checker is checked mode. It knows which thread is inside what: each call that matters pushes a frame on its
-// goroutine's stack of frames and pops it on return, and what is pushed is compared with what is there.
+// checker is the state of checked mode. It tracks the calls that each thread is in: a relevant call pushes a frame on
+// the stack of its goroutine and pops it on return. Each new frame is checked against the frames below it.
 type checker struct {
 	ending
 	cfg Config
 
 	mu      sync.Mutex
-	threads map[int64]*thread // by goroutine; only those that are inside something
+	threads map[int64]*thread // by goroutine; only threads with frames
 	live    map[*object]struct{}
-	made    uint64 // counts objects
+	made    uint64 // number of objects created
 
-	looking   sync.Mutex // one look at the goroutines at a time
+	looking   sync.Mutex // held during an inspection of the goroutines
 	reporting sync.Mutex
 	reported  map[string]bool // under reporting
 }
@@ -33,13 +33,13 @@ func newChecker(cfg Config) *checker {
 	}
 }
 
-// Enter begins the registration or the end of a client.
+// Enter begins the registration or unregistration of a client.
 func (k *checker) Enter(c *observe.Call) error {
 	cl, _ := c.Arg.(*ib.Client)
 	return k.begin(c, &frame{kind: inRegister, what: c.What, client: cl, waits: true})
 }
 
-// begin enters the frame of a call. EDEADLK: the call could only wait for itself.
+// begin enters the frame of a call. It returns EDEADLK if the call would wait for itself.
 func (k *checker) begin(c *observe.Call, f *frame) error {
 	c.State = f
 	if k.enter(f) {
@@ -48,7 +48,7 @@ func (k *checker) begin(c *observe.Call, f *frame) error {
 	return nil
 }
 
-// ending ends calls, in the same way on all subjects.
+// ending implements the end of a call for all subjects.
 type ending struct{}
 
 func (ending) Leave(c *observe.Call) {
@@ -68,11 +68,11 @@ func (ending) Leave(c *observe.Call) {
 	}
 }
 
-// thread is a goroutine that is inside something. All fields are under checker.mu.
+// thread is a goroutine with frames. All fields are under checker.mu.
 type thread struct {
 	id     int64
 	frames []*frame // innermost last
-	seq    uint64   // counts pushes and pops
+	seq    uint64   // number of pushes and pops
 }
 
 func (th *thread) innermost() *frame {
@@ -82,7 +82,7 @@ func (th *thread) innermost() *frame {
 	return th.frames[len(th.frames)-1]
 }
 
-// find is the innermost frame that f accepts, nil if there is none.
+// find returns the innermost frame that f accepts, or nil.
 func (th *thread) find(f func(*frame) bool) *frame {
 	for i := len(th.frames) - 1; i >= 0; i-- {
 		if f(th.frames[i]) {
@@ -95,68 +95,68 @@ func (th *thread) find(f func(*frame) bool) *frame {
 type frameKind uint8
 
 const (
-	inCallback frameKind = iota // a consumer's function, which may not sleep
+	inCallback frameKind = iota // a consumer's function that may not sleep
 	inAtomic                    // a method that may not sleep
 	inHold                      // between HoldCallbacks and RunCallbacks
 	inMethod                    // a method that may sleep
-	inRegister                  // Register, Unregister and their like for clients
+	inRegister                  // Register, Unregister, and the same for clients
 	inClient                    // a client's Add or Remove
 )
 
-// mayNotSleep tells whether everything in a frame of this kind may not sleep.
+// mayNotSleep reports whether sleeping is forbidden in frames of this kind.
 func (k frameKind) mayNotSleep() bool { return k <= inHold }
 
-// mayWaitForLock tells whether a frame of this kind may be found waiting for a lock that Register or Unregister holds.
+// mayWaitForLock reports whether a frame of this kind can wait for a lock that Register or Unregister holds.
 func (k frameKind) mayWaitForLock() bool { return k == inMethod || k == inAtomic || k == inClient }
 
-// isCall tells whether a frame of this kind is a call by which nothing else may be called back.
+// isCall reports whether callbacks are forbidden inside frames of this kind.
 func (k frameKind) isCall() bool { return k == inCallback || k == inAtomic || k == inMethod }
 
-// sleepRule is the rule that sleeping in a frame of this kind breaks.
+// sleepRule returns the rule that sleeping in frames of this kind violates.
 func (k frameKind) sleepRule() Rule {
 	return [...]Rule{inCallback: RuleSleepInCallback, inAtomic: RuleSleepInMethod, inHold: RuleHold}[k]
 }
 
-// frame is one call that a thread is in.
+// frame is a call in progress of a thread.
 type frame struct {
 	k      *checker
 	kind   frameKind
 	what   string     // such as "QP.PostSend"
-	dev    *ib.Device // everybody's
-	by     *device    // the caller's, of a function of the device
+	dev    *ib.Device // the shared handle
+	by     *device    // the caller's handle, for functions of a device
 	obj    *object
 	client *ib.Client // inClient, and inRegister of a client
 	entry  []uintptr
-	raised []uintptr // inCallback: where it was raised, if known
-	waits  bool      // waits for callbacks of obj, or all of dev
-	holder *ib.Hold  // inHold: whose it is, nil for HoldCallbacks; inAtomic: that a doorbell was given
-	drop   func()    // inHold: ends it in the midlayer
+	raised []uintptr // inCallback: stack of the call that raised it, if known
+	waits  bool      // the call waits for callbacks of obj, or all of dev
+	holder *ib.Hold  // inHold: owner, nil for HoldCallbacks; inAtomic: the Hold passed to a doorbell
+	drop   func()    // inHold: ends the hold in the midlayer
 
-	unregistered bool // inRegister: it has taken the device from its clients
+	unregistered bool // inRegister: the clients have been removed from the device
 
-	// of a completion handler, and its thread
-	armings int64     // of the CQ, before
-	polled  []uintptr // where it polled the CQ last
-	blind   []uintptr // where it armed the CQ last, if it did not ask what it had missed
-	batch   bool      // its last poll, since it armed the CQ if it did, was full
+	// For a completion handler, and its thread:
+	armings int64     // number of ReqNotify calls of the CQ before the handler
+	polled  []uintptr // last poll of the CQ by the handler
+	blind   []uintptr // last arming of the CQ by the handler without NotifyReportMissed
+	batch   bool      // the last poll since arming filled its array
 
 	// under checker.mu
 	th        *thread
 	left      bool
 	timer     *time.Timer
-	late      *time.Timer // inCallback: it should have returned
+	late      *time.Timer // inCallback: reports a late return
 	delay     time.Duration
-	suspected bool           // the last look found what may be sleep
-	waited    int            // looks in a row that found it waiting for a lock
-	resting   int            // looks in a row that found it waiting for a lock, and nothing running
-	restSince time.Time      // the first of them
-	ran       int            // looks in a row that found it running, without a call
-	lastSeq   uint64         // of the thread, at the last of these
-	blocked   map[*frame]int // inRegister: the same of other threads' calls
+	suspected bool           // the last inspection may have found it asleep
+	waited    int            // consecutive inspections in which it waited for a lock
+	resting   int            // consecutive inspections in which it waited for a lock while no goroutine ran
+	restSince time.Time      // time of the first of these inspections
+	ran       int            // consecutive inspections in which it ran without a call
+	lastSeq   uint64         // of the thread, at the last of these inspections
+	blocked   map[*frame]int // inRegister: waits of calls of other threads for locks
 }
 
-// enter pushes a frame for the calling goroutine and reports what is wrong with being there. refuse tells that the
-// call could only wait for itself.
+// enter pushes a frame for the calling goroutine and reports violations of the frame. refuse is true if the call would
+// wait for itself.
 func (k *checker) enter(f *frame) (refuse bool) {
 	f.k = k
 	f.entry = callers()
@@ -214,7 +214,7 @@ func (k *checker) pop(f *frame) {
 	}
 }
 
-// doorbell is the innermost call of a method if f is a hold that may begin in it, else nil.
+// doorbell returns the innermost method call if f is a hold that may begin in it, else nil.
 func (th *thread) doorbell(f *frame) *frame {
 	if f.kind != inHold || f.holder == nil {
 		return nil
@@ -225,7 +225,8 @@ func (th *thread) doorbell(f *frame) *frame {
 	return nil
 }
 
-// wrong is the rule that entering f breaks, and the frame outside of it that makes it so, nil if all is well.
+// wrong returns the rule that entering f violates and the outer frame that conflicts with f; nil if there is no
+// violation.
 func (th *thread) wrong(f *frame) (Rule, *frame) {
 	switch f.kind {
 	case inCallback, inHold:
@@ -253,7 +254,7 @@ func (th *thread) wrong(f *frame) (Rule, *frame) {
 	return 0, nil
 }
 
-// waitsFor tells whether f would wait for the end of the callback x that it is called from.
+// waitsFor reports whether f waits for the end of the callback x, from which it was called.
 func (f *frame) waitsFor(x *frame) bool {
 	if !f.waits || x.kind != inCallback {
 		return false
@@ -296,8 +297,8 @@ func (f *frame) raisedAt() []Stack {
 	return []Stack{{f.what + " raised at", trace(f.raised)}}
 }
 
-// report hands a violation on, unless the same has been reported with the offender at the same place, which is that of
-// the call and of the two around it.
+// report calls Config.Report, unless the same violation was reported for the same place. A place is the call and its
+// two callers.
 //
 //verbena:allow nosleep it tells of a defect, in checked mode, and nothing is then as it should be
 func (k *checker) report(v Violation, d *ib.Device, at []uintptr) {
@@ -314,7 +315,7 @@ func (k *checker) report(v Violation, d *ib.Device, at []uintptr) {
 	k.cfg.Report(v)
 }
 
-// holdCalls are the calls that begin and end a hold, by a Hold if it is not nil.
+// holdCalls returns the names of the calls that begin and end a hold; by is nil for HoldCallbacks.
 func holdCalls(by *ib.Hold) (begin, end string) {
 	if by != nil {
 		return "Hold.Add", "Hold.Run"
@@ -335,7 +336,7 @@ func (d *device) dropHold() {
 	}
 }
 
-// wasEarly reports whether a hold may have begun before the checks, and counts it.
+// wasEarly reports whether the hold may have begun before the checks, and counts down the number of such holds.
 func (d *device) wasEarly() bool {
 	for n := d.early.Load(); n > 0; n = d.early.Load() {
 		if d.early.CompareAndSwap(n, n-1) {

@@ -13,32 +13,32 @@ import (
 	"verbena/ib/internal/observe"
 )
 
-// device is a device as one of its consumers sees it.
+// device is the checked state of one consumer's handle of a device.
 type device struct {
 	ending
 	k      *checker
-	dev    *ib.Device // everybody's
-	root   *device    // of dev
-	client *ib.Client // nil: everybody's
+	dev    *ib.Device // the shared handle
+	root   *device    // subject of dev
+	client *ib.Client // nil: the shared handle
 
-	removed atomic.Pointer[[]uintptr] // where the client's Remove had returned
+	removed atomic.Pointer[[]uintptr] // stack of the caller of the client's Remove
 
-	// of everybody's
+	// For the shared handle:
 	registered   []uintptr
 	unregistered atomic.Pointer[[]uintptr]
 	start        atomic.Pointer[observe.Start] // nil: not yet
-	early        atomic.Int64                  // holds that may have begun before the checks
+	early        atomic.Int64                  // number of holds that may have begun before the checks
 }
 
-// Device begins to check a device. Packets may arrive before, and the threads of those that end a hold afterwards have begun it unseen:
-// so many as there are holds when it starts are let off.
+// Device starts to check a device. Packets may arrive earlier, so some holds may have begun unobserved. At the start
+// the number of holds in progress is recorded, and that many ends of holds without a beginning are accepted.
 func (k *checker) Device(d *ib.Device, root observe.Subject, cl *ib.Client) observe.Subject {
 	if root != nil {
 		r := root.(*device)
 		return &device{k: k, dev: r.dev, root: r, client: cl}
 	}
 	r := &device{k: k, dev: d, registered: callers()}
-	const many = 1 << 30 // until it is known
+	const many = 1 << 30 // until the number is known
 	r.early.Store(many)
 	r.root = r
 	return r
@@ -55,7 +55,7 @@ func (d *device) Enter(c *observe.Call) error {
 		f.kind = inAtomic
 	default:
 		f.kind, f.by = inMethod, d
-		defer d.checkGone(c.What) // when the frame is there, so that either this or Removed finds the call
+		defer d.checkGone(c.What) // deferred until the frame exists, so that either checkGone or Removed finds the call
 	}
 	return d.k.begin(c, f)
 }
@@ -70,7 +70,7 @@ func (d *device) Note(e observe.Event, arg any) error {
 		d.hold(arg.(*ib.Hold))
 	case observe.HoldEnds:
 		d.endHold(arg.(*ib.Hold))
-	case observe.Removed: // it has left nothing behind, and does not use the device any more
+	case observe.Removed: // the client has left no objects, and does not use the device any more
 		at, when := callers(), fmt.Sprintf("%s of client %s", arg, d.client.Name)
 		d.removed.Store(&at)
 		inside := d.k.inside(observe.Goroutine(), func(x *frame) bool { return x.by == d })
@@ -93,7 +93,7 @@ func (d *device) Note(e observe.Event, arg any) error {
 	return nil
 }
 
-// checkGone reports the use of a device after Unregister, or by a client after its Remove; then the call goes on.
+// checkGone reports the use of a device after Unregister, or by a client after its Remove. The call continues.
 func (d *device) checkGone(what string) error {
 	at := d.root.unregistered.Load()
 	if at == nil {
@@ -108,7 +108,7 @@ func (d *device) checkGone(what string) error {
 	return syscall.ENODEV
 }
 
-// checkRemoved reports the use of a device by a client that has been removed from it.
+// checkRemoved reports the use of a device by a client whose Remove has returned.
 func (d *device) checkRemoved(what string) {
 	at := d.removed.Load()
 	if at == nil {
@@ -121,7 +121,7 @@ func (d *device) checkRemoved(what string) {
 	}, d.dev, used)
 }
 
-// owner is the client in whose Add or Remove of d the calling thread is, nil if it is in none.
+// owner returns the client whose Add or Remove of d the calling thread is in, or nil.
 func (d *device) owner() *ib.Client {
 	if d.client != nil {
 		return d.client
@@ -137,8 +137,8 @@ func (d *device) owner() *ib.Client {
 	return nil
 }
 
-// leftBehind reports, once, the objects and event functions on d that cl (nil: anybody) should have destroyed before now. Event functions
-// that belong to no client may stay.
+// leftBehind reports, once, the objects and event functions on d that cl should have destroyed; a nil cl stands for all
+// clients. Event functions without a client may remain.
 func (d *device) leftBehind(cl *ib.Client, when string) {
 	k := d.k
 	k.mu.Lock()
@@ -172,7 +172,7 @@ func (d *device) leftBehind(cl *ib.Client, when string) {
 	}, d.dev, left[0].made)
 }
 
-// unregistered notes that the calling thread's Unregister has taken the device from its clients.
+// unregistered records that Unregister, on the calling thread, has removed the device from its clients.
 func (k *checker) unregistered() {
 	id := observe.Goroutine()
 	k.mu.Lock()
@@ -184,17 +184,17 @@ func (k *checker) unregistered() {
 	}
 }
 
-// stillInside reports the calls on the device that have not returned when Unregister, whose frame is f, is about to.
+// stillInside reports the calls on the device that are in progress when Unregister, with frame f, is about to return.
 func (k *checker) stillInside(f *frame) {
 	d := f.dev
 	calls := k.inside(f.th.id, func(x *frame) bool { return (x.kind == inMethod || x.kind == inAtomic) && x.dev == d })
 	maps.DeleteFunc(calls, func(_ int64, x *frame) bool {
-		return x.obj != nil && (x.obj.abandoned.Load() || x.obj.destroyed.Load() != nil) // reported by itself
+		return x.obj != nil && (x.obj.abandoned.Load() || x.obj.destroyed.Load() != nil) // reported for the object
 	})
 	k.reportInside(RuleInsideAtUnregister, d, calls, "Unregister", f.entry)
 }
 
-// inside returns the calls of a kind that other threads than one are in, by the thread.
+// inside returns the calls, accepted by kind, of other threads than but, by thread.
 func (k *checker) inside(but int64, kind func(*frame) bool) map[int64]*frame {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -207,7 +207,7 @@ func (k *checker) inside(but int64, kind func(*frame) bool) map[int64]*frame {
 	return calls
 }
 
-// reportInside reports calls on d that have not returned when another one does.
+// reportInside reports calls on d that are in progress when another call returns.
 func (k *checker) reportInside(rule Rule, d *ib.Device, calls map[int64]*frame, when string, at []uintptr) {
 	if len(calls) == 0 {
 		return
@@ -215,7 +215,7 @@ func (k *checker) reportInside(rule Rule, d *ib.Device, calls map[int64]*frame, 
 	all := goroutines()
 	for id, c := range calls {
 		if all[id].trace == "" {
-			continue // it has just returned
+			continue // has just returned
 		}
 		k.report(Violation{
 			Rule: rule, What: fmt.Sprintf("%s has not returned when %s returns", c.what, when),

@@ -13,7 +13,8 @@ import (
 	"verbena/ib/ibfake"
 )
 
-// A destruction that hangs in the driver, goes on without its caller, and is joined, breaks no rule.
+// TestCheckDestroyGoesOn checks that a destruction that blocks in the driver violates no rule when its caller's context
+// ends and another call joins it.
 func TestCheckDestroyGoesOn(t *testing.T) {
 	type destroyer interface {
 		DestroyContext(context.Context) error
@@ -34,7 +35,7 @@ func TestCheckDestroyGoesOn(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				if err := x.DestroyContext(ctx); !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("with a driver that hangs: got %v, want %v", err, context.DeadlineExceeded)
+					t.Errorf("with a blocked driver: got %v, want %v", err, context.DeadlineExceeded)
 				}
 				<-entered
 				joined := make(chan error)
@@ -44,7 +45,7 @@ func TestCheckDestroyGoesOn(t *testing.T) {
 				must(t, <-joined)
 				w.expect(t)
 				if err := x.Destroy(); !errors.Is(err, syscall.EINVAL) {
-					t.Errorf("once more: got %v, want %v", err, syscall.EINVAL)
+					t.Errorf("second call: got %v, want %v", err, syscall.EINVAL)
 				}
 				w.expect(t, check.RuleUseAfterDestroy)
 				if name == "QP" {
@@ -56,7 +57,7 @@ func TestCheckDestroyGoesOn(t *testing.T) {
 	}
 }
 
-// A call that makes an object while the device goes is reported.
+// TestCheckInsideAtUnregister checks that a call which creates an object while the device is unregistered is reported.
 func TestCheckInsideAtUnregister(t *testing.T) {
 	b, w := checkedBench(t, nil, nil)
 	entered, release := b.drv.Hold(ibfake.AllocPD)
@@ -74,7 +75,7 @@ func TestCheckInsideAtUnregister(t *testing.T) {
 	w.expect(t, check.RuleInsideAtUnregister)
 }
 
-// The error state breaks no rule.
+// TestCheckSetError checks that the error state violates no rule.
 func TestCheckSetError(t *testing.T) {
 	b, w := checkedBench(t, nil, nil)
 	b.handle.SetError()

@@ -10,7 +10,7 @@ import (
 	"verbena/ib/check"
 )
 
-// A function that ends its own registration does not wait for itself; checked mode reports it.
+// TestEventEndsItself checks that an event function that calls its own stop does not wait for itself and is reported.
 func TestEventEndsItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, w := checkedBench(t, nil, nil)
@@ -28,7 +28,8 @@ func TestEventEndsItself(t *testing.T) {
 	})
 }
 
-// Events that were dispatched before are delivered before Unregister returns, those after it are dropped and reported.
+// TestEventAfterUnregister checks that earlier events are delivered before Unregister returns, and that later ones are
+// dropped and reported.
 func TestEventAfterUnregister(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, w := checkedBench(t, nil, nil)
@@ -48,7 +49,8 @@ func TestEventAfterUnregister(t *testing.T) {
 	})
 }
 
-// A callback that ends its goroutine ends nothing else: other callbacks run, and destroying does not hang.
+// TestCallbackEndsItsGoroutine checks that after a callback that ends its goroutine other callbacks run and destruction
+// does not block.
 func TestCallbackEndsItsGoroutine(t *testing.T) {
 	for _, hold := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

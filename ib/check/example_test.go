@@ -9,7 +9,7 @@ import (
 	"verbena/ib/check"
 )
 
-// Checked mode reports what breaks the contract, with the stacks of both sides.
+// Checked mode reports violations of the contract with the stacks of both sides.
 func Example() {
 	var core ib.Core
 	check.On(&core, check.Config{Report: func(v check.Violation) { fmt.Printf("%v: %s\n", v.Rule, v.What) }})
@@ -20,12 +20,12 @@ func Example() {
 	d, done := drv.IB(), make(chan struct{})
 	stop := d.OnEvent(func(ib.Event) {
 		defer close(done)
-		d.QueryPort(1) // which may sleep, as a function for events may not
+		d.QueryPort(1) // it may sleep, an event function may not
 	})
 	drv.Handle().DispatchEvent(ib.EventPortErr, 1)
 	<-done
 	stop()
-	if _, err := d.AllocPD(); err != nil { // it is never deallocated
+	if _, err := d.AllocPD(); err != nil { // the domain is never deallocated
 		log.Fatal(err)
 	}
 	fmt.Println(core.Unregister(drv.Handle()))

@@ -11,17 +11,17 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// hooked is a driver with functions that are called in the methods of their names, where they are not nil.
+// hooked is a driver whose methods call the functions of the same names, if they are not nil.
 type hooked struct {
 	*ibfake.Driver
 	onPost, onPoll, onNotify, onQuery, onDestroy func()
 
-	// what methods return instead
+	// results of methods that replace the normal ones
 	post func() (int, error)
 	poll func() (int, error)
 	arm  func() (bool, error)
 
-	cq *hookedCQ // made last
+	cq *hookedCQ // created last
 	qp *hookedQP
 }
 
@@ -50,7 +50,7 @@ func (d *hooked) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 	if err != nil {
 		return nil, err
 	}
-	init.Cap = ib.QPCap{} // without limits, work requests are not followed
+	init.Cap = ib.QPCap{} // without limits, work requests are not tracked
 	d.qp = &hookedQP{q.(*ibfake.QP), d}
 	return d.qp, nil
 }
@@ -91,7 +91,7 @@ func (c *hookedCQ) ReqNotify(flags ib.NotifyFlags) (bool, error) {
 	return c.CQ.ReqNotify(flags)
 }
 
-// hookedQP completes each send while it is posted.
+// hookedQP completes each send inside PostSend.
 type hookedQP struct {
 	*ibfake.QP
 	d *hooked
@@ -108,7 +108,7 @@ func (q *hookedQP) PostSend(wrs []ib.SendWR) (int, error) {
 	return len(wrs), nil
 }
 
-// bench is a registered device with a domain and two queues.
+// bench is a registered device with a protection domain and two queues.
 type bench struct {
 	core   *ib.Core
 	handle *ib.DeviceHandle
@@ -145,7 +145,7 @@ func newBenchNamed(t testing.TB, core *ib.Core, name string, handler func(*ib.CQ
 	return b
 }
 
-// free destroys the objects and takes the device away.
+// free destroys the objects and unregisters the device.
 func (b *bench) free(t testing.TB) {
 	t.Helper()
 	must(t, b.qp.Destroy())

@@ -15,13 +15,13 @@ import (
 	"verbena/internal/testutil"
 )
 
-// holdWorld is two devices of one core. The doorbell of the first is rung.
+// holdWorld is two devices of one core. The first one has a doorbell.
 type holdWorld struct {
 	*testing.T
 	benches []*bench
 	seen    *witness
 	queue   ib.UserQP
-	handler func(i int) // what handlers do; may be nil
+	handler func(i int) // action of handlers; may be nil
 }
 
 func newHoldWorld(t *testing.T, ring func(w *holdWorld, h *ib.Hold)) *holdWorld {
@@ -44,14 +44,14 @@ func newHoldWorld(t *testing.T, ring func(w *holdWorld, h *ib.Hold)) *holdWorld 
 // complete makes the handler of a device due.
 func (w *holdWorld) complete(i int) { w.benches[i].drv.cq.Completed() }
 
-// ring rings as uverbs does, with the callbacks of the first device held from the beginning.
+// ring calls Doorbell as uverbs does: the callbacks of the first device are held from the start.
 func (w *holdWorld) ring(h *ib.Hold, run func()) {
 	ib.ForUser(gate.Open()).HoldCallbacks(w.benches[0].dev, h)
 	w.queue.Doorbell(h)
 	run()
 }
 
-// free destroys everything, and checks that only these rules were broken.
+// free destroys everything, and checks that exactly these rules were violated.
 func (w *holdWorld) free(rules ...check.Rule) {
 	w.Helper()
 	for _, b := range w.benches {
@@ -64,7 +64,7 @@ type workFunc func()
 
 func (f workFunc) Run() { f() }
 
-// Checked mode reports a Hold that is not used as it must be.
+// TestCheckHold checks the reports of incorrectly used Holds.
 func TestCheckHold(t *testing.T) {
 	add := func(w *holdWorld, h *ib.Hold) { h.Add(w.benches[1].handle) }
 	none := func(*holdWorld, *ib.Hold) {}
@@ -72,7 +72,7 @@ func TestCheckHold(t *testing.T) {
 		name string
 		bell func(w *holdWorld, h *ib.Hold)
 		run  func(w *holdWorld, h *ib.Hold)
-		want string // "": nothing
+		want string // "": no report
 	}{
 		{"added in the doorbell that it was given to", add, func(w *holdWorld, h *ib.Hold) { w.ring(h, h.Run) }, ""},
 		{"added by deferred work", func(w *holdWorld, h *ib.Hold) {
@@ -123,10 +123,10 @@ func TestCheckHold(t *testing.T) {
 				h.Run()
 				ran.Store(true)
 			}()
-			for !ran.Load() { // it may not sleep
+			for !ran.Load() { // the method may not sleep
 				runtime.Gosched()
 			}
-			observe.Of(w.benches[1].dev).Note(observe.HoldEnds, h) // the hold is this thread's
+			observe.Of(w.benches[1].dev).Note(observe.HoldEnds, h) // end the hold on this thread
 		}, "Hold.Run called by a thread that has not called Hold.Add"},
 		{"never run", none, func(w *holdWorld, h *ib.Hold) {
 			var wg sync.WaitGroup
@@ -143,7 +143,7 @@ func TestCheckHold(t *testing.T) {
 			test.run(w, &h)
 			rules := make([]check.Rule, 0)
 			for range w.seen.seen() {
-				rules = append(rules, check.RuleHold) // for each device that is held
+				rules = append(rules, check.RuleHold) // one for each held device
 			}
 			w.free(rules...)
 			if reported := len(rules) > 0; reported != (test.want != "") {
@@ -158,7 +158,8 @@ func TestCheckHold(t *testing.T) {
 	}
 }
 
-// A callback that does not return is reported; those of other devices run.
+// TestHoldWhenCallbackDoesNotReturn checks that a callback that does not return is reported, and that callbacks of
+// other devices run.
 func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 	for name, end := range map[string]func(){"panics": func() { panic("test") }, "ends its goroutine": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {
@@ -191,7 +192,8 @@ func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 	}
 }
 
-// TestHoldBeforeChecks: a hold that began before the device was registered, and so unseen, is no violation when it ends; another is one.
+// TestHoldBeforeChecks checks that the end of a hold that began before Register, and so unobserved, is no violation,
+// while the end of another hold is one.
 func TestHoldBeforeChecks(t *testing.T) {
 	w, core := &witness{}, &ib.Core{}
 	check.On(core, check.Config{Report: w.report})
@@ -206,7 +208,7 @@ func TestHoldBeforeChecks(t *testing.T) {
 	must(t, core.Unregister(d))
 }
 
-// Packets arrive while the device is being registered, and threads hold its callbacks for them.
+// Packets arrive during Register, and threads hold the callbacks of the device for them.
 func TestHoldWhileRegistering(t *testing.T) {
 	w := &witness{}
 	for range 100 {

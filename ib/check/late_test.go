@@ -14,7 +14,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// A hold whose thread has ended is reported and ended: callbacks do not wait for it.
+// TestCheckHoldOfThreadThatEnded checks that a hold whose thread has ended is reported and ended, so that callbacks do
+// not wait for it.
 func TestCheckHoldOfThreadThatEnded(t *testing.T) {
 	b, w := checkedBench(t, func(*ib.CQ) {}, nil)
 	var wg sync.WaitGroup
@@ -25,7 +26,7 @@ func TestCheckHoldOfThreadThatEnded(t *testing.T) {
 	b.free(t)
 }
 
-// Remove waits for a lock that the caller of UnregisterClient holds.
+// TestCheckLockAcrossUnregisterClient: Remove waits for a lock that the caller of UnregisterClient holds.
 func TestCheckLockAcrossUnregisterClient(t *testing.T) {
 	var lock sync.Mutex
 	w, core := &witness{}, &ib.Core{}
@@ -46,7 +47,8 @@ func TestCheckLockAcrossUnregisterClient(t *testing.T) {
 	must(t, core.Unregister(dev))
 }
 
-// The function for an event waits for a lock that the client's own Add holds while it waits. No driver is to blame.
+// TestCheckLockOfClient: the event function waits for a lock that the client's own Add holds while it sleeps. The
+// driver is not at fault.
 func TestCheckLockOfClient(t *testing.T) {
 	var lock sync.Mutex
 	reported := make(chan check.Violation, 1)
@@ -73,7 +75,7 @@ func TestCheckLockOfClient(t *testing.T) {
 	must(t, core.Unregister(dev))
 }
 
-// An Add and a Remove that take long are reported.
+// TestCheckClientReturns checks that an Add and a Remove that take too long are reported.
 func TestCheckClientReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, core := &witness{}, &ib.Core{}
@@ -91,7 +93,7 @@ func TestCheckClientReturns(t *testing.T) {
 	})
 }
 
-// A callback that computes for long is reported; one that makes progress is not.
+// TestCheckCallbackRunsLong checks that a callback that computes for too long is reported, unless it makes progress.
 func TestCheckCallbackRunsLong(t *testing.T) {
 	var done atomic.Bool
 	w, core := &witness{}, &ib.Core{}
@@ -119,7 +121,8 @@ func TestCheckCallbackRunsLong(t *testing.T) {
 	}
 }
 
-// A callback that makes progress, and does not return, is reported when the patience with clients ends.
+// TestCheckCallbackDoesNotReturn checks that a callback that makes progress but does not return is reported after
+// ClientPatience.
 func TestCheckCallbackDoesNotReturn(t *testing.T) {
 	var done atomic.Bool
 	w, core := &witness{}, &ib.Core{}
@@ -145,7 +148,7 @@ func TestCheckCallbackDoesNotReturn(t *testing.T) {
 	}
 }
 
-// A thread that is inside a call when the object has been destroyed is reported.
+// TestCheckInUseAtDestroy checks that a thread inside a call at the destruction of the object is reported.
 func TestCheckInUseAtDestroy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, w := checkedBench(t, nil, nil)
@@ -163,7 +166,8 @@ func TestCheckInUseAtDestroy(t *testing.T) {
 	})
 }
 
-// A thread that waits for an object's end with a context, or joins another that does, is not inside of it.
+// TestCheckDestroyContext checks that a thread that waits for the destruction of an object with a context, or joins
+// another such call, does not count as inside the object.
 func TestCheckDestroyContext(t *testing.T) {
 	b, w := checkedBench(t, nil, nil)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -177,13 +181,14 @@ func TestCheckDestroyContext(t *testing.T) {
 	must(t, b.pd.DeallocContext(ctx))
 	must(t, b.core.UnregisterContext(ctx, b.handle))
 	for _, v := range w.seen() {
-		if v.Rule != check.RuleUseAfterDestroy { // by the second, if it came late
+		if v.Rule != check.RuleUseAfterDestroy { // of the second call, if it was late
 			t.Error(v)
 		}
 	}
 }
 
-// A consumer that arms a queue with completions in it, and does not poll then, may wait for ever.
+// TestCheckArmWithoutPoll: a consumer that arms a queue with completions in it, and does not poll afterwards, may wait
+// for ever.
 func TestCheckArmWithoutPoll(t *testing.T) {
 	for _, test := range []struct {
 		name  string

@@ -6,8 +6,8 @@ import (
 	"verbena/ib"
 )
 
-// noteArmed notes that ReqNotify, whose frame f is, was called, if that is in the CQ's handler. Without NotifyReportMissed the handler has
-// to poll until the queue is empty: what was in it before raises no call.
+// noteArmed records a ReqNotify, with frame f, inside the CQ's handler. Without NotifyReportMissed the handler must
+// poll until the queue is empty, because earlier completions do not cause a call.
 func (f *frame) noteArmed(flags ib.NotifyFlags) {
 	f.k.mu.Lock()
 	defer f.k.mu.Unlock()
@@ -19,15 +19,15 @@ func (f *frame) noteArmed(flags ib.NotifyFlags) {
 	}
 }
 
-// handler returns the frame of the CQ's completion handler that the call f is in, nil if it is in none.
+// handler returns the frame of the CQ's completion handler that contains f, or nil.
 //
 //verbena:held f.k.mu
 func (f *frame) handler() *frame {
 	return f.th.find(func(x *frame) bool { return x.kind == inCallback && x.obj == f.obj })
 }
 
-// expectRest is called when a handler has returned that armed the queue, and whose last poll did not empty it. Completions that are
-// left then, and for which no call is due, wait for one that may never come, unless another thread polls.
+// expectRest is called after a handler that armed the queue and did not empty it with its last poll. Remaining
+// completions, if no handler call is due, may never be reported, unless another thread polls.
 func (o *object) expectRest(at []uintptr) {
 	c, ok := ib.As[ib.CQCounter](o.cq)
 	if !ok || o.user || c.Waiting() == 0 || o.due() {
@@ -46,7 +46,7 @@ func (o *object) expectRest(at []uintptr) {
 	})
 }
 
-// waiting returns the number of completions in the queue, 0 if it has been destroyed.
+// waiting returns the number of completions in the queue, or 0 if it has been destroyed.
 func (o *object) waiting(c ib.CQCounter) int {
 	o.probing.Lock()
 	defer o.probing.Unlock()

@@ -10,7 +10,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// A handler that arms its CQ first polls until it is empty, asks what it has missed, or leaves the rest to another thread.
+// TestCheckLeftInCQ: a handler that arms its CQ before polling must poll until it is empty, use NotifyReportMissed, or
+// leave the rest to another thread.
 func TestCheckLeftInCQ(t *testing.T) {
 	const patience = 200 * time.Millisecond
 	poll := func(cq *ib.CQ, n int) int {

@@ -12,56 +12,56 @@ import (
 	"verbena/ib/internal/observe"
 )
 
-// object is the state that checked mode keeps for an object of package ib, or for a function for events.
+// object is the checked state of an object of package ib, or of an event function.
 type object struct {
 	ending
 	k     *checker
 	self  any        // such as an *ib.MR
-	dev   *ib.Device // everybody's
-	by    *device    // by which it was made
+	dev   *ib.Device // the shared handle
+	by    *device    // the handle with which it was created
 	kind  string
-	owner *ib.Client // of that Device, or in whose Add or Remove it, or what it is made of, was made; nil if that is not known
+	owner *ib.Client // the client of that handle, or the client whose Add or Remove created the object or its parent; nil if unknown
 	made  []uintptr
-	order uint64 // of the objects of the checker
+	order uint64 // creation order among all objects of the checker
 
-	destroyed atomic.Pointer[[]uintptr] // where, once it is
-	ends      atomic.Pointer[[]uintptr] // where that was called for
-	abandoned atomic.Bool               // may be used after Unregister, to end
+	destroyed atomic.Pointer[[]uintptr] // stack of the destruction
+	ends      atomic.Pointer[[]uintptr] // stack of the call for the destruction
+	abandoned atomic.Bool               // may be used after Unregister, to be destroyed
 	user      bool                      // a queue of a user context, whose program may post and poll without a call
 
 	// of a CQ
 	cq       ib.DriverCQ
-	requests atomic.Int64          // by ReqNotify, less the answers
+	requests atomic.Int64          // by ReqNotify, minus the answers
 	armings  atomic.Int64          // calls of ReqNotify
-	probed   atomic.Pointer[rearm] // checked mode has armed the queue, the consumer has not
+	probed   atomic.Pointer[rearm] // set while checked mode, but not the consumer, has armed the queue
 	rearm    atomic.Pointer[time.Timer]
 	answers  atomic.Int64 // calls of Completed
-	calls    atomic.Int64 // those of them that call the handler
-	called   atomic.Int64 // calls when the handler began last
+	calls    atomic.Int64 // calls of Completed that cause a handler call
+	called   atomic.Int64 // value of calls when the handler last began
 	polls    atomic.Int64
-	pending  atomic.Int64 // work requests that may complete on it
-	polling  atomic.Int32 // calls of Poll
+	pending  atomic.Int64 // number of work requests that may complete on it
+	polling  atomic.Int32 // number of calls of Poll
 	broken   atomic.Bool  // completions may have been lost
 
 	mayOverrun bool // CQIgnoreOverrun
 	deadMu     sync.Mutex
-	dead       map[uint32]*work // by number: queue pairs that were destroyed, of which completions may be in it
+	dead       map[uint32]*work // destroyed queue pairs, by number, that may have completions in it
 
 	armed   atomic.Pointer[time.Timer]
-	probing sync.Mutex // held while the driver is asked whether there are completions, and while it destroys the queue
+	probing sync.Mutex // held while the driver is asked for completions, and while it destroys the queue
 	gone    bool       // under probing: the driver has destroyed the queue
 	raised  atomic.Pointer[[]uintptr]
-	handler atomic.Pointer[frame] // that runs now
+	handler atomic.Pointer[frame] // the handler call in progress
 
 	// of a QP or SRQ
-	work     *work       // nil: its work requests are not followed
-	stopping atomic.Bool // the driver destroys it, or has
+	work     *work       // nil: its work requests are not tracked
+	stopping atomic.Bool // destruction in the driver has begun
 }
 
-// eventFunction is the kind of a function for events.
+// eventFunction is the kind of an event function.
 const eventFunction = "event function"
 
-// Object notes where an object is made, and by whom.
+// Object records the place and the creator of a new object.
 func (k *checker) Object(self any, kind string, by, of observe.Subject) observe.Subject {
 	d := by.(*device)
 	o := &object{k: k, self: self, dev: d.dev, by: d, kind: kind, made: callers(), owner: d.client}
@@ -74,13 +74,13 @@ func (k *checker) Object(self any, kind string, by, of observe.Subject) observe.
 	return o
 }
 
-// objectOf returns the object of an object of package ib, nil if it is not checked.
+// objectOf returns the checked state of an object of package ib, or nil if it is not checked.
 func objectOf(x any) *object {
 	o, _ := observe.Of(x).(*object)
 	return o
 }
 
-// Enter begins a call on the object, or a callback of it.
+// Enter begins a call on the object, or one of its callbacks.
 func (o *object) Enter(c *observe.Call) error {
 	f := &frame{kind: inMethod, what: c.What, obj: o, dev: o.dev}
 	switch c.Kind {
@@ -103,8 +103,8 @@ func (o *object) Enter(c *observe.Call) error {
 	return o.enter(f)
 }
 
-// enter enters a frame of a call on the object. An error says that the object does not exist any more, so that the driver is not to be
-// called.
+// enter enters the frame of a call on the object. It returns an error if the object has been destroyed; then the driver
+// must not be called.
 func (o *object) enter(f *frame) error {
 	f.obj, f.dev = o, o.dev
 	err := o.checkDestroyed(f.what)
@@ -117,7 +117,8 @@ func (o *object) enter(f *frame) error {
 	return err
 }
 
-// destroy begins the destruction, with EDEADLK from a callback that it would wait for. Other errors are those of the driver.
+// destroy begins the destruction. It returns EDEADLK in a callback for which the destruction would wait. Other errors
+// are the driver's.
 func (o *object) destroy(c *observe.Call, f *frame) error {
 	f.waits = true
 	if o.kind == eventFunction {
@@ -149,7 +150,7 @@ func (o *object) handle(c *observe.Call, f *frame) error {
 	return err
 }
 
-// handled ends it.
+// handled ends a call of the completion handler.
 func (o *object) handled(f *frame, returned bool) {
 	if returned && f.polled != nil && o.armings.Load() == f.armings {
 		o.expectRearm(f.polled, f.batch)
@@ -160,10 +161,10 @@ func (o *object) handled(f *frame, returned bool) {
 	o.handler.CompareAndSwap(f, nil)
 }
 
-// due reports whether a call of the handler is to come.
+// due reports whether a handler call is due.
 func (o *object) due() bool { return o.calls.Load() > o.called.Load() }
 
-// Note notes an event of the object.
+// Note records an event of the object.
 func (o *object) Note(e observe.Event, _ any) error {
 	switch e {
 	case observe.Born:
@@ -174,19 +175,19 @@ func (o *object) Note(e observe.Event, _ any) error {
 		o.abandon()
 	case observe.Raised:
 		_ = o.checkDestroyed(o.kind + "Handle.Raise")
-		o.broken.Store(true) // of a CQ
+		o.broken.Store(true) // for a CQ
 	case observe.Completed:
 		return o.completed()
 	}
 	return nil
 }
 
-// checkDestroyed reports the use of an object that has been destroyed.
+// checkDestroyed reports the use of a destroyed object.
 func (o *object) checkDestroyed(what string) error {
 	return o.checkUse(what, "%s on a %v that was destroyed")
 }
 
-// checkUse is checkDestroyed with the format of the report, which gets what and the kind of the object.
+// checkUse is checkDestroyed with a format for the report, whose arguments are what and the kind of the object.
 func (o *object) checkUse(what, format string) error {
 	at := o.destroyed.Load()
 	if at == nil {
@@ -211,7 +212,7 @@ func (o *object) born() {
 func (o *object) died() {
 	at := callers()
 	if called := o.ends.Load(); called != nil {
-		at = *called // perhaps by another goroutine
+		at = *called // the destruction may run on another goroutine
 	}
 	o.destroyed.Store(&at)
 	o.work.gone(at)
@@ -225,7 +226,7 @@ func (o *object) died() {
 	delete(o.k.live, o)
 	var inside *frame
 	for _, th := range o.k.threads {
-		// One that waits for the end of the object, having called for it, is not inside it.
+		// A thread that waits for the destruction, having called for it, is not inside the object.
 		if f := th.find(func(f *frame) bool { return f.obj == o && !f.waits }); f != nil && th.id != id {
 			inside = f
 		}
@@ -249,7 +250,7 @@ func (o *object) abandon() {
 
 var errProbe = errors.New("checked mode has armed the queue, the consumer has not")
 
-// completed checks that the driver's report is called for. An error says that it is of checked mode's own making.
+// completed checks that the driver's report was requested. It returns an error if only checked mode requested it.
 func (o *object) completed() error {
 	_ = o.checkDestroyed("CQHandle.Completed")
 	at := callers()

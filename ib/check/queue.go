@@ -8,7 +8,7 @@ import (
 	"verbena/ib/internal/observe"
 )
 
-// The types in this file stand between ib and the driver's side of a queue.
+// The types in this file wrap the driver's side of a queue.
 type (
 	queueCQ struct {
 		ib.DriverCQ
@@ -28,7 +28,7 @@ type (
 	}
 )
 
-// Queue stands before a queue, and begins to follow its work requests.
+// Queue wraps a queue and starts to track its work requests.
 func (k *checker) Queue(s observe.Subject, drv any, m observe.Made) any {
 	o := s.(*object)
 	o.user, o.mayOverrun = m.User, m.Overruns
@@ -50,7 +50,7 @@ func (k *checker) Queue(s observe.Subject, drv any, m observe.Made) any {
 	return drv
 }
 
-// Unwrap returns the driver's.
+// Unwrap returns the driver's queue pair.
 func (q *queueQP) Unwrap() ib.DriverQP { return q.DriverQP }
 
 func (q *queueQP) PostSend(wrs []ib.SendWR) (int, error) {
@@ -60,7 +60,7 @@ func (q *queueQP) PostSend(wrs []ib.SendWR) (int, error) {
 	return post(q.o, "QP.PostSend", wrs, q.DriverQP.PostSend, q.o.work.sends)
 }
 
-// checkNamed reports each destroyed object that the work request names. The driver refuses the request.
+// checkNamed reports each destroyed object in the work request. The driver rejects the request.
 func checkNamed(wr *ib.SendWR) {
 	check := func(x any) {
 		if o := objectOf(x); o != nil {
@@ -176,7 +176,7 @@ func (q *queueCQ) ReqNotify(flags ib.NotifyFlags) (bool, error) {
 func (q *queueCQ) Destroy() error {
 	q.o.probing.Lock()
 	defer q.o.probing.Unlock()
-	// Only calls of the checker wait for probing, none of a consumer.
+	// Only calls of the checker wait for probing; calls of consumers do not.
 	err := q.DriverCQ.Destroy()
 	q.o.gone = err == nil
 	return err
@@ -188,7 +188,7 @@ func (o *object) atomically(what string) (*frame, error) {
 	return f, o.enter(f)
 }
 
-// stillMissed asks the driver whether the queue has completions in it, unless the queue has been destroyed.
+// stillMissed asks the driver whether the queue holds completions, unless the queue has been destroyed.
 func (o *object) stillMissed(flags ib.NotifyFlags) bool {
 	o.probing.Lock()
 	defer o.probing.Unlock()
@@ -196,14 +196,15 @@ func (o *object) stillMissed(flags ib.NotifyFlags) bool {
 		return false
 	}
 	o.requests.Add(1) // the queue may have been disarmed meanwhile
-	// No consumer's call waits for probing: it keeps the checker's calls from the queue's end.
+	// No call of a consumer waits for probing, which only excludes the destruction of the queue from calls of the
+	// checker.
 	missed, err := o.cq.ReqNotify(flags | ib.NotifyReportMissed)
 	return missed && err == nil
 }
 
-// expectPoll reports, some time after the queue was armed, a completion that was in it then and may lie there for ever: there
-// has been no poll since, and no notification. Where the consumer did not ask for missed completions, the driver is asked
-// once more.
+// expectPoll reports, some time after the queue was armed, a completion that was in it then and may stay there for
+// ever: neither a poll nor a notification has followed. If the consumer did not ask for missed completions, expectPoll
+// asks the driver again.
 func (o *object) expectPoll(flags ib.NotifyFlags, missed bool, at []uintptr) {
 	if o.user || flags&ib.NotifyReportMissed != 0 && !missed {
 		return
@@ -235,12 +236,12 @@ func (o *object) expectPoll(flags ib.NotifyFlags, missed bool, at []uintptr) {
 		case missed:
 			report()
 		case o.stillMissed(flags):
-			after(o.k.cfg.Patience/4, report) // unless the completion has just come, and its notification follows
+			after(o.k.cfg.Patience/4, report) // a completion may have just arrived, and its notification may follow
 		}
 	})
 }
 
-// post is PostSend or PostRecv of a queue.
+// post calls PostSend or PostRecv of a queue.
 func post[WR any](o *object, what string, wrs []WR, post func([]WR) (int, error),
 	note func(*frame, []WR) (taken func(int))) (int, error) {
 
@@ -258,7 +259,7 @@ func post[WR any](o *object, what string, wrs []WR, post func([]WR) (int, error)
 	return n, err
 }
 
-// result reports what a driver's method returned.
+// result reports an inconsistent result of a driver's method.
 func (f *frame) result(what string) {
 	f.k.report(Violation{
 		Rule: RuleResult, What: f.what + ": " + what, Stacks: []Stack{{f.what, trace(f.entry)}},

@@ -8,17 +8,19 @@ import (
 	"verbena/ib"
 )
 
-// rearm is a completion handler that has polled its CQ and returned without arming it. That is right when nothing more is to
-// come, or when another thread polls. So nothing is done until neither has happened for Patience; then checked mode arms the queue
-// itself, to learn whether there are completions in it, or when one comes. The consumer's handler is not called for that.
+// rearm tracks a completion handler that has polled its CQ and returned without arming it. This is correct if no more
+// completions arrive, or if another thread polls. So the checker waits until the CQ has been neither polled nor armed
+// for Patience. Then it arms the queue itself, to detect completions that are in it or arrive later. These do not call
+// the consumer's handler.
 type rearm struct {
 	o              *object
 	polls, armings int64
-	at             []uintptr // where the handler polled last
-	batch          bool      // that poll was full
+	at             []uintptr // last poll of the handler
+	batch          bool      // the last poll filled its array
 }
 
-// notePolled notes that Poll, whose frame f is, has returned, if that is in the CQ's handler. A full array may have left completions.
+// notePolled records the return of a Poll, with frame f, inside the CQ's handler. A full array means that completions
+// may remain.
 func (f *frame) notePolled(full bool) {
 	f.k.mu.Lock()
 	defer f.k.mu.Unlock()
@@ -27,14 +29,14 @@ func (f *frame) notePolled(full bool) {
 	}
 }
 
-// idle reports that the consumer has neither polled nor armed the queue since.
+// idle reports whether the consumer has neither polled nor armed the queue since the handler.
 func (r *rearm) idle() bool {
 	o := r.o
 	return o.polls.Load() == r.polls && o.armings.Load() == r.armings && o.handler.Load() == nil &&
 		o.destroyed.Load() == nil && o.dev.State() == ib.DeviceActive
 }
 
-// after calls f when Patience has passed, unless the queue has been destroyed.
+// after calls f after Patience, unless the queue has been destroyed.
 func (r *rearm) after(f func()) {
 	t := time.AfterFunc(r.o.k.cfg.Patience, f)
 	if old := r.o.rearm.Swap(t); old != nil {
@@ -42,7 +44,7 @@ func (r *rearm) after(f func()) {
 	}
 }
 
-// expectRearm is called when the handler has returned. batch says that its last poll was full.
+// expectRearm is called after the handler has returned. batch reports whether its last poll was full.
 func (o *object) expectRearm(at []uintptr, batch bool) {
 	if o.user {
 		return
@@ -55,7 +57,7 @@ func (o *object) expectRearm(at []uintptr, batch bool) {
 	})
 }
 
-// probe arms the queue in the consumer's stead, and reports whether there is something in it.
+// probe arms the queue on behalf of the checker, and reports whether it holds completions.
 func (o *object) probe(r *rearm) bool {
 	o.probing.Lock()
 	defer o.probing.Unlock()
@@ -64,13 +66,14 @@ func (o *object) probe(r *rearm) bool {
 	}
 	o.requests.Add(1)
 	o.probed.Store(r)
-	// No consumer's call waits for probing: it keeps the checker's calls from the queue's end.
+	// No call of a consumer waits for probing, which only excludes the destruction of the queue from calls of the
+	// checker.
 	missed, err := o.cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
 	return missed && err == nil
 }
 
-// inUse reports whether one of the queue pairs that complete on the CQ is not in the error state. A handler may leave the completions
-// of those that are.
+// inUse reports whether one of the queue pairs that complete on the CQ is not in the error state. A handler need not
+// poll completions of queue pairs in error.
 func (o *object) inUse() bool {
 	var all []*work
 	o.k.mu.Lock()
@@ -83,8 +86,8 @@ func (o *object) inUse() bool {
 	return slices.ContainsFunc(all, func(w *work) bool { return !w.o.stopping.Load() && w.qp.State() != ib.QPErr })
 }
 
-// ownProbe reports whether the consumer is not to hear of a completion, since the queue was armed by probe alone. The driver may
-// hold its locks.
+// ownProbe reports whether only probe has armed the queue, so that the completion must not call the consumer's handler.
+// The driver may hold its locks.
 func (o *object) ownProbe() bool {
 	r := o.probed.Swap(nil)
 	if r == nil || o.armings.Load() != r.armings {
@@ -94,7 +97,7 @@ func (o *object) ownProbe() bool {
 	return true
 }
 
-// came is called when there is a completion in the queue.
+// came is called when the queue holds a completion.
 func (r *rearm) came() {
 	r.after(func() {
 		if !r.idle() {

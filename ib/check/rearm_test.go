@@ -10,13 +10,14 @@ import (
 	"verbena/internal/testutil"
 )
 
-// A handler that empties its CQ arms it again, unless others poll or nothing comes.
+// TestCheckNotRearmed: a handler that empties its CQ must arm it again, unless other threads poll or no completions
+// follow.
 func TestCheckNotRearmed(t *testing.T) {
 	const patience = 200 * time.Millisecond
 	for _, c := range []struct {
 		name   string
-		rearm  func(n int32, cq *ib.CQ) bool // in the n-th call
-		then   func(x *consumer)             // when the handler has been called once, and returned
+		rearm  func(n int32, cq *ib.CQ) bool // called in the n-th handler call
+		then   func(x *consumer)             // called after the first handler call has returned
 		caught bool
 	}{
 		{"completions that wait", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
@@ -90,7 +91,8 @@ func TestCheckNotRearmed(t *testing.T) {
 	}
 }
 
-// A handler that polls one batch and leaves the rest arms its CQ, or has another thread poll.
+// TestCheckNotRearmedAfterBatch: a handler that polls one batch and leaves the rest must arm its CQ, unless another
+// thread polls.
 func TestCheckNotRearmedAfterBatch(t *testing.T) {
 	const patience = 200 * time.Millisecond
 	for _, c := range []struct {
@@ -152,7 +154,8 @@ func ok[T any](_ T, err error) {
 	}
 }
 
-// The handler is not called for completions that it did not ask for.
+// TestCheckProbeIsNotSeen checks that the handler is not called for completions that only checked mode has armed the
+// queue for.
 func TestCheckProbeIsNotSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var x *consumer
@@ -163,7 +166,7 @@ func TestCheckProbeIsNotSeen(t *testing.T) {
 		ok(x.cq.ReqNotify(ib.NotifyNextComp))
 		x.recv(1)
 		x.send(1, 0)
-		testutil.Advance(time.Second) // it is armed by checked mode
+		testutil.Advance(time.Second) // checked mode arms the queue
 		x.recv(1)
 		x.send(1, 0)
 		synctest.Wait()
@@ -175,7 +178,7 @@ func TestCheckProbeIsNotSeen(t *testing.T) {
 	})
 }
 
-// A client's function for events is ended before its Remove returns.
+// TestCheckEventFunctionLeft: a client must end its event functions before its Remove returns.
 func TestCheckEventFunctionLeft(t *testing.T) {
 	for _, ended := range []bool{false, true} {
 		x := newConsumer(t, consumerConfig{})

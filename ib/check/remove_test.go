@@ -7,7 +7,8 @@ import (
 	"verbena/ib/check"
 )
 
-// A client has a device of its own, which it does not use when its Remove has returned. Those of others are theirs.
+// TestCheckUseAfterRemove: a client must not use its handle of the device after Remove has returned. Handles of other
+// clients are not affected.
 func TestCheckUseAfterRemove(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -40,7 +41,7 @@ func TestCheckUseAfterRemove(t *testing.T) {
 			}
 			first, other := client("A", &a), client("B", &b)
 			if a == b || !a.Same(b) || !a.Same(dev) || !dev.Same(a) || a.Same(nil) {
-				t.Error("the clients' devices are not two of one")
+				t.Error("the clients' handles are not two handles of one device")
 			}
 			core.UnregisterClient(first)
 			c.use(b)
@@ -53,7 +54,7 @@ func TestCheckUseAfterRemove(t *testing.T) {
 			was := a
 			must(t, core.RegisterClient(first))
 			if a == was {
-				t.Error("the client got the device that was taken from it")
+				t.Error("the client got the handle of its earlier Remove")
 			}
 			c.use(a)
 			w.expect(t, c.rules...)
@@ -63,8 +64,8 @@ func TestCheckUseAfterRemove(t *testing.T) {
 	}
 }
 
-// A client's thread that is inside a call when Remove returns uses the device afterwards, whatever it does next. One that Remove has waited
-// for does not.
+// TestCheckInsideAtRemove: a client's thread that is inside a call when Remove returns uses the device afterwards,
+// whatever it does next. A thread that Remove has waited for does not.
 func TestCheckInsideAtRemove(t *testing.T) {
 	for _, waits := range []bool{false, true} {
 		w, core := &witness{}, &ib.Core{}
@@ -97,7 +98,8 @@ func TestCheckInsideAtRemove(t *testing.T) {
 	}
 }
 
-// Objects made by another goroutine of a client belong to the client, and its events name its own Device.
+// TestClientsDevice checks that objects created by another goroutine of a client belong to the client, and that its
+// events name its own handle.
 func TestClientsDevice(t *testing.T) {
 	w, core := &witness{}, &ib.Core{}
 	check.On(core, check.Config{Report: w.report})

@@ -7,15 +7,16 @@ import (
 	"verbena/ib/internal/observe"
 )
 
-// A runtime does not tell which goroutine holds a lock. But where a callback waits for one, and no goroutine of the program runs or
-// could run, the holder sleeps, or waits for one that does. Looks that find this in a row, for restTime, are as good as seeing it
-// sleep. In a program that is busy all the time only Patience helps.
+// The Go runtime does not tell which goroutine holds a lock. But if a callback waits for a lock while no goroutine of
+// the program runs or could run, the holder is asleep, or waits for a sleeping goroutine. Consecutive inspections with
+// this result, for restTime, are treated as proof. In a program that is always busy only Patience helps.
 const (
 	restLooks = 3
 	restTime  = 50 * time.Millisecond
 )
 
-// rests counts looks that have found nothing running, for a callback that waits for a lock, and reports whether they suffice.
+// rests counts inspections that find a callback waiting for a lock while no goroutine runs. It reports whether their
+// number suffices.
 func (f *frame) rests(all map[int64]goroutine) bool {
 	if f.kind != inCallback || !atRest(all) {
 		f.resting = 0
@@ -27,10 +28,10 @@ func (f *frame) rests(all map[int64]goroutine) bool {
 	return f.asleep()
 }
 
-// asleep reports that whatever the callback waits for has been seen asleep.
+// asleep reports whether the holder of the lock that the callback waits for has been found asleep.
 func (f *frame) asleep() bool { return f.resting >= restLooks && time.Since(f.restSince) >= restTime }
 
-// atRest reports that all goroutines but the calling one sleep, or wait for locks.
+// atRest reports whether all goroutines except the caller sleep or wait for locks.
 func atRest(all map[int64]goroutine) bool {
 	self := observe.Goroutine()
 	for id, g := range all {
@@ -41,7 +42,7 @@ func atRest(all map[int64]goroutine) bool {
 	return true
 }
 
-// suspects are the sleeping goroutines that are in the package of the function that waits for the lock.
+// suspects returns the sleeping goroutines in the package of the function that waits for the lock.
 func (g goroutine) suspects(all map[int64]goroutine) (s []Stack) {
 	p := g.lockedIn()
 	for _, o := range all {
@@ -52,7 +53,7 @@ func (g goroutine) suspects(all map[int64]goroutine) (s []Stack) {
 	return s
 }
 
-// lockedIn is the package, with the dot after it, of the innermost function that is not of the packages of locks.
+// lockedIn returns the package, with a trailing dot, of the innermost function outside the packages of locks.
 func (g goroutine) lockedIn() string {
 	for line := range strings.Lines(g.trace) {
 		if strings.HasPrefix(line, "\t") || strings.HasPrefix(line, "sync.") || strings.HasPrefix(line, "internal/sync.") ||

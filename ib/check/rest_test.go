@@ -9,7 +9,8 @@ import (
 	"verbena/ib/check"
 )
 
-// A callback that waits for a lock is reported long before Patience when the lock's holder sleeps, and not when the holder works.
+// TestCheckLockHeldBySleeper checks that a callback waiting for a lock is reported long before Patience if the lock
+// holder sleeps, and is not reported if the holder works.
 func TestCheckLockHeldBySleeper(t *testing.T) {
 	for _, sleeps := range []bool{true, false} {
 		w, core := &witness{}, &ib.Core{}
@@ -39,7 +40,7 @@ func TestCheckLockHeldBySleeper(t *testing.T) {
 		w.expect(t, check.RuleSleepInCallback)
 		for _, v := range w.seen() {
 			if len(v.Stacks) < 2 || !strings.Contains(v.Stacks[1].Trace, "TestCheckLockHeldBySleeper") {
-				t.Errorf("the second stack is not the holder's: %v", v)
+				t.Errorf("the second stack is not that of the lock holder: %v", v)
 			}
 		}
 	}

@@ -9,66 +9,66 @@ import (
 	"verbena/ib"
 )
 
-// Rule is a rule of the contract that checked mode watches.
+// Rule is a rule of the contract that checked mode enforces.
 type Rule uint8
 
 const (
-	// RuleSleepInMethod: a driver's method that may not sleep was found sleeping, or called something that may
-	// sleep.
+	// RuleSleepInMethod: a driver's method that may not sleep has slept, or called a function that may sleep.
 	RuleSleepInMethod Rule = 1 + iota
-	// RuleSleepInCallback: a consumer slept in a callback, or called something there that may sleep.
+	// RuleSleepInCallback: a consumer slept in a callback, or called a function there that may sleep.
 	RuleSleepInCallback
-	// RuleHold: a thread slept between HoldCallbacks and RunCallbacks, called one without the other, or called them in a
+	// RuleHold: a thread slept between HoldCallbacks and RunCallbacks, called only one of them, or called them in a
 	// method or a callback; the same for a Hold.
 	RuleHold
-	// RuleCallchain: a callback came from the callchain of a call.
+	// RuleCallchain: a callback was called from the callchain of a call.
 	RuleCallchain
-	// RuleOneHandler: two completion handlers of one CQ ran at once.
+	// RuleOneHandler: two completion handlers of one CQ ran at the same time.
 	RuleOneHandler
-	// RuleNotifyOnce: a driver reported more completions by CQHandle.Completed than had been asked for by ReqNotify.
+	// RuleNotifyOnce: a driver called CQHandle.Completed more often than ReqNotify had armed the CQ.
 	RuleNotifyOnce
-	// RuleLockAcrossCallback: a driver runs callbacks with a lock held that its own methods need.
+	// RuleLockAcrossCallback: a driver runs callbacks while it holds a lock that its own methods need.
 	RuleLockAcrossCallback
 	// RuleLockAcrossRegister: a driver holds a lock across Register or Unregister that a consumer's call needs.
 	RuleLockAcrossRegister
-	// RuleWaitForSelf: a call waits for the end of the callback, Add or Remove that it was made from.
+	// RuleWaitForSelf: a call waits for the end of the callback, Add or Remove from which it was made.
 	RuleWaitForSelf
-	// RuleUseAfterUnregister: a device was used when Unregister had returned.
+	// RuleUseAfterUnregister: a device was used after Unregister had returned.
 	RuleUseAfterUnregister
-	// RuleUseAfterDestroy: an object was used, or reported on by its driver, when it had been destroyed.
+	// RuleUseAfterDestroy: an object was used, or reported on by its driver, after its destruction.
 	RuleUseAfterDestroy
-	// RuleLeftBehind: an object was left when its client's Remove, or the device's Unregister, returned.
+	// RuleLeftBehind: an object remained when its client's Remove, or the device's Unregister, returned.
 	RuleLeftBehind
-	// RuleInsideAtUnregister: a call on a device had not returned when Unregister did.
+	// RuleInsideAtUnregister: a call on a device was in progress when Unregister returned.
 	RuleInsideAtUnregister
 	// RuleFreeBeforeUnregister: a driver freed its device before Unregister had returned.
 	RuleFreeBeforeUnregister
-	// RuleResult: what a driver's method returned contradicts itself.
+	// RuleResult: the results of a driver's method are inconsistent.
 	RuleResult
-	// RuleCallbackReturns: a consumer's callback panicked, ended its goroutine, or has not returned for long.
+	// RuleCallbackReturns: a consumer's callback panicked, ended its goroutine, or has not returned in time.
 	RuleCallbackReturns
-	// RuleClientReturns: a client's Add or Remove has not returned for long.
+	// RuleClientReturns: a client's Add or Remove has not returned in time.
 	RuleClientReturns
-	// RuleInUse: a thread was inside a call on an object or a device when it had been destroyed or unregistered.
+	// RuleInUse: a thread was inside a call on an object or a device when it was destroyed or unregistered.
 	RuleInUse
-	// RuleArmWithoutPoll: a consumer armed a CQ that had completions in it, and did not poll it afterwards.
+	// RuleArmWithoutPoll: a consumer armed a CQ that held completions, and did not poll it afterwards.
 	RuleArmWithoutPoll
 	// RuleInFlight: a region was deregistered or changed while a work request that uses it was outstanding.
 	RuleInFlight
-	// RuleDestroyUndrained: a completion was polled of a QP that had been destroyed before it was drained.
+	// RuleDestroyUndrained: a completion was polled for a QP that had been destroyed before it was drained.
 	RuleDestroyUndrained
 	// RuleSRQUndrained: a QP with a shared receive queue was destroyed before EventQPLastWQEReached.
 	RuleSRQUndrained
 	// RuleCQTooSmall: more work requests were posted than the CQ on which they complete has entries.
 	RuleCQTooSmall
-	// RuleUnsignaledOnly: a send queue was filled with work requests of which none is signaled.
+	// RuleUnsignaledOnly: a send queue was filled with unsignaled work requests only.
 	RuleUnsignaledOnly
-	// RuleNotRearmed: a completion handler polled its CQ and did not arm it again, and completions that it left, or that came later,
+	// RuleNotRearmed: a completion handler polled its CQ and did not arm it again, and remaining or later completions
 	// were not polled.
 	RuleNotRearmed
-	// RuleLeftInCQ: a completion handler armed its CQ, without asking what it had missed, and did not poll until the CQ was empty.
+	// RuleLeftInCQ: a completion handler armed its CQ without NotifyReportMissed, and did not poll until the CQ was
+	// empty.
 	RuleLeftInCQ
-	// RuleUseAfterRemove: a client used a device when its Remove had returned.
+	// RuleUseAfterRemove: a client used a device after its Remove had returned.
 	RuleUseAfterRemove
 	numRules
 )
@@ -106,7 +106,7 @@ var ruleText = [numRules]struct {
 	RuleUnsignaledOnly:       {"unsignaled-only", 1},
 }
 
-// String is the rule's name, such as "callchain".
+// String returns the name of the rule, such as "callchain".
 func (r Rule) String() string {
 	if r > 0 && r < numRules {
 		return ruleText[r].name
@@ -114,7 +114,7 @@ func (r Rule) String() string {
 	return fmt.Sprintf("Rule(%d)", uint8(r))
 }
 
-// Point is the number of the point of the contract, in the package comment, that the rule belongs to.
+// Point returns the number of the contract's point, in the comment of package ib, that contains the rule.
 func (r Rule) Point() int {
 	if r < numRules {
 		return ruleText[r].point
@@ -122,22 +122,22 @@ func (r Rule) Point() int {
 	return 0
 }
 
-// Violation is a breach of the contract that checked mode has found.
+// Violation is a violation of the contract that checked mode has found.
 type Violation struct {
 	Rule   Rule
 	Device string
-	What   string // one line: who did what
-	// Stacks are those of both sides, the offending one first.
+	What   string // one line: the violating call and the rule it breaks
+	// Stacks holds the stacks of both sides, the violating one first.
 	Stacks []Stack
 }
 
-// Stack is what a thread was doing, or had been doing.
+// Stack is the stack of a thread at a present or past call.
 type Stack struct {
 	Title string // one line, such as "made at"
-	Trace string // as runtime.Stack prints it
+	Trace string // in the format of runtime.Stack
 }
 
-// String is a report of several lines.
+// String returns a report of several lines.
 func (v Violation) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: rule %v (point %d): %s", v.Device, v.Rule, v.Rule.Point(), v.What)
@@ -153,7 +153,7 @@ func callers() []uintptr {
 	return append([]uintptr(nil), pc[:runtime.Callers(2, pc[:])]...)
 }
 
-// trace prints a stack as runtime.Stack does, without the functions at its top that are the midlayer's own.
+// trace formats a stack like runtime.Stack, without the midlayer's own functions at the top.
 func trace(pc []uintptr) string {
 	var b, top strings.Builder
 	frames := runtime.CallersFrames(pc)
@@ -176,7 +176,7 @@ func trace(pc []uintptr) string {
 	return b.String()
 }
 
-// place returns the innermost call of a stack, and the two around it, as trace prints them.
+// place returns the innermost call of a stack and its two callers, as formatted by trace.
 func place(pc []uintptr) string {
 	lines := strings.SplitAfterN(trace(pc), "\n", 7)
 	return strings.Join(lines[:min(6, len(lines))], "")
@@ -187,7 +187,7 @@ var (
 	own      = reflect.TypeFor[checker]().PkgPath()
 )
 
-// internalFunction reports whether a function is one of this package, or one of package ib that is not exported.
+// internalFunction reports whether a function belongs to this package, or is an unexported one of package ib.
 func internalFunction(name string) bool {
 	if strings.HasPrefix(name, own+".") {
 		return true

@@ -12,9 +12,9 @@ import (
 	"verbena/ib"
 )
 
-// A call that may not sleep is looked at when it takes long: the stack of its goroutine tells whether it sleeps, or
-// waits for a lock, which is allowed, but not for ever. The time between looks doubles up to Patience/longWait; so
-// many looks in a row that find it waiting for the same lock are Patience.
+// A call that may not sleep is inspected when it takes long: the stack of its goroutine shows whether it sleeps or
+// waits for a lock. Waiting for a lock is allowed, but not for ever. The interval between inspections doubles up to
+// Patience/longWait. longWait consecutive inspections that find it waiting for the same lock make up Patience.
 const (
 	firstLook = 500 * time.Microsecond
 	longWait  = 20
@@ -46,13 +46,13 @@ func (k *checker) again(f *frame) {
 	}
 }
 
-// look finds out what the thread does in f, which may not sleep.
+// look inspects the thread of f, which may not sleep.
 func (k *checker) look(f *frame) {
 	k.looking.Lock()
 	defer k.looking.Unlock()
 	k.mu.Lock()
 	th, seq := f.th, f.th.seq
-	inside := !f.left && th.innermost() == f // otherwise the calls further in are looked at
+	inside := !f.left && th.innermost() == f // otherwise the inner calls are inspected
 	k.mu.Unlock()
 	var all map[int64]goroutine
 	if inside {
@@ -81,7 +81,7 @@ func (k *checker) look(f *frame) {
 	var suspects []Stack
 	switch {
 	case g.sleeps() && g.state == runtimeToo && !f.suspected:
-		f.suspected = true // not sure yet
+		f.suspected = true // to be confirmed by the next inspection
 	case g.sleeps():
 		v.What = fmt.Sprintf("%s sleeps (%s)", f.what, g.state)
 	case g.waitsForLock() && f.rests(all), g.waits() && f.delay >= k.cfg.Patience/longWait:
@@ -94,7 +94,7 @@ func (k *checker) look(f *frame) {
 			suspects = g.suspects(all)
 		}
 		switch reg := k.registering(f.dev); {
-		case reg != nil && f.kind == inCallback && reg.clientCall() != nil: // its own lock, since it is in no call of the driver
+		case reg != nil && f.kind == inCallback && reg.clientCall() != nil: // the client's own lock, since the callback is in no call of the driver
 			v.What += fmt.Sprintf("; %s is in progress", reg.clientCall().what)
 		case reg != nil:
 			v.Rule = RuleLockAcrossRegister
@@ -127,7 +127,7 @@ func (k *checker) look(f *frame) {
 	k.report(v, f.dev, f.entry)
 }
 
-// lookAround looks for calls into the driver that wait for a lock as long as f, a Register or Unregister, goes on.
+// lookAround looks for calls into the driver that wait for a lock while f, a Register or Unregister, is in progress.
 func (k *checker) lookAround(f *frame) {
 	k.looking.Lock()
 	defer k.looking.Unlock()
@@ -174,7 +174,7 @@ func (k *checker) lookAround(f *frame) {
 	k.report(v, stuck.dev, stuck.entry)
 }
 
-// lookAtClient reports an Add, Remove or callback that has not returned for ClientPatience.
+// lookAtClient reports an Add, Remove or callback that has not returned within ClientPatience.
 func (k *checker) lookAtClient(f *frame, rule Rule) {
 	k.looking.Lock()
 	defer k.looking.Unlock()
@@ -195,7 +195,7 @@ func (k *checker) lookAtClient(f *frame, rule Rule) {
 	k.report(v, f.dev, f.entry)
 }
 
-// registering is the Register or Unregister of the device that is in progress, if any.
+// registering returns the Register or Unregister of the device that is in progress, or nil.
 //
 //verbena:held mu
 func (k *checker) registering(d *ib.Device) *frame {
@@ -207,14 +207,14 @@ func (k *checker) registering(d *ib.Device) *frame {
 	return nil
 }
 
-// clientCall returns the Add or Remove of a client that a Register or Unregister is in, nil if it is in none.
+// clientCall returns the frame of the client's Add or Remove that the Register or Unregister is in, or nil.
 //
 //verbena:held f.k.mu
 func (f *frame) clientCall() *frame {
 	return f.th.find(func(x *frame) bool { return x.kind == inClient })
 }
 
-// others are the stacks of the other threads that have to do with the device, with mu held.
+// others returns the stacks of the other threads that are in calls on the device. k.mu must be held.
 func (k *checker) others(d *ib.Device, but *thread, all map[int64]goroutine) (s []Stack) {
 	for _, th := range k.threads {
 		if f := th.find(func(f *frame) bool { return f.dev == d }); f != nil && th != but && len(s) < 8 {
@@ -224,28 +224,28 @@ func (k *checker) others(d *ib.Device, but *thread, all map[int64]goroutine) (s 
 	return s
 }
 
-// goroutine is one paragraph of what runtime.Stack prints.
+// goroutine is one paragraph of runtime.Stack's output.
 type goroutine struct {
 	state string // such as "chan receive"
 	trace string
 }
 
-// sleeping are the states that show a goroutine to be at rest until something happens that may take any time.
+// sleeping lists the states of a goroutine that waits for an event without a time limit.
 var sleeping = []string{
 	"chan receive", "chan send", "select", "sleep", "IO wait", "sync.Cond.Wait", "sync.WaitGroup.Wait",
 }
 
-// runtimeToo is the one of them in which an allocation may be for a moment, when it starts a garbage collection.
+// runtimeToo is the state of sleeping that an allocation can enter for a moment, when it starts a garbage collection.
 const runtimeToo = "chan receive"
 
-// waitingForLock are those of one that waits for what should not take long, and may.
+// waitingForLock lists the states of a goroutine that waits for a lock, which is allowed for a short time.
 var waitingForLock = []string{"sync.Mutex.Lock", "sync.RWMutex.Lock", "sync.RWMutex.RLock", "semacquire"}
 
 func (g goroutine) sleeps() bool       { return slices.Contains(sleeping, g.state) }
 func (g goroutine) waitsForLock() bool { return slices.Contains(waitingForLock, g.state) }
 func (g goroutine) waits() bool        { return g.waitsForLock() || g.state == "syscall" }
 
-// goroutines are all that exist, by number. It stops the world for a moment.
+// goroutines returns all goroutines by number. It stops the world for a moment.
 func goroutines() map[int64]goroutine {
 	buf := make([]byte, 64<<10)
 	n := runtime.Stack(buf, true)
@@ -256,7 +256,7 @@ func goroutines() map[int64]goroutine {
 	return parseGoroutines(buf[:n])
 }
 
-// parseGoroutines reads paragraphs that begin like "goroutine 7 [select (no cases), 2 minutes]:".
+// parseGoroutines parses paragraphs that begin like "goroutine 7 [select (no cases), 2 minutes]:".
 func parseGoroutines(dump []byte) map[int64]goroutine {
 	all := map[int64]goroutine{}
 	for _, p := range bytes.Split(dump, []byte("\n\n")) {

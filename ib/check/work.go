@@ -8,39 +8,39 @@ import (
 	"verbena/ib"
 )
 
-// request is a work request from the moment it is posted until a completion proves that it is done.
+// request is a work request, tracked from its post until a completion proves that it is done.
 type request struct {
 	id         uint64
-	keys       []uint32 // local keys of the memory that it names
-	region     *ib.MR   // the region that it registers, or binds a window to; nil: none
-	ends       uint32   // the remote key that it invalidates here; 0: none
+	keys       []uint32 // local keys of its memory
+	region     *ib.MR   // the region that it registers or binds a window to; nil: none
+	ends       uint32   // the remote key that it invalidates locally; 0: none
 	signaled   bool
-	begin, end uint64  // when posting it began and ended; end 0: it has not
-	pending    *object // counted as one that may complete there
+	begin, end uint64  // start and end of the post; end 0: in progress
+	pending    *object // the queue whose pending count includes it
 	at         []uintptr
 }
 
-// work is what checked mode knows of the work requests of a queue pair or a shared receive queue. Those of user contexts are not
-// followed, since a program posts and polls without a call. Where threads post or poll at the same time, the order in the
-// device is not known; then requests count as done that may not be.
+// work tracks the work requests of a queue pair or a shared receive queue. Those of user contexts are not tracked,
+// since a program posts and polls without a call. If threads post or poll concurrently, the order in the device is
+// unknown; then requests may count as done too early.
 type work struct {
 	o              *object
 	pd             *ib.PD
 	qp             *ib.QP // nil: of an SRQ
 	sigAll         bool
-	srq            *work // of the queue pair's SRQ
+	srq            *work // of the SRQ of the queue pair
 	sendCQ, recvCQ *object
 	sendCap        int // 0: unknown
 	recvCap        int
 
 	mu         sync.Mutex
 	seq        uint64
-	send, recv []*request // in the order of posting
-	connected  bool       // a QP that has been in RTR since it was in RESET
-	last       bool       // a QP whose event function has been called with EventQPLastWQEReached since
-	ended      []uintptr  // where the QP was destroyed
-	users      int        // of an SRQ: queue pairs that are connected
-	unsure     bool       // of an SRQ: a QP has gone with requests of it
+	send, recv []*request // in posting order
+	connected  bool       // a QP that has reached RTR since RESET
+	last       bool       // a QP that has reported EventQPLastWQEReached since then
+	ended      []uintptr  // stack of the QP's destruction
+	users      int        // of an SRQ: number of connected queue pairs
+	unsure     bool       // of an SRQ: a QP was destroyed with requests of it outstanding
 }
 
 // followQP starts tracking the work requests of a queue pair.
@@ -86,7 +86,7 @@ func keysOf(sgl []ib.SGE) []uint32 {
 	return keys
 }
 
-// sends notes work requests that are about to be posted, and returns what is to be called with how many were taken.
+// sends records work requests that are about to be posted. The caller calls the result with the number accepted.
 func (w *work) sends(f *frame, wrs []ib.SendWR) func(n int) {
 	if w == nil || w.sendCap == 0 || f == nil {
 		return func(int) {}
@@ -119,7 +119,7 @@ func (w *work) sends(f *frame, wrs []ib.SendWR) func(n int) {
 	}
 }
 
-// recvs does the same for receives.
+// recvs is sends for receives.
 func (w *work) recvs(f *frame, wrs []ib.RecvWR) func(n int) {
 	if w == nil || w.recvCap == 0 || f == nil {
 		return func(int) {}
@@ -138,7 +138,8 @@ func (w *work) recvs(f *frame, wrs []ib.RecvWR) func(n int) {
 	}
 }
 
-// taken notes that the driver has taken the first n. A queue that takes more than there is room for has done the oldest.
+// taken records that the driver has accepted the first n requests. If that exceeds the capacity, the oldest requests
+// must be done.
 func (w *work) taken(queue *[]*request, posted []*request, n int, cq *object, room int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -161,7 +162,7 @@ func (w *work) taken(queue *[]*request, posted []*request, n int, cq *object, ro
 	}
 }
 
-// done is called with the mu of its work held.
+// done must be called with the mu of its work held.
 func (r *request) done() {
 	if r.pending != nil {
 		r.pending.pending.Add(-1)
@@ -169,8 +170,9 @@ func (r *request) done() {
 	}
 }
 
-// checkSignaled reports that the send queue has taken more than it has room for with no signaled work request among them. Signaled
-// ones are not counted: hardware would refuse the post until they have been polled, and the consumer may know what to do.
+// checkSignaled reports a send queue that has accepted more requests than its capacity, none of them signaled. It does
+// not count signaled ones: hardware would reject the post until their completions are polled, and the consumer may rely
+// on that.
 func (w *work) checkSignaled(f *frame) {
 	w.mu.Lock()
 	out := slices.Clone(w.send)
@@ -188,7 +190,7 @@ func (w *work) checkSignaled(f *frame) {
 	}, w.o.dev, f.entry)
 }
 
-// checkRoom reports that more may complete on a CQ than it has entries for.
+// checkRoom reports a CQ on which more requests may complete than it has entries.
 func (w *work) checkRoom(f *frame, cq *object) {
 	if cq == nil || cq.mayOverrun || cq.broken.Load() || w.o.uncertain() {
 		return
@@ -205,15 +207,16 @@ func (w *work) checkRoom(f *frame, cq *object) {
 	}, w.o.dev, f.entry)
 }
 
-// uncertain reports that nothing is to be concluded: the device is in error, or has gone.
+// uncertain reports whether no conclusion is possible because the device is in error or gone.
 func (o *object) uncertain() bool { return o.dev.State() != ib.DeviceActive }
 
-// lost reports that completions of the queue pair may have been lost.
+// lost reports whether completions of the queue pair may have been lost.
 func (w *work) lost() bool {
 	return w.o.uncertain() || w.sendCQ != nil && w.sendCQ.broken.Load() || w.recvCQ != nil && w.recvCQ.broken.Load()
 }
 
-// polled notes completions that a consumer has got from the CQ. before are the queue pairs that were destroyed before it polled.
+// polled records completions that a consumer has polled from the CQ. before holds the queue pairs that were destroyed
+// before the poll.
 func (o *object) polled(f *frame, wcs []ib.WC, before map[uint32]*work) {
 	for i := range wcs {
 		wc := &wcs[i]
@@ -242,14 +245,14 @@ func (o *object) polled(f *frame, wcs []ib.WC, before map[uint32]*work) {
 	}
 	o.deadMu.Lock()
 	defer o.deadMu.Unlock()
-	for num, w := range before { // nothing more of them can be there
+	for num, w := range before { // the queue holds no more completions of them
 		if o.dead[num] == w {
 			delete(o.dead, num)
 		}
 	}
 }
 
-// destroyedQPs are those of which completions may be in the queue.
+// destroyedQPs returns the destroyed queue pairs that may have completions in the queue.
 func (o *object) destroyedQPs() map[uint32]*work {
 	o.deadMu.Lock()
 	defer o.deadMu.Unlock()
@@ -263,7 +266,7 @@ func (o *object) destroyedQPs() map[uint32]*work {
 	return m
 }
 
-// completed notes a completion on cq, and returns the request that it is of, nil if that is not known.
+// completed records a completion on cq. It returns the request of the completion, or nil if it is unknown.
 func (w *work) completed(cq *object, wc *ib.WC) (r *request) {
 	if w == nil {
 		return nil
@@ -294,8 +297,8 @@ func (w *work) completed(cq *object, wc *ib.WC) (r *request) {
 	return r
 }
 
-// sent takes the request of a completion out of the send queue, with all that may have been before it. Requests behind it in the list of
-// one PostSend stay.
+// sent removes the request of a completion from the send queue, together with all requests that may have preceded it.
+// Later requests of the same PostSend stay.
 //
 //verbena:held w.mu
 func (w *work) sent(wc *ib.WC) *request {
@@ -307,7 +310,7 @@ func (w *work) sent(wc *ib.WC) *request {
 		}
 		same++
 		switch {
-		case r == nil, wc.Status != ib.WCSuccess: // of several with that ID it may be the last
+		case r == nil, wc.Status != ib.WCSuccess: // of several requests with the ID the failed one may be the last
 			r = x
 		case x.signaled && !r.signaled:
 			r = x
@@ -329,7 +332,7 @@ func (w *work) sent(wc *ib.WC) *request {
 	return r
 }
 
-// moved notes that Modify has brought the queue pair to a state.
+// moved records the state of the queue pair after a Modify.
 func (w *work) moved(s ib.QPState) {
 	if w == nil {
 		return
@@ -360,7 +363,7 @@ func (w *work) connect(on bool) {
 	w.connected = on
 }
 
-// forget drops what is outstanding: it will not complete.
+// forget drops the outstanding requests, which will not complete.
 //
 //verbena:held w.mu
 func (w *work) forget() {
@@ -370,7 +373,7 @@ func (w *work) forget() {
 	w.send, w.recv = nil, nil
 }
 
-// gone notes that the queue pair or shared receive queue has been destroyed.
+// gone records that the queue pair or shared receive queue has been destroyed.
 func (w *work) gone(at []uintptr) {
 	if w == nil {
 		return
@@ -402,7 +405,7 @@ func (w *work) gone(at []uintptr) {
 	}
 }
 
-// checkLast reports the destruction of a queue pair that may have taken receives from its SRQ whose completions are
+// checkLast reports the destruction of a queue pair that may have consumed receives of its SRQ whose completions are
 // lost.
 //
 //verbena:held w.mu
@@ -425,7 +428,7 @@ func (w *work) checkLast(at []uintptr) {
 	}, w.o.dev, at)
 }
 
-// lastWQE notes that EventQPLastWQEReached is being delivered.
+// lastWQE records the delivery of EventQPLastWQEReached.
 func (w *work) lastWQE() {
 	if w == nil {
 		return
@@ -435,7 +438,7 @@ func (w *work) lastWQE() {
 	w.last = true
 }
 
-// inFlight reports that a region that a call ends or changes is named by a work request that may not be done.
+// inFlight reports that a call ends or changes a region while a work request that uses the region may not be done.
 func (k *checker) inFlight(d *ib.Device, pd *ib.PD, what string, named func(*request) bool, at []uintptr) {
 	if d.State() != ib.DeviceActive {
 		return
@@ -463,7 +466,7 @@ func (k *checker) inFlight(d *ib.Device, pd *ib.PD, what string, named func(*req
 	}
 }
 
-// outstanding returns a request of a kind that the device may be carrying out, nil if there is none.
+// outstanding returns a request, accepted by kind, that the device may be executing, or nil.
 func (w *work) outstanding(kind func(*request) bool) *request {
 	if w.qp != nil && (w.o.stopping.Load() || w.qp.State() < ib.QPRTR || w.lost()) {
 		return nil
@@ -486,14 +489,14 @@ func (w *work) outstanding(kind func(*request) bool) *request {
 	return nil
 }
 
-// checkInFlight reports that a region is deregistered, or changed, under a work request that names it.
+// checkInFlight reports that a region is deregistered or changed while a work request uses it.
 func (o *object) checkInFlight(what string) {
 	mr, ok := o.self.(*ib.MR)
 	if !ok {
 		return
 	}
 	variants, byRequest := uint32(0), mr.Region() == nil
-	if byRequest { // it is registered by work requests
+	if byRequest { // work requests register the region
 		variants = 0xff
 	}
 	lkey, rkey := mr.LKey()|variants, mr.RKey()|variants

@@ -14,7 +14,7 @@ import (
 	"verbena/umem"
 )
 
-// consumer is two connected queue pairs on a device in checked mode.
+// consumer holds two connected queue pairs on a device in checked mode.
 type consumer struct {
 	t    *testing.T
 	core ib.Core
@@ -26,7 +26,7 @@ type consumer struct {
 	mr   *ib.MR
 	a, b *ib.QP
 
-	calls atomic.Int32 // of the handler
+	calls atomic.Int32 // number of handler calls
 
 	mu   sync.Mutex
 	seen []check.Violation
@@ -99,13 +99,13 @@ func (x *consumer) rules() (rules []check.Rule) {
 	return rules
 }
 
-// end destroys what is left, and checks that the rules, and no others, have been broken.
+// end destroys the remaining objects, and checks that exactly these rules were violated.
 func (x *consumer) end(want ...check.Rule) {
 	x.t.Helper()
 	x.endOf([]*ib.QP{x.a, x.b}, want)
 }
 
-// endAlone is end when b has been destroyed.
+// endAlone is end after b has been destroyed.
 func (x *consumer) endAlone(want ...check.Rule) {
 	x.t.Helper()
 	x.endOf([]*ib.QP{x.a}, want)
@@ -169,7 +169,7 @@ func (x *consumer) recv(id uint64) {
 	x.must(err)
 }
 
-// poll polls until there is nothing, and returns how many there were.
+// poll polls until the queue is empty, and returns the number of completions.
 func (x *consumer) poll() (all int) {
 	x.t.Helper()
 	wc := make([]ib.WC, 3)
@@ -189,7 +189,7 @@ func (x *consumer) dereg() {
 	x.mr = nil
 }
 
-// A region is not freed before a completion proves that no work request uses it.
+// TestCheckInFlight: a region must not be freed before a completion proves that no work request uses it.
 func TestCheckInFlight(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -251,7 +251,7 @@ func TestCheckInFlight(t *testing.T) {
 		}, false},
 		{"flushed and polled, the same IDs", func(x *consumer) {
 			x.recv(0)
-			x.send(0, 0) // done
+			x.send(0, 0) // completed
 			x.send(0, ib.SendSignaled)
 			x.send(0, 0)
 			x.toError(x.a)
@@ -291,7 +291,7 @@ func TestCheckInFlight(t *testing.T) {
 	}
 }
 
-// Work requests that register, invalidate or bind use a region that their gather list does not name.
+// TestCheckInFlightOfRegions: requests that register, invalidate or bind use a region that is not in their gather list.
 func TestCheckInFlightOfRegions(t *testing.T) {
 	const access = ib.AccessLocalWrite | ib.AccessRemoteRead
 	type world struct {
@@ -360,8 +360,8 @@ func TestCheckInFlightOfRegions(t *testing.T) {
 	}
 }
 
-// A completion of a queue pair that has been destroyed is reported when it is polled; without a completion there is nothing to
-// report.
+// TestCheckDestroyUndrained checks that a completion of a destroyed queue pair is reported when it is polled, and that
+// nothing is reported without a completion.
 func TestCheckDestroyUndrained(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -387,7 +387,7 @@ func TestCheckDestroyUndrained(t *testing.T) {
 	}
 }
 
-// An empty poll of a device that delays completions does not drain the queue.
+// TestCheckDestroyUndrainedDelayed: an empty poll of a device that delays completions does not drain the queue.
 func TestCheckDestroyUndrainedDelayed(t *testing.T) {
 	x := newConsumer(t, consumerConfig{weak: weak.Of(weak.LateFlush)})
 	x.recv(1)
@@ -404,7 +404,7 @@ func TestCheckDestroyUndrainedDelayed(t *testing.T) {
 	x.endAlone(check.RuleDestroyUndrained)
 }
 
-// A queue pair with an SRQ is destroyed when it has told that it takes nothing more from there.
+// TestCheckSRQUndrained: a queue pair with an SRQ must not be destroyed before EventQPLastWQEReached.
 func TestCheckSRQUndrained(t *testing.T) {
 	for _, awaited := range []bool{false, true} {
 		last := make(chan bool, 1)
@@ -426,7 +426,7 @@ func TestCheckSRQUndrained(t *testing.T) {
 	}
 }
 
-// A CQ has room for everything that may complete on it.
+// TestCheckCQTooSmall: a CQ must have an entry for each request that may complete on it.
 func TestCheckCQTooSmall(t *testing.T) {
 	const entries = 5
 	for _, c := range []struct {
@@ -465,11 +465,11 @@ func TestCheckCQTooSmall(t *testing.T) {
 	}
 }
 
-// A send queue that is filled with unsignaled work requests never has room again.
+// TestCheckUnsignaledOnly: a send queue filled with unsignaled work requests stays full for ever.
 func TestCheckUnsignaledOnly(t *testing.T) {
 	for _, c := range []struct {
 		name     string
-		signaled uint64 // each so many
+		signaled uint64 // each n-th request is signaled
 		n        uint64
 		caught   bool
 	}{
