@@ -25,8 +25,8 @@ var (
 	firstSeed = flag.Uint64("weak.seed", 1, "the first of them")
 )
 
-// comparable are the choices under which the model's statements hold. The model polls a queue once for all that has completed, takes it
-// for full when the inner driver does, and looks at memory before it polls.
+// comparable is the set of choices under which the statements of the model hold. The model polls a queue once for all
+// completions, expects a full queue when the inner driver does, and looks at memory before it polls.
 const comparable = weak.All &^ (1<<weak.LateCompletion | 1<<weak.MissedCompletion | 1<<weak.CrossOrder | 1<<weak.LateFlush | 1<<weak.ExactRoom |
 	1<<weak.LateTarget | 1<<weak.LateRead)
 
@@ -57,12 +57,13 @@ func wrapped(inner ibtest.NewDevice, c weak.Config) ibtest.NewDevice {
 	}
 }
 
-// TestContract: a weak device keeps the contract. The checks of the suite are right consumers, and bear every choice.
+// TestContract checks that a weak device keeps the contract. The checks of the suite are correct consumers and tolerate
+// every choice.
 func TestContract(t *testing.T) {
 	for _, d := range []struct {
 		name  string
 		inner ibtest.NewDevice
-		short []string // groups that take no longer than a second or two
+		short []string // groups that take no longer than two seconds
 	}{{"loopback", newLoopback, []string{"Data", "CQ", "MW"}}, {"rxe", newRXE, []string{"SRQ", "FastReg", "XRC"}}} {
 		t.Run(d.name, func(t *testing.T) {
 			options := []ibtest.Option{ibtest.Bubble(), ibtest.Seeds(-1)}
@@ -78,14 +79,15 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// TestModel: the model's statements hold, for the choices about which it makes none.
+// TestModel checks the statements of the model, under the choices that it allows.
 func TestModel(t *testing.T) {
 	ibtest.Model(t, func(t testing.TB, seed uint64) (*ib.DeviceHandle, bool) {
 		return wrapped(newLoopback, weak.Config{Seed: seed, Choices: comparable})(t), false
 	}, ibtest.Bubble(), ibtest.Seeds(20))
 }
 
-// A completion that comes just before checked mode looks at an armed queue, and is notified of a moment later, is no breach.
+// TestLateNotificationIsNoBreach: a completion that arrives just before checked mode inspects an armed queue, and is
+// reported a moment later, is no violation.
 func TestLateNotificationIsNoBreach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const patience = 200 * time.Millisecond

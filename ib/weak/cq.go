@@ -11,43 +11,43 @@ import (
 	"verbena/ib"
 )
 
-// window is the number of completions of a queue that are delayed against one another.
+// window is the number of completions of a queue among which the order of delivery is chosen.
 const window = 4
 
-// cq is a completion queue. A poll takes completions out of the inner queue into the window, and returns those of the window whose time
-// has come.
+// cq is a completion queue. Poll moves completions from the inner queue to the window, and returns those of the window
+// that are due.
 type cq struct {
 	ib.DriverCQ
 	d   *driver
 	obj ib.CQHandle
 	rep atomic.Bool // the inner queue has reported a completion
 
-	// hides is true when there have been requests whose completions in the inner queue the consumer does not get.
+	// hides is set once hidden requests exist, whose completions stay invisible to the consumer.
 	hides atomic.Bool
 
-	ord       uint64 // of creation
+	ord       uint64 // number in creation order
 	mu        sync.Mutex
-	arms      uint64  // calls of ReqNotify so far
+	arms      uint64  // number of ReqNotify calls
 	held      []entry // the window, in the order of the inner queue
 	armed     ib.NotifyFlags
-	later     bool // a completion of the window will report itself
+	later     bool // a completion of the window will be reported later
 	dead      bool
 	moderated bool
-	orphans   []*request // that complete no more, or have completed in the inner queue. Under driver.mu
+	orphans   []*request // requests without a further completion, or completed in the inner queue. Under driver.mu
 	one       [1]ib.WC
 }
 
 // entry is a completion in the window.
 type entry struct {
 	wc   ib.WC
-	r    *request // nil: not posted by way of this driver
-	qp   uint64   // the queue pair, in the order of creation
+	r    *request // nil: not posted through this driver
+	qp   uint64   // number of the queue pair in creation order
 	send bool
-	seq  uint64 // in its queue
-	wait int    // steps
+	seq  uint64 // number in its queue
+	wait int    // remaining steps
 }
 
-// Unwrap gives the queue the abilities of the inner one.
+// Unwrap makes the optional interfaces of the inner queue available.
 func (c *cq) Unwrap() ib.DriverCQ { return c.DriverCQ }
 
 // CreateCQ implements ib.Driver.
@@ -70,20 +70,20 @@ func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 	return c, nil
 }
 
-// reported is called by the inner driver, under its locks.
+// reported is called by the inner driver, which may hold its locks.
 func (c *cq) reported() {
 	c.rep.Store(true)
 	c.d.kick()
 }
 
-// delays reports whether completions wait in the window.
+// delays reports whether the queue delays completions.
 //
 //verbena:held mu
 func (c *cq) delays() bool {
 	return c.d.Choices&Of(LateCompletion, MissedCompletion, CrossOrder, LateFlush) != 0 && !c.moderated
 }
 
-// Moderate implements ib.CQModerator. A moderated queue counts its completions, and delays none.
+// Moderate implements ib.CQModerator. A moderated queue counts its completions and delays none.
 func (c *cq) Moderate(count int, period time.Duration) error {
 	c.d.slow()
 	m, ok := ib.As[ib.CQModerator](c.DriverCQ)
@@ -121,7 +121,7 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 			break
 		}
 		if c.armed == ib.NotifySolicited || c.moderated {
-			c.due() // a completion does not say whether it is solicited, so that none is held back
+			c.due() // a completion does not record whether it is solicited, so none is delayed
 		}
 		i := c.next()
 		if i < 0 {
@@ -142,7 +142,8 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 	return n, err
 }
 
-// pull takes completions out of the inner queue until there are so many in the window. Those of hidden requests are dropped.
+// pull moves completions from the inner queue to the window until it holds most of them. It drops completions of hidden
+// requests.
 //
 //verbena:held mu
 func (c *cq) pull(most int) error {
@@ -173,7 +174,7 @@ func (c *cq) pull(most int) error {
 	return nil
 }
 
-// entry returns a completion of the inner driver as the consumer's.
+// entry translates a completion of the inner driver for the consumer.
 func (d *driver) entry(wc ib.WC) entry {
 	e := entry{wc: wc}
 	d.mu.Lock()
@@ -188,7 +189,7 @@ func (d *driver) entry(wc ib.WC) entry {
 	}
 	if q != nil {
 		e.qp = q.ord
-		if e.r != nil && e.r.qp == nil { // of a shared queue
+		if e.r != nil && e.r.qp == nil { // of a shared receive queue
 			q.shared++
 			e.seq = q.shared
 		}
@@ -220,7 +221,7 @@ func (c *cq) due() {
 	}
 }
 
-// next returns the place of the completion to return next, -1 if there is none.
+// next returns the index of the completion to return next, or -1.
 //
 //verbena:held mu
 func (c *cq) next() int {
@@ -234,7 +235,7 @@ func (c *cq) next() int {
 			if i == 0 {
 				return 0
 			}
-			break // the order of the inner queue
+			break // keep the order of the inner queue
 		}
 		if n := c.d.draw(CrossOrder, e.qp, e.seq, 1<<30); best < 0 || n < rank {
 			best, rank = i, n
@@ -243,7 +244,7 @@ func (c *cq) next() int {
 	return best
 }
 
-// take moves a completion out of the window, with its data.
+// take removes a completion from the window and stores its data.
 //
 //verbena:held mu
 func (c *cq) take(i int, wc *ib.WC) {
@@ -263,7 +264,7 @@ func (c *cq) take(i int, wc *ib.WC) {
 	}
 }
 
-// pattern is in the undefined fields of a completion.
+// pattern fills the undefined fields of a completion.
 const pattern = 0xa5a5a5a5
 
 // poison fills the undefined fields of a completion.
@@ -284,7 +285,7 @@ func poison(wc *ib.WC) {
 	wc.Flags, wc.PKeyIndex, wc.SLID, wc.SL, wc.Port = 0xff, 0xa5a5, 0xa5a5, 0xa5, 0xa5
 }
 
-// Waiting implements ib.CQCounter, if the inner queue does.
+// Waiting implements ib.CQCounter if the inner queue does.
 func (c *cq) Waiting() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -297,13 +298,14 @@ func (c *cq) Waiting() int {
 	return len(c.held)
 }
 
-// ReqNotify implements ib.DriverCQ. Completions that are held back do not exist yet for the consumer: each is reported when it becomes
-// visible, unless the request is for solicited completions only. Or all of them have just come, and are missed.
+// ReqNotify implements ib.DriverCQ. Delayed completions do not exist yet for the consumer. Each is reported when it
+// becomes visible, unless the request is for solicited completions only. With MissedCompletion all of them may arrive
+// just before the call and go unreported.
 func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.armed == 0 {
-		c.rep.Store(false) // of a request that has been answered
+		c.rep.Store(false) // set for an earlier request, already answered
 	}
 	if c.hides.Load() {
 		_ = c.pull(1 << 30)
@@ -331,7 +333,7 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	return missed, nil
 }
 
-// tick is a step without a poll. It reports whether there may be more to do.
+// tick is a step without a poll. It reports whether more steps are needed.
 func (c *cq) tick() (more bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -356,8 +358,9 @@ func (c *cq) tick() (more bool) {
 	return more || c.later
 }
 
-// shown finds out whether a report of the inner queue is to be passed on. If all its completions are hidden, it arms the inner queue again;
-// if there are others, they report themselves. again says that the inner queue has missed some.
+// shown decides whether a report of the inner queue is passed to the consumer. If all its completions are hidden, shown
+// arms the inner queue again; visible ones are reported separately. again is true if the inner queue reports missed
+// completions.
 //
 //verbena:held mu
 func (c *cq) shown() (report, again bool) {
@@ -374,7 +377,7 @@ func (c *cq) shown() (report, again bool) {
 	return false, missed
 }
 
-// forget takes a queue pair that is gone out of the completions of the window.
+// forget removes a destroyed queue pair from the completions of the window.
 func (c *cq) forget(qp *ib.QP) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -385,7 +388,7 @@ func (c *cq) forget(qp *ib.QP) {
 	}
 }
 
-// Resize implements ib.CQResizer. The completions of the window take room.
+// Resize implements ib.CQResizer. Completions of the window count as entries.
 func (c *cq) Resize(entries int, u *ib.Udata) error {
 	c.d.slow()
 	r, ok := ib.As[ib.CQResizer](c.DriverCQ)

@@ -8,37 +8,37 @@ import (
 	"verbena/ib"
 )
 
-// Config chooses what a weak device does.
+// Config holds the settings of a weak device.
 type Config struct {
 	Seed uint64
-	// Choices are the choices that are on; 0: All.
+	// Choices is the set of enabled choices; 0: All.
 	Choices Set
 }
 
-// step is the time after which something that is delayed comes a step nearer without a poll.
+// step is the time that counts as one step while no poll occurs.
 const step = 200 * time.Microsecond
 
-// driver is a driver that takes the least convenient choices around another one.
+// driver wraps another driver and makes the least convenient choices.
 type driver struct {
 	ib.Driver
 	Config
 
-	// mu guards the tables. Nothing is called under it.
+	// mu guards the tables. No function of the inner driver is called with mu held.
 	mu     sync.Mutex
-	made   uint64 // queue pairs so far
-	queues uint64 // completion queues so far
-	last   uint64 // the last number of a request
+	made   uint64 // number of queue pairs created
+	queues uint64 // number of completion queues created
+	last   uint64 // last request number
 	reqs   map[uint64]*request
 	qps    map[*ib.QP]*qp
-	later  map[*qp]struct{} // those with sends that are held back
+	later  map[*qp]struct{} // queue pairs with delayed sends
 	cqs    map[*cq]struct{}
-	mrs    map[uint32]*mr // by the local keys of the inner driver
-	holds  map[kind]bool  // requests that the inner driver takes
-	slept  uint64         // calls of slow
+	mrs    map[uint32]*mr // by the inner driver's local keys
+	holds  map[kind]bool  // kinds of requests that the inner driver has accepted
+	slept  uint64         // number of calls of slow
 
 	timer   sync.Mutex // taken under the inner driver's locks
 	ticking bool
-	waiting []*qp // with events that are held back
+	waiting []*qp // queue pairs with delayed events
 }
 
 // New returns a driver that wraps d. The device must not have been registered.
@@ -56,12 +56,13 @@ func New(d ib.Driver, c Config) ib.Driver {
 	return w
 }
 
-// Unwrap returns the inner driver, whose abilities are those of this one.
+// Unwrap returns the inner driver, so that its optional interfaces are available.
 func (d *driver) Unwrap() ib.Driver { return d.Driver }
 
 func (d *driver) has(c Choice) bool { return d.Choices.Has(c) }
 
-// slow is called by each method that may sleep. One call in eight takes long, so that tests with many calls end.
+// slow is called by each method that may sleep. It delays only one call in eight, to limit the duration of tests with
+// many calls.
 func (d *driver) slow() {
 	if !d.has(SlowMethods) {
 		return
@@ -99,31 +100,31 @@ func (d *driver) QueryPKey(port, index int) (uint16, error) {
 	return d.Driver.QueryPKey(port, index)
 }
 
-// EnterError implements ib.Driver. The requests that are held back are flushed later.
+// EnterError implements ib.Driver. Delayed requests are flushed later.
 func (d *driver) EnterError() {
 	d.Driver.EnterError()
 	d.kick()
 }
 
-// request is a work request that the inner driver knows by a number of this one's.
+// request is a work request. The inner driver receives num as its ID.
 type request struct {
-	id       uint64 // the consumer's
-	num      uint64 // the inner driver's
-	qp       *qp    // nil: a receive of a shared queue
+	id       uint64 // the consumer's ID
+	num      uint64 // the ID in the inner driver
+	qp       *qp    // nil: a receive of a shared receive queue
 	send     bool
 	signaled bool
-	seq      uint64 // in its queue
+	seq      uint64 // number in its queue
 	targets  []target
 	landed   bool
-	hidden   bool // unsignaled, but signaled in the inner driver: the consumer gets no completion, unless it fails
+	hidden   bool // unsignaled, but signaled in the inner driver: the consumer sees its completion only if it fails
 	arrived  bool // hidden, and completed in the inner driver; under cq.mu
 
-	wr    ib.SendWR // of a send that is held back
+	wr    ib.SendWR // the request, if it is a delayed send
 	ownAH bool      // its address handle is a copy
-	wait  int       // steps before it begins
+	wait  int       // remaining steps before it is posted
 }
 
-// enter gives a request a number.
+// enter assigns a number to a request.
 func (d *driver) enter(r *request) *request {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -133,7 +134,7 @@ func (d *driver) enter(r *request) *request {
 	return r
 }
 
-// drop forgets requests that will not complete.
+// drop removes requests that will not complete.
 func (d *driver) drop(rs ...*request) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -142,7 +143,7 @@ func (d *driver) drop(rs ...*request) {
 	}
 }
 
-// kick makes tick run after a step.
+// kick schedules tick after a step.
 func (d *driver) kick() {
 	d.timer.Lock()
 	defer d.timer.Unlock()
@@ -157,7 +158,7 @@ func (d *driver) start() {
 	}
 }
 
-// wait makes tick report the events of a queue pair.
+// wait schedules tick for the events of a queue pair.
 func (d *driver) wait(q *qp) {
 	d.timer.Lock()
 	defer d.timer.Unlock()
@@ -167,7 +168,7 @@ func (d *driver) wait(q *qp) {
 	d.start()
 }
 
-// tick is a step of all that is delayed.
+// tick is a step of everything that is delayed.
 func (d *driver) tick() {
 	d.timer.Lock()
 	d.ticking = false

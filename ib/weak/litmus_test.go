@@ -17,15 +17,15 @@ import (
 	"verbena/internal/testutil"
 )
 
-// litmus is a pair of programs for a row of the table: a consumer that relies on the specification, and one with the misuse that
-// the row exposes.
+// litmus is a pair of programs for a row of the table: one that relies on the specification, and one with the misuse
+// that the row exposes.
 type litmus struct {
 	choice weak.Choice
 	misuse string
 	use    func(w *world, wrong bool) error
 }
 
-// run runs a program on a device, in a time of its own.
+// run runs a program on a device in virtual time.
 func (l litmus) run(t *testing.T, d ibtest.NewDevice, wrong bool) (err error) {
 	synctest.Test(t, func(t *testing.T) { err = l.use(newWorld(t, d), wrong) })
 	return err
@@ -54,7 +54,7 @@ var litmuses = []litmus{
 	{weak.SlowMethods, "gives a thread that queries the device a fixed time to end", awaitsByTime},
 }
 
-// world is a registered device with queue pairs that are connected in twos.
+// world is a registered device with pairs of connected queue pairs.
 type world struct {
 	t   testing.TB
 	dev *ib.Device
@@ -124,7 +124,7 @@ func (m *memory) elements(key uint32) []ib.SGE {
 	return []ib.SGE{{Addr: m.mr.Addr(), Length: uint32(len(m.b)), LKey: key}}
 }
 
-// to returns a work request for the whole of a peer's buffer.
+// to returns a work request that covers the whole buffer of a peer.
 func (m *memory) to(op ib.WROpcode, from *memory) ib.SendWR {
 	return ib.SendWR{Opcode: op, Flags: ib.SendSignaled, SGList: from.sgl(), RemoteAddr: m.mr.Addr(), RKey: m.mr.RKey()}
 }
@@ -153,7 +153,7 @@ func (w *world) side(send, recv *ib.CQ) *side {
 
 func (w *world) connect(a, b *side) { w.connectWith(a, b, ib.AccessRemoteWrite|ib.AccessRemoteRead) }
 
-// connectWith connects two sides that give each other rights.
+// connectWith connects two sides that grant each other rights.
 func (w *world) connectWith(a, b *side, rights ib.AccessFlags) {
 	here, err := w.dev.Local(1)
 	must(w.t, err)
@@ -162,7 +162,7 @@ func (w *world) connectWith(a, b *side, rights ib.AccessFlags) {
 	must(w.t, errors.Join(a.qp.Connect(here, ea, eb, path), b.qp.Connect(here, eb, ea, path)))
 }
 
-// pair returns two sides that are connected, with completion queues of their own.
+// pair returns two connected sides with completion queues of their own.
 func (w *world) pair() (a, b *side) {
 	a, b = w.side(w.cq(), w.cq()), w.side(w.cq(), w.cq())
 	w.connect(a, b)
@@ -175,7 +175,7 @@ func (s *side) post(wr ib.SendWR) {
 	must(s.w.t, err)
 }
 
-// done returns an error unless a work request succeeds.
+// done returns an error unless the work request succeeds.
 func (s *side) done(wr ib.SendWR) error {
 	s.w.t.Helper()
 	s.post(wr)
@@ -191,7 +191,7 @@ func (s *side) receive(id uint64, m *memory) {
 	must(s.w.t, err)
 }
 
-// wait polls until n completions have come.
+// wait polls until it has n completions.
 func (w *world) wait(cq *ib.CQ, n int) (all []ib.WC) {
 	w.t.Helper()
 	if !testutil.Poll(func() bool {
@@ -201,12 +201,12 @@ func (w *world) wait(cq *ib.CQ, n int) (all []ib.WC) {
 		all = append(all, wc[:k]...)
 		return len(all) == n
 	}) {
-		w.t.Fatalf("%d of %d completions came", len(all), n)
+		w.t.Fatalf("got %d of %d completions", len(all), n)
 	}
 	return all
 }
 
-// settle gives the device more time than any delay takes.
+// settle waits longer than any delay of the device.
 func settle() { testutil.Advance(5 * time.Millisecond) }
 
 func fill(b []byte, with byte) {
@@ -229,7 +229,7 @@ func pollsOnce(w *world, wrong bool) error {
 	settle()
 	var wc [queueLen]ib.WC
 	if n, err := b.recv.Poll(wc[:]); n < queueLen || err != nil {
-		return fmt.Errorf("%d of %d messages have arrived, %v", n, queueLen, err)
+		return fmt.Errorf("got %d of %d messages, %v", n, queueLen, err)
 	}
 	return nil
 }
@@ -269,7 +269,7 @@ func armsAndWaits(w *world, wrong bool) error {
 			case <-calls:
 			case <-time.After(time.Second):
 				w.wait(cq, 1)
-				return fmt.Errorf("completion %d has come without a call", i)
+				return fmt.Errorf("completion %d arrived without a handler call", i)
 			}
 		}
 	}
@@ -294,7 +294,7 @@ func ordersQueuePairs(w *world, wrong bool) error {
 		for _, wc := range w.wait(cq, 2) {
 			done[wc.ID] = true
 			if wrong && wc.ID == 2*i+1 && !done[2*i] {
-				return fmt.Errorf("request %d of the second queue pair is done, and not the one before it of the first", i)
+				return fmt.Errorf("request %d of the second queue pair is done, but not the earlier one of the first", i)
 			}
 		}
 	}
@@ -315,7 +315,7 @@ func drainsByModify(w *world, wrong bool) error {
 	settle()
 	var wc [4]ib.WC
 	if n, err := b.recv.Poll(wc[:]); n < len(wc) || err != nil {
-		return fmt.Errorf("%d of %d receives are flushed, %v", n, len(wc), err)
+		return fmt.Errorf("got %d of %d flushed receives, %v", n, len(wc), err)
 	}
 	return nil
 }
@@ -332,7 +332,7 @@ func lengthBeforeStatus(w *world, wrong bool) error {
 		}
 	}
 	if received != 0 {
-		return fmt.Errorf("%d bytes have arrived, and nothing was sent", received)
+		return fmt.Errorf("got %d bytes, but none were sent", received)
 	}
 	return nil
 }
@@ -365,7 +365,7 @@ func remoteKeyForLocal(w *world, wrong bool) error {
 	return a.done(wr)
 }
 
-// changed changes the rights of a region, and changes them back.
+// changed changes the rights of a region, and restores them.
 func (m *memory) changed() error {
 	return errors.Join(m.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: private}), m.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: shared}))
 }
@@ -410,7 +410,7 @@ func signalsNothing(w *world, wrong bool) error {
 			w.wait(a.send, 1)
 		}
 		if i%queueLen == queueLen-1 {
-			settle() // the device has done them all
+			settle() // the device has completed all of them
 		}
 	}
 	return nil
@@ -522,7 +522,7 @@ func drainsByMarker(w *world, wrong bool) error {
 	case <-last:
 		return nil
 	case <-time.After(time.Millisecond):
-		return errors.New("the last work request of the shared queue has not been reached")
+		return errors.New("EventQPLastWQEReached has not been reported")
 	}
 }
 
@@ -537,7 +537,7 @@ func readsSharedTargetEarly(w *world, wrong bool) error {
 	return w.looks(a, b, w.memory(shared), wrong)
 }
 
-// looks looks at the target of a receive.
+// looks reads the target of a receive.
 func (w *world) looks(a, b *side, to *memory, wrong bool) error {
 	from := w.memory(shared)
 	fill(from.b, 7)
@@ -571,7 +571,7 @@ func readsReadEarly(w *world, wrong bool) error {
 	a.post(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: message.sgl()})
 	w.wait(b.recv, 1)
 	b.post(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: message.sgl()})
-	w.wait(a.recv, 1) // the answer
+	w.wait(a.recv, 1) // the reply
 	if !wrong {
 		w.wait(a.send, 1)
 	}
@@ -585,7 +585,7 @@ func unfenced(w *world, wrong bool) error { return sendsOn(w, wrong, ib.SendSign
 
 func unfencedUnsignaled(w *world, wrong bool) error { return sendsOn(w, wrong, 0) }
 
-// sendsOn writes to a peer what it has read there.
+// sendsOn writes data to a peer that it has read from there.
 func sendsOn(w *world, wrong bool, read ib.SendFlags) error {
 	a, _ := w.pair()
 	remote, buf, to := w.memory(shared), w.memory(private), w.memory(shared)
@@ -638,8 +638,8 @@ func awaitsByTime(w *world, wrong bool) error {
 
 const litmusSeeds = 5
 
-// TestLitmus: the wrong consumer of each row appears to work on a device that takes no such liberty, and fails on one that does; the
-// right one works on both, and where the device takes every liberty.
+// TestLitmus checks that the incorrect consumer of each row works on a device without the choice and fails on a device
+// with it. The correct consumer must work on both, and on a device with all choices.
 func TestLitmus(t *testing.T) {
 	for _, l := range litmuses {
 		t.Run(weak.Choices[l.choice].Name+"/"+l.misuse, func(t *testing.T) {
@@ -650,32 +650,32 @@ func TestLitmus(t *testing.T) {
 			}
 			for _, wrong := range []bool{false, true} {
 				if err := run("strong", newLoopback, wrong); err != nil {
-					t.Errorf("wrong: %v, on a device without the liberty: %v", wrong, err)
+					t.Errorf("incorrect consumer %v, on a device without the choice: got %v", wrong, err)
 				}
 			}
 			failed := 0
 			for seed := range uint64(litmusSeeds) {
 				for _, set := range []weak.Set{weak.Of(l.choice), weak.All} {
 					if err := run("right", wrapped(newLoopback, weak.Config{Seed: seed, Choices: set}), false); err != nil {
-						t.Errorf("the right consumer, seed %d, choices %b: %v", seed, set, err)
+						t.Errorf("correct consumer, seed %d, choices %b: %v", seed, set, err)
 					}
 				}
 				if run("wrong", wrapped(newLoopback, weak.Config{Seed: seed, Choices: weak.Of(l.choice)}), true) != nil {
 					failed++
 				}
 				if err := run("other choices", wrapped(newLoopback, weak.Config{Seed: seed, Choices: weak.All &^ weak.Of(l.choice)}), false); err != nil {
-					t.Errorf("the right consumer without the choice, seed %d: %v", seed, err)
+					t.Errorf("correct consumer without the choice, seed %d: %v", seed, err)
 				}
 			}
 			if failed == 0 {
-				t.Errorf("the wrong consumer has not failed with %d seeds", litmusSeeds)
+				t.Errorf("the incorrect consumer did not fail with any of %d seeds", litmusSeeds)
 			}
-			t.Logf("the wrong consumer failed with %d of %d seeds", failed, litmusSeeds)
+			t.Logf("the incorrect consumer failed with %d of %d seeds", failed, litmusSeeds)
 		})
 	}
 }
 
-// TestTable: each row of the table is whole, has a litmus program, and is in the documentation.
+// TestTable checks that each row of the table is complete, has a litmus program, and is in the documentation.
 func TestTable(t *testing.T) {
 	names := map[string]bool{}
 	var b strings.Builder
@@ -699,7 +699,8 @@ func TestTable(t *testing.T) {
 	gendoc.Check(t, "../../docs/weak.md", "weak choices", b.String())
 }
 
-// TestReplay: the same calls on a device of the same seed have the same results, call by call; another seed has others.
+// TestReplay checks that the same calls on a device with the same seed have the same results, and that another seed
+// gives others.
 func TestReplay(t *testing.T) {
 	run := func(seed uint64) (results []string) {
 		synctest.Test(t, func(t *testing.T) {
@@ -723,14 +724,15 @@ func TestReplay(t *testing.T) {
 	}
 	first := run(1)
 	if again := run(1); !slices.Equal(again, first) {
-		t.Errorf("got %v, want as before %v", again, first)
+		t.Errorf("second run: got %v, want %v", again, first)
 	}
 	if other := run(2); slices.Equal(other, first) {
 		t.Error("two seeds make the same choices")
 	}
 }
 
-// An unsignaled READ whose data come late has no completion, no notification, and takes no room: the completion queue is as without it.
+// TestUnsignaledReadIsNotSeen checks that an unsignaled READ with late data causes no completion and no notification,
+// and uses no entry of the completion queue.
 func TestUnsignaledReadIsNotSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, wrapped(newLoopback, weak.Config{Seed: 1, Choices: weak.Of(weak.LateRead)}))
@@ -759,7 +761,7 @@ func TestUnsignaledReadIsNotSeen(t *testing.T) {
 			t.Errorf("calls of the handler: got %d, want 0", n)
 		}
 		if !bytes.Equal(target.b, make([]byte, len(target.b))) {
-			t.Error("the data have come before a completion")
+			t.Error("the data arrived before a completion")
 		}
 		a.post(w.memory(shared).to(ib.WRRDMAWrite, remote))
 		<-calls
@@ -767,16 +769,16 @@ func TestUnsignaledReadIsNotSeen(t *testing.T) {
 			t.Errorf("completion: got %v, want %v", wc[0].Opcode, ib.WCRDMAWrite)
 		}
 		if !bytes.Equal(target.b, remote.b) {
-			t.Error("the data have not come with the completion of a later request")
+			t.Error("the data did not arrive with the completion of a later request")
 		}
 		arm("at the end")
 	})
 }
 
-// TestLitmusOnRXE: the wrong consumers fail on another driver, too, and the right ones do not.
+// TestLitmusOnRXE checks that the incorrect consumers fail on another driver too, and that the correct ones work.
 func TestLitmusOnRXE(t *testing.T) {
 	for _, l := range litmuses {
-		if l.choice == weak.EarlyNumbers { // the driver has no ib.NumberReuser
+		if l.choice == weak.EarlyNumbers { // the driver does not implement ib.NumberReuser
 			continue
 		}
 		t.Run(l.misuse, func(t *testing.T) {
@@ -789,7 +791,7 @@ func TestLitmusOnRXE(t *testing.T) {
 				})
 			}
 			if !failed {
-				t.Error("the wrong consumer has not failed")
+				t.Error("the incorrect consumer did not fail")
 			}
 			t.Run("right", func(t *testing.T) {
 				if err := l.run(t, wrapped(newRXE, weak.Config{Seed: 1}), false); err != nil {

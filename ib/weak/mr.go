@@ -10,11 +10,12 @@ import (
 	"verbena/umem"
 )
 
-// otherKey is the difference between the local keys of the inner driver and those that consumers see of regions of RegMR. The keys of
-// regions of AllocMR are equal, by the contract.
+// otherKey is the difference between the inner driver's local keys and those of consumers, for regions of RegMR. For
+// regions of AllocMR the contract requires equal keys.
 const otherKey = 1 << 31
 
-// inner returns the inner driver's key for the local key in a work request. A remote key leads nowhere.
+// inner translates the local key of a work request to the inner driver's key. A remote key is not translated to a valid
+// one.
 func (d *driver) inner(lkey uint32) uint32 {
 	if !d.has(SplitKeys) {
 		return lkey
@@ -27,22 +28,24 @@ func (d *driver) inner(lkey uint32) uint32 {
 	return lkey
 }
 
-// maxShadow limits the regions that are filled late.
+// maxShadow limits the size of regions that are filled late.
 const maxShadow = 1 << 22
 
-// peers are the rights by which a peer may see when data arrive. The order of a peer's requests to such memory is promised.
+// peers is the set of rights that let a peer observe the arrival of data. The order of a peer's requests to such memory
+// is guaranteed.
 const peers = ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic | ib.AccessMWBind
 
-// mr is a region. The inner driver stores what is to come late in a second region of the same addresses, the shadow.
+// mr is a region. For data that must appear late, the inner driver stores them in a second region with the same
+// addresses, the shadow.
 type mr struct {
 	ib.DriverMR
 	d *driver
 
 	obj  ib.MRHandle
-	key  uint32 // local, of the inner driver
+	key  uint32 // the inner driver's local key
 	rkey uint32
 
-	// mu is held while data land. No method of the inner driver is called under it.
+	// mu is held while data are copied from the shadow. No method of the inner driver is called with mu held.
 	mu     sync.RWMutex
 	region *umem.Region
 	pd     ib.DriverPD
@@ -51,14 +54,14 @@ type mr struct {
 	shadow *shadow // nil: none
 }
 
-// shadow is the region that data wait in.
+// shadow is the region that receives data which are copied later.
 type shadow struct {
 	ib.DriverMR
 	key    uint32
 	region *umem.Region
 }
 
-// Unwrap gives the region the abilities of the inner one.
+// Unwrap makes the optional interfaces of the inner region available.
 func (m *mr) Unwrap() ib.DriverMR { return m.DriverMR }
 
 // RegMR implements ib.Driver.
@@ -81,7 +84,7 @@ func (d *driver) RegMR(h ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.
 	return m, nil
 }
 
-// grant gives the consumer the keys that the inner driver has given. It hides the local one.
+// grant sets the keys that consumers see. It hides the inner driver's local key.
 func (m *mr) grant(lkey, rkey uint32) {
 	m.key, m.rkey = lkey, rkey
 	if m.d.has(SplitKeys) {
@@ -90,7 +93,7 @@ func (m *mr) grant(lkey, rkey uint32) {
 	m.obj.SetKeys(lkey, rkey)
 }
 
-// newShadow returns the shadow of a region, nil if its memory is not filled late.
+// newShadow returns the shadow of a region, or nil if its memory is not filled late.
 func (d *driver) newShadow(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) (*shadow, error) {
 	late := d.has(LateTarget) || d.has(LateRead)
 	if !late || access&ib.AccessLocalWrite == 0 || r.Len() > maxShadow || !local(r) {
@@ -108,7 +111,7 @@ func (d *driver) newShadow(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags
 	return s, nil
 }
 
-// end deregisters the shadow, if there is one.
+// end deregisters the shadow. It accepts nil.
 func (s *shadow) end() error {
 	if s == nil {
 		return nil
@@ -116,10 +119,10 @@ func (s *shadow) end() error {
 	return s.Dereg()
 }
 
-// local reports whether a region is memory of this process in one piece, which a copy does not wait for.
+// local reports whether a region is contiguous memory of this process, so that a copy cannot block.
 func local(r *umem.Region) bool { return !r.OnDemand() && r.Direct(r.IOVA(), r.Len()) != nil }
 
-// shadowOf returns memory of the addresses of a region.
+// shadowOf returns memory with the addresses of a region.
 func shadowOf(r *umem.Region) (*umem.Region, error) {
 	space := umem.NewLocal()
 	addr, err := space.Add(make([]byte, r.Len()))
@@ -177,7 +180,7 @@ func (m *mr) Rereg(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags, u *ib.
 	return shadow.end()
 }
 
-// replace makes another region of the inner driver take the place of the present one, whose keys end with it.
+// replace registers a new region in the inner driver and deregisters the old one with its keys.
 func (m *mr) replace(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) error {
 	old, lkey, rkey := m.DriverMR, m.key, m.rkey
 	keys := m.obj.Redirect(m.grant)
@@ -185,7 +188,7 @@ func (m *mr) replace(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) erro
 	if err != nil {
 		return err
 	}
-	if err := old.Dereg(); err != nil { // a window is bound to it
+	if err := old.Dereg(); err != nil { // a window is bound to the region
 		keys.SetKeys(lkey, rkey)
 		return errors.Join(err, fresh.Dereg())
 	}
@@ -193,15 +196,15 @@ func (m *mr) replace(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) erro
 	return nil
 }
 
-// target is memory that a request stores in, and that is filled when its completion is polled.
+// target is memory that a request writes, and that is filled when the completion of the request is polled.
 type target struct {
 	mr        *mr
-	shadow    *shadow // that the data wait in
+	shadow    *shadow // receives the data first
 	addr, len uint64
 }
 
-// elements returns a list in the inner driver's keys. If late, and all its memory can be filled late, it names the shadow, and the targets
-// are those to fill. exposed is that of mayFill.
+// elements translates a list to the inner driver's keys. If late is set and all memory of the list can be filled late,
+// the result names the shadows, and targets is the memory to fill. exposed is the argument of mayFill.
 func (d *driver) elements(list []ib.SGE, pd ib.DriverPD, late, exposed bool) (out []ib.SGE, targets []target) {
 	out = make([]ib.SGE, len(list))
 	for i, s := range list {
@@ -236,8 +239,8 @@ func (d *driver) elements(list []ib.SGE, pd ib.DriverPD, late, exposed bool) (ou
 	return out, targets
 }
 
-// mayFill returns the shadow of a range that can be filled late by a queue of a domain, nil if it cannot. exposed says that peers of the
-// queue can reach memory of the regions that give them rights.
+// mayFill returns the shadow if a queue of the domain can fill the range late, else nil. exposed reports whether peers
+// of the queue can access regions that grant them rights.
 func (m *mr) mayFill(pd ib.DriverPD, addr, n uint64, exposed bool) *shadow {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -247,7 +250,7 @@ func (m *mr) mayFill(pd ib.DriverPD, addr, n uint64, exposed bool) *shadow {
 	return m.shadow
 }
 
-// land stores the first n bytes of the request's data where they belong.
+// land copies the first n bytes of the request's data from the shadows to its targets.
 func (r *request) land(n uint64) {
 	if r.landed {
 		return
@@ -263,14 +266,14 @@ func (r *request) land(n uint64) {
 	}
 }
 
-// landHidden stores the data of a hidden request that has completed.
+// landHidden copies the data of a completed hidden request.
 func (r *request) landHidden() {
 	if r.hidden && r.arrived {
 		r.land(math.MaxUint64)
 	}
 }
 
-// land stores the first n bytes, unless the consumer has taken the memory back.
+// land copies the first n bytes, unless the region was deregistered or changed.
 func (t *target) land(n uint64) {
 	m := t.mr
 	m.mu.RLock()

@@ -10,46 +10,46 @@ import (
 	"verbena/ib"
 )
 
-// qp is a queue pair. Sends that are held back wait here, and are posted to the inner queue pair in their order.
+// qp is a queue pair. Delayed sends wait here, and are posted to the inner queue pair in order.
 type qp struct {
 	ib.DriverQP
 	d              *driver
 	obj            ib.QPHandle
-	ord            uint64 // of creation
+	ord            uint64 // number in creation order
 	pd             ib.DriverPD
 	sendCQ, recvCQ *cq // nil: none, or not of this driver
 	init           ib.DriverQPInit
 	room           ib.QPCap
 
-	rights atomic.Bool // it has given its peer rights since it was in RESET
+	rights atomic.Bool // it has granted rights to its peer since RESET
 
-	// mu is held while requests are posted to the inner queue pair. It is taken before cq.mu.
+	// mu is held while requests are posted to the inner queue pair. Lock order: mu, then cq.mu.
 	mu           sync.Mutex
 	held         []*request
-	sends, recvs uint64     // posted so far
-	reading      []*request // whose data land late, in the inner queue pair
+	sends, recvs uint64     // number posted
+	reading      []*request // requests in the inner queue pair with targets that are filled late
 
 	// eventMu is taken under the inner driver's locks.
 	eventMu sync.Mutex
-	events  []event // that have happened
-	raised  uint64  // so far
+	events  []event // delayed events
+	raised  uint64  // number of events
 
 	// under driver.mu
-	out    []*request // sends whose completion, or a later one's, has not been polled
-	in     []*request // receives
-	shared uint64     // completions of receives of a shared queue
+	out    []*request // sends for which neither their completion nor a later one has been polled
+	in     []*request // posted receives
+	shared uint64     // number of completions of receives of a shared receive queue
 }
 
-// event is an asynchronous event that is held back.
+// event is a delayed asynchronous event.
 type event struct {
 	what ib.EventType
-	wait int // steps
+	wait int // remaining steps
 }
 
-// eventSteps is the least number of steps by which an event comes late. It is more than the completions of a flush need.
+// eventSteps is the minimum delay of an event in steps. It exceeds the delay of the completions of a flush.
 const eventSteps = 32
 
-// kind has the properties of a request by which the inner driver takes or refuses it.
+// kind holds the properties of a request by which the inner driver accepts or rejects it.
 type kind struct {
 	service ib.QPType
 	opcode  ib.WROpcode
@@ -57,13 +57,13 @@ type kind struct {
 	inline  bool
 }
 
-// Numbers of bytes up to which a request is held back: a longer one may be refused for its length.
+// Maximum lengths in bytes of delayed requests. A longer request might be rejected for its length.
 const (
 	maxHeld     = 1 << 16
 	maxDatagram = 256 // the smallest MTU
 )
 
-// Unwrap gives the queue pair the abilities of the inner one.
+// Unwrap makes the optional interfaces of the inner queue pair available.
 func (q *qp) Unwrap() ib.DriverQP { return q.DriverQP }
 
 // CreateQP implements ib.Driver.
@@ -95,7 +95,7 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 	return q, nil
 }
 
-// holding returns the queue pairs with sends that are held back and complete on a queue.
+// holding returns the queue pairs whose delayed sends complete on c.
 func (d *driver) holding(c *cq) (some []*qp) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -135,9 +135,9 @@ func (q *qp) post(wr *ib.SendWR) error {
 	if q.d.has(ExactRoom) {
 		switch {
 		case len(wr.SGList) > int(q.room.MaxSendSGE) && wr.Flags&ib.SendInline == 0 && wr.Opcode != ib.WRAtomicWrite:
-			return fmt.Errorf("%d elements, at most %d: %w", len(wr.SGList), q.room.MaxSendSGE, syscall.EINVAL)
+			return fmt.Errorf("%d scatter-gather elements exceed %d: %w", len(wr.SGList), q.room.MaxSendSGE, syscall.EINVAL)
 		case wr.Flags&ib.SendInline != 0 && len(wr.Inline) > int(q.room.MaxInlineData):
-			return fmt.Errorf("%d bytes inline, at most %d: %w", len(wr.Inline), q.room.MaxInlineData, syscall.EINVAL)
+			return fmt.Errorf("%d bytes of inline data exceed %d: %w", len(wr.Inline), q.room.MaxInlineData, syscall.EINVAL)
 		case full && q.DriverQP.State() >= ib.QPRTS:
 			return fmt.Errorf("%d work requests are outstanding: %w", q.room.MaxSendWR, syscall.ENOMEM)
 		}
@@ -158,7 +158,7 @@ func (q *qp) post(wr *ib.SendWR) error {
 	case len(q.held) == 0 && !q.blocked(r):
 	case full:
 		q.refused(r)
-		return fmt.Errorf("a fence keeps work requests in the queue: %w", syscall.ENOMEM)
+		return fmt.Errorf("queue full: a fence delays work requests: %w", syscall.ENOMEM)
 	default:
 		q.hold(r, 0)
 		return nil
@@ -173,7 +173,7 @@ func (q *qp) post(wr *ib.SendWR) error {
 	return nil
 }
 
-// hold makes a send wait.
+// hold delays a send by a number of steps.
 //
 //verbena:held mu
 func (q *qp) hold(r *request, steps int) {
@@ -186,7 +186,7 @@ func (q *qp) hold(r *request, steps int) {
 	q.d.kick()
 }
 
-// idle notes that no sends are held back.
+// idle records that no sends are delayed.
 //
 //verbena:held mu
 func (q *qp) idle() {
@@ -195,7 +195,7 @@ func (q *qp) idle() {
 	delete(q.d.later, q)
 }
 
-// request enters a send.
+// request returns the request for a send.
 //
 //verbena:held mu
 func (q *qp) request(wr *ib.SendWR) *request {
@@ -216,7 +216,7 @@ func (q *qp) request(wr *ib.SendWR) *request {
 	return r
 }
 
-// keep copies what the caller may change when the post has returned.
+// keep copies the data that the caller may change after the post.
 func (r *request) keep() {
 	r.wr.Inline = slices.Clone(r.wr.Inline)
 	if r.wr.Bind != nil {
@@ -229,7 +229,7 @@ func (r *request) keep() {
 	}
 }
 
-// keepAH copies the address handle of a request that is to wait. It reports false if the inner driver makes no copy.
+// keepAH copies the address handle of a delayed request. It returns false if the inner driver cannot copy it.
 //
 //verbena:held mu
 func (q *qp) keepAH(r *request) bool {
@@ -248,7 +248,7 @@ func (q *qp) keepAH(r *request) bool {
 	return true
 }
 
-// freeAH frees the copies of address handles of requests that wait no longer.
+// freeAH frees the copies of address handles of requests that are no longer delayed.
 func (q *qp) freeAH(rs ...*request) {
 	for _, r := range rs {
 		if r.ownAH {
@@ -258,7 +258,7 @@ func (q *qp) freeAH(rs ...*request) {
 	}
 }
 
-// refused takes back a send that was not taken.
+// refused removes a send that the inner driver has rejected.
 func (q *qp) refused(r *request) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
@@ -266,7 +266,8 @@ func (q *qp) refused(r *request) {
 	q.out = slices.DeleteFunc(q.out, func(x *request) bool { return x == r })
 }
 
-// full reports whether a queue has no room for a request. Without ExactRoom its list keeps requests that must be done, up to a limit.
+// full reports whether the queue has no space for a request. Without ExactRoom the list keeps, up to a limit, requests
+// that must be done.
 func (q *qp) full(list *[]*request, c *cq, room uint32) bool {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
@@ -277,8 +278,8 @@ func (q *qp) full(list *[]*request, c *cq, room uint32) bool {
 	return len(*list) >= int(room)
 }
 
-// mayHold reports whether a request can wait, since the inner driver takes it for certain when it is posted later. It does what it has done
-// before with a request of the kind.
+// mayHold reports whether a request can be delayed. The inner driver must be certain to accept it later: this is
+// assumed if it has accepted a request of the same kind before.
 //
 //verbena:held mu
 func (q *qp) mayHold(wr *ib.SendWR, k kind) bool {
@@ -319,7 +320,7 @@ func (q *qp) mayHold(wr *ib.SendWR, k kind) bool {
 	return known && n <= most && q.DriverQP.State() == ib.QPRTS
 }
 
-// blocked reports whether a request has a fence, and data of READs before it have not landed.
+// blocked reports whether a request has a fence while data of earlier READs have not been copied to their targets.
 //
 //verbena:held mu
 func (q *qp) blocked(r *request) bool {
@@ -346,7 +347,7 @@ func (q *qp) blocked(r *request) bool {
 	return len(q.reading) > 0
 }
 
-// advance is a step. It reports whether sends are held back.
+// advance is a step. It reports whether sends are still delayed.
 func (q *qp) advance() (more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -369,7 +370,7 @@ func (q *qp) advance() (more bool) {
 	return len(q.held) > 0
 }
 
-// begin posts the first of the sends that are held back. It reports false if a fence blocks it.
+// begin posts the first delayed send. It returns false if a fence blocks it.
 //
 //verbena:held mu
 func (q *qp) begin() bool {
@@ -397,8 +398,8 @@ func (q *qp) begins(r *request) error {
 	return err
 }
 
-// fail completes a send that the inner driver has refused though it was to take it: since the queue pair, or the device, is in error, or
-// since the request is wrong.
+// fail completes a delayed send that the inner driver has rejected. The queue pair or the device is in error, or the
+// request is invalid.
 //
 //verbena:held mu
 func (q *qp) fail(r *request) {
@@ -421,7 +422,7 @@ func (q *qp) fail(r *request) {
 	q.d.kick()
 }
 
-// opcodeOf returns the opcode of the completion of a request.
+// opcodeOf returns the completion opcode of a request.
 func opcodeOf(op ib.WROpcode) ib.WCOpcode {
 	switch op {
 	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
@@ -446,14 +447,14 @@ func opcodeOf(op ib.WROpcode) ib.WCOpcode {
 	return ib.WCSend
 }
 
-// polled notes that the consumer has got the completion of a request. Hidden requests before it are done, too.
+// polled records that the consumer has polled the completion of a request. Hidden requests before it are done, too.
 func (q *qp) polled(r *request) {
 	for _, x := range q.take(r) {
 		x.landHidden()
 	}
 }
 
-// take takes a request out of its list, with the sends before it.
+// take removes a request from its list, together with the sends before it.
 func (q *qp) take(r *request) (done []*request) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
@@ -484,7 +485,7 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 		wr := wrs[n]
 		if q.d.has(ExactRoom) && q.init.SRQ == nil {
 			if len(wr.SGList) > int(q.room.MaxRecvSGE) {
-				return n, fmt.Errorf("%d elements, at most %d: %w", len(wr.SGList), q.room.MaxRecvSGE, syscall.EINVAL)
+				return n, fmt.Errorf("%d scatter-gather elements exceed %d: %w", len(wr.SGList), q.room.MaxRecvSGE, syscall.EINVAL)
 			}
 			if q.full(&q.in, q.recvCQ, q.room.MaxRecvWR) && q.DriverQP.State() != ib.QPReset {
 				return n, fmt.Errorf("%d receives are outstanding: %w", q.room.MaxRecvWR, syscall.ENOMEM)
@@ -529,7 +530,7 @@ func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	return nil
 }
 
-// happened is called by the inner driver, under its locks, with an event.
+// happened is called by the inner driver, under its locks, for an event.
 func (q *qp) happened(e ib.EventType) {
 	q.eventMu.Lock()
 	defer q.eventMu.Unlock()
@@ -538,7 +539,7 @@ func (q *qp) happened(e ib.EventType) {
 	q.d.wait(q)
 }
 
-// eventTick is a step of the events that are held back, which come in order. It reports whether there are more.
+// eventTick is a step for the delayed events, which are raised in order. It reports whether any remain.
 func (q *qp) eventTick() (more bool) {
 	q.eventMu.Lock()
 	defer q.eventMu.Unlock()
@@ -552,7 +553,7 @@ func (q *qp) eventTick() (more bool) {
 	return len(q.events) > 0
 }
 
-// report ends the wait of all events. They are dropped if raise is false.
+// report ends the delay of all events. It raises them, or drops them if raise is false.
 func (q *qp) report(raise bool) {
 	q.eventMu.Lock()
 	defer q.eventMu.Unlock()
@@ -564,15 +565,16 @@ func (q *qp) report(raise bool) {
 	q.events = nil
 }
 
-// exposed reports whether the peer can reach memory by the queue pair, or could before a request that is posted now has completed.
+// exposed reports whether the peer can access memory through the queue pair, now or before a request that is posted now
+// completes.
 func (q *qp) exposed() bool {
 	if q.init.Type == ib.QPTypeUD {
 		return false
 	}
-	return q.rights.Load() || q.DriverQP.State() < ib.QPRTS // Modify to RTR and RTS may give rights
+	return q.rights.Load() || q.DriverQP.State() < ib.QPRTS // Modify to RTR or RTS may grant rights
 }
 
-// forget drops what is outstanding.
+// forget drops the outstanding requests.
 func (q *qp) forget() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -13,7 +13,7 @@ type srq struct {
 	pd ib.DriverPD
 }
 
-// Unwrap gives the queue the abilities of the inner one.
+// Unwrap makes the optional interfaces of the inner queue available.
 func (s *srq) Unwrap() ib.DriverSRQ { return s.DriverSRQ }
 
 // CreateSRQ implements ib.SRQDriver.

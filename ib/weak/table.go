@@ -1,9 +1,9 @@
 package weak
 
-// Choice is one liberty of a device.
+// Choice is a freedom of the device that a weak device uses.
 type Choice uint8
 
-// The choices. Their rows are in Choices.
+// The choices. Choices describes them.
 const (
 	LateCompletion Choice = iota
 	MissedCompletion
@@ -27,15 +27,15 @@ type Row struct {
 	Choice Choice
 	// Name identifies the choice on command lines.
 	Name string
-	// Does is the behaviour of the device, in a sentence without a subject.
+	// Does is the behaviour of the device: a predicate without a subject.
 	Does string
-	// Permitted is the clause of the specification or the manual page that permits it.
+	// Permitted names the clause of the specification or the manual page that permits it.
 	Permitted string
-	// Breaks is the misuse that it exposes.
+	// Breaks is the misuse that the choice exposes.
 	Breaks string
 }
 
-// Choices is the table of all choices, in their order. A row is on or off in a [Set].
+// Choices is the table of all choices, in order. A [Set] selects rows.
 var Choices = [numChoices]Row{
 	{
 		LateCompletion, "late-completion",
@@ -144,7 +144,7 @@ func Of(choices ...Choice) (s Set) {
 // Has reports whether a choice is in the set.
 func (s Set) Has(c Choice) bool { return s&(1<<c) != 0 }
 
-// draw returns a number below n for a choice in one work request of one queue pair.
+// draw returns a number below n for a choice, for one work request of one queue pair.
 func (c Config) draw(choice Choice, qp, request uint64, n uint64) int {
 	x := c.Seed ^ uint64(choice)<<56 ^ qp<<32 ^ request
 	for range 2 { // the finaliser of a 64-bit hash
