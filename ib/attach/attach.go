@@ -11,14 +11,14 @@ import (
 	"verbena/ib"
 )
 
-// Identity knows a device again after it was registered anew. A field that is zero fits every device; a device must
-// fit all others. NodeGUID alone tells hardware that has moved to another name, Name alone whatever is plugged in there.
+// Identity identifies a device across registrations. A zero field matches every device; all other fields must match.
+// NodeGUID alone matches hardware under any name, Name alone any hardware under that name.
 type Identity struct {
 	Name     string
 	NodeGUID uint64 // host byte order
 }
 
-// Of is the full identity of a device. It may sleep.
+// Of returns the full identity of a device. It may sleep.
 func Of(d *ib.Device) (Identity, error) {
 	attr, err := d.QueryDevice()
 	if err != nil {
@@ -27,7 +27,7 @@ func Of(d *ib.Device) (Identity, error) {
 	return Identity{Name: d.Name(), NodeGUID: attr.NodeGUID}, nil
 }
 
-// fits reports whether a device is the one. It may sleep.
+// fits reports whether a device matches. It may sleep.
 func (id Identity) fits(d *ib.Device) (bool, error) {
 	if id.Name != "" && id.Name != d.Name() {
 		return false, nil
@@ -51,14 +51,14 @@ func (id Identity) String() string {
 	return fmt.Sprintf("%s, node GUID %016x", id.Name, id.NodeGUID)
 }
 
-// State is where an attachment stands; see the package comment.
+// State is the state of an attachment; see the package comment.
 type State uint8
 
 const (
 	Held State = iota // no session: requests wait
 	Attached
 	Detaching // the session is about to end: requests wait
-	Lost      // for good: requests fail
+	Lost      // permanently: requests fail
 	Closed
 )
 
@@ -70,7 +70,7 @@ func (s State) String() string {
 }
 
 var (
-	// ErrLost: no session could be made for as long as Config.LossTimeout.
+	// ErrLost: no session was created within Config.LossTimeout.
 	ErrLost = fmt.Errorf("the device has not come back in time: %w", syscall.EIO)
 	// ErrClosed: Close was called.
 	ErrClosed = fmt.Errorf("the attachment is closed: %w", syscall.ENODEV)
@@ -79,72 +79,74 @@ var (
 	errFatal = fmt.Errorf("the device reports a fatal error: %w", syscall.EIO)
 )
 
-// Config says how to make and end a session S, and when to give up. S is usually a pointer to a struct with the
-// session's queue pairs and regions.
+// Config holds the functions that create and end a session S, and the timeouts. S is usually a pointer to a struct with
+// the session's queue pairs and regions.
 type Config[S any] struct {
-	// Name is what is attached, for messages.
+	// Name is the name of the attached object, for messages.
 	Name string
 	// Device is the device to follow.
 	Device Identity
-	// Attach makes a session on d. It may sleep, but not beyond ctx, which is done when the session could not be used
-	// any more: the device goes, the time-out has passed, Close was called. After an error it has left nothing on the
-	// device, and is tried again after RetryDelay. LossTimeout begins anew with each session: so with requests that wait,
-	// return one only when it has carried the first of them, or what fails each time at once is never given up.
+	// Attach creates a session on d. It may sleep, but not beyond ctx. ctx ends when the session could no longer be
+	// used: the device is being removed, the timeout has passed, or Close was called. After an error Attach must leave
+	// no objects on the device; it is called again after RetryDelay. LossTimeout restarts with each session. Attach
+	// should therefore return a session for waiting requests only after it has executed the first of them. Otherwise a
+	// session that fails at once each time is retried for ever.
 	//
-	// The session reports by failed that it is of no use although the device is there: a completion with an error, a
-	// peer that does not answer. It may be called from any context, a completion handler included, by whatever still
-	// refers to the session; when that has ended already, nothing happens. It may not sleep.
+	//
+	// The session calls failed if it has become unusable although the device is present, for example after a completion
+	// with an error, or if the peer does not respond. failed may be called from any context, completion handlers
+	// included. It has no effect after the session has ended. It may not sleep.
 	Attach func(ctx context.Context, d *ib.Device, failed func(cause error)) (S, error)
-	// Detach destroys all that the session has on the device, soon: a reset waits for it. Nobody has the session by
-	// Acquire any more.
+	// Detach destroys all objects of the session on the device. It must be quick, because a reset waits for it. No
+	// caller holds the session through Acquire at that time.
 	Detach func(d *ib.Device, s S)
-	// Lost is called once when the attachment gives up; cause says what was in the way. May be nil. It must not
-	// call Close, which waits for it.
+	// Lost is called once when the attachment gives up; cause is the reason. May be nil. It must not call Close, which
+	// waits for it.
 	Lost func(cause error)
-	// LossTimeout is how long the object is held, from the end of one session to the next one; 0: for ever.
+	// LossTimeout limits the time between the end of one session and the next one; 0: no limit.
 	LossTimeout time.Duration
-	// RetryDelay is how long the next attempt on the same device waits after a session, or an attempt, has failed; 0:
-	// a second.
+	// RetryDelay is the delay before the next attempt on the same device after a session, or an attempt, has failed; 0:
+	// 1 s.
 	RetryDelay time.Duration
-	// Logf gets a line when a session begins and ends, and when an attempt fails for another reason than the one before.
+	// Logf is called when a session begins or ends, and when an attempt fails for another reason than the previous one.
 	// May be nil.
 	Logf func(format string, args ...any)
 }
 
-// Attachment attaches an upper-level protocol's object to a device again and again. All methods are safe for
-// concurrent use.
+// Attachment attaches an object of an upper-level protocol to a device, again after each reset. All methods are safe
+// for concurrent use.
 type Attachment[S any] struct {
 	cfg    Config[S]
 	core   *ib.Core
 	client ib.Client
-	ended  chan struct{} // closed when work has returned
-	logged string        // why the last attempt failed; work's own
+	ended  chan struct{} // closed after work has returned
+	logged string        // the reason of the last failed attempt; used by work only
 
 	mu      sync.Mutex
 	state   State
-	changed chan struct{} // closed, and replaced, when the state changes
-	kick    chan struct{} // of capacity 1: work is to look again
+	changed chan struct{} // closed and replaced when the state changes
+	kick    chan struct{} // of capacity 1: wakes work
 	closing bool
-	present []*ib.Device // those that fit, oldest first
-	current *session[S]  // nil: there is none, nor an attempt
-	users   int          // between Acquire and Release
-	cause   error        // why the last session or attempt ended
+	present []*ib.Device // devices that match, oldest first
+	current *session[S]  // nil: neither a session nor an attempt
+	users   int          // number of Acquires without a Release
+	cause   error        // the reason why the last session or attempt ended
 }
 
-// session is one session, or the attempt at one.
+// session is a session, or an attempt to create one.
 type session[S any] struct {
 	dev   *ib.Device
-	ended context.Context         // done when it is to end; the cause says why
-	end   context.CancelCauseFunc // has it end
-	over  chan struct{}           // closed when nothing of it is left on the device
-	s     S                       // when the attachment is in state Attached
+	ended context.Context         // done when the session must end; the cause is the reason
+	end   context.CancelCauseFunc // ends the session
+	over  chan struct{}           // closed after all its objects on the device are destroyed
+	s     S                       // valid in state Attached
 }
 
-// New attaches an object. It returns at once; the first session begins in the background as soon as the device is
-// there. Close ends it. It may sleep.
+// New creates an attachment. It returns at once; the first session begins in the background when the device is present.
+// Close ends the attachment. It may sleep.
 func New[S any](core *ib.Core, cfg Config[S]) (*Attachment[S], error) {
 	if cfg.Attach == nil || cfg.Detach == nil || cfg.LossTimeout < 0 || cfg.RetryDelay < 0 {
-		return nil, fmt.Errorf("attach %s: Attach and Detach are needed, times are not negative: %w", cfg.Name, syscall.EINVAL)
+		return nil, fmt.Errorf("attach %s: Attach and Detach must be set, timeouts must not be negative: %w", cfg.Name, syscall.EINVAL)
 	}
 	if cfg.RetryDelay == 0 {
 		cfg.RetryDelay = time.Second
@@ -163,8 +165,8 @@ func New[S any](core *ib.Core, cfg Config[S]) (*Attachment[S], error) {
 	return a, nil
 }
 
-// Close ends the session and the attachment; who waits in Acquire gets ErrClosed. It may sleep, and must be called
-// neither from Config's functions nor from a callback.
+// Close ends the session and the attachment; callers that wait in Acquire receive ErrClosed. It may sleep, and must not
+// be called from functions of Config or from a callback.
 func (a *Attachment[S]) Close() {
 	a.mu.Lock()
 	a.closing = true
@@ -174,19 +176,19 @@ func (a *Attachment[S]) Close() {
 	a.core.UnregisterClient(&a.client)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.set(Closed) // also when it was lost
+	a.set(Closed) // also if it was lost
 }
 
-// State is the present state. It may not sleep.
+// State returns the current state. It may not sleep.
 func (a *Attachment[S]) State() State {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.state
 }
 
-// Acquire is the present session, which does not end before Release. It waits while the object is held: until there is
-// a session, ErrLost, ErrClosed, or the error of ctx. Do not wait for the session's completions before Release: an
-// ending session waits for Release, and what is outstanding may be flushed only by its end.
+// Acquire returns the current session, which does not end before Release. Without a session it waits until there is
+// one, or returns ErrLost, ErrClosed or the error of ctx. Do not wait for completions of the session before Release: an
+// ending session waits for Release, and outstanding requests may be flushed only by its end.
 func (a *Attachment[S]) Acquire(ctx context.Context) (s S, err error) {
 	for {
 		s, changed, err := a.take()
@@ -196,18 +198,18 @@ func (a *Attachment[S]) Acquire(ctx context.Context) (s S, err error) {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return s, fmt.Errorf("wait for %s, held: %w", a.cfg.Name, ctx.Err())
+			return s, fmt.Errorf("wait for a device for %s: %w", a.cfg.Name, ctx.Err())
 		}
 	}
 }
 
-// TryAcquire is Acquire for those who may not sleep: ok is false unless there is a session.
+// TryAcquire is Acquire for callers that may not sleep: ok is false if there is no session.
 func (a *Attachment[S]) TryAcquire() (s S, ok bool) {
 	s, changed, err := a.take()
 	return s, changed == nil && err == nil
 }
 
-// take is the session, or an error, or, if neither is there yet, what tells of the next change.
+// take returns the session or an error. If there is neither, it returns a channel that is closed at the next change.
 func (a *Attachment[S]) take() (s S, changed <-chan struct{}, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -235,7 +237,7 @@ func (a *Attachment[S]) Release() {
 	}
 }
 
-// wake has work look again. It may not sleep.
+// wake wakes work. It may not sleep.
 //
 //verbena:held mu
 func (a *Attachment[S]) wake() {
@@ -254,7 +256,7 @@ func (a *Attachment[S]) set(s State) {
 	a.changed = make(chan struct{})
 }
 
-// endSession has the session, or the attempt, end. It may not sleep.
+// endSession ends the session or the attempt. It may not sleep.
 //
 //verbena:held mu
 func (a *Attachment[S]) endSession(cause error) {
@@ -286,11 +288,11 @@ func (a *Attachment[S]) add(d *ib.Device) (any, error) {
 	return stop, nil
 }
 
-// remove is the client's Remove: it returns when nothing is left on the device.
+// remove is the client's Remove. It returns after all objects on the device are destroyed.
 func (a *Attachment[S]) remove(d *ib.Device, data any) {
 	stop, ok := data.(func())
 	if !ok {
-		return // it does not fit
+		return // the device does not match
 	}
 	stop()
 	a.mu.Lock()
@@ -305,10 +307,10 @@ func (a *Attachment[S]) remove(d *ib.Device, data any) {
 	<-x.over
 }
 
-// work makes and ends sessions until the object is lost or closed.
+// work creates and ends sessions until the attachment is lost or closed.
 func (a *Attachment[S]) work() {
 	defer close(a.ended)
-	var tried *ib.Device // where the last session was
+	var tried *ib.Device // the device of the last session
 	for {
 		x := a.hold(tried)
 		if x == nil {
@@ -320,8 +322,8 @@ func (a *Attachment[S]) work() {
 	}
 }
 
-// hold tries to attach until there is a session; nil when the time is up, or Close was called. The device of the last
-// one has to wait for RetryDelay, but not the same hardware that was registered anew.
+// hold tries to attach until it has a session. It returns nil after the timeout or Close. It waits RetryDelay before it
+// tries the device of the last session again, but not if the same hardware was registered anew.
 func (a *Attachment[S]) hold(tried *ib.Device) *session[S] {
 	patience, cancel := context.WithCancel(context.Background())
 	if a.cfg.LossTimeout > 0 {
@@ -351,7 +353,8 @@ func (a *Attachment[S]) hold(tried *ib.Device) *session[S] {
 	}
 }
 
-// begin begins an attempt on the first device that is there and works, but for one; nil if there is none.
+// begin starts an attempt on the first device other than but that is present and active. It returns nil if there is
+// none.
 func (a *Attachment[S]) begin(but *ib.Device) (x *session[S], closing bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -369,7 +372,7 @@ func (a *Attachment[S]) begin(but *ib.Device) (x *session[S], closing bool) {
 	return nil, false
 }
 
-// try makes the session, which is to be in use before patience is done.
+// try creates the session, which must be usable before patience ends.
 func (a *Attachment[S]) try(x *session[S], patience context.Context) bool {
 	ctx, cancel := context.WithCancelCause(x.ended)
 	defer cancel(nil)
@@ -403,7 +406,7 @@ func (a *Attachment[S]) try(x *session[S], patience context.Context) bool {
 	return false
 }
 
-// finish waits for the end of a session and takes it off the device.
+// finish waits for the end of a session and destroys its objects on the device.
 func (a *Attachment[S]) finish(x *session[S]) {
 	<-x.ended.Done()
 	a.mu.Lock()
@@ -420,7 +423,7 @@ func (a *Attachment[S]) finish(x *session[S]) {
 	a.forget(x, cause)
 }
 
-// forget ends a session, or an attempt, of which nothing is left on the device.
+// forget ends a session or an attempt that has no objects on the device.
 func (a *Attachment[S]) forget(x *session[S], cause error) {
 	x.end(cause)
 	a.mu.Lock()
@@ -432,7 +435,7 @@ func (a *Attachment[S]) forget(x *session[S], cause error) {
 	close(x.over)
 }
 
-// giveUp is the end of an attachment that is not held any more.
+// giveUp ends an attachment that is in state Held.
 func (a *Attachment[S]) giveUp() {
 	a.mu.Lock()
 	if a.closing {

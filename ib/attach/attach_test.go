@@ -30,7 +30,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// disk is an upper-level protocol's object. A session of it is a protection domain.
+// disk is an object of an upper-level protocol. Its session is a protection domain.
 type disk struct {
 	t    *testing.T
 	core *ib.Core
@@ -38,9 +38,9 @@ type disk struct {
 	made time.Time
 
 	mu     sync.Mutex
-	log    []string // what was called, with the second
-	fail   error    // of Attach
-	slow   bool     // Attach takes until its context is done
+	log    []string // calls of Config's functions, with the second of each
+	fail   error    // result of Attach
+	slow   bool     // Attach waits until its context ends
 	failed func(error)
 }
 
@@ -60,7 +60,7 @@ func (d *disk) note(format string, args ...any) {
 	d.log = append(d.log, fmt.Sprintf("%v ", time.Since(d.made).Round(time.Second))+fmt.Sprintf(format, args...))
 }
 
-// calls are those since the last time.
+// calls returns the calls since the last time.
 func (d *disk) calls() []string {
 	synctest.Wait()
 	d.mu.Lock()
@@ -73,7 +73,7 @@ func (d *disk) calls() []string {
 func (d *disk) want(calls ...string) {
 	d.t.Helper()
 	if got := d.calls(); !slices.Equal(got, calls) {
-		d.t.Errorf("calls %q, want %q", got, calls)
+		d.t.Errorf("got calls %q, want %q", got, calls)
 	}
 }
 
@@ -81,7 +81,7 @@ func (d *disk) wantState(s attach.State) {
 	d.t.Helper()
 	synctest.Wait()
 	if got := d.a.State(); got != s {
-		d.t.Errorf("state is %v, want %v", got, s)
+		d.t.Errorf("state: got %v, want %v", got, s)
 	}
 }
 
@@ -111,7 +111,7 @@ func (d *disk) detach(dev *ib.Device, pd *ib.PD) {
 
 func (d *disk) lost(cause error) {
 	if !errors.Is(cause, attach.ErrLost) {
-		d.t.Errorf("lost: %v", cause)
+		d.t.Errorf("Lost was called: %v", cause)
 	}
 	d.note("lost")
 }
@@ -123,7 +123,7 @@ func plug(t *testing.T, core *ib.Core, name string) *ib.DeviceHandle {
 	return d
 }
 
-// The object keeps through a reset: its users saw only delay.
+// TestTransientReset checks that the object survives a reset, which its users see as a delay.
 func TestTransientReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
@@ -142,7 +142,7 @@ func TestTransientReset(t *testing.T) {
 			must(t, err)
 			dev = <-back
 			if !pd.Device().Same(dev.Device()) || time.Since(began) != 3*time.Second {
-				t.Errorf("on %p after %v, want %p after 3s", pd.Device(), time.Since(began), dev)
+				t.Errorf("got %p after %v, want %p after 3s", pd.Device(), time.Since(began), dev)
 			}
 			d.a.Release()
 			d.want(fmt.Sprintf("%ds detach lo0", 3*i), fmt.Sprintf("%ds attach lo0", 3*i+3))
@@ -151,20 +151,20 @@ func TestTransientReset(t *testing.T) {
 		d.wantState(attach.Closed)
 		d.want("9s detach lo0")
 		if _, err := d.a.Acquire(t.Context()); !errors.Is(err, attach.ErrClosed) {
-			t.Errorf("acquire: %v", err)
+			t.Errorf("Acquire: got %v", err)
 		}
 		must(t, core.Unregister(dev))
 	})
 }
 
-// After LossTimeout the object is lost, once and for good.
+// TestLoss checks that the object is lost after LossTimeout, once and permanently.
 func TestLoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
 		dev := plug(t, core, "lo0")
 		d := newDisk(t, core, attach.Config[*ib.PD]{LossTimeout: 10 * time.Second})
 		d.want("0s attach lo0")
-		testutil.Advance(20 * time.Second) // being attached wears no patience out
+		testutil.Advance(20 * time.Second) // LossTimeout does not run while the object is attached
 		must(t, core.Unregister(dev))
 		waits := make(chan error)
 		go func() {
@@ -174,16 +174,16 @@ func TestLoss(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err := d.a.Acquire(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("acquire while held: %v", err)
+			t.Errorf("Acquire while held: got %v", err)
 		}
 		if err := <-waits; !errors.Is(err, attach.ErrLost) || !errors.Is(err, syscall.EIO) {
-			t.Errorf("acquire when lost: %v", err)
+			t.Errorf("Acquire after the loss: got %v", err)
 		}
 		d.want("20s detach lo0", "30s lost")
 		dev = plug(t, core, "lo0")
 		d.wantState(attach.Lost)
 		if _, ok := d.a.TryAcquire(); ok {
-			t.Error("a session of what is lost")
+			t.Error("TryAcquire after the loss: got a session")
 		}
 		must(t, core.Unregister(dev))
 		d.a.Close()
@@ -192,7 +192,8 @@ func TestLoss(t *testing.T) {
 	})
 }
 
-// The time-out also ends an attempt that takes too long, and attempts that fail.
+// TestLossWhileAttaching checks that LossTimeout also ends an attempt that takes too long, and repeated failing
+// attempts.
 func TestLossWhileAttaching(t *testing.T) {
 	for _, slow := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -238,9 +239,9 @@ func TestIdentity(t *testing.T) {
 			pd, ok := d.a.TryAcquire()
 			switch {
 			case ok != (test.want != nil):
-				t.Errorf("%v: attached: %v", test.id, ok)
+				t.Errorf("%v: got attached: %v", test.id, ok)
 			case ok && !pd.Device().Same(test.want):
-				t.Errorf("%v: attached to %s", test.id, pd.Device().Name())
+				t.Errorf("%v: got %s", test.id, pd.Device().Name())
 			}
 			if ok {
 				d.a.Release()
@@ -252,7 +253,8 @@ func TestIdentity(t *testing.T) {
 	})
 }
 
-// A session that fails on a device that works is followed by another, not before RetryDelay.
+// TestSessionFails checks that a failed session on a working device is followed by another one, but only after
+// RetryDelay.
 func TestSessionFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
@@ -266,7 +268,7 @@ func TestSessionFails(t *testing.T) {
 		d.want("2s attach lo0")
 		first(syscall.ECONNRESET) // of a session that has ended
 		d.want()
-		// The same hardware, registered anew, need not wait.
+		// The same hardware, registered anew, is tried at once.
 		d.failed(syscall.ECONNRESET)
 		must(t, core.Unregister(dev))
 		dev = plug(t, core, "lo0")
@@ -276,7 +278,7 @@ func TestSessionFails(t *testing.T) {
 	})
 }
 
-// What keeps an attachment from its device for long is said once.
+// TestRepeatedFailure checks that a repeated reason of failure is logged once.
 func TestRepeatedFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
@@ -298,12 +300,12 @@ func TestRepeatedFailure(t *testing.T) {
 		must(t, core.Unregister(dev))
 		want := []string{"disk: attach to lo0: no route", "disk: attach to lo0: refused"}
 		if !slices.Equal(said, want) {
-			t.Errorf("logged %q", said)
+			t.Errorf("got log %q", said)
 		}
 	})
 }
 
-// On a device in error there is no session, and there are no attempts.
+// TestFatalEvent checks that there are no sessions and no attempts on a device in error.
 func TestFatalEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
@@ -321,7 +323,8 @@ func TestFatalEvent(t *testing.T) {
 	})
 }
 
-// Unregistering the device waits for the end of the session, and that for who uses it; an attempt is broken off.
+// TestUnregisterWaits checks that Unregister waits for the end of the session, and the end of the session for Release.
+// An attempt is cancelled.
 func TestUnregisterWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
@@ -334,7 +337,7 @@ func TestUnregisterWaits(t *testing.T) {
 		d.wantState(attach.Detaching)
 		select {
 		case err := <-gone:
-			t.Fatalf("unregistered while the session was in use: %v", err)
+			t.Fatalf("Unregister returned while the session was in use: %v", err)
 		default:
 		}
 		d.a.Release()
@@ -352,13 +355,14 @@ func TestUnregisterWaits(t *testing.T) {
 	})
 }
 
-// Nothing is called from the callchain of who calls: neither Register, nor failed, nor Acquire, nor Release.
+// TestNoCallchain checks that Config's functions are not called from the callchain of Register, failed, Acquire or
+// Release.
 func TestNoCallchain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
 		check.On(core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 		d := newDisk(t, core, attach.Config[*ib.PD]{RetryDelay: time.Millisecond})
-		// Attach and Detach need the lock that is held across the calls.
+		// Attach and Detach take the lock that is held across the calls.
 		d.mu.Lock()
 		dev := plug(t, core, "lo0")
 		d.mu.Unlock()
@@ -388,7 +392,7 @@ func TestNewErrors(t *testing.T) {
 		},
 	} {
 		if _, err := attach.New(&ib.Core{}, cfg); !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("%+v: %v", cfg, err)
+			t.Errorf("%+v: got %v", cfg, err)
 		}
 	}
 }

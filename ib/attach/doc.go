@@ -1,13 +1,13 @@
-// Package attach lets an upper-level protocol keep what it offers to its own users, a disk, a network interface, a
-// file system, through a transient reset of the device below: the object stays, its requests are held while there is
-// no device, and when the device has come back the object is attached to it again. Only when that takes too long is
-// the object lost for good. It is the seventh point of the contract of package ib.
+// Package attach keeps the object of an upper-level protocol, such as a disk, a network interface or a file system,
+// through a transient reset of its device. The object stays, its requests are held while the device is absent, and it
+// is attached again when the device has come back. The object is lost only if that takes too long. This is point 7 of
+// the contract of package ib.
 //
-// In Linux each protocol does this for itself: the SCSI RDMA transport blocks its remote ports and gives up after
-// dev_loss_tmo, NVMe over fabrics reconnects until ctrl_loss_tmo, a network interface is detached and attached
-// (netif_device_detach). This is their common part.
+// In Linux each protocol implements this itself: the SCSI RDMA transport blocks its remote ports and gives up after
+// dev_loss_tmo, NVMe over fabrics reconnects until ctrl_loss_tmo, and a network interface is detached and attached
+// (netif_device_detach). This package implements the common part.
 //
-// An [Attachment] follows one device, known by its [Identity], through any number of registrations:
+// An [Attachment] follows one device, identified by its [Identity], through any number of registrations:
 //
 //	        Attach succeeded                        LossTimeout after the object was attached last
 //	Held ---------------------> Attached       Held -----------------------------------------------> Lost
@@ -16,16 +16,16 @@
 //	 |        Detach returned      v
 //	 +------------------------ Detaching       (from any state: Close -> Closed)
 //
-// What the protocol makes on the device, its queue pairs, regions and connections, is a session: Config.Attach makes
-// one, Config.Detach destroys it. Both, and Config.Lost, are called one at a time by a goroutine of the attachment:
-// never from the callchain of a call into it, of a callback, or of the device's registration, which waits for
-// nothing but the end of a session on a device that goes. So Attach may take its time, to connect to a peer that is
-// being reset itself, say.
+// A session is the set of objects that the protocol creates on the device: queue pairs, regions, connections.
+// Config.Attach creates a session, and Config.Detach destroys it. A goroutine of the attachment calls these functions
+// and Config.Lost, one at a time. They are never called from the callchain of a method of the attachment, of a
+// callback, or of the device's registration. Unregistration of the device waits only for the end of its session. So
+// Attach may take long, for example to connect to a peer that is being reset too.
 //
-// A request of the protocol's user takes the session by [Attachment.Acquire], which waits while the object is held,
-// posts its work requests, and lets go by [Attachment.Release]. What is outstanding when the session ends completes
-// with flush errors; the protocol keeps those requests, and posts them again in the next session. That is what makes a
-// reset look like a delay; whether a request may be carried out twice is for the protocol to know.
+// A request takes the session with [Attachment.Acquire], which waits while there is none, posts its work requests, and
+// releases the session with [Attachment.Release]. Requests that are outstanding when the session ends complete with
+// flush errors. The protocol keeps those requests and posts them again in the next session, so that its users see a
+// reset as a delay. Whether a request may be executed twice depends on the protocol.
 //
 //	type disk struct {
 //		a *attach.Attachment[*session]

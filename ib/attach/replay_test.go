@@ -16,17 +16,17 @@ import (
 	"verbena/umem"
 )
 
-// store is the smallest consumer that keeps its object: requests write eight bytes each to where they belong, by a
-// queue pair that is connected to itself.
+// store is a minimal consumer that keeps its object. Each request writes eight bytes, over a queue pair that is
+// connected to itself.
 type store struct {
 	mem *umem.Local
 	src []byte
-	dst []byte // follows src
-	at  uint64 // the address of src
+	dst []byte // copy of src
+	at  uint64 // address of src
 	a   *attach.Attachment[*storeSession]
 
 	mu       sync.Mutex
-	held     []int // requests that a session took and did not complete
+	held     []int // requests that a session has accepted and not completed
 	done     []atomic.Int32
 	finished sync.WaitGroup
 }
@@ -104,7 +104,7 @@ func (s *storeSession) destroy() {
 	if s.pd != nil {
 		s.pd.Dealloc()
 	}
-	// What the device did not complete is the next session's.
+	// The next session posts the requests that this device has not completed.
 	s.st.mu.Lock()
 	defer s.st.mu.Unlock()
 	for id := range s.outstanding {
@@ -130,7 +130,7 @@ func (s *storeSession) drain() {
 		for _, w := range wc[:n] {
 			if w.Status != ib.WCSuccess {
 				s.failed(fmt.Errorf("completion: %v", w.Status))
-				continue // stays outstanding
+				continue // still outstanding
 			}
 			s.mu.Lock()
 			delete(s.outstanding, w.ID)
@@ -141,7 +141,7 @@ func (s *storeSession) drain() {
 	}
 }
 
-// submit posts one request, and all that were held; what cannot be posted now is held.
+// submit posts one request and all held ones. Requests that cannot be posted now are held.
 func (st *store) submit(ctx context.Context, id int) error {
 	s, err := st.a.Acquire(ctx)
 	if err != nil {
@@ -181,7 +181,7 @@ func (s *storeSession) post(id int) bool {
 	return n == 1
 }
 
-// Requests through many resets at random moments: none lost, none completed twice.
+// TestReplay sends requests through many resets at random moments. No request may be lost or completed twice.
 func TestReplay(t *testing.T) {
 	const requests, resets = 2000, 60
 	core := &ib.Core{}
@@ -212,7 +212,7 @@ func TestReplay(t *testing.T) {
 			time.Sleep(time.Duration(rnd.IntN(2000)) * time.Microsecond)
 			if i == resets-1 {
 				last = d
-				return // it stays
+				return // keep the last device
 			}
 			if i%2 == 0 {
 				d.SetError()
@@ -237,7 +237,7 @@ func TestReplay(t *testing.T) {
 	}
 	wg.Wait()
 	<-over
-	testutil.Eventually(t, "what the last reset left over", func() bool {
+	testutil.Eventually(t, "the requests held by the last reset", func() bool {
 		st.mu.Lock()
 		n := len(st.held)
 		st.mu.Unlock()
@@ -260,11 +260,11 @@ func TestReplay(t *testing.T) {
 	st.finished.Wait()
 	for i := range st.done {
 		if n := st.done[i].Load(); n != 1 {
-			t.Errorf("request %d completed %d times", i, n)
+			t.Errorf("request %d: got %d completions, want 1", i, n)
 		}
 	}
 	if string(st.src) != string(st.dst) {
-		t.Error("not everything arrived")
+		t.Error("the destination differs from the source")
 	}
 	st.a.Close()
 	must(t, core.Unregister(last))
