@@ -25,7 +25,7 @@ var contexts = map[string]completion.Context{
 	"direct": completion.Direct, "callback": completion.Callback, "worker": completion.Worker,
 }
 
-// world is a device, in checked mode, with memory.
+// world is a device with memory, in checked mode.
 type world struct {
 	t   *testing.T
 	dev *ib.Device
@@ -34,7 +34,7 @@ type world struct {
 	mr  *ib.MR
 	buf []byte
 
-	allowed check.Rule // that the test breaks on purpose
+	allowed check.Rule // a rule that the test violates on purpose
 }
 
 func newWorld(t *testing.T) *world {
@@ -98,7 +98,7 @@ func (w *world) pair(cq *completion.CQ, depth uint32) (a, b *completion.QP) {
 	return a, b
 }
 
-// process handles the completions of a Direct queue until done holds; the others do so themselves.
+// process handles the completions of a Direct queue until done reports true. Other queues handle theirs themselves.
 func process(t *testing.T, cq *completion.CQ, c completion.Context, done func() bool) {
 	t.Helper()
 	testutil.Eventually(t, "the completions", func() bool {
@@ -110,7 +110,7 @@ func process(t *testing.T, cq *completion.CQ, c completion.Context, done func() 
 	})
 }
 
-// Every function is called once, in order, with the ID that was posted, and may post again.
+// TestExchange checks that every function is called once, in order, with the posted ID, and may post again.
 func TestExchange(t *testing.T) {
 	const messages, depth = 1000, 4
 	for name, c := range contexts {
@@ -144,7 +144,7 @@ func TestExchange(t *testing.T) {
 						t.Errorf("send %d: got %+v", n, wc)
 					}
 					if c == completion.Worker && n%100 == 0 {
-						time.Sleep(time.Millisecond) // as functions may there
+						time.Sleep(time.Millisecond) // functions may sleep here
 					}
 					if id < messages {
 						if err := send(id + 1); err != nil {
@@ -161,7 +161,8 @@ func TestExchange(t *testing.T) {
 	}
 }
 
-// A completion queue cannot overrun: what it has no room for is refused, until a function has been called.
+// TestNoOverrun checks that a completion queue cannot overrun: a post that exceeds its entries fails until a function
+// has been called.
 func TestNoOverrun(t *testing.T) {
 	w := newWorld(t)
 	cq := w.cq(3, completion.Direct)
@@ -177,7 +178,7 @@ func TestNoOverrun(t *testing.T) {
 	if err := post(); !errors.Is(err, syscall.ENOMEM) {
 		t.Errorf("got %v, want ENOMEM", err)
 	}
-	for n := 0; n == 0; { // the device may take its time
+	for n := 0; n == 0; { // the device may take a while
 		var err error
 		n, err = cq.Process(1)
 		must(t, err)
@@ -192,7 +193,8 @@ func TestNoOverrun(t *testing.T) {
 	}
 }
 
-// Drain returns when every function has been called, with whatever state the queue pair was in, and however full its queues.
+// TestDrain checks that Drain returns after every function has been called, for every state of the queue pair and for
+// full queues.
 func TestDrain(t *testing.T) {
 	const depth = 8
 	for name, c := range contexts {
@@ -226,15 +228,15 @@ func TestDrain(t *testing.T) {
 				if n := calls.Load(); n != want {
 					t.Errorf("got %d calls, want %d", n, want)
 				}
-				must(t, a.Drain(t.Context())) // again
+				must(t, a.Drain(t.Context())) // a second time
 				must(t, a.Destroy())
-				must(t, b.Close(t.Context())) // in RESET, or in RTS
+				must(t, b.Close(t.Context())) // in RESET or RTS
 			})
 		}
 	}
 }
 
-// Several drain at once, and one whose context has ended does not spoil it for the others.
+// TestDrainTogether calls Drain concurrently. The end of one caller's context must not affect the others.
 func TestDrainTogether(t *testing.T) {
 	w := newWorld(t)
 	cq := w.cq(16, completion.Worker)
@@ -244,7 +246,7 @@ func TestDrainTogether(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 	defer cancel()
 	if err := a.Drain(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v, want a deadline", err)
+		t.Errorf("got %v, want a deadline error", err)
 	}
 	var wg sync.WaitGroup
 	for range 4 {
@@ -260,7 +262,8 @@ func TestDrainTogether(t *testing.T) {
 	must(t, b.Close(t.Context()))
 }
 
-// Receives of a shared queue complete on the queue that they were posted through; what is left gives its room back.
+// TestSharedReceiveQueue checks that receives of a shared queue complete on the queue through which they were posted,
+// and that unused ones free their slots.
 func TestSharedReceiveQueue(t *testing.T) {
 	for name, c := range contexts {
 		t.Run(name, func(t *testing.T) {
@@ -278,7 +281,7 @@ func TestSharedReceiveQueue(t *testing.T) {
 			for id := range uint64(3) {
 				must(t, cq.PostSRQ(srq, ib.RecvWR{ID: id, SGList: w.sgl(8, 8)}, func(wc *ib.WC) {
 					if n := received.Add(1); uint64(n) != wc.ID+1 {
-						t.Errorf("call %d: got the receive %d", n, wc.ID)
+						t.Errorf("call %d: got receive %d", n, wc.ID)
 					}
 				}))
 			}
@@ -288,7 +291,7 @@ func TestSharedReceiveQueue(t *testing.T) {
 			if n := received.Load(); n != 1 {
 				t.Errorf("got %d calls for receives, want 1", n)
 			}
-			qp := w.qp(cq, 8) // there is room for all again
+			qp := w.qp(cq, 8) // all slots are free again
 			must(t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 			for range 6 {
 				must(t, qp.PostRecv(ib.RecvWR{SGList: w.sgl(0, 8)}, nil))
@@ -298,7 +301,7 @@ func TestSharedReceiveQueue(t *testing.T) {
 	}
 }
 
-// A queue that a queue pair uses is not destroyed, and goes on.
+// TestDestroyRefused checks that a queue in use by a queue pair is not destroyed and continues to work.
 func TestDestroyRefused(t *testing.T) {
 	for name, c := range contexts {
 		t.Run(name, func(t *testing.T) {
@@ -318,7 +321,7 @@ func TestDestroyRefused(t *testing.T) {
 	}
 }
 
-// More completions than one turn takes are handled all the same.
+// TestManyAtOnce checks that more completions than one batch are all handled.
 func TestManyAtOnce(t *testing.T) {
 	const n = 1000
 	for name, c := range contexts {
@@ -358,7 +361,7 @@ func TestBadArguments(t *testing.T) {
 	}
 }
 
-// A queue that has failed does not keep Drain and Close waiting for completions that are lost.
+// TestFailedQueue checks that Drain and Close do not wait for the lost completions of a failed queue.
 func TestFailedQueue(t *testing.T) {
 	for name, c := range contexts {
 		t.Run(name, func(t *testing.T) {
@@ -369,7 +372,7 @@ func TestFailedQueue(t *testing.T) {
 			must(t, err)
 			qp := w.qp(cq, 8)
 			must(t, qp.Prepare(w.at, 0))
-			for range 4 { // more than the queue has room for, by the underlying queue pair
+			for range 4 { // more than the queue has entries, through the underlying queue pair
 				if _, err := qp.QP.PostRecv(ib.RecvWR{ID: 1 << 40}); err != nil {
 					t.Fatal(err)
 				}
@@ -384,8 +387,8 @@ func TestFailedQueue(t *testing.T) {
 	}
 }
 
-// Threads may post until they are refused, while another one closes the queue pair: none is inside of it when it is destroyed, and
-// each function of what was taken is called.
+// TestPostDuringClose posts on several threads while another one closes the queue pair. No thread may be inside the
+// queue pair when it is destroyed, and the function of each accepted request must be called.
 func TestPostDuringClose(t *testing.T) {
 	rounds := 50
 	if testing.Short() {
@@ -423,7 +426,7 @@ func TestPostDuringClose(t *testing.T) {
 				must(t, errors.Join(a.Destroy(), b.Destroy()))
 				threads.Wait()
 				if taken.Load() != called.Load() {
-					t.Errorf("%d work requests were taken, %d functions called", taken.Load(), called.Load())
+					t.Errorf("%d work requests were accepted, but %d functions were called", taken.Load(), called.Load())
 				}
 			}
 		})

@@ -11,29 +11,31 @@ import (
 	"verbena/ib"
 )
 
-// Context is where completions are handled. (enum ib_poll_context)
+// Context is the context in which completions are handled. (enum ib_poll_context)
 type Context uint8
 
 const (
-	// Direct: nowhere but in [CQ.Process]. (IB_POLL_DIRECT)
+	// Direct: only in [CQ.Process]. (IB_POLL_DIRECT)
 	Direct Context = iota
 	// Callback: in the completion handler, with the least delay. Functions may not sleep. (IB_POLL_SOFTIRQ)
 	Callback
-	// Worker: on a goroutine of the queue. Functions may sleep, and delay those after them. (IB_POLL_WORKQUEUE)
+	// Worker: on a goroutine of the queue. Functions may sleep; they delay the functions of later completions.
+	// (IB_POLL_WORKQUEUE)
 	Worker
 )
 
-// Done is called with the completion of a work request, whose ID is the one that was posted; wc is the callee's until it
-// returns. The calls of one CQ come one at a time, in the order of the completions. It may post, and may not destroy the queue.
+// Done is called with the completion of a work request. The ID of wc is that of the posted request; wc is valid until
+// Done returns. The functions of one CQ are called one at a time, in the order of the completions. Done may post, and
+// must not destroy the queue.
 type Done func(wc *ib.WC)
 
-// Init is what a queue is made with.
+// Init holds the parameters of a new queue.
 type Init struct {
-	Entries int // work requests that can be posted and not completed, in all; draining takes none
+	Entries int // maximum number of outstanding work requests; draining needs none
 	Context Context
-	Vector  int // which of the device's completion vectors reports
-	// Failed is called, at most once, when the queue cannot be polled any more, such as after an overrun that the driver has
-	// found. It may not sleep. May be nil.
+	Vector  int // the completion vector that reports completions
+	// Failed is called, at most once, when the queue can no longer be polled, for example after an overrun that the
+	// driver has detected. It may not sleep. May be nil.
 	Failed func(error)
 }
 
@@ -41,37 +43,37 @@ type Init struct {
 type CQ struct {
 	cq     *ib.CQ
 	init   Init
-	polled sync.Mutex // held by the one that polls
+	polled sync.Mutex // held while polling
 	wc     [16]ib.WC  // under polled
 
-	closing atomic.Bool // nothing is polled any more
+	closing atomic.Bool // polling has ended
 
-	broken chan struct{} // closed, under mu, when the queue has failed
+	broken chan struct{} // closed, under mu, when the queue fails
 
 	mu    sync.Mutex
 	slots []slot
-	free  []uint32 // slots that are not in use
+	free  []uint32 // free slots
 
-	wake chan struct{} // Worker: there may be completions; closed by Destroy
+	wake chan struct{} // Worker: completions may be available; closed by Destroy
 	end  sync.WaitGroup
 }
 
-// slot is a work request that is posted. It is known to the device by its place and its generation, so that a foreign completion is
-// not taken for one of these.
+// slot is a posted work request. The device knows it by its index and generation, so that a foreign completion is not
+// mistaken for one of this queue.
 type slot struct {
 	done  Done
-	id    uint64 // the caller's
-	owner any    // the QP or ib.SRQ that it is posted to; nil: the slot is free
+	id    uint64 // the caller's ID
+	owner any    // the QP or ib.SRQ of the request; nil: the slot is free
 	gen   uint32
 }
 
-// batch is how many completions are handled before others get a turn. (IB_POLL_BUDGET_WORKQUEUE)
+// batch is the number of completions that are handled before other work may run. (IB_POLL_BUDGET_WORKQUEUE)
 const batch = 256
 
-// New makes a queue on a device. It may sleep.
+// New creates a queue on a device. It may sleep.
 func New(d *ib.Device, init Init) (*CQ, error) {
 	if init.Entries < 1 || init.Context > Worker {
-		return nil, fmt.Errorf("create cq: %d entries, context %d: %w", init.Entries, init.Context, syscall.EINVAL)
+		return nil, fmt.Errorf("create cq: invalid entries %d or context %d: %w", init.Entries, init.Context, syscall.EINVAL)
 	}
 	q := &CQ{init: init, broken: make(chan struct{}), slots: make([]slot, init.Entries), free: make([]uint32, init.Entries)}
 	for i := range q.free {
@@ -113,10 +115,10 @@ func New(d *ib.Device, init Init) (*CQ, error) {
 	return q, nil
 }
 
-// IB returns the underlying queue, such as to moderate it. It must not be polled or armed.
+// IB returns the underlying queue, for example to moderate it. It must not be polled or armed.
 func (q *CQ) IB() *ib.CQ { return q.cq }
 
-// Process handles up to budget completions and returns how many there were. It is for Direct queues, and sleeps as the
+// Process handles up to budget completions and returns their number. It is for Direct queues. It sleeps if the
 // functions do.
 func (q *CQ) Process(budget int) (int, error) {
 	q.polled.Lock()
@@ -143,7 +145,7 @@ func (q *CQ) process(budget int) (handled int, err error) {
 	return handled, nil
 }
 
-// serve handles completions until there are none, and arms the queue.
+// serve handles completions until the queue is empty, and arms it.
 func (q *CQ) serve() {
 	q.polled.Lock()
 	defer q.polled.Unlock()
@@ -153,7 +155,7 @@ func (q *CQ) serve() {
 			return
 		}
 		if n == batch {
-			if q.init.Context == Callback { // others have callbacks as well
+			if q.init.Context == Callback { // let other callbacks run
 				q.end.Go(q.serve)
 				return
 			}
@@ -172,7 +174,7 @@ func (q *CQ) serve() {
 func (q *CQ) complete(wc *ib.WC) {
 	s, ok := q.put(wc.ID)
 	if !ok {
-		return // posted on the underlying queue pair
+		return // posted to the underlying queue pair
 	}
 	wc.ID = s.id
 	if qp, ok := s.owner.(*QP); ok {
@@ -204,13 +206,13 @@ func (q *CQ) fail(err error) {
 	}
 }
 
-// get takes a slot for a work request, and returns how the device knows it. It does not sleep.
+// get takes a slot for a work request, and returns its ID for the device. It does not sleep.
 func (q *CQ) get(owner any, done Done, id uint64) (uint64, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	n := len(q.free)
 	if n == 0 {
-		return 0, fmt.Errorf("the completion queue has room for %d work requests, which are all posted: %w", len(q.slots), syscall.ENOMEM)
+		return 0, fmt.Errorf("all %d entries of the completion queue are in use: %w", len(q.slots), syscall.ENOMEM)
 	}
 	i := q.free[n-1]
 	q.free = q.free[:n-1]
@@ -219,7 +221,7 @@ func (q *CQ) get(owner any, done Done, id uint64) (uint64, error) {
 	return uint64(s.gen)<<32 | uint64(i), nil
 }
 
-// put gives a slot back, false if it is not in use by that work request.
+// put frees the slot of a work request. It returns false if the request does not hold it.
 func (q *CQ) put(id uint64) (slot, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -238,7 +240,7 @@ func (q *CQ) release(i uint32) slot {
 	return s
 }
 
-// forget gives back the slots of an owner that does not exist any more.
+// forget frees the slots of a destroyed owner.
 func (q *CQ) forget(owner any) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -249,7 +251,8 @@ func (q *CQ) forget(owner any) {
 	}
 }
 
-// PostSRQ posts a receive to a shared receive queue, whose queue pairs all complete their receives on q. It may not sleep.
+// PostSRQ posts a receive to a shared receive queue. All its queue pairs must complete their receives on q. It may not
+// sleep.
 func (q *CQ) PostSRQ(srq *ib.SRQ, wr ib.RecvWR, done Done) error {
 	i, err := q.get(srq, done, wr.ID)
 	if err != nil {
@@ -263,9 +266,9 @@ func (q *CQ) PostSRQ(srq *ib.SRQ, wr ib.RecvWR, done Done) error {
 	return nil
 }
 
-// DestroySRQ destroys a shared receive queue that PostSRQ has posted to, EBUSY while a queue pair uses it. Completions that are
-// left are handled before; the functions of unused receives are not called. It may sleep, and must not be called
-// by one of the functions.
+// DestroySRQ destroys a shared receive queue to which PostSRQ has posted; EBUSY while a queue pair uses it. It handles
+// remaining completions first. It does not call the functions of unused receives. It may sleep, and must not be called
+// by a function of the queue.
 func (q *CQ) DestroySRQ(srq *ib.SRQ) error {
 	if err := srq.Destroy(); err != nil {
 		return err
@@ -277,24 +280,24 @@ func (q *CQ) DestroySRQ(srq *ib.SRQ) error {
 	return err
 }
 
-// awaitPoller returns when the thread that polls now, if there is one, has finished.
+// awaitPoller waits for the thread that is polling, if any.
 func (q *CQ) awaitPoller() {
 	q.polled.Lock()
 	defer q.polled.Unlock()
 }
 
-// Destroy frees the queue, EBUSY while a queue pair uses it. When it returns no function runs, and none will be called. It may
-// sleep, and must not be called by one of the functions.
+// Destroy frees the queue; EBUSY while a queue pair uses it. Once it has returned, no function runs or will be called.
+// It may sleep, and must not be called by a function of the queue.
 func (q *CQ) Destroy() error {
 	q.closing.Store(true)
 	q.awaitPoller()
 	if err := q.cq.Destroy(); err != nil {
 		if errors.Is(err, syscall.EINVAL) {
-			return err // it does not exist any more
+			return err // the queue does not exist any more
 		}
 		q.closing.Store(false)
 		if q.init.Context != Direct {
-			q.end.Go(q.serve) // what came meanwhile
+			q.end.Go(q.serve) // completions that have arrived meanwhile
 		}
 		return err
 	}

@@ -10,7 +10,8 @@ import (
 	"verbena/ib/completion"
 )
 
-// A queue pair that is connected to itself sends itself a message. Each work request has the function that its completion calls.
+// A queue pair that is connected to itself sends a message to itself. Each work request has a function, which is called
+// with its completion.
 func Example() {
 	var core ib.Core
 	drv := loopback.New("loop0", nil)
@@ -65,7 +66,7 @@ func Example() {
 	// Output: success: "a message"
 }
 
-// Drain ends what is under way, and returns when its functions have returned.
+// Drain flushes outstanding work requests, and returns after their functions have returned.
 func ExampleQP_Drain() {
 	var core ib.Core
 	drv := loopback.New("loop0", nil)

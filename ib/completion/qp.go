@@ -12,25 +12,25 @@ import (
 	"verbena/ib"
 )
 
-// QP is a queue pair whose work requests are posted with the functions that their completions call. Every work request makes a
+// QP is a queue pair whose work requests are posted with completion functions. Every work request generates a
 // completion. All methods may be called from any goroutine, also while another one closes the queue pair.
 type QP struct {
 	*ib.QP
 	send, recv *CQ
 
-	posting  atomic.Int64 // calls that post and have not returned
-	posted   atomic.Int64 // work requests whose functions have not returned
-	draining atomic.Bool  // nothing is posted any more
+	posting  atomic.Int64 // number of post calls in progress
+	posted   atomic.Int64 // number of work requests whose functions have not returned
+	draining atomic.Bool  // posts are rejected
 	idle     chan struct{}
-	turn     chan struct{} // full while a Drain runs
-	last     chan struct{} // closed at EventQPLastWQEReached; nil: it does not come
+	turn     chan struct{} // full while a Drain is running
+	last     chan struct{} // closed at EventQPLastWQEReached; nil: the event does not occur
 }
 
-// CreateQP makes a queue pair that completes on q. It may sleep.
+// CreateQP creates a queue pair that completes on q. It may sleep.
 func (q *CQ) CreateQP(pd *ib.PD, init ib.QPInitAttr) (*QP, error) { return NewQP(pd, init, q, q) }
 
-// NewQP makes a queue pair that completes its sends and its receives on two queues, which may be one. EINVAL for an XRC target,
-// which has no queues. It may sleep.
+// NewQP creates a queue pair that completes its sends on send and its receives on recv, which may be the same. It
+// returns EINVAL for an XRC target, which has no queues. It may sleep.
 func NewQP(pd *ib.PD, init ib.QPInitAttr, send, recv *CQ) (*QP, error) {
 	if init.Type == ib.QPTypeXRCTgt {
 		return nil, fmt.Errorf("create qp: an XRC target has no queues: %w", syscall.EINVAL)
@@ -48,7 +48,7 @@ func NewQP(pd *ib.PD, init ib.QPInitAttr, send, recv *CQ) (*QP, error) {
 	return qp, nil
 }
 
-// listen returns an event function that takes note of EventQPLastWQEReached, and calls f, which may be nil.
+// listen returns an event function that records EventQPLastWQEReached, and calls f, which may be nil.
 func (qp *QP) listen(f func(*ib.QP, ib.EventType)) func(*ib.QP, ib.EventType) {
 	var once sync.Once
 	return func(q *ib.QP, e ib.EventType) {
@@ -61,7 +61,8 @@ func (qp *QP) listen(f func(*ib.QP, ib.EventType)) func(*ib.QP, ib.EventType) {
 	}
 }
 
-// begin counts a call that posts, and a work request, for which it takes a slot. The call ends by returned, the request by end.
+// begin counts a post call and a work request, and takes a slot for the request. returned ends the call, end the
+// request.
 func (qp *QP) begin(what string, q *CQ, done Done, id uint64) (uint64, error) {
 	qp.posting.Add(1)
 	qp.posted.Add(1)
@@ -82,21 +83,21 @@ func (qp *QP) refuse(err error) error {
 	return err
 }
 
-// end is called when a work request's function has returned.
+// end is called after the function of a work request has returned.
 func (qp *QP) end() {
 	if qp.posted.Add(-1) == 0 {
 		qp.look()
 	}
 }
 
-// returned is called when a call that posts has left the queue pair.
+// returned is called when a post call has left the queue pair.
 func (qp *QP) returned() {
 	if qp.posting.Add(-1) == 0 {
 		qp.look()
 	}
 }
 
-// look has a Drain look again.
+// look makes a Drain check again.
 func (qp *QP) look() {
 	select {
 	case qp.idle <- struct{}{}:
@@ -104,8 +105,9 @@ func (qp *QP) look() {
 	}
 }
 
-// PostSend posts a work request; done, which may be nil, is called when it has completed, also with an error. ENOMEM while the send
-// queue or the completion queue is full, ESHUTDOWN once Drain, Close or Destroy has been called. It may not sleep.
+// PostSend posts a work request. done, which may be nil, is called with its completion, also with an error. It returns
+// ENOMEM while the send queue or the completion queue is full, and ESHUTDOWN after Drain, Close or Destroy was called.
+// It may not sleep.
 func (qp *QP) PostSend(wr ib.SendWR, done Done) error {
 	slot, err := qp.begin("post send", qp.send, done, wr.ID)
 	if err != nil {
@@ -121,7 +123,7 @@ func (qp *QP) PostSend(wr ib.SendWR, done Done) error {
 	return nil
 }
 
-// PostRecv does the same for a receive. It may not sleep.
+// PostRecv posts a receive work request, like PostSend. It may not sleep.
 func (qp *QP) PostRecv(wr ib.RecvWR, done Done) error {
 	slot, err := qp.begin("post receive", qp.recv, done, wr.ID)
 	if err != nil {
@@ -136,11 +138,11 @@ func (qp *QP) PostRecv(wr ib.RecvWR, done Done) error {
 	return nil
 }
 
-// Drain takes the queue pair to ERR, and returns when the functions of all work requests have returned: those that were under
-// way got [ib.WCWRFlushErr]. Nothing can be posted any more. Receives of a shared receive queue stay there, but for those that
-// the queue pair has taken, whose functions have returned. It works on a device in error, too. If ctx ends first they have not all
-// returned; Drain may be called again. EIO if a completion queue has failed. It may sleep, must not be called by a function of the
-// queue, and processes a Direct queue itself. (ib_drain_qp)
+// Drain moves the queue pair to ERR, and returns when the functions of all its work requests have returned. Requests in
+// flight complete with [ib.WCWRFlushErr]. Later posts fail. Receives of a shared receive queue stay there, except those
+// that the queue pair has consumed. Drain also works on a device in error. If ctx ends first, functions may still be
+// running, and Drain may be called again. It returns EIO if a completion queue has failed. It may sleep, must not be
+// called by a function of the queue, and processes a Direct queue itself. (ib_drain_qp)
 func (qp *QP) Drain(ctx context.Context) error {
 	if err := qp.drain(ctx); err != nil {
 		return fmt.Errorf("drain qp %d: %w", qp.Num(), err)
@@ -174,10 +176,11 @@ func (qp *QP) drain(ctx context.Context) error {
 	return qp.drainShared(ctx)
 }
 
-// lastPause bounds the wait for EventQPLastWQEReached, which a queue pair that was never connected need not raise. (__ib_drain_srq)
+// lastPause limits the wait for EventQPLastWQEReached. A queue pair that was never connected need not raise it.
+// (__ib_drain_srq)
 const lastPause = 10 * time.Second
 
-// drainShared returns when the functions of the receives that the queue pair has taken from the shared queue have returned.
+// drainShared waits for the functions of the receives that the queue pair has consumed from the shared receive queue.
 func (qp *QP) drainShared(ctx context.Context) error {
 	select {
 	case <-qp.last:
@@ -193,12 +196,12 @@ func (qp *QP) drainShared(ctx context.Context) error {
 	return err
 }
 
-var errFailed = fmt.Errorf("the completion queue has failed, so that functions are not called: %w", syscall.EIO)
+var errFailed = fmt.Errorf("the completion queue has failed, remaining functions are not called: %w", syscall.EIO)
 
-// directPause is how often a Direct queue is processed while it is drained.
+// directPause is the interval at which a Direct queue is processed while it is drained.
 const directPause = 50 * time.Microsecond
 
-// await lets completions be handled.
+// await waits for completions to be handled.
 func (qp *QP) await(ctx context.Context) error {
 	var direct <-chan time.Time
 	for _, q := range [...]*CQ{qp.send, qp.recv} {
@@ -225,9 +228,9 @@ func (qp *QP) await(ctx context.Context) error {
 	return nil
 }
 
-// Close drains the queue pair and destroys it. If ctx ends first it has not been destroyed, and Close may be called again. If a
-// completion queue of it has failed it is destroyed all the same, without the functions that are left, and the error is EIO. It
-// may sleep, and must not be called by a function of the queue.
+// Close drains the queue pair and destroys it. If ctx ends first, the queue pair is not destroyed, and Close may be
+// called again. If one of its completion queues has failed, Close destroys the queue pair without calling the remaining
+// functions, and returns EIO. It may sleep, and must not be called by a function of the queue.
 func (qp *QP) Close(ctx context.Context) error {
 	err := qp.Drain(ctx)
 	if err != nil && !errors.Is(err, errFailed) {
@@ -236,5 +239,5 @@ func (qp *QP) Close(ctx context.Context) error {
 	return errors.Join(err, qp.QP.DestroyContext(ctx))
 }
 
-// Destroy is Close without a bound. It may sleep.
+// Destroy is Close without a time limit. It may sleep.
 func (qp *QP) Destroy() error { return qp.Close(context.Background()) }
