@@ -1,6 +1,6 @@
-// Package slot is where a device is plugged in: it brings a driver's hardware into the midlayer and takes it out, by
-// hot-plug, hot-unplug and reset, in the order that contract point 6 of package ib gives. It stands for what the PCI
-// core and a driver do together in Linux (struct pci_driver, struct pci_error_handlers).
+// Package slot manages the life cycle of a device: hot-plug, hot-unplug and reset, in the order required by contract
+// point 6 of package ib. It corresponds to the interplay of the PCI core and a driver in Linux (struct pci_driver,
+// struct pci_error_handlers).
 //
 //	        Plug                 Reset                       the hardware answers again
 //	Empty -------> Running --------------> Recovering ---------------------------------+
@@ -10,7 +10,7 @@
 //
 // A reset runs through these steps:
 //
-//  1. The fatal event is dispatched (IBV_EVENT_DEVICE_FATAL).
+// 1. The fatal event is dispatched (IBV_EVENT_DEVICE_FATAL).
 //  2. The hardware is reset by its driver, if it answers.
 //  3. The device enters the error state: whatever is outstanding completes with a flush error.
 //  4. The device is unregistered, with each client's ordinary shutdown; user contexts become zombies at once.
@@ -22,12 +22,12 @@
 //
 // A device that reports its own failure ([ib.DeviceHandle.Fail]) is reset too.
 //
-// Clients whose Remove cannot free all, because a call is stopped in the memory of a process that does not answer, abandon it
-// (see package uverbs): the reset goes on.
+// A client's Remove may be unable to destroy objects because a call is blocked on the memory of an unresponsive
+// process. The client abandons these objects (see package uverbs), and the reset continues.
 //
-// A client that does not return from a function of its own, its Remove or one for events, holds up the change: there is no way
-// around what it still uses. Those who wait for it have a context for that ([Slot.Reset], [Slot.UnplugContext]).
+// A client function that does not return, either Remove or an event function, blocks the change, because the client
+// still uses the device. Callers limit their wait with a context ([Slot.Reset], [Slot.UnplugContext]).
 //
-// A driver takes part with [Hardware], and with two things in the device itself: the error state ([ib.Driver].EnterError) and
-// the end of a user context ([ib.Disassociator]).
+// A driver implements [Hardware], and two features of the device: the error state ([ib.Driver].EnterError) and the
+// detachment of user contexts ([ib.Disassociator]).
 package slot

@@ -10,19 +10,19 @@ import (
 	"verbena/ib/slot"
 )
 
-// adapter is hardware of which nothing is left to reset.
+// adapter is hardware without state, so its reset does nothing.
 type adapter struct{}
 
 func (adapter) Probe() (slot.Device, error) { return life{loopback.New("loop0", nil)}, nil }
 func (adapter) Reset(context.Context) error { return nil }
 func (adapter) Await(context.Context) error { return nil }
 
-// life is one life of the adapter.
+// life is a device of the adapter.
 type life struct{ *loopback.Device }
 
 func (l life) Close() error { return l.Handle().Dealloc() }
 
-// A slot takes a device through a reset: its clients leave the one, and join the next.
+// A slot resets a device: its clients are removed from the old device and added to the new one.
 func ExampleSlot_Reset() {
 	var core ib.Core
 	client := &ib.Client{

@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// Moment is a moment at which a reset is to hit, so that a test need not hope for it.
+// Moment is a moment at which a reset occurs, for tests.
 type Moment struct {
 	kind momentKind
 	what string
@@ -24,27 +24,27 @@ const (
 	numMoments
 )
 
-// AtWorkRequest is when the hardware is about to carry out the n-th send work request from now: that one, and all that
-// come after it, are flushed.
+// AtWorkRequest is the moment before the hardware executes the n-th send work request from now. That request and all
+// later ones are flushed.
 func AtWorkRequest(n uint64) Moment {
 	return Moment{atWorkRequest, fmt.Sprintf("work request %d", n), n}
 }
 
 var (
-	// DuringRegistration is while the device's next registration is not complete: the clients have it, and Register
-	// has not returned.
+	// DuringRegistration is a moment during the next registration of the device: the clients have the device, and
+	// Register has not returned.
 	DuringRegistration = Moment{kind: duringRegistration, what: "registration"}
-	// InHandler is when the next completion handler of the device begins.
+	// InHandler is the start of the next completion handler of the device.
 	InHandler = Moment{kind: inHandler, what: "completion handler"}
 )
 
 func (m Moment) String() string { return m.what }
 
-// ResetAt has a reset hit at a moment, once. Right at the moment with is called, which may not sleep and may be nil: it
-// makes the hardware unreachable, say. Then the device does nothing more, and the reset goes on in the background, with
-// no bound on the wait for the hardware. An earlier ResetAt that is still waiting is replaced if it is for the same kind
-// of moment; one for a moment of the device is forgotten when that goes. EOPNOTSUPP from hardware that cannot be stopped
-// at a work request, ENODEV if nothing is plugged in. It may not sleep.
+// ResetAt schedules one reset at a moment. At that moment it calls with, which may not sleep and may be nil, for
+// example to make the hardware unreachable. The device stops, and the reset continues in the background, without a
+// limit on the wait for the hardware. A pending ResetAt of the same kind is replaced. A pending ResetAt for a moment of
+// the device is cancelled when the device is unplugged or reset. It returns EOPNOTSUPP if the hardware cannot stop at a
+// work request, ENODEV if the slot is empty. It may not sleep.
 func (s *Slot) ResetAt(m Moment, with func()) error {
 	dev := s.Device()
 	if dev == nil {
@@ -70,7 +70,7 @@ func (s *Slot) ResetAt(m Moment, with func()) error {
 	switch m.kind {
 	case atWorkRequest:
 		if hw, ok := s.hw.(Stopper); !ok {
-			err = fmt.Errorf("its hardware cannot be stopped there: %w", syscall.EOPNOTSUPP)
+			err = fmt.Errorf("its hardware cannot stop at a work request: %w", syscall.EOPNOTSUPP)
 		} else if !hw.AtWorkRequest(m.n, later) {
 			err = fmt.Errorf("it is not plugged in: %w", syscall.ENODEV)
 		}
@@ -85,7 +85,7 @@ func (s *Slot) ResetAt(m Moment, with func()) error {
 		s.registration = hit
 		s.mu.Unlock()
 	default:
-		err = fmt.Errorf("no such moment: %w", syscall.EINVAL)
+		err = fmt.Errorf("unknown moment: %w", syscall.EINVAL)
 	}
 	if err != nil {
 		s.arm(m.kind, "")
@@ -94,7 +94,7 @@ func (s *Slot) ResetAt(m Moment, with func()) error {
 	return nil
 }
 
-// Disarm takes back every ResetAt whose moment has not come. It may not sleep.
+// Disarm cancels every pending ResetAt. It may not sleep.
 func (s *Slot) Disarm() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,14 +108,14 @@ func (s *Slot) Disarm() {
 	clear(s.armed[:])
 }
 
-// arm notes that a moment is waited for, or with "" that none of its kind is.
+// arm records the pending moment of a kind; "" removes it.
 func (s *Slot) arm(k momentKind, what string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.armed[k] = what
 }
 
-// duringRegistration is what the coming registration is to be hit with, nil for nothing.
+// duringRegistration returns the function to call during the next registration, or nil.
 func (s *Slot) duringRegistration() func() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,10 +124,10 @@ func (s *Slot) duringRegistration() func() {
 	return f
 }
 
-// Close unplugs the device, if there is one, and waits for resets that ResetAt has begun. It may sleep.
+// Close unplugs the device, if any, and waits for resets that ResetAt has started. It may sleep.
 func (s *Slot) Close() (err error) {
 	for s.occupied() {
-		if e := s.Unplug(); !errors.Is(e, syscall.ENODEV) { // somebody else did, or it was given up
+		if e := s.Unplug(); !errors.Is(e, syscall.ENODEV) { // another call has unplugged it, or recovery has failed
 			err = errors.Join(err, e)
 		}
 	}
@@ -135,7 +135,7 @@ func (s *Slot) Close() (err error) {
 	return err
 }
 
-// occupied reports whether there is a device, or soon may be; nothing hits the coming registration any more.
+// occupied reports whether the slot has a device, or may have one soon. It cancels a pending DuringRegistration.
 func (s *Slot) occupied() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

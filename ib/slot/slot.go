@@ -14,36 +14,36 @@ import (
 	"verbena/ib"
 )
 
-// Hardware is what is plugged in, as its driver sees it. All methods may sleep.
+// Hardware is the driver's interface to the hardware in a slot. All methods may sleep.
 type Hardware interface {
-	// Probe makes a device, ready to be registered. (pci_driver.probe)
+	// Probe creates a device that is ready for registration. (pci_driver.probe)
 	Probe() (Device, error)
-	// Reset resets hardware that answers, and fails if it does not. (pci_error_handlers.slot_reset)
+	// Reset resets the hardware. It returns an error if the hardware does not respond. (pci_error_handlers.slot_reset)
 	Reset(ctx context.Context) error
-	// Await returns when hardware that did not answer does so again, or with an error if it never will, or ctx is
-	// done. (pci_error_handlers.resume)
+	// Await waits for unresponsive hardware to recover. It returns an error if the hardware never will, or if ctx ends.
+	// (pci_error_handlers.resume)
 	Await(ctx context.Context) error
 }
 
-// Device is one life of the hardware, from Probe to Close.
+// Device is a device of the hardware, from Probe to Close.
 type Device interface {
 	Handle() *ib.DeviceHandle
-	// Close gives the hardware back, after the device was unregistered. (pci_driver.remove)
+	// Close releases the hardware after the device was unregistered. (pci_driver.remove)
 	Close() error
 }
 
 // Stopper is implemented by Hardware that can be stopped at a chosen work request, for tests.
 type Stopper interface {
-	// AtWorkRequest has the hardware stop in front of the n-th send work request from now, and call f, which does not
-	// sleep. It reports false when there is no device. With n 0 it stops nowhere. It may not sleep.
+	// AtWorkRequest makes the hardware stop before the n-th send work request from now, and call f, which may not
+	// sleep. n 0 cancels that. It returns false if there is no device. It may not sleep.
 	AtWorkRequest(n uint64, f func()) bool
 }
 
-// State is where a slot stands; see the package comment.
+// State is the state of a slot; see the package comment.
 type State uint8
 
 const (
-	Empty State = iota // nothing is plugged in, or recovery has failed
+	Empty State = iota // no hardware, or recovery has failed
 	Running
 	Recovering
 )
@@ -58,39 +58,39 @@ func (s State) String() string {
 // Status describes a slot.
 type Status struct {
 	State  State
-	Resets int // completed
+	Resets int // number of completed resets
 	Plugs  int
-	// Recovery is how long the last completed reset took, from the fatal event until the new device was registered.
+	// Recovery is the duration of the last completed reset, from the fatal event to the registration of the new device.
 	Recovery time.Duration
-	Armed    string // the moments that are waited for; empty: none
-	Err      error  // why the last recovery or plug failed; nil after one that did not
+	Armed    string // the pending moments; empty: none
+	Err      error  // the error of the last recovery or plug, or nil
 }
 
-// Slot is a place for hardware. All methods are safe for concurrent use; what changes the slot is done one after the
-// other.
+// Slot is a slot for hardware. All methods are safe for concurrent use; changes of the device are executed one at a
+// time.
 type Slot struct {
 	core *ib.Core
 	name string
 	hw   Hardware
 	logf func(format string, args ...any)
 
-	flow       chan struct{} // full while the device is being changed
+	flow       chan struct{} // full while a change of the device is in progress
 	atHardware atomic.Bool   // the change waits for a method of hw
 
-	begun sync.WaitGroup // resets that a moment has begun
+	begun sync.WaitGroup // resets started by a moment
 
 	mu           sync.Mutex
 	status       Status
-	armed        [numMoments]string // the moments that are waited for
+	armed        [numMoments]string // the pending moments
 	dev          Device             // registered; nil: none
-	events       ib.EventCounts     // of devices that have gone
-	cancel       context.CancelFunc // ends the wait of a plug or a recovery; nil: there is none
-	settled      chan struct{}      // closed at the end of that; nil: there is none
-	unplugs      int                // that have been called
-	registration func()             // of DuringRegistration; nil: not armed
+	events       ib.EventCounts     // of former devices
+	cancel       context.CancelFunc // ends the wait of a plug or a recovery; nil: none in progress
+	settled      chan struct{}      // closed at the end of the plug or recovery; nil: none in progress
+	unplugs      int                // Unplug calls that wait for the lock
+	registration func()             // for DuringRegistration; nil: not armed
 }
 
-// New makes an empty slot for hw. logf, which may be nil, gets a line for each step that fails.
+// New creates an empty slot for hw. logf, which may be nil, is called for each step that fails.
 func New(core *ib.Core, name string, hw Hardware, logf func(format string, args ...any)) *Slot {
 	if logf == nil {
 		logf = func(string, ...any) {}
@@ -98,10 +98,10 @@ func New(core *ib.Core, name string, hw Hardware, logf func(format string, args 
 	return &Slot{core: core, name: name, hw: hw, logf: logf, flow: make(chan struct{}, 1)}
 }
 
-// Hardware is what the slot is for.
+// Hardware returns the hardware of the slot.
 func (s *Slot) Hardware() Hardware { return s.hw }
 
-// Status is the present status. It may not sleep.
+// Status returns the current status. It may not sleep.
 func (s *Slot) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,14 +110,14 @@ func (s *Slot) Status() Status {
 	return st
 }
 
-// Device is the device, nil while there is none. It may not sleep.
+// Device returns the device, or nil. It may not sleep.
 func (s *Slot) Device() Device {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.dev
 }
 
-// Events are the events of all devices that there have been; see ib.DeviceHandle.Events. It may not sleep.
+// Events returns the event counts of all devices so far; see ib.DeviceHandle.Events. It may not sleep.
 func (s *Slot) Events() ib.EventCounts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,7 +128,7 @@ func (s *Slot) Events() ib.EventCounts {
 	return n
 }
 
-// lock begins a change of the device, unless ctx is done before it is its turn.
+// lock begins a change of the device. It returns an error if ctx ends first.
 func (s *Slot) lock(ctx context.Context) error {
 	select {
 	case s.flow <- struct{}{}:
@@ -140,9 +140,9 @@ func (s *Slot) lock(ctx context.Context) error {
 
 func (s *Slot) unlock() { <-s.flow }
 
-// runChange runs f, which changes the device, with the slot locked. If ctx ends while a client's function has not returned,
-// runChange returns and f continues, with the slot locked until it ends. A wait for the hardware has the same context, so that f
-// itself returns the error of that.
+// runChange runs f, which changes the device, with the slot locked. If ctx ends while a client's function is running,
+// runChange returns an error; f continues, and the slot stays locked until f ends. If ctx ends while f waits for the
+// hardware, runChange returns the error of f, because f uses the same ctx.
 func (s *Slot) runChange(ctx context.Context, what string, f func() error) error {
 	if ctx.Done() == nil {
 		defer s.unlock()
@@ -165,7 +165,7 @@ func (s *Slot) runChange(ctx context.Context, what string, f func() error) error
 	case err := <-done:
 		return err
 	default:
-		return fmt.Errorf("%s %s: a client has not returned; still going on: %w", what, s.name, context.Cause(ctx))
+		return fmt.Errorf("%s %s: a function of a client has not returned; still in progress: %w", what, s.name, context.Cause(ctx))
 	}
 }
 
@@ -176,12 +176,12 @@ func (s *Slot) hardware(ctx context.Context, method func(context.Context) error)
 	return method(ctx)
 }
 
-// Plug makes a device of the hardware and registers it. EBUSY if there is one. It may sleep.
+// Plug creates a device for the hardware and registers it; EBUSY if there is one. It may sleep.
 func (s *Slot) Plug() error {
 	_ = s.lock(context.Background())
 	defer s.unlock()
 	if s.Device() != nil {
-		return fmt.Errorf("plug %s: it is plugged in: %w", s.name, syscall.EBUSY)
+		return fmt.Errorf("plug %s: already plugged in: %w", s.name, syscall.EBUSY)
 	}
 	err := s.change(context.Background(), s.bring, func(st *Status) { st.Plugs++ })
 	if err != nil {
@@ -190,12 +190,13 @@ func (s *Slot) Plug() error {
 	return nil
 }
 
-// Unplug takes the device away without notice, as by pulling it out: what is outstanding is flushed, then the clients
-// hear of it. A recovery that waits for the hardware is given up. ENODEV if nothing is plugged in. It may sleep.
+// Unplug removes the device without notice, as if it were pulled out. Outstanding requests are flushed, then the
+// clients' Remove is called. A recovery that waits for the hardware is cancelled. It returns ENODEV if the slot is
+// empty. It may sleep.
 func (s *Slot) Unplug() error { return s.UnplugContext(context.Background()) }
 
-// UnplugContext is Unplug with a bound for the wait. When ctx ends before it is the call's turn nothing has been done but that
-// a recovery was given up; when it ends later the call goes on, and others wait for their turn. It may sleep.
+// UnplugContext is Unplug with a limit for the wait. If ctx ends while another change is in progress, only a waiting
+// recovery has been cancelled. If ctx ends later, the call continues, and other changes wait for it. It may sleep.
 func (s *Slot) UnplugContext(ctx context.Context) error {
 	s.mu.Lock()
 	present := s.dev != nil || s.cancel != nil
@@ -215,10 +216,10 @@ func (s *Slot) UnplugContext(ctx context.Context) error {
 	return s.runChange(ctx, "unplug", func() error {
 		switch {
 		case dev != nil:
-		case present: // what was there has been given up
+		case present: // the recovery was cancelled
 			return nil
 		default:
-			return fmt.Errorf("unplug %s: it is not plugged in: %w", s.name, syscall.ENODEV)
+			return fmt.Errorf("unplug %s: not plugged in: %w", s.name, syscall.ENODEV)
 		}
 		dev.Handle().SetError()
 		err := s.take(dev)
@@ -227,13 +228,12 @@ func (s *Slot) UnplugContext(ctx context.Context) error {
 	})
 }
 
-// Reset takes the device through a reset; see the package comment. It returns when the recovered device is registered:
-// ctx bounds the wait for its turn, and for hardware that does not answer. When that fails the slot is empty, and the
-// error says why. When ctx ends while a client has not returned from a function of its own, Reset returns and the reset goes
-// on. It may sleep.
+// Reset resets the device; see the package comment. It returns when the recovered device is registered. ctx limits the
+// wait for other changes and for unresponsive hardware. After an error of the recovery the slot is empty. If ctx ends
+// while a function of a client is running, Reset returns an error and the reset continues. It may sleep.
 func (s *Slot) Reset(ctx context.Context) error { return s.reset(ctx, nil) }
 
-// reset resets a certain device, if it is still there, or with nil the one that is.
+// reset resets the given device if it is still present; nil stands for the current one.
 func (s *Slot) reset(ctx context.Context, certain Device) error {
 	if err := s.lock(ctx); err != nil {
 		return fmt.Errorf("reset %s: wait for another change: %w", s.name, err)
@@ -244,7 +244,7 @@ func (s *Slot) reset(ctx context.Context, certain Device) error {
 			return nil
 		}
 		if dev == nil {
-			return fmt.Errorf("reset %s: it is not plugged in: %w", s.name, syscall.ENODEV)
+			return fmt.Errorf("reset %s: not plugged in: %w", s.name, syscall.ENODEV)
 		}
 		began := time.Now()
 		s.update(func(st *Status) { st.State = Recovering })
@@ -259,7 +259,8 @@ func (s *Slot) reset(ctx context.Context, certain Device) error {
 	})
 }
 
-// change has f bring a device. An Unplug ends the wait for hardware that does not answer, also one that was called before.
+// change calls f to bring up a device. A concurrent Unplug, even an earlier one that still waits, cancels the wait for
+// unresponsive hardware.
 func (s *Slot) change(ctx context.Context, f func(context.Context) error, done func(*Status)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -291,7 +292,7 @@ func (s *Slot) recover(ctx context.Context, dev Device) error {
 	unanswered := s.hardware(ctx, s.hw.Reset)
 	dev.Handle().SetError()
 	if err := s.take(dev); err != nil {
-		s.logf("%v", err) // what a client has left behind is its own trouble
+		s.logf("%v", err) // objects left by a client do not stop the reset
 	}
 	if err := s.await(ctx, unanswered); err != nil {
 		return err
@@ -299,7 +300,7 @@ func (s *Slot) recover(ctx context.Context, dev Device) error {
 	return s.bring(ctx)
 }
 
-// await waits for hardware that has not answered its reset, if there was an error.
+// await waits for hardware that has not responded to its reset; unanswered is the error of the reset.
 func (s *Slot) await(ctx context.Context, unanswered error) error {
 	if unanswered == nil {
 		return nil
@@ -309,11 +310,11 @@ func (s *Slot) await(ctx context.Context, unanswered error) error {
 	return s.hardware(ctx, s.hw.Await)
 }
 
-// fatalWait bounds the wait for consumers that have an event function which does not return.
+// fatalWait limits the wait for event functions of consumers.
 const fatalWait = time.Second
 
-// tellFatal dispatches the fatal event and waits until the consumers have heard of it: functions are called in the order in
-// which they began to listen, and this one listens last. It gives up after fatalWait, or when ctx is done.
+// tellFatal dispatches the fatal event and waits until the consumers have received it. Event functions are called in
+// the order of registration, and the one of tellFatal is the last. The wait ends after fatalWait, or when ctx ends.
 func tellFatal(ctx context.Context, h *ib.DeviceHandle) error {
 	told := make(chan struct{})
 	var once sync.Once
@@ -336,18 +337,18 @@ func tellFatal(ctx context.Context, h *ib.DeviceHandle) error {
 	}
 }
 
-// take takes the device out of the midlayer.
+// take unregisters the device and closes it.
 func (s *Slot) take(dev Device) error {
 	err := errors.Join(s.core.Unregister(dev.Handle()), dev.Close())
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.dev = nil
 	s.events.Add(dev.Handle().Events())
-	s.armed[atWorkRequest], s.armed[inHandler] = "", "" // of that device
+	s.armed[atWorkRequest], s.armed[inHandler] = "", "" // these belong to the device
 	return err
 }
 
-// bring brings a new device into the midlayer, and again if it is to be lost while it is registered.
+// bring probes a device and registers it. It repeats this if the device is to fail during registration.
 func (s *Slot) bring(ctx context.Context) error {
 	for {
 		dev, err := s.hw.Probe()
@@ -371,7 +372,7 @@ func (s *Slot) bring(ctx context.Context) error {
 	}
 }
 
-// failed takes a device that has failed through a reset.
+// failed resets a device that has reported its failure.
 func (s *Slot) failed(dev Device) {
 	s.begun.Go(func() {
 		if err := s.reset(context.Background(), dev); err != nil {
@@ -380,8 +381,8 @@ func (s *Slot) failed(dev Device) {
 	})
 }
 
-// lose has the device fail while it is being registered: the last of its clients is in its Add when it enters the error
-// state, and Unregister is called before Register has returned.
+// lose makes the device fail during registration. It enters the error state in the Add of its last client, and
+// Unregister is called before Register has returned.
 func (s *Slot) lose(ctx context.Context, dev Device, hit func()) error {
 	gone := make(chan error, 1)
 	cl := &ib.Client{Name: "slot " + s.name, Remove: func(*ib.Device, any) {}}
@@ -415,7 +416,7 @@ func (s *Slot) lose(ctx context.Context, dev Device, hit func()) error {
 	return nil
 }
 
-// Settle waits until no plug or reset is going on. It may sleep.
+// Settle waits until no plug or reset is in progress. It may sleep.
 func (s *Slot) Settle(ctx context.Context) error {
 	for {
 		s.mu.Lock()

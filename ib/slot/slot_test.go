@@ -29,14 +29,14 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// hardware is a loopback device that can be out of reach.
+// hardware is a loopback device that can become unreachable.
 type hardware struct {
 	mu      sync.Mutex
 	log     []string
-	away    chan struct{} // closed when it is back; nil: it answers
-	dead    error         // of Await
+	away    chan struct{} // closed when it is reachable again; nil: reachable
+	dead    error         // result of Await
 	noProbe error
-	hit     func() // of AtWorkRequest
+	hit     func() // argument of AtWorkRequest
 	onReset func()
 }
 
@@ -98,7 +98,7 @@ func (h *hardware) AtWorkRequest(_ uint64, f func()) bool {
 	return true
 }
 
-// witness is a client that notes what it sees of the device, in what state.
+// witness registers a client that records its calls and the state of the device at each.
 func witness(t *testing.T, core *ib.Core, h *hardware) {
 	cl := &ib.Client{
 		Name: "witness",
@@ -129,7 +129,7 @@ func (h *hardware) want(t *testing.T, what string, steps ...string) {
 	}
 }
 
-// The steps of each change, in their order.
+// TestSteps checks the steps of each change and their order.
 func TestSteps(t *testing.T) {
 	_, h, s := newSlot(t)
 	must(t, s.Plug())
@@ -138,26 +138,27 @@ func TestSteps(t *testing.T) {
 	must(t, s.Reset(t.Context()))
 	h.want(t, "reset", "device fatal error", "reset", "remove, in error", "close", "probe", "add")
 	if d := s.Device().Handle().Device(); d == first || d.State() != ib.DeviceActive || first.State() != ib.DeviceGone {
-		t.Errorf("old device %v, new one %v", first.State(), d.State())
+		t.Errorf("got old device %v, new device %v", first.State(), d.State())
 	}
 	if st := s.Status(); st.State != slot.Running || st.Resets != 1 || st.Recovery <= 0 || st.Err != nil {
-		t.Errorf("status %+v", st)
+		t.Errorf("got status %+v", st)
 	}
 	must(t, s.Unplug())
 	h.want(t, "unplug", "remove, in error", "close")
 	for _, f := range []func() error{s.Unplug, func() error { return s.Reset(t.Context()) }, func() error { return s.ResetAt(slot.InHandler, nil) }} {
 		if err := f(); !errors.Is(err, syscall.ENODEV) {
-			t.Errorf("on an empty slot: %v", err)
+			t.Errorf("on an empty slot: got %v", err)
 		}
 	}
 	must(t, s.Plug())
 	if err := s.Plug(); !errors.Is(err, syscall.EBUSY) {
-		t.Errorf("plug twice: %v", err)
+		t.Errorf("plug twice: got %v", err)
 	}
 	must(t, s.Close())
 }
 
-// The events of a slot are those of all its devices; of an unknown type there is none.
+// TestEvents checks that the events of a slot are those of all its devices, and that events of an unknown type are not
+// counted.
 func TestEvents(t *testing.T) {
 	_, _, s := newSlot(t)
 	must(t, s.Plug())
@@ -168,7 +169,7 @@ func TestEvents(t *testing.T) {
 	for range 2 {
 		want := ib.EventCounts{ib.EventDeviceFatal: 1, ib.EventPortErr: 2}
 		if n := s.Events(); n != want {
-			t.Errorf("events %v, want %v", n, want)
+			t.Errorf("got events %v, want %v", n, want)
 		}
 		if s.Device() != nil {
 			must(t, s.Unplug())
@@ -177,7 +178,8 @@ func TestEvents(t *testing.T) {
 	must(t, s.Close())
 }
 
-// Hardware that does not answer: consumers have their shutdown at once, and the wait is as long as it takes.
+// TestUnreachable checks a reset of unresponsive hardware: Remove of the clients is called at once, and the wait has no
+// limit.
 func TestUnreachable(t *testing.T) {
 	for _, end := range []string{"back", "unplug", "patience", "dead", "no probe"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -192,7 +194,7 @@ func TestUnreachable(t *testing.T) {
 			synctest.Wait()
 			h.want(t, "unreachable", "probe", "reset", "close", "await")
 			if st := s.Status(); st.State != slot.Recovering || len(core.Devices()) != 0 {
-				t.Errorf("status %+v, devices %v", st, core.Devices())
+				t.Errorf("got status %+v, devices %v", st, core.Devices())
 			}
 			testutil.Advance(59 * time.Minute)
 			switch end {
@@ -212,20 +214,20 @@ func TestUnreachable(t *testing.T) {
 			st := s.Status()
 			if end == "back" {
 				if err != nil || st.State != slot.Running || st.Recovery != 59*time.Minute {
-					t.Errorf("%v, %+v", err, st)
+					t.Errorf("got %v, %+v", err, st)
 				}
 				must(t, s.Unplug())
 				return
 			}
 			want := map[string]error{"unplug": context.Canceled, "patience": context.DeadlineExceeded, "dead": syscall.EIO, "no probe": syscall.EIO}[end]
 			if !errors.Is(err, want) || st.State != slot.Empty || s.Device() != nil || !errors.Is(st.Err, want) {
-				t.Errorf("%s: %v, %+v", end, err, st)
+				t.Errorf("%s: got %v, %+v", end, err, st)
 			}
 		})
 	}
 }
 
-// A reset hits at the moment that it was asked for.
+// TestMoments checks that a reset occurs at the requested moment.
 func TestMoments(t *testing.T) {
 	t.Run("registration", func(t *testing.T) {
 		core, h, s := newSlot(t)
@@ -234,7 +236,7 @@ func TestMoments(t *testing.T) {
 		with := 0
 		must(t, s.ResetAt(slot.DuringRegistration, func() { with++ }))
 		if a := s.Status().Armed; a != "registration" {
-			t.Errorf("armed: %q", a)
+			t.Errorf("got armed %q", a)
 		}
 		must(t, s.Reset(t.Context()))
 		st, log := s.Status(), h.take()
@@ -248,7 +250,7 @@ func TestMoments(t *testing.T) {
 			}
 		}
 		if st.Resets != 2 || st.Armed != "" || with != 1 || adds != 2 || removes != 2 || len(core.Devices()) != 1 {
-			t.Errorf("%+v, with %d, log %q", st, with, log)
+			t.Errorf("got %+v, %d calls of with, log %q", st, with, log)
 		}
 		must(t, s.Close())
 	})
@@ -272,7 +274,7 @@ func TestMoments(t *testing.T) {
 		must(t, qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags))
 		_, err = qp.PostRecv(ib.RecvWR{})
 		must(t, err)
-		flushed := make(chan bool) // closed when Modify, in which the reset begins, has returned
+		flushed := make(chan bool) // closed when the Modify in which the reset begins has returned
 		cl := &ib.Client{Name: "owner", Add: func(*ib.Device) (any, error) { return nil, nil }, Remove: func(x *ib.Device, _ any) {
 			if x.Same(d) {
 				<-flushed
@@ -283,11 +285,11 @@ func TestMoments(t *testing.T) {
 		_, err = cq.ReqNotify(ib.NotifyNextComp)
 		must(t, err)
 		must(t, s.ResetAt(slot.InHandler, nil))
-		must(t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)) // the receive is flushed
+		must(t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)) // flushes the receive
 		close(flushed)
 		<-called
 		if during != ib.DeviceError {
-			t.Errorf("in the handler the device is %v", during)
+			t.Errorf("device state in the handler: got %v", during)
 		}
 		testutil.Eventually(t, "the reset", func() bool { return s.Status().Resets > 0 })
 		must(t, s.Close())
@@ -307,7 +309,7 @@ func TestMoments(t *testing.T) {
 		armed := func(want string) {
 			t.Helper()
 			if a := s.Status().Armed; a != want {
-				t.Errorf("armed: %q, want %q", a, want)
+				t.Errorf("got armed %q, want %q", a, want)
 			}
 		}
 		arm := func() {
@@ -321,15 +323,15 @@ func TestMoments(t *testing.T) {
 		s.Disarm()
 		armed("")
 		if h.hit != nil {
-			t.Error("the hardware still stops")
+			t.Error("the hardware still stops after Disarm")
 		}
 		must(t, s.Reset(t.Context()))
 		if n := s.Status().Resets; n != 1 {
-			t.Errorf("%d resets, one of them at a moment that was taken back", n)
+			t.Errorf("got %d resets, one of them at a cancelled moment", n)
 		}
 		arm()
 		must(t, s.Unplug())
-		armed("registration") // which is still to come; the others went with the device
+		armed("registration") // still pending; the others were cancelled with the device
 		must(t, s.Plug())
 		armed("")
 		s.Disarm()
@@ -345,7 +347,8 @@ func TestMoments(t *testing.T) {
 	})
 }
 
-// Hardware that is lost while it is being registered, and does not come back: it can be pulled out.
+// TestUnreachableDuringRegistration checks that hardware which fails during registration and does not recover can be
+// unplugged.
 func TestUnreachableDuringRegistration(t *testing.T) {
 	for _, by := range []string{"reset", "plug", "close", "patience"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -364,7 +367,7 @@ func TestUnreachableDuringRegistration(t *testing.T) {
 			go func() { done <- bring() }()
 			synctest.Wait()
 			if st := s.Status(); st.State != slot.Recovering || len(core.Devices()) != 0 {
-				t.Errorf("%s: status %+v, devices %v", by, st, core.Devices())
+				t.Errorf("%s: got status %+v, devices %v", by, st, core.Devices())
 			}
 			want := context.Canceled
 			switch by {
@@ -376,14 +379,14 @@ func TestUnreachableDuringRegistration(t *testing.T) {
 				must(t, s.Unplug())
 			}
 			if err := <-done; !errors.Is(err, want) || s.Status().State != slot.Empty || s.Device() != nil {
-				t.Errorf("%s: %v, %+v", by, err, s.Status())
+				t.Errorf("%s: got %v, %+v", by, err, s.Status())
 			}
 			must(t, s.Close())
 		})
 	}
 }
 
-// A reset waits for its turn no longer than its context.
+// TestResetInTurn checks that a reset waits for other changes no longer than its context allows.
 func TestResetInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &hardware{}
@@ -396,7 +399,7 @@ func TestResetInTurn(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if err := s.Reset(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("the second reset: %v", err)
+			t.Errorf("second reset: got %v", err)
 		}
 		close(h.away)
 		must(t, <-done)
@@ -404,38 +407,38 @@ func TestResetInTurn(t *testing.T) {
 	})
 }
 
-// A moment that does not come before its device goes is not waited for any more; one that does resets that device, and
-// not the next.
+// TestMomentOfAnotherDevice checks that a pending moment is cancelled with its device, and that a moment which occurs
+// resets its own device and not the next one.
 func TestMomentOfAnotherDevice(t *testing.T) {
 	_, h, s := newSlot(t)
 	must(t, s.Plug())
 	must(t, s.ResetAt(slot.AtWorkRequest(7), nil))
 	must(t, s.ResetAt(slot.InHandler, nil))
 	if a := s.Status().Armed; a != "work request 7, completion handler" {
-		t.Errorf("armed: %q", a)
+		t.Errorf("got armed %q", a)
 	}
 	must(t, s.Reset(t.Context()))
 	if a := s.Status().Armed; a != "" {
-		t.Errorf("armed for a device that has gone: %q", a)
+		t.Errorf("still armed for a former device: %q", a)
 	}
 	must(t, s.ResetAt(slot.AtWorkRequest(7), nil))
-	h.onReset = h.hit // by hand, and by the moment
+	h.onReset = h.hit // directly, and by the moment
 	must(t, s.Reset(t.Context()))
 	h.onReset = nil
 	must(t, s.Reset(t.Context()))
 	must(t, s.Close())
 	if n := s.Status().Resets; n != 3 {
-		t.Errorf("%d resets", n)
+		t.Errorf("got %d resets", n)
 	}
 	s = slot.New(&ib.Core{}, "lo0", struct{ slot.Hardware }{h}, nil)
 	must(t, s.Plug())
 	if err := s.ResetAt(slot.AtWorkRequest(7), nil); !errors.Is(err, syscall.EOPNOTSUPP) || s.Status().Armed != "" {
-		t.Errorf("hardware that cannot: %v, armed %q", err, s.Status().Armed)
+		t.Errorf("hardware without Stopper: got %v, armed %q", err, s.Status().Armed)
 	}
 	must(t, s.Close())
 }
 
-// Resets, unplugs and plugs from many sides at once: one after the other, and nothing is left.
+// TestConcurrent resets, unplugs and plugs concurrently. The changes must not overlap, and no device may remain.
 func TestConcurrent(t *testing.T) {
 	core, _, s := newSlot(t)
 	var wg sync.WaitGroup
@@ -458,11 +461,12 @@ func TestConcurrent(t *testing.T) {
 	wg.Wait()
 	must(t, s.Close())
 	if d := core.Devices(); len(d) != 0 {
-		t.Errorf("left: %v", d)
+		t.Errorf("devices left: %v", d)
 	}
 }
 
-// A consumer whose event function does not return delays the reset of the hardware for a moment, not for ever.
+// TestResetWithStuckEventFunction checks that an event function that does not return delays the reset of the hardware
+// for fatalWait only.
 func TestResetWithStuckEventFunction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, h := &ib.Core{}, &hardware{}
@@ -473,7 +477,7 @@ func TestResetWithStuckEventFunction(t *testing.T) {
 		h.onReset = func() { close(reset) }
 		done := make(chan error, 1)
 		go func() { done <- s.Reset(t.Context()) }()
-		<-reset // in virtual time: without a bound this is a deadlock
+		<-reset // in virtual time a wait without a limit is a deadlock
 		close(release)
 		must(t, <-done)
 		h.onReset = nil
@@ -481,8 +485,8 @@ func TestResetWithStuckEventFunction(t *testing.T) {
 	})
 }
 
-// A client that does not return from a function of its own holds up a change of the device, and no one who waits for it longer
-// than he will. The change goes on.
+// TestStuckClient checks that a function of a client that does not return blocks a change of the device, but not
+// callers beyond their contexts. The change continues.
 func TestStuckClient(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -526,12 +530,12 @@ func TestStuckClient(t *testing.T) {
 					close(release)
 					synctest.Wait()
 					if got := s.Status().State; got != test.after {
-						t.Errorf("afterwards: got %v, want %v", got, test.after)
+						t.Errorf("after the change: got %v, want %v", got, test.after)
 					}
 					must(t, s.Close())
 					core.UnregisterClient(client)
 					if d := core.Devices(); len(d) != 0 {
-						t.Errorf("left: %v", d)
+						t.Errorf("devices left: %v", d)
 					}
 				})
 			})
