@@ -1,6 +1,6 @@
-// Package ibfake has a driver for the tests of what stands on package ib: its objects exist, and do nothing by themselves. A test
-// makes its methods fail ([Driver.Fail]) or wait ([Driver.Hold]), looks at what was destroyed ([Driver.Destroyed]) and posted
-// ([QP.Sent]), and raises what a device would raise ([CQ.Complete], [QP.Raise]).
+// Package ibfake provides a fake driver for tests of consumers of package ib. Its objects exist, but do nothing by
+// themselves. A test can make its methods fail ([Driver.Fail]) or wait ([Driver.Hold]), inspect destroyed objects
+// ([Driver.Destroyed]) and posted requests ([QP.Sent]), and raise completions and events ([CQ.Complete], [QP.Raise]).
 //
-// A driver whose queue pairs carry data is package driver/loopback.
+// Package driver/loopback is a driver whose queue pairs transfer data.
 package ibfake

@@ -14,7 +14,7 @@ import (
 // Method is a method of a driver, or of one of its objects.
 type Method string
 
-// The methods that can be made to fail and to wait.
+// The methods that Fail and Hold accept.
 const (
 	QueryDevice      Method = "QueryDevice"
 	QueryPort        Method = "QueryPort"
@@ -46,27 +46,27 @@ const (
 	DestroyQP        Method = "QP.Destroy"
 )
 
-// MaxCQE is the most entries that a completion queue can have.
+// MaxCQE is the maximum number of entries of a completion queue.
 const MaxCQE = 1 << 10
 
-// QPRoom is how many work requests each queue of a queue pair takes.
+// QPRoom is the capacity of each queue of a queue pair.
 const QPRoom = 3
 
-// What the driver responds with to user contexts, where a driver tells the places of the queues.
+// Driver-private responses to user contexts, in place of the mmap offsets of the queues.
 const (
 	CQResponse = "the CQ's mminfo."
 	QPResponse = "the RQ's mminfo.the SQ's mminfo."
 )
 
-// Answers are what the queries of a device answer.
+// Answers holds the results of a device's queries.
 type Answers struct {
 	Device ib.DeviceAttr
-	Port   ib.PortAttr   // its GIDTableLen is that of GIDs
-	GIDs   []ib.GIDEntry // of the one port
+	Port   ib.PortAttr   // GIDTableLen is replaced by the length of GIDs
+	GIDs   []ib.GIDEntry // of the only port
 }
 
-// Driver is a fake driver, for ib.NewDevice. Its methods may be called from several goroutines; none sleeps, except where a test
-// holds it.
+// Driver is a fake driver, for ib.NewDevice. Its methods may be called from several goroutines. They do not sleep,
+// except while a test holds them.
 type Driver struct {
 	qpn, keys atomic.Uint32
 
@@ -92,7 +92,7 @@ var (
 	_ ib.FastMR        = (*FastMR)(nil)
 )
 
-// New returns a driver of a device with one active RoCE port without GIDs.
+// New returns a driver of a device with one active RoCE port and no GIDs.
 func New() *Driver {
 	return &Driver{
 		fail: map[Method]error{}, gates: map[Method]*gate{},
@@ -110,7 +110,7 @@ func New() *Driver {
 	}
 }
 
-// enter is the start of every method: it waits while the method is held, and fails if it is to.
+// enter is called at the start of every method. It waits while the method is held, and returns the error set by Fail.
 //
 //verbena:allow nosleep a test has asked for the wait, by Hold
 func (d *Driver) enter(m Method) error {
@@ -124,14 +124,14 @@ func (d *Driver) enter(m Method) error {
 	return err
 }
 
-// Fail makes a method fail from now on, after all else that it does; nil ends that.
+// Fail makes a method return err after its normal work; nil ends that.
 func (d *Driver) Fail(m Method, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.fail[m] = err
 }
 
-// Hold makes a method wait until the returned function is called. Each call that begins to wait is received from entered.
+// Hold makes a method wait until release is called. entered receives a value for each call that begins to wait.
 func (d *Driver) Hold(m Method) (entered <-chan struct{}, release func()) {
 	g := &gate{make(chan struct{}, 1), make(chan struct{})}
 	d.mu.Lock()
@@ -145,14 +145,14 @@ func (d *Driver) Hold(m Method) (entered <-chan struct{}, release func()) {
 	}
 }
 
-// Answer changes what queries answer; slices are replaced, not changed.
+// Answer changes the results of queries. change must replace slices, not modify them.
 func (d *Driver) Answer(change func(*Answers)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	change(&d.answers)
 }
 
-// Destroyed returns the kinds of the objects, such as "PD", that were destroyed since it was called last, in their order.
+// Destroyed returns the kinds of the objects, such as "PD", destroyed since its last call, in order.
 func (d *Driver) Destroyed() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -161,14 +161,14 @@ func (d *Driver) Destroyed() []string {
 	return log
 }
 
-// Contexts is the number of user contexts.
+// Contexts returns the number of user contexts.
 func (d *Driver) Contexts() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.contexts
 }
 
-// Udata is what the last creation of a completion queue had for the driver.
+// Udata returns the driver-private data of the last creation of a completion queue.
 func (d *Driver) Udata() []byte {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -185,7 +185,8 @@ func (d *Driver) destroy(m Method, kind string) error {
 	return nil
 }
 
-// UserABI is that of the kernel's rxe (RDMA_DRIVER_RXE, RXE_UVERBS_ABI_VERSION), with which libibverbs finds a provider.
+// UserABI returns the ABI of the kernel's rxe (RDMA_DRIVER_RXE, RXE_UVERBS_ABI_VERSION), by which libibverbs finds a
+// provider.
 func (d *Driver) UserABI() (driver, version uint32) { return 14, 2 }
 
 // AllocUserContext implements ib.UserContexter.
@@ -217,7 +218,7 @@ func (d *Driver) answer() Answers {
 // QueryDevice implements ib.Driver.
 func (d *Driver) QueryDevice() (ib.DeviceAttr, error) { return d.answer().Device, d.enter(QueryDevice) }
 
-// QueryPort implements ib.Driver. All ports are alike.
+// QueryPort implements ib.Driver. All ports have the same attributes.
 func (d *Driver) QueryPort(int) (ib.PortAttr, error) { return d.answer().Port, d.enter(QueryPort) }
 
 // QueryGID implements ib.Driver.
@@ -232,7 +233,7 @@ func (d *Driver) QueryGID(port, index int) (ib.GIDEntry, error) {
 // QueryPKey implements ib.Driver.
 func (d *Driver) QueryPKey(port, index int) (uint16, error) { return 0xffff, nil }
 
-// EnterError implements ib.Driver: there is nothing in flight.
+// EnterError implements ib.Driver. No requests are in flight.
 func (d *Driver) EnterError() {}
 
 // AllocPD implements ib.Driver.
@@ -266,13 +267,13 @@ func (d *Driver) CreateAH(_ ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.Drive
 	return &ah{d: d, attr: *attr}, d.enter(CreateAH)
 }
 
-// CreateCQ implements ib.Driver. The queue has one entry more than is asked for.
+// CreateCQ implements ib.Driver. The queue has one entry more than requested.
 func (d *Driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
 	if attr.Entries > MaxCQE {
-		return nil, fmt.Errorf("%d entries, at most %d: %w", attr.Entries, MaxCQE, syscall.EINVAL)
+		return nil, fmt.Errorf("%d entries exceed %d: %w", attr.Entries, MaxCQE, syscall.EINVAL)
 	}
 	if attr.Flags != 0 {
-		return nil, fmt.Errorf("flags %#x: %w", attr.Flags, syscall.EOPNOTSUPP)
+		return nil, fmt.Errorf("unsupported flags %#x: %w", attr.Flags, syscall.EOPNOTSUPP)
 	}
 	h.SetEntries(attr.Entries + 1)
 	if u != nil {
@@ -284,10 +285,10 @@ func (d *Driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 	return &CQ{d: d, CQHandle: h}, d.enter(CreateCQ)
 }
 
-// CreateQP implements ib.Driver. The send queue has room for one work request more than is asked for.
+// CreateQP implements ib.Driver. The capacity of the send queue is one more than requested.
 func (d *Driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.DriverQP, error) {
 	if init.Type != ib.QPTypeRC && init.Type != ib.QPTypeUC && init.Type != ib.QPTypeUD {
-		return nil, fmt.Errorf("type %v: %w", init.Type, syscall.EOPNOTSUPP)
+		return nil, fmt.Errorf("unsupported type %v: %w", init.Type, syscall.EOPNOTSUPP)
 	}
 	h.SetNum(16 + d.qpn.Add(1))
 	init.Cap.MaxSendWR++

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world has one of each object, made as a consumer makes it.
+// world has one object of each kind, created through package ib.
 type world struct {
 	*testing.T
 	core ib.Core
@@ -87,7 +87,7 @@ func (w *world) free() {
 
 func second[T any](_ T, err error) error { return err }
 
-// calls has one call for each method that a consumer can bring about.
+// calls has a call for each method that a consumer can cause.
 var calls = map[Method]func(w *world) error{
 	QueryDevice: func(w *world) error { return second(w.dev.Device().QueryDevice()) },
 	QueryPort:   func(w *world) error { return second(w.dev.Device().QueryPort(1)) },
@@ -125,12 +125,12 @@ var calls = map[Method]func(w *world) error{
 	DestroyQP: func(w *world) error { return w.qp.Destroy() },
 }
 
-// TestFail: each method fails as it is told to, and works again.
+// TestFail checks that each method fails on request, and works again afterwards.
 func TestFail(t *testing.T) {
 	for _, m := range methods(t) {
 		call := calls[m]
 		if call == nil {
-			if m != AllocUserContext && m != Doorbell { // package uverbs brings them about
+			if m != AllocUserContext && m != Doorbell { // package uverbs causes these calls
 				t.Errorf("%s has no row", m)
 			}
 			continue
@@ -143,13 +143,13 @@ func TestFail(t *testing.T) {
 			}
 			w.drv.Fail(m, nil)
 			if err := call(w); err != nil {
-				t.Errorf("afterwards: got %v", err)
+				t.Errorf("after Fail with nil: got %v", err)
 			}
 		})
 	}
 }
 
-// methods are the constants of type Method in the source.
+// methods returns the constants of type Method in the source.
 func methods(t *testing.T) (all []Method) {
 	f, err := parser.ParseFile(token.NewFileSet(), "driver.go", nil, 0)
 	if err != nil {
@@ -170,7 +170,7 @@ func methods(t *testing.T) (all []Method) {
 		return true
 	})
 	if len(all) < 20 {
-		t.Fatalf("%d methods", len(all))
+		t.Fatalf("got only %d methods", len(all))
 	}
 	return all
 }
@@ -182,7 +182,7 @@ func TestHold(t *testing.T) {
 	go func() { done <- w.ah.Destroy() }()
 	<-entered
 	if got := w.drv.Destroyed(); len(got) != 0 {
-		t.Errorf("while it is held: got %q", got)
+		t.Errorf("while the method is held: got %q", got)
 	}
 	release()
 	w.must(<-done)
@@ -190,43 +190,43 @@ func TestHold(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	if err := w.ah.Destroy(); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("again: got %v", err)
+		t.Errorf("after release: got %v", err)
 	}
 }
 
-// TestObjects looks at what the driver's sides of objects show.
+// TestObjects checks the state that the driver's sides of objects expose.
 func TestObjects(t *testing.T) {
 	w := newWorld(t)
 	defer w.free()
 	w.must(w.toInit())
 	q := w.dev.QP(w.qp).(*QP)
 	if a, mask := q.Modified(); a.Port != 1 || mask&ib.QPAttrPort == 0 || w.qp.State() != ib.QPInit {
-		t.Errorf("modified: %+v, %v", a, mask)
+		t.Errorf("Modified: got %+v, %v", a, mask)
 	}
 	if w.qp.Init().Cap.MaxSendWR != 6 || w.cq.Entries() != 8 {
-		t.Errorf("granted: %+v, %d", w.qp.Init().Cap, w.cq.Entries())
+		t.Errorf("granted: got %+v, %d", w.qp.Init().Cap, w.cq.Entries())
 	}
 	n, err := w.qp.PostSend(ib.SendWR{ID: 1}, ib.SendWR{ID: 2}, ib.SendWR{ID: 3}, ib.SendWR{ID: 4})
 	if n != QPRoom || !errors.Is(err, syscall.ENOMEM) || len(q.Sent()) != QPRoom || q.Sent()[2].ID != 3 {
-		t.Errorf("post send: %d, %v, %+v", n, err, q.Sent())
+		t.Errorf("post send: got %d, %v, %+v", n, err, q.Sent())
 	}
 	if n, err := w.qp.PostRecv(ib.RecvWR{ID: 7}); n != 1 || err != nil || q.Received()[0].ID != 7 {
-		t.Errorf("post receive: %d, %v", n, err)
+		t.Errorf("post receive: got %d, %v", n, err)
 	}
 	c := w.dev.CQ(w.cq).(*CQ)
 	c.Complete(ib.WC{ID: 5})
 	if missed, err := w.cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed); !missed || err != nil {
-		t.Errorf("missed: %v, %v", missed, err)
+		t.Errorf("ReqNotify: got missed %v, %v", missed, err)
 	}
 	var wc [2]ib.WC
 	if n, err := w.cq.Poll(wc[:]); n != 1 || err != nil || wc[0].ID != 5 {
-		t.Errorf("poll: %d, %v, %+v", n, err, wc[0])
+		t.Errorf("poll: got %d, %v, %+v", n, err, wc[0])
 	}
 	w.must(calls[MapMR](w))
 	if r := w.dev.MR(w.fast).(*FastMR).Mapped(); r.Len() != 10 {
-		t.Errorf("mapped: %+v", r)
+		t.Errorf("Mapped: got %+v", r)
 	}
 	if a, err := w.ah.Query(); err != nil || a.SL != 3 {
-		t.Errorf("address: %+v, %v", a, err)
+		t.Errorf("address: got %+v, %v", a, err)
 	}
 }

@@ -34,7 +34,7 @@ func (m *region) Dereg() error { return m.d.destroy(DeregMR, "MR") }
 // MR is the driver's side of a memory region.
 type MR struct{ region }
 
-// Rereg implements ib.ReregMR: the keys are new.
+// Rereg implements ib.ReregMR. The keys change.
 func (m *MR) Rereg(*umem.Region, ib.DriverPD, ib.AccessFlags, *ib.Udata) error {
 	err := m.d.enter(ReregMR)
 	if err == nil {
@@ -43,7 +43,7 @@ func (m *MR) Rereg(*umem.Region, ib.DriverPD, ib.AccessFlags, *ib.Udata) error {
 	return err
 }
 
-// FastMR is the driver's side of a region that is registered by work requests.
+// FastMR is the driver's side of a region that work requests register.
 type FastMR struct {
 	region
 	mapped atomic.Pointer[umem.Region]
@@ -58,7 +58,7 @@ func (m *FastMR) Map(r *umem.Region) error {
 	return err
 }
 
-// Mapped is what it was mapped to last, nil: nothing.
+// Mapped returns the memory of the last Map, or nil.
 func (m *FastMR) Mapped() *umem.Region { return m.mapped.Load() }
 
 type ah struct {
@@ -85,7 +85,7 @@ func (a *ah) Query() (ib.AHAttr, error) {
 
 func (a *ah) Destroy() error { return a.d.destroy(DestroyAH, "AH") }
 
-// CQ is the driver's side of a completion queue, found by ib.DeviceHandle.CQ.
+// CQ is the driver's side of a completion queue, returned by ib.DeviceHandle.CQ.
 type CQ struct {
 	ib.CQHandle
 	d *Driver
@@ -95,7 +95,7 @@ type CQ struct {
 	armed bool
 }
 
-// Complete puts a completion into the queue, and notifies if the queue is armed. It may not sleep.
+// Complete adds a completion to the queue, and reports it if the queue is armed. It may not sleep.
 func (c *CQ) Complete(wc ib.WC) {
 	c.mu.Lock()
 	c.wcs = append(c.wcs, wc)
@@ -128,7 +128,7 @@ func (c *CQ) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	return flags&ib.NotifyReportMissed != 0 && len(c.wcs) > 0, nil
 }
 
-// Resize implements ib.CQResizer. The queue gets one entry more than is asked for.
+// Resize implements ib.CQResizer. The queue has one entry more than requested.
 func (c *CQ) Resize(entries int, u *ib.Udata) error {
 	if entries > MaxCQE {
 		return syscall.EINVAL
@@ -146,7 +146,8 @@ func (c *CQ) Resize(entries int, u *ib.Udata) error {
 // Destroy implements ib.DriverCQ.
 func (c *CQ) Destroy() error { return c.d.destroy(DestroyCQ, "CQ") }
 
-// QP is the driver's side of a queue pair, found by ib.DeviceHandle.QP. It keeps what is posted, and completes nothing.
+// QP is the driver's side of a queue pair, returned by ib.DeviceHandle.QP. It records posted requests, and completes
+// none.
 type QP struct {
 	ib.QPHandle
 	d   *Driver
@@ -163,7 +164,7 @@ type QP struct {
 	recv []ib.RecvWR
 }
 
-// SetPosted has the queue pair say that its program has posted without a doorbell.
+// SetPosted makes Posted report requests without a doorbell.
 func (q *QP) SetPosted() { q.posted.Store(true) }
 
 // Posted implements ib.UserQP.
@@ -182,10 +183,10 @@ func (q *QP) Doorbell(h *ib.Hold) {
 	}
 }
 
-// OnDoorbell has f called at the end of each doorbell, with what it was given.
+// OnDoorbell makes each doorbell call f, with its argument, as its last action.
 func (q *QP) OnDoorbell(f func(h *ib.Hold)) { q.onBell.Store(&f) }
 
-// Rung is how many doorbells there were.
+// Rung returns the number of doorbells.
 func (q *QP) Rung() int { return int(q.rung.Load()) }
 
 // PostSend implements ib.DriverQP.
@@ -217,21 +218,21 @@ func take[W any](queue *[]W, wrs []W) (int, error) {
 	return n, nil
 }
 
-// Sent are the send work requests that were taken.
+// Sent returns the accepted send work requests.
 func (q *QP) Sent() []ib.SendWR {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return slices.Clone(q.sent)
 }
 
-// Received are the receive work requests that were taken.
+// Received returns the accepted receive work requests.
 func (q *QP) Received() []ib.RecvWR {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return slices.Clone(q.recv)
 }
 
-// Modify implements ib.DriverQP. It keeps the attributes as they are given.
+// Modify implements ib.DriverQP. It stores the attributes unchanged.
 func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) error {
 	if err := q.d.enter(ModifyQP); err != nil {
 		return err
@@ -246,14 +247,14 @@ func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) error {
 	return err
 }
 
-// Modified is what the last Modify gave.
+// Modified returns the arguments of the last Modify.
 func (q *QP) Modified() (ib.QPAttr, ib.QPAttrMask) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.attr, q.mask
 }
 
-// Ready has the queue pair say that it can send, and returns it.
+// Ready makes the queue pair report a state in which it can send, and returns the queue pair.
 func (q *QP) Ready() *QP {
 	q.mu.Lock()
 	defer q.mu.Unlock()
