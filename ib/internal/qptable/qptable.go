@@ -1,23 +1,24 @@
-// Package qptable is the table of queue pair transitions as the specification has it (IBA 11.2.5.2, tables 91 to 93),
-// by name and written down for itself, so that tests can compare the midlayer and drivers with it.
+// Package qptable is the specification's table of queue pair transitions (IBA 11.2.5.2, tables 91 to 93). It names
+// states and attributes by strings and is written independently of the midlayer, so that tests can compare the midlayer
+// and drivers with it.
 package qptable
 
 import "strings"
 
-// Row says which attributes a step between two states requires and allows, for some types of service.
+// Row holds the required and the optional attributes of a state transition for some service types.
 type Row struct {
 	From, To           string
-	Types              string // separated by spaces, as the next two
+	Types              string // separated by spaces, like Required and Optional
 	Required, Optional string
 }
 
-// Types are all types of service.
+// Types lists all service types.
 var Types = []string{"SMI", "GSI", "RC", "UC", "UD", "RAW_PACKET", "XRC_INI", "XRC_TGT"}
 
-// States are all states, by their numbers.
+// States lists all states, by number.
 var States = []string{"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"}
 
-// Attrs are the bits of the attributes in a mask (enum ib_qp_attr_mask). "state" is in every mask that makes a step.
+// Attrs maps attributes to their bits in a mask (enum ib_qp_attr_mask). Every mask of a transition includes "state".
 var Attrs = map[string]uint32{
 	"state": 1 << 0, "cur": 1 << 1, "notify": 1 << 2, "access": 1 << 3, "pkey": 1 << 4, "port": 1 << 5, "qkey": 1 << 6,
 	"av": 1 << 7, "mtu": 1 << 8, "timeout": 1 << 9, "retry": 1 << 10, "rnr_retry": 1 << 11, "rq_psn": 1 << 12,
@@ -25,7 +26,7 @@ var Attrs = map[string]uint32{
 	"cap": 1 << 19, "dest_qpn": 1 << 20, "rate": 1 << 25,
 }
 
-// Rows is the table. Besides, every state may go to RESET and to ERR with no attribute.
+// Rows is the table. In addition, every state may move to RESET and to ERR without attributes.
 var Rows = []Row{
 	{"RESET", "INIT", "UD", "pkey port qkey", ""},
 	{"RESET", "INIT", "SMI GSI", "pkey qkey", ""},
@@ -73,7 +74,7 @@ var Rows = []Row{
 	{"SQE", "RTS", "RC XRC_INI XRC_TGT RAW_PACKET", "", ""},
 }
 
-// Mask is the mask of the attributes in a list. It panics on a name that is not in Attrs.
+// Mask returns the mask of the attributes in names. It panics on a name that is not in Attrs.
 func Mask(names string) (m uint32) {
 	for _, n := range strings.Fields(names) {
 		bit, ok := Attrs[n]
@@ -85,8 +86,8 @@ func Mask(names string) (m uint32) {
 	return m
 }
 
-// Step is what a queue pair of a type needs and may have to go from a state to another, ok if it can. The state that
-// is left may be asserted ("cur") only where the table says so and in RTR, RTS, SQD and SQE.
+// Step returns the required and the optional attributes of a transition; ok is false if there is none. The former state
+// may be asserted ("cur") only if the table allows it, and in RTR, RTS, SQD and SQE.
 func Step(from, to, kind string) (required, optional uint32, ok bool) {
 	if to == "RESET" || to == "ERR" {
 		return 0, 0, true
@@ -103,7 +104,7 @@ func Step(from, to, kind string) (required, optional uint32, ok bool) {
 	return 0, 0, false
 }
 
-// Allowed tells whether a mask, which need not have "state", suits a step.
+// Allowed reports whether a mask, which need not include "state", suits a transition.
 func Allowed(from, to, kind string, mask uint32) bool {
 	required, optional, ok := Step(from, to, kind)
 	return ok && mask&required == required && mask&^(required|optional|Attrs["state"]) == 0
