@@ -9,7 +9,7 @@ import (
 	"verbena/ib"
 )
 
-// Armed: threads other than that of the handler arm a queue, while completions come.
+// Armed: other threads than the handler's arm a queue while completions arrive.
 
 var armedChecks = []ruleTest{
 	{
@@ -24,10 +24,11 @@ var armedChecks = []ruleTest{
 	},
 }
 
-// rounds is the number of times that such a thread races with a completion.
+// rounds returns the number of races between such a thread and a completion.
 func (e *env) rounds() int { return 60 * e.cfg.load }
 
-// race calls functions at the same time, each of which has taken none to a few instructions before, and returns when they have returned.
+// race calls functions concurrently, each after a delay of zero to a few instructions. It returns when all have
+// returned.
 func race(fs ...func()) {
 	var wg sync.WaitGroup
 	var ready atomic.Int32
@@ -68,14 +69,14 @@ func testArmedElsewhere(e *env) {
 	}
 }
 
-// testArmedByTwo has two threads that sleep until the handler is called, and poll then.
+// testArmedByTwo runs two threads that sleep until the handler is called, and then poll.
 func testArmedByTwo(e *env) {
 	total := e.rounds()
 	wake := make(chan struct{}, 1)
 	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {
 		select {
 		case wake <- struct{}{}:
-		default: // it is awake
+		default: // it is not asleep
 		}
 	}}})
 	var polled atomic.Int32

@@ -12,7 +12,7 @@ import (
 	"verbena/ib/internal/qptable"
 )
 
-// The attributes of queue pairs, and the effect of those that no other check looks at.
+// The attributes of queue pairs, and the effects of those that other checks do not cover.
 
 var attributeChecks = []ruleTest{
 	{
@@ -32,7 +32,7 @@ var attributeChecks = []ruleTest{
 	},
 }
 
-// attribute is an attribute of a queue pair that reads back as it was set.
+// attribute is an attribute of a queue pair that can be read back.
 type attribute struct {
 	name   string
 	bit    ib.QPAttrMask
@@ -40,8 +40,8 @@ type attribute struct {
 	get    func(a *ib.QPAttr) any
 }
 
-// attributes are those that the device takes, with values that all devices take. The numbers of READs and atomics are powers
-// of two, since adapters round them up.
+// attributes returns the attributes that the device supports, with values that all devices accept. The numbers of READs
+// and atomics are powers of two, because adapters round them up.
 func (e *env) attributes(dev ib.DeviceAttr) []attribute {
 	rights := []ib.AccessFlags{0, ib.AccessRemoteRead, ib.AccessRemoteWrite, ib.AccessRemoteRead | ib.AccessRemoteWrite}
 	if dev.AtomicCap != ib.AtomicNone {
@@ -82,10 +82,10 @@ func (e *env) attributes(dev ib.DeviceAttr) []attribute {
 	}
 }
 
-// theWholeWay is through all states that a queue pair without traffic can be in.
+// theWholeWay is a path through all states that a queue pair without traffic can have.
 var theWholeWay = []ib.QPState{ib.QPInit, ib.QPInit, ib.QPRTR, ib.QPRTS, ib.QPRTS, ib.QPSQD, ib.QPSQD, ib.QPRTS}
 
-// all types of queue pairs.
+// all types of queue pairs
 var allKinds = []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt}
 
 func testAttributes(e *env) {
@@ -112,7 +112,7 @@ func testAttributes(e *env) {
 	}
 }
 
-// query asks for everything.
+// query returns all attributes.
 func (e *env) query(qp *ib.QP) ib.QPAttr {
 	e.Helper()
 	a, _, err := qp.Query(1<<21 - 1)
@@ -120,8 +120,8 @@ func (e *env) query(qp *ib.QP) ib.QPAttr {
 	return a
 }
 
-// step modifies a queue pair to a state, with the attributes that this takes and some that it allows, and compares all of them
-// with what they should be. Before that it tries to do so with a wrong value.
+// step moves a queue pair to a state, with the required attributes and some optional ones, and compares all attributes
+// with the expected values. Before that it tries an invalid value.
 func (e *env) step(qp *ib.QP, attrs []attribute, to ib.QPState, r *rand.Rand) {
 	e.Helper()
 	e.eventually("the end of SQDraining", func() bool { return !e.query(qp).SQDraining })
@@ -133,7 +133,7 @@ func (e *env) step(qp *ib.QP, attrs []attribute, to ib.QPState, r *rand.Rand) {
 	}
 	set, mask := ib.QPAttr{State: to}, ib.QPAttrState|ib.QPAttrMask(required)
 	for _, a := range attrs {
-		a.choose(&set, r) // also where it is not named
+		a.choose(&set, r) // also attributes that the mask does not name
 		if ib.QPAttrMask(optional)&a.bit != 0 && r.IntN(2) == 0 {
 			mask |= a.bit
 		}
@@ -172,7 +172,7 @@ func (e *env) step(qp *ib.QP, attrs []attribute, to ib.QPState, r *rand.Rand) {
 	}
 }
 
-// drains counts the events that the send queue is drained, by queue pair.
+// drains counts the EventSQDrained events by queue pair.
 type drains struct {
 	mu sync.Mutex
 	n  map[*ib.QP]int
@@ -214,7 +214,7 @@ func testDrainedEvent(e *env) {
 				want++
 				e.eventually("the event that the send queue is drained", func() bool { return d.of(qp) >= want })
 			}
-			e.delivered() // a late event is seen at the next step
+			e.delivered() // the next step sees late events
 			if n := d.of(qp); n != want {
 				e.Fatalf("%v queue pair, %s: %d events that the send queue is drained, want %d", kind, how, n, want)
 			}
@@ -251,8 +251,8 @@ func testDrainedEvent(e *env) {
 	}
 }
 
-// drainWaiting takes a queue pair to SQD whose message waits for a receive. Whether it has begun is the driver's business: one
-// that has begun ends before the event, one that has not stays until RTS.
+// drainWaiting moves a queue pair to SQD while its message waits for a receive. The driver decides whether the message
+// has begun. A message that has begun completes before the event; another one waits until RTS.
 func (e *env) drainWaiting(p *pair, d *drains, ask bool) {
 	e.Helper()
 	qp, before := p.qps[0], d.of(p.qps[0])
@@ -277,7 +277,7 @@ func (e *env) drainWaiting(p *pair, d *drains, ask bool) {
 	wc := make([]ib.WC, 1)
 	n, err := p.cqs[0].Poll(wc)
 	e.must("poll", err)
-	if began && n == 0 { // it has completed; a poll may find it later
+	if began && n == 0 { // it has completed, but may be polled later
 		wc[0], n = e.waitAny(p.cqs[0]), 1
 	}
 	e.settle()
@@ -297,7 +297,7 @@ func (e *env) drainWaiting(p *pair, d *drains, ask bool) {
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 }
 
-// has reports whether the driver has queue pairs of a type.
+// has reports whether the driver supports queue pairs of a type.
 func (e *env) has(kind ib.QPType) bool {
 	e.Helper()
 	pd, cq := e.pd(), e.cq(1, nil)
@@ -333,7 +333,7 @@ func testReceiverNotReady(e *env) {
 			}})
 		}
 	}
-	for range 2 { // the second time each has waited before
+	for range 2 { // in the second round each of them has waited before
 		all = slices.DeleteFunc(all, func(w waiting) bool {
 			n, err := w.qps[0].PostSend(w.wr)
 			if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
@@ -357,7 +357,7 @@ func testReceiverNotReady(e *env) {
 				}
 			}
 		}
-		slices.Reverse(all) // the receives do not come in the order of the messages
+		slices.Reverse(all) // post the receives in another order than the messages
 		for _, w := range all {
 			w.recv()
 		}
@@ -368,7 +368,7 @@ func testReceiverNotReady(e *env) {
 	}
 }
 
-// givesUp sends to a queue pair without a receive, without a retry.
+// givesUp sends to a queue pair without a receive, with no retries.
 func (e *env) givesUp(pd *ib.PD) {
 	e.Helper()
 	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})

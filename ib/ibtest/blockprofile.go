@@ -10,14 +10,14 @@ import (
 	"testing"
 )
 
-// noSleepFunctions are the functions of the midlayer that call driver methods that may not sleep.
+// noSleepFunctions lists the functions of the midlayer that call driver methods that may not sleep.
 var noSleepFunctions = []string{
 	"(*QP).PostSend", "(*QP).PostRecv", "(*QP).State", "(*SRQ).PostRecv", "(*CQ).Poll", "(*CQ).ReqNotify",
 	"(*PD).CreateAH", "(*AH).Modify", "(*AH).Query", "(*AH).Destroy", "(*DeviceHandle).SetError",
 }
 
-// watchBlocking has the runtime record where goroutines block, and returns the test that looks at the records: a driver
-// that waits for a channel or a condition in a method that may not sleep is found however short the wait.
+// watchBlocking enables the runtime's block profile. The returned function checks it. This finds a driver that waits
+// for a channel or a condition in a method that may not sleep, even if the wait is very short.
 func watchBlocking(t testing.TB, cfg config) func(t testing.TB) {
 	if f := flag.Lookup("test.blockprofile"); f != nil && f.Value.String() != "" {
 		return func(t testing.TB) { t.Skip("-blockprofile has the records") }
@@ -40,14 +40,14 @@ func watchBlocking(t testing.TB, cfg config) func(t testing.TB) {
 	}
 }
 
-// packages are those of the types that a driver and its objects have.
+// packages is the set of packages of the types of a driver and its objects.
 type packages struct {
 	mu   sync.Mutex
 	seen map[reflect.Type]bool
 	all  []string
 }
 
-// add adds the packages of x, and of what it wraps (see ib.As).
+// add adds the packages of x and of the values that it wraps (see ib.As).
 func (p *packages) add(x any) {
 	for x != nil {
 		t := reflect.TypeOf(x)
@@ -73,7 +73,7 @@ func (p *packages) add(x any) {
 	}
 }
 
-// have tells whether a function belongs to one of the packages, or to one below.
+// have reports whether a function belongs to one of the packages, or to a package below one.
 func (p *packages) have(function string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -94,8 +94,8 @@ func blockRecords() []runtime.BlockProfileRecord {
 	}
 }
 
-// blockedIn returns the functions of a stack, innermost first, if it is of one that waits for more than a lock, in a
-// function of the driver's, in a method that may not sleep.
+// blockedIn returns the functions of a stack, innermost first, if a function of the driver waits for something other
+// than a lock in a method that may not sleep.
 func blockedIn(driver *packages, pc []uintptr) (stack []string) {
 	inside := false
 	frames := runtime.CallersFrames(pc)
@@ -104,7 +104,7 @@ func blockedIn(driver *packages, pc []uintptr) (stack []string) {
 		stack = append(stack, f.Function)
 		switch {
 		case len(stack) == 2 && strings.HasPrefix(f.Function, "runtime."):
-			return nil // the runtime's own business, such as starting a garbage collection
+			return nil // internal to the runtime, such as the start of a garbage collection
 		case strings.HasPrefix(f.Function, "sync.(*Mutex)."), strings.HasPrefix(f.Function, "sync.(*RWMutex)."),
 			strings.HasPrefix(f.Function, "internal/sync."):
 			return nil

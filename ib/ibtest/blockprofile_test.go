@@ -8,12 +8,12 @@ import (
 	"verbena/ib"
 )
 
-// A wait that is much too short for the looks of checked mode is in the records all the same; one for a lock is not what
-// is looked for.
+// TestNothingBlockedFindsShortWaits checks that the block profile shows waits that are too short for the inspections of
+// checked mode, and that waits for locks are ignored.
 func TestNothingBlockedFindsShortWaits(t *testing.T) {
 	for _, test := range []struct {
 		name string
-		post func(d *wrongDriver) // what the driver does in post send
+		post func(d *wrongDriver) // the driver's action in post send
 		want bool
 	}{
 		{"channel", func(*wrongDriver) {

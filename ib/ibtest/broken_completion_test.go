@@ -6,7 +6,7 @@ import (
 	"verbena/ib"
 )
 
-// fill has poll change each completion that the inner driver returns, given what the caller had in its place.
+// fill makes Poll change each completion of the inner driver. had is the caller's former array entry.
 func (d *wrongDriver) fill(change func(c *wrongCQ, wc *ib.WC, had ib.WC)) {
 	d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
 		into := make([]ib.WC, len(wc))
@@ -19,7 +19,7 @@ func (d *wrongDriver) fill(change func(c *wrongCQ, wc *ib.WC, had ib.WC)) {
 	}
 }
 
-// remember has the completions that which selects keep the object of a destroyed queue pair.
+// remember makes the completions selected by which keep the object of a destroyed queue pair.
 func (d *wrongDriver) remember(which func(c *wrongCQ, q *wrongQP) bool) {
 	var gone sync.Map // by number
 	d.destroyQP = func(q *wrongQP) error {
@@ -33,7 +33,7 @@ func (d *wrongDriver) remember(which func(c *wrongCQ, q *wrongQP) bool) {
 	})
 }
 
-// wrongCompletions are wrong about what is in a completion.
+// wrongCompletions report wrong contents of completions.
 var wrongCompletions = []wrong{
 	{
 		defect: "adds flags to what the caller had in the completion before",

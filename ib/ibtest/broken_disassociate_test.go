@@ -16,7 +16,7 @@ func (d *wrongDriver) Disassociate(c ib.UserContext) {
 	d.Device.Disassociate(c)
 }
 
-// sharedQP is a queue pair whose send queue is shared with the process: one page, of which it looks at nothing.
+// sharedQP is a queue pair that shares one page with the process as its send queue, and ignores the contents.
 type sharedQP struct {
 	*wrongQP
 	shared ib.Shared
@@ -36,7 +36,7 @@ func (q *sharedQP) Destroy() error {
 	return q.wrongQP.Destroy()
 }
 
-// wrongDisassociators do not keep what ib.Disassociator promises.
+// wrongDisassociators violate the contract of ib.Disassociator.
 var wrongDisassociators = []wrong{
 	{
 		defect: "has a disassociate hook that does nothing",

@@ -8,7 +8,7 @@ import (
 	"verbena/umem"
 )
 
-// isKey tells whether a region has the key now.
+// isKey reports whether key is the current key of a region.
 func (d *wrongDriver) isKey(key uint32) bool {
 	for _, m := range each(d, &d.mrs) {
 		if m.num == key {
@@ -18,7 +18,7 @@ func (d *wrongDriver) isKey(key uint32) bool {
 	return false
 }
 
-// wrongKeys are wrong about keys, domains, and what they refuse.
+// wrongKeys have faults in keys, domains, and rejected calls.
 var wrongKeys = []wrong{
 	{
 		defect: "looks up the key of an RDMA operation of no bytes",
@@ -29,7 +29,7 @@ var wrongKeys = []wrong{
 				if !remote || d.isKey(wr.RKey) || len(wr.SGList) > 0 && wr.SGList[0].Length > 0 {
 					return q.QP.PostSend(wrs)
 				}
-				for _, m := range each(d, &d.mrs) { // with data the inner driver looks it up
+				for _, m := range each(d, &d.mrs) { // the inner driver checks the key if there are data
 					if m.pd == q.pd && m.access&ib.AccessLocalWrite != 0 {
 						wr.SGList = []ib.SGE{{Addr: m.region.IOVA(), Length: 8, LKey: m.num}}
 					}
@@ -147,7 +147,7 @@ var wrongKeys = []wrong{
 					n.Add(1)
 				}
 				if n.Load() > 900 {
-					init.Type = 200 // refused
+					init.Type = 200 // rejected
 				}
 				return nil
 			}

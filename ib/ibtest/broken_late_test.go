@@ -8,7 +8,7 @@ import (
 	"verbena/ib"
 )
 
-// wrongTimers do late what they should do at once, or not any more.
+// wrongTimers act late, or not at all.
 var wrongTimers = []wrong{
 	{
 		defect: "leaves the timer of a moderated queue running when the queue is destroyed",

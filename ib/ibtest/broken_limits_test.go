@@ -8,12 +8,12 @@ import (
 	"verbena/ib"
 )
 
-// attributeHooks are hooks of a wrongDriver into what it reports, and into what a consumer sets.
+// attributeHooks change attributes that a wrongDriver reports, and attributes that a consumer sets.
 type attributeHooks struct {
-	limits    func(a *ib.DeviceAttr)         // what QueryDevice is about to report
-	port      func(a *ib.PortAttr)           // what QueryPort is about to report
-	queried   func(q *wrongQP, a *ib.QPAttr) // what Query is about to report
-	createAH  func(a *ib.AHAttr)             // what the inner driver is about to get
+	limits    func(a *ib.DeviceAttr)         // changes the result of QueryDevice
+	port      func(a *ib.PortAttr)           // changes the result of QueryPort
+	queried   func(q *wrongQP, a *ib.QPAttr) // changes the result of Query
+	createAH  func(a *ib.AHAttr)             // changes the argument of the inner driver
 	attach    func(q *wrongQP, g ib.GID) error
 	detach    func(q *wrongQP, g ib.GID) error
 	createSRQ func(a *ib.SRQAttr) error
@@ -57,7 +57,7 @@ func (q *wrongQP) Query(mask ib.QPAttrMask) (ib.QPAttr, error) {
 	return a, err
 }
 
-// wrongAttributes are wrong about the attributes of queue pairs.
+// wrongAttributes have faults in the attributes of queue pairs.
 var wrongAttributes = []wrong{
 	{
 		defect: "reports the two numbers of READs and atomics in each other's place",
@@ -132,7 +132,7 @@ var wrongAttributes = []wrong{
 	},
 }
 
-// wrongLimits are wrong about the limits that they report, and the capacities that they grant.
+// wrongLimits report wrong limits, or grant wrong capacities.
 var wrongLimits = []wrong{
 	{
 		defect: "reports one completion more than its queues can have",
@@ -255,7 +255,7 @@ var wrongLimits = []wrong{
 	},
 }
 
-// wrongDatagrams are wrong about datagrams, and about windows when a queue pair ends.
+// wrongDatagrams have faults in datagrams, and in windows of a destroyed queue pair.
 var wrongDatagrams = []wrong{
 	{
 		defect: "sends datagrams without the traffic class of the address handle",

@@ -11,7 +11,7 @@ import (
 	"verbena/umem"
 )
 
-// wrongValues are drivers whose faults show with values that only the model's calls have.
+// wrongValues are drivers whose faults show only with the values of the model's calls.
 var wrongValues = []wrong{
 	{
 		defect: "keeps 32 bits of the ID of a work request",
@@ -202,7 +202,7 @@ var wrongValues = []wrong{
 	},
 }
 
-// keptRegions and keptRequests hold the objects that a wrong driver keeps through a reset.
+// keptRegions and keptRequests hold the objects that a wrong driver keeps across a reset.
 var keptRegions, keptRequests sync.Map
 
 func manySeeds(func() *wrongDriver) []Option { return []Option{Bubble(), Seeds(400)} }

@@ -8,7 +8,7 @@ import (
 	"verbena/ib"
 )
 
-// wrongRefusals change something before they refuse it, or before it is retried.
+// wrongRefusals change state before they reject a call, or before a request is retried.
 var wrongRefusals = []wrong{
 	{
 		defect: "invalidates before it looks whether the message fits the receive",
@@ -162,7 +162,7 @@ var wrongRefusals = []wrong{
 		defect: "does not arm a limit of which fewer receives are there already",
 		break_: func(d *wrongDriver) {
 			var mu sync.Mutex
-			posted := map[*wrongSRQ]int{} // since it was made
+			posted := map[*wrongSRQ]int{} // since its creation
 			d.srqPost = func(s *wrongSRQ, wrs []ib.RecvWR) (int, error) {
 				mu.Lock()
 				posted[s] += len(wrs)
@@ -190,7 +190,7 @@ func length(sgl []ib.SGE) (n uint32) {
 	return n
 }
 
-// numbered is the queue pair of a number, nil for none.
+// numbered returns the queue pair with a number, or nil.
 func (d *wrongDriver) numbered(num uint32) *wrongQP {
 	for _, q := range each(d, &d.qps) {
 		if q.obj.Num() == num {
@@ -200,5 +200,5 @@ func (d *wrongDriver) numbered(num uint32) *wrongQP {
 	return nil
 }
 
-// peer is the queue pair that q is connected to.
+// peer returns the peer of q, or nil.
 func (d *wrongDriver) peer(q *wrongQP) *wrongQP { return d.numbered(q.dest) }

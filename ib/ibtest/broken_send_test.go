@@ -9,7 +9,7 @@ import (
 	"verbena/ib"
 )
 
-// sendOnly leaves the driver SEND and receive. A defect's postSend comes behind it.
+// sendOnly reduces the driver to SEND and receive. The postSend of a defect runs after that of sendOnly.
 func sendOnly(d *wrongDriver) {
 	d.sendOnly = true
 	d.limits = func(a *ib.DeviceAttr) {
@@ -49,7 +49,7 @@ func (d *wrongDriver) AllocMR(mr ib.MRHandle, pd ib.DriverPD, maxPages int) (ib.
 	return d.Device.AllocMR(mr, pd, maxPages)
 }
 
-// peer is the queue pair that q sends to, nil if it is not there.
+// peer returns the queue pair that q sends to, or nil.
 func (q *wrongQP) peer() *wrongQP {
 	for _, p := range each(q.d, &q.d.qps) {
 		if p.obj.Num() == q.dest {
@@ -59,7 +59,7 @@ func (q *wrongQP) peer() *wrongQP {
 	return nil
 }
 
-// wrongSenders are wrong in ways that SEND and receive show.
+// wrongSenders have faults that SEND and receive expose.
 var wrongSenders = []wrong{
 	{
 		defect: "has SEND only, and in poll lets go of its lock between copying completions and removing them",
@@ -197,7 +197,7 @@ var wrongSenders = []wrong{
 	{
 		defect: "forgets senders that wait for a receive when their peer goes",
 		break_: func(d *wrongDriver) {
-			var waits sync.Map // of numbers
+			var waits sync.Map // by number
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				if p := q.peer(); p != nil && p.QP.State() == ib.QPRTS && p.dest == q.obj.Num() {
 					waits.Store(q.obj.Num(), true)
@@ -218,7 +218,7 @@ var wrongSenders = []wrong{
 	{
 		defect: "does not go to ERR when the completion of a receive is lost, if those of its sends have a queue of their own",
 		break_: func(d *wrongDriver) {
-			var shadows sync.Map // *loopback.CQ with room for all that comes, by *wrongCQ that is for receives alone
+			var shadows sync.Map // *loopback.CQ with entries for all completions, by *wrongCQ that is only for receives
 			drain := func(c *wrongCQ, shadow *loopback.CQ) {
 				more := make([]ib.WC, 1000)
 				n, _ := shadow.Poll(more)
@@ -306,7 +306,7 @@ var wrongSenders = []wrong{
 	},
 }
 
-// toItself reports whether a queue pair is its own peer.
+// toItself reports whether a queue pair is connected to itself.
 func toItself(d *wrongDriver, num uint32) bool {
 	return slices.ContainsFunc(each(d, &d.qps), func(q *wrongQP) bool { return q.obj.Num() == num && q.dest == num })
 }

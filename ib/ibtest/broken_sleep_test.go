@@ -15,7 +15,7 @@ import (
 	"verbena/ib"
 )
 
-// inPostSend makes a driver that does something before each post send.
+// inPostSend returns a driver that calls f before each post send.
 func inPostSend(prepare func(t testing.TB) (f func())) func(d *wrongDriver) {
 	return func(d *wrongDriver) {
 		f := sync.OnceValue(func() func() { return prepare(d.t) })
@@ -26,7 +26,8 @@ func inPostSend(prepare func(t testing.TB) (f func())) func(d *wrongDriver) {
 	}
 }
 
-// sleepFor sleeps, in real or virtual time. It is the defect of drivers and consumers that must not, and the time that their threads take.
+// sleepFor sleeps, in real or virtual time. It is the defect of drivers and consumers that must not sleep, and the
+// delay of their threads.
 func sleepFor(d time.Duration) { time.Sleep(d) }
 
 func nanosleep(d time.Duration) {
@@ -34,7 +35,7 @@ func nanosleep(d time.Duration) {
 	syscall.Nanosleep(&ts, nil)
 }
 
-// wrongSleepers sleep so shortly that one look does not find it, or in ways that do not look like sleep.
+// wrongSleepers sleep too briefly for a single inspection, or in ways that do not look like sleep.
 var wrongSleepers = []wrong{
 	{
 		defect: "sleeps for 100 µs in post send",
@@ -67,7 +68,7 @@ var wrongSleepers = []wrong{
 	{
 		defect: "writes a file in post send, and waits until it is on the disk",
 		break_: inPostSend(func(t testing.TB) func() {
-			f, err := os.CreateTemp(".", "ibtest") // not in /tmp, which may have no disk
+			f, err := os.CreateTemp(".", "ibtest") // not in /tmp, which may be in memory
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -108,7 +109,7 @@ var wrongSleepers = []wrong{
 			return func() {
 				runtime.LockOSThread()
 				defer runtime.UnlockOSThread()
-				for end := threadTime() + 2*time.Millisecond; threadTime() < end; { // however many others want the processor
+				for end := threadTime() + 2*time.Millisecond; threadTime() < end; { // independent of the load of the machine
 				}
 			}
 		}),
@@ -135,7 +136,7 @@ var wrongSleepers = []wrong{
 	},
 }
 
-// threadTime is what the calling thread has had of the processor.
+// threadTime returns the processor time of the calling thread.
 func threadTime() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {

@@ -10,30 +10,30 @@ import (
 	"verbena/ib"
 )
 
-// yieldAwhile lets others run in a window that is too short to be hit otherwise.
+// yieldAwhile yields to other threads, to widen a race window.
 func yieldAwhile() {
 	for range 300 {
 		runtime.Gosched()
 	}
 }
 
-// dawdle does the same without giving up the processor, for less than what counts as spinning.
+// dawdle delays without yielding, for less than the limit for spinning.
 func (d *wrongDriver) dawdle() {
 	for began := time.Now(); time.Since(began) < 100*time.Microsecond; {
 	}
 }
 
-// toErr takes queue pairs to ERR.
+// toErr moves queue pairs to ERR.
 func toErr(qps []*wrongQP) {
 	for _, q := range qps {
 		q.QP.Modify(&ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil)
 	}
 }
 
-// deaf has a queue send no notification from now on.
+// deaf stops the notifications of a queue.
 func (c *wrongCQ) deaf() { c.CQ.Moderate(1<<30, 0) }
 
-// wrongInErrors are wrong about what is outstanding when a queue pair, a device or a context ends.
+// wrongInErrors mishandle outstanding requests at the end of a queue pair, a device or a context.
 var wrongInErrors = []wrong{
 	{
 		defect: "flushes in EnterError without a notification of the queues that are armed",
@@ -144,7 +144,7 @@ var wrongInErrors = []wrong{
 		opts: func(d func() *wrongDriver) []Option {
 			return []Option{Unplug(func(core *ib.Core, dev *ib.DeviceHandle) error {
 				err := core.Unregister(dev)
-				dev.DispatchEvent(ib.EventPortErr, 1) // later, nobody may be there who would report it
+				dev.DispatchEvent(ib.EventPortErr, 1) // later the consumer may have removed its event function
 				return err
 			})}
 		},
@@ -152,7 +152,7 @@ var wrongInErrors = []wrong{
 	},
 }
 
-// wrongQueues are wrong about completion queues.
+// wrongQueues have faults in completion queues.
 var wrongQueues = []wrong{
 	{
 		defect: "forgets that a queue is armed when it is resized",
@@ -251,7 +251,7 @@ var wrongQueues = []wrong{
 	},
 }
 
-// permit gives the regions of a list to a domain, with more rights, and returns how to take that back.
+// permit moves the regions of a list to a domain and adds rights. undo reverts that.
 func (d *wrongDriver) permit(q *wrongQP, sgl []ib.SGE, alien bool, more ib.AccessFlags) (undo func()) {
 	var undos []func()
 	for _, s := range sgl {
@@ -273,7 +273,7 @@ func (d *wrongDriver) permit(q *wrongQP, sgl []ib.SGE, alien bool, more ib.Acces
 	}
 }
 
-// wrongMemory are wrong about memory and its keys.
+// wrongMemory have faults in memory and its keys.
 var wrongMemory = []wrong{
 	{
 		defect: "accepts local keys of another domain",
@@ -312,7 +312,7 @@ var wrongMemory = []wrong{
 		break_: func(d *wrongDriver) {
 			var free atomic.Pointer[wrongMR]
 			d.regMR = func(mr ib.MRHandle, m *wrongMR) error {
-				if old := free.Swap(nil); old != nil { // whose key has stayed
+				if old := free.Swap(nil); old != nil { // its key is the same
 					old.region, old.pd, old.access = m.region, m.pd, m.access
 					old.change(m.pd, m.access)
 					mr.SetKeys(old.num, old.num)

@@ -15,26 +15,26 @@ import (
 	"verbena/umem"
 )
 
-// wrongDriver is the loopback driver with defects: where a hook is set it stands for the method.
+// wrongDriver is the loopback driver with defects: a hook that is set replaces the method.
 type wrongDriver struct {
 	*loopback.Device
 	dev *ib.DeviceHandle
 	t   testing.TB
 
-	mu   sync.Mutex // for the defects' use
+	mu   sync.Mutex // for the defects
 	held atomic.Bool
 
 	attributeHooks
 	sendOnly bool // see sendOnly
 
-	moreCQEs   int // room in completion queues that nobody asked for
+	moreCQEs   int // extra entries of completion queues
 	createCQ   func(cq ib.CQHandle, attr ib.CQAttr) error
 	createQP   func(qp ib.QPHandle, init *ib.DriverQPInit) error
 	createdQP  func(qp ib.QPHandle, init *ib.DriverQPInit)
 	query      func()
 	postSend   func(q *wrongQP, wrs []ib.SendWR) (int, error)
 	postRecv   func(q *wrongQP, wrs []ib.RecvWR) (int, error)
-	regMR      func(mr ib.MRHandle, m *wrongMR) error // m has been registered by the inner driver
+	regMR      func(mr ib.MRHandle, m *wrongMR) error // the inner driver has registered m
 	resize     func(c *wrongCQ, entries int) error
 	modify     func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error
 	state      func(q *wrongQP) ib.QPState
@@ -51,14 +51,14 @@ type wrongDriver struct {
 	enterError func()
 
 	lists sync.Mutex
-	qps   []*wrongQP // that exist
+	qps   []*wrongQP // existing
 	cqs   []*wrongCQ
 	mrs   []*wrongMR
 	dead  []*wrongMR // deregistered
-	keys  uint32     // that the inner driver has given out for regions
+	keys  uint32     // number of keys that the inner driver has assigned to regions
 
 	disassociate func(c ib.UserContext)
-	doorbell     func(shared []byte, h *ib.Hold) // with it, a user's queue pair shares memory with its process
+	doorbell     func(shared []byte, h *ib.Hold) // if set, a user's queue pair shares memory with its process
 }
 
 type wrongQP struct {
@@ -81,7 +81,7 @@ type wrongCQ struct {
 	n    atomic.Int32
 
 	entries int
-	stash   []ib.WC // under wrongDriver.mu, of defects
+	stash   []ib.WC // under wrongDriver.mu, for defects
 }
 
 type wrongSRQ struct {
@@ -99,7 +99,7 @@ type wrongAH struct {
 type wrongMR struct {
 	ib.DriverMR
 	d      *wrongDriver
-	num    uint32 // the key that the inner driver has given it
+	num    uint32 // the key from the inner driver
 	region *umem.Region
 	pd     ib.DriverPD
 	access ib.AccessFlags
@@ -124,7 +124,7 @@ func unlisted[T comparable](d *wrongDriver, list *[]T, x T) {
 	*list = slices.DeleteFunc(*list, func(y T) bool { return y == x })
 }
 
-// regionAt is the region that an address is in, nil for none.
+// regionAt returns the region that contains an address, or nil.
 func (d *wrongDriver) regionAt(addr uint64) *wrongMR {
 	for _, m := range each(d, &d.mrs) {
 		if addr >= m.region.IOVA() && addr < m.region.IOVA()+m.region.Len() {
@@ -134,7 +134,7 @@ func (d *wrongDriver) regionAt(addr uint64) *wrongMR {
 	return nil
 }
 
-// change gives a region another domain and other rights; its key stays.
+// change sets the domain and the rights of a region; its key stays.
 func (m *wrongMR) change(pd ib.DriverPD, access ib.AccessFlags) {
 	if err := m.DriverMR.(ib.ReregMR).Rereg(m.region, pd, access, nil); err != nil {
 		m.d.t.Error(err)
@@ -350,7 +350,7 @@ func (a *wrongAH) Destroy() error {
 	return a.AH.Destroy()
 }
 
-// Unwrap gives the region the abilities of the one that it wraps.
+// Unwrap makes the optional interfaces of the wrapped region available.
 func (m *wrongMR) Unwrap() ib.DriverMR { return m.DriverMR }
 
 func (m *wrongMR) Rereg(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags, u *ib.Udata) error {
@@ -369,21 +369,21 @@ func (m *wrongMR) Dereg() error {
 	return m.DriverMR.Dereg()
 }
 
-// locked runs f under the driver's lock.
+// locked runs f with the driver's lock held.
 func (d *wrongDriver) locked(f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	f()
 }
 
-// wrong is a driver that breaks a rule in a way that real drivers have.
+// wrong is a driver that violates a rule in a way that real drivers do.
 type wrong struct {
 	defect string
 	break_ func(d *wrongDriver)
 	opts   func(d func() *wrongDriver) []Option
-	by     string // the check that catches it; "": any, of the whole suite, since what is said is a rule, or names the fault
-	says   string // what is part of what it says
-	sooner string // checked mode may say this before, in any check: it depends on the machine; may be empty
+	by     string // the check that finds it; "": any check of the suite, because the report is a rule or names the fault
+	says   string // a part of the report
+	sooner string // an alternative report of checked mode in any check, depending on the machine; may be empty
 }
 
 var wrongDrivers = slices.Concat([]wrong{
@@ -435,7 +435,7 @@ var wrongDrivers = slices.Concat([]wrong{
 				return nil
 			}
 		},
-		says: "CQ.ReqNotify has waited for long", // by one rule or both, as the samples fall
+		says: "CQ.ReqNotify has waited for long", // one rule or both, depending on the samples
 	},
 	{
 		defect: "sleeps in poll",
@@ -482,7 +482,7 @@ var wrongDrivers = slices.Concat([]wrong{
 				if posts.Add(1) == 2 {
 					locked := make(chan struct{})
 					go d.locked(func() { close(locked); sleepFor(2 * time.Second) })
-					for len(locked) == 0 { // awake
+					for len(locked) == 0 { // spin
 						select {
 						case <-locked:
 						default:
@@ -741,7 +741,7 @@ var wrongDrivers = slices.Concat([]wrong{
 					q.QP.PostSend(wrs)
 					wrs = nil
 				}
-				d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) { // the engine comes late
+				d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) { // the engine is late
 					late()
 					return c.CQ.Poll(wc)
 				}
@@ -895,12 +895,13 @@ var wrongDrivers = slices.Concat([]wrong{
 	wrongCompletions, wrongKeys, wrongTimers, wrongAttributes, wrongLimits, wrongDatagrams, wrongSenders, wrongRefusals,
 	wrongValues)
 
-// brokenOptions are those of runs that are expected to fail: what does not come is not waited for so long.
+// brokenOptions adds the options for runs that are expected to fail: shorter waits for expected events.
 func brokenOptions(o ...Option) []Option {
 	return append([]Option{Patience(2 * time.Second), Load(1)}, o...)
 }
 
-// Each wrong driver fails the suite, by the check that names its fault. With -whole that is the first one that fails.
+// TestWrongDrivers checks that each wrong driver fails the suite in the check that names its fault. With -whole this
+// must be the first failing check.
 func TestWrongDrivers(t *testing.T) {
 	checks, outputs := make([]string, len(wrongDrivers)), make([]string, len(wrongDrivers))
 	together(len(wrongDrivers), func(i int) { checks[i], outputs[i] = firstFailure(t, i) })
@@ -922,7 +923,7 @@ func TestWrongDrivers(t *testing.T) {
 	}
 }
 
-// caught checks that a defect was found and named.
+// caught checks that the suite found a defect and named it.
 func caught(t *testing.T, r *recorder, says string) {
 	t.Helper()
 	if !r.failed || r.skipped {
@@ -933,10 +934,11 @@ func caught(t *testing.T, r *recorder, says string) {
 	}
 }
 
-// leftOut reports whether -short leaves out the i-th defect: each takes a process, or a wait for checked mode, and there are hundreds.
+// leftOut reports whether -short omits the i-th defect. Each of the hundreds of defects takes a process, or a wait for
+// checked mode.
 func leftOut(i int) bool { return testing.Short() && i%16 != 0 }
 
-// together runs f for 0 to n-1, several at a time, which mostly wait. It leaves out what -short does.
+// together runs f for 0 to n-1, several at a time, because most of them wait. It omits those that -short omits.
 func together(n int, f func(i int)) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 8)
@@ -953,7 +955,7 @@ func together(n int, f func(i int)) {
 	wg.Wait()
 }
 
-// The suite passes on the driver that the wrong ones wrap.
+// TestWrongDriversWithoutDefect checks that the suite passes on the driver that the wrong ones wrap.
 func TestWrongDriversWithoutDefect(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the suite takes seconds, and driver/loopback runs it")

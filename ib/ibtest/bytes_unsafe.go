@@ -2,7 +2,7 @@ package ibtest
 
 import "unsafe"
 
-// bytesOf is the memory of the words.
+// bytesOf returns the memory of words as bytes.
 func bytesOf(words []uint64) []byte {
 	if len(words) == 0 {
 		return nil

@@ -87,7 +87,7 @@ func testNotFromCallchain(e *env) {
 	}
 }
 
-// inCall tells whether a function whose name ends so is in the callchain.
+// inCall reports whether a function whose name ends in one of names is in the callchain.
 func inCall(names ...string) bool {
 	pc := make([]uintptr, 64)
 	frames := runtime.CallersFrames(pc[:runtime.Callers(2, pc)])
@@ -104,7 +104,7 @@ func inCall(names ...string) bool {
 	}
 }
 
-// testOneHandler has several connections complete on one CQ, whose handler arms it at once.
+// testOneHandler completes requests of several connections on one CQ, whose handler re-arms it at once.
 func testOneHandler(e *env) {
 	const senders = 4
 	each := min(200*e.cfg.load, e.limits.MaxCQE/senders)
@@ -141,7 +141,7 @@ func testOneHandler(e *env) {
 		e.up(to, from.Num(), ib.QPRTS)
 		threads.Go(func() {
 			for k := range each {
-				hold := i%2 == 0 // half of them run callbacks themselves
+				hold := i%2 == 0 // half of the threads run callbacks themselves
 				if hold {
 					e.handle.HoldCallbacks()
 				}
@@ -165,7 +165,7 @@ func testOneHandler(e *env) {
 	e.eventually("the handler to see all completions", func() bool { return int(polled.Load()) == senders*each })
 }
 
-// spin polls until n completions have come, from any goroutine.
+// spin polls until it has n completions, from any goroutine.
 func (e *env) spin(cq *ib.CQ, n int) error {
 	wc := make([]ib.WC, n)
 	for p := e.patience(); ; {
@@ -187,7 +187,8 @@ func (e *env) spin(cq *ib.CQ, n int) error {
 	}
 }
 
-// testPolledByHandler sends a stream of messages to a handler that polls, arms, and polls again if it must.
+// testPolledByHandler sends a stream of messages to a handler that polls, arms, and polls again if completions were
+// missed.
 func testPolledByHandler(e *env) {
 	total := 2000 * e.cfg.load
 	var running, polled, calls atomic.Int32
@@ -275,7 +276,7 @@ func testMissedReport(e *env) {
 	}
 }
 
-// settle lets callbacks that are due come: one that was raised after them has.
+// settle waits for due callbacks. It raises a callback and waits for it.
 func (e *env) settle() {
 	e.Helper()
 	e.delivered()
@@ -284,7 +285,7 @@ func (e *env) settle() {
 	}
 }
 
-// delivered returns when all events that have been raised have been delivered.
+// delivered returns when all raised events have been delivered.
 func (e *env) delivered() {
 	e.Helper()
 	var seen atomic.Bool
@@ -302,7 +303,7 @@ func testOncePerRequest(e *env) {
 	if n := calls.Load(); n != 0 {
 		e.Fatalf("rule notify-once: %d calls of the handler without a request", n)
 	}
-	for range 3 { // more than one request before a completion are one
+	for range 3 { // several requests before a completion count as one
 		_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
 		e.must("request notify", err)
 	}
@@ -339,7 +340,7 @@ func testSolicited(e *env) {
 	e.waitOne(p.cqs[1], 2, ib.WCSuccess)
 	expect("a solicited completion", 1)
 	arm(ib.NotifySolicited)
-	arm(ib.NotifyNextComp) // the wider request wins
+	arm(ib.NotifyNextComp) // the wider of two requests applies
 	arm(ib.NotifySolicited)
 	p.exchange(0, 3, 8)
 	expect("any completion, which was asked for, too", 2)
@@ -452,7 +453,7 @@ func testArmedFlush(e *env) {
 	}
 }
 
-// testQueuesInParallel has the first handler wait, awake, until the other runs.
+// testQueuesInParallel makes the first handler spin until the other one runs.
 func testQueuesInParallel(e *env) {
 	var first, second, gaveUp atomic.Bool
 	var done atomic.Int32
@@ -476,7 +477,8 @@ func testQueuesInParallel(e *env) {
 		_, err := cq.ReqNotify(ib.NotifyNextComp)
 		e.must("request notify", err)
 	}
-	// Flushed receives: a message's completions would come one after the other from the network, on one thread perhaps.
+	// Flushed receives are used because the network may deliver the completions of messages one after the other, on one
+	// thread.
 	var threads sync.WaitGroup
 	flush := func(i int) {
 		p.recv(i, 1, 0, 8)

@@ -40,7 +40,7 @@ var completionChecks = []ruleTest{
 	},
 }
 
-// used returns completions as a caller may have left them in the array that it polls into.
+// used returns completions as a caller may have left them in its poll array.
 func used(other *ib.QP) []ib.WC {
 	wc := ib.WC{
 		ID: 0xabababababababab, Status: ib.WCSuccess, Opcode: ib.WCRecvRDMAWithImm, VendorErr: 0xabababab, ByteLen: 0xabababab,
@@ -64,7 +64,8 @@ func (e *env) pollInto(cq *ib.CQ, wc *ib.WC) {
 	*wc = into[0]
 }
 
-// testWholeCompletion has each operation done several times, and its completions polled into a fresh entry and into used ones.
+// testWholeCompletion executes each operation several times, and polls its completions into a fresh entry and into used
+// ones.
 func testWholeCompletion(e *env) {
 	pd := e.pd()
 	for _, kind := range queuePairTypes {
@@ -111,21 +112,21 @@ func testWholeCompletion(e *env) {
 	}
 }
 
-// sameCompletion compares a completion that was polled into a used entry with the same that was polled into a fresh one.
+// sameCompletion compares a completion polled into a used entry with the same completion polled into a fresh one.
 func (e *env) sameCompletion(what string, got, fresh, entry ib.WC) {
 	e.Helper()
 	if got.VendorErr != entry.VendorErr {
-		got.VendorErr = fresh.VendorErr // may be anything but what was there
+		got.VendorErr = fresh.VendorErr // may have any value except the former one
 	}
 	if got != fresh {
 		e.Errorf("%s: polled into an entry that has been used: got %+v, want %+v, as in a fresh one", what, got, fresh)
 	}
 }
 
-// queuePairTypes are those of which each queue pair has two completion queues.
+// queuePairTypes lists the types whose queue pairs have two completion queues.
 var queuePairTypes = []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD}
 
-// tryPair makes a pair of a type, nil if the driver has none.
+// tryPair creates a pair of a type, or returns nil if the driver does not support the type.
 func (e *env) tryPair(kind ib.QPType, pd *ib.PD) *pair {
 	e.Helper()
 	if e.ofType(kind, pd, e.cq(8, nil)) == nil {
@@ -143,7 +144,7 @@ type operation struct {
 	receives bool // it consumes a receive of side 1
 }
 
-// operations are those of the pair's type, each with ID 1 and signaled.
+// operations returns the operations of the pair's type, each with ID 1 and signaled.
 func (p *pair) operations() []operation {
 	p.e.Helper()
 	rdma := func(op ib.WROpcode) ib.SendWR {
@@ -182,7 +183,7 @@ func (p *pair) operations() []operation {
 	return ops
 }
 
-// known does each of the operations once, and returns those that the driver has.
+// known executes each operation once, and returns those that the driver supports.
 func (p *pair) known() (ops []operation) {
 	e := p.e
 	e.Helper()
@@ -208,8 +209,8 @@ func (p *pair) known() (ops []operation) {
 	return ops
 }
 
-// testFlushOpcode has each operation flushed in several ways: it waits in SQD when the queue pair goes to ERR, or behind one that
-// fails, or it is posted in ERR.
+// testFlushOpcode flushes each operation in several ways: it waits in SQD while the queue pair moves to ERR, it follows
+// a failing request, or it is posted in ERR.
 func testFlushOpcode(e *env) {
 	pd := e.pd()
 	for _, kind := range queuePairTypes {
@@ -268,7 +269,7 @@ func testFlushOpcode(e *env) {
 	}
 }
 
-// hold takes side 0 to SQD, where work requests wait. It reports false if the driver has no SQD.
+// hold moves side 0 to SQD, in which work requests wait. It returns false if the driver does not support SQD.
 func (p *pair) hold() bool {
 	e := p.e
 	e.Helper()
@@ -281,7 +282,7 @@ func (p *pair) hold() bool {
 	return true
 }
 
-// bell is a completion queue whose handler says that a completion has come, which stays in the queue.
+// bell is a completion queue whose handler reports an arrival. The completion stays in the queue.
 type bell struct {
 	*ib.CQ
 	rung atomic.Bool
@@ -294,7 +295,7 @@ func (e *env) bell() *bell {
 	return b
 }
 
-// talker sends itself messages.
+// talker sends messages to itself.
 type talker struct {
 	sender, receiver *ib.QP // may be the same
 	send             func(id uint64)
@@ -314,8 +315,9 @@ func (e *env) talk(t talker, id uint64, queues ...*bell) {
 	}
 }
 
-// destroyTalkers destroys talkers whose completions are in the queues, before or behind those of one that stays, and polls then.
-// The rounds have the queues wrap around; a new talker is there before the poll, which may have the number of the old one.
+// destroyTalkers destroys talkers whose completions are in the queues, before or after those of a remaining talker, and
+// then polls. The queues wrap around during the rounds. A new talker is created before the poll, possibly with the
+// number of the destroyed one.
 func (e *env) destroyTalkers(what string, fresh func() talker, send, recv *bell) {
 	e.Helper()
 	stays, t := fresh(), fresh()
@@ -421,7 +423,7 @@ func testDestroyedTarget(e *env) {
 	}, send, recv)
 }
 
-// xrcPair is an initiator and a target, connected.
+// xrcPair returns a connected initiator and target.
 func (e *env) xrcPair(pd *ib.PD, x *ib.XRCD, send *ib.CQ) (ini, tgt *ib.QP) {
 	e.Helper()
 	ini = e.qp(pd, ib.QPInitAttr{Type: ib.QPTypeXRCInit, SendCQ: send})
@@ -431,7 +433,7 @@ func (e *env) xrcPair(pd *ib.PD, x *ib.XRCD, send *ib.CQ) (ini, tgt *ib.QP) {
 	return ini, tgt
 }
 
-// postSRQ posts a receive that must be taken.
+// postSRQ posts a receive and fails the test if the queue rejects it.
 func (e *env) postSRQ(srq *ib.SRQ, wr ib.RecvWR) {
 	e.Helper()
 	if n, err := srq.PostRecv(wr); n != 1 || err != nil {
@@ -439,7 +441,7 @@ func (e *env) postSRQ(srq *ib.SRQ, wr ib.RecvWR) {
 	}
 }
 
-// testLong sends messages whose length has more than 24 bits.
+// testLong sends messages whose length exceeds 24 bits.
 func testLong(e *env) {
 	const n = 1<<24 + 5
 	if uint64(e.port.MaxMsgSize) < n {

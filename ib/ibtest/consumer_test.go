@@ -14,15 +14,15 @@ import (
 	"verbena/ib"
 )
 
-// wrongConsumer breaks a rule in a way that real upper-level protocols have.
+// wrongConsumer violates a rule in a way that real upper-level protocols do.
 type wrongConsumer struct {
 	defect string
 	use    func(e *env)
-	asleep bool // it registers the device itself
+	asleep bool // registers the device itself
 	says   string
 }
 
-// inHandler has f run in a completion handler, and waits for it.
+// inHandler runs f in a completion handler, and waits for it.
 func inHandler(e *env, f func(p *pair, cq *ib.CQ)) {
 	var p *pair
 	var done atomic.Bool
@@ -37,7 +37,7 @@ func inHandler(e *env, f func(p *pair, cq *ib.CQ)) {
 	e.eventually("the handler", done.Load)
 }
 
-// withClient registers a client of these functions, then the device.
+// withClient registers a client with these functions, then the device.
 func withClient(e *env, add func(d *ib.Device) (any, error), remove func(d *ib.Device, data any)) *ib.Client {
 	cl := &ib.Client{Name: "wrong", Add: add, Remove: remove}
 	e.must("register the client", e.core.RegisterClient(cl))
@@ -138,7 +138,7 @@ var basicConsumers = []wrongConsumer{
 				qp.Destroy()
 				done.Store(true)
 			}})
-			p.post(1, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[1].sgl(0, 8), RKey: ^uint32(0)}) // an access error at the other
+			p.post(1, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[1].sgl(0, 8), RKey: ^uint32(0)}) // an access error at the peer
 			e.eventually("the event", done.Load)
 		},
 		says: "rule wait-for-self",
@@ -302,10 +302,10 @@ var basicConsumers = []wrongConsumer{
 	},
 }
 
-// longSleep is long enough for checked mode to look at who sleeps, on a machine that is busy with other work, too.
+// longSleep is long enough for checked mode to inspect the sleeping thread, also on a busy machine.
 const longSleep = 500 * time.Millisecond
 
-// Each wrong consumer is caught by checked mode, on a driver that is right, and the rule is named.
+// TestWrongConsumers checks that checked mode reports each wrong consumer on a correct driver, and names the rule.
 func TestWrongConsumers(t *testing.T) {
 	cfg := newConfig(func(t testing.TB) *ib.DeviceHandle { return loopback.New("loop0", nil).Handle() }, brokenOptions())
 	results := make([]*recorder, len(wrongConsumers))

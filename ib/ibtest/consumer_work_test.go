@@ -12,7 +12,7 @@ import (
 	"verbena/umem"
 )
 
-// rc is a connected pair.
+// rc returns a connected pair.
 func rc(e *env) *pair { return e.pair(pairConfig{kind: ib.QPTypeRC}) }
 
 func (e *env) reported() {
@@ -20,14 +20,14 @@ func (e *env) reported() {
 	e.eventually("a report", e.Failed)
 }
 
-// asks is a wrong consumer that calls a function in a completion handler.
+// asks returns a wrong consumer that calls a function in a completion handler.
 func asks(what string, f func(e *env, p *pair, cq *ib.CQ), says string) wrongConsumer {
 	return wrongConsumer{defect: what, says: says, use: func(e *env) {
 		inHandler(e, func(p *pair, cq *ib.CQ) { f(e, p, cq) })
 	}}
 }
 
-// workConsumers are wrong with their work requests.
+// workConsumers misuse work requests.
 var workConsumers = []wrongConsumer{
 	{
 		defect: "deregisters memory that a posted receive names",
@@ -267,7 +267,7 @@ var workConsumers = []wrongConsumer{
 	},
 }
 
-// callbackConsumers are wrong in callbacks, or with notifications.
+// callbackConsumers misuse callbacks or notifications.
 var callbackConsumers = []wrongConsumer{
 	{
 		defect: "does not arm its CQ again on one of its handler's ways out",
@@ -332,7 +332,7 @@ var callbackConsumers = []wrongConsumer{
 			inHandler(e, func(p *pair, cq *ib.CQ) {
 				wc := make([]ib.WC, 4)
 				cq.Poll(wc)
-				p.recv(1, 2, 0, 8) // what comes now is not seen
+				p.recv(1, 2, 0, 8) // not reported
 				p.send(0, 2, 8)
 				cq.ReqNotify(ib.NotifyNextComp)
 			})
@@ -423,7 +423,7 @@ var callbackConsumers = []wrongConsumer{
 				<-flushed
 				done.Store(true)
 			}})
-			p.post(1, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[1].sgl(0, 8), RKey: ^uint32(0)}) // an access error at the other
+			p.post(1, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[1].sgl(0, 8), RKey: ^uint32(0)}) // an access error at the peer
 			time.AfterFunc(longSleep, func() { close(flushed) })
 			e.eventually("the event", done.Load)
 		},
@@ -468,7 +468,7 @@ var callbackConsumers = []wrongConsumer{
 	},
 }
 
-// lifeConsumers are wrong with what comes and goes.
+// lifeConsumers misuse the life cycle of objects, devices and clients.
 var lifeConsumers = []wrongConsumer{
 	{
 		defect: "leaves its function for events registered when it has been removed",

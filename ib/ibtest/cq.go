@@ -67,7 +67,7 @@ func testOverrun(e *env) {
 		})
 		e.up(qps[i], qps[i].Num(), ib.QPRTS)
 	}
-	// Flushed receives fill the queue: they come in order, and all of them at once. The first queue pair just fits.
+	// Flushed receives fill the queue, in order and all at once. Those of the first queue pair just fit.
 	post := func(qp *ib.QP, n int) {
 		e.Helper()
 		for i := range n {
@@ -102,7 +102,7 @@ func testOverrun(e *env) {
 	}
 }
 
-// testResizeUnderTraffic sends a stream of messages; one thread polls, and one resizes.
+// testResizeUnderTraffic sends a stream of messages while one thread polls and another one resizes.
 func testResizeUnderTraffic(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	e.need("resizing of CQs", p.cqs[0].Resize(2*e.queueLen))

@@ -10,7 +10,7 @@ import (
 	"verbena/ib/check"
 )
 
-// Data: what work requests do.
+// Data: the effects of work requests.
 
 var dataChecks = []ruleTest{
 	{
@@ -144,7 +144,7 @@ func testScatterGather(e *env) {
 	fill(a.b[:1000], 3)
 	clear(b.b)
 	type element struct{ off, n int }
-	// The last elements of the lists, as many as the device takes.
+	// Use the last elements of lists with the maximum length.
 	scatter := []element{{0, 100}, {600, 7}, {500, 0}, {1000, 2000}}
 	gather := []element{{0, 1}, {900, 50}, {1, 299}}
 	scatter, gather = scatter[max(0, len(scatter)-e.recvSGE):], gather[max(0, len(gather)-e.sendSGE):]
@@ -197,7 +197,7 @@ func testNothingKept(e *env) {
 			recvs[i] = ib.RecvWR{ID: 1 << 40}
 		}
 	}
-	// One waits for the other, so that what was kept would be used late.
+	// One of the messages waits for the other, so that data kept by reference would be used late.
 	for round, post := range [][]func(){{send, receive}, {receive, send}} {
 		for i := range n {
 			recvs[i] = ib.RecvWR{ID: uint64(i), SGList: p.buf[1].sgl(8*i, 8)}
@@ -219,7 +219,7 @@ func testNothingKept(e *env) {
 	p.inline()
 }
 
-// inline sends inline data that change when they have been posted.
+// inline sends inline data that change after the post.
 func (p *pair) inline() {
 	e := p.e
 	qp := e.qp(p.pd, ib.QPInitAttr{
@@ -260,7 +260,7 @@ func testImmediate(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	p.recv(1, 1, 0, 8)
 	p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRSendWithImm, Imm: 0x01020304, SGList: p.buf[0].sgl(0, 8), Flags: ib.SendSignaled})
-	e.waitOne(p.cqs[0], 1, ib.WCSuccess) // until then the driver may read what was sent once more
+	e.waitOne(p.cqs[0], 1, ib.WCSuccess) // until then the driver may read the sent data again
 	if wc := e.waitOne(p.cqs[1], 1, ib.WCSuccess); wc.Imm != 0x01020304 || wc.Flags&ib.WCWithImm == 0 || wc.Opcode != ib.WCRecv {
 		e.Errorf("send with immediate: %+v", wc)
 	}
@@ -283,7 +283,7 @@ func testImmediate(e *env) {
 	}
 }
 
-// tryPost is post, but skips the test when the driver does not know the operation.
+// tryPost is post, but skips the test if the driver does not support the operation.
 func (p *pair) tryPost(ability string, side int, wr ib.SendWR) {
 	p.e.Helper()
 	if !p.tried(ability, side, wr) {
@@ -291,7 +291,7 @@ func (p *pair) tryPost(ability string, side int, wr ib.SendWR) {
 	}
 }
 
-// needWrite skips the test, which is about remote keys, if the driver has no RDMA WRITE.
+// needWrite skips a test of remote keys if the driver does not support RDMA WRITE.
 func (p *pair) needWrite() {
 	p.e.Helper()
 	p.tryPost("RDMA WRITE", 0, p.rdma(0, ib.WRRDMAWrite, nil, 0))
@@ -325,7 +325,7 @@ func testWrite(e *env) {
 
 func testRead(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	fill(p.buf[1].b, 1) // once: a request that was sent twice may be answered after the completion
+	fill(p.buf[1].b, 1) // once: the response to a retransmitted request may arrive after the completion
 	for i, n := range []int{1, 4096, 4097, bufLen} {
 		clear(p.buf[0].b)
 		p.tryPost("RDMA READ", 0, p.rdma(uint64(i), ib.WRRDMARead, p.buf[0].sgl(bufLen-n, n), 0))
@@ -417,7 +417,7 @@ func testAccessRights(e *env) {
 			return p.qps[0].State() == ib.QPErr && p.qps[1].State() == ib.QPErr
 		})
 	}
-	// An operation that the queue pair does not allow is an invalid request, whatever the key (IBA 9.9.3).
+	// An operation that the queue pair does not allow is an invalid request for any key (IBA 9.9.3).
 	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 	p.needWrite()
 	fill(p.buf[0].b, 1)
@@ -437,7 +437,7 @@ func (e *env) waitAny(cq *ib.CQ) ib.WC {
 }
 
 func testDeregistered(e *env) {
-	e.allow(check.RuleInFlight) // a receive that was posted before
+	e.allow(check.RuleInFlight) // an earlier receive
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	target := e.buffer(p.pd, 64, allAccess)
 	wr := ib.SendWR{
@@ -457,7 +457,8 @@ func testDeregistered(e *env) {
 	e.deregisteredLocally(p.pd)
 }
 
-// deregisteredLocally receives to, and sends from, memory that was deregistered, also when it was posted before.
+// deregisteredLocally receives to, and sends from, deregistered memory, also with requests posted before the
+// deregistration.
 func (e *env) deregisteredLocally(pd *ib.PD) {
 	e.Helper()
 	for _, late := range []bool{false, true} {
@@ -544,7 +545,7 @@ func testUnreliable(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeUC})
 	p.exchange(0, 1, 5000)
 	p.exchange(1, 2, 10)
-	p.send(0, 3, 11) // nobody receives it, unless it is slow
+	p.send(0, 3, 11) // no receive matches it, unless it is slow
 	e.waitOne(p.cqs[0], 3, ib.WCSuccess)
 	p.recv(1, 1, 0, 100)
 	p.recv(1, 2, 0, 100)
@@ -561,7 +562,7 @@ func testUnreliable(e *env) {
 
 const grhLen = 40
 
-// datagrams is two datagram queue pairs with an address handle to the device itself.
+// datagrams returns two datagram queue pairs with an address handle to the device itself.
 func (e *env) datagrams() (*pair, *ib.AH) {
 	p := e.pair(pairConfig{kind: ib.QPTypeUD})
 	return p, e.ah(p.pd)
@@ -612,7 +613,7 @@ func testDatagramDropped(e *env) {
 	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
 	fill(p.buf[0].b, 6)
 	p.post(0, p.datagram(3, ah, 8))
-	e.waitOne(p.cqs[1], 1, ib.WCSuccess) // the receive is still there for the good one
+	e.waitOne(p.cqs[1], 1, ib.WCSuccess) // the receive is still available for the valid message
 	if !bytes.Equal(p.buf[1].b[grhLen:grhLen+8], p.buf[0].b[:8]) {
 		e.Error("a datagram that should have been dropped has arrived")
 	}

@@ -11,7 +11,7 @@ import (
 	"verbena/roce"
 )
 
-// Datagrams: their way, their keys, and groups.
+// Datagrams: their routes, their keys, and groups.
 
 var datagramChecks = []ruleTest{
 	{
@@ -31,11 +31,11 @@ var datagramChecks = []ruleTest{
 	},
 }
 
-// route checks the header before a datagram of side 0.
+// route checks the header that precedes a datagram of side 0.
 func (e *env) route(what string, header []byte, a ib.AHAttr) {
 	e.Helper()
 	h := roce.GRH(header[:roce.GRHLen])
-	const dscp = 0xfc // the two bits below are the network's
+	const dscp = 0xfc // the network may change the two low bits
 	if h.Version() == 0 {
 		e.Fatalf("%s: a header of no known version: %x", what, header[:roce.GRHLen])
 	}
@@ -45,7 +45,7 @@ func (e *env) route(what string, header []byte, a ib.AHAttr) {
 	if h.HopLimit() != a.GRH.HopLimit {
 		e.Errorf("%s: hop limit: got %d, want %d", what, h.HopLimit(), a.GRH.HopLimit)
 	}
-	if f := h.FlowLabel(); f != 0 && f != a.GRH.FlowLabel { // some networks carry none
+	if f := h.FlowLabel(); f != 0 && f != a.GRH.FlowLabel { // some networks do not carry flow labels
 		e.Errorf("%s: flow label: got %#x, want %#x", what, f, a.GRH.FlowLabel)
 	}
 	if !e.hasGID(h.SGID()) || !e.hasGID(h.DGID()) {
@@ -53,8 +53,8 @@ func (e *env) route(what string, header []byte, a ib.AHAttr) {
 	}
 }
 
-// hasGID reports whether a GID is one of the device's. The one that was named may stand for another: a default GID is not always an
-// address that packets can have.
+// hasGID reports whether a GID belongs to the device. The GID of the packet may differ from the requested one: a
+// default GID is not always usable as a packet's address.
 func (e *env) hasGID(g ib.GID) bool {
 	e.Helper()
 	for i := range e.port.GIDTableLen {
@@ -100,7 +100,7 @@ func testDatagramRoute(e *env) {
 		}
 	}
 	exchange("new address handles")
-	for i, ah := range ahs { // each gets the way of the next
+	for i, ah := range ahs { // each receives the attributes of the next
 		bad := attrs[i]
 		bad.Port = 0
 		e.wantErr("modify an address handle to no port", ah.Modify(&bad), syscall.EINVAL)
@@ -112,7 +112,7 @@ func testDatagramRoute(e *env) {
 	}
 	exchange("address handles that were modified")
 
-	// Back to the sender.
+	// Reply to the sender.
 	p.recv(1, 1, 0, each)
 	p.post(0, p.datagram(1, ahs[1], 8))
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
@@ -143,7 +143,7 @@ func testControlledQKey(e *env) {
 		{1, 1, high | 0x1234, true},
 		{1, 1, 0xffffffff, true},
 		{1, 2, high | 2, false},
-		{1, 2, 2, true}, // the key of the request, whatever the sender's own is
+		{1, 2, 2, true}, // the key of the request, independent of the sender's own key
 		{2, 1, 2, false},
 		{1, 0, high, false},
 		{high | 1, high | 1, high, true},
@@ -169,7 +169,7 @@ func testControlledQKey(e *env) {
 		}
 		e.must("modify the Q_Key", p.qps[1].Modify(ib.QPAttr{QKey: c.receiver}, ib.QPAttrQKey))
 		send(c.sender, c.sent, 8)
-		const last = 5 // the size of one that arrives, so that the end is seen
+		const last = 5 // the length of a datagram that arrives, to detect the end
 		send(c.receiver, c.receiver, last)
 		arrived := next() != last
 		if arrived {
@@ -182,7 +182,7 @@ func testControlledQKey(e *env) {
 	}
 }
 
-// groups returns multicast addresses of the family that the device has, nil if it has no multicast.
+// groups returns multicast addresses of the device's address family, or nil if it does not support multicast.
 func (e *env) groups() func(i int) ib.GID {
 	e.Helper()
 	if !e.has(ib.QPTypeUD) {
@@ -206,7 +206,7 @@ func (e *env) groups() func(i int) ib.GID {
 	return nil
 }
 
-// member is a queue pair in a group that can receive.
+// member is a member of a group, with posted receives.
 type member struct {
 	qp  *ib.QP
 	cq  *ib.CQ
@@ -247,7 +247,7 @@ func testMembers(e *env) {
 		to[group(i)] = own(e, ah, ah.Destroy)
 	}
 	id := uint64(100)
-	// deliver sends to a group, of which some are to receive.
+	// deliver sends to a group. Some of the members must receive the message.
 	deliver := func(what string, g ib.GID, receivers ...*member) {
 		e.Helper()
 		id++
@@ -323,7 +323,7 @@ func testMembers(e *env) {
 	e.must("attach", good[0].qp.AttachMcast(group(0), 0))
 	e.must("attach", good[1].qp.AttachMcast(group(0), 0))
 	e.must("attach", good[1].qp.AttachMcast(group(1), 0))
-	good[0].recv(e, id+2, 100) // for the datagram after the next
+	good[0].recv(e, id+2, 100) // for the second datagram after this one
 	deliver("another group", group(1), good[1])
 	deliver("both", group(0), good[1])
 	e.waitOne(good[0].cq, id, ib.WCSuccess)

@@ -13,7 +13,7 @@ import (
 	"verbena/umem"
 )
 
-// Point 6: a device in error.
+// Point 6: a device in the error state.
 
 var deviceErrorChecks = []ruleTest{
 	{
@@ -59,7 +59,7 @@ var deviceErrorChecks = []ruleTest{
 			was := p.qps[0].State()
 			e.handle.SetError()
 			e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
-			// As of a Modify that the midlayer had checked before.
+			// As if the midlayer had checked a Modify before the error.
 			for _, end := range []ib.QPState{ib.QPErr, ib.QPReset} {
 				e.must(fmt.Sprintf("modify to %v what is in error meanwhile", end),
 					e.handle.QP(p.qps[1]).Modify(&ib.QPAttr{CurState: was, State: end}, ib.QPAttrState, nil))
@@ -72,7 +72,7 @@ var deviceErrorChecks = []ruleTest{
 func testNothingMade(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	a := e.address()
-	// What the driver lacks is not tested.
+	// Features that the driver lacks are not tested.
 	ah, _ := p.pd.CreateAH(&a)
 	srq, _ := p.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
 	fast, _ := p.pd.AllocMR(1)
@@ -160,7 +160,7 @@ func testErrorFlush(e *env) {
 	}
 }
 
-// everyState is queue pairs in every state, with work requests in the queues that the state allows.
+// everyState holds queue pairs in every state, with work requests in the queues that the state allows.
 type everyState struct {
 	e       *env
 	pairs   []*pair
@@ -168,7 +168,7 @@ type everyState struct {
 	pending []map[uint64]bool // on side 0 of each pair
 }
 
-// statePairs returns how to make the pairs of everyState.
+// statePairs returns a function that creates the pairs of everyState.
 func (e *env) statePairs() func() *pair {
 	pd := e.pd()
 	return func() *pair {
@@ -191,7 +191,7 @@ func (e *env) everyState(newPair func() *pair) *everyState {
 		e.up(p.qps[0], p.qps[1].Num(), min(s, ib.QPRTS))
 		if s == ib.QPSQD {
 			if err := p.qps[0].Modify(ib.QPAttr{State: s}, ib.QPAttrState); err != nil {
-				continue // not a state of this driver: SQ/Drain
+				continue // a state that this driver does not support: SQ/Drain
 			}
 		}
 		for i := range uint64(3) {
@@ -240,7 +240,7 @@ func (x *everyState) flushed(since string) {
 	}
 }
 
-// each runs a test of a device n times, each time on a fresh one.
+// each runs a test n times, each time on a fresh device.
 func (e *env) each(n int, f func(e *env, round int)) {
 	for i := range n {
 		func() {
@@ -253,10 +253,10 @@ func (e *env) each(n int, f func(e *env, round int)) {
 	}
 }
 
-// errorRounds is how many devices are put in error while something else goes on.
+// errorRounds is the number of devices that are put in error during other activity.
 const errorRounds = 16
 
-// anyMoment takes up to some 10 µs, so that what follows comes at any moment of other threads' calls.
+// anyMoment waits up to about 10 µs, so that the next action meets any moment of other threads' calls.
 func (e *env) anyMoment() {
 	for range rand.IntN(2000) {
 		e.dev.State()
@@ -313,7 +313,7 @@ func testCreateDuringError(e *env) {
 		e.anyMoment()
 		e.handle.SetError()
 		wg.Wait()
-		// Each of them is in RESET, or flushes what it takes.
+		// Each queue pair is in RESET, or flushes the requests that it accepts.
 		for i, qp := range qps {
 			state := qp.State()
 			recv, _ := qp.PostRecv(ib.RecvWR{ID: uint64(2 * i), SGList: buf.sgl(0, 8)})

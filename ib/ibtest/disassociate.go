@@ -10,7 +10,7 @@ import (
 	"verbena/umem"
 )
 
-// Point 6: a user context that is cut off.
+// Point 6: a user context that is detached from the device.
 
 var disassociateChecks = []ruleTest{
 	{
@@ -49,7 +49,7 @@ func (p *process) AllocShared(size int) (ib.Shared, error) {
 	return ib.Shared{Mem: b, Offset: uint64(len(p.regions)-1) << 32, Free: func() {}}, nil
 }
 
-// userPairs makes a user context, and returns how to make pairs of queue pairs in its name.
+// userPairs creates a user context, and returns a function that creates pairs of queue pairs for it.
 func (e *env) userPairs() (ib.Disassociator, *process, func() *pair) {
 	e.Helper()
 	hook, ok := ib.As[ib.Disassociator](user.Driver(e.dev))
@@ -81,7 +81,7 @@ func (e *env) userPairs() (ib.Disassociator, *process, func() *pair) {
 	}
 }
 
-// user makes a user context and a connected pair of queue pairs in its name.
+// user creates a user context with a connected pair of queue pairs.
 func (e *env) user() (ib.Disassociator, *process, *pair) {
 	e.Helper()
 	hook, c, newPair := e.userPairs()
@@ -139,7 +139,7 @@ func testDisassociated(e *env) {
 	e.cutOff(hook, c)
 	before := make([][]byte, len(c.regions))
 	for i, b := range c.regions {
-		for k := range b { // whatever it is
+		for k := range b { // arbitrary contents
 			b[k] = byte(k*5 + i)
 		}
 		before[i] = slices.Clone(b)

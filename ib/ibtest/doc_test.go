@@ -10,7 +10,7 @@ import (
 	"verbena/ib/check"
 )
 
-// docs/contract.md names every check of the suite and every rule of checked mode, and none that is not.
+// TestContractPage checks that docs/contract.md names exactly the checks of the suite and the rules of checked mode.
 func TestContractPage(t *testing.T) {
 	b, err := os.ReadFile("../../docs/contract.md")
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"verbena/ib"
 )
 
-// Domains: what shared receive queues may be used with.
+// Domains: the use of shared receive queues across protection domains.
 
 var domainChecks = []ruleTest{
 	{
@@ -32,7 +32,7 @@ func testSRQDomain(e *env) {
 			continue
 		}
 		srq := e.srq(mine, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 2}})
-		// The element that is alien may be the second.
+		// The second element may be the one of the other domain.
 		for i, c := range []struct {
 			what string
 			sgl  []ib.SGE
@@ -73,7 +73,7 @@ func testSRQDomain(e *env) {
 			}
 		}
 	}
-	// Remote keys are those of the queue pair's domain, whatever receive is consumed.
+	// Remote keys must belong to the queue pair's domain, whichever receive is consumed.
 	srq := e.srq(mine, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 2}})
 	for _, target := range []*buffer{bad, good} {
 		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: theirs, srq: srq})
@@ -144,7 +144,7 @@ func testXRCDomain(e *env) {
 				e.up(a.ini, a.tgt.Num(), ib.QPRTS)
 				e.up(a.tgt, a.ini.Num(), ib.QPRTS)
 			}
-			// The receives are there for messages of their own domain.
+			// The receives are used by messages of their own domain.
 			for k, s := range []*side{a, b} {
 				if wc := post(s.ini, message(4, op, s.srq.Num())); wc.Status != ib.WCSuccess {
 					e.Fatalf("message, opcode %v, for a shared receive queue of the domain: completed with %q", op, wc.Status)

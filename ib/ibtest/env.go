@@ -15,23 +15,23 @@ import (
 	"verbena/umem"
 )
 
-// env is what a test works with: a device, and helpers that fail the test where something fails.
+// env holds the device of a test, and has helpers that fail the test on errors.
 type env struct {
 	testing.TB
 	cfg     config
 	core    *ib.Core
 	dev     *ib.Device
 	handle  *ib.DeviceHandle
-	mem     *umem.Local // where buffers are
+	mem     *umem.Local // contains the buffers
 	checked bool        // the core is in checked mode
 	virtual bool        // the check runs in a bubble
 
 	limits ib.DeviceAttr
-	// Capacities within the limits.
-	queueLen         int // work requests of a queue
-	sendSGE, recvSGE int // elements of a work request
+	// Capacities, within the limits of the device.
+	queueLen         int // work requests per queue
+	sendSGE, recvSGE int // elements per work request
 
-	// once the device is registered
+	// valid once the device is registered
 	registered bool
 	port       ib.PortAttr
 	gid        ib.GID
@@ -40,14 +40,14 @@ type env struct {
 	timeout    uint8  // code of the local ACK timeout of the next connections
 	retries    uint8
 
-	objects []object // that exist, in the order in which they were made
+	objects []object // existing objects in creation order
 
 	mu      sync.Mutex
-	over    bool         // nothing is reported any more
-	allowed []check.Rule // that the test breaks on purpose
+	over    bool         // reports are dropped
+	allowed []check.Rule // rules that the test violates on purpose
 }
 
-// allow suppresses reports of a rule that the test breaks on purpose.
+// allow suppresses reports of a rule that the test violates on purpose.
 func (e *env) allow(r check.Rule) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -82,7 +82,7 @@ func newEnv(t testing.TB, cfg config, checked bool) *env {
 	return e
 }
 
-// finish destroys what is left, takes the device away, and checks that nothing stays behind.
+// finish destroys the remaining objects, unregisters the device, and checks that nothing is left.
 func (e *env) finish() {
 	for _, o := range slices.Backward(slices.Clone(e.objects)) {
 		e.destroy(o.what)
@@ -110,7 +110,7 @@ func (e *env) unregister() {
 	}
 }
 
-// findGID chooses the address.
+// findGID selects the local GID.
 func (e *env) findGID() {
 	e.Helper()
 	var err error
@@ -138,7 +138,7 @@ func (e *env) must(what string, err error) {
 	}
 }
 
-// wantErr fails the test, and goes on, unless err is that of one of the numbers.
+// wantErr reports a failure, without ending the test, unless err wraps one of the numbers.
 func (e *env) wantErr(what string, err error, want ...syscall.Errno) {
 	e.Helper()
 	for _, n := range want {
@@ -149,7 +149,7 @@ func (e *env) wantErr(what string, err error, want ...syscall.Errno) {
 	e.Errorf("%s: got error %v, want %v", what, err, want)
 }
 
-// need skips the test when err says that the driver lacks the ability, and fails it for other errors.
+// need skips the test if err means that the driver lacks the feature, and fails it for other errors.
 func (e *env) need(ability string, err error) {
 	e.Helper()
 	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
@@ -158,14 +158,14 @@ func (e *env) need(ability string, err error) {
 	e.must("use "+ability, err)
 }
 
-// own has x destroyed at the end of the test, unless destroy(x) comes earlier.
+// own registers x for destruction at the end of the test, unless destroy(x) is called earlier.
 func own[T any](e *env, x T, destroy func() error) T {
 	e.cfg.packages.add(e.driverSide(x))
 	e.objects = append(e.objects, object{x, destroy})
 	return x
 }
 
-// driverSide is what the driver has made for an object, nil if that is not known.
+// driverSide returns the driver's side of an object, or nil if it is unknown.
 func (e *env) driverSide(x any) any {
 	switch x := x.(type) {
 	case *ib.PD:
@@ -194,7 +194,7 @@ func (e *env) destroy(x any) {
 	}
 }
 
-// tryDestroy is the same with the error as a result, after which the object is still there.
+// tryDestroy is destroy, but returns the error; after an error the object still exists.
 func (e *env) tryDestroy(x any) error {
 	i := slices.IndexFunc(e.objects, func(o object) bool { return o.what == x })
 	if i < 0 {
@@ -207,8 +207,8 @@ func (e *env) tryDestroy(x any) error {
 	return err
 }
 
-// patience is how long something is waited for: a time, and as many turns as a machine that is not overloaded has at
-// least in that time, so that an overloaded one is not taken for a driver that does nothing.
+// patience limits a wait by time and by a number of iterations. A machine that is not overloaded does at least this
+// number of iterations in the time, so an overloaded machine is not mistaken for an inactive driver.
 type patience struct {
 	end   time.Time
 	turns int
@@ -218,7 +218,7 @@ func (e *env) patience() *patience {
 	return &patience{time.Now().Add(e.cfg.patience), int(e.cfg.patience / time.Millisecond)}
 }
 
-// over lets others run for a little while, and reports whether it was the last time.
+// over yields to other threads for a short time, and reports whether the limit is reached.
 func (p *patience) over() bool {
 	pause()
 	p.turns--
@@ -235,7 +235,7 @@ func (e *env) eventually(what string, cond func() bool) {
 	}
 }
 
-// receive waits for a value, or the end, of a channel.
+// receive waits for a value from a channel, or for its close.
 func receive[T any](e *env, what string, c <-chan T) (v T) {
 	e.Helper()
 	select {
@@ -246,7 +246,7 @@ func receive[T any](e *env, what string, c <-chan T) (v T) {
 	return v
 }
 
-// pause lets others run for a little while.
+// pause yields to other threads for a short time.
 func pause() {
 	runtime.Gosched()
 	time.Sleep(20 * time.Microsecond)
@@ -273,25 +273,25 @@ type buffer struct {
 	mr   *ib.MR
 }
 
-// allAccess are all rights over a region.
+// allAccess holds all rights of a region.
 const allAccess = ib.AccessLocalWrite | ib.AccessRemoteWrite | ib.AccessRemoteRead | ib.AccessRemoteAtomic | ib.AccessMWBind
 
 func (e *env) alloc(n int) ([]byte, uint64) {
 	e.Helper()
-	words := make([]uint64, (n+7)/8) // so that atomics find their alignment
+	words := make([]uint64, (n+7)/8) // so that the buffer is aligned for atomics
 	b := bytesOf(words)[:n]
 	addr, err := e.mem.Add(b)
 	e.must("add memory", err)
 	return b, addr
 }
 
-// buffer registers n bytes. Rights that the driver lacks are left out, if it has the rest.
+// buffer registers n bytes. It omits rights that the driver does not support, if it supports the rest.
 func (e *env) buffer(pd *ib.PD, n int, access ib.AccessFlags) *buffer {
 	e.Helper()
 	return e.bufferBy(pd.RegMR, n, access)
 }
 
-// bufferBy does the same by a function that registers.
+// bufferBy is buffer with a function that registers.
 func (e *env) bufferBy(register func(ib.MRInit) (*ib.MR, error), n int, access ib.AccessFlags) *buffer {
 	e.Helper()
 	b, addr := e.alloc(n)
@@ -308,7 +308,7 @@ func (e *env) bufferBy(register func(ib.MRInit) (*ib.MR, error), n int, access i
 	return &buffer{b, addr, mr}
 }
 
-// sge is n bytes at an offset.
+// sge returns n bytes at an offset.
 func (b *buffer) sge(off, n int) ib.SGE {
 	return ib.SGE{Addr: b.addr + uint64(off), Length: uint32(n), LKey: b.mr.LKey()}
 }
@@ -322,27 +322,27 @@ func fill(b []byte, seed int) {
 	}
 }
 
-// The capacities that the tests ask for, on a device that grants as many.
+// The capacities that the tests request if the device supports them.
 const (
 	fullQueueLen = 64
 	fullSGE      = 4
 )
 
-// cap returns the capacities of queue pairs that need no others.
+// cap returns the default capacities of queue pairs.
 func (e *env) cap() ib.QPCap {
 	return ib.QPCap{
 		MaxSendWR: uint32(e.queueLen), MaxRecvWR: uint32(e.queueLen), MaxSendSGE: uint32(e.sendSGE), MaxRecvSGE: uint32(e.recvSGE),
 	}
 }
 
-// fit sets the capacities that the tests ask for within the limits of the device.
+// fit limits the requested capacities to the limits of the device.
 func (e *env) fit(a ib.DeviceAttr) {
 	e.limits = a
 	e.queueLen = max(1, min(fullQueueLen, a.MaxQPWR, a.MaxCQE/16))
 	e.sendSGE, e.recvSGE = max(1, min(fullSGE, a.MaxSendSGE)), max(1, min(fullSGE, a.MaxRecvSGE))
 }
 
-// qp makes a queue pair. What is not set in init gets a default.
+// qp creates a queue pair. Fields of init that are not set get a default.
 func (e *env) qp(pd *ib.PD, init ib.QPInitAttr) *ib.QP {
 	e.Helper()
 	c, full := &init.Cap, e.cap()
@@ -357,7 +357,7 @@ func (e *env) qp(pd *ib.PD, init ib.QPInitAttr) *ib.QP {
 	return own(e, qp, qp.Destroy)
 }
 
-// Masks of the ordinary way up, by type.
+// Masks of the ordinary transitions up to RTS, by type.
 const (
 	toInit = ib.QPAttrState | ib.QPAttrPKeyIndex | ib.QPAttrPort
 	toRTR  = ib.QPAttrState | ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN
@@ -367,7 +367,7 @@ const (
 	qkey = 0x11223344
 )
 
-// attr are good values for all attributes of a queue pair to or of another one.
+// attr returns valid values of all attributes for a queue pair that is connected to dest.
 func (e *env) attr(state ib.QPState, dest uint32) ib.QPAttr {
 	return ib.QPAttr{
 		State: state, Port: 1, QKey: qkey, AccessFlags: remote, AH: e.address(), PathMTU: e.port.ActiveMTU, DestQPN: dest,
@@ -375,7 +375,7 @@ func (e *env) attr(state ib.QPState, dest uint32) ib.QPAttr {
 	}
 }
 
-// address is the device's own.
+// address returns the address of the device itself.
 func (e *env) address() ib.AHAttr {
 	return ib.AHAttr{
 		GRH:    ib.GlobalRoute{DGID: e.gid, SGIDIndex: uint8(e.gidIndex), HopLimit: 64},
@@ -383,8 +383,8 @@ func (e *env) address() ib.AHAttr {
 	}
 }
 
-// reset takes queue pairs to RESET. What is connected after it has other packet numbers, so that nothing late from the
-// connections before is taken for theirs.
+// reset moves queue pairs to RESET. Later connections use other packet sequence numbers, so that late packets of the
+// former connections are not accepted.
 func (e *env) reset(qps ...*ib.QP) {
 	e.Helper()
 	for _, qp := range qps {
@@ -393,7 +393,7 @@ func (e *env) reset(qps ...*ib.QP) {
 	e.psn = (e.psn + 0x10001) & 0xffffff
 }
 
-// up takes a queue pair to a state, INIT, RTR or RTS, to exchange messages with dest.
+// up moves a queue pair to INIT, RTR or RTS, to exchange messages with dest.
 func (e *env) up(qp *ib.QP, dest uint32, state ib.QPState) {
 	e.Helper()
 	kind := qp.Type()
@@ -402,7 +402,7 @@ func (e *env) up(qp *ib.QP, dest uint32, state ib.QPState) {
 	}
 }
 
-// upMask is what the step up to a state takes.
+// upMask returns the mask of the transition to a state.
 func upMask(kind ib.QPType, s ib.QPState) ib.QPAttrMask {
 	datagram := kind == ib.QPTypeUD
 	requester := kind == ib.QPTypeRC || kind == ib.QPTypeXRCInit
@@ -469,7 +469,7 @@ func (e *env) pair(c pairConfig) *pair {
 	return p
 }
 
-// ah is an address handle to the device itself.
+// ah returns an address handle to the device itself.
 func (e *env) ah(pd *ib.PD) *ib.AH {
 	e.Helper()
 	a := e.address()
@@ -484,7 +484,7 @@ func (p *pair) send(side int, id uint64, n int) {
 	p.post(side, ib.SendWR{ID: id, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[side].sgl(0, n)})
 }
 
-// post posts a work request that must be taken.
+// post posts a work request and fails the test if it is rejected.
 func (p *pair) post(side int, wr ib.SendWR) {
 	p.e.Helper()
 	if n, err := p.qps[side].PostSend(wr); n != 1 || err != nil {
@@ -500,7 +500,7 @@ func (p *pair) recv(side int, id uint64, off, n int) {
 	}
 }
 
-// wait polls a queue until n completions have come, in their order.
+// wait polls a queue until it has n completions, which it returns in order.
 func (e *env) wait(cq *ib.CQ, n int) []ib.WC {
 	e.Helper()
 	all := make([]ib.WC, 0, n)
@@ -517,7 +517,7 @@ func (e *env) wait(cq *ib.CQ, n int) []ib.WC {
 	return all
 }
 
-// waitOne is the one completion that comes, which must be of a work request and a status.
+// waitOne waits for one completion and checks its ID and status.
 func (e *env) waitOne(cq *ib.CQ, id uint64, status ib.WCStatus) ib.WC {
 	e.Helper()
 	wc := e.wait(cq, 1)[0]

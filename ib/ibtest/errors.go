@@ -12,7 +12,7 @@ import (
 	"verbena/ib"
 )
 
-// Errors: what the methods answer when something is wrong.
+// Errors: the results of methods for invalid calls.
 
 var errorChecks = []ruleTest{
 	{
@@ -81,7 +81,7 @@ func testUseCounts(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	e.wantErr("destroy a CQ in use", p.cqs[0].Destroy(), syscall.EBUSY)
 	e.wantErr("dealloc a PD in use", p.pd.Dealloc(), syscall.EBUSY)
-	p.exchange(0, 1, 8) // nothing has happened to them
+	p.exchange(0, 1, 8) // the queue pairs are unchanged
 	e.destroy(p.qps[0])
 	e.destroy(p.qps[1])
 	e.destroy(p.cqs[0])
@@ -176,7 +176,7 @@ func testPostStopsAtError(e *env) {
 		e.Errorf("%d receive work requests taken, want 1", n)
 	}
 	e.wantErr("post a receive of too many elements", err, syscall.EINVAL)
-	p.send(0, 7, 8) // the one that was taken is good
+	p.send(0, 7, 8) // the accepted request is valid
 	e.waitOne(p.cqs[0], 7, ib.WCSuccess)
 }
 
@@ -316,15 +316,15 @@ func testUnsupported(e *env) {
 	expect("moderation of CQs", cq.Moderate(1, 0))
 }
 
-// ender is threads that post receives and sends on a queue pair until they are stopped, while another ends the traffic.
+// ender posts receives and sends on a queue pair, on several threads, while another thread ends the traffic.
 type ender struct {
 	e            *env
 	stop         atomic.Bool
 	wg           sync.WaitGroup
-	recvs, sends atomic.Int64 // that were taken, numbered from 0
+	recvs, sends atomic.Int64 // number of accepted requests; their IDs count from 0
 }
 
-// poster has two threads post on a side of p. A post that is refused is not repeated: its thread ends.
+// poster starts two threads that post on a side of p. A thread ends when its post is rejected.
 func (e *env) poster(p *pair, side, most int) *ender {
 	x := &ender{e: e}
 	thread := func(taken *atomic.Int64, post func(id uint64) (int, error)) {
@@ -354,7 +354,7 @@ func (e *env) poster(p *pair, side, most int) *ender {
 	return x
 }
 
-// end waits for the threads, and for a flush of all that they have posted.
+// end waits for the threads, and for a flush of all accepted requests.
 func (x *ender) end(cq *ib.CQ, when string) {
 	e := x.e
 	e.Helper()
@@ -410,7 +410,7 @@ func testAsyncEvents(e *env) {
 		enabled ib.AccessFlags
 		wr      func(p *pair) ib.SendWR
 		need    bool
-		want    []ib.EventType // one of them; empty: none
+		want    []ib.EventType // one of these is expected; empty: none
 	}{
 		{"SEND that is longer than its receive, which completes", remote, func(p *pair) ib.SendWR {
 			p.recv(1, 1, 0, 4)

@@ -6,7 +6,7 @@ import (
 	"verbena/ib"
 )
 
-// The state of a queue pair that its consumer has not asked for.
+// State changes of a queue pair that its consumer has not requested.
 
 var failedStateChecks = []ruleTest{
 	{
@@ -16,7 +16,7 @@ var failedStateChecks = []ruleTest{
 	},
 }
 
-// wantState waits until State shows a state, which Query then shows, too.
+// wantState waits until State returns a state, and checks that Query returns it too.
 func (e *env) wantState(what string, qp *ib.QP, want ib.QPState) {
 	e.Helper()
 	e.eventually(fmt.Sprintf("%s: state %v", what, want), func() bool { return qp.State() == want })

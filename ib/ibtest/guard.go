@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// guard is the testing.TB of a check that runs on a goroutine of its own, so that one that hangs can be given up: the driver
-// under test may wait for ever anywhere, in the clean-up too. What an abandoned check says later is dropped.
+// guard is the testing.TB of a check that runs on a goroutine of its own. A check that blocks can be abandoned: the
+// driver under test may wait for ever at any point, including the clean-up. Later reports of an abandoned check are
+// dropped.
 type guard struct {
 	testing.TB
 
@@ -22,8 +23,8 @@ type guard struct {
 	cleanups []func()
 }
 
-// guarded runs f, then what f has registered with Cleanup, the latest first, and fails t if they take longer than the limit: in
-// all, and from the first failure on.
+// guarded runs f and then its Cleanup functions, the latest first. It fails t if they exceed limit in all, or
+// afterFailure from the first failure on.
 func guarded(t testing.TB, limit, afterFailure time.Duration, f func(t testing.TB)) {
 	g := &guard{TB: t, failure: make(chan struct{})}
 	done := make(chan struct{})
@@ -79,7 +80,7 @@ func (g *guard) lastCleanup() func() {
 	return c
 }
 
-// stacks are those of all goroutines, as far as they fit.
+// stacks returns the stacks of all goroutines, possibly truncated.
 func stacks() []byte {
 	buf := make([]byte, 256<<10)
 	return buf[:runtime.Stack(buf, true)]

@@ -12,7 +12,7 @@ import (
 	"verbena/ib/check"
 )
 
-// Point 5: devices and clients come and go. All tests register the device themselves.
+// Point 5: registration and unregistration of devices and clients. All these tests register the device themselves.
 
 var hotPlugChecks = []ruleTest{
 	{
@@ -72,14 +72,14 @@ var hotPlugChecks = []ruleTest{
 	},
 }
 
-// add registers the client and has it leave at the end.
+// client registers the client, and unregisters it at the end of the test.
 func (e *env) client(cl *ib.Client) {
 	e.Helper()
 	e.must("register the client", e.core.RegisterClient(cl))
 	e.Cleanup(func() { e.core.UnregisterClient(cl) })
 }
 
-// use makes everything on the device, exchanges a message, and destroys it all again.
+// use creates every object on the device, exchanges a message, and destroys the objects.
 func (e *env) use(when string) {
 	e.Helper()
 	e.findGID()
@@ -133,7 +133,7 @@ func testUsableInRemove(e *env) {
 		Remove: func(d *ib.Device, data any) {
 			data.(*pair).exchange(0, 1, 100)
 			e.use("in Remove")
-			p.recv(1, 5, 0, 8) // what is outstanding does not keep anything from being destroyed
+			p.recv(1, 5, 0, 8) // outstanding requests do not prevent destruction
 			e.destroyPair(p)
 			removed = true
 		},
@@ -145,7 +145,7 @@ func testUsableInRemove(e *env) {
 	}
 }
 
-// recorder writes down the calls of a client.
+// recorder returns a client that logs its calls.
 func (e *env) recorder(log *[]string, mu *sync.Mutex, name string) *ib.Client {
 	note := func(s string) {
 		mu.Lock()
@@ -227,7 +227,7 @@ func testUnregisterDuringAdd(e *env) {
 	})
 	registered, unregistered := make(chan error, 1), make(chan error, 1)
 	go func() {
-		defer close(registered) // also when the test fails in Add
+		defer close(registered) // also if the test fails in Add
 		registered <- e.cfg.plug(e.core, e.handle)
 	}()
 	receive(e, "Add", inAdd)
@@ -251,7 +251,7 @@ func testUnregisterUnderTraffic(e *env) {
 	var stop atomic.Bool
 	var sent atomic.Int32
 	var removing, handled atomic.Bool // handled: a handler has polled since removing
-	var using sync.Mutex              // the queue pair, by the handler
+	var using sync.Mutex              // held while the handler uses the queue pair
 	var wg sync.WaitGroup
 	e.client(&ib.Client{
 		Name: "busy",
@@ -338,7 +338,7 @@ func testEventsUntilTheEnd(e *env) {
 	}
 }
 
-// testLeftBehind is without checked mode, which would report the same.
+// testLeftBehind runs without checked mode, which would report the same.
 func testLeftBehind(e *env) {
 	check.Off(e.core)
 	e.register()
@@ -365,7 +365,7 @@ func testNoUseAfter(e *env) {
 	}
 }
 
-// testNoEventsAfter leaves it to checked mode to see them (rule use-after-unregister).
+// testNoEventsAfter relies on checked mode to report events (rule use-after-unregister).
 func testNoEventsAfter(e *env) {
 	var got atomic.Int32
 	stop := e.dev.OnEvent(func(ib.Event) { got.Add(1) })

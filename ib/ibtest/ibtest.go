@@ -14,58 +14,58 @@ import (
 	"verbena/ib/check"
 )
 
-// NewDevice makes a device that is ready to be registered, with a name of its own choice. What it needs is freed by
+// NewDevice creates a device that is ready for registration, under a name of its choice. It must release resources in
 // t.Cleanup, which runs after the suite has unregistered the device.
 type NewDevice func(t testing.TB) *ib.DeviceHandle
 
-// Option changes what Run does.
+// Option is an option of Run.
 type Option func(*config)
 
 type config struct {
-	allowed   []check.Rule // of consumers, which the checks break on purpose
+	allowed   []check.Rule // rules for consumers that the checks violate on purpose
 	newDevice NewDevice
 	plug      func(core *ib.Core, d *ib.DeviceHandle) error
 	unplug    func(core *ib.Core, d *ib.DeviceHandle) error
 	patience  time.Duration
 	load      int
-	gidIndex  int // -1: the first that there is
+	gidIndex  int // -1: the first GID
 	bubble    bool
 	seeds     int // of the group Model; 0: defaultSeeds
 	seeded    func(t testing.TB, seed uint64) (*ib.DeviceHandle, bool)
 	packages  *packages
-	groups    []string // of checks; nil: all
+	groups    []string // groups of checks; nil: all
 }
 
-// Bubble says that the driver works in a bubble of package testing/synctest: its threads end when its device has been freed, and
-// none of them waits for anything outside of the process. Checks then see every time.Sleep, timer and ticker that a method waits
-// for, however short it is.
+// Bubble tells the suite that the driver works in a bubble of package testing/synctest: its threads end when its device
+// has been freed, and none of them waits for anything outside the process. Checks then detect every time.Sleep, timer
+// and ticker that a method waits for, however short.
 func Bubble() Option { return func(c *config) { c.bubble = true } }
 
-// GIDIndex chooses the GID of port 1 that queue pairs use. Default: the first that is not zero.
+// GIDIndex selects the GID of port 1 that queue pairs use. Default: the first that is not zero.
 func GIDIndex(i int) Option { return func(c *config) { c.gidIndex = i } }
 
-// Patience is how long to wait for what must come before the test fails. A check that takes twelve times as long, or twice as long
-// from its first failure on, hangs, and is given up. Default: 10 s.
+// Patience is the time to wait for an expected event before the test fails. A check that takes twelve times as long, or
+// twice as long after its first failure, is treated as blocked and abandoned. Default: 10 s.
 func Patience(d time.Duration) Option { return func(c *config) { c.patience = d } }
 
-// Load multiplies the work of the checks under load, and the repetitions of refused calls. Default: 3, or 1 with the race detector or
-// -short. The flag -ibtest.load overrides it.
+// Load multiplies the work of the checks under load, and the repetitions of rejected calls. Default: 3, or 1 with the
+// race detector or -short. The flag -ibtest.load overrides it.
 func Load(n int) Option { return func(c *config) { c.load = n } }
 
 var loadFlag = flag.Int("ibtest.load", 0, "multiple of the work of tests under load; 0: as the options say")
 
-// Plug is how the driver registers a device, if it does so itself. Default: Core.Register.
+// Plug sets the function that registers a device. Default: Core.Register.
 func Plug(f func(core *ib.Core, d *ib.DeviceHandle) error) Option {
 	return func(c *config) { c.plug = f }
 }
 
-// Unplug is how the driver takes a device away, if it does so itself. It returns what Core.Unregister returned. Default:
+// Unplug sets the function that unregisters a device. It must return the result of Core.Unregister. Default:
 // Core.Unregister.
 func Unplug(f func(core *ib.Core, d *ib.DeviceHandle) error) Option {
 	return func(c *config) { c.unplug = f }
 }
 
-// Groups limits Run to some groups of checks, by name: for a second run with other options of the driver.
+// Groups limits Run to some groups of checks, by name, for a second run with other options of the driver.
 func Groups(names ...string) Option { return func(c *config) { c.groups = names } }
 
 func newConfig(newDevice NewDevice, opts []Option) config {
@@ -85,10 +85,10 @@ func newConfig(newDevice NewDevice, opts []Option) config {
 	return c
 }
 
-// Run runs the suite. Where the driver's source pauses (command schedule), the group Sleep is left out.
+// Run runs the suite. With a driver whose source has pauses (command schedule) it omits the group Sleep.
 func Run(t *testing.T, newDevice NewDevice, opts ...Option) {
 	cfg := newConfig(newDevice, opts)
-	cfg.allowed = []check.Rule{check.RuleDestroyUndrained, check.RuleSRQUndrained} // since drivers are to bear it
+	cfg.allowed = []check.Rule{check.RuleDestroyUndrained, check.RuleSRQUndrained} // drivers must tolerate these
 	blocked := watchBlocking(t, cfg)
 	all := slices.DeleteFunc(checks(), func(c ruleTest) bool {
 		group, _, _ := strings.Cut(c.name, "/")
@@ -104,8 +104,8 @@ func Run(t *testing.T, newDevice NewDevice, opts ...Option) {
 	}
 }
 
-// Model runs the group Model of the suite alone. f makes the device of a seed, so that what it is like follows from the seed; lossy
-// tells that the network between its queue pairs loses packets.
+// Model runs only the group Model of the suite. f creates the device of a seed; its properties must depend only on the
+// seed. lossy reports whether the network between its queue pairs loses packets.
 func Model(t *testing.T, f func(t testing.TB, seed uint64) (d *ib.DeviceHandle, lossy bool), opts ...Option) {
 	cfg := newConfig(func(t testing.TB) *ib.DeviceHandle {
 		d, _ := f(t, *modelSeed)
@@ -115,7 +115,7 @@ func Model(t *testing.T, f func(t testing.TB, seed uint64) (d *ib.DeviceHandle, 
 	runChecks(t, cfg, modelChecks)
 }
 
-// runChecks runs checks in their groups. It returns the names of those that were skipped.
+// runChecks runs checks in their groups. It returns the names of skipped checks.
 func runChecks(t *testing.T, cfg config, list []ruleTest) (skipped []string) {
 	begun := map[string]bool{}
 	for _, c := range list {
@@ -140,26 +140,27 @@ func runChecks(t *testing.T, cfg config, list []ruleTest) (skipped []string) {
 	return skipped
 }
 
-// ruleTest is one test of a rule.
+// ruleTest is a check of a rule.
 type ruleTest struct {
 	name string // Group/Name
-	// rule is what it tests, in a sentence.
+	// rule states the rule in a sentence.
 	rule string
 	test func(e *env)
-	// asleep tells that the device is not registered yet when the test starts.
+	// asleep means that the check registers the device itself.
 	asleep bool
-	// fast has the test run a second time without checked mode.
+	// fast means that the check runs a second time without checked mode.
 	fast bool
-	// plain has the test run without checked mode only.
+	// plain means that the check runs only without checked mode.
 	plain bool
-	// bubble has the test run in a bubble of package testing/synctest, if the driver can.
+	// bubble means that the check runs only in a bubble of package testing/synctest. It is skipped without the option
+	// Bubble.
 	bubble bool
-	// either has the test run in a bubble if the driver can, and outside of one if not.
+	// either means that the check runs in a bubble if the driver supports that, and outside otherwise.
 	either bool
 }
 
-// checks are all tests, in the order in which they run: what others build on comes first, load last, so that the first that fails
-// names the fault. A group runs as a whole, where its first check is.
+// checks returns all checks in execution order: basic ones first, load last, so that the first failing check names the
+// fault. A group runs as a whole, at the place of its first check.
 func checks() []ruleTest {
 	return slices.Concat(
 		queuePairChecks, dataChecks, rightsChecks, errorChecks, sleepChecks, reentrantChecks, callbackChecks, armedChecks, noSleepChecks, hotPlugChecks,
@@ -170,7 +171,7 @@ func checks() []ruleTest {
 	)
 }
 
-// computing is the least time after which a check that computes in a bubble is given up.
+// computing is the minimum time before a check that computes in a bubble is abandoned.
 const computing = 2 * time.Minute
 
 func (c ruleTest) run(t *testing.T, cfg config) {
@@ -184,9 +185,9 @@ func (c ruleTest) run(t *testing.T, cfg config) {
 	case c.bubble, c.either && cfg.bubble:
 		limit := 2 * cfg.patience
 		if c.either {
-			limit = c.longer(max(6*limit, computing)) // it computes, and waits for nothing
+			limit = c.longer(max(6*limit, computing)) // the check computes, and waits for nothing
 		}
-		guarded(t, limit, cfg.patience, func(g testing.TB) { // the guard's time is not that of the bubble
+		guarded(t, limit, cfg.patience, func(g testing.TB) { // the guard's time is outside the bubble
 			defer func() {
 				if r := recover(); r != nil {
 					g.Errorf("%v", r) // deadlock
@@ -211,7 +212,7 @@ func (c ruleTest) run(t *testing.T, cfg config) {
 	}
 }
 
-// longer returns the time that a check of the group Model may take with the number of seeds that the flag asks for.
+// longer scales the time limit of a check of the group Model by the number of seeds of the flag.
 func (c ruleTest) longer(d time.Duration) time.Duration {
 	if c.either && *modelSeeds > defaultSeeds {
 		return d * time.Duration(*modelSeeds/defaultSeeds+1)
@@ -228,5 +229,5 @@ func (c ruleTest) runOn(t testing.TB, cfg config, checked bool) {
 	c.test(e)
 }
 
-// String is for lists of the tests.
+// String returns the name and the rule.
 func (c ruleTest) String() string { return fmt.Sprintf("%s: %s", c.name, c.rule) }

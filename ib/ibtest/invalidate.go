@@ -8,7 +8,7 @@ import (
 	"verbena/umem"
 )
 
-// Refused invalidations and binds: they leave regions and windows as they were.
+// Failed invalidations and binds, which must not change regions and windows.
 
 var refusedMemoryChecks = []ruleTest{
 	{
@@ -28,10 +28,10 @@ var refusedMemoryChecks = []ruleTest{
 	},
 }
 
-// keptKey is a key that refused invalidations leave as it is.
+// keptKey is a key that failed invalidations must not change.
 type keptKey struct {
 	e    *env
-	p    *pair // by whose side 1 the key was made
+	p    *pair // its side 1 has created the key
 	what string
 	key  func() uint32
 	addr uint64
@@ -39,7 +39,7 @@ type keptKey struct {
 	seed int
 }
 
-// works checks that an RDMA WRITE of p by the key arrives.
+// works checks that an RDMA WRITE of p with the key succeeds.
 func (k *keptKey) works(when string) {
 	e, p := k.e, k.p
 	e.Helper()
@@ -51,7 +51,7 @@ func (k *keptKey) works(when string) {
 	}
 }
 
-// worksOr does the same for a key that may have become invalid. A write by it then completes with a status.
+// worksOr is works for a key that may have become invalid; then the write must complete with the status invalid.
 func (k *keptKey) worksOr(when string, invalid ib.WCStatus) {
 	e, p := k.e, k.p
 	e.Helper()
@@ -69,8 +69,8 @@ func (k *keptKey) worksOr(when string, invalid ib.WCStatus) {
 	}
 }
 
-// fails lets a SEND with invalidate of a pair fail, and checks the key. unanswered says that the responder may not answer, so
-// that the sender has to time out (class J of IBA 9.9.6.3).
+// fails makes a SEND with invalidate of a pair fail, and checks the key. unanswered means that the responder may not
+// respond, so the sender has to time out (class J of IBA 9.9.6.3).
 func (k *keptKey) fails(how string, of *pair, key uint32, recv []ib.SGE, n int, unanswered bool) {
 	e := k.e
 	e.Helper()
@@ -94,7 +94,7 @@ func (k *keptKey) fails(how string, of *pair, key uint32, recv []ib.SGE, n int, 
 	k.works("after a " + what)
 }
 
-// failures lets SENDs with invalidate fail in each way. strangers are queue pairs that may not invalidate the key.
+// failures makes SENDs with invalidate fail in each way. strangers are queue pairs that may not invalidate the key.
 func (k *keptKey) failures(strangers map[string]*pair) {
 	e, p := k.e, k.p
 	e.Helper()
@@ -156,7 +156,7 @@ func testRegionInvalidateRefused(e *env) {
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 	k := &keptKey{e: e, p: p, what: "a region", key: mr.RKey, addr: iova + 8, b: b[8:]}
 	k.failures(map[string]*pair{"a queue pair of another domain": e.pair(pairConfig{kind: ib.QPTypeRC})})
-	// Another queue pair of the domain may invalidate it, but not before it has a receive.
+	// Another queue pair of the domain may invalidate it, but only once it has a receive.
 	other := e.pair(pairConfig{kind: ib.QPTypeRC, pd: p.pd})
 	other.post(0, ib.SendWR{
 		ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: other.buf[0].sgl(0, 8), InvalidateRKey: mr.RKey(),
@@ -185,14 +185,14 @@ func testWindowInvalidateRefused(e *env) {
 	}
 }
 
-// badBind is a bind that drivers refuse, or may refuse.
+// badBind is a bind that drivers must reject, or may reject.
 type badBind struct {
 	what   string
 	access ib.AccessFlags // of the region
-	alien  bool           // the region is of another domain
+	alien  bool           // the region belongs to another domain
 	bind   func(b *ib.BindMW)
 	only   ib.MWType // 0: both
-	may    bool      // some drivers do it
+	may    bool      // some drivers accept it
 }
 
 var badBinds = []badBind{
@@ -230,7 +230,8 @@ func testBindRefused(e *env) {
 	}
 }
 
-// test has p's side 1 bind a window, which is bound to another region if bound says so. other is of another domain.
+// test binds a window on p's side 1. bound means that the window is already bound to another region. other belongs to
+// another domain.
 func (c *badBind) test(e *env, p, other *pair, kind ib.MWType, bound bool) {
 	e.Helper()
 	what := fmt.Sprintf("bind of a type %d window, bound: %v, to %s", kind, bound, c.what)
@@ -274,7 +275,7 @@ func (c *badBind) test(e *env, p, other *pair, kind ib.MWType, bound bool) {
 		if err := e.tryDestroy(target.mr); err != nil {
 			e.Fatalf("%s: was refused, and the region cannot be deregistered: %v", what, err)
 		}
-		if !bound { // it can be bound
+		if !bound { // the window can still be bound
 			p.bind(bindTo(old), ib.WCSuccess)
 			k.works("bound after a " + what)
 		}

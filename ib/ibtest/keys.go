@@ -8,7 +8,7 @@ import (
 	"verbena/umem"
 )
 
-// Keys that are not looked at, or may not be invalidated.
+// Keys that are not checked, and keys that may not be invalidated.
 
 var keyChecks = []ruleTest{
 	{
@@ -75,12 +75,12 @@ func testZeroLength(e *env) {
 					e.Fatalf("%s: the receive completed as %+v, want no bytes and immediate data %#x", what, wc, wr.Imm)
 				}
 			}
-			p.exchange(0, 100, 8) // both are alive
+			p.exchange(0, 100, 8) // both queue pairs still work
 		}
 	}
 }
 
-// testFastRegBound invalidates by a connection of its own, which fails.
+// testFastRegBound invalidates through a connection of its own, which fails.
 func testFastRegBound(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	other := e.pair(pairConfig{kind: ib.QPTypeRC, pd: p.pd})
@@ -119,7 +119,7 @@ func testFastRegBound(e *env) {
 		works("bound")
 		invalidate(what, other, false)
 		works("after a local invalidation that failed")
-		if i == 0 { // An invalidation that fails is not answered: see MW/Type2.
+		if i == 0 { // A failing invalidation has no response: see MW/Type2.
 			timeout, retries := e.timeout, e.retries
 			e.timeout, e.retries = 12, 1 // 17 ms
 			other.again()

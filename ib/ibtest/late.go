@@ -7,7 +7,7 @@ import (
 	"verbena/ib"
 )
 
-// Late: what has been posted, or is on its way, when what it belongs to changes or ends.
+// Late: posted requests and messages in flight when an object that they use changes or is destroyed.
 
 var lateChecks = []ruleTest{
 	{
@@ -27,7 +27,8 @@ var lateChecks = []ruleTest{
 	},
 }
 
-// testAddressOfPost has datagrams wait in SQD while their handles are modified and destroyed. Each has a length of its own.
+// testAddressOfPost keeps datagrams in SQD while their address handles are modified and destroyed. Each datagram has a
+// different length.
 func testAddressOfPost(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeUD})
 	ah := e.ah(p.pd)
@@ -50,11 +51,11 @@ func testAddressOfPost(e *env) {
 	post(ah, true)
 	e.must("modify ah", ah.Modify(&there)) // after a post to the device itself
 	post(ah, false)
-	e.must("modify ah", ah.Modify(&here)) // and after one to elsewhere
+	e.must("modify ah", ah.Modify(&here)) // after a post to another address
 	post(ah, true)
 	post(ah, true)
 	e.destroy(ah)
-	// A handle that is made now may have the place of the one that is gone.
+	// A new handle may reuse the space of the destroyed one.
 	other, err := p.pd.CreateAH(&there)
 	e.must("create ah", err)
 	own(e, other, other.Destroy)
@@ -74,7 +75,7 @@ func testAddressOfPost(e *env) {
 	}
 }
 
-// elsewhere is an address at which nothing receives, that the handle may have.
+// elsewhere returns an address without a receiver that the handle may have.
 func (e *env) elsewhere(ah *ib.AH) ib.AHAttr {
 	e.Helper()
 	var err error
@@ -96,13 +97,13 @@ func (e *env) elsewhere(ah *ib.AH) ib.AHAttr {
 	return ib.AHAttr{}
 }
 
-// testModerationEnds destroys queues whose notification is held back, and waits for that of a queue which is held back longer.
-// What is reported of the others breaks the rule use-after-destroy.
+// testModerationEnds destroys queues whose notifications are delayed, and waits for the notification of a queue with a
+// longer delay. Later reports of the destroyed queues violate the rule use-after-destroy.
 func testModerationEnds(e *env) {
 	pd := e.pd()
 	buf := e.buffer(pd, 64, allAccess)
 	const period = 2 * time.Millisecond
-	// moderated returns a queue with n completions of the count that it waits for.
+	// moderated returns a queue that contains the n completions that its moderation waits for.
 	moderated := func(n int, flags ib.NotifyFlags, period time.Duration, handler func(*ib.CQ)) (*ib.CQ, *ib.QP) {
 		e.Helper()
 		cq := e.cq(e.queueLen, handler)
@@ -111,7 +112,7 @@ func testModerationEnds(e *env) {
 		e.up(qp, qp.Num(), ib.QPInit)
 		_, err := cq.ReqNotify(flags)
 		e.must("request notify", err)
-		for i := range n { // flushed, they answer any request
+		for i := range n { // flushed receives satisfy any request
 			if k, err := qp.PostRecv(ib.RecvWR{ID: uint64(i), SGList: buf.sgl(0, 8)}); k != 1 {
 				e.Fatalf("post receive: %v", err)
 			}
@@ -123,7 +124,7 @@ func testModerationEnds(e *env) {
 		for _, flags := range []ib.NotifyFlags{ib.NotifyNextComp, ib.NotifySolicited} {
 			cq, qp := moderated(n, flags, period, func(*ib.CQ) {})
 			if n == 3 {
-				e.wait(cq, n) // polled, they are reported all the same
+				e.wait(cq, n) // polled completions are reported nevertheless
 			}
 			e.destroy(qp)
 			e.destroy(cq)
@@ -135,8 +136,8 @@ func testModerationEnds(e *env) {
 	e.settle()
 }
 
-// testDestroyedWhileWaiting destroys queue pairs that wait for an acknowledgement, or for the peer to have a receive, and waits until
-// one that is left has given up. Events that come late break the rule use-after-destroy.
+// testDestroyedWhileWaiting destroys queue pairs that wait for an acknowledgement or for the peer's receive. It waits
+// until a remaining one has given up. Late events violate the rule use-after-destroy.
 func testDestroyedWhileWaiting(e *env) {
 	pd, cq := e.pd(), e.cq(e.queueLen, nil)
 	buf := e.buffer(pd, 64, allAccess)

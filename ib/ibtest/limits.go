@@ -66,14 +66,14 @@ var limitChecks = []ruleTest{
 	},
 }
 
-// limit is one that creating an object has.
+// limit is a limit for the creation of an object.
 type limit struct {
 	name string
 	most int
-	make func(n int) error // makes, and destroys, an object of that size
+	make func(n int) error // creates and destroys an object of size n
 }
 
-// upTo fails the test unless an object can be made up to the limit, and not beyond it.
+// upTo fails the test unless an object can be created up to the limit, and not beyond it.
 func (e *env) upTo(of string, limits ...limit) {
 	e.Helper()
 	for _, l := range limits {
@@ -100,7 +100,7 @@ func (e *env) deviceAttr() ib.DeviceAttr {
 	return a
 }
 
-// smallest are the capacities of a queue pair of a type that has one work request of each kind.
+// smallest returns the minimum capacities of a queue pair of a type: one work request in each queue.
 func smallest(kind ib.QPType) ib.QPCap {
 	c := ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1}
 	if kind != ib.QPTypeXRCInit {
@@ -109,7 +109,7 @@ func smallest(kind ib.QPType) ib.QPCap {
 	return c
 }
 
-// atLeast reports whether capacities were granted.
+// atLeast reports whether the granted capacities are at least the requested ones.
 func atLeast(granted, asked ib.QPCap) bool {
 	return granted.MaxSendWR >= asked.MaxSendWR && granted.MaxRecvWR >= asked.MaxRecvWR && granted.MaxSendSGE >= asked.MaxSendSGE &&
 		granted.MaxRecvSGE >= asked.MaxRecvSGE && granted.MaxInlineData >= asked.MaxInlineData
@@ -257,7 +257,7 @@ func testReadLimits(e *env) {
 	try("MaxQPRdAtom", a.MaxQPRdAtom, ib.QPRTR, func(a *ib.QPAttr, n uint8) { a.MaxDestRdAtomic = n })
 	try("MaxQPInitRdAtom", a.MaxQPInitRdAtom, ib.QPRTS, func(a *ib.QPAttr, n uint8) { a.MaxRdAtomic = n })
 
-	// As many as can be outstanding, and some that wait for their turn.
+	// As many as can be outstanding, and some that must wait.
 	out, serve := min(a.MaxQPInitRdAtom, 255), min(a.MaxQPRdAtom, 255)
 	most := min(out, serve)
 	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
@@ -289,7 +289,7 @@ func testReadLimits(e *env) {
 	}
 }
 
-// manyObjects is the largest number of objects that a check makes.
+// manyObjects limits the number of objects that a check creates.
 const manyObjects = 1 << 10
 
 func testObjectLimits(e *env) {
@@ -308,7 +308,7 @@ func testObjectLimits(e *env) {
 	for _, l := range []struct {
 		name string
 		most int
-		have int64 // that exist already
+		have int64 // existing objects
 		make func(i int) (destroy func() error, err error)
 	}{
 		{"MaxPD", a.MaxPD, have.PD, func(int) (func() error, error) { return made(e.dev.AllocPD())((*ib.PD).Dealloc) }},
@@ -333,7 +333,7 @@ func testObjectLimits(e *env) {
 	} {
 		switch {
 		case l.most == 0, group == nil && strings.HasPrefix(l.name, "MaxMcast"):
-			continue // there are none
+			continue // no such objects
 		case l.most > manyObjects:
 			e.Logf("%s is %d: not tried", l.name, l.most)
 			continue
@@ -353,12 +353,12 @@ func testObjectLimits(e *env) {
 	}
 }
 
-// made is the method by which what was made is destroyed.
+// made returns the method that destroys the created object.
 func made[T any](x *T, err error) func(destroy func(*T) error) (func() error, error) {
 	return func(destroy func(*T) error) (func() error, error) { return func() error { return destroy(x) }, err }
 }
 
-// pieces are n elements of 8 bytes in a buffer, in reverse order and with gaps.
+// pieces returns n elements of 8 bytes in a buffer, in reverse order and with gaps.
 func (b *buffer) pieces(n int) (list []ib.SGE) {
 	for i := range n {
 		list = append(list, b.sge(16*(n-1-i), 8))
@@ -366,7 +366,7 @@ func (b *buffer) pieces(n int) (list []ib.SGE) {
 	return list
 }
 
-// inPieces gathers, or scatters, what pieces name.
+// inPieces returns the data that the elements of pieces gather or scatter.
 func (b *buffer) inPieces(n int) (data []byte) {
 	for i := range n {
 		data = append(data, b.b[16*(n-1-i):][:8]...)
@@ -440,7 +440,7 @@ func testElements(e *env) {
 		e.destroy(qps[0])
 		e.destroy(qps[1])
 	}
-	// The same of shared receive queues.
+	// The same for shared receive queues.
 	for _, asked := range []int{1, a.MaxSRQSGE} {
 		if asked < 1 {
 			continue
@@ -484,7 +484,7 @@ func testInlineLimit(e *env) {
 	}
 }
 
-// inlineUpTo sends inline from a queue pair for so many bytes to the other side of p.
+// inlineUpTo sends the requested number of inline bytes from a new queue pair to the other side of p.
 func (e *env) inlineUpTo(p *pair, asked uint32) {
 	e.Helper()
 	kind := p.qps[0].Type()
@@ -522,7 +522,7 @@ func (e *env) inlineUpTo(p *pair, asked uint32) {
 			wr.Inline = data[:size]
 			p.post(0, wr)
 			e.waitOne(p.cqs[0], wr.ID, ib.WCSuccess)
-			if op == ib.WRRDMAWrite && kind != ib.QPTypeRC { // whose completion says nothing of the memory: another message does
+			if op == ib.WRRDMAWrite && kind != ib.QPTypeRC { // its completion does not prove that the memory is written, another message does
 				p.recv(1, 7, bufLen-8, 8)
 				p.post(0, ib.SendWR{ID: 8, Opcode: ib.WRSend, Flags: ib.SendSignaled})
 				e.waitOne(p.cqs[0], 8, ib.WCSuccess)
@@ -553,12 +553,12 @@ func testSendQueueLimit(e *env) {
 		for i := range wrs {
 			wrs[i] = ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)}
 		}
-		n, err := qp.PostSend(wrs...) // which wait for receives
+		n, err := qp.PostSend(wrs...) // the requests wait for receives
 		if n < room || n == len(wrs) {
 			e.Fatalf("%d of %d work requests taken, room for %d, error %v", n, len(wrs), room, err)
 		}
 		e.wantErr("post to a full send queue", err, syscall.ENOMEM)
-		for round := range 2 { // the second time the queue has wrapped around
+		for round := range 2 { // in the second round the queue has wrapped around
 			for i := 0; i < n; i += e.queueLen {
 				for j := i; j < min(n, i+e.queueLen); j++ {
 					p.recv(1, uint64(j), 0, 8)
@@ -579,7 +579,7 @@ func testSendQueueLimit(e *env) {
 	}
 }
 
-// zeros is an address space in which everything can be read as zeros and written without effect, so that regions can be long.
+// zeros is an address space in which every read returns zeros and writes have no effect, so that regions can be large.
 type zeros struct{}
 
 func (zeros) Check(addr, length uint64, write bool) error { return nil }
@@ -600,7 +600,7 @@ func (e *env) long(pd *ib.PD, n uint64) (*ib.MR, error) {
 func testRegionLimit(e *env) {
 	a := e.deviceAttr()
 	pd := e.pd()
-	const long = 1 << 32 // more may take a while to register
+	const long = 1 << 32 // registration of more may take a while
 	n := min(a.MaxMRSize, long)
 	mr, err := e.long(pd, n)
 	if err != nil {
@@ -648,7 +648,7 @@ func testMessageLimit(e *env) {
 	}
 }
 
-// tooLong posts a work request of n bytes, in two elements, which is too long.
+// tooLong posts a work request of n bytes, in two elements, which exceeds the maximum message length.
 func (e *env) tooLong(p *pair, op ib.WROpcode, mr *ib.MR, n uint32) {
 	e.Helper()
 	kind := p.qps[0].Type()
@@ -672,7 +672,7 @@ func (e *env) tooLong(p *pair, op ib.WROpcode, mr *ib.MR, n uint32) {
 	if s := p.qps[1].State(); s != ib.QPRTS {
 		e.Errorf("opcode %d of %d bytes on a %v queue pair: the receiver is in %v, want %v", op, n, kind, s, ib.QPRTS)
 	}
-	// The receive is there for the next message.
+	// The receive is consumed by the next message.
 	if kind == ib.QPTypeUD {
 		if p.qps[0].State() == ib.QPSQE {
 			e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))

@@ -9,9 +9,9 @@ import (
 	"verbena/umem"
 )
 
-// Work requests about memory, and regions that change.
+// Work requests about memory, and changes of regions.
 
-// needCap skips the test unless the device says that it has an ability.
+// needCap skips the test unless the device reports a capability.
 func (e *env) needCap(ability string, bit ib.DeviceCapFlags) {
 	e.Helper()
 	a, err := e.dev.QueryDevice()
@@ -21,7 +21,7 @@ func (e *env) needCap(ability string, bit ib.DeviceCapFlags) {
 	}
 }
 
-// try posts a signaled work request, and returns how it ended.
+// try posts a signaled work request, and returns its status.
 func (p *pair) try(wr ib.SendWR) ib.WCStatus {
 	p.e.Helper()
 	wr.ID, wr.Flags = 90, wr.Flags|ib.SendSignaled
@@ -29,7 +29,7 @@ func (p *pair) try(wr ib.SendWR) ib.WCStatus {
 	return p.e.waitAny(p.cqs[0]).Status
 }
 
-// wantTry checks how a work request ends, and takes the pair up again when it failed.
+// wantTry checks the status of a work request, and reconnects the pair after a failure.
 func (p *pair) wantTry(what string, wr ib.SendWR, want ib.WCStatus) {
 	p.e.Helper()
 	if got := p.try(wr); got != want {
@@ -109,7 +109,7 @@ func testFlush(e *env) {
 	allow(remote | ib.AccessFlushGlobal)
 	persistent := flush(ib.Flush{Placement: ib.FlushPersistent, Length: 8})
 	p.wantTry("persistence, on a queue pair without the right", persistent, ib.WCRemInvReqErr)
-	allow(remote | ib.AccessFlushGlobal | ib.AccessFlushPersistent) // programs ask for it wherever they run
+	allow(remote | ib.AccessFlushGlobal | ib.AccessFlushPersistent) // programs request these on every device
 	p.wantTry("persistence that is not offered", persistent, ib.WCRemAccessErr)
 	if _, err := p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: b.addr, Length: 8, Access: ib.AccessFlushPersistent}); err == nil {
 		e.Error("a region has the right for a placement that the device does not offer")
@@ -254,7 +254,7 @@ func testFastRegList(e *env) {
 	own(e, mr, mr.Dereg)
 	b, addr := e.alloc(10000)
 	const iova = 0x300001
-	// The order is not that of the addresses, and nothing is aligned.
+	// The order differs from that of the addresses, and nothing is aligned.
 	parts := []struct{ from, to int }{{7000, 7100}, {10, 11}, {20, 5020}, {6000, 6007}}
 	var list []umem.Range
 	var length int
@@ -276,7 +276,7 @@ func testFastRegList(e *env) {
 		e.waitOne(p.cqs[side], 1, ib.WCSuccess)
 	}
 	e.must("map", mr.Map(e.mem, nil, list, iova))
-	clear(list) // it is not kept
+	clear(list) // Map does not keep the list
 	mr.UpdateKey(1)
 	post(1, ib.SendWR{Opcode: ib.WRRegMR, Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess &^ ib.AccessMWBind}})
 	data := p.buf[0].b[:length]
@@ -291,7 +291,7 @@ func testFastRegList(e *env) {
 	if !bytes.Equal(p.buf[0].b[bufLen-200:], data[50:250]) {
 		e.Error("RDMA READ from a list: the data are not those")
 	}
-	post(1, ib.SendWR{ // by the local key, to the peer
+	post(1, ib.SendWR{ // with the local key, to the peer
 		Opcode: ib.WRRDMAWrite, SGList: []ib.SGE{{Addr: iova + 90, Length: 20, LKey: mr.LKey()}},
 		RemoteAddr: p.buf[0].addr + bufLen - 300, RKey: p.buf[0].mr.RKey(),
 	})

@@ -12,7 +12,7 @@ import (
 	"verbena/ib/ibtest/modeltest"
 )
 
-// A reference model beside the driver. These checks make random calls on devices of their own.
+// The driver is compared with a reference model. These checks make random calls on devices of their own.
 
 var (
 	modelSeeds = flag.Int("ibtest.seeds", 0, "number of seeds of the checks Model; 0: as many as take a few seconds")
@@ -47,11 +47,12 @@ var modelChecks = []ruleTest{
 	},
 }
 
-// Seeds is the number of seeds of each check of the group Model, which is left out if it is negative: a driver whose timers depend on the
-// machine's load may give up peers that the model takes for alive. The flag -ibtest.seeds overrides a positive number.
+// Seeds sets the number of seeds of each check of the group Model. A negative number omits the group. This is for
+// drivers whose timers depend on the machine's load: they may give up peers that the model considers alive. The flag
+// -ibtest.seeds overrides a positive number.
 func Seeds(n int) Option { return func(c *config) { c.seeds = n } }
 
-// seeds returns the number of seeds of a check. With -short it is a tenth, unless the flag says more.
+// seeds returns the number of seeds of a check. -short divides it by ten, unless the flag sets more.
 func (e *env) seeds() int {
 	if *modelSeeds > 0 {
 		return *modelSeeds
@@ -76,7 +77,7 @@ func (e *env) seedsAlone() int {
 	return max(1, e.seeds()/fewerSeeds)
 }
 
-// shortenings limits the runs in which a failure is shortened.
+// shortenings limits the runs that shorten a failing sequence.
 const shortenings = 400
 
 func testModelSteps(e *env) {
@@ -90,7 +91,8 @@ func testModelSteps(e *env) {
 	}
 }
 
-// testModelDestroyed makes each sequence as often as it has calls, which takes the time of dozens of seeds of Model/Steps.
+// testModelDestroyed runs each sequence once for each of its calls, which takes as long as dozens of seeds of
+// Model/Steps.
 func testModelDestroyed(e *env) {
 	known := modeltest.NewAbilities()
 	for i := range max(1, e.seeds()/40) {
@@ -101,7 +103,7 @@ func testModelDestroyed(e *env) {
 	}
 }
 
-// repeat returns the command that runs one seed of the check.
+// repeat returns the command that repeats one seed of the check.
 func (e *env) repeat(seed uint64) string {
 	var parts []string
 	for _, p := range strings.Split(e.Name(), "/") {
@@ -111,7 +113,7 @@ func (e *env) repeat(seed uint64) string {
 		strings.Join(parts, "/"), seed, *modelSteps)
 }
 
-// factory returns how runs of a seed get their devices.
+// factory returns the device factory for runs of a seed.
 func (e *env) factory(seed uint64, known *modeltest.Abilities) modeltest.Factory {
 	return func() (modeltest.Target, func() error) {
 		s := &slot{e: e, cl: &ib.Client{Name: "model"}}

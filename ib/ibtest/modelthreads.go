@@ -9,8 +9,8 @@ import (
 // modelThreads is the number of threads of Model/Threads.
 const modelThreads = 4
 
-// testModelThreads has several threads make the calls of seeds of their own on one device, each with a model beside
-// its own objects: no thread must notice what the others do. Numbers and keys must be different among all of them.
+// testModelThreads runs the calls of several seeds on one device, each seed on a thread of its own and compared with a
+// model of its own objects. The threads must not affect each other. Numbers and keys must be unique among all threads.
 func testModelThreads(e *env) {
 	known := modeltest.NewAbilities()
 	for i := range max(1, e.seeds()/(2*modelThreads)) {
@@ -37,7 +37,7 @@ func testModelThreads(e *env) {
 	}
 }
 
-// testModelShared has several threads make calls on the same objects.
+// testModelShared makes calls on the same objects on several threads.
 func testModelShared(e *env) {
 	known := modeltest.NewAbilities()
 	for i := range max(1, e.seeds()/2) {

@@ -61,7 +61,7 @@ func testDestroyedNamed(e *env) {
 	p.exchange(0, 1, 8)
 }
 
-// datagramToDestroyed posts a datagram whose address handle was destroyed.
+// datagramToDestroyed posts a datagram with a destroyed address handle.
 func (e *env) datagramToDestroyed() {
 	p := e.tryPair(ib.QPTypeUD, e.pd())
 	if p == nil {
@@ -79,7 +79,7 @@ func (e *env) datagramToDestroyed() {
 	}
 }
 
-// named is a work request and the object to destroy before it is executed.
+// named is a work request and the object that is destroyed before its execution.
 type named struct {
 	e    *env
 	wr   ib.SendWR

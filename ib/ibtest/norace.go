@@ -5,13 +5,13 @@ package ibtest
 // defaultLoad is the load without the option Load.
 const defaultLoad = 3
 
-// registrations are those of testManyRegistrations: more than 16 bits of the keys can tell apart.
+// registrations is the count of testManyRegistrations. It exceeds the number of values of 16 bits of a key.
 const registrations = 1<<16 + 300
 
-// defaultSeeds is the number of seeds of a check of the group Model that takes about two seconds on package loopback.
+// defaultSeeds is the number of seeds of a check of the group Model. It takes about two seconds with package loopback.
 const defaultSeeds = 140
 
-// refusals is the number of times that testRefusedLeavesNothing repeats each refusal.
+// refusals is the number of times that testRefusedLeavesNothing repeats each rejected call.
 const refusals = 1000
 
 const (

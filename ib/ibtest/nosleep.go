@@ -6,7 +6,7 @@ import (
 	"verbena/ib"
 )
 
-// Point 1: some methods never sleep and may be called from anywhere.
+// Point 1: some methods never sleep and may be called from any context.
 
 var noSleepChecks = []ruleTest{
 	{

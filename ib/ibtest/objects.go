@@ -13,7 +13,7 @@ import (
 	"verbena/umem"
 )
 
-// Objects that not every driver has.
+// Optional kinds of objects.
 
 var objectChecks = []ruleTest{
 	{
@@ -93,7 +93,7 @@ var objectChecks = []ruleTest{
 	},
 }
 
-// srq makes a shared receive queue, or skips the test.
+// srq creates a shared receive queue, or skips the test.
 func (e *env) srq(pd *ib.PD, init ib.SRQInitAttr) *ib.SRQ {
 	e.Helper()
 	srq, err := pd.CreateSRQ(init)
@@ -251,7 +251,7 @@ func testSRQConcurrent(e *env) {
 	for _, p := range ps {
 		turn <- p
 	}
-	// Whose message takes which receive is open, so each receive has a place of its own.
+	// The assignment of messages to receives is undefined, so each receive has its own part of the buffer.
 	const threads = 6
 	places, next := e.buffer(pd, 8*threads*each, ib.AccessLocalWrite), atomic.Int64{}
 	w["message"] = func(*rand.Rand) error {
@@ -285,8 +285,8 @@ func testResize(e *env) {
 		t.deliver(uint64(i), 8)
 	}
 	e.waitOne(p.cqs[0], 0, ib.WCSuccess)
-	// One more message has arrived when those before it have. Their acknowledgements may still be on their way, and only polling shows what
-	// has come: so a time that is long beside that of the messages.
+	// A further message has arrived only after the earlier ones. Their acknowledgements may still be in flight, and
+	// only polling shows which have arrived; so wait much longer than the messages take.
 	p.exchange1(31)
 	time.Sleep(200*time.Millisecond + 2*time.Since(began))
 	if err := p.cqs[0].Resize(4); p.cqs[0].Entries() < 30 {
@@ -302,7 +302,7 @@ func testResize(e *env) {
 	p.exchange(0, 40, 8)
 }
 
-// exchange1 sends a message whose completion on the sender's side is left.
+// exchange1 sends a message and leaves its send completion in the queue.
 func (p *pair) exchange1(id uint64) {
 	p.e.Helper()
 	p.recv(1, id, 0, 8)
@@ -340,7 +340,7 @@ func testModeration(e *env) {
 	for i, to := range []struct {
 		count  int
 		period time.Duration
-	}{{0, 0}, {1, 0}, {1000, time.Millisecond}, {2000, time.Millisecond}} { // while a notification is held back
+	}{{0, 0}, {1, 0}, {1000, time.Millisecond}, {2000, time.Millisecond}} { // while a notification is delayed
 		e.must("moderate", p.cqs[1].Moderate(1000, 50*time.Millisecond))
 		arm()
 		p.exchange(0, uint64(10+i), 8)
@@ -350,10 +350,10 @@ func testModeration(e *env) {
 	}
 	e.must("moderate", p.cqs[1].Moderate(1000, 50*time.Millisecond))
 	arm()
-	p.exchange(0, 6, 8) // a notification is on its way when everything is destroyed
+	p.exchange(0, 6, 8) // a notification is in flight when the objects are destroyed
 }
 
-// mw makes a window, or skips the test.
+// mw allocates a window, or skips the test.
 func (e *env) mw(pd *ib.PD, kind ib.MWType) *ib.MW {
 	e.Helper()
 	mw, err := pd.AllocMW(kind)
@@ -361,7 +361,7 @@ func (e *env) mw(pd *ib.PD, kind ib.MWType) *ib.MW {
 	return own(e, mw, mw.Dealloc)
 }
 
-// bind posts a bind on side 1, whose memory it is, and waits.
+// bind posts a bind on side 1, which owns the memory, and waits.
 func (p *pair) bind(b ib.BindMW, status ib.WCStatus) {
 	p.e.Helper()
 	before := b.MW.RKey()
@@ -372,7 +372,7 @@ func (p *pair) bind(b ib.BindMW, status ib.WCStatus) {
 	}
 }
 
-// write posts an RDMA WRITE of 8 bytes from side 0, and returns how it ended.
+// write posts an RDMA WRITE of 8 bytes from side 0, and returns its status.
 func (p *pair) write(addr uint64, rkey uint32) ib.WCStatus {
 	p.e.Helper()
 	p.post(0, ib.SendWR{
@@ -381,13 +381,13 @@ func (p *pair) write(addr uint64, rkey uint32) ib.WCStatus {
 	return p.e.waitAny(p.cqs[0]).Status
 }
 
-// again takes a pair that has failed up once more.
+// again reconnects a pair that has failed.
 func (p *pair) again() {
 	p.e.Helper()
 	p.e.reset(p.qps[:]...)
 	for i := range p.qps {
 		p.e.up(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
-		for { // what was flushed
+		for { // flushed requests
 			if n, _ := p.cqs[i].Poll(make([]ib.WC, 8)); n == 0 {
 				break
 			}
@@ -444,7 +444,7 @@ func testMWType2(e *env) {
 	p.bind(bind(), ib.WCSuccess)
 	p.wantWrite("write by the window", b.addr, mw.RKey(), ib.WCSuccess)
 	other.wantWrite("write by another queue pair", b.addr, mw.RKey(), ib.WCRemAccessErr)
-	p.bind(bind(), ib.WCMWBindErr) // it is bound
+	p.bind(bind(), ib.WCMWBindErr) // the window is already bound
 	p.again()
 	invalidate := func(what string, status ib.WCStatus) {
 		e.Helper()
@@ -468,7 +468,7 @@ func testMWType2(e *env) {
 	low.RKey = ^mw.RKey()
 	p.bind(low, ib.WCSuccess)
 	p.wantWrite("write by the window, whose key was bound by its low bits", b.addr, mw.RKey(), ib.WCSuccess)
-	// An invalidation that fails is not answered: the receiver's completion tells (class J of IBA 9.9.6.3).
+	// A failing invalidation has no response: the receiver's completion reports it (class J of IBA 9.9.6.3).
 	e.timeout, e.retries = 12, 1 // 17 ms
 	p.again()
 	p.recv(1, 81, 0, 8)
@@ -544,7 +544,7 @@ func testMcast(e *env) {
 	group := ib.GID{0: 0xff, 1: 0x0e, 15: 0x42}
 	e.wantErr("attach to an address that is no group", p.qps[1].AttachMcast(e.gid, 0), syscall.EINVAL, syscall.EOPNOTSUPP)
 	err := p.qps[1].AttachMcast(group, 0)
-	if errors.Is(err, syscall.EADDRNOTAVAIL) { // it has IPv4 addresses only
+	if errors.Is(err, syscall.EADDRNOTAVAIL) { // the device has only IPv4 addresses
 		group = ib.GID{10: 0xff, 11: 0xff, 12: 239, 13: 1, 14: 2, 15: 3}
 		err = p.qps[1].AttachMcast(group, 0)
 	}
@@ -574,7 +574,7 @@ func testMcast(e *env) {
 	p.recv(1, 2, 0, 100)
 	send(2)
 	own := e.ah(p.pd)
-	p.post(0, p.datagram(3, own, 5)) // comes later, and first
+	p.post(0, p.datagram(3, own, 5)) // is completed later, and consumed first
 	if wc := e.waitOne(p.cqs[1], 2, ib.WCSuccess); int(wc.ByteLen) != grhLen+5 {
 		e.Errorf("%d bytes arrived at one that had left the group", wc.ByteLen)
 	}
@@ -614,7 +614,7 @@ func testXRC(e *env) {
 			e.Error("the message arrived changed")
 		}
 	}
-	// The target's rights, and the limit of the queue, are those of other services.
+	// The target's rights, and the limit of the queue, are checked for other services elsewhere.
 	var limits atomic.Int32
 	limited := e.srq(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: receiver, Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1},
 		Event: func(_ *ib.SRQ, ev ib.EventType) {

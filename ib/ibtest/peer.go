@@ -10,7 +10,7 @@ import (
 	"verbena/ib/check"
 )
 
-// The other end of a connection: not there yet, gone, or the queue pair itself.
+// The peer of a connection: not yet present, gone, or the queue pair itself.
 
 var peerChecks = []ruleTest{
 	{
@@ -45,7 +45,7 @@ var peerChecks = []ruleTest{
 	},
 }
 
-// ownPeer is a pair whose two sides are one queue pair: sends complete on the first queue, receives on the second.
+// ownPeer returns a pair whose two sides are one queue pair: sends complete on the first queue, receives on the second.
 func (e *env) ownPeer(pd *ib.PD) *pair {
 	e.Helper()
 	p := &pair{e: e, pd: pd}
@@ -77,7 +77,7 @@ func testOwnPeer(e *env) {
 			p.send(0, uint64(i), 8)
 		}
 	}
-	sends() // which wait
+	sends() // the sends wait
 	for i := range n {
 		p.recv(0, uint64(i), 8*i, 8)
 	}
@@ -101,7 +101,7 @@ func testOwnPeer(e *env) {
 	}
 	e.destroy(p.qps[0])
 
-	// Its receive fails in the middle of its send.
+	// Its receive fails during its send.
 	p = e.ownPeer(pd)
 	sends()
 	var recvs []ib.RecvWR
@@ -136,11 +136,11 @@ func testOwnPeer(e *env) {
 	}
 }
 
-// errInTheMiddle takes a queue pair to ERR that sends to itself at the same time.
+// errInTheMiddle moves a queue pair to ERR while it sends to itself.
 func (p *pair) errInTheMiddle() {
 	e := p.e
 	e.Helper()
-	var sent, received atomic.Int64 // that were taken
+	var sent, received atomic.Int64 // number of accepted requests
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for i := range uint64(e.queueLen) {
@@ -176,11 +176,11 @@ func (p *pair) errInTheMiddle() {
 	}
 }
 
-// requests are those of a reliable connection, of which a driver may not have all.
+// requests lists the operations of a reliable connection; a driver may lack some.
 var requests = []ib.WROpcode{ib.WRSend, ib.WRRDMAWrite, ib.WRRDMARead}
 
-// request posts two requests of 64 bytes from side 0 to the memory of another pair's side 1. It reports false if the driver does
-// not have them.
+// request posts two requests of 64 bytes from side 0 to the memory of another pair's side 1. It returns false if the
+// driver does not support the operation.
 func (p *pair) request(op ib.WROpcode, to *pair) bool {
 	p.e.Helper()
 	for id := range uint64(2) {
@@ -193,7 +193,7 @@ func (p *pair) request(op ib.WROpcode, to *pair) bool {
 	return true
 }
 
-// failed waits until the two requests have failed since the peer does not answer.
+// failed waits until the two requests have failed because the peer does not respond.
 func (p *pair) failed(when string) {
 	e := p.e
 	e.Helper()
@@ -207,14 +207,14 @@ func (p *pair) failed(when string) {
 
 func testPeerInInit(e *env) {
 	pd := e.pd()
-	e.timeout = 18 // 1 s, and as many retries as there can be
+	e.timeout = 18 // 1 s, and the maximum number of retries
 	type early struct {
 		*pair
 		op   ib.WROpcode
 		psn  uint32
 		want []byte
 	}
-	var all []early // at once, since each may have to wait for a retry
+	var all []early // all at once, because each may have to wait for a retry
 	for _, op := range requests {
 		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 		e.reset(p.qps[:]...)
@@ -256,7 +256,7 @@ func testPeerInInit(e *env) {
 	}
 }
 
-// hurry has the next connections give up as soon as they can.
+// hurry gives later connections the shortest timeout.
 func (e *env) hurry() (back func()) {
 	timeout, retries := e.timeout, e.retries
 	e.timeout, e.retries = 8, 1 // 1 ms
@@ -298,8 +298,8 @@ func testPeerGone(e *env) {
 	}
 }
 
-// anothers sends to a queue pair that is connected to another than the sender. Packets of reliable connections do not name their
-// sender, so that the connections have other packet numbers, as they have with whoever chooses them at random.
+// anothers sends to a queue pair that is connected to another peer. Packets of reliable connections do not identify
+// their sender. So the connections use different packet sequence numbers, as connections with random ones do.
 func (e *env) anothers(pd *ib.PD, op ib.WROpcode) {
 	e.Helper()
 	for _, ahead := range []uint32{0x10001, 1<<24 - 0x10001} {
@@ -477,12 +477,12 @@ func testOverrunInSQE(e *env) {
 			e.Fatalf("post send: %d of %d taken: %v", n, len(wrs), err)
 		}
 	}
-	for range room - 1 { // lost datagrams, which succeed
+	for range room - 1 { // lost datagrams, which complete with success
 		post(wr)
 	}
 	wrong := wr
 	wrong.SGList = []ib.SGE{{Addr: buf.addr, Length: 8, LKey: ^buf.mr.LKey()}}
-	post(wrong, wr) // the first takes the last place, the flush error of the second is lost
+	post(wrong, wr) // the first takes the last entry, the flush error of the second is lost
 	e.eventually("ERR of a queue pair that has lost a flush error in SQE", func() bool { return qp.State() == ib.QPErr })
 	e.waitOne(recvs, 1<<20, ib.WCWRFlushErr)
 }

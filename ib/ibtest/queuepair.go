@@ -36,20 +36,20 @@ var queuePairChecks = []ruleTest{
 	},
 }
 
-// model is what a queue pair should be like.
+// model is the expected state of a queue pair.
 type model struct {
 	e     *env
 	qp    *ib.QP
 	state string
 }
 
-// step makes one step to a state with required attributes, some of the optional ones, and sometimes a wrong one, and
-// checks the outcome. choose returns a number below its argument.
+// step makes a transition with required attributes, some optional ones, and sometimes an invalid one, and checks the
+// result. choose returns a number below its argument.
 func (m *model) step(choose func(n int) int) error {
 	kind := m.qp.Type().String()
 	to := qptable.States[choose(len(qptable.States))]
 	required, optional, known := qptable.Step(m.state, to, kind)
-	if !known && choose(4) > 0 { // mostly what can be
+	if !known && choose(4) > 0 { // mostly valid transitions
 		return nil
 	}
 	mask := qptable.Attrs["state"] | required
@@ -61,7 +61,7 @@ func (m *model) step(choose func(n int) int) error {
 	if choose(3) == 0 {
 		mask ^= qptable.Attrs[attrNames[choose(len(attrNames))]]
 	}
-	mask &^= qptable.Attrs["alt"] | qptable.Attrs["mig"] // whether there are other paths is the device's matter
+	mask &^= qptable.Attrs["alt"] | qptable.Attrs["mig"] // the existence of alternate paths depends on the device
 	want := qptable.Allowed(m.state, to, kind, mask)
 	a := m.e.attr(stateOf(to), m.qp.Num())
 	a.CurState = stateOf(m.state)
@@ -83,7 +83,7 @@ func (m *model) step(choose func(n int) int) error {
 	return nil
 }
 
-// attrNames are those that a test may set, in a fixed order.
+// attrNames lists the attributes that a test may set, in a fixed order.
 var attrNames = []string{
 	"cur", "notify", "access", "pkey", "port", "qkey", "av", "mtu", "timeout", "retry", "rnr_retry", "rq_psn", "rd_atom",
 	"rnr_timer", "sq_psn", "dest_rd_atom", "dest_qpn",
@@ -98,7 +98,7 @@ func stateOf(name string) ib.QPState {
 	panic("no state " + name)
 }
 
-// ofType makes a queue pair of a type, nil if the driver has none.
+// ofType creates a queue pair of a type, or returns nil if the driver does not support it.
 func (e *env) ofType(kind ib.QPType, pd *ib.PD, cq *ib.CQ) *ib.QP {
 	e.Helper()
 	init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}}
@@ -232,7 +232,8 @@ func testSQD(e *env) {
 func testCompletionOfDestroyed(e *env) {
 	var calls atomic.Int32
 	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
-	// arrives calls f and waits until the completion that it causes is in the queue, which a flush may reach later than Modify returns.
+	// arrives calls f and waits until the resulting completion is in the queue. A flush may put it there after Modify
+	// has returned.
 	arrives := func(f func()) {
 		e.Helper()
 		before := calls.Load()

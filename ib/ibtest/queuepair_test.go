@@ -9,7 +9,8 @@ import (
 	"verbena/ib"
 )
 
-// Any history of Modify on a driver's queue pair is as the specification's table has it.
+// TestQueuePairModel checks that any sequence of Modify calls on a driver's queue pair follows the specification's
+// table.
 func TestQueuePairModel(t *testing.T) {
 	cfg := newConfig(func(t testing.TB) *ib.DeviceHandle { return loopback.New("loop0", nil).Handle() }, nil)
 	kinds := []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt}

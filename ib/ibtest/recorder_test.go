@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// recorder is a testing.TB whose failures are the result, not the test's own.
+// recorder is a testing.TB that records failures instead of failing the test.
 type recorder struct {
-	testing.TB // for what is not here
+	testing.TB // for all other methods
 
 	mu       sync.Mutex
 	failed   bool
@@ -33,11 +33,11 @@ func (r *recorder) note(fail bool, s string) {
 	}
 	r.mu.Unlock()
 	for _, f := range hooks {
-		go f() // the caller may be in the midst of a report
+		go f() // the caller may be in a report
 	}
 }
 
-// whenFailed has f called at the next failure: what a defect keeps locked is let go. It returns how to call that off.
+// whenFailed makes the next failure call f, which releases the locks of a defect. off cancels that.
 func (r *recorder) whenFailed(f func()) (off func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -82,14 +82,14 @@ func (r *recorder) Cleanup(f func()) {
 	r.cleanups = append(r.cleanups, f)
 }
 
-// String is what was said.
+// String returns the reports.
 func (r *recorder) String() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return strings.Join(r.log, "\n")
 }
 
-// record runs f, then what it has left for the end, and gives up on what hangs.
+// record runs f and its clean-ups, and abandons a blocked f.
 func record(t testing.TB, f func(r *recorder)) *recorder {
 	r := &recorder{TB: t}
 	alone := func(f func()) bool {
@@ -125,7 +125,7 @@ func record(t testing.TB, f func(r *recorder)) *recorder {
 	}
 }
 
-// find is the check of a name.
+// find returns the check with a name.
 func find(t testing.TB, name string) ruleTest {
 	for _, c := range checks() {
 		if c.name == name {

@@ -39,7 +39,7 @@ var reentrantChecks = []ruleTest{
 	},
 }
 
-// loadChecks come last: what they find is hard to name.
+// loadChecks run last, because their findings are hard to attribute.
 var loadChecks = []ruleTest{
 	{
 		name: "Load/EveryMethodAgainstEvery",
@@ -48,10 +48,10 @@ var loadChecks = []ruleTest{
 	},
 }
 
-// works is a list of things that threads do at random. Each reports what went wrong.
+// works is a set of functions that threads call at random. Each returns an error on failure.
 type works map[string]func(r *rand.Rand) error
 
-// run has threads do them, and reports errors of all but the tolerated kinds.
+// run calls the functions on several threads, and reports all but the tolerated errors.
 func (w works) run(e *env, threads, rounds int, tolerated ...syscall.Errno) {
 	e.Helper()
 	names := make([]string, 0, len(w))
@@ -99,14 +99,14 @@ func testEveryMethod(e *env) {
 	t := p.traffic()
 	stop := e.dev.OnEvent(func(ib.Event) {})
 	defer stop()
-	var posted, polled [2]atomic.Int64 // completions to come, and seen, on each side
-	var credit, room [2]chan struct{}  // completions that the CQ must have room for; receives that no send is for yet
+	var posted, polled [2]atomic.Int64 // number of completions expected, and polled, on each side
+	var credit, room [2]chan struct{}  // completions that need an entry of the CQ; receives without a send so far
 	for i := range credit {
 		credit[i] = make(chan struct{}, 3*e.queueLen)
 		room[i] = make(chan struct{}, 3*e.queueLen)
 	}
 	side := func(r *rand.Rand) int { return r.IntN(2) }
-	// try runs a post on a side if its completion has room.
+	// try runs a post on a side if the CQ has an entry for its completion.
 	try := func(i int, post func() (int, error)) (int, error) {
 		select {
 		case credit[i] <- struct{}{}:
@@ -117,7 +117,7 @@ func testEveryMethod(e *env) {
 		if posted[i].Add(int64(n)); n == 0 {
 			select {
 			case <-credit[i]:
-			default: // a completion that is one too many has taken it
+			default: // an extra completion has used it
 			}
 		}
 		return n, err
@@ -257,7 +257,7 @@ func testEveryMethod(e *env) {
 	}
 	e.addDatagrams(w)
 	w.run(e, 8, 250*e.cfg.load, syscall.ENOMEM)
-	// Each receive gets its send; then everything has completed, once.
+	// Each receive gets a message; then each request has completed once.
 	for i := range p.qps {
 		for len(room[i]) > 0 {
 			n, err := send(1 - i)
@@ -283,7 +283,8 @@ func testEveryMethod(e *env) {
 	}
 }
 
-// addDatagrams adds the methods of a handle that datagrams use, and of the queue pairs that send and receive them, if the driver has such.
+// addDatagrams adds the methods of an address handle in use, and of the queue pairs that send and receive datagrams, if
+// the driver supports them.
 func (e *env) addDatagrams(w works) {
 	e.Helper()
 	pd := e.pd()
@@ -297,7 +298,7 @@ func (e *env) addDatagrams(w works) {
 	if p == nil {
 		return
 	}
-	var room atomic.Int64 // in the queue for the sends' completions
+	var room atomic.Int64 // free entries for completions of the sends
 	room.Store(int64(e.queueLen))
 	w["post datagram"] = func(r *rand.Rand) error {
 		if room.Add(-1) < 0 {
@@ -360,7 +361,7 @@ func testConcurrentPoll(e *env) {
 		stop.Store(true)
 		wg.Wait()
 	}()
-	for sent := 0; sent < total && !e.Failed(); { // as many at once as there can be, so that the threads meet in the queue
+	for sent := 0; sent < total && !e.Failed(); { // as many in flight as possible, so that the threads meet in the queue
 		n := min(e.queueLen, total-sent)
 		wrs := make([]ib.SendWR, n)
 		for i := range wrs {
@@ -390,10 +391,10 @@ func testConcurrentPost(e *env) {
 	each := 300 * e.cfg.load
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	messages := p.traffic()
-	for range e.queueLen { // one for each that can be outstanding
+	for range e.queueLen { // one for each outstanding request
 		messages.ready(0, 8)
 	}
-	credit, quit := make(chan struct{}, e.queueLen), make(chan struct{}) // completions that the CQ has room for
+	credit, quit := make(chan struct{}, e.queueLen), make(chan struct{}) // completions that need an entry of the CQ
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer close(quit)
@@ -447,7 +448,7 @@ func testConcurrentPost(e *env) {
 
 func testCreateDestroy(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	var messages atomic.Int64 // each has a place of its own to arrive at
+	var messages atomic.Int64 // each arrives at its own address
 	w := works{
 		"message path": func(r *rand.Rand) error {
 			cq, err := e.dev.CreateCQ(ib.CQInit{Entries: 8, Handler: func(cq *ib.CQ) { cq.ReqNotify(ib.NotifyNextComp) }})
@@ -504,7 +505,7 @@ func testDestroyUnderTraffic(e *env) {
 			p.recv(1, uint64(k), 0, 8)
 		}
 		var wg sync.WaitGroup
-		wg.Go(func() { // until the peer's end makes them fail
+		wg.Go(func() { // until the peer's destruction makes them fail
 			for range e.queueLen {
 				p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)})
 			}

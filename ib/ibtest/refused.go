@@ -12,7 +12,7 @@ import (
 	"verbena/ib"
 )
 
-// Refused: what a method has refused has changed nothing.
+// Refused: a rejected call must change nothing.
 
 var refusedChecks = []ruleTest{
 	{
@@ -27,13 +27,13 @@ var refusedChecks = []ruleTest{
 	},
 }
 
-// refusal is a call that a driver refuses, if not yet what was asked for beyond its limits.
+// refusal is a call that a driver rejects, possibly only beyond its limits.
 type refusal struct {
 	what string
 	call func() (destroy func() error, err error)
 }
 
-// refusals are those that reach the driver: one thing is wrong with each.
+// refusals returns calls that reach the driver and have exactly one fault.
 func (e *env) refusals(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 	e.Helper()
 	a, err := e.dev.QueryDevice()
@@ -103,7 +103,7 @@ func (e *env) refusals(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 	return append(all, e.refusedCalls(pd, cq)...)
 }
 
-// refusedCalls are calls on objects that exist.
+// refusedCalls returns calls on existing objects.
 func (e *env) refusedCalls(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 	e.Helper()
 	add := func(what string, call func() error) {
@@ -144,7 +144,7 @@ func (e *env) refusedCalls(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 	return all
 }
 
-// refusedAccess are sets of rights, each complete otherwise, that the driver does not give to regions.
+// refusedAccess returns sets of access rights, each consistent, that the driver rejects for regions.
 func (e *env) refusedAccess(pd *ib.PD) (refused []ib.AccessFlags) {
 	e.Helper()
 	_, addr := e.alloc(64)
@@ -161,16 +161,17 @@ func (e *env) refusedAccess(pd *ib.PD) (refused []ib.AccessFlags) {
 }
 
 const (
-	// quick is the time for which a refusal is repeated in a round, beyond the number that the limits of the device ask for.
+	// quick is the time for which a rejected call is repeated in a round, beyond the number that the device's limits
+	// require.
 	quick = 2 * time.Millisecond
-	// slow is the longest time for which a slow device is asked in a round.
+	// slow is the time limit for a slow device in a round.
 	slow = 50 * time.Millisecond
-	// leastAsked is the number of refusals from which on what stays of each shows.
+	// leastAsked is the number of rejected calls from which a leak of one object per call is visible.
 	leastAsked = 100
 )
 
-// testRefusedLeavesNothing asks more often than the device has room, if that is soon, and up to 10,000 times if that is quick. It watches the
-// objects of the device, and the memory and the goroutines of the process.
+// testRefusedLeavesNothing repeats calls beyond the capacity of the device, if it reaches that soon, and up to 10,000
+// times if they are fast. It watches the objects of the device, and the memory and the goroutines of the process.
 func testRefusedLeavesNothing(e *env) {
 	a, err := e.dev.QueryDevice()
 	e.must("query device", err)
@@ -192,7 +193,7 @@ func testRefusedLeavesNothing(e *env) {
 		}
 	}
 	objects := e.dev.Objects()
-	// ask returns how often it has asked for each.
+	// ask returns the number of repetitions of each call.
 	ask := func(refused []refusal) (least int) {
 		e.Helper()
 		least = 10_000
@@ -222,8 +223,8 @@ func testRefusedLeavesNothing(e *env) {
 		}
 		return n
 	}
-	// grows reports which counts rise by about one for each call, round after round. Others make objects, too, but do not keep
-	// them.
+	// grows reports which counts rise by about one for each call, in each round. Other activity also creates objects,
+	// but does not keep them.
 	grows := func(rounds int, refused ...refusal) (grow []bool) {
 		e.Helper()
 		least := counts()
@@ -238,7 +239,7 @@ func testRefusedLeavesNothing(e *env) {
 			asked += ask(refused)
 			for range 6 {
 				for i, n := range counts() {
-					grow[i] = grow[i] && asked >= leastAsked && n-least[i] >= asked*3/4 // else others make more
+					grow[i] = grow[i] && asked >= leastAsked && n-least[i] >= asked*3/4 // else the objects are created elsewhere
 				}
 				if !slices.Contains(grow, true) {
 					return grow
@@ -265,7 +266,7 @@ func testRefusedLeavesNothing(e *env) {
 	e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd}).exchange(0, 1, 8)
 }
 
-// liveObjects is how many objects of the process are in use, with those that others have made since the collection.
+// liveObjects returns the number of live objects of the process, including those created since the collection.
 func liveObjects() int {
 	var m runtime.MemStats
 	runtime.GC()
@@ -273,13 +274,14 @@ func liveObjects() int {
 	return int(m.HeapObjects)
 }
 
-// regionProbe is what a region should be like: RDMA by a pair of the region's domain reaches its memory, nothing else does.
+// regionProbe holds the expected state of a region. RDMA by a pair of the region's domain must reach its memory, and no
+// other access may.
 type regionProbe struct {
 	e     *env
 	p     *pair
 	other *pair // of another domain
 	b     *buffer
-	fresh *buffer // memory that it might have got
+	fresh *buffer // memory of a rejected change
 	seed  int
 }
 
@@ -301,7 +303,7 @@ func (r *regionProbe) same(after string) {
 	}
 	p.wantTry(after+": read, for which it has no right", wr(ib.WRRDMARead, p), ib.WCRemAccessErr)
 	r.other.wantTry(after+": write by a queue pair of another domain", wr(ib.WRRDMAWrite, r.other), ib.WCRemAccessErr)
-	// The local key, by a SEND of the region to itself.
+	// The local key, with a SEND of the region to itself.
 	for _, of := range []*pair{p, r.other} {
 		want := ib.WCSuccess
 		if of != p {
@@ -322,7 +324,8 @@ func (r *regionProbe) same(after string) {
 	}
 }
 
-// testReregRefused asks for several changes of which one is refused, which a driver may find when it has made others.
+// testReregRefused requests several changes of which one is invalid. A driver may detect it after it has made the
+// others.
 func testReregRefused(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	p.needWrite()
@@ -344,7 +347,7 @@ func testReregRefused(e *env) {
 			tested = true
 		}
 	}
-	// What was refused does not use the domain.
+	// The rejected call must not use the domain.
 	to.PD, to.Access = e.pd(), ib.AccessLocalWrite
 	for _, bad := range e.refusedAccess(p.pd) {
 		to.Access = bad

@@ -7,7 +7,7 @@ import (
 	"verbena/ib"
 )
 
-// Regions, one after the other.
+// Many regions in succession.
 
 var registrationChecks = []ruleTest{
 	{
@@ -17,10 +17,10 @@ var registrationChecks = []ruleTest{
 	},
 }
 
-// registrationsTime is after which a slow machine stops.
+// registrationsTime limits the time on a slow machine.
 const registrationsTime = 2 * time.Second
 
-// testManyRegistrations registers and deregisters, while other regions stay.
+// testManyRegistrations registers and deregisters regions while other regions stay registered.
 func testManyRegistrations(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	p.needWrite()

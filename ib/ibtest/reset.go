@@ -12,9 +12,9 @@ import (
 	"verbena/ib"
 )
 
-// Devices that come and go within one test.
+// Devices that are plugged and unplugged within one test.
 
-// scope is a testing.TB whose clean-ups run when one device goes, not at the end of the test.
+// scope is a testing.TB whose clean-ups run when one device is freed, not at the end of the test.
 type scope struct {
 	testing.TB
 	cleanups []func()
@@ -32,7 +32,7 @@ func (s *scope) close() {
 	}
 }
 
-// slot is a place for the devices of one test, of which there is one at a time.
+// slot holds the current device of a test.
 type slot struct {
 	e    *env
 	core ib.Core
@@ -48,7 +48,7 @@ type slot struct {
 	removed error
 }
 
-// plug makes a device and registers it.
+// plug creates a device and registers it.
 func (s *slot) plug() error {
 	s.remove = func() error { return nil }
 	s.scope = &scope{TB: s.e.TB}
@@ -63,8 +63,8 @@ func (s *slot) unplug() error {
 	return err
 }
 
-// reset takes the device through a reset, in the order of package ib/slot: the fatal event, the error state, the client's shutdown,
-// and the recovered device.
+// reset resets the device in the order of package ib/slot: the fatal event, the error state, the client's shutdown, and
+// the recovered device.
 func (s *slot) reset(remove func() error) error {
 	if err := s.fatal(); err != nil {
 		return err

@@ -9,7 +9,7 @@ import (
 	"verbena/ib"
 )
 
-// Queues that are resized while they hold something.
+// Resizing of queues that are not empty.
 
 var resizeChecks = []ruleTest{
 	{
@@ -32,7 +32,7 @@ func testCQResize(e *env) {
 		e.up(p.qps[0], qp.Num(), ib.QPRTS)
 		e.up(qp, p.qps[0].Num(), ib.QPRTS)
 		next, polled := 0, 0
-		// complete adds n completions; the sender's tell that they are there.
+		// complete adds n completions; the sender's completions prove that they are in the queue.
 		complete := func(n int) {
 			e.Helper()
 			for range n {
@@ -51,7 +51,7 @@ func testCQResize(e *env) {
 				polled++
 			}
 		}
-		for turn := range 6 { // how far the queue has wrapped around
+		for turn := range 6 { // number of entries before the wrap-around
 			complete(turn)
 			poll(turn)
 			for _, to := range []int{1, 3, 4, 6, 16, 2, first} {
@@ -88,7 +88,7 @@ func testSRQResize(e *env) {
 		srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: first, MaxSGE: 1}, Event: func(*ib.SRQ, ib.EventType) { limits.Add(1) }})
 		s := &sharedQueue{pair: e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq}), srq: srq}
 		s.bad(0, uint32(dev.MaxSRQWR)+1)
-		for turn := range 6 { // how far the queue has wrapped around
+		for turn := range 6 { // number of entries before the wrap-around
 			s.post(turn)
 			s.take(turn)
 			for _, to := range []uint32{1, 3, 4, 6, 16, 2, first} {
@@ -99,7 +99,7 @@ func testSRQResize(e *env) {
 			s.take(s.left())
 			s.resize(first)
 		}
-		// A limit that is armed stays so.
+		// An armed limit stays armed.
 		s.post(4)
 		e.must("arm the limit", srq.Modify(ib.SRQAttr{Limit: 3}, ib.SRQAttrLimit))
 		s.resize(first + 8)
@@ -115,7 +115,7 @@ func testSRQResize(e *env) {
 			e.Fatalf("%d limit events of a queue that was resized, want 1", n)
 		}
 		s.take(s.left())
-		for s.left() < s.room() { // all the room that it has now
+		for s.left() < s.room() { // up to the new capacity
 			s.post(1)
 		}
 		if n, err := srq.PostRecv(ib.RecvWR{SGList: s.buf[1].sgl(0, 8)}); n == 0 {
@@ -130,7 +130,7 @@ func testSRQResize(e *env) {
 type sharedQueue struct {
 	*pair
 	srq         *ib.SRQ
-	next, taken int // number of the receive that is posted next, and of that which is taken next
+	next, taken int // number of the next receive to post, and of the next one to be consumed
 }
 
 func (s *sharedQueue) left() int { return s.next - s.taken }
@@ -152,7 +152,7 @@ func (s *sharedQueue) post(n int) {
 	}
 }
 
-// take sends messages for the first n receives, and compares.
+// take sends messages for the first n receives, and compares the data.
 func (s *sharedQueue) take(n int) {
 	s.e.Helper()
 	n = min(n, s.left())
@@ -179,7 +179,7 @@ func (s *sharedQueue) post1(i int) {
 	s.pair.post(0, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: s.buf[0].sgl(8*(i%1000), 8)})
 }
 
-// resize gives the queue another size, which the driver may round up; if the receives do not fit it is refused.
+// resize requests another capacity, which the driver may round up. It must fail if the receives do not fit.
 func (s *sharedQueue) resize(to uint32) {
 	s.e.Helper()
 	before, err := s.srq.Query()
@@ -204,7 +204,7 @@ func (s *sharedQueue) resize(to uint32) {
 	}
 }
 
-// bad tries sizes that there cannot be, and a limit above the size.
+// bad tries invalid capacities, and a limit above the capacity.
 func (s *sharedQueue) bad(sizes ...uint32) {
 	s.e.Helper()
 	before, err := s.srq.Query()

@@ -9,7 +9,7 @@ import (
 	"verbena/ib"
 )
 
-// Requests that are sent again, since the receiver was not ready.
+// Requests that are retried because the receiver was not ready.
 
 var retriedChecks = []ruleTest{
 	{
@@ -19,10 +19,10 @@ var retriedChecks = []ruleTest{
 	},
 }
 
-// retriedInline is the room for inline data that the check needs.
+// retriedInline is the inline capacity that the check needs.
 const retriedInline = 48
 
-// testRetried posts messages without receives, of which it then posts one after the other.
+// testRetried posts messages without receives, and then posts the receives one after the other.
 func testRetried(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	qp, err := p.pd.CreateQP(ib.QPInitAttr{
@@ -41,11 +41,11 @@ func testRetried(e *env) {
 	}
 	a, b := p.buf[0], p.buf[1]
 	fill(a.b, 9)
-	// Each WRITE has a place of its own, since the packets before the one that needs a receive may be written at any time. Receives
-	// are behind them, as long as the longest SEND.
+	// Each WRITE has its own destination, because the packets before the one that needs a receive may be written at any
+	// time. The receive buffers follow, each as long as the longest SEND.
 	const (
-		times = 3       // messages that are outstanding at once
-		place = 7 << 10 // bytes
+		times = 3       // outstanding messages
+		place = 7 << 10 // bytes per destination
 		recvs = times * place
 		most  = bufLen - recvs
 	)

@@ -16,7 +16,7 @@ var rightDrivers = []struct {
 	{"small", small},
 }
 
-// TestRightDrivers: the suite accuses no driver that keeps the contract.
+// TestRightDrivers checks that the suite passes on every driver that keeps the contract.
 func TestRightDrivers(t *testing.T) {
 	for _, r := range rightDrivers {
 		t.Run(r.name, func(t *testing.T) {
@@ -30,7 +30,7 @@ func TestRightDrivers(t *testing.T) {
 	}
 }
 
-// small makes the device as small as hardware for SEND is: 2 elements and 32 work requests.
+// small gives the device the limits of small hardware for SEND: 2 elements and 32 work requests.
 func small(d *wrongDriver) {
 	const elements, requests, completions = 2, 32, 512
 	d.limits = func(a *ib.DeviceAttr) {

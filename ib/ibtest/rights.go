@@ -13,7 +13,7 @@ import (
 	"verbena/ib/check"
 )
 
-// Local keys, the life of keys, and the end of accesses.
+// Local keys, the lifetime of keys, and the end of accesses.
 
 var rightsChecks = []ruleTest{
 	{
@@ -49,7 +49,7 @@ func testLocalRights(e *env) {
 	plain := e.buffer(pd, 64, 0)
 	alien := e.buffer(other, 64, ib.AccessLocalWrite)
 
-	// lacks fails the test unless the operation has failed, and left the memory alone.
+	// lacks fails the test unless the operation has failed and has not changed the memory.
 	lacks := func(what string, b *buffer, wc ib.WC, want ib.WCStatus) {
 		e.Helper()
 		if wc.Status != want {
@@ -120,7 +120,7 @@ func testLocalRights(e *env) {
 		e.Error("receive: the data are not where they should be")
 	}
 	p.recv(1, 2, 0, 8)
-	p.post(0, ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: sge(plain)}) // to read needs no right
+	p.post(0, ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: sge(plain)}) // reading needs no right
 	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
 	e.waitOne(p.cqs[1], 2, ib.WCSuccess)
 }
@@ -129,11 +129,11 @@ func testKeyReuse(e *env) {
 	pd := e.pd()
 	const rounds = 8
 	dead := map[uint32]string{}
-	// once makes an object with keys and destroys it.
+	// once creates an object with keys and destroys it.
 	once := func(what string, keys []uint32, destroy func() error) {
 		e.Helper()
 		for _, k := range keys {
-			if of, ok := dead[k]; ok && k != 0 { // 0: none
+			if of, ok := dead[k]; ok && k != 0 { // 0: no key
 				e.Errorf("%s has the key %#x of %s, which was deregistered", what, k, of)
 			}
 		}
@@ -156,7 +156,7 @@ func testKeyReuse(e *env) {
 	}
 }
 
-// testVisible looks at the memory at once when a completion says that the data are there.
+// testVisible reads the memory at once when a completion reports that the data have arrived.
 func testVisible(e *env) {
 	p, messages := e.pair(pairConfig{kind: ib.QPTypeRC}), e.pair(pairConfig{kind: ib.QPTypeRC})
 	t := p.traffic()
@@ -185,7 +185,7 @@ func testVisible(e *env) {
 	}
 }
 
-// quiet fails the test if memory changes for a while.
+// quiet fails the test if the memory changes within a short time.
 func (e *env) quiet(b []byte, when string) {
 	e.Helper()
 	fill(b, 77)
@@ -205,7 +205,7 @@ func testNothingAfterDestroy(e *env) {
 		for i := range e.queueLen / 2 {
 			p.recv(1, uint64(i), 512*i, 512)
 		}
-		// The first messages have arrived, the others may be on their way.
+		// The first messages have arrived, the others may be in flight.
 		for i := range e.queueLen / 2 {
 			p.send(0, uint64(i), 512)
 		}

@@ -6,7 +6,7 @@ import (
 	"verbena/ib"
 )
 
-// Queue pairs with a completion queue for each side.
+// Queue pairs with separate completion queues for sends and receives.
 
 var sideChecks = []ruleTest{
 	{
@@ -26,13 +26,13 @@ type sided struct {
 	*pair
 	qp  *ib.QP
 	cqs [2]*ib.CQ // of sends, of receives
-	ah  *ib.AH    // of datagrams
-	bad bool      // the first send has a wrong local key
+	ah  *ib.AH    // for datagrams
+	bad bool      // the first send has an invalid local key
 }
 
-const sidedWRs = 4 // that are outstanding on each side
+const sidedWRs = 4 // outstanding on each side
 
-// sided connects a queue pair of a type, nil if the driver has none.
+// sided connects a queue pair of a type; it returns nil if the driver does not support the type.
 func (e *env) sided(kind ib.QPType, pd *ib.PD) *sided {
 	e.Helper()
 	if e.ofType(kind, pd, e.cq(8, nil)) == nil {
@@ -51,7 +51,7 @@ func (e *env) sided(kind ib.QPType, pd *ib.PD) *sided {
 	return s
 }
 
-// postBoth posts a send and a receive, numbered from first; it reports false if they were refused.
+// postBoth posts sends and receives, numbered from first; it returns false if they were rejected.
 func (s *sided) postBoth(first, n int) bool {
 	s.e.Helper()
 	for i := first; i < first+n; i++ {
@@ -63,7 +63,7 @@ func (s *sided) postBoth(first, n int) bool {
 			wr.SGList[0].LKey += 0x12345600
 		}
 		if i%2 == 1 {
-			wr.Flags = 0 // it completes when it fails
+			wr.Flags = 0 // it completes because it fails
 		}
 		sent, err := s.qp.PostSend(wr)
 		if sent == 0 {
@@ -77,7 +77,7 @@ func (s *sided) postBoth(first, n int) bool {
 	return true
 }
 
-// flushed waits for n completions of each side, after which there are no more.
+// flushed waits for n completions of each side, and checks that no more follow.
 func (s *sided) flushed(when string, n int) {
 	e := s.e
 	e.Helper()
@@ -147,7 +147,7 @@ func testFlushQueuesInError(e *env) {
 	})
 }
 
-// flushWay is a way to flush what is outstanding; do returns how many more were posted on each side.
+// flushWay is a way to flush outstanding requests; do returns the number of further requests on each side.
 type flushWay struct {
 	when string
 	bad  bool

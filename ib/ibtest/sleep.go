@@ -17,8 +17,8 @@ import (
 	"verbena/ib"
 )
 
-// Point 1, measured: a method that may not sleep is caught however short its sleep is. These checks run without checked
-// mode, which would be measured as well.
+// Point 1, measured: these checks find even very short sleeps of a method that may not sleep. They run without checked
+// mode, whose own time would be measured as well.
 
 var sleepChecks = []ruleTest{
 	{
@@ -50,14 +50,14 @@ type atomicCall struct {
 	before, call, after func() // before and after are not measured, and may be nil
 }
 
-// measurements is how often a call is measured.
+// measurements is the number of measurements of a call.
 const measurements = 100
 
-// NothingBlocked knows the methods of queues that are shared with a process by the names of these functions.
+// NothingBlocked identifies methods of queues shared with a process by the names of these functions.
 func doorbell(q ib.UserQP, h *ib.Hold) { q.Doorbell(h) }
 func posted(q ib.UserQP)               { q.Posted() }
 
-// atomicCalls are calls of all methods that may not sleep, except EnterError, which is called once in a device's life.
+// atomicCalls returns calls of all methods that may not sleep, except EnterError, which is called once for each device.
 func (e *env) atomicCalls() []atomicCall {
 	e.Helper()
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
@@ -102,7 +102,7 @@ func (e *env) atomicCalls() []atomicCall {
 	return append(calls, e.doorbells()...)
 }
 
-// doorbells are calls about the queues of a user context.
+// doorbells returns calls on the queues of a user context.
 func (e *env) doorbells() []atomicCall {
 	if _, ok := ib.As[ib.Disassociator](user.Driver(e.dev)); !ok {
 		return nil
@@ -120,7 +120,7 @@ func (e *env) doorbells() []atomicCall {
 	}
 }
 
-// each runs f around each call, and returns how many it were: fewer than c.times when they take long.
+// each runs f around each call, and returns the number of calls: fewer than c.times if they take long.
 func (c *atomicCall) each(e *env, f func(call func())) (n int) {
 	end := time.Now().Add(e.cfg.patience / 10)
 	for ; n < c.times && (n < 5 || time.Now().Before(end)); n++ {
@@ -135,7 +135,7 @@ func (c *atomicCall) each(e *env, f func(call func())) (n int) {
 	return n
 }
 
-// switches is how often the calling thread has given up the processor.
+// switches returns the number of voluntary context switches of the calling thread.
 func (e *env) switches() int64 {
 	const thread = 1 // RUSAGE_THREAD
 	var u syscall.Rusage
@@ -143,14 +143,14 @@ func (e *env) switches() int64 {
 	return u.Nvcsw
 }
 
-// processorTime is what the calling thread has had of it.
+// processorTime returns the processor time of the calling thread.
 func (e *env) processorTime() time.Duration {
 	var t unix.Timespec
 	e.must("clock_gettime", unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t))
 	return time.Duration(t.Nano())
 }
 
-// onThread keeps the goroutine on its thread, so that each wait of the goroutine is a voluntary context switch of the
+// onThread locks the goroutine to its thread, so that each wait of the goroutine is a voluntary context switch of the
 // thread.
 func (e *env) onThread(f func()) {
 	runtime.LockOSThread()
@@ -158,8 +158,8 @@ func (e *env) onThread(f func()) {
 	f()
 }
 
-// A thread also switches when it waits for a contended lock or for the garbage collector. A method that sleeps does so in
-// every call, or nearly: the check fails when half of many calls do, three times in a row.
+// A thread also switches when it waits for a contended lock or for the garbage collector. A method that sleeps does so
+// in nearly every call. The check fails if half of many calls switch, three times in a row.
 const (
 	switchedShare = 2 // one in two
 	confirmations = 3
@@ -188,7 +188,7 @@ func testContextSwitches(e *env) {
 	}
 }
 
-// spinLimit is the processor time that most calls stay far below.
+// spinLimit is a processor time far above that of most calls.
 const spinLimit = 500 * time.Microsecond
 
 func testSpin(e *env) {
@@ -215,13 +215,13 @@ func testSpin(e *env) {
 	}
 }
 
-// threadState is what a goroutine does, as runtime.Stack has it.
+// threadState is the state of a goroutine, as formatted by runtime.Stack.
 type threadState struct {
 	state string
 	stack string
 }
 
-// threadStates are all goroutines, by number.
+// threadStates returns all goroutines, by number.
 func threadStates() map[string]threadState {
 	all := map[string]threadState{}
 	for _, p := range bytes.Split(stacks(), []byte("\n\n")) {
@@ -235,7 +235,7 @@ func threadStates() map[string]threadState {
 	return all
 }
 
-// asleep reports a goroutine that is at rest, not for a lock.
+// asleep reports whether the goroutine waits for something other than a lock.
 func (s threadState) asleep() bool {
 	return slices.Contains([]string{
 		"sleep", "chan receive", "chan send", "select", "IO wait", "sync.Cond.Wait", "sync.WaitGroup.Wait", "syscall",
@@ -246,12 +246,12 @@ func (s threadState) waitsForLock() bool {
 	return strings.HasPrefix(s.state, "sync.Mutex") || strings.HasPrefix(s.state, "sync.RWMutex")
 }
 
-// runs reports a goroutine that goes on as soon as it gets a processor.
+// runs reports whether the goroutine runs or waits only for a processor.
 func (s threadState) runs() bool { return s.state == "running" || s.state == "runnable" }
 
-// testLockHolders calls, on one thread, methods that may sleep, and on another those that may not. If the latter waits for
-// a lock and the former sleeps, both unchanged from one look to the next, it sleeps with the lock: unless somebody else has
-// it, who waits for a processor.
+// testLockHolders calls methods that may sleep on one thread, and methods that may not on another. If the second thread
+// waits for a lock and the first one sleeps, both unchanged between two inspections, the first one sleeps with the lock
+// held, unless a third thread holds it and waits for a processor.
 func testLockHolders(e *env) {
 	var p *pair
 	b, addr := e.alloc(64)
@@ -327,7 +327,7 @@ func testLockHolders(e *env) {
 			p.qps[0].State()
 		})
 		atomically := <-names
-		// Without a suspicion a few looks are enough.
+		// Without a suspicion a few inspections are enough.
 		found, last, own := 0, "", threadNumber()
 		for i := 0; i < 8 || (found > 0 || last != "") && i < 400; i++ {
 			time.Sleep(300 * time.Microsecond)
@@ -359,17 +359,17 @@ func testLockHolders(e *env) {
 	}
 }
 
-// inDriverMethod tells whether a stack goes through a call of the midlayer.
+// inDriverMethod reports whether a stack contains a call of the midlayer.
 func inDriverMethod(stack string) bool { return strings.Contains(stack, "/ib.(*") }
 
-// threadNumber is that of the calling goroutine.
+// threadNumber returns the number of the calling goroutine.
 func threadNumber() string {
 	var buf [64]byte
 	n, _, _ := strings.Cut(strings.TrimPrefix(string(buf[:runtime.Stack(buf[:], false)]), "goroutine "), " ")
 	return n
 }
 
-// testVirtualTime runs in a bubble of package testing/synctest: time moves only when all threads sleep.
+// testVirtualTime runs in a bubble of package testing/synctest: time advances only when all threads sleep.
 func testVirtualTime(e *env) {
 	for _, c := range e.atomicCalls() {
 		slept := map[time.Duration]int{}

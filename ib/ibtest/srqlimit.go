@@ -7,7 +7,7 @@ import (
 	"verbena/ib"
 )
 
-// The limit of a shared receive queue that has fewer receives already.
+// The limit of a shared receive queue that already has fewer receives.
 
 var srqLimitChecks = []ruleTest{
 	{

@@ -24,7 +24,7 @@ run one CQ's handler at once. A driver never sees the handler. The rule *one-han
 tested by TestCheckTwoHandlers of package ib.
 `
 
-// docs/broken.md tells what TestWrongDrivers and TestWrongConsumers check.
+// TestBrokenTable checks that docs/broken.md lists the cases of TestWrongDrivers and TestWrongConsumers.
 func TestBrokenTable(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(brokenIntro)

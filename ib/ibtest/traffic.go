@@ -7,19 +7,20 @@ import (
 	"verbena/ib"
 )
 
-// traffic is signaled messages from side 0 of a pair to side 1, for checks that do not care of which kind they are: RDMA
-// WRITEs, or SENDs if the driver has no RDMA WRITE. A SEND needs a receive, whose completions are on the queue of side 1.
+// traffic sends signaled messages from side 0 of a pair to side 1, for checks that accept any kind of message: RDMA
+// WRITEs, or SENDs if the driver has no RDMA WRITE. A SEND needs a receive, whose completion is put in the queue of
+// side 1.
 type traffic struct {
 	*pair
 	write bool
 }
 
-// lacks reports whether an error says that the driver lacks an ability.
+// lacks reports whether an error means that the driver lacks a feature.
 func lacks(err error) bool {
 	return errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS)
 }
 
-// traffic finds out what the driver has.
+// traffic selects the kind of message that the driver supports.
 func (p *pair) traffic() *traffic {
 	p.e.Helper()
 	write := p.tried("RDMA WRITE", 0, p.rdma(0, ib.WRRDMAWrite, nil, 0))
@@ -29,7 +30,7 @@ func (p *pair) traffic() *traffic {
 	return &traffic{p, write}
 }
 
-// message is a message of n bytes from the beginning of one buffer to that of the other.
+// message returns a message of n bytes from the start of one buffer to the start of the other.
 func (t *traffic) message(id uint64, n int) ib.SendWR {
 	if t.write {
 		return t.rdma(id, ib.WRRDMAWrite, t.buf[0].sgl(0, n), 0)
@@ -37,7 +38,7 @@ func (t *traffic) message(id uint64, n int) ib.SendWR {
 	return ib.SendWR{ID: id, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: t.buf[0].sgl(0, n)}
 }
 
-// ready makes side 1 ready for a message of n bytes.
+// ready prepares side 1 for a message of n bytes.
 func (t *traffic) ready(id uint64, n int) {
 	t.e.Helper()
 	if !t.write {
@@ -45,7 +46,7 @@ func (t *traffic) ready(id uint64, n int) {
 	}
 }
 
-// arrived waits until side 1 is done with a message, as far as it has a completion.
+// arrived waits for the completion of a message on side 1, if it has one.
 func (t *traffic) arrived(id uint64) {
 	t.e.Helper()
 	if !t.write {
@@ -53,7 +54,7 @@ func (t *traffic) arrived(id uint64) {
 	}
 }
 
-// deliver sends a message, whose completion stays on the queue of side 0.
+// deliver sends a message and leaves its completion in the queue of side 0.
 func (t *traffic) deliver(id uint64, n int) {
 	t.e.Helper()
 	t.ready(id, n)
@@ -61,7 +62,7 @@ func (t *traffic) deliver(id uint64, n int) {
 	t.arrived(id)
 }
 
-// tried is post, and reports false when the driver does not know the operation.
+// tried is post, but returns false if the driver does not support the operation.
 func (p *pair) tried(ability string, side int, wr ib.SendWR) bool {
 	p.e.Helper()
 	n, err := p.qps[side].PostSend(wr)

@@ -5,5 +5,5 @@ import (
 	"verbena/internal/gate"
 )
 
-// user has the midlayer's calls for user contexts.
+// user provides the midlayer's calls for user contexts.
 var user = ib.ForUser(gate.Open())

@@ -14,14 +14,14 @@ import (
 	"verbena/ib"
 )
 
-// wholeEnv names the wrong driver that this process runs the suite against.
+// wholeEnv selects the wrong driver on which this process runs the suite.
 const wholeEnv = "IBTEST_WRONG_DRIVER"
 
-// TestSuiteAgainstOne is the process that TestWrongDrivers starts for each of them.
+// TestSuiteAgainstOne runs in the process that TestWrongDrivers starts for each wrong driver.
 func TestSuiteAgainstOne(t *testing.T) {
 	i, err := strconv.Atoi(os.Getenv(wholeEnv))
 	if err != nil {
-		return // nothing to do outside of TestWrongDrivers
+		return // not started by TestWrongDrivers
 	}
 	w := wrongDrivers[i]
 	var d *wrongDriver
@@ -40,8 +40,8 @@ func TestSuiteAgainstOne(t *testing.T) {
 
 var whole = flag.Bool("whole", false, "run the whole suite against each wrong driver: what names the fault must fail first")
 
-// firstFailure runs the check that is to name the fault of a wrong driver, or the whole suite until something fails, in a
-// process of its own.
+// firstFailure runs the check that must find the fault of a wrong driver, or the whole suite up to the first failure,
+// in a process of its own.
 func firstFailure(t *testing.T, i int) (check, says string) {
 	run := "^TestSuiteAgainstOne$"
 	if by := wrongDrivers[i].by; by != "" && !*whole {

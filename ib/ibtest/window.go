@@ -7,7 +7,7 @@ import (
 	"verbena/ib"
 )
 
-// The end of what a queue pair has bound.
+// The end of the bindings of a queue pair.
 
 var windowChecks = []ruleTest{
 	{
@@ -19,8 +19,8 @@ var windowChecks = []ruleTest{
 
 func testWindowOfDestroyed(e *env) {
 	pd := e.pd()
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})     // which stays
-	probe := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd}) // which is reset when a write has failed
+	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})     // remains
+	probe := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd}) // is reset after a failed write
 	bind := func(q *pair, mw *ib.MW, target *buffer) uint32 {
 		e.Helper()
 		q.bind(ib.BindMW{MW: mw, MR: target.mr, RKey: ib.IncRKey(mw.RKey()), Addr: target.addr, Length: 64, Access: ib.AccessRemoteWrite},
@@ -29,8 +29,8 @@ func testWindowOfDestroyed(e *env) {
 	}
 	for _, c := range []struct {
 		how   string
-		state ib.QPState // that the queue pair is destroyed in
-		again bool       // it was bound, invalidated and bound again
+		state ib.QPState // state at its destruction
+		again bool       // the window was bound, invalidated and bound again
 	}{{"in RTS", ib.QPRTS, false}, {"in RTS, bound twice", ib.QPRTS, true}, {"in ERR", ib.QPErr, false}, {"in RESET", ib.QPReset, false}} {
 		what := func(s string) string { return fmt.Sprintf("%s, whose queue pair was destroyed %s", s, c.how) }
 		target, shared := e.buffer(pd, 64, allAccess), e.buffer(pd, 64, allAccess)
@@ -71,7 +71,7 @@ func testWindowOfDestroyed(e *env) {
 	}
 }
 
-// rebind binds a window of type 2 on side 1, and returns how that ended.
+// rebind binds a window of type 2 on side 1, and returns the status.
 func (p *pair) rebind(mw *ib.MW, target *buffer) ib.WCStatus {
 	p.e.Helper()
 	p.post(1, ib.SendWR{ID: 6, Opcode: ib.WRBindMW, Flags: ib.SendSignaled, Bind: &ib.BindMW{

@@ -7,7 +7,7 @@ import (
 	"verbena/ib"
 )
 
-// Counters of a driver that come round.
+// Counters of a driver that wrap around.
 
 var wrapChecks = []ruleTest{
 	{
@@ -25,18 +25,18 @@ var wrapChecks = []ruleTest{
 const (
 	// wrapTime is the time of each of these checks for one kind of object or queue.
 	wrapTime = 200 * time.Millisecond
-	// wrapCount is the number of objects or messages after which they stop before: more than most counters have bits for.
+	// wrapCount limits the number of objects or messages. It exceeds the range of most counters.
 	wrapCount = 1 << 18
 )
 
-// wraps calls f with a number until there have been enough.
+// wraps calls f with increasing numbers until the limit of time or count.
 func (e *env) wraps(f func(i int)) {
 	for i, began := 0, time.Now(); i < wrapCount && time.Since(began) < wrapTime*time.Duration(e.cfg.load*e.cfg.load); i++ {
 		f(i)
 	}
 }
 
-// testNumbersWrap keeps a few objects of each kind, while others come and go.
+// testNumbersWrap keeps a few objects of each kind while others are created and destroyed.
 func testNumbersWrap(e *env) {
 	pd, cq := e.pd(), e.cq(8, nil)
 	_, addr := e.alloc(64)
@@ -76,7 +76,7 @@ func testNumbersWrap(e *env) {
 		for range 3 {
 			m, err := k.make()
 			if err != nil {
-				break // not of this driver
+				break // not supported by this driver
 			}
 			kept[m.number] = true
 			all = append(all, m)
@@ -97,7 +97,7 @@ func testNumbersWrap(e *env) {
 	}
 }
 
-// testQueuesWrap sends messages through queues whose lengths are no powers of two, as many at a time as they hold.
+// testQueuesWrap fills queues whose lengths are not powers of two, again and again.
 func testQueuesWrap(e *env) {
 	pd := e.pd()
 	const length = 3

@@ -8,7 +8,7 @@ import (
 	"verbena/ib"
 )
 
-// Side is the queue of a queue pair that a completion belongs to.
+// Side is a queue of a queue pair, to which a completion belongs.
 type Side uint8
 
 const (
@@ -19,16 +19,16 @@ const (
 // Want is an expected completion.
 type Want struct {
 	WC ib.WC // without QP
-	// Status are the legal values of the status, the first of which is that of WC.
+	// Status lists the legal values of the status. The first one is that of WC.
 	Status []ib.WCStatus
-	// Length and Source say that ByteLen and SrcQP are defined.
+	// Length and Source report whether ByteLen and SrcQP are defined.
 	Length, Source bool
 	QP             ID // 0: destroyed
 	Side           Side
-	SRQ            ID // whose receive it is; 0: none
+	SRQ            ID // the queue of the receive; 0: none
 }
 
-// completionSource is the queue whose requests complete in order.
+// completionSource is a queue whose requests complete in order.
 type completionSource struct {
 	qp   ID
 	side Side
@@ -38,19 +38,19 @@ type completionSource struct {
 type CQ struct {
 	ID      ID
 	Entries int
-	Wants   []Want         // not polled yet; the order among different queues is not defined
-	Armed   ib.NotifyFlags // 0: not
-	Calls   int            // of the handler, since the queue was made
-	Lazy    bool           // only calls poll it, so that it is known what it has room for
-	Lost    bool           // a completion did not fit
+	Wants   []Want         // not polled yet; the order between different queues is undefined
+	Armed   ib.NotifyFlags // 0: not armed
+	Calls   int            // handler calls so far
+	Lazy    bool           // only calls poll it, so the number of free entries is known
+	Lost    bool           // a completion was lost by an overrun
 	Events  []ib.EventType
 
-	count  int           // of completions that a notification waits for
-	period time.Duration // after the first of them
-	due    int           // of them that have come
+	count  int           // number of completions that a notification waits for
+	period time.Duration // time limit after the first of them
+	due    int           // number of them that have arrived
 }
 
-// CreateCQ makes a completion queue with the capacity granted.
+// CreateCQ creates a completion queue with the granted capacity.
 func (m *Model) CreateCQ(c CQ) syscall.Errno {
 	if e := m.made(); e != 0 {
 		return e
@@ -74,8 +74,8 @@ func (m *Model) ResizeCQ(id ID, entries int) syscall.Errno {
 	return 0
 }
 
-// checkRoom notes that more requests are outstanding than a queue has room for: each of them may complete at any
-// time, with an error.
+// checkRoom records that more requests are outstanding than a queue has entries. Each of them may complete at any time,
+// with an error.
 func (m *Model) checkRoom(id ID) {
 	n := 0
 	for _, q := range m.QPs {
@@ -96,16 +96,16 @@ func (m *Model) checkRoom(id ID) {
 	}
 }
 
-// Resized notes the capacity granted by a resize.
+// Resized records the granted capacity of a resize.
 func (m *Model) Resized(id ID, entries int) { m.CQs[id].Entries = entries }
 
-// resize changes the capacity, which a driver may round up.
+// resize sets the capacity, which a driver may round up.
 func (m *Model) resize(id ID, entries int) {
 	m.CQs[id].Entries = entries
 	m.checkRoom(id)
 }
 
-// Arm requests a notification. It reports whether completions are there already.
+// Arm requests a notification. It reports whether the queue already holds completions.
 func (m *Model) Arm(id ID, flags ib.NotifyFlags) (missed bool) {
 	c := m.CQs[id]
 	switch {
@@ -139,8 +139,8 @@ func (m *Model) DestroyCQ(id ID) syscall.Errno {
 	return 0
 }
 
-// Moderate holds notifications back until so many completions have come, or so long after the first of them. One that is held back
-// comes at once.
+// Moderate delays notifications until count completions have arrived, or until period has passed since the first of
+// them. A notification that is already delayed is sent at once.
 func (m *Model) Moderate(id ID, count int, period time.Duration) syscall.Errno {
 	if e := m.made(); e != 0 {
 		return e
@@ -153,7 +153,7 @@ func (m *Model) Moderate(id ID, count int, period time.Duration) syscall.Errno {
 	return 0
 }
 
-// Moderation returns how many completions a notification waits for, and whether one is held back.
+// Moderation returns the number of completions that a notification waits for, and whether a notification is delayed.
 func (c *CQ) Moderation() (count int, held bool) { return c.count, c.due > 0 }
 
 func (c *CQ) notify() {
@@ -187,12 +187,12 @@ func (m *Model) post(q *QP, side Side, w Want, solicited bool) {
 	if c.count > 1 && c.Armed&ib.NotifyNextComp == 0 {
 		m.open("a moderated queue that is armed for solicited completions")
 	}
-	if c.due++; c.due >= c.count || c.period > 0 { // a period is over before the next call
+	if c.due++; c.due >= c.count || c.period > 0 { // a period ends before the next call
 		c.notify()
 	}
 }
 
-// overrun loses a completion (11.6.3.1): the queue raises its event, once, and the queue pair goes to ERR.
+// overrun loses a completion (11.6.3.1): the queue raises its event, once, and the queue pair moves to ERR.
 func (m *Model) overrun(q *QP, c *CQ, w *Want) {
 	flushed := w.Status[0] == ib.WCWRFlushErr
 	switch {
@@ -219,8 +219,8 @@ func (m *Model) overrun(q *QP, c *CQ, w *Want) {
 	}
 }
 
-// Match finds the expectation that a polled completion fulfils: it is the first of its queue, since completions of
-// one queue come in order. -1: there is no such.
+// Match returns the index of the expectation that a polled completion fulfils, or -1. It is the first one of its queue,
+// because completions of one queue are in order.
 func (c *CQ) Match(wc *ib.WC) int {
 	for i, w := range c.Wants {
 		if w.WC.ID != wc.ID || w.WC.QPNum != wc.QPNum {
@@ -236,7 +236,7 @@ func (c *CQ) Match(wc *ib.WC) int {
 	return -1
 }
 
-// Polled removes an expectation that was fulfilled.
+// Polled removes a fulfilled expectation.
 func (m *Model) Polled(id ID, i int) Want {
 	c := m.CQs[id]
 	w := c.Wants[i]
@@ -257,7 +257,7 @@ func (m *Model) Polled(id ID, i int) Want {
 	return w
 }
 
-// Mismatch returns the first field in which a completion differs from the expectation, "" for none.
+// Mismatch returns the first field in which a completion differs from the expectation, or "".
 func (w *Want) Mismatch(wc *ib.WC, qp *ib.QP) string {
 	flushed := wc.Status == ib.WCWRFlushErr
 	if !slices.Contains(w.Status, wc.Status) {

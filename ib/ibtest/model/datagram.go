@@ -7,13 +7,13 @@ import (
 	"verbena/ib"
 )
 
-// GRHLen is the length of the global route header before a datagram in the receive buffer.
+// GRHLen is the length of the global route header that precedes a datagram in the receive buffer.
 const GRHLen = 40
 
-// groupQPN is the number that datagrams for a multicast group are sent to.
+// groupQPN is the destination number of datagrams to a multicast group.
 const groupQPN = 0xffffff
 
-// datagram delivers a datagram, or loses it.
+// datagram delivers or loses a datagram.
 func (m *Model) datagram(q *QP, s *Send, src *source) {
 	gid := s.to.GRH.DGID
 	if to := m.hazards.to; to != nil && *to != gid && (to.Addr().IsMulticast() || gid.Addr().IsMulticast()) {
@@ -25,7 +25,7 @@ func (m *Model) datagram(q *QP, s *Send, src *source) {
 		return
 	}
 	if gid != m.GID {
-		return // to no device
+		return // no such device
 	}
 	var p *QP
 	for _, x := range m.QPs {
@@ -40,7 +40,7 @@ func (m *Model) datagram(q *QP, s *Send, src *source) {
 	m.deliver(q, p, s, src)
 }
 
-// multicast delivers a datagram to the members of its group. Whether the sender gets a copy is not defined.
+// multicast delivers a datagram to the members of its group. Whether the sender receives a copy is undefined.
 func (m *Model) multicast(q *QP, s *Send, src *source) {
 	if s.QPN != groupQPN {
 		m.open("a datagram for a group with the number of a queue pair")
@@ -64,13 +64,13 @@ func (m *Model) multicast(q *QP, s *Send, src *source) {
 // accepts reports whether a queue pair receives a datagram.
 func (m *Model) accepts(p, q *QP, s *Send) bool {
 	qkey := s.QKey
-	if qkey&(1<<31) != 0 { // the sender's own (10.2.5)
+	if qkey&(1<<31) != 0 { // the sender's Q_Key (10.2.5)
 		qkey = q.Attr.QKey
 	}
 	return p.Type == ib.QPTypeUD && p.State >= ib.QPRTR && p.State <= ib.QPSQE && p.Attr.QKey == qkey
 }
 
-// deliver stores a datagram in the first receive of a queue pair. It returns where.
+// deliver stores a datagram in the first receive of a queue pair, and returns its memory.
 func (m *Model) deliver(q, p *QP, s *Send, src *source) []Span {
 	r, n := m.queueOf(p), uint64(len(src.data))
 	if len(r.recvs) == 0 {
@@ -97,7 +97,7 @@ func (m *Model) deliver(q, p *QP, s *Send, src *source) []Span {
 	case to.n < GRHLen+n:
 		m.stays(p)
 		m.lost()
-		return nil // lost, and the receive stays (class D of 9.9.3)
+		return nil // lost; the receive stays (class D of 9.9.3)
 	default:
 		m.checkOverlap(to.spans, src.spans)
 		m.stores(s, to.spans)
@@ -111,7 +111,7 @@ func (m *Model) deliver(q, p *QP, s *Send, src *source) []Span {
 	return to.spans
 }
 
-// AttachMcast makes a queue pair a member of a multicast group.
+// AttachMcast adds a queue pair to a multicast group.
 func (m *Model) AttachMcast(id ID, group ib.GID) syscall.Errno {
 	switch {
 	case m.QPs[id].Type != ib.QPTypeUD:
@@ -125,7 +125,7 @@ func (m *Model) AttachMcast(id ID, group ib.GID) syscall.Errno {
 	return 0
 }
 
-// DetachMcast ends a membership.
+// DetachMcast removes a queue pair from a multicast group.
 func (m *Model) DetachMcast(id ID, group ib.GID) syscall.Errno {
 	i := slices.Index(m.Groups[group], id)
 	if m.QPs[id].Type != ib.QPTypeUD || i < 0 {

@@ -11,12 +11,13 @@ import (
 	"verbena/ib"
 )
 
-// A deferred model states what concurrent calls may do. Calls only queue requests; what a device does with them are moves of their
-// own, which a test puts between the calls in any order, until it has found one that explains what the device did.
+// A deferred model states the possible results of concurrent calls. Calls only queue requests. The actions of the
+// device on them are separate moves. A test inserts moves between the calls in any order, until it has found an order
+// that explains the device's results.
 
-// Defer begins to keep requests, or ends it: then they are executed as far as they go.
+// Defer starts or stops the queueing of requests. When it stops, the requests are executed as far as possible.
 func (m *Model) Defer(on bool) {
-	m.Begin() // which leaves the blurs of a deferred model as they are
+	m.Begin() // does not change the blurs of a deferred model
 	if m.deferred = on; on {
 		return
 	}
@@ -25,7 +26,7 @@ func (m *Model) Defer(on bool) {
 	}
 }
 
-// Move is something that a device does by itself: it executes a request at the responder, or completes one.
+// Move is an action of the device: it executes a request at the responder, or completes a request.
 type Move struct {
 	QP   ID
 	Kind MoveKind
@@ -37,19 +38,19 @@ type MoveKind uint8
 const (
 	Execute    MoveKind = iota // the first send that has not been executed
 	Complete                   // the first send, which has been executed
-	LoseAnswer                 // the same, but the peer that has gone has not answered
+	LoseAnswer                 // as Complete, but the response of the former peer is lost
 	FlushSend
 	FlushRecv
-	Arrive // the first message of an unreliable service, whose send may have completed
+	Arrive // the first message in flight of an unreliable service, whose send may have completed
 )
 
-// flight is a message of an unreliable service that is on its way.
+// flight is a message of an unreliable service that is in flight.
 type flight struct {
 	s   *Send
 	src *source
 }
 
-// fly sends a message. A controlled Q_Key is that of the sender now.
+// fly sends a message. A controlled Q_Key is replaced by the sender's current one.
 func (q *QP) fly(s *Send, src *source) {
 	c := *s
 	if c.QKey&(1<<31) != 0 {
@@ -58,13 +59,13 @@ func (q *QP) fly(s *Send, src *source) {
 	q.flying = append(slices.Clip(q.flying), flight{&c, src})
 }
 
-// outcome is the result of a request that has been executed and not completed.
+// outcome is the result of a request that has been executed but not completed.
 type outcome struct {
 	status []ib.WCStatus
 	n      uint64
 }
 
-// Moves returns the moves that are possible.
+// Moves returns the possible moves.
 func (m *Model) Moves() (list []Move) {
 	for _, q := range m.sorted() {
 		kinds := []MoveKind{}
@@ -105,7 +106,8 @@ func (m *Model) Moves() (list []Move) {
 	return list
 }
 
-// unexecuted returns the place of the first send that has not been executed; -1: there is none, or one before it has failed.
+// unexecuted returns the index of the first send that has not been executed, or -1 if there is none or an earlier one
+// has failed.
 func (q *QP) unexecuted() int {
 	for i, s := range q.Sends {
 		if s.done == nil {
@@ -118,7 +120,7 @@ func (q *QP) unexecuted() int {
 	return -1
 }
 
-// Make makes a move. It reports false if nothing was done, since the request waits.
+// Make makes a move. It returns false if the request waits and nothing has changed.
 func (m *Model) Make(v Move) bool {
 	m.Begin()
 	q := m.QPs[v.QP]
@@ -157,7 +159,7 @@ func (m *Model) Make(v Move) bool {
 	return true
 }
 
-// Fingerprint returns a text that two models have in common only if they are the same.
+// Fingerprint returns a text that is equal for two models only if the models are equal.
 func (m *Model) Fingerprint() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v %x %v", m.Dead, m.Mem.history, m.Groups)
@@ -178,7 +180,7 @@ func write[T any](b *strings.Builder, objects map[ID]*T) {
 
 var seed = maphash.MakeSeed()
 
-// remember takes a change of memory into its history.
+// remember adds a change of memory to its history.
 func (m *Memory) remember(addr uint64, b []byte) {
 	var h maphash.Hash
 	h.SetSeed(seed)

@@ -6,8 +6,8 @@ import (
 	"verbena/ib"
 )
 
-// execute performs a request on both sides. n is the number of bytes that came in; wait tells that nothing was done,
-// since there is no receive yet, or the peer is in INIT.
+// execute executes a request at the requester and the responder. n is the number of bytes received. wait is true if
+// nothing was done because there is no receive yet, or because the peer is in INIT.
 func (m *Model) execute(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bool) {
 	ok := func(good bool, failure ib.WCStatus) ([]ib.WCStatus, uint64, bool) {
 		if good {
@@ -17,7 +17,7 @@ func (m *Model) execute(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bo
 	}
 	switch s.Op {
 	case ib.WRLocalInv:
-		if q.Type == ib.QPTypeUC { // a reliable connection waits for those before it
+		if q.Type == ib.QPTypeUC { // a reliable connection waits for earlier requests
 			m.changesKey(s.InvalidateRKey)
 		}
 		return ok(m.invalidate(q, s.InvalidateRKey), ib.WCLocQPOpErr)
@@ -43,7 +43,7 @@ func (m *Model) execute(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bo
 			return is(ib.WCLocLenErr), 0, false
 		case !l.ok && q.Type == ib.QPTypeUD && l.n > uint64(m.MTU):
 			m.open("a datagram that is too long, with a wrong key")
-		case !l.ok && s.foreign: // a driver may look at either first
+		case !l.ok && s.foreign: // a driver may check either first
 			return is(ib.WCLocProtErr, ib.WCLocQPOpErr), 0, false
 		case !l.ok:
 			m.partly(q, s, &l)
@@ -77,7 +77,7 @@ func (m *Model) execute(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bo
 	return status, 0, wait
 }
 
-// request performs a request of a connection at the responder.
+// request executes a request of a connection at the responder.
 func (m *Model) request(q *QP, s *Send, src *source) (status []ib.WCStatus, wait bool) {
 	p := m.peer(q)
 	if p == nil {
@@ -110,7 +110,7 @@ type source struct {
 	inline bool
 }
 
-// serve counts the queue pairs whose requests are executed by one call. The order among them is not defined.
+// serve counts the queue pairs whose requests are executed by one call. The order between them is undefined.
 func (m *Model) serve(q *QP) {
 	if m.servedBy == nil {
 		m.servedBy = map[ID]bool{}
@@ -119,7 +119,8 @@ func (m *Model) serve(q *QP) {
 	m.served = len(m.servedBy)
 }
 
-// partly allows the data before a wrong element to have arrived, since packets may be sent before a driver looks at it.
+// partly allows the data before an invalid element to have arrived, because a driver may send packets before it checks
+// the element.
 func (m *Model) partly(q *QP, s *Send, l *locals) {
 	p := m.peer(q)
 	switch {
@@ -155,7 +156,7 @@ func (m *Model) partly(q *QP, s *Send, l *locals) {
 	m.open("the peer refuses the beginning of a message with a wrong element")
 }
 
-// peer returns the other end of a connection that can receive, nil if there is none.
+// peer returns the peer of a connection if it can receive, else nil.
 func (m *Model) peer(q *QP) *QP {
 	p := m.destination(q)
 	if p == nil || p.Attr.DestQPN != q.Num || p.State < ib.QPRTR || p.State > ib.QPSQE {
@@ -164,7 +165,7 @@ func (m *Model) peer(q *QP) *QP {
 	return p
 }
 
-// destination returns the queue pair that q sends to, whatever its state.
+// destination returns the queue pair that q sends to, in any state.
 func (m *Model) destination(q *QP) *QP {
 	if q.Attr.AH.GRH.DGID != m.GID {
 		return nil
@@ -177,7 +178,7 @@ func (m *Model) destination(q *QP) *QP {
 	return nil
 }
 
-// opposite returns the type of the queue pairs that one of a type sends to.
+// opposite returns the type of the peers of queue pairs of type t.
 func opposite(t ib.QPType) ib.QPType {
 	if t == ib.QPTypeXRCInit {
 		return ib.QPTypeXRCTgt
@@ -185,8 +186,8 @@ func opposite(t ib.QPType) ib.QPType {
 	return t
 }
 
-// names finds the shared receive queue that a request to an XRC target names. It reports false if the target may not take its
-// receives (A14).
+// names selects the shared receive queue that a request to an XRC target names. It returns false if the target may not
+// consume its receives (A14).
 func (m *Model) names(p *QP, s *Send) bool {
 	id := m.byNumber(s.SRQN)
 	if id == 0 || m.SRQs[id].XRCD != p.XRCD {
@@ -196,7 +197,7 @@ func (m *Model) names(p *QP, s *Send) bool {
 			m.open("an XRC request that needs no receive, with a wrong shared queue")
 		}
 		if s.Op == ib.WRRDMAWriteWithImm {
-			m.open("an XRC WRITE with a wrong shared queue") // which a driver may see in the last packet
+			m.open("an XRC WRITE with a wrong shared queue") // a driver may find it in the last packet
 		}
 		return false
 	}
@@ -207,8 +208,8 @@ func (m *Model) names(p *QP, s *Send) bool {
 	return true
 }
 
-// exchange notes that packets go between two queue pairs. If one of them was connected anew, the numbers of packets
-// do not fit.
+// exchange records that packets pass between two queue pairs. If one of them has been reconnected, the packet sequence
+// numbers do not match.
 func (m *Model) exchange(q, p *QP) {
 	if q.partner != 0 && q.partner != p.epoch || p.partner != 0 && p.partner != q.epoch {
 		m.open("a connection of which one end has been connected anew")
@@ -216,7 +217,7 @@ func (m *Model) exchange(q, p *QP) {
 	q.partner, p.partner = p.epoch, q.epoch
 }
 
-// unanswered is the result of a request without a peer. A peer in INIT may be about to be connected.
+// unanswered returns the result of a request without a peer. A peer in INIT may still be connected.
 func (m *Model) unanswered(q *QP) (status []ib.WCStatus, wait bool) {
 	if q.Type == ib.QPTypeUC {
 		m.lost()
@@ -228,7 +229,7 @@ func (m *Model) unanswered(q *QP) (status []ib.WCStatus, wait bool) {
 	return is(ib.WCRetryExcErr), false
 }
 
-// rights of the peer's queue pair that operations need.
+// rights maps operations to the rights that the peer's queue pair must have granted.
 var rights = map[ib.WROpcode]ib.AccessFlags{
 	ib.WRRDMAWrite: ib.AccessRemoteWrite, ib.WRRDMAWriteWithImm: ib.AccessRemoteWrite,
 	ib.WRAtomicWrite:     ib.AccessRemoteWrite,
@@ -241,8 +242,8 @@ func (m *Model) admits(p *QP, op ib.WROpcode) bool {
 	return p.Attr.AccessFlags&rights[op] == rights[op]
 }
 
-// refuse ends a request that the responder does not execute: of a reliable connection it raises an
-// event and goes to ERR (9.9.3, 11.6.3).
+// refuse ends a request that the responder rejects. The queue pair of a reliable connection raises an event and moves
+// to ERR (9.9.3, 11.6.3).
 func (m *Model) refuse(q, p *QP, status ib.WCStatus) []ib.WCStatus {
 	if q.Type == ib.QPTypeUC {
 		m.lost()
@@ -257,7 +258,7 @@ func (m *Model) refuse(q, p *QP, status ib.WCStatus) []ib.WCStatus {
 	return m.refused(q, p, status)
 }
 
-// refused returns the statuses of a request that the peer has refused.
+// refused returns the possible statuses of a request that the peer has rejected.
 func (m *Model) refused(q, p *QP, status ib.WCStatus) []ib.WCStatus {
 	switch {
 	case q.Type == ib.QPTypeUC:
@@ -265,9 +266,9 @@ func (m *Model) refused(q, p *QP, status ib.WCStatus) []ib.WCStatus {
 	case q == p && m.done[q.ID] > 0:
 		m.open("a queue pair that is its own peer fails with other requests in flight")
 		return is(status)
-	case q == p: // its own responder's error may flush the request
+	case q == p: // the error of its own responder may flush the request
 		return is(status, ib.WCWRFlushErr)
-	case m.Lossy && m.done[q.ID] > 0: // nor are earlier answers repeated
+	case m.Lossy && m.done[q.ID] > 0: // earlier responses are not repeated either
 		m.open("an answer that is lost, with other requests in flight")
 		return is(status)
 	case m.Lossy:
@@ -285,10 +286,10 @@ func (m *Model) write(q, p *QP, s *Send, src *source) (status []ib.WCStatus, wai
 	to, ok := m.remote(p, s.RKey, s.RemoteAddr, n, ib.AccessRemoteWrite)
 	if !ok {
 		if s.Op == ib.WRRDMAWriteWithImm && len(m.queueOf(p).recvs) == 0 && n <= uint64(q.Attr.PathMTU.Bytes()) {
-			m.open("no receive for a WRITE of one packet with a wrong key") // 9.7.4.1 looks for the receive before the key
+			m.open("no receive for a WRITE of one packet with a wrong key") // 9.7.4.1 checks for the receive before the key
 		}
 		if s.Op == ib.WRRDMAWriteWithImm && p.shared() != 0 {
-			m.open("a WRITE with a wrong key that may have taken a shared receive") // which is flushed then
+			m.open("a WRITE with a wrong key that may have taken a shared receive") // the receive is flushed then
 		}
 		return m.refuse(q, p, ib.WCRemAccessErr), false
 	}
@@ -299,7 +300,7 @@ func (m *Model) write(q, p *QP, s *Send, src *source) (status []ib.WCStatus, wai
 			m.smear(to, 0, src.data)
 			return success, false
 		}
-		m.smear(to, 0, src.data) // all but the last packet may have been executed
+		m.smear(to, 0, src.data) // all packets except the last may have been executed
 		q.held = slices.Concat(src.spans, to)
 		return m.notReady(q)
 	}
@@ -314,7 +315,7 @@ func (m *Model) write(q, p *QP, s *Send, src *source) (status []ib.WCStatus, wai
 	return success, false
 }
 
-// notReady is the result of a request that finds no receive.
+// notReady returns the result of a request for which there is no receive.
 func (m *Model) notReady(q *QP) (status []ib.WCStatus, wait bool) {
 	if q.Attr.RNRRetry == 0 {
 		return is(ib.WCRNRRetryExcErr), false
@@ -359,12 +360,12 @@ func (m *Model) send(q, p *QP, s *Send, src *source) (status []ib.WCStatus, wait
 		m.stays(p)
 		m.lost()
 		m.smear(to.spans, 0, src.data[:to.n])
-		return success, false // the message is lost, and the receive stays (class D of 9.9.3)
+		return success, false // the message is lost; the receive stays (class D of 9.9.3)
 	case to.n < n:
 		w.Status, status = is(ib.WCLocLenErr), m.refused(q, p, ib.WCRemInvReqErr)
 		m.smear(to.spans, 0, src.data[:to.n])
 	case s.Op == ib.WRSendWithInv && !m.invalidate(p, s.InvalidateRKey):
-		w.Status, status = is(ib.WCMWBindErr), is(ib.WCRetryExcErr) // not answered (class J of 9.9.6.3)
+		w.Status, status = is(ib.WCMWBindErr), is(ib.WCRetryExcErr) // no response (class J of 9.9.6.3)
 		if q == p {
 			status = m.refused(q, p, ib.WCRetryExcErr)
 		}
@@ -385,23 +386,23 @@ func (m *Model) send(q, p *QP, s *Send, src *source) (status []ib.WCStatus, wait
 	return status, false
 }
 
-// lost notes that an unreliable message is lost for the state of its target. It may still be on its way when that
-// changes.
+// lost records that the state of its target loses an unreliable message. The message may still be in flight when that
+// state changes.
 func (m *Model) lost() {
 	if m.Blind {
 		m.open("a message is lost, and nothing shows when")
 	}
 }
 
-// stays notes that a message is lost whose receive a driver has looked at: of a shared queue, it may keep the receive
-// for the same queue pair.
+// stays records that a message is lost after a driver has fetched its receive. A receive of a shared queue may stay
+// reserved for the same queue pair.
 func (m *Model) stays(p *QP) {
 	if p.SRQ != 0 {
 		m.open("a message is lost that is too long for a shared receive")
 	}
 }
 
-// checkInvalidated notes an invalidation of the memory of the message itself.
+// checkInvalidated records an invalidation of the memory of the message itself.
 func (m *Model) checkInvalidated(key uint32, r *queue) {
 	for _, g := range m.Regions {
 		if g.RKey == key && usesLKey(r.recvs[0].SGL, g.LKey) {

@@ -40,7 +40,7 @@ func (m *Model) fetch(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bool
 	}
 	from, ok := m.remote(p, s.RKey, s.RemoteAddr, n, rights[s.Op])
 	if !ok {
-		if !atomic { // a requester may ask for the data in pieces, of which the last is refused
+		if !atomic { // a requester may read the data in pieces, of which the last is rejected
 			from = m.beginning(p, s.RKey, s.RemoteAddr, n, rights[s.Op])
 			m.checkOverlap(to.spans, from)
 			m.smear(to.spans, 0, m.load(from, length(from)))
@@ -66,7 +66,7 @@ func (m *Model) fetch(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bool
 	return success, 8, false
 }
 
-// unstorable is a READ or atomic whose result has no place. The peer may have executed it.
+// unstorable returns the result of a READ or atomic whose destination is invalid. The peer may have executed it.
 func (m *Model) unstorable(q, p *QP, s *Send, to *locals) (status []ib.WCStatus, n uint64, wait bool) {
 	if s.Op != ib.WRRDMARead {
 		m.open("an atomic whose result has no place")
@@ -84,7 +84,7 @@ func (m *Model) unstorable(q, p *QP, s *Send, to *locals) (status []ib.WCStatus,
 	return is(ib.WCLocProtErr), 0, false
 }
 
-// flush executes FLUSH (A19.4): what was written is in memory already, so that there are only the rights to check.
+// flush executes FLUSH (A19.4). Written data are in memory already, so only the rights are checked.
 func (m *Model) flush(q, p *QP, s *Send) []ib.WCStatus {
 	f := &s.Flush
 	need := ib.AccessFlags(0)
@@ -111,7 +111,7 @@ func (m *Model) flush(q, p *QP, s *Send) []ib.WCStatus {
 	return success
 }
 
-// Word returns the 8 bytes at an address of remote memory of a queue pair, nil if there are none.
+// Word returns the 8 bytes at an address of remote memory of a queue pair, or nil.
 func (m *Model) Word(p *QP, rkey uint32, addr uint64) *uint64 {
 	spans, ok := m.remote(p, rkey, addr, 8, 0)
 	if !ok {
@@ -121,7 +121,7 @@ func (m *Model) Word(p *QP, rkey uint32, addr uint64) *uint64 {
 	return &v
 }
 
-// Headroom returns the bytes that the first receive of a queue pair has room for, -1 if there is none. srq is the queue that a
+// Headroom returns the length of the first receive of a queue pair, or -1 if there is none. srq is the queue that a
 // request to an XRC target names.
 func (m *Model) Headroom(p *QP, srq ID) int {
 	r := m.queueOf(p)

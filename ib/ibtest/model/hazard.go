@@ -2,19 +2,18 @@ package model
 
 import "verbena/ib"
 
-// hazards are the memory accesses of one call. Requests that are posted together are executed in order at the
-// responder, but the requester may read the data of one before those before it are executed (10.8.3.3), and a READ
-// may be repeated.
+// hazards holds the memory accesses of one call. The responder executes requests that are posted together in order. But
+// the requester may read the data of a request before earlier requests are executed (10.8.3.3), and may repeat a READ.
 type hazards struct {
 	stored  []Span // by requests, at the responder
 	fetched []Span // results of READs and atomics
 	read    []Span // sources of READs
 	keys    map[uint32]bool
-	to      *ib.GID         // where the datagrams go
+	to      *ib.GID         // destination of the datagrams
 	ended   map[uint32]bool // local keys that a SEND with invalidate has ended
 }
 
-// ends notes that a message ends a registration at the responder, which the requester of the same call may use as well.
+// ends records that a message invalidates a key at the responder, which the requester of the same call may use as well.
 func (m *Model) ends(rkey uint32) {
 	for _, r := range m.Regions {
 		if r.RKey == rkey && r.Fast {
@@ -26,7 +25,7 @@ func (m *Model) ends(rkey uint32) {
 	}
 }
 
-// uses notes that a request names remote memory by a key.
+// uses records that a request uses remote memory through a key.
 func (m *Model) uses(key uint32) {
 	if m.hazards.keys == nil {
 		m.hazards.keys = map[uint32]bool{}
@@ -34,14 +33,14 @@ func (m *Model) uses(key uint32) {
 	m.hazards.keys[key] = true
 }
 
-// changesKey notes that a request changes what a key stands for, while others of the same call may use it.
+// changesKey records that a request changes the memory of a key, while others of the same call may use it.
 func (m *Model) changesKey(key uint32) {
 	if m.hazards.keys[key] {
 		m.open("a request takes away the key of an earlier one of the same call")
 	}
 }
 
-// gathers notes that a request reads the memory of its gather list.
+// gathers records that a request reads the memory of its gather list.
 func (m *Model) gathers(s *Send, spans []Span) {
 	fence := s.Flags&ib.SendFence != 0
 	if meet(m.hazards.stored, spans) || !fence && meet(m.hazards.fetched, spans) {
@@ -49,7 +48,7 @@ func (m *Model) gathers(s *Send, spans []Span) {
 	}
 }
 
-// stores notes that a request changes memory at the responder.
+// stores records that a request changes memory at the responder.
 func (m *Model) stores(s *Send, spans []Span) {
 	if s.Flags&ib.SendFence == 0 && (meet(m.hazards.read, spans) || meet(m.hazards.fetched, spans)) {
 		m.open("a request stores where an earlier READ of the same call reads")
@@ -57,7 +56,7 @@ func (m *Model) stores(s *Send, spans []Span) {
 	m.hazards.stored = append(m.hazards.stored, spans...)
 }
 
-// fetches notes that a request reads memory at the responder and stores it at the requester.
+// fetches records that a request reads memory at the responder and stores it at the requester.
 func (m *Model) fetches(s *Send, from, to []Span) {
 	h := &m.hazards
 	if s.Flags&ib.SendFence == 0 && (meet(h.fetched, from) || meet(h.fetched, to) || meet(h.read, to)) {

@@ -23,12 +23,12 @@ type Region struct {
 	IOVA, Len  uint64
 	Spans      []Span // in the order of their addresses in the region
 
-	Fast     bool // made by AllocMR
+	Fast     bool // created by AllocMR
 	MaxPages int
 	Map      *Mapping // of the next REG_MR; nil: none
 }
 
-// Mapping is memory that MR.Map has chosen.
+// Mapping is the memory of the last MR.Map.
 type Mapping struct {
 	Spans     []Span
 	IOVA, Len uint64
@@ -42,12 +42,12 @@ type Window struct {
 	RKey    uint32
 	Bound   bool
 	Region  ID
-	QP      ID // of type 2: the queue pair that bound it
+	QP      ID // for type 2: the queue pair that bound it
 	Access  ib.AccessFlags
 	First   uint64 // the range, in the window's own addresses
 	Len     uint64
-	Shift   uint64 // from there to the region's addresses
-	Refused bool   // the last bind was refused
+	Shift   uint64 // difference to the region's addresses
+	Refused bool   // the last bind was rejected
 }
 
 func contains(first, n, addr, k uint64) bool {
@@ -72,11 +72,11 @@ func (r *Region) spans(addr, n uint64) (list []Span) {
 	return list
 }
 
-// locals is a scatter or gather list after its check.
+// locals is a checked scatter or gather list.
 type locals struct {
 	spans []Span
 	n     uint64 // bytes
-	reach uint64 // bytes before the first that is not allowed
+	reach uint64 // bytes before the first one that is not allowed
 	ok    bool
 }
 
@@ -132,7 +132,7 @@ func (m *Model) byRKey(key uint32) (*Region, *Window) {
 	return nil, nil
 }
 
-// remote checks an access by the peer of q. Access to no bytes needs no key (C9-88).
+// remote checks an access by the peer of q. An access to zero bytes needs no key (C9-88).
 func (m *Model) remote(q *QP, rkey uint32, addr, n uint64, need ib.AccessFlags) (spans []Span, ok bool) {
 	if n == 0 {
 		return nil, true
@@ -153,7 +153,7 @@ func (m *Model) remote(q *QP, rkey uint32, addr, n uint64, need ib.AccessFlags) 
 	return r.spans(addr, n), true
 }
 
-// beginning returns the longest part of remote memory from an address on, of n bytes at most, that remote allows.
+// beginning returns the longest prefix of n bytes of remote memory that remote allows.
 func (m *Model) beginning(q *QP, rkey uint32, addr, n uint64, need ib.AccessFlags) []Span {
 	allowed := sort.Search(int(n), func(i int) bool {
 		_, ok := m.remote(q, rkey, addr, uint64(i)+1, need)
@@ -181,7 +181,7 @@ func (m *Model) bound(id ID) (n int) {
 	return n
 }
 
-// invalidate ends a registration or a bind by a key, for a request of q or of its peer (10.6.3, o10-37.2.26).
+// invalidate ends a registration or a bind, for a request of q or of its peer (10.6.3, o10-37.2.26).
 func (m *Model) invalidate(q *QP, key uint32) bool {
 	r, w := m.byRKey(key)
 	switch {
@@ -213,7 +213,7 @@ func (m *Model) bind(q *QP, b *Bind) bool {
 	type2 := w.Kind == ib.MWType2
 	switch {
 	case type2 && w.Bound:
-		return false // to be invalidated first
+		return false // it must be invalidated first
 	case type2 && (key == w.RKey || b.Len == 0):
 		m.open("a type 2 bind with the present key, or of no bytes")
 	case !type2 && key == w.RKey:

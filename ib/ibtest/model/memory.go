@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// PageSize is the unit in which memory is kept, in bytes.
+// PageSize is the granularity of stored memory, in bytes.
 const PageSize = 4096
 
 // Memory is the sparse contents of an address range. A byte that was never written has the value of [Pattern]. It is
@@ -17,11 +17,11 @@ type Memory struct {
 	blurs []blur
 	fresh map[uint64]bool // pages written since the last Fresh
 
-	history uint64 // of writes, in their order
+	history uint64 // of writes, in order
 }
 
 type page struct {
-	owner *Memory // the only one that may write
+	owner *Memory // the only one that may write the page
 	b     [PageSize]byte
 }
 
@@ -32,17 +32,16 @@ type blur struct {
 	n    uint64
 }
 
-// NewMemory returns memory that was never written.
+// NewMemory returns memory without writes.
 func NewMemory() *Memory { return &Memory{pages: map[uint64]*page{}, fresh: map[uint64]bool{}} }
 
-// Clone returns a copy that shares the pages until one of the two writes them. The receiver must not be written
+// Clone returns a copy that shares each page until one of the two writes it. The receiver must not be written
 // afterwards, unless the copy is no longer used.
 func (m *Memory) Clone() *Memory {
 	return &Memory{pages: maps.Clone(m.pages), fresh: maps.Clone(m.fresh), blurs: slices.Clone(m.blurs), history: m.history}
 }
 
-// Pattern fills b with the contents of memory that was never written, from an address on. They differ from page to
-// page.
+// Pattern fills b with the contents of unwritten memory at addr. The contents differ between pages.
 func Pattern(addr uint64, b []byte) {
 	for len(b) > 0 {
 		var w [8]byte
@@ -66,7 +65,7 @@ func (m *Memory) page(n uint64) *page {
 	return p
 }
 
-// Read fills b from an address on.
+// Read fills b with the memory at addr.
 func (m *Memory) Read(addr uint64, b []byte) {
 	for len(b) > 0 {
 		n := copy(b, m.page(addr / PageSize).b[addr%PageSize:])
@@ -90,15 +89,15 @@ func (m *Memory) Write(addr uint64, b []byte) {
 	}
 }
 
-// Fresh returns the numbers of pages that were written since the last call.
+// Fresh returns the numbers of pages written since the last call.
 func (m *Memory) Fresh() map[uint64]bool {
 	f := m.fresh
 	m.fresh = map[uint64]bool{}
 	return f
 }
 
-// Blur allows n bytes at an address to be either as they are or as in alt; with a nil alt, anything. It ends with
-// Sharpen.
+// Blur allows n bytes at an address to have their current value or that of alt; a nil alt allows any value. Sharpen
+// ends it.
 func (m *Memory) Blur(addr, n uint64, alt []byte) {
 	if n == 0 {
 		return
@@ -110,7 +109,7 @@ func (m *Memory) Blur(addr, n uint64, alt []byte) {
 	}
 }
 
-// blurred reports whether a byte of a range is not defined.
+// blurred reports whether a byte of a range is undefined.
 func (m *Memory) blurred(addr, n uint64) bool {
 	for _, b := range m.blurs {
 		if addr < b.addr+b.n && b.addr < addr+n {
@@ -123,8 +122,8 @@ func (m *Memory) blurred(addr, n uint64) bool {
 // Sharpen ends all blurs.
 func (m *Memory) Sharpen() { m.blurs = m.blurs[:0] }
 
-// Compare compares one page with the contents that a device left there. It returns the address of the first byte that
-// differs. Bytes that a blur allows are taken over.
+// Compare compares one page with the device's contents. It returns the address of the first difference. It copies bytes
+// that a blur allows.
 func (m *Memory) Compare(n uint64, got []byte) (addr uint64, ok bool) {
 	p := m.page(n)
 	if bytes.Equal(p.b[:len(got)], got) {

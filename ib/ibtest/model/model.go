@@ -8,10 +8,10 @@ import (
 	"verbena/ib"
 )
 
-// ID identifies an object: the number of the call that made it. 0 stands for no object.
+// ID identifies an object by the number of the call that created it. 0 means no object.
 type ID int
 
-// Limits are the attributes of a device that results depend on.
+// Limits holds the attributes of a device that affect results.
 type Limits struct {
 	MaxMsgSize  uint64
 	MTU         int // of the port, in bytes
@@ -19,11 +19,11 @@ type Limits struct {
 	Flush       bool
 	AtomicWrite bool
 	Atomics     bool
-	// READs and atomics outstanding on a queue pair, as requester and as responder, at most.
+	// Maximum number of outstanding READs and atomics of a queue pair, as requester and as responder.
 	InitReads, Reads int
-	// Lossy tells that the network may lose the negative acknowledgement of a request, which is sent once.
+	// Lossy reports whether the network may lose the negative acknowledgement of a request, which is sent once.
 	Lossy bool
-	// Blind tells that the test does not know when a device has come to rest, except from results.
+	// Blind reports whether the test can only tell from results when a device is idle.
 	Blind bool
 }
 
@@ -39,19 +39,19 @@ type Model struct {
 	AHs     map[ID]*AH
 	QPs     map[ID]*QP
 	XRCDs   map[ID]*XRCD
-	Groups  map[ib.GID][]ID // multicast: the members
+	Groups  map[ib.GID][]ID // multicast groups and their members
 	Dead    bool            // the device is in error
 
-	// Open is why the result of a call is not defined; "" if it is.
+	// Open is the reason why the result of a call is undefined, or "".
 	Open     string
 	deferred bool // see Defer
 	epochs   int
-	listed   int // requests of the list that the present call posts
-	served   int // queue pairs whose requests were executed by the present call
+	listed   int // number of requests that the current call posts
+	served   int // number of queue pairs whose requests the current call has executed
 	servedBy map[ID]bool
-	done     map[ID]int // requests that the present call completed, by queue pair
+	done     map[ID]int // requests that the current call has completed, by queue pair
 	hazards  hazards
-	posted   map[ID]map[completionSource]bool // what the completions of the present call are of, by completion queue
+	posted   map[ID]map[completionSource]bool // sources of the completions of the current call, by completion queue
 }
 
 // PD is a protection domain.
@@ -111,7 +111,7 @@ func cloneAll[T any](objects map[ID]*T) map[ID]*T {
 	return c
 }
 
-// open notes that the result of the call is not defined.
+// open marks the result of the call as undefined.
 func (m *Model) open(reason string) {
 	if m.Open == "" {
 		m.Open = reason
@@ -131,7 +131,7 @@ func (m *Model) Begin() {
 	}
 }
 
-// made is the error of a call that makes or changes something.
+// made returns the error of a call that creates or changes an object.
 func (m *Model) made() syscall.Errno {
 	if m.Dead {
 		return syscall.EIO
@@ -139,7 +139,7 @@ func (m *Model) made() syscall.Errno {
 	return 0
 }
 
-// AllocPD makes a protection domain.
+// AllocPD creates a protection domain.
 func (m *Model) AllocPD(id ID) syscall.Errno {
 	if e := m.made(); e != 0 {
 		return e
@@ -148,7 +148,7 @@ func (m *Model) AllocPD(id ID) syscall.Errno {
 	return 0
 }
 
-// DeallocPD frees a domain that nothing uses.
+// DeallocPD frees an unused domain.
 func (m *Model) DeallocPD(id ID) syscall.Errno {
 	for _, r := range m.Regions {
 		if r.PD == id && !r.Dead {
@@ -179,7 +179,7 @@ func (m *Model) DeallocPD(id ID) syscall.Errno {
 	return 0
 }
 
-// AllocXRCD makes an XRC domain.
+// AllocXRCD creates an XRC domain.
 func (m *Model) AllocXRCD(id ID) syscall.Errno {
 	if e := m.made(); e != 0 {
 		return e
@@ -188,7 +188,7 @@ func (m *Model) AllocXRCD(id ID) syscall.Errno {
 	return 0
 }
 
-// DeallocXRCD frees a domain that nothing uses.
+// DeallocXRCD frees an unused domain.
 func (m *Model) DeallocXRCD(id ID) syscall.Errno {
 	for _, s := range m.SRQs {
 		if s.XRCD == id {
@@ -204,7 +204,7 @@ func (m *Model) DeallocXRCD(id ID) syscall.Errno {
 	return 0
 }
 
-// RegMR makes a region of r, whose keys the driver has chosen.
+// RegMR creates region r, whose keys the driver has chosen.
 func (m *Model) RegMR(r Region) syscall.Errno {
 	if e := m.made(); e != 0 {
 		return e
@@ -220,14 +220,14 @@ func (m *Model) RegMR(r Region) syscall.Errno {
 	return 0
 }
 
-// Change is a change of a region: nil and 0 stay as they are.
+// Change is a change of a region. Fields that are nil or 0 do not change it.
 type Change struct {
 	Map    *Mapping
 	PD     ID
 	Access *ib.AccessFlags
 }
 
-// Rereg changes a region. The keys are those of after the change.
+// Rereg changes a region. lkey and rkey are the keys after the change.
 func (m *Model) Rereg(id ID, c Change, lkey, rkey uint32) syscall.Errno {
 	r := m.Regions[id]
 	if e := m.made(); e != 0 {
@@ -261,7 +261,7 @@ func (m *Model) Rereg(id ID, c Change, lkey, rkey uint32) syscall.Errno {
 	return 0
 }
 
-// Dereg ends a region.
+// Dereg deregisters a region.
 func (m *Model) Dereg(id ID) syscall.Errno {
 	r := m.Regions[id]
 	if m.bound(id) > 0 {
@@ -272,7 +272,7 @@ func (m *Model) Dereg(id ID) syscall.Errno {
 	return 0
 }
 
-// AllocMR makes a region for fast registration.
+// AllocMR creates a region for fast registration.
 func (m *Model) AllocMR(r Region) syscall.Errno {
 	if e := m.made(); e != 0 {
 		return e
@@ -282,7 +282,7 @@ func (m *Model) AllocMR(r Region) syscall.Errno {
 	return 0
 }
 
-// MapMR chooses the memory of the next registration.
+// MapMR sets the memory of the next registration.
 func (m *Model) MapMR(id ID, to Mapping) syscall.Errno {
 	r := m.Regions[id]
 	if e := m.made(); e != 0 {
@@ -304,14 +304,14 @@ func (m *Model) MapMR(id ID, to Mapping) syscall.Errno {
 	return 0
 }
 
-// UpdateKey chooses the variant of a region's keys.
+// UpdateKey sets the variable part of a region's keys.
 func (m *Model) UpdateKey(id ID, variant uint8) {
 	r := m.Regions[id]
 	r.LKey = r.LKey&^0xff | uint32(variant)
 	r.RKey = r.RKey&^0xff | uint32(variant)
 }
 
-// AllocMW makes a window.
+// AllocMW creates a window.
 func (m *Model) AllocMW(w Window) syscall.Errno {
 	if e := m.made(); e != 0 {
 		return e
@@ -320,7 +320,7 @@ func (m *Model) AllocMW(w Window) syscall.Errno {
 	return 0
 }
 
-// DeallocMW ends a window.
+// DeallocMW frees a window.
 func (m *Model) DeallocMW(id ID) syscall.Errno {
 	w := m.Windows[id]
 	m.memoryChanges(0, w.RKey)
@@ -329,7 +329,7 @@ func (m *Model) DeallocMW(id ID) syscall.Errno {
 	return 0
 }
 
-// CreateAH makes an address handle.
+// CreateAH creates an address handle.
 func (m *Model) CreateAH(a AH) syscall.Errno {
 	if e := m.made(); e != 0 {
 		return e
@@ -338,7 +338,7 @@ func (m *Model) CreateAH(a AH) syscall.Errno {
 	return 0
 }
 
-// ModifyAH changes where an address handle leads.
+// ModifyAH changes the address of a handle.
 func (m *Model) ModifyAH(id ID, a ib.AHAttr) syscall.Errno {
 	if e := m.made(); e != 0 {
 		return e
@@ -347,14 +347,14 @@ func (m *Model) ModifyAH(id ID, a ib.AHAttr) syscall.Errno {
 	return 0
 }
 
-// DestroyAH ends an address handle.
+// DestroyAH frees an address handle.
 func (m *Model) DestroyAH(id ID) syscall.Errno {
 	m.AHs[id].Dead = true
 	return 0
 }
 
-// memoryChanges notes that the memory of keys is about to change: a request that waits must not name them, since a
-// driver may look at them at any time.
+// memoryChanges records an imminent change of the memory of keys. A waiting request must not name them, because a
+// driver may read them at any time.
 func (m *Model) memoryChanges(lkey, rkey uint32) {
 	for _, q := range m.QPs {
 		for i := range q.Sends {
@@ -367,7 +367,7 @@ func (m *Model) memoryChanges(lkey, rkey uint32) {
 	}
 }
 
-// Store changes memory, as its owner does.
+// Store writes memory as its owner.
 func (m *Model) Store(addr uint64, b []byte) {
 	for _, q := range m.QPs {
 		if q.waiting {
@@ -381,7 +381,7 @@ func usesLKey(sgl []ib.SGE, key uint32) bool {
 	return slices.ContainsFunc(sgl, func(s ib.SGE) bool { return s.LKey == key })
 }
 
-// SetError takes the device to the error state: all queue pairs that are not in RESET go to ERR.
+// SetError moves the device to the error state: all queue pairs outside RESET move to ERR.
 func (m *Model) SetError() {
 	m.Dead = true
 	for _, q := range m.sorted() {
@@ -391,7 +391,7 @@ func (m *Model) SetError() {
 	}
 }
 
-// Renew replaces the device by one without objects. Memory stays as it is.
+// Renew replaces the device with one without objects. Memory does not change.
 func (m *Model) Renew(l Limits) {
 	n := New(l)
 	n.Mem, n.epochs = m.Mem, m.epochs
@@ -399,7 +399,7 @@ func (m *Model) Renew(l Limits) {
 	m.Begin()
 }
 
-// sorted returns the queue pairs in the order in which they were made.
+// sorted returns the queue pairs in creation order.
 func (m *Model) sorted() []*QP {
 	return slices.SortedFunc(maps.Values(m.QPs), func(a, b *QP) int { return int(a.ID - b.ID) })
 }

@@ -11,7 +11,7 @@ import (
 type QP struct {
 	ID, PD         ID
 	SendCQ, RecvCQ ID
-	SRQ            ID // 0: the receive queue is its own
+	SRQ            ID // 0: it has its own receive queue
 	XRCD           ID // of an XRC target
 	Num            uint32
 	Type           ib.QPType
@@ -23,18 +23,18 @@ type QP struct {
 	Known  ib.QPAttrMask // attributes set since RESET
 	Sends  []Send        // not executed yet
 	Events []ib.EventType
-	Fatal  bool // EventQPFatal may come, since a completion was lost
+	Fatal  bool // EventQPFatal may be raised because a completion was lost
 
-	named    ID // of an XRC target: the shared queue that the present request names
+	named    ID // for an XRC target: the shared queue that the current request names
 	own      queue
-	unproved []uint64 // sends posted, of which no polled completion proves that they are done
+	unproved []uint64 // posted sends that no polled completion proves to be done
 	waiting  bool     // the first send has begun, and waits for a receive or for the peer to leave INIT
-	held     []Span   // memory of the request that waits
+	held     []Span   // memory of the waiting request
 	flying   []flight // see Defer
-	begun    bool     // a send, which is not in Sends any more, is executed
-	drain    bool     // EventSQDrained is asked for
-	epoch    int      // of the connection, from RTR on
-	partner  int      // epoch of the peer that it has exchanged packets with; 0: none
+	begun    bool     // a send that has been removed from Sends is being executed
+	drain    bool     // EventSQDrained was requested
+	epoch    int      // number of the connection, from RTR on
+	partner  int      // epoch of the peer with which it has exchanged packets; 0: none
 }
 
 // Waiting reports whether the first send waits for the peer.
@@ -43,7 +43,7 @@ func (q *QP) Waiting() bool { return q.waiting }
 // Recvs returns the number of receives in the queue pair's own queue.
 func (q *QP) Recvs() int { return len(q.own.recvs) }
 
-// CreateQP makes a queue pair in RESET.
+// CreateQP creates a queue pair in RESET.
 func (m *Model) CreateQP(q QP) syscall.Errno {
 	if e := m.made(); e != 0 {
 		return e
@@ -53,7 +53,7 @@ func (m *Model) CreateQP(q QP) syscall.Errno {
 	return 0
 }
 
-// DestroyQP ends a queue pair and drops its outstanding work requests.
+// DestroyQP frees a queue pair and drops its outstanding work requests.
 func (m *Model) DestroyQP(id ID) syscall.Errno {
 	q := m.QPs[id]
 	for _, members := range m.Groups {
@@ -113,7 +113,7 @@ func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
 			q.epoch, q.partner = m.epochs, 0
 		case next == ib.QPSQD && from == ib.QPRTS:
 			if q.waiting {
-				m.open("SQD while a request waits") // which a driver may have begun, or not
+				m.open("SQD while a request waits") // a driver may or may not have begun it
 			}
 			q.drain = mask&ib.QPAttrEnSQDAsyncNotify != 0 && a.EnSQDAsyncNotify
 		case next != ib.QPSQD:
@@ -125,7 +125,7 @@ func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
 	return 0
 }
 
-// awaited reports whether a request of a peer waits at q.
+// awaited reports whether a request of a peer waits for q.
 func (m *Model) awaited(q *QP) bool {
 	for _, p := range m.QPs {
 		if p.waiting && p.Attr.DestQPN == q.Num {
@@ -225,8 +225,8 @@ func (m *Model) flushRecv(q *QP) {
 
 var flush = []ib.WCStatus{ib.WCWRFlushErr}
 
-// GiveUp completes the waiting request of a queue pair whose peer is in INIT, or beyond a network that loses packets:
-// a requester may use up its retries at any time.
+// GiveUp completes the waiting request of a queue pair whose peer is in INIT or behind a lossy network. A requester may
+// exhaust its retries at any time.
 func (m *Model) GiveUp(id ID) bool {
 	q := m.QPs[id]
 	p := m.destination(q)
@@ -241,7 +241,7 @@ func (m *Model) GiveUp(id ID) bool {
 	return true
 }
 
-// flushSends flushes the send queue. While a send is executed, complete does it afterwards.
+// flushSends flushes the send queue. If a send is being executed, complete flushes the queue afterwards.
 func (m *Model) flushSends(q *QP) {
 	if q.begun || m.deferred {
 		return
@@ -253,7 +253,7 @@ func (m *Model) flushSends(q *QP) {
 	}
 }
 
-// wake goes on with the requests that wait, until none of them can.
+// wake executes the waiting requests until none of them can continue.
 func (m *Model) wake() {
 	if m.deferred {
 		return

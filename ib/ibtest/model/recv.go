@@ -19,7 +19,7 @@ type queue struct {
 	room     int
 	maxSGE   int
 	recvs    []Recv
-	unproved []uint64 // posted, and not polled
+	unproved []uint64 // posted and not polled
 }
 
 func (r queue) clone() queue {
@@ -36,13 +36,13 @@ func (r *queue) prove(id uint64) {
 // SRQ is a shared receive queue.
 type SRQ struct {
 	ID, PD   ID
-	XRCD, CQ ID     // of one for XRC
+	XRCD, CQ ID     // for XRC
 	Num      uint32 // for XRC senders
 	queue    queue
 	Limit    uint32
 	Events   []ib.EventType
 
-	taker ID // the queue pair that has taken a receive for a datagram in this call; 0: none
+	taker ID // the queue pair that has consumed a receive for a datagram in this call; 0: none
 }
 
 // Len returns the number of receives in the queue.
@@ -51,10 +51,10 @@ func (s *SRQ) Len() int { return len(s.queue.recvs) }
 // Room returns the capacity of the queue.
 func (s *SRQ) Room() int { return s.queue.room }
 
-// MaxSGE returns the most elements of a receive.
+// MaxSGE returns the maximum number of elements of a receive.
 func (s *SRQ) MaxSGE() int { return s.queue.maxSGE }
 
-// CreateSRQ makes a shared receive queue with the capacities granted.
+// CreateSRQ creates a shared receive queue with the granted capacities.
 func (m *Model) CreateSRQ(s SRQ, granted ib.SRQAttr) syscall.Errno {
 	if e := m.made(); e != 0 {
 		return e
@@ -64,7 +64,7 @@ func (m *Model) CreateSRQ(s SRQ, granted ib.SRQAttr) syscall.Errno {
 	return 0
 }
 
-// ModifySRQ changes a queue. The room granted is Resized's.
+// ModifySRQ changes a queue. ResizedSRQ sets the granted capacity.
 func (m *Model) ModifySRQ(id ID, a ib.SRQAttr, mask ib.SRQAttrMask) syscall.Errno {
 	s := m.SRQs[id]
 	room := uint32(s.queue.room)
@@ -85,7 +85,7 @@ func (m *Model) ModifySRQ(id ID, a ib.SRQAttr, mask ib.SRQAttrMask) syscall.Errn
 	if mask&ib.SRQAttrLimit != 0 {
 		s.Limit = a.Limit
 		if a.Limit > 0 && uint32(len(s.queue.recvs)) < a.Limit {
-			// The event comes at once, or with the next receive that is taken.
+			// The event is raised at once, or when the next receive is consumed.
 			m.open("a limit that has been reached already")
 		}
 		s.checkLimit()
@@ -93,7 +93,7 @@ func (m *Model) ModifySRQ(id ID, a ib.SRQAttr, mask ib.SRQAttrMask) syscall.Errn
 	return 0
 }
 
-// ResizedSRQ notes the room granted.
+// ResizedSRQ records the granted capacity.
 func (m *Model) ResizedSRQ(id ID, room int) { m.SRQs[id].queue.room = room }
 
 func (s *SRQ) checkLimit() {
@@ -123,8 +123,8 @@ type Took struct {
 	Err syscall.Errno
 }
 
-// post queues receives. got is what the driver did; nil: what it must at least do. A driver may serve requests that
-// wait with the first receives of a list before it takes the others: serve does that.
+// post queues receives. got is the driver's result; nil: the minimum that a driver must accept. serve lets waiting
+// requests consume the first receives of a list before the rest is queued, as a driver may do.
 func (r *queue) post(recvs []Recv, got *Took, serve func()) Took {
 	for n, w := range recvs {
 		if len(r.recvs) >= r.room && got != nil && got.N > n {
@@ -185,7 +185,7 @@ func (m *Model) PostSRQ(id ID, recvs []Recv, got *Took) Took {
 	return t
 }
 
-// shared returns the shared queue that the present request to q takes its receive from; 0: none.
+// shared returns the shared queue from which the current request to q consumes its receive; 0: none.
 func (q *QP) shared() ID {
 	if q.Type == ib.QPTypeXRCTgt {
 		return q.named
@@ -193,7 +193,7 @@ func (q *QP) shared() ID {
 	return q.SRQ
 }
 
-// extended reports whether the queue pair is one for XRC.
+// extended reports whether the queue pair is of an XRC type.
 func (q *QP) extended() bool { return q.Type == ib.QPTypeXRCInit || q.Type == ib.QPTypeXRCTgt }
 
 // named returns the shared queue that the first send of an XRC initiator names; 0: none.
@@ -204,7 +204,7 @@ func (m *Model) named(q *QP) ID {
 	return 0
 }
 
-// byNumber returns the XRC shared receive queue of a number; 0: there is none.
+// byNumber returns the XRC shared receive queue with a number; 0: none.
 func (m *Model) byNumber(srqn uint32) ID {
 	for id, s := range m.SRQs {
 		if s.XRCD != 0 && s.Num == srqn {
@@ -235,7 +235,7 @@ func (m *Model) completeRecv(q *QP, w Want, solicited bool) {
 	}
 }
 
-// Received reports whether receives that have been posted name a region.
+// Received reports whether posted receives use a region.
 func (m *Model) Received(id ID) bool {
 	r := m.Regions[id]
 	names := func(w Recv) bool { return r != nil && usesLKey(w.SGL, r.LKey) }

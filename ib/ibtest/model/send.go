@@ -28,8 +28,8 @@ type Send struct {
 	Reg            *Reg
 	Flush          ib.Flush
 
-	to      ib.AHAttr // where the address handle led when the request was posted
-	foreign bool      // the address handle is of another domain
+	to      ib.AHAttr // the address of the handle at the time of the post
+	foreign bool      // the address handle belongs to another domain
 	done    *outcome  // nil: not executed; see Defer
 }
 
@@ -50,11 +50,11 @@ type Reg struct {
 	Access ib.AccessFlags
 }
 
-// Signaled reports whether success makes a completion.
+// Signaled reports whether success generates a completion.
 func (q *QP) Signaled(s *Send) bool { return q.SigAll || s.Flags&ib.SendSignaled != 0 }
 
-// PostSend posts work requests and executes what can be executed. got is what the driver did; nil: what it must at
-// least do.
+// PostSend posts work requests and executes them as far as possible. got is the driver's result; nil: the minimum that
+// a driver must accept.
 func (m *Model) PostSend(id ID, sends []Send, got *Took) Took {
 	q := m.QPs[id]
 	switch q.State {
@@ -72,7 +72,7 @@ func (m *Model) PostSend(id ID, sends []Send, got *Took) Took {
 	m.listed = len(sends)
 	t := Took{N: len(sends)}
 	for n := range sends {
-		var e syscall.Errno // of the driver, if it refused this one
+		var e syscall.Errno // error of the driver, if it rejected this one
 		if got != nil && got.N == n {
 			e = got.Err
 		}
@@ -86,7 +86,7 @@ func (m *Model) PostSend(id ID, sends []Send, got *Took) Took {
 	return t
 }
 
-// take queues a request, or refuses it. got is why the driver refused it, 0 if it did not.
+// take queues a request or rejects it. got is the driver's error, or 0.
 func (m *Model) take(q *QP, s Send, got syscall.Errno) syscall.Errno {
 	a := m.AHs[s.AH]
 	switch {
@@ -95,7 +95,7 @@ func (m *Model) take(q *QP, s Send, got syscall.Errno) syscall.Errno {
 		a != nil && a.Dead, s.Bind != nil && m.Windows[s.Bind.MW].Dead, s.Reg != nil && m.Regions[s.Reg.MR].Dead,
 		s.Bind != nil && s.Bind.MR != 0 && m.Regions[s.Bind.MR].Dead:
 		return syscall.EINVAL
-	case got == syscall.EINVAL && (m.tooLong(q, &s) || misaligned(&s)): // a driver may look at once, or when it sends
+	case got == syscall.EINVAL && (m.tooLong(q, &s) || misaligned(&s)): // a driver may check at once, or when it sends
 		return syscall.EINVAL
 	case len(q.Sends) >= int(q.Cap.MaxSendWR), got == syscall.ENOMEM && len(q.unproved) >= int(q.Cap.MaxSendWR):
 		return syscall.ENOMEM
@@ -115,7 +115,7 @@ func (m *Model) take(q *QP, s Send, got syscall.Errno) syscall.Errno {
 	return 0
 }
 
-// tooLong reports whether a message is longer than the service allows.
+// tooLong reports whether a message exceeds the service's limit.
 func (m *Model) tooLong(q *QP, s *Send) bool {
 	n := uint64(len(s.Inline))
 	if s.Flags&ib.SendInline == 0 {
@@ -127,7 +127,7 @@ func (m *Model) tooLong(q *QP, s *Send) bool {
 	return n > m.MaxMsgSize || q.Type == ib.QPTypeUD && n > uint64(m.MTU)
 }
 
-// misaligned reports whether an atomic is not of 8 bytes at a multiple of 8.
+// misaligned reports whether an atomic is not 8 bytes at a multiple of 8.
 func misaligned(s *Send) bool {
 	n := uint64(0)
 	for _, e := range s.SGL {
@@ -137,7 +137,7 @@ func misaligned(s *Send) bool {
 	return (atomic || s.Op == ib.WRAtomicWrite) && s.RemoteAddr%8 != 0 || atomic && n != 8
 }
 
-// knows reports whether the service has the operation, and the request what it needs.
+// knows reports whether the service supports the operation, and the request has the required fields.
 func (q *QP) knows(s *Send) bool {
 	switch s.Op {
 	case ib.WRSend, ib.WRSendWithImm:
@@ -159,7 +159,7 @@ func (q *QP) knows(s *Send) bool {
 // reliable reports whether the requests of the queue pair are acknowledged.
 func (q *QP) reliable() bool { return q.Type == ib.QPTypeRC || q.extended() }
 
-// run executes the send queue as far as it goes.
+// run executes the send queue as far as possible.
 func (m *Model) run(q *QP) {
 	for len(q.Sends) > 0 && !q.waiting && !m.deferred {
 		switch {
@@ -173,7 +173,7 @@ func (m *Model) run(q *QP) {
 	}
 }
 
-// step executes the first request. It reports false if the request waits.
+// step executes the first request. It returns false if the request waits.
 func (m *Model) step(q *QP) bool {
 	s := q.Sends[0]
 	q.Sends = slices.Delete(slices.Clone(q.Sends), 0, 1)
@@ -196,7 +196,7 @@ var opcodes = map[ib.WROpcode]ib.WCOpcode{
 	ib.WRBindMW: ib.WCBindMW, ib.WRRegMR: ib.WCRegMR, ib.WRFlush: ib.WCFlush, ib.WRAtomicWrite: ib.WCAtomicWrite,
 }
 
-// complete completes a request. After an error the rest of the queue is flushed.
+// complete completes a request. After an error it flushes the rest of the queue.
 func (m *Model) complete(q *QP, s *Send, status []ib.WCStatus, n uint64) {
 	m.done[q.ID]++
 	failed := status[0] != ib.WCSuccess
@@ -243,7 +243,7 @@ func (m *Model) load(spans []Span, n uint64) []byte {
 	return b
 }
 
-// store stores bytes in a list of spans, from an offset on.
+// store stores bytes in a list of spans, starting at an offset.
 func (m *Model) store(spans []Span, skip uint64, b []byte) {
 	for _, q := range m.QPs {
 		if q.waiting && meet(q.held, spans) {
@@ -253,7 +253,7 @@ func (m *Model) store(spans []Span, skip uint64, b []byte) {
 	eachPiece(spans, skip, b, m.Mem.Write)
 }
 
-// smear allows bytes to be stored, or not.
+// smear allows bytes to be stored or not.
 func (m *Model) smear(spans []Span, skip uint64, b []byte) {
 	if m.Blind && len(b) > 0 && len(spans) > 0 {
 		m.open("a part of a message is stored, and nothing shows when")
@@ -275,7 +275,7 @@ func eachPiece(spans []Span, skip uint64, b []byte, f func(addr uint64, b []byte
 	}
 }
 
-// overlap reports whether two lists have bytes in common, or one list with itself.
+// overlap reports whether two lists share bytes, or one list overlaps itself.
 func overlap(a, b []Span) bool {
 	for i, s := range a {
 		for j, t := range b {
@@ -287,7 +287,7 @@ func overlap(a, b []Span) bool {
 	return false
 }
 
-// checkOverlap notes that the order in which bytes are copied shows.
+// checkOverlap records that the order in which bytes are copied affects the result.
 func (m *Model) checkOverlap(dst, src []Span) {
 	if len(dst) > 0 && (overlap(dst, dst) || len(src) > 0 && overlap(dst, src)) {
 		m.open("source and target overlap")

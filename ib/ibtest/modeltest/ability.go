@@ -8,20 +8,20 @@ import (
 	"verbena/ib"
 )
 
-// Abilities holds what earlier calls have shown of a driver: an ability that was used once cannot be lacking later.
-// It is safe for concurrent use.
+// Abilities records the features that earlier calls have shown a driver to have or lack. A feature that has worked once
+// must not be missing later. It is safe for concurrent use.
 type Abilities struct {
-	mu sync.Mutex // of the fields below
+	mu sync.Mutex // guards the fields below
 
 	has, lacks map[string]bool
-	access     ib.AccessFlags // that regions can have; 0: not known yet
+	access     ib.AccessFlags // rights that regions can have; 0: unknown
 	groups4    bool           // multicast groups are IPv4 addresses
 }
 
-// NewAbilities returns that nothing is known of a driver.
+// NewAbilities returns an empty record.
 func NewAbilities() *Abilities { return &Abilities{has: map[string]bool{}, lacks: map[string]bool{}} }
 
-// abilities returns the optional abilities that a call needs, in the order in which a driver looks at them.
+// abilities returns the optional features that a call needs, in the order in which a driver checks them.
 func abilities(c call) (list []string) {
 	switch c := c.(type) {
 	case rereg:
@@ -62,7 +62,7 @@ func abilities(c call) (list []string) {
 	return list
 }
 
-// lacksAny reports whether a call needs an ability that the driver lacks.
+// lacksAny reports whether a call needs a feature that the driver lacks.
 func (k *Abilities) lacksAny(c call) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -79,8 +79,7 @@ func unsupported(err error) bool {
 		errors.Is(err, syscall.ENETUNREACH) || errors.Is(err, syscall.EHOSTUNREACH)
 }
 
-// learn notes what a call shows of the driver. It returns the part of the call that the driver has made, nil if there
-// is none.
+// learn records the features that a call shows. It returns the part of the call that the driver has executed, or nil.
 func (k *Abilities) learn(c call, g *got) call {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -106,7 +105,7 @@ func (k *Abilities) learn(c call, g *got) call {
 	return nil
 }
 
-// probe finds out which rights regions can have, unless an earlier run has.
+// probe determines the rights that regions can have, unless an earlier run has.
 func (x *runner) probe() error {
 	k := x.Abilities
 	k.mu.Lock()
@@ -147,7 +146,7 @@ func (x *runner) probe() error {
 	return pd.Dealloc()
 }
 
-// probeGroups finds out whether the device has no address of the family of IPv6 groups.
+// probeGroups determines whether the device lacks an address of the family of IPv6 groups.
 func (x *runner) probeGroups(pd *ib.PD) error {
 	cq, err := x.Device.CreateCQ(ib.CQInit{Entries: 1})
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"verbena/umem"
 )
 
-// allocPD makes a protection domain.
+// allocPD creates a protection domain.
 type allocPD struct{ id model.ID }
 
 func (c allocPD) String() string   { return sprintf("pd%d = AllocPD()", c.id) }
@@ -60,7 +60,7 @@ func (c destroy) expect(x *runner, m *model.Model, g *got) want {
 type regMR struct {
 	id, pd model.ID
 	at     place
-	iova   uint64 // 0: the address
+	iova   uint64 // 0: the memory address
 	access ib.AccessFlags
 }
 
@@ -138,7 +138,7 @@ func (c rereg) expect(x *runner, m *model.Model, g *got) want {
 	return wantErr(m.Rereg(c.mr, ch, mr.LKey(), mr.RKey()))
 }
 
-// allocMR makes a region for fast registration.
+// allocMR creates a region for fast registration.
 type allocMR struct {
 	id, pd model.ID
 	pages  int
@@ -167,7 +167,7 @@ func (c allocMR) expect(x *runner, m *model.Model, g *got) want {
 	return wantErr(m.AllocMR(r))
 }
 
-// mapMR chooses the memory of the next fast registration, and the variant of its key.
+// mapMR sets the memory of the next fast registration, and the variable part of its key.
 type mapMR struct {
 	mr      model.ID
 	list    []place
@@ -207,7 +207,7 @@ func (c mapMR) expect(x *runner, m *model.Model, g *got) want {
 	return wantErr(e)
 }
 
-// allocMW makes a window.
+// allocMW creates a window.
 type allocMW struct {
 	id, pd model.ID
 	kind   ib.MWType
@@ -234,7 +234,7 @@ func (c allocMW) expect(x *runner, m *model.Model, g *got) want {
 	return wantErr(m.AllocMW(w))
 }
 
-// store changes memory, as its owner does.
+// store writes memory as its owner.
 type store struct {
 	at   place
 	seed uint8

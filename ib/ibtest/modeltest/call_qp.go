@@ -7,7 +7,7 @@ import (
 	"verbena/ib/ibtest/model"
 )
 
-// createQP makes a queue pair, which is to be connected with peer.
+// createQP creates a queue pair, which will be connected to peer.
 type createQP struct {
 	id, pd, send, recv, srq, xrcd, peer model.ID
 	kind                                ib.QPType
@@ -67,7 +67,7 @@ func (c createQP) expect(x *runner, m *model.Model, g *got) want {
 	return wantErr(m.CreateQP(q))
 }
 
-// allocXRCD makes an XRC domain.
+// allocXRCD creates an XRC domain.
 type allocXRCD struct{ id model.ID }
 
 func (c allocXRCD) String() string   { return sprintf("xrcd%d = AllocXRCD()", c.id) }
@@ -84,7 +84,7 @@ func (c allocXRCD) device(x *runner) got {
 
 func (c allocXRCD) expect(x *runner, m *model.Model, g *got) want { return wantErr(m.AllocXRCD(c.id)) }
 
-// attachMcast makes a queue pair a member of a multicast group, or ends that.
+// attachMcast adds a queue pair to a multicast group, or removes it.
 type attachMcast struct {
 	qp     model.ID
 	group  int
@@ -127,7 +127,7 @@ func (x *runner) group(n int) ib.GID {
 	return ib.GID{0: 0xff, 1: 0x0e, 15: byte(n)}
 }
 
-// modifyQP changes attributes of a queue pair. The destination is the number of another one.
+// modifyQP changes attributes of a queue pair. The destination is given as another queue pair.
 type modifyQP struct {
 	qp, dest model.ID
 	attr     ib.QPAttr
@@ -149,7 +149,7 @@ func (c modifyQP) String() string {
 }
 func (c modifyQP) uses() []model.ID { return []model.ID{c.qp} }
 
-// resolve returns the attributes with the number of the destination.
+// resolve returns the attributes with the destination's number.
 func (c modifyQP) resolve(x *runner) ib.QPAttr {
 	a := c.attr
 	a.AH.GRH.DGID, a.AH.GRH.SGIDIndex = x.GID, uint8(x.GIDIndex)
@@ -217,7 +217,7 @@ func (c queryQP) expect(x *runner, m *model.Model, g *got) want {
 	return wantErr(0)
 }
 
-// createAH makes an address handle.
+// createAH creates an address handle.
 type createAH struct {
 	id, pd      model.ID
 	unreachable bool // an address of no device

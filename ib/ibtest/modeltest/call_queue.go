@@ -7,7 +7,7 @@ import (
 	"verbena/ib/ibtest/model"
 )
 
-// createCQ makes a completion queue. Of a lazy one only calls poll.
+// createCQ creates a completion queue. A lazy one is polled only by calls.
 type createCQ struct {
 	id      model.ID
 	entries int
@@ -66,7 +66,7 @@ func (c resizeCQ) expect(x *runner, m *model.Model, g *got) want {
 	e := m.ResizeCQ(c.cq, c.entries)
 	n := x.objs[c.cq].cq.Entries()
 	if g != nil && g.err == nil && n >= c.entries && n >= len(m.CQs[c.cq].Wants) && !m.Dead {
-		e = 0 // rounded up to what there is
+		e = 0 // rounded up to the number of completions
 	}
 	if e == 0 && g != nil {
 		m.Resized(c.cq, x.objs[c.cq].cq.Entries())
@@ -118,7 +118,7 @@ func (c armCQ) expect(x *runner, m *model.Model, g *got) want {
 	return w
 }
 
-// moderate delays notifications. A period is over before the next call.
+// moderate delays notifications. A period ends before the next call.
 type moderate struct {
 	cq     model.ID
 	count  int
@@ -134,7 +134,7 @@ func (c moderate) expect(x *runner, m *model.Model, g *got) want {
 	return wantErr(m.Moderate(c.cq, c.count, c.period))
 }
 
-// createSRQ makes a shared receive queue, for XRC if it has a domain for it.
+// createSRQ creates a shared receive queue, of type XRC if it has an XRC domain.
 type createSRQ struct {
 	id, pd   model.ID
 	room     uint32
@@ -183,7 +183,7 @@ func (c createSRQ) expect(x *runner, m *model.Model, g *got) want {
 	return wantErr(m.CreateSRQ(s, granted))
 }
 
-// modifySRQ changes the room or the limit of a shared receive queue.
+// modifySRQ changes the capacity or the limit of a shared receive queue.
 type modifySRQ struct {
 	srq  model.ID
 	attr ib.SRQAttr
@@ -200,7 +200,7 @@ func (c modifySRQ) device(x *runner) got { return got{err: x.objs[c.srq].srq.Mod
 func (c modifySRQ) expect(x *runner, m *model.Model, g *got) want {
 	s := m.SRQs[c.srq]
 	if room := c.attr.MaxWR; g != nil && g.err == nil && c.mask == ib.SRQAttrMaxWR && room > 0 && int(room) < s.Len() {
-		if a, err := x.objs[c.srq].srq.Query(); err == nil && int(a.MaxWR) >= s.Len() { // rounded up to what there is
+		if a, err := x.objs[c.srq].srq.Query(); err == nil && int(a.MaxWR) >= s.Len() { // rounded up to the number of receives
 			m.ResizedSRQ(c.srq, int(a.MaxWR))
 			return wantErr(0)
 		}
@@ -218,7 +218,7 @@ func (c modifySRQ) expect(x *runner, m *model.Model, g *got) want {
 	return wantErr(0)
 }
 
-// setError declares the device to be in error.
+// setError moves the device to the error state.
 type setError struct{}
 
 func (c setError) String() string   { return "SetError()" }

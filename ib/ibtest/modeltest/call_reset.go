@@ -9,7 +9,7 @@ import (
 	"verbena/ib/ibtest/model"
 )
 
-// reset takes the device through a reset, in which the consumer destroys all objects. Those that are made afterwards are on the
+// reset resets the device; the consumer destroys all objects during the reset. Later objects are created on the
 // recovered device.
 type reset struct{}
 
@@ -34,13 +34,13 @@ func (c reset) expect(x *runner, m *model.Model, g *got) want {
 	return wantErr(0)
 }
 
-// gone is memory of an object of a device before its reset.
+// gone is memory of an object that existed before the reset.
 type gone struct {
 	addr       uint64
 	lkey, rkey uint32
 }
 
-// bury notes that all objects are of a device that has gone.
+// bury records that all objects belong to the former device.
 func (x *runner) bury() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -60,7 +60,7 @@ func (x *runner) bury() {
 	x.resets++
 }
 
-// stale is a call that names an object of the device before the last reset, on the recovered one.
+// stale is a call on the recovered device that uses an object of the former device.
 type stale struct {
 	on, old model.ID
 	wr      uint64
@@ -75,7 +75,7 @@ func (c stale) uses() []model.ID { return []model.ID{c.on} }
 func (c stale) device(x *runner) got {
 	o, old := x.objs[c.on], x.objs[c.old]
 	if old == nil || !old.past {
-		return got{err: syscall.EINVAL} // left out by a shortened run
+		return got{err: syscall.EINVAL} // omitted by a shortened run
 	}
 	var err error
 	switch {
@@ -83,7 +83,7 @@ func (c stale) device(x *runner) got {
 		_, err = o.pd.CreateQP(ib.QPInitAttr{SendCQ: old.cq, RecvCQ: old.cq, Type: ib.QPTypeRC})
 	case o.cq != nil && old.pd != nil:
 		_, err = old.pd.CreateQP(ib.QPInitAttr{SendCQ: o.cq, RecvCQ: o.cq, Type: ib.QPTypeRC})
-	case o.qp != nil && old.ah != nil && o.qp.Type() == ib.QPTypeUD: // others need none
+	case o.qp != nil && old.ah != nil && o.qp.Type() == ib.QPTypeUD: // other types need none
 		_, err = o.qp.PostSend(ib.SendWR{ID: c.wr, Opcode: ib.WRSend, AH: old.ah})
 	case o.qp != nil && old.mw != nil:
 		_, err = o.qp.PostSend(ib.SendWR{ID: c.wr, Opcode: ib.WRBindMW, Bind: &ib.BindMW{MW: old.mw}})

@@ -15,7 +15,7 @@ type element struct {
 	mr  model.ID
 	off uint64
 	len uint32
-	xor uint32 // of the key: makes a wrong one
+	xor uint32 // changes the key, to make it invalid
 }
 
 func (e element) String() string {
@@ -38,7 +38,7 @@ func (x *runner) sgl(list []element) (l []ib.SGE) {
 	return l
 }
 
-// target is remote memory: by the key of a region or a window.
+// target is remote memory, named by the key of a region or a window.
 type target struct {
 	key model.ID
 	off uint64
@@ -77,7 +77,7 @@ type send struct {
 	ah        model.ID
 	dest      model.ID // of a datagram
 	qkey      uint32
-	group     bool     // the datagram goes to the number of a group
+	group     bool     // the datagram is sent to the number of a group
 	srq       model.ID // XRC
 	bind      *bind
 	reg       *register
@@ -152,7 +152,7 @@ func usesRemote(op ib.WROpcode) bool {
 	return false
 }
 
-// resolve returns a request as the model and as the device see it.
+// resolve returns a request for the model and for the device.
 func (x *runner) resolve(s *send) (model.Send, ib.SendWR) {
 	m := model.Send{
 		ID: s.id, Op: s.op, Flags: s.flags, SGL: x.sgl(s.list), Inline: s.inline, Imm: s.imm,
@@ -188,7 +188,7 @@ func (x *runner) resolve(s *send) (model.Send, ib.SendWR) {
 		wr.Bind = &ib.BindMW{MW: x.objs[b.mw].mw, RKey: m.Bind.RKey, Length: b.len, Access: b.access}
 		if r := x.m.Regions[b.mr]; r != nil {
 			wr.Bind.MR = x.objs[b.mr].mr
-			m.Bind.LKey = wr.Bind.MR.LKey() // may be another than that of the last REG_MR
+			m.Bind.LKey = wr.Bind.MR.LKey() // it may differ from that of the last REG_MR
 			m.Bind.Addr = r.IOVA + b.off
 			wr.Bind.Addr = m.Bind.Addr
 		}
@@ -247,7 +247,7 @@ func (c postSend) device(x *runner) got {
 		wrs[i].Inline = slices.Clone(wrs[i].Inline)
 	}
 	n, err := x.objs[c.qp].qp.PostSend(wrs...)
-	for i := range wrs { // nothing of it is kept
+	for i := range wrs { // the driver must not keep any of it
 		wr := &wrs[i]
 		for k := range wr.Inline {
 			wr.Inline[k] ^= 0xff

@@ -7,8 +7,9 @@ import (
 	"verbena/ib/ibtest/model"
 )
 
-// RunDestroyed makes the calls of a seed again and again: the first of them, the first two, and so on. It destroys all objects each time
-// right after the last call, whose work may still go on. Then all objects must go, and nothing may follow: no callback, and no store.
+// RunDestroyed makes the calls of a seed repeatedly: the first one, the first two, and so on. Each time it destroys all
+// objects right after the last call, whose work may still be in progress. Destruction must succeed, and neither
+// callbacks nor stores may follow.
 func RunDestroyed(make Factory, seed uint64, steps int) *Failure {
 	var calls []call
 	f := once(make, func(x *runner) (_ []call, err error) {
@@ -24,7 +25,7 @@ func RunDestroyed(make Factory, seed uint64, steps int) *Failure {
 	return f
 }
 
-// destroyed makes calls on a new device and destroys all objects after the last.
+// destroyed makes calls on a new device and destroys all objects after the last one.
 func destroyed(make Factory, calls []call) *Failure {
 	t, end := make()
 	x, err := newRunner(t)
@@ -36,7 +37,7 @@ func destroyed(make Factory, calls []call) *Failure {
 		if !x.fit(c) {
 			continue
 		}
-		if err := x.make(c); err != nil { // a difference is for Run to find
+		if err := x.make(c); err != nil { // Run finds differences
 			x.quiet()
 			x.finish()
 			end()
@@ -61,7 +62,7 @@ func destroyed(make Factory, calls []call) *Failure {
 	return &Failure{Err: err, Trace: x.trace, calls: calls, virtual: t.Virtual}
 }
 
-// silent reports what a device does when it has no objects.
+// silent reports activity of a device without objects.
 func (x *runner) silent() error {
 	memory := make([]byte, localSize)
 	move(memory, x.areas[0].local)
@@ -88,7 +89,7 @@ func (x *runner) silent() error {
 	return nil
 }
 
-// callbacks returns the numbers of calls of handlers and of events so far.
+// callbacks returns the numbers of handler calls and of events so far.
 func (x *runner) callbacks() (calls, events int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -11,30 +11,30 @@ import (
 	"verbena/ib/ibtest/model"
 )
 
-// drawer draws calls from a source of random numbers, in view of the state of the model.
+// drawer draws random calls that suit the state of the model.
 type drawer struct {
 	*rand.Rand
 	x    *runner
 	next model.ID
-	todo []call // to be made before others are drawn
-	seen uint64 // of IDs
+	todo []call // calls to be made before others are drawn
+	seen uint64 // highest ID seen
 	plan plan
 
 	known  map[model.ID]uint32 // rkeys of regions and windows
-	former map[model.ID]uint32 // those that they had before
-	resets int                 // of runner that have been seen
+	former map[model.ID]uint32 // their former keys
+	resets int                 // resets of the runner so far
 }
 
-// plan has the properties of the calls of a run.
+// plan holds the properties of the calls of a run.
 type plan struct {
 	steps  int
-	large  bool // some messages are above 64 KiB
-	errors bool // the device goes into error at some time
-	resets bool // it is reset
+	large  bool // some messages exceed 64 KiB
+	errors bool // the device enters the error state at some time
+	resets bool // the device is reset
 	small  bool // completion queues that only calls poll may overflow
-	wrong  int  // one in so many values is wrong
+	wrong  int  // one in this many values is invalid
 	focus  focus
-	local  bool // most memory is in this process
+	local  bool // most memory belongs to this process
 }
 
 // focus is the subject of most calls of a run.
@@ -43,7 +43,7 @@ type focus int
 const (
 	onMessages focus = iota
 	onMemory         // windows and fast registrations
-	onQueues         // room, notification, shared receive queues
+	onQueues         // capacity, notification, shared receive queues
 	onStates
 	numFocuses
 )
@@ -62,13 +62,13 @@ func newDrawer(x *runner, seed uint64, steps int) *drawer {
 	return d
 }
 
-// one reports true once in n times.
+// one returns true with probability 1/n.
 func (d *drawer) one(n int) bool { return d.IntN(n) == 0 }
 
-// bad reports true when a value is to be wrong.
+// bad returns true if the next value should be invalid.
 func (d *drawer) bad() bool { return d.one(d.plan.wrong) }
 
-// learn notes the keys that have changed.
+// learn records changed keys.
 func (d *drawer) learn() {
 	note := func(id model.ID, key uint32) {
 		if was, ok := d.known[id]; ok && was != key {
@@ -89,8 +89,8 @@ func (d *drawer) id() model.ID {
 	return d.next
 }
 
-// logSize returns a number up to most, each of whose lengths in bits is as likely as another. Powers of two, and the
-// numbers beside them, are frequent.
+// logSize returns a number up to most, with all bit lengths equally likely. Powers of two and their neighbours are
+// frequent.
 func (d *drawer) logSize(most uint64) uint64 {
 	if most == 0 {
 		return 0
@@ -105,7 +105,7 @@ func (d *drawer) logSize(most uint64) uint64 {
 	return min(n, most)
 }
 
-// wrID returns a work request ID that was not used before. All bits occur, and IDs that differ in one bit alone.
+// wrID returns an unused work request ID. All bits occur, and so do IDs that differ in only one bit.
 func (d *drawer) wrID() uint64 {
 	for {
 		v := d.Uint64()
@@ -129,7 +129,7 @@ func pick[T any](d *drawer, list []T) (v T) {
 
 // ids returns the objects that f accepts, in order.
 func ids[T any](objects map[model.ID]T, f func(T) bool) []model.ID {
-	list := slices.Sorted(maps.Keys(objects)) // f may draw: the order counts
+	list := slices.Sorted(maps.Keys(objects)) // f may draw, so the order must be fixed
 	return slices.DeleteFunc(list, func(id model.ID) bool { return !f(objects[id]) })
 }
 
@@ -137,7 +137,7 @@ func all[T any](T) bool { return true }
 
 const everything = ib.AccessLocalWrite | ib.AccessRemoteWrite | ib.AccessRemoteRead | ib.AccessRemoteAtomic
 
-// prepare plans the calls that make objects and connect queue pairs.
+// prepare plans the calls that create objects and connect queue pairs.
 func (d *drawer) prepare() {
 	pds := []model.ID{d.id()}
 	d.plan1(allocPD{pds[0]})
@@ -220,7 +220,7 @@ func (d *drawer) region(pd model.ID, free bool) regMR {
 	return c
 }
 
-// place draws memory to register: in the process, across 4 GiB, or far up, up to the largest region.
+// place draws memory to register: in the process, across 4 GiB, or at high addresses, up to the largest region.
 func (d *drawer) place() place {
 	p := place{area: 1 + d.IntN(2)}
 	if d.plan.local || d.one(3) {
@@ -251,10 +251,10 @@ func (d *drawer) place() place {
 	return p
 }
 
-// pair plans two queue pairs, or one that is connected with itself, and their way to RTS.
+// pair plans two queue pairs, or one that is connected to itself, and their transitions to RTS.
 func (d *drawer) pair(pd model.ID, cqs []model.ID, srq model.ID) {
 	types := []ib.QPType{ib.QPTypeRC, ib.QPTypeRC, ib.QPTypeRC, ib.QPTypeUD, ib.QPTypeUC}
-	if d.x.Lossy || !d.x.Virtual { // nothing shows when an unreliable message has arrived, or is lost
+	if d.x.Lossy || !d.x.Virtual { // there is no sign when an unreliable message has arrived or is lost
 		types = types[:3]
 	}
 	kind := pick(d, supported(d.x.Abilities, types, ib.QPType.String))
@@ -266,7 +266,7 @@ func (d *drawer) pair(pd model.ID, cqs []model.ID, srq model.ID) {
 	for _, id := range slices.Compact([]model.ID{a, b}) {
 		c := createQP{
 			id: id, pd: pd, send: pick(d, cqs), recv: pick(d, cqs), kind: kind, peer: a + b - id,
-			sigAll: d.one(4) || !d.x.Virtual, // else nothing shows when a request is done
+			sigAll: d.one(4) || !d.x.Virtual, // else there is no sign when a request is done
 			cap: ib.QPCap{
 				MaxSendWR: uint32(1 + d.logSize(uint64(most-1))), MaxRecvWR: uint32(1 + d.logSize(uint64(most-1))),
 				MaxSendSGE:    uint32(1 + d.IntN(min(4, d.x.attr.MaxSendSGE))),
@@ -285,7 +285,7 @@ func (d *drawer) pair(pd model.ID, cqs []model.ID, srq model.ID) {
 	d.connect(kind, kind, a, b)
 }
 
-// extended plans XRC domains with shared receive queues, and an initiator and a target that are connected.
+// extended plans XRC domains with shared receive queues, and a connected initiator and target.
 func (d *drawer) extended(pd model.ID, cqs []model.ID) {
 	domains := []model.ID{d.id()}
 	d.plan1(allocXRCD{domains[0]})
@@ -306,7 +306,7 @@ func (d *drawer) extended(pd model.ID, cqs []model.ID) {
 	d.connect(ib.QPTypeXRCInit, ib.QPTypeXRCTgt, a, b)
 }
 
-// attributes returns good values for all attributes of a queue pair.
+// attributes returns valid values of all attributes of a queue pair.
 func (d *drawer) attributes() ib.QPAttr {
 	a := ib.QPAttr{
 		Port: 1, QKey: 0x11223344, AccessFlags: d.rights(), PathMTU: d.mtu(), AH: d.x.route(false, 64),
@@ -332,12 +332,12 @@ func (d *drawer) rights() ib.AccessFlags {
 	return a
 }
 
-// mtu is the same for all queue pairs of a run.
+// mtu returns the path MTU, which is the same for all queue pairs of a run.
 func (d *drawer) mtu() ib.MTU {
 	return ib.MTU256 + ib.MTU(d.x.psn>>4%5)%(d.x.Port.ActiveMTU-ib.MTU256+1)
 }
 
-// Masks of the way up, by type.
+// ladder returns the masks of the transitions up to RTS, by type.
 func ladder(kind ib.QPType, s ib.QPState) ib.QPAttrMask {
 	mask := ib.QPAttrState
 	switch {
@@ -361,7 +361,7 @@ func ladder(kind ib.QPType, s ib.QPState) ib.QPAttrMask {
 	return mask | ib.QPAttrSQPSN
 }
 
-// connect plans the way up of two queue pairs from RESET. Some of them stay behind for a while.
+// connect plans the transitions of two queue pairs from RESET to RTS. Some of them stay in a lower state for a while.
 func (d *drawer) connect(kindA, kindB ib.QPType, a, b model.ID) {
 	for s := ib.QPInit; s <= ib.QPRTS; s++ {
 		for _, id := range slices.Compact([]model.ID{a, b}) {
@@ -462,7 +462,7 @@ func (d *drawer) ready() int {
 	return len(ids(d.x.m.QPs, func(q *model.QP) bool { return q.State == ib.QPRTS }))
 }
 
-// steps takes a queue pair, or a pair, that is not in RTS on its way there, or back.
+// steps moves a queue pair, or a pair, that is not in RTS towards it, or back.
 func (d *drawer) steps() call {
 	for _, id := range ids(d.x.m.QPs, func(q *model.QP) bool { return q.State != ib.QPRTS }) {
 		if d.one(2) {
@@ -535,7 +535,7 @@ func (d *drawer) modifies() call {
 	return c
 }
 
-// spoilt returns a call of which one attribute has a value that does not exist: it is refused, and changes nothing.
+// spoilt returns a call with one invalid attribute value. The device must reject it and change nothing.
 func (d *drawer) spoilt(c modifyQP) call {
 	a := &c.attr
 	wrong := map[ib.QPAttrMask]func(){

@@ -20,11 +20,11 @@ func (d *drawer) arms() call {
 
 func (d *drawer) moderates() call {
 	id := d.cq()
-	if id == 0 || d.x.episodes { // the time of an episode does not pass
+	if id == 0 || d.x.episodes { // the time of an episode does not advance
 		return nil
 	}
 	held := ids(d.x.m.CQs, func(c *model.CQ) bool { _, held := c.Moderation(); return held })
-	if len(held) > 0 && d.one(2) { // to what it is
+	if len(held) > 0 && d.one(2) { // to its current value
 		id = pick(d, held)
 		now, _ := d.x.m.CQs[id].Moderation()
 		return moderate{cq: id, count: now}
@@ -40,7 +40,7 @@ func (d *drawer) moderates() call {
 
 const numGroups = 2
 
-// joins makes a datagram queue pair a member of a group, or ends that.
+// joins adds a datagram queue pair to a group, or removes it.
 func (d *drawer) joins() call {
 	datagrams := ids(d.x.m.QPs, func(q *model.QP) bool { return q.Type == ib.QPTypeUD || d.one(50) })
 	qp := pick(d, datagrams)
@@ -62,7 +62,7 @@ func (d *drawer) polls() call {
 	return pollCQ{id, 1 + int(d.logSize(64))}
 }
 
-// room draws the size of a queue, from 1 to the device's limit, and to most.
+// room draws the capacity of a queue, from 1 to the device's limit, at most most.
 func (d *drawer) room(limit, most int) int {
 	return min(1+int(d.logSize(uint64(most))), limit, most)
 }
@@ -102,7 +102,7 @@ func (d *drawer) fails() call {
 	return setError{}
 }
 
-// stales uses an object of before the last reset.
+// stales uses an object that existed before the last reset.
 func (d *drawer) stales() call {
 	past := ids(d.x.objs, func(o *object) bool { return o.past })
 	if len(past) == 0 {
@@ -111,10 +111,10 @@ func (d *drawer) stales() call {
 	return stale{pick(d, d.destroyable()), pick(d, past), d.wrID()}
 }
 
-// ends destroys an object, mostly one that is not needed by others.
+// ends destroys an object, mostly one without users.
 func (d *drawer) ends() call {
 	bound := ids(d.x.m.Windows, func(w *model.Window) bool { return w.Bound && w.QP != 0 && !w.Dead })
-	if len(bound) > 0 && d.one(3) { // its queue pair, then its region
+	if len(bound) > 0 && d.one(3) { // destroy its queue pair, then its region
 		w := d.x.m.Windows[pick(d, bound)]
 		d.plan1(destroy{w.Region})
 		return destroy{w.QP}
@@ -132,7 +132,7 @@ func (d *drawer) ends() call {
 	return destroy{pick(d, list)}
 }
 
-// makes makes another object.
+// makes creates another object.
 func (d *drawer) makes() call {
 	pd := pick(d, ids(d.x.m.PDs, all))
 	if pd == 0 || len(d.x.order) > 60 {

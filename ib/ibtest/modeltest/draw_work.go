@@ -25,9 +25,9 @@ func (d *drawer) size() uint64 {
 	return min(n, d.x.m.MaxMsgSize)
 }
 
-// usable returns a region of a domain with a right, mostly one of n bytes or more; 0: there is none.
+// usable returns a region of a domain with a right, mostly one of n bytes or more; 0: none.
 func (d *drawer) usable(pd model.ID, n uint64, need ib.AccessFlags) model.ID {
-	if d.bad() { // any that there was
+	if d.bad() { // any region so far
 		return pick(d, ids(d.x.m.Regions, all))
 	}
 	good := func(r *model.Region) bool { return r.Valid && !r.Dead && r.PD == pd && r.Access&need == need }
@@ -63,9 +63,9 @@ func (d *drawer) elements(pd model.ID, n uint64, most int, need ib.AccessFlags) 
 	return list
 }
 
-// element draws n bytes of a region: often at its end, sometimes beyond.
+// element draws n bytes of a region, often at its end, sometimes beyond it.
 func (d *drawer) element(pd model.ID, n uint64, need ib.AccessFlags, wrong bool) element {
-	if len(d.x.gone) > 0 && d.one(60) { // a key of before the reset
+	if len(d.x.gone) > 0 && d.one(60) { // a key from before the reset
 		g := pick(d, d.x.gone)
 		return element{off: g.addr, len: uint32(n), xor: g.lkey}
 	}
@@ -109,9 +109,9 @@ func (d *drawer) element(pd model.ID, n uint64, need ib.AccessFlags, wrong bool)
 	return e
 }
 
-// target draws n bytes of remote memory in the domain of a peer, or fewer if there are not so many.
+// target draws up to n bytes of remote memory in the domain of a peer.
 func (d *drawer) target(p *model.QP, n uint64, need ib.AccessFlags) (t target, most uint64) {
-	if len(d.x.gone) > 0 && d.one(8) { // a key of before the reset
+	if len(d.x.gone) > 0 && d.one(8) { // a key from before the reset
 		g := pick(d, d.x.gone)
 		return target{off: g.addr, xor: g.rkey}, n
 	}
@@ -148,7 +148,7 @@ func (d *drawer) target(p *model.QP, n uint64, need ib.AccessFlags) (t target, m
 			}
 		}
 	}
-	if f, ok := d.former[t.key]; ok && d.one(4) { // the key that it had
+	if f, ok := d.former[t.key]; ok && d.one(4) { // its former key
 		t.xor = f ^ d.known[t.key]
 	}
 	if wrong {
@@ -168,12 +168,12 @@ func (d *drawer) target(p *model.QP, n uint64, need ib.AccessFlags) (t target, m
 	return t, n
 }
 
-// operation draws one that the driver has.
+// operation draws an operation that the driver supports.
 func (d *drawer) operation(kind ib.QPType) ib.WROpcode {
 	return pick(d, supported(d.x.Abilities, d.operations(kind), func(op ib.WROpcode) string { return opNames[op] }))
 }
 
-// operations by type of service.
+// operations returns the operations of a service type.
 func (d *drawer) operations(kind ib.QPType) []ib.WROpcode {
 	ops := []ib.WROpcode{ib.WRSend, ib.WRSend, ib.WRSendWithImm}
 	if kind == ib.QPTypeXRCInit {
@@ -206,7 +206,7 @@ func (d *drawer) operations(kind ib.QPType) []ib.WROpcode {
 	return d.withMemory(ops)
 }
 
-// withMemory adds the operations on regions and windows, where there are any.
+// withMemory adds the operations on existing regions and windows.
 func (d *drawer) withMemory(ops []ib.WROpcode) []ib.WROpcode {
 	more := 1
 	if d.plan.focus == onMemory {
@@ -226,14 +226,14 @@ func (d *drawer) withMemory(ops []ib.WROpcode) []ib.WROpcode {
 	return ops
 }
 
-// ended returns what can be invalidated by a request.
+// ended returns the objects that a request can invalidate.
 func (d *drawer) ended() []model.ID {
 	windows := ids(d.x.m.Windows, func(w *model.Window) bool { return w.Bound && w.QP != 0 })
 	regions := ids(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && r.Valid && !r.Dead })
 	return append(windows, regions...)
 }
 
-// mapped returns the regions that a request can register; in vain, any that it might.
+// mapped returns the regions that a request can register; if there are none, all that it might register.
 func (d *drawer) mapped() []model.ID {
 	return ids(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && !r.Dead && !r.Valid && r.Map != nil })
 }
@@ -258,7 +258,7 @@ func (d *drawer) posts() call {
 		if s == nil {
 			break
 		}
-		if depth { // READs are not ordered with what follows them
+		if depth { // READs are not ordered with later requests
 			s.flags |= ib.SendFence
 		}
 		depth = true
@@ -270,7 +270,7 @@ func (d *drawer) posts() call {
 	return c
 }
 
-// send draws a send work request. before are those of the same list.
+// send draws a send work request. before holds the earlier ones of the same list.
 func (d *drawer) send(q *model.QP, before []send) *send {
 	s := &send{id: d.wrID(), op: d.operation(q.Type), imm: d.Uint32(), add: d.Uint64(), swap: d.Uint64()}
 	if !d.one(3) {
@@ -347,7 +347,7 @@ func (d *drawer) send(q *model.QP, before []send) *send {
 				s.to.off -= addr % 8
 			}
 		}
-	} else if room := d.x.headroom(p, s.srq); room >= 0 && !d.one(8) { // mostly what the receive has room for
+	} else if room := d.x.headroom(p, s.srq); room >= 0 && !d.one(8) { // mostly at most the length of the receive
 		if q.Type == ib.QPTypeUD {
 			room = max(0, room-model.GRHLen)
 		}
@@ -367,7 +367,7 @@ func (d *drawer) send(q *model.QP, before []send) *send {
 	return s
 }
 
-// need is the right to memory that an operation needs.
+// need maps operations to the right that they need.
 var need = map[ib.WROpcode]ib.AccessFlags{
 	ib.WRRDMAWrite: ib.AccessRemoteWrite, ib.WRRDMAWriteWithImm: ib.AccessRemoteWrite,
 	ib.WRAtomicWrite:     ib.AccessRemoteWrite,
@@ -376,7 +376,7 @@ var need = map[ib.WROpcode]ib.AccessFlags{
 	ib.WRFlush: ib.AccessFlushGlobal,
 }
 
-// data draws the data of a request of n bytes, or the place of its result.
+// data draws the source or the destination of a request of n bytes.
 func (d *drawer) data(q *model.QP, s *send, n uint64) {
 	switch {
 	case s.op == ib.WRFlush:
@@ -396,7 +396,7 @@ func (d *drawer) data(q *model.QP, s *send, n uint64) {
 	}
 }
 
-// overlong draws elements of 4 GiB and n bytes, a sum whose low 32 bits are legal.
+// overlong draws elements of 4 GiB and n bytes: the low 32 bits of the sum are a legal length.
 func (d *drawer) overlong(q *model.QP, s *send, n uint64) bool {
 	need := ib.AccessFlags(0)
 	if s.op == ib.WRRDMARead {
@@ -421,7 +421,7 @@ func (d *drawer) bytes(n int) []byte {
 	return b
 }
 
-// compared returns the present value at the target of a compare and swap.
+// compared returns the current value at the target of a compare and swap.
 func (d *drawer) compared(p *model.QP, s *send) *uint64 {
 	if s.op != ib.WRAtomicCmpAndSwp || p == nil {
 		return nil
@@ -430,7 +430,7 @@ func (d *drawer) compared(p *model.QP, s *send) *uint64 {
 	return d.x.m.Word(p, rkey, addr)
 }
 
-// headroom returns the bytes that the first receive of a queue pair has room for; -1: there is none.
+// headroom returns the length of the first receive of a queue pair; -1: none.
 func (x *runner) headroom(p *model.QP, srq model.ID) int {
 	if p == nil {
 		return -1
@@ -438,7 +438,7 @@ func (x *runner) headroom(p *model.QP, srq model.ID) int {
 	return x.m.Headroom(p, srq)
 }
 
-// datagram draws where a datagram goes.
+// datagram draws the destination of a datagram.
 func (d *drawer) datagram(q *model.QP, s *send) {
 	s.dest = d.x.objs[q.ID].peer
 	if d.one(10) {
@@ -461,7 +461,7 @@ func (d *drawer) datagram(q *model.QP, s *send) {
 	}
 }
 
-// invalidated draws a key to invalidate: mostly one that can be.
+// invalidated draws a key to invalidate, mostly a valid one.
 func (d *drawer) invalidated(q *model.QP) (t target) {
 	windows := ids(d.x.m.Windows, func(w *model.Window) bool { return w.Bound && q != nil && w.QP == q.ID })
 	regions := ids(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && r.Valid && !r.Dead })

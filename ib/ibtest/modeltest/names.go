@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Names are the numbers of queue pairs and the keys of regions and windows that exist, of all threads that use a
-// device. It is safe for concurrent use.
+// Names holds the existing numbers of queue pairs and keys of regions and windows, of all threads that use a device. It
+// is safe for concurrent use.
 type Names struct {
 	mu    sync.Mutex
 	owner map[name]*runner
@@ -19,18 +19,19 @@ type name struct {
 	number uint32
 }
 
-// NewNames returns that there are none.
+// NewNames returns an empty set.
 func NewNames() *Names { return &Names{owner: map[name]*runner{}} }
 
-// forget forgets the names of a thread, since the driver may give them to others from now on. check knows them again.
+// forget removes the names of a thread, because the driver may assign them to other objects from now on. check adds the
+// remaining ones again.
 func (n *Names) forget(x *runner) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	maps.DeleteFunc(n.owner, func(_ name, o *runner) bool { return o == x })
 }
 
-// check takes over what exists now of a thread's objects. It returns an error for a number that another thread's
-// object has.
+// check records the names of a thread's objects. It returns an error for a number that belongs to an object of another
+// thread.
 func (n *Names) check(x *runner) error {
 	now := map[name]bool{}
 	for _, q := range x.m.QPs {

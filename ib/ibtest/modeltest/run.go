@@ -12,7 +12,7 @@ import (
 type Failure struct {
 	Seed  uint64
 	Err   error
-	Drawn int // calls before the failure was shortened
+	Drawn int // number of calls before the failure was shortened
 	Trace []string
 	calls []call
 
@@ -29,11 +29,11 @@ func (f *Failure) String() string {
 	return b.String()
 }
 
-// Factory makes a device without objects for one run. The function that it returns takes the device away.
+// Factory creates a device without objects for one run. The returned function removes the device.
 type Factory func() (Target, func() error)
 
-// Run makes the calls of a seed on a device and on the model. It returns nil if they agree. A failure is shortened in
-// at most so many runs.
+// Run makes the calls of a seed on a device and on the model. It returns nil if they agree. It shortens a failure in at
+// most shorten runs.
 func Run(make Factory, seed uint64, steps, shorten int) *Failure {
 	f := once(make, func(x *runner) ([]call, error) { return drawn(x, seed, steps) })
 	if f == nil {
@@ -43,7 +43,8 @@ func Run(make Factory, seed uint64, steps, shorten int) *Failure {
 	return shortened(make, f, shorten)
 }
 
-// RunOn makes the calls of a seed on a device that other threads use as well. The device is not put into error.
+// RunOn makes the calls of a seed on a device that other threads use as well. It does not move the device to the error
+// state.
 func RunOn(t Target, seed uint64, steps int) *Failure {
 	t.Shared = true
 	f := once(func() (Target, func() error) { return t, func() error { return nil } }, func(x *runner) ([]call, error) {
@@ -82,10 +83,10 @@ func once(make Factory, calls func(x *runner) ([]call, error)) *Failure {
 	return &Failure{Err: err, Trace: x.trace, calls: list, virtual: t.Virtual}
 }
 
-// drawn makes calls that a seed draws.
+// drawn makes the calls of a seed.
 func drawn(x *runner, seed uint64, steps int) (calls []call, err error) {
 	d := newDrawer(x, seed, steps)
-	for n := 0; n < steps+min(x.resets, 1)*steps/2; n++ { // the recovered device takes calls to be made usable
+	for n := 0; n < steps+min(x.resets, 1)*steps/2; n++ { // the recovered device needs calls before it is usable
 		c := d.draw()
 		if c == nil {
 			break
@@ -98,7 +99,7 @@ func drawn(x *runner, seed uint64, steps int) (calls []call, err error) {
 	return calls, nil
 }
 
-// again makes the calls of a list that can be made.
+// again makes those calls of a list that are possible.
 func again(x *runner, list []call) (calls []call, err error) {
 	for _, c := range list {
 		if !x.fit(c) {
@@ -112,7 +113,7 @@ func again(x *runner, list []call) (calls []call, err error) {
 	return calls, nil
 }
 
-// quiet lets a device come to rest about which nothing is known.
+// quiet waits for an idle device whose activity cannot be observed.
 func (x *runner) quiet() {
 	if x.Virtual {
 		time.Sleep(time.Minute)

@@ -50,7 +50,8 @@ func TestLoopback(t *testing.T) {
 	})
 }
 
-// The memory of this process is never where a sparse area is, wherever the runtime has its heap.
+// TestLocalMemory checks that memory of this process never overlaps a sparse area, wherever the runtime places its
+// heap.
 func TestLocalMemory(t *testing.T) {
 	var first uint64
 	b, err := localMemory(func(addr uint64) bool {

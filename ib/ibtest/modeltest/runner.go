@@ -22,17 +22,17 @@ type Target struct {
 	GID      ib.GID
 	GIDIndex int
 	Port     ib.PortAttr
-	// Virtual says that the run is in a bubble of package testing/synctest.
+	// Virtual reports whether the run is in a bubble of package testing/synctest.
 	Virtual bool
-	// Lossy says that the network between queue pairs loses packets.
+	// Lossy reports whether the network between queue pairs loses packets.
 	Lossy bool
 	// Abilities is shared by all runs on devices of one driver.
 	Abilities *Abilities
-	// Shared says that other threads use the device.
+	// Shared reports whether other threads use the device.
 	Shared bool
-	// Names, unless it is nil, has the numbers and keys of all threads.
+	// Names holds the numbers and keys of all threads; may be nil.
 	Names *Names
-	// Reset takes the device through a reset, in which remove is the consumer's shutdown, and returns the recovered device.
+	// Reset resets the device, with remove as the consumer's shutdown, and returns the recovered device.
 	Reset func(remove func() error) (Target, error)
 	// Patience is the time to wait for expected results. It is virtual in a bubble.
 	Patience time.Duration
@@ -49,14 +49,14 @@ type object struct {
 	qp  *ib.QP
 	xrc *ib.XRCD
 
-	groups []ib.GID // of a QP: that it is a member of
-	peer   model.ID // of a QP: the one that it is to be connected with
-	lazy   bool     // of a CQ: only calls poll it
+	groups []ib.GID // for a QP: its groups
+	peer   model.ID // for a QP: the future peer
+	lazy   bool     // for a CQ: only calls poll it
 	dead   bool
 	past   bool         // of a device before its reset
-	final  int          // calls of past objects' functions
+	final  int          // callbacks of past objects
 	over   func() error // destroys it
-	calls  int          // of the handler; under runner.mu
+	calls  int          // handler calls; under runner.mu
 	seen   []ib.EventType
 }
 
@@ -74,14 +74,14 @@ type runner struct {
 	objs      map[model.ID]*object
 	order     []model.ID // of objs
 	psn       uint32
-	lazy      bool              // there is a lazy queue
-	ids       map[uint64]string // of work requests that were posted
+	lazy      bool              // a lazy queue exists
+	ids       map[uint64]string // IDs of posted work requests
 	resets    int
-	episodes  bool   // of concurrent calls
-	searching bool   // for the order of an episode: nothing is noted
-	gone      []gone // of the devices before
+	episodes  bool   // the run makes concurrent calls
+	searching bool   // searching the order of an episode: nothing is recorded
+	gone      []gone // memory of former devices
 
-	mu sync.Mutex // guards what callbacks write in objs
+	mu sync.Mutex // guards the fields of objs that callbacks write
 
 	trace []string
 }
@@ -89,7 +89,7 @@ type runner struct {
 // difference is a difference between device and model.
 type difference struct {
 	what string
-	late bool // it may still go away
+	late bool // it may still disappear
 }
 
 func late(format string, args ...any) *difference { return &difference{sprintf(format, args...), true} }
@@ -131,7 +131,7 @@ type got struct {
 	err    error
 	missed bool
 	attr   ib.QPAttr     // of a query
-	init   ib.QPInitAttr // the same
+	init   ib.QPInitAttr // of a query
 	wcs    []ib.WC       // of a poll
 }
 
@@ -144,8 +144,8 @@ type want struct {
 
 func wantErr(e ...syscall.Errno) want { return want{errs: e} }
 
-// call is a call of the API. It names objects by the calls that made them, so that it means the same when others are
-// left out.
+// call is a call of the API. It names objects by the calls that created them, so that it keeps its meaning when other
+// calls are omitted.
 type call interface {
 	fmt.Stringer
 	// uses returns the objects that must exist.
@@ -156,13 +156,13 @@ type call interface {
 	expect(x *runner, m *model.Model, g *got) want
 }
 
-// maker is a call that makes an object. Its result depends on the driver, so that there is no dry run.
+// maker is a call that creates an object. Its result depends on the driver, so there is no dry run.
 type maker interface{ makes() model.ID }
 
-// poster is a call that posts work requests. name notes their IDs.
+// poster is a call that posts work requests. name records their IDs.
 type poster interface{ name(x *runner) }
 
-// fit reports whether a call can be made now, and its result is defined.
+// fit reports whether a call is possible now and its result is defined.
 func (x *runner) fit(c call) bool {
 	for i, id := range c.uses() {
 		if o := x.objs[id]; (id != 0 || i == 0) && (o == nil || o.dead) {
@@ -224,8 +224,8 @@ func isRereg(c call) bool {
 	return ok
 }
 
-// errOpen ends a run without a result: the driver had a choice in a call, such as to take more requests than it must,
-// and has chosen so that the result is not defined.
+// errOpen ends a run without a result. The driver had a choice in a call, for example to accept more requests than
+// required, and its choice makes the result undefined.
 var errOpen = errors.New("the result is not defined")
 
 func outcome(g got) string {
@@ -242,7 +242,7 @@ func outcome(g got) string {
 	return s
 }
 
-// note adds to the line of the present call.
+// note adds to the log line of the current call.
 func (x *runner) note(format string, args ...any) {
 	if x.searching {
 		return
@@ -277,9 +277,9 @@ func names(errs []syscall.Errno) (list []string) {
 	return list
 }
 
-// settle waits until the device has done what the model expects.
+// settle waits until the device has done everything that the model expects.
 func (x *runner) settle() *difference {
-	if x.lazy { // nothing shows when the device is done
+	if x.lazy { // there is no sign when the device is done
 		time.Sleep(10 * time.Second)
 	}
 	begin := time.Now()
@@ -308,7 +308,7 @@ func (x *runner) settle() *difference {
 	return nil
 }
 
-// rest returns when all threads of the bubble wait. Unlike synctest.Wait it may be called by several of them.
+// rest returns when all threads of the bubble are blocked. Unlike synctest.Wait it may be called on several threads.
 func rest() { time.Sleep(time.Nanosecond) }
 
 // compare returns a difference between device and model.
@@ -337,7 +337,7 @@ func (x *runner) compareQueues() *difference {
 	return first
 }
 
-// drain polls a queue until it is empty. It returns what is missing, or a completion that is wrong.
+// drain polls a queue until it is empty. It returns a missing or a wrong completion.
 func (x *runner) drain(id model.ID) *difference {
 	for wc := make([]ib.WC, 16); ; {
 		n, d := x.poll(id, wc)
@@ -370,7 +370,7 @@ func (x *runner) poll(id model.ID, wc []ib.WC) (n int, d *difference) {
 
 // take polls a queue once.
 func (x *runner) take(id model.ID, wc []ib.WC) (int, error) {
-	for i := range wc { // a driver writes each completion whole
+	for i := range wc { // a driver writes every field of a completion
 		wc[i] = ib.WC{
 			ID: 0xa5a5a5a5a5a5a5a5, Status: 99, Opcode: 99, ByteLen: 0xa5a5a5a5, Flags: 0xff, Imm: 0xa5a5a5a5, QPNum: 0xa5a5a5,
 		}
@@ -427,7 +427,7 @@ func describe(w *model.Want) string {
 	return s
 }
 
-// giveUp takes it over from the device that requests are not repeated any more, whose peers are in INIT.
+// giveUp updates the model for requests of which the device has exhausted the retries because the peer is in INIT.
 func (x *runner) giveUp() (some bool) {
 	for id, q := range x.m.QPs {
 		if q.Waiting() && x.objs[id].qp.State() == ib.QPErr && x.m.GiveUp(id) {
@@ -498,13 +498,13 @@ func (x *runner) compareCallbacks() *difference {
 	return nil
 }
 
-// add notes an object that was made.
+// add records a new object.
 func (x *runner) add(id model.ID, o *object) {
 	x.objs[id] = o
 	x.order = append(x.order, id)
 }
 
-// event notes an event of an object.
+// event records an event of an object.
 func (x *runner) event(o *object, e ib.EventType) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -14,17 +14,18 @@ import (
 	"verbena/ib/ibtest/model"
 )
 
-// Concurrent calls on shared objects. Some threads make a few calls at once. There must be an order of the calls, and of what the
-// device does by itself, in which the model has their results and all that is seen when the device has come to rest.
+// Concurrent calls on shared objects: several threads make a few calls at the same time. There must be an order of the
+// calls, and of the device's own actions, for which the model has the same results and the same final state as the idle
+// device.
 
 const (
-	sharedSetup  = 15 // calls before an episode, at least
-	sharedThread = 3  // threads of an episode, at most
-	sharedCalls  = 6  // calls of an episode, at most
+	sharedSetup  = 15 // minimum number of calls before an episode
+	sharedThread = 3  // maximum number of threads of an episode
+	sharedCalls  = 6  // maximum number of calls of an episode
 )
 
-// RunShared makes the calls of a seed on a device, and then an episode of concurrent calls. It is the end of the run: several orders
-// may explain what has been seen, with states that differ.
+// RunShared makes the calls of a seed on a device, and then an episode of concurrent calls. The run ends with it,
+// because several orders with different states may explain the results.
 func RunShared(make Factory, seed uint64, steps int) *Failure {
 	f := once(make, func(x *runner) (calls []call, err error) {
 		x.episodes = true
@@ -55,13 +56,13 @@ func RunShared(make Factory, seed uint64, steps int) *Failure {
 	return f
 }
 
-// episode draws the calls of some threads on a few objects.
+// episode draws the calls of several threads on a few objects.
 func (d *drawer) episode() (threads [][]call) {
 	x := d.x
 	if x.m.Dead {
 		return nil
 	}
-	for _, q := range x.m.QPs { // what waits may end by itself
+	for _, q := range x.m.QPs { // a waiting request may end by itself
 		if len(q.Sends) > 0 || q.State == ib.QPSQD {
 			return nil
 		}
@@ -93,14 +94,14 @@ func (d *drawer) episode() (threads [][]call) {
 	return slices.DeleteFunc(threads, func(t []call) bool { return len(t) == 0 })
 }
 
-// episode is the subject of concurrent calls.
+// episode describes concurrent calls.
 type episode struct {
 	d       *drawer
 	q, peer *model.QP
 	changed map[model.ID]bool // regions
 	resized bool
 	used    map[model.ID]bool
-	dropped map[model.ID]bool // destroyed
+	dropped map[model.ID]bool // destroyed objects
 }
 
 // call draws one of the calls.
@@ -141,7 +142,7 @@ func (e *episode) call() call {
 	return nil
 }
 
-// modify draws a change of a queue pair, not to SQD.
+// modify draws a change of a queue pair, but not to SQD.
 func (e *episode) modify(q *model.QP) call {
 	d := e.d
 	c := modifyQP{qp: q.ID, dest: d.x.objs[q.ID].peer, attr: d.attributes(), mask: ib.QPAttrState}
@@ -163,8 +164,8 @@ func (e *episode) modify(q *model.QP) call {
 	return c
 }
 
-// send draws a send of a queue pair, whose data are in the request, since those of different requests are not copied one after
-// another. It is one alone, since a device may complete the first of a list before it takes the second.
+// send draws a send of a queue pair with inline data, because the data of different requests are not copied in order.
+// It posts one request, because a device may complete the first of a list before it accepts the second.
 func (e *episode) send() call {
 	d, q := e.d, e.q
 	s := d.send(q, nil)
@@ -179,7 +180,7 @@ func (e *episode) send() call {
 	return nil
 }
 
-// receive draws a receive for a queue pair, or for its shared queue.
+// receive draws a receive for a queue pair, or for its shared receive queue.
 func (e *episode) receive(q *model.QP) call {
 	c, ok := e.d.receives().(postRecv)
 	if !ok || c.on != q.ID && c.on != q.SRQ {
@@ -204,8 +205,8 @@ func (e *episode) local() call {
 	return nil
 }
 
-// allows reports whether a call can be made beside those that were drawn: consumers do not change memory that their own
-// requests use, nor destroy what others use.
+// allows reports whether a call is possible beside those already drawn: consumers do not change memory that their own
+// requests use, nor destroy objects that other threads use.
 func (e *episode) allows(c call) bool {
 	if e.used == nil {
 		e.used, e.dropped = map[model.ID]bool{}, map[model.ID]bool{}
@@ -264,7 +265,7 @@ func (e *episode) allows(c call) bool {
 	return true
 }
 
-// event is a call of an episode, with when it was made and when it returned.
+// event is a call of an episode, with the times of its start and its return.
 type event struct {
 	thread      int
 	c           call
@@ -287,7 +288,7 @@ func (v *event) made(x *runner, clock *atomic.Int64) {
 	v.over = clock.Add(1)
 }
 
-// closing returns calls that one thread makes after the others, which show the state that they have left.
+// closing returns calls that one thread makes after the episode, to show the resulting state.
 func (x *runner) closing() (calls []call) {
 	for _, id := range ids(x.m.QPs, all[*model.QP]) {
 		calls = append(calls, queryQP{id})
@@ -301,7 +302,7 @@ func (x *runner) closing() (calls []call) {
 	return calls
 }
 
-// shareable is a call that is made otherwise beside others.
+// shareable is a call that behaves differently beside concurrent calls.
 type shareable interface {
 	together(x *runner) got
 }
@@ -313,7 +314,7 @@ func (c pollCQ) together(x *runner) got {
 	return got{err: err, wcs: wc[:n]}
 }
 
-// episode makes the calls of some threads at once, and looks for an order that explains what came of them.
+// episode makes the calls of several threads concurrently, and searches for an order that explains the results.
 func (x *runner) episode(d *drawer, threads [][]call) error {
 	var events []*event
 	var clock atomic.Int64
@@ -356,15 +357,15 @@ func (x *runner) episode(d *drawer, threads [][]call) error {
 			x.note("%s", show(&v.g.wcs[i]))
 		}
 	}
-	return x.explain(slices.DeleteFunc(events, func(v *event) bool { // what the driver lacks
+	return x.explain(slices.DeleteFunc(events, func(v *event) bool { // unsupported by the driver
 		v.c = x.Abilities.learn(v.c, &v.g)
 		return v.c == nil
 	}))
 }
 
-// explain waits until an order explains the calls and what the device has done since.
+// explain waits until an order explains the calls and the device's later actions.
 func (x *runner) explain(events []*event) error {
-	rest := map[model.ID][]ib.WC{} // that were polled afterwards
+	rest := map[model.ID][]ib.WC{} // completions polled afterwards
 	begin := time.Now()
 	for pause := 20 * time.Microsecond; ; pause = min(2*pause, x.Patience/20) {
 		if x.Virtual {
@@ -416,22 +417,22 @@ func (x *runner) takeAll(id model.ID, rest map[model.ID][]ib.WC) error {
 	}
 }
 
-// search looks for an order.
+// search is a search for an order.
 type search struct {
 	x      *runner
 	events []*event
 	rest   map[model.ID][]ib.WC
-	seen   map[string]bool // states that lead to nothing
-	open   string          // why the result of an order is not defined
-	why    string          // an order that explains the most calls does not explain all
+	seen   map[string]bool // states without a solution
+	open   string          // reason why the result of an order is undefined
+	why    string          // the difference of an order that explains the most calls
 	most   int
 }
 
-// maxStates bounds a search. One that is given up has no result.
+// maxStates limits a search. A search that exceeds it has no result.
 const maxStates = 20000
 
-// from continues from a state of the model, when the calls of the bits of done have been made. It reports whether that leads to what was
-// seen.
+// from continues the search from a state of the model. done is the bit set of the calls made so far. It reports whether
+// the observed results can be reached.
 func (s *search) from(m *model.Model, done uint) bool {
 	if s.open != "" {
 		return false
@@ -483,7 +484,7 @@ func (s *search) from(m *model.Model, done uint) bool {
 		if s.from(c, done) {
 			return true
 		}
-		if done == 1<<len(s.events)-1 && v.Kind != model.Complete { // the order of the rest does not show
+		if done == 1<<len(s.events)-1 && v.Kind != model.Complete { // the order of the rest has no effect
 			break
 		}
 	}
@@ -493,7 +494,7 @@ func (s *search) from(m *model.Model, done uint) bool {
 	return s.end(m.Clone(), done)
 }
 
-// next reports whether a call may be the next: no other had returned before it was made.
+// next reports whether a call may be the next one: no other pending call had returned before it started.
 func (s *search) next(i int, done uint) bool {
 	for k, v := range s.events {
 		if done&(1<<k) == 0 && v.over < s.events[i].begun {
@@ -503,7 +504,7 @@ func (s *search) next(i int, done uint) bool {
 	return true
 }
 
-// busy reports whether a call was refused since another one was changing the same region.
+// busy reports whether a call was rejected because another one was changing the same region.
 func (s *search) busy(i int) bool {
 	v := s.events[i]
 	mr := changes(v.c)
@@ -545,7 +546,7 @@ func (s *search) call(v *event, m *model.Model) string {
 	return ""
 }
 
-// end compares what is seen when the device has come to rest.
+// end compares the state of the idle device.
 func (s *search) end(m *model.Model, done uint) bool {
 	x := s.x
 	m.Defer(false)

@@ -9,7 +9,7 @@ import (
 
 const inlineFlag = ib.SendInline
 
-// shortened leaves out calls of a failure, and makes those that are left smaller, as long as the run fails.
+// shortened removes calls of a failing run, and simplifies the remaining ones, as long as the run still fails.
 func shortened(make Factory, f *Failure, runs int) *Failure {
 	begin := time.Now()
 	hasty := func() (Target, func() error) {
@@ -68,7 +68,7 @@ func shortened(make Factory, f *Failure, runs int) *Failure {
 	return f
 }
 
-// smaller returns calls that are a little simpler.
+// smaller returns slightly simpler calls.
 func (c postSend) smaller() (list []call) {
 	if len(c.list) > 1 {
 		for i := range c.list {
@@ -122,7 +122,7 @@ func smallerList(e []element) (list [][]element) {
 	return list
 }
 
-// smaller returns calls that are a little simpler.
+// smaller returns slightly simpler calls.
 func (c postRecv) smaller() (list []call) {
 	for i, r := range c.list {
 		if len(c.list) > 1 {
@@ -137,7 +137,7 @@ func (c postRecv) smaller() (list []call) {
 	return list
 }
 
-// smaller returns a registration of a simpler kind.
+// smaller returns a simpler registration.
 func (c regMR) smaller() (list []call) {
 	if c.iova != 0 {
 		d := c

@@ -8,7 +8,7 @@ import (
 	"verbena/umem"
 )
 
-// space is an address space without holes. Only pages that are written take memory. It implements umem.Space.
+// space is an address space without holes. Only written pages use memory. It implements umem.Space.
 type space struct {
 	mu  sync.Mutex
 	mem *model.Memory
@@ -41,7 +41,7 @@ func (s *space) WriteV(src [][]byte, addr uint64) error {
 	return nil
 }
 
-// fresh returns the numbers of pages that were written since the last call.
+// fresh returns the numbers of pages written since the last call.
 func (s *space) fresh() map[uint64]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,15 +58,15 @@ type area struct {
 
 const (
 	localSize = 128 << 10
-	// A region in the first sparse area has addresses on both sides of 4 GiB; the second one is at the end of what a
-	// region may have.
+	// A region in the first sparse area has addresses on both sides of 4 GiB; the second area is at the end of the
+	// addresses that a region may have.
 	lowBase  = 1<<32 - 1<<16
 	highBase = 1<<64 - 1<<44
 	lowSize  = 1 << 39
 	highSize = 1 << 43
 )
 
-// areas returns the memory of a run.
+// makeAreas allocates the memory of a run.
 func (x *runner) makeAreas() error {
 	words, err := localMemory(func(addr uint64) bool { return addr-lowBase+localSize < lowSize+localSize })
 	if err != nil {
@@ -89,8 +89,9 @@ func (x *runner) makeAreas() error {
 	return nil
 }
 
-// localMemory returns memory of this process for the first area. The runtime chooses the place of its heap at random, which may be where a
-// sparse area is: then the memory is mapped, which the system does far above, and stays mapped, since a device may store to it late.
+// localMemory returns memory of this process for the first area. The runtime places its heap at a random address, which
+// may overlap a sparse area. In this case the memory is mapped at a high address. It stays mapped, because a device may
+// store to it late.
 func localMemory(taken func(addr uint64) bool) ([]byte, error) {
 	const size = localSize + 2*model.PageSize
 	b := make([]byte, size)

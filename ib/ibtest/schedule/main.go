@@ -1,20 +1,22 @@
-// Command schedule runs the tests of packages with seeds: with random pauses before and after each Lock and Unlock of their sources, so that
-// races whose windows are a few instructions wide show, or on the least convenient device. The sources do not change: the go command compiles them through an overlay.
+// Command schedule runs the tests of packages with seeds. It inserts random pauses before and after each Lock and
+// Unlock of their sources, to expose races whose windows last only a few instructions, or it runs them on the least
+// convenient device. The sources do not change: the go command compiles them through an overlay.
 //
 //	go run verbena/ib/ibtest/schedule -seeds 20 -run 'TestContract/^(Callback|Reentrant)$' ./mydriver
 //
-// A seed chooses the pauses. It means the same pauses at the same places in each run; the order in which the system's threads run is still
-// its own, so that a failure may need its seed several times (-count). Each package's tests are compiled once, and run once for each seed,
-// until one fails. -pause names other packages to pause in, such as the midlayer; -race is that of the go command.
+// A seed determines the pauses: it causes the same pauses at the same places in each run. The order in which threads
+// run still depends on the system, so a failure may need several runs of its seed (-count). The tests of each package
+// are compiled once, and run once for each seed until one fails. -pause names other packages to pause in, such as the
+// midlayer; -race is the flag of the go command.
 //
-// -weak names packages of drivers. Each device that they make is the least convenient one (package ib/weak) with the seed of the run, for tests of
-// the consumers of any package:
+// -weak names packages of drivers. Each of their devices is then the least convenient one (package ib/weak), with the
+// seed of the run. This tests the consumers in any package:
 //
 //	go run verbena/ib/ibtest/schedule -weak verbena/driver/rxe,verbena/driver/loopback -seeds 100 ./myconsumer
 //
-// Then there are pauses only with -pause, and the choice slow-methods is off.
+// Without -pause there are no pauses in this mode, and the choice slow-methods is off.
 //
-// In such a run methods sleep. Package ibtest leaves out the checks that measure sleep, the group Sleep.
+// In runs with pauses, methods sleep. Package ibtest then omits the checks that measure sleep, the group Sleep.
 package main
 
 import (
@@ -30,14 +32,14 @@ import (
 	"strings"
 )
 
-// options are the command's.
+// options holds the options of the command.
 type options struct {
 	seeds, count int
 	first        uint64
 	race         bool
 	run, skip    string
 	timeout      string
-	pause        string // packages, separated by commas; "": those that are tested, with weak none
+	pause        string // packages, separated by commas; "": the tested ones, or none with -weak
 	weak         string // packages of drivers, separated by commas
 	overlay      string
 	tests        []string
@@ -67,7 +69,7 @@ func main() {
 	}
 }
 
-// do runs the tests, and returns an error if some fail.
+// do runs the tests. It returns an error if some fail.
 func (o *options) do(out io.Writer) error {
 	if o.first == 0 {
 		return errors.New("seed 0 does not pause")
@@ -109,7 +111,7 @@ func (o *options) do(out io.Writer) error {
 	return nil
 }
 
-// rewrite makes the overlay in a folder, and returns its file and the number of places with a pause.
+// rewrite writes the overlay to a folder. It returns the overlay file and the number of places with a pause.
 func (o *options) rewrite(dir string) (file string, places int, err error) {
 	r := &rewriter{dir: dir, replace: map[string]string{}}
 	if o.overlay != "" {

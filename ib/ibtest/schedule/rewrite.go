@@ -13,12 +13,13 @@ import (
 	"strings"
 )
 
-// locking are the methods around which a rewritten source pauses.
+// locking lists the methods around which a rewritten source pauses.
 var locking = []string{"Lock", "Unlock", "RLock", "RUnlock"}
 
-// pauses is the file that each rewritten package gets. A pause is chosen by the seed, the place, and the number of times that the place was
-// reached, so that a seed means the same in each run. It yields, or sleeps in a system call: that is real time in a bubble of package
-// testing/synctest, too, and the goroutine does not count as blocked.
+// pauses is a file added to each rewritten package. A pause depends on the seed, the place, and the number of times
+// that the place was reached, so a seed has the same effect in each run. It yields, or sleeps in a system call. The
+// system call takes real time even in a bubble of package testing/synctest, and the goroutine does not count as
+// blocked.
 const pauses = `
 import (
 	"os"
@@ -54,8 +55,9 @@ func schedulePause(place int) {
 }
 `
 
-// weakDevices is the file that each package of -weak gets. Its devices have no slow methods: in a bubble of package testing/synctest no time
-// passes while one goroutine sleeps and another waits for a lock that it holds, which is allowed.
+// weakDevices is a file added to each package of -weak. Its devices have no slow methods: in a bubble of package
+// testing/synctest time does not advance while one goroutine sleeps and another waits for a lock that the first one
+// holds, which is allowed.
 const weakDevices = `
 import (
 	"os"
@@ -74,10 +76,10 @@ func scheduleNewDevice(name string, d ib.Driver, logf func(string, ...any)) *ib.
 }
 `
 
-// newDevice is the call of a driver that weaken replaces.
+// newDevice is the driver's call that weaken replaces.
 const newDevice = "ib.NewDevice("
 
-// weaken adds a package of files in a folder to the overlay, whose devices are weak.
+// weaken adds a package with weak devices to the overlay.
 func (r *rewriter) weaken(name, folder string, files []string) error {
 	found := false
 	for _, f := range files {
@@ -100,24 +102,24 @@ func (r *rewriter) weaken(name, folder string, files []string) error {
 	return r.add(filepath.Join(folder, "schedule_weak.go"), "package "+name+"\n"+weakDevices)
 }
 
-// seedVariable is the environment variable that the seed of a run is in. The package ibtest knows by it that methods sleep.
+// seedVariable is the environment variable with the seed of a run. Package ibtest uses it to detect that methods sleep.
 const seedVariable = "SCHEDULE_SEED"
 
-// rewriter makes an overlay of sources that pause.
+// rewriter creates an overlay of sources with pauses.
 type rewriter struct {
 	dir     string            // for the new files
-	files   int               // in it
+	files   int               // number of files in dir
 	replace map[string]string // as in the overlay of the go command
 	places  []string          // file:line:column of each pause
 }
 
-// insertion is text to be put into a source.
+// insertion is text to insert into a source.
 type insertion struct {
 	at   int
 	text string
 }
 
-// source returns the content of a file, which an overlay may have replaced before.
+// source returns the content of a file, which the overlay may have replaced already.
 func (r *rewriter) source(file string) ([]byte, error) {
 	if other, ok := r.replace[file]; ok {
 		file = other
@@ -125,7 +127,7 @@ func (r *rewriter) source(file string) ([]byte, error) {
 	return os.ReadFile(file)
 }
 
-// rewrite adds a package of files in a folder to the overlay.
+// rewrite adds a package to the overlay.
 func (r *rewriter) rewrite(name, folder string, files []string) error {
 	first := len(r.places)
 	for _, f := range files {
@@ -169,8 +171,8 @@ func (r *rewriter) overlay() (string, error) {
 	return file, os.WriteFile(file, b, 0o644)
 }
 
-// withPauses returns a source with pauses before and after each statement that locks or unlocks, numbered from first on. The lines
-// keep their numbers.
+// withPauses returns a source with pauses, numbered from first, before and after each statement that locks or unlocks.
+// Line numbers do not change.
 func withPauses(path string, src []byte, first int) (text string, places []string, err error) {
 	fset := token.NewFileSet()
 	f, err := parser.ParseFile(fset, path, src, parser.SkipObjectResolution)
@@ -185,7 +187,7 @@ func withPauses(path string, src []byte, first int) (text string, places []strin
 	}
 	around := func(list []ast.Stmt) {
 		for _, s := range list {
-			for { // the statement behind labels
+			for { // skip labels
 				l, ok := s.(*ast.LabeledStmt)
 				if !ok {
 					break
@@ -197,7 +199,7 @@ func withPauses(path string, src []byte, first int) (text string, places []strin
 				if call, ok := s.X.(*ast.CallExpr); ok && locks(call) {
 					in = append(in, insertion{offset(s.Pos()), pause(s) + "; "}, insertion{offset(s.End()), "; " + pause(s)})
 				}
-			case *ast.DeferStmt: // the last is called first
+			case *ast.DeferStmt: // the last deferred call runs first
 				if locks(s.Call) {
 					in = append(in, insertion{offset(s.Pos()), "defer " + pause(s) + "; "}, insertion{offset(s.End()), "; defer " + pause(s)})
 				}
@@ -227,7 +229,7 @@ func withPauses(path string, src []byte, first int) (text string, places []strin
 	return out.String(), places, nil
 }
 
-// locks reports whether a call is one of a method that locks or unlocks.
+// locks reports whether a call locks or unlocks.
 func locks(call *ast.CallExpr) bool {
 	s, ok := call.Fun.(*ast.SelectorExpr)
 	return ok && len(call.Args) == 0 && slices.Contains(locking, s.Sel.Name)

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// Pauses are put around what locks and unlocks, on the same lines, and nowhere else.
+// TestWithPauses checks that pauses are inserted around locking and unlocking statements only, on the same lines.
 func TestWithPauses(t *testing.T) {
 	const src = `package p
 
@@ -66,7 +66,8 @@ again:
 	}
 }
 
-// The devices of a driver are made by a function that wraps them; a package without devices is none of a driver.
+// TestWeaken checks that the function that creates a driver's devices is wrapped, and that a package without devices is
+// rejected.
 func TestWeaken(t *testing.T) {
 	folder := t.TempDir()
 	for name, src := range map[string]string{
@@ -100,7 +101,7 @@ func TestWeaken(t *testing.T) {
 
 var defects = flag.Bool("defects", false, "compile drivers with races, which the pauses must find")
 
-// lostWakeup is a race between two locks: what is missed is looked at before the queue is armed.
+// lostWakeup is a race between two locks: the missed completions are checked before the queue is armed.
 var lostWakeup = [2]string{
 	`	defer c.mu.Unlock()
 	if flags&ib.NotifyNextComp != 0 {`,
@@ -111,7 +112,8 @@ var lostWakeup = [2]string{
 	if flags&ib.NotifyNextComp != 0 {`,
 }
 
-// The pauses find a notification that is lost in a window of two instructions, and nothing where there is none.
+// TestFindsLostWakeup checks that the pauses expose a notification that is lost in a window of two instructions, and
+// report nothing without the defect.
 func TestFindsLostWakeup(t *testing.T) {
 	if !*defects {
 		return // make soak-schedules
