@@ -8,7 +8,7 @@ import (
 	"verbena/umem"
 )
 
-// guestCaller is a process that has got the descriptor of another's file.
+// guestCaller is a process that has received a descriptor of another process's file.
 type guestCaller struct {
 	*program
 	space umem.Space
@@ -18,7 +18,7 @@ type guestCaller struct {
 func (c *guestCaller) Space() umem.Space      { return c.space }
 func (c *guestCaller) Account() *umem.Account { return c.acct }
 
-// overlay is a program's memory with more of it somewhere else.
+// overlay is a program's memory with additional memory elsewhere.
 type overlay struct {
 	umem.Space
 	more *umem.Local
@@ -39,7 +39,8 @@ func (o overlay) ReadV(dst [][]byte, addr uint64) error {
 	return o.Space.ReadV(dst, addr)
 }
 
-// Who registers memory through another's file registers its own, and pays for it.
+// TestRegionsAreTheCallers checks that a process that registers memory through another process's file registers its own
+// memory, and is charged for it.
 func TestRegionsAreTheCallers(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
 		w := newWorld(t)

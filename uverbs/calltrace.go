@@ -9,21 +9,21 @@ import (
 	"verbena/uapi"
 )
 
-// CommandTrace describes one command for people to read.
+// CommandTrace is a readable description of one command.
 type CommandTrace struct {
-	// Name is that of the command or method; empty for a doorbell, and for what is too malformed to have one.
+	// Name is the name of the command or method. It is empty for a doorbell and for a malformed call.
 	Name string
-	// Request and Response show the core's parts, as far as they are known; empty where they are not.
+	// Request and Response are the core parts as far as known, or empty.
 	Request, Response string
 }
 
-// Tracer is implemented by a Caller whose commands may be traced.
+// Tracer is implemented by a Caller whose commands can be traced.
 type Tracer interface {
-	// CommandTrace returns where to describe the present command, nil if it is not traced. It may not sleep.
+	// CommandTrace returns the trace record of the current command, or nil if tracing is off. It may not sleep.
 	CommandTrace() *CommandTrace
 }
 
-// traceOf returns where a command of c is to be described, nil: nowhere.
+// traceOf returns the trace record of a command of c, or nil.
 func traceOf(c Caller) *CommandTrace {
 	if t, ok := c.(Tracer); ok {
 		return t.CommandTrace()
@@ -37,7 +37,7 @@ func (t *CommandTrace) named(name string) {
 	}
 }
 
-// gives notes a number that the caller gets in an attribute.
+// gives records a number that the caller receives in an attribute.
 func (t *CommandTrace) gives(id uapi.AttrID, v uint64) {
 	if t == nil {
 		return
@@ -49,7 +49,7 @@ func (t *CommandTrace) gives(id uapi.AttrID, v uint64) {
 	t.Response += fmt.Sprintf("%s%d: %#x}", sep, id, v)
 }
 
-// number returns the number in an output of the size of one.
+// number returns the value of an output that has the size of a number.
 func number(b []byte) (uint64, bool) {
 	switch len(b) {
 	case 4:
@@ -60,7 +60,8 @@ func number(b []byte) (uint64, bool) {
 	return 0, false
 }
 
-// describe shows the fields of a structure of the ABI: not what is reserved, nor zeros but for handles and numbers.
+// describe formats the fields of a structure of the ABI. It omits reserved fields, and zeros except for handles and
+// numbers.
 func describe(v any) string {
 	var b strings.Builder
 	describeTo(&b, reflect.ValueOf(v))
@@ -97,7 +98,7 @@ func describeTo(b *strings.Builder, v reflect.Value) {
 	b.WriteByte('}')
 }
 
-// describeAttributes shows those of a method.
+// describeAttributes formats the attributes of a method.
 func describeAttributes(attrs []attribute) string {
 	var b strings.Builder
 	b.WriteByte('{')

@@ -13,7 +13,7 @@ type ahObject struct{ *ib.AH }
 func (*ahObject) kind() kind       { return kindAH }
 func (o *ahObject) destroy() error { return o.Destroy() }
 
-// cmdCreateAH makes an address handle. (ib_uverbs_create_ah)
+// cmdCreateAH creates an address handle. (ib_uverbs_create_ah)
 func cmdCreateAH(c *call) error {
 	req, err := request[uapi.CreateAH](c)
 	if err != nil {

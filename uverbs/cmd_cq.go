@@ -12,14 +12,14 @@ import (
 type cqObject struct {
 	*ib.CQ
 	f    *File
-	user uint64 // the program's handle of it, which its events tell
+	user uint64 // the program's handle, reported in events
 
-	channel     *eventFile // of completion events; may be nil
+	channel     *eventFile // for completion events; may be nil
 	comp        eventSource
 	asyncEvents *eventFile // may be nil
 	async       eventSource
 
-	compReported, asyncReported uint32 // once destroyed: events that the program has read
+	compReported, asyncReported uint32 // valid after destruction: number of events that the program has read
 }
 
 func (*cqObject) kind() kind { return kindCQ }
@@ -34,7 +34,7 @@ func (o *cqObject) destroy() error {
 	return nil
 }
 
-// cmdCreateCompChannel makes a completion channel. (ib_uverbs_create_comp_channel)
+// cmdCreateCompChannel creates a completion channel. (ib_uverbs_create_comp_channel)
 func cmdCreateCompChannel(c *call) error {
 	if _, err := request[uapi.CreateCompChannel](c); err != nil {
 		return err
@@ -52,7 +52,7 @@ func cmdCreateCompChannel(c *call) error {
 	return nil
 }
 
-// cmdCreateCQ makes a completion queue. (ib_uverbs_create_cq)
+// cmdCreateCQ creates a completion queue. (ib_uverbs_create_cq)
 func cmdCreateCQ(c *call) error {
 	req, err := request[uapi.CreateCQ](c)
 	if err != nil {
@@ -71,7 +71,7 @@ func cmdCreateCQ(c *call) error {
 	return nil
 }
 
-// cmdExCreateCQ makes a completion queue with options. (ib_uverbs_ex_create_cq)
+// cmdExCreateCQ creates a completion queue with options. (ib_uverbs_ex_create_cq)
 func cmdExCreateCQ(c *call) error {
 	req, err := request[uapi.ExCreateCQ](c)
 	if err != nil {
@@ -126,7 +126,7 @@ func (c *call) createCQ(req *uapi.ExCreateCQ) (uapi.CreateCQResp, error) {
 	return uapi.CreateCQResp{CQHandle: obj.handle, CQE: uint32(o.Entries())}, nil
 }
 
-// cmdResizeCQ changes the size of a completion queue. (ib_uverbs_resize_cq)
+// cmdResizeCQ changes the capacity of a completion queue. (ib_uverbs_resize_cq)
 func cmdResizeCQ(c *call) error {
 	req, err := request[uapi.ResizeCQ](c)
 	if err != nil {
@@ -144,7 +144,7 @@ func cmdResizeCQ(c *call) error {
 	return nil
 }
 
-// cmdPollCQ takes completions from a queue, no more than the caller has room for. (ib_uverbs_poll_cq)
+// cmdPollCQ polls as many completions as fit into the caller's buffer. (ib_uverbs_poll_cq)
 func cmdPollCQ(c *call) error {
 	req, err := request[uapi.PollCQ](c)
 	if err != nil {
@@ -178,7 +178,7 @@ func cmdPollCQ(c *call) error {
 	return nil
 }
 
-// userWC is a completion in the user's form. (copy_wc_to_user)
+// userWC converts a completion to the user ABI. (copy_wc_to_user)
 func userWC(w *ib.WC) uapi.WC {
 	r := uapi.WC{
 		WRID:      w.ID,
@@ -219,7 +219,7 @@ func cmdReqNotifyCQ(c *call) error {
 	return err
 }
 
-// cmdDestroyCQ frees a queue and reports how many of its events have been read. (ib_uverbs_destroy_cq)
+// cmdDestroyCQ frees a queue and reports the number of its events that the program has read. (ib_uverbs_destroy_cq)
 func cmdDestroyCQ(c *call) error {
 	req, err := request[uapi.DestroyCQ](c)
 	if err != nil {

@@ -16,7 +16,7 @@ func putUint32(b []byte, v uint32) { binary.NativeEndian.PutUint32(b, v) }
 
 func uint64At(b []byte) uint64 { return binary.NativeEndian.Uint64(b) }
 
-// cmdGetContext makes the context and its first asynchronous event file. (ib_uverbs_get_context)
+// cmdGetContext creates the context and its first asynchronous event file. (ib_uverbs_get_context)
 func cmdGetContext(c *call) error {
 	if _, err := request[uapi.GetContext](c); err != nil {
 		return err
@@ -40,7 +40,7 @@ func cmdGetContext(c *call) error {
 	return nil
 }
 
-// cmdQueryDevice reports the device's attributes. (ib_uverbs_query_device)
+// cmdQueryDevice returns the attributes of the device. (ib_uverbs_query_device)
 func cmdQueryDevice(c *call) error {
 	if err := c.f.context(); err != nil {
 		return err
@@ -56,7 +56,7 @@ func cmdQueryDevice(c *call) error {
 	return nil
 }
 
-// cmdExQueryDevice reports also what came later. (ib_uverbs_ex_query_device)
+// cmdExQueryDevice also returns the extended attributes. (ib_uverbs_ex_query_device)
 func cmdExQueryDevice(c *call) error {
 	if err := c.f.context(); err != nil {
 		return err
@@ -89,7 +89,7 @@ func cmdExQueryDevice(c *call) error {
 	return nil
 }
 
-// deviceResp is the device's attributes in the user's form. (copy_query_dev_fields)
+// deviceResp converts the attributes of a device to the user ABI. (copy_query_dev_fields)
 func deviceResp(a *ib.DeviceAttr) uapi.QueryDeviceResp {
 	return uapi.QueryDeviceResp{
 		FWVer:                 a.FWVer,
@@ -136,7 +136,7 @@ func deviceResp(a *ib.DeviceAttr) uapi.QueryDeviceResp {
 // validPort reports whether the device has the port. (rdma_is_port_valid)
 func (d *Device) validPort(port int) bool { return port >= 1 && port <= d.ports }
 
-// cmdQueryPort reports a port's state. (ib_uverbs_query_port)
+// cmdQueryPort returns the state of a port. (ib_uverbs_query_port)
 func cmdQueryPort(c *call) error {
 	if err := c.f.context(); err != nil {
 		return err
@@ -153,7 +153,7 @@ func cmdQueryPort(c *call) error {
 	return nil
 }
 
-// portResp is a port's state in the user's form. (copy_port_attr_to_resp)
+// portResp returns the state of a port in the user ABI. (copy_port_attr_to_resp)
 func (d *Device) portResp(port int) (uapi.QueryPortResp, error) {
 	if !d.validPort(port) {
 		return uapi.QueryPortResp{}, fmt.Errorf("no port %d: %w", port, syscall.EINVAL)
@@ -184,14 +184,14 @@ func (d *Device) portResp(port int) (uapi.QueryPortResp, error) {
 		PhysState:     uapi.PortPhysState(a.PhysState),
 		LinkLayer:     a.LinkLayer,
 	}
-	if a.LinkLayer == ib.LinkEthernet { // RoCE: GIDs are IP addresses, and every address has one
+	if a.LinkLayer == ib.LinkEthernet { // RoCE: GIDs are IP addresses, and every address has a GRH
 		resp.PortCapFlags |= uapi.PCFIPBasedGIDs
 		resp.Flags |= uapi.QPFGRHRequired
 	}
 	return resp, nil
 }
 
-// gidEntry is one entry of a GID table in the user's form. ENODATA if it is empty.
+// gidEntry returns an entry of a GID table in the user ABI; ENODATA if it is empty.
 func (d *Device) gidEntry(port, index int) (uapi.GIDEntry, error) {
 	e, err := d.ib.QueryGID(port, index)
 	if err != nil {
@@ -209,7 +209,7 @@ func (d *Device) gidEntry(port, index int) (uapi.GIDEntry, error) {
 	}, nil
 }
 
-// gidTable are the valid entries of all ports, EINVAL if there are more than most. (rdma_query_gid_table)
+// gidTable returns the valid entries of all ports; EINVAL if there are more than most. (rdma_query_gid_table)
 func (d *Device) gidTable(most int) ([]uapi.GIDEntry, error) {
 	var entries []uapi.GIDEntry
 	for port := 1; port <= d.ports; port++ {

@@ -10,19 +10,19 @@ import (
 	"verbena/uapi"
 )
 
-// membership is a multicast group that a queue pair is attached to. (struct ib_uverbs_mcast_entry)
+// membership is a multicast group of a queue pair. (struct ib_uverbs_mcast_entry)
 type membership struct {
 	gid ib.GID
 	lid uint16
 }
 
-// memberships are those of one queue pair. The zero value is empty.
+// memberships holds the groups of one queue pair. The zero value is empty.
 type memberships struct {
 	mu     sync.Mutex
 	groups map[membership]struct{}
 }
 
-// cmdAttachMcast attaches a datagram queue pair to a group; that it is in there already is no error.
+// cmdAttachMcast adds a datagram queue pair to a group. It succeeds if the queue pair is a member already.
 // (ib_uverbs_attach_mcast)
 func cmdAttachMcast(c *call) error {
 	req, err := request[uapi.AttachMcast](c)
@@ -37,7 +37,7 @@ func cmdAttachMcast(c *call) error {
 	return qp.res.groups.attach(qp.res.QP, c.f.user, membership{req.GID, req.MLID})
 }
 
-// cmdDetachMcast ends that, EINVAL if it is not attached. (ib_uverbs_detach_mcast)
+// cmdDetachMcast removes a queue pair from a group; EINVAL if it is not a member. (ib_uverbs_detach_mcast)
 func cmdDetachMcast(c *call) error {
 	req, err := request[uapi.DetachMcast](c)
 	if err != nil {
@@ -85,12 +85,12 @@ func (m *memberships) detach(qp *ib.QP, user *quota.User, g membership) error {
 	return nil
 }
 
-// leaveAll ends all memberships of a queue pair that cannot be left behind. (ib_uverbs_detach_umcast)
+// leaveAll removes a queue pair that must be destroyed from all groups. (ib_uverbs_detach_umcast)
 func (m *memberships) leaveAll(qp *ib.QP, user *quota.User) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for g := range m.groups {
-		_ = qp.DetachMcast(g.gid, g.lid) // if it fails so does destroying, and that is reported
+		_ = qp.DetachMcast(g.gid, g.lid) // after a failure destruction fails too, which is reported
 		delete(m.groups, g)
 		user.Give(quota.Multicast, 1)
 	}

@@ -16,7 +16,7 @@ type mwObject struct {
 func (*mwObject) kind() kind       { return kindMW }
 func (o *mwObject) destroy() error { return o.Dealloc() }
 
-// cmdAllocMW makes a memory window; work requests bind it. (ib_uverbs_alloc_mw)
+// cmdAllocMW allocates a memory window; work requests bind it. (ib_uverbs_alloc_mw)
 func cmdAllocMW(c *call) error {
 	req, err := request[uapi.AllocMW](c)
 	if err != nil {

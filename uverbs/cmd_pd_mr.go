@@ -14,7 +14,7 @@ type pdObject struct{ *ib.PD }
 func (*pdObject) kind() kind       { return kindPD }
 func (o *pdObject) destroy() error { return o.Dealloc() }
 
-// cmdAllocPD makes a protection domain. (ib_uverbs_alloc_pd)
+// cmdAllocPD allocates a protection domain. (ib_uverbs_alloc_pd)
 func cmdAllocPD(c *call) error {
 	if _, err := request[uapi.AllocPD](c); err != nil {
 		return err
@@ -54,11 +54,11 @@ type mrObject struct {
 func (*mrObject) kind() kind       { return kindMR }
 func (o *mrObject) destroy() error { return o.Dereg() }
 
-// accessKnown are the rights that the ABI defines, whether the device has them or not.
+// accessKnown is the set of rights that the ABI defines, including rights that the device lacks.
 const accessKnown = uapi.AccessFlushPersistent<<1 - 1 | uapi.AccessOptionalRange
 
-// checkAccess checks the rights of a registration; that remote writing needs local writing is the midlayer's to
-// check. (ib_check_mr_access)
+// checkAccess checks for unknown access rights. The midlayer checks that remote write access has local write access.
+// (ib_check_mr_access)
 func checkAccess(flags uapi.AccessFlags) error {
 	if bad := flags &^ accessKnown; bad != 0 {
 		return fmt.Errorf("unknown access flags %#x: %w", uint32(bad), syscall.EINVAL)
@@ -66,7 +66,7 @@ func checkAccess(flags uapi.AccessFlags) error {
 	return nil
 }
 
-// checkOffset checks that memory lies in its page as its address does.
+// checkOffset checks that the memory and its IOVA have the same offset in a page.
 func checkOffset(start, iova uint64) error {
 	if (start^iova)&(umem.PageSize-1) != 0 {
 		return fmt.Errorf("memory at %#x cannot be known as %#x, which lies differently in its page: %w", start, iova, syscall.EINVAL)
@@ -117,7 +117,7 @@ func (c *call) regMR(req *uapi.RegMR) (resp uapi.RegMRResp, err error) {
 	return uapi.RegMRResp{MRHandle: o.handle, LKey: mr.LKey(), RKey: mr.RKey()}, nil
 }
 
-// cmdDeregMR ends a registration. (ib_uverbs_dereg_mr)
+// cmdDeregMR deregisters memory. (ib_uverbs_dereg_mr)
 func cmdDeregMR(c *call) error {
 	req, err := request[uapi.DeregMR](c)
 	if err != nil {

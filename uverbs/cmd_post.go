@@ -10,9 +10,9 @@ import (
 )
 
 // cmdPostSend posts send work requests. Without any it is the doorbell of a queue that the program shares with the
-// driver; then the response, which says nothing, is not written. (ib_uverbs_post_send)
+// driver; then the response, which contains no data, is not written. (ib_uverbs_post_send)
 func cmdPostSend(c *call) error {
-	req, _ := uapi.Decode[uapi.PostSend](c.in) // the form of the command has checked its length
+	req, _ := uapi.Decode[uapi.PostSend](c.in) // the length was checked against the table of commands
 	list, err := parseWRs(c.in[uapi.SizeOf[uapi.PostSend]():], req.WRCount, req.WQESize, req.SGECount, uapi.SizeOf[uapi.SendWR]())
 	if err != nil {
 		return err
@@ -25,7 +25,8 @@ func cmdPostSend(c *call) error {
 	if req.WRCount == 0 {
 		c.room = 0
 		if qp.res.user != nil {
-			// A work request that is refused is not enqueued (IBA 10.8.3.1), but the program's library has put it into the queue.
+			// A rejected work request is not enqueued (IBA 10.8.3.1), but the program's library has already put it into
+			// the queue.
 			if s := qp.res.State(); s < ib.QPRTS {
 				qp.res.user.TakeBack()
 				return fmt.Errorf("queue pair %d is in state %v, it cannot send yet: %w", qp.res.Num(), s, syscall.EINVAL)
@@ -54,9 +55,9 @@ func cmdPostSend(c *call) error {
 	return c.posted(n, err)
 }
 
-// posted answers a list of work requests of which n were taken: that one was refused is told beside the error.
+// posted responds to a list of work requests of which n were accepted. The response is written even after an error.
 func (c *call) posted(n int, err error) error {
-	var resp uapi.PostSendResp // that of the receive queue is the same
+	var resp uapi.PostSendResp // the response of the receive queue is the same
 	if err != nil {
 		resp.BadWR = uint32(n) + 1
 	}
@@ -65,7 +66,7 @@ func (c *call) posted(n int, err error) error {
 	return nil
 }
 
-// sendWR is a work request in the midlayer's form, and the address handle that it uses.
+// sendWR converts a work request, and returns the address handle that it uses.
 func (c *call) sendWR(w *uapi.SendWR, t ib.QPType) (wr ib.SendWR, ah share[*ahObject], err error) {
 	wr = ib.SendWR{ID: w.WRID, Opcode: w.Opcode, Flags: w.SendFlags}
 	invalid := func(format string, args ...any) (ib.SendWR, share[*ahObject], error) {
@@ -106,7 +107,7 @@ func (c *call) sendWR(w *uapi.SendWR, t ib.QPType) (wr ib.SendWR, ah share[*ahOb
 
 // cmdPostRecv posts receive work requests. (ib_uverbs_post_recv)
 func cmdPostRecv(c *call) error {
-	req, _ := uapi.Decode[uapi.PostRecv](c.in) // the form of the command has checked its length
+	req, _ := uapi.Decode[uapi.PostRecv](c.in) // the length was checked against the table of commands
 	wrs, err := recvWRs(c.in[uapi.SizeOf[uapi.PostRecv]():], req.WRCount, req.WQESize, req.SGECount)
 	if err != nil {
 		return err
@@ -121,7 +122,7 @@ func cmdPostRecv(c *call) error {
 	return c.posted(n, err)
 }
 
-// recvWRs are the receive work requests of a list, in the midlayer's form. (ib_uverbs_unmarshall_recv)
+// recvWRs converts a list of receive work requests. (ib_uverbs_unmarshall_recv)
 func recvWRs(b []byte, count, size, sges uint32) ([]ib.RecvWR, error) {
 	list, err := parseWRs(b, count, size, sges, uapi.SizeOf[uapi.RecvWR]())
 	if err != nil {
@@ -139,14 +140,15 @@ func recvWRs(b []byte, count, size, sges uint32) ([]ib.RecvWR, error) {
 	return wrs, nil
 }
 
-// wrList is a list of work requests in a command: count of size bytes each, then the scatter/gather elements of all.
+// wrList is the list of work requests in a command: count requests of size bytes each, then the scatter/gather elements
+// of all.
 type wrList struct {
 	wqes []byte
 	size int
 	sge  []ib.SGE
 }
 
-// parseWRs takes the list apart. ENOSPC if it is longer than the command, EOPNOTSUPP if something else follows.
+// parseWRs parses the list. It returns ENOSPC if the list exceeds the command, EOPNOTSUPP if unknown data follow.
 func parseWRs(b []byte, count, size, sges uint32, least int) (*wrList, error) {
 	if count > 0 && size < uint32(least) {
 		return nil, fmt.Errorf("work requests of %d bytes, need %d: %w", size, least, syscall.EINVAL)
@@ -175,7 +177,7 @@ func (l *wrList) wqe(i int) []byte { return l.wqes[i*l.size:] }
 
 var errTooFewSGEs = errors.New("more elements than the command has")
 
-// sges takes the next n elements.
+// sges consumes the next n elements.
 func (l *wrList) sges(n uint32) ([]ib.SGE, error) {
 	if uint64(n) > uint64(len(l.sge)) {
 		return nil, fmt.Errorf("%w: %w", errTooFewSGEs, syscall.EINVAL)

@@ -16,18 +16,18 @@ type qpObject struct {
 	handle uint32
 	pd     uint32    // handle
 	srq    uint32    // handle; 0: none
-	uid    uint64    // the program's handle of it, which its events tell
-	user   ib.UserQP // nil where no queue is shared with the program
+	uid    uint64    // the program's handle, reported in events
+	user   ib.UserQP // nil if no queue is shared with the program
 	bell   bell
 	port   *atomic.Uint32
 	groups memberships
-	xrcd   *xrcdObject // of an XRC target
-	target *xrcTarget  // of an XRC target, which others may have open too
+	xrcd   *xrcdObject // for an XRC target
+	target *xrcTarget  // for an XRC target, which other programs may have open too
 
 	asyncEvents *eventFile // may be nil
 	async       eventSource
 
-	reported uint32 // once destroyed: events that the program has read
+	reported uint32 // valid after destruction: number of events that the program has read
 }
 
 func (*qpObject) kind() kind { return kindQP }
@@ -48,7 +48,7 @@ func (o *qpObject) destroy() error {
 	return nil
 }
 
-// cmdCreateQP makes a queue pair. (ib_uverbs_create_qp)
+// cmdCreateQP creates a queue pair. (ib_uverbs_create_qp)
 func cmdCreateQP(c *call) error {
 	req, err := request[uapi.CreateQP](c)
 	if err != nil {
@@ -76,7 +76,7 @@ func cmdCreateQP(c *call) error {
 	return nil
 }
 
-// cmdExCreateQP makes a queue pair with options. (ib_uverbs_ex_create_qp)
+// cmdExCreateQP creates a queue pair with options. (ib_uverbs_ex_create_qp)
 func cmdExCreateQP(c *call) error {
 	req, err := request[uapi.ExCreateQP](c)
 	if err != nil {
@@ -93,11 +93,10 @@ func cmdExCreateQP(c *call) error {
 	return nil
 }
 
-// qpCreateFlags are those that the write form defines.
+// qpCreateFlags is the set of flags that the write form defines.
 const qpCreateFlags = uapi.QPCreateBlockMulticastLoopback | uapi.QPCreateScatterFCS | uapi.QPCreateCVLANStripping | uapi.QPCreatePCIWriteEndPadding
 
-// checkQP checks what is asked for against what there can be: no indirection table exists, so that its handle is
-// wrong. (create_qp)
+// checkQP checks for unsupported parameters. No indirection tables exist, so a handle of one is invalid. (create_qp)
 func checkQP(req *uapi.ExCreateQP) error {
 	switch req.QPType {
 	case uapi.QPTRC, uapi.QPTUC, uapi.QPTUD, uapi.QPTRawPacket, uapi.QPTXRCIni, uapi.QPTXRCTgt, uapi.QPTDriver:
@@ -150,7 +149,7 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 		Type:   req.QPType,
 		Event:  func(_ *ib.QP, e ib.EventType) { o.asyncEvents.async(&o.async, o.uid, e) },
 	}
-	if req.QPType == uapi.QPTXRCIni { // it receives nothing
+	if req.QPType == uapi.QPTXRCIni { // it cannot receive
 		init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = 0, 0
 	} else {
 		rcq, err := lookup[*cqObject](f, req.RecvCQHandle)
@@ -193,7 +192,7 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 	}, nil
 }
 
-// cmdQueryQP reports the attributes of a queue pair. (ib_uverbs_query_qp)
+// cmdQueryQP returns the attributes of a queue pair. (ib_uverbs_query_qp)
 func cmdQueryQP(c *call) error {
 	req, err := request[uapi.QueryQP](c)
 	if err != nil {
@@ -249,7 +248,7 @@ func flag(b bool) uint8 {
 	return 0
 }
 
-// userDest is an address in the user's form. (copy_ah_attr_to_uverbs)
+// userDest converts an address to the user ABI. (copy_ah_attr_to_uverbs)
 func userDest(a *ib.AHAttr) uapi.QPDest {
 	d := uapi.QPDest{
 		DLID:        a.DLID,
@@ -269,7 +268,7 @@ func userDest(a *ib.AHAttr) uapi.QPDest {
 	return d
 }
 
-// destAttr is the other way round. (copy_ah_attr_from_uverbs)
+// destAttr converts an address from the user ABI. (copy_ah_attr_from_uverbs)
 func destAttr(d *uapi.QPDest) ib.AHAttr {
 	a := ib.AHAttr{DLID: d.DLID, SL: d.SL, SrcPathBits: d.SrcPathBits, StaticRate: d.StaticRate, Port: d.PortNum}
 	if d.IsGlobal != 0 {
@@ -285,20 +284,20 @@ func destAttr(d *uapi.QPDest) ib.AHAttr {
 	return a
 }
 
-// Attributes that MODIFY_QP and its extended form take (IB_QP_ATTR_STANDARD_BITS).
+// Attributes that MODIFY_QP and its extended form accept (IB_QP_ATTR_STANDARD_BITS).
 const (
 	modifyStandard = uapi.QPAttrDestQPN<<1 - 1
 	modifyExtended = modifyStandard | uapi.QPAttrRateLimit
 )
 
-// NetRaw is implemented by a Caller that may have CAP_NET_RAW; one that does not implement it has not.
+// NetRaw is implemented by a Caller that may have CAP_NET_RAW. Other Callers do not have it.
 type NetRaw interface {
-	// NetRaw reports whether it has. It may sleep.
+	// NetRaw reports whether the caller has CAP_NET_RAW. It may sleep.
 	NetRaw() bool
 }
 
-// mayControl reports whether the caller may give a queue pair a Q_Key whose highest bit is set: with that of connection
-// managers it could speak for other programs of its host. (rdma_uattrs_has_raw_cap; IBA 3.5.3)
+// mayControl reports whether the caller may set a controlled Q_Key, one with the highest bit set. With the Q_Key of
+// connection managers it could impersonate other programs of its host. (rdma_uattrs_has_raw_cap; IBA 3.5.3)
 func mayControl(c Caller) bool {
 	n, ok := c.(NetRaw)
 	return ok && n.NetRaw()
@@ -313,7 +312,7 @@ func cmdModifyQP(c *call) error {
 	return c.modifyQP(&uapi.ExModifyQP{Base: req}, modifyStandard)
 }
 
-// cmdExModifyQP changes a queue pair, its rate limit included. (ib_uverbs_ex_modify_qp)
+// cmdExModifyQP changes a queue pair, including its rate limit. (ib_uverbs_ex_modify_qp)
 func cmdExModifyQP(c *call) error {
 	req, err := request[uapi.ExModifyQP](c)
 	if err != nil {
@@ -332,7 +331,7 @@ func (c *call) modifyQP(req *uapi.ExModifyQP, known uapi.QPAttrMask) error {
 		return fmt.Errorf("unknown attributes %#x: %w", uint32(bad), syscall.EOPNOTSUPP)
 	}
 	if r.AttrMask&uapi.QPAttrQKey != 0 && r.QKey>>31 != 0 && !mayControl(c.caller) {
-		return fmt.Errorf("Q_Key %#x is a controlled one, such as connection managers have: that takes CAP_NET_RAW: %w", r.QKey, syscall.EPERM)
+		return fmt.Errorf("setting the controlled Q_Key %#x requires CAP_NET_RAW: %w", r.QKey, syscall.EPERM)
 	}
 	qp, err := lookup[*qpObject](c.f, r.QPHandle)
 	if err != nil {
@@ -377,8 +376,8 @@ func (c *call) modifyQP(req *uapi.ExModifyQP, known uapi.QPAttrMask) error {
 	return nil
 }
 
-// checkModify checks states and ports; port is the one that the queue pair has. On the way to RTR, where the port
-// cannot be given, the address must name it; in SQD a new address brings its port with it. (modify_qp)
+// checkModify checks states and ports; port is the current port of the queue pair. In the transition to RTR, which
+// cannot set the port, the address must name this port. In SQD a new address also sets the port. (modify_qp)
 func (d *Device) checkModify(r *uapi.ModifyQP, port uint8) error {
 	has := func(bit uapi.QPAttrMask) bool { return r.AttrMask&bit != 0 }
 	badPort := func(what string, p uint8) error {
@@ -407,7 +406,8 @@ func (d *Device) checkModify(r *uapi.ModifyQP, port uint8) error {
 	return nil
 }
 
-// cmdDestroyQP frees a queue pair and reports how many of its events have been read. (ib_uverbs_destroy_qp)
+// cmdDestroyQP frees a queue pair and reports the number of its events that the program has read.
+// (ib_uverbs_destroy_qp)
 func cmdDestroyQP(c *call) error {
 	req, err := request[uapi.DestroyQP](c)
 	if err != nil {

@@ -12,14 +12,14 @@ import (
 type srqObject struct {
 	*ib.SRQ
 	pd   uint32      // handle
-	cq   uint32      // handle, of an XRC queue
-	uid  uint64      // the program's handle of it, which its events tell
-	xrcd *xrcdObject // of an XRC queue
+	cq   uint32      // handle; for an XRC queue
+	uid  uint64      // the program's handle, reported in events
+	xrcd *xrcdObject // for an XRC queue
 
 	asyncEvents *eventFile // may be nil
 	async       eventSource
 
-	reported uint32 // once destroyed: events that the program has read
+	reported uint32 // valid after destruction: number of events that the program has read
 }
 
 func (*srqObject) kind() kind { return kindSRQ }
@@ -33,7 +33,7 @@ func (o *srqObject) destroy() error {
 	return nil
 }
 
-// cmdCreateSRQ makes a basic queue. (ib_uverbs_create_srq)
+// cmdCreateSRQ creates a basic shared receive queue. (ib_uverbs_create_srq)
 func cmdCreateSRQ(c *call) error {
 	req, err := request[uapi.CreateSRQ](c)
 	if err != nil {
@@ -54,7 +54,7 @@ func cmdCreateSRQ(c *call) error {
 	return nil
 }
 
-// cmdCreateXSRQ makes a queue of any type. (ib_uverbs_create_xsrq)
+// cmdCreateXSRQ creates a shared receive queue of any type. (ib_uverbs_create_xsrq)
 func cmdCreateXSRQ(c *call) error {
 	req, err := request[uapi.CreateXSRQ](c)
 	if err != nil {
@@ -122,7 +122,7 @@ func (c *call) createSRQ(req *uapi.CreateXSRQ) (resp uapi.CreateSRQResp, err err
 	return resp, nil
 }
 
-// cmdModifySRQ changes a queue's size or limit. (ib_uverbs_modify_srq)
+// cmdModifySRQ changes the capacity or the limit of a queue. (ib_uverbs_modify_srq)
 func cmdModifySRQ(c *call) error {
 	req, err := request[uapi.ModifySRQ](c)
 	if err != nil {
@@ -137,7 +137,7 @@ func cmdModifySRQ(c *call) error {
 	return user.ModifySRQ(srq.res.SRQ, ib.SRQAttr{MaxWR: req.MaxWR, Limit: req.SRQLimit}, req.AttrMask, &c.udata)
 }
 
-// cmdQuerySRQ reports the attributes of a queue. (ib_uverbs_query_srq)
+// cmdQuerySRQ returns the attributes of a queue. (ib_uverbs_query_srq)
 func cmdQuerySRQ(c *call) error {
 	req, err := request[uapi.QuerySRQ](c)
 	if err != nil {
@@ -158,7 +158,7 @@ func cmdQuerySRQ(c *call) error {
 
 // cmdPostSRQRecv posts receive work requests to a queue. (ib_uverbs_post_srq_recv)
 func cmdPostSRQRecv(c *call) error {
-	req, _ := uapi.Decode[uapi.PostSRQRecv](c.in) // the form of the command has checked its length
+	req, _ := uapi.Decode[uapi.PostSRQRecv](c.in) // the length was checked against the table of commands
 	wrs, err := recvWRs(c.in[uapi.SizeOf[uapi.PostSRQRecv]():], req.WRCount, req.WQESize, req.SGECount)
 	if err != nil {
 		return err
@@ -173,7 +173,7 @@ func cmdPostSRQRecv(c *call) error {
 	return c.posted(n, err)
 }
 
-// cmdDestroySRQ frees a queue and reports how many of its events have been read. (ib_uverbs_destroy_srq)
+// cmdDestroySRQ frees a queue and reports the number of its events that the program has read. (ib_uverbs_destroy_srq)
 func cmdDestroySRQ(c *call) error {
 	req, err := request[uapi.DestroySRQ](c)
 	if err != nil {

@@ -14,23 +14,23 @@ import (
 	"verbena/uapi"
 )
 
-// fileID names a file of the program's.
+// fileID identifies a file of a program.
 type fileID struct{ dev, ino uint64 }
 
-// xrcDomains are the XRC domains of a device that programs share, by the files that name them.
+// xrcDomains holds the XRC domains of a device that programs share, by the files that name them.
 // (ib_uverbs_device.xrcd_tree)
 type xrcDomains struct {
-	mu     sync.Mutex // held also while a domain is made or destroyed
+	mu     sync.Mutex // held also while a domain is created or destroyed
 	shared map[fileID]*xrcDomain
 }
 
-// xrcDomain is an XRC domain as one or more programs have it open.
+// xrcDomain is an XRC domain that one or more programs have open.
 type xrcDomain struct {
 	*ib.XRCD
-	// pd is what the targets are made in. Nothing is checked against it: what a packet may reach is decided by the
-	// domain of the receive queue that it names.
+	// pd is the domain in which the targets are created. It is not used for access checks: those use the domain of the
+	// receive queue that a packet names.
 	pd     *ib.PD
-	file   fileID // zero: nobody else finds it
+	file   fileID // zero: not shared
 	opened int    // under xrcDomains.mu
 
 	//verbena:program those that share the domain; held also while a target is made or destroyed, which may wait for one of them
@@ -38,7 +38,7 @@ type xrcDomain struct {
 	targets map[uint32]*xrcTarget // by number
 }
 
-// xrcTarget is an XRC target queue pair, which lives as long as a program has it open. (ib_qp.real_qp)
+// xrcTarget is an XRC target queue pair. It exists while a program has it open. (ib_qp.real_qp)
 type xrcTarget struct {
 	*ib.QP
 	port *atomic.Uint32
@@ -47,7 +47,7 @@ type xrcTarget struct {
 	opened []*qpObject
 }
 
-// event tells everybody who has it open. It may not sleep.
+// event reports an event to every program that has the target open. It may not sleep.
 func (t *xrcTarget) event(e ib.EventType) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -60,12 +60,12 @@ func (t *xrcTarget) event(e ib.EventType) {
 type xrcdObject struct {
 	f      *File
 	domain *xrcDomain
-	users  atomic.Int32 // queues and queue pairs of this file in it
+	users  atomic.Int32 // number of queues and queue pairs of this file in the domain
 }
 
 func (*xrcdObject) kind() kind { return kindXRCD }
 
-// use and unuse count what refers to the domain; without one they do nothing.
+// use and unuse count the objects that use the domain; they accept nil.
 func (o *xrcdObject) use() {
 	if o != nil {
 		o.users.Add(1)
@@ -105,7 +105,7 @@ func (o *xrcdObject) Abandon() {
 	o.domain.pd.Abandon()
 }
 
-// lookupDomain is lookup of an XRC domain, whose handle is EINVAL if it is wrong, as in the kernel's commands.
+// lookupDomain is lookup for an XRC domain. For an invalid handle it returns EINVAL, like the kernel's commands.
 func lookupDomain(f *File, handle uint32) (share[*xrcdObject], error) {
 	x, err := lookup[*xrcdObject](f, handle)
 	if err != nil && !errors.Is(err, syscall.EIO) {
@@ -114,8 +114,8 @@ func lookupDomain(f *File, handle uint32) (share[*xrcdObject], error) {
 	return x, err
 }
 
-// cmdOpenXRCD opens or makes an XRC domain. One that is named by a file is shared with whoever names the same file, for
-// as long as somebody has it open. (ib_uverbs_open_xrcd)
+// cmdOpenXRCD opens or creates an XRC domain. Programs that name the same file share a domain, which exists while a
+// program has it open. (ib_uverbs_open_xrcd)
 func cmdOpenXRCD(c *call) error {
 	req, err := request[uapi.OpenXRCD](c)
 	if err != nil {
@@ -124,7 +124,7 @@ func cmdOpenXRCD(c *call) error {
 	if err := c.f.context(); err != nil {
 		return err
 	}
-	if err := c.f.dev.usable(); err != nil { // the midlayer is not asked about a domain that is there
+	if err := c.f.dev.usable(); err != nil { // for an existing domain the midlayer is not called
 		return err
 	}
 	var file fileID
@@ -167,7 +167,7 @@ func (x *xrcDomains) open(dev *ib.Device, file fileID, flags uint32, u *ib.Udata
 		return nil, err
 	}
 	if d.pd, err = dev.AllocPD(); err != nil {
-		_ = d.Dealloc() // nothing uses it
+		_ = d.Dealloc() // it has no users
 		return nil, err
 	}
 	if named {
@@ -179,7 +179,7 @@ func (x *xrcDomains) open(dev *ib.Device, file fileID, flags uint32, u *ib.Udata
 	return d, nil
 }
 
-// cmdCloseXRCD closes a domain, EBUSY while the program has something in it. (ib_uverbs_close_xrcd)
+// cmdCloseXRCD closes a domain; EBUSY while the program has objects in it. (ib_uverbs_close_xrcd)
 func cmdCloseXRCD(c *call) error {
 	req, err := request[uapi.CloseXRCD](c)
 	if err != nil {
@@ -189,7 +189,8 @@ func cmdCloseXRCD(c *call) error {
 	return err
 }
 
-// createTarget makes an XRC target queue pair, in the domain whose handle is in the place of the protection domain's.
+// createTarget creates an XRC target queue pair. The handle field of the protection domain holds that of the XRC
+// domain.
 func (c *call) createTarget(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error) {
 	x, err := lookupDomain(c.f, req.PDHandle)
 	if err != nil {
@@ -229,7 +230,7 @@ func cmdOpenQP(c *call) error {
 		return err
 	}
 	defer x.done()
-	if err := c.f.dev.usable(); err != nil { // nor about a target
+	if err := c.f.dev.usable(); err != nil { // for an existing target the midlayer is not called
 		return err
 	}
 	d := x.res.domain
@@ -245,7 +246,7 @@ func cmdOpenQP(c *call) error {
 	})
 }
 
-// openTarget makes the object; the domain's mu is held.
+// openTarget creates the object. The domain's mu must be held.
 func (c *call) openTarget(x *xrcdObject, t *xrcTarget, user uint64) uapi.CreateQPResp {
 	o := &qpObject{QP: t.QP, f: c.f, uid: user, port: t.port, asyncEvents: c.asyncEvents(), xrcd: x, target: t}
 	t.mu.Lock()
@@ -258,7 +259,7 @@ func (c *call) openTarget(x *xrcdObject, t *xrcTarget, user uint64) uapi.CreateQ
 	return uapi.CreateQPResp{QPHandle: obj.handle, QPN: t.Num()}
 }
 
-// closeTarget closes a target, and destroys it if nobody else has it open. (__ib_destroy_shared_qp)
+// closeTarget closes a target, and destroys it if no other program has it open. (__ib_destroy_shared_qp)
 func (o *qpObject) closeTarget() error {
 	d, t := o.xrcd.domain, o.target
 	d.mu.Lock()

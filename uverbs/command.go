@@ -15,22 +15,22 @@ import (
 )
 
 const (
-	// maxCommand is how long a command may be, in bytes: more than any but a long list of work requests needs.
+	// maxCommand is the maximum length of a command in bytes. Only a long list of work requests would need more.
 	maxCommand = 16 << 10
 	cmdHdrSize = 8
 	exHdrSize  = 24 // struct ib_uverbs_cmd_hdr and struct ib_uverbs_ex_cmd_hdr
-	// doorbellSize is the length of a POST_SEND of no work requests.
+	// doorbellSize is the length of a POST_SEND without work requests.
 	doorbellSize = cmdHdrSize + 24
 )
 
-// command is a command of the write form, and the function that carries it out.
+// command is a command of the write form with its function.
 type command struct {
 	verb.Command
 	spec *verb.Spec
 	run  func(*call) error
 }
 
-// plainRuns has the function of each plain command in the table of verbs.
+// plainRuns maps each plain command in the table of verbs to its function.
 var plainRuns = map[uapi.Command]func(*call) error{
 	uapi.CmdGetContext:        cmdGetContext,
 	uapi.CmdQueryDevice:       cmdQueryDevice,
@@ -69,7 +69,7 @@ var plainRuns = map[uapi.Command]func(*call) error{
 	uapi.CmdOpenQP:            cmdOpenQP,
 }
 
-// extendedRuns has the function of each extended command.
+// extendedRuns maps each extended command to its function.
 var extendedRuns = map[uapi.ExCommand]func(*call) error{
 	uapi.ExCmdQueryDevice: cmdExQueryDevice,
 	uapi.ExCmdCreateCQ:    cmdExCreateCQ,
@@ -77,7 +77,7 @@ var extendedRuns = map[uapi.ExCommand]func(*call) error{
 	uapi.ExCmdModifyQP:    cmdExModifyQP,
 }
 
-// commands are the commands of the table of verbs, by number.
+// commands holds the commands of the table of verbs, by number.
 var commands = map[uint32]*command{}
 
 func init() {
@@ -93,8 +93,8 @@ func init() {
 	}
 }
 
-// beyondCommands reports whether a number is above those of all commands of its form. Of one that is not, but is no
-// command, the header is looked at first, in either form as that of a plain command. (uverbs_api.notsupp_method)
+// beyondCommands reports whether a number exceeds those of all commands of its form. For an unknown number below, the
+// header is checked first, as that of a plain command in either form. (uverbs_api.notsupp_method)
 func beyondCommands(number uint32) bool {
 	if number&uapi.CmdFlagExtended != 0 {
 		return uapi.ExCommand(number&uapi.CmdCommandMask) > uapi.ExCmdModifyQP
@@ -102,10 +102,10 @@ func beyondCommands(number uint32) bool {
 	return uapi.Command(number&uapi.CmdCommandMask) > uapi.CmdOpenQP
 }
 
-// commandName returns the name of a command, known or not, for errors and traces.
+// commandName returns the name of a command, also for unknown numbers, for errors and traces.
 func commandName(number uint32) string { return verb.Command{Number: number}.String() }
 
-// findCommand returns the command of a number with its flags. (uapi_get_method)
+// findCommand returns the command with a number that includes flags. (uapi_get_method)
 func findCommand(number uint32) (*command, error) {
 	if number&^(uapi.CmdCommandMask|uapi.CmdFlagExtended) != 0 {
 		return nil, fmt.Errorf("command %#x: unknown flags: %w", number, syscall.EINVAL)
@@ -117,33 +117,31 @@ func findCommand(number uint32) (*command, error) {
 	return c, nil
 }
 
-// call is one command on its way through the midlayer.
+// call is a command in progress.
 type call struct {
 	f      *File
 	caller Caller
 	in     []byte   // the core's request
-	room   int      // bytes that the caller has for the core's response
-	resp   []byte   // the core's response; the caller gets as much as there is room for
-	udata  ib.Udata // the driver's parts
-	// exact: only resp is written; otherwise the rest of the room is cleared.
+	room   int      // size in bytes of the caller's buffer for the core's response
+	resp   []byte   // the core's response, truncated to the caller's buffer
+	udata  ib.Udata // the driver-private parts
+	// exact: only resp is written; otherwise the rest of the buffer is cleared.
 	exact bool
-	// reader, if there is one, is the reading end of a new event file. The number that it gets in the program starts
-	// the response.
+	// reader is the read end of a new event file, or -1. Its number in the program is the start of the response.
 	reader int
-	// async, if there is one, takes the asynchronous events of a new object instead of the context's first event file.
+	// async, if not nil, receives the asynchronous events of a new object instead of the context's first event file.
 	async *eventFile
-	// callbacks are those that have been held, and are to be run when no lock is held any more.
+	// callbacks holds the callbacks of the device, which run once no lock is held.
 	callbacks ib.Hold
 	verb      *verb.Spec    // see Server.OnVerb
-	failed    error         // the command failed, but has a response all the same
-	stored    *ib.Stored    // by the driver
-	commit    func()        // after the response has been delivered; may be nil
-	abort     func()        // when it could not be; may be nil
+	failed    error         // error of a command that has a response nevertheless
+	stored    *ib.Stored    // data of the driver for the program's memory
+	commit    func()        // called after the response has been delivered; may be nil
+	abort     func()        // called if delivery of the response has failed; may be nil
 	trace     *CommandTrace // nil: the command is not traced
 }
 
-// request decodes the core's request. What is missing at its end is zero; what is unknown must be.
-// (uverbs_request)
+// request decodes the core's request. Missing fields at its end are zero; unknown data must be zero. (uverbs_request)
 func request[T any](c *call) (T, error) {
 	v, excess := uapi.DecodePrefix[T](c.in)
 	if c.trace != nil {
@@ -163,18 +161,18 @@ func reply[T any](c *call, v T) {
 	}
 }
 
-// replyLength is the value of a response's ResponseLength. (uverbs_response_length)
+// replyLength returns the value of a response's ResponseLength. (uverbs_response_length)
 func replyLength[T any](c *call) uint32 { return uint32(min(c.room, uapi.SizeOf[T]())) }
 
-// hold has the callbacks that come due run by this thread, soon.
+// hold makes this thread run the device's callbacks soon.
 func (c *call) hold() { user.HoldCallbacks(c.f.dev.ib, &c.callbacks) }
 
-// created announces a new object with the response.
+// created makes a new object visible once the response has been delivered.
 func (c *call) created(o *object) {
 	c.commit, c.abort = o.publish, func() { c.f.abortObject(o) }
 }
 
-// asyncEvents is where the asynchronous events of a new object go; it may be nil.
+// asyncEvents returns the event file for the asynchronous events of a new object; it may be nil.
 func (c *call) asyncEvents() *eventFile {
 	if c.async != nil {
 		return c.async
@@ -182,7 +180,7 @@ func (c *call) asyncEvents() *eventFile {
 	return c.f.events.objectsAsync()
 }
 
-// run takes the command through the midlayer. The caller sees to finish.
+// run executes the command in the midlayer. The caller must call finish.
 func (c *call) run(cmd func(*call) error) error {
 	c.reader = -1
 	c.udata.Context, c.udata.Space = userContext{c.f}, c.caller.Space()
@@ -201,7 +199,7 @@ func (c *call) run(cmd func(*call) error) error {
 	return cmd(c)
 }
 
-// finish delivers the response of a command that went well: what was made is announced, or unmade if that fails.
+// finish delivers the response of a successful command. It publishes new objects, or destroys them if delivery fails.
 func (c *call) finish(deliver func() error) error {
 	err := c.install()
 	if err == nil && c.stored != nil {
@@ -219,7 +217,7 @@ func (c *call) finish(deliver func() error) error {
 	return err
 }
 
-// store stores what the driver has for the program, and lets it go on.
+// store writes the driver's data to the program's memory, and then completes the driver's call.
 func (c *call) store() error {
 	failed := c.caller.Space().WriteV([][]byte{c.stored.Data}, c.stored.Addr)
 	if err := c.f.enter(); err != nil {
@@ -227,7 +225,7 @@ func (c *call) store() error {
 	}
 	defer c.f.life.RUnlock()
 	switch err := c.f.context(); {
-	case c.f.now() == states.ContextClosed: // and what the driver had made with it
+	case c.f.now() == states.ContextClosed: // and destroyed the driver's objects
 		return err
 	case failed == nil && err == nil:
 		return c.stored.Done()
@@ -238,7 +236,7 @@ func (c *call) store() error {
 	return failed
 }
 
-// install gives the program the reading end of a new event file.
+// install gives the read end of a new event file to the program.
 func (c *call) install() error {
 	if c.reader < 0 {
 		return nil
@@ -252,10 +250,10 @@ func (c *call) install() error {
 	return nil
 }
 
-// zeros is what room for more than the response is filled with.
+// zeros fills the caller's buffer beyond the response.
 var zeros [4096]byte
 
-// buffers are the response as the caller gets it.
+// buffers returns the response for the caller.
 func (c *call) buffers() [][]byte {
 	bufs := [][]byte{c.resp[:min(len(c.resp), c.room)]}
 	if !c.exact {
@@ -266,7 +264,7 @@ func (c *call) buffers() [][]byte {
 	return bufs
 }
 
-// commandBuffer is where a command is read to.
+// commandBuffer is the buffer for reading a command.
 type commandBuffer struct {
 	data [maxCommand]byte
 	iov  [1][]byte
@@ -274,17 +272,18 @@ type commandBuffer struct {
 
 var commandBuffers = sync.Pool{New: func() any { return new(commandBuffer) }}
 
-// read fills the first n bytes from the caller's memory.
+// read reads n bytes of the caller's memory.
 func (b *commandBuffer) read(space umem.Space, addr uint64, n int) ([]byte, error) {
 	b.iov[0] = b.data[:n]
 	return b.iov[0], space.ReadV(b.iov[:], addr)
 }
 
-// Write is a write(2) of n bytes at addr of the caller's memory: one command. It returns n, or an error that wraps a
-// syscall.Errno. It may sleep, except that the doorbell does not. (ib_uverbs_write)
+// Write executes a write(2) of n bytes at addr of the caller's memory, which is one command. It returns n, or an error
+// that wraps a syscall.Errno. It may sleep, except for a doorbell. (ib_uverbs_write)
 //
-// A program that sends its other commands by ioctl writes doorbells only. Such a one is not read where there are few queue
-// pairs, which would cost more than to look at them; if none of them has anything posted, it is read after all.
+// A program that sends its other commands by ioctl writes only doorbells. If the context has few queue pairs, such a
+// command is not read, because checking the queue pairs is cheaper. If none of them has posted requests, the command is
+// read after all.
 func (f *File) Write(c Caller, addr uint64, n int) (int, error) {
 	doorbell := n == doorbellSize && f.byIoctl.Load() && !f.byWrite.Load()
 	if doorbell && f.ringPosted(c) {
@@ -314,7 +313,7 @@ func (f *File) Write(c Caller, addr uint64, n int) (int, error) {
 	return n, nil
 }
 
-// write runs the command in b.
+// write executes the command in b.
 func (f *File) write(c Caller, b []byte) error {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
 	cmd, err := findCommand(hdr.Command)
@@ -358,7 +357,7 @@ func (f *File) write(c Caller, b []byte) error {
 	return nil
 }
 
-// parsePlain checks the header of a plain command and takes it apart. (verify_hdr)
+// parsePlain checks and parses the header of a plain command. (verify_hdr)
 func (c *call) parsePlain(hdr uapi.CmdHdr, cmd *command, b []byte) (response, driverResponse uint64, err error) {
 	if int(hdr.InWords)*4 != len(b) {
 		return 0, 0, fmt.Errorf("header tells %d bytes of %d: %w", int(hdr.InWords)*4, len(b), syscall.EINVAL)
@@ -386,7 +385,7 @@ func (c *call) parsePlain(hdr uapi.CmdHdr, cmd *command, b []byte) (response, dr
 	return response, response + uint64(c.room), nil
 }
 
-// parseExtended checks the header of an extended command, which has no least sizes, and takes the command apart.
+// parseExtended checks and parses the header of an extended command, which has no minimum sizes.
 func (c *call) parseExtended(hdr uapi.CmdHdr, b []byte) (response, driverResponse uint64, err error) {
 	ex, ok := uapi.Decode[uapi.ExCmdHdr](b[cmdHdrSize:])
 	if !ok {
@@ -409,14 +408,14 @@ func (c *call) parseExtended(hdr uapi.CmdHdr, b []byte) (response, driverRespons
 	return ex.Response, ex.Response + uint64(room), nil
 }
 
-// driverRoom makes room for the driver's answer.
+// driverRoom allocates the buffer for the driver's response.
 func (c *call) driverRoom(n int) {
 	if n > 0 {
 		c.udata.Out = make([]byte, min(n, maxCommand))
 	}
 }
 
-// output is something to be stored in the caller's memory.
+// output is data to be stored in the caller's memory.
 type output struct {
 	addr uint64
 	bufs [][]byte
@@ -429,7 +428,7 @@ func (o output) len() (n uint64) {
 	return n
 }
 
-// deliver stores outputs, two at once where the second continues the first.
+// deliver stores outputs. It stores two at once if the second one directly follows the first.
 func deliver(space umem.Space, outs ...output) error {
 	for i := 0; i < len(outs); i++ {
 		o := outs[i]

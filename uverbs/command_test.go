@@ -23,7 +23,7 @@ func both(t *testing.T, f func(t *testing.T, form form)) {
 	}
 }
 
-// A whole session, as a ping-pong program has it.
+// TestSession is a complete session of a ping-pong program.
 func TestSession(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
 		w := newWorld(t)
@@ -114,13 +114,13 @@ func TestExtendedCommands(t *testing.T) {
 		if dev.ResponseLength != 304 || dev.Base.VendorID != 0xffffff || dev.DeviceCapFlagsEx != 0x1_0000_0002 {
 			t.Errorf("device: %+v", dev)
 		}
-		// An older library has less room, and is told how much of it is valid.
+		// An older library has a shorter buffer, and receives the length of the valid part.
 		short, _, err := p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdQueryDevice), core: make([]byte, 8), room: 208})
 		must(t, err)
 		if length, _ := uapi.DecodePrefix[uapi.ExQueryDeviceResp](short); length.ResponseLength != 208 || length.DeviceCapFlagsEx != 0 {
 			t.Errorf("device, short: %+v", length)
 		}
-		// A newer one has more, which is cleared.
+		// A newer library has a longer buffer, the rest of which is cleared.
 		long, _, err := p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdQueryDevice), core: make([]byte, 16), room: 320})
 		must(t, err)
 		if length, _ := uapi.Decode[uapi.ExQueryDeviceResp](long); length.ResponseLength != 304 || !bytes.Equal(long[304:], make([]byte, 16)) {
@@ -138,7 +138,7 @@ func TestExtendedCommands(t *testing.T) {
 		if qp.ResponseLength != 40 || qp.Base.QPN == 0 {
 			t.Errorf("qp: %+v", qp)
 		}
-		// The flags and what follows came later than the command.
+		// The flags and the fields after them are newer than the command.
 		_, _, err = p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdCreateQP), room: 40,
 			core: uapi.AppendTo(nil, &uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq.Base.CQHandle, RecvCQHandle: cq.Base.CQHandle, QPType: uapi.QPTRC})[:56]})
 		must(t, err)
@@ -293,7 +293,7 @@ func TestCommandErrors(t *testing.T) {
 
 func enc[T any](v T) []byte { return uapi.AppendTo(nil, &v) }
 
-// Sizes that do not fit, for every command there is.
+// TestCommandSizes sends every command with invalid sizes.
 func TestCommandSizes(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
 		w := newWorld(t)
@@ -326,7 +326,7 @@ func TestCommandSizes(t *testing.T) {
 	})
 }
 
-// least returns a command of zeros with the least sizes.
+// least returns a command of zeros with the minimum sizes.
 func least(c *command) rawCommand {
 	extended := c.Number&uapi.CmdFlagExtended != 0
 	raw := rawCommand{number: c.Number &^ uapi.CmdFlagExtended, extended: extended, core: make([]byte, c.Request), room: c.Response}
@@ -336,14 +336,15 @@ func least(c *command) rawCommand {
 	return raw
 }
 
-// handleFirst are commands that look for their object before anything else, apart from those that destroy it.
+// handleFirst lists the commands, except those that destroy, that look up their object before any other check.
 var handleFirst = []uint32{
 	uint32(uapi.CmdResizeCQ), uint32(uapi.CmdPollCQ), uint32(uapi.CmdReqNotifyCQ), uint32(uapi.CmdQueryQP), uint32(uapi.CmdModifyQP),
 	uint32(uapi.CmdPostSend), uint32(uapi.CmdPostRecv), uint32(uapi.CmdAttachMcast), uint32(uapi.CmdDetachMcast), uint32(uapi.CmdModifySRQ),
 	uint32(uapi.CmdQuerySRQ), uint32(uapi.CmdPostSRQRecv), uint32(uapi.ExCmdModifyQP) | uapi.CmdFlagExtended,
 }
 
-// What every command but GET_CONTEXT says before there is a context, and after the file has been closed.
+// TestCommandsWithoutContext checks the errors of every command except GET_CONTEXT before there is a context, and after
+// the file has been closed.
 func TestCommandsWithoutContext(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
 		w := newWorld(t)
@@ -370,7 +371,7 @@ func TestCommandsWithoutContext(t *testing.T) {
 	})
 }
 
-// Headers of write(2) that lie.
+// TestWriteHeaders sends invalid headers with write(2).
 func TestWriteHeaders(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byWrite)
@@ -428,7 +429,7 @@ func TestWriteHeaders(t *testing.T) {
 	}
 }
 
-// An object that the program cannot be told of is destroyed again.
+// TestResponseFaults checks that an object is destroyed if its response cannot be delivered.
 func TestResponseFaults(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byWrite)
@@ -475,7 +476,7 @@ func TestResponseFaults(t *testing.T) {
 	}
 }
 
-// A handle is not given out again soon, and of each context its own.
+// TestHandles checks that a handle is not reused soon, and that each context has its own handles.
 func TestHandles(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.start(byWrite), w.start(byIoctl)
@@ -533,7 +534,8 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// Numbers go to the first that is free, and who looks at the list is told of changes.
+// TestDevicesComeAndGo checks that a new device takes the first free number, and that OnChange reports changes of the
+// list.
 func TestDevicesComeAndGo(t *testing.T) {
 	w := newWorld(t)
 	changes := 0
@@ -567,7 +569,8 @@ func TestDevicesComeAndGo(t *testing.T) {
 	}
 }
 
-// Memory windows, and regions that change: handles, keys, pages, and the order in which what is left is destroyed.
+// TestWindowsAndReregistration checks handles, keys, pages and the order of destruction for memory windows and
+// reregistered regions.
 func TestWindowsAndReregistration(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
 		w := newWorld(t)

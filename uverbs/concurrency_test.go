@@ -14,8 +14,9 @@ import (
 	"verbena/uapi"
 )
 
-// Threads of a program make, use and destroy the same objects at the same time, others open and close, and at the end
-// the device goes or the program does: only the errors that races may give, and nothing is left.
+// TestConcurrency creates, uses and destroys the same objects on several threads while other threads open and close
+// files. In the end the device is removed or the program ends. Only errors that races explain may occur, and no objects
+// may remain.
 func TestConcurrency(t *testing.T) {
 	for _, end := range []string{"removal", "close"} {
 		t.Run(end, func(t *testing.T) {
@@ -159,7 +160,8 @@ func TestConcurrency(t *testing.T) {
 	}
 }
 
-// What one command uses, another does not destroy; what one destroys, another does not find.
+// TestUseWhileDestroying checks that an object in use by a command is not destroyed, and that an object being destroyed
+// is not found.
 func TestUseWhileDestroying(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byWrite)
@@ -203,7 +205,7 @@ func TestUseWhileDestroying(t *testing.T) {
 	})
 	wantErrno(t, "destroy again", destroy(), syscall.ENOENT)
 
-	// A driver that refuses leaves the object as it was.
+	// A driver's failure leaves the object unchanged.
 	w.drv.Fail(ibfake.DestroyCQ, syscall.EAGAIN)
 	_, err := do[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
 	wantErrno(t, "driver refuses", err, syscall.EAGAIN)
@@ -218,7 +220,8 @@ func TestUseWhileDestroying(t *testing.T) {
 	}
 }
 
-// A second GET_CONTEXT, while the first is on its way, is refused; nothing can be made before the first is answered.
+// TestGetContextTwiceAtOnce checks that a second GET_CONTEXT fails while the first one is in progress, and that no
+// object can be created before the first one has completed.
 func TestGetContextTwiceAtOnce(t *testing.T) {
 	w := newWorld(t)
 	p := w.open(byWrite)

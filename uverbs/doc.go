@@ -1,31 +1,31 @@
-// Package uverbs is userspace verbs access: the file /dev/infiniband/uverbsN, and what programs do with it. It
-// stands for drivers/infiniband/core/{uverbs_main,uverbs_cmd,uverbs_ioctl,rdma_core}.c, and answers as they do.
+// Package uverbs implements userspace verbs access: the file /dev/infiniband/uverbsN. It corresponds to
+// drivers/infiniband/core/{uverbs_main,uverbs_cmd,uverbs_ioctl,rdma_core}.c, and returns the same results.
 //
-// A [Server] is a client of the midlayer: for each of its devices there is a [Device], whose name and minor number
-// a program finds in sysfs. To open that is to make a [File], the user's context. The program sends commands to it
-// in the Linux user ABI (package uapi), in one of three ways:
+// A [Server] is a client of the midlayer. It has a [Device] for each of the midlayer's devices; programs find the name
+// and the minor number in sysfs. Opening a Device creates a [File], the user context. The program sends commands to the
+// File in the Linux user ABI (package uapi), in one of three forms:
 //
 //	write(2), plain       header, command, driver's data; the command says where the response goes
 //	write(2), extended    the same with separate lengths for the core's and the driver's parts
 //	ioctl(2)              a method with attributes; INVOKE_WRITE carries the commands of the other two
 //
-// Who calls, a trapped system call of an unmodified program or a test, is hidden behind three interfaces: [Process]
-// opened the file, [Caller] issued one call (perhaps another process, after a fork), and [Memory] is what the
-// program maps.
+// Three interfaces abstract from the caller, which is a trapped system call of an unmodified program or a test. A
+// [Process] has opened the file. A [Caller] has issued one call; after a fork it may be another process. [Memory] is
+// the file that the program maps.
 //
 // # Objects
 //
-// What the program makes lives in the table of its context, under a handle: a small number that means nothing
-// elsewhere. A handle is of one kind, and is not used again soon after its object has gone. While one thread's
-// command uses an object, another's cannot destroy it (EBUSY); an object that is being made or destroyed is not
-// found. A new object can be used when the response that names it has been written; if that fails, the object is
-// destroyed again.
+// The objects of a program are in the table of its context, under handles: small numbers that are valid only in this
+// context. A handle belongs to one kind of object, and is not reused soon after its object is destroyed. While a
+// command of one thread uses an object, a command of another thread cannot destroy it (EBUSY). Lookup does not find an
+// object that is being created or destroyed. A new object becomes usable once the response with its handle has been
+// written; if the write fails, the object is destroyed again.
 //
 // # Events
 //
-// A completion channel and the asynchronous event file are pipes. The program has the reading end; the service
-// writes, never waiting, one record for each event (events.go). Destroying an object takes its unread events out of
-// the pipe and reports how many were read, which is what the C library waits to see acknowledged.
+// A completion channel and the asynchronous event file are pipes. The program has the read end. The service writes one
+// record for each event, and never blocks (events.go). Destroying an object removes its unread events from the pipe and
+// reports the number of events read; the C library waits until that number is acknowledged.
 //
 // # The end of a context
 //
@@ -34,20 +34,19 @@
 //	  |                      |                        |
 //	  +----------------------+--------- Close --------+----> closed
 //
-// When the device goes, every object on it is destroyed at once, queue pairs first, protection domains last. What is
-// left is a zombie: the asynchronous event file delivers IBV_EVENT_DEVICE_FATAL, waiting readers of completion
-// channels see the end of the file (the kernel's: EIO, which a pipe cannot say), destroying a handle succeeds and
-// reports its event counts, everything else is EIO. Close, at the last close of the file, frees what is left in any
-// state.
+// When the device is removed, every object on it is destroyed at once, queue pairs first, protection domains last. The
+// context becomes a zombie. Its asynchronous event file delivers IBV_EVENT_DEVICE_FATAL. Readers of completion channels
+// see the end of the file; the kernel returns EIO, which a pipe cannot. Destroying a handle succeeds and reports its
+// event counts. All other commands return EIO. Close, at the last close of the file, frees the rest in any state.
 //
-// A call of the program, or a packet for it, may be stopped in its memory (a page of a FUSE file, or of userfaultfd) for as
-// long as it likes. The end of its context then takes as long, but nobody waits for that longer than ServerOptions.Grace:
-// its objects are abandoned (ib.QP.Abandon and its like), the device goes without them, and they are destroyed when the
-// call returns. The program sees a zombie from the first moment on.
+// A call of the program, or a packet for it, may be blocked on its memory (a page of a FUSE file, or of userfaultfd)
+// for an unlimited time. The end of its context then takes as long, but the device's removal waits no longer than
+// ServerOptions.Grace. Then the objects are abandoned (ib.QP.Abandon and the like), the device is removed without them,
+// and they are destroyed when the call returns. The program sees a zombie from the start.
 //
 // # Errors
 //
-// Errors wrap the syscall.Errno that the program is to see.
+// Errors wrap the syscall.Errno for the program.
 //
 // # Locks, outermost first
 //
@@ -60,6 +59,6 @@
 //	table.mu      the handles
 //	eventFiles.mu the event files; then eventFile.mu, one of them
 //
-// No lock is held while a command accesses the memory of the program, which may take as long as it likes. What the driver
-// copies for work requests of POST_SEND, and for advice, is copied below File.life.
+// No lock is held while a command accesses the memory of the program, which may take an unlimited time. An exception is
+// data that the driver copies for work requests of POST_SEND, and for advice: File.life is held during these copies.
 package uverbs

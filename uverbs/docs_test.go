@@ -13,8 +13,8 @@ import (
 
 const verbsDoc = "../docs/verbs.md"
 
-// TestDocs makes the tables of commands and methods of docs/verbs.md. What the kernel's rxe has comes from the answers to
-// questions of which each is about one of them.
+// TestDocs generates the tables of commands and methods of docs/verbs.md. The columns of the kernel's rxe come from its
+// recorded answers to queries, each about one command or method.
 func TestDocs(t *testing.T) {
 	const noCommand, noMethod = "EOPNOTSUPP", "EPROTONOSUPPORT"
 	kernel, version := kernelabi.Device.Kernel()
@@ -29,7 +29,7 @@ func TestDocs(t *testing.T) {
 		if !asked {
 			t.Errorf("kernel.txt has no answer to %q", question)
 		}
-		if answer == noCommand { // a method may be known, and never work
+		if answer == noCommand { // a method may be known, but never work
 			errno = noCommand
 		}
 		return yes(answer != errno, errno)
@@ -39,7 +39,7 @@ func TestDocs(t *testing.T) {
 	fmt.Fprintf(&b, "| command | Verbena | %s |\n|---|---|---|\n", version)
 	for n := uapi.CmdGetContext; n <= uapi.CmdOpenQP; n++ {
 		_, there := commands[uint32(n)]
-		theirs := "**yes**" // the first: without it none would answer
+		theirs := "**yes**" // the first one, without which no other query would be answered
 		if n != uapi.CmdGetContext {
 			theirs = ofKernel(fmt.Sprintf("invoke command %d", n), noCommand)
 		}

@@ -12,34 +12,34 @@ import (
 	"verbena/uapi"
 )
 
-// doorbells are the queue pairs of a context whose send queues are shared with the program: it posts into them
-// without a call and then rings. Ringing takes no lock that add, remove or silence hold while they change the table, never
-// waits for them, and allocates nothing.
+// doorbells holds the queue pairs of a context whose send queues are shared with the program. The program posts to them
+// without a call and then rings the doorbell. Ringing takes no lock that add, remove or silence hold while they change
+// the table. It does not wait for them, and does not allocate.
 type doorbells struct {
-	few      atomic.Pointer[[]*qpObject] // all of them, in a slice that is never changed; nil if there are none, or more than maxScan
+	few      atomic.Pointer[[]*qpObject] // all queue pairs, in an immutable slice; nil if there are none, or more than maxScan
 	byHandle sync.Map                    // uint32 to *qpObject
 
 	mu       sync.Mutex
 	list     []*qpObject
-	changes  uint64 // of list
+	changes  uint64 // number of changes of list
 	silenced bool
 }
 
-// bell is a queue pair's part of doorbells.
+// bell is the doorbell state of a queue pair.
 type bell struct {
-	at int // place in doorbells.list; under doorbells.mu
+	at int // index in doorbells.list; under doorbells.mu
 
-	ringing sync.RWMutex // held for reading while the queue pair is rung; ringing does not wait for it
-	on      bool         // it may be rung; under ringing
+	ringing sync.RWMutex // read-locked while the doorbell rings; ringing does not wait for it
+	on      bool         // the doorbell may ring; under ringing
 
-	seen atomic.Uint64 // what Posted said when RingPosted last rang, and one; 0: it has not
+	seen atomic.Uint64 // result of Posted at the last ring by RingPosted, plus one; 0: none
 }
 
-// maxScan is the largest number of queue pairs for which looking at all of them is cheaper than reading from the program's
-// memory which one is meant.
+// maxScan is the maximum number of queue pairs that are checked instead of reading the command from the program's
+// memory. Beyond it, reading is cheaper.
 const maxScan = 32
 
-// add makes a queue pair known, except after silence. One without a shared queue is ignored.
+// add adds a queue pair, unless silence has been called. It ignores queue pairs without a shared queue.
 func (d *doorbells) add(qp *qpObject) {
 	if qp.user == nil {
 		return
@@ -56,12 +56,12 @@ func (d *doorbells) add(qp *qpObject) {
 	d.publish()
 }
 
-// remove returns when the queue pair is not being rung, and will not be any more.
+// remove removes a queue pair. Once it has returned, the doorbell is not ringing and will not ring again.
 func (d *doorbells) remove(qp *qpObject) {
 	if qp.user == nil {
 		return
 	}
-	qp.bell.set(false) // before it leaves the list, so that silence waits for it too
+	qp.bell.set(false) // before removal from the list, so that silence waits for it too
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	at, last := qp.bell.at, len(d.list)-1
@@ -83,7 +83,7 @@ func (d *doorbells) has() bool {
 	return len(d.list) > 0
 }
 
-// silence forgets all queue pairs: it returns when none is being rung, and none will be any more.
+// silence removes all queue pairs. Once it has returned, no doorbell is ringing or will ring again.
 func (d *doorbells) silence() {
 	d.mu.Lock()
 	list := d.list
@@ -96,7 +96,7 @@ func (d *doorbells) silence() {
 	}
 }
 
-// publish is called when list has changed.
+// publish must be called after a change of list.
 //
 //verbena:held mu
 func (d *doorbells) publish() {
@@ -109,18 +109,18 @@ func (d *doorbells) publish() {
 	d.few.Store(&few)
 }
 
-// set says whether the queue pair may be rung. It waits while it is being rung.
+// set allows or forbids ringing. It waits while the doorbell is ringing.
 func (b *bell) set(on bool) {
 	b.ringing.Lock()
 	defer b.ringing.Unlock()
 	b.on = on
 }
 
-// holds are for doorbells, which allocate nothing.
+// holds is a pool for doorbells, which must not allocate.
 var holds = sync.Pool{New: func() any { return new(ib.Hold) }}
 
-// hold has the callbacks that come due run by this thread, when it calls runCallbacks. s, if not nil, is told where
-// the doorbell is stopped in the memory of another program.
+// hold returns a hold with which this thread runs the device's callbacks in runCallbacks. s, if not nil, is called when
+// the doorbell blocks on the memory of another program.
 func (f *File) hold(s ib.Staller) *ib.Hold {
 	h := holds.Get().(*ib.Hold)
 	f.holdBy(h, s)
@@ -134,13 +134,13 @@ func (f *File) holdBy(h *ib.Hold, s ib.Staller) {
 	}
 }
 
-// staller is the caller, if it can answer sooner.
+// staller returns the caller as an ib.Staller, or nil.
 func staller(c Caller) ib.Staller {
 	s, _ := c.(ib.Staller)
 	return s
 }
 
-// runCallbacks ends a hold, if there is one.
+// runCallbacks ends a hold, which may be nil.
 func runCallbacks(h *ib.Hold) {
 	if h != nil {
 		h.Run()
@@ -148,8 +148,8 @@ func runCallbacks(h *ib.Hold) {
 	}
 }
 
-// ring rings for a queue pair if wanted says so. It reports false if not, and if the queue pair is being removed or has been. The
-// first to ring begins the hold.
+// ring rings the doorbell of a queue pair if wanted returns true. It returns false otherwise, and if the queue pair is
+// being removed or was removed. The first ring begins the hold.
 func (f *File) ring(s ib.Staller, qp *qpObject, wanted func(*qpObject) bool, h **ib.Hold) bool {
 	b := &qp.bell
 	if !b.ringing.TryRLock() {
@@ -173,11 +173,11 @@ func hasPosted(qp *qpObject) bool {
 
 func canSend(qp *qpObject) bool { return qp.State() >= ib.QPRTS }
 
-// ringPosted rings for each queue pair that has something posted, and reports whether there was one.
+// ringPosted rings the doorbell of each queue pair with posted requests. It reports whether there was one.
 func (f *File) ringPosted(c Caller) (rang bool) {
 	few := f.bells.few.Load()
 	if few == nil || !f.now().Makes() {
-		return false // the command itself is refused, or says which is meant
+		return false // the command is rejected, or names the queue pair
 	}
 	var h *ib.Hold
 	defer func() { runCallbacks(h) }()
@@ -189,7 +189,7 @@ func (f *File) ringPosted(c Caller) (rang bool) {
 	return rang
 }
 
-// ringHandle rings as the doorbell command in b says. It reports false when b is anything else, or wrong, or the
+// ringHandle executes the doorbell command in b. It returns false if b is another command, or is invalid, or if the
 // queue pair cannot send.
 func (f *File) ringHandle(c Caller, b []byte) (rang bool) {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
@@ -206,21 +206,22 @@ func (f *File) ringHandle(c Caller, b []byte) (rang bool) {
 	return f.ring(staller(c), qp.(*qpObject), canSend, &h)
 }
 
-// Scan is how far RingPosted has come with many queue pairs, and which were busy. The zero Scan is at the beginning. It belongs to one
-// thread at a time.
+// Scan is the position of RingPosted among many queue pairs, and the set of recently busy ones. The zero Scan starts at
+// the beginning. Only one thread may use it at a time.
 type Scan struct {
-	next   int // place in doorbells.list
+	next   int // index in doorbells.list
 	hot    [8]*qpObject
-	oldest int // in hot
+	oldest int // index in hot
 	window [maxScan]*qpObject
 }
 
-// RingPosted rings for queue pairs in which more has been posted than when it last rang, for a program that announces nothing. Of many
-// queue pairs it looks at those that were busy lately and some others, with all at every one; and with all it rings for each that has
-// something posted, which may be what it has rung for before. on is told where the memory of a program stops that. It reports whether it has
-// found anything new. EIO when the device has gone. It may not sleep.
+// RingPosted rings the doorbell of queue pairs with requests posted since its last ring, for a program that does not
+// announce its posts. Among many queue pairs it checks recently busy ones and a few others; with all it checks every
+// one. With all it also rings for requests for which it has rung before. on is called when the ring blocks on the
+// memory of a program. It reports whether it has found new requests. It returns EIO after the device has gone. It may
+// not sleep.
 //
-// While on, if it is Patient, reports that nothing else waits for the thread, this goes on for as long as there is something to do.
+// If on is a [Patient] and reports that no other work waits for the thread, RingPosted continues while there is work.
 func (f *File) RingPosted(on ib.Staller, s *Scan, all bool) (found bool, err error) {
 	var h *ib.Hold
 	defer func() { runCallbacks(h) }()
@@ -245,13 +246,14 @@ func (f *File) RingPosted(on ib.Staller, s *Scan, all bool) (found bool, err err
 	return found, err
 }
 
-// Patient is a caller of RingPosted whose thread may have nothing else to do. Idle may not sleep.
+// Patient is a caller of RingPosted. Idle reports whether its thread has no other work. It may not sleep.
 type Patient interface {
 	ib.Staller
 	Idle() bool
 }
 
-// HasNew reports whether RingPosted, without all, would find something new. With many queue pairs it may say so wrongly. It may not sleep.
+// HasNew reports whether RingPosted, without all, would find new requests. With many queue pairs it may return true
+// wrongly. It may not sleep.
 func (f *File) HasNew() bool {
 	if !f.now().Makes() {
 		return false
@@ -268,7 +270,7 @@ func (f *File) HasNew() bool {
 	return false
 }
 
-// ringSome looks at queue pairs as RingPosted does.
+// ringSome checks queue pairs as RingPosted describes.
 func (f *File) ringSome(on ib.Staller, s *Scan, all bool, h **ib.Hold) (found bool, err error) {
 	switch state := f.now(); {
 	case state.Makes():
@@ -299,7 +301,7 @@ func (f *File) ringSome(on ib.Staller, s *Scan, all bool, h **ib.Hold) (found bo
 		if first {
 			before = changes
 		}
-		// One that has taken the place of another, which was removed, may not have been looked at: it is to be tried again.
+		// A queue pair that was moved to the index of a removed one may have been missed; the caller must try again.
 		found = found || all && changes != before
 		for _, qp := range s.window[:n] {
 			if f.ringNew(on, qp, all, h) {
@@ -312,8 +314,8 @@ func (f *File) ringSome(on ib.Staller, s *Scan, all bool, h **ib.Hold) (found bo
 	return found, nil
 }
 
-// some puts the next queue pairs into the window, and reports how many, how often the list has changed, and whether there are others before its
-// end.
+// some copies the next queue pairs to the window. It returns their number, the change count of the list, and whether
+// the list continues.
 func (d *doorbells) some(s *Scan) (n int, changes uint64, rest bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -325,7 +327,8 @@ func (d *doorbells) some(s *Scan) (n int, changes uint64, rest bool) {
 	return n, d.changes, s.next < len(d.list)
 }
 
-// ringNew rings for a queue pair if it has more posted than the last time, or anything with all. It reports whether there was more.
+// ringNew rings the doorbell of a queue pair if it has new requests, or with all any requests. It reports whether there
+// were new ones.
 func (f *File) ringNew(s ib.Staller, qp *qpObject, all bool, h **ib.Hold) (more bool) {
 	b := &qp.bell
 	if !b.ringing.TryRLock() {
@@ -353,8 +356,8 @@ func (f *File) ringNew(s ib.Staller, qp *qpObject, all bool, h **ib.Hold) (more 
 	return more
 }
 
-// Ring is the doorbell of a queue pair, by its handle, for a caller that does not issue system calls: what Write does for a POST_SEND of
-// no work requests. It may not sleep.
+// Ring rings the doorbell of a queue pair by its handle, for a caller that does not issue system calls. It is
+// equivalent to Write of a POST_SEND without work requests. It may not sleep.
 func (f *File) Ring(c Caller, handle uint32) error {
 	switch s := f.now(); {
 	case s == states.ContextZombie:
@@ -378,7 +381,8 @@ func (f *File) Ring(c Caller, handle uint32) error {
 	return nil
 }
 
-// isDoorbell tells the command that announces send work requests in a shared queue: POST_SEND of none.
+// isDoorbell reports whether the command is a doorbell: a POST_SEND without work requests, which announces requests in
+// a shared queue.
 func isDoorbell(hdr uapi.CmdHdr) bool {
 	return uapi.Command(hdr.Command) == uapi.CmdPostSend && hdr.InWords*4 == doorbellSize && hdr.OutWords > 0
 }

@@ -19,11 +19,11 @@ import (
 	"verbena/umem"
 )
 
-// slowCaller is the program seen through a caller that a test watches.
+// slowCaller is a caller whose calls a test can observe.
 type slowCaller struct {
 	*program
 	before  func(what string)
-	install error // what InstallFD fails with
+	install error // error of InstallFD
 }
 
 func (c *slowCaller) Space() umem.Space { return watchedSpace{c} }
@@ -52,7 +52,7 @@ func (s watchedSpace) WriteV(src [][]byte, addr uint64) error {
 	return s.c.space.WriteV(src, addr)
 }
 
-// doorbell is the command that the rxe provider writes.
+// doorbell returns the command that the rxe provider writes.
 func doorbell(qp uint32) []byte {
 	hdr := uapi.CmdHdr{Command: uint32(uapi.CmdPostSend), InWords: 8, OutWords: 1}
 	req := uapi.PostSend{QPHandle: qp, WQESize: 128}
@@ -61,7 +61,8 @@ func doorbell(qp uint32) []byte {
 
 func (p *program) ring(qp uint32) error { return p.write(doorbell(qp)) }
 
-// The program learns that what it posts too early is not sent. (test_post_send_qp_state_bad_flow of pyverbs)
+// TestDoorbellTooEarly checks that the program receives an error for requests posted before the queue pair can send.
+// (test_post_send_qp_state_bad_flow of pyverbs)
 func TestDoorbellTooEarly(t *testing.T) {
 	for _, form := range []form{byIoctl, byWrite} {
 		p := newWorld(t).start(form)
@@ -75,14 +76,14 @@ func TestDoorbellTooEarly(t *testing.T) {
 	}
 }
 
-// With commands by ioctl a doorbell is answered without a look at it, as long as that is cheap and safe.
+// TestDoorbell checks that after commands by ioctl a doorbell is not read, as long as that is cheaper and safe.
 func TestDoorbell(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		form  form
 		qps   int
-		post  bool // something has been posted
-		plain bool // another command came by write
+		post  bool // requests are posted
+		plain bool // another command was sent by write
 		reads int
 	}{
 		{"by ioctl", byIoctl, 1, true, false, 0},
@@ -137,10 +138,10 @@ func TestDoorbell(t *testing.T) {
 	}
 }
 
-// peekingCaller is the program whose memory can also be read in a way that may be wrong about it.
+// peekingCaller is a caller whose memory can also be read by a fast but unreliable method.
 type peekingCaller struct {
 	*program
-	seen         []byte // nil: there is no such way now
+	seen         []byte // nil: the fast method is not available
 	peeks, reads int
 }
 
@@ -155,8 +156,8 @@ func (c *peekingCaller) Space() umem.Space {
 	return c.program.Space()
 }
 
-// TestDoorbellPeeked: of many queue pairs the one that is meant is found without a look at who calls; what is seen so is not relied
-// on for anything else.
+// TestDoorbellPeeked checks that with many queue pairs the doorbell's queue pair is found by peeking, and that peeked
+// data are not used for other commands.
 func TestDoorbellPeeked(t *testing.T) {
 	other := uapi.AppendTo(nil, &uapi.CmdHdr{Command: uint32(uapi.CmdDestroyQP), InWords: doorbellSize / 4})
 	for _, test := range []struct {
@@ -204,7 +205,7 @@ func TestDoorbellPeeked(t *testing.T) {
 	}
 }
 
-// A command that is as long as a doorbell is not taken for one.
+// TestCommandOfDoorbellSize checks that another command of the same length is not mistaken for a doorbell.
 func TestCommandOfDoorbellSize(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
@@ -248,7 +249,8 @@ func TestDoorbellDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// Callbacks of another device that a doorbell makes due run on the thread that rings, when the driver's method has returned.
+// TestDoorbellRunsCallbacksOfOtherDevices checks that callbacks of another device that a doorbell makes due run on the
+// calling thread, after the driver's method has returned.
 func TestDoorbellRunsCallbacksOfOtherDevices(t *testing.T) {
 	for _, form := range []form{byIoctl, byWrite} {
 		t.Run(form.String(), func(t *testing.T) {
@@ -282,8 +284,8 @@ func TestDoorbellRunsCallbacksOfOtherDevices(t *testing.T) {
 	}
 }
 
-// One thread rings while another makes and destroys queue pairs: none is rung when it has gone, and ringing one never
-// keeps another from being destroyed.
+// TestDoorbellWhileDestroying rings on one thread while another one creates and destroys queue pairs. The doorbell must
+// not ring for a destroyed queue pair, and ringing one must not delay the destruction of another.
 func TestDoorbellWhileDestroying(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byIoctl)
@@ -324,7 +326,7 @@ func TestDoorbellWhileDestroying(t *testing.T) {
 	wg.Wait()
 }
 
-// bellQueue is a shared send queue that notes when it is rung, and reports when it may not be.
+// bellQueue is a shared send queue that records its doorbells, and reports forbidden ones.
 type bellQueue struct {
 	ib.UserQP
 	t       testing.TB
@@ -351,7 +353,7 @@ func (q *bellQueue) Doorbell(*ib.Hold) {
 	q.inside.Add(-1)
 }
 
-// bells returns queue pairs that are known to nothing but doorbells, with handles from 1<<16 on.
+// bells returns queue pairs that only doorbells knows, with handles from 1<<16.
 func (p *program) bells(t testing.TB, n int) ([]*qpObject, []*bellQueue) {
 	handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
 	p.fakeQP(handle).Ready()
@@ -365,7 +367,7 @@ func (p *program) bells(t testing.TB, n int) ([]*qpObject, []*bellQueue) {
 	return qps, queues
 }
 
-// RingPosted with all looks at every queue pair, wherever the rounds before have got to.
+// TestRingPostedLooksAtAll checks that RingPosted with all checks every queue pair, independent of earlier rounds.
 func TestRingPostedLooksAtAll(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
 	qps, queues := p.bells(t, 5*maxScan)
@@ -394,11 +396,11 @@ func TestRingPostedLooksAtAll(t *testing.T) {
 	}
 }
 
-// Threads ring while another removes queue pairs and makes them known again, and in the end silences all: when remove or silence
-// has returned none is being rung, or will be.
+// TestDoorbellsAreSilentWhenRemoved rings on several threads while another one removes and adds queue pairs, and
+// finally calls silence. After remove or silence has returned, no doorbell may ring.
 func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
-	qps, queues := p.bells(t, maxScan+2) // so that the list of few comes and goes
+	qps, queues := p.bells(t, maxScan+2) // so that the slice few is set and reset
 	var stop atomic.Bool
 	var wg sync.WaitGroup
 	for range 2 {
@@ -428,7 +430,7 @@ func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
 			runtime.Gosched()
 		}
 		for k := range qps {
-			i := (round + 3*k) % len(qps) // each once, in another order than they came
+			i := (round + 3*k) % len(qps) // each once, in another order than they were added
 			p.f.bells.remove(qps[i])
 			silent("remove", i)
 		}
@@ -440,7 +442,7 @@ func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
 	p.f.bells.silence()
 	for i, qp := range qps {
 		silent("silence", i)
-		p.f.bells.add(qp) // is refused
+		p.f.bells.add(qp) // add is rejected
 		if p.f.ringPosted(p) || p.f.ringHandle(p, doorbell(qp.handle)) {
 			t.Errorf("queue pair %d is rung after silence", i)
 		}
@@ -454,7 +456,8 @@ func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
 	}
 }
 
-// While one queue pair is being rung and removed, neither others nor those who ring for it wait.
+// TestDoorbellDoesNotWait checks that while one queue pair is being rung and removed, neither other queue pairs nor
+// threads that ring them wait.
 func TestDoorbellDoesNotWait(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
 	qps, queues := p.bells(t, 3)
@@ -495,7 +498,7 @@ func TestDoorbellDoesNotWait(t *testing.T) {
 	p.f.bells.remove(late)
 }
 
-// Remove and silence wait for the end of a doorbell, also one after the other.
+// TestDoorbellsEndIsWaitedFor checks that remove and silence wait for the end of a doorbell, also one after the other.
 func TestDoorbellsEndIsWaitedFor(t *testing.T) {
 	remove := func(d *doorbells, qp *qpObject) { d.remove(qp) }
 	silence := func(d *doorbells, _ *qpObject) { d.silence() }
@@ -537,7 +540,7 @@ func TestDoorbellsEndIsWaitedFor(t *testing.T) {
 	}
 }
 
-// BenchmarkDoorbells makes many queue pairs known and removes them again; one operation is all of them.
+// BenchmarkDoorbells adds many queue pairs and removes them again; one operation covers all of them.
 func BenchmarkDoorbells(b *testing.B) {
 	for _, n := range []int{100, 10_000} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
@@ -558,7 +561,7 @@ func BenchmarkDoorbells(b *testing.B) {
 	}
 }
 
-// patient is a caller of RingPosted that has nothing else to do n times.
+// patient is a caller of RingPosted that is idle n times.
 type patient struct {
 	n    int
 	idle func()
@@ -572,10 +575,10 @@ func (p *patient) Idle() bool {
 	return p.n >= 0
 }
 
-// longQueue is a shared send queue whose doorbell leaves work that takes long.
+// longQueue is a shared send queue whose doorbell defers long work.
 type longQueue struct {
 	ib.UserQP
-	left int // times that it has to run
+	left int // remaining runs
 	h    *ib.Hold
 	kept []bool
 }
@@ -594,14 +597,14 @@ func (q *longQueue) Run() {
 	}
 }
 
-// TestRingPostedGoesOn: a caller that has nothing else to do goes on with what takes long, and looks at the other queue pairs meanwhile;
-// the last run finds another thread if the caller must go.
+// TestRingPostedGoesOn checks that an idle caller continues long work and polls the other queue pairs meanwhile. If the
+// caller must return, another thread does the last run.
 func TestRingPostedGoesOn(t *testing.T) {
 	for _, c := range []struct {
 		name       string
 		runs, idle int
 		kept       []bool
-		asked      int // how often Idle is
+		asked      int // number of calls of Idle
 	}{
 		{"done at once", 1, 9, nil, 0},
 		{"done while it is idle", 3, 9, []bool{true, true}, 2},
@@ -617,7 +620,7 @@ func TestRingPostedGoesOn(t *testing.T) {
 			defer p.f.bells.silence()
 			asked := 0
 			on := &patient{n: c.idle, idle: func() {
-				if asked++; asked == 1 { // another queue pair, from now on
+				if asked++; asked == 1 { // another queue pair has requests from now on
 					p.f.bells.add(qps[1])
 				}
 			}}
@@ -635,7 +638,7 @@ func TestRingPostedGoesOn(t *testing.T) {
 	}
 }
 
-// TestHasNew: HasNew says what RingPosted would find.
+// TestHasNew checks that HasNew predicts the result of RingPosted.
 func TestHasNew(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
 	if p.f.HasNew() {

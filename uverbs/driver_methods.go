@@ -11,10 +11,10 @@ import (
 	"verbena/uapi/verb"
 )
 
-// SysfsFiles is implemented by an [ib.Driver] with files of its own in sysfs. (ib_device_ops.device_group, port_groups)
+// SysfsFiles is implemented by an [ib.Driver] with additional sysfs files. (ib_device_ops.device_group, port_groups)
 type SysfsFiles interface {
-	// SysfsFiles returns a function for each file that returns its contents, by the path below /sys/class/infiniband/DEV.
-	// The functions may sleep.
+	// SysfsFiles returns a function for each file that returns its contents, by the path below
+	// /sys/class/infiniband/DEV. The functions may sleep.
 	SysfsFiles() map[string]func() (string, error)
 }
 
@@ -76,7 +76,7 @@ type driverCall struct {
 // runDriver calls a method of the driver. (ib_uverbs_run_method)
 func (c *ioctlCall) runDriver(m *ib.DriverMethod) error {
 	d := &driverCall{c, map[uapi.AttrID][]byte{}, map[uapi.AttrID]share[resource]{}}
-	// The memory of the program may not answer. It is read before the context is held.
+	// The memory of the program may block. It is read before the context is held.
 	for _, a := range m.Attrs {
 		if a.Kind != verb.In {
 			continue
@@ -110,7 +110,7 @@ func (c *ioctlCall) runDriver(m *ib.DriverMethod) error {
 	})
 }
 
-// hold takes a share in each object that the attributes name.
+// hold takes a share of each object that the attributes name.
 func (c *driverCall) hold(m *ib.DriverMethod) error {
 	for _, a := range m.Attrs {
 		given := c.has(a.ID)
@@ -139,19 +139,19 @@ func (c *driverCall) release() {
 	}
 }
 
-// Context is the context of the caller.
+// Context returns the context of the caller.
 func (c *driverCall) Context() ib.UserContext { return userContext{c.f} }
 
-// Has reports whether an attribute was given.
+// Has reports whether the caller passed an attribute.
 func (c *driverCall) Has(id uapi.AttrID) bool { return c.has(id) != nil }
 
-// Number returns an attribute of 4 or 8 bytes, 0 if it was not given.
+// Number returns an attribute of 4 or 8 bytes, or 0 if the caller did not pass it.
 func (c *driverCall) Number(id uapi.AttrID) uint64 { return c.uint64(id) }
 
-// Bytes returns an attribute from the caller, nil if it was not given.
+// Bytes returns an input attribute, or nil if the caller did not pass it.
 func (c *driverCall) Bytes(id uapi.AttrID) []byte { return c.inputs[id] }
 
-// Object returns the driver's side of the object that an attribute names, nil if it was not given.
+// Object returns the driver's side of the object that an attribute names, or nil if the caller did not pass it.
 func (c *driverCall) Object(id uapi.AttrID) any {
 	switch r := c.objects[id].res.(type) {
 	case *pdObject:
@@ -174,5 +174,5 @@ func (c *driverCall) Object(id uapi.AttrID) any {
 	return nil
 }
 
-// Output sets an attribute for the caller, as far as there is room.
+// Output sets an output attribute, truncated to the caller's buffer.
 func (c *driverCall) Output(id uapi.AttrID, b []byte) { c.outputStruct(id, b) }

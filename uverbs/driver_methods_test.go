@@ -13,7 +13,7 @@ import (
 	"verbena/uapi/verb"
 )
 
-// extendedDriver is a driver with methods and files of its own.
+// extendedDriver is a driver with methods and sysfs files of its own.
 type extendedDriver struct {
 	*ibfake.Driver
 	methods []ib.DriverMethod
@@ -31,7 +31,7 @@ const (
 	ownAnswer = uapi.AttrID(uapi.IDDriverNS + 3)
 )
 
-// newExtended makes a world whose driver has one method, MR_ROTATE, with an attribute of each kind.
+// newExtended creates a world whose driver has one method, MR_ROTATE, with an attribute of each kind.
 func newExtended(t *testing.T, effect verb.Effect, run func(ib.MethodCall) error) *world {
 	t.Helper()
 	d := &extendedDriver{Driver: ibfake.New(), methods: []ib.DriverMethod{{
@@ -46,7 +46,7 @@ func newExtended(t *testing.T, effect verb.Effect, run func(ib.MethodCall) error
 	return worldOf(t, ib.NewDevice("rxe0", d, t.Logf), d.Driver)
 }
 
-// TestDriverMethod: a driver's method gets its attributes checked, and its driver's side of the objects.
+// TestDriverMethod checks that a driver's method receives checked attributes and the driver's side of objects.
 func TestDriverMethod(t *testing.T) {
 	var seen ib.DriverMR
 	w := newExtended(t, verb.Reads, func(c ib.MethodCall) error {
@@ -108,13 +108,13 @@ func TestDriverMethod(t *testing.T) {
 	wantErrno(t, "without a context", err, syscall.EINVAL)
 }
 
-// TestDriverMethodHolds: no object of a call goes away before the call has ended.
+// TestDriverMethodHolds checks that objects of a call are not destroyed before the call has returned.
 func TestDriverMethodHolds(t *testing.T) {
 	var p *program
 	var mr uint32
 	var destroyed error
 	w := newExtended(t, verb.Reads, func(ib.MethodCall) error {
-		p.f.life.RUnlock() // the command below takes the lock
+		p.f.life.RUnlock() // the following command takes the lock
 		defer p.f.life.RLock()
 		destroyed = silently(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr})
 		return nil
@@ -127,7 +127,8 @@ func TestDriverMethodHolds(t *testing.T) {
 	must(t, silently(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr}))
 }
 
-// TestDriverMethodReads: the memory of the program, which may not answer, is accessed only while the context is not held.
+// TestDriverMethodReads checks that the memory of the program, which may block, is accessed only while the context is
+// not held.
 func TestDriverMethodReads(t *testing.T) {
 	w := newExtended(t, verb.Reads, func(c ib.MethodCall) error {
 		if b := c.Bytes(ownBytes); len(b) != 9 || b[8] != 5 {
@@ -158,12 +159,12 @@ func TestDriverMethodReads(t *testing.T) {
 		b = uapi.AppendTo(b, &attrs[i])
 	}
 	must(t, p.f.Ioctl(c, uapi.VerbsIoctl, addressOf(p.store(b))))
-	if accesses < 3 { // the attributes, the bytes, the answer
+	if accesses < 3 { // the attributes, the bytes, the response
 		t.Errorf("%d accesses, want 3 at least", accesses)
 	}
 }
 
-// TestDriverMethodStates: a driver's method is called in the states that its effect allows.
+// TestDriverMethodStates checks that a driver's method is called in the states that its effect allows.
 func TestDriverMethodStates(t *testing.T) {
 	for effect, want := range effects {
 		called := 0
@@ -181,7 +182,7 @@ func TestDriverMethodStates(t *testing.T) {
 			if outcome == flushes { // a method posts nothing itself
 				outcome = syscall.EIO
 			}
-			if effect == verb.Destroys && state == 2 { // nor does it destroy an object of a zombie, which has none
+			if effect == verb.Destroys && state == 2 { // it cannot destroy an object of a zombie either, which has none
 				outcome = syscall.EIO
 			}
 			_, err := p.ioctl(uapi.ObjectMR, ownMethod, inline(ownNumber, 4, 7))
@@ -196,7 +197,7 @@ func TestDriverMethodStates(t *testing.T) {
 	}
 }
 
-// TestDriverMethodsRefused: a driver whose methods cannot work gives no device to programs.
+// TestDriverMethodsRefused checks that programs do not see a device whose driver has invalid methods.
 func TestDriverMethodsRefused(t *testing.T) {
 	good := func() ib.DriverMethod {
 		return ib.DriverMethod{Method: verb.Method{Object: uapi.ObjectMR, Method: ownMethod}, Name: "MR_ROTATE", Run: func(ib.MethodCall) error { return nil }}
@@ -232,7 +233,7 @@ func TestDriverMethodsRefused(t *testing.T) {
 	}
 }
 
-// TestSysfsFiles: a driver's files have clean paths below the device's directory.
+// TestSysfsFiles checks that a driver's files must have clean paths below the device's directory.
 func TestSysfsFiles(t *testing.T) {
 	for name, ok := range map[string]bool{"parent": true, "ports/1/hw/state": true, "": false, "../rxe1/x": false, "/a": false, "a/": false, "a//b": false, "./a": false} {
 		d := &extendedDriver{Driver: ibfake.New(), files: map[string]func() (string, error){name: nil}}

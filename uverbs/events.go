@@ -16,64 +16,64 @@ import (
 	"verbena/uapi"
 )
 
-// eventFile is the service's end of a completion channel or of an asynchronous event file
-// (struct ib_uverbs_event_queue): a pipe whose reading end the program has.
+// eventFile is the service's end of a completion channel or of an asynchronous event file (struct
+// ib_uverbs_event_queue). It is a pipe whose read end the program has.
 //
-// The kernel holds a lock of a pipe while it copies into the memory of the reader, which may not answer: every call on a pipe, one that
-// is not to block included, may then take until it does. So whoever raises an event only notes the record, and a goroutine writes it
-// (pump). Who is at the pipe has the pipe's turn; mu is held across no call. How many threads of a user's files are at pipes at a time is
-// bounded (pipeGate).
+// The kernel holds a lock of the pipe while it copies into the memory of the reader, which may block. Until the copy
+// ends, every call on the pipe blocks, even a non-blocking one. So the thread that raises an event only queues the
+// record, and a goroutine writes it (pump). A thread must hold the token turn to call the pipe; mu is not held across
+// such calls. pipeGate limits the number of threads in calls on the pipes of a user's files.
 //
-// A record for which the pipe has no room stays in records. Which events the program has read follows from how many bytes are left in
-// the pipe, since they are read in the order in which they were written; what the bytes are is not looked at.
+// A record that does not fit into the pipe stays in records. Records are read in the order in which they were written,
+// so the number of bytes left in the pipe shows which events the program has read. Their contents are not read back.
 //
-// When the device has gone, read(2) of a pipe reports the end of the file where the kernel's file has EIO, and poll(2)
-// POLLHUP where it has POLLERR. A terminal would report POLLERR, but an event takes nearly 100 µs there and back
-// instead of 3, and what is unread at the end is lost; a socket would report ECONNRESET, but of what is in it
-// nothing can be taken back.
+// After the device has gone, read(2) of a pipe reports the end of the file where the kernel's file returns EIO, and
+// poll(2) reports POLLHUP instead of POLLERR. The alternatives are worse. A terminal would report POLLERR, but the
+// round trip of an event takes nearly 100 µs instead of 3, and unread events are lost at the end. A socket would report
+// ECONNRESET, but unread events could not be taken back.
 //
 //	open --- end ---> ending --- last record written ---> closed
 //	  |                                                     ^
 //	  +------------------- close, end ----------------------+
 type eventFile struct {
-	dev, ino uint64 // the pipe's identity, which the program's end shares
-	size     int    // bytes of a record
+	dev, ino uint64 // identity of the pipe, which both ends share
+	size     int    // bytes per record
 	pipe     *os.File
-	fd       int // of pipe, used with the turn while state is not closed
-	cqs      int // completion queues that refer to the channel; under eventFiles.mu
+	fd       int // write end, used with the token while state is not closed
+	cqs      int // number of completion queues of the channel; under eventFiles.mu
 	user     *quota.User
 	kept     *kept.Kept
-	note     kept.Note // of the reading end
+	note     kept.Note // of the read end
 	gate     *pipeGate
-	run      func()        // pump, which costs no memory to start so
-	turn     chan struct{} // has an element while a thread is at the pipe
-	over     chan struct{} // closed when the pipe is
+	run      func()        // pump, stored so that starting it does not allocate
+	turn     chan struct{} // holds an element while a thread has the token
+	over     chan struct{} // closed when the pipe is closed
 
 	mu     sync.Mutex
 	state  eventFileState
-	fatal  bool        // ending: the last event is that the device has gone
-	swept  bool        // ending: the events of objects have been taken back
-	device eventSource // the device's own events
-	// records are those that may be unread, oldest first. The first sent of them are in the pipe, or were. With the turn, all but appending is
-	// the holder's alone.
+	fatal  bool        // ending: the last event is IBV_EVENT_DEVICE_FATAL
+	swept  bool        // ending: the events of objects have been removed
+	device eventSource // source of the device's own events
+	// records holds the records that may be unread, oldest first. The first sent of them are, or were, in the pipe.
+	// Only the token holder may change it, except for appending.
 	records  []record
 	sent     int
-	writing  int  // records after those that are being written: the program may have read them
-	flushing bool // pump runs
-	full     bool // so was the pipe when it was last written to
-	mute     bool // the pipe does not answer, as far as is known
+	writing  int  // number of records after those that are being written; the program may have read them
+	flushing bool // pump is running
+	full     bool // the pipe was full at the last write
+	mute     bool // the pipe seems to be blocked
 }
 
-// pipeGate bounds how many threads are at the pipes of one context at a time, and of one user, since none of them may come back. The nil
-// pipeGate bounds nothing.
+// pipeGate limits the number of threads in calls on the pipes of one context, and of one user, because these calls may
+// block for ever. The nil pipeGate has no limit.
 type pipeGate struct{ context, user chan struct{} }
 
 const (
-	// maxAtPipes is for a context, maxUserAtPipes for a user.
+	// maxAtPipes is the limit for a context, maxUserAtPipes for a user.
 	maxAtPipes     = 4
 	maxUserAtPipes = 64
-	// pipePatience is how long the destruction of an object, or the close of a file, waits for a pipe that does not answer. What cannot be
-	// taken back from it the program will find there.
+	// pipePatience limits the wait of an object's destruction, or of a file's close, for a blocked pipe. The program
+	// will find events that could not be removed.
 	pipePatience = 100 * time.Millisecond
 )
 
@@ -81,7 +81,7 @@ func newPipeGate(user chan struct{}) *pipeGate {
 	return &pipeGate{make(chan struct{}, maxAtPipes), user}
 }
 
-// enter waits until a thread may be at a pipe, or until expired; it reports which.
+// enter waits until a thread may call a pipe, or until expired. It returns false for the latter.
 func (g *pipeGate) enter(expired <-chan time.Time) bool {
 	if g == nil {
 		return true
@@ -115,16 +115,16 @@ const (
 	eventsClosed
 )
 
-// eventSource is what events are of: a completion queue, a queue pair, or the device. Guarded by the mu of the event
-// file that it raises events on.
+// eventSource is the source of events: a completion queue, a queue pair, or the device. It is guarded by the mu of the
+// event file on which it raises events.
 type eventSource struct {
-	raised  int // records made, less those taken back
-	waiting int // of them, records that are not in the pipe yet
+	raised  int // number of records raised, minus those removed
+	waiting int // number of these records that are not in the pipe yet
 }
 
 type record struct {
 	src  *eventSource
-	data [16]byte // the first size bytes count
+	data [16]byte // the first size bytes are used
 }
 
 const (
@@ -132,11 +132,11 @@ const (
 	asyncRecordSize = 16 // struct ib_uverbs_async_event_desc
 )
 
-// pipeEnds is what an event file is charged for: the reading end is the service's until the program has it.
+// pipeEnds is the charge for an event file: the service has the read end until the program has it.
 const pipeEnds = 2
 
-// newEventFile makes a pipe. The caller hands its reading end, which waits as the program expects, to the program. The pipe stays
-// charged to the user until the program has closed that.
+// newEventFile creates a pipe. The caller passes its read end, which blocks as the program expects, to the program. The
+// pipe stays charged to the user until the program has closed that end.
 func newEventFile(size int, user *quota.User, keep *kept.Kept, gate *pipeGate) (e *eventFile, reader int, err error) {
 	if err := user.Take(quota.Descriptors, pipeEnds); err != nil {
 		return nil, -1, err
@@ -165,14 +165,14 @@ func newEventFile(size int, user *quota.User, keep *kept.Kept, gate *pipeGate) (
 	return e, reader, nil
 }
 
-// closePipe ends the file; state has become eventsClosed. The caller has the turn.
+// closePipe closes the pipe of a file in state eventsClosed. The caller must have the token.
 func (e *eventFile) closePipe() {
 	e.pipe.Close()
 	e.kept.Keep(e.note, func() { e.user.Give(quota.Descriptors, pipeEnds) })
 	close(e.over)
 }
 
-// completed raises a completion event. It may not sleep, and does not allocate once the file is warm.
+// completed raises a completion event. It may not sleep, and does not allocate after the first events.
 func (e *eventFile) completed(src *eventSource, userHandle uint64) {
 	r := record{src: src}
 	desc := uapi.CompEventDesc{CQHandle: userHandle}
@@ -180,8 +180,8 @@ func (e *eventFile) completed(src *eventSource, userHandle uint64) {
 	e.raise(r)
 }
 
-// async raises an asynchronous event; element is the user's handle of the object, or a port. It may not sleep. The
-// file may be nil: then nobody listens.
+// async raises an asynchronous event; element is the user's handle of the object, or a port. The file may be nil, if
+// there is no reader. It may not sleep.
 func (e *eventFile) async(src *eventSource, element uint64, t uapi.EventType) {
 	if e != nil {
 		e.raise(asyncRecord(src, element, t))
@@ -206,7 +206,7 @@ func (e *eventFile) raise(r record) {
 
 //verbena:held mu
 func (e *eventFile) add(r record) {
-	// An event that nobody could have read yet says it all: so there is not much more waiting than there are sources.
+	// Coalesce with an identical unread event, so that the queue holds few records per source.
 	if r.src.waiting > 0 && (e.full || r.src.waiting >= maxWaiting) && slices.Contains(e.records[e.sent+e.writing:], r) {
 		return
 	}
@@ -216,7 +216,7 @@ func (e *eventFile) add(r record) {
 	e.flush()
 }
 
-// flush sees to it that pump does what there is to do.
+// flush starts pump if it has work.
 //
 //verbena:held mu
 func (e *eventFile) flush() {
@@ -226,7 +226,7 @@ func (e *eventFile) flush() {
 	}
 }
 
-// pump writes what there is, waits for the program to read where the pipe is full, and closes the pipe at the end.
+// pump writes the queued records, waits while the pipe is full, and closes the pipe at the end.
 func (e *eventFile) pump() {
 	for {
 		e.turn <- struct{}{}
@@ -243,10 +243,11 @@ func (e *eventFile) pump() {
 	}
 }
 
-// maxWaiting is how many equal events wait to be written to a pipe that is not full. More come only where it does not answer.
+// maxWaiting is the number of identical events that wait for a pipe that is not full. More of them occur only if the
+// pipe is blocked.
 const maxWaiting = 16
 
-// pumpNext is what pump does next.
+// pumpNext is the next step of pump.
 type pumpNext uint8
 
 const (
@@ -255,10 +256,10 @@ const (
 	pumpEnds
 )
 
-// batch is how many bytes are written at once. A pipe takes up to PIPE_BUF, 4096, wholly or not at all.
+// batch is the number of bytes of a write. A write of up to PIPE_BUF, 4096, is atomic.
 const batch = 512
 
-// work does one thing that there is to do. The caller has the turn.
+// work does one step. The caller must have the token.
 func (e *eventFile) work() pumpNext {
 	e.mu.Lock()
 	switch nothing := e.sent == len(e.records); {
@@ -267,7 +268,7 @@ func (e *eventFile) work() pumpNext {
 		e.sweep()
 		return pumpGoesOn
 	case e.state == eventsClosed, e.state == eventsEnding && nothing:
-		e.state = eventsClosed // and flushing stays set
+		e.state = eventsClosed // flushing stays set
 		e.mu.Unlock()
 		e.closePipe()
 		return pumpEnds
@@ -280,7 +281,7 @@ func (e *eventFile) work() pumpNext {
 	return e.write()
 }
 
-// write writes some of what there is: pumpEnds if there is nothing. The caller has the turn.
+// write writes a batch of queued records. It returns pumpEnds if there are none. The caller must have the token.
 func (e *eventFile) write() pumpNext {
 	e.mu.Lock()
 	forget := e.sent >= cap(e.records)/2
@@ -297,7 +298,7 @@ func (e *eventFile) write() pumpNext {
 	return e.wrote(err)
 }
 
-// next returns how many bytes of buf it has filled with the records that are to be written next. wrote must follow.
+// next fills buf with the next records and returns the number of bytes. The caller must call wrote afterwards.
 func (e *eventFile) next(buf []byte) (n int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -308,7 +309,7 @@ func (e *eventFile) next(buf []byte) (n int) {
 	return n
 }
 
-// wrote notes that the records have been written, or not.
+// wrote records the result of a write.
 func (e *eventFile) wrote(err error) pumpNext {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -323,7 +324,7 @@ func (e *eventFile) wrote(err error) pumpNext {
 	case unix.EINTR:
 	case unix.EAGAIN:
 		return pumpWaits
-	default: // EPIPE: the program has closed its end, and nobody will read any more
+	default: // EPIPE: the program has closed the read end
 		for _, r := range e.records[e.sent:] {
 			r.src.waiting--
 			r.src.raised--
@@ -333,7 +334,7 @@ func (e *eventFile) wrote(err error) pumpNext {
 	return pumpGoesOn
 }
 
-// awaitRoom sleeps in the poller until the pipe has room, or is to be closed.
+// awaitRoom waits in the poller until the pipe has space or must be closed.
 func (e *eventFile) awaitRoom() {
 	raw, err := e.pipe.SyscallConn()
 	if err != nil {
@@ -346,12 +347,13 @@ func (e *eventFile) awaitRoom() {
 	})
 }
 
-// hold takes the turn, for a thread that must not be kept for ever, which release ends. It reports false where the pipe does not answer.
+// hold takes the token for a thread that must not block for ever; release returns it. It returns false if the pipe is
+// blocked.
 func (e *eventFile) hold() bool {
 	e.mu.Lock()
 	patience := pipePatience
 	if e.mute {
-		patience = 0 // one wait for a pipe is enough
+		patience = 0 // wait only once for a pipe
 	}
 	e.mu.Unlock()
 	expired := time.NewTimer(patience)
@@ -375,7 +377,7 @@ func (e *eventFile) release() {
 	<-e.turn
 }
 
-// forgetRead drops the records that the program has read. The caller has the turn.
+// forgetRead drops the records that the program has read. The caller must have the token.
 func (e *eventFile) forgetRead() {
 	unread, err := unix.IoctlGetInt(e.fd, unix.TIOCINQ) // FIONREAD by another name
 	if err != nil {
@@ -389,8 +391,8 @@ func (e *eventFile) forgetRead() {
 	}
 }
 
-// retire takes the unread events of an object that has been destroyed back, and reports how many have been read. The
-// object raises no more. The file may be nil. It may sleep. (ib_uverbs_release_ucq, ib_uverbs_release_uevent)
+// retire removes the unread events of a destroyed object, and returns the number of events read. The object raises no
+// more events. The file may be nil. It may sleep. (ib_uverbs_release_ucq, ib_uverbs_release_uevent)
 func (e *eventFile) retire(src *eventSource) (reported uint32) {
 	if e == nil {
 		return 0
@@ -400,7 +402,7 @@ func (e *eventFile) retire(src *eventSource) (reported uint32) {
 	e.mu.Unlock()
 	if some && e.hold() {
 		e.takeBack(func(r record) bool { return r.src == src })
-		for e.write() == pumpGoesOn { // what was behind those
+		for e.write() == pumpGoesOn { // the records after the removed ones
 		}
 		e.release()
 	}
@@ -409,7 +411,7 @@ func (e *eventFile) retire(src *eventSource) (reported uint32) {
 	return uint32(src.raised)
 }
 
-// takeBack takes records back that have not been read. The caller has the turn.
+// takeBack removes unread records. The caller must have the token.
 func (e *eventFile) takeBack(which func(record) bool) {
 	e.forgetRead()
 	e.mu.Lock()
@@ -426,7 +428,7 @@ func (e *eventFile) takeBack(which func(record) bool) {
 	}
 }
 
-// drop drops records that are not in the pipe.
+// drop removes records that are not in the pipe.
 //
 //verbena:held mu
 func (e *eventFile) drop(which func(record) bool) {
@@ -443,18 +445,18 @@ func (e *eventFile) drop(which func(record) bool) {
 	e.records = kept
 }
 
-// empty empties the pipe: what was unread is waiting again. The caller has the turn.
+// empty empties the pipe: unread records are queued again. The caller must have the token.
 //
-// The only descriptor of the reading end is the program's, so that its closing can be seen; another one is opened for
-// the moment. The program may read at the same time: what counts is what this end gets to read.
+// Only the program has a descriptor of the read end, so that its close can be detected; empty opens another one
+// temporarily. The program may read at the same time. Only records that empty itself reads count as unread.
 func (e *eventFile) empty() {
 	fd, err := reopen.Own(e.fd, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
-		return // out of descriptors: the program will find an event of what it has destroyed
+		return // no descriptors left: the program will find an event of a destroyed object
 	}
 	defer unix.Close(fd)
 	e.mu.Lock()
-	most := e.sent * e.size // a program that writes to the pipe itself fools itself only
+	most := e.sent * e.size // a program that writes to the pipe itself deceives only itself
 	e.mu.Unlock()
 	buf, unread := make([]byte, 4096), 0
 	for unread < most {
@@ -477,8 +479,9 @@ func (e *eventFile) empty() {
 	e.sent = 0
 }
 
-// end is the end of the device: the unread events of objects, which have been destroyed, go; those of the device
-// stay. If fatal, IBV_EVENT_DEVICE_FATAL comes last; then the reader sees the end of the file. pump does it.
+// end handles the removal of the device. It removes unread events of objects, which have been destroyed, and keeps
+// those of the device. If fatal, IBV_EVENT_DEVICE_FATAL is the last event; then the reader sees the end of the file.
+// pump does this.
 func (e *eventFile) end(fatal bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -488,7 +491,7 @@ func (e *eventFile) end(fatal bool) {
 	}
 }
 
-// sweep begins the end. The caller has the turn.
+// sweep begins the end. The caller must have the token.
 func (e *eventFile) sweep() {
 	e.takeBack(func(r record) bool { return r.src != &e.device })
 	e.mu.Lock()
@@ -499,7 +502,7 @@ func (e *eventFile) sweep() {
 	}
 }
 
-// close closes the pipe whatever is in it, in the background. It does not sleep.
+// close closes the pipe in the background, and drops its contents. It does not sleep.
 func (e *eventFile) close() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -511,7 +514,7 @@ func (e *eventFile) close() {
 	_ = e.pipe.SetWriteDeadline(time.Unix(1, 0)) //verbena:allow nosleep it ends awaitRoom, and waits for nobody
 }
 
-// deserted reports whether the program has closed its end for good, or the file is closed.
+// deserted reports whether the program has closed its end permanently, or the file is closed.
 func (e *eventFile) deserted() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -523,8 +526,8 @@ func (e *eventFile) deserted() bool {
 	return err == nil && n == 1 && pfd[0].Revents&unix.POLLERR != 0
 }
 
-// closeDeserted closes a file whose program has closed its end for good. No thread of the program can be at the pipe, so the close does
-// not wait. It reports whether nobody else is about to close the file.
+// closeDeserted closes a file whose program has closed its end permanently. No thread of the program can block the
+// pipe, so the close does not wait. It returns false if another thread is about to close the file.
 func (e *eventFile) closeDeserted() bool {
 	select {
 	case e.turn <- struct{}{}:
@@ -535,7 +538,7 @@ func (e *eventFile) closeDeserted() bool {
 	e.mu.Lock()
 	idle := !e.flushing && e.state != eventsClosed
 	if idle {
-		e.state, e.flushing = eventsClosed, true // no pump begins
+		e.state, e.flushing = eventsClosed, true // prevents another pump
 	}
 	e.mu.Unlock()
 	if idle {
@@ -544,28 +547,29 @@ func (e *eventFile) closeDeserted() bool {
 	return idle
 }
 
-// eventFiles are those of one context.
+// eventFiles holds the event files of one context.
 type eventFiles struct {
 	user     *quota.User
 	kept     *kept.Kept
 	gate     *pipeGate
 	mu       sync.Mutex
 	closed   bool
-	swept    *kept.Sweep // of these files; set before there is one
-	sweepAt  int         // channels, if they are many: so many are looked at
+	swept    *kept.Sweep // sweeps these files; set before the first file
+	sweepAt  int         // number of channels from which on they are swept
 	channels []*eventFile
 	async    []*eventFile
-	closing  []*eventFile // that are not among them any more, and may not be closed yet
-	fallback *eventFile   // the first asynchronous one, which the objects use (default_async_file)
+	closing  []*eventFile // removed from the lists, but possibly not closed yet
+	fallback *eventFile   // the first asynchronous one, which objects use (default_async_file)
 }
 
 var errClosed = fmt.Errorf("the file is closed: %w", syscall.EBADF)
 
-// fewChannels is how many channels newChannel looks at each time.
+// fewChannels is the number of channels up to which newChannel checks all.
 const fewChannels = 16
 
-// newChannel makes a completion channel, and closes those that neither the program nor a completion queue has any more, so that their
-// number is bounded by the program's descriptors. Of many channels it looks for these when their number has doubled.
+// newChannel creates a completion channel. It closes channels that neither the program nor a completion queue uses any
+// more, so the program's descriptors limit their number. With many channels it checks them whenever their number has
+// doubled.
 func (s *eventFiles) newChannel() (e *eventFile, reader int, err error) {
 	if e, reader, err = newEventFile(compRecordSize, s.user, s.kept, s.gate); err != nil {
 		return nil, -1, err
@@ -582,7 +586,8 @@ func (s *eventFiles) newChannel() (e *eventFile, reader int, err error) {
 	return e, reader, err
 }
 
-// sweepAll closes all files that neither the program nor a completion queue has any more, when the user lacks something. It does not sleep.
+// sweepAll closes all files that neither the program nor a completion queue uses any more. It runs when the user has
+// reached a quota. It does not sleep.
 func (s *eventFiles) sweepAll() {
 	s.mu.Lock()
 	gone := append(s.sweep(&s.channels, nil), s.sweep(&s.async, s.fallback)...)
@@ -590,7 +595,7 @@ func (s *eventFiles) sweepAll() {
 	shut(gone)
 }
 
-// newAsync makes an asynchronous event file.
+// newAsync creates an asynchronous event file.
 func (s *eventFiles) newAsync() (e *eventFile, reader int, err error) {
 	if e, reader, err = newEventFile(asyncRecordSize, s.user, s.kept, s.gate); err != nil {
 		return nil, -1, err
@@ -619,7 +624,7 @@ func (s *eventFiles) keep(list *[]*eventFile, e *eventFile, reader int) error {
 	return nil
 }
 
-// sweep takes the deserted files out of a list. They are closed by shut.
+// sweep removes the deserted files from a list; shut closes them.
 //
 //verbena:held mu
 func (s *eventFiles) sweep(list *[]*eventFile, needed *eventFile) (gone []*eventFile) {
@@ -634,7 +639,7 @@ func (s *eventFiles) sweep(list *[]*eventFile, needed *eventFile) (gone []*event
 	return gone
 }
 
-// shut closes deserted files, at once if no thread is at the pipe.
+// shut closes deserted files, at once if no thread has the token.
 func shut(gone []*eventFile) {
 	for _, e := range gone {
 		if !e.closeDeserted() {
@@ -643,7 +648,7 @@ func shut(gone []*eventFile) {
 	}
 }
 
-// drop closes a file that leaves the lists.
+// drop closes a file that has been removed from the lists.
 //
 //verbena:held mu
 func (s *eventFiles) drop(e *eventFile) {
@@ -672,8 +677,8 @@ func (s *eventFiles) discard(e *eventFile) {
 	s.drop(e)
 }
 
-// channel finds a completion channel by the identity of its pipe and holds it for a completion queue. EBADF if there
-// is none.
+// channel finds a completion channel by the identity of its pipe and adds a use by a completion queue. It returns EBADF
+// if there is none.
 func (s *eventFiles) channel(dev, ino uint64) (*eventFile, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -686,7 +691,7 @@ func (s *eventFiles) channel(dev, ino uint64) (*eventFile, error) {
 	return nil, fmt.Errorf("not a completion channel of this context: %w", syscall.EBADF)
 }
 
-// asyncFile finds an asynchronous event file by the identity of its pipe. EBADF if there is none.
+// asyncFile finds an asynchronous event file by the identity of its pipe; EBADF if there is none.
 func (s *eventFiles) asyncFile(dev, ino uint64) (*eventFile, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -707,7 +712,7 @@ func (s *eventFiles) release(channel *eventFile) {
 	s.mu.Unlock()
 }
 
-// objectsAsync is where the events of new objects go, nil while there is no asynchronous event file.
+// objectsAsync returns the file for events of new objects, or nil while there is none.
 func (s *eventFiles) objectsAsync() *eventFile {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -723,7 +728,7 @@ func (s *eventFiles) device(port int, t uapi.EventType) {
 	}
 }
 
-// end is called when the device has gone, and its objects with it.
+// end is called after the device has gone and its objects have been destroyed.
 func (s *eventFiles) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -735,7 +740,7 @@ func (s *eventFiles) end() {
 	}
 }
 
-// close closes all, and waits for that as long as pipes answer. It may sleep.
+// close closes all files, and waits unless pipes are blocked. It may sleep.
 func (s *eventFiles) close() {
 	s.kept.Forget(s.swept)
 	s.mu.Lock()

@@ -56,14 +56,15 @@ func TestCompletionEvents(t *testing.T) {
 	})
 }
 
-// The C library waits until it has acknowledged as many events as are reported, so that those must be the ones which
-// have been read. What has not been read goes with the queue, and other queues' events stay in order.
+// TestDestroyTakesUnreadEvents checks the reported number of events, for which the C library waits in acknowledgements:
+// it must be the number of events read. Unread events are removed with the queue, and events of other queues stay in
+// order.
 func TestDestroyTakesUnreadEvents(t *testing.T) {
-	// Each history is of queues a and b on one channel: a letter is an event, a dot the reading of one.
+	// Each history is of queues a and b on one channel: a letter is an event, a dot is a read of one event.
 	for _, test := range []struct {
 		history string
 		a, b    uint32 // reported for each, destroyed in this order
-		rest    string // what is left after a has gone
+		rest    string // remaining events after the destruction of a
 	}{
 		{"", 0, 0, ""},
 		{"a", 0, 0, ""},
@@ -81,7 +82,7 @@ func TestDestroyTakesUnreadEvents(t *testing.T) {
 		t.Run(test.history, func(t *testing.T) {
 			p := newWorld(t).start(byWrite)
 			ch := p.channel()
-			// The same user handle, to show that it is not what tells them apart.
+			// The same user handle, to show that it does not identify the queue.
 			cq := map[rune]uint32{'a': p.createCQ(ch, 7), 'b': p.createCQ(ch, 7)}
 			for _, c := range test.history {
 				if c == '.' {
@@ -91,7 +92,7 @@ func TestDestroyTakesUnreadEvents(t *testing.T) {
 					continue
 				}
 				p.notify(cq[c])
-				written(p.f.events.channels[0]) // many that wait would become one
+				written(p.f.events.channels[0]) // many waiting events would be coalesced
 			}
 			if r := p.destroyCQ(cq['a']); r.CompEventsReported != test.a {
 				t.Errorf("a: %d reported, want %d", r.CompEventsReported, test.a)
@@ -112,7 +113,7 @@ func TestDestroyTakesUnreadEvents(t *testing.T) {
 	}
 }
 
-// The rest of the channel keeps its order when a queue between goes.
+// TestDestroyKeepsOrder checks that the remaining events of the channel stay in order.
 func TestDestroyKeepsOrder(t *testing.T) {
 	p := newWorld(t).start(byWrite)
 	ch := p.channel()
@@ -129,7 +130,8 @@ func TestDestroyKeepsOrder(t *testing.T) {
 	}
 }
 
-// written waits until what was raised has been written, and the pipe been closed if it is to be, and reports whether some had no room.
+// written waits until all raised events have been written, and the pipe has been closed if requested. It reports
+// whether some did not fit.
 func written(e *eventFile) (full bool) {
 	for ; ; runtime.Gosched() {
 		e.mu.Lock()
@@ -142,8 +144,8 @@ func written(e *eventFile) (full bool) {
 	}
 }
 
-// A pipe takes 64 KB. What comes when it is full is delivered as the program reads; of one queue's events, one that
-// waits stands for all.
+// TestFullChannel: a pipe holds 64 KB. Events raised while it is full are delivered as the program reads, and identical
+// ones of a queue are coalesced.
 func TestFullChannel(t *testing.T) {
 	p := newWorld(t).start(byWrite)
 	ch := p.channel()
@@ -182,7 +184,8 @@ func TestFullChannel(t *testing.T) {
 	}
 }
 
-// A queue goes while the pipe is full: nothing of it is delivered, and what waited behind it is.
+// TestDestroyOnFullChannel checks that a queue destroyed while the pipe is full delivers no events, and that later
+// events of other queues are delivered.
 func TestDestroyOnFullChannel(t *testing.T) {
 	p := newWorld(t).start(byWrite)
 	ch := p.channel()
@@ -204,7 +207,7 @@ func TestDestroyOnFullChannel(t *testing.T) {
 	}
 }
 
-// One that closes its end is not written to any more, and nothing goes wrong.
+// TestDesertedChannel checks that a channel whose read end is closed is not written to any more.
 func TestDesertedChannel(t *testing.T) {
 	p := newWorld(t).start(byWrite)
 	ch := p.channel()
@@ -217,14 +220,14 @@ func TestDesertedChannel(t *testing.T) {
 		t.Errorf("%d reported", r.CompEventsReported)
 	}
 
-	// A program that makes and closes channels does not fill the service's table of descriptors.
+	// A program that creates and closes channels does not exhaust the service's descriptors.
 	for range 50 {
 		p.close(p.channel())
 	}
 	if n := len(p.f.events.channels); n > 1 {
 		t.Errorf("%d channels are kept", n)
 	}
-	// One that a queue refers to is kept, whether it can be read or not.
+	// A channel with a queue is kept, whether it can be read or not.
 	ch = p.channel()
 	cq = p.createCQ(ch, 2)
 	p.close(ch)
@@ -240,7 +243,8 @@ func TestDesertedChannel(t *testing.T) {
 	p.createCQ(last, 3)
 }
 
-// Of many channels the deserted ones are kept until there are twice as many, or until the user lacks something.
+// TestManyDesertedChannels checks that of many channels the deserted ones are kept until their number has doubled, or
+// until the user reaches a quota.
 func TestManyDesertedChannels(t *testing.T) {
 	const many = 4 * fewChannels
 	p := newWorld(t).start(byWrite)
@@ -296,7 +300,8 @@ func TestAsyncEvents(t *testing.T) {
 	})
 }
 
-// Several asynchronous event files: the first is the objects', the device's events come to all.
+// TestAsyncFiles checks several asynchronous event files: objects use the first one, and all receive events of the
+// device.
 func TestAsyncFiles(t *testing.T) {
 	w := newWorld(t)
 	p := w.open(byIoctl)
@@ -309,7 +314,7 @@ func TestAsyncFiles(t *testing.T) {
 		must(t, err)
 		return int(int64(attrs[1].Data))
 	}
-	before := p.createCQ(-1, 1) // has nowhere to tell
+	before := p.createCQ(-1, 1) // it has no event file
 	first := alloc()
 	second := alloc()
 	after := p.createCQ(-1, 2)
@@ -336,8 +341,8 @@ func TestAsyncFiles(t *testing.T) {
 	}
 }
 
-// A program reads, arms and destroys as fast as it can while completions come: what destroying reported is in the end
-// what was read.
+// TestDestroyAccountingUnderLoad reads, arms and destroys as fast as possible while completions arrive. The numbers
+// reported by destruction must equal the events read.
 func TestDestroyAccountingUnderLoad(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byIoctl)
@@ -392,7 +397,7 @@ func TestDestroyAccountingUnderLoad(t *testing.T) {
 	}
 }
 
-// What a program writes into its own pipe confuses nobody but itself.
+// TestProgramWritesIntoItsChannel checks that data a program writes to its own pipe affect only itself.
 func TestProgramWritesIntoItsChannel(t *testing.T) {
 	p := newWorld(t).start(byWrite)
 	ch := p.channel()
@@ -422,14 +427,14 @@ func TestEventFilesAfterClose(t *testing.T) {
 		t.Error("it is used all the same")
 	}
 
-	s.close() // which waits for those
+	s.close() // waits for these
 
 	e, reader, err := newEventFile(compRecordSize, nil, nil, nil)
 	must(t, err)
 	unix.Close(reader)
 	e.close()
 	<-e.over
-	var other [2]int // gets the descriptor, as the lowest that is free
+	var other [2]int // receives the descriptor, as the lowest free number
 	must(t, unix.Pipe2(other[:], unix.O_CLOEXEC|unix.O_NONBLOCK))
 	if other[1] != e.fd {
 		t.Fatalf("the descriptor is %d, not %d", other[1], e.fd)
@@ -442,14 +447,15 @@ func TestEventFilesAfterClose(t *testing.T) {
 	unix.Close(other[1])
 }
 
-// TestEventAfterWrite: an event that comes while an equal one is being written is another, since the program may have read that, and asked
-// for the next, before the thread that writes is back. Otherwise it is one with that, where the pipe is full.
+// TestEventAfterWrite checks an event raised while an identical one is being written. It is a separate event, because
+// the program may have read the first one and armed again before the write returns. Otherwise, if the pipe is full, the
+// two are coalesced.
 func TestEventAfterWrite(t *testing.T) {
 	e, reader, err := newEventFile(compRecordSize, nil, nil, nil)
 	must(t, err)
 	defer unix.Close(reader)
 	defer e.close()
-	e.turn <- struct{}{} // the test is who writes
+	e.turn <- struct{}{} // the test acts as the writer
 	src := &eventSource{}
 	e.completed(src, 0xa)
 	var buf [batch]byte
@@ -458,7 +464,7 @@ func TestEventAfterWrite(t *testing.T) {
 		t.Fatalf("%d bytes of one event", n)
 	}
 	e.mu.Lock()
-	e.full = true // so it was when it was written to before
+	e.full = true // as after a write to a full pipe
 	e.mu.Unlock()
 	for range 2 {
 		e.completed(src, 0xa)
@@ -476,14 +482,14 @@ func TestEventAfterWrite(t *testing.T) {
 	<-e.turn
 }
 
-// TestEventsAreBounded checks the number of equal events that wait for a pipe that does not answer, and that records
-// which the program has read are forgotten.
+// TestEventsAreBounded checks the number of identical events that wait for a blocked pipe, and that records read by the
+// program are removed.
 func TestEventsAreBounded(t *testing.T) {
 	e, reader, err := newEventFile(compRecordSize, nil, nil, nil)
 	must(t, err)
 	defer unix.Close(reader)
 	defer e.close()
-	e.turn <- struct{}{} // as if a thread was at the pipe
+	e.turn <- struct{}{} // as if a thread were in a call on the pipe
 	srcs := []*eventSource{{}, {}}
 	for range 3 * maxWaiting {
 		for i, src := range srcs {
@@ -525,8 +531,8 @@ func TestEventsAreBounded(t *testing.T) {
 	}
 }
 
-// TestEventFilesByIdentity checks that a pipe is found again by its device and inode number together, among the files
-// of its own kind.
+// TestEventFilesByIdentity checks that a pipe is found by the pair of its device and inode number, among the files of
+// its kind.
 func TestEventFilesByIdentity(t *testing.T) {
 	var s eventFiles
 	defer s.close()

@@ -13,34 +13,34 @@ import (
 	"verbena/umem"
 )
 
-// Process is who opened a file. It may be an ib.LibraryFaulter.
+// Process is the process that opened a file. It may implement ib.LibraryFaulter.
 type Process interface {
 	PID() int
 	Name() string
 	UID() int
-	// User is whom what the file holds is charged to; nil for nobody.
+	// User is charged for the objects of the file; nil for no charge.
 	User() *quota.User
-	// Account is what pages that it registers are charged to; nil for nobody.
+	// Account is charged for registered pages; nil for no charge.
 	Account() *umem.Account
 }
 
-// Caller is who issues one command: usually the process that opened the file, but also a child that inherited it, or
-// whoever was sent its descriptor. Regions are registered from its memory, and charged to it: to have a file of another's
-// opens no way into the other's memory.
+// Caller is the issuer of one command. It is usually the process that opened the file, but may be a child that
+// inherited the file, or a process that received its descriptor. Regions are registered from the Caller's memory, and
+// charged to it. So a descriptor of another process's file does not give access to that process's memory.
 type Caller interface {
-	// Space is where the addresses in the command point. Regions use it as long as they exist.
+	// Space is the address space of addresses in the command. Regions use it until they are deregistered.
 	Space() umem.Space
-	// Account is what registered pages are charged to; nil for nobody.
+	// Account is charged for registered pages; nil for no charge.
 	Account() *umem.Account
 	// InstallFD duplicates a descriptor of the service into the caller and returns its number there. It may sleep.
 	InstallFD(fd int, cloexec bool) (int, error)
-	// SameFile identifies the file that the caller has under a descriptor, by device and inode number as fstat(2)
-	// tells them: it finds a completion channel again. Pipes have inode numbers of their own while they exist. It
-	// may sleep.
+	// SameFile returns the identity of the file that the caller has under a descriptor: device and inode number, as
+	// reported by fstat(2). It is used to find completion channels; each existing pipe has its own inode number. It may
+	// sleep.
 	SameFile(fd int) (dev, ino uint64, err error)
 }
 
-// Memory is where the program's queues are made: a file that the program maps.
+// Memory is a file that the program maps, and that contains its queues.
 type Memory interface {
 	Alloc(size int) (ib.Shared, error)
 	Close() error
@@ -48,8 +48,9 @@ type Memory interface {
 
 // Departer is implemented by a Memory whose program posts without a call that could fail.
 type Departer interface {
-	// Depart is called once the device has begun to go, before anything is completed with a flush error for that: what the program posts
-	// afterwards may never be completed. It may sleep: the end of this context alone waits for it, and no longer than ServerOptions.Grace.
+	// Depart is called when the removal of the device has begun, before any request is completed with a flush error for
+	// that reason. Requests that the program posts later may never complete. It may sleep: only the end of this context
+	// waits for it, and no longer than ServerOptions.Grace.
 	Depart()
 }
 
@@ -58,7 +59,7 @@ var (
 	errNoContext = fmt.Errorf("no context: GET_CONTEXT comes first: %w", syscall.EINVAL)
 )
 
-// File is an open device file, the user's context. (struct ib_uverbs_file, struct ib_ucontext)
+// File is an open device file, the user context. (struct ib_uverbs_file, struct ib_ucontext)
 //
 // Its methods are safe for concurrent use.
 type File struct {
@@ -67,24 +68,24 @@ type File struct {
 	user *quota.User
 	mem  Memory
 
-	// life is held for reading while a command is in the midlayer, and for writing to end the context.
+	// life is read-locked while a command is in the midlayer, and write-locked to end the context.
 	//verbena:program the commands of one context, and its end, which gives up after a time
 	life  sync.RWMutex
 	state atomic.Int32           // states.Context
-	end   atomic.Pointer[ending] // not nil: the context is being ended, or has been
+	end   atomic.Pointer[ending] // not nil: the end of the context has begun
 	ends  sync.Mutex             // held while a thread decides to end the context
 	open  sync.Mutex             // serialises GET_CONTEXT
-	stop  func()                 // ends the device's events; nil: there is no context in the driver; under open or life
+	stop  func()                 // stops the device's events; nil: no context in the driver; under open or life
 
 	objects table
 	events  eventFiles
 
 	bells doorbells
 
-	parting atomic.Bool // the device goes; queues stay as they are
+	parting atomic.Bool // the device is being removed; queues are not changed
 
-	byIoctl atomic.Bool // commands come by ioctl
-	byWrite atomic.Bool // commands other than doorbells come by write
+	byIoctl atomic.Bool // commands are sent by ioctl
+	byWrite atomic.Bool // commands other than doorbells are sent by write
 }
 
 func newFile(d *Device, p Process, m Memory) *File {
@@ -93,13 +94,13 @@ func newFile(d *Device, p Process, m Memory) *File {
 	return f
 }
 
-// quotaKinds are how objects are charged.
+// quotaKinds maps kinds of objects to quota kinds.
 var quotaKinds = [numKinds]quota.Kind{
 	kindQP: quota.QPs, kindAH: quota.AHs, kindMW: quota.MWs, kindMR: quota.MRs, kindSRQ: quota.SRQs, kindCQ: quota.CQs,
 	kindXRCD: quota.XRCDs, kindPD: quota.PDs,
 }
 
-// charged makes an object that is charged to the user until it is destroyed.
+// charged creates an object that is charged to the user until it is destroyed.
 func (f *File) charged(k kind, create func() error) error {
 	if err := f.user.Take(quotaKinds[k], 1); err != nil {
 		return err
@@ -111,19 +112,19 @@ func (f *File) charged(k kind, create func() error) error {
 	return err
 }
 
-// isGone notes that an object has been destroyed.
+// isGone records that an object has been destroyed.
 func (f *File) isGone(o *object) {
 	o.gone = true
 	f.user.Give(quotaKinds[o.res.kind()], 1)
 }
 
-// Device is the device that the file was opened on.
+// Device returns the device on which the file was opened.
 func (f *File) Device() *Device { return f.dev }
 
-// now is where the file stands in its life; see the package comment.
+// now returns the state of the file; see the package comment.
 func (f *File) now() states.Context { return states.Context(f.state.Load()) }
 
-// context is nil while objects can be made. (ib_uverbs_get_ucontext_file)
+// context returns nil while objects can be created. (ib_uverbs_get_ucontext_file)
 //
 //verbena:held life
 func (f *File) context() error {
@@ -138,7 +139,7 @@ func (f *File) context() error {
 	return errNoContext
 }
 
-// openContext makes the context, which is live when commit is called. (ib_init_ucontext)
+// openContext creates the context, which becomes live in commitContext. (ib_init_ucontext)
 //
 //verbena:held life
 func (f *File) openContext(u *ib.Udata) error {
@@ -167,12 +168,12 @@ func (f *File) openContext(u *ib.Udata) error {
 	return nil
 }
 
-// commitContext and abortContext end openContext. Called without life.
+// commitContext and abortContext complete openContext. They are called without life.
 func (f *File) commitContext() { states.Step(&f.state, states.Context.Commit) }
 
 func (f *File) abortContext() {
 	if f.enter() != nil {
-		return // who ends the context ends it in the driver too
+		return // the thread that ends the context also ends it in the driver
 	}
 	defer f.life.RUnlock()
 	f.open.Lock()
@@ -182,7 +183,7 @@ func (f *File) abortContext() {
 	}
 }
 
-// dealloc ends the context in the driver, if there is one. Its objects are gone.
+// dealloc ends the context in the driver, if it exists there. Its objects must be destroyed.
 func (f *File) dealloc() {
 	if f.stop == nil {
 		return
@@ -192,11 +193,11 @@ func (f *File) dealloc() {
 	deallocContext(f.dev.ib, userContext{f})
 }
 
-// userContext is the file as the driver sees it.
+// userContext is the driver's interface to the file.
 type userContext struct{ f *File }
 
-// AllocShared implements ib.UserContext. What a zombie's queues hold stays until the last close: the program may still
-// have to find the last completions there.
+// AllocShared implements ib.UserContext. A zombie's queues stay charged until the last close, because the program may
+// still poll the last completions there.
 func (c userContext) AllocShared(size int) (ib.Shared, error) {
 	m, err := c.f.mem.Alloc(size)
 	if err != nil {
@@ -218,18 +219,17 @@ func (c userContext) LibraryFault(fault ib.LibraryFault) {
 	}
 }
 
-// abortObject destroys an object that could not be announced.
+// abortObject destroys an object whose response could not be delivered.
 func (f *File) abortObject(o *object) {
 	if f.enter() != nil {
-		return // who ends the context destroys it
+		return // the thread that ends the context destroys it
 	}
 	defer f.life.RUnlock()
 	f.destroyNow(o)
 	f.objects.remove(o)
 }
 
-// destroyObject destroys the object of a handle; also in a zombie, where it has no more to do than to take the handle
-// away. (uobj_get_destroy)
+// destroyObject destroys the object of a handle. In a zombie it only removes the handle. (uobj_get_destroy)
 //
 //verbena:held life
 func (f *File) destroyObject(handle uint32, k kind) (resource, error) {
@@ -248,7 +248,7 @@ func (f *File) destroyObject(handle uint32, k kind) (resource, error) {
 	return o.res, nil
 }
 
-// destroyNow destroys an object that cannot be left behind.
+// destroyNow destroys an object and logs a failure.
 func (f *File) destroyNow(o *object) {
 	if o.gone {
 		return
@@ -262,7 +262,7 @@ func (f *File) destroyNow(o *object) {
 	}
 }
 
-// leave takes everything off the device, in the order of dependency. (uverbs_destroy_ufile_hw)
+// leave destroys all objects on the device, in dependency order. (uverbs_destroy_ufile_hw)
 //
 //verbena:held life
 func (f *File) leave() {
@@ -279,11 +279,11 @@ func (f *File) leave() {
 	f.dealloc()
 }
 
-// destroyPatience is how long destroying one object may take before the next is not kept waiting.
+// destroyPatience is the wait for the destruction of one object before the next one starts.
 const destroyPatience = 20 * time.Millisecond
 
-// destroyEach destroys objects in their order, and waits until all are destroyed. One that takes long, since a call on it is
-// stopped in the memory of a process, is overtaken by the next.
+// destroyEach destroys objects in order, and waits for all of them. If one takes long because a call on it is blocked
+// on the memory of a process, the next one starts before it has ended.
 func (f *File) destroyEach(objects []*object) {
 	if len(objects) == 0 {
 		return
@@ -317,15 +317,15 @@ func (f *File) destroyEach(objects []*object) {
 	}
 }
 
-// flush completes what the program waits for with a flush error: it may poll its queues, which stay mapped, and make no
-// call that would tell it that the device has gone.
+// flush completes the program's outstanding requests with a flush error. The program may be polling its mapped queues
+// without any call that would report the removal of the device.
 //
 //verbena:held life
 func (f *File) flush() {
 	if f.stop == nil {
 		return
 	}
-	f.bells.silence() // what rings from now on is refused, and need not be completed
+	f.bells.silence() // later doorbells are rejected, and need no completion
 	if disassociateContext(f.dev.ib, userContext{f}) {
 		return
 	}
@@ -337,16 +337,16 @@ func (f *File) flush() {
 	}
 }
 
-// ending is the end of a context: of its objects, or of the file.
+// ending is the end of a context, or of the file.
 type ending struct {
 	f      *File
-	done   chan struct{} // closed when nothing of it is on the device
-	gaveUp chan struct{} // closed when that has taken too long to wait for
+	done   chan struct{} // closed when no object of the context is left on the device
+	gaveUp chan struct{} // closed when the wait has taken too long
 	once   sync.Once     // closes gaveUp
 }
 
-// enter begins a command: life is held for reading when it returns nil. While the context is being ended it waits for that;
-// EIO when it takes too long.
+// enter begins a command. It returns nil with life read-locked. While the context is being ended it waits, and returns
+// EIO if that takes too long.
 func (f *File) enter() error {
 	if f.life.TryRLock() {
 		return nil
@@ -362,10 +362,10 @@ func (f *File) enter() error {
 	return nil
 }
 
-// begin has a goroutine end the context, by f with life held for writing.
+// begin ends the context on a new goroutine, by calling f with life write-locked.
 func (f *File) begin(end func()) *ending {
 	e := &ending{f: f, done: make(chan struct{}), gaveUp: make(chan struct{})}
-	f.end.Store(e) // before the commands have to wait for life
+	f.end.Store(e) // before commands have to wait for life
 	go func() {
 		defer close(e.done)
 		f.life.Lock()
@@ -375,7 +375,7 @@ func (f *File) begin(end func()) *ending {
 	return e
 }
 
-// wait waits until the end has come, or else until expired, and reports which of them.
+// wait waits for the end or until expired. It returns false for the latter.
 func (e *ending) wait(expired <-chan struct{}) bool {
 	select {
 	case <-e.done:
@@ -391,13 +391,13 @@ func (e *ending) wait(expired <-chan struct{}) bool {
 	}
 }
 
-// expiry returns a channel that is closed when the grace for calls that are stopped is over, unless stop is called before.
+// expiry returns a channel that is closed after the grace period for blocked calls, unless stop is called before.
 func (s *Server) expiry() (expired <-chan struct{}, stop func() bool) {
 	c := make(chan struct{})
 	return c, time.AfterFunc(s.opts.Grace, func() { close(c) }).Stop
 }
 
-// disassociate begins to end the context because the device goes, unless Close has begun to.
+// disassociate begins to end the context because the device is removed, unless Close has begun that.
 func (f *File) disassociate() *ending {
 	f.ends.Lock()
 	defer f.ends.Unlock()
@@ -415,8 +415,8 @@ func (f *File) disassociate() *ending {
 	})
 }
 
-// abandon leaves a context behind whose end takes too long: its objects count no more as the device's, and its program hears
-// what others hear. They are destroyed when the calls on them return.
+// abandon abandons a context whose end takes too long: its objects no longer count as the device's, and its program
+// receives the usual events. The objects are destroyed when the calls on them return.
 func (f *File) abandon() {
 	n := 0
 	for o := range f.objects.all() {
@@ -427,8 +427,8 @@ func (f *File) abandon() {
 	f.events.end()
 }
 
-// Fail is for a caller that has recovered from a panic of one of the file's methods: what the device's locks and tables are
-// like is not known, and it is reset. It may not sleep.
+// Fail is called after a recovered panic of one of the file's methods. The state of the device's locks and tables is
+// unknown, so the device is reset. It may not sleep.
 func (f *File) Fail(why error) { user.Fail(f.dev.ib, why) }
 
 func (f *File) logf(format string, args ...any) {
@@ -436,9 +436,9 @@ func (f *File) logf(format string, args ...any) {
 		"dev", f.dev.Name(), "uid", f.proc.UID(), "pid", f.proc.PID(), "name", f.proc.Name())
 }
 
-// Close is the last close of the file: it waits for the commands that are in the midlayer, destroys everything, and
-// closes the Memory. What is stopped in the memory of a process it waits for no longer than ServerOptions.Grace; the rest
-// follows when the process answers, or has ended. It may sleep. (ib_uverbs_close)
+// Close is the last close of the file. It waits for commands in the midlayer, destroys everything, and closes the
+// Memory. It waits for calls blocked on the memory of a process no longer than ServerOptions.Grace; the rest follows
+// when the process responds or ends. It may sleep. (ib_uverbs_close)
 func (f *File) Close() {
 	f.ends.Lock()
 	if !states.Step(&f.state, states.Context.Close) {

@@ -15,7 +15,7 @@ import (
 	"verbena/umem"
 )
 
-// flatSpace is a program's memory: bytes from base on.
+// flatSpace is a program's memory: the bytes from base.
 type flatSpace struct {
 	base uint64
 	mem  []byte
@@ -61,7 +61,7 @@ func (s *flatSpace) WriteV(src [][]byte, addr uint64) error {
 	return nil
 }
 
-// fuzzProgram is a program that sends whatever it is given.
+// fuzzProgram is a program that sends arbitrary commands.
 type fuzzProgram struct {
 	space *flatSpace
 	acct  *umem.Account
@@ -92,8 +92,8 @@ func (p *fuzzProgram) SameFile(fd int) (dev, ino uint64, err error) {
 
 const fuzzBase = 0x10000
 
-// FuzzCommand gives a context commands of random bytes, each of which starts with its form and length: no panic,
-// errors that are errnos, and at the end nothing is left.
+// FuzzCommand sends random commands to a context; each starts with its form and length. It must not panic, errors must
+// wrap an errno, and no objects may remain.
 func FuzzCommand(f *testing.F) {
 	seed := func(cmds ...[]byte) {
 		var b []byte

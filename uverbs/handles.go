@@ -11,7 +11,7 @@ import (
 	"verbena/internal/states"
 )
 
-// kind is the kind of an object, in the order in which a context destroys them.
+// kind is the kind of an object. A context destroys its objects in the order of kinds.
 type kind uint8
 
 const (
@@ -30,12 +30,12 @@ func (k kind) String() string {
 	return [...]string{"QP", "AH", "MW", "MR", "SRQ", "CQ", "XRCD", "PD"}[k]
 }
 
-// resource is what stands behind a handle: one of the types *qpObject, *ahObject and so on.
+// resource is the object of a handle: one of the types *qpObject, *ahObject and so on.
 type resource interface {
 	kind() kind
-	// destroy frees it in the midlayer. It may sleep.
+	// destroy destroys it in the midlayer. It may sleep.
 	destroy() error
-	// Abandon takes it out of the device's account: it is destroyed after the device has gone. It may not sleep.
+	// Abandon excludes it from the device's counts, to be destroyed after the device has gone. It may not sleep.
 	Abandon()
 }
 
@@ -43,18 +43,18 @@ type resource interface {
 type object struct {
 	handle uint32
 	res    resource
-	// users counts the commands that use the object now; it is exclusive while the object is being made or
+	// users is the number of commands that use the object. It is exclusive while the object is being created or
 	// destroyed.
 	users atomic.Int32
-	// gone: destroyed in the midlayer. Only whoever has the object exclusively, or File.life, may look.
+	// gone: destroyed in the midlayer. Requires exclusive use of the object, or File.life.
 	gone bool
 
-	prev, next *object // in order of creation; under table.mu
+	prev, next *object // in creation order; under table.mu
 }
 
 const exclusive = -1
 
-// use takes a share in the object, EBUSY while somebody has it exclusively.
+// use takes a share of the object; EBUSY while a command uses it exclusively.
 func (o *object) use() error {
 	for {
 		n := o.users.Load()
@@ -67,19 +67,19 @@ func (o *object) use() error {
 	}
 }
 
-// publish ends the exclusive hold.
+// publish ends the exclusive use.
 func (o *object) publish() { o.users.Store(0) }
 
 // table holds the objects of one context. The zero table is empty.
 type table struct {
 	mu          sync.RWMutex
-	last        uint32 // the handle given out last
+	last        uint32 // the last handle assigned
 	objects     map[uint32]*object
-	first, tail *object // in order of creation
+	first, tail *object // in creation order
 }
 
-// add enters a new object, which the caller has exclusively until it calls publish. Handles count up, so that a
-// stale one is not soon taken for another's; those from 1 to 2^31-1 are given out, as in the kernel.
+// add adds a new object, which the caller uses exclusively until publish. Handles increase, so that a stale handle does
+// not soon refer to another object. They range from 1 to 2^31-1, as in the kernel.
 func (t *table) add(res resource) *object {
 	o := &object{res: res}
 	o.users.Store(exclusive)
@@ -107,7 +107,7 @@ func (t *table) add(res resource) *object {
 	return o
 }
 
-// remove takes the object out. The caller has it exclusively.
+// remove removes an object that the caller uses exclusively.
 func (t *table) remove(o *object) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -125,17 +125,17 @@ func (t *table) remove(o *object) {
 	o.prev, o.next = nil, nil
 }
 
-// find returns the object of a handle without taking a share, nil if there is none.
+// find returns the object of a handle without taking a share, or nil.
 func (t *table) find(handle uint32) *object {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return t.objects[handle]
 }
 
-// take returns the object of a handle for destruction, exclusively. ENOENT if there is none, EINVAL if it is of
-// another kind, EBUSY if somebody uses it. (rdma_lookup_get_uobject, UVERBS_LOOKUP_DESTROY)
+// take returns the object of a handle for destruction, with exclusive use. It returns ENOENT if there is none, EINVAL
+// if it is of another kind, EBUSY if a command uses it. (rdma_lookup_get_uobject, UVERBS_LOOKUP_DESTROY)
 func (t *table) take(handle uint32, k kind) (*object, error) {
-	t.mu.Lock() // not only for reading: see all
+	t.mu.Lock() // a write lock: see all
 	defer t.mu.Unlock()
 	o := t.objects[handle]
 	if o == nil {
@@ -150,8 +150,8 @@ func (t *table) take(handle uint32, k kind) (*object, error) {
 	return o, nil
 }
 
-// all yields the objects, latest first, with mu held for reading: one that nobody has exclusively is not destroyed
-// before the next is asked for.
+// all yields the objects, latest first, with mu read-locked. An object that is not used exclusively is not destroyed
+// before the next one is yielded.
 func (t *table) all() iter.Seq[*object] {
 	return func(yield func(*object) bool) {
 		t.mu.RLock()
@@ -164,14 +164,15 @@ func (t *table) all() iter.Seq[*object] {
 	}
 }
 
-// share is an object in use by a command.
+// share is an object that a command uses.
 type share[R resource] struct {
 	obj *object
 	res R
 }
 
-// lookup returns the object of a handle for use until done is called. EIO in a zombie, ENOENT if there is none, EINVAL
-// if it is of another kind, EBUSY while somebody has it exclusively. (rdma_lookup_get_uobject, UVERBS_LOOKUP_READ)
+// lookup returns the object of a handle, for use until done is called. It returns EIO in a zombie, ENOENT if there is
+// none, EINVAL if it is of another kind, EBUSY while a command uses it exclusively. (rdma_lookup_get_uobject,
+// UVERBS_LOOKUP_READ)
 func lookup[R resource](f *File, handle uint32) (share[R], error) {
 	if f.now() == states.ContextZombie {
 		return share[R]{}, errGone

@@ -14,21 +14,21 @@ import (
 const (
 	ioctlHdrSize = 24
 	attrSize     = 16
-	// maxIoctl is how long a header may say that its attributes are, in bytes (PAGE_SIZE).
+	// maxIoctl is the maximum length in bytes of header and attributes (PAGE_SIZE).
 	maxIoctl = 4096
-	// ioctlPeek is how much is read at once at first: header and attributes of most calls.
+	// ioctlPeek is the length of the first read: header and attributes of most calls.
 	ioctlPeek = ioctlHdrSize + 8*attrSize
 )
 
-// method is a method of the ioctl form, and the function that carries it out.
+// method is a method of the ioctl form with its function.
 type method struct {
 	verb.Method
-	spec *verb.Spec // nil: a driver's method
-	name string     // of a driver's method
+	spec *verb.Spec // nil: a method of the driver
+	name string     // of a method of the driver
 	run  func(*ioctlCall) error
 }
 
-// String returns the name in C without UVERBS_METHOD_.
+// String returns the C name without UVERBS_METHOD_.
 func (m *method) String() string {
 	if m.spec == nil {
 		return m.name
@@ -44,16 +44,16 @@ type methodID struct {
 // ioctlCall is one call of a method. (struct uverbs_attr_bundle)
 type ioctlCall struct {
 	call
-	addr  uint64 // of the attributes in the caller's memory
+	addr  uint64 // address of the attributes in the caller's memory
 	raw   []attribute
-	place map[uapi.AttrID]int // of the attributes that are there, in raw
+	place map[uapi.AttrID]int // indexes in raw of the attributes that were passed
 	outs  []output
-	// changed attributes are written back to the caller.
+	// changed marks attributes that are written back to the caller.
 	changed []bool
 }
 
-// Ioctl is an ioctl(2) with an argument at arg of the caller's memory: one method. ENOTTY if the request is not
-// RDMA_VERBS_IOCTL; EPROTONOSUPPORT if the method, or a mandatory attribute, is not known. Errors wrap a
+// Ioctl executes an ioctl(2) with an argument at arg of the caller's memory, which is one method. It returns ENOTTY if
+// the request is not RDMA_VERBS_IOCTL, EPROTONOSUPPORT if the method or a mandatory attribute is unknown. Errors wrap a
 // syscall.Errno. It may sleep. (ib_uverbs_ioctl)
 func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
 	if request != uapi.VerbsIoctl {
@@ -98,7 +98,7 @@ func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
 
 // readIoctl reads the header and the attributes.
 func readIoctl(space umem.Space, buf *commandBuffer, arg uint64) (hdr uapi.IoctlHdr, attrs []attribute, err error) {
-	// Up to the end of a page, what follows the header is there too.
+	// The rest of the page is mapped too, so it can be read in advance.
 	n := ioctlPeek
 	if left := umem.PageSize - arg%umem.PageSize; left < uint64(n) {
 		n = max(int(left), ioctlHdrSize)
@@ -176,7 +176,7 @@ func (c *ioctlCall) check(a *attribute, s *verb.Attr) error {
 	return nil
 }
 
-// has returns an attribute, nil if it was not given.
+// has returns an attribute, or nil if the caller did not pass it.
 func (c *ioctlCall) has(id uapi.AttrID) *attribute {
 	if i, ok := c.place[id]; ok {
 		return &c.raw[i]
@@ -184,7 +184,7 @@ func (c *ioctlCall) has(id uapi.AttrID) *attribute {
 	return nil
 }
 
-// value is a number in an attribute, EINVAL if it is more than most. (uverbs_get_const)
+// value returns a number in an attribute; EINVAL if it exceeds most. (uverbs_get_const)
 func (c *ioctlCall) value(id uapi.AttrID, most uint64) (uint64, error) {
 	v := c.has(id).Data
 	if v > most {
@@ -193,7 +193,8 @@ func (c *ioctlCall) value(id uapi.AttrID, most uint64) (uint64, error) {
 	return v, nil
 }
 
-// flags are those in an attribute, none if it was not given. EINVAL if one is not allowed. (uverbs_get_flags32)
+// flags returns the flags in an attribute, or 0 if the caller did not pass it; EINVAL if a flag is not allowed.
+// (uverbs_get_flags32)
 func (c *ioctlCall) flags(id uapi.AttrID, allowed uint32) (uint32, error) {
 	a := c.has(id)
 	if a == nil {
@@ -209,7 +210,8 @@ func (c *ioctlCall) flags(id uapi.AttrID, allowed uint32) (uint32, error) {
 	return uint32(v), nil
 }
 
-// uint32 and uint64 are the number in an attribute of that length, 0 if it was not given. (uverbs_copy_from)
+// uint32 and uint64 return the number in an attribute of that length, or 0 if the caller did not pass it.
+// (uverbs_copy_from)
 func (c *ioctlCall) uint32(id uapi.AttrID) uint32 { return uint32(c.uint64(id)) }
 
 func (c *ioctlCall) uint64(id uapi.AttrID) uint64 {
@@ -219,7 +221,7 @@ func (c *ioctlCall) uint64(id uapi.AttrID) uint64 {
 	return 0
 }
 
-// input is the bytes of an attribute, nil if it was not given.
+// input returns the bytes of an attribute, or nil if the caller did not pass it.
 func (c *ioctlCall) input(id uapi.AttrID) ([]byte, error) {
 	a := c.has(id)
 	if a == nil || a.Len == 0 {
@@ -228,7 +230,7 @@ func (c *ioctlCall) input(id uapi.AttrID) ([]byte, error) {
 	return c.bytes(a)
 }
 
-// bytes are those of an attribute. Up to 8 lie in the attribute itself.
+// bytes returns the bytes of an attribute. Up to 8 bytes are stored in the attribute itself.
 func (c *ioctlCall) bytes(a *attribute) ([]byte, error) {
 	if a.Len > maxCommand {
 		return nil, fmt.Errorf("attribute %d: %d bytes: %w", a.AttrID, a.Len, syscall.EINVAL)
@@ -242,10 +244,10 @@ func (c *ioctlCall) bytes(a *attribute) ([]byte, error) {
 	return b[:a.Len], nil
 }
 
-// attribute is one that was given.
+// attribute is an attribute that the caller passed.
 type attribute struct{ uapi.Attr }
 
-// number is what lies in the attribute itself.
+// number returns the value stored in the attribute itself.
 func (a *attribute) number() uint64 {
 	if a.Len == 4 {
 		var b [8]byte
@@ -255,7 +257,7 @@ func (a *attribute) number() uint64 {
 	return a.Data
 }
 
-// give has a new object's handle, or a descriptor, stored in the attribute itself when the call succeeds.
+// give sets the attribute's value to a new object's handle, or to a descriptor; it is stored when the call succeeds.
 func (c *ioctlCall) give(id uapi.AttrID, v uint64) {
 	i := c.place[id]
 	c.raw[i].Data = v
@@ -263,7 +265,7 @@ func (c *ioctlCall) give(id uapi.AttrID, v uint64) {
 	c.trace.gives(id, v)
 }
 
-// room is how long the buffer of an attribute is, 0 if it was not given.
+// room returns the length of an attribute's buffer, or 0 if the caller did not pass it.
 func (c *ioctlCall) room(id uapi.AttrID) int {
 	if a := c.has(id); a != nil {
 		return int(a.Len)
@@ -271,8 +273,8 @@ func (c *ioctlCall) room(id uapi.AttrID) int {
 	return 0
 }
 
-// output stores bytes in the buffer of an attribute, as much of them as there is room for, when the call succeeds,
-// and marks it as valid. What was not given is not stored. (uverbs_copy_to)
+// output stores bytes in the buffer of an attribute, truncated to its length, when the call succeeds, and marks the
+// attribute as valid. It does nothing if the caller did not pass the attribute. (uverbs_copy_to)
 func (c *ioctlCall) output(id uapi.AttrID, bufs ...[]byte) {
 	i, ok := c.place[id]
 	if !ok {
@@ -293,7 +295,7 @@ func (c *ioctlCall) output(id uapi.AttrID, bufs ...[]byte) {
 	c.changed[i] = true
 }
 
-// outputStruct does so with a structure, and clears the rest of the buffer. (uverbs_copy_to_struct_or_zero)
+// outputStruct is output for a structure; it also clears the rest of the buffer. (uverbs_copy_to_struct_or_zero)
 func (c *ioctlCall) outputStruct(id uapi.AttrID, b []byte) {
 	bufs := [][]byte{b}
 	for rest := c.room(id) - len(b); rest > 0; rest -= len(zeros) {
@@ -302,7 +304,7 @@ func (c *ioctlCall) outputStruct(id uapi.AttrID, b []byte) {
 	c.output(id, bufs...)
 }
 
-// deliver stores the outputs, and the attributes that have changed.
+// deliver stores the outputs and the changed attributes.
 func (c *ioctlCall) deliver() error {
 	for i := 0; i < len(c.raw); i++ {
 		if !c.changed[i] {

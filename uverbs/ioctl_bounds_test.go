@@ -9,14 +9,14 @@ import (
 	"verbena/uapi"
 )
 
-// TestIoctlLength checks the longest header that is accepted, and one with an attribute more.
+// TestIoctlLength checks the longest accepted header, and one with an attribute more.
 func TestIoctlLength(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
 	const most = (maxIoctl - ioctlHdrSize) / attrSize
 	for n, want := range map[int]syscall.Errno{0: 0, most: 0, most + 1: syscall.EINVAL} {
 		attrs := make([]uapi.Attr, n)
 		for i := range attrs {
-			attrs[i].AttrID = 0xfff // not known, and not mandatory
+			attrs[i].AttrID = 0xfff // unknown and optional
 		}
 		_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodQueryContext, attrs...)
 		wantErrno(t, fmt.Sprintf("%d attributes", n), err, want)
@@ -121,7 +121,8 @@ func TestDescriptorAttributes(t *testing.T) {
 	}
 }
 
-// TestDescribeAttributes checks that attributes are shown as numbers if they lie in the header, else by their length.
+// TestDescribeAttributes checks that attributes are formatted as numbers if their values are in the header, else by
+// their length.
 func TestDescribeAttributes(t *testing.T) {
 	var list []attribute
 	for i, n := range []uint16{0, 4, 8, 9} {

@@ -18,7 +18,7 @@ func uint32Bytes(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil,
 func uint64Bytes(v uint64) []byte { return binary.NativeEndian.AppendUint64(nil, v) }
 
 // methodRuns returns the function of each method in the table of verbs. (uverbs_std_types_*.c)
-func methodRuns() map[methodID]func(*ioctlCall) error { // not a variable: INVOKE_WRITE leads back to it
+func methodRuns() map[methodID]func(*ioctlCall) error { // not a variable: INVOKE_WRITE refers back to it
 	return map[methodID]func(*ioctlCall) error{
 		{uapi.ObjectDevice, uapi.MethodInvokeWrite}:   invokeWrite,
 		{uapi.ObjectDevice, uapi.MethodInfoHandles}:   infoHandles,
@@ -48,7 +48,7 @@ func methodRuns() map[methodID]func(*ioctlCall) error { // not a variable: INVOK
 	}
 }
 
-// methods are the methods of the table of verbs.
+// methods holds the methods of the table of verbs.
 var methods = map[methodID]*method{}
 
 func init() {
@@ -62,7 +62,7 @@ func init() {
 	}
 }
 
-// invokeWrite runs a command of the write form, whose parts are in attributes.
+// invokeWrite executes a command of the write form, whose parts are in attributes.
 // (UVERBS_HANDLER(UVERBS_METHOD_INVOKE_WRITE))
 func invokeWrite(c *ioctlCall) error {
 	number, err := c.value(uapi.AttrWriteCmd, math.MaxUint32)
@@ -90,7 +90,7 @@ func invokeWrite(c *ioctlCall) error {
 	if err := c.run(cmd.run); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	c.trace = nil // the response has been described
+	c.trace = nil // the response has been described already
 	err = c.finish(func() error {
 		if c.resp != nil {
 			c.output(uapi.AttrCoreOut, c.buffers()...)
@@ -107,7 +107,7 @@ func invokeWrite(c *ioctlCall) error {
 	return nil
 }
 
-// native runs a method that is not a command of the write form, and delivers what it has output.
+// native runs a method that is not a command of the write form, and delivers its outputs.
 func (c *ioctlCall) native(run func() error) error {
 	if err := c.run(func(*call) error { return run() }); err != nil {
 		return err
@@ -115,8 +115,8 @@ func (c *ioctlCall) native(run func() error) error {
 	return c.finish(c.deliver)
 }
 
-// infoHandles lists the handles of the objects of a type: none in a zombie, whose objects have been destroyed although
-// their handles can still be. (UVERBS_HANDLER(UVERBS_METHOD_INFO_HANDLES))
+// infoHandles lists the handles of the objects of a type. In a zombie the list is empty, because the objects have been
+// destroyed, although their handles can still be destroyed. (UVERBS_HANDLER(UVERBS_METHOD_INFO_HANDLES))
 func infoHandles(c *ioctlCall) error {
 	object, err := c.value(uapi.AttrInfoObjectID, math.MaxUint16)
 	if err != nil {
@@ -149,7 +149,7 @@ func infoHandles(c *ioctlCall) error {
 	})
 }
 
-// queryPort reports a port's state. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_PORT))
+// queryPort returns the state of a port. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_PORT))
 func queryPort(c *ioctlCall) error {
 	port, err := c.value(uapi.AttrQueryPortPortNum, math.MaxUint8)
 	if err != nil {
@@ -187,7 +187,7 @@ func getContext(c *ioctlCall) (err error) {
 	})
 }
 
-// queryContext reports what getContext did, to a process that has inherited the file.
+// queryContext returns the results of getContext, to a process that has inherited the file.
 // (UVERBS_HANDLER(UVERBS_METHOD_QUERY_CONTEXT))
 func queryContext(c *ioctlCall) error {
 	return c.native(func() error {
@@ -204,7 +204,7 @@ func (c *ioctlCall) outputContext(vectors, support uapi.AttrID) {
 	c.output(support, uint64Bytes(uint64(uapi.CoreSupportOptionalMRAccess)))
 }
 
-// queryGIDTable lists the valid GIDs of all ports. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_GID_TABLE))
+// queryGIDTable returns the valid GIDs of all ports. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_GID_TABLE))
 func queryGIDTable(c *ioctlCall) error {
 	if _, err := c.flags(uapi.AttrQueryGIDTableFlags, 0); err != nil {
 		return err
@@ -237,7 +237,7 @@ func queryGIDTable(c *ioctlCall) error {
 	})
 }
 
-// queryGIDEntry reports one GID, ENODATA if the entry is empty. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_GID_ENTRY))
+// queryGIDEntry returns one GID; ENODATA if the entry is empty. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_GID_ENTRY))
 func queryGIDEntry(c *ioctlCall) error {
 	if _, err := c.flags(uapi.AttrQueryGIDEntryFlags, 0); err != nil {
 		return err
@@ -266,7 +266,7 @@ func queryGIDEntry(c *ioctlCall) error {
 	})
 }
 
-// asyncEventAlloc makes an asynchronous event file; the first of a context is the one that its objects use.
+// asyncEventAlloc creates an asynchronous event file; the objects of a context use the first one.
 // (UVERBS_HANDLER(UVERBS_METHOD_ASYNC_EVENT_ALLOC))
 func asyncEventAlloc(c *ioctlCall) error {
 	err := c.run(func(*call) error {
@@ -278,7 +278,7 @@ func asyncEventAlloc(c *ioctlCall) error {
 			return err
 		}
 		c.reader, c.abort = reader, func() { c.f.events.discard(e) }
-		c.resp = make([]byte, 8) // the descriptor, which install fills in, as a signed number of 64 bits
+		c.resp = make([]byte, 8) // the descriptor as a signed 64-bit number, stored by install
 		return nil
 	})
 	if err != nil {

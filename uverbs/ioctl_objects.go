@@ -10,7 +10,7 @@ import (
 	"verbena/uapi"
 )
 
-// objectKinds are the types of objects that there are, in the numbers of the ioctl form.
+// objectKinds maps the object types of the ioctl form to kinds.
 var objectKinds = map[uapi.ObjectID]kind{
 	uapi.ObjectPD:   kindPD,
 	uapi.ObjectCQ:   kindCQ,
@@ -22,7 +22,7 @@ var objectKinds = map[uapi.ObjectID]kind{
 	uapi.ObjectXRCD: kindXRCD,
 }
 
-// handle is that of an object: a number of 32 bits in a field of 64.
+// handle returns the handle of an object: a 32-bit number in a 64-bit field.
 func (a *attribute) handle() (uint32, error) {
 	switch {
 	case a.Data > math.MaxInt64:
@@ -33,7 +33,7 @@ func (a *attribute) handle() (uint32, error) {
 	return uint32(a.Data), nil
 }
 
-// handleOf is the handle in an attribute, ENOENT if it was not given.
+// handleOf returns the handle in an attribute; ENOENT if the caller did not pass it.
 func (c *ioctlCall) handleOf(id uapi.AttrID) (uint32, error) {
 	a := c.has(id)
 	if a == nil {
@@ -42,7 +42,7 @@ func (c *ioctlCall) handleOf(id uapi.AttrID) (uint32, error) {
 	return a.handle()
 }
 
-// file is the descriptor in an attribute, -1 if it was not given.
+// file returns the descriptor in an attribute, or -1 if the caller did not pass it.
 func (c *ioctlCall) file(id uapi.AttrID) (int32, error) {
 	a := c.has(id)
 	if a == nil {
@@ -58,7 +58,7 @@ func (c *ioctlCall) file(id uapi.AttrID) (int32, error) {
 	return int32(fd), nil
 }
 
-// eventFile notes the asynchronous event file that a new object is to use instead of the context's first.
+// eventFile records the asynchronous event file that a new object uses instead of the context's first one.
 // (ib_uverbs_get_async_event)
 func (c *ioctlCall) eventFile(id uapi.AttrID) error {
 	fd, err := c.file(id)
@@ -75,7 +75,7 @@ func (c *ioctlCall) eventFile(id uapi.AttrID) error {
 	return nil
 }
 
-// create runs a method that makes an object, whose driver's data are attributes.
+// create runs a method that creates an object. The driver-private data are in attributes.
 func (c *ioctlCall) create(run func() error) (err error) {
 	if c.udata.In, err = c.input(uapi.AttrUHWIn); err != nil {
 		return err
@@ -90,7 +90,7 @@ func (c *ioctlCall) create(run func() error) (err error) {
 	})
 }
 
-// ioctlCreateCQ makes a completion queue. (UVERBS_HANDLER(UVERBS_METHOD_CQ_CREATE))
+// ioctlCreateCQ creates a completion queue. (UVERBS_HANDLER(UVERBS_METHOD_CQ_CREATE))
 func ioctlCreateCQ(c *ioctlCall) error {
 	flags, err := c.flags(uapi.AttrCreateCQFlags, uint32(uapi.CQFlagsTimestampCompletion|uapi.CQFlagsIgnoreOverrun))
 	if err != nil {
@@ -120,7 +120,7 @@ func ioctlCreateCQ(c *ioctlCall) error {
 	})
 }
 
-// ioctlCreateQP makes a queue pair. (UVERBS_HANDLER(UVERBS_METHOD_QP_CREATE))
+// ioctlCreateQP creates a queue pair. (UVERBS_HANDLER(UVERBS_METHOD_QP_CREATE))
 func ioctlCreateQP(c *ioctlCall) error {
 	b, err := c.input(uapi.AttrCreateQPCap)
 	if err != nil {
@@ -168,7 +168,7 @@ func ioctlCreateQP(c *ioctlCall) error {
 	})
 }
 
-// qpHandles fills in the objects that a new queue pair uses, which depend on its type.
+// qpHandles sets the handles of the objects that a new queue pair uses, depending on its type.
 func (c *ioctlCall) qpHandles(req *uapi.ExCreateQP) (err error) {
 	given := func(ids ...uapi.AttrID) bool {
 		return slices.ContainsFunc(ids, func(id uapi.AttrID) bool { return c.has(id) != nil })
@@ -190,7 +190,7 @@ func (c *ioctlCall) qpHandles(req *uapi.ExCreateQP) (err error) {
 			return misfit
 		}
 	default:
-		return nil // createQP says that there is no such type
+		return nil // createQP rejects unknown types
 	}
 	if req.PDHandle, err = c.handleOf(uapi.AttrCreateQPPDHandle); err != nil {
 		return err
@@ -208,7 +208,7 @@ func (c *ioctlCall) qpHandles(req *uapi.ExCreateQP) (err error) {
 	return err
 }
 
-// qpFlags fills in the options of a new queue pair. (check_creation_flags)
+// qpFlags sets the options of a new queue pair. (check_creation_flags)
 func (c *ioctlCall) qpFlags(req *uapi.ExCreateQP) error {
 	v, err := c.flags(uapi.AttrCreateQPFlags, uint32(qpCreateFlags|uapi.QPCreateSQSigAll))
 	if err != nil {
@@ -230,7 +230,7 @@ func (c *ioctlCall) qpFlags(req *uapi.ExCreateQP) error {
 	return nil
 }
 
-// ioctlCreateSRQ makes a shared receive queue. (UVERBS_HANDLER(UVERBS_METHOD_SRQ_CREATE))
+// ioctlCreateSRQ creates a shared receive queue. (UVERBS_HANDLER(UVERBS_METHOD_SRQ_CREATE))
 func ioctlCreateSRQ(c *ioctlCall) error {
 	typ, err := c.value(uapi.AttrCreateSRQType, math.MaxUint32)
 	if err != nil {
@@ -275,7 +275,7 @@ func ioctlCreateSRQ(c *ioctlCall) error {
 	})
 }
 
-// ioctlRegMR registers memory of the process, by its address. (UVERBS_HANDLER(UVERBS_METHOD_REG_MR))
+// ioctlRegMR registers memory of the process by address. (UVERBS_HANDLER(UVERBS_METHOD_REG_MR))
 func ioctlRegMR(c *ioctlCall) error {
 	byAddr, byFD := c.has(uapi.AttrRegMRAddr) != nil, c.has(uapi.AttrRegMRFD) != nil
 	if byFD != (c.has(uapi.AttrRegMRFDOffset) != nil) || byFD == byAddr {
@@ -310,7 +310,7 @@ func ioctlRegMR(c *ioctlCall) error {
 	})
 }
 
-// adviseMR tells what is soon to be done with memory. (UVERBS_HANDLER(UVERBS_METHOD_ADVISE_MR))
+// adviseMR announces the use of memory. (UVERBS_HANDLER(UVERBS_METHOD_ADVISE_MR))
 func adviseMR(c *ioctlCall) error {
 	advice, err := c.value(uapi.AttrAdviseMRAdvice, math.MaxUint32)
 	if err != nil {
@@ -347,8 +347,7 @@ func adviseMR(c *ioctlCall) error {
 	})
 }
 
-// queryMR tells what there is to know of a region, to a process that imports it.
-// (UVERBS_HANDLER(UVERBS_METHOD_QUERY_MR))
+// queryMR returns the attributes of a region to a process that imports it. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_MR))
 func queryMR(c *ioctlCall) error {
 	return c.native(func() error {
 		handle, err := c.handleOf(uapi.AttrQueryMRHandle)
@@ -368,7 +367,7 @@ func queryMR(c *ioctlCall) error {
 	})
 }
 
-// regDMABufMR would register a dma-buf, but its memory belongs to a kernel driver.
+// regDMABufMR rejects the registration of a dma-buf, whose memory belongs to a kernel driver.
 // (UVERBS_HANDLER(UVERBS_METHOD_REG_DMABUF_MR))
 func regDMABufMR(c *ioctlCall) error {
 	return c.native(func() error {
@@ -379,7 +378,7 @@ func regDMABufMR(c *ioctlCall) error {
 	})
 }
 
-// destroyer returns a method that destroys an object without anything to report.
+// destroyer returns a method that destroys an object and returns no data.
 func destroyer(id uapi.AttrID, k kind) func(*ioctlCall) error {
 	return func(c *ioctlCall) error {
 		return c.native(func() error {
@@ -397,7 +396,8 @@ func (c *ioctlCall) destroy(id uapi.AttrID, k kind) (resource, error) {
 	return c.f.destroyObject(handle, k)
 }
 
-// ioctlDestroyCQ reports how many events of the queue have been read. (UVERBS_HANDLER(UVERBS_METHOD_CQ_DESTROY))
+// ioctlDestroyCQ destroys a queue and returns the number of its events that have been read.
+// (UVERBS_HANDLER(UVERBS_METHOD_CQ_DESTROY))
 func ioctlDestroyCQ(c *ioctlCall) error {
 	return c.native(func() error {
 		res, err := c.destroy(uapi.AttrDestroyCQHandle, kindCQ)
@@ -411,7 +411,8 @@ func ioctlDestroyCQ(c *ioctlCall) error {
 	})
 }
 
-// ioctlDestroyQP reports how many events of the queue pair have been read. (UVERBS_HANDLER(UVERBS_METHOD_QP_DESTROY))
+// ioctlDestroyQP destroys a queue pair and returns the number of its events that have been read.
+// (UVERBS_HANDLER(UVERBS_METHOD_QP_DESTROY))
 func ioctlDestroyQP(c *ioctlCall) error {
 	return c.native(func() error {
 		res, err := c.destroy(uapi.AttrDestroyQPHandle, kindQP)
@@ -424,7 +425,8 @@ func ioctlDestroyQP(c *ioctlCall) error {
 	})
 }
 
-// ioctlDestroySRQ reports how many events of the queue have been read. (UVERBS_HANDLER(UVERBS_METHOD_SRQ_DESTROY))
+// ioctlDestroySRQ destroys a queue and returns the number of its events that have been read.
+// (UVERBS_HANDLER(UVERBS_METHOD_SRQ_DESTROY))
 func ioctlDestroySRQ(c *ioctlCall) error {
 	return c.native(func() error {
 		res, err := c.destroy(uapi.AttrDestroySRQHandle, kindSRQ)

@@ -14,7 +14,7 @@ func handleAttr(id uapi.AttrID, handle uint64) uapi.Attr {
 	return uapi.Attr{AttrID: id, Flags: uapi.AttrFMandatory, Data: handle}
 }
 
-// without drops the attribute of a number, with replaces it, or adds it.
+// without drops the attribute with a number; with replaces or adds it.
 func without(attrs []uapi.Attr, id uapi.AttrID) []uapi.Attr {
 	return slices.DeleteFunc(slices.Clone(attrs), func(a uapi.Attr) bool { return a.AttrID == id })
 }
@@ -48,8 +48,8 @@ func (p *program) qpAttrs(pd, cq uint32, user uint64, t uapi.QPType) []uapi.Attr
 	}
 }
 
-// A program that makes and destroys everything by methods, as newer libraries do. Its events go to the event files that
-// it names.
+// TestObjectsByMethods creates and destroys all objects by methods, as newer libraries do. Events are delivered to the
+// named event files.
 func TestObjectsByMethods(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byIoctl)
@@ -65,7 +65,7 @@ func TestObjectsByMethods(t *testing.T) {
 	after, err = p.ioctl(uapi.ObjectQP, uapi.MethodQPCreate, with(p.qpAttrs(pd, cq, 12, uapi.QPTRC), handleAttr(uapi.AttrCreateQPEventFD, uint64(events)))...)
 	must(t, err)
 	qp := uint32(dataOf(after, uapi.AttrCreateQPHandle))
-	if g := p.fakeQP(qp).QP().Init().Cap; g.MaxRecvWR != 6 || g.MaxSendWR != 6 { // the driver gives one more than is asked for
+	if g := p.fakeQP(qp).QP().Init().Cap; g.MaxRecvWR != 6 || g.MaxSendWR != 6 { // the driver grants one more than requested
 		t.Errorf("granted %+v", g)
 	}
 
@@ -99,7 +99,7 @@ func TestObjectsByMethods(t *testing.T) {
 	}
 }
 
-// What cannot be announced is not made.
+// TestMethodsUndone checks that an object is destroyed if its response cannot be delivered.
 func TestMethodsUndone(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byIoctl)
@@ -181,7 +181,7 @@ func TestRegMRByMethod(t *testing.T) {
 	wantErrno(t, "advice with an unknown flag", err, syscall.EINVAL)
 }
 
-// When the device has gone, destroying succeeds, everything else does not.
+// TestMethodsOfZombie checks that after the removal of the device destroying succeeds and all other methods fail.
 func TestMethodsOfZombie(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byIoctl)

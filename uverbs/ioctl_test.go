@@ -48,7 +48,7 @@ func TestIoctlHeader(t *testing.T) {
 	wantErrno(t, "not mapped", p.f.Ioctl(p, uapi.VerbsIoctl, 8), syscall.EFAULT)
 }
 
-// The argument may end where the mapping ends, and may be long.
+// TestIoctlAtTheEndOfMemory: the argument may end where the mapping ends, and may be long.
 func TestIoctlAtTheEndOfMemory(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byIoctl)
@@ -60,7 +60,7 @@ func TestIoctlAtTheEndOfMemory(t *testing.T) {
 		hdr := uapi.IoctlHdr{Length: uint16(ioctlHdrSize + attrs*attrSize), ObjectID: uapi.ObjectDevice, MethodID: uapi.MethodQueryContext, NumAttrs: uint16(attrs), DriverID: uapi.DriverRXE}
 		b := uapi.AppendTo(nil, &hdr)
 		for range attrs {
-			a := uapi.Attr{AttrID: 0xfff} // not known, and not mandatory
+			a := uapi.Attr{AttrID: 0xfff} // unknown and optional
 			b = uapi.AppendTo(b, &a)
 		}
 		at := mem[4096-len(b) : 4096]
@@ -138,7 +138,7 @@ func TestInvokeWriteAttributes(t *testing.T) {
 	p := w.start(byIoctl)
 	number := inline(uapi.AttrWriteCmd, 8, uint64(uapi.CmdAllocPD))
 	resp := p.alloc(16)
-	core := uapi.Attr{AttrID: uapi.AttrCoreIn, Len: 8} // in the attribute itself
+	core := uapi.Attr{AttrID: uapi.AttrCoreIn, Len: 8} // stored in the attribute itself
 	for _, test := range []struct {
 		name  string
 		attrs []uapi.Attr
@@ -167,7 +167,7 @@ func TestInvokeWriteAttributes(t *testing.T) {
 	}
 }
 
-// A context as newer libraries make it: by methods of its own, the asynchronous event file apart.
+// TestNativeContext creates a context as newer libraries do: by its own methods, without an asynchronous event file.
 func TestNativeContext(t *testing.T) {
 	w := newWorld(t)
 	p := w.open(byIoctl)

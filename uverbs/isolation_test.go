@@ -20,9 +20,8 @@ func hasHandle(t reflect.Type) bool {
 	return false
 }
 
-// TestOthersHandles: every command fails that names an object of another context, in whichever form it comes, and the
-// other context notices nothing. The intruder has no objects itself, or it would reach its own: handles are numbers of
-// one context.
+// TestOthersHandles checks that every command that names an object of another context fails, in each form, and does not
+// affect that context. The intruder has no objects, since handles are numbers of one context and it would use its own.
 func TestOthersHandles(t *testing.T) {
 	w := newSessionWorld(t)
 	p := w.open(t)
@@ -99,8 +98,8 @@ func TestOthersHandles(t *testing.T) {
 	}
 }
 
-// TestOthersKeys: a queue pair of one context cannot be made to use another's region, by any key that there is, nor to
-// reach into its connections.
+// TestOthersKeys checks that a queue pair of one context cannot use another context's region with any key, nor send
+// into its connections.
 func TestOthersKeys(t *testing.T) {
 	w := newSessionWorld(t)
 	p := w.open(t)
@@ -113,7 +112,7 @@ func TestOthersKeys(t *testing.T) {
 		name       string
 		op         uapi.WROpcode
 		lkey, rkey uint32
-		peer       uint32 // 0: of its own
+		peer       uint32 // 0: its own
 		want       uapi.WCStatus
 	}{
 		{"own keys", uapi.WRRDMAWrite, own.LKey, own.RKey, 0, uapi.WCSuccess},

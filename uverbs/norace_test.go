@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// With the race detector a goroutine that starts takes memory.
+// Under the race detector starting a goroutine allocates.
 func TestCompletionEventDoesNotAllocate(t *testing.T) {
 	p := newWorld(t).start(byWrite)
 	ch := p.channel()

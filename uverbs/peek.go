@@ -5,15 +5,15 @@ import (
 	"verbena/uapi"
 )
 
-// Peeker is a Caller whose memory can be read sooner, if less surely, than by its Space: what is read may be another program's. So
-// it is good for what makes no difference then, and concerns objects of the file alone: for which queue pair to ring, which queue
-// to arm.
+// Peeker is a Caller whose memory can be read faster, but less reliably, than through its Space: the data may be
+// another program's. It is used only where this makes no difference and only objects of the file are concerned: for the
+// queue pair to ring, and the queue to arm.
 type Peeker interface {
-	// Peek fills dst from addr. It reports false if it can't.
+	// Peek fills dst from addr. It returns false if it cannot.
 	Peek(dst [][]byte, addr uint64) bool
 }
 
-// peek reads n bytes into the buffer, nil if that cannot be done without a look at who calls.
+// peek reads n bytes into the buffer. It returns nil if the memory can only be read through the caller's Space.
 func (b *commandBuffer) peek(c Caller, addr uint64, n int) []byte {
 	p, ok := c.(Peeker)
 	if !ok {
@@ -26,18 +26,18 @@ func (b *commandBuffer) peek(c Caller, addr uint64, n int) []byte {
 	return b.iov[0]
 }
 
-// ringPeeked rings as the doorbell command at addr says. It reports false as ringHandle does, and when the command can only
-// be read by the caller's Space.
+// ringPeeked executes the doorbell command at addr. It returns false as ringHandle does, and if the command can only be
+// read through the caller's Space.
 func (f *File) ringPeeked(c Caller, buf *commandBuffer, addr uint64) (rang bool) {
 	b := buf.peek(c, addr, doorbellSize)
 	return b != nil && f.ringHandle(c, b)
 }
 
-// armSize is the length of a REQ_NOTIFY_CQ by ioctl(2), as libibverbs makes it.
+// armSize is the length of a REQ_NOTIFY_CQ by ioctl(2) in the form of libibverbs.
 const armSize = ioctlHdrSize + 2*attrSize
 
-// armPeeked arms a completion queue as the REQ_NOTIFY_CQ at addr says: next to doorbells, what programs call most often. It
-// reports false when what is there is anything else, or wrong, or can only be read by the caller's Space.
+// armPeeked executes the REQ_NOTIFY_CQ at addr, which is the most frequent call of programs after the doorbell. It
+// returns false if the memory contains another call, or an invalid one, or can only be read through the caller's Space.
 func (f *File) armPeeked(c Caller, buf *commandBuffer, addr uint64) (armed bool) {
 	if traceOf(c) != nil {
 		return false
@@ -56,7 +56,8 @@ func (f *File) armPeeked(c Caller, buf *commandBuffer, addr uint64) (armed bool)
 // armWriteSize is the length of a REQ_NOTIFY_CQ by write(2).
 var armWriteSize = cmdHdrSize + uapi.SizeOf[uapi.ReqNotifyCQ]()
 
-// armWritten arms a completion queue as the REQ_NOTIFY_CQ in b says, without what other commands need. It reports false as armPeeked does.
+// armWritten executes the REQ_NOTIFY_CQ in b without the overhead of other commands. It returns false as armPeeked
+// does.
 func (f *File) armWritten(c Caller, b []byte) (armed bool) {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
 	if hdr.Command != uint32(uapi.CmdReqNotifyCQ) || int(hdr.InWords)*4 != len(b) || traceOf(c) != nil || !f.byWrite.Load() {
@@ -66,7 +67,7 @@ func (f *File) armWritten(c Caller, b []byte) (armed bool) {
 	return ok && f.arm(c, req)
 }
 
-// arm arms a completion queue. It reports false if that fails, or would have to wait.
+// arm arms a completion queue. It returns false if that fails or would have to wait.
 func (f *File) arm(c Caller, req uapi.ReqNotifyCQ) (armed bool) {
 	if !f.life.TryRLock() {
 		return false
@@ -88,7 +89,7 @@ func driverOf(b []byte) uapi.DriverID {
 	return hdr.DriverID
 }
 
-// parseArm understands a REQ_NOTIFY_CQ by ioctl in the one form that libibverbs gives it.
+// parseArm parses a REQ_NOTIFY_CQ by ioctl in the form of libibverbs.
 func parseArm(b []byte) (req uapi.ReqNotifyCQ, ok bool) {
 	hdr, _ := uapi.Decode[uapi.IoctlHdr](b)
 	cmd, _ := uapi.Decode[uapi.Attr](b[ioctlHdrSize:])

@@ -11,7 +11,7 @@ import (
 	"verbena/uapi"
 )
 
-// armCall is a REQ_NOTIFY_CQ by ioctl, as libibverbs makes it.
+// armCall is a REQ_NOTIFY_CQ by ioctl in the form of libibverbs.
 type armCall struct {
 	hdr   uapi.IoctlHdr
 	attrs []uapi.Attr
@@ -35,15 +35,15 @@ func (a *armCall) bytes() []byte {
 	return b
 }
 
-// armed reports whether a completion makes an event.
+// armed reports whether a completion causes an event.
 func (p *program) armed(ch int, cq uint32) bool {
 	p.w.now(func() { p.fakeCQ(cq).Complete(ib.WC{}) })
 	events, _ := p.completions(ch)
 	return len(events) == 1
 }
 
-// TestArmPeeked: a queue is armed without a look at who calls if the call has the form that libibverbs gives it. Anything else
-// ends as it does without that.
+// TestArmPeeked checks that a queue is armed by peeking if the call has the form of libibverbs, and that all other
+// calls have the same result as without peeking.
 func TestArmPeeked(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -84,7 +84,7 @@ func TestArmPeeked(t *testing.T) {
 			test.change(call, pd)
 			b := p.store(append(call.bytes(), make([]byte, 64)...))
 
-			err := p.f.Ioctl(p, uapi.VerbsIoctl, addressOf(b)) // without a way to peek
+			err := p.f.Ioctl(p, uapi.VerbsIoctl, addressOf(b)) // without a Peeker
 			if !errors.Is(err, test.want) {
 				t.Errorf("%v, want %v", err, test.want)
 			}
@@ -116,8 +116,8 @@ func TestNotifyFlags(t *testing.T) {
 	}
 }
 
-// TestArmPeekedElsewhere: what is seen there may be another program's. It arms what it says, of this file, or nothing; and a zombie
-// says what it always says.
+// TestArmPeekedElsewhere checks that peeked data, which may be another program's, arm at most a queue of this file, and
+// that a zombie returns its usual errors.
 func TestArmPeekedElsewhere(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
 	ch := p.channel()
@@ -140,7 +140,7 @@ func TestArmPeekedElsewhere(t *testing.T) {
 	}
 }
 
-// TestArmPeekedFails: what the driver says of it is what the program hears.
+// TestArmPeekedFails checks that the program receives the driver's error.
 func TestArmPeekedFails(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
 	cq := p.createCQ(p.channel(), 7)

@@ -10,7 +10,7 @@ import (
 	"verbena/uapi"
 )
 
-// post sends work requests with the elements of all behind them, and returns which one was refused.
+// post sends work requests followed by the elements of all of them, and returns the number of the rejected one.
 func post[WR any](p *program, cmd uapi.Command, qp uint32, wrs []WR, sges []uapi.SGE) (uint32, error) {
 	req := uapi.PostSend{QPHandle: qp, WRCount: uint32(len(wrs)), SGECount: uint32(len(sges)), WQESize: uint32(uapi.SizeOf[WR]())}
 	b := enc(req)
@@ -73,7 +73,7 @@ func TestPostSend(t *testing.T) {
 		if g := p.fakeQP(ud).Sent()[0]; g.AH == nil || g.RemoteQPN != 0x11 || g.RemoteQKey != 0x22 {
 			t.Errorf("datagram: %+v", g)
 		}
-		must(t, silently(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah})) // is not in use any more
+		must(t, silently(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah})) // it is no longer in use
 
 		for _, test := range []struct {
 			name string
@@ -145,7 +145,7 @@ func TestPollCQ(t *testing.T) {
 			got[0].Opcode != uapi.WCRecv || got[0].QPNum != qp.QPN || got[0].SrcQP != 7 || got[0].ByteLen != 5 || got[0].PortNum != 1 {
 			t.Errorf("got %+v", got)
 		}
-		// Never more than there is room for, whatever is asked.
+		// Never more than the buffer holds, whatever the request.
 		if got := poll(1<<32-1, 3); len(got) != 3 || got[0].WRID != 2 {
 			t.Errorf("got %d", len(got))
 		}
@@ -164,7 +164,8 @@ func TestPollCQ(t *testing.T) {
 	})
 }
 
-// The port of an address on the way to RTR is that of INIT; a new address in SQD brings its port with it.
+// TestModifyPorts: in the transition to RTR the port of an address must be that of INIT; in SQD a new address sets the
+// port.
 func TestModifyPorts(t *testing.T) {
 	for _, test := range []struct {
 		name      string
@@ -213,7 +214,7 @@ func TestModifyPorts(t *testing.T) {
 	}
 }
 
-// controller is a Caller that may, or may not, have CAP_NET_RAW.
+// controller is a Caller with or without CAP_NET_RAW.
 type controller struct {
 	Caller
 	raw bool
@@ -221,14 +222,15 @@ type controller struct {
 
 func (c controller) NetRaw() bool { return c.raw }
 
-// A controlled Q_Key is for who has CAP_NET_RAW: with that of connection managers a program could end the connections of others.
+// TestControlledQKey checks that a controlled Q_Key requires CAP_NET_RAW. With the Q_Key of connection managers a
+// program could end the connections of other programs.
 func TestControlledQKey(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		caller Caller
 		mask   uapi.QPAttrMask
 		key    uint32
-		want   syscall.Errno // ENOENT: there is no such queue pair, which is looked for next
+		want   syscall.Errno // ENOENT: the queue pair does not exist, which is checked next
 	}{
 		{"without a capability", controller{raw: false}, uapi.QPAttrQKey, 0x80010000, syscall.EPERM},
 		{"a caller who does not say", struct{ Caller }{}, uapi.QPAttrQKey, 0x80010000, syscall.EPERM},

@@ -49,7 +49,7 @@ func newWorldWith(t *testing.T, opts ServerOptions) *world {
 	return worldWith(t, ib.NewDevice("rxe0", drv, t.Logf), drv, opts)
 }
 
-// worldOf is a server with a given device.
+// worldOf returns a server with a given device.
 func worldOf(t *testing.T, dev *ib.DeviceHandle, drv *ibfake.Driver) *world {
 	return worldWith(t, dev, drv, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 }
@@ -76,7 +76,7 @@ func worldWith(t *testing.T, dev *ib.DeviceHandle, drv *ibfake.Driver, opts Serv
 	return w
 }
 
-// notCharged checks that nobody holds anything. What a user gives back twice makes the ledger panic.
+// notCharged checks that no user is charged. A double release would make the ledger panic.
 func notCharged(t testing.TB, l *quota.Ledger) {
 	t.Helper()
 	var s []string
@@ -91,13 +91,13 @@ func notCharged(t testing.TB, l *quota.Ledger) {
 	}
 }
 
-// checkDescriptors fails the test if it ends with other descriptors than it began with.
+// checkDescriptors fails the test if the number of open descriptors has changed at its end.
 func checkDescriptors(t *testing.T) {
 	t.Helper()
 	before := descriptors(t)
 	t.Cleanup(func() {
 		var after map[string]string
-		testutil.Poll(func() bool { // a closed file may be held by its goroutine for a moment
+		testutil.Poll(func() bool { // a goroutine may hold a closed file for a moment
 			after = descriptors(t)
 			return len(after) <= len(before)
 		})
@@ -115,7 +115,7 @@ func descriptors(t *testing.T) map[string]string {
 	must(t, err)
 	fds := map[string]string{}
 	for _, e := range entries {
-		// The runtime makes its own when it first needs them.
+		// The runtime opens its own when it first needs them.
 		if what, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && what != "anon_inode:[eventpoll]" && what != "anon_inode:[eventfd]" {
 			fds[e.Name()] = what
 		}
@@ -130,7 +130,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// wantErrno checks what the program sees.
+// wantErrno checks the errno for the program.
 func wantErrno(t testing.TB, what string, err error, want syscall.Errno) {
 	t.Helper()
 	if want == 0 && err != nil || want != 0 && !errors.Is(err, want) {
@@ -138,7 +138,7 @@ func wantErrno(t testing.TB, what string, err error, want syscall.Errno) {
 	}
 }
 
-// memory is what a program would map.
+// memory is a Memory without mappings.
 type memory struct{ closed atomic.Int32 }
 
 func (m *memory) Alloc(size int) (ib.Shared, error) {
@@ -150,7 +150,7 @@ func (m *memory) Close() error {
 	return nil
 }
 
-// program stands for a program: it is this process, which has an open file and talks to it like the C library.
+// program acts as a program: it is this process, with an open file that it uses like the C library.
 type program struct {
 	t     *testing.T
 	w     *world
@@ -161,13 +161,13 @@ type program struct {
 	form  form
 
 	mu    sync.Mutex
-	arena []byte // what the service sees
+	arena []byte // the memory that the service accesses
 	used  int
 	fds   []int
 	async int
 }
 
-// form is how commands are sent.
+// form is the form in which commands are sent.
 type form int
 
 const (
@@ -179,7 +179,7 @@ func (f form) String() string { return [...]string{"write", "ioctl"}[f] }
 
 const arenaSize = 4 << 20
 
-// open opens the device; the test's end closes it.
+// open opens the device; it is closed at the end of the test.
 func (w *world) open(form form) *program {
 	w.t.Helper()
 	p := &program{t: w.t, w: w, mem: &memory{}, acct: umem.NewAccount(nil), form: form, async: -1}
@@ -207,7 +207,7 @@ func (w *world) open(form form) *program {
 	return p
 }
 
-// start opens the device and makes the context.
+// start opens the device and creates the context.
 func (w *world) start(form form) *program {
 	w.t.Helper()
 	p := w.open(form)
@@ -239,7 +239,7 @@ func (p *program) InstallFD(fd int, cloexec bool) (int, error) {
 	return n, err
 }
 
-// close is close(2) of a descriptor of the program.
+// close closes a descriptor of the program.
 func (p *program) close(fd int) {
 	p.mu.Lock()
 	p.fds = slices.DeleteFunc(p.fds, func(n int) bool { return n == fd })
@@ -259,7 +259,7 @@ func (p *program) alloc(n int) []byte {
 	defer p.mu.Unlock()
 	n = (n + 15) &^ 15
 	if p.used+n > len(p.arena) {
-		p.used = 0 // long tests come round; nothing small is still needed then
+		p.used = 0 // long tests wrap around; small allocations are not needed any more then
 	}
 	b := p.arena[p.used : p.used+n : p.used+n]
 	p.used += n
@@ -274,7 +274,7 @@ func (p *program) store(b []byte) []byte {
 	return m
 }
 
-// write writes a command as it is.
+// write writes a command unchanged.
 func (p *program) write(cmd []byte) error {
 	n, err := p.f.Write(p, addressOf(p.store(cmd)), len(cmd))
 	if err == nil && n != len(cmd) {
@@ -283,17 +283,17 @@ func (p *program) write(cmd []byte) error {
 	return err
 }
 
-// request is a command with everything that can be wrong about it.
+// rawCommand is a command of which each part can be invalid.
 type rawCommand struct {
 	extended  bool
 	number    uint32 // without flags
-	core      []byte // without the response's address
+	core      []byte // without the address of the response
 	driver    []byte
 	room      int // for the core's response
 	driverOut int
 }
 
-// send sends the command in the program's form and returns what it gets.
+// send sends the command in the program's form and returns its response.
 func (p *program) send(c rawCommand) (resp, driver []byte, err error) {
 	out := p.alloc(c.room + c.driverOut)[:c.room+c.driverOut]
 	for i := range out {
@@ -340,7 +340,8 @@ func (p *program) send(c rawCommand) (resp, driver []byte, err error) {
 	return resp, driver, err
 }
 
-// inline is an attribute that holds its data, input one that points to it if it is too long for that.
+// inline returns an attribute that contains its data; input returns one that points to them if they are too long for
+// that.
 func inline(id uapi.AttrID, n int, v uint64) uapi.Attr {
 	return uapi.Attr{AttrID: id, Len: uint16(n), Flags: uapi.AttrFMandatory, Data: v}
 }
@@ -353,7 +354,7 @@ func input(id uapi.AttrID, b []byte) uapi.Attr {
 	return a
 }
 
-// ioctl calls a method and returns the attributes as they are afterwards.
+// ioctl calls a method and returns the attributes after the call.
 func (p *program) ioctl(object uapi.ObjectID, method uapi.MethodID, attrs ...uapi.Attr) ([]uapi.Attr, error) {
 	hdr := uapi.IoctlHdr{
 		Length:   uint16(ioctlHdrSize + attrSize*len(attrs)),
@@ -385,7 +386,7 @@ func do[Resp, Req any](p *program, cmd uapi.Command, req Req) (Resp, error) {
 	return resp, err
 }
 
-// doWith does so with data for the driver and room for its answer.
+// doWith sends a plain command with driver-private data and a buffer for the driver's response.
 func doWith[Resp, Req any](p *program, cmd uapi.Command, req Req, driver []byte, driverOut int) (resp Resp, out []byte, err error) {
 	room := 0
 	if commands[uint32(cmd)].Answers {
@@ -409,7 +410,7 @@ func doEx[Resp, Req any](p *program, cmd uapi.ExCommand, req Req, driverOut int)
 	return resp, out, err
 }
 
-// silently is a command without a response.
+// none is the type of an empty response.
 type none struct{}
 
 func silently[Req any](p *program, cmd uapi.Command, req Req) error {
@@ -434,7 +435,7 @@ func (p *program) regMR(pd uint32) uapi.RegMRResp {
 	return resp
 }
 
-// channel makes a completion channel and returns its descriptor.
+// channel creates a completion channel and returns its descriptor.
 func (p *program) channel() int {
 	p.t.Helper()
 	resp, err := do[uapi.CreateCompChannelResp](p, uapi.CmdCreateCompChannel, uapi.CreateCompChannel{})
@@ -442,7 +443,7 @@ func (p *program) channel() int {
 	return int(resp.FD)
 }
 
-// createCQ makes a queue; channel is -1 for none, user the program's own handle.
+// createCQ creates a queue; channel is -1 for none, user the program's handle.
 func (p *program) createCQ(channel int, user uint64) uint32 {
 	p.t.Helper()
 	resp, err := do[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{UserHandle: user, CQE: 10, CompChannel: int32(channel)})
@@ -464,7 +465,7 @@ func (p *program) createAH(pd uint32) uint32 {
 	return resp.AHHandle
 }
 
-// fakeCQ and fakeQP are the driver's sides of the objects behind handles.
+// fakeCQ and fakeQP return the driver's sides of objects by handle.
 func (p *program) fakeCQ(handle uint32) *ibfake.CQ {
 	return p.w.handle.CQ(p.f.objects.find(handle).res.(*cqObject).CQ).(*ibfake.CQ)
 }
@@ -473,7 +474,7 @@ func (p *program) fakeQP(handle uint32) *ibfake.QP {
 	return p.w.handle.QP(p.f.objects.find(handle).res.(*qpObject).QP).(*ibfake.QP)
 }
 
-// readEvents reads what an event file has, without waiting; end tells that it is at its end.
+// readEvents reads the events of an event file without waiting; end reports the end of the file.
 func (p *program) readEvents(fd, size int) (records [][]byte, end bool) {
 	p.t.Helper()
 	p.settle()
@@ -493,7 +494,7 @@ func (p *program) readEvents(fd, size int) (records [][]byte, end bool) {
 	}
 }
 
-// completions are the user handles of the completion events that can be read now.
+// completions returns the user handles of the completion events that can be read now.
 func (p *program) completions(channel int) (users []uint64, end bool) {
 	p.t.Helper()
 	records, end := p.readEvents(channel, compRecordSize)
@@ -507,7 +508,7 @@ func (p *program) completions(channel int) (users []uint64, end bool) {
 	return users, end
 }
 
-// settle waits until the service has written what it can of the events that were raised.
+// settle waits until the service has written the raised events as far as possible.
 func (p *program) settle() {
 	e := &p.f.events
 	e.mu.Lock()
@@ -518,7 +519,7 @@ func (p *program) settle() {
 	}
 }
 
-// asyncEvents are the asynchronous events that can be read now, as "type:element".
+// asyncEvents returns the asynchronous events that can be read now, as "type:element".
 func (p *program) asyncEvents(fd int) (events []string, end bool) {
 	p.t.Helper()
 	records, end := p.readEvents(fd, asyncRecordSize)
@@ -532,7 +533,7 @@ func (p *program) asyncEvents(fd int) (events []string, end bool) {
 	return events, end
 }
 
-// now runs f, and the callbacks that come due by it before it returns.
+// now runs f and the callbacks that it makes due.
 func (w *world) now(f func()) {
 	w.handle.HoldCallbacks()
 	f()

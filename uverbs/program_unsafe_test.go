@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// addressOf is where b lies, which is outside of Go's heap.
+// addressOf returns the address of b, which is outside Go's heap.
 func addressOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
 
 // storeWord is a program's store into a shared queue.

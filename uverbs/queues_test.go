@@ -22,7 +22,7 @@ import (
 	"verbena/uapi"
 )
 
-// newRXEWorld is a server with a device that really has queues.
+// newRXEWorld returns a server with a device that has real queues.
 func newRXEWorld(t *testing.T) *world {
 	t.Helper()
 	checkDescriptors(t)
@@ -39,7 +39,7 @@ func newRXEWorld(t *testing.T) *world {
 	return worldOf(t, drv.Handle(), ibfake.New())
 }
 
-// createSRQ makes a shared receive queue and returns what the driver said, too.
+// createSRQ creates a shared receive queue and also returns the driver's response.
 func (p *program) createSRQ(pd uint32, req uapi.CreateXSRQ) (uapi.CreateSRQResp, uapi.RXECreateSRQResp) {
 	p.t.Helper()
 	req.PDHandle, req.MaxWR, req.MaxSGE = pd, 8, 1
@@ -67,7 +67,7 @@ func (p *program) rxeQP(req uapi.CreateQP) uapi.CreateQPResp {
 	return resp
 }
 
-// connect brings a queue pair up, towards another of the same device.
+// connect moves a queue pair to RTS, connected to another one of the same device.
 func (p *program) connect(handle, peer uint32, t uapi.QPType) {
 	p.t.Helper()
 	gid, err := p.w.dev.QueryGID(1, 1)
@@ -171,7 +171,7 @@ func TestSRQCommands(t *testing.T) {
 		}
 		p.expectEvents(fmt.Sprintf("%v:77", uapi.EventSRQLimitReached))
 
-		// Another size: the driver tells where.
+		// Another capacity: the driver returns the offset.
 		place := p.alloc(16)[:16]
 		_, _, err = doWith[none](p, uapi.CmdModifySRQ, uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrMaxWR, MaxWR: 100},
 			enc(uapi.RXEModifySRQCmd{MMapInfoAddr: addressOf(place)}), 0)
@@ -220,14 +220,15 @@ func TestSRQCommands(t *testing.T) {
 	})
 }
 
-// openXRCD opens the XRC domain of a descriptor; -1 for one of its own.
+// openXRCD opens the XRC domain of a descriptor; -1: a private one.
 func (p *program) openXRCD(fd, flags int) (uint32, error) {
 	r, err := do[uapi.OpenXRCDResp](p, uapi.CmdOpenXRCD, uapi.OpenXRCD{FD: uint32(fd), OFlags: uint32(flags)})
 	return r.XRCDHandle, err
 }
 
-// The whole of XRC by commands: one program sends, and another, which shares its domain by a file, receives by a target
-// that the first has made. The provider of rxe in libibverbs has no XRC, so that no program can show it.
+// TestXRCCommands tests XRC by commands: one program sends, and another one, which shares its domain through a file,
+// receives at a target that the first one has created. The rxe provider of libibverbs has no XRC, so a program cannot
+// test it.
 func TestXRCCommands(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
 		w := newRXEWorld(t)
@@ -269,9 +270,9 @@ func TestXRCCommands(t *testing.T) {
 		mra, mrb := a.regMR(pda), b.regMR(pdb)
 		ini := a.rxeQP(uapi.CreateQP{PDHandle: pda, SendCQHandle: cqa, QPType: uapi.QPTXRCIni})
 		a.connect(ini.QPHandle, tgt.QPN, uapi.QPTXRCIni)
-		b.connect(opened.QPHandle, ini.QPN, uapi.QPTXRCTgt) // also he who has opened it may
-		// A send that names no queue, since commands have no place for its number: the target goes to error, and both
-		// who have it open hear of it.
+		b.connect(opened.QPHandle, ini.QPN, uapi.QPTXRCTgt) // a program that has opened it may also modify it
+		// A send that names no queue, because commands have no field for its number: the target moves to the error
+		// state, and both programs receive the event.
 		srq, drv := b.createSRQ(pdb, uapi.CreateXSRQ{SRQType: uapi.SRQTXRC, XRCDHandle: xb, CQHandle: cqb})
 		if srq.SRQN == 0 || srq.SRQN != drv.SRQNum {
 			t.Errorf("numbers %d and %d", srq.SRQN, drv.SRQNum)
@@ -302,7 +303,7 @@ func TestXRCCommands(t *testing.T) {
 		for i, p := range []*program{a, b} {
 			p.expectEvents(fmt.Sprintf("%v:%d", uapi.EventQPReqErr, 5+i))
 		}
-		// The target is there until the last has closed it.
+		// The target exists until the last program has closed it.
 		r, err := do[uapi.DestroyQPResp](a, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: tgt.QPHandle})
 		must(t, err)
 		if r.EventsReported != 1 {
@@ -318,7 +319,7 @@ func TestXRCCommands(t *testing.T) {
 		if n := w.dev.Objects(); n.XRCD != 2 || n.QP != 2 {
 			t.Errorf("objects: %v", n)
 		}
-		b.f.Close() // takes the rest with it
+		b.f.Close() // destroys the rest
 		if n := w.dev.Objects(); n.XRCD != 0 || n.SRQ != 0 || n.QP != 1 {
 			t.Errorf("objects after the close: %v", n)
 		}
@@ -343,7 +344,7 @@ func TestMulticastCommands(t *testing.T) {
 		}
 		wantErrno(t, "detach before", detach(ud.QPHandle), syscall.EINVAL)
 		must(t, attach(ud.QPHandle, group))
-		must(t, attach(ud.QPHandle, group)) // is in it already
+		must(t, attach(ud.QPHandle, group)) // it is a member already
 		wantErrno(t, "no group", attach(ud.QPHandle, netip.MustParseAddr("10.0.0.1").As16()), syscall.EINVAL)
 		wantErrno(t, "a connected queue pair", attach(rc.QPHandle, group), syscall.EINVAL)
 		wantErrno(t, "no queue pair", attach(999, group), syscall.ENOENT)
@@ -352,15 +353,15 @@ func TestMulticastCommands(t *testing.T) {
 		must(t, detach(ud.QPHandle))
 		wantErrno(t, "detach twice", detach(ud.QPHandle), syscall.EINVAL)
 		must(t, attach(ud.QPHandle, group))
-		p.f.Close() // is not held up by the membership
+		p.f.Close() // the membership does not prevent it
 		if n := w.dev.Objects(); n != (ib.ObjectCounts{}) {
 			t.Errorf("left: %v", n)
 		}
 	})
 }
 
-// TestMulticastMemberships checks that each membership is charged once, up to the limit of the user, and given back by
-// a detach of the same GID and LID alone.
+// TestMulticastMemberships checks that each membership is charged once, up to the limit of the user, and released only
+// by a detach with the same GID and LID.
 func TestMulticastMemberships(t *testing.T) {
 	w := newRXEWorld(t)
 	limits := quota.Limits{}
@@ -375,7 +376,7 @@ func TestMulticastMemberships(t *testing.T) {
 		lid   uint16
 		want  syscall.Errno
 		text  string
-		held  uint64 // afterwards
+		held  uint64 // after the call
 	}{
 		{uapi.CmdAttachMcast, 1, 0, 0, "", 1},
 		{uapi.CmdAttachMcast, 1, 0, 0, "", 1},

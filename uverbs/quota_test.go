@@ -16,8 +16,8 @@ import (
 	"verbena/umem"
 )
 
-// TestQuota: each kind of object is charged to the user who opened the file, refused over the limit with the errno of the
-// kind, and given back by destroying it.
+// TestQuota checks that each kind of object is charged to the user who opened the file, rejected beyond the limit with
+// the errno of the kind, and released by its destruction.
 func TestQuota(t *testing.T) {
 	w := newWorld(t)
 	limits := quota.Limits{}
@@ -32,7 +32,7 @@ func TestQuota(t *testing.T) {
 	for _, k := range []struct {
 		kind    quota.Kind
 		each    uint64
-		held    int // before
+		held    int // before the call
 		errno   syscall.Errno
 		make    func() (uint32, error)
 		destroy func(uint32) error
@@ -125,8 +125,9 @@ func TestQuota(t *testing.T) {
 	w.open(byWrite)
 }
 
-// TestQuotaBalances: after any sequence of commands, some of which fail in the driver, at the delivery of the response, or
-// at a limit, and after the removal of the device in the middle of it, nothing is charged and nothing was given back twice.
+// TestQuotaBalances makes random sequences of commands, some of which fail in the driver, at the delivery of the
+// response or at a limit, and removes the device in between. In the end nothing may be charged, and nothing may have
+// been released twice.
 func TestQuotaBalances(t *testing.T) {
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -157,14 +158,14 @@ func balance(t *testing.T, r *rand.Rand) {
 		must(t, err)
 		programs, files = append(programs, p), append(files, f)
 	}
-	failing := false // what cannot be destroyed is left behind, so that it must not be aborted
+	failing := false // objects that cannot be destroyed remain, so they must not be aborted
 	send := func(i int, cmd uapi.Command, body []byte) {
 		c := commands[uint32(cmd)]
 		body = append(body, make([]byte, 16)...)
 		if c.Answers {
 			at := uint64(fuzzBase + 0x4000)
 			if r.IntN(8) == 0 && !failing {
-				at = 8 // nothing is there
+				at = 8 // nothing is mapped there
 			}
 			putUint64(body, at)
 		}

@@ -7,14 +7,14 @@ import (
 	"verbena/ib"
 )
 
-// WithCQ calls f with the completion queue that a program has under a handle on a device, which is not destroyed meanwhile. pid is
-// the number of the process that has opened the device; 0: any. ENOENT if there is none, EINVAL if several processes have one. f
-// may not sleep.
+// WithCQ calls f with the completion queue that a program has under a handle on a device, which is not destroyed
+// meanwhile. pid is the number of the process that opened the device; 0: any. It returns ENOENT if there is none,
+// EINVAL if several processes have one. f may not sleep.
 func (s *Server) WithCQ(dev *ib.Device, handle uint32, pid int, f func(*ib.CQ)) error {
 	return withObject(s, dev, handle, pid, "completion queue", func(o *cqObject) { f(o.CQ) })
 }
 
-// WithSRQ does the same with a shared receive queue.
+// WithSRQ is WithCQ for a shared receive queue.
 func (s *Server) WithSRQ(dev *ib.Device, handle uint32, pid int, f func(*ib.SRQ)) error {
 	return withObject(s, dev, handle, pid, "shared receive queue", func(o *srqObject) { f(o.SRQ) })
 }
@@ -45,7 +45,7 @@ func withObject[T resource](s *Server, dev *ib.Device, handle uint32, pid int, w
 	return nil
 }
 
-// withHandle calls f with the object of a handle, and reports false if there is none, or the context is being ended.
+// withHandle calls f with the object of a handle. It returns false if there is none, or the context is being ended.
 func withHandle[T resource](file *File, handle uint32, f func(T)) bool {
 	if !file.life.TryRLock() {
 		return false

@@ -21,7 +21,7 @@ type numbered struct {
 
 func (n numbered) PID() int { return n.pid }
 
-// TestReachByHandle checks which completion queue a handle and a process number name, for an operator.
+// TestReachByHandle checks the completion queue that a handle and a process number select, for an operator.
 func TestReachByHandle(t *testing.T) {
 	w := newWorld(t)
 	a, b, closed := w.start(byWrite), w.start(byWrite), w.start(byWrite)
@@ -133,7 +133,7 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// TestDoorbellByInvokeWrite checks the doorbell as a method, which has no short way.
+// TestDoorbellByInvokeWrite checks the doorbell by INVOKE_WRITE, which has no fast path.
 func TestDoorbellByInvokeWrite(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
 	qp := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
@@ -148,7 +148,7 @@ func TestDoorbellByInvokeWrite(t *testing.T) {
 	}
 }
 
-// TestDeviceGoesDuringGetContext checks that a context is not made if the device has gone since it was checked.
+// TestDeviceGoesDuringGetContext checks that a context is not created if the device is removed after the check.
 func TestDeviceGoesDuringGetContext(t *testing.T) {
 	w := newWorld(t)
 	p := w.open(byWrite)

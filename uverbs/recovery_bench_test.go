@@ -12,8 +12,8 @@ import (
 	"verbena/uapi"
 )
 
-// BenchmarkRecovery takes the time from a fatal event until the recovered device is registered, and open to programs,
-// with so many queue pairs of ten processes, each with a receive outstanding.
+// BenchmarkRecovery measures the time from a fatal event until the recovered device is registered and open to programs.
+// Ten processes have the given number of queue pairs, each with an outstanding receive.
 func BenchmarkRecovery(b *testing.B) {
 	for _, qps := range []int{1, 100, 10000} {
 		b.Run(fmt.Sprintf("qps=%d", qps), func(b *testing.B) {
@@ -49,7 +49,7 @@ func BenchmarkRecovery(b *testing.B) {
 			b.ReportMetric(0, "ns/op")
 			s.stop.Store(true)
 			for _, p := range procs {
-				p.run() // frees what it has
+				p.run() // destroys its objects
 			}
 			must(b, s.slot.Close())
 			s.srv.Close()
@@ -57,7 +57,7 @@ func BenchmarkRecovery(b *testing.B) {
 	}
 }
 
-// hold makes queue pairs, each with a receive outstanding.
+// hold creates queue pairs, each with an outstanding receive.
 func (p *soakProc) hold(b *testing.B, qps int) {
 	_, err := do[uapi.GetContextResp](p.program, uapi.CmdGetContext, uapi.GetContext{})
 	must(b, err)

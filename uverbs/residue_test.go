@@ -8,8 +8,8 @@ import (
 	"verbena/uapi"
 )
 
-// TestNoResidue: a response, and what fills the room after it, does not depend on what was in the buffer that the command was
-// read to.
+// TestNoResidue checks that a response, and the cleared rest of the buffer, do not depend on earlier contents of the
+// command buffer.
 func TestNoResidue(t *testing.T) {
 	fresh := commandBuffers.New
 	defer func() { commandBuffers.New = fresh }()
@@ -35,7 +35,7 @@ func TestNoResidue(t *testing.T) {
 				{extended: true, number: uint32(uapi.ExCmdQueryDevice), core: enc(uapi.ExQueryDevice{}), room: 512, driverOut: 64},
 			} {
 				runtime.GC()
-				runtime.GC() // the pools are empty
+				runtime.GC() // empties the pools
 				resp, driver, err := p.send(c)
 				must(t, err)
 				all = append(all, bytes.Clone(resp), bytes.Clone(driver))

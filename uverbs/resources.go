@@ -9,22 +9,22 @@ import (
 	"verbena/internal/states"
 )
 
-// ContextInfo tells what an open file holds. (rdma resource show)
+// ContextInfo describes the objects of an open file. (rdma resource show)
 type ContextInfo struct {
-	Device      string // of the midlayer, such as rxe0
+	Device      string // name in the midlayer, such as rxe0
 	File        string // such as uverbs0
 	PID         int
 	ProcessName string
 	UID         int
 	Owner       quota.ID // the user who is charged
-	// Zombie: the device has gone; the objects are handles only.
+	// Zombie: the device has gone; the objects are only handles.
 	Zombie bool
-	// Busy: the context is being ended, and what it holds cannot be told.
+	// Busy: the context is being ended, and its objects are unknown.
 	Busy bool
-	// PinnedPages are what the process's account holds, for all its files together.
+	// PinnedPages is the number of pages pinned by the process's account, for all its files together.
 	PinnedPages uint64
 
-	// In order of creation.
+	// In creation order.
 	PDs   []PDInfo
 	MRs   []MRInfo
 	MWs   []MWInfo
@@ -38,7 +38,7 @@ type ContextInfo struct {
 // PDInfo is a protection domain.
 type PDInfo struct {
 	Handle uint32
-	Uses   int // objects of it
+	Uses   int // number of its objects
 }
 
 // MRInfo is a registered region.
@@ -47,7 +47,7 @@ type MRInfo struct {
 	LKey, RKey uint32
 	IOVA       uint64
 	Length     uint64 // bytes
-	Pages      uint64 // charged
+	Pages      uint64 // number of charged pages
 }
 
 // MWInfo is a memory window.
@@ -61,8 +61,8 @@ type MWInfo struct {
 type CQInfo struct {
 	Handle  uint32
 	Entries int
-	Channel bool // it has a completion channel
-	Uses    int  // queues that complete on it
+	Channel bool // has a completion channel
+	Uses    int  // number of queues that complete on it
 }
 
 // QPInfo is a queue pair.
@@ -73,7 +73,7 @@ type QPInfo struct {
 	SRQ     uint32 // handle; 0 for none
 	Type    ib.QPType
 	State   ib.QPState
-	DestNum uint32 // of the peer's
+	DestNum uint32 // number of the peer
 	RQPSN   uint32
 	SQPSN   uint32
 }
@@ -85,16 +85,16 @@ type AHInfo struct{ Handle uint32 }
 type SRQInfo struct {
 	Handle uint32
 	PD     uint32 // handle
-	CQ     uint32 // handle, of an XRC queue
-	Num    uint32 // by which XRC senders name it
+	CQ     uint32 // handle; for an XRC queue
+	Num    uint32 // number for XRC senders
 	XRC    bool
-	MaxWR  uint32 // receives that there is room for
+	MaxWR  uint32 // capacity in receives
 }
 
 // XRCDInfo is an open XRC domain.
 type XRCDInfo struct{ Handle uint32 }
 
-// Resources tells what programs hold, by device and process; zombies of devices that have gone come last. It may sleep.
+// Resources describes the objects of programs, by device and process; zombies of former devices are last. It may sleep.
 func (s *Server) Resources() []ContextInfo {
 	s.mu.Lock()
 	gone := slices.Clone(s.gone)
@@ -110,8 +110,8 @@ func (s *Server) Resources() []ContextInfo {
 	return infos
 }
 
-// Info tells what the file holds; what is being made or destroyed is left out. It may sleep, but does not wait for the
-// process.
+// Info describes the objects of the file. It omits objects that are being created or destroyed. It may sleep, but does
+// not wait for the process.
 func (f *File) Info() ContextInfo {
 	state := f.now()
 	info := ContextInfo{
@@ -150,7 +150,7 @@ func (f *File) Info() ContextInfo {
 		case *qpObject:
 			q := QPInfo{Handle: o.handle, Num: r.Num(), PD: r.pd, SRQ: r.srq, Type: r.Type(), State: ib.QPErr}
 			if !o.gone {
-				a := r.Peek() // Query waits while the program's memory does not answer
+				a := r.Peek() // Query blocks while the program's memory does not respond
 				q.State, q.DestNum, q.RQPSN, q.SQPSN = a.State, a.DestQPN, a.RQPSN, a.SQPSN
 			}
 			info.QPs = append(info.QPs, q)

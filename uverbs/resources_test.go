@@ -47,7 +47,7 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// The limit of the process holds for all its registrations together.
+// TestRegistrationLimit checks that the limit of the process covers all its registrations together.
 func TestRegistrationLimit(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byIoctl)

@@ -16,31 +16,31 @@ import (
 	"verbena/uapi"
 )
 
-// UserABI is implemented by an [ib.Driver] that has a counterpart in user space. A driver without it has ABI version
-// 1 and takes the ioctls of any driver.
+// UserABI is implemented by an [ib.Driver] with a provider in user space. A driver without it has ABI version 1 and
+// accepts the ioctls of any driver.
 type UserABI interface {
-	// UserABI is the driver's number in the ioctl form (enum rdma_driver_id) and the version of its private data,
-	// which sysfs shows as uverbsN/abi_version (ib_device_ops.driver_id, uverbs_abi_ver).
+	// UserABI returns the number of the driver in the ioctl form (enum rdma_driver_id) and the version of its private
+	// data, shown in sysfs as uverbsN/abi_version (ib_device_ops.driver_id, uverbs_abi_ver).
 	UserABI() (driverID, version uint32)
 }
 
-// Counters is implemented by an [ib.Driver] that counts what happens; they appear in ports/1/hw_counters of sysfs.
+// Counters is implemented by an [ib.Driver] with counters, shown in sysfs in ports/1/hw_counters.
 type Counters interface {
-	// Stats may sleep.
+	// Stats returns the values by name. It may sleep.
 	Stats() map[string]uint64
 }
 
-// ServerOptions are the choices of NewServer.
+// ServerOptions holds the options of NewServer.
 type ServerOptions struct {
-	// CompVectors is how many completion vectors each device has; 0 stands for the number of processors.
+	// CompVectors is the number of completion vectors of each device; 0: the number of processors.
 	CompVectors int
-	// Log gets the rare messages about things that no caller can be told of, with the attributes uid, pid and name of the
-	// process that opened the file. nil discards.
+	// Log receives the rare messages that cannot be returned to a caller, with the attributes uid, pid and name of the
+	// process that opened the file. nil discards them.
 	Log *slog.Logger
-	// Grace is how long the removal of a device, and the close of a file, wait for calls that are stopped in the memory of
-	// a process which does not answer; 0 stands for 2 s.
+	// Grace limits the wait of a device's removal, and of a file's close, for calls blocked on the memory of an
+	// unresponsive process; 0: 2 s.
 	Grace time.Duration
-	// Kept keeps users charged for event files that their programs keep; nil does not.
+	// Kept keeps users charged for event files that their programs keep open; nil: no charge.
 	Kept *kept.Keeper
 }
 
@@ -53,8 +53,8 @@ type Server struct {
 	client ib.Client
 
 	mu       sync.Mutex
-	devices  []*Device // by minor number; nil where one is free
-	gone     []*Device // that have left zombies
+	devices  []*Device // by minor number; nil: free
+	gone     []*Device // removed devices that still have zombies
 	onChange []func()
 
 	onVerb atomic.Pointer[func(VerbCall) error] // nil: none
@@ -62,7 +62,7 @@ type Server struct {
 	pipes sync.Map // *quota.User to the chan struct{} of pipeGate.user
 }
 
-// pipeGate returns the bound of threads at the pipes of a context of a user.
+// pipeGate returns the limit of threads in calls on the pipes of a user's context.
 func (s *Server) pipeGate(u *quota.User) *pipeGate {
 	c, ok := s.pipes.Load(u)
 	if !ok {
@@ -71,7 +71,7 @@ func (s *Server) pipeGate(u *quota.User) *pipeGate {
 	return newPipeGate(c.(chan struct{}))
 }
 
-// NewServer makes a server and registers it as a client of core. Close it after the last File. It may sleep.
+// NewServer creates a server and registers it as a client of core. Close it after the last File. It may sleep.
 func NewServer(core *ib.Core, opts ServerOptions) (*Server, error) {
 	if opts.CompVectors <= 0 {
 		opts.CompVectors = runtime.NumCPU()
@@ -90,12 +90,12 @@ func NewServer(core *ib.Core, opts ServerOptions) (*Server, error) {
 	return s, nil
 }
 
-// Close takes the devices away from the programs, as if they had been unplugged. Files stay to be closed by those
-// who opened them. It may sleep.
+// Close removes the devices from the programs, as if they had been unplugged. Open files must still be closed by their
+// owners. It may sleep.
 func (s *Server) Close() { s.core.UnregisterClient(&s.client) }
 
-// QueuePairUser returns the user who is charged for a queue pair of a device; false if no program has one of that number.
-// It does not sleep.
+// QueuePairUser returns the user who is charged for a queue pair of a device; false if no program has a queue pair with
+// this number. It does not sleep.
 func (s *Server) QueuePairUser(dev *ib.Device, num uint32) (*quota.User, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,15 +109,15 @@ func (s *Server) QueuePairUser(dev *ib.Device, num uint32) (*quota.User, bool) {
 	return nil, false
 }
 
-// Devices are the present devices in the order of their minor numbers.
+// Devices returns the present devices in the order of their minor numbers.
 func (s *Server) Devices() []*Device {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(s.devices), func(d *Device) bool { return d == nil })
 }
 
-// OnChange has f called after a device has come, and after one has gone from Devices but before its contexts are
-// ended. f may sleep.
+// OnChange sets a function that is called after a device was added, and after one was removed from Devices but before
+// its contexts are ended. f may sleep.
 func (s *Server) OnChange(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,7 +174,7 @@ func (s *Server) remove(_ *ib.Device, data any) {
 	s.forget(d)
 }
 
-// forget drops a device that has gone when its last zombie has.
+// forget drops a removed device after its last zombie is closed.
 func (s *Server) forget(d *Device) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -185,8 +185,8 @@ func (s *Server) forget(d *Device) {
 	}
 }
 
-// Open opens a device by its name, such as uverbs0, for a process. The File owns m. ENODEV if there is no such
-// device, what quota.Error says if the user has too many open. (ib_uverbs_open)
+// Open opens a device by its name, such as uverbs0, for a process. The File owns m. It returns ENODEV if there is no
+// such device, or the error of quota.Error if the user has too many files open. (ib_uverbs_open)
 func (s *Server) Open(name string, p Process, m Memory) (*File, error) {
 	for _, d := range s.Devices() {
 		if d.Name() != name {
@@ -206,7 +206,7 @@ func (s *Server) Open(name string, p Process, m Memory) (*File, error) {
 	return nil, fmt.Errorf("open %s: no such device: %w", name, syscall.ENODEV)
 }
 
-// Device is a device as programs see it. (struct ib_uverbs_device)
+// Device is a device as seen by programs. (struct ib_uverbs_device)
 type Device struct {
 	srv         *Server
 	ib          *ib.Device
@@ -214,48 +214,48 @@ type Device struct {
 	name        string
 	ports       int
 	driverID    uapi.DriverID
-	checkDriver bool // the driver has a number that ioctls must name
+	checkDriver bool // ioctls must name the driver's number
 	abiVersion  int
-	methods     map[methodID]*method // the driver's
+	methods     map[methodID]*method // of the driver
 	sysfs       map[string]func() (string, error)
 
 	mu    sync.Mutex
-	gone  bool // no new files
+	gone  bool // no new files are opened
 	files map[*File]struct{}
 
 	xrc xrcDomains
 
-	queuePairs sync.Map // *qpObject by number; XRC targets, which belong to nobody, excepted
+	queuePairs sync.Map // *qpObject by number; without XRC targets, which are shared
 }
 
-// Name is the name of the device file, such as uverbs0.
+// Name returns the name of the device file, such as uverbs0.
 func (d *Device) Name() string { return d.name }
 
-// Minor is the device's number among all, from 0.
+// Minor returns the number of the device, counting from 0.
 func (d *Device) Minor() int { return d.minor }
 
-// IB is the device below.
+// IB returns the device of the midlayer.
 func (d *Device) IB() *ib.Device { return d.ib }
 
-// Counters are the driver's, nil if it has none.
+// Counters returns the counters of the driver, or nil.
 func (d *Device) Counters() Counters {
 	c, _ := ib.As[Counters](user.Driver(d.ib))
 	return c
 }
 
-// SysfsFiles are the driver's files in sysfs, by the path below /sys/class/infiniband/DEV.
+// SysfsFiles returns the driver's files in sysfs, by the path below /sys/class/infiniband/DEV.
 func (d *Device) SysfsFiles() map[string]func() (string, error) { return d.sysfs }
 
-// ABIVersion is the version of the commands, which sysfs shows as infiniband_verbs/abi_version.
+// ABIVersion returns the version of the commands, shown in sysfs as infiniband_verbs/abi_version.
 func (d *Device) ABIVersion() int { return uapi.ABIVersion }
 
-// DriverID is that of the driver, uapi.DriverUnknown if it has none.
+// DriverID returns the number of the driver, or uapi.DriverUnknown.
 func (d *Device) DriverID() uapi.DriverID { return d.driverID }
 
-// DriverABI is the version of the driver's private data, which sysfs shows as uverbsN/abi_version.
+// DriverABI returns the version of the driver's private data, shown in sysfs as uverbsN/abi_version.
 func (d *Device) DriverABI() int { return d.abiVersion }
 
-// usable is nil unless the device is in error, when nothing is made: it is for what the midlayer is not asked about.
+// usable returns nil unless the device is in error. It is for calls that do not reach the midlayer.
 func (d *Device) usable() error {
 	if d.ib.State() == ib.DeviceError {
 		return fmt.Errorf("the device is in error: %w", syscall.EIO)
@@ -283,8 +283,7 @@ func (d *Device) detach(f *File) {
 	}
 }
 
-// openFiles are the files that hold something on the device. One that is being closed is among them until it does
-// not.
+// openFiles returns the files with objects on the device, including files that are being closed and still have some.
 func (d *Device) openFiles() []*File {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -295,9 +294,9 @@ func (d *Device) openFiles() []*File {
 	return files
 }
 
-// disassociate makes zombies of the contexts. When it returns, nothing of theirs is on the device, but for those that are
-// stopped in the memory of a process which does not answer: all of them together get the grace, and are then abandoned. The
-// others do not wait for them. (ib_uverbs_free_hw_resources)
+// disassociate makes the contexts zombies. When it returns, none of their objects is on the device, except those of
+// contexts blocked on the memory of an unresponsive process. All blocked contexts share one grace period and are then
+// abandoned. The others do not wait for them. (ib_uverbs_free_hw_resources)
 func (d *Device) disassociate() {
 	d.mu.Lock()
 	d.gone = true

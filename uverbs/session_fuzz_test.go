@@ -30,12 +30,12 @@ import (
 	"verbena/umem"
 )
 
-// A fuzzer that knows the structure of commands: it lets a program lead whole sessions on a real rxe device, with
-// commands that are mostly right, then damages some of them, and scribbles into the queues that the device shares with
-// the program. Beside it lives a bystander, another process on the same device, of whose objects the program knows
-// every number. After each session nothing of the program may be left, and the bystander must have noticed nothing.
+// This fuzzer knows the structure of commands. A program runs whole sessions on a real rxe device, with mostly valid
+// commands. Some commands are damaged, and the shared queues are overwritten. A bystander, another process on the same
+// device, has objects whose numbers the program knows. After each session no object of the program may remain, and the
+// bystander must be unaffected.
 
-// lockedSpace is a flatSpace outside the Go heap that the device, its timers and the program may use at once.
+// lockedSpace is a flatSpace outside the Go heap that the device, its timers and the program may use concurrently.
 type lockedSpace struct {
 	mu sync.Mutex
 	flatSpace
@@ -72,14 +72,14 @@ func (s *lockedSpace) get(addr uint64, n int) []byte {
 	return bytes.Clone(s.mem[addr-s.base:][:n])
 }
 
-// queueMemory is a Memory whose regions a program may write into.
+// queueMemory is a Memory whose regions a program can overwrite.
 type queueMemory struct {
 	mu      sync.Mutex
 	regions [][]byte
 	bytes   int
 }
 
-// queueLimit is what one session may allocate, so that it stays quick.
+// queueLimit limits the allocations of one session, to keep it fast.
 const queueLimit = 4 << 20
 
 func (m *queueMemory) Alloc(size int) (ib.Shared, error) {
@@ -109,7 +109,7 @@ func (m *queueMemory) Close() error {
 	return nil
 }
 
-// sessionProgram is a process that leads a session.
+// sessionProgram is a process that runs a session.
 type sessionProgram struct {
 	fuzzProgram
 	space  *lockedSpace
@@ -125,7 +125,7 @@ type sessionProgram struct {
 
 func (p *sessionProgram) Space() umem.Space { return p.space }
 
-// The program's memory: where its data, its commands and their responses are.
+// The program's memory: its data, its commands and their responses.
 const (
 	sessionMemory   = 0x10000
 	sessionData     = fuzzBase
@@ -133,7 +133,7 @@ const (
 	sessionResponse = fuzzBase + 0xc000
 )
 
-// pool is a kind of number that commands name.
+// pool is a kind of number in commands.
 type pool int
 
 const (
@@ -150,14 +150,14 @@ const (
 	numPools
 )
 
-// sessionCommandKind is a command that sessions are made of.
+// sessionCommandKind is a command used in sessions.
 type sessionCommandKind struct {
 	number   uint32
 	extended bool
 	req      any  // of the request's type
-	resp     int  // room for the core's response
-	makes    pool // what the response names
-	driver   int  // room for the driver's answer
+	resp     int  // buffer size for the core's response
+	makes    pool // the kind of number in the response
+	driver   int  // buffer size for the driver's response
 }
 
 var sessionCommands = []sessionCommandKind{
@@ -200,7 +200,7 @@ var sessionCommands = []sessionCommandKind{
 	{number: uint32(uapi.ExCmdModifyCQ), extended: true, req: uapi.ExModifyCQ{}},
 }
 
-// sessionWorld is what all sessions of a process share.
+// sessionWorld is the state that all sessions of a process share.
 type sessionWorld struct {
 	dev   *ib.Device
 	srv   *Server
@@ -265,7 +265,7 @@ func (p *sessionProgram) close(t testing.TB) {
 	must(t, unix.Munmap(p.space.mem))
 }
 
-// command sends a command as it is built and returns what the response's place holds.
+// command sends a command and returns the contents of the response buffer.
 func (p *sessionProgram) command(number uint32, extended bool, core, driver []byte, room, driverRoom int) ([]byte, error) {
 	var b []byte
 	if extended {
@@ -286,7 +286,7 @@ func (p *sessionProgram) command(number uint32, extended bool, core, driver []by
 	return p.space.get(sessionResponse, room+driverRoom), err
 }
 
-// call sends a plain command that must succeed.
+// call1 sends a plain command that must succeed.
 func call1[Resp, Req any](t testing.TB, p *sessionProgram, cmd uapi.Command, req Req, tail []byte, driverRoom int) Resp {
 	t.Helper()
 	core := append(uapi.AppendTo(nil, &req), tail...)
@@ -301,7 +301,7 @@ func call1[Resp, Req any](t testing.TB, p *sessionProgram, cmd uapi.Command, req
 	return v
 }
 
-// bystander is a process with a connection from itself to itself, which must go on working.
+// bystander is a process with a connection to itself, which must keep working.
 type bystander struct {
 	*sessionProgram
 	mr   uapi.RegMRResp
@@ -326,7 +326,7 @@ func newBystander(t testing.TB, w *sessionWorld) *bystander {
 	}
 	for i := range o.qps {
 		for _, m := range connection(o.qps[i].QPHandle, o.qps[1-i].QPN, w.gid) {
-			m.Timeout, m.RetryCnt = 18, 7 // one second: it must not fail by being slow
+			m.Timeout, m.RetryCnt = 18, 7 // one second, so that it does not fail on a slow machine
 			call1[none](t, p, uapi.CmdModifyQP, m, nil, 0)
 		}
 	}
@@ -335,7 +335,7 @@ func newBystander(t testing.TB, w *sessionWorld) *bystander {
 	return o
 }
 
-// connection is the way of a reliable queue pair from RESET to RTS.
+// connection returns the transitions of a reliable queue pair from RESET to RTS.
 func connection(qp, dest uint32, gid ib.GID) []uapi.ModifyQP {
 	const access = uapi.AccessRemoteWrite | uapi.AccessRemoteRead | uapi.AccessRemoteAtomic
 	return []uapi.ModifyQP{
@@ -350,7 +350,7 @@ func connection(qp, dest uint32, gid ib.GID) []uapi.ModifyQP {
 	}
 }
 
-// check sends a message from the bystander to itself, and looks whether it is still what it was.
+// check sends a message from the bystander to itself, and checks that its objects are unchanged.
 func (o *bystander) check(t testing.TB) {
 	t.Helper()
 	o.seen++
@@ -383,7 +383,7 @@ func (o *bystander) check(t testing.TB) {
 	}
 }
 
-// objects are what the bystander has, but for the packet numbers, which move with its own messages.
+// objects returns the bystander's objects, without the packet sequence numbers, which its own messages change.
 func (o *bystander) objects() string {
 	info := o.file.Info()
 	for i := range info.QPs {
@@ -392,7 +392,7 @@ func (o *bystander) objects() string {
 	return fmt.Sprintf("%+v", info)
 }
 
-// awaitCompletion takes one completion, which must be of a work request of this id.
+// awaitCompletion polls one completion, which must have this ID.
 func (p *sessionProgram) awaitCompletion(t testing.TB, cq uint32, id uint64) uapi.WC {
 	t.Helper()
 	size := uapi.SizeOf[uapi.WC]()
@@ -423,7 +423,7 @@ func (p *fuzzProgram) closeFDs() {
 
 func concat[A, B any](a A, b B) []byte { return uapi.AppendTo(uapi.AppendTo(nil, &a), &b) }
 
-// script is the fuzzer's input: every decision of a session. At its end all decisions are 0.
+// script is the fuzzer's input: every decision of a session. After its end all decisions are 0.
 type script []byte
 
 func (s *script) byte() byte {
@@ -450,7 +450,7 @@ func (s *script) word() uint32 {
 	return binary.LittleEndian.Uint32(b[:])
 }
 
-// session leads a program by a script.
+// session runs a program by a script.
 type session struct {
 	t testing.TB
 	w *sessionWorld
@@ -458,7 +458,7 @@ type session struct {
 	s *script
 }
 
-// number picks from a pool, mostly; the rest is the bystander's, or anything.
+// number usually returns a number of a pool, and otherwise one of the bystander or any number.
 func (x *session) number(from []uint32) uint32 {
 	switch c := x.s.byte(); {
 	case len(from) > 0 && c < 224:
@@ -472,7 +472,7 @@ func (x *session) number(from []uint32) uint32 {
 	return x.s.word()
 }
 
-// fill decides on every field of a request, by what its name says it is.
+// fill sets every field of a request according to its name.
 func (x *session) fill(v reflect.Value) {
 	for i := range v.NumField() {
 		f, name := v.Field(i), v.Type().Field(i).Name
@@ -540,7 +540,7 @@ func (x *session) field(name string) uint64 {
 	case "CompMask", "Reserved", "DLID", "FlowLabel", "MLID", "OFlags", "MaxNumTags":
 		return 0
 	}
-	return 1 + uint64(x.s.byte()&15) // counts, numbers of small range, handles of its own
+	return 1 + uint64(x.s.byte()&15) // counts, numbers of small range, its own handles
 }
 
 var poolsByField = map[string]pool{
@@ -548,7 +548,7 @@ var poolsByField = map[string]pool{
 	"QPHandle": poolQP, "AHHandle": poolAH, "SRQHandle": poolSRQ, "MWHandle": poolMW, "XRCDHandle": poolXRCD,
 }
 
-// send sends a command of the table, damaged or not, in any of the three forms.
+// send sends a command of the table, possibly damaged, in any of the three forms.
 func (x *session) send(i int, damages int) {
 	c := &sessionCommands[i]
 	req := reflect.New(reflect.TypeOf(c.req)).Elem()
@@ -602,7 +602,7 @@ func (x *session) made(k pool, resp []byte) {
 func encodeValue(v reflect.Value) []byte {
 	var b bytes.Buffer
 	_ = binary.Write(&b, binary.NativeEndian, v.Interface())
-	// The structures have no holes but at their ends, which binary leaves out.
+	// The structures have padding only at the end, which binary omits.
 	return append(b.Bytes(), make([]byte, max(0, int(v.Type().Size())-b.Len()))...)
 }
 
@@ -628,7 +628,7 @@ func (x *session) damage(b []byte) {
 	binary.NativeEndian.PutUint32(b[at:], v)
 }
 
-// invoke is a command by INVOKE_WRITE.
+// invoke sends a command by INVOKE_WRITE.
 func (x *session) invoke(number uint32, extended bool, core, driver []byte, room, driverRoom int) ([]byte, error) {
 	if extended {
 		number |= uapi.CmdFlagExtended
@@ -665,7 +665,7 @@ func (x *session) ioctl(object uapi.ObjectID, method uapi.MethodID, attrs []uapi
 	return x.p.file.Ioctl(x.p, uapi.VerbsIoctl, sessionCommand)
 }
 
-// method calls a method with attributes that are at home in it, more or less.
+// method calls a method with more or less suitable attributes.
 func (x *session) method() {
 	ids := slices.SortedFunc(mapKeys(methods), func(a, b methodID) int {
 		return int(a.object)<<16 + int(a.method) - int(b.object)<<16 - int(b.method)
@@ -712,7 +712,7 @@ func mapKeys[K comparable, V any](m map[K]V) func(func(K) bool) {
 	}
 }
 
-// connect takes a queue pair to a state where it can be sent to and from.
+// connect moves a queue pair to a state in which it can receive and send.
 func (x *session) connect() {
 	qp, dest := x.number(x.p.handles[poolQP]), x.number(x.p.qpns)
 	way := connection(qp, dest, x.w.gid)
@@ -765,7 +765,7 @@ func (x *session) post() {
 	x.errno(err)
 }
 
-// scribble writes into a shared queue, which starts with indices, and then rings.
+// scribble overwrites a shared queue, which starts with indices, and then rings.
 func (x *session) scribble() {
 	m := x.p.mem
 	m.mu.Lock()
@@ -800,7 +800,7 @@ func (x *session) doorbell() {
 	x.errno(err)
 }
 
-// errno: errors are what a program can be told.
+// errno checks that an error wraps an errno for a program.
 func (x *session) errno(err error) {
 	var errno syscall.Errno
 	if err != nil && !errors.As(err, &errno) {
@@ -808,9 +808,9 @@ func (x *session) errno(err error) {
 	}
 }
 
-// run leads a session to its end.
+// run runs a session to its end.
 func (x *session) run() {
-	if x.s.byte() != 0xff { // or else the program must find the way itself
+	if x.s.byte() != 0xff { // otherwise the script must find the sequence itself
 		given := x.s
 		x.s = new(script)
 		for _, number := range []uapi.Command{uapi.CmdGetContext, uapi.CmdAllocPD, uapi.CmdRegMR, uapi.CmdCreateCompChannel, uapi.CmdCreateCQ,
@@ -856,11 +856,11 @@ func (x *session) event() {
 	}
 }
 
-// sessionHang is long beyond what any session takes.
+// sessionHang is far longer than any session.
 const sessionHang = 2 * time.Minute
 
-// FuzzSession leads a program by a script, beside a bystander. Nothing may crash, hang, or be left, and the bystander
-// notices nothing.
+// FuzzSession runs a program by a script, beside a bystander. Nothing may crash, hang, or remain, and the bystander
+// must be unaffected.
 func FuzzSession(f *testing.F) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for range 24 {

@@ -30,19 +30,19 @@ import (
 	"verbena/umem"
 )
 
-// A device goes through resets, unplugs and plugs at every kind of moment, while ten processes and a consumer in this
-// process, with more than fifty queue pairs, keep it busy. Nobody may hang, nothing may be left, and every work request
-// is completed exactly once.
+// A device is reset, unplugged and plugged at every kind of moment, while ten processes and a consumer in this process
+// keep it busy with more than fifty queue pairs. No call may hang, no object may remain, and every work request must
+// complete exactly once.
 
 const (
 	soakProcesses = 10
-	soakQPs       = 4 // of a process
+	soakQPs       = 4 // per process
 	soakKernelQPs = 12
-	soakDepth     = 8 // send work requests of a queue pair
+	soakDepth     = 8 // send work requests per queue pair
 	soakMessage   = 256
 )
 
-// soakCycles is how many cycles of a kind to run: make soak-reset sets the variables.
+// soakCycles returns the number of cycles of a kind: make soak-reset sets the variables.
 func soakCycles(name string, short int) int {
 	if n, err := strconv.Atoi(os.Getenv(name)); err == nil {
 		return n
@@ -56,9 +56,9 @@ type soak struct {
 	srv   *Server
 	slot  *slot.Slot
 	stop  atomic.Bool
-	lives atomic.Int64 // user contexts that came to work
+	lives atomic.Int64 // user contexts that have started to work
 	dones atomic.Int64 // completions
-	flush atomic.Int64 // of them, flushed
+	flush atomic.Int64 // flushed completions
 	wg    sync.WaitGroup
 }
 
@@ -80,14 +80,14 @@ func newSoak(t testing.TB) *soak {
 	return s
 }
 
-// ledger counts what was posted and what was completed.
+// ledger counts posted and completed requests.
 type ledger struct {
 	s    *soak
 	who  string
 	mu   sync.Mutex
 	next uint64
-	open map[uint64]bool // whether the device must have taken it
-	seen map[uint64]bool // completed; kept for a while to find those that complete twice
+	open map[uint64]bool // the value is true once the device must have accepted the request
+	seen map[uint64]bool // completed; kept for a while to find double completions
 }
 
 func newLedger(s *soak, who string) *ledger {
@@ -102,14 +102,14 @@ func (l *ledger) post() uint64 {
 	return l.next
 }
 
-// drop says that the work request was not posted.
+// drop records that the work request was not posted.
 func (l *ledger) drop(id uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.open, id)
 }
 
-// taken says that the device knows all that was posted.
+// taken records that the device has accepted all posted requests.
 func (l *ledger) taken() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -140,7 +140,7 @@ func (l *ledger) count() int {
 	return len(l.open)
 }
 
-// settle checks that nothing is outstanding which the device has taken.
+// settle checks that no request accepted by the device is outstanding.
 func (l *ledger) settle() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -151,11 +151,11 @@ func (l *ledger) settle() {
 	}
 }
 
-// soakProc is a user process; its program lives again and again.
+// soakProc is a user process that runs its program repeatedly.
 type soakProc struct {
 	*program
 	s      *soak
-	waits  bool // it sleeps in its completion channel, rather than poll
+	waits  bool // it sleeps in its completion channel instead of polling
 	data   []byte
 	rnd    *rand.Rand
 	zombie []func()
@@ -179,7 +179,7 @@ func (p *soakProc) run() {
 		if !p.live() {
 			time.Sleep(100 * time.Microsecond)
 		}
-		// Zombies stay for a while beside the next life.
+		// Zombies remain for a while beside the next context.
 		for len(p.zombie) > p.rnd.IntN(3) {
 			p.zombie[0]()
 			p.zombie = p.zombie[1:]
@@ -196,7 +196,7 @@ func (p *soakProc) run() {
 	must(p.s.t, unix.Munmap(p.data))
 }
 
-// gone tells an error that a program gets because its device goes from all others.
+// gone reports whether an error is due to the removal of the device.
 func (p *soakProc) gone(what string, err error) bool {
 	if err == nil {
 		return false
@@ -207,7 +207,7 @@ func (p *soakProc) gone(what string, err error) bool {
 	return true
 }
 
-// soakContext is one life.
+// soakContext is one run of the program.
 type soakContext struct {
 	*soakProc
 	f       *File
@@ -225,7 +225,7 @@ type soakContext struct {
 type soakQP struct {
 	handle uint32
 	sq, rq userRing
-	out    int // sends outstanding
+	out    int // outstanding sends
 }
 
 func (m *queueMemory) ring(mi uapi.MMInfo) userRing {
@@ -234,7 +234,7 @@ func (m *queueMemory) ring(mi uapi.MMInfo) userRing {
 	return userRing{m.regions[mi.Offset>>32-1]}
 }
 
-// live leads one life; false if the device was not there.
+// live runs the program once; it returns false if the device was absent.
 func (p *soakProc) live() bool {
 	x := &soakContext{soakProc: p, mem: &queueMemory{}, async: -1, book: newLedger(p.s, "a process")}
 	var err error
@@ -279,7 +279,7 @@ func (p *soakProc) live() bool {
 	return true
 }
 
-// setup makes the objects and connects the queue pairs, each with its neighbour.
+// setup creates the objects and connects each queue pair to its neighbour.
 func (x *soakContext) setup() bool {
 	p := x.program
 	ctx, err := do[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
@@ -322,7 +322,7 @@ func (x *soakContext) setup() bool {
 	gid := ib.GIDFromAddr(netip.MustParseAddr("10.0.0.1"))
 	for i := range x.qps {
 		for _, m := range connection(x.qps[i].handle, nums[i^1], gid) {
-			m.Timeout, m.RetryCnt, m.RNRRetry = 20, 7, 7 // four seconds: it must not fail by being slow
+			m.Timeout, m.RetryCnt, m.RNRRetry = 20, 7, 7 // four seconds, so that it does not fail on a slow machine
 			if x.gone("modify qp", silently(p, uapi.CmdModifyQP, m)) {
 				return false
 			}
@@ -348,7 +348,7 @@ func (x *soakContext) recv(i int) {
 	}
 }
 
-// work posts, rings and takes completions, until the device goes or the test stops.
+// work posts, rings and polls until the device is removed or the test stops.
 func (x *soakContext) work() bool {
 	if x.s.stop.Load() {
 		return false
@@ -372,7 +372,7 @@ func (x *soakContext) work() bool {
 		x.book.taken()
 	}
 	if x.waits {
-		// What has come before the notification was asked for is polled below, once for each of them.
+		// Completions that arrived before the notification request are polled below, once for each.
 		if x.gone("req notify", silently(x.program, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: x.cq})) {
 			return false
 		}
@@ -395,7 +395,7 @@ func (x *soakContext) work() bool {
 	return x.drain()
 }
 
-// drain takes the completions that are there, false if one of them was flushed.
+// drain polls the available completions; it returns false if one of them was flushed.
 func (x *soakContext) drain() bool {
 	fine := true
 	for {
@@ -417,7 +417,7 @@ func (x *soakContext) drain() bool {
 	}
 }
 
-// fatal waits until the asynchronous events say that the device has gone, as a program would that has seen an error.
+// fatal waits for the asynchronous event that the device has gone, as a program would after an error.
 func (x *soakContext) fatal() {
 	var last uapi.AsyncEventDesc
 	var b [asyncRecordSize]byte
@@ -440,7 +440,7 @@ func (x *soakContext) fatal() {
 	}
 }
 
-// bury does what may be done with a zombie: nothing but destroy.
+// bury does what a zombie allows: destroying.
 func (x *soakContext) bury() {
 	if x.f.now() != states.ContextZombie {
 		return
@@ -449,7 +449,7 @@ func (x *soakContext) bury() {
 		x.s.t.Errorf("alloc pd of a zombie: %v", err)
 	}
 	for i, q := range x.qps {
-		if i%2 == 0 { // the rest is for the last close
+		if i%2 == 0 { // the last close destroys the rest
 			if _, err := do[uapi.DestroyQPResp](x.program, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: q.handle}); err != nil {
 				x.s.t.Errorf("destroy qp of a zombie: %v", err)
 			}
@@ -468,7 +468,7 @@ type soakKernel struct {
 	mr   *ib.MR
 	addr uint64
 	book *ledger
-	room []atomic.Int32 // of send queues, by queue pair
+	room []atomic.Int32 // free entries of send queues, by queue pair
 	stop atomic.Bool
 	over chan struct{}
 }
@@ -546,8 +546,8 @@ func (k *soakKernel) setup(d *ib.Device, mem umem.Space) (err error) {
 	return err
 }
 
-// sge is one message's place: the first is what all send, and each queue pair receives into another one, since different
-// queue pairs read and write at the same time.
+// sge returns the memory of one message. All queue pairs send the first one, and each receives into another one,
+// because different queue pairs read and write concurrently.
 func (k *soakKernel) sge(place int) []ib.SGE {
 	return []ib.SGE{{Addr: k.addr + uint64(place)*soakMessage, Length: soakMessage, LKey: k.mr.LKey()}}
 }
@@ -607,7 +607,7 @@ func (k *soakKernel) destroy() {
 	for _, qp := range k.qps {
 		must(k.s.t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	}
-	// The handler may be about to post a receive: what a queue pair in ERR takes it flushes (ib_drain_qp).
+	// The handler may be about to post a receive: a queue pair in ERR flushes receives that it accepts (ib_drain_qp).
 	for deadline := time.Now().Add(time.Minute); k.cq != nil && k.book.count() > 0 && time.Now().Before(deadline); {
 		k.drain()
 		runtime.Gosched()
@@ -626,15 +626,15 @@ func (k *soakKernel) destroy() {
 	}
 }
 
-// soakUntil waits for as long as it takes: the watchdog of a cycle bounds it. It looks more often than testutil.Poll,
-// since a cycle is to begin while all is busy.
+// soakUntil waits without a limit, because a watchdog limits each cycle. It checks more often than testutil.Poll,
+// because a cycle should start while everything is busy.
 func soakUntil(f func() bool) {
 	for !f() {
 		time.Sleep(50 * time.Microsecond)
 	}
 }
 
-// busy waits until the device has all its queue pairs, and each consumer something in flight.
+// busy waits until the device has all its queue pairs, and each consumer has requests in flight.
 func (s *soak) busy() {
 	soakUntil(func() bool {
 		d := s.slot.Device()
@@ -644,7 +644,7 @@ func (s *soak) busy() {
 	soakUntil(func() bool { return s.dones.Load() >= began+100 })
 }
 
-// cycle is one reset, or an unplug and a plug, at one of the moments.
+// cycle does one reset, or an unplug and a plug, at one of the moments.
 func (s *soak) cycle(n int, plug bool, rnd *rand.Rand) {
 	hw := s.slot.Hardware().(*rxe.Hardware)
 	settled := func(resets int) { soakUntil(func() bool { return s.slot.Status().Resets >= resets }) }
@@ -730,7 +730,7 @@ func TestSoakReset(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(time.Second):
-		// Those who sleep for a completion wake when the device goes.
+		// Programs that sleep for a completion wake when the device is removed.
 		must(t, s.slot.Unplug())
 		<-done
 	}
@@ -749,7 +749,7 @@ func TestSoakReset(t *testing.T) {
 	}
 }
 
-// failing is where a logger writes to that is to log nothing.
+// failing is the output of a logger that must log nothing.
 type failing struct{ t testing.TB }
 
 func (f failing) Write(line []byte) (int, error) {

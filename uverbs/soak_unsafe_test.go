@@ -7,7 +7,7 @@ import (
 	"verbena/uapi"
 )
 
-// userRing is a ring as the library of rxe uses it, in memory that the device shares with the program.
+// userRing is a ring in shared memory, used like the rxe library does.
 type userRing struct{ mem []byte }
 
 func (q userRing) word(at int) *uint32 { return (*uint32)(unsafe.Pointer(&q.mem[at])) }
@@ -17,7 +17,7 @@ func (q userRing) slot(i uint32) []byte {
 	return q.mem[uapi.RXEQueueDataOffset+int((i&mask)<<shift):][:1<<shift]
 }
 
-// post fills the next slot, false if the ring is full.
+// post fills the next slot; it returns false if the ring is full.
 func (q userRing) post(wqe []byte) bool {
 	mask := *q.word(4)
 	prod, cons := *q.word(uapi.RXEQueueProducerOffset), atomic.LoadUint32(q.word(uapi.RXEQueueConsumerOffset))
@@ -29,7 +29,7 @@ func (q userRing) post(wqe []byte) bool {
 	return true
 }
 
-// poll takes the next completion.
+// poll consumes the next completion.
 func (q userRing) poll() (uapi.WC, bool) {
 	cons := *q.word(uapi.RXEQueueConsumerOffset)
 	if atomic.LoadUint32(q.word(uapi.RXEQueueProducerOffset)) == cons {

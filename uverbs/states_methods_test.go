@@ -10,9 +10,9 @@ import (
 	"verbena/uapi"
 )
 
-// The native methods of RDMA_VERBS_IOCTL, as rows of the table. Linux: a handle that is not to be destroyed gives EIO when the
-// device has gone (rdma_lookup_get_uobject), and so does making one (alloc_uobj) and asking for the context
-// (ib_uverbs_get_ucontext_file).
+// The native methods of RDMA_VERBS_IOCTL, as rows of the table. After the removal of the device, Linux returns EIO for
+// a handle that is not being destroyed (rdma_lookup_get_uobject), for creating one (alloc_uobj) and for a use of the
+// context (ib_uverbs_get_ucontext_file).
 
 // ioctlRow is a call of a method.
 type ioctlRow struct {
@@ -23,9 +23,9 @@ type ioctlRow struct {
 
 func (r ioctlRow) name() string { return uapi.MethodName(r.object, r.method) }
 
-// expected returns the outcomes of a call.
+// expected returns the expected results of a call.
 func (r ioctlRow) expected() outcomes {
-	if r.object == uapi.ObjectMR && r.method == uapi.MethodRegDMABufMR { // no driver here takes a dma-buf; Linux's rxe neither
+	if r.object == uapi.ObjectMR && r.method == uapi.MethodRegDMABufMR { // no driver here accepts a dma-buf, nor does Linux's rxe
 		return outcomes{syscall.EOPNOTSUPP, syscall.EOPNOTSUPP, syscall.EIO, never}
 	}
 	return effects[methods[methodID{r.object, r.method}].spec.Effect]
@@ -42,12 +42,12 @@ func (r ioctlRow) run(x *stateProgram) error {
 	return call()
 }
 
-// room is an attribute for an answer.
+// room returns an attribute with a buffer for a response.
 func (x *stateProgram) room(id uapi.AttrID, size int) uapi.Attr {
 	return outAttr(id, x.alloc(size)[:size])
 }
 
-// destroyed is a method that destroys an object, of which size bytes are reported.
+// destroyed is a method that destroys an object and reports size bytes.
 func destroyed(object uapi.ObjectID, method uapi.MethodID, handle func(*stateProgram) uint32, size int) ioctlRow {
 	return ioctlRow{object, method, func(x *stateProgram) []uapi.Attr {
 		attrs := []uapi.Attr{handleAttr(0, uint64(handle(x)))}
@@ -81,7 +81,7 @@ var ioctlRows = []ioctlRow{
 			x.room(uapi.AttrQueryGIDEntryRespEntry, uapi.SizeOf[uapi.GIDEntry]()),
 		}
 	}},
-	// It asks no device and needs no context: Linux lists what the file has, which in a zombie is nothing any more.
+	// It does not use the device or need a context. Linux lists the objects of the file, and a zombie has none.
 	{uapi.ObjectDevice, uapi.MethodInfoHandles, func(x *stateProgram) []uapi.Attr {
 		return []uapi.Attr{
 			inline(uapi.AttrInfoObjectID, 8, uint64(uapi.ObjectPD)), x.room(uapi.AttrInfoTotalHandles, 4), x.room(uapi.AttrInfoHandlesList, 64),
@@ -134,7 +134,7 @@ var ioctlRows = []ioctlRow{
 	destroyed(uapi.ObjectXRCD, uapi.MethodXRCDDestroy, func(x *stateProgram) uint32 { return x.spareXRCD }, 0),
 }
 
-// onFreshFile opens the device once more, for a context to be made on.
+// onFreshFile opens the device again and creates a context on it.
 func (x *stateProgram) onFreshFile(run func() error) error {
 	f, err := x.srv.Open("uverbs0", x.program, &memory{})
 	if err != nil {
@@ -148,7 +148,7 @@ func (x *stateProgram) onFreshFile(run func() error) error {
 	return err
 }
 
-// openXRCDomain opens a domain of the program's own.
+// openXRCDomain opens a private domain.
 func (x *stateProgram) openXRCDomain() uint32 {
 	x.t.Helper()
 	resp, err := do[uapi.OpenXRCDResp](x.program, uapi.CmdOpenXRCD, uapi.OpenXRCD{FD: ^uint32(0), OFlags: unix.O_CREAT})
@@ -156,7 +156,7 @@ func (x *stateProgram) openXRCDomain() uint32 {
 	return resp.XRCDHandle
 }
 
-// A zombie has handles to destroy, but no objects to list.
+// TestInfoHandlesOfZombie checks that a zombie has handles to destroy, but no objects to list.
 func TestInfoHandlesOfZombie(t *testing.T) {
 	x := newStateProgram(t)
 	list := func() uint32 {

@@ -27,15 +27,15 @@ import (
 
 var updateStates = goflag.Bool("update-states", false, "write docs/states.md anew")
 
-// What every user command and every midlayer method does in each state of its device, as Linux has it
-// (drivers/infiniband/core: uverbs_cmd.c, rdma_core.c, verbs.c) or, where Linux leaves it to drivers, as the contract of
-// package ib says; and what is seen here, on the rxe driver. docs/states.md is made of both.
+// The results of every user command and every midlayer method in each state of its device. The expected ones are those
+// of Linux (drivers/infiniband/core: uverbs_cmd.c, rdma_core.c, verbs.c) or, where Linux leaves them to drivers, those
+// of the contract of package ib. The observed ones are those of the rxe driver. docs/states.md is generated from both.
 
 const (
 	works = syscall.Errno(0)
-	// flushes: it works, and the work request completes with a flush error.
+	// flushes: it succeeds, and the work request completes with a flush error.
 	flushes = syscall.Errno(1 << 16)
-	// never: there is nothing left to call it on.
+	// never: no object remains on which it could be called.
 	never = syscall.Errno(1 << 17)
 )
 
@@ -59,10 +59,10 @@ func errnoOf(err error) syscall.Errno {
 	return syscall.Errno(1 << 18)
 }
 
-// states is what a row says: active, error, zombie (of methods: none), gone.
+// outcomes holds the results of a row: active, error, zombie (for methods: none), gone.
 type outcomes [4]syscall.Errno
 
-// effects are the outcomes of user calls by the effect of their verb.
+// effects maps the effect of a verb to the results of user calls.
 var effects = map[verb.Effect]outcomes{
 	verb.Makes:    {works, syscall.EIO, syscall.EIO, never},
 	verb.Reads:    {works, works, syscall.EIO, never},
@@ -71,20 +71,20 @@ var effects = map[verb.Effect]outcomes{
 	verb.Lists:    {works, works, works, never},
 }
 
-// stateProgram is a program with one of each object.
+// stateProgram is a program with one object of each kind.
 type stateProgram struct {
 	*program
 	core   *ib.Core
 	dev    *ib.Device
 	handle *ib.DeviceHandle
-	leaky  bool // consumers leave objects behind
+	leaky  bool // consumers leave objects
 	srv    *Server
 	gid    ib.GID
 
 	pd, spare, cq, spareCQ, mr, mw, qp, ud, ah, srq, xrcd, spareXRCD uint32
 
-	target   uint32 // number of an XRC target queue pair, in xrcd
-	onDemand uint32 // key of a region that is registered on demand
+	target   uint32 // number of an XRC target queue pair in xrcd
+	onDemand uint32 // key of a region registered on demand
 	channel  int
 	data     uint64
 }
@@ -159,7 +159,7 @@ func newStateProgram(t *testing.T) *stateProgram {
 	return x
 }
 
-// group is a multicast group.
+// group returns a multicast group.
 func group(n byte) [16]byte { return [16]byte{0: 0xff, 1: 0x0e, 15: n} }
 
 func (x *stateProgram) regMR() uapi.RegMR {
@@ -174,7 +174,7 @@ func (x *stateProgram) newAH() uapi.CreateAH {
 	return uapi.CreateAH{PDHandle: x.pd, Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: uapi.GlobalRoute{DGID: x.gid, SGIDIndex: 1}}}
 }
 
-// to takes the device into a state.
+// to moves the device to a state.
 func (x *stateProgram) to(state int) {
 	switch state {
 	case 1:
@@ -186,13 +186,13 @@ func (x *stateProgram) to(state int) {
 
 // stateRow is a call of a command.
 type stateRow struct {
-	name   string // empty: the command's
+	name   string // empty: the name of the command
 	number uint32
 	want   outcomes // none: those of the verb's effect
 	run    func(x *stateProgram) error
 }
 
-// expected returns the outcomes of a call.
+// expected returns the expected results of a call.
 func (r *stateRow) expected() outcomes {
 	if r.want == (outcomes{}) {
 		return effects[commands[r.number].spec.Effect]
@@ -267,7 +267,7 @@ var stateRows = []stateRow{
 	silentRow(uapi.CmdDeallocMW, func(x *stateProgram) uapi.DeallocMW { return uapi.DeallocMW{MWHandle: x.mw} }),
 	plain[uapi.CreateAHResp](uapi.CmdCreateAH, (*stateProgram).newAH),
 	silentRow(uapi.CmdDestroyAH, func(x *stateProgram) uapi.DestroyAH { return uapi.DestroyAH{AHHandle: x.ah} }),
-	// A channel is a matter of the core alone, as long as there is a context.
+	// Only the core implements channels, while there is a context.
 	plain[uapi.CreateCompChannelResp](uapi.CmdCreateCompChannel, func(*stateProgram) uapi.CreateCompChannel { return uapi.CreateCompChannel{} }),
 	plain[uapi.CreateCQResp](uapi.CmdCreateCQ, func(*stateProgram) uapi.CreateCQ { return uapi.CreateCQ{CQE: 4, CompChannel: -1} }),
 	plain[uapi.ResizeCQResp](uapi.CmdResizeCQ, func(x *stateProgram) uapi.ResizeCQ { return uapi.ResizeCQ{CQHandle: x.cq, CQE: 20} }),
@@ -288,7 +288,7 @@ var stateRows = []stateRow{
 	plain[uapi.DestroyQPResp](uapi.CmdDestroyQP, func(x *stateProgram) uapi.DestroyQP { return uapi.DestroyQP{QPHandle: x.qp} }),
 	{number: uint32(uapi.CmdPostSend), run: func(x *stateProgram) error { return x.post(uapi.CmdPostSend, x.qp) }},
 	{number: uint32(uapi.CmdPostRecv), run: func(x *stateProgram) error { return x.post(uapi.CmdPostRecv, x.qp) }},
-	// What is in a shared receive queue belongs to no queue pair, and so is not flushed (IBA 10.2.9.3).
+	// Receives of a shared receive queue belong to no queue pair, so they are not flushed (IBA 10.2.9.3).
 	{number: uint32(uapi.CmdPostSRQRecv), run: func(x *stateProgram) error { return x.post(uapi.CmdPostSRQRecv, x.srq) }},
 	silentRow(uapi.CmdAttachMcast, func(x *stateProgram) uapi.AttachMcast { return uapi.AttachMcast{GID: group(7), QPHandle: x.ud} }),
 	{number: uint32(uapi.CmdDetachMcast), run: func(x *stateProgram) error {
@@ -318,7 +318,7 @@ var stateRows = []stateRow{
 	}),
 }
 
-// post posts a work request, and tells by an error of its own that it was flushed.
+// post posts a work request. It returns a special error if the request was flushed.
 func (x *stateProgram) post(cmd uapi.Command, handle uint32) error {
 	size := uapi.SizeOf[uapi.RecvWR]()
 	wr := uapi.AppendTo(nil, &uapi.RecvWR{WRID: 77})
@@ -347,15 +347,15 @@ type methodRow struct {
 	run  func(k *stateConsumer) error
 }
 
-// methodExceptions are the outcomes that do not follow from the effect of the verb.
+// methodExceptions holds results that do not follow from the effect of the verb.
 var methodExceptions = map[string]outcomes{
 	"QP.Modify to ERR or RESET": methodOutcomes("QP", verb.Reads),
-	// The rxe driver, as the kernel's, cannot; where one can, this is a change like others.
+	// The rxe driver does not support it, like the kernel's; in a driver that does, it is a normal change.
 	"CQ.Moderate": {syscall.EOPNOTSUPP, syscall.EIO, never, never},
 }
 
-// methodOutcomes returns the outcomes of a method of an object, by the effect of its verb. There are no zombies here, and of a device
-// that is gone only the device itself is left.
+// methodOutcomes returns the results of a method of an object, by the effect of its verb. Here are no zombies, and
+// after the removal of the device only the device itself remains.
 func methodOutcomes(object string, e verb.Effect) outcomes {
 	o := outcomes{works, works, never, never}
 	switch e {
@@ -374,7 +374,7 @@ func methodOutcomes(object string, e verb.Effect) outcomes {
 	return o
 }
 
-// expected returns the outcomes of a call.
+// expected returns the expected results of a call.
 func (r *methodRow) expected(t *testing.T) outcomes {
 	if o, ok := methodExceptions[r.name]; ok {
 		return o
@@ -524,7 +524,7 @@ func (k *stateConsumer) flushed(err error) error {
 	return err
 }
 
-// newStateConsumer makes one of each object; the end of the test does without them.
+// newStateConsumer creates one object of each kind, which the test does not destroy.
 func newStateConsumer(t *testing.T, x *stateProgram) *stateConsumer {
 	t.Helper()
 	k := &stateConsumer{dev: x.dev, mem: umem.NewLocal(), gid: x.gid}
@@ -581,8 +581,8 @@ gone is a zombie, and a consumer in this process has destroyed its objects when 
 event counts as ever.
 `
 
-// noState are the methods whose effect does not depend on the state of the device: what was given when an object was
-// made, what drivers call, and what the rxe driver, or this process, has no use for.
+// noState lists the methods that do not depend on the state of the device: those that return parameters of an object,
+// those that drivers call, and those that the rxe driver, or this process, does not use.
 var noState = map[string]bool{
 	"Access": true, "Addr": true, "Device": true, "Entries": true, "Init": true, "LKey": true, "RKey": true, "Num": true, "PD": true,
 	"Region": true, "Type": true, "Same": true, "Name": true, "State": true, "Objects": true, "Uses": true, "Peek": true, "Attached": true, "ClientData": true, "UpdateKey": true,
@@ -590,7 +590,8 @@ var noState = map[string]bool{
 	"OnEvent": true, "DestroyContext": true, "DeallocContext": true, "DeregContext": true, "ModifyContext": true, "Abandon": true, "AddressOfSender": true,
 }
 
-// TestStates checks every entry of the tables, that no command or method is missing, and that docs/states.md tells what was seen.
+// TestStates checks every entry of the tables, that no command or method is missing, and that docs/states.md contains
+// the observed results.
 func TestStates(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(statesIntro)
@@ -637,7 +638,7 @@ func TestStates(t *testing.T) {
 		}
 	}
 	header("Methods of RDMA_VERBS_IOCTL", "method")
-	methodSeen := map[methodID]bool{{uapi.ObjectDevice, uapi.MethodInvokeWrite}: true} // it is the command that it invokes
+	methodSeen := map[methodID]bool{{uapi.ObjectDevice, uapi.MethodInvokeWrite}: true} // covered by the command that it invokes
 	for _, row := range ioctlRows {
 		methodSeen[methodID{row.object, row.method}] = true
 		want := row.expected()

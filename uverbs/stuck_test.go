@@ -18,7 +18,7 @@ import (
 	"verbena/uapi"
 )
 
-// within fails the test where f takes longer than a bound that is no measurement: it tells a wait from a hang.
+// within fails the test if f exceeds a generous limit, which distinguishes a wait from a hang.
 func within(t testing.TB, what string, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -33,7 +33,7 @@ func within(t testing.TB, what string, f func()) {
 	}
 }
 
-// stuckCalls are calls that the tests stop in the driver, as a copy from or to memory that does not answer stops them.
+// stuckCalls are calls that the tests block in the driver, as a copy from or to blocked memory would.
 var stuckCalls = []struct {
 	method ibfake.Method
 	run    func(p *program, pd, cq, qp uint32) error
@@ -49,8 +49,9 @@ var stuckCalls = []struct {
 	}},
 }
 
-// TestStuckCallDoesNotKeepTheDevice: a call that does not return keeps neither the device from going, nor other contexts
-// waiting. Its own context is a zombie at once, is named in the log, and ends when the call returns.
+// TestStuckCallDoesNotKeepTheDevice checks that a blocked call prevents neither the removal of the device nor the
+// progress of other contexts. Its own context becomes a zombie at once, is named in the log, and ends when the call
+// returns.
 func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 	for _, test := range stuckCalls {
 		t.Run(string(test.method), func(t *testing.T) {
@@ -107,8 +108,8 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 	}
 }
 
-// TestStuckCallDoesNotKeepTheFile: the close of a file does not wait for it either; the device goes on, and its removal
-// later finds the file.
+// TestStuckCallDoesNotKeepTheFile checks that the close of a file does not wait for the call either, and that a later
+// removal of the device includes the file.
 func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
 	for _, goes := range []bool{false, true} {
 		t.Run(fmt.Sprint(goes), func(t *testing.T) {
@@ -126,7 +127,7 @@ func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
 			quit := make(chan struct{})
 			defer close(quit)
 			go func() {
-				for { // all of them are stopped
+				for { // all calls are blocked
 					select {
 					case <-entered:
 					case <-quit:
@@ -151,7 +152,7 @@ func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
 	}
 }
 
-// TestDestroyEach: an object that takes long to destroy does not keep those after it waiting.
+// TestDestroyEach checks that a slow destruction of an object does not delay the following ones.
 func TestDestroyEach(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byWrite)
@@ -187,8 +188,8 @@ func (destroyFunc) kind() kind       { return kindPD }
 func (f destroyFunc) destroy() error { return f() }
 func (destroyFunc) Abandon()         {}
 
-// TestNoLockAcrossStore: the place of a resized queue is stored in the program's memory while no lock is held, so that a
-// program whose memory does not answer keeps nobody waiting. The device may go meanwhile, or the file be closed.
+// TestNoLockAcrossStore checks that the offset of a resized queue is stored in the program's memory with no lock held,
+// so that blocked memory delays no other thread. The device may be removed, or the file closed, meanwhile.
 func TestNoLockAcrossStore(t *testing.T) {
 	for _, test := range []struct {
 		name string

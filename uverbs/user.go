@@ -5,10 +5,10 @@ import (
 	"verbena/internal/gate"
 )
 
-// user has the midlayer's calls for user contexts.
+// user provides the midlayer's calls for user contexts.
 var user = ib.ForUser(gate.Open())
 
-// allocContext announces a context to a driver that keeps a record of contexts. It may sleep. (alloc_ucontext)
+// allocContext announces a context to a driver that implements ib.UserContexter. It may sleep. (alloc_ucontext)
 func allocContext(d *ib.Device, u *ib.Udata) error {
 	if c, ok := ib.As[ib.UserContexter](user.Driver(d)); ok {
 		return c.AllocUserContext(u)
@@ -16,14 +16,15 @@ func allocContext(d *ib.Device, u *ib.Udata) error {
 	return nil
 }
 
-// deallocContext ends what allocContext began. It may sleep. (dealloc_ucontext)
+// deallocContext ends a context of allocContext. It may sleep. (dealloc_ucontext)
 func deallocContext(d *ib.Device, c ib.UserContext) {
 	if u, ok := ib.As[ib.UserContexter](user.Driver(d)); ok {
 		u.DeallocUserContext(c)
 	}
 }
 
-// disassociateContext cuts a context off from the device. It reports false if the driver cannot. It may sleep. (disassociate_ucontext)
+// disassociateContext detaches a context from the device. It returns false if the driver does not support that. It may
+// sleep. (disassociate_ucontext)
 func disassociateContext(d *ib.Device, c ib.UserContext) bool {
 	h, ok := ib.As[ib.Disassociator](user.Driver(d))
 	if ok {

@@ -8,22 +8,23 @@ import (
 	"verbena/uapi/verb"
 )
 
-// VerbCall is a call of a verb that is about to be carried out.
+// VerbCall is a call of a verb that is about to be executed.
 type VerbCall struct {
-	// Verb is the name of the verb, as that of its function in C without ibv_; see Verbs.
+	// Verb is the name of the verb: its C function without ibv_; see Verbs.
 	Verb string
-	// State is the state that modify_qp asks for, such as "rtr"; empty if it asks for none, and for other verbs.
+	// State is the requested state of modify_qp, such as "rtr"; empty if no state is requested, and for other verbs.
 	State string
 	// Device is the name of the midlayer's device, such as rxe0.
 	Device string
-	// PID and Process are the number and name of the process that has opened the file.
+	// PID and Process are the number and name of the process that opened the file.
 	PID     int
 	Process string
 }
 
-// OnVerb has f called before a verb is carried out, when it is known to be well-formed as far as its header and attributes
-// go, and nothing has been done for it. An error of f, which wraps a syscall.Errno, is the verb's. f may sleep: that verb alone
-// waits. nil ends it, but f may still be running then. Without f it costs nothing.
+// OnVerb sets a function that is called before each verb is executed. The header and the attributes of the verb have
+// been checked, and nothing has been executed. If f returns an error, which must wrap a syscall.Errno, the verb returns
+// it. f may sleep: only this verb waits. A nil f removes the function, which may still be running when OnVerb returns.
+// Without a function verbs have no additional cost.
 //
 // Doorbells, posting and polling are not verbs in this sense.
 func (s *Server) OnVerb(f func(VerbCall) error) {
@@ -34,7 +35,7 @@ func (s *Server) OnVerb(f func(VerbCall) error) {
 	s.onVerb.Store(&f)
 }
 
-// Verbs returns the names of the verbs that OnVerb is called for, sorted.
+// Verbs returns the sorted names of the verbs for which OnVerb is called.
 func Verbs() []string {
 	var names []string
 	for _, v := range verb.Table {
@@ -46,8 +47,8 @@ func Verbs() []string {
 	return names
 }
 
-// CanonicalVerb returns the name that OnVerb reports for a verb, which may have others, such as create_cq_ex. It reports false for
-// an unknown name.
+// CanonicalVerb returns the name that OnVerb reports for a verb, which may have aliases, such as create_cq_ex. It
+// returns false for an unknown name.
 func CanonicalVerb(name string) (string, bool) {
 	for _, v := range verb.Table {
 		if v.Name != "" && (v.Name == name || slices.Contains(v.Aliases, name)) {

@@ -14,8 +14,8 @@ import (
 	"verbena/uapi/verb"
 )
 
-// TestVerbTable: every command and method of the table has a function, and every function a row; no call stands in two rows, and no
-// name is of two verbs.
+// TestVerbTable checks that every command and method of the table has a function, that every function has a row, that
+// no call is in two rows, and that no name belongs to two verbs.
 func TestVerbTable(t *testing.T) {
 	runs := methodRuns()
 	rows, names, calls := 0, map[string]bool{}, map[string]bool{}
@@ -61,7 +61,8 @@ func TestVerbTable(t *testing.T) {
 	}
 }
 
-// TestOnVerb: a verb that is to fail does so in either form, before anything has been done for it, and goes on otherwise.
+// TestOnVerb checks that an injected error is returned in either form before the verb has any effect, and that other
+// verbs are executed.
 func TestOnVerb(t *testing.T) {
 	for _, form := range []form{byWrite, byIoctl} {
 		w := newWorld(t)
@@ -69,7 +70,7 @@ func TestOnVerb(t *testing.T) {
 		pd := p.allocPD()
 		cq := p.createCQ(-1, 1)
 		qp := p.createQP(pd, cq, 2, uapi.QPTRC).QPHandle
-		must(t, silently(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq})) // by the short way
+		must(t, silently(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq})) // the fast path
 		var calls []string
 		fail := true
 		w.srv.OnVerb(func(c VerbCall) error {

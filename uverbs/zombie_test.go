@@ -21,7 +21,7 @@ import (
 	"verbena/uapi/verb"
 )
 
-// The device goes while a program has it open.
+// TestDeviceRemoval removes the device while a program has it open.
 func TestDeviceRemoval(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
 		w := newWorld(t)
@@ -76,7 +76,7 @@ func TestDeviceRemoval(t *testing.T) {
 		_, err = p.ioctl(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{})
 		wantErrno(t, "another asynchronous event file", err, syscall.EIO)
 
-		// Destroying works, in any order, once.
+		// Destroying succeeds, in any order, once.
 		must(t, silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd}))
 		if r := p.destroyCQ(cq); r.CompEventsReported != 1 {
 			t.Errorf("cq: %+v", r)
@@ -96,7 +96,7 @@ func TestDeviceRemoval(t *testing.T) {
 	})
 }
 
-// A file that is opened, or a context that is made, while the device goes.
+// TestRemovalBeforeContext opens a file, and creates a context, while the device is removed.
 func TestRemovalBeforeContext(t *testing.T) {
 	w := newWorld(t)
 	p := w.open(byWrite)
@@ -114,7 +114,7 @@ func TestRemovalBeforeContext(t *testing.T) {
 	}
 }
 
-// Those who wait for an event wake up.
+// TestRemovalWakesReaders checks that readers of events wake up.
 func TestRemovalWakesReaders(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byWrite)
@@ -135,7 +135,8 @@ func TestRemovalWakesReaders(t *testing.T) {
 	}
 }
 
-// The pipe is full when the device goes: the program finds the fatal event last, and then the end.
+// TestRemovalWithFullAsyncFile removes the device while the pipe is full: the program must read the fatal event last,
+// and then the end of the file.
 func TestRemovalWithFullAsyncFile(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byWrite)
@@ -160,7 +161,7 @@ func TestRemovalWithFullAsyncFile(t *testing.T) {
 	}
 }
 
-// The driver finds everything taken away even when a program is in the middle of something.
+// TestRemovalDuringCommand checks that the driver's objects are destroyed even while a program executes a command.
 func TestRemovalDuringCommand(t *testing.T) {
 	for _, test := range []struct {
 		method ibfake.Method
@@ -218,8 +219,8 @@ func TestRemovalDuringCommand(t *testing.T) {
 	}
 }
 
-// A program that keeps the service waiting at its memory, or at the installation of a descriptor, does not keep the
-// device from going; what it was making goes too.
+// TestRemovalDuringAnswer checks that a program that blocks the service on its memory, or on the installation of a
+// descriptor, does not prevent the removal of the device. The object being created is destroyed too.
 func TestRemovalDuringAnswer(t *testing.T) {
 	for _, test := range []struct {
 		what    string
@@ -272,7 +273,7 @@ func TestRemovalDuringAnswer(t *testing.T) {
 	}
 }
 
-// Closing in any state destroys in the order of dependency, once.
+// TestClose checks that closing in any state destroys objects in dependency order, once.
 func TestClose(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byWrite)
@@ -299,7 +300,8 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// A driver that cannot destroy something does not keep the rest from being destroyed; somebody is told.
+// TestCloseWithBrokenDriver checks that a driver's failure to destroy one object does not prevent the destruction of
+// the rest, and is logged.
 func TestCloseWithBrokenDriver(t *testing.T) {
 	core, drv := &ib.Core{}, ibfake.New()
 	must(t, core.Register(ib.NewDevice("rxe0", drv, nil)))

@@ -2,8 +2,8 @@ package poller
 
 import "testing"
 
-// TestBriefSource tests that a source can be stopped before its thread has run for the first time, as that of a program
-// that exits at once.
+// TestBriefSource checks that a source can be stopped before its thread has run for the first time, for example because
+// the program exits at once.
 func TestBriefSource(t *testing.T) {
 	w := newWorld(t)
 	_, s, _ := w.rings()
@@ -12,7 +12,7 @@ func TestBriefSource(t *testing.T) {
 	}
 }
 
-// TestSourceRefused tests that a source whose bell is no descriptor is refused, and leaves nothing behind.
+// TestSourceRefused checks that Add fails for a source whose bell is not a descriptor, and leaves no resources.
 func TestSourceRefused(t *testing.T) {
 	w := newWorld(t)
 	_, s, _ := w.rings()

@@ -1,14 +1,16 @@
-// Package poller looks at the send queues of programs that post without a call of the service: those that have come by a socket (package
-// remote), and unmodified programs whose doorbells are not trapped (package supervisor).
+// Package poller polls the send queues of programs that post without a call of the service: clients over a socket
+// (package remote), and unmodified programs whose doorbells are not trapped (package supervisor).
 //
-// While programs of a user post, one thread for all of the user's looks at their send queues (uverbs.File.RingPosted), and yields the processor
-// in between. When nothing has been posted for a time it sleeps until a program rings: writes to an eventfd, since it has been told that the
-// thread is asleep; or writes to a file that is watched, which it does with each post, told or not.
+// While programs of a user post, one thread per user polls their send queues (uverbs.File.RingPosted) and yields the
+// processor in between. If no requests have been posted for a while, it sleeps. A program wakes it by writing to an
+// eventfd, after it was notified that the thread sleeps, or by writing to a watched file, which the program does with
+// each post.
 //
-//	           found nothing for linger        nothing posted meanwhile
+//	           no new requests for linger       nothing posted meanwhile
 //	polling ------------------------> leaving --------------------> asleep
 //	   ^                                 |                            |
 //	   +--------- something posted ------+<---------- bell -----------+
 //
-// A thread that a doorbell stops, in memory of a program that does not answer, is replaced; it comes back to nothing but its end.
+// If a doorbell blocks the thread on memory of an unresponsive program, another thread replaces it. The blocked thread
+// ends when the doorbell returns.
 package poller

@@ -14,37 +14,38 @@ import (
 	"verbena/internal/procfile"
 )
 
-// ear is an inotify instance that pollers share. The kernel counts instances and watches against the account of the service, which is
-// root's for a service of root's, and not against the programs' users. So the number of instances is bounded: the first few pollers have one
-// each, and more pollers share them.
+// ear is an inotify instance that pollers share. The kernel charges instances and watches to the account of the
+// service, which may be root's, and not to the programs' users. So the number of instances is limited: the first few
+// pollers have one each, and further pollers share them.
 //
-// Each poller has the instance in its epoll set, with EPOLLEXCLUSIVE: an event wakes one sleeping thread of those that share it. Each thread reads
-// all events when it wakes up, for whatever reason, and wakes the pollers that the events are for. It makes no call for them that a program
+// Each poller has the instance in its epoll set, with EPOLLEXCLUSIVE: an event wakes one of the sleeping threads that
+// share it. A thread reads all events when it wakes for any reason, and wakes the pollers of the events. It makes no
 // could delay.
 type ear struct {
 	fd   atomic.Int64  // 0: closed
-	lost atomic.Uint64 // how often the kernel has dropped events
+	lost atomic.Uint64 // number of times the kernel has dropped events
 
 	mu      sync.Mutex
-	pollers map[*poller]struct{} // that sleep on it
-	watches map[int32]*Polled    // that are armed; a nil one has been removed
-	early   map[int32]struct{}   // watches whose end was read before armed knew them
+	pollers map[*poller]struct{} // pollers that sleep on it
+	watches map[int32]*Polled    // armed watches; a nil one has been removed
+	early   map[int32]struct{}   // watches whose end was read before armed was called for them
 }
 
 const (
-	// instanceShare and watchShare are the parts of the account's inotify instances and watches that all users together get: one in so many.
+	// instanceShare and watchShare determine the account's inotify instances and watches for all users together:
+	// 1/instanceShare and 1/watchShare.
 	instanceShare, watchShare = 8, 2
-	// userShare is the part of those that one user gets.
+	// userShare determines the part of these for one user: 1/userShare.
 	userShare = 4
 )
 
-// mostWatches returns the number of files that one user may have watched, and all users together.
+// mostWatches returns the maximum number of watched files of one user, and of all users together.
 func mostWatches() (user, all int) {
 	all = max(readLimit("max_user_watches", 8192)/watchShare, 1)
 	return max(all/userShare, 1), all
 }
 
-// readLimit reads a limit of inotify's, or returns the kernel's usual value.
+// readLimit reads a limit of inotify, or returns the kernel's default.
 func readLimit(name string, usual int) int {
 	b, err := procfile.Read("/proc/sys/fs/inotify/" + name)
 	n, _ := strconv.Atoi(strings.TrimSpace(string(b)))
@@ -54,7 +55,7 @@ func readLimit(name string, usual int) int {
 	return n
 }
 
-// takeWatch counts a watched file of the user. mu is held.
+// takeWatch counts a watched file of the user. mu must be held.
 //
 //verbena:held mu
 func (s *Pollers) takeWatch(p *poller) error {
@@ -75,12 +76,12 @@ func (s *Pollers) takeWatch(p *poller) error {
 	return nil
 }
 
-// mostEars returns the number of instances that all pollers together have: a small part of those of the account.
+// mostEars returns the maximum number of instances of all pollers: a small part of the account's limit.
 func mostEars() int {
 	return min(max(readLimit("max_user_instances", 128)/instanceShare, 1), 16)
 }
 
-// join gives the poller an instance: a new one, or else that with the fewest pollers. mu is held.
+// join assigns an instance to the poller: a new one, or the one with the fewest pollers. mu must be held.
 //
 //verbena:held mu
 func (s *Pollers) join(p *poller) error {
@@ -120,7 +121,7 @@ func (e *ear) size() int {
 	return len(e.pollers)
 }
 
-// join makes events end the poller's sleep. The last poller that leaves closes the instance.
+// join makes events wake the poller. The last poller that leaves closes the instance.
 func (e *ear) join(p *poller) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -135,7 +136,7 @@ func (e *ear) join(p *poller) error {
 	return nil
 }
 
-// leave undoes join. The poller has no watch any more, and its thread has ended.
+// leave undoes join. The poller must have no watches, and its thread must have ended.
 func (e *ear) leave(p *poller) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -146,7 +147,7 @@ func (e *ear) leave(p *poller) {
 		e.close()
 		return
 	}
-	for other := range e.pollers { // an event may have woken this poller alone, after its thread had read for the last time
+	for other := range e.pollers { // an event may have woken only this poller, after its thread's last read
 		other.kicked()
 		break
 	}
@@ -157,11 +158,12 @@ func (e *ear) close() {
 	unix.Close(int(e.fd.Swap(0)))
 }
 
-// armed notes a new watch of a file. The file may have been written to already, and the event been read, or dropped if lost has changed since.
+// armed records a new watch of a file. The file may have been written to already, and the event may have been read, or
+// dropped if lost has changed since.
 func (e *ear) armed(wd int32, x *Polled, lost uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if x.wd != wd && e.watches[x.wd] == x { // whose end was dropped
+	if x.wd != wd && e.watches[x.wd] == x { // its end was dropped
 		delete(e.watches, x.wd)
 	}
 	if _, ended := e.early[wd]; ended || e.lost.Load() != lost {
@@ -174,7 +176,7 @@ func (e *ear) armed(wd int32, x *Polled, lost uint64) {
 	x.wd = wd
 }
 
-// disarm removes the watch of a file. The poller is one of the ear's.
+// disarm removes the watch of a file. The poller must belong to the ear.
 func (e *ear) disarm(x *Polled) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -184,17 +186,17 @@ func (e *ear) disarm(x *Polled) {
 	}
 }
 
-// maxReads bounds the calls of a thread that reads the events of others.
+// maxReads limits the reads of a thread that reads the events of other pollers.
 const maxReads = 64
 
-// read reads events, and wakes the pollers of the files that have been written to: these are watched no more. The thread is that of a poller
-// of the ear's. It reports whether one of its own files may have been written to.
+// read reads events, and wakes the pollers of the written files, whose watches have ended. It runs on the thread of a
+// poller of the ear. It reports whether one of that poller's files may have been written to.
 func (e *ear) read(by *poller) (own bool) {
 	var buf [64 * unix.SizeofInotifyEvent]byte
 	for range maxReads {
 		n, err := unix.Read(int(e.fd.Load()), buf[:])
 		if err != nil {
-			return own // there are no more
+			return own // no more events
 		}
 		e.mu.Lock()
 		for b := buf[:n]; len(b) >= unix.SizeofInotifyEvent; {
@@ -210,7 +212,7 @@ func (e *ear) read(by *poller) (own bool) {
 		}
 		e.mu.Unlock()
 	}
-	// More come than one thread shall read. Another one that sleeps goes on.
+	// More events arrive than one thread should read. Another sleeping thread continues.
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for p := range e.pollers {
@@ -219,7 +221,7 @@ func (e *ear) read(by *poller) (own bool) {
 	return true
 }
 
-// ended notes the end of a watch, and reports whether it is the poller's own.
+// ended records the end of a watch, and reports whether it belongs to the poller by.
 //
 //verbena:held mu
 func (e *ear) ended(wd int32, by *poller) (own bool) {
@@ -237,7 +239,7 @@ func (e *ear) ended(wd int32, by *poller) (own bool) {
 	return false
 }
 
-// overflow takes all files for written to: to watch one again that is watched changes nothing.
+// overflow treats all files as written to. Arming a watch that is still armed changes nothing.
 //
 //verbena:held mu
 func (e *ear) overflow() {
@@ -253,5 +255,5 @@ func (e *ear) overflow() {
 	}
 }
 
-// kicked ends the sleep of the poller's thread. The poller is one of an ear's, whose lock is held: its descriptors are open.
+// kicked wakes the poller's thread. The lock of the poller's ear must be held, so that the descriptors are open.
 func (p *poller) kicked() { _, _ = unix.Write(p.kick, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }

@@ -21,71 +21,75 @@ import (
 )
 
 const (
-	// linger is how long a thread that finds nothing goes on: about what it costs to sleep and to be woken, so that it is never much worse than
-	// either.
+	// linger is the time for which a thread without new requests continues to poll. It is about the cost of sleeping
+	// and waking, so the total is never much worse than either alternative.
 	linger = 50 * time.Microsecond
-	// allRounds is after how many rounds a thread looks at everything: see uverbs.File.RingPosted.
+	// allRounds is the number of rounds after which a thread checks all queue pairs: see uverbs.File.RingPosted.
 	allRounds = 64
-	// tendTime is the least between two looks at Source.Due while a thread is awake.
+	// tendTime is the minimum time between calls of Source.Due while a thread is awake.
 	tendTime = 2 * time.Millisecond
-	// unwatchedPause is how long a thread sleeps while a file cannot be watched.
+	// unwatchedPause is the sleep of a thread while a file cannot be watched.
 	unwatchedPause = time.Millisecond
 )
 
-// Ringer is an uverbs.File.
+// Ringer is the interface of an uverbs.File for the poller.
 type Ringer interface {
 	RingPosted(on ib.Staller, s *uverbs.Scan, all bool) (found bool, err error)
 	HasNew() bool
 	Fail(why error)
 }
 
-// Source is an open device file whose program posts without a call. Its functions but Tend are called by one thread at a time.
+// Source is an open device file whose program posts without a call. Its functions, except Tend, are called by one
+// thread at a time.
 type Source struct {
 	File Ringer
-	// Bell is an eventfd to which the program writes when it has posted, if Tell has last said that the thread is asleep.
+	// Bell is an eventfd to which the program writes after a post, if the last call of Tell reported that the thread
+	// sleeps.
 	Bell int
 	Tell func(awake bool)
-	// Watched instead of those adds an inotify watch for a file to which the program writes whenever it has posted.
+	// Watched, as an alternative, adds an inotify watch for a file to which the program writes with each post.
 	Watched func(inotify int, mask uint32) (wd int, err error)
-	// Due, if not nil, is called every few milliseconds while the thread is awake, and before it sleeps. It must not sleep. If it reports true,
-	// Tend is called by another thread: one at a time for all files of the user. Tend may sleep, and may be called after Stop.
+	// Due, if not nil, is called every few milliseconds while the thread is awake, and before it sleeps. It must not
+	// sleep. If it returns true, another thread calls Tend, one at a time for all files of the user. Tend may sleep,
+	// and may be called after Stop.
 	Due  func() bool
 	Tend func()
-	// Who is the program, for the log.
+	// Who identifies the program in the log.
 	Who []any
 }
 
-// Pollers are those of all users.
+// Pollers holds the pollers of all users.
 type Pollers struct {
 	log      *slog.Logger
-	most     func() (user, all int) // files that may be watched
+	most     func() (user, all int) // maximum numbers of watched files
 	mostEars int
 
 	mu      sync.Mutex
 	of      map[*quota.User]*poller
-	ears    []*ear // some are closed
-	watched int    // files of all users
+	ears    []*ear // some may be closed
+	watched int    // watched files of all users
 }
 
-// New makes Pollers. The log gets what has no caller to be returned to.
+// New creates Pollers. log receives errors that cannot be returned to a caller.
 func New(log *slog.Logger) *Pollers {
 	return &Pollers{log: log, of: map[*quota.User]*poller{}, most: sync.OnceValues(mostWatches), mostEars: mostEars()}
 }
 
-// Polled is a Source that is looked at, until Stop.
+// Polled is a Source that is polled until Stop.
 type Polled struct {
 	Source
 	p     *poller
-	armed atomic.Bool // Watched, and a write will wake the thread
+	armed atomic.Bool // Watched: a write will wake the thread
 	wd    int32       // the last watch; 0: none; under ear.mu
-	deaf  bool        // the last attempt to arm it has failed; under poller.mu
-	scan  uverbs.Scan // of the thread that has busy
-	// busy is set by the thread that looks at the file. It stays set while that is stopped in a program's memory.
+	deaf  bool        // the last attempt to arm the watch has failed; under poller.mu
+	scan  uverbs.Scan // used by the thread that has set busy
+	// busy is set by the thread that polls the file. It stays set while that thread is blocked on a program's memory.
 	busy atomic.Bool
-	by   *runner // who has set it; under busy
+	by   *runner // the thread that has set busy; under busy
 }
 
-// Add has the queues of a file looked at. The thread, if it is the user's first, and its descriptors are charged to the user.
+// Add starts to poll the queues of a file. The first file of a user starts a thread, which is charged to the user
+// together with its descriptors.
 func (s *Pollers) Add(u *quota.User, from Source) (_ *Polled, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,7 +114,7 @@ func (s *Pollers) Add(u *quota.User, from Source) (_ *Polled, err error) {
 	return x, nil
 }
 
-// Stop ends that. A thread may be looking at the file still, which package uverbs waits for.
+// Stop ends the polling. A thread may still be polling the file; package uverbs waits for it.
 func (x *Polled) Stop() {
 	s := x.p.set
 	s.mu.Lock()
@@ -123,37 +127,37 @@ func (x *Polled) Stop() {
 	s.endUnused(x.p)
 }
 
-// endUnused ends a poller that has no file.
+// endUnused ends a poller without files.
 //
 //verbena:held mu
 func (s *Pollers) endUnused(p *poller) {
 	if len(*p.files.Load()) == 0 {
 		delete(s.of, p.user)
-		go p.close() // which may have to wait for a thread that a program's memory stops
+		go p.close() // close may wait for a thread that is blocked on a program's memory
 	}
 }
 
-// poller looks at the send queues of a user's programs.
+// poller polls the send queues of a user's programs.
 type poller struct {
 	set  *Pollers
 	user *quota.User
 
-	epoll int // the bells
-	kick  int // an eventfd among them
+	epoll int // contains the bells
+	kick  int // an eventfd in the epoll set
 
-	files atomic.Pointer[[]*Polled] // replaced, not changed; under mu
+	files atomic.Pointer[[]*Polled] // replaced, not modified; under mu
 
-	tending atomic.Bool // a thread calls Source.Tend
+	tending atomic.Bool // a thread is calling Source.Tend
 
-	watched int                 // files; under Pollers.mu
+	watched int                 // number of files; under Pollers.mu
 	ear     atomic.Pointer[ear] // nil: it has had no watch yet, or has ended
 
 	mu      sync.Mutex
 	current *runner // nil: closed
-	closed  bool    // so are the descriptors
+	closed  bool    // the descriptors are closed too
 }
 
-// Descriptors is what a poller costs the service, beside what is watched.
+// Descriptors is the number of the service's descriptors for a poller, besides watches.
 const Descriptors = 2
 
 func (s *Pollers) start(u *quota.User) (_ *poller, err error) {
@@ -181,7 +185,7 @@ func (s *Pollers) start(u *quota.User) (_ *poller, err error) {
 	return p, nil
 }
 
-// hear has a descriptor end sleep.
+// hear makes a descriptor wake the thread.
 func (p *poller) hear(fd int, events uint32) error {
 	if err := unix.EpollCtl(p.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)}); err != nil {
 		return fmt.Errorf("epoll_ctl: %w", err)
@@ -203,7 +207,7 @@ func (p *poller) closeFiles() {
 	p.user.Give(quota.Descriptors, Descriptors)
 }
 
-// startLocked starts a thread. mu is held.
+// startLocked starts a thread. mu must be held.
 //
 //verbena:held mu
 func (p *poller) startLocked() error {
@@ -230,7 +234,7 @@ func (p *poller) close() {
 	p.closeFiles()
 }
 
-// wakeLocked ends sleep. mu is held.
+// wakeLocked wakes the thread. mu must be held.
 //
 //verbena:held mu
 func (p *poller) wakeLocked() {
@@ -242,7 +246,7 @@ func (p *poller) wakeLocked() {
 func (p *poller) add(x *Polled) error {
 	if x.Watched == nil {
 		if err := p.hear(x.Bell, unix.EPOLLIN|unix.EPOLLET); err != nil {
-			return err // with EPOLLET each ring is seen once, and none has to be taken
+			return err // with EPOLLET each write is reported once, and need not be read
 		}
 	}
 	p.mu.Lock()
@@ -265,16 +269,17 @@ func (p *poller) remove(x *Polled) {
 	p.ear.Load().disarm(x)
 }
 
-// runner is the thread of a poller.
+// runner is a thread of a poller.
 type runner struct {
 	p     *poller
 	ended chan struct{}
-	known *[]*Polled // those that have been told that it is awake
+	known *[]*Polled // files whose programs were notified that it is awake
 
-	tended time.Time // when it has last looked at Source.Due
+	tended time.Time // time of the last call of Source.Due
 }
 
-// isCurrent reports whether the thread is the poller's still. If not, the one that is looks at the files that this one has been busy with.
+// isCurrent reports whether the thread still belongs to the poller. If not, it releases the files that it was polling
+// for the current thread.
 func (r *runner) isCurrent() bool {
 	p := r.p
 	p.mu.Lock()
@@ -288,11 +293,11 @@ func (r *runner) isCurrent() bool {
 
 func (r *runner) run() {
 	defer close(r.ended)
-	runtime.LockOSThread() // it is not unlocked: the thread, whose scheduling was changed, ends
+	runtime.LockOSThread() // not unlocked: the thread, whose scheduling was changed, must end
 	sched.Prompt(sched.PollerSlice)
-	// A program can take pages of its queues away (ftruncate): an error for it, not our end.
+	// A program can truncate the file of its queues (ftruncate). The resulting fault must be an error of its file only.
 	debug.SetPanicOnFault(true)
-	last := time.Now() // when something was found
+	last := time.Now() // time of the last new request
 	r.tended = last
 	for round := 1; ; round++ {
 		if r.known != r.p.files.Load() {
@@ -332,8 +337,8 @@ func (r *runner) tendIfDue(now time.Time) {
 	}
 }
 
-// say tells all programs whether they have to ring, as long as the thread is the poller's. It returns how long the thread may sleep; negative:
-// until a program rings.
+// say notifies all programs whether they must write to the bell, while the thread belongs to the poller. It returns the
+// maximum sleep; negative: until a write.
 func (r *runner) say(awake bool) (patience time.Duration) {
 	patience = -1
 	p := r.p
@@ -353,8 +358,8 @@ func (r *runner) say(awake bool) (patience time.Duration) {
 	return patience
 }
 
-// armLocked lets the next write to a watched file end sleep: that alone, since a watch makes each write slower. It reports false if the file
-// cannot be watched now.
+// armLocked makes the next write to a watched file wake the thread. It covers one write only, because a watch makes
+// each write slower. It returns false if the file cannot be watched now.
 //
 //verbena:held mu
 func (p *poller) armLocked(x *Polled) bool {
@@ -380,8 +385,8 @@ func (p *poller) armLocked(x *Polled) bool {
 	return true
 }
 
-// tend begins to tend to the files for which that is due, unless that is being done. It is no work for the thread that looks at the queues: a
-// program can make it take as long as it likes.
+// tend starts a thread that calls Tend for the files that are due, unless such a thread is running. The polling thread
+// must not call Tend, because a program can delay it without limit.
 func (p *poller) tend() {
 	var due []*Polled
 	for _, x := range *p.files.Load() {
@@ -405,11 +410,11 @@ func (p *poller) tend() {
 	}()
 }
 
-// round looks at all files once, and reports whether anything new was posted.
+// round polls all files once, and reports whether new requests were found.
 func (r *runner) round(all bool) (found bool) {
 	for _, x := range *r.p.files.Load() {
 		if !x.busy.CompareAndSwap(false, true) {
-			continue // another thread is stopped there
+			continue // another thread is blocked there
 		}
 		x.by = r
 		found = x.look(all) || found
@@ -418,7 +423,7 @@ func (r *runner) round(all bool) (found bool) {
 	return found
 }
 
-// look looks at a file.
+// look polls one file.
 func (x *Polled) look(all bool) (found bool) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -427,15 +432,15 @@ func (x *Polled) look(all bool) (found bool) {
 			x.File.Fail(err)
 		}
 	}()
-	found, _ = x.File.RingPosted(x, &x.scan, all) // of a device that has gone the program knows
+	found, _ = x.File.RingPosted(x, &x.scan, all) // the program detects a removed device itself
 	return found
 }
 
-// Stalled is called when ringing takes long, since the memory of a program does not answer: another thread goes on with the user's other files.
-// (ib.Staller)
+// Stalled is called when a doorbell blocks on the memory of a program. Another thread continues with the user's other
+// files. (ib.Staller)
 func (x *Polled) Stalled() { go x.p.replace(x.by) }
 
-// Idle reports whether nothing but this file needs the thread that looks at it. (uverbs.Patient)
+// Idle reports whether no other file needs the thread that polls this one. (uverbs.Patient)
 func (x *Polled) Idle() bool {
 	r := x.by
 	if r.known != x.p.files.Load() || !r.isCurrent() {
@@ -450,17 +455,17 @@ func (x *Polled) Idle() bool {
 	return true
 }
 
-// replace starts another thread in place of one.
+// replace starts another thread in place of r.
 func (p *poller) replace(r *runner) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.current == r {
-		_ = p.startLocked() // without another thread the user's other programs wait, too
+		_ = p.startLocked() // without another thread the user's other programs have to wait
 	}
 }
 
-// sleep waits for a bell, or for wakeLocked, or until its patience is over, if that is not negative. Doorbells of other users, which it passes on, do
-// not end it.
+// sleep waits for a bell, for wakeLocked, or until patience is over, if it is not negative. It passes on doorbells of
+// other users; they do not end the sleep.
 func (p *poller) sleep(patience time.Duration) {
 	var events [64]unix.EpollEvent
 	limit := -1

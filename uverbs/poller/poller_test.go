@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// file counts what is posted, which it takes for the number that was written last.
+// file counts posts; the count is the number written last.
 type file struct {
 	posted, rung atomic.Int64
 	panics       atomic.Bool
@@ -43,7 +43,7 @@ func (f *file) HasNew() bool { return f.posted.Load() != f.rung.Load() }
 
 func (f *file) Fail(why error) { f.failed.Store(&why) }
 
-// world is the pollers of a test, with one user.
+// world holds the pollers of a test, with one user.
 type world struct {
 	*testing.T
 	*Pollers
@@ -75,7 +75,7 @@ func (w *world) add(s Source) *Polled {
 	return x
 }
 
-// rings is a source with an eventfd, as a client over a socket has it.
+// rings returns a source with an eventfd, as for a client over a socket.
 func (w *world) rings() (f *file, s Source, awake *atomic.Bool) {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
@@ -86,7 +86,7 @@ func (w *world) rings() (f *file, s Source, awake *atomic.Bool) {
 	return f, Source{File: f, Bell: fd, Tell: awake.Store}, awake
 }
 
-// writes is a source with a file on a memory file system, and the program's descriptor of it.
+// writes returns a source with a file on a memory file system, and the program's descriptor of it.
 func (w *world) writes() (f *file, s Source, program *os.File) {
 	dir, err := os.MkdirTemp("/dev/shm", "verbena-poller-test-")
 	if err != nil {
@@ -108,7 +108,7 @@ func (w *world) asleep(x *Polled) {
 	testutil.Eventually(w, "the watch to be armed", x.armed.Load)
 }
 
-// TestBell: what is posted is seen while the thread is awake, and when it is asleep after the program has rung.
+// TestBell checks that posts are found while the thread is awake, and after a write to the bell while it sleeps.
 func TestBell(t *testing.T) {
 	w := newWorld(t)
 	f, s, awake := w.rings()
@@ -126,7 +126,7 @@ func TestBell(t *testing.T) {
 	x.Stop()
 }
 
-// TestWatched: so is it where the program writes to a file, and of several files those that are not written to stay watched.
+// TestWatched checks the same for writes to a watched file, and that other files stay watched.
 func TestWatched(t *testing.T) {
 	w := newWorld(t)
 	var files [3]*file
@@ -155,18 +155,19 @@ func TestWatched(t *testing.T) {
 	programs[2].WriteString("doorbell")
 	testutil.Eventually(t, "the post in a file that has been watched all the time", func() bool { return files[2].rung.Load() == 1 })
 	testutil.Eventually(t, "the files to be tended", func() bool { return tended.Load() != 0 })
-	// Those that are looked at no more are not watched either.
+	// Stopped files are not watched any more.
 	fdinfo := fmt.Sprintf("/proc/self/fdinfo/%d", all[0].p.ear.Load().fd.Load())
 	all[0].Stop()
 	all[2].Stop()
 	w.asleep(all[1])
 	if info, err := os.ReadFile(fdinfo); err != nil || strings.Count(string(info), "inotify wd:") != 1 {
-		t.Errorf("watched beside one file: %s%v", info, err)
+		t.Errorf("watches after Stop: got %s%v, want one file", info, err)
 	}
 	all[1].Stop()
 }
 
-// TestTendSleeps: what a program makes last, such as to take the pages away that it has written, keeps no other program waiting, nor the end.
+// TestTendSleeps checks that a Tend that blocks, for example because it releases written pages of a program, delays
+// neither other programs nor the end.
 func TestTendSleeps(t *testing.T) {
 	w := newWorld(t)
 	f, s, program := w.writes()
@@ -178,7 +179,7 @@ func TestTendSleeps(t *testing.T) {
 	}
 	s.Tend = func() {
 		if tending.Add(1) == 2 {
-			t.Error("two threads tend to the files of one user")
+			t.Error("two threads call Tend for the files of one user")
 		}
 		defer tending.Add(-1)
 		select {
@@ -209,8 +210,8 @@ func TestTendSleeps(t *testing.T) {
 	y.Stop()
 }
 
-// TestUnwatched: where a file cannot be watched for a time, since the machine has no watches left, what is posted is seen all the same; the log
-// says so once.
+// TestUnwatched checks that posts are found even while a file cannot be watched because the machine has no watches
+// left, and that this is logged once.
 func TestUnwatched(t *testing.T) {
 	w := newWorld(t)
 	var logs testutil.Buffer
@@ -237,23 +238,23 @@ func TestUnwatched(t *testing.T) {
 	testutil.Eventually(t, "the post to be seen, with a watch", func() bool { return f.rung.Load() == 100 })
 	x.Stop()
 	if n := strings.Count(logs.String(), "watch for doorbells"); n != 1 {
-		t.Errorf("logged %d times:\n%s", n, logs.String())
+		t.Errorf("got %d log records, want 1:\n%s", n, logs.String())
 	}
 }
 
-// TestWatchFails: a program that cannot be watched is refused, and nothing is left.
+// TestWatchFails checks that Add fails for a file that cannot be watched, and leaves no resources.
 func TestWatchFails(t *testing.T) {
 	w := newWorld(t)
 	w.user = quota.New(quota.Limits{quota.Descriptors: {PerUser: Descriptors - 1}}).User(1000)
 	_, s, _ := w.writes()
 	if _, err := w.Pollers.Add(w.user, s); err == nil {
-		t.Fatal("added beyond the limit of descriptors")
+		t.Fatal("Add beyond the limit of descriptors: got success")
 	} else if !strings.Contains(err.Error(), "descriptors") {
 		t.Error(err)
 	}
 }
 
-// TestPanic: a doorbell that panics is the device's failure, and the thread goes on.
+// TestPanic checks that a panic of a doorbell is reported as a failure of the device, and that the thread continues.
 func TestPanic(t *testing.T) {
 	w := newWorld(t)
 	f, s, _ := w.rings()
@@ -266,8 +267,8 @@ func TestPanic(t *testing.T) {
 	x.Stop()
 }
 
-// TestReplacedRunner: a thread that is stopped at a file is replaced by another, once, which leaves that file alone; it ends when it comes
-// back, and the other looks at the file again.
+// TestReplacedRunner checks that a thread that is blocked on a file is replaced once, by a thread that skips the file.
+// When the blocked thread continues, it ends, and the other one polls the file again.
 func TestReplacedRunner(t *testing.T) {
 	w := newWorld(t)
 	_, s, awake := w.rings()
@@ -284,7 +285,7 @@ func TestReplacedRunner(t *testing.T) {
 	x.Stalled()
 	testutil.Eventually(t, "another thread", func() bool { return current() != old })
 	replaced := current()
-	x.Stalled() // late
+	x.Stalled() // too late
 	testutil.Eventually(t, "the old thread to come back and end", func() bool {
 		p.mu.Lock()
 		p.wakeLocked() // one of the two threads
@@ -298,13 +299,13 @@ func TestReplacedRunner(t *testing.T) {
 	})
 	testutil.Eventually(t, "one thread to be left", func() bool { return w.user.Held(quota.Workers) == 1 })
 	if current() != replaced {
-		t.Error("the thread that has come back was replaced once more")
+		t.Error("the thread that was replaced was replaced again")
 	}
 	testutil.Eventually(t, "the other thread to sleep", func() bool { return !awake.Load() })
-	time.Sleep(time.Millisecond) // it has said so before it does
+	time.Sleep(time.Millisecond) // it reports sleep shortly before it sleeps
 	x.busy.Store(false)
-	if old.isCurrent() { // it finds that out when it comes back
-		t.Error("the thread that has come back is the poller's still")
+	if old.isCurrent() { // it detects this when it continues
+		t.Error("the replaced thread still belongs to the poller")
 	}
 	testutil.Eventually(t, "the other thread to look at the file", func() bool {
 		if !x.busy.CompareAndSwap(false, true) {
@@ -317,8 +318,8 @@ func TestReplacedRunner(t *testing.T) {
 	x.Stop()
 }
 
-// TestIdle: a thread has time for a file while it has not been replaced, no file has come or gone, and nothing is posted elsewhere; meanwhile
-// it goes on to tend to the files.
+// TestIdle checks that a thread may stay with a file while it has not been replaced, no file was added or removed, and
+// no requests are posted elsewhere. It calls Due meanwhile.
 func TestIdle(t *testing.T) {
 	due := 0
 	newFile := func(p *poller) (*file, *Polled) {
@@ -346,12 +347,12 @@ func TestIdle(t *testing.T) {
 	y.busy.Store(true)
 	check("where another thread is stopped there", true)
 	if due != 0 {
-		t.Errorf("files were tended to at once")
+		t.Errorf("Due was called at once")
 	}
 	r.tended = r.tended.Add(-tendTime)
 	check("after a while", true)
 	if due != 2 {
-		t.Errorf("%d files were looked at, want 2", due)
+		t.Errorf("got %d calls of Due, want 2", due)
 	}
 	more := slices.Clone(list)
 	p.files.Store(&more)
@@ -361,11 +362,12 @@ func TestIdle(t *testing.T) {
 	check("when it is replaced", false)
 }
 
-// TestInstances: the watched files of 20 users share a few inotify instances, or one; each doorbell wakes its own user's thread, and none is lost
-// while users come and go. With the last ones the instances go.
+// TestInstances checks that the watched files of 20 users share a few inotify instances, that each doorbell wakes its
+// own user's thread, and that no doorbell is lost while users are added and removed. The instances are closed with the
+// last users.
 func TestInstances(t *testing.T) {
 	if n := mostEars(); n < 1 || n > 16 {
-		t.Errorf("%d instances, want 1 to 16", n)
+		t.Errorf("got %d instances, want 1 to 16", n)
 	}
 	for _, most := range []int{1, 3} {
 		t.Run(fmt.Sprint(most), func(t *testing.T) { testInstances(t, most) })
@@ -402,7 +404,7 @@ func testInstances(t *testing.T, most int) {
 		}
 	}
 	if n := instances() - before; n != most {
-		t.Errorf("%d users have %d inotify instances, want %d", users, n, most)
+		t.Errorf("%d users: got %d inotify instances, want %d", users, n, most)
 	}
 	for _, x := range all {
 		w.asleep(x)
@@ -415,7 +417,7 @@ func testInstances(t *testing.T, most int) {
 				testutil.Eventually(t, "the post to be seen", func() bool { return files[i].rung.Load() == round+1 })
 			}
 		}
-		_, s, _ := w.writes() // one more comes, and goes
+		_, s, _ := w.writes() // another one is added and removed
 		x, err := w.Pollers.Add(ledger.User(3000), s)
 		if err != nil {
 			t.Fatal(err)
@@ -430,11 +432,12 @@ func testInstances(t *testing.T, most int) {
 	}
 	testutil.Eventually(t, "the instances to go", func() bool { return instances() == before })
 	if n := w.watched; n != 0 {
-		t.Errorf("%d files are watched, want 0", n)
+		t.Errorf("got %d watched files, want 0", n)
 	}
 }
 
-// TestWatchLimit: one user does not take the watches of the service's account, and all together leave some. The refusal names the limit.
+// TestWatchLimit checks that one user cannot use all watches of the service's account, and that all users together
+// leave some. The error must name the limit.
 func TestWatchLimit(t *testing.T) {
 	w := newWorld(t)
 	w.most = func() (int, int) { return 2, 3 }
@@ -460,7 +463,7 @@ func TestWatchLimit(t *testing.T) {
 	held[0].Stop()
 	x, err := add(3)
 	if err != nil {
-		t.Fatalf("after one has gone: %v", err)
+		t.Fatalf("after a Stop: got %v", err)
 	}
 	x.Stop()
 	for _, x := range held[1:] {
@@ -471,12 +474,12 @@ func TestWatchLimit(t *testing.T) {
 	}
 }
 
-// BenchmarkDoorbell measures the time from a write to a watched file until the sleeping thread has seen the post.
+// BenchmarkDoorbell measures the time from a write to a watched file until the sleeping thread has found the post.
 func BenchmarkDoorbell(b *testing.B) {
 	for _, others := range []int{0, 8} {
 		b.Run(fmt.Sprint(others, "others"), func(b *testing.B) {
 			pollers := New(slog.New(slog.DiscardHandler))
-			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(32)) // as the service does: see sched.Widen
+			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(32)) // as in the service: see sched.Widen
 			ledger := quota.New(quota.Limits{})
 			source := func(uid int) (*file, *os.File, *Polled) {
 				f := &file{}
@@ -500,7 +503,7 @@ func BenchmarkDoorbell(b *testing.B) {
 			f, program, _ := source(1)
 			var sum time.Duration
 			for i := range b.N {
-				time.Sleep(300 * time.Microsecond) // it sleeps again
+				time.Sleep(300 * time.Microsecond) // until it sleeps again
 				f.posted.Store(int64(i + 1))
 				began := time.Now()
 				program.WriteString("doorbell")
