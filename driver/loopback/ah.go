@@ -14,7 +14,7 @@ type AH struct {
 	attr ib.AHAttr
 }
 
-// addresser is what a queue pair needs of an address handle.
+// addresser is the interface of an address handle for queue pairs.
 type addresser interface {
 	address() ib.AHAttr
 	domain() *pd

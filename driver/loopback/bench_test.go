@@ -9,7 +9,7 @@ import (
 	"verbena/umem"
 )
 
-const grhLen = 40 // before a datagram in the receive buffer
+const grhLen = 40 // precedes a datagram in the receive buffer
 
 // world is a device with a connected queue pair and its peer, which complete on one queue.
 type world struct {
@@ -20,11 +20,11 @@ type world struct {
 	qps    [2]*ib.QP
 	sgl    []ib.SGE
 	addr   uint64
-	to     ib.SendWR      // where datagrams go
-	free   []func() error // latest last
+	to     ib.SendWR      // destination of datagrams
+	free   []func() error // in reverse order of calls
 }
 
-// must is must(f())(t): the result of f, which must not fail.
+// must is used as must(f())(t): it returns the result of f, and fails the test on an error.
 func must[T any](v T, err error) func(testing.TB) T {
 	return func(t testing.TB) T {
 		t.Helper()
@@ -117,7 +117,7 @@ func TestDataPathDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// BenchmarkMessage is a SEND of 64 bytes with its receive and both completions.
+// BenchmarkMessage measures a SEND of 64 bytes with its receive and both completions.
 func BenchmarkMessage(b *testing.B) {
 	for _, mode := range []struct {
 		name  string
@@ -135,7 +135,7 @@ func BenchmarkMessage(b *testing.B) {
 	}
 }
 
-// BenchmarkDatagram is the same by UD, whose work requests name an address handle.
+// BenchmarkDatagram measures the same by UD, whose work requests name an address handle.
 func BenchmarkDatagram(b *testing.B) {
 	w := newWorld(b, ib.QPTypeUD, false, 64, nil)
 	recv, send, wc := w.work()
@@ -146,7 +146,7 @@ func BenchmarkDatagram(b *testing.B) {
 	w.close(b)
 }
 
-// BenchmarkHandler is the same up to a handler that polls and arms again.
+// BenchmarkHandler measures the same up to a handler that polls and re-arms.
 func BenchmarkHandler(b *testing.B) {
 	for _, mode := range []struct {
 		name  string

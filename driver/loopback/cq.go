@@ -15,31 +15,31 @@ type CQ struct {
 
 	mu    sync.Mutex
 	wcs   ring[ib.WC]
-	armed ib.NotifyFlags // 0: not
-	lost  bool           // one did not fit: no more come
+	armed ib.NotifyFlags // 0: not armed
+	lost  bool           // a completion was lost by an overrun: no more are accepted
 
 	// moderation, under mu
 	count  int
 	period time.Duration
 	timer  *time.Timer
-	due    int // completions since the queue was armed that called for a notification
+	due    int // completions since the queue was armed that require a notification
 }
 
-// completer is what a queue pair needs of its completion queues.
+// completer is the interface of a completion queue for queue pairs.
 type completer interface {
-	// post adds a completion. It reports false when there is no room, or was none before.
+	// post adds a completion. It returns false if the queue is full, or has overrun before.
 	post(wc ib.WC, solicited bool) bool
-	// forget takes the queue pair, which is being destroyed, out of its completions. They keep its number.
+	// forget removes the queue pair, which is being destroyed, from its completions. They keep its number.
 	forget(qp *ib.QP)
 }
 
 // CreateCQ implements ib.Driver.
 func (d *Device) CreateCQ(obj ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
 	if attr.Flags != 0 {
-		return nil, fmt.Errorf("flags %#x: %w", attr.Flags, syscall.EOPNOTSUPP)
+		return nil, fmt.Errorf("unsupported flags %#x: %w", attr.Flags, syscall.EOPNOTSUPP)
 	}
 	if attr.Entries > maxCQE {
-		return nil, fmt.Errorf("%d entries, at most %d: %w", attr.Entries, maxCQE, syscall.EINVAL)
+		return nil, fmt.Errorf("%d entries exceed %d: %w", attr.Entries, maxCQE, syscall.EINVAL)
 	}
 	return &CQ{obj: obj, wcs: newRing[ib.WC](attr.Entries)}, nil
 }
@@ -73,7 +73,7 @@ func (c *CQ) forget(qp *ib.QP) {
 	}
 }
 
-// notify tells the midlayer, now or as moderation has it.
+// notify reports to the midlayer, now or as moderation requires.
 //
 //verbena:held mu
 func (c *CQ) notify() {
@@ -147,7 +147,7 @@ func (c *CQ) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 // Resize implements ib.CQResizer.
 func (c *CQ) Resize(entries int, u *ib.Udata) error {
 	if entries < 1 || entries > maxCQE {
-		return fmt.Errorf("%d entries, at most %d: %w", entries, maxCQE, syscall.EINVAL)
+		return fmt.Errorf("%d entries exceed %d: %w", entries, maxCQE, syscall.EINVAL)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

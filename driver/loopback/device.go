@@ -13,15 +13,15 @@ import (
 const (
 	maxSGE       = 16
 	maxInline    = 512     // bytes
-	maxWR        = 1 << 14 // of a queue
+	maxWR        = 1 << 14 // per queue
 	maxCQE       = 1 << 16
 	maxRdAtom    = 128
 	maxMsgSize   = 1 << 30
 	maxMRSize    = 1 << 40
 	mtu          = ib.MTU4096
-	firstQPN     = 16 // below are the special ones
+	firstQPN     = 16 // the lower numbers are reserved
 	maxQP        = 1 << 16
-	grhLen       = 40 // bytes, before the data of a datagram
+	grhLen       = 40 // bytes before the data of a datagram
 	multicastQPN = 0xffffff
 )
 
@@ -30,26 +30,27 @@ type Device struct {
 	obj *ib.DeviceHandle
 	gid ib.GID
 
-	// The locks of CQs nest inside. Memory is copied under it: that of a process which stalls its pages stops the device, which is
-	// for tests. A driver that programs share copies under no lock, as package rxe does.
+	// Lock order: mu, then the locks of CQs. Memory is copied with mu held, so a process that blocks accesses to its
+	// pages blocks the device. This is acceptable for tests. A driver for untrusted programs copies without locks, as
+	// package rxe does.
 	//verbena:program a device for tests, whose consumers' memory answers
 	mu      sync.Mutex
 	qps     map[uint32]*QP
 	nextQPN uint32
-	reuse   bool            // the number of a queue pair is the lowest that is free
-	srqs    map[uint32]*SRQ // those of XRC domains
+	reuse   bool            // a new queue pair takes the lowest free number
+	srqs    map[uint32]*SRQ // for XRC
 	nextSRQ uint32
 	keys    map[uint32]*key // by their upper 24 bits
 	nextKey uint32
 	groups  map[ib.GID][]*QP
-	blocked []*QP // whose first send waits for a receive
-	failed  bool  // a queue pair went into error: its peers may have to give up
+	blocked []*QP // queue pairs whose first send waits for a receive
+	failed  bool  // a queue pair has entered ERR: its peers may have to give up
 	dead    bool  // the device is in error
 	copier  copier
 }
 
-// New returns a device that is ready to be registered. logf may be nil, as for ib.NewDevice. Its only GID, at index 0 of
-// port 1, is fd00::1.
+// New returns a device that is ready for registration. logf may be nil, as for ib.NewDevice. Its only GID, at index 0
+// of port 1, is fd00::1.
 func New(name string, logf func(format string, args ...any)) *Device {
 	d := &Device{
 		gid:     ib.GIDFromAddr(netip.MustParseAddr("fd00::1")),
@@ -68,10 +69,10 @@ func New(name string, logf func(format string, args ...any)) *Device {
 // ReuseNumbers implements ib.NumberReuser.
 func (d *Device) ReuseNumbers() { d.reuse = true }
 
-// Handle is the device to register.
+// Handle returns the device for registration.
 func (d *Device) Handle() *ib.DeviceHandle { return d.obj }
 
-// IB is the device as consumers see it.
+// IB returns the device for consumers.
 func (d *Device) IB() *ib.Device { return d.obj.Device() }
 
 // QueryDevice implements ib.Driver.
@@ -117,7 +118,7 @@ func (d *Device) QueryPKey(port, index int) (uint16, error) {
 	return 0xffff, nil
 }
 
-// EnterError implements ib.Driver: nothing is processed any more.
+// EnterError implements ib.Driver: no more requests are processed.
 func (d *Device) EnterError() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -129,8 +130,8 @@ func (d *Device) EnterError() {
 	}
 }
 
-// Disassociate implements ib.Disassociator. A driver that shares queues or doorbells with the process stops looking at
-// them here; this one shares nothing.
+// Disassociate implements ib.Disassociator. A driver that shares queues or doorbells with the process must stop reading
+// them here; this one shares none.
 func (d *Device) Disassociate(c ib.UserContext) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -139,10 +140,10 @@ func (d *Device) Disassociate(c ib.UserContext) {
 			q.toError()
 		}
 	}
-	d.unblock() // peers that wait for these
+	d.unblock() // for peers that wait for these queue pairs
 }
 
-// pd is a protection domain. Its identity is all that matters.
+// pd is a protection domain. It has only an identity.
 type pd struct{ dev *Device }
 
 func (*pd) Dealloc() error { return nil }
@@ -150,7 +151,7 @@ func (*pd) Dealloc() error { return nil }
 // AllocPD implements ib.Driver.
 func (d *Device) AllocPD(*ib.Udata) (ib.DriverPD, error) { return &pd{d}, nil }
 
-// freeNumber is the next of the numbers 1 to 0xfffffe, wrapping around, that is not taken; mu is held.
+// freeNumber returns the next unused number from 1 to 0xfffffe, with wrap-around. mu must be held.
 func freeNumber[T any](taken map[uint32]T, next *uint32, first uint32) uint32 {
 	for {
 		n := *next
@@ -163,7 +164,7 @@ func freeNumber[T any](taken map[uint32]T, next *uint32, first uint32) uint32 {
 	}
 }
 
-// checkAddress tells whether an address can be one of this device's.
+// checkAddress rejects an address that cannot belong to this device.
 func (d *Device) checkAddress(a *ib.AHAttr) error {
 	if a.Port != 1 || !a.HasGRH || a.GRH.SGIDIndex != 0 {
 		return fmt.Errorf("address with port %d, GRH %v, GID index %d: %w", a.Port, a.HasGRH, a.GRH.SGIDIndex, syscall.EINVAL)
@@ -171,7 +172,7 @@ func (d *Device) checkAddress(a *ib.AHAttr) error {
 	return nil
 }
 
-// ring is a queue of a fixed number of slots, which are used again as they are.
+// ring is a queue with a fixed number of slots, whose contents are reused.
 type ring[T any] struct {
 	slots   []T
 	head, n int
@@ -179,7 +180,7 @@ type ring[T any] struct {
 
 func newRing[T any](size int) ring[T] { return ring[T]{slots: make([]T, size)} }
 
-// push is the slot to fill, nil when all are taken.
+// push returns the slot to fill, or nil if all are in use.
 func (r *ring[T]) push() *T {
 	if r.n == len(r.slots) {
 		return nil
@@ -191,13 +192,13 @@ func (r *ring[T]) push() *T {
 
 func (r *ring[T]) front() *T { return &r.slots[r.head] }
 
-// unpop puts the slot that was popped last back to the front.
+// unpop returns the slot that was popped last to the front.
 func (r *ring[T]) unpop() {
 	r.head = (r.head + len(r.slots) - 1) % len(r.slots)
 	r.n++
 }
 
-// pop takes the front, whose content stays until the slot is pushed again.
+// pop removes and returns the front, whose contents stay valid until the slot is pushed again.
 func (r *ring[T]) pop() *T {
 	s := r.front()
 	r.head = (r.head + 1) % len(r.slots)

@@ -8,7 +8,7 @@ import (
 	"verbena/ib"
 )
 
-// A driver keeps the handle of its device: it registers it and reports by it. Consumers see the device alone.
+// A driver keeps the handle of its device, for registration and for reports. Consumers receive the device only.
 func Example() {
 	var core ib.Core
 	drv := loopback.New("loop0", nil)

@@ -7,8 +7,8 @@ import (
 	"verbena/umem"
 )
 
-// TestFastRegRights checks that a work request does not register memory that peers may write and its owner may not,
-// as RegMR does not.
+// TestFastRegRights checks that a work request cannot register memory with remote but without local write access; RegMR
+// cannot either.
 func TestFastRegRights(t *testing.T) {
 	w := newWorld(t, ib.QPTypeRC, false, 64, nil)
 	defer w.close(t)

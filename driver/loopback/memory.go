@@ -5,7 +5,7 @@ import (
 	"verbena/umem"
 )
 
-// memory is a place for a message that has been checked: parts of regions, or inline data.
+// memory is the checked source or destination of a message: parts of regions, or inline data.
 type memory struct {
 	parts  []part
 	inline []byte
@@ -27,14 +27,14 @@ func (m *memory) add(r *umem.Region, addr, n uint64) {
 	}
 }
 
-// copier moves messages. There is one of each buffer for the device, whose lock is held.
+// copier copies messages. Its buffers are shared by the device, whose lock must be held.
 type copier struct {
 	src, dst memory
 	buf      [16 << 10]byte
 	vec      [1][]byte
 }
 
-// side is where a copy failed.
+// side is the side on which a copy failed.
 type side uint8
 
 const (
@@ -43,7 +43,7 @@ const (
 	atTarget
 )
 
-// move copies the first n bytes of src to dst, from offset skip of dst on.
+// move copies the first n bytes of src to dst, starting at offset skip of dst.
 func (c *copier) move(dst, src *memory, skip, n uint64) side {
 	for off := uint64(0); off < n; {
 		chunk := min(n-off, uint64(len(c.buf)))
@@ -88,7 +88,7 @@ func (c *copier) access(m *memory, off uint64, b []byte, write bool) bool {
 	return len(b) == 0
 }
 
-// local checks a scatter or gather list of a consumer of the domain, and makes it m.
+// local checks a scatter or gather list of a consumer in the domain, and stores it in m.
 func (d *Device) local(m *memory, sgl []ib.SGE, pd *pd, need ib.AccessFlags) bool {
 	m.reset()
 	for _, s := range sgl {
@@ -104,7 +104,7 @@ func (d *Device) local(m *memory, sgl []ib.SGE, pd *pd, need ib.AccessFlags) boo
 	return true
 }
 
-// remote checks the access of a peer of q to n bytes at addr, and makes them m.
+// remote checks the access of a peer of q to n bytes at addr, and stores the memory in m.
 func (d *Device) remote(m *memory, rkey uint32, addr, n uint64, q *QP, need ib.AccessFlags) bool {
 	m.reset()
 	if n == 0 {

@@ -8,36 +8,36 @@ import (
 	"verbena/umem"
 )
 
-// key is what an lkey or rkey stands for: a region or a window. Everything is under Device.mu.
+// key is the object of an lkey or rkey: a region or a window. All fields are under Device.mu.
 //
 //	region:  made --RegMR--> valid --Dereg--> (gone)
 //	AllocMR: made --WRRegMR--> valid --LocalInv, SendWithInv--> made
 //	window:  made --WRBindMW--> valid --LocalInv, SendWithInv, unbind--> made
 type key struct {
 	dev    *Device
-	num    uint32 // 24 bits of index, 8 of the consumer's choice
+	num    uint32 // 24 bits of index, 8 bits chosen by the consumer
 	valid  bool
 	pd     *pd
 	region *umem.Region
 	access ib.AccessFlags
-	first  uint64 // the range, as the users of the key name it
+	first  uint64 // the range, in the addresses of the key's users
 	n      uint64
-	shift  uint64 // from there to the region's addresses
-	fast   bool   // made by AllocMR
-	bound  int    // windows on this region
+	shift  uint64 // difference to the region's addresses
+	fast   bool   // created by AllocMR
+	bound  int    // number of windows bound to this region
 
 	mw *window // nil: a region
-	of *key    // the region that the window is bound to
-	qp *QP     // the only one whose peers may use it; nil: any
+	of *key    // the region to which the window is bound
+	qp *QP     // the only queue pair whose peers may use it; nil: any
 }
 
-// domain is the driver's own side of a protection domain.
+// domain returns the driver's side of a protection domain.
 func domain(p ib.DriverPD) *pd {
 	d, _ := ib.As[*pd](p)
 	return d
 }
 
-// newKey makes a key that is not valid yet.
+// newKey creates a key that is not valid yet.
 //
 //verbena:held mu
 func (d *Device) newKey(p ib.DriverPD) *key {
@@ -47,7 +47,7 @@ func (d *Device) newKey(p ib.DriverPD) *key {
 	return k
 }
 
-// key finds what is valid by the number now, nil if nothing is.
+// key returns the valid key with a number, or nil.
 //
 //verbena:held mu
 func (d *Device) key(num uint32) *key {
@@ -57,7 +57,7 @@ func (d *Device) key(num uint32) *key {
 	return nil
 }
 
-// gone reports whether the region or window of the key was destroyed.
+// gone reports whether the region or window of the key has been destroyed.
 //
 //verbena:held k.dev.mu
 func (k *key) gone() bool { return k.dev.keys[k.num>>8] != k }
@@ -66,7 +66,7 @@ func (k *key) contains(addr, n uint64) bool {
 	return addr >= k.first && addr-k.first <= k.n && n <= k.n-(addr-k.first)
 }
 
-// cover makes the key stand for a whole region.
+// cover makes the key valid for a whole region.
 func (k *key) cover(r *umem.Region, access ib.AccessFlags) {
 	k.region, k.access, k.first, k.n, k.valid = r, access, r.IOVA(), r.Len(), true
 }
@@ -89,19 +89,19 @@ func (d *Device) RegMR(obj ib.MRHandle, p ib.DriverPD, r *umem.Region, access ib
 
 func checkAccess(access ib.AccessFlags) error {
 	if access&(ib.AccessOnDemand|ib.AccessFlushPersistent) != 0 {
-		return fmt.Errorf("access flags %#x: %w", uint32(access), syscall.EOPNOTSUPP)
+		return fmt.Errorf("unsupported access flags %#x: %w", uint32(access), syscall.EOPNOTSUPP)
 	}
 	return nil
 }
 
 func checkLength(r *umem.Region) error {
 	if r.Len() > maxMRSize {
-		return fmt.Errorf("%d bytes, at most %d: %w", r.Len(), uint64(maxMRSize), syscall.EINVAL)
+		return fmt.Errorf("%d bytes exceed %d: %w", r.Len(), uint64(maxMRSize), syscall.EINVAL)
 	}
 	return nil
 }
 
-// Rereg implements ib.ReregMR. The keys stay.
+// Rereg implements ib.ReregMR. The keys do not change.
 func (k *key) Rereg(r *umem.Region, p ib.DriverPD, access ib.AccessFlags, u *ib.Udata) error {
 	if err := checkAccess(access); err != nil {
 		return err
@@ -119,7 +119,7 @@ func (k *key) Rereg(r *umem.Region, p ib.DriverPD, access ib.AccessFlags, u *ib.
 	return nil
 }
 
-// Dereg implements ib.DriverMR. Accesses are made under the lock, so none is in flight.
+// Dereg implements ib.DriverMR. Accesses hold the lock, so none is in flight.
 func (k *key) Dereg() error {
 	k.dev.mu.Lock()
 	defer k.dev.mu.Unlock()
@@ -130,7 +130,7 @@ func (k *key) Dereg() error {
 	return nil
 }
 
-// invalidate ends what a work request of q's consumer or peer began.
+// invalidate invalidates a key for a work request of q's consumer or peer.
 //
 //verbena:held mu
 func (d *Device) invalidate(num uint32, q *QP) bool {

@@ -13,9 +13,9 @@ type QP struct {
 	dev    *Device
 	obj    ib.QPHandle
 	pd     *pd
-	xrcd   *xrcd           // of an XRC target
+	xrcd   *xrcd           // for an XRC target
 	user   ib.UserContext  // nil: a consumer in this process
-	init   ib.DriverQPInit // with the capacities granted
+	init   ib.DriverQPInit // with the granted capacities
 	sendCQ completer       // nil: an XRC target
 	recvCQ completer       // nil: XRC
 
@@ -24,32 +24,32 @@ type QP struct {
 	attr    ib.QPAttr
 	sq      ring[sendWQE]
 	own     recvQueue
-	rq      *recvQueue // own, or the shared one
+	rq      *recvQueue // its own, or the shared one
 	waiting bool       // the first send has begun, and waits for a receive, or for the peer to leave INIT
-	busy    bool       // a send, which is not in sq any more, is being executed
+	busy    bool       // a send that has been removed from sq is being executed
 }
 
-// sendWQE is a send work request that has been taken. The slices belong to the slot.
+// sendWQE is an accepted send work request. The slices belong to the slot.
 type sendWQE struct {
-	wr     ib.SendWR // without what it refers to
+	wr     ib.SendWR // without the memory that it refers to
 	sges   []ib.SGE
 	inline []byte
 	ah     ib.AHAttr
 	ahPD   *pd // nil: no address handle
 	bind   ib.BindMW
-	window *window // of bind
-	region uint32  // of bind: its key
+	window *window // for a bind
+	region uint32  // for a bind: the key of its region
 	reg    ib.FastReg
-	fast   *fastMR // of reg; nil: a region that is not for it
+	fast   *fastMR // for a registration; nil: the region is not for fast registration
 }
 
-// recvWQE is a receive work request that has been taken.
+// recvWQE is an accepted receive work request.
 type recvWQE struct {
 	id   uint64
 	sges []ib.SGE
 }
 
-// recvQueue is the receive queue of a queue pair, or a shared one. It is under Device.mu.
+// recvQueue is the receive queue of a queue pair, or a shared one. It is guarded by Device.mu.
 type recvQueue struct {
 	ring[recvWQE]
 	maxSGE uint32
@@ -58,7 +58,7 @@ type recvQueue struct {
 	srq   *SRQ // nil: not shared
 	limit uint32
 	xrcd  *xrcd
-	cq    completer // XRC: instead of the queue pair's
+	cq    completer // XRC: replaces the queue pair's
 }
 
 // CreateQP implements ib.Driver.
@@ -67,14 +67,14 @@ func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (
 	switch init.Type {
 	case ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt:
 	default:
-		return nil, fmt.Errorf("%v queue pair: %w", init.Type, syscall.EOPNOTSUPP)
+		return nil, fmt.Errorf("unsupported type %v: %w", init.Type, syscall.EOPNOTSUPP)
 	}
 	if c.MaxSendWR > maxWR || c.MaxRecvWR > maxWR || c.MaxSendSGE > maxSGE || c.MaxRecvSGE > maxSGE || c.MaxInlineData > maxInline {
-		return nil, fmt.Errorf("capacities %+v: %w", *c, syscall.EINVAL)
+		return nil, fmt.Errorf("invalid capacities %+v: %w", *c, syscall.EINVAL)
 	}
 	q := &QP{dev: d, obj: obj, pd: domain(init.PD), init: *init, sq: newRing[sendWQE](int(c.MaxSendWR))}
 	if u != nil {
-		q.user = u.Context // whose queues are here too: it posts by commands
+		q.user = u.Context // its queues are here too: it posts by commands
 	}
 	q.sendCQ, _ = ib.As[completer](init.SendCQ)
 	q.recvCQ, _ = ib.As[completer](init.RecvCQ)
@@ -138,11 +138,11 @@ func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 		q.run()
 		q.drained()
 	}
-	d.unblock() // who waits for this one may have to give up
+	d.unblock() // queue pairs that wait for this one may have to give up
 	return nil
 }
 
-// checkAttr checks values.
+// checkAttr checks the values of attributes.
 func (q *QP) checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
 	if err := a.Fits(mask); err != nil {
 		return err
@@ -167,7 +167,7 @@ func (q *QP) checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
 	return nil
 }
 
-// reset drops everything.
+// reset drops all work requests and attributes.
 //
 //verbena:held q.dev.mu
 func (q *QP) reset() {
@@ -175,7 +175,7 @@ func (q *QP) reset() {
 	q.sq.n, q.own.n = 0, 0
 }
 
-// toError flushes everything.
+// toError flushes all work requests.
 //
 //verbena:held q.dev.mu
 func (q *QP) toError() {
@@ -190,8 +190,8 @@ func (q *QP) toError() {
 	}
 }
 
-// flushSends completes what is in the queue. If a send is being executed, of a queue pair that is connected with
-// itself, that one completes first: run does the rest.
+// flushSends flushes the send queue. A queue pair that is connected to itself may be executing a send; this one
+// completes first, and run does the rest.
 //
 //verbena:held q.dev.mu
 func (q *QP) flushSends() {
@@ -219,7 +219,7 @@ func (q *QP) Destroy() error {
 			cq.forget(q.obj.QP())
 		}
 	}
-	for _, s := range d.srqs { // which an XRC target may have completed on
+	for _, s := range d.srqs { // an XRC target may have completed on these
 		s.rq.cq.forget(q.obj.QP())
 	}
 	delete(d.qps, q.obj.Num())
@@ -251,20 +251,20 @@ func (q *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
 	return n, err
 }
 
-// take copies a work request into the queue.
+// take copies a work request to the queue.
 //
 //verbena:held q.dev.mu
 func (q *QP) take(wr *ib.SendWR) error {
 	c := &q.init.Cap
 	switch {
 	case !q.knows(wr):
-		return fmt.Errorf("opcode %d on a %v queue pair: %w", wr.Opcode, q.init.Type, syscall.EINVAL)
+		return fmt.Errorf("invalid opcode %d for a %v queue pair: %w", wr.Opcode, q.init.Type, syscall.EINVAL)
 	case len(wr.SGList) > int(c.MaxSendSGE):
-		return fmt.Errorf("%d gather elements, at most %d: %w", len(wr.SGList), c.MaxSendSGE, syscall.EINVAL)
+		return fmt.Errorf("%d gather elements exceed %d: %w", len(wr.SGList), c.MaxSendSGE, syscall.EINVAL)
 	case wr.Flags&ib.SendInline != 0 && fetches(wr.Opcode):
 		return fmt.Errorf("opcode %d cannot be inline: %w", wr.Opcode, syscall.EINVAL)
 	case wr.Flags&ib.SendInline != 0 && len(wr.Inline) > int(c.MaxInlineData):
-		return fmt.Errorf("%d bytes inline, at most %d: %w", len(wr.Inline), c.MaxInlineData, syscall.EINVAL)
+		return fmt.Errorf("%d bytes of inline data exceed %d: %w", len(wr.Inline), c.MaxInlineData, syscall.EINVAL)
 	}
 	var ah addresser
 	if wr.AH != nil {
@@ -301,8 +301,8 @@ func (q *QP) take(wr *ib.SendWR) error {
 	return nil
 }
 
-// named returns the driver's side of the objects that a bind or a registration names: the window, the key of its region, and the
-// region to register.
+// named returns the driver's side of the objects of a bind or a registration: the window, the key of its region, and
+// the region to register.
 func (q *QP) named(wr *ib.SendWR) (win *window, bound uint32, fast *fastMR, err error) {
 	const gone = "the %s is destroyed or of another device: %w"
 	switch b := wr.Bind; {
@@ -333,7 +333,7 @@ func fetches(op ib.WROpcode) bool {
 	return op == ib.WRRDMARead || op == ib.WRAtomicCmpAndSwp || op == ib.WRAtomicFetchAdd
 }
 
-// knows tells whether the service has the operation, and the request what it needs.
+// knows reports whether the service supports the operation, and the request has the required fields.
 func (q *QP) knows(wr *ib.SendWR) bool {
 	rc := q.init.Type == ib.QPTypeRC || q.init.Type == ib.QPTypeXRCInit
 	switch wr.Opcode {
@@ -363,7 +363,7 @@ func (q *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if q.rq != &q.own || q.recvCQ == nil {
-		return 0, fmt.Errorf("post receive on a queue pair without a queue of its own: %w", syscall.EINVAL)
+		return 0, fmt.Errorf("post receive on a queue pair without a receive queue of its own: %w", syscall.EINVAL)
 	}
 	if q.state == ib.QPReset {
 		return 0, fmt.Errorf("post receive in state %v: %w", q.state, syscall.EINVAL)
@@ -376,11 +376,11 @@ func (q *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	return n, err
 }
 
-// post copies work requests into the queue; mu is held.
+// post copies work requests to the queue; mu must be held.
 func (r *recvQueue) post(wrs []ib.RecvWR) (n int, err error) {
 	for ; n < len(wrs); n++ {
 		if len(wrs[n].SGList) > int(r.maxSGE) {
-			return n, fmt.Errorf("%d scatter elements, at most %d: %w", len(wrs[n].SGList), r.maxSGE, syscall.EINVAL)
+			return n, fmt.Errorf("%d scatter elements exceed %d: %w", len(wrs[n].SGList), r.maxSGE, syscall.EINVAL)
 		}
 		w := r.push()
 		if w == nil {
@@ -391,7 +391,7 @@ func (r *recvQueue) post(wrs []ib.RecvWR) (n int, err error) {
 	return n, nil
 }
 
-// block notes that the first send of q waits.
+// block records that the first send of q waits.
 //
 //verbena:held q.dev.mu
 func (q *QP) block() {
@@ -401,7 +401,7 @@ func (q *QP) block() {
 	}
 }
 
-// unblock continues the queue pairs that waited. A queue pair that fails meanwhile may end the wait of others.
+// unblock continues the waiting queue pairs. A queue pair that fails meanwhile may end the wait of others.
 //
 //verbena:held mu
 func (d *Device) unblock() {
@@ -417,7 +417,7 @@ func (d *Device) unblockOnce() {
 		q := d.blocked[0]
 		d.blocked = slices.Delete(d.blocked, 0, 1)
 		if !q.waiting {
-			continue // gave up
+			continue // it has given up
 		}
 		if q.waiting = false; q.step() {
 			q.run()

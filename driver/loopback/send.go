@@ -6,7 +6,7 @@ import (
 	"verbena/ib"
 )
 
-// run executes the send queue as far as it goes.
+// run executes the send queue as far as possible.
 //
 //verbena:held q.dev.mu
 func (q *QP) run() {
@@ -22,7 +22,7 @@ func (q *QP) run() {
 	}
 }
 
-// step executes the first work request, if it need not wait.
+// step executes the first work request. It returns false if the request must wait.
 //
 //verbena:held q.dev.mu
 func (q *QP) step() bool {
@@ -39,7 +39,7 @@ func (q *QP) step() bool {
 	return true
 }
 
-// drained tells the consumer that the send queue has come to rest, if it wants to know.
+// drained raises EventSQDrained if it was requested and the send queue is idle.
 //
 //verbena:held q.dev.mu
 func (q *QP) drained() {
@@ -49,7 +49,7 @@ func (q *QP) drained() {
 	}
 }
 
-// completeSend ends a send work request, and with an error also what comes after.
+// completeSend completes a send work request. After an error it flushes the rest of the queue.
 //
 //verbena:held q.dev.mu
 func (q *QP) completeSend(w *sendWQE, status ib.WCStatus, n uint64) {
@@ -84,7 +84,7 @@ var opcodes = [...]ib.WCOpcode{
 	ib.WRFlush: ib.WCFlush, ib.WRAtomicWrite: ib.WCAtomicWrite,
 }
 
-// completeRecv ends the first receive work request of r, on q, with wc, of which it fills in the rest.
+// completeRecv completes the first receive work request of r, on q, with wc, whose remaining fields it sets.
 //
 //verbena:held q.dev.mu
 func (q *QP) completeRecv(r *recvQueue, wc *ib.WC, solicited bool) {
@@ -104,8 +104,8 @@ func (q *QP) completeRecv(r *recvQueue, wc *ib.WC, solicited bool) {
 	r.checkLimit()
 }
 
-// execute does what a work request asks for, on both sides. n is the number of bytes that came in; wait tells that
-// there is no receive yet, or that the peer is in INIT, and nothing was done.
+// execute executes a work request on both sides. n is the number of bytes received. wait is true if nothing was done
+// because there is no receive yet, or because the peer is in INIT.
 //
 //verbena:held q.dev.mu
 func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
@@ -157,7 +157,7 @@ func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	return status, 0, wait
 }
 
-// unreliable is what the sender learns of a failure at the other end.
+// unreliable returns the sender's status for a failure at the peer.
 func (q *QP) unreliable(s ib.WCStatus) ib.WCStatus {
 	if q.init.Type == ib.QPTypeUC && s != ib.WCLocProtErr {
 		return ib.WCSuccess
@@ -165,7 +165,7 @@ func (q *QP) unreliable(s ib.WCStatus) ib.WCStatus {
 	return s
 }
 
-// peer is the other end of a connection, nil if there is none.
+// peer returns the peer of a connection, or nil.
 func (q *QP) peer() *QP {
 	p := q.destination()
 	if p == nil || p.attr.DestQPN != q.obj.Num() || !p.receives() {
@@ -174,7 +174,7 @@ func (q *QP) peer() *QP {
 	return p
 }
 
-// destination is the queue pair that q sends to, whatever its state.
+// destination returns the queue pair that q sends to, in any state.
 func (q *QP) destination() *QP {
 	p, want := q.dev.qps[q.attr.DestQPN], q.init.Type
 	if want == ib.QPTypeXRCInit {
@@ -186,8 +186,8 @@ func (q *QP) destination() *QP {
 	return p
 }
 
-// unanswered is what becomes of a request that has no peer. A queue pair in INIT may be about to be connected, which retries would
-// wait for; they take no time here, so that there is no end to them.
+// unanswered returns the result of a request without a peer. A queue pair in INIT may be about to be connected. Retries
+// would wait for that; they take no time here, so they never end.
 func (q *QP) unanswered() (status ib.WCStatus, wait bool) {
 	if p := q.destination(); p != nil && p.state == ib.QPInit && q.init.Type != ib.QPTypeUC {
 		return 0, true
@@ -197,8 +197,7 @@ func (q *QP) unanswered() (status ib.WCStatus, wait bool) {
 
 func (q *QP) receives() bool { return q.state >= ib.QPRTR && q.state <= ib.QPSQE }
 
-// fail is what a responder does when it cannot go on: the event, if there is no completion to tell of it, and the error
-// state.
+// fail moves the responder to the error state. It raises the event if no completion reports the failure.
 func (p *QP) fail(e ib.EventType) {
 	if p.init.Type != ib.QPTypeUC {
 		p.obj.Raise(e)
@@ -206,7 +205,7 @@ func (p *QP) fail(e ib.EventType) {
 	}
 }
 
-// incoming finds the receive queue for a message of q to p.
+// incoming returns the receive queue for a message of q to p.
 func (q *QP) incoming(w *sendWQE, p *QP) (rq *recvQueue, status ib.WCStatus, wait bool) {
 	rq = p.rq
 	if q.init.Type == ib.QPTypeXRCInit {
@@ -224,10 +223,10 @@ func (q *QP) incoming(w *sendWQE, p *QP) (rq *recvQueue, status ib.WCStatus, wai
 	case q.attr.RNRRetry == 0:
 		return nil, ib.WCRNRRetryExcErr, false
 	}
-	return nil, ib.WCSuccess, true // retries take no time here, so that there is no end to them
+	return nil, ib.WCSuccess, true // retries take no time here, so they never end
 }
 
-// send is a SEND of the source to p.
+// send executes a SEND of the source to p.
 func (q *QP) send(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	rq, status, wait := q.incoming(w, p)
 	if rq == nil {
@@ -245,11 +244,11 @@ func (q *QP) send(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	case dst.n < src.n:
 		wc.Status, status = ib.WCLocLenErr, ib.WCRemInvReqErr
 	case w.wr.Opcode == ib.WRSendWithInv && !d.invalidate(w.wr.InvalidateRKey, p):
-		wc.Status, status = ib.WCMWBindErr, ib.WCRetryExcErr // as without an answer
+		wc.Status, status = ib.WCMWBindErr, ib.WCRetryExcErr // as without a response
 	default:
 		switch d.copier.move(dst, src, 0, src.n) {
 		case atSource:
-			return ib.WCLocProtErr, false // nothing has arrived
+			return ib.WCLocProtErr, false // no data have arrived
 		case atTarget:
 			wc.Status, status = ib.WCLocProtErr, ib.WCRemOpErr
 		}
@@ -267,7 +266,7 @@ func (q *QP) send(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	return q.unreliable(status), false
 }
 
-// write executes an RDMA WRITE of the source to p. A request that is refused does not reach a receive (IBA 9.9.3).
+// write executes an RDMA WRITE of the source to p. A rejected request consumes no receive (IBA 9.9.3).
 func (q *QP) write(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	d := q.dev
 	src, dst := &d.copier.src, &d.copier.dst
@@ -296,7 +295,7 @@ func (q *QP) write(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	return ib.WCSuccess, false
 }
 
-// atomic reports whether the request is for 8 bytes at once, whose address is a multiple of 8.
+// atomic reports whether the request is for 8 contiguous bytes at an address that is a multiple of 8.
 func (w *sendWQE) atomic() bool {
 	switch w.wr.Opcode {
 	case ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd, ib.WRAtomicWrite:
@@ -305,8 +304,9 @@ func (w *sendWQE) atomic() bool {
 	return false
 }
 
-// access checks a request for n bytes of p's memory, and makes them m. An operation that the queue pair does not allow is an invalid
-// request, as is a misaligned atomic; one that the memory does not allow an access error (IBA 9.9.3).
+// access checks a request for n bytes of p's memory, and stores the memory in m. An operation that the queue pair does
+// not allow is an invalid request, as is a misaligned atomic; one that the memory does not allow is an access error
+// (IBA 9.9.3).
 func (d *Device) access(m *memory, w *sendWQE, n uint64, p *QP, need ib.AccessFlags) ib.WCStatus {
 	switch {
 	case p.attr.AccessFlags&need != need, w.atomic() && w.wr.RemoteAddr%8 != 0:
@@ -319,7 +319,7 @@ func (d *Device) access(m *memory, w *sendWQE, n uint64, p *QP, need ib.AccessFl
 	return ib.WCSuccess
 }
 
-// fetch is an RDMA READ or an atomic operation: what p has comes into the list of the work request.
+// fetch executes an RDMA READ or an atomic operation: data of p are stored in the list of the work request.
 func (q *QP) fetch(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	d := q.dev
 	src, dst := &d.copier.src, &d.copier.dst
@@ -356,7 +356,7 @@ func (q *QP) fetch(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	return ib.WCSuccess, n, false
 }
 
-// atomic works on the 8 bytes of the source, which are in host byte order, and returns the old ones in the target.
+// atomic modifies the 8 bytes of the source, which are in host byte order, and stores the old value in the target.
 func (q *QP) atomic(w *sendWQE, p *QP) (status ib.WCStatus, n uint64, wait bool) {
 	c := &q.dev.copier
 	old := c.buf[:8]
@@ -382,8 +382,7 @@ func (q *QP) atomic(w *sendWQE, p *QP) (status ib.WCStatus, n uint64, wait bool)
 	return ib.WCSuccess, 8, false
 }
 
-// datagram sends the source to a queue pair, or to a group of them. Whether anyone receives it the sender does not
-// learn.
+// datagram sends the source to a queue pair, or to a group. The sender is not notified of losses.
 func (q *QP) datagram(w *sendWQE) ib.WCStatus {
 	d := q.dev
 	dgid := w.ah.GRH.DGID
@@ -401,7 +400,7 @@ func (q *QP) datagram(w *sendWQE) ib.WCStatus {
 	return ib.WCSuccess
 }
 
-// deliver copies the source to p. It reports false if the source cannot be read.
+// deliver copies the source to p. It returns false if the source cannot be read.
 func (q *QP) deliver(w *sendWQE, p *QP) bool {
 	qkey := w.wr.RemoteQKey
 	if qkey&(1<<31) != 0 { // controlled: the sender's own is used (IBA 10.2.5)
@@ -439,7 +438,7 @@ func (q *QP) deliver(w *sendWQE, p *QP) bool {
 	return true
 }
 
-// grh is the global route header that the receiver of a datagram finds before its data (IBA 8.3).
+// grh returns the global route header that precedes the data of a datagram in the receiver's buffer (IBA 8.3).
 func (d *Device) grh(w *sendWQE, n uint64) []byte {
 	h := d.copier.buf[:grhLen]
 	clear(h)

@@ -14,7 +14,7 @@ type SRQ struct {
 	rq  recvQueue // under Device.mu
 }
 
-// receiver is what a queue pair needs of its shared receive queue.
+// receiver is the interface of a shared receive queue for queue pairs.
 type receiver interface{ queue() *recvQueue }
 
 func (s *SRQ) queue() *recvQueue { return &s.rq }
@@ -22,7 +22,7 @@ func (s *SRQ) queue() *recvQueue { return &s.rq }
 // CreateSRQ implements ib.SRQDriver.
 func (d *Device) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (ib.DriverSRQ, error) {
 	if init.Attr.MaxWR > maxWR || init.Attr.MaxSGE > maxSGE || u != nil {
-		return nil, fmt.Errorf("room for %d work requests of %d elements: %w", init.Attr.MaxWR, init.Attr.MaxSGE, syscall.EINVAL)
+		return nil, fmt.Errorf("invalid capacity of %d work requests of %d elements: %w", init.Attr.MaxWR, init.Attr.MaxSGE, syscall.EINVAL)
 	}
 	s := &SRQ{dev: d, obj: obj}
 	s.rq = recvQueue{ring: newRing[recvWQE](int(init.Attr.MaxWR)), maxSGE: init.Attr.MaxSGE, pd: domain(init.PD), srq: s}
@@ -50,7 +50,7 @@ func (s *SRQ) Modify(attr *ib.SRQAttr, mask ib.SRQAttrMask, u *ib.Udata) error {
 		room = attr.MaxWR
 	}
 	if room == 0 || room > maxWR || int(room) < s.rq.n || mask&ib.SRQAttrLimit != 0 && attr.Limit > room {
-		return fmt.Errorf("room for %d work requests, limit %d, while %d are there: %w", room, attr.Limit, s.rq.n, syscall.EINVAL)
+		return fmt.Errorf("invalid capacity %d or limit %d with %d work requests queued: %w", room, attr.Limit, s.rq.n, syscall.EINVAL)
 	}
 	if int(room) != len(s.rq.slots) {
 		r := newRing[recvWQE](int(room))
@@ -78,11 +78,11 @@ func (s *SRQ) Destroy() error {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
 	s.dev.removeXRC(s)
-	s.dev.unblock() // a sender that waits for a receive in it
+	s.dev.unblock() // for a sender that waits for a receive in the queue
 	return nil
 }
 
-// checkLimit raises the event when the limit has been reached; mu is held.
+// checkLimit raises the event if the limit has been reached; mu must be held.
 func (r *recvQueue) checkLimit() {
 	if r.srq != nil && uint32(r.n) < r.limit {
 		r.limit = 0

@@ -6,8 +6,8 @@ import (
 	"verbena/ib"
 )
 
-// TestUnreliableTooLong checks that a message that is longer than its receive is lost, without an error at either
-// end, and that the receive stays (class D of IBA 9.9.3).
+// TestUnreliableTooLong checks that a message longer than its receive is lost without an error on either side, and that
+// the receive stays (class D of IBA 9.9.3).
 func TestUnreliableTooLong(t *testing.T) {
 	w := newWorld(t, ib.QPTypeUD, false, 64, nil)
 	defer w.close(t)

@@ -6,8 +6,8 @@ import (
 	"verbena/ib"
 )
 
-// TestPeerFailsWhileBothWait checks that a request that waits for a receive ends when its peer fails, though the
-// peer's own request waited, too, and failed because it could go on.
+// TestPeerFailsWhileBothWait checks that a request that waits for a receive ends when its peer fails. The peer's own
+// request had waited too, and failed when it could continue.
 func TestPeerFailsWhileBothWait(t *testing.T) {
 	w := newWorld(t, ib.QPTypeRC, false, 64, nil)
 	defer w.close(t)

@@ -6,8 +6,8 @@ import (
 	"verbena/ib"
 )
 
-// TestWindowBindRefused checks binds of a window of type 1 that IBA 10.6.7.2 refuses: the present key again, and
-// addresses from zero.
+// TestWindowBindRefused checks binds of a window of type 1 that IBA 10.6.7.2 forbids: with the current key, and with
+// zero-based addresses.
 func TestWindowBindRefused(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -16,7 +16,7 @@ func TestWindowBindRefused(t *testing.T) {
 		want   ib.WCStatus
 	}{
 		{"another key", 1, ib.AccessRemoteRead, ib.WCSuccess},
-		{"the present key", 0, ib.AccessRemoteRead, ib.WCMWBindErr},
+		{"the current key", 0, ib.AccessRemoteRead, ib.WCMWBindErr},
 		{"zero-based", 1, ib.AccessRemoteRead | ib.AccessZeroBased, ib.WCMWBindErr},
 	} {
 		t.Run(c.name, func(t *testing.T) {

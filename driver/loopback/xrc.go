@@ -2,7 +2,7 @@ package loopback
 
 import "verbena/ib"
 
-// xrcd is an XRC domain. Its identity is all that matters.
+// xrcd is an XRC domain. It has only an identity.
 type xrcd struct{ dev *Device }
 
 func (*xrcd) Dealloc() error { return nil }
@@ -10,7 +10,7 @@ func (*xrcd) Dealloc() error { return nil }
 // AllocXRCD implements ib.XRCDriver.
 func (d *Device) AllocXRCD(*ib.Udata) (ib.DriverXRCD, error) { return &xrcd{d}, nil }
 
-// addXRC gives the queue a number, and the domain and completion queue of its messages, if it is one for XRC.
+// addXRC assigns a number to an XRC queue, and sets the domain and the completion queue of its messages.
 //
 //verbena:held mu
 func (d *Device) addXRC(s *SRQ, init *ib.DriverSRQInit) {
@@ -30,7 +30,7 @@ func (d *Device) removeXRC(s *SRQ) {
 	}
 }
 
-// xrcQueue is the receive queue that an XRC message is for, nil if there is no such.
+// xrcQueue returns the receive queue of an XRC message, or nil.
 //
 //verbena:held q.dev.mu
 func (q *QP) xrcQueue(srqn uint32) *recvQueue {
