@@ -1,5 +1,6 @@
-// Command counter counts with several goroutines in a number that lies in registered memory, by FETCH_ADD over connected queue pairs: on the
-// first RDMA device, of the kernel or of the service under which it runs, or, with -embedded, on a software device in this process.
+// Command counter increments a number in registered memory from several goroutines, with FETCH_ADD over connected queue
+// pairs. It uses the first RDMA device of the kernel or of the service under which it runs or, with -embedded, a
+// software device in this process.
 //
 //	verbena run --private -- counter
 //	counter -embedded
@@ -37,7 +38,7 @@ func main() {
 	fmt.Printf("%s counted to %d\n", dev.Name(), n)
 }
 
-// count has goroutines add 1, each times over, and returns what they have come to.
+// count makes goroutines add 1, times times each, and returns the result.
 func count(dev *verbs.Device, goroutines, times int) (uint64, error) {
 	pd, err := dev.AllocPD()
 	if err != nil {
@@ -61,7 +62,7 @@ func count(dev *verbs.Device, goroutines, times int) (uint64, error) {
 	return binary.NativeEndian.Uint64(number.Bytes()), nil
 }
 
-// add adds 1 to the number, by a queue pair that is connected to itself.
+// add adds 1 to the number, over a queue pair that is connected to itself.
 func add(pd *verbs.PD, number *verbs.MR, times int) error {
 	cq, err := pd.Device().CreateCQ(16, nil)
 	if err != nil {
@@ -98,7 +99,7 @@ func add(pd *verbs.PD, number *verbs.MR, times int) error {
 	return nil
 }
 
-// embeddedDevice makes a software device, which lives as long as the process.
+// embeddedDevice returns a software device, which exists as long as the process.
 func embeddedDevice() (*verbs.Device, error) {
 	stack, err := embed.NewSoftware()
 	if err != nil {

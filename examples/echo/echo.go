@@ -11,25 +11,25 @@ import (
 )
 
 const (
-	slots   = 64                 // receives that are posted, or answers that are under way
-	slotLen = grhLen + 1024      // bytes: a header, and the longest message
+	slots   = 64                 // posted receives, or replies in flight
+	slotLen = grhLen + 1024      // in bytes: the header and the longest message
 	grhLen  = 40                 // bytes before a datagram's data
 	key     = uint32(0x65630001) // the Q_Key of the service
 )
 
-// Echo is a client of the midlayer: on every device that comes it answers each datagram with the same data. The rules that
-// it keeps are those of docs/contract.md; the numbers in the comments are its points.
+// Echo is a client of the midlayer. On every device it answers each datagram with the same data. It keeps the rules of
+// docs/contract.md; the numbers in the comments are points of the contract.
 type Echo struct {
 	mu   sync.Mutex
 	qpns map[string]uint32 // device name: the service's queue pair
 }
 
-// Client is to be registered.
+// Client returns the client to register.
 func (s *Echo) Client() *ib.Client {
 	return &ib.Client{Name: "echo", Add: s.add, Remove: s.remove}
 }
 
-// QPN is the service's queue pair number on a device, 0 if it is not there.
+// QPN returns the number of the service's queue pair on a device, or 0.
 func (s *Echo) QPN(device string) uint32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -47,7 +47,7 @@ func (s *Echo) set(device string, qpn uint32) {
 	}
 }
 
-// add starts the service on a device, which can be used at once (point 5).
+// add starts the service on a device, which is usable at once (point 5).
 func (s *Echo) add(d *ib.Device) (any, error) {
 	e, err := newEndpoint(d)
 	if err != nil {
@@ -62,7 +62,7 @@ func (s *Echo) add(d *ib.Device) (any, error) {
 	return e, nil
 }
 
-// remove leaves nothing behind (point 5).
+// remove destroys every object of the service (point 5).
 func (s *Echo) remove(d *ib.Device, data any) {
 	s.set(d.Name(), 0)
 	if err := data.(*endpoint).close(); err != nil {
@@ -70,8 +70,8 @@ func (s *Echo) remove(d *ib.Device, data any) {
 	}
 }
 
-// serve receives into a slot, answers from it, and begins anew. Its functions are called in the completion handler, so they may
-// not sleep (point 4): making an address handle, posting and destroying an address handle are all allowed there (point 1).
+// serve receives a message to a slot, replies from the slot, and repeats. Its functions are called in the completion
+// handler, so they may not sleep (point 4). They may create and destroy address handles, and post (point 1).
 func (e *endpoint) serve(i int) error {
 	return e.receive(i, func(wc *ib.WC) {
 		if wc.Status != ib.WCSuccess {
@@ -80,7 +80,7 @@ func (e *endpoint) serve(i int) error {
 		from := e.here.AddressTo(sender(e.slot(i)))
 		ah, err := e.pd.CreateAH(&from)
 		if err != nil {
-			e.serve(i) // an address that cannot be answered
+			e.serve(i) // the reply address is invalid
 			return
 		}
 		sent := func(*ib.WC) {
@@ -93,7 +93,7 @@ func (e *endpoint) serve(i int) error {
 	})
 }
 
-// endpoint is a datagram queue pair with its slots. It is the service's, and the caller's as well.
+// endpoint is a datagram queue pair with its slots, for the service and for the caller.
 type endpoint struct {
 	here ib.Local
 	pd   *ib.PD
@@ -103,7 +103,7 @@ type endpoint struct {
 	mem  []byte
 }
 
-// newEndpoint makes the queue pair and takes it to RTS.
+// newEndpoint creates the queue pair and moves it to RTS.
 func newEndpoint(d *ib.Device) (_ *endpoint, err error) {
 	e := &endpoint{mem: make([]byte, slots*slotLen)}
 	defer func() {
@@ -133,7 +133,7 @@ func newEndpoint(d *ib.Device) (_ *endpoint, err error) {
 	return e, nil
 }
 
-// sender is the source address in the header before a datagram's data, which for IPv4 is in its second half.
+// sender returns the source address in the header of a datagram; an IPv4 header is in its second half.
 func sender(buf []byte) ib.GID {
 	if buf[0]>>4 == 6 {
 		return ib.GID(buf[8:24])
@@ -147,7 +147,7 @@ func (e *endpoint) sgl(i, off int, n uint32) []ib.SGE {
 	return []ib.SGE{{Addr: e.mr.Addr() + uint64(i*slotLen+off), Length: n, LKey: e.mr.LKey()}}
 }
 
-// receive gives a slot to the receive queue.
+// receive posts a receive to a slot.
 func (e *endpoint) receive(i int, done completion.Done) error {
 	return e.qp.PostRecv(ib.RecvWR{SGList: e.sgl(i, 0, slotLen)}, done)
 }
@@ -157,7 +157,7 @@ func (e *endpoint) send(i int, ah *ib.AH, qpn, n uint32, done completion.Done) e
 	return e.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: e.sgl(i, grhLen, n), AH: ah, RemoteQPN: qpn, RemoteQKey: key}, done)
 }
 
-// close destroys everything. It sleeps, so no function of a completion calls it.
+// close destroys everything. It sleeps, so completion functions must not call it.
 func (e *endpoint) close() (err error) {
 	if e.qp != nil {
 		err = errors.Join(err, e.qp.Destroy()) // every function has been called

@@ -23,7 +23,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// The service answers many callers, on devices that come and go meanwhile, and keeps the contract.
+// TestEcho checks that the service answers many callers, on devices that are registered and unregistered meanwhile, and
+// keeps the contract.
 func TestEcho(t *testing.T) {
 	core := &ib.Core{}
 	check.On(core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
@@ -58,19 +59,19 @@ func TestEcho(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if round == 4 { // this time the service goes first
+		if round == 4 { // unregister the service first
 			core.UnregisterClient(client)
 		}
 		if err := core.Unregister(d.Handle()); err != nil {
 			t.Error(err)
 		}
 		if service.QPN(d.IB().Name()) != 0 {
-			t.Error("the service is still there")
+			t.Error("QPN after Unregister: got the service's number, want 0")
 		}
 	}
 }
 
-// A device that goes while messages are under way.
+// TestUnregisterUnderTraffic unregisters a device while messages are in flight.
 func TestUnregisterUnderTraffic(t *testing.T) {
 	core := &ib.Core{}
 	check.On(core, check.Config{Report: func(v check.Violation) { t.Error(v) }})

@@ -1,5 +1,5 @@
-// Command echo is an upper-level protocol in one process with its device: a service that answers every datagram, and a
-// caller. It shows how a client follows devices, and what may be done where, by docs/contract.md.
+// Command echo is an upper-level protocol with its device in one process: a service that answers every datagram, and a
+// caller. It shows how a client follows devices, and which calls are allowed in which context, by docs/contract.md.
 //
 //	go run ./examples/echo hello world
 package main
@@ -30,7 +30,7 @@ func main() {
 	}
 }
 
-// run starts the service, has a device come, calls, and has the device go.
+// run starts the service, registers a device, calls, and unregisters the device.
 func run(words []string) error {
 	var core ib.Core
 	check.On(&core, check.Config{Report: func(v check.Violation) { log.Print(v) }})
@@ -71,7 +71,7 @@ type caller struct {
 
 var errNoAnswer = errors.New("no answer: datagrams may get lost")
 
-// dial makes a caller of the queue pair on the same device.
+// dial creates a caller of the queue pair on the same device.
 func dial(d *ib.Device, qpn uint32) (*caller, error) {
 	c := &caller{qpn: qpn, answers: make(chan []byte, 1)}
 	var err error
@@ -85,14 +85,14 @@ func dial(d *ib.Device, qpn uint32) (*caller, error) {
 	return c, nil
 }
 
-// answered runs in the completion handler, so it hands the answer over without waiting (point 4).
+// answered runs in the completion handler, so it passes on the reply without waiting (point 4).
 func (c *caller) answered(wc *ib.WC) {
 	if wc.Status != ib.WCSuccess {
 		return
 	}
 	select {
 	case c.answers <- slices.Clone(c.slot(0)[grhLen:wc.ByteLen]):
-	default: // nobody waits for it any more
+	default: // no caller waits for it any more
 	}
 }
 
@@ -120,7 +120,7 @@ func (c *caller) call(message []byte, timeout time.Duration) ([]byte, error) {
 func (c *caller) close() error {
 	var err error
 	if c.ah != nil {
-		err = errors.Join(c.qp.Drain(context.Background()), c.ah.Destroy()) // no message that is under way needs it
+		err = errors.Join(c.qp.Drain(context.Background()), c.ah.Destroy()) // no message in flight needs it
 	}
 	return errors.Join(err, c.endpoint.close())
 }

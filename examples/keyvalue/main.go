@@ -1,4 +1,4 @@
-// Command keyvalue looks keys up in a table of another program by RDMA READ: the owner of the table does nothing for it.
+// Command keyvalue looks up keys in a table of another program by RDMA READ, without any work of the table's owner.
 //
 //	go run ./examples/keyvalue
 package main
@@ -15,7 +15,7 @@ import (
 	"verbena/verbs/embed"
 )
 
-// The table is open addressing: the slot of a key is that of its hash, or one of the next. An empty slot has no key.
+// The table uses open addressing: the slot of a key is that of its hash, or a following one. An empty slot has no key.
 const (
 	slots     = 64
 	slotSize  = 64
@@ -31,10 +31,10 @@ func hash(key string) int {
 	return int(h.Sum32() % slots)
 }
 
-// put is what the owner of the table does, by itself.
+// put inserts a key. The owner of the table calls it.
 func put(table []byte, key, value string) error {
 	if key == "" || len(key) > keySize || len(value) > valueSize {
-		return fmt.Errorf("put %q: at most %d bytes of key and %d of value", key, keySize, valueSize)
+		return fmt.Errorf("put %q: key exceeds %d bytes, or value exceeds %d bytes", key, keySize, valueSize)
 	}
 	for i := range slots {
 		s := table[(hash(key)+i)%slots*slotSize:][:slotSize]
@@ -48,7 +48,7 @@ func put(table []byte, key, value string) error {
 	return errors.New("the table is full")
 }
 
-// reader looks keys up.
+// reader looks up keys.
 type reader struct {
 	qp    *verbs.QP
 	cq    *verbs.CQ
@@ -83,7 +83,7 @@ func (r *reader) get(ctx context.Context, key string) (string, error) {
 	return "", errNotFound
 }
 
-// run looks keys up in a table that holds the squares of the numbers below 40.
+// run looks up keys in a table that holds the squares of the numbers below 40.
 func run(ctx context.Context, keys ...string) (values []string, err error) {
 	stack, err := embed.NewSoftware()
 	if err != nil {
@@ -94,7 +94,7 @@ func run(ctx context.Context, keys ...string) (values []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer dev.Close() // and all that is made on it
+	defer dev.Close() // destroys all objects on it too
 	pd, err := dev.AllocPD()
 	if err != nil {
 		return nil, err

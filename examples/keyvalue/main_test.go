@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Every key is found, also behind others of the same hash; others are not.
+// TestRun checks that every key is found, also behind others with the same hash, and that other keys are not.
 func TestRun(t *testing.T) {
 	var keys []string
 	for i := range 40 {

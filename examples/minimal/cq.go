@@ -52,7 +52,7 @@ func (c *completionQueue) ReqNotify(flags ib.NotifyFlags) (missed bool, err erro
 // Destroy implements ib.DriverCQ. No queue pair uses the queue any more.
 func (c *completionQueue) Destroy() error { return nil }
 
-// post adds a completion, and reports false if there is no room for it.
+// post adds a completion. It returns false if the queue is full.
 func (c *completionQueue) post(wc ib.WC, solicited bool) bool {
 	if len(c.wcs) == c.max {
 		if !c.overrun {

@@ -1,16 +1,15 @@
-// Package minimal is a small driver, to be read in one sitting: reliable connections with SEND and receive between
-// queue pairs of one device, and no thread, timer or optional ability. It keeps the contract of package ib by three
-// decisions. The numbers in brackets are points of docs/contract.md.
+// Package minimal is a small driver for reading: reliable connections with SEND and receive between queue pairs of one
+// device, without threads, timers or optional features. It keeps the contract of package ib by three decisions. The
+// numbers in brackets are points of docs/contract.md.
 //
-//   - One mutex, Device.mu, guards everything. No critical section waits for anything, so the methods that may not
-//     sleep can take the mutex, too [1], and all methods are reentrant [2]. It is not held across Register or
-//     Unregister [5].
-//   - PostSend carries out a send at once. A send whose peer is not ready stays in the queue, until a call makes the
-//     peer ready: PostRecv, Modify or Destroy.
-//   - Completions and events are reported under the lock, since the midlayer calls the consumer later [3].
+//   - One mutex, Device.mu, guards everything. No critical section blocks, so the methods that may not sleep can take
+//     the mutex, too [1], and all methods are reentrant [2]. It is not held across Register or Unregister [5].
+//   - PostSend executes a send at once. A send whose peer is not ready stays in the queue until a call makes the peer
+//     ready: PostRecv, Modify or Destroy.
+//   - Completions and events are reported with the lock held, because the midlayer calls the consumer later [3].
 //
 // A driver with a thread of its own, or with a program's memory, needs more; see driver/loopback, which has a file for
-// each ability.
+// each optional feature.
 package minimal
 
 import (
@@ -45,11 +44,11 @@ type Device struct {
 	failed bool // EnterError was called
 	qps    map[uint32]*queuePair
 	mrs    map[uint32]*region // by key
-	number uint32             // the last number or key given out; none is given out again
-	retry  bool               // all queue pairs are to run before mu is unlocked: a peer has changed its state
+	number uint32             // the last number or key assigned; none is reused
+	retry  bool               // run all queue pairs before mu is unlocked: a peer has changed its state
 }
 
-// New returns a device to register. logf may be nil.
+// New returns a device for registration. logf may be nil.
 func New(name string, logf func(format string, args ...any)) *Device {
 	d := &Device{qps: map[uint32]*queuePair{}, mrs: map[uint32]*region{}, number: 0x10}
 	d.h = ib.NewDevice(name, d, logf)
@@ -59,10 +58,10 @@ func New(name string, logf func(format string, args ...any)) *Device {
 // Handle returns the device to register.
 func (d *Device) Handle() *ib.DeviceHandle { return d.h }
 
-// Close frees the device, when Unregister has returned. EBUSY before.
+// Close frees the device after Unregister has returned; EBUSY before.
 func (d *Device) Close() error { return d.h.Dealloc() }
 
-// unlock unlocks mu, when no queue pair has anything left to do.
+// unlock unlocks mu after it has run all queue pairs that have work left.
 func (d *Device) unlock() {
 	for d.retry {
 		d.retry = false
@@ -115,7 +114,7 @@ func (d *Device) QueryPKey(port, index int) (uint16, error) {
 	return 0xffff, nil
 }
 
-// EnterError implements ib.Driver: it flushes everything [6]. It may not sleep.
+// EnterError implements ib.Driver: it flushes all work requests [6]. It may not sleep.
 func (d *Device) EnterError() {
 	d.mu.Lock()
 	defer d.unlock()
@@ -127,7 +126,7 @@ func (d *Device) EnterError() {
 	}
 }
 
-// domain is a protection domain. It has a size, so that each has an address of its own.
+// domain is a protection domain. Its size is not zero, so each has its own address.
 type domain struct{ _ byte }
 
 // AllocPD implements ib.Driver.
@@ -161,7 +160,7 @@ func (d *Device) RegMR(mr ib.MRHandle, pd ib.DriverPD, mem *umem.Region, access 
 	return r, nil
 }
 
-// Dereg implements ib.DriverMR. Memory is accessed under the lock alone, so that no access is in flight afterwards.
+// Dereg implements ib.DriverMR. Accesses hold the lock, so none is in flight afterwards.
 func (r *region) Dereg() error {
 	r.d.mu.Lock()
 	defer r.d.unlock()

@@ -26,7 +26,7 @@ type queuePair struct {
 // CreateQP implements ib.Driver.
 func (d *Device) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, _ *ib.Udata) (ib.DriverQP, error) {
 	if init.Type != ib.QPTypeRC {
-		return nil, fmt.Errorf("a queue pair of type %v: %w", init.Type, syscall.EOPNOTSUPP)
+		return nil, fmt.Errorf("unsupported queue pair type %v: %w", init.Type, syscall.EOPNOTSUPP)
 	}
 	c := init.Cap
 	if max(c.MaxSendWR, c.MaxRecvWR) > maxWR || max(c.MaxSendSGE, c.MaxRecvSGE) > maxSGE || c.MaxInlineData > maxInline {
@@ -67,18 +67,18 @@ func (q *queuePair) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) err
 	}
 	q.attr.Set(attr, mask)
 	if to == ib.QPSQD && q.attr.State != ib.QPSQD && mask&ib.QPAttrEnSQDAsyncNotify != 0 && attr.EnSQDAsyncNotify {
-		q.h.Raise(ib.EventSQDrained) // at once: a send is carried out whole
+		q.h.Raise(ib.EventSQDrained) // at once: a send is executed as a whole
 	}
 	q.attr.State, q.d.retry = to, true
 	return nil
 }
 
-// drop forgets all work requests and attributes.
+// drop drops all work requests and attributes.
 func (q *queuePair) drop() {
 	q.sends, q.recvs, q.attr, q.d.retry = nil, nil, ib.QPAttr{}, true
 }
 
-// check checks the values of the attributes that mask names.
+// check checks the values of the attributes named by mask.
 func check(a *ib.QPAttr, mask ib.QPAttrMask) error {
 	has := func(bit ib.QPAttrMask) bool { return mask&bit != 0 }
 	switch {
@@ -125,7 +125,7 @@ func (q *queuePair) PostSend(wrs []ib.SendWR) (n int, err error) {
 	if s := q.attr.State; s != ib.QPRTS && s != ib.QPSQD && s != ib.QPErr {
 		return 0, fmt.Errorf("post send in state %v: %w", s, syscall.EINVAL)
 	}
-	for n, wr := range wrs { // a copy, also of what it refers to
+	for n, wr := range wrs { // a copy, including the data that it refers to
 		inline := wr.Flags&ib.SendInline != 0
 		switch {
 		case wr.Opcode != ib.WRSend && wr.Opcode != ib.WRSendWithImm:

@@ -4,7 +4,7 @@ import (
 	"verbena/ib"
 )
 
-// run carries out the sends that can be carried out now. In ERR it flushes both queues.
+// run executes the sends that are possible now. In ERR it flushes both queues.
 //
 //verbena:held q.d.mu
 func (q *queuePair) run() {
@@ -26,11 +26,11 @@ func (q *queuePair) run() {
 	}
 }
 
-// enterErr changes the state to ERR. The flush follows before Device.mu is unlocked, and not at once: q may be its own
-// peer, in the middle of a send.
+// enterErr sets the state to ERR. The flush follows before Device.mu is unlocked. It cannot be done at once, because q
+// may be its own peer during a send.
 func (q *queuePair) enterErr() { q.attr.State, q.d.retry = ib.QPErr, true }
 
-// completeSend completes the first send. A failure takes the queue pair to ERR.
+// completeSend completes the first send. A failure moves the queue pair to ERR.
 func (q *queuePair) completeSend(status ib.WCStatus) {
 	wr := q.sends[0]
 	q.sends = q.sends[1:]
@@ -53,8 +53,8 @@ func (q *queuePair) completeRecv(wc ib.WC, solicited bool) {
 	}
 }
 
-// transmit carries out a send, as requester and responder. This is the place of the wire in a real driver. It returns
-// false if the peer is not ready.
+// transmit executes a send, as requester and responder. A real driver sends packets here. It returns false if the peer
+// is not ready.
 func (q *queuePair) transmit(wr *ib.SendWR) (status ib.WCStatus, done bool) {
 	data := wr.Inline
 	if wr.Flags&ib.SendInline == 0 {
@@ -75,10 +75,10 @@ func (q *queuePair) transmit(wr *ib.SendWR) (status ib.WCStatus, done bool) {
 	case p.attr.State == ib.QPInit: // about to be connected
 		return 0, false
 	case p.attr.State == ib.QPReset || p.attr.State == ib.QPErr || p.attr.DestQPN != q.h.Num():
-		return ib.WCRetryExcErr, true // as if there was no answer
+		return ib.WCRetryExcErr, true // as without a response
 	case len(p.recvs) == 0 && q.attr.RNRRetry == 0:
 		return ib.WCRNRRetryExcErr, true
-	case len(p.recvs) == 0: // receiver not ready: retries take no time here, so there is no end to them
+	case len(p.recvs) == 0: // receiver not ready: retries take no time here, so they never end
 		return 0, false
 	}
 	wc := ib.WC{Opcode: ib.WCRecv, ByteLen: uint32(len(data)), SrcQP: q.h.Num(), Port: 1}
@@ -102,7 +102,7 @@ func length(sgl []ib.SGE) (n uint64) {
 	return n
 }
 
-// find returns the region of an element that q may use, nil if there is none.
+// find returns the region of an element that q may use, or nil.
 func (q *queuePair) find(s ib.SGE, access ib.AccessFlags) *region {
 	r := q.d.mrs[s.LKey]
 	if r == nil || r.pd != q.pd || r.access&access != access || !r.mem.Contains(s.Addr, uint64(s.Length)) {
@@ -111,7 +111,7 @@ func (q *queuePair) find(s ib.SGE, access ib.AccessFlags) *region {
 	return r
 }
 
-// gather fills data from local memory.
+// gather reads data from local memory.
 func (q *queuePair) gather(data []byte, sgl []ib.SGE) bool {
 	for _, s := range sgl {
 		r := q.find(s, 0)
@@ -123,7 +123,7 @@ func (q *queuePair) gather(data []byte, sgl []ib.SGE) bool {
 	return true
 }
 
-// scatter stores data in local memory. It stores nothing unless q may write to all of the elements.
+// scatter stores data in local memory. It stores nothing unless q may write all elements.
 func (q *queuePair) scatter(sgl []ib.SGE, data []byte) bool {
 	for _, s := range sgl {
 		if q.find(s, ib.AccessLocalWrite) == nil {

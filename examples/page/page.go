@@ -1,8 +1,8 @@
-// Package page is an upper-level protocol on one page: numbered tickets, drawn from a counter by RDMA atomics.
+// Package page is an upper-level protocol on one page: numbered tickets, drawn from a counter with RDMA atomics.
 //
-// On each device that comes, a client keeps a counter in registered memory and a queue pair that is connected with
-// itself; on a network the other end would be on another host. FETCH AND ADD draws a ticket, without a thread at the
-// counter. The counter outlives the device: after a reset or an unplug the numbers go on, and none comes twice.
+// On each device, a client has a counter in registered memory and a queue pair that is connected to itself; on a
+// network the peer would be on another host. FETCH AND ADD draws a ticket, without a thread at the counter. The counter
+// outlives the device: after a reset or an unplug the numbers continue, and none is drawn twice.
 //
 // The numbers in brackets are points of docs/contract.md.
 package page
@@ -28,18 +28,18 @@ func (t *Tickets) Client() *ib.Client {
 	return &ib.Client{Name: "tickets", Add: t.add, Remove: t.remove}
 }
 
-// counter stays when the device of its name goes.
+// counter remains when the device of its name is removed.
 type counter struct {
 	drawing sync.Mutex              // held while a ticket is drawn, which may sleep
-	mem     []byte                  // 8 bytes of counter, and 8 for the answer
+	mem     []byte                  // 8 bytes of counter, and 8 for the result
 	s       atomic.Pointer[session] // nil while there is no device
 }
 
-// session is what the client has on a device, from Add to Remove.
+// session holds the client's objects on a device, from Add to Remove.
 type session struct {
 	mr   *ib.MR
 	qp   *completion.QP
-	undo []func() error // what destroys its objects, in the order in which they were made
+	undo []func() error // destroys the objects, in reverse order of creation
 }
 
 func (t *Tickets) counter(device string) *counter {
@@ -47,29 +47,29 @@ func (t *Tickets) counter(device string) *counter {
 	return c.(*counter)
 }
 
-// Next draws a ticket: ENODEV if there is no such device, ESHUTDOWN if it goes, EIO if it fails meanwhile, when a number may be
-// lost. It may sleep.
+// Next draws a ticket. It returns ENODEV if there is no such device, ESHUTDOWN if the device is being removed, and EIO
+// if it fails meanwhile; then a number may be lost. It may sleep.
 func (t *Tickets) Next(device string) (ticket uint64, err error) {
 	c := t.counter(device)
 	c.drawing.Lock()
 	defer c.drawing.Unlock()
-	s, status := c.s.Load(), make(chan ib.WCStatus, 1) // with room, so that the callback does not wait [4]
+	s, status := c.s.Load(), make(chan ib.WCStatus, 1) // buffered, so that the callback does not wait [4]
 	if s == nil {
 		return 0, fmt.Errorf("draw a ticket on %s: %w", device, syscall.ENODEV)
 	}
 	wr := ib.SendWR{Opcode: ib.WRAtomicFetchAdd, RemoteAddr: s.mr.Addr(), RKey: s.mr.RKey(), CompareAdd: 1,
 		SGList: []ib.SGE{{Addr: s.mr.Addr() + 8, Length: 8, LKey: s.mr.LKey()}}}
 	//verbena:allow nosleep there is room for the one status that comes
-	if err := s.qp.PostSend(wr, func(wc *ib.WC) { status <- wc.Status }); err != nil { // ESHUTDOWN if the device goes
+	if err := s.qp.PostSend(wr, func(wc *ib.WC) { status <- wc.Status }); err != nil { // ESHUTDOWN if the device is being removed
 		return 0, fmt.Errorf("draw a ticket on %s: %w", device, err)
 	}
-	if st := <-status; st != ib.WCSuccess { // comes also if the device goes, since remove flushes the request
+	if st := <-status; st != ib.WCSuccess { // also called if the device is removed, because remove flushes the request
 		return 0, fmt.Errorf("draw a ticket on %s: %v: %w", device, st, syscall.EIO)
 	}
 	return binary.NativeEndian.Uint64(c.mem[8:]), nil
 }
 
-// add is called when a device comes. After an error it has left nothing behind [5].
+// add is called for each device. After an error it has left no objects [5].
 func (t *Tickets) add(d *ib.Device) (any, error) {
 	c, s := t.counter(d.Name()), &session{}
 	if err := s.open(d, c.mem); err != nil {
@@ -79,7 +79,7 @@ func (t *Tickets) add(d *ib.Device) (any, error) {
 	return s, nil
 }
 
-// remove is called before a device goes. It flushes what is in flight.
+// remove is called before a device is unregistered. It flushes the requests in flight.
 func (t *Tickets) remove(d *ib.Device, data any) {
 	t.counter(d.Name()).s.Store(nil)
 	if err := data.(*session).close(); err != nil {
@@ -110,7 +110,7 @@ func (s *session) open(d *ib.Device, mem []byte) error {
 	if s.qp, err = cq.CreateQP(pd, init); err != nil {
 		return err
 	}
-	s.undo = append(s.undo, s.qp.Destroy) // returns when the function of a request in flight has
+	s.undo = append(s.undo, s.qp.Destroy) // returns when the function of a request in flight has returned
 	self := here.Endpoint(s.qp.QP)
 	return s.qp.Connect(here, self, self, ib.Path{Access: ib.AccessRemoteAtomic})
 }

@@ -22,7 +22,7 @@ func TestTickets(t *testing.T) {
 		t.Fatal(err)
 	}
 	const name = "loop0"
-	var seen sync.Map // every ticket that was drawn
+	var seen sync.Map // all tickets drawn
 	var drawn atomic.Int64
 	draw := func() error {
 		v, err := tickets.Next(name)
@@ -39,7 +39,7 @@ func TestTickets(t *testing.T) {
 		t.Errorf("Next before the device: got %v, want ENODEV", err)
 	}
 
-	// life plugs a device, draws tickets on four threads, and unplugs it under them, in error or not.
+	// life plugs a device, draws tickets on four threads, and unplugs it meanwhile, in the error state or not.
 	life := func(fail bool) {
 		t.Helper()
 		h := loopback.New(name, t.Logf).Handle()
@@ -93,7 +93,7 @@ func TestTickets(t *testing.T) {
 	if err := draw(); !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("Next after the device: got %v, want ENODEV", err)
 	}
-	// A device that fails may take a number with it, those that work may not.
+	// A device that fails may lose a number, a working device may not.
 	last := tickets.counter(name).mem
 	if n := int64(binary.NativeEndian.Uint64(last)); n < drawn.Load() || n > drawn.Load()+3 {
 		t.Errorf("counter: got %d, want the %d tickets drawn, and at most one lost in each life", n, drawn.Load())

@@ -1,4 +1,5 @@
-// Command pingpong sends a message to and fro between two queue pairs of one software device, with -wire through UDP sockets.
+// Command pingpong sends a message back and forth between two queue pairs of one software device; with -wire, through
+// UDP sockets.
 package main
 
 import (
@@ -25,12 +26,12 @@ func main() {
 	fmt.Printf("%d round trips of %d bytes: %.2f usec per round trip\n", *n, *size, each)
 }
 
-// exchange sends n messages to and fro, and returns how long that took.
+// exchange sends n messages back and forth, and returns the time taken.
 func exchange() time.Duration {
 	stack := must(embed.NewSoftware(embed.Software{Addr: netip.MustParseAddr(*addr), Wire: *wire}))
 	defer stack.Close()
 	dev := must(stack.Open(""))
-	defer dev.Close() // and all that is made on it
+	defer dev.Close() // destroys all objects on it too
 	a, b := newSide(dev), newSide(dev)
 	must(0, verbs.ConnectPair(a.qp, b.qp))
 	message := bytes.Repeat([]byte("ping"), *size/4+1)[:*size]
@@ -47,7 +48,7 @@ func exchange() time.Duration {
 	return took
 }
 
-// side is one end of the connection.
+// side is one side of the connection.
 type side struct {
 	cq *verbs.CQ
 	mr *verbs.MR
@@ -60,12 +61,12 @@ func newSide(dev *verbs.Device) *side {
 	return &side{cq: cq, mr: must(pd.Alloc(*size, verbs.LocalWrite)), qp: must(pd.CreateQP(verbs.QPInit{SendCQ: cq}))}
 }
 
-// sendTo sends the memory to the peer's, and waits until both sides have their completion.
+// sendTo sends the memory to the peer's memory, and waits until both sides have their completions.
 func (s *side) sendTo(peer *side) {
 	must(0, peer.qp.PostRecv(&verbs.RecvWR{Local: peer.mr.SGE(0, *size)}))
 	must(0, s.qp.PostSend(&verbs.SendWR{Opcode: verbs.Send, Flags: verbs.Signaled, Local: s.mr.SGE(0, *size)}))
 	for _, end := range []*side{peer, s} {
-		for must(end.cq.Poll(end.wc[:])) == 0 { // CQ.Wait would sleep, rather than poll
+		for must(end.cq.Poll(end.wc[:])) == 0 { // CQ.Wait would sleep instead of polling
 		}
 		must(0, verbs.CompletionError(&end.wc[0]))
 	}

@@ -1,5 +1,5 @@
-// Command rpc is a remote procedure call by SEND: each call is a message, and so is its answer. The ID of a work request tells which memory
-// it is about, immediate data which call an answer belongs to, so that many may be under way.
+// Command rpc is a remote procedure call by SEND: each call is a message, and so is its reply. The ID of a work request
+// identifies its memory. Immediate data identifies the call of a reply, so many calls can be in flight.
 //
 //	go run ./examples/rpc
 package main
@@ -18,10 +18,10 @@ import (
 
 const (
 	messageSize = 1024
-	calls       = 8 // under way at a time
+	calls       = 8 // in flight
 )
 
-// conn is one end: a piece of memory for each message that may come, and for each that may go.
+// conn is one side of a connection, with memory for each message to receive and to send.
 type conn struct {
 	qp       *verbs.QP
 	cq       *verbs.CQ
@@ -62,17 +62,18 @@ func (c *conn) receive(slot uint64) error {
 	return c.qp.PostRecv(&verbs.RecvWR{ID: slot, Local: c.in.SGE(int(slot)*messageSize, messageSize)})
 }
 
-// send sends the message of a call. Its memory is free again when the answer has come, which is later than the completion.
+// send sends the message of a call. Its memory is free again once the reply has arrived, which is later than the
+// completion.
 func (c *conn) send(id uint32, message []byte) error {
 	if len(message) > messageSize {
-		return fmt.Errorf("message of %d bytes, at most %d", len(message), messageSize)
+		return fmt.Errorf("message of %d bytes exceeds %d", len(message), messageSize)
 	}
 	at := int(id) * messageSize
 	copy(c.out.Bytes()[at:], message)
 	return c.qp.PostSend(&verbs.SendWR{Opcode: verbs.SendWithImm, Flags: verbs.Signaled, Imm: id, Local: c.out.SGE(at, len(message))})
 }
 
-// serve hands over messages until the context is canceled.
+// serve passes on messages until the context is canceled.
 func (c *conn) serve(ctx context.Context) error {
 	for wc, err := range c.cq.Completions(ctx) {
 		if errors.Is(err, context.Canceled) {
@@ -93,10 +94,10 @@ func (c *conn) serve(ctx context.Context) error {
 	return nil
 }
 
-// client waits for answers by the numbers of their calls.
+// client waits for replies by the numbers of their calls.
 type client struct {
 	*conn
-	free    chan uint32 // numbers of calls that are not under way
+	free    chan uint32 // numbers of calls that are not in flight
 	answers [calls]chan []byte
 }
 
@@ -119,7 +120,7 @@ func (cl *client) call(request []byte) ([]byte, error) {
 	return <-cl.answers[id], nil
 }
 
-// run makes both ends, and calls from many goroutines.
+// run creates both sides, and calls from many goroutines.
 func run() (answers []string, err error) {
 	stack, err := embed.NewSoftware()
 	if err != nil {
@@ -130,7 +131,7 @@ func run() (answers []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer dev.Close() // and all that is made on it
+	defer dev.Close() // destroys all objects on it too
 	here, err := newConn(dev)
 	if err != nil {
 		return nil, err

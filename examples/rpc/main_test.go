@@ -9,7 +9,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// Each caller gets the answer to its own call.
+// TestRun checks that each caller receives the reply to its own call.
 func TestRun(t *testing.T) {
 	answers, err := run()
 	if err != nil {

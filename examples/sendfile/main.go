@@ -1,5 +1,5 @@
-// Command sendfile sends a file by RDMA WRITE: its parts go straight to their place in the receiver's memory, and immediate data with the
-// last one says that all are there, and how long the file is.
+// Command sendfile sends a file by RDMA WRITE. Its parts are written directly to the receiver's memory. Immediate data
+// with the last part reports that all have arrived, and the length of the file.
 //
 //	go run ./examples/sendfile README.md
 package main
@@ -20,7 +20,7 @@ const (
 	inFlight = 16 // parts
 )
 
-// send writes a file into memory of the peer, which has posted a receive.
+// send writes a file to memory of the peer, which has posted a receive.
 func send(ctx context.Context, qp *verbs.QP, cq *verbs.CQ, file *verbs.MR, to verbs.Remote) error {
 	wc := make([]verbs.WC, inFlight)
 	left := file.Len()
@@ -53,7 +53,7 @@ func send(ctx context.Context, qp *verbs.QP, cq *verbs.CQ, file *verbs.MR, to ve
 	return nil
 }
 
-// transfer sends contents to a receiver in this process, and returns what that has.
+// transfer sends contents to a receiver in this process, and returns the received data.
 func transfer(ctx context.Context, contents []byte) ([]byte, error) {
 	stack, err := embed.NewSoftware()
 	if err != nil {
@@ -64,7 +64,7 @@ func transfer(ctx context.Context, contents []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer dev.Close() // and all that is made on it
+	defer dev.Close() // destroys all objects on it too
 	pd, err := dev.AllocPD()
 	if err != nil {
 		return nil, err
@@ -92,7 +92,7 @@ func transfer(ctx context.Context, contents []byte) ([]byte, error) {
 	if err := verbs.ConnectPair(qps[0], qps[1]); err != nil {
 		return nil, err
 	}
-	if err := qps[1].PostRecv(&verbs.RecvWR{}); err != nil { // immediate data takes one, without memory
+	if err := qps[1].PostRecv(&verbs.RecvWR{}); err != nil { // immediate data consumes one, without memory
 		return nil, err
 	}
 	if err := send(ctx, qps[0], cqs[0], file, memory.Remote(0)); err != nil {
@@ -105,7 +105,7 @@ func transfer(ctx context.Context, contents []byte) ([]byte, error) {
 	if err := verbs.CompletionError(&wc[0]); err != nil {
 		return nil, err
 	}
-	return bytes.Clone(memory.Bytes()[:wc[0].Imm]), nil // the memory ends with the device
+	return bytes.Clone(memory.Bytes()[:wc[0].Imm]), nil // closing the device frees the memory
 }
 
 func main() {

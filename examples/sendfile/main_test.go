@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Files arrive as they are: shorter than a part, some parts, and more than may be in flight.
+// TestTransfer checks files shorter than a part, of several parts, and of more parts than may be in flight.
 func TestTransfer(t *testing.T) {
 	for _, n := range []int{1, partSize, partSize + 1, 40*partSize + 12345} {
 		contents := make([]byte, n)
