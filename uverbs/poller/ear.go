@@ -20,7 +20,7 @@ import (
 //
 // Each poller has the instance in its epoll set, with EPOLLEXCLUSIVE: an event wakes one of the sleeping threads that
 // share it. A thread reads all events when it wakes for any reason, and wakes the pollers of the events. It makes no
-// could delay.
+// call for them that a program could delay.
 type ear struct {
 	fd   atomic.Int64  // 0: closed
 	lost atomic.Uint64 // number of times the kernel has dropped events

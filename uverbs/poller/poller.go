@@ -278,8 +278,8 @@ type runner struct {
 	tended time.Time // time of the last call of Source.Due
 }
 
-// isCurrent reports whether the thread still belongs to the poller. If not, it releases the files that it was polling
-// for the current thread.
+// isCurrent reports whether the thread still belongs to the poller. If not, it wakes the current thread, which then
+// polls the files that this one was busy with.
 func (r *runner) isCurrent() bool {
 	p := r.p
 	p.mu.Lock()
