@@ -19,89 +19,90 @@ import (
 	"verbena/rdmacm"
 )
 
-// DiskConfig says which remote store a Disk is.
+// DiskConfig identifies the remote store of a Disk, and holds its options.
 type DiskConfig struct {
-	// Manager is the core's connection manager.
+	// Manager is the connection manager of the core.
 	Manager *rdmacm.Manager
-	// Target is where the target listens.
+	// Target is the address on which the target listens.
 	Target netip.AddrPort
-	// Export is the store's name.
+	// Export is the name of the store.
 	Export string
 	// Device is the name of the RDMA device to use; "": any.
 	Device string
-	// Depth and MaxIO are how many requests may be outstanding, and how many bytes one may have; longer ones are split.
-	// 0: 64, and 128 KiB. The target may grant less. The Disk takes Depth x MaxIO of memory.
+	// Depth is the maximum number of outstanding requests, and MaxIO the maximum number of bytes of one; longer
+	// requests are split. 0: 64, and 128 KiB. The target may grant less. The Disk allocates Depth x MaxIO of memory.
 	Depth, MaxIO int
-	// Patience is how long the disk is held when the session is lost, before it is lost itself and everything fails with
-	// EIO. A session on which nothing gets through does not count. 0: a minute; negative: for ever.
+	// Patience is the time for which requests are held when the session is lost. After it the disk is lost, and every
+	// request fails with EIO. A session over which no request completes does not count. 0: one minute; negative: no
+	// limit.
 	Patience time.Duration
-	// Hang is how long a request may have no response before the session is taken for lost. 0: 15 s.
+	// Hang is the time without a response after which the session counts as lost. 0: 15 s.
 	Hang time.Duration
-	// Logf is told when the session is lost and found. nil: nobody.
+	// Logf is called when the session is lost and restored. May be nil.
 	Logf func(format string, args ...any)
 }
 
-// Disk is a store on a target (see Store, which it is). Its methods may sleep, are safe for concurrent use, and order
-// nothing among concurrent calls.
+// Disk is a store on a target; it implements Store. Its methods may sleep and are safe for concurrent use. Concurrent
+// calls are not ordered.
 type Disk struct {
 	cfg  DiskConfig
 	name string
 	att  *attach.Attachment[*link]
 
 	opened chan struct{} // closed at the first session, or when there will be none
-	free   chan uint16   // tags
+	free   chan uint16   // free tags
 
-	// What follows is set by the first session.
+	// The following fields are set by the first session.
 	store string // its ID
 	cache string // its Cache
 	size  int64
 	depth int
 	maxIO int
-	data  *memory // maxIO bytes for each tag; stays through resets
+	data  *memory // maxIO bytes for each tag; kept across resets
 
-	epoch uint64 // of logins, which are one at a time
+	epoch uint64 // of logins, which are made one at a time
 
 	mu       sync.Mutex
-	link     *link     // the session; nil: held
-	end      error     // why requests fail from now on
+	link     *link     // the session; nil: requests are held
+	end      error     // the error of all later requests
 	requests []slot    // by tag
-	seq      uint64    // of the next request
-	since    time.Time // the session was lost
-	written  uint64    // writes that have returned
-	synced   uint64    // as many of them are safe
+	seq      uint64    // sequence number of the next request
+	since    time.Time // time at which the session was lost
+	written  uint64    // number of completed writes
+	synced   uint64    // number of these that are durable
 	stats    Stats
-	refusal  error // what keeps the session from coming, for messages
+	refusal  error // reason for the lack of a session, for messages
 }
 
-// slot is a request that is outstanding.
+// slot is an outstanding request.
 type slot struct {
 	busy   bool
 	req    request
 	seq    uint64
-	since  time.Time // posted, on this session
-	covers uint64    // of a sync: Disk.written when it was asked for
+	since  time.Time // time of the post on this session
+	covers uint64    // for a sync: value of Disk.written at its start
 	result chan error
 }
 
-// Stats tells what a Disk has been through.
+// Stats holds the counters of a Disk.
 type Stats struct {
 	State    attach.State
-	Sessions uint64        // that were established
-	Replayed uint64        // requests that were posted again
-	Failed   uint64        // requests that failed because Patience had passed
-	Held     time.Duration // in all, without a session after the first
+	Sessions uint64        // sessions established
+	Replayed uint64        // requests posted again
+	Failed   uint64        // requests that failed after Patience
+	Held     time.Duration // total time without a session, after the first one
 }
 
-// ErrLost: no session could be had for as long as DiskConfig.Patience. The disk is lost for good. It wraps EIO.
+// ErrLost: no session was established for DiskConfig.Patience. The disk is lost permanently. It wraps EIO.
 var ErrLost = fmt.Errorf("the target cannot be reached: %w", syscall.EIO)
 
-// ErrUnsynced: the target's host has crashed, and with it went writes that had returned and were not synced. The disk is
-// lost for good, since what it has is not what was written. It wraps EIO.
+// ErrUnsynced: the target's host has crashed and lost writes that had completed but were not synced. The disk is lost
+// permanently, because its contents differ from the written data. It wraps EIO.
 var ErrUnsynced = fmt.Errorf("the target's host was started anew, and writes that were not synced are lost: %w", syscall.EIO)
 
 var errNoDevice = errors.New("there is no RDMA device to use")
 
-// Open returns the disk when its first session is there, or says why ctx ended before.
+// Open returns the disk once its first session is established. If ctx ends before, it returns the reason.
 func Open(ctx context.Context, core *ib.Core, cfg DiskConfig) (*Disk, error) {
 	if cfg.Depth <= 0 {
 		cfg.Depth = 64
@@ -149,10 +150,10 @@ func Open(ctx context.Context, core *ib.Core, cfg DiskConfig) (*Disk, error) {
 	return nil, fmt.Errorf("open %s: %w", cfg.Export, err)
 }
 
-// attach makes a session, posts on it what is held, and returns when that gets through.
+// attach creates a session, posts the held requests on it, and returns when the oldest of them has completed.
 func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (*link, error) {
 	if err := d.ended(); err != nil {
-		<-ctx.Done() // there is nothing to attach any more
+		<-ctx.Done() // the disk has ended
 		return nil, err
 	}
 	l, err := d.login(ctx, dev, failed)
@@ -162,12 +163,12 @@ func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (
 		if errors.Is(err, ErrUnsynced) {
 			d.finish(err)
 		}
-		if ctx.Err() == nil || d.refusal == nil { // else what was in the way before says more
+		if ctx.Err() == nil || d.refusal == nil { // else the earlier reason is more useful
 			d.refusal = err
 		}
 		var r *refusal
 		if errors.As(err, &r) && !r.retry && d.requests == nil {
-			d.ready() // it will never be there
+			d.ready() // no session will follow
 		}
 		return nil, err
 	}
@@ -175,8 +176,8 @@ func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (
 	if oldest < 0 {
 		return l, nil
 	}
-	// That a session was agreed upon does not say that its requests get through, which are longer: one must, the oldest,
-	// or Patience would begin anew with each session.
+	// An established session does not prove that requests complete, because they are longer than the login. The oldest
+	// one must complete; otherwise Patience would restart with each session.
 	select {
 	case <-l.proved:
 		return l, nil
@@ -193,7 +194,7 @@ func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (
 	return nil, err
 }
 
-// ready lets Open return.
+// ready makes Open return.
 //
 //verbena:held mu
 func (d *Disk) ready() {
@@ -210,7 +211,7 @@ func (d *Disk) ended() error {
 	return d.end
 }
 
-// oldest is since when a request has been without a response; zero if there is none.
+// oldest returns the time since which a request has had no response; zero if there is none.
 func (d *Disk) oldest() time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -223,7 +224,7 @@ func (d *Disk) oldest() time.Time {
 	return t
 }
 
-// prepare makes what stays, at the first session.
+// prepare creates the permanent state, at the first session.
 func (d *Disk) prepare(w *welcome) error {
 	if d.requests != nil {
 		if w.Store != d.store {
@@ -255,8 +256,8 @@ func (d *Disk) prepare(w *welcome) error {
 	return nil
 }
 
-// resume posts what was held, in its order, and opens the gate. The response to the oldest proves the link; oldest is -1
-// if nothing was held.
+// resume posts the held requests in order, and then accepts new ones. The response to the oldest proves the link;
+// oldest is -1 if no requests were held.
 func (d *Disk) resume(l *link) (oldest int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -284,22 +285,22 @@ func (d *Disk) resume(l *link) (oldest int) {
 	return l.oldest
 }
 
-// hold takes the session down; what has no response waits for the next.
+// hold closes the session; requests without a response wait for the next one.
 func (d *Disk) hold(l *link) {
 	d.mu.Lock()
 	d.link, d.since = nil, time.Now()
 	d.mu.Unlock()
-	l.close() // after it nobody writes to the memory of requests
+	l.close() // afterwards the peer cannot write to the memory of requests
 }
 
-// lost fails what is held, and what is to come.
+// lost fails the held requests, and all later ones.
 func (d *Disk) lost(cause error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.finish(fmt.Errorf("%w (%w)", ErrLost, cmp.Or(d.refusal, cause)))
 }
 
-// finish ends the disk, which has no session.
+// finish ends the disk, which must have no session.
 //
 //verbena:held mu
 func (d *Disk) finish(why error) {
@@ -316,7 +317,7 @@ func (d *Disk) finish(why error) {
 	}
 }
 
-// Close ends the session, and fails what is outstanding with net.ErrClosed. It must not be called from a callback.
+// Close ends the session, and fails outstanding requests with net.ErrClosed. It must not be called from a callback.
 func (d *Disk) Close() error {
 	d.att.Close()
 	d.mu.Lock()
@@ -325,10 +326,10 @@ func (d *Disk) Close() error {
 	return nil
 }
 
-// Size is in bytes, and does not change.
+// Size returns the size in bytes, which does not change.
 func (d *Disk) Size() int64 { return d.size }
 
-// Stats tells what has happened so far.
+// Stats returns the current counters.
 func (d *Disk) Stats() Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -340,7 +341,7 @@ func (d *Disk) Stats() Stats {
 	return s
 }
 
-// ReadAt is that of io.ReaderAt. It waits while there is no session, up to DiskConfig.Patience.
+// ReadAt implements io.ReaderAt. It waits while there is no session, up to DiskConfig.Patience.
 func (d *Disk) ReadAt(p []byte, off int64) (int, error) {
 	if off < 0 || off > d.size {
 		return 0, fmt.Errorf("read at %d of %d: %w", off, d.size, syscall.EINVAL)
@@ -356,8 +357,8 @@ func (d *Disk) ReadAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// WriteAt is that of io.WriterAt; the disk does not grow. What it has written others see at once, and it survives the
-// target's end after Sync. After an error any part may have been written.
+// WriteAt implements io.WriterAt; the disk does not grow. Other users see the written data at once. After Sync the data
+// survive a crash of the target. After an error any part may have been written.
 func (d *Disk) WriteAt(p []byte, off int64) (int, error) {
 	if off < 0 || off > d.size || int64(len(p)) > d.size-off {
 		return 0, fmt.Errorf("write %d bytes at %d of %d: %w", len(p), off, d.size, syscall.ENOSPC)
@@ -365,11 +366,11 @@ func (d *Disk) WriteAt(p []byte, off int64) (int, error) {
 	return d.split(opWrite, p, off)
 }
 
-// Sync returns when everything that was written before it was called is safe at the target. What was not made safe and
-// is lost with the target's host ends the disk: ErrUnsynced.
+// Sync returns when all data written before the call are durable at the target. If data that were not durable are lost
+// with the target's host, the disk ends with ErrUnsynced.
 func (d *Disk) Sync() error { return d.do(opSync, nil, 0) }
 
-// split carries out a long operation in pieces, all at once as far as tags allow.
+// split executes a long operation in pieces, concurrently as far as tags are free.
 func (d *Disk) split(o op, p []byte, off int64) (int, error) {
 	if len(p) <= d.maxIO {
 		if len(p) == 0 {
@@ -400,7 +401,7 @@ func (d *Disk) split(o op, p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// do is one request, start to end.
+// do executes one request.
 func (d *Disk) do(o op, p []byte, off int64) error {
 	tag := <-d.free
 	defer func() { d.free <- tag }()
@@ -429,7 +430,7 @@ func (d *Disk) do(o op, p []byte, off int64) error {
 	return err
 }
 
-// post sends a request on the session that there is. If it cannot, the session is lost, and the request held.
+// post sends a request on the current session. If it fails, the session is lost, and the request is held.
 func (d *Disk) post(tag int) {
 	r := &d.requests[tag]
 	r.since = time.Now()
@@ -438,13 +439,13 @@ func (d *Disk) post(tag int) {
 	}
 }
 
-// answered ends a request. It is called in the completion handler.
+// answered completes a request. It is called in the completion handler.
 func (d *Disk) answered(l *link, a response) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r := &d.requests[a.tag]
 	if d.link != l {
-		return nil // the session is being taken down: the request will be posted again
+		return nil // the session is being closed: the request will be posted again
 	}
 	if !r.busy {
 		return fmt.Errorf("response for tag %d, which is free", a.tag)

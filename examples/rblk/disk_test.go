@@ -23,7 +23,7 @@ import (
 	"verbena/roce"
 )
 
-// What is written is read back, in sizes below, at and above what one request has room for.
+// TestReadWrite writes and reads back data of sizes below, at and above the limit of one request.
 func TestReadWrite(t *testing.T) {
 	store := NewMemory(1 << 20)
 	d := newWorld(t, store).openDefault()
@@ -53,7 +53,7 @@ func TestReadWrite(t *testing.T) {
 
 func (w *world) openDefault() *Disk { return w.open(w.config()) }
 
-// The ends of a disk are those of io.ReaderAt and io.WriterAt.
+// TestEnds checks accesses at the end of a disk, which behave like io.ReaderAt and io.WriterAt.
 func TestEnds(t *testing.T) {
 	d := newWorld(t, NewMemory(1000)).openDefault()
 	buf := make([]byte, 100)
@@ -77,7 +77,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// atEnd is a store that says io.EOF with the last byte, as an io.ReaderAt may.
+// atEnd is a store that returns io.EOF with the last byte, as an io.ReaderAt may.
 type atEnd struct{ *Memory }
 
 func (s atEnd) ReadAt(p []byte, off int64) (int, error) {
@@ -95,12 +95,12 @@ func TestEOFWithLastByte(t *testing.T) {
 	}
 }
 
-// faulty is a store with errors.
+// faulty is a store with injected errors.
 type faulty struct {
 	*Memory
 	err  atomic.Pointer[error]
 	gate chan struct{} // not nil: writes wait for it
-	in   atomic.Int32  // writes that are inside
+	in   atomic.Int32  // writes in progress
 }
 
 func (f *faulty) fail(err error) { f.err.Store(&err) }
@@ -117,7 +117,7 @@ func (f *faulty) WriteAt(p []byte, off int64) (int, error) {
 	return f.Memory.WriteAt(p, off)
 }
 
-// An error of the store is the caller's, and the disk goes on.
+// TestStoreErrors checks that an error of the store is returned to the caller, and that the disk keeps working.
 func TestStoreErrors(t *testing.T) {
 	store := &faulty{Memory: NewMemory(4096)}
 	d := newWorld(t, store).openDefault()
@@ -135,7 +135,7 @@ func TestStoreErrors(t *testing.T) {
 	}
 }
 
-// syncFails is a store whose first Sync fails. The next one knows nothing of it, as with fsync.
+// syncFails is a store whose first Sync fails. Later ones succeed, as with fsync.
 type syncFails struct {
 	*Memory
 	failed atomic.Bool
@@ -148,7 +148,7 @@ func (s *syncFails) Sync() error {
 	return syscall.EIO
 }
 
-// That something which was written is lost everybody hears who asks.
+// TestSyncFails checks that every caller of Sync learns that written data were lost.
 func TestSyncFails(t *testing.T) {
 	w := newWorld(t, &syncFails{Memory: NewMemory(4096)})
 	a, b := w.openDefault(), w.openDefault()
@@ -177,7 +177,7 @@ func TestOpenRefused(t *testing.T) {
 	}
 }
 
-// Requests wait while a device is away, and fail when it has been away for too long.
+// TestPatience checks that requests wait while a device is absent, and fail when it has been absent for too long.
 func TestPatience(t *testing.T) {
 	for _, side := range []string{"initiator", "target"} {
 		t.Run(side, func(t *testing.T) {
@@ -209,7 +209,7 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// Where the data of requests does not get through, sessions come and fail again. That is no progress: patience ends.
+// TestPatienceWithoutPath checks that Patience ends if sessions are established but the data of requests do not arrive.
 func TestPatienceWithoutPath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, NewMemory(4096))
@@ -233,7 +233,7 @@ func TestPatienceWithoutPath(t *testing.T) {
 	})
 }
 
-// A target that is there, but does not answer, is lost: its session ends, and the next one may do better.
+// TestHang checks that a session whose target does not respond is closed, and replaced.
 func TestHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &faulty{Memory: NewMemory(4096), gate: make(chan struct{})}
@@ -254,8 +254,8 @@ func TestHang(t *testing.T) {
 	})
 }
 
-// A write that the old session's target still works on is over before the next session begins: it cannot come after
-// what was written since.
+// TestOldSessionFirst checks that a write in progress for the old session ends before the next session begins, so that
+// it cannot overwrite later data.
 func TestOldSessionFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &faulty{Memory: NewMemory(4096), gate: make(chan struct{})}
@@ -305,7 +305,7 @@ func (s *slowFirst) WriteAt(p []byte, off int64) (int, error) {
 	return s.Memory.WriteAt(p, off)
 }
 
-// Neither can a write of an initiator that has gone come after what the next one has written.
+// TestDeadInitiatorFirst checks the same for a write of an initiator that has died, and writes of the next one.
 func TestDeadInitiatorFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &slowFirst{Memory: NewMemory(4096), began: make(chan struct{}, 1), gate: make(chan struct{})}
@@ -321,7 +321,7 @@ func TestDeadInitiatorFirst(t *testing.T) {
 		if err := <-old; !errors.Is(err, net.ErrClosed) {
 			t.Fatal(err)
 		}
-		testutil.Advance(20 * time.Millisecond) // the target notices
+		testutil.Advance(20 * time.Millisecond) // the target detects it
 		time.AfterFunc(50*time.Millisecond, func() { close(store.gate) })
 		if _, err := w.openDefault().WriteAt([]byte("new"), 0); err != nil {
 			t.Fatal(err)
@@ -333,7 +333,7 @@ func TestDeadInitiatorFirst(t *testing.T) {
 	})
 }
 
-// soak reads and writes at random, and checks each read, while trouble goes on.
+// soak reads and writes at random, and checks each read, while faults occur.
 func soak(t *testing.T, d *Disk, users int, stop <-chan struct{}) (ios int64) {
 	const block = 512
 	var total atomic.Int64
@@ -385,8 +385,8 @@ func soak(t *testing.T, d *Disk, users int, stop <-chan struct{}) (ios int64) {
 	return total.Load()
 }
 
-// Across a hundred failures of either side's device, in every way and at random moments, nothing is lost or corrupted,
-// and the users see no error.
+// TestResets makes the device of either side fail a hundred times, in every way and at random moments. No data may be
+// lost or corrupted, and users may see no error.
 func TestResets(t *testing.T) {
 	failures := 100
 	if testing.Short() {
@@ -414,7 +414,7 @@ func TestResets(t *testing.T) {
 	}
 }
 
-// quietly does not log.
+// quietly disables logging.
 type quietly struct{ testing.TB }
 
 func (quietly) Logf(string, ...any) {}

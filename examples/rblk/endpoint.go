@@ -13,23 +13,23 @@ import (
 	"verbena/umem"
 )
 
-// endpoint is one side of a session on a device: a queue pair with its memory. It lives as long as the session.
+// endpoint is one side of a session on a device: a queue pair with its memory. It exists as long as the session.
 type endpoint struct {
 	dev  *ib.Device
 	pd   *ib.PD
 	cq   *completion.CQ
 	qp   *completion.QP
 	mrs  []*ib.MR
-	talk *memory // a login, or a welcome, to send; then one received
-	said *ib.MR  // of talk
+	talk *memory // the login or welcome to send; then the received one
+	said *ib.MR  // region of talk
 	done completion.Done
 
 	mu      sync.Mutex // held while posting, never while sleeping: handlers take it
-	closed  bool       // the queue pair may be gone
-	probing bool       // a probe is under way
+	closed  bool       // the queue pair may be destroyed
+	probing bool       // a probe is in flight
 }
 
-// memory is a piece of this process with the rights that a peer shall have.
+// memory is memory of this process with the access rights of the peer.
 type memory struct {
 	space  *umem.Local
 	addr   uint64
@@ -44,8 +44,9 @@ func newMemory(n int, access ib.AccessFlags) (*memory, error) {
 	return m, err
 }
 
-// newEndpoint makes everything on a device; the queues get room for what is said at the beginning, and for a probe. handle is called with each completion, one at a time, and may not sleep. What
-// failed is undone.
+// newEndpoint creates the objects on a device. The queues have additional entries for the first messages and for a
+// probe. handle is called for each completion, one at a time, and may not sleep. After an error all objects are
+// destroyed.
 func newEndpoint(dev *ib.Device, sendQueue, recvQueue int, handle func(*ib.WC), event func(ib.EventType), mem ...*memory) (_ *endpoint, err error) {
 	e := &endpoint{dev: dev}
 	e.done = func(wc *ib.WC) {
@@ -91,12 +92,12 @@ func (e *endpoint) register(m *memory) (*ib.MR, error) {
 	return e.pd.RegMR(ib.MRInit{Space: m.space, Addr: m.addr, Length: uint64(len(m.bytes)), Access: m.access})
 }
 
-// listen gives the place for the peer's login or welcome to the receive queue, as its first.
+// listen posts the receive for the peer's login or welcome, as the first one.
 func (e *endpoint) listen() error {
 	return e.recv(ib.RecvWR{ID: ofHello, SGList: []ib.SGE{{Addr: e.talk.addr + helloLen, Length: helloLen, LKey: e.said.LKey()}}})
 }
 
-// heard is what the peer said.
+// heard returns the peer's login or welcome.
 func (e *endpoint) heard(wc *ib.WC) []byte {
 	return bytes.Clone(e.talk.bytes[helloLen:][:min(wc.ByteLen, helloLen)])
 }
@@ -124,7 +125,7 @@ func (e *endpoint) isClosed() bool {
 
 var errEnded = errors.New("the session has ended")
 
-// send posts; it may be called from anywhere, also when the session has ended.
+// send posts work requests; it may be called from any thread, also when the session has ended.
 func (e *endpoint) send(wrs ...ib.SendWR) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -133,7 +134,7 @@ func (e *endpoint) send(wrs ...ib.SendWR) error {
 	}
 	for _, wr := range wrs {
 		done := e.done
-		if wr.Flags&ib.SendSignaled == 0 { // only a failure is of interest
+		if wr.Flags&ib.SendSignaled == 0 { // only a failure matters
 			done = func(wc *ib.WC) {
 				if wc.Status != ib.WCSuccess {
 					e.done(wc)
@@ -147,8 +148,8 @@ func (e *endpoint) send(wrs ...ib.SendWR) error {
 	return nil
 }
 
-// probe asks the peer for a sign of life, by an RDMA WRITE of nothing, unless it has been asked: if it is lost the queue
-// pair fails, as after any other work request. It may be called from anywhere.
+// probe sends an RDMA WRITE of zero bytes to the peer, unless one is in flight. If it is lost the queue pair fails, as
+// after any other work request. It may be called from any thread.
 func (e *endpoint) probe() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -174,7 +175,8 @@ func (e *endpoint) recv(wr ib.RecvWR) error {
 	return e.qp.PostRecv(wr, e.done)
 }
 
-// close destroys everything. When it returns no completion is handled any more, and no peer reaches the memory. It sleeps.
+// close destroys all objects. Once it has returned, no completion is handled, and the peer cannot access the memory. It
+// sleeps.
 func (e *endpoint) close() error {
 	e.mu.Lock()
 	e.closed = true

@@ -15,7 +15,7 @@ import (
 	"verbena/rdmacm"
 )
 
-// A disk in memory is exported, and read and written through RDMA, all in one process and on one device.
+// A disk in memory is exported, read and written over RDMA, in one process and on one device.
 func Example() {
 	var core ib.Core
 	addr := netip.MustParseAddr("10.0.0.1")

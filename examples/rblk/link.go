@@ -22,21 +22,21 @@ type link struct {
 	watch  chan struct{} // closed when guard has returned
 
 	oldest int           // under Disk.mu: the tag of the request whose response proves the link; -1: none
-	proved chan struct{} // closed by it
+	proved chan struct{} // closed by that response
 }
 
-// loginTime bounds one attempt.
+// loginTime limits one attempt.
 const loginTime = 10 * time.Second
 
 const (
-	// The target may have as many RDMA READs under way.
+	// The target may have this many RDMA READs in flight.
 	readDepth = 4
-	// Seven retries of 67 ms: half a second without an answer is a lost peer. The requests outlive that.
+	// Seven retries of 67 ms: a peer is lost after half a second without a response. The requests outlive that.
 	ackTimeout = 14
 	retryCount = 7
 )
 
-// login makes a session on a device. It leaves nothing if it fails.
+// login creates a session on a device. After an error no objects remain.
 func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_ *link, err error) {
 	ctx, cancel := context.WithTimeout(ctx, loginTime)
 	defer cancel()
@@ -113,8 +113,8 @@ func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_
 	return l, nil
 }
 
-// guard waits for the end of the connection, and looks after requests that hang, and after a target that has ended
-// without a word while there are none.
+// guard waits for the end of the connection. It detects requests without a response, and a dead target while there are
+// no requests.
 func (l *link) guard() {
 	defer close(l.watch)
 	hang := l.disk.cfg.Hang
@@ -138,7 +138,7 @@ func (l *link) guard() {
 	}
 }
 
-// close leaves nothing of the session; when it returns nobody writes to the disk's memory any more.
+// close destroys the session; once it has returned, the peer cannot write to the disk's memory.
 func (l *link) close() {
 	l.ep.close()
 	l.conn.Close()
@@ -164,7 +164,7 @@ func (l *link) post(r request) error {
 	})
 }
 
-// handle is called with each completion, so it does not sleep.
+// handle is called for each completion, so it may not sleep.
 func (l *link) handle(wc *ib.WC) {
 	if wc.Status != ib.WCSuccess {
 		l.failed(fmt.Errorf("completion: %v", wc.Status))
@@ -172,7 +172,7 @@ func (l *link) handle(wc *ib.WC) {
 	}
 	switch wc.ID &^ 0xffffffff {
 	case ofHello:
-		l.hello <- l.ep.heard(wc) // there is one
+		l.hello <- l.ep.heard(wc) // buffered, and there is only one
 		return
 	case ofRecv:
 	default:

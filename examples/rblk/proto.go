@@ -8,15 +8,15 @@ import (
 	"syscall"
 )
 
-// version is that of offer, login, request and response together.
+// version is the version of offer, login, request and response together.
 const version = 2
 
-// offer is what an initiator says in its request for a connection, offerLen bytes, big-endian:
+// offer is the private data of an initiator's connection request, offerLen bytes, big-endian:
 //
 //	0 "rblk"   4 version (2)   6 zero (2)   8 depth (4)   12 maxIO (4)
 type offer struct {
-	depth int // requests that may be outstanding
-	maxIO int // bytes of one request
+	depth int // maximum number of outstanding requests
+	maxIO int // maximum number of bytes of one request
 }
 
 const (
@@ -29,7 +29,7 @@ func (o offer) bytes() []byte {
 	return binary.BigEndian.AppendUint32(b, uint32(o.maxIO))
 }
 
-// parseOffer checks form, and that there is room for a request at all.
+// parseOffer checks the format, and that a request is possible at all.
 func parseOffer(b []byte) (offer, error) {
 	if len(b) < offerLen || string(b[:4]) != offerMagic {
 		return offer{}, errors.New("this is no disk that asks")
@@ -44,21 +44,21 @@ func parseOffer(b []byte) (offer, error) {
 	return offer{int(min(depth, maxDepth)), int(min(maxIO, maxMaxIO))}, nil
 }
 
-// Tags have 16 bits; an I/O is well below the longest message.
+// Tags have 16 bits; an I/O is far below the maximum message length.
 const (
 	maxDepth = 1 << 15
 	maxMaxIO = 1 << 30
 )
 
-// refusal is the target's answer to an offer or a login that it does not like.
+// refusal is the target's rejection of an offer or a login.
 type refusal struct {
 	why   string
-	retry bool // it may be different later
+	retry bool // temporary
 }
 
 func (r *refusal) Error() string { return "the target refuses: " + r.why }
 
-// bytes is a refusal as private data: a byte that is 1 if it may be different later, and why not.
+// bytes encodes a refusal as private data: a byte that is 1 if it is temporary, and the reason.
 func (r *refusal) bytes() []byte {
 	b := []byte{0}
 	if r.retry {
@@ -77,23 +77,23 @@ func parseRefusal(b []byte) (*refusal, bool) {
 
 // login is the first message of an initiator, in JSON.
 type login struct {
-	Initiator string `json:"initiator"` // stays the same for the life of a Disk
-	Epoch     uint64 `json:"epoch"`     // higher in each login of an initiator
+	Initiator string `json:"initiator"` // constant for the life of a Disk
+	Epoch     uint64 `json:"epoch"`     // increases with each login of an initiator
 	Export    string `json:"export"`
 }
 
-// welcome is the target's answer.
+// welcome is the target's reply to a login.
 type welcome struct {
-	Refused string `json:"refused,omitempty"` // why not
-	Retry   bool   `json:"retry,omitempty"`   // it may be different later
+	Refused string `json:"refused,omitempty"` // the reason
+	Retry   bool   `json:"retry,omitempty"`   // the refusal is temporary
 	Store   string `json:"store,omitempty"`   // Identifier
 	Cache   string `json:"cache,omitempty"`   // Cacher
-	Size    int64  `json:"size"`              // bytes
+	Size    int64  `json:"size"`              // in bytes
 	Depth   int    `json:"depth"`
 	MaxIO   int    `json:"max_io"`
 }
 
-// helloLen bounds a login and a welcome.
+// helloLen limits the length of a login and a welcome.
 const helloLen = 4096
 
 type op uint8
@@ -116,7 +116,7 @@ func (o op) String() string {
 	return fmt.Sprintf("op(%d)", uint8(o))
 }
 
-// request is the initiator's message, requestLen bytes, big-endian:
+// request is a message of the initiator, requestLen bytes, big-endian:
 //
 //	0 op   1 zero   2 tag (2)   4 length (4)   8 offset (8)   16 address (8)   24 rkey (4)   28 zero (4)
 type request struct {
@@ -124,7 +124,7 @@ type request struct {
 	tag    uint16
 	length uint32
 	offset uint64
-	addr   uint64 // where the initiator has the data, or wants it
+	addr   uint64 // the initiator's memory for the data
 	rkey   uint32
 }
 
@@ -140,7 +140,7 @@ func (r request) put(b []byte) {
 	binary.BigEndian.PutUint32(b[24:], r.rkey)
 }
 
-// parseRequest checks form, and that tag and length are within what was agreed.
+// parseRequest checks the format, and that tag and length are within the negotiated limits.
 func parseRequest(b []byte, depth, maxIO int) (request, error) {
 	if len(b) != requestLen {
 		return request{}, fmt.Errorf("request of %d bytes, not %d", len(b), requestLen)
@@ -162,7 +162,7 @@ func parseRequest(b []byte, depth, maxIO int) (request, error) {
 	return r, nil
 }
 
-// status is how a request ended, in a response.
+// status is the result of a request in a response.
 type status uint16
 
 const (
@@ -177,7 +177,7 @@ var statusErrno = map[status]syscall.Errno{
 	statusIO: syscall.EIO, statusInvalid: syscall.EINVAL, statusNoSpace: syscall.ENOSPC, statusReadOnly: syscall.EROFS,
 }
 
-// statusOf is the status nearest to an error of a store.
+// statusOf returns the status closest to an error of a store.
 func statusOf(err error) status {
 	if err == nil {
 		return statusOK
@@ -190,7 +190,7 @@ func statusOf(err error) status {
 	return statusIO
 }
 
-// err is nil for statusOK; an unknown status is an I/O error.
+// err returns nil for statusOK, and an I/O error for an unknown status.
 func (s status) err() error {
 	if s == statusOK {
 		return nil
@@ -201,7 +201,7 @@ func (s status) err() error {
 	return syscall.EIO
 }
 
-// response is the target's message, responseLen bytes: tag (2), status (2), zero (4).
+// response is a message of the target, responseLen bytes: tag (2), status (2), zero (4).
 type response struct {
 	tag    uint16
 	status status

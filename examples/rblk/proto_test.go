@@ -59,7 +59,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever a peer sends, what is accepted is within what was agreed, and is what was sent.
+// FuzzParse checks that accepted input is within the negotiated limits, and is encoded to the same bytes.
 func FuzzParse(f *testing.F) {
 	b := make([]byte, requestLen)
 	request{op: opRead, tag: 1, length: 512, addr: 1, rkey: 2}.put(b)

@@ -12,8 +12,8 @@ import (
 	"verbena/rdmacm"
 )
 
-// session is the target's side of a connection. Its first message is a login. A request takes a place, named by its tag,
-// from its arrival to its response:
+// session is the target's side of a connection. Its first message is a login. A request uses a place, identified by its
+// tag, from its arrival to its response:
 //
 //	free -> fetching (RDMA READ, of a write) -> storing (a worker) -> free, response posted
 //	  +------------- (read, sync) ------------------^
@@ -29,27 +29,27 @@ type session struct {
 	data   *memory       // maxIO bytes for each tag
 	places []place
 
-	hello chan []byte            // the login
-	store atomic.Pointer[export] // nil: nobody has logged in
+	hello chan []byte            // receives the login
+	store atomic.Pointer[export] // nil: before login
 	epoch uint64                 // of the login
 
-	work    chan uint16 // tags for the workers; room for all
+	work    chan uint16 // tags for the workers; never full
 	workers sync.WaitGroup
-	ending  atomic.Bool   // workers leave alone what they have not begun
-	over    chan struct{} // closed when it has ended
+	ending  atomic.Bool   // workers skip tags that they have not begun
+	over    chan struct{} // closed when the session has ended
 
 	mu   sync.Mutex
 	why  error         // the first reason to end
-	lost chan struct{} // closed when there is one
+	lost chan struct{} // closed when why is set
 }
 
-// place is where a request is worked on. It belongs to the completion handler, or to the worker that has its tag.
+// place is the state of a request. It is owned by the completion handler, or by the worker that has its tag.
 type place struct {
 	busy atomic.Bool
 	req  request
 }
 
-// What a completion is of, in the upper half of a work request's ID; the lower half is a tag or a receive slot.
+// The kind of a completion, in the upper half of a work request's ID; the lower half is a tag or a receive slot.
 const (
 	ofRecv uint64 = iota << 32
 	ofFetch
@@ -64,7 +64,7 @@ func newSession(dev *ib.Device, depth, maxIO int) *session {
 	}
 }
 
-// open makes what the session needs, and accepts the connection. end undoes it.
+// open creates the objects of the session, and accepts the connection. end undoes it.
 func (s *session) open(r *rdmacm.Request, workers int) (err error) {
 	defer close(s.opened)
 	if s.ctl, err = newMemory((s.depth+1)*requestLen+s.depth*responseLen, ib.AccessLocalWrite); err != nil {
@@ -73,7 +73,7 @@ func (s *session) open(r *rdmacm.Request, workers int) (err error) {
 	if s.data, err = newMemory(s.depth*s.maxIO, ib.AccessLocalWrite); err != nil {
 		return err
 	}
-	// A place may be taken again when its response is posted, before that has completed: twice the room.
+	// A place may be reused once its response is posted, before that has completed: twice the entries.
 	if s.ep, err = newEndpoint(s.dev, 4*s.depth, s.depth+1, s.handle, func(e ib.EventType) { s.lose(fmt.Errorf("%v", e)) }, s.ctl, s.data); err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func (s *session) open(r *rdmacm.Request, workers int) (err error) {
 	return nil
 }
 
-// lose says that the session is to end. It does not sleep.
+// lose makes the session end. It does not sleep.
 func (s *session) lose(why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,7 +113,7 @@ func (s *session) reason() error {
 	return s.why
 }
 
-// end returns when nothing of the session touches the device or the store any more. It may be called by several.
+// end returns when the session does not use the device or the store any more. It may be called by several goroutines.
 func (s *session) end(why error) {
 	s.lose(why)
 	if s.ending.Swap(true) {
@@ -122,7 +122,7 @@ func (s *session) end(why error) {
 	}
 	<-s.opened
 	if s.ep != nil {
-		s.ep.close() // no handler runs after it, so nobody sends to work
+		s.ep.close() // no handler runs afterwards, so work receives no more tags
 	}
 	close(s.work)
 	s.workers.Wait()
@@ -132,7 +132,7 @@ func (s *session) end(why error) {
 	close(s.over)
 }
 
-// login returns the session's first message.
+// login returns the first message of the session.
 func (s *session) login(within time.Duration) (*login, error) {
 	late := time.NewTimer(within)
 	defer late.Stop()
@@ -150,7 +150,7 @@ func (s *session) login(within time.Duration) (*login, error) {
 	}
 }
 
-// watch waits for the end of the session. It probes the peer, which may have ended without a word.
+// watch waits for the end of the session. It probes the peer, which may have died.
 func (s *session) watch(probe time.Duration) {
 	tick := time.NewTicker(probe)
 	defer tick.Stop()
@@ -171,21 +171,21 @@ func (s *session) watch(probe time.Duration) {
 
 func (s *session) request(slot int) []byte { return s.ctl.bytes[slot*requestLen:][:requestLen] }
 
-// receive gives a slot to the receive queue.
+// receive posts a slot to the receive queue.
 func (s *session) receive(slot int) error {
 	return s.ep.recv(ib.RecvWR{ID: ofRecv | uint64(slot), SGList: []ib.SGE{{
 		Addr: s.ctl.addr + uint64(slot*requestLen), Length: requestLen, LKey: s.ep.mrs[0].LKey(),
 	}}})
 }
 
-// place's part of the data memory.
+// piece returns the place's part of the data memory.
 func (s *session) piece(tag uint16, n uint32) []byte { return s.data.bytes[int(tag)*s.maxIO:][:n] }
 
 func (s *session) pieceSGL(tag uint16, n uint32) []ib.SGE {
 	return []ib.SGE{{Addr: s.data.addr + uint64(int(tag)*s.maxIO), Length: n, LKey: s.ep.mrs[1].LKey()}}
 }
 
-// handle is called with each completion, so it does not sleep.
+// handle is called for each completion, so it may not sleep.
 func (s *session) handle(wc *ib.WC) {
 	if wc.Status != ib.WCSuccess {
 		s.lose(fmt.Errorf("completion: %v", wc.Status))
@@ -198,14 +198,14 @@ func (s *session) handle(wc *ib.WC) {
 	case ofFetch:
 		s.work <- uint16(low)
 	case ofHello:
-		s.hello <- s.ep.heard(wc) // there is one
+		s.hello <- s.ep.heard(wc) // buffered, and there is only one
 	}
 	if err != nil {
 		s.lose(err)
 	}
 }
 
-// arrived begins a request.
+// arrived starts a request.
 func (s *session) arrived(slot int, n uint32) error {
 	r, err := parseRequest(s.request(slot)[:min(n, requestLen)], s.depth, s.maxIO)
 	if err != nil {
@@ -235,7 +235,7 @@ func (s *session) arrived(slot int, n uint32) error {
 	})
 }
 
-// serve is a worker: what may sleep is done here.
+// serve is a worker. It may sleep.
 func (s *session) serve() {
 	for tag := range s.work {
 		if s.ending.Load() {
@@ -247,7 +247,7 @@ func (s *session) serve() {
 		switch data := s.piece(tag, r.length); r.op {
 		case opRead:
 			var n int
-			if n, err = store.ReadAt(data, int64(r.offset)); n == len(data) { // and perhaps io.EOF
+			if n, err = store.ReadAt(data, int64(r.offset)); n == len(data) { // possibly with io.EOF
 				err = s.ep.send(ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: s.pieceSGL(tag, r.length), RemoteAddr: r.addr, RKey: r.rkey})
 				if err != nil {
 					s.lose(err)
@@ -265,8 +265,8 @@ func (s *session) serve() {
 	}
 }
 
-// respond frees the place, and tells the initiator. What it is told of has arrived before, since a queue pair keeps the
-// order.
+// respond frees the place, and sends the response to the initiator. The data have arrived before, because a queue pair
+// keeps the order.
 func (s *session) respond(tag uint16, st status) error {
 	off := (s.depth+1)*requestLen + int(tag)*responseLen
 	response{tag, st}.put(s.ctl.bytes[off:])

@@ -12,30 +12,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Store is what a target exports: bytes at fixed places. Its methods may sleep, and are called by several goroutines
-// at once, never for a range that is not within Size.
+// Store is storage that a target exports. Its methods may sleep, and are called by several goroutines concurrently,
+// never for a range outside Size.
 type Store interface {
 	io.ReaderAt
 	io.WriterAt
-	// Sync returns when all that was written before is safe. A target takes its error for final, and calls it no more:
-	// what fsync(2) has failed to write it forgets, and the next one succeeds.
+	// Sync returns when all earlier writes are durable. A target treats an error as permanent, and does not call Sync
+	// again: after a failed fsync(2) the kernel drops the data, and the next call succeeds.
 	Sync() error
-	// Size is in bytes, and does not change.
+	// Size returns the size in bytes, which does not change.
 	Size() int64
 }
 
-// Identifier is a Store that can be told from others. A Disk stays with the one it began with: one of the same name and
-// size that has not what was written is none.
+// Identifier is implemented by a Store with an identity. A Disk uses only the store with which it began, and rejects
+// another one of the same name and size.
 type Identifier interface {
-	// ID is the same as long as what was written is there, also after a restart; "" if that cannot be told. At most 256
-	// bytes.
+	// ID returns a value that stays the same while the written data exist, also after a restart; "" if that is unknown.
+	// At most 256 bytes.
 	ID() string
 }
 
-// Cacher is a Store that may lose what was not synced while the target is away.
+// Cacher is implemented by a Store that may lose unsynced data while the target is down.
 type Cacher interface {
-	// Cache is the same as long as what was written and not synced is there, also after a restart; "" if that cannot be
-	// told. At most 256 bytes.
+	// Cache returns a value that stays the same while unsynced data exist, also after a restart; "" if that is unknown.
+	// At most 256 bytes.
 	Cache() string
 }
 
@@ -53,12 +53,12 @@ func idOf(s Store) string {
 	return ""
 }
 
-// export is a Store whose Sync fails for good when it has failed once: whoever asks next, be it another initiator, or
-// the same one again because the response was lost in a reset, must not hear that all is well.
+// export is a Store whose Sync fails permanently after one failure. A later caller must not get success, whether it is
+// another initiator or the same one again because a reset has lost the response.
 type export struct {
 	Store
 
-	mu     sync.Mutex // held through Sync, so that one at the same time learns of it too
+	mu     sync.Mutex // held during Sync, so that concurrent callers receive its error too
 	failed error
 }
 
@@ -78,8 +78,8 @@ type file struct {
 	id   string
 }
 
-// OpenFile returns the store in a file or block device that exists. Its Close is the caller's, when no target exports
-// it any more. It is locked against a second OpenFile as long (flock(2)): two targets on one disk ruin it.
+// OpenFile returns the store in an existing file or block device. The caller must close it after the last target has
+// stopped exporting it. It is locked against a second OpenFile (flock(2)), because two targets would corrupt the disk.
 func OpenFile(path string) (interface {
 	Store
 	io.Closer
@@ -101,7 +101,8 @@ func OpenFile(path string) (interface {
 	return &file{f, size, fileID(f)}, nil
 }
 
-// fileID tells a file from one that has taken its place, perhaps with its inode number. A block device has none.
+// fileID distinguishes a file from a later one in its place, possibly with the same inode number. A block device has no
+// ID.
 func fileID(f *os.File) string {
 	const need = unix.STATX_TYPE | unix.STATX_INO | unix.STATX_BTIME
 	var st unix.Statx_t
@@ -116,7 +117,7 @@ func (f *file) Size() int64 { return f.size }
 
 func (f *file) ID() string { return f.id }
 
-// Cache is the life of the kernel, which has the pages that were not written back. (random(4), boot_id)
+// Cache identifies the boot of the kernel, which holds the pages that were not written back. (random(4), boot_id)
 func (f *file) Cache() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -135,10 +136,10 @@ type Memory struct {
 // NewMemory returns a store of n zero bytes.
 func NewMemory(n int64) *Memory { return &Memory{id: rand.Text(), b: make([]byte, n)} }
 
-// ID is another one for each memory.
+// ID returns a value that is unique for each Memory.
 func (m *Memory) ID() string { return m.id }
 
-// ReadAt is that of io.ReaderAt.
+// ReadAt implements io.ReaderAt.
 func (m *Memory) ReadAt(p []byte, off int64) (int, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -152,7 +153,7 @@ func (m *Memory) ReadAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// WriteAt is that of io.WriterAt; the memory does not grow.
+// WriteAt implements io.WriterAt; the memory does not grow.
 func (m *Memory) WriteAt(p []byte, off int64) (int, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -162,8 +163,8 @@ func (m *Memory) WriteAt(p []byte, off int64) (int, error) {
 	return copy(m.b[off:], p), nil
 }
 
-// Sync has nothing to do.
+// Sync does nothing.
 func (m *Memory) Sync() error { return nil }
 
-// Size is what NewMemory was told.
+// Size returns the argument of NewMemory.
 func (m *Memory) Size() int64 { return int64(len(m.b)) }

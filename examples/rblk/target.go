@@ -14,29 +14,29 @@ import (
 	"verbena/rdmacm"
 )
 
-// TargetConfig is what a target exports, and where.
+// TargetConfig holds the exports and the options of a target.
 type TargetConfig struct {
-	// Exports by name. The stores stay the caller's.
+	// Exports maps names to stores. The caller keeps ownership of the stores.
 	Exports map[string]Store
-	// Device is the name of the RDMA device to serve at; "": all.
+	// Device is the name of the RDMA device to use; "": all.
 	Device string
-	// Depth and MaxIO bound what an initiator may ask for: requests outstanding, and bytes of one. 0: 64, and 128 KiB.
-	// Each session takes Depth x MaxIO of memory.
+	// Depth and MaxIO limit the requests of an initiator: number of outstanding requests, and bytes of one. 0: 64, and
+	// 128 KiB. Each session allocates Depth x MaxIO of memory.
 	Depth, MaxIO int
-	// Workers is how many requests of one session use the store at once. 0: 8.
+	// Workers is the number of requests of one session that use the store concurrently. 0: 8.
 	Workers int
-	// Sessions is how many may exist, logins under way among them. 0: 64.
+	// Sessions is the maximum number of sessions, including logins in progress. 0: 64.
 	Sessions int
-	// LoginTimeout bounds how long an initiator may take to log in. 0: 5 s.
+	// LoginTimeout limits the time for an initiator's login. 0: 5 s.
 	LoginTimeout time.Duration
-	// Probe is how often an initiator is asked for a sign of life. 0: 5 s.
+	// Probe is the interval at which an initiator is probed. 0: 5 s.
 	Probe time.Duration
-	// Logf is told of sessions that come and go. nil: nobody.
+	// Logf is called when sessions begin and end. May be nil.
 	Logf func(format string, args ...any)
 }
 
-// Target serves stores to initiators. It is a client of the midlayer: sessions on a device that is unregistered end,
-// as in any orderly shutdown, and initiators log in again when it, or another one, is there.
+// Target serves stores to initiators. It is a client of the midlayer. When a device is unregistered, its sessions end,
+// as in any orderly shutdown. Initiators log in again when it, or another device, is available.
 type Target struct {
 	cfg     TargetConfig
 	exports map[string]*export
@@ -45,23 +45,23 @@ type Target struct {
 
 	mu         sync.Mutex
 	closed     bool
-	devices    []*ib.Device // that may be used
+	devices    []*ib.Device // usable devices
 	initiators map[string]*initiator
 	listeners  map[*rdmacm.Listener]bool
-	sessions   map[*session]bool // with those that have not logged in
-	serving    sync.WaitGroup    // of sessions
+	sessions   map[*session]bool // including sessions before their login
+	serving    sync.WaitGroup    // counts sessions
 }
 
-// initiator is what a target knows of one. It is kept while a login or a session of it exists.
+// initiator is the target's state of an initiator. It exists while the initiator has a login or a session.
 type initiator struct {
-	users int // under Target.mu: logins and sessions
+	users int // under Target.mu: number of logins and sessions
 
 	//verbena:program those who serve one initiator; held through a login, which sleeps
 	mu      sync.Mutex
 	session *session
 }
 
-// NewTarget returns a target on the devices of core. It serves when Serve is called.
+// NewTarget returns a target on the devices of core. It accepts connections once Serve is called.
 func NewTarget(core *ib.Core, cfg TargetConfig) (*Target, error) {
 	def := func(v *int, d int) {
 		if *v <= 0 {
@@ -102,7 +102,7 @@ func (t *Target) add(d *ib.Device) (any, error) {
 	return nil, nil
 }
 
-// remove ends the sessions of a device, also those that have not logged in.
+// remove ends the sessions of a device, also before their login.
 func (t *Target) remove(d *ib.Device, _ any) {
 	t.mu.Lock()
 	t.devices = slices.DeleteFunc(t.devices, func(o *ib.Device) bool { return o == d })
@@ -114,7 +114,7 @@ func (t *Target) remove(d *ib.Device, _ any) {
 	}
 	t.mu.Unlock()
 	why := fmt.Errorf("device %s is going", d.Name())
-	for _, s := range gone { // all begin to end before one is waited for
+	for _, s := range gone { // all start to end before the first wait
 		s.lose(why)
 	}
 	for _, s := range gone {
@@ -122,8 +122,8 @@ func (t *Target) remove(d *ib.Device, _ any) {
 	}
 }
 
-// Serve takes the connections of initiators from l, until l or the target is closed. It owns l, which is to have an
-// unspecified address: one of a device's ends with it, also in a reset.
+// Serve accepts connections of initiators from l, until l or the target is closed. It owns l, which should have an
+// unspecified address: a listener with an address of a device ends with the device, also in a reset.
 func (t *Target) Serve(l *rdmacm.Listener) error {
 	defer l.Close()
 	t.mu.Lock()
@@ -159,13 +159,13 @@ func (t *Target) Serve(l *rdmacm.Listener) error {
 	}
 }
 
-// refuse answers a request with what is wrong.
+// refuse rejects a request with a reason.
 func (t *Target) refuse(r *rdmacm.Request, why error) {
 	t.cfg.Logf("rblk target: connection from %v: %v", r.RemoteAddr(), why)
 	r.Reject((&refusal{why.Error(), errors.Is(why, errLater)}).bytes())
 }
 
-// admit gives a request for a connection a session, which is not open yet.
+// admit creates a session for a connection request. The session is not open yet.
 func (t *Target) admit(r *rdmacm.Request) (*session, error) {
 	o, err := parseOffer(r.Data)
 	if err != nil {
@@ -189,8 +189,8 @@ func (t *Target) admit(r *rdmacm.Request) (*session, error) {
 	return s, nil
 }
 
-// Close ends all sessions, and stops serving. The stores have been left alone when it returns. It sleeps, and must not
-// be called from a callback.
+// Close ends all sessions, and stops serving. Once it has returned, the target does not use the stores. It sleeps, and
+// must not be called from a callback.
 func (t *Target) Close() error {
 	t.mu.Lock()
 	t.closed = true
@@ -207,7 +207,7 @@ func (t *Target) Close() error {
 	return nil
 }
 
-// Sessions is the number of initiators that are logged in.
+// Sessions returns the number of sessions after login.
 func (t *Target) Sessions() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -220,10 +220,10 @@ func (t *Target) Sessions() int {
 	return n
 }
 
-// serve is one connection from its beginning to its end.
+// serve handles one connection from its beginning to its end.
 func (t *Target) serve(s *session, r *rdmacm.Request) {
 	if err := s.open(r, t.cfg.Workers); err != nil {
-		t.refuse(r, fmt.Errorf("%w: %w", errLater, err)) // the device is failing: it goes, or recovers
+		t.refuse(r, fmt.Errorf("%w: %w", errLater, err)) // the device is failing: it is being removed or reset
 		s.end(err)
 		return
 	}
@@ -238,7 +238,7 @@ func (t *Target) serve(s *session, r *rdmacm.Request) {
 	if err := t.login(in, s, l); err != nil {
 		t.cfg.Logf("rblk target: login of initiator %.32q: %v", l.Initiator, err)
 		if s.ep.say(welcome{Refused: err.Error(), Retry: errors.Is(err, errLater)}) == nil {
-			select { // until it has heard that
+			select { // until the initiator has received it
 			case <-s.conn.Done():
 			case <-s.lost:
 			case <-time.After(t.cfg.LoginTimeout):
@@ -257,7 +257,7 @@ func (t *Target) serve(s *session, r *rdmacm.Request) {
 	t.cfg.Logf("rblk target: session of initiator %.32q, epoch %d: %v", l.Initiator, l.Epoch, s.reason())
 }
 
-// errLater is a refusal that may be different in a moment.
+// errLater is a temporary refusal.
 var errLater = errors.New("not now")
 
 func (t *Target) initiator(name string) *initiator {
@@ -285,8 +285,8 @@ func (t *Target) release(in *initiator) {
 	}
 }
 
-// login ends the initiator's old session, and welcomes it to a new one. It waits for nobody else's login: those that are
-// under way have ended their old session before they wait, and are not in use by then.
+// login ends the initiator's old session, and welcomes it to a new one. It does not wait for logins of other
+// initiators: those in progress have ended their old session before they wait, and do not use the store then.
 func (t *Target) login(in *initiator, s *session, l *login) error {
 	store := t.exports[l.Export]
 	switch {
@@ -315,8 +315,8 @@ func (t *Target) login(in *initiator, s *session, l *login) error {
 	return nil
 }
 
-// settle waits until the store has finished what sessions had begun that are ending. Without it a write of an initiator
-// that has died could come after what the next one writes.
+// settle waits until the store has finished the operations of ending sessions. Without it a write of a dead initiator
+// could overwrite data of the next one.
 func (t *Target) settle(store *export) {
 	t.mu.Lock()
 	var ending []*session

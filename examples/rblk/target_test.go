@@ -19,7 +19,7 @@ import (
 	"verbena/rdmacm"
 )
 
-// An offer that cannot be is refused with a reason, and the target goes on.
+// TestOfferRefused checks that an invalid offer is rejected with a reason, and that the target continues.
 func TestOfferRefused(t *testing.T) {
 	w := newWorld(t, NewMemory(4096))
 	good := offer{1, 512}.bytes()
@@ -50,7 +50,7 @@ func TestOfferRefused(t *testing.T) {
 			t.Errorf("%x: %q", c.offer, no.Data)
 		}
 	}
-	// The most that can be said is cut down to what the target has.
+	// The maximum offer is reduced to the target's limits.
 	r, err := w.dial(bytes.Join([][]byte{good[:8], bytes.Repeat([]byte{0xff}, 8), []byte("and more")}, nil))
 	if err != nil {
 		t.Fatal(err)
@@ -64,7 +64,7 @@ func TestOfferRefused(t *testing.T) {
 	w.openDefault()
 }
 
-// So is a login.
+// TestLoginRefused checks the same for logins.
 func TestLoginRefused(t *testing.T) {
 	w := newWorld(t, NewMemory(4096))
 	for _, c := range []struct {
@@ -83,7 +83,7 @@ func TestLoginRefused(t *testing.T) {
 	for _, nonsense := range []any{"text", 7, []int{1}, strings.Repeat("x", helloLen-2), map[string]int{"epoch": -1}} {
 		w.log(nonsense).ended()
 	}
-	// A request is no login, and a second login no request.
+	// A request is not a login, and a second login is not a request.
 	r := w.log(login{Initiator: "x", Export: "disk"})
 	r.answer()
 	if err := r.ep.say(login{Initiator: "x", Export: "disk", Epoch: 1}); err != nil {
@@ -93,7 +93,7 @@ func TestLoginRefused(t *testing.T) {
 	w.openDefault()
 }
 
-// Who does not log in is sent away, also while others work.
+// TestLoginTimeout checks that an initiator that does not log in is disconnected, also while others are active.
 func TestLoginTimeout(t *testing.T) {
 	w := newWorld(t, NewMemory(4096))
 	w.stop()
@@ -109,7 +109,7 @@ func TestLoginTimeout(t *testing.T) {
 	}
 }
 
-// An initiator that has ended without a word is noticed, also while it had nothing to do. So is a target.
+// TestSilence checks that a dead initiator is detected, also while it was idle, and that a dead target is detected.
 func TestSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, NewMemory(4096))
@@ -118,7 +118,7 @@ func TestSilence(t *testing.T) {
 		cfg := w.config()
 		cfg.Hang = 200 * time.Millisecond
 		d := w.open(cfg)
-		testutil.Advance(time.Minute) // it is asked now and then, and answers
+		testutil.Advance(time.Minute) // it is probed from time to time, and responds
 		if s := d.Stats(); s.Sessions != 1 || s.State != attach.Attached {
 			t.Errorf("idle: %+v", s)
 		}
@@ -133,7 +133,7 @@ func TestSilence(t *testing.T) {
 	})
 }
 
-// The target may go and come back; the disk's users see delay.
+// TestTargetRestart restarts the target; the disk's users must see only a delay.
 func TestTargetRestart(t *testing.T) {
 	store := NewMemory(4096)
 	w := newWorld(t, store)
@@ -155,7 +155,7 @@ func TestTargetRestart(t *testing.T) {
 	testutil.Eventually(t, "the target to notice", func() bool { return w.target.Sessions() == 0 })
 }
 
-// An export that comes back as another is another disk: requests fail in the end rather than hit the wrong thing.
+// TestExportChanged checks that an export that is replaced by another store is rejected: requests must fail.
 func TestExportChanged(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int64{2048, 4096} {
@@ -174,13 +174,13 @@ func TestExportChanged(t *testing.T) {
 	}
 }
 
-// crashing is a store whose host crashes, and leaves of it what was synced.
+// crashing is a store whose host crashes, which preserves only synced data.
 type crashing struct {
 	*Memory
 	mu     sync.Mutex
 	safe   []byte
 	boot   string
-	during func() // each Sync, when it has seen what is there
+	during func() // called in each Sync, after it has captured the data
 }
 
 func (c *crashing) Cache() string { return c.boot }
@@ -195,8 +195,8 @@ func (c *crashing) Sync() error {
 	return nil
 }
 
-// A disk goes on after its target's host has crashed if nothing of it was lost, and otherwise ends rather than show
-// what was there before.
+// TestTargetCrash checks that a disk continues after a crash of its target's host if no data were lost, and otherwise
+// ends, so that users do not read older data.
 func TestTargetCrash(t *testing.T) {
 	write := func(d *Disk, s string) error { _, err := d.WriteAt([]byte(s), 8); return err }
 	for _, c := range []struct {
@@ -244,7 +244,7 @@ func TestTargetCrash(t *testing.T) {
 	}
 }
 
-// expect is nil if err is want.
+// expect returns nil if err is want.
 func expect(err, want error) error {
 	if errors.Is(err, want) {
 		return nil
@@ -252,7 +252,7 @@ func expect(err, want error) error {
 	return fmt.Errorf("%v, want %v", err, want)
 }
 
-// A file is known again when it is opened again, but not one that has taken its place.
+// TestFileIdentity checks that a file has the same ID when it is opened again, and that a replacement has another one.
 func TestFileIdentity(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "disk.img")
 	open := func() string {
@@ -282,14 +282,14 @@ func TestFileIdentity(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(20 * time.Millisecond) // file systems' clocks are coarse
+	time.Sleep(20 * time.Millisecond) // timestamps of file systems are coarse
 	create()
 	if other := open(); other == id {
 		t.Errorf("another file is %q too", other)
 	}
 }
 
-// Those who come when there are as many sessions as may be are sent away; the others notice nothing.
+// TestTooManySessions checks that sessions beyond the limit are rejected, without an effect on existing ones.
 func TestTooManySessions(t *testing.T) {
 	w := newWorld(t, NewMemory(4096))
 	w.stop()
@@ -307,8 +307,8 @@ func TestTooManySessions(t *testing.T) {
 	}
 }
 
-// A login that had to wait for the end of the old session, for longer than logins may take, is welcomed all the same. If
-// the initiator has gone by then, nothing is left of it.
+// TestLoginWaits checks that a login that waits for the end of the old session longer than LoginTimeout is welcomed
+// nevertheless. If the initiator has died meanwhile, no session may remain.
 func TestLoginWaits(t *testing.T) {
 	for _, stays := range []bool{true, false} {
 		t.Run(fmt.Sprintf("stays %v", stays), func(t *testing.T) {
@@ -339,11 +339,12 @@ func TestLoginWaits(t *testing.T) {
 	}
 }
 
-// A login with the epoch of a session that exists, or an older one, is a late one, and ends nothing.
+// TestLateLogin checks that a login with the epoch of an existing session, or an older one, is rejected and ends no
+// session.
 func TestLateLogin(t *testing.T) {
 	w := newWorld(t, NewMemory(4096))
 	d := w.openDefault()
-	epoch := d.epoch // it logs in no more, as long as its path works
+	epoch := d.epoch // it does not log in again while its path works
 	for _, late := range []uint64{epoch, epoch - 1} {
 		r := w.log(login{Initiator: d.name, Epoch: late, Export: "disk"})
 		if got := r.answer(); !strings.Contains(got.Refused, "has passed") {

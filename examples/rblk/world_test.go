@@ -33,7 +33,7 @@ type host struct {
 	slot    *ibslot.Slot
 }
 
-// newHost is a host with a software device at addr on a network. Checked mode watches the protocol as a consumer.
+// newHost returns a host with a software device at addr on a network. Checked mode checks the protocol as a consumer.
 func newHost(t testing.TB, network *simnet.Net, addr string) *host {
 	h := &host{t: t, cfg: rxe.Config{
 		Name: "rxe0", Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Network: network, Fabric: &rxe.Fabric{},
@@ -41,7 +41,7 @@ func newHost(t testing.TB, network *simnet.Net, addr string) *host {
 	}}
 	check.On(&h.core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 	var err error
-	// Messages are lost whenever the other end's device is away: they are sent again after 34 ms.
+	// Messages are lost while the peer's device is down: they are retransmitted after 34 ms.
 	if h.manager, err = rdmacm.New(&h.core, rdmacm.Config{Timeout: 13}); err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func (h *host) insert() {
 	h.plug()
 }
 
-// remove also waits for resets on their way.
+// remove also waits for resets in progress.
 func (h *host) remove() { h.must(h.slot.Close()) }
 
 func (h *host) plug() { h.must(h.slot.Plug()) }
@@ -74,7 +74,7 @@ func (h *host) must(err error) {
 	}
 }
 
-// resetAt arms a reset, once a reset that was armed before is over.
+// resetAt arms a reset, after an earlier one has ended.
 func (h *host) resetAt(m ibslot.Moment) {
 	err := error(syscall.ENODEV)
 	for errors.Is(err, syscall.ENODEV) {
@@ -84,7 +84,7 @@ func (h *host) resetAt(m ibslot.Moment) {
 	h.must(err)
 }
 
-// breakdowns are the ways in which a device fails and comes back, after a pause where there is one.
+// breakdowns are the ways in which a device fails and recovers, some with a pause.
 var breakdowns = map[string]func(h *host, pause time.Duration){
 	"reset": func(h *host, _ time.Duration) { h.must(h.slot.Reset(context.Background())) },
 	"hang": func(h *host, pause time.Duration) {
@@ -117,7 +117,7 @@ var breakdowns = map[string]func(h *host, pause time.Duration){
 	},
 }
 
-// world is a target and what a disk needs to reach it.
+// world is a target and the host of a disk.
 type world struct {
 	t         testing.TB
 	init      *host
@@ -178,7 +178,7 @@ func (w *world) open(cfg DiskConfig) *Disk {
 	return d
 }
 
-// raw is a connection to the target, of somebody who says what no disk would.
+// raw is a connection to the target that sends messages which a Disk would not.
 type raw struct {
 	t    testing.TB
 	conn *rdmacm.Conn
@@ -212,7 +212,7 @@ func (w *world) dial(offer []byte) (_ *raw, err error) {
 	return r, err
 }
 
-// log logs in, with whatever it is.
+// log sends v as a login.
 func (w *world) log(v any) *raw {
 	w.t.Helper()
 	r, err := w.dial(offer{1, 512}.bytes())
@@ -225,7 +225,7 @@ func (w *world) log(v any) *raw {
 	return r
 }
 
-// answer is what the target says.
+// answer returns the target's reply.
 func (r *raw) answer() (w welcome) {
 	r.t.Helper()
 	select {
@@ -258,7 +258,7 @@ func (r *raw) close() {
 	r.conn.Close()
 }
 
-// pattern is data that tells where it belongs and which writing it is of.
+// pattern returns data that identify their range and the write.
 func pattern(rng *rand.Rand, n int) []byte {
 	b := make([]byte, n)
 	for i := range b {

@@ -1,7 +1,7 @@
-// Package nbd serves a disk to local programs by the network block device protocol, usually on a Unix socket: nbdcopy,
-// nbdinfo, qemu-img, qemu, nbdkit's filters and the kernel's nbd driver are its clients. It is the fixed newstyle
-// negotiation with simple replies, as https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md describes them; of
-// the options, EXPORT_NAME, INFO, GO, LIST and ABORT.
+// Package nbd serves disks to local programs by the network block device protocol, usually on a Unix socket. Clients
+// are nbdcopy, nbdinfo, qemu-img, qemu, nbdkit's filters and the kernel's nbd driver. It implements the fixed newstyle
+// negotiation with simple replies, as described in https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md,
+// with the options EXPORT_NAME, INFO, GO, LIST and ABORT.
 package nbd
 
 import (
@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Disk is what is served. Its methods are called by several goroutines at once.
+// Disk is a served disk. Its methods are called by several goroutines concurrently.
 type Disk interface {
 	io.ReaderAt
 	io.WriterAt
@@ -31,9 +31,9 @@ type Disk interface {
 
 // Server serves disks by name.
 type Server struct {
-	// Exports are the disks. A client that asks for the name "" gets the one there is, if there is one.
+	// Exports maps names to disks. A client that requests the name "" receives the only disk, if there is exactly one.
 	Exports map[string]Disk
-	// Logf is told why connections ended, unless it was the client's wish. nil: nobody.
+	// Logf is called with the reason for the end of a connection, unless the client has requested it. May be nil.
 	Logf func(format string, args ...any)
 }
 
@@ -71,20 +71,21 @@ const (
 	cmdFlagFUA = 1 << 0
 
 	maxOption  = 4096
-	maxPayload = 32 << 20 // what clients may assume
+	maxPayload = 32 << 20 // the limit that clients may assume
 	maxPooled  = 256 << 10
 
-	// What clients can make the server hold. They may leave replies unread for as long as they like.
+	// Limits of the memory and requests that a client can make the server hold. A client may leave replies unread for
+	// ever.
 	maxConns = 32
-	inFlight = 64         // requests of one connection
+	inFlight = 64         // requests per connection
 	inMemory = maxPayload // bytes of their data
 )
 
-// handshake is how long a client may take to choose a disk.
+// handshake limits the time for the client's negotiation.
 const handshake = 10 * time.Second
 
-// Serve accepts connections until ctx ends, which also ends them. It owns l. Of more than 32 at a time the last ones are
-// closed at once; each takes up to 48 MiB.
+// Serve accepts connections until ctx ends, which also ends the connections. It owns l. It closes connections beyond
+// the 32nd at once; each connection uses up to 48 MiB.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	defer l.Close()
@@ -119,14 +120,14 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// conn is one client.
+// conn is the connection of a client.
 type conn struct {
 	r *bufio.Reader
 
-	mu sync.Mutex // replies are written whole
+	mu sync.Mutex // serialises replies
 	w  net.Conn
 
-	gone atomic.Bool // nobody reads replies any more
+	gone atomic.Bool // the client does not read replies any more
 }
 
 func newReader(r io.Reader) *bufio.Reader { return bufio.NewReaderSize(r, 64<<10) }
@@ -154,7 +155,7 @@ func (s *Server) serve(nc net.Conn) error {
 	return c.transmit(disk)
 }
 
-// find is the disk of a name.
+// find returns the disk with a name.
 func (s *Server) find(name string) Disk {
 	if name == "" && len(s.Exports) == 1 {
 		for _, d := range s.Exports {
@@ -164,7 +165,7 @@ func (s *Server) find(name string) Disk {
 	return s.Exports[name]
 }
 
-// negotiate returns the disk that the client has chosen, nil if it left.
+// negotiate returns the disk that the client has chosen, or nil if the client has disconnected.
 func (s *Server) negotiate(c *conn) (Disk, error) {
 	if err := c.write(u64(magicInit), u64(magicOption), u16(flagFixed|flagNoZeroes)); err != nil {
 		return nil, err
@@ -201,7 +202,7 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 		case optExportName:
 			d := s.find(string(data))
 			if d == nil {
-				return nil, fmt.Errorf("there is no export %.64q", data) // there is no reply for this
+				return nil, fmt.Errorf("there is no export %.64q", data) // the protocol has no reply for this
 			}
 			b := append(u64(uint64(d.Size())), u16(sendFlags)...)
 			if clientFlags&flagNoZeroes == 0 {
@@ -247,7 +248,8 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 	return nil, errors.New("the client does not come to an end with its options")
 }
 
-// infoName takes the name out of INFO's and GO's data: its length (4), it, the number of requests (2), and those (2 each).
+// infoName returns the name in the data of INFO and GO: its length (4), the name, the number of requests (2), and the
+// requests (2 each).
 func infoName(b []byte) (string, bool) {
 	if len(b) < 6 {
 		return "", false
@@ -260,7 +262,7 @@ func infoName(b []byte) (string, bool) {
 	return string(b[4 : 4+n]), len(rest) == 2+2*int(binary.BigEndian.Uint16(rest))
 }
 
-// quiet: a client that leaves between messages has done nothing wrong.
+// quiet suppresses the error of a client that disconnects between messages.
 func quiet(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) {
 		return nil
@@ -268,7 +270,7 @@ func quiet(err error) error {
 	return err
 }
 
-// errno is what the protocol has of errors.
+// errno maps an error to an error number of the protocol.
 func errno(err error) uint32 {
 	switch {
 	case err == nil:
@@ -283,14 +285,15 @@ func errno(err error) uint32 {
 	return uint32(syscall.EIO)
 }
 
-// transmit carries out requests, several at a time, until the client leaves; those that have begun are finished.
+// transmit executes requests, several at a time, until the client disconnects. It finishes the requests that have
+// begun.
 func (c *conn) transmit(d Disk) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	slots := make(chan struct{}, inFlight)
 	memory := semaphore.NewWeighted(inMemory)
 	pool := sync.Pool{New: func() any { return new([]byte) }}
-	for !c.gone.Load() { // requests that were read ahead may be many
+	for !c.gone.Load() { // many requests may have been read ahead
 		var h [28]byte
 		if _, err := io.ReadFull(c.r, h[:]); err != nil {
 			return quiet(err)
@@ -312,7 +315,7 @@ func (c *conn) transmit(d Disk) error {
 			held = int64(n)
 		}
 		slots <- struct{}{}
-		memory.Acquire(context.Background(), held) // returned by replies that are written, or fail to be
+		memory.Acquire(context.Background(), held) // released when replies have been written, or have failed
 		buf := pool.Get().(*[]byte)
 		if int64(cap(*buf)) < held {
 			*buf = make([]byte, held)
@@ -345,7 +348,7 @@ func (c *conn) transmit(d Disk) error {
 	return nil
 }
 
-// perform is one request.
+// perform executes one request.
 func perform(d Disk, kind, flags uint16, off uint64, n uint32, buf []byte) error {
 	if flags&^cmdFlagFUA != 0 {
 		return syscall.EINVAL

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// ram is a disk whose Sync is counted, and whose errors are made.
+// ram is a disk that counts calls of Sync, and returns injected errors.
 type ram struct {
 	mu    sync.Mutex
 	b     []byte
@@ -60,7 +60,7 @@ func (r *ram) Sync() error {
 
 func (r *ram) Size() int64 { return int64(len(r.b)) }
 
-// client speaks the protocol by hand.
+// client implements the client's side of the protocol for tests.
 type client struct {
 	t testing.TB
 	net.Conn
@@ -113,7 +113,7 @@ func (c *client) reply(o, kind uint32, data []byte) {
 	c.expect(u64(magicReply), u32(o), u32(kind), u32(uint32(len(data))), data)
 }
 
-// goTo is the option GO for an export.
+// goTo sends the option GO for an export.
 func (c *client) goTo(name string, size uint64) {
 	c.t.Helper()
 	c.option(optGo, append(append(u32(uint32(len(name))), name...), 0, 0))
@@ -132,7 +132,7 @@ func (c *client) answer(handle uint64, errno syscall.Errno, data []byte) {
 	c.expect(u32(magicAnswer), u32(uint32(errno)), u64(handle), data)
 }
 
-// ended: the server has gone.
+// ended checks that the server has closed the connection.
 func (c *client) ended() {
 	c.t.Helper()
 	if n, err := c.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
@@ -262,7 +262,7 @@ func TestTransmission(t *testing.T) {
 	c.ended()
 }
 
-// What is not the protocol ends the connection, with a reason.
+// TestOutOfStep checks that a violation of the protocol ends the connection with a reason.
 func TestOutOfStep(t *testing.T) {
 	for _, bad := range []struct {
 		name string
@@ -285,7 +285,7 @@ func TestOutOfStep(t *testing.T) {
 	}
 }
 
-// Serve ends with its context, and its connections with it.
+// TestServe checks that Serve and its connections end with the context.
 func TestServe(t *testing.T) {
 	l, err := net.Listen("unix", t.TempDir()+"/s")
 	if err != nil {
@@ -310,7 +310,7 @@ func TestServe(t *testing.T) {
 	c.ended()
 }
 
-// large is a disk that counts what is read.
+// large is a disk that counts reads.
 type large struct {
 	ram
 	reads atomic.Int32
@@ -323,7 +323,7 @@ func (l *large) ReadAt(p []byte, off int64) (int, error) {
 
 func (l *large) Size() int64 { return 1 << 30 }
 
-// A client that does not read its replies makes the server hold no more than was said.
+// TestSlowReader checks that a client that does not read its replies cannot exceed the server's limits.
 func TestSlowReader(t *testing.T) {
 	d := &large{}
 	c := dial(t, &Server{Exports: map[string]Disk{"": d}})
@@ -345,7 +345,7 @@ func TestSlowReader(t *testing.T) {
 	<-sent
 }
 
-// What a client had asked for is not read for nobody when it has gone.
+// TestClientGone checks that requests of a disconnected client are not executed.
 func TestClientGone(t *testing.T) {
 	d := &large{}
 	ours, theirs := net.Pipe()
@@ -365,7 +365,7 @@ func TestClientGone(t *testing.T) {
 	}
 }
 
-// A client that says nothing is sent away, unless it has chosen a disk.
+// TestHandshakeTimeout checks that a client that does not negotiate is disconnected.
 func TestHandshakeTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &Server{Exports: map[string]Disk{"": &ram{b: make([]byte, 512)}}}
@@ -383,7 +383,7 @@ func TestHandshakeTimeout(t *testing.T) {
 	})
 }
 
-// There are only so many connections; when one ends another may come.
+// TestTooManyConnections checks the limit of connections, and that a new one is accepted after another has ended.
 func TestTooManyConnections(t *testing.T) {
 	l, err := net.Listen("unix", t.TempDir()+"/s")
 	if err != nil {
@@ -420,7 +420,8 @@ func TestTooManyConnections(t *testing.T) {
 	}
 }
 
-// FuzzServe: whatever a client sends, the server neither fails nor goes outside of the disk, and lets go in the end.
+// FuzzServe checks that for any input of a client the server neither fails nor accesses data outside the disk, and that
+// it ends.
 func FuzzServe(f *testing.F) {
 	opt := func(o uint32, data []byte) []byte {
 		return bytes.Join([][]byte{[]byte("IHAVEOPT"), u32(o), u32(uint32(len(data))), data}, nil)

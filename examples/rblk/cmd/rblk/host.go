@@ -32,7 +32,7 @@ func newHost(addr netip.Addr) (*host, error) {
 		Name: "rxe0", Netdev: *dev, Addrs: []netip.Addr{addr}, Network: link.UDP(link.UDPOptions{}), Fabric: &rxe.Fabric{},
 		Logf: log.Printf,
 	})}
-	// A message that is lost, because the other end's device is away, is sent again soon: after 0.27 s.
+	// A message lost because the peer's device is down is retransmitted soon: after 0.27 s.
 	if h.manager, err = rdmacm.New(&h.core, rdmacm.Config{Timeout: 16}); err != nil {
 		return nil, err
 	}
@@ -51,7 +51,7 @@ func (h *host) close() {
 	}
 }
 
-// reset is one of a healthy device, of one that hangs, or of one that does not answer for a moment.
+// reset resets a healthy device, one that hangs, or one that is unresponsive for a moment.
 func (h *host) reset() error {
 	switch rand.N(3) {
 	case 1:
@@ -64,7 +64,8 @@ func (h *host) reset() error {
 	return h.slot.Reset(context.Background())
 }
 
-// resetting resets the device at random moments, if every is positive, until stop is called, which tells how often.
+// resetting resets the device at random moments, if every is positive, until stop is called. stop returns the number of
+// resets.
 func (h *host) resetting(every time.Duration) (stop func() int) {
 	if every <= 0 {
 		return func() int { return 0 }

@@ -1,4 +1,4 @@
-// Command rblk is a disk over RDMA, in user space at both ends: a target exports files, a disk offers one of them to
+// Command rblk is a disk over RDMA, in user space on both sides: a target exports files, a disk offers one of them to
 // local programs by the network block device protocol. Each embeds a software RDMA device of its own. See package
 // verbena/examples/rblk.
 //
@@ -30,11 +30,11 @@ type cli struct {
 	Disk   diskCmd   `cmd:"" help:"Offer a target's export on a socket, by the network block device protocol (NBD)."`
 }
 
-// device are the flags of the software RDMA device.
+// device holds the flags of the software RDMA device.
 type device struct {
 	Addr       netip.Addr    `required:"" placeholder:"IP" help:"Address of the RDMA device, one of this host; UDP port 4791 must be free there. Another address than the other end's."`
-	ResetEvery time.Duration `placeholder:"TIME" help:"Reset the device again and again, after random times up to twice this one: to see that nothing is lost."`
-	Quiet      bool          `short:"q" help:"Do not tell of sessions that come and go."`
+	ResetEvery time.Duration `placeholder:"TIME" help:"Reset the device repeatedly, after random times up to twice this one, to show that no data are lost."`
+	Quiet      bool          `short:"q" help:"Do not log sessions."`
 }
 
 func (d *device) logf() func(string, ...any) {
@@ -47,7 +47,7 @@ func (d *device) logf() func(string, ...any) {
 type targetCmd struct {
 	device
 	Port    uint16            `default:"10810" help:"Port of the connection manager at which disks log in; 0: any that is free. Anyone who reaches the device may read and write: give it an address in a network that you trust."`
-	Exports map[string]string `arg:"" name:"name=file" help:"What to export: files or block devices that exist."`
+	Exports map[string]string `arg:"" name:"name=file" help:"Existing files or block devices to export."`
 }
 
 func (c *targetCmd) Run(ctx context.Context) error {
@@ -84,10 +84,10 @@ func (c *targetCmd) Run(ctx context.Context) error {
 type diskCmd struct {
 	device
 	Target   netip.AddrPort `required:"" placeholder:"IP:PORT" help:"Address of the target's RDMA device, and its port."`
-	Export   string         `required:"" placeholder:"NAME" help:"Which of its exports."`
-	NBD      string         `required:"" name:"nbd" placeholder:"PATH" help:"Unix socket to make. Its directory decides who may use the disk."`
-	Patience time.Duration  `default:"60s" help:"How long reads and writes wait for a lost target or device before they fail; negative: for ever."`
-	Wait     time.Duration  `default:"10s" help:"How long to wait for the target at the start."`
+	Export   string         `required:"" placeholder:"NAME" help:"Name of the export."`
+	NBD      string         `required:"" name:"nbd" placeholder:"PATH" help:"Unix socket to create. The permissions of its directory control access to the disk."`
+	Patience time.Duration  `default:"60s" help:"Time for which reads and writes wait for a lost target or device before they fail; negative: no limit."`
+	Wait     time.Duration  `default:"10s" help:"Time to wait for the target at the start."`
 }
 
 func (c *diskCmd) Run(ctx context.Context) error {
@@ -105,7 +105,7 @@ func (c *diskCmd) Run(ctx context.Context) error {
 		return err
 	}
 	defer d.Close()
-	// At the end nobody waits for requests that the target does not answer.
+	// At the end the command does not wait for requests without a response.
 	defer context.AfterFunc(ctx, func() { d.Close() })()
 	l, err := net.Listen("unix", c.NBD)
 	if errors.Is(err, syscall.EADDRINUSE) {
