@@ -7,17 +7,18 @@ import (
 	"time"
 )
 
-// ErrStuck: as many accesses to the user's memory go on as may, and none ends. Memory that does not answer, such as a
-// file of a FUSE server that hangs, holds up whoever touches it.
+// ErrStuck: the maximum number of accesses to the user's memory is in progress, and none of them ends. Memory that does
+// not respond, such as a file of a FUSE server that hangs, blocks each thread that accesses it.
 var ErrStuck = fmt.Errorf("too many accesses to memory of this user do not end: %w", syscall.EFAULT)
 
-// Copies bounds how many accesses to the memory of one user's processes go on at a time, and so how many threads can
-// wait for memory that does not answer. The nil Copies bounds nothing. It is safe for concurrent use.
+// Copies limits the number of concurrent accesses to the memory of one user's processes, and thereby the number of
+// threads that blocked memory can block. The nil Copies has no limit. It is safe for concurrent use.
 type Copies struct {
 	most  int64
-	all   *Copies // of all users together; nil: not bounded
+	all   *Copies // limit for all users together; nil: none
 	going atomic.Int64
-	// stuck: as many as may had been going on for patience. Until one of them ends, others are refused at once.
+	// stuck: the maximum has been in progress for longer than the allowed time. Until one access ends, further ones
+	// fail at once.
 	stuck   atomic.Bool
 	waiting atomic.Int64
 }
@@ -25,18 +26,18 @@ type Copies struct {
 const (
 	copiesPatience = time.Second
 	copiesLook     = time.Millisecond
-	// maxCopiesWaiting bounds those that wait to begin: beyond it they are refused.
+	// maxCopiesWaiting limits the number of accesses that wait to begin: further ones fail.
 	maxCopiesWaiting = 16
-	// ownCopies is how many of a user's accesses are not counted with those of all users, so that what is usual costs
-	// less, and users who hold nothing up can go on.
+	// ownCopies is the number of a user's accesses that do not count towards the limit of all users. This makes the
+	// usual case cheaper, and lets users without blocked memory continue.
 	ownCopies = 8
 )
 
-// NewCopies returns the bound of one user, who has at most so many accesses at a time; all, which may be nil, is the
-// bound of all users together, for those of each user beyond the first few.
+// NewCopies returns the limit of one user, with at most most concurrent accesses. all, which may be nil, is the limit
+// for all users together; it applies to accesses of each user beyond the first few.
 func NewCopies(most int, all *Copies) *Copies { return &Copies{most: int64(most), all: all} }
 
-// Going is how many accesses go on now.
+// Going returns the number of accesses in progress.
 func (c *Copies) Going() int {
 	if c == nil {
 		return 0
@@ -44,7 +45,8 @@ func (c *Copies) Going() int {
 	return int(c.going.Load())
 }
 
-// begin comes before an access, and end after it. ErrStuck if there is no room; that there is, it may have to wait for.
+// begin must be called before an access, and end after it. begin may wait for other accesses. It returns ErrStuck if
+// the limit is reached.
 func (c *Copies) begin() error {
 	if c == nil || c.up() {
 		return nil
@@ -63,7 +65,7 @@ func (c *Copies) end() {
 	}
 }
 
-// up counts one more, and reports whether there is room for it; down counts one less, whether there was or not.
+// up increments the count and reports whether it is within the limit; down decrements it in either case.
 func (c *Copies) up() bool {
 	n := c.going.Add(1)
 	room := n <= c.most

@@ -6,12 +6,13 @@ import (
 	"verbena/umem"
 )
 
-// window is a Space of which a part is Local.
+// window is a Space whose memory is partly a Local.
 type window struct{ umem.Space }
 
 func (w window) Windows() *umem.Local { return w.Space.(*umem.Local) }
 
-// TestDirect: the memory of a region is there where it is one buffer of a Local, and nothing wraps that.
+// TestDirect checks that the memory of a region is returned if it lies in one buffer of a Local, and that ranges do not
+// wrap around.
 func TestDirect(t *testing.T) {
 	local := umem.NewLocal()
 	buf := make([]byte, 3<<12)
@@ -33,7 +34,7 @@ func TestDirect(t *testing.T) {
 		name         string
 		r            *umem.Region
 		iova, length uint64
-		want         int // its place in buf; -1: none
+		want         int // offset in buf; -1: none
 	}{
 		{"all", r, 0x1000, uint64(len(buf)), 0},
 		{"a part", r, 0x1010, 5, 0x10},

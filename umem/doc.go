@@ -1,13 +1,13 @@
-// Package umem is registered memory: the address space it lies in, the rights it was registered with, and the
-// account its pages are charged to.
+// Package umem represents registered memory: its address space, its access rights, and the account that is charged for
+// its pages.
 //
-// A [Space] is where bytes live: another process ([Process]) or this one ([Local]). A [Region] is one
-// registration: a range of a Space, checked against the mappings when it is made, charged to an [Account] in
-// whole pages, and from then on named by its I/O virtual address (IOVA), which need not equal the address in
-// the Space. Drivers copy in and out of a Region; they never see a pointer.
+// A [Space] is an address space: that of another process ([Process]) or of this one ([Local]). A [Region] is a
+// registration: a range of a Space, checked against the mappings when it is created, and charged to an [Account] in
+// whole pages. It is addressed by its I/O virtual address (IOVA), which may differ from the address in the Space.
+// Drivers copy into and out of a Region; they never receive a pointer.
 //
-// The package stands for drivers/infiniband/core/umem.c. Where the kernel pins pages, a user-space service
-// cannot: the pages are counted and limited as if pinned, and a range that the process has unmapped since gives
-// [ErrFault] at the time of use, which the driver reports as a protection error. A region that is registered on demand
-// differs in that nothing is counted, and nothing checked before it is used.
+// The package corresponds to drivers/infiniband/core/umem.c. The kernel pins pages, which a user-space service cannot
+// do. It counts and limits the pages as if they were pinned. An access to a range that the process has unmapped since
+// returns [ErrFault], which the driver reports as a protection error. A region registered on demand is not counted, and
+// not checked before it is used.
 package umem

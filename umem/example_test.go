@@ -7,7 +7,7 @@ import (
 	"verbena/umem"
 )
 
-// A region is a range of a space, which a device reaches by addresses that its owner chooses, and no further.
+// A region is a range of a space. A device can access only this range, at addresses that the owner chooses.
 func ExampleGet() {
 	buf := []byte("0123456789")
 	space := umem.NewLocal()
@@ -22,13 +22,13 @@ func ExampleGet() {
 	defer r.Release()
 	got := make([]byte, 2)
 	fmt.Println(r.ReadV([][]byte{got}, 0x1001), string(got))
-	fmt.Println(r.Contains(0x1003, 2)) // its end is in the way
+	fmt.Println(r.Contains(0x1003, 2)) // the second byte is outside
 	// Output:
 	// <nil> 34
 	// false
 }
 
-// An account counts pages, once for each registration, up to a limit, as RLIMIT_MEMLOCK has it.
+// An account counts the pages of each registration up to a limit, like RLIMIT_MEMLOCK.
 func ExampleAccount() {
 	acct := umem.NewAccount(func() uint64 { return 2 * umem.PageSize })
 	buf := make([]byte, 64)

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestProcMemOfAnotherFileSystem tests that a file which only has the path of /proc/PID/mem is not taken for it: a FUSE
-// server could be behind it, which need not answer.
+// TestProcMemOfAnotherFileSystem checks that a file that only has the path of /proc/PID/mem is rejected: it could
+// belong to a FUSE server, which need not respond.
 func TestProcMemOfAnotherFileSystem(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -25,7 +25,7 @@ func TestProcMemOfAnotherFileSystem(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and ends with the goroutine, with its mounts
+		runtime.LockOSThread() // the thread ends with the goroutine, and its mounts with it
 		if err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
 			t.Errorf("make a mount namespace: %v", err)
 			return
@@ -58,7 +58,7 @@ func TestProcMemOfAnotherFileSystem(t *testing.T) {
 	<-done
 }
 
-// TestMapsIsNothingElse tests that only /proc/PID/maps is taken for the mappings of a process.
+// TestMapsIsNothingElse checks that only /proc/PID/maps is accepted as the mappings of a process.
 func TestMapsIsNothingElse(t *testing.T) {
 	for path, want := range map[string]error{"/proc/self/maps": nil, "/proc/self/mem": unix.EINVAL, "/proc/version": unix.EINVAL, os.DevNull: unix.EINVAL} {
 		f, err := os.Open(path)
@@ -72,8 +72,8 @@ func TestMapsIsNothingElse(t *testing.T) {
 	}
 }
 
-// TestNumberOfAnother tests reads by number when only the pidfd, or only the address space, shows that the number has
-// become another process's, or that the process has executed another program.
+// TestNumberOfAnother checks reads by number if only the pidfd, or only the address space, shows that another process
+// has the number, or that the process has executed another program.
 func TestNumberOfAnother(t *testing.T) {
 	defer func(n uint64) { small = n }(small)
 	small = 0
@@ -103,7 +103,7 @@ func TestNumberOfAnother(t *testing.T) {
 	}
 }
 
-// TestEndedMemory tests that no access is made once the process is taken to have ended, whichever way it would go.
+// TestEndedMemory checks that no access is made, by either method, once the process is treated as exited.
 func TestEndedMemory(t *testing.T) {
 	c := startChild(t, "plain")
 	c.MarkDead()
@@ -123,7 +123,7 @@ func TestEndedMemory(t *testing.T) {
 	}
 }
 
-// TestRangesThatWrap tests that an access whose end wraps round or is beyond the addresses of a process is refused.
+// TestRangesThatWrap checks that an access whose end wraps around or exceeds the addresses of a process fails.
 func TestRangesThatWrap(t *testing.T) {
 	c := startChild(t, "plain")
 	b := make([]byte, 2*PageSize)
@@ -137,7 +137,7 @@ func TestRangesThatWrap(t *testing.T) {
 	}
 }
 
-// TestNoLock tests that a process that may lock nothing registers nothing, however little.
+// TestNoLock checks that a process that may not lock memory cannot register any.
 func TestNoLock(t *testing.T) {
 	a := NewAccount(func() uint64 { return 0 })
 	if err := a.charge(0); !errors.Is(err, ErrNoLock) {
@@ -145,7 +145,7 @@ func TestNoLock(t *testing.T) {
 	}
 }
 
-// TestDirectIsInRange tests that memory outside of a region is not handed out as the region's.
+// TestDirectIsInRange checks that Direct does not return memory outside the region.
 func TestDirectIsInRange(t *testing.T) {
 	l := NewLocal()
 	mem := make([]byte, 4*PageSize)

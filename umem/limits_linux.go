@@ -11,19 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LockLimit is how many bytes the process may lock now: its soft RLIMIT_MEMLOCK, or Unlimited while it has CAP_IPC_LOCK
-// in this process's user namespace. ErrLimit when the process is gone. It may sleep.
+// LockLimit returns the number of bytes that the process may lock now: its soft RLIMIT_MEMLOCK, or Unlimited if it has
+// CAP_IPC_LOCK in this process's user namespace. It returns ErrLimit if the process has ended. It may sleep.
 func (p *Process) LockLimit() (uint64, error) {
 	limit, err := LockLimit(p.pid)
-	if err != nil || !p.Alive() { // the number may be another's by now
+	if err != nil || !p.Alive() { // another process may have the number now
 		return 0, ErrLimit
 	}
 	return limit, nil
 }
 
-// LockLimit is how many bytes a process may lock: its soft RLIMIT_MEMLOCK, Unlimited with CAP_IPC_LOCK. A capability in
-// another user namespace than this process's does not count, since whoever makes a namespace has all of them there. It
-// reads the limit by prlimit(2) or, for a process of another user, from /proc. It may sleep.
+// LockLimit returns the number of bytes that a process may lock: its soft RLIMIT_MEMLOCK, or Unlimited with
+// CAP_IPC_LOCK. A capability in another user namespace does not count, because the creator of a namespace has all
+// capabilities in it. It reads the limit with prlimit(2) or, for a process of another user, from /proc. It may sleep.
 func LockLimit(pid int) (uint64, error) {
 	limit, err := lockLimit(pid)
 	if err != nil {
@@ -32,7 +32,7 @@ func LockLimit(pid int) (uint64, error) {
 	return limit, nil
 }
 
-// SoftLockLimit is the process's soft RLIMIT_MEMLOCK, whatever capabilities it has. It may sleep.
+// SoftLockLimit returns the soft RLIMIT_MEMLOCK of a process, regardless of its capabilities. It may sleep.
 func SoftLockLimit(pid int) (uint64, error) {
 	limit, err := lockLimitFromProc(pid)
 	if err != nil {
@@ -67,15 +67,15 @@ func lockLimit(pid int) (uint64, error) {
 	return rlim.Cur, nil
 }
 
-// inOwnUserNamespace reports whether a process is in this one's user namespace, which /proc tells those who may look
-// into the process.
+// inOwnUserNamespace reports whether a process is in this process's user namespace. /proc shows this only to processes
+// with ptrace access.
 func inOwnUserNamespace(pid int) bool {
 	var own, its unix.Stat_t
 	return unix.Stat("/proc/self/ns/user", &own) == nil &&
 		unix.Stat("/proc/"+strconv.Itoa(pid)+"/ns/user", &its) == nil && own.Dev == its.Dev && own.Ino == its.Ino
 }
 
-// lockLimitFromProc reads what prlimit would not tell: any user may read the file.
+// lockLimitFromProc reads the limit if prlimit is not permitted: any user may read the file.
 func lockLimitFromProc(pid int) (uint64, error) {
 	v, err := procField(pid, "limits", "Max locked memory")
 	if err != nil {
@@ -88,7 +88,7 @@ func lockLimitFromProc(pid int) (uint64, error) {
 	return strconv.ParseUint(soft, 10, 64)
 }
 
-// procField returns what follows a prefix on its line of a file of the process.
+// procField returns the text after a prefix on its line in a file of the process.
 func procField(pid int, file, prefix string) (string, error) {
 	f, err := openProc("/proc/"+strconv.Itoa(pid)+"/"+file, os.O_RDONLY)
 	if err != nil {

@@ -6,18 +6,18 @@ import (
 	"sync"
 )
 
-// Range is a part of a Space: Length bytes from Addr on. (struct scatterlist)
+// Range is a part of a Space: Length bytes at Addr. (struct scatterlist)
 type Range struct{ Addr, Length uint64 }
 
-// span is a range of a region that has several.
+// span is one range of a region with several ranges.
 type span struct {
 	Range
-	off uint64 // of its first byte, from the region's
+	off uint64 // offset of its first byte in the region
 }
 
-// GetList is Get for a list of ranges of space, which peers and work requests name as if it were one, from iova on. Ranges
-// may have any alignment and length, 0 too; each is charged the pages that it touches. It may sleep. Mirrors
-// ib_map_mr_sg, with the freedom of IB_MR_TYPE_SG_GAPS.
+// GetList is Get for a list of ranges of space, which are addressed contiguously from iova. Ranges may have any
+// alignment and length, including 0; each is charged for the pages that it touches. It may sleep. Mirrors ib_map_mr_sg,
+// with the freedom of IB_MR_TYPE_SG_GAPS.
 func GetList(space Space, acct *Account, list []Range, iova uint64, write bool) (*Region, error) {
 	list = slices.DeleteFunc(slices.Clone(list), func(r Range) bool { return r.Length == 0 })
 	switch len(list) {
@@ -53,7 +53,7 @@ func GetList(space Space, acct *Account, list []Range, iova uint64, write bool) 
 	return r, nil
 }
 
-// at is the place in the list of the range that holds the byte at off, which is one of the region's.
+// at returns the index of the range that contains the byte at offset off of the region.
 func (r *Region) at(off uint64) int {
 	i, found := slices.BinarySearchFunc(r.list, off, func(s span, off uint64) int {
 		switch {
@@ -90,10 +90,10 @@ func (r *Region) each(iova, length uint64, f func(addr, n uint64) error) error {
 	return nil
 }
 
-// vectors are parts of the buffers of one access, kept so that none allocates.
+// vectors is a pool for parts of the buffers of one access, to avoid allocations.
 var vectors = sync.Pool{New: func() any { return new([][]byte) }}
 
-// moveList is ReadV and WriteV for a region of several ranges, which has all of the bytes.
+// moveList implements ReadV and WriteV for a region of several ranges. The region must contain all bytes.
 func (r *Region) moveList(bufs [][]byte, iova uint64, move func(s Space, bufs [][]byte, addr uint64) error) error {
 	kept := vectors.Get().(*[][]byte)
 	part := *kept

@@ -1,6 +1,6 @@
 //go:build !race
 
-// Under the race detector sync.Pool forgets some of what it is given.
+// Under the race detector sync.Pool drops some elements.
 
 package umem
 

@@ -10,7 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestListIsOneRange: what is read and written by a list of ranges is what one range with the same bytes would give.
+// TestListIsOneRange checks that reads and writes of a list of ranges have the same results as those of one range with
+// the same bytes.
 func TestListIsOneRange(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const size, iova = 4096, 0x7000_0001
@@ -24,7 +25,7 @@ func TestListIsOneRange(t *testing.T) {
 			t.Fatal(err)
 		}
 		var list []Range
-		var place []int // of each byte of the region in mem
+		var place []int // offsets in mem of the bytes of the region
 		for range rapid.IntRange(2, 6).Draw(t, "ranges") {
 			at := rapid.IntRange(0, size-1).Draw(t, "at")
 			n := rapid.IntRange(0, min(size-at, 300)).Draw(t, "n")
@@ -73,7 +74,7 @@ func TestListIsOneRange(t *testing.T) {
 	})
 }
 
-// flawed is a Space with a hole, and memory that may not be written.
+// flawed is a Space with an unmapped range and read-only memory.
 type flawed struct {
 	Space
 	hole, readOnly uint64

@@ -9,12 +9,12 @@ import (
 	"syscall"
 )
 
-// Local is memory of this process: buffers that its owner has added. Addresses are the real ones, and every
-// access is checked against the buffers. The Space keeps the buffers alive until they are removed. It is safe for
-// concurrent use; as with real hardware, nothing orders the device's accesses with the owner's.
+// Local is memory of this process: buffers that its owner has added. Addresses are the real ones, and every access is
+// checked against the buffers. The Space keeps the buffers alive until they are removed. It is safe for concurrent use.
+// As with hardware, accesses of the device and of the owner are not ordered.
 type Local struct {
-	buffers atomic.Pointer[[]localBuffer] // in order of address, never overlapping; replaced, not changed
-	mu      sync.Mutex                    // one Add or Remove at a time
+	buffers atomic.Pointer[[]localBuffer] // sorted by address, without overlaps; replaced, not modified
+	mu      sync.Mutex                    // serialises Add and Remove
 }
 
 type localBuffer struct {
@@ -22,22 +22,22 @@ type localBuffer struct {
 	mem  []byte
 }
 
-// NewLocal returns a Space of no buffers yet.
+// NewLocal returns a Space without buffers.
 func NewLocal() *Local {
 	l := &Local{}
 	l.buffers.Store(&[]localBuffer{})
 	return l
 }
 
-// Add makes b, which must be writable, part of the Space and returns its address. EEXIST if part of it was added
+// Add adds b, which must be writable, to the Space and returns its address. It returns EEXIST if part of it was added
 // already. An empty buffer has an address but no memory.
 func (l *Local) Add(b []byte) (addr uint64, err error) {
 	addr = addressOf(b)
 	return addr, l.AddAt(addr, b)
 }
 
-// AddAt does the same for memory that another process has mapped too, at an address of its own, by which the Space names it. ErrRange if it
-// would lie beyond the last address.
+// AddAt is Add for memory that another process has mapped too. addr is the address in the Space, usually that in the
+// other process. It returns ErrRange if the buffer would exceed the address range.
 func (l *Local) AddAt(addr uint64, b []byte) error {
 	if len(b) == 0 {
 		return nil
@@ -50,21 +50,21 @@ func (l *Local) AddAt(addr uint64, b []byte) error {
 	old := *l.buffers.Load()
 	i, found := find(old, addr)
 	if found || i < len(old) && old[i].addr < addr+uint64(len(b)) || i > 0 && old[i-1].end() > addr {
-		return fmt.Errorf("add %d bytes at %#x: overlaps a buffer that was added before: %w", len(b), addr, syscall.EEXIST)
+		return fmt.Errorf("add %d bytes at %#x: overlaps another buffer: %w", len(b), addr, syscall.EEXIST)
 	}
 	fresh := slices.Insert(slices.Clone(old), i, localBuffer{addr, b})
 	l.buffers.Store(&fresh)
 	return nil
 }
 
-// Remove takes the buffer that was added at addr out of the Space. An access in flight may still touch it.
+// Remove removes the buffer at addr from the Space. An access in flight may still use it.
 func (l *Local) Remove(addr uint64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	old := *l.buffers.Load()
 	i, found := find(old, addr)
 	if !found {
-		return fmt.Errorf("remove buffer at %#x: no buffer was added there: %w", addr, syscall.ENOENT)
+		return fmt.Errorf("remove buffer at %#x: no such buffer: %w", addr, syscall.ENOENT)
 	}
 	fresh := slices.Delete(slices.Clone(old), i, i+1)
 	l.buffers.Store(&fresh)
@@ -73,12 +73,12 @@ func (l *Local) Remove(addr uint64) error {
 
 func (b *localBuffer) end() uint64 { return b.addr + uint64(len(b.mem)) }
 
-// find is the place of the buffer that starts at addr, or where it would be.
+// find returns the index of the buffer that starts at addr, or its insertion point.
 func find(buffers []localBuffer, addr uint64) (int, bool) {
 	return slices.BinarySearchFunc(buffers, addr, func(b localBuffer, a uint64) int { return cmp.Compare(b.addr, a) })
 }
 
-// at is the memory of a range, which lies within one buffer.
+// at returns the memory of a range, which must lie within one buffer.
 func (l *Local) at(addr, length uint64) ([]byte, error) {
 	if length == 0 {
 		return nil, nil

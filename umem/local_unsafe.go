@@ -2,5 +2,5 @@ package umem
 
 import "unsafe"
 
-// addressOf is where b lies. Go does not move what is reachable from the heap.
+// addressOf returns the address of b. Go does not move heap objects.
 func addressOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }

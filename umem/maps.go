@@ -9,15 +9,15 @@ import (
 	"sync"
 )
 
-// mapsLine is enough for the fields that matter: addresses, rights, offset, device and inode. A longer path is
-// skipped.
+// mapsLine is the part of a line that contains all needed fields: addresses, rights, offset, device and inode. The rest
+// of a longer path is skipped.
 const mapsLine = 4096
 
 var mapsReaders = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, mapsLine) }}
 
-// mapsCover reads a process's list of mappings (proc_pid_maps(5)), which is in order of address, until it knows whether
-// [addr, end) is mapped readable, and writable where write is set, without a gap: then span is all that it is part of,
-// as far as it was read.
+// mapsCover reads a process's list of mappings (proc_pid_maps(5)), which is sorted by address. It stops when it knows
+// whether [addr, end) is mapped without a gap: readable, and writable if write is set. If so, span is the contiguous
+// mapped range around it, as far as it was read.
 func mapsCover(r io.Reader, addr, end uint64, write bool) (span mapping, covered bool, err error) {
 	br := mapsReaders.Get().(*bufio.Reader)
 	br.Reset(r)
@@ -35,7 +35,7 @@ func mapsCover(r io.Reader, addr, end uint64, write bool) (span mapping, covered
 		}
 		m, ok := parseMapping(line)
 		if !ok {
-			return span, false, fmt.Errorf("cannot make sense of mapping %q", bytes.TrimSpace(line))
+			return span, false, fmt.Errorf("cannot parse mapping %q", bytes.TrimSpace(line))
 		}
 		for errors.Is(err, bufio.ErrBufferFull) {
 			_, err = br.ReadSlice('\n')
@@ -61,7 +61,7 @@ type mapping struct {
 	read, write bool
 }
 
-// parseMapping takes the start of a line: "start-end rwxp ...".
+// parseMapping parses the start of a line: "start-end rwxp ...".
 func parseMapping(line []byte) (m mapping, ok bool) {
 	var rest []byte
 	if m.start, rest, ok = cutHex(line, '-'); !ok {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// TestRecentMappings: the mappings that a message leads to by turns are all remembered, each for its time.
+// TestRecentMappings checks that the mappings used by one message are all cached, each until its time.
 func TestRecentMappings(t *testing.T) {
 	const page = 4096
 	var r recentMappings

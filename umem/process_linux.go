@@ -12,31 +12,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrAccess: the kernel does not let this process look into the other one. That takes the same user, or
-// CAP_SYS_PTRACE, and a Yama ptrace_scope that allows it (ptrace(2), "Ptrace access mode checking").
+// ErrAccess: the kernel does not permit this process to access the memory of the other one. This requires the same
+// user, or CAP_SYS_PTRACE, and a Yama ptrace_scope that allows it (ptrace(2), "Ptrace access mode checking").
 var ErrAccess = fmt.Errorf("may not access the process's memory (another user, not dumpable, or kernel.yama.ptrace_scope): %w", unix.EPERM)
 
-// ErrExec: an access that had begun did not end within the time that Bind waits.
+// ErrExec: an access in progress did not end within the time limit of Bind.
 var ErrExec = fmt.Errorf("an access to the process's memory does not end: %w", unix.EAGAIN)
 
 // Process is the address space that a process had when it was opened. It is safe for concurrent use.
 //
-// There are two ways into another process. One goes by the number of the process, process_vm_readv(2), and so reaches
-// whatever that executes later, and, when it has ended, whatever gets its number. The other, /proc/PID/mem
-// (proc_pid_mem(5)), belongs to one address space; it is faster up to some kilobytes, and takes up to twice as long for
-// more. A Process goes by number where that is much faster and does no harm: to read much, since what was read is
-// thrown away if the process has ended meanwhile, and to write much if it may be taken to be the same user's whatever
-// it is (ProcessConfig.Trusting). Bind, called before the process executes another program, ends that:
+// There are two methods of access to another process. Access by process number, process_vm_readv(2), reaches the memory
+// of any program that the process executes later and, after its end, of any process with the same number. Access by
+// file, /proc/PID/mem (proc_pid_mem(5)), reaches one address space. It is faster for up to a few kilobytes, and takes
+// up to twice as long for more. A Process uses the number if that is much faster and harmless. Large reads are
+// harmless, because the data are discarded if the process has ended meanwhile. Large writes are harmless if every
+// process that may have the number belongs to the same user (ProcessConfig.Trusting). Bind, called before the process
+// executes another program, ends access by number:
 //
 //	direct --Bind--> binding --last access by number ended--> bound
 //	   |                                                        |
 //	   +------------------- the process has exited, or Close ---+--> dead
 //
-// In bound, an access finds the address space that was there when the Process was made, or, if no process has that any
-// more, ErrFault. Where the kernel does not allow access by number (Yama, or the main thread has ended) the Process is
-// bound from the start.
+// In state bound, an access reaches the address space at the creation of the Process. If no process has that any more,
+// the access returns ErrFault. If the kernel does not permit access by number (Yama, or the main thread has ended), the
+// Process is bound from the start.
 //
-// The process is watched through a pidfd: once it has exited every access is ErrFault.
+// The Process watches the process through a pidfd: after its exit every access returns ErrFault.
 type Process struct {
 	pid     int
 	pidfd   *os.File
@@ -47,8 +48,8 @@ type Process struct {
 
 	trusting bool
 
-	direct  atomic.Int64  // accesses by number that have begun, and binding once there are to be no more
-	drained chan struct{} // closed when binding was set and the last of them has ended
+	direct  atomic.Int64  // number of accesses by number in progress, plus binding once no new ones may begin
+	drained chan struct{} // closed when binding is set and the last of them has ended
 	drain   sync.Once     // closes drained
 
 	dead   atomic.Bool // exited, or closed
@@ -58,25 +59,25 @@ type Process struct {
 
 const binding = 1 << 62
 
-// ProcessConfig says what a Process is made of. The files are the Process's from then on, also after an error.
+// ProcessConfig holds the parameters of a Process. The Process owns the files, even after an error.
 type ProcessConfig struct {
 	PID   int      // its thread group's id
 	Pidfd *os.File // pidfd_open(2) of it, non-blocking
-	// Mem and Maps are /proc/TID/mem and /proc/TID/maps of one of its threads, opened while the address space was the
-	// one that is meant. Mem may come from another process, which may do what this one may not.
+	// Mem and Maps are /proc/TID/mem and /proc/TID/maps of one of its threads. They must have been opened before the
+	// thread could exec. Mem may be opened by another process, with more rights than this one.
 	Mem, Maps *os.File
-	// Bound starts without access by number.
+	// Bound disables access by number from the start.
 	Bound bool
-	// Trusting allows writing by number: whatever process has it next is one that this process may write to in any
-	// case. It is not for a process that may access those of other users.
+	// Trusting allows writing by number: this process may write to every process that could have the number later. It
+	// must not be set in a process that may access memory of other users.
 	Trusting bool
-	// Copies bounds the accesses that go on at a time; nil: nothing does.
+	// Copies limits concurrent accesses; nil: no limit.
 	Copies *Copies
 }
 
-// OpenProcess opens the present memory of a process by its process id (a thread group leader's, not another thread's).
-// The caller sees to it that the process that it means still exists and executes nothing meanwhile, for example by
-// holding its trapped system call. It may sleep. ErrAccess if the kernel forbids it, ESRCH if there is no such process.
+// OpenProcess opens the current memory of a process by its process id (that of a thread group leader). The caller must
+// ensure that the process exists and does not exec meanwhile, for example by holding its trapped system call. It
+// returns ErrAccess if the kernel does not permit it, ESRCH if there is no such process. It may sleep.
 func OpenProcess(pid int) (*Process, error) {
 	cfg := ProcessConfig{PID: pid}
 	fail := func(err error) (*Process, error) {
@@ -103,7 +104,8 @@ func OpenProcess(pid int) (*Process, error) {
 	return NewProcess(cfg)
 }
 
-// openProc opens a file of a process, and no link: the filter of a confined process refuses to follow one.
+// openProc opens a file of a process. It does not follow symbolic links, which the filter of a confined process
+// forbids.
 func openProc(path string, how int) (*os.File, error) {
 	return os.OpenFile(path, how|unix.O_NOFOLLOW|unix.O_NOCTTY, 0)
 }
@@ -116,7 +118,7 @@ func (c *ProcessConfig) close() {
 	}
 }
 
-// NewProcess makes a Process of what has been opened already. It may sleep. EINVAL if Mem is no /proc/PID/mem.
+// NewProcess creates a Process from open files. It returns EINVAL if Mem is not a /proc/PID/mem. It may sleep.
 func NewProcess(cfg ProcessConfig) (_ *Process, err error) {
 	defer func() {
 		if err != nil {
@@ -139,8 +141,8 @@ func NewProcess(cfg ProcessConfig) (_ *Process, err error) {
 		return nil, err
 	}
 	if !cfg.Bound {
-		// The kernel looks at the permission before the address: one of its own, which no process can have anything at that
-		// does not answer.
+		// The kernel checks the permission before the address. The address is one of the kernel's, which no process can
+		// map to blocking memory.
 		var b [1]byte
 		_, err := p.vm([]unix.Iovec{{Base: &b[0], Len: 1}}, 1<<63, 1, false)
 		cfg.Bound = err == unix.EPERM || err == unix.ESRCH
@@ -153,36 +155,35 @@ func NewProcess(cfg ProcessConfig) (_ *Process, err error) {
 	return p, nil
 }
 
-// watch sleeps in the poller until the process exits or Close.
+// watch waits in the poller until the process exits or Close.
 func (p *Process) watch() {
 	_ = p.conn.Read(func(fd uintptr) bool { return exited(int(fd)) })
 	p.MarkDead()
 }
 
-// exited reports whether the process of a pidfd is gone: then the pidfd is readable.
+// exited reports whether the process of a pidfd has exited: then the pidfd is readable.
 func exited(pidfd int) bool {
 	pfd := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	n, err := unix.Poll(pfd, 0)
 	return err == nil && n > 0
 }
 
-// PID is the process's id.
+// PID returns the process id.
 func (p *Process) PID() int { return p.pid }
 
-// Exited is closed when the process has exited, or is to be treated so (MarkDead, Close).
+// Exited returns a channel that is closed when the process has exited, or is treated as exited (MarkDead, Close).
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
-// Alive asks the kernel whether the process exists: if so, its id has been its own until now.
+// Alive asks the kernel whether the process exists. If so, its id has not been reused.
 func (p *Process) Alive() bool {
 	alive := !exited(p.pidfdFD)
-	return alive && !p.dead.Load() // which comes before the pidfd is closed
+	return alive && !p.dead.Load() // it is set before the pidfd is closed
 }
 
-// Pidfd calls f with the pidfd of the process, which is open until f returns.
+// Pidfd calls f with the pidfd of the process, which stays open until f returns.
 func (p *Process) Pidfd(f func(fd int)) error { return p.conn.Control(func(fd uintptr) { f(int(fd)) }) }
 
-// MarkDead ends every access from now on, for an owner that learns of the process's end earlier than the pidfd
-// tells.
+// MarkDead makes all later accesses fail, for an owner that learns of the process's exit before the pidfd reports it.
 func (p *Process) MarkDead() {
 	p.once.Do(func() {
 		p.dead.Store(true)
@@ -190,23 +191,23 @@ func (p *Process) MarkDead() {
 	})
 }
 
-// Close ends the watch and every access from now on.
+// Close ends the watch and makes all later accesses fail.
 func (p *Process) Close() error {
 	p.MarkDead()
 	p.files.Close()
 	return p.pidfd.Close()
 }
 
-// Bind keeps the Process to its address space from now on, whatever the process executes next. It returns when no
-// access by the process's number is left, ErrExec if that takes longer than patience: then the process must not be let
-// execute anything. It may be called again.
+// Bind restricts the Process to its address space, whatever the process executes next. It returns when no access by
+// number is in progress, or ErrExec after patience; then the process must not be allowed to exec. It may be called
+// again.
 func (p *Process) Bind(patience time.Duration) error {
 	for {
 		n := p.direct.Load()
 		if n >= binding {
 			break
 		}
-		// An access of its own sees to it that there is a last one.
+		// An access of its own ensures that there is a last one.
 		if p.direct.CompareAndSwap(n, n+1+binding) {
 			p.leave()
 			break
@@ -222,7 +223,7 @@ func (p *Process) Bind(patience time.Duration) error {
 	}
 }
 
-// QueriesMappings reports whether the kernel can be asked for one mapping of a process (PROCMAP_QUERY, Linux 6.11).
+// QueriesMappings reports whether the kernel supports a query for one mapping of a process (PROCMAP_QUERY, Linux 6.11).
 func QueriesMappings() bool {
 	maps, err := openProc("/proc/self/maps", os.O_RDONLY)
 	if err != nil {
@@ -233,14 +234,13 @@ func QueriesMappings() bool {
 	return err == nil || err == unix.ENOENT
 }
 
-// Bound reports whether accesses go by the address space alone.
+// Bound reports whether all accesses use the address space.
 func (p *Process) Bound() bool { return p.direct.Load() >= binding }
 
-// Left reports whether the address space has gone: no process has it any more. It is false, too, where that cannot be
-// found out.
+// Left reports whether no process has the address space any more. It returns false if that is unknown.
 func (p *Process) Left() bool { return p.dead.Load() || p.files.gone() }
 
-// enter begins an access by number, false if there are to be no more. leave ends it.
+// enter begins an access by number; it returns false if none may begin. leave ends it.
 func (p *Process) enter() bool {
 	if p.direct.Add(1) > binding {
 		p.leave()
@@ -263,13 +263,13 @@ func (p *Process) WriteV(src [][]byte, addr uint64) error { return p.move(src, a
 
 const (
 	iovMax   = 1024 // IOV_MAX, the kernel's limit for one call
-	iovStack = 16   // what most calls need; more come from iovPool
+	iovStack = 16   // sufficient for most calls; larger vectors come from iovPool
 )
 
 var iovPool = sync.Pool{New: func() any { return new([iovMax]unix.Iovec) }}
 
-// small is up to how many bytes the file is as fast as the number, if the kernel can be asked for one mapping. It is
-// variable for tests.
+// small is the size in bytes up to which access by file is as fast as access by number, if the kernel supports the
+// query for one mapping. It is a variable for tests.
 var small uint64 = 8 << 10
 
 func (p *Process) move(bufs [][]byte, addr uint64, write bool) error {
@@ -287,18 +287,18 @@ func (p *Process) move(bufs [][]byte, addr uint64, write bool) error {
 	err := moveVectors(p, nil, bufs, addr, write)
 	p.leave()
 	switch {
-	case err == unix.ESRCH && p.Alive(), errors.Is(err, ErrAccess): // its main thread has ended; it lets this process no more (Yama)
+	case err == unix.ESRCH && p.Alive(), errors.Is(err, ErrAccess): // its main thread has ended; or it has revoked the permission (Yama)
 		if err := p.Bind(0); err != nil && !errors.Is(err, ErrExec) {
 			return err
 		}
 		return p.files.move(bufs, addr, write)
-	case err == unix.ESRCH, err == nil && !write && !p.trusting && (!p.Alive() || p.files.gone()): // it may be another's
+	case err == unix.ESRCH, err == nil && !write && !p.trusting && (!p.Alive() || p.files.gone()): // it may be the memory of another process
 		return ErrFault
 	}
 	return err
 }
 
-// moveVectors moves all of bufs, by the number of a process or by files.
+// moveVectors transfers all of bufs, by process number or by files.
 func moveVectors(p *Process, s *Files, bufs [][]byte, addr uint64, write bool) error {
 	if len(bufs) <= iovStack {
 		var iov [iovStack]unix.Iovec
@@ -311,7 +311,7 @@ func moveVectors(p *Process, s *Files, bufs [][]byte, addr uint64, write bool) e
 	return err
 }
 
-// moveBy makes as many calls as bufs needs with at most len(iov) buffers each.
+// moveBy makes as many calls as bufs requires, with at most len(iov) buffers each.
 func moveBy(p *Process, s *Files, iov []unix.Iovec, bufs [][]byte, addr uint64, write bool) (err error) {
 	for len(bufs) > 0 {
 		n, size := 0, 0
@@ -340,13 +340,13 @@ func moveBy(p *Process, s *Files, iov []unix.Iovec, bufs [][]byte, addr uint64, 
 	return nil
 }
 
-// transfer returns ESRCH as it is.
+// transfer returns ESRCH unchanged.
 func (p *Process) transfer(iov []unix.Iovec, addr uint64, size int, write bool) error {
 	n, err := p.vm(iov, addr, size, write)
 	switch {
 	case err == nil && n == size:
 		return nil
-	case err == nil, err == unix.EFAULT: // nil: part of the range is not there
+	case err == nil, err == unix.EFAULT: // nil: part of the range is not mapped
 		return ErrFault
 	case err == unix.EPERM:
 		return ErrAccess
@@ -362,20 +362,20 @@ func (p *Process) vm(iov []unix.Iovec, addr uint64, size int, write bool) (int, 
 	return unix.ProcessVMReadv(p.pid, iov, remote[:], 0)
 }
 
-// Check implements Space, by the mappings of the address space.
+// Check implements Space with the mappings of the address space.
 func (p *Process) Check(addr, length uint64, write bool) error {
 	if p.dead.Load() {
 		return ErrFault
 	}
-	if err := p.copies.begin(); err != nil { // the process may hold up those who look at its mappings, too
+	if err := p.copies.begin(); err != nil { // the process may block readers of its mappings, too
 		return err
 	}
 	defer p.copies.end()
 	return p.files.Check(addr, length, write)
 }
 
-// Exact returns the same memory for use within one call: its accesses go by the address space from the start. Regions
-// that are made of it are of the Process.
+// Exact returns the same memory for use within one call: its accesses use the address space from the start. Regions
+// created from it belong to the Process.
 func (p *Process) Exact() Space { return exact{p} }
 
 type exact struct{ p *Process }

@@ -10,11 +10,11 @@ import (
 
 // Sentinel errors. They wrap the errno that the Linux user ABI reports for the same condition.
 var (
-	// ErrFault: part of the range is not mapped in the space, or not with the rights asked for.
+	// ErrFault: part of the range is not mapped in the space, or not with the requested rights.
 	ErrFault = fmt.Errorf("memory is not mapped with the rights asked for: %w", syscall.EFAULT)
 	// ErrLimit: the pages would exceed the account's limit (RLIMIT_MEMLOCK).
 	ErrLimit = fmt.Errorf("locked memory limit (RLIMIT_MEMLOCK, ulimit -l) exceeded: %w", syscall.ENOMEM)
-	// ErrNoLock: the account may lock nothing (RLIMIT_MEMLOCK is 0), and so not register memory. (can_do_mlock)
+	// ErrNoLock: the account may not lock any memory (RLIMIT_MEMLOCK is 0), and so not register any. (can_do_mlock)
 	ErrNoLock = fmt.Errorf("locking memory is not permitted: the limit (RLIMIT_MEMLOCK, ulimit -l) is 0: %w", syscall.EPERM)
 	// ErrRange: the range wraps around or lies outside the region.
 	ErrRange = fmt.Errorf("address range outside the registered memory: %w", syscall.EINVAL)
@@ -23,23 +23,22 @@ var (
 // PageSize is the unit in which registrations are charged, in bytes.
 var PageSize = uint64(os.Getpagesize())
 
-// Space is an address space that memory is registered from. Implementations are safe for concurrent use.
+// Space is an address space from which memory is registered. Implementations are safe for concurrent use.
 //
-// ReadV and WriteV are on the data path: they must not allocate, and must not wait for anything but the memory
-// itself.
+// ReadV and WriteV are on the data path: they must not allocate, and must not wait for anything but the memory itself.
 type Space interface {
-	// Check reports whether the whole range is mapped readable, and writable where write is set. It may sleep.
-	// It returns ErrFault when it is not.
+	// Check reports whether the whole range is mapped readable, and writable if write is set; otherwise it returns
+	// ErrFault. It may sleep.
 	Check(addr, length uint64, write bool) error
-	// ReadV fills the buffers of dst, in order, from consecutive addresses starting at addr. It is all or
-	// nothing to the caller: after an error the contents of dst are undefined.
+	// ReadV fills the buffers of dst, in order, from consecutive addresses starting at addr. After an error the
+	// contents of dst are undefined.
 	ReadV(dst [][]byte, addr uint64) error
-	// WriteV stores the buffers of src, in order, at consecutive addresses starting at addr. After an error a
-	// prefix may have been stored.
+	// WriteV stores the buffers of src, in order, at consecutive addresses starting at addr. After an error a prefix
+	// may have been stored.
 	WriteV(src [][]byte, addr uint64) error
 }
 
-// lasting is implemented by a Space that is for one call only. Regions, which outlive the call, are of what it names.
+// lasting is implemented by a Space for one call only. Regions, which outlive the call, use its Lasting space.
 type lasting interface{ Lasting() Space }
 
 func lastingOf(s Space) Space {
@@ -49,7 +48,7 @@ func lastingOf(s Space) Space {
 	return s
 }
 
-// windowed is implemented by a Space part of whose memory is Local, which is looked at first.
+// windowed is implemented by a Space part of whose memory is a Local, which is searched first.
 type windowed interface{ Windows() *Local }
 
 func localOf(s Space) *Local {
@@ -62,25 +61,24 @@ func localOf(s Space) *Local {
 	return nil
 }
 
-// Region is one registration of memory of a Space: a contiguous range, or a list of them that is named as one. It is
-// immutable and safe for concurrent use; Release ends it.
+// Region is a registration of memory of a Space: a contiguous range, or a list of ranges with contiguous addresses. It
+// is immutable and safe for concurrent use; Release ends it.
 type Region struct {
 	space  Space
 	acct   *Account
-	addr   uint64 // of the first range
+	addr   uint64 // address of the first range
 	length uint64
 	iova   uint64
 	pages  uint64
 	list   []span // nil: one range
-	local  *Local // of the space; nil: it has none
+	local  *Local // the Local of the space; nil: none
 
 	onDemand bool
 }
 
-// Get registers length bytes at addr of space, to be named by addresses from iova on, and charges the pages that
-// the range touches to acct (nil: nobody). A second registration of the same pages is charged again, as the
-// kernel does. write tells whether the device may store into the range. A zero length is allowed and touches
-// nothing. It may sleep. Mirrors ib_umem_get.
+// Get registers length bytes at addr of space, addressed from iova, and charges the pages of the range to acct (nil: no
+// charge). A second registration of the same pages is charged again, as in the kernel. write states whether the device
+// may store to the range. A zero length is allowed and touches no pages. It may sleep. Mirrors ib_umem_get.
 func Get(space Space, acct *Account, addr, length, iova uint64, write bool) (*Region, error) {
 	if addr+length < addr || iova+length < iova || addr+length+PageSize < addr+length {
 		return nil, fmt.Errorf("register %d bytes at %#x: %w", length, addr, ErrRange)
@@ -103,9 +101,9 @@ func Get(space Space, acct *Account, addr, length, iova uint64, write bool) (*Re
 	return r, nil
 }
 
-// OnDemand registers a range without a charge and without looking at it: what is there counts when it is used, page by
-// page, with the rights that the mappings have then. Address 0 with Everything stands for the whole address space,
-// where IOVA and address are the same (an implicit region). It does not sleep. Mirrors ib_umem_odp_get.
+// OnDemand registers a range without a charge or a check. Each access uses the pages mapped at that time, with their
+// rights. Address 0 with length Everything registers the whole address space, with IOVA and address equal (an implicit
+// region). It does not sleep. Mirrors ib_umem_odp_get.
 func OnDemand(space Space, addr, length, iova uint64) (*Region, error) {
 	if addr+length < addr || iova+length < iova {
 		return nil, fmt.Errorf("register %d bytes at %#x on demand: %w", length, addr, ErrRange)
@@ -117,11 +115,11 @@ func OnDemand(space Space, addr, length, iova uint64) (*Region, error) {
 // Everything is the length of an implicit region.
 const Everything = math.MaxUint64
 
-// OnDemand reports how the region was made.
+// OnDemand reports whether the region was created by OnDemand.
 func (r *Region) OnDemand() bool { return r.onDemand }
 
-// Prefetch brings a range of the region into memory by reading it, so that the first use does not wait for that.
-// ErrFault where it is not mapped readable, or writable if write is set. It may sleep.
+// Prefetch reads a range of the region to bring it into memory, so that the first use does not wait. It returns
+// ErrFault if the range is not mapped readable, and writable if write is set. It may sleep.
 func (r *Region) Prefetch(iova, length uint64, write bool) error {
 	if !r.Contains(iova, length) {
 		return ErrRange
@@ -146,8 +144,8 @@ func (r *Region) Prefetch(iova, length uint64, write bool) error {
 
 const prefetchChunk = 64 << 10
 
-// Release gives the pages back to the account. The caller sees to it that no ReadV or WriteV is in flight; the
-// region must not be used afterwards. Mirrors ib_umem_release.
+// Release returns the pages to the account. No ReadV or WriteV may be in flight, and the region must not be used
+// afterwards. Mirrors ib_umem_release.
 func (r *Region) Release() {
 	if r.pages != 0 {
 		r.acct.uncharge(r.pages)
@@ -155,26 +153,25 @@ func (r *Region) Release() {
 	}
 }
 
-// Check reports whether the memory is still mapped, and writable where write is set; errors as for Space.Check. It may
+// Check reports whether the memory is still mapped, and writable if write is set; errors as for Space.Check. It may
 // sleep.
 func (r *Region) Check(write bool) error {
 	return r.each(r.iova, r.length, func(addr, n uint64) error { return r.space.Check(addr, n, write) })
 }
 
-// IOVA is the address by which work requests and peers name the first byte.
+// IOVA returns the address of the first byte for work requests and peers.
 func (r *Region) IOVA() uint64 { return r.iova }
 
-// Addr is the first byte's address in the space; of a list, that of its first range.
+// Addr returns the address of the first byte in the space; for a list, that of its first range.
 func (r *Region) Addr() uint64 { return r.addr }
 
-// Len is the length in bytes.
+// Len returns the length in bytes.
 func (r *Region) Len() uint64 { return r.length }
 
-// Pages is the number of pages charged for this region.
+// Pages returns the number of pages charged for this region.
 func (r *Region) Pages() uint64 { return r.pages }
 
-// Contains reports whether the whole range, in IOVA terms, lies within the region. An empty range at any
-// address is contained.
+// Contains reports whether the whole range of IOVAs lies within the region. An empty range at any address is contained.
 func (r *Region) Contains(iova, length uint64) bool {
 	if length == 0 {
 		return true
@@ -183,8 +180,8 @@ func (r *Region) Contains(iova, length uint64) bool {
 	return borrow == 0 && off <= r.length && length <= r.length-off
 }
 
-// ReadV fills dst from the region at iova. It returns ErrRange outside the region, ErrFault where the memory has
-// gone since. Safe on the data path.
+// ReadV fills dst from the region at iova. It returns ErrRange outside the region, ErrFault if the memory has been
+// unmapped since. It is safe on the data path.
 func (r *Region) ReadV(dst [][]byte, iova uint64) error {
 	if !r.Contains(iova, total(dst)) {
 		return ErrRange
@@ -195,8 +192,8 @@ func (r *Region) ReadV(dst [][]byte, iova uint64) error {
 	return r.space.ReadV(dst, iova-r.iova+r.addr)
 }
 
-// WriteV stores src into the region at iova; errors as for ReadV. The access rights of the registration are the
-// driver's to check.
+// WriteV stores src in the region at iova; errors as for ReadV. The driver must check the access rights of the
+// registration.
 func (r *Region) WriteV(src [][]byte, iova uint64) error {
 	if !r.Contains(iova, total(src)) {
 		return ErrRange
@@ -207,8 +204,8 @@ func (r *Region) WriteV(src [][]byte, iova uint64) error {
 	return r.space.WriteV(src, iova-r.iova+r.addr)
 }
 
-// Direct returns the memory of a range of the region if it lies in one buffer of a Local, else nil. A copy from or to it
-// waits for no program. The caller uses it as an access: before Release.
+// Direct returns the memory of a range of the region if it lies in one buffer of a Local, else nil. Copying from or to
+// it does not wait for a program. The caller must treat it as an access: it must end before Release.
 func (r *Region) Direct(iova, length uint64) []byte {
 	if r.local == nil || r.list != nil || length == 0 || !r.Contains(iova, length) {
 		return nil

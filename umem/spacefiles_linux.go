@@ -13,30 +13,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Files is an address space by its files in /proc, which stay its own whatever the process does. It is a Space, and
-// safe for concurrent use.
+// Files is an address space accessed through its files in /proc, which refer to it whatever the process does. It
+// implements Space, and is safe for concurrent use.
 type Files struct {
 	mem, maps     *os.File
 	memFD, mapsFD int
-	// users are those that use the descriptors now, and one more until Close; none closes them.
+	// users is the number of users of the descriptors, plus one until Close. A descriptor in use is not closed.
 	users  atomic.Int64
 	closed atomic.Bool
 
-	noQuery atomic.Bool // the kernel cannot be asked for one mapping (before Linux 6.11)
-	reading sync.Mutex  // held while maps is read from its start
+	noQuery atomic.Bool // the kernel does not support the query for one mapping (before Linux 6.11)
+	reading sync.Mutex  // held while maps is read from the start
 
-	// The mappings that were last found to be read and written, for the next accesses: to ask the kernel takes a third
-	// of what a short access does.
+	// The mappings used by the last reads and writes, for the next accesses: the query takes a third of the time of a
+	// short access.
 	forReading, forWriting recentMappings
 }
 
-// recentMappings are as many as a message leads to by turns: of its command, its work request and its payload.
+// recentMappings has space for the mappings of one message: its command, its work request and its payload.
 type recentMappings struct {
 	places [4]recentMapping
-	next   atomic.Uint32 // the place to be stored in
+	next   atomic.Uint32 // index of the next store
 }
 
-// covers reports whether all of the range was found in one mapping a moment ago.
+// covers reports whether the whole range lies in one recently found mapping.
 func (r *recentMappings) covers(addr, end uint64) bool {
 	now := int64(time.Since(clockBase))
 	for i := range r.places {
@@ -47,22 +47,22 @@ func (r *recentMappings) covers(addr, end uint64) bool {
 	return false
 }
 
-// note stores a mapping that is to be taken to be there until so long after clockBase.
+// note stores a mapping that is treated as present until a time after clockBase.
 func (r *recentMappings) note(m mapping, until time.Duration) {
 	r.places[r.next.Add(1)%uint32(len(r.places))].note(m, until)
 }
 
-// recentMapping is a mapping that was found to allow an access, and is taken to do so for a moment. The zero value is
-// none.
+// recentMapping is a mapping that was found to allow an access, and is treated as unchanged for a short time. The zero
+// value is empty.
 type recentMapping struct {
-	mu         sync.Mutex // of those that store
+	mu         sync.Mutex // serialises stores
 	start, end atomic.Uint64
 	until      atomic.Int64 // since clockBase; 0: being stored
 }
 
-// mappingLasts is how long a mapping is taken to be as it was, so that a doorbell costs no further system call. A device
-// goes on writing to the pages of a region whatever the program does to its mappings; what is changed here is seen after
-// this time, and what is unmapped at once.
+// mappingLasts is the time for which a mapping is treated as unchanged, so that a doorbell costs no further system
+// call. A device may write to the pages of a region regardless of later changes of the mappings. A change of protection
+// takes effect after this time, an unmapping at once.
 const mappingLasts = 10 * time.Millisecond
 
 var clockBase = time.Now()
@@ -87,8 +87,8 @@ func (r *recentMapping) note(m mapping, until time.Duration) {
 	r.until.Store(int64(until))
 }
 
-// NewFiles makes Files of /proc/TID/mem and /proc/TID/maps of one thread, opened while the address space was the one
-// that is meant. The files are the Files' from then on, unless there is an error: EINVAL if mem is no such file.
+// NewFiles wraps /proc/TID/mem and /proc/TID/maps of one thread. The caller must have opened both before the thread
+// could exec. Files owns the files, unless there is an error: EINVAL if mem is not such a file.
 func NewFiles(mem, maps *os.File) (*Files, error) {
 	if err := IsProcMem(int(mem.Fd())); err != nil {
 		return nil, err
@@ -98,14 +98,14 @@ func NewFiles(mem, maps *os.File) (*Files, error) {
 	return s, nil
 }
 
-// Close ends every access from now on. The files are closed when the last one that goes on has ended.
+// Close makes all later accesses fail. The files are closed after the last access in progress.
 func (s *Files) Close() {
 	if !s.closed.Swap(true) {
 		s.leave()
 	}
 }
 
-// enter begins a use of the descriptors, false if they are closed. leave ends it.
+// enter begins a use of the descriptors; it returns false if they are closed. leave ends it.
 func (s *Files) enter() bool {
 	for {
 		n := s.users.Load()
@@ -146,8 +146,8 @@ func (s *Files) Check(addr, length uint64, write bool) error {
 	return s.check(addr, addr+length, write)
 }
 
-// gone reports whether no process has the address space any more: then the file is empty. At address 0 there is
-// otherwise an error, or memory.
+// gone reports whether no process has the address space any more: then the file is empty. Otherwise reading address 0
+// returns an error, or memory.
 func (s *Files) gone() bool {
 	if !s.enter() {
 		return true
@@ -158,29 +158,29 @@ func (s *Files) gone() bool {
 	return n == 0 && err == nil
 }
 
-// IsProcMem reports an error unless a descriptor is of some /proc/PID/mem: another file might block whoever reads it, or be changed. It asks the
-// file system only about a file that is at such a path, since that of a FUSE server need not answer.
+// IsProcMem returns an error unless a descriptor refers to a /proc/PID/mem: another file might block its reader, or be
+// changed. It asks the file system only about a file with such a path, because a FUSE server need not respond.
 func IsProcMem(fd int) error { return isProc(fd, "mem") }
 
-// IsProcMaps does the same for /proc/PID/maps.
+// IsProcMaps is IsProcMem for /proc/PID/maps.
 func IsProcMaps(fd int) error { return isProc(fd, "maps") }
 
 func isProc(fd int, file string) error {
 	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	if err != nil || !isProcPath(name, file) {
-		return fmt.Errorf("a file that should be /proc/PID/%s is %q: %w", file, name, unix.EINVAL)
+		return fmt.Errorf("proc/proc/PID/%s is %q: %w", file, name, unix.EINVAL)
 	}
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(fd, &fs); err != nil {
-		return fmt.Errorf("look at a file that should be /proc/PID/%s: %w", file, err)
+		return fmt.Errorf("proc/proc/PID/%s: %w", file, err)
 	}
 	if fs.Type != unix.PROC_SUPER_MAGIC {
-		return fmt.Errorf("a file that should be /proc/PID/%s is of another file system than proc: %w", file, unix.EINVAL)
+		return fmt.Errorf("proc/proc/PID/%s is of another file system than proc: %w", file, unix.EINVAL)
 	}
 	return nil
 }
 
-// isProcPath knows /proc/PID/FILE and /proc/PID/task/TID/FILE; the names of processes below /proc cannot be chosen.
+// isProcPath matches /proc/PID/FILE and /proc/PID/task/TID/FILE; programs cannot choose names below /proc.
 func isProcPath(name, file string) bool {
 	var pid, tid int
 	if n, _ := fmt.Sscanf(name, "/proc/%d/task/%d/", &pid, &tid); n == 2 {
@@ -190,8 +190,8 @@ func isProcPath(name, file string) bool {
 	return n == 1 && name == fmt.Sprintf("/proc/%d/%s", pid, file)
 }
 
-// move reads or writes. Access by the file ignores the protection of pages, so the mappings are looked up first; if the
-// process changes them just then, it is with its own memory that it does so.
+// move reads or writes. Access by file ignores the protection of pages, so the mappings are checked first. A process
+// that changes its mappings between check and access affects only its own memory.
 func (s *Files) move(bufs [][]byte, addr uint64, write bool) error {
 	size := total(bufs)
 	if size == 0 {
@@ -216,7 +216,7 @@ func (s *Files) recent(write bool) *recentMappings {
 	return &s.forReading
 }
 
-// transfer moves what one call can. The file is empty once the address space has gone.
+// transfer transfers the data of one call. The file is empty once the address space has gone.
 func (s *Files) transfer(iov []unix.Iovec, addr uint64, size int, write bool) error {
 	n, err := vectorAt(s.memFD, iov, addr, write)
 	switch {
@@ -228,8 +228,8 @@ func (s *Files) transfer(iov []unix.Iovec, addr uint64, size int, write bool) er
 	return err
 }
 
-// check reports whether [addr, end) is mapped readable, and writable where write is set: nil or ErrFault, or why that
-// cannot be found out.
+// check reports whether [addr, end) is mapped readable, and writable if write is set: it returns nil, ErrFault, or the
+// error of the query.
 func (s *Files) check(addr, end uint64, write bool) error {
 	covered, err := s.covers(addr, end, write)
 	switch {
@@ -248,7 +248,7 @@ func (s *Files) covers(addr, end uint64, write bool) (bool, error) {
 		since := time.Since(clockBase)
 		m, err := queryMapping(s.mapsFD, addr)
 		switch {
-		case err == unix.ENOTTY, err == unix.EINVAL, err == unix.ENOSYS: // the last from qemu-user
+		case err == unix.ENOTTY, err == unix.EINVAL, err == unix.ENOSYS: // the last one from qemu-user
 			s.noQuery.Store(true)
 			continue
 		case err == unix.ENOENT:

@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 // childPages is the layout of the child's mapping: two writable pages, one readable, one without rights.
 const childPages = 4
 
-// child maps its pages, prints their address, and answers each line of input by the contents of the first page.
+// child maps its pages, prints their address, and answers each line of input with the contents of the first page.
 func child() {
 	mem, err := unix.Mmap(-1, 0, childPages*int(PageSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
@@ -86,7 +86,7 @@ func child() {
 	}
 }
 
-// endMainThread ends the thread that it is called on, which is the main one, and goes on by another.
+// endMainThread ends the calling thread, which must be the main one; the goroutine continues on another.
 func endMainThread() {
 	go func() {
 		runtime.LockOSThread()
@@ -98,7 +98,7 @@ func endMainThread() {
 		_, _ = io.Copy(io.Discard, os.Stdin) // until the parent ends
 		os.Exit(0)
 	}()
-	_, _, _ = syscall.Syscall(unix.SYS_EXIT, 0, 0, 0) // so that the runtime takes the processor back
+	_, _, _ = syscall.Syscall(unix.SYS_EXIT, 0, 0, 0) // makes the runtime take back the processor
 }
 
 func pattern(i int) byte { return byte(i*7 + i>>12) }
@@ -119,7 +119,7 @@ type childProcess struct {
 	out   *bufio.Reader
 }
 
-// eachWay runs a test with the two ways into another process.
+// eachWay runs a test with both methods of access to another process.
 func eachWay(t *testing.T, f func(t *testing.T, start func(*testing.T, string) *childProcess)) {
 	t.Run("process_vm", func(t *testing.T) {
 		defer func(n uint64) { small = n }(small)
@@ -143,7 +143,7 @@ func eachWay(t *testing.T, f func(t *testing.T, start func(*testing.T, string) *
 	})
 }
 
-// openBound opens the memory of a process by its files alone.
+// openBound opens the memory of a process for access by files only.
 func openBound(t *testing.T, pid int) *Process {
 	t.Helper()
 	p, err := NewProcess(configOf(t, pid, fmt.Sprintf("/proc/%d/mem", pid)))
@@ -212,7 +212,7 @@ func (c *childProcess) kill() {
 	}
 }
 
-// firstPage asks the child for what it sees there itself.
+// firstPage returns the child's own view of the first page.
 func (c *childProcess) firstPage(t *testing.T) []byte {
 	t.Helper()
 	fmt.Fprintln(c.stdin)
@@ -236,7 +236,7 @@ func TestProcessReadsAndWritesAnother(t *testing.T) { eachWay(t, testProcessRead
 
 func testProcessReadsAndWritesAnother(t *testing.T, start func(*testing.T, string) *childProcess) {
 	c := start(t, "plain")
-	// More buffers than one call takes, some of them empty.
+	// More buffers than one call accepts, some of them empty.
 	for _, buffers := range []int{1, 2, iovStack, iovStack + 1, iovMax, iovMax + 1, 3000} {
 		got := make([]byte, PageSize)
 		if err := c.ReadV(split(got, buffers), c.base+PageSize); err != nil {
@@ -335,8 +335,8 @@ func testProcessAfterExit(t *testing.T, start func(*testing.T, string) *childPro
 	}
 }
 
-// TestExecEndsTheAddressSpace: what was opened, or registered, before an exec that Bind came before never leads to the
-// program that comes after it.
+// TestExecEndsTheAddressSpace checks that memory opened or registered before Bind and an exec never refers to the new
+// program.
 func TestExecEndsTheAddressSpace(t *testing.T) {
 	eachWay(t, func(t *testing.T, start func(*testing.T, string) *childProcess) {
 		c := start(t, "exec")
@@ -396,7 +396,7 @@ func TestExecEndsTheAddressSpace(t *testing.T) {
 	})
 }
 
-// TestNumberIsAnothers: the process has ended, another one has its number, and nothing has told yet.
+// TestNumberIsAnothers: the process has ended, another one has its number, and the pidfd has not reported it yet.
 func TestNumberIsAnothers(t *testing.T) {
 	for _, least := range []uint64{0, small} {
 		t.Run(fmt.Sprintf("by file up to %d bytes", least), func(t *testing.T) {
@@ -413,7 +413,7 @@ func TestNumberIsAnothers(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer p.Close()
-			// From here on it is of the one that has gone, but for the number.
+			// From here on it belongs to the former process, except for the number.
 			p.once.Do(func() {})
 			p.files, p.pidfdFD = gone.files, gone.pidfdFD
 			want := other.firstPage(t)
@@ -435,7 +435,7 @@ func TestNumberIsAnothers(t *testing.T) {
 	}
 }
 
-// TestAccessesAreBounded: whichever way they go.
+// TestAccessesAreBounded checks the limit of accesses by either method.
 func TestAccessesAreBounded(t *testing.T) {
 	eachWay(t, func(t *testing.T, start func(*testing.T, string) *childProcess) {
 		c := start(t, "plain")
@@ -444,7 +444,7 @@ func TestAccessesAreBounded(t *testing.T) {
 		if err := errors.Join(c.ReadV(b, c.base), c.WriteV(b, c.base), c.Check(c.base, 8, true), c.Exact().ReadV(b, c.base)); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.copies.begin(); err != nil { // another, which does not end
+		if err := c.copies.begin(); err != nil { // another access, which does not end
 			t.Fatal(err)
 		}
 		c.copies.stuck.Store(true)
@@ -463,7 +463,7 @@ func TestAccessesAreBounded(t *testing.T) {
 	})
 }
 
-// TestProtectionIsSeenSoon: that memory may not be written any more, if not at once.
+// TestProtectionIsSeenSoon checks that a change to read-only takes effect within a limit.
 func TestProtectionIsSeenSoon(t *testing.T) {
 	c := startChild(t, "protect")
 	page := [][]byte{make([]byte, PageSize)}
@@ -474,13 +474,14 @@ func TestProtectionIsSeenSoon(t *testing.T) {
 	if line, err := c.out.ReadString('\n'); err != nil || line != "protected\n" {
 		t.Fatalf("%q, %v", line, err)
 	}
-	time.Sleep(2 * mappingLasts) // the bound itself is tested
+	time.Sleep(2 * mappingLasts) // the limit itself is tested
 	if err := c.WriteV(page, c.base); !errors.Is(err, ErrFault) {
 		t.Errorf("write: %v", err)
 	}
 }
 
-// TestExactIsTheAddressSpace: what a call uses is bound from the start, but a region made of it is not.
+// TestExactIsTheAddressSpace checks that memory of one call is bound from the start, while a region created from it is
+// not.
 func TestExactIsTheAddressSpace(t *testing.T) {
 	c := startChild(t, "exec")
 	e := c.Exact()
@@ -509,7 +510,8 @@ func TestExactIsTheAddressSpace(t *testing.T) {
 	}
 }
 
-// TestBindWaits: not for ever, for an access by number that may not have begun in the kernel.
+// TestBindWaits checks that Bind waits only for a limited time for an access by number that may not have begun in the
+// kernel.
 func TestBindWaits(t *testing.T) {
 	c := startChild(t, "plain")
 	if !c.enter() {
@@ -536,7 +538,7 @@ func TestBindWaits(t *testing.T) {
 	}
 }
 
-// TestMainThreadHasEnded: the process is reached as long as one of its threads lives.
+// TestMainThreadHasEnded checks that a process is accessible as long as one of its threads lives.
 func TestMainThreadHasEnded(t *testing.T) {
 	c := startChild(t, "mainexit")
 	fmt.Fprintln(c.stdin, "go on")
@@ -555,7 +557,8 @@ func TestMainThreadHasEnded(t *testing.T) {
 	}
 }
 
-// TestProcMemIsNothingElse: a helper may be wrong, or lie.
+// TestProcMemIsNothingElse checks that a file other than /proc/PID/mem is rejected, because the sender may be
+// malicious.
 func TestProcMemIsNothingElse(t *testing.T) {
 	own := filepath.Join(t.TempDir(), "proc", "1")
 	if err := os.MkdirAll(own, 0o700); err != nil {
@@ -573,7 +576,7 @@ func TestProcMemIsNothingElse(t *testing.T) {
 	}
 }
 
-// TestMappingsWithoutQuery: before Linux 6.11 the list of mappings is read.
+// TestMappingsWithoutQuery checks that before Linux 6.11 the list of mappings is read.
 func TestMappingsWithoutQuery(t *testing.T) {
 	c := startChild(t, "plain")
 	for _, noQuery := range []bool{false, true} {
@@ -598,7 +601,7 @@ func TestMappingsWithoutQuery(t *testing.T) {
 	}
 }
 
-// TestCopies: accesses that do not end keep further ones from beginning, but only those of the same user.
+// TestCopies checks that blocked accesses block further ones of the same user only.
 func TestCopies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var err error
@@ -665,7 +668,8 @@ func TestCopies(t *testing.T) {
 	})
 }
 
-// TestCopiesOfAllUsers: many users together hold up no more threads than a few, and each goes on with a few.
+// TestCopiesOfAllUsers checks that many users together block only a few threads, and that each user can still make a
+// few accesses.
 func TestCopiesOfAllUsers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := NewCopies(5, nil)
@@ -712,8 +716,9 @@ func TestOpenProcessThatIsNotThere(t *testing.T) {
 	}
 }
 
-// A process of another user cannot be opened, and the error says why. One that was opened before stays within reach, by its file: where Yama
-// restricts ptrace, a program may take back that its memory be accessed by number.
+// TestProcessOfAnotherUser checks that a process of another user cannot be opened, with an error that names the reason.
+// One that was opened before remains accessible by file: where Yama restricts ptrace, a program may revoke access by
+// number.
 func TestProcessOfAnotherUser(t *testing.T) {
 	defer func(n uint64) { small = n }(small)
 	small = 0
@@ -741,7 +746,7 @@ func TestProcessDataPathDoesNotAllocate(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	p.trusting = true // so that it goes by number, too
+	p.trusting = true // so that access by number is used, too
 	mem := make([]byte, 8*small)
 	few, many, large := split(make([]byte, 4096), 3), split(make([]byte, 4096), 40), split(make([]byte, 8*small), 16)
 	if n := testing.AllocsPerRun(100, func() {
@@ -941,7 +946,7 @@ func TestRegion(t *testing.T) {
 	}
 }
 
-// A region on demand is charged to nobody, and looked at only when it is used.
+// TestOnDemand checks that a region on demand is not charged, and is checked only when it is used.
 func TestOnDemand(t *testing.T) {
 	mem := make([]byte, 3*PageSize)
 	l := NewLocal()
@@ -1030,7 +1035,7 @@ func TestLockLimit(t *testing.T) {
 	}
 }
 
-// TestLockLimitInNamespace: whoever makes a user namespace has all capabilities there.
+// TestLockLimitInNamespace: the creator of a user namespace has all capabilities in it.
 func TestLockLimitInNamespace(t *testing.T) {
 	testutil.NeedRoot(t, "for CAP_IPC_LOCK")
 	c := startChild(t, "namespace")
