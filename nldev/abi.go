@@ -31,7 +31,7 @@ const (
 	nameSize        = 64 // IB_DEVICE_NAME_MAX
 	netdevSize      = 16 // IFNAMSIZ
 	chardevTypeSize = 32 // RDMA_NLDEV_ATTR_CHARDEV_TYPE_SIZE
-	emptyString     = 1  // RDMA_NLDEV_ATTR_EMPTY_STRING: the policy of strings that a request has no use for
+	emptyString     = 1  // RDMA_NLDEV_ATTR_EMPTY_STRING: the policy of strings that are not valid in a request
 )
 
 // Values of attributes.

@@ -6,8 +6,8 @@ import (
 	"syscall"
 )
 
-// Admin changes the devices, for a program with CAP_NET_ADMIN. Answer calls it on the caller's goroutine and waits.
-// An error reaches the program as the syscall.Errno that errors.As finds in it, EINVAL if there is none.
+// Admin changes the devices, for a program with CAP_NET_ADMIN. Answer calls it on the caller's goroutine and waits. For
+// an error the program receives the syscall.Errno that errors.As finds in it, or EINVAL.
 type Admin interface {
 	// AddLink adds a device on a network interface: RDMA_NLDEV_CMD_NEWLINK, "rdma link add". name has 1 to 63
 	// bytes without '%', linkType ("rxe") and netdev up to 15 bytes. nldev.c and the drivers return EINVAL for an
@@ -18,7 +18,7 @@ type Admin interface {
 	DeleteLink(name string) error
 }
 
-// errnoOf returns the errno that an error of Admin reaches the program as.
+// errnoOf returns the errno for the program from an error of Admin.
 func errnoOf(err error) syscall.Errno {
 	if err == nil {
 		return 0
@@ -60,8 +60,8 @@ func (q *request) parseDevice(need ...int) *Device {
 	return q.device()
 }
 
-// set mirrors nldev_set_doit, for devices that cannot be changed: a value that a device has already is accepted,
-// another is EOPNOTSUPP.
+// set mirrors nldev_set_doit, for devices that cannot be changed: it accepts the current value, and returns EOPNOTSUPP
+// for any other.
 func (q *request) set() syscall.Errno {
 	dev := q.parseDevice()
 	if dev == nil {
@@ -78,7 +78,7 @@ func (q *request) set() syscall.Errno {
 	return 0
 }
 
-// rename mirrors ib_device_rename as far as it fails.
+// rename mirrors ib_device_rename, which always fails here.
 func (q *request) rename(dev *Device, name string) syscall.Errno {
 	if name == "" {
 		return syscall.EINVAL
@@ -94,7 +94,7 @@ func (q *request) rename(dev *Device, name string) syscall.Errno {
 	return syscall.EOPNOTSUPP
 }
 
-// setFlag returns the errno of setting a boolean that cannot be changed.
+// setFlag returns the errno of setting a boolean that cannot be changed; is is the current value.
 func setFlag(v uint8, is bool) syscall.Errno {
 	switch {
 	case v > 1:

@@ -7,22 +7,22 @@ import (
 	"syscall"
 )
 
-// DefaultDatagram is the size in bytes of the largest datagram for a program whose receive buffer is not known. It
-// is the kernel's NLMSG_GOODSIZE with pages of 4096 bytes.
+// DefaultDatagram is the size in bytes of the largest datagram for a program whose receive buffer is unknown. It is the
+// kernel's NLMSG_GOODSIZE with pages of 4096 bytes.
 const DefaultDatagram = 3776
 
 // maxDatagram is the size of the kernel's largest datagram of a dump in bytes: 32 KiB less its own overhead.
 const maxDatagram = 32<<10 - 320
 
-// receiveQueue bounds the bytes that answer one request, dumps excepted, like the default receive buffer of a
+// receiveQueue limits the bytes of the answers to one request, except dumps, like the default receive buffer of a
 // socket (net.core.rmem_default).
 const receiveQueue = 212992
 
-// A Socket is what answers depend on besides the devices: properties of the program's netlink socket.
+// A Socket holds the properties of the program's netlink socket that affect answers.
 type Socket struct {
 	PortID uint32 // the address of the program's socket, nl_pid
-	// Datagram is the size in bytes of the largest datagram that the program can receive. Below DefaultDatagram,
-	// in particular 0, it counts as DefaultDatagram; above 32448 it counts as that.
+	// Datagram is the size in bytes of the largest datagram that the program can receive. Values below DefaultDatagram,
+	// such as 0, count as DefaultDatagram; values above 32448 count as 32448.
 	Datagram int
 	CapAck   bool // the program has set NETLINK_CAP_ACK: an error does not repeat the request
 }
@@ -33,13 +33,13 @@ func Answer(src Source, admin Admin, request []byte, portID uint32) (answers [][
 	return Socket{PortID: portID}.Answer(src, admin, request)
 }
 
-// Answer returns the datagrams that answer one datagram of a program, in their order; none for a request that asks
-// for nothing. Errors are part of the answers. A nil admin is a program without CAP_NET_ADMIN: commands that change
-// something are EPERM, and the keys of memory regions and protection domains are hidden. request is not modified or
-// kept, the answers are the caller's.
+// Answer returns the datagrams that answer one datagram of a program, in order; there may be none. Errors are part of
+// the answers. A nil admin means a program without CAP_NET_ADMIN: commands that change devices return EPERM, and the
+// keys of memory regions and protection domains are hidden. Answer does not modify or keep request; the caller owns the
+// answers.
 //
-// A dump is answered completely at once, in proportion to what it reports. The other answers to one request are
-// bounded by the size of a receive buffer, 212992 bytes; any beyond are dropped, as the kernel drops them. Mirrors
+// A dump is answered completely at once; its size is proportional to the reported objects. The other answers to one
+// request are limited to the size of a receive buffer, 212992 bytes; the rest is dropped, as in the kernel. Mirrors
 // rdma_nl_rcv_skb.
 func (s Socket) Answer(src Source, admin Admin, request []byte) (answers [][]byte) {
 	s.Datagram = min(max(s.Datagram, DefaultDatagram), maxDatagram)
@@ -55,7 +55,7 @@ func (s Socket) Answer(src Source, admin Admin, request []byte) (answers [][]byt
 	return r.out
 }
 
-// Refuse returns the answer to a datagram none of whose messages is executed: an error for the first.
+// Refuse returns the answer to a datagram whose messages are not executed: an error for the first message.
 func (s Socket) Refuse(request []byte, why syscall.Errno) [][]byte {
 	r := &responder{socket: s}
 	if len(request) < headerSize {
@@ -78,8 +78,8 @@ type responder struct {
 	devices []Device // by index, of the last call of src.Devices
 	loaded  bool     // devices is up to date
 	out     [][]byte
-	queued  int  // bytes in out that are no part of a dump
-	dumping bool // a dump had something to report
+	queued  int  // bytes in out that are not part of a dump
+	dumping bool // a dump has reported objects
 }
 
 // A request is one message.
@@ -214,10 +214,10 @@ func (q *request) device() *Device {
 	return &devices[i]
 }
 
-// datagram returns an empty datagram of the size that the program can receive.
+// datagram returns an empty datagram with the size limit of the program.
 func (r *responder) datagram() datagram { return datagram{size: r.socket.Datagram} }
 
-// send queues a datagram that is no part of a dump, or drops it if the receive queue of the program is full.
+// send queues a datagram that is not part of a dump, or drops it if the receive queue of the program is full.
 func (r *responder) send(b []byte) {
 	if r.queued+len(b) > receiveQueue {
 		return

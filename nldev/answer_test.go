@@ -42,8 +42,8 @@ func (a *fakeAdmin) DeleteLink(name string) error {
 	return a.err
 }
 
-// testSource returns a source with rxe0 (index 3), which has one object of each kind and more, and ib1 (index 1)
-// without any.
+// testSource returns a source with rxe0 (index 3), which has one or more objects of each kind, and ib1 (index 1), which
+// has none.
 func testSource() *fakeSource {
 	user, kernel := Owner{PID: 100}, Owner{Kernel: "ib_core"}
 	return &fakeSource{
@@ -414,7 +414,7 @@ func edit(m []byte, typ, flags uint16) []byte {
 	return m
 }
 
-// TestHeaders checks messages that reach no command.
+// TestHeaders checks messages that are not passed to a command.
 func TestHeaders(t *testing.T) {
 	const get = clientNldev<<clientShift | cmdGet
 	for _, test := range []struct {
@@ -456,7 +456,7 @@ func TestSeveralMessages(t *testing.T) {
 	}
 }
 
-// TestChangeIsSeen checks that a message sees what an earlier one in the same datagram has changed.
+// TestChangeIsSeen checks that a message sees the change of an earlier one in the same datagram.
 func TestChangeIsSeen(t *testing.T) {
 	src := testSource()
 	admin := adminFunc(func() { src.devices = src.devices[1:] })
@@ -569,7 +569,7 @@ func TestTooLarge(t *testing.T) {
 		{Index: 1, Name: "a"},
 		{Index: 2, Name: long, Ports: make([]Port, 1), Resources: Resources{
 			PDs: func() []PD { return make([]PD, 1) },
-			QPs: func() []QP { return make([]QP, 1) }, // of no port
+			QPs: func() []QP { return make([]QP, 1) }, // not bound to a port
 		}},
 		{Index: 3, Name: "c", Resources: Resources{
 			PDs:  func() []PD { return []PD{{ID: 1}, {ID: 2, Owner: Owner{Kernel: long}}, {ID: 3}} },
@@ -602,7 +602,7 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
-// evenNumbers returns n numbers no two of which are consecutive.
+// evenNumbers returns n numbers without two consecutive ones.
 func evenNumbers(n int) []uint32 {
 	out := make([]uint32, n)
 	for i := range out {
@@ -611,7 +611,7 @@ func evenNumbers(n int) []uint32 {
 	return out
 }
 
-// TestBound checks that the answers to a request are bounded, however many messages it has.
+// TestBound checks that the answers to a request are limited, independent of the number of messages.
 func TestBound(t *testing.T) {
 	src := manyMRs(100)
 	one := message(cmdGet, 0, attrU32(attrDevIndex, 0))
@@ -625,7 +625,7 @@ func TestBound(t *testing.T) {
 	}
 }
 
-// TestRefuse checks that a request that is refused is answered by an error, once, and not executed.
+// TestRefuse checks that a rejected request is answered by one error and not executed.
 func TestRefuse(t *testing.T) {
 	one := message(cmdGet, flagDump)
 	for _, c := range []struct {

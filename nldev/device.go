@@ -1,23 +1,23 @@
 package nldev
 
-// A Source supplies what the answers report. Answer calls it anew for each request, and after each change that a
-// request makes, on the caller's goroutine. It does not modify or keep what it gets. Calls of Answer may be
-// concurrent, so a Source that they share must allow that.
+// A Source supplies the data of the answers. Answer calls it anew for each request, and after each change that a
+// request makes, on the caller's goroutine. It does not modify or keep the results. Calls of Answer may be concurrent,
+// so a shared Source must be safe for concurrent use.
 type Source interface {
-	// Devices returns the registered devices, in any order; the answers have them by index. Indices and names are
+	// Devices returns the registered devices, in any order; the answers are sorted by index. Indices and names must be
 	// unique.
 	Devices() []Device
-	// ConnectionManager returns the device file of the connection manager, false if there is none. Its Name is
+	// ConnectionManager returns the device file of the connection manager, or false if there is none. Its Name is
 	// "rdma_cm".
 	ConnectionManager() (Chardev, bool)
 }
 
-// A Device is what nldev.c reads of a struct ib_device.
+// A Device holds the data that nldev.c reads from a struct ib_device.
 type Device struct {
 	Index        uint32 // chosen at registration, unique while the device exists
 	Name         string // at most 63 bytes, for instance "rxe0"
 	NodeType     uint8  // enum rdma_node_type, 1 for a channel adapter
-	NameByUser   bool   // the name was given when the link was added: udev is not to rename it
+	NameByUser   bool   // the name was set when the link was added, so udev must not rename it
 	DIM          bool   // completion queues moderate their events (use_cq_dim)
 	Protocol     string // of the first port: "roce", "ib", "iw", "opa", "usnic"; empty if none of them
 	FWVer        string // firmware version, empty if the device has none
@@ -27,23 +27,23 @@ type Device struct {
 
 	Ports []Port // port n is Ports[n-1]
 
-	Uverbs   Chardev // the device file of user contexts; an empty Name says that there is none
+	Uverbs   Chardev // the device file of user contexts; an empty Name means that there is none
 	DriverID uint32  // enum rdma_driver_id, for instance 14 for rxe
 
 	Resources Resources
-	// Counters returns the hardware counters of a port, numbered from 1, by name. nil is a device without
+	// Counters returns the hardware counters of a port, numbered from 1, by name. A nil function means a device without
 	// counters, a nil map a port without.
 	Counters func(port uint32) map[string]uint64
 }
 
-// A Port is what nldev.c reads of a port of a device.
+// A Port holds the data that nldev.c reads from a port of a device.
 type Port struct {
 	State       uint8  // enum ib_port_state, 4 for active
 	PhysState   uint8  // enum ib_port_phys_state, 5 for link up
 	NetdevIndex uint32 // index of the network interface, of the program's network namespace
 	NetdevName  string // its name, empty if the port has none
 
-	// The following are reported for the protocol "ib" alone.
+	// The following are reported only for the protocol "ib".
 	CapFlags     uint64 // CapabilityMask, CapabilityMask2 from bit 32 on
 	SubnetPrefix uint64 // in host byte order
 	LID, SMLID   uint32

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// headerName is the header with the numbers that this package repeats.
+// headerName is the header that defines the numbers of this package.
 const headerName = "/usr/include/rdma/rdma_netlink.h"
 
 // commandNames are the commands by their names in the header.
@@ -168,13 +168,13 @@ var otherNames = []struct {
 	{"RDMA_NODE_IB_CA", 1},
 }
 
-// newerThanHeader is the number of the first attribute and command that Debian 12's header (Linux 6.1) does not have.
+// newerThanHeader holds the numbers of the first attribute and command missing from Debian 12's header (Linux 6.1).
 const (
 	newerAttr    = attrSysPrivilegedQkeyMode
 	newerCommand = cmdResSRQGetRaw
 )
 
-// readHeader returns the enumerators of the header, in which none depends on an expression that the tests use.
+// readHeader returns the enumerators of the header. None that the tests use depends on an expression.
 func readHeader(t *testing.T) map[string]int {
 	t.Helper()
 	b, err := os.ReadFile(headerName)
@@ -205,7 +205,7 @@ func readHeader(t *testing.T) map[string]int {
 	return values
 }
 
-// TestHeader compares the numbers of this package with the header of the system, as far as that has them.
+// TestHeader compares the numbers of this package with those in the system's header.
 func TestHeader(t *testing.T) {
 	header := readHeader(t)
 	check := func(name string, value int, mayLack bool) {

@@ -2,7 +2,7 @@ package nldev
 
 import "syscall"
 
-// handle appends what names the device. Mirrors fill_nldev_handle.
+// handle appends the attributes that identify the device. Mirrors fill_nldev_handle.
 func (d *datagram) handle(dev *Device) {
 	d.u32(attrDevIndex, dev.Index)
 	d.text(attrDevName, dev.Name)
@@ -61,7 +61,7 @@ func (q *request) get() syscall.Errno {
 	})
 }
 
-// dumpDevices mirrors nldev_get_dumpit, which looks at no attribute.
+// dumpDevices mirrors nldev_get_dumpit, which ignores all attributes.
 func (q *request) dumpDevices(d *dump) syscall.Errno {
 	devices := q.list()
 	for i := range devices {
@@ -72,7 +72,7 @@ func (q *request) dumpDevices(d *dump) syscall.Errno {
 	return 0
 }
 
-// getPort mirrors nldev_port_get_doit, down to the type of its answer, which is GET.
+// getPort mirrors nldev_port_get_doit, including the type of its answer, GET.
 func (q *request) getPort() syscall.Errno {
 	dev, port, errno := q.parsePort(false)
 	if errno != 0 {

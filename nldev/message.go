@@ -5,16 +5,16 @@ import (
 	"strings"
 )
 
-// A datagram is a datagram under construction: the kernel's socket buffer. An attribute or header that exceeds its
-// size is left out and sets full, which the caller checks once after a series of them.
+// A datagram is a datagram under construction, like the kernel's socket buffer. An attribute or header that does not
+// fit is omitted and sets full, which the caller checks once after a series of them.
 type datagram struct {
 	b    []byte
-	size int // the most bytes that b may have
+	size int // the maximum length of b
 	full bool
 }
 
-// reserve appends n zero bytes, rounded up to the alignment, and returns their offset. It reports false if the
-// datagram has no space left.
+// reserve appends n zero bytes, rounded up to the alignment, and returns their offset. It returns false if they do not
+// fit.
 func (d *datagram) reserve(n int) (int, bool) {
 	at := len(d.b)
 	if d.full || align(n) > d.size-at {
@@ -25,8 +25,7 @@ func (d *datagram) reserve(n int) (int, bool) {
 	return at, true
 }
 
-// begin appends the header of a message and returns its offset, for end. The length follows in end. Mirrors
-// nlmsg_put.
+// begin appends the header of a message and returns its offset for end, which sets the length. Mirrors nlmsg_put.
 func (d *datagram) begin(typ, flags uint16, seq, portID uint32) int {
 	at, ok := d.reserve(headerSize)
 	if ok {

@@ -36,8 +36,8 @@ func (k kind) size() int {
 // A policy restricts the payload of an attribute of a request.
 type policy struct {
 	kind kind
-	// max is the largest length of a string without its NUL, 0 for any, or the smallest size of an unspecified
-	// attribute. In bytes.
+	// max is, in bytes, the maximum length of a string without its NUL, 0 for no limit, or the minimum size of an
+	// unspecified attribute.
 	max int
 }
 
@@ -184,8 +184,8 @@ func (p policy) check(payload []byte, nested, strict bool) syscall.Errno {
 	return 0
 }
 
-// attrs are the payloads of the attributes of a request by type, nil for those that are absent. They alias the
-// request. The last one of a type counts.
+// attrs holds the payloads of the attributes of a request by type, nil for absent ones. They alias the request. Of
+// several attributes of a type the last one counts.
 type attrs [attrCount][]byte
 
 // parse fills tb from the attributes in b, all of which it checks against policies. Mirrors __nla_validate_parse:

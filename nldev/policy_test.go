@@ -107,7 +107,7 @@ func TestMalformed(t *testing.T) {
 		cmdStatSet:      {devRxe, port1, rawAttr(attrStatHwcounters|attrFlagNested, nil)},
 		cmdStatGet:      {devRxe, port1},
 		cmdStatStatus:   {devRxe, port1},
-		cmdResQPGetRaw:  nil, // never succeed
+		cmdResQPGetRaw:  nil, // never succeeds
 		cmdResCQGetRaw:  nil,
 		cmdResMRGetRaw:  nil,
 		cmdResSRQGetRaw: nil,
@@ -144,9 +144,9 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// TestCounterAttributes checks that each command for counters rejects requests without one of the attributes that it
-// needs, or with another kind of resource. All of them name a QP that does not exist, or no device with counters:
-// a request that passes the checks ends otherwise.
+// TestCounterAttributes checks that each command for counters rejects requests that lack one of the attributes that it
+// needs, or name another kind of resource. The requests name a QP that does not exist, or a device without counters, so
+// a request that passes the checks has another result.
 func TestCounterAttributes(t *testing.T) {
 	qps, mrs := attrU32(attrStatRes, attrResQP), attrU32(attrStatRes, attrResMR)
 	auto, counter, qp := attrU32(attrStatMode, counterModeAuto), attrU32(attrStatCounterID, 1), attrU32(attrResLQPN, 1)
@@ -186,7 +186,7 @@ func TestCounterAttributes(t *testing.T) {
 	}
 }
 
-// TestPorts checks that QPs and CM IDs are reported for their own port alone.
+// TestPorts checks that QPs and CM IDs are reported only for their own port.
 func TestPorts(t *testing.T) {
 	src := &fakeSource{devices: []Device{{Index: 3, Name: "rxe0", Ports: make([]Port, 2), Resources: Resources{
 		QPs:   func() []QP { return []QP{{Num: 10}, {Num: 11, Port: 1}, {Num: 12, Port: 2}} },
@@ -196,7 +196,7 @@ func TestPorts(t *testing.T) {
 	for _, k := range []struct {
 		name    string
 		cmd, id uint16
-		match   string // the answer for an object of the port, its first attributes
+		match   string // the first attributes of the answer for an object of the port
 	}{
 		{"QP", cmdResQPGet, attrResLQPN, "5/10 " + rxe + "PORT_INDEX=%d"},
 		{"raw QP", cmdResQPGetRaw, attrResLQPN, einval},
@@ -245,7 +245,7 @@ func TestRefusals(t *testing.T) {
 	}{
 		{syscall.ENODEV, -int32(syscall.ENODEV)},
 		{fmt.Errorf("delete: %w", syscall.Errno(4095)), -4095},
-		{syscall.Errno(4096), -int32(syscall.EINVAL)}, // no pointer of the kernel's has this as an error
+		{syscall.Errno(4096), -int32(syscall.EINVAL)}, // the kernel's error pointers do not cover this value
 	} {
 		answers := Answer(testSource(), &fakeAdmin{err: test.err}, del, testPort)
 		if len(answers) != 1 {

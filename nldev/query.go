@@ -2,7 +2,7 @@ package nldev
 
 import "syscall"
 
-// A fillFunc appends what a command reports of one resource. Mirrors res_fill_func_t.
+// A fillFunc appends the attributes of one resource for a command. Mirrors res_fill_func_t.
 type fillFunc func(r resource, d *datagram, v view) syscall.Errno
 
 // query returns the command that reports resources of one kind. Mirrors RES_GET_FUNCS.
@@ -13,7 +13,7 @@ func query(k *resourceKind, fill fillFunc) command {
 	}
 }
 
-// fillRaw mirrors fill_res_qp_raw_entry and its like, for drivers that have no raw form.
+// fillRaw mirrors fill_res_qp_raw_entry and the like, for drivers without a raw form.
 func fillRaw(r resource, _ *datagram, v view) syscall.Errno {
 	if qp, ok := r.(*QP); ok && v.port != 0 && v.port != qp.Port {
 		return syscall.EAGAIN
@@ -65,8 +65,8 @@ func (q *request) getResource(k *resourceKind, fill fillFunc) syscall.Errno {
 	})
 }
 
-// dumpResources reports the resources of one kind: a message with a table of entries for each datagram. A port
-// restricts it to the objects of that port. Mirrors res_get_common_dumpit.
+// dumpResources reports the resources of one kind: a message with a table of entries for each datagram. A port in the
+// request restricts it to the objects of that port. Mirrors res_get_common_dumpit.
 func (q *request) dumpResources(d *dump, k *resourceKind, fill fillFunc) syscall.Errno {
 	dev, v, errno := q.parseQuery()
 	if errno != 0 {
@@ -85,7 +85,7 @@ func (q *request) dumpResources(d *dump, k *resourceKind, fill fillFunc) syscall
 	return 0
 }
 
-// table fills the current, empty datagram with one message and reports how many resources of the list it covers: at
+// table fills the current, empty datagram with one message and returns the number of resources of the list in it, at
 // least one. It returns EMSGSIZE if the first one does not fit.
 func (d *dump) table(dev *Device, k *resourceKind, list []resource, v view, fill fillFunc) (int, syscall.Errno) {
 	g := &d.cur
@@ -119,7 +119,7 @@ func (d *dump) table(dev *Device, k *resourceKind, list []resource, v view, fill
 	return n, result
 }
 
-// summary appends the numbers of resources of a device. Mirrors fill_res_info.
+// summary appends the number of resources of a device by kind. Mirrors fill_res_info.
 func (d *datagram) summary(dev *Device) {
 	d.handle(dev)
 	table := d.nest(attrResSummary)
@@ -147,7 +147,7 @@ func (q *request) getSummary() syscall.Errno {
 	})
 }
 
-// dumpSummaries mirrors nldev_res_get_dumpit, which looks at no attribute.
+// dumpSummaries mirrors nldev_res_get_dumpit, which ignores all attributes.
 func (q *request) dumpSummaries(d *dump) syscall.Errno {
 	devices := q.list()
 	for i := range devices {

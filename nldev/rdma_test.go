@@ -18,7 +18,7 @@ type toolServer struct {
 	admin Admin
 }
 
-// set changes what the server answers from.
+// set changes the source and the admin of the server.
 func (s *toolServer) set(src Source, admin Admin) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,7 +98,7 @@ func startTool(t *testing.T) (*toolServer, func(args ...string) string) {
 	}
 }
 
-// TestRDMATool checks what rdma(8) makes of the answers.
+// TestRDMATool checks the output of rdma(8) for the answers.
 func TestRDMATool(t *testing.T) {
 	server, run := startTool(t)
 	admin := &fakeAdmin{}
@@ -128,7 +128,7 @@ func TestRDMATool(t *testing.T) {
 		{"resource show ctx", []string{"dev rxe0 ctxn 5"}},
 		{"resource show srq", []string{"dev rxe0 srqn 0 type BASIC lqpn 19-21,25 pdn 2", "srqn 1 type XRC"}},
 		{"statistic show link rxe0/1", []string{"link rxe0/1 rcvd_pkts 1 sent_pkts 10"}},
-		{"statistic mode supported link rxe0/1", []string{""}}, // optional counters alone
+		{"statistic mode supported link rxe0/1", []string{""}}, // only optional counters
 		{"statistic qp mode link rxe0/1", []string{"link rxe0/1 mode qp auto off"}},
 		{"statistic qp set link rxe0/1 auto type on", []string{"Operation not supported"}},
 		{"statistic qp show", []string{""}},

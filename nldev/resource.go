@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// Resources are the functions that list the objects of a device, each in any order; the answers have them by
-// identifier. A nil function lists nothing. A function is called at most once for each message.
+// Resources holds functions that list the objects of a device, each in any order; the answers are sorted by identifier.
+// A nil function lists no objects. A function is called at most once for each message.
 type Resources struct {
 	PDs      func() []PD
 	CQs      func() []CQ
@@ -21,12 +21,13 @@ type Resources struct {
 	SRQs     func() []SRQ
 }
 
-// An Owner is the process, or the part of the service, that made an object.
+// An Owner is the process, or the part of the service, that created an object.
 type Owner struct {
-	// PID is the process that made a user's object, in the process namespace of the requesting program; 0 if it is
+	// PID is the process that created a user's object, in the process namespace of the requesting program; 0 if it is
 	// not visible there or has ended.
 	PID uint32
-	// Kernel names the maker of an object that no user context owns. An object with an empty Kernel is a user's.
+	// Kernel names the creator of an object that no user context owns. An object with an empty Kernel belongs to a
+	// user.
 	Kernel string
 }
 
@@ -46,8 +47,8 @@ func (o Owner) fill(d *datagram) {
 // A PD is a protection domain.
 type PD struct {
 	ID               uint32
-	Context          uint32 // ID of the user context, of a user's PD
-	UseCount         uint64 // objects that refer to the PD
+	Context          uint32 // identifier of the user context, for a user's PD
+	UseCount         uint64 // objects that use the PD
 	LocalDMALKey     uint32
 	GlobalRKey       uint32 // the unsafe global rkey, if UnsafeGlobalRKey
 	UnsafeGlobalRKey bool
@@ -57,10 +58,10 @@ type PD struct {
 // A CQ is a completion queue.
 type CQ struct {
 	ID       uint32
-	Context  uint32 // ID of the user context, of a user's CQ
+	Context  uint32 // identifier of the user context, for a user's CQ
 	CQE      uint32 // entries
-	UseCount uint64 // QPs and SRQs that refer to the CQ
-	PollCtx  uint8  // enum ib_poll_context, of a kernel's CQ
+	UseCount uint64 // QPs and SRQs that use the CQ
+	PollCtx  uint8  // enum ib_poll_context, for a kernel's CQ
 	DIM      bool   // events are moderated
 	Owner
 }
@@ -69,13 +70,13 @@ type CQ struct {
 type QP struct {
 	Num          uint32 // also its identifier
 	Port         uint32 // 0 before the transition to INIT
-	PD           uint32 // ID of the protection domain, of a user's QP
+	PD           uint32 // identifier of the protection domain, for a user's QP
 	Type         uint8  // enum ib_qp_type, 2 for RC
 	State        uint8  // enum ib_qp_state, 3 for RTS
-	RemoteNum    uint32 // of RC and UC
-	RQPSN        uint32 // of RC and UC
+	RemoteNum    uint32 // for RC and UC
+	RQPSN        uint32 // for RC and UC
 	SQPSN        uint32
-	PathMigState uint8 // enum ib_mig_state, of RC, UC and XRC
+	PathMigState uint8 // enum ib_mig_state, for RC, UC and XRC
 	Owner
 }
 
@@ -87,14 +88,14 @@ type CMID struct {
 	QPType   uint8          // enum ib_qp_type, with QPNum
 	PS       uint32         // enum rdma_ucm_port_space, 0x0106 for TCP
 	State    uint8          // enum rdma_cm_state
-	Src, Dst netip.AddrPort // the zero value is an address that is not known
+	Src, Dst netip.AddrPort // the zero value means unknown
 	Owner
 }
 
 // An MR is a memory region.
 type MR struct {
 	ID         uint32
-	PD         uint32 // ID of the protection domain, of a user's MR
+	PD         uint32 // identifier of the protection domain, for a user's MR
 	Length     uint64 // bytes
 	LKey, RKey uint32
 	Owner
@@ -110,13 +111,13 @@ type Context struct {
 type SRQ struct {
 	ID   uint32
 	PD   uint32   // ID of the protection domain
-	CQ   uint32   // ID of the completion queue, of an SRQ for XRC or tag matching
+	CQ   uint32   // identifier of the completion queue, for an SRQ of type XRC or tag matching
 	Type uint8    // enum ib_srq_type: 0 basic, 1 XRC, 2 tag matching
 	QPs  []uint32 // numbers of the QPs that receive from the SRQ, in any order
 	Owner
 }
 
-// Values of enum ib_qp_type that decide which attributes a QP has.
+// Values of enum ib_qp_type that determine the attributes of a QP.
 const (
 	qptRC     = 2
 	qptUC     = 3
@@ -124,13 +125,13 @@ const (
 	qptXRCTgt = 10
 )
 
-// Values of enum ib_srq_type whose queues have a completion queue.
+// Values of enum ib_srq_type with a completion queue.
 const (
 	srqXRC = 1
 	srqTM  = 2
 )
 
-// A view is the part of a request that decides what it reports of a resource.
+// A view holds the properties of a request that affect the reported attributes.
 type view struct {
 	admin bool   // the program has CAP_NET_ADMIN
 	port  uint32 // report objects of this port only; 0 for any
@@ -140,16 +141,16 @@ type view struct {
 type resource interface {
 	// id returns the identifier, unique among the objects of one kind.
 	id() uint32
-	// fill appends the attributes of the object. It returns EAGAIN, with nothing appended, for an object of
-	// another port than v asks for.
+	// fill appends the attributes of the object. It returns EAGAIN, and appends nothing, if v requests another port
+	// than the object's.
 	fill(d *datagram, v view) syscall.Errno
 }
 
-// A resourceKind is one of the kinds of resources, and how messages name it. Mirrors struct nldev_fill_res_entry.
+// A resourceKind is a kind of resources with its attributes. Mirrors struct nldev_fill_res_entry.
 type resourceKind struct {
 	name             string // in the summary
 	table, entry, id uint16 // attributes
-	perDevice        bool   // objects have no port
+	perDevice        bool   // objects are not bound to a port
 	list             func(*Resources) []resource
 }
 
@@ -164,7 +165,7 @@ var (
 	kindCtx = &resourceKind{"ctx", attrResCTX, attrResCTXEntry, attrResCTXN, true,
 		listOf((*Resources).contexts)}
 	kindSRQ = &resourceKind{"srq", attrResSRQ, attrResSRQEntry, attrResSRQN, true, listOf((*Resources).srqs)}
-	// kindCounter are counters that are bound to QPs, of which there are none.
+	// kindCounter stands for counters bound to QPs, which do not exist here.
 	kindCounter = &resourceKind{"counter", attrStatCounter, attrStatCounterEntry, attrStatCounterID, false,
 		func(*Resources) []resource { return nil }}
 )
@@ -200,7 +201,7 @@ func listOf[T any, P interface {
 	}
 }
 
-// find returns the resource with the identifier, false if there is none. list is by identifier.
+// find returns the resource with the identifier, or false. list is sorted by identifier.
 func find(list []resource, id uint32) (resource, bool) {
 	i, ok := slices.BinarySearchFunc(list, id, func(r resource, id uint32) int { return cmp.Compare(r.id(), id) })
 	if !ok {

@@ -7,7 +7,7 @@ import (
 )
 
 // getCounters reports the hardware counters of a port, the mode in which QPs are bound to counters, or a memory
-// region's identifier, as attribute STAT_RES says. Mirrors nldev_stat_get_doit.
+// region's identifier, depending on attribute STAT_RES. Mirrors nldev_stat_get_doit.
 func (q *request) getCounters() syscall.Errno {
 	if !q.parse(false, attrStatRes) {
 		return q.getPortCounters() // EINVAL if an attribute is malformed
@@ -46,8 +46,8 @@ func (q *request) getPortCounters() syscall.Errno {
 	})
 }
 
-// getCounterMode mirrors stat_get_doit_qp. No counter is ever bound to a QP, so the mode is none, and every
-// identifier of a counter is unknown.
+// getCounterMode mirrors stat_get_doit_qp. No counter is ever bound to a QP, so the mode is none, and every counter
+// identifier is unknown.
 func (q *request) getCounterMode() syscall.Errno {
 	if q.tb.has(attrStatCounterID) {
 		return q.getResource(kindCounter, resource.fill)
@@ -107,8 +107,8 @@ func (q *request) getCounterStatus() syscall.Errno {
 	})
 }
 
-// setCounters binds QPs to counters, or enables optional counters. There are neither: the first is EOPNOTSUPP, of
-// the second only the empty set is accepted. Mirrors nldev_stat_set_doit.
+// setCounters binds QPs to counters, or enables optional counters. Neither is supported: the first returns EOPNOTSUPP,
+// and the second accepts only the empty set. Mirrors nldev_stat_set_doit.
 func (q *request) setCounters() syscall.Errno {
 	dev, port, errno := q.parsePort(true)
 	if errno != 0 {
@@ -141,7 +141,7 @@ func (q *request) bindCounter() syscall.Errno {
 	return syscall.EOPNOTSUPP
 }
 
-// deleteCounter unbinds a QP from its counter, of which there is none. Mirrors nldev_stat_del_doit and
+// deleteCounter unbinds a QP from its counter, which does not exist. Mirrors nldev_stat_del_doit and
 // rdma_counter_unbind_qpn.
 func (q *request) deleteCounter() syscall.Errno {
 	dev, _, errno := q.parsePort(true)

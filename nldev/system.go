@@ -6,11 +6,11 @@ import "syscall"
 const (
 	sharedNetns    = true  // every network namespace sees every device
 	privilegedQKey = false // a program without CAP_NET_RAW cannot use a controlled Q_Key
-	monitor        = false // notifications of devices that come and go are sent
+	monitor        = false // notifications of added and removed devices are sent
 	copyOnFork     = true  // a fork copies pinned pages: libibverbs needs no madvise
 )
 
-// getSystem mirrors nldev_sys_get_doit, which, alone of all commands, reports the errno of a malformed attribute.
+// getSystem mirrors nldev_sys_get_doit. It is the only command that reports the errno of a malformed attribute.
 func (q *request) getSystem() syscall.Errno {
 	if errno := q.tb.parse(q.msg[headerSize:], false); errno != 0 {
 		return errno
