@@ -1,11 +1,11 @@
-// Package netdev finds the network interfaces that RDMA devices stand on.
+// Package netdev finds the network interfaces of RDMA devices.
 //
-// An RDMA device over Ethernet belongs to one network interface: its port follows the interface's state, its path
-// MTU comes from the interface's MTU, and its GID table lists the interface's addresses. A user names the interface,
-// or an address, or neither; [ByName], [ByAddr] and [FirstUsable] answer each.
+// An RDMA device over Ethernet belongs to one network interface: its port follows the interface's state, its path MTU
+// depends on the interface's MTU, and its GID table lists the interface's addresses. A user names the interface, or an
+// address, or neither: see [ByName], [ByAddr] and [FirstUsable].
 //
-// What they return is a picture of the moment; a [Watcher] tells when to take another. Where there is nothing to return the error wraps ENODEV, or
-// EADDRNOTAVAIL for an address, and lists what there is.
+// The results are snapshots; a [Watcher] reports when they may have changed. If there is no match, the error wraps
+// ENODEV, or EADDRNOTAVAIL for an address, and lists the available interfaces.
 package netdev
 
 import (
@@ -26,8 +26,8 @@ type Interface struct {
 	Name     string
 	Index    int
 	MAC      net.HardwareAddr // empty for loopback and tunnels
-	MTU      int              // of the IP packet, in bytes
-	Up       bool             // administratively
+	MTU      int              // of an IP packet, in bytes
+	Up       bool             // administrative state
 	Running  bool             // up, and with a carrier
 	Loopback bool
 	// Addrs are IPv4 addresses first, then those of IPv6, then link-local IPv6 with the interface's name as zone;
@@ -35,7 +35,7 @@ type Interface struct {
 	Addrs []netip.Addr
 }
 
-// Has reports whether a is an address of the interface, whatever its zone; every address in 127.0.0.0/8 is one of a
+// Has reports whether a is an address of the interface; zones are ignored. Every address in 127.0.0.0/8 belongs to a
 // loopback interface that is up.
 func (i *Interface) Has(a netip.Addr) bool {
 	a = a.Unmap()
@@ -44,7 +44,7 @@ func (i *Interface) Has(a netip.Addr) bool {
 	})
 }
 
-// usable reports whether RDMA makes sense on i.
+// usable reports whether an RDMA device can use i.
 func (i *Interface) usable() bool { return i.Up && i.Running }
 
 // All lists the interfaces of this network namespace by index.
@@ -53,7 +53,7 @@ func All() ([]Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list network interfaces: %w", err)
 	}
-	// Without the file there is no IPv6, or no /proc: then all addresses are taken as usable.
+	// Without the file there is no IPv6, or no /proc: then all addresses count as usable.
 	pending := unusable(readTable("/proc/thread-self/net/if_inet6"))
 	list := make([]Interface, 0, len(ifs))
 	for _, ifi := range ifs {
@@ -69,7 +69,8 @@ func All() ([]Interface, error) {
 	return list, nil
 }
 
-// readTable returns the content of a file, "" if it cannot be read. The filter of a confined process refuses links.
+// readTable returns the content of a file, or "" if it cannot be read. The filter of a confined process rejects
+// symbolic links.
 func readTable(path string) string {
 	f, err := os.OpenFile(path, syscall.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NOCTTY, 0)
 	if err != nil {
@@ -80,15 +81,16 @@ func readTable(path string) string {
 	return string(b)
 }
 
-// indexed is an address of an interface.
+// indexed is an address with the index of its interface.
 type indexed struct {
 	index int
 	addr  netip.Addr
 }
 
-// unusable returns the addresses to which no socket can be bound yet, since another host may have them (RFC 4862, 5.4), or
-// ever, since one has. The table is /proc/net/if_inet6: address, index, prefix length, scope and flags, in hexadecimal. The
-// kernel announces an address again when it is no longer tentative.
+// unusable returns the addresses to which no socket can be bound. An address is tentative while duplicate detection is
+// in progress (RFC 4862, 5.4), and permanently unusable after it has failed. The table is /proc/net/if_inet6: address,
+// index, prefix length, scope and flags, in hexadecimal. The kernel announces an address again when it is no longer
+// tentative.
 func unusable(table string) map[indexed]bool {
 	set := map[indexed]bool{}
 	for line := range strings.Lines(table) {
@@ -157,8 +159,8 @@ func rank(a netip.Addr) int {
 	return rankIPv6
 }
 
-// FirstUsable returns the interface to take when the user has named none: the first, by index, that is up, has a
-// carrier and a global unicast address, IPv4 before IPv6, and if there is none, the loopback interface.
+// FirstUsable returns the default interface: the first one, by index, that is up and has a carrier and a global unicast
+// address, IPv4 before IPv6. If there is none, it returns the loopback interface.
 func FirstUsable() (*Interface, error) {
 	list, err := All()
 	if err != nil {
@@ -187,7 +189,7 @@ func firstUsable(list []Interface) (*Interface, error) {
 	return nil, fmt.Errorf("no network interface is up and has an address, not even loopback (%s): %w", describe(list), syscall.ENODEV)
 }
 
-// ByName returns the interface called name. It may be down or without an address.
+// ByName returns the interface with a name. It may be down or without an address.
 func ByName(name string) (*Interface, error) {
 	list, err := All()
 	if err != nil {
@@ -205,8 +207,8 @@ func byName(list []Interface, name string) (*Interface, error) {
 	return nil, fmt.Errorf("no network interface is called %q (%s): %w", name, describe(list), syscall.ENODEV)
 }
 
-// ByAddr returns the interface that has the address a; for a link-local IPv6 address the zone, a name or an index,
-// says on which link, and may be left out if it is on one only. Every address in 127.0.0.0/8 is one of loopback.
+// ByAddr returns the interface that has address a. For a link-local IPv6 address the zone, a name or an index, selects
+// the link; it is optional if only one link has the address. Every address in 127.0.0.0/8 belongs to loopback.
 func ByAddr(a netip.Addr) (*Interface, error) {
 	list, err := All()
 	if err != nil {
@@ -237,7 +239,7 @@ func byAddr(list []Interface, a netip.Addr) (*Interface, error) {
 	return nil, fmt.Errorf("no network interface has the address %v (%s): %w", a, describe(list), syscall.EADDRNOTAVAIL)
 }
 
-// describe lists what there is, for error messages.
+// describe lists the available interfaces, for error messages.
 func describe(list []Interface) string {
 	if len(list) == 0 {
 		return "there are no interfaces"

@@ -64,7 +64,7 @@ func TestByAddr(t *testing.T) {
 	}
 	for _, test := range []struct {
 		addr string
-		want string // the interface, or with a leading "!" what the error mentions
+		want string // the interface, or with a leading "!" a part of the error
 	}{
 		{"10.0.0.1", "eth0"},
 		{"::ffff:10.0.0.1", "eth0"},
@@ -124,7 +124,7 @@ func TestMakeInterface(t *testing.T) {
 	}
 }
 
-// The interfaces of this very host.
+// TestHost checks the interfaces of this host.
 func TestHost(t *testing.T) {
 	list, err := All()
 	if err != nil {
@@ -145,7 +145,7 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// TestUnusable: a socket cannot be bound to an address that another host may have, or has.
+// TestUnusable checks addresses to which no socket can be bound: tentative and duplicate ones.
 func TestUnusable(t *testing.T) {
 	const table = `fe800000000000002c2d35fffe4ea3f0 02 40 20 c0    veth0
 fd770000000000000000000000000001 02 40 00 80    veth0

@@ -8,14 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Watcher tells of changes of the interfaces of a network namespace and of their addresses (rtnetlink(7)). It does not
-// tell which: [All] shows what there is then.
+// Watcher reports changes of the interfaces of a network namespace and of their addresses (rtnetlink(7)). It does not
+// report details: call [All] for the new state.
 type Watcher struct {
 	socket *os.File
 	buf    []byte
 }
 
-// Watch starts to watch the network namespace of the calling thread. It needs no privilege. The caller closes the Watcher.
+// Watch starts to watch the network namespace of the calling thread. It needs no privilege. The caller must close the
+// Watcher.
 func Watch() (*Watcher, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -29,10 +30,10 @@ func Watch() (*Watcher, error) {
 	return &Watcher{socket: os.NewFile(uintptr(fd), "rtnetlink"), buf: make([]byte, 64<<10)}, nil
 }
 
-// Wait sleeps until something has changed since it returned last; several changes may make it return once. It fails with
-// os.ErrClosed when the Watcher was closed.
+// Wait sleeps until an interface or address has changed since its last return. One return may cover several changes. It
+// returns os.ErrClosed after the Watcher was closed.
 func (w *Watcher) Wait() error {
-	// What a message says does not matter: it may be old by now. Nor does it matter that some were lost (ENOBUFS).
+	// The contents of a message may be outdated and are ignored. Lost messages (ENOBUFS) do not matter either.
 	if _, err := w.socket.Read(w.buf); err != nil && !errors.Is(err, unix.ENOBUFS) {
 		return fmt.Errorf("watch the network interfaces: %w", err)
 	}
@@ -41,7 +42,7 @@ func (w *Watcher) Wait() error {
 		return fmt.Errorf("watch the network interfaces: %w", err)
 	}
 	return raw.Control(func(fd uintptr) {
-		for range 1000 { // those that have come by now are told by one return
+		for range 1000 { // one return covers all messages received so far
 			if _, err := unix.Read(int(fd), w.buf); err != nil && err != unix.ENOBUFS && err != unix.EINTR {
 				return
 			}
@@ -49,5 +50,5 @@ func (w *Watcher) Wait() error {
 	})
 }
 
-// Close ends the watch; a Wait that sleeps returns. It may be called from anywhere, once.
+// Close ends the watch and wakes a sleeping Wait. It may be called once, from any thread.
 func (w *Watcher) Close() error { return w.socket.Close() }

@@ -15,7 +15,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// In a network namespace of its own the test changes things and is told.
+// TestWatch changes interfaces in a network namespace of its own, and waits for the reports.
 func TestWatch(t *testing.T) {
 	testutil.NeedRoot(t, "for a network namespace")
 	if _, err := exec.LookPath("ip"); err != nil {
@@ -24,7 +24,7 @@ func TestWatch(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and never let go: the thread ends with the goroutine, and the namespace with it
+		runtime.LockOSThread() // not unlocked: the thread ends with the goroutine, and the namespace with it
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			t.Error(err)
 			return
