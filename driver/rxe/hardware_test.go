@@ -209,7 +209,9 @@ func TestStaleNumbers(t *testing.T) {
 			check(t, err)
 			xrcd, err := b.a.dev.IB().AllocXRCD()
 			check(t, err)
-			srq, err := b.a.pd.CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}, XRCD: xrcd, CQ: b.a.cq})
+			srq, err := b.a.pd.CreateSRQ(ib.SRQInitAttr{
+				Type: ib.SRQXRC, Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}, XRCD: xrcd, CQ: b.a.cq,
+			})
 			check(t, err)
 			for what, n := range map[string]uint32{
 				"queue pair": b.a.qp.Num(), "region": b.a.mr.RKey(), "window": mw.RKey(), "shared receive queue": srq.Num(),

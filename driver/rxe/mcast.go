@@ -24,9 +24,9 @@ const (
 	maxTotMcastQP    = maxMcastGrp * maxMcastQPAttach
 )
 
-// groups holds the multicast groups of the device's queue pairs. As long as a group has a queue pair, the device is a member of it
-// in the network, by one of its addresses. Each queue pair of the group receives the packets. A packet that the device sends to a
-// group returns by the network; the Fabric takes no part.
+// groups holds the multicast groups of the device's queue pairs. While a group has a queue pair, one address of the
+// device is a member of the group in the network. Each queue pair of the group receives the packets. The network returns
+// the packets that the device itself sends to a group; the Fabric takes no part.
 type groups struct {
 	mu   sync.Mutex // one change at a time; held also while addresses join and leave, which may sleep
 	view atomic.Pointer[map[netip.Addr][]*QP]
@@ -81,8 +81,8 @@ func (qp *QP) AttachMcast(gid ib.GID, _ uint16) error {
 	return nil
 }
 
-// groupEndpoint returns the address at which the device receives a family's groups: the first. A host has a group once, however many
-// addresses its interface has; each address that joins would receive a copy.
+// groupEndpoint returns the endpoint that receives the groups of a family, or nil. It is the first one of the family.
+// If several addresses of an interface joined a group, each would receive a copy of its packets.
 func groupEndpoint(d *Device, is4 bool) link.Endpoint {
 	all := d.Endpoints()
 	i := slices.IndexFunc(all, func(e link.Endpoint) bool { return e.Addr().Is4() == is4 })
@@ -101,8 +101,8 @@ func joinGroup(d *Device, group netip.Addr) error {
 	return link.Join(e, group)
 }
 
-// leaveGroup ends the membership of every address in a group, except that of keep if it is not nil. An error of the network is
-// ignored: no queue pair receives the packets any more.
+// leaveGroup ends the membership of every address in a group, except that of keep. Errors of the network are ignored,
+// since no queue pair receives the packets any more.
 func leaveGroup(d *Device, group netip.Addr, keep link.Endpoint) {
 	for _, e := range d.Endpoints() {
 		if e.Addr().Is4() == group.Is4() && e != keep {
@@ -111,7 +111,7 @@ func leaveGroup(d *Device, group netip.Addr, keep link.Endpoint) {
 	}
 }
 
-// rejoinGroups moves the memberships to the addresses that receive groups now. The new address joins before the former one leaves.
+// rejoinGroups moves the memberships after a change of addresses. The new address joins before the former one leaves.
 func rejoinGroups(d *Device) {
 	g := &d.groups
 	g.mu.Lock()
