@@ -99,186 +99,212 @@ func testEveryMethod(e *env) {
 	t := p.traffic()
 	stop := e.dev.OnEvent(func(ib.Event) {})
 	defer stop()
-	var posted, polled [2]atomic.Int64 // number of completions expected, and polled, on each side
-	var credit, room [2]chan struct{}  // completions that need an entry of the CQ; receives without a send so far
-	for i := range credit {
-		credit[i] = make(chan struct{}, 3*e.queueLen)
-		room[i] = make(chan struct{}, 3*e.queueLen)
-	}
-	side := func(r *rand.Rand) int { return r.IntN(2) }
-	// try runs a post on a side if the CQ has an entry for its completion.
-	try := func(i int, post func() (int, error)) (int, error) {
-		select {
-		case credit[i] <- struct{}{}:
-		default:
-			return 0, nil
-		}
-		n, err := post()
-		if posted[i].Add(int64(n)); n == 0 {
-			select {
-			case <-credit[i]:
-			default: // an extra completion has used it
-			}
-		}
-		return n, err
-	}
-	poll := func(i int, wc []ib.WC) error {
-		n, err := p.cqs[i].Poll(wc)
-		polled[i].Add(int64(n))
-		for _, w := range wc[:max(n, 0)] {
-			select {
-			case <-credit[i]:
-			default:
-				return errors.New("a completion more than work requests were posted")
-			}
-			if w.Status != ib.WCSuccess {
-				return fmt.Errorf("completion with %q", w.Status)
-			}
-		}
-		return err
-	}
-	send := func(i int) (int, error) {
-		return try(i, func() (int, error) {
-			return p.qps[i].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[i].sgl(8, 8)})
-		})
-	}
-	w := works{
-		"post receive": func(r *rand.Rand) error {
-			i := side(r)
-			n, err := try(i, func() (int, error) { return p.qps[i].PostRecv(ib.RecvWR{SGList: p.buf[i].sgl(0, 8)}) })
-			if n > 0 {
-				room[i] <- struct{}{}
-			}
-			return err
-		},
-		"post send": func(r *rand.Rand) error {
-			i := side(r)
-			select {
-			case <-room[1-i]:
-			default:
-				return nil
-			}
-			n, err := send(i)
-			if n == 0 {
-				room[1-i] <- struct{}{}
-			}
-			return err
-		},
-		"post write": func(r *rand.Rand) error {
-			i := side(r)
-			_, err := try(i, func() (int, error) {
-				return p.qps[i].PostSend(ib.SendWR{
-					Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[i].sgl(16, 8),
-					RemoteAddr: p.buf[1-i].addr + 64, RKey: p.buf[1-i].mr.RKey(),
-				})
-			})
-			return err
-		},
-		"poll":           func(r *rand.Rand) error { return poll(side(r), make([]ib.WC, 1+r.IntN(8))) },
-		"request notify": func(r *rand.Rand) error { return second(p.cqs[side(r)].ReqNotify(ib.NotifyNextComp)) },
-		"state": func(r *rand.Rand) error {
-			if s := p.qps[side(r)].State(); s != ib.QPRTS {
-				return fmt.Errorf("state is %v", s)
-			}
-			return nil
-		},
-		"query qp": func(r *rand.Rand) error {
-			a, _, err := p.qps[side(r)].Query(0)
-			if err == nil && a.State != ib.QPRTS {
-				err = fmt.Errorf("state is %v", a.State)
-			}
-			return err
-		},
-		"modify qp": func(r *rand.Rand) error {
-			return p.qps[side(r)].Modify(ib.QPAttr{State: ib.QPRTS, AccessFlags: remote}, ib.QPAttrState|ib.QPAttrAccessFlags)
-		},
-		"resize cq": func(r *rand.Rand) error {
-			err := p.cqs[side(r)].Resize(4*e.queueLen + r.IntN(10))
-			if errors.Is(err, syscall.EOPNOTSUPP) {
-				return nil
-			}
-			return err
-		},
-		"query": func(r *rand.Rand) error {
-			_, err := e.dev.QueryDevice()
-			return errors.Join(err, second(e.dev.QueryPort(1)), second(e.dev.QueryGID(1, e.gidIndex)), second(e.dev.QueryPKey(1, 0)))
-		},
-		"pd": func(r *rand.Rand) error {
-			pd, err := e.dev.AllocPD()
-			if err != nil {
-				return err
-			}
-			return pd.Dealloc()
-		},
-		"mr": func(r *rand.Rand) error {
-			mr, err := p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: p.buf[0].addr, Length: 64, Access: ib.AccessLocalWrite})
-			if err != nil {
-				return err
-			}
-			return mr.Dereg()
-		},
-		"cq": func(r *rand.Rand) error {
-			cq, err := e.dev.CreateCQ(ib.CQInit{Entries: 4})
-			if err != nil {
-				return err
-			}
-			return cq.Destroy()
-		},
-		"qp": func(r *rand.Rand) error {
-			qp, err := p.pd.CreateQP(ib.QPInitAttr{
-				SendCQ: p.cqs[0], RecvCQ: p.cqs[1], Type: ib.QPTypeRC,
-				Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},
-			})
-			if err != nil {
-				return err
-			}
-			return qp.Destroy()
-		},
-		"ah": func(r *rand.Rand) error {
-			a := e.address()
-			ah, err := p.pd.CreateAH(&a)
-			if errors.Is(err, syscall.EOPNOTSUPP) {
-				return nil
-			} else if err != nil {
-				return err
-			}
-			return errors.Join(second(ah.Query()), ah.Modify(&a), ah.Destroy())
-		},
-		"event": func(r *rand.Rand) error { e.handle.DispatchEvent(ib.EventClientReregister, 1); return nil },
-		"callbacks": func(r *rand.Rand) error {
-			e.handle.HoldCallbacks()
-			err := poll(0, make([]ib.WC, 1))
-			e.handle.RunCallbacks()
-			return err
-		},
-	}
+	l, w := newLedger(e, p), works{}
+	l.addData(e, w)
 	if !t.write {
 		delete(w, "post write")
 	}
+	l.addControl(e, w)
+	w["callbacks"] = func(r *rand.Rand) error {
+		e.handle.HoldCallbacks()
+		err := l.poll(0, make([]ib.WC, 1))
+		e.handle.RunCallbacks()
+		return err
+	}
 	e.addDatagrams(w)
 	w.run(e, 8, 250*e.cfg.load, syscall.ENOMEM)
-	// Each receive gets a message; then each request has completed once.
-	for i := range p.qps {
-		for len(room[i]) > 0 {
-			n, err := send(1 - i)
+	l.finish(e)
+}
+
+// ledger counts the work requests and completions of a connected pair whose sides are used by several threads.
+type ledger struct {
+	*pair
+	posted, polled [2]atomic.Int64  // number of completions expected, and polled, on each side
+	credit         [2]chan struct{} // completions that need an entry of the CQ
+	room           [2]chan struct{} // receives without a send so far
+}
+
+func newLedger(e *env, p *pair) *ledger {
+	l := &ledger{pair: p}
+	for i := range l.credit {
+		l.credit[i] = make(chan struct{}, 3*e.queueLen)
+		l.room[i] = make(chan struct{}, 3*e.queueLen)
+	}
+	return l
+}
+
+// try calls post on a side if the CQ has an entry for its completion.
+func (l *ledger) try(i int, post func() (int, error)) (int, error) {
+	select {
+	case l.credit[i] <- struct{}{}:
+	default:
+		return 0, nil
+	}
+	n, err := post()
+	if l.posted[i].Add(int64(n)); n == 0 {
+		select {
+		case <-l.credit[i]:
+		default: // an extra completion has used it
+		}
+	}
+	return n, err
+}
+
+func (l *ledger) poll(i int, wc []ib.WC) error {
+	n, err := l.cqs[i].Poll(wc)
+	l.polled[i].Add(int64(n))
+	for _, w := range wc[:max(n, 0)] {
+		select {
+		case <-l.credit[i]:
+		default:
+			return errors.New("a completion more than work requests were posted")
+		}
+		if w.Status != ib.WCSuccess {
+			return fmt.Errorf("completion with %q", w.Status)
+		}
+	}
+	return err
+}
+
+func (l *ledger) send(i int) (int, error) {
+	return l.try(i, func() (int, error) {
+		return l.qps[i].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: l.buf[i].sgl(8, 8)})
+	})
+}
+
+// addData adds the methods of the data path and of its objects.
+func (l *ledger) addData(e *env, w works) {
+	w["post receive"] = func(r *rand.Rand) error {
+		i := r.IntN(2)
+		n, err := l.try(i, func() (int, error) { return l.qps[i].PostRecv(ib.RecvWR{SGList: l.buf[i].sgl(0, 8)}) })
+		if n > 0 {
+			l.room[i] <- struct{}{}
+		}
+		return err
+	}
+	w["post send"] = func(r *rand.Rand) error {
+		i := r.IntN(2)
+		select {
+		case <-l.room[1-i]:
+		default:
+			return nil
+		}
+		n, err := l.send(i)
+		if n == 0 {
+			l.room[1-i] <- struct{}{}
+		}
+		return err
+	}
+	w["post write"] = func(r *rand.Rand) error {
+		i := r.IntN(2)
+		_, err := l.try(i, func() (int, error) {
+			return l.qps[i].PostSend(ib.SendWR{
+				Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: l.buf[i].sgl(16, 8),
+				RemoteAddr: l.buf[1-i].addr + 64, RKey: l.buf[1-i].mr.RKey(),
+			})
+		})
+		return err
+	}
+	w["poll"] = func(r *rand.Rand) error { return l.poll(r.IntN(2), make([]ib.WC, 1+r.IntN(8))) }
+	w["request notify"] = func(r *rand.Rand) error { return second(l.cqs[r.IntN(2)].ReqNotify(ib.NotifyNextComp)) }
+	w["state"] = func(r *rand.Rand) error {
+		if s := l.qps[r.IntN(2)].State(); s != ib.QPRTS {
+			return fmt.Errorf("state is %v", s)
+		}
+		return nil
+	}
+	w["query qp"] = func(r *rand.Rand) error {
+		a, _, err := l.qps[r.IntN(2)].Query(0)
+		if err == nil && a.State != ib.QPRTS {
+			err = fmt.Errorf("state is %v", a.State)
+		}
+		return err
+	}
+	w["modify qp"] = func(r *rand.Rand) error {
+		return l.qps[r.IntN(2)].Modify(ib.QPAttr{State: ib.QPRTS, AccessFlags: remote}, ib.QPAttrState|ib.QPAttrAccessFlags)
+	}
+	w["resize cq"] = func(r *rand.Rand) error {
+		err := l.cqs[r.IntN(2)].Resize(4*e.queueLen + r.IntN(10))
+		if errors.Is(err, syscall.EOPNOTSUPP) {
+			return nil
+		}
+		return err
+	}
+}
+
+// addControl adds the methods that query the device, and create and destroy objects beside those in use.
+func (l *ledger) addControl(e *env, w works) {
+	w["query"] = func(r *rand.Rand) error {
+		_, err := e.dev.QueryDevice()
+		return errors.Join(err, second(e.dev.QueryPort(1)), second(e.dev.QueryGID(1, e.gidIndex)), second(e.dev.QueryPKey(1, 0)))
+	}
+	w["pd"] = func(r *rand.Rand) error {
+		pd, err := e.dev.AllocPD()
+		if err != nil {
+			return err
+		}
+		return pd.Dealloc()
+	}
+	w["mr"] = func(r *rand.Rand) error {
+		mr, err := l.pd.RegMR(ib.MRInit{Space: e.mem, Addr: l.buf[0].addr, Length: 64, Access: ib.AccessLocalWrite})
+		if err != nil {
+			return err
+		}
+		return mr.Dereg()
+	}
+	w["cq"] = func(r *rand.Rand) error {
+		cq, err := e.dev.CreateCQ(ib.CQInit{Entries: 4})
+		if err != nil {
+			return err
+		}
+		return cq.Destroy()
+	}
+	w["qp"] = func(r *rand.Rand) error {
+		qp, err := l.pd.CreateQP(ib.QPInitAttr{
+			SendCQ: l.cqs[0], RecvCQ: l.cqs[1], Type: ib.QPTypeRC,
+			Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},
+		})
+		if err != nil {
+			return err
+		}
+		return qp.Destroy()
+	}
+	w["ah"] = func(r *rand.Rand) error {
+		a := e.address()
+		ah, err := l.pd.CreateAH(&a)
+		if errors.Is(err, syscall.EOPNOTSUPP) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		return errors.Join(second(ah.Query()), ah.Modify(&a), ah.Destroy())
+	}
+	w["event"] = func(r *rand.Rand) error { e.handle.DispatchEvent(ib.EventClientReregister, 1); return nil }
+}
+
+// finish posts a send for each receive, and waits until every work request has completed, once.
+func (l *ledger) finish(e *env) {
+	for i := range l.qps {
+		for len(l.room[i]) > 0 {
+			n, err := l.send(1 - i)
 			if n > 0 {
-				<-room[i]
+				<-l.room[i]
 			} else if err != nil && !errors.Is(err, syscall.ENOMEM) {
 				e.Fatalf("post send: %v", err)
 			}
-			e.must("poll", errors.Join(poll(0, make([]ib.WC, 8)), poll(1, make([]ib.WC, 8))))
+			e.must("poll", errors.Join(l.poll(0, make([]ib.WC, 8)), l.poll(1, make([]ib.WC, 8))))
 		}
 	}
-	for i := range p.cqs {
+	for i := range l.cqs {
 		e.eventually("every completion", func() bool {
-			e.must("poll", poll(i, make([]ib.WC, 16)))
-			return polled[i].Load() >= posted[i].Load()
+			e.must("poll", l.poll(i, make([]ib.WC, 16)))
+			return l.polled[i].Load() >= l.posted[i].Load()
 		})
 	}
 	e.settle()
-	for i, cq := range p.cqs {
-		if n, _ := cq.Poll(make([]ib.WC, 1)); n != 0 || polled[i].Load() != posted[i].Load() {
-			e.Errorf("side %d: %d completions of %d work requests", i, polled[i].Load()+int64(n), posted[i].Load())
+	for i, cq := range l.cqs {
+		if n, _ := cq.Poll(make([]ib.WC, 1)); n != 0 || l.polled[i].Load() != l.posted[i].Load() {
+			e.Errorf("side %d: %d completions of %d work requests", i, l.polled[i].Load()+int64(n), l.posted[i].Load())
 		}
 	}
 }
