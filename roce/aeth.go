@@ -11,7 +11,7 @@ import (
 //	000 ccccc  ACK      c: credit code
 //	001 ttttt  RNR NAK  t: timer code
 //	010 xxxxx  reserved
-//	011 nnnnn  NAK      n: what went wrong
+//	011 nnnnn  NAK      n: error code
 //	1xx xxxxx  reserved
 type Syndrome uint8
 
@@ -35,9 +35,9 @@ const (
 	syndromeValue = 0x1f
 )
 
-// ACK returns the positive acknowledgement that grants credits receives, or as
-// many as a code can say that is not more; credits < 0 means without limit,
-// as [ACKUnlimited].
+// ACK returns the positive acknowledgement with the given number of credits, or
+// with the largest number below it that has a code. It returns [ACKUnlimited] for
+// credits < 0.
 func ACK(credits int) Syndrome {
 	if credits < 0 {
 		return ACKUnlimited
@@ -58,12 +58,13 @@ func (s Syndrome) IsACK() bool { return s&syndromeKind == syndromeACK }
 // IsRNR reports whether s says that the receiver is not ready.
 func (s Syndrome) IsRNR() bool { return s&syndromeKind == syndromeRNR }
 
-// IsNAK reports whether s is a negative acknowledgement, RNR excluded; its
-// code may be one that is not known.
+// IsNAK reports whether s is a negative acknowledgement other than RNR. Its error
+// code may be unknown.
 func (s Syndrome) IsNAK() bool { return s&syndromeKind == syndromeNAK }
 
-// Credits is the number of receives that an ACK grants beyond the message of
-// its MSN, or -1 for no limit. It is meaningful only if [Syndrome.IsACK].
+// Credits returns the credits of an ACK, or -1 for no limit: the number of messages
+// after that of its MSN for which the responder has receives. It is meaningful only
+// if [Syndrome.IsACK].
 func (s Syndrome) Credits() int {
 	if c := s & syndromeValue; int(c) < len(creditCodes) {
 		return int(creditCodes[c])
@@ -71,11 +72,11 @@ func (s Syndrome) Credits() int {
 	return -1
 }
 
-// RNRTimer is how long to wait after an RNR NAK. It is meaningful only if
+// RNRTimer returns the code of the wait after an RNR NAK. It is meaningful only if
 // [Syndrome.IsRNR].
 func (s Syndrome) RNRTimer() RNRTimer { return RNRTimer(s & syndromeValue) }
 
-// String names the syndrome for logs.
+// String returns the name of the syndrome for logs.
 func (s Syndrome) String() string {
 	switch s {
 	case ACKUnlimited:
@@ -107,11 +108,11 @@ var creditCodes = [...]uint16{
 	1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,
 }
 
-// RNRTimer is the five-bit code for how long a requester waits after an RNR
-// NAK (IBA table 45); it is min_rnr_timer of a queue pair.
+// RNRTimer is the five-bit code of a requester's wait after an RNR NAK (IBA
+// table 45): min_rnr_timer of a queue pair.
 type RNRTimer uint8
 
-// Duration is the time that code t stands for: 10 us for 1 up to 491.52 ms for
+// Duration returns the time that code t stands for: 10 us for 1 up to 491.52 ms for
 // 31, and 655.36 ms for 0. Only the low five bits of t count.
 func (t RNRTimer) Duration() time.Duration {
 	return time.Duration(rnrTimers[t&syndromeValue]) * 10 * time.Microsecond
@@ -124,11 +125,11 @@ var rnrTimers = [32]uint32{
 }
 
 // AckTimeout is the five-bit code of the local ACK timeout of a queue pair
-// (IBA 9.7.6.1.3): how long a requester waits for a response.
+// (IBA 9.7.6.1.3), the requester's wait for a response.
 type AckTimeout uint8
 
-// Duration is 4.096 us * 2^t, from 8.192 us for 1 to about 2 h 26 min for 31;
-// 0 stands for no timeout at all and gives 0. Only the low five bits of t
+// Duration returns 4.096 us * 2^t, from 8.192 us for 1 to about 2 h 26 min for
+// 31. It returns 0 for 0, which means no timeout. Only the low five bits of t
 // count.
 func (t AckTimeout) Duration() time.Duration {
 	if t &= 31; t != 0 {

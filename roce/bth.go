@@ -33,8 +33,7 @@ const (
 //	|A|   resv      |                   PSN                         |
 //	+-+-------------+-----------------------------------------------+
 //
-// The byte with FECN and BECN may change on the way, so that the ICRC counts
-// it as ones.
+// Routers may change the byte with FECN and BECN, so the ICRC counts it as ones.
 type BTH []byte
 
 const (
@@ -59,7 +58,7 @@ type BTHFields struct {
 	MigReq         bool  // the sender's path migration state is MIGRATED; Linux's rxe sends 0
 	PadCount       uint8 // bytes of padding after the payload, 0 to 3
 	PKey           uint16
-	FECN, BECN     bool   // congestion seen on the way here, on the way back
+	FECN, BECN     bool   // congestion on the path to the receiver, and on the path back
 	DestQPN        uint32 // 24 bits
 	AckReq         bool
 	PSN            PSN
@@ -93,45 +92,47 @@ func (b BTH) Encode(f *BTHFields) {
 	binary.BigEndian.PutUint32(b[bthPSN:], psn)
 }
 
-// Opcode says what the packet is; it may be one that is not known.
+// Opcode returns the opcode, which may be unknown.
 func (b BTH) Opcode() Opcode { return Opcode(b[0]) }
 
 // SolicitedEvent reports whether the sender asks for a completion event.
 func (b BTH) SolicitedEvent() bool { return b[bthFlags]&bthSolicited != 0 }
 
-// MigReq is the path migration state.
+// MigReq reports whether the sender's path migration state is MIGRATED.
 func (b BTH) MigReq() bool { return b[bthFlags]&bthMigReq != 0 }
 
-// PadCount is the number of padding bytes between payload and ICRC, 0 to 3.
+// PadCount returns the number of padding bytes between payload and ICRC, 0 to 3.
 func (b BTH) PadCount() int { return int(b[bthFlags]>>bthPadShift) & 3 }
 
-// TVer is the transport header version, which must be 0.
+// TVer returns the transport header version, which must be 0.
 func (b BTH) TVer() uint8 { return b[bthFlags] & bthTVer }
 
-// PKey is the partition key.
+// PKey returns the partition key.
 func (b BTH) PKey() uint16 { return binary.BigEndian.Uint16(b[bthPKey:]) }
 
-// FECN (forward explicit congestion notification) is set on the way here.
+// FECN (forward explicit congestion notification) reports congestion on the path
+// to the receiver.
 func (b BTH) FECN() bool { return b[bthQPN]&bthFECN != 0 }
 
-// BECN (backward explicit congestion notification) is an answer to an FECN.
+// BECN (backward explicit congestion notification) reports congestion on the path
+// of the packets that this one responds to.
 func (b BTH) BECN() bool { return b[bthQPN]&bthBECN != 0 }
 
-// DestQPN is the number of the queue pair that the packet is for.
+// DestQPN returns the number of the destination queue pair.
 func (b BTH) DestQPN() uint32 { return binary.BigEndian.Uint32(b[bthQPN:]) & PSNMask }
 
 // AckReq reports whether the requester asks for an acknowledgement.
 func (b BTH) AckReq() bool { return b[bthPSN]&bthAckReq != 0 }
 
-// PSN is the sequence number of the packet.
+// PSN returns the sequence number of the packet.
 func (b BTH) PSN() PSN { return PSN(binary.BigEndian.Uint32(b[bthPSN:]) & PSNMask) }
 
-// SetPadCount changes the pad count only; n is 0 to 3.
+// SetPadCount changes the pad count only. n is 0 to 3.
 func (b BTH) SetPadCount(n int) {
 	b[bthFlags] = b[bthFlags]&^(3<<bthPadShift) | uint8(n&3)<<bthPadShift
 }
 
-// SetAckReq changes whether the requester asks for an acknowledgement, only.
+// SetAckReq changes the acknowledge request bit only.
 func (b BTH) SetAckReq(asks bool) {
 	b[bthPSN] &^= bthAckReq
 	if asks {
@@ -139,8 +140,8 @@ func (b BTH) SetAckReq(asks bool) {
 	}
 }
 
-// SetPSN changes the sequence number only, as when a packet is built again for
-// the next segment.
+// SetPSN changes the sequence number only, such as for the next segment of a
+// message.
 func (b BTH) SetPSN(p PSN) {
 	a := uint32(b[bthPSN]) << 24
 	binary.BigEndian.PutUint32(b[bthPSN:], a|uint32(p)&PSNMask)

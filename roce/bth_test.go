@@ -25,7 +25,8 @@ func TestBTH(t *testing.T) {
 			[]byte{0x81, 0x00, 0x80, 0x01, 0x40, 0x00, 0x00, 0xd2, 0x00, 0x00, 0x00, 0x00},
 		},
 		{
-			roce.BTHFields{Opcode: roce.UDSendOnly, SolicitedEvent: true, PadCount: 3, FECN: true, DestQPN: 0xffffff, PSN: 0xffffff},
+			roce.BTHFields{Opcode: roce.UDSendOnly, SolicitedEvent: true, PadCount: 3, FECN: true, DestQPN: 0xffffff,
+				PSN: 0xffffff},
 			[]byte{0x64, 0xb0, 0x00, 0x00, 0x80, 0xff, 0xff, 0xff, 0x00, 0xff, 0xff, 0xff},
 		},
 	} {
@@ -63,7 +64,8 @@ func TestBTHSetters(t *testing.T) {
 			want []byte // their values
 		}{
 			{"SetPadCount", func(b roce.BTH) { b.SetPadCount(2) }, []byte{1: 0x30, 11: 0}, []byte{1: 0x20, 11: 0}},
-			{"SetPSN", func(b roce.BTH) { b.SetPSN(0x5a1234) }, []byte{9: 0xff, 10: 0xff, 11: 0xff}, []byte{9: 0x5a, 10: 0x12, 11: 0x34}},
+			{"SetPSN", func(b roce.BTH) { b.SetPSN(0x5a1234) }, []byte{9: 0xff, 10: 0xff, 11: 0xff},
+				[]byte{9: 0x5a, 10: 0x12, 11: 0x34}},
 		} {
 			b := roce.BTH(bytes.Repeat([]byte{fill}, roce.BTHLen))
 			c.set(b)

@@ -5,21 +5,21 @@ import (
 	"hash/crc32"
 )
 
-// The arithmetic under the ICRC. A state is a polynomial over GF(2) modulo that
-// of CRC-32, with the coefficient of x^31 in bit 0 ("reflected"). A zero byte
-// that follows multiplies it by x^8; a byte of the message is first added to
-// its low eight bits.
+// This file has the arithmetic of the ICRC. A state is a polynomial over GF(2)
+// modulo that of CRC-32, with the coefficient of x^31 in bit 0 ("reflected"). A
+// zero byte multiplies the state by x^8. Any other byte of the message is first
+// added to its low eight bits.
 
-// idOffset is where the identification of an IPv4 header lies.
+// idOffset is the offset of the identification in an IPv4 header.
 const idOffset = 4
 
-// crcTab is filled before main and then only read.
+// crcTab is read-only after the initialisation of the package.
 var crcTab struct {
-	// shift[n][v] is the state that a byte v makes of 0 when n bytes follow.
+	// shift[n][v] is the state after a byte v and n zero bytes, from state 0.
 	shift [8][256]uint32
 	// The same for fields of the IP and UDP headers, high byte first, up to the
-	// end of the UDP header. The length of IPv6 counts also as that of UDP,
-	// which has the same value.
+	// end of the UDP header. The entry for the length of IPv6 includes the length
+	// of UDP, which has the same value.
 	len4, id4, len6 [2][256]uint32
 	// x^(-8 n), and x^(-8 256 n), to go back by n bytes or n times 256 bytes.
 	back, back256 [256]uint32

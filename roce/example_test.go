@@ -7,10 +7,14 @@ import (
 	"verbena/roce"
 )
 
-// A packet is laid out in a buffer of the caller's, sealed with its invariant CRC, and parsed where it arrives.
+// The sender lays out a packet in its own buffer and seals it with the invariant CRC. The receiver parses it.
 func ExampleNewPacket() {
 	buf := make([]byte, 128)
-	p := roce.NewPacket(buf, &roce.BTHFields{Opcode: roce.RCSendOnly, DestQPN: 17, PSN: 1000, AckReq: true, PKey: 0xffff}, 5)
+	p := roce.NewPacket(
+		buf,
+		&roce.BTHFields{Opcode: roce.RCSendOnly, DestQPN: 17, PSN: 1000, AckReq: true, PKey: 0xffff},
+		5,
+	)
 	copy(p.Payload, "hello")
 	flow := roce.NewFlow(netip.MustParseAddrPort("10.0.0.1:50000"), netip.MustParseAddrPort("10.0.0.2:4791"))
 	flow.Seal(0, p.Data)
@@ -28,7 +32,7 @@ func ExampleNewPacket() {
 	// hello, CRC right: true
 }
 
-// What is no packet is refused with the reason, by which drivers count it.
+// Malformed packets give a reason, by which drivers count them.
 func ExampleParsePacket() {
 	for _, b := range [][]byte{nil, make([]byte, 16), append([]byte{0xff}, make([]byte, 30)...)} {
 		_, err := roce.ParsePacket(b)

@@ -29,13 +29,13 @@ func (h RETH) Encode(va uint64, rkey, length uint32) {
 	binary.BigEndian.PutUint32(h[12:], length)
 }
 
-// VA is the remote virtual address.
+// VA returns the remote virtual address.
 func (h RETH) VA() uint64 { return binary.BigEndian.Uint64(h) }
 
-// RKey is the key to the remote memory.
+// RKey returns the key to the remote memory.
 func (h RETH) RKey() uint32 { return binary.BigEndian.Uint32(h[8:]) }
 
-// DMALen is the length of the whole message in bytes.
+// DMALen returns the length of the whole message in bytes.
 func (h RETH) DMALen() uint32 { return binary.BigEndian.Uint32(h[12:]) }
 
 // AETH is the acknowledgement extended header of responses (IBA 9.3.5):
@@ -47,10 +47,10 @@ func (h AETH) Encode(s Syndrome, msn uint32) {
 	binary.BigEndian.PutUint32(h, uint32(s)<<24|msn&PSNMask)
 }
 
-// Syndrome is the kind of the acknowledgement with its credits, timer or code.
+// Syndrome returns the kind of the acknowledgement with its credits, timer or code.
 func (h AETH) Syndrome() Syndrome { return Syndrome(h[0]) }
 
-// MSN is the message sequence number: the count modulo 2^24 of the requests
+// MSN returns the message sequence number: the count modulo 2^24 of the requests
 // that the responder has completed.
 func (h AETH) MSN() uint32 { return binary.BigEndian.Uint32(h) & PSNMask }
 
@@ -60,17 +60,17 @@ type ImmDt []byte
 // Encode writes the immediate data as a number in network byte order.
 func (h ImmDt) Encode(imm uint32) { binary.BigEndian.PutUint32(h, imm) }
 
-// Data is the immediate data as a number. In verbs, imm_data is a __be32: the
+// Data returns the immediate data as a number. In verbs, imm_data is a __be32: the
 // bytes of the header as they lie.
 func (h ImmDt) Data() uint32 { return binary.BigEndian.Uint32(h) }
 
 // IETH is the invalidate extended header (IBA 9.3.7): [IETHLen] bytes.
 type IETH []byte
 
-// Encode writes the key that the receiver is to invalidate.
+// Encode writes the key for the receiver to invalidate.
 func (h IETH) Encode(rkey uint32) { binary.BigEndian.PutUint32(h, rkey) }
 
-// RKey is the key to invalidate.
+// RKey returns the key to invalidate.
 func (h IETH) RKey() uint32 { return binary.BigEndian.Uint32(h) }
 
 // DETH is the datagram extended header (IBA 9.3.2): [DETHLen] bytes.
@@ -86,10 +86,10 @@ func (h DETH) Encode(qkey, srcQPN uint32) {
 	binary.BigEndian.PutUint32(h[4:], srcQPN&PSNMask)
 }
 
-// QKey is the queue key, which must equal the receiver's.
+// QKey returns the queue key, which must equal the key of the receiving queue pair.
 func (h DETH) QKey() uint32 { return binary.BigEndian.Uint32(h) }
 
-// SrcQPN is the number of the sending queue pair.
+// SrcQPN returns the number of the sending queue pair.
 func (h DETH) SrcQPN() uint32 { return binary.BigEndian.Uint32(h[4:]) & PSNMask }
 
 // AtomicETH is the header of CmpSwap and FetchAdd requests (IBA 9.3.4):
@@ -106,26 +106,26 @@ func (h AtomicETH) Encode(va uint64, rkey uint32, swapAdd, compare uint64) {
 	binary.BigEndian.PutUint64(h[20:], compare)
 }
 
-// VA is the remote virtual address, which must be a multiple of 8.
+// VA returns the remote virtual address, which must be a multiple of 8.
 func (h AtomicETH) VA() uint64 { return binary.BigEndian.Uint64(h) }
 
-// RKey is the key to the remote memory.
+// RKey returns the key to the remote memory.
 func (h AtomicETH) RKey() uint32 { return binary.BigEndian.Uint32(h[8:]) }
 
-// SwapAdd is the value to store (CmpSwap) or to add (FetchAdd).
+// SwapAdd returns the value to store (CmpSwap) or to add (FetchAdd).
 func (h AtomicETH) SwapAdd() uint64 { return binary.BigEndian.Uint64(h[12:]) }
 
-// Compare is the value that CmpSwap expects.
+// Compare returns the value that CmpSwap expects.
 func (h AtomicETH) Compare() uint64 { return binary.BigEndian.Uint64(h[20:]) }
 
-// AtomicAckETH is the answer to an atomic operation (IBA 9.3.5.3):
+// AtomicAckETH is the header of the response to an atomic operation (IBA 9.3.5.3):
 // [AtomicAckETHLen] bytes.
 type AtomicAckETH []byte
 
 // Encode writes the value that the memory held before the operation.
 func (h AtomicAckETH) Encode(orig uint64) { binary.BigEndian.PutUint64(h, orig) }
 
-// Orig is the value that the memory held before the operation.
+// Orig returns the value that the memory held before the operation.
 func (h AtomicAckETH) Orig() uint64 { return binary.BigEndian.Uint64(h) }
 
 // XRCETH is the header of XRC requests (IBA annex A14): [XRCETHLen] bytes.
@@ -134,7 +134,7 @@ type XRCETH []byte
 // Encode writes the number of the shared receive queue, 24 bits.
 func (h XRCETH) Encode(srqn uint32) { binary.BigEndian.PutUint32(h, srqn&PSNMask) }
 
-// SRQN is the number of the shared receive queue that the request is for.
+// SRQN returns the number of the shared receive queue for the request.
 func (h XRCETH) SRQN() uint32 { return binary.BigEndian.Uint32(h) & PSNMask }
 
 // FlushType is the set of placement types of a FLUSH: enum
@@ -172,8 +172,8 @@ func (h FETH) Encode(t FlushType, l FlushLevel) {
 	binary.BigEndian.PutUint32(h, uint32(l)<<fethLevelShift&fethLevelMask|uint32(t)&fethTypeMask)
 }
 
-// Type is the set of placement types.
+// Type returns the set of placement types.
 func (h FETH) Type() FlushType { return FlushType(h[3] & fethTypeMask) }
 
-// Level is the selectivity level.
+// Level returns the selectivity level.
 func (h FETH) Level() FlushLevel { return FlushLevel(h[3] & fethLevelMask >> fethLevelShift) }

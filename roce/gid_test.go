@@ -31,17 +31,24 @@ func TestGID(t *testing.T) {
 			t.Errorf("GID %v is of %v, want %v", g, g.Addr(), addr)
 		}
 		if g.Is4() != c.is4 || g.IsLinkLocal() != c.linkLocal || g.IsMulticast() != c.multicast || g.IsZero() {
-			t.Errorf("%v: v4 %t, link-local %t, multicast %t, zero %t", addr, g.Is4(), g.IsLinkLocal(), g.IsMulticast(), g.IsZero())
+			t.Errorf(
+				"%v: v4 %t, link-local %t, multicast %t, zero %t",
+				addr,
+				g.Is4(),
+				g.IsLinkLocal(),
+				g.IsMulticast(),
+				g.IsZero(),
+			)
 		}
 		if p, err := roce.ParseGID(c.gid); err != nil || p != g {
 			t.Errorf("ParseGID(%q) = %v, %v", c.gid, p, err)
 		}
 	}
 	if g := roce.GIDFromAddr(netip.MustParseAddr("fe80::1%eth0")); g.Addr() != netip.MustParseAddr("fe80::1") {
-		t.Errorf("with a zone: %v", g.Addr())
+		t.Errorf("GIDFromAddr with a zone: got %v, want fe80::1", g.Addr())
 	}
 	if g := roce.GIDFromAddr(netip.Addr{}); !g.IsZero() {
-		t.Errorf("of no address: %v", g)
+		t.Errorf("GIDFromAddr of the zero Addr: got %v, want the zero GID", g)
 	}
 }
 

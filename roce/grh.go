@@ -6,10 +6,10 @@ import "encoding/binary"
 // receive buffer of a datagram queue pair.
 const GRHLen = 40
 
-// GRH is the global routing header that a datagram is delivered with
-// (IBA A17.4.5.2): the IPv6 header that it came with, or 20 bytes without
-// meaning and the IPv4 header. The accessors need [GRHLen] bytes and tell the
-// two apart as [GRH.Encode] writes them.
+// GRH is the global routing header of a received datagram (IBA A17.4.5.2): the
+// IPv6 header of the packet, or 20 undefined bytes and its IPv4 header. The
+// accessors need [GRHLen] bytes. They distinguish the two formats as
+// [GRH.Encode] writes them.
 type GRH []byte
 
 // GRHFields are the fields of a [GRH]. It is of IPv4 if both GIDs hold IPv4
@@ -23,8 +23,8 @@ type GRHFields struct {
 	SGID, DGID   GID
 }
 
-// Encode writes all 40 bytes. The IPv4 header has a good checksum, by which
-// ibv_init_ah_from_wc knows it from a piece of an IPv6 header.
+// Encode writes all 40 bytes. The IPv4 header has a valid checksum, which
+// ibv_init_ah_from_wc uses to distinguish it from a part of an IPv6 header.
 func (h GRH) Encode(f *GRHFields) {
 	_ = h[GRHLen-1]
 	udp := udpLen + f.PacketLen
@@ -50,7 +50,7 @@ func (h GRH) Encode(f *GRHFields) {
 	binary.BigEndian.PutUint16(ip[10:], ^ip4Sum(ip))
 }
 
-// ip4Sum is the one's complement sum of the 16-bit words of an IPv4 header.
+// ip4Sum returns the one's complement sum of the 16-bit words of an IPv4 header.
 func ip4Sum(h []byte) uint16 {
 	var s uint32
 	for i := 0; i < ip4Len; i += 2 {
@@ -62,7 +62,7 @@ func ip4Sum(h []byte) uint16 {
 	return uint16(s)
 }
 
-// Version is 6 or 4, or 0 if h is neither.
+// Version returns 6 or 4, or 0 if h is neither.
 func (h GRH) Version() int {
 	switch {
 	case h[0]>>4 == 6:
@@ -73,7 +73,7 @@ func (h GRH) Version() int {
 	return 0
 }
 
-// TrafficClass is the traffic class or type of service.
+// TrafficClass returns the traffic class or type of service.
 func (h GRH) TrafficClass() uint8 {
 	if h.Version() == 6 {
 		return uint8(binary.BigEndian.Uint16(h) >> 4)
@@ -81,7 +81,7 @@ func (h GRH) TrafficClass() uint8 {
 	return h[GRHLen-ip4Len+1]
 }
 
-// FlowLabel is the flow label, 0 for IPv4.
+// FlowLabel returns the flow label, 0 for IPv4.
 func (h GRH) FlowLabel() uint32 {
 	if h.Version() == 6 {
 		return binary.BigEndian.Uint32(h) & flowLabelMask
@@ -89,7 +89,7 @@ func (h GRH) FlowLabel() uint32 {
 	return 0
 }
 
-// HopLimit is the hop limit or time to live.
+// HopLimit returns the hop limit or time to live.
 func (h GRH) HopLimit() uint8 {
 	if h.Version() == 6 {
 		return h[7]
@@ -97,7 +97,7 @@ func (h GRH) HopLimit() uint8 {
 	return h[GRHLen-ip4Len+8]
 }
 
-// SGID is the address of the sender.
+// SGID returns the address of the sender.
 func (h GRH) SGID() GID {
 	if h.Version() == 6 {
 		return GID(h[8:24])
@@ -105,7 +105,7 @@ func (h GRH) SGID() GID {
 	return gidFrom4(h[32:36])
 }
 
-// DGID is the address that the datagram was sent to.
+// DGID returns the address that the datagram was sent to.
 func (h GRH) DGID() GID {
 	if h.Version() == 6 {
 		return GID(h[24:40])

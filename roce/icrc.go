@@ -9,25 +9,26 @@ import (
 // The ICRC (IBA 7.8.1, A17.3.3) is the CRC-32 of Ethernet over
 //
 //	8 bytes of ones      in place of the InfiniBand local header
-//	IP header            what routers change as ones: type of service, time to
-//	                     live, checksum; traffic class, flow label, hop limit
+//	IP header            fields that routers change as ones: type of service,
+//	                     time to live, checksum; traffic class, flow label, hop
+//	                     limit
 //	UDP header           checksum as ones
 //	BTH                  the byte with FECN and BECN as ones
 //	the rest             up to the ICRC
 //
 // and is stored with its least significant byte first.
 //
-// Below, "state" is the shift register of the CRC: the complement of what
-// hash/crc32 calls crc. The register is linear: what a byte of the message
-// contributes to the state at the end is found in a table by its value and by
-// how many bytes follow it, and contributions are summed up by XOR. So the
-// state after the headers of a flow is kept, with the fields that vary as
-// zeros, and these are added for each packet. It also keeps the headers out of
-// hash/crc32, where every argument escapes to the heap.
+// Below, "state" is the shift register of the CRC, the complement of the crc of
+// hash/crc32. The register is linear. A table has the contribution of a byte of
+// the message to the final state, by the value of the byte and the number of
+// bytes after it. XOR adds contributions. A Flow keeps the state after its
+// headers, with the variable fields as zeros, and adds these fields for each
+// packet. The headers also need not pass through hash/crc32, where every argument
+// escapes to the heap.
 
-// Flow is one direction between two UDP endpoints, with all that the ICRC
-// needs to know of it. It is a small value; make one with [NewFlow] and keep
-// it with the queue pair or address handle.
+// Flow is one direction between two UDP endpoints, with the part of the ICRC that
+// depends on them. It is a small value. Create it by [NewFlow] and keep it with
+// the queue pair or address handle.
 type Flow struct {
 	state uint32 // after the UDP header, with lengths and identification as 0
 	ipv6  bool
@@ -78,7 +79,7 @@ func NewFlow(src, dst netip.AddrPort) Flow {
 	return f
 }
 
-// MaxPacket is the length in bytes of the largest packet that fits in an IP
+// MaxPacket returns the length in bytes of the largest packet that fits in an IP
 // packet of the flow.
 func (f Flow) MaxPacket() int {
 	if f.ipv6 {
@@ -87,14 +88,13 @@ func (f Flow) MaxPacket() int {
 	return maxIP - ip4Len - udpLen
 }
 
-// ICRC returns the ICRC of a packet from the BTH to the ICRC, whose last four
-// bytes are not looked at. The length of pkt must be from
-// BTHLen+ICRCLen to [Flow.MaxPacket], else ICRC panics.
+// ICRC returns the ICRC of a packet from the BTH to the ICRC. It does not use the
+// last four bytes of pkt. It panics unless the length of pkt is between
+// BTHLen+ICRCLen and [Flow.MaxPacket].
 //
-// id is the identification in the IPv4 header, whose don't fragment bit is
-// taken to be set; over IPv6 id has no meaning. A Linux UDP socket with
-// IP_PMTUDISC_DO that is not connected sends 0, or counts up from 0 within a
-// batch that segmentation offload cuts.
+// id is the identification in the IPv4 header; it is ignored over IPv6. ICRC
+// assumes that the don't fragment bit is set. An unconnected Linux UDP socket with
+// IP_PMTUDISC_DO sends 0. Segmentation offload increments it from 0 within a batch.
 func (f Flow) ICRC(id uint16, pkt []byte) uint32 {
 	if len(pkt) < BTHLen+ICRCLen || len(pkt) > f.MaxPacket() {
 		panic("roce: ICRC of a packet of impossible length")
@@ -122,18 +122,16 @@ func (f Flow) Seal(id uint16, pkt []byte) {
 // Verify checks the ICRC of a received packet, from the BTH to the ICRC; f is
 // the flow from the sender to here. A packet of impossible length is wrong.
 //
-// Over IPv6, and over IPv4 if the identification is the one that is guessed,
-// the check is exact. Else, as the ICRC is linear in the identification, there
-// is one value of 32 bits in its place that makes the ICRC right; if it fits
-// in 16 bits it is taken to be the identification and returned. A packet that
-// was damaged on the way passes then with probability 2^-16. Those who get
-// packets from a sender that counts up its identification, as Linux does, win
-// most of that back by passing the last one plus one as guess and by mistrusting
-// one that is far from it.
+// Over IPv6, and over IPv4 if the identification equals guess, the check is
+// exact. Otherwise Verify solves for the identification: the ICRC is linear in it,
+// so exactly one value of 32 bits makes the ICRC right. If this value fits in 16
+// bits, Verify returns it as the identification. A damaged packet then passes with
+// probability 2^-16. If the sender increments its identification, as Linux does,
+// the caller should pass the last one plus one as guess, and distrust a result
+// that is far from it.
 //
-// As the receiver of a datagram does not see the bit, don't fragment is taken
-// to be set, as it is by Linux's rxe and by hardware. If it is not, the packet
-// is wrong.
+// The receiver of a datagram does not see the don't fragment bit. Verify assumes
+// that it is set, as Linux's rxe and hardware set it. A packet without it is wrong.
 func (f Flow) Verify(guess uint16, pkt []byte) (id uint16, ok bool) {
 	if len(pkt) < BTHLen+ICRCLen || len(pkt) > f.MaxPacket() {
 		return 0, false
@@ -156,9 +154,9 @@ func (f Flow) Verify(guess uint16, pkt []byte) (id uint16, ok bool) {
 // CheckIP checks the ICRC of a raw IPv4 or IPv6 packet, as in a capture. Bytes
 // after the end of the IP packet, such as Ethernet's padding, do not matter.
 //
-// isRoCE reports whether it is a UDP packet to [UDPPort]. Fragments are not
-// taken for RoCEv2, nor is IPv6 with extension headers; a packet that was cut
-// short is, and is not ok.
+// isRoCE reports whether it is a UDP packet to [UDPPort]. It is false for
+// fragments and for IPv6 with extension headers. For a truncated packet isRoCE is
+// true and ok is false.
 func CheckIP(p []byte) (ok, isRoCE bool) {
 	var buf [60 + udpLen + bthHead]byte // the largest IPv4 header, UDP, BTH
 	var ipLen, total int

@@ -44,7 +44,7 @@ func unhex(t testing.TB, s string) []byte {
 	return b
 }
 
-// scapyFrames are the IP packets of scapy's test/contrib/roce.uts with a known
+// scapyFrames returns the IP packets of scapy's test/contrib/roce.uts with a known
 // ICRC: its UC packet and the CNP captured on a ConnectX-4 Lx.
 func scapyFrames(t testing.TB) [][]byte {
 	return [][]byte{
@@ -202,7 +202,7 @@ func TestVerifySolvesEveryIdentification(t *testing.T) {
 	}
 }
 
-// Every bit counts, except those that the ICRC leaves out.
+// TestVerifyFindsDamage flips each bit: Verify must notice all but the bits outside of the ICRC.
 func TestVerifyFindsDamage(t *testing.T) {
 	for _, ip := range rxeFrames(t) {
 		f, id, pkt := split(ip)
@@ -270,8 +270,8 @@ func TestICRCPanicsOnImpossibleLength(t *testing.T) {
 	}
 }
 
-// The identification may be any, but not what lies beside it: the flags, DF
-// among them, and the fragment offset. Whoever has the header can tell.
+// TestVerifySolvesNothingButTheIdentification: Verify accepts any identification, but no other flags or fragment
+// offset. CheckIP has the header and refuses all of them.
 func TestVerifySolvesNothingButTheIdentification(t *testing.T) {
 	src, dst := netip.MustParseAddrPort("10.0.0.1:49152"), netip.MustParseAddrPort("10.0.0.3:4791")
 	f := roce.NewFlow(src, dst)
@@ -293,7 +293,10 @@ func TestVerifySolvesNothingButTheIdentification(t *testing.T) {
 
 func TestFlowOfMappedAddresses(t *testing.T) {
 	a := roce.NewFlow(netip.MustParseAddrPort("10.0.0.1:49152"), netip.MustParseAddrPort("10.0.0.2:4791"))
-	b := roce.NewFlow(netip.MustParseAddrPort("[::ffff:10.0.0.1]:49152"), netip.MustParseAddrPort("[::ffff:10.0.0.2]:4791"))
+	b := roce.NewFlow(
+		netip.MustParseAddrPort("[::ffff:10.0.0.1]:49152"),
+		netip.MustParseAddrPort("[::ffff:10.0.0.2]:4791"),
+	)
 	if a != b {
 		t.Errorf("%+v and %+v", a, b)
 	}
@@ -306,7 +309,12 @@ func TestFlowOfMappedAddresses(t *testing.T) {
 
 func TestCheckIP(t *testing.T) {
 	v4 := scapyFrames(t)[0]
-	v6 := buildIP(netip.MustParseAddrPort("[fe80::1]:49152"), netip.MustParseAddrPort("[fe80::2]:4791"), 0, make([]byte, 40))
+	v6 := buildIP(
+		netip.MustParseAddrPort("[fe80::1]:49152"),
+		netip.MustParseAddrPort("[fe80::2]:4791"),
+		0,
+		make([]byte, 40),
+	)
 	edit := func(b []byte, change func(b []byte)) []byte {
 		b = append([]byte(nil), b...)
 		change(b)
@@ -324,8 +332,10 @@ func TestCheckIP(t *testing.T) {
 		{"IP longer than UDP, cut short", longer[:len(longer)-1], false, true},
 		{"IPv6", v6, true, true},
 		{"with trailing bytes", append(append([]byte(nil), v4...), 0, 0, 0), true, true},
-		{"other ToS, TTL and checksum", edit(v4, func(b []byte) { b[1], b[8], b[10], b[11], b[26] = 1, 2, 3, 4, 5 }), true, true},
-		{"other class, flow label and hop limit", edit(v6, func(b []byte) { b[0], b[1], b[2], b[3], b[7] = 0x6f, 2, 3, 4, 5 }), true, true},
+		{"other ToS, TTL and checksum", edit(v4, func(b []byte) { b[1], b[8], b[10], b[11], b[26] = 1, 2, 3, 4, 5 }), true,
+			true},
+		{"other class, flow label and hop limit", edit(v6,
+			func(b []byte) { b[0], b[1], b[2], b[3], b[7] = 0x6f, 2, 3, 4, 5 }), true, true},
 		{"other identification", edit(v4, func(b []byte) { b[5]++ }), false, true},
 		{"other address", edit(v6, func(b []byte) { b[39]++ }), false, true},
 		{"cut short", v4[:len(v4)-1], false, true},
@@ -405,7 +415,9 @@ func FuzzVerify(f *testing.F) {
 			if !v6 {
 				return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, v)))
 			}
-			return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 12: byte(v >> 24), 13: byte(v >> 16), 14: byte(v >> 8), 15: byte(v)})
+			return netip.AddrFrom16(
+				[16]byte{0: 0xfe, 1: 0x80, 12: byte(v >> 24), 13: byte(v >> 16), 14: byte(v >> 8), 15: byte(v)},
+			)
 		}
 		from, to := netip.AddrPortFrom(addr(src), port), netip.AddrPortFrom(addr(dst), roce.UDPPort)
 		flow := roce.NewFlow(from, to)
@@ -417,7 +429,7 @@ func FuzzVerify(f *testing.F) {
 		}
 		pkt = append([]byte(nil), pkt...)
 
-		// What is accepted as it came is right for the identification found.
+		// An accepted packet has the ICRC for the returned identification.
 		if got, ok := flow.Verify(guess, pkt); ok && flow.ICRC(got, pkt) != binary.LittleEndian.Uint32(pkt[len(pkt)-4:]) {
 			t.Fatalf("accepted with identification %d, which is wrong", got)
 		}
@@ -448,13 +460,15 @@ func FuzzCheckIP(f *testing.F) {
 	for _, ip := range scapyFrames(f) {
 		f.Add(ip)
 	}
-	f.Add(buildIP(netip.MustParseAddrPort("[fe80::1]:49152"), netip.MustParseAddrPort("[fe80::2]:4791"), 0, make([]byte, 24)))
+	f.Add(
+		buildIP(netip.MustParseAddrPort("[fe80::1]:49152"), netip.MustParseAddrPort("[fe80::2]:4791"), 0, make([]byte, 24)),
+	)
 	f.Fuzz(func(t *testing.T, ip []byte) {
 		ok, isRoCE := roce.CheckIP(ip)
 		if ok && !isRoCE {
-			t.Fatal("a good ICRC on what is not RoCE")
+			t.Fatal("CheckIP: got a valid ICRC of a packet that is not RoCE")
 		}
-		// Where a receiver on a UDP socket would see it, it comes to the same.
+		// A receiver on a UDP socket gets the same result.
 		if ok && (ip[0] == 0x45 && ip[6] == 0x40 && ip[7] == 0 &&
 			int(binary.BigEndian.Uint16(ip[2:])) == 20+int(binary.BigEndian.Uint16(ip[24:])) ||
 			ip[0]>>4 == 6 && bytes.Equal(ip[4:6], ip[44:46])) {

@@ -3,7 +3,7 @@ package roce
 import "strconv"
 
 // MTU is a path MTU, the largest payload of a packet: enum ib_mtu of verbs.
-// 0 is no MTU at all.
+// 0 is not an MTU.
 type MTU uint8
 
 // The path MTUs.
@@ -15,16 +15,16 @@ const (
 	MTU4096 MTU = 5
 )
 
-// MaxOverhead is what must be left of a link MTU beside the payload:
-// RXE_MAX_HDR_LENGTH of Linux, that is IPv6 (40), UDP (8), BTH (12), RETH (16)
-// and ICRC (4). An RDMA WRITE Only with Immediate has 4 bytes more: full, and
-// over IPv6, it does not fit in a link MTU that is just large enough.
+// MaxOverhead is the number of bytes that a link MTU must have beyond the payload:
+// RXE_MAX_HDR_LENGTH of Linux, which counts IPv6 (40), UDP (8), BTH (12), RETH (16)
+// and ICRC (4). An RDMA WRITE Only with Immediate has 4 bytes more. With a full
+// payload and over IPv6 it does not fit in the smallest link MTU for its path MTU.
 const MaxOverhead = 80
 
 // Valid reports whether m is one of the five path MTUs.
 func (m MTU) Valid() bool { return m >= MTU256 && m <= MTU4096 }
 
-// Bytes is the path MTU in bytes, or 0 if m is not valid.
+// Bytes returns the path MTU in bytes, or 0 if m is not valid.
 func (m MTU) Bytes() int {
 	if !m.Valid() {
 		return 0
@@ -32,7 +32,7 @@ func (m MTU) Bytes() int {
 	return 128 << m
 }
 
-// Packets is the number of packets that a message of n bytes takes; a message
+// Packets returns the number of packets that a message of n bytes takes; a message
 // without data takes one. m must be valid.
 func (m MTU) Packets(n uint32) int {
 	if n == 0 {
@@ -41,7 +41,7 @@ func (m MTU) Packets(n uint32) int {
 	return int((uint64(n) + 128<<m - 1) >> (7 + m))
 }
 
-// String is the number of bytes.
+// String returns the number of bytes.
 func (m MTU) String() string { return strconv.Itoa(m.Bytes()) }
 
 // MTUFromLink returns the largest path MTU whose packets fit in a link MTU of

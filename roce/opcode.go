@@ -4,7 +4,7 @@ import "fmt"
 
 // Opcode is the first byte of a packet: the transport service in its upper
 // three bits and the operation in its lower five (IBA 9.2.1, table 38). A
-// value from the wire may be one that is not known; see [Opcode.Known].
+// value from the wire may be unknown; see [Opcode.Known].
 type Opcode uint8
 
 // Service is the transport service of an [Opcode].
@@ -136,9 +136,9 @@ const (
 	XRCAtomicWrite                = xrc | Opcode(AtomicWrite)
 )
 
-// Flags are the properties of an [Opcode], one bit each, so that a driver
-// looks them up once per packet and tests them together. They are the masks of
-// Linux's struct rxe_opcode_info.
+// Flags are the properties of an [Opcode], one bit each. A driver looks them up
+// once per packet and tests them together. They correspond to the masks of Linux's
+// struct rxe_opcode_info.
 type Flags uint32
 
 // Direction, and place in the message: each known opcode but [CNP] has exactly
@@ -190,7 +190,7 @@ func (s Service) Opcode(o Operation) Opcode {
 	return Opcode(s)<<serviceShift | Opcode(o)&operationMask
 }
 
-// String is the abbreviation that the specification uses.
+// String returns the abbreviation that the specification uses.
 func (s Service) String() string {
 	switch s {
 	case RC:
@@ -207,10 +207,10 @@ func (s Service) String() string {
 	return fmt.Sprintf("service %d", uint8(s))
 }
 
-// Service is the transport service.
+// Service returns the transport service.
 func (op Opcode) Service() Service { return Service(op >> serviceShift) }
 
-// Operation is the opcode without its service.
+// Operation returns the opcode without its service.
 func (op Opcode) Operation() Operation { return Operation(op & operationMask) }
 
 // Known reports whether op is one of the opcodes of this package.
@@ -222,11 +222,11 @@ func (op Opcode) Flags() Flags { return opcodes[op].flags }
 // Has reports whether op has any of the properties in f.
 func (op Opcode) Has(f Flags) bool { return opcodes[op].flags&f != 0 }
 
-// HeaderLen is the length of the BTH and all extended headers in bytes: where
+// HeaderLen returns the length of the BTH and all extended headers in bytes: where
 // the payload starts. It is 0 if op is not known.
 func (op Opcode) HeaderLen() int { return int(opcodes[op].len) }
 
-// String is the name in the specification, such as "RC SEND First".
+// String returns the name in the specification, such as "RC SEND First".
 func (op Opcode) String() string {
 	if !op.Known() {
 		return fmt.Sprintf("opcode %#02x", uint8(op))

@@ -8,8 +8,8 @@ import (
 )
 
 // operations is table 38 of the specification for RC: the names of the
-// operations, the extended headers in their order, and what the operation is.
-// "payload" and "imm" say what follows from them.
+// operations, their extended headers in order, and their properties. "payload" and
+// "imm" stand for the properties that follow from a payload and from immediate data.
 var operations = []struct {
 	op      uint8
 	name    string

@@ -1,9 +1,9 @@
 package roce
 
-// layout is where the headers of a packet lie: offsets from the start of the
-// BTH, 0 for a header that the packet does not have, and the length of all.
-// The order is fixed (IBA 5.2): XRCETH, DETH, FETH, RETH, AtomicETH, AETH,
-// AtomicAckETH, ImmDt, IETH; the combinations that exist are below.
+// layout holds the offsets of a packet's headers from the start of the BTH, and
+// the length of all headers. The offset of an absent header is 0. The order is
+// fixed (IBA 5.2): XRCETH, DETH, FETH, RETH, AtomicETH, AETH, AtomicAckETH, ImmDt,
+// IETH.
 type layout struct {
 	len          uint8
 	xrceth       uint8
@@ -22,7 +22,7 @@ type opcodeInfo struct {
 	layout
 }
 
-// afterXRC is where the header after an XRCETH starts.
+// afterXRC is the offset of the header after an XRCETH.
 const afterXRC = BTHLen + XRCETHLen
 
 var (

@@ -2,24 +2,24 @@ package roce
 
 import "encoding/binary"
 
-// Packet is a RoCEv2 packet in a buffer of the caller, from the BTH to the
-// ICRC, with views of its parts. Nothing is copied: a Packet is good as long
-// as the buffer is.
+// Packet is a RoCEv2 packet in a buffer of the caller, from the BTH to the ICRC,
+// with views of its parts. It is valid as long as the buffer, because nothing is
+// copied.
 type Packet struct {
 	Opcode Opcode
-	Flags  Flags  // of Opcode
+	Flags  Flags  // properties of the opcode
 	Data   []byte // the whole UDP payload, from the BTH to the ICRC
-	// Payload is what the packet carries, without padding and ICRC; for a CNP
-	// it is empty.
+	// Payload is the payload without padding and ICRC. It is empty for a CNP.
 	Payload []byte
 }
 
-// DropReason is an error of [ParsePacket] and [ParseBody]: why a received
-// packet is to be dropped without an answer. The values are small and dense, to count in an
-// array of [NumDropReasons] elements.
+// DropReason is an error of [ParsePacket] and [ParseBody]. The receiver drops such
+// a packet without a response. The values are small and dense, so a driver can
+// count them in an array of [NumDropReasons] elements.
 type DropReason uint8
 
-// The reasons. DropICRC is of [Flow.Verify], not of the parsers.
+// The reasons. The parsers do not return DropICRC; it is for callers of
+// [Flow.Verify].
 const (
 	DropTooShort   DropReason = iota // less than a BTH and an ICRC
 	DropVersion                      // transport header version not 0
@@ -32,7 +32,7 @@ const (
 	NumDropReasons = int(iota)
 )
 
-// Error is the reason in words.
+// Error returns the reason in words.
 func (r DropReason) Error() string {
 	switch r {
 	case DropTooShort:
@@ -55,9 +55,8 @@ func (r DropReason) Error() string {
 	return "RoCEv2 packet dropped"
 }
 
-// ParsePacket checks the form of a UDP payload b and returns views of its
-// parts, as [ParseBody] does for what is before the ICRC, which neither looks
-// at ([Flow.Verify]).
+// ParsePacket checks the format of a UDP payload b and returns views of its parts.
+// It does not check the ICRC; see [Flow.Verify]. The error is a [DropReason].
 func ParsePacket(b []byte) (Packet, error) {
 	if len(b) < BTHLen+ICRCLen {
 		return Packet{}, DropTooShort
@@ -70,10 +69,10 @@ func ParsePacket(b []byte) (Packet, error) {
 	return p, nil
 }
 
-// ParseBody checks the form of a packet whose ICRC has been verified and taken
-// off, and returns views of its parts; Data is b, and ICRC may not be called.
-// The error is a [DropReason]. It does not look at anything that needs a queue
-// pair: path MTU, P_Key, Q_Key, PSN, and that an ATOMIC WRITE carries 8 bytes.
+// ParseBody checks the format of a packet without its ICRC, which the caller has
+// verified, and returns views of its parts. Data is b, and Packet.ICRC may not be
+// called. The error is a [DropReason]. ParseBody does not check values that need a
+// queue pair: path MTU, P_Key, Q_Key, PSN, and the 8 bytes of an ATOMIC WRITE.
 func ParseBody(b []byte) (Packet, error) {
 	if len(b) < BTHLen {
 		return Packet{}, DropTooShort
@@ -128,51 +127,51 @@ func NewPacket(buf []byte, f *BTHFields, n int) Packet {
 	return Packet{Opcode: f.Opcode, Flags: info.flags, Data: b, Payload: b[start:end:end]}
 }
 
-// PadCount is the number of padding bytes after n bytes of payload.
+// PadCount returns the number of padding bytes after n bytes of payload.
 func PadCount(n int) int { return -n & 3 }
 
-// PacketLen is the length in bytes of a packet with n bytes of payload: all
+// PacketLen returns the length in bytes of a packet with n bytes of payload: all
 // headers, payload, padding and ICRC. It is the length of the UDP payload.
 func (op Opcode) PacketLen(n int) int {
 	return int(opcodes[op].len) + (n+3)&^3 + ICRCLen
 }
 
-// BTH is the base transport header.
+// BTH returns the base transport header.
 func (p *Packet) BTH() BTH { return BTH(p.Data[:BTHLen:BTHLen]) }
 
-// RETH is the RDMA extended header, or nil if the opcode has none. Likewise
+// RETH returns the RDMA extended header, or nil if the opcode has none. Likewise
 // for the other headers; [Packet.Flags] tells beforehand.
 func (p *Packet) RETH() RETH { return view(p.Data, opcodes[p.Opcode].reth, RETHLen) }
 
-// AETH is the acknowledgement extended header, or nil.
+// AETH returns the acknowledgement extended header, or nil.
 func (p *Packet) AETH() AETH { return view(p.Data, opcodes[p.Opcode].aeth, AETHLen) }
 
-// ImmDt is the immediate data header, or nil.
+// ImmDt returns the immediate data header, or nil.
 func (p *Packet) ImmDt() ImmDt { return view(p.Data, opcodes[p.Opcode].immdt, ImmDtLen) }
 
-// IETH is the invalidate extended header, or nil.
+// IETH returns the invalidate extended header, or nil.
 func (p *Packet) IETH() IETH { return view(p.Data, opcodes[p.Opcode].ieth, IETHLen) }
 
-// DETH is the datagram extended header, or nil.
+// DETH returns the datagram extended header, or nil.
 func (p *Packet) DETH() DETH { return view(p.Data, opcodes[p.Opcode].deth, DETHLen) }
 
-// AtomicETH is the atomic extended header, or nil.
+// AtomicETH returns the atomic extended header, or nil.
 func (p *Packet) AtomicETH() AtomicETH {
 	return view(p.Data, opcodes[p.Opcode].atomiceth, AtomicETHLen)
 }
 
-// AtomicAckETH is the atomic acknowledgement extended header, or nil.
+// AtomicAckETH returns the atomic acknowledgement extended header, or nil.
 func (p *Packet) AtomicAckETH() AtomicAckETH {
 	return view(p.Data, opcodes[p.Opcode].atomicacketh, AtomicAckETHLen)
 }
 
-// XRCETH is the XRC extended header, or nil.
+// XRCETH returns the XRC extended header, or nil.
 func (p *Packet) XRCETH() XRCETH { return view(p.Data, opcodes[p.Opcode].xrceth, XRCETHLen) }
 
-// FETH is the FLUSH extended header, or nil.
+// FETH returns the FLUSH extended header, or nil.
 func (p *Packet) FETH() FETH { return view(p.Data, opcodes[p.Opcode].feth, FETHLen) }
 
-// ICRC is the invariant CRC as the packet has it, right or wrong.
+// ICRC returns the invariant CRC as the packet has it, right or wrong.
 func (p *Packet) ICRC() uint32 { return binary.LittleEndian.Uint32(p.Data[len(p.Data)-ICRCLen:]) }
 
 func view(b []byte, off uint8, n int) []byte {

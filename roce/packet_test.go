@@ -140,7 +140,8 @@ func FuzzParsePacket(f *testing.F) {
 			t.Fatalf("accepted %+v", p)
 		}
 		if p.Opcode.PacketLen(len(p.Payload)) != len(b) {
-			t.Fatalf("%v with %d bytes of payload makes %d bytes, not %d", p.Opcode, len(p.Payload), p.Opcode.PacketLen(len(p.Payload)), len(b))
+			t.Fatalf("%v with %d bytes of payload makes %d bytes, not %d", p.Opcode, len(p.Payload),
+				p.Opcode.PacketLen(len(p.Payload)), len(b))
 		}
 		// Every header is within the packet, and is there if its flag says so.
 		for _, h := range []struct {

@@ -7,9 +7,9 @@ const (
 )
 
 // SourcePortRC returns the UDP source port of a connected (RC, UC or XRC)
-// queue pair without a flow label of its own, as Linux chooses it: the same
-// from both ends, and different for most connections so that routers spread
-// them (rdma_calc_flow_label, rdma_flow_label_to_udp_sport).
+// queue pair without a flow label, as Linux chooses it. The port is the same at both
+// ends. Most connections have different ports, which routers use to distribute them
+// over paths (rdma_calc_flow_label, rdma_flow_label_to_udp_sport).
 func SourcePortRC(localQPN, remoteQPN uint32) uint16 {
 	v := uint64(localQPN) * uint64(remoteQPN)
 	v ^= v >> 20
@@ -18,8 +18,8 @@ func SourcePortRC(localQPN, remoteQPN uint32) uint16 {
 }
 
 // SourcePortFlowLabel returns the UDP source port of a connected queue pair
-// whose address vector has the flow label fl; Linux takes 0 for none and falls
-// back to [SourcePortRC] (rdma_get_udp_sport).
+// for the flow label fl of its address vector. 0 means no flow label: Linux then uses
+// [SourcePortRC] (rdma_get_udp_sport).
 func SourcePortFlowLabel(fl uint32) uint16 {
 	fl &= flowLabelMask
 	return uint16(sourcePortBase | fl&0x3fff ^ fl>>14)

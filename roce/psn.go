@@ -3,7 +3,7 @@ package roce
 // PSN is a packet sequence number: 24 bits, counted modulo 2^24 (IBA 9.7.1).
 // All methods expect and return values below 2^24; [MakePSN] makes one from
 // any number. Two PSNs can be ordered only while they are less than 2^23
-// apart, which the protocol guarantees for what is outstanding.
+// apart, which the protocol guarantees for outstanding packets.
 type PSN uint32
 
 // PSNMask has the bits of a PSN; message sequence numbers (MSN), queue pair
@@ -23,9 +23,9 @@ func (p PSN) Next() PSN { return (p + 1) & PSNMask }
 // if p comes after q. It is psn_compare of Linux's rxe, in units of packets.
 func (p PSN) Diff(q PSN) int { return int(int32((p-q)<<8) >> 8) }
 
-// Since returns how many PSNs p is after first, from 0 to 2^24-1: the place of a
-// packet in a message that starts with first, which may have 2^23 packets, more
-// than Diff can tell.
+// Since returns the distance from first to p, from 0 to 2^24-1. It is the index of
+// a packet in the message that starts with first. A message may have 2^23 packets,
+// which exceeds the range of Diff.
 func (p PSN) Since(first PSN) int { return int((p - first) & PSNMask) }
 
 // Less reports whether p comes before q.

@@ -6,8 +6,8 @@ import (
 	"verbena/roce"
 )
 
-// TestPublicVectors: the fields of the packets in scapy's test/contrib/roce.uts, as that says they are. Their ICRCs are
-// in TestICRCOfKnownFrames, save that of the CNP of an article, which scapy notes is not what the article shows.
+// TestPublicVectors compares the fields of the packets in scapy's test/contrib/roce.uts with the values there.
+// TestICRCOfKnownFrames has their ICRCs, except that of a CNP of an article, which is wrong there according to scapy.
 func TestPublicVectors(t *testing.T) {
 	frames := scapyFrames(t)
 	// That CNP: from 22.22.22.8 to 22.22.22.7, identification 0x98c6, source port 56238, queue pair 0xd2; without ICRC.
@@ -43,14 +43,18 @@ func TestPublicVectors(t *testing.T) {
 			continue
 		}
 		h := p.BTH()
-		if p.Opcode != c.op || h.DestQPN() != c.qpn || h.PSN() != c.psn || h.MigReq() != c.migReq || h.BECN() != c.becn || h.FECN() ||
+		if p.Opcode != c.op || h.DestQPN() != c.qpn || h.PSN() != c.psn || h.MigReq() != c.migReq || h.BECN() != c.becn ||
+			h.FECN() ||
 			h.PadCount() != c.pad || h.PKey() != roce.DefaultPKey || h.AckReq() || h.SolicitedEvent() || h.TVer() != 0 {
 			t.Errorf("%s: %v, queue pair %d, PSN %d, MigReq %t, BECN %t, FECN %t, pad %d, P_Key %#x, AckReq %t, solicited %t, version %d", c.name,
-				p.Opcode, h.DestQPN(), h.PSN(), h.MigReq(), h.BECN(), h.FECN(), h.PadCount(), h.PKey(), h.AckReq(), h.SolicitedEvent(), h.TVer())
+				p.Opcode, h.DestQPN(), h.PSN(), h.MigReq(), h.BECN(), h.FECN(), h.PadCount(), h.PKey(), h.AckReq(),
+				h.SolicitedEvent(), h.TVer())
 		}
-		if len(p.Payload) != c.payload || len(c.ip) != c.checkSize || c.ip[1] != c.tos || c.ip[8] != c.ttl || ident != c.ident ||
+		if len(p.Payload) != c.payload || len(c.ip) != c.checkSize || c.ip[1] != c.tos || c.ip[8] != c.ttl ||
+			ident != c.ident ||
 			uint16(c.ip[20])<<8|uint16(c.ip[21]) != c.port {
-			t.Errorf("%s: %d bytes of payload in %d, ToS %#x, TTL %d, identification %#x", c.name, len(p.Payload), len(c.ip), c.ip[1], c.ip[8], ident)
+			t.Errorf("%s: %d bytes of payload in %d, ToS %#x, TTL %d, identification %#x", c.name, len(p.Payload), len(c.ip),
+				c.ip[1], c.ip[8], ident)
 		}
 		if right := flow.ICRC(ident, pkt) == p.ICRC(); right != c.sealedICRC {
 			t.Errorf("%s: its ICRC is right: %t", c.name, right)
