@@ -116,7 +116,7 @@ func testEveryMethod(e *env) {
 	l.finish(e)
 }
 
-// ledger counts the work requests and completions of a connected pair whose sides are used by several threads.
+// ledger counts the work requests and completions of a connected pair that several threads use.
 type ledger struct {
 	*pair
 	posted, polled [2]atomic.Int64  // number of completions expected, and polled, on each side
@@ -236,7 +236,8 @@ func (l *ledger) addData(e *env, w works) {
 func (l *ledger) addControl(e *env, w works) {
 	w["query"] = func(r *rand.Rand) error {
 		_, err := e.dev.QueryDevice()
-		return errors.Join(err, second(e.dev.QueryPort(1)), second(e.dev.QueryGID(1, e.gidIndex)), second(e.dev.QueryPKey(1, 0)))
+		return errors.Join(err, second(e.dev.QueryPort(1)), second(e.dev.QueryGID(1, e.gidIndex)),
+			second(e.dev.QueryPKey(1, 0)))
 	}
 	w["pd"] = func(r *rand.Rand) error {
 		pd, err := e.dev.AllocPD()
@@ -466,7 +467,8 @@ func testConcurrentPost(e *env) {
 		}
 		t, k := wc.ID>>32, wc.ID&0xffffffff
 		if wc.Status != ib.WCSuccess || t >= posters || k != next[t] {
-			e.Fatalf("work request %d of thread %d completed with %q, expected number %d", k, t, wc.Status, next[min(t, posters-1)])
+			e.Fatalf("work request %d of thread %d completed with %q, expected number %d", k, t, wc.Status,
+				next[min(t, posters-1)])
 		}
 		next[t]++
 	}
