@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -15,6 +17,7 @@ import (
 	"verbena/ib"
 	"verbena/internal/testutil"
 	"verbena/link/simnet"
+	"verbena/netdev"
 )
 
 // free takes the node's objects off the device.
@@ -58,7 +61,8 @@ func TestHardwareStops(t *testing.T) {
 			copy(b.a.buf, "after")
 			b.a.recv(20, 0, 64)
 			for i := range 3 {
-				b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(), Flags: ib.SendSignaled})
+				b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr,
+					RKey: b.b.mr.RKey(), Flags: ib.SendSignaled})
 			}
 			b.b.send(ib.SendWR{ID: 30, Opcode: ib.WRSend, SGList: b.b.sge(0, 8), Flags: ib.SendSignaled})
 			b.b.expect(ib.WC{ID: 30, Status: ib.WCRetryExcErr}) // nobody answers
@@ -88,7 +92,8 @@ func TestHardwareSendsNothing(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBenchIn(t, setup{net: simnet.Config{Bandwidth: 1 << 20, SendBuffer: 1 << 17}, bufLen: 1 << 18})
 		b.connect(conn{})
-		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 1<<18), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(), Flags: ib.SendSignaled})
+		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 1<<18), RemoteAddr: b.b.addr,
+			RKey: b.b.mr.RKey(), Flags: ib.SendSignaled})
 		b.a.dev.Hardware().Disconnect()
 		sent := b.a.dev.counters[cntSentPkts].n.Load()
 		b.a.dev.Handle().SetError()
@@ -155,13 +160,16 @@ func TestAtWorkRequest(t *testing.T) {
 				b.a.buf[i] = 1
 			}
 			hit := 0
-			b.a.dev.Hardware().AtWorkRequest(1, func() { t.Error("stopped where it was no more to") })
+			b.a.dev.Hardware().AtWorkRequest(1, func() { t.Error("stopped at a cancelled work request") })
 			b.a.dev.Hardware().AtWorkRequest(0, nil)
+			b.a.send(ib.SendWR{Opcode: ib.WRRDMAWrite, RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(), Flags: ib.SendSignaled})
+			b.a.expect(ib.WC{Opcode: ib.WCRDMAWrite})
 			if !b.a.dev.Hardware().AtWorkRequest(uint64(n), func() { hit++ }) {
 				t.Fatal("refused")
 			}
 			for i := range posts {
-				b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, SGList: b.a.sge(8*i, 8), RemoteAddr: b.b.addr + uint64(8*i), RKey: b.b.mr.RKey(), Flags: ib.SendSignaled})
+				b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, SGList: b.a.sge(8*i, 8), RemoteAddr: b.b.addr +
+					uint64(8*i), RKey: b.b.mr.RKey(), Flags: ib.SendSignaled})
 				testutil.Advance(time.Second)
 			}
 			if got := bytes.Count(b.b.buf, []byte{1}) / 8; got != n-1 || hit != 1 {
@@ -187,7 +195,8 @@ func TestAtWorkRequestBehindFence(t *testing.T) {
 			t.Fatal("refused")
 		}
 		for i, op := range []ib.WROpcode{ib.WRRDMARead, ib.WRRDMAWrite, ib.WRRDMAWrite} {
-			b.a.send(ib.SendWR{ID: uint64(i), Opcode: op, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(), Flags: ib.SendSignaled | ib.SendFence})
+			b.a.send(ib.SendWR{ID: uint64(i), Opcode: op, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(),
+				Flags: ib.SendSignaled | ib.SendFence})
 		}
 		testutil.Advance(time.Second)
 		b.a.expect(ib.WC{ID: 0, Status: ib.WCSuccess, Opcode: ib.WCRDMARead, ByteLen: 8})
@@ -237,7 +246,8 @@ func TestStaleNumbers(t *testing.T) {
 		toRTR(t, b.a.qp, b.b.dev, b.b.qp.Num(), conn{})
 		toRTS(t, b.a.qp, conn{})
 		copy(b.b.buf, "stale")
-		b.b.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, SGList: b.b.sge(0, 8), RemoteAddr: b.a.addr, RKey: key, Flags: ib.SendSignaled})
+		b.b.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, SGList: b.b.sge(0, 8), RemoteAddr: b.a.addr, RKey: key,
+			Flags: ib.SendSignaled})
 		b.b.expect(ib.WC{ID: 1, Status: ib.WCRetryExcErr})
 		if bytes.HasPrefix(b.a.buf, []byte("stale")) || b.a.qp.Num() == old || b.a.qp.State() != ib.QPRTS {
 			t.Error("the new device took it")
@@ -246,9 +256,40 @@ func TestStaleNumbers(t *testing.T) {
 		check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 		toRTR(t, b.b.qp, b.a.dev, b.a.qp.Num(), conn{})
 		toRTS(t, b.b.qp, conn{})
-		b.b.send(ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, SGList: b.b.sge(0, 8), RemoteAddr: b.a.addr, RKey: key, Flags: ib.SendSignaled})
+		b.b.send(ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, SGList: b.b.sge(0, 8), RemoteAddr: b.a.addr, RKey: key,
+			Flags: ib.SendSignaled})
 		b.b.expect(ib.WC{ID: 2, Status: ib.WCRemAccessErr})
 		b.close()
+	})
+}
+
+// TestFollow tests that the next device of an adapter has the interface and the addresses that the former one was given,
+// and keeps the addresses if the interface has none at the time.
+func TestFollow(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		hw := NewHardware(Config{
+			Name: "rxe0", Network: simnet.New(simnet.Config{}), Fabric: &Fabric{}, Addrs: []netip.Addr{addrA},
+			Netdev: netdev.Interface{Name: "sim0", Index: 1, MTU: 1500, Up: true, Running: true},
+		})
+		next := func() *Device {
+			t.Helper()
+			_, err := hw.Probe()
+			check(t, err)
+			return hw.dev.Load()
+		}
+		d := next()
+		ifi := netdev.Interface{Name: "sim1", Index: 2, MTU: 4200, Up: true, Running: true}
+		for _, addrs := range [][]netip.Addr{{addrB}, nil} {
+			d.SetInterface(ifi, addrs)
+			check(t, d.Close())
+			d = next()
+			at := d.at.Load()
+			if got := at.addrs(); !slices.Equal(got, []netip.Addr{addrB}) || at.netdev.Name != ifi.Name {
+				t.Errorf("after SetInterface with %v: the next device has %v of %s, want %v of %s", addrs, got, at.netdev.Name,
+					addrB, ifi.Name)
+			}
+		}
+		check(t, d.Close())
 	})
 }
 
@@ -259,7 +300,8 @@ func TestErrorRace(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
 		var wg sync.WaitGroup
 		posted := make([]int, 4)
-		var steps atomic.Int32 // that were taken, of all queue pairs: the device enters the error state after another one each time
+		// that were taken, of all queue pairs: the device enters the error state after another one each time
+		var steps atomic.Int32
 		entered := make(chan struct{})
 		step := func() {
 			if steps.Add(1) == int32(1+round) {
@@ -274,13 +316,15 @@ func TestErrorRace(t *testing.T) {
 		}
 		for i, n := range nodes {
 			wg.Go(func() {
-				qp, err := n.pd.CreateQP(ib.QPInitAttr{SendCQ: n.cq, RecvCQ: n.cq, Cap: ib.QPCap{MaxRecvWR: 8, MaxRecvSGE: 1}, Type: ib.QPTypeRC})
+				qp, err := n.pd.CreateQP(ib.QPInitAttr{SendCQ: n.cq, RecvCQ: n.cq, Cap: ib.QPCap{MaxRecvWR: 8, MaxRecvSGE: 1},
+					Type: ib.QPTypeRC})
 				if err != nil {
 					return
 				}
 				n.qp = qp
 				step()
-				if qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags) != nil {
+				if qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1},
+					ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags) != nil {
 					return
 				}
 				for range 8 {
@@ -300,7 +344,8 @@ func TestErrorRace(t *testing.T) {
 				}
 			}
 			if n.qp != nil {
-				if err := n.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags); !errors.Is(err, syscall.EIO) {
+				if err := n.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1},
+					ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags); !errors.Is(err, syscall.EIO) {
 					t.Errorf("modify in error: %v", err)
 				}
 				check(t, n.qp.Destroy())
