@@ -20,10 +20,10 @@ func read(t *testing.T, path string) string {
 	return string(b)
 }
 
-// pages are the Markdown files at the top and in docs.
+// pages are the Markdown files at the top, in docs and in docs/results.
 func pages(t *testing.T) (names []string) {
 	t.Helper()
-	for _, pattern := range []string{"*.md", "docs/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/results/*.md"} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil || len(found) == 0 {
 			t.Fatalf("%s: %v", pattern, err)
@@ -39,7 +39,7 @@ func pages(t *testing.T) (names []string) {
 	return names
 }
 
-// docs/README.md lists every page of docs.
+// docs/README.md lists every page of docs, and every file of results.
 func TestIndex(t *testing.T) {
 	index := read(t, "docs/README.md")
 	for _, p := range pages(t) {

@@ -271,7 +271,7 @@ func (b *block) stopServices(t *testing.T, run string) {
 	}
 }
 
-// TestShellBlocks runs every shell block of README.md and docs/*.md as it stands there. RECIPES=N runs them N times
+// TestShellBlocks runs every shell block of README.md, docs/*.md and docs/results/*.md as it stands there. RECIPES=N runs them N times
 // beside a busy loop.
 func TestShellBlocks(t *testing.T) {
 	t.Parallel()
@@ -280,13 +280,15 @@ func TestShellBlocks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	all := blocks(t, root, "README.md")
-	for _, f := range files {
-		all = append(all, blocks(t, root, filepath.Join("docs", filepath.Base(f)))...)
+	for _, dir := range []string{"docs", "docs/results"} {
+		files, err := filepath.Glob(filepath.Join(root, dir, "*.md"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			all = append(all, blocks(t, root, filepath.Join(dir, filepath.Base(f)))...)
+		}
 	}
 	times := 1
 	if s := os.Getenv("RECIPES"); s != "" {
