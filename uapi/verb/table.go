@@ -6,7 +6,7 @@ import "verbena/uapi"
 // EOPNOTSUPP, or EPROTONOSUPPORT for a method. Their objects need drivers that this module does not have (uapi_finalize_disable).
 //
 // The dispatcher of package uverbs, the names in errors and traces, the verbs of fault rules, the tables of docs/verbs.md and
-// docs/states.md and verbenavet's list of atomic methods derive from it.
+// docs/results/states.md and verbenavet's list of atomic methods derive from it.
 var Table = []Spec{
 	// The device.
 	{
