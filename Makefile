@@ -87,7 +87,7 @@ yama: build ## where Yama restricts ptrace: Debian's kernel in QEMU
 	VERBENA=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 15m -v -tags interop ./test/yama
 
 .PHONY: verb-faults
-verb-faults: build ## docs/failover-verbs.md: each verb of many programs made to fail at each of its calls, and what becomes of the program; PROGRAMS is a pattern
+verb-faults: build ## docs/results/failover-verbs.md: make each verb of many programs fail at each of its calls, and record the reaction; PROGRAMS is a pattern
 	@scripts/deps ibverbs-utils ibverbs-providers perftest rdmacm-utils qperf ucx-utils libfabric-bin
 	VERBENA=$(CURDIR)/$(BIN) VERB_FAULTS='$(or $(PROGRAMS),.)' $(GO) test -count=1 -timeout 2h -parallel 6 -v -tags e2e -run '^TestVerbFaults$$' ./test/e2e
 
@@ -183,8 +183,8 @@ interop: build tools ## run against the Linux kernel's Soft-RoCE, in QEMU; the r
 	@scripts/interop bin/interop.md
 
 .PHONY: docs-interop
-docs-interop: build tools ## the same, and make docs/interop.md anew
-	@scripts/interop docs/interop.md
+docs-interop: build tools ## the same, and make docs/results/interop.md anew
+	@scripts/interop docs/results/interop.md
 
 .PHONY: interop-test
 interop-test: build tools
