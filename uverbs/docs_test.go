@@ -11,9 +11,9 @@ import (
 	kernelabi "verbena/test/abi"
 )
 
-const verbsDoc = "../docs/verbs.md"
+const verbsDoc = "../docs/results/verbs.md"
 
-// TestDocs makes the tables of commands and methods of docs/verbs.md. What the kernel's rxe has comes from the answers to
+// TestDocs makes the tables of commands and methods of docs/results/verbs.md. What the kernel's rxe has comes from the answers to
 // questions of which each is about one of them.
 func TestDocs(t *testing.T) {
 	const noCommand, noMethod = "EOPNOTSUPP", "EPROTONOSUPPORT"
