@@ -232,7 +232,7 @@ soak-reset: build ## resets, unplugs and plugs under load, race detector on; SOA
 	SOAK_RESETS=50 SOAK_PLUGS=50 VERBENA=$(CURDIR)/$(BIN) $(GO) test -tags e2e -count=1 -timeout 2h -v -run TestSoakReset ./test/e2e
 
 .PHONY: bench
-bench: build ## the figures of docs/benchmarks.md, beside the machine's floors; ARGS, such as -short, go to test/bench (-h)
+bench: build ## the figures of docs/results/benchmarks.md, beside the machine's floors; ARGS, such as -short, go to test/bench (-h)
 	@scripts/bench $(ARGS)
 
 .PHONY: bench-compare

@@ -1,4 +1,4 @@
-// Command bench takes the figures of docs/benchmarks.md: what Verbena takes for a message, beside the floor of the machine
+// Command bench takes the figures of docs/results/benchmarks.md: what Verbena takes for a message, beside the floor of the machine
 // (what the least sequence of system calls takes that could do the same, in C, below test/bench/floor) and beside what a
 // user could take instead. The measurements of one group are taken in turn, round after round; ratios are those of the
 // same round. It prints Markdown; -json FILE writes everything that was measured.
