@@ -37,9 +37,6 @@ var (
 	blockComment = regexp.MustCompile(`^ *<!-- (not run|needs|prints): (.*[^ ])(?: +)-->$`)
 )
 
-// namedBlocks are files, which TestRecoveryRecipes runs.
-var namedBlocks = map[string]bool{"recover.sh": true}
-
 // blocks finds the shell recipes of a Markdown file.
 func blocks(t *testing.T, root, file string) (found []*block) {
 	t.Helper()
@@ -64,7 +61,7 @@ func blocks(t *testing.T, root, file string) (found []*block) {
 		case fence != nil:
 			fenced, indent = true, fence[1]
 			switch lang := fence[2]; {
-			case lang == "" || namedBlocks[fence[3]]:
+			case lang == "":
 			case lang == "sh", lang == "bash", lang == "shell", lang == "console":
 				at = next
 				at.file, at.line, at.console = file, i+1, lang == "console"
