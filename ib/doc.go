@@ -46,7 +46,7 @@
 //
 // Package check watches over these rules, on both sides, and reports each breach with the stacks of both sides. Without it the
 // checks cost nothing. Package ibtest is a suite of tests by which a driver shows that it keeps them;
-// docs/contract.md lists the rules with the tests and with Linux's names.
+// docs/results/contract.md lists the rules with the tests and with Linux's names.
 //
 // # Errors
 //

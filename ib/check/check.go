@@ -3,7 +3,7 @@
 //
 //	check.On(&core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 //
-// Package ib calls the checker as its observer: see ib/internal/observe. docs/contract.md lists the rules.
+// Package ib calls the checker as its observer: see ib/internal/observe. docs/results/contract.md lists the rules.
 package check
 
 import (
@@ -26,12 +26,12 @@ type Config struct {
 }
 
 // On turns checked mode on for the devices that are registered from now on. The rules are those of the comment of package ib;
-// docs/contract.md lists them. A call costs several microseconds more in checked mode; when it is off, posting and polling cost
+// docs/results/contract.md lists them. A call costs several microseconds more in checked mode; when it is off, posting and polling cost
 // nothing, other calls one comparison. On may not sleep.
 //
 // The check knows who is a callback's and who a method's thread as long as both stay on their goroutines. What
 // sleeps is found by looking at the goroutines that take long, so a sleep of a millisecond or two can pass unseen.
-// Package ibtest finds shorter ones in drivers; docs/contract.md says how short.
+// Package ibtest finds shorter ones in drivers; docs/results/contract.md says how short.
 func On(core *ib.Core, cfg Config) {
 	if cfg.Patience <= 0 {
 		cfg.Patience = 2 * time.Second
