@@ -172,7 +172,7 @@ rdma-core: build ## record what several versions of rdma-core say of Verbena and
 
 .PHONY: docs
 docs: ## make the tables in docs anew
-	UPDATE_DOCS=1 $(GO) test -count=1 ./internal/confine ./internal/fault ./test/pyverbs ./test/rdmacore ./uverbs ./internal/layers ./test/kernels
+	UPDATE_DOCS=1 $(GO) test -count=1 ./internal/confine ./internal/fault ./test/pyverbs ./test/rdmacore ./uverbs ./internal/layers ./ib/weak ./test/kernels
 
 .PHONY: docs-session
 docs-session: build ## make the picture of a session in the README anew

@@ -51,16 +51,36 @@ func TestIndex(t *testing.T) {
 }
 
 var (
-	link  = regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
-	block = regexp.MustCompile("(?s)```.*?```")
+	link    = regexp.MustCompile(`\]\(([^)#:]*)(?:#([^)]*))?\)`)
+	block   = regexp.MustCompile("(?s)```.*?```")
+	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	marks   = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
-// Links lead to files that there are.
+// anchors returns the names of the headings of a page, as GitHub makes them.
+func anchors(text string) map[string]bool {
+	names := map[string]bool{}
+	for _, m := range heading.FindAllStringSubmatch(block.ReplaceAllString(text, ""), -1) {
+		names[strings.ReplaceAll(marks.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-")] = true
+	}
+	return names
+}
+
+// Links lead to existing files, and to existing headings of pages.
 func TestLinks(t *testing.T) {
 	for _, p := range pages(t) {
-		for _, m := range link.FindAllStringSubmatch(block.ReplaceAllString(read(t, p), ""), -1) {
-			if _, err := os.Stat(filepath.Join(root, filepath.Dir(p), m[1])); err != nil {
+		text := read(t, p)
+		for _, m := range link.FindAllStringSubmatch(block.ReplaceAllString(text, ""), -1) {
+			to := filepath.Join(filepath.Dir(p), m[1])
+			if m[1] == "" {
+				to = p
+			}
+			if _, err := os.Stat(filepath.Join(root, to)); err != nil {
 				t.Errorf("%s: %v", p, err)
+				continue
+			}
+			if m[2] != "" && !anchors(read(t, to))[m[2]] {
+				t.Errorf("%s: %s has no heading #%s", p, to, m[2])
 			}
 		}
 	}
