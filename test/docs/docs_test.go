@@ -20,10 +20,10 @@ func read(t *testing.T, path string) string {
 	return string(b)
 }
 
-// pages are the Markdown files at the top, in docs and in docs/results.
+// pages are the Markdown files at the top, in docs, in docs/results and of examples.
 func pages(t *testing.T) (names []string) {
 	t.Helper()
-	for _, pattern := range []string{"*.md", "docs/*.md", "docs/results/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/results/*.md", "examples/*/README.md"} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil || len(found) == 0 {
 			t.Fatalf("%s: %v", pattern, err)
