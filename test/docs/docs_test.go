@@ -86,6 +86,29 @@ func TestLinks(t *testing.T) {
 	}
 }
 
+// Every page of docs begins with a sentence that names its readers, and ends with the next step, a link. None has a block without a language.
+func TestPageShape(t *testing.T) {
+	blockStart := regexp.MustCompile("(?m)^ *```(.*)\n(?s:.*?)\n *```$")
+	for _, p := range pages(t) {
+		text := read(t, p)
+		for _, m := range blockStart.FindAllStringSubmatch(text, -1) {
+			if m[1] == "" {
+				t.Errorf("%s has a block without a language", p)
+			}
+		}
+		if filepath.Dir(p) != "docs" {
+			continue
+		}
+		paragraphs := strings.Split(strings.TrimSpace(text), "\n\n")
+		if len(paragraphs) < 3 || !strings.HasPrefix(paragraphs[0], "# ") || !strings.HasPrefix(paragraphs[1], "This page is for ") {
+			t.Errorf("%s does not begin with its readers: This page is for ...", p)
+		}
+		if last := paragraphs[len(paragraphs)-1]; !strings.HasPrefix(last, "Next: ") || !link.MatchString(last) {
+			t.Errorf("%s does not end with the next step: Next: [...](...)", p)
+		}
+	}
+}
+
 // The glossary is in alphabetical order, and has no term twice.
 func TestWords(t *testing.T) {
 	var words []string
