@@ -71,8 +71,8 @@ func removals(t *testing.T, root, path string) (found []string) {
 	return found
 }
 
-// Every place in the repository that may take a file away, or its content, has an entry with its guard in docs/results/removals.md,
-// and every entry has a place.
+// Every place in the repository that may remove or empty a file has an entry with its guard in
+// docs/results/removals.md, and every entry has a place.
 func TestRemovalsAreDocumented(t *testing.T) {
 	root := ".."
 	page, err := os.ReadFile(filepath.Join(root, "docs/results/removals.md"))

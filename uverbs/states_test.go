@@ -569,23 +569,24 @@ func newStateConsumer(t *testing.T, x *stateProgram) *stateConsumer {
 
 const statesIntro = `# Results: commands by state of a device
 
-[states.md](../states.md) has the conclusions. The test TestStates of package uverbs compares this file with what it sees on the rxe
-driver; ` + "`go test ./uverbs -run TestStates -update-states`" + ` writes it.
+[states.md](../states.md) has the conclusions. The test TestStates of package uverbs compares this file with what it
+sees on the rxe driver; ` + "`go test ./uverbs -run TestStates -update-states`" + ` writes it.
 
-The tables have every user command, in the write form and as a method of RDMA_VERBS_IOCTL, and every method of the midlayer. The columns are:
+The tables have every user command, in the write form and as a method of RDMA_VERBS_IOCTL, and every method of the
+midlayer. The columns are:
 
 - active: the device works;
 - error: the device is in error (ib.DeviceHandle.SetError, after the fatal event of a reset);
 - zombie: the device of the user context has gone;
 - gone: the device has gone.
 
-The expected outcome follows from the effect of each verb in the table of verbs (uapi/verb) and from Linux's drivers/infiniband/core
-(uverbs_cmd.c, uverbs_ioctl.c, uverbs_std_types*.c, rdma_core.c, verbs.c). Where Linux leaves an outcome to drivers, it follows from the
-contract of package ib.
+The expected outcome follows from the effect of each verb in the table of verbs (uapi/verb) and from Linux's
+drivers/infiniband/core (uverbs_cmd.c, uverbs_ioctl.c, uverbs_std_types*.c, rdma_core.c, verbs.c). Where Linux leaves an
+outcome to drivers, it follows from the contract of package ib.
 
-"flushed": the work request is accepted and completes with IBV_WC_WR_FLUSH_ERR. "-": the combination cannot occur. A context of a device
-that has gone is a zombie, and a consumer in this process has destroyed its objects when its Remove returns. Destroying reports the event
-counts in every state.
+"flushed": the work request is accepted and completes with IBV_WC_WR_FLUSH_ERR. "-": the combination cannot occur. A
+context of a device that has gone is a zombie, and a consumer in this process has destroyed its objects when its Remove
+returns. Destroying reports the event counts in every state.
 `
 
 // noState are the methods whose effect does not depend on the state of the device: what was given when an object was
@@ -597,7 +598,8 @@ var noState = map[string]bool{
 	"OnEvent": true, "DestroyContext": true, "DeallocContext": true, "DeregContext": true, "ModifyContext": true, "Abandon": true, "AddressOfSender": true,
 }
 
-// TestStates checks every entry of the tables, that no command or method is missing, and that docs/results/states.md shows the seen outcomes.
+// TestStates checks every entry of the tables, that no command or method is missing, and that docs/results/states.md
+// shows the seen outcomes.
 func TestStates(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(statesIntro)

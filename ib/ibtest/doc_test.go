@@ -10,7 +10,8 @@ import (
 	"verbena/ib/check"
 )
 
-// docs/results/contract.md names every check of the suite and every rule of checked mode. Neither it nor docs/contract.md names another.
+// docs/results/contract.md names every check of the suite and every rule of checked mode. Neither it nor
+// docs/contract.md names another.
 func TestContractPage(t *testing.T) {
 	var texts []string
 	for _, file := range []string{"../../docs/results/contract.md", "../../docs/contract.md"} {

@@ -12,13 +12,13 @@ var update = flag.Bool("update", false, "write docs/results/broken.md")
 
 const brokenIntro = `# Results: drivers and consumers that break the contract
 
-[broken.md](../broken.md) has the conclusions. The tests TestWrongDrivers and TestWrongConsumers of package ib/ibtest run each driver and
-each consumer below, and fail if a fault is not caught or the report lacks the text of the last column.
-` + "`go test ./ib/ibtest -run TestBrokenTable -update`" + ` writes this file; the test fails when it is out of date.
+[broken.md](../broken.md) has the conclusions. The tests TestWrongDrivers and TestWrongConsumers of package ib/ibtest
+run each driver and each consumer below, and fail if a fault is not caught or the report lacks the text of the last
+column. ` + "`go test ./ib/ibtest -run TestBrokenTable -update`" + ` writes this file; the test fails when it is out of date.
 
-The column "caught by" names the check of the fault, if the fault has a check of its own. The driver runs that check; otherwise it runs the
-whole suite, in a process of its own. With ` + "`make mutants`" + ` every driver runs the whole suite, and the named check must be the first that
-fails. The suite passes on the same driver without the defect.
+The column "caught by" names the check of the fault, if the fault has a check of its own. The driver runs that check;
+otherwise it runs the whole suite, in a process of its own. With ` + "`make mutants`" + ` every driver runs the whole suite, and
+the named check must be the first that fails. The suite passes on the same driver without the defect.
 `
 
 // docs/results/broken.md lists the cases of TestWrongDrivers and TestWrongConsumers.

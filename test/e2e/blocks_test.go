@@ -268,8 +268,8 @@ func (b *block) stopServices(t *testing.T, run string) {
 	}
 }
 
-// TestShellBlocks runs every shell block of README.md, docs/*.md and docs/results/*.md as it stands there. RECIPES=N runs them N times
-// beside a busy loop.
+// TestShellBlocks runs every shell block of README.md, docs/*.md and docs/results/*.md as it stands there. RECIPES=N
+// runs them N times beside a busy loop.
 func TestShellBlocks(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "gcc make libibverbs-dev ibverbs-utils rdmacm-utils iproute2 perftest tshark libnbd-bin", "gcc", "make", "ibv_rc_pingpong", "rping", "rdma", "ib_send_bw", "tshark", "nbdcopy")

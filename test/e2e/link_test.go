@@ -343,7 +343,8 @@ func TestVerbFaults(t *testing.T) {
 	tables := make([]string, len(programs))
 	t.Cleanup(func() {
 		if pattern == "." {
-			if err := os.WriteFile("../../docs/results/failover-verbs.md", []byte(verbFaultsHead+strings.Join(tables, "")), 0o644); err != nil {
+			text := verbFaultsHead + strings.Join(tables, "")
+			if err := os.WriteFile("../../docs/results/failover-verbs.md", []byte(text), 0o644); err != nil {
 				t.Error(err)
 			}
 		}
@@ -523,16 +524,18 @@ const verbFaultsHead = `# Results: one verb fails, and the program's reaction
 
 [failover-verbs.md](../failover-verbs.md) has the conclusions. ` + "`make verb-faults`" + ` writes this file.
 
-Each verb that a program calls fails once, with ENOMEM, at each of its first four calls; see [network.md](../network.md). The command is
-` + "`verbena fault add --verb VERB --errno ENOMEM --nth N`" + `. The rule counts the calls of server and client together. After each run the
-service held nothing of the program. After the last run the program ran as before.
+Each verb that a program calls fails once, with ENOMEM, at each of its first four calls; see
+[network.md](../network.md). The command is ` + "`verbena fault add --verb VERB --errno ENOMEM --nth N`" + `. The rule counts the
+calls of server and client together. After each run the service held nothing of the program. After the last run the
+program ran as before.
 
 - calls: the number of calls in a run without a fault.
 - exit codes: of the server, then of the client. "1–2:" means after a failure of the first or the second call.
-- "waits": the end still waited for the other end shortly after that one had ended; the test then ended it. If both ends wait, neither
-  had noticed within 10 seconds.
+- "waits": the end still waited for the other end shortly after that one had ended; the test then ended it. If both ends
+  wait, neither had noticed within 10 seconds.
 - "serves": the server accepts the next client.
-- 139 and 134: the program crashed (SIGSEGV, SIGABRT). The reason for a crash, or for two waiting ends, follows the table.
+- 139 and 134: the program crashed (SIGSEGV, SIGABRT). The reason for a crash, or for two waiting ends, follows the
+  table.
 - it says: the last message of the failed end.
 `
 

@@ -146,12 +146,13 @@ func writeFile(name string, write func(*bufio.Writer)) error {
 
 // sections of the document, in order.
 var sections = []struct{ key, title, text string }{
-	{"operations", "Operations", "Each cell transfers messages of 0 bytes to 1 MB (64 KB or datagrams where the row or the service demands it). It checks " +
-		"the completions on both sides, the data, and that no other memory was written."},
-	{"errors", "Errors", "Operations that must fail. Each cell checks the completion status at the requester, the status at the responder if it has a " +
-		"completion, and the states of the queue pairs."},
-	{"loss", "Loss", "The same transfers while packets are lost, duplicated, reordered or damaged: by `verbena fault add` on Verbena's side, by " +
-		"`tc netem` on the kernel's. RC must deliver every message once and in order. A message of UC or UD that arrives must be intact."},
+	{"operations", "Operations", "Each cell transfers messages of 0 bytes to 1 MB (64 KB or datagrams where the row or the " +
+		"service demands it). It checks the completions on both sides, the data, and that no other memory was written."},
+	{"errors", "Errors", "Operations that must fail. Each cell checks the completion status at the requester, the status at the " +
+		"responder if it has a completion, and the states of the queue pairs."},
+	{"loss", "Loss", "The same transfers while packets are lost, duplicated, reordered or damaged: by `verbena fault add` on " +
+		"Verbena's side, by `tc netem` on the kernel's. RC must deliver every message once and in order. " +
+		"A message of UC or UD that arrives must be intact."},
 	{"cm", "Connection managers", "Programs of librdmacm: the server listens at the responder's connection manager, the client connects by the " +
 		"other, over RC or to a datagram service."},
 	{"programs", "Programs", "The server runs on the responder's side, the client on the other; `ibv_*_pingpong` checks the data."},
@@ -164,8 +165,8 @@ func (r *report) document(w *bufio.Writer, l *lab) {
 		hello.Release = "of unknown version"
 	}
 	fmt.Fprintf(w, "# Results: Verbena and the Linux kernel's Soft-RoCE on one wire\n\n")
-	fmt.Fprintf(w, "[interop.md](../interop.md) has the conclusions. `make docs-interop` writes this file. It runs Verbena on one side and Debian's\n"+
-		"kernel, in QEMU, on the other, over a TAP device: see [test/interop](../../test/interop/doc.go).\n\n")
+	fmt.Fprintf(w, "[interop.md](../interop.md) has the conclusions. `make docs-interop` writes this file. It runs Verbena on one\n"+
+		"side and Debian's kernel, in QEMU, on the other, over a TAP device: see [test/interop](../../test/interop/doc.go).\n\n")
 	fmt.Fprintf(w, "| | |\n|---|---|\n| date | %s |\n| kernel | Linux %s, `rdma_rxe` |\n| libraries | rdma-core %s, perftest %s, on both sides |\n"+
 		"| host | Linux %s, %s, %d CPUs; the guest without KVM |\n| duration | %.0f s, of them %.0f s for booting the guest |\n\n",
 		time.Now().UTC().Format("2006-01-02"), hello.Release, version("ibverbs-providers"), version("perftest"), hostRelease(),
