@@ -100,10 +100,23 @@ func (m *Manager) source(id *ID, from, dst netip.Addr) (place, error) {
 // standsForDevice reports whether an address stands for a device that does not have it. Others of 127.0.0.0/8 do not:
 // devices may have them, of other services too.
 func (m *Manager) standsForDevice(a netip.Addr) bool {
-	return !m.cfg.NoLoopback && (a == localhost4 || a == netip.IPv6Loopback())
+	return !m.cfg.NoLoopback && isLoopback(a)
 }
 
 var localhost4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+
+// isLoopback reports whether an address is 127.0.0.1 or ::1, to which the kernel binds an ID as to an unspecified one. (cma_any_addr)
+func isLoopback(a netip.Addr) bool { return a == localhost4 || a == netip.IPv6Loopback() }
+
+// ownAddress returns the address of the device at a place, by which peers on other hosts reach an ID that is bound to a loopback address.
+// It returns the loopback address if the device has none of its family.
+func ownAddress(at place, loopback netip.Addr) netip.Addr {
+	own := netip.AddrFrom16(at.gid).Unmap()
+	if at.agent == nil || own.Is4() != loopback.Is4() || own.IsLinkLocalUnicast() {
+		return loopback
+	}
+	return own
+}
 
 // findOn returns a place on a device from which an address of its family is reached.
 //

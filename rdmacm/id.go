@@ -67,6 +67,7 @@ type ID struct {
 	state     idState
 	gone      bool
 	src, dst  netip.AddrPort // zero: not known
+	loopback  bool           // bound to 127.0.0.1 or ::1, which no device has: src is the device's own address, if there is one
 	ib        bool           // the addresses are GIDs (AF_IB)
 	port      portKey        // in m.ports; port 0: none
 	at        place
@@ -300,17 +301,21 @@ func (m *Manager) bind(id *ID, a netip.AddrPort) error {
 	if withoutZone(a.Addr()) {
 		return fmt.Errorf("bind %v: a link-local address needs a scope: %w", a, syscall.EINVAL)
 	}
-	at := place{}
+	at, err := place{}, error(nil)
 	if !a.Addr().IsUnspecified() {
-		var err error
-		if at, err = m.findFor(id, a.Addr()); err != nil {
-			return fmt.Errorf("bind: %w", err)
-		}
+		at, err = m.findFor(id, a.Addr())
+	}
+	loopback := isLoopback(a.Addr()) && !m.has(a.Addr())
+	if err != nil && !(loopback && m.cfg.NoLoopback) {
+		return fmt.Errorf("bind: %w", err)
+	}
+	if loopback {
+		a = netip.AddrPortFrom(ownAddress(at, a.Addr()), a.Port())
 	}
 	if a.Addr().Is4() {
 		id.afOnly = true
 	}
-	id.src = a
+	id.src, id.loopback = a, loopback
 	if err := m.takePort(id, a.Port()); err != nil {
 		id.src = netip.AddrPort{}
 		return fmt.Errorf("bind %v: %w", a, err)
@@ -390,6 +395,12 @@ func (m *Manager) unbind(id *ID) {
 	id.port = portKey{}
 }
 
+// ofAnyAddress reports whether an ID has its port of all addresses: bound to an unspecified address, or to a loopback address that no
+// device has. (cma_any_addr)
+//
+//verbena:held m.mu
+func (id *ID) ofAnyAddress() bool { return id.loopback || id.src.Addr().IsUnspecified() }
+
 // clash tells whether others have the port. (cma_check_port)
 //
 //verbena:held mu
@@ -399,7 +410,7 @@ func (m *Manager) clash(id *ID, k portKey, reuse bool) error {
 		switch {
 		case o == id, reuse && o.reuseAddr:
 		case id.afOnly && o.afOnly && a.Is4() != b.Is4():
-		case a.IsUnspecified() || b.IsUnspecified():
+		case id.ofAnyAddress() || o.ofAnyAddress():
 			return fmt.Errorf("port %d of all addresses is taken: %w", k.port, syscall.EADDRNOTAVAIL)
 		case a == b:
 			return fmt.Errorf("port %d of the address is taken: %w", k.port, syscall.EADDRINUSE)

@@ -2,6 +2,7 @@ package rdmacm
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -303,6 +304,46 @@ func TestNextListener(t *testing.T) {
 						id.Destroy()
 					}
 				}
+				testutil.Advance(time.Minute)
+			})
+		})
+	}
+}
+
+// TestListenLoopback: an ID that is bound to 127.0.0.1, which no device has, listens at every address, as on Linux. Unless the manager is
+// told otherwise it is bound to the first active device, and reports that one's address.
+func TestListenLoopback(t *testing.T) {
+	for _, c := range []struct {
+		noLoopback bool
+		want       string
+	}{{false, "10.0.0.2:7471"}, {true, "127.0.0.1:7471"}} {
+		t.Run(fmt.Sprintf("NoLoopback=%v", c.noLoopback), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				network := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
+				a, b := newHost(t, network, "10.0.0.1", Config{}), newHost(t, network, "10.0.0.2", Config{NoLoopback: c.noLoopback})
+				defer b.close()
+				defer a.close()
+				var la, lb log
+				l := b.id(msg.PortSpaceTCP, &lb)
+				b.must(l.Bind(netip.AddrPortFrom(localhost4, testPort)))
+				b.must(l.Listen(0))
+				if got := l.View().Src.String(); got != c.want {
+					t.Errorf("bound to %v, want %v", got, c.want)
+				}
+				if bound := l.Device() != nil; bound == c.noLoopback {
+					t.Errorf("bound to a device: %v, want %v", bound, !c.noLoopback)
+				}
+				other := b.id(msg.PortSpaceTCP, &lb)
+				if err := other.Bind(netip.AddrPortFrom(b.addr, testPort)); !errors.Is(err, syscall.EADDRNOTAVAIL) {
+					t.Errorf("bind the port of another address: got %v, want EADDRNOTAVAIL", err)
+				}
+				other.Destroy()
+				id := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
+				a.must(id.Connect(Param{QPN: 1}, nil))
+				lb.expect(t, soon, ConnectRequest)[0].New.Destroy()
+				la.expect(t, soon, Rejected)
+				id.Destroy()
+				l.Destroy()
 				testutil.Advance(time.Minute)
 			})
 		})

@@ -262,20 +262,23 @@ func (m *Manager) listenerFor(a *agent, r *received, service msg.ServiceID, data
 		}
 	}
 	for _, o := range m.ports[portKey{space, port}] {
-		if o.state != idListening {
-			continue
+		if o.state == idListening && o.accepts(h.Dst) {
+			l = o
+			break
 		}
-		at := o.src.Addr()
-		switch {
-		case at.WithZone("") == h.Dst:
-		case at.IsUnspecified() && (at.Is4() == h.Dst.Is4() || at.Is6() && !o.afOnly):
-		default:
-			continue
-		}
-		l = o
-		break
 	}
 	return l, netip.AddrPortFrom(h.Src, h.SrcPort), netip.AddrPortFrom(h.Dst, port), data[msg.IPHeaderLen:]
+}
+
+// accepts reports whether a listener accepts requests for an address.
+//
+//verbena:held m.mu
+func (id *ID) accepts(a netip.Addr) bool {
+	at := id.src.Addr()
+	if id.ofAnyAddress() {
+		return at.Is4() == a.Is4() || at.Is6() && !id.afOnly
+	}
+	return at.WithZone("") == a
 }
 
 // listens reports whether somebody listens for a service, at whatever address: others are rejected, not unknown.

@@ -10,6 +10,7 @@ tool (
 )
 
 require (
+	github.com/golangci/misspell v0.8.0
 	golang.org/x/sys v0.49.0
 	golang.org/x/tools v0.51.0
 	verbena v0.0.0-00010101000000-000000000000

@@ -32,9 +32,9 @@ func TestContract(t *testing.T) {
 			continue
 		}
 		t.Run(c.name, func(t *testing.T) {
-			options := []ibtest.Option{ibtest.Bubble(), ibtest.Seeds(seedsOfContract())}
+			options := []ibtest.Option{ibtest.Bubble(), ibtest.Seeds(seedsOfContract()), ibtest.Load(1)}
 			if c.load { // a bubble waits until the neighbours do
-				options = []ibtest.Option{ibtest.Seeds(-1)}
+				options = []ibtest.Option{ibtest.Seeds(-1), ibtest.Load(1)}
 				if raceEnabled {
 					options = append(options, ibtest.Groups(concurrent...))
 				}

@@ -24,9 +24,9 @@ const (
 	maxTotMcastQP    = maxMcastGrp * maxMcastQPAttach
 )
 
-// groups are the multicast groups that queue pairs of the device are in. As long as a group has one, the device's
-// addresses of its family are members of it in the network, and what arrives there goes to all of them. What the device
-// sends to a group comes back by the network, the Fabric has no part in it.
+// groups holds the multicast groups of the device's queue pairs. As long as a group has a queue pair, the device is a member of it
+// in the network, by one of its addresses. Each queue pair of the group receives the packets. A packet that the device sends to a
+// group returns by the network; the Fabric takes no part.
 type groups struct {
 	mu   sync.Mutex // one change at a time; held also while addresses join and leave, which may sleep
 	view atomic.Pointer[map[netip.Addr][]*QP]
@@ -81,47 +81,51 @@ func (qp *QP) AttachMcast(gid ib.GID, _ uint16) error {
 	return nil
 }
 
-// joinGroup has the device's addresses join a group in the network.
-func joinGroup(d *Device, group netip.Addr) error {
-	joined := false
-	for _, e := range d.Endpoints() {
-		if e.Addr().Is4() != group.Is4() {
-			continue
-		}
-		if err := link.Join(e, group); err != nil {
-			leaveGroup(d, group)
-			return err
-		}
-		joined = true
+// groupEndpoint returns the address at which the device receives a family's groups: the first. A host has a group once, however many
+// addresses its interface has; each address that joins would receive a copy.
+func groupEndpoint(d *Device, is4 bool) link.Endpoint {
+	all := d.Endpoints()
+	i := slices.IndexFunc(all, func(e link.Endpoint) bool { return e.Addr().Is4() == is4 })
+	if i < 0 {
+		return nil
 	}
-	if !joined {
+	return all[i]
+}
+
+// joinGroup makes the device a member of a group in the network.
+func joinGroup(d *Device, group netip.Addr) error {
+	e := groupEndpoint(d, group.Is4())
+	if e == nil {
 		return fmt.Errorf("the device has no address of the group's family: %w", syscall.EADDRNOTAVAIL)
 	}
-	return nil
+	return link.Join(e, group)
 }
 
-func leaveGroup(d *Device, group netip.Addr) {
+// leaveGroup ends the membership of every address in a group, except that of keep if it is not nil. An error of the network is
+// ignored: no queue pair receives the packets any more.
+func leaveGroup(d *Device, group netip.Addr, keep link.Endpoint) {
 	for _, e := range d.Endpoints() {
-		if e.Addr().Is4() == group.Is4() {
-			_ = link.Leave(e, group) // what still arrives is for nobody
+		if e.Addr().Is4() == group.Is4() && e != keep {
+			_ = link.Leave(e, group)
 		}
 	}
 }
 
-// rejoinGroups has addresses that have come join the groups that there are.
+// rejoinGroups moves the memberships to the addresses that receive groups now. The new address joins before the former one leaves.
 func rejoinGroups(d *Device) {
 	g := &d.groups
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for group := range g.load() {
-		for _, e := range d.Endpoints() {
-			if e.Addr().Is4() != group.Is4() {
-				continue
-			}
-			if err := link.Join(e, group); err != nil {
-				d.logf("%v does not hear of multicast group %v: %v", e.Addr(), group, err)
-			}
+		e := groupEndpoint(d, group.Is4())
+		if e == nil {
+			continue
 		}
+		if err := link.Join(e, group); err != nil {
+			d.logf("%v does not receive multicast group %v: %v", e.Addr(), group, err)
+			continue
+		}
+		leaveGroup(d, group, e)
 	}
 }
 
@@ -139,7 +143,7 @@ func (qp *QP) DetachMcast(gid ib.GID, _ uint16) error {
 	qps = slices.Delete(qps, i, i+1)
 	g.set(group, qps)
 	if len(qps) == 0 {
-		leaveGroup(d, group)
+		leaveGroup(d, group, nil)
 	}
 	return nil
 }

@@ -153,6 +153,37 @@ func TestMulticast(t *testing.T) {
 	})
 }
 
+// TestMulticastAddresses: a device with several addresses receives a datagram for a group once, also when addresses come and go.
+func TestMulticastAddresses(t *testing.T) {
+	eachNetwork(t, func(t *testing.T, s setup) {
+		s.typ = ib.QPTypeUD
+		b := newBench(t, s)
+		from, to := newParty(b.a), newParty(b.b)
+		second := netip.MustParseAddr("10.0.0.77")
+		ifi := b.b.dev.at.Load().netdev
+		ah, err := b.a.pd.CreateAH(&ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: testGroup, SGIDIndex: 1, HopLimit: 3}})
+		check(t, err)
+		to.recv(0, 2000) // for a second copy
+		b.b.dev.SetInterface(ifi, []netip.Addr{addrB, second})
+		check(t, to.qp.AttachMcast(testGroup, 0))
+		for _, addrs := range [][]netip.Addr{{addrB, second}, {addrB}, {second, addrB}, {second}, {}, {second}, {addrB}} {
+			b.b.dev.SetInterface(ifi, addrs)
+			to.recv(1, 2000)
+			_, err := from.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: b.a.sge(0, 100), AH: ah, RemoteQPN: roce.QPNMulticast, RemoteQKey: testQKey})
+			check(t, err)
+			testutil.Advance(10 * time.Millisecond)
+			if got, want := len(to.got()), min(len(addrs), 1); got != want {
+				t.Errorf("addresses %v: got %d datagrams, want %d", addrs, got, want)
+			}
+			from.got()
+		}
+		check(t, to.qp.DetachMcast(testGroup, 0))
+		check(t, ah.Destroy())
+		from.destroy()
+		to.destroy()
+	})
+}
+
 // TestMulticastLimits: how many there can be, and of which kind.
 func TestMulticastLimits(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -897,7 +897,7 @@ var wrongDrivers = slices.Concat([]wrong{
 
 // brokenOptions are those of runs that are expected to fail: what does not come is not waited for so long.
 func brokenOptions(o ...Option) []Option {
-	return append([]Option{Patience(2 * time.Second)}, o...)
+	return append([]Option{Patience(2 * time.Second), Load(1)}, o...)
 }
 
 // Each wrong driver fails the suite, by the check that names its fault. With -whole that is the first one that fails.

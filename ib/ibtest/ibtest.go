@@ -48,8 +48,8 @@ func GIDIndex(i int) Option { return func(c *config) { c.gidIndex = i } }
 // from its first failure on, hangs, and is given up. Default: 10 s.
 func Patience(d time.Duration) Option { return func(c *config) { c.patience = d } }
 
-// Load multiplies the work of the tests that run under load, and the repetitions of what is refused. Default: 1. The flag -ibtest.load
-// overrides it.
+// Load multiplies the work of the checks under load, and the repetitions of refused calls. Default: 3, or 1 with the race detector or
+// -short. The flag -ibtest.load overrides it.
 func Load(n int) Option { return func(c *config) { c.load = n } }
 
 var loadFlag = flag.Int("ibtest.load", 0, "multiple of the work of tests under load; 0: as the options say")
@@ -71,7 +71,10 @@ func Groups(names ...string) Option { return func(c *config) { c.groups = names 
 func newConfig(newDevice NewDevice, opts []Option) config {
 	c := config{
 		newDevice: newDevice, plug: (*ib.Core).Register, unplug: (*ib.Core).Unregister,
-		patience: 10 * time.Second, load: 1, gidIndex: -1, packages: &packages{},
+		patience: 10 * time.Second, load: defaultLoad, gidIndex: -1, packages: &packages{},
+	}
+	if testing.Short() {
+		c.load = 1
 	}
 	for _, o := range opts {
 		o(&c)

@@ -2,6 +2,9 @@
 
 package ibtest
 
+// defaultLoad is the load without the option Load.
+const defaultLoad = 3
+
 // registrations are those of testManyRegistrations: more than 16 bits of the keys can tell apart.
 const registrations = 1<<16 + 300
 

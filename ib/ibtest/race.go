@@ -2,6 +2,9 @@
 
 package ibtest
 
+// defaultLoad is the load without the option Load.
+const defaultLoad = 1
+
 // registrations are those of testManyRegistrations, of which the race detector makes seconds.
 const registrations = 1 << 12
 

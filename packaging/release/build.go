@@ -38,7 +38,7 @@ func (r *release) build(arch string) ([]byte, error) {
 
 // commonFiles are those of every architecture: documentation, the unit, and what the command prints of itself.
 func (r *release) commonFiles() (files []file, err error) {
-	names := []string{"LICENSE", "NOTICE", "README.md", "CHANGELOG.md", "SECURITY.md"}
+	names := []string{"LICENSE", "packaging/NOTICE", "README.md", "CHANGELOG.md", "SECURITY.md"}
 	for _, dir := range []string{"docs/", "docs/results/"} {
 		pages, err := filepath.Glob(filepath.Join(r.root, dir, "*.md"))
 		if err != nil {
@@ -53,7 +53,7 @@ func (r *release) commonFiles() (files []file, err error) {
 		if err != nil {
 			return nil, err
 		}
-		files = append(files, file{name, 0o644, b})
+		files = append(files, file{strings.TrimPrefix(name, "packaging/"), 0o644, b})
 	}
 	unit, err := os.ReadFile(filepath.Join(r.root, "packaging/verbena.service"))
 	if err != nil {

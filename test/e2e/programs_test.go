@@ -252,23 +252,38 @@ func TestManyEventRuns(t *testing.T) {
 	w.empty()
 }
 
-// TestReliableDatagrams: libfabric's reliable datagrams over verbs have one completion queue for all endpoints, longer than those of
-// the kernel's rxe.
-func TestReliableDatagrams(t *testing.T) {
+// TestLibfabric: a server of fi_pingpong that is given no address is found from another host, by connections and by reliable datagrams.
+// The latter have one completion queue for all endpoints, longer than those of the kernel's rxe.
+func TestLibfabric(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "libfabric-bin", "fi_pingpong")
-	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
-	port := tcpPort()
-	args := []string{"run", "--", "fi_pingpong", "-p", "verbs;ofi_rxm", "-e", "rdm", "-I", "10"}
-	server := w.cmd(w.deadline(60), append(args, "-B", port)...)
-	var said bytes.Buffer
-	server.Stdout, server.Stderr = &said, &said
-	if err := server.Start(); err != nil {
-		t.Fatal(err)
+	exchange := func(t *testing.T, a, b *world, addr string) {
+		for _, how := range [][]string{{"-p", "verbs", "-e", "msg"}, {"-p", "verbs;ofi_rxm", "-e", "rdm"}} {
+			port := tcpPort()
+			args := append([]string{"run", "--", "fi_pingpong", "-I", "10"}, how...)
+			server := a.cmd(a.deadline(60), append(args, "-B", port)...)
+			var said bytes.Buffer
+			server.Stdout, server.Stderr = &said, &said
+			if err := server.Start(); err != nil {
+				t.Fatal(err)
+			}
+			a.out("wait", "--listen", port)
+			out, err := b.cmd(b.deadline(60), append(args, "-P", port, addr)...).CombinedOutput()
+			if serr := server.Wait(); err != nil || serr != nil {
+				t.Errorf("%v: server: %v, client: %v\n--- server\n%s--- client\n%s", how, serr, err, &said, out)
+			}
+		}
 	}
-	w.out("wait", "--listen", port)
-	out, err := w.cmd(w.deadline(60), append(args, "-P", port, "127.0.0.1")...).CombinedOutput()
-	if serr := server.Wait(); err != nil || serr != nil {
-		t.Errorf("server: %v, client: %v\n--- server\n%s--- client\n%s", serr, err, &said, out)
+	t.Run("one host", func(t *testing.T) {
+		w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
+		exchange(t, w, w, "127.0.0.1")
+	})
+	for _, args := range [][]string{nil, {"--no-loopback"}} {
+		t.Run(fmt.Sprint("two hosts", args), func(t *testing.T) {
+			nsA, nsB := netns(t)
+			a := startService(t, users()[0], nsA, append(args, "--link", "rxe0=veth0")...)
+			b := startService(t, users()[0], nsB, append(args, "--link", "rxe0=veth0")...)
+			exchange(t, a, b, "10.77.0.1")
+		})
 	}
 }

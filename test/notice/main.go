@@ -1,6 +1,6 @@
-// Command notice makes the file NOTICE: the licences of what the binaries contain that is not Verbena's own.
+// Command notice prints packaging/NOTICE: the licences of what the binaries contain that is not Verbena's own.
 //
-//	go run ./test/notice > NOTICE
+//	go run ./test/notice > packaging/NOTICE
 package main
 
 import (
@@ -22,7 +22,7 @@ func main() {
 }
 
 const head = `Verbena's binaries contain the Go standard library and the modules below, under these licences.
-This file is made by: go run ./test/notice > NOTICE
+This file is made by: go run ./test/notice > packaging/NOTICE
 `
 
 // notice returns the file. Versions are not in it: go.mod has them.

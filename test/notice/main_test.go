@@ -12,12 +12,12 @@ func TestNotice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := os.ReadFile("../../NOTICE")
+	got, err := os.ReadFile("../../packaging/NOTICE")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if string(got) != want {
-		t.Error("NOTICE is out of date: go run ./test/notice > NOTICE")
+		t.Error("NOTICE is out of date: go run ./test/notice > packaging/NOTICE")
 	}
 	for _, m := range []string{"github.com/alecthomas/kong", "golang.org/x/sys", "Redistribution and use"} {
 		if !strings.Contains(want, m) {

@@ -8,19 +8,23 @@ import (
 	"strings"
 )
 
-// drivers are the packages in which defects of all kinds are generated, anywhere. The contract suite and its reference model have to
-// notice them.
+// drivers are the packages in which defects of all kinds are generated, anywhere. The contract suite and its reference model, or else the
+// driver's own tests, have to notice them.
 var drivers = []driver{
-	{"driver/loopback", tests{"driver/loopback", "^TestContract$"}},
-	{"driver/rxe", tests{"driver/rxe", rxeSuite}},
-	{"driver/rxe/transport", tests{"driver/rxe", rxeSuite}},
+	{"driver/loopback", []tests{{pkg: "driver/loopback", run: "^TestContract$"}}},
+	{"driver/rxe", rxeTests},
+	{"driver/rxe/transport", append([]tests{{pkg: "driver/rxe/transport", run: "."}}, rxeTests...)},
 }
 
-const rxeSuite = "^(TestContract|TestModel)$/^(shortcut|wire|Model)$"
+var rxeTests = []tests{
+	{pkg: "driver/rxe", run: "^(TestContract|TestModel)$/^(shortcut|wire|Model)$"},
+	{pkg: "driver/rxe", run: ".", short: true},
+	{pkg: "driver/rxe/internal/simtest", run: ".", short: true},
+}
 
 type driver struct {
 	dir   string
-	tests tests
+	tests []tests // in order, until one notices the defect
 }
 
 // The kinds of mutants of any code.

@@ -11,8 +11,8 @@
 // The mutants are a list (mutants.go) or, with -generated, derived from the source of the packages that keep users apart
 // (generate.go): each check of an identity, each comparison of users, each limit and each refusal. One of these that does
 // not compile is not counted. unseen.txt lists those that no unit test can notice, with the reason; they are left out.
-// With -drivers, defects of all kinds are derived from the source of the drivers (anywhere.go), and the contract suite with its
-// reference model has to notice them. A suite that does not end has noticed something, as its user does.
+// With -drivers, defects of all kinds are derived from the source of the drivers (anywhere.go). The contract suite with its reference
+// model, or else the driver's own tests, have to notice them. Tests that do not end have noticed the defect.
 //
 // With -e2e, those that unit tests do not notice are also given to the end-to-end tests of that name, as root.
 package main
@@ -54,21 +54,22 @@ func (m *listed) apply(source string) (string, error) {
 // mutant is a defect, of the list or generated.
 type mutant struct {
 	listed
-	edit  *edit // of a generated one, whose text may occur several times
-	tests tests // the zero value: those of its package
+	edit  *edit   // of a generated one, whose text may occur several times
+	tests []tests // in order, until one notices it; nil: those of its package
 }
 
 // tests are the tests that have to notice a mutant.
 type tests struct {
-	pkg string
-	run string // a pattern of names; "": all
+	pkg   string
+	run   string // a pattern of names; "": all
+	short bool   // with -short
 }
 
-func (m *mutant) suite() tests {
-	if m.tests != (tests{}) {
+func (m *mutant) suites() []tests {
+	if m.tests != nil {
 		return m.tests
 	}
-	return tests{pkg: filepath.Dir(m.file)}
+	return []tests{{pkg: filepath.Dir(m.file)}}
 }
 
 // String returns the name with the file, which the name of a generated mutant begins with.
@@ -246,7 +247,13 @@ func (r *runner) run(all []mutant, unseen map[string]string, parallel int, budge
 // one runs a mutant and prints the result.
 func (r *runner) one(m *mutant) {
 	began := time.Now()
-	how, err := m.try(r.health(m.suite()), r.limit)
+	var how string
+	err := errPass
+	for _, s := range m.suites() {
+		if how, err = m.try(s, r.health(s), r.limit); !errors.Is(err, errPass) {
+			break
+		}
+	}
 	if m.edit != nil && r.e2e != "" && err != nil && !errors.Is(err, errBuild) {
 		r.e2eMu.Lock()
 		how, err = m.endToEnd(r.e2e, err)
@@ -290,10 +297,10 @@ func (r *runner) health(suite tests) *health {
 	return h
 }
 
-// try runs the tests of a mutant's package, and returns which test noticed it.
-func (m *mutant) try(h *health, limit time.Duration) (how string, err error) {
+// try runs tests with a mutant, and returns the name of the test that noticed it.
+func (m *mutant) try(s tests, h *health, limit time.Duration) (how string, err error) {
 	if h.err != nil {
-		return "", fmt.Errorf("the tests of %s fail as it is: %w", m.suite().pkg, h.err)
+		return "", fmt.Errorf("the tests of %s fail without a mutant: %w", s.pkg, h.err)
 	}
 	broken, err := m.broken()
 	if err != nil {
@@ -302,11 +309,11 @@ func (m *mutant) try(h *health, limit time.Duration) (how string, err error) {
 	if m.edit != nil && h.took > 0 {
 		limit = min(limit, 3*h.took+20*time.Second)
 	}
-	out, err := m.suite().do(broken, limit, &h.mu)
+	out, err := s.do(broken, limit, &h.mu)
 	switch {
 	case err == nil:
-		return "", errors.New("the tests pass")
-	case errors.Is(err, errHangs) && m.tests != (tests{}):
+		return "", errPass
+	case errors.Is(err, errHangs) && m.tests != nil:
 		return "does not end", nil
 	case errors.Is(err, errHangs), errors.Is(err, errBuild):
 		return "", err
@@ -364,6 +371,7 @@ func (m *mutant) apply(source string) (string, error) {
 }
 
 var (
+	errPass  = errors.New("the tests pass")
 	errHangs = errors.New("the tests hang")
 	errBuild = errors.New("it does not compile")
 )
@@ -414,7 +422,7 @@ func (t tests) do(replace map[string]string, limit time.Duration, running *sync.
 		defer running.Unlock()
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
 		defer cancel()
-		c := exec.CommandContext(ctx, bin, "-test.failfast", "-test.run", t.run)
+		c := exec.CommandContext(ctx, bin, "-test.failfast", "-test.run", t.run, fmt.Sprintf("-test.short=%v", t.short))
 		c.Dir = t.pkg
 		c.Env = append(os.Environ(), "CI=", "RAPID_NOFAILFILE=true") // property tests save failing cases in the tree
 		// With all that the tests have started.

@@ -55,7 +55,7 @@ func TestLeavesTree(t *testing.T) {
 		t.Fatalf("no mutant of %s", file)
 	}
 	m := mutant{listed: mutants[i]}
-	how, err := m.try(&health{}, time.Minute)
+	how, err := m.try(m.suites()[0], &health{}, time.Minute)
 	if err != nil || !strings.HasPrefix(how, "TestQueue") {
 		t.Errorf("try: got %q, %v, want TestQueue to fail", how, err)
 	}
