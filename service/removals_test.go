@@ -111,7 +111,7 @@ func TestRemovalsAreDocumented(t *testing.T) {
 	}
 	for r, found := range listed {
 		if !found {
-			t.Errorf("docs/results/removals.md lists what there is no more: %s", r)
+			t.Errorf("docs/results/removals.md lists a place that does not exist: %s", r)
 		}
 	}
 }

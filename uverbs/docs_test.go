@@ -13,8 +13,8 @@ import (
 
 const verbsDoc = "../docs/results/verbs.md"
 
-// TestDocs makes the tables of commands and methods of docs/results/verbs.md. What the kernel's rxe has comes from the answers to
-// questions of which each is about one of them.
+// TestDocs compares the tables of commands and methods of docs/results/verbs.md. The column of the kernel's rxe comes
+// from its recorded answers to one question about each.
 func TestDocs(t *testing.T) {
 	const noCommand, noMethod = "EOPNOTSUPP", "EPROTONOSUPPORT"
 	kernel, version := kernelabi.Device.Kernel()

@@ -27,9 +27,9 @@ import (
 
 var updateStates = goflag.Bool("update-states", false, "write docs/results/states.md")
 
-// What every user command and every midlayer method does in each state of its device, as Linux has it
-// (drivers/infiniband/core: uverbs_cmd.c, rdma_core.c, verbs.c) or, where Linux leaves it to drivers, as the contract of
-// package ib says; and what is seen here, on the rxe driver. docs/results/states.md is made of both.
+// The outcomes of every user command and every midlayer method in each state of its device: as expected, and as seen on
+// the rxe driver. Linux determines the expected outcome (drivers/infiniband/core: uverbs_cmd.c, rdma_core.c, verbs.c).
+// If Linux leaves it to drivers, the contract of package ib does. docs/results/states.md contains the seen outcomes.
 
 const (
 	works = syscall.Errno(0)

@@ -1,5 +1,5 @@
-// Consumer is a complete client of the midlayer. On each new device it sends a message to itself. It leaves nothing behind.
-// docs/contract.md explains the rules that it keeps.
+// Consumer is a complete client of the midlayer. On each new device it sends a message to itself, and it destroys all
+// objects at the end. docs/contract.md explains its rules.
 package main
 
 import (

@@ -26,12 +26,12 @@ type Config struct {
 }
 
 // On turns checked mode on for the devices that are registered from now on. The rules are those of the comment of package ib;
-// docs/results/contract.md lists them. A call costs several microseconds more in checked mode; when it is off, posting and polling cost
-// nothing, other calls one comparison. On may not sleep.
+// docs/results/contract.md lists them. A call costs several microseconds more in checked mode. When it is off, posting
+// and polling cost nothing, other calls one comparison. On may not sleep.
 //
 // The check knows who is a callback's and who a method's thread as long as both stay on their goroutines. What
 // sleeps is found by looking at the goroutines that take long, so a sleep of a millisecond or two can pass unseen.
-// Package ibtest finds shorter ones in drivers; docs/results/contract.md says how short.
+// Package ibtest finds shorter ones in drivers; docs/results/contract.md has their lengths.
 func On(core *ib.Core, cfg Config) {
 	if cfg.Patience <= 0 {
 		cfg.Patience = 2 * time.Second

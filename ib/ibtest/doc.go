@@ -14,7 +14,7 @@
 // Each subtest has a device and a Core of its own, in checked mode (package check), so that a breach of the contract
 // fails it wherever it shows. The tests of reentrancy run a second time without the check, at full speed, and those of the
 // group Sleep, which measure, run without it only. What needs an ability that the driver lacks is skipped, and named in a list at
-// the end, which go test shows with -v only. docs/results/contract.md says which abilities cost which checks.
+// the end, which go test shows with -v only. docs/results/contract.md lists the checks by ability.
 //
 // A driver needs SEND and receive on queue pairs of type RC, completion queues and memory regions. Everything else is an
 // ability. Where a check needs messages, of whatever kind, it takes RDMA WRITE if there is one, and SEND if not.

@@ -20,7 +20,7 @@ func read(t *testing.T, path string) string {
 	return string(b)
 }
 
-// pages are the Markdown files at the top, in docs, in docs/results and of examples.
+// pages returns the Markdown files at the top, in docs, in docs/results and of examples.
 func pages(t *testing.T) (names []string) {
 	t.Helper()
 	for _, pattern := range []string{"*.md", "docs/*.md", "docs/results/*.md", "examples/*/README.md"} {
@@ -103,10 +103,10 @@ func TestPageShape(t *testing.T) {
 		paragraphs := strings.Split(strings.TrimSpace(text), "\n\n")
 		first := paragraphs[min(1, len(paragraphs)-1)]
 		if !strings.HasPrefix(paragraphs[0], "# ") || !strings.HasPrefix(first, "This page is for ") {
-			t.Errorf("%s does not begin with its readers: This page is for ...", p)
+			t.Errorf("%s: got the beginning %q, want \"This page is for ...\"", p, first)
 		}
 		if last := paragraphs[len(paragraphs)-1]; !strings.HasPrefix(last, "Next: ") || !link.MatchString(last) {
-			t.Errorf("%s does not end with the next step: Next: [...](...)", p)
+			t.Errorf("%s: got the end %q, want \"Next: [page](page)\"", p, last)
 		}
 	}
 }

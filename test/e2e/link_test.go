@@ -140,7 +140,7 @@ func (p faultyProgram) as(name string) faultyProgram {
 	return p
 }
 
-// faultyPrograms are those of the table in docs/results/failover-verbs.md; the first is the sample of CI.
+// faultyPrograms lists the programs of docs/results/failover-verbs.md; the first is the sample of CI.
 var faultyPrograms = []faultyProgram{
 	pingpong(true, "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "10", "-e", "-p", "PORT").as("ibv_rc_pingpong -e"),
 	pingpong(true, "ibv_srq_pingpong", "-d", "rxe0", "-g", "1", "-n", "10", "-p", "PORT"),
@@ -330,8 +330,9 @@ func runFaulty(w *world, p *faultyProgram, addr string, stay time.Duration) (o o
 	return o, true
 }
 
-// TestVerbFaults: each verb that a program calls fails once, at each of its calls; the program ends, the service goes on and
-// has nothing of it. In full it writes the tables of docs/results/failover-verbs.md, and VERB_FAULTS chooses programs, by a pattern.
+// TestVerbFaults makes each verb that a program calls fail once, at each of its calls. The program must end, and the
+// service must continue and hold nothing of it. In full the test writes the tables of docs/results/failover-verbs.md.
+// VERB_FAULTS is a pattern of programs.
 func TestVerbFaults(t *testing.T) {
 	t.Parallel()
 	programs := faultyPrograms[:1]
