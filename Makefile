@@ -79,7 +79,7 @@ e2e: build tools ## the real programs, end to end; DOORBELLS=native: with doorbe
 
 .PHONY: docs
 docs: ## make the tables in docs anew
-	UPDATE_DOCS=1 $(GO) test -count=1 ./internal/confine ./internal/fault ./test/pyverbs ./test/rdmacore ./uverbs ./internal/layers ./test/kernels
+	UPDATE_DOCS=1 $(GO) test -count=1 ./internal/confine ./internal/fault ./test/pyverbs ./test/rdmacore ./uverbs ./internal/layers ./ib/weak ./test/kernels
 
 .PHONY: interop
 interop: build tools ## run against the Linux kernel's Soft-RoCE, in QEMU; the report is bin/interop.md
@@ -94,7 +94,7 @@ fuzz: ## each fuzz target for FUZZTIME (default 1m)
 	@scripts/fuzz
 
 .PHONY: bench
-bench: build ## the figures of docs/benchmarks.md, beside the machine's floors; ARGS, such as -short, go to test/bench (-h)
+bench: build ## the figures of docs/results/benchmarks.md, beside the machine's floors; ARGS, such as -short, go to test/bench (-h)
 	@scripts/bench $(ARGS)
 
 .PHONY: release

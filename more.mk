@@ -15,12 +15,12 @@ yama: build ## where Yama restricts ptrace: Debian's kernel in QEMU
 	VERBENA=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 15m -v -tags interop ./test/yama
 
 .PHONY: verb-faults
-verb-faults: build ## docs/failover-verbs.md: each verb of many programs made to fail at each of its calls, and what becomes of the program; PROGRAMS is a pattern
+verb-faults: build ## docs/results/failover-verbs.md: make each verb of many programs fail at each of its calls, and record the reaction; PROGRAMS is a pattern
 	@scripts/deps ibverbs-utils ibverbs-providers perftest rdmacm-utils qperf ucx-utils libfabric-bin
 	VERBENA=$(CURDIR)/$(BIN) VERB_FAULTS='$(or $(PROGRAMS),.)' $(GO) test -count=1 -timeout 2h -parallel 6 -v -tags e2e -run '^TestVerbFaults$$' ./test/e2e
 
 .PHONY: kernels
-kernels: build ## programs on the kernels of Debian's releases (SUITES chooses), in QEMU; without SUITES it records them for docs/install.md
+kernels: build ## programs on the kernels of Debian's releases (SUITES chooses), in QEMU; without SUITES it records them for docs/results/kernels.md
 	@scripts/deps ibverbs-utils ibverbs-providers perftest rdmacm-utils
 	VERBENA=$(CURDIR)/$(BIN) SUITES="$(SUITES)" $(GO) test -count=1 -timeout 1h -v -tags interop -run '^TestKernels$$' ./test/kernels
 
@@ -103,8 +103,8 @@ docs-session: build ## make the picture of a session in the README anew
 	PATH="$(CURDIR)/bin:$$PATH" $(GO) run ./test/session < docs/session.txt > docs/session.tmp && mv docs/session.tmp docs/session.svg
 
 .PHONY: docs-interop
-docs-interop: build tools ## the same, and make docs/interop.md anew
-	@scripts/interop docs/interop.md
+docs-interop: build tools ## the same, and make docs/results/interop.md anew
+	@scripts/interop docs/results/interop.md
 
 SOAK_RESETS ?= 10000
 SOAK_PLUGS ?= 10000

@@ -46,7 +46,7 @@
 // # Checked mode
 //
 // Package check enforces these rules on both sides, and reports each violation with the stacks of both sides. Without
-// it the checks cost nothing. Package ibtest is a conformance suite for drivers. docs/contract.md lists the rules with
+// it the checks cost nothing. Package ibtest is a conformance suite for drivers. docs/results/contract.md lists the rules with
 // their tests and Linux's names.
 //
 // # Errors

@@ -71,11 +71,11 @@ func removals(t *testing.T, root, path string) (found []string) {
 	return found
 }
 
-// Every place in the repository that may take a file away, or its content, has an entry with its guard in docs/removals.md,
-// and every entry has a place.
+// Every place in the repository that may remove or empty a file has an entry with its guard in
+// docs/results/removals.md, and every entry has a place.
 func TestRemovalsAreDocumented(t *testing.T) {
 	root := ".."
-	page, err := os.ReadFile(filepath.Join(root, "docs", "removals.md"))
+	page, err := os.ReadFile(filepath.Join(root, "docs/results/removals.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func TestRemovalsAreDocumented(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+\\.go [^`]+)` \\| (.+) \\|$").FindAllSubmatch(page, -1) {
 		listed[string(m[1])] = false
 		if len(bytes.TrimSpace(m[2])) == 0 {
-			t.Errorf("docs/removals.md has no guard of %s", m[1])
+			t.Errorf("docs/results/removals.md has no guard of %s", m[1])
 		}
 	}
 	files := 0
@@ -100,7 +100,7 @@ func TestRemovalsAreDocumented(t *testing.T) {
 		files++
 		for _, r := range removals(t, root, path) {
 			if _, ok := listed[r]; !ok {
-				t.Errorf("docs/removals.md lacks the guard of\n%s", r)
+				t.Errorf("docs/results/removals.md lacks the guard of\n%s", r)
 			}
 			listed[r] = true
 		}
@@ -111,7 +111,7 @@ func TestRemovalsAreDocumented(t *testing.T) {
 	}
 	for r, found := range listed {
 		if !found {
-			t.Errorf("docs/removals.md lists what there is no more: %s", r)
+			t.Errorf("docs/results/removals.md lists a place that does not exist: %s", r)
 		}
 	}
 }

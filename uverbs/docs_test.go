@@ -11,9 +11,9 @@ import (
 	kernelabi "verbena/test/abi"
 )
 
-const verbsDoc = "../docs/verbs.md"
+const verbsDoc = "../docs/results/verbs.md"
 
-// TestDocs generates the tables of commands and methods of docs/verbs.md. The columns of the kernel's rxe come from its
+// TestDocs generates the tables of commands and methods of docs/results/verbs.md. The columns of the kernel's rxe come from its
 // recorded answers to queries, each about one command or method.
 func TestDocs(t *testing.T) {
 	const noCommand, noMethod = "EOPNOTSUPP", "EPROTONOSUPPORT"

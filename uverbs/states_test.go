@@ -25,11 +25,11 @@ import (
 	"verbena/umem"
 )
 
-var updateStates = goflag.Bool("update-states", false, "write docs/states.md anew")
+var updateStates = goflag.Bool("update-states", false, "write docs/results/states.md")
 
 // The results of every user command and every midlayer method in each state of its device. The expected ones are those
 // of Linux (drivers/infiniband/core: uverbs_cmd.c, rdma_core.c, verbs.c) or, where Linux leaves them to drivers, those
-// of the contract of package ib. The observed ones are those of the rxe driver. docs/states.md is generated from both.
+// of the contract of package ib. The observed ones are those of the rxe driver. docs/results/states.md is generated from both.
 
 const (
 	works = syscall.Errno(0)
@@ -567,18 +567,26 @@ func newStateConsumer(t *testing.T, x *stateProgram) *stateConsumer {
 	return k
 }
 
-const statesIntro = `# What works in which state of a device
+const statesIntro = `# Results: commands by state of a device
 
-Every user command, in the write form and as a method of RDMA_VERBS_IOCTL, and every method of the midlayer, on a device that is
-active, that is in error (ib.DeviceHandle.SetError: after the fatal event of a reset), for a zombie (a user context whose device has
-gone), and on a device that is gone. The expected outcome follows from the effect of each verb in the table of verbs (uapi/verb), from
-Linux's drivers/infiniband/core (uverbs_cmd.c, uverbs_ioctl.c, uverbs_std_types*.c, rdma_core.c, verbs.c) and, where Linux leaves
-it to drivers, from the contract of package ib; each entry was also seen, on the rxe driver, by the test that makes this page
-(` + "`go test ./uverbs -run TestStates -update-states`" + `).
+[states.md](../states.md) has the conclusions. The test TestStates of package uverbs compares this file with what it
+sees on the rxe driver; ` + "`go test ./uverbs -run TestStates -update-states`" + ` writes it.
 
-"flushed" is a work request that is taken and completes with IBV_WC_WR_FLUSH_ERR. "-" is what cannot be: a context of a device that has
-gone is a zombie, and a consumer in this process has destroyed its objects when its Remove returns. Destroying reports the
-event counts as ever.
+The tables have every user command, in the write form and as a method of RDMA_VERBS_IOCTL, and every method of the
+midlayer. The columns are:
+
+- active: the device works;
+- error: the device is in error (ib.DeviceHandle.SetError, after the fatal event of a reset);
+- zombie: the device of the user context has gone;
+- gone: the device has gone.
+
+The expected outcome follows from the effect of each verb in the table of verbs (uapi/verb) and from Linux's
+drivers/infiniband/core (uverbs_cmd.c, uverbs_ioctl.c, uverbs_std_types*.c, rdma_core.c, verbs.c). Where Linux leaves an
+outcome to drivers, it follows from the contract of package ib.
+
+"flushed": the work request is accepted and completes with IBV_WC_WR_FLUSH_ERR. "-": the combination cannot occur. A
+context of a device that has gone is a zombie, and a consumer in this process has destroyed its objects when its Remove
+returns. Destroying reports the event counts in every state.
 `
 
 // noState lists the methods that do not depend on the state of the device: those that return parameters of an object,
@@ -590,7 +598,7 @@ var noState = map[string]bool{
 	"OnEvent": true, "DestroyContext": true, "DeallocContext": true, "DeregContext": true, "ModifyContext": true, "Abandon": true, "AddressOfSender": true,
 }
 
-// TestStates checks every entry of the tables, that no command or method is missing, and that docs/states.md contains
+// TestStates checks every entry of the tables, that no command or method is missing, and that docs/results/states.md contains
 // the observed results.
 func TestStates(t *testing.T) {
 	var b strings.Builder
@@ -690,7 +698,7 @@ func TestStates(t *testing.T) {
 			}
 		}
 	}
-	const page = "../docs/states.md"
+	const page = "../docs/results/states.md"
 	if *updateStates {
 		if os.Getenv("CI") == "true" {
 			t.Fatalf("-update-states with CI=true would hide that %s is out of date", page)

@@ -3,7 +3,7 @@
 //
 //	check.On(&core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 //
-// Package ib calls the checker as its observer: see ib/internal/observe. docs/contract.md lists the rules.
+// Package ib calls the checker as its observer: see ib/internal/observe. docs/results/contract.md lists the rules.
 package check
 
 import (
@@ -26,12 +26,12 @@ type Config struct {
 }
 
 // On turns checked mode on for devices that are registered later. The rules are those of the comment of package ib;
-// docs/contract.md lists them. Checked mode adds several microseconds to a call. When it is off, posting and polling
+// docs/results/contract.md lists them. Checked mode adds several microseconds to a call. When it is off, posting and polling
 // cost nothing extra, and other calls cost one comparison. On may not sleep.
 //
 // The check attributes callbacks and methods to threads by goroutine, so both must stay on their goroutines. It finds
 // sleepers by inspecting goroutines that take long, so it can miss a sleep of one or two milliseconds. Package ibtest
-// finds shorter ones in drivers; docs/contract.md states its limit.
+// finds shorter ones in drivers; docs/results/contract.md states its limit.
 func On(core *ib.Core, cfg Config) {
 	if cfg.Patience <= 0 {
 		cfg.Patience = 2 * time.Second

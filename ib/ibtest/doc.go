@@ -1,5 +1,5 @@
 // Package ibtest is a conformance suite with which a driver shows that it keeps the contract of package ib. Each rule
-// has a named subtest. docs/contract.md lists them.
+// has a named subtest. docs/results/contract.md lists them.
 //
 // A driver's test imports it:
 //
@@ -14,7 +14,7 @@
 // Each subtest has a device and a Core of its own, in checked mode (package check), so a violation of the contract
 // fails the subtest in which it occurs. The tests of reentrancy run a second time without checked mode, at full speed.
 // Those of the group Sleep, which measure time, run only without it. Checks that need a feature that the driver lacks
-// are skipped. They are listed at the end, which go test shows only with -v. docs/contract.md lists the features with
+// are skipped. They are listed at the end, which go test shows only with -v. docs/results/contract.md lists the features with
 // their checks.
 //
 // A driver needs SEND and receive on queue pairs of type RC, completion queues and memory regions. All other features

@@ -8,23 +8,20 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write docs/broken.md anew")
+var update = flag.Bool("update", false, "write docs/results/broken.md")
 
-const brokenIntro = `# Broken on purpose
+const brokenIntro = `# Results: drivers and consumers that break the contract
 
-Each of these drivers and consumers breaks one rule of [the contract](contract.md), in a way that real ones have. The tests
-TestWrongDrivers and TestWrongConsumers of package ib/ibtest run them, and fail if one is not caught, or the report does
-not say what is in the last column. The second column has the check that names the fault, where it has one of its own: each driver
-meets it, or the whole suite, in a process of its own. ` + "`make mutants`" + ` has each driver meet the whole suite: that check is the first that fails.
-The suite passes on the same driver without the defect. Made by
-` + "`go test ./ib/ibtest -run TestBrokenTable -update`" + `; the test fails when the page is out of date.
+[broken.md](../broken.md) has the conclusions. The tests TestWrongDrivers and TestWrongConsumers of package ib/ibtest
+run each driver and each consumer below, and fail if a fault is not caught or the report lacks the text of the last
+column. ` + "`go test ./ib/ibtest -run TestBrokenTable -update`" + ` writes this file; the test fails when it is out of date.
 
-One way of real drivers to be wrong is not in the table, since a driver of this midlayer cannot go it: two workers that
-run one CQ's handler at once. A driver never sees the handler. The rule *one-handler* guards the midlayer itself, and is
-tested by TestCheckTwoHandlers of package ib.
+The column "caught by" names the check of the fault, if the fault has a check of its own. The driver runs that check;
+otherwise it runs the whole suite, in a process of its own. With ` + "`make mutants`" + ` every driver runs the whole suite, and
+the named check must be the first that fails. The suite passes on the same driver without the defect.
 `
 
-// TestBrokenTable checks that docs/broken.md lists the cases of TestWrongDrivers and TestWrongConsumers.
+// TestBrokenTable checks that docs/results/broken.md lists the cases of TestWrongDrivers and TestWrongConsumers.
 func TestBrokenTable(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(brokenIntro)
@@ -46,7 +43,7 @@ func TestBrokenTable(t *testing.T) {
 	for _, c := range wrongConsumers {
 		fmt.Fprintf(&b, "| %s | %s |\n", c.defect, says(c.says))
 	}
-	const page = "../../docs/broken.md"
+	const page = "../../docs/results/broken.md"
 	if *update {
 		if os.Getenv("CI") == "true" {
 			t.Fatalf("-update with CI=true would hide that %s is out of date", page)

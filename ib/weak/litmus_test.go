@@ -696,7 +696,7 @@ func TestTable(t *testing.T) {
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", r.Name, r.Does, r.Permitted, r.Breaks, strings.Join(misuses, "; "))
 	}
-	gendoc.Check(t, "../../docs/weak.md", "weak choices", b.String())
+	gendoc.Check(t, "../../docs/results/weak.md", "weak choices", b.String())
 }
 
 // TestReplay checks that the same calls on a device with the same seed have the same results, and that another seed

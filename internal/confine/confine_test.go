@@ -240,7 +240,7 @@ func TestLauncherRules(t *testing.T) {
 	}
 }
 
-// TestTable makes the table of docs/service.md.
+// TestTable compares docs/results/confine.md with the rules.
 func TestTable(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("| rule | refuses | to |\n|---|---|---|\n")
@@ -256,7 +256,7 @@ func TestTable(t *testing.T) {
 	for _, r := range launcher {
 		fmt.Fprintf(&b, "| %s | %s | a launcher |\n", r.Name, r.Refuses)
 	}
-	gendoc.Check(t, "../../docs/service.md", "confine", b.String())
+	gendoc.Check(t, "../../docs/results/confine.md", "confine", b.String())
 }
 
 // Every name is a system call of some architecture that the filters are for.

@@ -1,7 +1,7 @@
 // Package layers knows who may import whom in this module: the layers of docs/ARCHITECTURE.md, checked against the imports themselves.
 //
 // A package imports packages of lower layers only, or of its own folder. Test files are free to import anything. Command verbenavet
-// applies the rules; the table of docs/ARCHITECTURE.md is made by [Draw].
+// applies the rules; [Draw] writes the table of docs/results/layers.md.
 package layers
 
 import (

@@ -107,5 +107,5 @@ func TestModule(t *testing.T) {
 	for _, f := range Unused(pkgs) {
 		t.Errorf("folder %s has no package; remove it from the layers", f)
 	}
-	gendoc.Check(t, "../../docs/ARCHITECTURE.md", "layers", Draw(pkgs))
+	gendoc.Check(t, "../../docs/results/layers.md", "layers", Draw(pkgs))
 }

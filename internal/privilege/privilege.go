@@ -23,7 +23,7 @@ type Capability struct {
 var Kept = []Capability{
 	{unix.CAP_CHOWN, "CAP_CHOWN", "gives queue files to the users of programs"},
 	{unix.CAP_DAC_OVERRIDE, "CAP_DAC_OVERRIDE",
-		"opens queue files, and what is below the /proc/PID of programs, of other users; searches the directory of the virtual files"},
+		"opens queue files, and files below the /proc/PID of programs, of other users; searches the directory of the virtual files"},
 	{unix.CAP_SYS_PTRACE, "CAP_SYS_PTRACE",
 		"reads and writes registered memory, and takes descriptors that programs name"},
 	{unix.CAP_SYS_RESOURCE, "CAP_SYS_RESOURCE", "raises a program's RLIMIT_NOFILE while a device file gets its number"},
@@ -33,7 +33,7 @@ var Kept = []Capability{
 
 // AtStart are the capabilities that a service of root's gives up when it has begun.
 var AtStart = []Capability{
-	{unix.CAP_SETPCAP, "CAP_SETPCAP", "gives up the others for good"},
+	{unix.CAP_SETPCAP, "CAP_SETPCAP", "gives up the others permanently"},
 	{unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN", "makes the detached mount that programs in other mount namespaces see"},
 }
 

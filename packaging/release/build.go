@@ -39,12 +39,14 @@ func (r *release) build(arch string) ([]byte, error) {
 // commonFiles are those of every architecture: documentation, the unit, and what the command prints of itself.
 func (r *release) commonFiles() (files []file, err error) {
 	names := []string{"LICENSE", "packaging/NOTICE", "README.md", "CHANGELOG.md", "SECURITY.md"}
-	pages, err := filepath.Glob(filepath.Join(r.root, "docs/*.md"))
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range pages {
-		names = append(names, "docs/"+filepath.Base(p))
+	for _, dir := range []string{"docs/", "docs/results/"} {
+		pages, err := filepath.Glob(filepath.Join(r.root, dir, "*.md"))
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range pages {
+			names = append(names, dir+filepath.Base(p))
+		}
 	}
 	for _, name := range names {
 		b, err := os.ReadFile(filepath.Join(r.root, name))

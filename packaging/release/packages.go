@@ -32,7 +32,7 @@ func where(format, name string) string {
 		return "/usr/share/man/man1/" + base + ".gz"
 	case "systemd/":
 		return "/usr/lib/systemd/system/" + base
-	case "docs/":
+	case "docs/", "docs/results/":
 		return doc + name
 	}
 	switch {

@@ -56,8 +56,9 @@ func TestReadEnv(t *testing.T) {
 
 // No two files of the archive have one place in a package.
 func TestWhere(t *testing.T) {
-	names := []string{"verbena", "LICENSE", "NOTICE", "README.md", "docs/README.md", "docs/cm.md", "systemd/verbena.service", "man/man1/verbena.1",
-		"completions/verbena.bash", "completions/_verbena", "completions/verbena.fish"}
+	names := []string{"verbena", "LICENSE", "NOTICE", "README.md", "docs/README.md", "docs/states.md",
+		"docs/results/states.md", "systemd/verbena.service", "man/man1/verbena.1", "completions/verbena.bash",
+		"completions/_verbena", "completions/verbena.fish"}
 	for _, format := range []string{"deb", "rpm"} {
 		seen := map[string]string{}
 		for _, name := range names {

@@ -2,7 +2,7 @@
 // commands and methods, right and wrong; the C program cm_descriptors (test/e2e/testdata) makes other system calls on each of the files
 // of verbs. Both print the answers. The files kernel.txt and descriptors.kernel.txt are what rdma_rxe answers in a guest; `make abi`
 // records them. The files differs.txt and descriptors.differs.txt are where Verbena answers otherwise, and why. Tests in test/e2e run
-// the programs; docs/verbs.md says what there is.
+// the programs; docs/results/verbs.md lists the commands and methods.
 package abi
 
 import (

@@ -15,7 +15,7 @@ func connectionSection(title, kernel string, paths ...string) Section {
 	s := Section{Name: "connections", Title: title, Unit: "µs a connection", Peer: kernel,
 		Note: "cmtime: from `rdma_resolve_addr` to ESTABLISHED, with the queue pair; then of that the addresses and routes, the queue pair, " +
 			"and `rdma_connect` up to the event, during which the server opens the device and makes its queue pair. " +
-			"Of 100 at once each step is one of all connections.",
+			"With 100 concurrent connections, the time per step is for all of them together.",
 		Extras: []string{exResolve, exCreateQP, exConnect, exDisconnect}}
 	for _, n := range []int{1, 100} {
 		g := Group{Name: "one", Short: true}

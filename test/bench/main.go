@@ -1,7 +1,7 @@
-// Command bench takes the figures of docs/benchmarks.md: what Verbena takes for a message, beside the floor of the machine
-// (what the least sequence of system calls takes that could do the same, in C, below test/bench/floor) and beside what a
-// user could take instead. The measurements of one group are taken in turn, round after round; ratios are those of the
-// same round. It prints Markdown; -json FILE writes everything that was measured.
+// Command bench measures the figures of docs/results/benchmarks.md: the time of Verbena for a message, beside the floor
+// of the machine (the time of the shortest sequence of system calls for the same work, in C, below test/bench/floor)
+// and beside alternatives for a user. Each round runs the measurements of a group one after the other; a ratio compares
+// figures of one round. It prints Markdown; -json FILE writes all measurements.
 //
 //	bench [-short] [-rounds N] [-run REGEXP] [-json FILE]   make bench
 //	bench -check                                            only whether the floors are sound

@@ -20,10 +20,10 @@ func read(t *testing.T, path string) string {
 	return string(b)
 }
 
-// pages are the Markdown files at the top and in docs.
+// pages returns the Markdown files at the top, in docs, in docs/results and of examples.
 func pages(t *testing.T) (names []string) {
 	t.Helper()
-	for _, pattern := range []string{"*.md", "docs/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/results/*.md", "examples/*/README.md"} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil || len(found) == 0 {
 			t.Fatalf("%s: %v", pattern, err)
@@ -39,7 +39,7 @@ func pages(t *testing.T) (names []string) {
 	return names
 }
 
-// docs/README.md lists every page of docs.
+// docs/README.md lists every page of docs, and every file of results.
 func TestIndex(t *testing.T) {
 	index := read(t, "docs/README.md")
 	for _, p := range pages(t) {
@@ -51,17 +51,62 @@ func TestIndex(t *testing.T) {
 }
 
 var (
-	link  = regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
-	block = regexp.MustCompile("(?s)```.*?```")
+	link    = regexp.MustCompile(`\]\(([^)#:]*)(?:#([^)]*))?\)`)
+	block   = regexp.MustCompile("(?s)```.*?```")
+	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	marks   = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
-// Links lead to files that there are.
+// anchors returns the names of the headings of a page, as GitHub makes them.
+func anchors(text string) map[string]bool {
+	names := map[string]bool{}
+	for _, m := range heading.FindAllStringSubmatch(block.ReplaceAllString(text, ""), -1) {
+		names[strings.ReplaceAll(marks.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-")] = true
+	}
+	return names
+}
+
+// Links lead to existing files, and to existing headings of pages.
 func TestLinks(t *testing.T) {
 	for _, p := range pages(t) {
-		for _, m := range link.FindAllStringSubmatch(block.ReplaceAllString(read(t, p), ""), -1) {
-			if _, err := os.Stat(filepath.Join(root, filepath.Dir(p), m[1])); err != nil {
-				t.Errorf("%s: %v", p, err)
+		text := read(t, p)
+		for _, m := range link.FindAllStringSubmatch(block.ReplaceAllString(text, ""), -1) {
+			to := filepath.Join(filepath.Dir(p), m[1])
+			if m[1] == "" {
+				to = p
 			}
+			if _, err := os.Stat(filepath.Join(root, to)); err != nil {
+				t.Errorf("%s: %v", p, err)
+				continue
+			}
+			if m[2] != "" && !anchors(read(t, to))[m[2]] {
+				t.Errorf("%s: %s has no heading #%s", p, to, m[2])
+			}
+		}
+	}
+}
+
+// Every page of docs begins with a sentence that names its readers, and ends with the next step, a link. Every block
+// has a language.
+func TestPageShape(t *testing.T) {
+	blockStart := regexp.MustCompile("(?m)^ *```(.*)\n(?s:.*?)\n *```$")
+	for _, p := range pages(t) {
+		text := read(t, p)
+		for _, m := range blockStart.FindAllStringSubmatch(text, -1) {
+			if m[1] == "" {
+				t.Errorf("%s has a block without a language", p)
+			}
+		}
+		if filepath.Dir(p) != "docs" {
+			continue
+		}
+		paragraphs := strings.Split(strings.TrimSpace(text), "\n\n")
+		first := paragraphs[min(1, len(paragraphs)-1)]
+		if !strings.HasPrefix(paragraphs[0], "# ") || !strings.HasPrefix(first, "This page is for ") {
+			t.Errorf("%s: got the beginning %q, want \"This page is for ...\"", p, first)
+		}
+		if last := paragraphs[len(paragraphs)-1]; !strings.HasPrefix(last, "Next: ") || !link.MatchString(last) {
+			t.Errorf("%s: got the end %q, want \"Next: [page](page)\"", p, last)
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 )
 
 var (
-	diffBlock   = regexp.MustCompile("(?s)```diff\n(.*?)```")
+	diffLink    = regexp.MustCompile(`\]\((\S+\.diff)\)`)
 	patchedFile = regexp.MustCompile(`(?m)^diff --git a/(\S+) b/`)
 	testCommand = regexp.MustCompile(`(?m)^go test (.*) -run '(.*)'$`)
 )
@@ -33,17 +33,18 @@ func TestPatches(t *testing.T) {
 	} {
 		t.Run(page.name, func(t *testing.T) {
 			text := read(t, page.name)
-			blocks := diffBlock.FindAllStringSubmatch(text, -1)
+			diffs := diffLink.FindAllStringSubmatch(text, -1)
 			command := testCommand.FindStringSubmatch(text)
-			if len(blocks) != 1 || command == nil {
-				t.Fatalf("got %d patches and the command %q, want one of each", len(blocks), command)
+			if len(diffs) != 1 || command == nil {
+				t.Fatalf("got %d patches and the command %q, want one of each", len(diffs), command)
 			}
-			overlay, product := patch(t, t.TempDir(), blocks[0][1])
+			diff := read(t, filepath.Join("docs", diffs[0][1]))
+			overlay, product := patch(t, t.TempDir(), diff)
 			slices.Sort(product)
 			if want := slices.Sorted(slices.Values(page.product)); !slices.Equal(product, want) {
 				t.Errorf("files of the product: got %q, want %q", product, want)
 			}
-			if !strings.Contains(blocks[0][1], page.adds) || strings.Contains(read(t, page.product[0]), page.adds) {
+			if !strings.Contains(diff, page.adds) || strings.Contains(read(t, page.product[0]), page.adds) {
 				t.Errorf("the patch does not add %s to %s, or it is there already", page.adds, page.product[0])
 			}
 			if !testing.Short() { // it compiles most of the module

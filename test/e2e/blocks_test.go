@@ -37,9 +37,6 @@ var (
 	blockComment = regexp.MustCompile(`^ *<!-- (not run|needs|prints): (.*[^ ])(?: +)-->$`)
 )
 
-// namedBlocks are files, which TestRecoveryRecipes runs.
-var namedBlocks = map[string]bool{"recover.sh": true}
-
 // blocks finds the shell recipes of a Markdown file.
 func blocks(t *testing.T, root, file string) (found []*block) {
 	t.Helper()
@@ -64,7 +61,7 @@ func blocks(t *testing.T, root, file string) (found []*block) {
 		case fence != nil:
 			fenced, indent = true, fence[1]
 			switch lang := fence[2]; {
-			case lang == "" || namedBlocks[fence[3]]:
+			case lang == "":
 			case lang == "sh", lang == "bash", lang == "shell", lang == "console":
 				at = next
 				at.file, at.line, at.console = file, i+1, lang == "console"
@@ -271,8 +268,8 @@ func (b *block) stopServices(t *testing.T, run string) {
 	}
 }
 
-// TestShellBlocks runs every shell block of README.md and docs/*.md as it stands there. RECIPES=N runs them N times
-// beside a busy loop.
+// TestShellBlocks runs every shell block of README.md, docs/*.md and docs/results/*.md as it stands there. RECIPES=N
+// runs them N times beside a busy loop.
 func TestShellBlocks(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "gcc make libibverbs-dev ibverbs-utils rdmacm-utils iproute2 perftest tshark libnbd-bin", "gcc", "make", "ibv_rc_pingpong", "rping", "rdma", "ib_send_bw", "tshark", "nbdcopy")
@@ -280,13 +277,15 @@ func TestShellBlocks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	all := blocks(t, root, "README.md")
-	for _, f := range files {
-		all = append(all, blocks(t, root, filepath.Join("docs", filepath.Base(f)))...)
+	for _, dir := range []string{"docs", "docs/results"} {
+		files, err := filepath.Glob(filepath.Join(root, dir, "*.md"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			all = append(all, blocks(t, root, filepath.Join(dir, filepath.Base(f)))...)
+		}
 	}
 	times := 1
 	if s := os.Getenv("RECIPES"); s != "" {

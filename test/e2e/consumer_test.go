@@ -9,22 +9,16 @@ import (
 	"testing"
 )
 
-// TestContractConsumer builds the consumer of docs/contract.md as a user of the module does, and runs it.
+// TestContractConsumer builds examples/consumer as a user of the module does, and runs it.
 func TestContractConsumer(t *testing.T) {
 	t.Parallel()
 	root, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, err := os.ReadFile(filepath.Join(root, "docs", "contract.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir := scratch(t)
-	for _, m := range recipe.FindAllSubmatch(doc, -1) {
-		if err := os.WriteFile(filepath.Join(dir, string(m[1])), m[2], 0o644); err != nil {
-			t.Fatal(err)
-		}
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join(root, "examples/consumer"))); err != nil {
+		t.Fatal(err)
 	}
 	var out []byte
 	for _, args := range [][]string{

@@ -140,7 +140,7 @@ func (p faultyProgram) as(name string) faultyProgram {
 	return p
 }
 
-// faultyPrograms are those of the table in docs/failover-verbs.md; the first is the sample of CI.
+// faultyPrograms lists the programs of docs/results/failover-verbs.md; the first is the sample of CI.
 var faultyPrograms = []faultyProgram{
 	pingpong(true, "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "10", "-e", "-p", "PORT").as("ibv_rc_pingpong -e"),
 	pingpong(true, "ibv_srq_pingpong", "-d", "rxe0", "-g", "1", "-n", "10", "-p", "PORT"),
@@ -330,8 +330,9 @@ func runFaulty(w *world, p *faultyProgram, addr string, stay time.Duration) (o o
 	return o, true
 }
 
-// TestVerbFaults: each verb that a program calls fails once, at each of its calls; the program ends, the service goes on and
-// has nothing of it. In full it writes the table of docs/failover-verbs.md, and VERB_FAULTS chooses programs, by a pattern.
+// TestVerbFaults makes each verb that a program calls fail once, at each of its calls. The program must end, and the
+// service must continue and hold nothing of it. In full the test writes the tables of docs/results/failover-verbs.md.
+// VERB_FAULTS is a pattern of programs.
 func TestVerbFaults(t *testing.T) {
 	t.Parallel()
 	programs := faultyPrograms[:1]
@@ -343,7 +344,8 @@ func TestVerbFaults(t *testing.T) {
 	tables := make([]string, len(programs))
 	t.Cleanup(func() {
 		if pattern == "." {
-			if err := os.WriteFile("../../docs/failover-verbs.md", []byte(verbFaultsHead+strings.Join(tables, "")), 0o644); err != nil {
+			text := verbFaultsHead + strings.Join(tables, "")
+			if err := os.WriteFile("../../docs/results/failover-verbs.md", []byte(text), 0o644); err != nil {
 				t.Error(err)
 			}
 		}
@@ -483,24 +485,24 @@ var whyVerbs = []struct {
 	verbs   string // a pattern
 	why     string
 }{
-	{"rdma_server, rdma_client", "req_notify_cq", "`rdma_disconnect` of the end that has failed waits for the peer's answer; the peer waits for a completion, and does not " +
-		"look for events of the connection meanwhile."},
-	{"rping", "rdma_connect", "the client joins the thread that waits for completions, which nothing ends: its queue pair was never connected."},
-	{"rping", "req_notify_cq", "the thread that takes completions ends, and does not tell the main one, which waits for its semaphore."},
-	{"(ucmatose|udaddy|mckey)", "reg_mr", "`create_message` frees the buffer and leaves the pointer, so that `destroy_node` deregisters a region that there is not."},
-	{"ucmatose", "rdma_disconnect", "it does not look at the result, and waits for the event that the connection has ended."},
-	{"ucmatose", "rdma_accept", "the fourth is librdmacm's own, at the client's end: the client, which knows of the failure, waits for the end of its other connection, " +
-		"and the server for the connection that has failed, for minutes: the client's end has asked for time (MRA), as the kernel's does."},
-	{"cmtime", "(rdma_accept|rdma_bind_addr|rdma_listen|rdma_query_route)", "a server has no list of connections; where it ends, or is told that a connection has failed, it takes one from there."},
-	{"cmtime", "rdma_create_id", "as with `rdma_listen`; the client frees its list of connections, and goes on with it."},
-	{"cmtime", "rdma_disconnect", "neither end looks at the result; the client waits for the event that the connection has ended."},
-	{"fi_pingpong -p verbs", "create_cq", "`fi_getinfo` makes a queue pair with the completion queue that there is not, and crashes; the handler of signals that " +
-		"the library of PSM has brought into the program then waits for a lock."},
-	{"qperf -cm 1 rc_lat", ".*", "this happens without a fault, too, about once in 30 runs of a machine that is busy: its timer interrupts `ibv_req_notify_cq`, which " +
-		"then fails with EINTR (docs/troubleshooting.md), and it loses the event that it has to acknowledge, for which `ibv_destroy_cq` waits."},
-	{"ucx_perftest", "req_notify_cq", "the clean-up of an interface that could not be made frees a part of it twice (`ib_iface.c`), and the C library ends the program."},
-	{"ib_write_bw -R", ".*", "a client that could not connect frees its identifier, and tries again with that; a server that could not make its objects rejects the connection " +
-		"by an identifier that it does not have yet."},
+	{"rdma_server, rdma_client", "req_notify_cq", "`rdma_disconnect` of the failed end waits for the peer's answer; the peer waits for a completion and does not read " +
+		"events of the connection meanwhile."},
+	{"rping", "rdma_connect", "the client joins the completion thread, which never ends, because its queue pair was never connected."},
+	{"rping", "req_notify_cq", "the completion thread ends without posting the semaphore that the main thread waits for."},
+	{"(ucmatose|udaddy|mckey)", "reg_mr", "`create_message` frees the buffer and keeps the pointer; `destroy_node` then deregisters a region that does not exist."},
+	{"ucmatose", "rdma_disconnect", "it ignores the result and waits for the DISCONNECTED event."},
+	{"ucmatose", "rdma_accept", "the fourth call is librdmacm's own, at the client. The client knows of the failure and waits for the end of its other connection. The server " +
+		"waits for the failed connection, for minutes, because the client has asked for time (MRA), as the kernel does."},
+	{"cmtime", "(rdma_accept|rdma_bind_addr|rdma_listen|rdma_query_route)", "a server has no list of connections, but takes an entry from the list when it ends or when a connection has failed."},
+	{"cmtime", "rdma_create_id", "as with `rdma_listen`; the client frees its list of connections and continues to use it."},
+	{"cmtime", "rdma_disconnect", "neither end checks the result; the client waits for the DISCONNECTED event."},
+	{"fi_pingpong -p verbs", "create_cq", "`fi_getinfo` creates a queue pair with the completion queue that was not created, and crashes; the signal handler that " +
+		"the PSM library installs then waits for a lock."},
+	{"qperf -cm 1 rc_lat", ".*", "this happens without a fault too, about once in 30 runs on a busy machine. Its timer interrupts `ibv_req_notify_cq`, which " +
+		"fails with EINTR (docs/troubleshooting.md). The program then loses an event that it has to acknowledge, and `ibv_destroy_cq` waits for that."},
+	{"ucx_perftest", "req_notify_cq", "the clean-up after a failed creation of an interface frees a part of it twice (`ib_iface.c`), and the C library aborts the program."},
+	{"ib_write_bw -R", ".*", "a client that could not connect frees its identifier and uses it for the next attempt. A server that could not create its objects rejects " +
+		"the connection with an identifier that it does not have yet."},
 }
 
 // whyVerb returns what whyVerbs has of a verb of a program, "" if nothing.
@@ -519,16 +521,23 @@ var crashes = []string{"139", "134"}
 // maxNth bounds how many calls of one verb are made to fail: what programs do at the next ones they have done before.
 const maxNth = 4
 
-const verbFaultsHead = `# Verbs that fail: what programs make of it
+const verbFaultsHead = `# Results: one verb fails, and the program's reaction
 
-Made by ` + "`make verb-faults`" + `. Each verb that a program calls is made to fail once, with ENOMEM, at each of its first four calls, those of
-server and client counted together (` + "`verbena fault add --verb VERB --errno ENOMEM --nth N`" + `, see [network.md](network.md)). "Calls" is how many
-there are in a run without a fault. The exit codes are those of the server and of the client, "1–2:" those after the first or the second call has
-failed; "waits" is an end that still waits for the other a moment after that has ended, and was then ended; "serves" is a server that takes the
-next client; 139 and 134 are programs that have crashed (SIGSEGV, SIGABRT). Where both wait, neither has noticed within 10 seconds. Below a table is why one crashes,
-or both wait. The last column is what the end that has failed says last.
+[failover-verbs.md](../failover-verbs.md) has the conclusions. ` + "`make verb-faults`" + ` writes this file.
 
-After each run the service had nothing of the program, and at the end the program ran as before.
+Each verb that a program calls fails once, with ENOMEM, at each of its first four calls; see
+[network.md](../network.md). The command is ` + "`verbena fault add --verb VERB --errno ENOMEM --nth N`" + `. The rule counts the
+calls of server and client together. After each run the service held nothing of the program. After the last run the
+program ran as before.
+
+- calls: the number of calls in a run without a fault.
+- exit codes: of the server, then of the client. "1–2:" means after a failure of the first or the second call.
+- "waits": the end still waited for the other end shortly after that one had ended; the test then ended it. If both ends
+  wait, neither had noticed within 10 seconds.
+- "serves": the server accepts the next client.
+- 139 and 134: the program crashed (SIGSEGV, SIGABRT). The reason for a crash, or for two waiting ends, follows the
+  table.
+- it says: the last message of the failed end.
 `
 
 // verbFaultState is a line of fault show --json about a verb.

@@ -1,5 +1,5 @@
 // Package interop runs Verbena against the Linux kernel's Soft-RoCE (rdma_rxe), each in both roles, and writes a report:
-// `make docs-interop` makes docs/interop.md of it.
+// `make docs-interop` makes docs/results/interop.md of it.
 //
 //	network namespace
 //	+-------------------------------+            +---------------------------------------------+

@@ -59,7 +59,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// TestInterop is all of it, in the order of docs/interop.md: the capture is looked at before packets are damaged.
+// TestInterop runs all tests, in the order of docs/results/interop.md. It checks the capture before it damages packets.
 func TestInterop(t *testing.T) {
 	t.Run("operations", testOperations)
 	t.Run("errors", testErrors)

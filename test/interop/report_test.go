@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// cell is one place in the tables of docs/interop.md, and a line of JSON in the results.
+// cell is one place in the tables of docs/results/interop.md, and a line of JSON in the results.
 type cell struct {
 	Section   string  `json:"section"`
 	Operation string  `json:"operation"`
@@ -146,33 +146,35 @@ func writeFile(name string, write func(*bufio.Writer)) error {
 
 // sections of the document, in order.
 var sections = []struct{ key, title, text string }{
-	{"operations", "Operations", "Each cell moves messages of 0 bytes to 1 MB (64 KB and datagrams where the row says or the service demands it), " +
-		"and checks the completions on both sides, the data, and that nothing beside them was written."},
-	{"errors", "Errors", "What must fail, and how: the completion status at the requester, that at the responder where there is one, " +
-		"and the states of the queue pairs."},
-	{"loss", "Loss", "The same transfers while packets are lost, doubled, reordered or damaged: in Verbena by `verbena fault add`, in the " +
-		"kernel's side by `tc netem`. RC must deliver all, once and in order; of UC and UD, what arrives must be right."},
+	{"operations", "Operations", "Each cell transfers messages of 0 bytes to 1 MB (64 KB or datagrams where the row or the " +
+		"service demands it). It checks the completions on both sides, the data, and that no other memory was written."},
+	{"errors", "Errors", "Operations that must fail. Each cell checks the completion status at the requester, the status at the " +
+		"responder if it has a completion, and the states of the queue pairs."},
+	{"loss", "Loss", "The same transfers while packets are lost, duplicated, reordered or damaged: by `verbena fault add` on " +
+		"Verbena's side, by `tc netem` on the kernel's. RC must deliver every message once and in order. " +
+		"A message of UC or UD that arrives must be intact."},
 	{"cm", "Connection managers", "Programs of librdmacm: the server listens at the responder's connection manager, the client connects by the " +
 		"other, over RC or to a datagram service."},
 	{"programs", "Programs", "The server runs on the responder's side, the client on the other; `ibv_*_pingpong` checks the data."},
 }
 
-// document writes the report, in the form of docs/interop.md.
+// document writes the report, in the form of docs/results/interop.md.
 func (r *report) document(w *bufio.Writer, l *lab) {
 	hello, err := kernelPeer.hello()
 	if err != nil {
 		hello.Release = "of unknown version"
 	}
-	fmt.Fprintf(w, "# Verbena and the Linux kernel's Soft-RoCE\n\n")
-	fmt.Fprintf(w, "Written by `make docs-interop`; do not edit. It runs Verbena on one side and Debian's kernel, in QEMU, on the other, over a\n"+
-		"TAP device: see [test/interop](../test/interop/doc.go).\n\n")
+	fmt.Fprintf(w, "# Results: Verbena and the Linux kernel's Soft-RoCE on one wire\n\n")
+	fmt.Fprintf(w, "[interop.md](../interop.md) has the conclusions. `make docs-interop` writes this file. It runs Verbena on one\n"+
+		"side and Debian's kernel, in QEMU, on the other, over a TAP device: see [test/interop](../../test/interop/doc.go).\n\n")
 	fmt.Fprintf(w, "| | |\n|---|---|\n| date | %s |\n| kernel | Linux %s, `rdma_rxe` |\n| libraries | rdma-core %s, perftest %s, on both sides |\n"+
 		"| host | Linux %s, %s, %d CPUs; the guest without KVM |\n| duration | %.0f s, of them %.0f s for booting the guest |\n\n",
 		time.Now().UTC().Format("2006-01-02"), hello.Release, version("ibverbs-providers"), version("perftest"), hostRelease(),
 		runtime.GOARCH, runtime.NumCPU(), time.Since(l.start).Seconds(), l.booted.Seconds())
-	fmt.Fprintf(w, "A column \"A → B\" has A as the requester (client) and B as the responder (server). A cell is `pass`; or `pass` with a\n"+
-		"note, where the kernel departs from the specification or from the row's words; or `-`, where one side does not have it;\n"+
-		"or `FAIL`. The notes follow each table.\n")
+	fmt.Fprintf(w, "In a column \"A → B\", A is the requester (client) and B the responder (server). A cell is one of:\n\n"+
+		"- `pass`, with a note if the kernel departs from the specification or from the row;\n"+
+		"- `-`: one side does not have the operation;\n"+
+		"- `FAIL`.\n\nThe notes follow each table.\n")
 	for _, s := range sections {
 		if slices.ContainsFunc(r.cells, func(c cell) bool { return c.Section == s.key }) {
 			fmt.Fprintf(w, "\n## %s\n\n%s\n\n", s.title, s.text)

@@ -1,5 +1,5 @@
 // Package kernels runs programs under `verbena run` on the kernels of Debian's releases, in QEMU, and keeps what came of it: `make kernels` runs
-// them and writes testdata/kernels.json, of which the table in docs/install.md is made.
+// them and writes testdata/kernels.json, of which docs/results/kernels.md is made.
 package kernels
 
 import (

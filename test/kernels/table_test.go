@@ -10,7 +10,7 @@ import (
 	"verbena/supervisor"
 )
 
-// TestTable makes the table of docs/install.md.
+// TestTable compares docs/results/kernels.md with the recorded runs.
 func TestTable(t *testing.T) {
 	list, err := read()
 	if err != nil {
@@ -56,7 +56,7 @@ func TestTable(t *testing.T) {
 	for l := range lacked {
 		t.Errorf("%s lacks %q, which is no feature: make kernels", recorded, l)
 	}
-	gendoc.Check(t, "../../docs/install.md", "kernels", b.String())
+	gendoc.Check(t, "../../docs/results/kernels.md", "kernels", b.String())
 	if len(list) == 0 || slices.ContainsFunc(list, func(r Record) bool { return r.Kernel == "" }) {
 		t.Errorf("%s has no kernels", recorded)
 	}

@@ -2,7 +2,8 @@
 // does not pass.
 //
 // The program run runs them; verbena.txt and kernel.txt are what it printed, under `verbena run` and in a guest with
-// the kernel's rxe; reasons.txt are the reasons. docs/verbs.md has the comparison, which a test of this package makes.
+// the kernel's rxe; reasons.txt are the reasons. docs/verbs.md and docs/results/verbs.md have the comparison, which a
+// test of this package writes.
 package pyverbs
 
 import (

@@ -3,7 +3,7 @@
 //
 // The script record runs them, in root file systems of the distributions that have these versions, and writes the files
 // VERSION.verbena.txt and VERSION.kernel.txt; programs and test/pyverbs/run are what it runs there. reasons.txt are the
-// reasons. docs/verbs.md has the comparison, which a test of this package makes.
+// reasons. docs/results/verbs.md has the comparison, which a test of this package makes.
 package rdmacore
 
 import (

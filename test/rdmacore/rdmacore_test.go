@@ -10,12 +10,12 @@ import (
 	"verbena/test/pyverbs"
 )
 
-const docs = "../../docs/verbs.md"
+const results = "../../docs/results/verbs.md"
 
 // shown is how many items the table names for one reason.
 const shown = 4
 
-// TestTable makes the tables of docs/verbs.md.
+// TestTable compares the tables of versions and of their failures in docs/results/verbs.md with the records.
 func TestTable(t *testing.T) {
 	records, err := Records()
 	if err != nil {
@@ -32,7 +32,7 @@ func TestTable(t *testing.T) {
 			count(r.Programs, pyverbs.OK), count(r.Programs, pyverbs.Failed),
 			count(r.Tests, pyverbs.OK), count(r.Tests, pyverbs.Skipped), count(r.Tests, pyverbs.Failed), count(r.Tests, pyverbs.Error))
 	}
-	gendoc.Check(t, docs, "versions", b.String())
+	gendoc.Check(t, results, "versions", b.String())
 
 	failures, unexplained := Failures(records, reasons)
 	for _, u := range unexplained {
@@ -55,7 +55,7 @@ func TestTable(t *testing.T) {
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", strings.Join(items, ", "), strings.Join(f.Verbena, ", "), strings.Join(f.Kernel, ", "), f.Why)
 	}
-	gendoc.Check(t, docs, "version failures", b.String())
+	gendoc.Check(t, results, "version failures", b.String())
 }
 
 // TestRanges checks that the versions are of each kind that programs meet: with the extended completion queues that count

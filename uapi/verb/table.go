@@ -5,8 +5,8 @@ import "verbena/uapi"
 // Table is the table of verbs. A command, a method or a name that is not here is not known: the kernel's answer to those is
 // EOPNOTSUPP, or EPROTONOSUPPORT for a method. Their objects need drivers that this module does not have (uapi_finalize_disable).
 //
-// The dispatcher of package uverbs, the names in errors and traces, the verbs of fault rules, the tables of docs/verbs.md and
-// docs/states.md and verbenavet's list of atomic methods derive from it.
+// The dispatcher of package uverbs, the names in errors and traces, the verbs of fault rules, the tables of
+// docs/results/verbs.md and docs/results/states.md and verbenavet's list of atomic methods derive from it.
 var Table = []Spec{
 	// The device.
 	{
