@@ -505,7 +505,7 @@ func TestHelperIsNotTrusted(t *testing.T) {
 			t.Errorf("%s: got %d bytes, %v, want %d, %v", tt.name, n, err, tt.n, tt.want)
 		}
 	}
-	if l := logs.take(); len(l) != 1 || !strings.Contains(l[0], "should be /proc/PID/mem") {
+	if l := logs.take(); len(l) != 1 || !strings.Contains(l[0], "open /proc/PID/mem: got the file") {
 		t.Errorf("logged %q, want the other file", l)
 	}
 }

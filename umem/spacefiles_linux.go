@@ -168,14 +168,14 @@ func IsProcMaps(fd int) error { return isProc(fd, "maps") }
 func isProc(fd int, file string) error {
 	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	if err != nil || !isProcPath(name, file) {
-		return fmt.Errorf("proc/proc/PID/%s is %q: %w", file, name, unix.EINVAL)
+		return fmt.Errorf("open /proc/PID/%s: got the file %q: %w", file, name, unix.EINVAL)
 	}
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(fd, &fs); err != nil {
-		return fmt.Errorf("proc/proc/PID/%s: %w", file, err)
+		return fmt.Errorf("open /proc/PID/%s: %w", file, err)
 	}
 	if fs.Type != unix.PROC_SUPER_MAGIC {
-		return fmt.Errorf("proc/proc/PID/%s is of another file system than proc: %w", file, unix.EINVAL)
+		return fmt.Errorf("open /proc/PID/%s: got a file outside of procfs: %w", file, unix.EINVAL)
 	}
 	return nil
 }
