@@ -9,20 +9,20 @@ import (
 	"verbena/uapi"
 )
 
-// QPAttr are the attributes of a queue pair. (struct ibv_qp_attr)
+// QPAttr holds the attributes of a queue pair. (struct ibv_qp_attr)
 type QPAttr struct {
 	State, CurState   QPState
 	Access            Access // rights of the peer
 	PKeyIndex         uint16
 	Port              uint8
 	QKey              uint32
-	AH                AHAttr // of the peer
+	AH                AHAttr // address of the peer
 	PathMTU           MTU
 	DestQPN           uint32
 	RecvPSN, SendPSN  uint32
 	Timeout           uint8 // as a code: 4.096 us * 2^Timeout; 0: none
 	RetryCount        uint8 // 0 to 7
-	RNRRetry          uint8 // 7: for ever
+	RNRRetry          uint8 // 7: unlimited
 	MinRNRTimer       uint8 // as a code
 	MaxReads          uint8 // in flight to the peer
 	MaxPeerReads      uint8 // in flight from the peer
@@ -30,7 +30,7 @@ type QPAttr struct {
 	NotifyWhenDrained bool
 }
 
-// AttrMask says which attributes are meant (enum ibv_qp_attr_mask).
+// AttrMask selects attributes (enum ibv_qp_attr_mask).
 type AttrMask = uapi.QPAttrMask
 
 // The attributes.
@@ -55,7 +55,8 @@ const (
 	AttrNotifySQD    = uapi.QPAttrEnSQDAsyncNotify
 )
 
-// Modify changes the attributes that mask names. EINVAL if they do not suit the type and the transition. It may sleep. (ibv_modify_qp)
+// Modify changes the attributes that mask selects. It returns EINVAL if they do not suit the type and the transition.
+// It may sleep. (ibv_modify_qp)
 func (q *QP) Modify(a QPAttr, mask AttrMask) error {
 	what := fmt.Sprintf("modify QP %d", q.num)
 	if mask&AttrState != 0 {
@@ -85,7 +86,7 @@ func (q *QP) modify(req uapi.ModifyQP) error {
 	}
 	before := Reset
 	if req.QPState == Reset {
-		before = q.setState(Reset) // nothing is queued from here on: the device empties the queues
+		before = q.setState(Reset) // no request is queued from here on: the device empties the queues
 	}
 	if err := q.pd.d.cmd.ModifyQP(req); err != nil {
 		if req.QPState == Reset {
@@ -103,7 +104,7 @@ func (q *QP) modify(req uapi.ModifyQP) error {
 	return nil
 }
 
-// setState sets the state that PostSend and PostRecv go by, and returns the last.
+// setState sets the state that PostSend and PostRecv check, and returns the former one.
 func (q *QP) setState(s QPState) (before QPState) {
 	q.send.Lock()
 	defer q.send.Unlock()
@@ -134,19 +135,20 @@ func (q *QP) Query() (QPAttr, error) {
 	}, nil
 }
 
-// Endpoint is what a peer must know of a queue pair to connect to it. It travels as it likes: as text, as JSON, or in EndpointSize bytes.
+// Endpoint is the data that a peer needs to connect to a queue pair. It can be transferred as text, as JSON, or in
+// EndpointSize bytes.
 type Endpoint struct {
 	GID  GID
 	QPN  uint32
-	PSN  uint32 // of the first packet that the queue pair sends
-	QKey uint32 // of a UD queue pair
-	MTU  MTU    // the largest that its port takes
+	PSN  uint32 // PSN of the first packet that the queue pair sends
+	QKey uint32 // Q_Key of a UD queue pair
+	MTU  MTU    // the largest MTU of its port
 }
 
 // EndpointSize is the length of an Endpoint in bytes.
 const EndpointSize = 32
 
-// AppendBinary appends the endpoint in EndpointSize bytes. Its error is nil.
+// AppendBinary appends the encoding of the endpoint, EndpointSize bytes. The error is always nil.
 func (e Endpoint) AppendBinary(b []byte) ([]byte, error) {
 	b = append(b, e.GID[:]...)
 	b = binary.BigEndian.AppendUint32(b, e.QPN)
@@ -155,10 +157,10 @@ func (e Endpoint) AppendBinary(b []byte) ([]byte, error) {
 	return append(b, byte(e.MTU), 0, 0, 0), nil
 }
 
-// MarshalBinary returns the endpoint in EndpointSize bytes. Its error is nil.
+// MarshalBinary returns the encoding of the endpoint, EndpointSize bytes. The error is always nil.
 func (e Endpoint) MarshalBinary() ([]byte, error) { return e.AppendBinary(nil) }
 
-// UnmarshalBinary reads what AppendBinary has written.
+// UnmarshalBinary decodes the encoding of AppendBinary.
 func (e *Endpoint) UnmarshalBinary(b []byte) error {
 	if len(b) != EndpointSize {
 		return fmt.Errorf("verbs: endpoint of %d bytes, want %d: %w", len(b), EndpointSize, errInvalid)
@@ -168,39 +170,40 @@ func (e *Endpoint) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// Path says how a queue pair is connected. The zero Path is good for most.
+// Path holds the options of a connection. The zero Path suits most connections.
 type Path struct {
-	Port      int    // of this side; 0: 1
-	SGIDIndex int    // of this side; 0: that of Device.DefaultGID. FirstGID stands for index 0
-	Access    Access // what the peer may do to registered memory; 0: everything that its registration allows
-	MTU       MTU    // 0: the largest that both ports take
-	// Timeout is how long an acknowledgement may take before a packet is sent again; 0: 67 ms.
+	Port      int    // local port; 0: 1
+	SGIDIndex int    // local GID index; 0: that of Device.DefaultGID. FirstGID stands for index 0
+	Access    Access // operations allowed to the peer; 0: all that the memory registration allows
+	MTU       MTU    // 0: the largest MTU that both ports support
+	// Timeout is the time without an acknowledgement after which a packet is retransmitted; 0: 67 ms.
 	Timeout time.Duration
-	// Retries is how often that is done, RNRRetries how often a message is sent again for which the peer has posted no receive. 0 stands for 7,
-	// which, of RNRRetries, is for ever; Never stands for none.
+	// Retries is the number of retransmissions, and RNRRetries the number of retries of a message without a posted
+	// receive. 0 stands for 7, which for RNRRetries means no limit; Never stands for none.
 	Retries, RNRRetries int
-	// RNRTimer is how long a peer waits before that; 0: 0.64 ms.
+	// RNRTimer is the delay of a peer before an RNR retry; 0: 0.64 ms.
 	RNRTimer time.Duration
-	// Reads is how many READs and atomic operations are in flight each way, at most; 0: as many as the device can, up to 16.
+	// Reads is the maximum number of READs and atomic operations in flight in each direction; 0: the device's limit, up
+	// to 16.
 	Reads        int
 	TrafficClass uint8
 	FlowLabel    uint32
-	QKey         uint32 // of UD queue pairs; 0: DefaultQKey
+	QKey         uint32 // for UD queue pairs; 0: DefaultQKey
 }
 
 const (
-	// FirstGID is the Path.SGIDIndex that stands for index 0.
+	// FirstGID is the Path.SGIDIndex for index 0.
 	FirstGID = -1
-	// Never is the count that stands for none, where 0 stands for another.
+	// Never is the count for none, because 0 has another meaning.
 	Never = -1
-	// DefaultQKey is the Q_Key of UD queue pairs that are given none.
+	// DefaultQKey is the default Q_Key of UD queue pairs.
 	DefaultQKey = 0x11111111
 )
 
-// Local returns what a peer needs to connect, by the GID that the zero Path uses. It may sleep.
+// Local returns the endpoint of the queue pair, with the GID that the zero Path uses. It may sleep.
 func (q *QP) Local() (Endpoint, error) { return q.LocalVia(Path{}) }
 
-// LocalVia is Local for a queue pair that is going to be connected with a Path.
+// LocalVia is Local for a queue pair that will be connected with a Path.
 func (q *QP) LocalVia(p Path) (Endpoint, error) {
 	if err := q.life.use(func() error { return nil }); err != nil {
 		return Endpoint{}, failed(fmt.Sprintf("query QP %d", q.num), q.pd.d.name, err)
@@ -219,7 +222,7 @@ func (p *Path) qkey() uint32 {
 	return p.QKey
 }
 
-// psn is the first PSN that the queue pair sends, always the same.
+// psn returns the initial PSN of the queue pair, which does not change.
 func (q *QP) psn() uint32 {
 	k := &q.kept
 	k.Lock()
@@ -230,7 +233,7 @@ func (q *QP) psn() uint32 {
 	return k.psn
 }
 
-// side finds this side's address and MTU.
+// side returns the local address and MTU.
 func (q *QP) side(p *Path) (g GIDEntry, mtu MTU, err error) {
 	if p.Port == 0 {
 		p.Port = 1
@@ -255,11 +258,11 @@ func (q *QP) side(p *Path) (g GIDEntry, mtu MTU, err error) {
 	return g, 0, failed(fmt.Sprintf("find GID %d of port %d", max(p.SGIDIndex, 0), p.Port), q.pd.d.name, errNoGID)
 }
 
-// Connect takes the queue pair from RESET, or from INIT, to RTS, with a peer at the other end. Receives are best posted before the peer can
-// send: see Prepare. A UD queue pair has no peer: see Activate. It may sleep.
+// Connect moves the queue pair from RESET or INIT to RTS, connected to a peer. Receives should be posted before the
+// peer can send: see Prepare. A UD queue pair has no peer: see Activate. It may sleep.
 func (q *QP) Connect(peer Endpoint) error { return q.ConnectVia(peer, Path{}) }
 
-// ConnectPair connects two queue pairs of this process with one another. It may sleep.
+// ConnectPair connects two queue pairs of this process to each other. It may sleep.
 func ConnectPair(a, b *QP) error {
 	here, err := a.Local()
 	if err != nil {
@@ -275,7 +278,7 @@ func ConnectPair(a, b *QP) error {
 	return b.Connect(here)
 }
 
-// Prepare takes the queue pair from RESET to INIT, where receives can be posted. It may sleep.
+// Prepare moves the queue pair from RESET to INIT, in which receives can be posted. It may sleep.
 func (q *QP) Prepare(p Path) error {
 	if p.Port < 0 || p.Port > 255 {
 		return failed(fmt.Sprintf("prepare QP %d", q.num), q.pd.d.name, fmt.Errorf("port %d is not within 1 to 255: %w", p.Port, errInvalid))
@@ -304,7 +307,7 @@ func (q *QP) Prepare(p Path) error {
 	return q.Modify(a, mask|AttrAccess)
 }
 
-// Activate takes a UD queue pair from RESET, or from INIT, to RTS. It may sleep.
+// Activate moves a UD queue pair from RESET or INIT to RTS. It may sleep.
 func (q *QP) Activate(p Path) error {
 	if q.init.Type != UD {
 		return failed(fmt.Sprintf("activate QP %d", q.num), q.pd.d.name, fmt.Errorf("it is of type %v, and needs a peer: %w", q.init.Type, errInvalid))
@@ -318,7 +321,7 @@ func (q *QP) Activate(p Path) error {
 	return q.Modify(QPAttr{State: RTS, SendPSN: q.psn()}, AttrState|AttrSendPSN)
 }
 
-// prepared takes the queue pair to INIT, unless it is there.
+// prepared moves the queue pair to INIT, unless it is in INIT already.
 func (q *QP) prepared(p Path) error {
 	a, err := q.Query()
 	if err != nil {
@@ -330,7 +333,7 @@ func (q *QP) prepared(p Path) error {
 	return q.Prepare(p)
 }
 
-// ConnectVia is Connect with a Path that says how.
+// ConnectVia is Connect with the options of a Path.
 func (q *QP) ConnectVia(peer Endpoint, p Path) error {
 	if q.init.Type == UD {
 		return failed(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name, fmt.Errorf("it is of type UD, which has no peer: %w", errInvalid))
@@ -380,7 +383,7 @@ func (q *QP) ConnectVia(peer Endpoint, p Path) error {
 	return q.Modify(rts, mask)
 }
 
-// count is a number of retries as the device knows them.
+// count encodes a number of retries.
 func count(n int) uint8 {
 	switch {
 	case n == 0:
@@ -391,7 +394,7 @@ func count(n int) uint8 {
 	return uint8(min(n, 7))
 }
 
-// timeoutCode is the shortest local ACK timeout that is at least d. (IBA 9.7.6.1.3)
+// timeoutCode returns the code of the shortest local ACK timeout of at least d. (IBA 9.7.6.1.3)
 func timeoutCode(d time.Duration) uint8 {
 	if d <= 0 {
 		return 14
@@ -404,12 +407,12 @@ func timeoutCode(d time.Duration) uint8 {
 	return 31
 }
 
-// rnrTimers are the times of the codes from 1 on, in units of 10 us. (IBA table 46)
+// rnrTimers holds the times of the codes from 1, in units of 10 us. (IBA table 46)
 var rnrTimers = [...]time.Duration{
 	1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 }
 
-// rnrCode is the shortest RNR timer that is at least d.
+// rnrCode returns the code of the shortest RNR timer of at least d.
 func rnrCode(d time.Duration) uint8 {
 	if d <= 0 {
 		return 12

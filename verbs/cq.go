@@ -17,7 +17,7 @@ import (
 // WC is a completion. (struct ibv_wc)
 type WC = provider.WC
 
-// Flags of a completion, which say what of it is valid.
+// Flags of a completion, which mark its valid fields.
 const (
 	WithGRH        = uapi.WCFlagGRH // a datagram has a global route header, in the first 40 bytes of its memory
 	WithImm        = uapi.WCFlagWithImm
@@ -39,7 +39,7 @@ const (
 	WCReceiveWriteWith = uapi.WCRecvRDMAWithImm
 )
 
-// Channel is a completion channel: completion queues that were armed report there that a completion has come. (struct ibv_comp_channel)
+// Channel is a completion channel, on which armed completion queues report completions. (struct ibv_comp_channel)
 type Channel struct {
 	d      *Device
 	events *transport.Events
@@ -47,7 +47,7 @@ type Channel struct {
 	life   life
 }
 
-// CreateChannel makes a completion channel. It may sleep. (ibv_create_comp_channel)
+// CreateChannel creates a completion channel. It may sleep. (ibv_create_comp_channel)
 func (d *Device) CreateChannel() (*Channel, error) {
 	e, err := d.cmd.CreateChannel()
 	if err != nil {
@@ -63,9 +63,9 @@ func (d *Device) CreateChannel() (*Channel, error) {
 
 func (c *Channel) abandon() { _ = c.events.Close() }
 
-// Wait waits until a completion queue that was armed has something, and returns it; it is not armed any more. One goroutine at a time
-// waits, others wait for it. The error is the cause of ctx, ErrClosed, or that of a device that has gone: io.EOF, or one that wraps EIO.
-// (ibv_get_cq_event)
+// Wait waits until an armed completion queue reports a completion, and returns the queue, which is then no longer
+// armed. One goroutine at a time waits; others wait for it. The error is the cause of ctx, ErrClosed, or that of a
+// device that has gone: io.EOF, or one that wraps EIO. (ibv_get_cq_event)
 func (c *Channel) Wait(ctx context.Context) (*CQ, error) {
 	for {
 		var b [8]byte
@@ -83,8 +83,8 @@ func (c *Channel) Wait(ctx context.Context) (*CQ, error) {
 	}
 }
 
-// Close ends the channel; goroutines that wait return ErrClosed. EBUSY while completion queues report there. It may sleep.
-// (ibv_destroy_comp_channel)
+// Close closes the channel; waiting goroutines return ErrClosed. It returns EBUSY while completion queues use the
+// channel. It may sleep. (ibv_destroy_comp_channel)
 func (c *Channel) Close() error {
 	return failed("close a completion channel", c.d.name, c.life.end(c.d, func() error {
 		c.d.remove(c.id)
@@ -96,7 +96,7 @@ func (c *Channel) Close() error {
 type CQ struct {
 	d       *Device
 	channel *Channel // may be nil
-	own     bool     // the channel is the queue's own
+	own     bool     // the channel belongs to the queue
 	handle  uint32
 	id      uint64
 	life    life
@@ -105,17 +105,17 @@ type CQ struct {
 	mu      sync.Mutex
 	q       provider.CQ // nil: closed
 	entries int
-	empty   int // polls in vain, one after the other
+	empty   int // number of successive empty polls
 
-	waits chan struct{} // has an element while no goroutine waits in Wait
+	waits chan struct{} // holds an element while no goroutine is in Wait
 }
 
-// CreateCQ makes a completion queue for at least so many entries. channel is where it reports completions when it is armed; nil stands
-// for a channel of its own, for [CQ.Wait]. It may sleep. (ibv_create_cq)
+// CreateCQ creates a completion queue with at least the given number of entries. When armed, it reports completions on
+// channel; nil stands for a channel of its own, for [CQ.Wait]. It may sleep. (ibv_create_cq)
 func (d *Device) CreateCQ(entries int, channel *Channel) (*CQ, error) {
 	fail := func(err error) (*CQ, error) {
 		if d.closed() {
-			err = ErrClosed // and with it the descriptor of the channel
+			err = ErrClosed // Close has also closed the descriptor of the channel
 		}
 		return nil, failed(fmt.Sprintf("create a CQ of %d entries", entries), d.name, err)
 	}
@@ -158,20 +158,20 @@ func (d *Device) CreateCQ(entries int, channel *Channel) (*CQ, error) {
 	return c, nil
 }
 
-// Entries is for how many completions there is room.
+// Entries returns the capacity of the queue.
 func (c *CQ) Entries() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.entries
 }
 
-// Channel is where the queue reports completions when it is armed.
+// Channel returns the channel on which the queue reports completions when it is armed.
 func (c *CQ) Channel() *Channel { return c.channel }
 
-// Poll takes the oldest completions into wc, and returns how many; 0 if there are none. ErrClosed is its only error. It does not sleep, but
-// when it has been called in vain for some time, it lets another thread have the processor: a loop that only polls would keep it from a service,
-// or the program at the other end, where there are no more processors than such loops. Such a loop needs no runtime.Gosched, which slows it
-// down. (ibv_poll_cq)
+// Poll moves the oldest completions to wc, and returns their number, possibly 0. ErrClosed is its only error. It does
+// not sleep. After a number of empty polls it yields the processor to other threads. Otherwise polling loops on all
+// processors would delay the service, or the program of the peer. Do not call runtime.Gosched in such a loop; it would
+// slow the loop down. (ibv_poll_cq)
 func (c *CQ) Poll(wc []WC) (int, error) {
 	n, vain, err := c.poll(wc)
 	if vain > yieldAfter {
@@ -180,15 +180,15 @@ func (c *CQ) Poll(wc []WC) (int, error) {
 	return n, err
 }
 
-// yieldAfter is after how many polls in vain each further one yields.
+// yieldAfter returns the number of empty polls after which each further one yields.
 var yieldAfter = func() int {
 	if runtime.NumCPU() <= 2 {
 		return 16
 	}
-	return 1024 // some 20 us
+	return 1024 // about 20 us
 }()
 
-// poll also returns how often there was nothing, one time after the other.
+// poll also returns the number of successive empty polls.
 func (c *CQ) poll(wc []WC) (n, vain int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -203,8 +203,9 @@ func (c *CQ) poll(wc []WC) (n, vain int, err error) {
 	return n, c.empty, nil
 }
 
-// Arm asks for a report on the channel when the next completion comes, or the next solicited one. A completion that has come before is
-// not reported: poll once more afterwards. ErrOverflow if none will come, as on [CQ.Wait]. It may sleep. (ibv_req_notify_cq)
+// Arm requests a report on the channel for the next completion, or for the next solicited one. Earlier completions are
+// not reported, so poll once more afterwards. It returns ErrOverflow if no more completions can arrive, as [CQ.Wait]
+// does. It may sleep. (ibv_req_notify_cq)
 func (c *CQ) Arm(solicitedOnly bool) error {
 	if c.closed() {
 		return ErrClosed
@@ -222,21 +223,21 @@ func (c *CQ) closed() bool {
 	return c.q == nil
 }
 
-// spins is how often Wait polls before it arms the queue: for some microseconds, about what it takes to arm. In between it lets other
-// goroutines run, and other processes, of which one may be what it waits for: where more of them poll than there are processors, that is the
-// difference between 3 and 60 us for half a round trip.
+// spins is the number of polls of Wait before it arms the queue: a few microseconds, about the cost of arming. In
+// between it yields to other goroutines and processes, one of which may be the sender. If more of them poll than there
+// are processors, this makes the difference between 3 and 60 us for half a round trip.
 const spins = 32
 
-// Wait waits until there are completions, takes the oldest into wc, and returns how many. It polls for some microseconds, and then sleeps.
-// The queue must have a channel of its own (see [Device.CreateCQ]). The error is the cause of ctx, ErrClosed, that of a device that has
-// gone, one that wraps ErrOverflow, or EINVAL if wc is empty. (The kernel's rxe arms a queue that has overflowed: watch for
-// [EventCQError] there.) It may sleep.
+// Wait waits for completions, moves the oldest to wc, and returns their number. It polls for a few microseconds, and
+// then sleeps. The queue must have a channel of its own (see [Device.CreateCQ]). The error is the cause of ctx,
+// ErrClosed, that of a device that has gone, one that wraps ErrOverflow, or EINVAL if wc is empty. (The kernel's rxe
+// arms a queue that has overflowed: watch for [EventCQError] there.) It may sleep.
 func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
 	if !c.own {
 		return 0, failed("wait for a CQ that was created with a channel: use Channel.Wait", c.d.name, errInvalid)
 	}
 	if len(wc) == 0 {
-		return 0, failed("wait for completions without room for one", c.d.name, errInvalid)
+		return 0, failed("wait for completions with an empty slice", c.d.name, errInvalid)
 	}
 	for i := range spins {
 		if n, _, err := c.poll(wc); n > 0 || err != nil {
@@ -266,7 +267,7 @@ func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
 	}
 }
 
-// last takes what has come of a device that has gone.
+// last returns the remaining completions of a device that has gone.
 func (c *CQ) last(wc []WC, err error) (int, error) {
 	if n, _, _ := c.poll(wc); n > 0 {
 		return n, nil
@@ -274,14 +275,15 @@ func (c *CQ) last(wc []WC, err error) (int, error) {
 	return 0, err
 }
 
-// Completions returns the completions as they come, each with its [CompletionError]: nil, or a *WCError, after which others may follow. When
-// no more come, because ctx has ended, or the queue, or the device, the last pair has the error of [CQ.Wait] and no completion. The queue
-// must have a channel of its own, as for CQ.Wait. A loop that ends early leaves the rest in the queue.
+// Completions returns the completions as they arrive, each with its [CompletionError]: nil, or a *WCError, after which
+// others may follow. When no more can arrive, because ctx, the queue or the device has ended, the last pair has the
+// error of [CQ.Wait] and no completion. The queue must have a channel of its own, as for CQ.Wait. A loop that ends
+// early leaves the remaining completions in the queue.
 func (c *CQ) Completions(ctx context.Context) iter.Seq2[WC, error] {
 	return func(yield func(WC, error) bool) {
 		var wc [1]WC
 		for {
-			err := context.Cause(ctx) // also while completions never cease
+			err := context.Cause(ctx) // also if completions keep arriving
 			if err == nil {
 				_, err = c.Wait(ctx, wc[:])
 			}
@@ -296,8 +298,8 @@ func (c *CQ) Completions(ctx context.Context) iter.Seq2[WC, error] {
 	}
 }
 
-// Resize makes room for at least so many entries; what is in the queue stays. EINVAL if that is more than would fit. It may sleep.
-// (ibv_resize_cq)
+// Resize changes the capacity to at least the given number of entries; completions stay in the queue. It returns EINVAL
+// if the queue holds more completions than that. It may sleep. (ibv_resize_cq)
 func (c *CQ) Resize(entries int) error {
 	what := fmt.Sprintf("resize a CQ to %d entries", entries)
 	if entries < 1 || int64(entries) > 1<<31-1 {
@@ -317,7 +319,8 @@ func (c *CQ) Resize(entries int) error {
 	}))
 }
 
-// Close ends the queue; goroutines that wait return ErrClosed. EBUSY while queue pairs complete on it. It may sleep. (ibv_destroy_cq)
+// Close destroys the queue; waiting goroutines return ErrClosed. It returns EBUSY while queue pairs use the queue. It
+// may sleep. (ibv_destroy_cq)
 func (c *CQ) Close() error {
 	return failed("close a CQ", c.d.name, c.life.end(c.d, func() error {
 		if err := gone(c.d.cmd.DestroyCQ(c.handle)); err != nil {

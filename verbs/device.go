@@ -18,13 +18,13 @@ import (
 	"verbena/verbs/provider/rxe"
 )
 
-// providers are the kinds of devices that are known.
+// providers lists the known providers.
 var providers = []provider.Provider{rxe.Provider{}}
 
 // DeviceInfo is a device that can be opened.
 type DeviceInfo struct {
 	Name string // such as rxe0
-	// Path says where it is, for people: the device file of a kernel, say.
+	// Path identifies the device for people, for example by its device file.
 	Path string
 
 	driver uapi.DriverID
@@ -36,17 +36,17 @@ type DeviceInfo struct {
 type Entry struct {
 	Name, Path string
 	Driver     uapi.DriverID
-	ABI        int // the version of the driver's part of the user ABI
+	ABI        int // the version of the driver-private part of the user ABI
 	Open       func() (transport.Transport, error)
 }
 
-// NewDeviceInfo is for packages below this one, which know devices elsewhere than in /dev/infiniband.
+// NewDeviceInfo is for subpackages with devices outside /dev/infiniband.
 func NewDeviceInfo(e Entry) DeviceInfo {
 	return DeviceInfo{Name: e.Name, Path: e.Path, driver: e.Driver, abi: e.ABI, open: e.Open}
 }
 
-// Devices lists the devices of the kernel, or of the service under which the program runs, by name. It returns those that have a
-// provider here; an empty list is no error. (ibv_get_device_list)
+// Devices returns the devices of the kernel, or of the service under which the program runs, by name. It omits devices
+// without a provider. The list may be empty. (ibv_get_device_list)
 func Devices() ([]DeviceInfo, error) {
 	return devicesIn("/sys/class/infiniband_verbs", "/dev/infiniband")
 }
@@ -64,7 +64,7 @@ func devicesIn(class, nodes string) ([]DeviceInfo, error) {
 		dir := filepath.Join(class, e.Name())
 		name, err := attribute(dir, "ibdev")
 		if err != nil {
-			continue // abi_version, or a device that has just gone
+			continue // unknown abi_version, or the device was removed meanwhile
 		}
 		text, err := attribute(dir, "abi_version")
 		if err != nil {
@@ -98,7 +98,8 @@ func (i DeviceInfo) provider() provider.Provider {
 	return nil
 }
 
-// Open opens a device by its name; "" stands for the first. ErrNoDevice if there is none. It may sleep. (ibv_open_device)
+// Open opens a device by name; "" stands for the first one. It returns ErrNoDevice if there is none. It may sleep.
+// (ibv_open_device)
 func Open(name string) (*Device, error) {
 	list, err := Devices()
 	if err != nil {
@@ -146,18 +147,18 @@ type Device struct {
 	objects struct {
 		sync.Mutex
 		last   uint64
-		byID   map[uint64]object // by the number that events name
+		byID   map[uint64]object // by the number in events
 		closed bool
 	}
 }
 
-// object is what asynchronous events and completion events name.
+// object is an object named by asynchronous events and completion events.
 type object interface{ abandon() }
 
-// Name is the device's, such as rxe0.
+// Name returns the name of the device, such as rxe0.
 func (d *Device) Name() string { return d.name }
 
-// Provider is the name of the code that knows the device's queues.
+// Provider returns the name of the device's provider.
 func (d *Device) Provider() string { return d.p.Name() }
 
 // number returns the next number for an object.
@@ -168,8 +169,8 @@ func (d *Device) number() uint64 {
 	return d.objects.last
 }
 
-// add makes an object, which is complete, known by its number: events name it from then on, and Close ends it. ErrClosed if Close
-// was called.
+// add registers a complete object under its number: events may name it from then on, and Close ends it. It returns
+// ErrClosed if Close was called.
 func (d *Device) add(id uint64, o object) error {
 	d.objects.Lock()
 	defer d.objects.Unlock()
@@ -199,7 +200,7 @@ func (d *Device) find(id uint64) object {
 	return d.objects.byID[id]
 }
 
-// Close closes the device: everything that was made on it ends, and goroutines that wait return. It may be called again, and may sleep.
+// Close closes the device: all objects on it end, and waiting goroutines return. It may be called again, and may sleep.
 // (ibv_close_device)
 func (d *Device) Close() error {
 	l := &d.objects
@@ -218,8 +219,8 @@ func (d *Device) Close() error {
 			o.abandon() // mappings of its queues would keep the device open
 		}
 	}
-	// A service hears of the end of a file some time after that. What its device reaches, and what counts against the
-	// program's limit, ends before: memory may serve others once its registration has been closed.
+	// A service detects the close of a file with a delay. The registrations and the charges of the program must end
+	// before: memory may be reused once its registration has been closed.
 	for _, o := range left {
 		if q, ok := o.(*QP); ok && q.Close() != nil {
 			_ = q.life.use(func() error {
@@ -256,17 +257,18 @@ const (
 	EventGIDChange      = uapi.EventGIDChange
 )
 
-// Event is an asynchronous event of the device, or of one object, which is in the field of its kind.
+// Event is an asynchronous event of the device, or of one object, which is in the field for its kind.
 type Event struct {
 	Type EventType
-	Port uint8 // of events of a port
+	Port uint8 // for events of a port
 	QP   *QP
 	CQ   *CQ
 	SRQ  *SRQ
 }
 
-// NextEvent waits for the next asynchronous event. Its error is the cause of ctx, or ErrClosed; io.EOF, or one that wraps EIO, when the
-// device has gone and its last event, EventDeviceFatal, was read. (ibv_get_async_event)
+// NextEvent waits for the next asynchronous event. The error is the cause of ctx, or ErrClosed. After the device has
+// gone and its last event, EventDeviceFatal, was read, the error is io.EOF, or one that wraps EIO.
+// (ibv_get_async_event)
 func (d *Device) NextEvent(ctx context.Context) (Event, error) {
 	for {
 		b := make([]byte, uapi.SizeOf[uapi.AsyncEventDesc]())
@@ -293,7 +295,7 @@ func (d *Device) NextEvent(ctx context.Context) (Event, error) {
 			case *SRQ:
 				e.SRQ = o
 			default:
-				continue // of an object that has been closed
+				continue // the object has been closed
 			}
 		}
 		return e, nil

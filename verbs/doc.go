@@ -1,6 +1,6 @@
-// Package verbs is RDMA for Go programs: devices, registered memory, queue pairs and completions, without cgo and without libibverbs. It
-// speaks the Linux user ABI itself, and so runs on the RDMA devices of a kernel (/dev/infiniband), on those of a Verbena service, and, with
-// package verbs/embed, on devices in this process.
+// Package verbs provides RDMA for Go programs: devices, registered memory, queue pairs and completions, without cgo and
+// without libibverbs. It implements the Linux user ABI. It runs on the RDMA devices of a kernel (/dev/infiniband), on
+// those of a Verbena service and, with package verbs/embed, on devices in this process.
 //
 // # From device to message
 //
@@ -13,31 +13,32 @@
 //	err = qp.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: buf.SGE(0, 64), Flags: verbs.Signaled})
 //	for wc, err := range cq.Completions(ctx) { ... }
 //
-// The objects are those of libibverbs, with its names: a reader of its manual pages finds each. Nothing of Linux shows in the API.
+// The objects have the names of libibverbs, so its manual pages apply. The API itself does not depend on Linux.
 //
 // # Memory
 //
-// What a device reads and writes must stay where it is while it is registered. [PD.Alloc] returns memory for that, outside of the
-// collector's heap. [PD.RegSlice] registers a slice of the program's, which is pinned until MR.Close. Memory of an MR that was closed
-// may be used again for another; a slice of it that is kept is harmless, but its contents are anybody's.
+// Registered memory must not move. [PD.Alloc] returns memory outside the collector's heap. [PD.RegSlice] registers a
+// slice of the program, which is pinned until MR.Close. Memory of a closed MR may be reused for another one; a slice of
+// it may still be read and written, but its contents are undefined.
 //
 // # Lifetimes
 //
-// Each object has a Close, which ends it, and may be called again. What it was made of must be closed after it (EBUSY). Closing the
-// Device ends everything that was made on it, whatever is left. A call on an object that has been closed returns [ErrClosed].
+// Each object has a Close, which may be called again. Objects must be closed before the objects that they were created
+// from (EBUSY). Closing the Device ends all objects on it. A call on a closed object returns [ErrClosed].
 //
 // # Concurrency
 //
-// All methods may be called by several goroutines at a time. No completion is lost or seen twice.
+// All methods may be called by several goroutines concurrently. No completion is lost or returned twice.
 //
 // # Errors
 //
-// What a device refuses is an error that wraps its syscall.Errno. How a work request ended is WC.Status; [CompletionError] makes an error of it that
-// names the queue pair and the request, and which errors.Is compares with the statuses, such as [RetryExceeded]. When a device has gone,
-// or was reset, calls that make or change something return an error that wraps EIO.
+// An error of the device wraps its syscall.Errno. WC.Status is the result of a work request; [CompletionError] converts
+// it to an error that names the queue pair and the request, and that errors.Is compares with the statuses, such as
+// [RetryExceeded]. After a device was removed or reset, calls that create or change objects return an error that wraps
+// EIO.
 //
 // # Speed
 //
-// Posting and polling write and read queues in memory that the device shares. They allocate nothing; what is waited for with a context
+// Posting and polling access queues in memory that the device shares. They do not allocate; waiting with a context
 // costs a system call.
 package verbs

@@ -10,22 +10,23 @@ import (
 	"verbena/verbs/provider"
 )
 
-// ErrClosed is the error of a call on an object, or on an object of a device, that has been closed.
+// ErrClosed is the error of a call on a closed object, or on an object of a closed device.
 var ErrClosed = transport.ErrClosed
 
-// ErrQueueFull is the error of a post to a queue that has no room for another work request. Poll its completions.
+// ErrQueueFull is the error of a post to a full queue. Poll its completions.
 var ErrQueueFull = provider.ErrFull
 
-// ErrOverflow is the error of a wait for a completion queue that has lost a completion for which it had no room: no more come.
+// ErrOverflow is the error of a wait for a completion queue that has lost a completion by an overrun: no more
+// completions arrive.
 var ErrOverflow = errors.New("verbs: the CQ has overflowed: make it as large as all queues that complete on it together")
 
-// ErrNoDevice is the error of Open where there is no such device.
+// ErrNoDevice is the error of Open if there is no such device.
 var ErrNoDevice = errors.New("verbs: no such device")
 
-// Status is how a work request ended (enum ibv_wc_status); as an error it describes itself.
+// Status is the status of a completed work request (enum ibv_wc_status); as an error it describes itself.
 type Status = provider.Status
 
-// The statuses that a program may want to tell apart.
+// The statuses that programs distinguish.
 const (
 	Success            = Status(uapi.WCSuccess)
 	LocalLengthError   = Status(uapi.WCLocLenErr)
@@ -44,12 +45,12 @@ const (
 	UnspecifiedFailure = Status(uapi.WCGeneralErr)
 )
 
-// WCError is the error of a work request that failed. It wraps its Status.
+// WCError is the error of a failed work request. It wraps its Status.
 type WCError struct {
 	Status Status
 	QPN    uint32
-	ID     uint64 // of the work request
-	Vendor uint32 // the device's own number
+	ID     uint64 // ID of the work request
+	Vendor uint32 // vendor-specific error number
 }
 
 func (e *WCError) Error() string {
@@ -59,7 +60,7 @@ func (e *WCError) Error() string {
 // Unwrap returns the Status.
 func (e *WCError) Unwrap() error { return e.Status }
 
-// CompletionError makes the error of a completion: nil if the work request succeeded, else a *WCError.
+// CompletionError returns the error of a completion: nil if the work request succeeded, else a *WCError.
 func CompletionError(wc *WC) error {
 	if wc.Status == Success {
 		return nil

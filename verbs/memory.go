@@ -17,19 +17,19 @@ var (
 	errNoGID   = fmt.Errorf("no address: %w", syscall.EADDRNOTAVAIL)
 )
 
-// Access says what may be done to registered memory (enum ibv_access_flags). The device itself may always read it.
+// Access holds access rights for registered memory (enum ibv_access_flags). The device itself may always read it.
 type Access = uapi.AccessFlags
 
-// Rights to registered memory.
+// Access rights.
 const (
 	LocalWrite   = uapi.AccessLocalWrite
-	RemoteWrite  = uapi.AccessRemoteWrite // with LocalWrite
+	RemoteWrite  = uapi.AccessRemoteWrite // requires LocalWrite
 	RemoteRead   = uapi.AccessRemoteRead
-	RemoteAtomic = uapi.AccessRemoteAtomic // with LocalWrite
+	RemoteAtomic = uapi.AccessRemoteAtomic // requires LocalWrite
 	BindWindows  = uapi.AccessMWBind
 	OnDemand     = uapi.AccessOnDemand
 	ZeroBased    = uapi.AccessZeroBased
-	// FlushGlobal and FlushPersistent let peers FLUSH.
+	// FlushGlobal and FlushPersistent allow peers to FLUSH.
 	FlushGlobal     = uapi.AccessFlushGlobal
 	FlushPersistent = uapi.AccessFlushPersistent
 )
@@ -48,16 +48,16 @@ type PD struct {
 	life   life
 }
 
-// life counts what an object is used by, and ends once.
+// life counts the uses of an object, and ends once.
 type life struct {
 	mu     sync.Mutex
 	users  int
-	calls  int           // that are in use
-	quiet  chan struct{} // closed when no call is in use any more; nil: nobody waits for that
+	calls  int           // calls in progress
+	quiet  chan struct{} // closed when no call is in progress; nil: no waiter
 	closed bool
 }
 
-// get notes that another object is made of this one. put ends that.
+// get records that another object is created from this one; put ends that.
 func (l *life) get() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -74,8 +74,8 @@ func (l *life) put() {
 	l.users--
 }
 
-// use calls f unless the object is closed, and keeps it from being closed meanwhile: its handle may be another's afterwards. Several calls
-// go on at a time, so that one which hangs holds up no other, such as that which takes a queue pair to ERR.
+// use calls f with the object held open. Without the hold, a concurrent Close could free the handle and the kernel
+// could reuse it. Calls run concurrently, so a blocked call does not delay another one, such as a transition to ERR.
 func (l *life) use(f func() error) error {
 	l.mu.Lock()
 	if l.closed {
@@ -95,8 +95,8 @@ func (l *life) use(f func() error) error {
 	return f()
 }
 
-// end calls f, once, unless other objects are made of this one and the device is open. It waits for calls that use the object. After an error
-// the object lives on.
+// end calls f, once, unless other objects use this one while the device is open. It waits for calls in progress. After
+// an error the object stays open.
 func (l *life) end(d *Device, f func() error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -113,7 +113,7 @@ func (l *life) end(d *Device, f func() error) error {
 	case l.closed:
 		return nil
 	case l.users > 0 && !d.closed():
-		return fmt.Errorf("%d objects were made of it and are to be closed first: %w", l.users, errBusy)
+		return fmt.Errorf("%d objects use it, close them first: %w", l.users, errBusy)
 	}
 	if err := f(); err != nil {
 		return err
@@ -122,7 +122,7 @@ func (l *life) end(d *Device, f func() error) error {
 	return nil
 }
 
-// AllocPD makes a protection domain. It may sleep. (ibv_alloc_pd)
+// AllocPD allocates a protection domain. It may sleep. (ibv_alloc_pd)
 func (d *Device) AllocPD() (*PD, error) {
 	h, err := d.cmd.AllocPD()
 	if err != nil {
@@ -131,15 +131,15 @@ func (d *Device) AllocPD() (*PD, error) {
 	return &PD{d: d, handle: h}, nil
 }
 
-// Device is the device that the domain is of.
+// Device returns the device of the domain.
 func (p *PD) Device() *Device { return p.d }
 
-// Close ends the domain. EBUSY while there are objects of it. It may sleep. (ibv_dealloc_pd)
+// Close frees the domain; EBUSY while objects use it. It may sleep. (ibv_dealloc_pd)
 func (p *PD) Close() error {
 	return failed("close a PD", p.d.name, p.life.end(p.d, func() error { return gone(p.d.cmd.DeallocPD(p.handle)) }))
 }
 
-// gone makes success of the errors of an object that is destroyed after its device has gone.
+// gone ignores the errors of destroying an object of a device that has gone.
 func gone(err error) error {
 	switch {
 	case err == nil, isErrno(err, syscall.EIO), isErrno(err, syscall.ENODEV), err == ErrClosed:
@@ -158,19 +158,19 @@ type MR struct {
 	rkey   uint32
 	mem    []byte
 	iova   uint64
-	home   *Buffer         // whose memory it is; nil: the program's own
-	pin    *runtime.Pinner // of the program's own; nil: of a buffer, or no more; under life.mu
-	id     uint64          // by which the device knows it
+	home   *Buffer         // the owner of the memory; nil: a slice of the program
+	pin    *runtime.Pinner // for a slice of the program; nil: a buffer, or unpinned; under life.mu
+	id     uint64          // number of the registration
 	life   life
 }
 
-// Alloc returns registered memory of a new buffer: zeroed, and aligned to a page. MR.Close gives it back. It may sleep.
+// Alloc returns registered memory in a new buffer: zeroed and page-aligned. MR.Close frees it. It may sleep.
 func (p *PD) Alloc(size int, access Access) (*MR, error) {
 	b, err := p.d.Alloc(size)
 	if err != nil {
 		return nil, err
 	}
-	defer b.Close() // the registration has a reference of its own
+	defer b.Close() // the registration holds a reference of its own
 	return p.Register(b, access)
 }
 
@@ -189,8 +189,8 @@ func (p *PD) Register(b *Buffer, access Access) (*MR, error) {
 	return m, nil
 }
 
-// RegSlice registers memory of the program's, which is pinned until MR.Close: the collector leaves it where it is. Buffers of [Device.Alloc]
-// are faster where the device is a service's. It may sleep.
+// RegSlice registers a slice of the program, which is pinned until MR.Close. Buffers of [Device.Alloc] are faster on a
+// service's device. It may sleep.
 func (p *PD) RegSlice(b []byte, access Access) (*MR, error) {
 	var pin runtime.Pinner
 	if len(b) > 0 {
@@ -206,22 +206,23 @@ func (p *PD) RegSlice(b []byte, access Access) (*MR, error) {
 	m.life.mu.Unlock()
 	pinned.Store(m, struct{}{})
 	if p.d.closed() {
-		m.abandon() // which Device.Close may have done before the memory was noted
+		m.abandon() // Device.Close may have called it before the memory was recorded
 	}
 	return m, nil
 }
 
-// pinned are the registrations of slices: what a device may write stays where it is, also where the program has forgotten the MR.
+// pinned holds the registrations of slices, so that memory that a device may write stays pinned even if the program has
+// dropped the MR.
 var pinned sync.Map
 
-// abandon ends what keeps a slice where it is. The device is closed, and reaches it no more.
+// abandon unpins a slice. The device is closed, and cannot access it any more.
 func (m *MR) abandon() {
 	m.life.mu.Lock()
 	defer m.life.mu.Unlock()
 	m.unpin()
 }
 
-// unpin is called with life.mu held.
+// unpin must be called with life.mu held.
 func (m *MR) unpin() {
 	if m.pin != nil {
 		m.pin.Unpin()
@@ -255,7 +256,7 @@ func (p *PD) register(mem []byte, access Access) (*MR, error) {
 	return m, nil
 }
 
-// Bytes is the memory; nil once the MR is closed.
+// Bytes returns the memory, or nil once the MR is closed.
 func (m *MR) Bytes() []byte {
 	m.life.mu.Lock()
 	defer m.life.mu.Unlock()
@@ -265,19 +266,20 @@ func (m *MR) Bytes() []byte {
 	return m.mem
 }
 
-// Len is the length of the memory, in bytes.
+// Len returns the length of the memory in bytes.
 func (m *MR) Len() int { return len(m.mem) }
 
-// Addr is the address by which work requests, and peers, name the first byte.
+// Addr returns the address of the first byte for work requests and peers.
 func (m *MR) Addr() uint64 { return m.iova }
 
-// LKey is the key for work requests of this side, RKey that for peers.
+// LKey returns the local key, for work requests of this side.
 func (m *MR) LKey() uint32 { return m.lkey }
 
-// RKey is the key for work requests of peers.
+// RKey returns the remote key, for work requests of peers.
 func (m *MR) RKey() uint32 { return m.rkey }
 
-// SGE is n bytes from an offset on. It panics if they are not within the memory, as slicing does, or are 4 GiB or more.
+// SGE returns an element for n bytes at an offset. It panics if they are not within the memory, as slicing does, or are
+// 4 GiB or more.
 func (m *MR) SGE(off, n int) SGE {
 	_ = m.mem[off : off+n : off+n]
 	if int64(n) > math.MaxUint32 {
@@ -286,14 +288,14 @@ func (m *MR) SGE(off, n int) SGE {
 	return SGE{Addr: m.iova + uint64(off), Length: uint32(n), LKey: m.lkey}
 }
 
-// Remote is the memory from an offset on, for work requests of peers. It panics if the offset is not within the memory.
+// Remote returns the memory at an offset, for work requests of peers. It panics if the offset is not within the memory.
 func (m *MR) Remote(off int) Remote {
 	_ = m.mem[off:]
 	return Remote{Addr: m.iova + uint64(off), RKey: m.rkey}
 }
 
-// Close ends the registration: no device reaches the memory any more when it returns. EBUSY while a memory window is bound to it. It
-// may sleep. (ibv_dereg_mr)
+// Close ends the registration. Once it has returned, no device accesses the memory. It returns EBUSY while a memory
+// window is bound to it. It may sleep. (ibv_dereg_mr)
 func (m *MR) Close() error {
 	return failed("end a registration", m.pd.d.name, m.life.end(m.pd.d, func() error {
 		err := gone(m.pd.d.cmd.DeregMR(m.handle))
@@ -313,7 +315,7 @@ func (m *MR) Close() error {
 	}))
 }
 
-// Buffer is memory for registration, outside of the collector's heap. It is zeroed when it is handed out, and aligned to a page.
+// Buffer is memory for registration, outside the collector's heap. It is initially zeroed, and page-aligned.
 type Buffer struct {
 	mem []byte
 
@@ -323,7 +325,7 @@ type Buffer struct {
 	shut bool // Close was called
 }
 
-// Alloc returns a Buffer, which has one reference, its owner's. It may sleep.
+// Alloc returns a Buffer with one reference, which the caller owns. It may sleep.
 func (d *Device) Alloc(size int) (*Buffer, error) {
 	fail := func(err error) (*Buffer, error) {
 		return nil, failed(fmt.Sprintf("allocate %d bytes", size), d.name, err)
@@ -341,7 +343,7 @@ func (d *Device) Alloc(size int) (*Buffer, error) {
 	return &Buffer{m: m, mem: m.Mem[:size:size], refs: 1}, nil
 }
 
-// Bytes is the memory; nil when the buffer is closed.
+// Bytes returns the memory, or nil once the buffer is closed.
 func (b *Buffer) Bytes() []byte {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -369,7 +371,8 @@ func (b *Buffer) put() {
 	}
 }
 
-// Close gives up the owner's reference. The memory serves others when the last registration has ended. It may be called again.
+// Close releases the owner's reference. The memory is reused after the last registration has ended. It may be called
+// again.
 func (b *Buffer) Close() error {
 	b.mu.Lock()
 	shut := b.shut

@@ -13,7 +13,7 @@ type QPType = uapi.QPType
 
 // The transport services.
 const (
-	RC = uapi.QPTRC // reliable connection; the zero QPInit.Type stands for it
+	RC = uapi.QPTRC // reliable connection; the default of QPInit.Type
 	UC = uapi.QPTUC // unreliable connection
 	UD = uapi.QPTUD // unreliable datagram
 )
@@ -32,18 +32,18 @@ const (
 	Error = uapi.QPSErr
 )
 
-// QPInit is what a queue pair is made with. Only SendCQ must be set. (struct ibv_qp_init_attr)
+// QPInit holds the parameters of a new queue pair. Only SendCQ must be set. (struct ibv_qp_init_attr)
 type QPInit struct {
 	Type   QPType // 0: RC
 	SendCQ *CQ
 	RecvCQ *CQ  // nil: SendCQ
-	SRQ    *SRQ // where receives come from; nil: the queue pair's own queue
-	// How many work requests, and elements of each, there is to be room for; 0: 64 work requests, and one element.
+	SRQ    *SRQ // supplies the receives; nil: the queue pair's own queue
+	// Capacities: work requests, and elements of each; 0: 64 work requests, and one element.
 	SendWRs, RecvWRs   int
 	SendSGEs, RecvSGEs int
-	// Inline is how many bytes a send work request may carry itself; 0: none are needed.
+	// Inline is the maximum number of bytes of inline data; 0: none.
 	Inline int
-	// SignalAll: every send work request completes with a WC, not only those with Signaled.
+	// SignalAll makes every send work request generate a completion, not only those with Signaled.
 	SignalAll bool
 }
 
@@ -60,22 +60,22 @@ type QP struct {
 
 	//verbena:program those of one program who post sends
 	send sync.Mutex
-	recv sync.Mutex // of those who post receives
+	recv sync.Mutex // held while receives are posted
 	q    provider.QP
 	dead bool            // written under both locks
-	now  QPState         // as Modify has left it; written under both locks
+	now  QPState         // state after the last Modify; written under both locks
 	wr   provider.SendWR // scratch; under send
 	in   provider.RecvWR // scratch; under recv
 	sges [2][]provider.SGE
 
-	kept struct { // what Local has chosen
+	kept struct { // chosen by Local
 		sync.Mutex
 		psn  uint32
 		have bool
 	}
 }
 
-// CreateQP makes a queue pair. It may sleep. (ibv_create_qp)
+// CreateQP creates a queue pair. It may sleep. (ibv_create_qp)
 func (p *PD) CreateQP(init QPInit) (*QP, error) {
 	fail := func(err error) (*QP, error) { return nil, failed("create a QP", p.d.name, err) }
 	if init.SendCQ == nil || init.SRQ != nil && init.SRQ.pd.d != p.d || init.SendCQ.d != p.d || init.RecvCQ != nil && init.RecvCQ.d != p.d {
@@ -148,13 +148,13 @@ func putAll(l []*life) {
 	}
 }
 
-// Device is the device that the queue pair is of.
+// Device returns the device of the queue pair.
 func (q *QP) Device() *Device { return q.pd.d }
 
-// Num is the queue pair's number, 24 bits.
+// Num returns the number of the queue pair, 24 bits.
 func (q *QP) Num() uint32 { return q.num }
 
-// Init is what the queue pair was made with: the sizes are those that the device has given it.
+// Init returns the parameters of the queue pair, with the actual capacities.
 func (q *QP) Init() QPInit { return q.init }
 
 // SendFlags are the flags of a send work request (enum ibv_send_flags).
@@ -162,12 +162,12 @@ type SendFlags = uapi.SendFlags
 
 // Flags of a send work request.
 const (
-	Fence     = uapi.SendFence     // begins when earlier READs and atomic operations have ended
-	Signaled  = uapi.SendSignaled  // completes with a WC
-	Solicited = uapi.SendSolicited // reports on a channel at the peer that waits for solicited messages
+	Fence     = uapi.SendFence     // waits for earlier READs and atomic operations
+	Signaled  = uapi.SendSignaled  // generates a completion
+	Solicited = uapi.SendSolicited // notifies a peer's queue that is armed for solicited messages
 )
 
-// Opcode is what a send work request does (enum ibv_wr_opcode). The zero SendWR is not a SEND: say so.
+// Opcode is the operation of a send work request (enum ibv_wr_opcode). The zero value is not Send.
 type Opcode = uapi.WROpcode
 
 // The opcodes.
@@ -188,26 +188,26 @@ const (
 
 // SendWR is a send work request. (struct ibv_send_wr)
 type SendWR struct {
-	ID     uint64 // of its completion
+	ID     uint64 // ID of its completion
 	Opcode Opcode
 	Flags  SendFlags
-	// Local is what is sent, or read into; List is for more than one range, and Inline is sent instead of either: it is copied by PostSend.
-	// The memory of Local and List is the device's until the completion.
+	// Local is the memory to send or to read into. List is for several ranges. Inline is sent instead of either, and is
+	// copied by PostSend. The memory of Local and List belongs to the device until the completion.
 	Local  SGE
 	List   []SGE
 	Inline []byte
 
-	Remote Remote // of WRITE, READ and atomic operations
+	Remote Remote // for WRITE, READ and atomic operations
 
-	Imm           uint32 // of the opcodes with immediate data
-	InvalidateKey uint32 // of SendInvalidate and LocalInvalidate
-	// CompareAdd and Swap are of atomic operations: on 8 bytes that hold a number in the byte order of their host, at an address that is a
-	// multiple of 8. Local gets the number that was there before.
+	Imm           uint32 // for opcodes with immediate data
+	InvalidateKey uint32 // for SendInvalidate and LocalInvalidate
+	// CompareAdd and Swap are the operands of atomic operations. These operate on 8 bytes in the byte order of their
+	// host, at an address that is a multiple of 8. The former value is stored in Local.
 	CompareAdd, Swap uint64
 
-	To     Datagram // of queue pairs of type UD
-	Window Bind     // of BindWindow
-	Flush  Flush    // of FlushMemory
+	To     Datagram // for queue pairs of type UD
+	Window Bind     // for BindWindow
+	Flush  Flush    // for FlushMemory
 }
 
 // Remote is memory of a peer.
@@ -216,25 +216,25 @@ type Remote struct {
 	RKey uint32
 }
 
-// Datagram says where a datagram goes.
+// Datagram is the destination of a datagram.
 type Datagram struct {
 	AH   *AH
 	QPN  uint32
 	QKey uint32
 }
 
-// Flush says how far what was written is to have got.
+// Flush holds the parameters of a FLUSH: range and placement.
 type Flush = provider.Flush
 
 // RecvWR is a receive work request. (struct ibv_recv_wr)
 type RecvWR struct {
-	ID    uint64 // of its completion
-	Local SGE    // where a message goes
-	List  []SGE  // for more than one range
+	ID    uint64 // ID of its completion
+	Local SGE    // the memory for a message
+	List  []SGE  // for several ranges
 }
 
-// PostSend queues a work request and tells the device. ErrQueueFull if there is no room, EINVAL for what the queue pair cannot take. It
-// does not sleep, and does not keep wr. (ibv_post_send)
+// PostSend queues a work request and rings the doorbell. It returns ErrQueueFull if the queue is full, EINVAL for a
+// request that the queue pair does not support. It does not sleep, and does not keep wr. (ibv_post_send)
 func (q *QP) PostSend(wr *SendWR) error {
 	q.send.Lock()
 	defer q.send.Unlock()
@@ -244,8 +244,8 @@ func (q *QP) PostSend(wr *SendWR) error {
 	return q.ring()
 }
 
-// PostSends queues work requests, tells the device once, and returns how many were queued: fewer than all come with the error of the next
-// one. It does not sleep, and does not keep wrs.
+// PostSends queues work requests, rings the doorbell once, and returns the number queued. If that is fewer than all,
+// the error is that of the next one. It does not sleep, and does not keep wrs.
 func (q *QP) PostSends(wrs []SendWR) (n int, err error) {
 	q.send.Lock()
 	defer q.send.Unlock()
@@ -275,7 +275,7 @@ func (q *QP) push(wr *SendWR) error {
 	if q.dead {
 		return ErrClosed
 	}
-	// The device would refuse it too, but when it is in the queue already, from where it would be sent later.
+	// The device would reject it too, but only when it is in the queue already, and would be sent later.
 	if q.now < RTS {
 		return q.refused(fmt.Errorf("it is in state %v, and cannot send: %w", q.now, errInvalid))
 	}
@@ -315,7 +315,7 @@ func (q *QP) refused(err error) error {
 	return failed(fmt.Sprintf("post to QP %d", q.num), q.pd.d.name, err)
 }
 
-// gather makes the list of elements, in memory that is used again.
+// gather returns the list of elements, in memory that is reused.
 func gather(scratch *[]provider.SGE, one SGE, more []SGE) []provider.SGE {
 	l := (*scratch)[:0]
 	if one != (SGE{}) {
@@ -328,8 +328,8 @@ func gather(scratch *[]provider.SGE, one SGE, more []SGE) []provider.SGE {
 	return l
 }
 
-// PostRecv queues a receive work request. ErrQueueFull if there is no room, EINVAL in RESET. It does not sleep, and does not keep wr.
-// (ibv_post_recv)
+// PostRecv queues a receive work request. It returns ErrQueueFull if the queue is full, EINVAL in RESET. It does not
+// sleep, and does not keep wr. (ibv_post_recv)
 func (q *QP) PostRecv(wr *RecvWR) error {
 	q.recv.Lock()
 	defer q.recv.Unlock()
@@ -349,7 +349,8 @@ func (q *QP) PostRecv(wr *RecvWR) error {
 	return nil
 }
 
-// Close ends the queue pair: what is outstanding is dropped without completions. It may be called again, and may sleep. (ibv_destroy_qp)
+// Close destroys the queue pair and drops outstanding requests without completions. It may be called again, and may
+// sleep. (ibv_destroy_qp)
 func (q *QP) Close() error {
 	return failed(fmt.Sprintf("close QP %d", q.num), q.pd.d.name, q.life.end(q.pd.d, func() error {
 		if err := gone(q.pd.d.cmd.DestroyQP(q.handle)); err != nil {
@@ -376,13 +377,13 @@ func (q *QP) abandon() {
 	}
 }
 
-// Attach lets a UD queue pair receive what is sent to a multicast group. It may sleep. (ibv_attach_mcast)
+// Attach adds a UD queue pair to a multicast group. It may sleep. (ibv_attach_mcast)
 func (q *QP) Attach(group GID) error {
 	return failed(fmt.Sprintf("attach QP %d to %v", q.num, group), q.pd.d.name,
 		q.life.use(func() error { return q.pd.d.cmd.Attach(q.handle, group) }))
 }
 
-// Detach ends that. It may sleep. (ibv_detach_mcast)
+// Detach removes a UD queue pair from a multicast group. It may sleep. (ibv_detach_mcast)
 func (q *QP) Detach(group GID) error {
 	return failed(fmt.Sprintf("detach QP %d from %v", q.num, group), q.pd.d.name,
 		q.life.use(func() error { return q.pd.d.cmd.Detach(q.handle, group) }))
@@ -403,8 +404,8 @@ type SRQ struct {
 	sges []provider.SGE
 }
 
-// CreateSRQ makes a shared receive queue with room for so many work requests of so many elements; 0 stands for 64, and for one. It may
-// sleep. (ibv_create_srq)
+// CreateSRQ creates a shared receive queue with the given capacities in work requests and in elements of each; 0 stands
+// for 64, and for one. It may sleep. (ibv_create_srq)
 func (p *PD) CreateSRQ(wrs, sges int) (*SRQ, error) {
 	fail := func(err error) (*SRQ, error) { return nil, failed("create an SRQ", p.d.name, err) }
 	if wrs < 0 || sges < 0 || int64(max(wrs, sges)) > 1<<31-1 {
@@ -431,7 +432,8 @@ func (p *PD) CreateSRQ(wrs, sges int) (*SRQ, error) {
 	return s, nil
 }
 
-// PostRecv queues a receive work request. ErrQueueFull if there is no room. It does not sleep. (ibv_post_srq_recv)
+// PostRecv queues a receive work request. It returns ErrQueueFull if the queue is full. It does not sleep.
+// (ibv_post_srq_recv)
 func (s *SRQ) PostRecv(wr *RecvWR) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -448,7 +450,8 @@ func (s *SRQ) PostRecv(wr *RecvWR) error {
 	return nil
 }
 
-// SetLimit arms EventSRQLimit: it comes when fewer work requests are left than limit. It may sleep. (ibv_modify_srq)
+// SetLimit arms EventSRQLimit, which is raised when fewer work requests than limit remain. It may sleep.
+// (ibv_modify_srq)
 func (s *SRQ) SetLimit(limit int) error {
 	if limit < 0 || int64(limit) > 1<<31-1 {
 		return failed(fmt.Sprintf("set the limit of an SRQ to %d", limit), s.pd.d.name, errInvalid)
@@ -456,7 +459,7 @@ func (s *SRQ) SetLimit(limit int) error {
 	return s.modify("set the limit of an SRQ", uapi.ModifySRQ{AttrMask: uapi.SRQAttrLimit, SRQLimit: uint32(limit)})
 }
 
-// Resize makes room for at least so many work requests. It may sleep. (ibv_modify_srq)
+// Resize changes the capacity to at least the given number of work requests. It may sleep. (ibv_modify_srq)
 func (s *SRQ) Resize(wrs int) error {
 	if wrs < 1 || int64(wrs) > 1<<31-1 {
 		return failed(fmt.Sprintf("resize an SRQ to %d work requests", wrs), s.pd.d.name, errInvalid)
@@ -489,7 +492,7 @@ func (s *SRQ) Query() (SRQAttr, error) {
 	return SRQAttr{int(r.MaxWR), int(r.MaxSGE), int(r.SRQLimit)}, failed("query an SRQ", s.pd.d.name, err)
 }
 
-// Close ends the queue. EBUSY while queue pairs use it. It may sleep. (ibv_destroy_srq)
+// Close destroys the queue; EBUSY while queue pairs use it. It may sleep. (ibv_destroy_srq)
 func (s *SRQ) Close() error {
 	return failed("close an SRQ", s.pd.d.name, s.life.end(s.pd.d, func() error {
 		if err := gone(s.pd.d.cmd.DestroySRQ(s.handle)); err != nil {
@@ -511,10 +514,10 @@ func (s *SRQ) abandon() {
 	}
 }
 
-// AHAttr is the way to a peer. (struct ibv_ah_attr)
+// AHAttr is the address of a peer, with the local source. (struct ibv_ah_attr)
 type AHAttr struct {
-	GID          GID // of the peer
-	SGIDIndex    int // of this side, in the GID table; 0 is the first entry, unlike in a Path: see Device.DefaultGID
+	GID          GID // GID of the peer
+	SGIDIndex    int // local index in the GID table; 0 is the first entry, unlike in a Path: see Device.DefaultGID
 	Port         int // 0: 1
 	HopLimit     int // 0: 64
 	TrafficClass uint8
@@ -522,7 +525,7 @@ type AHAttr struct {
 	SL           uint8
 }
 
-// check returns an error for a number that its field cannot hold.
+// check returns an error for a number that exceeds its field.
 func (a *AHAttr) check() error {
 	for _, f := range []struct {
 		name string
@@ -551,7 +554,7 @@ type AH struct {
 	life life
 }
 
-// CreateAH makes an address handle. It may sleep. (ibv_create_ah)
+// CreateAH creates an address handle. It may sleep. (ibv_create_ah)
 func (p *PD) CreateAH(a AHAttr) (*AH, error) {
 	fail := func(err error) (*AH, error) {
 		return nil, failed(fmt.Sprintf("create an address handle for %v", a.GID), p.d.name, err)
@@ -573,8 +576,8 @@ func (p *PD) CreateAH(a AHAttr) (*AH, error) {
 	return &AH{pd: p, h: h}, nil
 }
 
-// AddressOf makes an address handle for answers to a datagram: wc is its completion, with WithGRH, and header the first 40 bytes of the
-// memory that it was received in. It may sleep. (ibv_create_ah_from_wc)
+// AddressOf creates an address handle for replies to a datagram. wc is its completion, with WithGRH, and header the
+// first 40 bytes of the receive memory. It may sleep. (ibv_create_ah_from_wc)
 func (p *PD) AddressOf(wc *WC, header []byte, sgidIndex int) (*AH, error) {
 	if wc.Flags&WithGRH == 0 || len(header) < 40 {
 		return nil, failed("create an address handle of a datagram", p.d.name, fmt.Errorf("it has no global route header: %w", errInvalid))
@@ -601,7 +604,7 @@ func (a *AH) use(p *PD) (provider.AH, error) {
 	return a.h, nil
 }
 
-// Close ends the address handle. Datagrams that were posted with it must have completed. It may sleep. (ibv_destroy_ah)
+// Close destroys the address handle. Datagrams posted with it must have completed. It may sleep. (ibv_destroy_ah)
 func (a *AH) Close() error {
 	return failed("close an address handle", a.pd.d.name, a.life.end(a.pd.d, func() error {
 		if err := gone(a.pd.d.cmd.DestroyAH(a.h.Handle)); err != nil {
@@ -612,7 +615,8 @@ func (a *AH) Close() error {
 	}))
 }
 
-// MW is a memory window of type 2: a right to a part of registered memory, which a work request grants and takes back. (struct ibv_mw)
+// MW is a memory window of type 2: access to a part of registered memory. Work requests bind and invalidate it. (struct
+// ibv_mw)
 type MW struct {
 	pd     *PD
 	handle uint32
@@ -622,7 +626,7 @@ type MW struct {
 	rkey uint32
 }
 
-// AllocMW makes a memory window. It may sleep. (ibv_alloc_mw)
+// AllocMW allocates a memory window. It may sleep. (ibv_alloc_mw)
 func (p *PD) AllocMW() (*MW, error) {
 	if err := p.life.get(); err != nil {
 		return nil, failed("allocate a memory window", p.d.name, err)
@@ -635,14 +639,14 @@ func (p *PD) AllocMW() (*MW, error) {
 	return &MW{pd: p, handle: r.MWHandle, rkey: r.RKey}, nil
 }
 
-// Bind says what a memory window is bound to. (struct ibv_bind_mw)
+// Bind holds the parameters of a bind of a memory window. (struct ibv_bind_mw)
 type Bind struct {
 	MW     *MW
-	MR     *MR // with BindWindows
-	Offset int // of the part, in bytes
+	MR     *MR // registered with BindWindows
+	Offset int // offset of the part in bytes
 	Length int
 	Access Access // remote rights
-	// NewKey is what NextKey of the window has returned.
+	// NewKey is the result of the window's NextKey.
 	NewKey uint32
 }
 
@@ -658,27 +662,27 @@ func (b *Bind) forDevice() (provider.Bind, error) {
 	}, nil
 }
 
-// RKey is the window's key: that of its last bind.
+// RKey returns the key of the last bind.
 func (w *MW) RKey() uint32 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.rkey
 }
 
-// NextKey returns the key for the next bind, whose low eight bits differ from the last. (ibv_inc_rkey)
+// NextKey returns the key for the next bind; its low eight bits differ from the last one. (ibv_inc_rkey)
 func (w *MW) NextKey() uint32 {
 	k := w.RKey()
 	return k&^0xff | (k+1)&0xff
 }
 
-// Bound notes that a bind with a key has completed.
+// Bound records that a bind with a key has completed.
 func (w *MW) Bound(key uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.rkey = key
 }
 
-// Close ends the window. It may sleep. (ibv_dealloc_mw)
+// Close frees the window. It may sleep. (ibv_dealloc_mw)
 func (w *MW) Close() error {
 	return failed("close a memory window", w.pd.d.name, w.life.end(w.pd.d, func() error {
 		if err := gone(w.pd.d.cmd.DeallocMW(w.handle)); err != nil {

@@ -7,7 +7,7 @@ import (
 	"verbena/uapi"
 )
 
-// DeviceAttr is what a device can do. (struct ibv_device_attr_ex)
+// DeviceAttr holds the capabilities of a device. (struct ibv_device_attr_ex)
 type DeviceAttr struct {
 	NodeGUID, SysImageGUID uint64
 	VendorID, VendorPartID uint32
@@ -15,13 +15,13 @@ type DeviceAttr struct {
 	Firmware               uint64
 	MaxMRSize              uint64 // in bytes
 	MaxQP                  int
-	MaxQPWR                int // work requests of a queue
-	MaxSGE                 int // elements of a work request
-	MaxSGERead             int // of a READ
+	MaxQPWR                int // work requests per queue
+	MaxSGE                 int // elements per work request
+	MaxSGERead             int // for a READ
 	MaxCQ, MaxCQE          int
 	MaxMR, MaxPD, MaxMW    int
 	MaxQPReads             int // READs and atomic operations in flight to a queue pair
-	MaxQPInitReads         int // and of one
+	MaxQPInitReads         int // READs and atomic operations in flight from a queue pair
 	MaxAH                  int
 	MaxSRQ, MaxSRQWR       int
 	MaxSRQSGE              int
@@ -33,7 +33,7 @@ type DeviceAttr struct {
 	ODP                    bool // memory can be registered on demand
 }
 
-// Query returns the device's attributes. It may sleep. (ibv_query_device_ex)
+// Query returns the attributes of the device. It may sleep. (ibv_query_device_ex)
 func (d *Device) Query() (DeviceAttr, error) {
 	r, err := d.cmd.QueryDevice()
 	if err != nil {
@@ -53,7 +53,7 @@ func (d *Device) Query() (DeviceAttr, error) {
 // MTU is a path MTU, as a code (enum ibv_mtu): 1 for 256 bytes to 5 for 4096.
 type MTU uint8
 
-// Bytes is the MTU in bytes.
+// Bytes returns the MTU in bytes.
 func (m MTU) Bytes() int { return 128 << m }
 
 // PortAttr is the state of a port. (struct ibv_port_attr)
@@ -62,7 +62,7 @@ type PortAttr struct {
 	Phys       uapi.PortPhysState
 	MaxMTU     MTU
 	ActiveMTU  MTU
-	GIDs       int // places of the GID table
+	GIDs       int // entries of the GID table
 	PKeys      int
 	MaxMessage uint32 // in bytes
 	LinkLayer  uapi.LinkLayer
@@ -85,22 +85,22 @@ func (d *Device) QueryPort(port int) (PortAttr, error) {
 	}, nil
 }
 
-// GID is a global identifier: on Ethernet an IPv6 address, or an IPv4 address that is mapped.
+// GID is a global identifier: on Ethernet an IPv6 address, or a mapped IPv4 address.
 type GID [16]byte
 
 // GIDOf returns the GID of an address.
 func GIDOf(a netip.Addr) GID { return a.As16() }
 
-// Addr is the GID as an address, IPv4 where it is one.
+// Addr returns the GID as an address; a mapped address is returned as IPv4.
 func (g GID) Addr() netip.Addr { return netip.AddrFrom16(g).Unmap() }
 
-// String is the GID as an address.
+// String returns the GID as an address.
 func (g GID) String() string { return g.Addr().String() }
 
-// MarshalText returns the GID as an address. Its error is nil.
+// MarshalText returns the GID as an address. The error is always nil.
 func (g GID) MarshalText() ([]byte, error) { return g.Addr().MarshalText() }
 
-// UnmarshalText reads an address.
+// UnmarshalText parses an address.
 func (g *GID) UnmarshalText(text []byte) error {
 	a, err := netip.ParseAddr(string(text))
 	if err != nil {
@@ -132,8 +132,8 @@ func (d *Device) GIDs() ([]GIDEntry, error) {
 	return list, nil
 }
 
-// DefaultGID returns the entry by which peers best reach a port: of RoCE v2, of an IPv4 address if there is one, else of an IPv6 address
-// that is not link-local, else any. It may sleep.
+// DefaultGID returns the preferred entry of a port for connections: RoCE v2 with an IPv4 address, else with an IPv6
+// address that is not link-local, else any entry. It may sleep.
 func (d *Device) DefaultGID(port int) (GIDEntry, error) {
 	list, err := d.GIDs()
 	if err != nil {

@@ -18,7 +18,8 @@ import (
 	"verbena/verbs/provider"
 )
 
-// TestDevicesIn: devices are those of sysfs that a provider knows, by name; what goes meanwhile is left out.
+// TestDevicesIn checks that devices are listed by name if a provider supports them, and that devices being removed are
+// omitted.
 func TestDevicesIn(t *testing.T) {
 	dir := t.TempDir()
 	for name, files := range map[string]map[string]string{
@@ -26,7 +27,7 @@ func TestDevicesIn(t *testing.T) {
 		"uverbs1": {"ibdev": "rxe0\n", "abi_version": "2\n"},
 		"uverbs2": {"ibdev": "mlx5_0\n", "abi_version": "1\n"}, // no provider
 		"uverbs3": {"ibdev": "rxe3\n", "abi_version": "77\n"},  // too new
-		"uverbs4": {"ibdev": "rxe4\n"},                         // going
+		"uverbs4": {"ibdev": "rxe4\n"},                         // being removed
 		"uverbs5": {"ibdev": "rxe5\n", "abi_version": "two\n"},
 	} {
 		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
@@ -50,7 +51,7 @@ func TestDevicesIn(t *testing.T) {
 	}
 }
 
-// TestEndpoint: an endpoint survives its way as bytes.
+// TestEndpoint checks that an endpoint is unchanged by encoding and decoding.
 func TestEndpoint(t *testing.T) {
 	want := Endpoint{GID: GIDOf(netip.MustParseAddr("10.0.0.7")), QPN: 0x123456, PSN: 0x654321, QKey: 7, MTU: 5}
 	b, err := want.MarshalBinary()
@@ -69,7 +70,7 @@ func TestEndpoint(t *testing.T) {
 	}
 }
 
-// TestCodes: times are rounded up to what a device has.
+// TestCodes checks that times are rounded up to codes of the device.
 func TestCodes(t *testing.T) {
 	for d, want := range map[time.Duration]uint8{
 		0: 14, 1: 1, 8192: 1, 8193: 2, 67 * time.Millisecond: 14, 68 * time.Millisecond: 15, time.Hour: 30, 3 * time.Hour: 31, 1 << 62: 31,
@@ -92,7 +93,7 @@ func TestCodes(t *testing.T) {
 	}
 }
 
-// TestStatus: each status has words, and errors compare with it.
+// TestStatus checks that each status has a description, and that errors compare with it.
 func TestStatus(t *testing.T) {
 	for s := Success; s <= UnspecifiedFailure; s++ {
 		if s.Error() == "" || s.String() == "" {
@@ -114,7 +115,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// TestGather: elements are kept in memory that is used again.
+// TestGather checks that the memory of elements is reused.
 func TestGather(t *testing.T) {
 	var scratch []provider.SGE
 	one, list := SGE{Addr: 1, Length: 2, LKey: 3}, []SGE{{Addr: 4}, {Addr: 5}}
@@ -129,7 +130,7 @@ func TestGather(t *testing.T) {
 	}
 }
 
-// TestSGE: an SGE names the memory or panics; its length has 32 bits.
+// TestSGE checks that SGE returns a valid element or panics; its length has 32 bits.
 func TestSGE(t *testing.T) {
 	const size = 5 << 30
 	mem, err := unix.Mmap(-1, 0, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
@@ -164,7 +165,7 @@ func TestSGE(t *testing.T) {
 	}
 }
 
-// TestEndpointJSON: an endpoint as JSON can be read by people, and comes back.
+// TestEndpointJSON checks that an endpoint in JSON is readable, and can be decoded.
 func TestEndpointJSON(t *testing.T) {
 	for _, text := range []string{"127.0.0.1", "fd00::7", "::"} {
 		e := Endpoint{GID: GIDOf(netip.MustParseAddr(text)), QPN: 1, PSN: 2, QKey: 3, MTU: 5}
@@ -183,7 +184,8 @@ func TestEndpointJSON(t *testing.T) {
 	}
 }
 
-// TestUse: calls on an object do not wait for one another, its end waits for them, and no call begins afterwards.
+// TestUse checks that calls on an object do not wait for each other, that its end waits for them, and that no call
+// begins afterwards.
 func TestUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l life

@@ -18,16 +18,16 @@ type Manager struct {
 
 	mu     sync.Mutex
 	closed bool
-	open   map[ender]struct{} // that have not ended
+	open   map[ender]struct{} // Conns and Listeners that have not ended
 }
 
 // ender is a Conn or a Listener.
 type ender interface{ end(why error) }
 
-// New makes a Manager; it is for packages that know a connection manager.
+// New creates a Manager on a backend; it is for packages that implement one.
 func New(b cmid.Backend) *Manager { return &Manager{b: b, open: map[ender]struct{}{}} }
 
-// Close ends the manager, and what was made of it. It may be called again, and may sleep.
+// Close closes the manager, with its connections and listeners. It may be called again, and may sleep.
 func (m *Manager) Close() error {
 	m.mu.Lock()
 	closed := m.closed
@@ -44,7 +44,7 @@ func (m *Manager) Close() error {
 	return m.b.Close()
 }
 
-// enter notes a Conn or a Listener, until leave.
+// enter registers a Conn or a Listener until leave.
 func (m *Manager) enter(e ender) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -61,7 +61,7 @@ func (m *Manager) leave(e ender) {
 	delete(m.open, e)
 }
 
-// ErrDisconnected is why a connection has ended that either side has ended.
+// ErrDisconnected is the error of a connection that either side has disconnected.
 var ErrDisconnected = fmt.Errorf("verbs/cm: the connection has been ended: %w", syscall.ECONNRESET)
 
 // errOwnEnd: Close was called.
@@ -72,10 +72,10 @@ var (
 	errManager    = fmt.Errorf("verbs/cm: the manager has been closed: %w", verbs.ErrClosed)
 )
 
-// RefusedError is the error of a connection that its peer has refused. It wraps ECONNREFUSED.
+// RefusedError is the error of a connection that its peer has rejected. It wraps ECONNREFUSED.
 type RefusedError struct {
-	Reason int    // of IBA 12.6.7.2; 28: the program's own, 8: nothing listens
-	Data   []byte // private data, as long as the message's field: what the peer has sent, then zeros
+	Reason int    // reason code (IBA 12.6.7.2); 28: rejected by the program, 8: no listener
+	Data   []byte // private data, with the length of the message's field: the peer's data, then zeros
 }
 
 func (e *RefusedError) Error() string {
@@ -91,9 +91,10 @@ func (e *RefusedError) Error() string {
 // Unwrap returns ECONNREFUSED.
 func (e *RefusedError) Unwrap() error { return syscall.ECONNREFUSED }
 
-// Param are the parameters of a connection. The zero Param is good for most. (struct rdma_conn_param)
+// Param holds the parameters of a connection. The zero Param suits most connections. (struct rdma_conn_param)
 type Param struct {
-	// Reads is how many READs and atomic operations are in flight, at most, each way; 0: as many as the device can, up to 16.
+	// Reads is the maximum number of READs and atomic operations in flight in each direction; 0: the device's limit, up
+	// to 16.
 	Reads int
 	// Retries and RNRRetries are as in [verbs.Path].
 	Retries, RNRRetries int
@@ -128,38 +129,38 @@ func retries(n int) uint8 {
 	return uint8(min(n, 7))
 }
 
-// Conn is an end of a connection, from its address on.
+// Conn is one side of a connection, from address resolution on.
 //
-//	active:   Resolve - make a queue pair - Init - post receives - Connect - use it
-//	passive:  Listener.Accept - make a queue pair - Request.Init - post receives - Request.Accept - use it
+//	active:   Resolve - create a queue pair - Init - post receives - Connect - use it
+//	passive:  Listener.Accept - create a queue pair - Request.Init - post receives - Request.Accept - use it
 //	end:      Done - close the queue pair - Close
 type Conn struct {
 	m     *Manager
 	id    cmid.ID
-	steps chan cmid.Event // what Resolve and Connect wait for
+	steps chan cmid.Event // events for Resolve and Connect
 
-	local, remote netip.AddrPort // set before a caller has the Conn, or the Request
+	local, remote netip.AddrPort // set before a caller receives the Conn, or the Request
 
 	established chan struct{}
 	done        chan struct{} // closed when the connection has ended
 
 	mu  sync.Mutex
 	up  bool  // established is closed
-	err error // why it has ended; nil: it has not
+	err error // reason of the end; nil: not ended
 }
 
 func newConn(m *Manager) *Conn {
 	return &Conn{m: m, steps: make(chan cmid.Event, 8), established: make(chan struct{}), done: make(chan struct{})}
 }
 
-// event takes an event of the ID.
+// event processes an event of the ID.
 func (c *Conn) event(e cmid.Event) {
 	switch e.Type {
 	case cmid.Established:
 		c.nowUp()
 	case cmid.Disconnected:
 		c.end(ErrDisconnected)
-		go c.id.Disconnect() // which answers the peer; not from the function of an event
+		go c.id.Disconnect() // replies to the peer; not allowed in the function of an event
 	case cmid.DeviceRemoval:
 		c.end(errDeviceGone)
 	case cmid.TimewaitExit, cmid.AddrChange:
@@ -175,12 +176,12 @@ func (c *Conn) event(e cmid.Event) {
 	default:
 		select {
 		case c.steps <- e:
-		default: // more than a connection has
+		default: // more events than a connection has
 		}
 	}
 }
 
-// errorOf is the error of an event that ends an attempt.
+// errorOf returns the error of an event that ends an attempt.
 func errorOf(e cmid.Event) error {
 	switch {
 	case e.Type == cmid.Rejected:
@@ -209,7 +210,7 @@ func (c *Conn) end(why error) {
 	}
 }
 
-// await waits for a step, or for the end.
+// await waits for an event, or for the end.
 func (c *Conn) await(ctx context.Context, want, wrong cmid.Type) (cmid.Event, error) {
 	for {
 		select {
@@ -228,14 +229,14 @@ func (c *Conn) await(ctx context.Context, want, wrong cmid.Type) (cmid.Event, er
 	}
 }
 
-// Target is where a connection leads.
+// Target is the destination of a connection.
 type Target struct {
 	Addr   netip.AddrPort
-	Source netip.AddrPort // of this side; zero: any that leads there
+	Source netip.AddrPort // local address; zero: any that reaches the destination
 }
 
-// Resolve finds the addresses and the device of a connection. The result is to be closed. It may sleep. (rdma_resolve_addr,
-// rdma_resolve_route)
+// Resolve resolves the addresses and the device of a connection. The caller must close the result. It may sleep.
+// (rdma_resolve_addr, rdma_resolve_route)
 func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 	c := newConn(m)
 	if err := m.enter(c); err != nil {
@@ -269,29 +270,29 @@ func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 	return c, nil
 }
 
-// learn notes the addresses of the ID: they outlive it.
+// learn stores the addresses of the ID, because they outlive it.
 func (c *Conn) learn() error {
 	v, err := c.id.View()
 	c.local, c.remote = v.Local, v.Remote
 	return err
 }
 
-// plain is an address with IPv4 not in the clothes of IPv6.
+// plain unmaps an IPv4-mapped address.
 func plain(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
 
-// NodeGUID names the device that leads to the peer: that of [verbs.DeviceAttr]. It may sleep.
+// NodeGUID identifies the device of the connection: see [verbs.DeviceAttr]. It may sleep.
 func (c *Conn) NodeGUID() (uint64, error) {
 	v, err := c.id.View()
 	return v.NodeGUID, err
 }
 
-// LocalAddr returns the address of this end, also after Close.
+// LocalAddr returns the local address, also after Close.
 func (c *Conn) LocalAddr() netip.AddrPort { return c.local }
 
 // RemoteAddr returns the address of the peer, also after Close.
 func (c *Conn) RemoteAddr() netip.AddrPort { return c.remote }
 
-// Init takes a queue pair of type RC from RESET to INIT, where receives can be posted. It may sleep.
+// Init moves a queue pair of type RC from RESET to INIT, in which receives can be posted. It may sleep.
 func (c *Conn) Init(qp *verbs.QP) error {
 	guid, err := c.NodeGUID()
 	if err != nil {
@@ -307,8 +308,8 @@ func (c *Conn) Init(qp *verbs.QP) error {
 	return c.take(qp, verbs.Init, cmid.Param{}, false)
 }
 
-// take takes the queue pair to a state. p are the parameters of this side, which the connection manager does not know before Accept.
-// (ucma_modify_qp_rtr, ucma_modify_qp_rts)
+// take moves the queue pair to a state. p holds the local parameters, which the connection manager does not know before
+// Accept. (ucma_modify_qp_rtr, ucma_modify_qp_rts)
 func (c *Conn) take(qp *verbs.QP, to verbs.QPState, p cmid.Param, accepts bool) error {
 	a, mask, err := c.id.QPAttr(to)
 	if err != nil {
@@ -333,7 +334,8 @@ func (c *Conn) take(qp *verbs.QP, to verbs.QPState, p cmid.Param, accepts bool) 
 	return qp.Modify(a, mask|verbs.AttrState)
 }
 
-// bring takes the queue pair, which is in INIT, to RTS. What the peer may do is known only now, so it goes to INIT once more.
+// bring moves the queue pair from INIT to RTS. It repeats the transition to INIT, because the peer's access rights are
+// only known now.
 func (c *Conn) bring(qp *verbs.QP, p cmid.Param, accepts bool) error {
 	for _, s := range []verbs.QPState{verbs.Init, verbs.RTR, verbs.RTS} {
 		if err := c.take(qp, s, p, accepts); err != nil {
@@ -343,9 +345,9 @@ func (c *Conn) bring(qp *verbs.QP, p cmid.Param, accepts bool) error {
 	return nil
 }
 
-// Connect connects, and brings the queue pair to RTS; private data of at most 56 bytes goes to the peer, that of the peer comes back. A
-// *RefusedError says that it refuses, ETIMEDOUT that it does not answer. When ctx ends the attempt goes on until Close. It may sleep.
-// (rdma_connect)
+// Connect connects, and moves the queue pair to RTS. data, at most 56 bytes, is sent to the peer as private data; the
+// result is the peer's private data. It returns a *RefusedError if the peer rejects the connection, ETIMEDOUT if the
+// peer does not respond. If ctx ends, the attempt continues until Close. It may sleep. (rdma_connect)
 func (c *Conn) Connect(ctx context.Context, qp *verbs.QP, p Param, data []byte) ([]byte, error) {
 	param, err := p.forQP(qp)
 	if err != nil {
@@ -369,8 +371,8 @@ func (c *Conn) Connect(ctx context.Context, qp *verbs.QP, p Param, data []byte) 
 	return e.Data, nil
 }
 
-// Established waits until the connection is established: on the passive side the peer says so after Accept, or its first message does. It may
-// sleep.
+// Established waits until the connection is established. On the passive side that is after Accept, when the peer
+// confirms it or sends its first message. It may sleep.
 func (c *Conn) Established(ctx context.Context) error {
 	select {
 	case <-c.established:
@@ -382,21 +384,22 @@ func (c *Conn) Established(ctx context.Context) error {
 	}
 }
 
-// Done is closed when the connection has ended, or was refused, or its device has gone. Err says why.
+// Done returns a channel that is closed when the connection has ended, or was rejected, or its device has gone. Err
+// returns the reason.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err is why the connection has ended; nil while it has not.
+// Err returns the reason for the end of the connection, or nil before.
 func (c *Conn) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// Disconnect ends the connection; the queue pair is to be taken to the error state, or closed, by its owner. It may sleep.
+// Disconnect ends the connection; the owner must move the queue pair to the error state, or close it. It may sleep.
 // (rdma_disconnect)
 func (c *Conn) Disconnect() error { return c.id.Disconnect() }
 
-// Close ends the connection, and frees what it has. It may be called again, and may sleep. (rdma_destroy_id)
+// Close ends the connection, and frees its resources. It may be called again, and may sleep. (rdma_destroy_id)
 func (c *Conn) Close() error {
 	c.end(errOwnEnd)
 	c.m.leave(c)
@@ -404,7 +407,7 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// Listener gets requests for connections.
+// Listener receives connection requests.
 type Listener struct {
 	m        *Manager
 	id       cmid.ID
@@ -416,11 +419,11 @@ type Listener struct {
 	err error
 }
 
-// defaultBacklog bounds the requests that nobody has accepted yet, for who asks for none.
+// defaultBacklog is the default limit of requests that are not accepted yet.
 const defaultBacklog = 128
 
-// Listen listens at an address, which may be unspecified, and a port, 0 for any that is free. backlog bounds the requests that Accept has not
-// returned yet; 0 stands for 128. It may sleep. (rdma_bind_addr, rdma_listen)
+// Listen listens at an address, which may be unspecified, and a port; 0 stands for any free port. backlog limits the
+// requests that Accept has not returned yet; 0 stands for 128. It may sleep. (rdma_bind_addr, rdma_listen)
 func (m *Manager) Listen(at netip.AddrPort, backlog int) (*Listener, error) {
 	fail := func(err error) (*Listener, error) { return nil, fmt.Errorf("verbs/cm: listen at %v: %w", at, err) }
 	if backlog <= 0 {
@@ -447,7 +450,7 @@ func (m *Manager) Listen(at netip.AddrPort, backlog int) (*Listener, error) {
 	return l, nil
 }
 
-// bind binds the ID, and notes its address, with the port.
+// bind binds the ID, and stores its address with the port.
 func (l *Listener) bind(at netip.AddrPort) error {
 	if err := l.id.Bind(plain(at)); err != nil {
 		return err
@@ -471,7 +474,7 @@ func (l *Listener) event(e cmid.Event) {
 			default:
 			}
 		}
-		go r.Reject(nil) // not from the function of an event
+		go r.Reject(nil) // not allowed in the function of an event
 	case cmid.DeviceRemoval:
 		l.end(errDeviceGone)
 	}
@@ -486,10 +489,11 @@ func (l *Listener) end(why error) {
 	}
 }
 
-// Addr returns the address at which the Listener listens, also after Close.
+// Addr returns the address of the Listener, also after Close.
 func (l *Listener) Addr() netip.AddrPort { return l.addr }
 
-// Accept waits for a request. Its error is the cause of ctx, ErrClosed of package verbs, or ENODEV when its device has gone. It may sleep.
+// Accept waits for a request. The error is the cause of ctx, ErrClosed of package verbs, or ENODEV if its device has
+// gone. It may sleep.
 func (l *Listener) Accept(ctx context.Context) (*Request, error) {
 	select {
 	case r := <-l.requests:
@@ -505,7 +509,7 @@ func (l *Listener) Accept(ctx context.Context) (*Request, error) {
 	}
 }
 
-// Close ends the listener, and refuses the requests that are left. It may be called again, and may sleep.
+// Close closes the listener, and rejects the remaining requests. It may be called again, and may sleep.
 func (l *Listener) Close() error {
 	l.end(errManager)
 	l.m.leave(l)
@@ -520,16 +524,16 @@ func (l *Listener) Close() error {
 	}
 }
 
-// Request is a request for a connection, which is to be accepted or refused.
+// Request is a connection request, which must be accepted or rejected.
 type Request struct {
-	Data []byte // private data, as long as the message's field: what the peer has sent, then zeros
+	Data []byte // private data, with the length of the message's field: the peer's data, then zeros
 	peer cmid.Param
 	conn *Conn
 
-	answered atomic.Bool // by Accept or Reject
+	answered atomic.Bool // set by Accept and Reject
 }
 
-// answer notes that the request is being answered; EINVAL if it has been.
+// answer records that the request is being answered; EINVAL if it has been.
 func (r *Request) answer() error {
 	if r.answered.Swap(true) {
 		return fmt.Errorf("verbs/cm: the request has been answered: %w", syscall.EINVAL)
@@ -537,18 +541,18 @@ func (r *Request) answer() error {
 	return nil
 }
 
-// NodeGUID names the device by which the request has come. It may sleep.
+// NodeGUID identifies the device that received the request. It may sleep.
 func (r *Request) NodeGUID() (uint64, error) { return r.conn.NodeGUID() }
 
 // RemoteAddr returns the address of the peer, also after Accept or Reject.
 func (r *Request) RemoteAddr() netip.AddrPort { return r.conn.RemoteAddr() }
 
-// Init takes a queue pair of type RC from RESET to INIT, where receives can be posted. It may sleep.
+// Init moves a queue pair of type RC from RESET to INIT, in which receives can be posted. It may sleep.
 func (r *Request) Init(qp *verbs.QP) error { return r.conn.Init(qp) }
 
-// Accept accepts, and brings the queue pair to RTS; private data of at most 196 bytes goes to the peer. The connection is established when
-// Conn.Established returns; the peer may send before. A request that it cannot accept is refused. EINVAL if the request has been answered. It
-// may sleep. (rdma_accept)
+// Accept accepts the request, and moves the queue pair to RTS. data, at most 196 bytes, is sent to the peer as private
+// data. The connection is established when Conn.Established returns; the peer may send before. If Accept fails, the
+// request is rejected. It returns EINVAL if the request has been answered. It may sleep. (rdma_accept)
 func (r *Request) Accept(qp *verbs.QP, p Param, data []byte) (*Conn, error) {
 	if err := r.answer(); err != nil {
 		return nil, err
@@ -556,7 +560,7 @@ func (r *Request) Accept(qp *verbs.QP, p Param, data []byte) (*Conn, error) {
 	c := r.conn
 	param, err := p.forQP(qp)
 	if err == nil {
-		// No more than the peer asks for. (rdma_accept)
+		// Not more than the peer requests. (rdma_accept)
 		param.ResponderResources = min(param.ResponderResources, r.peer.InitiatorDepth)
 		param.InitiatorDepth = min(param.InitiatorDepth, r.peer.ResponderResources)
 		c.id.Adopt(c.event)
@@ -572,8 +576,8 @@ func (r *Request) Accept(qp *verbs.QP, p Param, data []byte) (*Conn, error) {
 	return c, nil
 }
 
-// Reject refuses the request; private data of at most 148 bytes goes to the peer. EINVAL if the request has been answered. It may sleep.
-// (rdma_reject)
+// Reject rejects the request; data, at most 148 bytes, is sent to the peer as private data. It returns EINVAL if the
+// request has been answered. It may sleep. (rdma_reject)
 func (r *Request) Reject(data []byte) error {
 	if err := r.answer(); err != nil {
 		return err

@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// patience bounds what should take milliseconds.
+// patience limits waits that usually take milliseconds.
 const patience = 20 * time.Second
 
 func must(t testing.TB, err error) {
@@ -34,8 +34,8 @@ func newService(t testing.TB, addr string) *service.Service {
 	return s
 }
 
-// TestAddresses: listeners, requests and connections have their addresses for good, also when their IDs, or the
-// manager, are no more.
+// TestAddresses checks that listeners, requests and connections keep their addresses after their IDs, or the manager,
+// have ended.
 func TestAddresses(t *testing.T) {
 	t.Parallel()
 	t.Run("embed", func(t *testing.T) {

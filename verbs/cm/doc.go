@@ -1,7 +1,7 @@
-// Package cm connects queue pairs of package verbs by the RDMA connection manager: by addresses and ports, as programs of librdmacm do, with
-// which it can speak.
+// Package cm connects queue pairs of package verbs with the RDMA connection manager, by IP addresses and ports. It
+// interoperates with programs that use librdmacm.
 //
-//	m, err := cm.Open()                                        // the kernel's, or that of the service under which the program runs
+//	m, err := cm.Open()                                        // the manager of the kernel, or of the program's service
 //
 //	passive                                                    active
 //	l, err := m.Listen(netip.MustParseAddrPort("[::]:7471"), 0)   c, err := m.Resolve(ctx, cm.Target{Addr: addr})
@@ -13,5 +13,6 @@
 //
 //	<-c.Done()                                                 // it has ended: c.Err() says why
 //
-// A connection that its peer refuses is a *RefusedError; a peer that does not answer is ETIMEDOUT, a device that goes ENODEV.
+// If the peer rejects a connection, the error is a *RefusedError. It is ETIMEDOUT if the peer does not respond, and
+// ENODEV if the device has gone.
 package cm

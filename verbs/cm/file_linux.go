@@ -30,7 +30,7 @@ func Open() (*Manager, error) {
 	return NewFile(f), nil
 }
 
-// NewFile makes a Manager of an open file; it is for packages that know another than [Open].
+// NewFile creates a Manager of an open file; it is for packages that open it by other means than [Open].
 func NewFile(f transport.CM) *Manager {
 	b := &file{f: f, ended: make(chan struct{}), ids: map[uint64]*fileID{}}
 	go b.run()
@@ -40,12 +40,12 @@ func NewFile(f transport.CM) *Manager {
 // file is an open rdma_cm.
 type file struct {
 	f     transport.CM
-	ended chan struct{} // closed when no event comes any more
+	ended chan struct{} // closed when no more events arrive
 
 	mu   sync.Mutex
 	last uint64
-	ids  map[uint64]*fileID // by the number that events name
-	why  error              // no events come any more; nil: they do
+	ids  map[uint64]*fileID // by the number in events
+	why  error              // reason why no more events arrive; nil: they do
 }
 
 // Close implements cmid.Backend.
@@ -59,7 +59,7 @@ func (b *file) Close() error {
 	return err
 }
 
-// command issues a command: its header, then req. at is the offset of the address of the response in req, -1 for none.
+// command issues a command: its header, then req. at is the offset in req of the response's address, or -1.
 func command[Resp, Req any](b *file, c ucm.Command, req *Req, at int) (resp Resp, err error) {
 	s := b.f.Scratch()
 	defer s.Free()
@@ -73,12 +73,12 @@ func command[Resp, Req any](b *file, c ucm.Command, req *Req, at int) (resp Resp
 	return resp, nil
 }
 
-// respAt is where responses go in a Scratch.
+// respAt is the offset of responses in a Scratch.
 const respAt = 2048
 
 const hdrSize = 8
 
-// encode puts a command into memory, and returns its length.
+// encode writes a command to memory, and returns its length.
 func encode[Req any](s *transport.Scratch, c ucm.Command, req *Req, at, out int) int {
 	hdr := ucm.Hdr{Cmd: c, In: uint16(uapi.SizeOf[Req]()), Out: uint16(out)}
 	b := uapi.AppendTo(uapi.AppendTo(s.Mem[:0], &hdr), req)
@@ -92,12 +92,12 @@ func encode[Req any](s *transport.Scratch, c ucm.Command, req *Req, at, out int)
 const (
 	noResponse    = -1
 	firstField    = 0
-	createIDField = 8 // CreateID has its uid before
+	createIDField = 8 // the uid of CreateID precedes it
 )
 
 type none struct{}
 
-// run takes events, until the file is closed.
+// run receives events until the file is closed.
 func (b *file) run() {
 	defer close(b.ended)
 	s := b.f.Scratch()
@@ -116,7 +116,7 @@ func (b *file) run() {
 	}
 }
 
-// lost tells those who wait that no event comes any more, for a reason, or since the file was closed.
+// lost ends all waits for events, with a reason, or because the file was closed.
 func (b *file) lost(why error) {
 	b.mu.Lock()
 	left := b.ids
@@ -130,7 +130,7 @@ func (b *file) lost(why error) {
 	}
 }
 
-// dispatch hands an event to its ID.
+// dispatch passes an event to its ID.
 func (b *file) dispatch(r *ucm.EventResp) {
 	b.mu.Lock()
 	id := b.ids[r.UID]
@@ -142,7 +142,7 @@ func (b *file) dispatch(r *ucm.EventResp) {
 	}}
 	if e.Type == cmid.ConnectRequest {
 		x := &fileID{b: b, id: r.ID}
-		if b.name(x) != nil || id == nil { // of a listener that has been destroyed
+		if b.name(x) != nil || id == nil { // the listener has been destroyed
 			x.Destroy()
 			return
 		}
@@ -153,7 +153,7 @@ func (b *file) dispatch(r *ucm.EventResp) {
 	}
 }
 
-// name gives an ID a number for its events, if any come.
+// name assigns a number to an ID for its events, unless no more events arrive.
 func (b *file) name(id *fileID) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -221,7 +221,7 @@ func (x *fileID) Listen(backlog int) error {
 	return err
 }
 
-// resolveTimeout bounds the search for an address, in milliseconds.
+// resolveTimeout limits the resolution of an address, in milliseconds.
 const resolveTimeout = 5000
 
 func (x *fileID) ResolveAddr(src, dst netip.AddrPort) error {
@@ -278,7 +278,7 @@ func (x *fileID) Complete() error {
 	return err
 }
 
-// consumerDefined is the reason of a refusal by a program.
+// consumerDefined is the reason of a rejection by a program.
 const consumerDefined = 28
 
 func (x *fileID) Reject(data []byte) error {
@@ -334,7 +334,7 @@ func (x *fileID) Destroy() {
 	_, _ = command[ucm.DestroyIDResp](x.b, ucm.CmdDestroyID, &ucm.DestroyID{ID: x.id}, firstField)
 }
 
-// sockaddr is an address as commands have it; the zero AddrPort is none.
+// sockaddr converts an address to the form of commands; the zero AddrPort stands for none.
 func sockaddr(a netip.AddrPort) (s ucm.SockaddrIn6) {
 	ip := a.Addr().Unmap()
 	binary.BigEndian.PutUint16(s[2:], a.Port())

@@ -15,7 +15,7 @@ import (
 
 const messageSize = 64
 
-// pair is two connected ends on one device, without a network between them.
+// pair returns two connected ends on one device, without a network between them.
 func pair(tb testing.TB) (a, b *end) {
 	tb.Helper()
 	dev := open(tb, software(tb, embed.Software{}), "")
@@ -43,7 +43,7 @@ func (e *end) poll(tb testing.TB, wc []verbs.WC) {
 	}
 }
 
-// operations are one message each, from the post to its completions.
+// operations returns functions that execute one message each, from the post to its completions.
 func operations(tb testing.TB) map[string]func() {
 	a, b := pair(tb)
 	wc := make([]verbs.WC, 1)
@@ -88,7 +88,7 @@ func operations(tb testing.TB) map[string]func() {
 	}
 }
 
-// BenchmarkOperation takes messages of 64 bytes on one device from the post to the poll of their completions.
+// BenchmarkOperation measures messages of 64 bytes on one device from the post to the poll of their completions.
 func BenchmarkOperation(b *testing.B) {
 	for _, name := range []string{"WRITE", "WRITE inline", "SEND", "READ", "32 WRITEs"} {
 		b.Run(name, func(b *testing.B) {
@@ -101,11 +101,11 @@ func BenchmarkOperation(b *testing.B) {
 	}
 }
 
-// TestAllocations: PostSend, PostSends, PostRecv and Poll allocate nothing, nor does the device below them.
+// TestAllocations checks that PostSend, PostSends, PostRecv and Poll do not allocate, including the device.
 func TestAllocations(t *testing.T) {
 	for name, f := range operations(t) {
 		for range 100 {
-			f() // what is allocated once is not counted
+			f() // initial allocations are not counted
 		}
 		if n := testing.AllocsPerRun(2000, f); n != 0 {
 			t.Errorf("%s: %v allocations, want none", name, n)
@@ -113,7 +113,7 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
-// TestWaitAllocates: neither does a wait that sleeps.
+// TestWaitAllocates checks the same for a wait that sleeps.
 func TestWaitAllocates(t *testing.T) {
 	a, b := pair(t)
 	wc := make([]verbs.WC, 1)
@@ -122,7 +122,7 @@ func TestWaitAllocates(t *testing.T) {
 	go func() {
 		defer close(posted)
 		for range post {
-			time.Sleep(300 * time.Microsecond) // by then the other goroutine sleeps
+			time.Sleep(300 * time.Microsecond) // the other goroutine sleeps then
 			if err := a.qp.PostSend(&write); err != nil {
 				t.Error(err)
 			}
@@ -146,8 +146,9 @@ func TestWaitAllocates(t *testing.T) {
 	<-posted
 }
 
-// BenchmarkWrite is a stream of RDMA WRITEs between two buffers that no cache holds. By turns with it as much is copied: in
-// pieces of the size of a WRITE, and of at most 256 KB, since Go's memmove bypasses the cache from 1 MB on.
+// BenchmarkWrite measures a stream of RDMA WRITEs between two buffers that exceed the caches, alternating with copies
+// of the same size. The copies are in pieces of the size of a WRITE, at most 256 KB, because Go's memmove bypasses the
+// cache from 1 MB on.
 func BenchmarkWrite(b *testing.B) {
 	const memory, turn = 64 << 20, 16 << 20
 	for _, c := range []struct {
@@ -181,7 +182,7 @@ func BenchmarkWrite(b *testing.B) {
 					copy(dst[off:off+size], src[off:])
 				}
 			}
-			var writes, copies, pieces []time.Duration // of each turn
+			var writes, copies, pieces []time.Duration // times of each iteration
 			took := func(list *[]time.Duration, f func()) {
 				start := time.Now()
 				f()
@@ -202,13 +203,13 @@ func BenchmarkWrite(b *testing.B) {
 	}
 }
 
-// median returns that of times, in seconds.
+// median returns the median of times in seconds.
 func median(list []time.Duration) float64 {
 	slices.Sort(list)
 	return list[len(list)/2].Seconds()
 }
 
-// alloc returns memory of the end until the benchmark is over, every page of which is there.
+// alloc returns memory of the end with all pages present, until the end of the benchmark.
 func (e *end) alloc(b *testing.B, size int) *verbs.MR {
 	mr, err := e.pd.Alloc(size, verbs.LocalWrite|verbs.RemoteWrite)
 	if err != nil {

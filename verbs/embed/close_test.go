@@ -12,7 +12,7 @@ import (
 	"verbena/verbs"
 )
 
-// TestCloseInAnyOrder: when a device has been closed what was made on it has ended, in whatever order it is closed then.
+// TestCloseInAnyOrder checks that all objects on a closed device have ended, whatever the order of their Close calls.
 func TestCloseInAnyOrder(t *testing.T) {
 	s := software(t)
 	dev, err := s.Open("")
@@ -45,7 +45,7 @@ func TestCloseInAnyOrder(t *testing.T) {
 	}
 }
 
-// TestCloseTogether tests that registrations that are closed while their device is closed end, and give their memory back.
+// TestCloseTogether checks that registrations that are closed concurrently with their device end and free their memory.
 func TestCloseTogether(t *testing.T) {
 	s := software(t)
 	for range 30 {
@@ -81,7 +81,7 @@ func TestCloseTogether(t *testing.T) {
 	}
 }
 
-// TestHandleOfAnother: a closed object whose handle another has been given does not reach that.
+// TestHandleOfAnother checks that a closed object does not affect another object that has received its handle.
 func TestHandleOfAnother(t *testing.T) {
 	dev := open(t, software(t), "")
 	a, b := newEnd(t, dev, verbs.QPInit{}), newEnd(t, dev, verbs.QPInit{})
@@ -96,7 +96,7 @@ func TestHandleOfAnother(t *testing.T) {
 		}
 	}
 	var qps []*verbs.QP
-	for range 8 { // one of them gets the handle
+	for range 8 { // one of them receives the handle
 		qp, err := a.pd.CreateQP(verbs.QPInit{SendCQ: a.cq})
 		if err != nil {
 			t.Fatal(err)
@@ -136,7 +136,7 @@ func TestHandleOfAnother(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// TestConcurrentClose: objects and devices that are closed while goroutines use them.
+// TestConcurrentClose closes objects and devices while goroutines use them.
 func TestConcurrentClose(t *testing.T) {
 	for range 5 {
 		s := software(t)

@@ -12,8 +12,8 @@ import (
 	"verbena/verbs/internal/cmid"
 )
 
-// ConnectionManager opens the connection manager of the core's devices. There can be one for a core: m is one that there is. With nil it is the
-// Stack's own, made for the first who opens it, and ended when the last has closed it. It may sleep.
+// ConnectionManager opens the connection manager of the core's devices. A core can have only one: m is an existing one.
+// With nil the Stack creates one of its own at the first call, and closes it after the last user. It may sleep.
 func (s *Stack) ConnectionManager(m *rdmacm.Manager) (*cm.Manager, error) {
 	if m != nil {
 		return cm.New(manager{m, func() {}}), nil
@@ -31,7 +31,7 @@ func (s *Stack) ConnectionManager(m *rdmacm.Manager) (*cm.Manager, error) {
 	return cm.New(manager{o.m, sync.OnceFunc(o.put)}), nil
 }
 
-// ownManager is the Stack's connection manager.
+// ownManager is the Stack's own connection manager.
 type ownManager struct {
 	//verbena:program those of this program who open and close the connection manager
 	sync.Mutex
@@ -67,7 +67,7 @@ func (b manager) NewID(f func(cmid.Event)) (cmid.ID, error) {
 	return managerID{id}, nil
 }
 
-// translate makes of a function for events one for those of package rdmacm.
+// translate converts an event function to one for package rdmacm.
 func translate(f func(cmid.Event)) func(*rdmacm.ID, rdmacm.Event) {
 	return func(_ *rdmacm.ID, e rdmacm.Event) {
 		p := e.Param
@@ -99,7 +99,7 @@ func param(p cmid.Param) rdmacm.Param {
 
 func (x managerID) Connect(p cmid.Param, data []byte) error { return x.id.Connect(param(p), data) }
 
-// Adopt implements cmid.ID. The request no longer counts against its listener's backlog.
+// Adopt implements cmid.ID. The request no longer counts towards its listener's backlog.
 func (x managerID) Adopt(f func(cmid.Event)) {
 	x.id.Adopt(translate(f))
 	x.id.Settle()

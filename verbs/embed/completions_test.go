@@ -10,7 +10,7 @@ import (
 	"verbena/verbs"
 )
 
-// TestOverflow: the completions that were in a CQ before it overflowed are taken from it, and a wait for more is an error.
+// TestOverflow checks that completions from before an overflow are returned, and that a later wait fails.
 func TestOverflow(t *testing.T) {
 	dev := open(t, software(t), "")
 	a, b := newEnd(t, dev, verbs.QPInit{SendWRs: 256, SignalAll: true}), newEnd(t, dev, verbs.QPInit{})
@@ -51,7 +51,8 @@ func TestOverflow(t *testing.T) {
 	}
 }
 
-// TestCompletions: a failed completion comes with its error, others follow, and the last pair says why no more come.
+// TestCompletions checks that a failed completion is returned with its error, that others follow, and that the last
+// pair has the reason for the end.
 func TestCompletions(t *testing.T) {
 	dev := open(t, software(t), "")
 	a := newEnd(t, dev, verbs.QPInit{})
@@ -82,7 +83,7 @@ func TestCompletions(t *testing.T) {
 	if want := []uint64{0, 1, 2}; !slices.Equal(ids, want) || !errors.Is(last, cause) {
 		t.Errorf("got work requests %v, and at last %v, want %v and %v", ids, last, want, cause)
 	}
-	// A loop that ends early leaves the rest.
+	// A loop that ends early leaves the remaining completions.
 	more := newEnd(t, dev, verbs.QPInit{SignalAll: true})
 	if err := verbs.ConnectPair(more.qp, newEnd(t, dev, verbs.QPInit{}).qp); err != nil {
 		t.Fatal(err)

@@ -1,10 +1,10 @@
-// Package embed makes the devices of this process available to package verbs: a program can have a software device, and everything between
-// it and the verbs, without a service and without a kernel's support.
+// Package embed makes the devices of this process available to package verbs: a program can use a software device in
+// its own process, without a service and without kernel support.
 //
-// [NewSoftware] makes such devices, [New] takes those of an [ib.Core].
+// [NewSoftware] creates such devices, [New] uses those of an [ib.Core].
 //
-// The commands of package verbs go to package uverbs by a call, and the queues are memory of this process: what a program finds out here
-// about its use of verbs is so on a kernel's devices, too.
+// Commands of package verbs are function calls to package uverbs, and the queues are memory of this process. The
+// behaviour is the same as on a kernel's devices.
 package embed
 
 import (
@@ -28,16 +28,16 @@ import (
 	"verbena/verbs/internal/transport"
 )
 
-// Stack gives access to the devices of a core.
+// Stack provides access to the devices of a core.
 type Stack struct {
 	core *ib.Core
 	srv  *uverbs.Server
-	own  []func() // end the devices that are the stack's own
+	own  []func() // end the Stack's own devices
 	cm   ownManager
 }
 
-// New makes a Stack on the devices of a core, those that come later included. Close it after the devices that were opened on it. It may
-// sleep.
+// New creates a Stack on the present and future devices of a core. Close it after the devices that were opened on it.
+// It may sleep.
 func New(core *ib.Core) (*Stack, error) {
 	srv, err := uverbs.NewServer(core, uverbs.ServerOptions{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -46,8 +46,8 @@ func New(core *ib.Core) (*Stack, error) {
 	return &Stack{core: core, srv: srv}, nil
 }
 
-// Close takes the devices away from programs that have them open, as if they had been unplugged, and ends those of [NewSoftware]. It may
-// sleep.
+// Close removes the devices from programs that have them open, as if they had been unplugged, and ends those of
+// [NewSoftware]. It may sleep.
 func (s *Stack) Close() {
 	s.srv.Close()
 	for _, end := range s.own {
@@ -73,7 +73,8 @@ func (s *Stack) info(d *uverbs.Device) verbs.DeviceInfo {
 	})
 }
 
-// Open opens a device by its name; "" stands for the first. verbs.ErrNoDevice if there is none. It may sleep.
+// Open opens a device by name; "" stands for the first one. It returns verbs.ErrNoDevice if there is none. It may
+// sleep.
 func (s *Stack) Open(name string) (*verbs.Device, error) {
 	for _, i := range s.Devices() {
 		if name == "" || i.Name == name {
@@ -87,13 +88,13 @@ func (s *Stack) Open(name string) (*verbs.Device, error) {
 type file struct {
 	f      *uverbs.File
 	arena  *transport.Arena
-	space  *umem.Local // the commands and responses
+	space  *umem.Local // contains the commands and responses
 	acct   *umem.Account
 	queues queues
-	self   uverbs.Caller // of all commands that register no memory
+	self   uverbs.Caller // for all commands that do not register memory
 
 	//verbena:program the calls of one program, in whose memory they are
-	mu     sync.RWMutex // held for reading while the file is used, for writing to close it
+	mu     sync.RWMutex // read-locked while the file is used, write-locked to close it
 	closed bool
 
 	shut atomic.Bool // a copy of closed
@@ -111,7 +112,7 @@ func open(srv *uverbs.Server, name string) (transport.Transport, error) {
 	return t, nil
 }
 
-// scratch is memory for commands, which the collector frees.
+// scratch returns memory for commands, which the collector frees.
 func (t *file) scratch(size int) (transport.Memory, error) {
 	b := make([]byte, size)
 	_, err := t.space.Add(b)
@@ -153,7 +154,7 @@ type registering struct {
 	mem *umem.Local
 }
 
-// Lasting makes umem register the memory alone.
+// Lasting makes umem register only the memory.
 func (r registering) Lasting() umem.Space { return r.mem }
 
 func (t *file) Ioctl(s *transport.Scratch) error {
@@ -164,7 +165,7 @@ func (t *file) Ioctl(s *transport.Scratch) error {
 	return t.f.Ioctl(t.self, uapi.VerbsIoctl, s.Addr)
 }
 
-// Doorbell takes no lock, which the end of a command might be waited for with. The file refuses it when it is closed.
+// Doorbell takes no lock, because a command that waits with it could block the doorbell. A closed file rejects it.
 func (t *file) Doorbell(qp uint32) error {
 	if t.shut.Load() {
 		return transport.ErrClosed
@@ -199,7 +200,7 @@ func (t *file) Close() error {
 	return nil
 }
 
-// process opened the file.
+// process is the process that opened the file.
 type process struct{ acct *umem.Account }
 
 func (process) PID() int                 { return os.Getpid() }
@@ -208,7 +209,7 @@ func (process) UID() int                 { return os.Getuid() }
 func (process) User() *quota.User        { return nil }
 func (p process) Account() *umem.Account { return p.acct }
 
-// caller issues one command.
+// caller is the issuer of one command.
 type caller struct {
 	space umem.Space
 	acct  *umem.Account
@@ -217,7 +218,7 @@ type caller struct {
 func (c caller) Space() umem.Space      { return c.space }
 func (c caller) Account() *umem.Account { return c.acct }
 
-// InstallFD duplicates a descriptor: that of the server is closed there.
+// InstallFD duplicates a descriptor, because the server closes the original.
 func (c caller) InstallFD(fd int, _ bool) (int, error) {
 	return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 }
@@ -228,12 +229,12 @@ func (c caller) SameFile(fd int) (dev, ino uint64, err error) {
 	return st.Dev, st.Ino, err
 }
 
-// queues is the memory of the queues, by their offsets. It is of the collector's heap, where the race detector sees that posting and
-// polling order what programs and devices do to memory.
+// queues holds the memory of the queues, by offset. It is on the collector's heap. There the race detector sees that
+// posting and polling order the accesses of programs and devices.
 type queues struct {
 	mu   sync.Mutex
 	next uint64
-	list map[uint64]*queue // until neither side has the queue any more
+	list map[uint64]*queue // until neither side uses the queue
 }
 
 type queue struct {
@@ -268,7 +269,7 @@ func (q *queues) put(off uint64) {
 	}
 }
 
-// Close implements uverbs.Memory. Mappings stay until Unmap.
+// Close implements uverbs.Memory. Mappings remain until Unmap.
 func (q *queues) Close() error { return nil }
 
 func (q *queues) get(off uint64, size int) ([]byte, error) {

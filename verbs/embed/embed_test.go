@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// newStack is a stack with a device on the network in this process.
+// newStack returns a stack with a device on a network in this process.
 func newStack(t *testing.T) (*embed.Stack, *rxe.Device) {
 	t.Helper()
 	dev, err := rxe.New(rxe.Config{
@@ -45,13 +45,14 @@ func newStack(t *testing.T) (*embed.Stack, *rxe.Device) {
 	return s, dev
 }
 
-// TestVerbs: package verbs on a device in this process.
+// TestVerbs runs the tests of package verbs on a device in this process.
 func TestVerbs(t *testing.T) {
 	s, _ := newStack(t)
 	suite.Run(t, suite.Config{Open: func() (*verbs.Device, error) { return s.Open("") }})
 }
 
-// TestConnectionManagers: the connection manager of a Stack can be opened several times, and serves until the last has closed it.
+// TestConnectionManagers checks that the connection manager of a Stack can be opened several times, and works until the
+// last user has closed it.
 func TestConnectionManagers(t *testing.T) {
 	s, _ := newStack(t)
 	at := netip.MustParseAddrPort("127.0.0.1:0")
@@ -80,7 +81,7 @@ func TestConnectionManagers(t *testing.T) {
 	}
 }
 
-// TestConnections: package cm on a device in this process.
+// TestConnections runs the tests of package cm on a device in this process.
 func TestConnections(t *testing.T) {
 	s, _ := newStack(t)
 	suite.RunCM(t, suite.CMConfig{

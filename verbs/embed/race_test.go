@@ -7,8 +7,8 @@ import (
 	"verbena/verbs"
 )
 
-// TestOrder tests that the race detector sees a program and its device take turns with memory of the collector's heap. It fails under
-// -race alone.
+// TestOrder checks that the race detector sees that a program and its device alternate in accessing memory of the
+// collector's heap. It can only fail under -race.
 func TestOrder(t *testing.T) {
 	dev := open(t, software(t), "")
 	a, b := newEnd(t, dev, verbs.QPInit{}), newEnd(t, dev, verbs.QPInit{})
@@ -42,7 +42,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestResizeInOrder tests the same of queues that are resized while they are in use.
+// TestResizeInOrder checks the same for queues that are resized while they are in use.
 func TestResizeInOrder(t *testing.T) {
 	dev := open(t, software(t), "")
 	a := newEnd(t, dev, verbs.QPInit{})

@@ -9,7 +9,7 @@ import (
 	"verbena/verbs"
 )
 
-// TestOutOfRange: a number that its field cannot hold is refused, rather than cut off.
+// TestOutOfRange checks that a number that exceeds its field is rejected and not truncated.
 func TestOutOfRange(t *testing.T) {
 	dev := open(t, software(t), "")
 	e := newEnd(t, dev, verbs.QPInit{})
@@ -53,7 +53,7 @@ func TestOutOfRange(t *testing.T) {
 	}
 }
 
-// TestCommandNamedOnce: an error names the command at most once.
+// TestCommandNamedOnce checks that an error names the command at most once.
 func TestCommandNamedOnce(t *testing.T) {
 	dev := open(t, software(t), "")
 	_, err := dev.CreateCQ(1<<20, nil)

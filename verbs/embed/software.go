@@ -11,18 +11,18 @@ import (
 	"verbena/netdev"
 )
 
-// Software describes a software RoCEv2 device. The zero Software is reached by devices of its own Stack alone.
+// Software describes a software RoCEv2 device. The zero Software is reachable only by devices of its own Stack.
 type Software struct {
-	Name string // "": rxe0 for the first, and so on
-	// Addr is an address of this host, where UDP port 4791 must be free: other processes and hosts reach the device there. The zero Addr
-	// stands for a network in memory.
+	Name string // "": rxe0 for the first one, and so on
+	// Addr is an address of this host at which UDP port 4791 is free. Other processes and hosts reach the device there.
+	// The zero Addr stands for a network in memory.
 	Addr netip.Addr
-	// Wire sends every packet by the network. Messages between devices of the Stack are copied otherwise.
+	// Wire sends every packet over the network. Otherwise messages between devices of the Stack are copied.
 	Wire bool
 }
 
-// NewSoftware makes a Stack with software devices of its own, one of the zero [Software] if none is given. Close it after the devices that
-// were opened on it. It may sleep.
+// NewSoftware creates a Stack with software devices of its own; without arguments, with one zero [Software]. Close it
+// after the devices that were opened on it. It may sleep.
 func NewSoftware(devices ...Software) (*Stack, error) {
 	if len(devices) == 0 {
 		devices = make([]Software, 1)
@@ -57,7 +57,7 @@ func NewSoftware(devices ...Software) (*Stack, error) {
 	return s, nil
 }
 
-// add makes a device.
+// add creates a device.
 func (s *Stack) add(core *ib.Core, c rxe.Config, wire bool) error {
 	dev, err := rxe.New(c)
 	if err != nil {

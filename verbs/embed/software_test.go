@@ -58,7 +58,7 @@ func open(t testing.TB, s *embed.Stack, name string) *verbs.Device {
 	return d
 }
 
-// software is a stack that ends with the test.
+// software returns a stack that is closed at the end of the test.
 func software(t testing.TB, devices ...embed.Software) *embed.Stack {
 	t.Helper()
 	s, err := embed.NewSoftware(devices...)
@@ -69,7 +69,8 @@ func software(t testing.TB, devices ...embed.Software) *embed.Stack {
 	return s
 }
 
-// TestSoftware: the devices of a stack reach one another, with and without the shortcut, in memory and by UDP.
+// TestSoftware checks that the devices of a stack reach each other, with and without the shortcut, in memory and over
+// UDP.
 func TestSoftware(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -103,7 +104,7 @@ func TestSoftware(t *testing.T) {
 	}
 }
 
-// TestSoftwareErrors: a device that cannot be made leaves nothing behind.
+// TestSoftwareErrors checks that a failing NewSoftware leaves no devices.
 func TestSoftwareErrors(t *testing.T) {
 	for _, c := range []struct {
 		devices []embed.Software

@@ -9,7 +9,7 @@ import (
 	"verbena/verbs"
 )
 
-// TestNotReady: a work request that is refused because of the queue pair's state is not sent later.
+// TestNotReady checks that a work request rejected because of the queue pair's state is not sent later.
 func TestNotReady(t *testing.T) {
 	dev := open(t, software(t), "")
 	a, b := newEnd(t, dev, verbs.QPInit{SignalAll: true}), newEnd(t, dev, verbs.QPInit{})
@@ -42,7 +42,7 @@ func TestNotReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	only()
-	// A transition that fails changes nothing.
+	// A failing transition changes nothing.
 	if err := a.qp.Modify(verbs.QPAttr{State: verbs.Init}, verbs.AttrState); err == nil {
 		t.Error("RTS to INIT: no error")
 	}
@@ -54,7 +54,7 @@ func TestNotReady(t *testing.T) {
 		if err := a.qp.Modify(verbs.QPAttr{State: s}, verbs.AttrState); err != nil {
 			t.Fatal(err)
 		}
-		if s == verbs.Error { // is flushed
+		if s == verbs.Error { // it is flushed
 			if err := a.qp.PostSend(&verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: a.mr.SGE(0, 4), Remote: b.remote()}); err != nil {
 				t.Errorf("PostSend in ERR: %v", err)
 			}

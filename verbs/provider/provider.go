@@ -1,8 +1,9 @@
-// Package provider is what package verbs asks of the code for a kind of device, a provider as libibverbs has them: to make queues by
-// commands with parts of the device's own, and to know how work requests and completions lie in the queues.
+// Package provider defines the interface between package verbs and the code for a kind of device, a provider as in
+// libibverbs. A provider creates queues with driver-private data in the commands, and knows the layout of work requests
+// and completions in the queues.
 //
-// A provider is a package below this one, and is listed in [verbena/verbs]. Its queues are used by one goroutine at a time; package
-// verbs sees to that.
+// A provider is a subpackage of this one, and is listed in [verbena/verbs]. Package verbs ensures that only one
+// goroutine at a time uses a queue.
 package provider
 
 import (
@@ -12,68 +13,68 @@ import (
 	"verbena/verbs/internal/cmd"
 )
 
-// Provider makes the queues of one kind of device.
+// Provider creates the queues of one kind of device.
 type Provider interface {
-	// Name is that of the provider, such as rxe.
+	// Name returns the name of the provider, such as rxe.
 	Name() string
-	// Matches reports whether the provider knows a device.
+	// Matches reports whether the provider supports a device.
 	Matches(i Info) bool
-	// DriverID is that of the kernel's driver, which ioctls name.
+	// DriverID returns the number of the kernel's driver, for ioctls.
 	DriverID() uapi.DriverID
 
-	// CreateCQ makes a completion queue as req says. It may sleep, as all that follow.
+	// CreateCQ creates a completion queue. This method and the following ones may sleep.
 	CreateCQ(d *cmd.Device, req uapi.CreateCQ) (CQ, uapi.CreateCQResp, error)
-	// CreateQP makes a queue pair as req says.
+	// CreateQP creates a queue pair.
 	CreateQP(d *cmd.Device, req uapi.CreateQP) (QP, uapi.CreateQPResp, error)
-	// CreateSRQ makes a shared receive queue as req says.
+	// CreateSRQ creates a shared receive queue.
 	CreateSRQ(d *cmd.Device, req uapi.CreateSRQ) (SRQ, uapi.CreateSRQResp, error)
-	// CreateAH makes an address handle.
+	// CreateAH creates an address handle.
 	CreateAH(d *cmd.Device, pd uint32, attr uapi.AHAttr) (AH, error)
 }
 
-// Info is what is known of a device before it is opened.
+// Info is the known data of a device before it is opened.
 type Info struct {
 	Name   string        // such as rxe0
-	Driver uapi.DriverID // DriverUnknown where nothing says it
-	ABI    int           // the version of the driver's part of the user ABI
+	Driver uapi.DriverID // DriverUnknown if unknown
+	ABI    int           // the version of the driver-private part of the user ABI
 }
 
-// ErrFull is the error of a post to a queue without room.
+// ErrFull is the error of a post to a full queue.
 var ErrFull = errors.New("the queue is full")
 
-// CQ is a completion queue in memory that the device writes. No method but Resize and Close sleeps.
+// CQ is a completion queue in memory that the device writes. Only Resize and Close sleep.
 type CQ interface {
-	// Poll takes the oldest completions, at most len(wc), and returns how many.
+	// Poll moves the oldest completions, at most len(wc), to wc and returns their number.
 	Poll(wc []WC) int
-	// Resize makes room for at least so many entries, and returns for how many. What is in the queue stays.
+	// Resize changes the capacity to at least entries, and returns the new capacity. Completions stay in the queue.
 	Resize(entries int) (int, error)
-	// Close ends the mapping. The queue is destroyed already, or has gone with its device.
+	// Close removes the mapping. The queue is destroyed already, or has gone with its device.
 	Close() error
 }
 
-// QP is a queue pair whose queues lie in memory that the device reads. No method but Close sleeps.
+// QP is a queue pair with queues in memory that the device reads. Only Close sleeps.
 type QP interface {
-	// Send adds a work request, which the device may look at from then on. ErrFull without room.
+	// Send adds a work request, which the device may read from then on. It returns ErrFull if the queue is full.
 	Send(wr *SendWR) error
-	// Ring announces what was added.
+	// Ring rings the doorbell for the added work requests.
 	Ring() error
-	// Recv adds a work request to the receive queue. ErrFull without room.
+	// Recv adds a work request to the receive queue. It returns ErrFull if the queue is full.
 	Recv(wr *RecvWR) error
-	// Reset forgets what is outstanding: the queue pair was taken to RESET.
+	// Reset drops outstanding requests, after the queue pair was moved to RESET.
 	Reset()
-	// Close ends the mappings.
+	// Close removes the mappings.
 	Close() error
 }
 
-// SRQ is a shared receive queue. No method but Close and Resize sleeps.
+// SRQ is a shared receive queue. Only Close and Modify sleep.
 type SRQ interface {
 	Recv(wr *RecvWR) error
-	// Modify changes the size, the limit, or both. It may sleep.
+	// Modify changes the capacity, the limit, or both. It may sleep.
 	Modify(req uapi.ModifySRQ) error
 	Close() error
 }
 
-// AH is an address handle: its handle, and a number by which work requests name it.
+// AH is an address handle: its handle, and its number in work requests.
 type AH struct{ Handle, Num uint32 }
 
 // SGE is a range of registered memory.
@@ -88,8 +89,8 @@ type SendWR struct {
 	ID     uint64
 	Opcode Opcode
 	Flags  SendFlags
-	SGE    []SGE  // what is sent, or read into
-	Inline []byte // what is sent instead, copied into the queue
+	SGE    []SGE  // the memory to send, or to read into
+	Inline []byte // data to send instead, copied to the queue
 	Imm    uint32
 	Key    uint32 // to invalidate
 
@@ -104,17 +105,17 @@ type SendWR struct {
 	Flush Flush
 }
 
-// Bind says what a memory window is bound to.
+// Bind holds the parameters of a bind of a memory window.
 type Bind struct {
-	WindowKey uint32 // of the window
+	WindowKey uint32 // key of the window
 	NewKey    uint32
-	LKey      uint32 // of the region
+	LKey      uint32 // key of the region
 	Addr      uint64
 	Length    uint64 // in bytes
 	Access    uapi.AccessFlags
 }
 
-// Flush says how far what was written is to have got.
+// Flush holds the parameters of a FLUSH: range and placement.
 type Flush struct {
 	Length    uint32 // in bytes
 	Placement uapi.FlushPlacement
@@ -124,7 +125,7 @@ type Flush struct {
 // RecvWR is a work request for a receive queue.
 type RecvWR struct {
 	ID  uint64
-	SGE []SGE // where a message goes
+	SGE []SGE // the memory for a message
 }
 
 // WC is a completion. (struct ibv_wc)
@@ -132,35 +133,35 @@ type WC struct {
 	ID        uint64
 	Status    Status
 	Opcode    WCOpcode // undefined unless Status is Success
-	ByteLen   uint32   // of what was received, or read
+	ByteLen   uint32   // length of the received or read data
 	QPN       uint32
-	SrcQPN    uint32 // of datagrams
+	SrcQPN    uint32 // for datagrams
 	Flags     WCFlags
 	Imm       uint32 // with WithImm
-	Key       uint32 // that was invalidated, with WithInvalidate
+	Key       uint32 // the invalidated key, with WithInvalidate
 	VendorErr uint32
 	PKeyIndex uint16
 }
 
-// Opcode is what a work request does (enum ibv_wr_opcode).
+// Opcode is the operation of a work request (enum ibv_wr_opcode).
 type Opcode = uapi.WROpcode
 
 // SendFlags are the flags of a work request (enum ibv_send_flags).
 type SendFlags = uapi.SendFlags
 
-// WCOpcode is what a completed work request did (enum ibv_wc_opcode).
+// WCOpcode is the operation of a completed work request (enum ibv_wc_opcode).
 type WCOpcode = uapi.WCOpcode
 
-// WCFlags say which fields of a WC are valid (enum ibv_wc_flags).
+// WCFlags marks the valid fields of a WC (enum ibv_wc_flags).
 type WCFlags = uapi.WCFlags
 
-// Status is how a work request ended (enum ibv_wc_status). All but Success are errors.
+// Status is the status of a completed work request (enum ibv_wc_status). All values except Success are errors.
 type Status uint32
 
-// String is the field's name of the status.
+// String returns the name of the status.
 func (s Status) String() string { return uapi.WCStatus(s).String() }
 
-// Error describes the status in words.
+// Error describes the status.
 func (s Status) Error() string {
 	if int(s) < len(descriptions) && descriptions[s] != "" {
 		return descriptions[s]

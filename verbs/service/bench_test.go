@@ -14,7 +14,8 @@ import (
 	"verbena/verbs/service"
 )
 
-// newBenchService is a service in this process or, for figures without its garbage and its threads, that of $VERBENA_SOCKET.
+// newBenchService returns a service in this process or, for figures without its garbage and its threads, the service of
+// $VERBENA_SOCKET.
 func newBenchService(tb testing.TB) *service.Service {
 	tb.Helper()
 	if s := os.Getenv("VERBENA_SOCKET"); s != "" {
@@ -100,7 +101,7 @@ func (e *end) recv(n int) {
 	}
 }
 
-// BenchmarkPingPong is a round trip of 64 bytes between two open devices.
+// BenchmarkPingPong measures a round trip of 64 bytes between two open devices.
 func BenchmarkPingPong(b *testing.B) {
 	s := newBenchService(b)
 	x, y := newEnd(b, s, 4096), newEnd(b, s, 4096)
@@ -129,7 +130,7 @@ func BenchmarkPingPong(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/2, "ns/half")
 }
 
-// BenchmarkWait is the same with CQ.Wait.
+// BenchmarkWait measures the same with CQ.Wait.
 func BenchmarkWait(b *testing.B) {
 	s := newBenchService(b)
 	x, y := newEnd(b, s, 4096), newEnd(b, s, 4096)
@@ -163,11 +164,12 @@ func BenchmarkWait(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/2, "ns/half")
 }
 
-// BenchmarkWrite is a stream of RDMA WRITEs, of which some are in flight, between two buffers that no cache holds. By turns
-// with it as much is copied: in pieces of the size of a WRITE, and of at most 256 KB, since Go's memmove bypasses the cache
-// from 1 MB on. While that is copied the service falls asleep. After a sleep of all of its threads the monitor of its Go runtime
-// wakes fifty times in a millisecond or two, and where it gets the processor of the thread that copies, it costs that more than
-// its own time: a turn of some milliseconds, a burst, shows it, a long one does not.
+// BenchmarkWrite measures a stream of RDMA WRITEs, several in flight, between two buffers that exceed the caches,
+// alternating with copies of the same size. The copies are in pieces of the size of a WRITE, at most 256 KB, because
+// Go's memmove bypasses the cache from 1 MB on. The service falls asleep during the copies. After all its threads have
+// slept, the monitor of its Go runtime wakes fifty times within one or two milliseconds. If it wakes on the processor
+// of the copying thread, the copy is delayed by more than the monitor's own time. A short iteration of some
+// milliseconds shows this effect, a long one does not.
 func BenchmarkWrite(b *testing.B) {
 	const memory, burst, stream = 64 << 20, 16 << 20, 256 << 20
 	for _, c := range []struct {
@@ -182,7 +184,7 @@ func BenchmarkWrite(b *testing.B) {
 			x, y := newEnd(b, s, memory), newEnd(b, s, memory)
 			x.connect(y)
 			from, to := x.mr.Bytes(), y.mr.Bytes()
-			for i := range from { // every page is there
+			for i := range from { // make every page present
 				from[i], to[i] = byte(i), 1
 			}
 			write := func(at int) {
@@ -204,7 +206,7 @@ func BenchmarkWrite(b *testing.B) {
 					copy(to[off:off+size], from[off:])
 				}
 			}
-			var writes, copies, pieces []time.Duration // of each turn
+			var writes, copies, pieces []time.Duration // times of each iteration
 			took := func(list *[]time.Duration, f func()) {
 				start := time.Now()
 				f()
@@ -225,7 +227,7 @@ func BenchmarkWrite(b *testing.B) {
 	}
 }
 
-// median returns that of times, in seconds.
+// median returns the median of times in seconds.
 func median(list []time.Duration) float64 {
 	slices.Sort(list)
 	return list[len(list)/2].Seconds()

@@ -16,15 +16,15 @@ import (
 	"verbena/verbs/service"
 )
 
-// breakage is how a service answers: files descriptors with the first answer, and then each request with garbage. After most bytes in all it
-// closes the connection.
+// breakage describes the replies of a faulty service: the first reply has files descriptors, and each further request
+// receives garbage. After most bytes in total it closes the connection.
 type breakage struct {
 	files   int
 	most    int
 	garbage bool
 }
 
-// brokenService listens like a service.
+// brokenService returns a service that listens, and replies with faults.
 func brokenService(t *testing.T, how *atomic.Pointer[breakage]) *service.Service {
 	t.Helper()
 	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "socket")}
@@ -97,7 +97,7 @@ func answerBadly(c ctl.Conn, how breakage) {
 				b[i] = byte(rand.Uint32())
 			}
 			if copy(b[4:8], []byte{0, 0, 0, 0}); rand.IntN(2) > 0 {
-				b[7] = 0xff // a text that is too long; one that does not come is waited for
+				b[7] = 0xff // a length that is too large; the client would wait for missing data
 			}
 		}
 		if _, err := c.Write(cut(b)); err != nil {
@@ -106,7 +106,8 @@ func answerBadly(c ctl.Conn, how breakage) {
 	}
 }
 
-// TestBrokenService: a service that answers with garbage, or ends within an answer, is an error of the call, at once, and leaves nothing behind.
+// TestBrokenService checks that garbage from a service, or its end within a reply, makes the call fail at once, and
+// leaves no resources.
 func TestBrokenService(t *testing.T) {
 	var now atomic.Pointer[breakage]
 	s := brokenService(t, &now)

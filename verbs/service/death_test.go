@@ -21,7 +21,7 @@ import (
 	"verbena/verbs/service"
 )
 
-// beService has the test binary be a service, at the socket that it names.
+// beService makes the test binary run as a service, at the socket that it names.
 const beService = "VERBENA_TEST_SERVICE"
 
 func TestMain(m *testing.M) {
@@ -43,7 +43,7 @@ func serveUntilKilled(socket string) {
 	os.Exit(1)
 }
 
-// startService is a service in a process of its own, which kill kills.
+// startService starts a service in a process of its own; kill kills it.
 func startService(t *testing.T) (s *service.Service, kill func()) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "socket")
@@ -73,7 +73,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// TestServiceKilled: when the service is killed, whoever waits returns, what is outstanding is flushed, and calls fail.
+// TestServiceKilled checks that after the service is killed, waits return, outstanding requests are flushed, and calls
+// fail.
 func TestServiceKilled(t *testing.T) {
 	s, kill := startService(t)
 	x, y := newEnd(t, s, 4096), newEnd(t, s, 4096)
@@ -107,7 +108,7 @@ func TestServiceKilled(t *testing.T) {
 	testutil.Block(t, waiting...)
 	stop := make(chan struct{})
 	calls, called := make(chan error, 1), make(chan struct{})
-	go func() { // calls are under way
+	go func() { // calls in progress
 		for i := 0; ; i++ {
 			if i == 100 {
 				close(called)

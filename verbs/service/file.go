@@ -19,10 +19,10 @@ import (
 	"verbena/verbs/internal/transport"
 )
 
-// errEnded is the error of calls on a device whose service has ended.
+// errEnded is the error of calls on a device after the end of its service.
 var errEnded = fmt.Errorf("the service has ended, or has closed the connection; see its log: %w", syscall.EIO)
 
-// errGone is that of a post to a device that has gone.
+// errGone is the error of a post to a device that has gone.
 var errGone = fmt.Errorf("the device has gone: %w", syscall.EIO)
 
 // file is an open device. (transport.Transport)
@@ -33,17 +33,17 @@ type file struct {
 	bell    int           // an eventfd
 	watched chan struct{} // closed when watch has returned
 
-	mu      sync.RWMutex // held for reading while the file is used, for writing to close it
+	mu      sync.RWMutex // read-locked while the file is used, write-locked to close it
 	closed  bool
 	control *atomic.Uint32 // the word of package devfile
-	page    []byte         // that it is in
+	page    []byte         // the page that contains control
 
 	events struct {
 		sync.Mutex
-		byNumber map[uint32]int // descriptors that have come, and are not taken yet
+		byNumber map[uint32]int // received descriptors that are not taken yet
 	}
 	memory sync.Mutex // held while the memory of the program is handed over
-	handed bool       // it has been; under memory
+	handed bool       // the memory has been handed over; under memory
 }
 
 func open(loc ctl.Location, name string) (_ transport.Transport, err error) {
@@ -65,7 +65,7 @@ func open(loc ctl.Location, name string) (_ transport.Transport, err error) {
 	return f, nil
 }
 
-// watch waits until the service closes the signal, and then completes what is outstanding: the service cannot.
+// watch waits until the service closes the signal, and then completes outstanding requests, because the service cannot.
 func (f *file) watch() {
 	defer close(f.watched)
 	var b [64]byte
@@ -74,7 +74,7 @@ func (f *file) watch() {
 		_, err = f.signal.Read(b[:])
 	}
 	if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
-		return // Close
+		return // closed by Close
 	}
 	f.dead.Store(true)
 	f.mu.RLock()
@@ -119,7 +119,7 @@ func (f *file) Ioctl(s *transport.Scratch) error {
 	return f.command(devfile.Request{Op: devfile.OpIoctl, Addr: s.Addr})
 }
 
-// command keeps the descriptor that comes with the answer for Events.
+// command keeps the descriptor that arrives with the reply, for Events.
 func (f *file) command(r devfile.Request) error {
 	a, fd, err := f.ask(r)
 	if fd >= 0 {
@@ -154,7 +154,7 @@ func (f *file) handOver() error {
 	return nil
 }
 
-// Doorbell rings only where the service sleeps.
+// Doorbell rings only while the service sleeps.
 func (f *file) Doorbell(uint32) error {
 	if err := f.enter(); err != nil {
 		return err

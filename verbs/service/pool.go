@@ -13,23 +13,23 @@ import (
 	"verbena/verbs/internal/transport"
 )
 
-// pool is the memory that the program shares with the service. Pieces that are freed serve again.
+// pool is the memory that the program shares with the service. Freed pieces are reused.
 type pool struct {
 	file     *os.File
 	allocate func(addr uint64, n int) (offset uint64, err error)
 
 	mu     sync.Mutex
 	free   map[int][]piece // by size
-	slab   *mapping        // that small pieces are cut from; nil: none
-	cut    int             // how far
-	all    []*mapping      // by address
+	slab   *mapping        // for small pieces; nil: none
+	cut    int             // used part of slab
+	all    []*mapping      // sorted by address
 	closed bool
 }
 
-// mapping is a part of the buffer file.
+// mapping is a mapped part of the buffer file.
 type mapping struct {
 	mem  []byte
-	used int // pieces that the program has
+	used int // number of allocated pieces
 }
 
 // piece is a part of a mapping.
@@ -38,7 +38,7 @@ type piece struct {
 	of  *mapping
 }
 
-// slabSize is the size of a mapping for several pieces; larger pieces have one of their own.
+// slabSize is the size of a mapping for several pieces; each larger piece has its own mapping.
 const slabSize = 1 << 20
 
 func newPool(f *os.File, allocate func(addr uint64, n int) (uint64, error)) *pool {
@@ -53,7 +53,7 @@ func sizeOf(n int) int {
 	return (n + step - 1) &^ (step - 1)
 }
 
-// alloc returns memory, zeroed.
+// alloc returns zeroed memory.
 func (p *pool) alloc(n int) (transport.Memory, error) {
 	if n <= 0 || n > 1<<46 {
 		return transport.Memory{}, fmt.Errorf("allocate %d bytes: %w", n, syscall.EINVAL)
@@ -72,7 +72,7 @@ func (p *pool) alloc(n int) (transport.Memory, error) {
 	return transport.Memory{Mem: x.mem, Free: sync.OnceFunc(func() { p.put(x) })}, nil
 }
 
-// take is called with mu held.
+// take returns a free piece. mu must be held.
 //
 //verbena:held mu
 func (p *pool) take(size int) (piece, error) {
@@ -103,7 +103,7 @@ func (p *pool) take(size int) (piece, error) {
 
 //verbena:held mu
 func (p *pool) newMapping(size int) (*mapping, error) {
-	mem, err := hugepage.Reserve(size, 0) // as the service aligns it in the file
+	mem, err := hugepage.Reserve(size, 0) // with the alignment of the service's file
 	if err != nil {
 		return nil, fmt.Errorf("reserve %d bytes of addresses: %w", size, err)
 	}
@@ -122,7 +122,7 @@ func (p *pool) newMapping(size int) (*mapping, error) {
 	return m, nil
 }
 
-// find returns the place of the mapping that an address is in, or where it would be.
+// find returns the index of the mapping that contains an address, or its insertion point.
 //
 //verbena:held mu
 func (p *pool) find(addr uint64) (int, bool) {
@@ -138,7 +138,7 @@ func (p *pool) find(addr uint64) (int, bool) {
 	})
 }
 
-// has reports whether memory is the pool's.
+// has reports whether memory belongs to the pool.
 func (p *pool) has(b []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -156,7 +156,7 @@ func (p *pool) put(x piece) {
 	}
 }
 
-// close ends the sharing. What the program has not given back it keeps, with its contents; it stays mapped in any case.
+// close ends the sharing. Pieces that the program has not freed keep their contents and stay mapped.
 func (p *pool) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,12 +1,13 @@
-// Package service gives package verbs the devices of a running service (`verbena serve`, or one that `verbena run` has started), over its
-// socket: for Go programs that are not started by `verbena run`.
+// Package service gives package verbs access to the devices of a running service (`verbena serve`, or one started by
+// `verbena run`), over its socket. It is for Go programs that are not started by `verbena run`.
 //
-// Queues and the buffers of [verbs.Device.Alloc] and [verbs.PD.Alloc] are memory that the program shares with the service: posting and polling
-// make no system call while the service is awake, and a message is copied from one buffer to the other. For memory of [verbs.PD.RegSlice] the
-// program hands its own memory over to the service, which then needs a system call for each access.
+// Queues and the buffers of [verbs.Device.Alloc] and [verbs.PD.Alloc] are memory that the program shares with the
+// service. Posting and polling make no system call while the service is awake, and a message is copied directly between
+// two buffers. For memory of [verbs.PD.RegSlice] the program gives the service access to its own memory; the service
+// then needs a system call for each access.
 //
-// When the service ends, waiting calls return, what is outstanding completes with a flush error, and everything else fails with an error that
-// says so.
+// When the service ends, waiting calls return, outstanding requests complete with a flush error, and all later calls
+// fail.
 package service
 
 import (
@@ -20,11 +21,11 @@ import (
 	"verbena/verbs/internal/transport"
 )
 
-// Service is a service whose devices can be opened.
+// Service is a service with devices that programs can open.
 type Service struct{ loc ctl.Location }
 
-// At returns the service that listens at a socket. "" stands for $VERBENA_SOCKET or, without that, for this user's own; the directory of that
-// is made. It does not connect.
+// At returns the service that listens at a socket. "" stands for $VERBENA_SOCKET or, without that, for this user's own,
+// whose directory is created. It does not connect.
 func At(socket string) (*Service, error) {
 	if socket != "" {
 		return &Service{ctl.Location{Socket: socket}}, nil
@@ -39,8 +40,8 @@ func At(socket string) (*Service, error) {
 // AtLocation returns the service at a location. It does not connect.
 func AtLocation(loc ctl.Location) *Service { return &Service{loc} }
 
-// Devices lists the devices that work, by name. An error if no service runs, or it is not to be trusted: a service sees what its programs do. It
-// may sleep.
+// Devices returns the working devices, by name. It returns an error if no service runs, or if the service is not
+// trusted, because a service can observe its programs. It may sleep.
 func (s *Service) Devices() ([]verbs.DeviceInfo, error) {
 	c, err := ctl.Dial(s.loc)
 	if err != nil {
@@ -65,7 +66,8 @@ func (s *Service) Devices() ([]verbs.DeviceInfo, error) {
 	return list, nil
 }
 
-// Open opens a device by its name; "" stands for the first. verbs.ErrNoDevice if there is none. It may sleep.
+// Open opens a device by name; "" stands for the first one. It returns verbs.ErrNoDevice if there is none. It may
+// sleep.
 func (s *Service) Open(name string) (*verbs.Device, error) {
 	list, err := s.Devices()
 	if err != nil {

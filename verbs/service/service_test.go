@@ -23,13 +23,13 @@ func newService(t testing.TB, opts server.Options) *service.Service {
 	return s
 }
 
-// TestVerbs: package verbs on a device of a service.
+// TestVerbs runs the tests of package verbs on a device of a service.
 func TestVerbs(t *testing.T) {
 	s := newService(t, server.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.12.1"}}}})
 	suite.Run(t, suite.Config{Open: func() (*verbs.Device, error) { return s.Open("") }})
 }
 
-// TestConnections: package cm on a device of a service.
+// TestConnections runs the tests of package cm on a device of a service.
 func TestConnections(t *testing.T) {
 	const addr = "127.91.12.3"
 	s := newService(t, server.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{addr}}}})

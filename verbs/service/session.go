@@ -16,20 +16,20 @@ import (
 	"verbena/verbs/internal/transport"
 )
 
-// session is a file that is open at a service, whatever its kind.
+// session is an open file of a service, of any kind.
 type session struct {
 	name    string
 	buffers *pool
-	arena   *transport.Arena // of commands
-	signal  *os.File         // closed at the other end when the service has ended
+	arena   *transport.Arena // for commands
+	signal  *os.File         // closed by the service when it has ended
 
-	asking sync.Mutex // held for a request and its answer
+	asking sync.Mutex // held for a request and its reply
 	c      devfile.Conn
 
 	dead atomic.Bool // the service has ended
 }
 
-// dial opens a file, and returns the descriptors that come with it beside those of the session: extra.
+// dial opens a file. It also returns extra descriptors, besides those of the session.
 func dial(loc ctl.Location, name string, extra int) (*session, *ctl.Opened, []int, error) {
 	client, err := ctl.Dial(loc)
 	if err != nil {
@@ -60,7 +60,7 @@ func dial(loc ctl.Location, name string, extra int) (*session, *ctl.Opened, []in
 	return x, opened, fds[devfile.BufferFile+1:], nil
 }
 
-// close ends the session. The caller sees to it that no method runs, nor begins.
+// close ends the session. No method may be running, or begin later.
 func (x *session) close() {
 	x.arena.Close()
 	x.buffers.close()
@@ -68,7 +68,7 @@ func (x *session) close() {
 	x.signal.Close()
 }
 
-// ask sends a request, and descriptors with it, and returns the answer and the descriptor that came with it, -1 for none.
+// ask sends a request with descriptors, and returns the reply and its descriptor, or -1.
 func (x *session) ask(r devfile.Request, with ...int) (devfile.Answer, int, error) {
 	x.asking.Lock()
 	defer x.asking.Unlock()
@@ -93,14 +93,14 @@ func (x *session) ask(r devfile.Request, with ...int) (devfile.Answer, int, erro
 	return a, got, a.Err()
 }
 
-// allocate asks for a piece of the buffer file, which is mapped at an address.
+// allocate requests a piece of the buffer file, and maps it at an address.
 func (x *session) allocate(addr uint64, n int) (offset uint64, err error) {
 	a, _, err := x.ask(devfile.Request{Op: devfile.OpAlloc, Addr: addr, N: uint64(n)})
 	return a.N, err
 }
 
-// scratch is memory for commands. Where none is to be had, since the file is closed or the user's limit is reached, it is memory that the service
-// does not see: the command fails then, and nothing waits.
+// scratch returns memory for commands. If none is available, because the file is closed or the user's limit is reached,
+// it returns memory that the service does not see: the command then fails without a wait.
 func (x *session) scratch(size int) (transport.Memory, error) {
 	if m, err := x.buffers.alloc(size); err == nil {
 		return m, nil

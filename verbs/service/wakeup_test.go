@@ -13,9 +13,10 @@ import (
 	"verbena/verbs"
 )
 
-// TestWakeups posts at random moments before and after the service's poller falls asleep, to few queue pairs and to so many that it does not look
-// at all of them each time. What is posted completes, also after the queue pair has been reset and its indices are what they were. WAKEUPS is for
-// how long, for each number of queue pairs; a second in all by default.
+// TestWakeups posts at random moments before and after the service's poller falls asleep, to a few queue pairs and to
+// so many that the poller does not check all of them each time. Posted requests must complete, also after a queue pair
+// has been reset and its indices are the same as before. WAKEUPS sets the duration for each number of queue pairs; the
+// default is one second in all.
 func TestWakeups(t *testing.T) {
 	length := 300 * time.Millisecond
 	if s := os.Getenv("WAKEUPS"); s != "" {

@@ -1,5 +1,5 @@
-// Package cmd is the commands of the Linux user ABI as functions: what libibverbs has in cmd.c and cmd_*.c. A provider calls them with
-// the parts of requests and responses that are its device's own.
+// Package cmd implements the commands of the Linux user ABI as functions, like cmd.c and cmd_*.c of libibverbs. A
+// provider passes the driver-private parts of requests and responses.
 package cmd
 
 import (
@@ -17,14 +17,14 @@ type Device struct{ T transport.Transport }
 const (
 	hdrSize   = 8
 	exHdrSize = 24
-	// reqRoom is the part of a Scratch for requests; responses are behind it.
+	// reqRoom is the part of a Scratch for requests; responses follow.
 	reqRoom = 1 << 10
 )
 
-// driver is the device's own part of a command: what it sends, and what gets the response.
+// driver holds the driver-private data of a command: the request, and the buffer for the response.
 type driver struct{ in, out []byte }
 
-// named names the command in an error that is an errno alone: package uverbs, in this process, says more.
+// named adds the name of the command to a plain errno. Errors of package uverbs, in this process, name it already.
 func named(c fmt.Stringer, err error) error {
 	if _, bare := err.(syscall.Errno); bare {
 		return fmt.Errorf("%v: %w", c, err)
@@ -32,7 +32,8 @@ func named(c fmt.Stringer, err error) error {
 	return err
 }
 
-// plain issues a plain command whose request starts with the address of the response. mem is the memory that it registers.
+// plain issues a plain command. Its request must start with the address of the response. mem is the memory that it
+// registers.
 func plain[Resp, Req any](d *Device, c uapi.Command, req *Req, dr driver, mem []byte) (resp Resp, err error) {
 	s := d.T.Scratch()
 	defer s.Free()
@@ -66,7 +67,7 @@ func silent[Req any](d *Device, c uapi.Command, req Req, dr driver) error {
 	return nil
 }
 
-// extended issues an extended command without a part of the device's own.
+// extended issues an extended command without driver-private data.
 func extended[Resp, Req any](d *Device, c uapi.ExCommand, req *Req) (resp Resp, err error) {
 	s := d.T.Scratch()
 	defer s.Free()
@@ -90,7 +91,7 @@ func extended[Resp, Req any](d *Device, c uapi.ExCommand, req *Req) (resp Resp, 
 	return resp, nil
 }
 
-// GetContext makes the context, and returns the file of its asynchronous events. (ibv_cmd_get_context)
+// GetContext creates the context, and returns the file of its asynchronous events. (ibv_cmd_get_context)
 func (d *Device) GetContext() (*transport.Events, uapi.GetContextResp, error) {
 	r, err := plain[uapi.GetContextResp](d, uapi.CmdGetContext, &uapi.GetContext{}, driver{}, nil)
 	if err != nil {
@@ -100,8 +101,8 @@ func (d *Device) GetContext() (*transport.Events, uapi.GetContextResp, error) {
 	return e, r, err
 }
 
-// QueryDevice returns what the device can do; kernels that do not know the extended command leave what it adds zero.
-// (ibv_cmd_query_device_any)
+// QueryDevice returns the attributes of the device. Kernels without the extended command leave its additional fields
+// zero. (ibv_cmd_query_device_any)
 func (d *Device) QueryDevice() (uapi.ExQueryDeviceResp, error) {
 	r, err := extended[uapi.ExQueryDeviceResp](d, uapi.ExCmdQueryDevice, &uapi.ExQueryDevice{})
 	if err == nil {
@@ -116,7 +117,7 @@ func (d *Device) QueryPort(port uint8) (uapi.QueryPortResp, error) {
 	return plain[uapi.QueryPortResp](d, uapi.CmdQueryPort, &uapi.QueryPort{PortNum: port}, driver{}, nil)
 }
 
-// MaxGIDs is the most entries that GIDTable returns.
+// MaxGIDs is the maximum number of entries that GIDTable returns.
 const MaxGIDs = 256
 
 // GIDTable returns the valid entries of the GID tables of all ports. (ibv_cmd_query_gid_table)
@@ -124,7 +125,7 @@ func (d *Device) GIDTable(id uapi.DriverID) ([]uapi.GIDEntry, error) {
 	size := uapi.SizeOf[uapi.GIDEntry]()
 	s := d.T.Scratch()
 	defer s.Free()
-	const count = reqRoom // where their number goes, and behind it the entries
+	const count = reqRoom // offset of their number, which the entries follow
 	table := s.Mem[count+8:][:MaxGIDs*size]
 	clear(s.Mem[count : count+8])
 	attrs := []uapi.Attr{
@@ -156,18 +157,18 @@ func (d *Device) ioctl(s *transport.Scratch, o uapi.ObjectID, m uapi.MethodID, i
 	return d.T.Ioctl(s)
 }
 
-// AllocPD makes a protection domain. (ibv_cmd_alloc_pd)
+// AllocPD allocates a protection domain. (ibv_cmd_alloc_pd)
 func (d *Device) AllocPD() (handle uint32, err error) {
 	r, err := plain[uapi.AllocPDResp](d, uapi.CmdAllocPD, &uapi.AllocPD{}, driver{}, nil)
 	return r.PDHandle, err
 }
 
-// DeallocPD ends a protection domain.
+// DeallocPD frees a protection domain.
 func (d *Device) DeallocPD(handle uint32) error {
 	return silent(d, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: handle}, driver{})
 }
 
-// RegMR registers mem under the addresses from iova on. (ibv_cmd_reg_mr)
+// RegMR registers mem with addresses from iova. (ibv_cmd_reg_mr)
 func (d *Device) RegMR(pd uint32, mem []byte, iova uint64, access uapi.AccessFlags) (uapi.RegMRResp, error) {
 	return plain[uapi.RegMRResp](d, uapi.CmdRegMR, &uapi.RegMR{
 		Start: transport.AddressOf(mem), Length: uint64(len(mem)), HCAVA: iova, PDHandle: pd, AccessFlags: access,
@@ -179,17 +180,17 @@ func (d *Device) DeregMR(handle uint32) error {
 	return silent(d, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: handle}, driver{})
 }
 
-// AllocMW makes a memory window. (ibv_cmd_alloc_mw)
+// AllocMW allocates a memory window. (ibv_cmd_alloc_mw)
 func (d *Device) AllocMW(pd uint32, t uapi.MWType) (uapi.AllocMWResp, error) {
 	return plain[uapi.AllocMWResp](d, uapi.CmdAllocMW, &uapi.AllocMW{PDHandle: pd, MWType: t}, driver{}, nil)
 }
 
-// DeallocMW ends a memory window.
+// DeallocMW frees a memory window.
 func (d *Device) DeallocMW(handle uint32) error {
 	return silent(d, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: handle}, driver{})
 }
 
-// CreateChannel makes a completion channel. (ibv_create_comp_channel)
+// CreateChannel creates a completion channel. (ibv_create_comp_channel)
 func (d *Device) CreateChannel() (*transport.Events, error) {
 	r, err := plain[uapi.CreateCompChannelResp](d, uapi.CmdCreateCompChannel, &uapi.CreateCompChannel{}, driver{}, nil)
 	if err != nil {
@@ -198,12 +199,12 @@ func (d *Device) CreateChannel() (*transport.Events, error) {
 	return d.T.Events(r.FD)
 }
 
-// CreateCQ makes a completion queue. out gets the device's part of the response. (ibv_cmd_create_cq)
+// CreateCQ creates a completion queue. out receives the driver-private response. (ibv_cmd_create_cq)
 func (d *Device) CreateCQ(req uapi.CreateCQ, out []byte) (uapi.CreateCQResp, error) {
 	return plain[uapi.CreateCQResp](d, uapi.CmdCreateCQ, &req, driver{out: out}, nil)
 }
 
-// ResizeCQ changes the size of a completion queue. (ibv_cmd_resize_cq)
+// ResizeCQ changes the capacity of a completion queue. (ibv_cmd_resize_cq)
 func (d *Device) ResizeCQ(handle, entries uint32, out []byte) (uapi.ResizeCQResp, error) {
 	return plain[uapi.ResizeCQResp](d, uapi.CmdResizeCQ, &uapi.ResizeCQ{CQHandle: handle, CQE: entries}, driver{out: out}, nil)
 }
@@ -217,13 +218,13 @@ func (d *Device) ReqNotifyCQ(handle uint32, solicitedOnly bool) error {
 	return silent(d, uapi.CmdReqNotifyCQ, req, driver{})
 }
 
-// DestroyCQ ends a completion queue.
+// DestroyCQ destroys a completion queue.
 func (d *Device) DestroyCQ(handle uint32) error {
 	_, err := plain[uapi.DestroyCQResp](d, uapi.CmdDestroyCQ, &uapi.DestroyCQ{CQHandle: handle}, driver{}, nil)
 	return err
 }
 
-// CreateQP makes a queue pair. out gets the device's part of the response. (ibv_cmd_create_qp)
+// CreateQP creates a queue pair. out receives the driver-private response. (ibv_cmd_create_qp)
 func (d *Device) CreateQP(req uapi.CreateQP, out []byte) (uapi.CreateQPResp, error) {
 	return plain[uapi.CreateQPResp](d, uapi.CmdCreateQP, &req, driver{out: out}, nil)
 }
@@ -238,18 +239,18 @@ func (d *Device) QueryQP(handle uint32, mask uapi.QPAttrMask) (uapi.QueryQPResp,
 	return plain[uapi.QueryQPResp](d, uapi.CmdQueryQP, &uapi.QueryQP{QPHandle: handle, AttrMask: mask}, driver{}, nil)
 }
 
-// DestroyQP ends a queue pair.
+// DestroyQP destroys a queue pair.
 func (d *Device) DestroyQP(handle uint32) error {
 	_, err := plain[uapi.DestroyQPResp](d, uapi.CmdDestroyQP, &uapi.DestroyQP{QPHandle: handle}, driver{}, nil)
 	return err
 }
 
-// CreateSRQ makes a shared receive queue. out gets the device's part of the response. (ibv_cmd_create_srq)
+// CreateSRQ creates a shared receive queue. out receives the driver-private response. (ibv_cmd_create_srq)
 func (d *Device) CreateSRQ(req uapi.CreateSRQ, out []byte) (uapi.CreateSRQResp, error) {
 	return plain[uapi.CreateSRQResp](d, uapi.CmdCreateSRQ, &req, driver{out: out}, nil)
 }
 
-// ModifySRQ changes a shared receive queue; in is the device's part of the request. (ibv_cmd_modify_srq)
+// ModifySRQ changes a shared receive queue; in is the driver-private request. (ibv_cmd_modify_srq)
 func (d *Device) ModifySRQ(req uapi.ModifySRQ, in []byte) error {
 	return silent(d, uapi.CmdModifySRQ, req, driver{in: in})
 }
@@ -259,29 +260,29 @@ func (d *Device) QuerySRQ(handle uint32) (uapi.QuerySRQResp, error) {
 	return plain[uapi.QuerySRQResp](d, uapi.CmdQuerySRQ, &uapi.QuerySRQ{SRQHandle: handle}, driver{}, nil)
 }
 
-// DestroySRQ ends a shared receive queue.
+// DestroySRQ destroys a shared receive queue.
 func (d *Device) DestroySRQ(handle uint32) error {
 	_, err := plain[uapi.DestroySRQResp](d, uapi.CmdDestroySRQ, &uapi.DestroySRQ{SRQHandle: handle}, driver{}, nil)
 	return err
 }
 
-// CreateAH makes an address handle. out gets the device's part of the response. (ibv_cmd_create_ah)
+// CreateAH creates an address handle. out receives the driver-private response. (ibv_cmd_create_ah)
 func (d *Device) CreateAH(pd uint32, attr uapi.AHAttr, out []byte) (handle uint32, err error) {
 	r, err := plain[uapi.CreateAHResp](d, uapi.CmdCreateAH, &uapi.CreateAH{PDHandle: pd, Attr: attr}, driver{out: out}, nil)
 	return r.AHHandle, err
 }
 
-// DestroyAH ends an address handle.
+// DestroyAH destroys an address handle.
 func (d *Device) DestroyAH(handle uint32) error {
 	return silent(d, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: handle}, driver{})
 }
 
-// Attach lets a queue pair receive from a multicast group; Detach ends that. (ibv_cmd_attach_mcast)
+// Attach adds a queue pair to a multicast group. (ibv_cmd_attach_mcast)
 func (d *Device) Attach(qp uint32, gid [16]byte) error {
 	return silent(d, uapi.CmdAttachMcast, uapi.AttachMcast{GID: gid, QPHandle: qp}, driver{})
 }
 
-// Detach ends that a queue pair receives from a multicast group.
+// Detach removes a queue pair from a multicast group.
 func (d *Device) Detach(qp uint32, gid [16]byte) error {
 	return silent(d, uapi.CmdDetachMcast, uapi.DetachMcast{GID: gid, QPHandle: qp}, driver{})
 }

@@ -1,5 +1,5 @@
-// Package cmid is what package cm needs of a connection manager: IDs, and their events. A kernel's, or a service's, has them by the file
-// rdma_cm; verbs/embed has them of package rdmacm in this process.
+// Package cmid is the interface of package cm to a connection manager: IDs, and their events. The kernel or a service
+// implements it with the file rdma_cm, and verbs/embed with package rdmacm in this process.
 package cmid
 
 import (
@@ -8,45 +8,46 @@ import (
 	"verbena/verbs"
 )
 
-// Backend makes IDs.
+// Backend creates IDs.
 type Backend interface {
-	// NewID makes an ID, whose events f gets, one at a time. f must not wait for a call on an ID. It may sleep.
+	// NewID creates an ID. f is called for its events, one at a time, and must not wait for a call on an ID. It may
+	// sleep.
 	NewID(f func(Event)) (ID, error)
-	// Close ends the backend, and IDs that are left. It may sleep.
+	// Close closes the backend, and remaining IDs. It may sleep.
 	Close() error
 }
 
-// ID is an end of a connection, or of a listener (struct rdma_cm_id, port space TCP, RC). Its methods may sleep.
+// ID is one side of a connection, or a listener (struct rdma_cm_id, port space TCP, RC). Its methods may sleep.
 type ID interface {
 	Bind(at netip.AddrPort) error
 	Listen(backlog int) error
-	// ResolveAddr leads to AddrResolved or AddrError, ResolveRoute to RouteResolved or RouteError.
+	// ResolveAddr causes AddrResolved or AddrError, ResolveRoute causes RouteResolved or RouteError.
 	ResolveAddr(src, dst netip.AddrPort) error
 	ResolveRoute() error
-	// Connect leads to ConnectResponse, Rejected, or Unreachable.
+	// Connect causes ConnectResponse, Rejected, or Unreachable.
 	Connect(p Param, data []byte) error
-	// Adopt gives a request a function for its events. It comes before Accept.
+	// Adopt sets the event function of a request. It must be called before Accept.
 	Adopt(f func(Event))
-	// Accept leads to Established.
+	// Accept causes Established.
 	Accept(p Param, data []byte) error
-	// Complete answers a ConnectResponse.
+	// Complete replies to a ConnectResponse.
 	Complete() error
 	Reject(data []byte) error
 	Disconnect() error
 	QPAttr(to verbs.QPState) (verbs.QPAttr, verbs.AttrMask, error)
 	View() (View, error)
-	// Destroy ends the ID. No event comes when it has returned.
+	// Destroy ends the ID. No event function runs after it has returned.
 	Destroy()
 }
 
-// View is what an ID knows of its addresses, and of its device.
+// View holds the addresses and the device of an ID.
 type View struct {
 	Local, Remote netip.AddrPort
-	NodeGUID      uint64 // of the device; 0: not known
+	NodeGUID      uint64 // node GUID of the device; 0: unknown
 	Port          int
 }
 
-// Param are the parameters of a connection (struct rdma_conn_param).
+// Param holds the parameters of a connection (struct rdma_conn_param).
 type Param struct {
 	QPN                uint32
 	ResponderResources uint8
@@ -82,8 +83,8 @@ const (
 // Event is an event of an ID.
 type Event struct {
 	Type   Type
-	Status int32 // of an error: a negative errno, or the reason of a refusal
-	New    ID    // of a ConnectRequest, which its receiver owns
+	Status int32 // for an error: a negative errno, or the reason of a rejection
+	New    ID    // for a ConnectRequest; owned by the receiver
 	Param  Param
-	Data   []byte // private data, as long as the message's field
+	Data   []byte // private data, with the length of the message's field
 }

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// anonymous is memory of this process that is not used now, by the logarithm of its size.
+// anonymous holds unused memory of this process, by the logarithm of its size.
 var anonymous struct {
 	sync.Mutex
 	free [64][][]byte
@@ -16,8 +16,8 @@ var anonymous struct {
 
 const minShift = 12 // a page
 
-// Anonymous returns memory of this process alone, zeroed and aligned to a page. It is never unmapped: what is freed serves the next who
-// asks for as much.
+// Anonymous returns private memory of this process, zeroed and page-aligned. It is never unmapped: freed memory is
+// reused for the same size.
 func Anonymous(size int) (Memory, error) {
 	shift := max(minShift, bits.Len(uint(size-1)))
 	a := &anonymous
@@ -36,7 +36,7 @@ func Anonymous(size int) (Memory, error) {
 	return memoryOf(b, shift), nil
 }
 
-// lazily is from how many bytes on pages are given back rather than zeroed.
+// lazily is the size in bytes from which pages are released instead of zeroed.
 const lazily = 64 << 10
 
 func memoryOf(b []byte, shift int) Memory {

@@ -7,17 +7,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CM is an open file of the connection manager. Its methods are safe for concurrent use. Commands lie in memory of Scratch.
+// CM is an open file of the connection manager. Its methods are safe for concurrent use. Commands are in memory of
+// Scratch.
 type CM interface {
-	// Write performs a write(2) of one command: the first n bytes of s. Errors as those of Transport.Write. It may sleep.
+	// Write executes a write(2) of one command: the first n bytes of s. Errors are those of Transport.Write. It may
+	// sleep.
 	Write(s *Scratch, n int) error
-	// Await does the same with a command that takes an event, until there is one. It sleeps.
+	// Await is Write for a command that receives an event. It sleeps until there is one.
 	Await(s *Scratch, n int) error
 	Scratch() *Scratch
 	Close() error
 }
 
-// cmFile is a file of the kernel, or one whose calls a service traps.
+// cmFile is a file of the kernel, or a file of a service that traps the calls.
 type cmFile struct {
 	f     *os.File
 	raw   syscall.RawConn

@@ -1,8 +1,8 @@
 // Package transport carries the commands of package verbs to a device.
 //
-// A [Transport] is one open device file, wherever that is: of the kernel, or of a service that traps the calls on it ([Open]); of a
-// service at the other end of a socket; of package uverbs in this process (verbs/embed). Commands are those of the Linux user ABI in
-// all cases, so that a provider knows one way only.
+// A [Transport] is one open device file: of the kernel, or of a service that traps the calls on it ([Open]); of a
+// service at the other end of a socket; or of package uverbs in this process (verbs/embed). Commands are always those
+// of the Linux user ABI, so a provider has only one implementation.
 package transport
 
 import (
@@ -17,69 +17,71 @@ var ErrClosed = errors.New("verbs: use of a closed device")
 
 // Transport is an open device file. Its methods are safe for concurrent use; Close may be called again.
 //
-// A command, the arguments of a method, and the places for their responses lie in memory of [Transport.Scratch]: the other end reads and
-// writes nothing else of this process, but the memory that is registered.
+// A command, the arguments of a method, and the buffers for their responses are in memory of [Transport.Scratch]. The
+// other end accesses no other memory of this process, except registered memory.
 type Transport interface {
-	// Write performs a write(2) of one command: the first n bytes of s. mem is the memory that the command registers, nil for none.
-	// The error is a syscall.Errno, ErrClosed, or wraps one of them. It may sleep.
+	// Write executes a write(2) of one command: the first n bytes of s. mem is the memory that the command registers,
+	// or nil. The error is a syscall.Errno, ErrClosed, or wraps one of them. It may sleep.
 	Write(s *Scratch, n int, mem []byte) error
-	// Ioctl performs an ioctl(2) with RDMA_VERBS_IOCTL: its argument is at the start of s. Errors as those of Write. It may sleep.
+	// Ioctl executes an ioctl(2) with RDMA_VERBS_IOCTL: its argument is at the start of s. Errors are those of Write.
+	// It may sleep.
 	Ioctl(s *Scratch) error
-	// Scratch returns memory for a command, which the caller gives back with Scratch.Free.
+	// Scratch returns memory for a command, which the caller must free with Scratch.Free.
 	Scratch() *Scratch
-	// Doorbell rings for the send queue of a queue pair, by its handle: a POST_SEND of no work requests. It does not sleep.
+	// Doorbell rings the doorbell of a queue pair, by its handle: a POST_SEND without work requests. It does not sleep.
 	Doorbell(qp uint32) error
-	// Map maps a queue at an offset of the device file, for reading and writing; Unmap ends that. They may sleep.
+	// Map maps a queue at an offset of the device file, for reading and writing; Unmap removes the mapping. They may
+	// sleep.
 	Map(offset uint64, size int) ([]byte, error)
 	Unmap([]byte) error
-	// Alloc returns memory that can be registered: zeroed, aligned to a page, outside of the collector's heap. It may sleep.
+	// Alloc returns memory for registration: zeroed, page-aligned, outside the collector's heap. It may sleep.
 	Alloc(size int) (Memory, error)
-	// Events takes over the event file that a response names by a descriptor.
+	// Events takes ownership of the event file with a descriptor in a response.
 	Events(fd uint32) (*Events, error)
 	Close() error
 }
 
-// Memory is memory that can be registered.
+// Memory is memory for registration.
 type Memory struct {
-	// Mem is as long as was asked for, or longer.
+	// Mem has the requested length, or more.
 	Mem []byte
-	// Free gives the memory back for others to use. It stays mapped: a slice of it that was kept is harmless.
+	// Free makes the memory available for reuse. It stays mapped: a slice of it remains accessible.
 	Free func()
 }
 
-// Events is a completion channel or the file of asynchronous events: the reading end of a pipe, or a file of the kernel.
+// Events is a completion channel or the file of asynchronous events: the read end of a pipe, or a file of the kernel.
 type Events struct {
 	f    *os.File
-	fd   uint32        // by which commands name it
-	turn chan struct{} // has an element while no goroutine reads
-	buf  [64]byte      // of the goroutine that reads
+	fd   uint32        // its number in commands
+	turn chan struct{} // holds an element while no goroutine reads
+	buf  [64]byte      // used by the reading goroutine
 
 	mu     sync.Mutex
 	closed bool
-	// watched is the context that ends reads: its Done channel, nil for none. It is watched from the first read on until one has another
-	// context, so that a read that has the same allocates nothing.
+	// watched is the Done channel of the context that ends reads, or nil. It is watched from the first read on, until a
+	// read has another context. So a read with the same context does not allocate.
 	watched <-chan struct{}
 	stop    func() bool
 	woken   chan struct{} // closed when the end of the context has set a deadline
 
-	onClose func() // called once when it has been closed; nil: nothing is
+	onClose func() // called once after the close; may be nil
 }
 
-// OnClose sets a function that is called once the Events have been closed. It is set before they are used.
+// OnClose sets a function that is called once after the Events have been closed. It must be set before they are used.
 func (e *Events) OnClose(f func()) { e.onClose = sync.OnceFunc(f) }
 
-// NewEvents makes Events of a file, which becomes its own. Commands name it by fd.
+// NewEvents creates Events of a file, and takes ownership of it. fd is its number in commands.
 func NewEvents(f *os.File, fd uint32) *Events {
 	e := &Events{f: f, fd: fd, turn: make(chan struct{}, 1)}
 	e.turn <- struct{}{}
 	return e
 }
 
-// FD is the number by which commands name the file.
+// FD returns the number of the file in commands.
 func (e *Events) FD() uint32 { return e.fd }
 
-// Read waits for records until ctx ends, whose cause is then the error. io.EOF says that the device has gone, ErrClosed that this end was
-// closed. It returns whole records if b has room for whole ones, at most 64 bytes.
+// Read waits for records until ctx ends; then the error is the cause of ctx. It returns io.EOF if the device has gone,
+// ErrClosed if the Events were closed. It returns whole records, at most 64 bytes, if they fit in b.
 func (e *Events) Read(ctx context.Context, b []byte) (int, error) {
 	select {
 	case <-ctx.Done():
@@ -103,7 +105,7 @@ func (e *Events) Read(ctx context.Context, b []byte) (int, error) {
 	return n, err
 }
 
-// watch makes the end of the context end the read that follows, and that of an earlier one not.
+// watch makes the end of ctx end the following read, and stops watching the former context.
 func (e *Events) watch(ctx context.Context) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -125,7 +127,7 @@ func (e *Events) watch(ctx context.Context) {
 	})
 }
 
-// Close ends waiting readers. It may be called again.
+// Close wakes waiting readers. It may be called again.
 func (e *Events) Close() error {
 	e.mu.Lock()
 	if e.watched != nil && !e.closed {

@@ -30,7 +30,7 @@ func pipe(t *testing.T) (e *Events, w *os.File) {
 	return e, w
 }
 
-// TestReadContexts: the end of a context ends the read that was given it, and no later one.
+// TestReadContexts checks that the end of a context ends its own read, and no later one.
 func TestReadContexts(t *testing.T) {
 	e, w := pipe(t)
 	cause := errors.New("cause")
@@ -63,7 +63,7 @@ func TestReadContexts(t *testing.T) {
 	read(second, nil)
 	event()
 	read(context.Background(), nil)
-	// A context that ends when nothing is read with it, or with another one.
+	// A context that ends while no read uses it, or while one uses another context.
 	third, end3 := context.WithCancelCause(t.Context())
 	event()
 	read(third, nil)
@@ -81,7 +81,7 @@ func TestReadContexts(t *testing.T) {
 	read(fourth, cause)
 }
 
-// TestCloseEvents: Close ends a waiting reader, and the watch of its context.
+// TestCloseEvents checks that Close wakes a waiting reader, and ends the watch of its context.
 func TestCloseEvents(t *testing.T) {
 	e, _ := pipe(t)
 	ctx, end := context.WithCancel(t.Context())

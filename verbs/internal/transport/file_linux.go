@@ -10,20 +10,20 @@ import (
 	"verbena/uapi"
 )
 
-// file is a device file of the kernel, or one whose calls a service traps.
+// file is a device file of the kernel, or a device file of a service that traps the calls.
 type file struct {
 	f     *os.File
 	fd    int
 	arena *Arena
 	bells sync.Pool // *bell
 
-	mu     sync.RWMutex // held for reading while fd is used, for writing to close it
+	mu     sync.RWMutex // read-locked while fd is used, write-locked to close it
 	closed bool
 }
 
 // Open opens a device file, such as /dev/infiniband/uverbs0.
 func Open(path string) (Transport, error) {
-	// Not os.OpenFile, which would set O_NONBLOCK, and read from a file of uverbs is an error.
+	// os.OpenFile would set O_NONBLOCK, and read from a file of uverbs is an error.
 	fd, err := ignoringEINTR(func() (int, error) { return unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0) })
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
@@ -65,7 +65,7 @@ func (t *file) Ioctl(s *Scratch) error {
 	return err
 }
 
-// bell is a doorbell command and the place for its response.
+// bell is a doorbell command and the buffer for its response.
 type bell struct {
 	cmd  [doorbellSize]byte
 	resp [8]byte
@@ -119,7 +119,7 @@ func (t *file) Alloc(size int) (Memory, error) {
 
 func (t *file) Events(fd uint32) (*Events, error) { return EventsOf(int(fd), fd) }
 
-// EventsOf takes over a descriptor, which commands name by a number.
+// EventsOf takes ownership of a descriptor, which has a number in commands.
 func EventsOf(fd int, number uint32) (*Events, error) {
 	unix.CloseOnExec(fd)
 	if err := unix.SetNonblock(fd, true); err != nil {

@@ -5,19 +5,20 @@ import (
 	"time"
 )
 
-// Scratch is memory for one command: its bytes, and then the places for what answers it.
+// Scratch is memory for one command: its bytes, followed by the buffers for its response.
 type Scratch struct {
 	Mem  []byte
-	Addr uint64 // of Mem, as commands name it
+	Addr uint64 // address of Mem for commands
 
 	home   *Arena
 	memory Memory
 }
 
-// ScratchSize is the length of Scratch.Mem: enough for each command of a provider, with a table of 256 GIDs in its response.
+// ScratchSize is the length of Scratch.Mem, which suffices for each command of a provider, with a table of 256 GIDs in
+// its response.
 const ScratchSize = 16 << 10
 
-// Arena hands out Scratch, of memory that allocate returns. It is safe for concurrent use.
+// Arena allocates Scratches from memory that allocate returns. It is safe for concurrent use.
 type Arena struct {
 	allocate func(size int) (Memory, error)
 
@@ -26,10 +27,10 @@ type Arena struct {
 	closed bool
 }
 
-// NewArena makes an Arena.
+// NewArena creates an Arena.
 func NewArena(allocate func(size int) (Memory, error)) *Arena { return &Arena{allocate: allocate} }
 
-// Get returns a Scratch. Where no memory is to be had it waits for some.
+// Get returns a Scratch. If no memory is available, it waits.
 func (a *Arena) Get() *Scratch {
 	for {
 		a.mu.Lock()
@@ -47,7 +48,7 @@ func (a *Arena) Get() *Scratch {
 	}
 }
 
-// Free gives the memory back.
+// Free returns the memory to the Arena.
 func (s *Scratch) Free() {
 	a := s.home
 	a.mu.Lock()
@@ -59,7 +60,7 @@ func (s *Scratch) Free() {
 	a.free = append(a.free, s)
 }
 
-// Close frees what is not used, and what comes back later.
+// Close frees unused memory, and memory that is returned later.
 func (a *Arena) Close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -16,17 +16,17 @@ type qp struct {
 	handle uint32
 	sq     *queue
 	rq     *queue // nil with a shared receive queue
-	ssn    uint32 // of the next send work request
-	sges   int    // that a send work request may have
-	inline int    // bytes that it may have instead
+	ssn    uint32 // number of the next send work request
+	sges   int    // maximum of a send work request
+	inline int    // maximum number of inline bytes
 	send   [uapi.RXESendWQESize + maxData]byte
 	recv   recvSlot
 }
 
-// maxData is the most that lies behind a send work request.
+// maxData is the maximum length of the data that follow a send work request.
 const maxData = 1 << 10
 
-// recvSlot is a work request for a receive queue, as it lies there.
+// recvSlot is a work request in a receive queue.
 type recvSlot struct {
 	sges int
 	b    [uapi.RXERecvWQESize + maxData]byte
@@ -119,10 +119,11 @@ func (q *qp) Send(wr *provider.SendWR) error {
 	return nil
 }
 
-// maxMessage is the length of the longest message, in bytes. A receive may be longer.
+// maxMessage is the maximum length of a message in bytes. A receive may be longer.
 const maxMessage = 1 << 31
 
-// putSGEs writes elements to b, and returns what describes them and the length of what it wrote. most is the largest number of elements.
+// putSGEs writes elements to b, and returns their description and the number of bytes written. most is the maximum
+// number of elements.
 func putSGEs(b []byte, sges []provider.SGE, most int) (dma uapi.RXEDMAInfo, n int, total uint64, err error) {
 	if len(sges) > most {
 		return dma, 0, 0, fmt.Errorf("%d elements, at most %d: %w", len(sges), most, syscall.EINVAL)
@@ -140,7 +141,8 @@ func putSGEs(b []byte, sges []provider.SGE, most int) (dma uapi.RXEDMAInfo, n in
 // Ring implements provider.QP.
 func (q *qp) Ring() error { return q.d.T.Doorbell(q.handle) }
 
-// Recv implements provider.QP. The device looks at the receive queue when a message comes: there is no doorbell. (rxe_post_one_recv)
+// Recv implements provider.QP. The device reads the receive queue when a message arrives, so there is no doorbell.
+// (rxe_post_one_recv)
 func (q *qp) Recv(wr *provider.RecvWR) error {
 	if q.rq == nil {
 		return fmt.Errorf("the queue pair has a shared receive queue: %w", syscall.EINVAL)
@@ -162,7 +164,7 @@ func (s *recvSlot) post(q *queue, wr *provider.RecvWR) error {
 	return nil
 }
 
-// Reset implements provider.QP: the driver has emptied the queues.
+// Reset implements provider.QP. The driver has emptied the queues.
 func (q *qp) Reset() { q.ssn = 0 }
 
 // Close implements provider.QP.
@@ -205,7 +207,7 @@ func (Provider) CreateSRQ(d *cmd.Device, req uapi.CreateSRQ) (provider.SRQ, uapi
 // Recv implements provider.SRQ.
 func (s *srq) Recv(wr *provider.RecvWR) error { return s.recv.post(s.q, wr) }
 
-// Modify implements provider.SRQ. The driver writes where a queue of another size is. (rxe_modify_srq)
+// Modify implements provider.SRQ. The driver writes the mmap offset of a resized queue. (rxe_modify_srq)
 func (s *srq) Modify(req uapi.ModifySRQ) error {
 	place := s.d.T.Scratch()
 	defer place.Free()

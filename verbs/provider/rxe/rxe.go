@@ -1,5 +1,6 @@
-// Package rxe is the provider for software RoCE: of the kernel's rdma_rxe, and of Verbena, whose queues have the same layout. It mirrors
-// providers/rxe of rdma-core. Package ring, which Verbena's driver uses at the other end, has the layout and the order of accesses.
+// Package rxe is the provider for software RoCE: the kernel's rdma_rxe, and Verbena, whose queues have the same layout.
+// It corresponds to providers/rxe of rdma-core. The layout and the order of accesses are in package ring, which
+// Verbena's driver also uses.
 package rxe
 
 import (
@@ -14,13 +15,13 @@ import (
 	"verbena/verbs/provider"
 )
 
-// Provider is the provider.
+// Provider implements provider.Provider.
 type Provider struct{}
 
 // Name implements provider.Provider.
 func (Provider) Name() string { return "rxe" }
 
-// abiVersion is that of the driver's part of the user ABI (RXE_UVERBS_ABI_VERSION).
+// abiVersion is the version of the driver-private part of the user ABI (RXE_UVERBS_ABI_VERSION).
 const abiVersion = 2
 
 // Matches implements provider.Provider.
@@ -32,14 +33,14 @@ func (Provider) Matches(i provider.Info) bool {
 // DriverID implements provider.Provider.
 func (Provider) DriverID() uapi.DriverID { return uapi.DriverRXE }
 
-// queue is a ring that is mapped.
+// queue is a mapped ring.
 type queue struct {
 	*ring.Ring
 	t   transport.Transport
 	mem []byte
 }
 
-// mapQueue maps a ring. Without a place it is nil.
+// mapQueue maps a ring. It returns nil without an offset.
 func mapQueue(d *cmd.Device, mi uapi.MMInfo) (*queue, error) {
 	if mi.Size == 0 {
 		return nil, nil
@@ -90,10 +91,10 @@ func (Provider) CreateCQ(d *cmd.Device, req uapi.CreateCQ) (provider.CQ, uapi.Cr
 	return &cq{d: d, handle: r.CQHandle, q: q}, r, nil
 }
 
-var errNoPlace = fmt.Errorf("the device did not say where its queue is: %w", syscall.EPROTO)
+var errNoPlace = fmt.Errorf("the response has no offset of the queue: %w", syscall.EPROTO)
 
-// withInvalidate is the flag of an invalidated key as a device writes it for libibverbs, and as the kernel's rxe does, in its own numbering.
-// No rxe device reports checksums, for which libibverbs has the kernel's number.
+// withInvalidate is the flag of an invalidated key, in the numbering of libibverbs and in that of the kernel, which the
+// kernel's rxe uses. In libibverbs the kernel's number means a verified checksum, which rxe devices do not report.
 const withInvalidate = uapi.WCFlagWithInvalidate | uapi.WCFlags(uapi.IBVWCWithInv)
 
 // Poll implements provider.CQ. (cq_poll)
@@ -123,7 +124,7 @@ func (c *cq) Poll(wc []provider.WC) (n int) {
 	return n
 }
 
-// Resize implements provider.CQ. The driver copies what is in the old queue into the new one. (rxe_resize_cq)
+// Resize implements provider.CQ. The driver copies the contents of the old queue to the new one. (rxe_resize_cq)
 func (c *cq) Resize(entries int) (int, error) {
 	out := make([]byte, uapi.SizeOf[uapi.RXEResizeCQResp]())
 	r, err := c.d.ResizeCQ(c.handle, uint32(entries), out)
