@@ -11,7 +11,7 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// place is where on this host a connection begins: an entry of the GID table of a device.
+// place is a local source of a connection: an entry of the GID table of a device.
 type place struct {
 	agent    *agent // nil: not known yet
 	gidIndex int
@@ -19,7 +19,7 @@ type place struct {
 	mtu      ib.MTU
 }
 
-// sourceOf asks the kernel by which address it reaches another. Nothing is sent.
+// sourceOf asks the kernel for the source address of its route to dst. It sends no packets.
 func sourceOf(dst netip.Addr) (netip.Addr, error) {
 	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, 9)))
 	if err != nil {
@@ -33,8 +33,8 @@ func sourceOf(dst netip.Addr) (netip.Addr, error) {
 	return a.AddrPort().Addr().Unmap(), nil
 }
 
-// find returns the place of an address of this host, EADDRNOTAVAIL if no device has it, ENODEV if there is no device at
-// all. 127.0.0.1 and ::1 stand for the first active device, unless one has them.
+// find returns the place of a local address. It returns EADDRNOTAVAIL if no device has the address, ENODEV if there is
+// no device. 127.0.0.1 and ::1 stand for the first active device, unless a device has them.
 //
 //verbena:held mu
 func (m *Manager) find(addr netip.Addr) (place, error) {
@@ -53,7 +53,7 @@ func (m *Manager) find(addr netip.Addr) (place, error) {
 	return m.active(addr)
 }
 
-// active returns a place on the first active device, of the family of an address if it has one.
+// active returns a place on the first active device, preferably of the family of addr.
 //
 //verbena:held mu
 func (m *Manager) active(addr netip.Addr) (place, error) {
@@ -86,7 +86,7 @@ func (m *Manager) findFor(id *ID, addr netip.Addr) (place, error) {
 	return p, err
 }
 
-// source returns the place from which a peer is reached, by an address that the kernel's route has.
+// source returns the place from which a peer is reached. Its address is the source of the kernel's route.
 //
 //verbena:held mu
 func (m *Manager) source(id *ID, from, dst netip.Addr) (place, error) {
@@ -97,19 +97,20 @@ func (m *Manager) source(id *ID, from, dst netip.Addr) (place, error) {
 	return p, err
 }
 
-// standsForDevice reports whether an address stands for a device that does not have it. Others of 127.0.0.0/8 do not:
-// devices may have them, of other services too.
+// standsForDevice reports whether an address stands for a device that does not have it. Other addresses of 127.0.0.0/8
+// do not, because devices may have them, including devices of other services.
 func (m *Manager) standsForDevice(a netip.Addr) bool {
 	return !m.cfg.NoLoopback && isLoopback(a)
 }
 
 var localhost4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
-// isLoopback reports whether an address is 127.0.0.1 or ::1, to which the kernel binds an ID as to an unspecified one. (cma_any_addr)
+// isLoopback reports whether an address is 127.0.0.1 or ::1. The kernel binds an ID to such an address as to an
+// unspecified one. (cma_any_addr)
 func isLoopback(a netip.Addr) bool { return a == localhost4 || a == netip.IPv6Loopback() }
 
-// ownAddress returns the address of the device at a place, by which peers on other hosts reach an ID that is bound to a loopback address.
-// It returns the loopback address if the device has none of its family.
+// ownAddress returns the address of the device at a place. Peers on other hosts use it to reach an ID that is bound to
+// a loopback address. If the device has no address of the same family, ownAddress returns the loopback address.
 func ownAddress(at place, loopback netip.Addr) netip.Addr {
 	own := netip.AddrFrom16(at.gid).Unmap()
 	if at.agent == nil || own.Is4() != loopback.Is4() || own.IsLinkLocalUnicast() {
@@ -136,8 +137,8 @@ func (m *Manager) findOn(dev *ib.Device, addr netip.Addr) (place, error) {
 	return place{}, fmt.Errorf("device %s: %w", dev.Name(), syscall.ENODEV)
 }
 
-// first returns the first place of the agent's port, of the family of an address if there is one. The one that is made
-// of the interface's MAC, which the interface may not have, comes last.
+// first returns the first place of the agent's port, preferably of the family of like. The GID derived from the
+// interface's MAC is the last choice, because the interface may not have that address.
 func (a *agent) first(like netip.Addr) (place, bool) {
 	port, err := a.dev.QueryPort(a.port)
 	if err != nil {
@@ -155,7 +156,7 @@ func (a *agent) first(like netip.Addr) (place, bool) {
 		}
 		r := 0
 		switch {
-		case i == 0: // made from the interface's MAC
+		case i == 0: // derived from the interface's MAC
 		case netip.AddrFrom16(e.GID).Unmap().Is4() == like.Is4():
 			r = 2
 		default:
@@ -188,7 +189,7 @@ func (a *agent) place(index int, gid ib.GID) (place, error) {
 	return place{agent: a, gidIndex: index, gid: gid, mtu: p.ActiveMTU}, err
 }
 
-// peerGID is the GID that stands for an address of the peer: that of the place itself for 127.0.0.1 and ::1.
+// peerGID returns the GID of a peer's address; for 127.0.0.1 and ::1, that of the place itself.
 //
 //verbena:held mu
 func (m *Manager) peerGID(p place, dst netip.Addr) ib.GID {

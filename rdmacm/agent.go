@@ -13,46 +13,46 @@ import (
 	"verbena/roce"
 )
 
-// agent exchanges datagrams by the general services queue pair of a device's port, which it owns (struct ib_mad_agent).
+// agent owns the general services queue pair of a device's port, and exchanges datagrams over it (struct ib_mad_agent).
 type agent struct {
 	m     *Manager
 	dev   *ib.Device
-	guid  uint64 // of the node
+	guid  uint64 // GUID of the node
 	delay uint8  // the local ACK delay of the device
 	port  int
 
 	pd  *ib.PD
 	cq  *completion.CQ
 	qp  *completion.QP
-	buf []byte // slots: receives of them, then sends
+	buf []byte // slots: first those of receives, then those of sends
 	mr  *ib.MR
 
 	mu     sync.Mutex
-	in     []ib.WC       // of datagrams that have come
-	out    []datagram    // that wait for a slot, oldest first
-	free   []int         // slots to send from
-	closed bool          // nothing is sent or received any more
-	wake   chan struct{} // there is something to do
+	in     []ib.WC       // completions of received datagrams
+	out    []datagram    // waiting for a slot, oldest first
+	free   []int         // free slots for sends
+	closed bool          // sending and receiving have ended
+	wake   chan struct{} // wakes run
 	end    sync.WaitGroup
 }
 
-// datagram is a message to send.
+// datagram is an outgoing message.
 type datagram struct {
 	to  ib.AHAttr
 	mad [msg.Len]byte
 }
 
 const (
-	// maxReceives and maxSends bound the datagrams that the queue pair has at a time; a small device takes fewer.
+	// maxReceives and maxSends limit the datagrams of the queue pair; a small device supports fewer.
 	maxReceives = 256
 	maxSends    = 64
-	// agentBacklog bounds the datagrams that wait to be sent. What is too much is lost, as in a network.
+	// agentBacklog limits the datagrams that wait to be sent. Further ones are dropped, as in a network.
 	agentBacklog = 4096
 
 	slotLen = roce.GRHLen + msg.Len
 )
 
-// newAgent makes the agent of a device. It may sleep.
+// newAgent creates the agent of a device. It may sleep.
 func newAgent(m *Manager, dev *ib.Device) (_ *agent, err error) {
 	a := &agent{m: m, dev: dev, port: 1, wake: make(chan struct{}, 1)}
 	attr, err := dev.QueryDevice()
@@ -106,7 +106,7 @@ func newAgent(m *Manager, dev *ib.Device) (_ *agent, err error) {
 	return a, nil
 }
 
-// close frees everything. It may sleep, and holds no lock of the manager's.
+// close frees all resources. It may sleep. No lock of the manager may be held.
 func (a *agent) close() {
 	a.mu.Lock()
 	a.closed = true
@@ -137,13 +137,13 @@ func (a *agent) sge(i, off, n int) []ib.SGE {
 	return []ib.SGE{{Addr: a.mr.Addr() + uint64(i*slotLen+off), Length: uint32(n), LKey: a.mr.LKey()}}
 }
 
-// receive posts a slot.
+// receive posts the receive of a slot.
 func (a *agent) receive(i int) error {
 	return a.qp.PostRecv(ib.RecvWR{ID: uint64(i), SGList: a.sge(i, 0, slotLen)}, a.received)
 }
 
-// received notes that a datagram has come. It may not sleep. After an error the queue pair takes no more, and the end of
-// its device is near.
+// received processes the completion of a received datagram. It may not sleep. After an error the queue pair receives no
+// more; its device is about to be removed.
 func (a *agent) received(wc *ib.WC) {
 	if wc.Status == ib.WCWRFlushErr {
 		return
@@ -194,8 +194,8 @@ func (a *agent) kick() {
 	}
 }
 
-// run handles what comes, and sends what is queued, until the agent is closed: what is queued then is still sent, such as
-// the ends of connections.
+// run processes received datagrams and sends queued ones until the agent is closed. It still sends the datagrams queued
+// before the close, such as the messages that end connections.
 func (a *agent) run() {
 	for {
 		a.mu.Lock()
@@ -261,7 +261,7 @@ func (a *agent) giveBack(slot int) {
 	a.kick()
 }
 
-// gidIndex finds an address in the table of the agent's port.
+// gidIndex returns the index of an address in the GID table of the agent's port.
 func (a *agent) gidIndex(g ib.GID) (int, error) {
 	port, i, err := a.dev.FindGID(g, ib.GIDTypeRoCEv2)
 	if err == nil && port != a.port {

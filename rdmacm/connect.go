@@ -13,37 +13,37 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// connection is one end of a connection, from its first message until the last packet of it can be under way. It may
-// outlive its ID.
+// connection is one side of a connection. It exists from its first message until no packet of it can be in flight, and
+// may outlive its ID.
 type connection struct {
 	conn.Conn
 	agent *agent
-	owner *ID // nil: it has gone
+	owner *ID // nil: the owner has gone
 	to    ib.AHAttr
 
 	local, remote uint32 // communication IDs; remote 0: not known yet
-	guid          uint64 // of the peer's node
+	guid          uint64 // GUID of the peer's node
 	space         msg.PortSpace
 	tid           uint64
-	tidREP        uint64 // of the REP, which RTU repeats
+	tidREP        uint64 // transaction ID of the REP, which RTU repeats
 	last          datagram
 	timer         clock.Timer // nil: none
-	round         uint64      // of the timer, so that a late one is known
-	service       uint8       // the code of the time that an MRA asked for
+	round         uint64      // number of the timer, to detect a late one
+	service       uint8       // code of the time requested by an MRA
 	slow          bool        // an MRA was sent
 
-	// For the queue pair.
-	recvPSN, sendPSN uint32 // of the first packet that comes, which this side chooses, and of the first that goes
+	// For the queue pair:
+	recvPSN, sendPSN uint32 // initial PSN of incoming packets, chosen by this side, and of outgoing ones
 	localQPN         uint32 // 0: not known yet
 	remoteQPN        uint32
 	mtu              ib.MTU
 	ackCode          uint8
 	depth, resources uint8
 	retry, rnrRetry  uint8
-	hops             uint8 // hop limit of the queue pair's packets, as the peer asks; 0: as that of messages
+	hops             uint8 // hop limit of the queue pair's packets, as requested by the peer; 0: that of messages
 }
 
-// peer is the key of what the connection's peer has numbered.
+// peer returns the key for a number assigned by the connection's peer.
 func (c *connection) peer(number uint32) peerID { return peerID{c.to.GRH.DGID, c.guid, number} }
 
 func errnoOf(err error) int32 {
@@ -54,10 +54,10 @@ func errnoOf(err error) int32 {
 	return int32(syscall.EIO)
 }
 
-// lifeTime is the code of the time that a packet may be under way. (CMA_IBOE_PACKET_LIFETIME)
+// lifeTime is the code of the packet lifetime. (CMA_IBOE_PACKET_LIFETIME)
 const lifeTime = 16
 
-// ackTimeout is the local ACK timeout of the ID's connection, of 5 bits. (cma_resolve_iboe_route, cm_ack_timeout)
+// ackTimeout returns the local ACK timeout of the ID's connection, 5 bits. (cma_resolve_iboe_route, cm_ack_timeout)
 func (id *ID) ackTimeout() uint8 {
 	t, delay := uint8(lifeTime+1), id.at.agent.delay
 	if id.ackSet && id.ackCode != 0 {
@@ -74,7 +74,7 @@ func (id *ID) ackTimeout() uint8 {
 
 func mask24(n uint32) uint32 { return n & 0xffffff }
 
-// data is the user's private data behind the IP header, which port spaces with ports of IP have.
+// data returns the private data for a message. In port spaces with IP ports the IP header precedes the user's data.
 func (id *ID) data(user []byte, most int) ([]byte, error) {
 	var b []byte
 	if !id.ib {
@@ -86,8 +86,8 @@ func (id *ID) data(user []byte, most int) ([]byte, error) {
 	return append(b, user...), nil
 }
 
-// Connect asks the peer for a connection, or for its datagram service, and reports ConnectResponse or, of a service,
-// Established; or Rejected, or Unreachable. (rdma_connect)
+// Connect requests a connection to the peer, or its datagram service. It causes ConnectResponse or, for a service,
+// Established; otherwise Rejected or Unreachable. (rdma_connect)
 func (id *ID) Connect(p Param, user []byte) error {
 	m := id.m
 	m.mu.Lock()
@@ -134,7 +134,7 @@ func (id *ID) Connect(p Param, user []byte) error {
 
 const (
 	defaultPKey   = 0xffff
-	permissiveLID = 0xffff // as for all of Ethernet (IB_LID_PERMISSIVE)
+	permissiveLID = 0xffff // as for all Ethernet devices (IB_LID_PERMISSIVE)
 )
 
 func transportOf(t ib.QPType) msg.Transport {
@@ -147,8 +147,8 @@ func transportOf(t ib.QPType) msg.Transport {
 	return msg.TransportRC
 }
 
-// Accept answers a ConnectRequest, whose connection is established when Established is reported. If it fails, the
-// request is rejected, as far as that is possible. (rdma_accept)
+// Accept accepts a ConnectRequest. The connection is established once Established is reported. If Accept fails, the
+// request is rejected if possible. (rdma_accept)
 func (id *ID) Accept(p Param, user []byte) error {
 	m := id.m
 	m.mu.Lock()
@@ -189,11 +189,11 @@ func (m *Manager) accept(id *ID, p Param, user []byte) error {
 	return nil
 }
 
-// failoverUnsupported: an alternate path is not used.
+// failoverUnsupported: alternate paths are not supported.
 const failoverUnsupported = 1
 
-// Complete answers a ConnectResponse when the owner has brought its queue pair up: the connection is established. A
-// request for a datagram service is accepted. If it fails, the connection is rejected, as far as that is possible.
+// Complete replies to a ConnectResponse, after the owner has connected its queue pair; then the connection is
+// established. For a datagram service it accepts the request. If it fails, the connection is rejected if possible.
 // (rdma_accept without parameters)
 func (id *ID) Complete() error {
 	m := id.m
@@ -224,7 +224,7 @@ func (m *Manager) complete(id *ID) error {
 	return nil
 }
 
-// Reject refuses a ConnectRequest, or a ConnectResponse. The ID is to be destroyed. (rdma_reject)
+// Reject rejects a ConnectRequest or a ConnectResponse. The caller must destroy the ID. (rdma_reject)
 func (id *ID) Reject(reason msg.Reason, user []byte) error {
 	id.m.mu.Lock()
 	defer id.m.mu.Unlock()
@@ -255,8 +255,8 @@ func (m *Manager) reject(id *ID, reason msg.Reason, user []byte) error {
 	return nil
 }
 
-// Disconnect ends a connection, or agrees to its end, and reports Disconnected unless the peer has ended it before.
-// (rdma_disconnect)
+// Disconnect ends a connection, or confirms its end. It causes Disconnected, unless the peer has ended the connection
+// before. (rdma_disconnect)
 func (id *ID) Disconnect() error {
 	m := id.m
 	m.mu.Lock()
@@ -279,7 +279,7 @@ func (id *ID) Disconnect() error {
 	return nil
 }
 
-// Establish says that data has come from the peer, before its RTU. (rdma_notify with IB_EVENT_COMM_EST)
+// Establish reports that data have arrived from the peer before its RTU. (rdma_notify with IB_EVENT_COMM_EST)
 func (id *ID) Establish() error {
 	m := id.m
 	m.mu.Lock()
@@ -299,7 +299,7 @@ func (id *ID) Establish() error {
 	return nil
 }
 
-// QPAttr returns the attributes with which the queue pair goes to a state. (rdma_init_qp_attr)
+// QPAttr returns the attributes for the queue pair's transition to a state. (rdma_init_qp_attr)
 func (id *ID) QPAttr(to ib.QPState) (a ib.QPAttr, mask ib.QPAttrMask, err error) {
 	m := id.m
 	m.mu.Lock()
@@ -310,7 +310,7 @@ func (id *ID) QPAttr(to ib.QPState) (a ib.QPAttr, mask ib.QPAttrMask, err error)
 	}
 	port := uint8(id.at.agent.port)
 	c := id.conn
-	if id.opts.Type == ib.QPTypeUD || !id.begun { // whatever the state (cma_ib_init_qp_attr)
+	if id.opts.Type == ib.QPTypeUD || !id.begun { // in any state (cma_ib_init_qp_attr)
 		a.Port = port
 		mask = ib.QPAttrState | ib.QPAttrPKeyIndex | ib.QPAttrPort
 		if id.opts.Type == ib.QPTypeUD {
@@ -352,7 +352,7 @@ func (id *ID) QPAttr(to ib.QPState) (a ib.QPAttr, mask ib.QPAttrMask, err error)
 	return a, 0, fmt.Errorf("attributes of a queue pair in state %v: %w", to, syscall.EINVAL)
 }
 
-// accessFor is what the peer may do with this side's memory. (cm_init_qp_init_attr)
+// accessFor returns the access rights of the peer. (cm_init_qp_init_attr)
 func accessFor(resources uint8) ib.AccessFlags {
 	if resources == 0 {
 		return ib.AccessRemoteWrite
@@ -360,10 +360,10 @@ func accessFor(resources uint8) ib.AccessFlags {
 	return ib.AccessRemoteWrite | ib.AccessRemoteRead | ib.AccessRemoteAtomic
 }
 
-// udpQKey is that of datagram services. (RDMA_UDP_QKEY)
+// udpQKey is the Q_Key of datagram services. (RDMA_UDP_QKEY)
 const udpQKey = 0x01234567
 
-// send sends a message of a connection, and keeps it to be sent again.
+// send sends a message of a connection, and keeps it for retransmission.
 //
 //verbena:held mu
 func (m *Manager) send(c *connection, tid uint64, x msg.Message) {
@@ -372,7 +372,7 @@ func (m *Manager) send(c *connection, tid uint64, x msg.Message) {
 	c.agent.repeat(&c.last)
 }
 
-// do carries out what a transition asks for.
+// do executes the actions of a transition.
 //
 //verbena:held mu
 func (m *Manager) do(c *connection, d conn.Do) {
@@ -412,7 +412,7 @@ func (m *Manager) do(c *connection, d conn.Do) {
 		m.remember(c)
 	case conn.Refusal:
 		if k := c.peer(c.remoteQPN); m.byPeerQP[k] == c {
-			delete(m.byPeerQP, k) // the queue pair may ask again, by a new connection
+			delete(m.byPeerQP, k) // the queue pair may request a new connection
 		}
 		d := 2*duration(m.cfg.Timeout) + time.Second
 		if c.slow {
@@ -432,15 +432,15 @@ func (m *Manager) do(c *connection, d conn.Do) {
 }
 
 const (
-	// maxTimewait is the code of half the longest time for which a connection that is over is remembered: 4.3 s. Owners and
-	// peers choose ACK timeouts of hours.
+	// maxTimewait is the code of half the maximum time for which an ended connection is kept: 4.3 s. Owners and peers
+	// can choose ACK timeouts of hours.
 	maxTimewait = 20
-	// maxRemembered is how many connections there may be before those that are over, and have no owner, are forgotten at
-	// once: owners and peers make them as fast as they can.
+	// maxRemembered is the number of connections beyond which ended connections without an owner are dropped at once.
+	// Owners and peers can create connections without a rate limit.
 	maxRemembered = 16384
 )
 
-// remember forgets a connection that is over if there are too many.
+// remember drops an ended connection if there are too many.
 //
 //verbena:held mu
 func (m *Manager) remember(c *connection) {
@@ -450,7 +450,7 @@ func (m *Manager) remember(c *connection) {
 	}
 }
 
-// mraTimeout is the code of the time that owners get to answer: 68 s. (CMA_CM_MRA_SETTING)
+// mraTimeout is the code of the time for the owners' response: 68 s. (CMA_CM_MRA_SETTING)
 const mraTimeout = 24
 
 //verbena:held mu

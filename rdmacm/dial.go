@@ -11,36 +11,36 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// Conn is an end of a connection of a consumer in this process, by an RC queue pair. It carries an [ID] through its states, and the consumer's
-// queue pair with it. The consumer makes the queue pair, on the Conn's device, and destroys it:
+// Conn is one side of a connection for a consumer in this process, with an RC queue pair. It manages the states of an
+// [ID] and of the consumer's queue pair. The consumer creates the queue pair on the Conn's device, and destroys it:
 //
-//	active:   Resolve - make a queue pair - Init - post receives - Connect - use it
-//	passive:  Listener.Accept - make a queue pair - Request.Init - post receives - Request.Accept - use it
+//	active:   Resolve - create a queue pair - Init - post receives - Connect - use it
+//	passive:  Listener.Accept - create a queue pair - Request.Init - post receives - Request.Accept - use it
 //	end:      Done - destroy the queue pair - Close
 //
 // All methods are safe for concurrent use, and none may be called in an atomic context: they take the manager's lock.
 type Conn struct {
 	id    *ID
-	steps chan Event // what Resolve and Connect wait for
+	steps chan Event // events for Resolve and Connect
 
 	established chan struct{}
 
 	mu   sync.Mutex
 	done chan struct{} // closed when the connection has ended
-	err  error         // why
+	err  error         // the reason
 	up   bool          // established is closed
 }
 
-// ErrDisconnected: a connection has been ended, by either side.
+// ErrDisconnected: either side has ended the connection.
 var ErrDisconnected = fmt.Errorf("the connection has been ended: %w", syscall.ECONNRESET)
 
 // errOwnEnd: Close was called.
 var errOwnEnd = fmt.Errorf("the connection has been closed: %w", syscall.ECONNABORTED)
 
-// RefusedError is the error of a connection that its peer has refused. It wraps ECONNREFUSED.
+// RefusedError is the error of a connection that its peer has rejected. It wraps ECONNREFUSED.
 type RefusedError struct {
 	Reason msg.Reason
-	// Data is the private data of the refusal, as long as the message's field: what the peer sent, and then zeros.
+	// Data is the private data of the rejection, with the length of the message's field: the peer's data, then zeros.
 	Data []byte
 }
 
@@ -56,22 +56,22 @@ func (e *RefusedError) Error() string {
 
 func (e *RefusedError) Unwrap() error { return syscall.ECONNREFUSED }
 
-// Target is where a connection leads.
+// Target is the destination of a connection.
 type Target struct {
-	// Addr is the peer's. 127.0.0.1 and ::1 are the device itself, unless a device has that address.
+	// Addr is the address of the peer. 127.0.0.1 and ::1 refer to the device itself, unless a device has that address.
 	Addr netip.AddrPort
-	// Source is the address of this host to begin from; zero: one that leads to Addr, or one of Device's.
+	// Source is the local address; zero: one that reaches Addr, or one of Device.
 	Source netip.AddrPort
-	// Device is the device to use; nil: that of the source address.
+	// Device is the device to use; nil: the device of the source address.
 	Device *ib.Device
-	// ACKTimeout is the code of the time in which the peer acknowledges a packet, 4.096 us * 2^ACKTimeout, for both ends
-	// of the connection; 0: 17, 0.5 s.
+	// ACKTimeout is the code of the local ACK timeout, 4.096 us * 2^ACKTimeout, for both sides of the connection; 0:
+	// 17, 0.5 s.
 	ACKTimeout uint8
 }
 
-// Resolve finds the device and the addresses of a connection. ENODEV if there is no such device, EADDRNOTAVAIL if no
-// device has the source address, or the error of the route. The result is to be closed. It may sleep. (rdma_resolve_addr,
-// rdma_resolve_route)
+// Resolve resolves the device and the addresses of a connection. It returns ENODEV if there is no such device,
+// EADDRNOTAVAIL if no device has the source address, or the error of the route. The caller must close the result. It
+// may sleep. (rdma_resolve_addr, rdma_resolve_route)
 func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 	c := newConn()
 	if c.id, err = m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Device: to.Device, Event: c.event, closed: c.end}); err != nil {
@@ -102,11 +102,11 @@ func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 }
 
 func newConn() *Conn {
-	// Each step is waited for before the next one begins, so that there are few that nobody has taken.
+	// Each event is received before the next call, so only a few can be pending.
 	return &Conn{steps: make(chan Event, 4), established: make(chan struct{}), done: make(chan struct{})}
 }
 
-// event takes the ID's events.
+// event processes an event of the ID.
 func (c *Conn) event(_ *ID, e Event) {
 	switch e.Type {
 	case AddrResolved, RouteResolved, ConnectResponse:
@@ -141,7 +141,7 @@ func (c *Conn) nowUp() {
 	}
 }
 
-// end notes the first reason for which the connection has ended.
+// end records the first reason for the end of the connection.
 func (c *Conn) end(why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -151,7 +151,7 @@ func (c *Conn) end(why error) {
 	}
 }
 
-// await returns the event of a step.
+// await returns the expected event.
 func (c *Conn) await(ctx context.Context, step EventType) (Event, error) {
 	for {
 		select {
@@ -167,17 +167,17 @@ func (c *Conn) await(ctx context.Context, step EventType) (Event, error) {
 	}
 }
 
-// Device returns everybody's Device of that on which the queue pair is to be made, nil if it has gone. A client of the core
-// makes it on its own Device, which is the Same.
+// Device returns the shared Device on which the queue pair must be created, or nil if it has gone. A client of the core
+// creates the queue pair on its own Device, which is the Same.
 func (c *Conn) Device() *ib.Device { return c.id.Device() }
 
-// LocalAddr is the address of this end.
+// LocalAddr returns the local address.
 func (c *Conn) LocalAddr() netip.AddrPort { return c.id.View().Src }
 
-// RemoteAddr is the address of the peer.
+// RemoteAddr returns the address of the peer.
 func (c *Conn) RemoteAddr() netip.AddrPort { return c.id.View().Dst }
 
-// Init takes a queue pair from RESET to INIT, in which receives can be posted. It may sleep.
+// Init moves a queue pair from RESET to INIT, in which receives can be posted. It may sleep.
 func (c *Conn) Init(qp *ib.QP) error {
 	a, mask, err := c.id.QPAttr(ib.QPInit)
 	if err != nil {
@@ -186,10 +186,10 @@ func (c *Conn) Init(qp *ib.QP) error {
 	return qp.Modify(a, mask)
 }
 
-// bring takes a queue pair in INIT to RTS. param, if there is one, says what this end accepts. (cma_modify_qp_rtr,
+// bring moves a queue pair from INIT to RTS. param, if not nil, holds the accepted parameters. (cma_modify_qp_rtr,
 // cma_modify_qp_rts)
 func (c *Conn) bring(qp *ib.QP, param *Param) error {
-	// Once more to INIT: what the peer may do is known only now.
+	// Repeat INIT, because the peer's access rights are only known now.
 	for _, s := range [...]ib.QPState{ib.QPInit, ib.QPRTR, ib.QPRTS} {
 		a, mask, err := c.id.QPAttr(s)
 		if err != nil {
@@ -206,10 +206,10 @@ func (c *Conn) bring(qp *ib.QP, param *Param) error {
 	return nil
 }
 
-// Connect connects a queue pair, which is in INIT, and returns what the peer has answered when the queue pair can be used.
-// Data is private data, 56 bytes at most, QPN of Param is the queue pair's. A *[RefusedError], ETIMEDOUT if the peer does
-// not answer, ENODEV if the device goes meanwhile. After an error the connection is to be closed. It may sleep.
-// (rdma_connect)
+// Connect connects a queue pair in state INIT. It returns the peer's parameters and private data once the queue pair is
+// usable. data is private data of at most 56 bytes; QPN of Param is the queue pair's number. It returns a
+// *[RefusedError] if the peer rejects the connection, ETIMEDOUT if the peer does not respond, ENODEV if the device is
+// removed meanwhile. After an error the caller must close the connection. It may sleep. (rdma_connect)
 func (c *Conn) Connect(ctx context.Context, qp *ib.QP, p Param, data []byte) (Param, []byte, error) {
 	p.QPN = qp.Num()
 	if err := c.id.Connect(p, data); err != nil {
@@ -220,7 +220,7 @@ func (c *Conn) Connect(ctx context.Context, qp *ib.QP, p Param, data []byte) (Pa
 		return Param{}, nil, fmt.Errorf("connect to %v: %w", c.RemoteAddr(), err)
 	}
 	if err := c.bring(qp, nil); err != nil {
-		c.id.Reject(msg.ReasonConsumer, nil) // or it has ended by itself
+		c.id.Reject(msg.ReasonConsumer, nil) // unless it has ended by itself
 		return Param{}, nil, fmt.Errorf("connect to %v: %w", c.RemoteAddr(), err)
 	}
 	if err := c.id.Complete(); err != nil {
@@ -230,7 +230,7 @@ func (c *Conn) Connect(ctx context.Context, qp *ib.QP, p Param, data []byte) (Pa
 	return answer.Param, answer.Data, nil
 }
 
-// Establish says that data has come from the peer, for a connection that was accepted: the message that says so may have
+// Establish reports that data have arrived from the peer over an accepted connection, because the peer's RTU may have
 // been lost. It may sleep. (rdma_notify with IB_EVENT_COMM_EST)
 func (c *Conn) Establish() {
 	if c.id.Establish() == nil {
@@ -238,7 +238,8 @@ func (c *Conn) Establish() {
 	}
 }
 
-// Established returns when the peer knows that it was accepted, or Err if the connection has ended before. It may sleep.
+// Established waits until the peer has confirmed an accepted connection; it returns Err if the connection ends before.
+// It may sleep.
 func (c *Conn) Established(ctx context.Context) error {
 	select {
 	case <-c.established:
@@ -250,41 +251,43 @@ func (c *Conn) Established(ctx context.Context) error {
 	}
 }
 
-// Done is closed when the connection has ended, or cannot be established any more: by the peer, by Disconnect or Close, or
-// because the device has gone. A peer that is lost without a word is not noticed here, but by the queue pair when it sends.
+// Done returns a channel that is closed when the connection has ended or has failed: because of the peer, Disconnect or
+// Close, or the removal of the device. The loss of a peer is not detected here, but by the queue pair when it sends.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err is why the connection has ended; nil: it has not. [ErrDisconnected], *[RefusedError], ETIMEDOUT, ENODEV.
+// Err returns the reason for the end of the connection, or nil before: [ErrDisconnected], *[RefusedError], ETIMEDOUT,
+// ENODEV.
 func (c *Conn) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// Disconnect ends the connection at both ends. Done is closed when the peer has agreed, or has not answered. The queue pair
-// is left as it is. It may sleep. (rdma_disconnect)
+// Disconnect ends the connection on both sides. Done is closed when the peer has confirmed the end, or has not
+// responded. The queue pair is not changed. It may sleep. (rdma_disconnect)
 func (c *Conn) Disconnect() error { return c.id.Disconnect() }
 
-// Close gives the connection up, and the peer is told. The queue pair is left as it is. It does not wait for the peer.
+// Close ends the connection and notifies the peer, without waiting for it. The queue pair is not changed.
 // (rdma_destroy_id)
 func (c *Conn) Close() {
 	c.id.Destroy()
 	c.end(errOwnEnd)
 }
 
-// Listener takes requests for connections.
+// Listener receives connection requests.
 type Listener struct {
 	id       *ID
-	requests chan *Request // room for the backlog
+	requests chan *Request // with the capacity of the backlog
 
 	mu   sync.Mutex
 	done chan struct{}
 	err  error
 }
 
-// Listen takes requests at a port: 0 for any that is free; of an unspecified address, for all devices, also those that come
-// later. backlog bounds requests that Accept has not returned, or that are neither accepted nor rejected; 0 stands for 1024.
-// EADDRINUSE and its like as [ID.Bind]. The manager's owner may use ports below 1024. (rdma_bind_addr, rdma_listen)
+// Listen listens at a port; 0 stands for any free port. With an unspecified address it listens on all devices,
+// including future ones. backlog limits the requests that Accept has not returned, or that are neither accepted nor
+// rejected; 0 stands for 1024. Errors such as EADDRINUSE are those of [ID.Bind]. The manager's owner may use ports
+// below 1024. (rdma_bind_addr, rdma_listen)
 func (m *Manager) Listen(at netip.AddrPort, backlog int) (_ *Listener, err error) {
 	if backlog <= 0 {
 		backlog = defaultBacklog
@@ -304,7 +307,7 @@ func (m *Manager) Listen(at netip.AddrPort, backlog int) (_ *Listener, err error
 	return l, nil
 }
 
-// event takes the listener's events.
+// event processes an event of the listener.
 func (l *Listener) event(_ *ID, e Event) {
 	switch e.Type {
 	case ConnectRequest:
@@ -338,11 +341,11 @@ func (l *Listener) end(why error) {
 	}
 }
 
-// Addr is the address and the port.
+// Addr returns the address and the port.
 func (l *Listener) Addr() netip.AddrPort { return l.id.View().Src }
 
-// Accept returns the next request. ECONNABORTED once Close was called, ENODEV when the device has gone whose address the
-// listener has. It may sleep.
+// Accept returns the next request. It returns ECONNABORTED after Close, ENODEV if the device with the listener's
+// address has gone. It may sleep.
 func (l *Listener) Accept(ctx context.Context) (*Request, error) {
 	select {
 	case r := <-l.requests:
@@ -356,7 +359,7 @@ func (l *Listener) Accept(ctx context.Context) (*Request, error) {
 	return nil, l.err
 }
 
-// Close ends the listener. Requests that Accept has not returned are refused. It may sleep.
+// Close closes the listener. It rejects requests that Accept has not returned. It may sleep.
 func (l *Listener) Close() {
 	l.id.Destroy()
 	l.end(fmt.Errorf("the listener has been closed: %w", syscall.ECONNABORTED))
@@ -370,27 +373,27 @@ func (l *Listener) Close() {
 	}
 }
 
-// Request is a request for a connection. It is to be accepted or rejected.
+// Request is a connection request, which must be accepted or rejected.
 type Request struct {
 	conn *Conn
-	// Param is what the peer asks for, as this end is to set it.
+	// Param holds the parameters that the peer requests, from this side's point of view.
 	Param Param
-	// Data is the peer's private data, as long as the message's field, 56 bytes: what the peer sent, and then zeros.
+	// Data is the peer's private data, with the length of the message's field, 56 bytes: the peer's data, then zeros.
 	Data []byte
 }
 
 // Device is [Conn.Device].
 func (r *Request) Device() *ib.Device { return r.conn.Device() }
 
-// RemoteAddr is the address of the peer.
+// RemoteAddr returns the address of the peer.
 func (r *Request) RemoteAddr() netip.AddrPort { return r.conn.RemoteAddr() }
 
-// Init takes a queue pair from RESET to INIT, in which receives can be posted. It may sleep.
+// Init moves a queue pair from RESET to INIT, in which receives can be posted. It may sleep.
 func (r *Request) Init(qp *ib.QP) error { return r.conn.Init(qp) }
 
-// Accept takes a queue pair, which is in INIT, to RTS, and tells the peer. The result can send at once, and is to be closed;
-// [Conn.Established] waits for the peer. Data is private data, 196 bytes at most, QPN of Param is the queue pair's. After an
-// error the request is rejected. It may sleep. (rdma_accept)
+// Accept moves a queue pair from INIT to RTS, and accepts the request. The resulting connection can send at once, and
+// must be closed; [Conn.Established] waits for the peer. data is private data of at most 196 bytes; QPN of Param is the
+// queue pair's number. After an error the request is rejected. It may sleep. (rdma_accept)
 func (r *Request) Accept(qp *ib.QP, p Param, data []byte) (*Conn, error) {
 	c := r.conn
 	p.QPN = qp.Num()
@@ -406,8 +409,7 @@ func (r *Request) Accept(qp *ib.QP, p Param, data []byte) (*Conn, error) {
 	return c, nil
 }
 
-// Reject refuses the request with private data of 148 bytes at most, of which what is more is left out. It may sleep.
-// (rdma_reject)
+// Reject rejects the request with private data, which is truncated to 148 bytes. It may sleep. (rdma_reject)
 func (r *Request) Reject(data []byte) {
 	r.conn.id.Reject(msg.ReasonConsumer, data[:min(len(data), msg.MaxREJData)]) // unless it has ended by itself
 	r.conn.Close()

@@ -17,7 +17,7 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// end is a consumer's queue pair, with a page of memory.
+// end is a consumer's queue pair with a page of memory.
 type end struct {
 	t   *testing.T
 	pd  *ib.PD
@@ -88,11 +88,11 @@ func at(h *host) netip.AddrPort { return netip.AddrPortFrom(h.addr, testPort) }
 
 var anywhere = netip.AddrPortFrom(netip.IPv6Unspecified(), testPort)
 
-// TestDial: consumers connect, talk, and part.
+// TestDial connects consumers, exchanges messages, and disconnects.
 func TestDial(t *testing.T) {
 	for name, rules := range map[string][]link.Rule{
 		"a good network": nil,
-		// What is lost of the connection manager's messages is sent again; the RTU perhaps never, until data comes.
+		// Lost messages of the connection manager are retransmitted. The RTU may be lost until data arrive.
 		"a bad network": {{Drop: 0.3, QP: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -174,10 +174,10 @@ func TestDial(t *testing.T) {
 	}
 }
 
-// TestDialFails: what a consumer is told when there is no connection.
+// TestDialFails checks the errors of failing connections.
 func TestDialFails(t *testing.T) {
 	ctx := context.Background()
-	// dial connects to b, until ctx ends.
+	// dial connects to b, with ctx.
 	dial := func(t *testing.T, ctx context.Context, a *host, to netip.AddrPort) error {
 		c, err := a.m.Resolve(ctx, Target{Addr: to})
 		if err != nil {
@@ -344,7 +344,8 @@ func TestDialFails(t *testing.T) {
 	}
 }
 
-// TestDialAgain: a listener at an unspecified address outlives its device, and so does the manager of who connects.
+// TestDialAgain checks that a listener at an unspecified address outlives its device, and that a manager can connect
+// after a reset.
 func TestDialAgain(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, a, b *host) {
 		ctx := context.Background()

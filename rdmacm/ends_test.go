@@ -12,21 +12,21 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// couple is the IDs of a connection's two sides, and what they hear.
+// couple holds the IDs of both sides of a connection, and their events.
 type couple struct {
 	a, b   *host
-	c, s   *ID // s is nil until it is asked
+	c, s   *ID // s is nil until the request arrives
 	la, lb log
 }
 
-// A situation is a state of a connection, and how it is reached.
+// A situation is a state of a connection, with a function that reaches it.
 type situation struct {
 	name  string
 	space msg.PortSpace
-	reach func(t *testing.T, p *couple) // from resolved on, or, of the first ones, from idle on
+	reach func(t *testing.T, p *couple) // starts from a resolved route, or for the first situations from an idle ID
 }
 
-// fromIdle is how many situations are before the route is resolved.
+// fromIdle is the number of situations before the route is resolved.
 const fromIdle = 3
 
 var situations = []situation{
@@ -90,7 +90,7 @@ func connect(t *testing.T, p *couple) {
 	p.lb.expect(t, soon, Established)
 }
 
-// misfortunes are what happens to a connection.
+// misfortunes are events that end a connection.
 var misfortunes = []struct {
 	name   string
 	happen func(p *couple)
@@ -105,7 +105,7 @@ var misfortunes = []struct {
 	}},
 	{"the peer is lost", func(p *couple) {
 		p.a.net.SetLink(p.b.addr, false)
-		if v := p.c.View(); v.Routed { // who speaks learns of it
+		if v := p.c.View(); v.Routed { // a side that sends messages detects it
 			p.c.Disconnect()
 		}
 	}},
@@ -119,9 +119,9 @@ var misfortunes = []struct {
 	}},
 }
 
-// ends is what the two sides hear within two minutes of each misfortune, in the order of misfortunes. A device that
-// goes tells nobody: as with a peer that is lost, who wants nothing of it does not learn of that.
-// An address is resolved before its device goes, or not, as it happens.
+// ends lists the events of both sides within two minutes after each misfortune, in the order of misfortunes. The
+// removal of a device sends no messages, so a peer that does not send anything is not notified. An address may or may
+// not be resolved before its device is removed.
 var ends = map[string][7]string{
 	"bound":     {"[device removal] []", "[] []", "[] []", "[] []", "[] []", "[device removal] []", "[] []"},
 	"listening": {"[device removal] []", "[] []", "[] []", "[] []", "[] []", "[device removal] []", "[] []"},
@@ -178,7 +178,8 @@ var ends = map[string][7]string{
 	},
 }
 
-// TestEnds: whatever happens to a connection, in each of its states, both sides are told, or need not be; and nothing is left.
+// TestEnds checks for each state of a connection and each misfortune that both sides are notified where required, and
+// that no state remains.
 func TestEnds(t *testing.T) {
 	for n, at := range situations {
 		for i, m := range misfortunes {

@@ -6,7 +6,7 @@ import (
 	"verbena/ib"
 )
 
-// EventType is what has happened to an ID (enum rdma_cm_event_type; the numbers are the user ABI's).
+// EventType is the type of an event of an ID (enum rdma_cm_event_type; the numbers are those of the user ABI).
 type EventType uint32
 
 const (
@@ -41,32 +41,33 @@ func (t EventType) String() string {
 	return fmt.Sprintf("event %d", uint32(t))
 }
 
-// Event is what an ID's owner is told (struct rdma_cm_event).
+// Event is an event for the owner of an ID (struct rdma_cm_event).
 type Event struct {
 	Type EventType
-	// Status is 0, a negative errno, or for Rejected the msg.Reason, for Unreachable of a datagram service the
+	// Status is 0 or a negative errno; for Rejected it is the msg.Reason, and for Unreachable of a datagram service the
 	// msg.SIDRStatus.
 	Status int32
-	// New is the ID of a ConnectRequest: the owner of the listener gives it an owner with [ID.Adopt], or destroys it.
+	// New is the ID of a ConnectRequest. The owner of the listener must set its event function with [ID.Adopt], or
+	// destroy it.
 	New *ID
-	// Param is what the peer asks for, or answers; of ConnectRequest, ConnectResponse and Established.
+	// Param holds the requested or accepted parameters, for ConnectRequest, ConnectResponse and Established.
 	Param Param
-	// Data is private data, as long as the message's field: what the peer sent, and then zeros.
+	// Data is private data, with the length of the message's field: the peer's data, then zeros.
 	Data []byte
-	// AH is how to reach a datagram service, or a multicast group: with Param.QPN and Param.QKey.
+	// AH is the address of a datagram service or a multicast group; Param.QPN and Param.QKey belong to it.
 	AH ib.AHAttr
 	// Group is the group of MulticastJoin and MulticastError.
 	Group *Group
 
-	err error // of AddrError, in words
+	err error // description, for AddrError
 }
 
-// Param are the parameters of a connection (struct rdma_conn_param).
+// Param holds the parameters of a connection (struct rdma_conn_param).
 type Param struct {
 	QPN                uint32
-	QKey               uint32 // of a datagram service
-	ResponderResources uint8  // READs and atomics of the peer that this side takes at once
-	InitiatorDepth     uint8  // READs and atomics that this side begins at once
+	QKey               uint32 // Q_Key of a datagram service
+	ResponderResources uint8  // maximum number of the peer's READs and atomics in flight
+	InitiatorDepth     uint8  // maximum number of this side's READs and atomics in flight
 	FlowControl        bool
 	RetryCount         uint8 // 3 bits
 	RNRRetryCount      uint8 // 3 bits

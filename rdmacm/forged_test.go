@@ -11,7 +11,7 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// forgedREQ is a request by which an address says that it is a node with a GUID.
+// forgedREQ returns a request in which an address claims to be a node with a GUID.
 func forgedREQ(from netip.Addr, to *host, guid uint64, commID, qpn uint32) []byte {
 	return msg.Append(nil, 1, &msg.REQ{
 		LocalCommID: commID, ServiceID: msg.MakeServiceID(msg.PortSpaceTCP, testPort), LocalCAGUID: guid, LocalQPN: qpn, PathMTU: 3,
@@ -20,7 +20,8 @@ func forgedREQ(from netip.Addr, to *host, guid uint64, commID, qpn uint32) []byt
 	})
 }
 
-// TestImpostor: an address that says that it is another node neither ends that one's connections nor takes its numbers.
+// TestImpostor checks that an address that claims to be another node can neither end that node's connections nor occupy
+// its numbers.
 func TestImpostor(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, a, b *host) {
 		var la, lb log
@@ -39,16 +40,17 @@ func TestImpostor(t *testing.T) {
 			}
 		}
 		if requests != 0 {
-			t.Errorf("%d requests of the stranger were refused", requests)
+			t.Errorf("%d requests of the forger were rejected", requests)
 		}
-		// The node itself, with numbers that the stranger has used.
+		// The node itself, with numbers that the forged packets have used.
 		a.must(p.c.Connect(Param{QPN: 2}, nil))
 		s := lb.expect(t, soon, ConnectRequest)[0].New
 		b.must(s.Accept(Param{QPN: 3}, nil))
 		la.expect(t, soon, ConnectResponse)
 		a.must(p.c.Complete())
 		lb.expect(t, soon, Established)
-		b.deliver(stranger, forgedREQ(stranger, b, guid, s.conn.remote, 2)) // it has used the number itself: its own is stale
+		// The peer has used the number itself: its own connection is stale.
+		b.deliver(stranger, forgedREQ(stranger, b, guid, s.conn.remote, 2))
 		b.deliver(stranger, forgedREQ(stranger, b, guid, s.conn.remote, 77))
 		for _, e := range lb.take(time.Millisecond) {
 			if e.Type != ConnectRequest {
@@ -61,7 +63,7 @@ func TestImpostor(t *testing.T) {
 	})
 }
 
-// TestForgedEnd: a DREQ ends a connection only if it names the queue pair. (cm_dreq_handler)
+// TestForgedEnd checks that a DREQ ends a connection only if it names the queue pair. (cm_dreq_handler)
 func TestForgedEnd(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, a, b *host) {
 		var la, lb log
@@ -91,7 +93,7 @@ func TestForgedEnd(t *testing.T) {
 	})
 }
 
-// TestBothGo: a connection whose two owners go at the same time is forgotten at both ends.
+// TestBothGo checks that a connection is dropped on both sides when both owners go away at the same time.
 func TestBothGo(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, a, b *host) {
 		var la, lb log

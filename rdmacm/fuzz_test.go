@@ -17,7 +17,7 @@ import (
 	"verbena/roce"
 )
 
-// deliver hands a datagram to the host's general services queue pair, as one of an address.
+// deliver passes a datagram with a source address to the host's general services queue pair.
 func (h *host) deliver(from netip.Addr, mad []byte) {
 	b := make([]byte, slotLen)
 	b[20] = 0x45
@@ -28,7 +28,7 @@ func (h *host) deliver(from netip.Addr, mad []byte) {
 	h.m.agents[0].handle(&ib.WC{Flags: ib.WCGRH, ByteLen: slotLen}, b)
 }
 
-// script is what a fuzz target does, byte by byte; zeros when there is no more.
+// script is the input of a fuzz target, byte by byte; zeros after its end.
 type script []byte
 
 func (s *script) byte() (b byte) {
@@ -45,7 +45,7 @@ func (s *script) bytes(n int) []byte {
 	return b
 }
 
-// pick returns one of a list, the zero value of none.
+// pick returns an element of a list, or the zero value for an empty one.
 func pick[T any](s *script, list []T) (v T) {
 	if n := len(list); n > 0 {
 		v = list[int(s.byte())%n]
@@ -53,20 +53,20 @@ func pick[T any](s *script, list []T) (v T) {
 	return v
 }
 
-// forger sends what the script says to a manager whose owner does what it says.
+// forger sends messages of the script to a manager, and makes calls of its owner.
 type forger struct {
 	*script
 	t       *testing.T
 	h       *host
 	log     log
 	ids     []*ID
-	honest  *connection // of an established connection with somebody else
-	victims uint32      // the queue pair's number at its other end
+	honest  *connection // an established connection with another peer
+	victims uint32      // number of the queue pair at its peer
 }
 
 var forgers = []netip.Addr{netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.4"), netip.MustParseAddr("10.0.0.1")}
 
-// numbers are the communication IDs that mean something to the manager, and some that do not.
+// numbers returns communication IDs known to the manager, and some unknown ones.
 func (f *forger) numbers() []uint32 {
 	f.h.m.mu.Lock()
 	defer f.h.m.mu.Unlock()
@@ -77,12 +77,12 @@ func (f *forger) numbers() []uint32 {
 	return append(list, slices.Sorted(maps.Keys(f.h.m.sidr))...)
 }
 
-// packet delivers a message: of arbitrary bytes behind a header, or one that makes sense, a few bytes of it changed.
+// packet delivers a message: arbitrary bytes after a header, or a valid message with a few bytes changed.
 func (f *forger) packet() {
 	attr := msg.AttrREQ + msg.Attribute(f.byte()%13)
 	mad := make([]byte, msg.Len)
 	n := f.numbers()
-	// Not the address that the honest connection leads to: that is allowed to end it.
+	// Not the peer of the honest connection, which may end it.
 	from := pick(f.script, forgers)
 	guid := []uint64{f.honest.guid, 1, 2}
 	data := msg.AppendIPHeader(nil, msg.IPHeader{SrcPort: 1, Src: from, Dst: f.h.addr})
@@ -131,11 +131,11 @@ func (f *forger) packet() {
 		mad = msg.Append(nil, uint64(f.byte()), m)
 	}
 	switch how := f.byte(); how & 3 {
-	case 1: // some bytes are others
+	case 1: // some bytes are changed
 		for range how >> 5 {
 			mad[f.byte()] ^= f.byte()
 		}
-	case 2: // the rest is anything
+	case 2: // the rest is arbitrary
 		copy(mad[24:], f.bytes(int(f.byte())))
 	case 3:
 		copy(mad, f.bytes(int(f.byte())))
@@ -143,7 +143,7 @@ func (f *forger) packet() {
 	f.h.deliver(from, mad)
 }
 
-// call has the owner do something with an ID.
+// call makes a call of the owner on an ID.
 func (f *forger) call() {
 	for _, e := range f.log.take(0) {
 		if e.New != nil {
@@ -198,10 +198,11 @@ func (f *forger) call() {
 	}
 }
 
-// FuzzPackets: whatever arrives from others in whatever state, the manager goes on, a connection with somebody else stays,
-// that one can connect again, and nothing is left in the end.
+// FuzzPackets delivers arbitrary messages in any state. The manager must keep working, a connection with another peer
+// must stay, that peer must be able to connect again, and no state may remain in the end.
 func FuzzPackets(f *testing.F) {
-	// A listener, a request, its acceptance, and the end; a connection to nobody, and its answers; a datagram service.
+	// A listener, a request, its acceptance, and the end; a connection to an unused address, and its replies; a
+	// datagram service.
 	for a := range byte(13) {
 		f.Add([]byte{2, 0, 0, 2, 0, 1, 3, 0, 0, 0, 0, 0, 2, 0, 2, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, a, 0, 4, 5, 0, 0, 0, 3, 1})
 	}
@@ -214,7 +215,7 @@ func FuzzPackets(f *testing.F) {
 		synctest.Test(t, func(t *testing.T) {
 			network := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
 			fast := Config{Timeout: 12, Retries: 3}
-			// Without the checker of the contract, which takes most of the time, and which other tests have.
+			// Without checked mode, which takes most of the time and is used by other tests.
 			a := &host{t: t, net: network, addr: netip.MustParseAddr("10.0.0.1")}
 			peer := &host{t: t, net: network, addr: netip.MustParseAddr("10.0.0.2")}
 			a.open(fast)
@@ -252,7 +253,7 @@ func FuzzPackets(f *testing.F) {
 			}
 			got := append(la.take(time.Millisecond), lp.take(0)...)
 			if len(got) > 0 || r.conn != fz.honest || r.conn.State != conn.Established {
-				t.Errorf("a connection with somebody else got %v", types(got))
+				t.Errorf("a connection with another peer got %v", types(got))
 			}
 			c2, r2 := join(fz.victims + 1)
 			for _, e := range fz.log.take(0) {
@@ -263,7 +264,7 @@ func FuzzPackets(f *testing.F) {
 			for _, id := range append(fz.ids, c, r, c2, r2, l) {
 				id.Destroy()
 			}
-			testutil.Advance(2 * time.Minute) // an MRA asks for 68 s, and timewait is 9 s
+			testutil.Advance(2 * time.Minute) // an MRA requests 68 s, and timewait is 9 s
 			left := [...]int{
 				len(a.m.ids), len(a.m.conns), len(a.m.byPeer), len(a.m.byPeerQP), len(a.m.sidr), len(a.m.services), len(a.m.ports), a.m.held,
 			}

@@ -16,11 +16,11 @@ type Group struct {
 	mgid ib.GID
 }
 
-// Addr is the group's address.
+// Addr returns the address of the group.
 func (g *Group) Addr() netip.Addr { return g.addr }
 
-// Join joins a multicast group and reports MulticastJoin, with what a queue pair needs to send to the group; to receive
-// from it, it is attached to the group. The ID needs a device. (rdma_join_multicast)
+// Join joins a multicast group and causes MulticastJoin, with the data that a queue pair needs to send to the group. To
+// receive, the queue pair must be attached to the group. The ID needs a device. (rdma_join_multicast)
 func (id *ID) Join(addr netip.Addr) (*Group, error) {
 	m := id.m
 	m.mu.Lock()
@@ -28,7 +28,7 @@ func (id *ID) Join(addr netip.Addr) (*Group, error) {
 	addr = addr.Unmap().WithZone("")
 	switch {
 	case !addr.IsMulticast():
-		return nil, fmt.Errorf("join %v: no multicast address: %w", addr, syscall.EINVAL)
+		return nil, fmt.Errorf("join %v: not a multicast address: %w", addr, syscall.EINVAL)
 	case id.opts.Type != ib.QPTypeUD:
 		return nil, fmt.Errorf("join %v: not an id of datagrams: %w", addr, syscall.EINVAL)
 	case id.at.agent == nil || id.state != idBound && id.state != idAddrResolved:
@@ -38,7 +38,8 @@ func (id *ID) Join(addr netip.Addr) (*Group, error) {
 	id.groups = append(id.groups, g)
 	m.tell(id, Event{Type: MulticastJoin, Group: g, Param: Param{QPN: multicastQPN, QKey: udpQKey}, AH: ib.AHAttr{
 		HasGRH: true, Port: uint8(id.at.agent.port), GRH: ib.GlobalRoute{
-			DGID: g.mgid, SGIDIndex: uint8(id.at.gidIndex), HopLimit: hopLimit, // the class of the path is not set (cma_iboe_join_multicast)
+			// The traffic class is not set (cma_iboe_join_multicast).
+			DGID: g.mgid, SGIDIndex: uint8(id.at.gidIndex), HopLimit: hopLimit,
 		},
 	}})
 	return g, nil

@@ -13,7 +13,7 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// idState is where an ID stands (enum rdma_cm_state).
+// idState is the state of an ID (enum rdma_cm_state).
 //
 //	idle -Bind-> bound -Listen-> listening
 //	              | ResolveAddr
@@ -35,59 +35,60 @@ const (
 	idRemoved
 )
 
-// Options are what an ID is made with.
+// Options holds the parameters of a new ID.
 type Options struct {
 	Space msg.PortSpace
-	// Type is that of the queue pair: a connected one, or UD.
+	// Type is the type of the queue pair: a connected one, or UD.
 	Type ib.QPType
 	// MayUseLowPorts: the owner may bind ports below 1024.
 	MayUseLowPorts bool
-	// Device is the device to resolve addresses on; nil: that of the address that leads to the peer.
+	// Device is the device for resolving addresses; nil: the device of the local address for the peer.
 	Device *ib.Device
-	// Listens reports whether the owner may listen again. As long as it does, a request that comes shortly after a listener
-	// was destroyed waits for the next one; nil: it is refused. It must not sleep, nor call the manager.
+	// Listens reports whether the owner may listen again. While it returns true, a request that arrives shortly after a
+	// listener was destroyed waits for the next listener; nil: it is rejected. It must not sleep, nor call the manager.
 	Listens func() bool
-	// Event is called with the ID's events, one at a time. It must not sleep for long: all IDs share a goroutine.
+	// Event is called for the events of the ID, one at a time. It must not sleep for long, because all IDs share a
+	// goroutine.
 	Event func(*ID, Event)
 
-	closed func(error) // called when the manager is closed before the ID is destroyed; see own
+	closed func(error) // called if the manager is closed before the ID is destroyed; see own
 }
 
-// ID is a user's end of a connection, of a listener, or of a datagram service (struct rdma_cm_id).
+// ID is one side of a connection, a listener, or a datagram service (struct rdma_cm_id).
 type ID struct {
 	m    *Manager
 	opts Options
-	made uint64 // its number in the order of all
+	made uint64 // its number in creation order
 
-	reporting sync.Mutex // held while a function runs
+	reporting sync.Mutex // held while an event function runs
 	handler   func(*ID, Event)
 	dead      bool
 
 	// Under m.mu.
 	state     idState
 	gone      bool
-	src, dst  netip.AddrPort // zero: not known
-	loopback  bool           // bound to 127.0.0.1 or ::1, which no device has: src is the device's own address, if there is one
+	src, dst  netip.AddrPort // zero: unknown
+	loopback  bool           // bound to a loopback address that no device has; src is the device's address, if it has one
 	ib        bool           // the addresses are GIDs (AF_IB)
 	port      portKey        // in m.ports; port 0: none
 	at        place
 	reuseAddr bool
 	afOnly    bool
 	tos       uint8
-	class     uint8 // tos when the route was resolved, or the request came: the class of packets
+	class     uint8 // tos at the resolution of the route, or the request: the traffic class of packets
 	ackCode   uint8 // RDMA_OPTION_ID_ACK_TIMEOUT, if ackSet
 	ackSet    bool
-	begun     bool // it has asked, was asked, or listens on its device (cm_id.ib is set)
-	backlog   int  // listeners: requests that nobody has accepted yet
+	begun     bool // a request was sent or received, or the ID listens on its device (cm_id.ib is set)
+	backlog   int  // listeners: requests that are not accepted yet
 	pending   int
-	listener  *ID // of a request: where it came, until it is accepted or refused
+	listener  *ID // for a request: its listener, until it is accepted or rejected
 	conn      *connection
-	service   *service // of a datagram service's ID
-	param     Param    // what the owner asked for
+	service   *service // for the ID of a datagram service
+	param     Param    // requested by the owner
 	groups    []*Group
 }
 
-// NewID makes an ID. (rdma_create_id)
+// NewID creates an ID. (rdma_create_id)
 func (m *Manager) NewID(o Options) (*ID, error) {
 	switch o.Space {
 	case msg.PortSpaceTCP, msg.PortSpaceIB:
@@ -117,14 +118,14 @@ func (m *Manager) newID(o Options) *ID {
 	return id
 }
 
-// Adopt gives an ID a new function for its events, from the next one on.
+// Adopt sets a new event function, from the next event on.
 func (id *ID) Adopt(f func(*ID, Event)) {
 	id.reporting.Lock()
 	defer id.reporting.Unlock()
 	id.handler = f
 }
 
-// own gives a request an owner in this package: closed is called when the manager is closed.
+// own makes this package the owner of a request: closed is called when the manager is closed.
 func (id *ID) own(f func(*ID, Event), closed func(error)) {
 	id.Adopt(f)
 	id.m.mu.Lock()
@@ -134,7 +135,7 @@ func (id *ID) own(f func(*ID, Event), closed func(error)) {
 	}
 }
 
-// report calls the ID's function.
+// report calls the event function.
 func (id *ID) report(e Event) {
 	id.reporting.Lock()
 	f, dead := id.handler, id.dead
@@ -148,8 +149,8 @@ func (id *ID) report(e Event) {
 	f(id, e)
 }
 
-// Destroy ends an ID. A connection is disconnected, or refused; its peer is told. No event is reported that was not
-// before, but one function may still run. It does not sleep. (rdma_destroy_id)
+// Destroy destroys an ID. It disconnects or rejects a connection, and notifies the peer. No further event is reported,
+// but the event function may still be running. It does not sleep. (rdma_destroy_id)
 func (id *ID) Destroy() {
 	id.reporting.Lock()
 	id.dead = true
@@ -174,13 +175,13 @@ func (m *Manager) destroy(id *ID) {
 	delete(m.ids, id)
 }
 
-// formerListener is a listener that has been destroyed.
+// formerListener is a destroyed listener.
 type formerListener struct {
 	gone    time.Time
-	listens func() bool // its owner may listen again
+	listens func() bool // reports whether its owner may listen again
 }
 
-// listenerGone notes that a listener has ended, for hold, and forgets those of long ago when there are many.
+// listenerGone records that a listener has ended, for hold. If there are many, it drops old records.
 //
 //verbena:held mu
 func (m *Manager) listenerGone(id *ID) {
@@ -199,7 +200,7 @@ func (m *Manager) listenerGone(id *ID) {
 
 const maxLately = 1024
 
-// leave ends what the ID has on its device, and on the network.
+// leave ends the ID's use of its device and of the network.
 //
 //verbena:held mu
 func (m *Manager) leave(id *ID) {
@@ -216,14 +217,14 @@ func (m *Manager) leave(id *ID) {
 	m.endService(id)
 }
 
-// Settle ends that a request counts against the backlog of its listener: its owner knows of it.
+// Settle removes a request from the backlog of its listener, because its owner has received it.
 func (id *ID) Settle() {
 	id.m.mu.Lock()
 	defer id.m.mu.Unlock()
 	id.m.settle(id)
 }
 
-// settle ends that a request counts as one that nobody has accepted.
+// settle removes a request from the number of requests that are not accepted yet.
 //
 //verbena:held mu
 func (m *Manager) settle(id *ID) {
@@ -239,9 +240,9 @@ func (id *ID) wrong(what string) error {
 	return fmt.Errorf("%s: not in this state of the id: %w", what, syscall.EINVAL)
 }
 
-// SetOption sets an option: AFOnly, and ReuseAddr to 0, before the ID is bound; ReuseAddr until it listens; TOS, and
-// ACKTimeout of an ID with reliable connections, at any time. (rdma_set_service_type,
-// rdma_set_reuseaddr, rdma_set_afonly, rdma_set_ack_timeout)
+// SetOption sets an option: AFOnly, and ReuseAddr to 0, before the ID is bound; ReuseAddr to 1 until it listens; TOS,
+// and ACKTimeout of an ID with reliable connections, at any time. (rdma_set_service_type, rdma_set_reuseaddr,
+// rdma_set_afonly, rdma_set_ack_timeout)
 func (id *ID) SetOption(o Option, v uint8) error {
 	m := id.m
 	m.mu.Lock()
@@ -283,9 +284,9 @@ const (
 	ACKTimeout
 )
 
-// Bind gives an ID an address of this host, which may be unspecified, and a port, 0 for any that is free. EADDRNOTAVAIL
-// if no device has the address, or if the port clashes with another's of all addresses, EADDRINUSE if it is in use,
-// EACCES below 1024. (rdma_bind_addr)
+// Bind binds an ID to a local address, which may be unspecified, and a port; 0 stands for any free port. It returns
+// EADDRNOTAVAIL if no device has the address, or if the port conflicts with one that is bound for all addresses,
+// EADDRINUSE if the port is in use, and EACCES for ports below 1024. (rdma_bind_addr)
 func (id *ID) Bind(a netip.AddrPort) error {
 	m := id.m
 	m.mu.Lock()
@@ -321,14 +322,14 @@ func (m *Manager) bind(id *ID, a netip.AddrPort) error {
 		return fmt.Errorf("bind %v: %w", a, err)
 	}
 	id.src = netip.AddrPortFrom(a.Addr(), id.port.port)
-	id.dst = netip.AddrPortFrom(unspecified(a.Addr()), 0) // its family is known
+	id.dst = netip.AddrPortFrom(unspecified(a.Addr()), 0) // to fix its family
 	id.at = at
 	id.state = idBound
 	return nil
 }
 
-// BindGID gives an ID an address of InfiniBand (AF_IB), of which only the unspecified one makes sense on Ethernet: with
-// it, librdmacm finds out whether it may use the commands that take addresses of any family. ENODEV for another.
+// BindGID binds an ID to an InfiniBand address (AF_IB). On Ethernet only the unspecified address is valid; it returns
+// ENODEV for all others. librdmacm uses this call to test for the commands that accept addresses of any family.
 func (id *ID) BindGID(g ib.GID) error {
 	m := id.m
 	m.mu.Lock()
@@ -343,13 +344,13 @@ func (id *ID) BindGID(g ib.GID) error {
 	return nil
 }
 
-// plain is an address with IPv4 not in the clothes of IPv6, which is none of this host. (rdma_translate_ip)
+// plain unmaps an IPv4-mapped address, which no local interface has. (rdma_translate_ip)
 func plain(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
 
-// withoutZone reports whether an address means something on one link only, and does not say which. (cma_check_linklocal)
+// withoutZone reports whether an address is link-local and does not name its link. (cma_check_linklocal)
 func withoutZone(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" }
 
-// firstFreePort is the first that needs no privilege. (PROT_SOCK)
+// firstFreePort is the first unprivileged port. (PROT_SOCK)
 const firstFreePort = 1024
 
 //verbena:held mu
@@ -395,13 +396,13 @@ func (m *Manager) unbind(id *ID) {
 	id.port = portKey{}
 }
 
-// ofAnyAddress reports whether an ID has its port of all addresses: bound to an unspecified address, or to a loopback address that no
-// device has. (cma_any_addr)
+// ofAnyAddress reports whether an ID has its port at all addresses. It is then bound to an unspecified address, or to a
+// loopback address that no device has. (cma_any_addr)
 //
 //verbena:held m.mu
 func (id *ID) ofAnyAddress() bool { return id.loopback || id.src.Addr().IsUnspecified() }
 
-// clash tells whether others have the port. (cma_check_port)
+// clash returns an error if other IDs have the port. (cma_check_port)
 //
 //verbena:held mu
 func (m *Manager) clash(id *ID, k portKey, reuse bool) error {
@@ -419,8 +420,8 @@ func (m *Manager) clash(id *ID, k portKey, reuse bool) error {
 	return nil
 }
 
-// Listen has requests for the ID's port reported; backlog bounds those that are neither accepted nor refused, 0 stands
-// for 1024. An ID that is not bound gets a port of all addresses. (rdma_listen)
+// Listen makes the ID receive requests for its port. backlog limits the requests that are neither accepted nor
+// rejected; 0 stands for 1024. An unbound ID is bound to a free port of all addresses. (rdma_listen)
 func (id *ID) Listen(backlog int) error {
 	m := id.m
 	m.mu.Lock()
@@ -446,8 +447,8 @@ func (id *ID) Listen(backlog int) error {
 
 const defaultBacklog = 1024
 
-// ResolveAddr finds the device and the address of this host that lead to a peer, and reports AddrResolved or AddrError;
-// without a route it fails, such as with ENETUNREACH, and the ID is bound. src may be the zero AddrPort, or have an
+// ResolveAddr resolves the device and the local address for a peer, and causes AddrResolved or AddrError. Without a
+// route it returns an error, such as ENETUNREACH, and the ID is bound. src may be the zero AddrPort, or have an
 // unspecified address. It may sleep. (rdma_resolve_addr)
 func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 	m := id.m
@@ -471,7 +472,7 @@ func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 		id.dst = dst
 		return fmt.Errorf("resolve %v from %v: two families: %w", dst, id.src, syscall.EINVAL)
 	}
-	if dst.Addr().IsUnspecified() { // the host itself (cma_resolve_loopback)
+	if dst.Addr().IsUnspecified() { // the local host (cma_resolve_loopback)
 		dst = netip.AddrPortFrom(loopback(dst.Addr()), dst.Port())
 	}
 	id.state, id.dst = idAddrQuery, dst
@@ -481,11 +482,11 @@ func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 		at, err := m.findOn(dev, dst.Addr())
 		m.resolved(id, at, netip.AddrFrom16(at.gid).Unmap(), err)
 		return nil
-	case m.has(dst.Addr()): // the host itself
+	case m.has(dst.Addr()): // the local host
 		if from.IsUnspecified() {
-			from = dst.Addr() // as the kernel routes it
+			from = dst.Addr() // as in the kernel's routing
 		}
-	case from.IsUnspecified() || from.Is6(): // an interface reaches all of IPv4, by its own routes
+	case from.IsUnspecified() || from.Is6(): // an interface reaches all IPv4 addresses with its own routes
 		m.mu.Unlock()
 		way, err := m.cfg.Source(dst.Addr())
 		m.mu.Lock()
@@ -522,7 +523,7 @@ func loopback(like netip.Addr) netip.Addr {
 	return netip.IPv6Loopback()
 }
 
-// resolved reports what became of an address.
+// resolved reports the result of resolving an address.
 //
 //verbena:held mu
 func (m *Manager) resolved(id *ID, at place, from netip.Addr, err error) {
@@ -539,7 +540,7 @@ func (m *Manager) resolved(id *ID, at place, from netip.Addr, err error) {
 	m.tell(id, Event{Type: AddrResolved})
 }
 
-// ResolveRoute reports RouteResolved: a route over Ethernet is known with the address. (rdma_resolve_route)
+// ResolveRoute causes RouteResolved: over Ethernet the route is known with the address. (rdma_resolve_route)
 func (id *ID) ResolveRoute() error {
 	m := id.m
 	m.mu.Lock()
@@ -552,11 +553,11 @@ func (id *ID) ResolveRoute() error {
 	return nil
 }
 
-// View is what an ID knows of its addresses and its route.
+// View holds the addresses and the route of an ID.
 type View struct {
 	Src, Dst     netip.AddrPort
-	Device       *ib.Device // nil: not known
-	GUID         uint64     // of the node
+	Device       *ib.Device // nil: unknown
+	GUID         uint64     // GUID of the node
 	Port         int
 	SGID, DGID   ib.GID
 	GIDIndex     int
@@ -565,16 +566,16 @@ type View struct {
 	FlowLabel    uint32
 	Routed       bool   // the route is known
 	State        uint8  // enum rdma_cm_state
-	QPN          uint32 // of the owner's queue pair, once the ID has connected or accepted; 0: not known
+	QPN          uint32 // number of the owner's queue pair, after Connect or Accept; 0: unknown
 }
 
-// linuxStates are the states by the numbers of enum rdma_cm_state.
+// linuxStates maps states to the numbers of enum rdma_cm_state.
 var linuxStates = [...]uint8{
 	idIdle: 0, idBound: 7, idListening: 8, idAddrQuery: 1, idAddrResolved: 2, idRouteResolved: 4, idConnected: 5, idDisconnected: 6,
 	idRemoved: 9,
 }
 
-// View returns what is known. It may sleep.
+// View returns the addresses and the route. It may sleep.
 func (id *ID) View() View {
 	m := id.m
 	m.mu.Lock()
@@ -593,7 +594,7 @@ func (id *ID) View() View {
 	return v
 }
 
-// address is how the peer is reached; nil: it is not known.
+// address returns the address vector of the peer, or nil if it is unknown.
 //
 //verbena:held mu
 func (m *Manager) address(id *ID) *ib.AHAttr {
@@ -613,11 +614,11 @@ func (m *Manager) address(id *ID) *ib.AHAttr {
 
 const hopLimit = 64
 
-// flowLabel is that of a connection, for networks that spread their load by it. (cma_get_roce_udp_flow_label)
+// flowLabel returns the flow label of a connection, which networks use to balance load. (cma_get_roce_udp_flow_label)
 func flowLabel(src, dst uint16) uint32 { return (uint32(src)*31 + uint32(dst)) & 0xfffff }
 
-// Device returns everybody's [ib.Device] of the ID's device, nil if it is not known, or has gone. A client of the core
-// makes its objects on its own Device, which is the Same.
+// Device returns the shared [ib.Device] of the ID's device, or nil if it is unknown or has gone. A client of the core
+// creates its objects on its own Device, which is the Same.
 func (id *ID) Device() *ib.Device {
 	id.m.mu.Lock()
 	a := id.at.agent
@@ -639,7 +640,7 @@ func (id *ID) Device() *ib.Device {
 // Space returns the port space.
 func (id *ID) Space() msg.PortSpace { return id.opts.Space }
 
-// Datagrams reports whether the ID is of a datagram service.
+// Datagrams reports whether the ID belongs to a datagram service.
 func (id *ID) Datagrams() bool { return id.opts.Type == ib.QPTypeUD }
 
 // Type returns the type of the queue pair.

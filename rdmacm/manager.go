@@ -19,34 +19,33 @@ import (
 
 // Config configures a Manager.
 type Config struct {
-	// Source returns the address from which packets to dst leave this host. It may sleep. nil: the kernel is asked.
+	// Source returns the source address of packets to dst. It may sleep. nil: that of the kernel's route.
 	Source func(dst netip.Addr) (netip.Addr, error)
-	// Clock is for timers; nil: the system's.
+	// Clock is the clock of timers; nil: the clock of the system.
 	Clock clock.Clock
-	// Rand chooses IDs, packet numbers and ports; nil: a random one.
+	// Rand chooses IDs, packet sequence numbers and ports; nil: a randomly seeded one.
 	Rand *rand.Rand
-	// NoLoopback refuses 127.0.0.1 and ::1 unless a device has them, as Linux does. Else they stand for the first active
-	// device.
+	// NoLoopback makes 127.0.0.1 and ::1 fail unless a device has them, as in Linux. Otherwise they stand for the first
+	// active device.
 	NoLoopback bool
-	// Timeout is the time in which a peer answers, as a code: 4.096 us * 2^Timeout; 0: 20, 4.3 s
+	// Timeout is the time for a peer's response, as a code: 4.096 us * 2^Timeout; 0: 20, 4.3 s
 	// (CMA_CM_RESPONSE_TIMEOUT).
 	Timeout uint8
-	// Retries is how often a message is sent again; 0: 15 (CMA_MAX_CM_RETRIES).
+	// Retries is the number of retransmissions of a message; 0: 15 (CMA_MAX_CM_RETRIES).
 	Retries uint8
-	// FirstPort and LastPort bound the ports that are chosen for who asks for none; 0: those of Linux's default, 32768
-	// to 60999.
+	// FirstPort and LastPort limit the ports that are chosen automatically; 0: Linux's default, 32768 to 60999.
 	FirstPort, LastPort uint16
-	// Log gets what no caller can be told of; nil discards.
+	// Log receives errors that cannot be returned to a caller; nil discards them.
 	Log *slog.Logger
 }
 
-// Stats counts what the manager does.
+// Stats holds the counters of the manager.
 type Stats struct {
-	// Malformed datagrams, and messages that no connection knows.
+	// Malformed datagrams, and messages of unknown connections.
 	Malformed, Unknown atomic.Uint64
-	// Repeated messages: sent again, and received again.
+	// Retransmitted messages, and received duplicates.
 	Retries, Duplicates atomic.Uint64
-	// Refused requests for connections: nothing listens, or the listener's backlog is full.
+	// Rejected connection requests: there is no listener, or the listener's backlog is full.
 	Refused atomic.Uint64
 }
 
@@ -59,50 +58,50 @@ type Manager struct {
 
 	mu     sync.Mutex
 	closed bool
-	agents []*agent // of the devices, in the order in which they came
+	agents []*agent // agents of the devices, in the order of registration
 	ids    map[*ID]struct{}
-	made   uint64            // IDs
-	ports  map[portKey][]*ID // whose they are
+	made   uint64            // number of IDs created
+	ports  map[portKey][]*ID // IDs by port
 	conns  map[uint32]*connection
-	// Connections by what the peer calls them, and by its queue pair.
+	// Connections by the peer's number, and by its queue pair.
 	byPeer   map[peerID]*connection
 	byPeerQP map[peerID]*connection
-	sidr     map[uint32]*ID     // requests that are to be answered, by the ID that this side chose
-	services map[serviceKey]*ID // requests of peers, by the ID that they chose
+	sidr     map[uint32]*ID     // outstanding requests, by the ID that this side has chosen
+	services map[serviceKey]*ID // requests of peers, by the IDs that they have chosen
 
-	lately map[uint16]formerListener // by port, of late
-	held   int                       // requests that are held back
+	lately map[uint16]formerListener // recently destroyed, by port
+	held   int                       // number of requests that are held back
 
 	events struct {
 		sync.Mutex
-		list []queued // that are to be reported
+		list []queued // events to report
 		wake chan struct{}
-		done chan struct{} // closed when no function will be called any more
+		done chan struct{} // closed when no event function will be called any more
 	}
 }
 
-// portKey is a port.
+// portKey identifies a port.
 type portKey struct {
 	space msg.PortSpace
 	port  uint16
 }
 
-// peerID is something that a peer has numbered: a connection, or a queue pair. A peer is who has an address, too: anybody
-// can say that he is the node with some GUID, and would occupy its numbers.
+// peerID identifies a number assigned by a peer, for a connection or a queue pair. The address is part of the key: any
+// host can claim a node GUID, and could otherwise occupy the numbers of that node.
 type peerID struct {
 	from   ib.GID
 	guid   uint64
 	number uint32
 }
 
-// serviceKey is a request for a datagram service.
+// serviceKey identifies a request for a datagram service.
 type serviceKey struct {
 	from ib.GID
 	id   uint32
 }
 
-// New makes the connection manager of a core. It owns the general services queue pairs of the devices from then on.
-// Close it before the core's devices are unregistered for good. It may sleep.
+// New creates the connection manager of a core. It owns the general services queue pairs of the devices from then on.
+// Close it before the core's devices are unregistered permanently. It may sleep.
 func New(core *ib.Core, cfg Config) (*Manager, error) {
 	if cfg.Source == nil {
 		cfg.Source = sourceOf
@@ -140,8 +139,8 @@ func New(core *ib.Core, cfg Config) (*Manager, error) {
 	return m, nil
 }
 
-// Close ends the manager, once: IDs that are left are destroyed without an event to their owners, peers are told; a Conn
-// or a Listener ends with ENODEV. It may sleep.
+// Close closes the manager. It must be called once. Remaining IDs are destroyed without an event to their owners, and
+// peers are notified; a Conn or a Listener ends with ENODEV. It may sleep.
 func (m *Manager) Close() {
 	m.mu.Lock()
 	if m.closed {
@@ -165,8 +164,8 @@ func (m *Manager) Close() {
 	m.stopReporting()
 }
 
-// contain calls f, which handles what a peer has sent. A panic in it is logged, and the manager goes on: f holds m.mu by a
-// deferred unlock.
+// contain calls f, which processes a peer's message. A panic in f is logged, and the manager continues: f must hold
+// m.mu with a deferred unlock.
 func (m *Manager) contain(f func()) {
 	contain.Do(f, contain.Logged(m.cfg.Log, "panic in the connection manager: the message is dropped"))
 }
@@ -176,7 +175,7 @@ func (m *Manager) Stats() *Stats { return &m.stats }
 
 func (m *Manager) count(c *atomic.Uint64) { c.Add(1) }
 
-// add is the client's Add. (cm_add_one, cma_add_one)
+// add implements the client's Add. (cm_add_one, cma_add_one)
 func (m *Manager) add(dev *ib.Device) (any, error) {
 	a, err := newAgent(m, dev)
 	if err != nil {
@@ -189,8 +188,8 @@ func (m *Manager) add(dev *ib.Device) (any, error) {
 	return a, nil
 }
 
-// remove is the client's Remove: the IDs of the device are told, and have no connection any more. (cm_remove_one,
-// cma_process_remove)
+// remove implements the client's Remove. It reports the removal to the IDs of the device, and drops their connections.
+// (cm_remove_one, cma_process_remove)
 func (m *Manager) remove(_ *ib.Device, data any) {
 	a := data.(*agent)
 	m.mu.Lock()
@@ -201,7 +200,7 @@ func (m *Manager) remove(_ *ib.Device, data any) {
 		}
 	}
 	ids := slices.SortedFunc(maps.Keys(m.ids), func(x, y *ID) int { return cmp.Compare(x.made, y.made) })
-	for _, id := range ids { // in the order in which they were made
+	for _, id := range ids { // in creation order
 		if id.at.agent == a && id.state != idRemoved {
 			id.state = idRemoved
 			m.leave(id)
@@ -217,13 +216,13 @@ func (m *Manager) remove(_ *ib.Device, data any) {
 	a.close()
 }
 
-// queued is an event that is to be reported.
+// queued is an event to report.
 type queued struct {
 	id *ID
 	e  Event
 }
 
-// tell reports an event of an ID, unless it is destroyed before that. It does not sleep.
+// tell queues an event of an ID; it is dropped if the ID is destroyed first. It does not sleep.
 //
 //verbena:held mu
 func (m *Manager) tell(id *ID, e Event) {
@@ -237,7 +236,7 @@ func (m *Manager) tell(id *ID, e Event) {
 	}
 }
 
-// report calls the functions of IDs.
+// report calls the event functions of IDs.
 func (m *Manager) report() {
 	q := &m.events
 	defer close(q.done)
@@ -257,7 +256,7 @@ func (m *Manager) stopReporting() {
 	<-m.events.done
 }
 
-// duration is the time of a code: 4.096 us * 2^code. (cm_convert_to_ms)
+// duration converts a code to a time: 4.096 us * 2^code. (cm_convert_to_ms)
 func duration(code uint8) time.Duration {
 	return time.Duration(4096) << min(code, 31)
 }

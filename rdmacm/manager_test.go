@@ -45,7 +45,7 @@ func newHost(t *testing.T, network *simnet.Net, addr string, cfg Config) *host {
 	return h
 }
 
-// open makes the device and the manager.
+// open creates the device and the manager.
 func (h *host) open(cfg Config) {
 	rcfg := rxe.Config{
 		Name: "rxe0", Addrs: []netip.Addr{h.addr}, Network: h.net, Fabric: &rxe.Fabric{}, Rand: rand.New(rand.NewPCG(7, uint64(h.addr.As16()[15]))),
@@ -79,7 +79,7 @@ func (h *host) must(err error) {
 	}
 }
 
-// inWorld runs a test with two hosts in a bubble of virtual time.
+// inWorld runs a test with two hosts in a bubble with virtual time.
 func inWorld(t *testing.T, rules []link.Rule, f func(t *testing.T, a, b *host)) {
 	synctest.Test(t, func(t *testing.T) {
 		network := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
@@ -110,7 +110,7 @@ func (l *log) add(_ *ID, e Event) {
 	l.events = append(l.events, e)
 }
 
-// take returns the events when nothing happens any more, for a time.
+// take waits for d, and returns the events.
 func (l *log) take(d time.Duration) []Event {
 	testutil.Advance(d)
 	l.mu.Lock()
@@ -132,7 +132,7 @@ func types(events []Event) string {
 	return fmt.Sprint(s)
 }
 
-// soon is the time, of a bubble, that messages and their events take, also on the least convenient device.
+// soon is the virtual time that messages and their events take, also on the least convenient device.
 const soon = 5 * time.Millisecond
 
 func (l *log) expect(t *testing.T, d time.Duration, want ...EventType) []Event {
@@ -179,7 +179,7 @@ const testPort = 7471
 
 func padded(s string, n int) []byte { return append([]byte(s), make([]byte, n-len(s))...) }
 
-// TestConnect: the life of a connection between two hosts, as both see it.
+// TestConnect follows a connection between two hosts from both sides.
 func TestConnect(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, a, b *host) {
 		var la, lb log
@@ -212,8 +212,8 @@ func TestConnect(t *testing.T) {
 			t.Errorf("private data of the response %q", rep.Data)
 		}
 		qpAttrs(t, c, s)
-		// The starting PSN is that of what its sender receives (IBA 12.7.31). Two ends that both take it for what it sends
-		// would agree with each other, and with nobody else.
+		// The starting PSN is that of the packets that its sender receives (IBA 12.7.31). Two sides that both used it
+		// for sent packets would agree with each other, but not with other implementations.
 		if rtr, _, _ := c.QPAttr(ib.QPRTR); sent.(*msg.REQ).StartingPSN != rtr.RQPSN {
 			t.Errorf("starting PSN %#x, expects %#x", sent.(*msg.REQ).StartingPSN, rtr.RQPSN)
 		}
@@ -232,7 +232,7 @@ func TestConnect(t *testing.T) {
 	})
 }
 
-// qpAttrs checks that both sides connect their queue pairs to each other.
+// qpAttrs checks that the attributes of both sides connect their queue pairs to each other.
 func qpAttrs(t *testing.T, c, s *ID) {
 	t.Helper()
 	var a, b [8]ib.QPAttr
@@ -259,13 +259,13 @@ func qpAttrs(t *testing.T, c, s *ID) {
 	}
 }
 
-// TestNextListener: a request that comes between two listeners of a program finds the second, unless the program ends
-// before that.
+// TestNextListener checks that a request that arrives between two listeners of a program is passed to the second one,
+// unless the program ends before.
 func TestNextListener(t *testing.T) {
 	for _, c := range []struct {
 		name               string
-		lives              time.Duration // the program
-		asked, next, waits time.Duration // since the first listener has gone
+		lives              time.Duration // lifetime of the program
+		asked, next, waits time.Duration // times after the end of the first listener
 		want               EventType     // on the active side
 	}{
 		{"soon", time.Hour, 0, 300 * time.Millisecond, 320 * time.Millisecond, ConnectResponse},
@@ -310,8 +310,8 @@ func TestNextListener(t *testing.T) {
 	}
 }
 
-// TestListenLoopback: an ID that is bound to 127.0.0.1, which no device has, listens at every address, as on Linux. Unless the manager is
-// told otherwise it is bound to the first active device, and reports that one's address.
+// TestListenLoopback checks that an ID bound to 127.0.0.1, which no device has, listens at every address, as on Linux.
+// Without NoLoopback it is bound to the first active device, and reports that device's address.
 func TestListenLoopback(t *testing.T) {
 	for _, c := range []struct {
 		noLoopback bool
@@ -350,7 +350,7 @@ func TestListenLoopback(t *testing.T) {
 	}
 }
 
-// TestRefused: what the active side hears of requests that lead to nothing.
+// TestRefused checks the events of the active side for requests that fail.
 func TestRefused(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, a, b *host) {
 		var la, lb log
@@ -409,7 +409,8 @@ func TestRefused(t *testing.T) {
 			la.expect(t, soon, Rejected)
 			_, sent, err := msg.Parse(asked.last.mad[:])
 			a.must(err)
-			if rej := sent.(*msg.REJ); rej.Of != msg.OfREQ { // a kernel does not find what a REJ is about otherwise
+			// A kernel would not find the message that another REJ refers to.
+			if rej := sent.(*msg.REJ); rej.Of != msg.OfREQ {
 				t.Errorf("%+v", rej)
 			}
 			c.Destroy()
@@ -434,7 +435,7 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// TestService: the queue pair of a datagram service is found.
+// TestService checks that the queue pair of a datagram service is found.
 func TestService(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, a, b *host) {
 		var la, lb log
@@ -468,7 +469,7 @@ func TestService(t *testing.T) {
 	})
 }
 
-// peer answers what it is asked at once, as a program does.
+// peer replies at once, like a program.
 type peer struct {
 	log
 	t *testing.T
@@ -506,7 +507,7 @@ func (p *peer) count(want map[EventType]int) {
 	}
 }
 
-// TestLossyConnect: connections are made and ended through a network that loses, repeats and reorders messages.
+// TestLossyConnect makes and ends connections over a network that drops, duplicates and reorders messages.
 func TestLossyConnect(t *testing.T) {
 	inWorld(t, []link.Rule{{Drop: 0.15, Duplicate: 0.1, Jitter: time.Second, Delay: time.Millisecond}}, func(t *testing.T, a, b *host) {
 		pa, pb := &peer{t: t}, &peer{t: t}
@@ -515,7 +516,8 @@ func TestLossyConnect(t *testing.T) {
 		b.must(l.Bind(netip.AddrPortFrom(b.addr, testPort)))
 		b.must(l.Listen(0))
 		const n = 500
-		// An MRA, which answers a repeated REP while the program is at the first, makes the peer wait for over a minute where the RTU is lost.
+		// An MRA, which answers a retransmitted REP while the program processes the first one, makes the peer wait for
+		// over a minute if the RTU is lost.
 		const enough = 20 * time.Minute
 		var ids []*ID
 		for i := range n {
@@ -552,15 +554,15 @@ func TestLossyConnect(t *testing.T) {
 	})
 }
 
-// step is a part of a test in a bubble, which may not have subtests.
+// step is a part of a test in a bubble, in which subtests are not allowed.
 func step(t *testing.T, name string, f func(t *testing.T)) {
 	t.Helper()
 	t.Log(name)
 	f(t)
 }
 
-// TestRemembered: how long a connection that is over is remembered is not its owner's to say, and not when there are very
-// many.
+// TestRemembered checks that the owner of an ended connection cannot determine how long it is kept, and that very many
+// are not kept.
 func TestRemembered(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, a, b *host) {
 		var la, lb log
@@ -611,7 +613,7 @@ func TestRemembered(t *testing.T) {
 	})
 }
 
-// TestRemovalOrder: when a device goes its IDs hear of it in the order in which they were made.
+// TestRemovalOrder checks that the removal of a device is reported to its IDs in creation order.
 func TestRemovalOrder(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, a, b *host) {
 		var l log

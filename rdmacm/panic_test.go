@@ -11,11 +11,12 @@ import (
 	"verbena/roce"
 )
 
-// TestPanicOfAMessage: a panic in the handling of a peer's datagram is logged, and the next one is handled.
+// TestPanicOfAMessage checks that a panic during the processing of a peer's datagram is logged, and that the next one
+// is processed.
 func TestPanicOfAMessage(t *testing.T) {
 	var log bytes.Buffer
 	m := &Manager{cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil))}}
-	a := &agent{m: m} // without a device: to look for the sender's address panics
+	a := &agent{m: m} // without a device: the lookup of the sender's address panics
 	b := make([]byte, slotLen)
 	msg.Append(b[roce.GRHLen:roce.GRHLen], 1, &msg.DREP{})
 	for range 2 {

@@ -11,14 +11,14 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// received is a message with where it came from.
+// received is a message with its source.
 type received struct {
 	from ib.AHAttr
 	tid  uint64
 	m    msg.Message
 }
 
-// receive handles a message of a peer.
+// receive processes a message of a peer.
 func (m *Manager) receive(a *agent, r received) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -52,7 +52,7 @@ func (m *Manager) handle(a *agent, r received) {
 		m.receiveREJ(a, &r, x)
 	case *msg.DREQ:
 		c := m.known(a, &r, x.RemoteCommID, x.LocalCommID)
-		if c == nil { // it has been forgotten, and the peer asks again (cm_issue_drep)
+		if c == nil { // the connection has been dropped, and the peer repeats the DREQ (cm_issue_drep)
 			a.send(r.from, r.tid, &msg.DREP{LocalCommID: x.RemoteCommID, RemoteCommID: x.LocalCommID})
 			return
 		}
@@ -67,7 +67,7 @@ func (m *Manager) handle(a *agent, r received) {
 			c.tid = r.tid
 		}
 		m.do(c, d)
-		if c.owner == nil { // both sides have gone at once: there is no owner to agree
+		if c.owner == nil { // both sides have gone at the same time: there is no owner to confirm it
 			if d, ok := c.Call(conn.SendDREP, 0); ok {
 				m.do(c, d)
 			}
@@ -76,7 +76,7 @@ func (m *Manager) handle(a *agent, r received) {
 		if c := m.known(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
 			m.do(c, c.Receive(msg.AttrDREP, 0, 0))
 		}
-	case *msg.LAP: // there are no alternate paths
+	case *msg.LAP: // alternate paths are not supported
 		if c := m.known(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
 			a.send(r.from, r.tid, &msg.APR{LocalCommID: c.local, RemoteCommID: c.remote, Status: alternatePathUnsupported})
 		}
@@ -89,8 +89,8 @@ func (m *Manager) handle(a *agent, r received) {
 
 const alternatePathUnsupported = 2 // IB_CM_APR_...: IBA table 117
 
-// known finds the connection of a message by both communication IDs, of which the peer's may be learned, and the
-// address that it began with; nil if there is none.
+// known returns the connection of a message, or nil. The message must match both communication IDs and the address with
+// which the connection began. It may introduce the communication ID of the peer.
 //
 //verbena:held mu
 func (m *Manager) known(a *agent, r *received, local, remote uint32) *connection {
@@ -102,7 +102,7 @@ func (m *Manager) known(a *agent, r *received, local, remote uint32) *connection
 	return c
 }
 
-// refuse answers a REQ for which there is no connection.
+// refuse rejects a REQ without a connection.
 func (m *Manager) refuse(a *agent, r *received, req *msg.REQ, why msg.Reason) {
 	m.stats.Refused.Add(1)
 	a.send(r.from, r.tid, &msg.REJ{RemoteCommID: req.LocalCommID, Of: msg.OfREQ, Reason: why})
@@ -175,22 +175,23 @@ func (m *Manager) receiveREQ(a *agent, r *received, x *msg.REQ) {
 	}})
 }
 
-// A server that listens anew for each connection, such as those of perftest with -R, closes its listener when it has
-// got one and makes the next. A client of Linux takes so long to resolve an address that the next one is there when it
-// asks. This package is faster, so a request that comes after a listener was closed is held back until holdAfter has
-// passed since then, or its owner has gone. perftest calibrates its clock between two listeners, which takes it 0.5 s, and 1.6 s where four
-// programs share two cores. A peer repeats its request after 4.3 s (CMA_CM_RESPONSE_TIMEOUT).
+// A server that creates a listener for each connection, such as perftest with -R, closes its listener after a request
+// and creates the next one. A Linux client resolves addresses so slowly that the next listener exists when its request
+// arrives. This package is faster. So a request that arrives shortly after a listener was closed is held back until
+// holdAfter has passed, or the owner of the listener has gone. perftest calibrates its clock between two listeners.
+// This takes 0.5 s, and 1.6 s if four programs share two cores. A peer retransmits its request after 4.3 s
+// (CMA_CM_RESPONSE_TIMEOUT).
 const (
 	holdAfter = 4 * time.Second
 	holdPause = 20 * time.Millisecond
 	maxHeld   = 64
 )
 
-// hold reports whether a request for which nobody listens was put aside, to be looked at again.
+// hold reports whether a request without a listener has been held back, to be processed again.
 //
 //verbena:held mu
 func (m *Manager) hold(a *agent, r *received, s msg.ServiceID) bool {
-	_, k, _ := s.Port() // the next may be in another space
+	_, k, _ := s.Port() // the next listener may be in another port space
 	l, ok := m.lately[k]
 	if ok && (m.cfg.Clock.Now().Sub(l.gone) > holdAfter || !l.listens()) {
 		delete(m.lately, k)
@@ -226,7 +227,7 @@ func typeOf(x *msg.REQ) (ib.QPType, bool) {
 	return 0, false
 }
 
-// stale ends a connection whose peer has forgotten it. (cm_match_req)
+// stale ends a connection that the peer does not know any more. (cm_match_req)
 //
 //verbena:held mu
 func (m *Manager) stale(c *connection) {
@@ -237,8 +238,8 @@ func (m *Manager) stale(c *connection) {
 	}
 }
 
-// listenerFor finds who listens for a service, and the addresses and the user's part of the private data; nil if nobody
-// does. (cma_find_listener)
+// listenerFor returns the listener for a service, with the addresses and the user's part of the private data, or nil.
+// (cma_find_listener)
 //
 //verbena:held mu
 func (m *Manager) listenerFor(a *agent, r *received, service msg.ServiceID, data []byte) (l *ID, src, dst netip.AddrPort, user []byte) {
@@ -250,8 +251,8 @@ func (m *Manager) listenerFor(a *agent, r *received, service msg.ServiceID, data
 	if err != nil {
 		return nil, src, dst, nil
 	}
-	// What the header says must be an address of the device that the packet came to; or one that stands for a device,
-	// from itself.
+	// The destination in the header must be an address of the device that received the packet; or one that stands for a
+	// device, if the source is the same.
 	own, err := a.dev.QueryGID(a.port, int(r.from.GRH.SGIDIndex))
 	if err != nil {
 		return nil, src, dst, nil
@@ -281,8 +282,8 @@ func (id *ID) accepts(a netip.Addr) bool {
 	return at.WithZone("") == a
 }
 
-// listens reports whether somebody listens for a service, at whatever address: others are rejected, not unknown.
-// (cm_find_listen, cma_ib_id_from_event)
+// listens reports whether there is a listener for a service at any address. Then requests to other addresses are
+// rejected, and not reported as unknown. (cm_find_listen, cma_ib_id_from_event)
 //
 //verbena:held mu
 func (m *Manager) listens(service msg.ServiceID) bool {
@@ -290,7 +291,7 @@ func (m *Manager) listens(service msg.ServiceID) bool {
 	return ok && slices.ContainsFunc(m.ports[portKey{space, port}], func(o *ID) bool { return o.state == idListening })
 }
 
-// request makes the ID of a request, nil if the listener has too many that nobody has accepted.
+// request creates the ID of a request. It returns nil if the listener has too many requests that are not accepted yet.
 //
 //verbena:held mu
 func (m *Manager) request(l *ID, a *agent, r *received, src, dst netip.AddrPort) *ID {
@@ -346,7 +347,7 @@ func (m *Manager) receiveREP(a *agent, r *received, x *msg.REP) {
 	m.do(c, d)
 }
 
-// receiveREJ handles a refusal, or the end of a request that its sender has given up. (cm_rej_handler,
+// receiveREJ processes a rejection, or the end of a request that its sender has given up. (cm_rej_handler,
 // cm_acquire_rejected_id)
 //
 //verbena:held mu

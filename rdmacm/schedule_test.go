@@ -22,7 +22,7 @@ var (
 	firstSeed = flag.Uint64("seed", 1, "seed of the first of them")
 )
 
-// life is what an ID has heard, and what its owner does.
+// life holds the events of an ID, and the calls of its owner.
 type life struct {
 	id      *ID
 	active  bool
@@ -34,7 +34,7 @@ type life struct {
 	dropped bool
 }
 
-// schedule is one run: programs that connect, accept, refuse, wait, disconnect and go away as it comes.
+// schedule is one run: programs connect, accept, reject, wait, disconnect and end at random.
 type schedule struct {
 	t    *testing.T
 	seed uint64
@@ -45,7 +45,7 @@ type schedule struct {
 
 func (s *schedule) chance(percent int) bool { return s.rand.IntN(100) < percent }
 
-// later has f called after a random time, usually at once.
+// later calls f after a random time, often at once.
 func (s *schedule) later(f func()) {
 	d := time.Duration(0)
 	switch {
@@ -67,12 +67,12 @@ func (s *schedule) newLife(h *host, id *ID, active bool) *life {
 	return l
 }
 
-// event is told to a life, with s.mu held by nobody.
+// event processes an event of a life; s.mu must not be held.
 func (s *schedule) event(l *life, e Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l.dropped {
-		return // one may still have been on its way
+		return // it may have been queued already
 	}
 	l.heard[e.Type]++
 	ended := l.heard[Rejected] + l.heard[Unreachable]
@@ -153,20 +153,20 @@ func (s *schedule) answer(p *life) {
 	})
 }
 
-// check is about the end, when nothing happens any more.
+// check checks the final state.
 func (s *schedule) check() {
 	for _, l := range s.all {
 		id := l.id
 		over := l.heard[Rejected]+l.heard[Unreachable]+l.heard[Disconnected]+l.heard[DeviceRemoval]+l.heard[AddrError] > 0
 		switch {
 		case l.dropped, over, id.state == idListening:
-		case l.active && !l.asked: // it is not as far
+		case l.active && !l.asked: // it has not got that far
 		case l.active && !l.done:
 			s.errorf(l, "the active side never hears of its request")
 		case !l.active && !l.done:
 			s.errorf(l, "the passive side's owner was not asked")
 		case id.conn == nil:
-			// Refused by its own owner.
+			// Rejected by its own owner.
 		case id.conn.Conn.State.String() != "established":
 			s.errorf(l, "it stays in %v", id.conn.Conn.State)
 		}
@@ -197,7 +197,7 @@ func (s *schedule) run(t *testing.T) {
 	}
 	for range 1 + s.rand.IntN(8) {
 		h := hosts[s.rand.IntN(2)]
-		to := hosts[s.rand.IntN(2)] // its own host, too
+		to := hosts[s.rand.IntN(2)] // includes its own host
 		s.later(func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -233,8 +233,8 @@ func (s *schedule) run(t *testing.T) {
 	b.close()
 }
 
-// TestSchedules runs random programs through random networks, on virtual time. Many: go test ./rdmacm -run Schedules
-// -schedules 10000.
+// TestSchedules runs random programs over random networks, in virtual time. For many runs: go test ./rdmacm -run
+// Schedules -schedules 10000.
 func TestSchedules(t *testing.T) {
 	n := *schedules
 	if testing.Short() {

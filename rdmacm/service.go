@@ -10,22 +10,23 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// service is a request for a datagram service, at either end (IBA 12.11).
+// service is a request for a datagram service, on either side (IBA 12.11).
 type service struct {
-	asked bool // by the peer
+	asked bool // received from the peer
 	to    ib.AHAttr
 	tid   uint64
-	id    uint32 // of the request, by the side that asks
+	id    uint32 // chosen by the requesting side
 	sid   msg.ServiceID
 
-	last   datagram // what was sent; answered: the answer
+	last   datagram // the last message; answered: the reply
 	sent   bool
 	timer  clock.Timer
 	left   uint8
 	silent bool // the request has been answered
 }
 
-// sidrTimeout is the time in which a peer answers, in which it may be asked again. (CMA_SIDR_... of cma_resolve_ib_udp)
+// sidrTimeout is the time for a peer's response, after which the request is retransmitted. (CMA_SIDR_... of
+// cma_resolve_ib_udp)
 const sidrTimeout = 4096 * time.Millisecond
 
 // ask sends the request of an ID. (cma_resolve_ib_udp)
@@ -49,7 +50,7 @@ func (m *Manager) ask(id *ID, p Param, user []byte) error {
 	return nil
 }
 
-// sidrTime is sidrTimeout, unless the manager is told to be faster.
+// sidrTime returns sidrTimeout, or the manager's timeout if it is shorter.
 func (m *Manager) sidrTime() time.Duration { return min(sidrTimeout, duration(m.cfg.Timeout)) }
 
 //verbena:held mu
@@ -73,7 +74,7 @@ func (m *Manager) armService(id *ID) {
 	})
 }
 
-// endService ends what an ID has asked, or was asked.
+// endService ends the requests of an ID.
 //
 //verbena:held mu
 func (m *Manager) endService(id *ID) {
@@ -95,7 +96,7 @@ func (m *Manager) endService(id *ID) {
 	id.service = nil
 }
 
-// answer answers a request. (cma_send_sidr_rep)
+// answer replies to a request. (cma_send_sidr_rep)
 //
 //verbena:held mu
 func (m *Manager) answer(id *ID, status msg.SIDRStatus, p Param, user []byte) error {
@@ -121,7 +122,7 @@ func (m *Manager) answer(id *ID, status msg.SIDRStatus, p Param, user []byte) er
 	return nil
 }
 
-// receiveAsk handles the request of a peer. (cm_sidr_req_handler)
+// receiveAsk processes a request of a peer. (cm_sidr_req_handler)
 //
 //verbena:held mu
 func (m *Manager) receiveAsk(a *agent, r *received, x *msg.SIDRREQ) {
@@ -161,7 +162,7 @@ func (m *Manager) receiveAsk(a *agent, r *received, x *msg.SIDRREQ) {
 	m.tell(l, Event{Type: ConnectRequest, New: id, Data: data})
 }
 
-// receiveAnswer handles the answer of a peer. (cm_sidr_rep_handler, cma_sidr_rep_handler)
+// receiveAnswer processes a reply of a peer. (cm_sidr_rep_handler, cma_sidr_rep_handler)
 //
 //verbena:held mu
 func (m *Manager) receiveAnswer(a *agent, r *received, x *msg.SIDRREP) {

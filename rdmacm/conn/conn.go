@@ -6,7 +6,7 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// State is where a connection stands.
+// State is the state of a connection.
 //
 //	active side:                                  passive side:
 //	                 Idle                                        Idle
@@ -32,9 +32,8 @@ import (
 //	    or no answer       v                       v
 //	                              Timewait ------> Idle
 //
-// A REJ ends a connection before it is established: for its sender in Refused, as long as what it refuses may come again,
-// for the other in Idle or Timewait. So
-// does the lack of an answer.
+// A REJ ends a connection before it is established. Its sender moves to Refused, for as long as the rejected message
+// may be repeated; the receiver moves to Idle or Timewait. A missing response also ends the connection.
 type State uint8
 
 const (
@@ -51,7 +50,7 @@ const (
 	DreqSent
 	DreqRcvd
 	Timewait
-	// Refused: a request or its answer was, and may come again if its sender has not heard of that.
+	// Refused: a request or a response was rejected. It may be repeated if the REJ was lost.
 	Refused
 	NumStates
 )
@@ -68,7 +67,7 @@ func (s State) String() string {
 	return fmt.Sprintf("state %d", uint8(s))
 }
 
-// Event is what the owner of a connection hears (enum ib_cm_event_type).
+// Event is an event for the owner of a connection (enum ib_cm_event_type).
 type Event uint8
 
 const (
@@ -84,24 +83,24 @@ const (
 	TimewaitExit
 )
 
-// Timer is what becomes of the timer of a connection, which is one.
+// Timer is the new setting of the single timer of a connection.
 type Timer uint8
 
 const (
 	Keep Timer = iota
 	Stop
-	Response     // the time in which the peer answers
-	Service      // the time that an MRA asks for, and then that
-	TimewaitTime // the time in which packets of the connection may be under way
-	Refusal      // the time in which what was refused may come again
+	Response     // the time for the peer's response
+	Service      // the time that an MRA requests, plus Response
+	TimewaitTime // the time for which packets of the connection may be in flight
+	Refusal      // the time for which the rejected message may be repeated
 )
 
-// Do is what a transition asks for.
+// Do holds the actions that a transition requires.
 type Do struct {
-	Send   msg.Attribute // a message to make and send; 0: none
-	Reason msg.Reason    // of REJ
-	Of     msg.Answered  // of REJ: what it is about
-	Repeat bool          // send the last message again
+	Send   msg.Attribute // a message to send; 0: none
+	Reason msg.Reason    // reason in a REJ
+	Of     msg.Answered  // for REJ: the message that it refers to
+	Repeat bool          // retransmit the last message
 	Event  Event
 	Timer  Timer
 }
@@ -109,10 +108,10 @@ type Do struct {
 // Conn is a connection. The zero Conn is idle.
 type Conn struct {
 	State State
-	Left  uint8 // how often the last message may be sent again
+	Left  uint8 // remaining retransmissions of the last message
 }
 
-// Call is something that the owner of a connection does.
+// Call is an action of the owner of a connection.
 type Call uint8
 
 const (
@@ -122,15 +121,15 @@ const (
 	SendREJ
 	SendDREQ
 	SendDREP
-	// Establish: data has come before the RTU (ib_cm_notify).
+	// Establish: data have arrived before the RTU (ib_cm_notify).
 	Establish
-	// Drop: the owner goes away. What remains tells the peer, and then waits (ib_destroy_cm_id).
+	// Drop: the owner goes away. The connection notifies the peer, and then waits (ib_destroy_cm_id).
 	Drop
 	NumCalls
 )
 
-// Call makes a transition that the owner asks for. It reports whether the state allows it; if not, nothing changes.
-// retries is for the messages that are to be answered: REQ, REP and DREQ.
+// Call makes the transition for an action of the owner. It returns false, and changes nothing, if the state does not
+// allow it. retries is the number of retransmissions of messages that need a response: REQ, REP and DREQ.
 func (c *Conn) Call(call Call, retries uint8) (d Do, ok bool) {
 	type step struct {
 		to   State
@@ -176,14 +175,14 @@ func (c *Conn) in(states ...State) bool {
 	return false
 }
 
-// Attributes reports whether the connection says how its owner's queue pair is to be set up: to begin with, or towards
-// the peer that has answered, or asked. (ib_cm_init_qp_attr)
+// Attributes reports whether the state of the connection determines the attributes of the owner's queue pair: for INIT
+// if first is set, else for the connection to the peer. (ib_cm_init_qp_attr)
 func (c *Conn) Attributes(first bool) bool {
 	return first && c.in(ReqSent, MRAReqRcvd) || c.in(ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, RepSent, MRARepRcvd, Established)
 }
 
-// Answers is what a REJ of this side is about: a peer that has no ID of this side yet looks for one about its REQ only.
-// (cm_format_rej, cm_acquire_rejected_id)
+// Answers returns the message that a REJ of this side refers to. A peer that does not know this side's ID yet finds
+// only its REQ. (cm_format_rej, cm_acquire_rejected_id)
 func (c *Conn) Answers() msg.Answered {
 	switch c.State {
 	case ReqRcvd, MRAReqSent:
@@ -194,7 +193,7 @@ func (c *Conn) Answers() msg.Answered {
 	return msg.OfOther
 }
 
-// drop ends a connection whose owner goes. The peer is told.
+// drop ends a connection after its owner has gone, and notifies the peer.
 func (c *Conn) drop(retries uint8) Do {
 	switch c.State {
 	case Idle:
@@ -213,11 +212,12 @@ func (c *Conn) drop(retries uint8) Do {
 		c.State = Timewait
 		return Do{Send: msg.AttrDREP, Timer: TimewaitTime}
 	}
-	return Do{} // DreqSent, Timewait and Refused go on
+	return Do{} // DreqSent, Timewait and Refused do not change
 }
 
-// Receive makes the transition for a message of the peer. of is what an MRA is about, reason a REJ's. The caller has
-// found the connection by the communication IDs in the message. A REQ makes a connection, or is one that came before.
+// Receive makes the transition for a message of the peer. For an MRA, of is the message that it refers to. For a REJ,
+// reason is its reason. The caller has found the connection by the communication IDs in the message. A REQ may be new
+// or a duplicate.
 func (c *Conn) Receive(m msg.Attribute, of msg.Answered, reason msg.Reason) Do {
 	switch m {
 	case msg.AttrREQ:
@@ -236,7 +236,7 @@ func (c *Conn) Receive(m msg.Attribute, of msg.Answered, reason msg.Reason) Do {
 		case ReqSent, MRAReqRcvd:
 			c.State = RepRcvd
 			return Do{Event: REPReceived, Timer: Stop}
-		case RepRcvd: // the owner takes its time
+		case RepRcvd: // the owner has not responded yet
 			c.State = MRARepSent
 			return Do{Send: msg.AttrMRA}
 		case MRARepSent, Established: // MRA, or RTU, was lost
@@ -258,7 +258,7 @@ func (c *Conn) Receive(m msg.Attribute, of msg.Answered, reason msg.Reason) Do {
 			return Do{Event: DREQReceived, Timer: Stop}
 		case Timewait:
 			return Do{Send: msg.AttrDREP}
-		case Refused: // after the REP that it has got
+		case Refused: // after the REP that it has received
 			c.State = Timewait
 			return Do{Send: msg.AttrDREP, Timer: TimewaitTime}
 		}
@@ -275,14 +275,14 @@ func (c *Conn) receiveREQ() Do {
 	switch c.State {
 	case Idle:
 		c.State = ReqRcvd
-	case ReqRcvd: // the owner takes its time
+	case ReqRcvd: // the owner has not responded yet
 		c.State = MRAReqSent
 		return Do{Send: msg.AttrMRA}
-	case MRAReqSent, RepSent: // the answer was lost, or is under way
+	case MRAReqSent, RepSent: // the response was lost, or is in flight
 		return Do{Repeat: true}
 	case Refused:
 		return Do{Repeat: true, Timer: Refusal}
-	case Timewait: // the peer has not heard of the end, or begins anew with old numbers
+	case Timewait: // the peer has not received the end, or starts again with old numbers
 		return Do{Send: msg.AttrREJ, Reason: msg.ReasonStaleConnection, Of: msg.OfREQ}
 	}
 	return Do{}
@@ -303,7 +303,7 @@ func (c *Conn) receiveREJ(reason msg.Reason) Do {
 	return Do{Event: REJReceived, Timer: TimewaitTime}
 }
 
-// Timeout makes the transition for the end of the timer.
+// Timeout makes the transition for an expired timer.
 func (c *Conn) Timeout() Do {
 	if c.in(ReqSent, MRAReqRcvd, RepSent, MRARepRcvd, DreqSent) && c.Left > 0 {
 		c.Left--

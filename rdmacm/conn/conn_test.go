@@ -9,7 +9,7 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// kind is a message as it is on its way, with what matters of it.
+// kind is a message in flight, with its relevant contents.
 type kind uint8
 
 const (
@@ -19,7 +19,7 @@ const (
 	rep
 	rtu
 	rej
-	stale // a REJ for that reason
+	stale // a REJ with this reason
 	dreq
 	drep
 	kinds
@@ -29,31 +29,33 @@ func (k kind) String() string {
 	return [kinds]string{"REQ", "MRA for REQ", "MRA for REP", "REP", "RTU", "REJ", "REJ stale", "DREQ", "DREP"}[k]
 }
 
-// side is one end: its connection, the last message, and what its owner was told.
+// side is one side: its connection, the last message, and the events of its owner.
 type side struct {
 	c     Conn
 	last  kind
 	sent  bool
-	timer Timer // Keep: it does not run
+	timer Timer // Keep: not running
 
-	asked, up, down, failed, over bool // heard: a request or response; established, disconnected, refused or unreachable, the timewait's end
+	// Received events: a request or response; established, disconnected, rejected or unreachable, the end of timewait.
+	asked, up, down, failed, over bool
 	dropped                       bool // the owner has gone
 }
 
-// world is both sides, and what is on its way: each message at most once, since one more is as good as a duplicate.
+// world holds both sides, and the messages in flight: each at most once, because a further copy is equivalent to a
+// duplicate.
 type world struct {
 	s      [2]side
 	wire   [2][kinds]bool // towards a side
-	losses uint8          // that may still come
-	faults uint8          // duplicates that may still come
-	wrong  uint8          // of rules
+	losses uint8          // remaining losses
+	faults uint8          // remaining duplicates
+	wrong  uint8          // number of violated rules
 
-	// What never changes.
+	// The following fields are constant.
 	leaves [2]bool // the owner of a side may go away
-	stays  [2]bool // the owner of a side does not disconnect by himself
-	prompt bool    // owners act before time passes; or else within the time that an MRA asks for
-	dead   bool    // nothing arrives
-	silent bool    // no data comes before an RTU
+	stays  [2]bool // the owner of a side does not disconnect by itself
+	prompt bool    // owners act before time passes; otherwise within the time that an MRA requests
+	dead   bool    // all messages are lost
+	silent bool    // no data arrive before an RTU
 }
 
 const retries = 3
@@ -64,7 +66,7 @@ var rules = [...]string{
 	7: "a side gives up although the other is there",
 }
 
-// do carries out what a transition asks for.
+// do executes the actions of a transition.
 func (w *world) do(i int, d Do) {
 	s := &w.s[i]
 	to := &w.wire[1-i]
@@ -140,7 +142,8 @@ func (w *world) do(i int, d Do) {
 	}
 }
 
-// owner is what the program of a side does: the active side asks, completes and ends; the passive side accepts or refuses, and ends.
+// owner returns the actions of a side's program: the active side requests, completes and ends; the passive side accepts
+// or rejects, and ends.
 func owner(i int) explore.Thread[world] {
 	return func(w world) (steps []explore.Step[world]) {
 		try := func(what string, call Call, after func(*side)) {
@@ -171,7 +174,7 @@ func owner(i int) explore.Thread[world] {
 		case i == 1 && s.c.State == RepSent && !w.stays[1]:
 			try("takes its acceptance back", SendREJ, func(s *side) { s.failed = true })
 		}
-		if i == 1 && w.s[0].asked && !w.silent { // whose queue pair could send
+		if i == 1 && w.s[0].asked && !w.silent { // the active side's queue pair could send
 			try("sees data", Establish, nil)
 		}
 		if s.up && !s.down && !w.stays[i] {
@@ -185,7 +188,7 @@ func owner(i int) explore.Thread[world] {
 	}
 }
 
-// network delivers to a side, loses and repeats.
+// network delivers messages to a side, drops and duplicates them.
 func network(i int) explore.Thread[world] {
 	return func(w world) (steps []explore.Step[world]) {
 		for k := range kinds {
@@ -197,7 +200,8 @@ func network(i int) explore.Thread[world] {
 				n.wire[i][k] = keep
 				s := &n.s[i]
 				if i == 0 && k == req || i == 1 && k == req && s.c.State == Idle && (s.asked || s.dropped) {
-					// A new connection, which is not this one: refused as stale by who knows of it, or forgotten.
+					// A new connection with the same numbers: it is rejected as stale if the old one is known,
+					// otherwise the message is dropped.
 					steps = append(steps, explore.Step[world]{What: what, To: n})
 					return
 				}
@@ -221,7 +225,7 @@ func network(i int) explore.Thread[world] {
 				case stale:
 					d = s.c.Receive(msg.AttrREJ, 0, msg.ReasonStaleConnection)
 				case dreq:
-					if s.c.State == Idle { // an unknown connection is said to have ended
+					if s.c.State == Idle { // an unknown connection is reported as ended
 						n.wire[1-i][drep] = true
 					}
 					d = s.c.Receive(msg.AttrDREQ, 0, 0)
@@ -253,11 +257,11 @@ func network(i int) explore.Thread[world] {
 	}
 }
 
-// clock ends a timer. A message is not kept for as long as that, but it may be lost.
+// clock expires a timer. Messages do not stay in flight that long, but may be lost.
 func clock(i int) explore.Thread[world] {
 	return func(w world) []explore.Step[world] {
 		if w.s[i].timer == Keep || w.s[i].timer == Service && !w.s[1-i].dropped && len(owner(1-i)(w)) > 0 {
-			return nil // the other owner is not as slow as that
+			return nil // the other owner is faster
 		}
 		if w.prompt && len(owner(0)(w))+len(owner(1)(w)) > 0 && w.s[i].timer != TimewaitTime {
 			return nil
@@ -295,7 +299,7 @@ func check(w world) error {
 	return nil
 }
 
-// end: when nothing can happen any more, whoever was asked, or asked, knows how it ended.
+// end checks that in a final state each owner that has sent or received a request knows the result.
 func end(w world) error {
 	for i, s := range w.s {
 		if s.dropped || !s.sent && !s.asked {
@@ -314,7 +318,8 @@ func end(w world) error {
 	return nil
 }
 
-// TestExplore: every order of what two programs do, with every message lost or repeated up to a number of times.
+// TestExplore explores every order of the actions of two programs, with a limited number of lost and duplicated
+// messages.
 func TestExplore(t *testing.T) {
 	both := [2]bool{true, true}
 	for _, c := range []struct {

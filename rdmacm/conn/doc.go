@@ -1,4 +1,4 @@
-// Package conn is one connection as the communication manager keeps it (IBA 12.9; drivers/infiniband/core/cm.c): a
-// state, and the rules by which messages, calls and time change it. It is a value: who uses it sends the messages, runs
-// the timer and reports the events that a transition asks for.
+// Package conn implements one connection of the communication manager (IBA 12.9; drivers/infiniband/core/cm.c): its
+// state, and the transitions caused by messages, calls and time. It is a value: the caller sends the messages, runs the
+// timer and reports the events that a transition requires.
 package conn

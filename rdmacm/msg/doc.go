@@ -9,9 +9,9 @@
 //	   |                      |                   | <------ DREP -------- |
 //	   | <------ REJ -------> |  instead of REP or RTU
 //
-// A [Message] is a value; [Parse] and [Append] translate it. Parse accepts every datagram of the class whose length is
-// right: reserved bits are ignored, and fields that contradict each other are the caller's concern.
+// A [Message] is a value; [Parse] decodes and [Append] encodes it. Parse accepts every datagram of the class with a
+// valid length: it ignores reserved bits, and does not check the consistency of fields.
 //
-// [ServiceID] and [IPHeader] are what annex A11 adds: the port space and port of an RDMA IP service, and the addresses
-// of a connection at the beginning of the private data.
+// [ServiceID] and [IPHeader] are defined in annex A11: the port space and port of an RDMA IP service, and the addresses
+// of a connection at the start of the private data.
 package msg

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 )
 
-// PortSpace is a set of ports: of the services of RDMA IP CM (IBA annex A11, enum rdma_ucm_port_space).
+// PortSpace is a port space of RDMA IP CM services (IBA annex A11, enum rdma_ucm_port_space).
 type PortSpace uint16
 
 const (
@@ -31,15 +31,15 @@ func (p PortSpace) String() string {
 	return fmt.Sprintf("port space %#04x", uint16(p))
 }
 
-// ServiceID names a service on a host (IBA 12.7.3).
+// ServiceID identifies a service on a host (IBA 12.7.3).
 type ServiceID uint64
 
-// MakeServiceID returns the one of a port (IBA A11.3.3.1).
+// MakeServiceID returns the service ID of a port (IBA A11.3.3.1).
 func MakeServiceID(space PortSpace, port uint16) ServiceID {
 	return ServiceID(space)<<16 | ServiceID(port)
 }
 
-// Port returns the port space and port, false if the service ID is none of annex A11.
+// Port returns the port space and port, or false if the service ID is not defined by annex A11.
 func (s ServiceID) Port() (space PortSpace, port uint16, ok bool) {
 	return PortSpace(s >> 16), uint16(s), s>>32 == 0 && s>>16 != 0
 }
@@ -51,23 +51,23 @@ func (s ServiceID) String() string {
 	return fmt.Sprintf("service ID %#016x", uint64(s))
 }
 
-// IPHeaderLen is the length of an [IPHeader] in bytes: that much less private data is the user's.
+// IPHeaderLen is the length of an [IPHeader] in bytes, which reduces the private data of the user.
 const IPHeaderLen = 36
 
-// IPHeader is at the beginning of the private data of REQ and SIDR_REQ for the port spaces TCP, UDP and IPoIB (IBA
-// A11.4, struct cma_hdr).
+// IPHeader is the start of the private data of REQ and SIDR_REQ for the port spaces TCP, UDP and IPoIB (IBA A11.4,
+// struct cma_hdr).
 type IPHeader struct {
 	SrcPort  uint16
-	Src, Dst netip.Addr // both of one family; IPv4 ones are not mapped into IPv6
+	Src, Dst netip.Addr // addresses of the same family; IPv4 addresses are not mapped to IPv6
 }
 
-// The reasons for which ParseIPHeader refuses private data.
+// Errors of ParseIPHeader.
 var (
 	ErrIPHeader  = errors.New("too short for the addresses of a connection")
 	ErrIPVersion = errors.New("unknown version")
 )
 
-// AppendIPHeader appends the header. Both addresses have to be valid, and of one family.
+// AppendIPHeader appends the header. Both addresses must be valid, and of the same family.
 func AppendIPHeader(b []byte, h IPHeader) []byte {
 	if !h.Src.IsValid() || h.Src.Is4() != h.Dst.Is4() || h.Src.Is4In6() || h.Dst.Is4In6() || !h.Dst.IsValid() {
 		panic(fmt.Sprintf("msg: addresses %v and %v", h.Src, h.Dst))
@@ -91,7 +91,7 @@ func AppendIPHeader(b []byte, h IPHeader) []byte {
 	return b
 }
 
-// ParseIPHeader decodes the header at the beginning of private data. The rest is the user's.
+// ParseIPHeader decodes the header at the start of private data. The rest belongs to the user.
 func ParseIPHeader(b []byte) (h IPHeader, err error) {
 	if len(b) < IPHeaderLen {
 		return h, fmt.Errorf("%d bytes: %w", len(b), ErrIPHeader)

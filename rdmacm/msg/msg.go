@@ -20,7 +20,7 @@ const (
 	methodSend   = 0x03
 )
 
-// Attribute says which message a datagram has (IBA 16.7.2).
+// Attribute identifies the message of a datagram (IBA 16.7.2).
 type Attribute uint16
 
 const (
@@ -51,7 +51,7 @@ type Message interface {
 	layout(*codec)
 }
 
-// The reasons for which Parse refuses a datagram.
+// Errors of Parse.
 var (
 	ErrLength    = errors.New("the datagram does not have 256 bytes")
 	ErrClass     = errors.New("not a datagram of the communication manager")
@@ -60,8 +60,8 @@ var (
 	ErrAttribute = errors.New("unknown message")
 )
 
-// Parse decodes a datagram. The transaction ID is the one that REQ, LAP, DREQ and SIDR_REQ choose, and that the
-// messages in reply repeat. The message has its own copy of the private data.
+// Parse decodes a datagram. The transaction ID is chosen by REQ, LAP, DREQ and SIDR_REQ, and repeated by the messages
+// in reply. The message has its own copy of the private data.
 func Parse(b []byte) (tid uint64, m Message, err error) {
 	if len(b) != Len {
 		return 0, nil, fmt.Errorf("%d bytes: %w", len(b), ErrLength)
@@ -82,8 +82,8 @@ func Parse(b []byte) (tid uint64, m Message, err error) {
 	return binary.BigEndian.Uint64(b[8:]), m, nil
 }
 
-// Append appends the datagram of a message. It panics if the message has more private data than there is room for, or a
-// field whose value is too large: those are the caller's to check, see the Max constants.
+// Append appends the datagram of a message. It panics if the private data or the value of a field is too long. The
+// caller must check them, see the Max constants.
 func Append(b []byte, tid uint64, m Message) []byte {
 	n := len(b)
 	b = append(b, make([]byte, Len)...)
@@ -123,14 +123,14 @@ func newMessage(a Attribute) Message {
 	return nil
 }
 
-// codec visits the fields of a message, and copies them to or from its bytes, which begin behind the datagram's header.
+// codec visits the fields of a message, and copies them to or from its bytes, which follow the datagram's header.
 type codec struct {
 	b       []byte
 	encodes bool
 	visit   func(bit, width int) // for tests; nil: not called
 }
 
-// field visits an unsigned number or a flag of a width in bits, which begins at a bit of a byte, counted from the most
+// field visits an unsigned number or a flag with a width in bits. It starts at a bit of a byte, counted from the most
 // significant one.
 func field[T ~uint8 | ~uint16 | ~uint32 | ~uint64](c *codec, at, bit, width int, v *T) {
 	first := at*8 + bit
@@ -176,8 +176,7 @@ func (c *codec) bytes(at int, v []byte) {
 	}
 }
 
-// data visits private data, of which there are up to n bytes. What is shorter is padded with zeros, as the length is
-// not transmitted.
+// data visits private data of up to n bytes. Shorter data are padded with zeros, because the length is not transmitted.
 func (c *codec) data(at, n int, v *[]byte) {
 	if c.visit != nil {
 		c.visit(at*8, n*8)

@@ -15,7 +15,7 @@ var attributes = []Attribute{
 	AttrREQ, AttrMRA, AttrREJ, AttrREP, AttrRTU, AttrDREQ, AttrDREP, AttrSIDRREQ, AttrSIDRREP, AttrLAP, AttrAPR,
 }
 
-// TestLayouts: the fields of a message lie inside of it, and no two share a bit.
+// TestLayouts checks that the fields of a message lie within it and do not overlap.
 func TestLayouts(t *testing.T) {
 	for _, a := range attributes {
 		var used [(Len - headerLen) * 8]bool
@@ -38,7 +38,8 @@ func TestLayouts(t *testing.T) {
 	}
 }
 
-// TestPlaces: fields are where the specification has them, in bytes behind the header of 24 (IBA tables 106 to 120).
+// TestPlaces checks the offsets of fields against the specification, in bytes after the header of 24 (IBA tables 106 to
+// 120).
 func TestPlaces(t *testing.T) {
 	gid := GID{0xfe, 0x80, 15: 1}
 	for _, c := range []struct {
@@ -92,7 +93,7 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// TestRoundTrip: what is parsed is sent as it came, but for reserved bits.
+// TestRoundTrip checks that a parsed message is encoded to the same bytes, except for reserved bits.
 func TestRoundTrip(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for _, a := range attributes {
@@ -142,7 +143,7 @@ func change(b []byte, at int, v byte) []byte {
 	return b
 }
 
-// TestTooLarge: Append refuses what a field has no room for, rather than to send something else.
+// TestTooLarge checks that Append panics on values that exceed their fields.
 func TestTooLarge(t *testing.T) {
 	for what, m := range map[string]Message{
 		"24 bits": &REQ{LocalQPN: 1 << 24}, "3 bits": &REQ{RetryCount: 8}, "5 bits": &REP{TargetACKDelay: 32}, "data": &REQ{Data: make([]byte, 93)},

@@ -2,7 +2,7 @@ package msg
 
 import "fmt"
 
-// The most private data that a message takes, in bytes (IBA 12.6).
+// The maximum length of the private data of messages, in bytes (IBA 12.6).
 const (
 	MaxREQData     = 92
 	MaxMRAData     = 222
@@ -15,15 +15,14 @@ const (
 	MaxSIDRREPData = 136
 	MaxLAPData     = 168
 	MaxAPRData     = 148
-	// MaxInfo bounds the additional information of REJ, SIDR_REP and APR.
+	// MaxInfo limits the additional information of REJ, SIDR_REP and APR.
 	MaxInfo = 72
 )
 
-// GID is a port's address, as it is transmitted.
+// GID is a port's address, in wire format.
 type GID [16]byte
 
-// Path is how to reach a queue pair: of REQ and LAP, whose sender calls the one at its own end local (IBA 12.6.5,
-// 12.6.16).
+// Path is the path to a queue pair, in REQ and LAP. Local refers to the sender of the message (IBA 12.6.5, 12.6.16).
 type Path struct {
 	LocalLID, RemoteLID uint16
 	LocalGID, RemoteGID GID
@@ -43,29 +42,29 @@ const (
 	TransportRC Transport = 0
 	TransportUC Transport = 1
 	TransportRD Transport = 2
-	// TransportExtended: REQ.Extended says which.
+	// TransportExtended: REQ.Extended has the service.
 	TransportExtended Transport = 3
 )
 
 // ExtendedXRC is REQ.Extended for XRC (IBA annex A14).
 const ExtendedXRC = 1
 
-// REQ asks for a connection (IBA table 106).
+// REQ requests a connection (IBA table 106).
 type REQ struct {
 	LocalCommID        uint32
 	ServiceID          ServiceID
 	LocalCAGUID        uint64
 	LocalQKey          uint32
 	LocalQPN           uint32 // 24 bits
-	ResponderResources uint8  // READs and atomics that the sender takes at once
+	ResponderResources uint8  // maximum number of the peer's READs and atomics in flight
 	LocalEECN          uint32 // 24 bits
-	InitiatorDepth     uint8  // READs and atomics that the sender begins at once
+	InitiatorDepth     uint8  // maximum number of the sender's READs and atomics in flight
 	RemoteEECN         uint32 // 24 bits
-	RemoteTimeout      uint8  // 5 bits: 4.096 us * 2^n, in which the peer is to answer
+	RemoteTimeout      uint8  // 5 bits: 4.096 us * 2^n, the time for the peer's response
 	Transport          Transport
 	FlowControl        bool
-	StartingPSN        uint32 // 24 bits: of the first packet that the peer sends (IBA 12.7.31)
-	LocalTimeout       uint8  // 5 bits: the same, of the sender
+	StartingPSN        uint32 // 24 bits: initial PSN of the peer's packets (IBA 12.7.31)
+	LocalTimeout       uint8  // 5 bits: the time for the sender's response
 	RetryCount         uint8  // 3 bits
 	PKey               uint16
 	PathMTU            uint8 // 4 bits: 1 to 5 for 256 to 4096 bytes
@@ -79,7 +78,7 @@ type REQ struct {
 	Data               []byte
 }
 
-// MRA says that an answer takes longer (IBA table 107).
+// MRA announces a late response (IBA table 107).
 type MRA struct {
 	LocalCommID, RemoteCommID uint32
 	Of                        Answered
@@ -87,7 +86,7 @@ type MRA struct {
 	Data                      []byte
 }
 
-// Answered is the message that MRA and REJ are about (IBA 12.6.6.2, 12.6.7.2).
+// Answered is the message that an MRA or a REJ refers to (IBA 12.6.6.2, 12.6.7.2).
 type Answered uint8
 
 const (
@@ -96,7 +95,7 @@ const (
 	OfOther // LAP in MRA; none in REJ
 )
 
-// Reason is why a connection was refused (IBA 12.6.7.2, enum ib_cm_rej_reason).
+// Reason is the reason of a rejection (IBA 12.6.7.2, enum ib_cm_rej_reason).
 type Reason uint16
 
 const (
@@ -156,13 +155,13 @@ func (r Reason) String() string {
 	return fmt.Sprintf("reason %d", uint16(r))
 }
 
-// REJ refuses or ends a connection (IBA table 108).
+// REJ rejects or ends a connection (IBA table 108).
 type REJ struct {
 	LocalCommID, RemoteCommID uint32
 	Of                        Answered
-	InfoLength                uint8 // 7 bits: of Info
+	InfoLength                uint8 // 7 bits: length of Info
 	Reason                    Reason
-	Info                      [MaxInfo]byte // by reason
+	Info                      [MaxInfo]byte // depends on the reason
 	Data                      []byte
 }
 
@@ -172,7 +171,7 @@ type REP struct {
 	LocalQKey                 uint32
 	LocalQPN                  uint32 // 24 bits
 	LocalEECN                 uint32 // 24 bits
-	StartingPSN               uint32 // 24 bits: of the first packet that the peer sends
+	StartingPSN               uint32 // 24 bits: initial PSN of the peer's packets
 	ResponderResources        uint8
 	InitiatorDepth            uint8
 	TargetACKDelay            uint8 // 5 bits
@@ -184,7 +183,7 @@ type REP struct {
 	Data                      []byte
 }
 
-// RTU says that REP has come (IBA table 111).
+// RTU confirms the receipt of REP (IBA table 111).
 type RTU struct {
 	LocalCommID, RemoteCommID uint32
 	Data                      []byte
@@ -197,13 +196,13 @@ type DREQ struct {
 	Data                      []byte
 }
 
-// DREP answers DREQ (IBA table 113).
+// DREP replies to DREQ (IBA table 113).
 type DREP struct {
 	LocalCommID, RemoteCommID uint32
 	Data                      []byte
 }
 
-// LAP asks for an alternate path (IBA table 115).
+// LAP requests an alternate path (IBA table 115).
 type LAP struct {
 	LocalCommID, RemoteCommID uint32
 	RemoteQPN                 uint32 // 24 bits
@@ -212,7 +211,8 @@ type LAP struct {
 	Data                      []byte
 }
 
-// APR answers LAP (IBA table 116). Status 1 is an invalid communication ID, 2 that alternate paths are not supported.
+// APR replies to LAP (IBA table 116). Status 1 is an invalid communication ID, 2 that alternate paths are not
+// supported.
 type APR struct {
 	LocalCommID, RemoteCommID uint32
 	InfoLength, Status        uint8
@@ -220,7 +220,7 @@ type APR struct {
 	Data                      []byte
 }
 
-// SIDRREQ asks for the queue pair of a datagram service (IBA table 119).
+// SIDRREQ requests the queue pair of a datagram service (IBA table 119).
 type SIDRREQ struct {
 	RequestID uint32
 	PKey      uint16
@@ -228,7 +228,7 @@ type SIDRREQ struct {
 	Data      []byte
 }
 
-// SIDRStatus is an answer to SIDR_REQ (IBA 12.11.2.1, enum ib_cm_sidr_status).
+// SIDRStatus is the status of a reply to SIDR_REQ (IBA 12.11.2.1, enum ib_cm_sidr_status).
 type SIDRStatus uint8
 
 const (
@@ -240,7 +240,7 @@ const (
 	SIDRUnsupportedVersion
 )
 
-// SIDRREP answers it (IBA table 120).
+// SIDRREP replies to SIDR_REQ (IBA table 120).
 type SIDRREP struct {
 	RequestID  uint32
 	Status     SIDRStatus

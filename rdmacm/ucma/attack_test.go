@@ -13,7 +13,7 @@ import (
 	"verbena/uapi/ucm"
 )
 
-// route takes a new ID as far as it needs no peer.
+// route creates an ID and resolves its route.
 func (p *program) route(to string) uint32 {
 	p.t.Helper()
 	id := p.create(msg.PortSpaceTCP, 5)
@@ -24,7 +24,7 @@ func (p *program) route(to string) uint32 {
 	return id
 }
 
-// requested returns a listener of p's, and the ID of a request of q's that p has not taken.
+// requested returns a listener of p, and the ID of an unread request of q.
 func requested(s *Server, p, q *program) (l, r uint32) {
 	l = p.create(msg.PortSpaceTCP, 6)
 	p.must(p.bind(l, "10.0.0.1:7001"))
@@ -35,7 +35,7 @@ func requested(s *Server, p, q *program) (l, r uint32) {
 	return l, s.next
 }
 
-// TestGuessedRequest: a request that its program destroys before it takes the event leaves none.
+// TestGuessedRequest checks that a request that its program destroys before it reads the event leaves no state.
 func TestGuessedRequest(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
 		_, r := requested(s, p, q)
@@ -46,7 +46,7 @@ func TestGuessedRequest(t *testing.T) {
 	})
 }
 
-// TestGuessedMigration: a request that was moved before its listener was stays where it is, and in one table.
+// TestGuessedMigration checks that a request that was moved before its listener stays in its file, and in one table.
 func TestGuessedMigration(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
 		p.files = append(p.files, s.Open(Config{}), s.Open(Config{}))
@@ -61,7 +61,7 @@ func TestGuessedMigration(t *testing.T) {
 	})
 }
 
-// TestUnread: an ID that fails again and again costs no more than some events.
+// TestUnread checks that the events of an ID that fails repeatedly are limited.
 func TestUnread(t *testing.T) {
 	inWorld(t, func(t *testing.T, _ *Server, slot *ibslot.Slot, p, _ *program) {
 		id := p.create(msg.PortSpaceTCP, 5)
@@ -89,7 +89,7 @@ func TestUnread(t *testing.T) {
 	})
 }
 
-// TestLeftGroup: the event of a membership that was left meanwhile does not come back.
+// TestLeftGroup checks that the event of a membership that was left meanwhile is not queued again.
 func TestLeftGroup(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, _ *program) {
 		id := p.create(msg.PortSpaceUDP, 5)
@@ -107,7 +107,7 @@ func TestLeftGroup(t *testing.T) {
 	})
 }
 
-// TestForeignQueuePair: nobody connects or accepts in the name of another user's queue pair.
+// TestForeignQueuePair checks that a program cannot connect or accept with another user's queue pair.
 func TestForeignQueuePair(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
 		_, r := requested(s, p, q)

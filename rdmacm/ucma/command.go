@@ -16,19 +16,19 @@ import (
 	"verbena/umem"
 )
 
-// call is one command.
+// call is a command in progress.
 type call struct {
 	f     *File
 	c     Caller
 	space umem.Space
-	in    []byte // behind the header
-	out   int    // room for the answer
+	in    []byte // follows the header
+	out   int    // size of the buffer for the response
 	taken *Taken
 
-	response string // for people to read
+	response string // in readable form
 }
 
-// commands by number; nil: not implemented (ucma_cmd_table).
+// commands maps numbers to functions; nil: not implemented (ucma_cmd_table).
 var commands = [ucm.NumCommands]func(*call) error{
 	ucm.CmdCreateID:     (*call).createID,
 	ucm.CmdDestroyID:    (*call).destroyID,
@@ -54,12 +54,12 @@ var commands = [ucm.NumCommands]func(*call) error{
 	ucm.CmdJoinMcast:    (*call).joinMcast,
 }
 
-// maxCommand is the length of the longest command, with its header.
+// maxCommand is the maximum length of a command, with its header.
 const maxCommand = 8 + 16 + 128 + 128 + 288
 
-// Write carries out the command of n bytes at an address of the caller, and returns n. GET_EVENT that gives an event
-// returns it: who cannot answer the program gives it back. It may sleep, but not for an event: see ErrNoEvent.
-// (ucma_write)
+// Write executes the command of n bytes at an address of the caller's memory, and returns n. GET_EVENT also returns the
+// event. If the response does not reach the program, the caller must return the event with Undo. It may sleep, but does
+// not wait for an event: see ErrNoEvent. (ucma_write)
 func (f *File) Write(c Caller, addr uint64, n int) (int, *Taken, error) {
 	var buf [maxCommand]byte
 	size := uapi.SizeOf[ucm.Hdr]()
@@ -97,19 +97,19 @@ func (f *File) Write(c Caller, addr uint64, n int) (int, *Taken, error) {
 	return n, k.taken, nil
 }
 
-// Tracer is a Caller that is told of each command, for people to read.
+// Tracer is implemented by a Caller that receives each command in readable form.
 type Tracer interface {
 	TraceCM(request, response string)
 }
 
-// idAt is where the commands have the ID that they are about.
+// idAt holds the offsets of the IDs in commands.
 var idAt = [ucm.NumCommands]int{
 	ucm.CmdDestroyID: 8, ucm.CmdBindIP: 36, ucm.CmdResolveIP: 56, ucm.CmdQueryRoute: 8, ucm.CmdConnect: 272, ucm.CmdAccept: 280,
 	ucm.CmdInitQPAttr: 8, ucm.CmdSetOption: 8, ucm.CmdJoinIPMcast: 44, ucm.CmdLeaveMcast: 8, ucm.CmdMigrateID: 8, ucm.CmdQuery: 8,
 	ucm.CmdJoinMcast: 16,
 }
 
-// request shows what a command is about.
+// request describes the object of a command.
 func (k *call) request(c ucm.Command) string {
 	switch c {
 	case ucm.CmdCreateID:
@@ -123,10 +123,10 @@ func (k *call) request(c ucm.Command) string {
 	return "{}"
 }
 
-// fault is EFAULT, whatever is wrong with the caller's memory.
+// fault returns EFAULT for any error of the caller's memory.
 func fault(err error) error { return fmt.Errorf("%w: %w", err, syscall.EFAULT) }
 
-// decode reads a command; what it lacks at its end is zero.
+// decode decodes a command; missing bytes at its end are zero.
 func decode[T any](k *call) T {
 	v, _ := uapi.DecodePrefix[T](k.in[:min(len(k.in), uapi.SizeOf[T]())])
 	return v
@@ -134,7 +134,7 @@ func decode[T any](k *call) T {
 
 func encode[T any](b []byte, v *T) { uapi.Encode(b, v) }
 
-// answer stores an answer, of which least bytes must have room.
+// answer stores a response. The buffer must have space for at least least bytes.
 func answer[T any](k *call, addr uint64, v *T, least int) error {
 	if k.out < least {
 		return fmt.Errorf("room for %d bytes of an answer of %d: %w", k.out, least, syscall.ENOSPC)
@@ -219,7 +219,7 @@ const (
 	sizeofIBAddr = 8 // offset of the GID
 )
 
-// sockaddr is an address of a program.
+// sockaddr is an address from a program.
 type sockaddr struct {
 	family uint16
 	size   int // 0: unknown family
@@ -227,7 +227,7 @@ type sockaddr struct {
 	gid    ib.GID
 }
 
-// parse decodes an address of at least sizeofInet6 bytes. An address of InfiniBand is cut there, behind its GID.
+// parse decodes an address of at least sizeofInet6 bytes. It truncates an InfiniBand address after its GID.
 // (rdma_addr_size)
 func parse(b []byte) (a sockaddr) {
 	a.family = binary.NativeEndian.Uint16(b)
@@ -250,7 +250,7 @@ func parse(b []byte) (a sockaddr) {
 	return a
 }
 
-// put encodes an address, and returns its size, 0 if it is not known.
+// put encodes an address, and returns its size, or 0 if it is unknown.
 func put(b []byte, a netip.AddrPort) int {
 	clear(b)
 	switch ip := a.Addr(); {
@@ -342,8 +342,8 @@ func (k *call) resolve(id uint32, src, dst sockaddr) error {
 	return c.cm.ResolveAddr(src.ip, dst.ip)
 }
 
-// maxUnread bounds the events of an ID that fails to resolve an address, again and again, and whose program does not take
-// them. Everything else that makes events changes the ID's state.
+// maxUnread limits the unread events of an ID that repeatedly fails to resolve an address. All other events change the
+// state of the ID.
 const maxUnread = 8
 
 func (f *File) unread(c *context) int {
@@ -361,16 +361,16 @@ func (k *call) resolveRoute() error {
 	return c.cm.ResolveRoute()
 }
 
-// invalidIndex is a device index that is not known. (UCMA_INVALID_IB_INDEX)
+// invalidIndex is an unknown device index. (UCMA_INVALID_IB_INDEX)
 const invalidIndex = 0xffffffff
 
-// Offsets of the first fields that older programs do not know.
+// Offsets of the first fields that older programs do not use.
 const (
 	routeWithoutIndex = 200
 	addrWithoutIndex  = 272
 )
 
-// lifeTime and rate of paths. (CMA_IBOE_PACKET_LIFETIME, IB_RATE_10_GBPS, IB_SA_EQ)
+// Packet lifetime and rate of paths. (CMA_IBOE_PACKET_LIFETIME, IB_RATE_10_GBPS, IB_SA_EQ)
 const (
 	lifeTime     = 16
 	rate10Gb     = 3
@@ -433,7 +433,7 @@ func (k *call) query() error {
 	return answer(k, cmd.Response, &r, addrWithoutIndex)
 }
 
-// putGID encodes an address of InfiniBand (struct sockaddr_ib).
+// putGID encodes an InfiniBand address (struct sockaddr_ib).
 func putGID(b []byte, g ib.GID, space msg.PortSpace, port uint16) {
 	binary.NativeEndian.PutUint16(b, afIB)
 	binary.BigEndian.PutUint16(b[2:], defaultPKey)
@@ -490,7 +490,7 @@ func (k *call) connect() error {
 	return c.cm.Connect(p, data)
 }
 
-// owns refuses the number of a queue pair that is not the caller's.
+// owns rejects the number of a queue pair that does not belong to the caller.
 func (k *call) owns(c *context, qpn uint32) error {
 	switch c.cm.Type() {
 	case ib.QPTypeRC, ib.QPTypeUC:
@@ -510,7 +510,7 @@ func (k *call) listen() error {
 	return c.cm.Listen(backlog(cmd.Backlog))
 }
 
-// backlog returns the backlog for that of a program. (ucma_listen)
+// backlog limits the backlog of a program. (ucma_listen)
 func backlog(n uint32) int {
 	if n == 0 || n > MaxBacklog {
 		return MaxBacklog
@@ -530,7 +530,7 @@ func (k *call) accept() error {
 			return err
 		}
 	}
-	s.mu.Lock() // no event comes between the acceptance and the program's name for the ID
+	s.mu.Lock() // no event may be queued between the acceptance and the assignment of the program's identifier
 	defer s.mu.Unlock()
 	c, err := k.f.lookup(cmd.ID)
 	if err != nil {
@@ -598,7 +598,7 @@ func (k *call) initQPAttr() error {
 	return answer(k, cmd.Response, &r, 0)
 }
 
-// userAH is an address as programs have it. (ib_copy_ah_attr_to_user)
+// userAH converts an address to the user ABI. (ib_copy_ah_attr_to_user)
 func userAH(a *ib.AHAttr) (u uapi.AHAttr) {
 	u = uapi.AHAttr{DLID: a.DLID, SL: a.SL, SrcPathBits: a.SrcPathBits, StaticRate: a.StaticRate, PortNum: a.Port}
 	if a.HasGRH {
@@ -642,7 +642,7 @@ func (k *call) setOption() error {
 		if cmd.OptLen == 0 || int(cmd.OptLen)%uapi.SizeOf[ucm.PathRecData]() != 0 {
 			return syscall.EINVAL
 		}
-		return c.cm.ResolveRoute() // there is one path to a peer, whatever somebody has found
+		return c.cm.ResolveRoute() // there is one path to a peer, so the option is ignored
 	}
 	size := map[uint32]int{ucm.OptionIDTOS: 1, ucm.OptionIDReuseAddr: 4, ucm.OptionIDAFOnly: 4, ucm.OptionIDACKTimeout: 1}[cmd.OptName]
 	if cmd.Level != ucm.OptionID || size == 0 {
@@ -696,7 +696,7 @@ func (k *call) join(response, uid uint64, id uint32, a sockaddr) error {
 		return errFamily
 	}
 	s := k.f.srv
-	s.mu.Lock() // the event comes when the group has a number
+	s.mu.Lock() // the event must be queued after the group has a number
 	c, err := k.f.lookup(id)
 	var g *group
 	if err == nil {
@@ -723,7 +723,7 @@ func (k *call) join(response, uid uint64, id uint32, a sockaddr) error {
 	return nil
 }
 
-// leave ends a membership, and returns the events of it that the program was given.
+// leave ends a membership, and returns the number of its events that the program has received.
 func (s *Server) leave(g *group) uint32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -799,7 +799,7 @@ func (k *call) migrateID() error {
 	return answer(k, cmd.Response, &ucm.MigrateResp{EventsReported: n}, 0)
 }
 
-// move gives an ID to another file, with the events that were not taken. (ucma_migrate_id)
+// move moves an ID to another file, with its unread events. (ucma_migrate_id)
 //
 //verbena:held mu
 func (s *Server) move(c *context, to *File) {

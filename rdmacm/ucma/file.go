@@ -17,15 +17,16 @@ import (
 	"verbena/umem"
 )
 
-// Caller is who issues one command.
+// Caller is the issuer of one command.
 type Caller interface {
-	// Space is where the addresses in the command point.
+	// Space is the address space of addresses in the command.
 	Space() umem.Space
-	// CMFile finds the file that the caller has under a descriptor. EINVAL if it is none of this package's. It may
-	// sleep.
+	// CMFile returns the file that the caller has under a descriptor; EINVAL if it is not a file of this package. It
+	// may sleep.
 	CMFile(fd int) (*File, error)
-	// MayConnect reports whether the caller may say that a queue pair of a device is the end of a connection of its own. By
-	// the number of another user's it would end that one's connections: their peers would think them stale. It may sleep.
+	// MayConnect reports whether the caller may use a queue pair's number for a connection. With the number of another
+	// user's queue pair it would end that user's connections, because their peers would consider them stale. It may
+	// sleep.
 	MayConnect(dev *ib.Device, num uint32) bool
 	// MayBindLowPorts reports whether the caller has CAP_NET_BIND_SERVICE. It may sleep.
 	MayBindLowPorts() bool
@@ -34,10 +35,10 @@ type Caller interface {
 // ErrNoEvent is the error of GET_EVENT while there is no event. It wraps EAGAIN.
 var ErrNoEvent = fmt.Errorf("there is no event: %w", syscall.EAGAIN)
 
-// MaxBacklog bounds the requests of a listener that the program has not taken. (net.rdma_ucm.max_backlog)
+// MaxBacklog limits the unread requests of a listener. (net.rdma_ucm.max_backlog)
 const MaxBacklog = 1024
 
-// Server has the IDs of all files.
+// Server holds the IDs of all files.
 type Server struct {
 	m      *rdmacm.Manager
 	onVerb atomic.Pointer[func(VerbCall) error] // nil: none
@@ -48,21 +49,21 @@ type Server struct {
 	next   uint32
 }
 
-// NewServer makes a server on a connection manager, which outlives it.
+// NewServer creates a server on a connection manager, which must outlive it.
 func NewServer(m *rdmacm.Manager) *Server {
 	return &Server{m: m, ids: map[uint32]*context{}, groups: map[uint32]*group{}}
 }
 
-// Config is what a file is opened with.
+// Config holds the parameters of an open file.
 type Config struct {
-	// User is whom the IDs are charged to; nil: nobody.
+	// User is charged for the IDs; nil: no charge.
 	User *quota.User
-	// PID and UID are who opened the file, for people to read.
+	// PID and UID identify the process that opened the file, for display.
 	PID, UID int
-	// Alive reports whether the process that opened the file exists; nil: it is not known. It must not sleep.
+	// Alive reports whether the process that opened the file exists; nil: unknown. It must not sleep.
 	Alive func() bool
-	// Ready is called when the first event comes, and when the last has been taken. It must not sleep, nor call the
-	// File.
+	// Ready is called with true when the first event is queued, and with false when the last one has been read. It must
+	// not sleep, nor call the File.
 	Ready func(bool)
 }
 
@@ -86,11 +87,11 @@ type context struct {
 
 	// Under Server.mu.
 	file     *File
-	uid      uint64 // 0: the program does not know it yet, and gets no events
-	reported uint32 // events that the program was given
+	uid      uint64 // 0: the program does not know the ID yet, and receives no events
+	reported uint32 // number of events that the program has received
 	removed  bool   // the device has gone
 	gone     bool
-	unread   int // events that the program has not taken
+	unread   int // number of unread events
 	groups   []*group
 }
 
@@ -104,25 +105,25 @@ type group struct {
 	left     bool
 }
 
-// event is one that the program has not taken yet (struct ucma_event).
+// event is an unread event of a program (struct ucma_event).
 type event struct {
 	ctx     *context
 	group   *group
-	request *context // of a request: its ID
+	request *context // for a request: its ID
 	resp    ucm.EventResp
 }
 
-// Info tells of an ID.
+// Info describes an ID.
 type Info struct {
 	ID       uint32
-	PID, UID int      // of who opened the file
+	PID, UID int      // IDs of the process that opened the file
 	Owner    quota.ID // the user who is charged
 	Space    msg.PortSpace
 	Type     ib.QPType
 	View     rdmacm.View
 }
 
-// IDs tells of all, in the order of their numbers. It may sleep.
+// IDs describes all IDs, sorted by number. It may sleep.
 func (s *Server) IDs() (list []Info) {
 	s.mu.Lock()
 	ids := slices.SortedFunc(maps.Values(s.ids), func(a, b *context) int { return cmp.Compare(a.id, b.id) })
@@ -144,7 +145,7 @@ func (s *Server) Open(cfg Config) *File {
 	return &File{srv: s, cfg: cfg, ids: map[*context]struct{}{}}
 }
 
-// Close destroys the file's IDs; peers are told. Calls that wait are woken. It does not sleep.
+// Close destroys the file's IDs, and notifies the peers. Waiting calls wake up. It does not sleep.
 func (f *File) Close() {
 	s := f.srv
 	s.mu.Lock()
@@ -158,7 +159,7 @@ func (f *File) Close() {
 	}
 }
 
-// number returns a number that is not in use. (xa_alloc)
+// number returns an unused number. (xa_alloc)
 //
 //verbena:held mu
 func (s *Server) number() uint32 {
@@ -173,7 +174,7 @@ func (s *Server) number() uint32 {
 	}
 }
 
-// add makes a number for an ID.
+// add assigns a number to an ID.
 func (s *Server) add(f *File, cm *rdmacm.ID, uid uint64) (*context, error) {
 	if err := f.cfg.User.Take(quota.CMIDs, 1); err != nil {
 		return nil, err
@@ -192,8 +193,8 @@ func (s *Server) add(f *File, cm *rdmacm.ID, uid uint64) (*context, error) {
 
 var errClosed = fmt.Errorf("the file is closed: %w", syscall.EIO)
 
-// drop takes IDs away from their program, with the events that it has not taken, and with requests that it does not
-// know of. The connection manager's part is the caller's to destroy. However many IDs, it looks at each event once.
+// drop removes IDs from their program, with their unread events, and with requests that the program does not know yet.
+// The caller must destroy the IDs of the connection manager. It visits each event only once for any number of IDs.
 //
 //verbena:held mu
 func (s *Server) drop(ids ...*context) {
@@ -236,7 +237,7 @@ func (s *Server) drop(ids ...*context) {
 	}
 }
 
-// signal says whether there are events.
+// signal reports to Config.Ready whether there are events.
 //
 //verbena:held mu
 func (s *Server) signal(f *File) {
@@ -245,8 +246,8 @@ func (s *Server) signal(f *File) {
 	}
 }
 
-// find returns the ID of a number, held by no lock. ENOENT if there is none, EINVAL if it is another file's, EIO if its
-// device has gone.
+// find returns the ID with a number, and holds no lock. It returns ENOENT if there is none, EINVAL if it belongs to
+// another file, EIO if its device has gone.
 func (f *File) find(id uint32) (*context, error) {
 	f.srv.mu.Lock()
 	defer f.srv.mu.Unlock()
@@ -290,7 +291,7 @@ func (s *Server) event(c *context, e rdmacm.Event) {
 		defer c.cm.Destroy()
 	}
 	if c.uid == 0 {
-		return // the program does not know it yet, and will find out when it accepts
+		return // the program does not know it yet, and receives the error when it accepts
 	}
 	x := &event{ctx: c, resp: ucm.EventResp{UID: c.uid, ID: c.id}}
 	if e.Group != nil {
@@ -305,7 +306,7 @@ func (s *Server) event(c *context, e rdmacm.Event) {
 	s.queue(c.file, x)
 }
 
-// request queues a request for a connection, whose ID gets a number. (ucma_connect_event_handler)
+// request queues a connection request, and assigns a number to its ID. (ucma_connect_event_handler)
 func (s *Server) request(l *context, e rdmacm.Event) {
 	s.mu.Lock()
 	f := l.file
@@ -336,7 +337,7 @@ func (s *Server) queue(f *File, e *event) {
 	s.wake(f, 1)
 }
 
-// fill encodes what a program is told.
+// fill encodes an event for the program.
 func (x *event) fill(id *rdmacm.ID, e *rdmacm.Event) {
 	x.resp.Event, x.resp.Status = uint32(e.Type), uint32(e.Status)
 	if id.Datagrams() {
@@ -366,8 +367,8 @@ type Waiter struct {
 	wake func()
 }
 
-// Wait has wake called when there is an event to take, once, or when the file is closed; nil if that is so already.
-// wake must not sleep.
+// Wait makes wake be called once, when there is an event or the file is closed. It returns nil if that is the case
+// already. wake must not sleep.
 func (f *File) Wait(wake func()) *Waiter {
 	f.srv.mu.Lock()
 	defer f.srv.mu.Unlock()
@@ -379,7 +380,7 @@ func (f *File) Wait(wake func()) *Waiter {
 	return w
 }
 
-// Cancel ends a wait, and reports whether wake will not be called.
+// Cancel ends a wait. It returns true if wake will not be called.
 func (f *File) Cancel(w *Waiter) bool {
 	f.srv.mu.Lock()
 	defer f.srv.mu.Unlock()
@@ -407,7 +408,7 @@ func (s *Server) wake(f *File, n int) {
 	}
 }
 
-// Taken is an event that a program was given.
+// Taken is an event that was delivered to a program.
 type Taken struct {
 	f *File
 	e *event
@@ -435,7 +436,7 @@ func (f *File) take() (*Taken, error) {
 	return &Taken{f, e}, nil
 }
 
-// Undo gives the event back, which has not reached the program. The next one to ask gets it.
+// Undo returns an event that has not reached the program to the queue, to be delivered again.
 func (t *Taken) Undo() {
 	s := t.f.srv
 	s.mu.Lock()
@@ -462,7 +463,7 @@ func (t *Taken) Undo() {
 	s.wake(f, 1)
 }
 
-// portSpaces and their queue pairs. (ucma_get_qp_type)
+// portSpace checks a port space and returns its queue pair type. (ucma_get_qp_type)
 func portSpace(ps uint16) (msg.PortSpace, error) {
 	switch p := msg.PortSpace(ps); p {
 	case msg.PortSpaceTCP, msg.PortSpaceUDP, msg.PortSpaceIPoIB, msg.PortSpaceIB:

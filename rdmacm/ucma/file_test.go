@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// memory is that of a program: addresses from 0x1000 on.
+// memory is the memory of a program, with addresses from 0x1000.
 type memory struct{ b []byte }
 
 const base = 0x1000
@@ -72,7 +72,7 @@ type program struct {
 	mem   memory
 	files []*File
 	low   bool
-	ready bool   // of the first file
+	ready bool   // state of the first file
 	taken *Taken // the last event
 }
 
@@ -87,12 +87,12 @@ func (p *program) CMFile(fd int) (*File, error) {
 
 func (p *program) MayConnect(_ *ib.Device, num uint32) bool { return num != foreignQP }
 
-// foreignQP is a queue pair of another user's.
+// foreignQP is a queue pair of another user.
 const foreignQP = 0xf00
 
 func (p *program) MayBindLowPorts() bool { return p.low }
 
-// The places of a command and of its answer.
+// The offsets of a command and of its response.
 const (
 	commandAt  = base
 	responseAt = base + 2048
@@ -104,7 +104,7 @@ func newProgram(t *testing.T, s *Server, u *quota.User) *program {
 	return p
 }
 
-// raw issues a command as bytes.
+// raw issues a command given as bytes.
 func (p *program) raw(f *File, cmd ucm.Command, in []byte, out int) error {
 	h := ucm.Hdr{Cmd: cmd, In: uint16(len(in)), Out: uint16(out)}
 	b := append(uapi.AppendTo(nil, &h), in...)
@@ -123,7 +123,7 @@ func issue[C any](p *program, cmd ucm.Command, v C, out int) error {
 	return p.raw(p.files[0], cmd, uapi.AppendTo(nil, &v), out)
 }
 
-// get reads the answer.
+// get decodes the response.
 func get[R any](p *program) R {
 	v, _ := uapi.Decode[R](p.mem.b[responseAt-base:])
 	return v
@@ -165,12 +165,12 @@ func (p *program) event() ucm.EventResp {
 	return get[ucm.EventResp](p)
 }
 
-// inWorld runs a test with a device, a server, and two users' programs.
+// inWorld runs a test with a device, a server, and programs of two users.
 func inWorld(t *testing.T, f func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *program)) {
 	fuzzWorld(t, true, f)
 }
 
-// fuzzWorld is the same, without the checker of the contract, which takes most of the time, unless it is wanted.
+// fuzzWorld is inWorld, but uses checked mode only on request, because it takes most of the time.
 func fuzzWorld(t *testing.T, checked bool, f func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *program)) {
 	synctest.Test(t, func(t *testing.T) {
 		var core ib.Core
@@ -215,7 +215,7 @@ func fuzzWorld(t *testing.T, checked bool, f func(t *testing.T, s *Server, slot 
 	})
 }
 
-// TestOffsets: the trace finds the ID of every command.
+// TestOffsets checks that the trace finds the ID of every command.
 func TestOffsets(t *testing.T) {
 	for cmd, v := range map[ucm.Command]any{
 		ucm.CmdDestroyID: ucm.DestroyID{}, ucm.CmdBindIP: ucm.BindIP{}, ucm.CmdResolveIP: ucm.ResolveIP{},
@@ -235,7 +235,8 @@ func TestOffsets(t *testing.T) {
 	}
 }
 
-// TestConnection: two programs connect, and every ID is told of what becomes of it; events are counted as they are given.
+// TestConnection connects two programs, and checks that each ID receives its events, and that events are counted when
+// they are delivered.
 func TestConnection(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		l := b.create(msg.PortSpaceTCP, 0xb0)
@@ -256,7 +257,7 @@ func TestConnection(t *testing.T) {
 		if r := get[ucm.QueryRouteResp](a); r.NumPaths != 1 || r.PortNum != 1 || parse(r.DstAddr[:]).ip != netip.MustParseAddrPort("10.0.0.1:7471") {
 			t.Errorf("%+v", r)
 		}
-		// As much room as today's library has, and as one that knows no index of devices.
+		// Buffers of the current library's size, and of a library without a device index.
 		for room, want := range map[int]error{uapi.SizeOf[ucm.QueryRouteResp](): nil, 200: nil, 199: syscall.ENOSPC} {
 			if err := issue(a, ucm.CmdQueryRoute, ucm.Query{Response: responseAt, ID: c}, room); !errors.Is(err, want) {
 				t.Errorf("QUERY_ROUTE with room for %d bytes: got %v, want %v", room, err, want)
@@ -305,7 +306,7 @@ func TestConnection(t *testing.T) {
 	})
 }
 
-// TestRefusals: the errors of the kernel.
+// TestRefusals checks the errors against those of the kernel.
 func TestRefusals(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		id := a.create(msg.PortSpaceTCP, 1)
@@ -369,7 +370,7 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
-// TestPorts: who may have a port beside whom. (cma_check_port)
+// TestPorts checks which IDs can share a port. (cma_check_port)
 func TestPorts(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		b.low = true
@@ -410,7 +411,7 @@ func TestPorts(t *testing.T) {
 	})
 }
 
-// TestRemoval: the IDs of a device that goes are told, and can only be destroyed.
+// TestRemoval checks that the removal of a device is reported to its IDs, which can then only be destroyed.
 func TestRemoval(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *program) {
 		id, wild := a.create(msg.PortSpaceTCP, 5), b.create(msg.PortSpaceTCP, 6)
@@ -427,7 +428,7 @@ func TestRemoval(t *testing.T) {
 		}
 		synctest.Wait()
 		if b.ready {
-			t.Error("a listener at all addresses is told")
+			t.Error("a listener at all addresses got an event")
 		}
 		a.must(slot.Plug())
 		c := a.create(msg.PortSpaceTCP, 7)
@@ -447,7 +448,8 @@ func TestRemoval(t *testing.T) {
 	})
 }
 
-// TestWait: a call that waits is woken by an event, and one whose answer does not arrive gives it back.
+// TestWait checks that an event wakes a waiting call, and that an event is queued again if its response is not
+// delivered.
 func TestWait(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		f := a.files[0]
@@ -472,7 +474,7 @@ func TestWait(t *testing.T) {
 		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.AddrResolved || e.ID != id {
 			t.Errorf("%+v", e)
 		}
-		// An event whose answer cannot be stored stays.
+		// An event stays in the queue if its response cannot be stored.
 		a.must(issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0))
 		synctest.Wait()
 		if err := issue(a, ucm.CmdGetEvent, ucm.GetEvent{Response: 3}, 400); !errors.Is(err, syscall.EFAULT) {
@@ -495,7 +497,7 @@ func TestWait(t *testing.T) {
 	})
 }
 
-// TestMigrate: an ID moves with its events, and belongs to one file at a time.
+// TestMigrate checks that an ID moves with its events, and belongs to one file at a time.
 func TestMigrate(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		a.files = append(a.files, s.Open(Config{User: a.files[0].cfg.User}))
@@ -523,7 +525,7 @@ func TestMigrate(t *testing.T) {
 	})
 }
 
-// TestMulticast: what a program needs to send to a group, and that a membership ends with its ID.
+// TestMulticast checks the data for sending to a group, and that a membership ends with its ID.
 func TestMulticast(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		id := a.create(msg.PortSpaceUDP, 5)
@@ -539,13 +541,13 @@ func TestMulticast(t *testing.T) {
 			t.Errorf("%+v %+v", e, p)
 		}
 		if err := issue(b, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4); !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("another's: %v", err)
+			t.Errorf("ID of another file: %v", err)
 		}
 		a.must(issue(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4))
 		if n := get[ucm.DestroyIDResp](a).EventsReported; n != 1 {
 			t.Errorf("%d events", n)
 		}
-		for range 7 { // with the ID they are as many as the user may have
+		for range 7 { // together with the ID this is the user's limit
 			a.must(issue(a, ucm.CmdJoinMcast, join, 4))
 		}
 		if err := issue(a, ucm.CmdJoinMcast, join, 4); !errors.Is(err, syscall.ENOMEM) {
@@ -556,7 +558,7 @@ func TestMulticast(t *testing.T) {
 		b.must(issue(b, ucm.CmdJoinMcast, ucm.JoinMcast{Response: responseAt, ID: other, AddrSize: sizeofInet, Addr: join.Addr}, 4))
 		a.destroy(id)
 		if a.ready {
-			t.Error("an event of what is destroyed")
+			t.Error("got an event of a destroyed ID")
 		}
 	})
 }

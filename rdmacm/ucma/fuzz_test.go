@@ -16,7 +16,7 @@ import (
 	"verbena/uapi/ucm"
 )
 
-// script is what the fuzz target does, byte by byte; zeros when there is no more.
+// script is the input of the fuzz target, byte by byte; zeros after its end.
 type script []byte
 
 func (s *script) byte() (b byte) {
@@ -28,7 +28,7 @@ func (s *script) byte() (b byte) {
 
 func pick[T any](s *script, list ...T) T { return list[int(s.byte())%len(list)] }
 
-// number is an ID or a membership of any file, or none.
+// number returns an ID or a membership of any file, or an unknown number.
 func (s *script) number(srv *Server) uint32 {
 	srv.mu.Lock()
 	defer srv.mu.Unlock()
@@ -36,7 +36,7 @@ func (s *script) number(srv *Server) uint32 {
 	return pick(s, append(list, 0, 1000)...)
 }
 
-// addr is an address, and the size that the command says it has.
+// addr returns an address, and the size for the command.
 func (s *script) addr() (ucm.Sockaddr, uint16) {
 	port := pick(s, uint16(0), 7001, 7002, 80)
 	a := sockaddrOf(netip.AddrPortFrom(netip.MustParseAddr(pick(s, "10.0.0.1", "0.0.0.0", "127.0.0.1", "::", "::1", "239.1.2.3", "10.0.0.9", "fe80::1")), port))
@@ -55,7 +55,7 @@ func (s *script) addr() (ucm.Sockaddr, uint16) {
 	return a, size
 }
 
-// command is the next one, with bytes that make sense.
+// command returns the next command, with mostly valid bytes.
 func (s *script) command(srv *Server) (ucm.Command, []byte) {
 	cmd := ucm.Command(s.byte()) % (ucm.NumCommands + 1)
 	response := pick(s, uint64(responseAt), responseAt, responseAt, 0)
@@ -114,8 +114,8 @@ func (s *script) command(srv *Server) (ucm.Command, []byte) {
 	return cmd, make([]byte, s.byte())
 }
 
-// FuzzSession: two users with three files, one of which each of them has: whatever they write, nothing breaks, no file
-// reaches what belongs to another, what is not taken stays bounded, and nothing is left in the end.
+// FuzzSession runs two users with three files, one of which they share. For any commands, the server must not crash, a
+// file must not reach objects of another, unread events must stay limited, and no state may remain in the end.
 func FuzzSession(f *testing.F) {
 	for c := range byte(ucm.NumCommands) {
 		f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 20, 0, 0, 0, 0, 0, 1, 0, 0, 0, c, 0, 0, 0, 0, 0, 1})
@@ -128,7 +128,7 @@ func FuzzSession(f *testing.F) {
 			in := script(b)
 			shared := s.Open(Config{User: p.files[0].cfg.User})
 			p.files = append(p.files, shared)
-			q.files = append(q.files, shared, p.files[0]) // to migrate from: given, as by SCM_RIGHTS
+			q.files = append(q.files, shared, p.files[0]) // to migrate from: passed as with SCM_RIGHTS
 			for range 200 {
 				if len(in) == 0 {
 					break
@@ -137,7 +137,7 @@ func FuzzSession(f *testing.F) {
 				who := []*program{p, q}[how&1]
 				file := who.files[how>>1&1]
 				cmd, body := in.command(s)
-				if how&4 != 0 { // other bytes
+				if how&4 != 0 { // changed bytes
 					for range in.byte() >> 6 {
 						if at := int(in.byte()); at < len(body) {
 							body[at] ^= in.byte()
@@ -157,7 +157,7 @@ func FuzzSession(f *testing.F) {
 					out = int(in.byte())
 				}
 				if err := who.raw(file, cmd, body, out); err == nil && foreign {
-					t.Errorf("%v: got no error for what is another file's", cmd)
+					t.Errorf("%v: got no error for an ID of another file", cmd)
 				}
 				switch how >> 4 & 7 {
 				case 1:
@@ -179,7 +179,7 @@ func FuzzSession(f *testing.F) {
 				s.mu.Lock()
 				for _, f := range []*File{p.files[0], q.files[0], shared} {
 					if most := (len(f.ids)+1)*maxUnread + len(s.groups) + MaxBacklog; len(f.events) > most {
-						t.Errorf("%d events that nobody has taken, want at most %d", len(f.events), most)
+						t.Errorf("%d pending events, want at most %d", len(f.events), most)
 					}
 					unread := 0
 					for c := range f.ids {

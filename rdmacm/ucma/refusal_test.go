@@ -16,7 +16,7 @@ import (
 	"verbena/uapi/ucm"
 )
 
-// TestMalformed tests the refusals of commands on an ID that is resolved, which nothing below package ucma would refuse.
+// TestMalformed checks the rejection of invalid commands on a resolved ID. Only package ucma checks them.
 func TestMalformed(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		const gid, route = uint8(afIB), 400
@@ -74,11 +74,11 @@ func TestMalformed(t *testing.T) {
 		if err := issue(a, ucm.CmdConnect, ucm.Connect{ID: id}, 0); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("connect without parameters: got %v, want EINVAL", err)
 		}
-		a.destroy(fresh) // which no refusal has destroyed
+		a.destroy(fresh) // still exists after all failing commands
 	})
 }
 
-// TestClosedFile tests that no ID is made for a file that was closed: nothing would destroy it.
+// TestClosedFile checks that no ID is created for a closed file, because it would never be destroyed.
 func TestClosedFile(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		user := quota.New(quota.Limits{}).User(3)
@@ -93,7 +93,7 @@ func TestClosedFile(t *testing.T) {
 	})
 }
 
-// TestBacklog tests the backlogs of listeners, which net.rdma_ucm.max_backlog bounds.
+// TestBacklog checks the backlog of listeners, which net.rdma_ucm.max_backlog limits.
 func TestBacklog(t *testing.T) {
 	for _, tt := range []struct {
 		n    uint32
@@ -105,7 +105,7 @@ func TestBacklog(t *testing.T) {
 	}
 }
 
-// TestNotify tests that a program establishes a connection by IBV_EVENT_COMM_EST alone.
+// TestNotify checks that a program can establish a connection only with IBV_EVENT_COMM_EST.
 func TestNotify(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
 		_, r := requested(s, p, q)
@@ -127,7 +127,7 @@ func TestNotify(t *testing.T) {
 	})
 }
 
-// traced is a program whose commands are traced.
+// traced is a program with a trace of its commands.
 type traced struct {
 	*program
 	request string
@@ -135,8 +135,8 @@ type traced struct {
 
 func (p *traced) TraceCM(request, _ string) { p.request = request }
 
-// TestShortCommands tests that commands that are shorter than their form are refused or are zero at their end, and
-// that the trace of each shows an ID only if it is there.
+// TestShortCommands checks that truncated commands fail or have zeros at their end, and that the trace of each contains
+// an ID only if the command does.
 func TestShortCommands(t *testing.T) {
 	inWorld(t, func(t *testing.T, _ *Server, _ *ibslot.Slot, a, _ *program) {
 		for cmd := range ucm.NumCommands {

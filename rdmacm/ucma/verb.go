@@ -7,14 +7,15 @@ import (
 	"verbena/uapi/ucm"
 )
 
-// VerbCall is a call of a verb of the connection manager that is about to be carried out.
+// VerbCall is a call of a verb of the connection manager that is about to be executed.
 type VerbCall struct {
-	Verb string // the name of the function in C; see Verbs
-	PID  int    // of the process that has opened the file
+	Verb string // name of the C function; see Verbs
+	PID  int    // the process that opened the file
 }
 
-// OnVerb has f called before a verb is carried out, when nothing has been done for it. An error of f, which wraps a
-// syscall.Errno, is the verb's. f may sleep: that verb alone waits. nil ends it, but f may still be running then.
+// OnVerb sets a function that is called before each verb is executed. If f returns an error, which must wrap a
+// syscall.Errno, the verb returns it. f may sleep: only this verb waits. A nil f removes the function, which may still
+// be running when OnVerb returns.
 func (s *Server) OnVerb(f func(VerbCall) error) {
 	if f == nil {
 		s.onVerb.Store(nil)
@@ -23,7 +24,7 @@ func (s *Server) OnVerb(f func(VerbCall) error) {
 	s.onVerb.Store(&f)
 }
 
-// verbs are the names of the commands. GET_EVENT is none: it waits, and is not called but read from the file.
+// verbs maps commands to names. GET_EVENT is not a verb, because it waits, and is read from the file.
 var verbs = map[ucm.Command]string{
 	ucm.CmdCreateID: "rdma_create_id", ucm.CmdDestroyID: "rdma_destroy_id", ucm.CmdBindIP: "rdma_bind_addr", ucm.CmdBind: "rdma_bind_addr",
 	ucm.CmdResolveIP: "rdma_resolve_addr", ucm.CmdResolveAddr: "rdma_resolve_addr", ucm.CmdResolveRoute: "rdma_resolve_route",
@@ -34,7 +35,7 @@ var verbs = map[ucm.Command]string{
 	ucm.CmdMigrateID: "rdma_migrate_id",
 }
 
-// Verbs returns the names of the verbs that OnVerb is called for, sorted.
+// Verbs returns the sorted names of the verbs for which OnVerb is called.
 func Verbs() []string { return slices.Compact(slices.Sorted(maps.Values(verbs))) }
 
 func (f *File) announce(c ucm.Command) error {

@@ -6,7 +6,7 @@ import (
 	"verbena/uapi/ucm"
 )
 
-// TestEveryCommandIsVerb: every command can be made to fail, but GET_EVENT, which waits.
+// TestEveryCommandIsVerb checks that every command except GET_EVENT, which waits, can be made to fail.
 func TestEveryCommandIsVerb(t *testing.T) {
 	for c, f := range commands {
 		if id := ucm.Command(c); (verbs[id] != "") != (f != nil && id != ucm.CmdGetEvent) {
