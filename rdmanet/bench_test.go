@@ -9,8 +9,9 @@ import (
 	"verbena/rdmanet"
 )
 
-// BenchmarkConn measures a message of 64 bytes there and back, and streams of Writes of several sizes, beside TCP on
-// the loopback interface. Both ends are in this process; VERBS_DEVICE names a device elsewhere.
+// BenchmarkConn measures the round trip of a 64-byte message, and the bandwidth of Writes of several sizes. TCP over
+// the loopback interface is the reference. Both ends are in this process, on the device that VERBS_DEVICE names, if it
+// is set.
 func BenchmarkConn(b *testing.B) {
 	for _, x := range []struct {
 		name string

@@ -13,12 +13,12 @@ import (
 	"verbena/verbs/cm"
 )
 
-// cmData makes the private data of a message of the connection manager.
+// cmData returns the private data of a message of the connection manager: the header, then body.
 func cmData(kind byte, body []byte) []byte {
 	return append(append([]byte(magic), version, kind), body...)
 }
 
-// cmBody returns what follows the header of private data, and perhaps zeros.
+// cmBody checks the header of private data and returns the rest, which may end with padding zeros.
 func cmBody(b []byte, kind byte) ([]byte, error) {
 	switch {
 	case len(b) < cmHeader || string(b[:4]) != magic:
@@ -33,11 +33,11 @@ func cmBody(b []byte, kind byte) ([]byte, error) {
 
 const (
 	cmHeader = 6 // magic, version, kind
-	// cmText is the most that a refusal says, within the 148 bytes that REJ has.
+	// cmText is the maximum length of the text of a refusal; it fits into the 148 bytes of private data of a REJ.
 	cmText = 140
 )
 
-// cmReason is why a peer refuses, as it says.
+// cmReason adds the reason that the peer has sent in its REJ, if any, to err.
 func cmReason(err error) error {
 	var refused *cm.RefusedError
 	if errors.As(err, &refused) {
@@ -53,11 +53,11 @@ func cmRefusal(err error) []byte {
 	return cmData(kindRefusal, []byte(text[:min(len(text), cmText)]))
 }
 
-// cmLink is an Exchange by the connection manager, at either end. The connection lives as long as that of the manager.
+// cmLink is an Exchange over the connection manager, for either end. It ends when the connection of the manager ends.
 type cmLink struct {
 	conn    *cm.Conn
-	req     *cm.Request // at the passive end, until it was answered
-	release func()      // of the manager
+	req     *cm.Request // the request at the passive end, until it is answered
+	release func()      // releases the reference to the manager
 }
 
 // Connect implements Exchange.
@@ -92,13 +92,13 @@ func (x *cmLink) Connect(ctx context.Context, qp *verbs.QP, path verbs.Path, pri
 	return got, local, remote, nil
 }
 
-// Done is closed when the connection has ended.
+// Done returns a channel that is closed when the connection has ended.
 func (x *cmLink) Done() <-chan struct{} { return x.conn.Done() }
 
-// Err is why.
+// Err returns the reason for the end of the connection.
 func (x *cmLink) Err() error { return x.conn.Err() }
 
-// Close ends the connection, and refuses what was not answered.
+// Close ends the connection, and rejects an unanswered request.
 func (x *cmLink) Close() error {
 	if x.req != nil {
 		_ = x.req.Reject(nil)
@@ -110,7 +110,7 @@ func (x *cmLink) Close() error {
 	return nil
 }
 
-// dialCM connects by the connection manager.
+// dialCM connects over the connection manager. It tries the addresses of the name one after another.
 func dialCM(ctx context.Context, r *net.Resolver, network, address string, cfg Config) (*Conn, error) {
 	list, err := lookup(ctx, r, network, address, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 	if err != nil {
@@ -153,7 +153,7 @@ func dialCMAddr(ctx context.Context, a netip.AddrPort, cfg Config) (*Conn, error
 	return newOn(ctx, x, guid, cfg)
 }
 
-// newOn is New on the device with a node GUID. It refuses or closes x if there is no connection.
+// newOn calls New with the device that has the given node GUID. On an error it rejects the request and closes x.
 func newOn(ctx context.Context, x *cmLink, guid uint64, cfg Config) (*Conn, error) {
 	done := func() {}
 	if cfg.Device == nil {
@@ -165,7 +165,7 @@ func newOn(ctx context.Context, x *cmLink, guid uint64, cfg Config) (*Conn, erro
 	release := x.release
 	x.release = func() {
 		release()
-		done() // after the connection
+		done() // after the connection has ended
 	}
 	c, err := New(ctx, x, cfg)
 	if err != nil {
@@ -174,7 +174,7 @@ func newOn(ctx context.Context, x *cmLink, guid uint64, cfg Config) (*Conn, erro
 	return c, nil
 }
 
-// cmSource is a source of peers of the connection manager.
+// cmSource is a source of peers that connect over the connection manager.
 type cmSource struct {
 	l       *cm.Listener
 	host    *Host
@@ -209,7 +209,7 @@ func (s *cmSource) next(ctx context.Context) (incoming, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The manager lives as long as the connection.
+	// The connection needs the manager for its whole life.
 	_, release, err := s.host.manager()
 	if err != nil {
 		_ = r.Reject(cmRefusal(err))
@@ -249,7 +249,7 @@ func (p *cmPeer) setUp(ctx context.Context, cfg Config) (*Conn, error) {
 	return newOn(ctx, x, guid, cfg)
 }
 
-// refuse refuses a request that was not answered, with the reason, and closes the link.
+// refuse rejects an unanswered request with err as the reason, and closes the link.
 func (x *cmLink) refuse(err error) error {
 	if x.req != nil {
 		_ = x.req.Reject(cmRefusal(err))
@@ -259,7 +259,7 @@ func (x *cmLink) refuse(err error) error {
 	return err
 }
 
-// lookup resolves an address. any stands for no host.
+// lookup resolves an address. An empty host resolves to any.
 func lookup(ctx context.Context, r *net.Resolver, network, address string, any netip.Addr) ([]netip.AddrPort, error) {
 	if r == nil {
 		r = net.DefaultResolver

@@ -26,7 +26,7 @@ import (
 	"verbena/verbs/service"
 )
 
-// host is the Host of a world.
+// host returns the Host of a world.
 func (w *world) host() *rdmanet.Host {
 	return &rdmanet.Host{
 		Devices: func() ([]verbs.DeviceInfo, error) { return w.stack.Devices(), nil },
@@ -34,7 +34,7 @@ func (w *world) host() *rdmanet.Host {
 	}
 }
 
-// someHost is the Host of someDevice, and an address of it.
+// someHost returns the Host of someDevice, and an address of it.
 func someHost(t testing.TB) (h *rdmanet.Host, addr string) {
 	t.Helper()
 	if os.Getenv("VERBS_DEVICE") != "" {
@@ -43,14 +43,14 @@ func someHost(t testing.TB) (h *rdmanet.Host, addr string) {
 	return newWorld(t, &rxe.Fabric{}).host(), "127.0.0.80"
 }
 
-// serviceAddr is an address by which the connection manager reaches VERBS_DEVICE.
+// serviceAddr returns an address at which the connection manager reaches VERBS_DEVICE.
 func serviceAddr() string { return cmp.Or(os.Getenv("VERBS_ADDR"), "127.0.0.1") }
 
-// cmEnds are a listener and a dialer by the connection manager.
+// cmEnds holds a listener and a dialer that use the connection manager.
 type cmEnds struct {
 	l      *rdmanet.Listener
 	d      *rdmanet.Dialer
-	failed chan error // of the listener
+	failed chan error // errors of ListenConfig.Failed
 }
 
 func newCMEnds(t testing.TB, cfg rdmanet.Config, addr string) *cmEnds {
@@ -64,7 +64,7 @@ func newCMEnds(t testing.TB, cfg rdmanet.Config, addr string) *cmEnds {
 	return e
 }
 
-// connect makes a connection.
+// connect establishes a connection.
 func (e *cmEnds) connect(t testing.TB) (a, b *rdmanet.Conn) {
 	t.Helper()
 	x, err := e.d.Dial("rdma", e.l.Addr().String())
@@ -78,7 +78,7 @@ func (e *cmEnds) connect(t testing.TB) (a, b *rdmanet.Conn) {
 	return x.(*rdmanet.Conn), y.(*rdmanet.Conn)
 }
 
-// TestCM: a connection that was set up by the connection manager is one as all others.
+// TestCM checks that a connection over the connection manager behaves as any other.
 func TestCM(t *testing.T) {
 	t.Parallel()
 	h, addr := someHost(t)
@@ -109,7 +109,7 @@ func TestCM(t *testing.T) {
 	}
 	_, err = m.ReadAt(make([]byte, 1000), 0)
 	must(t, err)
-	// What was written before Close arrives, and the end of the connection is that of the stream, not a failure.
+	// Data written before Close arrive. The end of the connection is the end of the stream, not a failure.
 	_, err = a.Write([]byte("last words"))
 	must(t, err)
 	must(t, a.Close())
@@ -119,7 +119,7 @@ func TestCM(t *testing.T) {
 	must(t, b.Close())
 }
 
-// TestCMRefused: nothing listens, or it is not the peer that was expected.
+// TestCMRefused checks the errors of Dial without a Listener, and with a peer of another protocol.
 func TestCMRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})
@@ -136,7 +136,7 @@ func TestCMRefused(t *testing.T) {
 	sameError(t, "Accept", err, net.ErrClosed)
 }
 
-// otherHost is a Host whose connection manager is the test's too.
+// otherHost returns a Host, and its connection manager for direct use by the test.
 func (w *world) otherHost(t testing.TB) (*rdmanet.Host, *cm.Manager) {
 	t.Helper()
 	m, err := w.stack.ConnectionManager(nil)
@@ -147,7 +147,7 @@ func (w *world) otherHost(t testing.TB) (*rdmanet.Host, *cm.Manager) {
 	return h, m
 }
 
-// TestCMOther: a peer that speaks another protocol by the connection manager.
+// TestCMOther checks the connection with peers that use another protocol over the connection manager.
 func TestCMOther(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})
@@ -216,7 +216,7 @@ func TestCMOther(t *testing.T) {
 		sameError(t, x.name, err, x.want)
 		wg.Wait()
 	}
-	// One that does not answer: the attempt ends with its context, and with the time for set-up.
+	// The peer does not answer. The attempt ends with its context, and after SetupTimeout.
 	short, stop := context.WithTimeout(ctx, 10*time.Millisecond)
 	defer stop()
 	_, err = e.d.DialContext(short, "rdma", l.Addr().String())
@@ -236,7 +236,7 @@ func TestCMOther(t *testing.T) {
 	must(t, pd.Close())
 }
 
-// TestCMLost: packets get lost for good while a connection is set up, and afterwards.
+// TestCMLost checks the set-up of a connection, and the connection, when all packets are lost.
 func TestCMLost(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -259,8 +259,8 @@ func newService(t testing.TB, addr string) *service.Service {
 	return s
 }
 
-// TestCMAddresses: on a service, ListenConfig.Failed gets the address of the peer, whose request has been refused by
-// then, and a Listener keeps its own when it is closed.
+// TestCMAddresses checks addresses on a service. ListenConfig.Failed gets the address of a peer after its request was
+// rejected. A Listener keeps its address after Close.
 func TestCMAddresses(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "127.91.16.3")

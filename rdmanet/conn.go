@@ -12,58 +12,58 @@ import (
 	"verbena/verbs"
 )
 
-// Conn is a connection. It implements net.Conn, with the semantics of a TCP connection: see the package's
-// documentation.
+// Conn is a connection. It implements net.Conn with the semantics of a TCP connection, see the documentation of the
+// package.
 type Conn struct {
 	local, remote Addr
 	linger        time.Duration
-	probes        time.Duration // how often a peer that sends nothing is probed; 0: never
-	stall         time.Duration // how long a probe may take, longer than the device's retries do
+	probes        time.Duration // interval of the probes to an idle peer; 0: no probes
+	stall         time.Duration // time limit of a probe, longer than all retries of the device
 
 	pd     *verbs.PD
 	ownPD  bool
 	cq     *verbs.CQ
 	qp     *verbs.QP
-	ring   *verbs.MR    // where the peer writes to
-	send   *verbs.MR    // where this end's bytes lie until the device has sent them
+	ring   *verbs.MR    // memory into which the peer writes
+	send   *verbs.MR    // memory that holds sent bytes until the device has completed them
 	there  verbs.Remote // the peer's ring
 	ended  func()       // releases the device
-	link   link         // what has connected the queue pair, until the end; nil: nothing does
-	to     []byte       // send's memory
-	from   []byte       // ring's
-	ticker *time.Timer  // of probes
+	link   link         // ends with the connection to the peer; nil: the connection has no link
+	to     []byte       // the bytes of send
+	from   []byte       // the bytes of ring
+	ticker *time.Timer  // timer of the probes
 
-	// readers, writers and ops are held throughout a call. Close takes all three.
+	// Each call holds readers, writers or ops until it returns. Close acquires all three.
 	//
 	//verbena:program those who read from one connection
 	readers sync.Mutex
 	//verbena:program those who write to one connection
 	writers sync.Mutex
-	ops     chan struct{} // has an element while no one-sided operation runs
-	wr      verbs.SendWR  // scratch; under writers
+	ops     chan struct{} // holds an element while no one-sided operation runs
+	wr      verbs.SendWR  // scratch; writers must be held
 
 	//verbena:program the callers of one connection, and its timers
 	mu       sync.Mutex
 	in       receiver
 	out      sender
 	rd, wd   deadline
-	fin      bool      // the peer sends no more
-	gone     bool      // the peer reads no more
-	shut     bool      // CloseWrite
-	closed   bool      // Close
-	err      error     // why the connection has failed
-	dead     bool      // and the device has gone
-	broken   bool      // the peer does not keep to the protocol: nothing of it counts any more
-	released bool      // its objects were closed
-	due      bool      // a credit could not be sent yet
-	received int       // completions that show that the peer lives
-	seen     int       // received, at the last tick
-	probed   time.Time // when the first probe was posted since; zero: none was
+	fin      bool      // the peer has sent its last data
+	gone     bool      // the peer does not read any more
+	shut     bool      // CloseWrite was called
+	closed   bool      // Close was called
+	err      error     // the reason for the failure of the connection
+	dead     bool      // the device is unusable, too
+	broken   bool      // the peer has violated the protocol; its further messages are ignored
+	released bool      // the verbs objects were closed
+	due      bool      // a credit is still to be sent
+	received int       // number of successful completions; each shows that the peer is alive
+	seen     int       // value of received at the last tick
+	probed   time.Time // time of the first unanswered probe; zero: none
 
-	controls, controlsDone uint64 // messages without data: how many were posted, and have completed
+	controls, controlsDone uint64 // messages without data: number posted, number completed
 	lastControl            uint64 // number of the message that Close has sent
 
-	sleeping bool // a goroutine waits at the completion channel, for all others
+	sleeping bool // a goroutine waits at the completion channel on behalf of all waiters
 	waiters  []*waiter
 	reader   waiter
 	writer   waiter
@@ -71,13 +71,13 @@ type Conn struct {
 	oper     waiter
 	op       operation
 	scratch  verbs.SendWR
-	recv     verbs.RecvWR // without memory, as all receives
+	recv     verbs.RecvWR // without memory, as are all receives
 	wcs      [16]verbs.WC
 }
 
 var _ net.Conn = (*Conn)(nil)
 
-// The kinds of work requests, in the upper bits of their IDs; the lower ones have a position or a number.
+// Kinds of work requests, in the upper bits of their IDs. The lower bits hold a position in the stream or a number.
 const (
 	kindReceive = iota << 60
 	kindData
@@ -87,15 +87,15 @@ const (
 )
 
 const (
-	// maxControls is how many messages without data may be in flight: beyond them, credits are sent later.
+	// maxControls limits the messages without data in flight. Beyond the limit, credits are sent later.
 	maxControls = 2*fraction + 8
-	// maxChunk is the most that one message carries: the device sends one while the next is copied.
+	// maxChunk is the maximum number of bytes in a message. The device sends one chunk while Write copies the next.
 	maxChunk = 64 << 10
 )
 
-// start makes the rest of a Conn of what it has agreed with the peer.
+// start sets up the stream from the parameters of both ends.
 func (c *Conn) start(own, peer params) {
-	messages := int(min(own.messages, peer.messages)) // either end has room for so many that it sends, and receives
+	messages := int(min(own.messages, peer.messages)) // both ends have resources for this number in each direction
 	c.in = newReceiver(int(own.ring), messages)
 	c.out = newSender(c.send.Len(), int(peer.ring), messages)
 	c.there = verbs.Remote{Addr: peer.addr, RKey: peer.rkey}
@@ -116,17 +116,17 @@ func (c *Conn) start(own, peer params) {
 	}
 }
 
-// LocalAddr returns this end's Addr.
+// LocalAddr returns the Addr of this end.
 func (c *Conn) LocalAddr() net.Addr { return c.local }
 
-// RemoteAddr returns the peer's Addr.
+// RemoteAddr returns the Addr of the peer.
 func (c *Conn) RemoteAddr() net.Addr { return c.remote }
 
-// PD returns the protection domain of the connection: memory for one-sided operations is registered with it.
+// PD returns the protection domain of the connection. Memory for one-sided operations must be registered with it.
 func (c *Conn) PD() *verbs.PD { return c.pd }
 
-// Read reads what has come of the stream, at least one byte, into b, and waits for it until the read deadline. The
-// error is io.EOF when the peer has called CloseWrite or Close and everything was read, else a *net.OpError.
+// Read reads at least one byte of the stream into b. It blocks until data arrive or the read deadline passes. The error
+// is io.EOF once the peer has called CloseWrite or Close and all data were read. All other errors are *net.OpError.
 func (c *Conn) Read(b []byte) (int, error) {
 	c.readers.Lock()
 	defer c.readers.Unlock()
@@ -162,10 +162,10 @@ func (c *Conn) read(b []byte) (int, error) {
 		return 0, c.err
 	}
 	n := 0
-	for n < len(b) && c.in.available() > 0 { // twice at the end of the ring
+	for n < len(b) && c.in.available() > 0 { // a second iteration at the wrap of the ring
 		from, to := c.in.next(len(b) - n)
 		c.mu.Unlock()
-		k := copy(b[n:], c.from[from:to]) // which only a reader gives back
+		k := copy(b[n:], c.from[from:to]) // safe without the lock: only a reader frees this part of the ring
 		n += k
 		c.mu.Lock()
 		if c.in.consume(k) {
@@ -178,9 +178,9 @@ func (c *Conn) read(b []byte) (int, error) {
 
 func (c *Conn) readable() bool { return c.in.available() > 0 || c.fin || c.err != nil }
 
-// Write writes b to the stream. It waits until the write deadline while the peer's ring is full. Bytes that were
-// written are the connection's own copy: what the caller does with b afterwards changes nothing, also where Write has
-// timed out. The error is a *net.OpError.
+// Write writes b to the stream. It blocks while the peer's ring is full, until the write deadline. The connection
+// copies the bytes, so the caller may change b as soon as Write returns, even after a timeout. The error is a
+// *net.OpError.
 func (c *Conn) Write(b []byte) (int, error) {
 	c.writers.Lock()
 	defer c.writers.Unlock()
@@ -227,7 +227,7 @@ func (c *Conn) write(b []byte) (n int, err error) {
 
 func (c *Conn) writable() bool { return c.out.room() > 0 || c.gone || c.err != nil }
 
-// post sends bytes that lie in the ring of what is sent. The lock of writers is held.
+// post sends n bytes of the send ring from offset at. writers must be held.
 func (c *Conn) post(at, n int) error {
 	c.mu.Lock()
 	remote := verbs.Remote{Addr: c.there.Addr + c.out.sent%c.out.peer, RKey: c.there.RKey}
@@ -247,7 +247,7 @@ func (c *Conn) post(at, n int) error {
 	return nil
 }
 
-// lost ends the connection for an error of the device, and returns why it has ended.
+// lost fails the connection because of a device error, and returns the reason of the failure.
 func (c *Conn) lost(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -256,7 +256,7 @@ func (c *Conn) lost(err error) error {
 	return c.err
 }
 
-// without notes that the device can do no more for the connection.
+// without records that the device is unusable.
 //
 //verbena:held mu
 func (c *Conn) without(err error) {
@@ -264,7 +264,8 @@ func (c *Conn) without(err error) {
 	c.fail(deviceError(lostDevice(c.pd.Device(), err)))
 }
 
-// fail notes why the connection has failed. The first reason counts, other than that the device flushes what is queued.
+// fail records the reason for the failure of the connection. The first reason is kept, but verbs.Flushed is replaced by
+// a later, more specific one.
 //
 //verbena:held mu
 func (c *Conn) fail(err error) {
@@ -273,7 +274,7 @@ func (c *Conn) fail(err error) {
 	}
 }
 
-// control sends a message without data: a credit, or that it is the last.
+// control sends a message without data: a credit, FIN or CLOSE.
 //
 //verbena:held mu
 func (c *Conn) control(flags uint32) {
@@ -305,8 +306,9 @@ func (c *Conn) empty(wr verbs.SendWR, signaled bool) {
 	}
 }
 
-// tick probes a peer of which nothing has come since the last time: a WRITE of no bytes is acknowledged by its device.
-// This end's device reports one that does not answer, unless it has stopped working itself.
+// tick probes a peer that has been silent since the last tick. The probe is a WRITE of no bytes, which the peer's
+// device acknowledges. If the peer does not answer, the device of this end reports an error. If the device itself has
+// stopped working, tick fails the connection.
 func (c *Conn) tick() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -324,7 +326,7 @@ func (c *Conn) tick() {
 	}
 	if c.err == nil && !c.probed.IsZero() && time.Since(c.probed) > c.stall {
 		c.fail(&ConnError{syscall.ETIMEDOUT, fmt.Errorf("the device has completed nothing for %v", c.stall)})
-		c.endWaits(c.err) // no completion comes that would wake those who sleep
+		c.endWaits(c.err) // no completion will wake the sleeping goroutines
 	}
 	if c.err == nil {
 		c.ticker.Reset(c.probes)
@@ -332,7 +334,7 @@ func (c *Conn) tick() {
 	c.notify()
 }
 
-// poll takes what has completed, and wakes the goroutines for which that is enough.
+// poll handles the available completions, and wakes the goroutines that need not wait any longer.
 //
 //verbena:held mu
 func (c *Conn) poll() {
@@ -378,7 +380,7 @@ func (c *Conn) handle(wc *verbs.WC) {
 		c.op.complete()
 	case kindReceive:
 		if c.broken {
-			return // without another receive, which ends what the peer can send
+			return // do not repost the receive: this limits the further messages of the peer
 		}
 		if err := c.receive(wc); err != nil {
 			c.broken = errors.Is(err, syscall.EPROTO)
@@ -387,8 +389,9 @@ func (c *Conn) handle(wc *verbs.WC) {
 	}
 }
 
-// flushed returns why the queue pair has been flushed where no work request of its own has failed: the peer has misused
-// it, which is err, or its device goes, and makes no objects any more.
+// flushed returns the reason for a flush before any work request has failed. If the device is going away, it rejects the
+// creation of objects, and flushed returns that error. Otherwise the peer has misused the queue pair, and flushed
+// returns err.
 func (c *Conn) flushed(err error) error {
 	dev := c.pd.Device()
 	pd, gone := dev.AllocPD()
@@ -422,22 +425,22 @@ func (c *Conn) receive(wc *verbs.WC) error {
 			return err
 		}
 	case !news && acked == 0:
-		// No end sends such a message; as many of them as a peer likes would keep poll from its end.
+		// No correct peer sends such a message. An unlimited number of them would keep poll busy.
 		return fmt.Errorf("the peer has sent a message that says nothing: %w", syscall.EPROTO)
 	}
 	c.fin, c.gone = c.fin || fin, c.gone || gone
 	return nil
 }
 
-// SetDeadline sets both deadlines.
+// SetDeadline sets the read deadline and the write deadline.
 func (c *Conn) SetDeadline(t time.Time) error { return c.setDeadlines(t, &c.rd, &c.wd) }
 
-// SetReadDeadline sets when Read, and Remote.ReadAt, return os.ErrDeadlineExceeded, those that wait included. Zero:
-// never.
+// SetReadDeadline sets the time after which Read and Remote.ReadAt return os.ErrDeadlineExceeded. It applies to blocked
+// calls, too. A zero t means no deadline.
 func (c *Conn) SetReadDeadline(t time.Time) error { return c.setDeadlines(t, &c.rd) }
 
-// SetWriteDeadline sets when Write, and Remote.WriteAt, return os.ErrDeadlineExceeded, those that wait included. Zero:
-// never.
+// SetWriteDeadline sets the time after which Write and Remote.WriteAt return os.ErrDeadlineExceeded. It applies to
+// blocked calls, too. A zero t means no deadline.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setDeadlines(t, &c.wd) }
 
 func (c *Conn) setDeadlines(t time.Time, list ...*deadline) error {
@@ -452,8 +455,8 @@ func (c *Conn) setDeadlines(t time.Time, list ...*deadline) error {
 	return nil
 }
 
-// CloseWrite ends the stream to the peer, which reads io.EOF after everything that was written. A Write that waits
-// returns EPIPE, as later ones do.
+// CloseWrite ends the stream to the peer, which reads io.EOF after all written data. Blocked and later calls of Write
+// return EPIPE.
 func (c *Conn) CloseWrite() error {
 	c.mu.Lock()
 	if c.closed {
@@ -479,10 +482,10 @@ func (c *Conn) CloseWrite() error {
 	return nil
 }
 
-// Close ends the connection: calls that wait return net.ErrClosed. It returns when everything that was written lies in
-// the peer's memory, which the peer can read also after that; when the peer reads no more, is lost, or Config.Linger is
-// over. Its error
-// says that the peer may lack some of it. A later Close returns net.ErrClosed.
+// Close ends the connection. Blocked calls return net.ErrClosed. Close returns when all written data are in the peer's
+// memory, where the peer can still read them. It also returns when the peer does not read any more, when the peer is
+// lost, and after Config.Linger. An error means that the peer may lack a part of the data. A second Close returns
+// net.ErrClosed.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	if c.closed {
@@ -525,7 +528,7 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// endWaits ends all waiting, for good.
+// endWaits ends all blocked and later waits.
 //
 //verbena:held mu
 func (c *Conn) endWaits(err error) {
@@ -536,7 +539,7 @@ func (c *Conn) endWaits(err error) {
 
 func (c *Conn) delivered() bool { return c.controlsDone >= c.lastControl || c.gone || c.err != nil }
 
-// release ends the objects of the device.
+// release closes the verbs objects.
 func (c *Conn) release() error {
 	var first error
 	end := func(x io.Closer) {
@@ -545,7 +548,7 @@ func (c *Conn) release() error {
 		}
 	}
 	if c.qp != nil {
-		end(c.qp) // the device touches the memory no more
+		end(c.qp) // the device does not access the memory any more
 	}
 	if c.cq != nil {
 		end(c.cq)
@@ -556,7 +559,7 @@ func (c *Conn) release() error {
 		}
 	}
 	c.mu.Lock()
-	c.released = true // the last Region closes the domain
+	c.released = true // from now on the last Region closes the protection domain
 	c.mu.Unlock()
 	if err := c.closePD(); first == nil {
 		first = err

@@ -13,7 +13,7 @@ import (
 	"verbena/rdmanet"
 )
 
-// lateContext is a context whose deadline has passed, but which has not ended yet: another timer of the same deadline,
+// lateContext is a context that has not ended although its deadline has passed. Another timer with the same deadline,
 // such as that of package net, may fire first.
 type lateContext struct {
 	context.Context
@@ -22,13 +22,13 @@ type lateContext struct {
 
 func (c lateContext) Deadline() (time.Time, bool) { return c.passed, true }
 
-// TestDialCause: at whatever moment its context ends, the error of DialContext wraps the cause, and what the context's
-// own error is; it is a timeout if that is a deadline.
+// TestDialCause checks that the error of DialContext wraps the cause and the error of its context, whenever the context
+// ends. The error is a timeout if the context ended by a deadline.
 func TestDialCause(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})
 	reason := errors.New("the user has pressed stop")
-	// Listeners that answer nothing.
+	// Listeners that never answer.
 	tcp, err := net.Listen("tcp", "127.0.0.80:0")
 	must(t, err)
 	defer tcp.Close()
@@ -89,12 +89,13 @@ func TestDialCause(t *testing.T) {
 	}
 }
 
-// oddCause is an error that cannot be compared with itself.
+// oddCause is an error that is not comparable.
 type oddCause struct{ v any }
 
 func (oddCause) Error() string { return "odd" }
 
-// TestDialOddContext tests contexts that DialContext cannot rely on: a cause that cannot be compared, and a deadline that ends nothing.
+// TestDialOddContext checks DialContext with odd contexts: with a cause that is not comparable, and with a deadline
+// that does not end the context.
 func TestDialOddContext(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})

@@ -6,23 +6,23 @@ import (
 	"time"
 )
 
-// deadline ends the waiting of one direction: when its time comes, or when the direction ends for good. Its owner's
-// lock is held for each method.
+// deadline ends the waits of one direction, at a time limit or permanently. The owner's lock must be held for each
+// method.
 type deadline struct {
 	lock interface {
 		Lock()
 		Unlock()
 	}
 	timer *time.Timer
-	sets  int   // of set: a timer of an earlier one has no effect
-	err   error // why nothing waits; nil: it may wait
-	final bool  // err stays
+	sets  int   // number of calls of set; the timer of an earlier call has no effect
+	err   error // the reason why a wait fails; nil: waits are allowed
+	final bool  // err is permanent
 
-	ctx    context.Context // ends with err; nil: none has waited yet
+	ctx    context.Context // cancelled with err; nil: no wait has needed it yet
 	cancel context.CancelCauseFunc
 }
 
-// set makes t the deadline; zero: there is none.
+// set makes t the deadline. A zero t means no deadline.
 func (d *deadline) set(t time.Time) {
 	if d.final {
 		return
@@ -53,7 +53,7 @@ func (d *deadline) set(t time.Time) {
 	})
 }
 
-// end ends the direction for good.
+// end fails all waits permanently with err.
 func (d *deadline) end(err error) {
 	d.final = true
 	if d.timer != nil {
@@ -69,7 +69,7 @@ func (d *deadline) expire(err error) {
 	}
 }
 
-// reason returns why there is no more waiting; nil: it may wait.
+// reason returns why a wait fails, or nil if waits are allowed.
 func (d *deadline) reason() error {
 	if d.err == nil && d.ctx != nil {
 		return context.Cause(d.ctx)
@@ -77,7 +77,7 @@ func (d *deadline) reason() error {
 	return d.err
 }
 
-// context ends when there is no more waiting. err must be nil.
+// context returns a context that is cancelled when the waits end. err must be nil.
 func (d *deadline) context() context.Context {
 	if d.ctx == nil {
 		d.ctx, d.cancel = context.WithCancelCause(context.Background())

@@ -13,19 +13,19 @@ import (
 	"time"
 )
 
-// network is the name of the network of an Addr.
+// network is the name of the network in an Addr.
 const network = "rdma"
 
-// Addr is the address of an end of a connection.
+// Addr is the address of one end of a connection.
 type Addr struct {
 	IP  netip.Addr // the GID
-	QPN uint32     // of the queue pair
+	QPN uint32     // number of the queue pair
 }
 
 // Network returns "rdma".
 func (Addr) Network() string { return network }
 
-// String returns the address and the number of the queue pair, such as "10.0.0.1:17".
+// String returns the address and the queue pair number, such as "10.0.0.1:17".
 func (a Addr) String() string {
 	return net.JoinHostPort(a.IP.String(), strconv.FormatUint(uint64(a.QPN), 10))
 }
@@ -36,19 +36,20 @@ type ListenAddr struct{ netip.AddrPort }
 // Network returns "rdma".
 func (ListenAddr) Network() string { return network }
 
-// Dialer makes connections to Listeners. The zero Dialer is good for most.
+// Dialer connects to Listeners. The zero Dialer is ready to use.
 type Dialer struct {
 	Config
-	// CM makes connections by the RDMA connection manager; the Listener must, too. Otherwise the two ends agree over TCP.
+	// CM connects over the RDMA connection manager. The Listener must use it, too. Without CM the two ends exchange
+	// their parameters over TCP.
 	CM bool
-	// TCP makes the connection over which the two ends agree. With CM its Resolver alone is used.
+	// TCP dials the connection for the exchange. With CM, only its Resolver is used.
 	TCP net.Dialer
 }
 
-// Dial connects to a Listener with a zero Dialer.
+// Dial connects to a Listener with the zero Dialer.
 func Dial(network, address string) (net.Conn, error) { return new(Dialer).Dial(network, address) }
 
-// DialContext connects to a Listener with a zero Dialer.
+// DialContext connects to a Listener with the zero Dialer.
 func DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	return new(Dialer).DialContext(ctx, network, address)
 }
@@ -58,10 +59,12 @@ func (d *Dialer) Dial(network, address string) (net.Conn, error) {
 	return d.DialContext(context.Background(), network, address)
 }
 
-// DialContext connects to the Listener at an address: of TCP, or with CM of the connection manager. The network is
-// "rdma", or, for callers that know no other, "tcp", "tcp4" or "tcp6". The connection is a *Conn; it does not end with
-// ctx. The error is a *net.OpError, which wraps ECONNREFUSED if nothing listens there or the Listener refuses, the
-// error and the cause of ctx when that has ended, and context.DeadlineExceeded after Config.SetupTimeout.
+// DialContext connects to the Listener at an address. It is a TCP address, or with CM an address of the connection
+// manager. The network is "rdma". "tcp", "tcp4" and "tcp6" are accepted for callers with a fixed network name. The
+// connection is a *Conn, and does not end with ctx.
+//
+// The error is a *net.OpError. It wraps ECONNREFUSED if there is no Listener at the address or the Listener refuses. If
+// ctx has ended, it wraps the error and the cause of ctx. After Config.SetupTimeout it wraps context.DeadlineExceeded.
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	c, err := d.dial(ctx, network, address)
 	if err != nil {
@@ -106,16 +109,16 @@ func tcpNetwork(n string) (string, error) {
 	return "", net.UnknownNetworkError(n)
 }
 
-// setupFailed makes the error of Dial or Listen.
+// setupFailed returns the error of a failed Dial or Listen.
 func setupFailed(op, network, address string, err error) error {
 	var tcp *net.OpError
 	if errors.As(err, &tcp) && tcp.Op == op {
-		return err // it says all of that
+		return err // it has the operation and the address already
 	}
 	return &net.OpError{Op: op, Net: network, Err: &setupError{address, err}}
 }
 
-// setupError is an error of set-up.
+// setupError is an error during set-up.
 type setupError struct {
 	address string
 	err     error
@@ -125,32 +128,33 @@ func (e *setupError) Error() string { return fmt.Sprintf("%s: %v", e.address, e.
 
 func (e *setupError) Unwrap() error { return e.err }
 
-// Timeout reports whether the time was over.
+// Timeout reports whether the set-up has timed out.
 func (e *setupError) Timeout() bool {
 	return errors.Is(e.err, context.DeadlineExceeded) || errors.Is(e.err, os.ErrDeadlineExceeded) ||
 		errors.Is(e.err, syscall.ETIMEDOUT)
 }
 
-// contextError is the error of a set-up that has ended with its context. It wraps the context's own error, too, which
-// tells a deadline from other ends.
+// contextError is the error of a set-up whose context has ended. It also wraps the error of the context, which
+// distinguishes a deadline from a cancellation.
 type contextError struct{ why, end error }
 
-// ended returns the error of a set-up that has failed with err: if that is due to the end of ctx, it wraps the cause of
-// ctx. Package net does not know causes.
+// ended returns the error of a set-up that has failed with err. If the end of ctx is the reason, the error wraps the
+// cause of ctx, which package net ignores.
 func ended(ctx context.Context, err error) error {
 	var ne net.Error
 	timeout := errors.As(err, &ne) && ne.Timeout()
 	if at, ok := ctx.Deadline(); ok && timeout && !time.Now().Before(at) {
-		select { // package net has a timer of its own, which may be first
+		select { // package net has its own timer, which may fire before that of ctx
 		case <-ctx.Done():
-		case <-time.After(time.Second): // a context that does not keep its deadline
+		case <-time.After(time.Second): // for a context that misses its own deadline
 		}
 	}
 	end, cause := ctx.Err(), context.Cause(ctx)
 	switch {
 	case end == nil:
 		return err
-	case reflect.ValueOf(cause).Comparable() && errors.Is(err, cause): // errors.Is panics for others
+	case reflect.ValueOf(cause).Comparable() && errors.Is(err, cause):
+		// Function errors.Is panics for causes that are not comparable.
 		return &contextError{err, end}
 	case timeout, errors.Is(err, end):
 		return &contextError{cause, end}
@@ -163,7 +167,7 @@ func (e *contextError) Error() string { return e.why.Error() }
 // Unwrap returns both errors.
 func (e *contextError) Unwrap() []error { return []error{e.why, e.end} }
 
-// Is makes a deadline of a context one of a connection, too.
+// Is makes an expired context match os.ErrDeadlineExceeded.
 func (e *contextError) Is(target error) bool {
 	return target == os.ErrDeadlineExceeded && e.end == context.DeadlineExceeded
 }

@@ -1,88 +1,90 @@
-// Package rdmanet is net.Conn and net.Listener over RDMA: reliable connections of package verbs, on the devices of a
-// kernel, of a Verbena service, or of this process, without cgo.
+// Package rdmanet implements net.Conn and net.Listener over RDMA: on reliable connections of package verbs, without
+// cgo. The devices are those of the kernel, of a Verbena service, or of this process.
 //
 //	l, err := rdmanet.Listen("rdma", "10.0.0.1:7471")       // at one end
 //	c, err := l.Accept()
 //
 //	c, err := rdmanet.Dial("rdma", "10.0.0.1:7471")         // at the other
 //
-// A [Conn] behaves as a TCP connection does: a stream of bytes, deadlines, half close, io.EOF. Programs that know
-// net.Conn alone, such as net/http, need no change beyond [Dialer.DialContext] and [Listener]. Beside the stream a
-// peer's memory can be read and written, one-sided: see [Region] and [Remote].
+// A [Conn] behaves as a TCP connection: it has a stream of bytes, deadlines, half close and io.EOF. Programs that use
+// only net.Conn, such as net/http, need no change apart from [Dialer.DialContext] and [Listener]. One-sided operations
+// read and write a peer's memory: see [Region] and [Remote].
 //
 // # The stream
 //
-// Each end has a ring of registered memory, and tells the peer where. Write copies bytes into a ring of the same kind
-// at its own end, and posts an RDMA WRITE with immediate data from there into the peer's ring, at once; Read copies out
-// of the ring. A Write beyond 64 KB is several WRITEs: the device sends one while the next is copied. On the way of a
-// message nothing is allocated, unless it has to sleep.
+// Each end has a ring of registered memory and sends its address to the peer. Write copies bytes into a local send
+// ring, and at once posts an RDMA WRITE with immediate data into the peer's ring. Read copies from the ring. A Write of
+// more than 64 KB is split into several WRITEs: the device sends one while Write copies the next. Neither Read nor
+// Write allocates memory, unless it has to sleep.
 //
-// SENDs into posted buffers would do as well, but a buffer is used up by a message, however short: 64 bytes take as
-// much of the receiver's memory as 64 KB. In a ring bytes lie close, a receive has no memory, and is posted again the
-// moment it completes. The price is that the peer holds a key to the ring, and to nothing else: what it writes there
-// out of order is its own stream.
+// The alternative is SENDs into posted buffers. But each message uses up a whole buffer: 64 bytes take as much of the
+// receiver's memory as 64 KB. A ring holds the bytes without gaps. Its receives have no memory, and are posted again as
+// soon as they complete. The price is that the peer holds a key to the ring, and to nothing else. With the key it can
+// only corrupt its own stream.
 //
-// Small Writes are not coalesced, for they would wait; a program that makes many should use a bufio.Writer.
+// Small Writes are not coalesced, because that would delay them. A program with many small Writes should use a
+// bufio.Writer.
 //
 // # Flow control
 //
-// A sender has room for as many bytes as the peer's ring has, and for as many messages as the peer has receives, less
-// those that the peer has not consumed; and for as many bytes as its own ring has, less those that its device has not
-// completed. Immediate data tell it how far the peer has read:
+// A sender has three limits: the free bytes of the peer's ring, the peer's free receives, and the free bytes of its own
+// ring. Bytes of the peer's ring and receives are free again once the peer has consumed them. Bytes of its own ring are
+// free again once its device has completed the WRITE. Immediate data report the position up to which the peer has read:
 //
 //	bit 31     FIN: no data follows
 //	bit 30     CLOSE: no data follows, and none is read any more
 //	bits 29-0  how many bytes of the other direction were consumed, modulo 2^30
 //
-// Every message with data carries that. When a quarter of the ring, or of the messages, was consumed and no data has
-// gone the other way, a WRITE of no bytes does. Such a message needs no credit: at most eight can be in flight before
-// the peer must have seen one, as it sends nothing that could be consumed before. Each end posts ten receives more than
-// it announces, for those, FIN and CLOSE. So a device never finds a receive queue empty (RNR), and two ends that only
-// write do not keep credits from one another.
+// Every message with data carries this credit. A WRITE of no bytes carries it when a quarter of the ring, or of the
+// messages, was consumed and no data were sent in the other direction. Such a message needs no credit itself. At most
+// eight of them can be in flight until the peer handles one, because the peer must consume credits before it can send
+// more data. Each end posts ten more receives than it announces: eight for credits, one for FIN and one for CLOSE.
+// Therefore a device never finds an empty receive queue (RNR), and two ends that only write do not block each other's
+// credits.
 //
 // # Waiting
 //
-// A connection has no goroutine. Read and Write poll the completion queue themselves, and what is there is handled for
-// both. A call that has to wait polls for a moment, then arms the queue and sleeps at its completion channel; if
-// another call of the connection already sleeps there, it waits for that one, which hands over when it leaves. So what
-// arrives wakes the goroutine that wants it, where a goroutine that dispatches would cost another change of threads
-// each way, 25 to 60 us. The moment is short: polling in this process keeps the other end, if that is here too, from a
-// processor.
+// A connection has no goroutine. Read and Write poll the completion queue themselves, and handle the completions of
+// both directions. A call that has to wait first spins briefly. Then it arms the queue and sleeps at the completion
+// channel. Only one call of a connection sleeps there; the others wait for it, and it passes the channel to one of them
+// when it returns. So a completion wakes the goroutine that needs it. A separate dispatching goroutine would add a
+// context switch in each direction, 25 to 60 us. The spin is short, because it could keep the other end off the
+// processor if both ends are in one process.
 //
-// A peer of which nothing has come for Config.KeepAlive is probed by a timer, by a WRITE of no bytes. Its device
-// acknowledges that; its program does not notice.
+// A timer probes a peer that was silent for Config.KeepAlive. The probe is a WRITE of no bytes, which the peer's device
+// acknowledges without its program.
 //
 // # Deadlines
 //
-// They are those of net.Conn: in the past they end a call at once, also one that waits; later ones make the connection
-// usable again. A caller's memory is never the device's: what was written before a timeout is sent as it was, and what
-// arrives after one stays in the ring.
+// Deadlines are those of net.Conn. A deadline in the past ends calls at once, also blocked ones. A later deadline makes
+// the connection usable again. The device never accesses the caller's memory: data written before a timeout are sent
+// unchanged, and data that arrive after it stay in the ring.
 //
 // # Set-up
 //
-// [Dialer] and [Listener] agree over a TCP connection, which is closed when the queue pairs are connected. As a sign of
-// life it would be of less worth than probes, which show that the queue pair lives, and not merely the program; and it
-// would cost a descriptor and a goroutine. [Client] and [Server] do the same over any net.Conn, and [New] over any
-// [Exchange].
+// [Dialer] and [Listener] exchange their parameters over a TCP connection, and close it when the queue pairs are
+// connected. An open TCP connection would show only that the program is alive, while probes show that the queue pair is
+// alive. It would also cost a descriptor and a goroutine. [Client] and [Server] do the exchange over any net.Conn, and
+// [New] over any [Exchange].
 //
-// A message of set-up has a header: "RNET", version 1 (a byte), its kind (a byte), the length of what follows (two
-// bytes). All numbers are big-endian.
+// A set-up message has a header: "RNET", version 1 (a byte), its kind (a byte), the length of the body (two bytes). All
+// numbers are big-endian.
 //
 //	1 hello    verbs.Endpoint (32 bytes), then private data (24 bytes): version (a byte), zero (a byte), messages
 //	           (two bytes), length of the ring (four), its address (eight), its key (four), zero (four)
 //	2 ready    nothing: the client's queue pair is in RTS
 //	3 refusal  the reason, up to 200 bytes of text
 //
-// The client sends hello; the server's queue pair goes to RTS; the server sends hello; the client's goes to RTS; the
-// client sends ready. The server allocates nothing before it has the client's hello.
+// The client sends hello. The server moves its queue pair to RTS and sends hello. The client moves its queue pair to
+// RTS and sends ready. The server allocates nothing before it has received the client's hello.
 //
-// With Dialer.CM and ListenConfig.CM they agree by the RDMA connection manager instead (package verbs/cm): addresses and
-// ports are its own, and no TCP connection is needed. REQ and REP carry "RNET", version 1 (a byte), 1 for hello (a
-// byte), and the private data, REJ the same with 3 and the reason. Such a connection lives as long as that of the
-// connection manager, and costs a goroutine, but a peer whose program has been killed is known at once. A connection
-// that nothing accepts in time, or that is given up, leaves nothing behind at either end.
+// With Dialer.CM and ListenConfig.CM, the ends connect over the RDMA connection manager instead (package verbs/cm).
+// They use its addresses and ports, and no TCP connection. REQ and REP carry "RNET", version 1 (a byte), 1 for hello (a
+// byte), and the private data. REJ carries the same header with kind 3, then the reason. Such a connection ends when
+// the connection of the connection manager ends. It costs a goroutine, but it reports a killed peer at once. A
+// connection that is cancelled, or not accepted in time, leaves no objects at either end.
 //
-// [Host] is where devices and the connection manager come from, when Config.Device does not name one.
+// [Host] provides the devices and the connection manager if Config.Device is nil.
 //
 // # States
 //
@@ -98,14 +100,13 @@
 //	| failed | --------------------------------------->+
 //	+--------+
 //
-// Of the peer's direction: FIN makes Read return io.EOF after what has come; CLOSE makes Write, and one-sided
-// operations, return EPIPE in addition. Bytes that have come can be read also when the
-// connection has failed.
+// In the peer's direction, FIN makes Read return io.EOF after the received data. CLOSE also makes Write and one-sided
+// operations return EPIPE. Received data can be read even when the connection has failed.
 //
 // # Errors
 //
-// Errors of a Conn are *net.OpError, which wrap os.ErrDeadlineExceeded, net.ErrClosed, EPIPE, or a [ConnError]:
-// ETIMEDOUT and verbs.RetryExceeded if the peer does not answer, ECONNRESET if it has ended the connection, or does not
-// keep to the protocol (EPROTO), ECONNABORTED if this end's device was closed or has gone. No call outlasts that: those
-// that wait return when the device goes.
+// Errors of a Conn are *net.OpError. They wrap os.ErrDeadlineExceeded, net.ErrClosed, EPIPE, or a [ConnError]. A
+// ConnError wraps ETIMEDOUT and verbs.RetryExceeded if the peer does not answer. It wraps ECONNRESET if the peer has
+// ended the connection or violates the protocol (then also EPROTO). It wraps ECONNABORTED if the device of this end was
+// closed or has gone. When the device goes, all blocked calls return.
 package rdmanet

@@ -10,12 +10,13 @@ import (
 	"verbena/verbs"
 )
 
-// ConnError is why a connection has failed. It wraps Errno and Err.
+// ConnError is the reason for the failure of a connection. It wraps Errno and Err.
 type ConnError struct {
-	// Errno is ETIMEDOUT if the peer does not answer, ECONNRESET if it has ended the connection or refuses it,
-	// ECONNABORTED if the device of this end was closed or has gone, or refuses the memory of an operation.
+	// Errno is ETIMEDOUT if the peer does not answer, and ECONNRESET if the peer has ended or refused the connection.
+	// It is ECONNABORTED if the device of this end was closed, has gone, or rejects the memory of an operation.
 	Errno syscall.Errno
-	// Err says more: a *verbs.WCError, which wraps the Status of the work request that failed, or what the device said.
+	// Err has the details: a *verbs.WCError, which wraps the Status of the failed work request, or the error of the
+	// device.
 	Err error
 }
 
@@ -24,10 +25,10 @@ func (e *ConnError) Error() string { return fmt.Sprintf("%v: %v", e.Errno, e.Err
 // Unwrap returns both errors.
 func (e *ConnError) Unwrap() []error { return []error{e.Errno, e.Err} }
 
-// Timeout reports whether the peer does not answer, as of a TCP connection. No later call succeeds.
+// Timeout reports whether the peer does not answer, as for a TCP connection. All later calls fail, too.
 func (e *ConnError) Timeout() bool { return e.Errno.Timeout() }
 
-// statusError makes the error of a connection of a completion that failed.
+// statusError converts a failed completion to the error of the connection.
 func statusError(wc *verbs.WC) error {
 	err := verbs.CompletionError(wc)
 	switch wc.Status {
@@ -36,14 +37,14 @@ func statusError(wc *verbs.WC) error {
 	case verbs.DeviceFatal, verbs.UnspecifiedFailure:
 		return &ConnError{syscall.ECONNABORTED, err}
 	case verbs.LocalProtection, verbs.LocalLengthError, verbs.LocalQPError:
-		if wc.ID&kindMask != kindReceive { // a peer's SEND, for which receives have no memory
+		if wc.ID&kindMask != kindReceive { // a SEND of the peer fails, because receives have no memory
 			return &ConnError{syscall.ECONNABORTED, err}
 		}
 	}
 	return &ConnError{syscall.ECONNRESET, err}
 }
 
-// deviceError makes the error of a connection of one of its device.
+// deviceError converts a device error to the error of the connection.
 func deviceError(err error) error {
 	if errors.Is(err, syscall.EPROTO) {
 		return &ConnError{syscall.ECONNRESET, err}
@@ -51,8 +52,9 @@ func deviceError(err error) error {
 	return &ConnError{syscall.ECONNABORTED, err}
 }
 
-// lostDevice returns the error of a device that can do no more, which err, of any call on it, has shown; other errors
-// as they are. io.EOF of a completion channel is no end of a stream.
+// lostDevice returns the error of a lost device if err, from any call on the device, shows that it is lost. It returns
+// other errors unchanged. In particular it replaces the io.EOF of a completion channel, which is not the end of a
+// stream.
 func lostDevice(dev *verbs.Device, err error) error {
 	var no syscall.Errno
 	switch {

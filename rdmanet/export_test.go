@@ -2,7 +2,7 @@ package rdmanet
 
 import "time"
 
-// SetStall says how long a probe may take.
+// SetStall sets the time limit of a probe.
 func (c *Conn) SetStall(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -20,16 +20,16 @@ import (
 	"verbena/verbs/cm"
 )
 
-// bound is how long a call may take that fails, where nothing has to time out.
+// bound limits the time of a call that fails without a timeout.
 const bound = 10 * time.Second
 
-// call is a call that is expected to wait.
+// call is a call that is expected to block.
 type call struct {
 	name string
 	f    func() error
 }
 
-// calls are those of a connection that wait: its peer reads nothing and writes nothing, and its packets get lost.
+// calls returns blocking calls on a connection. The peer does not read or write, and its packets are lost.
 func calls(t *testing.T, a *rdmanet.Conn, there, mine *rdmanet.Region) []call {
 	m := a.Remote(there.Descriptor())
 	ctx := context.Background()
@@ -44,7 +44,7 @@ func calls(t *testing.T, a *rdmanet.Conn, there, mine *rdmanet.Region) []call {
 	}
 }
 
-// all runs calls side by side, does something that ends them, and checks how.
+// all runs calls concurrently, calls do, which unblocks them, and checks their errors.
 func all(t *testing.T, list []call, do func(), want ...error) {
 	t.Helper()
 	type result struct {
@@ -67,13 +67,13 @@ func all(t *testing.T, list []call, do func(), want ...error) {
 			t.Fatal("a call still waits")
 		}
 	}
-	for _, c := range list { // and those that come later
+	for _, c := range list { // later calls fail in the same way
 		sameError(t, c.name, c.f(), want...)
 	}
 }
 
-// TestFailure: whatever ends a connection ends each of its calls, those that wait and those that come later, with an
-// error that says what it was. A Listener and a Dialer go on with the device that comes back.
+// TestFailure checks that each reason for the end of a connection ends all blocked and later calls with an error that
+// names the reason. A Listener and a Dialer continue with the device once it is back.
 func TestFailure(t *testing.T) {
 	t.Parallel()
 	for _, useCM := range []bool{false, true} {
@@ -84,13 +84,13 @@ func TestFailure(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, nil)
-			// Retries do not end before the test does: only the device's end does.
+			// Retries last longer than the test, so only the end of the device ends the calls.
 			cfg := rdmanet.Config{
 				Host: w.host(), Linger: -1, KeepAlive: -1, Path: verbs.Path{Timeout: time.Minute},
 			}
 			address := "127.0.0.80:0"
 			if useCM {
-				address = ":0" // one that has the device's address goes with the device
+				address = ":0" // a listener at the address of the device would end with the device
 			}
 			lc := rdmanet.ListenConfig{Config: cfg, CM: useCM}
 			l, err := lc.Listen(context.Background(), "rdma", address)
@@ -147,7 +147,7 @@ func TestFailure(t *testing.T) {
 	}
 }
 
-// TestStall: the device of this end stops working, without a word.
+// TestStall checks that a connection fails when the device of this end stops working without an error.
 func TestStall(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -167,7 +167,7 @@ func TestStall(t *testing.T) {
 	sameError(t, "Close", a.Close(), syscall.ETIMEDOUT)
 }
 
-// TestIdle: a connection on which nothing is said is not one whose device has stopped working.
+// TestIdle checks that the device of an idle connection is not taken for one that has stopped working.
 func TestIdle(t *testing.T) {
 	t.Parallel()
 	d := newWorld(t, &rxe.Fabric{}).open(t)
@@ -182,7 +182,7 @@ func TestIdle(t *testing.T) {
 	exchange(t, a, b, 1000)
 }
 
-// TestListenerDevice: a Listener that is bound to a device ends with it.
+// TestListenerDevice checks that a Listener with Config.Device ends with that device.
 func TestListenerDevice(t *testing.T) {
 	t.Parallel()
 	for _, x := range []struct {
@@ -224,8 +224,8 @@ func TestListenerDevice(t *testing.T) {
 	}
 }
 
-// TestCMDisconnect: the peer's end of the connection, which the connection manager reports, ends calls at once, not after
-// the time for probes.
+// TestCMDisconnect checks that a disconnect event of the connection manager ends calls at once, without a wait for
+// probes.
 func TestCMDisconnect(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})

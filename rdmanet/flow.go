@@ -5,30 +5,31 @@ import (
 	"syscall"
 )
 
-// The immediate data of a message: two flags, and how many bytes of the stream its sender has consumed, modulo 2^30.
+// Immediate data of a message: two flags, and the number of bytes of the stream that the sender has consumed, modulo
+// 2^30.
 const (
-	immFin   = 1 << 31 // no data follows
-	immClose = 1 << 30 // no data is read any more
+	immFin   = 1 << 31 // no data follow
+	immClose = 1 << 30 // the sender does not read any more
 	immMask  = 1<<30 - 1
 )
 
 const (
-	// maxRing is the largest ring. Positions modulo 2^30 are unambiguous well beyond it.
+	// maxRing is the maximum size of a ring. It keeps positions modulo 2^30 unambiguous.
 	maxRing = 1 << 28
-	// minRing is the smallest ring, minMessages the smallest number of data messages in flight.
+	// minRing is the minimum size of a ring, minMessages the minimum number of data messages in flight.
 	minRing, minMessages = 256, 4
-	// fraction of the ring, or of the messages, is consumed before a message with nothing but a credit is sent.
+	// A credit is sent in a message of its own when 1/fraction of the ring, or of the messages, was consumed.
 	fraction = 4
-	// spareReceives is how many receives each end posts for messages without data, beside those that it announces:
-	// at most 2*fraction credits can be sent before the peer must have seen one of them, since it sends nothing that
-	// could be consumed before; one FIN and one CLOSE.
+	// spareReceives is the number of receives for messages without data, in addition to the announced ones. At most
+	// 2*fraction credits are in flight until the peer has handled one, because without credits it sends no data to
+	// consume. One FIN and one CLOSE may follow.
 	spareReceives = 2*fraction + 2
 )
 
-// ends is a queue of the positions in a stream at which messages end.
+// ends is a queue of the stream positions at which messages end.
 type ends struct {
 	at         []uint64
-	head, tail uint64 // numbers of messages: those in [head, tail) are in the queue
+	head, tail uint64 // message numbers; the queue holds those in [head, tail)
 }
 
 func (e *ends) push(at uint64) {
@@ -36,7 +37,7 @@ func (e *ends) push(at uint64) {
 	e.tail++
 }
 
-// from returns the number of the first message from number n on that ends after pos.
+// from returns the first message number, starting with n, whose message ends after pos.
 func (e *ends) from(n, pos uint64) uint64 {
 	for n < e.tail && e.at[n%uint64(len(e.at))] <= pos {
 		n++
@@ -44,23 +45,23 @@ func (e *ends) from(n, pos uint64) uint64 {
 	return n
 }
 
-// sender is the flow control of a direction, at its sending end. Positions count the bytes of the stream.
+// sender is the flow control state of the sending end of a direction. Positions count bytes of the stream.
 //
-// A byte lies in the ring of memory from which it is sent until the device has completed the WRITE, and in the peer's
-// until the peer has consumed it.
+// A byte occupies the send ring until the device has completed its WRITE, and the peer's ring until the peer has
+// consumed it.
 type sender struct {
 	own, peer uint64 // lengths of the rings
-	messages  uint64 // in flight, at most; the peer's receiver has the same number
+	messages  uint64 // maximum in flight; the peer's receiver has the same limit
 
-	sent  uint64 // end of what was posted
-	acked uint64 // end of what the peer has consumed
-	done  uint64 // end of what the device has completed
+	sent  uint64 // end of the posted bytes
+	acked uint64 // end of the bytes that the peer has consumed
+	done  uint64 // end of the bytes that the device has completed
 
-	ends       ends   // of messages that are not both completed and consumed
-	ackedNum   uint64 // number of the first message that is not consumed
-	doneNum    uint64 // number of the first message that is not completed
-	unsignaled int    // bytes posted since the last message with a completion
-	quiet      int    // messages since then
+	ends       ends   // ends of messages that are not completed or not consumed
+	ackedNum   uint64 // number of the first message that the peer has not consumed
+	doneNum    uint64 // number of the first message that the device has not completed
+	unsignaled int    // bytes posted since the last signalled message
+	quiet      int    // messages posted since the last signalled message
 }
 
 func newSender(own, peer, messages int) sender {
@@ -69,7 +70,7 @@ func newSender(own, peer, messages int) sender {
 	}
 }
 
-// room returns how many bytes the next message may have: it lies in one piece in both rings.
+// room returns the maximum size of the next message. The message must be contiguous in both rings.
 func (s *sender) room() int {
 	if s.ends.tail-min(s.ackedNum, s.doneNum) >= s.messages {
 		return 0
@@ -78,8 +79,8 @@ func (s *sender) room() int {
 	return int(min(n, s.own-s.sent%s.own, s.peer-s.sent%s.peer))
 }
 
-// post notes a message of n bytes, no more than room. It reports whether the message needs a completion: one that fails
-// has one in any case, and completes those before it.
+// post records a message of n bytes, at most room(). It reports whether the message must be signalled. A failed work
+// request generates a completion in any case, which also completes the earlier ones.
 func (s *sender) post(n int) (signaled bool) {
 	s.sent += uint64(n)
 	s.ends.push(s.sent)
@@ -92,14 +93,14 @@ func (s *sender) post(n int) (signaled bool) {
 	return true
 }
 
-// complete notes that the device has completed everything up to a position.
+// complete records that the device has completed all bytes up to pos.
 func (s *sender) complete(pos uint64) {
 	s.done = max(s.done, pos)
 	s.doneNum = s.ends.from(s.doneNum, s.done)
 }
 
-// ack notes the position in immediate data up to which the peer has consumed, and returns how many bytes that are more
-// than before. An older one than the last has no effect. The error is EPROTO if the peer cannot have consumed so much.
+// ack handles the consumed position in immediate data, and returns the number of newly consumed bytes. A position older
+// than the last has no effect. The error is EPROTO if the position is beyond the sent bytes.
 func (s *sender) ack(imm uint32) (more uint64, err error) {
 	n := uint64((imm - uint32(s.acked)) & immMask)
 	switch {
@@ -113,24 +114,24 @@ func (s *sender) ack(imm uint32) (more uint64, err error) {
 	return n, nil
 }
 
-// receiver is the flow control of a direction, at its receiving end.
+// receiver is the flow control state of the receiving end of a direction.
 type receiver struct {
-	size     uint64 // length of the ring
-	messages uint64 // that the sender may have in flight
+	size     uint64 // ring size
+	messages uint64 // maximum number of the sender's messages in flight
 
-	received uint64 // end of what has arrived
-	consumed uint64 // end of what was read
-	told     uint64 // consumed, as the peer was last told
+	received uint64 // end of the received bytes
+	consumed uint64 // end of the consumed bytes
+	told     uint64 // value of consumed in the last credit
 
-	ends    ends   // of messages that are not consumed
-	toldNum uint64 // number of the first message that was not consumed when the peer was told
+	ends    ends   // ends of messages that are not consumed
+	toldNum uint64 // number of the first message that was not consumed at the last credit
 }
 
 func newReceiver(size, messages int) receiver {
 	return receiver{size: uint64(size), messages: uint64(messages), ends: ends{at: make([]uint64, messages)}}
 }
 
-// arrive notes a message of n bytes. The error is EPROTO if there was no credit for it.
+// arrive records a message of n bytes. The error is EPROTO if the sender had no credit for it.
 func (r *receiver) arrive(n int) error {
 	if free := r.size - (r.received - r.consumed); uint64(n) > free || r.ends.tail-r.ends.head >= r.messages {
 		return fmt.Errorf("the peer has sent %d bytes in %d messages, where %d in %d fit: %w",
@@ -141,16 +142,16 @@ func (r *receiver) arrive(n int) error {
 	return nil
 }
 
-// available returns how many bytes wait.
+// available returns the number of unread bytes.
 func (r *receiver) available() int { return int(r.received - r.consumed) }
 
-// next returns where in the ring the next bytes lie, at most limit of them, in one piece.
+// next returns the range in the ring of the next unread bytes: at most limit of them, contiguous.
 func (r *receiver) next(limit int) (from, to int) {
 	at := r.consumed % r.size
 	return int(at), int(at + min(uint64(limit), r.received-r.consumed, r.size-at))
 }
 
-// consume notes that n bytes were read. It reports whether the peer should be told of it in a message of its own.
+// consume records that n bytes were read. It reports whether a credit should be sent in a message of its own.
 func (r *receiver) consume(n int) (due bool) {
 	r.consumed += uint64(n)
 	r.ends.head = r.ends.from(r.ends.head, r.consumed)
@@ -161,7 +162,7 @@ func (r *receiver) due() bool {
 	return (r.consumed-r.told)*fraction >= r.size || (r.ends.head-r.toldNum)*fraction >= r.messages
 }
 
-// credit returns the position for immediate data, which the peer is then told.
+// credit returns the consumed position for immediate data, and records it as sent.
 func (r *receiver) credit() uint32 {
 	r.told, r.toldNum = r.consumed, r.ends.head
 	return uint32(r.consumed) & immMask

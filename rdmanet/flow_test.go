@@ -9,8 +9,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestFlowRandom: a direction of a connection whose events come in any order that the wire and the devices allow. It
-// never overruns a ring or the receives, carries no more credits than there are receives for, and never stands still.
+// TestFlowRandom applies the events of one direction in any order that the wire and the devices allow. The sender must
+// never overrun a ring or the receives. There must never be more credits in flight than receives for them, and the
+// stream must never stall.
 func TestFlowRandom(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -23,10 +24,10 @@ func TestFlowRandom(t *testing.T) {
 			n   int
 		}
 		var (
-			wire      []message // posted, and not arrived
-			signaled  []uint64  // to complete
+			wire      []message // posted, not yet received
+			signaled  []uint64  // to be completed
 			done      uint64    // highest position that may complete
-			credits   []uint32  // sent by the receiver, and not seen by the sender
+			credits   []uint32  // sent by the receiver, not yet handled by the sender
 			delivered uint64
 		)
 		steps := map[string]func(*rapid.T) bool{
@@ -99,7 +100,7 @@ func TestFlowRandom(t *testing.T) {
 		for range 200 {
 			steps[rapid.SampledFrom(names).Draw(t, "step")](t)
 		}
-		// With everything else done, there is room.
+		// When all events were handled, there must be room.
 		for moved := true; moved; {
 			moved = false
 			for _, n := range names[1:] {

@@ -11,11 +11,12 @@ import (
 	"verbena/verbs/cm"
 )
 
-// Host is where devices and a connection manager are. They are open while they are in use; a device that has gone is
-// looked for again by the next connection, so that a Dialer, or a Listener, goes on with the one that comes back.
+// Host provides devices and a connection manager. They stay open while connections or listeners use them. The next
+// connection looks again for a device that has gone; a Dialer or Listener can thus continue with the device once it is
+// back.
 //
-// The zero Host is the machine, or the Verbena service under which the program runs. One for devices of this process
-// is, for a stack of package verbs/embed,
+// The zero Host stands for the machine, or for the Verbena service under which the program runs. A Host for the devices
+// of this process, which belong to a stack of package verbs/embed, is
 //
 //	rdmanet.Host{
 //		Devices: func() ([]verbs.DeviceInfo, error) { return stack.Devices(), nil },
@@ -24,22 +25,22 @@ import (
 type Host struct {
 	// Devices lists the devices; nil: verbs.Devices.
 	Devices func() ([]verbs.DeviceInfo, error)
-	// Manager opens the connection manager, which the Host closes; nil: cm.Open.
+	// Manager opens the connection manager, and the Host closes it; nil: cm.Open.
 	Manager func() (*cm.Manager, error)
 
 	//verbena:program those of this program who open devices
 	mu      sync.Mutex
 	devices []*openDevice
-	cm      *openManager // nil: none
+	cm      *openManager // nil: not open
 }
 
-// machine is the Host of a Config that has none.
+// machine is the Host of Configs without one.
 var machine Host
 
 type openDevice struct {
 	dev   *verbs.Device
 	guid  uint64
-	first bool // of the list
+	first bool // the device was the first in the list
 	users int
 }
 
@@ -48,7 +49,7 @@ type openManager struct {
 	users int
 }
 
-// device returns the device with a node GUID, or the first, for 0, and how to release it.
+// device returns the device with a node GUID, or the first one if guid is 0, and a function that releases it.
 func (h *Host) device(guid uint64) (*verbs.Device, func(), error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -94,7 +95,7 @@ func (h *Host) device(guid uint64) (*verbs.Device, func(), error) {
 	return nil, nil, fmt.Errorf("%w: no RDMA device is known here; `verbena run` gives a program one", verbs.ErrNoDevice)
 }
 
-// use notes a user, and returns what ends that. The lock is held.
+// use adds a user of o, and returns a function that removes the user. The lock must be held.
 func (h *Host) use(o *openDevice) func() {
 	o.users++
 	return sync.OnceFunc(func() {
@@ -107,7 +108,7 @@ func (h *Host) use(o *openDevice) func() {
 	})
 }
 
-// manager returns the connection manager, and how to release it.
+// manager returns the connection manager, and a function that releases it.
 func (h *Host) manager() (*cm.Manager, func(), error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -137,9 +138,9 @@ func (h *Host) manager() (*cm.Manager, func(), error) {
 	}), nil
 }
 
-// forget makes the next user open the connection manager anew, if an error says that this one can do no more.
+// forget makes the next user reopen the connection manager if err says that m is unusable.
 func (h *Host) forget(m *cm.Manager, err error) {
-	if !errors.Is(err, verbs.ErrClosed) && !errors.Is(err, syscall.EIO) { // ENODEV: a device may come
+	if !errors.Is(err, verbs.ErrClosed) && !errors.Is(err, syscall.EIO) { // ENODEV is not fatal: a device may be added
 		return
 	}
 	h.mu.Lock()
@@ -149,7 +150,7 @@ func (h *Host) forget(m *cm.Manager, err error) {
 	}
 }
 
-// deviceGone reports whether an error of a call is that its device, or the file of that, is no more.
+// deviceGone reports whether err means that the device, or its file, is unusable.
 func deviceGone(err error) bool {
 	return errors.Is(err, verbs.ErrClosed) || errors.Is(err, syscall.EIO) || errors.Is(err, syscall.ENODEV)
 }

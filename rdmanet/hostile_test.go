@@ -16,16 +16,16 @@ import (
 	"verbena/verbs/embed"
 )
 
-// stranger is a peer that sends what it likes.
+// stranger is a peer that ignores the protocol.
 type stranger struct {
 	t     *testing.T
 	qp    *verbs.QP
 	cq    *verbs.CQ
 	mem   *verbs.MR
-	there params // of the Conn
+	there params // parameters of the Conn
 }
 
-// strange makes a connection with a stranger, which has taken part in the set-up.
+// strange establishes a connection with a hostile peer, which follows the protocol of the set-up.
 func strange(t *testing.T, cfg Config) (*Conn, *stranger) {
 	t.Helper()
 	s, err := embed.NewSoftware()
@@ -77,7 +77,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// write sends a message of n bytes from the start of the stranger's memory to an offset of the ring.
+// write sends a message of n bytes from the start of the peer's memory to an offset of the ring.
 func (p *stranger) write(at, n int, imm uint32) {
 	wr := verbs.SendWR{
 		Opcode: verbs.WriteWithImm, Flags: verbs.Signaled, Imm: imm,
@@ -89,7 +89,7 @@ func (p *stranger) write(at, n int, imm uint32) {
 	p.post(wr)
 }
 
-// post posts a work request, which may fail, and waits until it is done.
+// post posts a work request, which may fail, and waits for its completion.
 func (p *stranger) post(wr verbs.SendWR) bool {
 	if err := p.qp.PostSend(&wr); err != nil {
 		return false
@@ -99,7 +99,7 @@ func (p *stranger) post(wr verbs.SendWR) bool {
 	for {
 		var wcs [1]verbs.WC
 		if n, err := p.cq.Wait(ctx, wcs[:]); err != nil || n == 0 {
-			p.t.Errorf("a stranger's work request has not completed: %v", err)
+			p.t.Errorf("a work request of the hostile peer has not completed: %v", err)
 			return false
 		}
 		if wcs[0].Opcode != verbs.WCReceiveWriteWith {
@@ -108,8 +108,8 @@ func (p *stranger) post(wr verbs.SendWR) bool {
 	}
 }
 
-// TestStranger: a peer that does not keep to the protocol ends the connection, and does nothing else. What has come
-// before can be read; nothing that comes afterwards.
+// TestStranger checks that a violation of the protocol ends the connection and has no other effect. Data received
+// before the violation can be read, data after it cannot.
 func TestStranger(t *testing.T) {
 	const ring, messages = 4096, 8
 	for _, x := range []struct {
@@ -159,10 +159,10 @@ func TestStranger(t *testing.T) {
 			_, err := io.ReadAll(io.LimitReader(c, 5))
 			must(t, err)
 			for err = nil; err == nil; {
-				_, err = c.Read(make([]byte, 100)) // bytes that came before the one that was too much
+				_, err = c.Read(make([]byte, 100)) // bytes that came before the violation
 			}
 			if x.name == "data after FIN" || x.name == "FIN twice" {
-				err = nil // io.EOF: the stream has ended before
+				err = nil // io.EOF: the stream had already ended
 			} else if !errors.Is(err, syscall.ECONNRESET) {
 				t.Errorf("Read: got %v, want ECONNRESET", err)
 			}
@@ -180,7 +180,7 @@ func TestStranger(t *testing.T) {
 	}
 }
 
-// TestFlood: a peer that sends messages of nothing as fast as it can keeps no call from its end.
+// TestFlood checks that a flood of empty messages does not prevent calls from returning.
 func TestFlood(t *testing.T) {
 	t.Parallel()
 	c, p := strange(t, Config{KeepAlive: -1})
@@ -201,7 +201,7 @@ func TestFlood(t *testing.T) {
 	wg.Wait()
 }
 
-// TestStingy: a peer that never says that it has read anything delays Write until the deadline, and Close not at all.
+// TestStingy checks a peer that never sends credits: Write blocks until its deadline, and Close is not delayed.
 func TestStingy(t *testing.T) {
 	t.Parallel()
 	c, _ := strange(t, Config{KeepAlive: -1})
@@ -213,7 +213,7 @@ func TestStingy(t *testing.T) {
 	must(t, c.Close())
 }
 
-// TestForgedDescriptor: a descriptor that no region has, which has come by another way than UnmarshalBinary.
+// TestForgedDescriptor checks descriptors that no region can have, and that have not passed UnmarshalBinary.
 func TestForgedDescriptor(t *testing.T) {
 	t.Parallel()
 	c, p := strange(t, Config{KeepAlive: -1})
@@ -238,7 +238,7 @@ func TestForgedDescriptor(t *testing.T) {
 			t.Errorf("Len of %+v: got %d", d, m.Len())
 		}
 	}
-	// Memory that is not of the connection's protection domain is this end's fault.
+	// Memory of another protection domain is an error of this end.
 	dev := c.PD().Device()
 	pd, err := dev.AllocPD()
 	must(t, err)

@@ -23,9 +23,9 @@ import (
 	"verbena/verbs/embed"
 )
 
-// A process with childEnv is an end of a connection: what it does ("wait", "serve", "dial" or "survive"), how the
-// connection is set up ("tcp" or "cm"), and an address, where it listens or dials. It is on VERBS_DEVICE's service or kernel, or else on a
-// device of its own at that address.
+// childEnv starts a process as one end of a connection. Its value holds the action ("wait", "serve", "dial" or
+// "survive"), the kind of set-up ("tcp" or "cm"), and the address to listen at or dial. The process uses the service or
+// kernel of VERBS_DEVICE, or else a device of its own at that address.
 const childEnv = "RDMANET_CHILD"
 
 func child(arg string) error {
@@ -68,10 +68,10 @@ func child(arg string) error {
 	return fmt.Errorf("nothing has killed the process: %w", err)
 }
 
-// acrossSize is how many bytes servePeer and dialPeer exchange: several rings.
+// acrossSize is the number of bytes that servePeer and dialPeer exchange. It is several times the ring size.
 const acrossSize = 1 << 20
 
-// servePeer sends the descriptor of a region, and then what it gets.
+// servePeer sends the descriptor of a region, and then echoes the received bytes.
 func servePeer(c *rdmanet.Conn) error {
 	r, err := c.NewRegion(acrossSize, 0)
 	if err != nil {
@@ -95,7 +95,7 @@ func servePeer(c *rdmanet.Conn) error {
 	return c.Close()
 }
 
-// dialPeer is the other end of servePeer.
+// dialPeer is the counterpart of servePeer.
 func dialPeer(useCM bool, address string) error {
 	d := rdmanet.Dialer{Config: rdmanet.Config{Host: elsewhere()}, CM: useCM}
 	var nc net.Conn
@@ -146,8 +146,8 @@ func dialPeer(useCM bool, address string) error {
 	return c.Close()
 }
 
-// survive has a listener and a connection to it, waits until the device is reset, and connects to the same listener again
-// then. It prints a line before and after.
+// survive creates a listener and a connection to it, waits until the device is reset, and then connects to the same
+// listener again. It prints a line before and after the reset.
 func survive(useCM bool, address string) error {
 	cfg := rdmanet.Config{Host: elsewhere()}
 	lc := rdmanet.ListenConfig{Config: cfg, CM: useCM}
@@ -199,8 +199,8 @@ func survive(useCM bool, address string) error {
 	return nil
 }
 
-// processHost is the Host of a process that talks to others: VERBS_DEVICE's service, or a device of its own at an
-// address.
+// processHost returns the Host of a process with a peer in another process: VERBS_DEVICE's service, or a device of its
+// own at an address.
 func processHost(addr netip.Addr) (h *rdmanet.Host, end func(), err error) {
 	if os.Getenv("VERBS_DEVICE") != "" {
 		return elsewhere(), func() {}, nil
@@ -215,13 +215,13 @@ func processHost(addr netip.Addr) (h *rdmanet.Host, end func(), err error) {
 	}, s.Close, nil
 }
 
-// TestKilledPeer: the peer's process is killed while calls wait. With the connection manager, of a service, they end at
-// once, else by probes.
+// TestKilledPeer checks blocked calls when the peer's process is killed. With the connection manager of a service they
+// return at once, else after probes.
 func TestKilledPeer(t *testing.T) {
 	t.Parallel()
 	service := os.Getenv("VERBS_DEVICE") != ""
 	here, there, hows := serviceAddr(), serviceAddr(), []string{"tcp", "cm"}
-	if !service { // no connection manager outlives the process, which would report its end
+	if !service { // a connection manager in the killed process cannot report its end
 		at := func(n int) string { return fmt.Sprintf("127.210.%d.%d", os.Getpid()>>7&255, os.Getpid()&127<<1|n) }
 		here, there, hows = at(0), at(1), hows[:1]
 	}

@@ -13,29 +13,30 @@ import (
 	"verbena/verbs"
 )
 
-// ListenConfig makes Listeners. The zero ListenConfig is good for most.
+// ListenConfig creates Listeners. The zero ListenConfig is ready to use.
 type ListenConfig struct {
 	Config
-	// CM listens for connections by the RDMA connection manager. Otherwise the two ends agree over TCP.
+	// CM listens for connections over the RDMA connection manager. Without CM the two ends exchange their parameters
+	// over TCP.
 	CM bool
-	// TCP makes the listener over which the two ends agree.
+	// TCP creates the listener for the exchange.
 	TCP net.ListenConfig
-	// Backlog is how many connections may be in set-up, and how many may wait for Accept; 0: 128. When there are more in
-	// set-up, the oldest is given up: peers that say nothing do not keep others out.
+	// Backlog limits the number of connections in set-up, and the number that wait for Accept; 0: 128. A further
+	// connection in set-up cancels the oldest one. Silent peers thus do not block others.
 	Backlog int
-	// Failed, if not nil, is called with the reason when a connection could not be set up. Calls may overlap.
+	// Failed, if not nil, is called with the reason when the set-up of a connection fails. Calls may be concurrent.
 	Failed func(remote net.Addr, err error)
 }
 
 const defaultBacklog = 128
 
-// Listen listens at a TCP address with a zero ListenConfig.
+// Listen listens at a TCP address with the zero ListenConfig.
 func Listen(network, address string) (*Listener, error) {
 	return new(ListenConfig).Listen(context.Background(), network, address)
 }
 
-// Listen listens at an address: of TCP, or with CM of the connection manager. The network is as of Dialer.DialContext.
-// ctx counts until Listen returns.
+// Listen listens at an address. It is a TCP address, or with CM an address of the connection manager. The networks are
+// those of Dialer.DialContext. ctx applies only until Listen returns.
 func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (*Listener, error) {
 	l, err := lc.listen(ctx, network, address)
 	if err != nil {
@@ -100,10 +101,10 @@ type Listener struct {
 	ctx     context.Context // ends with the Listener
 	cancel  context.CancelCauseFunc
 	running sync.WaitGroup
-	conns   chan *Conn    // that wait for Accept
-	slots   chan struct{} // has an element for each goroutine that sets up a connection
+	conns   chan *Conn    // connections that wait for Accept
+	slots   chan struct{} // holds an element for each goroutine that sets up a connection
 	once    sync.Once
-	err     error // of Close
+	err     error // result of Close
 
 	mu      sync.Mutex
 	pending []*pending // oldest first
@@ -114,27 +115,27 @@ var _ net.Listener = (*Listener)(nil)
 // pending is a connection in set-up.
 type pending struct{ cancel context.CancelCauseFunc }
 
-// source is where the peers of a Listener come from.
+// source is a source of incoming peers.
 type source interface {
-	// next waits for the next peer. Close ends that.
+	// next waits for the next peer. Close unblocks it.
 	next(ctx context.Context) (incoming, error)
 	Close() error
 	Addr() net.Addr
 }
 
-// incoming is a peer that wants a connection.
+// incoming is a peer that requests a connection.
 type incoming interface {
 	remote() net.Addr
-	// setUp makes the connection, or refuses it. It is called once.
+	// setUp establishes or refuses the connection. It is called once.
 	setUp(ctx context.Context, cfg Config) (*Conn, error)
 }
 
-// retryAccept is how long accept waits after an error, such as EMFILE.
+// retryAccept is the delay after an error of accept, such as EMFILE.
 const retryAccept = 10 * time.Millisecond
 
 var errOvertaken = fmt.Errorf("more peers came than the backlog has room for: %w", syscall.ECONNABORTED)
 
-// accept sets up connections, each on a goroutine of its own: a peer that is slow delays no other.
+// accept sets up each connection on its own goroutine, so a slow peer does not delay others.
 func (l *Listener) accept() {
 	for {
 		select {
@@ -193,7 +194,7 @@ func (l *Listener) setUp(in incoming) {
 	}
 }
 
-// watch ends the listener with its device, on which no connection can be made any more.
+// watch fails the listener when its device has gone.
 func (l *Listener) watch(ch *verbs.Channel) {
 	_, err := ch.Wait(l.ctx)
 	_ = ch.Close()
@@ -207,8 +208,8 @@ func (l *Listener) fail(err error) {
 	_ = l.from.Close()
 }
 
-// Accept waits for the next connection, a *Conn. The error is a *net.OpError: of net.ErrClosed after Close, of a
-// ConnError, ECONNABORTED, when Config.Device has gone.
+// Accept waits for the next connection, a *Conn. The error is a *net.OpError. It wraps net.ErrClosed after Close. If
+// Config.Device has gone, it wraps a ConnError with ECONNABORTED.
 func (l *Listener) Accept() (net.Conn, error) {
 	err := context.Cause(l.ctx)
 	if err == nil {
@@ -222,7 +223,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	return nil, &net.OpError{Op: "accept", Net: network, Addr: l.Addr(), Err: err}
 }
 
-// Close ends the listener; goroutines in Accept return net.ErrClosed, and connections that were not accepted are
+// Close closes the listener. Blocked calls of Accept return net.ErrClosed, and connections that were not accepted are
 // closed. It may be called again.
 func (l *Listener) Close() error {
 	l.once.Do(func() {
@@ -242,10 +243,10 @@ func (l *Listener) Close() error {
 	return l.err
 }
 
-// Addr returns the address that peers dial, a ListenAddr if it is one of TCP or of the connection manager.
+// Addr returns the address that peers dial. It is a ListenAddr if it is an address of TCP or of the connection manager.
 func (l *Listener) Addr() net.Addr { return l.from.Addr() }
 
-// tcpSource is a source of peers that agree over TCP.
+// tcpSource is a source of peers that exchange their parameters over TCP.
 type tcpSource struct{ net.Listener }
 
 func listenTCP(ctx context.Context, lc net.ListenConfig, network, address string) (source, error) {

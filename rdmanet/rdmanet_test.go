@@ -43,10 +43,10 @@ func TestMain(m *testing.M) {
 	leaktest.Main(m)
 }
 
-// patience bounds what should take milliseconds.
+// patience is the timeout for operations that should take milliseconds.
 const patience = 20 * time.Second
 
-// world is a device in this process, and what is on its network.
+// world is a device in this process, with its network.
 type world struct {
 	addr   string
 	stack  *embed.Stack
@@ -57,7 +57,7 @@ type world struct {
 	dev    *rxe.Device
 }
 
-// newWorld makes a device. Without a fabric, its packets take the network also to itself.
+// newWorld creates a device. Without a fabric, it sends even the packets to itself over the network.
 func newWorld(t testing.TB, fabric *rxe.Fabric) *world {
 	t.Helper()
 	w := &world{addr: "127.0.0.80", net: simnet.New(simnet.Config{}), fabric: fabric}
@@ -65,7 +65,7 @@ func newWorld(t testing.TB, fabric *rxe.Fabric) *world {
 	return w
 }
 
-// neighbour makes another device on the network of a world, at an address of its own.
+// neighbour creates another device on the network of a world, with its own address.
 func (w *world) neighbour(t testing.TB) *world {
 	t.Helper()
 	x := &world{addr: "127.0.0.81", net: w.net}
@@ -85,7 +85,7 @@ func (w *world) start(t testing.TB) {
 	})
 }
 
-// plug makes the device.
+// plug creates the device.
 func (w *world) plug(t testing.TB) {
 	t.Helper()
 	w.hw = rxe.NewHardware(rxe.Config{
@@ -98,7 +98,7 @@ func (w *world) plug(t testing.TB) {
 	must(t, w.core.Register(w.dev.Handle()))
 }
 
-// unplug takes the device away from its users.
+// unplug removes the device while it may be in use.
 func (w *world) unplug(t testing.TB) {
 	t.Helper()
 	must(t, w.core.Unregister(w.dev.Handle()))
@@ -113,11 +113,11 @@ func (w *world) open(t testing.TB) *verbs.Device {
 	return d
 }
 
-// elsewhere is the Host of VERBS_DEVICE: the kernel, the service under which this program runs or, with VERBS_SERVICE, the one that listens
-// there.
+// elsewhere returns the Host of VERBS_DEVICE: the kernel, the service under which this program runs, or the service
+// that listens at VERBS_SERVICE.
 func elsewhere() *rdmanet.Host { return hostOf("VERBS_SERVICE") }
 
-// hostOf is the Host of the service whose socket an environment variable names; nil: it names none.
+// hostOf returns the Host of the service at the socket path in an environment variable, or nil if that is empty.
 func hostOf(env string) *rdmanet.Host {
 	socket := os.Getenv(env)
 	if socket == "" {
@@ -130,7 +130,7 @@ func hostOf(env string) *rdmanet.Host {
 	return &rdmanet.Host{Devices: s.Devices, Manager: s.ConnectionManager}
 }
 
-// someDevice is the device that VERBS_DEVICE names, elsewhere, or else one of this process.
+// someDevice returns the device that VERBS_DEVICE names, or else a device of this process.
 func someDevice(t testing.TB) *verbs.Device {
 	t.Helper()
 	name := os.Getenv("VERBS_DEVICE")
@@ -140,7 +140,8 @@ func someDevice(t testing.TB) *verbs.Device {
 	return openOf(t, elsewhere(), name)
 }
 
-// peerDevice is the device of the same name of the service that VERBS_PEER_SERVICE names, or else the same as another's.
+// peerDevice returns the device with the name of d on the service that VERBS_PEER_SERVICE names, or else another device
+// or d itself.
 func peerDevice(t testing.TB, d *verbs.Device) *verbs.Device {
 	t.Helper()
 	if h := hostOf("VERBS_PEER_SERVICE"); h != nil {
@@ -149,7 +150,7 @@ func peerDevice(t testing.TB, d *verbs.Device) *verbs.Device {
 	return d
 }
 
-// openOf opens the device of a name of a Host, or with nil what this program sees.
+// openOf opens the named device of a Host. A nil Host stands for the devices of this program.
 func openOf(t testing.TB, h *rdmanet.Host, name string) *verbs.Device {
 	t.Helper()
 	list := verbs.Devices
@@ -177,7 +178,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// connect makes a connection between two devices.
+// connect establishes a connection between two devices.
 func connect(t testing.TB, da, db *verbs.Device, ca, cb rdmanet.Config) (a, b *rdmanet.Conn) {
 	t.Helper()
 	x, y := net.Pipe()
@@ -199,11 +200,11 @@ func connect(t testing.TB, da, db *verbs.Device, ca, cb rdmanet.Config) (a, b *r
 	return a, b
 }
 
-// noRNR lets a message without a receive break the connection, and has no probes, which would hide that a call sleeps
-// where it should not.
+// noRNR makes a connection fail on a message without a receive. It disables probes, because they could hide a lost
+// wake-up.
 var noRNR = rdmanet.Config{Path: verbs.Path{RNRRetries: verbs.Never}, KeepAlive: -1}
 
-// pair makes a connection on a new device.
+// pair establishes a connection on a new device.
 func pair(t testing.TB, cfg rdmanet.Config) (a, b *rdmanet.Conn) {
 	t.Helper()
 	d := someDevice(t)
@@ -211,7 +212,7 @@ func pair(t testing.TB, cfg rdmanet.Config) (a, b *rdmanet.Conn) {
 	return connect(t, d, d, cfg, cfg)
 }
 
-// TestConn runs the tests of any net.Conn.
+// TestConn runs the tests for net.Conn implementations.
 func TestConn(t *testing.T) {
 	t.Parallel()
 	for _, x := range []struct {
@@ -229,7 +230,7 @@ func TestConn(t *testing.T) {
 			t.Parallel()
 			d := x.dev(t)
 			peer := d
-			if x.name != "network" { // which is of this process
+			if x.name != "network" { // the network is in this process
 				peer = peerDevice(t, d)
 			}
 			nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
@@ -245,7 +246,7 @@ func TestConn(t *testing.T) {
 	}
 }
 
-// sameError compares an error of a Conn with what it must wrap.
+// sameError checks that err is a *net.OpError that wraps all of want.
 func sameError(t *testing.T, what string, err error, want ...error) {
 	t.Helper()
 	var op *net.OpError
@@ -268,7 +269,7 @@ func random(seed uint64, n int) []byte {
 	return b
 }
 
-// exchange writes both ways at once, and checks what arrives.
+// exchange writes in both directions concurrently, and checks the received data.
 func exchange(t *testing.T, a, b net.Conn, size int) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -284,15 +285,15 @@ func exchange(t *testing.T, a, b net.Conn, size int) {
 			if _, err := io.ReadFull(x.to, got); err != nil {
 				t.Errorf("Read: %v", err)
 			} else if !bytes.Equal(got, want) {
-				t.Error("Read: the bytes differ from those that were written")
+				t.Error("Read: the bytes differ from the written ones")
 			}
 		})
 	}
 	wg.Wait()
 }
 
-// TestFlow: rings and numbers of messages of all kinds, and writes that are much larger, both ways at once. A message
-// for which there is no receive would break the connection.
+// TestFlow tests rings and message limits of many sizes with much larger writes, in both directions at once. A message
+// without a receive would break the connection.
 func TestFlow(t *testing.T) {
 	t.Parallel()
 	d := someDevice(t)
@@ -318,7 +319,7 @@ func TestFlow(t *testing.T) {
 			x.a.Path, x.b.Path, x.a.KeepAlive, x.b.KeepAlive = noRNR.Path, noRNR.Path, -1, -1
 			a, b := connect(t, d, d, x.a, x.b)
 			exchange(t, a, b, x.size)
-			// Messages of a byte, which each end reads before it has to.
+			// One-byte messages, which each end reads early.
 			one := make([]byte, 1)
 			for i := range 200 {
 				for _, c := range []net.Conn{a, b} {
@@ -339,7 +340,7 @@ func TestFlow(t *testing.T) {
 			}
 			_, err := io.ReadFull(b, make([]byte, 2))
 			must(t, err)
-			// And one way alone, where no other message takes credits along.
+			// One direction alone: no data message carries credits.
 			for i := range 50 {
 				_, err := a.Write(one)
 				must(t, err)
@@ -348,7 +349,7 @@ func TestFlow(t *testing.T) {
 					must(t, err)
 				}
 			}
-			// Small messages that are read late, of which the peer takes so many and no more.
+			// Small messages that are read late; the message limit applies.
 			for _, c := range []net.Conn{a, b} {
 				must(t, c.SetWriteDeadline(time.Now().Add(20*time.Millisecond)))
 			}
@@ -379,7 +380,7 @@ func TestFlow(t *testing.T) {
 	}
 }
 
-// TestLoss: a stream both ways, while packets are lost, repeated and overtake one another.
+// TestLoss tests a stream in both directions while packets are lost, duplicated and reordered.
 func TestLoss(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -402,7 +403,7 @@ func TestDeadlines(t *testing.T) {
 	must(t, a.SetReadDeadline(time.Now().Add(5*time.Millisecond)))
 	read(os.ErrDeadlineExceeded)
 	read(os.ErrDeadlineExceeded)
-	// It says so also when there is something to read, which does not go where the Read was that has timed out.
+	// The expired deadline still applies when data are available. The Read that has timed out must not have taken them.
 	_, err := b.Write([]byte("x"))
 	must(t, err)
 	read(os.ErrDeadlineExceeded)
@@ -411,7 +412,7 @@ func TestDeadlines(t *testing.T) {
 	}
 	must(t, a.SetReadDeadline(time.Time{}))
 	read(nil)
-	// A later deadline holds for a Read that waits, and so does an earlier one.
+	// A changed deadline applies to a blocked Read, both a later and an earlier one.
 	must(t, a.SetReadDeadline(time.Now().Add(300*time.Millisecond)))
 	time.AfterFunc(5*time.Millisecond, func() { _ = a.SetReadDeadline(time.Now().Add(time.Hour)) })
 	time.AfterFunc(400*time.Millisecond, func() { _, _ = b.Write([]byte("y")) })
@@ -420,7 +421,7 @@ func TestDeadlines(t *testing.T) {
 	read(os.ErrDeadlineExceeded)
 	must(t, a.SetDeadline(time.Time{}))
 
-	// A Write that times out has written what it says, as it was then.
+	// A Write that times out has written the reported number of bytes, with their content at the time of the call.
 	data := random(1, 10_000)
 	kept := bytes.Clone(data)
 	must(t, a.SetWriteDeadline(time.Now().Add(10*time.Millisecond)))
@@ -445,14 +446,15 @@ func TestDeadlines(t *testing.T) {
 	}
 }
 
-// TestOthers: a call that has what it waits for returns while others of the connection still wait.
+// TestOthers checks that a call returns as soon as its condition holds, while other calls on the connection are still
+// blocked.
 func TestOthers(t *testing.T) {
 	t.Parallel()
 	a, b := pair(t, rdmanet.Config{ReadBuffer: 4096, WriteBuffer: 4096})
 	r, err := b.NewRegion(100, 0)
 	must(t, err)
 	read, written := make(chan error), make(chan error)
-	testutil.Block(t, func() { // it sleeps for all
+	testutil.Block(t, func() { // it sleeps on behalf of all waiters
 		_, err := a.Read(make([]byte, 1))
 		read <- err
 	})
@@ -507,7 +509,8 @@ func TestHalfClose(t *testing.T) {
 	sameError(t, "SetDeadline after Close", a.SetDeadline(time.Time{}), net.ErrClosed)
 }
 
-// TestCloseDelivers: what was written before Close can be read after it, and writing to such a peer fails.
+// TestCloseDelivers checks that data written before Close can be read after it, and that writing to a closed peer
+// fails.
 func TestCloseDelivers(t *testing.T) {
 	t.Parallel()
 	a, b := pair(t, rdmanet.Config{})
@@ -532,7 +535,7 @@ func TestCloseDelivers(t *testing.T) {
 	}
 }
 
-// TestCloseUnblocks: Close ends calls that wait, and CloseWrite those that write.
+// TestCloseUnblocks checks that Close unblocks all calls, and that CloseWrite unblocks Write.
 func TestCloseUnblocks(t *testing.T) {
 	t.Parallel()
 	a, _ := pair(t, rdmanet.Config{})
@@ -556,7 +559,7 @@ func TestCloseUnblocks(t *testing.T) {
 	}
 }
 
-// TestLostPeer: the device of one end goes without a word.
+// TestLostPeer checks the error when the peer's device disappears.
 func TestLostPeer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})
@@ -597,7 +600,7 @@ func TestLostPeer(t *testing.T) {
 	}
 }
 
-// TestLostDevice: the device is taken away from both ends while they wait.
+// TestLostDevice checks blocked calls when the device is removed from both ends.
 func TestLostDevice(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})
@@ -615,7 +618,7 @@ func TestLostDevice(t *testing.T) {
 	for range 2 {
 		select {
 		case err := <-errs:
-			if err != nil { // Read may have got something
+			if err != nil { // Read may have received data
 				sameError(t, "a call", err)
 				var ce *rdmanet.ConnError
 				if !errors.As(err, &ce) {
@@ -628,8 +631,8 @@ func TestLostDevice(t *testing.T) {
 	}
 }
 
-// TestLostDeviceError: the error of a call that waits while its device is reset, or closed, names the device and its
-// end, not a request of which the caller knows nothing.
+// TestLostDeviceError checks the error of a blocked call when its device is reset or closed. It must name the device
+// and the event, not an internal work request.
 func TestLostDeviceError(t *testing.T) {
 	t.Parallel()
 	reset := func(t *testing.T, w *world, _ *verbs.Device) {
@@ -672,7 +675,7 @@ func TestLostDeviceError(t *testing.T) {
 	}
 }
 
-// TestLinger: Close waits no longer than it is told to.
+// TestLinger checks that Close waits no longer than Linger.
 func TestLinger(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -742,7 +745,7 @@ func TestListener(t *testing.T) {
 	}
 	l, err := lc.Listen(context.Background(), "rdma", "127.0.0.80:0")
 	must(t, err)
-	// One that says nothing, and one that speaks something else, are in no one's way.
+	// A silent peer and a peer of another protocol do not block others.
 	silent, err := net.Dial("tcp", l.Addr().String())
 	must(t, err)
 	defer silent.Close()
@@ -768,7 +771,7 @@ func TestListener(t *testing.T) {
 	if err := <-failed; !errors.Is(err, syscall.EPROTO) {
 		t.Errorf("a peer of another protocol: got %v, want EPROTO", err)
 	}
-	// A connection that nobody accepts ends with the listener.
+	// A connection that was not accepted ends with the listener.
 	c, err := dialer.Dial("tcp", l.Addr().String())
 	must(t, err)
 	defer c.Close()
@@ -787,7 +790,7 @@ func TestListener(t *testing.T) {
 	}
 }
 
-// TestSilentPeers: more peers that say nothing than the backlog has room for keep no other out.
+// TestSilentPeers checks that more silent peers than the backlog do not block other peers.
 func TestSilentPeers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})
@@ -818,8 +821,8 @@ func TestSilentPeers(t *testing.T) {
 	must(t, l.Close())
 }
 
-// TestSetupFails: a peer is told why there is no connection, also where this end's device is the reason; one that ends
-// the set-up half-way is no end of a stream.
+// TestSetupFails checks that a peer gets the reason for a failed set-up, even if this end's device is the reason. An
+// aborted set-up must not appear as the end of a stream.
 func TestSetupFails(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})
@@ -841,7 +844,7 @@ func TestSetupFails(t *testing.T) {
 	if err := <-server; !errors.Is(err, syscall.ECONNABORTED) || !errors.Is(err, verbs.ErrClosed) {
 		t.Errorf("Server: got %v, want ECONNABORTED and %v", err, verbs.ErrClosed)
 	}
-	for n := range 2 { // messages that pass before one end goes
+	for n := range 2 { // number of messages before one end closes
 		x, y := net.Pipe()
 		go func() {
 			buf := make([]byte, 1000)
@@ -856,7 +859,7 @@ func TestSetupFails(t *testing.T) {
 	}
 }
 
-// TestSetupTimeout: a peer that says nothing does not stay for ever.
+// TestSetupTimeout checks that the set-up with a silent peer times out.
 func TestSetupTimeout(t *testing.T) {
 	t.Parallel()
 	failed := make(chan error, 1)
@@ -875,7 +878,7 @@ func TestSetupTimeout(t *testing.T) {
 	}
 }
 
-// TestSetupContext: set-up ends with its context.
+// TestSetupContext checks that the set-up ends with its context.
 func TestSetupContext(t *testing.T) {
 	t.Parallel()
 	d := newWorld(t, &rxe.Fabric{}).open(t)
@@ -892,7 +895,8 @@ func TestSetupContext(t *testing.T) {
 	}
 }
 
-// flip passes bytes on, from one connection to another, and flips a bit of the one at a position, -1 for none.
+// flip copies bytes from one connection to another, and flips a bit of the byte at a position. With position -1 it
+// flips none.
 func flip(to, from net.Conn, at int, bit byte) {
 	defer to.Close()
 	for b, pos := make([]byte, 64), 0; ; {
@@ -907,8 +911,8 @@ func flip(to, from net.Conn, at int, bit byte) {
 	}
 }
 
-// TestSetupBitFlips: whatever bit of a message of set-up is another, both ends return in time, with a connection or an
-// error that says what is wrong, and leave nothing behind.
+// TestSetupBitFlips flips each bit of the set-up messages. Both ends must return in time, with a connection or an error
+// that explains the problem, and must leave no objects.
 func TestSetupBitFlips(t *testing.T) {
 	t.Parallel()
 	d := newWorld(t, &rxe.Fabric{}).open(t)
@@ -917,7 +921,7 @@ func TestSetupBitFlips(t *testing.T) {
 		ReadBuffer: 4096, WriteBuffer: 4096, Messages: 4, Path: verbs.Path{Timeout: time.Millisecond, Retries: 1},
 	}
 	type setUp func(context.Context, net.Conn, *verbs.Device, rdmanet.Config) (*rdmanet.Conn, error)
-	const hello, ready = 64, 8 // bytes of the client, and hello alone of the server
+	const hello, ready = 64, 8 // bytes of the client; the server sends only hello
 	var all sync.WaitGroup
 	for at := 0; at < 2*hello+ready; at += 5 {
 		all.Go(func() {
@@ -943,7 +947,7 @@ func TestSetupBitFlips(t *testing.T) {
 					}
 					return
 				}
-				// The peer may be another than the one that was meant.
+				// With a flipped bit the peer may connect to a wrong queue pair.
 				_ = c.SetDeadline(time.Now().Add(20 * time.Millisecond))
 				_, _ = c.Write([]byte("hello"))
 				_, _ = c.Read(make([]byte, 5))

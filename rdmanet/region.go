@@ -15,20 +15,20 @@ import (
 	"verbena/verbs"
 )
 
-// Region is registered memory that a peer may read or write, without this end's doing.
+// Region is registered memory that a peer may read or write without a call at this end.
 type Region struct {
 	mr *verbs.MR
-	c  *Conn // for which it was made; nil: RegionOf's
+	c  *Conn // the Conn that created it; nil: created by RegionOf
 
-	// use is held for reading while an operation of this end uses the memory, for writing to close it.
+	// Operations of this end hold use for reading while they use the memory. Close holds it for writing.
 	//
 	//verbena:program the callers of one program
 	use sync.RWMutex
 }
 
-// NewRegion returns new memory that the peer may access as the rights say: verbs.RemoteRead, or verbs.LocalWrite and
-// verbs.RemoteWrite, or all. 0 stands for all. Memory that this end alone uses, with ReadRegion and WriteRegion, needs
-// verbs.LocalWrite. It lives until Region.Close, or until the device is closed. It may sleep.
+// NewRegion allocates and registers memory. access holds the peer's rights: verbs.RemoteRead, or verbs.LocalWrite and
+// verbs.RemoteWrite, or all three. 0 stands for all. Memory that only ReadRegion and WriteRegion of this end use needs
+// verbs.LocalWrite. The memory is valid until Region.Close, or until the device is closed. NewRegion may sleep.
 func (c *Conn) NewRegion(size int, access verbs.Access) (*Region, error) {
 	if access == 0 {
 		access = verbs.LocalWrite | verbs.RemoteRead | verbs.RemoteWrite
@@ -46,7 +46,7 @@ func (c *Conn) NewRegion(size int, access verbs.Access) (*Region, error) {
 	return &Region{mr: mr, c: c}, nil
 }
 
-// alloc allocates registered memory. Without the device the connection ends.
+// alloc allocates registered memory. If the device has gone, it fails the connection.
 func (c *Conn) alloc(size int, access verbs.Access) (*verbs.MR, error) {
 	mr, err := c.pd.Alloc(size, access)
 	if deviceGone(err) {
@@ -55,21 +55,21 @@ func (c *Conn) alloc(size int, access verbs.Access) (*verbs.MR, error) {
 	return mr, err
 }
 
-// RegionOf returns the Region of memory that was registered with the protection domain of a connection: Config.PD.
+// RegionOf returns a Region for memory that was registered with the protection domain of a connection, see Config.PD.
 func RegionOf(mr *verbs.MR) *Region { return &Region{mr: mr} }
 
-// Bytes returns the memory; nil once the Region is closed.
+// Bytes returns the memory, or nil after Close.
 func (r *Region) Bytes() []byte { return r.mr.Bytes() }
 
 // Len returns the length in bytes.
 func (r *Region) Len() int { return r.mr.Len() }
 
-// Descriptor returns what a peer needs to access the memory.
+// Descriptor returns the address, length and key with which a peer accesses the memory.
 func (r *Region) Descriptor() Descriptor {
 	return Descriptor{Addr: r.mr.Addr(), Length: uint64(r.mr.Len()), RKey: r.mr.RKey()}
 }
 
-// Close ends the access to the memory: a peer that still tries loses its connection. It waits for a ReadRegion or
+// Close deregisters the memory. A peer that still accesses it loses its connection. Close waits for a ReadRegion or
 // WriteRegion of this end that uses the memory; later ones fail with net.ErrClosed. It may be called again, and may
 // sleep.
 func (r *Region) Close() error {
@@ -87,8 +87,8 @@ func (r *Region) Close() error {
 	return nil
 }
 
-// hold keeps the memory registered until use, which it holds for reading, is unlocked. The error wraps net.ErrClosed if
-// Close was called.
+// hold acquires use for reading, which keeps the memory registered until the caller unlocks it. The error wraps
+// net.ErrClosed if Close was called.
 func (r *Region) hold() error {
 	if r.use.TryRLock() {
 		if r.mr.Bytes() != nil {
@@ -99,7 +99,7 @@ func (r *Region) hold() error {
 	return fmt.Errorf("region of %d bytes at %#x: %w", r.Len(), r.mr.Addr(), net.ErrClosed)
 }
 
-// closePD ends the protection domain of a connection that has been closed, unless there are regions of it.
+// closePD closes the protection domain of a closed connection, unless regions still use it.
 func (c *Conn) closePD() error {
 	if !c.ownPD {
 		return nil
@@ -110,7 +110,7 @@ func (c *Conn) closePD() error {
 	return nil
 }
 
-// Descriptor is a Region, as a peer knows it: by any connection of the same protection domain.
+// Descriptor describes a Region for a peer. The peer can use it on any connection of the same protection domain.
 type Descriptor struct {
 	Addr, Length uint64
 	RKey         uint32
@@ -129,7 +129,7 @@ func (d Descriptor) AppendBinary(b []byte) ([]byte, error) {
 // MarshalBinary returns the descriptor in DescriptorSize bytes. Its error is nil.
 func (d Descriptor) MarshalBinary() ([]byte, error) { return d.AppendBinary(nil) }
 
-// UnmarshalBinary reads what AppendBinary has written.
+// UnmarshalBinary decodes the result of AppendBinary.
 func (d *Descriptor) UnmarshalBinary(b []byte) error {
 	if len(b) != DescriptorSize {
 		return fmt.Errorf("rdmanet: descriptor of %d bytes, want %d: %w", len(b), DescriptorSize, syscall.EINVAL)
@@ -142,7 +142,7 @@ func (d *Descriptor) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// check refuses what no Region is. A Descriptor comes from a peer, and not by UnmarshalBinary alone.
+// check rejects a descriptor that no Region can have. A descriptor of a peer need not have passed UnmarshalBinary.
 func (d Descriptor) check() error {
 	if d.Length > math.MaxInt64 || d.Addr+d.Length < d.Addr {
 		return fmt.Errorf("descriptor of %d bytes at %#x: %w", d.Length, d.Addr, syscall.EINVAL)
@@ -150,9 +150,9 @@ func (d Descriptor) check() error {
 	return nil
 }
 
-// Remote is a peer's memory. Operations on the memory of one connection run one after another; long ones are pipelined.
-// One that the peer refuses, because its Region was closed or lacks the right, ends the connection. When the peer has
-// called Close, those in flight and later ones fail with EPIPE; after CloseWrite they go on.
+// Remote is a peer's memory. Operations on a connection run one after another; long ones are pipelined. An operation
+// that the peer rejects, because its Region was closed or lacks the right, ends the connection. After Close of the
+// peer, pending and later operations fail with EPIPE. After CloseWrite of the peer they continue.
 type Remote struct {
 	c *Conn
 	d Descriptor
@@ -163,72 +163,72 @@ var (
 	_ io.WriterAt = (*Remote)(nil)
 )
 
-// Remote returns the memory that a descriptor of the peer names. Operations on one that no Region has fail with EINVAL.
+// Remote returns the peer's memory for a descriptor of the peer. Operations on an invalid descriptor fail with EINVAL.
 func (c *Conn) Remote(d Descriptor) *Remote { return &Remote{c, d} }
 
 // Len returns the length in bytes.
 func (r *Remote) Len() int64 { return int64(min(r.d.Length, math.MaxInt64)) }
 
-// ReadAt reads len(p) bytes at an offset of the peer's memory, or up to its end: then the error is io.EOF. It waits
-// until the connection's read deadline.
+// ReadAt reads len(p) bytes at an offset of the peer's memory. If the memory ends earlier, it reads up to the end and
+// returns io.EOF. It blocks until the read deadline of the connection at most.
 func (r *Remote) ReadAt(p []byte, off int64) (int, error) {
 	return r.c.transfer(verbs.Read, &r.c.rd, r.d, p, off)
 }
 
-// WriteAt writes p at an offset of the peer's memory. When it returns, the peer's device has all of it. Past the end it
-// writes nothing, and returns io.ErrShortWrite. It waits until the connection's write deadline, and, like Write, fails with
-// EPIPE after CloseWrite of this end; WriteAtContext does not.
+// WriteAt writes p at an offset of the peer's memory. When it returns, all of p is in the peer's memory. If p exceeds
+// the end of the memory, WriteAt writes nothing and returns io.ErrShortWrite. It blocks until the write deadline of the
+// connection at most. Like Write, it fails with EPIPE after CloseWrite of this end; WriteAtContext does not.
 func (r *Remote) WriteAt(p []byte, off int64) (int, error) {
 	return r.c.transfer(verbs.Write, &r.c.wd, r.d, p, off)
 }
 
-// ReadAtContext is ReadAt, but waits until ctx ends.
+// ReadAtContext is ReadAt with ctx in place of the read deadline.
 func (r *Remote) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
 	d := r.c.deadlineOf(ctx)
 	defer d.cancel(nil)
 	return r.c.transfer(verbs.Read, d, r.d, p, off)
 }
 
-// WriteAtContext is WriteAt, but waits until ctx ends.
+// WriteAtContext is WriteAt with ctx in place of the write deadline.
 func (r *Remote) WriteAtContext(ctx context.Context, p []byte, off int64) (int, error) {
 	d := r.c.deadlineOf(ctx)
 	defer d.cancel(nil)
 	return r.c.transfer(verbs.Write, d, r.d, p, off)
 }
 
-// ReadRegion reads n bytes at an offset of the peer's memory into dst, from an offset on, without a copy: 1 GB at most.
-// The memory is the device's until ReadRegion returns, and no longer: for that, the connection ends if ctx does before
-// the operation. Region.Close waits for it.
+// ReadRegion reads n bytes at offset off of the peer's memory into dst at dstOff, without a copy. n is at most 1 GB.
+// The device accesses the memory only until ReadRegion returns. To ensure that, ReadRegion ends the connection if ctx
+// ends before the operation. Region.Close waits for ReadRegion.
 func (r *Remote) ReadRegion(ctx context.Context, off int64, dst *Region, dstOff, n int) error {
 	return r.c.direct(ctx, verbs.Read, r.d, off, dst, dstOff, n)
 }
 
-// WriteRegion writes n bytes of src, from an offset on, at an offset of the peer's memory, without a copy. Otherwise it
-// is as ReadRegion.
+// WriteRegion writes n bytes of src from srcOff to offset off of the peer's memory, without a copy. Its limits are
+// those of ReadRegion.
 func (r *Remote) WriteRegion(ctx context.Context, off int64, src *Region, srcOff, n int) error {
 	return r.c.direct(ctx, verbs.Write, r.d, off, src, srcOff, n)
 }
 
 const (
-	// opSlots is how many work requests of a one-sided operation are in flight, opChunk how many bytes each moves.
+	// opSlots is the maximum number of work requests of an operation in flight, opChunk the size of each.
 	opSlots = 4
 	opChunk = 64 << 10
-	// maxDirect is the most that an operation without a copy moves.
+	// maxDirect is the maximum size of an operation without a copy.
 	maxDirect = 1 << 30
-	// drainTime bounds the wait for work requests after the queue pair has left RTS.
+	// drainTime limits the wait for work requests after the queue pair has left RTS.
 	drainTime = 5 * time.Second
 )
 
-// operation is the one-sided operation that runs. The work requests of one complete in order.
+// operation is the state of the one-sided operations. Work requests complete in order.
 type operation struct {
-	mr *verbs.MR    // through which bytes of callers pass; nil until it is needed; under Conn.ops
-	wr verbs.SendWR // scratch; under Conn.ops
+	mr *verbs.MR    // memory that caller data are copied through; nil until needed; ops must be held
+	wr verbs.SendWR // scratch; ops must be held
 
-	// Under Conn.mu:
+	// The rest is protected by Conn.mu.
 	c                 *Conn
-	posted, completed uint64 // work requests
-	want              uint64 // how many must have completed
-	drain             bool   // it waits also when the connection has failed
+	posted, completed uint64 // number of work requests
+	want              uint64 // number of completions to wait for
+	drain             bool   // the wait continues after a failure of the connection
 	deadline          *deadline
 }
 
@@ -239,7 +239,7 @@ func (o *operation) ready() bool {
 	return o.completed >= o.want || o.c.dead || (o.c.err != nil || o.c.gone) && !o.drain
 }
 
-// end ends an operation with a context.
+// end fails the wait of an operation that has its own deadline.
 //
 //verbena:held c.mu
 func (o *operation) end(err error) {
@@ -248,14 +248,14 @@ func (o *operation) end(err error) {
 	}
 }
 
-// deadlineOf returns the end of an operation with a context. The caller cancels it.
+// deadlineOf returns a deadline that ends with ctx. The caller must cancel it.
 func (c *Conn) deadlineOf(ctx context.Context) *deadline {
 	d := &deadline{lock: &c.mu}
 	d.ctx, d.cancel = context.WithCancelCause(ctx)
 	return d
 }
 
-// begin begins a one-sided operation, which Conn.endOp ends.
+// begin starts a one-sided operation. Conn.endOp ends it.
 func (c *Conn) begin(d *deadline) error {
 	c.mu.Lock()
 	if err := c.usable(d); err != nil {
@@ -273,13 +273,13 @@ func (c *Conn) begin(d *deadline) error {
 	err := c.usable(d)
 	if err == nil {
 		c.op.deadline = d
-		c.op.want = c.op.posted // of an earlier one, which has timed out
+		c.op.want = c.op.posted // waits for work requests of an earlier operation that has timed out
 	}
 	c.mu.Unlock()
 	if err == nil {
 		err = c.await(&c.oper, d)
 	}
-	if err == nil { // await has polled
+	if err == nil { // await has polled, so the state may have changed
 		c.mu.Lock()
 		err = c.usable(d)
 		c.mu.Unlock()
@@ -290,7 +290,7 @@ func (c *Conn) begin(d *deadline) error {
 	return err
 }
 
-// usable returns why an operation cannot run.
+// usable returns the reason why an operation cannot run, or nil.
 //
 //verbena:held mu
 func (c *Conn) usable(d *deadline) error {
@@ -303,8 +303,8 @@ func (c *Conn) usable(d *deadline) error {
 	return c.lostPeer()
 }
 
-// lostPeer returns why the peer's memory is out of reach; nil: it is not. A peer that has called CloseWrite still
-// serves it.
+// lostPeer returns the reason why the peer's memory is unreachable, or nil. A peer still serves its memory after
+// CloseWrite.
 //
 //verbena:held mu
 func (c *Conn) lostPeer() error {
@@ -333,7 +333,7 @@ func (c *Conn) postOp(op verbs.Opcode, local verbs.SGE, remote verbs.Remote) err
 	return nil
 }
 
-// awaitOp waits until all but n work requests of the operation have completed.
+// awaitOp waits until at most n work requests of the operation are in flight.
 func (c *Conn) awaitOp(d *deadline, n int) error {
 	c.mu.Lock()
 	c.op.want = c.op.posted - min(c.op.posted, uint64(n))
@@ -349,7 +349,7 @@ func (c *Conn) awaitOp(d *deadline, n int) error {
 	return c.lostPeer()
 }
 
-// opNames are for errors.
+// opNames are the names of operations in errors.
 var opNames = map[verbs.Opcode]string{verbs.Read: "readat", verbs.Write: "writeat"}
 
 func (c *Conn) transfer(op verbs.Opcode, d *deadline, there Descriptor, p []byte, off int64) (int, error) {
@@ -376,8 +376,8 @@ func (c *Conn) transfer(op verbs.Opcode, d *deadline, there Descriptor, p []byte
 	return n, short
 }
 
-// copyThrough moves bytes of the caller through memory of the connection: the device may still reach that when the
-// caller has its own back.
+// copyThrough copies the caller's bytes through memory of the connection. After a timeout, the device may still access
+// that memory, but not the memory of the caller.
 func (c *Conn) copyThrough(op verbs.Opcode, d *deadline, there Descriptor, p []byte, off int64) (done int, err error) {
 	if err := c.begin(d); err != nil {
 		return 0, err
@@ -448,7 +448,7 @@ func (c *Conn) direct(ctx context.Context, op verbs.Opcode, there Descriptor, of
 	return nil
 }
 
-// abort ends the connection, and returns when the device has given back the memory of the operation.
+// abort ends the connection. It returns when the device does not access the memory of the operation any more.
 func (c *Conn) abort(why error) {
 	if err := c.qp.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState); err != nil {
 		_ = c.lost(err)
@@ -465,6 +465,6 @@ func (c *Conn) abort(why error) {
 	limit.end(net.ErrClosed)
 	c.op.drain = false
 	c.mu.Unlock()
-	// A device that has not completed the operation by now reaches its memory until the queue pair has ended.
+	// If the operation has still not completed, the device may access the memory until the queue pair is closed.
 	_ = c.qp.Close()
 }

@@ -23,7 +23,7 @@ import (
 	"verbena/verbs"
 )
 
-// region makes a region of b and what a knows of it.
+// region creates a region of b, and returns it with the Remote of a.
 func region(t *testing.T, a, b *rdmanet.Conn, size int, access verbs.Access) (*rdmanet.Region, *rdmanet.Remote) {
 	t.Helper()
 	r, err := b.NewRegion(size, access)
@@ -46,7 +46,7 @@ func TestRemote(t *testing.T) {
 	r, m := region(t, a, b, size, 0)
 	want := random(1, size)
 	var wg sync.WaitGroup
-	wg.Go(func() { exchange(t, a, b, 1<<20) }) // beside a stream
+	wg.Go(func() { exchange(t, a, b, 1<<20) }) // concurrently with a stream
 	n, err := m.WriteAt(want, 0)
 	if n != size || err != nil {
 		t.Fatalf("WriteAt: got %d, %v", n, err)
@@ -95,7 +95,7 @@ func TestRemote(t *testing.T) {
 		t.Errorf("ReadRegion past the end: got %v, want EINVAL", err)
 	}
 
-	// Deadlines, and the end.
+	// Deadlines, and the end of the connection.
 	must(t, a.SetReadDeadline(time.Unix(1, 0)))
 	_, err = m.ReadAt(got, 0)
 	sameError(t, "ReadAt", err, os.ErrDeadlineExceeded)
@@ -108,8 +108,8 @@ func TestRemote(t *testing.T) {
 	sameError(t, "NewRegion after Close", err, net.ErrClosed)
 }
 
-// TestOddRanges: whatever the offsets and lengths are, an operation moves what there is, or says what is wrong with
-// them; the connection lives.
+// TestOddRanges checks odd offsets and lengths. An operation must move the available bytes or return an error that
+// explains the range, and the connection must survive.
 func TestOddRanges(t *testing.T) {
 	t.Parallel()
 	a, b := pair(t, rdmanet.Config{})
@@ -119,7 +119,7 @@ func TestOddRanges(t *testing.T) {
 	for _, x := range []struct {
 		off         int64
 		len, n      int
-		read, write error // of ReadAt, and of WriteAt, which then writes nothing
+		read, write error // errors of ReadAt and of WriteAt; a WriteAt with an error writes nothing
 	}{
 		{0, 100, 100, nil, nil}, {900, 100, 100, nil, nil}, {901, 100, 99, io.EOF, io.ErrShortWrite},
 		{999, 2, 1, io.EOF, io.ErrShortWrite}, {size, 0, 0, nil, nil}, {size, 1, 0, io.EOF, io.ErrShortWrite},
@@ -157,7 +157,7 @@ func TestOddRanges(t *testing.T) {
 			t.Errorf("WriteRegion %+v: got %v, want EINVAL", x, err)
 		}
 	}
-	// An operation whose context has ended before it begins does not cost the connection.
+	// An operation whose context has already ended does not end the connection.
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
 	sameError(t, "ReadRegion", m.ReadRegion(ended, 0, mine, 0, size), context.Canceled)
@@ -167,8 +167,8 @@ func TestOddRanges(t *testing.T) {
 	exchange(t, a, b, 1000)
 }
 
-// TestStaleDescriptor: the descriptor of a Region that was closed is not that of a later one, which may have its
-// memory.
+// TestStaleDescriptor checks that the descriptor of a closed Region does not give access to a later Region, even at the
+// same address.
 func TestStaleDescriptor(t *testing.T) {
 	t.Parallel()
 	a, b := pair(t, rdmanet.Config{})
@@ -194,7 +194,7 @@ func TestStaleDescriptor(t *testing.T) {
 	}
 }
 
-// TestRemoteDeadlines: as TestRemoteTimeout, at whatever moment of an operation its deadline comes.
+// TestRemoteDeadlines is TestRemoteTimeout with deadlines at many different moments of an operation.
 func TestRemoteDeadlines(t *testing.T) {
 	t.Parallel()
 	a, b := pair(t, rdmanet.Config{})
@@ -214,7 +214,7 @@ func TestRemoteDeadlines(t *testing.T) {
 			t.Errorf("ReadAt: of %d bytes some are others", n)
 		}
 		kept := bytes.Clone(buf[n:])
-		testutil.Stays(t, 200*time.Microsecond, "the caller's memory is as ReadAt has left it", func() bool { return bytes.Equal(kept, buf[n:]) })
+		testutil.Stays(t, 200*time.Microsecond, "the caller's memory does not change after ReadAt", func() bool { return bytes.Equal(kept, buf[n:]) })
 	}
 	must(t, a.SetReadDeadline(time.Time{}))
 	copy(r.Bytes(), bytes.Repeat([]byte{1}, size))
@@ -225,15 +225,16 @@ func TestRemoteDeadlines(t *testing.T) {
 			sameError(t, "WriteAt", err, os.ErrDeadlineExceeded)
 		}
 		clear(buf)
-		_, err := m.ReadAt(buf[:1], 0) // after what is in flight
+		_, err := m.ReadAt(buf[:1], 0) // after all operations in flight
 		must(t, err)
 		if bytes.IndexByte(r.Bytes(), 0) >= 0 {
-			t.Fatal("WriteAt has written what the caller has put into its memory after it had returned")
+			t.Fatal("WriteAt has written bytes that the caller changed after it had returned")
 		}
 	}
 }
 
-// TestRemoteTimeout: nothing of a caller's changes after a call has returned, also if it has not waited for the device.
+// TestRemoteTimeout checks that an operation does not change the caller's memory after it has returned, even if it
+// returned before the device had finished.
 func TestRemoteTimeout(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -245,8 +246,8 @@ func TestRemoteTimeout(t *testing.T) {
 	mine, err := a.NewRegion(r.Len(), 0)
 	must(t, err)
 	t.Cleanup(func() { must(t, mine.Close()) })
-	// giveUp begins an operation while all packets get lost, and ends its context when one has been. The device sends
-	// them again afterwards: the operation completes, before any later one.
+	// giveUp starts an operation while all packets are dropped, and cancels its context after the first drop. Later the
+	// device retransmits the packets. So the operation completes, before any later one.
 	giveUp := func(what string, f func(context.Context) error) {
 		t.Helper()
 		must(t, w.net.Faults().Add(link.Rule{Drop: 1}))
@@ -258,7 +259,7 @@ func TestRemoteTimeout(t *testing.T) {
 		sameError(t, what, <-done, context.DeadlineExceeded)
 		w.net.Faults().Clear()
 	}
-	// The memory of an operation that was given up is not mistaken for that of the next.
+	// The memory of a cancelled operation is not used for the next one.
 	got := make([]byte, r.Len())
 	giveUp("ReadAt", func(ctx context.Context) error { _, err := m.ReadAtContext(ctx, got, 0); return err })
 	if n, err := m.ReadAt(got[:1000], 1000); n != 1000 || err != nil || !bytes.Equal(got[:n], r.Bytes()[1000:][:n]) {
@@ -271,12 +272,12 @@ func TestRemoteTimeout(t *testing.T) {
 	if !bytes.Equal(got, make([]byte, len(got))) {
 		t.Error("ReadAt has written into the caller's memory after it had returned")
 	}
-	// The connection lives.
+	// The connection survives.
 	n, err := m.ReadAt(got, 0)
 	if n != len(got) || err != nil || !bytes.Equal(got, r.Bytes()) {
 		t.Errorf("ReadAt: got %d, %v, or other bytes", n, err)
 	}
-	// What is given up may be sent again: as it was, from memory that is not the next operation's yet.
+	// A cancelled operation may be retransmitted with its original data. Its memory is not reused before that.
 	text := []byte("before")
 	giveUp("WriteAt", func(ctx context.Context) error { _, err := m.WriteAtContext(ctx, text, 0); return err })
 	copy(text, "after!")
@@ -285,17 +286,17 @@ func TestRemoteTimeout(t *testing.T) {
 	if s, o := string(r.Bytes()[:6]), string(r.Bytes()[100:105]); s != "before" || o != "other" {
 		t.Errorf("WriteAt has written %q and %q", s, o)
 	}
-	// Without a copy, the memory is the caller's again at the price of the connection.
+	// Without a copy, a timeout ends the connection so that the caller can use the memory again.
 	giveUp("ReadRegion", func(ctx context.Context) error { return m.ReadRegion(ctx, 0, mine, 0, r.Len()) })
 	kept := bytes.Clone(mine.Bytes())
-	// For several timeouts of the device.
-	testutil.Stays(t, 40*time.Millisecond, "the caller's memory is as ReadRegion has left it", func() bool { return bytes.Equal(kept, mine.Bytes()) })
+	// Longer than several timeouts of the device.
+	testutil.Stays(t, 40*time.Millisecond, "the caller's memory does not change after ReadRegion", func() bool { return bytes.Equal(kept, mine.Bytes()) })
 	_, err = a.Write(text)
 	sameError(t, "Write", err, syscall.ECONNABORTED)
 }
 
-// TestAbort: an operation without a copy takes its memory back from a device that gets no answer, without waiting for
-// its retries.
+// TestAbort checks that a cancelled operation without a copy stops an unanswered device at once, without a wait for its
+// retries.
 func TestAbort(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -316,7 +317,7 @@ func TestAbort(t *testing.T) {
 	}
 }
 
-// TestRemoteRefused: an operation without the right to it ends the connection, at both ends.
+// TestRemoteRefused checks that an operation without the right to it ends the connection at both ends.
 func TestRemoteRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, &rxe.Fabric{})
@@ -333,7 +334,7 @@ func TestRemoteRefused(t *testing.T) {
 	}
 }
 
-// TestClosedRegion: an operation with a Region of this end that has been closed is an error of the call alone.
+// TestClosedRegion checks that an operation with a closed Region of this end fails without an effect on the connection.
 func TestClosedRegion(t *testing.T) {
 	t.Parallel()
 	a, b := pair(t, rdmanet.Config{})
@@ -359,7 +360,7 @@ func TestClosedRegion(t *testing.T) {
 	exchange(t, a, b, 1000)
 }
 
-// TestCloseUsedRegion: Close of a Region waits for the operation of this end that uses it, and lets no other begin.
+// TestCloseUsedRegion checks that Close of a Region waits for the operation that uses it, and prevents new ones.
 func TestCloseUsedRegion(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -380,7 +381,7 @@ func TestCloseUsedRegion(t *testing.T) {
 		t.Errorf("Close: got %v, while the memory is in use", err)
 	case <-time.After(10 * time.Millisecond):
 	}
-	w.net.Faults().Clear() // the device sends the packet again
+	w.net.Faults().Clear() // the device retransmits the packet
 	must(t, <-written)
 	must(t, <-closed)
 	if !bytes.HasPrefix(there.Bytes(), []byte("used")) {
@@ -390,13 +391,14 @@ func TestCloseUsedRegion(t *testing.T) {
 	exchange(t, a, b, 1000)
 }
 
-// TestRemoteClosed: the peer's Close ends one-sided operations at once, those in flight included; CloseWrite does not.
+// TestRemoteClosed checks that the peer's Close ends pending and later one-sided operations at once, and that
+// CloseWrite does not.
 func TestRemoteClosed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	there := w.neighbour(t)
 	da, db := w.open(t), there.open(t)
-	// Retries do not end before the test does. The peer's device gets no acknowledgement for CLOSE.
+	// Retries last longer than the test. The peer's device gets no acknowledgement for CLOSE.
 	cfg := rdmanet.Config{Path: verbs.Path{Timeout: time.Minute}, KeepAlive: -1, Linger: 20 * time.Millisecond}
 	for _, direct := range []bool{false, true} {
 		a, b := connect(t, da, db, cfg, cfg)
@@ -440,7 +442,8 @@ func TestRemoteClosed(t *testing.T) {
 	}
 }
 
-// TestRegionOutlives: memory that was registered for a connection lives until it is closed itself, and no longer.
+// TestRegionOutlives checks that a Region survives its connection until it is closed itself, and that the protection
+// domain then ends.
 func TestRegionOutlives(t *testing.T) {
 	t.Parallel()
 	a, b := pair(t, rdmanet.Config{})
@@ -461,7 +464,7 @@ func TestRegionOutlives(t *testing.T) {
 	}
 }
 
-// TestSharedDomain: connections of one protection domain reach the same region.
+// TestSharedDomain checks that connections of one protection domain access the same region.
 func TestSharedDomain(t *testing.T) {
 	t.Parallel()
 	d := newWorld(t, &rxe.Fabric{}).open(t)

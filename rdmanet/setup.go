@@ -13,34 +13,35 @@ import (
 	"verbena/verbs"
 )
 
-// Config says how connections are made. The zero Config is good for most.
+// Config holds the parameters of connections. The zero Config has usable defaults.
 type Config struct {
-	// Device is what the connection is made on; it outlives the connection. nil: the first of Host, or that by which the
-	// connection manager reaches the peer. It is open while there are connections on it.
+	// Device is the device of the connection. The caller must keep it open longer than the connection. nil: the first
+	// device of Host, or the device over which the connection manager reaches the peer. Such a device is open while
+	// connections use it.
 	Device *verbs.Device
-	// Host is where devices and the connection manager are; nil: the machine, or the service under which the program
-	// runs.
+	// Host provides devices and the connection manager; nil: the machine, or the service under which the program runs.
 	Host *Host
-	// PD is the protection domain of the connection, of Device: regions of one serve all connections of it. So do the
-	// rings of streams: keys can be guessed, so that the peers of one domain must trust one another. nil: each
-	// connection has its own.
+	// PD is the protection domain of the connection; it must belong to Device. Regions of a domain are accessible over
+	// all connections of the domain, and so are the rings of the streams. Keys can be guessed, so the peers of a domain
+	// must trust each other. nil: each connection has its own domain.
 	PD *verbs.PD
-	// Path says how queue pairs are connected. The connection manager uses its Reads, Retries and RNRRetries alone.
+	// Path has the parameters for the connection of queue pairs. The connection manager uses only its Reads, Retries
+	// and RNRRetries.
 	Path verbs.Path
-	// ReadBuffer is how many bytes the peer may have written that were not read, WriteBuffer how many this end may have
-	// written that the peer's device has not acknowledged: from 256 bytes to 256 MB; 0: 256 KB. Both are registered
-	// memory.
+	// ReadBuffer limits the bytes that the peer has sent and this end has not read. WriteBuffer limits the bytes that
+	// this end has written and the peer's device has not acknowledged. The range is 256 bytes to 256 MB; 0: 256 KB.
+	// Both buffers are registered memory.
 	ReadBuffer, WriteBuffer int
-	// Messages is how many messages may be in flight each way: from 4 to 4096; 0: 128. A Write is a message for each 64
-	// KB.
+	// Messages limits the messages in flight in each direction. The range is 4 to 4096; 0: 128. A Write sends one
+	// message per 64 KB.
 	Messages int
-	// SetupTimeout bounds the set-up of a connection; 0: 10 s.
+	// SetupTimeout limits the set-up time of a connection; 0: 10 s.
 	SetupTimeout time.Duration
-	// Linger is how long Close waits at most until the peer's device has what was written; 0: 3 s; negative: it does
-	// not wait.
+	// Linger limits the time that Close waits until the peer's device has received the written data; 0: 3 s; negative:
+	// Close does not wait.
 	Linger time.Duration
-	// KeepAlive is how often a peer of which nothing has come is probed; 0: 15 s; negative: never. Without probes a Read
-	// without a deadline waits for a peer that is lost, or a device that has stopped working, as long as those are.
+	// KeepAlive is the interval of the probes to a silent peer; 0: 15 s; negative: no probes. Without probes, a Read
+	// without a deadline does not detect a lost peer or a device that has stopped working.
 	KeepAlive time.Duration
 }
 
@@ -51,15 +52,16 @@ const (
 	defaultSetup     = 10 * time.Second
 	defaultLinger    = 3 * time.Second
 	defaultKeepAlive = 15 * time.Second
-	// minStall is beyond the retries of all devices with their usual timeouts; stallFactor times another timeout is, too.
+	// minStall exceeds the total retry time of all devices with default timeouts. With another timeout, stallFactor
+	// times Path.Timeout exceeds the total retry time.
 	minStall    = time.Minute
 	stallFactor = 64
-	// rnrRetries bounds how often a message is sent again to a peer without a receive for it, which is one that keeps
-	// no account: credits make sure that there is one.
+	// rnrRetries limits retransmits to a peer without a posted receive. Only a faulty peer has none, because credits
+	// ensure that a receive is posted.
 	rnrRetries = 6
 )
 
-// full returns the Config with its standard values.
+// full returns the Config with its defaults filled in.
 func (c Config) full() (Config, error) {
 	for _, v := range []struct {
 		name                string
@@ -93,7 +95,7 @@ func (c Config) full() (Config, error) {
 	return c, nil
 }
 
-// host returns Host, or the machine.
+// host returns Host, or the default one if that is nil.
 func (c Config) host() *Host {
 	if c.Host == nil {
 		return &machine
@@ -101,28 +103,29 @@ func (c Config) host() *Host {
 	return c.Host
 }
 
-// Exchange connects a queue pair with that of a peer, and exchanges what the two ends must know of one another. Client
-// and Server have one over a net.Conn, a Dialer and a Listener another by the RDMA connection manager.
+// Exchange connects a queue pair to that of a peer, and exchanges the parameters of the two ends. Client and Server use
+// an Exchange over a net.Conn; with CM, Dialer and Listener use an Exchange over the RDMA connection manager.
 type Exchange interface {
-	// Connect takes qp, which is in INIT and has its receives posted, to RTS. It sends private to the peer, at most
-	// PrivateSize bytes, and returns what the peer has sent of the kind, and the peer's address. When it returns, the
-	// peer's queue pair can receive.
+	// Connect moves qp to RTS. The caller has moved it to INIT and has posted its receives. Connect sends private, at
+	// most PrivateSize bytes, to the peer. It returns the private data of the peer and the addresses of both ends. When
+	// it returns, the peer's queue pair can receive.
 	Connect(ctx context.Context, qp *verbs.QP, path verbs.Path, private []byte) (
 		peer []byte, local, remote Addr, err error)
 }
 
-// PrivateSize is the length of what an Exchange carries. It is within the private data of the RDMA connection manager.
+// PrivateSize is the length of the private data of an Exchange. It fits into the private data of the RDMA connection
+// manager.
 const PrivateSize = 24
 
-// version is that of what the two ends of a connection say to one another.
+// version is the version of the set-up protocol.
 const version = 1
 
-// params is what a peer must know to send: the private data of an Exchange.
+// params holds the parameters that a peer needs to send. They are the private data of an Exchange.
 type params struct {
-	addr     uint64 // of the ring
-	ring     uint32 // its length
+	addr     uint64 // address of the ring
+	ring     uint32 // length of the ring
 	rkey     uint32
-	messages uint16 // for which receives are posted, beside spareReceives
+	messages uint16 // number of posted receives, without spareReceives
 }
 
 func (p params) append(b []byte) []byte {
@@ -138,9 +141,9 @@ func otherVersion(v byte) error {
 	return fmt.Errorf("the peer speaks version %d, this end %d: %w", v, version, syscall.EPROTONOSUPPORT)
 }
 
-// parseParams reads and checks private data.
+// parseParams decodes and checks private data.
 func parseParams(b []byte) (params, error) {
-	if len(b) < PrivateSize { // a connection manager may deliver more, zeros
+	if len(b) < PrivateSize { // a connection manager may append zeros
 		return params{}, fmt.Errorf("private data of %d bytes, want %d: %w", len(b), PrivateSize, syscall.EPROTO)
 	}
 	if b[0] != version {
@@ -163,7 +166,7 @@ func parseParams(b []byte) (params, error) {
 	return p, nil
 }
 
-// New makes a connection by way of an Exchange. Conn.Close ends it.
+// New establishes a connection by means of an Exchange. Conn.Close ends it.
 func New(ctx context.Context, x Exchange, cfg Config) (*Conn, error) {
 	cfg, err := cfg.full()
 	if err != nil {
@@ -195,20 +198,20 @@ func New(ctx context.Context, x Exchange, cfg Config) (*Conn, error) {
 	return c, nil
 }
 
-// link is an Exchange that lives as long as the connection, and ends it.
+// link is an Exchange that lasts as long as the connection. When it ends, the connection ends.
 type link interface {
 	Done() <-chan struct{}
 	Err() error
 	Close() error
 }
 
-// watch ends the connection when its link does, also calls that sleep.
+// watch fails the connection when its link ends. It wakes blocked calls.
 func (c *Conn) watch() {
 	<-c.link.Done()
 	c.mu.Lock()
-	c.poll() // what the peer has sent before
-	// Close waits for the peer's device to acknowledge, perhaps after the peer has closed its end, and for no longer than
-	// it may.
+	c.poll() // handle earlier messages of the peer
+	// Do not fail a connection that Close is closing: Close still waits for acknowledgements of the peer's device, also
+	// after the peer has closed its end. It has its own time limit.
 	over := c.gone || c.closed || c.err != nil
 	if err := c.link.Err(); !over && deviceGone(err) {
 		c.fail(deviceError(err))
@@ -222,10 +225,10 @@ func (c *Conn) watch() {
 	}
 }
 
-// farewell bounds leave.
+// farewell limits the wait of leave.
 const farewell = 200 * time.Millisecond
 
-// leave tells the peer that there is no connection after all: its end may be set up already.
+// leave tells the peer that the set-up has failed. The peer's end may be connected already.
 func (c *Conn) leave() {
 	if c.qp == nil {
 		return
@@ -284,9 +287,9 @@ func (c *Conn) connect(ctx context.Context, x Exchange, dev *verbs.Device, cfg C
 	return nil
 }
 
-// Client makes a connection of dev with a peer that runs Server at the other end of nc, over which the two agree. nc
-// remains the caller's, who may close it when Client has returned; unless there is an error, it is at the same place at
-// both ends afterwards. nil: as Config.Device.
+// Client establishes a connection on dev with a peer that runs Server at the other end of nc. The two ends exchange
+// their parameters over nc. The caller still owns nc, and may close it when Client has returned. Without an error, both
+// ends have read all bytes of the exchange, and nc can be used further. A nil dev stands for Config.Device.
 func Client(ctx context.Context, nc net.Conn, dev *verbs.Device, cfg Config) (*Conn, error) {
 	if dev != nil {
 		cfg.Device = dev
@@ -294,7 +297,7 @@ func Client(ctx context.Context, nc net.Conn, dev *verbs.Device, cfg Config) (*C
 	return New(ctx, &overConn{nc: nc}, cfg)
 }
 
-// Server is Client for the other end. Nothing is allocated for a peer that has not said hello.
+// Server is the counterpart of Client. It allocates nothing before the peer has sent hello.
 func Server(ctx context.Context, nc net.Conn, dev *verbs.Device, cfg Config) (*Conn, error) {
 	if dev != nil {
 		cfg.Device = dev
@@ -318,7 +321,7 @@ func Server(ctx context.Context, nc net.Conn, dev *verbs.Device, cfg Config) (*C
 	return c, err
 }
 
-// overConn is an Exchange over a connection of another kind.
+// overConn is an Exchange over a net.Conn.
 //
 //	client                 server
 //	hello  ------------->          its queue pair goes to RTS
@@ -329,11 +332,11 @@ func Server(ctx context.Context, nc net.Conn, dev *verbs.Device, cfg Config) (*C
 type overConn struct {
 	nc       net.Conn
 	server   bool
-	hello    message // of the client, which the server has read
-	answered bool    // by the server, with hello or a refusal
+	hello    message // the client's hello, which the server has read
+	answered bool    // the server has sent hello or a refusal
 }
 
-// during calls f, which reads and writes, until ctx ends.
+// during calls f and interrupts its reads and writes when ctx ends.
 func (o *overConn) during(ctx context.Context, f func() error) error {
 	stop := interrupt(ctx, o.nc)
 	err := f()
@@ -355,7 +358,7 @@ func (o *overConn) receive(ctx context.Context) error {
 	})
 }
 
-// readHello reads the peer's hello, and checks it.
+// readHello reads and checks the peer's hello.
 func (o *overConn) readHello() (message, error) {
 	m, err := o.read(kindHello)
 	if err == nil {
@@ -399,7 +402,7 @@ func (o *overConn) exchange(qp *verbs.QP, path verbs.Path, hello message) (err e
 	return err
 }
 
-// interrupt makes reading and writing fail when ctx ends. stop ends that, and leaves the connection without deadlines.
+// interrupt makes reads and writes of nc fail when ctx ends. stop cancels that and clears the deadlines of nc.
 func interrupt(ctx context.Context, nc net.Conn) (stop func()) {
 	done := make(chan struct{})
 	cancel := context.AfterFunc(ctx, func() {
@@ -416,7 +419,8 @@ func interrupt(ctx context.Context, nc net.Conn) (stop func()) {
 	}
 }
 
-// refuse sends the reason why there is no connection, unless that is the peer's own or of nc.
+// refuse sends err to the peer as the reason of a refusal. It sends nothing if err is the peer's refusal or an error of
+// nc.
 func (o *overConn) refuse(err error) error {
 	var lost *exchangeError
 	o.answered = true
@@ -434,12 +438,13 @@ func (o *overConn) write(m message) error {
 	return nil
 }
 
-// exchangeError is an error of the connection over which two ends agree.
+// exchangeError is an error of the connection that carries the exchange.
 type exchangeError struct{ error }
 
 func (e *exchangeError) Unwrap() error { return e.error }
 
-// lost makes one. The end of the connection is not that of a stream, io.EOF.
+// lost returns an exchangeError. It replaces io.EOF, because the end of the set-up connection is not the end of a
+// stream.
 func lost(err error) error {
 	if err == io.EOF || err == io.ErrUnexpectedEOF || err == io.ErrClosedPipe {
 		err = fmt.Errorf("the peer has ended the set-up: %w", syscall.ECONNRESET)
@@ -447,7 +452,7 @@ func lost(err error) error {
 	return &exchangeError{err}
 }
 
-// read reads a message of a kind. A refusal is an error.
+// read reads a message of a kind. It returns a refusal as an error.
 func (o *overConn) read(kind byte) (message, error) {
 	b := make([]byte, headerSize, headerSize+maxBody)
 	if _, err := io.ReadFull(o.nc, b); err != nil {
@@ -475,7 +480,7 @@ func (o *overConn) read(kind byte) (message, error) {
 
 var errRefused = fmt.Errorf("the peer refuses: %w", syscall.ECONNREFUSED)
 
-// The kinds of messages of set-up.
+// Kinds of set-up messages.
 const (
 	kindHello = iota + 1
 	kindReady
@@ -490,12 +495,12 @@ const (
 	helloSize  = verbs.EndpointSize + PrivateSize
 )
 
-// message is a message of set-up.
+// message is a set-up message.
 type message struct {
 	kind     byte
-	endpoint verbs.Endpoint // of hello
-	private  []byte         // of hello
-	text     string         // of refusal
+	endpoint verbs.Endpoint // in hello
+	private  []byte         // in hello
+	text     string         // in refusal
 }
 
 func (m message) append(b []byte) []byte {
@@ -513,7 +518,7 @@ func (m message) append(b []byte) []byte {
 	return append(b, 0, 0)
 }
 
-// bodySize reads the header of a message, and returns how many bytes follow.
+// bodySize checks the header of a message and returns the length of its body.
 func bodySize(b []byte) (int, error) {
 	if len(b) < headerSize || string(b[:4]) != magic {
 		return 0, fmt.Errorf("the peer does not speak rdmanet: %w", syscall.EPROTO)
@@ -528,7 +533,7 @@ func bodySize(b []byte) (int, error) {
 	return 0, fmt.Errorf("message of kind %d with %d bytes: %w", kind, n, syscall.EPROTO)
 }
 
-// parseMessage reads and checks a message.
+// parseMessage decodes and checks a message.
 func parseMessage(b []byte) (m message, err error) {
 	n, err := bodySize(b)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"verbena/verbs"
 )
 
-// goodHello is a hello that a peer may send.
+// goodHello returns a valid hello.
 func goodHello() message {
 	p := params{addr: 1 << 40, ring: 4096, rkey: 7, messages: 10}
 	e := verbs.Endpoint{GID: verbs.GID{15: 1}, QPN: 17, PSN: 5, MTU: 3}
@@ -67,7 +67,7 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// FuzzMessage: what is read of a message is what was written, and nothing that a peer sends does harm.
+// FuzzMessage checks that an encoded message decodes to the same values, and that no input causes a panic.
 func FuzzMessage(f *testing.F) {
 	f.Add(goodHello().append(nil))
 	f.Add(message{kind: kindReady}.append(nil))
@@ -99,7 +99,7 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
-// TestRefusal: a peer is told why there is no connection.
+// TestRefusal checks that a peer gets the reason for a refused connection.
 func TestRefusal(t *testing.T) {
 	t.Parallel()
 	x, y := net.Pipe()
@@ -131,7 +131,7 @@ func TestRefusal(t *testing.T) {
 	if err := <-done; !errors.Is(err, syscall.EPROTONOSUPPORT) {
 		t.Errorf("got %v, want EPROTONOSUPPORT", err)
 	}
-	// A refusal is not answered with another: nothing comes.
+	// A refusal is not answered with another one, so no bytes arrive.
 	_ = x.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
 	go func() { _ = o.refuse(err) }()
 	if n, err := x.Read(make([]byte, 1)); n != 0 || err == io.EOF {

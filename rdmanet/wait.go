@@ -6,22 +6,23 @@ import (
 	"verbena/internal/sched"
 )
 
-// spins is how often a goroutine that waits polls, and lets others run in between, before it sleeps; as CQ.Wait of package verbs.
+// spins is the number of polls of a waiting goroutine before it sleeps, as in CQ.Wait of package verbs. It yields in
+// between.
 const spins = 32
 
-// waiter is what one goroutine at a time waits for.
+// waiter is the wait state of one operation. One goroutine at a time uses it.
 type waiter struct {
 	wake  chan struct{}
 	ready func() bool // called with Conn.mu held
 
-	waits bool // for wake; under Conn.mu
+	waits bool // the goroutine waits for wake; protected by Conn.mu
 }
 
 func (w *waiter) init(ready func() bool) {
 	w.wake, w.ready = make(chan struct{}, 1), ready
 }
 
-// signal makes the goroutine check again.
+// signal makes the waiting goroutine check again.
 func (w *waiter) signal() {
 	select {
 	case w.wake <- struct{}{}:
@@ -40,10 +41,10 @@ func (c *Conn) notify() {
 	}
 }
 
-// await waits until w is ready. The error is why d has ended.
+// await waits until w is ready. If d ends first, the error is the reason.
 //
-// The goroutine polls for itself. When it has polled in vain for some time, one goroutine of the connection sleeps at
-// the completion channel, and handles what comes for all; the others sleep until it wakes them.
+// Each goroutine spins for itself first. Then one goroutine of the connection sleeps at the completion channel and
+// handles the completions of all waiters. The others sleep until it wakes them.
 func (c *Conn) await(w *waiter, d *deadline) error {
 	for i := range spins {
 		c.mu.Lock()
@@ -86,7 +87,7 @@ func (c *Conn) await(w *waiter, d *deadline) error {
 	}
 }
 
-// over reports whether w waits no more, and why d has ended if that is the reason. Conn.mu is held.
+// over reports whether the wait of w has ended. The error is the reason of d, if d has ended. Conn.mu must be held.
 func over(w *waiter, d *deadline) (bool, error) {
 	if err := d.reason(); err != nil {
 		return true, err
@@ -94,13 +95,13 @@ func over(w *waiter, d *deadline) (bool, error) {
 	return w.ready(), nil
 }
 
-// sleep waits at the completion channel until something has completed.
+// sleep waits at the completion channel for the next completion.
 func (c *Conn) sleep(ctx context.Context, w *waiter) error {
 	if err := c.cq.Arm(false); err != nil {
 		return err
 	}
 	c.mu.Lock()
-	c.poll() // what has come before is not reported
+	c.poll() // the channel does not report completions from before Arm
 	ready := w.ready()
 	c.mu.Unlock()
 	if ready {
@@ -110,7 +111,7 @@ func (c *Conn) sleep(ctx context.Context, w *waiter) error {
 	return err
 }
 
-// succeed leaves the completion channel to another goroutine that waits.
+// succeed hands the completion channel to another waiting goroutine.
 //
 //verbena:held mu
 func (c *Conn) succeed() {
