@@ -1,15 +1,16 @@
-// Package scenario runs failover tests from files: which devices there are, which programs run on them, what happens to the devices and when,
-// and what is expected of it all.
+// Package scenario runs failover tests from files. A file lists the devices, the programs to run on them, the actions
+// on the devices with their moments, and the expected results.
 //
-// A [File] is read by [Parse], and run by a [Runner] on a service of its own ([Lab]), with programs that a [Starter] starts:
+// [Parse] reads a [File]. A [Runner] runs it on a service of its own ([Lab]); a [Starter] starts its programs:
 //
-//	links are shaped -> moments that are counted are armed -> programs start, each when it is to -> actions, each at its moment
-//	      -> programs have ended (or are killed at the time limit) -> expectations are checked -> Result
+//	shape the links -> arm counted moments -> start each program at its moment -> do each action at its moment
+//	      -> all programs have ended, or were killed at the time limit -> check the expectations -> Result
 //
-// Moments. An action happens at a time; when something is seen (a program prints or ends, a port is listened on, a counter reaches a value,
-// another action is done); or just before the device executes its n-th send work request or sends its n-th packet, which the device itself
-// does, so that the same seed gives the same action at the same work request. What cannot be counted by the device is not offered so.
+// An action has a moment. The moment is a time, an observed event, or a count. Events are: a program prints a line or
+// ends, a TCP port has a listener, a counter reaches a value, another action is done. A count is just before the
+// device executes its n-th send work request or sends its n-th packet. The device itself does such an action, so the
+// same seed gives the same action at the same work request. Other events cannot be counted.
 //
-// A [Result] has what happened when, for a person ([Result.Text]), a CI system ([Result.JUnit]), as a picture ([Result.Timeline]), and as JSON,
-// with which [Result.Compare] tells what another run did differently.
+// A [Result] holds all events with their times. It can be written as text ([Result.Text]), JSON, a picture
+// ([Result.Timeline]), or a report for CI systems ([Result.JUnit]). [Result.Compare] compares the JSON of two runs.
 package scenario

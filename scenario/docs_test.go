@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestDocumented: docs/failover.md has all fields of a scenario file.
+// TestDocumented checks that docs/failover.md has all fields of a scenario file.
 func TestDocumented(t *testing.T) {
 	b, err := os.ReadFile("../docs/failover.md")
 	if err != nil {
@@ -43,6 +43,6 @@ func TestDocumented(t *testing.T) {
 	}
 	walk(reflect.TypeFor[File]())
 	if fields < 80 {
-		t.Errorf("%d fields were looked for, want at least 80", fields)
+		t.Errorf("got %d fields, want at least 80", fields)
 	}
 }

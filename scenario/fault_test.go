@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestFaultRequests: what the service is asked for by an action, or the error of its file.
+// TestFaultRequests checks the requests that an action sends to the service, or the error of its file.
 func TestFaultRequests(t *testing.T) {
 	for _, c := range []struct{ action, want string }{
 		{"fault: {dev: rxe0, drop: 1%}", `{"dev":"rxe0","drop":0.01}`},

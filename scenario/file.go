@@ -21,31 +21,32 @@ import (
 	"verbena/internal/fault"
 )
 
-// File is a scenario as it is written. Its names of devices, programs and actions are its own.
+// File is a parsed scenario file. The names of devices, programs and actions are local to the file.
 type File struct {
 	Name    string   `yaml:"name"`
-	About   string   `yaml:"about"`   // for people
-	Seed    uint64   `yaml:"seed"`    // of everything random; 0: 1
-	Timeout Duration `yaml:"timeout"` // for all; 0: DefaultTimeout
+	About   string   `yaml:"about"`   // description, for readers
+	Seed    uint64   `yaml:"seed"`    // seed of all random decisions; 0: 1
+	Timeout Duration `yaml:"timeout"` // time limit of the run; 0: DefaultTimeout
 	Wire    bool     `yaml:"wire"`    // see ctl.LinkSpec
-	// Set are values of ${NAME} in run and env, which the command line may replace. ${DIR}, in them too, is the folder of the file.
+	// Set holds default values of ${NAME} in run and env. The command line may replace them. ${DIR} is the folder of
+	// the file; it may also be used in Set.
 	Set     map[string]string `yaml:"set"`
 	Devices []Device          `yaml:"devices"`
 	// Programs are started in this order.
 	Programs []Program `yaml:"programs"`
 	Actions  []Action  `yaml:"actions"`
-	Expect   []Counter `yaml:"expect"` // when all programs have ended
+	Expect   []Counter `yaml:"expect"` // checked when all programs have ended
 }
 
-// DefaultTimeout is how long a scenario may take that does not say it.
+// DefaultTimeout is the time limit of a scenario without a timeout.
 const DefaultTimeout = time.Minute
 
-// Device is a device to make.
+// Device is a device to create.
 type Device struct {
 	Name string       `yaml:"name"`
-	Addr []string     `yaml:"addr"` // empty: all of the interface
+	Addr []string     `yaml:"addr"` // empty: all addresses of the interface
 	If   string       `yaml:"if"`
-	Link *fault.Shape `yaml:"link"` // how the link limits and delays from the beginning on
+	Link *fault.Shape `yaml:"link"` // initial shape of the link
 }
 
 // Program is a program to run.
@@ -53,42 +54,44 @@ type Program struct {
 	Name   string            `yaml:"name"`
 	Run    []string          `yaml:"run"`
 	Env    map[string]string `yaml:"env"`
-	Start  *Moment           `yaml:"start"` // nil: at once
+	Start  *Moment           `yaml:"start"` // nil: immediately
 	Expect Outcome           `yaml:"expect"`
 }
 
-// Outcome is what a program is expected to do.
+// Outcome is the expected outcome of a program.
 type Outcome struct {
-	Exit   *int     `yaml:"exit"`   // exit code; nil: 0, unless Killed
-	Killed string   `yaml:"killed"` // the signal that ends it, such as SIGKILL
-	Within Duration `yaml:"within"` // of its start; 0: the scenario's limit
-	Output []string `yaml:"output"` // regular expressions, each of which a line matches, in this order
-	Never  []string `yaml:"never"`  // and those that no line does
+	Exit   *int     `yaml:"exit"`   // exit code; nil: 0, unless Killed is set
+	Killed string   `yaml:"killed"` // signal that kills it, such as SIGKILL
+	Within Duration `yaml:"within"` // time limit after its start; 0: the limit of the scenario
+	Output []string `yaml:"output"` // regular expressions that lines must match, in this order
+	Never  []string `yaml:"never"`  // regular expressions that no line may match
 }
 
-// Moment is when something happens: one of its conditions but Wait, which adds a time.
+// Moment is the time of an action or of the start of a program. It has exactly one condition. Wait adds a delay.
 type Moment struct {
-	At      *Duration `yaml:"at"` // since the programs were started
+	At      *Duration `yaml:"at"` // after the start of the programs
 	Output  string    `yaml:"output"`
-	Of      string    `yaml:"of"`    // the program whose line matches Output
-	Exit    string    `yaml:"exit"`  // the program that has ended
-	Started string    `yaml:"start"` // the program that has been started
+	Of      string    `yaml:"of"`    // program that prints the line of Output
+	Exit    string    `yaml:"exit"`  // program that has ended
+	Started string    `yaml:"start"` // program that has started
 	Listens int       `yaml:"listens"`
-	Done    string    `yaml:"done"` // the action that is done
+	Done    string    `yaml:"done"` // action that is done
 	Counter string    `yaml:"counter"`
 	Reaches uint64    `yaml:"reaches"`
-	WR      uint64    `yaml:"wr"`     // just before the device of the action executes this send work request, counted from the beginning
-	Packet  uint64    `yaml:"packet"` // or sends this packet
-	Dev     string    `yaml:"dev"`    // of Counter
-	Wait    Duration  `yaml:"wait"`
+	// WR is the number of a send work request of the action's device, counted from the start. The moment is just before
+	// its execution.
+	WR     uint64   `yaml:"wr"`
+	Packet uint64   `yaml:"packet"` // just before the device sends this packet
+	Dev    string   `yaml:"dev"`    // device of Counter
+	Wait   Duration `yaml:"wait"`
 }
 
-// counted reports whether the device itself waits for the moment.
+// counted reports whether the device itself detects the moment.
 func (m *Moment) counted() bool { return m != nil && (m.WR > 0 || m.Packet > 0) }
 
-// Action is something to do: one of its pointers or strings.
+// Action is an action of a scenario. Exactly one of its pointers or strings is set.
 type Action struct {
-	Name   string        `yaml:"name"` // unique; empty: what it does
+	Name   string        `yaml:"name"` // unique; empty: a description of the action
 	When   *Moment       `yaml:"when"` // nil: before the programs start
 	Link   *Link         `yaml:"link"`
 	Reset  *Reset        `yaml:"reset"`
@@ -99,66 +102,67 @@ type Action struct {
 	Add    *Device       `yaml:"add"`
 	Fault  *Fault        `yaml:"fault"`
 	Verb   *Verb         `yaml:"verb"`
-	Clear  string        `yaml:"clear"` // an action whose rule goes
+	Clear  string        `yaml:"clear"` // an action whose rule is deleted
 	Event  *ctl.DevEvent `yaml:"event"`
 	Signal *Signal       `yaml:"signal"`
 
 	out bool // left out, see File.Without
 }
 
-// Link changes a link.
+// Link is a change of a link.
 type Link struct {
 	Dev   string       `yaml:"dev"`
 	State string       `yaml:"state"` // up, down, flap
-	For   Duration     `yaml:"for"`   // of flap
+	For   Duration     `yaml:"for"`   // duration of a flap
 	MTU   int          `yaml:"mtu"`
 	Shape *fault.Shape `yaml:"shape"`
 }
 
-// Reset takes a device through a reset.
+// Reset is a reset of a device.
 type Reset struct {
 	Dev         string    `yaml:"dev"`
-	Unreachable *Duration `yaml:"unreachable"` // 0: until plug
+	Unreachable *Duration `yaml:"unreachable"` // time without the device; 0: until plug
 	NoFlush     bool      `yaml:"no_flush"`
 }
 
-// Fault is a rule for the packets of a device.
+// Fault is a fault rule for the packets of a device.
 type Fault struct {
 	Dev        string `yaml:"dev"`
 	fault.Rule `yaml:",inline"`
 }
 
-// Verb makes a verb fail; see ctl.VerbFault.
+// Verb is a rule that makes a verb fail, see ctl.VerbFault.
 type Verb struct {
 	Verb    string   `yaml:"verb"`
 	Errno   string   `yaml:"errno"`
 	Dev     string   `yaml:"dev"`
 	Process string   `yaml:"process"`
-	Nth     uint64   `yaml:"nth"`   // 0: from the first call on
-	Times   uint64   `yaml:"times"` // 0: once if there is an Nth, else always
+	Nth     uint64   `yaml:"nth"`   // 0: from the first call
+	Times   uint64   `yaml:"times"` // 0: once if Nth is set, else always
 	Delay   Duration `yaml:"delay"`
 }
 
-// Signal sends a program a signal.
+// Signal is a signal to a program.
 type Signal struct {
 	Program string `yaml:"program"`
 	Signal  string `yaml:"signal"`
 }
 
-// Counter is what a counter of a device, or of the rule of an action, is expected to be.
+// Counter is an expected value of a counter of a device, or of an action's rule.
 type Counter struct {
 	Dev     string  `yaml:"dev"`
 	Counter string  `yaml:"counter"`
-	Action  string  `yaml:"action"` // instead of Dev: seen or hit, of its rule
+	Action  string  `yaml:"action"` // in place of Dev: seen or hit, of the rule of this action
 	Is      *uint64 `yaml:"is"`
 	Min     *uint64 `yaml:"min"`
 	Max     *uint64 `yaml:"max"`
 }
 
-// maxFile bounds a scenario file: a thousand actions. The time to parse one grows with the square of its length.
+// maxFile limits the size of a scenario file; it has room for about a thousand actions. The parse time grows with the
+// square of the size.
 const maxFile = 64 << 10
 
-// Load reads a scenario file. set replaces values of its Set.
+// Load reads a scenario file. The values in set replace those of its Set.
 func Load(path string, set map[string]string) (*File, error) {
 	in, err := os.Open(path)
 	if err != nil {
@@ -176,7 +180,7 @@ func Load(path string, set map[string]string) (*File, error) {
 	return f, nil
 }
 
-// Parse reads a scenario, whose ${DIR} is the current folder. Errors of syntax quote the line.
+// Parse parses a scenario. Its ${DIR} is the current folder. Syntax errors quote the line.
 func Parse(b []byte, set map[string]string) (*File, error) { return parseIn(".", b, set) }
 
 func parseIn(dir string, b []byte, set map[string]string) (*File, error) {
@@ -222,7 +226,7 @@ func list(names []string) string {
 
 var variable = regexp.MustCompile(`\$\{([^}]*)\}`)
 
-// expand replaces ${NAME} in what programs get.
+// expand replaces ${NAME} in the arguments and environments of programs.
 func (f *File) expand(dir string) error {
 	var missing error
 	value := func(s string) string {
@@ -250,7 +254,7 @@ func (f *File) expand(dir string) error {
 	return missing
 }
 
-// check fills in what was left out, and finds what makes no sense.
+// check fills in defaults and rejects invalid values.
 func (f *File) check() error {
 	if f.Name == "" {
 		return errors.New("name is missing")
@@ -365,7 +369,7 @@ func (c *checker) program(name string) error {
 	return nil
 }
 
-// moment checks when the action or program of a name comes; the other name is empty.
+// moment checks the moment of an action or of a program, by its name. The other name is empty.
 func (c *checker) moment(m *Moment, action, program string) error {
 	if m == nil {
 		return nil
@@ -406,8 +410,8 @@ func (c *checker) moment(m *Moment, action, program string) error {
 	return nil
 }
 
-// Without leaves an action out, and those that follow it (done) or clear its rule: they are not expected to be done. What else is
-// expected stays, so that a scenario whose expectations are about what it does fails without it.
+// Without removes an action from the run, and with it the actions that follow it (done) or clear its rule. They are not
+// expected to be done. All other expectations remain, so a scenario that depends on the action fails.
 func (f *File) Without(action string) error {
 	at := slices.IndexFunc(f.Actions, func(a Action) bool { return a.Name == action })
 	if at < 0 {
@@ -428,7 +432,7 @@ func (f *File) Without(action string) error {
 	return nil
 }
 
-// cycles finds actions and programs that wait for one another.
+// cycles rejects actions and programs that wait for each other.
 func (c *checker) cycles() error {
 	type node struct{ action, program string }
 	next := func(m *Moment) (n node, ok bool) {
@@ -488,7 +492,7 @@ func (c *checker) outcome(o *Outcome) error {
 	return nil
 }
 
-// what returns what the action does, in words.
+// what returns a description of the action.
 func (a *Action) what() (string, error) {
 	var is []string
 	add := func(on bool, format string, args ...any) {
@@ -532,7 +536,7 @@ func (a *Action) what() (string, error) {
 	return is[0], nil
 }
 
-// dev returns the device that an action is about, "" if it is about none.
+// dev returns the device of an action, or "" if it has none.
 func (a *Action) dev() string {
 	switch {
 	case a.Link != nil:
@@ -551,7 +555,7 @@ func (a *Action) dev() string {
 	return a.Unplug + a.Plug + a.Hang + a.Remove
 }
 
-// forgets reports whether the action has a device forget the counted moment of another one, if that has not come.
+// forgets reports whether the action makes a device cancel the pending counted moment of o.
 func (a *Action) forgets(o *Action) bool {
 	if a == o || !o.When.counted() || a.dev() != o.dev() {
 		return false

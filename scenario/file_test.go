@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// small is a scenario to which tests add.
+// small is a minimal scenario that tests extend.
 const small = `
 name: small
 devices: [{name: rxe0, addr: [127.0.0.1]}]
@@ -62,7 +62,7 @@ expect: [{dev: rxe0, counter: sent_pkts, min: 1}, {action: create_cq ENOMEM, cou
 	}
 }
 
-// TestParseErrors: each mistake is named.
+// TestParseErrors checks that each error names its cause.
 func TestParseErrors(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"not YAML", "name: [", "[1:"},
@@ -129,7 +129,7 @@ func TestParseErrors(t *testing.T) {
 	}
 }
 
-// TestLoad: the file is named in errors, and may not be huge.
+// TestLoad checks that errors name the file, and that the size of a file is limited.
 func TestLoad(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.yaml")
 	if _, err := Load(path, nil); err == nil {
@@ -152,20 +152,20 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// TestOneNameForTwo: an action and a program may have one name, and follow each other.
+// TestOneNameForTwo checks that an action and a program may have the same name, and may follow each other.
 func TestOneNameForTwo(t *testing.T) {
 	parse(t, small+"actions: [{name: client, unplug: rxe0, when: {exit: client}}]", nil)
 	parse(t, strings.Replace(small, "listens: 18515", "done: client", 1)+"actions: [{name: client, unplug: rxe0, when: {at: 1s}}]", nil)
 }
 
-// TestMarkers: a document may have a beginning and an end.
+// TestMarkers checks that a document may have start and end markers.
 func TestMarkers(t *testing.T) {
 	for _, text := range []string{"---" + small, small + "---\n", small + "...\n"} {
 		parse(t, text, nil)
 	}
 }
 
-// TestFolder: ${DIR} is the folder of the file, in values that may be replaced, too.
+// TestFolder checks that ${DIR} is the folder of the file, also in replaceable values.
 func TestFolder(t *testing.T) {
 	text := strings.Replace(small, "ARG: first", "ARG: '${DIR}/first'", 1) + "timeout: 1s\n"
 	text = strings.Replace(text, "run: [client]", "run: ['${DIR}/client', '${ARG}'], env: {A: '${DIR}'}", 1)
@@ -189,7 +189,7 @@ func TestFolder(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever is read gives a scenario or an error, soon.
+// FuzzParse checks that each input gives a scenario or an error in a short time.
 func FuzzParse(f *testing.F) {
 	f.Add(small)
 	f.Add(small + "actions: [{when: {wr: 5}, reset: {dev: rxe0, unreachable: 1s}}]")

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Result is what a run has shown.
+// Result is the result of a run.
 type Result struct {
 	Name     string                       `json:"name"`
 	Seed     uint64                       `json:"seed"`
@@ -20,36 +20,36 @@ type Result struct {
 	Began    time.Time                    `json:"began"`
 	Took     time.Duration                `json:"took_ns"`
 	Passed   bool                         `json:"passed"`
-	Error    string                       `json:"error,omitempty"` // why it could not be run
+	Error    string                       `json:"error,omitempty"` // the reason why the run has failed
 	TimedOut bool                         `json:"timed_out,omitempty"`
 	Checks   []Check                      `json:"checks"`
 	Programs []ProgramResult              `json:"programs"`
 	Actions  []ActionResult               `json:"actions"`
-	Counters map[string]map[string]uint64 `json:"counters"` // of each device, at the end
+	Counters map[string]map[string]uint64 `json:"counters"` // final values of each device
 	Events   []DeviceEvent                `json:"events,omitempty"`
-	Left     []string                     `json:"left,omitempty"` // device files that are open when all programs have ended
+	Left     []string                     `json:"left,omitempty"` // device files still open after all programs have ended
 	Samples  []Sample                     `json:"samples"`
 }
 
-// Check is one thing that was expected.
+// Check is a checked expectation.
 type Check struct {
-	Subject string `json:"subject"` // a program, an action, a device
+	Subject string `json:"subject"` // a program, an action or a device
 	What    string `json:"what"`
 	Passed  bool   `json:"passed"`
-	Why     string `json:"why,omitempty"` // it has not
+	Why     string `json:"why,omitempty"` // the reason of a failure
 }
 
-// ProgramResult is what a program has done. Times are since the programs were started.
+// ProgramResult is the result of a program. Its times count from the start of the programs.
 type ProgramResult struct {
 	Name    string        `json:"name"`
 	Started bool          `json:"started"`
 	Start   time.Duration `json:"start_ns"`
 	End     time.Duration `json:"end_ns"`
 	Exit    *Exit         `json:"exit,omitempty"`   // nil: it has not ended
-	Killed  bool          `json:"killed,omitempty"` // at the time limit
-	Error   string        `json:"error,omitempty"`  // why it could not be started
+	Killed  bool          `json:"killed,omitempty"` // killed at the time limit
+	Error   string        `json:"error,omitempty"`  // the reason why it could not be started
 	Lines   []Line        `json:"lines"`
-	More    int           `json:"more,omitempty"` // lines that were not kept
+	More    int           `json:"more,omitempty"` // number of lines that were not kept
 }
 
 // Line is a line of a program's output.
@@ -58,7 +58,7 @@ type Line struct {
 	Text string        `json:"text"`
 }
 
-// ActionResult is what became of an action.
+// ActionResult is the result of an action.
 type ActionResult struct {
 	Name   string        `json:"name"`
 	What   string        `json:"what"`
@@ -66,36 +66,38 @@ type ActionResult struct {
 	Out    bool          `json:"left_out,omitempty"` // see File.Without
 	Began  bool          `json:"began"`
 	Done   bool          `json:"done"`
-	At     time.Duration `json:"at_ns"` // of a counted moment within lookEvery
+	At     time.Duration `json:"at_ns"` // start time; of a counted moment it is accurate to lookEvery
 	End    time.Duration `json:"end_ns"`
 	Error  string        `json:"error,omitempty"`
 	Rule   *Rule         `json:"rule,omitempty"`
 }
 
-// Rule is what the rule of an action has done.
+// Rule holds the statistics of an action's rule.
 type Rule struct {
 	Seen uint64 `json:"seen"`
 	Hit  uint64 `json:"hit"`
-	// HitAt are the first that it has hit, counted from 1 among those it has seen.
+	// HitAt holds the numbers of the first packets or calls that the rule has hit. It counts the packets or calls that
+	// the rule has seen, from 1.
 	HitAt []uint64 `json:"hit_at,omitempty"`
 }
 
-// Sample is what devices were like at a time.
+// Sample is the state of all devices at a time.
 type Sample struct {
 	At      time.Duration           `json:"at_ns"`
 	Devices map[string]DeviceSample `json:"devices"`
 }
 
-// DeviceSample is a device at a time.
+// DeviceSample is the state of a device at a time.
 type DeviceSample struct {
 	State   string `json:"state"`
 	Link    string `json:"link,omitempty"`
-	Packets uint64 `json:"packets"` // sent
+	Packets uint64 `json:"packets"` // sent packets
 	Retries uint64 `json:"retries"`
 	Drops   uint64 `json:"drops"`
 }
 
-// DeviceEvent is an asynchronous event of a device, its port or its queues, or several of a type. At is within sampleEvery.
+// DeviceEvent is an asynchronous event of a device, its port or its queues, or several events of a type. At is accurate
+// to sampleEvery.
 type DeviceEvent struct {
 	At    time.Duration `json:"at_ns"`
 	Dev   string        `json:"dev"`
@@ -110,10 +112,10 @@ func (e *DeviceEvent) String() string {
 	return fmt.Sprintf("%s, %d times", e.Event, e.Times)
 }
 
-// maxEvents bounds the events of a result.
+// maxEvents limits the events of a result.
 const maxEvents = 1000
 
-// Mark is something that has happened.
+// Mark is an event of a run, for progress reports.
 type Mark struct {
 	At      time.Duration
 	Kind    MarkKind
@@ -126,11 +128,11 @@ type MarkKind uint8
 
 // Kinds of marks.
 const (
-	MarkStart  MarkKind = iota // a program
-	MarkLine                   // that it prints
-	MarkExit                   // its end
-	MarkAction                 // that is done
-	MarkEvent                  // of a device
+	MarkStart  MarkKind = iota // a program has started
+	MarkLine                   // a program has printed a line
+	MarkExit                   // a program has ended
+	MarkAction                 // an action is done
+	MarkEvent                  // a device has reported an event
 )
 
 func newResult(f *File, began time.Time) *Result {
@@ -147,14 +149,14 @@ func newResult(f *File, began time.Time) *Result {
 	return r
 }
 
-// NotRun returns the Result of a scenario that could not even be begun.
+// NotRun returns the Result of a scenario that could not be started.
 func NotRun(f *File, why error) *Result {
 	r := newResult(f, time.Now())
 	r.Error = why.Error()
 	return r
 }
 
-// String says in words when it is.
+// String describes the moment.
 func (m *Moment) String() string {
 	if m == nil {
 		return "before the programs start"
@@ -186,7 +188,7 @@ func (m *Moment) String() string {
 	return s
 }
 
-// finish checks what was expected.
+// finish checks the expectations.
 func (r *Result) finish(f *File, took time.Duration, err error) {
 	r.Took = took
 	if err != nil {
@@ -280,7 +282,7 @@ func (r *Result) after(e *Outcome, s string, next int) string {
 	return ""
 }
 
-// tail is the program's last line.
+// tail describes the program's last line, for failures.
 func (p *ProgramResult) tail() string {
 	for i := len(p.Lines) - 1; i >= 0; i-- {
 		if s := strings.TrimSpace(p.Lines[i].Text); s != "" {
@@ -321,7 +323,7 @@ func (r *Result) counter(c *Counter, add adder) {
 	}
 }
 
-// Text writes the result for a person.
+// Text writes the result as text for readers.
 func (r *Result) Text(w io.Writer) error {
 	var b bytes.Buffer
 	failed := 0
@@ -380,7 +382,7 @@ type junitFailure struct {
 	Message string `xml:"message,attr"`
 }
 
-// JUnit writes results in the format that CI systems read: a suite for each scenario, a case for each expectation.
+// JUnit writes results in the JUnit format of CI systems. Each scenario is a suite, each expectation a test case.
 func JUnit(w io.Writer, results []*Result) error {
 	seconds := func(d time.Duration) string { return fmt.Sprintf("%.3f", d.Seconds()) }
 	var all junitSuites
@@ -422,7 +424,7 @@ func JUnit(w io.Writer, results []*Result) error {
 	return err
 }
 
-// Log is what has happened, in order, a line each.
+// Log returns the events in order of time, one a line.
 func (r *Result) Log() string {
 	type entry struct {
 		at   time.Duration
@@ -453,8 +455,8 @@ func (r *Result) Log() string {
 	return b.String()
 }
 
-// Compare says what another run of the same scenario has done differently. Same are differences that the seed excludes; there should be none.
-// Times, counters and output may differ.
+// Compare compares the run with another run of the same scenario. same holds differences that the seed excludes; there
+// should be none. free holds differences in times, counters and output, which are permitted.
 func (r *Result) Compare(o *Result) (same, free []string) {
 	if r.Name != o.Name || r.Seed != o.Seed {
 		return []string{fmt.Sprintf("not the same scenario: %s, seed %d, and %s, seed %d", r.Name, r.Seed, o.Name, o.Seed)}, nil
@@ -505,10 +507,11 @@ func (r *Result) Compare(o *Result) (same, free []string) {
 	return same, free
 }
 
-// sameHits reports whether two rules have hit the same of what both have seen, as far as it is known, or where they first differ.
+// sameHits reports whether two rules have hit the same packets or calls, as far as both have seen them and HitAt shows.
+// If not, mine and others describe the first difference.
 func (r *Rule) sameHits(o *Rule) (mine, others string, ok bool) {
 	both := min(r.Seen, o.Seen)
-	at := func(r *Rule, i int) (uint64, bool) { // the i-th that is hit among them, 0: none; false if that is not known
+	at := func(r *Rule, i int) (uint64, bool) { // the i-th hit among those seen by both, 0: none; false if unknown
 		if i < len(r.HitAt) {
 			if r.HitAt[i] > both {
 				return 0, true
@@ -540,7 +543,7 @@ func (p *ProgramResult) line(i int) string {
 	return ""
 }
 
-// differs adds two times that are more than a tenth of a second apart.
+// differs appends a message if two times differ by more than a tenth of a second.
 func differs(list []string, what string, a, b time.Duration) []string {
 	if d := a - b; d.Abs() > 100*time.Millisecond {
 		list = append(list, fmt.Sprintf("%s: at %v, and %v", what, a.Round(time.Millisecond), b.Round(time.Millisecond)))

@@ -17,33 +17,34 @@ import (
 	"verbena/internal/fault"
 )
 
-// Lab is the service that a scenario runs on, with its devices and nothing else, and its seed. Do may be called by several goroutines at once, and may sleep.
+// Lab is the service that a scenario runs on. It has the devices and the seed of the scenario and no others. Do may be
+// called concurrently, and may sleep.
 type Lab interface {
 	Do(r *ctl.Request) (*ctl.Response, error)
 }
 
-// Starter starts programs on the Lab. line is called with each line of its output, until Wait has returned.
+// Starter starts programs on the Lab. It calls line with each line of output until Wait has returned.
 type Starter interface {
 	Start(p *Program, line func(text string)) (Process, error)
 }
 
-// Process is a program that was started.
+// Process is a running program.
 type Process interface {
 	// Wait returns when the program has ended and all of its output was read. It may sleep.
 	Wait() Exit
-	// Signal sends the program a signal. It may sleep, until the program has been started.
+	// Signal sends the program a signal. It may sleep until the program has been started.
 	Signal(syscall.Signal) error
-	// Kill ends the program, and what it has started.
+	// Kill kills the program and its children.
 	Kill()
 }
 
-// Exit is how a program has ended.
+// Exit is the exit status of a program.
 type Exit struct {
 	Code   int            `json:"code"`
-	Signal syscall.Signal `json:"signal,omitempty"` // that has killed it; 0: it has exited
+	Signal syscall.Signal `json:"signal,omitempty"` // the signal that has killed it; 0: it has exited
 }
 
-// String says it in words.
+// String describes the exit status.
 func (e Exit) String() string {
 	if e.Signal != 0 {
 		return "killed by " + unix.SignalName(e.Signal)
@@ -55,56 +56,57 @@ func (e Exit) String() string {
 type Runner struct {
 	Lab     Lab
 	Starter Starter
-	// Listens reports whether something listens on a TCP port of this network namespace.
+	// Listens reports whether a TCP port of this network namespace has a listener.
 	Listens func(port int) bool
-	// Progress, if not nil, is called with what happens. It may not be called concurrently.
+	// Progress, if not nil, is called with each event. Calls are not concurrent.
 	Progress func(Mark)
 }
 
 const (
-	// lookEvery is how often moments are looked for that nothing announces.
+	// lookEvery is the polling interval for moments without notification.
 	lookEvery = 5 * time.Millisecond
-	// sampleEvery is how often devices are looked at for the timeline.
+	// sampleEvery is the interval of the device samples for the timeline.
 	sampleEvery = 20 * time.Millisecond
-	// maxSamples bounds them; then every other one is dropped, and they become rarer.
+	// maxSamples limits the samples. At the limit every second sample is dropped, and the interval doubles.
 	maxSamples = 2000
-	// maxLines is how many lines are kept of a program, with those later ones that expectations are about.
+	// maxLines limits the lines kept of each program. Later lines are kept only if they match an expectation.
 	maxLines = 2000
-	// maxLine bounds one, in bytes.
+	// maxLine limits the length of a line, in bytes.
 	maxLine = 1000
-	// killGrace is how long the end of programs is waited for that were killed.
+	// killGrace limits the wait for killed programs.
 	killGrace = 5 * time.Second
-	// leftGrace is how long after their end programs may still have device files open: the service learns of it on its own.
+	// leftGrace is the time in which the service may still list device files of ended programs. It detects their end
+	// asynchronously.
 	leftGrace = 5 * time.Second
 )
 
-// happening is what the loop of a run is told.
+// happening is an event for the loop of a run.
 type happening struct {
-	program int // line, exit
+	program int // for line and exit
 	line    *string
 	exit    *Exit
-	action  int // done
+	action  int // for done
 	done    bool
 	err     error
 	id      int
 }
 
-// run is a scenario being run. One goroutine has it.
+// run is the state of a running scenario. Only one goroutine uses it.
 type run struct {
 	*Runner
 	f     *File
 	res   *Result
-	began time.Time // when programs were started
+	began time.Time // start time of the programs
 	news  chan happening
 
 	programs []programRun
 	actions  []actionRun
-	running  int // programs
-	busy     int // actions that are being done
-	thin     int // every so many ticks a sample is taken
+	running  int // number of programs
+	busy     int // number of actions in progress
+	thin     int // a sample is taken every thin ticks
 	ticks    int
-	counters map[string]map[string]uint64 // as of the last look
-	stale    bool                         // they are not of this round
+	counters map[string]map[string]uint64 // from the last read
+	stale    bool                         // to be read again in this round
 }
 
 type programRun struct {
@@ -112,11 +114,11 @@ type programRun struct {
 	due    time.Time
 	proc   Process
 	killed bool
-	// The expressions of Outcome.Output, in order, and of Outcome.Never that no line has matched yet.
+	// The expressions of Outcome.Output, in order, and those of Outcome.Never without a match so far.
 	output, never []*regexp.Regexp
 }
 
-// expects reports whether a line is the first to match an expectation of the program.
+// expects reports whether the line is the first match of an expectation of the program.
 func (p *programRun) expects(text string) (is bool) {
 	if len(p.output) > 0 && p.output[0].MatchString(text) {
 		p.output = p.output[1:]
@@ -141,13 +143,13 @@ type actionRun struct {
 	state progress
 	due   time.Time
 	armed bool // the device waits for the moment
-	id    int  // of the rule
-	live  bool // the rule is there
+	id    int  // ID of the rule
+	live  bool // the rule exists
 }
 
-// progress of a program or an action.
+// progress is the state of a program or an action.
 //
-//	waiting --moment--> dueLater --wait is over--> under way --> over
+//	waiting --moment--> dueLater --end of wait--> underWay --> over
 type progress uint8
 
 const (
@@ -157,8 +159,8 @@ const (
 	over
 )
 
-// Run runs a scenario. An error means that it could not be run; the Result says what was seen until then. It may sleep, up to the time limit of
-// the file and a few seconds more.
+// Run runs a scenario. An error means that the run could not be completed; the Result then holds the events until the
+// error. Run may sleep for the time limit of the file and a few seconds more.
 func (r *Runner) Run(ctx context.Context, f *File) (*Result, error) {
 	x := &run{Runner: r, f: f, news: make(chan happening), began: time.Now(), thin: int(sampleEvery / lookEvery),
 		programs: make([]programRun, len(f.Programs)), actions: make([]actionRun, len(f.Actions)), counters: map[string]map[string]uint64{}}
@@ -195,10 +197,10 @@ func (x *run) all(ctx context.Context) error {
 			if h.err != nil {
 				return fmt.Errorf("action %q: %w", a.Name, h.err)
 			}
-		case <-limit.C: // such as a flap, which is done when it has ended
+		case <-limit.C: // an action such as a flap, which is done only at its end
 			x.res.TimedOut = true
 			x.res.Actions[i].Error = fmt.Sprintf("it takes longer than %v", time.Duration(x.f.Timeout))
-			go func() { <-x.news }() // which may come much later
+			go func() { <-x.news }() // it may be sent much later
 			return nil
 		case <-ctx.Done():
 			go func() { <-x.news }()
@@ -212,7 +214,7 @@ func (x *run) all(ctx context.Context) error {
 	return x.loop(ctx)
 }
 
-// loop runs until all programs have ended, and all actions are done that can be.
+// loop runs until all programs have ended, and all actions are done whose moments can still come.
 func (x *run) loop(ctx context.Context) error {
 	limit := time.NewTimer(time.Duration(x.f.Timeout))
 	defer limit.Stop()
@@ -237,7 +239,7 @@ func (x *run) loop(ctx context.Context) error {
 	}
 }
 
-// finished reports whether nothing more can happen: what is left waits for something of programs that have ended.
+// finished reports whether no more events can happen. The remaining actions then wait for events of ended programs.
 func (x *run) finished() bool {
 	if x.running > 0 || x.busy > 0 {
 		return false
@@ -259,7 +261,7 @@ func (x *run) finished() bool {
 // mayCome reports whether a moment can come while no program runs.
 func (x *run) mayCome(m *Moment) bool { return m != nil && m.At != nil }
 
-// end ends the programs that are left, and takes a last look.
+// end kills the remaining programs and records the final state.
 func (x *run) end() {
 	for i := range x.programs {
 		if p := &x.programs[i]; p.state == underWay {
@@ -278,7 +280,7 @@ wait:
 		}
 	}
 	if x.running > 0 || x.busy > 0 {
-		go func() { // what does not end must not wait for a reader
+		go func() { // keep reading, so that late senders do not block
 			for range x.news {
 			}
 		}()
@@ -286,7 +288,7 @@ wait:
 	x.last()
 }
 
-// took notes what has happened.
+// took handles an event.
 func (x *run) took(h happening) {
 	at := time.Since(x.began)
 	switch {
@@ -317,13 +319,13 @@ func (x *run) took(h happening) {
 			res.Error = h.err.Error()
 		}
 		if a.armed && h.err == nil {
-			return // until the device says that it has come
+			return // not done until the device reports the moment
 		}
 		x.over(h.action, at)
 	}
 }
 
-// over notes that an action is done.
+// over records that an action is done.
 func (x *run) over(i int, at time.Duration) {
 	a, res := &x.actions[i], &x.res.Actions[i]
 	a.state = over
@@ -346,7 +348,7 @@ func (x *run) mark(m Mark) {
 	}
 }
 
-// seen makes due what waits for a moment that is.
+// seen marks the programs and actions as due whose moment satisfies is.
 func (x *run) seen(is func(*Moment) bool) {
 	now := time.Now()
 	x.each(func(m *Moment, state *progress, due *time.Time) {
@@ -365,10 +367,10 @@ func (x *run) each(f func(m *Moment, state *progress, due *time.Time)) {
 	}
 }
 
-// advance begins what is due.
+// advance starts the due programs and actions.
 func (x *run) advance(now time.Time) {
 	x.stale = true
-	for again := true; again; { // a program that starts may be what another waits for
+	for again := true; again; { // the start of one program may be the moment of another
 		again = false
 		x.seen(func(m *Moment) bool {
 			switch {
@@ -420,7 +422,7 @@ func (x *run) start(i int) {
 	x.seen(func(m *Moment) bool { return m.Started == res.Name })
 }
 
-// forget gives up the moments that devices wait for and that an action has them forget.
+// forget ends the pending counted moments that action i makes the devices cancel.
 func (x *run) forget(i int) {
 	looked := false
 	for j := range x.actions {
@@ -429,7 +431,7 @@ func (x *run) forget(i int) {
 		}
 		if !looked {
 			looked = true
-			x.armed() // it may have come in this moment
+			x.armed() // the moment may just have come
 		}
 		if x.waits(j) {
 			x.res.Actions[j].Error = fmt.Sprintf("its moment had not come when %q was done, which has the device forget it", x.res.Actions[i].Name)
@@ -438,10 +440,10 @@ func (x *run) forget(i int) {
 	}
 }
 
-// waits reports whether a device waits for the moment of an action.
+// waits reports whether the device still waits for the counted moment of action i.
 func (x *run) waits(i int) bool { return x.actions[i].state == underWay && x.actions[i].armed }
 
-// begin does an action, or has the device do it at its moment.
+// begin performs an action, or arms the device to perform it at its counted moment.
 func (x *run) begin(i int) {
 	x.forget(i)
 	a, f := &x.actions[i], &x.f.Actions[i]
@@ -475,7 +477,7 @@ func (x *run) begin(i int) {
 	}()
 }
 
-// process returns the program of a name, which must run.
+// process returns the named program, which must be running.
 func (x *run) process(name string) (Process, error) {
 	for i := range x.programs {
 		if x.f.Programs[i].Name == name && x.programs[i].state == underWay {
@@ -485,7 +487,7 @@ func (x *run) process(name string) (Process, error) {
 	return nil, fmt.Errorf("%s does not run", name)
 }
 
-// requests returns what to ask of the service for an action.
+// requests returns the requests to the service for an action.
 func (x *run) requests(a *Action) ([]*ctl.Request, error) {
 	var m Moment
 	if a.When != nil {
@@ -545,7 +547,7 @@ func (x *run) requests(a *Action) ([]*ctl.Request, error) {
 	return nil, errors.New("it does nothing")
 }
 
-// shape returns a shape with the seed of the scenario, if it needs one.
+// shape returns the shape with the seed of the scenario, if it uses random numbers.
 func (x *run) shape(s *fault.Shape) *fault.Shape {
 	if s == nil {
 		return nil
@@ -557,7 +559,7 @@ func (x *run) shape(s *fault.Shape) *fault.Shape {
 	return &c
 }
 
-// look sees what nothing announces.
+// look polls the devices for moments and samples.
 func (x *run) look() {
 	x.ticks++
 	if x.ticks%x.thin == 0 {
@@ -566,7 +568,7 @@ func (x *run) look() {
 	x.armed()
 }
 
-// armed finds out which of the moments that devices wait for have come.
+// armed finds the counted moments that have come since the last call.
 func (x *run) armed() {
 	links, devs := "", ""
 	for i := range x.actions {
@@ -591,7 +593,7 @@ func (x *run) armed() {
 	}
 }
 
-// waitingLinks returns the devices that a change of the link waits for a moment of, each on a line.
+// waitingLinks returns the names of the devices with a pending counted change of the link, one a line.
 func (x *run) waitingLinks() string {
 	list := "\n"
 	if a, err := x.Lab.Do(&ctl.Request{Op: ctl.OpLinkShow}); err == nil {
@@ -616,7 +618,7 @@ func (x *run) waitingDevs() string {
 	return list
 }
 
-// counter returns a counter of a device, as it is now.
+// counter returns the current value of a counter of a device.
 func (x *run) counter(dev, name string) uint64 {
 	if x.stale {
 		x.readCounters()
@@ -632,14 +634,14 @@ func (x *run) readCounters() {
 	}
 	for _, s := range a.Stats {
 		x.events(s.Dev, x.counters[s.Dev], s.Counters)
-		x.counters[s.Dev] = s.Counters // of a device that has gone the last ones stay
+		x.counters[s.Dev] = s.Counters // a removed device keeps its last values
 	}
 }
 
-// events notes the asynchronous events of a device between two looks at its counters.
+// events records the asynchronous events of a device between two reads of its counters.
 func (x *run) events(dev string, before, now map[string]uint64) {
 	if before == nil {
-		return // what there was before the programs are started
+		return // ignore events from before the start of the programs
 	}
 	for _, name := range slices.Sorted(maps.Keys(now)) {
 		event, ok := strings.CutPrefix(name, "event_")
@@ -647,7 +649,7 @@ func (x *run) events(dev string, before, now map[string]uint64) {
 			continue
 		}
 		e := DeviceEvent{At: time.Since(x.began), Dev: dev, Event: event, Times: now[name]}
-		if now[name] > before[name] { // else it is another device of the name
+		if now[name] > before[name] { // a lower value means a new device with the same name
 			e.Times -= before[name]
 		}
 		x.res.Events = append(x.res.Events, e)
@@ -655,7 +657,7 @@ func (x *run) events(dev string, before, now map[string]uint64) {
 	}
 }
 
-// sample takes a look at the devices for the timeline.
+// sample records the state of the devices for the timeline.
 func (x *run) sample() {
 	x.readCounters()
 	s := Sample{At: time.Since(x.began), Devices: map[string]DeviceSample{}}
@@ -689,7 +691,7 @@ func (x *run) sample() {
 	}
 }
 
-// rule notes what the rule of an action has done.
+// rule records the statistics of an action's rule.
 func (x *run) rule(i int) {
 	a, err := x.Lab.Do(&ctl.Request{Op: ctl.OpFaultShow})
 	if err != nil {
@@ -702,7 +704,7 @@ func (x *run) rule(i int) {
 	}
 }
 
-// last notes what there is at the end.
+// last records the final state.
 func (x *run) last() {
 	for i := range x.actions {
 		if x.actions[i].live {

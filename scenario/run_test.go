@@ -20,17 +20,17 @@ import (
 	"verbena/internal/testutil"
 )
 
-// world is a service and its programs, on virtual time.
+// world is a simulated service and its programs, on virtual time.
 type world struct {
 	mu       sync.Mutex
 	began    time.Time
-	did      []string // actions, with their times
+	did      []string // actions with their times
 	counters map[string]uint64
-	armed    bool // a link waits for a moment
+	armed    bool // a link waits for a counted moment
 	left     []ctl.ContextInfo
-	// leftUntil is when they go; zero: never.
+	// time at which they close; zero: never
 	leftUntil time.Time
-	fails     string // the operation that fails
+	fails     string // operation that fails
 	listens   bool
 	scripts   map[string]func(*script) Exit
 	killed    []string
@@ -94,7 +94,7 @@ func (w *world) Do(r *ctl.Request) (*ctl.Response, error) {
 	return a, nil
 }
 
-// script is a program.
+// script is a simulated program.
 type script struct {
 	w      *world
 	name   string
@@ -106,7 +106,7 @@ type script struct {
 
 func (s *script) print(text string) { s.line(text) }
 
-// sleep returns the signal that has come meanwhile, 0 if none.
+// sleep sleeps for d and returns the signal received in that time, or 0.
 func (s *script) sleep(d time.Duration) syscall.Signal {
 	select {
 	case sig := <-s.signal:
@@ -200,7 +200,7 @@ func newWorld() *world {
 
 const devices = "devices: [{name: rxe0}]\n"
 
-// TestRun: programs and actions come when they are to, and their results are checked.
+// TestRun checks that programs and actions start at their moments, and that their results are checked.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
@@ -248,14 +248,14 @@ expect: [{dev: rxe0, counter: sent_pkts, is: 50}, {action: first, counter: hit, 
 	})
 }
 
-// at is the time of an action, in milliseconds.
+// at returns the time of an action in milliseconds.
 func at(s string) int {
 	text, _, _ := strings.Cut(s, " ")
 	d, _ := time.ParseDuration(text)
 	return int(d.Milliseconds())
 }
 
-// TestRunFails: what is not as it was expected is found, and nothing else.
+// TestRunFails checks that each unexpected result is reported, and no other.
 func TestRunFails(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"exit code", "programs: [{name: a, run: [client]}]", "a: exit code 0"},
@@ -296,8 +296,8 @@ func TestRunFails(t *testing.T) {
 	}
 }
 
-// TestWithout: an action that is left out is not done, nor are those that follow it, and none of that is a failure; what else is
-// expected is checked.
+// TestWithout checks an action that is left out: it and its followers are not done, which is no failure. The other
+// expectations are still checked.
 func TestWithout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		text := "name: x\n" + devices + `
@@ -344,7 +344,7 @@ expect: [{action: rule, counter: hit, min: 1}]
 	})
 }
 
-// TestVerbTimes: nth alone is one call, as for `verbena fault add`.
+// TestVerbTimes checks that nth without times is one call, as for `verbena fault add`.
 func TestVerbTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
@@ -363,7 +363,7 @@ actions:
 	})
 }
 
-// TestCompareHits: of what the rules of two runs have both seen they must have hit the same.
+// TestCompareHits checks that the rules of two runs must have hit the same packets, as far as both have seen them.
 func TestCompareHits(t *testing.T) {
 	result := func(r *Rule) *Result { return &Result{Actions: []ActionResult{{Name: "a", Rule: r}}} }
 	many := make([]uint64, 64)
@@ -395,7 +395,7 @@ func TestCompareHits(t *testing.T) {
 	}
 }
 
-// TestRunErrors: a scenario that cannot be run has failed, and its programs do not go on.
+// TestRunErrors checks that a scenario with an error has failed, and that its programs are killed.
 func TestRunErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
@@ -413,7 +413,7 @@ func TestRunErrors(t *testing.T) {
 		if r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [server]}]"); failures(r) != "service: nothing is left" {
 			t.Errorf("failures %q", failures(r))
 		}
-		w = newWorld() // the service learns of the end a little later
+		w = newWorld() // the service detects the end of the program with a delay
 		w.left, w.leftUntil = []ctl.ContextInfo{{Device: "rxe0", PID: 5, Process: "x"}}, time.Now().Add(6*time.Second)
 		if r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [server]}]"); !r.Passed || len(r.Left) != 0 {
 			t.Errorf("failures %q, left %q", failures(r), r.Left)
@@ -428,7 +428,7 @@ func TestRunErrors(t *testing.T) {
 	})
 }
 
-// TestNotRun: a scenario that could not be begun is in the reports, as an error.
+// TestNotRun checks that a scenario that could not be started is an error in the reports.
 func TestNotRun(t *testing.T) {
 	r := NotRun(parse(t, small, nil), errors.New("no such address"))
 	var junit, text, svg bytes.Buffer
@@ -448,7 +448,7 @@ func TestNotRun(t *testing.T) {
 	}
 }
 
-// TestFloodOfOutput: a program that prints without end costs a bounded amount, and its end is seen.
+// TestFloodOfOutput checks that a program with endless output needs limited memory, and that its end is detected.
 func TestFloodOfOutput(t *testing.T) {
 	w := newWorld()
 	w.scripts["flood"] = func(s *script) Exit {
@@ -466,7 +466,7 @@ func TestFloodOfOutput(t *testing.T) {
 	}
 }
 
-// TestReports: what is written is what was seen, and well-formed, whatever programs print.
+// TestReports checks that reports match the result and are well-formed for any output of programs.
 func TestReports(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
@@ -512,7 +512,7 @@ func TestReports(t *testing.T) {
 	})
 }
 
-// TestCompare: what the seed decides must be the same; what it does not may differ, and is told.
+// TestCompare checks that Compare separates differences that the seed excludes from permitted ones.
 func TestCompare(t *testing.T) {
 	result := func(edit func(*Result)) *Result {
 		r := &Result{Name: "x", Seed: 1, Actions: []ActionResult{{Name: "a", What: "fault rxe0", Moment: "at once", Done: true, Rule: &Rule{Seen: 10, Hit: 2}}},
@@ -557,7 +557,7 @@ func wellFormed(r io.Reader) error {
 	}
 }
 
-// TestSamples: however long it takes, the samples are bounded and cover all of it.
+// TestSamples checks that a long run has a limited number of samples, which cover all of it.
 func TestSamples(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
@@ -573,7 +573,8 @@ func TestSamples(t *testing.T) {
 	})
 }
 
-// TestFirstActions: what is done before the programs start is under the time limit, and can be interrupted.
+// TestFirstActions checks that actions before the programs' start are subject to the time limit, and can be
+// interrupted.
 func TestFirstActions(t *testing.T) {
 	const text = "name: flap\ntimeout: 5s\n" + devices + `
 programs: [{name: server, run: [server]}]
@@ -598,7 +599,7 @@ actions: [{name: flap, link: {dev: rxe0, state: flap, for: 1h}}]
 	})
 }
 
-// TestManyLines: expectations are about all lines, and not only about those that are kept.
+// TestManyLines checks that expectations apply to all lines, also to lines that are not kept.
 func TestManyLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()

@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// Measures of the picture, in pixels.
+// Dimensions of the picture, in pixels.
 const (
 	picWidth   = 1100
-	picLeft    = 170 // names
+	picLeft    = 170 // width of the column of names
 	picRight   = 20
 	picTop     = 64
 	deviceLane = 58
@@ -21,7 +21,7 @@ const (
 	legendLine = 18
 )
 
-// Colours, which are told apart without red and green, too: failures also have a cross.
+// Colours. Red and green are not the only distinction: failures also have a cross.
 const (
 	colGood    = "#2a9d8f"
 	colBad     = "#d1495b"
@@ -32,7 +32,7 @@ const (
 	colFaint   = "#dfe5ec"
 )
 
-// picture is an SVG being written.
+// picture is an SVG document under construction.
 type picture struct {
 	strings.Builder
 	span time.Duration
@@ -61,7 +61,7 @@ func escape(s string) string {
 	return b.String()
 }
 
-// Timeline writes the picture of the run as SVG: what devices and programs did, over time, and the actions.
+// Timeline writes the run as an SVG picture: the states of devices and programs over time, and the actions.
 func (r *Result) Timeline(w io.Writer) error {
 	span := 100 * time.Millisecond
 	for _, p := range r.Programs {
@@ -127,7 +127,7 @@ func (r *Result) Timeline(w io.Writer) error {
 			colour = colBad
 		}
 		p.line(x, picTop-6, x, float64(bottom), fmt.Sprintf(`stroke="%s" stroke-dasharray="4 3"`, colour))
-		cx := max(x, last+17) // beside the one before it where they coincide
+		cx := max(x, last+17) // next to the previous one if they coincide
 		last = cx
 		fmt.Fprintf(p, `<circle cx="%.1f" cy="%d" r="8" fill="%s"/>`+"\n", cx, picTop-12, colour)
 		p.text(cx, picTop-8, "w", "middle", fmt.Sprint(i+1))
@@ -164,7 +164,7 @@ func cut(s string, n int) string {
 	return s
 }
 
-// axis draws the times.
+// axis draws the time axis.
 func (p *picture) axis(bottom int) {
 	step := time.Millisecond
 	for _, f := range []time.Duration{2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000, 60000, 300000, 600000} {
@@ -180,7 +180,7 @@ func (p *picture) axis(bottom int) {
 	}
 }
 
-// colourOf is that of a device's state.
+// colourOf returns the colour and the name of a device's state.
 func colourOf(d DeviceSample, there bool) (colour, what string) {
 	switch {
 	case !there:
@@ -193,7 +193,7 @@ func colourOf(d DeviceSample, there bool) (colour, what string) {
 	return colBusy, d.State
 }
 
-// device draws a device: its state, packets sent, and packets that were sent again or dropped.
+// device draws a device: its state, its sent packets, and its retries and drops.
 func (p *picture) device(r *Result, name string, y float64) {
 	p.text(20, y+18, "b", "start", name)
 	p.text(20, y+34, "s", "start", "packets/s")
@@ -239,7 +239,7 @@ func (p *picture) device(r *Result, name string, y float64) {
 	p.text(picLeft-8, y+34, "s", "end", short(most))
 	fmt.Fprintf(p, `<path d="M%.1f %.1f`, p.x(0), base)
 	before := time.Duration(0)
-	for i, s := range r.Samples { // a rate is that of the time since the sample before
+	for i, s := range r.Samples { // a rate covers the time since the previous sample
 		y := base - high*rates[i]/most
 		fmt.Fprintf(p, " L%.1f %.1f L%.1f %.1f", p.x(before), y, p.x(s.At), y)
 		before = s.At
@@ -255,7 +255,7 @@ func (p *picture) device(r *Result, name string, y float64) {
 	}
 }
 
-// events draws the asynchronous events of a device on its state, with their names as far as there is room.
+// events draws the asynchronous events of a device over its state, with their names where there is room.
 func (p *picture) events(r *Result, name string, y float64) {
 	room := 0.0
 	for i := range r.Events {
@@ -273,7 +273,7 @@ func (p *picture) events(r *Result, name string, y float64) {
 	}
 }
 
-// short is a number with a unit.
+// short formats a number with a unit prefix.
 func short(v float64) string {
 	switch {
 	case v >= 1e6:
@@ -284,7 +284,7 @@ func short(v float64) string {
 	return fmt.Sprintf("%.0f", v)
 }
 
-// program draws a program: how long it ran, how it ended, and its lines.
+// program draws a program: its run time, its exit status and its lines.
 func (p *picture) program(r *Result, res *ProgramResult, y float64) {
 	p.text(20, y+20, "b", "start", cut(res.Name, 20))
 	if !res.Started {

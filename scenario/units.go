@@ -10,12 +10,12 @@ import (
 	"verbena/internal/fault"
 )
 
-// units returns the options that read the values of package fault, which knows no YAML.
+// units returns the decoding options for the types of package fault, which does not depend on a YAML package.
 func units() []yaml.DecodeOption {
 	return []yaml.DecodeOption{unit(fault.ParseShare), unit(parseDuration), unit(fault.ParseRate), unit(fault.ParseSize)}
 }
 
-// unit returns an option that reads values of a type from their text.
+// unit returns an option that decodes values of a type from text.
 func unit[T any](parse func(string) (T, error)) yaml.DecodeOption {
 	return yaml.CustomUnmarshaler(func(v *T, b []byte) error {
 		var text string
@@ -27,7 +27,7 @@ func unit[T any](parse func(string) (T, error)) yaml.DecodeOption {
 	})
 }
 
-// Duration is written as Go writes it: 1.5s, 300ms, 20us.
+// Duration is a duration in Go's notation: 1.5s, 300ms, 20us.
 type Duration time.Duration
 
 // UnmarshalText implements encoding.TextUnmarshaler.
