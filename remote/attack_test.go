@@ -25,11 +25,11 @@ import (
 	verbsservice "verbena/verbs/service"
 )
 
-// The clients of these tests are hostile: they speak the protocol by hand.
+// The clients of these tests are hostile: they implement the protocol themselves.
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// connPair is a connection, and its other end.
+// connPair returns a connection and its other end.
 func connPair(t testing.TB) (devfile.Conn, *net.UnixConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -45,11 +45,11 @@ func connPair(t testing.TB) (devfile.Conn, *net.UnixConn) {
 	return devfile.Conn{UnixConn: ends[0]}, ends[1]
 }
 
-// attacker is an open device file, as a client has it.
+// attacker is a client with an open device file.
 type attacker struct {
 	t   testing.TB
 	c   devfile.Conn
-	fds []int // as in package devfile
+	fds []int // the descriptors, as in package devfile
 }
 
 func attack(t testing.TB, loc ctl.Location, name string) *attacker {
@@ -78,7 +78,7 @@ func (a *attacker) close() {
 	a.fds = nil
 }
 
-// ask sends a request, and returns what comes back.
+// ask sends a request and returns the reply.
 func (a *attacker) ask(r devfile.Request, fds ...int) devfile.Answer {
 	a.t.Helper()
 	if err := a.c.Ask(r, fds...); err != nil {
@@ -93,7 +93,7 @@ func (a *attacker) ask(r devfile.Request, fds ...int) devfile.Answer {
 	return answer
 }
 
-// threads is how many this process has.
+// threads returns the number of threads of this process.
 func threads(t testing.TB) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/task")
@@ -103,7 +103,8 @@ func threads(t testing.TB) int {
 	return len(list)
 }
 
-// lingering returns sockets whose last close takes until the listener is closed: SO_LINGER waits for data that nobody takes.
+// lingering returns sockets with a last close that blocks until the listener is closed: SO_LINGER waits for unread
+// data.
 func lingering(t testing.TB, n int) (fds []int, release func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.91.13.30:0")
@@ -154,8 +155,8 @@ func lingering(t testing.TB, n int) (fds []int, release func()) {
 	}
 }
 
-// TestLingeringDescriptors: descriptors that take long to be closed, wherever a client can send them, cost the service few threads, and hold up
-// neither other clients nor the end of the service.
+// TestLingeringDescriptors sends descriptors with a slow close at each point where a client can send some. They may
+// cost the service only a few threads, and must not block other clients or the end of the service.
 func TestLingeringDescriptors(t *testing.T) {
 	_, loc := servicetest.Device(t, "127.91.13.1")
 	fds, release := lingering(t, 60)
@@ -177,16 +178,16 @@ func TestLingeringDescriptors(t *testing.T) {
 			if err != nil {
 				kept = append(kept, fds[i])
 			} else {
-				unix.Close(fds[i]) // the service has the last descriptor
+				unix.Close(fds[i]) // the service now has the last descriptor
 			}
 		}
 		if sent[devfile.Signal] == nil {
-			t.Error("the service can be sent descriptors on the signal")
+			t.Error("descriptors can be sent to the service over the signal socket")
 		}
 		fds = fds[len(sent):]
 		a.c.SetReadDeadline(time.Now().Add(10 * time.Second))
 		if _, _, err := a.c.Answered(); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("a client that sends descriptors where none belong: %v, want the end of the connection", err)
+			t.Errorf("a client that sends unexpected descriptors: got %v, want the end of the connection", err)
 		}
 	}
 	testutil.Eventually(t, "all but a few threads to go on", func() bool { return threads(t) <= before+10 })
@@ -196,7 +197,8 @@ func TestLingeringDescriptors(t *testing.T) {
 	}
 }
 
-// TestMemoryFiles: OpMemory takes a client's /proc/self/mem and maps, and nothing else; again and again it costs no more.
+// TestMemoryFiles checks that OpMemory accepts only a client's /proc/self/mem and maps, and that a repeated OpMemory
+// costs nothing.
 func TestMemoryFiles(t *testing.T) {
 	srv, loc := servicetest.Device(t, "127.91.13.1")
 	files := map[string]int{}
@@ -232,15 +234,15 @@ func TestMemoryFiles(t *testing.T) {
 				}
 			}
 			if now := held(srv); now != before {
-				t.Errorf("OpMemory again: %s are held, before %s", now, before)
+				t.Errorf("OpMemory again: charges are %s, want %s", now, before)
 			}
 		}
 		a.close()
 	}
 }
 
-// held lists the charges of users, except for connections, which the tests themselves make. It waits for the end of
-// the charge for descriptors that a client has just received.
+// held lists the charges of users, without connections, which the tests themselves open. It waits until charges for
+// descriptors in flight are gone.
 func held(s *service.Service) (list string) {
 	testutil.Poll(func() bool {
 		var b strings.Builder
@@ -259,8 +261,8 @@ func held(s *service.Service) (list string) {
 	return list
 }
 
-// TestAbandoned: clients that go without a word, at any point, leave nothing behind; those that ask and never read are disconnected, and harm no
-// others.
+// TestAbandoned checks that clients that disconnect at any point leave no resources behind. Clients that never read
+// their replies must be disconnected without an effect on others.
 func TestAbandoned(t *testing.T) {
 	b := besiege(t)
 	s, err := verbsservice.At(b.loc.Socket)
@@ -285,11 +287,11 @@ func TestAbandoned(t *testing.T) {
 			c, msg := raw(), request(name)
 			_, _ = c.Write(msg[:i*7%len(msg)])
 			c.Close()
-		case 1: // before the answer to it
+		case 1: // before the reply
 			c := raw()
 			_, _ = c.Write(request(name))
 			c.Close()
-		case 2: // in the middle of a request, with others before it that nobody reads the answers to
+		case 2: // in the middle of a request, after earlier requests with unread replies
 			c := raw()
 			_, _ = c.Write(request(name))
 			_, _ = c.Write(make([]byte, 24*(i%9)+i%24))
@@ -299,7 +301,7 @@ func TestAbandoned(t *testing.T) {
 			a.ask(devfile.Request{Op: devfile.OpAlloc, Addr: window, N: windowSize})
 			_, _ = a.c.Write(make([]byte, 24*(i%9)+i%24))
 			a.close()
-		case 4: // with everything that a program has
+		case 4: // a complete program with all its objects
 			d, err := s.Open("")
 			must(t, err)
 			w := wire(t, d, nil)
@@ -313,7 +315,7 @@ func TestAbandoned(t *testing.T) {
 			t.Logf("left: %s", left)
 		}
 	}()
-	testutil.Eventually(t, "what was held to be given back", func() bool {
+	testutil.Eventually(t, "the charges to be released", func() bool {
 		left = fmt.Sprintf("%s; %d files, before %d", held(b.srv), openFiles(), files)
 		return held(b.srv) == before && openFiles() <= files
 	})
@@ -322,7 +324,7 @@ func TestAbandoned(t *testing.T) {
 	}
 }
 
-// openFiles counts the descriptors of this process, but for those that a service keeps to spare.
+// openFiles counts the descriptors of this process, without the spare ones of a service.
 func openFiles() (n int) {
 	list, _ := filepath.Glob("/proc/self/fd/*")
 	for _, path := range list {
@@ -333,7 +335,7 @@ func openFiles() (n int) {
 	return n
 }
 
-// TestStopAtAnyPoint: the end of the service, and resets and removals of the device, while clients open, use and close devices.
+// TestStopAtAnyPoint stops the service, and resets and removes the device, while clients open, use and close devices.
 func TestStopAtAnyPoint(t *testing.T) {
 	for round := range 6 {
 		b := besiege(t)
@@ -387,7 +389,7 @@ func TestStopAtAnyPoint(t *testing.T) {
 		must(t, b.srv.Close())
 		close(stop)
 		clients.Wait()
-		testutil.Eventually(t, "what was held to be given back", func() bool { return held(b.srv) == "" })
+		testutil.Eventually(t, "the charges to be released", func() bool { return held(b.srv) == "" })
 		if n := b.panics.n.Load(); n > 0 {
 			t.Errorf("%d panics", n)
 		}

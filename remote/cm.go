@@ -16,10 +16,10 @@ import (
 	"verbena/umem"
 )
 
-// Events of the connection manager make the service send a byte on the signal; the client then takes events until there is none (EAGAIN). So a
-// byte that the client has not read yet stands for all events.
+// For an event of the connection manager, the service sends a byte on the signal socket. The client then takes events
+// until the service returns EAGAIN. So one unread byte stands for all events.
 
-// openCM opens the connection manager.
+// openCM opens a file of the connection manager.
 func (f *File) openCM() error {
 	if f.srv.cfg.CM == nil {
 		return fmt.Errorf("this service has no connection manager: %w", syscall.ENODEV)
@@ -49,7 +49,7 @@ func (f *File) closeCM() {
 	f.memory.Close()
 }
 
-// eventSignal is the signal of a file of the connection manager.
+// eventSignal signals events of a file of the connection manager to the client.
 type eventSignal struct {
 	mu sync.Mutex
 	fd int // -1: closed
@@ -61,7 +61,7 @@ func (b *eventSignal) ready(on bool) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	// One unread byte is enough: each takes some 800 bytes of the kernel's memory.
+	// One unread byte is enough. Each byte takes some 800 bytes of the kernel's memory.
 	if b.fd >= 0 && !kept.Unread(b.fd).InUse() {
 		_ = unix.Send(b.fd, []byte{0}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	}
@@ -81,17 +81,18 @@ func (f *File) writeCM(addr uint64, n int) (uint64, error) {
 	return uint64(done), err
 }
 
-// cmCaller is the client as it issues a command to the connection manager. (ucma.Caller)
+// cmCaller implements ucma.Caller for the client.
 type cmCaller struct{ f *File }
 
 func (c cmCaller) Space() umem.Space { return &c.f.space }
 
-// CMFile implements ucma.Caller: a connection is of one file alone.
+// CMFile implements ucma.Caller. IDs cannot be moved between connections, so it always fails.
 func (c cmCaller) CMFile(int) (*ucma.File, error) {
-	return nil, fmt.Errorf("an ID cannot go to the file of another connection: %w", syscall.EINVAL)
+	return nil, fmt.Errorf("move an ID: the file of another connection is not accessible: %w", syscall.EINVAL)
 }
 
-// MayConnect reports whether a queue pair is of the client's user. A manager may connect any.
+// MayConnect reports whether the client may connect a queue pair: it must belong to the client's user, or the client
+// must be a manager.
 func (c cmCaller) MayConnect(dev *ib.Device, num uint32) bool {
 	if c.f.client.Manager {
 		return true

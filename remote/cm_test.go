@@ -52,7 +52,7 @@ func withCM(t *testing.T, f func(t *testing.T, cm *ucma.Server)) {
 	})
 }
 
-// cmProgram issues commands to the connection manager of an open File.
+// cmProgram issues commands to the connection manager through an open File.
 type cmProgram struct {
 	t   *testing.T
 	f   *File
@@ -99,7 +99,7 @@ func (p *cmProgram) create() uint32 {
 	return r.ID
 }
 
-// event returns the type of the next event, noEvent if there is none.
+// event returns the type of the next event, or noEvent.
 func (p *cmProgram) event() rdmacm.EventType {
 	p.t.Helper()
 	synctest.Wait()
@@ -116,17 +116,17 @@ func (p *cmProgram) event() rdmacm.EventType {
 	return rdmacm.EventType(r.Event)
 }
 
-// inet returns an IPv4 address of a command.
+// inet returns an IPv4 address for a command.
 func inet(port uint16) (s ucm.Sockaddr) {
 	copy(s[:], []byte{syscall.AF_INET, 0, byte(port >> 8), byte(port), 10, 0, 0, 1})
 	return s
 }
 
-// TestListenerOfEndedClient tests that a request for a client that has destroyed its listener waits for the next
-// listener, and that the request is refused at once if the client has ended.
+// TestListenerOfEndedClient tests a connection request after the client has destroyed its listener. The request waits
+// for the next listener, or is rejected at once if the client has ended.
 func TestListenerOfEndedClient(t *testing.T) {
 	own, ended := processOf(t, os.Getpid()), endedProcess(t)
-	duplicate := func(f *os.File) *os.File { // a File closes the client's
+	duplicate := func(f *os.File) *os.File { // a File closes the client's pidfd
 		fd, err := syscall.Dup(int(f.Fd()))
 		if err != nil {
 			t.Fatal(err)
@@ -164,7 +164,7 @@ func TestListenerOfEndedClient(t *testing.T) {
 	}
 }
 
-// TestConnectionManagerCharges tests that a file of the connection manager is a context of its user.
+// TestConnectionManagerCharges tests that a file of the connection manager is charged as a context of its user.
 func TestConnectionManagerCharges(t *testing.T) {
 	withCM(t, func(t *testing.T, cm *ucma.Server) {
 		ledger := quota.New(quota.Limits{quota.Contexts: {PerUser: 1}})
@@ -200,7 +200,7 @@ func TestConnectionManagerCharges(t *testing.T) {
 	})
 }
 
-// TestAnswers tests the answers of a file of the connection manager to requests that it refuses.
+// TestAnswers tests the replies of a file of the connection manager to invalid requests.
 func TestAnswers(t *testing.T) {
 	withCM(t, func(t *testing.T, cm *ucma.Server) {
 		p := openCM(t, New(Config{CM: cm}), processOf(t, os.Getpid()))

@@ -23,7 +23,7 @@ import (
 // commander is an attacker that issues commands to the connection manager.
 type commander struct {
 	*attacker
-	mem []byte // at window
+	mem []byte // memory at window
 }
 
 func command(t testing.TB, a *attacker) *commander {
@@ -37,7 +37,7 @@ func command(t testing.TB, a *attacker) *commander {
 	return &commander{a, mem}
 }
 
-// response is the offset of answers.
+// response is the offset of responses in the window.
 const response = 4096
 
 func issue[C any](c *commander, cmd ucm.Command, v C, out int) error {
@@ -59,7 +59,7 @@ func (c *commander) event() {
 	must(c.t, err)
 }
 
-// TestConnectAnothersQueuePair tests that a user cannot connect the queue pair of another user. The owner and a
+// TestConnectAnothersQueuePair tests that a user cannot connect the queue pair of another user, while its owner and a
 // manager can.
 func TestConnectAnothersQueuePair(t *testing.T) {
 	testutil.NeedRoot(t, "to be several users")
@@ -102,7 +102,7 @@ func TestConnectAnothersQueuePair(t *testing.T) {
 		c.event()
 		must(t, issue(c, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: r.ID}, 0))
 		c.event()
-		for _, high := range []uint32{1 << 24, 0} { // bits that no number has
+		for _, high := range []uint32{1 << 24, 0} { // high bits that no number has
 			connect := ucm.Connect{ID: r.ID, ConnParam: ucm.ConnParam{QPNum: high | foreign, Valid: 1}}
 			if high != 0 && tt.want == nil {
 				continue

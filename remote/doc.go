@@ -1,5 +1,6 @@
-// Package remote serves device files to programs over a socket: to those that use package verbs, which speak its protocol (internal/ctl/devfile),
-// instead of being unmodified programs whose system calls are trapped. Behind it are the same files of packages uverbs and ucma.
+// Package remote serves device files to programs over a socket. The programs use package verbs, which implements the
+// protocol (internal/ctl/devfile). Unmodified programs do not use it: the supervisor handles their system calls. Both
+// use the same files of packages uverbs and ucma.
 //
 //	program                          service
 //	  commands  ---- connection ---> File.Serve ----> uverbs.File, ucma.File
@@ -10,10 +11,14 @@
 //
 // # Trust
 //
-// A client is believed nothing. It shares two files with the service, which have been made here, are charged to its user, and cannot be made
-// shorter: no access to them faults or waits for anybody. An address in a command that is not in such memory is an error, unless the
-// client has handed over its own memory, which is then used as that of a program under supervision. A client that does not read what is sent to
-// it is disconnected after a time, and so is one that sends descriptors where none belong, whose close may take as long as it likes. One command
-// of a connection runs at a time. The process that has connected may execute other programs, and others may use its connection: nothing is looked
-// up by its number but its limit of locked memory, without the capabilities of a set-uid program.
+// The service does not trust a client. The two share two files, which the service has created, charged to the client's
+// user, and sealed against truncation. An access to them never faults or blocks on another process. An address outside
+// that memory is an error, unless the client has handed over its own memory, which is then accessed like that of a
+// supervised program.
+//
+// A client is disconnected if it does not read its replies within a time limit, or if it sends unexpected descriptors,
+// because it can delay their close without limit. The service executes one command of a connection at a time.
+//
+// The connected process may execute other programs, and other processes may use its connection. Therefore the service
+// uses the process ID only for the limit of locked memory, and ignores the capabilities of a set-uid program there.
 package remote

@@ -27,7 +27,8 @@ import (
 	"verbena/uverbs/poller"
 )
 
-// File is a device file that a client has open. Serve answers the client, and Close ends the file; no other method is called meanwhile.
+// File is a device file that a client has opened. Serve handles the client's requests, and Close closes the file. No
+// other method may be called concurrently with Serve.
 type File struct {
 	srv    *Server
 	client Client
@@ -39,27 +40,27 @@ type File struct {
 	space space
 
 	signal *os.File    // the service's end
-	theirs *os.File    // the client's; nil when the client has it
-	bell   int         // an eventfd; -1 of the connection manager
-	given  []kept.Note // the client's descriptions of those; each is charged as a descriptor
+	theirs *os.File    // the client's end; nil once it was sent
+	bell   int         // an eventfd; -1 for the connection manager
+	given  []kept.Note // the file descriptions sent to the client; each is charged as a descriptor
 
-	strays []int // descriptors that the client has sent, and that may take long to be closed
+	strays []int // unexpected descriptors from the client; their close may block
 
 	memory *memory
 
-	// Of a device.
+	// For a device.
 	uverbs *uverbs.File
 	polled *poller.Polled
 
-	// Of the connection manager.
+	// For the connection manager.
 	cm       *ucma.File
 	cmSignal *eventSignal
 
-	// The event files that the client has, by the numbers that commands have for them.
+	// Event files of the client, by their numbers in commands.
 	events     map[uint32]inode
 	nextNumber uint32
-	installed  *os.File // by the present command
-	number     uint32   // its number
+	installed  *os.File // created by the current command
+	number     uint32   // number of installed
 }
 
 type charge struct {
@@ -71,17 +72,19 @@ type charge struct {
 type inode struct{ dev, ino uint64 }
 
 const (
-	// firstNumber is the first of an event file: larger than what a program would take for a descriptor of its own.
+	// firstNumber is the first number of an event file. It exceeds the numbers that a program takes for its own
+	// descriptors.
 	firstNumber = 1 << 20
-	// maxEvents bounds how many event files a client keeps numbers for, which it is not charged for once it has closed them.
+	// maxEvents limits the event files of a client for which numbers are kept. Once the client has closed the files,
+	// they are not charged to it.
 	maxEvents = 1 << 13
-	// maxWindows bounds the pieces that the buffers of a client are in.
+	// maxWindows limits the number of buffer mappings per client.
 	maxWindows = 1 << 14
-	// maxCommand is the largest that is read of a command.
+	// maxCommand limits the size of a command.
 	maxCommand = 1 << 20
-	// sendTimeout is for a client to take an answer, and to send the rest of a request.
+	// sendTimeout limits the time in which a client must read a reply, and send the rest of a request.
 	sendTimeout = 10 * time.Second
-	// sendBuffer bounds the answers, and the descriptors with them, that a client has not taken.
+	// sendBuffer limits the unread replies of a client, and thus the descriptors in them.
 	sendBuffer = 4 << 10
 )
 
@@ -93,7 +96,7 @@ func (f *File) take(k quota.Kind, n uint64) error {
 	return nil
 }
 
-// release gives back what the file has itself.
+// release frees the resources of the file itself.
 func (f *File) release() {
 	for _, x := range []*os.File{f.signal, f.theirs, f.client.Process} {
 		if x != nil {
@@ -116,8 +119,9 @@ func (f *File) release() {
 	f.taken = nil
 }
 
-// makeSignal makes the socket on which the client sees the file's end. Nothing can be sent to this end of it, descriptors above all: they would
-// be closed with it.
+// makeSignal creates the socket pair that shows the client the end of the file. It shuts down reading at the service's
+// end, so the client cannot send to it. Otherwise close would also close descriptors in unread messages, which may
+// block.
 func (f *File) makeSignal() error {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -133,7 +137,7 @@ func (f *File) makeSignal() error {
 	return nil
 }
 
-// give charges a description that is made for the client, for as long as the client has it.
+// give charges the client's user for a file description, for as long as the client has it.
 func (f *File) give(fd int) error {
 	if err := f.user.Take(quota.Descriptors, 1); err != nil {
 		return err
@@ -183,8 +187,8 @@ func (f *File) openDevice(d *uverbs.Device) (err error) {
 	return err
 }
 
-// Serve answers the client until it closes the connection, or sends what makes no sense: that is the error, and is nil at a proper end. It
-// may sleep. Closing the connection ends it.
+// Serve handles requests until the client closes the connection or violates the protocol. It returns nil if the client
+// has closed its end, else the error. It may sleep. Closing nc ends it.
 func (f *File) Serve(nc *net.UnixConn) error {
 	if err := f.serve(nc); !closedByClient(err) {
 		return err
@@ -192,7 +196,8 @@ func (f *File) Serve(nc *net.UnixConn) error {
 	return nil
 }
 
-// closedByClient reports whether the client has closed its end, with or without waiting for an answer, or Close was called.
+// closedByClient reports whether the client has closed its end, with or without waiting for a reply, or Close was
+// called.
 func closedByClient(err error) bool {
 	for _, e := range []error{io.EOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE} {
 		if errors.Is(err, e) {
@@ -234,7 +239,7 @@ func (f *File) serve(nc *net.UnixConn) error {
 	}
 }
 
-// greet sends the descriptors of the file.
+// greet sends the descriptors of the file to the client.
 func (f *File) greet(c devfile.Conn) error {
 	fds := []int{int(f.theirs.Fd())}
 	for _, m := range []*shm.File{f.memory.buffers, f.memory.queues} {
@@ -255,14 +260,14 @@ func (f *File) greet(c devfile.Conn) error {
 	err := c.Answer(devfile.Answer{}, fds...)
 	f.theirs.Close()
 	f.theirs = nil
-	if refused := (*quota.Error)(nil); errors.As(err, &refused) { // nothing was sent
+	if refused := (*quota.Error)(nil); errors.As(err, &refused) { // no reply was sent
 		_ = c.Answer(failed(err))
 	}
 	return err
 }
 
-// accept looks at the descriptors that came with a request, and returns them with an error if they are not what it takes. The close of those
-// that OpMemory brings waits for nobody.
+// accept checks the descriptors of a request, and returns them with an error if they are unexpected. The close of
+// accepted descriptors never blocks.
 func (f *File) accept(r devfile.Request, fds []int) (_ []int, err error) {
 	switch {
 	case r.Op != devfile.OpMemory && len(fds) > 0, r.Op == devfile.OpMemory && len(fds) != devfile.MemoryFiles:
@@ -275,8 +280,8 @@ func (f *File) accept(r devfile.Request, fds []int) (_ []int, err error) {
 	return fds, err
 }
 
-// Strays returns the descriptors that the client has sent where none belong. The caller closes them, after Close, and bounds how many it closes
-// at a time: each close may take as long as the client likes.
+// Strays returns the unexpected descriptors that the client has sent. The caller must close them after Close, and must
+// limit the number of concurrent closes: the client can delay each close without limit.
 func (f *File) Strays() []int { return f.strays }
 
 // Close closes the file. It may sleep.
@@ -289,7 +294,7 @@ func (f *File) Close() {
 	f.release()
 }
 
-// answer does what the client asks for.
+// answer executes a request. It converts a panic to an error.
 func (f *File) answer(r devfile.Request, fds []int) (a devfile.Answer) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -303,7 +308,7 @@ func (f *File) answer(r devfile.Request, fds []int) (a devfile.Answer) {
 	}()
 	n, err := f.do(r, fds)
 	if err != nil {
-		if f.installed != nil { // the client does not learn its number
+		if f.installed != nil { // the client does not get its number
 			f.installed.Close()
 			f.installed = nil
 			delete(f.events, f.number)
@@ -318,7 +323,7 @@ func (f *File) answer(r devfile.Request, fds []int) (a devfile.Answer) {
 
 func failed(err error) devfile.Answer { return devfile.Answer{Errno: errno(err), Text: err.Error()} }
 
-// do does what the client asks for, and closes the descriptors that came with it, which accept has seen.
+// do executes a request. It owns the descriptors of the request, which accept has checked.
 //
 //verbena:parses
 func (f *File) do(r devfile.Request, fds []int) (n uint64, err error) {
@@ -346,14 +351,14 @@ func (f *File) do(r devfile.Request, fds []int) (n uint64, err error) {
 	return 0, fmt.Errorf("request %d is not known: %w", r.Op, syscall.EINVAL)
 }
 
-// alloc makes memory that the client maps at an address.
+// alloc allocates shared memory that the client maps at addr, and returns its offset in the buffer file.
 func (f *File) alloc(addr, n uint64) (offset uint64, err error) {
 	page := umem.PageSize
 	switch {
 	case n == 0, n%page != 0, addr%page != 0, n > 1<<62, addr+n < addr:
 		return 0, fmt.Errorf("allocate %d bytes for address %#x: both must be multiples of %d: %w", n, addr, page, syscall.EINVAL)
 	case f.space.count >= maxWindows:
-		return 0, fmt.Errorf("allocate %d bytes: there are %d pieces, which is the limit; allocate larger ones: %w", n, maxWindows, syscall.ENOMEM)
+		return 0, fmt.Errorf("allocate %d bytes: the client has %d buffer mappings, the limit; allocate larger buffers: %w", n, maxWindows, syscall.ENOMEM)
 	}
 	s, err := f.memory.buffers.Alloc(int(n))
 	if err != nil {
@@ -367,7 +372,7 @@ func (f *File) alloc(addr, n uint64) (offset uint64, err error) {
 	return s.Offset, nil
 }
 
-// opener is the client as package uverbs knows who opened a file.
+// opener describes the client to package uverbs.
 type opener struct{ f *File }
 
 func (o opener) PID() int               { return o.f.client.PID }
@@ -376,17 +381,17 @@ func (o opener) UID() int               { return o.f.client.UID }
 func (o opener) User() *quota.User      { return o.f.user }
 func (o opener) Account() *umem.Account { return o.f.acct.Account }
 
-// caller is the client as it issues a command. (uverbs.Caller)
+// caller implements uverbs.Caller for the client.
 type caller struct{ f *File }
 
 func (c caller) Space() umem.Space      { return &c.f.space }
 func (c caller) Account() *umem.Account { return c.f.acct.Account }
 
-// InstallFD keeps a duplicate for the answer to the command.
+// InstallFD duplicates fd for the reply to the current command, and returns its number.
 func (c caller) InstallFD(fd int, _ bool) (int, error) {
 	f := c.f
 	if f.installed != nil || len(f.events) >= maxEvents {
-		return 0, fmt.Errorf("%d event files are open, which is the limit: %w", len(f.events), syscall.EMFILE)
+		return 0, fmt.Errorf("create an event file: %d are open, the limit: %w", len(f.events), syscall.EMFILE)
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -402,8 +407,8 @@ func (c caller) InstallFD(fd int, _ bool) (int, error) {
 	return int(f.number), nil
 }
 
-// unusedNumber returns a number that no event file has. Numbers are descriptors for commands, which are not negative
-// as int32.
+// unusedNumber returns a number that no event file has. The number is non-negative as int32, because commands use it as
+// a descriptor.
 func (f *File) unusedNumber() uint32 {
 	for {
 		n := f.nextNumber
@@ -424,7 +429,7 @@ func (c caller) SameFile(fd int) (dev, ino uint64, err error) {
 	return i.dev, i.ino, nil
 }
 
-// memory is what a client maps. (uverbs.Memory)
+// memory holds the shared memory of a client. It implements uverbs.Memory.
 type memory struct {
 	queues, buffers *shm.File
 
@@ -449,7 +454,7 @@ func (m *memory) Depart() {
 	}
 }
 
-// tell tells the client whether the poller is awake.
+// tell writes to the control word whether the poller is awake.
 func (m *memory) tell(awake bool) {
 	state := devfile.Asleep
 	if awake {
@@ -462,7 +467,7 @@ func (m *memory) tell(awake bool) {
 	}
 }
 
-// Close implements uverbs.Memory: no driver touches the memory any more.
+// Close implements uverbs.Memory. The driver must not access the memory any more.
 func (m *memory) Close() error {
 	m.mu.Lock()
 	m.control = nil

@@ -16,7 +16,7 @@ import (
 	"verbena/umem"
 )
 
-// procFile opens a file of this process in /proc.
+// procFile opens a file in /proc/self.
 func procFile(t *testing.T, name string) int {
 	t.Helper()
 	f, err := os.Open("/proc/self/" + name)
@@ -27,7 +27,7 @@ func procFile(t *testing.T, name string) int {
 	return int(f.Fd())
 }
 
-// TestAccept: descriptors come with one request, and are what it takes: the memory of a process, and what is mapped there.
+// TestAccept checks that only OpMemory accepts descriptors, and only the memory and mappings of a process.
 func TestAccept(t *testing.T) {
 	mem, maps, status := procFile(t, "mem"), procFile(t, "maps"), procFile(t, "status")
 	f := &File{}
@@ -53,7 +53,8 @@ func TestAccept(t *testing.T) {
 	}
 }
 
-// TestClosedByClient tests that a client may close its end at any time without a word in the log, but not break the protocol.
+// TestClosedByClient tests that the end of a connection is not logged if the client has closed it at any point, and is
+// logged after a protocol violation.
 func TestClosedByClient(t *testing.T) {
 	for _, tt := range []struct {
 		err  error
@@ -72,7 +73,7 @@ func TestClosedByClient(t *testing.T) {
 	}
 }
 
-// TestAlloc: what a client may ask for as buffers.
+// TestAlloc checks the limits of buffer allocations.
 func TestAlloc(t *testing.T) {
 	f := &File{}
 	page := umem.PageSize
@@ -96,7 +97,7 @@ func TestAlloc(t *testing.T) {
 	}
 }
 
-// TestEventFilesAreBounded: a client has numbers for so many event files, and one command gives one.
+// TestEventFilesAreBounded checks the limit on event files of a client, and that a command returns at most one.
 func TestEventFilesAreBounded(t *testing.T) {
 	f := &File{events: map[uint32]inode{}, nextNumber: firstNumber}
 	fd := procFile(t, "status")
@@ -121,7 +122,7 @@ func TestEventFilesAreBounded(t *testing.T) {
 	}
 }
 
-// TestEventNumbers tests that numbers of event files are used again only after all others, and are descriptors to a
+// TestEventNumbers tests that numbers of event files are reused only after all others, and are valid descriptors for a
 // program.
 func TestEventNumbers(t *testing.T) {
 	const last = 1<<31 - 1
@@ -140,7 +141,7 @@ func TestEventNumbers(t *testing.T) {
 	}
 }
 
-// TestControlWord: what a client is told; once the device has gone nothing else.
+// TestControlWord checks the values of the control word. Once the device has gone, the word does not change.
 func TestControlWord(t *testing.T) {
 	var word atomic.Uint32
 	m := &memory{control: &word}
@@ -156,7 +157,7 @@ func TestControlWord(t *testing.T) {
 	} {
 		tt.do()
 		if got := word.Load(); got != tt.want {
-			t.Errorf("the word is %d, want %d", got, tt.want)
+			t.Errorf("control word: got %d, want %d", got, tt.want)
 		}
 	}
 	m.control = nil // closed

@@ -41,7 +41,7 @@ func processOf(t *testing.T, pid int) *os.File {
 	return f
 }
 
-// ownMemory returns descriptors of this process's memory and mappings, as a client sends them.
+// ownMemory returns descriptors of this process's memory and mappings, as a client would send them.
 func ownMemory(t *testing.T) []int {
 	t.Helper()
 	var fds []int
@@ -55,8 +55,8 @@ func ownMemory(t *testing.T) []int {
 	return fds
 }
 
-// TestMemoryOfAnothersNumber tests that the memory of a client is not taken over when the client has ended, and its number
-// is another process's.
+// TestMemoryOfAnothersNumber tests that the memory of a client is not accepted when the client has ended and another
+// process has its ID.
 func TestMemoryOfAnothersNumber(t *testing.T) {
 	for name, tt := range map[string]struct {
 		process *os.File
@@ -78,7 +78,8 @@ func TestMemoryOfAnothersNumber(t *testing.T) {
 	}
 }
 
-// TestLimitOfAnothersNumber tests that a client that has ended has no limit, not that of the process with its number.
+// TestLimitOfAnothersNumber tests that a client that has ended has no limit, and does not get the limit of a process
+// with the same ID.
 func TestLimitOfAnothersNumber(t *testing.T) {
 	c := Client{PID: os.Getpid(), UID: os.Getuid(), Process: endedProcess(t)}
 	if l, err := c.lockLimit(); !errors.Is(err, umem.ErrLimit) {
@@ -86,7 +87,7 @@ func TestLimitOfAnothersNumber(t *testing.T) {
 	}
 }
 
-// TestCharges tests that a connection, and the memory of a client, are refused at the limit of descriptors.
+// TestCharges tests that a connection, and the memory of a client, are rejected at the limit of descriptors.
 func TestCharges(t *testing.T) {
 	ledger := quota.New(quota.Limits{quota.Descriptors: {PerUser: connectionDescriptors + memoryDescriptors - 1}})
 	client := Client{PID: os.Getpid(), UID: 4242, Principal: principal.Principal{Account: quota.ID{UID: 4242}}}
@@ -125,7 +126,7 @@ func TestCharges(t *testing.T) {
 	}
 }
 
-// TestNoConnectionManager tests that a service without one opens none.
+// TestNoConnectionManager tests that Open fails for the connection manager of a service without one.
 func TestNoConnectionManager(t *testing.T) {
 	client := Client{PID: os.Getpid(), UID: os.Getuid(), Process: processOf(t, os.Getpid())}
 	if f, _, err := New(Config{}).Open(client, devfile.ConnectionManager); !errors.Is(err, syscall.ENODEV) {
@@ -133,7 +134,7 @@ func TestNoConnectionManager(t *testing.T) {
 	}
 }
 
-// newUverbs returns a server without devices, which the caller closes.
+// newUverbs returns a server without devices. The caller must close it.
 func newUverbs(t *testing.T) *uverbs.Server {
 	t.Helper()
 	srv, err := uverbs.NewServer(&ib.Core{}, uverbs.ServerOptions{})
@@ -143,12 +144,12 @@ func newUverbs(t *testing.T) *uverbs.Server {
 	return srv
 }
 
-// TestUnknownQueuePair tests that an ordinary user may connect no queue pair that no program has.
+// TestUnknownQueuePair tests that an ordinary user cannot connect a queue pair without an owner.
 func TestUnknownQueuePair(t *testing.T) {
 	srv := newUverbs(t)
 	defer srv.Close()
 	user := quota.New(quota.Limits{}).User(4242)
-	for _, u := range []*quota.User{user, nil} { // no program has it, and so no user
+	for _, u := range []*quota.User{user, nil} { // no program owns the queue pair, so no user does
 		if (cmCaller{&File{srv: New(Config{Uverbs: srv}), user: u, client: Client{UID: 4242}}}).MayConnect(nil, 17) {
 			t.Errorf("user %d may connect a queue pair of no program", u.ID().UID)
 		}

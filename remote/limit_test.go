@@ -14,7 +14,8 @@ import (
 	"verbena/umem"
 )
 
-// TestLimitOfSetUID: a client that executes a set-uid program lends nobody that program's capabilities, by the connection that others keep.
+// TestLimitOfSetUID checks that a client that executes a set-uid program does not lend that program's capabilities to
+// others over the shared connection.
 func TestLimitOfSetUID(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -75,7 +76,8 @@ func TestLimitOfSetUID(t *testing.T) {
 	}
 }
 
-// TestAccountOfProcess: all files of a process count against one limit, and the next process with its number has another.
+// TestAccountOfProcess checks that all files of a process share one limit, and that a later process with the same ID
+// has its own.
 func TestAccountOfProcess(t *testing.T) {
 	s := New(Config{})
 	open := func(pid int) Client {

@@ -18,7 +18,7 @@ import (
 	verbsservice "verbena/verbs/service"
 )
 
-// channelOf makes a completion channel, and returns the descriptor of its reading end.
+// channelOf creates a completion channel, and returns it with the descriptor of its reading end.
 func channelOf(t *testing.T, d *verbs.Device) (*verbs.Channel, int) {
 	t.Helper()
 	before := readingEnds()
@@ -38,7 +38,7 @@ func channelOf(t *testing.T, d *verbs.Device) (*verbs.Channel, int) {
 	return ch, fd
 }
 
-// readingEnds are the descriptors of the reading ends of pipes that this process has, by their inodes.
+// readingEnds returns the descriptors of the reading ends of this process's pipes, by inode.
 func readingEnds() map[string][]int {
 	ends := map[string][]int{}
 	list, _ := filepath.Glob("/proc/self/fd/*")
@@ -52,8 +52,8 @@ func readingEnds() map[string][]int {
 	return ends
 }
 
-// holdPipe has a thread hold the kernel's lock of a pipe that is not empty, until release: splice(2) to a socket waits with it until the socket
-// takes what is in the pipe. So does read(2) into memory that does not answer.
+// holdPipe makes a thread hold the kernel's lock of a non-empty pipe until release. It calls splice(2) to a full
+// socket, which holds the lock until the socket has room. A read(2) into unresponsive memory holds it in the same way.
 func holdPipe(t *testing.T, fd int) (release func()) {
 	t.Helper()
 	var s [2]int
@@ -83,7 +83,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// wired is a pair of connected queue pairs, whose completions are reported on a channel.
+// wired is a pair of connected queue pairs with a completion channel.
 type wired struct {
 	t          *testing.T
 	from, to   *verbs.QP
@@ -116,8 +116,8 @@ func (w wired) send() {
 	must(w.t, w.from.PostSend(&verbs.SendWR{Opcode: verbs.Send, Inline: make([]byte, 8)}))
 }
 
-// TestHeldPipes: programs that hold the pipes of their completion channels, so that no write to them ends, hold up neither the completions of
-// others nor the reset of the device, and cost few threads.
+// TestHeldPipes makes programs hold the locks of their completion channels' pipes, which blocks each write to them. It
+// checks that this does not delay other programs' completions or the reset of the device, and costs few threads.
 func TestHeldPipes(t *testing.T) {
 	srv, loc := servicetest.Device(t, "127.91.13.2")
 	s, err := verbsservice.At(loc.Socket)
@@ -135,7 +135,7 @@ func TestHeldPipes(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		if _, err := victim.came.Wait(ctx, make([]verbs.WC, 4)); err != nil {
-			t.Fatalf("another program waits for its completion: %v", err)
+			t.Fatalf("a completion of another program: got %v, want one in 5 s", err)
 		}
 	}
 	works()
@@ -154,7 +154,7 @@ func TestHeldPipes(t *testing.T) {
 		pairs[len(pairs)-1].send()
 		pfd := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		if n, err := unix.Poll(pfd, 5000); n != 1 {
-			t.Fatal("no event comes", err)
+			t.Fatal("no event on the completion channel", err)
 		}
 		release := holdPipe(t, fd)
 		defer release()
@@ -165,12 +165,12 @@ func TestHeldPipes(t *testing.T) {
 	for range 20 {
 		works()
 	}
-	if n := threads(t) - before - 12; n > 12 { // each splice has a thread here
-		t.Errorf("%d threads are stopped", n)
+	if n := threads(t) - before - 12; n > 12 { // each splice has a thread in this process
+		t.Errorf("%d threads are blocked, want at most 12", n)
 	}
 	began := time.Now()
 	must(t, srv.DevReset(ctl.DevReset{Name: "rxe0"}))
 	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("the reset has taken %v", took)
+		t.Errorf("DevReset took %v, want at most 5 s", took)
 	}
 }

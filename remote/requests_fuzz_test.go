@@ -23,7 +23,7 @@ import (
 	"verbena/service/servicetest"
 )
 
-// panics counts the panics that a service has logged.
+// panics counts the panics in the log of a service.
 type panics struct{ n atomic.Int64 }
 
 func (p *panics) Write(b []byte) (int, error) {
@@ -34,14 +34,15 @@ func (p *panics) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// besieged is a service for hostile clients.
+// besieged is a service under attack by hostile clients.
 type besieged struct {
 	srv    *service.Service
 	loc    ctl.Location
 	panics panics
 }
 
-// It takes the first address that is free of some: when fuzzing, several processes have one.
+// besiege starts a service at the first free address of a range. Fuzzing needs several addresses, because it uses
+// several processes.
 func besiege(t testing.TB) *besieged {
 	t.Helper()
 	b := &besieged{loc: ctl.Location{Socket: filepath.Join(t.TempDir(), "socket")}}
@@ -56,11 +57,11 @@ func besiege(t testing.TB) *besieged {
 	return b
 }
 
-// window is where a client has its commands: far from what this process has mapped.
+// window is the address of a client's command buffer. No mapping of this process is near it.
 const window, windowSize = 0x4000_0000_0000, 64 << 10
 
-// siege sends what random bytes say: commands in shared memory that is rewritten meanwhile, requests that make no sense, and what can be done to
-// the shared files. The service has to answer, or end the connection.
+// siege sends requests from random bytes: commands in shared memory that is changed concurrently, invalid requests, and
+// changes of the shared files. The service must reply or close the connection.
 func siege(t testing.TB, b *besieged, device string, seed uint64, steps int) {
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	a := attack(t, b.loc, device)
@@ -100,7 +101,7 @@ func siege(t testing.TB, b *besieged, device string, seed uint64, steps int) {
 	for range steps {
 		r := devfile.Request{Op: devfile.Op(rnd.IntN(8)), Addr: number(), N: number()}
 		switch r.Op {
-		case devfile.OpWrite: // a header that may be right, and numbers that may be handles, addresses and sizes
+		case devfile.OpWrite: // a header that may be valid, and numbers that may be handles, addresses and sizes
 			size := 8 + 4*rnd.IntN(60)
 			binary.LittleEndian.PutUint32(mem, rnd.Uint32N(64)|rnd.Uint32N(8)/7<<31)
 			binary.LittleEndian.PutUint16(mem[4:], uint16(size/4))
@@ -120,7 +121,7 @@ func siege(t testing.TB, b *besieged, device string, seed uint64, steps int) {
 			r.Addr = window
 		case devfile.OpMemory:
 			if rnd.IntN(8) > 0 {
-				continue // mostly the end of the connection
+				continue // usually the connection has ended
 			}
 		}
 		fd := a.fds[1+rnd.IntN(len(a.fds)-1)]
@@ -142,14 +143,14 @@ func siege(t testing.TB, b *besieged, device string, seed uint64, steps int) {
 	}
 }
 
-// TestSieges is some random sieges; FuzzRequests is for more of them.
+// TestSieges runs several random sieges. FuzzRequests runs more of them.
 func TestSieges(t *testing.T) {
 	b := besiege(t)
 	before := held(b.srv)
 	for seed := range uint64(60) {
 		siege(t, b, []string{"rxe0", "rxe0", devfile.ConnectionManager}[seed%3], seed, 100)
 	}
-	testutil.Eventually(t, "what was held to be given back", func() bool { return held(b.srv) == before })
+	testutil.Eventually(t, "the charges to be released", func() bool { return held(b.srv) == before })
 	if n := b.panics.n.Load(); n > 0 {
 		t.Errorf("%d panics", n)
 	}
@@ -170,7 +171,7 @@ func FuzzRequests(f *testing.F) {
 	})
 }
 
-// FuzzFrames has both ends of the protocol read what makes no sense.
+// FuzzFrames makes both ends of the protocol read random data.
 func FuzzFrames(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0}, true)
 	f.Add(binary.LittleEndian.AppendUint64(make([]byte, 4), 1<<30), false)
@@ -192,7 +193,7 @@ func FuzzFrames(f *testing.F) {
 				_ = a.Err()
 			}
 			if len(fds) > 0 {
-				t.Fatal("descriptors that nobody has sent")
+				t.Fatal("got descriptors that were not sent")
 			}
 			if err != nil {
 				return

@@ -25,21 +25,22 @@ import (
 
 // Config configures a Server.
 type Config struct {
-	// Uverbs has the devices. It outlives the Server.
+	// Uverbs provides the devices. It must outlive the Server.
 	Uverbs *uverbs.Server
-	// CM is the connection manager; nil: there is none.
+	// CM is the connection manager; nil: the service has none.
 	CM *ucma.Server
-	// Quota counts what users hold; nil counts nothing.
+	// Quota counts the resources of users; nil: no limits.
 	Quota *quota.Ledger
-	// Copies bounds the accesses to the memory of a user's programs that go on at a time; nil: nothing does.
+	// Copies returns the limit of concurrent accesses to the memory of a user's programs; nil: no limit.
 	Copies func(u *quota.User) *umem.Copies
-	// Rights closes surplus descriptors of clients; nil: some of its own does.
+	// Rights closes unexpected descriptors of clients; nil: the Server creates its own.
 	Rights *rights.Queues
-	// Kept keeps users charged for what the service has made for their programs and these keep; nil does not.
+	// Kept keeps charging users for file descriptions that their programs have kept; nil: the charge ends with the
+	// file.
 	Kept *kept.Keeper
-	// Pollers look at the queues of clients; nil: some of its own.
+	// Pollers poll the queues of clients; nil: the Server creates its own.
 	Pollers *poller.Pollers
-	// Log gets what has no caller to be returned to; nil discards it.
+	// Log receives errors that cannot be returned to a caller; nil: they are discarded.
 	Log *slog.Logger
 }
 
@@ -51,7 +52,7 @@ type Server struct {
 	accounts map[accountKey]*account
 }
 
-// New makes a Server.
+// New returns a Server.
 func New(cfg Config) *Server {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -65,23 +66,24 @@ func New(cfg Config) *Server {
 	return &Server{cfg: cfg, accounts: map[accountKey]*account{}}
 }
 
-// Client is the process at the other end of a connection, as the kernel knows it.
+// Client is the process at the other end of a connection, with the credentials that the kernel reports.
 type Client struct {
 	principal.Principal
 	PID, UID int
-	Name     string   // of what it executes, for people
+	Name     string   // name of its program, for messages
 	Process  *os.File // a pidfd; the File closes it
 }
 
-// Info describes a file that was opened.
+// Info describes an opened file.
 type Info struct {
 	Device string // such as rxe0
 	Driver uapi.DriverID
 	ABI    int
 }
 
-// Open opens the device of a name, such as rxe0, for a client, or the connection manager (devfile.ConnectionManager). ENODEV if there is no such
-// device. It may sleep. Whatever becomes of it, the Client's Process is the Server's.
+// Open opens the named device, such as rxe0, or the connection manager (devfile.ConnectionManager) for a client. The
+// error is ENODEV if there is no such device. It may sleep. The Server takes ownership of c.Process, even if Open
+// fails.
 func (s *Server) Open(c Client, name string) (_ *File, _ Info, err error) {
 	f := &File{srv: s, client: c, bell: -1, user: s.cfg.Quota.Account(c.Account), kept: s.cfg.Kept.Of(s.cfg.Quota.Account(c.Account)), events: map[uint32]inode{}, nextNumber: firstNumber}
 	f.space.windows = umem.NewLocal()
@@ -110,12 +112,12 @@ func (s *Server) Open(c Client, name string) (_ *File, _ Info, err error) {
 	return nil, Info{}, fmt.Errorf("open %q: this service has no such device (`verbena link show` lists them): %w", name, syscall.ENODEV)
 }
 
-// connectionDescriptors is what a connection costs the service, beside itself and what it shares with the client: a pidfd, and that of its
-// account.
+// connectionDescriptors is the number of descriptors per connection, without the connection itself and the descriptors
+// shared with the client: its pidfd, and the pidfd of its account.
 const connectionDescriptors = 2
 
-// lockLimit is the client's RLIMIT_MEMLOCK. Of a process that is not wholly the client's any more, since it executes a set-uid program, the
-// capabilities do not count: others may use the connection meanwhile.
+// lockLimit returns the client's RLIMIT_MEMLOCK. If the process now executes a set-uid program, lockLimit ignores its
+// capabilities, because other processes may use the connection.
 func (c Client) lockLimit() (limit uint64, err error) {
 	var st unix.Stat_t
 	if err = unix.Stat("/proc/"+strconv.Itoa(c.PID), &st); err == nil {
@@ -125,30 +127,31 @@ func (c Client) lockLimit() (limit uint64, err error) {
 			limit, err = umem.SoftLockLimit(c.PID)
 		}
 	}
-	if err != nil || exited(c.Process) { // the number may be another's by now
+	if err != nil || exited(c.Process) { // the process ID may have been reused
 		return 0, umem.ErrLimit
 	}
 	return limit, nil
 }
 
-// account is what all files of one process are charged to.
+// account is the account of locked memory that all files of a process share.
 type account struct {
 	*umem.Account
 	srv   *Server
 	key   accountKey
 	owner Client // with a pidfd of the account's own
-	users int    // files; under Server.mu
+	users int    // number of files; protected by Server.mu
 }
 
 type accountKey struct{ pid, uid int }
 
-// accountOf returns the account of a client's process for one more file, which account.put ends.
+// accountOf returns the account of a client's process, with a reference for one more file. account.put drops the
+// reference.
 func (s *Server) accountOf(c Client) (*account, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := accountKey{c.PID, c.UID}
 	a := s.accounts[key]
-	if a == nil || exited(a.owner.Process) { // the number is another's now
+	if a == nil || exited(a.owner.Process) { // the process ID was reused
 		var pidfd int
 		conn, err := c.Process.SyscallConn()
 		if err == nil {
@@ -167,7 +170,7 @@ func (s *Server) accountOf(c Client) (*account, error) {
 	return a, nil
 }
 
-// put ends a file's use of the account.
+// put drops the reference of a file.
 func (a *account) put() {
 	s := a.srv
 	s.mu.Lock()
@@ -181,7 +184,7 @@ func (a *account) put() {
 	a.owner.Process.Close()
 }
 
-// exited reports whether the process of a pidfd has ended: then the pidfd is readable.
+// exited reports whether the process of a pidfd has ended. The pidfd of an ended process is readable.
 func exited(pidfd *os.File) bool {
 	conn, err := pidfd.SyscallConn()
 	if err != nil {
@@ -201,7 +204,7 @@ func exited(pidfd *os.File) bool {
 	return over
 }
 
-// errno returns what the client sees of an error.
+// errno returns the error number for the client.
 func errno(err error) syscall.Errno {
 	var e syscall.Errno
 	if errors.As(err, &e) && e > 0 {

@@ -12,11 +12,11 @@ import (
 	"verbena/umem"
 )
 
-// space is the memory that addresses in the commands of a client are of: what it shares with the service and, where it has handed that over,
-// its own. (umem.Space)
+// space is the memory that a client's commands can address: the shared memory and, once handed over, the client's own
+// memory. It implements umem.Space.
 type space struct {
 	windows *umem.Local
-	count   int                          // of windows; of the thread that answers
+	count   int                          // number of windows; only the serving goroutine uses it
 	process atomic.Pointer[umem.Process] // nil: not handed over
 }
 
@@ -29,7 +29,7 @@ func (s *space) Check(addr, length uint64, write bool) error {
 	return err
 }
 
-// Windows is the memory that the client shares with the service. (umem.Region.Direct)
+// Windows returns the memory that the client shares with the service, see umem.Region.Direct.
 func (s *space) Windows() *umem.Local { return s.windows }
 
 // ReadV implements umem.Space.
@@ -56,12 +56,12 @@ func (s *space) close() {
 	}
 }
 
-// memoryDescriptors is what the memory of a client costs the service: two files of /proc, and a pidfd.
+// memoryDescriptors is the number of descriptors for the memory of a client: two files of /proc, and a pidfd.
 const memoryDescriptors = 3
 
-// takeMemory makes the client's own memory part of the space. The descriptors are its /proc/self/mem and /proc/self/maps, opened by itself: they
-// reach no more than the client does. Files that the service opened by the number of the process would be those of a set-uid program that it
-// executes meanwhile, whose mappings are nobody's business.
+// takeMemory adds the client's own memory to the space. The descriptors are /proc/self/mem and /proc/self/maps, opened
+// by the client, so they give no access beyond the client's own. The service must not open these files by process ID:
+// if the process executes a set-uid program in between, they would show the mappings of that program.
 //
 //verbena:allow close both were found to be files of /proc, whose close does not wait
 func (f *File) takeMemory(fds []int) (err error) {
@@ -83,7 +83,7 @@ func (f *File) takeMemory(fds []int) (err error) {
 	if pidfd, err = unix.PidfdOpen(f.client.PID, unix.PIDFD_NONBLOCK); err != nil {
 		return fail(err)
 	}
-	if exited(f.client.Process) { // the number may be another's
+	if exited(f.client.Process) { // the process ID may have been reused
 		return fail(syscall.ESRCH)
 	}
 	if err := f.user.Take(quota.Descriptors, memoryDescriptors); err != nil {

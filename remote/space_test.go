@@ -9,7 +9,7 @@ import (
 	"verbena/umem"
 )
 
-// TestSpaceDirect: what a client shares with the service is there for it to copy from; the rest of its memory is not.
+// TestSpaceDirect checks that the service can access a client's shared memory directly, but not the rest of its memory.
 func TestSpaceDirect(t *testing.T) {
 	pages := func() []byte {
 		b, err := syscall.Mmap(-1, 0, 1<<16, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED|syscall.MAP_ANON)
@@ -21,7 +21,7 @@ func TestSpaceDirect(t *testing.T) {
 	}
 	shared, own := pages(), pages()
 	s := &space{windows: umem.NewLocal()}
-	const addr = 0x5000_0000_0000 // of the client's mapping
+	const addr = 0x5000_0000_0000 // the address of the client's mapping
 	if err := s.windows.AddAt(addr, shared); err != nil {
 		t.Fatal(err)
 	}
@@ -50,11 +50,11 @@ func TestSpaceDirect(t *testing.T) {
 	}
 }
 
-// TestSpaceCheck tests the bounds of the memory that commands can name: the shared buffers, and the process's own
-// memory once the client has handed it over, as it is mapped.
+// TestSpaceCheck tests the limits of the memory that commands can address: the shared buffers and, once handed over,
+// the process's own memory with the access rights of its mappings.
 func TestSpaceCheck(t *testing.T) {
 	page := uint64(umem.PageSize)
-	pages := func(prot int) uint64 { // three pages, of which the outer ones are not accessible
+	pages := func(prot int) uint64 { // three pages, the outer two inaccessible
 		b, err := syscall.Mmap(-1, 0, int(3*page), syscall.PROT_NONE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
 		if err != nil {
 			t.Fatal(err)
