@@ -22,7 +22,7 @@ import (
 	"verbena/roce"
 )
 
-// tapped makes a packet from a to b, unsealed.
+// tapped returns an unsealed packet from a to b.
 func tapped(a, b string, op roce.Opcode, qp uint32, payload int) *link.Tapped {
 	data := make([]byte, op.PacketLen(payload))
 	k := roce.NewPacket(data, &roce.BTHFields{Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp, PSN: 5}, payload)
@@ -38,7 +38,7 @@ func tapped(a, b string, op roce.Opcode, qp uint32, payload int) *link.Tapped {
 	}
 }
 
-// A frame has the ICRC and the checksums that it would have on the wire.
+// TestFrame checks that a frame has the same ICRC and checksums as on the wire.
 func TestFrame(t *testing.T) {
 	for _, ips := range [][2]string{{"10.0.0.1", "10.0.0.2"}, {"fd00::1", "fd00::2"}, {"fe80::1%eth0", "fe80::2%eth0"}} {
 		for _, size := range []int{0, 1, 3, 64, 1023, 4096} {
@@ -48,7 +48,7 @@ func TestFrame(t *testing.T) {
 			if ok, is := roce.CheckIP(f); !ok || !is {
 				t.Errorf("%v, %d bytes: RoCE %v, ICRC right %v", ips, size, is, ok)
 			}
-			// A sealed packet is left as it is, a damaged one too.
+			// A sealed packet is not changed, even if it is damaged.
 			sealed := *p
 			sealed.Unsealed = false
 			sealed.Data = slices.Clone(f[len(f)-len(p.Data):])
@@ -57,7 +57,7 @@ func TestFrame(t *testing.T) {
 			}
 			sealed.Data[12] ^= 1
 			if ok, _ := roce.CheckIP(appendFrame(nil, &sealed)); ok {
-				t.Errorf("%v, %d bytes: damage is hidden", ips, size)
+				t.Errorf("%v, %d bytes: the ICRC of a damaged packet was corrected", ips, size)
 			}
 			packet := gopacket.NewPacket(f, layers.LinkTypeRaw, gopacket.Default)
 			udp, ok := packet.Layer(layers.LayerTypeUDP).(*layers.UDP)
@@ -84,13 +84,13 @@ func TestFrame(t *testing.T) {
 	}
 }
 
-// A UDP checksum that comes out as 0 is sent as its other form.
+// TestFrameChecksumZero checks that a UDP checksum of 0 is sent as 0xffff.
 func TestFrameChecksumZero(t *testing.T) {
 	p := tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 64)
 	f := appendFrame(nil, p)
 	udp := f[20:]
 	p.Data, p.Unsealed = udp[8:], false
-	// Adding to one word what the checksum is makes the sum ones.
+	// Adding the checksum to a word makes the sum 0xffff.
 	word := p.Data[20:]
 	binary.BigEndian.PutUint16(word, fold(uint32(binary.BigEndian.Uint16(word))+uint32(binary.BigEndian.Uint16(udp[6:]))))
 	if f := appendFrame(nil, p); binary.BigEndian.Uint16(f[26:]) != 0xffff {
@@ -112,8 +112,8 @@ func TestFilter(t *testing.T) {
 	}{
 		{"", all},
 		{"qp=17", []*link.Tapped{out}},
-		{"qp=18", []*link.Tapped{out, in}}, // sent by it, and for it
-		{"qp=0x63", []*link.Tapped{ud}},    // the datagram tells its sender
+		{"qp=18", []*link.Tapped{out, in}}, // sent by it and to it
+		{"qp=0x63", []*link.Tapped{ud}},    // a datagram has the number of its sender
 		{"qp=17,qp=30", []*link.Tapped{out, read}},
 		{"src=10.0.0.1", []*link.Tapped{out, read}},
 		{"src=fe80::1", []*link.Tapped{ud}},
@@ -170,7 +170,7 @@ func FuzzFilter(f *testing.F) {
 	})
 }
 
-// read takes a file apart.
+// read parses a capture file.
 func read(t *testing.T, b []byte) (frames [][]byte, infos []gopacket.CaptureInfo, ng *pcapgo.NgReader) {
 	t.Helper()
 	ng, err := pcapgo.NewNgReader(bytes.NewReader(b), pcapgo.NgReaderOptions{WantMixedLinkType: true})
@@ -189,7 +189,7 @@ func read(t *testing.T, b []byte) (frames [][]byte, infos []gopacket.CaptureInfo
 	}
 }
 
-// directions are those of the packets in a file, as epb_flags has them: 1 in, 2 out.
+// directions returns the directions of the packets in a file, in the encoding of epb_flags: 1 in, 2 out.
 func directions(b []byte) (d []uint32) {
 	for len(b) >= 12 {
 		n := binary.LittleEndian.Uint32(b[4:])
@@ -217,13 +217,13 @@ func TestRecorder(t *testing.T) {
 		p := tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100)
 		q := tapped("10.0.0.2", "10.0.0.1", roce.RCAcknowledge, 17, 0)
 		q.Out, q.Time = false, start.Add(3*time.Nanosecond)
-		a.Packet(q) // the answer is seen first
+		a.Packet(q) // the response is seen first
 		a.Packet(p)
 		a.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 18, 100))
-		clear(p.Data) // it was copied
+		clear(p.Data) // the recorder must have copied it
 		testutil.Advance(time.Second)
 		if len(directions(file.Bytes())) != 2 {
-			t.Error("packets are not written while the recording goes on")
+			t.Error("no packets were written before Close")
 		}
 		b := r.Interface("rxe1", "")
 		b.Packet(tapped("fd00::1", "fd00::2", roce.RCSendOnly, 17, 100))
@@ -231,7 +231,7 @@ func TestRecorder(t *testing.T) {
 		if err != nil || sum != (Summary{Packets: 3}) {
 			t.Errorf("the sum is %+v, error %v", sum, err)
 		}
-		a.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100)) // too late
+		a.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100)) // after the end of the recording
 		if again, err := r.Close(); again != sum || err != nil {
 			t.Errorf("closed again: %+v, %v", again, err)
 		}
@@ -271,7 +271,7 @@ func TestRecorderCount(t *testing.T) {
 		select {
 		case <-r.Done():
 		case <-time.After(time.Minute):
-			t.Error("the recording goes on after its count")
+			t.Error("the recording has not ended after Count packets")
 		}
 		if sum, err := r.Close(); err != nil || sum != (Summary{Packets: 5}) {
 			t.Errorf("the sum is %+v, error %v", sum, err)
@@ -282,15 +282,15 @@ func TestRecorderCount(t *testing.T) {
 	})
 }
 
-// A packet that is seen late is put where its time is, and packets that wait for that keep their bytes while the buffers
-// are used again.
+// TestRecorderReorders checks that a packet with an earlier timestamp is written in order of time, and that pending
+// packets keep their bytes when the buffers are reused.
 func TestRecorderReorders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var file bytes.Buffer
 		r := New(&file, Options{})
 		tap := r.Interface("rxe0", "")
 		start := time.Now()
-		for i, late := range []time.Duration{500, 150, 400, 350} { // milliseconds
+		for i, late := range []time.Duration{500, 150, 400, 350} { // in milliseconds
 			p := tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, uint32(20+i), 100)
 			p.Time = start.Add(late * time.Millisecond)
 			tap.Packet(p)
@@ -316,7 +316,7 @@ func TestRecorderReorders(t *testing.T) {
 	})
 }
 
-// stuck is a writer that stands still until it is let go.
+// stuck is a writer that blocks until it is released.
 type stuck struct {
 	bytes.Buffer
 	let chan struct{}
@@ -327,7 +327,7 @@ func (s *stuck) Write(b []byte) (int, error) {
 	return s.Buffer.Write(b)
 }
 
-// A writer that stands still holds up nobody; what it costs is counted.
+// TestRecorderStuckWriter checks that a blocked writer does not block devices, and that dropped packets are counted.
 func TestRecorderStuckWriter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &stuck{let: make(chan struct{})}
@@ -340,7 +340,7 @@ func TestRecorderStuckWriter(t *testing.T) {
 		}
 		close(w.let)
 		sum, err := r.Close()
-		// One buffer is with the writer when it gets stuck, and another one fills up.
+		// The blocked writer has one buffer, and another one fills up.
 		if err != nil || sum.Packets+sum.Dropped != packets || sum.Packets < fit || sum.Packets > 2*fit {
 			t.Errorf("the sum is %+v, error %v", sum, err)
 		}
@@ -369,7 +369,7 @@ func TestRecorderBrokenWriter(t *testing.T) {
 	})
 }
 
-// Many threads at once: every packet is in the file or counted.
+// TestRecorderConcurrent checks that each packet of many threads is either in the file or counted as dropped.
 func TestRecorderConcurrent(t *testing.T) {
 	var file bytes.Buffer
 	r := New(&file, Options{})

@@ -12,10 +12,10 @@ import (
 	"verbena/roce"
 )
 
-// ErrFilter: the text is not a filter.
+// ErrFilter is the error of an invalid filter.
 var ErrFilter = errors.New("bad filter")
 
-// FilterHelp describes the language in a few lines, for users.
+// FilterHelp describes the filter language for users.
 const FilterHelp = `A filter is a list of KEY=VALUE, separated by commas. A packet must match all keys; of values of the same key one is enough.
   qp=N         queue pair that the packet is for, or that sends it where that is known: always for packets that go out
   src=IP       source address
@@ -25,7 +25,7 @@ const FilterHelp = `A filter is a list of KEY=VALUE, separated by commas. A pack
   opcode=NAME  operation: part of its name in the specification, such as read, write, ack, "send only", "ud send"; or
                a number, such as 0x11`
 
-// Filter selects packets. A nil Filter selects all.
+// Filter selects packets. A nil Filter selects all packets.
 type Filter struct {
 	text    string
 	qps     []uint32
@@ -34,10 +34,10 @@ type Filter struct {
 	host    []netip.Addr
 	in, out bool
 	opcodes [256]bool
-	named   bool // opcodes counts
+	named   bool // opcodes is in use
 }
 
-// ParseFilter reads a filter; see [FilterHelp]. An empty one selects everything. The error wraps [ErrFilter].
+// ParseFilter parses a filter, see [FilterHelp]. An empty text selects all packets. The error wraps [ErrFilter].
 func ParseFilter(text string) (*Filter, error) {
 	f := &Filter{text: text}
 	if strings.TrimSpace(text) == "" {
@@ -115,12 +115,12 @@ func (f *Filter) addOpcode(value string) error {
 	return nil
 }
 
-// words makes names comparable.
+// words normalises names for comparisons.
 func words(s string) string {
 	return strings.Join(strings.FieldsFunc(strings.ToLower(s), func(r rune) bool { return r == ' ' || r == '-' || r == '_' }), " ")
 }
 
-// String is the filter's text.
+// String returns the text of the filter.
 func (f *Filter) String() string {
 	if f == nil {
 		return ""
@@ -128,7 +128,7 @@ func (f *Filter) String() string {
 	return f.text
 }
 
-// Match reports whether a packet is selected. It may not sleep.
+// Match reports whether the filter selects a packet. It may not sleep.
 func (f *Filter) Match(p *link.Tapped) bool {
 	if f == nil || f.text == "" {
 		return true
@@ -151,10 +151,10 @@ func (f *Filter) Match(p *link.Tapped) bool {
 	return true
 }
 
-// unknownQP is no queue pair's number.
+// unknownQP is not a valid queue pair number.
 const unknownQP = 1 << 24
 
-// sender is the number of the queue pair that sends a packet, if the device or the packet tells it.
+// sender returns the number of the sending queue pair, if the device or the packet has it, else unknownQP.
 func sender(p *link.Tapped) uint32 {
 	if p.QP != 0 {
 		return p.QP

@@ -15,7 +15,7 @@ const (
 	protUDP = 17
 )
 
-// appendFrame appends a packet as it looks on the wire, from the IP header on.
+// appendFrame appends the bytes of a packet as on the wire, from the IP header on.
 func appendFrame(b []byte, p *link.Tapped) []byte {
 	udp := udpLen + len(p.Data)
 	src, dst := p.Src.Addr().Unmap().WithZone(""), p.Dst.Addr().Unmap().WithZone("")
@@ -25,7 +25,7 @@ func appendFrame(b []byte, p *link.Tapped) []byte {
 		h[0], h[1] = 4<<4|ip4Len/4, p.TOS
 		binary.BigEndian.PutUint16(h[2:], uint16(ip4Len+udp))
 		binary.BigEndian.PutUint16(h[4:], p.ID)
-		h[6] = 0x40 // don't fragment
+		h[6] = 0x40 // do not fragment
 		h[8], h[9] = p.TTL, protUDP
 		s, d := src.As4(), dst.As4()
 		copy(h[12:], s[:])
@@ -56,13 +56,13 @@ func appendFrame(b []byte, p *link.Tapped) []byte {
 	}
 	check := ^fold(sum(pseudo+protUDP+uint32(udp), b[u:]))
 	if check == 0 {
-		check = 0xffff // 0 says that there is none
+		check = 0xffff // 0 means no checksum
 	}
 	binary.BigEndian.PutUint16(b[u+6:], check)
 	return b
 }
 
-// sum adds up 16-bit words for a checksum of RFC 1071.
+// sum adds 16-bit words for a checksum (RFC 1071).
 func sum(s uint32, b []byte) uint32 {
 	n := uint64(s)
 	for ; len(b) >= 2; b = b[2:] {

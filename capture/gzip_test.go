@@ -6,9 +6,10 @@ import (
 	"testing"
 )
 
-// TestVerifyNestedGzip: a capture may be compressed once. A file can decompress to itself, so that there would be no end.
+// TestVerifyNestedGzip checks that only one level of compression is accepted. A file can decompress to itself, so an
+// unlimited number of levels might never end.
 func TestVerifyNestedGzip(t *testing.T) {
-	pcap := []byte{0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0} // without a packet
+	pcap := []byte{0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0} // without packets
 	compress := func(b []byte) []byte {
 		var out bytes.Buffer
 		z := gzip.NewWriter(&out)

@@ -16,56 +16,57 @@ import (
 	"verbena/link"
 )
 
-// Options configure a Recorder. The zero value records everything until Close.
+// Options holds the options of a Recorder. The zero value records all packets until Close.
 type Options struct {
 	Filter *Filter
-	// Count ends the recording after so many packets; 0: never.
+	// Count is the number of packets after which the recording ends; 0: no limit.
 	Count uint64
-	// Buffer is how many bytes may wait to be written; 0: 32 MiB.
+	// Buffer is the size of the packet buffer in bytes; 0: 32 MiB.
 	Buffer int
-	// Comment is that of the file.
+	// Comment is the comment in the file.
 	Comment string
 }
 
 const (
 	defaultBuffer = 32 << 20
-	// recordCost is what a packet counts for in the buffer beside its bytes.
+	// recordCost is the size charged to the buffer for a packet, in addition to its bytes.
 	recordCost = 256
-	// flushPeriod is how long a packet may wait, so that a live display is live.
+	// flushPeriod limits the delay of packets in the file, for live displays.
 	flushPeriod = 100 * time.Millisecond
-	// reorderTime: a packet is written when it is so old, as one with an earlier time may still come.
+	// reorderTime is the minimum age of a packet at which it is written. Until then a packet with an earlier timestamp
+	// may arrive.
 	reorderTime = 20 * time.Millisecond
 )
 
-// Summary is what a recording came to, in packets.
+// Summary holds the numbers of packets of a recording.
 type Summary struct {
-	Packets uint64 `json:"packets"` // in the file
-	Dropped uint64 `json:"dropped"` // that the filter let pass, and for which there was no room
+	Packets uint64 `json:"packets"` // written to the file
+	Dropped uint64 `json:"dropped"` // selected by the filter, but lost because the buffer was full
 }
 
 // Recorder writes packets to a file. It is safe for concurrent use.
 type Recorder struct {
 	opts Options
-	w    *pcapgo.NgWriter // nil until there is an interface; the goroutine's
+	w    *pcapgo.NgWriter // nil until there is an interface; used by the goroutine only
 	to   io.Writer
 
-	over   atomic.Bool   // nothing more is taken
+	over   atomic.Bool   // no more packets are accepted
 	ending chan struct{} // closed by Close
-	done   chan struct{} // closed when over by itself
+	done   chan struct{} // closed when the recording has ended by itself
 	ended  chan struct{} // closed when the goroutine has returned
 	full   chan struct{} // the buffer is half full
 	once   sync.Once
 
 	mu         sync.Mutex
-	taken      uint64 // packets, up to Count
+	taken      uint64 // number of accepted packets, up to Count
 	interfaces []*tap
 	filled     batch
 
-	// The goroutine's.
+	// Used by the goroutine only.
 	spare   batch
-	pending []record // that are too young, with bytes of their own
+	pending []record // packets that are too young; they own their bytes
 	frame   []byte
-	known   int // interfaces in the file
+	known   int // number of interfaces in the file
 	summary Summary
 	err     error
 }
@@ -78,21 +79,21 @@ type batch struct {
 
 type record struct {
 	link.Tapped     // without Data
-	from, to    int // in the bytes of the batch
+	from, to    int // range in the bytes of the batch
 	tap         *tap
 }
 
-// tap is an interface of the file.
+// tap is an interface of the file. It implements link.Tap.
 type tap struct {
 	r                 *Recorder
 	id                int
 	name, description string
 	start             time.Time
-	seen              atomic.Uint64 // that the filter let pass
+	seen              atomic.Uint64 // packets that the filter selected
 	dropped           atomic.Uint64
 }
 
-// New starts a recording to w, which is written to by a goroutine of the Recorder. The caller must Close it.
+// New starts a recording to w. A goroutine of the Recorder writes to w. The caller must call Close.
 func New(w io.Writer, opts Options) *Recorder {
 	if opts.Buffer == 0 {
 		opts.Buffer = defaultBuffer
@@ -101,7 +102,7 @@ func New(w io.Writer, opts Options) *Recorder {
 		opts: opts, to: w,
 		ending: make(chan struct{}), done: make(chan struct{}), ended: make(chan struct{}), full: make(chan struct{}, 1),
 	}
-	// All of it now, though hardly any is touched: growing would copy while a device waits.
+	// Allocate the whole buffer now. Growing it later would copy it while a device waits.
 	for _, b := range []*batch{&r.filled, &r.spare} {
 		*b = batch{make([]record, 0, opts.Buffer/recordCost+1), make([]byte, 0, opts.Buffer)}
 	}
@@ -109,7 +110,7 @@ func New(w io.Writer, opts Options) *Recorder {
 	return r
 }
 
-// Interface makes an interface of the file, and returns the tap for its packets.
+// Interface adds an interface to the file, and returns the tap for its packets.
 func (r *Recorder) Interface(name, description string) link.Tap {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -118,11 +119,12 @@ func (r *Recorder) Interface(name, description string) link.Tap {
 	return t
 }
 
-// Done is closed when the recording has ended by itself: it has reached its count, or cannot be written.
+// Done returns a channel that is closed when the recording has ended by itself: after Count packets, or after a write
+// error.
 func (r *Recorder) Done() <-chan struct{} { return r.done }
 
-// Close ends the recording, writes what is left, and the statistics. It returns when all is written; the writer's
-// first error is returned. It may sleep for as long as the writer does.
+// Close ends the recording, and writes the remaining packets and the statistics. It blocks until all data are written,
+// and returns the first error of the writer.
 func (r *Recorder) Close() (Summary, error) {
 	r.over.Store(true)
 	r.once.Do(func() { close(r.ending) })
@@ -161,7 +163,7 @@ func (t *tap) Packet(p *link.Tapped) {
 	}
 }
 
-// run writes until the recording is over.
+// run writes packets until the recording ends.
 func (r *Recorder) run() {
 	defer close(r.ended)
 	tick := time.NewTicker(flushPeriod)
@@ -187,7 +189,8 @@ func (r *Recorder) run() {
 	r.finish()
 }
 
-// flush writes the packets that are old enough, or all, and reports whether there are enough of them now.
+// flush writes the packets that are old enough, or all of them. It reports whether the recording should end: Count
+// packets were accepted, or a write has failed.
 func (r *Recorder) flush(all bool) (enough bool) {
 	r.mu.Lock()
 	b := r.filled
@@ -216,7 +219,7 @@ func (r *Recorder) flush(all bool) (enough bool) {
 	}
 	rest := make([]record, 0, len(list)-n)
 	for _, x := range list[n:] {
-		x.Data = slices.Clone(x.Data) // the bytes of the batch are used again
+		x.Data = slices.Clone(x.Data) // the bytes of the batch are reused
 		rest = append(rest, x)
 	}
 	r.pending = rest
@@ -227,7 +230,7 @@ func (r *Recorder) flush(all bool) (enough bool) {
 	return enough || r.err != nil
 }
 
-// do does a step of writing unless one has failed.
+// do runs a step of writing, unless an earlier step has failed.
 func (r *Recorder) do(step func() error) {
 	if r.err == nil {
 		if err := step(); err != nil {
@@ -269,7 +272,7 @@ func (r *Recorder) write(x *record) error {
 func (r *Recorder) finish() {
 	r.mu.Lock()
 	interfaces := r.interfaces
-	for _, x := range r.filled.records { // of calls that had begun when it was over
+	for _, x := range r.filled.records { // accepted by calls that were in progress at the end
 		x.tap.dropped.Add(1)
 	}
 	r.mu.Unlock()

@@ -14,27 +14,27 @@ import (
 	"verbena/roce"
 )
 
-// Packet is a RoCEv2 packet of a capture. In a capture of Verbena's that has both ends a packet is there twice, as it leaves and as it arrives:
-// here it is one.
+// Packet is a RoCEv2 packet of a capture. A capture by Verbena of both ends has each packet twice, when it leaves and
+// when it arrives. The two records are merged into one Packet.
 type Packet struct {
-	Frame   int       // number of its first frame, from 1, as Wireshark counts
-	Sent    time.Time // zero: not seen to leave
-	Arrived time.Time // zero: not seen to arrive
-	From    int       // the end that sends it: 0 or 1
+	Frame   int       // number of its first frame, from 1, as in Wireshark
+	Sent    time.Time // zero: not captured at the sender
+	Arrived time.Time // zero: not captured at the receiver
+	From    int       // index of the sending end: 0 or 1
 	Op      roce.Opcode
 	PSN     roce.PSN
 	Payload int  // bytes
-	AckReq  bool // asks for an acknowledgement
-	// HasSyndrome packets are acknowledgements, with their Syndrome.
+	AckReq  bool // the AckReq bit
+	// HasSyndrome marks acknowledgements, which have a Syndrome.
 	HasSyndrome bool
 	Syndrome    roce.Syndrome
-	Again       bool // its PSN was sent before, as a request
-	Gap         bool // requests before it are missing: they were dropped before the capture, or not captured
-	Lost        bool // it has left, and did not arrive, where the capture has arrivals of that end
+	Again       bool // a request with a PSN that was sent before
+	Gap         bool // earlier requests are missing: they were dropped before the capture, or not captured
+	Lost        bool // the packet was sent but has not arrived, and the capture has arrivals in its direction
 	BadICRC     bool
 }
 
-// At is when it was seen first.
+// At returns the time of its first record.
 func (p *Packet) At() time.Time {
 	if p.Sent.IsZero() {
 		return p.Arrived
@@ -42,10 +42,10 @@ func (p *Packet) At() time.Time {
 	return p.Sent
 }
 
-// End is one end of a Connection.
+// End is an end of a Connection.
 type End struct {
 	Addr netip.Addr
-	QP   uint32 // 0: no packet to it was seen
+	QP   uint32 // 0: unknown, no packets to it were captured
 }
 
 func (e End) String() string {
@@ -55,16 +55,17 @@ func (e End) String() string {
 	return fmt.Sprintf("%v QP %d", e.Addr, e.QP)
 }
 
-// Connection is the packets between two queue pairs of RC, UC or XRC. The first End is that of the first packet's sender. Which queue pairs
-// belong together the packets do not say: they are taken to be those of one UDP source port, or the only ones between two addresses.
+// Connection holds the packets between two queue pairs of RC, UC or XRC. The first End is the sender of the first
+// packet. Packets have only the number of the destination queue pair. Therefore two queue pairs are matched by their
+// UDP source port, or because they are the only ones between two addresses.
 type Connection struct {
 	Ends    [2]End
 	Service roce.Service
 	Packets []Packet
-	More    int // packets that there was no room for
+	More    int // number of packets beyond the limit
 }
 
-// flow is a direction of packets to one queue pair.
+// flow is the direction of packets to one queue pair.
 type flow struct {
 	src, dst netip.Addr
 	port     uint16
@@ -74,14 +75,14 @@ type flow struct {
 type seenPacket struct {
 	Packet
 	flow
-	in, out bool // its direction, where the capture says it
+	in, out bool // direction, if the capture has it
 }
 
-// maxPackets bounds the packets that are kept, over all connections.
+// maxPackets limits the number of packets kept, for all connections together.
 const maxPackets = 1 << 20
 
-// Connections reads the connections of a capture, pcap or pcapng, in the order of their first packets. Datagrams, and packets between three
-// parties, are not among them.
+// Connections returns the connections in a pcap or pcapng capture, in the order of their first packets. It ignores
+// datagrams and packets between more than two parties.
 func Connections(r io.Reader) ([]*Connection, error) {
 	next, err := frames(r)
 	if err != nil {
@@ -123,7 +124,7 @@ func Connections(r io.Reader) ([]*Connection, error) {
 	}
 }
 
-// parse reads a packet of a connected service.
+// parse parses a packet of a connected service.
 func parse(ip []byte) (p seenPacket, ok bool) {
 	const udpLen = 8
 	var udp []byte
@@ -148,7 +149,7 @@ func parse(ip []byte) (p seenPacket, ok bool) {
 		return p, false
 	}
 	switch pkt.Opcode.Service() {
-	case roce.RC, roce.UC, roce.XRC: // of others a queue pair has many peers
+	case roce.RC, roce.UC, roce.XRC: // queue pairs of other services have many peers
 	default:
 		return p, false
 	}
@@ -160,9 +161,9 @@ func parse(ip []byte) (p seenPacket, ok bool) {
 	return p, true
 }
 
-// join makes connections of packets.
+// join groups packets into connections.
 func join(all []seenPacket, dropped int) []*Connection {
-	// The queue pairs to which each address sends another, by port.
+	// Flows between two addresses.
 	type pair struct {
 		src, dst netip.Addr
 	}
@@ -174,7 +175,7 @@ func join(all []seenPacket, dropped int) []*Connection {
 		}
 		to[k][all[i].flow] = true
 	}
-	// opposite finds the flow back.
+	// opposite returns the flow in the opposite direction.
 	opposite := func(f flow) (flow, bool) {
 		back := to[pair{f.dst, f.src}]
 		var same []flow
@@ -195,7 +196,7 @@ func join(all []seenPacket, dropped int) []*Connection {
 	}
 	var list []*Connection
 	of := map[flow]*Connection{}
-	end := map[flow]int{} // that a flow leads to
+	end := map[flow]int{} // index of the end that receives the flow
 	arrivals := map[flow]bool{}
 	for i := range all {
 		p := &all[i]
@@ -212,7 +213,7 @@ func join(all []seenPacket, dropped int) []*Connection {
 		}
 		list = append(list, c)
 	}
-	// Packets that have left, by what tells them apart, until they arrive.
+	// Packets that have left and have not yet arrived, by their distinguishing fields.
 	type key struct {
 		flow
 		op       roce.Opcode
@@ -226,7 +227,8 @@ func join(all []seenPacket, dropped int) []*Connection {
 		p := &all[i]
 		c := of[p.flow]
 		k := key{p.flow, p.Op, p.PSN, p.Payload, p.Syndrome}
-		if n := len(away[k]); p.in && n > 0 { // of several the last: those before it were lost, or they would have arrived
+		// Match the latest copy: earlier ones would have arrived before it, so they were lost.
+		if n := len(away[k]); p.in && n > 0 {
 			at := away[k][n-1]
 			away[k] = away[k][:n-1]
 			c.Packets[at].Arrived = p.Arrived
@@ -259,18 +261,18 @@ func join(all []seenPacket, dropped int) []*Connection {
 	return list
 }
 
-// request is the latest request of a flow. A READ takes as many PSNs as its response has packets.
+// request is the latest request of a flow. A READ takes one PSN for each packet of its response.
 type request struct {
 	psn  roce.PSN
 	read bool
 }
 
-// request reports whether a packet is of the sender's own sequence of PSNs.
+// request reports whether a packet has a PSN of the sender's own sequence.
 func (p *Packet) request() bool {
 	return !p.HasSyndrome && !strings.Contains(p.Op.String(), "RESPONSE")
 }
 
-// what is the packet in words.
+// what returns a description of the packet.
 func (p *Packet) what() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s psn %d", strings.TrimPrefix(p.Op.String(), p.Op.Service().String()+" "), p.PSN)
@@ -286,7 +288,7 @@ func (p *Packet) what() string {
 	return b.String()
 }
 
-// note is what is wrong with it, empty if nothing is.
+// note returns the faults of the packet, or an empty string.
 func (p *Packet) note() string {
 	var w []string
 	for _, x := range []struct {
@@ -301,7 +303,7 @@ func (p *Packet) note() string {
 	return strings.Join(w, ", ")
 }
 
-// Summary is the connection in a line.
+// Summary describes the connection in a line.
 func (c *Connection) Summary() string {
 	var again, naks, lost, bad int
 	for i := range c.Packets {
@@ -330,13 +332,13 @@ func (c *Connection) Summary() string {
 // Has reports whether an end has the queue pair number.
 func (c *Connection) Has(qp uint32) bool { return c.Ends[0].QP == qp || c.Ends[1].QP == qp }
 
-// Trouble reports whether a packet is not as it should be.
+// Trouble reports whether a packet has a fault.
 func (c *Connection) Trouble() bool {
 	return slices.ContainsFunc(c.Packets, func(p Packet) bool { return p.note() != "" })
 }
 
-// cut returns the packets to show: limit of them at most, 0: all, from the first one on that is not as it should be but for a few before it,
-// if trouble is set.
+// cut returns the packets to show: at most limit of them, 0: all. With trouble set, it starts a few packets before the
+// first packet with a fault.
 func (c *Connection) cut(limit int, trouble bool) []Packet {
 	list := c.Packets
 	if trouble {
@@ -353,7 +355,7 @@ func (c *Connection) cut(limit int, trouble bool) []Packet {
 	return list
 }
 
-// Text writes the packets, a line each: the time since the connection's first packet, and the packet with its direction.
+// Text writes the packets, one a line: the time since the first packet, and the packet with its direction.
 func (c *Connection) Text(w io.Writer, limit int, trouble bool) error {
 	const width = 46
 	list := c.cut(limit, trouble)
@@ -395,7 +397,8 @@ func (c *Connection) first() time.Time {
 	return c.Packets[0].At()
 }
 
-// SVG writes the packets as a picture: a line down for each end, an arrow for each packet, those that are not as they should be in red.
+// SVG writes the packets as a picture. Each end is a vertical line and each packet an arrow; packets with faults are
+// red.
 func (c *Connection) SVG(w io.Writer, limit int, trouble bool) error {
 	const width, left, right, top, row = 900, 300, 720, 96, 20
 	list := c.cut(limit, trouble)
@@ -436,7 +439,7 @@ func (c *Connection) SVG(w io.Writer, limit int, trouble bool) error {
 		}
 		end := fmt.Sprintf(`marker-end="url(#%s)"`, marker)
 		y2 := y + row/2
-		if p.Lost { // it ends on the way, in a cross
+		if p.Lost { // it ends in transit, with a cross
 			x2, y2, end = x1+(x2-x1)*7/10, y+row*35/100, ""
 			fmt.Fprintf(&b, `<path d="M%d %d l8 8 m0 -8 l-8 8" stroke="%s" stroke-width="2"/>`+"\n", x2-4, y2-4, colour)
 		}

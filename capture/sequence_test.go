@@ -14,7 +14,7 @@ import (
 	"verbena/roce"
 )
 
-// wire records packets of two queue pairs, 17 at 10.0.0.1 and 18 at 10.0.0.2, as devices do.
+// wire records packets of queue pair 17 at 10.0.0.1 and 18 at 10.0.0.2, as a capture of the devices does.
 type wire struct {
 	t    *testing.T
 	buf  bytes.Buffer
@@ -32,7 +32,7 @@ func newWire(t *testing.T) *wire {
 	return w
 }
 
-// packet is one from an end, seen there and at the other end, each if it says so.
+// packet records a packet from an end. leaves and arrives select the records at that end and at the other end.
 func (w *wire) packet(from int, op roce.Opcode, psn roce.PSN, payload int, syndrome roce.Syndrome, leaves, arrives bool) {
 	w.t.Helper()
 	buf := make([]byte, 8192)
@@ -62,17 +62,18 @@ func (w *wire) connections() []*Connection {
 	return list
 }
 
-// TestConnections: the packets of both directions are one connection, each once, and what is wrong with them is found.
+// TestConnections checks that the packets of both directions form one connection without duplicates, with a note on
+// each fault.
 func TestConnections(t *testing.T) {
 	w := newWire(t)
 	w.packet(0, roce.RCSendOnly, 5, 64, 0, true, true)
 	w.packet(1, roce.RCAcknowledge, 5, 0, roce.ACK(31), true, true)
-	w.packet(0, roce.RCSendOnly, 6, 64, 0, true, false) // lost on the way
+	w.packet(0, roce.RCSendOnly, 6, 64, 0, true, false) // lost in transit
 	w.packet(0, roce.RCSendOnly, 7, 64, 0, true, true)
 	w.packet(1, roce.RCAcknowledge, 6, 0, roce.NAKPSNSequenceError, true, true)
 	w.packet(0, roce.RCSendOnly, 6, 64, 0, true, true)
 	w.packet(0, roce.RCSendOnly, 7, 64, 0, true, true)
-	w.packet(0, roce.RCSendOnly, 9, 64, 0, true, true) // 8 never left
+	w.packet(0, roce.RCSendOnly, 9, 64, 0, true, true) // 8 was not sent
 	w.packet(0, roce.RCRDMAReadRequest, 10, 0, 0, true, true)
 	w.packet(1, roce.RCRDMAReadResponseOnly, 10, 4, roce.ACK(31), true, true)
 	w.packet(0, roce.RCSendOnly, 13, 0, 0, true, true) // the READ took three PSNs
@@ -105,7 +106,7 @@ func TestConnections(t *testing.T) {
 	}
 }
 
-// TestShow: the text has a line for each packet that is shown, and the picture is well-formed.
+// TestShow checks that the text has a line for each shown packet, and that the picture is well-formed.
 func TestShow(t *testing.T) {
 	w := newWire(t)
 	for i := range roce.PSN(20) {
@@ -137,11 +138,11 @@ func TestShow(t *testing.T) {
 		}
 	}
 	if !c.Trouble() {
-		t.Error("a lost packet is no trouble")
+		t.Error("Trouble: got false for a lost packet")
 	}
 }
 
-// TestOneEnd: a capture of one device has packets that only left, or only arrived; none of them is lost.
+// TestOneEnd checks that in a capture of one device, packets without the other end are not marked as lost.
 func TestOneEnd(t *testing.T) {
 	w := newWire(t)
 	w.packet(0, roce.RCSendOnly, 1, 64, 0, true, false)
@@ -152,7 +153,7 @@ func TestOneEnd(t *testing.T) {
 	}
 }
 
-// FuzzConnections: whatever is in a file, it ends soon and without a panic, and can be shown.
+// FuzzConnections checks that any file is parsed in a short time without a panic, and that the result can be shown.
 func FuzzConnections(f *testing.F) {
 	t := &testing.T{}
 	w := newWire(t)
@@ -168,7 +169,7 @@ func FuzzConnections(f *testing.F) {
 		for _, c := range list {
 			_ = c.Summary()
 			if c.Text(io.Discard, 50, false) != nil || c.SVG(io.Discard, 50, true) != nil {
-				t.Error("it cannot be shown")
+				t.Error("Text or SVG failed")
 			}
 		}
 	})

@@ -20,18 +20,18 @@ import (
 // Verification is the result of Verify.
 type Verification struct {
 	Good, Bad int
-	// Unchecked packets are RoCEv2 that is not in the capture as a whole: it was cut short, or IP fragmented it.
+	// Unchecked is the number of incomplete RoCEv2 packets: truncated by the capture, or fragmented by IP.
 	Unchecked int
-	BadFrames []int // numbers of the first bad frames, from 1, as Wireshark counts
+	BadFrames []int // numbers of the first bad frames, from 1, as in Wireshark
 }
 
-// maxBadFrames is how many bad frames a Verification names.
+// maxBadFrames limits the bad frames that a Verification lists.
 const maxBadFrames = 10
 
-// OK reports whether there was a good packet and no bad one.
+// OK reports whether there was a good packet and no bad packet.
 func (r Verification) OK() bool { return r.Good > 0 && r.Bad == 0 }
 
-// String is the summary in one line.
+// String returns a one-line summary.
 func (r Verification) String() string { return fmt.Sprintf("icrc good %d bad %d", r.Good, r.Bad) }
 
 // Add adds the counts of another capture.
@@ -41,15 +41,16 @@ func (r *Verification) Add(o Verification) {
 	r.Unchecked += o.Unchecked
 }
 
-// ErrLinkType: the capture is from a kind of link that is not known here.
+// ErrLinkType is the error of an unsupported link type.
 var ErrLinkType = errors.New("link type not supported")
 
-// Verify checks the ICRC of every RoCEv2 packet of a capture, which Wireshark does not: of pcap and pcapng files (also
-// compressed with gzip), of Ethernet with or without VLAN tags, of raw IP, and of Linux's cooked captures.
+// Verify checks the ICRC of every RoCEv2 packet in a capture; Wireshark does not check it. It reads pcap and pcapng
+// files, optionally compressed with gzip. The supported link types are Ethernet (with or without VLAN tags), raw IP and
+// Linux cooked captures.
 //
-// A capture on the sending host, or on loopback, shows batches before segmentation as one long packet each; Verify takes
-// them apart as the kernel or the device would. A capture that ends within a frame, as of a program that was stopped, is
-// good until there.
+// A capture on the sending host, or on loopback, shows an unsegmented batch as one long packet. Verify splits it as the
+// kernel or the device would. A capture that ends within a frame, because a program was stopped, is valid up to that
+// frame.
 func Verify(r io.Reader) (Verification, error) {
 	var res Verification
 	next, err := frames(r)
@@ -72,18 +73,18 @@ func Verify(r io.Reader) (Verification, error) {
 	}
 }
 
-// frame is one of a capture.
+// frame is a frame of a capture.
 type frame struct {
 	link    layers.LinkType
 	at      time.Time
-	data    []byte // until the next is read
-	whole   int    // length before the capture cut it
-	in, out bool   // its direction, where the capture has it
+	data    []byte // valid until the next frame is read
+	whole   int    // length before truncation by the capture
+	in, out bool   // direction, if the capture has it
 }
 
-// frames returns a function that reads frame after frame.
+// frames returns a function that reads the frames one after another.
 func frames(r io.Reader) (func() (frame, error), error) {
-	const ngMagic = 0x0a0d0d0a // a palindrome: of either byte order
+	const ngMagic = 0x0a0d0d0a // a palindrome: valid in both byte orders
 	b := bufio.NewReader(r)
 	magic, err := b.Peek(4)
 	if err != nil {
@@ -98,7 +99,7 @@ func frames(r io.Reader) (func() (frame, error), error) {
 		if magic, err = b.Peek(4); err != nil {
 			return nil, fmt.Errorf("decompress: %w", err)
 		}
-		if isGzip(magic) { // pcapgo would go on, without end where a file decompresses to itself
+		if isGzip(magic) { // pcapgo would decompress again, without end if a file decompresses to itself
 			return nil, errors.New("compressed more than once: decompress it first")
 		}
 	}
@@ -126,7 +127,7 @@ func frames(r io.Reader) (func() (frame, error), error) {
 	}, nil
 }
 
-// isGzip reports whether a file that begins so is compressed (RFC 1952, 2.3.1).
+// isGzip reports whether a file with this beginning is compressed (RFC 1952, 2.3.1).
 func isGzip(magic []byte) bool { return magic[0] == 0x1f && magic[1] == 0x8b }
 
 func ngLink(ci gopacket.CaptureInfo) layers.LinkType {
@@ -144,9 +145,9 @@ const (
 	linkRawOpenBSD layers.LinkType = 14
 )
 
-// network finds the IP packet in a frame; nil if there is none.
+// network returns the IP packet in a frame, or nil if there is none.
 func network(link layers.LinkType, frame []byte) ([]byte, error) {
-	var typeAt, start int // where the EtherType and the packet are
+	var typeAt, start int // offsets of the EtherType and of the packet
 	switch link {
 	case layers.LinkTypeRaw, layers.LinkTypeIPv4, layers.LinkTypeIPv6, linkRawBSD, linkRawOpenBSD:
 		return frame, nil
@@ -172,7 +173,7 @@ func network(link layers.LinkType, frame []byte) ([]byte, error) {
 	return nil, nil
 }
 
-// count checks a packet, which the capture may have cut short.
+// count checks a packet. cut means that the capture has truncated it.
 func (r *Verification) count(frame int, ip []byte, cut bool) {
 	ok, isRoCE := roce.CheckIP(ip)
 	switch {
@@ -196,19 +197,18 @@ func (r *Verification) count(frame int, ip []byte, cut bool) {
 	}
 }
 
-// maxSegment is no less than the longest RoCEv2 packet from BTH to ICRC: a path MTU of 4096 bytes, with at most 48 bytes of
-// headers and ICRC (XRCETH, AtomicETH). It bounds the number of sizes that segments tries, and the bytes of each: without
-// it, a hostile packet of 64 KiB costs the CRC of 500 MiB.
+// maxSegment is at least the size of the longest RoCEv2 packet from BTH to ICRC: a path MTU of 4096 bytes, and at most
+// 48 bytes of headers and ICRC (XRCETH, AtomicETH). It limits the number and the size of the segments that segments
+// tries. Without it, a hostile packet of 64 KiB would cost the CRC of 500 MiB.
 const maxSegment = 4096 + 48
 
-// segments takes a packet for a batch that is still to be segmented, and checks the packets in it. If it is none there is
-// one bad packet.
+// segments checks the packets in an unsegmented batch. A packet that is not a batch counts as one bad packet.
 func segments(ip []byte) (good, bad int) {
 	const ip4, ip6, udp, shortest = 20, 40, 8, roce.BTHLen + roce.ICRCLen
 	var src, dst netip.Addr
 	var id uint16
 	switch {
-	case ip[0] == 0x45 && ip[6]&0x40 != 0: // don't fragment, which Flow presumes
+	case ip[0] == 0x45 && ip[6]&0x40 != 0: // do not fragment, which Flow presumes
 		id = binary.BigEndian.Uint16(ip[4:])
 		src, dst = netip.AddrFrom4([4]byte(ip[12:])), netip.AddrFrom4([4]byte(ip[16:]))
 		ip = ip[ip4:]
@@ -228,7 +228,7 @@ func segments(ip []byte) (good, bad int) {
 		return len(p) >= shortest && len(p) <= flow.MaxPacket() &&
 			flow.ICRC(id, p) == binary.LittleEndian.Uint32(p[len(p)-roce.ICRCLen:])
 	}
-	// The capture does not tell the size, but only the right one makes the first packet right.
+	// The capture does not have the segment size. Only the right size makes the ICRC of the first packet valid.
 	for size := shortest; size < min(len(data), maxSegment+1); size += 4 {
 		if !check(id, data[:size]) {
 			continue
@@ -247,7 +247,7 @@ func segments(ip []byte) (good, bad int) {
 	return 0, 1
 }
 
-// firstFragment reports whether p is the first fragment of a RoCEv2 packet over IPv4, the one with the UDP header.
+// firstFragment reports whether p is the first fragment of a RoCEv2 packet over IPv4, which has the UDP header.
 func firstFragment(p []byte) bool {
 	const moreFragments, offset = 0x2000, 0x1fff
 	if len(p) < 28 || p[0]>>4 != 4 || p[9] != 17 || binary.BigEndian.Uint16(p[6:])&(moreFragments|offset) != moreFragments {

@@ -20,7 +20,7 @@ import (
 	"verbena/roce"
 )
 
-// known are IP packets that Linux's rxe sent, all good.
+// known returns valid IP packets that were sent by Linux's rxe.
 func known(t testing.TB) [][]byte {
 	t.Helper()
 	f, err := os.Open("../roce/testdata/rxe-6.1.hex")
@@ -61,7 +61,7 @@ func damaged(p []byte) []byte {
 	return p
 }
 
-// changed returns a copy of p that f has changed.
+// changed returns a copy of p, modified by f.
 func changed(p []byte, f func([]byte)) []byte {
 	p = bytes.Clone(p)
 	f(p)
@@ -75,7 +75,7 @@ func etherType(p []byte) uint16 {
 	return 0x0800
 }
 
-// framed puts an IP packet in a frame of a link type, with VLAN tags if it is Ethernet.
+// framed returns an IP packet in a frame of a link type. Ethernet frames may have VLAN tags.
 func framed(l layers.LinkType, p []byte, tags ...uint16) []byte {
 	var b []byte
 	switch l {
@@ -94,7 +94,7 @@ func framed(l layers.LinkType, p []byte, tags ...uint16) []byte {
 	return append(b, p...)
 }
 
-// file makes a capture file; cut frames are longer by so much than what was captured.
+// file returns a capture file. The recorded length of each frame exceeds the captured length by cut bytes.
 func file(t testing.TB, ng bool, l layers.LinkType, cut int, frames ...[]byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -126,11 +126,11 @@ func file(t testing.TB, ng bool, l layers.LinkType, cut int, frames ...[]byte) [
 
 const batchLen = 7
 
-// segmented is a batch of packets of 200 bytes, the last of 40, that is still to be segmented. If bad is not 0
-// the one of that index is damaged, or the last.
+// segmented returns an unsegmented batch of packets of 200 bytes, the last of 40. If bad is not 0, the packet with that
+// index is damaged, or the last one.
 func segmented(version byte, bad int) []byte { return segmentedAt(200, version, bad) }
 
-// segmentedAt does so with packets of another size.
+// segmentedAt is segmented with another packet size.
 func segmentedAt(size int, version byte, bad int) []byte {
 	data := make([]byte, (batchLen-1)*size+40)
 	n := uint16(8 + len(data))
@@ -229,7 +229,7 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// A pcapng file may have several interfaces of different kinds.
+// TestVerifyMixedLinkTypes checks a pcapng file with interfaces of several link types.
 func TestVerifyMixedLinkTypes(t *testing.T) {
 	var b bytes.Buffer
 	w, err := pcapgo.NewNgWriter(&b, layers.LinkTypeEthernet)
@@ -259,7 +259,7 @@ func TestVerifyMixedLinkTypes(t *testing.T) {
 	}
 }
 
-// What a stopped program leaves is good until there.
+// TestVerifyCutFile checks that a truncated file, as a stopped program leaves, is valid up to the truncated frame.
 func TestVerifyCutFile(t *testing.T) {
 	v4 := ofVersion(t, 4)
 	for _, ng := range []bool{false, true} {
@@ -313,7 +313,7 @@ func TestVerification(t *testing.T) {
 	}
 }
 
-// The sizes of a batch are those of RoCEv2 packets; a larger one is not looked for.
+// TestVerifySegmentSizes checks that batches are only split into segments of the sizes of RoCEv2 packets.
 func TestVerifySegmentSizes(t *testing.T) {
 	for size, want := range map[int]string{
 		64: "icrc good 7 bad 0", 4096 + 48: "icrc good 7 bad 0", 4096 + 52: "icrc good 0 bad 1", 9000: "icrc good 0 bad 1",
@@ -328,10 +328,10 @@ func TestVerifySegmentSizes(t *testing.T) {
 	}
 }
 
-// BenchmarkVerifyHostile verifies packets of 64 KiB that are no batch of any size.
+// BenchmarkVerifyHostile verifies packets of 64 KiB that are no batch of any segment size.
 func BenchmarkVerifyHostile(b *testing.B) {
 	p := segmentedAt(9000, 4, 0)
-	p[60] ^= 1 // of the first packet
+	p[60] ^= 1 // damage the first packet
 	f := file(b, false, layers.LinkTypeRaw, 0, p)
 	b.SetBytes(int64(len(p)))
 	for b.Loop() {
