@@ -336,9 +336,10 @@ func (d *Device) runCallbacks(by *Hold, most int) {
 	c.leave(false)
 }
 
-// Hold is a set of devices whose callbacks one thread is going to run. It stands for a [DeviceHandle.HoldCallbacks] on
-// each device of the set. The zero Hold is empty and ready for use. It is not safe for concurrent use, and must not be
-// copied. It may be reused after Run has returned, and does not allocate for up to four devices.
+// Hold is a set of devices. One thread is going to run the callbacks of all of them. The Hold stands for a
+// [DeviceHandle.HoldCallbacks] on each device of the set. The zero Hold is empty and ready for use. It is not safe for
+// concurrent use, and must not be copied. It may be reused after Run has returned, and does not allocate for up to four
+// devices.
 type Hold struct {
 	devices []*Device
 	first   [4]*Device // initial space of devices
@@ -355,8 +356,8 @@ type Staller interface{ Stalled() }
 // OnStall makes Stalled call s until Run has returned. A nil Staller is ignored.
 func (h *Hold) OnStall(s Staller) { h.stall = s }
 
-// Stalled reports that deferred work is blocked on memory that does not respond. A driver calls it on another thread
-// than Run's. The caller of Run has finished its own work by then and can release the threads that wait for it.
+// Stalled reports that deferred work is blocked on memory that does not respond. A driver must not call it on the
+// thread of Run. The caller of Run has finished its own work by then and can release the threads that wait for it.
 // Deferred work must not continue before Stalled has returned. Stalled may be called more than once, and does nothing
 // for a nil Hold. It may not sleep.
 func (h *Hold) Stalled() {

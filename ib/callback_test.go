@@ -17,7 +17,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// onStack reports whether a function whose name ends in suffix is in the callchain.
+// onStack reports whether the callchain contains a function with a name that ends in suffix.
 func onStack(suffix string) bool {
 	pc := make([]uintptr, 64)
 	frames := runtime.CallersFrames(pc[:runtime.Callers(1, pc)])
@@ -114,7 +114,8 @@ func TestNoLostNotification(t *testing.T) {
 func TestCallbackModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var (
-			completed, seen, calls atomic.Int64 // completions raised; completions raised before the last handler call; handler calls
+			// Completions raised; completions raised before the last handler call; handler calls.
+			completed, seen, calls atomic.Int64
 			running                atomic.Int32
 			holds                  int
 			inside                 func(cq *CQ) // further actions of the handler

@@ -13,7 +13,7 @@ import (
 type Endpoint struct {
 	GID  GID
 	QPN  uint32
-	PSN  uint32 // of the first packet sent; 24 bits
+	PSN  uint32 // PSN of the first packet sent; 24 bits
 	MTU  MTU
 	QKey uint32 // for QPTypeUD
 }

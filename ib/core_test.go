@@ -329,7 +329,7 @@ func TestHotPlugConcurrent(t *testing.T) {
 	}
 }
 
-// TestClientPanics checks that a client whose Add or Remove panics does not block other clients.
+// TestClientPanics checks that a panic in Add or Remove of a client does not block other clients.
 func TestClientPanics(t *testing.T) {
 	for _, inAdd := range []bool{true, false} {
 		core := &Core{}

@@ -9,7 +9,7 @@
 // lack are optional interfaces; without them the calls return EOPNOTSUPP.
 //
 // Authors of drivers start with [Driver], [DriverCQ], [DriverQP], [DriverMR], the handles [DeviceHandle], [CQHandle]
-// and [QPHandle], [NextState], and package ibtest; [GIDTable] is for drivers whose addresses change. Authors of
+// and [QPHandle], [NextState], and package ibtest; [GIDTable] is for drivers with addresses that change. Authors of
 // consumers start with [Client], [Device.Local], [QP.Connect], and package completion; package ibfake is for their
 // tests.
 //
@@ -46,8 +46,8 @@
 // # Checked mode
 //
 // Package check enforces these rules on both sides, and reports each violation with the stacks of both sides. Without
-// it the checks cost nothing. Package ibtest is a conformance suite for drivers. docs/results/contract.md lists the rules with
-// their tests and Linux's names.
+// it the checks cost nothing. Package ibtest is a conformance suite for drivers. docs/results/contract.md lists the
+// rules with their tests and Linux's names.
 //
 // # Errors
 //

@@ -49,7 +49,7 @@ type Driver interface {
 	// cq.SetEntries. attr.Vector is a hint. It returns EOPNOTSUPP for unsupported flags. It may sleep.
 	CreateCQ(cq CQHandle, attr CQAttr, u *Udata) (DriverCQ, error)
 	// CreateQP creates a queue pair in state RESET. The driver stores the number with qp.SetNum, and in init.Cap the
-	// granted capacities, which are at least the requested ones. The queues and domains in init are results of the
+	// actual capacities, which are at least the requested ones. The queues and domains in init are results of the
 	// Create methods, or wrappers of them: use As to find the driver's own type. It may sleep.
 	CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQP, error)
 
@@ -190,7 +190,7 @@ type McastQP interface {
 
 // SRQDriver is implemented by a Driver with shared receive queues.
 type SRQDriver interface {
-	// CreateSRQ creates a shared receive queue. The driver stores in init.Attr the granted capacities, which are at
+	// CreateSRQ creates a shared receive queue. The driver stores in init.Attr the actual capacities, which are at
 	// least the requested ones, and for XRC the number with srq.SetNum. It may sleep.
 	CreateSRQ(srq SRQHandle, init *DriverSRQInit, u *Udata) (DriverSRQ, error)
 }
@@ -374,7 +374,7 @@ type Udata struct {
 type Stored struct {
 	Addr uint64
 	Data []byte
-	Done func() error // called after the store; its error is the method's
+	Done func() error // called after the store; its error becomes the error of the method
 	Drop func()       // called if the store has failed
 }
 

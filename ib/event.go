@@ -116,9 +116,9 @@ func (n *EventCounts) add(t EventType) {
 	}
 }
 
-// Events returns the number of events raised by the device, its ports and its queues. It counts only events whose
-// consumer has an event function. It may not sleep and may be called from any context, also after the device has been
-// unregistered.
+// Events returns the number of events raised by the device, its ports and its queues. It counts events of a consumer
+// only if the consumer has an event function. It may not sleep and may be called from any context, also after the
+// device has been unregistered.
 func (h *DeviceHandle) Events() EventCounts {
 	c := &h.dev.callbacks
 	c.mu.Lock()

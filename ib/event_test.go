@@ -41,7 +41,8 @@ func TestEventEndWaits(t *testing.T) {
 
 // TestUnregisterUnderEvents checks that an endless stream of events and completions does not block Unregister.
 func TestUnregisterUnderEvents(t *testing.T) {
-	b := newBench(t, func(cq *CQ) { CQHandle{cq: cq}.Completed() }, nil, nil) // its handler always raises the next completion; it is never destroyed
+	// The handler always raises the next completion; it is never destroyed.
+	b := newBench(t, func(cq *CQ) { CQHandle{cq: cq}.Completed() }, nil, nil)
 	b.dev.OnEvent(func(Event) { time.Sleep(10 * time.Microsecond) })
 	var stop atomic.Bool
 	flooded := make(chan int)

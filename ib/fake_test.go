@@ -17,7 +17,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type fakeDriver struct {
 	fail  func(what string) error // makes a method fail; may be nil
 	nextQ atomic.Uint32
-	calls atomic.Int32 // of destroy methods
+	calls atomic.Int32 // number of calls of destroy methods
 	// further actions of the methods of the same name; may be nil
 	onPost, onPoll, onNotify, onQuery, onDestroy func()
 }

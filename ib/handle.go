@@ -102,7 +102,7 @@ func (h MRHandle) SetKeys(lkey, rkey uint32) {
 	}
 }
 
-// Redirect returns a handle whose SetKeys calls f. A wrapper passes it to the wrapped driver. The zero MRHandle,
+// Redirect returns a handle with a SetKeys that calls f. A wrapper passes it to the wrapped driver. The zero MRHandle,
 // redirected, stands for a region of the wrapper that has no MR. f may not sleep.
 func (h MRHandle) Redirect(f func(lkey, rkey uint32)) MRHandle {
 	h.set = f
@@ -121,14 +121,14 @@ type CQHandle struct {
 	completed func() // instead of the midlayer; see Redirect
 }
 
-// Redirect returns a handle whose Completed calls f. A wrapper passes it to the wrapped driver, which may hold any of
-// its locks during the call. f may not sleep, and must not call that driver.
+// Redirect returns a handle with a Completed that calls f. A wrapper passes it to the wrapped driver, which may hold
+// any of its locks during the call. f may not sleep, and must not call that driver.
 func (h CQHandle) Redirect(f func()) CQHandle {
 	h.completed = f
 	return h
 }
 
-// SetEntries sets the granted capacity. CreateCQ and Resize call it.
+// SetEntries sets the actual capacity. CreateCQ and Resize call it.
 func (h CQHandle) SetEntries(n int) { h.cq.entries.Store(int64(n)) }
 
 // QPHandle is a driver's handle of a queue pair.
@@ -137,8 +137,8 @@ type QPHandle struct {
 	raise func(EventType) // instead of the midlayer; see Redirect
 }
 
-// Redirect returns a handle whose Raise calls f. A wrapper passes it to the wrapped driver, which may hold any of its
-// locks during the call. f may not sleep, and must not call that driver.
+// Redirect returns a handle with a Raise that calls f. A wrapper passes it to the wrapped driver, which may hold any of
+// its locks during the call. f may not sleep, and must not call that driver.
 func (h QPHandle) Redirect(f func(EventType)) QPHandle {
 	h.raise = f
 	return h
@@ -165,9 +165,9 @@ func (h QPHandle) AH(ah *AH) DriverAH {
 	return h.qp.dev.handle.AH(ah)
 }
 
-// CopyAH returns a copy of an address handle, whose driver's side is created by d. Changes to ah, and its destruction,
-// do not affect the copy. A wrapper uses the copy in a work request that it posts to d later, and then destroys the
-// driver's side of the copy. It may not sleep.
+// CopyAH returns a copy of an address handle. Driver d creates the driver's side of the copy. Changes to ah, and its
+// destruction, do not affect the copy. A wrapper uses the copy in a work request that it posts to d later, and then
+// destroys the driver's side of the copy. It may not sleep.
 func (h QPHandle) CopyAH(ah *AH, d AHDriver) (*AH, error) {
 	side := h.AH(ah)
 	if side == nil {
@@ -206,7 +206,7 @@ func (h QPHandle) LKey(mr *MR) uint32 { return mr.driverKey }
 type DriverQPInit struct {
 	PD             DriverPD
 	SendCQ, RecvCQ DriverCQ // nil if the type has none
-	Cap            QPCap    // requested capacities; the driver stores the granted ones
+	Cap            QPCap    // requested capacities; the driver stores the actual ones
 	SigAll         bool
 	Type           QPType
 	Port           uint8
@@ -228,7 +228,7 @@ func (h SRQHandle) Num() uint32 { return h.srq.num }
 type DriverSRQInit struct {
 	PD   DriverPD
 	Type SRQType
-	Attr SRQAttr    // requested capacities; the driver stores the granted ones
+	Attr SRQAttr    // requested capacities; the driver stores the actual ones
 	XRCD DriverXRCD // SRQXRC
 	CQ   DriverCQ   // SRQXRC
 }

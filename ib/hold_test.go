@@ -12,7 +12,7 @@ import (
 	"verbena/internal/gate"
 )
 
-// bellQP is a queue pair whose Doorbell calls ring.
+// bellQP is a queue pair with a Doorbell that calls ring.
 type bellQP struct {
 	*fakeQP
 	ring func(h *Hold)
@@ -22,12 +22,12 @@ func (q *bellQP) Doorbell(h *Hold)       { q.ring(h) }
 func (q *bellQP) Posted() (uint32, bool) { return 0, true }
 func (q *bellQP) TakeBack()              {}
 
-// holdWorld is a core with several devices, whose handlers record the thread that runs them.
+// holdWorld is a core with several devices. Their handlers record the thread that runs them.
 type holdWorld struct {
 	*testing.T
 	benches []*bench
 	rec     recording
-	queue   UserQP // of the first device
+	queue   UserQP // a queue pair of the first device
 
 	mu      sync.Mutex
 	ran     []int // device indexes in the order of handler calls

@@ -26,7 +26,7 @@ type QP struct {
 	UserData any
 }
 
-// CreateQP creates a queue pair in state RESET. QP.Init returns the granted capacities. It may sleep. (ib_create_qp)
+// CreateQP creates a queue pair in state RESET. QP.Init returns the actual capacities. It may sleep. (ib_create_qp)
 func (pd *PD) CreateQP(init QPInitAttr) (*QP, error) {
 	defer pd.sleeps("PD.CreateQP").leave()
 	return pd.createQP(init, nil)
@@ -139,7 +139,7 @@ func (qp *QP) Num() uint32 { return qp.num }
 // PD returns the domain of the queue pair.
 func (qp *QP) PD() *PD { return qp.pd }
 
-// Init returns the parameters of CreateQP, with the granted capacities.
+// Init returns the parameters of CreateQP, with the actual capacities.
 func (qp *QP) Init() QPInitAttr { return qp.init }
 
 // Type returns the transport service type.

@@ -59,8 +59,8 @@ type SRQ struct {
 	UserData any
 }
 
-// CreateSRQ creates a shared receive queue. SRQ.Init returns the granted capacities. It returns EOPNOTSUPP if the
-// driver lacks the method. It may sleep. (ib_create_srq)
+// CreateSRQ creates a shared receive queue. SRQ.Init returns the actual capacities. It returns EOPNOTSUPP if the driver
+// lacks the method. It may sleep. (ib_create_srq)
 func (pd *PD) CreateSRQ(init SRQInitAttr) (*SRQ, error) {
 	defer pd.sleeps("PD.CreateSRQ").leave()
 	return pd.createSRQ(init, nil)
@@ -120,7 +120,7 @@ func (srq *SRQ) Num() uint32 { return srq.num }
 // PD returns the domain of the queue.
 func (srq *SRQ) PD() *PD { return srq.pd }
 
-// Init returns the parameters of CreateSRQ, with the granted capacities.
+// Init returns the parameters of CreateSRQ, with the actual capacities.
 func (srq *SRQ) Init() SRQInitAttr { return srq.init }
 
 // Modify changes the attributes named by mask. It may sleep. (ib_modify_srq)

@@ -125,7 +125,7 @@ type Attachment[S any] struct {
 	mu      sync.Mutex
 	state   State
 	changed chan struct{} // closed and replaced when the state changes
-	kick    chan struct{} // of capacity 1: wakes work
+	kick    chan struct{} // wakes work; capacity 1
 	closing bool
 	present []*ib.Device // devices that match, oldest first
 	current *session[S]  // nil: neither a session nor an attempt
@@ -266,7 +266,7 @@ func (a *Attachment[S]) endSession(cause error) {
 	a.wake()
 }
 
-// add is the client's Add.
+// add implements the Add of the client.
 func (a *Attachment[S]) add(d *ib.Device) (any, error) {
 	if ok, err := a.cfg.Device.fits(d); err != nil || !ok {
 		return nil, err
@@ -288,7 +288,7 @@ func (a *Attachment[S]) add(d *ib.Device) (any, error) {
 	return stop, nil
 }
 
-// remove is the client's Remove. It returns after all objects on the device are destroyed.
+// remove implements the Remove of the client. It returns after all objects on the device are destroyed.
 func (a *Attachment[S]) remove(d *ib.Device, data any) {
 	stop, ok := data.(func())
 	if !ok {

@@ -266,7 +266,7 @@ func TestSessionFails(t *testing.T) {
 		d.want("0s detach lo0")
 		testutil.Advance(3 * time.Second)
 		d.want("2s attach lo0")
-		first(syscall.ECONNRESET) // of a session that has ended
+		first(syscall.ECONNRESET) // an error of a session that has ended
 		d.want()
 		// The same hardware, registered anew, is tried at once.
 		d.failed(syscall.ECONNRESET)

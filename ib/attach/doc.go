@@ -19,8 +19,8 @@
 // A session is the set of objects that the protocol creates on the device: queue pairs, regions, connections.
 // Config.Attach creates a session, and Config.Detach destroys it. A goroutine of the attachment calls these functions
 // and Config.Lost, one at a time. They are never called from the callchain of a method of the attachment, of a
-// callback, or of the device's registration. Unregistration of the device waits only for the end of its session. So
-// Attach may take long, for example to connect to a peer that is being reset too.
+// callback, or of the device's registration. Unregistration of the device waits for the end of its session and not for
+// that of an Attach. So Attach may take long, for example to connect to a peer that is being reset too.
 //
 // A request takes the session with [Attachment.Acquire], which waits while there is none, posts its work requests, and
 // releases the session with [Attachment.Release]. Requests that are outstanding when the session ends complete with

@@ -8,7 +8,7 @@ import (
 	"verbena/ib/check"
 )
 
-// benchChecked runs f in checked mode, on a driver whose methods do nothing. Package ib has the same benchmarks without
+// benchChecked runs f in checked mode, on a driver with empty methods. Package ib has the same benchmarks without
 // checked mode.
 func benchChecked(b *testing.B, f func(b *bench)) { benchHandler(b, func(*ib.CQ) {}, f) }
 

@@ -26,8 +26,8 @@ type Config struct {
 }
 
 // On turns checked mode on for devices that are registered later. The rules are those of the comment of package ib;
-// docs/results/contract.md lists them. Checked mode adds several microseconds to a call. When it is off, posting and polling
-// cost nothing extra, and other calls cost one comparison. On may not sleep.
+// docs/results/contract.md lists them. Checked mode adds several microseconds to a call. When it is off, posting and
+// polling cost nothing extra, and other calls cost one comparison. On may not sleep.
 //
 // The check attributes callbacks and methods to threads by goroutine, so both must stay on their goroutines. It finds
 // sleepers by inspecting goroutines that take long, so it can miss a sleep of one or two milliseconds. Package ibtest

@@ -224,7 +224,7 @@ func TestCheckCallsInHandler(t *testing.T) {
 				default:
 					w.expect(t, test.rule)
 					if len(seen) > 0 && !strings.Contains(fmt.Sprint(seen[0].Stacks), "raised at") {
-						t.Error("nothing says where the completion was raised")
+						t.Error("no report of the place that raised the completion")
 					}
 				}
 			})
@@ -235,7 +235,7 @@ func TestCheckCallsInHandler(t *testing.T) {
 func TestCheckCallchain(t *testing.T) {
 	for _, test := range []struct {
 		name string
-		hook func(b *bench) *func() // of the driver
+		hook func(b *bench) *func() // the driver's hook
 		call func(b *bench)
 	}{
 		{"post send", func(b *bench) *func() { return &b.drv.onPost }, func(b *bench) { b.qp.PostSend(ib.SendWR{}) }},
@@ -447,8 +447,8 @@ func TestCheckUseAfter(t *testing.T) {
 	})
 }
 
-// TestCheckLeftBehind checks that a report names the remaining objects and where they were created. It is made at the
-// Remove of the owning client, if the client is known.
+// TestCheckLeftBehind checks that a report names the remaining objects and the places of their creation. It is made at
+// the Remove of the owning client, if the client is known.
 func TestCheckLeftBehind(t *testing.T) {
 	core, w := &ib.Core{}, &witness{}
 	check.On(core, check.Config{Report: w.report})

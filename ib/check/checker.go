@@ -151,7 +151,7 @@ type frame struct {
 	resting   int            // consecutive inspections in which it waited for a lock while no goroutine ran
 	restSince time.Time      // time of the first of these inspections
 	ran       int            // consecutive inspections in which it ran without a call
-	lastSeq   uint64         // of the thread, at the last of these inspections
+	lastSeq   uint64         // sequence number of the thread, at the last of these inspections
 	blocked   map[*frame]int // inRegister: waits of calls of other threads for locks
 }
 

@@ -108,7 +108,7 @@ func (d *device) checkGone(what string) error {
 	return syscall.ENODEV
 }
 
-// checkRemoved reports the use of a device by a client whose Remove has returned.
+// checkRemoved reports the use of a device by a client after its Remove has returned.
 func (d *device) checkRemoved(what string) {
 	at := d.removed.Load()
 	if at == nil {
@@ -121,7 +121,7 @@ func (d *device) checkRemoved(what string) {
 	}, d.dev, used)
 }
 
-// owner returns the client whose Add or Remove of d the calling thread is in, or nil.
+// owner returns the client that has the calling thread in its Add or Remove of d, or nil.
 func (d *device) owner() *ib.Client {
 	if d.client != nil {
 		return d.client

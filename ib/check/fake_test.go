@@ -11,7 +11,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// hooked is a driver whose methods call the functions of the same names, if they are not nil.
+// hooked is a driver with methods that call the functions of the same names, if they are not nil.
 type hooked struct {
 	*ibfake.Driver
 	onPost, onPoll, onNotify, onQuery, onDestroy func()

@@ -181,7 +181,7 @@ func TestCheckDestroyContext(t *testing.T) {
 	must(t, b.pd.DeallocContext(ctx))
 	must(t, b.core.UnregisterContext(ctx, b.handle))
 	for _, v := range w.seen() {
-		if v.Rule != check.RuleUseAfterDestroy { // of the second call, if it was late
+		if v.Rule != check.RuleUseAfterDestroy { // the second call reports, if it was late
 			t.Error(v)
 		}
 	}

@@ -15,21 +15,22 @@ import (
 // object is the checked state of an object of package ib, or of an event function.
 type object struct {
 	ending
-	k     *checker
-	self  any        // such as an *ib.MR
-	dev   *ib.Device // the shared handle
-	by    *device    // the handle with which it was created
-	kind  string
-	owner *ib.Client // the client of that handle, or the client whose Add or Remove created the object or its parent; nil if unknown
+	k    *checker
+	self any        // such as an *ib.MR
+	dev  *ib.Device // the shared handle
+	by   *device    // the handle with which it was created
+	kind string
+	// The client of that handle, or the client that created the object or its parent in Add or Remove; nil if unknown.
+	owner *ib.Client
 	made  []uintptr
 	order uint64 // creation order among all objects of the checker
 
 	destroyed atomic.Pointer[[]uintptr] // stack of the destruction
 	ends      atomic.Pointer[[]uintptr] // stack of the call for the destruction
 	abandoned atomic.Bool               // may be used after Unregister, to be destroyed
-	user      bool                      // a queue of a user context, whose program may post and poll without a call
+	user      bool                      // a queue of a user context: the program may post and poll without a call
 
-	// of a CQ
+	// Fields of a CQ.
 	cq       ib.DriverCQ
 	requests atomic.Int64          // by ReqNotify, minus the answers
 	armings  atomic.Int64          // calls of ReqNotify
@@ -53,7 +54,7 @@ type object struct {
 	raised  atomic.Pointer[[]uintptr]
 	handler atomic.Pointer[frame] // the handler call in progress
 
-	// of a QP or SRQ
+	// Fields of a QP or SRQ.
 	work     *work       // nil: its work requests are not tracked
 	stopping atomic.Bool // destruction in the driver has begun
 }
@@ -117,8 +118,8 @@ func (o *object) enter(f *frame) error {
 	return err
 }
 
-// destroy begins the destruction. It returns EDEADLK in a callback for which the destruction would wait. Other errors
-// are the driver's.
+// destroy begins the destruction. It returns EDEADLK in a callback for which the destruction would wait. All other
+// errors come from the driver.
 func (o *object) destroy(c *observe.Call, f *frame) error {
 	f.waits = true
 	if o.kind == eventFunction {
@@ -187,7 +188,7 @@ func (o *object) checkDestroyed(what string) error {
 	return o.checkUse(what, "%s on a %v that was destroyed")
 }
 
-// checkUse is checkDestroyed with a format for the report, whose arguments are what and the kind of the object.
+// checkUse is checkDestroyed with a format for the report. Its arguments are what and the kind of the object.
 func (o *object) checkUse(what, format string) error {
 	at := o.destroyed.Load()
 	if at == nil {

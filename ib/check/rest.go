@@ -7,9 +7,9 @@ import (
 	"verbena/ib/internal/observe"
 )
 
-// The Go runtime does not tell which goroutine holds a lock. But if a callback waits for a lock while no goroutine of
-// the program runs or could run, the holder is asleep, or waits for a sleeping goroutine. Consecutive inspections with
-// this result, for restTime, are treated as proof. In a program that is always busy only Patience helps.
+// The Go runtime does not report the owner of a lock. But if a callback waits for a lock while no goroutine of the
+// program runs or could run, the owner is asleep, or waits for a sleeping goroutine. Consecutive inspections with this
+// result, for restTime, are treated as proof. In a program that is always busy only Patience helps.
 const (
 	restLooks = 3
 	restTime  = 50 * time.Millisecond

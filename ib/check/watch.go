@@ -94,7 +94,8 @@ func (k *checker) look(f *frame) {
 			suspects = g.suspects(all)
 		}
 		switch reg := k.registering(f.dev); {
-		case reg != nil && f.kind == inCallback && reg.clientCall() != nil: // the client's own lock, since the callback is in no call of the driver
+		case reg != nil && f.kind == inCallback && reg.clientCall() != nil:
+			// The client's own lock: the callback is in no call of the driver.
 			v.What += fmt.Sprintf("; %s is in progress", reg.clientCall().what)
 		case reg != nil:
 			v.Rule = RuleLockAcrossRegister

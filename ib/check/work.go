@@ -16,7 +16,7 @@ type request struct {
 	ends       uint32   // the remote key that it invalidates locally; 0: none
 	signaled   bool
 	begin, end uint64  // start and end of the post; end 0: in progress
-	pending    *object // the queue whose pending count includes it
+	pending    *object // the queue with a pending count that includes it
 	at         []uintptr
 }
 
@@ -28,7 +28,7 @@ type work struct {
 	pd             *ib.PD
 	qp             *ib.QP // nil: of an SRQ
 	sigAll         bool
-	srq            *work // of the SRQ of the queue pair
+	srq            *work // the SRQ of the queue pair
 	sendCQ, recvCQ *object
 	sendCap        int // 0: unknown
 	recvCap        int
@@ -39,8 +39,8 @@ type work struct {
 	connected  bool       // a QP that has reached RTR since RESET
 	last       bool       // a QP that has reported EventQPLastWQEReached since then
 	ended      []uintptr  // stack of the QP's destruction
-	users      int        // of an SRQ: number of connected queue pairs
-	unsure     bool       // of an SRQ: a QP was destroyed with requests of it outstanding
+	users      int        // SRQ: number of connected queue pairs
+	unsure     bool       // SRQ: a QP was destroyed with requests of it outstanding
 }
 
 // followQP starts tracking the work requests of a queue pair.
@@ -310,7 +310,7 @@ func (w *work) sent(wc *ib.WC) *request {
 		}
 		same++
 		switch {
-		case r == nil, wc.Status != ib.WCSuccess: // of several requests with the ID the failed one may be the last
+		case r == nil, wc.Status != ib.WCSuccess: // the last of several requests with the ID may be the failed one
 			r = x
 		case x.signaled && !r.signaled:
 			r = x

@@ -40,7 +40,7 @@ type consumerConfig struct {
 	weak    weak.Set
 }
 
-const depth = 4 // of each queue
+const depth = 4 // depth of each queue
 
 func newConsumer(t *testing.T, c consumerConfig) *consumer {
 	t.Helper()

@@ -39,7 +39,7 @@ type Init struct {
 	Failed func(error)
 }
 
-// CQ is a completion queue whose completions call functions. All methods may be called from any goroutine.
+// CQ is a completion queue that calls a function for each completion. All methods may be called from any goroutine.
 type CQ struct {
 	cq     *ib.CQ
 	init   Init
@@ -155,7 +155,7 @@ func (q *CQ) serve() {
 			return
 		}
 		if n == batch {
-			if q.init.Context == Callback { // let other callbacks run
+			if q.init.Context == Callback { // yield to other callbacks
 				q.end.Go(q.serve)
 				return
 			}

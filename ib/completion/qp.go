@@ -12,14 +12,14 @@ import (
 	"verbena/ib"
 )
 
-// QP is a queue pair whose work requests are posted with completion functions. Every work request generates a
-// completion. All methods may be called from any goroutine, also while another one closes the queue pair.
+// QP is a queue pair with a completion function for each work request. Every work request generates a completion. All
+// methods may be called from any goroutine, also while another one closes the queue pair.
 type QP struct {
 	*ib.QP
 	send, recv *CQ
 
 	posting  atomic.Int64 // number of post calls in progress
-	posted   atomic.Int64 // number of work requests whose functions have not returned
+	posted   atomic.Int64 // number of work requests with functions that have not returned
 	draining atomic.Bool  // posts are rejected
 	idle     chan struct{}
 	turn     chan struct{} // full while a Drain is running
@@ -76,7 +76,7 @@ func (qp *QP) begin(what string, q *CQ, done Done, id uint64) (uint64, error) {
 	return slot, nil
 }
 
-// refuse ends a call whose work request is not posted.
+// refuse ends a call that does not post its work request.
 func (qp *QP) refuse(err error) error {
 	qp.end()
 	qp.returned()
@@ -139,8 +139,8 @@ func (qp *QP) PostRecv(wr ib.RecvWR, done Done) error {
 }
 
 // Drain moves the queue pair to ERR, and returns when the functions of all its work requests have returned. Requests in
-// flight complete with [ib.WCWRFlushErr]. Later posts fail. Receives of a shared receive queue stay there, except those
-// that the queue pair has consumed. Drain also works on a device in error. If ctx ends first, functions may still be
+// flight complete with [ib.WCWRFlushErr]. Later posts fail. Receives of a shared receive queue stay there, unless the
+// queue pair has consumed them. Drain also works on a device in error. If ctx ends first, functions may still be
 // running, and Drain may be called again. It returns EIO if a completion queue has failed. It may sleep, must not be
 // called by a function of the queue, and processes a Direct queue itself. (ib_drain_qp)
 func (qp *QP) Drain(ctx context.Context) error {

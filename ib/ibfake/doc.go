@@ -2,5 +2,5 @@
 // themselves. A test can make its methods fail ([Driver.Fail]) or wait ([Driver.Hold]), inspect destroyed objects
 // ([Driver.Destroyed]) and posted requests ([QP.Sent]), and raise completions and events ([CQ.Complete], [QP.Raise]).
 //
-// Package driver/loopback is a driver whose queue pairs transfer data.
+// The queue pairs of package driver/loopback transfer data.
 package ibfake

@@ -62,7 +62,7 @@ const (
 type Answers struct {
 	Device ib.DeviceAttr
 	Port   ib.PortAttr   // GIDTableLen is replaced by the length of GIDs
-	GIDs   []ib.GIDEntry // of the only port
+	GIDs   []ib.GIDEntry // GID table of the only port
 }
 
 // Driver is a fake driver, for ib.NewDevice. Its methods may be called from several goroutines. They do not sleep,

@@ -204,7 +204,7 @@ func TestObjects(t *testing.T) {
 		t.Errorf("Modified: got %+v, %v", a, mask)
 	}
 	if w.qp.Init().Cap.MaxSendWR != 6 || w.cq.Entries() != 8 {
-		t.Errorf("granted: got %+v, %d", w.qp.Init().Cap, w.cq.Entries())
+		t.Errorf("capacities: got %+v, %d", w.qp.Init().Cap, w.cq.Entries())
 	}
 	n, err := w.qp.PostSend(ib.SendWR{ID: 1}, ib.SendWR{ID: 2}, ib.SendWR{ID: 3}, ib.SendWR{ID: 4})
 	if n != QPRoom || !errors.Is(err, syscall.ENOMEM) || len(q.Sent()) != QPRoom || q.Sent()[2].ID != 3 {

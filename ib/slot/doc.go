@@ -12,7 +12,7 @@
 //
 // 1. The fatal event is dispatched (IBV_EVENT_DEVICE_FATAL).
 //  2. The hardware is reset by its driver, if it answers.
-//  3. The device enters the error state: whatever is outstanding completes with a flush error.
+//  3. The device enters the error state: all outstanding work completes with a flush error.
 //  4. The device is unregistered, with each client's ordinary shutdown; user contexts become zombies at once.
 //  5. If the hardware did not answer, the driver waits until the platform has reset it, perhaps for ever.
 //  6. The driver makes a new device of the hardware, which is registered.

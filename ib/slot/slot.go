@@ -83,7 +83,7 @@ type Slot struct {
 	status       Status
 	armed        [numMoments]string // the pending moments
 	dev          Device             // registered; nil: none
-	events       ib.EventCounts     // of former devices
+	events       ib.EventCounts     // counts of former devices
 	cancel       context.CancelFunc // ends the wait of a plug or a recovery; nil: none in progress
 	settled      chan struct{}      // closed at the end of the plug or recovery; nil: none in progress
 	unplugs      int                // Unplug calls that wait for the lock

@@ -189,7 +189,7 @@ func (d *driver) entry(wc ib.WC) entry {
 	}
 	if q != nil {
 		e.qp = q.ord
-		if e.r != nil && e.r.qp == nil { // of a shared receive queue
+		if e.r != nil && e.r.qp == nil { // a request of a shared receive queue
 			q.shared++
 			e.seq = q.shared
 		}

@@ -12,6 +12,6 @@
 // A delay is counted in steps. Each Poll of the completion queue is a step, and so is each 200 µs while anything is
 // delayed. Objects of user contexts, which post and poll without a call, pass unchanged.
 //
-// The checks of package ibtest are correct consumers, except those that look at memory without a completion and those
-// that count the completions in a queue with one Poll.
+// The checks of package ibtest are correct consumers, with two exceptions: some checks look at memory without a
+// completion, and some count the completions in a queue with one Poll.
 package weak

@@ -153,7 +153,7 @@ func (w *world) side(send, recv *ib.CQ) *side {
 
 func (w *world) connect(a, b *side) { w.connectWith(a, b, ib.AccessRemoteWrite|ib.AccessRemoteRead) }
 
-// connectWith connects two sides that grant each other rights.
+// connectWith connects two sides with rights for each other.
 func (w *world) connectWith(a, b *side, rights ib.AccessFlags) {
 	here, err := w.dev.Local(1)
 	must(w.t, err)

@@ -240,7 +240,7 @@ func (d *driver) elements(list []ib.SGE, pd ib.DriverPD, late, exposed bool) (ou
 }
 
 // mayFill returns the shadow if a queue of the domain can fill the range late, else nil. exposed reports whether peers
-// of the queue can access regions that grant them rights.
+// of the queue can access regions with rights for them.
 func (m *mr) mayFill(pd ib.DriverPD, addr, n uint64, exposed bool) *shadow {
 	m.mu.RLock()
 	defer m.mu.RUnlock()

@@ -21,7 +21,7 @@ type qp struct {
 	init           ib.DriverQPInit
 	room           ib.QPCap
 
-	rights atomic.Bool // it has granted rights to its peer since RESET
+	rights atomic.Bool // the peer has had rights since RESET
 
 	// mu is held while requests are posted to the inner queue pair. Lock order: mu, then cq.mu.
 	mu           sync.Mutex
@@ -95,7 +95,7 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 	return q, nil
 }
 
-// holding returns the queue pairs whose delayed sends complete on c.
+// holding returns the queue pairs with delayed sends that complete on c.
 func (d *driver) holding(c *cq) (some []*qp) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -571,7 +571,7 @@ func (q *qp) exposed() bool {
 	if q.init.Type == ib.QPTypeUD {
 		return false
 	}
-	return q.rights.Load() || q.DriverQP.State() < ib.QPRTS // Modify to RTR or RTS may grant rights
+	return q.rights.Load() || q.DriverQP.State() < ib.QPRTS // Modify to RTR or RTS may set rights
 }
 
 // forget drops the outstanding requests.

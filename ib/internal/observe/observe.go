@@ -41,7 +41,7 @@ const (
 	Died                      // the object has been destroyed
 	Abandoned                 // the object may outlive its device
 	Started                   // the device is registered; arg is a Start
-	Removed                   // the Device no longer belongs to its client; arg is the string that names the client's function
+	Removed                   // the Device no longer belongs to its client; arg names the client's function
 	Unregistered              // the device has no clients and runs no more callbacks
 	HoldBegins                // the thread will run callbacks of the device; arg is the *ib.Hold, nil for HoldCallbacks
 	HoldEnds                  // the hold is about to end
@@ -53,12 +53,12 @@ const (
 // Start describes a device when its observation starts.
 type Start struct {
 	Holds int    // number of holds, whose HoldBegins the observer may not have seen
-	Drop  func() // ends a hold of the device whose thread has ended
+	Drop  func() // ends a hold of the device after the end of the holding thread
 }
 
 // Made describes a new queue.
 type Made struct {
-	User     bool // by a user context, whose program posts and polls without a call
+	User     bool // by a user context: the program posts and polls without a call
 	Overruns bool // completions may be lost
 }
 
