@@ -12,7 +12,7 @@ import (
 	"verbena/ib/internal/qptable"
 )
 
-// The attributes of queue pairs, and the effects of those that other checks do not cover.
+// The attributes of queue pairs, with all effects that no other check covers.
 
 var attributeChecks = []ruleTest{
 	{
@@ -308,7 +308,7 @@ func (e *env) has(kind ib.QPType) bool {
 	return qp != nil
 }
 
-// waiting is a pair whose sender waits for a receive.
+// waiting is a pair with a sender that waits for a receive.
 type waiting struct {
 	*pair
 	wr   ib.SendWR

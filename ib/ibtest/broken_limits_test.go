@@ -132,7 +132,7 @@ var wrongAttributes = []wrong{
 	},
 }
 
-// wrongLimits report wrong limits, or grant wrong capacities.
+// wrongLimits report wrong limits, or create objects with wrong capacities.
 var wrongLimits = []wrong{
 	{
 		defect: "reports one completion more than its queues can have",

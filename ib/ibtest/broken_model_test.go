@@ -11,7 +11,7 @@ import (
 	"verbena/umem"
 )
 
-// wrongValues are drivers whose faults show only with the values of the model's calls.
+// wrongValues are drivers with faults that show only with the values of the model's calls.
 var wrongValues = []wrong{
 	{
 		defect: "keeps 32 bits of the ID of a work request",

@@ -938,7 +938,7 @@ func caught(t *testing.T, r *recorder, says string) {
 // checked mode.
 func leftOut(i int) bool { return testing.Short() && i%16 != 0 }
 
-// together runs f for 0 to n-1, several at a time, because most of them wait. It omits those that -short omits.
+// together runs f for 0 to n-1, several at a time, because most of them wait. With -short it omits most of them.
 func together(n int, f func(i int)) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 8)

@@ -87,7 +87,7 @@ func testNotFromCallchain(e *env) {
 	}
 }
 
-// inCall reports whether a function whose name ends in one of names is in the callchain.
+// inCall reports whether the callchain contains a function with a name that ends in one of names.
 func inCall(names ...string) bool {
 	pc := make([]uintptr, 64)
 	frames := runtime.CallersFrames(pc[:runtime.Callers(2, pc)])

@@ -141,7 +141,7 @@ type operation struct {
 	what     string
 	wr       ib.SendWR
 	want     ib.WCOpcode
-	receives bool // it consumes a receive of side 1
+	receives bool // the operation consumes a receive of side 1
 }
 
 // operations returns the operations of the pair's type, each with ID 1 and signaled.
@@ -183,7 +183,7 @@ func (p *pair) operations() []operation {
 	return ops
 }
 
-// known executes each operation once, and returns those that the driver supports.
+// known executes each operation once, and returns the operations that the driver supports.
 func (p *pair) known() (ops []operation) {
 	e := p.e
 	e.Helper()
@@ -282,7 +282,7 @@ func (p *pair) hold() bool {
 	return true
 }
 
-// bell is a completion queue whose handler reports an arrival. The completion stays in the queue.
+// bell is a completion queue with a handler that reports an arrival. The completion stays in the queue.
 type bell struct {
 	*ib.CQ
 	rung atomic.Bool
@@ -336,7 +336,7 @@ func (e *env) destroyTalkers(what string, fresh func() talker, send, recv *bell)
 		}
 		t = fresh()
 		for side, cq := range []*ib.CQ{send.CQ, recv.CQ} {
-			for i, wc := range e.wait(cq, 2) { // of different queue pairs, in any order
+			for i, wc := range e.wait(cq, 2) { // completions of different queue pairs, in any order
 				if wc.ID >= uint64(len(order)) {
 					e.Fatalf("%s: completion of work request %d, which was not posted", what, wc.ID)
 				}
@@ -441,7 +441,7 @@ func (e *env) postSRQ(srq *ib.SRQ, wr ib.RecvWR) {
 	}
 }
 
-// testLong sends messages whose length exceeds 24 bits.
+// testLong sends messages of more than 2^24 bytes.
 func testLong(e *env) {
 	const n = 1<<24 + 5
 	if uint64(e.port.MaxMsgSize) < n {

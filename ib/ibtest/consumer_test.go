@@ -138,7 +138,8 @@ var basicConsumers = []wrongConsumer{
 				qp.Destroy()
 				done.Store(true)
 			}})
-			p.post(1, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[1].sgl(0, 8), RKey: ^uint32(0)}) // an access error at the peer
+			// Cause an access error at the peer.
+			p.post(1, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[1].sgl(0, 8), RKey: ^uint32(0)})
 			e.eventually("the event", done.Load)
 		},
 		says: "rule wait-for-self",

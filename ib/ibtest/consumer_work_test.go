@@ -423,7 +423,8 @@ var callbackConsumers = []wrongConsumer{
 				<-flushed
 				done.Store(true)
 			}})
-			p.post(1, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[1].sgl(0, 8), RKey: ^uint32(0)}) // an access error at the peer
+			// Cause an access error at the peer.
+			p.post(1, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[1].sgl(0, 8), RKey: ^uint32(0)})
 			time.AfterFunc(longSleep, func() { close(flushed) })
 			e.eventually("the event", done.Load)
 		},

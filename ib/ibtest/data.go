@@ -378,7 +378,7 @@ func testAccessRights(e *env) {
 		name   string
 		access ib.AccessFlags
 		op     ib.WROpcode
-		off    int // of the remote address
+		off    int // offset of the remote address
 		shift  uint32
 		alien  bool // the key belongs to another domain
 	}{

@@ -14,8 +14,8 @@
 // Each subtest has a device and a Core of its own, in checked mode (package check), so a violation of the contract
 // fails the subtest in which it occurs. The tests of reentrancy run a second time without checked mode, at full speed.
 // Those of the group Sleep, which measure time, run only without it. Checks that need a feature that the driver lacks
-// are skipped. They are listed at the end, which go test shows only with -v. docs/results/contract.md lists the features with
-// their checks.
+// are skipped. They are listed at the end, which go test shows only with -v. docs/results/contract.md lists the
+// features with their checks.
 //
 // A driver needs SEND and receive on queue pairs of type RC, completion queues and memory regions. All other features
 // are optional. A check that needs messages of any kind uses RDMA WRITE if the driver supports it, and SEND otherwise.

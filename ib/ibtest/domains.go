@@ -24,7 +24,7 @@ var domainChecks = []ruleTest{
 }
 
 func testSRQDomain(e *env) {
-	theirs, mine := e.pd(), e.pd() // of the queue pairs, and of the shared receive queue
+	theirs, mine := e.pd(), e.pd() // the domains of the queue pairs and of the shared receive queue
 	good, bad := e.buffer(mine, 256, allAccess), e.buffer(theirs, 256, allAccess)
 	for _, kind := range queuePairTypes {
 		if e.ofType(kind, theirs, e.cq(8, nil)) == nil {
@@ -32,7 +32,7 @@ func testSRQDomain(e *env) {
 			continue
 		}
 		srq := e.srq(mine, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 2}})
-		// The second element may be the one of the other domain.
+		// The second element may belong to the other domain.
 		for i, c := range []struct {
 			what string
 			sgl  []ib.SGE

@@ -36,7 +36,7 @@ type env struct {
 	port       ib.PortAttr
 	gid        ib.GID
 	gidIndex   int
-	psn        uint32 // of both directions of the next connections
+	psn        uint32 // first PSN of the next connections, in both directions
 	timeout    uint8  // code of the local ACK timeout of the next connections
 	retries    uint8
 
@@ -438,7 +438,7 @@ type pair struct {
 type pairConfig struct {
 	kind     ib.QPType
 	handlers [2]func(*ib.CQ)
-	entries  int // of each completion queue; 0: twice the length of a queue
+	entries  int // length of each completion queue; 0: twice the length of a queue
 	srq      *ib.SRQ
 	pd       *ib.PD
 	sigAll   bool

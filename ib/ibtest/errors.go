@@ -215,7 +215,8 @@ func testPostInErr(e *env) {
 	e.waitOne(p.cqs[0], 1, ib.WCWRFlushErr)
 	p.recv(0, 2, 0, 8)
 	e.waitOne(p.cqs[0], 2, ib.WCWRFlushErr)
-	if n, err := p.qps[0].PostSend(ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: p.buf[0].sgl(0, 8)}); n != 1 || err != nil { // unsignaled
+	// An unsignalled SEND.
+	if n, err := p.qps[0].PostSend(ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: p.buf[0].sgl(0, 8)}); n != 1 || err != nil {
 		e.Errorf("post send: %d, %v", n, err)
 	}
 	e.waitOne(p.cqs[0], 3, ib.WCWRFlushErr)

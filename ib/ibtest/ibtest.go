@@ -30,7 +30,7 @@ type config struct {
 	load      int
 	gidIndex  int // -1: the first GID
 	bubble    bool
-	seeds     int // of the group Model; 0: defaultSeeds
+	seeds     int // number of seeds of the group Model; 0: defaultSeeds
 	seeded    func(t testing.TB, seed uint64) (*ib.DeviceHandle, bool)
 	packages  *packages
 	groups    []string // groups of checks; nil: all

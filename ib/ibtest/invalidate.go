@@ -94,7 +94,7 @@ func (k *keptKey) fails(how string, of *pair, key uint32, recv []ib.SGE, n int, 
 	k.works("after a " + what)
 }
 
-// failures makes SENDs with invalidate fail in each way. strangers are queue pairs that may not invalidate the key.
+// failures makes SENDs with invalidate fail in each way. The queue pairs in strangers may not invalidate the key.
 func (k *keptKey) failures(strangers map[string]*pair) {
 	e, p := k.e, k.p
 	e.Helper()
@@ -188,7 +188,7 @@ func testWindowInvalidateRefused(e *env) {
 // badBind is a bind that drivers must reject, or may reject.
 type badBind struct {
 	what   string
-	access ib.AccessFlags // of the region
+	access ib.AccessFlags // rights of the region
 	alien  bool           // the region belongs to another domain
 	bind   func(b *ib.BindMW)
 	only   ib.MWType // 0: both

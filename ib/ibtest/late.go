@@ -97,7 +97,7 @@ func (e *env) elsewhere(ah *ib.AH) ib.AHAttr {
 	return ib.AHAttr{}
 }
 
-// testModerationEnds destroys queues whose notifications are delayed, and waits for the notification of a queue with a
+// testModerationEnds destroys queues with delayed notifications, and waits for the notification of a queue with a
 // longer delay. Later reports of the destroyed queues violate the rule use-after-destroy.
 func testModerationEnds(e *env) {
 	pd := e.pd()

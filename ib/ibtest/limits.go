@@ -11,7 +11,7 @@ import (
 	"verbena/ib"
 )
 
-// The limits that a device reports, and the capacities that it grants.
+// The reported limits of a device, and the actual capacities of its objects.
 
 var limitChecks = []ruleTest{
 	{
@@ -109,7 +109,7 @@ func smallest(kind ib.QPType) ib.QPCap {
 	return c
 }
 
-// atLeast reports whether the granted capacities are at least the requested ones.
+// atLeast reports whether the actual capacities are at least the requested ones.
 func atLeast(granted, asked ib.QPCap) bool {
 	return granted.MaxSendWR >= asked.MaxSendWR && granted.MaxRecvWR >= asked.MaxRecvWR && granted.MaxSendSGE >= asked.MaxSendSGE &&
 		granted.MaxRecvSGE >= asked.MaxRecvSGE && granted.MaxInlineData >= asked.MaxInlineData
@@ -522,7 +522,8 @@ func (e *env) inlineUpTo(p *pair, asked uint32) {
 			wr.Inline = data[:size]
 			p.post(0, wr)
 			e.waitOne(p.cqs[0], wr.ID, ib.WCSuccess)
-			if op == ib.WRRDMAWrite && kind != ib.QPTypeRC { // its completion does not prove that the memory is written, another message does
+			if op == ib.WRRDMAWrite && kind != ib.QPTypeRC {
+				// Its completion does not prove that the memory is written, another message does.
 				p.recv(1, 7, bufLen-8, 8)
 				p.post(0, ib.SendWR{ID: 8, Opcode: ib.WRSend, Flags: ib.SendSignaled})
 				e.waitOne(p.cqs[0], 8, ib.WCSuccess)

@@ -48,8 +48,8 @@ var modelChecks = []ruleTest{
 }
 
 // Seeds sets the number of seeds of each check of the group Model. A negative number omits the group. This is for
-// drivers whose timers depend on the machine's load: they may give up peers that the model considers alive. The flag
-// -ibtest.seeds overrides a positive number.
+// drivers with timers that depend on the machine's load: they may give up peers that the model considers alive. The
+// flag -ibtest.seeds overrides a positive number.
 func Seeds(n int) Option { return func(c *config) { c.seeds = n } }
 
 // seeds returns the number of seeds of a check. -short divides it by ten, unless the flag sets more.

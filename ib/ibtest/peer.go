@@ -45,7 +45,7 @@ var peerChecks = []ruleTest{
 	},
 }
 
-// ownPeer returns a pair whose two sides are one queue pair: sends complete on the first queue, receives on the second.
+// ownPeer returns a pair with one queue pair on both sides: sends complete on the first queue, receives on the second.
 func (e *env) ownPeer(pd *ib.PD) *pair {
 	e.Helper()
 	p := &pair{e: e, pd: pd}
@@ -451,7 +451,7 @@ func (e *env) overrunOneQueue(pd *ib.PD, kind ib.QPType, send bool) {
 	if !send {
 		post(0, 1<<20)
 	}
-	e.waitOne(p.cqs[0], 1<<20, ib.WCWRFlushErr) // of the other queue
+	e.waitOne(p.cqs[0], 1<<20, ib.WCWRFlushErr) // the flush error of the other queue
 	e.settle()
 	if n := events.Load(); n != 1 {
 		e.Errorf("%d events EventCQErr, want 1", n)

@@ -223,8 +223,8 @@ func testRefusedLeavesNothing(e *env) {
 		}
 		return n
 	}
-	// grows reports which counts rise by about one for each call, in each round. Other activity also creates objects,
-	// but does not keep them.
+	// grows returns the counts that rise by about one for each call, in each round. Other activity also creates
+	// objects, but does not keep them.
 	grows := func(rounds int, refused ...refusal) (grow []bool) {
 		e.Helper()
 		least := counts()
@@ -279,7 +279,7 @@ func liveObjects() int {
 type regionProbe struct {
 	e     *env
 	p     *pair
-	other *pair // of another domain
+	other *pair // a pair of another domain
 	b     *buffer
 	fresh *buffer // memory of a rejected change
 	seed  int

@@ -39,9 +39,9 @@ type slot struct {
 	cl   *ib.Client
 	make func(t testing.TB) *ib.DeviceHandle
 
-	scope  *scope // of the device
+	scope  *scope // scope of the device
 	handle *ib.DeviceHandle
-	dev    *ib.Device // the client's
+	dev    *ib.Device // the device as the client sees it
 	lossy  bool
 
 	remove  func() error // the client's shutdown

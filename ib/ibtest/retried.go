@@ -41,8 +41,8 @@ func testRetried(e *env) {
 	}
 	a, b := p.buf[0], p.buf[1]
 	fill(a.b, 9)
-	// Each WRITE has its own destination, because the packets before the one that needs a receive may be written at any
-	// time. The receive buffers follow, each as long as the longest SEND.
+	// Each WRITE has its own destination, because all packets before the message that needs a receive may be written at
+	// any time. The receive buffers follow, each as long as the longest SEND.
 	const (
 		times = 3       // outstanding messages
 		place = 7 << 10 // bytes per destination

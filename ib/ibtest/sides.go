@@ -25,7 +25,7 @@ var sideChecks = []ruleTest{
 type sided struct {
 	*pair
 	qp  *ib.QP
-	cqs [2]*ib.CQ // of sends, of receives
+	cqs [2]*ib.CQ // for sends, for receives
 	ah  *ib.AH    // for datagrams
 	bad bool      // the first send has an invalid local key
 }

@@ -97,7 +97,7 @@ func testNumbersWrap(e *env) {
 	}
 }
 
-// testQueuesWrap fills queues whose lengths are not powers of two, again and again.
+// testQueuesWrap fills queues with lengths that are not powers of two, again and again.
 func testQueuesWrap(e *env) {
 	pd := e.pd()
 	const length = 3

@@ -28,7 +28,7 @@ type Want struct {
 	SRQ            ID // the queue of the receive; 0: none
 }
 
-// completionSource is a queue whose requests complete in order.
+// completionSource is a queue of requests that complete in order.
 type completionSource struct {
 	qp   ID
 	side Side
@@ -50,7 +50,7 @@ type CQ struct {
 	due    int           // number of them that have arrived
 }
 
-// CreateCQ creates a completion queue with the granted capacity.
+// CreateCQ creates a completion queue with the actual capacity.
 func (m *Model) CreateCQ(c CQ) syscall.Errno {
 	if e := m.made(); e != 0 {
 		return e
@@ -96,7 +96,7 @@ func (m *Model) checkRoom(id ID) {
 	}
 }
 
-// Resized records the granted capacity of a resize.
+// Resized records the actual capacity of a resize.
 func (m *Model) Resized(id ID, entries int) { m.CQs[id].Entries = entries }
 
 // resize sets the capacity, which a driver may round up.

@@ -41,7 +41,7 @@ const (
 	LoseAnswer                 // as Complete, but the response of the former peer is lost
 	FlushSend
 	FlushRecv
-	Arrive // the first message in flight of an unreliable service, whose send may have completed
+	Arrive // the first message in flight of an unreliable service; its send may have completed
 )
 
 // flight is a message of an unreliable service that is in flight.

@@ -10,6 +10,6 @@
 // A deferred model ([Model.Defer]) is for concurrent calls: it only queues requests, and has moves for the actions of a
 // device on them.
 //
-// Numbers chosen by the driver (keys, queue pair numbers, granted capacities) are arguments of the methods that create
+// Numbers chosen by the driver (keys, queue pair numbers, actual capacities) are arguments of the methods that create
 // objects. Package modeltest draws calls, makes them on a device and on a model, and compares the two.
 package model

@@ -6,8 +6,8 @@ import (
 	"verbena/ib"
 )
 
-// execute executes a request at the requester and the responder. n is the number of bytes received. wait is true if
-// nothing was done because there is no receive yet, or because the peer is in INIT.
+// execute executes a request at the requester and the responder. n is the number of bytes received. If there is no
+// receive yet, or the peer is in INIT, execute does nothing and wait is true.
 func (m *Model) execute(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bool) {
 	ok := func(good bool, failure ib.WCStatus) ([]ib.WCStatus, uint64, bool) {
 		if good {
@@ -110,7 +110,7 @@ type source struct {
 	inline bool
 }
 
-// serve counts the queue pairs whose requests are executed by one call. The order between them is undefined.
+// serve counts the queue pairs with requests that one call executes. The order between them is undefined.
 func (m *Model) serve(q *QP) {
 	if m.servedBy == nil {
 		m.servedBy = map[ID]bool{}
@@ -229,7 +229,7 @@ func (m *Model) unanswered(q *QP) (status []ib.WCStatus, wait bool) {
 	return is(ib.WCRetryExcErr), false
 }
 
-// rights maps operations to the rights that the peer's queue pair must have granted.
+// rights maps operations to the rights that the peer's queue pair must have.
 var rights = map[ib.WROpcode]ib.AccessFlags{
 	ib.WRRDMAWrite: ib.AccessRemoteWrite, ib.WRRDMAWriteWithImm: ib.AccessRemoteWrite,
 	ib.WRAtomicWrite:     ib.AccessRemoteWrite,

@@ -25,7 +25,7 @@ type Region struct {
 
 	Fast     bool // created by AllocMR
 	MaxPages int
-	Map      *Mapping // of the next REG_MR; nil: none
+	Map      *Mapping // mapping of the next REG_MR; nil: none
 }
 
 // Mapping is the memory of the last MR.Map.

@@ -17,7 +17,7 @@ type Memory struct {
 	blurs []blur
 	fresh map[uint64]bool // pages written since the last Fresh
 
-	history uint64 // of writes, in order
+	history uint64 // hash of the writes, in order
 }
 
 type page struct {

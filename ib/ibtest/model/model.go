@@ -14,7 +14,7 @@ type ID int
 // Limits holds the attributes of a device that affect results.
 type Limits struct {
 	MaxMsgSize  uint64
-	MTU         int // of the port, in bytes
+	MTU         int // MTU of the port, in bytes
 	GID         ib.GID
 	Flush       bool
 	AtomicWrite bool
@@ -47,7 +47,7 @@ type Model struct {
 	deferred bool // see Defer
 	epochs   int
 	listed   int // number of requests that the current call posts
-	served   int // number of queue pairs whose requests the current call has executed
+	served   int // number of queue pairs with requests that the current call has executed
 	servedBy map[ID]bool
 	done     map[ID]int // requests that the current call has completed, by queue pair
 	hazards  hazards

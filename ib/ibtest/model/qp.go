@@ -12,10 +12,10 @@ type QP struct {
 	ID, PD         ID
 	SendCQ, RecvCQ ID
 	SRQ            ID // 0: it has its own receive queue
-	XRCD           ID // of an XRC target
+	XRCD           ID // domain of an XRC target
 	Num            uint32
 	Type           ib.QPType
-	Cap            ib.QPCap // granted
+	Cap            ib.QPCap // actual capacities
 	SigAll         bool
 
 	State  ib.QPState
@@ -225,8 +225,8 @@ func (m *Model) flushRecv(q *QP) {
 
 var flush = []ib.WCStatus{ib.WCWRFlushErr}
 
-// GiveUp completes the waiting request of a queue pair whose peer is in INIT or behind a lossy network. A requester may
-// exhaust its retries at any time.
+// GiveUp completes the waiting request of a queue pair if its peer is in INIT or behind a lossy network. A requester
+// may exhaust its retries at any time.
 func (m *Model) GiveUp(id ID) bool {
 	q := m.QPs[id]
 	p := m.destination(q)

@@ -54,7 +54,7 @@ func (s *SRQ) Room() int { return s.queue.room }
 // MaxSGE returns the maximum number of elements of a receive.
 func (s *SRQ) MaxSGE() int { return s.queue.maxSGE }
 
-// CreateSRQ creates a shared receive queue with the granted capacities.
+// CreateSRQ creates a shared receive queue with the actual capacities.
 func (m *Model) CreateSRQ(s SRQ, granted ib.SRQAttr) syscall.Errno {
 	if e := m.made(); e != 0 {
 		return e
@@ -64,7 +64,7 @@ func (m *Model) CreateSRQ(s SRQ, granted ib.SRQAttr) syscall.Errno {
 	return 0
 }
 
-// ModifySRQ changes a queue. ResizedSRQ sets the granted capacity.
+// ModifySRQ changes a queue. ResizedSRQ sets the actual capacity.
 func (m *Model) ModifySRQ(id ID, a ib.SRQAttr, mask ib.SRQAttrMask) syscall.Errno {
 	s := m.SRQs[id]
 	room := uint32(s.queue.room)
@@ -93,7 +93,7 @@ func (m *Model) ModifySRQ(id ID, a ib.SRQAttr, mask ib.SRQAttrMask) syscall.Errn
 	return 0
 }
 
-// ResizedSRQ records the granted capacity.
+// ResizedSRQ records the actual capacity.
 func (m *Model) ResizedSRQ(id ID, room int) { m.SRQs[id].queue.room = room }
 
 func (s *SRQ) checkLimit() {

@@ -200,7 +200,8 @@ func (c modifySRQ) device(x *runner) got { return got{err: x.objs[c.srq].srq.Mod
 func (c modifySRQ) expect(x *runner, m *model.Model, g *got) want {
 	s := m.SRQs[c.srq]
 	if room := c.attr.MaxWR; g != nil && g.err == nil && c.mask == ib.SRQAttrMaxWR && room > 0 && int(room) < s.Len() {
-		if a, err := x.objs[c.srq].srq.Query(); err == nil && int(a.MaxWR) >= s.Len() { // rounded up to the number of receives
+		// The device may have rounded the capacity up to the number of receives.
+		if a, err := x.objs[c.srq].srq.Query(); err == nil && int(a.MaxWR) >= s.Len() {
 			m.ResizedSRQ(c.srq, int(a.MaxWR))
 			return wantErr(0)
 		}

@@ -10,7 +10,7 @@ import (
 	"verbena/ib/ibtest/model"
 )
 
-// element is an element of a scatter or gather list. Its address is relative to the region's.
+// element is an element of a scatter or gather list. Its address is an offset from the start of the region.
 type element struct {
 	mr  model.ID
 	off uint64
@@ -75,7 +75,7 @@ type send struct {
 	inv       target
 	add, swap uint64
 	ah        model.ID
-	dest      model.ID // of a datagram
+	dest      model.ID // destination of a datagram
 	qkey      uint32
 	group     bool     // the datagram is sent to the number of a group
 	srq       model.ID // XRC

@@ -8,7 +8,7 @@ import (
 )
 
 // RunDestroyed makes the calls of a seed repeatedly: the first one, the first two, and so on. Each time it destroys all
-// objects right after the last call, whose work may still be in progress. Destruction must succeed, and neither
+// objects right after the last call. Work of that call may still be in progress. Destruction must succeed, and neither
 // callbacks nor stores may follow.
 func RunDestroyed(make Factory, seed uint64, steps int) *Failure {
 	var calls []call

@@ -113,7 +113,7 @@ func again(x *runner, list []call) (calls []call, err error) {
 	return calls, nil
 }
 
-// quiet waits for an idle device whose activity cannot be observed.
+// quiet waits until the device is idle. It is for devices with activity that cannot be observed.
 func (x *runner) quiet() {
 	if x.Virtual {
 		time.Sleep(time.Minute)

@@ -53,7 +53,7 @@ type object struct {
 	peer   model.ID // for a QP: the future peer
 	lazy   bool     // for a CQ: only calls poll it
 	dead   bool
-	past   bool         // of a device before its reset
+	past   bool         // belongs to a device before its reset
 	final  int          // callbacks of past objects
 	over   func() error // destroys it
 	calls  int          // handler calls; under runner.mu
@@ -64,7 +64,7 @@ type object struct {
 type runner struct {
 	Target
 	attr   ib.DeviceAttr
-	access ib.AccessFlags // that regions can have
+	access ib.AccessFlags // all possible rights of regions
 
 	groups4   bool // multicast groups are IPv4 addresses
 	m         *model.Model
@@ -72,7 +72,7 @@ type runner struct {
 	areas     []area
 	dirty     map[uint64]bool
 	objs      map[model.ID]*object
-	order     []model.ID // of objs
+	order     []model.ID // IDs of objs, in order
 	psn       uint32
 	lazy      bool              // a lazy queue exists
 	ids       map[uint64]string // IDs of posted work requests
@@ -89,7 +89,7 @@ type runner struct {
 // difference is a difference between device and model.
 type difference struct {
 	what string
-	late bool // it may still disappear
+	late bool // the difference may still disappear
 }
 
 func late(format string, args ...any) *difference { return &difference{sprintf(format, args...), true} }
@@ -130,9 +130,9 @@ type got struct {
 	n      int
 	err    error
 	missed bool
-	attr   ib.QPAttr     // of a query
-	init   ib.QPInitAttr // of a query
-	wcs    []ib.WC       // of a poll
+	attr   ib.QPAttr     // result of a query
+	init   ib.QPInitAttr // result of a query
+	wcs    []ib.WC       // result of a poll
 }
 
 // want is the result of a call on a model.

@@ -153,8 +153,8 @@ func (x *runner) compareMemory() *difference {
 	return nil
 }
 
-// move copies to or from memory that the device may write to. A consumer that has no completion has nothing to order its accesses by, so
-// the race detector is not asked.
+// move copies to or from memory that the device may write to. Without a completion, no order exists between the
+// accesses of the consumer and the device. So the race detector is off.
 //
 //go:norace
 func move(dst, src []byte) {
