@@ -336,7 +336,7 @@ func least(c *command) rawCommand {
 	return raw
 }
 
-// handleFirst lists the commands, except those that destroy, that look up their object before any other check.
+// handleFirst lists the commands that look up their object before any other check. Commands that destroy are not in it.
 var handleFirst = []uint32{
 	uint32(uapi.CmdResizeCQ), uint32(uapi.CmdPollCQ), uint32(uapi.CmdReqNotifyCQ), uint32(uapi.CmdQueryQP), uint32(uapi.CmdModifyQP),
 	uint32(uapi.CmdPostSend), uint32(uapi.CmdPostRecv), uint32(uapi.CmdAttachMcast), uint32(uapi.CmdDetachMcast), uint32(uapi.CmdModifySRQ),

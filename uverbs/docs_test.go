@@ -13,8 +13,8 @@ import (
 
 const verbsDoc = "../docs/results/verbs.md"
 
-// TestDocs generates the tables of commands and methods of docs/results/verbs.md. The columns of the kernel's rxe come from its
-// recorded answers to queries, each about one command or method.
+// TestDocs generates the tables of commands and methods of docs/results/verbs.md. The columns of the kernel's rxe come
+// from its recorded answers to queries, each about one command or method.
 func TestDocs(t *testing.T) {
 	const noCommand, noMethod = "EOPNOTSUPP", "EPROTONOSUPPORT"
 	kernel, version := kernelabi.Device.Kernel()

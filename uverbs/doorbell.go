@@ -12,12 +12,13 @@ import (
 	"verbena/uapi"
 )
 
-// doorbells holds the queue pairs of a context whose send queues are shared with the program. The program posts to them
+// doorbells holds the queue pairs of a context that share their send queues with the program. The program posts to them
 // without a call and then rings the doorbell. Ringing takes no lock that add, remove or silence hold while they change
 // the table. It does not wait for them, and does not allocate.
 type doorbells struct {
-	few      atomic.Pointer[[]*qpObject] // all queue pairs, in an immutable slice; nil if there are none, or more than maxScan
-	byHandle sync.Map                    // uint32 to *qpObject
+	// All queue pairs, in an immutable slice; nil if there are none, or more than maxScan.
+	few      atomic.Pointer[[]*qpObject]
+	byHandle sync.Map // uint32 to *qpObject
 
 	mu       sync.Mutex
 	list     []*qpObject

@@ -575,7 +575,7 @@ func (p *patient) Idle() bool {
 	return p.n >= 0
 }
 
-// longQueue is a shared send queue whose doorbell defers long work.
+// longQueue is a shared send queue with a doorbell that defers long work.
 type longQueue struct {
 	ib.UserQP
 	left int // remaining runs

@@ -18,7 +18,7 @@ type SysfsFiles interface {
 	SysfsFiles() map[string]func() (string, error)
 }
 
-// driverMethods checks the methods of a driver, and returns those that programs can call.
+// driverMethods checks the methods of a driver, and returns the methods that programs can call.
 func driverMethods(dev *ib.Device) (map[methodID]*method, error) {
 	d, ok := ib.As[ib.MethodDriver](user.Driver(dev))
 	if !ok {

@@ -197,7 +197,7 @@ func TestDriverMethodStates(t *testing.T) {
 	}
 }
 
-// TestDriverMethodsRefused checks that programs do not see a device whose driver has invalid methods.
+// TestDriverMethodsRefused checks that programs do not see a device if its driver has invalid methods.
 func TestDriverMethodsRefused(t *testing.T) {
 	good := func() ib.DriverMethod {
 		return ib.DriverMethod{Method: verb.Method{Object: uapi.ObjectMR, Method: ownMethod}, Name: "MR_ROTATE", Run: func(ib.MethodCall) error { return nil }}

@@ -43,7 +43,7 @@ type eventFile struct {
 	cqs      int // number of completion queues of the channel; under eventFiles.mu
 	user     *quota.User
 	kept     *kept.Kept
-	note     kept.Note // of the read end
+	note     kept.Note // charge for the read end
 	gate     *pipeGate
 	run      func()        // pump, stored so that starting it does not allocate
 	turn     chan struct{} // holds an element while a thread has the token
@@ -58,7 +58,7 @@ type eventFile struct {
 	// Only the token holder may change it, except for appending.
 	records  []record
 	sent     int
-	writing  int  // number of records after those that are being written; the program may have read them
+	writing  int  // number of records after the sent ones that are being written; the program may have read them
 	flushing bool // pump is running
 	full     bool // the pipe was full at the last write
 	mute     bool // the pipe seems to be blocked
@@ -526,7 +526,7 @@ func (e *eventFile) deserted() bool {
 	return err == nil && n == 1 && pfd[0].Revents&unix.POLLERR != 0
 }
 
-// closeDeserted closes a file whose program has closed its end permanently. No thread of the program can block the
+// closeDeserted closes a file after its program has closed its end permanently. No thread of the program can block the
 // pipe, so the close does not wait. It returns false if another thread is about to close the file.
 func (e *eventFile) closeDeserted() bool {
 	select {

@@ -263,7 +263,7 @@ func TestManyDesertedChannels(t *testing.T) {
 	}
 	p.f.events.sweepAll()
 	if n := len(p.f.events.channels); n != 1 {
-		t.Errorf("%d channels are kept, want that which the program has", n)
+		t.Errorf("%d channels are kept, want the one of the program", n)
 	}
 }
 

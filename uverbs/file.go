@@ -46,7 +46,7 @@ type Memory interface {
 	Close() error
 }
 
-// Departer is implemented by a Memory whose program posts without a call that could fail.
+// Departer is implemented by a Memory for programs that post without a call that could fail.
 type Departer interface {
 	// Depart is called when the removal of the device has begun, before any request is completed with a flush error for
 	// that reason. Requests that the program posts later may never complete. It may sleep: only the end of this context
@@ -219,7 +219,7 @@ func (c userContext) LibraryFault(fault ib.LibraryFault) {
 	}
 }
 
-// abortObject destroys an object whose response could not be delivered.
+// abortObject destroys an object after its response could not be delivered.
 func (f *File) abortObject(o *object) {
 	if f.enter() != nil {
 		return // the thread that ends the context destroys it
@@ -415,7 +415,7 @@ func (f *File) disassociate() *ending {
 	})
 }
 
-// abandon abandons a context whose end takes too long: its objects no longer count as the device's, and its program
+// abandon abandons a context that takes too long to end. Its objects no longer count for the device, and its program
 // receives the usual events. The objects are destroyed when the calls on them return.
 func (f *File) abandon() {
 	n := 0
@@ -436,9 +436,9 @@ func (f *File) logf(format string, args ...any) {
 		"dev", f.dev.Name(), "uid", f.proc.UID(), "pid", f.proc.PID(), "name", f.proc.Name())
 }
 
-// Close is the last close of the file. It waits for commands in the midlayer, destroys everything, and closes the
-// Memory. It waits for calls blocked on the memory of a process no longer than ServerOptions.Grace; the rest follows
-// when the process responds or ends. It may sleep. (ib_uverbs_close)
+// Close implements the last close of the file. It waits for commands in the midlayer, destroys everything, and closes
+// the Memory. It waits for calls blocked on the memory of a process no longer than ServerOptions.Grace; the rest
+// follows when the process responds or ends. It may sleep. (ib_uverbs_close)
 func (f *File) Close() {
 	f.ends.Lock()
 	if !states.Step(&f.state, states.Context.Close) {

@@ -24,7 +24,7 @@ const (
 type method struct {
 	verb.Method
 	spec *verb.Spec // nil: a method of the driver
-	name string     // of a method of the driver
+	name string     // name of a method of the driver
 	run  func(*ioctlCall) error
 }
 

@@ -65,8 +65,9 @@ func TestObjectsByMethods(t *testing.T) {
 	after, err = p.ioctl(uapi.ObjectQP, uapi.MethodQPCreate, with(p.qpAttrs(pd, cq, 12, uapi.QPTRC), handleAttr(uapi.AttrCreateQPEventFD, uint64(events)))...)
 	must(t, err)
 	qp := uint32(dataOf(after, uapi.AttrCreateQPHandle))
-	if g := p.fakeQP(qp).QP().Init().Cap; g.MaxRecvWR != 6 || g.MaxSendWR != 6 { // the driver grants one more than requested
-		t.Errorf("granted %+v", g)
+	// The driver's capacities exceed the requested ones by one.
+	if g := p.fakeQP(qp).QP().Init().Cap; g.MaxRecvWR != 6 || g.MaxSendWR != 6 {
+		t.Errorf("capacities: got %+v", g)
 	}
 
 	must(t, silently(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}))

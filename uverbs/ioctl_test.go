@@ -129,7 +129,7 @@ func TestIoctlAttributes(t *testing.T) {
 	_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodQueryPort, port, outAttr(uapi.AttrQueryPortResp, room[:64]))
 	must(t, err)
 	if !bytes.Equal(room[48:], make([]byte, 16)) {
-		t.Errorf("what is beyond the answer is not cleared: %x", room[48:])
+		t.Errorf("the bytes after the answer are not cleared: %x", room[48:])
 	}
 }
 

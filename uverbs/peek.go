@@ -5,8 +5,8 @@ import (
 	"verbena/uapi"
 )
 
-// Peeker is a Caller whose memory can be read faster, but less reliably, than through its Space: the data may be
-// another program's. It is used only where this makes no difference and only objects of the file are concerned: for the
+// Peeker is a Caller that can read memory faster, but less reliably, than through its Space: the data may belong to
+// another program. It is used only where this makes no difference and only objects of the file are concerned: for the
 // queue pair to ring, and the queue to arm.
 type Peeker interface {
 	// Peek fills dst from addr. It returns false if it cannot.

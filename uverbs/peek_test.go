@@ -96,7 +96,7 @@ func TestArmPeeked(t *testing.T) {
 				t.Errorf("%v where memory can be peeked at, %v where not", got, err)
 			}
 			if reads := c.reads > 0; reads != test.reads {
-				t.Errorf("reads by a look at who calls: %d", c.reads)
+				t.Errorf("reads of the caller's memory by a peek: %d", c.reads)
 			}
 			if armed := p.armed(ch, cq); armed != (test.want == nil) {
 				t.Errorf("armed where memory can be peeked at: %v", armed)
@@ -116,8 +116,8 @@ func TestNotifyFlags(t *testing.T) {
 	}
 }
 
-// TestArmPeekedElsewhere checks that peeked data, which may be another program's, arm at most a queue of this file, and
-// that a zombie returns its usual errors.
+// TestArmPeekedElsewhere checks that peeked data, which may belong to another program, arm at most a queue of this
+// file, and that a zombie returns its usual errors.
 func TestArmPeekedElsewhere(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
 	ch := p.channel()

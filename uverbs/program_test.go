@@ -32,7 +32,7 @@ type world struct {
 	core   *ib.Core
 	drv    *ibfake.Driver
 	dev    *ib.Device
-	handle *ib.DeviceHandle // of dev
+	handle *ib.DeviceHandle // handle of dev
 	srv    *Server
 
 	ledger *quota.Ledger

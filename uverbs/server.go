@@ -133,7 +133,7 @@ func (s *Server) changed() {
 	}
 }
 
-// add is the client's Add. (ib_uverbs_add_one)
+// add implements the client's Add. (ib_uverbs_add_one)
 func (s *Server) add(dev *ib.Device) (any, error) {
 	attr, err := dev.QueryDevice()
 	if err != nil {
@@ -162,7 +162,7 @@ func (s *Server) add(dev *ib.Device) (any, error) {
 	return d, nil
 }
 
-// remove is the client's Remove. (ib_uverbs_remove_one)
+// remove implements the client's Remove. (ib_uverbs_remove_one)
 func (s *Server) remove(_ *ib.Device, data any) {
 	d := data.(*Device)
 	s.mu.Lock()
@@ -216,7 +216,7 @@ type Device struct {
 	driverID    uapi.DriverID
 	checkDriver bool // ioctls must name the driver's number
 	abiVersion  int
-	methods     map[methodID]*method // of the driver
+	methods     map[methodID]*method // methods of the driver, by ID
 	sysfs       map[string]func() (string, error)
 
 	mu    sync.Mutex

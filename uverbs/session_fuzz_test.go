@@ -72,7 +72,7 @@ func (s *lockedSpace) get(addr uint64, n int) []byte {
 	return bytes.Clone(s.mem[addr-s.base:][:n])
 }
 
-// queueMemory is a Memory whose regions a program can overwrite.
+// queueMemory is a Memory with regions that a program can overwrite.
 type queueMemory struct {
 	mu      sync.Mutex
 	regions [][]byte
@@ -154,7 +154,7 @@ const (
 type sessionCommandKind struct {
 	number   uint32
 	extended bool
-	req      any  // of the request's type
+	req      any  // the type of the request
 	resp     int  // buffer size for the core's response
 	makes    pool // the kind of number in the response
 	driver   int  // buffer size for the driver's response

@@ -155,7 +155,7 @@ func (l *ledger) settle() {
 type soakProc struct {
 	*program
 	s      *soak
-	waits  bool // it sleeps in its completion channel instead of polling
+	waits  bool // the program sleeps in its completion channel instead of polling
 	data   []byte
 	rnd    *rand.Rand
 	zombie []func()
@@ -440,7 +440,7 @@ func (x *soakContext) fatal() {
 	}
 }
 
-// bury does what a zombie allows: destroying.
+// bury destroys objects, which a zombie allows.
 func (x *soakContext) bury() {
 	if x.f.now() != states.ContextZombie {
 		return

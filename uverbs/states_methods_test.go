@@ -25,7 +25,8 @@ func (r ioctlRow) name() string { return uapi.MethodName(r.object, r.method) }
 
 // expected returns the expected results of a call.
 func (r ioctlRow) expected() outcomes {
-	if r.object == uapi.ObjectMR && r.method == uapi.MethodRegDMABufMR { // no driver here accepts a dma-buf, nor does Linux's rxe
+	// No driver here accepts a dma-buf, nor does Linux's rxe.
+	if r.object == uapi.ObjectMR && r.method == uapi.MethodRegDMABufMR {
 		return outcomes{syscall.EOPNOTSUPP, syscall.EOPNOTSUPP, syscall.EIO, never}
 	}
 	return effects[methods[methodID{r.object, r.method}].spec.Effect]

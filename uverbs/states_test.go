@@ -29,7 +29,8 @@ var updateStates = goflag.Bool("update-states", false, "write docs/results/state
 
 // The results of every user command and every midlayer method in each state of its device. The expected ones are those
 // of Linux (drivers/infiniband/core: uverbs_cmd.c, rdma_core.c, verbs.c) or, where Linux leaves them to drivers, those
-// of the contract of package ib. The observed ones are those of the rxe driver. docs/results/states.md is generated from both.
+// of the contract of package ib. The observed ones are those of the rxe driver. docs/results/states.md is generated
+// from both.
 
 const (
 	works = syscall.Errno(0)
@@ -350,12 +351,12 @@ type methodRow struct {
 // methodExceptions holds results that do not follow from the effect of the verb.
 var methodExceptions = map[string]outcomes{
 	"QP.Modify to ERR or RESET": methodOutcomes("QP", verb.Reads),
-	// The rxe driver does not support it, like the kernel's; in a driver that does, it is a normal change.
+	// The rxe driver and the kernel's driver do not support it. In a driver that does, it is a normal change.
 	"CQ.Moderate": {syscall.EOPNOTSUPP, syscall.EIO, never, never},
 }
 
-// methodOutcomes returns the results of a method of an object, by the effect of its verb. Here are no zombies, and
-// after the removal of the device only the device itself remains.
+// methodOutcomes returns the results of a method of an object, by the effect of its verb. There are no zombies here,
+// and after the removal of the device only the device itself remains.
 func methodOutcomes(object string, e verb.Effect) outcomes {
 	o := outcomes{works, works, never, never}
 	switch e {
@@ -589,8 +590,8 @@ context of a device that has gone is a zombie, and a consumer in this process ha
 returns. Destroying reports the event counts in every state.
 `
 
-// noState lists the methods that do not depend on the state of the device: those that return parameters of an object,
-// those that drivers call, and those that the rxe driver, or this process, does not use.
+// noState lists the methods that do not depend on the state of the device: methods that return parameters of an object,
+// methods that drivers call, and methods that the rxe driver, or this process, does not use.
 var noState = map[string]bool{
 	"Access": true, "Addr": true, "Device": true, "Entries": true, "Init": true, "LKey": true, "RKey": true, "Num": true, "PD": true,
 	"Region": true, "Type": true, "Same": true, "Name": true, "State": true, "Objects": true, "Uses": true, "Peek": true, "Attached": true, "ClientData": true, "UpdateKey": true,
@@ -598,8 +599,8 @@ var noState = map[string]bool{
 	"OnEvent": true, "DestroyContext": true, "DeallocContext": true, "DeregContext": true, "ModifyContext": true, "Abandon": true, "AddressOfSender": true,
 }
 
-// TestStates checks every entry of the tables, that no command or method is missing, and that docs/results/states.md contains
-// the observed results.
+// TestStates checks every entry of the tables, that no command or method is missing, and that docs/results/states.md
+// contains the observed results.
 func TestStates(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(statesIntro)
@@ -646,7 +647,8 @@ func TestStates(t *testing.T) {
 		}
 	}
 	header("Methods of RDMA_VERBS_IOCTL", "method")
-	methodSeen := map[methodID]bool{{uapi.ObjectDevice, uapi.MethodInvokeWrite}: true} // covered by the command that it invokes
+	// Covered by the command that it invokes.
+	methodSeen := map[methodID]bool{{uapi.ObjectDevice, uapi.MethodInvokeWrite}: true}
 	for _, row := range ioctlRows {
 		methodSeen[methodID{row.object, row.method}] = true
 		want := row.expected()

@@ -73,7 +73,7 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 			within(t, "Info", func() { p.f.Info() })
 			within(t, "Unregister", func() {
 				if err := w.core.Unregister(w.handle); err != nil {
-					t.Errorf("Unregister: got %v, want nil: what is left is not the device's", err)
+					t.Errorf("Unregister: got %v, want nil: the remaining objects do not belong to the device", err)
 				}
 			})
 			if i := other.f.Info(); !i.Zombie || i.Busy || len(i.PDs) != 1 {

@@ -12,14 +12,14 @@ func TestBriefSource(t *testing.T) {
 	}
 }
 
-// TestSourceRefused checks that Add fails for a source whose bell is not a descriptor, and leaves no resources.
+// TestSourceRefused checks that Add fails for a source with an invalid doorbell descriptor, and leaves no resources.
 func TestSourceRefused(t *testing.T) {
 	w := newWorld(t)
 	_, s, _ := w.rings()
 	s.Bell = -1
 	for range 200 {
 		if _, err := w.Pollers.Add(w.user, s); err == nil {
-			t.Fatal("Add: got no error for a bell that is no descriptor")
+			t.Fatal("Add: got no error for an invalid doorbell descriptor")
 		}
 	}
 }

@@ -1,5 +1,5 @@
-// Package poller polls the send queues of programs that post without a call of the service: clients over a socket
-// (package remote), and unmodified programs whose doorbells are not trapped (package supervisor).
+// Package poller polls the send queues of programs that post without a call of the service. These are clients over a
+// socket (package remote), and unmodified programs without trapped doorbells (package supervisor).
 //
 // While programs of a user post, one thread per user polls their send queues (uverbs.File.RingPosted) and yields the
 // processor in between. If no requests have been posted for a while, it sleeps. A program wakes it by writing to an

@@ -15,8 +15,8 @@ import (
 )
 
 // ear is an inotify instance that pollers share. The kernel charges instances and watches to the account of the
-// service, which may be root's, and not to the programs' users. So the number of instances is limited: the first few
-// pollers have one each, and further pollers share them.
+// service, which may be that of root, and not to the programs' users. So the number of instances is limited: the first
+// few pollers have one each, and further pollers share them.
 //
 // Each poller has the instance in its epoll set, with EPOLLEXCLUSIVE: an event wakes one of the sleeping threads that
 // share it. A thread reads all events when it wakes for any reason, and wakes the pollers of the events. It makes no
@@ -189,8 +189,8 @@ func (e *ear) disarm(x *Polled) {
 // maxReads limits the reads of a thread that reads the events of other pollers.
 const maxReads = 64
 
-// read reads events, and wakes the pollers of the written files, whose watches have ended. It runs on the thread of a
-// poller of the ear. It reports whether one of that poller's files may have been written to.
+// read reads events, and wakes the pollers of the written files. The watches of these files have ended. read runs on
+// the thread of a poller of the ear. It reports whether one of that poller's files may have been written to.
 func (e *ear) read(by *poller) (own bool) {
 	var buf [64 * unix.SizeofInotifyEvent]byte
 	for range maxReads {

@@ -39,7 +39,7 @@ type Ringer interface {
 	Fail(why error)
 }
 
-// Source is an open device file whose program posts without a call. Its functions, except Tend, are called by one
+// Source is an open device file of a program that posts without a call. Its functions, except Tend, are called by one
 // thread at a time.
 type Source struct {
 	File Ringer
@@ -142,7 +142,7 @@ type poller struct {
 	set  *Pollers
 	user *quota.User
 
-	epoll int // contains the bells
+	epoll int // contains the doorbell descriptors
 	kick  int // an eventfd in the epoll set
 
 	files atomic.Pointer[[]*Polled] // replaced, not modified; under mu
@@ -273,7 +273,7 @@ func (p *poller) remove(x *Polled) {
 type runner struct {
 	p     *poller
 	ended chan struct{}
-	known *[]*Polled // files whose programs were notified that it is awake
+	known *[]*Polled // files of the programs that were notified that it is awake
 
 	tended time.Time // time of the last call of Source.Due
 }
@@ -293,9 +293,10 @@ func (r *runner) isCurrent() bool {
 
 func (r *runner) run() {
 	defer close(r.ended)
-	runtime.LockOSThread() // not unlocked: the thread, whose scheduling was changed, must end
+	runtime.LockOSThread() // not unlocked: the thread must end, because its scheduling was changed
 	sched.Prompt(sched.PollerSlice)
-	// A program can truncate the file of its queues (ftruncate). The resulting fault must be an error of its file only.
+	// A program can truncate the file of its queues (ftruncate). The resulting fault must be an error only for that
+	// file.
 	debug.SetPanicOnFault(true)
 	last := time.Now() // time of the last new request
 	r.tended = last
@@ -337,8 +338,8 @@ func (r *runner) tendIfDue(now time.Time) {
 	}
 }
 
-// say notifies all programs whether they must write to the bell, while the thread belongs to the poller. It returns the
-// maximum sleep; negative: until a write.
+// say notifies all programs whether they must write to the doorbell descriptor, while the thread belongs to the poller.
+// It returns the maximum sleep; negative: until a write.
 func (r *runner) say(awake bool) (patience time.Duration) {
 	patience = -1
 	p := r.p
@@ -464,7 +465,7 @@ func (p *poller) replace(r *runner) {
 	}
 }
 
-// sleep waits for a bell, for wakeLocked, or until patience is over, if it is not negative. It passes on doorbells of
+// sleep waits for a doorbell, for wakeLocked, or until the timeout, if that is not negative. It passes on doorbells of
 // other users; they do not end the sleep.
 func (p *poller) sleep(patience time.Duration) {
 	var events [64]unix.EpollEvent

@@ -108,7 +108,7 @@ func (w *world) asleep(x *Polled) {
 	testutil.Eventually(w, "the watch to be armed", x.armed.Load)
 }
 
-// TestBell checks that posts are found while the thread is awake, and after a write to the bell while it sleeps.
+// TestBell checks that posts are found while the thread is awake, and after a write to the doorbell while it sleeps.
 func TestBell(t *testing.T) {
 	w := newWorld(t)
 	f, s, awake := w.rings()
