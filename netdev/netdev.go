@@ -26,7 +26,7 @@ type Interface struct {
 	Name     string
 	Index    int
 	MAC      net.HardwareAddr // empty for loopback and tunnels
-	MTU      int              // of an IP packet, in bytes
+	MTU      int              // MTU of an IP packet, in bytes
 	Up       bool             // administrative state
 	Running  bool             // up, and with a carrier
 	Loopback bool

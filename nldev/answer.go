@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// DefaultDatagram is the size in bytes of the largest datagram for a program whose receive buffer is unknown. It is the
+// DefaultDatagram is the size in bytes of the largest datagram for a program with an unknown receive buffer. It is the
 // kernel's NLMSG_GOODSIZE with pages of 4096 bytes.
 const DefaultDatagram = 3776
 
@@ -55,7 +55,7 @@ func (s Socket) Answer(src Source, admin Admin, request []byte) (answers [][]byt
 	return r.out
 }
 
-// Refuse returns the answer to a datagram whose messages are not executed: an error for the first message.
+// Refuse returns the answer to a datagram with messages that are not executed: an error for the first message.
 func (s Socket) Refuse(request []byte, why syscall.Errno) [][]byte {
 	r := &responder{socket: s}
 	if len(request) < headerSize {
@@ -136,7 +136,7 @@ func privileged(c command) command {
 	return c
 }
 
-// read reads the header of a message, whose length has been checked.
+// read reads the header of a message. The caller must have checked the length.
 func (r *responder) read(msg []byte) *request {
 	return &request{
 		responder: r,
@@ -147,7 +147,7 @@ func (r *responder) read(msg []byte) *request {
 	}
 }
 
-// answer answers one message, whose length has been checked.
+// answer answers one message. The caller must have checked its length.
 func (r *responder) answer(msg []byte) {
 	q := r.read(msg)
 	var errno syscall.Errno
@@ -226,7 +226,7 @@ func (r *responder) send(b []byte) {
 	r.out = append(r.out, b)
 }
 
-// reply queues the one message that answers the request. It returns what fill returns, or EMSGSIZE if the message
+// reply queues the one message that answers the request. It returns the error of fill, or EMSGSIZE if the message
 // exceeds a datagram.
 func (q *request) reply(cmd uint16, fill func(*datagram) syscall.Errno) syscall.Errno {
 	d := q.datagram()

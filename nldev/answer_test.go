@@ -16,7 +16,7 @@ import (
 type fakeSource struct {
 	devices []Device
 	cm      Chardev
-	calls   int // of Devices
+	calls   int // number of calls of Devices
 }
 
 func (s *fakeSource) Devices() []Device {

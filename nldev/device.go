@@ -19,7 +19,7 @@ type Device struct {
 	NodeType     uint8  // enum rdma_node_type, 1 for a channel adapter
 	NameByUser   bool   // the name was set when the link was added, so udev must not rename it
 	DIM          bool   // completion queues moderate their events (use_cq_dim)
-	Protocol     string // of the first port: "roce", "ib", "iw", "opa", "usnic"; empty if none of them
+	Protocol     string // protocol of the first port: "roce", "ib", "iw", "opa", "usnic"; empty if none of them
 	FWVer        string // firmware version, empty if the device has none
 	NodeGUID     uint64 // in host byte order
 	SysImageGUID uint64 // in host byte order

@@ -184,8 +184,8 @@ func (p policy) check(payload []byte, nested, strict bool) syscall.Errno {
 	return 0
 }
 
-// attrs holds the payloads of the attributes of a request by type, nil for absent ones. They alias the request. Of
-// several attributes of a type the last one counts.
+// attrs holds the payloads of the attributes of a request by type, nil for absent ones. They alias the request. If an
+// attribute occurs several times, the last one counts.
 type attrs [attrCount][]byte
 
 // parse fills tb from the attributes in b, all of which it checks against policies. Mirrors __nla_validate_parse:

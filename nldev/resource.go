@@ -134,15 +134,15 @@ const (
 // A view holds the properties of a request that affect the reported attributes.
 type view struct {
 	admin bool   // the program has CAP_NET_ADMIN
-	port  uint32 // report objects of this port only; 0 for any
+	port  uint32 // only objects of this port; 0 for any
 }
 
 // A resource is one object of a device.
 type resource interface {
 	// id returns the identifier, unique among the objects of one kind.
 	id() uint32
-	// fill appends the attributes of the object. It returns EAGAIN, and appends nothing, if v requests another port
-	// than the object's.
+	// fill appends the attributes of the object. If v requests another port than that of the object, it returns EAGAIN
+	// and appends nothing.
 	fill(d *datagram, v view) syscall.Errno
 }
 

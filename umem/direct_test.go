@@ -58,7 +58,7 @@ func TestDirect(t *testing.T) {
 		t.Fatal(err)
 	}
 	if onDemand.Direct(addr, 5) == nil || onDemand.Direct(addr-1, 5) != nil {
-		t.Error("on demand: got no memory, or what is none")
+		t.Error("on demand: got no memory, or invalid memory")
 	}
 	if err := local.Remove(addr); err != nil {
 		t.Fatal(err)

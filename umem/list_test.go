@@ -62,7 +62,7 @@ func TestListIsOneRange(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(mem, want) {
-			t.Fatal("what was written is not where it should be")
+			t.Fatal("the written bytes are not in the right place")
 		}
 		for _, err := range []error{
 			r.ReadV([][]byte{make([]byte, len(place)-from+1)}, iova+uint64(from)), r.WriteV([][]byte{{1}}, iova-1),

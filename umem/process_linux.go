@@ -41,7 +41,7 @@ var ErrExec = fmt.Errorf("an access to the process's memory does not end: %w", u
 type Process struct {
 	pid     int
 	pidfd   *os.File
-	conn    syscall.RawConn // of pidfd
+	conn    syscall.RawConn // connection of pidfd
 	pidfdFD int
 	files   *Files
 	copies  *Copies
@@ -141,8 +141,8 @@ func NewProcess(cfg ProcessConfig) (_ *Process, err error) {
 		return nil, err
 	}
 	if !cfg.Bound {
-		// The kernel checks the permission before the address. The address is one of the kernel's, which no process can
-		// map to blocking memory.
+		// The kernel checks the permission before the address. The address is in the kernel's part of the address
+		// space, where no process can map blocking memory.
 		var b [1]byte
 		_, err := p.vm([]unix.Iovec{{Base: &b[0], Len: 1}}, 1<<63, 1, false)
 		cfg.Bound = err == unix.EPERM || err == unix.ESRCH
@@ -198,8 +198,8 @@ func (p *Process) Close() error {
 	return p.pidfd.Close()
 }
 
-// Bind restricts the Process to its address space, whatever the process executes next. It returns when no access by
-// number is in progress, or ErrExec after patience; then the process must not be allowed to exec. It may be called
+// Bind restricts the Process to its address space, also after an exec of the process. It returns when no access by
+// number is in progress, or ErrExec after the timeout; then the process must not be allowed to exec. It may be called
 // again.
 func (p *Process) Bind(patience time.Duration) error {
 	for {
@@ -287,12 +287,14 @@ func (p *Process) move(bufs [][]byte, addr uint64, write bool) error {
 	err := moveVectors(p, nil, bufs, addr, write)
 	p.leave()
 	switch {
-	case err == unix.ESRCH && p.Alive(), errors.Is(err, ErrAccess): // its main thread has ended; or it has revoked the permission (Yama)
+	case err == unix.ESRCH && p.Alive(), errors.Is(err, ErrAccess):
+		// The main thread of the process has ended, or the process has revoked the permission (Yama).
 		if err := p.Bind(0); err != nil && !errors.Is(err, ErrExec) {
 			return err
 		}
 		return p.files.move(bufs, addr, write)
-	case err == unix.ESRCH, err == nil && !write && !p.trusting && (!p.Alive() || p.files.gone()): // it may be the memory of another process
+	case err == unix.ESRCH, err == nil && !write && !p.trusting && (!p.Alive() || p.files.gone()):
+		// It may be the memory of another process.
 		return ErrFault
 	}
 	return err

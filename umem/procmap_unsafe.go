@@ -32,7 +32,7 @@ const (
 	vmaWritable = 2 // PROCMAP_QUERY_VMA_WRITABLE
 )
 
-// The layout is the kernel's.
+// The layout is that of the kernel.
 var _ = [1]struct{}{}[unsafe.Sizeof(procmapQuery{})-104]
 
 // queryMapping finds the mapping that contains an address, through a file /proc/PID/maps. It returns ENOENT if there is

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Files is an address space accessed through its files in /proc, which refer to it whatever the process does. It
-// implements Space, and is safe for concurrent use.
+// Files is an address space accessed through its files in /proc. The files refer to the same address space even after
+// an exec of the process. Files implements Space, and is safe for concurrent use.
 type Files struct {
 	mem, maps     *os.File
 	memFD, mapsFD int

@@ -26,7 +26,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// The child's main goroutine stays on the main thread, whose capabilities are those of the process.
+// The child's main goroutine stays on the main thread, because the capabilities of that thread are those of the
+// process.
 func init() {
 	if os.Getenv("UMEM_TEST_CHILD") != "" {
 		runtime.LockOSThread()
@@ -601,7 +602,7 @@ func TestMappingsWithoutQuery(t *testing.T) {
 	}
 }
 
-// TestCopies checks that blocked accesses block further ones of the same user only.
+// TestCopies checks that blocked accesses block further accesses only of the same user.
 func TestCopies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var err error
@@ -729,7 +730,7 @@ func TestProcessOfAnotherUser(t *testing.T) {
 	}
 	testutil.AsUser(t, 65534, func() {
 		if err := c.ReadV([][]byte{make([]byte, 1)}, c.base); err != nil {
-			t.Errorf("read what was opened before: %v", err)
+			t.Errorf("read through the file opened before: %v", err)
 		}
 		if _, err := OpenProcess(c.PID()); !errors.Is(err, ErrAccess) || !errors.Is(err, syscall.EPERM) {
 			t.Errorf("open: got %v, want %v", err, ErrAccess)
@@ -878,7 +879,7 @@ func TestLocal(t *testing.T) {
 	}
 
 	if err := l.Remove(addrA + 1); !errors.Is(err, syscall.ENOENT) {
-		t.Errorf("remove what is not there: %v", err)
+		t.Errorf("remove a missing entry: %v", err)
 	}
 	if err := l.Remove(addrA); err != nil {
 		t.Fatal(err)
@@ -998,7 +999,7 @@ func TestOnDemand(t *testing.T) {
 		t.Errorf("write: %v, %v", err, mem[10:13])
 	}
 	if err := r.ReadV([][]byte{{0}}, 0x7000); !errors.Is(err, ErrFault) {
-		t.Errorf("read what is not there: %v", err)
+		t.Errorf("read unmapped memory: %v", err)
 	}
 	if r.Pages() != 0 || !r.OnDemand() || !all.OnDemand() {
 		t.Errorf("%d pages", r.Pages())

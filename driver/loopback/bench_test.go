@@ -15,7 +15,7 @@ const grhLen = 40 // precedes a datagram in the receive buffer
 type world struct {
 	core   *ib.Core
 	dev    *ib.Device
-	handle *ib.DeviceHandle // of dev
+	handle *ib.DeviceHandle // the handle of dev
 	cq     *ib.CQ
 	qps    [2]*ib.QP
 	sgl    []ib.SGE

@@ -43,7 +43,7 @@ type Device struct {
 	keys    map[uint32]*key // by their upper 24 bits
 	nextKey uint32
 	groups  map[ib.GID][]*QP
-	blocked []*QP // queue pairs whose first send waits for a receive
+	blocked []*QP // queue pairs with a first send that waits for a receive
 	failed  bool  // a queue pair has entered ERR: its peers may have to give up
 	dead    bool  // the device is in error
 	copier  copier
@@ -172,7 +172,7 @@ func (d *Device) checkAddress(a *ib.AHAttr) error {
 	return nil
 }
 
-// ring is a queue with a fixed number of slots, whose contents are reused.
+// ring is a queue with a fixed number of reused slots.
 type ring[T any] struct {
 	slots   []T
 	head, n int

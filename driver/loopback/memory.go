@@ -27,7 +27,7 @@ func (m *memory) add(r *umem.Region, addr, n uint64) {
 	}
 }
 
-// copier copies messages. Its buffers are shared by the device, whose lock must be held.
+// copier copies messages. All objects of a device share its buffers; the lock of the device must be held.
 type copier struct {
 	src, dst memory
 	buf      [16 << 10]byte

@@ -28,7 +28,7 @@ type key struct {
 
 	mw *window // nil: a region
 	of *key    // the region to which the window is bound
-	qp *QP     // the only queue pair whose peers may use it; nil: any
+	qp *QP     // the queue pair that peers must use; nil: any
 }
 
 // domain returns the driver's side of a protection domain.

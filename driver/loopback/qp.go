@@ -15,7 +15,7 @@ type QP struct {
 	pd     *pd
 	xrcd   *xrcd           // for an XRC target
 	user   ib.UserContext  // nil: a consumer in this process
-	init   ib.DriverQPInit // with the granted capacities
+	init   ib.DriverQPInit // with the actual capacities
 	sendCQ completer       // nil: an XRC target
 	recvCQ completer       // nil: XRC
 
@@ -58,7 +58,7 @@ type recvQueue struct {
 	srq   *SRQ // nil: not shared
 	limit uint32
 	xrcd  *xrcd
-	cq    completer // XRC: replaces the queue pair's
+	cq    completer // XRC: replaces the CQ of the queue pair
 }
 
 // CreateQP implements ib.Driver.

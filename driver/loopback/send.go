@@ -104,8 +104,8 @@ func (q *QP) completeRecv(r *recvQueue, wc *ib.WC, solicited bool) {
 	r.checkLimit()
 }
 
-// execute executes a work request on both sides. n is the number of bytes received. wait is true if nothing was done
-// because there is no receive yet, or because the peer is in INIT.
+// execute executes a work request on both sides. n is the number of bytes received. If there is no receive yet, or the
+// peer is in INIT, execute does nothing and wait is true.
 //
 //verbena:held q.dev.mu
 func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {

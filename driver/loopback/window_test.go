@@ -11,7 +11,7 @@ import (
 func TestWindowBindRefused(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		change uint32 // of the key
+		change uint32 // change of the key
 		access ib.AccessFlags
 		want   ib.WCStatus
 	}{

@@ -30,7 +30,8 @@ type DiskConfig struct {
 	// Device is the name of the RDMA device to use; "": any.
 	Device string
 	// Depth is the maximum number of outstanding requests, and MaxIO the maximum number of bytes of one; longer
-	// requests are split. 0: 64, and 128 KiB. The target may grant less. The Disk allocates Depth x MaxIO of memory.
+	// requests are split. 0: 64, and 128 KiB. The target may set lower limits. The Disk allocates Depth x MaxIO of
+	// memory.
 	Depth, MaxIO int
 	// Patience is the time for which requests are held when the session is lost. After it the disk is lost, and every
 	// request fails with EIO. A session over which no request completes does not count. 0: one minute; negative: no
@@ -60,7 +61,7 @@ type Disk struct {
 	maxIO int
 	data  *memory // maxIO bytes for each tag; kept across resets
 
-	epoch uint64 // of logins, which are made one at a time
+	epoch uint64 // number of the login; logins are made one at a time
 
 	mu       sync.Mutex
 	link     *link     // the session; nil: requests are held
@@ -228,7 +229,7 @@ func (d *Disk) oldest() time.Time {
 func (d *Disk) prepare(w *welcome) error {
 	if d.requests != nil {
 		if w.Store != d.store {
-			return fmt.Errorf("the export has changed: it is not what was written to (%q), but another (%q)", d.store, w.Store)
+			return fmt.Errorf("the export has changed: want store %q, got %q", d.store, w.Store)
 		}
 		if w.Size != d.size || w.Depth < d.depth || w.MaxIO < d.maxIO {
 			return fmt.Errorf("the export has changed: %d bytes, depth %d, requests of %d; it had %d, %d, %d",

@@ -292,7 +292,7 @@ func TestOldSessionFirst(t *testing.T) {
 // slowFirst is a store whose first write waits for gate.
 type slowFirst struct {
 	*Memory
-	began chan struct{} // of capacity 1
+	began chan struct{} // capacity 1
 	gate  chan struct{}
 }
 
@@ -369,7 +369,7 @@ func soak(t *testing.T, d *Disk, users int, stop <-chan struct{}) (ios int64) {
 						return
 					}
 					if !bytes.Equal(back, have[off:off+n]) {
-						t.Errorf("user %d: read of %d at %d: not what was written", u, n, base+off)
+						t.Errorf("user %d: read of %d at %d: the bytes differ from the written ones", u, n, base+off)
 						return
 					}
 				}

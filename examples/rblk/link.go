@@ -21,7 +21,7 @@ type link struct {
 	hello  chan []byte   // the welcome
 	watch  chan struct{} // closed when guard has returned
 
-	oldest int           // under Disk.mu: the tag of the request whose response proves the link; -1: none
+	oldest int           // under Disk.mu: tag of the request with the response that proves the link; -1: none
 	proved chan struct{} // closed by that response
 }
 

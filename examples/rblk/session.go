@@ -31,7 +31,7 @@ type session struct {
 
 	hello chan []byte            // receives the login
 	store atomic.Pointer[export] // nil: before login
-	epoch uint64                 // of the login
+	epoch uint64                 // number of the login
 
 	work    chan uint16 // tags for the workers; never full
 	workers sync.WaitGroup

@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// host is a core with a connection manager and one slot, whose adapter can fail in every way.
+// host is a core with a connection manager and one slot. The adapter in the slot can fail in every way.
 type host struct {
 	t       testing.TB
 	core    ib.Core

@@ -73,7 +73,7 @@ func (c *conn) send(id uint32, message []byte) error {
 	return c.qp.PostSend(&verbs.SendWR{Opcode: verbs.SendWithImm, Flags: verbs.Signaled, Imm: id, Local: c.out.SGE(at, len(message))})
 }
 
-// serve passes on messages until the context is canceled.
+// serve passes on messages until the context is cancelled.
 func (c *conn) serve(ctx context.Context) error {
 	for wc, err := range c.cq.Completions(ctx) {
 		if errors.Is(err, context.Canceled) {

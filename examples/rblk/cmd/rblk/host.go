@@ -15,7 +15,7 @@ import (
 	"verbena/rdmacm"
 )
 
-// host is a midlayer with a connection manager and one slot, whose adapter can be made to fail.
+// host is a midlayer with a connection manager and one slot. The adapter in the slot can be made to fail.
 type host struct {
 	core    ib.Core
 	manager *rdmacm.Manager

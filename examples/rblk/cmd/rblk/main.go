@@ -32,7 +32,7 @@ type cli struct {
 
 // device holds the flags of the software RDMA device.
 type device struct {
-	Addr       netip.Addr    `required:"" placeholder:"IP" help:"Address of the RDMA device, one of this host; UDP port 4791 must be free there. Another address than the other end's."`
+	Addr       netip.Addr    `required:"" placeholder:"IP" help:"Address of the RDMA device, one of this host; UDP port 4791 must be free there. The other end must use another address."`
 	ResetEvery time.Duration `placeholder:"TIME" help:"Reset the device repeatedly, after random times up to twice this one, to show that no data are lost."`
 	Quiet      bool          `short:"q" help:"Do not log sessions."`
 }
