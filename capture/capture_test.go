@@ -146,7 +146,8 @@ func TestFilter(t *testing.T) {
 			t.Errorf("%q selects %d packets, want %d", c.text, len(got), len(c.want))
 		}
 	}
-	for _, text := range []string{"qp", "qp=", "qp=x", "qp=16777216", "qp=-1", "port=3", "src=host", "dir=up", "opcode=jump", "opcode=256", ",", "qp=1,"} {
+	for _, text := range []string{"qp", "qp=", "qp=x", "qp=16777216", "qp=-1", "port=3", "src=host", "dir=up",
+		"opcode=jump", "opcode=256", ",", "qp=1,"} {
 		if _, err := ParseFilter(text); !errors.Is(err, ErrFilter) {
 			t.Errorf("%q: %v, want %v", text, err, ErrFilter)
 		}
@@ -249,7 +250,8 @@ func TestRecorder(t *testing.T) {
 			seen uint64
 		}{{"rxe0", 2}, {"rxe1", 1}} {
 			f, err := ng.Interface(i)
-			if err != nil || f.Name != want.name || f.LinkType != layers.LinkTypeRaw || f.Statistics.PacketsReceived != want.seen || f.Statistics.PacketsDropped != 0 {
+			if err != nil || f.Name != want.name || f.LinkType != layers.LinkTypeRaw ||
+				f.Statistics.PacketsReceived != want.seen || f.Statistics.PacketsDropped != 0 {
 				t.Errorf("interface %d is %+v, error %v", i, f, err)
 			}
 		}
@@ -345,7 +347,8 @@ func TestRecorderStuckWriter(t *testing.T) {
 			t.Errorf("the sum is %+v, error %v", sum, err)
 		}
 		frames, _, ng := read(t, w.Bytes())
-		if f, _ := ng.Interface(0); uint64(len(frames)) != sum.Packets || f.Statistics.PacketsReceived != packets || f.Statistics.PacketsDropped != sum.Dropped {
+		if f, _ := ng.Interface(0); uint64(len(frames)) != sum.Packets || f.Statistics.PacketsReceived != packets ||
+			f.Statistics.PacketsDropped != sum.Dropped {
 			t.Errorf("%d packets in the file, statistics %+v", len(frames), f.Statistics)
 		}
 	})

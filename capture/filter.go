@@ -110,14 +110,16 @@ func (f *Filter) addOpcode(value string) error {
 		}
 	}
 	if !any {
-		return fmt.Errorf("%w: opcode=%s: no operation has this in its name, such as %q", ErrFilter, value, roce.RCSendOnlyWithImmediate)
+		return fmt.Errorf("%w: opcode=%s: no operation has this in its name, such as %q", ErrFilter, value,
+			roce.RCSendOnlyWithImmediate)
 	}
 	return nil
 }
 
 // words normalises names for comparisons.
 func words(s string) string {
-	return strings.Join(strings.FieldsFunc(strings.ToLower(s), func(r rune) bool { return r == ' ' || r == '-' || r == '_' }), " ")
+	return strings.Join(strings.FieldsFunc(strings.ToLower(s),
+		func(r rune) bool { return r == ' ' || r == '-' || r == '_' }), " ")
 }
 
 // String returns the text of the filter.

@@ -294,7 +294,8 @@ func (p *Packet) note() string {
 	for _, x := range []struct {
 		on   bool
 		what string
-	}{{p.Again, "again"}, {p.Gap, "after a gap"}, {p.HasSyndrome && p.Syndrome.IsNAK(), "NAK"}, {p.HasSyndrome && p.Syndrome.IsRNR(), "not ready"}, {p.Lost, "lost"},
+	}{{p.Again, "again"}, {p.Gap, "after a gap"}, {p.HasSyndrome && p.Syndrome.IsNAK(), "NAK"},
+		{p.HasSyndrome && p.Syndrome.IsRNR(), "not ready"}, {p.Lost, "lost"},
 		{p.BadICRC, "bad ICRC"}} {
 		if x.on {
 			w = append(w, x.what)
@@ -321,7 +322,8 @@ func (c *Connection) Summary() string {
 	for _, x := range []struct {
 		n    int
 		what string
-	}{{again, "sent again"}, {naks, "refused (NAK)"}, {lost, "lost"}, {bad, "with a bad ICRC"}, {c.More, "more that are not shown"}} {
+	}{{again, "sent again"}, {naks, "refused (NAK)"}, {lost, "lost"}, {bad, "with a bad ICRC"},
+		{c.More, "more that are not shown"}} {
 		if x.n > 0 {
 			s += fmt.Sprintf(", %d %s", x.n, x.what)
 		}
@@ -379,7 +381,8 @@ func (c *Connection) Text(w io.Writer, limit int, trouble bool) error {
 		if note != "" {
 			note = "  ! " + note
 		}
-		if _, err := fmt.Fprintf(w, "%14.6f  %-*s %s %s%s\n", p.At().Sub(first).Seconds(), width-4, left, arrow, right, note); err != nil {
+		if _, err := fmt.Fprintf(w, "%14.6f  %-*s %s %s%s\n", p.At().Sub(first).Seconds(), width-4, left, arrow, right,
+			note); err != nil {
 			return err
 		}
 	}

@@ -33,7 +33,8 @@ func newWire(t *testing.T) *wire {
 }
 
 // packet records a packet from an end. leaves and arrives select the records at that end and at the other end.
-func (w *wire) packet(from int, op roce.Opcode, psn roce.PSN, payload int, syndrome roce.Syndrome, leaves, arrives bool) {
+func (w *wire) packet(from int, op roce.Opcode, psn roce.PSN, payload int, syndrome roce.Syndrome, leaves,
+	arrives bool) {
 	w.t.Helper()
 	buf := make([]byte, 8192)
 	p := roce.NewPacket(buf, &roce.BTHFields{Opcode: op, DestQPN: uint32(18 - from), PSN: psn, PKey: 0xffff}, payload)
@@ -41,7 +42,8 @@ func (w *wire) packet(from int, op roce.Opcode, psn roce.PSN, payload int, syndr
 		h.Encode(syndrome, 1)
 	}
 	w.at = w.at.Add(time.Millisecond)
-	tapped := link.Tapped{Time: w.at, Src: netip.AddrPortFrom(wireAddrs[from], 50000), Dst: netip.AddrPortFrom(wireAddrs[1-from], roce.UDPPort), Data: p.Data, Unsealed: true, TTL: 64}
+	tapped := link.Tapped{Time: w.at, Src: netip.AddrPortFrom(wireAddrs[from], 50000),
+		Dst: netip.AddrPortFrom(wireAddrs[1-from], roce.UDPPort), Data: p.Data, Unsealed: true, TTL: 64}
 	for i, on := range []bool{leaves, arrives} {
 		if on {
 			tapped.Out = i == 0
@@ -83,7 +85,8 @@ func TestConnections(t *testing.T) {
 		t.Fatalf("%d connections, want 1", len(list))
 	}
 	c := list[0]
-	if c.Ends != [2]End{{wireAddrs[0], 17}, {wireAddrs[1], 18}} || c.Service != roce.RC || !c.Has(17) || !c.Has(18) || c.Has(19) {
+	if c.Ends != [2]End{{wireAddrs[0], 17}, {wireAddrs[1], 18}} || c.Service != roce.RC || !c.Has(17) || !c.Has(18) ||
+		c.Has(19) {
 		t.Errorf("got %v, %v", c.Ends, c.Service)
 	}
 	var notes []string
@@ -93,7 +96,8 @@ func TestConnections(t *testing.T) {
 	if got, want := strings.Join(notes, "|"), "||lost||NAK|again|again|after a gap||||not ready"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	if p := c.Packets[0]; p.From != 0 || p.Sent.IsZero() || p.Arrived.IsZero() || p.Payload != 64 || p.BadICRC || p.Frame != 1 {
+	if p := c.Packets[0]; p.From != 0 || p.Sent.IsZero() || p.Arrived.IsZero() || p.Payload != 64 || p.BadICRC ||
+		p.Frame != 1 {
 		t.Errorf("the first packet: %+v", p)
 	}
 	if c.Packets[1].From != 1 {

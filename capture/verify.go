@@ -112,7 +112,8 @@ func frames(r io.Reader) (func() (frame, error), error) {
 			data, ci, o, err := ng.ZeroCopyReadPacketDataWithOptions()
 			f := frame{link: ngLink(ci), at: ci.Timestamp, data: data, whole: ci.Length}
 			if o.Flags != nil {
-				f.in, f.out = o.Flags.Direction == pcapgo.NgEpbFlagDirectionInbound, o.Flags.Direction == pcapgo.NgEpbFlagDirectionOutbound
+				f.in, f.out = o.Flags.Direction == pcapgo.NgEpbFlagDirectionInbound,
+					o.Flags.Direction == pcapgo.NgEpbFlagDirectionOutbound
 			}
 			return f, err
 		}, nil
@@ -250,7 +251,8 @@ func segments(ip []byte) (good, bad int) {
 // firstFragment reports whether p is the first fragment of a RoCEv2 packet over IPv4, which has the UDP header.
 func firstFragment(p []byte) bool {
 	const moreFragments, offset = 0x2000, 0x1fff
-	if len(p) < 28 || p[0]>>4 != 4 || p[9] != 17 || binary.BigEndian.Uint16(p[6:])&(moreFragments|offset) != moreFragments {
+	if len(p) < 28 || p[0]>>4 != 4 || p[9] != 17 ||
+		binary.BigEndian.Uint16(p[6:])&(moreFragments|offset) != moreFragments {
 		return false
 	}
 	n := int(p[0]&0xf) * 4

@@ -175,7 +175,8 @@ func TestVerify(t *testing.T) {
 		want   Verification
 	}{
 		{"Ethernet", eth, 0, [][]byte{framed(eth, v4), framed(eth, v6)}, Verification{Good: 2}},
-		{"Ethernet with a VLAN tag", eth, 0, [][]byte{framed(eth, v4, 0x8100), framed(eth, v6, 0x8100)}, Verification{Good: 2}},
+		{"Ethernet with a VLAN tag", eth, 0, [][]byte{framed(eth, v4, 0x8100), framed(eth, v6, 0x8100)},
+			Verification{Good: 2}},
 		{"Ethernet with two VLAN tags", eth, 0, [][]byte{framed(eth, v4, 0x88a8, 0x8100)}, Verification{Good: 1}},
 		{"Ethernet with padding", eth, 0, [][]byte{append(framed(eth, v4), 0, 0, 0, 0, 0)}, Verification{Good: 1}},
 		{"raw", layers.LinkTypeRaw, 0, [][]byte{v4, v6}, Verification{Good: 2}},
@@ -195,13 +196,17 @@ func TestVerify(t *testing.T) {
 		},
 		{"not RoCEv2", layers.LinkTypeRaw, 0, [][]byte{tcp, dns, {}, {0x45}, v4[:27]}, Verification{}},
 		{"not IP", eth, 0, [][]byte{arp, {}, arp[:13]}, Verification{}},
-		{"cut short by the capture", layers.LinkTypeRaw, 10, [][]byte{v4[:len(v4)-10], v6[:len(v6)-10]}, Verification{Unchecked: 2}},
+		{"cut short by the capture", layers.LinkTypeRaw, 10, [][]byte{v4[:len(v4)-10], v6[:len(v6)-10]},
+			Verification{Unchecked: 2}},
 		{"cut after the packet", layers.LinkTypeRaw, 10, [][]byte{v4}, Verification{Good: 1}},
-		{"shorter than its IP header says", layers.LinkTypeRaw, 0, [][]byte{v4[:len(v4)-10]}, Verification{Bad: 1, BadFrames: []int{1}}},
+		{"shorter than its IP header says", layers.LinkTypeRaw, 0, [][]byte{v4[:len(v4)-10]},
+			Verification{Bad: 1, BadFrames: []int{1}}},
 		{"fragments", layers.LinkTypeRaw, 0, [][]byte{firstFrag, lastFrag}, Verification{Unchecked: 1}},
-		{"before segmentation", layers.LinkTypeRaw, 0, [][]byte{segmented(4, 0), v4, segmented(6, 0)}, Verification{Good: 2*batchLen + 1}},
+		{"before segmentation", layers.LinkTypeRaw, 0, [][]byte{segmented(4, 0), v4, segmented(6, 0)},
+			Verification{Good: 2*batchLen + 1}},
 		{
-			"before segmentation, with bad ones", layers.LinkTypeRaw, 0, [][]byte{segmented(4, 1), segmented(6, 2), segmented(4, batchLen)},
+			"before segmentation, with bad ones", layers.LinkTypeRaw, 0,
+			[][]byte{segmented(4, 1), segmented(6, 2), segmented(4, batchLen)},
 			Verification{Good: 3 * (batchLen - 1), Bad: 3, BadFrames: []int{1, 2, 3}},
 		},
 		{"before segmentation, cut", layers.LinkTypeRaw, 50, [][]byte{segmented(4, 0)[:900]}, Verification{Unchecked: 1}},
@@ -344,7 +349,8 @@ func BenchmarkVerifyHostile(b *testing.B) {
 func FuzzVerify(f *testing.F) {
 	v4, v6 := ofVersion(f, 4), ofVersion(f, 6)
 	f.Add(file(f, false, layers.LinkTypeRaw, 0, v4, v6))
-	f.Add(file(f, true, layers.LinkTypeEthernet, 3, framed(layers.LinkTypeEthernet, v4, 0x8100), framed(layers.LinkTypeEthernet, v6)))
+	f.Add(file(f, true, layers.LinkTypeEthernet, 3, framed(layers.LinkTypeEthernet, v4, 0x8100),
+		framed(layers.LinkTypeEthernet, v6)))
 	f.Add(file(f, true, layers.LinkTypeLinuxSLL2, 0, framed(276, v4)))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		res, err := Verify(bytes.NewReader(b))

@@ -211,10 +211,15 @@ func TestDestroyWaitsForCallback(t *testing.T) {
 		raise   func(b *bench)
 		destroy func(b *bench) error
 	}{
-		{"completion handler", func(b *bench) { CQHandle{cq: b.cq}.Completed() }, func(b *bench) error { return b.cq.Destroy() }},
-		{"completion handler, due again", func(b *bench) { CQHandle{cq: b.cq}.Completed(); synctest.Wait(); CQHandle{cq: b.cq}.Completed() }, func(b *bench) error { return b.cq.Destroy() }},
-		{"event of a queue", func(b *bench) { CQHandle{cq: b.cq}.Raise(EventCQErr) }, func(b *bench) error { return b.cq.Destroy() }},
-		{"event of a queue pair", func(b *bench) { QPHandle{qp: b.qp}.Raise(EventQPFatal) }, func(b *bench) error { return b.qp.Destroy() }},
+		{"completion handler", func(b *bench) { CQHandle{cq: b.cq}.Completed() },
+			func(b *bench) error { return b.cq.Destroy() }},
+		{"completion handler, due again",
+			func(b *bench) { CQHandle{cq: b.cq}.Completed(); synctest.Wait(); CQHandle{cq: b.cq}.Completed() },
+			func(b *bench) error { return b.cq.Destroy() }},
+		{"event of a queue", func(b *bench) { CQHandle{cq: b.cq}.Raise(EventCQErr) },
+			func(b *bench) error { return b.cq.Destroy() }},
+		{"event of a queue pair", func(b *bench) { QPHandle{qp: b.qp}.Raise(EventQPFatal) },
+			func(b *bench) error { return b.qp.Destroy() }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

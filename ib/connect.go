@@ -144,7 +144,8 @@ func (qp *QP) Connect(l Local, own, peer Endpoint, p Path) error {
 func (qp *QP) ConnectDatagram(l Local, own Endpoint) error {
 	defer qp.sleeps("QP.ConnectDatagram").leave()
 	if qp.Type() != QPTypeUD {
-		return fmt.Errorf("connect qp %d: queue pairs of type %v do not carry datagrams: %w", qp.num, qp.Type(), syscall.EINVAL)
+		return fmt.Errorf("connect qp %d: queue pairs of type %v do not carry datagrams: %w", qp.num, qp.Type(),
+			syscall.EINVAL)
 	}
 	attr := QPAttr{Port: uint8(l.Port), QKey: own.QKey, SQPSN: own.PSN}
 	for _, step := range [...]struct {
@@ -163,7 +164,8 @@ func (qp *QP) ConnectDatagram(l Local, own Endpoint) error {
 
 // AddressTo returns the address of a peer, for [PD.CreateAH]. It may not sleep.
 func (l Local) AddressTo(peer GID) AHAttr {
-	return AHAttr{HasGRH: true, Port: uint8(l.Port), GRH: GlobalRoute{DGID: peer, SGIDIndex: uint8(l.GIDIndex), HopLimit: 64}}
+	return AHAttr{HasGRH: true, Port: uint8(l.Port), GRH: GlobalRoute{DGID: peer, SGIDIndex: uint8(l.GIDIndex),
+		HopLimit: 64}}
 }
 
 // ConnectPair connects two queue pairs of one device, or of devices that can reach each other, from l and to m. It may

@@ -38,7 +38,8 @@ func newParts(t testing.TB) parts {
 }
 
 func (p parts) qp(t testing.TB, kind ib.QPType) *ib.QP {
-	qp, err := p.pd.CreateQP(ib.QPInitAttr{Type: kind, SendCQ: p.cq, RecvCQ: p.cq, Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4}})
+	qp, err := p.pd.CreateQP(ib.QPInitAttr{Type: kind, SendCQ: p.cq, RecvCQ: p.cq,
+		Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,11 +65,13 @@ func TestConnect(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if attr.State != ib.QPRTS || attr.PathMTU != ib.MTU512 || attr.DestQPN != b.Num() || attr.SQPSN != x.PSN || attr.RQPSN != y.PSN ||
+		if attr.State != ib.QPRTS || attr.PathMTU != ib.MTU512 || attr.DestQPN != b.Num() || attr.SQPSN != x.PSN ||
+			attr.RQPSN != y.PSN ||
 			attr.AccessFlags != ib.AccessRemoteRead || attr.AH.GRH.DGID != y.GID {
 			t.Errorf("%v: got %+v", kind, attr)
 		}
-		if kind == ib.QPTypeRC && (attr.MaxRdAtomic != 3 || attr.MaxDestRdAtomic != 3 || attr.Timeout != 17 || attr.RetryCnt != 2 || attr.RNRRetry != 7) {
+		if kind == ib.QPTypeRC && (attr.MaxRdAtomic != 3 || attr.MaxDestRdAtomic != 3 || attr.Timeout != 17 ||
+			attr.RetryCnt != 2 || attr.RNRRetry != 7) {
 			t.Errorf("%v: got %+v", kind, attr)
 		}
 	}

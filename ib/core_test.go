@@ -116,7 +116,10 @@ func TestClientThatRefuses(t *testing.T) {
 	must(t, core.RegisterClient(refuser))
 	must(t, core.RegisterClient(rec.client("B")))
 	var log []string
-	d := NewDevice("1", &fakeDriver{}, func(format string, args ...any) { log = append(log, fmt.Sprintf(format, args...)) })
+	d := NewDevice("1", &fakeDriver{}, func(format string,
+		args ...any) {
+		log = append(log, fmt.Sprintf(format, args...))
+	})
 	must(t, core.Register(d))
 	if d.dev.Attached(refuser) {
 		t.Error("client attached although its Add failed")

@@ -33,7 +33,8 @@ func TestEveryFunctionSaysWhetherItSleeps(t *testing.T) {
 			doc := strings.Join(strings.Fields(f.Doc.Text()), " ")
 			sleeps := strings.Contains(doc, " may sleep")
 			never := strings.Contains(doc, "may not sleep") && !sleeps
-			watched := calls(f.Body, "sleeps", "changes", "destroys", "registers", "destroyIn", "unregisterIn", "unregisterClientIn")
+			watched := calls(f.Body, "sleeps", "changes", "destroys", "registers", "destroyIn", "unregisterIn",
+				"unregisterClientIn")
 			switch {
 			case f.Name.Name == "String": // the name is enough
 			case simple(f.Body):

@@ -30,11 +30,20 @@ func TestDestroyContext(t *testing.T) {
 			destroy      func(b *bench) (in func(context.Context) error, plain func() error)
 			used         func(b *bench) error // fails during the destruction
 		}{
-			{"PD", "dealloc pd", func(b *bench) (func(context.Context) error, func() error) { return b.pd.DeallocContext, b.pd.Dealloc },
+			{"PD", "dealloc pd", func(b *bench) (func(context.Context) error, func() error) {
+				return b.pd.DeallocContext,
+					b.pd.Dealloc
+			},
 				func(b *bench) error { return second(b.pd.AllocMR(1)) }},
-			{"CQ", "destroy cq", func(b *bench) (func(context.Context) error, func() error) { return b.cq.DestroyContext, b.cq.Destroy },
+			{"CQ", "destroy cq", func(b *bench) (func(context.Context) error, func() error) {
+				return b.cq.DestroyContext,
+					b.cq.Destroy
+			},
 				func(b *bench) error { return b.cq.Resize(4) }},
-			{"QP", "destroy qp", func(b *bench) (func(context.Context) error, func() error) { return b.qp.DestroyContext, b.qp.Destroy },
+			{"QP", "destroy qp", func(b *bench) (func(context.Context) error, func() error) {
+				return b.qp.DestroyContext,
+					b.qp.Destroy
+			},
 				func(b *bench) error { return b.qp.Modify(QPAttr{State: QPErr}, QPAttrState) }},
 			{"MR", "dereg mr", func(b *bench) (func(context.Context) error, func() error) {
 				mr, err := b.pd.RegBytes(make([]byte, 8), 0)
@@ -58,7 +67,10 @@ func TestDestroyContext(t *testing.T) {
 			}, nil},
 		} {
 			t.Run(test.kind, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) { testDestroyContext(t, observed, test.kind, test.method, test.destroy, test.used) })
+				synctest.Test(t, func(t *testing.T) {
+					testDestroyContext(t, observed, test.kind, test.method, test.destroy,
+						test.used)
+				})
 			})
 		}
 	}
@@ -145,7 +157,8 @@ func TestUnregisterContext(t *testing.T) {
 		must(t, errors.Join(b.qp.Destroy(), b.cq.Destroy(), b.pd.Dealloc()))
 
 		removing := make(chan int)
-		cl := &Client{Name: "slow", Add: func(*Device) (any, error) { return nil, nil }, Remove: func(*Device, any) { <-removing }}
+		cl := &Client{Name: "slow", Add: func(*Device) (any, error) { return nil, nil },
+			Remove: func(*Device, any) { <-removing }}
 		must(t, b.core.RegisterClient(cl))
 		if err := b.core.UnregisterContext(short(), &b.dev.handle); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Unregister: got %v, want %v", err, context.DeadlineExceeded)

@@ -106,7 +106,8 @@ func ExampleQP_PostSend() {
 	defer remote.Dereg()
 	cq := try(d.CreateCQ(ib.CQInit{Entries: 4}))
 	defer cq.Destroy()
-	qp := try(pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq, Cap: ib.QPCap{MaxSendWR: 2, MaxSendSGE: 1}}))
+	qp := try(pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq,
+		Cap: ib.QPCap{MaxSendWR: 2, MaxSendSGE: 1}}))
 	defer qp.Destroy()
 	self := here.Endpoint(qp)
 	if err := qp.Connect(here, self, self, ib.Path{Access: ib.AccessRemoteWrite}); err != nil {
@@ -162,7 +163,8 @@ func ExampleCQ_ReqNotify() {
 	}}))
 	defer cq.Destroy()
 	try(cq.ReqNotify(ib.NotifyNextComp)) // before the first completion
-	qp := try(pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 4}}))
+	qp := try(pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq,
+		Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 4}}))
 	defer qp.Destroy()
 	if err := qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState); err != nil {
 		log.Fatal(err)

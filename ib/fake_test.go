@@ -193,12 +193,14 @@ func newBench(t testing.TB, handler func(*CQ), cqEvent func(*CQ, EventType), qpE
 	return newBenchOn(t, &Core{}, handler, cqEvent, qpEvent)
 }
 
-func newBenchOn(t testing.TB, core *Core, handler func(*CQ), cqEvent func(*CQ, EventType), qpEvent func(*QP, EventType)) *bench {
+func newBenchOn(t testing.TB, core *Core, handler func(*CQ), cqEvent func(*CQ, EventType),
+	qpEvent func(*QP, EventType)) *bench {
 	t.Helper()
 	return newBenchNamed(t, core, "fake0", handler, cqEvent, qpEvent)
 }
 
-func newBenchNamed(t testing.TB, core *Core, name string, handler func(*CQ), cqEvent func(*CQ, EventType), qpEvent func(*QP, EventType)) *bench {
+func newBenchNamed(t testing.TB, core *Core, name string, handler func(*CQ), cqEvent func(*CQ, EventType),
+	qpEvent func(*QP, EventType)) *bench {
 	t.Helper()
 	b := &bench{core: core}
 	b.dev, b.drv = newDevice(name)

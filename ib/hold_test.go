@@ -145,7 +145,8 @@ func TestDoorbellWithoutHold(t *testing.T) {
 	w.queue.Doorbell(nil)
 	w.benches[1].dev.callbacks.drain()
 	if w.inBell || !slices.Equal(w.ran, []int{1}) || w.threads[0] == observe.Goroutine() {
-		t.Errorf("handlers of devices %v on goroutines %v, in Doorbell: %v; want that of 1 on another than %d", w.ran, w.threads, w.inBell, observe.Goroutine())
+		t.Errorf("handlers of devices %v on goroutines %v, in Doorbell: %v; want that of 1 on another than %d", w.ran,
+			w.threads, w.inBell, observe.Goroutine())
 	}
 	w.free()
 }
@@ -266,7 +267,8 @@ func TestHoldDefer(t *testing.T) {
 			h.Run()
 		})
 		if done != 1 || !slices.Equal(w.ran, []int{1}) || w.threads[0] != observe.Goroutine() {
-			t.Errorf("deferred work ran %d times, handlers of %v on %v; want once, device 1 on this thread %d", done, w.ran, w.threads, observe.Goroutine())
+			t.Errorf("deferred work ran %d times, handlers of %v on %v; want once, device 1 on this thread %d", done, w.ran,
+				w.threads, observe.Goroutine())
 		}
 		h.Run()
 		if done != 1 {

@@ -40,7 +40,8 @@ func TestUseCounts(t *testing.T) {
 	if left := b.dev.Objects().String(); left != "" {
 		t.Errorf("objects left: %s", left)
 	}
-	for what, err := range map[string]error{"pd": b.pd.Dealloc(), "cq": b.cq.Destroy(), "qp": b.qp.Destroy(), "mr": mr.Dereg(), "ah": ah.Destroy()} {
+	for what, err := range map[string]error{"pd": b.pd.Dealloc(), "cq": b.cq.Destroy(), "qp": b.qp.Destroy(),
+		"mr": mr.Dereg(), "ah": ah.Destroy()} {
 		if !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("%s destroyed twice: got %v, want EINVAL", what, err)
 		}
@@ -128,7 +129,8 @@ func TestRegMRChecks(t *testing.T) {
 		{"on demand, of a device without", 10, AccessOnDemand, syscall.EOPNOTSUPP},
 		{"fine", 10, AccessLocalWrite | AccessRemoteWrite | AccessRemoteRead, nil},
 	} {
-		mr, err := b.pd.RegMR(MRInit{Space: mem, Account: acct, Addr: addr, Length: test.length, IOVA: 0, Access: test.access})
+		mr, err := b.pd.RegMR(MRInit{Space: mem, Account: acct, Addr: addr, Length: test.length, IOVA: 0,
+			Access: test.access})
 		if !errors.Is(err, test.want) {
 			t.Errorf("%s: got %v, want %v", test.name, err, test.want)
 		}

@@ -89,7 +89,8 @@ func (s *recorded) Note(e observe.Event, arg any) error {
 		s.start = arg.(observe.Start)
 		arg = s.start.Holds
 	}
-	s.add("%s: %s %v", s.name, [...]string{"born", "died", "abandoned", "started", "removed", "unregistered", "hold begins", "hold ends",
+	s.add("%s: %s %v", s.name, [...]string{"born", "died", "abandoned", "started", "removed", "unregistered",
+		"hold begins", "hold ends",
 		"freed", "completed", "raised"}[e], arg)
 	return nil
 }
@@ -125,7 +126,8 @@ func TestObserver(t *testing.T) {
 		"device: Device.CreateCQ", "CQ by device: *ib.fakeCQ, {User:false Overruns:false}", "CQ by device: born <nil>",
 		"PD by device: PD.CreateQP", "QP by device of a PD by device: *ib.fakeQP, {User:false Overruns:false}",
 		"QP by device of a PD by device: born <nil>",
-		"device: hold begins <nil>", "CQ by device: completed <nil>", "device: hold ends <nil>", "CQ by device: the completion handler",
+		"device: hold begins <nil>", "CQ by device: completed <nil>", "device: hold ends <nil>",
+		"CQ by device: the completion handler",
 		"device: Device.OnEvent", "event function by device: born <nil>",
 		"QP by device of a PD by device: raised <nil>",
 		"event function by device: the end of Device.OnEvent", "event function by device: died <nil>",
@@ -134,7 +136,8 @@ func TestObserver(t *testing.T) {
 		"QP by device of a PD by device: QP.Destroy", "QP by device of a PD by device: died <nil>",
 		"CQ by device: CQ.Destroy", "CQ by device: died <nil>",
 		"PD by device: PD.Dealloc", "PD by device: died <nil>",
-		"device: Core.Unregister", "client: Remove", "PD by client: PD.Dealloc", "PD by client: died <nil>", "client: removed Remove",
+		"device: Core.Unregister", "client: Remove", "PD by client: PD.Dealloc", "PD by client: died <nil>",
+		"client: removed Remove",
 		"device: unregistered <nil>",
 	}
 	if !slices.Equal(rec.log, want) {

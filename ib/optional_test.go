@@ -194,12 +194,15 @@ func TestFastRegMap(t *testing.T) {
 	if acct.Pages() != 2 || drv.mapped.IOVA() != 0x4000 || mr.Region() != nil {
 		t.Errorf("got %d pages charged, mapped %+v", acct.Pages(), drv.mapped)
 	}
-	wantErr(t, "too many pages", mr.Map(mem, acct, []umem.Range{{Addr: first, Length: 2*umem.PageSize + 1}}, 0), syscall.EINVAL)
-	wantErr(t, "not there", mr.Map(mem, acct, []umem.Range{{Addr: first + 64*umem.PageSize, Length: 1}}, 0), syscall.EFAULT)
+	wantErr(t, "too many pages", mr.Map(mem, acct, []umem.Range{{Addr: first, Length: 2*umem.PageSize + 1}}, 0),
+		syscall.EINVAL)
+	wantErr(t, "not there", mr.Map(mem, acct, []umem.Range{{Addr: first + 64*umem.PageSize, Length: 1}}, 0),
+		syscall.EFAULT)
 	if acct.Pages() != 2 {
 		t.Errorf("got %d pages charged", acct.Pages())
 	}
-	wantErr(t, "too many pages of a list", mr.Map(mem, acct, []umem.Range{{Addr: first, Length: 1}, {Addr: first, Length: umem.PageSize + 1}}, 0), syscall.EINVAL)
+	wantErr(t, "too many pages of a list", mr.Map(mem, acct,
+		[]umem.Range{{Addr: first, Length: 1}, {Addr: first, Length: umem.PageSize + 1}}, 0), syscall.EINVAL)
 	must(t, mr.Map(mem, acct, []umem.Range{{Addr: first, Length: 1}}, 0))
 	if acct.Pages() != 1 {
 		t.Errorf("got %d pages charged", acct.Pages())

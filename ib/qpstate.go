@@ -40,7 +40,8 @@ var transitions = func() map[[2]QPState]transition {
 		path  = QPAttrAltPath | QPAttrPathMigState
 		toRTR = QPAttrAV | QPAttrPathMTU | QPAttrDestQPN | QPAttrRQPSN
 	)
-	ud, rc, uc, ini, tgt := []QPType{QPTypeUD}, []QPType{QPTypeRC}, []QPType{QPTypeUC}, []QPType{QPTypeXRCInit}, []QPType{QPTypeXRCTgt}
+	ud, rc, uc, ini, tgt := []QPType{QPTypeUD}, []QPType{QPTypeRC}, []QPType{QPTypeUC}, []QPType{QPTypeXRCInit},
+		[]QPType{QPTypeXRCTgt}
 	initial := masks{
 		{ud, QPAttrPKeyIndex | QPAttrPort | QPAttrQKey},
 		{connectedTypes, QPAttrPKeyIndex | QPAttrPort | QPAttrAccessFlags},
@@ -115,10 +116,12 @@ func CheckTransition(from, to QPState, t QPType, mask QPAttrMask) error {
 		}
 	}
 	if miss := tr.required[t] &^ mask; miss != 0 {
-		return fmt.Errorf("%v to %v of a %v queue pair needs attributes %#x that are not given: %w", from, to, t, uint32(miss), syscall.EINVAL)
+		return fmt.Errorf("%v to %v of a %v queue pair needs attributes %#x that are not given: %w", from, to, t,
+			uint32(miss), syscall.EINVAL)
 	}
 	if extra := mask &^ (tr.required[t] | tr.optional[t] | QPAttrState); extra != 0 {
-		return fmt.Errorf("%v to %v of a %v queue pair does not take attributes %#x: %w", from, to, t, uint32(extra), syscall.EINVAL)
+		return fmt.Errorf("%v to %v of a %v queue pair does not take attributes %#x: %w", from, to, t, uint32(extra),
+			syscall.EINVAL)
 	}
 	return nil
 }

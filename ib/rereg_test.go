@@ -44,7 +44,8 @@ func TestRereg(t *testing.T) {
 		{"right to write memory that may not be written", MRChangeAccess, MRChange{Access: AccessLocalWrite}, syscall.EFAULT},
 		{"addresses from zero without a change of memory", MRChangeAccess,
 			MRChange{Access: AccessRemoteRead | AccessZeroBased}, syscall.EINVAL},
-		{"memory that is not there", MRChangeTranslation, MRChange{Space: mem, Account: acct, Addr: 1, Length: 8}, syscall.EFAULT},
+		{"memory that is not there", MRChangeTranslation, MRChange{Space: mem, Account: acct, Addr: 1, Length: 8},
+			syscall.EFAULT},
 	} {
 		wantErr(t, c.name, mr.Rereg(c.flags, c.to), c.want)
 	}

@@ -109,7 +109,8 @@ func TestWrappersKeepAbilities(t *testing.T) {
 				t.Errorf("%T: %s: got %v", dev.drv, what, err)
 			}
 		}
-		must(t, errors.Join(ah.Destroy(), x.Dealloc(), mw.Dealloc(), srq.Destroy(), fast.Dereg(), mr.Dereg(), qp.Destroy(), cq.Destroy(),
+		must(t, errors.Join(ah.Destroy(), x.Dealloc(), mw.Dealloc(), srq.Destroy(), fast.Dereg(), mr.Dereg(), qp.Destroy(),
+			cq.Destroy(),
 			pd.Dealloc(), core.Unregister(d)))
 	}
 	if _, ok := As[UserQP](DriverQP(nil)); ok {
@@ -172,7 +173,8 @@ func TestRedirect(t *testing.T) {
 	pd, err := dev.AllocPD()
 	must(t, err)
 	events := make(chan EventType, 2)
-	qp, err := pd.CreateQP(QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: QPTypeRC, Event: func(_ *QP, e EventType) { events <- e }})
+	qp, err := pd.CreateQP(QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: QPTypeRC,
+		Event: func(_ *QP, e EventType) { events <- e }})
 	must(t, err)
 	d.qp.Raise(EventCommEst)
 	QPHandle{qp: qp}.Raise(EventSQDrained)

@@ -186,7 +186,8 @@ func firstUsable(list []Interface) (*Interface, error) {
 			return i, nil
 		}
 	}
-	return nil, fmt.Errorf("no network interface is up and has an address, not even loopback (%s): %w", describe(list), syscall.ENODEV)
+	return nil, fmt.Errorf("no network interface is up and has an address, not even loopback (%s): %w", describe(list),
+		syscall.ENODEV)
 }
 
 // ByName returns the interface with a name. It may be down or without an address.

@@ -20,7 +20,8 @@ func addrs(list ...string) []netip.Addr {
 }
 
 func lo() Interface {
-	return Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true, Loopback: true, Addrs: addrs("127.0.0.1", "::1")}
+	return Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true, Loopback: true,
+		Addrs: addrs("127.0.0.1", "::1")}
 }
 
 func eth(name string, index int, up, running bool, a ...string) Interface {
@@ -33,11 +34,15 @@ func TestFirstUsable(t *testing.T) {
 		list []Interface
 		want string // empty: error
 	}{
-		{"first with IPv4", []Interface{lo(), eth("eth0", 2, true, true, "10.0.0.1"), eth("eth1", 3, true, true, "10.0.1.1")}, "eth0"},
-		{"IPv4 before IPv6", []Interface{lo(), eth("eth0", 2, true, true, "2001:db8::1"), eth("eth1", 3, true, true, "10.0.1.1")}, "eth1"},
+		{"first with IPv4", []Interface{lo(), eth("eth0", 2, true, true, "10.0.0.1"), eth("eth1", 3, true, true, "10.0.1.1")},
+			"eth0"},
+		{"IPv4 before IPv6", []Interface{lo(), eth("eth0", 2, true, true, "2001:db8::1"),
+			eth("eth1", 3, true, true, "10.0.1.1")}, "eth1"},
 		{"IPv6 alone", []Interface{lo(), eth("eth0", 2, true, true, "2001:db8::1")}, "eth0"},
-		{"not down", []Interface{lo(), eth("eth0", 2, false, false, "10.0.0.1"), eth("eth1", 3, true, true, "10.0.1.1")}, "eth1"},
-		{"not a bridge without carrier", []Interface{lo(), eth("docker0", 2, true, false, "172.17.0.1"), eth("eth1", 3, true, true, "10.0.1.1")}, "eth1"},
+		{"not down", []Interface{lo(), eth("eth0", 2, false, false, "10.0.0.1"), eth("eth1", 3, true, true, "10.0.1.1")},
+			"eth1"},
+		{"not a bridge without carrier", []Interface{lo(), eth("docker0", 2, true, false, "172.17.0.1"),
+			eth("eth1", 3, true, true, "10.0.1.1")}, "eth1"},
 		{"not link-local only", []Interface{lo(), eth("eth0", 2, true, true, "fe80::1%eth0", "169.254.1.1")}, "lo"},
 		{"not without address", []Interface{lo(), eth("eth0", 2, true, true)}, "lo"},
 		{"loopback alone", []Interface{lo()}, "lo"},
@@ -115,11 +120,13 @@ func TestMakeInterface(t *testing.T) {
 		}
 		list = append(list, &net.IPNet{IP: ip, Mask: ipnet.Mask})
 	}
-	i := makeInterface(net.Interface{Index: 7, MTU: 4200, Name: "eth3", HardwareAddr: mac, Flags: net.FlagUp | net.FlagRunning}, list)
+	i := makeInterface(net.Interface{Index: 7, MTU: 4200, Name: "eth3", HardwareAddr: mac,
+		Flags: net.FlagUp | net.FlagRunning}, list)
 	if want := addrs("10.0.0.2", "10.0.0.1", "2001:db8::2", "fd00::1", "fe80::5%eth3"); !slices.Equal(i.Addrs, want) {
 		t.Errorf("addresses %v, want %v", i.Addrs, want)
 	}
-	if i.Name != "eth3" || i.Index != 7 || i.MTU != 4200 || i.MAC.String() != mac.String() || !i.Up || !i.Running || i.Loopback {
+	if i.Name != "eth3" || i.Index != 7 || i.MTU != 4200 || i.MAC.String() != mac.String() || !i.Up || !i.Running ||
+		i.Loopback {
 		t.Errorf("got %+v", i)
 	}
 }

@@ -59,9 +59,11 @@ func watchHere(t *testing.T) {
 		args []string
 		want func() bool
 	}{
-		{[]string{"link", "add", "d0", "type", "veth", "peer", "name", "d1"}, func() bool { _, err := ByName("d0"); return err == nil }},
+		{[]string{"link", "add", "d0", "type", "veth", "peer", "name", "d1"},
+			func() bool { _, err := ByName("d0"); return err == nil }},
 		{[]string{"addr", "add", addr.String() + "/24", "dev", "d0"}, has},
-		{[]string{"link", "set", "d0", "mtu", "4200", "up"}, func() bool { i, err := ByName("d0"); return err == nil && i.Up && i.MTU == 4200 }},
+		{[]string{"link", "set", "d0", "mtu", "4200", "up"},
+			func() bool { i, err := ByName("d0"); return err == nil && i.Up && i.MTU == 4200 }},
 		{[]string{"addr", "del", addr.String() + "/24", "dev", "d0"}, func() bool { return !has() }},
 		{[]string{"link", "set", "d0", "down"}, func() bool { i, err := ByName("d0"); return err == nil && !i.Up }},
 		{[]string{"link", "del", "d0"}, func() bool { _, err := ByName("d0"); return err != nil }},

@@ -77,7 +77,8 @@ func newAgent(m *Manager, dev *ib.Device) (_ *agent, err error) {
 	}
 	// Fail is called in an atomic context.
 	fail := func(err error) { go m.cfg.Log.Warn("connection manager", "dev", dev.Name(), "err", err) }
-	if a.cq, err = completion.New(dev, completion.Init{Entries: receives + sends, Context: completion.Callback, Failed: fail}); err != nil {
+	if a.cq, err = completion.New(dev, completion.Init{Entries: receives + sends, Context: completion.Callback,
+		Failed: fail}); err != nil {
 		return nil, err
 	}
 	if a.qp, err = a.cq.CreateQP(a.pd, ib.QPInitAttr{

@@ -78,7 +78,8 @@ func mask24(n uint32) uint32 { return n & 0xffffff }
 func (id *ID) data(user []byte, most int) ([]byte, error) {
 	var b []byte
 	if !id.ib {
-		b = msg.AppendIPHeader(nil, msg.IPHeader{SrcPort: id.src.Port(), Src: id.src.Addr().WithZone(""), Dst: id.dst.Addr().WithZone("")})
+		b = msg.AppendIPHeader(nil, msg.IPHeader{SrcPort: id.src.Port(), Src: id.src.Addr().WithZone(""),
+			Dst: id.dst.Addr().WithZone("")})
 	}
 	if len(b)+len(user) > most {
 		return nil, fmt.Errorf("%d bytes of private data, at most %d: %w", len(user), most-len(b), syscall.EINVAL)
@@ -114,7 +115,8 @@ func (id *ID) Connect(p Param, user []byte) error {
 	req := &msg.REQ{
 		LocalCommID: c.local, ServiceID: msg.MakeServiceID(id.opts.Space, id.dst.Port()), LocalCAGUID: c.agent.guid,
 		LocalQPN: c.localQPN, ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth,
-		RemoteTimeout: m.cfg.Timeout, Transport: transportOf(id.opts.Type), FlowControl: p.FlowControl, StartingPSN: c.recvPSN,
+		RemoteTimeout: m.cfg.Timeout, Transport: transportOf(id.opts.Type), FlowControl: p.FlowControl,
+		StartingPSN:  c.recvPSN,
 		LocalTimeout: m.cfg.Timeout, RetryCount: c.retry, PKey: defaultPKey, PathMTU: uint8(c.mtu), RNRRetryCount: c.rnrRetry,
 		MaxCMRetries: m.cfg.Retries & 15, SRQ: p.SRQ, Primary: msg.Path{
 			LocalLID: permissiveLID, RemoteLID: permissiveLID, LocalGID: msg.GID(id.at.gid), RemoteGID: msg.GID(to.GRH.DGID),
@@ -181,8 +183,9 @@ func (m *Manager) accept(id *ID, p Param, user []byte) error {
 	m.send(c, c.tid, &msg.REP{
 		LocalCommID: c.local, RemoteCommID: c.remote, LocalQPN: c.localQPN, StartingPSN: c.recvPSN,
 		ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth, TargetACKDelay: c.agent.delay & 31,
-		Failover: failoverUnsupported, FlowControl: p.FlowControl, RNRRetryCount: p.RNRRetryCount & 7, SRQ: p.SRQ, LocalCAGUID: c.agent.guid,
-		Data: user,
+		Failover: failoverUnsupported, FlowControl: p.FlowControl, RNRRetryCount: p.RNRRetryCount & 7, SRQ: p.SRQ,
+		LocalCAGUID: c.agent.guid,
+		Data:        user,
 	})
 	m.settle(id)
 	m.do(c, do)

@@ -74,7 +74,8 @@ type Target struct {
 // may sleep. (rdma_resolve_addr, rdma_resolve_route)
 func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 	c := newConn()
-	if c.id, err = m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Device: to.Device, Event: c.event, closed: c.end}); err != nil {
+	if c.id, err = m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Device: to.Device, Event: c.event,
+		closed: c.end}); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -293,7 +294,8 @@ func (m *Manager) Listen(at netip.AddrPort, backlog int) (_ *Listener, err error
 		backlog = defaultBacklog
 	}
 	l := &Listener{requests: make(chan *Request, backlog), done: make(chan struct{})}
-	l.id, err = m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, MayUseLowPorts: true, Event: l.event, closed: l.end})
+	l.id, err = m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, MayUseLowPorts: true, Event: l.event,
+		closed: l.end})
 	if err != nil {
 		return nil, err
 	}

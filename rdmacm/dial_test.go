@@ -42,7 +42,8 @@ func newEnd(t *testing.T, dev *ib.Device) *end {
 	must(err)
 	e.cq, err = completion.New(dev, completion.Init{Entries: 16, Context: completion.Callback})
 	must(err)
-	e.qp, err = e.cq.CreateQP(e.pd, ib.QPInitAttr{Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1}})
+	e.qp, err = e.cq.CreateQP(e.pd, ib.QPInitAttr{Type: ib.QPTypeRC,
+		Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1}})
 	must(err)
 	e.mr, err = e.pd.RegBytes(e.buf, ib.AccessLocalWrite|ib.AccessRemoteRead|ib.AccessRemoteWrite)
 	must(err)
@@ -68,7 +69,8 @@ func (e *end) say(s string) {
 	e.t.Helper()
 	copy(e.buf, s)
 	done := make(chan ib.WC, 1)
-	if err := e.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: e.sge(len(s))}, func(wc *ib.WC) { done <- *wc }); err != nil {
+	if err := e.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: e.sge(len(s))},
+		func(wc *ib.WC) { done <- *wc }); err != nil {
 		e.t.Fatal(err)
 	}
 	if wc := <-done; wc.Status != ib.WCSuccess {
@@ -142,7 +144,8 @@ func TestDial(t *testing.T) {
 				e := newEnd(t, c.Device())
 				a.must(c.Init(e.qp.QP))
 				a.must(e.listen())
-				p, data, err := c.Connect(ctx, e.qp.QP, Param{ResponderResources: 2, InitiatorDepth: 3, RetryCount: 7}, []byte("knock"))
+				p, data, err := c.Connect(ctx, e.qp.QP, Param{ResponderResources: 2, InitiatorDepth: 3, RetryCount: 7},
+					[]byte("knock"))
 				a.must(err)
 				if want := (Param{QPN: p.QPN, ResponderResources: 2, InitiatorDepth: 1}); p != want {
 					t.Errorf("response %+v, want %+v", p, want)
@@ -216,7 +219,8 @@ func TestDialFails(t *testing.T) {
 			}()
 			err = dial(t, ctx, a, at(b))
 			var no *RefusedError
-			if !errors.As(err, &no) || no.Reason != msg.ReasonConsumer || !bytes.Equal(no.Data, bytes.Repeat([]byte("no"), msg.MaxREJData/2)) {
+			if !errors.As(err, &no) || no.Reason != msg.ReasonConsumer ||
+				!bytes.Equal(no.Data, bytes.Repeat([]byte("no"), msg.MaxREJData/2)) {
 				t.Errorf("%+v", no)
 			}
 			return err
@@ -274,7 +278,8 @@ func TestDialFails(t *testing.T) {
 			e := newEnd(t, c.Device())
 			a.must(c.Init(e.qp.QP))
 			gone := make(chan struct{})
-			remove := &ib.Client{Name: "consumer", Add: func(*ib.Device) (any, error) { return nil, nil }, Remove: func(*ib.Device, any) { <-gone }}
+			remove := &ib.Client{Name: "consumer", Add: func(*ib.Device) (any, error) { return nil, nil },
+				Remove: func(*ib.Device, any) { <-gone }}
 			a.must(a.core.RegisterClient(remove))
 			defer a.core.UnregisterClient(remove)
 			time.AfterFunc(time.Second, func() { a.must(a.slot.Unplug()) })

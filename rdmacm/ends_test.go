@@ -30,7 +30,10 @@ type situation struct {
 const fromIdle = 3
 
 var situations = []situation{
-	{"bound", msg.PortSpaceTCP, func(_ *testing.T, p *couple) { p.a.must(p.c.Bind(netip.AddrPortFrom(p.a.addr, testPort))) }},
+	{"bound", msg.PortSpaceTCP, func(_ *testing.T, p *couple) {
+		p.a.must(p.c.Bind(netip.AddrPortFrom(p.a.addr,
+			testPort)))
+	}},
 	{"listening", msg.PortSpaceTCP, func(_ *testing.T, p *couple) {
 		p.a.must(p.c.Bind(netip.AddrPortFrom(p.a.addr, testPort)))
 		p.a.must(p.c.Listen(0))
@@ -126,7 +129,8 @@ var ends = map[string][7]string{
 	"bound":     {"[device removal] []", "[] []", "[] []", "[] []", "[] []", "[device removal] []", "[] []"},
 	"listening": {"[device removal] []", "[] []", "[] []", "[] []", "[] []", "[device removal] []", "[] []"},
 	"resolving": {
-		"[address error -19] [] or [address resolved device removal] []", "[address resolved] []", "[] [] or [address resolved] []", "[address resolved] []",
+		"[address error -19] [] or [address resolved device removal] []", "[address resolved] []",
+		"[] [] or [address resolved] []", "[address resolved] []",
 		"[address resolved] []", "[address error -19] [] or [address resolved device removal] [] or [address resolved] []",
 		"[address resolved] []",
 	},

@@ -31,8 +31,10 @@ const (
 
 func (t EventType) String() string {
 	names := [numEvents]string{
-		"address resolved", "address error", "route resolved", "route error", "connect request", "connect response", "connect error",
-		"unreachable", "rejected", "established", "disconnected", "device removal", "multicast join", "multicast error", "address change",
+		"address resolved", "address error", "route resolved", "route error", "connect request", "connect response",
+		"connect error",
+		"unreachable", "rejected", "established", "disconnected", "device removal", "multicast join", "multicast error",
+		"address change",
 		"timewait exit",
 	}
 	if t < numEvents {

@@ -14,7 +14,8 @@ import (
 // forgedREQ returns a request in which an address claims to be a node with a GUID.
 func forgedREQ(from netip.Addr, to *host, guid uint64, commID, qpn uint32) []byte {
 	return msg.Append(nil, 1, &msg.REQ{
-		LocalCommID: commID, ServiceID: msg.MakeServiceID(msg.PortSpaceTCP, testPort), LocalCAGUID: guid, LocalQPN: qpn, PathMTU: 3,
+		LocalCommID: commID, ServiceID: msg.MakeServiceID(msg.PortSpaceTCP, testPort), LocalCAGUID: guid, LocalQPN: qpn,
+		PathMTU: 3,
 		Primary: msg.Path{LocalGID: msg.GID(ib.GIDFromAddr(from))},
 		Data:    msg.AppendIPHeader(nil, msg.IPHeader{SrcPort: 1, Src: from, Dst: to.addr}),
 	})

@@ -64,7 +64,8 @@ type forger struct {
 	victims uint32      // number of the queue pair at its peer
 }
 
-var forgers = []netip.Addr{netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.4"), netip.MustParseAddr("10.0.0.1")}
+var forgers = []netip.Addr{netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.4"),
+	netip.MustParseAddr("10.0.0.1")}
 
 // numbers returns communication IDs known to the manager, and some unknown ones.
 func (f *forger) numbers() []uint32 {
@@ -96,11 +97,13 @@ func (f *forger) packet() {
 		}
 	case msg.AttrMRA:
 		m = &msg.MRA{
-			LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), Of: msg.Answered(f.byte() & 3), ServiceTimeout: f.byte() & 31,
+			LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), Of: msg.Answered(f.byte() & 3),
+			ServiceTimeout: f.byte() & 31,
 		}
 	case msg.AttrREJ:
 		m = &msg.REJ{
-			LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), Of: msg.Answered(f.byte() & 3), Reason: msg.Reason(f.byte() & 63),
+			LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), Of: msg.Answered(f.byte() & 3),
+			Reason: msg.Reason(f.byte() & 63),
 		}
 	case msg.AttrREP:
 		m = &msg.REP{
@@ -111,7 +114,8 @@ func (f *forger) packet() {
 		m = &msg.RTU{LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n)}
 	case msg.AttrDREQ:
 		m = &msg.DREQ{
-			LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n), RemoteQPN: pick(f.script, []uint32{f.victims + 100, 7}),
+			LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n),
+			RemoteQPN: pick(f.script, []uint32{f.victims + 100, 7}),
 		}
 	case msg.AttrDREP:
 		m = &msg.DREP{LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n)}
@@ -119,7 +123,8 @@ func (f *forger) packet() {
 		m = &msg.LAP{LocalCommID: pick(f.script, n), RemoteCommID: pick(f.script, n)}
 	case msg.AttrSIDRREQ:
 		m = &msg.SIDRREQ{
-			RequestID: pick(f.script, n), ServiceID: msg.MakeServiceID(msg.PortSpaceUDP, testPort+uint16(f.byte()%4)), Data: data,
+			RequestID: pick(f.script, n), ServiceID: msg.MakeServiceID(msg.PortSpaceUDP, testPort+uint16(f.byte()%4)),
+			Data: data,
 		}
 	case msg.AttrSIDRREP:
 		m = &msg.SIDRREP{RequestID: pick(f.script, n), Status: msg.SIDRStatus(f.byte() & 3), QPN: 9, QKey: 9}
@@ -204,9 +209,11 @@ func FuzzPackets(f *testing.F) {
 	// A listener, a request, its acceptance, and the end; a connection to an unused address, and its replies; a
 	// datagram service.
 	for a := range byte(13) {
-		f.Add([]byte{2, 0, 0, 2, 0, 1, 3, 0, 0, 0, 0, 0, 2, 0, 2, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, a, 0, 4, 5, 0, 0, 0, 3, 1})
+		f.Add([]byte{2, 0, 0, 2, 0, 1, 3, 0, 0, 0, 0, 0, 2, 0, 2, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, a, 0, 4, 5, 0, 0,
+			0, 3, 1})
 	}
-	f.Add([]byte{2, 0, 0, 0, 2, 0, 3, 0, 0, 0, 0, 0, 3, 2, 0, 4, 0, 0, 0, 0, 0, 2, 0, 5, 0, 0, 0, 0, 0, 3, 0, 3, 0, 3, 3, 3, 3, 3, 1, 0, 0})
+	f.Add([]byte{2, 0, 0, 0, 2, 0, 3, 0, 0, 0, 0, 0, 3, 2, 0, 4, 0, 0, 0, 0, 0, 2, 0, 5, 0, 0, 0, 0, 0, 3, 0, 3, 0, 3, 3,
+		3, 3, 3, 1, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) > 1<<12 {
 			return
@@ -247,7 +254,8 @@ func FuzzPackets(f *testing.F) {
 				case 2:
 					fz.call()
 				case 3:
-					testutil.Advance([]time.Duration{time.Millisecond, 20 * time.Millisecond, time.Second, 10 * time.Second}[s.byte()&3])
+					testutil.Advance([]time.Duration{time.Millisecond, 20 * time.Millisecond, time.Second,
+						10 * time.Second}[s.byte()&3])
 				}
 				synctest.Wait()
 			}
@@ -266,7 +274,8 @@ func FuzzPackets(f *testing.F) {
 			}
 			testutil.Advance(2 * time.Minute) // an MRA requests 68 s, and timewait is 9 s
 			left := [...]int{
-				len(a.m.ids), len(a.m.conns), len(a.m.byPeer), len(a.m.byPeerQP), len(a.m.sidr), len(a.m.services), len(a.m.ports), a.m.held,
+				len(a.m.ids), len(a.m.conns), len(a.m.byPeer), len(a.m.byPeerQP), len(a.m.sidr), len(a.m.services), len(a.m.ports),
+				a.m.held,
 			}
 			if left != [len(left)]int{} {
 				t.Errorf("entries of ids, conns, byPeer, byPeerQP, sidr, services, ports and held are left: %d", left)

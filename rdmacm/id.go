@@ -92,7 +92,8 @@ type ID struct {
 func (m *Manager) NewID(o Options) (*ID, error) {
 	switch o.Space {
 	case msg.PortSpaceTCP, msg.PortSpaceIB:
-		if o.Type != ib.QPTypeRC && o.Type != ib.QPTypeUC && o.Type != ib.QPTypeUD && o.Type != ib.QPTypeXRCInit && o.Type != ib.QPTypeXRCTgt {
+		if o.Type != ib.QPTypeRC && o.Type != ib.QPTypeUC && o.Type != ib.QPTypeUD && o.Type != ib.QPTypeXRCInit &&
+			o.Type != ib.QPTypeXRCTgt {
 			return nil, fmt.Errorf("id with queue pairs of type %v: %w", o.Type, syscall.EINVAL)
 		}
 	case msg.PortSpaceUDP, msg.PortSpaceIPoIB:
@@ -571,8 +572,9 @@ type View struct {
 
 // linuxStates maps states to the numbers of enum rdma_cm_state.
 var linuxStates = [...]uint8{
-	idIdle: 0, idBound: 7, idListening: 8, idAddrQuery: 1, idAddrResolved: 2, idRouteResolved: 4, idConnected: 5, idDisconnected: 6,
-	idRemoved: 9,
+	idIdle: 0, idBound: 7, idListening: 8, idAddrQuery: 1, idAddrResolved: 2, idRouteResolved: 4, idConnected: 5,
+	idDisconnected: 6,
+	idRemoved:      9,
 }
 
 // View returns the addresses and the route. It may sleep.

@@ -126,8 +126,9 @@ func New(core *ib.Core, cfg Config) (*Manager, error) {
 	}
 	m := &Manager{
 		core: core, cfg: cfg, ids: map[*ID]struct{}{}, ports: map[portKey][]*ID{}, conns: map[uint32]*connection{},
-		byPeer: map[peerID]*connection{}, byPeerQP: map[peerID]*connection{}, sidr: map[uint32]*ID{}, services: map[serviceKey]*ID{},
-		lately: map[uint16]formerListener{},
+		byPeer: map[peerID]*connection{}, byPeerQP: map[peerID]*connection{}, sidr: map[uint32]*ID{},
+		services: map[serviceKey]*ID{},
+		lately:   map[uint16]formerListener{},
 	}
 	m.events.wake, m.events.done = make(chan struct{}, 1), make(chan struct{})
 	go m.report()

@@ -48,8 +48,10 @@ func newHost(t *testing.T, network *simnet.Net, addr string, cfg Config) *host {
 // open creates the device and the manager.
 func (h *host) open(cfg Config) {
 	rcfg := rxe.Config{
-		Name: "rxe0", Addrs: []netip.Addr{h.addr}, Network: h.net, Fabric: &rxe.Fabric{}, Rand: rand.New(rand.NewPCG(7, uint64(h.addr.As16()[15]))),
-		Netdev: netdev.Interface{Name: "sim0", Index: 1, MTU: 4200, Up: true, Running: true, MAC: []byte{2, 0, 0, 0, 0, h.addr.As16()[15]}},
+		Name: "rxe0", Addrs: []netip.Addr{h.addr}, Network: h.net, Fabric: &rxe.Fabric{},
+		Rand: rand.New(rand.NewPCG(7, uint64(h.addr.As16()[15]))),
+		Netdev: netdev.Interface{Name: "sim0", Index: 1, MTU: 4200, Up: true, Running: true,
+			MAC: []byte{2, 0, 0, 0, 0, h.addr.As16()[15]}},
 	}
 	h.slot = ibslot.New(&h.core, "rxe0", rxe.NewHardware(rcfg), nil)
 	h.must(h.slot.Plug())
@@ -67,7 +69,8 @@ func (h *host) open(cfg Config) {
 func (h *host) close() {
 	h.m.Close()
 	h.must(h.slot.Close())
-	if n := len(h.m.ids) + len(h.m.conns) + len(h.m.byPeer) + len(h.m.byPeerQP) + len(h.m.sidr) + len(h.m.services) + len(h.m.ports); n > 0 {
+	if n := len(h.m.ids) + len(h.m.conns) + len(h.m.byPeer) + len(h.m.byPeerQP) + len(h.m.sidr) + len(h.m.services) +
+		len(h.m.ports); n > 0 {
 		h.t.Errorf("%v: %d entries are left: %+v", h.addr, n, h.m)
 	}
 }
@@ -189,18 +192,21 @@ func TestConnect(t *testing.T) {
 			v.SGID != ib.GIDFromAddr(a.addr) || v.DGID != ib.GIDFromAddr(b.addr) || !v.Routed || v.GUID == 0 {
 			t.Errorf("%+v", v)
 		}
-		a.must(c.Connect(Param{QPN: 0x123456, ResponderResources: 3, InitiatorDepth: 4, RetryCount: 5, RNRRetryCount: 6, SRQ: true}, []byte("hello")))
+		a.must(c.Connect(Param{QPN: 0x123456, ResponderResources: 3, InitiatorDepth: 4, RetryCount: 5, RNRRetryCount: 6,
+			SRQ: true}, []byte("hello")))
 		_, sent, err := msg.Parse(c.conn.last.mad[:])
 		a.must(err)
 		req := lb.expect(t, soon, ConnectRequest)[0]
-		if want := (Param{QPN: 0x123456, ResponderResources: 4, InitiatorDepth: 3, RetryCount: 5, RNRRetryCount: 6, SRQ: true}); req.Param != want {
+		if want := (Param{QPN: 0x123456, ResponderResources: 4, InitiatorDepth: 3, RetryCount: 5, RNRRetryCount: 6,
+			SRQ: true}); req.Param != want {
 			t.Errorf("request %+v, want %+v", req.Param, want)
 		}
 		if !bytes.Equal(req.Data, padded("hello", msg.MaxREQData-msg.IPHeaderLen)) {
 			t.Errorf("private data of the request %q", req.Data)
 		}
 		s := req.New
-		if v, w := s.View(), c.View(); v.Src != w.Dst || v.Dst != w.Src || v.SGID != w.DGID || v.DGID != w.SGID || v.FlowLabel != w.FlowLabel {
+		if v, w := s.View(), c.View(); v.Src != w.Dst || v.Dst != w.Src || v.SGID != w.DGID || v.DGID != w.SGID ||
+			v.FlowLabel != w.FlowLabel {
 			t.Errorf("the sides differ:\n%+v\n%+v", v, w)
 		}
 		b.must(s.Accept(Param{QPN: 0x654321, ResponderResources: 1, InitiatorDepth: 2, RNRRetryCount: 7}, []byte("welcome")))
@@ -249,11 +255,13 @@ func qpAttrs(t *testing.T, c, s *ID) {
 		t.Errorf("INIT: %+v", a[ib.QPInit])
 	}
 	ra, rb := a[ib.QPRTR], b[ib.QPRTR]
-	if ra.DestQPN != 0x654321 || rb.DestQPN != 0x123456 || ra.PathMTU != rb.PathMTU || ra.MaxDestRdAtomic != 2 || rb.MaxDestRdAtomic != 1 {
+	if ra.DestQPN != 0x654321 || rb.DestQPN != 0x123456 || ra.PathMTU != rb.PathMTU || ra.MaxDestRdAtomic != 2 ||
+		rb.MaxDestRdAtomic != 1 {
 		t.Errorf("RTR: %+v\n%+v", ra, rb)
 	}
 	sa, sb := a[ib.QPRTS], b[ib.QPRTS]
-	if ra.RQPSN != sb.SQPSN || rb.RQPSN != sa.SQPSN || sa.MaxRdAtomic != 1 || sb.MaxRdAtomic != 2 || sa.RetryCnt != 5 || sb.RetryCnt != 5 ||
+	if ra.RQPSN != sb.SQPSN || rb.RQPSN != sa.SQPSN || sa.MaxRdAtomic != 1 || sb.MaxRdAtomic != 2 || sa.RetryCnt != 5 ||
+		sb.RetryCnt != 5 ||
 		sa.RNRRetry != 7 || sb.RNRRetry != 6 || sa.Timeout == 0 || sa.Timeout != sb.Timeout {
 		t.Errorf("RTS: %+v\n%+v", sa, sb)
 	}
@@ -448,7 +456,8 @@ func TestService(t *testing.T) {
 		}
 		b.must(e.New.Accept(Param{QPN: 77}, []byte("me")))
 		r := la.expect(t, soon, Established)[0]
-		if r.Param.QPN != 77 || r.Param.QKey != udpQKey || r.AH.GRH.DGID != ib.GIDFromAddr(b.addr) || !bytes.Equal(r.Data, padded("me", msg.MaxSIDRREPData)) {
+		if r.Param.QPN != 77 || r.Param.QKey != udpQKey || r.AH.GRH.DGID != ib.GIDFromAddr(b.addr) ||
+			!bytes.Equal(r.Data, padded("me", msg.MaxSIDRREPData)) {
 			t.Errorf("%+v", r)
 		}
 		d := a.resolve(msg.PortSpaceUDP, b, testPort, &la)
@@ -509,49 +518,50 @@ func (p *peer) count(want map[EventType]int) {
 
 // TestLossyConnect makes and ends connections over a network that drops, duplicates and reorders messages.
 func TestLossyConnect(t *testing.T) {
-	inWorld(t, []link.Rule{{Drop: 0.15, Duplicate: 0.1, Jitter: time.Second, Delay: time.Millisecond}}, func(t *testing.T, a, b *host) {
-		pa, pb := &peer{t: t}, &peer{t: t}
-		l, err := b.m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Event: pb.add})
-		b.must(err)
-		b.must(l.Bind(netip.AddrPortFrom(b.addr, testPort)))
-		b.must(l.Listen(0))
-		const n = 500
-		// An MRA, which answers a retransmitted REP while the program processes the first one, makes the peer wait for
-		// over a minute if the RTU is lost.
-		const enough = 20 * time.Minute
-		var ids []*ID
-		for i := range n {
-			c, err := a.m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Event: pa.add})
-			a.must(err)
-			a.must(c.ResolveAddr(netip.AddrPort{}, netip.AddrPortFrom(b.addr, testPort)))
-			synctest.Wait()
-			a.must(c.ResolveRoute())
-			a.must(c.Connect(Param{QPN: uint32(i + 1)}, nil))
-			ids = append(ids, c)
-		}
-		testutil.Advance(enough)
-		passive := map[int]*ID{} // by the queue pair of the other side
-		for _, e := range pb.events {
-			if e.New != nil {
-				passive[int(e.Param.QPN)] = e.New
-				ids = append(ids, e.New)
+	inWorld(t, []link.Rule{{Drop: 0.15, Duplicate: 0.1, Jitter: time.Second, Delay: time.Millisecond}},
+		func(t *testing.T, a, b *host) {
+			pa, pb := &peer{t: t}, &peer{t: t}
+			l, err := b.m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Event: pb.add})
+			b.must(err)
+			b.must(l.Bind(netip.AddrPortFrom(b.addr, testPort)))
+			b.must(l.Listen(0))
+			const n = 500
+			// An MRA, which answers a retransmitted REP while the program processes the first one, makes the peer wait for
+			// over a minute if the RTU is lost.
+			const enough = 20 * time.Minute
+			var ids []*ID
+			for i := range n {
+				c, err := a.m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Event: pa.add})
+				a.must(err)
+				a.must(c.ResolveAddr(netip.AddrPort{}, netip.AddrPortFrom(b.addr, testPort)))
+				synctest.Wait()
+				a.must(c.ResolveRoute())
+				a.must(c.Connect(Param{QPN: uint32(i + 1)}, nil))
+				ids = append(ids, c)
 			}
-		}
-		pa.count(map[EventType]int{AddrResolved: n, RouteResolved: n, ConnectResponse: n})
-		pb.count(map[EventType]int{ConnectRequest: n, Established: n})
-		for i, id := range ids[:n] {
-			if i%2 == 0 {
-				id = passive[i+1]
+			testutil.Advance(enough)
+			passive := map[int]*ID{} // by the queue pair of the other side
+			for _, e := range pb.events {
+				if e.New != nil {
+					passive[int(e.Param.QPN)] = e.New
+					ids = append(ids, e.New)
+				}
 			}
-			a.must(id.Disconnect())
-		}
-		testutil.Advance(enough)
-		pa.count(map[EventType]int{Disconnected: n, TimewaitExit: n})
-		pb.count(map[EventType]int{Disconnected: n, TimewaitExit: n})
-		for _, id := range append(ids, l) {
-			id.Destroy()
-		}
-	})
+			pa.count(map[EventType]int{AddrResolved: n, RouteResolved: n, ConnectResponse: n})
+			pb.count(map[EventType]int{ConnectRequest: n, Established: n})
+			for i, id := range ids[:n] {
+				if i%2 == 0 {
+					id = passive[i+1]
+				}
+				a.must(id.Disconnect())
+			}
+			testutil.Advance(enough)
+			pa.count(map[EventType]int{Disconnected: n, TimewaitExit: n})
+			pb.count(map[EventType]int{Disconnected: n, TimewaitExit: n})
+			for _, id := range append(ids, l) {
+				id.Destroy()
+			}
+		})
 }
 
 // step is a part of a test in a bubble, in which subtests are not allowed.

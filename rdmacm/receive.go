@@ -157,9 +157,11 @@ func (m *Manager) receiveREQ(a *agent, r *received, x *msg.REQ) {
 		return
 	}
 	c := &connection{
-		agent: a, owner: id, to: r.from, local: m.number(func(n uint32) bool { return m.conns[n] != nil }), remote: x.LocalCommID,
-		guid: x.LocalCAGUID, space: l.opts.Space, tid: r.tid, recvPSN: mask24(m.cfg.Rand.Uint32()), sendPSN: x.StartingPSN,
-		remoteQPN: x.LocalQPN, mtu: min(mtu, id.at.mtu), ackCode: x.Primary.ACKTimeout, retry: x.RetryCount, rnrRetry: x.RNRRetryCount,
+		agent: a, owner: id, to: r.from, local: m.number(func(n uint32) bool { return m.conns[n] != nil }),
+		remote: x.LocalCommID,
+		guid:   x.LocalCAGUID, space: l.opts.Space, tid: r.tid, recvPSN: mask24(m.cfg.Rand.Uint32()), sendPSN: x.StartingPSN,
+		remoteQPN: x.LocalQPN, mtu: min(mtu, id.at.mtu), ackCode: x.Primary.ACKTimeout, retry: x.RetryCount,
+		rnrRetry:  x.RNRRetryCount,
 		resources: x.InitiatorDepth, depth: x.ResponderResources,
 	}
 	c.to.GRH.TrafficClass, c.to.GRH.FlowLabel, c.hops = x.Primary.TrafficClass, x.Primary.FlowLabel, x.Primary.HopLimit
@@ -170,8 +172,9 @@ func (m *Manager) receiveREQ(a *agent, r *received, x *msg.REQ) {
 	}
 	id.conn, id.state, id.begun = c, idConnected, true
 	m.tell(l, Event{Type: ConnectRequest, New: id, Data: data, Param: Param{
-		QPN: x.LocalQPN, ResponderResources: x.InitiatorDepth, InitiatorDepth: x.ResponderResources, FlowControl: x.FlowControl,
-		RetryCount: x.RetryCount, RNRRetryCount: x.RNRRetryCount, SRQ: x.SRQ,
+		QPN: x.LocalQPN, ResponderResources: x.InitiatorDepth, InitiatorDepth: x.ResponderResources,
+		FlowControl: x.FlowControl,
+		RetryCount:  x.RetryCount, RNRRetryCount: x.RNRRetryCount, SRQ: x.SRQ,
 	}})
 }
 
@@ -242,7 +245,8 @@ func (m *Manager) stale(c *connection) {
 // (cma_find_listener)
 //
 //verbena:held mu
-func (m *Manager) listenerFor(a *agent, r *received, service msg.ServiceID, data []byte) (l *ID, src, dst netip.AddrPort, user []byte) {
+func (m *Manager) listenerFor(a *agent, r *received, service msg.ServiceID, data []byte) (l *ID, src,
+	dst netip.AddrPort, user []byte) {
 	space, port, ok := service.Port()
 	if !ok {
 		return nil, src, dst, nil
@@ -325,8 +329,10 @@ func (m *Manager) receiveREP(a *agent, r *received, x *msg.REP) {
 		return
 	}
 	from := c.to.GRH.DGID
-	if m.byPeerQP[peerID{from, x.LocalCAGUID, x.LocalQPN}] != nil || m.byPeer[peerID{from, x.LocalCAGUID, x.LocalCommID}] != nil {
-		a.send(r.from, r.tid, &msg.REJ{LocalCommID: c.local, RemoteCommID: x.LocalCommID, Of: msg.OfREP, Reason: msg.ReasonStaleConnection})
+	if m.byPeerQP[peerID{from, x.LocalCAGUID, x.LocalQPN}] != nil ||
+		m.byPeer[peerID{from, x.LocalCAGUID, x.LocalCommID}] != nil {
+		a.send(r.from, r.tid, &msg.REJ{LocalCommID: c.local, RemoteCommID: x.LocalCommID, Of: msg.OfREP,
+			Reason: msg.ReasonStaleConnection})
 		return
 	}
 	c.remote, c.guid, c.remoteQPN, c.sendPSN, c.tidREP = x.LocalCommID, x.LocalCAGUID, x.LocalQPN, x.StartingPSN, r.tid
@@ -340,7 +346,8 @@ func (m *Manager) receiveREP(a *agent, r *received, x *msg.REP) {
 	d.Event = conn.None
 	if c.owner != nil {
 		m.tell(c.owner, Event{Type: ConnectResponse, Data: x.Data, Param: Param{
-			QPN: x.LocalQPN, ResponderResources: x.InitiatorDepth, InitiatorDepth: x.ResponderResources, FlowControl: x.FlowControl,
+			QPN: x.LocalQPN, ResponderResources: x.InitiatorDepth, InitiatorDepth: x.ResponderResources,
+			FlowControl:   x.FlowControl,
 			RNRRetryCount: x.RNRRetryCount, SRQ: x.SRQ,
 		}})
 	}

@@ -177,8 +177,9 @@ func (s *schedule) run(t *testing.T) {
 	network := simnet.New(simnet.Config{Latency: 10 * time.Microsecond, Rand: rand.NewPCG(s.seed, 3)})
 	if s.chance(70) {
 		rule := link.Rule{
-			Drop: link.Share(0.3 * s.rand.Float64()), Duplicate: link.Share(0.3 * s.rand.Float64()), Jitter: time.Duration(s.rand.IntN(3000)) * time.Millisecond,
-			Delay: time.Millisecond, Seed: s.seed,
+			Drop: link.Share(0.3 * s.rand.Float64()), Duplicate: link.Share(0.3 * s.rand.Float64()),
+			Jitter: time.Duration(s.rand.IntN(3000)) * time.Millisecond,
+			Delay:  time.Millisecond, Seed: s.seed,
 		}
 		if err := network.Faults().Add(rule); err != nil {
 			t.Fatal(err)

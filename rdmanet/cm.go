@@ -181,7 +181,8 @@ type cmSource struct {
 	release func()
 }
 
-func listenCM(ctx context.Context, lc net.ListenConfig, network, address string, cfg Config, backlog int) (source, error) {
+func listenCM(ctx context.Context, lc net.ListenConfig, network, address string, cfg Config, backlog int) (source,
+	error) {
 	any := netip.IPv6Unspecified()
 	if network == "tcp4" {
 		any = netip.IPv4Unspecified()

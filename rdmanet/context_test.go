@@ -105,11 +105,13 @@ func TestDialOddContext(t *testing.T) {
 	d := rdmanet.Dialer{Config: rdmanet.Config{Host: w.host()}}
 	odd, cancel := context.WithCancelCause(context.Background())
 	time.AfterFunc(10*time.Millisecond, func() { cancel(oddCause{[]int{1}}) })
-	if _, err := d.DialContext(odd, "rdma", tcp.Addr().String()); !errors.Is(err, context.Canceled) || !errors.As(err, new(oddCause)) {
+	if _, err := d.DialContext(odd, "rdma", tcp.Addr().String()); !errors.Is(err, context.Canceled) ||
+		!errors.As(err, new(oddCause)) {
 		t.Errorf("DialContext with an odd cause: got %v, want it", err)
 	}
 	var ne net.Error
-	if _, err := d.DialContext(lateContext{context.Background(), time.Now()}, "rdma", tcp.Addr().String()); !errors.As(err, &ne) || !ne.Timeout() {
+	if _, err := d.DialContext(lateContext{context.Background(), time.Now()}, "rdma", tcp.Addr().String()); !errors.As(err,
+		&ne) || !ne.Timeout() {
 		t.Errorf("DialContext after a deadline: got %v, want a timeout", err)
 	}
 }

@@ -218,7 +218,8 @@ func TestListenerDevice(t *testing.T) {
 				t.Errorf("Accept: got %q, want it to say that the device has gone", err)
 			}
 			must(t, l.Close())
-			_, err = (&rdmanet.Dialer{Config: rdmanet.Config{Device: d, Host: w.host()}, CM: x.cm}).Dial("rdma", l.Addr().String())
+			_, err = (&rdmanet.Dialer{Config: rdmanet.Config{Device: d, Host: w.host()}, CM: x.cm}).Dial("rdma",
+				l.Addr().String())
 			sameError(t, "Dial", err, syscall.ECONNREFUSED)
 		})
 	}

@@ -221,7 +221,8 @@ func TestForgedDescriptor(t *testing.T) {
 	must(t, err)
 	defer mine.Close()
 	for _, d := range []Descriptor{
-		{Length: math.MaxUint64}, {Length: math.MaxInt64 + 1}, {Addr: math.MaxUint64, Length: 2}, {Addr: 1 << 63, Length: 1 << 63},
+		{Length: math.MaxUint64}, {Length: math.MaxInt64 + 1}, {Addr: math.MaxUint64, Length: 2},
+		{Addr: 1 << 63, Length: 1 << 63},
 	} {
 		m := c.Remote(d)
 		for name, f := range map[string]func() error{

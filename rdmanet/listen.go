@@ -59,7 +59,8 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string) (*L
 		backlog = defaultBacklog
 	}
 	l := &Listener{
-		cfg: cfg, failed: lc.Failed, backlog: backlog, conns: make(chan *Conn, backlog), slots: make(chan struct{}, 2*backlog),
+		cfg: cfg, failed: lc.Failed, backlog: backlog, conns: make(chan *Conn, backlog),
+		slots: make(chan struct{}, 2*backlog),
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	var watched *verbs.Channel

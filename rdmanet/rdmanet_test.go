@@ -853,7 +853,8 @@ func TestSetupFails(t *testing.T) {
 			}
 			y.Close()
 		}()
-		if _, err := rdmanet.Client(ctx, x, d, rdmanet.Config{}); !errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) {
+		if _, err := rdmanet.Client(ctx, x, d, rdmanet.Config{}); !errors.Is(err, syscall.ECONNRESET) ||
+			errors.Is(err, io.EOF) {
 			t.Errorf("Client, %d messages: got %v, want ECONNRESET", n, err)
 		}
 	}

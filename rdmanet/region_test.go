@@ -214,7 +214,8 @@ func TestRemoteDeadlines(t *testing.T) {
 			t.Errorf("ReadAt: of %d bytes some are others", n)
 		}
 		kept := bytes.Clone(buf[n:])
-		testutil.Stays(t, 200*time.Microsecond, "the caller's memory does not change after ReadAt", func() bool { return bytes.Equal(kept, buf[n:]) })
+		testutil.Stays(t, 200*time.Microsecond, "the caller's memory does not change after ReadAt",
+			func() bool { return bytes.Equal(kept, buf[n:]) })
 	}
 	must(t, a.SetReadDeadline(time.Time{}))
 	copy(r.Bytes(), bytes.Repeat([]byte{1}, size))
@@ -290,7 +291,8 @@ func TestRemoteTimeout(t *testing.T) {
 	giveUp("ReadRegion", func(ctx context.Context) error { return m.ReadRegion(ctx, 0, mine, 0, r.Len()) })
 	kept := bytes.Clone(mine.Bytes())
 	// Longer than several timeouts of the device.
-	testutil.Stays(t, 40*time.Millisecond, "the caller's memory does not change after ReadRegion", func() bool { return bytes.Equal(kept, mine.Bytes()) })
+	testutil.Stays(t, 40*time.Millisecond, "the caller's memory does not change after ReadRegion",
+		func() bool { return bytes.Equal(kept, mine.Bytes()) })
 	_, err = a.Write(text)
 	sameError(t, "Write", err, syscall.ECONNABORTED)
 }

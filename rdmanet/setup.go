@@ -181,7 +181,8 @@ func New(ctx context.Context, x Exchange, cfg Config) (*Conn, error) {
 		}
 	}
 	c := &Conn{
-		linger: cfg.Linger, probes: cfg.KeepAlive, stall: max(minStall, stallFactor*cfg.Path.Timeout), pd: cfg.PD, ended: release,
+		linger: cfg.Linger, probes: cfg.KeepAlive, stall: max(minStall, stallFactor*cfg.Path.Timeout), pd: cfg.PD,
+		ended: release,
 	}
 	if err := c.connect(ctx, x, dev, cfg); err != nil {
 		c.leave()
@@ -374,7 +375,10 @@ func (o *overConn) Connect(ctx context.Context, qp *verbs.QP, path verbs.Path, p
 	if err != nil {
 		return nil, local, remote, err
 	}
-	err = o.during(ctx, func() error { return o.exchange(qp, path, message{kind: kindHello, endpoint: here, private: private}) })
+	err = o.during(ctx, func() error {
+		return o.exchange(qp, path,
+			message{kind: kindHello, endpoint: here, private: private})
+	})
 	there := o.hello.endpoint
 	return o.hello.private, Addr{here.GID.Addr(), here.QPN}, Addr{there.GID.Addr(), there.QPN}, err
 }

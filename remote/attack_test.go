@@ -202,7 +202,8 @@ func TestLingeringDescriptors(t *testing.T) {
 func TestMemoryFiles(t *testing.T) {
 	srv, loc := servicetest.Device(t, "127.91.13.1")
 	files := map[string]int{}
-	for _, name := range []string{"/proc/self/mem", "/proc/self/maps", "/proc/self/smaps", "/proc/self/environ", "/dev/zero"} {
+	for _, name := range []string{"/proc/self/mem", "/proc/self/maps", "/proc/self/smaps", "/proc/self/environ",
+		"/dev/zero"} {
 		fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		must(t, err)
 		defer unix.Close(fd)
@@ -212,7 +213,8 @@ func TestMemoryFiles(t *testing.T) {
 		names string
 		ok    bool
 	}{
-		{"mem maps", true}, {"", false}, {"mem", false}, {"maps mem", false}, {"mem mem", false}, {"mem smaps", false}, {"environ maps", false},
+		{"mem maps", true}, {"", false}, {"mem", false}, {"maps mem", false}, {"mem mem", false}, {"mem smaps", false},
+		{"environ maps", false},
 		{"zero maps", false}, {"mem zero", false}, {"mem maps maps", false},
 	} {
 		a := attack(t, loc, "rxe0")

@@ -34,7 +34,8 @@ func (f *File) openCM() error {
 	f.memory = &memory{buffers: buffers}
 	b := &eventSignal{fd: int(f.signal.Fd())}
 	f.cm = f.srv.cfg.CM.Open(ucma.Config{
-		User: f.user, PID: f.client.PID, UID: f.client.UID, Alive: func() bool { return !exited(f.client.Process) }, Ready: b.ready,
+		User: f.user, PID: f.client.PID, UID: f.client.UID, Alive: func() bool { return !exited(f.client.Process) },
+		Ready: b.ready,
 	})
 	f.cmSignal = b
 	return nil

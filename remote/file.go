@@ -356,9 +356,11 @@ func (f *File) alloc(addr, n uint64) (offset uint64, err error) {
 	page := umem.PageSize
 	switch {
 	case n == 0, n%page != 0, addr%page != 0, n > 1<<62, addr+n < addr:
-		return 0, fmt.Errorf("allocate %d bytes for address %#x: both must be multiples of %d: %w", n, addr, page, syscall.EINVAL)
+		return 0, fmt.Errorf("allocate %d bytes for address %#x: both must be multiples of %d: %w", n, addr, page,
+			syscall.EINVAL)
 	case f.space.count >= maxWindows:
-		return 0, fmt.Errorf("allocate %d bytes: the client has %d buffer mappings, the limit; allocate larger buffers: %w", n, maxWindows, syscall.ENOMEM)
+		return 0, fmt.Errorf("allocate %d bytes: the client has %d buffer mappings, the limit; allocate larger buffers: %w",
+			n, maxWindows, syscall.ENOMEM)
 	}
 	s, err := f.memory.buffers.Alloc(int(n))
 	if err != nil {

@@ -45,7 +45,8 @@ func readingEnds() map[string][]int {
 	for _, path := range list {
 		what, _ := os.Readlink(path)
 		fd, _ := strconv.Atoi(filepath.Base(path))
-		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); err == nil && strings.HasPrefix(what, "pipe:") && flags&unix.O_ACCMODE == unix.O_RDONLY {
+		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); err == nil && strings.HasPrefix(what, "pipe:") &&
+			flags&unix.O_ACCMODE == unix.O_RDONLY {
 			ends[what] = append(ends[what], fd)
 		}
 	}

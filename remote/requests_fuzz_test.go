@@ -49,7 +49,8 @@ func besiege(t testing.TB) *besieged {
 	limits := service.DefaultLimits(true)
 	var err error
 	for host := 10; b.srv == nil && host < 20; host++ {
-		b.srv, err = service.New(service.Options{Drivers: []driver.Driver{&rxe.Driver{}}, Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{fmt.Sprintf("127.91.13.%d", host)}}},
+		b.srv, err = service.New(service.Options{Drivers: []driver.Driver{&rxe.Driver{}},
+			Links:  []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{fmt.Sprintf("127.91.13.%d", host)}}},
 			Limits: &limits, Log: slog.New(slog.NewTextHandler(&b.panics, nil))})
 	}
 	must(t, err)
@@ -82,7 +83,8 @@ func siege(t testing.TB, b *besieged, device string, seed uint64, steps int) {
 	if !ok || w.Err() != nil {
 		t.Fatal(w.Err())
 	}
-	mem, err := unix.Mmap(a.fds[devfile.BufferFile], int64(w.N), windowSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	mem, err := unix.Mmap(a.fds[devfile.BufferFile], int64(w.N), windowSize, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED)
 	must(t, err)
 	defer unix.Munmap(mem)
 	page := uint64(os.Getpagesize())

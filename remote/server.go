@@ -85,7 +85,8 @@ type Info struct {
 // error is ENODEV if there is no such device. It may sleep. The Server takes ownership of c.Process, even if Open
 // fails.
 func (s *Server) Open(c Client, name string) (_ *File, _ Info, err error) {
-	f := &File{srv: s, client: c, bell: -1, user: s.cfg.Quota.Account(c.Account), kept: s.cfg.Kept.Of(s.cfg.Quota.Account(c.Account)), events: map[uint32]inode{}, nextNumber: firstNumber}
+	f := &File{srv: s, client: c, bell: -1, user: s.cfg.Quota.Account(c.Account),
+		kept: s.cfg.Kept.Of(s.cfg.Quota.Account(c.Account)), events: map[uint32]inode{}, nextNumber: firstNumber}
 	f.space.windows = umem.NewLocal()
 	defer func() {
 		if err != nil {
@@ -109,7 +110,8 @@ func (s *Server) Open(c Client, name string) (_ *File, _ Info, err error) {
 			return f, Info{Device: name, Driver: d.DriverID(), ABI: d.DriverABI()}, f.openDevice(d)
 		}
 	}
-	return nil, Info{}, fmt.Errorf("open %q: this service has no such device (`verbena link show` lists them): %w", name, syscall.ENODEV)
+	return nil, Info{}, fmt.Errorf("open %q: this service has no such device (`verbena link show` lists them): %w", name,
+		syscall.ENODEV)
 }
 
 // connectionDescriptors is the number of descriptors per connection, without the connection itself and the descriptors

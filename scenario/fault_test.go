@@ -33,10 +33,12 @@ func TestFaultRequests(t *testing.T) {
 		{"fault: {drop: 1%}", `error: action "fault": there is no device ""`},
 		{"link: {dev: rxe0, shape: {rate: 1.5Gbit, delay: 20us, jitter: 1us, queue: 256KB, packets: 9, ecn: 64KB, loss: 1%}}",
 			`{"name":"rxe0","shape":{"rate_bps":1500000000,"delay_ns":20000,"jitter_ns":1000,"queue_bytes":262144,"queue_packets":9,"ecn_bytes":65536,"loss":0.01,"seed":1}}`},
-		{"link: {dev: rxe0, shape: {rate: 64kbit, queue: 1.5KB}}", `{"name":"rxe0","shape":{"rate_bps":64000,"queue_bytes":1536}}`},
+		{"link: {dev: rxe0, shape: {rate: 64kbit, queue: 1.5KB}}",
+			`{"name":"rxe0","shape":{"rate_bps":64000,"queue_bytes":1536}}`},
 		{"link: {dev: rxe0, shape: {rate: 5}}", `error: "5" is not a rate: write 100Mbit, 10Gbit or none`},
 		{"link: {dev: rxe0, shape: {rate: none}}", `{"name":"rxe0","shape":{}}`},
-		{"link: {dev: rxe0, shape: {rate: 1Kbit, queue: 64K}}", `{"name":"rxe0","shape":{"rate_bps":1000,"queue_bytes":65536}}`},
+		{"link: {dev: rxe0, shape: {rate: 1Kbit, queue: 64K}}",
+			`{"name":"rxe0","shape":{"rate_bps":1000,"queue_bytes":65536}}`},
 		{"link: {dev: rxe0, shape: {ecn: 9p}}", `error: "9p" is not a number of bytes: write 65536, 64K or 64KB`},
 		{"link: {dev: rxe0, shape: {loss: 2}}", `error: "2" is not a share between 0 and 100%`},
 		{"link: {dev: rxe0, shape: {seed: 2}}", `unknown field "seed"`},
@@ -45,7 +47,8 @@ func TestFaultRequests(t *testing.T) {
 	} {
 		f, err := Parse([]byte(small+"actions: [{"+c.action+"}]"), nil)
 		if err != nil {
-			if got := "error: " + err.Error(); got != c.want && (strings.HasPrefix(c.want, "error: ") || !strings.Contains(got, c.want)) {
+			if got := "error: " + err.Error(); got != c.want &&
+				(strings.HasPrefix(c.want, "error: ") || !strings.Contains(got, c.want)) {
 				t.Errorf("%s: got\n%s, want\n%s", c.action, got, c.want)
 			}
 			continue

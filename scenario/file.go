@@ -320,7 +320,8 @@ func (f *File) check() error {
 			return fmt.Errorf("program %s: %w", p.Name, err)
 		}
 		if p.Start.counted() {
-			return fmt.Errorf("program %s: start: a program cannot start at a counted moment; let it follow an action (done)", p.Name)
+			return fmt.Errorf("program %s: start: a program cannot start at a counted moment; let it follow an action (done)",
+				p.Name)
 		}
 	}
 	for i := range f.Actions {
@@ -395,7 +396,8 @@ func (c *checker) moment(m *Moment, action, program string) error {
 	case err != nil:
 		return err
 	case len(is) != 1:
-		return fmt.Errorf("a moment is one of at, output, exit, start, listens, done, counter, wr and packet; this has %s", list(is))
+		return fmt.Errorf("a moment is one of at, output, exit, start, listens, done, counter, wr and packet; this has %s",
+			list(is))
 	case m.Listens < 0 || m.Listens > 65535:
 		return fmt.Errorf("listens: %d is not a port", m.Listens)
 	case m.Done != "" && c.actions[m.Done] == nil:

@@ -70,7 +70,8 @@ func TestParseErrors(t *testing.T) {
 		{"no device", "name: x\nprograms: [{name: a, run: [a]}]", "devices: there is none"},
 		{"no program", "name: x\ndevices: [{name: rxe0}]", "programs: there is none"},
 		{"two devices", "name: x\ndevices: [{name: a}, {name: a}]\nprograms: [{name: a, run: [a]}]", "two of the name a"},
-		{"two programs", "name: x\ndevices: [{name: a}]\nprograms: [{name: a, run: [a]}, {name: a, run: [a]}]", "two of the name a"},
+		{"two programs", "name: x\ndevices: [{name: a}]\nprograms: [{name: a, run: [a]}, {name: a, run: [a]}]",
+			"two of the name a"},
 		{"no command", "name: x\ndevices: [{name: a}]\nprograms: [{name: a}]", "run is missing"},
 		{"a value that is not set", "name: x\ndevices: [{name: a}]\nprograms: [{name: a, run: ['${B}']}]", "set has no B"},
 		{"no action", small + "actions: [{name: a}]", "this has none"},
@@ -84,16 +85,19 @@ func TestParseErrors(t *testing.T) {
 		{"output of nobody", small + "actions: [{unplug: rxe0, when: {output: x}}]", `no program ""`},
 		{"a wrong expression", small + "actions: [{unplug: rxe0, when: {output: '(', of: client}}]", "missing closing"},
 		{"itself", small + "actions: [{name: a, unplug: rxe0, when: {done: a}}]", "waits for itself"},
-		{"a circle", small + "actions: [{name: a, unplug: rxe0, when: {done: b}}, {name: b, plug: rxe0, when: {done: a}}]", "waits for itself"},
+		{"a circle", small + "actions: [{name: a, unplug: rxe0, when: {done: b}}, {name: b, plug: rxe0, when: {done: a}}]",
+			"waits for itself"},
 		{"what cannot be counted", small + "actions: [{unplug: rxe0, when: {wr: 5}}]", "counted moment"},
 		{"up at a work request", small + "actions: [{link: {dev: rxe0, state: up}, when: {wr: 5}}]", "counted moment"},
-		{"two work requests of a device", small + "actions: [{link: {dev: rxe0, state: flap}, when: {wr: 5}}, {link: {dev: rxe0, state: down}, when: {packet: 9}}]",
+		{"two work requests of a device", small +
+			"actions: [{link: {dev: rxe0, state: flap}, when: {wr: 5}}, {link: {dev: rxe0, state: down}, when: {packet: 9}}]",
 			"counted moment of rxe0, too"},
 		{"a reset at a packet", small + "actions: [{reset: {dev: rxe0}, when: {packet: 5}}]", "counted moment"},
 		{"a rule at a work request", small + "actions: [{fault: {dev: rxe0, drop: 1%}, when: {wr: 5}}]", "skip and limit"},
 		{"a verb at a work request", small + "actions: [{verb: {verb: reg_mr, errno: EIO}, when: {wr: 5}}]", "nth and times"},
 		{"a later work request", small + "actions: [{reset: {dev: rxe0}, when: {wr: 5, wait: 1s}}]", "followed by a time"},
-		{"a program at a work request", strings.Replace(small, "listens: 18515, wait: 10ms", "wr: 5", 1), "cannot start at a counted moment"},
+		{"a program at a work request", strings.Replace(small, "listens: 18515, wait: 10ms", "wr: 5", 1),
+			"cannot start at a counted moment"},
 		{"no errno", small + "actions: [{verb: {verb: reg_mr}}]", "give a verb"},
 		{"a wrong errno", small + "actions: [{verb: {verb: reg_mr, errno: ENOPE}}]", "not the name of an error"},
 		{"a wrong signal", small + "actions: [{when: {at: 1s}, signal: {program: client, signal: KILL}}]", "not a signal"},
@@ -107,8 +111,10 @@ func TestParseErrors(t *testing.T) {
 		{"a wrong rate", small + "actions: [{link: {dev: rxe0, shape: {rate: 5}}}]", ""},
 		{"a wrong size", small + "actions: [{link: {dev: rxe0, shape: {queue: 5p}}}]", "not a number of bytes"},
 		{"no bound", small + "expect: [{dev: rxe0, counter: a}]", "give is, min or max"},
-		{"a counter of a rule", small + "actions: [{name: f, fault: {dev: rxe0, drop: 1%}}]\nexpect: [{action: f, counter: x, is: 1}]", "seen or hit"},
-		{"killed, and an exit code", strings.Replace(small, "run: [client]", "run: [client], expect: {exit: 1, killed: SIGKILL}", 1), "has no exit code"},
+		{"a counter of a rule", small +
+			"actions: [{name: f, fault: {dev: rxe0, drop: 1%}}]\nexpect: [{action: f, counter: x, is: 1}]", "seen or hit"},
+		{"killed, and an exit code", strings.Replace(small, "run: [client]",
+			"run: [client], expect: {exit: 1, killed: SIGKILL}", 1), "has no exit code"},
 		{"nothing", "", "no scenario"},
 		{"a comment", "# nothing\n", "no scenario"},
 		{"two scenarios", small + "---" + small, "second document"},
@@ -124,7 +130,8 @@ func TestParseErrors(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Parse([]byte(small), map[string]string{"NOPE": ""}); err == nil || !strings.Contains(err.Error(), "there are: ARG") {
+	if _, err := Parse([]byte(small), map[string]string{"NOPE": ""}); err == nil ||
+		!strings.Contains(err.Error(), "there are: ARG") {
 		t.Errorf("a value that the file has not: got %v", err)
 	}
 }
@@ -155,7 +162,8 @@ func TestLoad(t *testing.T) {
 // TestOneNameForTwo checks that an action and a program may have the same name, and may follow each other.
 func TestOneNameForTwo(t *testing.T) {
 	parse(t, small+"actions: [{name: client, unplug: rxe0, when: {exit: client}}]", nil)
-	parse(t, strings.Replace(small, "listens: 18515", "done: client", 1)+"actions: [{name: client, unplug: rxe0, when: {at: 1s}}]", nil)
+	parse(t, strings.Replace(small, "listens: 18515", "done: client",
+		1)+"actions: [{name: client, unplug: rxe0, when: {at: 1s}}]", nil)
 }
 
 // TestMarkers checks that a document may have start and end markers.
@@ -178,7 +186,8 @@ func TestFolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := strings.Join(f.Programs[1].Run, " "), dir+"/client "+dir+"/first"; got != want || f.Programs[1].Env["A"] != dir {
+	if got, want := strings.Join(f.Programs[1].Run, " "), dir+"/client "+dir+"/first"; got != want ||
+		f.Programs[1].Env["A"] != dir {
 		t.Errorf("run: got %s, want %s; env %v", got, want, f.Programs[1].Env)
 	}
 	if f, err = Load(path, map[string]string{"ARG": "second"}); err != nil || f.Programs[0].Run[1] != "second" {

@@ -217,7 +217,8 @@ func (r *Result) finish(f *File, took time.Duration, err error) {
 	for i := range f.Expect {
 		r.counter(&f.Expect[i], add)
 	}
-	add("service", "nothing is left", len(r.Left) == 0, "open when all programs have ended: %s", strings.Join(r.Left, "; "))
+	add("service", "nothing is left", len(r.Left) == 0, "open when all programs have ended: %s",
+		strings.Join(r.Left, "; "))
 	r.Passed = err == nil && !slices.ContainsFunc(r.Checks, func(c Check) bool { return !c.Passed })
 }
 
@@ -240,13 +241,15 @@ func (r *Result) program(p *Program, res *ProgramResult, add adder) {
 	want.Signal = signalNumber(e.Killed)
 	switch {
 	case res.Exit == nil || res.Killed:
-		add(p.Name, want.String(), false, "it has not ended by itself within %v%s", time.Duration(r.limit(res)).Round(time.Millisecond), res.tail())
+		add(p.Name, want.String(), false, "it has not ended by itself within %v%s",
+			time.Duration(r.limit(res)).Round(time.Millisecond), res.tail())
 	default:
 		add(p.Name, want.String(), *res.Exit == want, "%s%s", *res.Exit, res.tail())
 	}
 	if w := time.Duration(e.Within); w > 0 {
 		took := res.End - res.Start
-		add(p.Name, "within "+w.String(), res.Exit != nil && !res.Killed && took <= w, "it took %v", took.Round(time.Millisecond))
+		add(p.Name, "within "+w.String(), res.Exit != nil && !res.Killed && took <= w, "it took %v",
+			took.Round(time.Millisecond))
 	}
 	next := 0
 	for _, s := range e.Output {
@@ -344,7 +347,8 @@ func (r *Result) Text(w io.Writer) error {
 	if r.TimedOut {
 		limit = ", the time limit"
 	}
-	fmt.Fprintf(&b, "%-4s  %s: %d of %d expectations in %v%s, seed %d\n", verdict, r.Name, len(r.Checks)-failed, len(r.Checks),
+	fmt.Fprintf(&b, "%-4s  %s: %d of %d expectations in %v%s, seed %d\n", verdict, r.Name, len(r.Checks)-failed,
+		len(r.Checks),
 		r.Took.Round(time.Millisecond), limit, r.Seed)
 	_, err := w.Write(b.Bytes())
 	return err
@@ -459,7 +463,8 @@ func (r *Result) Log() string {
 // should be none. free holds differences in times, counters and output, which are permitted.
 func (r *Result) Compare(o *Result) (same, free []string) {
 	if r.Name != o.Name || r.Seed != o.Seed {
-		return []string{fmt.Sprintf("not the same scenario: %s, seed %d, and %s, seed %d", r.Name, r.Seed, o.Name, o.Seed)}, nil
+		return []string{fmt.Sprintf("not the same scenario: %s, seed %d, and %s, seed %d", r.Name, r.Seed, o.Name, o.Seed)},
+			nil
 	}
 	for i := range r.Actions {
 		a := &r.Actions[i]
@@ -470,14 +475,17 @@ func (r *Result) Compare(o *Result) (same, free []string) {
 		}
 		b := &o.Actions[at]
 		if a.What != b.What || a.Moment != b.Moment || a.Done != b.Done || a.Out != b.Out {
-			same = append(same, fmt.Sprintf("action %q: %s %s (done: %t), and %s %s (done: %t)", a.Name, a.What, a.Moment, a.Done, b.What, b.Moment, b.Done))
+			same = append(same, fmt.Sprintf("action %q: %s %s (done: %t), and %s %s (done: %t)", a.Name, a.What, a.Moment,
+				a.Done, b.What, b.Moment, b.Done))
 		}
 		if a.Rule != nil && b.Rule != nil {
 			if a.Rule.Seen != b.Rule.Seen || a.Rule.Hit != b.Rule.Hit {
-				free = append(free, fmt.Sprintf("action %q: its rule has hit %d of %d, and %d of %d", a.Name, a.Rule.Hit, a.Rule.Seen, b.Rule.Hit, b.Rule.Seen))
+				free = append(free, fmt.Sprintf("action %q: its rule has hit %d of %d, and %d of %d", a.Name, a.Rule.Hit,
+					a.Rule.Seen, b.Rule.Hit, b.Rule.Seen))
 			}
 			if a.Rule.Seen == b.Rule.Seen && a.Rule.Hit != b.Rule.Hit {
-				same = append(same, fmt.Sprintf("action %q: of %d seen, %d were hit, and %d", a.Name, a.Rule.Seen, a.Rule.Hit, b.Rule.Hit))
+				same = append(same, fmt.Sprintf("action %q: of %d seen, %d were hit, and %d", a.Name, a.Rule.Seen, a.Rule.Hit,
+					b.Rule.Hit))
 			} else if n, m, ok := a.Rule.sameHits(b.Rule); !ok {
 				same = append(same, fmt.Sprintf("action %q: it has hit %s, and %s", a.Name, n, m))
 			}

@@ -163,7 +163,8 @@ const (
 // error. Run may sleep for the time limit of the file and a few seconds more.
 func (r *Runner) Run(ctx context.Context, f *File) (*Result, error) {
 	x := &run{Runner: r, f: f, news: make(chan happening), began: time.Now(), thin: int(sampleEvery / lookEvery),
-		programs: make([]programRun, len(f.Programs)), actions: make([]actionRun, len(f.Actions)), counters: map[string]map[string]uint64{}}
+		programs: make([]programRun, len(f.Programs)), actions: make([]actionRun, len(f.Actions)),
+		counters: map[string]map[string]uint64{}}
 	x.res = newResult(f, x.began)
 	for i := range f.Actions {
 		if f.Actions[i].out {
@@ -178,7 +179,8 @@ func (r *Runner) Run(ctx context.Context, f *File) (*Result, error) {
 func (x *run) all(ctx context.Context) error {
 	for i := range x.f.Devices {
 		if d := &x.f.Devices[i]; d.Link != nil {
-			if _, err := x.Lab.Do(&ctl.Request{Op: ctl.OpLinkSet, Set: &ctl.LinkSet{Name: d.Name, Shape: x.shape(d.Link)}}); err != nil {
+			if _, err := x.Lab.Do(&ctl.Request{Op: ctl.OpLinkSet,
+				Set: &ctl.LinkSet{Name: d.Name, Shape: x.shape(d.Link)}}); err != nil {
 				return fmt.Errorf("device %s: %w", d.Name, err)
 			}
 		}
@@ -434,7 +436,8 @@ func (x *run) forget(i int) {
 			x.armed() // the moment may just have come
 		}
 		if x.waits(j) {
-			x.res.Actions[j].Error = fmt.Sprintf("its moment had not come when %q was done, which has the device forget it", x.res.Actions[i].Name)
+			x.res.Actions[j].Error = fmt.Sprintf("its moment had not come when %q was done, which has the device forget it",
+				x.res.Actions[i].Name)
 			x.over(j, time.Since(x.began))
 		}
 	}
@@ -496,7 +499,8 @@ func (x *run) requests(a *Action) ([]*ctl.Request, error) {
 	switch {
 	case a.Link != nil:
 		l := a.Link
-		return []*ctl.Request{{Op: ctl.OpLinkSet, Set: &ctl.LinkSet{Name: l.Dev, State: ctl.LinkState(l.State), Down: time.Duration(l.For), MTU: l.MTU,
+		return []*ctl.Request{{Op: ctl.OpLinkSet, Set: &ctl.LinkSet{Name: l.Dev, State: ctl.LinkState(l.State),
+			Down: time.Duration(l.For), MTU: l.MTU,
 			Shape: x.shape(l.Shape), AtWR: m.WR, AtPacket: m.Packet}}}, nil
 	case a.Reset != nil:
 		r := &ctl.DevReset{Name: a.Reset.Dev, NoFlush: a.Reset.NoFlush, AtWR: m.WR}
@@ -514,7 +518,8 @@ func (x *run) requests(a *Action) ([]*ctl.Request, error) {
 		return []*ctl.Request{{Op: ctl.OpLinkDel, Name: a.Remove}}, nil
 	case a.Add != nil:
 		d := a.Add
-		list := []*ctl.Request{{Op: ctl.OpLinkAdd, Link: &ctl.LinkSpec{Name: d.Name, Addrs: d.Addr, Netdev: d.If, Wire: x.f.Wire}}}
+		list := []*ctl.Request{{Op: ctl.OpLinkAdd, Link: &ctl.LinkSpec{Name: d.Name, Addrs: d.Addr, Netdev: d.If,
+			Wire: x.f.Wire}}}
 		if d.Link != nil {
 			list = append(list, &ctl.Request{Op: ctl.OpLinkSet, Set: &ctl.LinkSet{Name: d.Name, Shape: x.shape(d.Link)}})
 		}

@@ -226,7 +226,8 @@ expect: [{dev: rxe0, counter: sent_pkts, is: 50}, {action: first, counter: hit, 
 		if !r.Passed {
 			t.Errorf("failed: %s", failures(r))
 		}
-		want := []string{"0s fault 0.5", "0s link down wr 10", "300ms reset", "400ms fault clear", "1s dev unplug", "2.3s dev plug", "2.35s dev event",
+		want := []string{"0s fault 0.5", "0s link down wr 10", "300ms reset", "400ms fault clear", "1s dev unplug",
+			"2.3s dev plug", "2.35s dev event",
 			"2.4s link up wr 0", "3.35s dev hang"}
 		if len(w.did) != len(want) {
 			t.Fatalf("got %q, want %q", w.did, want)
@@ -239,10 +240,12 @@ expect: [{dev: rxe0, counter: sent_pkts, is: 50}, {action: first, counter: hit, 
 				t.Errorf("action %d: got %s, want %s", i, w.did[i], want[i])
 			}
 		}
-		if got := r.Actions[0].Rule; got == nil || got.Seen != 100 || got.Hit != 3 || !slices.Equal(got.HitAt, []uint64{5, 70, 90}) {
+		if got := r.Actions[0].Rule; got == nil || got.Seen != 100 || got.Hit != 3 ||
+			!slices.Equal(got.HitAt, []uint64{5, 70, 90}) {
 			t.Errorf("the rule has done %v, want hit 3 of 100", got)
 		}
-		if e := r.Events; len(e) != 1 || e[0].Dev != "rxe0" || e[0].String() != "port_err, 2 times" || e[0].At.Round(100*time.Millisecond) != 2300*time.Millisecond {
+		if e := r.Events; len(e) != 1 || e[0].Dev != "rxe0" || e[0].String() != "port_err, 2 times" ||
+			e[0].At.Round(100*time.Millisecond) != 2300*time.Millisecond {
 			t.Errorf("events %+v, want port_err twice at 2.3 s", e)
 		}
 	})
@@ -259,25 +262,34 @@ func at(s string) int {
 func TestRunFails(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"exit code", "programs: [{name: a, run: [client]}]", "a: exit code 0"},
-		{"exit code of one that is killed", "programs: [{name: a, run: [forever]}]\nactions: [{when: {at: 1s}, signal: {program: a, signal: SIGTERM}}]",
+		{"exit code of one that is killed",
+			"programs: [{name: a, run: [forever]}]\nactions: [{when: {at: 1s}, signal: {program: a, signal: SIGTERM}}]",
 			"a: exit code 0"},
 		{"signal", "programs: [{name: a, run: [client], expect: {killed: SIGKILL}}]", "a: killed by SIGKILL"},
 		{"another signal", "programs: [{name: a, run: [forever], expect: {killed: SIGKILL}}]\n" +
 			"actions: [{when: {at: 1s}, signal: {program: a, signal: SIGTERM}}]", "a: killed by SIGKILL"},
 		{"output", "programs: [{name: a, run: [server], expect: {output: [nope]}}]", "a: prints /nope/"},
-		{"output in another order", "programs: [{name: a, run: [server], expect: {output: [done, ready]}}]", "a: prints /ready/"},
+		{"output in another order", "programs: [{name: a, run: [server], expect: {output: [done, ready]}}]",
+			"a: prints /ready/"},
 		{"one line for two", "programs: [{name: a, run: [server], expect: {output: [done, done]}}]", "a: prints /done/"},
 		{"what may not come", "programs: [{name: a, run: [server], expect: {never: [do.e]}}]", "a: never prints /do.e/"},
 		{"too slow", "programs: [{name: a, run: [server], expect: {within: 1s}}]", "a: within 1s"},
-		{"does not end", "timeout: 10s\nprograms: [{name: a, run: [forever], expect: {killed: SIGKILL}}]", "a: killed by SIGKILL"},
+		{"does not end", "timeout: 10s\nprograms: [{name: a, run: [forever], expect: {killed: SIGKILL}}]",
+			"a: killed by SIGKILL"},
 		{"does not start", "programs: [{name: a, run: [nope]}]", "a: starts"},
-		{"never starts", "programs: [{name: a, run: [server]}, {name: b, run: [server], start: {output: nope, of: a}}]", "b: starts"},
-		{"an action that never comes", "programs: [{name: a, run: [server]}]\nactions: [{name: x, when: {output: nope, of: a}, unplug: rxe0}]", "x: is done"},
+		{"never starts", "programs: [{name: a, run: [server]}, {name: b, run: [server], start: {output: nope, of: a}}]",
+			"b: starts"},
+		{"an action that never comes",
+			"programs: [{name: a, run: [server]}]\nactions: [{name: x, when: {output: nope, of: a}, unplug: rxe0}]",
+			"x: is done"},
 		{"a counted one", "programs: [{name: a, run: [server]}]\nactions: [{name: x, when: {wr: 5}, link: {dev: rxe0, state: down}}]", "x: is done"},
-		{"one that another has the device forget", "programs: [{name: a, run: [server]}]\nactions: [{name: x, when: {wr: 5}, link: {dev: rxe0, state: down}}, " +
-			"{when: {at: 1s}, link: {dev: rxe0, state: up}}]", "x: is done"},
-		{"a counter too small", "programs: [{name: a, run: [server]}]\nexpect: [{dev: rxe0, counter: c, min: 6}]", "rxe0: c is at least 6"},
-		{"a counter too large", "programs: [{name: a, run: [server]}]\nexpect: [{dev: rxe0, counter: c, max: 4}]", "rxe0: c is at most 4"},
+		{"one that another has the device forget",
+			"programs: [{name: a, run: [server]}]\nactions: [{name: x, when: {wr: 5}, link: {dev: rxe0, state: down}}, " +
+				"{when: {at: 1s}, link: {dev: rxe0, state: up}}]", "x: is done"},
+		{"a counter too small", "programs: [{name: a, run: [server]}]\nexpect: [{dev: rxe0, counter: c, min: 6}]",
+			"rxe0: c is at least 6"},
+		{"a counter too large", "programs: [{name: a, run: [server]}]\nexpect: [{dev: rxe0, counter: c, max: 4}]",
+			"rxe0: c is at most 4"},
 		{"another value", "programs: [{name: a, run: [server]}]\nexpect: [{dev: rxe0, counter: c, is: 4}]", "rxe0: c is 4"},
 		{"no such counter", "programs: [{name: a, run: [server]}]\nexpect: [{dev: rxe0, counter: d, is: 4}]", "rxe0: d"},
 		{"a signal to one that has ended", "programs: [{name: a, run: [server]}]\n" +
@@ -421,7 +433,8 @@ func TestRunErrors(t *testing.T) {
 		w = newWorld()
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("enough"))
 		defer cancel()
-		r, err := (&Runner{Lab: w, Starter: w}).Run(ctx, parse(t, "name: x\n"+devices+"programs: [{name: a, run: [forever]}]", nil))
+		r, err := (&Runner{Lab: w, Starter: w}).Run(ctx, parse(t, "name: x\n"+devices+"programs: [{name: a, run: [forever]}]",
+			nil))
 		if err == nil || err.Error() != "enough" || r.Passed || !slices.Equal(w.killed, []string{"a"}) {
 			t.Errorf("cancelled: error %v, passed %t, killed %v", err, r.Passed, w.killed)
 		}
@@ -440,7 +453,8 @@ func TestNotRun(t *testing.T) {
 		suites.Suites[0].Cases[0].Error.Message != "no such address" {
 		t.Errorf("%v: %s", err, &junit)
 	}
-	if r.Text(&text); r.Passed || !strings.Contains(text.String(), "no such address") || !strings.Contains(text.String(), "FAIL  small") {
+	if r.Text(&text); r.Passed || !strings.Contains(text.String(), "no such address") ||
+		!strings.Contains(text.String(), "FAIL  small") {
 		t.Errorf("%s", &text)
 	}
 	if err := errors.Join(r.Timeline(&svg), wellFormed(&svg)); err != nil {
@@ -485,7 +499,8 @@ func TestReports(t *testing.T) {
 		if err := xml.Unmarshal(junit.Bytes(), &suites); err != nil {
 			t.Fatalf("%v in %s", err, junit.String())
 		}
-		if suites.Failures != 2 || suites.Tests != len(r.Checks) || len(suites.Suites[0].Cases) != len(r.Checks) || !strings.Contains(suites.Suites[0].Out, "<odd>") {
+		if suites.Failures != 2 || suites.Tests != len(r.Checks) || len(suites.Suites[0].Cases) != len(r.Checks) ||
+			!strings.Contains(suites.Suites[0].Out, "<odd>") {
 			t.Errorf("got %+v", suites)
 		}
 		var svg bytes.Buffer
@@ -515,8 +530,10 @@ func TestReports(t *testing.T) {
 // TestCompare checks that Compare separates differences that the seed excludes from permitted ones.
 func TestCompare(t *testing.T) {
 	result := func(edit func(*Result)) *Result {
-		r := &Result{Name: "x", Seed: 1, Actions: []ActionResult{{Name: "a", What: "fault rxe0", Moment: "at once", Done: true, Rule: &Rule{Seen: 10, Hit: 2}}},
-			Programs: []ProgramResult{{Name: "p", Exit: &Exit{}, Lines: []Line{{Text: "one"}}}}, Counters: map[string]map[string]uint64{"rxe0": {"sent_pkts": 5}}}
+		r := &Result{Name: "x", Seed: 1, Actions: []ActionResult{{Name: "a", What: "fault rxe0", Moment: "at once",
+			Done: true, Rule: &Rule{Seen: 10, Hit: 2}}},
+			Programs: []ProgramResult{{Name: "p", Exit: &Exit{}, Lines: []Line{{Text: "one"}}}},
+			Counters: map[string]map[string]uint64{"rxe0": {"sent_pkts": 5}}}
 		edit(r)
 		return r
 	}

@@ -167,7 +167,8 @@ func cut(s string, n int) string {
 // axis draws the time axis.
 func (p *picture) axis(bottom int) {
 	step := time.Millisecond
-	for _, f := range []time.Duration{2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000, 60000, 300000, 600000} {
+	for _, f := range []time.Duration{2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000, 60000, 300000,
+		600000} {
 		if p.span/step <= 12 {
 			break
 		}
@@ -228,7 +229,8 @@ func (p *picture) device(r *Result, name string, y float64) {
 		most = max(most, rate)
 	}
 	for _, s := range state {
-		p.rect(p.x(s.from), y+4, p.x(s.to)-p.x(s.from), 8, s.colour, fmt.Sprintf("%s: %s, %.3f to %.3f s", name, s.what, s.from.Seconds(), s.to.Seconds()))
+		p.rect(p.x(s.from), y+4, p.x(s.to)-p.x(s.from), 8, s.colour,
+			fmt.Sprintf("%s: %s, %.3f to %.3f s", name, s.what, s.from.Seconds(), s.to.Seconds()))
 	}
 	p.events(r, name, y)
 	if most == 0 {
@@ -244,7 +246,8 @@ func (p *picture) device(r *Result, name string, y float64) {
 		fmt.Fprintf(p, " L%.1f %.1f L%.1f %.1f", p.x(before), y, p.x(s.At), y)
 		before = s.At
 	}
-	fmt.Fprintf(p, ` L%.1f %.1f Z" fill="%s" fill-opacity="0.35" stroke="%s"/>`+"\n", p.x(r.Samples[len(r.Samples)-1].At), base, colTraffic, colTraffic)
+	fmt.Fprintf(p, ` L%.1f %.1f Z" fill="%s" fill-opacity="0.35" stroke="%s"/>`+"\n", p.x(r.Samples[len(r.Samples)-1].At),
+		base, colTraffic, colTraffic)
 	for i := 1; i < len(r.Samples); i++ {
 		a, b := r.Samples[i-1].Devices[name], r.Samples[i].Devices[name]
 		if n := int64(b.Retries+b.Drops) - int64(a.Retries+a.Drops); n > 0 {
@@ -264,7 +267,8 @@ func (p *picture) events(r *Result, name string, y float64) {
 			continue
 		}
 		x := p.x(e.At)
-		fmt.Fprintf(p, `<path d="M%.1f %.1f l5 5 l-5 5 l-5 -5 Z" fill="%s" stroke="#fff"><title>%s</title></path>`+"\n", x, y+3, colText,
+		fmt.Fprintf(p, `<path d="M%.1f %.1f l5 5 l-5 5 l-5 -5 Z" fill="%s" stroke="#fff"><title>%s</title></path>`+"\n", x,
+			y+3, colText,
 			escape(fmt.Sprintf("%s: %s, %.3f s", name, e, e.At.Seconds())))
 		if width := float64(7 * len(e.Event)); x >= room && x+width < picWidth {
 			p.text(x+6, y+22, "s", "start", e.Event)

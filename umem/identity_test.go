@@ -26,7 +26,8 @@ func TestProcMemOfAnotherFileSystem(t *testing.T) {
 	go func() {
 		defer close(done)
 		runtime.LockOSThread() // the thread ends with the goroutine, and its mounts with it
-		if err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
+		if err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS),
+			unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
 			t.Errorf("make a mount namespace: %v", err)
 			return
 		}
@@ -60,7 +61,8 @@ func TestProcMemOfAnotherFileSystem(t *testing.T) {
 
 // TestMapsIsNothingElse checks that only /proc/PID/maps is accepted as the mappings of a process.
 func TestMapsIsNothingElse(t *testing.T) {
-	for path, want := range map[string]error{"/proc/self/maps": nil, "/proc/self/mem": unix.EINVAL, "/proc/version": unix.EINVAL, os.DevNull: unix.EINVAL} {
+	for path, want := range map[string]error{"/proc/self/maps": nil, "/proc/self/mem": unix.EINVAL,
+		"/proc/version": unix.EINVAL, os.DevNull: unix.EINVAL} {
 		f, err := os.Open(path)
 		if err != nil {
 			t.Fatal(err)

@@ -27,7 +27,8 @@ func GetList(space Space, acct *Account, list []Range, iova uint64, write bool) 
 		return Get(space, acct, list[0].Addr, list[0].Length, iova, write)
 	}
 	fail := func(i int, err error) (*Region, error) {
-		return nil, fmt.Errorf("register range %d of %d, %d bytes at %#x: %w", i, len(list), list[i].Length, list[i].Addr, err)
+		return nil, fmt.Errorf("register range %d of %d, %d bytes at %#x: %w", i, len(list), list[i].Length, list[i].Addr,
+			err)
 	}
 	r := &Region{space: lastingOf(space), acct: acct, addr: list[0].Addr, iova: iova, list: make([]span, len(list))}
 	var pages uint64

@@ -44,7 +44,8 @@ func queryMapping(maps int, addr uint64) (m mapping, err error) {
 		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(maps), procmapQueryRequest, uintptr(unsafe.Pointer(&q)))
 		switch errno {
 		case 0:
-			return mapping{start: q.vmaStart, end: q.vmaEnd, read: q.vmaFlags&vmaReadable != 0, write: q.vmaFlags&vmaWritable != 0}, nil
+			return mapping{start: q.vmaStart, end: q.vmaEnd, read: q.vmaFlags&vmaReadable != 0,
+				write: q.vmaFlags&vmaWritable != 0}, nil
 		case unix.EINTR:
 		default:
 			return m, errno
@@ -59,7 +60,8 @@ func vectorAt(fd int, iov []unix.Iovec, off uint64, write bool) (int, error) {
 		nr = unix.SYS_PWRITEV
 	}
 	// The offset is one argument on 64-bit machines.
-	n, _, errno := unix.Syscall6(nr, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(iov))), uintptr(len(iov)), uintptr(off), 0, 0)
+	n, _, errno := unix.Syscall6(nr, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(iov))), uintptr(len(iov)),
+		uintptr(off), 0, 0)
 	if errno != 0 {
 		return 0, errno
 	}

@@ -15,7 +15,8 @@ var (
 	// ErrLimit: the pages would exceed the account's limit (RLIMIT_MEMLOCK).
 	ErrLimit = fmt.Errorf("locked memory limit (RLIMIT_MEMLOCK, ulimit -l) exceeded: %w", syscall.ENOMEM)
 	// ErrNoLock: the account may not lock any memory (RLIMIT_MEMLOCK is 0), and so not register any. (can_do_mlock)
-	ErrNoLock = fmt.Errorf("locking memory is not permitted: the limit (RLIMIT_MEMLOCK, ulimit -l) is 0: %w", syscall.EPERM)
+	ErrNoLock = fmt.Errorf("locking memory is not permitted: the limit (RLIMIT_MEMLOCK, ulimit -l) is 0: %w",
+		syscall.EPERM)
 	// ErrRange: the range wraps around or lies outside the region.
 	ErrRange = fmt.Errorf("address range outside the registered memory: %w", syscall.EINVAL)
 )

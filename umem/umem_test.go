@@ -442,7 +442,8 @@ func TestAccessesAreBounded(t *testing.T) {
 		c := start(t, "plain")
 		c.copies = NewCopies(1, nil)
 		b := [][]byte{make([]byte, 8)}
-		if err := errors.Join(c.ReadV(b, c.base), c.WriteV(b, c.base), c.Check(c.base, 8, true), c.Exact().ReadV(b, c.base)); err != nil {
+		if err := errors.Join(c.ReadV(b, c.base), c.WriteV(b, c.base), c.Check(c.base, 8, true),
+			c.Exact().ReadV(b, c.base)); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.copies.begin(); err != nil { // another access, which does not end
@@ -504,7 +505,8 @@ func TestExactIsTheAddressSpace(t *testing.T) {
 	if _, err := fmt.Fscanln(c.out, &c.base); err != nil {
 		t.Fatal(err)
 	}
-	for _, err := range []error{e.ReadV([][]byte{got}, c.base), e.WriteV([][]byte{got}, c.base), e.Check(c.base, 1, false)} {
+	for _, err := range []error{e.ReadV([][]byte{got}, c.base), e.WriteV([][]byte{got}, c.base),
+		e.Check(c.base, 1, false)} {
 		if !errors.Is(err, ErrFault) {
 			t.Errorf("after the exec: %v", err)
 		}
@@ -826,7 +828,8 @@ func TestLocal(t *testing.T) {
 	if _, err := l.Add(nil); err != nil {
 		t.Error(err)
 	}
-	for name, overlap := range map[string][]byte{"same": a, "inside": a[10:20], "start": mem[:1], "across": mem[99:101], "around": mem, "into b": mem[140:151]} {
+	for name, overlap := range map[string][]byte{"same": a, "inside": a[10:20], "start": mem[:1], "across": mem[99:101],
+		"around": mem, "into b": mem[140:151]} {
 		if _, err := l.Add(overlap); !errors.Is(err, syscall.EEXIST) {
 			t.Errorf("%s: %v, want EEXIST", name, err)
 		}
@@ -936,7 +939,8 @@ func TestRegion(t *testing.T) {
 	if _, err := Get(l, acct, 8, 1, 0, false); !errors.Is(err, ErrFault) {
 		t.Errorf("memory that is not there: %v", err)
 	}
-	for _, bad := range [][3]uint64{{math.MaxUint64, 2, 0}, {addr, PageSize, math.MaxUint64}, {math.MaxUint64 - 10, 5, 0}} {
+	for _, bad := range [][3]uint64{{math.MaxUint64, 2, 0}, {addr, PageSize, math.MaxUint64},
+		{math.MaxUint64 - 10, 5, 0}} {
 		if _, err := Get(l, acct, bad[0], bad[1], bad[2], false); !errors.Is(err, ErrRange) {
 			t.Errorf("%#x: %v", bad, err)
 		}

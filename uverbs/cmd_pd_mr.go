@@ -69,7 +69,8 @@ func checkAccess(flags uapi.AccessFlags) error {
 // checkOffset checks that the memory and its IOVA have the same offset in a page.
 func checkOffset(start, iova uint64) error {
 	if (start^iova)&(umem.PageSize-1) != 0 {
-		return fmt.Errorf("memory at %#x cannot be known as %#x, which lies differently in its page: %w", start, iova, syscall.EINVAL)
+		return fmt.Errorf("memory at %#x cannot be known as %#x, which lies differently in its page: %w", start, iova,
+			syscall.EINVAL)
 	}
 	return nil
 }
@@ -106,7 +107,8 @@ func (c *call) regMR(req *uapi.RegMR) (resp uapi.RegMRResp, err error) {
 	defer pd.done()
 	var mr *ib.MR
 	err = c.f.charged(kindMR, func() (err error) {
-		mr, err = user.RegMR(pd.res.PD, ib.MRInit{Space: c.caller.Space(), Account: c.caller.Account(), Addr: req.Start, Length: req.Length, IOVA: req.HCAVA, Access: req.AccessFlags}, &c.udata)
+		mr, err = user.RegMR(pd.res.PD, ib.MRInit{Space: c.caller.Space(), Account: c.caller.Account(), Addr: req.Start,
+			Length: req.Length, IOVA: req.HCAVA, Access: req.AccessFlags}, &c.udata)
 		return err
 	})
 	if err != nil {

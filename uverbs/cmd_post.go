@@ -13,7 +13,8 @@ import (
 // driver; then the response, which contains no data, is not written. (ib_uverbs_post_send)
 func cmdPostSend(c *call) error {
 	req, _ := uapi.Decode[uapi.PostSend](c.in) // the length was checked against the table of commands
-	list, err := parseWRs(c.in[uapi.SizeOf[uapi.PostSend]():], req.WRCount, req.WQESize, req.SGECount, uapi.SizeOf[uapi.SendWR]())
+	list, err := parseWRs(c.in[uapi.SizeOf[uapi.PostSend]():], req.WRCount, req.WQESize, req.SGECount,
+		uapi.SizeOf[uapi.SendWR]())
 	if err != nil {
 		return err
 	}

@@ -35,12 +35,14 @@ func TestSession(t *testing.T) {
 		}
 		dev, err := do[uapi.QueryDeviceResp](p, uapi.CmdQueryDevice, uapi.QueryDevice{})
 		must(t, err)
-		if dev.NodeGUID != (uapi.BE64{1, 2, 3, 4, 5, 6, 7, 8}) || dev.MaxSGE != 30 || dev.DeviceCapFlags != 2 || dev.PhysPortCnt != 1 {
+		if dev.NodeGUID != (uapi.BE64{1, 2, 3, 4, 5, 6, 7, 8}) || dev.MaxSGE != 30 || dev.DeviceCapFlags != 2 ||
+			dev.PhysPortCnt != 1 {
 			t.Errorf("device: %+v", dev)
 		}
 		port, err := do[uapi.QueryPortResp](p, uapi.CmdQueryPort, uapi.QueryPort{PortNum: 1})
 		must(t, err)
-		if port.State != uapi.PortActive || port.PortCapFlags != uapi.PCFCMSup|uapi.PCFIPBasedGIDs || port.Flags != uapi.QPFGRHRequired || port.LinkLayer != uapi.LinkLayerEthernet {
+		if port.State != uapi.PortActive || port.PortCapFlags != uapi.PCFCMSup|uapi.PCFIPBasedGIDs ||
+			port.Flags != uapi.QPFGRHRequired || port.LinkLayer != uapi.LinkLayerEthernet {
 			t.Errorf("port: %+v", port)
 		}
 
@@ -49,36 +51,44 @@ func TestSession(t *testing.T) {
 		if mr.LKey != 1 || mr.RKey != 1<<8 || p.acct.Pages() != 1 {
 			t.Errorf("mr: %+v, %d pages", mr, p.acct.Pages())
 		}
-		cqResp, mminfo, err := doWith[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 100, CompChannel: -1}, []byte("to the driver..."), 16)
+		cqResp, mminfo, err := doWith[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 100, CompChannel: -1},
+			[]byte("to the driver..."), 16)
 		must(t, err)
 		if cqResp.CQE != 101 || string(mminfo) != ibfake.CQResponse || string(w.drv.Udata()) != "to the driver..." {
 			t.Errorf("cq: %+v, driver says %q and got %q", cqResp, mminfo, w.drv.Udata())
 		}
 		cq := cqResp.CQHandle
 		qpResp, mminfo, err := doWith[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{
-			UserHandle: 77, PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, MaxSendWR: 5, MaxRecvWR: 6, MaxSendSGE: 1, MaxRecvSGE: 2,
+			UserHandle: 77, PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, MaxSendWR: 5, MaxRecvWR: 6, MaxSendSGE: 1,
+			MaxRecvSGE:    2,
 			MaxInlineData: 64, SQSigAll: 1, QPType: uapi.QPTRC,
 		}, nil, 32)
 		must(t, err)
-		want := uapi.CreateQPResp{QPHandle: qpResp.QPHandle, QPN: 17, MaxSendWR: 6, MaxRecvWR: 6, MaxSendSGE: 1, MaxRecvSGE: 2, MaxInlineData: 64}
+		want := uapi.CreateQPResp{QPHandle: qpResp.QPHandle, QPN: 17, MaxSendWR: 6, MaxRecvWR: 6, MaxSendSGE: 1,
+			MaxRecvSGE: 2, MaxInlineData: 64}
 		if qpResp != want || string(mminfo) != ibfake.QPResponse {
 			t.Errorf("qp: %+v, want %+v; driver says %q", qpResp, want, mminfo)
 		}
 		qp := qpResp.QPHandle
 
-		must(t, silently(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSInit, PortNum: 1, PKeyIndex: 3, QPAccessFlags: uapi.AccessRemoteRead,
-			AttrMask: uapi.QPAttrState | uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags}))
-		dest := uapi.QPDest{DGID: [16]uint8{15: 9}, SGIDIndex: 1, HopLimit: 64, TrafficClass: 2, FlowLabel: 3, IsGlobal: 1, PortNum: 1, SL: 4, StaticRate: 5}
-		toRTR := uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSRTR, Dest: dest, PathMTU: uint8(roce.MTU1024), DestQPNum: 99, RQPSN: 7, MaxDestRDAtomic: 1, MinRNRTimer: 12,
+		must(t, silently(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSInit, PortNum: 1, PKeyIndex: 3,
+			QPAccessFlags: uapi.AccessRemoteRead,
+			AttrMask:      uapi.QPAttrState | uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags}))
+		dest := uapi.QPDest{DGID: [16]uint8{15: 9}, SGIDIndex: 1, HopLimit: 64, TrafficClass: 2, FlowLabel: 3, IsGlobal: 1,
+			PortNum: 1, SL: 4, StaticRate: 5}
+		toRTR := uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSRTR, Dest: dest, PathMTU: uint8(roce.MTU1024), DestQPNum: 99,
+			RQPSN: 7, MaxDestRDAtomic: 1, MinRNRTimer: 12,
 			AttrMask: uapi.QPAttrState | uapi.QPAttrAV | uapi.QPAttrPathMTU | uapi.QPAttrDestQPN | uapi.QPAttrRQPSN | uapi.QPAttrMaxDestRDAtomic | uapi.QPAttrMinRNRTimer}
 		must(t, silently(p, uapi.CmdModifyQP, toRTR))
 		query, err := do[uapi.QueryQPResp](p, uapi.CmdQueryQP, uapi.QueryQP{QPHandle: qp, AttrMask: uapi.QPAttrState})
 		must(t, err)
-		if query.QPState != uapi.QPSRTR || query.Dest != dest || query.DestQPNum != 99 || query.MaxSendWR != 6 || query.SQSigAll != 1 {
+		if query.QPState != uapi.QPSRTR || query.Dest != dest || query.DestQPNum != 99 || query.MaxSendWR != 6 ||
+			query.SQSigAll != 1 {
 			t.Errorf("query: %+v", query)
 		}
 
-		ah, ahNum, err := doWith[uapi.CreateAHResp](p, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: pd, Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: uapi.GlobalRoute{HopLimit: 3}}}, nil, 8)
+		ah, ahNum, err := doWith[uapi.CreateAHResp](p, uapi.CmdCreateAH,
+			uapi.CreateAH{PDHandle: pd, Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: uapi.GlobalRoute{HopLimit: 3}}}, nil, 8)
 		must(t, err)
 		if !bytes.Equal(ahNum[:4], []byte{7, 0, 0, 0}) {
 			t.Errorf("driver says %x of the address handle", ahNum)
@@ -115,34 +125,44 @@ func TestExtendedCommands(t *testing.T) {
 			t.Errorf("device: %+v", dev)
 		}
 		// An older library has a shorter buffer, and receives the length of the valid part.
-		short, _, err := p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdQueryDevice), core: make([]byte, 8), room: 208})
+		short, _, err := p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdQueryDevice), core: make([]byte, 8),
+			room: 208})
 		must(t, err)
-		if length, _ := uapi.DecodePrefix[uapi.ExQueryDeviceResp](short); length.ResponseLength != 208 || length.DeviceCapFlagsEx != 0 {
+		if length, _ := uapi.DecodePrefix[uapi.ExQueryDeviceResp](short); length.ResponseLength != 208 ||
+			length.DeviceCapFlagsEx != 0 {
 			t.Errorf("device, short: %+v", length)
 		}
 		// A newer library has a longer buffer, the rest of which is cleared.
-		long, _, err := p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdQueryDevice), core: make([]byte, 16), room: 320})
+		long, _, err := p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdQueryDevice), core: make([]byte, 16),
+			room: 320})
 		must(t, err)
-		if length, _ := uapi.Decode[uapi.ExQueryDeviceResp](long); length.ResponseLength != 304 || !bytes.Equal(long[304:], make([]byte, 16)) {
+		if length, _ := uapi.Decode[uapi.ExQueryDeviceResp](long); length.ResponseLength != 304 ||
+			!bytes.Equal(long[304:], make([]byte, 16)) {
 			t.Errorf("device, long: %d, ends with %x", length.ResponseLength, long[304:])
 		}
 
-		cq, mminfo, err := doEx[uapi.ExCreateCQResp](p, uapi.ExCmdCreateCQ, uapi.ExCreateCQ{CQE: 10, CompChannel: -1, UserHandle: 5}, 16)
+		cq, mminfo, err := doEx[uapi.ExCreateCQResp](p, uapi.ExCmdCreateCQ,
+			uapi.ExCreateCQ{CQE: 10, CompChannel: -1, UserHandle: 5}, 16)
 		must(t, err)
 		if cq.ResponseLength != 16 || cq.Base.CQE != 11 || string(mminfo) != ibfake.CQResponse {
 			t.Errorf("cq: %+v, driver says %q", cq, mminfo)
 		}
 		pd := p.allocPD()
-		qp, _, err := doEx[uapi.ExCreateQPResp](p, uapi.ExCmdCreateQP, uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq.Base.CQHandle, RecvCQHandle: cq.Base.CQHandle, QPType: uapi.QPTUD}, 32)
+		qp, _, err := doEx[uapi.ExCreateQPResp](p, uapi.ExCmdCreateQP,
+			uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq.Base.CQHandle, RecvCQHandle: cq.Base.CQHandle, QPType: uapi.QPTUD},
+			32)
 		must(t, err)
 		if qp.ResponseLength != 40 || qp.Base.QPN == 0 {
 			t.Errorf("qp: %+v", qp)
 		}
 		// The flags and the fields after them are newer than the command.
 		_, _, err = p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdCreateQP), room: 40,
-			core: uapi.AppendTo(nil, &uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq.Base.CQHandle, RecvCQHandle: cq.Base.CQHandle, QPType: uapi.QPTRC})[:56]})
+			core: uapi.AppendTo(nil, &uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq.Base.CQHandle,
+				RecvCQHandle: cq.Base.CQHandle, QPType: uapi.QPTRC})[:56]})
 		must(t, err)
-		mod, _, err := doEx[uapi.ExModifyQPResp](p, uapi.ExCmdModifyQP, uapi.ExModifyQP{Base: uapi.ModifyQP{QPHandle: qp.Base.QPHandle, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState}}, 0)
+		mod, _, err := doEx[uapi.ExModifyQPResp](p, uapi.ExCmdModifyQP,
+			uapi.ExModifyQP{Base: uapi.ModifyQP{QPHandle: qp.Base.QPHandle, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState}},
+			0)
 		must(t, err)
 		if mod.ResponseLength != 8 {
 			t.Errorf("modify: %+v", mod)
@@ -184,26 +204,40 @@ func TestCommandErrors(t *testing.T) {
 			{"dealloc a cq", uapi.CmdDeallocPD, enc(uapi.DeallocPD{PDHandle: cq}), 0, syscall.EINVAL},
 			{"dealloc a pd in use", uapi.CmdDeallocPD, enc(uapi.DeallocPD{PDHandle: pd}), 0, syscall.EBUSY},
 
-			{"mr: no pd", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: none}), 12, syscall.ENOENT},
-			{"mr: pd is a cq", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: cq}), 12, syscall.EINVAL},
-			{"mr: not mapped", uapi.CmdRegMR, enc(uapi.RegMR{Start: 0x1000, HCAVA: 0x1000, Length: 1, PDHandle: pd}), 12, syscall.EFAULT},
-			{"mr: read-only", uapi.CmdRegMR, enc(uapi.RegMR{Start: addressOf(read), HCAVA: addressOf(read), Length: 1, PDHandle: pd, AccessFlags: uapi.AccessLocalWrite}), 12, syscall.EFAULT},
-			{"mr: offset in the page differs", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr + 1, Length: 1, PDHandle: pd}), 12, syscall.EINVAL},
-			{"mr: wraps", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1<<64 - 1, PDHandle: pd}), 12, syscall.EINVAL},
-			{"mr: remote write only", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd, AccessFlags: uapi.AccessRemoteWrite}), 12, syscall.EINVAL},
-			{"mr: unknown right", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd, AccessFlags: 1 << 31}), 12, syscall.EINVAL},
-			{"mr: on demand", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd, AccessFlags: uapi.AccessOnDemand}), 12, syscall.EOPNOTSUPP},
+			{"mr: no pd", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: none}), 12,
+				syscall.ENOENT},
+			{"mr: pd is a cq", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: cq}), 12,
+				syscall.EINVAL},
+			{"mr: not mapped", uapi.CmdRegMR, enc(uapi.RegMR{Start: 0x1000, HCAVA: 0x1000, Length: 1, PDHandle: pd}), 12,
+				syscall.EFAULT},
+			{"mr: read-only", uapi.CmdRegMR, enc(uapi.RegMR{Start: addressOf(read), HCAVA: addressOf(read), Length: 1,
+				PDHandle: pd, AccessFlags: uapi.AccessLocalWrite}), 12, syscall.EFAULT},
+			{"mr: offset in the page differs", uapi.CmdRegMR,
+				enc(uapi.RegMR{Start: addr, HCAVA: addr + 1, Length: 1, PDHandle: pd}), 12, syscall.EINVAL},
+			{"mr: wraps", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1<<64 - 1, PDHandle: pd}), 12,
+				syscall.EINVAL},
+			{"mr: remote write only", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd,
+				AccessFlags: uapi.AccessRemoteWrite}), 12, syscall.EINVAL},
+			{"mr: unknown right", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd,
+				AccessFlags: 1 << 31}), 12, syscall.EINVAL},
+			{"mr: on demand", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd,
+				AccessFlags: uapi.AccessOnDemand}), 12, syscall.EOPNOTSUPP},
 			{"dereg no mr", uapi.CmdDeregMR, enc(uapi.DeregMR{MRHandle: none}), 0, syscall.ENOENT},
 			{"dereg a qp", uapi.CmdDeregMR, enc(uapi.DeregMR{MRHandle: qp}), 0, syscall.EINVAL},
 
 			{"cq: no entries", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: -1}), 8, syscall.EINVAL},
 			{"cq: too large", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: -1, CQE: ibfake.MaxCQE + 1}), 8, syscall.EINVAL},
-			{"cq: no such vector", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: -1, CQE: 1, CompVector: 2}), 8, syscall.EINVAL},
+			{"cq: no such vector", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: -1, CQE: 1, CompVector: 2}), 8,
+				syscall.EINVAL},
 			{"cq: channel is no descriptor", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: 9999, CQE: 1}), 8, syscall.EBADF},
-			{"cq: channel is another file", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: int32(p.async), CQE: 1}), 8, syscall.EBADF},
-			{"cq: mask set", ex(uapi.CmdCreateCQ), enc(uapi.ExCreateCQ{CompChannel: -1, CQE: 1, CompMask: 1}), 16, syscall.EINVAL},
-			{"cq: reserved set", ex(uapi.CmdCreateCQ), enc(uapi.ExCreateCQ{CompChannel: -1, CQE: 1, Reserved: 1}), 16, syscall.EINVAL},
-			{"cq: flags of which the driver knows nothing", ex(uapi.CmdCreateCQ), enc(uapi.ExCreateCQ{CompChannel: -1, CQE: 1, Flags: 1}), 16, syscall.EOPNOTSUPP},
+			{"cq: channel is another file", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: int32(p.async), CQE: 1}), 8,
+				syscall.EBADF},
+			{"cq: mask set", ex(uapi.CmdCreateCQ), enc(uapi.ExCreateCQ{CompChannel: -1, CQE: 1, CompMask: 1}), 16,
+				syscall.EINVAL},
+			{"cq: reserved set", ex(uapi.CmdCreateCQ), enc(uapi.ExCreateCQ{CompChannel: -1, CQE: 1, Reserved: 1}), 16,
+				syscall.EINVAL},
+			{"cq: flags of which the driver knows nothing", ex(uapi.CmdCreateCQ),
+				enc(uapi.ExCreateCQ{CompChannel: -1, CQE: 1, Flags: 1}), 16, syscall.EOPNOTSUPP},
 			{"resize no cq", uapi.CmdResizeCQ, enc(uapi.ResizeCQ{CQHandle: none, CQE: 1}), 8, syscall.ENOENT},
 			{"resize too large", uapi.CmdResizeCQ, enc(uapi.ResizeCQ{CQHandle: cq, CQE: ibfake.MaxCQE + 1}), 8, syscall.EINVAL},
 			{"poll no cq", uapi.CmdPollCQ, enc(uapi.PollCQ{CQHandle: none, NE: 1}), 56, syscall.ENOENT},
@@ -212,54 +246,91 @@ func TestCommandErrors(t *testing.T) {
 			{"destroy no cq", uapi.CmdDestroyCQ, enc(uapi.DestroyCQ{CQHandle: none}), 8, syscall.ENOENT},
 			{"destroy a cq in use", uapi.CmdDestroyCQ, enc(uapi.DestroyCQ{CQHandle: cq}), 8, syscall.EBUSY},
 
-			{"qp: no pd", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: none, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC}), 32, syscall.ENOENT},
-			{"qp: no send cq", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: none, RecvCQHandle: cq, QPType: uapi.QPTRC}), 32, syscall.ENOENT},
-			{"qp: receive cq is a pd", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: pd, QPType: uapi.QPTRC}), 32, syscall.EINVAL},
-			{"qp: no such type", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: 7}), 32, syscall.EINVAL},
-			{"qp: type that the driver lacks", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRawPacket}), 32, syscall.EOPNOTSUPP},
-			{"qp: no xrc domain", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTXRCTgt}), 32, syscall.EINVAL},
-			{"qp: no srq", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, IsSRQ: 1}), 32, syscall.ENOENT},
-			{"qp: reserved set", ex(uapi.CmdCreateQP), enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, Reserved: 1}), 40, syscall.EINVAL},
-			{"qp: unknown mask", ex(uapi.CmdCreateQP), enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, CompMask: 2}), 40, syscall.EINVAL},
-			{"qp: no indirection table", ex(uapi.CmdCreateQP), enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, CompMask: 1}), 40, syscall.EINVAL},
-			{"qp: unknown flags", ex(uapi.CmdCreateQP), enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, CreateFlags: 1 << 31}), 40, syscall.EINVAL},
-			{"qp: flags that nobody has", ex(uapi.CmdCreateQP), enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, CreateFlags: uapi.QPCreateScatterFCS}), 40, syscall.EOPNOTSUPP},
+			{"qp: no pd", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: none, SendCQHandle: cq, RecvCQHandle: cq,
+				QPType: uapi.QPTRC}), 32, syscall.ENOENT},
+			{"qp: no send cq", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: none, RecvCQHandle: cq,
+				QPType: uapi.QPTRC}), 32, syscall.ENOENT},
+			{"qp: receive cq is a pd", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: pd,
+				QPType: uapi.QPTRC}), 32, syscall.EINVAL},
+			{"qp: no such type", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
+				QPType: 7}), 32, syscall.EINVAL},
+			{"qp: type that the driver lacks", uapi.CmdCreateQP,
+				enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRawPacket}), 32,
+				syscall.EOPNOTSUPP},
+			{"qp: no xrc domain", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
+				QPType: uapi.QPTXRCTgt}), 32, syscall.EINVAL},
+			{"qp: no srq", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
+				QPType: uapi.QPTRC, IsSRQ: 1}), 32, syscall.ENOENT},
+			{"qp: reserved set", ex(uapi.CmdCreateQP), enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
+				QPType: uapi.QPTRC, Reserved: 1}), 40, syscall.EINVAL},
+			{"qp: unknown mask", ex(uapi.CmdCreateQP), enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
+				QPType: uapi.QPTRC, CompMask: 2}), 40, syscall.EINVAL},
+			{"qp: no indirection table", ex(uapi.CmdCreateQP),
+				enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, CompMask: 1}), 40,
+				syscall.EINVAL},
+			{"qp: unknown flags", ex(uapi.CmdCreateQP), enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
+				QPType: uapi.QPTRC, CreateFlags: 1 << 31}), 40, syscall.EINVAL},
+			{"qp: flags that nobody has", ex(uapi.CmdCreateQP),
+				enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC,
+					CreateFlags: uapi.QPCreateScatterFCS}), 40, syscall.EOPNOTSUPP},
 			{"query no qp", uapi.CmdQueryQP, enc(uapi.QueryQP{QPHandle: none}), 128, syscall.ENOENT},
 			{"destroy no qp", uapi.CmdDestroyQP, enc(uapi.DestroyQP{QPHandle: none}), 4, syscall.ENOENT},
 			{"destroy an mr as qp", uapi.CmdDestroyQP, enc(uapi.DestroyQP{QPHandle: mr}), 4, syscall.EINVAL},
 
 			{"modify no qp", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: none}), 0, syscall.ENOENT},
-			{"modify: wrong transition", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSRTS, AttrMask: uapi.QPAttrState}), 0, syscall.EINVAL},
-			{"modify: no such state", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, QPState: 7, AttrMask: uapi.QPAttrState}), 0, syscall.EINVAL},
-			{"modify: no such current state", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, CurQPState: 7, AttrMask: uapi.QPAttrCurState}), 0, syscall.EINVAL},
-			{"modify: no such port", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSInit, PortNum: 2, AttrMask: initMask}), 0, syscall.EINVAL},
-			{"modify: no such port in the address", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, Dest: uapi.QPDest{PortNum: 2}, AttrMask: uapi.QPAttrAV}), 0, syscall.EINVAL},
-			{"modify: ports differ in the alternate path", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, AltPortNum: 1, AttrMask: uapi.QPAttrAltPath}), 0, syscall.EINVAL},
-			{"modify: unknown attribute", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, AttrMask: 1 << 31}), 0, syscall.EOPNOTSUPP},
-			{"modify: rate limit needs the extended form", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, AttrMask: uapi.QPAttrRateLimit}), 0, syscall.EOPNOTSUPP},
-			{"modify, extended: unknown attribute", ex(uapi.CmdModifyQP), enc(uapi.ExModifyQP{Base: uapi.ModifyQP{QPHandle: qp, AttrMask: 1 << 31}}), 8, syscall.EOPNOTSUPP},
+			{"modify: wrong transition", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSRTS,
+				AttrMask: uapi.QPAttrState}), 0, syscall.EINVAL},
+			{"modify: no such state", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, QPState: 7, AttrMask: uapi.QPAttrState}),
+				0, syscall.EINVAL},
+			{"modify: no such current state", uapi.CmdModifyQP,
+				enc(uapi.ModifyQP{QPHandle: qp, CurQPState: 7, AttrMask: uapi.QPAttrCurState}), 0, syscall.EINVAL},
+			{"modify: no such port", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSInit, PortNum: 2,
+				AttrMask: initMask}), 0, syscall.EINVAL},
+			{"modify: no such port in the address", uapi.CmdModifyQP,
+				enc(uapi.ModifyQP{QPHandle: qp, Dest: uapi.QPDest{PortNum: 2}, AttrMask: uapi.QPAttrAV}), 0, syscall.EINVAL},
+			{"modify: ports differ in the alternate path", uapi.CmdModifyQP,
+				enc(uapi.ModifyQP{QPHandle: qp, AltPortNum: 1, AttrMask: uapi.QPAttrAltPath}), 0, syscall.EINVAL},
+			{"modify: unknown attribute", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, AttrMask: 1 << 31}), 0,
+				syscall.EOPNOTSUPP},
+			{"modify: rate limit needs the extended form", uapi.CmdModifyQP,
+				enc(uapi.ModifyQP{QPHandle: qp, AttrMask: uapi.QPAttrRateLimit}), 0, syscall.EOPNOTSUPP},
+			{"modify, extended: unknown attribute", ex(uapi.CmdModifyQP),
+				enc(uapi.ExModifyQP{Base: uapi.ModifyQP{QPHandle: qp, AttrMask: 1 << 31}}), 8, syscall.EOPNOTSUPP},
 
-			{"ah: no pd", uapi.CmdCreateAH, enc(uapi.CreateAH{PDHandle: none, Attr: uapi.AHAttr{PortNum: 1}}), 4, syscall.ENOENT},
+			{"ah: no pd", uapi.CmdCreateAH, enc(uapi.CreateAH{PDHandle: none, Attr: uapi.AHAttr{PortNum: 1}}), 4,
+				syscall.ENOENT},
 			{"ah: no port", uapi.CmdCreateAH, enc(uapi.CreateAH{PDHandle: pd}), 4, syscall.EINVAL},
 			{"destroy no ah", uapi.CmdDestroyAH, enc(uapi.DestroyAH{AHHandle: none}), 0, syscall.ENOENT},
 			{"destroy a pd as ah", uapi.CmdDestroyAH, enc(uapi.DestroyAH{AHHandle: pd}), 0, syscall.EINVAL},
 
 			{"post to no qp", uapi.CmdPostSend, enc(uapi.PostSend{QPHandle: none}), 4, syscall.ENOENT},
-			{"post: does not fit", uapi.CmdPostSend, enc(uapi.PostSend{QPHandle: qp, WRCount: 1, WQESize: 56}), 4, syscall.ENOSPC},
-			{"post: elements do not fit", uapi.CmdPostSend, enc(uapi.PostSend{QPHandle: qp, SGECount: 1 << 31}), 4, syscall.ENOSPC},
-			{"post: small requests", uapi.CmdPostSend, enc(uapi.PostSend{QPHandle: qp, WRCount: 1, WQESize: 55}), 4, syscall.EINVAL},
+			{"post: does not fit", uapi.CmdPostSend, enc(uapi.PostSend{QPHandle: qp, WRCount: 1, WQESize: 56}), 4,
+				syscall.ENOSPC},
+			{"post: elements do not fit", uapi.CmdPostSend, enc(uapi.PostSend{QPHandle: qp, SGECount: 1 << 31}), 4,
+				syscall.ENOSPC},
+			{"post: small requests", uapi.CmdPostSend, enc(uapi.PostSend{QPHandle: qp, WRCount: 1, WQESize: 55}), 4,
+				syscall.EINVAL},
 			{"post receives to no qp", uapi.CmdPostRecv, enc(uapi.PostRecv{QPHandle: none}), 4, syscall.ENOENT},
 
 			{"rereg mr: nothing", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr}), 8, syscall.EINVAL},
 			{"rereg mr: nothing of none", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: none}), 8, syscall.EINVAL},
 			{"rereg mr: unknown change", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr, Flags: 8}), 8, syscall.EOPNOTSUPP},
-			{"rereg mr: none", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: none, Flags: uapi.ReregMRChangeAccess}), 8, syscall.ENOENT},
-			{"rereg mr: a pd", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: pd, Flags: uapi.ReregMRChangeAccess}), 8, syscall.EINVAL},
-			{"rereg mr: no pd", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr, PDHandle: none, Flags: uapi.ReregMRChangePD}), 8, syscall.ENOENT},
-			{"rereg mr: remote write only", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr, AccessFlags: uapi.AccessRemoteWrite, Flags: uapi.ReregMRChangeAccess}), 8, syscall.EINVAL},
-			{"rereg mr: unknown right", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr, AccessFlags: 1 << 31, Flags: uapi.ReregMRChangeAccess}), 8, syscall.EINVAL},
-			{"rereg mr: offset in the page differs", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr, Start: addr, HCAVA: addr + 1, Length: 1, Flags: uapi.ReregMRChangeTranslation}), 8, syscall.EINVAL},
-			{"rereg mr: not mapped", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr, Start: 0x1000, HCAVA: 0x1000, Length: 1, Flags: uapi.ReregMRChangeTranslation}), 8, syscall.EFAULT},
+			{"rereg mr: none", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: none, Flags: uapi.ReregMRChangeAccess}), 8,
+				syscall.ENOENT},
+			{"rereg mr: a pd", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: pd, Flags: uapi.ReregMRChangeAccess}), 8,
+				syscall.EINVAL},
+			{"rereg mr: no pd", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr, PDHandle: none, Flags: uapi.ReregMRChangePD}), 8,
+				syscall.ENOENT},
+			{"rereg mr: remote write only", uapi.CmdReregMR,
+				enc(uapi.ReregMR{MRHandle: mr, AccessFlags: uapi.AccessRemoteWrite, Flags: uapi.ReregMRChangeAccess}), 8,
+				syscall.EINVAL},
+			{"rereg mr: unknown right", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr, AccessFlags: 1 << 31,
+				Flags: uapi.ReregMRChangeAccess}), 8, syscall.EINVAL},
+			{"rereg mr: offset in the page differs", uapi.CmdReregMR,
+				enc(uapi.ReregMR{MRHandle: mr, Start: addr, HCAVA: addr + 1, Length: 1, Flags: uapi.ReregMRChangeTranslation}), 8,
+				syscall.EINVAL},
+			{"rereg mr: not mapped", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr, Start: 0x1000, HCAVA: 0x1000, Length: 1,
+				Flags: uapi.ReregMRChangeTranslation}), 8, syscall.EFAULT},
 			{"alloc mw: no pd", uapi.CmdAllocMW, enc(uapi.AllocMW{PDHandle: none, MWType: uapi.MWType1}), 8, syscall.ENOENT},
 			{"alloc mw: no such type", uapi.CmdAllocMW, enc(uapi.AllocMW{PDHandle: pd, MWType: 3}), 8, syscall.EINVAL},
 			{"dealloc no mw", uapi.CmdDeallocMW, enc(uapi.DeallocMW{MWHandle: none}), 0, syscall.ENOENT},
@@ -329,7 +400,8 @@ func TestCommandSizes(t *testing.T) {
 // least returns a command of zeros with the minimum sizes.
 func least(c *command) rawCommand {
 	extended := c.Number&uapi.CmdFlagExtended != 0
-	raw := rawCommand{number: c.Number &^ uapi.CmdFlagExtended, extended: extended, core: make([]byte, c.Request), room: c.Response}
+	raw := rawCommand{number: c.Number &^ uapi.CmdFlagExtended, extended: extended, core: make([]byte, c.Request),
+		room: c.Response}
 	if extended {
 		raw.core, raw.room = make([]byte, (c.Request+7)&^7), (c.Response+7)&^7
 	}
@@ -338,8 +410,10 @@ func least(c *command) rawCommand {
 
 // handleFirst lists the commands that look up their object before any other check. Commands that destroy are not in it.
 var handleFirst = []uint32{
-	uint32(uapi.CmdResizeCQ), uint32(uapi.CmdPollCQ), uint32(uapi.CmdReqNotifyCQ), uint32(uapi.CmdQueryQP), uint32(uapi.CmdModifyQP),
-	uint32(uapi.CmdPostSend), uint32(uapi.CmdPostRecv), uint32(uapi.CmdAttachMcast), uint32(uapi.CmdDetachMcast), uint32(uapi.CmdModifySRQ),
+	uint32(uapi.CmdResizeCQ), uint32(uapi.CmdPollCQ), uint32(uapi.CmdReqNotifyCQ), uint32(uapi.CmdQueryQP),
+	uint32(uapi.CmdModifyQP),
+	uint32(uapi.CmdPostSend), uint32(uapi.CmdPostRecv), uint32(uapi.CmdAttachMcast), uint32(uapi.CmdDetachMcast),
+	uint32(uapi.CmdModifySRQ),
 	uint32(uapi.CmdQuerySRQ), uint32(uapi.CmdPostSRQRecv), uint32(uapi.ExCmdModifyQP) | uapi.CmdFlagExtended,
 }
 
@@ -402,7 +476,8 @@ func TestWriteHeaders(t *testing.T) {
 		{"more words than bytes", plain(allocPD, 5, 1, 8), syscall.EINVAL},
 		{"odd number of bytes", plain(allocPD, 4, 1, 9), syscall.EINVAL},
 		{"flags that nobody knows", plain(allocPD|1<<30, 4, 1, 8), syscall.EINVAL},
-		{"flags that nobody knows, extended", extended(queryDevice|1<<8, 1, 38, uapi.ExCmdHdr{Response: resp}, 8), syscall.EINVAL},
+		{"flags that nobody knows, extended", extended(queryDevice|1<<8, 1, 38, uapi.ExCmdHdr{Response: resp}, 8),
+			syscall.EINVAL},
 		{"no such command", plain(uint32(uapi.CmdQueryAH), 4, 1, 8), syscall.EOPNOTSUPP},
 		{"no such command, fewer words than bytes", plain(uint32(uapi.CmdQueryAH), 3, 1, 8), syscall.EINVAL},
 		{"beyond the last command, fewer words than bytes", plain(uint32(uapi.CmdOpenQP)+1, 3, 1, 8), syscall.EOPNOTSUPP},
@@ -413,11 +488,14 @@ func TestWriteHeaders(t *testing.T) {
 		{"extended, fine", extended(queryDevice, 1, 38, uapi.ExCmdHdr{Response: resp}, 8), 0},
 		{"extended, half a header", extended(queryDevice, 1, 38, uapi.ExCmdHdr{}, 0)[:20], syscall.EINVAL},
 		{"extended, fewer words than bytes", extended(queryDevice, 1, 38, uapi.ExCmdHdr{Response: resp}, 16), syscall.EINVAL},
-		{"extended, more words than bytes", extended(queryDevice, 1, 38, uapi.ExCmdHdr{Response: resp, ProviderInWords: 1}, 8), syscall.EINVAL},
-		{"extended, reserved set", extended(queryDevice, 1, 38, uapi.ExCmdHdr{Response: resp, CmdHdrReserved: 1}, 8), syscall.EINVAL},
+		{"extended, more words than bytes", extended(queryDevice, 1, 38, uapi.ExCmdHdr{Response: resp, ProviderInWords: 1},
+			8), syscall.EINVAL},
+		{"extended, reserved set", extended(queryDevice, 1, 38, uapi.ExCmdHdr{Response: resp, CmdHdrReserved: 1}, 8),
+			syscall.EINVAL},
 		{"extended, response without room", extended(queryDevice, 1, 0, uapi.ExCmdHdr{Response: resp}, 8), syscall.EINVAL},
 		{"extended, room without response", extended(queryDevice, 1, 38, uapi.ExCmdHdr{}, 8), syscall.EINVAL},
-		{"extended, driver's room without response", extended(queryDevice, 1, 0, uapi.ExCmdHdr{ProviderOutWords: 1}, 8), syscall.EINVAL},
+		{"extended, driver's room without response", extended(queryDevice, 1, 0, uapi.ExCmdHdr{ProviderOutWords: 1}, 8),
+			syscall.EINVAL},
 		{"extended, no response wanted", extended(queryDevice, 1, 0, uapi.ExCmdHdr{}, 8), 0},
 	} {
 		wantErrno(t, test.name, p.write(test.cmd), test.want)
@@ -452,7 +530,8 @@ func TestResponseFaults(t *testing.T) {
 		{uapi.CmdAllocPD, 4, enc(uapi.AllocPD{}), []string{"PD"}},
 		{uapi.CmdRegMR, 12, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 10, PDHandle: pd}), []string{"MR"}},
 		{uapi.CmdCreateCQ, 8, enc(uapi.CreateCQ{CQE: 1, CompChannel: -1}), []string{"CQ"}},
-		{uapi.CmdCreateQP, 32, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC}), []string{"QP"}},
+		{uapi.CmdCreateQP, 32, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC}),
+			[]string{"QP"}},
 		{uapi.CmdCreateAH, 4, enc(uapi.CreateAH{PDHandle: pd, Attr: uapi.AHAttr{PortNum: 1}}), []string{"AH"}},
 		{uapi.CmdCreateCompChannel, 4, enc(uapi.AllocPD{}), nil},
 	} {
@@ -462,7 +541,8 @@ func TestResponseFaults(t *testing.T) {
 		}
 	}
 	if w.dev.Objects() != counts || p.acct.Pages() != 0 || len(p.f.bells.list) != 0 || len(p.f.events.channels) != 0 {
-		t.Errorf("left: %v, were %v; %d pages, %d doorbells, %d channels", w.dev.Objects(), counts, p.acct.Pages(), len(p.f.bells.list), len(p.f.events.channels))
+		t.Errorf("left: %v, were %v; %d pages, %d doorbells, %d channels", w.dev.Objects(), counts, p.acct.Pages(),
+			len(p.f.bells.list), len(p.f.events.channels))
 	}
 
 	fresh := w.open(byWrite)
@@ -488,7 +568,8 @@ func TestHandles(t *testing.T) {
 	}
 	wantErrno(t, "stale handle", silently(a, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: first}), syscall.ENOENT)
 	b.allocPD()
-	wantErrno(t, "handle of another context", silently(b, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: second}), syscall.ENOENT)
+	wantErrno(t, "handle of another context", silently(b, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: second}),
+		syscall.ENOENT)
 
 	var tab table
 	tab.last = 1<<31 - 2
@@ -602,16 +683,20 @@ func TestWindowsAndReregistration(t *testing.T) {
 			return resp
 		}
 		all := uapi.ReregMRChangeTranslation | uapi.ReregMRChangePD | uapi.ReregMRChangeAccess
-		got := rereg(uapi.ReregMR{Flags: all, Start: start + 8, HCAVA: start + 8, Length: 100, PDHandle: other, AccessFlags: uapi.AccessRemoteRead})
+		got := rereg(uapi.ReregMR{Flags: all, Start: start + 8, HCAVA: start + 8, Length: 100, PDHandle: other,
+			AccessFlags: uapi.AccessRemoteRead})
 		if got.LKey != 4 || got.RKey != 4<<8 || region.Region().Addr() != start+8 || region.Region().Len() != 100 ||
 			region.Access() != ib.AccessRemoteRead || region.pd != other || p.acct.Pages() != 1 {
-			t.Errorf("%+v, region %+v, access %v, pd %d, %d pages", got, region.Region(), region.Access(), region.pd, p.acct.Pages())
+			t.Errorf("%+v, region %+v, access %v, pd %d, %d pages", got, region.Region(), region.Access(), region.pd,
+				p.acct.Pages())
 		}
-		wantErrno(t, "dealloc the region's domain", silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: other}), syscall.EBUSY)
+		wantErrno(t, "dealloc the region's domain", silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: other}),
+			syscall.EBUSY)
 		rereg(uapi.ReregMR{Flags: uapi.ReregMRChangePD, PDHandle: pd})
 		must(t, silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: other}))
 		w.drv.Fail(ibfake.ReregMR, syscall.EBUSY)
-		_, err := do[uapi.ReregMRResp](p, uapi.CmdReregMR, uapi.ReregMR{MRHandle: mr.MRHandle, Flags: uapi.ReregMRChangeTranslation, Start: start, HCAVA: start, Length: 1})
+		_, err := do[uapi.ReregMRResp](p, uapi.CmdReregMR,
+			uapi.ReregMR{MRHandle: mr.MRHandle, Flags: uapi.ReregMRChangeTranslation, Start: start, HCAVA: start, Length: 1})
 		wantErrno(t, "a driver that refuses", err, syscall.EBUSY)
 		if region.Region().Addr() != start+8 || p.acct.Pages() != 1 {
 			t.Errorf("after a failure: %+v, %d pages", region.Region(), p.acct.Pages())

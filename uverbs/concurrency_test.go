@@ -66,7 +66,8 @@ func TestConcurrency(t *testing.T) {
 					p.close(int(resp.FD))
 					return err
 				case 2:
-					resp, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: pick(r, kindCQ), QPType: uapi.QPTRC})
+					resp, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP,
+						uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: pick(r, kindCQ), QPType: uapi.QPTRC})
 					if err == nil {
 						put(kindQP, resp.QPHandle)
 					}

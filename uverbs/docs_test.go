@@ -50,7 +50,8 @@ func TestDocs(t *testing.T) {
 			continue
 		}
 		_, there := commands[uint32(n)|uapi.CmdFlagExtended]
-		fmt.Fprintf(&b, "| %v | %s | %s |\n", n, yes(there, noCommand), ofKernel(fmt.Sprintf("invoke extended command %d", n), noCommand))
+		fmt.Fprintf(&b, "| %v | %s | %s |\n", n, yes(there, noCommand),
+			ofKernel(fmt.Sprintf("invoke extended command %d", n), noCommand))
 	}
 	gendoc.Check(t, verbsDoc, "commands", b.String())
 

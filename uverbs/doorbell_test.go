@@ -172,10 +172,13 @@ func TestDoorbellPeeked(t *testing.T) {
 		{"nothing", byIoctl, maxScan + 1, func(_, _ uint32) []byte { return nil }, 1, 1},
 		{"zeros", byIoctl, maxScan + 1, func(_, _ uint32) []byte { return make([]byte, doorbellSize) }, 1, 1},
 		{"another command", byIoctl, maxScan + 1, func(qp, _ uint32) []byte { return append(other, byte(qp)) }, 1, 1},
-		{"a queue pair of another file", byIoctl, maxScan + 1, func(qp, _ uint32) []byte { return doorbell(qp + 1000) }, 1, 1},
-		{"a queue pair that cannot send", byIoctl, maxScan + 1, func(_, early uint32) []byte { return doorbell(early) }, 1, 1},
+		{"a queue pair of another file", byIoctl, maxScan + 1, func(qp, _ uint32) []byte { return doorbell(qp + 1000) }, 1,
+			1},
+		{"a queue pair that cannot send", byIoctl, maxScan + 1, func(_, early uint32) []byte { return doorbell(early) }, 1,
+			1},
 		{"not looked at: few queue pairs", byIoctl, 2, func(qp, _ uint32) []byte { return doorbell(qp) }, 0, 0},
-		{"not looked at: other commands come by write", byWrite, maxScan + 1, func(qp, _ uint32) []byte { return doorbell(qp) }, 0, 1},
+		{"not looked at: other commands come by write", byWrite, maxScan + 1,
+			func(qp, _ uint32) []byte { return doorbell(qp) }, 0, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := newWorld(t).start(test.form)

@@ -31,7 +31,8 @@ func driverMethods(dev *ib.Device) (map[methodID]*method, error) {
 		case m.Name == "" || m.Run == nil:
 			return nil, fmt.Errorf("method %d of object %d has no name or no function", id.method, id.object)
 		case id.object&uapi.IDNSMask == 0 && id.method&uapi.IDNSMask == 0:
-			return nil, fmt.Errorf("method %s: neither %d nor object %d is in the driver's name space", m.Name, id.method, id.object)
+			return nil, fmt.Errorf("method %s: neither %d nor object %d is in the driver's name space", m.Name, id.method,
+				id.object)
 		case known[id] != nil:
 			return nil, fmt.Errorf("methods %s and %s have the same number", known[id], m.Name)
 		}
@@ -40,10 +41,12 @@ func driverMethods(dev *ib.Device) (map[methodID]*method, error) {
 			case verb.In, verb.Out:
 			case verb.Use:
 				if _, ok := objectKinds[a.Object]; !ok {
-					return nil, fmt.Errorf("method %s: attribute %d names an object of type %d, which does not exist", m.Name, a.ID, a.Object)
+					return nil, fmt.Errorf("method %s: attribute %d names an object of type %d, which does not exist", m.Name, a.ID,
+						a.Object)
 				}
 			default:
-				return nil, fmt.Errorf("method %s: attribute %d creates or destroys an object, which a driver's method cannot", m.Name, a.ID)
+				return nil, fmt.Errorf("method %s: attribute %d creates or destroys an object, which a driver's method cannot",
+					m.Name, a.ID)
 			}
 		}
 		known[id] = &method{m.Method, nil, m.Name, func(c *ioctlCall) error { return c.runDriver(&m) }}

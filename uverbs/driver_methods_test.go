@@ -82,7 +82,8 @@ func TestDriverMethod(t *testing.T) {
 		{"without the mandatory one", []uapi.Attr{text}, syscall.EINVAL, false},
 		{"too short", []uapi.Attr{number, input(ownBytes, make([]byte, 8))}, syscall.EINVAL, false},
 		{"twice", []uapi.Attr{number, number}, syscall.EINVAL, false},
-		{"an attribute that it must understand", []uapi.Attr{number, {AttrID: 77, Flags: uapi.AttrFMandatory}}, syscall.EPROTONOSUPPORT, false},
+		{"an attribute that it must understand", []uapi.Attr{number, {AttrID: 77, Flags: uapi.AttrFMandatory}},
+			syscall.EPROTONOSUPPORT, false},
 		{"no such object", []uapi.Attr{number, handleAttr(ownRegion, uint64(foreign))}, syscall.ENOENT, false},
 		{"another kind of object", []uapi.Attr{number, handleAttr(ownRegion, uint64(pd))}, syscall.EINVAL, false},
 		{"an error of the driver", []uapi.Attr{inline(ownNumber, 4, 1)}, syscall.ERANGE, false},
@@ -151,7 +152,8 @@ func TestDriverMethodReads(t *testing.T) {
 		inline(ownNumber, 4, 7), input(ownBytes, p.store([]byte{8: 5})), outAttr(ownAnswer, p.alloc(8)[:8]),
 	}
 	hdr := uapi.IoctlHdr{
-		Length: uint16(ioctlHdrSize + attrSize*len(attrs)), ObjectID: uapi.ObjectMR, MethodID: ownMethod, NumAttrs: uint16(len(attrs)),
+		Length: uint16(ioctlHdrSize + attrSize*len(attrs)), ObjectID: uapi.ObjectMR, MethodID: ownMethod,
+		NumAttrs: uint16(len(attrs)),
 		DriverID: uapi.DriverRXE,
 	}
 	b := uapi.AppendTo(nil, &hdr)
@@ -200,7 +202,8 @@ func TestDriverMethodStates(t *testing.T) {
 // TestDriverMethodsRefused checks that programs do not see a device if its driver has invalid methods.
 func TestDriverMethodsRefused(t *testing.T) {
 	good := func() ib.DriverMethod {
-		return ib.DriverMethod{Method: verb.Method{Object: uapi.ObjectMR, Method: ownMethod}, Name: "MR_ROTATE", Run: func(ib.MethodCall) error { return nil }}
+		return ib.DriverMethod{Method: verb.Method{Object: uapi.ObjectMR, Method: ownMethod}, Name: "MR_ROTATE",
+			Run: func(ib.MethodCall) error { return nil }}
 	}
 	for _, test := range []struct {
 		what  string
@@ -225,7 +228,8 @@ func TestDriverMethodsRefused(t *testing.T) {
 		}
 	}
 	d := &extendedDriver{Driver: ibfake.New(), methods: []ib.DriverMethod{good(), good()}}
-	if _, err := driverMethods(ib.NewDevice("rxe0", d, t.Logf).Device()); err == nil || !strings.Contains(err.Error(), "same number") {
+	if _, err := driverMethods(ib.NewDevice("rxe0", d, t.Logf).Device()); err == nil ||
+		!strings.Contains(err.Error(), "same number") {
 		t.Errorf("two methods of one number: %v", err)
 	}
 	if w := worldOf(t, ib.NewDevice("rxe0", d, t.Logf), d.Driver); len(w.srv.Devices()) != 0 {
@@ -235,7 +239,8 @@ func TestDriverMethodsRefused(t *testing.T) {
 
 // TestSysfsFiles checks that a driver's files must have clean paths below the device's directory.
 func TestSysfsFiles(t *testing.T) {
-	for name, ok := range map[string]bool{"parent": true, "ports/1/hw/state": true, "": false, "../rxe1/x": false, "/a": false, "a/": false, "a//b": false, "./a": false} {
+	for name, ok := range map[string]bool{"parent": true, "ports/1/hw/state": true, "": false, "../rxe1/x": false,
+		"/a": false, "a/": false, "a//b": false, "./a": false} {
 		d := &extendedDriver{Driver: ibfake.New(), files: map[string]func() (string, error){name: nil}}
 		if files, err := sysfsFiles(ib.NewDevice("rxe0", d, t.Logf).Device()); (err == nil) != ok || ok != (len(files) == 1) {
 			t.Errorf("path %q: %v", name, err)

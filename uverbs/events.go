@@ -159,7 +159,8 @@ func newEventFile(size int, user *quota.User, keep *kept.Kept, gate *pipeGate) (
 	}
 	e = &eventFile{
 		dev: st.Dev, ino: st.Ino, size: size, pipe: os.NewFile(uintptr(writer), "events"), fd: writer,
-		records: make([]record, 0, 32), user: user, kept: keep, note: note, gate: gate, turn: make(chan struct{}, 1), over: make(chan struct{}),
+		records: make([]record, 0, 32), user: user, kept: keep, note: note, gate: gate, turn: make(chan struct{}, 1),
+		over: make(chan struct{}),
 	}
 	e.run = e.pump
 	return e, reader, nil

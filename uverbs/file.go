@@ -423,7 +423,8 @@ func (f *File) abandon() {
 		o.res.Abandon()
 		n++
 	}
-	f.logf("left behind with %d objects: a call of it has been stopped in the memory of a process for %v", n, f.dev.srv.opts.Grace)
+	f.logf("left behind with %d objects: a call of it has been stopped in the memory of a process for %v", n,
+		f.dev.srv.opts.Grace)
 	f.events.end()
 }
 

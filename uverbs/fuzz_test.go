@@ -133,7 +133,8 @@ func FuzzCommand(f *testing.F) {
 		seed(append(session[:len(session):len(session)], c)...)
 	}
 	for id, m := range methods {
-		hdr := uapi.IoctlHdr{Length: uint16(24 + len(m.Attrs)*16), ObjectID: id.object, MethodID: id.method, NumAttrs: uint16(len(m.Attrs)), DriverID: uapi.DriverRXE}
+		hdr := uapi.IoctlHdr{Length: uint16(24 + len(m.Attrs)*16), ObjectID: id.object, MethodID: id.method,
+			NumAttrs: uint16(len(m.Attrs)), DriverID: uapi.DriverRXE}
 		b := uapi.AppendTo(nil, &hdr)
 		for _, s := range m.Attrs {
 			a := uapi.Attr{AttrID: s.ID, Len: uint16(s.Min), Data: fuzzBase + 0x4000}

@@ -83,7 +83,8 @@ func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
 	if m == nil {
 		return fmt.Errorf("ioctl: method %d of object %d: %w", hdr.MethodID, hdr.ObjectID, syscall.EPROTONOSUPPORT)
 	}
-	k := &ioctlCall{call: call{f: f, caller: c, reader: -1, trace: traceOf(c), verb: m.spec}, addr: arg + ioctlHdrSize, raw: attrs, changed: make([]bool, len(attrs))}
+	k := &ioctlCall{call: call{f: f, caller: c, reader: -1, trace: traceOf(c), verb: m.spec}, addr: arg + ioctlHdrSize,
+		raw: attrs, changed: make([]bool, len(attrs))}
 	if k.trace != nil {
 		k.trace.Name, k.trace.Request = m.String(), describeAttributes(attrs)
 	}

@@ -84,7 +84,8 @@ func invokeWrite(c *ioctlCall) error {
 	c.call.room = c.room(uapi.AttrCoreOut)
 	c.driverRoom(c.room(uapi.AttrUHWOut))
 	if len(c.in) < cmd.Request || c.call.room < cmd.Response {
-		return fmt.Errorf("%s: request of %d bytes, room of %d, needs %d and %d: %w", name, len(c.in), c.call.room, cmd.Request, cmd.Response, syscall.ENOSPC)
+		return fmt.Errorf("%s: request of %d bytes, room of %d, needs %d and %d: %w", name, len(c.in), c.call.room,
+			cmd.Request, cmd.Response, syscall.ENOSPC)
 	}
 	c.verb = cmd.spec
 	if err := c.run(cmd.run); err != nil {

@@ -32,8 +32,10 @@ func dataOf(attrs []uapi.Attr, id uapi.AttrID) uint64 {
 
 func (p *program) cqAttrs(user uint64) []uapi.Attr {
 	return []uapi.Attr{
-		handleAttr(uapi.AttrCreateCQHandle, 0), inline(uapi.AttrCreateCQCQE, 4, 10), inline(uapi.AttrCreateCQUserHandle, 8, user),
-		inline(uapi.AttrCreateCQCompVector, 4, 0), outAttr(uapi.AttrCreateCQRespCQE, p.alloc(8)[:4]), outAttr(uapi.AttrUHWOut, p.alloc(16)[:16]),
+		handleAttr(uapi.AttrCreateCQHandle, 0), inline(uapi.AttrCreateCQCQE, 4, 10),
+		inline(uapi.AttrCreateCQUserHandle, 8, user),
+		inline(uapi.AttrCreateCQCompVector, 4, 0), outAttr(uapi.AttrCreateCQRespCQE, p.alloc(8)[:4]),
+		outAttr(uapi.AttrUHWOut, p.alloc(16)[:16]),
 	}
 }
 
@@ -58,11 +60,13 @@ func TestObjectsByMethods(t *testing.T) {
 	must(t, err)
 	events := int(int64(after[0].Data))
 
-	cqAttrs := with(p.cqAttrs(11), handleAttr(uapi.AttrCreateCQCompChannel, uint64(channel)), handleAttr(uapi.AttrCreateCQEventFD, uint64(events)))
+	cqAttrs := with(p.cqAttrs(11), handleAttr(uapi.AttrCreateCQCompChannel, uint64(channel)),
+		handleAttr(uapi.AttrCreateCQEventFD, uint64(events)))
 	after, err = p.ioctl(uapi.ObjectCQ, uapi.MethodCQCreate, cqAttrs...)
 	must(t, err)
 	cq := uint32(dataOf(after, uapi.AttrCreateCQHandle))
-	after, err = p.ioctl(uapi.ObjectQP, uapi.MethodQPCreate, with(p.qpAttrs(pd, cq, 12, uapi.QPTRC), handleAttr(uapi.AttrCreateQPEventFD, uint64(events)))...)
+	after, err = p.ioctl(uapi.ObjectQP, uapi.MethodQPCreate,
+		with(p.qpAttrs(pd, cq, 12, uapi.QPTRC), handleAttr(uapi.AttrCreateQPEventFD, uint64(events)))...)
 	must(t, err)
 	qp := uint32(dataOf(after, uapi.AttrCreateQPHandle))
 	// The driver's capacities exceed the requested ones by one.
@@ -80,15 +84,18 @@ func TestObjectsByMethods(t *testing.T) {
 		t.Errorf("asynchronous events %v", got)
 	}
 
-	_, err = p.ioctl(uapi.ObjectCQ, uapi.MethodCQDestroy, handleAttr(uapi.AttrDestroyCQHandle, uint64(cq)), outAttr(uapi.AttrDestroyCQResp, p.alloc(8)[:8]))
+	_, err = p.ioctl(uapi.ObjectCQ, uapi.MethodCQDestroy, handleAttr(uapi.AttrDestroyCQHandle, uint64(cq)),
+		outAttr(uapi.AttrDestroyCQResp, p.alloc(8)[:8]))
 	wantErrno(t, "destroy a queue in use", err, syscall.EBUSY)
 	reported := p.alloc(8)[:8]
-	_, err = p.ioctl(uapi.ObjectQP, uapi.MethodQPDestroy, handleAttr(uapi.AttrDestroyQPHandle, uint64(qp)), outAttr(uapi.AttrDestroyQPResp, reported[:4]))
+	_, err = p.ioctl(uapi.ObjectQP, uapi.MethodQPDestroy, handleAttr(uapi.AttrDestroyQPHandle, uint64(qp)),
+		outAttr(uapi.AttrDestroyQPResp, reported[:4]))
 	must(t, err)
 	if n := binary.NativeEndian.Uint32(reported); n != 1 {
 		t.Errorf("%d events of the queue pair reported", n)
 	}
-	_, err = p.ioctl(uapi.ObjectCQ, uapi.MethodCQDestroy, handleAttr(uapi.AttrDestroyCQHandle, uint64(cq)), outAttr(uapi.AttrDestroyCQResp, reported))
+	_, err = p.ioctl(uapi.ObjectCQ, uapi.MethodCQDestroy, handleAttr(uapi.AttrDestroyCQHandle, uint64(cq)),
+		outAttr(uapi.AttrDestroyCQResp, reported))
 	must(t, err)
 	if n := binary.NativeEndian.Uint32(reported); n != 1 {
 		t.Errorf("%d completion events reported", n)
@@ -129,8 +136,10 @@ func TestMethodsUndone(t *testing.T) {
 
 func mrAttrs(p *program, pd uint32, addr, length uint64) []uapi.Attr {
 	return []uapi.Attr{
-		handleAttr(uapi.AttrRegMRHandle, 0), handleAttr(uapi.AttrRegMRPDHandle, uint64(pd)), inline(uapi.AttrRegMRIOVA, 8, addr),
-		inline(uapi.AttrRegMRAddr, 8, addr), inline(uapi.AttrRegMRLength, 8, length), inline(uapi.AttrRegMRAccessFlags, 4, uint64(uapi.AccessLocalWrite)),
+		handleAttr(uapi.AttrRegMRHandle, 0), handleAttr(uapi.AttrRegMRPDHandle, uint64(pd)),
+		inline(uapi.AttrRegMRIOVA, 8, addr),
+		inline(uapi.AttrRegMRAddr, 8, addr), inline(uapi.AttrRegMRLength, 8, length),
+		inline(uapi.AttrRegMRAccessFlags, 4, uint64(uapi.AccessLocalWrite)),
 		outAttr(uapi.AttrRegMRRespLKey, p.alloc(8)[:4]), outAttr(uapi.AttrRegMRRespRKey, p.alloc(8)[:4]),
 	}
 }
@@ -164,15 +173,18 @@ func TestRegMRByMethod(t *testing.T) {
 	must(t, err)
 	mr := dataOf(after, uapi.AttrRegMRHandle)
 	length, iova := p.alloc(8)[:8], p.alloc(8)[:8]
-	_, err = p.ioctl(uapi.ObjectMR, uapi.MethodQueryMR, handleAttr(uapi.AttrQueryMRHandle, mr), outAttr(uapi.AttrQueryMRRespLKey, p.alloc(8)[:4]),
-		outAttr(uapi.AttrQueryMRRespRKey, p.alloc(8)[:4]), outAttr(uapi.AttrQueryMRRespLength, length), outAttr(uapi.AttrQueryMRRespIOVA, iova))
+	_, err = p.ioctl(uapi.ObjectMR, uapi.MethodQueryMR, handleAttr(uapi.AttrQueryMRHandle, mr),
+		outAttr(uapi.AttrQueryMRRespLKey, p.alloc(8)[:4]),
+		outAttr(uapi.AttrQueryMRRespRKey, p.alloc(8)[:4]), outAttr(uapi.AttrQueryMRRespLength, length),
+		outAttr(uapi.AttrQueryMRRespIOVA, iova))
 	must(t, err)
 	if l, a := uint64At(length), uint64At(iova); l != 4096 || a != addr {
 		t.Errorf("query: %d bytes at %#x", l, a)
 	}
 	sge := uapi.SGE{Addr: addr, Length: 1}
 	list := input(uapi.AttrAdviseMRSGEList, p.store(uapi.AppendTo(nil, &sge)))
-	advise := []uapi.Attr{handleAttr(uapi.AttrAdviseMRPDHandle, uint64(pd)), inline(uapi.AttrAdviseMRAdvice, 8, 0), inline(uapi.AttrAdviseMRFlags, 4, 1), list}
+	advise := []uapi.Attr{handleAttr(uapi.AttrAdviseMRPDHandle, uint64(pd)), inline(uapi.AttrAdviseMRAdvice, 8, 0),
+		inline(uapi.AttrAdviseMRFlags, 4, 1), list}
 	_, err = p.ioctl(uapi.ObjectMR, uapi.MethodAdviseMR, advise...)
 	wantErrno(t, "advice to a driver that takes none", err, syscall.EOPNOTSUPP)
 	list.Len++
@@ -198,10 +210,13 @@ func TestMethodsOfZombie(t *testing.T) {
 	}{
 		{"make a CQ", uapi.ObjectCQ, uapi.MethodCQCreate, p.cqAttrs(1), syscall.EIO},
 		{"make a QP", uapi.ObjectQP, uapi.MethodQPCreate, p.qpAttrs(pd, cq, 1, uapi.QPTRC), syscall.EIO},
-		{"query the port", uapi.ObjectDevice, uapi.MethodQueryPort, []uapi.Attr{inline(0, 8, 1), outAttr(1, p.alloc(48)[:48])}, syscall.EIO},
+		{"query the port", uapi.ObjectDevice, uapi.MethodQueryPort,
+			[]uapi.Attr{inline(0, 8, 1), outAttr(1, p.alloc(48)[:48])}, syscall.EIO},
 		{"destroy the MR", uapi.ObjectMR, uapi.MethodMRDestroy, []uapi.Attr{handleAttr(0, uint64(mr.MRHandle))}, 0},
-		{"destroy the CQ", uapi.ObjectCQ, uapi.MethodCQDestroy, []uapi.Attr{handleAttr(0, uint64(cq)), outAttr(1, p.alloc(8)[:8])}, 0},
-		{"destroy it again", uapi.ObjectCQ, uapi.MethodCQDestroy, []uapi.Attr{handleAttr(0, uint64(cq)), outAttr(1, p.alloc(8)[:8])}, syscall.ENOENT},
+		{"destroy the CQ", uapi.ObjectCQ, uapi.MethodCQDestroy,
+			[]uapi.Attr{handleAttr(0, uint64(cq)), outAttr(1, p.alloc(8)[:8])}, 0},
+		{"destroy it again", uapi.ObjectCQ, uapi.MethodCQDestroy,
+			[]uapi.Attr{handleAttr(0, uint64(cq)), outAttr(1, p.alloc(8)[:8])}, syscall.ENOENT},
 	} {
 		_, err := p.ioctl(test.object, test.method, test.attrs...)
 		wantErrno(t, test.name, err, test.want)

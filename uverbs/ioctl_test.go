@@ -20,7 +20,8 @@ func outAttr(id uapi.AttrID, b []byte) uapi.Attr {
 func TestIoctlHeader(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byIoctl)
-	good := uapi.IoctlHdr{Length: ioctlHdrSize, ObjectID: uapi.ObjectDevice, MethodID: uapi.MethodQueryContext, DriverID: uapi.DriverRXE}
+	good := uapi.IoctlHdr{Length: ioctlHdrSize, ObjectID: uapi.ObjectDevice, MethodID: uapi.MethodQueryContext,
+		DriverID: uapi.DriverRXE}
 	for _, test := range []struct {
 		name   string
 		change func(h *uapi.IoctlHdr)
@@ -36,7 +37,10 @@ func TestIoctlHeader(t *testing.T) {
 		{"another driver", func(h *uapi.IoctlHdr) { h.DriverID = uapi.DriverMLX5 }, syscall.EINVAL},
 		{"no such method", func(h *uapi.IoctlHdr) { h.MethodID = 99 }, syscall.EPROTONOSUPPORT},
 		{"no such object", func(h *uapi.IoctlHdr) { h.ObjectID = 99 }, syscall.EPROTONOSUPPORT},
-		{"a method of objects that there are none of", func(h *uapi.IoctlHdr) { h.ObjectID, h.MethodID = uapi.ObjectDM, uapi.MethodDMAlloc }, syscall.EPROTONOSUPPORT},
+		{"a method of objects that there are none of", func(h *uapi.IoctlHdr) {
+			h.ObjectID, h.MethodID = uapi.ObjectDM,
+				uapi.MethodDMAlloc
+		}, syscall.EPROTONOSUPPORT},
 		{"a method of the driver", func(h *uapi.IoctlHdr) { h.MethodID = uapi.IDDriverNS }, syscall.EPROTONOSUPPORT},
 	} {
 		h := good
@@ -57,7 +61,8 @@ func TestIoctlAtTheEndOfMemory(t *testing.T) {
 	defer unix.Munmap(mem)
 	must(t, unix.Mprotect(mem[4096:], unix.PROT_NONE))
 	for _, attrs := range []int{0, 1, 2, 8, 9, 40, 200} {
-		hdr := uapi.IoctlHdr{Length: uint16(ioctlHdrSize + attrs*attrSize), ObjectID: uapi.ObjectDevice, MethodID: uapi.MethodQueryContext, NumAttrs: uint16(attrs), DriverID: uapi.DriverRXE}
+		hdr := uapi.IoctlHdr{Length: uint16(ioctlHdrSize + attrs*attrSize), ObjectID: uapi.ObjectDevice,
+			MethodID: uapi.MethodQueryContext, NumAttrs: uint16(attrs), DriverID: uapi.DriverRXE}
 		b := uapi.AppendTo(nil, &hdr)
 		for range attrs {
 			a := uapi.Attr{AttrID: 0xfff} // unknown and optional
@@ -95,11 +100,14 @@ func TestIoctlAttributes(t *testing.T) {
 		{"number of 4 bytes", []uapi.Attr{inline(uapi.AttrQueryPortPortNum, 4, 1), resp}, syscall.EINVAL},
 		{"number of 16 bytes", []uapi.Attr{inline(uapi.AttrQueryPortPortNum, 16, 1), resp}, syscall.EINVAL},
 		{"number that is too large", []uapi.Attr{inline(uapi.AttrQueryPortPortNum, 8, 257), resp}, syscall.EINVAL},
-		{"reserved set", []uapi.Attr{{AttrID: uapi.AttrQueryPortPortNum, Len: 8, Data: 1, AttrData: uapi.AttrEnumData{Reserved: 1}}, resp}, syscall.EINVAL},
-		{"element of what is no enumeration", []uapi.Attr{{AttrID: uapi.AttrQueryPortPortNum, Len: 8, Data: 1, AttrData: uapi.AttrEnumData{ElemID: 1}}, resp}, syscall.EINVAL},
+		{"reserved set", []uapi.Attr{{AttrID: uapi.AttrQueryPortPortNum, Len: 8, Data: 1,
+			AttrData: uapi.AttrEnumData{Reserved: 1}}, resp}, syscall.EINVAL},
+		{"element of what is no enumeration", []uapi.Attr{{AttrID: uapi.AttrQueryPortPortNum, Len: 8, Data: 1,
+			AttrData: uapi.AttrEnumData{ElemID: 1}}, resp}, syscall.EINVAL},
 		{"little room", []uapi.Attr{port, outAttr(uapi.AttrQueryPortResp, room[:40])}, syscall.EINVAL},
 		{"more room than is needed", []uapi.Attr{port, outAttr(uapi.AttrQueryPortResp, room[:64])}, 0},
-		{"room that is not mapped", []uapi.Attr{port, {AttrID: uapi.AttrQueryPortResp, Len: 48, Data: 0x1000}}, syscall.EFAULT},
+		{"room that is not mapped", []uapi.Attr{port, {AttrID: uapi.AttrQueryPortResp, Len: 48, Data: 0x1000}},
+			syscall.EFAULT},
 		{"no such port", []uapi.Attr{inline(uapi.AttrQueryPortPortNum, 8, 2), resp}, syscall.EINVAL},
 	} {
 		for i := range room {
@@ -149,14 +157,19 @@ func TestInvokeWriteAttributes(t *testing.T) {
 		{"fine", []uapi.Attr{number, core, outAttr(uapi.AttrCoreOut, resp[:4])}, 0},
 		{"no request", []uapi.Attr{number, outAttr(uapi.AttrCoreOut, resp[:4])}, syscall.ENOSPC},
 		{"no room", []uapi.Attr{number, core}, syscall.ENOSPC},
-		{"request of 3 bytes", []uapi.Attr{number, {AttrID: uapi.AttrCoreIn, Len: 3}, outAttr(uapi.AttrCoreOut, resp[:4])}, syscall.EINVAL},
-		{"request that is not mapped", []uapi.Attr{number, {AttrID: uapi.AttrCoreIn, Len: 16, Data: 0x1000}, outAttr(uapi.AttrCoreOut, resp[:4])}, syscall.EFAULT},
-		{"driver's data that is not mapped", []uapi.Attr{number, core, outAttr(uapi.AttrCoreOut, resp[:4]), {AttrID: uapi.AttrUHWIn, Len: 16, Data: 0x1000}}, syscall.EFAULT},
-		{"very long request", []uapi.Attr{number, {AttrID: uapi.AttrCoreIn, Len: maxCommand + 8, Data: addressOf(p.arena)}, outAttr(uapi.AttrCoreOut, resp[:4])}, syscall.EINVAL},
+		{"request of 3 bytes", []uapi.Attr{number, {AttrID: uapi.AttrCoreIn, Len: 3}, outAttr(uapi.AttrCoreOut, resp[:4])},
+			syscall.EINVAL},
+		{"request that is not mapped", []uapi.Attr{number, {AttrID: uapi.AttrCoreIn, Len: 16, Data: 0x1000},
+			outAttr(uapi.AttrCoreOut, resp[:4])}, syscall.EFAULT},
+		{"driver's data that is not mapped", []uapi.Attr{number, core, outAttr(uapi.AttrCoreOut, resp[:4]),
+			{AttrID: uapi.AttrUHWIn, Len: 16, Data: 0x1000}}, syscall.EFAULT},
+		{"very long request", []uapi.Attr{number, {AttrID: uapi.AttrCoreIn, Len: maxCommand + 8, Data: addressOf(p.arena)},
+			outAttr(uapi.AttrCoreOut, resp[:4])}, syscall.EINVAL},
 		{"no such command", []uapi.Attr{inline(uapi.AttrWriteCmd, 8, 255)}, syscall.EOPNOTSUPP},
 		{"flags", []uapi.Attr{inline(uapi.AttrWriteCmd, 8, 1<<30)}, syscall.EINVAL},
 		{"command beyond 32 bits", []uapi.Attr{inline(uapi.AttrWriteCmd, 8, 1<<32)}, syscall.EINVAL},
-		{"response that is not mapped", []uapi.Attr{number, core, {AttrID: uapi.AttrCoreOut, Len: 4, Data: 0x1000}}, syscall.EFAULT},
+		{"response that is not mapped", []uapi.Attr{number, core, {AttrID: uapi.AttrCoreOut, Len: 4, Data: 0x1000}},
+			syscall.EFAULT},
 	} {
 		before := w.dev.Objects().PD
 		_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodInvokeWrite, test.attrs...)
@@ -174,7 +187,8 @@ func TestNativeContext(t *testing.T) {
 	vectors, support := p.alloc(4)[:4], p.alloc(8)[:8]
 	_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodQueryContext)
 	wantErrno(t, "query before get", err, syscall.EINVAL)
-	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext, uapi.Attr{AttrID: uapi.AttrGetContextCoreSupport, Len: 8, Data: 0x1000})
+	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext,
+		uapi.Attr{AttrID: uapi.AttrGetContextCoreSupport, Len: 8, Data: 0x1000})
 	wantErrno(t, "answer faults", err, syscall.EFAULT)
 	if w.drv.Contexts() != 0 {
 		t.Errorf("%d contexts in the driver", w.drv.Contexts())
@@ -183,9 +197,11 @@ func TestNativeContext(t *testing.T) {
 	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext)
 	wantErrno(t, "driver refuses", err, syscall.ENOMEM)
 	w.drv.Fail(ibfake.AllocUserContext, nil)
-	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext, outAttr(uapi.AttrGetContextNumCompVectors, vectors), outAttr(uapi.AttrGetContextCoreSupport, support))
+	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext, outAttr(uapi.AttrGetContextNumCompVectors, vectors),
+		outAttr(uapi.AttrGetContextCoreSupport, support))
 	must(t, err)
-	if v, s := uint64At(append(slices.Clone(vectors), 0, 0, 0, 0)), uint64At(support); v != 2 || s != uint64(uapi.CoreSupportOptionalMRAccess) {
+	if v, s := uint64At(append(slices.Clone(vectors), 0, 0, 0, 0)), uint64At(support); v != 2 ||
+		s != uint64(uapi.CoreSupportOptionalMRAccess) {
 		t.Errorf("%d vectors, support %#x", v, s)
 	}
 	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext)
@@ -211,7 +227,8 @@ func TestQueryGIDs(t *testing.T) {
 	w := newWorld(t)
 	link, v4 := ib.GID{0: 0xfe, 1: 0x80, 15: 1}, ib.GID{10: 0xff, 11: 0xff, 12: 127, 15: 1}
 	w.drv.Answer(func(a *ibfake.Answers) {
-		a.GIDs = []ib.GIDEntry{{GID: link, Type: ib.GIDTypeRoCEv2, Netdev: "lo", IfIndex: 1}, {}, {GID: v4, Type: ib.GIDTypeRoCEv2, IfIndex: 7}, {}}
+		a.GIDs = []ib.GIDEntry{{GID: link, Type: ib.GIDTypeRoCEv2, Netdev: "lo", IfIndex: 1}, {},
+			{GID: v4, Type: ib.GIDTypeRoCEv2, IfIndex: 7}, {}}
 	})
 	p := w.start(byIoctl)
 	want := []uapi.GIDEntry{
@@ -225,8 +242,10 @@ func TestQueryGIDs(t *testing.T) {
 		for i := range b {
 			b[i] = 0xee
 		}
-		_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodQueryGIDTable, inline(uapi.AttrQueryGIDTableEntrySize, 8, uint64(entrySize)),
-			inline(uapi.AttrQueryGIDTableFlags, 4, 0), outAttr(uapi.AttrQueryGIDTableRespEntries, b), outAttr(uapi.AttrQueryGIDTableRespNumEntries, count))
+		_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodQueryGIDTable,
+			inline(uapi.AttrQueryGIDTableEntrySize, 8, uint64(entrySize)),
+			inline(uapi.AttrQueryGIDTableFlags, 4, 0), outAttr(uapi.AttrQueryGIDTableRespEntries, b),
+			outAttr(uapi.AttrQueryGIDTableRespNumEntries, count))
 		var entries []uapi.GIDEntry
 		for i := 0; err == nil && i < int(uint64At(count)); i++ {
 			e, _ := uapi.DecodePrefix[uapi.GIDEntry](b[i*entrySize : min((i+1)*entrySize, i*entrySize+size)])
@@ -265,7 +284,8 @@ func TestQueryGIDs(t *testing.T) {
 	resp := p.alloc(size)[:size]
 	entry := func(port, index uint64, flags uint64) error {
 		_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodQueryGIDEntry, inline(uapi.AttrQueryGIDEntryPort, 8, port),
-			inline(uapi.AttrQueryGIDEntryGIDIndex, 8, index), inline(uapi.AttrQueryGIDEntryFlags, 4, flags), outAttr(uapi.AttrQueryGIDEntryRespEntry, resp))
+			inline(uapi.AttrQueryGIDEntryGIDIndex, 8, index), inline(uapi.AttrQueryGIDEntryFlags, 4, flags),
+			outAttr(uapi.AttrQueryGIDEntryRespEntry, resp))
 		return err
 	}
 	must(t, entry(1, 2, 0))

@@ -71,7 +71,8 @@ func TestOthersHandles(t *testing.T) {
 				}
 				tried++
 				if err == nil {
-					t.Errorf("%s of %s with handle %d of another context succeeds", form, strings.TrimPrefix(fmt.Sprintf("%T", c.req), "abi."), h)
+					t.Errorf("%s of %s with handle %d of another context succeeds", form,
+						strings.TrimPrefix(fmt.Sprintf("%T", c.req), "abi."), h)
 				}
 			}
 		}
@@ -106,8 +107,10 @@ func TestOthersKeys(t *testing.T) {
 	defer p.close(t)
 	call1[uapi.GetContextResp](t, p, uapi.CmdGetContext, uapi.GetContext{}, nil, 0)
 	pd := call1[uapi.AllocPDResp](t, p, uapi.CmdAllocPD, uapi.AllocPD{}, nil, 0).PDHandle
-	own := call1[uapi.RegMRResp](t, p, uapi.CmdRegMR, uapi.RegMR{Start: sessionData, HCAVA: sessionData, Length: 0x4000, PDHandle: pd,
-		AccessFlags: uapi.AccessLocalWrite | uapi.AccessRemoteWrite | uapi.AccessRemoteRead | uapi.AccessRemoteAtomic}, nil, 0)
+	own := call1[uapi.RegMRResp](t, p, uapi.CmdRegMR, uapi.RegMR{Start: sessionData, HCAVA: sessionData, Length: 0x4000,
+		PDHandle:    pd,
+		AccessFlags: uapi.AccessLocalWrite | uapi.AccessRemoteWrite | uapi.AccessRemoteRead | uapi.AccessRemoteAtomic}, nil,
+		0)
 	for _, c := range []struct {
 		name       string
 		op         uapi.WROpcode
@@ -122,15 +125,17 @@ func TestOthersKeys(t *testing.T) {
 		{"their remote key, to read from", uapi.WRRDMARead, own.LKey, w.other.mr.RKey, 0, uapi.WCRemAccessErr},
 		{"their remote key, to add to", uapi.WRAtomicFetchAndAdd, own.LKey, w.other.mr.RKey, 0, uapi.WCRemAccessErr},
 		{"their connection, to send into", uapi.WRSend, own.LKey, 0, w.other.qps[0].QPN, uapi.WCRetryExcErr},
-		{"their connection, to write by", uapi.WRRDMAWrite, own.LKey, w.other.mr.RKey, w.other.qps[1].QPN, uapi.WCRetryExcErr},
+		{"their connection, to write by", uapi.WRRDMAWrite, own.LKey, w.other.mr.RKey, w.other.qps[1].QPN,
+			uapi.WCRetryExcErr},
 		{"their connection, to read by", uapi.WRRDMARead, own.LKey, w.other.mr.RKey, w.other.qps[1].QPN, uapi.WCRetryExcErr},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cq := call1[uapi.CreateCQResp](t, p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 16, CompChannel: -1}, nil, 16).CQHandle
 			var qps [2]uapi.CreateQPResp
 			for i := range qps {
-				qps[i] = call1[uapi.CreateQPResp](t, p, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
-					MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: uapi.QPTRC}, nil, 32)
+				qps[i] = call1[uapi.CreateQPResp](t, p, uapi.CmdCreateQP,
+					uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
+						MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: uapi.QPTRC}, nil, 32)
 			}
 			for i := range qps {
 				peer := qps[1-i].QPN

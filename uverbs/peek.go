@@ -60,7 +60,8 @@ var armWriteSize = cmdHdrSize + uapi.SizeOf[uapi.ReqNotifyCQ]()
 // does.
 func (f *File) armWritten(c Caller, b []byte) (armed bool) {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
-	if hdr.Command != uint32(uapi.CmdReqNotifyCQ) || int(hdr.InWords)*4 != len(b) || traceOf(c) != nil || !f.byWrite.Load() {
+	if hdr.Command != uint32(uapi.CmdReqNotifyCQ) || int(hdr.InWords)*4 != len(b) || traceOf(c) != nil ||
+		!f.byWrite.Load() {
 		return false
 	}
 	req, ok := uapi.Decode[uapi.ReqNotifyCQ](b[cmdHdrSize:])
@@ -99,7 +100,8 @@ func parseArm(b []byte) (req uapi.ReqNotifyCQ, ok bool) {
 	}
 	ok = hdr.Length == armSize && hdr.NumAttrs == 2 && hdr.Reserved1 == 0 && hdr.Reserved2 == 0 &&
 		hdr.ObjectID == uapi.ObjectDevice && hdr.MethodID == uapi.MethodInvokeWrite &&
-		cmd.AttrID == uapi.AttrWriteCmd && cmd.Len == 8 && cmd.Data == uint64(uapi.CmdReqNotifyCQ) && cmd.AttrData == (uapi.AttrEnumData{}) &&
+		cmd.AttrID == uapi.AttrWriteCmd && cmd.Len == 8 && cmd.Data == uint64(uapi.CmdReqNotifyCQ) &&
+		cmd.AttrData == (uapi.AttrEnumData{}) &&
 		in.AttrID == uapi.AttrCoreIn && in.Len == 8 && in.AttrData == (uapi.AttrEnumData{})
 	var data [8]byte
 	putUint64(data[:], in.Data)

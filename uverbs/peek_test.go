@@ -19,7 +19,8 @@ type armCall struct {
 
 func newArmCall(cq uint32) *armCall {
 	return &armCall{
-		uapi.IoctlHdr{Length: armSize, ObjectID: uapi.ObjectDevice, MethodID: uapi.MethodInvokeWrite, NumAttrs: 2, DriverID: uapi.DriverRXE},
+		uapi.IoctlHdr{Length: armSize, ObjectID: uapi.ObjectDevice, MethodID: uapi.MethodInvokeWrite, NumAttrs: 2,
+			DriverID: uapi.DriverRXE},
 		[]uapi.Attr{
 			{AttrID: uapi.AttrWriteCmd, Len: 8, Flags: uapi.AttrFMandatory, Data: uint64(uapi.CmdReqNotifyCQ)},
 			{AttrID: uapi.AttrCoreIn, Len: 8, Flags: uapi.AttrFMandatory, Data: uint64(cq)},
@@ -61,15 +62,19 @@ func TestArmPeeked(t *testing.T) {
 		{"no queue", func(a *armCall, _ uint32) { a.attrs[1].Data = 1 << 20 }, true, syscall.ENOENT},
 		{"a protection domain", func(a *armCall, pd uint32) { a.attrs[1].Data = uint64(pd) }, true, syscall.EINVAL},
 		{"a request that is too short", func(a *armCall, _ uint32) { a.attrs[1].Len = 4 }, true, syscall.ENOSPC},
-		{"a request that is elsewhere", func(a *armCall, _ uint32) { a.attrs[1].Len, a.attrs[1].Data = 16, 8 }, true, syscall.EFAULT},
+		{"a request that is elsewhere", func(a *armCall, _ uint32) { a.attrs[1].Len, a.attrs[1].Data = 16, 8 }, true,
+			syscall.EFAULT},
 		{"no command", func(a *armCall, _ uint32) { a.attrs[0] = a.attrs[1] }, true, syscall.EINVAL},
 		{"no request", func(a *armCall, _ uint32) { a.attrs[1] = a.attrs[0] }, true, syscall.EINVAL},
 		{"a command that is too short", func(a *armCall, _ uint32) { a.attrs[0].Len = 4 }, true, syscall.EINVAL},
 		{"a command in 33 bits", func(a *armCall, _ uint32) { a.attrs[0].Data |= 1 << 32 }, true, syscall.EINVAL},
-		{"reserved fields of the command", func(a *armCall, _ uint32) { a.attrs[0].AttrData.ElemID = 1 }, true, syscall.EINVAL},
-		{"reserved fields of the request", func(a *armCall, _ uint32) { a.attrs[1].AttrData.ElemID = 1 }, true, syscall.EINVAL},
+		{"reserved fields of the command", func(a *armCall, _ uint32) { a.attrs[0].AttrData.ElemID = 1 }, true,
+			syscall.EINVAL},
+		{"reserved fields of the request", func(a *armCall, _ uint32) { a.attrs[1].AttrData.ElemID = 1 }, true,
+			syscall.EINVAL},
 		{"reserved field of the header", func(a *armCall, _ uint32) { a.hdr.Reserved1 = 1 }, true, syscall.EPROTONOSUPPORT},
-		{"another reserved field of the header", func(a *armCall, _ uint32) { a.hdr.Reserved2 = 1 }, true, syscall.EPROTONOSUPPORT},
+		{"another reserved field of the header", func(a *armCall, _ uint32) { a.hdr.Reserved2 = 1 }, true,
+			syscall.EPROTONOSUPPORT},
 		{"another method", func(a *armCall, _ uint32) { a.hdr.MethodID = 99 }, true, syscall.EPROTONOSUPPORT},
 		{"another object", func(a *armCall, _ uint32) { a.hdr.ObjectID = 99 }, true, syscall.EPROTONOSUPPORT},
 		{"a wrong length", func(a *armCall, _ uint32) { a.hdr.Length-- }, true, syscall.EINVAL},
@@ -106,7 +111,8 @@ func TestArmPeeked(t *testing.T) {
 }
 
 func TestNotifyFlags(t *testing.T) {
-	for solicited, want := range map[uint32]ib.NotifyFlags{0: ib.NotifyNextComp, 1: ib.NotifySolicited, 1 << 31: ib.NotifySolicited} {
+	for solicited, want := range map[uint32]ib.NotifyFlags{0: ib.NotifyNextComp, 1: ib.NotifySolicited,
+		1 << 31: ib.NotifySolicited} {
 		call := newArmCall(3)
 		call.attrs[1].Data |= uint64(solicited) << 32
 		req, ok := parseArm(call.bytes())
@@ -146,7 +152,8 @@ func TestArmPeekedFails(t *testing.T) {
 	cq := p.createCQ(p.channel(), 7)
 	b := p.store(newArmCall(cq).bytes())
 	p.w.drv.Fail(ibfake.ReqNotifyCQ, syscall.ENOMEM)
-	if err := p.f.Ioctl(&peekingCaller{program: p, seen: b}, uapi.VerbsIoctl, addressOf(b)); !errors.Is(err, syscall.ENOMEM) {
+	if err := p.f.Ioctl(&peekingCaller{program: p, seen: b}, uapi.VerbsIoctl, addressOf(b)); !errors.Is(err,
+		syscall.ENOMEM) {
 		t.Errorf("%v, want ENOMEM", err)
 	}
 }

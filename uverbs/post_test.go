@@ -12,7 +12,8 @@ import (
 
 // post sends work requests followed by the elements of all of them, and returns the number of the rejected one.
 func post[WR any](p *program, cmd uapi.Command, qp uint32, wrs []WR, sges []uapi.SGE) (uint32, error) {
-	req := uapi.PostSend{QPHandle: qp, WRCount: uint32(len(wrs)), SGECount: uint32(len(sges)), WQESize: uint32(uapi.SizeOf[WR]())}
+	req := uapi.PostSend{QPHandle: qp, WRCount: uint32(len(wrs)), SGECount: uint32(len(sges)),
+		WQESize: uint32(uapi.SizeOf[WR]())}
 	b := enc(req)
 	for i := range wrs {
 		b = uapi.AppendTo(b, &wrs[i])
@@ -31,7 +32,8 @@ func TestPostSend(t *testing.T) {
 		p := w.start(form)
 		pd, cq := p.allocPD(), p.createCQ(-1, 0)
 		rc := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
-		write := uapi.SendWR{WRID: 1, NumSGE: 2, Opcode: uapi.WRRDMAWriteWithImm, SendFlags: uapi.SendSignaled, Ex: uapi.ImmData{1, 2, 3, 4}}
+		write := uapi.SendWR{WRID: 1, NumSGE: 2, Opcode: uapi.WRRDMAWriteWithImm, SendFlags: uapi.SendSignaled,
+			Ex: uapi.ImmData{1, 2, 3, 4}}
 		*write.RDMA() = uapi.SendWRRDMA{RemoteAddr: 0x1000, RKey: 7}
 		atomic := uapi.SendWR{WRID: 2, NumSGE: 1, Opcode: uapi.WRAtomicCmpAndSwp}
 		*atomic.Atomic() = uapi.SendWRAtomic{RemoteAddr: 0x2000, CompareAdd: 5, Swap: 6, RKey: 8}
@@ -45,7 +47,8 @@ func TestPostSend(t *testing.T) {
 		if len(got) != 3 {
 			t.Fatalf("%d posted", len(got))
 		}
-		if g := got[0]; g.ID != 1 || g.Opcode != ib.WRRDMAWriteWithImm || g.Flags != ib.SendSignaled || g.Imm != 0x01020304 || g.RemoteAddr != 0x1000 || g.RKey != 7 ||
+		if g := got[0]; g.ID != 1 || g.Opcode != ib.WRRDMAWriteWithImm || g.Flags != ib.SendSignaled || g.Imm != 0x01020304 ||
+			g.RemoteAddr != 0x1000 || g.RKey != 7 ||
 			!slices.Equal(g.SGList, []ib.SGE{{Addr: 1, Length: 2, LKey: 3}, {Addr: 4, Length: 5, LKey: 6}}) {
 			t.Errorf("write: %+v", g)
 		}
@@ -102,7 +105,8 @@ func TestPostRecv(t *testing.T) {
 		bad, err := post(p, uapi.CmdPostRecv, qp, wrs, []uapi.SGE{{Addr: 10, Length: 20, LKey: 30}})
 		wantErrno(t, "one too many", err, syscall.ENOMEM)
 		got := p.fakeQP(qp).Received()
-		if bad != 4 || len(got) != 3 || got[0].ID != 1 || got[0].SGList[0] != (ib.SGE{Addr: 10, Length: 20, LKey: 30}) || got[2].ID != 3 {
+		if bad != 4 || len(got) != 3 || got[0].ID != 1 || got[0].SGList[0] != (ib.SGE{Addr: 10, Length: 20, LKey: 30}) ||
+			got[2].ID != 3 {
 			t.Errorf("refused %d of %+v", bad, got)
 		}
 		_, err = post(p, uapi.CmdPostRecv, qp, []uapi.RecvWR{{NumSGE: 2}}, []uapi.SGE{{}})
@@ -119,7 +123,8 @@ func TestPollCQ(t *testing.T) {
 		fake := p.fakeCQ(cq)
 		const waiting = 40
 		for i := range uint64(waiting) {
-			wc := ib.WC{ID: i, Status: ib.WCRetryExcErr, Opcode: ib.WCRecv, ByteLen: 5, VendorErr: 6, SrcQP: 7, QPNum: qp.QPN, Port: 1}
+			wc := ib.WC{ID: i, Status: ib.WCRetryExcErr, Opcode: ib.WCRecv, ByteLen: 5, VendorErr: 6, SrcQP: 7, QPNum: qp.QPN,
+				Port: 1}
 			switch i {
 			case 0:
 				wc.Flags, wc.Imm = ib.WCWithImm, 0x01020304
@@ -131,7 +136,8 @@ func TestPollCQ(t *testing.T) {
 		poll := func(ne uint32, room int) (got []uapi.WC) {
 			t.Helper()
 			size := uapi.SizeOf[uapi.WC]()
-			resp, _, err := p.send(rawCommand{number: uint32(uapi.CmdPollCQ), core: enc(uapi.PollCQ{CQHandle: cq, NE: ne}), room: 8 + room*size})
+			resp, _, err := p.send(rawCommand{number: uint32(uapi.CmdPollCQ), core: enc(uapi.PollCQ{CQHandle: cq, NE: ne}),
+				room: 8 + room*size})
 			must(t, err)
 			head, _ := uapi.Decode[uapi.PollCQResp](resp)
 			for i := range int(head.Count) {
@@ -141,8 +147,10 @@ func TestPollCQ(t *testing.T) {
 			return got
 		}
 		got := poll(2, 10)
-		if len(got) != 2 || got[0].Ex != (uapi.ImmData{1, 2, 3, 4}) || got[1].Ex.InvalidateRKey() != 0x55 || got[0].Status != uapi.WCRetryExcErr ||
-			got[0].Opcode != uapi.WCRecv || got[0].QPNum != qp.QPN || got[0].SrcQP != 7 || got[0].ByteLen != 5 || got[0].PortNum != 1 {
+		if len(got) != 2 || got[0].Ex != (uapi.ImmData{1, 2, 3, 4}) || got[1].Ex.InvalidateRKey() != 0x55 ||
+			got[0].Status != uapi.WCRetryExcErr ||
+			got[0].Opcode != uapi.WCRecv || got[0].QPNum != qp.QPN || got[0].SrcQP != 7 || got[0].ByteLen != 5 ||
+			got[0].PortNum != 1 {
 			t.Errorf("got %+v", got)
 		}
 		// Never more than the buffer holds, whatever the request.
@@ -175,11 +183,16 @@ func TestModifyPorts(t *testing.T) {
 		wantPort  uint8
 		wantError bool
 	}{
-		{"to RTR, the same port", uapi.ModifyQP{AttrMask: uapi.QPAttrState | uapi.QPAttrAV, QPState: uapi.QPSRTR, Dest: uapi.QPDest{PortNum: 2}}, 2, uapi.QPAttrState | uapi.QPAttrAV, 0, false},
-		{"to RTR, another port", uapi.ModifyQP{AttrMask: uapi.QPAttrState | uapi.QPAttrAV, QPState: uapi.QPSRTR, Dest: uapi.QPDest{PortNum: 1}}, 2, 0, 0, true},
-		{"in SQD", uapi.ModifyQP{AttrMask: uapi.QPAttrAV, Dest: uapi.QPDest{PortNum: 1}}, 2, uapi.QPAttrAV | uapi.QPAttrPort, 1, false},
-		{"in SQD, with the port", uapi.ModifyQP{AttrMask: uapi.QPAttrAV | uapi.QPAttrPort, PortNum: 1, Dest: uapi.QPDest{PortNum: 1}}, 2, uapi.QPAttrAV | uapi.QPAttrPort, 1, false},
-		{"in SQD, with another port", uapi.ModifyQP{AttrMask: uapi.QPAttrAV | uapi.QPAttrPort, PortNum: 2, Dest: uapi.QPDest{PortNum: 1}}, 2, 0, 0, true},
+		{"to RTR, the same port", uapi.ModifyQP{AttrMask: uapi.QPAttrState | uapi.QPAttrAV, QPState: uapi.QPSRTR,
+			Dest: uapi.QPDest{PortNum: 2}}, 2, uapi.QPAttrState | uapi.QPAttrAV, 0, false},
+		{"to RTR, another port", uapi.ModifyQP{AttrMask: uapi.QPAttrState | uapi.QPAttrAV, QPState: uapi.QPSRTR,
+			Dest: uapi.QPDest{PortNum: 1}}, 2, 0, 0, true},
+		{"in SQD", uapi.ModifyQP{AttrMask: uapi.QPAttrAV, Dest: uapi.QPDest{PortNum: 1}}, 2, uapi.QPAttrAV | uapi.QPAttrPort,
+			1, false},
+		{"in SQD, with the port", uapi.ModifyQP{AttrMask: uapi.QPAttrAV | uapi.QPAttrPort, PortNum: 1,
+			Dest: uapi.QPDest{PortNum: 1}}, 2, uapi.QPAttrAV | uapi.QPAttrPort, 1, false},
+		{"in SQD, with another port", uapi.ModifyQP{AttrMask: uapi.QPAttrAV | uapi.QPAttrPort, PortNum: 2,
+			Dest: uapi.QPDest{PortNum: 1}}, 2, 0, 0, true},
 		{"in SQD, port 0", uapi.ModifyQP{AttrMask: uapi.QPAttrAV, Dest: uapi.QPDest{PortNum: 0}}, 2, 0, 0, true},
 		{"in SQD, beyond the last port", uapi.ModifyQP{AttrMask: uapi.QPAttrAV, Dest: uapi.QPDest{PortNum: 3}},
 			2, 0, 0, true},
@@ -198,9 +211,12 @@ func TestModifyPorts(t *testing.T) {
 			0, 0, 0, true},
 		{"states without their attributes", uapi.ModifyQP{QPState: uapi.QPSErr + 1, CurQPState: uapi.QPSErr + 1},
 			0, 0, 0, false},
-		{"alternate path", uapi.ModifyQP{AttrMask: uapi.QPAttrAltPath, AltPortNum: 2, AltDest: uapi.QPDest{PortNum: 2}}, 1, uapi.QPAttrAltPath, 0, false},
-		{"alternate path, another port", uapi.ModifyQP{AttrMask: uapi.QPAttrAltPath, AltPortNum: 2, AltDest: uapi.QPDest{PortNum: 1}}, 1, 0, 0, true},
-		{"alternate path, no such port", uapi.ModifyQP{AttrMask: uapi.QPAttrAltPath, AltPortNum: 3, AltDest: uapi.QPDest{PortNum: 3}}, 1, 0, 0, true},
+		{"alternate path", uapi.ModifyQP{AttrMask: uapi.QPAttrAltPath, AltPortNum: 2, AltDest: uapi.QPDest{PortNum: 2}}, 1,
+			uapi.QPAttrAltPath, 0, false},
+		{"alternate path, another port", uapi.ModifyQP{AttrMask: uapi.QPAttrAltPath, AltPortNum: 2,
+			AltDest: uapi.QPDest{PortNum: 1}}, 1, 0, 0, true},
+		{"alternate path, no such port", uapi.ModifyQP{AttrMask: uapi.QPAttrAltPath, AltPortNum: 3,
+			AltDest: uapi.QPDest{PortNum: 3}}, 1, 0, 0, true},
 	} {
 		d := &Device{ports: 2}
 		err := d.checkModify(&test.req, test.port)

@@ -116,7 +116,8 @@ func descriptors(t *testing.T) map[string]string {
 	fds := map[string]string{}
 	for _, e := range entries {
 		// The runtime opens its own when it first needs them.
-		if what, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && what != "anon_inode:[eventpoll]" && what != "anon_inode:[eventfd]" {
+		if what, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && what != "anon_inode:[eventpoll]" &&
+			what != "anon_inode:[eventfd]" {
 			fds[e.Name()] = what
 		}
 	}
@@ -323,8 +324,10 @@ func (p *program) send(c rawCommand) (resp, driver []byte, err error) {
 		}
 		_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodInvokeWrite, attrs...)
 	case c.extended:
-		hdr := uapi.CmdHdr{Command: c.number | uapi.CmdFlagExtended, InWords: uint16(len(core) / 8), OutWords: uint16(c.room / 8)}
-		ex := uapi.ExCmdHdr{Response: addressOf(out), ProviderInWords: uint16(len(c.driver) / 8), ProviderOutWords: uint16(c.driverOut / 8)}
+		hdr := uapi.CmdHdr{Command: c.number | uapi.CmdFlagExtended, InWords: uint16(len(core) / 8),
+			OutWords: uint16(c.room / 8)}
+		ex := uapi.ExCmdHdr{Response: addressOf(out), ProviderInWords: uint16(len(c.driver) / 8),
+			ProviderOutWords: uint16(c.driverOut / 8)}
 		if len(out) == 0 {
 			ex.Response = 0
 		}
@@ -334,7 +337,8 @@ func (p *program) send(c rawCommand) (resp, driver []byte, err error) {
 		if cmd := commands[c.number]; cmd != nil && cmd.Answers && len(core) >= 8 {
 			putUint64(core, addressOf(out))
 		}
-		hdr := uapi.CmdHdr{Command: c.number, InWords: uint16((8 + len(core) + len(c.driver)) / 4), OutWords: uint16(len(out) / 4)}
+		hdr := uapi.CmdHdr{Command: c.number, InWords: uint16((8 + len(core) + len(c.driver)) / 4),
+			OutWords: uint16(len(out) / 4)}
 		err = p.write(slices.Concat(uapi.AppendTo(nil, &hdr), core, c.driver))
 	}
 	return resp, driver, err
@@ -387,12 +391,14 @@ func do[Resp, Req any](p *program, cmd uapi.Command, req Req) (Resp, error) {
 }
 
 // doWith sends a plain command with driver-private data and a buffer for the driver's response.
-func doWith[Resp, Req any](p *program, cmd uapi.Command, req Req, driver []byte, driverOut int) (resp Resp, out []byte, err error) {
+func doWith[Resp, Req any](p *program, cmd uapi.Command, req Req, driver []byte, driverOut int) (resp Resp, out []byte,
+	err error) {
 	room := 0
 	if commands[uint32(cmd)].Answers {
 		room = reflectSize(resp)
 	}
-	b, out, err := p.send(rawCommand{number: uint32(cmd), core: uapi.AppendTo(nil, &req), driver: driver, room: room, driverOut: driverOut})
+	b, out, err := p.send(rawCommand{number: uint32(cmd), core: uapi.AppendTo(nil, &req), driver: driver, room: room,
+		driverOut: driverOut})
 	if err == nil && room > 0 {
 		resp, _ = uapi.Decode[Resp](b)
 	}
@@ -403,7 +409,8 @@ func reflectSize(v any) int { return int(reflect.TypeOf(v).Size()) }
 
 // doEx sends an extended command.
 func doEx[Resp, Req any](p *program, cmd uapi.ExCommand, req Req, driverOut int) (resp Resp, out []byte, err error) {
-	b, out, err := p.send(rawCommand{extended: true, number: uint32(cmd), core: uapi.AppendTo(nil, &req), room: reflectSize(resp), driverOut: driverOut})
+	b, out, err := p.send(rawCommand{extended: true, number: uint32(cmd), core: uapi.AppendTo(nil, &req),
+		room: reflectSize(resp), driverOut: driverOut})
 	if err == nil {
 		resp, _ = uapi.Decode[Resp](b)
 	}
@@ -430,7 +437,8 @@ func (p *program) allocPD() uint32 {
 func (p *program) regMR(pd uint32) uapi.RegMRResp {
 	p.t.Helper()
 	addr := (addressOf(p.alloc(8192)) + 4095) &^ 4095
-	resp, err := do[uapi.RegMRResp](p, uapi.CmdRegMR, uapi.RegMR{Start: addr, HCAVA: addr, Length: 4096, PDHandle: pd, AccessFlags: uapi.AccessLocalWrite})
+	resp, err := do[uapi.RegMRResp](p, uapi.CmdRegMR, uapi.RegMR{Start: addr, HCAVA: addr, Length: 4096, PDHandle: pd,
+		AccessFlags: uapi.AccessLocalWrite})
 	must(p.t, err)
 	return resp
 }
@@ -446,14 +454,16 @@ func (p *program) channel() int {
 // createCQ creates a queue; channel is -1 for none, user the program's handle.
 func (p *program) createCQ(channel int, user uint64) uint32 {
 	p.t.Helper()
-	resp, err := do[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{UserHandle: user, CQE: 10, CompChannel: int32(channel)})
+	resp, err := do[uapi.CreateCQResp](p, uapi.CmdCreateCQ,
+		uapi.CreateCQ{UserHandle: user, CQE: 10, CompChannel: int32(channel)})
 	must(p.t, err)
 	return resp.CQHandle
 }
 
 func (p *program) createQP(pd, cq uint32, user uint64, t uapi.QPType) uapi.CreateQPResp {
 	p.t.Helper()
-	resp, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{UserHandle: user, PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, MaxSendWR: 5, QPType: t})
+	resp, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP,
+		uapi.CreateQP{UserHandle: user, PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, MaxSendWR: 5, QPType: t})
 	must(p.t, err)
 	return resp
 }

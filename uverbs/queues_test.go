@@ -78,13 +78,15 @@ func (p *program) connect(handle, peer uint32, t uapi.QPType) {
 		m.AttrMask |= uapi.QPAttrState
 		must(p.t, silently(p, uapi.CmdModifyQP, m))
 	}
-	modify(uapi.ModifyQP{QPState: uapi.QPSInit, PortNum: 1, AttrMask: uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags})
+	modify(uapi.ModifyQP{QPState: uapi.QPSInit, PortNum: 1,
+		AttrMask: uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags})
 	rtr := uapi.ModifyQP{
 		QPState: uapi.QPSRTR, PathMTU: uint8(roce.MTU1024), DestQPNum: peer, MaxDestRDAtomic: 1, MinRNRTimer: 1,
 		Dest:     uapi.QPDest{DGID: gid.GID, SGIDIndex: 1, IsGlobal: 1, PortNum: 1},
 		AttrMask: uapi.QPAttrAV | uapi.QPAttrPathMTU | uapi.QPAttrDestQPN | uapi.QPAttrRQPSN,
 	}
-	rts := uapi.ModifyQP{QPState: uapi.QPSRTS, Timeout: 14, RetryCnt: 7, RNRRetry: 7, MaxRDAtomic: 1, AttrMask: uapi.QPAttrSQPSN | uapi.QPAttrTimeout}
+	rts := uapi.ModifyQP{QPState: uapi.QPSRTS, Timeout: 14, RetryCnt: 7, RNRRetry: 7, MaxRDAtomic: 1,
+		AttrMask: uapi.QPAttrSQPSN | uapi.QPAttrTimeout}
 	if t != uapi.QPTXRCIni {
 		rtr.AttrMask |= uapi.QPAttrMaxDestRDAtomic | uapi.QPAttrMinRNRTimer
 	}
@@ -100,7 +102,8 @@ func (p *program) waitWC(cq uint32) uapi.WC {
 	p.t.Helper()
 	var wc uapi.WC
 	testutil.Eventually(p.t, "a completion", func() bool {
-		b, _, err := p.send(rawCommand{number: uint32(uapi.CmdPollCQ), core: enc(uapi.PollCQ{CQHandle: cq, NE: 1}), room: 8 + 48})
+		b, _, err := p.send(rawCommand{number: uint32(uapi.CmdPollCQ), core: enc(uapi.PollCQ{CQHandle: cq, NE: 1}), room: 8 +
+			48})
 		must(p.t, err)
 		r, _ := uapi.Decode[uapi.PollCQResp](b)
 		if r.Count == 1 {
@@ -137,7 +140,8 @@ func TestSRQCommands(t *testing.T) {
 		}
 		var qps [2]uapi.CreateQPResp
 		for i := range qps {
-			qps[i] = p.rxeQP(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, IsSRQ: 1, SRQHandle: srq.SRQHandle})
+			qps[i] = p.rxeQP(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, IsSRQ: 1,
+				SRQHandle: srq.SRQHandle})
 		}
 		for i := range qps {
 			p.connect(qps[i].QPHandle, qps[1-i].QPN, uapi.QPTRC)
@@ -154,7 +158,8 @@ func TestSRQCommands(t *testing.T) {
 				t.Fatalf("refused %d: %v", bad, err)
 			}
 		}
-		must(t, silently(p, uapi.CmdModifySRQ, uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrLimit, SRQLimit: 2}))
+		must(t, silently(p, uapi.CmdModifySRQ, uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrLimit,
+			SRQLimit: 2}))
 		q, err := do[uapi.QuerySRQResp](p, uapi.CmdQuerySRQ, uapi.QuerySRQ{SRQHandle: srq.SRQHandle})
 		must(t, err)
 		if q.SRQLimit != 2 || q.MaxWR != srq.MaxWR || q.MaxSGE != srq.MaxSGE {
@@ -173,7 +178,8 @@ func TestSRQCommands(t *testing.T) {
 
 		// Another capacity: the driver returns the offset.
 		place := p.alloc(16)[:16]
-		_, _, err = doWith[none](p, uapi.CmdModifySRQ, uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrMaxWR, MaxWR: 100},
+		_, _, err = doWith[none](p, uapi.CmdModifySRQ, uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrMaxWR,
+			MaxWR: 100},
 			enc(uapi.RXEModifySRQCmd{MMapInfoAddr: addressOf(place)}), 0)
 		must(t, err)
 		if mi, _ := uapi.Decode[uapi.MMInfo](place); mi.Size <= drv.MI.Size {
@@ -252,7 +258,8 @@ func TestXRCCommands(t *testing.T) {
 		own, err := b.openXRCD(-1, 0)
 		must(t, err)
 
-		tgt, err := do[uapi.CreateQPResp](a, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: xa, QPType: uapi.QPTXRCTgt, UserHandle: 5})
+		tgt, err := do[uapi.CreateQPResp](a, uapi.CmdCreateQP,
+			uapi.CreateQP{PDHandle: xa, QPType: uapi.QPTXRCTgt, UserHandle: 5})
 		must(t, err)
 		_, err = do[uapi.CreateQPResp](a, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: 999, QPType: uapi.QPTXRCTgt})
 		wantErrno(t, "a target in no domain", err, syscall.EINVAL)
@@ -279,13 +286,15 @@ func TestXRCCommands(t *testing.T) {
 		}
 		wantErrno(t, "close a domain in use", silently(b, uapi.CmdCloseXRCD, uapi.CloseXRCD{XRCDHandle: xb}), syscall.EBUSY)
 		region := b.f.objects.find(mrb.MRHandle).res.(*mrObject).Region()
-		post(b, uapi.CmdPostSRQRecv, srq.SRQHandle, []uapi.RecvWR{{WRID: 3, NumSGE: 1}}, []uapi.SGE{{Addr: region.IOVA(), Length: 64, LKey: mrb.LKey}})
+		post(b, uapi.CmdPostSRQRecv, srq.SRQHandle, []uapi.RecvWR{{WRID: 3, NumSGE: 1}},
+			[]uapi.SGE{{Addr: region.IOVA(), Length: 64, LKey: mrb.LKey}})
 		src := a.f.objects.find(mra.MRHandle).res.(*mrObject).Region()
 		send := func(srqn uint32) {
 			t.Helper()
 			qp := a.f.objects.find(ini.QPHandle).res.(*qpObject)
 			_, err := qp.PostSend(ib.SendWR{
-				ID: 8, Opcode: ib.WRSend, Flags: ib.SendSignaled, RemoteSRQN: srqn, SGList: []ib.SGE{{Addr: src.IOVA(), Length: 20, LKey: mra.LKey}},
+				ID: 8, Opcode: ib.WRSend, Flags: ib.SendSignaled, RemoteSRQN: srqn,
+				SGList: []ib.SGE{{Addr: src.IOVA(), Length: 20, LKey: mra.LKey}},
 			})
 			must(t, err)
 		}

@@ -54,7 +54,8 @@ func TestQuota(t *testing.T) {
 			}},
 		{quota.QPs, 1, 0, syscall.ENOMEM,
 			func() (uint32, error) {
-				r, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTUD})
+				r, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP,
+					uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTUD})
 				return r.QPHandle, err
 			},
 			func(h uint32) error {
@@ -153,7 +154,8 @@ func balance(t *testing.T, r *rand.Rand) {
 	var programs []*fuzzProgram
 	var files []*File
 	for uid := range 2 {
-		p := &fuzzProgram{space: &flatSpace{fuzzBase, make([]byte, 0x8000)}, acct: umem.NewAccount(nil), user: ledger.User(uid)}
+		p := &fuzzProgram{space: &flatSpace{fuzzBase, make([]byte, 0x8000)}, acct: umem.NewAccount(nil),
+			user: ledger.User(uid)}
 		f, err := srv.Open("uverbs0", p, &memory{})
 		must(t, err)
 		programs, files = append(programs, p), append(files, f)
@@ -198,7 +200,8 @@ func balance(t *testing.T, r *rand.Rand) {
 		case 4:
 			send(i, uapi.CmdCreateCQ, enc(uapi.CreateCQ{CQE: 5, CompChannel: -1}))
 		case 5, 6:
-			send(i, uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: handle(), SendCQHandle: handle(), RecvCQHandle: handle(), QPType: uapi.QPTRC}))
+			send(i, uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: handle(), SendCQHandle: handle(), RecvCQHandle: handle(),
+				QPType: uapi.QPTRC}))
 		case 7:
 			send(i, uapi.CmdRegMR, enc(uapi.RegMR{Start: fuzzBase, HCAVA: fuzzBase, Length: 4096, PDHandle: handle()}))
 		case 8:

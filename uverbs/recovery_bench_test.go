@@ -63,11 +63,13 @@ func (p *soakProc) hold(b *testing.B, qps int) {
 	must(b, err)
 	pd, err := do[uapi.AllocPDResp](p.program, uapi.CmdAllocPD, uapi.AllocPD{})
 	must(b, err)
-	cq, _, err := doWith[uapi.CreateCQResp](p.program, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: uint32(qps), CompChannel: -1}, nil, 16)
+	cq, _, err := doWith[uapi.CreateCQResp](p.program, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: uint32(qps), CompChannel: -1},
+		nil, 16)
 	must(b, err)
 	for range qps {
-		qp, _, err := doWith[uapi.CreateQPResp](p.program, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd.PDHandle, SendCQHandle: cq.CQHandle,
-			RecvCQHandle: cq.CQHandle, MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: uapi.QPTRC}, nil, 32)
+		qp, _, err := doWith[uapi.CreateQPResp](p.program, uapi.CmdCreateQP,
+			uapi.CreateQP{PDHandle: pd.PDHandle, SendCQHandle: cq.CQHandle,
+				RecvCQHandle: cq.CQHandle, MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: uapi.QPTRC}, nil, 32)
 		must(b, err)
 		must(b, silently(p.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp.QPHandle, QPState: uapi.QPSInit, PortNum: 1,
 			AttrMask: uapi.QPAttrState | uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags}))

@@ -20,7 +20,8 @@ func TestResources(t *testing.T) {
 	cq, other := p.createCQ(p.channel(), 0), p.createCQ(-1, 0)
 	qp := p.createQP(pd, cq, 0, uapi.QPTUD)
 	ah := p.createAH(pd)
-	must(t, silently(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp.QPHandle, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState}))
+	must(t, silently(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp.QPHandle, QPState: uapi.QPSErr,
+		AttrMask: uapi.QPAttrState}))
 
 	addr := p.f.objects.find(mr.MRHandle).res.(*mrObject).Region().Addr()
 	want := ContextInfo{

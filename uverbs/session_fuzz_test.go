@@ -193,7 +193,8 @@ var sessionCommands = []sessionCommandKind{
 	{number: uint32(uapi.CmdCloseXRCD), req: uapi.CloseXRCD{}},
 	{number: uint32(uapi.CmdCreateXSRQ), req: uapi.CreateXSRQ{}, resp: 16, makes: poolSRQ, driver: 20},
 	{number: uint32(uapi.CmdOpenQP), req: uapi.OpenQP{}, resp: 32, makes: poolQP},
-	{number: uint32(uapi.ExCmdQueryDevice), extended: true, req: uapi.ExQueryDevice{}, resp: uapi.SizeOf[uapi.ExQueryDeviceResp]()},
+	{number: uint32(uapi.ExCmdQueryDevice), extended: true, req: uapi.ExQueryDevice{},
+		resp: uapi.SizeOf[uapi.ExQueryDeviceResp]()},
 	{number: uint32(uapi.ExCmdCreateCQ), extended: true, req: uapi.ExCreateCQ{}, resp: 16, makes: poolCQ, driver: 16},
 	{number: uint32(uapi.ExCmdCreateQP), extended: true, req: uapi.ExCreateQP{}, resp: 40, makes: poolQP, driver: 32},
 	{number: uint32(uapi.ExCmdModifyQP), extended: true, req: uapi.ExModifyQP{}, resp: 8},
@@ -266,18 +267,21 @@ func (p *sessionProgram) close(t testing.TB) {
 }
 
 // command sends a command and returns the contents of the response buffer.
-func (p *sessionProgram) command(number uint32, extended bool, core, driver []byte, room, driverRoom int) ([]byte, error) {
+func (p *sessionProgram) command(number uint32, extended bool, core, driver []byte, room, driverRoom int) ([]byte,
+	error) {
 	var b []byte
 	if extended {
 		core = append(core, make([]byte, -len(core)&7)...)
 		hdr := uapi.CmdHdr{Command: number | uapi.CmdFlagExtended, InWords: uint16(len(core) / 8), OutWords: uint16(room / 8)}
-		ex := uapi.ExCmdHdr{Response: sessionResponse, ProviderInWords: uint16(len(driver) / 8), ProviderOutWords: uint16(driverRoom / 8)}
+		ex := uapi.ExCmdHdr{Response: sessionResponse, ProviderInWords: uint16(len(driver) / 8),
+			ProviderOutWords: uint16(driverRoom / 8)}
 		if room+driverRoom == 0 {
 			ex.Response = 0
 		}
 		b = uapi.AppendTo(uapi.AppendTo(nil, &hdr), &ex)
 	} else {
-		hdr := uapi.CmdHdr{Command: number, InWords: uint16((8 + len(core) + len(driver)) / 4), OutWords: uint16((room + driverRoom) / 4)}
+		hdr := uapi.CmdHdr{Command: number, InWords: uint16((8 + len(core) + len(driver)) / 4),
+			OutWords: uint16((room + driverRoom) / 4)}
 		b = uapi.AppendTo(nil, &hdr)
 	}
 	b = append(append(b, core...), driver...)
@@ -287,7 +291,8 @@ func (p *sessionProgram) command(number uint32, extended bool, core, driver []by
 }
 
 // call1 sends a plain command that must succeed.
-func call1[Resp, Req any](t testing.TB, p *sessionProgram, cmd uapi.Command, req Req, tail []byte, driverRoom int) Resp {
+func call1[Resp, Req any](t testing.TB, p *sessionProgram, cmd uapi.Command, req Req, tail []byte,
+	driverRoom int) Resp {
 	t.Helper()
 	core := append(uapi.AppendTo(nil, &req), tail...)
 	if commands[uint32(cmd)].Answers {
@@ -317,12 +322,15 @@ func newBystander(t testing.TB, w *sessionWorld) *bystander {
 	p := o.sessionProgram
 	call1[uapi.GetContextResp](t, p, uapi.CmdGetContext, uapi.GetContext{}, nil, 0)
 	pd := call1[uapi.AllocPDResp](t, p, uapi.CmdAllocPD, uapi.AllocPD{}, nil, 0).PDHandle
-	o.mr = call1[uapi.RegMRResp](t, p, uapi.CmdRegMR, uapi.RegMR{Start: sessionData, HCAVA: sessionData, Length: 0x4000, PDHandle: pd,
-		AccessFlags: uapi.AccessLocalWrite | uapi.AccessRemoteWrite | uapi.AccessRemoteRead | uapi.AccessRemoteAtomic}, nil, 0)
+	o.mr = call1[uapi.RegMRResp](t, p, uapi.CmdRegMR, uapi.RegMR{Start: sessionData, HCAVA: sessionData, Length: 0x4000,
+		PDHandle:    pd,
+		AccessFlags: uapi.AccessLocalWrite | uapi.AccessRemoteWrite | uapi.AccessRemoteRead | uapi.AccessRemoteAtomic}, nil,
+		0)
 	o.cq = call1[uapi.CreateCQResp](t, p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 16, CompChannel: -1}, nil, 16).CQHandle
 	for i := range o.qps {
-		o.qps[i] = call1[uapi.CreateQPResp](t, p, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd, SendCQHandle: o.cq, RecvCQHandle: o.cq,
-			MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: uapi.QPTRC}, nil, 32)
+		o.qps[i] = call1[uapi.CreateQPResp](t, p, uapi.CmdCreateQP,
+			uapi.CreateQP{PDHandle: pd, SendCQHandle: o.cq, RecvCQHandle: o.cq,
+				MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: uapi.QPTRC}, nil, 32)
 	}
 	for i := range o.qps {
 		for _, m := range connection(o.qps[i].QPHandle, o.qps[1-i].QPN, w.gid) {
@@ -341,8 +349,9 @@ func connection(qp, dest uint32, gid ib.GID) []uapi.ModifyQP {
 	return []uapi.ModifyQP{
 		{QPHandle: qp, QPState: uapi.QPSInit, PortNum: 1, QPAccessFlags: access,
 			AttrMask: uapi.QPAttrState | uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags},
-		{QPHandle: qp, QPState: uapi.QPSRTR, PathMTU: uint8(roce.MTU1024), DestQPNum: dest, MaxDestRDAtomic: 1, MinRNRTimer: 1,
-			Dest: uapi.QPDest{DGID: gid, SGIDIndex: 1, HopLimit: 64, IsGlobal: 1, PortNum: 1},
+		{QPHandle: qp, QPState: uapi.QPSRTR, PathMTU: uint8(roce.MTU1024), DestQPNum: dest, MaxDestRDAtomic: 1,
+			MinRNRTimer: 1,
+			Dest:        uapi.QPDest{DGID: gid, SGIDIndex: 1, HopLimit: 64, IsGlobal: 1, PortNum: 1},
 			AttrMask: uapi.QPAttrState | uapi.QPAttrAV | uapi.QPAttrPathMTU | uapi.QPAttrDestQPN | uapi.QPAttrRQPSN |
 				uapi.QPAttrMaxDestRDAtomic | uapi.QPAttrMinRNRTimer},
 		{QPHandle: qp, QPState: uapi.QPSRTS, Timeout: 8, RetryCnt: 1, RNRRetry: 1, MaxRDAtomic: 1,
@@ -365,7 +374,8 @@ func (o *bystander) check(t testing.TB) {
 	copy(want[0x1000:], mark)
 	call1[uapi.PostRecvResp](t, o.sessionProgram, uapi.CmdPostRecv,
 		uapi.PostRecv{QPHandle: o.qps[to].QPHandle, WRCount: 1, SGECount: 1, WQESize: uint32(uapi.SizeOf[uapi.RecvWR]())},
-		concat(uapi.RecvWR{WRID: uint64(o.seen), NumSGE: 1}, uapi.SGE{Addr: sessionData + 0x1000, Length: size, LKey: o.mr.LKey}), 0)
+		concat(uapi.RecvWR{WRID: uint64(o.seen), NumSGE: 1},
+			uapi.SGE{Addr: sessionData + 0x1000, Length: size, LKey: o.mr.LKey}), 0)
 	call1[uapi.PostSendResp](t, o.sessionProgram, uapi.CmdPostSend,
 		uapi.PostSend{QPHandle: o.qps[from].QPHandle, WRCount: 1, SGECount: 1, WQESize: uint32(uapi.SizeOf[uapi.SendWR]())},
 		concat(uapi.SendWR{WRID: uint64(o.seen), NumSGE: 1, Opcode: uapi.WRSend, SendFlags: uapi.SendSignaled},
@@ -465,7 +475,8 @@ func (x *session) number(from []uint32) uint32 {
 		return from[len(from)-1-int(c)%len(from)]
 	case c < 240:
 		o := x.w.other
-		return []uint32{o.qps[0].QPN, o.qps[1].QPN, o.mr.LKey, o.mr.RKey, o.qps[0].QPHandle, o.mr.MRHandle, o.cq}[x.s.below(7)]
+		return []uint32{o.qps[0].QPN, o.qps[1].QPN, o.mr.LKey, o.mr.RKey, o.qps[0].QPHandle, o.mr.MRHandle,
+			o.cq}[x.s.below(7)]
 	case c < 252:
 		return uint32(x.s.byte())
 	}
@@ -518,7 +529,8 @@ func (x *session) field(name string) uint64 {
 		}
 		return uint64(x.s.byte())
 	case "QPType":
-		return uint64([]uapi.QPType{uapi.QPTRC, uapi.QPTRC, uapi.QPTUC, uapi.QPTUD, uapi.QPTUD, uapi.QPTXRCIni, uapi.QPTXRCTgt, uapi.QPTRawPacket}[x.s.below(8)])
+		return uint64([]uapi.QPType{uapi.QPTRC, uapi.QPTRC, uapi.QPTUC, uapi.QPTUD, uapi.QPTUD, uapi.QPTXRCIni,
+			uapi.QPTXRCTgt, uapi.QPTRawPacket}[x.s.below(8)])
 	case "MWType":
 		return uint64(1 + x.s.below(3))
 	case "QPState", "CurQPState", "SRQType", "PathMTU":
@@ -742,21 +754,25 @@ func (x *session) post() {
 	for range n {
 		k := x.s.below(3)
 		if cmd == uapi.CmdPostSend {
-			w := uapi.SendWR{WRID: uint64(x.s.byte()), NumSGE: uint32(k), Opcode: uapi.WROpcode(x.s.below(16)), SendFlags: uapi.SendFlags(x.s.byte() & 0x1f)}
+			w := uapi.SendWR{WRID: uint64(x.s.byte()), NumSGE: uint32(k), Opcode: uapi.WROpcode(x.s.below(16)),
+				SendFlags: uapi.SendFlags(x.s.byte() & 0x1f)}
 			r := w.Atomic()
 			r.RemoteAddr, r.RKey = sessionData+uint64(x.s.byte())<<3, x.number(x.p.keys)
 			if x.s.byte()&1 != 0 {
-				*w.UD() = uapi.SendWRUD{AH: x.number(x.p.handles[poolAH]), RemoteQPN: x.number(x.p.qpns), RemoteQKey: uint32(x.s.byte())}
+				*w.UD() = uapi.SendWRUD{AH: x.number(x.p.handles[poolAH]), RemoteQPN: x.number(x.p.qpns),
+					RemoteQKey: uint32(x.s.byte())}
 			}
 			wrs = uapi.AppendTo(wrs, &w)
 		} else {
 			wrs = uapi.AppendTo(wrs, &uapi.RecvWR{WRID: uint64(x.s.byte()), NumSGE: uint32(k)})
 		}
 		for range k {
-			sges = uapi.AppendTo(sges, &uapi.SGE{Addr: sessionData + uint64(x.s.byte())<<6, Length: uint32(x.s.byte()), LKey: x.number(x.p.keys)})
+			sges = uapi.AppendTo(sges, &uapi.SGE{Addr: sessionData + uint64(x.s.byte())<<6, Length: uint32(x.s.byte()),
+				LKey: x.number(x.p.keys)})
 		}
 	}
-	req := uapi.PostSend{Response: sessionResponse, QPHandle: handle, WRCount: uint32(n), SGECount: uint32(len(sges) / 16), WQESize: uint32(size)}
+	req := uapi.PostSend{Response: sessionResponse, QPHandle: handle, WRCount: uint32(n), SGECount: uint32(len(sges) / 16),
+		WQESize: uint32(size)}
 	b := slices.Concat(uapi.AppendTo(nil, &req), wrs, sges)
 	if x.s.byte() > 200 {
 		x.damage(b)
@@ -813,9 +829,13 @@ func (x *session) run() {
 	if x.s.byte() != 0xff { // otherwise the script must find the sequence itself
 		given := x.s
 		x.s = new(script)
-		for _, number := range []uapi.Command{uapi.CmdGetContext, uapi.CmdAllocPD, uapi.CmdRegMR, uapi.CmdCreateCompChannel, uapi.CmdCreateCQ,
+		for _, number := range []uapi.Command{uapi.CmdGetContext, uapi.CmdAllocPD, uapi.CmdRegMR, uapi.CmdCreateCompChannel,
+			uapi.CmdCreateCQ,
 			uapi.CmdCreateQP, uapi.CmdCreateQP, uapi.CmdCreateSRQ, uapi.CmdCreateAH} {
-			x.send(slices.IndexFunc(sessionCommands, func(c sessionCommandKind) bool { return c.number == uint32(number) && !c.extended }), 0)
+			x.send(slices.IndexFunc(sessionCommands, func(c sessionCommandKind) bool {
+				return c.number == uint32(number) &&
+					!c.extended
+			}), 0)
 		}
 		x.s = given
 	}
@@ -891,7 +911,8 @@ func FuzzSession(f *testing.F) {
 		w.other.check(t)
 		if w.round++; w.round%256 == 0 {
 			if !testutil.Poll(func() bool { return runtime.NumGoroutine() <= goroutines && countFDs(t) <= fds }) {
-				t.Fatalf("%d goroutines, %d descriptors; at the start %d and %d", runtime.NumGoroutine(), countFDs(t), goroutines-16, fds)
+				t.Fatalf("%d goroutines, %d descriptors; at the start %d and %d", runtime.NumGoroutine(), countFDs(t),
+					goroutines-16, fds)
 			}
 		}
 	})

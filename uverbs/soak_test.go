@@ -66,7 +66,8 @@ func newSoak(t testing.TB) *soak {
 	t.Helper()
 	s := &soak{t: t, core: &ib.Core{}}
 	hw := rxe.NewHardware(rxe.Config{
-		Name: "rxe0", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Network: simnet.New(simnet.Config{}), Fabric: &rxe.Fabric{},
+		Name: "rxe0", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Network: simnet.New(simnet.Config{}),
+		Fabric: &rxe.Fabric{},
 		Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, 1}, MTU: 9000, Up: true, Running: true},
 	})
 	s.slot = slot.New(s.core, "rxe0", hw, func(f string, a ...any) {
@@ -169,7 +170,8 @@ func (s *soak) newProc(n int) *soakProc {
 	p.arena, err = unix.Mmap(-1, 0, arenaSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	must(s.t, err)
 	x := &soakProc{program: p, s: s, waits: n%2 == 1, rnd: rand.New(rand.NewPCG(uint64(n), 1))}
-	x.data, err = unix.Mmap(-1, 0, 2*soakQPs*soakDepth*2*soakMessage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	x.data, err = unix.Mmap(-1, 0, 2*soakQPs*soakDepth*2*soakMessage, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANON)
 	must(s.t, err)
 	return x
 }
@@ -260,7 +262,8 @@ func (p *soakProc) live() bool {
 	}
 	if p.s.stop.Load() && x.f.now().Makes() {
 		for _, q := range x.qps {
-			err := silently(p.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: q.handle, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState})
+			err := silently(p.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: q.handle, QPState: uapi.QPSErr,
+				AttrMask: uapi.QPAttrState})
 			p.gone("modify to ERR", err)
 		}
 	} else {
@@ -292,7 +295,8 @@ func (x *soakContext) setup() bool {
 		return false
 	}
 	addr := addressOf(x.data)
-	x.mr, err = do[uapi.RegMRResp](p, uapi.CmdRegMR, uapi.RegMR{Start: addr, HCAVA: addr, Length: uint64(len(x.data)), PDHandle: pd.PDHandle, AccessFlags: uapi.AccessLocalWrite})
+	x.mr, err = do[uapi.RegMRResp](p, uapi.CmdRegMR, uapi.RegMR{Start: addr, HCAVA: addr, Length: uint64(len(x.data)),
+		PDHandle: pd.PDHandle, AccessFlags: uapi.AccessLocalWrite})
 	if x.gone("reg mr", err) {
 		return false
 	}
@@ -301,7 +305,8 @@ func (x *soakContext) setup() bool {
 		return false
 	}
 	x.channel = int(ch.FD)
-	cq, out, err := doWith[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: soakQPs * soakDepth * 4, CompChannel: int32(x.channel)}, nil, 16)
+	cq, out, err := doWith[uapi.CreateCQResp](p, uapi.CmdCreateCQ,
+		uapi.CreateCQ{CQE: soakQPs * soakDepth * 4, CompChannel: int32(x.channel)}, nil, 16)
 	if x.gone("create cq", err) {
 		return false
 	}
@@ -310,8 +315,9 @@ func (x *soakContext) setup() bool {
 	x.cqRing = x.mem.ring(mi.MI)
 	var nums []uint32
 	for range soakQPs {
-		qp, out, err := doWith[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd.PDHandle, SendCQHandle: x.cq, RecvCQHandle: x.cq,
-			MaxSendWR: soakDepth, MaxRecvWR: 2 * soakDepth, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: uapi.QPTRC}, nil, 32)
+		qp, out, err := doWith[uapi.CreateQPResp](p, uapi.CmdCreateQP,
+			uapi.CreateQP{PDHandle: pd.PDHandle, SendCQHandle: x.cq, RecvCQHandle: x.cq,
+				MaxSendWR: soakDepth, MaxRecvWR: 2 * soakDepth, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: uapi.QPTRC}, nil, 32)
 		if x.gone("create qp", err) {
 			return false
 		}
@@ -357,7 +363,8 @@ func (x *soakContext) work() bool {
 		q := &x.qps[i]
 		for q.out < soakDepth {
 			id := x.book.post()
-			w := uapi.RXESendWQE{WR: uapi.RXESendWR{WRID: id<<8 | uint64(i)<<1, Opcode: uapi.WRSend, SendFlags: uapi.SendSignaled}}
+			w := uapi.RXESendWQE{WR: uapi.RXESendWR{WRID: id<<8 | uint64(i)<<1, Opcode: uapi.WRSend,
+				SendFlags: uapi.SendSignaled}}
 			w.DMA.NumSGE, w.DMA.Length = 1, soakMessage
 			sge := x.sge(soakQPs + i)
 			if !q.sq.post(uapi.AppendTo(uapi.AppendTo(nil, &w), &sge)) {
@@ -480,7 +487,8 @@ func (s *soak) kernelClient() *ib.Client {
 	return &ib.Client{
 		Name: "soak",
 		Add: func(d *ib.Device) (any, error) {
-			k := &soakKernel{s: s, addr: addr, book: newLedger(s, "the consumer in this process"), over: make(chan struct{}), room: make([]atomic.Int32, soakKernelQPs)}
+			k := &soakKernel{s: s, addr: addr, book: newLedger(s, "the consumer in this process"), over: make(chan struct{}),
+				room: make([]atomic.Int32, soakKernelQPs)}
 			if err := k.setup(d, mem); err != nil {
 				k.destroy()
 				return nil, err
@@ -506,7 +514,8 @@ func (k *soakKernel) setup(d *ib.Device, mem umem.Space) (err error) {
 	if k.cq, err = d.CreateCQ(ib.CQInit{Entries: soakKernelQPs * 4 * soakDepth, Handler: k.completed}); err != nil {
 		return err
 	}
-	if k.mr, err = k.pd.RegMR(ib.MRInit{Space: mem, Addr: k.addr, Length: (1 + soakKernelQPs) * soakMessage, Access: ib.AccessLocalWrite}); err != nil {
+	if k.mr, err = k.pd.RegMR(ib.MRInit{Space: mem, Addr: k.addr, Length: (1 + soakKernelQPs) * soakMessage,
+		Access: ib.AccessLocalWrite}); err != nil {
 		return err
 	}
 	for range soakKernelQPs {
@@ -565,7 +574,8 @@ func (k *soakKernel) run() {
 		for i, qp := range k.qps {
 			for k.room[i].Add(-1) >= 0 {
 				id := k.book.post()
-				if n, _ := qp.PostSend(ib.SendWR{ID: id<<8 | uint64(i)<<1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: k.sge(0)}); n == 0 {
+				if n, _ := qp.PostSend(ib.SendWR{ID: id<<8 | uint64(i)<<1, Opcode: ib.WRSend, Flags: ib.SendSignaled,
+					SGList: k.sge(0)}); n == 0 {
 					k.book.drop(id)
 					break
 				}
@@ -718,7 +728,8 @@ func TestSoakReset(t *testing.T) {
 		}
 		watchdog.Stop()
 		if (n+1)%500 == 0 {
-			t.Logf("%d cycles in %v: %d contexts lived, %d completions, %d of them flushed", n+1, time.Since(began).Round(time.Second), s.lives.Load(), s.dones.Load(), s.flush.Load())
+			t.Logf("%d cycles in %v: %d contexts lived, %d completions, %d of them flushed", n+1,
+				time.Since(began).Round(time.Second), s.lives.Load(), s.dones.Load(), s.flush.Load())
 		}
 	}
 	if !t.Failed() {
@@ -745,7 +756,8 @@ func TestSoakReset(t *testing.T) {
 	slices.Sort(recoveries)
 	if n := len(recoveries); n > 0 {
 		t.Logf("%d resets, %d unplugs: %d contexts lived, %d completions, %d of them flushed; from the fatal event to a device: median %v, p99 %v, most %v",
-			resets-left[0], plugs-left[1], s.lives.Load(), s.dones.Load(), s.flush.Load(), recoveries[n/2], recoveries[n*99/100], recoveries[n-1])
+			resets-left[0], plugs-left[1], s.lives.Load(), s.dones.Load(), s.flush.Load(), recoveries[n/2], recoveries[n*99/100],
+			recoveries[n-1])
 	}
 }
 

@@ -67,7 +67,8 @@ var ioctlRows = []ioctlRow{
 		return []uapi.Attr{x.room(uapi.AttrQueryContextNumCompVectors, 4), x.room(uapi.AttrQueryContextCoreSupport, 8)}
 	}},
 	{uapi.ObjectDevice, uapi.MethodQueryPort, func(x *stateProgram) []uapi.Attr {
-		return []uapi.Attr{inline(uapi.AttrQueryPortPortNum, 8, 1), x.room(uapi.AttrQueryPortResp, uapi.SizeOf[uapi.QueryPortRespEx]())}
+		return []uapi.Attr{inline(uapi.AttrQueryPortPortNum, 8, 1),
+			x.room(uapi.AttrQueryPortResp, uapi.SizeOf[uapi.QueryPortRespEx]())}
 	}},
 	{uapi.ObjectDevice, uapi.MethodQueryGIDTable, func(x *stateProgram) []uapi.Attr {
 		size := uapi.SizeOf[uapi.GIDEntry]()
@@ -78,14 +79,16 @@ var ioctlRows = []ioctlRow{
 	}},
 	{uapi.ObjectDevice, uapi.MethodQueryGIDEntry, func(x *stateProgram) []uapi.Attr {
 		return []uapi.Attr{
-			inline(uapi.AttrQueryGIDEntryPort, 8, 1), inline(uapi.AttrQueryGIDEntryGIDIndex, 8, 1), inline(uapi.AttrQueryGIDEntryFlags, 4, 0),
+			inline(uapi.AttrQueryGIDEntryPort, 8, 1), inline(uapi.AttrQueryGIDEntryGIDIndex, 8, 1),
+			inline(uapi.AttrQueryGIDEntryFlags, 4, 0),
 			x.room(uapi.AttrQueryGIDEntryRespEntry, uapi.SizeOf[uapi.GIDEntry]()),
 		}
 	}},
 	// It does not use the device or need a context. Linux lists the objects of the file, and a zombie has none.
 	{uapi.ObjectDevice, uapi.MethodInfoHandles, func(x *stateProgram) []uapi.Attr {
 		return []uapi.Attr{
-			inline(uapi.AttrInfoObjectID, 8, uint64(uapi.ObjectPD)), x.room(uapi.AttrInfoTotalHandles, 4), x.room(uapi.AttrInfoHandlesList, 64),
+			inline(uapi.AttrInfoObjectID, 8, uint64(uapi.ObjectPD)), x.room(uapi.AttrInfoTotalHandles, 4),
+			x.room(uapi.AttrInfoHandlesList, 64),
 		}
 	}},
 	{uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, func(*stateProgram) []uapi.Attr {
@@ -96,21 +99,24 @@ var ioctlRows = []ioctlRow{
 	{uapi.ObjectMR, uapi.MethodRegDMABufMR, func(x *stateProgram) []uapi.Attr {
 		return []uapi.Attr{
 			handleAttr(uapi.AttrRegDMABufMRHandle, 0), handleAttr(uapi.AttrRegDMABufMRPDHandle, uint64(x.pd)),
-			inline(uapi.AttrRegDMABufMROffset, 8, 0), inline(uapi.AttrRegDMABufMRLength, 8, 4096), inline(uapi.AttrRegDMABufMRIOVA, 8, 0),
+			inline(uapi.AttrRegDMABufMROffset, 8, 0), inline(uapi.AttrRegDMABufMRLength, 8, 4096),
+			inline(uapi.AttrRegDMABufMRIOVA, 8, 0),
 			inline(uapi.AttrRegDMABufMRFD, 4, 0), inline(uapi.AttrRegDMABufMRAccessFlags, 4, uint64(uapi.AccessLocalWrite)),
 			x.room(uapi.AttrRegDMABufMRRespLKey, 4), x.room(uapi.AttrRegDMABufMRRespRKey, 4),
 		}
 	}},
 	{uapi.ObjectMR, uapi.MethodQueryMR, func(x *stateProgram) []uapi.Attr {
 		return []uapi.Attr{
-			handleAttr(uapi.AttrQueryMRHandle, uint64(x.mr)), x.room(uapi.AttrQueryMRRespLKey, 4), x.room(uapi.AttrQueryMRRespRKey, 4),
+			handleAttr(uapi.AttrQueryMRHandle, uint64(x.mr)), x.room(uapi.AttrQueryMRRespLKey, 4),
+			x.room(uapi.AttrQueryMRRespRKey, 4),
 			x.room(uapi.AttrQueryMRRespLength, 8), x.room(uapi.AttrQueryMRRespIOVA, 8),
 		}
 	}},
 	{uapi.ObjectMR, uapi.MethodAdviseMR, func(x *stateProgram) []uapi.Attr {
 		sge := uapi.SGE{Addr: x.data, Length: 8, LKey: x.onDemand}
 		return []uapi.Attr{
-			handleAttr(uapi.AttrAdviseMRPDHandle, uint64(x.pd)), inline(uapi.AttrAdviseMRAdvice, 8, 0), inline(uapi.AttrAdviseMRFlags, 4, 0),
+			handleAttr(uapi.AttrAdviseMRPDHandle, uint64(x.pd)), inline(uapi.AttrAdviseMRAdvice, 8, 0),
+			inline(uapi.AttrAdviseMRFlags, 4, 0),
 			input(uapi.AttrAdviseMRSGEList, x.store(uapi.AppendTo(nil, &sge))),
 		}
 	}},
@@ -120,18 +126,25 @@ var ioctlRows = []ioctlRow{
 	{uapi.ObjectCQ, uapi.MethodCQCreate, func(x *stateProgram) []uapi.Attr {
 		return with(x.cqAttrs(1), handleAttr(uapi.AttrCreateCQCompChannel, uint64(x.channel)))
 	}},
-	destroyed(uapi.ObjectCQ, uapi.MethodCQDestroy, func(x *stateProgram) uint32 { return x.spareCQ }, uapi.SizeOf[uapi.DestroyCQResp]()),
-	{uapi.ObjectQP, uapi.MethodQPCreate, func(x *stateProgram) []uapi.Attr { return x.qpAttrs(x.pd, x.cq, 1, uapi.QPTRC) }},
-	destroyed(uapi.ObjectQP, uapi.MethodQPDestroy, func(x *stateProgram) uint32 { return x.qp }, uapi.SizeOf[uapi.DestroyQPResp]()),
+	destroyed(uapi.ObjectCQ, uapi.MethodCQDestroy, func(x *stateProgram) uint32 { return x.spareCQ },
+		uapi.SizeOf[uapi.DestroyCQResp]()),
+	{uapi.ObjectQP, uapi.MethodQPCreate, func(x *stateProgram) []uapi.Attr {
+		return x.qpAttrs(x.pd, x.cq, 1,
+			uapi.QPTRC)
+	}},
+	destroyed(uapi.ObjectQP, uapi.MethodQPDestroy, func(x *stateProgram) uint32 { return x.qp },
+		uapi.SizeOf[uapi.DestroyQPResp]()),
 	{uapi.ObjectSRQ, uapi.MethodSRQCreate, func(x *stateProgram) []uapi.Attr {
 		return []uapi.Attr{
 			handleAttr(uapi.AttrCreateSRQHandle, 0), handleAttr(uapi.AttrCreateSRQPDHandle, uint64(x.pd)),
-			inline(uapi.AttrCreateSRQType, 8, 0), inline(uapi.AttrCreateSRQUserHandle, 8, 1), inline(uapi.AttrCreateSRQMaxWR, 4, 4),
+			inline(uapi.AttrCreateSRQType, 8, 0), inline(uapi.AttrCreateSRQUserHandle, 8, 1),
+			inline(uapi.AttrCreateSRQMaxWR, 4, 4),
 			inline(uapi.AttrCreateSRQMaxSGE, 4, 1), inline(uapi.AttrCreateSRQLimit, 4, 0),
 			x.room(uapi.AttrCreateSRQRespMaxWR, 4), x.room(uapi.AttrCreateSRQRespMaxSGE, 4), x.room(uapi.AttrUHWOut, 24),
 		}
 	}},
-	destroyed(uapi.ObjectSRQ, uapi.MethodSRQDestroy, func(x *stateProgram) uint32 { return x.srq }, uapi.SizeOf[uapi.DestroySRQResp]()),
+	destroyed(uapi.ObjectSRQ, uapi.MethodSRQDestroy, func(x *stateProgram) uint32 { return x.srq },
+		uapi.SizeOf[uapi.DestroySRQResp]()),
 	destroyed(uapi.ObjectXRCD, uapi.MethodXRCDDestroy, func(x *stateProgram) uint32 { return x.spareXRCD }, 0),
 }
 

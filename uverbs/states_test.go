@@ -94,7 +94,8 @@ func newStateProgram(t *testing.T) *stateProgram {
 	t.Helper()
 	addr := netip.MustParseAddr("10.0.0.1")
 	dev, err := rxe.New(rxe.Config{
-		Name: "rxe0", Addrs: []netip.Addr{addr, netip.MustParseAddr("fd00::1")}, Network: simnet.New(simnet.Config{}), Rand: rand.New(rand.NewPCG(1, 2)),
+		Name: "rxe0", Addrs: []netip.Addr{addr, netip.MustParseAddr("fd00::1")}, Network: simnet.New(simnet.Config{}),
+		Rand:   rand.New(rand.NewPCG(1, 2)),
 		Netdev: netdev.Interface{Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, 1}, MTU: 9000, Up: true, Running: true},
 	})
 	must(t, err)
@@ -117,7 +118,8 @@ func newStateProgram(t *testing.T) *stateProgram {
 	})
 	x.pd, x.channel = x.allocPD(), x.program.channel()
 	need := func(err error) { t.Helper(); must(t, err) }
-	cq, _, err := doWith[uapi.CreateCQResp](x.program, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 10, CompChannel: int32(x.channel)}, nil, 16)
+	cq, _, err := doWith[uapi.CreateCQResp](x.program, uapi.CmdCreateCQ,
+		uapi.CreateCQ{CQE: 10, CompChannel: int32(x.channel)}, nil, 16)
 	need(err)
 	x.cq = cq.CQHandle
 	cq, _, err = doWith[uapi.CreateCQResp](x.program, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 10, CompChannel: -1}, nil, 16)
@@ -143,11 +145,13 @@ func newStateProgram(t *testing.T) *stateProgram {
 	ah, _, err := doWith[uapi.CreateAHResp](x.program, uapi.CmdCreateAH, x.newAH(), nil, 8)
 	need(err)
 	x.ah = ah.AHHandle
-	srq, _, err := doWith[uapi.CreateSRQResp](x.program, uapi.CmdCreateSRQ, uapi.CreateSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1}, nil, 24)
+	srq, _, err := doWith[uapi.CreateSRQResp](x.program, uapi.CmdCreateSRQ,
+		uapi.CreateSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1}, nil, 24)
 	need(err)
 	x.srq = srq.SRQHandle
 	x.xrcd, x.spareXRCD = x.openXRCDomain(), x.openXRCDomain()
-	tgt, _, err := doWith[uapi.CreateQPResp](x.program, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: x.xrcd, QPType: uapi.QPTXRCTgt}, nil, 32)
+	tgt, _, err := doWith[uapi.CreateQPResp](x.program, uapi.CmdCreateQP,
+		uapi.CreateQP{PDHandle: x.xrcd, QPType: uapi.QPTXRCTgt}, nil, 32)
 	need(err)
 	x.target = tgt.QPN
 	odp := x.regMR()
@@ -168,11 +172,13 @@ func (x *stateProgram) regMR() uapi.RegMR {
 }
 
 func (x *stateProgram) newQP(t uapi.QPType) uapi.CreateQP {
-	return uapi.CreateQP{PDHandle: x.pd, SendCQHandle: x.cq, RecvCQHandle: x.cq, MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: t}
+	return uapi.CreateQP{PDHandle: x.pd, SendCQHandle: x.cq, RecvCQHandle: x.cq, MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1,
+		MaxRecvSGE: 1, QPType: t}
 }
 
 func (x *stateProgram) newAH() uapi.CreateAH {
-	return uapi.CreateAH{PDHandle: x.pd, Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: uapi.GlobalRoute{DGID: x.gid, SGIDIndex: 1}}}
+	return uapi.CreateAH{PDHandle: x.pd, Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1,
+		GRH: uapi.GlobalRoute{DGID: x.gid, SGIDIndex: 1}}}
 }
 
 // to moves the device to a state.
@@ -261,18 +267,32 @@ var stateRows = []stateRow{
 	}},
 	plain[uapi.RegMRResp](uapi.CmdRegMR, (*stateProgram).regMR),
 	plain[uapi.ReregMRResp](uapi.CmdReregMR, func(x *stateProgram) uapi.ReregMR {
-		return uapi.ReregMR{MRHandle: x.mr, Flags: uapi.ReregMRChangeAccess, AccessFlags: uapi.AccessLocalWrite | uapi.AccessRemoteRead}
+		return uapi.ReregMR{MRHandle: x.mr, Flags: uapi.ReregMRChangeAccess,
+			AccessFlags: uapi.AccessLocalWrite | uapi.AccessRemoteRead}
 	}),
 	silentRow(uapi.CmdDeregMR, func(x *stateProgram) uapi.DeregMR { return uapi.DeregMR{MRHandle: x.mr} }),
-	plain[uapi.AllocMWResp](uapi.CmdAllocMW, func(x *stateProgram) uapi.AllocMW { return uapi.AllocMW{PDHandle: x.pd, MWType: 1} }),
+	plain[uapi.AllocMWResp](uapi.CmdAllocMW, func(x *stateProgram) uapi.AllocMW {
+		return uapi.AllocMW{PDHandle: x.pd,
+			MWType: 1}
+	}),
 	silentRow(uapi.CmdDeallocMW, func(x *stateProgram) uapi.DeallocMW { return uapi.DeallocMW{MWHandle: x.mw} }),
 	plain[uapi.CreateAHResp](uapi.CmdCreateAH, (*stateProgram).newAH),
 	silentRow(uapi.CmdDestroyAH, func(x *stateProgram) uapi.DestroyAH { return uapi.DestroyAH{AHHandle: x.ah} }),
 	// Only the core implements channels, while there is a context.
-	plain[uapi.CreateCompChannelResp](uapi.CmdCreateCompChannel, func(*stateProgram) uapi.CreateCompChannel { return uapi.CreateCompChannel{} }),
-	plain[uapi.CreateCQResp](uapi.CmdCreateCQ, func(*stateProgram) uapi.CreateCQ { return uapi.CreateCQ{CQE: 4, CompChannel: -1} }),
-	plain[uapi.ResizeCQResp](uapi.CmdResizeCQ, func(x *stateProgram) uapi.ResizeCQ { return uapi.ResizeCQ{CQHandle: x.cq, CQE: 20} }),
-	plain[uapi.PollCQResp](uapi.CmdPollCQ, func(x *stateProgram) uapi.PollCQ { return uapi.PollCQ{CQHandle: x.cq, NE: 0} }),
+	plain[uapi.CreateCompChannelResp](uapi.CmdCreateCompChannel,
+		func(*stateProgram) uapi.CreateCompChannel { return uapi.CreateCompChannel{} }),
+	plain[uapi.CreateCQResp](uapi.CmdCreateCQ, func(*stateProgram) uapi.CreateCQ {
+		return uapi.CreateCQ{CQE: 4,
+			CompChannel: -1}
+	}),
+	plain[uapi.ResizeCQResp](uapi.CmdResizeCQ, func(x *stateProgram) uapi.ResizeCQ {
+		return uapi.ResizeCQ{CQHandle: x.cq,
+			CQE: 20}
+	}),
+	plain[uapi.PollCQResp](uapi.CmdPollCQ, func(x *stateProgram) uapi.PollCQ {
+		return uapi.PollCQ{CQHandle: x.cq,
+			NE: 0}
+	}),
 	silentRow(uapi.CmdReqNotifyCQ, func(x *stateProgram) uapi.ReqNotifyCQ { return uapi.ReqNotifyCQ{CQHandle: x.cq} }),
 	{number: uint32(uapi.CmdDestroyCQ), run: func(x *stateProgram) error {
 		_, err := do[uapi.DestroyCQResp](x.program, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: x.spareCQ})
@@ -283,34 +303,50 @@ var stateRows = []stateRow{
 	silentRow(uapi.CmdModifyQP, func(x *stateProgram) uapi.ModifyQP {
 		return uapi.ModifyQP{QPHandle: x.qp, QPState: uapi.QPSSQD, AttrMask: uapi.QPAttrState}
 	}),
-	{name: "MODIFY_QP to ERR or RESET", number: uint32(uapi.CmdModifyQP), want: effects[verb.Reads], run: func(x *stateProgram) error {
-		return silently(x.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: x.qp, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState})
-	}},
-	plain[uapi.DestroyQPResp](uapi.CmdDestroyQP, func(x *stateProgram) uapi.DestroyQP { return uapi.DestroyQP{QPHandle: x.qp} }),
+	{name: "MODIFY_QP to ERR or RESET", number: uint32(uapi.CmdModifyQP), want: effects[verb.Reads],
+		run: func(x *stateProgram) error {
+			return silently(x.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: x.qp, QPState: uapi.QPSErr,
+				AttrMask: uapi.QPAttrState})
+		}},
+	plain[uapi.DestroyQPResp](uapi.CmdDestroyQP,
+		func(x *stateProgram) uapi.DestroyQP { return uapi.DestroyQP{QPHandle: x.qp} }),
 	{number: uint32(uapi.CmdPostSend), run: func(x *stateProgram) error { return x.post(uapi.CmdPostSend, x.qp) }},
 	{number: uint32(uapi.CmdPostRecv), run: func(x *stateProgram) error { return x.post(uapi.CmdPostRecv, x.qp) }},
 	// Receives of a shared receive queue belong to no queue pair, so they are not flushed (IBA 10.2.9.3).
 	{number: uint32(uapi.CmdPostSRQRecv), run: func(x *stateProgram) error { return x.post(uapi.CmdPostSRQRecv, x.srq) }},
-	silentRow(uapi.CmdAttachMcast, func(x *stateProgram) uapi.AttachMcast { return uapi.AttachMcast{GID: group(7), QPHandle: x.ud} }),
+	silentRow(uapi.CmdAttachMcast, func(x *stateProgram) uapi.AttachMcast {
+		return uapi.AttachMcast{GID: group(7),
+			QPHandle: x.ud}
+	}),
 	{number: uint32(uapi.CmdDetachMcast), run: func(x *stateProgram) error {
 		return silently(x.program, uapi.CmdDetachMcast, uapi.DetachMcast{GID: group(9), QPHandle: x.ud})
 	}},
-	plain[uapi.CreateSRQResp](uapi.CmdCreateSRQ, func(x *stateProgram) uapi.CreateSRQ { return uapi.CreateSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1} }),
+	plain[uapi.CreateSRQResp](uapi.CmdCreateSRQ,
+		func(x *stateProgram) uapi.CreateSRQ { return uapi.CreateSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1} }),
 	plain[uapi.CreateSRQResp](uapi.CmdCreateXSRQ, func(x *stateProgram) uapi.CreateXSRQ {
 		return uapi.CreateXSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1, SRQType: 1, XRCDHandle: x.xrcd, CQHandle: x.cq}
 	}),
 	silentRow(uapi.CmdModifySRQ, func(x *stateProgram) uapi.ModifySRQ {
 		return uapi.ModifySRQ{SRQHandle: x.srq, AttrMask: 2, SRQLimit: 1}
 	}),
-	plain[uapi.QuerySRQResp](uapi.CmdQuerySRQ, func(x *stateProgram) uapi.QuerySRQ { return uapi.QuerySRQ{SRQHandle: x.srq} }),
-	plain[uapi.DestroySRQResp](uapi.CmdDestroySRQ, func(x *stateProgram) uapi.DestroySRQ { return uapi.DestroySRQ{SRQHandle: x.srq} }),
-	plain[uapi.OpenXRCDResp](uapi.CmdOpenXRCD, func(*stateProgram) uapi.OpenXRCD { return uapi.OpenXRCD{FD: ^uint32(0), OFlags: unix.O_CREAT} }),
+	plain[uapi.QuerySRQResp](uapi.CmdQuerySRQ,
+		func(x *stateProgram) uapi.QuerySRQ { return uapi.QuerySRQ{SRQHandle: x.srq} }),
+	plain[uapi.DestroySRQResp](uapi.CmdDestroySRQ,
+		func(x *stateProgram) uapi.DestroySRQ { return uapi.DestroySRQ{SRQHandle: x.srq} }),
+	plain[uapi.OpenXRCDResp](uapi.CmdOpenXRCD, func(*stateProgram) uapi.OpenXRCD {
+		return uapi.OpenXRCD{FD: ^uint32(0),
+			OFlags: unix.O_CREAT}
+	}),
 	silentRow(uapi.CmdCloseXRCD, func(x *stateProgram) uapi.CloseXRCD { return uapi.CloseXRCD{XRCDHandle: x.spareXRCD} }),
 	plain[uapi.CreateQPResp](uapi.CmdOpenQP, func(x *stateProgram) uapi.OpenQP {
 		return uapi.OpenQP{PDHandle: x.xrcd, QPN: x.target, QPType: uapi.QPTXRCTgt}
 	}),
-	extended[uapi.ExQueryDeviceResp](uapi.ExCmdQueryDevice, func(*stateProgram) uapi.ExQueryDevice { return uapi.ExQueryDevice{} }),
-	extended[uapi.ExCreateCQResp](uapi.ExCmdCreateCQ, func(*stateProgram) uapi.ExCreateCQ { return uapi.ExCreateCQ{CQE: 4, CompChannel: -1} }),
+	extended[uapi.ExQueryDeviceResp](uapi.ExCmdQueryDevice,
+		func(*stateProgram) uapi.ExQueryDevice { return uapi.ExQueryDevice{} }),
+	extended[uapi.ExCreateCQResp](uapi.ExCmdCreateCQ, func(*stateProgram) uapi.ExCreateCQ {
+		return uapi.ExCreateCQ{CQE: 4,
+			CompChannel: -1}
+	}),
 	extended[uapi.ExCreateQPResp](uapi.ExCmdCreateQP, func(x *stateProgram) uapi.ExCreateQP {
 		return uapi.ExCreateQP{PDHandle: x.pd, SendCQHandle: x.cq, RecvCQHandle: x.cq, MaxSendWR: 4, QPType: uapi.QPTRC}
 	}),
@@ -466,7 +502,8 @@ var methodRows = []methodRow{
 	{"CQ.Resize", func(k *stateConsumer) error { return k.cq.Resize(20) }},
 	{"CQ.Destroy", func(k *stateConsumer) error { return k.spareCQ.Destroy() }},
 	{"QP.Modify", func(k *stateConsumer) error {
-		return k.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags)
+		return k.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1},
+			ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags)
 	}},
 	{"QP.Modify to ERR or RESET", func(k *stateConsumer) error {
 		return k.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
@@ -510,7 +547,8 @@ func (k *stateConsumer) address() *ib.AHAttr {
 }
 
 func (k *stateConsumer) newQP(t ib.QPType) ib.QPInitAttr {
-	return ib.QPInitAttr{SendCQ: k.cq, RecvCQ: k.cq, Type: t, Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1}}
+	return ib.QPInitAttr{SendCQ: k.cq, RecvCQ: k.cq, Type: t,
+		Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1}}
 }
 
 func (k *stateConsumer) flushed(err error) error {
@@ -550,7 +588,8 @@ func newStateConsumer(t *testing.T, x *stateProgram) *stateConsumer {
 	take(k.ud.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState|ib.QPAttrSQPSN))
 	k.mr, err = k.pd.RegMR(ib.MRInit{Space: k.mem, Addr: k.at, Length: 4096, Access: ib.AccessLocalWrite})
 	take(err)
-	k.odp, err = k.pd.RegMR(ib.MRInit{Space: k.mem, Addr: k.at, Length: 4096, Access: ib.AccessLocalWrite | ib.AccessOnDemand})
+	k.odp, err = k.pd.RegMR(ib.MRInit{Space: k.mem, Addr: k.at, Length: 4096,
+		Access: ib.AccessLocalWrite | ib.AccessOnDemand})
 	take(err)
 	k.fast, err = k.pd.AllocMR(4)
 	take(err)
@@ -593,10 +632,13 @@ returns. Destroying reports the event counts in every state.
 // noState lists the methods that do not depend on the state of the device: methods that return parameters of an object,
 // methods that drivers call, and methods that the rxe driver, or this process, does not use.
 var noState = map[string]bool{
-	"Access": true, "Addr": true, "Device": true, "Entries": true, "Init": true, "LKey": true, "RKey": true, "Num": true, "PD": true,
-	"Region": true, "Type": true, "Same": true, "Name": true, "State": true, "Objects": true, "Uses": true, "Peek": true, "Attached": true, "ClientData": true, "UpdateKey": true,
+	"Access": true, "Addr": true, "Device": true, "Entries": true, "Init": true, "LKey": true, "RKey": true, "Num": true,
+	"PD":     true,
+	"Region": true, "Type": true, "Same": true, "Name": true, "State": true, "Objects": true, "Uses": true, "Peek": true,
+	"Attached": true, "ClientData": true, "UpdateKey": true,
 
-	"OnEvent": true, "DestroyContext": true, "DeallocContext": true, "DeregContext": true, "ModifyContext": true, "Abandon": true, "AddressOfSender": true,
+	"OnEvent": true, "DestroyContext": true, "DeallocContext": true, "DeregContext": true, "ModifyContext": true,
+	"Abandon": true, "AddressOfSender": true,
 }
 
 // TestStates checks every entry of the tables, that no command or method is missing, and that docs/results/states.md
@@ -609,7 +651,8 @@ func TestStates(t *testing.T) {
 	}
 	check := func(name string, state int, want, got syscall.Errno) {
 		if got != want {
-			t.Errorf("%s in state %s: seen %s, expected %s", name, [...]string{"active", "error", "zombie", "gone"}[state], outcome(got), outcome(want))
+			t.Errorf("%s in state %s: seen %s, expected %s", name, [...]string{"active", "error", "zombie", "gone"}[state],
+				outcome(got), outcome(want))
 		}
 	}
 	line := func(name string, seen outcomes) {
@@ -691,11 +734,13 @@ func TestStates(t *testing.T) {
 		}
 		line(row.name, seen)
 	}
-	for _, v := range []any{&ib.Device{}, &ib.PD{}, &ib.MR{}, &ib.MW{}, &ib.AH{}, &ib.CQ{}, &ib.QP{}, &ib.SRQ{}, &ib.XRCD{}, &ib.GIDRef{}} {
+	for _, v := range []any{&ib.Device{}, &ib.PD{}, &ib.MR{}, &ib.MW{}, &ib.AH{}, &ib.CQ{}, &ib.QP{}, &ib.SRQ{},
+		&ib.XRCD{}, &ib.GIDRef{}} {
 		typ := reflect.TypeOf(v)
 		for i := range typ.NumMethod() {
 			name := typ.Elem().Name() + "." + typ.Method(i).Name
-			if !noState[typ.Method(i).Name] && !noState[name] && !slices.ContainsFunc(methodRows, func(r methodRow) bool { return r.name == name }) {
+			if !noState[typ.Method(i).Name] && !noState[name] &&
+				!slices.ContainsFunc(methodRows, func(r methodRow) bool { return r.name == name }) {
 				t.Errorf("%s has no row in methodRows", name)
 			}
 		}

@@ -39,7 +39,8 @@ var stuckCalls = []struct {
 	run    func(p *program, pd, cq, qp uint32) error
 }{
 	{ibfake.CreateQP, func(p *program, pd, cq, _ uint32) error {
-		_, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC})
+		_, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP,
+			uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC})
 		return err
 	}},
 	{ibfake.Doorbell, func(p *program, _, _, qp uint32) error { return p.ring(qp) }},
@@ -56,9 +57,11 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 	for _, test := range stuckCalls {
 		t.Run(string(test.method), func(t *testing.T) {
 			var log testutil.Buffer
-			w := newWorldWith(t, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(&log, nil)), Grace: 100 * time.Millisecond})
+			w := newWorldWith(t, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(&log, nil)),
+				Grace: 100 * time.Millisecond})
 			var violations []check.Violation
-			check.On(w.core, check.Config{Report: func(v check.Violation) { violations = append(violations, v) }, Patience: time.Minute})
+			check.On(w.core, check.Config{Report: func(v check.Violation) { violations = append(violations, v) },
+				Patience: time.Minute})
 			p, other := w.start(byWrite), w.start(byWrite)
 			pd, cq := p.allocPD(), p.createCQ(-1, 0)
 			qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
@@ -87,7 +90,8 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 				wantErrno(t, "alloc pd after the removal", err, syscall.EIO)
 			})
 			within(t, "a doorbell", func() { wantErrno(t, "doorbell after the removal", p.ring(qp), syscall.EIO) })
-			if !strings.Contains(log.String(), "left behind") || !strings.Contains(log.String(), fmt.Sprintf("uid=%d pid=%d name=test", p.UID(), p.PID())) {
+			if !strings.Contains(log.String(), "left behind") ||
+				!strings.Contains(log.String(), fmt.Sprintf("uid=%d pid=%d name=test", p.UID(), p.PID())) {
 				t.Errorf("the log does not name the process: %q", log.String())
 			}
 			within(t, "Resources", func() { w.srv.Resources() })
@@ -114,7 +118,8 @@ func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
 	for _, goes := range []bool{false, true} {
 		t.Run(fmt.Sprint(goes), func(t *testing.T) {
 			var log testutil.Buffer
-			w := newWorldWith(t, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(&log, nil)), Grace: 100 * time.Millisecond})
+			w := newWorldWith(t, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(&log, nil)),
+				Grace: 100 * time.Millisecond})
 			p, other := w.start(byWrite), w.start(byWrite)
 			pd, cq := p.allocPD(), p.createCQ(-1, 0)
 			for range 3 {

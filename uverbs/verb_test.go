@@ -91,7 +91,8 @@ func TestOnVerb(t *testing.T) {
 				func() error { _, err := do[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{}); return err }(),
 				silently(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState}),
 				func() error {
-					_, _, err := doEx[uapi.ExModifyQPResp](p, uapi.ExCmdModifyQP, uapi.ExModifyQP{Base: uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSReset, AttrMask: uapi.QPAttrState}}, 0)
+					_, _, err := doEx[uapi.ExModifyQPResp](p, uapi.ExCmdModifyQP,
+						uapi.ExModifyQP{Base: uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSReset, AttrMask: uapi.QPAttrState}}, 0)
 					return err
 				}(),
 				silently(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}),
@@ -104,7 +105,8 @@ func TestOnVerb(t *testing.T) {
 					t.Errorf("call %d: %v", i, err)
 				}
 			}
-			if want := []string{"alloc_pd", "modify_qp:err", "modify_qp:reset", "req_notify_cq", "destroy_qp"}; !slices.Equal(calls, want) {
+			if want := []string{"alloc_pd", "modify_qp:err", "modify_qp:reset", "req_notify_cq",
+				"destroy_qp"}; !slices.Equal(calls, want) {
 				t.Errorf("got the calls %q, want %q", calls, want)
 			}
 		}
@@ -112,7 +114,8 @@ func TestOnVerb(t *testing.T) {
 		if after := p.f.Info(); !reflect.DeepEqual(after, before) {
 			t.Errorf("something was done: %+v, before %+v", after, before)
 		}
-		if _, err := p.ioctl(uapi.ObjectPD, uapi.MethodPDDestroy, inline(uapi.AttrDestroyPDHandle, 0, uint64(pd))); !errors.Is(err, syscall.EDOM) {
+		if _, err := p.ioctl(uapi.ObjectPD, uapi.MethodPDDestroy,
+			inline(uapi.AttrDestroyPDHandle, 0, uint64(pd))); !errors.Is(err, syscall.EDOM) {
 			t.Errorf("a method: %v", err)
 		}
 		fail = false

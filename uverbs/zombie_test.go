@@ -172,7 +172,8 @@ func TestRemovalDuringCommand(t *testing.T) {
 			return err
 		}},
 		{ibfake.CreateQP, func(p *program, pd, cq uint32) error {
-			_, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC})
+			_, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP,
+				uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC})
 			return err
 		}},
 		{ibfake.DeallocPD, func(p *program, pd, cq uint32) error {
@@ -317,7 +318,8 @@ func TestCloseWithBrokenDriver(t *testing.T) {
 		t.Errorf("destroyed %v", got)
 	}
 	said := slices.Collect(strings.Lines(log.String()))
-	if len(said) != 2 || !strings.Contains(said[0], "cannot destroy AH") || !strings.Contains(said[1], "cannot destroy PD") {
+	if len(said) != 2 || !strings.Contains(said[0], "cannot destroy AH") ||
+		!strings.Contains(said[1], "cannot destroy PD") {
 		t.Errorf("log: %q", said)
 	}
 	if drv.Contexts() != 0 {

@@ -67,12 +67,16 @@ func (q *QP) Modify(a QPAttr, mask AttrMask) error {
 	}
 	req := uapi.ModifyQP{
 		Dest: uapi.QPDest{
-			DGID: a.AH.GID, FlowLabel: a.AH.FlowLabel, SGIDIndex: uint8(a.AH.SGIDIndex), HopLimit: a.AH.hops(), TrafficClass: a.AH.TrafficClass,
-			SL: a.AH.SL, IsGlobal: 1, PortNum: a.AH.port(),
+			DGID: a.AH.GID, FlowLabel: a.AH.FlowLabel, SGIDIndex: uint8(a.AH.SGIDIndex), HopLimit: a.AH.hops(),
+			TrafficClass: a.AH.TrafficClass,
+			SL:           a.AH.SL, IsGlobal: 1, PortNum: a.AH.port(),
 		},
-		QPHandle: q.handle, AttrMask: mask, QKey: a.QKey, RQPSN: a.RecvPSN, SQPSN: a.SendPSN, DestQPNum: a.DestQPN, QPAccessFlags: a.Access,
-		PKeyIndex: a.PKeyIndex, QPState: a.State, CurQPState: a.CurState, PathMTU: uint8(a.PathMTU), MaxRDAtomic: a.MaxReads,
-		MaxDestRDAtomic: a.MaxPeerReads, MinRNRTimer: a.MinRNRTimer, PortNum: a.Port, Timeout: a.Timeout, RetryCnt: a.RetryCount, RNRRetry: a.RNRRetry,
+		QPHandle: q.handle, AttrMask: mask, QKey: a.QKey, RQPSN: a.RecvPSN, SQPSN: a.SendPSN, DestQPNum: a.DestQPN,
+		QPAccessFlags: a.Access,
+		PKeyIndex:     a.PKeyIndex, QPState: a.State, CurQPState: a.CurState, PathMTU: uint8(a.PathMTU),
+		MaxRDAtomic:     a.MaxReads,
+		MaxDestRDAtomic: a.MaxPeerReads, MinRNRTimer: a.MinRNRTimer, PortNum: a.Port, Timeout: a.Timeout,
+		RetryCnt: a.RetryCount, RNRRetry: a.RNRRetry,
 	}
 	if a.NotifyWhenDrained {
 		req.EnSQDAsyncNotify = 1
@@ -125,13 +129,16 @@ func (q *QP) Query() (QPAttr, error) {
 		return QPAttr{}, failed(fmt.Sprintf("query QP %d", q.num), q.pd.d.name, err)
 	}
 	return QPAttr{
-		State: r.QPState, CurState: r.CurQPState, Access: r.QPAccessFlags, PKeyIndex: r.PKeyIndex, Port: r.PortNum, QKey: r.QKey,
+		State: r.QPState, CurState: r.CurQPState, Access: r.QPAccessFlags, PKeyIndex: r.PKeyIndex, Port: r.PortNum,
+		QKey: r.QKey,
 		AH: AHAttr{
 			GID: r.Dest.DGID, SGIDIndex: int(r.Dest.SGIDIndex), Port: int(r.Dest.PortNum), HopLimit: int(r.Dest.HopLimit),
 			TrafficClass: r.Dest.TrafficClass, FlowLabel: r.Dest.FlowLabel, SL: r.Dest.SL,
 		},
-		PathMTU: MTU(r.PathMTU), DestQPN: r.DestQPNum, RecvPSN: r.RQPSN, SendPSN: r.SQPSN, Timeout: r.Timeout, RetryCount: r.RetryCnt,
-		RNRRetry: r.RNRRetry, MinRNRTimer: r.MinRNRTimer, MaxReads: r.MaxRDAtomic, MaxPeerReads: r.MaxDestRDAtomic, SQDraining: r.SQDraining != 0,
+		PathMTU: MTU(r.PathMTU), DestQPN: r.DestQPNum, RecvPSN: r.RQPSN, SendPSN: r.SQPSN, Timeout: r.Timeout,
+		RetryCount: r.RetryCnt,
+		RNRRetry:   r.RNRRetry, MinRNRTimer: r.MinRNRTimer, MaxReads: r.MaxRDAtomic, MaxPeerReads: r.MaxDestRDAtomic,
+		SQDraining: r.SQDraining != 0,
 	}, nil
 }
 
@@ -166,7 +173,8 @@ func (e *Endpoint) UnmarshalBinary(b []byte) error {
 		return fmt.Errorf("verbs: endpoint of %d bytes, want %d: %w", len(b), EndpointSize, errInvalid)
 	}
 	copy(e.GID[:], b)
-	e.QPN, e.PSN, e.QKey, e.MTU = binary.BigEndian.Uint32(b[16:]), binary.BigEndian.Uint32(b[20:]), binary.BigEndian.Uint32(b[24:]), MTU(b[28])
+	e.QPN, e.PSN, e.QKey, e.MTU = binary.BigEndian.Uint32(b[16:]), binary.BigEndian.Uint32(b[20:]),
+		binary.BigEndian.Uint32(b[24:]), MTU(b[28])
 	return nil
 }
 
@@ -281,7 +289,8 @@ func ConnectPair(a, b *QP) error {
 // Prepare moves the queue pair from RESET to INIT, in which receives can be posted. It may sleep.
 func (q *QP) Prepare(p Path) error {
 	if p.Port < 0 || p.Port > 255 {
-		return failed(fmt.Sprintf("prepare QP %d", q.num), q.pd.d.name, fmt.Errorf("port %d is not within 1 to 255: %w", p.Port, errInvalid))
+		return failed(fmt.Sprintf("prepare QP %d", q.num), q.pd.d.name,
+			fmt.Errorf("port %d is not within 1 to 255: %w", p.Port, errInvalid))
 	}
 	mask := AttrState | AttrPKeyIndex | AttrPort
 	a := QPAttr{State: Init, Port: uint8(max(p.Port, 1)), Access: p.Access, QKey: p.qkey()}
@@ -310,7 +319,8 @@ func (q *QP) Prepare(p Path) error {
 // Activate moves a UD queue pair from RESET or INIT to RTS. It may sleep.
 func (q *QP) Activate(p Path) error {
 	if q.init.Type != UD {
-		return failed(fmt.Sprintf("activate QP %d", q.num), q.pd.d.name, fmt.Errorf("it is of type %v, and needs a peer: %w", q.init.Type, errInvalid))
+		return failed(fmt.Sprintf("activate QP %d", q.num), q.pd.d.name,
+			fmt.Errorf("it is of type %v, and needs a peer: %w", q.init.Type, errInvalid))
 	}
 	if err := q.prepared(p); err != nil {
 		return err
@@ -336,10 +346,12 @@ func (q *QP) prepared(p Path) error {
 // ConnectVia is Connect with the options of a Path.
 func (q *QP) ConnectVia(peer Endpoint, p Path) error {
 	if q.init.Type == UD {
-		return failed(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name, fmt.Errorf("it is of type UD, which has no peer: %w", errInvalid))
+		return failed(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name,
+			fmt.Errorf("it is of type UD, which has no peer: %w", errInvalid))
 	}
 	if p.Reads < 0 || p.Reads > 255 {
-		return failed(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name, fmt.Errorf("%d READs in flight are not within 0 to 255: %w", p.Reads, errInvalid))
+		return failed(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name,
+			fmt.Errorf("%d READs in flight are not within 0 to 255: %w", p.Reads, errInvalid))
 	}
 	gid, mtu, err := q.side(&p)
 	if err != nil {
@@ -363,8 +375,10 @@ func (q *QP) ConnectVia(peer Endpoint, p Path) error {
 		reads = min(16, d.MaxQPReads, d.MaxQPInitReads)
 	}
 	rtr := QPAttr{
-		State: RTR, PathMTU: mtu, DestQPN: peer.QPN, RecvPSN: peer.PSN, MaxPeerReads: uint8(reads), MinRNRTimer: rnrCode(p.RNRTimer),
-		AH: AHAttr{GID: peer.GID, SGIDIndex: gid.Index, Port: p.Port, TrafficClass: p.TrafficClass, FlowLabel: p.FlowLabel},
+		State: RTR, PathMTU: mtu, DestQPN: peer.QPN, RecvPSN: peer.PSN, MaxPeerReads: uint8(reads),
+		MinRNRTimer: rnrCode(p.RNRTimer),
+		AH: AHAttr{GID: peer.GID, SGIDIndex: gid.Index, Port: p.Port, TrafficClass: p.TrafficClass,
+			FlowLabel: p.FlowLabel},
 	}
 	mask := AttrState | AttrAH | AttrPathMTU | AttrDestQPN | AttrRecvPSN
 	if q.init.Type == RC {
@@ -374,7 +388,8 @@ func (q *QP) ConnectVia(peer Endpoint, p Path) error {
 		return err
 	}
 	rts := QPAttr{
-		State: RTS, SendPSN: q.psn(), Timeout: timeoutCode(p.Timeout), RetryCount: count(p.Retries), RNRRetry: count(p.RNRRetries), MaxReads: uint8(reads),
+		State: RTS, SendPSN: q.psn(), Timeout: timeoutCode(p.Timeout), RetryCount: count(p.Retries),
+		RNRRetry: count(p.RNRRetries), MaxReads: uint8(reads),
 	}
 	mask = AttrState | AttrSendPSN
 	if q.init.Type == RC {
@@ -409,7 +424,8 @@ func timeoutCode(d time.Duration) uint8 {
 
 // rnrTimers holds the times of the codes from 1, in units of 10 us. (IBA table 46)
 var rnrTimers = [...]time.Duration{
-	1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+	1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192,
+	12288, 16384, 24576, 32768, 49152,
 }
 
 // rnrCode returns the code of the shortest RNR timer of at least d.

@@ -144,7 +144,8 @@ func (d *Device) CreateCQ(entries int, channel *Channel) (*CQ, error) {
 		return fail(err)
 	}
 	c.id = d.number()
-	q, r, err := d.p.CreateCQ(d.cmd, uapi.CreateCQ{UserHandle: c.id, CQE: uint32(entries), CompChannel: int32(c.channel.events.FD())})
+	q, r, err := d.p.CreateCQ(d.cmd, uapi.CreateCQ{UserHandle: c.id, CQE: uint32(entries),
+		CompChannel: int32(c.channel.events.FD())})
 	if err != nil {
 		release()
 		return fail(err)

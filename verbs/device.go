@@ -75,7 +75,8 @@ func devicesIn(class, nodes string) ([]DeviceInfo, error) {
 			continue
 		}
 		path := filepath.Join(nodes, e.Name())
-		d := DeviceInfo{Name: name, Path: path, abi: abi, open: func() (transport.Transport, error) { return transport.Open(path) }}
+		d := DeviceInfo{Name: name, Path: path, abi: abi,
+			open: func() (transport.Transport, error) { return transport.Open(path) }}
 		if d.provider() != nil {
 			list = append(list, d)
 		}

@@ -78,7 +78,8 @@ type QP struct {
 // CreateQP creates a queue pair. It may sleep. (ibv_create_qp)
 func (p *PD) CreateQP(init QPInit) (*QP, error) {
 	fail := func(err error) (*QP, error) { return nil, failed("create a QP", p.d.name, err) }
-	if init.SendCQ == nil || init.SRQ != nil && init.SRQ.pd.d != p.d || init.SendCQ.d != p.d || init.RecvCQ != nil && init.RecvCQ.d != p.d {
+	if init.SendCQ == nil || init.SRQ != nil && init.SRQ.pd.d != p.d || init.SendCQ.d != p.d || init.RecvCQ != nil &&
+		init.RecvCQ.d != p.d {
 		return fail(fmt.Errorf("it needs queues of the same device: %w", errInvalid))
 	}
 	if init.RecvCQ == nil {
@@ -90,7 +91,8 @@ func (p *PD) CreateQP(init QPInit) (*QP, error) {
 	for _, f := range []struct {
 		v        *int
 		standard int
-	}{{&init.SendWRs, defaultWRs}, {&init.RecvWRs, defaultWRs}, {&init.SendSGEs, 1}, {&init.RecvSGEs, 1}, {&init.Inline, 0}} {
+	}{{&init.SendWRs, defaultWRs}, {&init.RecvWRs, defaultWRs}, {&init.SendSGEs, 1}, {&init.RecvSGEs, 1},
+		{&init.Inline, 0}} {
 		if *f.v < 0 || int64(*f.v) > 1<<31-1 {
 			return fail(fmt.Errorf("size %d: %w", *f.v, errInvalid))
 		}
@@ -100,7 +102,8 @@ func (p *PD) CreateQP(init QPInit) (*QP, error) {
 	}
 	users := []*life{&p.life, &init.SendCQ.life, &init.RecvCQ.life}
 	req := uapi.CreateQP{
-		PDHandle: p.handle, SendCQHandle: init.SendCQ.handle, RecvCQHandle: init.RecvCQ.handle, MaxSendWR: uint32(init.SendWRs),
+		PDHandle: p.handle, SendCQHandle: init.SendCQ.handle, RecvCQHandle: init.RecvCQ.handle,
+		MaxSendWR: uint32(init.SendWRs),
 		MaxRecvWR: uint32(init.RecvWRs), MaxSendSGE: uint32(init.SendSGEs), MaxRecvSGE: uint32(init.RecvSGEs),
 		MaxInlineData: uint32(init.Inline), QPType: init.Type,
 	}
@@ -281,7 +284,8 @@ func (q *QP) push(wr *SendWR) error {
 	}
 	w := &q.wr
 	*w = provider.SendWR{
-		ID: wr.ID, Opcode: wr.Opcode, Flags: wr.Flags, SGE: gather(&q.sges[0], wr.Local, wr.List), Inline: wr.Inline, Imm: wr.Imm,
+		ID: wr.ID, Opcode: wr.Opcode, Flags: wr.Flags, SGE: gather(&q.sges[0], wr.Local, wr.List), Inline: wr.Inline,
+		Imm: wr.Imm,
 		Key: wr.InvalidateKey, RemoteAddr: wr.Remote.Addr, RKey: wr.Remote.RKey, CompareAdd: wr.CompareAdd, Swap: wr.Swap,
 		Flush: wr.Flush,
 	}
@@ -418,7 +422,8 @@ func (p *PD) CreateSRQ(wrs, sges int) (*SRQ, error) {
 		return fail(err)
 	}
 	s := &SRQ{pd: p, id: p.d.number()}
-	q, r, err := p.d.p.CreateSRQ(p.d.cmd, uapi.CreateSRQ{UserHandle: s.id, PDHandle: p.handle, MaxWR: uint32(wrs), MaxSGE: uint32(max(sges, 1))})
+	q, r, err := p.d.p.CreateSRQ(p.d.cmd, uapi.CreateSRQ{UserHandle: s.id, PDHandle: p.handle, MaxWR: uint32(wrs),
+		MaxSGE: uint32(max(sges, 1))})
 	if err != nil {
 		p.life.put()
 		return fail(err)
@@ -566,8 +571,9 @@ func (p *PD) CreateAH(a AHAttr) (*AH, error) {
 		return fail(err)
 	}
 	h, err := p.d.p.CreateAH(p.d.cmd, p.handle, uapi.AHAttr{
-		GRH: uapi.GlobalRoute{DGID: a.GID, FlowLabel: a.FlowLabel, SGIDIndex: uint8(a.SGIDIndex), HopLimit: a.hops(), TrafficClass: a.TrafficClass},
-		SL:  a.SL, IsGlobal: 1, PortNum: a.port(),
+		GRH: uapi.GlobalRoute{DGID: a.GID, FlowLabel: a.FlowLabel, SGIDIndex: uint8(a.SGIDIndex), HopLimit: a.hops(),
+			TrafficClass: a.TrafficClass},
+		SL: a.SL, IsGlobal: 1, PortNum: a.port(),
 	})
 	if err != nil {
 		p.life.put()
@@ -580,7 +586,8 @@ func (p *PD) CreateAH(a AHAttr) (*AH, error) {
 // first 40 bytes of the receive memory. It may sleep. (ibv_create_ah_from_wc)
 func (p *PD) AddressOf(wc *WC, header []byte, sgidIndex int) (*AH, error) {
 	if wc.Flags&WithGRH == 0 || len(header) < 40 {
-		return nil, failed("create an address handle of a datagram", p.d.name, fmt.Errorf("it has no global route header: %w", errInvalid))
+		return nil, failed("create an address handle of a datagram", p.d.name,
+			fmt.Errorf("it has no global route header: %w", errInvalid))
 	}
 	var g GID
 	if header[0]>>4 == 6 {
@@ -655,10 +662,12 @@ func (b *Bind) forDevice() (provider.Bind, error) {
 		return provider.Bind{}, fmt.Errorf("a bind needs a window and a region: %w", errInvalid)
 	}
 	if b.Offset < 0 || b.Length < 0 || b.Offset > b.MR.Len() || b.Length > b.MR.Len()-b.Offset {
-		return provider.Bind{}, fmt.Errorf("%d bytes from offset %d of a region of %d: %w", b.Length, b.Offset, b.MR.Len(), errInvalid)
+		return provider.Bind{}, fmt.Errorf("%d bytes from offset %d of a region of %d: %w", b.Length, b.Offset, b.MR.Len(),
+			errInvalid)
 	}
 	return provider.Bind{
-		WindowKey: b.MW.RKey(), NewKey: b.NewKey, LKey: b.MR.lkey, Addr: b.MR.iova + uint64(b.Offset), Length: uint64(b.Length), Access: b.Access,
+		WindowKey: b.MW.RKey(), NewKey: b.NewKey, LKey: b.MR.lkey, Addr: b.MR.iova + uint64(b.Offset),
+		Length: uint64(b.Length), Access: b.Access,
 	}, nil
 }
 

@@ -41,12 +41,17 @@ func (d *Device) Query() (DeviceAttr, error) {
 	}
 	b := &r.Base
 	return DeviceAttr{
-		NodeGUID: b.NodeGUID.Uint64(), SysImageGUID: b.SysImageGUID.Uint64(), VendorID: b.VendorID, VendorPartID: b.VendorPartID,
-		HWVersion: b.HWVer, Firmware: b.FWVer, MaxMRSize: b.MaxMRSize, MaxQP: int(b.MaxQP), MaxQPWR: int(b.MaxQPWR), MaxSGE: int(b.MaxSGE),
-		MaxSGERead: int(b.MaxSGERD), MaxCQ: int(b.MaxCQ), MaxCQE: int(b.MaxCQE), MaxMR: int(b.MaxMR), MaxPD: int(b.MaxPD), MaxMW: int(b.MaxMW),
+		NodeGUID: b.NodeGUID.Uint64(), SysImageGUID: b.SysImageGUID.Uint64(), VendorID: b.VendorID,
+		VendorPartID: b.VendorPartID,
+		HWVersion:    b.HWVer, Firmware: b.FWVer, MaxMRSize: b.MaxMRSize, MaxQP: int(b.MaxQP), MaxQPWR: int(b.MaxQPWR),
+		MaxSGE:     int(b.MaxSGE),
+		MaxSGERead: int(b.MaxSGERD), MaxCQ: int(b.MaxCQ), MaxCQE: int(b.MaxCQE), MaxMR: int(b.MaxMR), MaxPD: int(b.MaxPD),
+		MaxMW:      int(b.MaxMW),
 		MaxQPReads: int(b.MaxQPRDAtom), MaxQPInitReads: int(b.MaxQPInitRDAtom), MaxAH: int(b.MaxAH), MaxSRQ: int(b.MaxSRQ),
-		MaxSRQWR: int(b.MaxSRQWR), MaxSRQSGE: int(b.MaxSRQSGE), MaxMulticastGroups: int(b.MaxMcastGrp), MaxPKeys: int(b.MaxPKeys),
-		Ports: int(b.PhysPortCnt), Atomics: b.AtomicCap, Caps: r.DeviceCapFlagsEx, ODP: r.ODPCaps.GeneralCaps&uapi.ODPSupport != 0,
+		MaxSRQWR: int(b.MaxSRQWR), MaxSRQSGE: int(b.MaxSRQSGE), MaxMulticastGroups: int(b.MaxMcastGrp),
+		MaxPKeys: int(b.MaxPKeys),
+		Ports:    int(b.PhysPortCnt), Atomics: b.AtomicCap, Caps: r.DeviceCapFlagsEx,
+		ODP: r.ODPCaps.GeneralCaps&uapi.ODPSupport != 0,
 	}, nil
 }
 
@@ -80,7 +85,8 @@ func (d *Device) QueryPort(port int) (PortAttr, error) {
 		return PortAttr{}, failed(fmt.Sprintf("query port %d", port), d.name, err)
 	}
 	return PortAttr{
-		State: r.State, Phys: r.PhysState, MaxMTU: MTU(r.MaxMTU), ActiveMTU: MTU(r.ActiveMTU), GIDs: int(r.GIDTblLen), PKeys: int(r.PKeyTblLen),
+		State: r.State, Phys: r.PhysState, MaxMTU: MTU(r.MaxMTU), ActiveMTU: MTU(r.ActiveMTU), GIDs: int(r.GIDTblLen),
+		PKeys:      int(r.PKeyTblLen),
 		MaxMessage: r.MaxMsgSz, LinkLayer: r.LinkLayer, Width: r.ActiveWidth, Speed: r.ActiveSpeed,
 	}, nil
 }
@@ -127,7 +133,8 @@ func (d *Device) GIDs() ([]GIDEntry, error) {
 	}
 	list := make([]GIDEntry, len(table))
 	for i, e := range table {
-		list[i] = GIDEntry{GID: GID(e.GID), Index: int(e.GIDIndex), Port: int(e.PortNum), Type: e.GIDType, Interface: int(e.NetdevIfindex)}
+		list[i] = GIDEntry{GID: GID(e.GID), Index: int(e.GIDIndex), Port: int(e.PortNum), Type: e.GIDType,
+			Interface: int(e.NetdevIfindex)}
 	}
 	return list, nil
 }

@@ -43,7 +43,8 @@ func TestDevicesIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	list, err := devicesIn(dir, "/dev/infiniband")
-	if err != nil || len(list) != 2 || list[0].Name != "rxe0" || list[0].Path != "/dev/infiniband/uverbs1" || list[1].Name != "rxe1" {
+	if err != nil || len(list) != 2 || list[0].Name != "rxe0" || list[0].Path != "/dev/infiniband/uverbs1" ||
+		list[1].Name != "rxe1" {
 		t.Errorf("got %v, %v, want rxe0 and rxe1", list, err)
 	}
 	if list, err := devicesIn(filepath.Join(dir, "none"), ""); err != nil || len(list) != 0 {
@@ -73,14 +74,16 @@ func TestEndpoint(t *testing.T) {
 // TestCodes checks that times are rounded up to codes of the device.
 func TestCodes(t *testing.T) {
 	for d, want := range map[time.Duration]uint8{
-		0: 14, 1: 1, 8192: 1, 8193: 2, 67 * time.Millisecond: 14, 68 * time.Millisecond: 15, time.Hour: 30, 3 * time.Hour: 31, 1 << 62: 31,
+		0: 14, 1: 1, 8192: 1, 8193: 2, 67 * time.Millisecond: 14, 68 * time.Millisecond: 15, time.Hour: 30, 3 * time.Hour: 31,
+		1 << 62: 31,
 	} {
 		if got := timeoutCode(d); got != want {
 			t.Errorf("timeoutCode(%v): got %d, want %d", d, got, want)
 		}
 	}
 	for d, want := range map[time.Duration]uint8{
-		0: 12, 1: 1, 10 * time.Microsecond: 1, 11 * time.Microsecond: 2, 640 * time.Microsecond: 12, 491520 * time.Microsecond: 31, time.Second: 0,
+		0: 12, 1: 1, 10 * time.Microsecond: 1, 11 * time.Microsecond: 2, 640 * time.Microsecond: 12,
+		491520 * time.Microsecond: 31, time.Second: 0,
 	} {
 		if got := rnrCode(d); got != want {
 			t.Errorf("rnrCode(%v): got %d, want %d", d, got, want)

@@ -72,7 +72,8 @@ func (k *key) cover(r *umem.Region, access ib.AccessFlags) {
 }
 
 // RegMR implements ib.Driver.
-func (d *Device) RegMR(obj ib.MRHandle, p ib.DriverPD, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
+func (d *Device) RegMR(obj ib.MRHandle, p ib.DriverPD, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR,
+	error) {
 	if err := checkAccess(access); err != nil {
 		return nil, err
 	}

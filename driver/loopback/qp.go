@@ -69,7 +69,8 @@ func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (
 	default:
 		return nil, fmt.Errorf("unsupported type %v: %w", init.Type, syscall.EOPNOTSUPP)
 	}
-	if c.MaxSendWR > maxWR || c.MaxRecvWR > maxWR || c.MaxSendSGE > maxSGE || c.MaxRecvSGE > maxSGE || c.MaxInlineData > maxInline {
+	if c.MaxSendWR > maxWR || c.MaxRecvWR > maxWR || c.MaxSendSGE > maxSGE || c.MaxRecvSGE > maxSGE ||
+		c.MaxInlineData > maxInline {
 		return nil, fmt.Errorf("invalid capacities %+v: %w", *c, syscall.EINVAL)
 	}
 	q := &QP{dev: d, obj: obj, pd: domain(init.PD), init: *init, sq: newRing[sendWQE](int(c.MaxSendWR))}

@@ -22,7 +22,8 @@ func (s *SRQ) queue() *recvQueue { return &s.rq }
 // CreateSRQ implements ib.SRQDriver.
 func (d *Device) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (ib.DriverSRQ, error) {
 	if init.Attr.MaxWR > maxWR || init.Attr.MaxSGE > maxSGE || u != nil {
-		return nil, fmt.Errorf("invalid capacity of %d work requests of %d elements: %w", init.Attr.MaxWR, init.Attr.MaxSGE, syscall.EINVAL)
+		return nil, fmt.Errorf("invalid capacity of %d work requests of %d elements: %w", init.Attr.MaxWR, init.Attr.MaxSGE,
+			syscall.EINVAL)
 	}
 	s := &SRQ{dev: d, obj: obj}
 	s.rq = recvQueue{ring: newRing[recvWQE](int(init.Attr.MaxWR)), maxSGE: init.Attr.MaxSGE, pd: domain(init.PD), srq: s}
@@ -50,7 +51,8 @@ func (s *SRQ) Modify(attr *ib.SRQAttr, mask ib.SRQAttrMask, u *ib.Udata) error {
 		room = attr.MaxWR
 	}
 	if room == 0 || room > maxWR || int(room) < s.rq.n || mask&ib.SRQAttrLimit != 0 && attr.Limit > room {
-		return fmt.Errorf("invalid capacity %d or limit %d with %d work requests queued: %w", room, attr.Limit, s.rq.n, syscall.EINVAL)
+		return fmt.Errorf("invalid capacity %d or limit %d with %d work requests queued: %w", room, attr.Limit, s.rq.n,
+			syscall.EINVAL)
 	}
 	if int(room) != len(s.rq.slots) {
 		r := newRing[recvWQE](int(room))

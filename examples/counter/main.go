@@ -83,7 +83,8 @@ func add(pd *verbs.PD, number *verbs.MR, times int) error {
 	if err != nil {
 		return err
 	}
-	wr := verbs.SendWR{Opcode: verbs.FetchAdd, Flags: verbs.Signaled, Local: before.SGE(0, 8), CompareAdd: 1, Remote: number.Remote(0)}
+	wr := verbs.SendWR{Opcode: verbs.FetchAdd, Flags: verbs.Signaled, Local: before.SGE(0, 8), CompareAdd: 1,
+		Remote: number.Remote(0)}
 	var wc [1]verbs.WC
 	for range times {
 		if err := qp.PostSend(&wr); err != nil {

@@ -154,7 +154,8 @@ func (e *endpoint) receive(i int, done completion.Done) error {
 
 // send sends n bytes of a slot's data.
 func (e *endpoint) send(i int, ah *ib.AH, qpn, n uint32, done completion.Done) error {
-	return e.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: e.sgl(i, grhLen, n), AH: ah, RemoteQPN: qpn, RemoteQKey: key}, done)
+	return e.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: e.sgl(i, grhLen, n), AH: ah, RemoteQPN: qpn,
+		RemoteQKey: key}, done)
 }
 
 // close destroys everything. It sleeps, so completion functions must not call it.

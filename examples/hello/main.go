@@ -16,7 +16,8 @@ func main() {
 	must(0, verbs.ConnectPair(a, b))
 	from, to := must(pd.Alloc(64, 0)), must(pd.Alloc(64, verbs.LocalWrite|verbs.RemoteWrite))
 	n := copy(from.Bytes(), "hello, world")
-	must(0, a.PostSend(&verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: from.SGE(0, n), Remote: to.Remote(0)}))
+	must(0, a.PostSend(&verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: from.SGE(0, n),
+		Remote: to.Remote(0)}))
 	var wc [1]verbs.WC
 	must(cq.Wait(context.Background(), wc[:]))
 	fmt.Printf("%v: %s\n", wc[0].Status, to.Bytes()[:n])

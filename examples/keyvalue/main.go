@@ -61,7 +61,8 @@ func (r *reader) get(ctx context.Context, key string) (string, error) {
 	for i := range slots {
 		from := r.table
 		from.Addr += uint64((hash(key) + i) % slots * slotSize)
-		err := r.qp.PostSend(&verbs.SendWR{Opcode: verbs.Read, Flags: verbs.Signaled, Local: r.slot.SGE(0, slotSize), Remote: from})
+		err := r.qp.PostSend(&verbs.SendWR{Opcode: verbs.Read, Flags: verbs.Signaled, Local: r.slot.SGE(0, slotSize),
+			Remote: from})
 		if err != nil {
 			return "", err
 		}

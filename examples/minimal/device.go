@@ -145,7 +145,8 @@ type region struct {
 }
 
 // RegMR implements ib.Driver.
-func (d *Device) RegMR(mr ib.MRHandle, pd ib.DriverPD, mem *umem.Region, access ib.AccessFlags, _ *ib.Udata) (ib.DriverMR, error) {
+func (d *Device) RegMR(mr ib.MRHandle, pd ib.DriverPD, mem *umem.Region, access ib.AccessFlags,
+	_ *ib.Udata) (ib.DriverMR, error) {
 	if mem.OnDemand() {
 		return nil, fmt.Errorf("register memory on demand: %w", syscall.EOPNOTSUPP)
 	}

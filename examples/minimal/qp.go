@@ -131,7 +131,8 @@ func (q *queuePair) PostSend(wrs []ib.SendWR) (n int, err error) {
 		case wr.Opcode != ib.WRSend && wr.Opcode != ib.WRSendWithImm:
 			return n, fmt.Errorf("post send: opcode %v: %w", wr.Opcode, syscall.EOPNOTSUPP)
 		case inline && len(wr.Inline) > int(q.cap.MaxInlineData):
-			return n, fmt.Errorf("post send: %d bytes inline, at most %d: %w", len(wr.Inline), q.cap.MaxInlineData, syscall.EINVAL)
+			return n, fmt.Errorf("post send: %d bytes inline, at most %d: %w", len(wr.Inline), q.cap.MaxInlineData,
+				syscall.EINVAL)
 		case !inline && len(wr.SGList) > int(q.cap.MaxSendSGE):
 			return n, fmt.Errorf("post send: %d elements, at most %d: %w", len(wr.SGList), q.cap.MaxSendSGE, syscall.EINVAL)
 		case len(q.sends) >= int(q.cap.MaxSendWR):

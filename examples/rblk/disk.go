@@ -99,7 +99,8 @@ var ErrLost = fmt.Errorf("the target cannot be reached: %w", syscall.EIO)
 
 // ErrUnsynced: the target's host has crashed and lost writes that had completed but were not synced. The disk is lost
 // permanently, because its contents differ from the written data. It wraps EIO.
-var ErrUnsynced = fmt.Errorf("the target's host was started anew, and writes that were not synced are lost: %w", syscall.EIO)
+var ErrUnsynced = fmt.Errorf("the target's host was started anew, and writes that were not synced are lost: %w",
+	syscall.EIO)
 
 var errNoDevice = errors.New("there is no RDMA device to use")
 
@@ -418,7 +419,8 @@ func (d *Disk) do(o op, p []byte, off int64) error {
 	}
 	r := &d.requests[tag]
 	r.busy, r.seq, r.covers = true, d.seq, d.written
-	r.req = request{op: o, tag: tag, length: uint32(len(p)), offset: uint64(off), addr: d.data.addr + uint64(int(tag)*d.maxIO)}
+	r.req = request{op: o, tag: tag, length: uint32(len(p)), offset: uint64(off), addr: d.data.addr +
+		uint64(int(tag)*d.maxIO)}
 	d.seq++
 	if d.link != nil {
 		d.post(int(tag))

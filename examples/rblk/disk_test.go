@@ -172,7 +172,8 @@ func TestOpenRefused(t *testing.T) {
 	cfg.Device = "rxe7"
 	ctx, cancel = context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := Open(ctx, &w.init.core, cfg); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no RDMA device to use") {
+	if _, err := Open(ctx, &w.init.core, cfg); !errors.Is(err, context.DeadlineExceeded) ||
+		!strings.Contains(err.Error(), "no RDMA device to use") {
 		t.Errorf("open without a device: %v", err)
 	}
 }

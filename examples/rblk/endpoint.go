@@ -47,7 +47,8 @@ func newMemory(n int, access ib.AccessFlags) (*memory, error) {
 // newEndpoint creates the objects on a device. The queues have additional entries for the first messages and for a
 // probe. handle is called for each completion, one at a time, and may not sleep. After an error all objects are
 // destroyed.
-func newEndpoint(dev *ib.Device, sendQueue, recvQueue int, handle func(*ib.WC), event func(ib.EventType), mem ...*memory) (_ *endpoint, err error) {
+func newEndpoint(dev *ib.Device, sendQueue, recvQueue int, handle func(*ib.WC), event func(ib.EventType),
+	mem ...*memory) (_ *endpoint, err error) {
 	e := &endpoint{dev: dev}
 	e.done = func(wc *ib.WC) {
 		if !e.isClosed() { // else it is flushed, and the session has ended
@@ -75,7 +76,8 @@ func newEndpoint(dev *ib.Device, sendQueue, recvQueue int, handle func(*ib.WC), 
 	if e.said, err = e.register(e.talk); err != nil {
 		return nil, err
 	}
-	if e.cq, err = completion.New(dev, completion.Init{Entries: sendQueue + recvQueue + 3, Context: completion.Callback}); err != nil {
+	if e.cq, err = completion.New(dev, completion.Init{Entries: sendQueue + recvQueue + 3,
+		Context: completion.Callback}); err != nil {
 		return nil, err
 	}
 	if e.qp, err = e.cq.CreateQP(e.pd, ib.QPInitAttr{
@@ -94,7 +96,8 @@ func (e *endpoint) register(m *memory) (*ib.MR, error) {
 
 // listen posts the receive for the peer's login or welcome, as the first one.
 func (e *endpoint) listen() error {
-	return e.recv(ib.RecvWR{ID: ofHello, SGList: []ib.SGE{{Addr: e.talk.addr + helloLen, Length: helloLen, LKey: e.said.LKey()}}})
+	return e.recv(ib.RecvWR{ID: ofHello, SGList: []ib.SGE{{Addr: e.talk.addr + helloLen, Length: helloLen,
+		LKey: e.said.LKey()}}})
 }
 
 // heard returns the peer's login or welcome.
@@ -113,7 +116,8 @@ func (e *endpoint) say(v any) error {
 	}
 	copy(e.talk.bytes, b)
 	return e.send(ib.SendWR{
-		ID: ofReply, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: []ib.SGE{{Addr: e.talk.addr, Length: uint32(len(b)), LKey: e.said.LKey()}},
+		ID: ofReply, Opcode: ib.WRSend, Flags: ib.SendSignaled,
+		SGList: []ib.SGE{{Addr: e.talk.addr, Length: uint32(len(b)), LKey: e.said.LKey()}},
 	})
 }
 

@@ -32,7 +32,8 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer manager.Close()
-	target, err := rblk.NewTarget(&core, rblk.TargetConfig{Exports: map[string]rblk.Store{"disk": rblk.NewMemory(1 << 20)}})
+	target, err := rblk.NewTarget(&core,
+		rblk.TargetConfig{Exports: map[string]rblk.Store{"disk": rblk.NewMemory(1 << 20)}})
 	if err != nil {
 		log.Fatal(err)
 	}

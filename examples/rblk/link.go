@@ -40,7 +40,8 @@ const (
 func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_ *link, err error) {
 	ctx, cancel := context.WithTimeout(ctx, loginTime)
 	defer cancel()
-	l := &link{disk: d, failed: failed, hello: make(chan []byte, 1), watch: make(chan struct{}), proved: make(chan struct{})}
+	l := &link{disk: d, failed: failed, hello: make(chan []byte, 1), watch: make(chan struct{}),
+		proved: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			if l.ep != nil {
@@ -51,11 +52,13 @@ func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_
 			}
 		}
 	}()
-	if l.conn, err = d.cfg.Manager.Resolve(ctx, rdmacm.Target{Addr: d.cfg.Target, Device: dev, ACKTimeout: ackTimeout}); err != nil {
+	if l.conn, err = d.cfg.Manager.Resolve(ctx, rdmacm.Target{Addr: d.cfg.Target, Device: dev,
+		ACKTimeout: ackTimeout}); err != nil {
 		return nil, err
 	}
 	if d.data == nil {
-		if d.data, err = newMemory(d.cfg.Depth*d.cfg.MaxIO, ib.AccessLocalWrite|ib.AccessRemoteWrite|ib.AccessRemoteRead); err != nil {
+		if d.data, err = newMemory(d.cfg.Depth*d.cfg.MaxIO,
+			ib.AccessLocalWrite|ib.AccessRemoteWrite|ib.AccessRemoteRead); err != nil {
 			return nil, err
 		}
 	}
@@ -63,7 +66,8 @@ func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_
 	if l.ctl, err = newMemory(depth*(requestLen+responseLen), ib.AccessLocalWrite); err != nil {
 		return nil, err
 	}
-	if l.ep, err = newEndpoint(dev, 4*depth, depth, l.handle, func(e ib.EventType) { failed(fmt.Errorf("%v", e)) }, l.ctl, d.data); err != nil {
+	if l.ep, err = newEndpoint(dev, 4*depth, depth, l.handle, func(e ib.EventType) { failed(fmt.Errorf("%v", e)) }, l.ctl,
+		d.data); err != nil {
 		return nil, err
 	}
 	if err = l.conn.Init(l.ep.qp.QP); err != nil {

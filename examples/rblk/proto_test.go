@@ -75,7 +75,8 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("%x is taken for %+v", in, r)
 			}
 		}
-		if o, err := parseOffer(in); err == nil && (o.depth < 1 || o.depth > maxDepth || o.maxIO < 512 || o.maxIO > maxMaxIO) {
+		if o, err := parseOffer(in); err == nil && (o.depth < 1 || o.depth > maxDepth || o.maxIO < 512 ||
+			o.maxIO > maxMaxIO) {
 			t.Errorf("%x is taken for %+v", in, o)
 		}
 		if r, ok := parseRefusal(in); ok && r.why == "" {

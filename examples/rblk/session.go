@@ -59,8 +59,9 @@ const (
 
 func newSession(dev *ib.Device, depth, maxIO int) *session {
 	return &session{
-		dev: dev, depth: depth, maxIO: maxIO, opened: make(chan struct{}), places: make([]place, depth), hello: make(chan []byte, 1),
-		work: make(chan uint16, depth), over: make(chan struct{}), lost: make(chan struct{}),
+		dev: dev, depth: depth, maxIO: maxIO, opened: make(chan struct{}), places: make([]place, depth),
+		hello: make(chan []byte, 1),
+		work:  make(chan uint16, depth), over: make(chan struct{}), lost: make(chan struct{}),
 	}
 }
 
@@ -74,7 +75,8 @@ func (s *session) open(r *rdmacm.Request, workers int) (err error) {
 		return err
 	}
 	// A place may be reused once its response is posted, before that has completed: twice the entries.
-	if s.ep, err = newEndpoint(s.dev, 4*s.depth, s.depth+1, s.handle, func(e ib.EventType) { s.lose(fmt.Errorf("%v", e)) }, s.ctl, s.data); err != nil {
+	if s.ep, err = newEndpoint(s.dev, 4*s.depth, s.depth+1, s.handle, func(e ib.EventType) { s.lose(fmt.Errorf("%v", e)) },
+		s.ctl, s.data); err != nil {
 		return err
 	}
 	if err = r.Init(s.ep.qp.QP); err != nil {
@@ -88,7 +90,8 @@ func (s *session) open(r *rdmacm.Request, workers int) (err error) {
 			return err
 		}
 	}
-	if s.conn, err = r.Accept(s.ep.qp.QP, rdmacm.Param{InitiatorDepth: min(readDepth, r.Param.InitiatorDepth)}, nil); err != nil {
+	if s.conn, err = r.Accept(s.ep.qp.QP, rdmacm.Param{InitiatorDepth: min(readDepth, r.Param.InitiatorDepth)},
+		nil); err != nil {
 		return err
 	}
 	for range workers {
@@ -231,7 +234,8 @@ func (s *session) arrived(slot int, n uint32) error {
 		return nil
 	}
 	return s.ep.send(ib.SendWR{
-		ID: ofFetch | uint64(r.tag), Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: s.pieceSGL(r.tag, r.length), RemoteAddr: r.addr, RKey: r.rkey,
+		ID: ofFetch | uint64(r.tag), Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: s.pieceSGL(r.tag, r.length),
+		RemoteAddr: r.addr, RKey: r.rkey,
 	})
 }
 
@@ -248,7 +252,8 @@ func (s *session) serve() {
 		case opRead:
 			var n int
 			if n, err = store.ReadAt(data, int64(r.offset)); n == len(data) { // possibly with io.EOF
-				err = s.ep.send(ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: s.pieceSGL(tag, r.length), RemoteAddr: r.addr, RKey: r.rkey})
+				err = s.ep.send(ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: s.pieceSGL(tag, r.length), RemoteAddr: r.addr,
+					RKey: r.rkey})
 				if err != nil {
 					s.lose(err)
 					continue

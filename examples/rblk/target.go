@@ -82,8 +82,9 @@ func NewTarget(core *ib.Core, cfg TargetConfig) (*Target, error) {
 		cfg.Logf = func(string, ...any) {}
 	}
 	t := &Target{
-		cfg: cfg, exports: map[string]*export{}, core: core, initiators: map[string]*initiator{}, listeners: map[*rdmacm.Listener]bool{},
-		sessions: map[*session]bool{},
+		cfg: cfg, exports: map[string]*export{}, core: core, initiators: map[string]*initiator{},
+		listeners: map[*rdmacm.Listener]bool{},
+		sessions:  map[*session]bool{},
 	}
 	for name, store := range cfg.Exports {
 		t.exports[name] = &export{Store: store}
@@ -308,7 +309,8 @@ func (t *Target) login(in *initiator, s *session, l *login) error {
 	s.epoch = l.Epoch
 	s.store.Store(store)
 	in.session = s
-	hello := welcome{Store: idOf(store.Store), Cache: cacheOf(store.Store), Size: store.Size(), Depth: s.depth, MaxIO: s.maxIO}
+	hello := welcome{Store: idOf(store.Store), Cache: cacheOf(store.Store), Size: store.Size(), Depth: s.depth,
+		MaxIO: s.maxIO}
 	if err := s.ep.say(hello); err != nil {
 		s.lose(err)
 	}

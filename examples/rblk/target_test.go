@@ -207,7 +207,10 @@ func TestTargetCrash(t *testing.T) {
 		{"nothing written", func(*Disk, *crashing) error { return nil }, "\x00\x00\x00"},
 		{"synced", func(d *Disk, _ *crashing) error { return errors.Join(write(d, "one"), d.Sync()) }, "one"},
 		{"not synced", func(d *Disk, _ *crashing) error { return write(d, "one") }, ""},
-		{"written after the sync", func(d *Disk, _ *crashing) error { return errors.Join(write(d, "one"), d.Sync(), write(d, "two")) }, ""},
+		{"written after the sync", func(d *Disk, _ *crashing) error {
+			return errors.Join(write(d, "one"), d.Sync(),
+				write(d, "two"))
+		}, ""},
 		{"written during the sync", func(d *Disk, s *crashing) error {
 			var err error
 			s.during = func() { err = write(d, "two") }

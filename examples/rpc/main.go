@@ -70,7 +70,8 @@ func (c *conn) send(id uint32, message []byte) error {
 	}
 	at := int(id) * messageSize
 	copy(c.out.Bytes()[at:], message)
-	return c.qp.PostSend(&verbs.SendWR{Opcode: verbs.SendWithImm, Flags: verbs.Signaled, Imm: id, Local: c.out.SGE(at, len(message))})
+	return c.qp.PostSend(&verbs.SendWR{Opcode: verbs.SendWithImm, Flags: verbs.Signaled, Imm: id,
+		Local: c.out.SGE(at, len(message))})
 }
 
 // serve passes on messages until the context is cancelled.

@@ -28,7 +28,8 @@ func send(ctx context.Context, qp *verbs.QP, cq *verbs.CQ, file *verbs.MR, to ve
 		if n := min(left, partSize); n > 0 && posted-done < inFlight {
 			at := file.Len() - left
 			wr := verbs.SendWR{
-				Opcode: verbs.Write, Flags: verbs.Signaled, Local: file.SGE(at, n), Remote: verbs.Remote{Addr: to.Addr + uint64(at), RKey: to.RKey},
+				Opcode: verbs.Write, Flags: verbs.Signaled, Local: file.SGE(at, n),
+				Remote: verbs.Remote{Addr: to.Addr + uint64(at), RKey: to.RKey},
 			}
 			if left -= n; left == 0 {
 				wr.Opcode, wr.Imm = verbs.WriteWithImm, uint32(file.Len())

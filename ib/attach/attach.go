@@ -146,7 +146,8 @@ type session[S any] struct {
 // Close ends the attachment. It may sleep.
 func New[S any](core *ib.Core, cfg Config[S]) (*Attachment[S], error) {
 	if cfg.Attach == nil || cfg.Detach == nil || cfg.LossTimeout < 0 || cfg.RetryDelay < 0 {
-		return nil, fmt.Errorf("attach %s: Attach and Detach must be set, timeouts must not be negative: %w", cfg.Name, syscall.EINVAL)
+		return nil, fmt.Errorf("attach %s: Attach and Detach must be set, timeouts must not be negative: %w", cfg.Name,
+			syscall.EINVAL)
 	}
 	if cfg.RetryDelay == 0 {
 		cfg.RetryDelay = time.Second

@@ -62,10 +62,12 @@ func (st *store) attach(_ context.Context, d *ib.Device, failed func(error)) (_ 
 		return nil, err
 	}
 	whole := uint64(len(st.src) + len(st.dst))
-	if s.mr, err = s.pd.RegMR(ib.MRInit{Space: st.mem, Addr: st.at, Length: whole, Access: ib.AccessLocalWrite | ib.AccessRemoteWrite}); err != nil {
+	if s.mr, err = s.pd.RegMR(ib.MRInit{Space: st.mem, Addr: st.at, Length: whole,
+		Access: ib.AccessLocalWrite | ib.AccessRemoteWrite}); err != nil {
 		return nil, err
 	}
-	init := ib.QPInitAttr{SendCQ: s.cq, RecvCQ: s.cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: storeDepth, MaxSendSGE: 1}}
+	init := ib.QPInitAttr{SendCQ: s.cq, RecvCQ: s.cq, Type: ib.QPTypeRC,
+		Cap: ib.QPCap{MaxSendWR: storeDepth, MaxSendSGE: 1}}
 	if s.qp, err = s.pd.CreateQP(init); err != nil {
 		return nil, err
 	}
@@ -77,10 +79,13 @@ func (st *store) attach(_ context.Context, d *ib.Device, failed func(error)) (_ 
 		attr ib.QPAttr
 		mask ib.QPAttrMask
 	}{
-		{ib.QPAttr{State: ib.QPInit, Port: 1, AccessFlags: ib.AccessRemoteWrite}, ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrAccessFlags},
-		{ib.QPAttr{State: ib.QPRTR, PathMTU: ib.MTU1024, DestQPN: s.qp.Num(), AH: ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, HopLimit: 1}}},
+		{ib.QPAttr{State: ib.QPInit, Port: 1, AccessFlags: ib.AccessRemoteWrite},
+			ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrAccessFlags},
+		{ib.QPAttr{State: ib.QPRTR, PathMTU: ib.MTU1024, DestQPN: s.qp.Num(),
+			AH: ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, HopLimit: 1}}},
 			ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN | ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer},
-		{ib.QPAttr{State: ib.QPRTS}, ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrSQPSN | ib.QPAttrMaxRdAtomic},
+		{ib.QPAttr{State: ib.QPRTS},
+			ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrSQPSN | ib.QPAttrMaxRdAtomic},
 	} {
 		if err := s.qp.Modify(step.attr, step.mask|ib.QPAttrState); err != nil {
 			return nil, err

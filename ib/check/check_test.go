@@ -64,7 +64,8 @@ func checkedBench(t *testing.T, handler func(*ib.CQ), qpEvent func(*ib.QP, ib.Ev
 	return patientBench(t, 100*time.Millisecond, handler, qpEvent)
 }
 
-func patientBench(t *testing.T, patience time.Duration, handler func(*ib.CQ), qpEvent func(*ib.QP, ib.EventType)) (*bench, *witness) {
+func patientBench(t *testing.T, patience time.Duration, handler func(*ib.CQ),
+	qpEvent func(*ib.QP, ib.EventType)) (*bench, *witness) {
 	w := &witness{}
 	core := &ib.Core{}
 	check.On(core, check.Config{Report: w.report, Patience: patience})
@@ -240,7 +241,8 @@ func TestCheckCallchain(t *testing.T) {
 	}{
 		{"post send", func(b *bench) *func() { return &b.drv.onPost }, func(b *bench) { b.qp.PostSend(ib.SendWR{}) }},
 		{"poll", func(b *bench) *func() { return &b.drv.onPoll }, func(b *bench) { b.cq.Poll(make([]ib.WC, 1)) }},
-		{"request notify", func(b *bench) *func() { return &b.drv.onNotify }, func(b *bench) { b.cq.ReqNotify(ib.NotifyNextComp) }},
+		{"request notify", func(b *bench) *func() { return &b.drv.onNotify },
+			func(b *bench) { b.cq.ReqNotify(ib.NotifyNextComp) }},
 		{"a method that may sleep", func(b *bench) *func() { return &b.drv.onQuery }, func(b *bench) { b.dev.QueryDevice() }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -333,14 +335,16 @@ func TestCheckLocks(t *testing.T) {
 		client func(b func() *bench) *ib.Client
 	}{
 		{"unregister, and Remove calls the driver", func(b func() *bench) *ib.Client {
-			return &ib.Client{Name: "A", Add: func(d *ib.Device) (any, error) { return nil, nil }, Remove: func(d *ib.Device, _ any) { d.QueryDevice() }}
+			return &ib.Client{Name: "A", Add: func(d *ib.Device) (any, error) { return nil, nil },
+				Remove: func(d *ib.Device, _ any) { d.QueryDevice() }}
 		}},
 		{"unregister, and Remove waits for one who calls the driver", func(b func() *bench) *ib.Client {
-			return &ib.Client{Name: "A", Add: func(d *ib.Device) (any, error) { return nil, nil }, Remove: func(d *ib.Device, _ any) {
-				done := make(chan int)
-				go func() { b().cq.Poll(make([]ib.WC, 1)); close(done) }()
-				<-done
-			}}
+			return &ib.Client{Name: "A", Add: func(d *ib.Device) (any, error) { return nil, nil },
+				Remove: func(d *ib.Device, _ any) {
+					done := make(chan int)
+					go func() { b().cq.Poll(make([]ib.WC, 1)); close(done) }()
+					<-done
+				}}
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -476,7 +480,8 @@ func TestCheckLeftBehind(t *testing.T) {
 		t.Error(err)
 	}
 	w.expect(t, check.RuleLeftBehind, check.RuleLeftBehind, check.RuleLeftBehind)
-	for i, want := range []string{"Add of client B returned: PD", "Remove of client A returned: PD, AH", "Unregister returned: CQ"} {
+	for i, want := range []string{"Add of client B returned: PD", "Remove of client A returned: PD, AH",
+		"Unregister returned: CQ"} {
 		if v := w.seen()[i]; !strings.Contains(v.What, want) {
 			t.Errorf("%q, want %q", v.What, want)
 		}

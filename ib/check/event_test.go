@@ -57,7 +57,8 @@ func TestCallbackEndsItsGoroutine(t *testing.T) {
 			b, w := checkedBench(t, func(*ib.CQ) { runtime.Goexit() }, func(*ib.QP, ib.EventType) { runtime.Goexit() })
 			calls := 0
 			end := b.dev.OnEvent(func(ib.Event) { calls++; runtime.Goexit() })
-			raise := []func(){b.drv.cq.Completed, func() { b.drv.qp.Raise(ib.EventCommEst) }, func() { b.handle.DispatchEvent(ib.EventPortErr, 1) }}
+			raise := []func(){b.drv.cq.Completed, func() { b.drv.qp.Raise(ib.EventCommEst) },
+				func() { b.handle.DispatchEvent(ib.EventPortErr, 1) }}
 			for range 2 {
 				for _, f := range raise {
 					second(b.cq.ReqNotify(ib.NotifyNextComp))

@@ -129,7 +129,8 @@ func newBenchOn(t testing.TB, core *ib.Core, handler func(*ib.CQ), qpEvent func(
 	return newBenchNamed(t, core, "fake0", handler, qpEvent)
 }
 
-func newBenchNamed(t testing.TB, core *ib.Core, name string, handler func(*ib.CQ), qpEvent func(*ib.QP, ib.EventType)) *bench {
+func newBenchNamed(t testing.TB, core *ib.Core, name string, handler func(*ib.CQ),
+	qpEvent func(*ib.QP, ib.EventType)) *bench {
 	t.Helper()
 	b := &bench{core: core}
 	b.handle, b.drv = newDevice(name)

@@ -95,10 +95,11 @@ func TestCheckHold(t *testing.T) {
 			w.benches[1].handle.HoldCallbacks()
 			w.benches[1].handle.RunCallbacks()
 		}, func(w *holdWorld, h *ib.Hold) { w.ring(h, h.Run) }, "HoldCallbacks called in UserQP.Doorbell"},
-		{"RunCallbacks in a doorbell", func(w *holdWorld, h *ib.Hold) { w.benches[1].handle.RunCallbacks() }, func(w *holdWorld, h *ib.Hold) {
-			w.benches[1].handle.HoldCallbacks()
-			w.ring(h, h.Run)
-		}, "RunCallbacks called in UserQP.Doorbell"},
+		{"RunCallbacks in a doorbell", func(w *holdWorld, h *ib.Hold) { w.benches[1].handle.RunCallbacks() },
+			func(w *holdWorld, h *ib.Hold) {
+				w.benches[1].handle.HoldCallbacks()
+				w.ring(h, h.Run)
+			}, "RunCallbacks called in UserQP.Doorbell"},
 		{"added in post send", none, func(w *holdWorld, h *ib.Hold) {
 			w.benches[0].drv.onPost = func() { add(w, h) }
 			w.benches[0].qp.PostSend(ib.SendWR{})

@@ -238,7 +238,8 @@ func (o *object) died() {
 	}
 	o.k.report(Violation{
 		Rule: RuleInUse, What: fmt.Sprintf("a thread was inside %s when the %v was destroyed", inside.what, o.kind),
-		Stacks: []Stack{{inside.what + " called at", trace(inside.entry)}, {"destroyed at", trace(at)}, {"made at", trace(o.made)}},
+		Stacks: []Stack{{inside.what + " called at", trace(inside.entry)}, {"destroyed at", trace(at)},
+			{"made at", trace(o.made)}},
 	}, o.dev, at)
 }
 

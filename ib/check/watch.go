@@ -90,7 +90,8 @@ func (k *checker) look(f *frame) {
 		}
 		v.What = fmt.Sprintf("%s has waited for long (%s): a deadlock, or whoever it waits for sleeps", f.what, g.state)
 		if f.asleep() {
-			v.What = fmt.Sprintf("%s has waited for long (%s), and no other goroutine was running: the lock's holder sleeps", f.what, g.state)
+			v.What = fmt.Sprintf("%s has waited for long (%s), and no other goroutine was running: the lock's holder sleeps",
+				f.what, g.state)
 			suspects = g.suspects(all)
 		}
 		switch reg := k.registering(f.dev); {

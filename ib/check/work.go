@@ -46,7 +46,8 @@ type work struct {
 // followQP starts tracking the work requests of a queue pair.
 func (o *object) followQP(qp *ib.QP) {
 	init := qp.Init()
-	w := &work{o: o, pd: qp.PD(), qp: qp, sigAll: init.SigAll, sendCap: int(init.Cap.MaxSendWR), recvCap: int(init.Cap.MaxRecvWR)}
+	w := &work{o: o, pd: qp.PD(), qp: qp, sigAll: init.SigAll, sendCap: int(init.Cap.MaxSendWR),
+		recvCap: int(init.Cap.MaxRecvWR)}
 	for _, c := range []struct {
 		cq *ib.CQ
 		to **object
@@ -129,7 +130,8 @@ func (w *work) recvs(f *frame, wrs []ib.RecvWR) func(n int) {
 	w.seq++
 	var posted []*request
 	for i := range wrs {
-		posted = append(posted, &request{id: wrs[i].ID, keys: keysOf(wrs[i].SGList), signaled: true, begin: w.seq, at: f.entry})
+		posted = append(posted, &request{id: wrs[i].ID, keys: keysOf(wrs[i].SGList), signaled: true, begin: w.seq,
+			at: f.entry})
 	}
 	w.recv = append(w.recv, posted...)
 	return func(n int) {
@@ -232,7 +234,8 @@ func (o *object) polled(f *frame, wcs []ib.WC, before map[uint32]*work) {
 					Rule: RuleDestroyUndrained,
 					What: fmt.Sprintf("a completion of QP %d was polled when the QP had been destroyed: "+
 						"the ID may name what has been freed", wc.QPNum),
-					Stacks: []Stack{{"CQ.Poll", trace(f.entry)}, {"the QP destroyed at", trace(w.ended)}, {"the work request posted at", trace(r.at)}},
+					Stacks: []Stack{{"CQ.Poll", trace(f.entry)}, {"the QP destroyed at", trace(w.ended)},
+						{"the work request posted at", trace(r.at)}},
 				}, o.dev, w.ended)
 			}
 		}

@@ -222,7 +222,8 @@ func TestCheckInFlight(t *testing.T) {
 			x.must(err)
 			x.poll()
 		}, false},
-		{"the same IDs", func(x *consumer) { x.recv(0); x.send(0, ib.SendSignaled); x.poll(); x.send(0, ib.SendSignaled) }, true},
+		{"the same IDs", func(x *consumer) { x.recv(0); x.send(0, ib.SendSignaled); x.poll(); x.send(0, ib.SendSignaled) },
+			true},
 		{"flushed, and not polled", func(x *consumer) { x.recv(1); x.toError(x.b) }, true},
 		{"polled", func(x *consumer) { x.recv(1); x.send(2, ib.SendSignaled); x.poll() }, false},
 		{"an unsignaled send before one that was polled", func(x *consumer) {
@@ -306,14 +307,16 @@ func TestCheckInFlightOfRegions(t *testing.T) {
 		x.poll()
 	}
 	reg := func(x *world, flags ib.SendFlags) ib.SendWR {
-		return ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: flags, Reg: &ib.FastReg{MR: x.fast, Key: x.fast.RKey(), Access: access}}
+		return ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: flags,
+			Reg: &ib.FastReg{MR: x.fast, Key: x.fast.RKey(), Access: access}}
 	}
 	inv := func(key uint32, flags ib.SendFlags) ib.SendWR {
 		return ib.SendWR{ID: 2, Opcode: ib.WRLocalInv, Flags: flags, InvalidateRKey: key}
 	}
 	bind := func(x *world, flags ib.SendFlags) ib.SendWR {
-		return ib.SendWR{ID: 3, Opcode: ib.WRBindMW, Flags: flags, Bind: &ib.BindMW{MW: x.mw, RKey: x.mw.RKey() + 1, MR: x.plain,
-			Addr: x.plain.Addr(), Length: 8, Access: ib.AccessRemoteRead}}
+		return ib.SendWR{ID: 3, Opcode: ib.WRBindMW, Flags: flags,
+			Bind: &ib.BindMW{MW: x.mw, RKey: x.mw.RKey() + 1, MR: x.plain,
+				Addr: x.plain.Addr(), Length: 8, Access: ib.AccessRemoteRead}}
 	}
 	for _, c := range []struct {
 		name   string

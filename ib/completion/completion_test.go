@@ -76,7 +76,8 @@ func (w *world) sgl(off, n int) []ib.SGE {
 
 func (w *world) cq(entries int, c completion.Context) *completion.CQ {
 	w.t.Helper()
-	cq, err := completion.New(w.dev, completion.Init{Entries: entries, Context: c, Failed: func(err error) { w.t.Error(err) }})
+	cq, err := completion.New(w.dev, completion.Init{Entries: entries, Context: c,
+		Failed: func(err error) { w.t.Error(err) }})
 	must(w.t, err)
 	w.t.Cleanup(func() { must(w.t, cq.Destroy()) })
 	return cq
@@ -273,7 +274,8 @@ func TestSharedReceiveQueue(t *testing.T) {
 			must(t, err)
 			var pairs [2]*completion.QP
 			for i := range pairs {
-				pairs[i], err = cq.CreateQP(w.pd, ib.QPInitAttr{Type: ib.QPTypeRC, SRQ: srq, Cap: ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1}})
+				pairs[i], err = cq.CreateQP(w.pd, ib.QPInitAttr{Type: ib.QPTypeRC, SRQ: srq,
+					Cap: ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1}})
 				must(t, err)
 			}
 			must(t, ib.ConnectPair(pairs[0].QP, pairs[1].QP, w.at, w.at, ib.Path{}))
@@ -329,7 +331,8 @@ func TestManyAtOnce(t *testing.T) {
 			w := newWorld(t)
 			cq := w.cq(n, c)
 			qp := w.qp(cq, n)
-			must(t, qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags))
+			must(t, qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1},
+				ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags))
 			var calls atomic.Int32
 			for range n {
 				must(t, qp.PostRecv(ib.RecvWR{SGList: w.sgl(0, 8)}, func(*ib.WC) { calls.Add(1) }))

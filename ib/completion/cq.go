@@ -75,7 +75,8 @@ func New(d *ib.Device, init Init) (*CQ, error) {
 	if init.Entries < 1 || init.Context > Worker {
 		return nil, fmt.Errorf("create cq: invalid entries %d or context %d: %w", init.Entries, init.Context, syscall.EINVAL)
 	}
-	q := &CQ{init: init, broken: make(chan struct{}), slots: make([]slot, init.Entries), free: make([]uint32, init.Entries)}
+	q := &CQ{init: init, broken: make(chan struct{}), slots: make([]slot, init.Entries),
+		free: make([]uint32, init.Entries)}
 	for i := range q.free {
 		q.free[i] = uint32(len(q.free) - 1 - i)
 	}

@@ -99,7 +99,8 @@ func New() *Driver {
 		answers: Answers{
 			Device: ib.DeviceAttr{
 				FWVer: 1, NodeGUID: 0x0102030405060708, SysImageGUID: 0x1112131415161718, MaxMRSize: 1 << 40, VendorID: 0xffffff,
-				MaxQP: 100, MaxQPWR: 1000, DeviceCapFlags: 0x1_0000_0002, MaxSendSGE: 32, MaxRecvSGE: 30, MaxCQ: 200, MaxCQE: MaxCQE,
+				MaxQP: 100, MaxQPWR: 1000, DeviceCapFlags: 0x1_0000_0002, MaxSendSGE: 32, MaxRecvSGE: 30, MaxCQ: 200,
+				MaxCQE:    MaxCQE,
 				AtomicCap: ib.AtomicHCA, MaxPKeys: 64, LocalCAAckDelay: 15, PhysPorts: 1,
 			},
 			Port: ib.PortAttr{
@@ -240,7 +241,8 @@ func (d *Driver) EnterError() {}
 func (d *Driver) AllocPD(*ib.Udata) (ib.DriverPD, error) { return &pd{d}, d.enter(AllocPD) }
 
 // RegMR implements ib.Driver.
-func (d *Driver) RegMR(h ib.MRHandle, _ ib.DriverPD, _ *umem.Region, _ ib.AccessFlags, _ *ib.Udata) (ib.DriverMR, error) {
+func (d *Driver) RegMR(h ib.MRHandle, _ ib.DriverPD, _ *umem.Region, _ ib.AccessFlags, _ *ib.Udata) (ib.DriverMR,
+	error) {
 	m := &MR{region{h, d}}
 	m.newKeys()
 	return m, d.enter(RegMR)

@@ -76,12 +76,14 @@ func (w *world) init() ib.QPInitAttr {
 }
 
 func (w *world) toInit() error {
-	return w.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags)
+	return w.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1},
+		ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags)
 }
 
 func (w *world) free() {
 	w.Helper()
-	w.must(errors.Join(w.qp.Destroy(), w.cq.Destroy(), w.ah.Destroy(), w.mw.Dealloc(), w.fast.Dereg(), w.mr.Dereg(), w.pd.Dealloc(),
+	w.must(errors.Join(w.qp.Destroy(), w.cq.Destroy(), w.ah.Destroy(), w.mw.Dealloc(), w.fast.Dereg(), w.mr.Dereg(),
+		w.pd.Dealloc(),
 		w.core.Unregister(w.dev)))
 }
 

@@ -115,6 +115,7 @@ func testArmedByTwo(e *env) {
 		p.recv(1, uint64(i), 0, 8)
 		p.send(0, uint64(i), 8)
 		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
-		e.eventually("a thread that has armed the queue to be notified of a completion", func() bool { return int(polled.Load()) == i+1 })
+		e.eventually("a thread that has armed the queue to be notified of a completion",
+			func() bool { return int(polled.Load()) == i+1 })
 	}
 }

@@ -51,30 +51,45 @@ func (e *env) attributes(dev ib.DeviceAttr) []attribute {
 	}
 	power := func(r *rand.Rand, most int) uint8 { return 1 << r.IntN(bits.Len8(uint8(max(1, min(most, 255))))) }
 	return []attribute{
-		{"P_Key index", ib.QPAttrPKeyIndex, func(a *ib.QPAttr, r *rand.Rand) { a.PKeyIndex = uint16(r.IntN(max(1, e.port.PKeyTableLen))) },
+		{"P_Key index", ib.QPAttrPKeyIndex, func(a *ib.QPAttr,
+			r *rand.Rand) {
+			a.PKeyIndex = uint16(r.IntN(max(1, e.port.PKeyTableLen)))
+		},
 			func(a *ib.QPAttr) any { return a.PKeyIndex }},
 		{"port", ib.QPAttrPort, func(a *ib.QPAttr, r *rand.Rand) { a.Port = 1 }, func(a *ib.QPAttr) any { return a.Port }},
-		{"Q_Key", ib.QPAttrQKey, func(a *ib.QPAttr, r *rand.Rand) { a.QKey = r.Uint32() >> 1 }, func(a *ib.QPAttr) any { return a.QKey }},
-		{"access flags", ib.QPAttrAccessFlags, func(a *ib.QPAttr, r *rand.Rand) { a.AccessFlags = rights[r.IntN(len(rights))] },
+		{"Q_Key", ib.QPAttrQKey, func(a *ib.QPAttr, r *rand.Rand) { a.QKey = r.Uint32() >> 1 },
+			func(a *ib.QPAttr) any { return a.QKey }},
+		{"access flags", ib.QPAttrAccessFlags, func(a *ib.QPAttr,
+			r *rand.Rand) {
+			a.AccessFlags = rights[r.IntN(len(rights))]
+		},
 			func(a *ib.QPAttr) any { return a.AccessFlags }},
 		{"address", ib.QPAttrAV, func(a *ib.QPAttr, r *rand.Rand) {
 			a.AH = e.address()
 			a.AH.SL, a.AH.GRH.TrafficClass = uint8(r.IntN(8)), uint8(r.IntN(64))<<2
 			a.AH.GRH.HopLimit, a.AH.GRH.FlowLabel = uint8(1+r.IntN(255)), r.Uint32N(1<<20)
 		}, func(a *ib.QPAttr) any { return a.AH }},
-		{"path MTU", ib.QPAttrPathMTU, func(a *ib.QPAttr, r *rand.Rand) { a.PathMTU = ib.MTU(1 + r.IntN(int(e.port.ActiveMTU))) },
+		{"path MTU", ib.QPAttrPathMTU, func(a *ib.QPAttr,
+			r *rand.Rand) {
+			a.PathMTU = ib.MTU(1 + r.IntN(int(e.port.ActiveMTU)))
+		},
 			func(a *ib.QPAttr) any { return a.PathMTU }},
 		{"destination", ib.QPAttrDestQPN, func(a *ib.QPAttr, r *rand.Rand) { a.DestQPN = 2 + r.Uint32N(1<<24-3) },
 			func(a *ib.QPAttr) any { return a.DestQPN }},
-		{"receive PSN", ib.QPAttrRQPSN, func(a *ib.QPAttr, r *rand.Rand) { a.RQPSN = r.Uint32N(1 << 24) }, func(a *ib.QPAttr) any { return a.RQPSN }},
-		{"send PSN", ib.QPAttrSQPSN, func(a *ib.QPAttr, r *rand.Rand) { a.SQPSN = r.Uint32N(1 << 24) }, func(a *ib.QPAttr) any { return a.SQPSN }},
+		{"receive PSN", ib.QPAttrRQPSN, func(a *ib.QPAttr, r *rand.Rand) { a.RQPSN = r.Uint32N(1 << 24) },
+			func(a *ib.QPAttr) any { return a.RQPSN }},
+		{"send PSN", ib.QPAttrSQPSN, func(a *ib.QPAttr, r *rand.Rand) { a.SQPSN = r.Uint32N(1 << 24) },
+			func(a *ib.QPAttr) any { return a.SQPSN }},
 		{"number of outstanding READs and atomics", ib.QPAttrMaxRdAtomic,
-			func(a *ib.QPAttr, r *rand.Rand) { a.MaxRdAtomic = power(r, dev.MaxQPInitRdAtom) }, func(a *ib.QPAttr) any { return a.MaxRdAtomic }},
+			func(a *ib.QPAttr, r *rand.Rand) { a.MaxRdAtomic = power(r, dev.MaxQPInitRdAtom) },
+			func(a *ib.QPAttr) any { return a.MaxRdAtomic }},
 		{"number of READs and atomics to serve", ib.QPAttrMaxDestRdAtomic,
-			func(a *ib.QPAttr, r *rand.Rand) { a.MaxDestRdAtomic = power(r, dev.MaxQPRdAtom) }, func(a *ib.QPAttr) any { return a.MaxDestRdAtomic }},
+			func(a *ib.QPAttr, r *rand.Rand) { a.MaxDestRdAtomic = power(r, dev.MaxQPRdAtom) },
+			func(a *ib.QPAttr) any { return a.MaxDestRdAtomic }},
 		{"RNR timer", ib.QPAttrMinRNRTimer, func(a *ib.QPAttr, r *rand.Rand) { a.MinRNRTimer = uint8(r.IntN(32)) },
 			func(a *ib.QPAttr) any { return a.MinRNRTimer }},
-		{"timeout", ib.QPAttrTimeout, func(a *ib.QPAttr, r *rand.Rand) { a.Timeout = uint8(r.IntN(32)) }, func(a *ib.QPAttr) any { return a.Timeout }},
+		{"timeout", ib.QPAttrTimeout, func(a *ib.QPAttr, r *rand.Rand) { a.Timeout = uint8(r.IntN(32)) },
+			func(a *ib.QPAttr) any { return a.Timeout }},
 		{"retry count", ib.QPAttrRetryCnt, func(a *ib.QPAttr, r *rand.Rand) { a.RetryCnt = uint8(r.IntN(8)) },
 			func(a *ib.QPAttr) any { return a.RetryCnt }},
 		{"RNR retry count", ib.QPAttrRNRRetry, func(a *ib.QPAttr, r *rand.Rand) { a.RNRRetry = uint8(r.IntN(8)) },
@@ -153,7 +168,8 @@ func (e *env) step(qp *ib.QP, attrs []attribute, to ib.QPState, r *rand.Rand) {
 		wrong.set(&bad)
 		e.wantErr("modify with a wrong value", qp.Modify(bad, mask), syscall.EINVAL)
 		if got := e.query(qp); got != before {
-			e.Fatalf("%v queue pair from %v to %v: after a Modify that failed Query reports %+v, before it %+v", kind, from, to, got, before)
+			e.Fatalf("%v queue pair from %v to %v: after a Modify that failed Query reports %+v, before it %+v", kind, from, to,
+				got, before)
 		}
 	}
 	e.must("modify", qp.Modify(set, mask))
@@ -261,7 +277,8 @@ func (e *env) drainWaiting(p *pair, d *drains, ask bool) {
 		want++
 	}
 	p.send(0, 1, 8)
-	e.must("modify to SQD", qp.Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: ask}, ib.QPAttrState|ib.QPAttrEnSQDAsyncNotify))
+	e.must("modify to SQD", qp.Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: ask},
+		ib.QPAttrState|ib.QPAttrEnSQDAsyncNotify))
 	e.settle()
 	began := e.query(qp).SQDraining
 	if n := d.of(qp); began && n != before {
@@ -282,7 +299,8 @@ func (e *env) drainWaiting(p *pair, d *drains, ask bool) {
 	}
 	e.settle()
 	if got := d.of(qp); got != want {
-		e.Fatalf("a message in flight, EnSQDAsyncNotify %v: %d events that the send queue is drained, want %d", ask, got-before, want-before)
+		e.Fatalf("a message in flight, EnSQDAsyncNotify %v: %d events that the send queue is drained, want %d", ask,
+			got-before, want-before)
 	}
 	if more, _ := p.cqs[0].Poll(wc); more != 0 && !began {
 		e.Fatal("a message was sent in SQD when the send queue was drained")

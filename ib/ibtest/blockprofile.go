@@ -34,7 +34,8 @@ func watchBlocking(t testing.TB, cfg config) func(t testing.TB) {
 				continue
 			}
 			if stack := blockedIn(cfg.packages, r.Stack()); stack != nil {
-				t.Errorf("rule sleep-in-method: the driver waited in a method that may not sleep:\n\t%s", strings.Join(stack, "\n\t"))
+				t.Errorf("rule sleep-in-method: the driver waited in a method that may not sleep:\n\t%s",
+					strings.Join(stack, "\n\t"))
 			}
 		}
 	}

@@ -236,7 +236,8 @@ func (d *wrongDriver) CreateAH(pd ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib
 	return &wrongAH{inner.(*loopback.AH), d}, nil
 }
 
-func (d *wrongDriver) RegMR(mr ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
+func (d *wrongDriver) RegMR(mr ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.AccessFlags,
+	u *ib.Udata) (ib.DriverMR, error) {
 	d.lists.Lock()
 	inner, err := d.Device.RegMR(mr, pd, r, access, u)
 	if err == nil {

@@ -83,7 +83,8 @@ func testNotFromCallchain(e *env) {
 		_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
 		e.must("request notify", err)
 		p.exchange(0, uint64(i), 8)
-		e.eventually("a call of the handler for each time that the CQ was armed", func() bool { return int(calls.Load()) == i+1 })
+		e.eventually("a call of the handler for each time that the CQ was armed",
+			func() bool { return int(calls.Load()) == i+1 })
 	}
 }
 
@@ -367,12 +368,14 @@ func testSolicitedOperations(e *env) {
 				if wr.Opcode != ib.WRSendWithInv {
 					return
 				}
-				p.bind(ib.BindMW{MW: mw, MR: p.buf[1].mr, RKey: ib.IncRKey(mw.RKey()), Addr: p.buf[1].addr, Length: 64, Access: remote},
+				p.bind(ib.BindMW{MW: mw, MR: p.buf[1].mr, RKey: ib.IncRKey(mw.RKey()), Addr: p.buf[1].addr, Length: 64,
+					Access: remote},
 					ib.WCSuccess)
 				wr.InvalidateRKey = mw.RKey()
 			}
 			if kind == ib.QPTypeRC {
-				ops = append(ops, operation{"SEND with invalidate", ib.SendWR{Opcode: ib.WRSendWithInv, SGList: p.buf[0].sgl(0, 8)}, ib.WCSend, true})
+				ops = append(ops, operation{"SEND with invalidate", ib.SendWR{Opcode: ib.WRSendWithInv, SGList: p.buf[0].sgl(0, 8)},
+					ib.WCSend, true})
 			}
 		}
 		for _, o := range ops {
@@ -443,7 +446,8 @@ func testArmedFlush(e *env) {
 				return
 			}
 		}
-		e.eventually("a call of the handler of an armed queue for the flush of a device in error", func() bool { return calls[i].Load() > 0 })
+		e.eventually("a call of the handler of an armed queue for the flush of a device in error",
+			func() bool { return calls[i].Load() > 0 })
 	}
 	e.settle()
 	for i := range calls {

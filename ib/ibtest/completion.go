@@ -43,8 +43,9 @@ var completionChecks = []ruleTest{
 // used returns completions as a caller may have left them in its poll array.
 func used(other *ib.QP) []ib.WC {
 	wc := ib.WC{
-		ID: 0xabababababababab, Status: ib.WCSuccess, Opcode: ib.WCRecvRDMAWithImm, VendorErr: 0xabababab, ByteLen: 0xabababab,
-		QPNum: 0xababab, QP: other, Imm: 0xabababab, InvalidateRKey: 0xabababab, SrcQP: 0xababab, Flags: ^ib.WCFlags(0),
+		ID: 0xabababababababab, Status: ib.WCSuccess, Opcode: ib.WCRecvRDMAWithImm, VendorErr: 0xabababab,
+		ByteLen: 0xabababab,
+		QPNum:   0xababab, QP: other, Imm: 0xabababab, InvalidateRKey: 0xabababab, SrcQP: 0xababab, Flags: ^ib.WCFlags(0),
 		PKeyIndex: 0xabab, SLID: 0xabab, SL: 0xab, Port: 0xab,
 	}
 	failed := wc
@@ -457,7 +458,8 @@ func testLong(e *env) {
 		if k, err := p.qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: to.sgl(0, n)}); k != 1 {
 			e.Fatalf("post receive: %v", err)
 		}
-		p.post(0, ib.SendWR{ID: 1, Opcode: op, Flags: ib.SendSignaled, SGList: from.sgl(0, n), RemoteAddr: to.addr, RKey: to.mr.RKey()})
+		p.post(0, ib.SendWR{ID: 1, Opcode: op, Flags: ib.SendSignaled, SGList: from.sgl(0, n), RemoteAddr: to.addr,
+			RKey: to.mr.RKey()})
 		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 		if wc := e.waitOne(p.cqs[1], 1, ib.WCSuccess); wc.ByteLen != n {
 			e.Errorf("opcode %v of %d bytes: the receive tells %d", op, n, wc.ByteLen)

@@ -262,7 +262,8 @@ var basicConsumers = []wrongConsumer{
 		defect: "unregisters itself in its Remove",
 		use: func(e *env) {
 			var cl *ib.Client
-			cl = withClient(e, func(d *ib.Device) (any, error) { return nil, nil }, func(*ib.Device, any) { e.core.UnregisterClient(cl) })
+			cl = withClient(e, func(d *ib.Device) (any, error) { return nil, nil },
+				func(*ib.Device, any) { e.core.UnregisterClient(cl) })
 			e.unregister()
 		},
 		asleep: true, says: "rule wait-for-self",

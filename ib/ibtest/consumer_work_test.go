@@ -434,10 +434,11 @@ var callbackConsumers = []wrongConsumer{
 		defect: "destroys a shared receive queue in its limit event",
 		use: func(e *env) {
 			var done atomic.Bool
-			srq := e.srq(e.pd(), ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1, Limit: 1}, Event: func(srq *ib.SRQ, _ ib.EventType) {
-				srq.Destroy()
-				done.Store(true)
-			}})
+			srq := e.srq(e.pd(), ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1, Limit: 1},
+				Event: func(srq *ib.SRQ, _ ib.EventType) {
+					srq.Destroy()
+					done.Store(true)
+				}})
 			e.must("set the limit", srq.Modify(ib.SRQAttr{Limit: 1}, ib.SRQAttrLimit))
 			e.eventually("the event", done.Load)
 		},
@@ -552,7 +553,8 @@ var lifeConsumers = []wrongConsumer{
 				cq, err = d.CreateCQ(ib.CQInit{Entries: 4})
 				return nil, err
 			}, func(*ib.Device, any) {})
-			e.client(&ib.Client{Name: "other", Add: func(*ib.Device) (any, error) { return nil, nil }, Remove: func(*ib.Device, any) {}})
+			e.client(&ib.Client{Name: "other", Add: func(*ib.Device) (any, error) { return nil, nil },
+				Remove: func(*ib.Device, any) {}})
 			e.core.UnregisterClient(cl)
 			cq.Poll(make([]ib.WC, 1))
 			cq.Destroy()

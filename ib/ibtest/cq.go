@@ -89,11 +89,13 @@ func testOverrun(e *env) {
 	if n, err := qps[1].PostSend(wr); n != 1 { // to itself
 		e.Fatalf("post send: %v", err)
 	}
-	e.eventually("the event that the queue has no room for a completion (EventCQErr)", func() bool { return events.Load() > 0 })
+	e.eventually("the event that the queue has no room for a completion (EventCQErr)",
+		func() bool { return events.Load() > 0 })
 	e.eventually("ERR of the queue pair whose completion is lost", func() bool { return qps[1].State() == ib.QPErr })
 	for i, wc := range e.wait(cq, room) {
 		if wc.ID != uint64(i) || wc.Status != ib.WCWRFlushErr {
-			e.Fatalf("completion %d of the queue that had no room: work request %d with %q, want what was there before", i, wc.ID, wc.Status)
+			e.Fatalf("completion %d of the queue that had no room: work request %d with %q, want what was there before", i,
+				wc.ID, wc.Status)
 		}
 	}
 	e.settle()
@@ -132,14 +134,16 @@ func testResizeUnderTraffic(e *env) {
 		e.must("poll", err)
 		for _, c := range wc[:n] {
 			if c.ID != next || c.Status != ib.WCSuccess {
-				e.Fatalf("completion of work request %d with %q while the queue is resized, want %d: one is lost, or came twice", c.ID, c.Status, next)
+				e.Fatalf("completion of work request %d with %q while the queue is resized, want %d: one is lost, or came twice",
+					c.ID, c.Status, next)
 			}
 			next++
 		}
 		if n > 0 {
 			w = e.patience()
 		} else if w.over() {
-			e.Fatalf("waited %v in vain for the completion of work request %d: it is lost, since the queue was resized", e.cfg.patience, next)
+			e.Fatalf("waited %v in vain for the completion of work request %d: it is lost, since the queue was resized",
+				e.cfg.patience, next)
 		}
 	}
 }
@@ -160,6 +164,7 @@ func testResizeKeepsArmed(e *env) {
 		p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendSolicited, SGList: p.buf[0].sgl(0, 8)})
 		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 		e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
-		e.eventually("a call of the handler of a queue that was armed before Resize", func() bool { return int(calls.Load()) > i })
+		e.eventually("a call of the handler of a queue that was armed before Resize",
+			func() bool { return int(calls.Load()) > i })
 	}
 }

@@ -231,7 +231,8 @@ func (p *pair) inline() {
 	e.up(p.qps[1], qp.Num(), ib.QPRTS)
 	data := []byte("inline data are copied")
 	want := bytes.Clone(data)
-	if n, err := qp.PostSend(ib.SendWR{ID: 9, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendInline, Inline: data}); n != 1 {
+	if n, err := qp.PostSend(ib.SendWR{ID: 9, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendInline,
+		Inline: data}); n != 1 {
 		e.Fatalf("post send inline: %v", err)
 	}
 	clear(data)
@@ -259,9 +260,11 @@ func testUnsignaled(e *env) {
 func testImmediate(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	p.recv(1, 1, 0, 8)
-	p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRSendWithImm, Imm: 0x01020304, SGList: p.buf[0].sgl(0, 8), Flags: ib.SendSignaled})
+	p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRSendWithImm, Imm: 0x01020304, SGList: p.buf[0].sgl(0, 8),
+		Flags: ib.SendSignaled})
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess) // until then the driver may read the sent data again
-	if wc := e.waitOne(p.cqs[1], 1, ib.WCSuccess); wc.Imm != 0x01020304 || wc.Flags&ib.WCWithImm == 0 || wc.Opcode != ib.WCRecv {
+	if wc := e.waitOne(p.cqs[1], 1, ib.WCSuccess); wc.Imm != 0x01020304 || wc.Flags&ib.WCWithImm == 0 ||
+		wc.Opcode != ib.WCRecv {
 		e.Errorf("send with immediate: %+v", wc)
 	}
 	p.recv(1, 2, 0, 8)
@@ -441,7 +444,8 @@ func testDeregistered(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	target := e.buffer(p.pd, 64, allAccess)
 	wr := ib.SendWR{
-		ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 64), RemoteAddr: target.addr, RKey: target.mr.RKey(),
+		ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 64), RemoteAddr: target.addr,
+		RKey: target.mr.RKey(),
 	}
 	fill(p.buf[0].b, 1)
 	if p.tried("RDMA WRITE", 0, wr) {

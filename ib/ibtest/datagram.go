@@ -70,7 +70,8 @@ func testDatagramRoute(e *env) {
 	var ahs []*ib.AH
 	var attrs []ib.AHAttr
 	for i, r := range []ib.GlobalRoute{
-		{TrafficClass: 0, HopLimit: 64}, {TrafficClass: 0x20, HopLimit: 1, FlowLabel: 1}, {TrafficClass: 0xb8, HopLimit: 255, FlowLabel: 0xfffff},
+		{TrafficClass: 0, HopLimit: 64}, {TrafficClass: 0x20, HopLimit: 1, FlowLabel: 1},
+		{TrafficClass: 0xb8, HopLimit: 255, FlowLabel: 0xfffff},
 		{TrafficClass: 0xfc, HopLimit: 2, FlowLabel: 0x54321},
 	} {
 		a := e.address()

@@ -224,7 +224,8 @@ func (x *everyState) flushed(since string) {
 				delete(ids, c.ID)
 			}
 			if n == 0 && w.over() {
-				e.Fatalf("waited %v in vain for %d completions of a queue pair that was in %v when %s", e.cfg.patience, len(ids), x.states[i], since)
+				e.Fatalf("waited %v in vain for %d completions of a queue pair that was in %v when %s", e.cfg.patience, len(ids),
+					x.states[i], since)
 			}
 		}
 	}
@@ -317,7 +318,8 @@ func testCreateDuringError(e *env) {
 		for i, qp := range qps {
 			state := qp.State()
 			recv, _ := qp.PostRecv(ib.RecvWR{ID: uint64(2 * i), SGList: buf.sgl(0, 8)})
-			send, _ := qp.PostSend(ib.SendWR{ID: uint64(2*i + 1), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(8, 8)})
+			send, _ := qp.PostSend(ib.SendWR{ID: uint64(2*i + 1), Opcode: ib.WRSend, Flags: ib.SendSignaled,
+				SGList: buf.sgl(8, 8)})
 			const what = "a queue pair that was made, or changed its state, while the device went into error"
 			e.eventually(fmt.Sprintf("%d flush errors of %s, and is in %v", recv+send, what, state), func() bool {
 				var wc [2]ib.WC

@@ -40,7 +40,8 @@ func testSRQDomain(e *env) {
 		}{
 			{"memory of the queue's domain", good.sgl(0, 128), ib.WCSuccess},
 			{"memory of the queue pair's domain", bad.sgl(0, 128), ib.WCLocProtErr},
-			{"memory of the queue's domain, and of the queue pair's", []ib.SGE{good.sge(0, 4), bad.sge(0, 128)}, ib.WCLocProtErr},
+			{"memory of the queue's domain, and of the queue pair's", []ib.SGE{good.sge(0, 4), bad.sge(0, 128)},
+				ib.WCLocProtErr},
 		} {
 			what := fmt.Sprintf("%v, receive into %s", kind, c.what)
 			p := e.pair(pairConfig{kind: kind, pd: theirs, srq: srq})
@@ -86,7 +87,8 @@ func testSRQDomain(e *env) {
 			want = ib.WCRemAccessErr
 		}
 		if wc := e.waitAny(p.cqs[0]); wc.Status != want {
-			e.Errorf("RDMA WRITE to memory of the queue pair's domain: %v: completed with %q, want %q", target == bad, wc.Status, want)
+			e.Errorf("RDMA WRITE to memory of the queue pair's domain: %v: completed with %q, want %q", target == bad, wc.Status,
+				want)
 		}
 	}
 }
@@ -123,7 +125,8 @@ func testXRCDomain(e *env) {
 		}
 		return e.waitAny(send)
 	}
-	gone := e.srq(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: sides[0].x, CQ: sides[0].recv, Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
+	gone := e.srq(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: sides[0].x, CQ: sides[0].recv,
+		Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
 	num := gone.Num()
 	e.destroy(gone)
 	for i := range sides {

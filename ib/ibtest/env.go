@@ -60,7 +60,8 @@ type object struct {
 }
 
 func newEnv(t testing.TB, cfg config, checked bool) *env {
-	e := &env{TB: t, cfg: cfg, core: &ib.Core{}, mem: umem.NewLocal(), checked: checked, psn: 0x123456, allowed: slices.Clone(cfg.allowed), timeout: 18, retries: 7}
+	e := &env{TB: t, cfg: cfg, core: &ib.Core{}, mem: umem.NewLocal(), checked: checked, psn: 0x123456,
+		allowed: slices.Clone(cfg.allowed), timeout: 18, retries: 7}
 	if checked {
 		check.On(e.core, check.Config{Report: func(v check.Violation) {
 			e.mu.Lock()
@@ -331,7 +332,8 @@ const (
 // cap returns the default capacities of queue pairs.
 func (e *env) cap() ib.QPCap {
 	return ib.QPCap{
-		MaxSendWR: uint32(e.queueLen), MaxRecvWR: uint32(e.queueLen), MaxSendSGE: uint32(e.sendSGE), MaxRecvSGE: uint32(e.recvSGE),
+		MaxSendWR: uint32(e.queueLen), MaxRecvWR: uint32(e.queueLen), MaxSendSGE: uint32(e.sendSGE),
+		MaxRecvSGE: uint32(e.recvSGE),
 	}
 }
 
@@ -371,7 +373,8 @@ const (
 func (e *env) attr(state ib.QPState, dest uint32) ib.QPAttr {
 	return ib.QPAttr{
 		State: state, Port: 1, QKey: qkey, AccessFlags: remote, AH: e.address(), PathMTU: e.port.ActiveMTU, DestQPN: dest,
-		RQPSN: e.psn, SQPSN: e.psn, MaxDestRdAtomic: 1, MaxRdAtomic: 1, MinRNRTimer: 1, Timeout: e.timeout, RetryCnt: e.retries, RNRRetry: 7,
+		RQPSN: e.psn, SQPSN: e.psn, MaxDestRdAtomic: 1, MaxRdAtomic: 1, MinRNRTimer: 1, Timeout: e.timeout,
+		RetryCnt: e.retries, RNRRetry: 7,
 	}
 }
 
@@ -538,6 +541,7 @@ func (p *pair) exchange(side int, id uint64, n int) {
 	p.e.waitOne(p.cqs[side], id, ib.WCSuccess)
 	wc := p.e.waitOne(p.cqs[other], id, ib.WCSuccess)
 	if int(wc.ByteLen) != n || !slices.Equal(p.buf[0].b[:n], p.buf[1].b[:n]) {
-		p.e.Fatalf("message of %d bytes arrived as %d bytes, the same: %v", n, wc.ByteLen, slices.Equal(p.buf[0].b[:n], p.buf[1].b[:n]))
+		p.e.Fatalf("message of %d bytes arrived as %d bytes, the same: %v", n, wc.ByteLen,
+			slices.Equal(p.buf[0].b[:n], p.buf[1].b[:n]))
 	}
 }

@@ -171,7 +171,8 @@ func testPostStopsAtError(e *env) {
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 	t.arrived(0)
 	t.arrived(1)
-	n, err = p.qps[1].PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 8)}, ib.RecvWR{SGList: make([]ib.SGE, p.qps[1].Init().Cap.MaxRecvSGE+1)})
+	n, err = p.qps[1].PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 8)},
+		ib.RecvWR{SGList: make([]ib.SGE, p.qps[1].Init().Cap.MaxRecvSGE+1)})
 	if n != 1 {
 		e.Errorf("%d receive work requests taken, want 1", n)
 	}
@@ -350,7 +351,8 @@ func (e *env) poster(p *pair, side, most int) *ender {
 		return p.qps[side].PostRecv(ib.RecvWR{ID: id, SGList: p.buf[side].sgl(0, 8)})
 	})
 	thread(&x.sends, func(id uint64) (int, error) { // the peer has no receives
-		return p.qps[side].PostSend(ib.SendWR{ID: 1<<32 | id, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[side].sgl(0, 8)})
+		return p.qps[side].PostSend(ib.SendWR{ID: 1<<32 | id, Opcode: ib.WRSend, Flags: ib.SendSignaled,
+			SGList: p.buf[side].sgl(0, 8)})
 	})
 	return x
 }
@@ -457,7 +459,8 @@ func testAsyncEvents(e *env) {
 		if len(c.want) == 0 {
 			e.waitOne(p.cqs[1], 1, ib.WCLocLenErr)
 		} else {
-			e.eventually(fmt.Sprintf("%s: an event of the responder's queue pair (%v)", c.what, c.want), func() bool { return len(events(1)) > 0 })
+			e.eventually(fmt.Sprintf("%s: an event of the responder's queue pair (%v)", c.what, c.want),
+				func() bool { return len(events(1)) > 0 })
 		}
 		e.settle()
 		if ev := events(1); len(ev) != min(len(c.want), 1) || len(ev) > 0 && !slices.Contains(c.want, ev[0]) {

@@ -81,7 +81,8 @@ func testQueryFailed(e *env) {
 		state := qp.State()
 		a, _, err := qp.Query(ib.QPAttrState)
 		if now := qp.State(); err != nil || a.State != state && a.State != now {
-			e.Errorf("side %d when the device is in error: Query shows state %v (%v), State %v and then %v", side, a.State, err, state, now)
+			e.Errorf("side %d when the device is in error: Query shows state %v (%v), State %v and then %v", side, a.State, err,
+				state, now)
 		}
 	}
 }

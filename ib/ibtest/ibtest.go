@@ -92,7 +92,8 @@ func Run(t *testing.T, newDevice NewDevice, opts ...Option) {
 	blocked := watchBlocking(t, cfg)
 	all := slices.DeleteFunc(checks(), func(c ruleTest) bool {
 		group, _, _ := strings.Cut(c.name, "/")
-		return cfg.groups != nil && !slices.Contains(cfg.groups, group) || group == "Sleep" && os.Getenv("SCHEDULE_SEED") != ""
+		return cfg.groups != nil && !slices.Contains(cfg.groups, group) || group == "Sleep" &&
+			os.Getenv("SCHEDULE_SEED") != ""
 	})
 	if cfg.seeds < 0 {
 		all = slices.DeleteFunc(all, func(c ruleTest) bool { return strings.HasPrefix(c.name, "Model/") })
@@ -163,11 +164,13 @@ type ruleTest struct {
 // fault. A group runs as a whole, at the place of its first check.
 func checks() []ruleTest {
 	return slices.Concat(
-		queuePairChecks, dataChecks, rightsChecks, errorChecks, sleepChecks, reentrantChecks, callbackChecks, armedChecks, noSleepChecks, hotPlugChecks,
+		queuePairChecks, dataChecks, rightsChecks, errorChecks, sleepChecks, reentrantChecks, callbackChecks, armedChecks,
+		noSleepChecks, hotPlugChecks,
 		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks,
 		completionChecks, refusedChecks, keyChecks, domainChecks, lateChecks, peerChecks,
 		refusedMemoryChecks, sideChecks, retriedChecks, failedStateChecks, registrationChecks, srqLimitChecks,
-		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, namedChecks, wrapChecks, modelChecks, loadChecks,
+		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, namedChecks, wrapChecks, modelChecks,
+		loadChecks,
 	)
 }
 

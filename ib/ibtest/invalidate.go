@@ -82,7 +82,8 @@ func (k *keptKey) fails(how string, of *pair, key uint32, recv []ib.SGE, n int, 
 	if taken, err := of.qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: recv}); taken != 1 {
 		e.Fatalf("post receive: %v", err)
 	}
-	of.post(0, ib.SendWR{ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: of.buf[0].sgl(0, n), InvalidateRKey: key})
+	of.post(0, ib.SendWR{ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: of.buf[0].sgl(0, n),
+		InvalidateRKey: key})
 	what := fmt.Sprintf("SEND with invalidate of %s, %s", k.what, how)
 	for _, side := range []int{1, 0} {
 		if wc := e.waitAny(of.cqs[side]); wc.Status == ib.WCSuccess {
@@ -136,7 +137,8 @@ func (k *keptKey) ends() {
 	e, p := k.e, k.p
 	e.Helper()
 	p.recv(1, 1, 0, 8)
-	p.post(0, ib.SendWR{ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8), InvalidateRKey: k.key()})
+	p.post(0, ib.SendWR{ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
+		InvalidateRKey: k.key()})
 	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 	p.wantWrite(fmt.Sprintf("write by %s that was invalidated", k.what), k.addr, k.key(), ib.WCRemAccessErr)
@@ -172,7 +174,8 @@ func testWindowInvalidateRefused(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	mw := e.mw(p.pd, ib.MWType2)
 	target := e.buffer(p.pd, 64, allAccess)
-	p.bind(ib.BindMW{MW: mw, MR: target.mr, RKey: ib.IncRKey(mw.RKey()), Addr: target.addr, Length: 64, Access: ib.AccessRemoteWrite},
+	p.bind(ib.BindMW{MW: mw, MR: target.mr, RKey: ib.IncRKey(mw.RKey()), Addr: target.addr, Length: 64,
+		Access: ib.AccessRemoteWrite},
 		ib.WCSuccess)
 	k := &keptKey{e: e, p: p, what: "a window", key: mw.RKey, addr: target.addr + 8, b: target.b[8:]}
 	k.failures(map[string]*pair{
@@ -210,7 +213,8 @@ var badBinds = []badBind{
 	{what: "the right to bind", may: true, bind: func(b *ib.BindMW) { b.Access |= ib.AccessMWBind }},
 	{what: "a right to flush", may: true, bind: func(b *ib.BindMW) { b.Access |= ib.AccessFlushPersistent }},
 	{what: "on-demand paging", may: true, bind: func(b *ib.BindMW) { b.Access |= ib.AccessOnDemand }},
-	{what: "zero-based addresses", only: ib.MWType1, may: true, bind: func(b *ib.BindMW) { b.Access |= ib.AccessZeroBased }},
+	{what: "zero-based addresses", only: ib.MWType1, may: true,
+		bind: func(b *ib.BindMW) { b.Access |= ib.AccessZeroBased }},
 	{what: "no bytes", only: ib.MWType2, may: true, bind: func(b *ib.BindMW) { b.Length = 0 }},
 	{what: "the key that it has", may: true, bind: func(b *ib.BindMW) { b.RKey = b.MW.RKey() }},
 }

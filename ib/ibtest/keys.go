@@ -71,7 +71,8 @@ func testZeroLength(e *env) {
 				if !o.receives {
 					continue
 				}
-				if wc := e.waitAny(p.cqs[1]); wc.ID != uint64(i) || wc.Status != ib.WCSuccess || wc.ByteLen != 0 || wc.Imm != wr.Imm {
+				if wc := e.waitAny(p.cqs[1]); wc.ID != uint64(i) || wc.Status != ib.WCSuccess || wc.ByteLen != 0 ||
+					wc.Imm != wr.Imm {
 					e.Fatalf("%s: the receive completed as %+v, want no bytes and immediate data %#x", what, wc, wr.Imm)
 				}
 			}
@@ -93,7 +94,8 @@ func testFastRegBound(e *env) {
 		e.Helper()
 		e.must("map", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 64}}, iova))
 		mr.UpdateKey(uint8(mr.RKey()) + 1)
-		p.post(1, ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled, Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess}})
+		p.post(1, ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled,
+			Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess}})
 		e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 	}
 	invalidate := func(what string, of *pair, want bool) {
@@ -110,7 +112,8 @@ func testFastRegBound(e *env) {
 		register()
 		what := fmt.Sprintf("a region with a window of type %d", kind)
 		mw := e.mw(p.pd, kind)
-		p.bind(ib.BindMW{MW: mw, MR: mr, RKey: ib.IncRKey(mw.RKey()), Addr: iova + 8, Length: 16, Access: ib.AccessRemoteWrite}, ib.WCSuccess)
+		p.bind(ib.BindMW{MW: mw, MR: mr, RKey: ib.IncRKey(mw.RKey()), Addr: iova + 8, Length: 16,
+			Access: ib.AccessRemoteWrite}, ib.WCSuccess)
 		works := func(after string) {
 			e.Helper()
 			p.wantWrite("write by the window, "+after, iova+16, mw.RKey(), ib.WCSuccess)

@@ -150,7 +150,8 @@ func testDestroyedWhileWaiting(e *env) {
 		if receives { // without a receive
 			e.up(peer, qp.Num(), ib.QPRTR)
 		}
-		n, err := qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: buf.sgl(0, 8)}, ib.SendWR{ID: 1, Opcode: ib.WRSend, SGList: buf.sgl(0, 8)})
+		n, err := qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: buf.sgl(0, 8)},
+			ib.SendWR{ID: 1, Opcode: ib.WRSend, SGList: buf.sgl(0, 8)})
 		if n != 2 {
 			e.Fatalf("post send: %d taken, %v", n, err)
 		}
@@ -172,7 +173,8 @@ func testDestroyedWhileWaiting(e *env) {
 	e.settle()
 	for _, wc := range poll() {
 		if wc.QPNum != left.Num() {
-			e.Errorf("completion of work request %d with %q of queue pair %d, which had been destroyed", wc.ID, wc.Status, wc.QPNum)
+			e.Errorf("completion of work request %d with %q of queue pair %d, which had been destroyed", wc.ID, wc.Status,
+				wc.QPNum)
 		}
 	}
 }

@@ -111,7 +111,8 @@ func smallest(kind ib.QPType) ib.QPCap {
 
 // atLeast reports whether the actual capacities are at least the requested ones.
 func atLeast(granted, asked ib.QPCap) bool {
-	return granted.MaxSendWR >= asked.MaxSendWR && granted.MaxRecvWR >= asked.MaxRecvWR && granted.MaxSendSGE >= asked.MaxSendSGE &&
+	return granted.MaxSendWR >= asked.MaxSendWR && granted.MaxRecvWR >= asked.MaxRecvWR &&
+		granted.MaxSendSGE >= asked.MaxSendSGE &&
 		granted.MaxRecvSGE >= asked.MaxRecvSGE && granted.MaxInlineData >= asked.MaxInlineData
 }
 
@@ -424,7 +425,8 @@ func testElements(e *env) {
 		e.waitOne(cqs[0], 2, ib.WCSuccess)
 		if wc := e.waitOne(cqs[1], 1, ib.WCSuccess); int(wc.ByteLen) != 8*both ||
 			!bytes.Equal(bufs[0].inPieces(both), bufs[1].inPieces(recv)[:8*both]) {
-			e.Errorf("a message of %d elements to a receive of %d: %d bytes, which are not as they were sent", send, recv, wc.ByteLen)
+			e.Errorf("a message of %d elements to a receive of %d: %d bytes, which are not as they were sent", send, recv,
+				wc.ByteLen)
 		}
 		if m := min(send, a.MaxSGERd); m > 0 {
 			fill(bufs[1].b, 5)
@@ -512,7 +514,8 @@ func (e *env) inlineUpTo(p *pair, asked uint32) {
 		if n != 0 {
 			e.Fatalf("%v queue pair, opcode %d: %d bytes inline were taken, granted %d", kind, op, len(data), most)
 		}
-		e.wantErr(fmt.Sprintf("%v queue pair, opcode %d: %d bytes inline, granted %d", kind, op, len(data), most), err, syscall.EINVAL)
+		e.wantErr(fmt.Sprintf("%v queue pair, opcode %d: %d bytes inline, granted %d", kind, op, len(data), most), err,
+			syscall.EINVAL)
 		for _, size := range slices.Compact([]int{0, max(0, most-1), most}) {
 			fill(data, size+i)
 			clear(p.buf[1].b[:grh+size])
@@ -653,7 +656,8 @@ func testMessageLimit(e *env) {
 func (e *env) tooLong(p *pair, op ib.WROpcode, mr *ib.MR, n uint32) {
 	e.Helper()
 	kind := p.qps[0].Type()
-	wr := p.rdma(1, op, []ib.SGE{{Addr: mr.Addr(), Length: 8, LKey: mr.LKey()}, {Addr: mr.Addr() + 8, Length: n - 8, LKey: mr.LKey()}}, 0)
+	wr := p.rdma(1, op, []ib.SGE{{Addr: mr.Addr(), Length: 8, LKey: mr.LKey()},
+		{Addr: mr.Addr() + 8, Length: n - 8, LKey: mr.LKey()}}, 0)
 	if kind == ib.QPTypeUD {
 		wr = p.datagram(1, e.ah(p.pd), 0)
 		wr.SGList = []ib.SGE{{Addr: mr.Addr(), Length: n, LKey: mr.LKey()}}

@@ -47,20 +47,24 @@ func testAtomicWrite(e *env) {
 	for i := range 3 {
 		data := make([]byte, 8)
 		fill(data, i)
-		p.wantTry("atomic write", ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: data, RemoteAddr: b.addr + 8*uint64(i), RKey: b.mr.RKey()}, ib.WCSuccess)
+		p.wantTry("atomic write", ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: data, RemoteAddr: b.addr + 8*uint64(i),
+			RKey: b.mr.RKey()}, ib.WCSuccess)
 		if !bytes.Equal(b.b[8*i:8*i+8], data) {
 			e.Errorf("the memory holds %x, want %x", b.b[8*i:8*i+8], data)
 		}
 	}
-	wr := ib.SendWR{ID: 1, Opcode: ib.WRAtomicWrite, Flags: ib.SendSignaled, Inline: make([]byte, 8), RemoteAddr: b.addr, RKey: b.mr.RKey()}
+	wr := ib.SendWR{ID: 1, Opcode: ib.WRAtomicWrite, Flags: ib.SendSignaled, Inline: make([]byte, 8), RemoteAddr: b.addr,
+		RKey: b.mr.RKey()}
 	p.post(0, wr)
 	if wc := e.waitOne(p.cqs[0], 1, ib.WCSuccess); wc.Opcode != ib.WCAtomicWrite {
 		e.Errorf("%+v", wc)
 	}
-	_, err := p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 4), RemoteAddr: b.addr, RKey: b.mr.RKey()})
+	_, err := p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 4), RemoteAddr: b.addr,
+		RKey: b.mr.RKey()})
 	e.wantErr("atomic write of the wrong length", err, syscall.EINVAL)
 	n, err := p.qps[0].PostSend(ib.SendWR{
-		ID: 2, Opcode: ib.WRAtomicWrite, Flags: ib.SendSignaled, Inline: make([]byte, 8), RemoteAddr: b.addr + 4, RKey: b.mr.RKey(),
+		ID: 2, Opcode: ib.WRAtomicWrite, Flags: ib.SendSignaled, Inline: make([]byte, 8), RemoteAddr: b.addr + 4,
+		RKey: b.mr.RKey(),
 	})
 	if n == 1 {
 		e.waitOne(p.cqs[0], 2, ib.WCRemInvReqErr)
@@ -68,9 +72,11 @@ func testAtomicWrite(e *env) {
 	} else {
 		e.wantErr("misaligned atomic write", err, syscall.EINVAL)
 	}
-	p.wantTry("behind the end", ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 8), RemoteAddr: b.addr + bufLen, RKey: b.mr.RKey()}, ib.WCRemAccessErr)
+	p.wantTry("behind the end", ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 8), RemoteAddr: b.addr + bufLen,
+		RKey: b.mr.RKey()}, ib.WCRemAccessErr)
 	readOnly := e.buffer(p.pd, 64, ib.AccessLocalWrite|ib.AccessRemoteRead|ib.AccessRemoteAtomic)
-	p.wantTry("without the right to write", ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 8), RemoteAddr: readOnly.addr, RKey: readOnly.mr.RKey()}, ib.WCRemAccessErr)
+	p.wantTry("without the right to write", ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 8),
+		RemoteAddr: readOnly.addr, RKey: readOnly.mr.RKey()}, ib.WCRemAccessErr)
 }
 
 func testFlush(e *env) {
@@ -88,7 +94,8 @@ func testFlush(e *env) {
 	global := ib.Flush{Placement: ib.FlushGlobal, Length: bufLen}
 	allow(remote | ib.AccessFlushGlobal)
 	fill(p.buf[0].b, 1)
-	p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, bufLen), RemoteAddr: b.addr, RKey: b.mr.RKey()})
+	p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, bufLen), RemoteAddr: b.addr,
+		RKey: b.mr.RKey()})
 	wr := flush(global)
 	wr.ID, wr.Flags = 2, ib.SendSignaled
 	p.post(0, wr)
@@ -101,7 +108,8 @@ func testFlush(e *env) {
 	allow(remote | ib.AccessFlushGlobal)
 	plain := e.buffer(p.pd, 64, allAccess)
 	p.wantTry("a region without the right", ib.SendWR{
-		Opcode: ib.WRFlush, RemoteAddr: plain.addr, RKey: plain.mr.RKey(), Flush: ib.Flush{Placement: ib.FlushGlobal, Length: 8},
+		Opcode: ib.WRFlush, RemoteAddr: plain.addr, RKey: plain.mr.RKey(),
+		Flush: ib.Flush{Placement: ib.FlushGlobal, Length: 8},
 	}, ib.WCRemAccessErr)
 	if a.DeviceCapFlags&ib.DeviceCapFlushPersistent != 0 {
 		return
@@ -111,7 +119,8 @@ func testFlush(e *env) {
 	p.wantTry("persistence, on a queue pair without the right", persistent, ib.WCRemInvReqErr)
 	allow(remote | ib.AccessFlushGlobal | ib.AccessFlushPersistent) // programs request these on every device
 	p.wantTry("persistence that is not offered", persistent, ib.WCRemAccessErr)
-	if _, err := p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: b.addr, Length: 8, Access: ib.AccessFlushPersistent}); err == nil {
+	if _, err := p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: b.addr, Length: 8,
+		Access: ib.AccessFlushPersistent}); err == nil {
 		e.Error("a region has the right for a placement that the device does not offer")
 	}
 }
@@ -154,7 +163,8 @@ func testRereg(e *env) {
 	e.wantErr("dealloc the region's new domain", other.Dealloc(), syscall.EBUSY)
 	e.must("change the domain back", b.mr.Rereg(ib.MRChangePD, ib.MRChange{PD: p.pd}))
 	fresh, addr := e.alloc(128)
-	e.must("change the memory", b.mr.Rereg(ib.MRChangeTranslation, ib.MRChange{Space: e.mem, Addr: addr, Length: 128, IOVA: addr}))
+	e.must("change the memory", b.mr.Rereg(ib.MRChangeTranslation,
+		ib.MRChange{Space: e.mem, Addr: addr, Length: 128, IOVA: addr}))
 	fill(p.buf[0].b, 3)
 	clear(b.b)
 	write("to the new memory", addr+120, b.mr.RKey(), ib.WCSuccess)
@@ -167,8 +177,10 @@ func testRereg(e *env) {
 	}
 	if mw, err := p.pd.AllocMW(ib.MWType1); err == nil {
 		own(e, mw, mw.Dealloc)
-		p.bind(ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: addr, Length: 8, Access: ib.AccessRemoteWrite}, ib.WCSuccess)
-		e.wantErr("change a region with a window", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: allAccess}), syscall.EBUSY, syscall.EINVAL)
+		p.bind(ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: addr, Length: 8, Access: ib.AccessRemoteWrite},
+			ib.WCSuccess)
+		e.wantErr("change a region with a window", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: allAccess}),
+			syscall.EBUSY, syscall.EINVAL)
 		e.destroy(mw)
 	} else if !errors.Is(err, syscall.EOPNOTSUPP) {
 		e.Errorf("alloc mw: %v", err)
@@ -192,11 +204,13 @@ func testMWRights(e *env) {
 				base = 0
 			}
 			for op, need := range map[ib.WROpcode]ib.AccessFlags{
-				ib.WRRDMARead: ib.AccessRemoteRead, ib.WRRDMAWrite: ib.AccessRemoteWrite, ib.WRAtomicFetchAdd: ib.AccessRemoteAtomic,
+				ib.WRRDMARead: ib.AccessRemoteRead, ib.WRRDMAWrite: ib.AccessRemoteWrite,
+				ib.WRAtomicFetchAdd: ib.AccessRemoteAtomic,
 			} {
 				for _, at := range []int{0, n - 8, n, -8} {
 					mw := e.mw(p.pd, kind)
-					p.bind(ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: b.addr + off, Length: n, Access: access}, ib.WCSuccess)
+					p.bind(ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: b.addr + off, Length: n, Access: access},
+						ib.WCSuccess)
 					want := ib.WCRemAccessErr
 					if access&need != 0 && at >= 0 && at < n {
 						want = ib.WCSuccess
@@ -227,11 +241,15 @@ func testFastRegLocal(e *env) {
 	mr.UpdateKey(9)
 	sgl := func(off int) []ib.SGE { return []ib.SGE{{Addr: iova + uint64(off), Length: 100, LKey: mr.LKey()}} }
 	n, err := p.qps[0].PostSend(
-		ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled, Reg: &ib.FastReg{MR: mr, Key: mr.LKey(), Access: ib.AccessLocalWrite}},
-		ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: sgl(0), RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey()},
-		ib.SendWR{ID: 3, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: sgl(128), RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey()},
+		ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled,
+			Reg: &ib.FastReg{MR: mr, Key: mr.LKey(), Access: ib.AccessLocalWrite}},
+		ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: sgl(0), RemoteAddr: p.buf[1].addr,
+			RKey: p.buf[1].mr.RKey()},
+		ib.SendWR{ID: 3, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: sgl(128), RemoteAddr: p.buf[1].addr,
+			RKey: p.buf[1].mr.RKey()},
 		ib.SendWR{ID: 4, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled | ib.SendFence, InvalidateRKey: mr.LKey()},
-		ib.SendWR{ID: 5, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: sgl(0), RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey()},
+		ib.SendWR{ID: 5, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: sgl(0), RemoteAddr: p.buf[1].addr,
+			RKey: p.buf[1].mr.RKey()},
 	)
 	if n != 5 {
 		e.Fatalf("post: %d taken, %v", n, err)
@@ -287,7 +305,8 @@ func testFastRegList(e *env) {
 	if !bytes.Equal(inOrder(), data) || outside() != length {
 		e.Fatal("RDMA WRITE to a list: the data are not where they should be")
 	}
-	post(0, ib.SendWR{Opcode: ib.WRRDMARead, SGList: p.buf[0].sgl(bufLen-200, 200), RemoteAddr: iova + 50, RKey: mr.RKey()})
+	post(0, ib.SendWR{Opcode: ib.WRRDMARead, SGList: p.buf[0].sgl(bufLen-200, 200), RemoteAddr: iova + 50,
+		RKey: mr.RKey()})
 	if !bytes.Equal(p.buf[0].b[bufLen-200:], data[50:250]) {
 		e.Error("RDMA READ from a list: the data are not those")
 	}

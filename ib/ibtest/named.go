@@ -105,9 +105,10 @@ func boundWindow(p *pair) *named {
 	p.e.must("alloc mw", err)
 	own(p.e, mw, mw.Dealloc)
 	b := p.e.buffer(p.pd, 64, allAccess)
-	return &named{e: p.e, gone: mw, rest: []any{b.mr}, wr: ib.SendWR{ID: 9, Opcode: ib.WRBindMW, Flags: ib.SendSignaled, Bind: &ib.BindMW{
-		MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: b.addr, Length: 64, Access: ib.AccessRemoteWrite,
-	}}}
+	return &named{e: p.e, gone: mw, rest: []any{b.mr},
+		wr: ib.SendWR{ID: 9, Opcode: ib.WRBindMW, Flags: ib.SendSignaled, Bind: &ib.BindMW{
+			MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: b.addr, Length: 64, Access: ib.AccessRemoteWrite,
+		}}}
 }
 
 func boundRegion(p *pair) *named {

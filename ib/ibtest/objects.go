@@ -116,7 +116,8 @@ func testSRQReceive(e *env) {
 		fill(p.buf[0].b[:64], i)
 		p.send(0, uint64(100+i), 64)
 		e.waitOne(p.cqs[0], uint64(100+i), ib.WCSuccess)
-		if wc := e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess); wc.QP != p.qps[1] || !bytes.Equal(buf.b[64*i:64*(i+1)], p.buf[0].b[:64]) {
+		if wc := e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess); wc.QP != p.qps[1] ||
+			!bytes.Equal(buf.b[64*i:64*(i+1)], p.buf[0].b[:64]) {
 			e.Errorf("message %d: %+v", i, wc)
 		}
 	}
@@ -260,7 +261,8 @@ func testSRQConcurrent(e *env) {
 		if n, err := srq.PostRecv(ib.RecvWR{SGList: places.sgl(8*int(next.Add(1)-1), 8)}); n != 1 {
 			return err
 		}
-		if n, err := p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)}); n != 1 {
+		if n, err := p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled,
+			SGList: p.buf[0].sgl(0, 8)}); n != 1 {
 			return err
 		}
 		if err := e.spin(p.cqs[0], 1); err != nil {
@@ -345,7 +347,8 @@ func testModeration(e *env) {
 		arm()
 		p.exchange(0, uint64(10+i), 8)
 		e.must("moderate otherwise", p.cqs[1].Moderate(to.count, to.period))
-		e.eventually(fmt.Sprintf("the notification that was held back when moderation changed to %d and %v", to.count, to.period),
+		e.eventually(fmt.Sprintf("the notification that was held back when moderation changed to %d and %v", to.count,
+			to.period),
 			func() bool { return int(calls.Load()) == 4+i })
 	}
 	e.must("moderate", p.cqs[1].Moderate(1000, 50*time.Millisecond))
@@ -411,7 +414,8 @@ func testMWType1(e *env) {
 	b := p.buf[1]
 	p.wantWrite("write by a window that is not bound", b.addr, mw.RKey(), ib.WCRemAccessErr)
 	bind := func(off, n int, access ib.AccessFlags) ib.BindMW {
-		return ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: b.addr + uint64(off), Length: uint64(n), Access: access}
+		return ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: b.addr + uint64(off), Length: uint64(n),
+			Access: access}
 	}
 	p.bind(bind(100, 50, ib.AccessRemoteWrite), ib.WCSuccess)
 	first := mw.RKey()
@@ -439,7 +443,8 @@ func testMWType2(e *env) {
 	mw := e.mw(p.pd, ib.MWType2)
 	b := p.buf[1]
 	bind := func() ib.BindMW {
-		return ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: b.addr, Length: 64, Access: ib.AccessRemoteWrite}
+		return ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: b.addr, Length: 64,
+			Access: ib.AccessRemoteWrite}
 	}
 	p.bind(bind(), ib.WCSuccess)
 	p.wantWrite("write by the window", b.addr, mw.RKey(), ib.WCSuccess)
@@ -457,7 +462,8 @@ func testMWType2(e *env) {
 	p.wantWrite("write by a window that was invalidated", b.addr, mw.RKey(), ib.WCRemAccessErr)
 	p.bind(bind(), ib.WCSuccess)
 	p.recv(1, 80, 0, 8)
-	p.post(0, ib.SendWR{ID: 80, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8), InvalidateRKey: mw.RKey()})
+	p.post(0, ib.SendWR{ID: 80, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
+		InvalidateRKey: mw.RKey()})
 	e.waitOne(p.cqs[0], 80, ib.WCSuccess)
 	wc := e.waitOne(p.cqs[1], 80, ib.WCSuccess)
 	if wc.Flags&ib.WCWithInvalidate == 0 || wc.InvalidateRKey != mw.RKey() {
@@ -516,8 +522,10 @@ func testFastReg(e *env) {
 		e.must("map", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 64}}, iova))
 		mr.UpdateKey(uint8(round + 1))
 		p.wantWrite("write before the registration", iova, mr.RKey(), ib.WCRemAccessErr)
-		post(1, ib.SendWR{Opcode: ib.WRRegMR, Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess &^ ib.AccessMWBind}}, ib.WCSuccess)
-		e.wantErr("map a region that is registered", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 32}}, iova), syscall.EBUSY)
+		post(1, ib.SendWR{Opcode: ib.WRRegMR, Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess &^ ib.AccessMWBind}},
+			ib.WCSuccess)
+		e.wantErr("map a region that is registered", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 32}}, iova),
+			syscall.EBUSY)
 		fill(p.buf[0].b[:8], round)
 		p.wantWrite("write by the region", iova+8, mr.RKey(), ib.WCSuccess)
 		if !bytes.Equal(b[8:16], p.buf[0].b[:8]) {
@@ -628,7 +636,8 @@ func testXRC(e *env) {
 	e.must("arm the limit", limited.Modify(ib.SRQAttr{Limit: 2}, ib.SRQAttrLimit))
 	message := func(op ib.WROpcode) ib.WC {
 		e.Helper()
-		n, err := ini.PostSend(ib.SendWR{ID: 8, Opcode: op, Flags: ib.SendSignaled, SGList: buf.sgl(0, 8), RemoteSRQN: limited.Num(),
+		n, err := ini.PostSend(ib.SendWR{ID: 8, Opcode: op, Flags: ib.SendSignaled, SGList: buf.sgl(0, 8),
+			RemoteSRQN: limited.Num(),
 			RemoteAddr: buf.addr + 64, RKey: buf.mr.RKey()})
 		if n != 1 {
 			e.Fatalf("post opcode %v: %v", op, err)
@@ -639,7 +648,8 @@ func testXRC(e *env) {
 		e.Fatalf("a message: %+v", wc)
 	}
 	e.waitOne(receiver, 0, ib.WCSuccess)
-	e.eventually("the event that the limit of an XRC shared receive queue is reached", func() bool { return limits.Load() > 0 })
+	e.eventually("the event that the limit of an XRC shared receive queue is reached",
+		func() bool { return limits.Load() > 0 })
 	ops := []ib.WROpcode{ib.WRRDMAWrite, ib.WRRDMARead}
 	if a := e.deviceAttr(); a.AtomicCap != ib.AtomicNone {
 		ops = append(ops, ib.WRAtomicFetchAdd)
@@ -653,7 +663,8 @@ func testXRC(e *env) {
 		fill(buf.b[:8], 99)
 		copy(before, buf.b[:8])
 		if wc := message(op); wc.Status != ib.WCRemInvReqErr || !bytes.Equal(buf.b, before) {
-			e.Errorf("opcode %v to a target that does not allow it: %q, memory changed: %v", op, wc.Status, !bytes.Equal(buf.b, before))
+			e.Errorf("opcode %v to a target that does not allow it: %q, memory changed: %v", op, wc.Status,
+				!bytes.Equal(buf.b, before))
 		}
 		e.reset(ini, tgt)
 		e.up(ini, tgt.Num(), ib.QPRTS)

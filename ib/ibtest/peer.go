@@ -148,7 +148,8 @@ func (p *pair) errInTheMiddle() {
 				return
 			}
 			received.Add(1)
-			if n, _ := p.qps[0].PostSend(ib.SendWR{ID: i, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)}); n == 0 {
+			if n, _ := p.qps[0].PostSend(ib.SendWR{ID: i, Opcode: ib.WRSend, Flags: ib.SendSignaled,
+				SGList: p.buf[0].sgl(0, 8)}); n == 0 {
 				return
 			}
 			sent.Add(1)
@@ -164,7 +165,8 @@ func (p *pair) errInTheMiddle() {
 			wc := e.waitAny(p.cqs[side])
 			ok := wc.Status == ib.WCWRFlushErr || wc.Status == ib.WCSuccess && !over
 			if over = over || wc.Status != ib.WCSuccess; wc.ID != i || !ok {
-				e.Fatalf("a queue pair that sends to itself has gone to ERR: work request %d completed with %q, want %d", wc.ID, wc.Status, i)
+				e.Fatalf("a queue pair that sends to itself has gone to ERR: work request %d completed with %q, want %d", wc.ID,
+					wc.Status, i)
 			}
 		}
 	}
@@ -238,7 +240,8 @@ func testPeerInInit(e *env) {
 	for _, p := range all {
 		wc := make([]ib.WC, 1)
 		if n, _ := p.cqs[0].Poll(wc); n != 0 {
-			e.Fatalf("opcode %d to a queue pair in INIT: completed with %q, want nothing before the retries are used up", p.op, wc[0].Status)
+			e.Fatalf("opcode %d to a queue pair in INIT: completed with %q, want nothing before the retries are used up", p.op,
+				wc[0].Status)
 		}
 		e.psn = p.psn
 		e.must("modify to RTR", p.qps[1].Modify(e.attr(ib.QPRTR, p.qps[0].Num()), upMask(ib.QPTypeRC, ib.QPRTR)))
@@ -441,11 +444,14 @@ func (e *env) overrunOneQueue(pd *ib.PD, kind ib.QPType, send bool) {
 		e.Fatalf("%d events of a queue that is just full", n)
 	}
 	message(room)
-	e.eventually("the event that the "+name+" completion queue has no room (EventCQErr)", func() bool { return events.Load() > 0 })
-	e.eventually("ERR of the queue pair that has lost the completion of its "+name, func() bool { return p.qps[0].State() == ib.QPErr })
+	e.eventually("the event that the "+name+" completion queue has no room (EventCQErr)",
+		func() bool { return events.Load() > 0 })
+	e.eventually("ERR of the queue pair that has lost the completion of its "+name,
+		func() bool { return p.qps[0].State() == ib.QPErr })
 	for i, wc := range e.wait(small, room) {
 		if wc.ID != uint64(i) || wc.Status != ib.WCSuccess {
-			e.Fatalf("completion %d of the queue that had no room: work request %d with %q, want what was there before", i, wc.ID, wc.Status)
+			e.Fatalf("completion %d of the queue that had no room: work request %d with %q, want what was there before", i,
+				wc.ID, wc.Status)
 		}
 	}
 	if !send {
@@ -470,7 +476,8 @@ func testOverrunInSQE(e *env) {
 	if n, err := qp.PostRecv(ib.RecvWR{ID: 1 << 20, SGList: buf.sgl(0, 64)}); n != 1 {
 		e.Fatalf("post receive: %v", err)
 	}
-	wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 8), AH: e.ah(pd), RemoteQPN: qp.Num(), RemoteQKey: qkey + 1}
+	wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 8), AH: e.ah(pd), RemoteQPN: qp.Num(),
+		RemoteQKey: qkey + 1}
 	post := func(wrs ...ib.SendWR) {
 		e.Helper()
 		if n, err := qp.PostSend(wrs...); n != len(wrs) {

@@ -101,7 +101,8 @@ func stateOf(name string) ib.QPState {
 // ofType creates a queue pair of a type, or returns nil if the driver does not support it.
 func (e *env) ofType(kind ib.QPType, pd *ib.PD, cq *ib.CQ) *ib.QP {
 	e.Helper()
-	init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}}
+	init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind,
+		Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}}
 	switch kind {
 	case ib.QPTypeXRCInit:
 		init.RecvCQ = nil
@@ -154,7 +155,8 @@ func testQueryQP(e *env) {
 	a, _, err = qp.Query(ib.QPAttrState | ib.QPAttrAV)
 	w := e.attr(ib.QPRTS, 0x4711)
 	if err != nil || a.State != w.State || a.DestQPN != w.DestQPN || a.RQPSN != w.RQPSN || a.SQPSN != w.SQPSN ||
-		a.PathMTU != w.PathMTU || a.AccessFlags != w.AccessFlags || a.AH.GRH.DGID != w.AH.GRH.DGID || a.Timeout != w.Timeout ||
+		a.PathMTU != w.PathMTU || a.AccessFlags != w.AccessFlags || a.AH.GRH.DGID != w.AH.GRH.DGID ||
+		a.Timeout != w.Timeout ||
 		a.RetryCnt != w.RetryCnt || a.RNRRetry != w.RNRRetry || a.MinRNRTimer != w.MinRNRTimer || a.Port != w.Port {
 		e.Errorf("queried %+v\nwant %+v (%v)", a, w, err)
 	}
@@ -169,7 +171,8 @@ func testCapacities(e *env) {
 	all := e.cap()
 	for _, c := range []ib.QPCap{
 		{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},
-		{MaxSendWR: min(7, all.MaxSendWR), MaxRecvWR: min(33, all.MaxRecvWR), MaxSendSGE: min(2, all.MaxSendSGE), MaxRecvSGE: min(3, all.MaxRecvSGE),
+		{MaxSendWR: min(7, all.MaxSendWR), MaxRecvWR: min(33, all.MaxRecvWR), MaxSendSGE: min(2, all.MaxSendSGE),
+			MaxRecvSGE:    min(3, all.MaxRecvSGE),
 			MaxInlineData: 17},
 	} {
 		qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: c})
@@ -251,7 +254,8 @@ func testCompletionOfDestroyed(e *env) {
 	e.destroy(p.qps[1])
 	for _, wc := range e.wait(p.cqs[1], 2) {
 		if wc.QPNum != num || wc.QP != nil {
-			e.Errorf("completion of a destroyed queue pair %d: got number %d, queue pair %p, want %d and nil", num, wc.QPNum, wc.QP, num)
+			e.Errorf("completion of a destroyed queue pair %d: got number %d, queue pair %p, want %d and nil", num, wc.QPNum,
+				wc.QP, num)
 		}
 	}
 }

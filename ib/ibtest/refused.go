@@ -70,14 +70,16 @@ func (e *env) refusals(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 		}
 		return cq.Destroy, nil
 	}})
-	for _, attr := range []ib.SRQAttr{{MaxWR: uint32(a.MaxSRQWR) + 1, MaxSGE: 1}, {MaxWR: 1, MaxSGE: uint32(a.MaxSRQSGE) + 1}} {
-		all = append(all, refusal{fmt.Sprintf("create SRQ of %d work requests of %d elements", attr.MaxWR, attr.MaxSGE), func() (func() error, error) {
-			srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: attr})
-			if err != nil {
-				return nil, err
-			}
-			return srq.Destroy, nil
-		}})
+	for _, attr := range []ib.SRQAttr{{MaxWR: uint32(a.MaxSRQWR) + 1, MaxSGE: 1},
+		{MaxWR: 1, MaxSGE: uint32(a.MaxSRQSGE) + 1}} {
+		all = append(all, refusal{fmt.Sprintf("create SRQ of %d work requests of %d elements", attr.MaxWR, attr.MaxSGE),
+			func() (func() error, error) {
+				srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: attr})
+				if err != nil {
+					return nil, err
+				}
+				return srq.Destroy, nil
+			}})
 	}
 	_, addr := e.alloc(64)
 	for _, access := range e.refusedAccess(pd) {
@@ -92,13 +94,14 @@ func (e *env) refusals(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 	bad := []ib.AHAttr{e.address(), e.address()}
 	bad[0].Port, bad[1].GRH.SGIDIndex = uint8(a.PhysPorts)+1, 255
 	for _, at := range bad {
-		all = append(all, refusal{fmt.Sprintf("create AH of port %d and GID %d", at.Port, at.GRH.SGIDIndex), func() (func() error, error) {
-			ah, err := pd.CreateAH(&at)
-			if err != nil {
-				return nil, err
-			}
-			return ah.Destroy, nil
-		}})
+		all = append(all, refusal{fmt.Sprintf("create AH of port %d and GID %d", at.Port, at.GRH.SGIDIndex),
+			func() (func() error, error) {
+				ah, err := pd.CreateAH(&at)
+				if err != nil {
+					return nil, err
+				}
+				return ah.Destroy, nil
+			}})
 	}
 	return append(all, e.refusedCalls(pd, cq)...)
 }
@@ -114,7 +117,8 @@ func (e *env) refusedCalls(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 		if e.ofType(kind, pd, cq) == nil {
 			continue
 		}
-		qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}})
+		qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind,
+			Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}})
 		c := qp.Init().Cap
 		post := func(qp *ib.QP, what string, wr ib.SendWR) {
 			add(fmt.Sprintf("%v: post send, %s", kind, what), func() error {
@@ -123,20 +127,28 @@ func (e *env) refusedCalls(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 			})
 		}
 		post(qp, "in RESET", ib.SendWR{Opcode: ib.WRSend, SGList: sgl})
-		add(fmt.Sprintf("%v: modify to RTS", kind), func() error { return qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState) })
-		add(fmt.Sprintf("%v: modify without attributes", kind), func() error { return qp.Modify(ib.QPAttr{State: ib.QPInit}, ib.QPAttrState) })
+		add(fmt.Sprintf("%v: modify to RTS", kind), func() error {
+			return qp.Modify(ib.QPAttr{State: ib.QPRTS},
+				ib.QPAttrState)
+		})
+		add(fmt.Sprintf("%v: modify without attributes", kind),
+			func() error { return qp.Modify(ib.QPAttr{State: ib.QPInit}, ib.QPAttrState) })
 		up := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind, Cap: c})
 		e.up(up, up.Num(), ib.QPRTS)
 		post(up, "of no known opcode", ib.SendWR{Opcode: 0x77, SGList: sgl})
 		post(up, "of too many elements", ib.SendWR{Opcode: ib.WRSend, SGList: slices.Repeat(sgl, int(c.MaxSendSGE)+1)})
-		post(up, "of too many bytes inline", ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendInline, Inline: make([]byte, c.MaxInlineData+1)})
+		post(up, "of too many bytes inline", ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendInline,
+			Inline: make([]byte, c.MaxInlineData+1)})
 		post(up, "of a region that is not named", ib.SendWR{Opcode: ib.WRRegMR, Reg: &ib.FastReg{}})
 		post(up, "of a window that is not named", ib.SendWR{Opcode: ib.WRBindMW, Bind: &ib.BindMW{}})
 		add(fmt.Sprintf("%v: post receive of too many elements", kind), func() error {
 			_, err := up.PostRecv(ib.RecvWR{SGList: slices.Repeat(sgl, int(c.MaxRecvSGE)+1)})
 			return err
 		})
-		add(fmt.Sprintf("%v: modify RTS to INIT", kind), func() error { return up.Modify(e.attr(ib.QPInit, up.Num()), upMask(kind, ib.QPInit)) })
+		add(fmt.Sprintf("%v: modify RTS to INIT", kind), func() error {
+			return up.Modify(e.attr(ib.QPInit, up.Num()),
+				upMask(kind, ib.QPInit))
+		})
 	}
 	small := e.cq(1, nil)
 	add("resize CQ to nothing", func() error { return small.Resize(0) })
@@ -148,7 +160,8 @@ func (e *env) refusedCalls(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 func (e *env) refusedAccess(pd *ib.PD) (refused []ib.AccessFlags) {
 	e.Helper()
 	_, addr := e.alloc(64)
-	for _, more := range []ib.AccessFlags{ib.AccessFlushPersistent, ib.AccessFlushGlobal, ib.AccessMWBind, ib.AccessRemoteAtomic, 1 << 18} {
+	for _, more := range []ib.AccessFlags{ib.AccessFlushPersistent, ib.AccessFlushGlobal, ib.AccessMWBind,
+		ib.AccessRemoteAtomic, 1 << 18} {
 		access := ib.AccessLocalWrite | more
 		mr, err := pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: access})
 		if err != nil {
@@ -202,7 +215,8 @@ func testRefusedLeavesNothing(e *env) {
 			more := func() bool {
 				took := time.Since(began)
 				return n < leastAsked && took < time.Second || // the machine is busy
-					n < times && took < slow*time.Duration(e.cfg.load*e.cfg.load) || n < 10_000 && took < quick*time.Duration(e.cfg.load)
+					n < times && took < slow*time.Duration(e.cfg.load*e.cfg.load) || n < 10_000 &&
+					took < quick*time.Duration(e.cfg.load)
 			}
 			for ; more(); n++ {
 				if _, err := r.call(); err == nil {
@@ -338,7 +352,8 @@ func testReregRefused(e *env) {
 	const all = ib.MRChangePD | ib.MRChangeAccess | ib.MRChangeTranslation
 	tested := false
 	for _, bad := range e.refusedAccess(p.pd) {
-		for _, flags := range []ib.MRChangeFlags{ib.MRChangeAccess, ib.MRChangeAccess | ib.MRChangePD, ib.MRChangeAccess | ib.MRChangeTranslation, all} {
+		for _, flags := range []ib.MRChangeFlags{ib.MRChangeAccess, ib.MRChangeAccess | ib.MRChangePD,
+			ib.MRChangeAccess | ib.MRChangeTranslation, all} {
 			to.Access = bad | ib.AccessRemoteRead
 			if err := b.mr.Rereg(flags, to); err == nil {
 				e.Fatalf("Rereg, changes %#x, to rights %v, which RegMR refuses: was done", flags, to.Access)

@@ -85,7 +85,8 @@ func testSRQResize(e *env) {
 	e.need("resizing of shared receive queues", srq.Modify(ib.SRQAttr{MaxWR: 6}, ib.SRQAttrMaxWR))
 	var limits atomic.Int32
 	for _, first := range []uint32{8, 5} {
-		srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: first, MaxSGE: 1}, Event: func(*ib.SRQ, ib.EventType) { limits.Add(1) }})
+		srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: first, MaxSGE: 1},
+			Event: func(*ib.SRQ, ib.EventType) { limits.Add(1) }})
 		s := &sharedQueue{pair: e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq}), srq: srq}
 		s.bad(0, uint32(dev.MaxSRQWR)+1)
 		for turn := range 6 { // number of entries before the wrap-around
@@ -110,7 +111,8 @@ func testSRQResize(e *env) {
 			e.Fatalf("%d limit events when as many receives are left as the limit, want 0", n)
 		}
 		s.take(1)
-		e.eventually("the limit event of a queue that was resized when its limit was armed", func() bool { return limits.Load() > 0 })
+		e.eventually("the limit event of a queue that was resized when its limit was armed",
+			func() bool { return limits.Load() > 0 })
 		if n := limits.Swap(0); n != 1 {
 			e.Fatalf("%d limit events of a queue that was resized, want 1", n)
 		}
@@ -176,7 +178,8 @@ func (s *sharedQueue) take(n int) {
 // post1 sends the i-th message.
 func (s *sharedQueue) post1(i int) {
 	s.e.Helper()
-	s.pair.post(0, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: s.buf[0].sgl(8*(i%1000), 8)})
+	s.pair.post(0, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled,
+		SGList: s.buf[0].sgl(8*(i%1000), 8)})
 }
 
 // resize requests another capacity, which the driver may round up. It must fail if the receives do not fit.
@@ -189,7 +192,8 @@ func (s *sharedQueue) resize(to uint32) {
 	s.e.must("query srq", err2)
 	switch {
 	case err == nil && (after.MaxWR < to || int(after.MaxWR) < s.left()):
-		s.e.Fatalf("a shared receive queue with %d receives has room for %d when it was resized to %d", s.left(), after.MaxWR, to)
+		s.e.Fatalf("a shared receive queue with %d receives has room for %d when it was resized to %d", s.left(), after.MaxWR,
+			to)
 	case err == nil:
 	case int(to) >= s.left():
 		s.e.Fatalf("resize a shared receive queue with %d receives to %d: %v", s.left(), to, err)

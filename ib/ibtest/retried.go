@@ -27,7 +27,8 @@ func testRetried(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	qp, err := p.pd.CreateQP(ib.QPInitAttr{
 		SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: ib.QPTypeRC,
-		Cap: ib.QPCap{MaxSendWR: e.cap().MaxSendWR, MaxRecvWR: 1, MaxSendSGE: e.cap().MaxSendSGE, MaxRecvSGE: 1, MaxInlineData: retriedInline},
+		Cap: ib.QPCap{MaxSendWR: e.cap().MaxSendWR, MaxRecvWR: 1, MaxSendSGE: e.cap().MaxSendSGE, MaxRecvSGE: 1,
+			MaxInlineData: retriedInline},
 	})
 	inline := err == nil
 	if inline {
@@ -110,7 +111,8 @@ func testRetried(e *env) {
 				if write {
 					got, rest = b.b[place*i:place*(i+1)], b.b[recvs:]
 				}
-				if int(wc.ByteLen) != len(want) || !bytes.Equal(got[:len(want)], want) || !allZero(rest) || !allZero(got[len(want):]) {
+				if int(wc.ByteLen) != len(want) || !bytes.Equal(got[:len(want)], want) || !allZero(rest) ||
+					!allZero(got[len(want):]) {
 					e.Fatalf("%s: %d bytes arrived, want %d, the same: %v, nothing elsewhere: %v", what, wc.ByteLen, len(want),
 						bytes.Equal(got[:len(want)], want), allZero(rest) && allZero(got[len(want):]))
 				}

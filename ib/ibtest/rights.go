@@ -144,7 +144,8 @@ func testKeyReuse(e *env) {
 	}
 	for i := range rounds {
 		b := e.buffer(pd, 64, allAccess)
-		once(fmt.Sprintf("region %d", i), []uint32{b.mr.LKey(), b.mr.RKey()}, func() error { e.destroy(b.mr); return e.mem.Remove(b.addr) })
+		once(fmt.Sprintf("region %d", i), []uint32{b.mr.LKey(), b.mr.RKey()},
+			func() error { e.destroy(b.mr); return e.mem.Remove(b.addr) })
 		if mr, err := pd.AllocMR(1); err == nil {
 			once(fmt.Sprintf("region %d for fast registration", i), []uint32{mr.LKey(), mr.RKey()}, mr.Dereg)
 		}

@@ -115,7 +115,8 @@ func (e *env) doorbells() []atomicCall {
 	var h ib.Hold
 	return []atomicCall{
 		{"UserQP.Doorbell", measurements, nil, func() { doorbell(q, nil) }, nil},
-		{"UserQP.Doorbell with a hold", measurements, func() { user.HoldCallbacks(e.dev, &h) }, func() { doorbell(q, &h) }, h.Run},
+		{"UserQP.Doorbell with a hold", measurements, func() { user.HoldCallbacks(e.dev, &h) }, func() { doorbell(q, &h) },
+			h.Run},
 		{"UserQP.Posted", measurements, nil, func() { posted(q) }, nil},
 	}
 }

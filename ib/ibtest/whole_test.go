@@ -38,7 +38,8 @@ func TestSuiteAgainstOne(t *testing.T) {
 	}, opts...)
 }
 
-var whole = flag.Bool("whole", false, "run the whole suite against each wrong driver: what names the fault must fail first")
+var whole = flag.Bool("whole", false,
+	"run the whole suite against each wrong driver: what names the fault must fail first")
 
 // firstFailure runs the check that must find the fault of a wrong driver, or the whole suite up to the first failure,
 // in a process of its own.

@@ -23,7 +23,8 @@ func testWindowOfDestroyed(e *env) {
 	probe := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd}) // is reset after a failed write
 	bind := func(q *pair, mw *ib.MW, target *buffer) uint32 {
 		e.Helper()
-		q.bind(ib.BindMW{MW: mw, MR: target.mr, RKey: ib.IncRKey(mw.RKey()), Addr: target.addr, Length: 64, Access: ib.AccessRemoteWrite},
+		q.bind(ib.BindMW{MW: mw, MR: target.mr, RKey: ib.IncRKey(mw.RKey()), Addr: target.addr, Length: 64,
+			Access: ib.AccessRemoteWrite},
 			ib.WCSuccess)
 		return mw.RKey()
 	}
@@ -31,7 +32,8 @@ func testWindowOfDestroyed(e *env) {
 		how   string
 		state ib.QPState // state at its destruction
 		again bool       // the window was bound, invalidated and bound again
-	}{{"in RTS", ib.QPRTS, false}, {"in RTS, bound twice", ib.QPRTS, true}, {"in ERR", ib.QPErr, false}, {"in RESET", ib.QPReset, false}} {
+	}{{"in RTS", ib.QPRTS, false}, {"in RTS, bound twice", ib.QPRTS, true}, {"in ERR", ib.QPErr, false},
+		{"in RESET", ib.QPReset, false}} {
 		what := func(s string) string { return fmt.Sprintf("%s, whose queue pair was destroyed %s", s, c.how) }
 		target, shared := e.buffer(pd, 64, allAccess), e.buffer(pd, 64, allAccess)
 		q := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})

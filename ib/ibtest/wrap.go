@@ -31,7 +31,8 @@ const (
 
 // wraps calls f with increasing numbers until the limit of time or count.
 func (e *env) wraps(f func(i int)) {
-	for i, began := 0, time.Now(); i < wrapCount && time.Since(began) < wrapTime*time.Duration(e.cfg.load*e.cfg.load); i++ {
+	for i, began := 0, time.Now(); i < wrapCount &&
+		time.Since(began) < wrapTime*time.Duration(e.cfg.load*e.cfg.load); i++ {
 		f(i)
 	}
 }
@@ -101,7 +102,8 @@ func testNumbersWrap(e *env) {
 func testQueuesWrap(e *env) {
 	pd := e.pd()
 	const length = 3
-	init := ib.QPInitAttr{Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: length, MaxRecvWR: length, MaxSendSGE: 1, MaxRecvSGE: 1}}
+	init := ib.QPInitAttr{Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: length, MaxRecvWR: length, MaxSendSGE: 1,
+		MaxRecvSGE: 1}}
 	p := &pair{e: e, pd: pd}
 	for i := range p.qps {
 		p.cqs[i] = e.cq(2*length+1, nil)

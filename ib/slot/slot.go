@@ -165,7 +165,8 @@ func (s *Slot) runChange(ctx context.Context, what string, f func() error) error
 	case err := <-done:
 		return err
 	default:
-		return fmt.Errorf("%s %s: a function of a client has not returned; still in progress: %w", what, s.name, context.Cause(ctx))
+		return fmt.Errorf("%s %s: a function of a client has not returned; still in progress: %w", what, s.name,
+			context.Cause(ctx))
 	}
 }
 

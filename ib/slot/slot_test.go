@@ -145,7 +145,8 @@ func TestSteps(t *testing.T) {
 	}
 	must(t, s.Unplug())
 	h.want(t, "unplug", "remove, in error", "close")
-	for _, f := range []func() error{s.Unplug, func() error { return s.Reset(t.Context()) }, func() error { return s.ResetAt(slot.InHandler, nil) }} {
+	for _, f := range []func() error{s.Unplug, func() error { return s.Reset(t.Context()) },
+		func() error { return s.ResetAt(slot.InHandler, nil) }} {
 		if err := f(); !errors.Is(err, syscall.ENODEV) {
 			t.Errorf("on an empty slot: got %v", err)
 		}
@@ -219,7 +220,8 @@ func TestUnreachable(t *testing.T) {
 				must(t, s.Unplug())
 				return
 			}
-			want := map[string]error{"unplug": context.Canceled, "patience": context.DeadlineExceeded, "dead": syscall.EIO, "no probe": syscall.EIO}[end]
+			want := map[string]error{"unplug": context.Canceled, "patience": context.DeadlineExceeded, "dead": syscall.EIO,
+				"no probe": syscall.EIO}[end]
 			if !errors.Is(err, want) || st.State != slot.Empty || s.Device() != nil || !errors.Is(st.Err, want) {
 				t.Errorf("%s: got %v, %+v", end, err, st)
 			}
@@ -271,16 +273,18 @@ func TestMoments(t *testing.T) {
 			SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},
 		})
 		must(t, err)
-		must(t, qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags))
+		must(t, qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1},
+			ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags))
 		_, err = qp.PostRecv(ib.RecvWR{})
 		must(t, err)
 		flushed := make(chan bool) // closed when the Modify in which the reset begins has returned
-		cl := &ib.Client{Name: "owner", Add: func(*ib.Device) (any, error) { return nil, nil }, Remove: func(x *ib.Device, _ any) {
-			if x.Same(d) {
-				<-flushed
-				must(t, errors.Join(qp.Destroy(), cq.Destroy(), pd.Dealloc()))
-			}
-		}}
+		cl := &ib.Client{Name: "owner", Add: func(*ib.Device) (any, error) { return nil, nil },
+			Remove: func(x *ib.Device, _ any) {
+				if x.Same(d) {
+					<-flushed
+					must(t, errors.Join(qp.Destroy(), cq.Destroy(), pd.Dealloc()))
+				}
+			}}
 		must(t, core.RegisterClient(cl))
 		_, err = cq.ReqNotify(ib.NotifyNextComp)
 		must(t, err)
@@ -314,7 +318,8 @@ func TestMoments(t *testing.T) {
 		}
 		arm := func() {
 			t.Helper()
-			for _, m := range []slot.Moment{slot.AtWorkRequest(7), slot.InHandler, slot.DuringRegistration, slot.AtWorkRequest(9)} {
+			for _, m := range []slot.Moment{slot.AtWorkRequest(7), slot.InHandler, slot.DuringRegistration,
+				slot.AtWorkRequest(9)} {
 				must(t, s.ResetAt(m, nil))
 			}
 			armed("work request 9, completion handler, registration")

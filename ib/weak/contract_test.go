@@ -21,7 +21,8 @@ import (
 )
 
 var (
-	seeds     = flag.Int("weak.seeds", 0, "number of seeds with which the whole suite runs; 0: one, with some groups of it")
+	seeds = flag.Int("weak.seeds", 0,
+		"number of seeds with which the whole suite runs; 0: one, with some groups of it")
 	firstSeed = flag.Uint64("weak.seed", 1, "the first of them")
 )
 
@@ -108,7 +109,8 @@ func TestLateNotificationIsNoBreach(t *testing.T) {
 			}
 		}})
 		must(t, err)
-		qp, err := pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1}})
+		qp, err := pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq,
+			Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1}})
 		must(t, err)
 		here, err := h.Device().Local(1)
 		must(t, err)

@@ -47,7 +47,8 @@ func New(d ib.Driver, c Config) ib.Driver {
 		c.Choices = All
 	}
 	w := &driver{
-		Driver: d, Config: c, reqs: map[uint64]*request{}, qps: map[*ib.QP]*qp{}, later: map[*qp]struct{}{}, cqs: map[*cq]struct{}{},
+		Driver: d, Config: c, reqs: map[uint64]*request{}, qps: map[*ib.QP]*qp{}, later: map[*qp]struct{}{},
+		cqs: map[*cq]struct{}{},
 		mrs: map[uint32]*mr{}, holds: map[kind]bool{},
 	}
 	if r, ok := ib.As[ib.NumberReuser](d); ok && c.Choices.Has(EarlyNumbers) {

@@ -43,11 +43,13 @@ var litmuses = []litmus{
 	{weak.NewKeys, "keeps the local key of a region beside it, and changes the region", staleLocalKey},
 	{weak.ExactRoom, "signals no request", signalsNothing},
 	{weak.EarlyNumbers, "leaves the state of a destroyed queue pair in a table of numbers", staleNumbers},
-	{weak.LateEvent, "destroys a queue pair with a shared receive queue when its last send has been flushed", drainsByMarker},
+	{weak.LateEvent, "destroys a queue pair with a shared receive queue when its last send has been flushed",
+		drainsByMarker},
 	{weak.LateSource, "fills the buffer again when the post has returned", reusesSource},
 	{weak.LateSource, "fills the buffer of a datagram again when the post has returned", reusesDatagram},
 	{weak.LateTarget, "looks at the memory of a receive when the sender has its completion", readsTargetEarly},
-	{weak.LateTarget, "does so with memory that has all rights, which the connection does not give", readsSharedTargetEarly},
+	{weak.LateTarget, "does so with memory that has all rights, which the connection does not give",
+		readsSharedTargetEarly},
 	{weak.LateRead, "uses the data of a READ when the peer has answered a later message", readsReadEarly},
 	{weak.LateRead, "sends the data of a READ on without a fence", unfenced},
 	{weak.LateRead, "sends the data of an unsignaled READ on without a fence", unfencedUnsignaled},
@@ -367,7 +369,8 @@ func remoteKeyForLocal(w *world, wrong bool) error {
 
 // changed changes the rights of a region, and restores them.
 func (m *memory) changed() error {
-	return errors.Join(m.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: private}), m.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: shared}))
+	return errors.Join(m.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: private}),
+		m.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: shared}))
 }
 
 func staleRemoteKey(w *world, wrong bool) error {
@@ -420,7 +423,8 @@ func staleNumbers(w *world, wrong bool) error {
 	peers := map[uint32]int{}
 	cq := w.cq()
 	for i := range 3 {
-		qp, err := w.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1}})
+		qp, err := w.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq,
+			Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1}})
 		must(w.t, err)
 		if old, ok := peers[qp.Num()]; ok {
 			must(w.t, qp.Destroy())
@@ -476,7 +480,8 @@ func reusesDatagram(w *world, wrong bool) error {
 		fill(from.b, byte(i+1))
 		ah, err := w.pd.CreateAH(&address)
 		must(w.t, err)
-		_, err = qp.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(), AH: ah, RemoteQPN: qp.Num(), RemoteQKey: 1})
+		_, err = qp.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(), AH: ah,
+			RemoteQPN: qp.Num(), RemoteQKey: 1})
 		must(w.t, errors.Join(err, ah.Destroy())) // the post does not keep it
 		if !wrong {
 			w.wait(send, 1)
@@ -499,7 +504,8 @@ func drainsByMarker(w *world, wrong bool) error {
 	w.later(srq.Destroy)
 	last := make(chan int, 1)
 	cq := w.cq()
-	qp, err := w.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq, SRQ: srq, Cap: ib.QPCap{MaxSendWR: 1},
+	qp, err := w.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq, SRQ: srq,
+		Cap: ib.QPCap{MaxSendWR: 1},
 		Event: func(_ *ib.QP, e ib.EventType) {
 			if e == ib.EventQPLastWQEReached {
 				last <- 1
@@ -663,7 +669,8 @@ func TestLitmus(t *testing.T) {
 				if run("wrong", wrapped(newLoopback, weak.Config{Seed: seed, Choices: weak.Of(l.choice)}), true) != nil {
 					failed++
 				}
-				if err := run("other choices", wrapped(newLoopback, weak.Config{Seed: seed, Choices: weak.All &^ weak.Of(l.choice)}), false); err != nil {
+				if err := run("other choices", wrapped(newLoopback,
+					weak.Config{Seed: seed, Choices: weak.All &^ weak.Of(l.choice)}), false); err != nil {
 					t.Errorf("correct consumer without the choice, seed %d: %v", seed, err)
 				}
 			}
@@ -681,7 +688,8 @@ func TestTable(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("| choice | the device | permitted by | exposes a consumer that | litmus: the wrong consumer |\n|---|---|---|---|---|\n")
 	for i, r := range weak.Choices {
-		if r.Choice != weak.Choice(i) || r.Name == "" || names[r.Name] || r.Does == "" || r.Permitted == "" || r.Breaks == "" {
+		if r.Choice != weak.Choice(i) || r.Name == "" || names[r.Name] || r.Does == "" || r.Permitted == "" ||
+			r.Breaks == "" {
 			t.Errorf("row %d: %+v", i, r)
 		}
 		names[r.Name] = true

@@ -65,7 +65,8 @@ type shadow struct {
 func (m *mr) Unwrap() ib.DriverMR { return m.DriverMR }
 
 // RegMR implements ib.Driver.
-func (d *driver) RegMR(h ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR, error) {
+func (d *driver) RegMR(h ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.AccessFlags, u *ib.Udata) (ib.DriverMR,
+	error) {
 	if u != nil {
 		return d.Driver.RegMR(h, pd, r, access, u)
 	}
@@ -104,7 +105,8 @@ func (d *driver) newShadow(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags
 		return nil, err
 	}
 	s := &shadow{region: memory}
-	s.DriverMR, err = d.Driver.RegMR(ib.MRHandle{}.Redirect(func(lkey, _ uint32) { s.key = lkey }), pd, memory, access&^peers, nil)
+	s.DriverMR, err = d.Driver.RegMR(ib.MRHandle{}.Redirect(func(lkey, _ uint32) { s.key = lkey }), pd, memory,
+		access&^peers, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -200,7 +200,8 @@ func (q *qp) idle() {
 //verbena:held mu
 func (q *qp) request(wr *ib.SendWR) *request {
 	q.sends++
-	r := &request{id: wr.ID, qp: q, send: true, signaled: wr.Flags&ib.SendSignaled != 0 || q.init.SigAll, seq: q.sends, wr: *wr}
+	r := &request{id: wr.ID, qp: q, send: true, signaled: wr.Flags&ib.SendSignaled != 0 || q.init.SigAll, seq: q.sends,
+		wr: *wr}
 	stores := wr.Opcode == ib.WRRDMARead || wr.Opcode == ib.WRAtomicCmpAndSwp || wr.Opcode == ib.WRAtomicFetchAdd
 	r.wr.SGList, r.targets = q.d.elements(wr.SGList, q.pd, stores && q.sendCQ != nil && q.d.has(LateRead), q.exposed())
 	if len(r.targets) > 0 && !r.signaled {
@@ -417,7 +418,8 @@ func (q *qp) fail(r *request) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_ = c.pull(1 << 30)
-	c.held = append(c.held, q.d.entry(ib.WC{ID: r.num, Status: status, Opcode: opcodeOf(r.wr.Opcode), QPNum: q.obj.Num(), QP: q.obj.QP()}))
+	c.held = append(c.held, q.d.entry(ib.WC{ID: r.num, Status: status, Opcode: opcodeOf(r.wr.Opcode), QPNum: q.obj.Num(),
+		QP: q.obj.QP()}))
 	c.rep.Store(true)
 	q.d.kick()
 }

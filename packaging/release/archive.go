@@ -49,7 +49,8 @@ func (r *release) tar(w io.Writer, files []file) error {
 		if err := dir(path.Dir(f.name)); err != nil {
 			return err
 		}
-		h := &tar.Header{Typeflag: tar.TypeReg, Name: f.name, Mode: int64(f.mode), Size: int64(len(f.content)), ModTime: r.time}
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: f.name, Mode: int64(f.mode), Size: int64(len(f.content)),
+			ModTime: r.time}
 		if err := t.WriteHeader(h); err != nil {
 			return fmt.Errorf("%s: %w", f.name, err)
 		}

@@ -19,7 +19,8 @@ func (r *release) bom(name, arch string) error {
 		return err
 	}
 	log := zerolog.Nop()
-	g, err := bin.NewGenerator(r.binaryOf(arch), bin.WithIncludeStdlib(true), bin.WithLicenseDetector(local.NewDetector(log)),
+	g, err := bin.NewGenerator(r.binaryOf(arch), bin.WithIncludeStdlib(true),
+		bin.WithLicenseDetector(local.NewDetector(log)),
 		bin.WithLogger(log), bin.WithVersionOverride("v"+r.version))
 	if err != nil {
 		return err

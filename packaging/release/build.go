@@ -24,10 +24,12 @@ func (r *release) binaryOf(arch string) string { return filepath.Join(r.work, ar
 
 // build returns the binary for an architecture. Nothing of the directory, the environment or the machine goes into it.
 func (r *release) build(arch string) ([]byte, error) {
-	c := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid= -X main.release=v"+r.version,
+	c := exec.Command("go", "build", "-trimpath", "-buildvcs=false",
+		"-ldflags=-s -w -buildid= -X main.release=v"+r.version,
 		"-o", r.binaryOf(arch), "./cmd/verbena")
 	c.Dir = r.root
-	c.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0", "GOFLAGS=", "GOEXPERIMENT=",
+	c.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0", "GOFLAGS=",
+		"GOEXPERIMENT=",
 		"GOWORK=off", "GODEBUG=", "GOFIPS140=off")
 	c.Stderr = os.Stderr
 	if err := c.Run(); err != nil {

@@ -56,7 +56,8 @@ func (r *release) image(common []file) error {
 			"org.opencontainers.image.base.name": "debian:" + r.project["IMAGE_SUITE"],
 		},
 	}
-	img, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{OS: "linux", Architecture: runtime.GOARCH, Created: v1.Time{Time: r.time}, Config: config,
+	img, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{OS: "linux", Architecture: runtime.GOARCH,
+		Created: v1.Time{Time: r.time}, Config: config,
 		RootFS: v1.RootFS{Type: "layers"}})
 	if err != nil {
 		return err
@@ -66,7 +67,8 @@ func (r *release) image(common []file) error {
 		if err != nil {
 			return err
 		}
-		if img, err = mutate.Append(img, mutate.Addendum{Layer: layer, History: v1.History{Created: v1.Time{Time: r.time}, CreatedBy: l.by}}); err != nil {
+		if img, err = mutate.Append(img, mutate.Addendum{Layer: layer,
+			History: v1.History{Created: v1.Time{Time: r.time}, CreatedBy: l.by}}); err != nil {
 			return err
 		}
 		size, err := layer.Size()
@@ -93,7 +95,8 @@ func (r *release) image(common []file) error {
 func (r *release) debian(name, packages string) (string, error) {
 	file := filepath.Join(r.work, name+".tar")
 	args := []string{"--quiet", "--variant=minbase", "--format=tar"}
-	for _, p := range []string{"path-exclude=/usr/share/doc/*", "path-include=/usr/share/doc/*/copyright", "path-exclude=/usr/share/man/*",
+	for _, p := range []string{"path-exclude=/usr/share/doc/*", "path-include=/usr/share/doc/*/copyright",
+		"path-exclude=/usr/share/man/*",
 		"path-exclude=/usr/share/locale/*", "path-exclude=/usr/share/info/*"} {
 		args = append(args, "--dpkgopt="+p)
 	}
@@ -217,7 +220,8 @@ func index(file string) (map[string]string, error) {
 
 // fingerprint is the same for two files that a layer need not tell apart.
 func fingerprint(h *tar.Header, content []byte) string {
-	return fmt.Sprintf("%c %o %d:%d %q %d:%d %x", h.Typeflag, h.Mode, h.Uid, h.Gid, h.Linkname, h.Devmajor, h.Devminor, sha256.Sum256(content))
+	return fmt.Sprintf("%c %o %d:%d %q %d:%d %x", h.Typeflag, h.Mode, h.Uid, h.Gid, h.Linkname, h.Devmajor, h.Devminor,
+		sha256.Sum256(content))
 }
 
 // each calls f for each file in an archive.

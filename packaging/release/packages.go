@@ -76,13 +76,15 @@ func (r *release) packages(arch string, all []file) error {
 func (r *release) describe(format, arch string, all []file) (*nfpm.Info, error) {
 	info := &nfpm.Info{
 		Name: "verbena", Arch: arch, Platform: "linux", Version: r.version, VersionSchema: "semver",
-		Section: "net", Priority: "optional", Maintainer: r.project["MAINTAINER"], Homepage: r.project["REPOSITORY"], License: "Apache-2.0",
+		Section: "net", Priority: "optional", Maintainer: r.project["MAINTAINER"], Homepage: r.project["REPOSITORY"],
+		License: "Apache-2.0",
 		Description: "RDMA in user space, without RDMA hardware, kernel module or root\n" +
 			"`verbena run -- PROGRAM` gives an unmodified verbs program a software RoCEv2\n" +
 			"device; its network and its device can be made to fail.",
 		MTime: r.time,
 	}
-	info.Scripts = nfpm.Scripts{PostInstall: filepath.Join(r.root, "packaging/postinstall"), PreRemove: filepath.Join(r.root, "packaging/preremove"),
+	info.Scripts = nfpm.Scripts{PostInstall: filepath.Join(r.root, "packaging/postinstall"),
+		PreRemove:  filepath.Join(r.root, "packaging/preremove"),
 		PostRemove: filepath.Join(r.root, "packaging/postremove")}
 	if format == "deb" {
 		// Without the provider, programs find no device.
@@ -91,7 +93,8 @@ func (r *release) describe(format, arch string, all []file) (*nfpm.Info, error) 
 	} else {
 		info.Release = "1"
 		info.Recommends = []string{"libibverbs"}
-		info.RPM = nfpm.RPM{Group: "System Environment/Daemons", Summary: strings.SplitN(info.Description, "\n", 2)[0], BuildHost: "localhost"}
+		info.RPM = nfpm.RPM{Group: "System Environment/Daemons", Summary: strings.SplitN(info.Description, "\n", 2)[0],
+			BuildHost: "localhost"}
 	}
 	group := file{"sysusers.conf", 0o644, []byte("# The users of a service of root's, see verbena.service.\ng rdma -\n")}
 	for _, f := range append(all, group) {

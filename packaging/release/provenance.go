@@ -48,7 +48,8 @@ func (r *release) provenance(image, dirty bool) error {
 		if err != nil {
 			return err
 		}
-		s.Subject = append(s.Subject, resource{Name: name, Digest: map[string]string{"sha256": fmt.Sprintf("%x", sha256.Sum256(b))}})
+		s.Subject = append(s.Subject, resource{Name: name,
+			Digest: map[string]string{"sha256": fmt.Sprintf("%x", sha256.Sum256(b))}})
 	}
 	version, err := r.goVersion()
 	if err != nil {
@@ -58,7 +59,8 @@ func (r *release) provenance(image, dirty bool) error {
 	d := &s.Predicate.BuildDefinition
 	d.BuildType = repository + "/tree/main/packaging/release@v1"
 	d.ExternalParameters = map[string]any{"version": r.version, "image": image, "uncommittedChanges": dirty}
-	d.InternalParameters = map[string]any{"sourceDateEpoch": r.time.Unix(), "architectures": architectures, "imageSuite": r.project["IMAGE_SUITE"]}
+	d.InternalParameters = map[string]any{"sourceDateEpoch": r.time.Unix(), "architectures": architectures,
+		"imageSuite": r.project["IMAGE_SUITE"]}
 	d.ResolvedDependencies = []resource{
 		{URI: "git+" + repository, Digest: map[string]string{"gitCommit": r.revision}},
 		{URI: "pkg:golang/std@" + strings.TrimPrefix(version, "go"), Name: version},
@@ -68,7 +70,8 @@ func (r *release) provenance(image, dirty bool) error {
 		if err != nil {
 			return err
 		}
-		d.ResolvedDependencies = append(d.ResolvedDependencies, resource{Name: sums, Digest: map[string]string{"sha256": fmt.Sprintf("%x", sha256.Sum256(b))}})
+		d.ResolvedDependencies = append(d.ResolvedDependencies,
+			resource{Name: sums, Digest: map[string]string{"sha256": fmt.Sprintf("%x", sha256.Sum256(b))}})
 	}
 	s.Predicate.RunDetails.Builder = map[string]string{"id": r.project["BUILDER"]}
 	if id := os.Getenv("BUILDER_ID"); id != "" {

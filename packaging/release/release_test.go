@@ -16,7 +16,8 @@ import (
 )
 
 func TestVersions(t *testing.T) {
-	for text, want := range map[string]bool{"1.2.3": true, "0.1.0": true, "1.3.0-rc1": true, "": false, "v1.2.3": false, "1.2": false, "01.2.3": false,
+	for text, want := range map[string]bool{"1.2.3": true, "0.1.0": true, "1.3.0-rc1": true, "": false, "v1.2.3": false,
+		"1.2": false, "01.2.3": false,
 		"1.2.3-": false, "1.2.3 ": false} {
 		if got := versionForm.MatchString(text); got != want {
 			t.Errorf("%q: %v, want %v", text, got, want)
@@ -79,7 +80,8 @@ func archiveOf(t *testing.T, entries ...entry) string {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, e := range entries {
-		h := &tar.Header{Typeflag: tar.TypeReg, Name: e.name, Mode: 0o644, Size: int64(len(e.content)), ModTime: time.Unix(1, 0)}
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: e.name, Mode: 0o644, Size: int64(len(e.content)),
+			ModTime: time.Unix(1, 0)}
 		if strings.HasSuffix(e.name, "/") {
 			h.Typeflag, h.Mode = tar.TypeDir, 0o755
 		}
@@ -102,7 +104,8 @@ func archiveOf(t *testing.T, entries ...entry) string {
 
 // A layer has what is new or changed, with its directories, and whiteouts for what has gone.
 func TestDifference(t *testing.T) {
-	base := archiveOf(t, entry{"./", ""}, entry{"./etc/", ""}, entry{"./etc/same", "1"}, entry{"./etc/changed", "1"}, entry{"./etc/gone", "1"},
+	base := archiveOf(t, entry{"./", ""}, entry{"./etc/", ""}, entry{"./etc/same", "1"}, entry{"./etc/changed", "1"},
+		entry{"./etc/gone", "1"},
 		entry{"./old/", ""}, entry{"./old/file", "1"}, entry{"./usr/", ""}, entry{"./usr/lib/", ""})
 	full := archiveOf(t, entry{"./", ""}, entry{"./etc/", ""}, entry{"./etc/same", "1"}, entry{"./etc/changed", "2"},
 		entry{"./usr/", ""}, entry{"./usr/lib/", ""}, entry{"./usr/lib/new/", ""}, entry{"./usr/lib/new/file", "1"})
@@ -118,7 +121,8 @@ func TestDifference(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"./", "./etc/", "./etc/changed2", "./usr/", "./usr/lib/", "./usr/lib/new/", "./usr/lib/new/file1", "./etc/.wh.gone", "./.wh.old"}
+	want := []string{"./", "./etc/", "./etc/changed2", "./usr/", "./usr/lib/", "./usr/lib/new/", "./usr/lib/new/file1",
+		"./etc/.wh.gone", "./.wh.old"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
@@ -163,7 +167,8 @@ func TestProvenance(t *testing.T) {
 	}
 	revision := strings.Repeat("0123456789", 4)
 	write := func() (string, map[string]any) {
-		r := release{version: "1.2.3", root: "../..", out: t.TempDir(), project: project, revision: revision, time: time.Unix(1000, 0).UTC()}
+		r := release{version: "1.2.3", root: "../..", out: t.TempDir(), project: project, revision: revision,
+			time: time.Unix(1000, 0).UTC()}
 		for _, name := range []string{"b.tar.gz", "a.deb"} {
 			if err := r.write(name, []byte(name)); err != nil {
 				t.Fatal(err)
@@ -194,15 +199,18 @@ func TestProvenance(t *testing.T) {
 		t.Errorf("two statements differ:\n%s\n%s", text, again)
 	}
 	want := []any{
-		map[string]any{"name": "a.deb", "digest": map[string]any{"sha256": fmt.Sprintf("%x", sha256.Sum256([]byte("a.deb")))}},
-		map[string]any{"name": "b.tar.gz", "digest": map[string]any{"sha256": fmt.Sprintf("%x", sha256.Sum256([]byte("b.tar.gz")))}},
+		map[string]any{"name": "a.deb", "digest": map[string]any{"sha256": fmt.Sprintf("%x",
+			sha256.Sum256([]byte("a.deb")))}},
+		map[string]any{"name": "b.tar.gz", "digest": map[string]any{"sha256": fmt.Sprintf("%x",
+			sha256.Sum256([]byte("b.tar.gz")))}},
 	}
 	if s["_type"] != "https://in-toto.io/Statement/v1" || s["predicateType"] != "https://slsa.dev/provenance/v1" || !reflect.DeepEqual(s["subject"], want) {
 		t.Errorf("got %v, want subjects %v", s, want)
 	}
 	predicate := s["predicate"].(map[string]any)
 	build := predicate["buildDefinition"].(map[string]any)
-	if p := build["externalParameters"].(map[string]any); p["version"] != "1.2.3" || p["image"] != true || p["uncommittedChanges"] != false {
+	if p := build["externalParameters"].(map[string]any); p["version"] != "1.2.3" || p["image"] != true ||
+		p["uncommittedChanges"] != false {
 		t.Errorf("parameters %v", p)
 	}
 	source := build["resolvedDependencies"].([]any)[0].(map[string]any)

@@ -57,7 +57,8 @@ const (
 
 func (s State) String() string {
 	names := [NumStates]string{
-		"idle", "REQ sent", "MRA for REQ received", "REQ received", "MRA for REQ sent", "REP received", "MRA for REP sent", "REP sent",
+		"idle", "REQ sent", "MRA for REQ received", "REQ received", "MRA for REQ sent", "REP received", "MRA for REP sent",
+		"REP sent",
 		"MRA for REP received", "established", "DREQ sent", "DREQ received", "timewait",
 		"refused",
 	}
@@ -178,7 +179,8 @@ func (c *Conn) in(states ...State) bool {
 // Attributes reports whether the state of the connection determines the attributes of the owner's queue pair: for INIT
 // if first is set, else for the connection to the peer. (ib_cm_init_qp_attr)
 func (c *Conn) Attributes(first bool) bool {
-	return first && c.in(ReqSent, MRAReqRcvd) || c.in(ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, RepSent, MRARepRcvd, Established)
+	return first && c.in(ReqSent, MRAReqRcvd) || c.in(ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, RepSent, MRARepRcvd,
+		Established)
 }
 
 // Answers returns the message that a REJ of this side refers to. A peer that does not know this side's ID yet finds

@@ -292,7 +292,8 @@ func check(w world) error {
 		if waits != (s.timer != Keep) {
 			return fmt.Errorf("side %d is in %v, timer %d", i, s.c.State, s.timer)
 		}
-		if s.dropped && s.c.in(ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, Established, ReqSent, MRAReqRcvd, RepSent, MRARepRcvd) {
+		if s.dropped && s.c.in(ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, Established, ReqSent, MRAReqRcvd, RepSent,
+			MRARepRcvd) {
 			return fmt.Errorf("side %d is in %v without an owner", i, s.c.State)
 		}
 	}

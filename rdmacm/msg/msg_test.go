@@ -54,19 +54,23 @@ func TestPlaces(t *testing.T) {
 		{&REQ{InitiatorDepth: 0xcd}, 39, "cd"},
 		{&REQ{RemoteTimeout: 20, Transport: TransportUC, FlowControl: true}, 43, "a3"},
 		{&REQ{StartingPSN: 0xabcdef, LocalTimeout: 18, RetryCount: 7}, 44, "abcdef97"},
-		{&REQ{PKey: 0xffff, PathMTU: 5, RDCExists: true, RNRRetryCount: 6, MaxCMRetries: 15, SRQ: true, Extended: 1}, 48, "ffff5ef9"},
+		{&REQ{PKey: 0xffff, PathMTU: 5, RDCExists: true, RNRRetryCount: 6, MaxCMRetries: 15, SRQ: true, Extended: 1}, 48,
+			"ffff5ef9"},
 		{&REQ{Primary: Path{LocalLID: 0xffff, RemoteLID: 0xfffe, LocalGID: gid}}, 52,
 			"fffffffefe800000000000000000000000000001"},
-		{&REQ{Primary: Path{FlowLabel: 0xabcde, PacketRate: 0x3f, TrafficClass: 1, HopLimit: 64, SL: 5, SubnetLocal: true, ACKTimeout: 17}},
+		{&REQ{Primary: Path{FlowLabel: 0xabcde, PacketRate: 0x3f, TrafficClass: 1, HopLimit: 64, SL: 5, SubnetLocal: true,
+			ACKTimeout: 17}},
 			88, "abcde03f014058" + "88"},
 		{&REQ{Alternate: Path{LocalLID: 0x1234}}, 96, "1234"},
 		{&REQ{Data: []byte("data")}, 140, "64617461"},
 		{&MRA{LocalCommID: 1, RemoteCommID: 2, Of: OfREP, ServiceTimeout: 24}, 0, "00000001" + "00000002" + "40" + "c0"},
-		{&REJ{LocalCommID: 1, RemoteCommID: 2, Of: OfOther, InfoLength: 8, Reason: ReasonConsumer}, 0, "0000000100000002" + "8010001c"},
+		{&REJ{LocalCommID: 1, RemoteCommID: 2, Of: OfOther, InfoLength: 8, Reason: ReasonConsumer}, 0, "0000000100000002" +
+			"8010001c"},
 		{&REJ{Data: []byte("no")}, 84, "6e6f"},
 		{&REP{LocalCommID: 1, RemoteCommID: 2, LocalQPN: 0x010203, StartingPSN: 0x040506}, 0,
 			"0000000100000002" + "00000000" + "01020300" + "00000000" + "04050600"},
-		{&REP{ResponderResources: 1, InitiatorDepth: 2, TargetACKDelay: 15, Failover: 1, FlowControl: true, RNRRetryCount: 7, SRQ: true}, 24,
+		{&REP{ResponderResources: 1, InitiatorDepth: 2, TargetACKDelay: 15, Failover: 1, FlowControl: true, RNRRetryCount: 7,
+			SRQ: true}, 24,
 			"01027bf0"},
 		{&REP{LocalCAGUID: 9, Data: []byte{1}}, 28, "0000000000000009" + "01"},
 		{&RTU{LocalCommID: 1, RemoteCommID: 2, Data: []byte{3}}, 0, "0000000100000002" + "03"},
@@ -146,7 +150,8 @@ func change(b []byte, at int, v byte) []byte {
 // TestTooLarge checks that Append panics on values that exceed their fields.
 func TestTooLarge(t *testing.T) {
 	for what, m := range map[string]Message{
-		"24 bits": &REQ{LocalQPN: 1 << 24}, "3 bits": &REQ{RetryCount: 8}, "5 bits": &REP{TargetACKDelay: 32}, "data": &REQ{Data: make([]byte, 93)},
+		"24 bits": &REQ{LocalQPN: 1 << 24}, "3 bits": &REQ{RetryCount: 8}, "5 bits": &REP{TargetACKDelay: 32},
+		"data": &REQ{Data: make([]byte, 93)},
 	} {
 		func() {
 			defer func() {
@@ -170,8 +175,10 @@ func TestIPHeader(t *testing.T) {
 			t.Errorf("%+v became %+v, %v", h, got, err)
 		}
 	}
-	b := AppendIPHeader(nil, IPHeader{SrcPort: 0x1234, Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("10.0.0.2")})
-	if got, want := hex.EncodeToString(b), "00401234"+strings.Repeat("0", 24)+"0a000001"+strings.Repeat("0", 24)+"0a000002"; got != want {
+	b := AppendIPHeader(nil, IPHeader{SrcPort: 0x1234, Src: netip.MustParseAddr("10.0.0.1"),
+		Dst: netip.MustParseAddr("10.0.0.2")})
+	if got, want := hex.EncodeToString(b), "00401234"+strings.Repeat("0", 24)+"0a000001"+strings.Repeat("0",
+		24)+"0a000002"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	if _, err := ParseIPHeader(b[:35]); !errors.Is(err, ErrIPHeader) {

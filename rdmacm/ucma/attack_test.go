@@ -17,7 +17,8 @@ import (
 func (p *program) route(to string) uint32 {
 	p.t.Helper()
 	id := p.create(msg.PortSpaceTCP, 5)
-	p.must(issue(p, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet, DstAddr: sockaddrOf(netip.MustParseAddrPort(to))}, 0))
+	p.must(issue(p, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet,
+		DstAddr: sockaddrOf(netip.MustParseAddrPort(to))}, 0))
 	p.event()
 	p.must(issue(p, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0))
 	p.event()
@@ -95,7 +96,8 @@ func TestLeftGroup(t *testing.T) {
 		id := p.create(msg.PortSpaceUDP, 5)
 		p.must(p.bind(id, "10.0.0.1:0"))
 		p.must(issue(p, ucm.CmdJoinMcast, ucm.JoinMcast{
-			Response: responseAt, UID: 77, ID: id, AddrSize: sizeofInet, Addr: sockaddrOf(netip.MustParseAddrPort("239.1.2.3:0")),
+			Response: responseAt, UID: 77, ID: id, AddrSize: sizeofInet,
+			Addr: sockaddrOf(netip.MustParseAddrPort("239.1.2.3:0")),
 		}, 4))
 		g := get[ucm.CreateIDResp](p).ID
 		p.event()

@@ -104,8 +104,10 @@ type Tracer interface {
 
 // idAt holds the offsets of the IDs in commands.
 var idAt = [ucm.NumCommands]int{
-	ucm.CmdDestroyID: 8, ucm.CmdBindIP: 36, ucm.CmdResolveIP: 56, ucm.CmdQueryRoute: 8, ucm.CmdConnect: 272, ucm.CmdAccept: 280,
-	ucm.CmdInitQPAttr: 8, ucm.CmdSetOption: 8, ucm.CmdJoinIPMcast: 44, ucm.CmdLeaveMcast: 8, ucm.CmdMigrateID: 8, ucm.CmdQuery: 8,
+	ucm.CmdDestroyID: 8, ucm.CmdBindIP: 36, ucm.CmdResolveIP: 56, ucm.CmdQueryRoute: 8, ucm.CmdConnect: 272,
+	ucm.CmdAccept:     280,
+	ucm.CmdInitQPAttr: 8, ucm.CmdSetOption: 8, ucm.CmdJoinIPMcast: 44, ucm.CmdLeaveMcast: 8, ucm.CmdMigrateID: 8,
+	ucm.CmdQuery:     8,
 	ucm.CmdJoinMcast: 16,
 }
 
@@ -167,7 +169,8 @@ func (k *call) createID() error {
 	s := k.f.srv
 	var c *context
 	cm, err := s.m.NewID(rdmacm.Options{
-		Space: space, Type: t, MayUseLowPorts: k.c.MayBindLowPorts(), Event: func(_ *rdmacm.ID, e rdmacm.Event) { s.event(c, e) },
+		Space: space, Type: t, MayUseLowPorts: k.c.MayBindLowPorts(),
+		Event:   func(_ *rdmacm.ID, e rdmacm.Event) { s.event(c, e) },
 		Listens: k.f.cfg.Alive,
 	})
 	if err != nil {
@@ -319,8 +322,10 @@ func (k *call) resolveIP() error {
 func (k *call) resolveAddr() error {
 	cmd := decode[ucm.ResolveAddr](k)
 	src, dst := parse(cmd.SrcAddr[:]), parse(cmd.DstAddr[:])
-	if cmd.Reserved != 0 || cmd.SrcSize != 0 && int(cmd.SrcSize) != src.size || cmd.DstSize == 0 || int(cmd.DstSize) != dst.size {
-		return fmt.Errorf("addresses of %d and %d bytes, families %d and %d: %w", cmd.SrcSize, cmd.DstSize, src.family, dst.family, syscall.EINVAL)
+	if cmd.Reserved != 0 || cmd.SrcSize != 0 && int(cmd.SrcSize) != src.size || cmd.DstSize == 0 ||
+		int(cmd.DstSize) != dst.size {
+		return fmt.Errorf("addresses of %d and %d bytes, families %d and %d: %w", cmd.SrcSize, cmd.DstSize, src.family,
+			dst.family, syscall.EINVAL)
 	}
 	if cmd.SrcSize == 0 {
 		src = sockaddr{}
@@ -470,7 +475,8 @@ func (k *call) queryPath(addr uint64, v *rdmacm.View) error {
 func param(p *ucm.ConnParam) (rdmacm.Param, []byte) {
 	return rdmacm.Param{
 		QPN: p.QPNum, QKey: p.QKey, ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth,
-		FlowControl: p.FlowControl != 0, RetryCount: min(p.RetryCount, 7), RNRRetryCount: min(p.RNRRetryCount, 7), SRQ: p.SRQ != 0,
+		FlowControl: p.FlowControl != 0, RetryCount: min(p.RetryCount, 7), RNRRetryCount: min(p.RNRRetryCount, 7),
+		SRQ: p.SRQ != 0,
 	}, p.PrivateData[:p.PrivateDataLen]
 }
 
@@ -590,9 +596,11 @@ func (k *call) initQPAttr() error {
 		return err
 	}
 	r := ucm.QPAttr{
-		QPAttrMask: uint32(mask), QPState: uint32(a.State), PathMTU: uint32(a.PathMTU), QKey: a.QKey, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
+		QPAttrMask: uint32(mask), QPState: uint32(a.State), PathMTU: uint32(a.PathMTU), QKey: a.QKey, RQPSN: a.RQPSN,
+		SQPSN:     a.SQPSN,
 		DestQPNum: a.DestQPN, QPAccessFlags: uint32(a.AccessFlags), AHAttr: userAH(&a.AH), MaxRdAtomic: a.MaxRdAtomic,
-		MaxDestRdAtomic: a.MaxDestRdAtomic, MinRNRTimer: a.MinRNRTimer, PortNum: a.Port, Timeout: a.Timeout, RetryCnt: a.RetryCnt,
+		MaxDestRdAtomic: a.MaxDestRdAtomic, MinRNRTimer: a.MinRNRTimer, PortNum: a.Port, Timeout: a.Timeout,
+		RetryCnt: a.RetryCnt,
 		RNRRetry: a.RNRRetry,
 	}
 	return answer(k, cmd.Response, &r, 0)
@@ -604,7 +612,8 @@ func userAH(a *ib.AHAttr) (u uapi.AHAttr) {
 	if a.HasGRH {
 		u.IsGlobal = 1
 		u.GRH = uapi.GlobalRoute{
-			DGID: a.GRH.DGID, FlowLabel: a.GRH.FlowLabel, SGIDIndex: a.GRH.SGIDIndex, HopLimit: a.GRH.HopLimit, TrafficClass: a.GRH.TrafficClass,
+			DGID: a.GRH.DGID, FlowLabel: a.GRH.FlowLabel, SGIDIndex: a.GRH.SGIDIndex, HopLimit: a.GRH.HopLimit,
+			TrafficClass: a.GRH.TrafficClass,
 		}
 	}
 	return u
@@ -644,7 +653,8 @@ func (k *call) setOption() error {
 		}
 		return c.cm.ResolveRoute() // there is one path to a peer, so the option is ignored
 	}
-	size := map[uint32]int{ucm.OptionIDTOS: 1, ucm.OptionIDReuseAddr: 4, ucm.OptionIDAFOnly: 4, ucm.OptionIDACKTimeout: 1}[cmd.OptName]
+	size := map[uint32]int{ucm.OptionIDTOS: 1, ucm.OptionIDReuseAddr: 4, ucm.OptionIDAFOnly: 4,
+		ucm.OptionIDACKTimeout: 1}[cmd.OptName]
 	if cmd.Level != ucm.OptionID || size == 0 {
 		return fmt.Errorf("option %d of level %d: %w", cmd.OptName, cmd.Level, syscall.ENOSYS)
 	}

@@ -134,7 +134,8 @@ func (s *Server) IDs() (list []Info) {
 	s.mu.Unlock()
 	for i, c := range ids {
 		list = append(list, Info{
-			ID: c.id, PID: files[i].cfg.PID, UID: files[i].cfg.UID, Owner: files[i].cfg.User.ID(), Space: c.cm.Space(), Type: c.cm.Type(), View: c.cm.View(),
+			ID: c.id, PID: files[i].cfg.PID, UID: files[i].cfg.UID, Owner: files[i].cfg.User.ID(), Space: c.cm.Space(),
+			Type: c.cm.Type(), View: c.cm.View(),
 		})
 	}
 	return list

@@ -138,7 +138,8 @@ func (p *program) must(err error) {
 
 func (p *program) create(space msg.PortSpace, uid uint64) uint32 {
 	p.t.Helper()
-	p.must(issue(p, ucm.CmdCreateID, ucm.CreateID{UID: uid, Response: responseAt, PS: uint16(space), QPType: uint8(ib.QPTypeRC)}, 4))
+	p.must(issue(p, ucm.CmdCreateID, ucm.CreateID{UID: uid, Response: responseAt, PS: uint16(space),
+		QPType: uint8(ib.QPTypeRC)}, 4))
 	return get[ucm.CreateIDResp](p).ID
 }
 
@@ -178,14 +179,16 @@ func fuzzWorld(t *testing.T, checked bool, f func(t *testing.T, s *Server, slot 
 			check.On(&core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 		}
 		slot := ibslot.New(&core, "rxe0", rxe.NewHardware(rxe.Config{
-			Name: "rxe0", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Network: simnet.New(simnet.Config{}), Fabric: &rxe.Fabric{},
+			Name: "rxe0", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Network: simnet.New(simnet.Config{}),
+			Fabric: &rxe.Fabric{},
 			Rand:   rand.New(rand.NewPCG(1, 2)),
 			Netdev: netdev.Interface{Name: "sim0", Index: 1, MTU: 4200, Up: true, Running: true, MAC: []byte{2, 0, 0, 0, 0, 1}},
 		}), nil)
 		if err := slot.Plug(); err != nil {
 			t.Fatal(err)
 		}
-		m, err := rdmacm.New(&core, rdmacm.Config{Timeout: 10, Source: func(netip.Addr) (netip.Addr, error) { return netip.MustParseAddr("10.0.0.1"), nil }})
+		m, err := rdmacm.New(&core, rdmacm.Config{Timeout: 10,
+			Source: func(netip.Addr) (netip.Addr, error) { return netip.MustParseAddr("10.0.0.1"), nil }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -219,10 +222,13 @@ func fuzzWorld(t *testing.T, checked bool, f func(t *testing.T, s *Server, slot 
 func TestOffsets(t *testing.T) {
 	for cmd, v := range map[ucm.Command]any{
 		ucm.CmdDestroyID: ucm.DestroyID{}, ucm.CmdBindIP: ucm.BindIP{}, ucm.CmdResolveIP: ucm.ResolveIP{},
-		ucm.CmdResolveRoute: ucm.ResolveRoute{}, ucm.CmdQueryRoute: ucm.Query{}, ucm.CmdConnect: ucm.Connect{}, ucm.CmdListen: ucm.Listen{},
-		ucm.CmdAccept: ucm.Accept{}, ucm.CmdReject: ucm.Reject{}, ucm.CmdDisconnect: ucm.Disconnect{}, ucm.CmdInitQPAttr: ucm.InitQPAttr{},
-		ucm.CmdSetOption: ucm.SetOption{}, ucm.CmdNotify: ucm.Notify{}, ucm.CmdJoinIPMcast: ucm.JoinIPMcast{},
-		ucm.CmdLeaveMcast: ucm.DestroyID{}, ucm.CmdMigrateID: ucm.MigrateID{}, ucm.CmdQuery: ucm.Query{}, ucm.CmdBind: ucm.Bind{},
+		ucm.CmdResolveRoute: ucm.ResolveRoute{}, ucm.CmdQueryRoute: ucm.Query{}, ucm.CmdConnect: ucm.Connect{},
+		ucm.CmdListen: ucm.Listen{},
+		ucm.CmdAccept: ucm.Accept{}, ucm.CmdReject: ucm.Reject{}, ucm.CmdDisconnect: ucm.Disconnect{},
+		ucm.CmdInitQPAttr: ucm.InitQPAttr{},
+		ucm.CmdSetOption:  ucm.SetOption{}, ucm.CmdNotify: ucm.Notify{}, ucm.CmdJoinIPMcast: ucm.JoinIPMcast{},
+		ucm.CmdLeaveMcast: ucm.DestroyID{}, ucm.CmdMigrateID: ucm.MigrateID{}, ucm.CmdQuery: ucm.Query{},
+		ucm.CmdBind:        ucm.Bind{},
 		ucm.CmdResolveAddr: ucm.ResolveAddr{}, ucm.CmdJoinMcast: ucm.JoinMcast{},
 	} {
 		f, _ := reflect.TypeOf(v).FieldByName("ID")
@@ -254,7 +260,8 @@ func TestConnection(t *testing.T) {
 		a.must(issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: c}, 0))
 		a.event()
 		a.must(issue(a, ucm.CmdQueryRoute, ucm.Query{Response: responseAt, ID: c}, 400))
-		if r := get[ucm.QueryRouteResp](a); r.NumPaths != 1 || r.PortNum != 1 || parse(r.DstAddr[:]).ip != netip.MustParseAddrPort("10.0.0.1:7471") {
+		if r := get[ucm.QueryRouteResp](a); r.NumPaths != 1 || r.PortNum != 1 ||
+			parse(r.DstAddr[:]).ip != netip.MustParseAddrPort("10.0.0.1:7471") {
 			t.Errorf("%+v", r)
 		}
 		// Buffers of the current library's size, and of a library without a device index.
@@ -267,7 +274,8 @@ func TestConnection(t *testing.T) {
 		if r := get[ucm.QueryPathResp](a); r.NumPaths != 1 {
 			t.Errorf("%+v", r)
 		}
-		cp := ucm.ConnParam{QPNum: 7, ResponderResources: 1, InitiatorDepth: 1, Valid: 1, PrivateDataLen: 2, PrivateData: [256]uint8{1, 2}}
+		cp := ucm.ConnParam{QPNum: 7, ResponderResources: 1, InitiatorDepth: 1, Valid: 1, PrivateDataLen: 2,
+			PrivateData: [256]uint8{1, 2}}
 		a.must(issue(a, ucm.CmdConnect, ucm.Connect{ConnParam: cp, ID: c}, 0))
 		e := b.event()
 		if rdmacm.EventType(e.Event) != rdmacm.ConnectRequest || e.UID != 0xb0 || e.ID == l {
@@ -321,13 +329,16 @@ func TestRefusals(t *testing.T) {
 			{"GET_OPTION", a.raw(a.files[0], ucm.CmdGetOption, make([]byte, 24), 0), syscall.ENOSYS},
 			{"an unknown ID", issue(a, ucm.CmdListen, ucm.Listen{ID: 99}, 0), syscall.ENOENT},
 			{"another file's ID", issue(a, ucm.CmdListen, ucm.Listen{ID: other}, 0), syscall.EINVAL},
-			{"no room for the answer", issue(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 0x106}, 3), syscall.ENOSPC},
-			{"no room for an event", issue(a, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, ucm.MinEventResp-1), syscall.ENOSPC},
+			{"no room for the answer", issue(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 0x106}, 3),
+				syscall.ENOSPC},
+			{"no room for an event", issue(a, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, ucm.MinEventResp-1),
+				syscall.ENOSPC},
 			{"an unknown port space", issue(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 7}, 4), syscall.EINVAL},
 			{"an answer to nowhere", issue(a, ucm.CmdCreateID, ucm.CreateID{Response: 1, PS: 0x106}, 4), syscall.EFAULT},
 			{"a low port", a.bind(id, "0.0.0.0:80"), syscall.EACCES},
 			{"an address of nobody", a.bind(id, "10.0.0.9:0"), syscall.EADDRNOTAVAIL},
-			{"an address of a wrong size", issue(a, ucm.CmdBind, ucm.Bind{ID: id, AddrSize: 28, Addr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:1"))}, 0), syscall.EINVAL},
+			{"an address of a wrong size", issue(a, ucm.CmdBind,
+				ucm.Bind{ID: id, AddrSize: 28, Addr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:1"))}, 0), syscall.EINVAL},
 			{"an unknown family", issue(a, ucm.CmdBindIP, ucm.BindIP{ID: id, Addr: ucm.SockaddrIn6{1}}, 0), syscall.EINVAL},
 			{"resolve a route", issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0), syscall.EINVAL},
 			{"connect", issue(a, ucm.CmdConnect, ucm.Connect{ConnParam: ucm.ConnParam{Valid: 1}, ID: id}, 0), syscall.EINVAL},
@@ -337,13 +348,19 @@ func TestRefusals(t *testing.T) {
 			{"reject", issue(a, ucm.CmdReject, ucm.Reject{ID: id}, 0), syscall.EINVAL},
 			{"reject for a reason of others", issue(a, ucm.CmdReject, ucm.Reject{ID: id, Reason: 8}, 0), syscall.EINVAL},
 			{"disconnect", issue(a, ucm.CmdDisconnect, ucm.Disconnect{ID: id}, 0), syscall.EINVAL},
-			{"attributes without a device", issue(a, ucm.CmdInitQPAttr, ucm.InitQPAttr{Response: responseAt, ID: id, QPState: 1}, 144), syscall.EINVAL},
-			{"an option of a wrong size", issue(a, ucm.CmdSetOption, ucm.SetOption{ID: id, OptLen: 2, OptVal: responseAt}, 0), syscall.EINVAL},
-			{"an unknown option", issue(a, ucm.CmdSetOption, ucm.SetOption{ID: id, OptName: 9, OptLen: 1, OptVal: responseAt}, 0), syscall.ENOSYS},
-			{"an unknown query", issue(a, ucm.CmdQuery, ucm.Query{Response: responseAt, ID: id, Option: 7}, 400), syscall.ENOSYS},
-			{"join without a device", issue(a, ucm.CmdJoinMcast, ucm.JoinMcast{Response: responseAt, ID: id, AddrSize: 28, Addr: v6}, 4), syscall.EINVAL},
+			{"attributes without a device", issue(a, ucm.CmdInitQPAttr, ucm.InitQPAttr{Response: responseAt, ID: id, QPState: 1},
+				144), syscall.EINVAL},
+			{"an option of a wrong size", issue(a, ucm.CmdSetOption, ucm.SetOption{ID: id, OptLen: 2, OptVal: responseAt}, 0),
+				syscall.EINVAL},
+			{"an unknown option", issue(a, ucm.CmdSetOption, ucm.SetOption{ID: id, OptName: 9, OptLen: 1, OptVal: responseAt},
+				0), syscall.ENOSYS},
+			{"an unknown query", issue(a, ucm.CmdQuery, ucm.Query{Response: responseAt, ID: id, Option: 7}, 400),
+				syscall.ENOSYS},
+			{"join without a device", issue(a, ucm.CmdJoinMcast,
+				ucm.JoinMcast{Response: responseAt, ID: id, AddrSize: 28, Addr: v6}, 4), syscall.EINVAL},
 			{"leave what is none", issue(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: id}, 4), syscall.ENOENT},
-			{"migrate from no file", issue(a, ucm.CmdMigrateID, ucm.MigrateID{Response: responseAt, ID: id, FD: 9}, 4), syscall.EINVAL},
+			{"migrate from no file", issue(a, ucm.CmdMigrateID, ucm.MigrateID{Response: responseAt, ID: id, FD: 9}, 4),
+				syscall.EINVAL},
 			{"destroy another's", issue(a, ucm.CmdDestroyID, ucm.DestroyID{Response: responseAt, ID: other}, 4), syscall.EINVAL},
 		} {
 			if !errors.Is(c.err, c.want) {
@@ -378,7 +395,8 @@ func TestPorts(t *testing.T) {
 			id := p.create(msg.PortSpaceTCP, 1)
 			if reuse {
 				binary.NativeEndian.PutUint32(p.mem.b[1024:], 1)
-				p.must(issue(p, ucm.CmdSetOption, ucm.SetOption{ID: id, OptName: ucm.OptionIDReuseAddr, OptLen: 4, OptVal: base + 1024}, 0))
+				p.must(issue(p, ucm.CmdSetOption, ucm.SetOption{ID: id, OptName: ucm.OptionIDReuseAddr, OptLen: 4, OptVal: base +
+					1024}, 0))
 			}
 			return id, p.bind(id, addr)
 		}
@@ -432,7 +450,8 @@ func TestRemoval(t *testing.T) {
 		}
 		a.must(slot.Plug())
 		c := a.create(msg.PortSpaceTCP, 7)
-		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: c, DstSize: sizeofInet, DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))}, 0))
+		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: c, DstSize: sizeofInet,
+			DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))}, 0))
 		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.AddrResolved {
 			t.Fatalf("by the device that has come back: %+v", e)
 		}
@@ -460,7 +479,8 @@ func TestWait(t *testing.T) {
 			t.Error("a wait is cancelled twice, or not at all")
 		}
 		id := a.create(msg.PortSpaceTCP, 5)
-		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet, DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))}, 0))
+		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet,
+			DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))}, 0))
 		synctest.Wait()
 		if woken != 1 || f.Cancel(w) || f.Wait(func() {}) != nil {
 			t.Errorf("woken %d", woken)
@@ -502,7 +522,8 @@ func TestMigrate(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		a.files = append(a.files, s.Open(Config{User: a.files[0].cfg.User}))
 		id := a.create(msg.PortSpaceTCP, 5)
-		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet, DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))}, 0))
+		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet,
+			DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))}, 0))
 		a.event()
 		a.must(issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0))
 		synctest.Wait()
@@ -530,17 +551,20 @@ func TestMulticast(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		id := a.create(msg.PortSpaceUDP, 5)
 		a.must(a.bind(id, "10.0.0.1:0"))
-		join := ucm.JoinMcast{Response: responseAt, UID: 77, ID: id, AddrSize: sizeofInet, Addr: sockaddrOf(netip.MustParseAddrPort("239.1.2.3:0"))}
+		join := ucm.JoinMcast{Response: responseAt, UID: 77, ID: id, AddrSize: sizeofInet,
+			Addr: sockaddrOf(netip.MustParseAddrPort("239.1.2.3:0"))}
 		a.must(issue(a, ucm.CmdJoinMcast, join, 4))
 		g := get[ucm.CreateIDResp](a).ID
 		e := a.event()
 		p, _ := uapi.Decode[ucm.UDParam](e.Param[:])
 		want := [16]uint8{10: 0xff, 0xff, 239, 1, 2, 3}
-		if rdmacm.EventType(e.Event) != rdmacm.MulticastJoin || e.UID != 77 || e.ID != g || p.QPNum != 0xffffff || p.QKey != 0x01234567 ||
+		if rdmacm.EventType(e.Event) != rdmacm.MulticastJoin || e.UID != 77 || e.ID != g || p.QPNum != 0xffffff ||
+			p.QKey != 0x01234567 ||
 			p.AHAttr.GRH.DGID != want || p.AHAttr.IsGlobal != 1 {
 			t.Errorf("%+v %+v", e, p)
 		}
-		if err := issue(b, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4); !errors.Is(err, syscall.EINVAL) {
+		if err := issue(b, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4); !errors.Is(err,
+			syscall.EINVAL) {
 			t.Errorf("ID of another file: %v", err)
 		}
 		a.must(issue(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4))
@@ -555,7 +579,8 @@ func TestMulticast(t *testing.T) {
 		}
 		other := b.create(msg.PortSpaceUDP, 5)
 		b.must(b.bind(other, "10.0.0.1:0"))
-		b.must(issue(b, ucm.CmdJoinMcast, ucm.JoinMcast{Response: responseAt, ID: other, AddrSize: sizeofInet, Addr: join.Addr}, 4))
+		b.must(issue(b, ucm.CmdJoinMcast, ucm.JoinMcast{Response: responseAt, ID: other, AddrSize: sizeofInet,
+			Addr: join.Addr}, 4))
 		a.destroy(id)
 		if a.ready {
 			t.Error("got an event of a destroyed ID")

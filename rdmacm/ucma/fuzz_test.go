@@ -39,7 +39,8 @@ func (s *script) number(srv *Server) uint32 {
 // addr returns an address, and the size for the command.
 func (s *script) addr() (ucm.Sockaddr, uint16) {
 	port := pick(s, uint16(0), 7001, 7002, 80)
-	a := sockaddrOf(netip.AddrPortFrom(netip.MustParseAddr(pick(s, "10.0.0.1", "0.0.0.0", "127.0.0.1", "::", "::1", "239.1.2.3", "10.0.0.9", "fe80::1")), port))
+	a := sockaddrOf(netip.AddrPortFrom(netip.MustParseAddr(pick(s, "10.0.0.1", "0.0.0.0", "127.0.0.1", "::", "::1",
+		"239.1.2.3", "10.0.0.9", "fe80::1")), port))
 	size := uint16(sizeofInet)
 	switch pick(s, 0, 0, 0, 1, 2, 3) {
 	case 1:
@@ -60,12 +61,14 @@ func (s *script) command(srv *Server) (ucm.Command, []byte) {
 	cmd := ucm.Command(s.byte()) % (ucm.NumCommands + 1)
 	response := pick(s, uint64(responseAt), responseAt, responseAt, 0)
 	id := s.number(srv)
-	p := ucm.ConnParam{QPNum: pick(s, uint32(1), 2, foreignQP), PrivateDataLen: s.byte(), Valid: pick(s, uint8(1), 1, 0), RetryCount: s.byte(), ResponderResources: 1}
+	p := ucm.ConnParam{QPNum: pick(s, uint32(1), 2, foreignQP), PrivateDataLen: s.byte(), Valid: pick(s, uint8(1), 1, 0),
+		RetryCount: s.byte(), ResponderResources: 1}
 	enc := func(v []byte) (ucm.Command, []byte) { return cmd, v }
 	switch cmd {
 	case ucm.CmdCreateID:
 		return enc(uapi.AppendTo(nil, &ucm.CreateID{
-			UID: uint64(s.byte()), Response: response, PS: uint16(pick(s, msg.PortSpaceTCP, msg.PortSpaceUDP, msg.PortSpaceIB, msg.PortSpaceIPoIB)), QPType: pick(s, uint8(2), 3, 4, 9),
+			UID: uint64(s.byte()), Response: response, PS: uint16(pick(s, msg.PortSpaceTCP, msg.PortSpaceUDP, msg.PortSpaceIB,
+				msg.PortSpaceIPoIB)), QPType: pick(s, uint8(2), 3, 4, 9),
 		}))
 	case ucm.CmdDestroyID, ucm.CmdLeaveMcast:
 		return enc(uapi.AppendTo(nil, &ucm.DestroyID{Response: response, ID: id}))
@@ -99,7 +102,8 @@ func (s *script) command(srv *Server) (ucm.Command, []byte) {
 	case ucm.CmdGetEvent:
 		return enc(uapi.AppendTo(nil, &ucm.GetEvent{Response: response}))
 	case ucm.CmdSetOption:
-		return enc(uapi.AppendTo(nil, &ucm.SetOption{OptVal: responseAt, ID: id, Level: uint32(s.byte() & 1), OptName: uint32(s.byte() & 7), OptLen: pick(s, uint32(1), 4, 72)}))
+		return enc(uapi.AppendTo(nil, &ucm.SetOption{OptVal: responseAt, ID: id, Level: uint32(s.byte() & 1),
+			OptName: uint32(s.byte() & 7), OptLen: pick(s, uint32(1), 4, 72)}))
 	case ucm.CmdNotify:
 		return enc(uapi.AppendTo(nil, &ucm.Notify{ID: id, Event: pick(s, uint32(uapi.EventCommEst), 0)}))
 	case ucm.CmdJoinIPMcast:

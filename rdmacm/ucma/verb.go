@@ -26,13 +26,17 @@ func (s *Server) OnVerb(f func(VerbCall) error) {
 
 // verbs maps commands to names. GET_EVENT is not a verb, because it waits, and is read from the file.
 var verbs = map[ucm.Command]string{
-	ucm.CmdCreateID: "rdma_create_id", ucm.CmdDestroyID: "rdma_destroy_id", ucm.CmdBindIP: "rdma_bind_addr", ucm.CmdBind: "rdma_bind_addr",
-	ucm.CmdResolveIP: "rdma_resolve_addr", ucm.CmdResolveAddr: "rdma_resolve_addr", ucm.CmdResolveRoute: "rdma_resolve_route",
-	ucm.CmdQueryRoute: "rdma_query_route", ucm.CmdQuery: "rdma_query_route", ucm.CmdConnect: "rdma_connect", ucm.CmdListen: "rdma_listen",
+	ucm.CmdCreateID: "rdma_create_id", ucm.CmdDestroyID: "rdma_destroy_id", ucm.CmdBindIP: "rdma_bind_addr",
+	ucm.CmdBind:      "rdma_bind_addr",
+	ucm.CmdResolveIP: "rdma_resolve_addr", ucm.CmdResolveAddr: "rdma_resolve_addr",
+	ucm.CmdResolveRoute: "rdma_resolve_route",
+	ucm.CmdQueryRoute:   "rdma_query_route", ucm.CmdQuery: "rdma_query_route", ucm.CmdConnect: "rdma_connect",
+	ucm.CmdListen: "rdma_listen",
 	ucm.CmdAccept: "rdma_accept", ucm.CmdReject: "rdma_reject", ucm.CmdDisconnect: "rdma_disconnect",
 	ucm.CmdInitQPAttr: "rdma_init_qp_attr", ucm.CmdSetOption: "rdma_set_option", ucm.CmdNotify: "rdma_notify",
-	ucm.CmdJoinIPMcast: "rdma_join_multicast", ucm.CmdJoinMcast: "rdma_join_multicast", ucm.CmdLeaveMcast: "rdma_leave_multicast",
-	ucm.CmdMigrateID: "rdma_migrate_id",
+	ucm.CmdJoinIPMcast: "rdma_join_multicast", ucm.CmdJoinMcast: "rdma_join_multicast",
+	ucm.CmdLeaveMcast: "rdma_leave_multicast",
+	ucm.CmdMigrateID:  "rdma_migrate_id",
 }
 
 // Verbs returns the sorted names of the verbs for which OnVerb is called.

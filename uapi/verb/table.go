@@ -24,7 +24,8 @@ var Table = []Spec{
 	},
 	{
 		Name: "query_device", Aliases: []string{"query_device_ex"}, Effect: Reads,
-		Commands: []Command{answered[uapi.QueryDevice, uapi.QueryDeviceResp](uapi.CmdQueryDevice), extended(uapi.ExCmdQueryDevice)},
+		Commands: []Command{answered[uapi.QueryDevice, uapi.QueryDeviceResp](uapi.CmdQueryDevice),
+			extended(uapi.ExCmdQueryDevice)},
 		Midlayer: []string{"Device.QueryDevice"}, Driver: []string{"Driver.QueryDevice"},
 	},
 	{
@@ -39,13 +40,15 @@ var Table = []Spec{
 		Name: "query_gid_table", Effect: Reads,
 		Methods: []Method{{uapi.ObjectDevice, uapi.MethodQueryGIDTable, []Attr{
 			constIn(uapi.AttrQueryGIDTableEntrySize), flagsIn(uapi.AttrQueryGIDTableFlags),
-			bytesOut(uapi.AttrQueryGIDTableRespEntries, 0).required(), valueOut(uapi.AttrQueryGIDTableRespNumEntries, 8).required(),
+			bytesOut(uapi.AttrQueryGIDTableRespEntries, 0).required(),
+			valueOut(uapi.AttrQueryGIDTableRespNumEntries, 8).required(),
 		}}},
 	},
 	{
 		Name: "query_gid", Aliases: []string{"query_gid_ex"}, Effect: Reads,
 		Methods: []Method{{uapi.ObjectDevice, uapi.MethodQueryGIDEntry, []Attr{
-			constIn(uapi.AttrQueryGIDEntryPort), constIn(uapi.AttrQueryGIDEntryGIDIndex), flagsIn(uapi.AttrQueryGIDEntryFlags).required(),
+			constIn(uapi.AttrQueryGIDEntryPort), constIn(uapi.AttrQueryGIDEntryGIDIndex),
+			flagsIn(uapi.AttrQueryGIDEntryFlags).required(),
 			structOut[uapi.GIDEntry](uapi.AttrQueryGIDEntryRespEntry),
 		}}},
 		Midlayer: []string{"Device.QueryGID", "Device.FindGID"}, Driver: []string{"Driver.QueryGID"},
@@ -63,7 +66,8 @@ var Table = []Spec{
 	},
 	{
 		Name: "alloc_async_event", Effect: Reads,
-		Methods: []Method{{uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, []Attr{newHandle(uapi.AttrAsyncEventAllocFDHandle, uapi.ObjectAsyncEvent)}}},
+		Methods: []Method{{uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc,
+			[]Attr{newHandle(uapi.AttrAsyncEventAllocFDHandle, uapi.ObjectAsyncEvent)}}},
 	},
 	{ // carries a command of the write form, which has the effect
 		Effect: Lists,
@@ -81,7 +85,8 @@ var Table = []Spec{
 	{
 		Name: "dealloc_pd", Effect: Destroys,
 		Commands: []Command{command[uapi.DeallocPD](uapi.CmdDeallocPD)},
-		Methods:  []Method{{uapi.ObjectPD, uapi.MethodPDDestroy, []Attr{destroyHandle(uapi.AttrDestroyPDHandle, uapi.ObjectPD)}}},
+		Methods: []Method{{uapi.ObjectPD, uapi.MethodPDDestroy,
+			[]Attr{destroyHandle(uapi.AttrDestroyPDHandle, uapi.ObjectPD)}}},
 		Midlayer: []string{"PD.Dealloc"}, Driver: []string{"DriverPD.Dealloc"},
 	},
 
@@ -96,7 +101,8 @@ var Table = []Spec{
 	{
 		Name: "destroy_ah", Effect: Destroys, Atomic: true,
 		Commands: []Command{command[uapi.DestroyAH](uapi.CmdDestroyAH)},
-		Methods:  []Method{{uapi.ObjectAH, uapi.MethodAHDestroy, []Attr{destroyHandle(uapi.AttrDestroyAHHandle, uapi.ObjectAH)}}},
+		Methods: []Method{{uapi.ObjectAH, uapi.MethodAHDestroy,
+			[]Attr{destroyHandle(uapi.AttrDestroyAHHandle, uapi.ObjectAH)}}},
 		Midlayer: []string{"AH.Destroy"}, Driver: []string{"DriverAH.Destroy"},
 	},
 
@@ -105,8 +111,10 @@ var Table = []Spec{
 		Name: "reg_mr", Aliases: []string{"reg_mr_iova", "reg_mr_iova2"}, Effect: Makes,
 		Commands: []Command{answered[uapi.RegMR, uapi.RegMRResp](uapi.CmdRegMR).withDriver()},
 		Methods: []Method{{uapi.ObjectMR, uapi.MethodRegMR, []Attr{
-			newHandle(uapi.AttrRegMRHandle, uapi.ObjectMR), useHandle(uapi.AttrRegMRPDHandle, uapi.ObjectPD), numberIn(uapi.AttrRegMRIOVA, 8),
-			numberIn(uapi.AttrRegMRAddr, 8).optional(), numberIn(uapi.AttrRegMRLength, 8), flagsIn(uapi.AttrRegMRAccessFlags).required(),
+			newHandle(uapi.AttrRegMRHandle, uapi.ObjectMR), useHandle(uapi.AttrRegMRPDHandle, uapi.ObjectPD),
+			numberIn(uapi.AttrRegMRIOVA, 8),
+			numberIn(uapi.AttrRegMRAddr, 8).optional(), numberIn(uapi.AttrRegMRLength, 8),
+			flagsIn(uapi.AttrRegMRAccessFlags).required(),
 			numberIn(uapi.AttrRegMRFD, 4).optional(), numberIn(uapi.AttrRegMRFDOffset, 8).optional(),
 			valueOut(uapi.AttrRegMRRespLKey, 4).required(), valueOut(uapi.AttrRegMRRespRKey, 4).required(),
 		}}},
@@ -116,7 +124,8 @@ var Table = []Spec{
 		Name: "reg_dmabuf_mr", Effect: Makes,
 		Methods: []Method{{uapi.ObjectMR, uapi.MethodRegDMABufMR, []Attr{
 			newHandle(uapi.AttrRegDMABufMRHandle, uapi.ObjectMR), useHandle(uapi.AttrRegDMABufMRPDHandle, uapi.ObjectPD),
-			numberIn(uapi.AttrRegDMABufMROffset, 8), numberIn(uapi.AttrRegDMABufMRLength, 8), numberIn(uapi.AttrRegDMABufMRIOVA, 8),
+			numberIn(uapi.AttrRegDMABufMROffset, 8), numberIn(uapi.AttrRegDMABufMRLength, 8),
+			numberIn(uapi.AttrRegDMABufMRIOVA, 8),
 			numberIn(uapi.AttrRegDMABufMRFD, 4), flagsIn(uapi.AttrRegDMABufMRAccessFlags),
 			valueOut(uapi.AttrRegDMABufMRRespLKey, 4).required(), valueOut(uapi.AttrRegDMABufMRRespRKey, 4).required(),
 		}}},
@@ -129,7 +138,8 @@ var Table = []Spec{
 	{
 		Name: "advise_mr", Effect: Makes,
 		Methods: []Method{{uapi.ObjectMR, uapi.MethodAdviseMR, []Attr{
-			useHandle(uapi.AttrAdviseMRPDHandle, uapi.ObjectPD), constIn(uapi.AttrAdviseMRAdvice), flagsIn(uapi.AttrAdviseMRFlags).required(),
+			useHandle(uapi.AttrAdviseMRPDHandle, uapi.ObjectPD), constIn(uapi.AttrAdviseMRAdvice),
+			flagsIn(uapi.AttrAdviseMRFlags).required(),
 			bytesIn(uapi.AttrAdviseMRSGEList, uapi.SizeOf[uapi.SGE]()).required(),
 		}}},
 		Midlayer: []string{"PD.AdviseMR"}, Driver: []string{"MRAdviser.AdviseMR"},
@@ -137,14 +147,16 @@ var Table = []Spec{
 	{
 		Name: "import_mr", Effect: Reads,
 		Methods: []Method{{uapi.ObjectMR, uapi.MethodQueryMR, []Attr{
-			useHandle(uapi.AttrQueryMRHandle, uapi.ObjectMR), valueOut(uapi.AttrQueryMRRespLKey, 4).required(), valueOut(uapi.AttrQueryMRRespRKey, 4).required(),
+			useHandle(uapi.AttrQueryMRHandle, uapi.ObjectMR), valueOut(uapi.AttrQueryMRRespLKey, 4).required(),
+			valueOut(uapi.AttrQueryMRRespRKey, 4).required(),
 			valueOut(uapi.AttrQueryMRRespLength, 8).required(), valueOut(uapi.AttrQueryMRRespIOVA, 8),
 		}}},
 	},
 	{
 		Name: "dereg_mr", Effect: Destroys,
 		Commands: []Command{command[uapi.DeregMR](uapi.CmdDeregMR)},
-		Methods:  []Method{{uapi.ObjectMR, uapi.MethodMRDestroy, []Attr{destroyHandle(uapi.AttrDestroyMRHandle, uapi.ObjectMR)}}},
+		Methods: []Method{{uapi.ObjectMR, uapi.MethodMRDestroy,
+			[]Attr{destroyHandle(uapi.AttrDestroyMRHandle, uapi.ObjectMR)}}},
 		Midlayer: []string{"MR.Dereg"}, Driver: []string{"DriverMR.Dereg"},
 	},
 	{Effect: Makes, Midlayer: []string{"PD.AllocMR"}, Driver: []string{"FastRegDriver.AllocMR"}},
@@ -159,7 +171,8 @@ var Table = []Spec{
 	{
 		Name: "dealloc_mw", Effect: Destroys,
 		Commands: []Command{command[uapi.DeallocMW](uapi.CmdDeallocMW)},
-		Methods:  []Method{{uapi.ObjectMW, uapi.MethodMWDestroy, []Attr{destroyHandle(uapi.AttrDestroyMWHandle, uapi.ObjectMW)}}},
+		Methods: []Method{{uapi.ObjectMW, uapi.MethodMWDestroy,
+			[]Attr{destroyHandle(uapi.AttrDestroyMWHandle, uapi.ObjectMW)}}},
 		Midlayer: []string{"MW.Dealloc"}, Driver: []string{"DriverMW.Dealloc"},
 	},
 
@@ -170,9 +183,11 @@ var Table = []Spec{
 	},
 	{
 		Name: "create_cq", Aliases: []string{"create_cq_ex"}, Effect: Makes,
-		Commands: []Command{answered[uapi.CreateCQ, uapi.CreateCQResp](uapi.CmdCreateCQ).withDriver(), extended(uapi.ExCmdCreateCQ)},
+		Commands: []Command{answered[uapi.CreateCQ, uapi.CreateCQResp](uapi.CmdCreateCQ).withDriver(),
+			extended(uapi.ExCmdCreateCQ)},
 		Methods: []Method{{uapi.ObjectCQ, uapi.MethodCQCreate, withDriverAttrs(
-			newHandle(uapi.AttrCreateCQHandle, uapi.ObjectCQ), numberIn(uapi.AttrCreateCQCQE, 4), numberIn(uapi.AttrCreateCQUserHandle, 8),
+			newHandle(uapi.AttrCreateCQHandle, uapi.ObjectCQ), numberIn(uapi.AttrCreateCQCQE, 4),
+			numberIn(uapi.AttrCreateCQUserHandle, 8),
 			fileIn(uapi.AttrCreateCQCompChannel), numberIn(uapi.AttrCreateCQCompVector, 4), flagsIn(uapi.AttrCreateCQFlags),
 			valueOut(uapi.AttrCreateCQRespCQE, 4).required(), fileIn(uapi.AttrCreateCQEventFD),
 		)}},
@@ -206,13 +221,18 @@ var Table = []Spec{
 	// Queue pairs.
 	{
 		Name: "create_qp", Aliases: []string{"create_qp_ex"}, Effect: Makes,
-		Commands: []Command{answered[uapi.CreateQP, uapi.CreateQPResp](uapi.CmdCreateQP).withDriver(), extended(uapi.ExCmdCreateQP)},
+		Commands: []Command{answered[uapi.CreateQP, uapi.CreateQPResp](uapi.CmdCreateQP).withDriver(),
+			extended(uapi.ExCmdCreateQP)},
 		Methods: []Method{{uapi.ObjectQP, uapi.MethodQPCreate, withDriverAttrs(
-			newHandle(uapi.AttrCreateQPHandle, uapi.ObjectQP), useHandle(uapi.AttrCreateQPXRCDHandle, uapi.ObjectXRCD).optional(),
-			useHandle(uapi.AttrCreateQPPDHandle, uapi.ObjectPD).optional(), useHandle(uapi.AttrCreateQPSRQHandle, uapi.ObjectSRQ).optional(),
-			useHandle(uapi.AttrCreateQPSendCQHandle, uapi.ObjectCQ).optional(), useHandle(uapi.AttrCreateQPRecvCQHandle, uapi.ObjectCQ).optional(),
+			newHandle(uapi.AttrCreateQPHandle, uapi.ObjectQP),
+			useHandle(uapi.AttrCreateQPXRCDHandle, uapi.ObjectXRCD).optional(),
+			useHandle(uapi.AttrCreateQPPDHandle, uapi.ObjectPD).optional(),
+			useHandle(uapi.AttrCreateQPSRQHandle, uapi.ObjectSRQ).optional(),
+			useHandle(uapi.AttrCreateQPSendCQHandle, uapi.ObjectCQ).optional(),
+			useHandle(uapi.AttrCreateQPRecvCQHandle, uapi.ObjectCQ).optional(),
 			numberIn(uapi.AttrCreateQPUserHandle, 8), structIn[uapi.QPCap](uapi.AttrCreateQPCap), constIn(uapi.AttrCreateQPType),
-			flagsIn(uapi.AttrCreateQPFlags), numberIn(uapi.AttrCreateQPSourceQPN, 4).optional(), fileIn(uapi.AttrCreateQPEventFD),
+			flagsIn(uapi.AttrCreateQPFlags), numberIn(uapi.AttrCreateQPSourceQPN, 4).optional(),
+			fileIn(uapi.AttrCreateQPEventFD),
 			structOut[uapi.QPCap](uapi.AttrCreateQPRespCap), valueOut(uapi.AttrCreateQPRespQPNum, 4).required(),
 		)}},
 		Midlayer: []string{"PD.CreateQP"}, Driver: []string{"Driver.CreateQP"},
@@ -230,7 +250,8 @@ var Table = []Spec{
 	{ // to ERR or RESET it works on a device in error, too
 		Name: "modify_qp", Effect: Makes,
 		Commands: []Command{command[uapi.ModifyQP](uapi.CmdModifyQP), extended(uapi.ExCmdModifyQP)},
-		Midlayer: []string{"QP.Modify", "QP.Prepare", "QP.Connect", "QP.ConnectDatagram"}, Driver: []string{"DriverQP.Modify"},
+		Midlayer: []string{"QP.Modify", "QP.Prepare", "QP.Connect", "QP.ConnectDatagram"},
+		Driver:   []string{"DriverQP.Modify"},
 	},
 	{
 		Name: "destroy_qp", Effect: Destroys,
@@ -265,13 +286,17 @@ var Table = []Spec{
 	{
 		Name: "create_srq", Aliases: []string{"create_srq_ex"}, Effect: Makes,
 		Commands: []Command{
-			answered[uapi.CreateSRQ, uapi.CreateSRQResp](uapi.CmdCreateSRQ).withDriver(), answered[uapi.CreateXSRQ, uapi.CreateSRQResp](uapi.CmdCreateXSRQ).withDriver(),
+			answered[uapi.CreateSRQ, uapi.CreateSRQResp](uapi.CmdCreateSRQ).withDriver(),
+			answered[uapi.CreateXSRQ, uapi.CreateSRQResp](uapi.CmdCreateXSRQ).withDriver(),
 		},
 		Methods: []Method{{uapi.ObjectSRQ, uapi.MethodSRQCreate, withDriverAttrs(
-			newHandle(uapi.AttrCreateSRQHandle, uapi.ObjectSRQ), useHandle(uapi.AttrCreateSRQPDHandle, uapi.ObjectPD), constIn(uapi.AttrCreateSRQType),
-			numberIn(uapi.AttrCreateSRQUserHandle, 8), numberIn(uapi.AttrCreateSRQMaxWR, 4), numberIn(uapi.AttrCreateSRQMaxSGE, 4),
+			newHandle(uapi.AttrCreateSRQHandle, uapi.ObjectSRQ), useHandle(uapi.AttrCreateSRQPDHandle, uapi.ObjectPD),
+			constIn(uapi.AttrCreateSRQType),
+			numberIn(uapi.AttrCreateSRQUserHandle, 8), numberIn(uapi.AttrCreateSRQMaxWR, 4),
+			numberIn(uapi.AttrCreateSRQMaxSGE, 4),
 			numberIn(uapi.AttrCreateSRQLimit, 4), useHandle(uapi.AttrCreateSRQXRCDHandle, uapi.ObjectXRCD).optional(),
-			useHandle(uapi.AttrCreateSRQCQHandle, uapi.ObjectCQ).optional(), numberIn(uapi.AttrCreateSRQMaxNumTags, 4).optional(),
+			useHandle(uapi.AttrCreateSRQCQHandle, uapi.ObjectCQ).optional(),
+			numberIn(uapi.AttrCreateSRQMaxNumTags, 4).optional(),
 			fileIn(uapi.AttrCreateSRQEventFD), valueOut(uapi.AttrCreateSRQRespMaxWR, 4).required(),
 			valueOut(uapi.AttrCreateSRQRespMaxSGE, 4).required(), valueOut(uapi.AttrCreateSRQRespSRQNum, 4),
 		)}},
@@ -310,7 +335,8 @@ var Table = []Spec{
 	{
 		Name: "close_xrcd", Effect: Destroys,
 		Commands: []Command{command[uapi.CloseXRCD](uapi.CmdCloseXRCD)},
-		Methods:  []Method{{uapi.ObjectXRCD, uapi.MethodXRCDDestroy, []Attr{destroyHandle(uapi.AttrDestroyXRCDHandle, uapi.ObjectXRCD)}}},
+		Methods: []Method{{uapi.ObjectXRCD, uapi.MethodXRCDDestroy,
+			[]Attr{destroyHandle(uapi.AttrDestroyXRCDHandle, uapi.ObjectXRCD)}}},
 		Midlayer: []string{"XRCD.Dealloc"}, Driver: []string{"DriverXRCD.Dealloc"},
 	},
 }

@@ -153,7 +153,8 @@ func TestWatched(t *testing.T) {
 	w.asleep(all[2])
 	files[2].posted.Store(1)
 	programs[2].WriteString("doorbell")
-	testutil.Eventually(t, "the post in a file that has been watched all the time", func() bool { return files[2].rung.Load() == 1 })
+	testutil.Eventually(t, "the post in a file that has been watched all the time",
+		func() bool { return files[2].rung.Load() == 1 })
 	testutil.Eventually(t, "the files to be tended", func() bool { return tended.Load() != 0 })
 	// Stopped files are not watched any more.
 	fdinfo := fmt.Sprintf("/proc/self/fdinfo/%d", all[0].p.ear.Load().fd.Load())
@@ -450,7 +451,8 @@ func TestWatchLimit(t *testing.T) {
 	for _, c := range []struct {
 		uid  int
 		says string
-	}{{1, ""}, {1, ""}, {1, "user 1 has 2 files watched"}, {2, ""}, {2, "all users have 3 files watched"}, {3, "all users have 3 files watched"}} {
+	}{{1, ""}, {1, ""}, {1, "user 1 has 2 files watched"}, {2, ""}, {2, "all users have 3 files watched"},
+		{3, "all users have 3 files watched"}} {
 		x, err := add(c.uid)
 		if c.says == "" && err == nil {
 			held = append(held, x)

@@ -303,7 +303,8 @@ func (c *Conn) Init(qp *verbs.QP) error {
 		return err
 	}
 	if d.NodeGUID != guid {
-		return fmt.Errorf("verbs/cm: QP %d is on %s, the connection on the device with node GUID %016x: %w", qp.Num(), qp.Device().Name(), guid, syscall.EINVAL)
+		return fmt.Errorf("verbs/cm: QP %d is on %s, the connection on the device with node GUID %016x: %w", qp.Num(),
+			qp.Device().Name(), guid, syscall.EINVAL)
 	}
 	return c.take(qp, verbs.Init, cmid.Param{}, false)
 }

@@ -136,10 +136,11 @@ func (b *file) dispatch(r *ucm.EventResp) {
 	id := b.ids[r.UID]
 	b.mu.Unlock()
 	p, _ := uapi.Decode[ucm.ConnParam](r.Param[:])
-	e := cmid.Event{Type: cmid.Type(r.Event), Status: int32(r.Status), Data: append([]byte(nil), p.PrivateData[:p.PrivateDataLen]...), Param: cmid.Param{
-		QPN: p.QPNum, ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth, RetryCount: p.RetryCount,
-		RNRRetryCount: p.RNRRetryCount, SRQ: p.SRQ != 0,
-	}}
+	e := cmid.Event{Type: cmid.Type(r.Event), Status: int32(r.Status),
+		Data: append([]byte(nil), p.PrivateData[:p.PrivateDataLen]...), Param: cmid.Param{
+			QPN: p.QPNum, ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth, RetryCount: p.RetryCount,
+			RNRRetryCount: p.RNRRetryCount, SRQ: p.SRQ != 0,
+		}}
 	if e.Type == cmid.ConnectRequest {
 		x := &fileID{b: b, id: r.ID}
 		if b.name(x) != nil || id == nil { // the listener has been destroyed
@@ -193,7 +194,8 @@ func (b *file) NewID(f func(cmid.Event)) (cmid.ID, error) {
 	if err := b.name(x); err != nil {
 		return nil, err
 	}
-	r, err := command[ucm.CreateIDResp](b, ucm.CmdCreateID, &ucm.CreateID{UID: x.uid, PS: portSpaceTCP, QPType: uint8(uapi.QPTRC)}, createIDField)
+	r, err := command[ucm.CreateIDResp](b, ucm.CmdCreateID,
+		&ucm.CreateID{UID: x.uid, PS: portSpaceTCP, QPType: uint8(uapi.QPTRC)}, createIDField)
 	if err != nil {
 		b.forget(x)
 		return nil, err
@@ -225,7 +227,8 @@ func (x *fileID) Listen(backlog int) error {
 const resolveTimeout = 5000
 
 func (x *fileID) ResolveAddr(src, dst netip.AddrPort) error {
-	_, err := command[none](x.b, ucm.CmdResolveIP, &ucm.ResolveIP{SrcAddr: sockaddr(src), DstAddr: sockaddr(dst), ID: x.id, TimeoutMs: resolveTimeout}, noResponse)
+	_, err := command[none](x.b, ucm.CmdResolveIP, &ucm.ResolveIP{SrcAddr: sockaddr(src), DstAddr: sockaddr(dst), ID: x.id,
+		TimeoutMs: resolveTimeout}, noResponse)
 	return err
 }
 
@@ -303,13 +306,16 @@ func (x *fileID) QPAttr(to verbs.QPState) (a verbs.QPAttr, mask verbs.AttrMask, 
 	}
 	g := r.AHAttr.GRH
 	return verbs.QPAttr{
-		State: verbs.QPState(r.QPState), Access: verbs.Access(r.QPAccessFlags), PKeyIndex: r.PKeyIndex, Port: r.PortNum, QKey: r.QKey,
+		State: verbs.QPState(r.QPState), Access: verbs.Access(r.QPAccessFlags), PKeyIndex: r.PKeyIndex, Port: r.PortNum,
+		QKey: r.QKey,
 		AH: verbs.AHAttr{
-			GID: g.DGID, SGIDIndex: int(g.SGIDIndex), Port: int(r.AHAttr.PortNum), HopLimit: int(g.HopLimit), TrafficClass: g.TrafficClass,
-			FlowLabel: g.FlowLabel, SL: r.AHAttr.SL,
+			GID: g.DGID, SGIDIndex: int(g.SGIDIndex), Port: int(r.AHAttr.PortNum), HopLimit: int(g.HopLimit),
+			TrafficClass: g.TrafficClass,
+			FlowLabel:    g.FlowLabel, SL: r.AHAttr.SL,
 		},
-		PathMTU: verbs.MTU(r.PathMTU), DestQPN: r.DestQPNum, RecvPSN: r.RQPSN, SendPSN: r.SQPSN, Timeout: r.Timeout, RetryCount: r.RetryCnt,
-		RNRRetry: r.RNRRetry, MinRNRTimer: r.MinRNRTimer, MaxReads: r.MaxRdAtomic, MaxPeerReads: r.MaxDestRdAtomic,
+		PathMTU: verbs.MTU(r.PathMTU), DestQPN: r.DestQPNum, RecvPSN: r.RQPSN, SendPSN: r.SQPSN, Timeout: r.Timeout,
+		RetryCount: r.RetryCnt,
+		RNRRetry:   r.RNRRetry, MinRNRTimer: r.MinRNRTimer, MaxReads: r.MaxRdAtomic, MaxPeerReads: r.MaxDestRdAtomic,
 	}, verbs.AttrMask(r.QPAttrMask), nil
 }
 
@@ -318,7 +324,8 @@ func (x *fileID) View() (cmid.View, error) {
 	if err != nil {
 		return cmid.View{}, err
 	}
-	return cmid.View{Local: addrPort(r.SrcAddr), Remote: addrPort(r.DstAddr), NodeGUID: r.NodeGUID.Uint64(), Port: int(r.PortNum)}, nil
+	return cmid.View{Local: addrPort(r.SrcAddr), Remote: addrPort(r.DstAddr), NodeGUID: r.NodeGUID.Uint64(),
+		Port: int(r.PortNum)}, nil
 }
 
 // Destroy implements cmid.ID. The file may be closed already, which has ended the ID.

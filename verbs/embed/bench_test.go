@@ -53,7 +53,8 @@ func operations(tb testing.TB) map[string]func() {
 		}
 	}
 	write := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.mr.SGE(0, messageSize), Remote: b.remote()}
-	inline := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Inline: make([]byte, messageSize), Remote: b.remote()}
+	inline := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Inline: make([]byte, messageSize),
+		Remote: b.remote()}
 	read := verbs.SendWR{Opcode: verbs.Read, Flags: verbs.Signaled, Local: a.mr.SGE(0, messageSize), Remote: b.remote()}
 	message := verbs.SendWR{Opcode: verbs.Send, Flags: verbs.Signaled, Local: a.mr.SGE(0, messageSize)}
 	recv := verbs.RecvWR{Local: b.mr.SGE(0, messageSize)}
@@ -166,7 +167,8 @@ func BenchmarkWrite(b *testing.B) {
 						x.poll(b, wc)
 						flight--
 					}
-					wr := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: from.SGE(off, c.size), Remote: to.Remote(off)}
+					wr := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: from.SGE(off, c.size),
+						Remote: to.Remote(off)}
 					if err := x.qp.PostSend(&wr); err != nil {
 						b.Fatal(err)
 					}

@@ -34,9 +34,12 @@ func TestCloseInAnyOrder(t *testing.T) {
 		}
 	}
 	for what, err := range map[string]error{
-		"Alloc": second(dev.Alloc(64)), "AllocPD": second(dev.AllocPD()), "PD.Alloc": second(e.pd.Alloc(64, 0)), "Query": second(dev.Query()),
-		"CreateCQ": second(dev.CreateCQ(1, nil)), "CreateQP": second(e.pd.CreateQP(verbs.QPInit{SendCQ: e.cq})), "Poll": second(e.cq.Poll(nil)),
-		"PostSend": e.qp.PostSend(&verbs.SendWR{}), "PostRecv": e.qp.PostRecv(&verbs.RecvWR{}), "Modify": e.qp.Modify(verbs.QPAttr{}, 0),
+		"Alloc": second(dev.Alloc(64)), "AllocPD": second(dev.AllocPD()), "PD.Alloc": second(e.pd.Alloc(64, 0)),
+		"Query":    second(dev.Query()),
+		"CreateCQ": second(dev.CreateCQ(1, nil)), "CreateQP": second(e.pd.CreateQP(verbs.QPInit{SendCQ: e.cq})),
+		"Poll":     second(e.cq.Poll(nil)),
+		"PostSend": e.qp.PostSend(&verbs.SendWR{}), "PostRecv": e.qp.PostRecv(&verbs.RecvWR{}),
+		"Modify":    e.qp.Modify(verbs.QPAttr{}, 0),
 		"NextEvent": second(dev.NextEvent(t.Context())), "Wait": second(e.cq.Wait(t.Context(), make([]verbs.WC, 1))),
 	} {
 		if !errors.Is(err, verbs.ErrClosed) {

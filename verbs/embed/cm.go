@@ -117,11 +117,13 @@ func (x managerID) QPAttr(to verbs.QPState) (verbs.QPAttr, verbs.AttrMask, error
 	return verbs.QPAttr{
 		State: a.State, Access: a.AccessFlags, PKeyIndex: a.PKeyIndex, Port: a.Port, QKey: a.QKey,
 		AH: verbs.AHAttr{
-			GID: verbs.GID(g.DGID), SGIDIndex: int(g.SGIDIndex), Port: int(a.AH.Port), HopLimit: int(g.HopLimit), TrafficClass: g.TrafficClass,
-			FlowLabel: g.FlowLabel, SL: a.AH.SL,
+			GID: verbs.GID(g.DGID), SGIDIndex: int(g.SGIDIndex), Port: int(a.AH.Port), HopLimit: int(g.HopLimit),
+			TrafficClass: g.TrafficClass,
+			FlowLabel:    g.FlowLabel, SL: a.AH.SL,
 		},
-		PathMTU: verbs.MTU(a.PathMTU), DestQPN: a.DestQPN, RecvPSN: a.RQPSN, SendPSN: a.SQPSN, Timeout: a.Timeout, RetryCount: a.RetryCnt,
-		RNRRetry: a.RNRRetry, MinRNRTimer: a.MinRNRTimer, MaxReads: a.MaxRdAtomic, MaxPeerReads: a.MaxDestRdAtomic,
+		PathMTU: verbs.MTU(a.PathMTU), DestQPN: a.DestQPN, RecvPSN: a.RQPSN, SendPSN: a.SQPSN, Timeout: a.Timeout,
+		RetryCount: a.RetryCnt,
+		RNRRetry:   a.RNRRetry, MinRNRTimer: a.MinRNRTimer, MaxReads: a.MaxRdAtomic, MaxPeerReads: a.MaxDestRdAtomic,
 	}, mask, err
 }
 

@@ -69,7 +69,8 @@ func (s *Stack) Devices() []verbs.DeviceInfo {
 func (s *Stack) info(d *uverbs.Device) verbs.DeviceInfo {
 	name := d.Name()
 	return verbs.NewDeviceInfo(verbs.Entry{
-		Name: d.IB().Name(), Path: "this process", Driver: d.DriverID(), ABI: d.DriverABI(), Open: func() (transport.Transport, error) { return open(s.srv, name) },
+		Name: d.IB().Name(), Path: "this process", Driver: d.DriverID(), ABI: d.DriverABI(),
+		Open: func() (transport.Transport, error) { return open(s.srv, name) },
 	})
 }
 

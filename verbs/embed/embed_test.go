@@ -21,7 +21,8 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 func newStack(t *testing.T) (*embed.Stack, *rxe.Device) {
 	t.Helper()
 	dev, err := rxe.New(rxe.Config{
-		Name: "rxe0", Netdev: netdev.Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true}, Addrs: []netip.Addr{netip.MustParseAddr("127.0.0.1")},
+		Name: "rxe0", Netdev: netdev.Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true},
+		Addrs:   []netip.Addr{netip.MustParseAddr("127.0.0.1")},
 		Network: simnet.New(simnet.Config{}), Fabric: &rxe.Fabric{},
 	})
 	if err != nil {

@@ -79,7 +79,8 @@ func TestResizeInOrder(t *testing.T) {
 		if err := srq.PostRecv(&verbs.RecvWR{Local: a.mr.SGE(0, 100)}); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.qp.PostSend(&verbs.SendWR{ID: uint64(i), Opcode: verbs.Send, Flags: verbs.Signaled, Local: c.mr.SGE(0, 100)}); err != nil {
+		if err := c.qp.PostSend(&verbs.SendWR{ID: uint64(i), Opcode: verbs.Send, Flags: verbs.Signaled,
+			Local: c.mr.SGE(0, 100)}); err != nil {
 			t.Fatal(err)
 		}
 		for _, cq := range []*verbs.CQ{b.cq, c.cq} {

@@ -47,7 +47,8 @@ func NewSoftware(devices ...Software) (*Stack, error) {
 			d.Addr = netip.AddrFrom4([4]byte{127, 0, byte(i >> 8), byte(i + 1)})
 		}
 		if err == nil {
-			err = s.add(&core, rxe.Config{Name: d.Name, Netdev: *host, Addrs: []netip.Addr{d.Addr}, Network: network, Fabric: &fabric}, d.Wire)
+			err = s.add(&core, rxe.Config{Name: d.Name, Netdev: *host, Addrs: []netip.Addr{d.Addr}, Network: network,
+				Fabric: &fabric}, d.Wire)
 		}
 		if err != nil {
 			s.Close()

@@ -78,7 +78,8 @@ func TestSoftware(t *testing.T) {
 	}{
 		{"memory", embed.Software{}, embed.Software{}},
 		{"memory/wire", embed.Software{Wire: true}, embed.Software{Wire: true}},
-		{"UDP/wire", embed.Software{Addr: netip.MustParseAddr("127.0.0.101"), Wire: true}, embed.Software{Addr: netip.MustParseAddr("127.0.0.102"), Wire: true}},
+		{"UDP/wire", embed.Software{Addr: netip.MustParseAddr("127.0.0.101"), Wire: true},
+			embed.Software{Addr: netip.MustParseAddr("127.0.0.102"), Wire: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := software(t, c.a, c.b)
@@ -87,7 +88,8 @@ func TestSoftware(t *testing.T) {
 				t.Fatal(err)
 			}
 			copy(a.mr.Bytes(), "hello")
-			err := a.qp.PostSend(&verbs.SendWR{ID: 7, Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.mr.SGE(0, 5), Remote: b.mr.Remote(100)})
+			err := a.qp.PostSend(&verbs.SendWR{ID: 7, Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.mr.SGE(0, 5),
+				Remote: b.mr.Remote(100)})
 			if err != nil {
 				t.Fatal(err)
 			}

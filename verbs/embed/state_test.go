@@ -25,7 +25,8 @@ func TestNotReady(t *testing.T) {
 	}
 	only := func() {
 		t.Helper()
-		if err := a.qp.PostSend(&verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: a.mr.SGE(0, 4), Remote: b.remote()}); err != nil {
+		if err := a.qp.PostSend(&verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: a.mr.SGE(0, 4),
+			Remote: b.remote()}); err != nil {
 			t.Fatal(err)
 		}
 		var wc [2]verbs.WC
@@ -55,7 +56,8 @@ func TestNotReady(t *testing.T) {
 			t.Fatal(err)
 		}
 		if s == verbs.Error { // it is flushed
-			if err := a.qp.PostSend(&verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: a.mr.SGE(0, 4), Remote: b.remote()}); err != nil {
+			if err := a.qp.PostSend(&verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: a.mr.SGE(0, 4),
+				Remote: b.remote()}); err != nil {
 				t.Errorf("PostSend in ERR: %v", err)
 			}
 		}

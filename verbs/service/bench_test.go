@@ -195,7 +195,8 @@ func BenchmarkWrite(b *testing.B) {
 						x.done(1)
 						flight--
 					}
-					x.post(&verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: x.mr.SGE(off, c.size), Remote: y.mr.Remote(off)})
+					x.post(&verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: x.mr.SGE(off, c.size),
+						Remote: y.mr.Remote(off)})
 					flight++
 				}
 				x.done(flight)

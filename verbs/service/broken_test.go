@@ -116,7 +116,8 @@ func TestBrokenService(t *testing.T) {
 		all = append(all, breakage{files: files, most: 24}, breakage{files: files, most: 1 << 20, garbage: true})
 	}
 	for most := range 24*4 + 1 {
-		all = append(all, breakage{files: devfile.Opened, most: most}, breakage{files: devfile.Opened, most: most, garbage: true})
+		all = append(all, breakage{files: devfile.Opened, most: most},
+			breakage{files: devfile.Opened, most: most, garbage: true})
 	}
 	for _, how := range all {
 		now.Store(&how)

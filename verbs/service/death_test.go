@@ -32,7 +32,8 @@ func TestMain(m *testing.M) {
 }
 
 func serveUntilKilled(socket string) {
-	srv, err := server.New(server.Options{Drivers: []driver.Driver{&rxe.Driver{}}, Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.13.6"}}}})
+	srv, err := server.New(server.Options{Drivers: []driver.Driver{&rxe.Driver{}},
+		Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.13.6"}}}})
 	if err == nil {
 		var l *server.Listener
 		if l, err = server.Listen(ctl.Location{Socket: socket}, nil); err == nil {

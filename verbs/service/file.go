@@ -54,7 +54,8 @@ func open(loc ctl.Location, name string) (_ transport.Transport, err error) {
 	f := &file{session: x, driver: uapi.DriverID(opened.Driver), watched: make(chan struct{})}
 	f.queues, f.bell = os.NewFile(uintptr(fds[0]), "queues"), fds[devfile.Doorbell-devfile.QueueFile]
 	f.events.byNumber = map[uint32]int{}
-	if f.page, err = unix.Mmap(int(x.buffers.file.Fd()), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+	if f.page, err = unix.Mmap(int(x.buffers.file.Fd()), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED); err != nil {
 		f.queues.Close()
 		unix.Close(f.bell)
 		x.close()

@@ -21,7 +21,8 @@ func detach(mem []byte) error {
 		return err
 	}
 	copy(unsafe.Slice((*byte)(p), len(mem)), mem)
-	if _, err := unix.MremapPtr(p, uintptr(len(mem)), start(mem), uintptr(len(mem)), unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED); err != nil {
+	if _, err := unix.MremapPtr(p, uintptr(len(mem)), start(mem), uintptr(len(mem)),
+		unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED); err != nil {
 		_ = unix.MunmapPtr(p, uintptr(len(mem)))
 		return err
 	}

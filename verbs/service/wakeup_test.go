@@ -87,7 +87,8 @@ func wakeups(t *testing.T, open func(string) (*verbs.Device, error), qps int, le
 				}
 				k := 1 + rnd.IntN(3)
 				for range k {
-					if err := q.qp.PostSend(&verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: mr.SGE(0, 8), Remote: mr.Remote(64)}); err != nil {
+					if err := q.qp.PostSend(&verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: mr.SGE(0, 8),
+						Remote: mr.Remote(64)}); err != nil {
 						t.Error(err)
 						return
 					}

@@ -235,7 +235,8 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 			}
 			info := append(append(u16(infoExport), u64(uint64(d.Size()))...), u16(sendFlags)...)
 			blocks := append(append(append(u16(infoBlockSize), u32(1)...), u32(4096)...), u32(maxPayload)...)
-			if err = errors.Join(reply(repInfo, info), reply(repInfo, blocks), reply(repAck, nil)); err == nil && option == optGo {
+			if err = errors.Join(reply(repInfo, info), reply(repInfo, blocks), reply(repAck, nil)); err == nil &&
+				option == optGo {
 				return d, nil
 			}
 		default:

@@ -270,7 +270,8 @@ func TestOutOfStep(t *testing.T) {
 		says string
 	}{
 		{"no magic number", make([]byte, 28), "magic"},
-		{"a read of everything", bytes.Join([][]byte{u32(magicReq), u32(0), u64(0), u64(0), u32(1 << 31)}, nil), "2147483648 bytes"},
+		{"a read of everything", bytes.Join([][]byte{u32(magicReq), u32(0), u64(0), u64(0), u32(1 << 31)}, nil),
+			"2147483648 bytes"},
 	} {
 		t.Run(bad.name, func(t *testing.T) {
 			ours, theirs := net.Pipe()
@@ -338,7 +339,8 @@ func TestSlowReader(t *testing.T) {
 		}
 	}()
 	testutil.Eventually(t, "two reads", func() bool { return d.reads.Load() >= 2 })
-	testutil.Stays(t, 20*time.Millisecond, "two replies wait, and no more reads begin", func() bool { return d.reads.Load() == 2 })
+	testutil.Stays(t, 20*time.Millisecond, "two replies wait, and no more reads begin",
+		func() bool { return d.reads.Load() == 2 })
 	if _, err := io.CopyN(io.Discard, c, requests*(16+size)); err != nil {
 		t.Error(err)
 	}

@@ -38,7 +38,8 @@ func NewMemory() *Memory { return &Memory{pages: map[uint64]*page{}, fresh: map[
 // Clone returns a copy that shares each page until one of the two writes it. The receiver must not be written
 // afterwards, unless the copy is no longer used.
 func (m *Memory) Clone() *Memory {
-	return &Memory{pages: maps.Clone(m.pages), fresh: maps.Clone(m.fresh), blurs: slices.Clone(m.blurs), history: m.history}
+	return &Memory{pages: maps.Clone(m.pages), fresh: maps.Clone(m.fresh), blurs: slices.Clone(m.blurs),
+		history: m.history}
 }
 
 // Pattern fills b with the contents of unwritten memory at addr. The contents differ between pages.

@@ -91,7 +91,8 @@ func (m *Model) take(q *QP, s Send, got syscall.Errno) syscall.Errno {
 	a := m.AHs[s.AH]
 	switch {
 	case !q.knows(&s), len(s.SGL) > int(q.Cap.MaxSendSGE),
-		s.Flags&ib.SendInline != 0 && (len(s.Inline) > int(q.Cap.MaxInlineData) || s.Op == ib.WRRDMARead || rights[s.Op] == ib.AccessRemoteAtomic),
+		s.Flags&ib.SendInline != 0 && (len(s.Inline) > int(q.Cap.MaxInlineData) || s.Op == ib.WRRDMARead ||
+			rights[s.Op] == ib.AccessRemoteAtomic),
 		a != nil && a.Dead, s.Bind != nil && m.Windows[s.Bind.MW].Dead, s.Reg != nil && m.Regions[s.Reg.MR].Dead,
 		s.Bind != nil && s.Bind.MR != 0 && m.Regions[s.Bind.MR].Dead:
 		return syscall.EINVAL

@@ -49,7 +49,8 @@ func (c createQP) device(x *runner) got {
 }
 
 func (c createQP) expect(x *runner, m *model.Model, g *got) want {
-	q := model.QP{ID: c.id, PD: c.pd, SendCQ: c.send, RecvCQ: c.recv, SRQ: c.srq, XRCD: c.xrcd, Type: c.kind, SigAll: c.sigAll}
+	q := model.QP{ID: c.id, PD: c.pd, SendCQ: c.send, RecvCQ: c.recv, SRQ: c.srq, XRCD: c.xrcd, Type: c.kind,
+		SigAll: c.sigAll}
 	if o := x.objs[c.id]; o != nil {
 		q.Num, q.Cap = o.qp.Num(), o.qp.Init().Cap
 		x.note("number %#x, %+v", q.Num, q.Cap)

@@ -143,7 +143,8 @@ type createSRQ struct {
 }
 
 func (c createSRQ) String() string {
-	return sprintf("srq%d = pd%d.CreateSRQ(%d receives of %d elements, xrcd%d, cq%d)", c.id, c.pd, c.room, c.elements, c.xrcd, c.cq)
+	return sprintf("srq%d = pd%d.CreateSRQ(%d receives of %d elements, xrcd%d, cq%d)", c.id, c.pd, c.room, c.elements,
+		c.xrcd, c.cq)
 }
 func (c createSRQ) makes() model.ID  { return c.id }
 func (c createSRQ) uses() []model.ID { return []model.ID{c.pd, c.xrcd, c.cq} }

@@ -88,7 +88,8 @@ func (c stale) device(x *runner) got {
 	case o.qp != nil && old.mw != nil:
 		_, err = o.qp.PostSend(ib.SendWR{ID: c.wr, Opcode: ib.WRBindMW, Bind: &ib.BindMW{MW: old.mw}})
 	case o.qp != nil && old.mr != nil:
-		_, err = o.qp.PostSend(ib.SendWR{ID: c.wr, Opcode: ib.WRRegMR, Reg: &ib.FastReg{MR: old.mr, Access: ib.AccessLocalWrite}})
+		_, err = o.qp.PostSend(ib.SendWR{ID: c.wr, Opcode: ib.WRRegMR,
+			Reg: &ib.FastReg{MR: old.mr, Access: ib.AccessLocalWrite}})
 	default:
 		err = syscall.EINVAL
 	}

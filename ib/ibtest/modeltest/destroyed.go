@@ -77,7 +77,8 @@ func (x *runner) silent() error {
 	move(after, x.areas[0].local)
 	for i := range after {
 		if after[i] != memory[i] {
-			return fmt.Errorf("memory: byte at %s was stored when all objects had been destroyed", x.where(x.areas[0].base+uint64(i)))
+			return fmt.Errorf("memory: byte at %s was stored when all objects had been destroyed",
+				x.where(x.areas[0].base+uint64(i)))
 		}
 	}
 	for n := range x.space.fresh() {

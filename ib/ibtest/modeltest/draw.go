@@ -52,7 +52,8 @@ func newDrawer(x *runner, seed uint64, steps int) *drawer {
 	d := &drawer{Rand: rand.New(rand.NewPCG(seed, 0x6d6f64656c)), x: x,
 		known: map[model.ID]uint32{}, former: map[model.ID]uint32{}}
 	d.plan = plan{
-		steps: steps, large: d.one(6), errors: d.one(8) && !x.episodes, resets: d.one(3) && x.Reset != nil && !x.Shared && !x.episodes, wrong: []int{20, 60, 200, 1000}[d.IntN(4)],
+		steps: steps, large: d.one(6), errors: d.one(8) && !x.episodes, resets: d.one(3) && x.Reset != nil && !x.Shared &&
+			!x.episodes, wrong: []int{20, 60, 200, 1000}[d.IntN(4)],
 		focus: focus(d.IntN(int(numFocuses))),
 	}
 	d.plan.small = x.Virtual && !x.episodes && d.plan.focus == onQueues && d.one(2)
@@ -148,7 +149,8 @@ func (d *drawer) prepare() {
 	var cqs []model.ID
 	for range 1 + d.IntN(3) {
 		cqs = append(cqs, d.id())
-		c := createCQ{id: cqs[len(cqs)-1], entries: min(d.x.attr.MaxCQE, 128<<d.IntN(3)), lazy: d.x.Virtual && !d.x.episodes && d.one(5)}
+		c := createCQ{id: cqs[len(cqs)-1], entries: min(d.x.attr.MaxCQE, 128<<d.IntN(3)), lazy: d.x.Virtual &&
+			!d.x.episodes && d.one(5)}
 		if d.plan.small && d.one(2) {
 			c.entries, c.lazy = 1+d.IntN(12), true
 		}
@@ -300,7 +302,8 @@ func (d *drawer) extended(pd model.ID, cqs []model.ID) {
 	a, b := d.id(), d.id()
 	d.plan1(createQP{
 		id: a, pd: pd, send: pick(d, cqs), kind: ib.QPTypeXRCInit, peer: b, sigAll: d.one(4) || !d.x.Virtual,
-		cap: ib.QPCap{MaxSendWR: uint32(1 + d.IntN(min(d.x.attr.MaxQPWR, 32))), MaxSendSGE: uint32(1 + d.IntN(min(4, d.x.attr.MaxSendSGE)))},
+		cap: ib.QPCap{MaxSendWR: uint32(1 + d.IntN(min(d.x.attr.MaxQPWR, 32))),
+			MaxSendSGE: uint32(1 + d.IntN(min(4, d.x.attr.MaxSendSGE)))},
 	})
 	d.plan1(createQP{id: b, pd: pd, kind: ib.QPTypeXRCTgt, peer: a, xrcd: domains[0]})
 	d.connect(ib.QPTypeXRCInit, ib.QPTypeXRCTgt, a, b)
@@ -432,7 +435,8 @@ func (d *drawer) any() call {
 		f      func() call
 	}{
 		{100, d.steps}, {12 * states, d.modifies}, {30 * memory, d.memory}, {30, d.makes}, {6 * states, d.fails},
-		{20 * queues, d.arms}, {15 * queues, d.polls}, {8 * queues, d.sharedQueues}, {6 * queues, d.resizes}, {10 * queues, d.moderates}, {40, d.joins},
+		{20 * queues, d.arms}, {15 * queues, d.polls}, {8 * queues, d.sharedQueues}, {6 * queues, d.resizes},
+		{10 * queues, d.moderates}, {40, d.joins},
 		{30, d.stores}, {5 * (states + memory), d.ends}, {15, d.queries}, {20, d.stales}, {300, d.receives},
 	} {
 		if d.IntN(1000) < k.weight {

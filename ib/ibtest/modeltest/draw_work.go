@@ -289,7 +289,10 @@ func (d *drawer) send(q *model.QP, before []send) *send {
 		}
 	}
 	if q.Type == ib.QPTypeXRCInit {
-		s.srq = pick(d, ids(d.x.m.SRQs, func(r *model.SRQ) bool { return r.XRCD != 0 && (p != nil && r.XRCD == p.XRCD || d.bad()) }))
+		s.srq = pick(d, ids(d.x.m.SRQs, func(r *model.SRQ) bool {
+			return r.XRCD != 0 &&
+				(p != nil && r.XRCD == p.XRCD || d.bad())
+		}))
 	}
 	n := d.size()
 	switch s.op {

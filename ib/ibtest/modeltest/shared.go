@@ -127,7 +127,8 @@ func (e *episode) call() call {
 			return resizeCQ{cq, d.room(d.x.attr.MaxCQE, 512)}
 		}
 		if cq != 0 {
-			return armCQ{cq, pick(d, []ib.NotifyFlags{ib.NotifyNextComp, ib.NotifySolicited, ib.NotifyNextComp | ib.NotifyReportMissed})}
+			return armCQ{cq, pick(d, []ib.NotifyFlags{ib.NotifyNextComp, ib.NotifySolicited,
+				ib.NotifyNextComp | ib.NotifyReportMissed})}
 		}
 	case 8:
 		if c := d.memory(); c != nil && isRereg(c) {
@@ -243,7 +244,8 @@ func (e *episode) allows(c call) bool {
 		}
 	case postSend:
 		for _, s := range c.list {
-			if s.bind != nil && (e.dropped[s.bind.mr] || e.changed[s.bind.mr]) || s.reg != nil && e.dropped[s.reg.mr] || e.dropped[s.inv.key] {
+			if s.bind != nil && (e.dropped[s.bind.mr] || e.changed[s.bind.mr]) || s.reg != nil && e.dropped[s.reg.mr] ||
+				e.dropped[s.inv.key] {
 				return false
 			}
 		}
@@ -396,7 +398,8 @@ func (x *runner) explain(events []*event) error {
 					x.trace = append(x.trace, sprintf("afterwards, cq%d: %s", id, show(&wcs[i])))
 				}
 			}
-			return fmt.Errorf("no order of %d calls explains their results (%d states): the nearest: %s", len(events), len(s.seen), s.why)
+			return fmt.Errorf("no order of %d calls explains their results (%d states): the nearest: %s", len(events),
+				len(s.seen), s.why)
 		}
 		time.Sleep(pause)
 	}

@@ -55,8 +55,10 @@ func main() {
 	flag.StringVar(&o.run, "run", "", "pattern of the tests to run, as of go test")
 	flag.StringVar(&o.skip, "skip", "", "pattern of the tests to leave out, as of go test")
 	flag.StringVar(&o.timeout, "timeout", "10m", "time limit for each seed")
-	flag.StringVar(&o.pause, "pause", "", "packages to pause in, separated by commas (default: the tested packages, with -weak none)")
-	flag.StringVar(&o.weak, "weak", "", "driver packages, separated by commas, with devices that make the least convenient choices")
+	flag.StringVar(&o.pause, "pause", "",
+		"packages to pause in, separated by commas (default: the tested packages, with -weak none)")
+	flag.StringVar(&o.weak, "weak", "",
+		"driver packages, separated by commas, with devices that make the least convenient choices")
 	flag.StringVar(&o.overlay, "overlay", "", "an overlay, as of go build, on which the pauses are based")
 	flag.StringVar(&o.args, "args", "", "more flags of the test binaries, separated by spaces")
 	flag.Parse()
@@ -91,7 +93,8 @@ func (o *options) do(out io.Writer) error {
 	if o.weak != "" {
 		devices = ", weak devices"
 	}
-	fmt.Fprintf(out, "schedule: pauses at %d places%s; %d packages, %d seeds from %d on\n", places, devices, len(tested), o.seeds, o.first)
+	fmt.Fprintf(out, "schedule: pauses at %d places%s; %d packages, %d seeds from %d on\n", places, devices, len(tested),
+		o.seeds, o.first)
 	for i, p := range tested {
 		binary := filepath.Join(dir, fmt.Sprintf("%d.test", i))
 		args := []string{"test", "-c", "-overlay=" + file, "-o", binary}

@@ -201,7 +201,8 @@ func withPauses(path string, src []byte, first int) (text string, places []strin
 				}
 			case *ast.DeferStmt: // the last deferred call runs first
 				if locks(s.Call) {
-					in = append(in, insertion{offset(s.Pos()), "defer " + pause(s) + "; "}, insertion{offset(s.End()), "; defer " + pause(s)})
+					in = append(in, insertion{offset(s.Pos()), "defer " + pause(s) + "; "},
+						insertion{offset(s.End()), "; defer " + pause(s)})
 				}
 			}
 		}

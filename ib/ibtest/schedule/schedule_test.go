@@ -88,7 +88,8 @@ func TestWeaken(t *testing.T) {
 	if len(r.replace) != 2 {
 		t.Fatalf("got %v, want the file with the call and a new one", r.replace)
 	}
-	for file, call := range map[string]string{"device.go": "var h = scheduleNewDevice(name, d, logf)", "schedule_weak.go": "weak.New("} {
+	for file, call := range map[string]string{"device.go": "var h = scheduleNewDevice(name, d, logf)",
+		"schedule_weak.go": "weak.New("} {
 		src, err := r.source(filepath.Join(folder, file))
 		if err != nil || !strings.Contains(string(src), call) {
 			t.Errorf("%s: %v\n%s", file, err, src)
@@ -146,8 +147,9 @@ func TestFindsLostWakeup(t *testing.T) {
 	}
 	run := func(overlay string, seeds int) (string, error) {
 		var out bytes.Buffer
-		o := options{seeds: seeds, first: 1, count: 1, run: "TestContract/^Callback$/^ArmedElsewhere$", timeout: "1m", overlay: overlay,
-			tests: []string{"verbena/driver/loopback"}}
+		o := options{seeds: seeds, first: 1, count: 1, run: "TestContract/^Callback$/^ArmedElsewhere$", timeout: "1m",
+			overlay: overlay,
+			tests:   []string{"verbena/driver/loopback"}}
 		err := o.do(&out)
 		return out.String(), err
 	}

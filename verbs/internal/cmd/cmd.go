@@ -131,7 +131,8 @@ func (d *Device) GIDTable(id uapi.DriverID) ([]uapi.GIDEntry, error) {
 	attrs := []uapi.Attr{
 		{AttrID: uapi.AttrQueryGIDTableEntrySize, Len: 8, Flags: uapi.AttrFMandatory, Data: uint64(size)},
 		{AttrID: uapi.AttrQueryGIDTableFlags, Len: 4, Flags: uapi.AttrFMandatory},
-		{AttrID: uapi.AttrQueryGIDTableRespEntries, Len: uint16(len(table)), Flags: uapi.AttrFMandatory, Data: s.Addr + count + 8},
+		{AttrID: uapi.AttrQueryGIDTableRespEntries, Len: uint16(len(table)), Flags: uapi.AttrFMandatory, Data: s.Addr +
+			count + 8},
 		{AttrID: uapi.AttrQueryGIDTableRespNumEntries, Len: 8, Flags: uapi.AttrFMandatory, Data: s.Addr + count},
 	}
 	if err := d.ioctl(s, uapi.ObjectDevice, uapi.MethodQueryGIDTable, id, attrs); err != nil {
@@ -145,7 +146,8 @@ func (d *Device) GIDTable(id uapi.DriverID) ([]uapi.GIDEntry, error) {
 	return list, nil
 }
 
-func (d *Device) ioctl(s *transport.Scratch, o uapi.ObjectID, m uapi.MethodID, id uapi.DriverID, attrs []uapi.Attr) error {
+func (d *Device) ioctl(s *transport.Scratch, o uapi.ObjectID, m uapi.MethodID, id uapi.DriverID,
+	attrs []uapi.Attr) error {
 	hdr := uapi.IoctlHdr{
 		Length: uint16(uapi.SizeOf[uapi.IoctlHdr]() + len(attrs)*uapi.SizeOf[uapi.Attr]()), ObjectID: o, MethodID: m,
 		NumAttrs: uint16(len(attrs)), DriverID: id,
@@ -206,7 +208,8 @@ func (d *Device) CreateCQ(req uapi.CreateCQ, out []byte) (uapi.CreateCQResp, err
 
 // ResizeCQ changes the capacity of a completion queue. (ibv_cmd_resize_cq)
 func (d *Device) ResizeCQ(handle, entries uint32, out []byte) (uapi.ResizeCQResp, error) {
-	return plain[uapi.ResizeCQResp](d, uapi.CmdResizeCQ, &uapi.ResizeCQ{CQHandle: handle, CQE: entries}, driver{out: out}, nil)
+	return plain[uapi.ResizeCQResp](d, uapi.CmdResizeCQ, &uapi.ResizeCQ{CQHandle: handle, CQE: entries}, driver{out: out},
+		nil)
 }
 
 // ReqNotifyCQ arms a completion queue.
@@ -268,7 +271,8 @@ func (d *Device) DestroySRQ(handle uint32) error {
 
 // CreateAH creates an address handle. out receives the driver-private response. (ibv_cmd_create_ah)
 func (d *Device) CreateAH(pd uint32, attr uapi.AHAttr, out []byte) (handle uint32, err error) {
-	r, err := plain[uapi.CreateAHResp](d, uapi.CmdCreateAH, &uapi.CreateAH{PDHandle: pd, Attr: attr}, driver{out: out}, nil)
+	r, err := plain[uapi.CreateAHResp](d, uapi.CmdCreateAH, &uapi.CreateAH{PDHandle: pd, Attr: attr}, driver{out: out},
+		nil)
 	return r.AHHandle, err
 }
 

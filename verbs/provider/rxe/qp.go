@@ -40,7 +40,8 @@ func (Provider) CreateQP(d *cmd.Device, req uapi.CreateQP) (_ provider.QP, _ uap
 		return nil, r, err
 	}
 	own, _ := uapi.Decode[uapi.RXECreateQPResp](out)
-	q := &qp{d: d, handle: r.QPHandle, sges: int(min(r.MaxSendSGE, maxData/16)), inline: int(min(r.MaxInlineData, maxData))}
+	q := &qp{d: d, handle: r.QPHandle, sges: int(min(r.MaxSendSGE, maxData/16)),
+		inline: int(min(r.MaxInlineData, maxData))}
 	q.recv.sges = int(min(r.MaxRecvSGE, maxData/16))
 	defer func() {
 		if err != nil {
@@ -88,11 +89,13 @@ func (q *qp) Send(wr *provider.SendWR) error {
 		*h.WR.RDMA() = uapi.RXESendWRRDMA{RemoteAddr: wr.RemoteAddr, RKey: wr.RKey}
 		h.IOVA = wr.RemoteAddr
 	case uapi.WRAtomicCmpAndSwp, uapi.WRAtomicFetchAndAdd:
-		*h.WR.Atomic() = uapi.RXESendWRAtomic{RemoteAddr: wr.RemoteAddr, CompareAdd: wr.CompareAdd, Swap: wr.Swap, RKey: wr.RKey}
+		*h.WR.Atomic() = uapi.RXESendWRAtomic{RemoteAddr: wr.RemoteAddr, CompareAdd: wr.CompareAdd, Swap: wr.Swap,
+			RKey: wr.RKey}
 		h.IOVA = wr.RemoteAddr
 	case uapi.WRBindMW:
 		*h.WR.MW() = uapi.RXESendWRMW{
-			Addr: wr.Bind.Addr, Length: wr.Bind.Length, MRLKey: wr.Bind.LKey, MWRKey: wr.Bind.WindowKey, RKey: wr.Bind.NewKey, Access: wr.Bind.Access,
+			Addr: wr.Bind.Addr, Length: wr.Bind.Length, MRLKey: wr.Bind.LKey, MWRKey: wr.Bind.WindowKey, RKey: wr.Bind.NewKey,
+			Access: wr.Bind.Access,
 		}
 	case uapi.WRFlush:
 		*h.WR.Flush() = uapi.RXESendWRFlush{

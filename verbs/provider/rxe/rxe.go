@@ -157,7 +157,9 @@ func (Provider) CreateAH(d *cmd.Device, pd uint32, attr uapi.AHAttr) (provider.A
 	own, _ := uapi.Decode[uapi.RXECreateAHResp](out)
 	if own.AHNum == 0 {
 		_ = d.DestroyAH(h)
-		return provider.AH{}, fmt.Errorf("the kernel's rxe is older than Linux 5.15, and takes no numbers of address handles: %w", syscall.EOPNOTSUPP)
+		return provider.AH{},
+			fmt.Errorf("the kernel's rxe is older than Linux 5.15, and takes no numbers of address handles: %w",
+				syscall.EOPNOTSUPP)
 	}
 	return provider.AH{Handle: h, Num: own.AHNum}, nil
 }
