@@ -125,12 +125,14 @@ func exited(pidfd int) bool {
 
 // public are the requests of users who may use the devices, but not manage the service: those that neither change
 // anything for others nor show what they have.
-var public = map[ctl.Op]bool{ctl.OpAttach: true, ctl.OpOpen: true, ctl.OpInfo: true, ctl.OpLinkShow: true, ctl.OpResShow: true, ctl.OpStatShow: true, ctl.OpDevShow: true}
+var public = map[ctl.Op]bool{ctl.OpAttach: true, ctl.OpOpen: true, ctl.OpInfo: true, ctl.OpLinkShow: true,
+	ctl.OpResShow: true, ctl.OpStatShow: true, ctl.OpDevShow: true}
 
 func (p peer) authorize(op ctl.Op) error {
 	if p.Manager || public[op] {
 		return nil
 	}
 	return fmt.Errorf("%s: user %v may run programs here, and only root with CAP_SYS_ADMIN or CAP_NET_ADMIN, user %d, whose service it is, "+
-		"and users of `verbena serve --manager-uid` may do this: %w", ctl.Clip(string(op)), p.Account, os.Geteuid(), syscall.EPERM)
+		"and users of `verbena serve --manager-uid` may do this: %w", ctl.Clip(string(op)), p.Account, os.Geteuid(),
+		syscall.EPERM)
 }

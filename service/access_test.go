@@ -39,7 +39,8 @@ func TestPeerProcess(t *testing.T) {
 	s := lookingService(t)
 	ends := testutil.UnixPair(t)
 	who, err := s.peerOf(ends[0])
-	if err != nil || who.pid != os.Getpid() || who.uid != os.Geteuid() || !who.Manager || who.Account != (quota.ID{UID: os.Getuid()}) {
+	if err != nil || who.pid != os.Getpid() || who.uid != os.Geteuid() || !who.Manager ||
+		who.Account != (quota.ID{UID: os.Getuid()}) {
 		t.Fatalf("got %+v, %v", who, err)
 	}
 	f, err := who.process(ends[0])

@@ -15,8 +15,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestAdmissionPace: after a burst, clients of one user id are looked at so many in a second; after a quiet time there may be another
-// burst.
+// TestAdmissionPace: after a burst, clients of one user id are looked at so many in a second; after a quiet time there
+// may be another burst.
 func TestAdmissionPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var a admissions
@@ -57,7 +57,8 @@ func TestAdmissionPace(t *testing.T) {
 // TestSurplusAdmissions: clients beyond a full queue are disconnected, and those of the queue are not.
 func TestSurplusAdmissions(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.33"}})
-	a := admissions{of: map[quota.ID]*admission{{UID: os.Geteuid()}: {busy: true, known: true}}} // a goroutine that does not get on
+	// a goroutine that does not get on
+	a := admissions{of: map[quota.ID]*admission{{UID: os.Geteuid()}: {busy: true, known: true}}}
 	var surplus *net.UnixConn
 	for i := range maxAdmissions + 1 {
 		ends := testutil.UnixPair(t)
@@ -77,8 +78,8 @@ func TestSurplusAdmissions(t *testing.T) {
 	}
 }
 
-// TestAdmissionOfSubordinateIDs: clients of a subordinate id count as the owner's once one of them was identified, and before that
-// few can wait. Idle users are forgotten, and busy ones are not.
+// TestAdmissionOfSubordinateIDs: clients of a subordinate id count as the owner's once one of them was identified, and
+// before that few can wait. Idle users are forgotten, and busy ones are not.
 func TestAdmissionOfSubordinateIDs(t *testing.T) {
 	var a admissions
 	sub := func(n int) quota.ID { return quota.ID{UID: 100000 + n} }

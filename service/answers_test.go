@@ -14,7 +14,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestUnreadAnswers: a request counts as one of its user's until its answer has been sent, since the answer takes memory.
+// TestUnreadAnswers: a request counts as one of its user's until its answer has been sent, since the answer takes
+// memory.
 func TestUnreadAnswers(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
 	const uid = 4242
@@ -69,7 +70,9 @@ func TestUnreadAtTheEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 		ends[1].CloseWrite()
-		testutil.Eventually(t, "the connection to end", func() bool { return errors.Is(ends[0].SetReadDeadline(time.Time{}), net.ErrClosed) })
+		testutil.Eventually(t, "the connection to end", func() bool {
+			return errors.Is(ends[0].SetReadDeadline(time.Time{}), net.ErrClosed)
+		})
 		testutil.Stays(t, 20*time.Millisecond, "the connection is charged while the answer is unread",
 			func() bool { return user.Held(quota.Connections) == 1 })
 		if how == "read" {
@@ -124,8 +127,8 @@ func TestUnheard(t *testing.T) {
 	})
 }
 
-// TestRefusedClientLearnsWhy: a client that has sent its request before it is refused receives the reason, and no reset of
-// the connection.
+// TestRefusedClientLearnsWhy: a client that has sent its request before it is refused receives the reason, and no reset
+// of the connection.
 func TestRefusedClientLearnsWhy(t *testing.T) {
 	limits := DefaultLimits(true)
 	limits[quota.Connections] = quota.Limit{PerUser: 1, Total: 100}
@@ -138,7 +141,8 @@ func TestRefusedClientLearnsWhy(t *testing.T) {
 	s.admitPeer(first[0], userPeer(4242))
 	for range 20 {
 		ends := testutil.UnixPair(t)
-		if _, err := ends[1].Write(message(t, &ctl.Request{Protocol: ctl.Protocol, Op: ctl.OpOpen, Name: "rxe0"})); err != nil {
+		if _, err := ends[1].Write(
+			message(t, &ctl.Request{Protocol: ctl.Protocol, Op: ctl.OpOpen, Name: "rxe0"})); err != nil {
 			t.Fatal(err)
 		}
 		s.admitPeer(ends[0], userPeer(4242))

@@ -70,8 +70,8 @@ func TestTraceIsRefused(t *testing.T) {
 	}
 }
 
-// TestSharedSocket tests the owner and the mode of a socket that others may use, and that it is refused where they cannot
-// be set.
+// TestSharedSocket tests the owner and the mode of a socket that others may use, and that it is refused where they
+// cannot be set.
 func TestSharedSocket(t *testing.T) {
 	dir := t.TempDir()
 	for name, c := range map[string]struct {
@@ -88,15 +88,16 @@ func TestSharedSocket(t *testing.T) {
 			t.Fatal(err)
 		}
 		var st unix.Stat_t
-		if err := unix.Lstat(loc.Socket, &st); err != nil || st.Mode&0o777 != c.mode || int(st.Uid) != os.Geteuid() || int(st.Gid) != c.gid {
+		if err := unix.Lstat(loc.Socket, &st); err != nil || st.Mode&0o777 != c.mode || int(st.Uid) != os.Geteuid() ||
+			int(st.Gid) != c.gid {
 			t.Errorf("%s: got mode %#o, owner %d:%d, %v", name, st.Mode&0o777, st.Uid, st.Gid, err)
 		}
 		l.Release()
 	}
 }
 
-// TestNamesInUse tests that two links have no name in common, whether the first one is complete or not, and that a service
-// that ends makes none.
+// TestNamesInUse tests that two links have no name in common, whether the first one is complete or not, and that a
+// service that ends makes none.
 func TestNamesInUse(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.35"}})
 	if err := s.reserve("rxe0"); !errors.Is(err, syscall.EEXIST) {

@@ -33,8 +33,8 @@ const (
 	traceQueueAtEnd = 200 << 10
 )
 
-// A traced session is charged for traceDescriptors and traceBytes beyond others, also as long as a program has the other end of the socket,
-// in which so many bytes may be unread.
+// A traced session is charged for traceDescriptors and traceBytes beyond others, also as long as a program has the
+// other end of the socket, in which so many bytes may be unread.
 const (
 	traceDescriptors = 1
 	traceBytes       = 2 * traceQueueAtEnd
@@ -47,7 +47,8 @@ func newCallTrace() (_ *callTrace, theirs *os.File, err error) {
 		return nil, nil, fmt.Errorf("trace: make a socket: %w", err)
 	}
 	// Nothing is received here.
-	if err := errors.Join(unix.Shutdown(fds[0], unix.SHUT_RD), unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUF, traceQueue)); err != nil {
+	if err := errors.Join(unix.Shutdown(fds[0], unix.SHUT_RD),
+		unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUF, traceQueue)); err != nil {
 		unix.Close(fds[0])
 		unix.Close(fds[1])
 		return nil, nil, fmt.Errorf("trace: set up the socket: %w", err)

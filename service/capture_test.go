@@ -123,7 +123,8 @@ func TestCaptureServiceEnds(t *testing.T) {
 
 // Rules have numbers of their own across devices, and go one by one.
 func TestFaultRules(t *testing.T) {
-	_, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.4"}}, ctl.LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.5"}})
+	_, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.4"}},
+		ctl.LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.5"}})
 	add := func(dev string, r fault.Rule) int {
 		t.Helper()
 		a, err := c.Do(&ctl.Request{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: dev, Rule: r}})
@@ -170,7 +171,8 @@ func TestFaultRules(t *testing.T) {
 			t.Errorf("clear %d %q: left %q, want %q", r.ID, r.Name, got, step.want)
 		}
 	}
-	_, err := c.Do(&ctl.Request{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Stop: true, Drop: 1}}})
+	_, err := c.Do(&ctl.Request{Op: ctl.OpFaultAdd,
+		Fault: &ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Stop: true, Drop: 1}}})
 	if !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), "stop and rnr") {
 		t.Errorf("a wrong rule: %v", err)
 	}

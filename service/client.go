@@ -43,7 +43,8 @@ func dial(loc ctl.Location) (*Client, error) {
 	return &Client{Client: c}, nil
 }
 
-// dialSame is dial, and replaces a service of another version of the protocol that a client has started and that is not in use.
+// dialSame is dial, and replaces a service of another version of the protocol that a client has started and that is not
+// in use.
 func dialSame(loc ctl.Location) (*Client, error) {
 	c, err := dial(loc)
 	if err != nil {
@@ -134,9 +135,9 @@ func spawnAt(loc ctl.Location, self string, args []string) (*Client, error) {
 	return c, nil
 }
 
-// TakeOver ends the service at loc if a client has started it and it is not in use, and waits until it has ended. One that is in use is asked
-// again for takeOverPatience: a program that has just ended may still count. Another one stays as it is: the error wraps EADDRINUSE and names
-// the remedy. It may sleep.
+// TakeOver ends the service at loc if a client has started it and it is not in use, and waits until it has ended. One
+// that is in use is asked again for takeOverPatience: a program that has just ended may still count. Another one stays
+// as it is: the error wraps EADDRINUSE and names the remedy. It may sleep.
 func TakeOver(loc ctl.Location) error {
 	for deadline := time.Now().Add(takeOverPatience); ; time.Sleep(20 * time.Millisecond) {
 		err := takeOver(loc)

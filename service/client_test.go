@@ -15,7 +15,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestReplacesOtherVersion: a service of another version of the protocol makes way if it yields; else the client gets its refusal.
+// TestReplacesOtherVersion: a service of another version of the protocol makes way if it yields; else the client gets
+// its refusal.
 func TestReplacesOtherVersion(t *testing.T) {
 	for name, yields := range map[string]bool{"idle": true, "in use": false} {
 		t.Run(name, func(t *testing.T) {
@@ -49,12 +50,14 @@ func TestReplacesOtherVersion(t *testing.T) {
 				}
 			}()
 			c, err := dialSame(loc)
-			if want := map[bool]error{true: ctl.ErrNotRunning, false: syscall.EPROTO}[yields]; c != nil || !errors.Is(err, want) {
+			if want := map[bool]error{true: ctl.ErrNotRunning, false: syscall.EPROTO}[yields]; c != nil ||
+				!errors.Is(err, want) {
 				t.Errorf("got %v, %v, want %v", c, err, want)
 			}
 		})
 	}
-	if _, err := dialSame(ctl.Location{Socket: filepath.Join(os.TempDir(), "no-such-socket-of-verbena")}); !errors.Is(err, ctl.ErrNotRunning) {
+	if _, err := dialSame(ctl.Location{Socket: filepath.Join(os.TempDir(), "no-such-socket-of-verbena")}); !errors.Is(err,
+		ctl.ErrNotRunning) {
 		t.Errorf("without a service: %v", err)
 	}
 }
@@ -105,7 +108,8 @@ func TestDaemonBesideAnotherUsers(t *testing.T) {
 	}
 }
 
-// TestStartWhileRefused: a user who has too many connections learns that, also by the command that starts a service on demand.
+// TestStartWhileRefused: a user who has too many connections learns that, also by the command that starts a service on
+// demand.
 func TestStartWhileRefused(t *testing.T) {
 	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: loc.Socket, Net: "unix"})

@@ -97,8 +97,8 @@ func (s *Service) refuse(uc *net.UnixConn, who peer, err error) {
 	}()
 }
 
-// end ends a connection, and then calls ended, which ends a charge: when the client has read what was sent, or has closed its end. Until
-// then that takes memory of the service's control group.
+// end ends a connection, and then calls ended, which ends a charge: when the client has read what was sent, or has
+// closed its end. Until then that takes memory of the service's control group.
 func (s *Service) end(c ctl.Conn, user *quota.User, ended func()) {
 	fd, err := rights.Duplicate(c)
 	c.End()
@@ -109,8 +109,8 @@ func (s *Service) end(c ctl.Conn, user *quota.User, ended func()) {
 	s.kept.Of(user).Keep(kept.Unread(fd), ended)
 }
 
-// sayWhy sends a refused client the reason, and waits until it has closed its end. A request that is still unread at the
-// close would make the kernel reset the connection, and discard the answer.
+// sayWhy sends a refused client the reason, and waits until it has closed its end. A request that is still unread at
+// the close would make the kernel reset the connection, and discard the answer.
 func (s *Service) sayWhy(c ctl.Conn, why error) {
 	c.SetDeadline(time.Now().Add(refusalTime))
 	if c.Send(failure(why), nil) != nil {
@@ -133,13 +133,14 @@ func (s *Service) sayWhy(c ctl.Conn, why error) {
 	}
 }
 
-// admissions holds accepted connections until their clients are identified. It identifies the clients of a user one at a time, at a
-// limited rate. So a user who connects in a loop delays the accepting thread by one accept(2) for each connection, and leaves
-// processor time to others.
+// admissions holds accepted connections until their clients are identified. It identifies the clients of a user one at
+// a time, at a limited rate. So a user who connects in a loop delays the accepting thread by one accept(2) for each
+// connection, and leaves processor time to others.
 //
-// The kernel gives the user id of a client at once. Its account is known only after a client of that id was identified: until
-// then few clients of an id may wait, and afterwards they count as those of the account. For root and the service's own user the
-// process id namespace is looked up first, so that a container with user id 0 does not fill the queue of managers.
+// The kernel gives the user id of a client at once. Its account is known only after a client of that id was identified:
+// until then few clients of an id may wait, and afterwards they count as those of the account. For root and the
+// service's own user the process id namespace is looked up first, so that a container with user id 0 does not fill the
+// queue of managers.
 type admissions struct {
 	mu       sync.Mutex
 	of       map[quota.ID]*admission
@@ -283,7 +284,8 @@ func (a *admissions) next(q *admission) (c *net.UnixConn, pause time.Duration) {
 	return c, pause
 }
 
-// admit serves a client, as far as its user may have another connection, and returns the user's account, if that can be told.
+// admit serves a client, as far as its user may have another connection, and returns the user's account, if that can be
+// told.
 func (s *Service) admit(c *net.UnixConn) (_ quota.ID, ok bool) {
 	who, err := s.peerOf(c)
 	if noDescriptor(err) { // the client took the last one
@@ -339,8 +341,8 @@ func (s *Service) serve(c ctl.Conn, who peer, within time.Duration) {
 	s.answerAll(c, who, within)
 }
 
-// answerAll answers a client until it closes the connection, which the caller ends. The first request has to come within the time, if that
-// is not 0.
+// answerAll answers a client until it closes the connection, which the caller ends. The first request has to come
+// within the time, if that is not 0.
 func (s *Service) answerAll(c ctl.Conn, who peer, within time.Duration) {
 	defer s.connected(c)()
 	defer func() {
@@ -423,8 +425,8 @@ func (s *Service) replyWith(c ctl.Conn, a *ctl.Response, fd *os.File) error {
 	return c.Send(a, fd)
 }
 
-// request answers what is not the attachment of a program. It closes fd. sent is to be called when the answer has been sent,
-// or could not be: until then the request counts as one of its user's, since the answer takes memory.
+// request answers what is not the attachment of a program. It closes fd. sent is to be called when the answer has been
+// sent, or could not be: until then the request counts as one of its user's, since the answer takes memory.
 func (s *Service) request(c ctl.Conn, who peer, r *ctl.Request, fd *os.File) (_ *ctl.Response, sent func(), err error) {
 	sent = func() {}
 	if err := who.authorize(r.Op); err != nil {
@@ -439,7 +441,8 @@ func (s *Service) request(c ctl.Conn, who peer, r *ctl.Request, fd *os.File) (_ 
 	if !who.Manager {
 		done, ok := s.requests.begin(who.Account, maxRequests)
 		if !ok {
-			return nil, sent, fmt.Errorf("%d requests of user %v are being answered, which is the limit: %w", maxRequests, who.Account, syscall.EBUSY)
+			return nil, sent, fmt.Errorf("%d requests of user %v are being answered, which is the limit: %w", maxRequests,
+				who.Account, syscall.EBUSY)
 		}
 		// The request ends when it has been carried out, which may be after the client was told that it takes too
 		// long, and the answer has been sent.
@@ -644,7 +647,9 @@ func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File)
 		c.Discard(listener)
 		return
 	}
-	err = s.replyWith(c, &ctl.Response{Attached: &ctl.Attached{Dir: session.Name(), Helped: session.Helped(), Traced: session.Traced()}}, theirs)
+	err = s.replyWith(c,
+		&ctl.Response{Attached: &ctl.Attached{Dir: session.Name(), Helped: session.Helped(),
+			Traced: session.Traced()}}, theirs)
 	if theirs != nil {
 		theirs.Close() // so that the trace ends when the launcher closes its end
 	}
@@ -658,7 +663,8 @@ func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File)
 	log.Debug("program ended", "args", ctl.CutArgs(a.Args), "after", time.Since(began).Round(time.Millisecond))
 }
 
-// open serves a device file to a program until it closes the connection. It returns what the program has sent and is to be closed.
+// open serves a device file to a program until it closes the connection. It returns what the program has sent and is to
+// be closed.
 func (s *Service) open(c ctl.Conn, who peer, name string) (strays []int) {
 	fail := func(err error) { _ = s.reply(c, failure(err)) }
 	process, err := who.process(c.UnixConn)
@@ -679,13 +685,15 @@ func (s *Service) open(c ctl.Conn, who peer, name string) (strays []int) {
 		return nil
 	}
 	defer s.files.Done()
-	f, info, err := s.remote.Open(remote.Client{PID: who.pid, UID: who.uid, Principal: who.Principal, Name: commandOf(who.pid), Process: process}, name)
+	f, info, err := s.remote.Open(remote.Client{PID: who.pid, UID: who.uid, Principal: who.Principal,
+		Name: commandOf(who.pid), Process: process}, name)
 	if err != nil {
 		fail(err)
 		return nil
 	}
 	defer f.Close()
-	if err := s.reply(c, &ctl.Response{Opened: &ctl.Opened{Device: info.Device, Driver: uint32(info.Driver), ABI: info.ABI}}); err != nil {
+	if err := s.reply(c,
+		&ctl.Response{Opened: &ctl.Opened{Device: info.Device, Driver: uint32(info.Driver), ABI: info.ABI}}); err != nil {
 		return nil
 	}
 	log := s.log.With(uidKey, who.uid, "pid", who.pid, "dev", info.Device)
@@ -720,5 +728,6 @@ func commandOf(pid int) string {
 // session describes a program that the peer hands over: by what the kernel says of the peer, and its own words only for
 // what people read.
 func (p peer) session(a *ctl.Attach, process *os.File, h supervisor.Helper) supervisor.SessionInfo {
-	return supervisor.SessionInfo{LauncherPID: p.pid, UID: p.uid, Account: p.Account, Pidfd: process, Args: ctl.CutArgs(a.Args), Helper: h}
+	return supervisor.SessionInfo{LauncherPID: p.pid, UID: p.uid, Account: p.Account, Pidfd: process,
+		Args: ctl.CutArgs(a.Args), Helper: h}
 }

@@ -122,7 +122,8 @@ func TestMessageBounds(t *testing.T) {
 		io.ReadFull(ends[1], make([]byte, 4))
 		ends[1].Write(binary.LittleEndian.AppendUint32(nil, ctl.MaxHelpAnswer+1))
 	}()
-	if _, err := (&launcher{c: ctl.Conn{UnixConn: ends[0]}}).OpenMem(1); err == nil || !strings.Contains(err.Error(), "longer than") {
+	if _, err := (&launcher{c: ctl.Conn{UnixConn: ends[0]}}).OpenMem(1); err == nil ||
+		!strings.Contains(err.Error(), "longer than") {
 		t.Errorf("a launcher's endless answer: %v", err)
 	}
 }
@@ -210,7 +211,8 @@ func TestAttachBelievesTheKernel(t *testing.T) {
 			t.Fatal(err)
 		}
 		var a ctl.Response
-		if _, err := (ctl.Conn{UnixConn: ends[1]}).Receive(&a, ctl.Limits{Size: ctl.MaxResponse}); err != nil || !strings.Contains(a.Error, want) {
+		if _, err := (ctl.Conn{UnixConn: ends[1]}).Receive(&a, ctl.Limits{Size: ctl.MaxResponse}); err != nil ||
+			!strings.Contains(a.Error, want) {
 			t.Errorf("process %d: got %q, %v, want %q", pid, a.Error, err, want)
 		}
 	}
@@ -218,7 +220,8 @@ func TestAttachBelievesTheKernel(t *testing.T) {
 
 // What is known of a session is what the kernel says.
 func TestSessionInfo(t *testing.T) {
-	got := peer{pid: 17, uid: 1001}.session(&ctl.Attach{Args: []string{strings.Repeat("x", 2*ctl.MaxArgs)}}, os.Stdin, &launcher{})
+	got := peer{pid: 17, uid: 1001}.session(&ctl.Attach{Args: []string{strings.Repeat("x", 2*ctl.MaxArgs)}}, os.Stdin,
+		&launcher{})
 	if got.LauncherPID != 17 || got.UID != 1001 || got.Pidfd != os.Stdin || got.Helper == nil ||
 		len(got.Args) != 1 || len(got.Args[0]) > ctl.MaxArgs+3 {
 		t.Errorf("got %+v", got)
@@ -279,7 +282,9 @@ func TestConnectionsPerUser(t *testing.T) {
 		!strings.Contains(err.Error(), "--limit connections=") {
 		t.Errorf("one too many: got %v, want EAGAIN", err)
 	}
-	testutil.Eventually(t, "the log to name the limit", func() bool { return countLines(&log, "user 4242 holds 3 connections") > 0 })
+	testutil.Eventually(t, "the log to name the limit", func() bool {
+		return countLines(&log, "user 4242 holds 3 connections") > 0
+	})
 	if err := ask(connect(4243)); err != nil {
 		t.Errorf("another user: %v", err)
 	}
@@ -342,7 +347,8 @@ func TestNothingUnboundedIsEchoed(t *testing.T) {
 				t.Fatal(err)
 			}
 			var a ctl.Response
-			if _, err := (ctl.Conn{UnixConn: ends[1]}).Receive(&a, ctl.Limits{Size: ctl.MaxResponse}); err != nil || a.Error == "" || len(a.Error) > 1000 {
+			if _, err := (ctl.Conn{UnixConn: ends[1]}).Receive(&a, ctl.Limits{Size: ctl.MaxResponse}); err != nil ||
+				a.Error == "" || len(a.Error) > 1000 {
 				t.Errorf("%.20s: got an error of %d bytes, %v", r.Op, len(a.Error), err)
 			}
 		}
@@ -392,7 +398,8 @@ func TestPanicOfARequest(t *testing.T) {
 func TestStuckDevice(t *testing.T) {
 	f := fakeNothing{make(chan struct{})}
 	s, err := newService(Options{Interfaces: f,
-		Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.17"}}, {Name: "rxe1", Addrs: []string{"127.91.8.18"}}}})
+		Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.17"}},
+			{Name: "rxe1", Addrs: []string{"127.91.8.18"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -422,9 +429,12 @@ func TestStuckDevice(t *testing.T) {
 		return err
 	}
 	go s.DevReset(ctl.DevReset{Name: "rxe0"})
-	testutil.Eventually(t, "the reset to begin", func() bool { return s.Devs(manager().Sees)[0].State == slot.Recovering.String() })
+	testutil.Eventually(t, "the reset to begin", func() bool {
+		return s.Devs(manager().Sees)[0].State == slot.Recovering.String()
+	})
 	for _, r := range []*ctl.Request{
-		{Op: ctl.OpLinkShow}, {Op: ctl.OpDevShow}, {Op: ctl.OpStatShow}, {Op: ctl.OpResShow}, {Op: ctl.OpFaultShow}, {Op: ctl.OpInfo},
+		{Op: ctl.OpLinkShow}, {Op: ctl.OpDevShow}, {Op: ctl.OpStatShow}, {Op: ctl.OpResShow}, {Op: ctl.OpFaultShow}, {
+			Op: ctl.OpInfo},
 		{Op: ctl.OpDevReset, Reset: &ctl.DevReset{Name: "rxe1"}},
 		{Op: ctl.OpLinkAdd, Link: &ctl.LinkSpec{Name: "rxe2", Addrs: []string{"127.91.8.19"}}},
 	} {
@@ -470,7 +480,9 @@ func TestBounded(t *testing.T) {
 	close(stuck)
 	<-ended
 	s.requestTimeout = patience
-	if a, err := s.bounded(&ctl.Request{}, func() (*ctl.Response, error) { return &ctl.Response{ID: 7}, nil }); err != nil || a.ID != 7 {
+	if a, err := s.bounded(&ctl.Request{}, func() (*ctl.Response, error) {
+		return &ctl.Response{ID: 7}, nil
+	}); err != nil || a.ID != 7 {
 		t.Errorf("got %+v, %v", a, err)
 	}
 }
@@ -510,7 +522,8 @@ func TestStuckEnd(t *testing.T) {
 // A service yields once, if a client has started it and it is not in use; then no program may attach any more.
 func TestYield(t *testing.T) {
 	made := func(onDemand bool) *Service {
-		s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.22"}}}, OnDemand: onDemand})
+		s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.22"}}},
+			OnDemand: onDemand})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -76,7 +76,8 @@ func (s *Service) DevEvent(r ctl.DevEvent) error {
 	}
 	e := devEvents[i]
 	given := map[subject]bool{ofPort: r.Port != 0, ofQP: r.QP != 0, ofCQ: r.CQ != 0, ofSRQ: r.SRQ != 0}
-	for of, word := range map[subject]string{ofPort: "port", ofQP: "queue pair", ofCQ: "completion queue", ofSRQ: "shared receive queue"} {
+	for of, word := range map[subject]string{ofPort: "port", ofQP: "queue pair", ofCQ: "completion queue",
+		ofSRQ: "shared receive queue"} {
 		switch {
 		case given[of] && e.of != of:
 			return fail("it is not of a %s: %w", word, syscall.EINVAL)
@@ -101,11 +102,15 @@ func (s *Service) DevEvent(r ctl.DevEvent) error {
 			return fail("no queue pair %d; `verbena qp show` lists them: %w", r.QP, syscall.ENOENT)
 		}
 	case ofCQ:
-		if err := s.uverbs.WithCQ(dev.Handle().Device(), r.CQ, r.PID, func(cq *ib.CQ) { dev.RaiseCQ(cq, e.typ) }); err != nil {
+		if err := s.uverbs.WithCQ(dev.Handle().Device(), r.CQ, r.PID, func(cq *ib.CQ) {
+			dev.RaiseCQ(cq, e.typ)
+		}); err != nil {
 			return fail("%w", err)
 		}
 	case ofSRQ:
-		if err := s.uverbs.WithSRQ(dev.Handle().Device(), r.SRQ, r.PID, func(srq *ib.SRQ) { dev.RaiseSRQ(srq, e.typ) }); err != nil {
+		if err := s.uverbs.WithSRQ(dev.Handle().Device(), r.SRQ, r.PID, func(srq *ib.SRQ) {
+			dev.RaiseSRQ(srq, e.typ)
+		}); err != nil {
 			return fail("%w", err)
 		}
 	}

@@ -67,7 +67,8 @@ func (s *Service) DevReset(r ctl.DevReset) error {
 			return err
 		}
 	case r.At != "":
-		return fmt.Errorf("dev reset %s: moment %q is neither %s nor %s: %w", r.Name, r.At, ctl.DevRegistration, ctl.DevCompletion, syscall.EINVAL)
+		return fmt.Errorf("dev reset %s: moment %q is neither %s nor %s: %w", r.Name, r.At, ctl.DevRegistration,
+			ctl.DevCompletion, syscall.EINVAL)
 	default:
 		away()
 	}
@@ -96,7 +97,8 @@ func (l *rdmaLink) plugged(doing string) error {
 	if l.slot.Device() != nil || l.slot.Status().State == slot.Recovering {
 		return nil
 	}
-	return fmt.Errorf("%s %s: it is not plugged in; `verbena dev plug %s` plugs it in: %w", doing, l.spec.Name, l.spec.Name, syscall.ENODEV)
+	return fmt.Errorf("%s %s: it is not plugged in; `verbena dev plug %s` plugs it in: %w", doing, l.spec.Name,
+		l.spec.Name, syscall.ENODEV)
 }
 
 // outage is the time for which hardware does not answer.
@@ -155,7 +157,8 @@ func (s *Service) DevPlug(name string) error {
 			return l.slot.Plug()
 		}
 		if l.hw.State() == driver.Hung {
-			return fmt.Errorf("dev plug %s: it is plugged in, and hangs; `verbena dev reset %s` ends that: %w", name, name, syscall.EBUSY)
+			return fmt.Errorf("dev plug %s: it is plugged in, and hangs; `verbena dev reset %s` ends that: %w", name, name,
+				syscall.EBUSY)
 		}
 		return fmt.Errorf("dev plug %s: it is plugged in already: %w", name, syscall.EBUSY)
 	}

@@ -34,8 +34,12 @@ func TestDevMistakes(t *testing.T) {
 		says string
 	}{
 		{"reset of none", func() error { return s.DevReset(ctl.DevReset{Name: "rxe9"}) }, syscall.ENODEV, "there are: rxe0"},
-		{"two moments", func() error { return reset(ctl.DevReset{AtWR: 1, At: ctl.DevCompletion}) }, syscall.EINVAL, "one moment"},
-		{"no such moment", func() error { return reset(ctl.DevReset{At: "noon"}) }, syscall.EINVAL, "registration nor completion"},
+		{"two moments", func() error {
+			return reset(ctl.DevReset{AtWR: 1, At: ctl.DevCompletion})
+		}, syscall.EINVAL, "one moment"},
+		{"no such moment", func() error {
+			return reset(ctl.DevReset{At: "noon"})
+		}, syscall.EINVAL, "registration nor completion"},
 		{"second plug", func() error { return do(ctl.OpDevPlug) }, syscall.EBUSY, "plugged in already"},
 		{"hang", func() error { return do(ctl.OpDevHang) }, 0, ""},
 		{"plug of a device that hangs", func() error { return do(ctl.OpDevPlug) }, syscall.EBUSY, "`verbena dev reset rxe0`"},
@@ -43,17 +47,23 @@ func TestDevMistakes(t *testing.T) {
 		{"unplug", func() error { return do(ctl.OpDevUnplug) }, 0, ""},
 		{"second unplug", func() error { return do(ctl.OpDevUnplug) }, syscall.ENODEV, "`verbena dev plug rxe0`"},
 		{"reset without a device", func() error { return reset(ctl.DevReset{}) }, syscall.ENODEV, "`verbena dev plug rxe0`"},
-		{"a moment without a device", func() error { return reset(ctl.DevReset{AtWR: 3}) }, syscall.ENODEV, "`verbena dev plug rxe0`"},
+		{"a moment without a device", func() error {
+			return reset(ctl.DevReset{AtWR: 3})
+		}, syscall.ENODEV, "`verbena dev plug rxe0`"},
 		{"hang without a device", func() error { return do(ctl.OpDevHang) }, syscall.ENODEV, "`verbena dev plug rxe0`"},
 		{"plug", func() error { return do(ctl.OpDevPlug) }, 0, ""},
 		{"a device that is out of reach", func() error { return reset(ctl.DevReset{Unreachable: true}) }, 0, ""},
 		{"which the service knows", func() error {
-			testutil.Eventually(t, "the reset to begin", func() bool { return s.Devs(manager().Sees)[0].State == slot.Recovering.String() })
+			testutil.Eventually(t, "the reset to begin", func() bool {
+				return s.Devs(manager().Sees)[0].State == slot.Recovering.String()
+			})
 			return nil
 		}, 0, ""},
 		{"hang during the reset", func() error { return do(ctl.OpDevHang) }, syscall.EBUSY, "a reset of it is going on"},
 		{"a second reset", func() error { return reset(ctl.DevReset{}) }, syscall.EBUSY, "`verbena dev plug rxe0`"},
-		{"one at a moment", func() error { return reset(ctl.DevReset{At: ctl.DevCompletion}) }, syscall.EBUSY, "`verbena dev plug rxe0`"},
+		{"one at a moment", func() error {
+			return reset(ctl.DevReset{At: ctl.DevCompletion})
+		}, syscall.EBUSY, "`verbena dev plug rxe0`"},
 		{"its end", func() error { return do(ctl.OpDevPlug) }, 0, ""},
 		{"a reset afterwards", func() error { return reset(ctl.DevReset{}) }, 0, ""},
 	}
@@ -72,10 +82,13 @@ func TestOutageEndsOnce(t *testing.T) {
 	const short = 50 * time.Millisecond
 	s.links[0].outage.begin(hw, short)
 	s.links[0].outage.over(hw)
-	if _, err := c.Do(&ctl.Request{Op: ctl.OpDevReset, Reset: &ctl.DevReset{Name: "rxe0", Unreachable: true}}); err != nil {
+	if _, err := c.Do(&ctl.Request{Op: ctl.OpDevReset,
+		Reset: &ctl.DevReset{Name: "rxe0", Unreachable: true}}); err != nil {
 		t.Fatal(err)
 	}
-	testutil.Stays(t, 2*short, "the device is out of reach", func() bool { return s.Devs(manager().Sees)[0].Hardware == "unreachable" })
+	testutil.Stays(t, 2*short, "the device is out of reach", func() bool {
+		return s.Devs(manager().Sees)[0].Hardware == "unreachable"
+	})
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpDevPlug, Name: "rxe0"}); err != nil {
 		t.Error(err)
 	}
@@ -117,7 +130,8 @@ func TestDevShowOfOthers(t *testing.T) {
 			t.Errorf("%s: %v", op, err)
 		}
 	}
-	for _, op := range []ctl.Op{ctl.OpDevReset, ctl.OpDevPlug, ctl.OpDevUnplug, ctl.OpDevHang, ctl.OpDevEvent, ctl.OpLinkSet, ctl.OpFaultAdd, ctl.OpFaultClear, ctl.OpQPShow, ctl.OpQPTrace, ctl.OpStop} {
+	for _, op := range []ctl.Op{ctl.OpDevReset, ctl.OpDevPlug, ctl.OpDevUnplug, ctl.OpDevHang, ctl.OpDevEvent,
+		ctl.OpLinkSet, ctl.OpFaultAdd, ctl.OpFaultClear, ctl.OpQPShow, ctl.OpQPTrace, ctl.OpStop} {
 		if err := other.authorize(op); !errors.Is(err, syscall.EPERM) {
 			t.Errorf("%s: %v", op, err)
 		}
@@ -127,8 +141,8 @@ func TestDevShowOfOthers(t *testing.T) {
 	}
 }
 
-// A command of another version can end the service, or take its place if that is not in use, and nothing else; it gets told which is older, and
-// what to do.
+// A command of another version can end the service, or take its place if that is not in use, and nothing else; it gets
+// told which is older, and what to do.
 func TestOtherVersion(t *testing.T) {
 	defer func(b string) { ctl.Build = b }(ctl.Build)
 	ctl.Build = "verbena v2"
@@ -144,13 +158,15 @@ func TestOtherVersion(t *testing.T) {
 			"is newer than this command (of an unnamed version, control protocol N-1): use the newer verbena, or end the service with `verbena stop`"},
 		{ctl.Request{Protocol: ctl.Protocol, Op: "new", Build: "verbena v3"}, "is older than this command (verbena v3, control protocol N): end it with `verbena stop`"},
 	} {
-		want := strings.NewReplacer("PID", strconv.Itoa(os.Getpid()), "N+1", strconv.Itoa(ctl.Protocol+1), "N-1", strconv.Itoa(ctl.Protocol-1),
+		want := strings.NewReplacer("PID", strconv.Itoa(os.Getpid()), "N+1", strconv.Itoa(ctl.Protocol+1), "N-1",
+			strconv.Itoa(ctl.Protocol-1),
 			"N", strconv.Itoa(ctl.Protocol)).Replace(r.want)
 		if _, err := s.answer(peer{}, &r.Request); !errors.Is(err, syscall.EPROTO) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s, protocol %d:\n got %v\nwant %v", r.Op, r.Protocol, err, want)
 		}
 	}
-	if _, err := s.answer(peer{}, &ctl.Request{Protocol: ctl.Protocol + 1, Op: ctl.OpYield}); !errors.Is(err, syscall.EBUSY) {
+	if _, err := s.answer(peer{}, &ctl.Request{Protocol: ctl.Protocol + 1, Op: ctl.OpYield}); !errors.Is(err,
+		syscall.EBUSY) {
 		t.Errorf("yield: %v", err)
 	}
 	if _, err := s.answer(peer{}, &ctl.Request{Protocol: ctl.Protocol + 1, Op: ctl.OpStop}); err != nil {

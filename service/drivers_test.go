@@ -50,7 +50,8 @@ func TestDrivers(t *testing.T) {
 			t.Errorf("add %s of type %s: got %v, want %v with %q", c.name, c.linkType, err, c.want, c.text)
 		}
 	}
-	if err := s.LinkAdd(ctl.LinkSpec{Name: "mlx5_0"}); !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), "soft or rxe") {
+	if err := s.LinkAdd(ctl.LinkSpec{Name: "mlx5_0"}); !errors.Is(err, syscall.EINVAL) ||
+		!strings.Contains(err.Error(), "soft or rxe") {
 		t.Errorf("add mlx5_0: got %v, want EINVAL and the types", err)
 	}
 	if _, err := New(Options{}); !errors.Is(err, syscall.EINVAL) {

@@ -25,9 +25,11 @@ func addrs(list ...string) (a []netip.Addr) {
 
 // What a link makes of the list of interfaces.
 func TestLinkNow(t *testing.T) {
-	eth := netdev.Interface{Name: "eth0", Index: 2, MTU: 1500, Up: true, Running: true, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1},
+	eth := netdev.Interface{Name: "eth0", Index: 2, MTU: 1500, Up: true, Running: true,
+		MAC:   net.HardwareAddr{2, 0, 0, 0, 0, 1},
 		Addrs: addrs("10.0.0.1", "10.0.0.2", "fe80::1%eth0")}
-	lo := netdev.Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true, Loopback: true, Addrs: addrs("127.0.0.1")}
+	lo := netdev.Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true, Loopback: true,
+		Addrs: addrs("127.0.0.1")}
 	with := func(i netdev.Interface, f func(i *netdev.Interface)) netdev.Interface {
 		f(&i)
 		return i
@@ -42,19 +44,27 @@ func TestLinkNow(t *testing.T) {
 		index int
 	}{
 		{"all", eth, nil, []netdev.Interface{lo, eth}, eth.Addrs, true, 2},
-		{"fixed", eth, addrs("fe80::1%eth0", "10.0.0.2"), []netdev.Interface{lo, eth}, addrs("fe80::1%eth0", "10.0.0.2"), true, 2},
+		{"fixed", eth, addrs("fe80::1%eth0", "10.0.0.2"), []netdev.Interface{lo, eth}, addrs("fe80::1%eth0", "10.0.0.2"),
+			true, 2},
 		{"fixed, one gone", eth, addrs("10.0.0.9", "10.0.0.2"), []netdev.Interface{lo, eth}, addrs("10.0.0.2"), true, 2},
-		{"down", eth, nil, []netdev.Interface{lo, with(eth, func(i *netdev.Interface) { i.Up, i.Running, i.Addrs = false, false, addrs("10.0.0.1") })},
+		{"down", eth, nil, []netdev.Interface{lo, with(eth, func(i *netdev.Interface) {
+			i.Up, i.Running, i.Addrs = false, false, addrs("10.0.0.1")
+		})},
 			addrs("10.0.0.1"), false, 2},
 		{"gone", eth, nil, []netdev.Interface{lo}, nil, false, 2},
 		{"gone, fixed", eth, addrs("10.0.0.1"), nil, nil, false, 2},
-		{"made again", eth, nil, []netdev.Interface{lo, with(eth, func(i *netdev.Interface) { i.Index = 7 })}, eth.Addrs, true, 7},
-		{"renamed", eth, nil, []netdev.Interface{with(eth, func(i *netdev.Interface) { i.Name = "lan0" })}, eth.Addrs, true, 2},
+		{"made again", eth, nil, []netdev.Interface{lo, with(eth, func(i *netdev.Interface) {
+			i.Index = 7
+		})}, eth.Addrs, true, 7},
+		{"renamed", eth, nil, []netdev.Interface{with(eth, func(i *netdev.Interface) {
+			i.Name = "lan0"
+		})}, eth.Addrs, true, 2},
 		{"any loopback address", lo, addrs("127.5.5.5"), []netdev.Interface{lo, eth}, addrs("127.5.5.5"), true, 1},
 	} {
 		l := &rdmaLink{host: &c.host, addrs: c.fixed}
 		host, got := l.now(c.list)
-		if !slices.Equal(got, c.want) || host.Index != c.index || (host.Up && host.Running) != c.up || host.MAC.String() != c.host.MAC.String() {
+		if !slices.Equal(got, c.want) || host.Index != c.index || (host.Up && host.Running) != c.up ||
+			host.MAC.String() != c.host.MAC.String() {
 			t.Errorf("%s: %+v with %v, want %v", c.name, host, got, c.want)
 		}
 	}
@@ -100,9 +110,11 @@ func TestFollow(t *testing.T) {
 		t.Skip("no loopback interface")
 	}
 	lo := all[i]
-	f := &fakeInterfaces{list: all, changes: make(chan []netdev.Interface), closed: make(chan struct{}), waiting: make(chan struct{})}
+	f := &fakeInterfaces{list: all, changes: make(chan []netdev.Interface), closed: make(chan struct{}),
+		waiting: make(chan struct{})}
 	s, err := newService(Options{
-		Links:      []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.7.1", "127.91.7.2"}}, {Name: "rxe1", Addrs: []string{"127.91.7.3"}}},
+		Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.7.1", "127.91.7.2"}},
+			{Name: "rxe1", Addrs: []string{"127.91.7.3"}}},
 		Interfaces: f,
 	})
 	if err != nil {
@@ -156,7 +168,8 @@ func TestFollow(t *testing.T) {
 	step(down, ib.EventPortErr, ib.EventGIDChange)
 	file("state", "1: DOWN\n")
 	gid2("::")
-	if links, err := s.Links(); err != nil || links[0].State != "DOWN" || len(links[0].GIDs) != 2 || len(links[1].GIDs) != 1 {
+	if links, err := s.Links(); err != nil || links[0].State != "DOWN" || len(links[0].GIDs) != 2 ||
+		len(links[1].GIDs) != 1 {
 		t.Errorf("link show: %+v, %v", links, err)
 	}
 	step(lo, ib.EventPortActive, ib.EventGIDChange)

@@ -28,8 +28,8 @@ type machine struct {
 	cgroup      cgroup.Limits // that are part of memory and tasks
 }
 
-// thisMachine raises RLIMIT_NOFILE as far as possible, and reads the resources as they are now. Limits of a cgroup that are
-// lowered later are not noticed.
+// thisMachine raises RLIMIT_NOFILE as far as possible, and reads the resources as they are now. Limits of a cgroup that
+// are lowered later are not noticed.
 func thisMachine() machine {
 	m := machine{descriptors: 1024, mappings: 65530}
 	var l unix.Rlimit
@@ -83,8 +83,8 @@ func lowest(a, b uint64) uint64 {
 	return a
 }
 
-// users is the number of shares that the total of all users is divided into. Three of them are full before the reserve of the
-// quota package begins, which is for users who hold little.
+// users is the number of shares that the total of all users is divided into. Three of them are full before the reserve
+// of the quota package begins, which is for users who hold little.
 const users = 4
 
 const (
@@ -96,7 +96,8 @@ const (
 	userThreads = 4096
 	// threadBytes is the memory of a thread: stacks of the kernel and of the runtime.
 	threadBytes = 64 << 10
-	// objectBytes is the memory of the service while all users together hold as many objects as the tables of devices do, as measured.
+	// objectBytes is the memory of the service while all users together hold as many objects as the tables of devices do,
+	// as measured.
 	objectBytes = 1280 << 20
 	// fewest is the least number of threads that each limit of threads leaves to all users.
 	fewest = 8
@@ -114,13 +115,14 @@ const (
 // DefaultLimits returns the limits of a service on this machine: shared with other users, or this user's own. In one's
 // own the user may hold what a service can hold, and the tables of the devices are the limit for objects.
 //
-// Buffers, queues, objects and threads of users are charged to the service's cgroup. So the limits are shares of the memory and of the
-// number of threads that the cgroup allows, where these are less than the machine's: if all users together are at their limits, the
-// service still has an eighth of the memory and half of the threads. The limits of the cgroup are read once, here: if an administrator
-// lowers them while the service runs, it must be restarted.
+// Buffers, queues, objects and threads of users are charged to the service's cgroup. So the limits are shares of the
+// memory and of the number of threads that the cgroup allows, where these are less than the machine's: if all users
+// together are at their limits, the service still has an eighth of the memory and half of the threads. The limits of
+// the cgroup are read once, here: if an administrator lowers them while the service runs, it must be restarted.
 //
-// With two users at their limits, a third still gets 10,000 queue pairs with what belongs to them, if there are 4 GiB of memory. The
-// descriptors together stay below seven eighths of RLIMIT_NOFILE, and the mappings below half of vm.max_map_count.
+// With two users at their limits, a third still gets 10,000 queue pairs with what belongs to them, if there are 4 GiB
+// of memory. The descriptors together stay below seven eighths of RLIMIT_NOFILE, and the mappings below half of
+// vm.max_map_count.
 func DefaultLimits(shared bool) quota.Limits { return thisMachine().limits(shared) }
 
 func (m machine) limits(shared bool) (l quota.Limits) {
@@ -131,7 +133,8 @@ func (m machine) limits(shared bool) (l quota.Limits) {
 	l[quota.Sessions] = bounded(min(1024, fds/16, threads/4), 128)
 	l[quota.Workers] = bounded(threads/2, 512)
 	l[quota.Descriptors] = quota.Limit{PerUser: fds / 2 / users, Total: fds / 2}
-	// The kernel counts all of them against the service's user id, and refuses other processes of that id beyond RLIMIT_NOFILE.
+	// The kernel counts all of them against the service's user id, and refuses other processes of that id beyond
+	// RLIMIT_NOFILE.
 	l[quota.InFlight] = bounded(max(min(512, fds/16), 32), 64)
 	l[quota.Mappings] = quota.Limit{PerUser: m.mappings / 2 / users, Total: m.mappings / 2}
 	rings := m.memory / allShares * ringShare
@@ -160,8 +163,8 @@ func (m machine) limits(shared bool) (l quota.Limits) {
 	return l
 }
 
-// threads returns the number of threads that all users together may cause. Half of what the service may have is for itself and for the
-// other processes of its cgroup or user.
+// threads returns the number of threads that all users together may cause. Half of what the service may have is for
+// itself and for the other processes of its cgroup or user.
 func (m machine) threads() uint64 {
 	return lowest(lowest(userThreads, m.tasks/2), m.memory/allShares*threadShare/threadBytes)
 }
@@ -172,7 +175,8 @@ func bounded(total, mostPerUser uint64) quota.Limit {
 	return quota.Limit{PerUser: min(total/users, mostPerUser), Total: total}
 }
 
-// heap returns the memory that the limits leave to the service itself, including its objects, and at least an eighth; 0: not known.
+// heap returns the memory that the limits leave to the service itself, including its objects, and at least an eighth;
+// 0: not known.
 func (m machine) heap(l quota.Limits) uint64 {
 	if m.memory == 0 {
 		return 0
@@ -184,8 +188,8 @@ func (m machine) heap(l quota.Limits) uint64 {
 	return max(m.memory-min(shared, m.memory), m.memory/8)
 }
 
-// limitHeap makes the runtime collect garbage more often before the heap reaches the share of the service, instead of letting it grow to
-// twice what is in use. GOMEMLIMIT takes precedence.
+// limitHeap makes the runtime collect garbage more often before the heap reaches the share of the service, instead of
+// letting it grow to twice what is in use. GOMEMLIMIT takes precedence.
 func (m machine) limitHeap(l quota.Limits) {
 	if n := m.heap(l); n != 0 && os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(int64(n)) // the runtime ignores a negative limit, which is beyond all memory
@@ -231,14 +235,15 @@ func (m machine) checkRingBytes(l quota.Limit, drivers []driver.Driver) error {
 		return nil
 	}
 	if m.memory != 0 && m.memory/allShares*ringShare < least {
-		return fmt.Errorf("the queues of programs do not fit into the memory of this machine or control group, %d bytes: %w", m.memory, syscall.ENOMEM)
+		return fmt.Errorf("the queues of programs do not fit into the memory of this machine or control group, %d bytes: %w",
+			m.memory, syscall.ENOMEM)
 	}
 	return fmt.Errorf("limit ring-bytes: %d bytes for one user are less than %d, which one queue pair takes; "+
 		"raise --limit ring-bytes=: %w", most, least, syscall.EINVAL)
 }
 
-// fewEntries is less than programs ask for that do not look at what the device has: perftest has 512 WRITEs under way, ibv_rc_pingpong
-// 500 receives, and others a few thousand.
+// fewEntries is less than programs ask for that do not look at what the device has: perftest has 512 WRITEs under way,
+// ibv_rc_pingpong 500 receives, and others a few thousand.
 const fewEntries = 4000
 
 // warnOfShortQueues logs that there is room for short queues only.
@@ -248,7 +253,8 @@ func warnOfShortQueues(log *slog.Logger, l quota.Limit, drivers []driver.Driver)
 		if err != nil || min(work, completions) >= fewEntries {
 			continue
 		}
-		log.Warn("queues are short; programs that ask for longer ones fail with EINVAL", "work_requests", work, "completions", completions,
+		log.Warn("queues are short; programs that ask for longer ones fail with EINVAL", "work_requests", work, "completions",
+			completions,
 			"bytes", l.Most(), "remedy", "raise --limit ring-bytes=, or the memory of the control group")
 	}
 }

@@ -50,7 +50,8 @@ func TestDefaultLimits(t *testing.T) {
 			}
 		}
 		const perSession, perConnection = 4, 1
-		if n := l[quota.Descriptors].Total + perSession*l[quota.Sessions].Total + perConnection*l[quota.Connections].Total; n > m.descriptors/8*7 {
+		if n := l[quota.Descriptors].Total + perSession*l[quota.Sessions].Total +
+			perConnection*l[quota.Connections].Total; n > m.descriptors/8*7 {
 			t.Errorf("%+v: %d descriptors in all", m, n)
 		}
 		if n := l[quota.Mappings].Total; n > m.mappings/4*3 {
@@ -91,7 +92,8 @@ func TestContainerLimits(t *testing.T) {
 		for _, shared := range []bool{true, false} {
 			l := c.m.limits(shared)
 			total := func(k quota.Kind) uint64 { return max(l[k].Total, l[k].PerUser) }
-			got := want{total(quota.Workers), total(quota.Sessions), total(quota.Connections), total(quota.RingBytes), total(quota.BufferBytes),
+			got := want{total(quota.Workers), total(quota.Sessions), total(quota.Connections), total(quota.RingBytes),
+				total(quota.BufferBytes),
 				total(quota.QPs)}
 			if !shared {
 				got.qps = c.want.qps // the device's tables are the limit
@@ -168,7 +170,8 @@ func TestTooFewRingBytes(t *testing.T) {
 	}
 }
 
-// TestCheckRingBytes: the error names the memory where the limit is derived from too little of it, and otherwise the limit.
+// TestCheckRingBytes: the error names the memory where the limit is derived from too little of it, and otherwise the
+// limit.
 func TestCheckRingBytes(t *testing.T) {
 	least := new(rxe.Driver).MinQueueMemory()
 	for _, c := range []struct {

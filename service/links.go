@@ -22,8 +22,8 @@ import (
 	"verbena/netdev"
 )
 
-// ParseLinkSpec reads NAME=ADDR[,ADDR...] or NAME=NETDEV, or NAME alone. NAME must be for a device of one of the drivers; there is
-// at least one.
+// ParseLinkSpec reads NAME=ADDR[,ADDR...] or NAME=NETDEV, or NAME alone. NAME must be for a device of one of the
+// drivers; there is at least one.
 func ParseLinkSpec(s string, drivers []driver.Driver) (ctl.LinkSpec, error) {
 	name, rest, _ := strings.Cut(s, "=")
 	l := ctl.LinkSpec{Name: name}
@@ -96,7 +96,8 @@ func (s *Service) openLink(spec ctl.LinkSpec) (*rdmaLink, error) {
 
 // openLinkOn makes a device on addresses of an interface: on these alone if they are fixed, else they will be followed
 // by whatever others the interface gets.
-func (s *Service) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.Interface, addrs []netip.Addr, fixed bool) (*rdmaLink, error) {
+func (s *Service) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.Interface, addrs []netip.Addr,
+	fixed bool) (*rdmaLink, error) {
 	for _, a := range addrs {
 		if o := s.owner(a); o != nil {
 			return nil, fmt.Errorf("link %s: %v is an address of link %s: use another, or give %s less with --addr: %w",
@@ -206,16 +207,17 @@ func resolve(l *ctl.LinkSpec) (host *netdev.Interface, addrs []netip.Addr, err e
 			return host, nil, err
 		}
 		if len(addrs) > 0 && h.Index != host.Index {
-			return host, nil, fmt.Errorf("%s is an address of %s, %s of %s: a device has one interface: %w", l.Addrs[0], host.Name, text, h.Name, syscall.EINVAL)
+			return host, nil, fmt.Errorf("%s is an address of %s, %s of %s: a device has one interface: %w", l.Addrs[0],
+				host.Name, text, h.Name, syscall.EINVAL)
 		}
 		host, addrs = h, append(addrs, a)
 	}
 	return host, addrs, nil
 }
 
-// openDefaultLink makes a device of the first driver, such as rxe0, on the host's first usable interface. Where another service, or the kernel's
-// rdma_rxe, has port 4791 there, it takes the first loopback address on which the port is free, so that services
-// of several users, and private ones, can live side by side and reach each other.
+// openDefaultLink makes a device of the first driver, such as rxe0, on the host's first usable interface. Where another
+// service, or the kernel's rdma_rxe, has port 4791 there, it takes the first loopback address on which the port is
+// free, so that services of several users, and private ones, can live side by side and reach each other.
 func (s *Service) openDefaultLink() (*rdmaLink, error) {
 	d := s.opts.Drivers[0]
 	spec := ctl.LinkSpec{Name: d.Type() + "0", Wire: s.opts.Wire, NoProbe: s.opts.NoProbe}
@@ -283,7 +285,8 @@ func (l linksOf) AddLink(name, linkType, netdev string) error {
 	drivers := l.s.opts.Drivers
 	i := slices.IndexFunc(drivers, func(d driver.Driver) bool { return d.Type() == linkType })
 	if i < 0 {
-		return fmt.Errorf("link %s: type %q; there is %s: %w", ctl.Clip(name), ctl.Clip(linkType), types(drivers, ", "), syscall.EINVAL)
+		return fmt.Errorf("link %s: type %q; there is %s: %w", ctl.Clip(name), ctl.Clip(linkType), types(drivers, ", "),
+			syscall.EINVAL)
 	}
 	if _, err := driverOf(name, drivers[i:i+1]); err != nil {
 		return err
@@ -392,7 +395,8 @@ func (s *Service) Links() ([]ctl.LinkInfo, error) {
 		netdev := l.host.Name
 		s.mu.Unlock()
 		if dev == nil {
-			info := ctl.LinkInfo{Name: l.spec.Name, Netdev: netdev, State: l.slot.Status().State.String(), Wire: l.spec.Wire, NoProbe: l.spec.NoProbe}
+			info := ctl.LinkInfo{Name: l.spec.Name, Netdev: netdev, State: l.slot.Status().State.String(), Wire: l.spec.Wire,
+				NoProbe: l.spec.NoProbe}
 			l.describe(&info)
 			list = append(list, info)
 			continue

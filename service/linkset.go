@@ -148,7 +148,8 @@ func (s *Service) checkLinkSet(l *rdmaLink, r *ctl.LinkSet) error {
 	switch r.State {
 	case "", ctl.LinkUp, ctl.LinkDown, ctl.LinkFlap:
 	default:
-		return fmt.Errorf("state %q: there are %s, %s and %s: %w", ctl.Clip(string(r.State)), ctl.LinkUp, ctl.LinkDown, ctl.LinkFlap, syscall.EINVAL)
+		return fmt.Errorf("state %q: there are %s, %s and %s: %w", ctl.Clip(string(r.State)), ctl.LinkUp, ctl.LinkDown,
+			ctl.LinkFlap, syscall.EINVAL)
 	}
 	switch {
 	case r.Down < 0 || r.Down > ctl.MaxFlap:
@@ -177,7 +178,8 @@ func (s *Service) checkLinkSet(l *rdmaLink, r *ctl.LinkSet) error {
 		host := *l.host
 		s.mu.Unlock()
 		if most := roce.MTUFromLink(host.MTU).Bytes(); r.MTU > most {
-			return fmt.Errorf("mtu %d: the MTU of %s is %d, which leaves %d: %w", r.MTU, host.Name, host.MTU, most, syscall.EINVAL)
+			return fmt.Errorf("mtu %d: the MTU of %s is %d, which leaves %d: %w", r.MTU, host.Name, host.MTU, most,
+				syscall.EINVAL)
 		}
 	}
 	return nil

@@ -90,7 +90,11 @@ func TestLinkDown(t *testing.T) {
 	if p, err := l.hw.Device().Handle().Device().QueryPort(1); err != nil || p.State != ib.PortDown {
 		t.Errorf("after a reset the port is %v, %v", p.State, err)
 	}
-	testutil.Eventually(t, "the link to have the new device", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return l.dev == l.hw.Device() })
+	testutil.Eventually(t, "the link to have the new device", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return l.dev == l.hw.Device()
+	})
 	events = portEvents(l)
 	if list, err := s.Links(); err != nil || list[0].Link != ctl.LinkDown || list[0].State != "DOWN" {
 		t.Errorf("link show: %+v, %v", list, err)
@@ -125,7 +129,8 @@ func TestLinkFlap(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Errorf("a flap that %s overtakes: %v", by, err)
 		}
-		want := map[ctl.LinkState]ctl.LinkState{ctl.LinkUp: ctl.LinkUp, ctl.LinkDown: ctl.LinkDown, ctl.LinkFlap: ctl.LinkUp}[by]
+		want := map[ctl.LinkState]ctl.LinkState{ctl.LinkUp: ctl.LinkUp, ctl.LinkDown: ctl.LinkDown,
+			ctl.LinkFlap: ctl.LinkUp}[by]
 		if list, err := s.Links(); err != nil || list[0].Link != want {
 			t.Errorf("after %s: %+v, %v", by, list, err)
 		}
@@ -261,7 +266,8 @@ func TestLinkSetMistakes(t *testing.T) {
 	if err := s.DevPlug("rxe0"); err != nil {
 		t.Fatal(err)
 	}
-	if p, err := s.links[0].hw.Device().Handle().Device().QueryPort(1); err != nil || p.State != ib.PortDown || p.ActiveMTU.Bytes() != 512 {
+	if p, err := s.links[0].hw.Device().Handle().Device().QueryPort(1); err != nil || p.State != ib.PortDown ||
+		p.ActiveMTU.Bytes() != 512 {
 		t.Errorf("the plugged device: %+v, %v", p, err)
 	}
 	if list, err := s.Links(); err != nil || list[0].Shape == nil || *list[0].Shape != *good {
@@ -318,5 +324,8 @@ func TestLinkMoments(t *testing.T) {
 	if err := s.links[0].hw.Device().Endpoints()[0].Send(&tr); err != nil {
 		t.Fatal(err)
 	}
-	testutil.Eventually(t, "the link to go down", func() bool { list, _ := s.Links(); return list[0].State == "DOWN" && list[0].Armed == "" })
+	testutil.Eventually(t, "the link to go down", func() bool {
+		list, _ := s.Links()
+		return list[0].State == "DOWN" && list[0].Armed == ""
+	})
 }

@@ -115,7 +115,8 @@ func (l *Listener) clear(loc ctl.Location) error {
 	case err != nil:
 		return fmt.Errorf("listen on the control socket: %w", &fs.PathError{Op: "stat", Path: loc.Socket, Err: err})
 	case st.Mode&unix.S_IFMT != unix.S_IFSOCK:
-		return fmt.Errorf("%s exists and is no socket: it is left as it is; choose another path for the control socket: %w", loc.Socket, syscall.EEXIST)
+		return fmt.Errorf("%s exists and is no socket: it is left as it is; choose another path for the control socket: %w",
+			loc.Socket, syscall.EEXIST)
 	case int(st.Uid) != os.Geteuid():
 		return fmt.Errorf("%s is a socket of user %d: it is left as it is; choose another path for the control socket: %w",
 			loc.Socket, st.Uid, syscall.EPERM)

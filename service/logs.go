@@ -35,7 +35,8 @@ var (
 // number is logged within a moment. Records below the level of Info are written by debugQueue.run, which the caller
 // starts: threads that answer programs do not wait for the reader of the log.
 func limitLog(l *slog.Logger) (*slog.Logger, *debugQueue) {
-	q := &debugQueue{records: make(chan debugRecord, maxDebugRecords), over: make(chan struct{}), done: make(chan struct{})}
+	q := &debugQueue{records: make(chan debugRecord, maxDebugRecords), over: make(chan struct{}),
+		done: make(chan struct{})}
 	return slog.New(&limitedLog{to: l.Handler(), queue: q,
 		state: newLogState(userLogLimit, totalLogLimit), debug: newLogState(userDebugLimit, totalDebugLimit)}), q
 }

@@ -31,18 +31,21 @@ func (s *Service) Profile(p ctl.Profile) ([]byte, error) {
 		return nil, fmt.Errorf("debug pprof %s: the kinds are %s, %s, %s and %s: %w",
 			ctl.Clip(p.Kind), ctl.ProfileHeap, ctl.ProfileGoroutines, ctl.ProfileCPU, ctl.ProfileTrace, syscall.EINVAL)
 	case timed && (p.Duration <= 0 || p.Duration > ctl.MaxProfileTime):
-		return nil, fmt.Errorf("debug pprof %s: %v is not above 0 and at most %v: %w", p.Kind, p.Duration, ctl.MaxProfileTime, syscall.EINVAL)
+		return nil, fmt.Errorf("debug pprof %s: %v is not above 0 and at most %v: %w", p.Kind, p.Duration, ctl.MaxProfileTime,
+			syscall.EINVAL)
 	case !timed && p.Duration != 0:
 		return nil, fmt.Errorf("debug pprof %s: it shows a moment, and takes no time: %w", p.Kind, syscall.EINVAL)
 	}
 	if !profiling.TryLock() {
-		return nil, fmt.Errorf("debug pprof %s: another profile is being made: wait until it is done: %w", p.Kind, syscall.EBUSY)
+		return nil, fmt.Errorf("debug pprof %s: another profile is being made: wait until it is done: %w", p.Kind,
+			syscall.EBUSY)
 	}
 	defer profiling.Unlock()
 	to := &boundedBuffer{most: maxProfile}
 	err := writeProfile(s.ended, to, p)
 	if to.full() {
-		return nil, fmt.Errorf("debug pprof %s: it has more than %d MiB: take it for a shorter time: %w", p.Kind, maxProfile>>20, syscall.EFBIG)
+		return nil, fmt.Errorf("debug pprof %s: it has more than %d MiB: take it for a shorter time: %w", p.Kind,
+			maxProfile>>20, syscall.EFBIG)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("debug pprof %s: %w", p.Kind, err)

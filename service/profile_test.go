@@ -19,14 +19,16 @@ func TestProfile(t *testing.T) {
 		begins []byte
 	}{
 		{ctl.Profile{Kind: ctl.ProfileHeap}, gzip}, {ctl.Profile{Kind: ctl.ProfileGoroutines}, gzip},
-		{ctl.Profile{Kind: ctl.ProfileCPU, Duration: 10 * time.Millisecond}, gzip}, {ctl.Profile{Kind: ctl.ProfileTrace, Duration: time.Millisecond}, goTrace},
+		{ctl.Profile{Kind: ctl.ProfileCPU, Duration: 10 * time.Millisecond},
+			gzip}, {ctl.Profile{Kind: ctl.ProfileTrace, Duration: time.Millisecond}, goTrace},
 	} {
 		r, err := c.Do(&ctl.Request{Op: ctl.OpProfile, Profile: &ok.p})
 		if err != nil || !bytes.HasPrefix(r.Profile, ok.begins) {
 			t.Errorf("%+v: got %d bytes, %v", ok.p, len(r.Profile), err)
 		}
 	}
-	for _, bad := range []ctl.Profile{{Kind: "x"}, {Kind: ctl.ProfileHeap, Duration: 1}, {Kind: ctl.ProfileCPU}, {Kind: ctl.ProfileTrace, Duration: -1},
+	for _, bad := range []ctl.Profile{{Kind: "x"}, {Kind: ctl.ProfileHeap, Duration: 1}, {Kind: ctl.ProfileCPU},
+		{Kind: ctl.ProfileTrace, Duration: -1},
 		{Kind: ctl.ProfileCPU, Duration: ctl.MaxProfileTime + 1}} {
 		if _, err := c.Do(&ctl.Request{Op: ctl.OpProfile, Profile: &bad}); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("%+v: got %v, want EINVAL", bad, err)

@@ -10,7 +10,8 @@ import (
 	"verbena/roce"
 )
 
-// QPs lists the queue pairs of a device, or of all, but for the one of general services, which is the connection manager's.
+// QPs lists the queue pairs of a device, or of all, but for the one of general services, which is the connection
+// manager's.
 func (s *Service) QPs(dev string) ([]ctl.QPStatusInfo, error) {
 	links, err := s.named(dev)
 	if err != nil {
@@ -39,7 +40,8 @@ func (s *Service) QPTrace(r ctl.QPTrace) (ctl.QPTraceInfo, error) {
 		return ctl.QPTraceInfo{}, err
 	}
 	if len(links) > 1 {
-		return ctl.QPTraceInfo{}, fmt.Errorf("qp trace %d: there are %d devices: say which one (--dev): %w", r.Num, len(links), syscall.EINVAL)
+		return ctl.QPTraceInfo{}, fmt.Errorf("qp trace %d: there are %d devices: say which one (--dev): %w", r.Num,
+			len(links), syscall.EINVAL)
 	}
 	if len(links) == 0 {
 		return ctl.QPTraceInfo{}, fmt.Errorf("qp trace %d: there is no device: %w", r.Num, syscall.ENODEV)

@@ -123,8 +123,8 @@ func TestSpareDescriptorIsForManagers(t *testing.T) {
 	}
 }
 
-// TestLateAnswerOfLauncher tests that once an answer of a launcher's has not come as it should, no later one is taken: it
-// could be the answer to another question.
+// TestLateAnswerOfLauncher tests that once an answer of a launcher's has not come as it should, no later one is taken:
+// it could be the answer to another question.
 func TestLateAnswerOfLauncher(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	l := &launcher{c: ctl.Conn{UnixConn: ends[0]}}
@@ -151,12 +151,14 @@ func TestLateAnswerOfLauncher(t *testing.T) {
 		t.Error("a notice is taken for shown")
 	}
 	// The descriptor that nobody has taken.
-	if f, err := (ctl.Conn{UnixConn: ends[0]}).Receive(new(ctl.HelpAnswer), ctl.Limits{Size: ctl.MaxHelpAnswer}); err == nil && f != nil {
+	if f, err := (ctl.Conn{UnixConn: ends[0]}).Receive(new(ctl.HelpAnswer),
+		ctl.Limits{Size: ctl.MaxHelpAnswer}); err == nil && f != nil {
 		f.Close()
 	}
 }
 
-// TestClientsThatWait tests that neither a user who connects and asks nothing, nor one who reads no answers, is waited for.
+// TestClientsThatWait tests that neither a user who connects and asks nothing, nor one who reads no answers, is waited
+// for.
 func TestClientsThatWait(t *testing.T) {
 	t.Parallel()
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.32"}})
@@ -179,7 +181,8 @@ func TestClientsThatWait(t *testing.T) {
 		}
 	}()
 	silent[1].SetReadDeadline(began.Add(most))
-	if n, err := silent[1].Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+	if n, err := silent[1].Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) &&
+		!errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("a client that asks nothing: got %d bytes, %v, want the end of the connection", n, err)
 	} else if d := time.Since(began); d < least {
 		t.Errorf("a client that asks nothing is disconnected after %v", d)
@@ -195,7 +198,8 @@ func TestPeerProcessOfAnother(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	child, err := os.StartProcess("/bin/sleep", []string{"sleep", "60"}, &os.ProcAttr{Sys: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65533, Gid: 65533}}})
+	child, err := os.StartProcess("/bin/sleep", []string{"sleep", "60"},
+		&os.ProcAttr{Sys: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65533, Gid: 65533}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,7 +225,8 @@ func TestLauncherAnswersNothing(t *testing.T) {
 			_ = ctl.Conn{UnixConn: c}.Send(&ctl.HelpAnswer{}, nil)
 		}
 	}(ends[1])
-	if f, err := (&launcher{c: ctl.Conn{UnixConn: ends[0]}}).OpenMem(1); err == nil || !strings.Contains(err.Error(), "without a descriptor") {
+	if f, err := (&launcher{c: ctl.Conn{UnixConn: ends[0]}}).OpenMem(1); err == nil ||
+		!strings.Contains(err.Error(), "without a descriptor") {
 		t.Errorf("an answer without a descriptor: got %v, %v, want an error", f, err)
 	}
 }
@@ -238,7 +243,9 @@ func TestAcceptGoesOn(t *testing.T) {
 	l.SetDeadline(time.Unix(0, 1)) // each accept fails
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
-	testutil.Eventually(t, "an accept to fail", func() bool { return strings.Contains(log.String(), "no client can be accepted") })
+	testutil.Eventually(t, "an accept to fail", func() bool {
+		return strings.Contains(log.String(), "no client can be accepted")
+	})
 	l.SetDeadline(time.Time{})
 	c, err := ctl.Dial(loc)
 	if err != nil {

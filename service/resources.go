@@ -8,8 +8,8 @@ import (
 	"verbena/uverbs"
 )
 
-// Resources lists what programs of those users hold that sees is true of, by device and process. Keys and numbers of objects are
-// not for other users.
+// Resources lists what programs of those users hold that sees is true of, by device and process. Keys and numbers of
+// objects are not for other users.
 func (s *Service) Resources(sees func(quota.ID) bool) []ctl.ContextInfo {
 	list := []ctl.ContextInfo{}
 	for _, c := range s.uverbs.Resources() {
@@ -45,7 +45,8 @@ func contextInfo(c *uverbs.ContextInfo) ctl.ContextInfo {
 	return r
 }
 
-// Stats reads the counters of one device, or of all if dev is empty: those of its driver, and event_* of its asynchronous events.
+// Stats reads the counters of one device, or of all if dev is empty: those of its driver, and event_* of its
+// asynchronous events.
 func (s *Service) Stats(dev string) ([]ctl.StatInfo, error) {
 	links, err := s.named(dev)
 	list := []ctl.StatInfo{}

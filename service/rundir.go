@@ -17,8 +17,8 @@ import (
 // shmRoot has the directories of services.
 const shmRoot = "/dev/shm"
 
-// runDir is the service's own directory on /dev/shm: the tree that programs see. The service holds a shared lock on it; a
-// directory without a lock was left behind and is removed by the next service.
+// runDir is the service's own directory on /dev/shm: the tree that programs see. The service holds a shared lock on it;
+// a directory without a lock was left behind and is removed by the next service.
 type runDir struct {
 	path string
 	hold *os.File
@@ -58,7 +58,8 @@ func makeRunDir() (*runDir, error) {
 		path, err := os.MkdirTemp(shmRoot, runDirPrefix(os.Geteuid()))
 		if err != nil {
 			root.Close()
-			return nil, fmt.Errorf("make the service's directory: %w; /dev/shm must be a memory file system with room in it", err)
+			return nil, fmt.Errorf("make the service's directory: %w; /dev/shm must be a memory file system with room in it",
+				err)
 		}
 		hold, err := flock(filepath.Join(path, runDirLock), unix.LOCK_SH|unix.LOCK_NB)
 		if err == nil {
@@ -133,15 +134,17 @@ var (
 	sessionNames = regexp.MustCompile(`^run/[0-9]+-[0-9]+$`)
 )
 
-// SessionName returns the name of a program's session, which the names of its queue files begin with, if it is one that a
-// service of its user makes; EPERM for any other.
+// SessionName returns the name of a program's session, which the names of its queue files begin with, if it is one that
+// a service of its user makes; EPERM for any other.
 func (c *Client) SessionName(a *ctl.Attached) (string, error) { return sessionName(a.Dir, c.UID()) }
 
 func sessionName(name string, uid int) (string, error) {
 	below, ok := strings.CutPrefix(name, shmRoot+"/")
 	dir, session, _ := strings.Cut(below, "/")
-	if !ok || !runDirNames.MatchString(dir) || !strings.HasPrefix(dir, runDirPrefix(uid)) || !sessionNames.MatchString(session) {
-		return "", fmt.Errorf("the service of user %d names the session %.200q, which is none of its own: %w", uid, name, syscall.EPERM)
+	if !ok || !runDirNames.MatchString(dir) || !strings.HasPrefix(dir, runDirPrefix(uid)) ||
+		!sessionNames.MatchString(session) {
+		return "", fmt.Errorf("the service of user %d names the session %.200q, which is none of its own: %w", uid, name,
+			syscall.EPERM)
 	}
 	return name, nil
 }

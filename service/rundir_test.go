@@ -106,9 +106,12 @@ func TestSessionName(t *testing.T) {
 		t.Errorf("got %q, %v", got, err)
 	}
 	for _, name := range []string{
-		"", "/", "/dev/shm", "/dev/shm/verbena-7-123/run/", "/dev/shm/verbena-7-123/run", "/dev/shm/verbena-7-123", good + "/", good + "/x",
-		"/dev/shm/verbena-7-123/run/4", "/dev/shm/verbena-7-123/../4-56", "/dev/shm/../run/4-56", "/dev/shm/verbena-8-123/run/4-56",
-		"/dev/shm/verbena-7/run/4-56", "/dev/shm/verbena-7-x/run/4-56", "/dev/shm/verbena-7-1 /run/4-56", "/tmp/verbena-7-123/run/4-56", "verbena-7-123/run/4-56", good + "\n",
+		"", "/", "/dev/shm", "/dev/shm/verbena-7-123/run/", "/dev/shm/verbena-7-123/run", "/dev/shm/verbena-7-123",
+		good + "/", good + "/x",
+		"/dev/shm/verbena-7-123/run/4", "/dev/shm/verbena-7-123/../4-56", "/dev/shm/../run/4-56",
+		"/dev/shm/verbena-8-123/run/4-56",
+		"/dev/shm/verbena-7/run/4-56", "/dev/shm/verbena-7-x/run/4-56", "/dev/shm/verbena-7-1 /run/4-56",
+		"/tmp/verbena-7-123/run/4-56", "verbena-7-123/run/4-56", good + "\n",
 	} {
 		if got, err := sessionName(name, 7); !errors.Is(err, syscall.EPERM) {
 			t.Errorf("%q: got %q, %v, want EPERM", name, got, err)

@@ -34,7 +34,8 @@ import (
 
 // Options configure a service. With Drivers alone it makes the default device and never ends by itself.
 type Options struct {
-	// Drivers make the devices, of the names that begin with their types. There is at least one. They are this service's alone.
+	// Drivers make the devices, of the names that begin with their types. There is at least one. They are this service's
+	// alone.
 	Drivers []driver.Driver
 	// Links are the devices to make; nil: one of the first driver, such as rxe0, on the host's first usable address.
 	Links []ctl.LinkSpec
@@ -197,11 +198,13 @@ func New(opts Options) (_ *Service, err error) {
 	s.cmServer = cm
 	pollers := poller.New(s.log)
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
-		Uverbs: s.uverbs, CM: cm, Links: linksOf{s}, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota,
+		Uverbs: s.uverbs, CM: cm, Links: linksOf{
+			s}, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota,
 		Doorbells: opts.Doorbells, Pollers: pollers, Rights: &s.rights, Kept: s.kept, Authority: s.authority, Log: s.log}); err != nil {
 		return nil, err
 	}
-	s.remote = remote.New(remote.Config{Uverbs: s.uverbs, CM: cm, Quota: s.quota, Copies: s.guests.Copies, Pollers: pollers, Rights: &s.rights,
+	s.remote = remote.New(remote.Config{Uverbs: s.uverbs, CM: cm, Quota: s.quota, Copies: s.guests.Copies,
+		Pollers: pollers, Rights: &s.rights,
 		Kept: s.kept, Log: s.log})
 	if opts.Confine {
 		// The supervisor has made what it needs a privilege for, and no thread blocks signals yet.

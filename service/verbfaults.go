@@ -22,14 +22,15 @@ import (
 	"verbena/uverbs"
 )
 
-// maxRules bounds the fault rules of a service, for verbs, and of a device, for packets: each costs time for each call or packet.
+// maxRules bounds the fault rules of a service, for verbs, and of a device, for packets: each costs time for each call
+// or packet.
 const maxRules = 1024
 
 // cmPrefix is what the verbs of the connection manager begin with, which are of no device.
 const cmPrefix = "rdma_"
 
-// VerbNames returns the names of the verbs that can be made to fail: those of verbs without ibv_, those of the connection
-// manager with rdma_.
+// VerbNames returns the names of the verbs that can be made to fail: those of verbs without ibv_, those of the
+// connection manager with rdma_.
 func VerbNames() []string { return append(uverbs.Verbs(), ucma.Verbs()...) }
 
 const lastErrno = 133 // EHWPOISON
@@ -200,7 +201,8 @@ func (v *verbFaults) list() []ctl.FaultRuleState {
 	var list []ctl.FaultRuleState
 	for _, r := range v.rules {
 		f := r.VerbFault
-		list = append(list, ctl.FaultRuleState{Dev: r.dev, ID: r.id, Verb: &f, Counts: fault.Counts{Seen: r.seen, Hit: r.hit}})
+		list = append(list, ctl.FaultRuleState{Dev: r.dev, ID: r.id, Verb: &f,
+			Counts: fault.Counts{Seen: r.seen, Hit: r.hit}})
 	}
 	return list
 }
@@ -238,10 +240,11 @@ func (s *Service) addVerbFault(dev string, f *ctl.VerbFault) (id int, err error)
 	return r.id, nil
 }
 
-var errTooManyRules = fmt.Errorf("there are %d rules, which is the limit; verbena fault clear removes them: %w", maxRules, syscall.ENOSPC)
+var errTooManyRules = fmt.Errorf("there are %d rules, which is the limit; verbena fault clear removes them: %w",
+	maxRules, syscall.ENOSPC)
 
-// clearVerbFaults removes the rules of one device, or all if dev is empty: all of them, or the one with the ID if that is
-// not 0. It reports whether there was one. Calls that a rule has wait go on.
+// clearVerbFaults removes the rules of one device, or all if dev is empty: all of them, or the one with the ID if that
+// is not 0. It reports whether there was one. Calls that a rule has wait go on.
 func (s *Service) clearVerbFaults(dev string, id int) (removed bool) {
 	v := &s.verbFaults
 	v.mu.Lock()

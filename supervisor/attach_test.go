@@ -9,8 +9,8 @@ import (
 	"verbena/internal/quota"
 )
 
-// TestAttachIsChargedFirst: a session is charged before anything of the launcher's is looked at that may make a thread wait, and
-// nothing stays charged of one that is refused.
+// TestAttachIsChargedFirst: a session is charged before anything of the launcher's is looked at that may make a thread
+// wait, and nothing stays charged of one that is refused.
 func TestAttachIsChargedFirst(t *testing.T) {
 	var l quota.Limits
 	l[quota.Sessions].PerUser = 1

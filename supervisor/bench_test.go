@@ -27,8 +27,8 @@ func BenchmarkDoorbell(b *testing.B) {
 	}
 }
 
-// BenchmarkWrite is write(2) to a file that is no device: at an ordinary number, at one of the low range that device files get, and at
-// one of those whose write(2) is not trapped. Beside it is the same program without a supervisor.
+// BenchmarkWrite is write(2) to a file that is no device: at an ordinary number, at one of the low range that device
+// files get, and at one of those whose write(2) is not trapped. Beside it is the same program without a supervisor.
 func BenchmarkWrite(b *testing.B) {
 	args := []string{"writes", strconv.Itoa(max(b.N, 2000)), "50", "800", "1000"}
 	w := newWorld(b)

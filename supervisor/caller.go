@@ -78,8 +78,8 @@ func (w *worker) look() (*procThread, error) {
 
 func (t *procThread) close() { unix.Close(t.dir) }
 
-// principal returns whom the thread's process is charged to, and whether it manages the service. The caller proves afterwards that
-// the thread is still there.
+// principal returns whom the thread's process is charged to, and whether it manages the service. The caller proves
+// afterwards that the thread is still there.
 func (s *Supervisor) principal(th *procThread) (principal.Principal, error) {
 	return s.cfg.Authority.Of(th.dir, th.id.uids.real, th.id.uids.effective)
 }
@@ -357,7 +357,8 @@ func (w *worker) openSpace(th *procThread, p *process, bound bool) (*umem.Proces
 		return nil, w.goneOr(err)
 	}
 	s, err := umem.NewProcess(umem.ProcessConfig{
-		PID: p.pid, Pidfd: os.NewFile(uintptr(fd), "pidfd"), Mem: mem, Maps: maps, Bound: bound, Copies: w.session.sup.Copies(p.user),
+		PID: p.pid, Pidfd: os.NewFile(uintptr(fd), "pidfd"), Mem: mem, Maps: maps, Bound: bound, Copies: w.session.sup.Copies(
+			p.user),
 		Trusting: !accessesOthers(),
 	})
 	if err != nil {

@@ -118,9 +118,11 @@ type flag struct {
 // openFlags shows the flags of open(2).
 func openFlags(flags uint64) string {
 	flags &= 1<<32 - 1
-	mode := [...]string{unix.O_RDONLY: "O_RDONLY", unix.O_WRONLY: "O_WRONLY", unix.O_RDWR: "O_RDWR", 3: "O_ACCMODE"}[flags&unix.O_ACCMODE]
+	mode := [...]string{unix.O_RDONLY: "O_RDONLY", unix.O_WRONLY: "O_WRONLY", unix.O_RDWR: "O_RDWR",
+		3: "O_ACCMODE"}[flags&unix.O_ACCMODE]
 	return withFlags(mode, flags&^unix.O_ACCMODE, []flag{
-		{unix.O_CLOEXEC, "O_CLOEXEC"}, {unix.O_NONBLOCK, "O_NONBLOCK"}, {unix.O_DIRECTORY, "O_DIRECTORY"}, {unix.O_NOFOLLOW, "O_NOFOLLOW"},
+		{unix.O_CLOEXEC, "O_CLOEXEC"}, {unix.O_NONBLOCK, "O_NONBLOCK"}, {unix.O_DIRECTORY, "O_DIRECTORY"}, {unix.O_NOFOLLOW,
+			"O_NOFOLLOW"},
 		{unix.O_PATH, "O_PATH"}, {unix.O_CREAT, "O_CREAT"}, {unix.O_EXCL, "O_EXCL"}, {unix.O_TRUNC, "O_TRUNC"},
 	})
 }

@@ -26,7 +26,8 @@ func TestTrace(t *testing.T) {
 	}
 
 	w.trace = func(line string) { traced.logf("%s", line) }
-	if code, out := w.sh("cat /sys/class/infiniband/rxe0/node_type /etc/hostname; cat /sys/class/infiniband/rxe0/nosuch"); code == 0 {
+	if code, out := w.sh(
+		"cat /sys/class/infiniband/rxe0/node_type /etc/hostname; cat /sys/class/infiniband/rxe0/nosuch"); code == 0 {
 		t.Errorf("exit code 0: %s", out)
 	}
 	w.mustRunSelf("commands") // doorbells are among them

@@ -72,14 +72,14 @@ func (p *cmPipe) ready(on bool) {
 	}
 }
 
-// settled reports whether the pipe is as ready has said. A byte that was there before an event is not enough: the program may have seen it,
-// and then that there are no events.
+// settled reports whether the pipe is as ready has said. A byte that was there before an event is not enough: the
+// program may have seen it, and then that there are no events.
 //
 //verbena:held mu
 func (p *cmPipe) settled() bool { return p.want == p.full && !p.edge }
 
-// settle puts a byte into the pipe, or takes it out, until poll(2) says what ready was told. It may sleep as long as the
-// program wants.
+// settle puts a byte into the pipe, or takes it out, until poll(2) says what ready was told. It may sleep as long as
+// the program wants.
 func (p *cmPipe) settle() {
 	for {
 		p.mu.Lock()
@@ -246,7 +246,8 @@ func (f cmFile) Fail(error) {}
 
 // newCMFile opens the file for a process, and returns with it the description for the program, as newOpenFile does.
 func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, description *os.File, err error) {
-	f := &openFile{sup: t.sup, session: t, node: *n, user: p.user, pid: p.id.pid, access: how & unix.O_ACCMODE, ended: make(chan struct{})}
+	f := &openFile{sup: t.sup, session: t, node: *n, user: p.user, pid: p.id.pid, access: how & unix.O_ACCMODE,
+		ended: make(chan struct{})}
 	if err := f.user.Take(quota.Contexts, 1); err != nil {
 		return nil, nil, err
 	}
@@ -278,7 +279,8 @@ func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, descriptio
 	f.inode = inode{st.Dev, st.Ino}
 	f.waits.left, f.waits.user = make(chan struct{}), t.sup.waitsOf(p.user)
 	f.pipe = &cmPipe{end: os.NewFile(uintptr(writer), cmDevice), fd: writer, user: p.user, kept: keep, note: note}
-	f.cm = t.sup.cfg.CM.Open(ucma.Config{User: p.user, PID: p.id.pid, UID: p.id.uids.effective, Alive: p.alive, Ready: f.pipe.ready})
+	f.cm = t.sup.cfg.CM.Open(ucma.Config{User: p.user, PID: p.id.pid, UID: p.id.uids.effective, Alive: p.alive,
+		Ready: f.pipe.ready})
 	f.file = cmFile{f.cm}
 	s := t.sup
 	s.mu.Lock()
@@ -341,7 +343,8 @@ func (c *cmCaller) CMFile(fd int) (*ucma.File, error) {
 	return f.cm, nil
 }
 
-// MayConnect reports whether a queue pair is of the user who has opened the file, or of the caller's. A manager may connect any.
+// MayConnect reports whether a queue pair is of the user who has opened the file, or of the caller's. A manager may
+// connect any.
 func (c *cmCaller) MayConnect(dev *ib.Device, num uint32) bool {
 	if c.w == nil {
 		return false
@@ -424,8 +427,8 @@ func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
 	return verdict{val: int64(n)}, false
 }
 
-// nonBlocking reports whether the caller has set O_NONBLOCK on the descriptor of the call, by whatever way. It is false where that cannot
-// be found out. The error is errGone.
+// nonBlocking reports whether the caller has set O_NONBLOCK on the descriptor of the call, by whatever way. It is false
+// where that cannot be found out. The error is errGone.
 func (w *worker) nonBlocking(f *openFile) (bool, error) {
 	th, err := w.look()
 	if err != nil {
@@ -449,8 +452,9 @@ func onlyGone(err error) error {
 	return nil
 }
 
-// nonBlockingByProc does so for a service that may not call pidfd_getfd(2), and so serves no user but its own. For others the program could
-// replace the file by an epoll instance, whose entries the kernel lists in memory that it charges to the service. (proc_pid_fdinfo(5))
+// nonBlockingByProc does so for a service that may not call pidfd_getfd(2), and so serves no user but its own. For
+// others the program could replace the file by an epoll instance, whose entries the kernel lists in memory that it
+// charges to the service. (proc_pid_fdinfo(5))
 func (w *worker) nonBlockingByProc(fd int32) bool {
 	b, err := procfile.Read(fmt.Sprintf("/proc/%d/fdinfo/%d", w.n.tid, fd))
 	if err != nil {
@@ -548,7 +552,8 @@ func (d *deferred) await() {
 
 // panicked answers the call after a panic, and closes the file, whose state is not known.
 func (d *deferred) panicked(p any, stack []byte) {
-	d.session.log.Error(fmt.Sprintf("panic in a call of thread %d that waits for events", d.n.tid), "panic", p, "stack", string(stack))
+	d.session.log.Error(fmt.Sprintf("panic in a call of thread %d that waits for events", d.n.tid), "panic", p, "stack",
+		string(stack))
 	d.answer(verdict{err: syscall.EIO})
 	d.f.close()
 }
@@ -578,7 +583,8 @@ func (d *deferred) answer(v verdict) bool {
 		r = response{id: d.n.id, errno: -int32(errno(v.err))}
 	}
 	if t := d.caller.trace; t != nil {
-		d.session.info.Trace(fmt.Sprintf("%d write(%d<%s>, %s, %d) = %s <%.6f>", d.n.tid, int32(d.n.args[0]), cmDevice, t.command.Name,
+		d.session.info.Trace(fmt.Sprintf("%d write(%d<%s>, %s, %d) = %s <%.6f>", d.n.tid, int32(d.n.args[0]), cmDevice,
+			t.command.Name,
 			d.n.args[2], t.result(v), time.Since(d.began).Seconds()))
 	}
 	return send(d.session.fd, &r) == nil

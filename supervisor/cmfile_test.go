@@ -10,8 +10,8 @@ import (
 	"verbena/internal/quota"
 )
 
-// TestEdge: a program that polls edge-triggered, and has seen that there are no events, is woken for each that comes, also where the byte of
-// an earlier one is still in the pipe.
+// TestEdge: a program that polls edge-triggered, and has seen that there are no events, is woken for each that comes,
+// also where the byte of an earlier one is still in the pipe.
 func TestEdge(t *testing.T) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
@@ -23,7 +23,8 @@ func TestEdge(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(ep)
-	if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, ends[0], &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET&(1<<32-1)}); err != nil {
+	if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, ends[0],
+		&unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET&(1<<32-1)}); err != nil {
 		t.Fatal(err)
 	}
 	woken := func() bool {
@@ -33,7 +34,8 @@ func TestEdge(t *testing.T) {
 		}
 		return n > 0
 	}
-	p := &cmPipe{end: os.NewFile(uintptr(ends[1]), "pipe"), fd: ends[1], user: withPipe(t, quota.New(quota.Limits{}).User(0))}
+	p := &cmPipe{end: os.NewFile(uintptr(ends[1]), "pipe"), fd: ends[1],
+		user: withPipe(t, quota.New(quota.Limits{}).User(0))}
 	defer p.close()
 	p.ready(true)
 	p.settle()
@@ -76,15 +78,17 @@ func withPipe(t *testing.T, u *quota.User) *quota.User {
 	return u
 }
 
-// TestSettleWaits: an event is taken while the thread that has put the byte for it into the pipe is not back yet. The call that takes it is
-// answered when the byte is out again: a program that polls meanwhile would wait for an event that there is not. (rsockets closes a socket so)
+// TestSettleWaits: an event is taken while the thread that has put the byte for it into the pipe is not back yet. The
+// call that takes it is answered when the byte is out again: a program that polls meanwhile would wait for an event
+// that there is not. (rsockets closes a socket so)
 func TestSettleWaits(t *testing.T) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(ends[0])
-	p := &cmPipe{end: os.NewFile(uintptr(ends[1]), "pipe"), fd: ends[1], user: withPipe(t, quota.New(quota.Limits{}).User(0))}
+	p := &cmPipe{end: os.NewFile(uintptr(ends[1]), "pipe"), fd: ends[1],
+		user: withPipe(t, quota.New(quota.Limits{}).User(0))}
 	defer p.close()
 	busy := make(chan struct{})
 	p.mu.Lock()

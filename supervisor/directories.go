@@ -215,8 +215,8 @@ func (w *worker) installFrom(th *procThread, fd int, least uint32, flags uint64)
 	return fails(err)
 }
 
-// installTrapped installs a descriptor at a number that the filter traps, from least on. The limit is raised for that if p is not
-// nil. EBADF if it is below.
+// installTrapped installs a descriptor at a number that the filter traps, from least on. The limit is raised for that
+// if p is not nil. EBADF if it is below.
 func (w *worker) installTrapped(th *procThread, p *process, fd int, least uint32, flags uint64) (uint32, error) {
 	t := w.session
 	t.opening.Lock()

@@ -14,11 +14,12 @@
 //	  waits, passes signals on,           write(fd, doorbell) ---------> uverbs.File.Write
 //	  guards (Program.Guard)              mmap(fd), read(sysfs) .... native
 //
-// The filter lets nearly everything through. Trapped are: RDMA's ioctl, by its request number; write, fstat and close on
-// descriptors with the numbers that device files get (numbers.go), which few other files have; sockets of NETLINK_RDMA (netlink.go); and calls with
-// a path, because a filter cannot see what is in it. Most paths are not virtual, and the call goes on in the kernel. A
-// path below /dev/infiniband or /sys/class/infiniband* is answered from a tree of real files, of the user (trees.go, sysfs.go): the
-// program gets a descriptor of one and does the rest without being trapped.
+// The filter lets nearly everything through. Trapped are: RDMA's ioctl, by its request number; write, fstat and close
+// on descriptors with the numbers that device files get (numbers.go), which few other files have; sockets of
+// NETLINK_RDMA (netlink.go); and calls with a path, because a filter cannot see what is in it. Most paths are not
+// virtual, and the call goes on in the kernel. A path below /dev/infiniband or /sys/class/infiniband* is answered from
+// a tree of real files, of the user (trees.go, sysfs.go): the program gets a descriptor of one and does the rest
+// without being trapped.
 //
 // A program may also ring natively, by writes that are not trapped: native.go says which, and how they are seen.
 //
@@ -48,15 +49,16 @@
 // # What does not work
 //
 // A program that reaches a device by io_uring or as a 32-bit program does not find it, nor by ".." after a link in the
-// file system; chdir to a virtual directory fails (fchdir does not: directories.go), and so does O_PATH of a device or a
-// link; from a virtual directory no path leads by ".." to files outside. One supervisor per program is all that the kernel allows
-// (ErrNested). Without CAP_SYS_ADMIN the program runs with no_new_privs: setuid programs have no effect in it. If a program
-// closes a device's descriptor by io_uring, or while another thread writes to it, a write(2) of the doorbell's 32 bytes
-// to the next file under the number may be taken for a doorbell, for half a second.
+// file system; chdir to a virtual directory fails (fchdir does not: directories.go), and so does O_PATH of a device or
+// a link; from a virtual directory no path leads by ".." to files outside. One supervisor per program is all that the
+// kernel allows (ErrNested). Without CAP_SYS_ADMIN the program runs with no_new_privs: setuid programs have no effect
+// in it. If a program closes a device's descriptor by io_uring, or while another thread writes to it, a write(2) of the
+// doorbell's 32 bytes to the next file under the number may be taken for a doorbell, for half a second.
 //
 // The service must be allowed to access the program's memory: same user, or CAP_SYS_PTRACE (umem.ErrAccess from
 // Attach). Where Yama allows that to ancestors only (ptrace_scope 1), the program allows it to the service as well
-// (tracer.go); for processes that do not, such as its children, the launcher is asked to open /proc/PID/mem (helper.go). It stays an ancestor of what the program starts as long as it lives, which is as long as the program
+// (tracer.go); for processes that do not, such as its children, the launcher is asked to open /proc/PID/mem
+// (helper.go). It stays an ancestor of what the program starts as long as it lives, which is as long as the program
 // does; processes that go on after that reach what they have open, and find no more devices.
 //
 // A signal whose handler was installed without SA_RESTART can interrupt a trapped call with EINTR, where the kernel

@@ -85,8 +85,8 @@ func (w *worker) duplicate(c call) verdict {
 // errOwnTable is the error for a thread that does not share its descriptors with the main thread, before Linux 6.9.
 var errOwnTable = fmt.Errorf("the thread has descriptors of its own: %w", unix.EPERM)
 
-// copyFile returns a descriptor of whatever the caller has open under a number. The error is errOwnTable, or EPERM where pidfd_getfd(2)
-// is not allowed (Yama, Docker).
+// copyFile returns a descriptor of whatever the caller has open under a number. The error is errOwnTable, or EPERM
+// where pidfd_getfd(2) is not allowed (Yama, Docker).
 func (w *worker) copyFile(th *procThread, fd int32) (copied int, err error) {
 	const thread = unix.O_EXCL // PIDFD_THREAD
 	pidfd, err := unix.PidfdOpen(int(w.n.tid), thread)
@@ -164,14 +164,15 @@ func (w *worker) reopen(th *procThread, fd int32, file inode, open func(path int
 	return opened, nil
 }
 
-// A look for the last close has a lease of a queue file for a moment (shm.File.InUse), in which the file is not opened again.
+// A look for the last close has a lease of a queue file for a moment (shm.File.InUse), in which the file is not opened
+// again.
 const (
 	leaseTries = 100
 	leasePause = 100 * time.Microsecond
 )
 
-// isFile reports whether a descriptor, also one of O_PATH, is of a file. It does not ask the file system, which may be a
-// program of the user's.
+// isFile reports whether a descriptor, also one of O_PATH, is of a file. It does not ask the file system, which may be
+// a program of the user's.
 func isFile(fd int, file inode) bool {
 	var st unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &st)

@@ -68,7 +68,8 @@ func newFakeServer() *fakeServer {
 }
 
 func (s *fakeServer) plug(name string, minor int, ibName string) {
-	d := device{name: name, minor: minor, ib: ib.NewDevice(ibName, s.driver, nil).Device(), counters: fakeCounters{}, driverABI: 2, identity: new(int)}
+	d := device{name: name, minor: minor, ib: ib.NewDevice(ibName, s.driver, nil).Device(), counters: fakeCounters{},
+		driverABI: 2, identity: new(int)}
 	s.change(func() { s.devs = append(s.devs, d) })
 }
 
@@ -114,7 +115,8 @@ func (s *fakeServer) open(name string, p uverbs.Process, m uverbs.Memory) (uverb
 		if err != nil {
 			return nil, err
 		}
-		f := &fakeFile{name: p.Name(), uid: p.UID(), pid: p.PID(), mem: m, region: r, closed: make(chan struct{}), gate: make(chan struct{}, 1)}
+		f := &fakeFile{name: p.Name(), uid: p.UID(), pid: p.PID(), mem: m, region: r, closed: make(chan struct{}),
+			gate: make(chan struct{}, 1)}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.files = append(s.files, f)
@@ -421,7 +423,9 @@ func (o *output) String() string {
 // printed waits until the program has written something.
 func (w *world) printed(r *run, text string) {
 	w.Helper()
-	testutil.Eventually(w.TB, fmt.Sprintf("%q to be printed", text), func() bool { return strings.Contains(r.output.String(), text) })
+	testutil.Eventually(w.TB, fmt.Sprintf("%q to be printed", text), func() bool {
+		return strings.Contains(r.output.String(), text)
+	})
 }
 
 // start starts a program; env is added to the environment.
@@ -477,14 +481,16 @@ func (w *world) tryStartWith(in *os.File, path string, env []string, args ...str
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	r.Program, err = Start(&Launch{
 		AdoptOrphans: askHelper, Tracer: tracer,
-		Path: path, Args: args, Env: append(append(os.Environ(), "GORACE=atexit_sleep_ms=0"), env...), Files: []*os.File{in, wr, wr},
+		Path: path, Args: args, Env: append(append(os.Environ(), "GORACE=atexit_sleep_ms=0"), env...), Files: []*os.File{in,
+			wr, wr},
 		Handover: func(listener *os.File) error {
 			fd, err := unix.FcntlInt(listener.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 			if err != nil {
 				return err
 			}
 			l := os.NewFile(uintptr(fd), "listener")
-			if r.session, err = w.sup.Attach(l, SessionInfo{LauncherPID: os.Getpid(), Args: args, Helper: Ancestor{}, Trace: w.trace}); err != nil {
+			if r.session, err = w.sup.Attach(l, SessionInfo{LauncherPID: os.Getpid(), Args: args, Helper: Ancestor{},
+				Trace: w.trace}); err != nil {
 				l.Close()
 			}
 			return err
@@ -493,8 +499,8 @@ func (w *world) tryStartWith(in *os.File, path string, env []string, args ...str
 	return r, err
 }
 
-// programPatience is how long a program of a test may run once its end is waited for. Each of its system calls may wait for
-// the supervisor, and each thread of that for a processor.
+// programPatience is how long a program of a test may run once its end is waited for. Each of its system calls may wait
+// for the supervisor, and each thread of that for a processor.
 const programPatience = 2 * testutil.Patience
 
 // finish waits for the end of a program and its session, and returns its exit code and what it has printed.

@@ -20,7 +20,8 @@ type Feature struct {
 	Promise     string // what SECURITY.md promises and a service cannot keep without it; "" for none
 }
 
-// Features lists what the kernel has, the newest last; an error is why no program can be started here at all (Probe). It may sleep.
+// Features lists what the kernel has, the newest last; an error is why no program can be started here at all (Probe).
+// It may sleep.
 func Features() ([]Feature, error) {
 	if err := Probe(); err != nil {
 		return nil, err
@@ -30,8 +31,9 @@ func Features() ([]Feature, error) {
 	defer t.end()
 	var err error
 	here := map[string]bool{
-		"pidfd_getfd": copiesDescriptors(), "SO_PEERPIDFD": peerPidfd(), "PROCMAP_QUERY": umem.QueriesMappings(), "short slices": sched.Slices(),
-		"Landlock": confine.HasLandlock(), "SO_PASSRIGHTS": refusesRights(),
+		"pidfd_getfd": copiesDescriptors(), "SO_PEERPIDFD": peerPidfd(), "PROCMAP_QUERY": umem.QueriesMappings(),
+		"short slices": sched.Slices(),
+		"Landlock":     confine.HasLandlock(), "SO_PASSRIGHTS": refusesRights(),
 	}
 	t.do(func() { err = probeListener(here) })
 	for i := range list {
@@ -127,7 +129,8 @@ func Access() string {
 	case "0":
 		return "the service reaches programs' memory itself"
 	case "1":
-		return fmt.Sprintf("kernel.yama.ptrace_scope is %s: an ordinary user's service reaches the memory of a program, and `verbena run` that of the processes that it starts", scope)
+		return fmt.Sprintf("kernel.yama.ptrace_scope is %s: an ordinary user's service reaches the memory of a program, and `verbena run` that of the processes that it starts",
+			scope)
 	default:
 		return fmt.Sprintf("kernel.yama.ptrace_scope is %s: only root's service reaches programs' memory", scope)
 	}

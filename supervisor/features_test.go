@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestFeatures compares what is found with the kernel's version: the one that has a feature has it, unless it is not allowed.
+// TestFeatures compares what is found with the kernel's version: the one that has a feature has it, unless it is not
+// allowed.
 func TestFeatures(t *testing.T) {
 	list, err := Features()
 	if errors.Is(err, ErrUnsupported) || errors.Is(err, ErrNested) {

@@ -331,7 +331,8 @@ func (a *architecture) filter(n numbers) []unix.SockFilter {
 		ifTo:   append([]unix.SockFilter{arg(1)}, file...),
 		ifUpTo: {arg(1), is(jge, n.low.first, 1), give(trap), give(unix.SECCOMP_RET_ALLOW)},
 		ifDup: append([]unix.SockFilter{
-			arg(0), is(jge, n.low.first, 4), is(jge, n.low.end, 2), is(jge, n.high, 2), {Code: jge, K: math.MaxInt32 + 1, Jt: 1}, give(trap),
+			arg(0), is(jge, n.low.first, 4), is(jge, n.low.end, 2), is(jge, n.high, 2), {Code: jge, K: math.MaxInt32 + 1,
+				Jt: 1}, give(trap),
 			arg(1), {Code: jeq, K: unix.F_DUPFD, Jt: 1}, is(jeq, unix.F_DUPFD_CLOEXEC, 7),
 			arg(2),
 		}, file...),

@@ -56,7 +56,8 @@ func verdictOf(t *testing.T, filter []unix.SockFilter, arch, nr uint32, args ...
 	return uint32(v)
 }
 
-// TestFilterOfNativeDoorbells: of the numbers that command files get, some are not trapped by write(2), and by everything else they are.
+// TestFilterOfNativeDoorbells: of the numbers that command files get, some are not trapped by write(2), and by
+// everything else they are.
 func TestFilterOfNativeDoorbells(t *testing.T) {
 	n := numbersFor(1 << 20)
 	first, end := n.native.first, n.native.end
@@ -67,10 +68,12 @@ func TestFilterOfNativeDoorbells(t *testing.T) {
 			fd   uint32
 			want uint32
 		}{
-			{callWrite, 3, allow}, {callWrite, n.low.first - 1, allow}, {callWrite, n.low.first, trap}, {callWrite, first - 1, trap},
+			{callWrite, 3, allow}, {callWrite, n.low.first - 1, allow}, {callWrite, n.low.first, trap}, {callWrite, first - 1,
+				trap},
 			{callWrite, first, allow}, {callWrite, end - 1, allow}, {callWrite, end, allow}, {callWrite, n.high - 1, allow},
 			{callWrite, n.high, trap}, {callWrite, math.MaxInt32, trap},
-			{callWrite, math.MaxUint32, allow}, {callFstat, first, trap}, {callFstat, end - 1, trap}, {callDup, first, trap}, {callBind, first, trap},
+			{callWrite, math.MaxUint32, allow}, {callFstat, first, trap}, {callFstat, end - 1, trap}, {callDup, first,
+				trap}, {callBind, first, trap},
 		} {
 			if nr := arch.numbers[tt.call]; nr.ok {
 				if got := verdictOf(t, prog, arch.audit, nr.nr, uint64(tt.fd)); got != tt.want {
@@ -370,7 +373,8 @@ func TestNumbers(t *testing.T) {
 		}
 		// The filter and the supervisor agree.
 		for name, arch := range architectures {
-			for _, fd := range []uint32{0, 191, 192, 255, 256, 767, 768, 1023, 1024, 1535, 1536, 3072, 14999, 15000, 16383, 16384, 24573, 1<<31 - 1, 1 << 31} {
+			for _, fd := range []uint32{0, 191, 192, 255, 256, 767, 768, 1023, 1024, 1535, 1536, 3072, 14999, 15000, 16383,
+				16384, 24573, 1<<31 - 1, 1 << 31} {
 				trapped := verdictOf(t, arch.filter(got), arch.audit, arch.numbers[callFstat].nr, uint64(fd)) == trap
 				if trapped != got.has(fd) {
 					t.Errorf("%s: with a limit of %d, fstat of %d is trapped: %v", name, tt.hard, fd, trapped)

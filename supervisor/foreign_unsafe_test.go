@@ -48,7 +48,8 @@ func programGiven(args []string) {
 	fmt.Printf("user %d: ioctl %v, write %v\n", os.Getuid(), e, werr)
 }
 
-// TestFileOfAnotherUser: commands on a device file that another user has opened are refused, ioctl(2) and write(2) alike.
+// TestFileOfAnotherUser: commands on a device file that another user has opened are refused, ioctl(2) and write(2)
+// alike.
 func TestFileOfAnotherUser(t *testing.T) {
 	testutil.NeedRoot(t, "to be several users")
 	w := newWorld(t, func(c *SupervisorConfig) { c.Quota = quota.New(quota.Limits{}) })

@@ -91,7 +91,8 @@ func ptraceScope() string {
 // Helped reports whether the session may need the Helper to reach its program: then the launcher is to adopt orphans.
 func (t *Session) Helped() bool { return t.helper != nil }
 
-// Traced reports whether the session reaches what lets it without the Helper: then the program is to name this process (Tracer).
+// Traced reports whether the session reaches what lets it without the Helper: then the program is to name this process
+// (Tracer).
 func (t *Session) Traced() bool { return t.helper != nil && !t.asksOnly }
 
 // directAccess reports whether this process may access another's memory itself; nil also if there is no such process.

@@ -46,7 +46,8 @@ func TestEndedProcessHasNothing(t *testing.T) {
 	}
 }
 
-// TestLimitOfAnothersNumber tests that the limit of open files is not raised of a process that only has the caller's number.
+// TestLimitOfAnothersNumber tests that the limit of open files is not raised of a process that only has the caller's
+// number.
 func TestLimitOfAnothersNumber(t *testing.T) {
 	var before, after unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
@@ -92,10 +93,12 @@ func TestCapabilitiesOfUserNamespace(t *testing.T) {
 	}
 	inside, outside := start(syscall.CLONE_NEWUSER), start(0)
 	if inside.fileCapability || inside.bindCapability || inside.rawCapability {
-		t.Errorf("inside: CAP_DAC_OVERRIDE %v, CAP_NET_BIND_SERVICE %v, CAP_NET_RAW %v, want none", inside.fileCapability, inside.bindCapability, inside.rawCapability)
+		t.Errorf("inside: CAP_DAC_OVERRIDE %v, CAP_NET_BIND_SERVICE %v, CAP_NET_RAW %v, want none", inside.fileCapability,
+			inside.bindCapability, inside.rawCapability)
 	}
 	if !outside.fileCapability || !outside.bindCapability || !outside.rawCapability {
-		t.Errorf("outside: CAP_DAC_OVERRIDE %v, CAP_NET_BIND_SERVICE %v, CAP_NET_RAW %v, want all", outside.fileCapability, outside.bindCapability, outside.rawCapability)
+		t.Errorf("outside: CAP_DAC_OVERRIDE %v, CAP_NET_BIND_SERVICE %v, CAP_NET_RAW %v, want all", outside.fileCapability,
+			outside.bindCapability, outside.rawCapability)
 	}
 }
 
@@ -126,8 +129,8 @@ func TestAttachOfEndedLauncher(t *testing.T) {
 	}
 }
 
-// TestListenerIsNothingElse tests that a descriptor whose file answers an unknown ioctl(2) as an old listener does is not
-// taken for one.
+// TestListenerIsNothingElse tests that a descriptor whose file answers an unknown ioctl(2) as an old listener does is
+// not taken for one.
 func TestListenerIsNothingElse(t *testing.T) {
 	w := newWorld(t)
 	const userModeOnly = 1 // UFFD_USER_MODE_ONLY
@@ -176,7 +179,8 @@ func TestNetlinkSocketsAreBounded(t *testing.T) {
 // TestUnreadAnswersAreBounded tests that a user who reads no answers gets no more of them, on any socket.
 func TestUnreadAnswersAreBounded(t *testing.T) {
 	s := newWorld(t).sup
-	n := &netlinkSocket{sup: s, user: quota.New(quota.Limits{}).User(1), opener: netlinkOpener{uid: 1}, all: &netlinkUser{}}
+	n := &netlinkSocket{sup: s, user: quota.New(quota.Limits{}).User(1), opener: netlinkOpener{uid: 1},
+		all: &netlinkUser{}}
 	request := make([]byte, unix.SizeofNlMsghdr)
 	binary.NativeEndian.PutUint32(request, uint32(len(request)))
 	binary.NativeEndian.PutUint16(request[4:], 5<<10|1) // RDMA_NL_NLDEV, RDMA_NLDEV_CMD_GET
@@ -199,8 +203,8 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 	}
 }
 
-// TestMemoryByHelperIsBound tests that memory which the launcher has opened is never reached by the process's number: this
-// process may not access the process, nor who has its number next.
+// TestMemoryByHelperIsBound tests that memory which the launcher has opened is never reached by the process's number:
+// this process may not access the process, nor who has its number next.
 func TestMemoryByHelperIsBound(t *testing.T) {
 	defer func() { askHelper = false }()
 	askHelper = true

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// installUnreadable gives the program a descriptor whose read(2) fails with EINVAL. It is a pidfd of the program, which holds nothing that
-// the kernel counts against the service.
+// installUnreadable gives the program a descriptor whose read(2) fails with EINVAL. It is a pidfd of the program, which
+// holds nothing that the kernel counts against the service.
 func (w *worker) installUnreadable(flags uint64) verdict {
 	th, err := w.look()
 	if err != nil {
@@ -24,7 +24,8 @@ func (w *worker) installUnreadable(flags uint64) verdict {
 
 // installAnswer gives the program a duplicate of a descriptor as the call's answer.
 func (w *worker) installAnswer(fd int, flags uint64) verdict {
-	a := addFD{id: w.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SEND, srcFD: uint32(fd), newFlags: uint32(flags & unix.O_CLOEXEC)}
+	a := addFD{id: w.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SEND, srcFD: uint32(fd),
+		newFlags: uint32(flags & unix.O_CLOEXEC)}
 	n, err := sendAddFD(w.session.fd, &a)
 	if err == nil {
 		return verdict{val: int64(n), fate: sent}
@@ -40,9 +41,10 @@ func (w *worker) installAnswer(fd int, flags uint64) verdict {
 	return verdict{val: int64(n)}
 }
 
-// installCommandFile gives the program a duplicate of a descriptor of a device file, at a number that the filter traps, from least
-// on. A file that rings natively gets one whose writes are not trapped, while there is one.
-func (w *worker) installCommandFile(th *procThread, p *process, fd int, least uint32, rings bool, flags uint64) (int, error) {
+// installCommandFile gives the program a duplicate of a descriptor of a device file, at a number that the filter traps,
+// from least on. A file that rings natively gets one whose writes are not trapped, while there is one.
+func (w *worker) installCommandFile(th *procThread, p *process, fd int, least uint32, rings bool, flags uint64) (int,
+	error) {
 	t := w.session
 	t.opening.Lock()
 	defer t.opening.Unlock()
@@ -54,7 +56,8 @@ func (w *worker) installCommandFile(th *procThread, p *process, fd int, least ui
 	}
 	defer restore()
 	if err = w.installLocked(fd, number, flags); err == unix.EBADF {
-		t.log.Warn("the limit of open files (ulimit -n) is too low and may not be raised from here", "pid", p.pid, "needs", number+1)
+		t.log.Warn("the limit of open files (ulimit -n) is too low and may not be raised from here", "pid", p.pid, "needs",
+			number+1)
 		err = syscall.EMFILE
 	}
 	return int(number), err

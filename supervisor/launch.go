@@ -24,7 +24,8 @@ type Launch struct {
 	// AdoptOrphans keeps this process an ancestor of all that the program starts, while it runs: for a Helper. Handover
 	// may set it, when it has learnt whether there will be one (Session.Helped).
 	AdoptOrphans bool
-	// Tracer, which Handover may set, is the supervisor that the program lets access its memory: of use where Yama restricts ptrace to ancestors.
+	// Tracer, which Handover may set, is the supervisor that the program lets access its memory: of use where Yama
+	// restricts ptrace to ancestors.
 	Tracer *Tracer
 	// Handover gives the listener to the supervisor (Supervisor.Attach, in another process or in this one) and returns
 	// when that has taken it up: from then on it must answer. The file is this package's to close.

@@ -40,8 +40,8 @@ func (o *opener) LibraryFault(fault ib.LibraryFault) {
 	o.session.faults[fault].CompareAndSwap(notFound, found)
 }
 
-// tellLibraryFaults tells the user of each fault of the library that the device has found, once for a session. It may sleep: a
-// thread of the program waits for it, so that the program does not end before.
+// tellLibraryFaults tells the user of each fault of the library that the device has found, once for a session. It may
+// sleep: a thread of the program waits for it, so that the program does not end before.
 func (f *openFile) tellLibraryFaults() {
 	t := f.session
 	for fault := range ib.NumLibraryFaults {

@@ -34,7 +34,8 @@ func TestExplainLibraryFault(t *testing.T) {
 		{ib.Overconsumed, "55.0", ""}, {ib.LengthLost, "63.1", "Its rdma-core 63.1 does that"}, {ib.LengthLost, "64.0", ""},
 	} {
 		got := explainLibraryFault(c.fault, 7, "prog", c.version)
-		if !strings.Contains(got, c.want) || !strings.Contains(got, "prog (process 7)") || (c.want == "") == strings.Contains(got, "rdma-core") {
+		if !strings.Contains(got, c.want) || !strings.Contains(got, "prog (process 7)") ||
+			(c.want == "") == strings.Contains(got, "rdma-core") {
 			t.Errorf("fault %d, version %q: got %q, want %q in it", c.fault, c.version, got, c.want)
 		}
 	}

@@ -36,6 +36,7 @@ func TestDebugLog(t *testing.T) {
 		t.Error("nothing is logged of the process's memory")
 	}
 	if opened == 0 || opened != closed || busy != 1 {
-		t.Errorf("%d device files opened, %d closed, %d commands refused with EBUSY; want as many closed as opened, and 1", opened, closed, busy)
+		t.Errorf("%d device files opened, %d closed, %d commands refused with EBUSY; want as many closed as opened, and 1",
+			opened, closed, busy)
 	}
 }

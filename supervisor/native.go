@@ -20,16 +20,18 @@ import (
 
 // Doorbells is how programs ring: announce what they have posted in their queues.
 //
-// A doorbell is a write(2) of 32 bytes on the command file. Trapped, it takes a change to a thread of this process and back, and is answered when
-// the work has been done, for which no other processor is needed. A native one is appended to the queue file, to a part that nobody reads, and takes
-// a quarter of that. A thread for all of the user's programs, which keeps another processor busy meanwhile, looks at the queues (package poller);
-// while it sleeps, inotify reports the write.
+// A doorbell is a write(2) of 32 bytes on the command file. Trapped, it takes a change to a thread of this process and
+// back, and is answered when the work has been done, for which no other processor is needed. A native one is appended
+// to the queue file, to a part that nobody reads, and takes a quarter of that. A thread for all of the user's programs,
+// which keeps another processor busy meanwhile, looks at the queues (package poller); while it sleeps, inotify reports
+// the write.
 //
 // That is decided when a device is opened, by the number that the descriptor gets: a filter cannot be changed.
 type Doorbells uint8
 
 const (
-	// DoorbellsAuto makes them native while there are processors for that: one for each such device file, and one for each user's thread.
+	// DoorbellsAuto makes them native while there are processors for that: one for each such device file, and one for each
+	// user's thread.
 	DoorbellsAuto Doorbells = iota
 	DoorbellsTrapped
 	DoorbellsNative // wherever that is possible
@@ -102,7 +104,8 @@ func (d Doorbells) possible(processors int) bool {
 // maxLimits bounds what is read of proc_pid_limits(5).
 const maxLimits = 64 << 10
 
-// limitsLeave reports whether the process has no limit of the size of files, and a hard one of open files that leaves it so many.
+// limitsLeave reports whether the process has no limit of the size of files, and a hard one of open files that leaves
+// it so many.
 func (t *procThread) limitsLeave(files uint64) bool {
 	f, err := openAt(t.dir, "limits", unix.O_RDONLY)
 	if err != nil {
@@ -133,7 +136,8 @@ func limitsLeave(limits io.Reader, files uint64) bool {
 // firstRinging is the first version of rdma-core that is known to send no command by write(2) here.
 const firstRinging = 34
 
-// ringsOnly reports whether the thread's program has one libibverbs, of a version that sends commands by ioctl(2) alone.
+// ringsOnly reports whether the thread's program has one libibverbs, of a version that sends commands by ioctl(2)
+// alone.
 func (t *procThread) ringsOnly() bool {
 	f, err := openAt(t.dir, "maps", unix.O_RDONLY)
 	if err != nil {
@@ -153,7 +157,8 @@ type nativeMemory struct {
 // Depart lets the program's doorbells fail from now on. (uverbs.Departer)
 func (m nativeMemory) Depart() { m.f.bar() }
 
-// openBell opens the program's description for native doorbells, if there may be another file of that kind, and else the usual one.
+// openBell opens the program's description for native doorbells, if there may be another file of that kind, and else
+// the usual one.
 func (f *openFile) openBell() (description *os.File, err error) {
 	if description, err = f.newBell(); description != nil {
 		return description, nil
@@ -216,7 +221,8 @@ func (f *openFile) closeBell() {
 	}
 }
 
-// bar lets the writes of the program's descriptors of the file fail, wherever they are. It may sleep for as long as the program likes.
+// bar lets the writes of the program's descriptors of the file fail, wherever they are. It may sleep for as long as the
+// program likes.
 func (f *openFile) bar() {
 	if f.bell == nil {
 		return

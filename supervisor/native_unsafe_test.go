@@ -203,10 +203,13 @@ func newNativeWorld(t *testing.T, edit ...func(*SupervisorConfig)) *world {
 	if askHelper {
 		t.Skip("where the launcher reaches the program, doorbells are trapped")
 	}
-	return newWorld(t, append([]func(*SupervisorConfig){func(c *SupervisorConfig) { c.Doorbells = DoorbellsNative }}, edit...)...)
+	return newWorld(t, append([]func(*SupervisorConfig){func(c *SupervisorConfig) {
+		c.Doorbells = DoorbellsNative
+	}}, edit...)...)
 }
 
-// TestNativeDoorbells: what a program posts is seen though no call of it is trapped, whether the thread that looks is awake or not.
+// TestNativeDoorbells: what a program posts is seen though no call of it is trapped, whether the thread that looks is
+// awake or not.
 func TestNativeDoorbells(t *testing.T) {
 	w := newNativeWorld(t)
 	w.mustRunSelf("native", "rings", t.TempDir())
@@ -250,7 +253,8 @@ func TestNativeOrTrapped(t *testing.T) {
 	})
 	t.Run("no inotify", func(t *testing.T) { // or another limit: it is no error
 		// The session, its process, its address space, the file and its bell are what fits.
-		limits := quota.Limits{quota.Descriptors: {PerUser: sessionDescriptors + processDescriptors + spaceDescriptors + fileDescriptors + 2 + 1}}
+		limits := quota.Limits{quota.Descriptors: {PerUser: sessionDescriptors + processDescriptors + spaceDescriptors +
+			fileDescriptors + 2 + 1}}
 		w := newNativeWorld(t, func(c *SupervisorConfig) { c.Quota = quota.New(limits) })
 		if out := w.mustRunSelf("native", "opens", t.TempDir(), rdwr, nativeLibrary); strings.TrimSpace(out) != "false" {
 			t.Error("native, though nothing watches the file")
@@ -285,7 +289,8 @@ func TestProcessorsForDoorbells(t *testing.T) {
 	}
 }
 
-// TestBarredDoorbells: once the device has gone, or the service ends, a doorbell fails: whoever has the descriptor, under whatever number.
+// TestBarredDoorbells: once the device has gone, or the service ends, a doorbell fails: whoever has the descriptor,
+// under whatever number.
 func TestBarredDoorbells(t *testing.T) {
 	for _, number := range []string{"high", "low", "own table"} {
 		for _, end := range []string{"depart", "close"} {
@@ -299,7 +304,9 @@ func TestBarredDoorbells(t *testing.T) {
 				} else {
 					w.sup.Close()
 				}
-				testutil.Eventually(t, "the doorbell to fail", func() bool { return strings.Contains(r.output.String(), syscall.EFBIG.Error()) })
+				testutil.Eventually(t, "the doorbell to fail", func() bool {
+					return strings.Contains(r.output.String(), syscall.EFBIG.Error())
+				})
 				if code, out := w.finish(r); code != 0 {
 					t.Errorf("exit code %d: %s", code, out)
 				}

@@ -119,7 +119,8 @@ func (w *worker) openNetlink() verdict {
 const netlinkDescriptors = 2
 
 // newNetlink makes a socket, and returns the program's end, which is the caller's to close.
-func (s *Supervisor) newNetlink(user *quota.User, opener netlinkOpener, nonblock bool, portID uint32) (n *netlinkSocket, end int, err error) {
+func (s *Supervisor) newNetlink(user *quota.User, opener netlinkOpener, nonblock bool, portID uint32) (n *netlinkSocket,
+	end int, err error) {
 	if err := user.Take(quota.Descriptors, netlinkDescriptors); err != nil {
 		return nil, -1, err
 	}
@@ -150,7 +151,8 @@ func (s *Supervisor) newNetlink(user *quota.User, opener netlinkOpener, nonblock
 		return nil, -1, err
 	}
 	n = &netlinkSocket{
-		sup: s, end: os.NewFile(uintptr(ends[1]), "netlink"), user: user, kept: keep, note: note, opener: opener, inode: inode{st.Dev, st.Ino}, portID: portID,
+		sup: s, end: os.NewFile(uintptr(ends[1]),
+			"netlink"), user: user, kept: keep, note: note, opener: opener, inode: inode{st.Dev, st.Ino}, portID: portID,
 	}
 	s.mu.Lock()
 	if s.closed {
@@ -390,8 +392,8 @@ type netlinkOpener struct {
 	uid int // the real user id, which the kernel gives of a sender
 }
 
-// netlinkSource is what the sender of a request may know of the devices (nldev.Source): as much as the opener of the socket, who
-// may have given it to others, and no more than the sender by itself.
+// netlinkSource is what the sender of a request may know of the devices (nldev.Source): as much as the opener of the
+// socket, who may have given it to others, and no more than the sender by itself.
 type netlinkSource struct {
 	sup     *Supervisor
 	account quota.ID
@@ -447,7 +449,8 @@ func (s netlinkSource) Devices() (list []nldev.Device) {
 			Index: uint32(d.minor), Name: d.ib.Name(), NodeType: 1, NameByUser: true, Protocol: "roce", NodeGUID: a.NodeGUID,
 			FWVer:        fmt.Sprintf("%d.%d.%d", a.FWVer>>32, a.FWVer>>16&0xffff, a.FWVer&0xffff),
 			SysImageGUID: a.SysImageGUID, CapFlags: uint64(a.DeviceCapFlags), DriverID: driverRXE,
-			Uverbs:    nldev.Chardev{Name: d.name, Major: verbsMajor, Minor: uint32(baseMinor + d.minor), ABI: uint64(d.driverABI)},
+			Uverbs: nldev.Chardev{Name: d.name, Major: verbsMajor, Minor: uint32(baseMinor + d.minor),
+				ABI: uint64(d.driverABI)},
 			Resources: s.resources(d.ib.Name()),
 		}
 		if c := d.counters; c != nil {
@@ -529,7 +532,8 @@ func (s netlinkSource) resources(dev string) nldev.Resources {
 			each(func(id func(uint32) uint32, c *uverbs.ContextInfo, o nldev.Owner) {
 				for _, q := range c.QPs {
 					n := nldev.QP{
-						Num: q.Num, Port: 1, Type: uint8(q.Type), State: uint8(q.State), RemoteNum: q.DestNum, RQPSN: q.RQPSN, SQPSN: q.SQPSN,
+						Num: q.Num, Port: 1, Type: uint8(q.Type), State: uint8(
+							q.State), RemoteNum: q.DestNum, RQPSN: q.RQPSN, SQPSN: q.SQPSN,
 						Owner: o,
 					}
 					if q.Type != uapi.QPTXRCTgt {
@@ -554,7 +558,8 @@ func (s netlinkSource) resources(dev string) nldev.Resources {
 			}
 			for _, i := range s.ids(s.sup.cfg.CM.IDs(), dev) {
 				l = append(l, nldev.CMID{
-					ID: i.ID, Port: uint32(i.View.Port), QPNum: i.View.QPN, QPType: uint8(i.Type), PS: uint32(i.Space), State: i.View.State,
+					ID: i.ID, Port: uint32(i.View.Port), QPNum: i.View.QPN, QPType: uint8(i.Type), PS: uint32(
+						i.Space), State: i.View.State,
 					Src: i.View.Src, Dst: i.View.Dst, Owner: nldev.Owner{PID: uint32(i.PID)},
 				})
 			}

@@ -38,7 +38,8 @@ func TestNetlinkRights(t *testing.T) {
 	} {
 		s := w.sup.source(c.sender, c.opener)
 		if s.manages != c.manages || s.sees(account(user)) != c.seesUser || s.sees(account(other)) != c.seesOthers {
-			t.Errorf("%s: manages %v, sees user %v and others %v", c.what, s.manages, s.sees(account(user)), s.sees(account(other)))
+			t.Errorf("%s: manages %v, sees user %v and others %v", c.what, s.manages, s.sees(account(user)),
+				s.sees(account(other)))
 		}
 	}
 	anonymous := netlinkOpener{principal.Principal{Account: account(65534), Anonymous: true}, 65534}

@@ -56,7 +56,8 @@ func TestNetlinkPanic(t *testing.T) {
 	}
 }
 
-// TestPipePanic: after a panic in the thread that brings the pipe of a connection manager's file up to date, another does so.
+// TestPipePanic: after a panic in the thread that brings the pipe of a connection manager's file up to date, another
+// does so.
 func TestPipePanic(t *testing.T) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {

@@ -19,7 +19,8 @@ func (w *worker) pathCall(c call) verdict {
 	through := verdict{fate: letThrough}
 	at := 1 // where the path is
 	switch c {
-	case callOpen, callStat, callLstat, callReadlink, callAccess, callGetxattr, callLgetxattr, callListxattr, callLlistxattr:
+	case callOpen, callStat, callLstat, callReadlink, callAccess, callGetxattr, callLgetxattr, callListxattr,
+		callLlistxattr:
 		at = 0
 	case callOther:
 		return through
@@ -323,7 +324,8 @@ func (w *worker) open(path string, flags uint64) verdict {
 		th.close()
 		if elsewhere {
 			w.session.warn(func() error {
-				return fmt.Errorf("%s is not shown to a program with a root directory or mounts of its own: that takes a service with CAP_SYS_ADMIN", path)
+				return fmt.Errorf("%s is not shown to a program with a root directory or mounts of its own: that takes a service with CAP_SYS_ADMIN",
+					path)
 			})
 			return fails(syscall.EACCES)
 		}
@@ -349,7 +351,8 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 	}
 	defer th.close()
 	id := th.id
-	rights := [...]uint32{unix.O_RDONLY: mayRead, unix.O_WRONLY: mayWrite, unix.O_RDWR: mayRead | mayWrite, 3: mayRead | mayWrite}
+	rights := [...]uint32{unix.O_RDONLY: mayRead, unix.O_WRONLY: mayWrite, unix.O_RDWR: mayRead | mayWrite,
+		3: mayRead | mayWrite}
 	t := w.session
 	if !t.sup.cfg.Node.allows(id, id.uids.fs, id.gids.fs, rights[flags&unix.O_ACCMODE]) {
 		return fails(syscall.EACCES)

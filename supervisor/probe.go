@@ -23,7 +23,8 @@ var (
 var ErrProc = errors.New("/proc is not that of this PID namespace, so that programs cannot be found there; mount it anew " +
 	"(unshare --pid --fork --mount-proc, or mount -t proc proc /proc)")
 
-// CheckProc reports whether processes are found in /proc by the numbers that they have here: ErrProc if not. It may sleep.
+// CheckProc reports whether processes are found in /proc by the numbers that they have here: ErrProc if not. It may
+// sleep.
 func CheckProc() error { return checkProc(os.Readlink, os.Getpid()) }
 
 func checkProc(readlink func(string) (string, error), own int) error {
@@ -36,8 +37,8 @@ func checkProc(readlink func(string) (string, error), own int) error {
 	return nil
 }
 
-// Probe reports whether a program can be started here, without leaving a trace: ErrNested, ErrUnsupported, ErrProc, or what
-// else the kernel said. It may sleep.
+// Probe reports whether a program can be started here, without leaving a trace: ErrNested, ErrUnsupported, ErrProc, or
+// what else the kernel said. It may sleep.
 func Probe() error {
 	if err := CheckProc(); err != nil {
 		return err
@@ -47,7 +48,8 @@ func Probe() error {
 	var err error
 	t.do(func() {
 		var listener int
-		if listener, err = install([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}}); err != nil {
+		if listener, err = install(
+			[]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}}); err != nil {
 			return
 		}
 		defer unix.Close(listener)
@@ -91,11 +93,13 @@ func explain(err error, gVisor func() bool) error {
 		return ErrNested
 	case (errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL)) && gVisor():
 		return fmt.Errorf("%w: this is a gVisor sandbox, whose kernel does not have it: run the container with another runtime (docker run --runtime=runc, "+
-			"a pod with another runtimeClassName); Go programs can do without by package verbs/embed: seccomp: %w", ErrUnsupported, err)
+			"a pod with another runtimeClassName); Go programs can do without by package verbs/embed: seccomp: %w",
+			ErrUnsupported, err)
 	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EINVAL):
 		return fmt.Errorf("%w: Linux 5.9 or newer with CONFIG_SECCOMP_FILTER is needed: seccomp: %w", ErrUnsupported, err)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		return fmt.Errorf("%w: seccomp: %w; in a container, its seccomp profile has to allow the system call seccomp(2)", ErrUnsupported, err)
+		return fmt.Errorf("%w: seccomp: %w; in a container, its seccomp profile has to allow the system call seccomp(2)",
+			ErrUnsupported, err)
 	}
 	return fmt.Errorf("install the system call filter: %w", err)
 }
@@ -118,7 +122,8 @@ const maxMessages = 16 << 10
 // saysGVisor looks for its name in /proc/version and in the kernel's messages, which begin with it.
 func saysGVisor(version, messages string) bool {
 	const old = "#1 SMP Sun Jan 10 15:06:54 PST 2016" // whose version does not have the name
-	return strings.Contains(strings.ToLower(version), "gvisor") || strings.Contains(version, old) || strings.Contains(messages, "] Starting gVisor")
+	return strings.Contains(strings.ToLower(version), "gvisor") || strings.Contains(version, old) ||
+		strings.Contains(messages, "] Starting gVisor")
 }
 
 // hardLimit returns the hard limit on this process's descriptors.

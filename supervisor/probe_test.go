@@ -49,7 +49,8 @@ func TestSaysGVisor(t *testing.T) {
 		{"Linux version 4.4.0 (gVisor)", "", true},
 		{"Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016", "", true},
 		{"", "[    0.000000] Starting gVisor...\n", true},
-		{"Linux version 6.1.0-56-amd64 (debian-kernel@lists.debian.org) #1 SMP PREEMPT_DYNAMIC", "[    0.000000] Linux version", false},
+		{"Linux version 6.1.0-56-amd64 (debian-kernel@lists.debian.org) #1 SMP PREEMPT_DYNAMIC",
+			"[    0.000000] Linux version", false},
 		{"", "", false},
 	} {
 		if got := saysGVisor(tt.version, tt.messages); got != tt.want {

@@ -9,11 +9,13 @@ import (
 func TestParseStatus(t *testing.T) {
 	const text = "Name:\tib send\\nlat\nUmask:\t0022\nTgid:\t4711\nPid:\t4712\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t9 10 \nCapEff:\t0000000000000002\n"
 	got, err := parseStatus([]byte(text))
-	want := &identity{pid: 4711, name: `ib send\nlat`, uids: ids{1, 2, 3, 4}, gids: ids{5, 6, 7, 8}, groups: []int{9, 10}, fileCapability: true}
+	want := &identity{pid: 4711, name: `ib send\nlat`, uids: ids{1, 2, 3, 4}, gids: ids{5, 6, 7, 8}, groups: []int{9, 10},
+		fileCapability: true}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, %v, want %+v", got, err, want)
 	}
-	for _, bad := range []string{"", "Tgid:\n", "Tgid:\tx\n", "Tgid:\t1\nUid:\t1\t2\t3\n", "Tgid:\t1\nCapEff:\tx\n", "Tgid:\t1\nGroups:\tx\n"} {
+	for _, bad := range []string{"", "Tgid:\n", "Tgid:\tx\n", "Tgid:\t1\nUid:\t1\t2\t3\n", "Tgid:\t1\nCapEff:\tx\n",
+		"Tgid:\t1\nGroups:\tx\n"} {
 		if id, err := parseStatus([]byte(bad)); err == nil {
 			t.Errorf("%q: %+v", bad, id)
 		}

@@ -100,12 +100,14 @@ func programCommands(args []string) {
 	must(0, unix.Fstat(fd, &st))
 	isCharDevice(&st)
 	// What the C library makes of fstat, and statx.
-	_, _, e := unix.Syscall6(unix.SYS_NEWFSTATAT, uintptr(fd), uintptr(unsafe.Pointer(must(unix.BytePtrFromString("")))), uintptr(unsafe.Pointer(&at)), unix.AT_EMPTY_PATH, 0, 0)
+	_, _, e := unix.Syscall6(unix.SYS_NEWFSTATAT, uintptr(fd), uintptr(unsafe.Pointer(must(unix.BytePtrFromString("")))),
+		uintptr(unsafe.Pointer(&at)), unix.AT_EMPTY_PATH, 0, 0)
 	check(e == 0, "newfstatat: %v", e)
 	isCharDevice(&at)
 	var x unix.Statx_t
 	must(0, unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_BASIC_STATS, &x))
-	check(x.Mode&unix.S_IFMT == unix.S_IFCHR && x.Rdev_major == 231 && x.Rdev_minor == 192, "statx: mode %#o, device %d:%d", x.Mode, x.Rdev_major, x.Rdev_minor)
+	check(x.Mode&unix.S_IFMT == unix.S_IFCHR && x.Rdev_major == 231 &&
+		x.Rdev_minor == 192, "statx: mode %#o, device %d:%d", x.Mode, x.Rdev_major, x.Rdev_minor)
 	var limit unix.Rlimit
 	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	low := numbersFor(limit.Max).low
@@ -144,12 +146,14 @@ func programCommands(args []string) {
 	}
 	// Duplicates are the device as well, whichever number the program asks for at least.
 	for i, d := range []int{
-		must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)), must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD, fd+7)), must(unix.Dup(fd)),
+		must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)), must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD, fd+7)), must(
+			unix.Dup(fd)),
 	} {
 		must(0, unix.Fstat(d, &st))
 		isCharDevice(&st)
 		n, err := doorbell(d)
-		check(n == 32 && err == nil && int(mem[8]) == i+4, "doorbell by duplicate %d: %d, %v, the program sees %d", i, n, err, mem[8])
+		check(n == 32 && err == nil && int(mem[8]) == i+4, "doorbell by duplicate %d: %d, %v, the program sees %d", i, n, err,
+			mem[8])
 		flags := must(unix.FcntlInt(uintptr(d), unix.F_GETFD, 0))
 		check((flags&unix.FD_CLOEXEC != 0) == (i == 0), "duplicate %d: close-on-exec %d", i, flags)
 		check(i != 1 || d >= fd+7, "duplicate %d, want at least %d", d, fd+7)
@@ -249,7 +253,9 @@ func init() {
 
 func programNested([]string) {
 	fmt.Println(Probe())
-	_, err := Start(&Launch{Path: "/bin/true", Args: []string{"true"}, Handover: func(*os.File) error { panic("installed") }})
+	_, err := Start(&Launch{Path: "/bin/true", Args: []string{"true"}, Handover: func(*os.File) error {
+		panic("installed")
+	}})
 	fmt.Println(err)
 }
 
@@ -363,7 +369,8 @@ func programDoorbells(args []string) {
 	fmt.Println(time.Since(start).Nanoseconds())
 }
 
-// programNumbers has so many files that they get numbers of those that device files get, also that of one it has just closed.
+// programNumbers has so many files that they get numbers of those that device files get, also that of one it has just
+// closed.
 func programNumbers(args []string) {
 	var limit unix.Rlimit
 	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
@@ -433,7 +440,8 @@ func programNumbers(args []string) {
 	fmt.Println("ok")
 }
 
-// programWrites writes so many times to a file at each of some numbers, and prints the nanoseconds that one write takes.
+// programWrites writes so many times to a file at each of some numbers, and prints the nanoseconds that one write
+// takes.
 func programWrites(args []string) {
 	n := must(strconv.Atoi(args[0]))
 	null := must(unix.Open(os.DevNull, unix.O_WRONLY|unix.O_CLOEXEC, 0))

@@ -329,7 +329,8 @@ func TestGetEventPanic(t *testing.T) {
 	} else {
 		other.leave()
 	}
-	if l := c.logs.take(); len(l) != 1 || !strings.Contains(l[0], "a bad event") || !strings.Contains(l[0], "waits for events") {
+	if l := c.logs.take(); len(l) != 1 || !strings.Contains(l[0], "a bad event") ||
+		!strings.Contains(l[0], "waits for events") {
 		t.Errorf("logged %q, want the panic", l)
 	}
 }
@@ -411,7 +412,8 @@ func raise(t *testing.T) {
 	t.Cleanup(func() { unix.Prlimit(0, unix.RLIMIT_NOFILE, &before, nil) })
 }
 
-// TestChosenNumbers: a file gets the last free number of the low range, as long as the program's own descriptors leave room below it.
+// TestChosenNumbers: a file gets the last free number of the low range, as long as the program's own descriptors leave
+// room below it.
 func TestChosenNumbers(t *testing.T) {
 	c := newTrapped(t, nil)
 	th := c.lookOnce()

@@ -19,8 +19,8 @@ func init() {
 	}
 }
 
-// programSwaps duplicates a device file on a thread whose descriptors the main thread does not share. On a line of input,
-// another thread puts another file at the number.
+// programSwaps duplicates a device file on a thread whose descriptors the main thread does not share. On a line of
+// input, another thread puts another file at the number.
 func programSwaps(args []string) {
 	device := openDevice()
 	other := must(unix.Open(args[0], unix.O_PATH|unix.O_CLOEXEC, 0))
@@ -51,8 +51,9 @@ func programSwaps(args []string) {
 	os.Exit(0)
 }
 
-// TestDuplicateOfSwappedFile: a file that a program puts in the place of its device file, while the supervisor duplicates
-// that, is not opened. Its thread has descriptors of its own, so that pidfd_getfd(2) does not see the device.
+// TestDuplicateOfSwappedFile: a file that a program puts in the place of its device file, while the supervisor
+// duplicates that, is not opened. Its thread has descriptors of its own, so that pidfd_getfd(2) does not see the
+// device.
 func TestDuplicateOfSwappedFile(t *testing.T) {
 	for _, tt := range []struct{ point, want string }{
 		{"follow", "dup: bad file descriptor"},

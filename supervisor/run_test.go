@@ -55,8 +55,10 @@ func TestProgramSees(t *testing.T) {
 		{`stat -c '%F %N' /dev/char/231:192`, "symbolic link '/dev/char/231:192' -> '../infiniband/uverbs0'\n"},
 		{`stat -L -c '%F %t:%T' /dev/char/231:192`, "character special file e7:c0\n"},
 		{`cat /sys/dev/char/231:192/ibdev`, "rxe0\n"},
-		{`stat -c '%F %a' /sys/class/infiniband/rxe0 /sys/class/infiniband/rxe0/node_guid`, "symbolic link 777\nregular file 444\n"},
-		{`test -c /dev/infiniband/uverbs0 && test -r /dev/infiniband/uverbs0 && test -w /dev/infiniband/uverbs0; echo $?`, "0\n"},
+		{`stat -c '%F %a' /sys/class/infiniband/rxe0 /sys/class/infiniband/rxe0/node_guid`,
+			"symbolic link 777\nregular file 444\n"},
+		{`test -c /dev/infiniband/uverbs0 && test -r /dev/infiniband/uverbs0 && test -w /dev/infiniband/uverbs0; echo $?`,
+			"0\n"},
 		{`test -x /dev/infiniband/uverbs0; echo $?`, "1\n"},
 		{`test -e /dev/infiniband/rdma_cm; echo $?`, "1\n"},
 		{`test -e /sys/class/infiniband_mad; echo $?`, "1\n"},
@@ -75,26 +77,34 @@ func TestProgramSees(t *testing.T) {
 		{`cd /tmp && pwd`, "/tmp\n"},
 	} {
 		code, out := w.sh("exec 2>&1; " + tt.script)
-		if out = strings.ReplaceAll(out, "/bin/sh: 1: cannot create /sys/class/infiniband/rxe0/node_desc: Permission denied\n", ""); out != tt.want {
+		if out = strings.ReplaceAll(out,
+			"/bin/sh: 1: cannot create /sys/class/infiniband/rxe0/node_desc: Permission denied\n", ""); out != tt.want {
 			t.Errorf("%s\n got %q (exit code %d)\nwant %q", tt.script, out, code, tt.want)
 		}
 	}
 }
 
-// TestProgramInDirectories: paths are relative to virtual directories, and to those above them, and these list the virtual ones.
+// TestProgramInDirectories: paths are relative to virtual directories, and to those above them, and these list the
+// virtual ones.
 func TestProgramInDirectories(t *testing.T) {
 	w := newWorld(t)
 	python := func(script string) string { return "python3 -c '\nimport os, stat, sys\n" + script + "'" }
 	for i, tt := range []struct{ script, want string }{
-		{"cd /sys/class && ls infiniband && cat infiniband/rxe0/node_type && cat ./infiniband_verbs/../infiniband/rxe0/node_type", "rxe0\n1: CA\n1: CA\n"},
-		{"cd / && cat sys/class/infiniband_verbs/uverbs0/ibdev && stat -c %F dev/infiniband/uverbs0", "rxe0\ncharacter special file\n"},
+		{"cd /sys/class && ls infiniband && cat infiniband/rxe0/node_type && cat ./infiniband_verbs/../infiniband/rxe0/node_type",
+			"rxe0\n1: CA\n1: CA\n"},
+		{"cd / && cat sys/class/infiniband_verbs/uverbs0/ibdev && stat -c %F dev/infiniband/uverbs0",
+			"rxe0\ncharacter special file\n"},
 		{"cd /dev && ls -d infiniband/uverbs0 && ls -d inf*", "infiniband/uverbs0\ninfiniband\n"},
-		{"ls /sys/class | grep ^infiniband; ls /dev | grep infiniband; ls -f /dev/ | grep -c infiniband", "infiniband\ninfiniband_verbs\ninfiniband\n1\n"},
+		{"ls /sys/class | grep ^infiniband; ls /dev | grep infiniband; ls -f /dev/ | grep -c infiniband",
+			"infiniband\ninfiniband_verbs\ninfiniband\n1\n"},
 		{"ls /sys/class | grep -c -x net; ls /dev | grep -c -x null", "1\n1\n"}, // what else there is
 		{"find /sys/class -maxdepth 1 -name 'infini*' | sort", "/sys/class/infiniband\n/sys/class/infiniband_verbs\n"},
-		{"find /sys/class -mindepth 2 -maxdepth 2 -name 'rxe*'; find /dev -path '/dev/inf*' -name 'uverbs*'", "/sys/class/infiniband/rxe0\n/dev/infiniband/uverbs0\n"},
-		{"find /sys/class/infiniband/ -type l; find /sys/class/infiniband/rxe0/ -maxdepth 1 -name node_type", "/sys/class/infiniband/rxe0\n/sys/class/infiniband/rxe0/node_type\n"},
-		{"ls -la /sys/class/infiniband | sed 1d | cut -c1-10,40-200 | sed 's/.* \\([^ ]*\\) ->/\\1 ->/' | tail -1", "rxe0 -> ../../devices/virtual/infiniband/rxe0\n"},
+		{"find /sys/class -mindepth 2 -maxdepth 2 -name 'rxe*'; find /dev -path '/dev/inf*' -name 'uverbs*'",
+			"/sys/class/infiniband/rxe0\n/dev/infiniband/uverbs0\n"},
+		{"find /sys/class/infiniband/ -type l; find /sys/class/infiniband/rxe0/ -maxdepth 1 -name node_type",
+			"/sys/class/infiniband/rxe0\n/sys/class/infiniband/rxe0/node_type\n"},
+		{"ls -la /sys/class/infiniband | sed 1d | cut -c1-10,40-200 | sed 's/.* \\([^ ]*\\) ->/\\1 ->/' | tail -1",
+			"rxe0 -> ../../devices/virtual/infiniband/rxe0\n"},
 		{"ls -l /dev/infiniband | sed 1d | cut -c1-10", "crw-rw-rw-\n"},
 		{"ulimit -Sn 256; cd /dev && ls -d inf* && stat -c %F infiniband/uverbs0", "infiniband\ncharacter special file\n"},
 		{python(`import ctypes
@@ -141,12 +151,16 @@ func TestProgramLooks(t *testing.T) {
 		{"test -r " + gids + "/3; echo $?", "0\n"},
 		{"cat " + gids + "/3", "0000:0000:0000:0000:0000:ffff:7f00:0001\n"},
 		{"python3 -c 'import os; print(os.fstat(os.open(\"" + gids + "/3\", os.O_PATH)).st_size)'", "40\n"},
-		{"python3 -c 'import os; print(open(\"3\", opener=lambda p, f: os.open(p, f, dir_fd=os.open(\"" + gids + "\", os.O_RDONLY))).read())'",
+		{"python3 -c 'import os; print(open(\"3\", opener=lambda p, f: os.open(p, f, dir_fd=os.open(\"" + gids +
+			"\", os.O_RDONLY))).read())'",
 			"0000:0000:0000:0000:0000:ffff:7f00:0001\n\n"},
-		{"python3 -c 'import os; os.open(\"/dev/infiniband/uverbs0\", os.O_PATH)' 2>&1 | tail -1", "OSError: [Errno 95] Operation not supported: '/dev/infiniband/uverbs0'\n"},
-		{"python3 -c 'import os; d = os.open(\"" + gids + "\", os.O_PATH); print(open(\"7\", opener=lambda p, f: os.open(p, f, dir_fd=d)).read())'", noGID + "\n"},
+		{"python3 -c 'import os; os.open(\"/dev/infiniband/uverbs0\", os.O_PATH)' 2>&1 | tail -1",
+			"OSError: [Errno 95] Operation not supported: '/dev/infiniband/uverbs0'\n"},
+		{"python3 -c 'import os; d = os.open(\"" + gids +
+			"\", os.O_PATH); print(open(\"7\", opener=lambda p, f: os.open(p, f, dir_fd=d)).read())'", noGID + "\n"},
 		{"ls " + gids + " | wc -l", "8\n"},
-		{"find /sys/class/infiniband/rxe0/ -name 3 | sort", strings.ReplaceAll("P/gid_attrs/ndevs/3\nP/gid_attrs/types/3\nP/gids/3\n", "P", filepath.Dir(gids))},
+		{"find /sys/class/infiniband/rxe0/ -name 3 | sort",
+			strings.ReplaceAll("P/gid_attrs/ndevs/3\nP/gid_attrs/types/3\nP/gids/3\n", "P", filepath.Dir(gids))},
 	} {
 		if testing.Short() && i%3 > 0 {
 			continue // each takes a service of its own
@@ -236,7 +250,8 @@ func TestCommands(t *testing.T) {
 	}
 	var panics int
 	for _, l := range w.logs.take() {
-		if strings.Contains(l, "panic in ioctl") && strings.Contains(l, "as asked for") && strings.Contains(l, "fake_test.go") {
+		if strings.Contains(l, "panic in ioctl") && strings.Contains(l, "as asked for") &&
+			strings.Contains(l, "fake_test.go") {
 			panics++
 		} else {
 			t.Errorf("logged: %s", l)
@@ -248,7 +263,8 @@ func TestCommands(t *testing.T) {
 	testutil.Eventually(t, "descriptors to be closed", func() bool { return openDescriptors(t) <= fds })
 }
 
-// TestNumbersOfManyFiles: a program with hundreds of files has all of them, also where they get numbers that device files get.
+// TestNumbersOfManyFiles: a program with hundreds of files has all of them, also where they get numbers that device
+// files get.
 func TestNumbersOfManyFiles(t *testing.T) {
 	w := newWorld(t)
 	if got := w.mustRunSelf("numbers"); got != "ok" {
@@ -347,7 +363,8 @@ func TestPassesOnWhatItHas(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, w := range []string{"0027", got[1], strconv.FormatUint(soft.Max, 10), want, strconv.Itoa(unix.Getpgrp()), strconv.Itoa(sid), "environment"} {
+	for i, w := range []string{"0027", got[1], strconv.FormatUint(soft.Max, 10), want, strconv.Itoa(unix.Getpgrp()),
+		strconv.Itoa(sid), "environment"} {
 		if got[i] != w {
 			t.Errorf("line %d: %q, want %q", i+1, got[i], w)
 		}

@@ -126,7 +126,8 @@ func readMemory(tid int, addr uint64, b []byte) (int, error) {
 // futexWait sleeps until the word is woken, if it holds value; false when the time is over.
 func futexWait(word *uint32, value uint32, timeout time.Duration) bool {
 	ts := unix.NsecToTimespec(int64(timeout))
-	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitPrivate, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0)
+	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitPrivate, uintptr(value),
+		uintptr(unsafe.Pointer(&ts)), 0, 0)
 	return errno != unix.ETIMEDOUT
 }
 

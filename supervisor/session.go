@@ -53,7 +53,9 @@ type Session struct {
 	tree     *userTree
 	log      *slog.Logger // with the user's number
 	listener *os.File
-	helper   Helper  // not nil: this process may access the memory of those processes only that allow it (Tracer); it is asked for the others
+	// not nil: this process may access the memory of those processes only that allow it (Tracer); it is asked for the
+	// others
+	helper   Helper
 	asksOnly bool    // it is asked for all
 	fd       int     // of listener
 	numbers  numbers // that command files get
@@ -109,11 +111,13 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	// Access that is denied to the launcher's memory will be denied to the program's.
 	var helper Helper
 	if s.cfg.AskHelper || directAccess(info.LauncherPID) != nil {
-		if helper = info.Helper; helper == nil || id.uids.effective != os.Geteuid() || isOverflow(id.uids.effective) || ptraceScope() > "1" {
+		if helper = info.Helper; helper == nil || id.uids.effective != os.Geteuid() || isOverflow(id.uids.effective) ||
+			ptraceScope() > "1" {
 			return fail(explainAccess(ptraceScope()))
 		}
 	}
-	if what, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", listener.Fd())); err != nil || what != "anon_inode:seccomp notify" {
+	if what, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", listener.Fd())); err != nil ||
+		what != "anon_inode:seccomp notify" {
 		return fail(fmt.Errorf("the descriptor is no seccomp listener: %w", unix.EINVAL))
 	}
 	t := &Session{
@@ -220,8 +224,8 @@ func (s *Supervisor) Copies(u *quota.User) *umem.Copies {
 // everything that the session had is gone.
 func (t *Session) Done() <-chan struct{} { return t.done }
 
-// Name returns the name of the session, which no other on this machine has: a path, at which there is nothing. The names of the
-// queue files of its programs (memfd_create(2)) begin with it.
+// Name returns the name of the session, which no other on this machine has: a path, at which there is nothing. The
+// names of the queue files of its programs (memfd_create(2)) begin with it.
 func (t *Session) Name() string { return t.name }
 
 // syncWakeUp turns the kernel's way to wake on or off. Several workers may differ; that costs time, nothing else.

@@ -354,7 +354,9 @@ func TestHandoverFails(t *testing.T) {
 	}
 	fds := openDescriptors(t)
 	refused := fmt.Errorf("refused: %w", syscall.EPERM)
-	if _, err := Start(&Launch{Path: "/bin/true", Args: []string{"true"}, Handover: func(*os.File) error { return refused }}); !errors.Is(err, refused) {
+	if _, err := Start(&Launch{Path: "/bin/true", Args: []string{"true"}, Handover: func(*os.File) error {
+		return refused
+	}}); !errors.Is(err, refused) {
 		t.Errorf("error %v, want %v", err, refused)
 	}
 	if n := openDescriptors(t); n != fds {

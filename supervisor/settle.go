@@ -15,8 +15,9 @@ const (
 	mostSettle  = 500 * time.Millisecond
 )
 
-// settle reports whether a call that has failed with err is worth another try, since the user has lacked something. The kernel has ended a
-// file when close(2) returns, but the service ends it a moment later: settle waits until the user's closed files have ended. It may sleep.
+// settle reports whether a call that has failed with err is worth another try, since the user has lacked something. The
+// kernel has ended a file when close(2) returns, but the service ends it a moment later: settle waits until the user's
+// closed files have ended. It may sleep.
 func (s *Supervisor) settle(u *quota.User, err error) bool {
 	if err == nil { // what follows allocates
 		return false
@@ -55,7 +56,8 @@ func (s *Supervisor) settle(u *quota.User, err error) bool {
 	return true
 }
 
-// settling reports whether the kernel has told of closes that nobody has looked at, or files of the user are about to end.
+// settling reports whether the kernel has told of closes that nobody has looked at, or files of the user are about to
+// end.
 func (s *Supervisor) settling(u *quota.User) bool {
 	if n, err := unix.IoctlGetInt(s.notifyFD, unix.TIOCINQ); err == nil && n > 0 {
 		return true

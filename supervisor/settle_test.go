@@ -11,8 +11,8 @@ import (
 	"verbena/internal/quota"
 )
 
-// TestSettle: a call that lacks something waits a moment, and while a closed file of its user is about to end, for a bounded time. Calls of
-// one user wait together. Another user's files, and other errors, are not waited for.
+// TestSettle: a call that lacks something waits a moment, and while a closed file of its user is about to end, for a
+// bounded time. Calls of one user wait together. Another user's files, and other errors, are not waited for.
 func TestSettle(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	mine, other := ledger.User(1), ledger.User(2)

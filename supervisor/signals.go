@@ -94,7 +94,8 @@ func blockSignals() error {
 		set.Val[i] = ^set.Val[i]
 	}
 	bits := 1024 / len(set.Val) // of a word
-	for _, sig := range [...]unix.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGTRAP, unix.SIGSYS, unix.SIGPROF} {
+	for _, sig := range [...]unix.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGTRAP, unix.SIGSYS,
+		unix.SIGPROF} {
 		set.Val[(int(sig)-1)/bits] &^= 1 << ((int(sig) - 1) % bits)
 	}
 	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &set, nil); err != nil {

@@ -41,7 +41,9 @@ func startLauncher(t *testing.T, attr *syscall.SysProcAttr, in, out, outReader *
 
 func (l *launcher) prints(t *testing.T, what string) {
 	t.Helper()
-	testutil.Eventually(t, fmt.Sprintf("%q to be printed", what), func() bool { return strings.Contains(l.output.String(), what) })
+	testutil.Eventually(t, fmt.Sprintf("%q to be printed", what), func() bool {
+		return strings.Contains(l.output.String(), what)
+	})
 }
 
 // finish ends the program with SIGTERM and returns the lines that it printed.
@@ -70,7 +72,8 @@ func TestSignalsToTheLauncherAlone(t *testing.T) {
 	for _, tt := range []struct {
 		sig  syscall.Signal
 		name string
-	}{{unix.SIGINT, "interrupt"}, {unix.SIGQUIT, "quit"}, {unix.SIGHUP, "hangup"}, {unix.SIGUSR1, "user_defined_signal_1"}, {unix.SIGCONT, "continued"}} {
+	}{{unix.SIGINT, "interrupt"}, {unix.SIGQUIT, "quit"}, {unix.SIGHUP, "hangup"}, {unix.SIGUSR1,
+		"user_defined_signal_1"}, {unix.SIGCONT, "continued"}} {
 		if err := l.Process.Signal(tt.sig); err != nil {
 			t.Fatal(err)
 		}
@@ -94,10 +97,13 @@ func TestStop(t *testing.T) {
 			t.Fatal(err)
 		}
 		var status syscall.WaitStatus
-		if _, err := syscall.Wait4(l.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() || status.StopSignal() != unix.SIGSTOP {
+		if _, err := syscall.Wait4(l.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() ||
+			status.StopSignal() != unix.SIGSTOP {
 			t.Fatalf("status %#x, %v, want stopped", status, err)
 		}
-		testutil.Eventually(t, "the program to be stopped", func() bool { return strings.Count(l.output.String(), "stopped") == n+1 })
+		testutil.Eventually(t, "the program to be stopped", func() bool {
+			return strings.Count(l.output.String(), "stopped") == n+1
+		})
 		if err := l.Process.Signal(unix.SIGCONT); err != nil {
 			t.Fatal(err)
 		}
@@ -105,7 +111,9 @@ func TestStop(t *testing.T) {
 			t.Fatalf("status %#x, %v, want continued", status, err)
 		}
 		// To stop would discard a SIGCONT that is still on its way.
-		testutil.Eventually(t, "the program to be continued", func() bool { return strings.Count(l.output.String(), "continued") == n+1 })
+		testutil.Eventually(t, "the program to be continued", func() bool {
+			return strings.Count(l.output.String(), "continued") == n+1
+		})
 	}
 	want := []string{"ready", "stopped", "continued", "stopped", "continued", "terminated"}
 	if got := l.finish(t); !slices.Equal(got, want) {

@@ -6,7 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fileInfo is what the stat family shows of an entry beyond what its file in the tree has; zero: the file is shown as it is.
+// fileInfo is what the stat family shows of an entry beyond what its file in the tree has; zero: the file is shown as
+// it is.
 type fileInfo struct {
 	mode     uint32
 	uid, gid uint32

@@ -365,8 +365,8 @@ func (s *Supervisor) lookAtAll() {
 	}
 }
 
-// barPatience is how long Close waits for native doorbells to fail: less than closePatience, so that a program which makes that take longer
-// leaves time for the end of the others.
+// barPatience is how long Close waits for native doorbells to fail: less than closePatience, so that a program which
+// makes that take longer leaves time for the end of the others.
 const barPatience = closePatience / 4
 
 // barAll lets the doorbells of all programs fail that are native, and waits for that, but not long.

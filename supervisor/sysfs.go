@@ -70,7 +70,8 @@ type device struct {
 }
 
 func deviceOf(d *uverbs.Device) device {
-	return device{name: d.Name(), minor: d.Minor(), ib: d.IB(), counters: d.Counters(), files: d.SysfsFiles(), driverABI: d.DriverABI(), verbsABI: d.ABIVersion(), identity: d}
+	return device{name: d.Name(), minor: d.Minor(), ib: d.IB(), counters: d.Counters(), files: d.SysfsFiles(),
+		driverABI: d.DriverABI(), verbsABI: d.ABIVersion(), identity: d}
 }
 
 // describe makes the entries of all devices. (core/sysfs.c, uverbs_main.c)
@@ -96,7 +97,8 @@ func describeCM(t entries) {
 	dir := t.addClass("misc", cmDevice, nil)
 	t.text(dir+"/abi_version", fmt.Sprintf("%d\n", ucm.ABIVersion))
 	t.text(dir+"/dev", cmNumber+"\n")
-	t.text(dir+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=infiniband/%s\nDEVMODE=0666\n", miscMajor, cmMinor, cmDevice))
+	t.text(dir+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=infiniband/%s\nDEVMODE=0666\n", miscMajor, cmMinor,
+		cmDevice))
 	t.at("/sys/dev/char/"+cmNumber, &entry{link: "../../devices/virtual/misc/" + cmDevice})
 	t.text(maxBacklogFile, fmt.Sprintln(ucma.MaxBacklog))
 }
@@ -237,7 +239,8 @@ func guid(g uint64) string {
 }
 
 func physState(s uint8) string {
-	names := [...]string{1: "Sleep", 2: "Polling", 3: "Disabled", 4: "PortConfigurationTraining", 5: "LinkUp", 6: "LinkErrorRecovery", 7: "Phy Test"}
+	names := [...]string{1: "Sleep", 2: "Polling", 3: "Disabled", 4: "PortConfigurationTraining", 5: "LinkUp",
+		6: "LinkErrorRecovery", 7: "Phy Test"}
 	if int(s) < len(names) && names[s] != "" {
 		return names[s]
 	}

@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where Yama restricts ptrace to ancestors (ptrace_scope is 1), a process may name one other that may access it, with its descendants
-// (PR_SET_PTRACER). The kernel keeps that for the process's main thread, through exec, until either of the two ends; children do not inherit it,
-// and it is over when another thread executes a program, or the program names another process: there the Helper is asked, as without it.
-// (security/yama/yama_lsm.c)
+// Where Yama restricts ptrace to ancestors (ptrace_scope is 1), a process may name one other that may access it, with
+// its descendants (PR_SET_PTRACER). The kernel keeps that for the process's main thread, through exec, until either of
+// the two ends; children do not inherit it, and it is over when another thread executes a program, or the program names
+// another process: there the Helper is asked, as without it. (security/yama/yama_lsm.c)
 //
-// It has to be said by the process itself, between fork and exec, where a Go program cannot run code of its own. So the launcher executes itself
-// first (ExecTraced).
+// It has to be said by the process itself, between fork and exec, where a Go program cannot run code of its own. So the
+// launcher executes itself first (ExecTraced).
 
 // Tracer is a supervisor in another process, which a program may let access its memory.
 type Tracer struct {
@@ -32,10 +32,12 @@ type Tracer struct {
 // execTraced is the first argument of a program that is to call ExecTraced.
 const execTraced = "exec-traced"
 
-// numTraced is how many arguments come before the program's own: the name, execTraced, the process, two descriptors, and the program's path.
+// numTraced is how many arguments come before the program's own: the name, execTraced, the process, two descriptors,
+// and the program's path.
 const numTraced = 6
 
-// ExecTraced is called first in the main function of a launcher's program, with its arguments. It returns if Start has not executed it.
+// ExecTraced is called first in the main function of a launcher's program, with its arguments. It returns if Start has
+// not executed it.
 func ExecTraced(args []string) {
 	if len(args) < numTraced+1 || args[1] != execTraced {
 		return
@@ -70,7 +72,8 @@ func closeOnExec(f *os.File, on bool) error {
 	return err
 }
 
-// admit lets a process access this one's memory, if the number is still that of the pidfd. That it cannot, as without Yama, is no error.
+// admit lets a process access this one's memory, if the number is still that of the pidfd. That it cannot, as without
+// Yama, is no error.
 func admit(pid, pidfd int, set func(pid int) error) {
 	if set(pid) == nil && ended(pidfd) {
 		_ = set(0)
@@ -91,15 +94,16 @@ func ended(pidfd int) bool {
 	}
 }
 
-// start starts a program that lets t access it. It is called on the filtered thread; outcome, which must be called on another one, returns why
-// the program could not be executed.
+// start starts a program that lets t access it. It is called on the filtered thread; outcome, which must be called on
+// another one, returns why the program could not be executed.
 func (t *Tracer) start(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func() error, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return 0, nil, err
 	}
 	defer w.Close()
-	// They keep their numbers, which are free in this process: at any other the program may have a descriptor of this process's parent.
+	// They keep their numbers, which are free in this process: at any other the program may have a descriptor of this
+	// process's parent.
 	for _, f := range []*os.File{w, t.Pidfd} {
 		if err := closeOnExec(f, false); err != nil {
 			r.Close()
@@ -107,7 +111,8 @@ func (t *Tracer) start(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func
 		}
 		defer closeOnExec(f, true)
 	}
-	args := append([]string{l.Args[0], execTraced, strconv.Itoa(t.PID), strconv.Itoa(int(w.Fd())), strconv.Itoa(int(t.Pidfd.Fd())), l.Path}, l.Args...)
+	args := append([]string{l.Args[0], execTraced, strconv.Itoa(t.PID), strconv.Itoa(int(w.Fd())),
+		strconv.Itoa(int(t.Pidfd.Fd())), l.Path}, l.Args...)
 	if pid, err = syscall.ForkExec(t.Exec, args, attr); err != nil {
 		r.Close()
 		return 0, nil, err

@@ -41,8 +41,8 @@ func TestTraced(t *testing.T) {
 	})
 }
 
-// TestTracedInherits: descriptors of the launcher's parent, such as those of make's job server, reach the program at their numbers, as without a
-// tracer.
+// TestTracedInherits: descriptors of the launcher's parent, such as those of make's job server, reach the program at
+// their numbers, as without a tracer.
 func TestTracedInherits(t *testing.T) {
 	script := ""
 	for n := 3; n < 9; n++ {
@@ -97,7 +97,8 @@ func TestEnded(t *testing.T) {
 func TestExecTracedReturns(t *testing.T) {
 	for _, args := range [][]string{
 		nil, {"verbena"}, {"verbena", "run"}, {"verbena", execTraced}, {"verbena", execTraced, "1", "3", "4", "/bin/true"},
-		{"verbena", execTraced, "x", "3", "4", "/bin/true", "true"}, {"verbena", execTraced, "1", "x", "4", "/bin/true", "true"},
+		{"verbena", execTraced, "x", "3", "4", "/bin/true", "true"}, {"verbena", execTraced, "1", "x", "4", "/bin/true",
+			"true"},
 		{"verbena", execTraced, "1", "3", "x", "/bin/true", "true"},
 	} {
 		ExecTraced(args)

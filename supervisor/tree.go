@@ -98,10 +98,12 @@ func (t entries) resolve(path string, nofollow bool) (string, *entry) {
 // be opened. A program can keep the kernel's lock of a directory, so that every method below that may sleep may do so
 // without bound; see trees.
 type tree struct {
-	root    string
-	name    string   // of root in above
-	above   *os.Root // by which files are changed
-	dir     *os.File // the same, by which programs' files are opened: of a mount that may only be read, if the kernel lets this process make one
+	root  string
+	name  string   // of root in above
+	above *os.Root // by which files are changed
+	// the same, by which programs' files are opened: of a mount that may only be read, if the kernel lets this process
+	// make one
+	dir     *os.File
 	current atomic.Pointer[entries]
 
 	places atomic.Pointer[places]
@@ -144,7 +146,8 @@ func (t *tree) remove() error { return t.above.RemoveAll(t.name) }
 //verbena:allow open only files of the tree are opened, with O_CLOEXEC
 func (t *tree) open(path string, how int) (int, error) {
 	return unix.Openat2(int(t.dir.Fd()), t.name+path, &unix.OpenHow{
-		Flags: uint64(how | unix.O_CLOEXEC), Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+		Flags: uint64(
+			how | unix.O_CLOEXEC), Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
 	})
 }
 
@@ -296,8 +299,9 @@ func (t *tree) refresh(path string, e *entry) error {
 	return t.show(path, content)
 }
 
-// show makes a file or changes its content. A file keeps its inode, so that programs which have it open many times hold one page of
-// memory, and read the new content. A reader may see both contents mixed. Only files whose content is common to many change their inode.
+// show makes a file or changes its content. A file keeps its inode, so that programs which have it open many times hold
+// one page of memory, and read the new content. A reader may see both contents mixed. Only files whose content is
+// common to many change their inode.
 func (t *tree) show(path, content string) error {
 	old, shown := t.shown[path]
 	if shown && old == content {
@@ -316,8 +320,8 @@ func (t *tree) show(path, content string) error {
 
 func isCommon(content string) bool { return content == noGID || content == nothing }
 
-// rewrite changes the content of a file. The tree may be writable for programs, if they are this user's: what they have put in the place
-// of the file is replaced.
+// rewrite changes the content of a file. The tree may be writable for programs, if they are this user's: what they have
+// put in the place of the file is replaced.
 func (t *tree) rewrite(path, content string) error {
 	name := t.name + path
 	open := func() (*os.File, error) {
@@ -376,7 +380,8 @@ func (t *tree) replace(path, content string) error {
 // isVirtual reports whether what a clean path names is this package's to show, whether it is there or not: the real
 // devices, if there are any, are hidden.
 func isVirtual(path string) bool {
-	for _, p := range [...]string{"/dev/infiniband", cmClass, virtualDir + "/misc/rdma_cm", "/dev/char/" + cmNumber, "/sys/dev/char/" + cmNumber, maxBacklogFile} {
+	for _, p := range [...]string{"/dev/infiniband", cmClass, virtualDir + "/misc/rdma_cm", "/dev/char/" + cmNumber,
+		"/sys/dev/char/" + cmNumber, maxBacklogFile} {
 		if rest, ok := strings.CutPrefix(path, p); ok && (rest == "" || rest[0] == '/') {
 			return true
 		}
@@ -400,4 +405,5 @@ func hasVirtualWord(path []byte) bool {
 }
 
 // virtualWords: each virtual path has one of them.
-var virtualWords = [][]byte{[]byte("infiniband"), []byte("rdma_cm"), []byte("rdma_ucm"), []byte(majorPrefix), []byte(cmNumber)}
+var virtualWords = [][]byte{[]byte("infiniband"), []byte("rdma_cm"), []byte("rdma_ucm"), []byte(majorPrefix),
+	[]byte(cmNumber)}

@@ -229,12 +229,14 @@ func TestTreeRefresh(t *testing.T) {
 	}
 }
 
-// TestDriverFiles: a driver's files appear below its device, hide no other, and need no directory where there is a file.
+// TestDriverFiles: a driver's files appear below its device, hide no other, and need no directory where there is a
+// file.
 func TestDriverFiles(t *testing.T) {
 	own := func() (string, error) { return "own\n", nil }
-	dev := device{name: "uverbs0", ib: ib.NewDevice("rxe7", newFakeDriver(), nil).Device(), files: map[string]func() (string, error){
-		"own": own, "ports/1/hw/own": own, "node_type": own, "node_type/own": own, "ports": own,
-	}}
+	dev := device{name: "uverbs0", ib: ib.NewDevice("rxe7", newFakeDriver(), nil).Device(),
+		files: map[string]func() (string, error){
+			"own": own, "ports/1/hw/own": own, "node_type": own, "node_type/own": own, "ports": own,
+		}}
 	e := describe([]device{dev}, false)
 	newTestTree(t).mustUpdate(t, e)
 	dir := virtualDir + "/infiniband/rxe7/"
@@ -278,7 +280,8 @@ func TestTreeLookup(t *testing.T) {
 	}
 	for path, entry := range e {
 		if !isVirtual(path) && !slices.Contains([]string{
-			"/dev", "/dev/char", "/sys", "/sys/class", "/sys/class/misc", "/sys/dev", "/sys/dev/char", "/proc", "/proc/sys", "/proc/sys/net",
+			"/dev", "/dev/char", "/sys", "/sys/class", "/sys/class/misc", "/sys/dev", "/sys/dev/char", "/proc", "/proc/sys",
+			"/proc/sys/net",
 			"/proc/sys/net/rdma_ucm", "/sys/devices", "/sys/devices/virtual", "/sys/devices/virtual/misc",
 		}, path) {
 			t.Errorf("%s is not virtual", path)
@@ -377,7 +380,8 @@ func TestIsVirtual(t *testing.T) {
 // with dots and slashes.
 func FuzzVirtualPath(f *testing.F) {
 	for _, s := range []string{"/dev/infiniband/uverbs0", "/dev/../sys//class/./infiniband/x", "/sys/class/misc/rdma_cm",
-		"/dev/char/231:192", "/sys/dev/char/231:1/../231:2", "", "/", "infiniband", "/dev/infini/../band", "/dev/char//231:"} {
+		"/dev/char/231:192", "/sys/dev/char/231:1/../231:2", "", "/", "infiniband", "/dev/infini/../band",
+		"/dev/char//231:"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, path string) {

@@ -16,13 +16,13 @@ import (
 	"verbena/internal/reopen"
 )
 
-// trees has a tree of virtual files for each user with sessions, and one for the service's own user, which shows whether
-// there is room for them.
+// trees has a tree of virtual files for each user with sessions, and one for the service's own user, which shows
+// whether there is room for them.
 //
 // A program that lists a directory into memory that does not answer, such as that of a FUSE file, keeps the kernel's
-// lock of the directory. Each change in the directory waits for that, and then each lookup of a name that is not cached.
-// Programs reach the directories of their own user only, so that they hold up only calls of that user, and the thread
-// that brings the user's tree up to the devices. The devices wait for no tree longer than treePatience.
+// lock of the directory. Each change in the directory waits for that, and then each lookup of a name that is not
+// cached. Programs reach the directories of their own user only, so that they hold up only calls of that user, and the
+// thread that brings the user's tree up to the devices. The devices wait for no tree longer than treePatience.
 type trees struct {
 	above    *os.Root // the directory with the trees
 	dir      *os.File // above, for programs' files
@@ -133,7 +133,8 @@ func detachedMount(dir *os.File) *os.File {
 	if err != nil {
 		return nil
 	}
-	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC}
+	attr := unix.MountAttr{
+		Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 		unix.Close(fd)
 		return nil
@@ -261,8 +262,8 @@ func (t *userTree) work(c *change, describe func() entries) {
 	}
 }
 
-// wait waits for a change until patience ends, and not at all if the tree is late already. It reports whether the change
-// has been made.
+// wait waits for a change until patience ends, and not at all if the tree is late already. It reports whether the
+// change has been made.
 func (t *userTree) wait(c *change, patience <-chan struct{}) bool {
 	t.changes.Lock()
 	late := t.changes.late

@@ -92,7 +92,8 @@ func TestTreeOfEachUser(t *testing.T) {
 		want = 0
 	}
 	if st, err := os.Stat(f.root); err != nil || st.Mode().Perm() != want {
-		t.Errorf("the directory of the trees: %v, %v, want mode %#o, so that users cannot go from one to another", st.Mode(), err, want)
+		t.Errorf("the directory of the trees: %v, %v, want mode %#o, so that users cannot go from one to another", st.Mode(),
+			err, want)
 	}
 }
 

@@ -64,7 +64,8 @@ func arena(fill byte) []byte {
 }
 
 // stepNames are what programSteps does, each with memory of the arena only.
-var stepNames = []string{"open", "stat", "statx", "readlink", "access", "directory", "file", "openat2", "fstat", "increment", "install", "same", "register",
+var stepNames = []string{"open", "stat", "statx", "readlink", "access", "directory", "file", "openat2", "fstat",
+	"increment", "install", "same", "register",
 	"dup", "dupfd", "dup2", "exec"}
 
 // The steps are to be those of the main thread, whose number is that of the process: only init can see to that.
@@ -323,7 +324,8 @@ func programExecutes(args []string) {
 	}
 	check(load() == 0x7272727272727272, "the page is %#x", load())
 	secret := func() error {
-		return unix.Exec("/proc/self/exe", []string{"secret", strconv.Itoa(keeper.Process.Pid)}, append(os.Environ(), programEnv+"=secret"))
+		return unix.Exec("/proc/self/exe", []string{"secret", strconv.Itoa(keeper.Process.Pid)},
+			append(os.Environ(), programEnv+"=secret"))
 	}
 	switch how {
 	case "fails":
@@ -346,7 +348,8 @@ func programExecutes(args []string) {
 		argv := must(syscall.SlicePtrFromStrings([]string{"secret", strconv.Itoa(keeper.Process.Pid)}))
 		envp := must(syscall.SlicePtrFromStrings(append(os.Environ(), programEnv+"=secret")))
 		empty := must(unix.BytePtrFromString(""))
-		_, _, e := unix.Syscall6(unix.SYS_EXECVEAT, uintptr(self), uintptr(unsafe.Pointer(empty)), uintptr(unsafe.Pointer(&argv[0])),
+		_, _, e := unix.Syscall6(unix.SYS_EXECVEAT, uintptr(self), uintptr(unsafe.Pointer(empty)),
+			uintptr(unsafe.Pointer(&argv[0])),
 			uintptr(unsafe.Pointer(&envp[0])), unix.AT_EMPTY_PATH, 0)
 		panic(e)
 	}
@@ -554,7 +557,9 @@ func TestTreeIsWhatItWas(t *testing.T) {
 	if err := errors.Join(os.Remove(guid), os.Symlink("/etc/passwd", guid)); err != nil {
 		t.Fatal(err)
 	}
-	if code, out := w.sh("cat /sys/class/infiniband/rxe0/node_desc 2>&1; stat -c %F /sys/class/infiniband/rxe0/node_desc"); strings.Contains(out, "root:") {
+	if code, out := w.sh(
+		"cat /sys/class/infiniband/rxe0/node_desc 2>&1; stat -c %F /sys/class/infiniband/rxe0/node_desc"); strings.Contains(
+		out, "root:") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
 	dir := w.sup.own.root + "/sys/devices/virtual/infiniband/rxe0"
@@ -574,7 +579,8 @@ func TestUserNamespaceGivesNothing(t *testing.T) {
 	testutil.NeedRoot(t, "to become another user")
 	w := newWorld(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 12345, Mode: 0o660} })
 	const open = `test -w /dev/infiniband/uverbs0 && echo yes || echo no; (exec 3<>/dev/infiniband/uverbs0) 2>/dev/null && echo yes || echo no`
-	_, got := w.finish(w.start(nil, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "unshare", "-Ur", "sh", "-c", "id -u; "+open))
+	_, got := w.finish(w.start(nil, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "unshare", "-Ur", "sh",
+		"-c", "id -u; "+open))
 	if got != "0\nno\nno\n" {
 		t.Errorf("printed %q", got)
 	}
@@ -748,7 +754,9 @@ func TestWorkersEnd(t *testing.T) {
 		f.gate <- struct{}{}
 	}
 	w.printed(r, "ran")
-	testutil.Eventually(t, "workers to end", func() bool { return user.Held(quota.Workers) <= 2 && r.session.turn.workers.Load() <= 2 })
+	testutil.Eventually(t, "workers to end", func() bool {
+		return user.Held(quota.Workers) <= 2 && r.session.turn.workers.Load() <= 2
+	})
 	for _, k := range []quota.Kind{quota.Sessions, quota.Descriptors, quota.RingBytes, quota.Mappings} {
 		if user.Held(k) == 0 {
 			t.Errorf("no %v are charged", k)
@@ -768,7 +776,8 @@ func TestSessionLimit(t *testing.T) {
 	w := newWorld(t, func(c *SupervisorConfig) { c.Quota = ledger })
 	r := w.startSelf("hold")
 	w.printed(r, "open")
-	if _, err := w.tryStart("/bin/true", nil, "true"); !errors.Is(err, unix.EAGAIN) || !strings.Contains(err.Error(), "sessions") {
+	if _, err := w.tryStart("/bin/true", nil, "true"); !errors.Is(err, unix.EAGAIN) ||
+		!strings.Contains(err.Error(), "sessions") {
 		t.Errorf("a second session: %v", err)
 	}
 	r.Signal(unix.SIGKILL)
@@ -873,7 +882,8 @@ func TestWayUpThroughWhatIsNotTheCallers(t *testing.T) {
 			}
 		}
 	}
-	if out := w.mustRun("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "stat", "-c", "%F", "/proc/../dev/infiniband/uverbs0"); !strings.HasPrefix(out, "character") {
+	if out := w.mustRun("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "stat", "-c", "%F",
+		"/proc/../dev/infiniband/uverbs0"); !strings.HasPrefix(out, "character") {
 		t.Errorf("by way of a directory of everybody's: %q", out)
 	}
 }

@@ -143,7 +143,8 @@ func (t *turn) release() {
 func (t *turn) pass() {
 	t.passing.Lock()
 	defer t.passing.Unlock()
-	if t.waiting.Load() <= int32(atomic.LoadUint32(&t.free)) && t.workers.Load() < maxWorkers && t.user.Take(quota.Workers, 1) == nil {
+	if t.waiting.Load() <= int32(atomic.LoadUint32(&t.free)) && t.workers.Load() < maxWorkers &&
+		t.user.Take(quota.Workers, 1) == nil {
 		t.workers.Add(1)
 		t.start()
 	}

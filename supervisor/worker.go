@@ -166,7 +166,8 @@ func (w *worker) handle() (v verdict) {
 	w.known, w.desc = known{}, nil
 	defer func() {
 		if r := recover(); r != nil {
-			w.session.log.Error(fmt.Sprintf("panic in %v of thread %d", callOf(&w.n), w.n.tid), "panic", r, "stack", string(debug.Stack()))
+			w.session.log.Error(fmt.Sprintf("panic in %v of thread %d", callOf(&w.n), w.n.tid), "panic", r, "stack",
+				string(debug.Stack()))
 			v = fails(syscall.EIO)
 			if d := w.desc; d != nil {
 				d.file.file.Fail(fmt.Errorf("panic in a command of process %d: %v", w.n.tid, r))
@@ -268,9 +269,9 @@ func (w *worker) command(c call, f *openFile) verdict {
 	return v
 }
 
-// mayCommand returns EACCES for a command on a file that another user has opened: a program may have been made to write to a
-// descriptor that it was given, or the file may be another one by now that has the number of an earlier one. Doorbells pass,
-// which read nothing and say nothing but that there may be work. (ib_safe_file_access)
+// mayCommand returns EACCES for a command on a file that another user has opened: a program may have been made to write
+// to a descriptor that it was given, or the file may be another one by now that has the number of an earlier one.
+// Doorbells pass, which read nothing and say nothing but that there may be work. (ib_safe_file_access)
 func (w *worker) mayCommand(c call, f *openFile) error {
 	if c == callWrite && w.n.args[2] == doorbellSize && f.cm == nil {
 		return nil
@@ -281,8 +282,8 @@ func (w *worker) mayCommand(c call, f *openFile) error {
 	return nil // a command fails by itself if the caller's memory cannot be reached
 }
 
-// Stalled answers a doorbell whose thread is stopped in the memory of another program: what the caller has posted is taken, and
-// its file can be closed. It is called on another thread, while this one waits. (ib.Staller)
+// Stalled answers a doorbell whose thread is stopped in the memory of another program: what the caller has posted is
+// taken, and its file can be closed. It is called on another thread, while this one waits. (ib.Staller)
 func (w *worker) Stalled() {
 	if w.stalled {
 		return
@@ -317,8 +318,8 @@ func (w *worker) Space() umem.Space {
 	return s.Exact()
 }
 
-// Peek reads the memory of the process that the caller's thread was remembered to be of, whatever has become of it since, without
-// a look at who calls: that takes longer than the rest of a doorbell. (uverbs.Peeker)
+// Peek reads the memory of the process that the caller's thread was remembered to be of, whatever has become of it
+// since, without a look at who calls: that takes longer than the rest of a doorbell. (uverbs.Peeker)
 func (w *worker) Peek(dst [][]byte, addr uint64) bool {
 	if w.desc == nil {
 		return false
@@ -427,7 +428,8 @@ func (t *Session) forget(first, last uint32) {
 	}
 }
 
-// closes answers close(2) and close_range(2). Each number may be another file's afterwards, whose writes are no doorbells.
+// closes answers close(2) and close_range(2). Each number may be another file's afterwards, whose writes are no
+// doorbells.
 func (w *worker) closes(c call) verdict {
 	first := uint32(w.n.args[0])
 	last := first
@@ -444,12 +446,13 @@ func fdLink(fd int32) string { return "fd/" + strconv.Itoa(int(fd)) }
 // inodeOf identifies the file that a thread has under a number.
 func inodeOf(tid uint32, fd int32) (inode, error) { return inodeAt(tid, fdLink(fd)) }
 
-// inodeAt identifies the file that a link in a thread's directory in /proc leads to, without asking the file system for what it does not
-// know at once: that may be a program of the user's.
+// inodeAt identifies the file that a link in a thread's directory in /proc leads to, without asking the file system for
+// what it does not know at once: that may be a program of the user's.
 func inodeAt(tid uint32, link string) (inode, error) {
 	var st unix.Statx_t
 	path := "/proc/" + strconv.Itoa(int(tid)) + "/" + link
-	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &st); err != nil {
+	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_INO,
+		&st); err != nil {
 		return inode{}, fmt.Errorf("look up %s: %w", path, err)
 	}
 	return inode{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino}, nil

@@ -26,7 +26,8 @@ func TestNoAllocationPerCall(t *testing.T) {
 	s := &Session{sup: &Supervisor{}, tree: &userTree{tree: tr}}
 	w := &worker{session: s, hasTurn: true}
 	tid := uint32(os.Getpid())
-	s.cache[slot(tid, 1000)].Store(&descriptor{tid: tid, fd: 1000, file: &openFile{session: s, file: file, access: unix.O_RDWR}, until: time.Since(base) + time.Hour})
+	s.cache[slot(tid, 1000)].Store(&descriptor{tid: tid, fd: 1000,
+		file: &openFile{session: s, file: file, access: unix.O_RDWR}, until: time.Since(base) + time.Hour})
 	numbers := architectures[runtime.GOARCH].numbers
 	path := []byte("/etc/hostname\x00")
 	for _, tt := range []struct {
@@ -35,7 +36,8 @@ func TestNoAllocationPerCall(t *testing.T) {
 		want fate
 	}{
 		{"doorbell", notification{nr: int32(numbers[callWrite].nr), args: [6]uint64{1000, 0, 32}}, answered},
-		{"path", notification{nr: int32(numbers[callOpenat].nr), args: [6]uint64{0, uint64(uintptr(unsafe.Pointer(&path[0])))}}, letThrough},
+		{"path", notification{nr: int32(numbers[callOpenat].nr),
+			args: [6]uint64{0, uint64(uintptr(unsafe.Pointer(&path[0])))}}, letThrough},
 	} {
 		w.n = tt.n
 		w.n.arch = native.audit
@@ -96,7 +98,8 @@ func TestAttachRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	if _, err := w.sup.Attach(null, SessionInfo{LauncherPID: os.Getpid()}); err == nil || !strings.Contains(err.Error(), "no seccomp listener") {
+	if _, err := w.sup.Attach(null, SessionInfo{LauncherPID: os.Getpid()}); err == nil ||
+		!strings.Contains(err.Error(), "no seccomp listener") {
 		t.Errorf("a file that is no listener: %v", err)
 	}
 	if os.Geteuid() != 0 {

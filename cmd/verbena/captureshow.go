@@ -77,7 +77,8 @@ func (c *captureShowCmd) show(out io.Writer) error {
 	}
 	w := bufio.NewWriter(out)
 	fmt.Fprintln(w, x.Summary())
-	if err := errors.Join(x.Text(w, c.Limit, c.Trouble), w.Flush()); err != nil && !strings.Contains(err.Error(), "broken pipe") {
+	if err := errors.Join(x.Text(w, c.Limit, c.Trouble), w.Flush()); err != nil &&
+		!strings.Contains(err.Error(), "broken pipe") {
 		return fmt.Errorf("capture show: %w", err)
 	}
 	return nil

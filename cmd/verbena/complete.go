@@ -154,8 +154,8 @@ type completeCmd struct {
 	Words []string `arg:"" optional:"" passthrough:"" complete:"none"`
 }
 
-// Run prints candidates, one on a line with a tab and a description, and then what else the shell is to offer: a line of
-// ":none", ":file", or ":program N", where N is the number of the word at which another command line begins.
+// Run prints candidates, one on a line with a tab and a description, and then what else the shell is to offer: a line
+// of ":none", ":file", or ":program N", where N is the number of the word at which another command line begins.
 func (c *completeCmd) Run(cl *cli, app *kong.Kong) error {
 	words := c.Words
 	if len(words) > 0 && words[0] == "--" {
@@ -248,7 +248,8 @@ func (c *completion) read(word, next string) {
 	}
 }
 
-// flags returns those that may be given here: of the command, the groups that it is in, and the default command of a group.
+// flags returns those that may be given here: of the command, the groups that it is in, and the default command of a
+// group.
 func (c *completion) flags() (all []*kong.Flag) {
 	for _, group := range c.node.AllFlags(true) {
 		all = append(all, group...)

@@ -35,10 +35,12 @@ func TestValuesAreCompleted(t *testing.T) {
 				continue
 			}
 			switch kind := v.Tag.Get("complete"); {
-			case kind == "none", kind == "file", kind == "program", kind == "device", kind == "user", kind == "group", kind == "interface", kind == "verb", kind == "event", kind == "errno":
+			case kind == "none", kind == "file", kind == "program", kind == "device", kind == "user", kind == "group",
+				kind == "interface", kind == "verb", kind == "event", kind == "errno":
 			case strings.Contains(kind, ","):
 			default:
-				t.Errorf("%s: %s: its tag complete is %q; set it to none, file, device, a list of words, ...", n.FullPath(), v.ShortSummary(), kind)
+				t.Errorf("%s: %s: its tag complete is %q; set it to none, file, device, a list of words, ...", n.FullPath(),
+					v.ShortSummary(), kind)
 			}
 		}
 	})
@@ -128,7 +130,8 @@ func inShell(t *testing.T, shell, addr, script string) string {
 	c := exec.CommandContext(ctx, path, "-c", script)
 	c.WaitDelay = time.Second
 	c.Dir = dir
-	c.Env = append(os.Environ(), "SCRIPT="+completion, "HOME="+dir, "PATH="+dir+":"+os.Getenv("PATH"), "TERM=dumb", "VERBENA_SOCKET="+filepath.Join(dir, "sock"))
+	c.Env = append(os.Environ(), "SCRIPT="+completion, "HOME="+dir, "PATH="+dir+":"+os.Getenv("PATH"), "TERM=dumb",
+		"VERBENA_SOCKET="+filepath.Join(dir, "sock"))
 	out, err := c.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%s: %v\n%s", shell, err, out)
@@ -239,7 +242,8 @@ func TestManual(t *testing.T) {
 	if err != nil {
 		t.Skip("mandoc is not installed")
 	}
-	if out, err := exec.Command(mandoc, append([]string{"-T", "lint", "-W", "style"}, files...)...).CombinedOutput(); err != nil || len(out) > 0 {
+	if out, err := exec.Command(mandoc, append([]string{"-T", "lint", "-W", "style"},
+		files...)...).CombinedOutput(); err != nil || len(out) > 0 {
 		t.Errorf("mandoc -T lint: %v\n%s", err, out)
 	}
 	out, err := exec.Command(mandoc, "-T", "ascii", filepath.Join(dir, "verbena-run.1")).CombinedOutput()

@@ -37,7 +37,8 @@ func (p *pprofCmd) Run(c *cli) error {
 		return fmt.Errorf("debug pprof: %s shows a moment: --seconds is for profile and trace", p.Kind)
 	}
 	if _, err := unix.IoctlGetTermios(int(os.Stdout.Fd()), unix.TCGETS); err == nil {
-		return fmt.Errorf("debug pprof: a profile is not for a terminal: send it to a file, verbena debug pprof %s > FILE", p.Kind)
+		return fmt.Errorf("debug pprof: a profile is not for a terminal: send it to a file, verbena debug pprof %s > FILE",
+			p.Kind)
 	}
 	if p.Seconds == 0 && timed {
 		p.Seconds = defaultProfileSeconds

@@ -95,7 +95,8 @@ func (d *devResetCmd) Run(c *cli) error {
 		return errors.New("dev reset: --cancel makes no reset: leave out --unreachable and --no-flush")
 	}
 	_, err := c.ask(&ctl.Request{Op: ctl.OpDevReset, Reset: &ctl.DevReset{
-		Name: d.Name, Unreachable: d.Unreachable.set, Outage: d.Unreachable.d, NoFlush: d.NoFlush, AtWR: uint64(d.AtWR), At: ctl.DevMoment(d.At), Cancel: d.Cancel}})
+		Name: d.Name, Unreachable: d.Unreachable.set, Outage: d.Unreachable.d, NoFlush: d.NoFlush, AtWR: uint64(
+			d.AtWR), At: ctl.DevMoment(d.At), Cancel: d.Cancel}})
 	return err
 }
 
@@ -168,7 +169,8 @@ func (d *devShowCmd) Run(c *cli) error {
 			if x.Armed != "" {
 				armed = x.Armed
 			}
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\t%s\n", x.Name, x.State, x.Device, x.Hardware, x.Contexts, x.Zombies, x.Resets, recovery, armed)
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\t%s\n", x.Name, x.State, x.Device, x.Hardware, x.Contexts, x.Zombies,
+				x.Resets, recovery, armed)
 			if x.Error != "" {
 				fmt.Fprintf(w, "\t%s\n", x.Error)
 			}

@@ -26,7 +26,8 @@ type verbsFlags struct {
 func (f *verbsFlags) openDevice(c *cli, command string) (dev *verbs.Device, done func(), err error) {
 	if f.Embedded || f.Addr.IsValid() {
 		if f.Direct {
-			return nil, nil, fmt.Errorf("%s: --embedded and --addr make a device in this process: leave them out, or --service", command)
+			return nil, nil, fmt.Errorf("%s: --embedded and --addr make a device in this process: leave them out, or --service",
+				command)
 		}
 		s, err := embed.NewSoftware(embed.Software{Addr: f.Addr, Wire: f.Wire, Name: f.Dev})
 		if err != nil {
@@ -51,8 +52,8 @@ func (f *verbsFlags) openDevice(c *cli, command string) (dev *verbs.Device, done
 	return dev, func() { dev.Close() }, nil
 }
 
-// findDevices lists the devices that this process sees or, if there are none, and with direct, those of the running service; at least one. name,
-// if not "", is that of the one to find.
+// findDevices lists the devices that this process sees or, if there are none, and with direct, those of the running
+// service; at least one. name, if not "", is that of the one to find.
 func findDevices(c *cli, command, name string, direct bool) (list []verbs.DeviceInfo, err error) {
 	if !direct {
 		if list, err = verbs.Devices(); err != nil {

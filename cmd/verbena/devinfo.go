@@ -117,14 +117,20 @@ func describe(dev *verbs.Device, path string) (r deviceReport, err error) {
 		return r, err
 	}
 	r = deviceReport{
-		Name: dev.Name(), Path: path, Provider: dev.Provider(), Caps: capabilities(a.Caps), Map: attrMap{}, Ports: []portReport{},
+		Name: dev.Name(), Path: path, Provider: dev.Provider(), Caps: capabilities(
+			a.Caps), Map: attrMap{}, Ports: []portReport{},
 		Attrs: []attr{
 			{"fw_ver", fmt.Sprint(a.Firmware)}, {"node_guid", guid(a.NodeGUID)}, {"sys_image_guid", guid(a.SysImageGUID)},
-			{"vendor_id", fmt.Sprintf("%#06x", a.VendorID)}, {"vendor_part_id", a.VendorPartID}, {"hw_ver", fmt.Sprintf("%#x", a.HWVersion)},
-			{"phys_port_cnt", a.Ports}, {"max_mr_size", a.MaxMRSize}, {"max_qp", a.MaxQP}, {"max_qp_wr", a.MaxQPWR}, {"max_sge", a.MaxSGE},
-			{"max_sge_rd", a.MaxSGERead}, {"max_cq", a.MaxCQ}, {"max_cqe", a.MaxCQE}, {"max_mr", a.MaxMR}, {"max_pd", a.MaxPD}, {"max_mw", a.MaxMW},
-			{"max_qp_rd_atom", a.MaxQPReads}, {"max_qp_init_rd_atom", a.MaxQPInitReads}, {"atomic_cap", a.Atomics.String()}, {"max_ah", a.MaxAH},
-			{"max_srq", a.MaxSRQ}, {"max_srq_wr", a.MaxSRQWR}, {"max_srq_sge", a.MaxSRQSGE}, {"max_mcast_grp", a.MaxMulticastGroups},
+			{"vendor_id", fmt.Sprintf("%#06x", a.VendorID)}, {"vendor_part_id", a.VendorPartID}, {"hw_ver",
+				fmt.Sprintf("%#x", a.HWVersion)},
+			{"phys_port_cnt", a.Ports}, {"max_mr_size", a.MaxMRSize}, {"max_qp", a.MaxQP}, {"max_qp_wr", a.MaxQPWR}, {"max_sge",
+				a.MaxSGE},
+			{"max_sge_rd", a.MaxSGERead}, {"max_cq", a.MaxCQ}, {"max_cqe", a.MaxCQE}, {"max_mr", a.MaxMR}, {"max_pd",
+				a.MaxPD}, {"max_mw", a.MaxMW},
+			{"max_qp_rd_atom", a.MaxQPReads}, {"max_qp_init_rd_atom", a.MaxQPInitReads}, {"atomic_cap",
+				a.Atomics.String()}, {"max_ah", a.MaxAH},
+			{"max_srq", a.MaxSRQ}, {"max_srq_wr", a.MaxSRQWR}, {"max_srq_sge", a.MaxSRQSGE}, {"max_mcast_grp",
+				a.MaxMulticastGroups},
 			{"max_pkeys", a.MaxPKeys}, {"odp", a.ODP},
 		},
 	}
@@ -142,7 +148,8 @@ func describe(dev *verbs.Device, path string) (r deviceReport, err error) {
 		}
 		port := portReport{
 			Port: n, State: p.State.String(), Phys: p.Phys.String(), MaxMTU: p.MaxMTU.Bytes(), ActiveMTU: p.ActiveMTU.Bytes(),
-			LinkLayer: p.LinkLayer.String(), MaxMessage: p.MaxMessage, GIDLen: p.GIDs, PKeyLen: p.PKeys, Width: uint8(p.Width), Speed: uint8(p.Speed),
+			LinkLayer: p.LinkLayer.String(), MaxMessage: p.MaxMessage, GIDLen: p.GIDs, PKeyLen: p.PKeys, Width: uint8(
+				p.Width), Speed: uint8(p.Speed),
 			GIDs: []gidReport{},
 		}
 		standard, err := dev.DefaultGID(n)
@@ -152,7 +159,8 @@ func describe(dev *verbs.Device, path string) (r deviceReport, err error) {
 		for _, g := range gids {
 			if g.Port == n {
 				port.GIDs = append(port.GIDs, gidReport{
-					Index: g.Index, GID: fullGID(g.GID), Type: g.Type.String(), Address: g.GID.String(), Default: err == nil && g.Index == standard.Index,
+					Index: g.Index, GID: fullGID(g.GID), Type: g.Type.String(), Address: g.GID.String(), Default: err == nil &&
+						g.Index == standard.Index,
 				})
 			}
 		}
@@ -174,8 +182,10 @@ func (r *deviceReport) write(w io.Writer) {
 	for _, p := range r.Ports {
 		fmt.Fprintf(w, "  port:\t%d\n", p.Port)
 		for _, a := range []attr{
-			{"state", p.State}, {"phys_state", p.Phys}, {"max_mtu", p.MaxMTU}, {"active_mtu", p.ActiveMTU}, {"link_layer", p.LinkLayer},
-			{"max_msg_sz", p.MaxMessage}, {"gid_tbl_len", p.GIDLen}, {"pkey_tbl_len", p.PKeyLen}, {"active_width", p.Width}, {"active_speed", p.Speed},
+			{"state", p.State}, {"phys_state", p.Phys}, {"max_mtu", p.MaxMTU}, {"active_mtu", p.ActiveMTU}, {"link_layer",
+				p.LinkLayer},
+			{"max_msg_sz", p.MaxMessage}, {"gid_tbl_len", p.GIDLen}, {"pkey_tbl_len", p.PKeyLen}, {"active_width",
+				p.Width}, {"active_speed", p.Speed},
 		} {
 			fmt.Fprintf(w, "    %s:\t%v\n", a.name, a.v)
 		}
@@ -210,10 +220,14 @@ var capabilityNames = []struct {
 	c    uapi.DeviceCapFlags
 	name string
 }{
-	{uapi.DeviceBadPKeyCntr, "BAD_PKEY_CNTR"}, {uapi.DeviceBadQKeyCntr, "BAD_QKEY_CNTR"}, {uapi.DeviceUDAVPortEnforce, "UD_AV_PORT_ENFORCE"},
-	{uapi.DevicePortActiveEvent, "PORT_ACTIVE_EVENT"}, {uapi.DeviceSysImageGUID, "SYS_IMAGE_GUID"}, {uapi.DeviceRCRNRNAKGen, "RC_RNR_NAK_GEN"},
-	{uapi.DeviceSRQResize, "SRQ_RESIZE"}, {uapi.DeviceMemWindow, "MEM_WINDOW"}, {uapi.DeviceMemMgtExtensions, "MEM_MGT_EXTENSIONS"},
-	{uapi.DeviceMemWindowType2B, "MEM_WINDOW_TYPE_2B"}, {uapi.DeviceFlushGlobal, "FLUSH_GLOBAL"}, {uapi.DeviceFlushPersistent, "FLUSH_PERSISTENT"},
+	{uapi.DeviceBadPKeyCntr, "BAD_PKEY_CNTR"}, {uapi.DeviceBadQKeyCntr, "BAD_QKEY_CNTR"}, {uapi.DeviceUDAVPortEnforce,
+		"UD_AV_PORT_ENFORCE"},
+	{uapi.DevicePortActiveEvent, "PORT_ACTIVE_EVENT"}, {uapi.DeviceSysImageGUID,
+		"SYS_IMAGE_GUID"}, {uapi.DeviceRCRNRNAKGen, "RC_RNR_NAK_GEN"},
+	{uapi.DeviceSRQResize, "SRQ_RESIZE"}, {uapi.DeviceMemWindow, "MEM_WINDOW"}, {uapi.DeviceMemMgtExtensions,
+		"MEM_MGT_EXTENSIONS"},
+	{uapi.DeviceMemWindowType2B, "MEM_WINDOW_TYPE_2B"}, {uapi.DeviceFlushGlobal,
+		"FLUSH_GLOBAL"}, {uapi.DeviceFlushPersistent, "FLUSH_PERSISTENT"},
 	{uapi.DeviceAtomicWrite, "ATOMIC_WRITE"},
 }
 

@@ -100,8 +100,10 @@ func TestShellLimits(t *testing.T) {
 		c.Path = "/bin/sh"
 		return c
 	}
-	for _, limit := range []string{"-n 8", "-n 10", "-n 12", "-n 14"} { // of the command, and of the service that it starts
-		fails(t, under(limit, "run", "--private", "--link", "rxe0=127.91.12.9", "--", "true"), "too many open files", "`ulimit -n`")
+	// of the command, and of the service that it starts
+	for _, limit := range []string{"-n 8", "-n 10", "-n 12", "-n 14"} {
+		fails(t, under(limit, "run", "--private", "--link", "rxe0=127.91.12.9", "--", "true"), "too many open files",
+			"`ulimit -n`")
 	}
 }
 

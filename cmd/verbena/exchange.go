@@ -61,9 +61,11 @@ func isTerminal(f *os.File) bool {
 type side func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error)
 
 // exchange runs this side, or both with --embedded, and returns the client's result, or the server's where this is one.
-func (f *exchangeFlags) exchange(c *cli, command string, local measure.Local, client, server side) (*measure.Result, error) {
+func (f *exchangeFlags) exchange(c *cli, command string, local measure.Local, client, server side) (*measure.Result,
+	error) {
 	if f.Embedded && f.Addr.IsValid() {
-		return nil, fmt.Errorf("%s: --embedded runs both ends on a device that no other process reaches: leave out --addr", command)
+		return nil, fmt.Errorf("%s: --embedded runs both ends on a device that no other process reaches: leave out --addr",
+			command)
 	}
 	if f.Embedded && f.Server != "" {
 		return nil, fmt.Errorf("%s: --embedded runs both ends: leave out %s", command, f.Server)
@@ -216,10 +218,12 @@ func printPingPong(w io.Writer, r *measure.Result) {
 		return
 	}
 	each := float64(p.Elapsed.Nanoseconds()) / 1e3 / float64(max(p.Messages, 1))
-	fmt.Fprintf(w, "%s: %d round trips in %v, %.2f us each, %s\n", what(r), p.Messages, p.Elapsed.Round(time.Microsecond), each, bandwidth(p.BytesPerSecond))
+	fmt.Fprintf(w, "%s: %d round trips in %v, %.2f us each, %s\n", what(r), p.Messages, p.Elapsed.Round(time.Microsecond),
+		each, bandwidth(p.BytesPerSecond))
 	if len(p.Times.Buckets) > 0 {
 		t := &p.Times
-		fmt.Fprintf(w, "us: min %.2f, p50 %.2f, p90 %.2f, p99 %.2f, p99.9 %.2f, p99.99 %.2f, max %.2f\n", us(t.Min), us(t.P50), us(t.P90), us(t.P99),
+		fmt.Fprintf(w, "us: min %.2f, p50 %.2f, p90 %.2f, p99 %.2f, p99.9 %.2f, p99.99 %.2f, max %.2f\n", us(t.Min),
+			us(t.P50), us(t.P90), us(t.P99),
 			us(t.P999), us(t.P9999), us(t.Max))
 		t.WriteHistogram(w)
 	}
@@ -273,12 +277,14 @@ func (p *perfCmd) Run(c *cli) error {
 	}
 	l := p.local()
 	params := measure.Params{
-		Type: p.Type, Op: measure.Op(p.Op), Size: int(p.Size), Iters: p.Iters, Duration: p.Duration, QPs: p.QPs, Depth: p.Depth, MTU: p.MTU,
+		Type: p.Type, Op: measure.Op(p.Op), Size: int(
+			p.Size), Iters: p.Iters, Duration: p.Duration, QPs: p.QPs, Depth: p.Depth, MTU: p.MTU,
 	}
 	if p.Iters > 0 {
 		params.Duration = 0
 	}
-	r, err := p.exchange(c, "perf", l, func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error) {
+	r, err := p.exchange(c, "perf", l, func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result,
+		error) {
 		return measure.Perf(ctx, dev, conn, params, measure.Test(p.Test), l)
 	}, serve(l))
 	clearLine(l)
@@ -304,8 +310,10 @@ func printPerf(w io.Writer, r *measure.Result) {
 			continue
 		}
 		t := &x.p.Times
-		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%v\t%s\t%.0f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\n", x.name, x.qps, x.depth, x.p.Messages,
-			x.p.Elapsed.Round(time.Millisecond), bandwidth(x.p.BytesPerSecond), x.p.MessagesPerSecond, us(t.Min), us(t.P50), us(t.P90), us(t.P99),
+		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%v\t%s\t%.0f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\n", x.name, x.qps, x.depth,
+			x.p.Messages,
+			x.p.Elapsed.Round(time.Millisecond), bandwidth(x.p.BytesPerSecond), x.p.MessagesPerSecond, us(t.Min), us(t.P50), us(
+				t.P90), us(t.P99),
 			us(t.P999), us(t.Max))
 	}
 	if sent := cmp.Or(r.Bandwidth, r.Latency); r.Type != "rc" && r.Op == measure.Send && sent != nil {

@@ -13,7 +13,8 @@ import (
 // TestEmbeddedExchanges: each command measures something with both ends in one process, as text and as JSON.
 func TestEmbeddedExchanges(t *testing.T) {
 	for _, line := range []string{
-		"pingpong --embedded -n 20", "pingpong --embedded -n 20 --op write --type uc --size 1K --events", "pingpong --embedded -n 20 --wire --op read",
+		"pingpong --embedded -n 20", "pingpong --embedded -n 20 --op write --type uc --size 1K --events",
+		"pingpong --embedded -n 20 --wire --op read",
 		"pingpong --embedded -n 20 --compat",
 		"perf --embedded -n 200", "perf --embedded -n 200 --op send --type ud --size 64 --qps 3 --depth 8", "perf --embedded --duration 20ms --test bandwidth --op atomic",
 	} {
@@ -81,7 +82,8 @@ func TestExchangeErrors(t *testing.T) {
 		return
 	}
 	for _, command := range []string{"devinfo", "pingpong", "perf"} {
-		fails(t, verbena(t, command, "--socket", filepath.Join(t.TempDir(), "socket")), "there is no RDMA device here", "`verbena serve --daemon`", "`verbena run -- verbena "+command+"`", "--embedded")
+		fails(t, verbena(t, command, "--socket", filepath.Join(t.TempDir(), "socket")), "there is no RDMA device here",
+			"`verbena serve --daemon`", "`verbena run -- verbena "+command+"`", "--embedded")
 	}
 	fails(t, verbena(t, "perf", "--wire"), "--wire is for --embedded")
 }
@@ -89,7 +91,8 @@ func TestExchangeErrors(t *testing.T) {
 // TestDevinfo: devinfo lists the attributes by the names of ibv_devinfo, as text and as JSON.
 func TestDevinfo(t *testing.T) {
 	out := ok(t, verbena(t, "devinfo", "--embedded"))
-	for _, want := range []string{"hca_id:", "rxe0", "max_qp_wr:", "ATOMIC_WRITE", "active_mtu:", "GID[1]:", "0000:0000:0000:0000:0000:ffff:7f00:0001", "127.0.0.1, RoCE v2, the default"} {
+	for _, want := range []string{"hca_id:", "rxe0", "max_qp_wr:", "ATOMIC_WRITE", "active_mtu:", "GID[1]:",
+		"0000:0000:0000:0000:0000:ffff:7f00:0001", "127.0.0.1, RoCE v2, the default"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("got %s, want %q in it", out, want)
 		}
@@ -98,7 +101,8 @@ func TestDevinfo(t *testing.T) {
 	if err := json.Unmarshal([]byte(ok(t, verbena(t, "devinfo", "--embedded", "--json"))), &r); err != nil {
 		t.Fatal(err)
 	}
-	if len(r) != 1 || r[0].Name != "rxe0" || r[0].Map["phys_port_cnt"] != 1.0 || len(r[0].Ports) != 1 || r[0].Ports[0].State != "ACTIVE" || !r[0].Ports[0].GIDs[1].Default {
+	if len(r) != 1 || r[0].Name != "rxe0" || r[0].Map["phys_port_cnt"] != 1.0 || len(r[0].Ports) != 1 ||
+		r[0].Ports[0].State != "ACTIVE" || !r[0].Ports[0].GIDs[1].Default {
 		t.Errorf("got %+v", r)
 	}
 }

@@ -24,7 +24,8 @@ func (f *faultAddCmd) verbRule() (*ctl.FaultRule, error) {
 	if packets != (ruleFlags{}) {
 		return nil, errors.New("--verb goes with --errno, --delay, --nth, --times, --process and --dev alone")
 	}
-	v := &ctl.VerbFault{Verb: f.Verb, Errno: f.Errno, Delay: f.Rule.Delay, Process: f.Process, Nth: uint64(f.Nth), Times: uint64(f.Times)}
+	v := &ctl.VerbFault{Verb: f.Verb, Errno: f.Errno, Delay: f.Rule.Delay, Process: f.Process, Nth: uint64(f.Nth),
+		Times: uint64(f.Times)}
 	if v.Nth != 0 && v.Times == 0 {
 		v.Times = 1
 	}

@@ -29,15 +29,16 @@ func arrange(n *kong.Node, order []string) {
 
 // valueOf returns an option that reads the values of flags of a type from their text.
 func valueOf[T any](parse func(string) (T, error)) kong.Option {
-	return kong.TypeMapper(reflect.TypeFor[T](), kong.MapperFunc(func(ctx *kong.DecodeContext, target reflect.Value) error {
-		var text string
-		if err := ctx.Scan.PopValueInto("value", &text); err != nil {
+	return kong.TypeMapper(reflect.TypeFor[T](),
+		kong.MapperFunc(func(ctx *kong.DecodeContext, target reflect.Value) error {
+			var text string
+			if err := ctx.Scan.PopValueInto("value", &text); err != nil {
+				return err
+			}
+			v, err := parse(text)
+			if err == nil {
+				target.Set(reflect.ValueOf(v))
+			}
 			return err
-		}
-		v, err := parse(text)
-		if err == nil {
-			target.Set(reflect.ValueOf(v))
-		}
-		return err
-	}))
+		}))
 }

@@ -41,7 +41,8 @@ func golden(t *testing.T, name, got string) {
 func TestFaultTexts(t *testing.T) {
 	t.Setenv("COLUMNS", "") // which the help's width would follow
 	var b strings.Builder
-	for _, command := range []string{"fault add", "fault show", "fault clear", "link set", "link show", "qp show", "qp trace"} {
+	for _, command := range []string{"fault add", "fault show", "fault clear", "link set", "link show", "qp show",
+		"qp trace"} {
 		var c cli
 		parser := newParser(&c)
 		parser.Stdout = &b

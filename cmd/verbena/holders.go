@@ -18,8 +18,8 @@ import (
 // message of its peer, or a shared receive queue, would wait without end, since nothing writes there any more.
 const holdTime = 5 * time.Second
 
-// queueFiles are the queue files of a session, which are known by their names. A program can give any memfd of its own such
-// a name, and pass it on.
+// queueFiles are the queue files of a session, which are known by their names. A program can give any memfd of its own
+// such a name, and pass it on.
 type queueFiles struct{ session string }
 
 // open opens the files, as far as this user may.
@@ -68,7 +68,8 @@ func endHolders(files queueFiles) {
 				continue
 			}
 			fmt.Fprintf(os.Stderr, "verbena: %s (process %d) still has a device of the ended service open, "+
-				"where nothing arrives any more: sending %s; run --outlive prevents that\n", printable(nameOf(pid)), pid, signalName(sig))
+				"where nothing arrives any more: sending %s; run --outlive prevents that\n", printable(nameOf(pid)), pid,
+				signalName(sig))
 			_ = p.Signal(sig) // it may just have ended
 		}
 	}
@@ -102,9 +103,10 @@ func (f queueFiles) holders() (pids []int) {
 	return pids
 }
 
-// heldBy reports whether a process has one of the files open, and is of the user who owns the file. A process of another
-// user may have been given the descriptor, and is not to end for that. Neither is a daemon of root's, to which a program has passed a
-// device that it had opened before it became another user: of root's processes, only those count that descend from this one.
+// heldBy reports whether a process has one of the files open, and is of the user who owns the file. A process of
+// another user may have been given the descriptor, and is not to end for that. Neither is a daemon of root's, to which
+// a program has passed a device that it had opened before it became another user: of root's processes, only those count
+// that descend from this one.
 func (f queueFiles) heldBy(pid int) (held bool) {
 	f.each(pid, func(file *os.File, st *syscall.Stat_t) {
 		file.Close()

@@ -83,8 +83,8 @@ func TestHolders(t *testing.T) {
 	}
 }
 
-// TestHoldersOfOthers: a process of another user, which a program may have passed its queue file to, is not ended for that, and
-// neither is one that has ids of two users.
+// TestHoldersOfOthers: a process of another user, which a program may have passed its queue file to, is not ended for
+// that, and neither is one that has ids of two users.
 func TestHoldersOfOthers(t *testing.T) {
 	testutil.NeedRoot(t, "to be several users")
 	session := fmt.Sprintf("/dev/shm/verbena-0-%d/run/3-4", os.Getpid())

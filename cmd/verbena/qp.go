@@ -71,7 +71,8 @@ func (q *qpTraceCmd) Run(c *cli) error {
 		return fmt.Errorf("qp trace %d: the service gives no trace", q.Num)
 	}
 	if t.Began {
-		fmt.Fprintf(os.Stderr, "verbena: QP %d on %s is traced from now on; the same command prints what happens\n", t.Num, t.Device)
+		fmt.Fprintf(os.Stderr, "verbena: QP %d on %s is traced from now on; the same command prints what happens\n", t.Num,
+			t.Device)
 	}
 	if t.Lost > 0 {
 		fmt.Fprintf(os.Stderr, "verbena: %d older events are lost\n", t.Lost)

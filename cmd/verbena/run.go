@@ -211,8 +211,9 @@ type helper struct{ supervisor.Ancestor }
 // Notice prints what the service says to the user of the program.
 func (helper) Notice(text string) { fmt.Fprintln(os.Stderr, "verbena:", printable(text)) }
 
-// tracerOf returns the service's process, for a program that is to let it access its memory; nil if it cannot be seen from here. It comes before the
-// program is handed over: the service's answer to that shows that the number is still its own. done ends the use.
+// tracerOf returns the service's process, for a program that is to let it access its memory; nil if it cannot be seen
+// from here. It comes before the program is handed over: the service's answer to that shows that the number is still
+// its own. done ends the use.
 func tracerOf(client *service.Client) (_ *supervisor.Tracer, done func()) {
 	if client.PID() == 0 {
 		return nil, func() {}
@@ -268,8 +269,8 @@ func interpreterOf(path string) string {
 	return ""
 }
 
-// abandon completes the outstanding requests of the program with a flush error, and makes its native doorbells fail. It closes
-// its queue files.
+// abandon completes the outstanding requests of the program with a flush error, and makes its native doorbells fail. It
+// closes its queue files.
 func abandon(files []*os.File) error {
 	errs := []error{barDoorbells(files)}
 	for _, f := range files {

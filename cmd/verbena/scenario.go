@@ -380,7 +380,8 @@ func (p *process) Wait() scenario.Exit {
 // startGrace is how long a launcher may take to start its program.
 const startGrace = 5 * time.Second
 
-// Signal sends the signal to the program itself, which is the first child of its launcher. One that is still to be started is waited for.
+// Signal sends the signal to the program itself, which is the first child of its launcher. One that is still to be
+// started is waited for.
 func (p *process) Signal(sig syscall.Signal) error {
 	for deadline := time.Now().Add(startGrace); ; time.Sleep(10 * time.Millisecond) {
 		if child := firstChild(p.cmd.Process.Pid); child != 0 {
@@ -395,8 +396,8 @@ func (p *process) Signal(sig syscall.Signal) error {
 	}
 }
 
-// firstChild returns the child of a process that was started first, by whichever of its threads; 0 if there is none. The others are
-// orphans that the process has adopted.
+// firstChild returns the child of a process that was started first, by whichever of its threads; 0 if there is none.
+// The others are orphans that the process has adopted.
 func firstChild(pid int) (child int) {
 	var first uint64
 	for _, c := range children(pid) {
@@ -421,8 +422,8 @@ func children(pid int) (list []int) {
 	return list
 }
 
-// endLeftovers kills what the programs of a scenario have left running, and says so. It is what this process has adopted: all of
-// its children but the service.
+// endLeftovers kills what the programs of a scenario have left running, and says so. It is what this process has
+// adopted: all of its children but the service.
 func endLeftovers(service int) {
 	said := map[int]bool{}
 	for range 1000 { // what is killed leaves children of its own, and may take long to end
@@ -436,7 +437,8 @@ func endLeftovers(service int) {
 				continue
 			}
 			if !said[pid] {
-				fmt.Fprintf(os.Stderr, "verbena: scenario run: %s (process %d) was left running: killed\n", printable(strings.TrimSpace(string(name))), pid)
+				fmt.Fprintf(os.Stderr, "verbena: scenario run: %s (process %d) was left running: killed\n",
+					printable(strings.TrimSpace(string(name))), pid)
 				said[pid] = true
 			}
 			_ = unix.Kill(pid, unix.SIGKILL)
@@ -473,7 +475,8 @@ func (s *scenarioCheckCmd) Run() error {
 		if err != nil {
 			return fmt.Errorf("scenario check: %w", err)
 		}
-		fmt.Printf("%s: %s: %d devices, %d programs, %d actions\n", path, f.Name, len(f.Devices), len(f.Programs), len(f.Actions))
+		fmt.Printf("%s: %s: %d devices, %d programs, %d actions\n", path, f.Name, len(f.Devices), len(f.Programs),
+			len(f.Actions))
 	}
 	return nil
 }

@@ -110,7 +110,8 @@ func statuses(t *testing.T, pid int) (who []string) {
 // Each thread of a service and of a launcher has a filter, while a program runs and after a device was added.
 func TestFiltered(t *testing.T) {
 	cmd, loc := serving(t, "--link", "rxe0=127.91.10.9")
-	if out, err := verbena(t, "--socket", loc.Socket, "link", "add", "rxe1", "--addr", "127.91.10.10").CombinedOutput(); err != nil {
+	if out, err := verbena(t, "--socket", loc.Socket, "link", "add", "rxe1", "--addr",
+		"127.91.10.10").CombinedOutput(); err != nil {
 		t.Errorf("link add: %v\n%s", err, out)
 	}
 	run := verbena(t, "--socket", loc.Socket, "run", "--", "sh", "-c", "echo started; read line")

@@ -103,7 +103,8 @@ func (c *cli) look() (*look, error) {
 	}
 	defer client.Close()
 	l := &look{at: time.Now(), links: map[string]ctl.LinkInfo{}, stats: map[string]map[string]uint64{}}
-	for _, op := range []ctl.Op{ctl.OpDevShow, ctl.OpLinkShow, ctl.OpStatShow, ctl.OpResShow, ctl.OpQPShow, ctl.OpFaultShow} {
+	for _, op := range []ctl.Op{ctl.OpDevShow, ctl.OpLinkShow, ctl.OpStatShow, ctl.OpResShow, ctl.OpQPShow,
+		ctl.OpFaultShow} {
 		r, err := client.Do(&ctl.Request{Op: op})
 		if err != nil {
 			return nil, err
@@ -137,7 +138,8 @@ func (l *look) lines(before *look) []string {
 	for _, c := range l.contexts {
 		processes[c.PID] = true
 	}
-	fmt.Fprintf(&b, "verbena top  %s  %s, %s, %s, %s\n\n", l.at.Format(time.TimeOnly), plural(len(l.devs), "device"), plural(len(processes), "process"),
+	fmt.Fprintf(&b, "verbena top  %s  %s, %s, %s, %s\n\n", l.at.Format(time.TimeOnly), plural(len(l.devs), "device"),
+		plural(len(processes), "process"),
 		plural(len(l.qps), "queue pair"), plural(l.rules, "fault rule"))
 	table := func(rows [][]string) {
 		w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
@@ -150,7 +152,8 @@ func (l *look) lines(before *look) []string {
 	for _, q := range l.qps {
 		qps[q.Device]++
 	}
-	rows := [][]string{{"DEVICE", "STATE", "PORT", "TX/S", "RX/S", "RETRY/S", "DROP/S", "QPS", "PROGRAMS", "RESETS", "LINK"}}
+	rows := [][]string{{"DEVICE", "STATE", "PORT", "TX/S", "RX/S", "RETRY/S", "DROP/S", "QPS", "PROGRAMS", "RESETS",
+		"LINK"}}
 	for _, d := range l.devs {
 		x := l.links[d.Name]
 		port := "down"
@@ -181,7 +184,8 @@ func (l *look) lines(before *look) []string {
 			if c.Zombie {
 				note = "zombie: its device has gone"
 			}
-			rows = append(rows, []string{printable(c.Process), strconv.Itoa(c.PID), userName(c.UID), c.Device, strconv.Itoa(len(c.QPs)),
+			rows = append(rows, []string{printable(c.Process), strconv.Itoa(c.PID), userName(c.UID), c.Device,
+				strconv.Itoa(len(c.QPs)),
 				strconv.Itoa(len(c.CQs)), strconv.Itoa(len(c.MRs)), binary(c.PinnedBytes), note})
 		}
 		table(rows)
@@ -204,8 +208,8 @@ type trouble struct {
 	why string
 }
 
-// troubled returns the queue pairs that are in an error state, wait for a program's memory, or have had packets in flight since the look before
-// of which none was acknowledged.
+// troubled returns the queue pairs that are in an error state, wait for a program's memory, or have had packets in
+// flight since the look before of which none was acknowledged.
 func (l *look) troubled(before *look) (list []trouble) {
 	for _, q := range l.qps {
 		why := ""
@@ -226,7 +230,8 @@ func (l *look) troubled(before *look) (list []trouble) {
 	return list
 }
 
-// rate returns the sum of counters of a device for each second since the look before; a name that ends in _ is a prefix.
+// rate returns the sum of counters of a device for each second since the look before; a name that ends in _ is a
+// prefix.
 func (l *look) rate(before *look, dev string, names ...string) string {
 	if before == nil || before.stats[dev] == nil || l.stats[dev] == nil {
 		return "-"
@@ -361,7 +366,8 @@ func frame(lines []string, width, height int) string {
 		if r := []rune(l); len(r) > width {
 			l = string(r[:width])
 		}
-		if title := i > 0 && l != "" && l == strings.ToUpper(l) && strings.ContainsAny(l, "ABCDEFGHIJKLMNOPQRSTUVWXYZ"); title || i == 0 {
+		if title := i > 0 && l != "" && l == strings.ToUpper(l) &&
+			strings.ContainsAny(l, "ABCDEFGHIJKLMNOPQRSTUVWXYZ"); title || i == 0 {
 			l = "\x1b[1m" + l + "\x1b[0m"
 		}
 		b.WriteString(l + "\x1b[K")

@@ -12,15 +12,20 @@ import (
 
 func lookAt(at time.Duration, sent, retries uint64) *look {
 	return &look{
-		at:    time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC).Add(at),
-		devs:  []ctl.DevInfo{{Name: "rxe0", State: "running", Device: "active", Hardware: "running", Contexts: 2, Resets: 1}, {Name: "rxe1", State: "unplugged"}},
+		at: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC).Add(at),
+		devs: []ctl.DevInfo{{Name: "rxe0", State: "running", Device: "active", Hardware: "running", Contexts: 2, Resets: 1},
+			{Name: "rxe1", State: "unplugged"}},
 		links: map[string]ctl.LinkInfo{"rxe0": {Name: "rxe0", State: "ACTIVE", Link: ctl.LinkUp}, "rxe1": {Name: "rxe1"}},
-		stats: map[string]map[string]uint64{"rxe0": {"sent_pkts": sent, "rcvd_pkts": 7, "completer_retry_err": retries, "rcvd_seq_err": retries,
-			"drop_icrc": sent / 10, "drop_after_gap": sent / 10}},
-		contexts: []ctl.ContextInfo{{Device: "rxe0", PID: 12, Process: "idle", PinnedBytes: 1536}, {Device: "rxe0", PID: 11, Process: "a\x1b[31m", Zombie: true,
-			QPs: []ctl.QPInfo{{Num: 17}}}},
-		qps: []ctl.QPStatusInfo{{Device: "rxe0", Status: qpinfo.Status{Num: 17, Type: "RC", State: "RTS", InFlight: 3, Unacknowledged: 5}},
-			{Device: "rxe0", Status: qpinfo.Status{Num: 18, Type: "RC", State: "ERR"}}, {Device: "rxe0", Status: qpinfo.Status{Num: 19, Type: "UD", State: "RTS"}}},
+		stats: map[string]map[string]uint64{"rxe0": {"sent_pkts": sent, "rcvd_pkts": 7, "completer_retry_err": retries,
+			"rcvd_seq_err": retries,
+			"drop_icrc":    sent / 10, "drop_after_gap": sent / 10}},
+		contexts: []ctl.ContextInfo{{Device: "rxe0", PID: 12, Process: "idle", PinnedBytes: 1536},
+			{Device: "rxe0", PID: 11, Process: "a\x1b[31m", Zombie: true,
+				QPs: []ctl.QPInfo{{Num: 17}}}},
+		qps: []ctl.QPStatusInfo{{Device: "rxe0", Status: qpinfo.Status{Num: 17, Type: "RC", State: "RTS", InFlight: 3,
+			Unacknowledged: 5}},
+			{Device: "rxe0", Status: qpinfo.Status{Num: 18, Type: "RC", State: "ERR"}}, {Device: "rxe0",
+				Status: qpinfo.Status{Num: 19, Type: "UD", State: "RTS"}}},
 	}
 }
 
@@ -30,7 +35,8 @@ func TestTop(t *testing.T) {
 	text := strings.Join(first.lines(nil), "\n")
 	for _, want := range []string{
 		`^verbena top  03:04:05  2 devices, 2 processes, 3 queue pairs, 0 fault rules\n`,
-		`\nrxe0 +active +up +- +- +- +- +3 +2 +1 *\n`, `\nrxe1 +unplugged +down +-`, `\na\?\[31m +11 .*zombie`, `\nidle +12 .* 1\.5K`,
+		`\nrxe0 +active +up +- +- +- +- +3 +2 +1 *\n`, `\nrxe1 +unplugged +down +-`, `\na\?\[31m +11 .*zombie`,
+		`\nidle +12 .* 1\.5K`,
 		`\n18 +rxe0 +RC +ERR .*failed`,
 	} {
 		if !regexp.MustCompile(want).MatchString(text) {
@@ -75,7 +81,8 @@ func TestUnits(t *testing.T) {
 			t.Errorf("decimal(%v): got %s, want %s", v, got, want)
 		}
 	}
-	for n, want := range map[uint64]string{0: "0", 1023: "1023", 1024: "1K", 1536: "1.5K", 64 << 20: "64M", 3 << 30: "3G", 1 << 40: "1T"} {
+	for n, want := range map[uint64]string{0: "0", 1023: "1023", 1024: "1K", 1536: "1.5K", 64 << 20: "64M", 3 << 30: "3G",
+		1 << 40: "1T"} {
 		if got := binary(n); got != want {
 			t.Errorf("binary(%d): got %s, want %s", n, got, want)
 		}

@@ -93,7 +93,8 @@ func (k kernel) log(log *slog.Logger) {
 		}
 		missing = append(missing, f.Name)
 		if f.Promise != "" {
-			log.Info("not promised on this kernel", "release", kernelRelease(), "lacks", f.Name, "since", f.Since, "promise", f.Promise)
+			log.Info("not promised on this kernel", "release", kernelRelease(), "lacks", f.Name, "since", f.Since, "promise",
+				f.Promise)
 		}
 	}
 	log.Debug("kernel", "release", kernelRelease(), "without", strings.Join(missing, ", "), "memory", supervisor.Access())

@@ -49,11 +49,13 @@ func TestVersion(t *testing.T) {
 	if command := ok(t, verbena(t, "version")); command != out {
 		t.Errorf("verbena version prints %q, verbena --version %q", command, out)
 	}
-	want := fmt.Sprintf(`^verbena \S.* \(%s.*, control protocol %d\)\n$`, regexp.QuoteMeta(runtime.Version()), ctl.Protocol)
+	want := fmt.Sprintf(`^verbena \S.* \(%s.*, control protocol %d\)\n$`, regexp.QuoteMeta(runtime.Version()),
+		ctl.Protocol)
 	if !regexp.MustCompile(want).MatchString(out) {
 		t.Errorf("got %q, want %s", out, want)
 	}
-	if kernel := ok(t, verbena(t, "version", "--kernel")); !strings.HasPrefix(kernel, out+"Linux ") || !strings.Contains(kernel, "\nSYNC_WAKE_UP ") {
+	if kernel := ok(t, verbena(t, "version", "--kernel")); !strings.HasPrefix(kernel, out+"Linux ") ||
+		!strings.Contains(kernel, "\nSYNC_WAKE_UP ") {
 		t.Errorf("got %q", kernel)
 	}
 	of := func(v string, settings ...debug.BuildSetting) *debug.BuildInfo {
@@ -67,7 +69,8 @@ func TestVersion(t *testing.T) {
 	}{
 		{of("v0.2.0", revision), "verbena v0.2.0" + tail},
 		{of("(devel)", revision), "verbena revision 0123456789ab" + tail},
-		{of("", revision, debug.BuildSetting{Key: "vcs.modified", Value: "true"}), "verbena revision 0123456789ab, modified" + tail},
+		{of("", revision, debug.BuildSetting{Key: "vcs.modified", Value: "true"}),
+			"verbena revision 0123456789ab, modified" + tail},
 		{of("(devel)"), "verbena of an unknown version" + tail},
 		{nil, fmt.Sprintf("verbena of an unknown version (unknown, control protocol %d)", ctl.Protocol)},
 	} {

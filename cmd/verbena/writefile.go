@@ -10,7 +10,8 @@ import (
 	"path/filepath"
 )
 
-// writeFile writes a file whole, or leaves the one that is there. What is no ordinary file, such as /dev/stdout or a pipe, is written to.
+// writeFile writes a file whole, or leaves the one that is there. What is no ordinary file, such as /dev/stdout or a
+// pipe, is written to.
 func writeFile(path string, content func(io.Writer) error) error {
 	fail := func(err error) error { return fmt.Errorf("write %s: %w", path, err) }
 	info, err := os.Stat(path)

@@ -36,7 +36,10 @@ func TestWriteFile(t *testing.T) {
 		t.Error("the link has been replaced")
 	}
 	wrong := errors.New("wrong")
-	if err := writeFile(path, func(w io.Writer) error { io.WriteString(w, "three"); return wrong }); !errors.Is(err, wrong) {
+	if err := writeFile(path, func(w io.Writer) error {
+		io.WriteString(w, "three")
+		return wrong
+	}); !errors.Is(err, wrong) {
 		t.Errorf("got %v, want %v", err, wrong)
 	}
 	content("two")

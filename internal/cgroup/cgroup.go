@@ -44,7 +44,8 @@ func Read(root fs.FS) (l Limits) {
 	return l
 }
 
-// readGroups returns the path of the process's group for each controller of version 1, and for version 2 under the empty name.
+// readGroups returns the path of the process's group for each controller of version 1, and for version 2 under the
+// empty name.
 func readGroups(root fs.FS) map[string]string {
 	groups := map[string]string{}
 	b, _ := fs.ReadFile(root, "proc/self/cgroup")
@@ -97,10 +98,12 @@ func (m *mount) shows(controller string) bool {
 	return slices.Contains(m.controllers, controller)
 }
 
-// dirs yields the directories of a group and of its parents, as far as they are visible in a mount, as paths below the root of the file system.
+// dirs yields the directories of a group and of its parents, as far as they are visible in a mount, as paths below the
+// root of the file system.
 //
-// Both the path of the group and the root of a mount are relative to the root of the cgroup namespace, and begin with "/.." where they are outside of
-// it. In a container the mount can be another than the path suggests: the mount's own root is taken then, as nothing better is visible.
+// Both the path of the group and the root of a mount are relative to the root of the cgroup namespace, and begin with
+// "/.." where they are outside of it. In a container the mount can be another than the path suggests: the mount's own
+// root is taken then, as nothing better is visible.
 func dirs(mounts []mount, controller, group string) func(yield func(string) bool) {
 	var best *mount
 	var below string

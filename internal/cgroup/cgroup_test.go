@@ -38,12 +38,14 @@ func TestRead(t *testing.T) {
 		}, Limits{Memory: 1 << 30, Tasks: 900}},
 		{"v2, the parent is lower", map[string]string{
 			"proc/self/cgroup": "0::/a/b/c\n", "proc/self/mountinfo": v2Mounts,
-			"sys/fs/cgroup/a/b/c/memory.max": "1073741824\n", "sys/fs/cgroup/a/memory.max": "268435456\n", "sys/fs/cgroup/a/b/pids.max": "77\n",
+			"sys/fs/cgroup/a/b/c/memory.max": "1073741824\n", "sys/fs/cgroup/a/memory.max": "268435456\n",
+			"sys/fs/cgroup/a/b/pids.max": "77\n",
 		}, Limits{Memory: 256 << 20, Tasks: 77}},
 		{"v2, the parent is higher", map[string]string{
 			"proc/self/cgroup": "0::/a/b\n", "proc/self/mountinfo": v2Mounts,
 			"sys/fs/cgroup/a/b/memory.max": "268435456\n", "sys/fs/cgroup/a/b/memory.high": "268435457\n",
-			"sys/fs/cgroup/a/memory.max": "1073741824\n", "sys/fs/cgroup/a/b/pids.max": "77\n", "sys/fs/cgroup/a/pids.max": "78\n",
+			"sys/fs/cgroup/a/memory.max": "1073741824\n", "sys/fs/cgroup/a/b/pids.max": "77\n",
+			"sys/fs/cgroup/a/pids.max": "78\n",
 		}, Limits{Memory: 256 << 20, Tasks: 77}},
 		{"v2, the largest limit and one that is none", map[string]string{
 			"proc/self/cgroup": "0::/a/b\n", "proc/self/mountinfo": v2Mounts,
@@ -58,9 +60,11 @@ func TestRead(t *testing.T) {
 			"proc/self/cgroup": "0::/a\n", "proc/self/mountinfo": v2Mounts, "sys/fs/cgroup/a/memory.max": "max\n",
 		}, Limits{}},
 		{"v2, a namespace", map[string]string{ // the mount shows the namespace's root as its own
-			"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": v2Mounts, "sys/fs/cgroup/memory.max": "1048576\n", "sys/fs/cgroup/pids.max": "5\n",
+			"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": v2Mounts, "sys/fs/cgroup/memory.max": "1048576\n",
+			"sys/fs/cgroup/pids.max": "5\n",
 		}, Limits{Memory: 1 << 20, Tasks: 5}},
-		{"v2, the namespace of a mount from before", map[string]string{ // where the group is below the mount's root is not known
+		// where the group is below the mount's root is not known
+		{"v2, the namespace of a mount from before", map[string]string{
 			"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": "30 23 0:26 /../.. /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
 			"sys/fs/cgroup/memory.max": "4194304\n",
 		}, Limits{Memory: 4 << 20}},
@@ -69,7 +73,8 @@ func TestRead(t *testing.T) {
 			"other/memory.max": "1\n", "sys/fs/other/memory.max": "1\n",
 		}, Limits{Memory: 4 << 20}},
 		{"v2, a mount outside of the namespace's root", map[string]string{
-			"proc/self/cgroup": "0::/../x/y\n", "proc/self/mountinfo": "30 23 0:26 /../x /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+			"proc/self/cgroup":           "0::/../x/y\n",
+			"proc/self/mountinfo":        "30 23 0:26 /../x /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
 			"sys/fs/cgroup/y/memory.max": "4194304\n",
 		}, Limits{Memory: 4 << 20}},
 		{"v2, a container's bind mount", map[string]string{
@@ -86,7 +91,8 @@ func TestRead(t *testing.T) {
 			"mnt/abc/memory.max":  "1\n", "mnt/abc/d/x/memory.max": "1\n", "sys/fs/cgroup/abcd/memory.max": "2097152\n",
 		}, Limits{Memory: 2 << 20}},
 		{"v2, the mount shows a child alone", map[string]string{
-			"proc/self/cgroup": "0::/a\n", "proc/self/mountinfo": "30 23 0:26 /a/b /mnt rw - cgroup2 cgroup2 rw\n", "mnt/memory.max": "1\n",
+			"proc/self/cgroup": "0::/a\n", "proc/self/mountinfo": "30 23 0:26 /a/b /mnt rw - cgroup2 cgroup2 rw\n",
+			"mnt/memory.max": "1\n",
 		}, Limits{}},
 		{"two mounts: the one that shows more", map[string]string{
 			"proc/self/cgroup":    "0::/a/b\n",
@@ -94,12 +100,14 @@ func TestRead(t *testing.T) {
 			"mnt/memory.max":      "max\n", "sys/fs/cgroup/a/memory.max": "2097152\n",
 		}, Limits{Memory: 2 << 20}},
 		{"a mount point with a space", map[string]string{
-			"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": "30 23 0:26 / /my\\040groups rw - cgroup2 cgroup2 rw\n", "my groups/memory.max": "2097152\n",
+			"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": "30 23 0:26 / /my\\040groups rw - cgroup2 cgroup2 rw\n",
+			"my groups/memory.max": "2097152\n",
 		}, Limits{Memory: 2 << 20}},
 		{"v1", map[string]string{
 			"proc/self/cgroup": "8:pids:/p\n4:memory:/m/n\n0::/\n", "proc/self/mountinfo": v1Mounts,
-			"sys/fs/cgroup/memory/m/n/memory.limit_in_bytes": "1073741824\n", "sys/fs/cgroup/memory/m/memory.limit_in_bytes": v1None,
-			"sys/fs/cgroup/pids/p/pids.max": "900\n", "sys/fs/cgroup/pids/m/n/pids.max": "1\n",
+			"sys/fs/cgroup/memory/m/n/memory.limit_in_bytes": "1073741824\n",
+			"sys/fs/cgroup/memory/m/memory.limit_in_bytes":   v1None,
+			"sys/fs/cgroup/pids/p/pids.max":                  "900\n", "sys/fs/cgroup/pids/m/n/pids.max": "1\n",
 		}, Limits{Memory: 1 << 30, Tasks: 900}},
 		{"v1, no limit", map[string]string{
 			"proc/self/cgroup": "8:pids:/\n4:memory:/\n", "proc/self/mountinfo": v1Mounts,
@@ -107,12 +115,14 @@ func TestRead(t *testing.T) {
 		}, Limits{}},
 		{"v1, the parent is lower", map[string]string{
 			"proc/self/cgroup": "4:memory:/m/n\n", "proc/self/mountinfo": v1Mounts,
-			"sys/fs/cgroup/memory/m/n/memory.limit_in_bytes": v1None, "sys/fs/cgroup/memory/m/memory.limit_in_bytes": "268435456\n",
+			"sys/fs/cgroup/memory/m/n/memory.limit_in_bytes": v1None,
+			"sys/fs/cgroup/memory/m/memory.limit_in_bytes":   "268435456\n",
 		}, Limits{Memory: 256 << 20}},
 		{"v1, the parent is higher", map[string]string{
 			"proc/self/cgroup": "4:memory:/m/n\n", "proc/self/mountinfo": v1Mounts,
-			"sys/fs/cgroup/memory/m/n/memory.limit_in_bytes": "268435456\n", "sys/fs/cgroup/memory/m/memory.limit_in_bytes": "268435457\n",
-			"sys/fs/cgroup/memory/m/n/memory.stat": "hierarchical_memory_limit 268435458\n",
+			"sys/fs/cgroup/memory/m/n/memory.limit_in_bytes": "268435456\n",
+			"sys/fs/cgroup/memory/m/memory.limit_in_bytes":   "268435457\n",
+			"sys/fs/cgroup/memory/m/n/memory.stat":           "hierarchical_memory_limit 268435458\n",
 		}, Limits{Memory: 256 << 20}},
 		{"v1, a parent that is not visible", map[string]string{
 			"proc/self/cgroup":                           "4:memory:/docker/abc\n",
@@ -135,8 +145,9 @@ func TestRead(t *testing.T) {
 			"proc/self/cgroup": "0::/a\n", "proc/self/mountinfo": v2Mounts, "sys/fs/cgroup/a/pids.max": "0\n",
 		}, Limits{Tasks: 1}},
 		{"nonsense", map[string]string{
-			"proc/self/cgroup": "0::\n::\n:\nx\n", "proc/self/mountinfo": "x\n - \n1 2 3 4 5 - cgroup2 x\n30 23 0:26 / / rw - cgroup2 cgroup2 rw\n",
-			"memory.max": "-1\n", "pids.max": "many\n",
+			"proc/self/cgroup":    "0::\n::\n:\nx\n",
+			"proc/self/mountinfo": "x\n - \n1 2 3 4 5 - cgroup2 x\n30 23 0:26 / / rw - cgroup2 cgroup2 rw\n",
+			"memory.max":          "-1\n", "pids.max": "many\n",
 		}, Limits{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

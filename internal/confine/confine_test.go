@@ -130,7 +130,9 @@ var acts = map[string]act{
 		if err != nil {
 			return nil, err
 		}
-		return func() error { return closing(unix.Openat(at, "link", unix.O_RDONLY, 0)) }, os.Symlink("/dev/null", filepath.Join(dir, "link"))
+		return func() error {
+			return closing(unix.Openat(at, "link", unix.O_RDONLY, 0))
+		}, os.Symlink("/dev/null", filepath.Join(dir, "link"))
 	},
 	"sockets": call(unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_STREAM, 0),
 	"signals": call(unix.SYS_KILL, uintptr(os.Getppid()), 0),
@@ -247,7 +249,9 @@ func TestTable(t *testing.T) {
 	launcher := Launcher()
 	for _, r := range Service() {
 		to := "a service"
-		if i := slices.IndexFunc(launcher, func(l Rule) bool { return l.Name == r.Name }); i >= 0 && launcher[i].Refuses == r.Refuses {
+		if i := slices.IndexFunc(launcher, func(l Rule) bool {
+			return l.Name == r.Name
+		}); i >= 0 && launcher[i].Refuses == r.Refuses {
 			to = "both"
 			launcher = slices.Delete(launcher, i, i+1)
 		}
@@ -294,7 +298,8 @@ func init() {
 	others["default"] = call(unix.SYS_SWAPON, 0)
 }
 
-// tryOpener reopens files by the opener: those that a service hands out, and those that a program could put in their place.
+// tryOpener reopens files by the opener: those that a service hands out, and those that a program could put in their
+// place.
 func tryOpener(dir string) (func() error, error) {
 	below, beside := filepath.Join(dir, "dir"), filepath.Join(dir, "beside")
 	inside := filepath.Join(below, "inside")
@@ -450,7 +455,8 @@ func tryThreads(dir string) (func() error, error) {
 		tasks, err := os.ReadDir("/proc/self/task")
 		for _, task := range tasks {
 			b, _ := procfile.Read("/proc/self/task/" + task.Name() + "/status")
-			if len(b) > 0 && (!strings.Contains(string(b), "\nSeccomp:\t2\n") || !strings.Contains(string(b), "\nNoNewPrivs:\t1\n")) {
+			if len(b) > 0 && (!strings.Contains(string(b), "\nSeccomp:\t2\n") ||
+				!strings.Contains(string(b), "\nNoNewPrivs:\t1\n")) {
 				wrong = errors.Join(wrong, fmt.Errorf("thread %s: no filter", task.Name()))
 			}
 		}

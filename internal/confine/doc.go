@@ -5,8 +5,8 @@
 // [Process] is for a service, after its start and before its first client. [Rule] lists what its filter refuses; a call
 // that is not needed at all is refused as well. [Threads] is for a launcher, once its program runs.
 //
-// [Opener] is for files that a program has chosen, by whatever link or descriptor. A thread in a Landlock domain reopens
-// them, which can open ordinary files of the service's directory and memfds, and nothing else.
+// [Opener] is for files that a program has chosen, by whatever link or descriptor. A thread in a Landlock domain
+// reopens them, which can open ordinary files of the service's directory and memfds, and nothing else.
 //
 // # Limits
 //

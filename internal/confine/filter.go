@@ -36,7 +36,8 @@ func policy(rules []Rule, more ...string) (*seccomp.Policy, error) {
 			if e.call == "ioctl" { // which a service makes for every call of a program, and for which the filter is executed
 				group = &frequent
 			}
-			group.NamesWithCondtions = append(group.NamesWithCondtions, seccomp.NameWithConditions{Name: e.call, Conditions: e.conditions})
+			group.NamesWithCondtions = append(group.NamesWithCondtions,
+				seccomp.NameWithConditions{Name: e.call, Conditions: e.conditions})
 		}
 	}
 	for _, c := range slices.Concat(allowed, more) {
@@ -46,14 +47,15 @@ func policy(rules []Rule, more ...string) (*seccomp.Policy, error) {
 	}
 	// The C library makes threads by clone(2) where this is missing. Its flags are in memory, where no filter sees them.
 	unknown := seccomp.SyscallGroup{Names: []string{"clone3"}, Action: seccomp.ActionErrno | seccomp.Action(unix.ENOSYS)}
-	return &seccomp.Policy{DefaultAction: seccomp.ActionErrno, Syscalls: []seccomp.SyscallGroup{frequent, rest, unknown}}, nil
+	return &seccomp.Policy{DefaultAction: seccomp.ActionErrno, Syscalls: []seccomp.SyscallGroup{frequent, rest, unknown}},
+		nil
 }
 
 // threadPause is the time for a thread that has a filter of its own to end.
 const threadPause = 10 * time.Millisecond
 
-// Process puts a filter of the service's rules on all threads of the process, present and future, for good. The error wraps
-// ENOTSUP where the kernel, a container's policy or this architecture has no such filters.
+// Process puts a filter of the service's rules on all threads of the process, present and future, for good. The error
+// wraps ENOTSUP where the kernel, a container's policy or this architecture has no such filters.
 //
 // A thread with another filter keeps it from doing so, as for Probe of package supervisor: it waits for a second until
 // there is none.
@@ -88,11 +90,12 @@ func process(rules []Rule, more ...string) error {
 
 // unavailable reports whether the kernel has no such filters, or a container's policy allows none.
 func unavailable(err error) bool {
-	return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES)
+	return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) ||
+		errors.Is(err, unix.EACCES)
 }
 
-// Threads puts a filter of the launcher's rules on all threads of the process, one after another: one of them may have a
-// filter already, with a listener, that the others do not have. In a binary with cgo Go cannot reach all threads: the
+// Threads puts a filter of the launcher's rules on all threads of the process, one after another: one of them may have
+// a filter already, with a listener, that the others do not have. In a binary with cgo Go cannot reach all threads: the
 // error wraps ENOTSUP.
 func Threads() error { return onEach(Launcher(), launcherCalls...) }
 

@@ -47,8 +47,8 @@ type answer struct {
 // process ends. The thread can open what is below the directories, and files that are in no directory, such as memfds:
 // no terminal, no device, no FIFO. The error wraps ENOTSUP where the kernel has no Landlock.
 //
-// It comes before Process, whose filter refuses Landlock's calls. No other thread gets the domain: the Go runtime makes no
-// thread from one that is locked to its goroutine.
+// It comes before Process, whose filter refuses Landlock's calls. No other thread gets the domain: the Go runtime makes
+// no thread from one that is locked to its goroutine.
 func Opener(dirs ...string) error {
 	fail := func(err error) error { return fmt.Errorf("confine the thread that opens files: %w", err) }
 	o := &opener{asked: make(chan request)}

@@ -26,24 +26,31 @@ type when struct {
 var allowed = []string{
 	// The Go runtime, and the C library in binaries with cgo.
 	"arch_prctl", "brk", "clock_getres", "clock_gettime", "clock_nanosleep", "exit", "exit_group", "futex", "futex_waitv",
-	"get_robust_list", "getcpu", "getpid", "getppid", "getrandom", "gettid", "gettimeofday", "madvise", "membarrier", "mincore",
+	"get_robust_list", "getcpu", "getpid", "getppid", "getrandom", "gettid", "gettimeofday", "madvise", "membarrier",
+	"mincore",
 	"mlock", "mremap", "munlock", "munmap", "nanosleep", "restart_syscall", "rseq", "rt_sigaction", "rt_sigpending",
 	"rt_sigprocmask", "rt_sigreturn", "rt_sigtimedwait", "sched_getaffinity", "sched_yield", "set_robust_list",
-	"set_tid_address", "setitimer", "sigaltstack", "time", "timer_create", "timer_delete", "timer_gettime", "timer_settime",
+	"set_tid_address", "setitimer", "sigaltstack", "time", "timer_create", "timer_delete", "timer_gettime",
+	"timer_settime",
 	"timerfd_create", "timerfd_settime", "timerfd_gettime",
 	// Files and descriptors.
-	"access", "close", "close_range", "copy_file_range", "dup", "dup2", "dup3", "epoll_create1", "epoll_ctl", "epoll_pwait",
+	"access", "close", "close_range", "copy_file_range", "dup", "dup2", "dup3", "epoll_create1", "epoll_ctl",
+	"epoll_pwait",
 	"epoll_pwait2", "epoll_wait", "eventfd2", "faccessat", "faccessat2", "fadvise64", "fallocate", "fchmod", "fchmodat",
 	"fchmodat2", "fchown", "fchownat", "fcntl", "fdatasync", "flock", "fstat", "fstatfs", "fsync", "ftruncate", "getcwd",
 	"getdents64", "inotify_add_watch", "inotify_init1", "inotify_rm_watch", "linkat", "lseek", "lstat", "memfd_create",
-	"fstatat", "mkdirat", "newfstatat", "openat2", "pipe2", "poll", "ppoll", "pread64", "preadv", "preadv2", "pselect6", "pwrite64",
-	"pwritev", "pwritev2", "read", "readlink", "readlinkat", "readv", "renameat", "renameat2", "sendfile", "splice", "stat",
+	"fstatat", "mkdirat", "newfstatat", "openat2", "pipe2", "poll", "ppoll", "pread64", "preadv", "preadv2", "pselect6",
+	"pwrite64",
+	"pwritev", "pwritev2", "read", "readlink", "readlinkat", "readv", "renameat", "renameat2", "sendfile", "splice",
+	"stat",
 	"statfs", "statx", "symlinkat", "umask", "unlinkat", "utimensat", "write", "writev",
 	// Sockets that there are, and addresses.
-	"accept4", "bind", "connect", "getpeername", "getsockname", "getsockopt", "recvfrom", "recvmmsg", "recvmsg", "sendmmsg",
+	"accept4", "bind", "connect", "getpeername", "getsockname", "getsockopt", "recvfrom", "recvmmsg", "recvmsg",
+	"sendmmsg",
 	"sendmsg", "sendto", "setsockopt", "shutdown", "socketpair",
 	// Programs: their memory, descriptors, limits and identity.
-	"getpgid", "getpgrp", "getsid", "kcmp", "pidfd_getfd", "pidfd_open", "prlimit64", "process_vm_readv", "process_vm_writev",
+	"getpgid", "getpgrp", "getsid", "kcmp", "pidfd_getfd", "pidfd_open", "prlimit64", "process_vm_readv",
+	"process_vm_writev",
 	// This process.
 	"capget", "getegid", "geteuid", "getgid", "getgroups", "getresgid", "getresuid", "getrlimit", "getrusage", "getuid",
 	"sched_get_priority_max", "sched_get_priority_min", "sched_getattr", "sched_getparam", "sched_getscheduler",
@@ -99,7 +106,8 @@ func common() []Rule {
 		},
 		{
 			Name: "mounts", Refuses: "mounting, and another root directory",
-			calls: []string{"mount", "umount2", "pivot_root", "chroot", "open_tree", "open_tree_attr", "move_mount", "fsopen", "fsconfig",
+			calls: []string{"mount", "umount2", "pivot_root", "chroot", "open_tree", "open_tree_attr", "move_mount", "fsopen",
+				"fsconfig",
 				"fsmount", "fspick", "mount_setattr"},
 		},
 		{
@@ -112,7 +120,8 @@ func common() []Rule {
 		},
 		{
 			Name: "kernel", Refuses: "modules, programs and events of the kernel, clocks, swap, quotas",
-			calls: []string{"bpf", "perf_event_open", "init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load",
+			calls: []string{"bpf", "perf_event_open", "init_module", "finit_module", "delete_module", "kexec_load",
+				"kexec_file_load",
 				"reboot", "swapon", "swapoff", "iopl", "ioperm", "syslog", "acct", "quotactl", "quotactl_fd", "settimeofday",
 				"clock_settime", "clock_adjtime", "adjtimex", "personality"},
 		},
@@ -126,7 +135,8 @@ func common() []Rule {
 		},
 		{
 			Name: "identity", Refuses: "changing user, group or capabilities",
-			calls: []string{"setuid", "setgid", "setreuid", "setregid", "setresuid", "setresgid", "setfsuid", "setfsgid", "setgroups",
+			calls: []string{"setuid", "setgid", "setreuid", "setregid", "setresuid", "setresgid", "setfsuid", "setfsgid",
+				"setgroups",
 				"capset", "setsid", "setpgid"},
 		},
 		{
@@ -214,7 +224,8 @@ func Launcher() []Rule {
 					seccomp.Condition{Argument: 0, Operation: seccomp.Equal, Value: cwd})})
 		}
 	}
-	return append(rules, Rule{Name: "sockets", Refuses: "making sockets", calls: []string{"socket", "socketpair", "listen", "bind", "connect"}})
+	return append(rules, Rule{Name: "sockets", Refuses: "making sockets",
+		calls: []string{"socket", "socketpair", "listen", "bind", "connect"}})
 }
 
 // launcherCalls are allowed to a launcher beside allowed.

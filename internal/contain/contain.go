@@ -1,5 +1,5 @@
-// Package contain keeps a panic in the goroutine that it comes from. A service parses what users have written, and a bug in
-// that must end the user's program or connection, and not the service.
+// Package contain keeps a panic in the goroutine that it comes from. A service parses what users have written, and a
+// bug in that must end the user's program or connection, and not the service.
 package contain
 
 import (

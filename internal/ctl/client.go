@@ -75,8 +75,8 @@ func killed(pid int) bool {
 	return err == nil && dying(string(status))
 }
 
-// dying reports whether the file /proc/PID/status is of a process with threads that wait to end: the first thread is a zombie, or has SIGKILL
-// pending.
+// dying reports whether the file /proc/PID/status is of a process with threads that wait to end: the first thread is a
+// zombie, or has SIGKILL pending.
 func dying(status string) bool {
 	for line := range strings.Lines(status) {
 		key, value, _ := strings.Cut(line, ":")
@@ -120,11 +120,12 @@ func dial(loc Location) (*Client, error) {
 // connectTimeout bounds the wait for a service that has many clients to accept.
 const connectTimeout = 10 * time.Second
 
-// connect connects to a socket. Where its queue is full, because others connect without end, it waits for its turn in the kernel's
-// queue of waiters: a non-blocking connect(2), as package net makes it, would fail with EAGAIN.
+// connect connects to a socket. Where its queue is full, because others connect without end, it waits for its turn in
+// the kernel's queue of waiters: a non-blocking connect(2), as package net makes it, would fail with EAGAIN.
 func connect(path string) (*net.UnixConn, error) {
 	fail := func(err error) (*net.UnixConn, error) {
-		return nil, &net.OpError{Op: "dial", Net: "unix", Addr: &net.UnixAddr{Name: path, Net: "unix"}, Err: os.NewSyscallError("connect", err)}
+		return nil, &net.OpError{Op: "dial", Net: "unix", Addr: &net.UnixAddr{Name: path, Net: "unix"},
+			Err: os.NewSyscallError("connect", err)}
 	}
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -142,7 +143,8 @@ func connect(path string) (*net.UnixConn, error) {
 			break
 		}
 		if err == unix.EAGAIN {
-			return nil, fmt.Errorf("the service has accepted no connection within %v, since too many clients connect: try again: %w", connectTimeout, err)
+			return nil, fmt.Errorf("the service has accepted no connection within %v, since too many clients connect: try again: %w",
+				connectTimeout, err)
 		}
 		if err != unix.EINTR {
 			return fail(err)
@@ -190,8 +192,8 @@ const awaitInterval = 10 * time.Millisecond
 // Ending reports whether an error of Attach means that the service was ending, so that another may take the program.
 func Ending(err error) bool { return errors.Is(err, errHungUp) || errors.Is(err, syscall.ESHUTDOWN) }
 
-// PID returns the process of the service, as the kernel says; 0 if it cannot be seen from this pid namespace. The service may have ended, and the
-// number be another's.
+// PID returns the process of the service, as the kernel says; 0 if it cannot be seen from this pid namespace. The
+// service may have ended, and the number be another's.
 func (c *Client) PID() int { return c.pid }
 
 // UID returns the user of the service.
@@ -231,7 +233,8 @@ func (c *Client) exchange(r *Request, fd *os.File) (*Response, *os.File, error) 
 		return nil, f, fmt.Errorf("ask the service: %w: %w", errHungUp, err)
 	}
 	if a.Error != "" && a.foreign() {
-		a.Error = fmt.Sprintf("the running service%s is older than this command (%s): %s", c.process(), described(Build, Protocol), replaceService)
+		a.Error = fmt.Sprintf("the running service%s is older than this command (%s): %s", c.process(),
+			described(Build, Protocol), replaceService)
 		a.Errno = syscall.EPROTO
 	}
 	if err := a.err(); err != nil {
@@ -248,7 +251,8 @@ func (c *Client) process() string {
 	return fmt.Sprintf(" (process %d)", c.pid)
 }
 
-// firstYield is the first version of the protocol that has OpYield. Services that do not name their build take it from their own version only.
+// firstYield is the first version of the protocol that has OpYield. Services that do not name their build take it from
+// their own version only.
 const firstYield = 4
 
 // Stop ends the service, and returns when it has ended; ETIMEDOUT if it has not within EndTimeout. It may sleep.
@@ -295,8 +299,8 @@ func (c *Client) awaitEnd() error {
 	return nil
 }
 
-// Open opens a device file of the service, by the device's name. From then on the connection is the file's, for the protocol of package
-// devfile: it is returned, and the Client is not used any more. It may sleep.
+// Open opens a device file of the service, by the device's name. From then on the connection is the file's, for the
+// protocol of package devfile: it is returned, and the Client is not used any more. It may sleep.
 func (c *Client) Open(name string) (*Opened, *net.UnixConn, error) {
 	a, err := c.Do(&Request{Op: OpOpen, Name: name})
 	if err != nil {

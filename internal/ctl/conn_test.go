@@ -69,7 +69,8 @@ func TestResponseBounds(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	go Conn{UnixConn: ends[0]}.Send(&Response{Error: strings.Repeat("x", 4*MaxRequest)}, nil)
 	var a Response
-	if _, err := (Conn{UnixConn: ends[1]}).Receive(&a, Limits{Size: MaxResponse}); err != nil || len(a.Error) != 4*MaxRequest {
+	if _, err := (Conn{UnixConn: ends[1]}).Receive(&a, Limits{Size: MaxResponse}); err != nil ||
+		len(a.Error) != 4*MaxRequest {
 		t.Errorf("a large response: got %d bytes, %v, want %d", len(a.Error), err, 4*MaxRequest)
 	}
 	ends = testutil.UnixPair(t)

@@ -151,7 +151,8 @@ func TestAnswerWithoutContent(t *testing.T) {
 
 // TestRefuseNamesTheOlder tests which end a refusal calls older.
 func TestRefuseNamesTheOlder(t *testing.T) {
-	for protocol, want := range map[int]string{Protocol - 1: "is newer than this command", Protocol + 1: "is older than this command", Protocol: "is older than this command"} {
+	for protocol, want := range map[int]string{Protocol - 1: "is newer than this command",
+		Protocol + 1: "is older than this command", Protocol: "is older than this command"} {
 		err := (&Request{Protocol: protocol, Op: "new"}).Refuse()
 		if !errors.Is(err, syscall.EPROTO) || !strings.Contains(err.Error(), want) {
 			t.Errorf("protocol %d: got %v, want %q", protocol, err, want)

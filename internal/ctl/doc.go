@@ -10,7 +10,8 @@
 //
 // # Who speaks first
 //
-// The client does, with a [Request]; the service answers each with one [Response], in order. Three requests change that:
+// The client does, with a [Request]; the service answers each with one [Response], in order. Three requests change
+// that:
 //
 //	OpAttach   the answer makes the connection stand for a program. From then on the service asks ([Help]), the launcher
 //	           answers ([HelpAnswer]), and either end closes the connection when it has ended.
@@ -35,10 +36,10 @@
 // # Versions
 //
 // A request carries [Protocol], since the service that a user has running may be of another build than the command. A
-// service answers another version with EPROTO, and with an error that names both builds ([Build]), the older one and what to
-// do; a client makes that error itself for a service that names no build. OpStop and OpYield have the same meaning in all
-// versions, so that there is a way out, and a service that is not in use makes way. Protocol is raised whenever a request or a
-// response changes its meaning, and not for a field that may be ignored.
+// service answers another version with EPROTO, and with an error that names both builds ([Build]), the older one and
+// what to do; a client makes that error itself for a service that names no build. OpStop and OpYield have the same
+// meaning in all versions, so that there is a way out, and a service that is not in use makes way. Protocol is raised
+// whenever a request or a response changes its meaning, and not for a field that may be ignored.
 //
 // # Errors
 //

@@ -17,7 +17,8 @@ import (
 
 const remainsEnv = "VERBENA_TEST_REMAINS"
 
-// init makes a process of TestDialKilled a killed service: its first thread has ended, and the others accept no connection.
+// init makes a process of TestDialKilled a killed service: its first thread has ended, and the others accept no
+// connection.
 func init() {
 	path := os.Getenv(remainsEnv)
 	if path == "" {

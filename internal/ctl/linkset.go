@@ -56,8 +56,8 @@ type VerbFault struct {
 	Delay time.Duration `json:"delay_ns,omitempty"`
 	// Process is the name or the number of the process that has opened the device; empty: any.
 	Process string `json:"process,omitempty"`
-	// Nth call that the rule is about is the first that it acts on (0: the first), and it acts on so many Times (0: without
-	// end).
+	// Nth call that the rule is about is the first that it acts on (0: the first), and it acts on so many Times (0:
+	// without end).
 	Nth   uint64 `json:"nth,omitempty"`
 	Times uint64 `json:"times,omitempty"`
 }
@@ -65,14 +65,14 @@ type VerbFault struct {
 // MaxVerbDelay bounds VerbFault.Delay.
 const MaxVerbDelay = time.Minute
 
-// DevEvent raises an asynchronous event of a device. The tags are the names of the fields in the control protocol (json), in
-// scenario files (yaml) and on the command line.
+// DevEvent raises an asynchronous event of a device. The tags are the names of the fields in the control protocol
+// (json), in scenario files (yaml) and on the command line.
 type DevEvent struct {
 	Name string `json:"name" yaml:"dev" arg:"" help:"Name of the device." complete:"device"`
 	// Event is the name of the event, as that of IBV_EVENT_* in small letters: port_err.
 	Event string `json:"event" yaml:"event" arg:"" help:"Name of the event, as IBV_EVENT_* in small letters: port_err." complete:"event"`
-	// Port, QP, CQ or SRQ is the number of what the event is of, as the event needs it; Port 0: 1. Those of CQs and SRQs are
-	// of the process: the Handle of CQInfo and SRQInfo.
+	// Port, QP, CQ or SRQ is the number of what the event is of, as the event needs it; Port 0: 1. Those of CQs and SRQs
+	// are of the process: the Handle of CQInfo and SRQInfo.
 	Port int    `json:"port,omitempty" yaml:"port" help:"Port that the event is of; default: 1." placeholder:"N" complete:"none"`
 	QP   uint32 `json:"qp,omitempty" yaml:"qp" name:"qp" help:"Number of the queue pair that the event is of." placeholder:"N" complete:"none"`
 	CQ   uint32 `json:"cq,omitempty" yaml:"cq" name:"cq" help:"Handle of the completion queue that the event is of, as in res show --json." placeholder:"N" complete:"none"`

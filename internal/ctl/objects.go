@@ -156,8 +156,8 @@ type UsageInfo struct {
 	Limit uint64 `json:"limit"` // 0: none
 }
 
-// StatInfo are the counters of a device, by the names that programs see in its hw_counters, and event_* of how many asynchronous
-// events of a type there were.
+// StatInfo are the counters of a device, by the names that programs see in its hw_counters, and event_* of how many
+// asynchronous events of a type there were.
 type StatInfo struct {
 	Dev      string            `json:"dev"`
 	Counters map[string]uint64 `json:"counters"`

@@ -7,11 +7,12 @@ import (
 	"syscall"
 )
 
-// Protocol is the version of the control protocol. It is raised whenever a request or a response changes its meaning. OpStop and OpYield have
-// the same meaning in all versions, so that a service of another one can be replaced.
+// Protocol is the version of the control protocol. It is raised whenever a request or a response changes its meaning.
+// OpStop and OpYield have the same meaning in all versions, so that a service of another one can be replaced.
 const Protocol = 5
 
-// Build names this build of the command or the service for the other end, such as "verbena v0.1.0"; it is set before anything is sent.
+// Build names this build of the command or the service for the other end, such as "verbena v0.1.0"; it is set before
+// anything is sent.
 var Build string
 
 // Understood reports whether a request means what this build takes it for.
@@ -19,12 +20,14 @@ func (r *Request) Understood() bool {
 	return r.Protocol == Protocol || r.Op == OpStop || r.Op == OpYield
 }
 
-// Refuse returns the error for a request that this build does not know, or that means something else: which end is older, and what to do.
+// Refuse returns the error for a request that this build does not know, or that means something else: which end is
+// older, and what to do.
 func (r *Request) Refuse() error {
 	service := fmt.Sprintf("the running service (process %d, %s)", os.Getpid(), described(Build, Protocol))
 	command := fmt.Sprintf("this command (%s)", described(r.Build, r.Protocol))
 	if r.Protocol < Protocol {
-		return fmt.Errorf("%s is newer than %s: use the newer verbena, or end the service with `verbena stop`: %w", service, command, syscall.EPROTO)
+		return fmt.Errorf("%s is newer than %s: use the newer verbena, or end the service with `verbena stop`: %w", service,
+			command, syscall.EPROTO)
 	}
 	return fmt.Errorf("%s is older than %s: %s: %w", service, command, replaceService, syscall.EPROTO)
 }
@@ -46,9 +49,11 @@ func (r *Response) Named() *Response {
 	return r
 }
 
-// foreign reports whether a response is the refusal of a service that did not name its build yet, and is older therefore.
+// foreign reports whether a response is the refusal of a service that did not name its build yet, and is older
+// therefore.
 func (r *Response) foreign() bool {
-	return r.Protocol == 0 && (r.Errno == syscall.EPROTO || r.Errno == syscall.EINVAL && strings.HasPrefix(r.Error, "malformed request "))
+	return r.Protocol == 0 && (r.Errno == syscall.EPROTO || r.Errno == syscall.EINVAL &&
+		strings.HasPrefix(r.Error, "malformed request "))
 }
 
 // Request is a message of a client. Op determines which of the other fields count.

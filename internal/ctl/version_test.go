@@ -44,7 +44,8 @@ func TestOlderService(t *testing.T) {
 		c := answering(t, func(*Request) any { return map[string]any{"Error": old.text, "Errno": old.errno} })
 		_, err := c.Do(&Request{Op: OpInfo})
 		const want = "the running service (process 4711) is older than this command ("
-		if !errors.Is(err, syscall.EPROTO) || !strings.HasPrefix(err.Error(), want) || !strings.HasSuffix(err.Error(), "end it with `verbena stop`, and run this again") {
+		if !errors.Is(err, syscall.EPROTO) || !strings.HasPrefix(err.Error(), want) ||
+			!strings.HasSuffix(err.Error(), "end it with `verbena stop`, and run this again") {
 			t.Errorf("got %v, want %s...", err, want)
 		}
 	}

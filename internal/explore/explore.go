@@ -1,8 +1,10 @@
-// Package explore visits every state that a few threads can bring a small system into, whatever the order in which they run.
+// Package explore visits every state that a few threads can bring a small system into, whatever the order in which they
+// run.
 //
-// A system is a value that can be compared, with everything that matters in it: what the threads share, and where each of them is. A
-// thread is a function that says what it can do next. A test writes the threads with the transition functions that the product itself
-// calls, so that a defect in one of those shows as a state that breaks a rule, with the shortest way there.
+// A system is a value that can be compared, with everything that matters in it: what the threads share, and where each
+// of them is. A thread is a function that says what it can do next. A test writes the threads with the transition
+// functions that the product itself calls, so that a defect in one of those shows as a state that breaks a rule, with
+// the shortest way there.
 package explore
 
 import (
@@ -16,8 +18,8 @@ type Step[S comparable] struct {
 	To   S
 }
 
-// Thread returns what a thread can do in a state: nothing if it waits or has ended; more than one step where the system leaves open
-// which.
+// Thread returns what a thread can do in a state: nothing if it waits or has ended; more than one step where the system
+// leaves open which.
 type Thread[S comparable] func(S) []Step[S]
 
 // System is what is explored.
@@ -53,8 +55,8 @@ func (b *Broken) Error() string {
 
 func (b *Broken) Unwrap() error { return b.Err }
 
-// Run visits all states, nearest first. It returns a [Broken] for the first that breaks a rule, and an error where there are more
-// than most states.
+// Run visits all states, nearest first. It returns a [Broken] for the first that breaks a rule, and an error where
+// there are more than most states.
 func (s *System[S]) Run(most int) (r Result, err error) {
 	type origin struct {
 		from  S

@@ -67,14 +67,17 @@ func TestRun(t *testing.T) {
 	if r, err := (counters{useLock: true}).explore(); err != nil || r.States != 13 || r.Ends != 2 || r.Depth != 6 {
 		t.Errorf("with a lock: %v, %v", r, err)
 	}
-	for name, c := range map[string]counters{"one was lost": {}, "a thread waits for ever": {useLock: true, forgetIt: true}} {
+	for name, c := range map[string]counters{"one was lost": {},
+		"a thread waits for ever": {useLock: true, forgetIt: true}} {
 		_, err := c.explore()
 		var b *Broken
 		if !errors.As(err, &b) || !strings.Contains(err.Error(), name) || len(b.Way) == 0 {
 			t.Errorf("got %v, want %s", err, name)
 		}
 	}
-	s := System[int]{Check: func(int) error { return nil }, Threads: []Thread[int]{func(n int) []Step[int] { return []Step[int]{{"counts", n + 1}} }}}
+	s := System[int]{Check: func(int) error {
+		return nil
+	}, Threads: []Thread[int]{func(n int) []Step[int] { return []Step[int]{{"counts", n + 1}} }}}
 	if _, err := s.Run(10); err == nil {
 		t.Error("an exploration without end has ended")
 	}

@@ -23,7 +23,8 @@ func set(v reflect.Value) {
 	}
 }
 
-// TestKinds: each field of Rule that is no selection is a kind, in this order, and has a row in which everything is about the field.
+// TestKinds: each field of Rule that is no selection is a kind, in this order, and has a row in which everything is
+// about the field.
 func TestKinds(t *testing.T) {
 	i := 0
 	for f := range reflect.TypeFor[Rule]().Fields() {
@@ -100,7 +101,8 @@ func TestColumns(t *testing.T) {
 
 // TestParseShare: a percentage is the nearest number to it.
 func TestParseShare(t *testing.T) {
-	for text, want := range map[string]Share{"0": 0, "1": 1, "0.57": 0.57, ".5": 0.5, "0%": 0, "57%": 0.57, "0.3%": 0.003, "100%": 1, " 1% ": 0.01} {
+	for text, want := range map[string]Share{"0": 0, "1": 1, "0.57": 0.57, ".5": 0.5, "0%": 0, "57%": 0.57, "0.3%": 0.003,
+		"100%": 1, " 1% ": 0.01} {
 		if got, err := ParseShare(text); err != nil || got != want {
 			t.Errorf("%q: got %v, %v, want %v", text, got, err, want)
 		}

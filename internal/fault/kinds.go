@@ -11,8 +11,8 @@ import (
 // mention do not happen. Several may happen to one packet, but those of [Kind.Alone] are each in a rule of their own.
 // Rules decide in the order in which they were added; later rules do not see packets that an earlier one has dropped.
 //
-// The tags are the names of the fields in the control protocol (json), in scenario files (yaml) and on the command line,
-// where [Kinds] has the help.
+// The tags are the names of the fields in the control protocol (json), in scenario files (yaml) and on the command
+// line, where [Kinds] has the help.
 type Rule struct {
 	// Peer selects packets to this address; the zero Addr selects all.
 	Peer netip.Addr `json:"peer,omitzero" yaml:"peer" help:"Only packets to this address." placeholder:"IP" complete:"none"`

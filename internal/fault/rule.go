@@ -54,13 +54,17 @@ func (r *Rule) Validate() error {
 	}
 	switch {
 	case alone > 0 && active > 1:
-		return fmt.Errorf("%w: %s go into rules of their own", ErrRule, strings.Join(names(Kinds, func(k *Kind) bool { return k.Alone }), " and "))
+		return fmt.Errorf("%w: %s go into rules of their own", ErrRule, strings.Join(names(Kinds, func(k *Kind) bool {
+			return k.Alone
+		}), " and "))
 	case r.QP > maxQPN:
 		return fmt.Errorf("%w: queue pair number %#x has more than 24 bits", ErrRule, r.QP)
 	case r.Behind < 0:
 		return fmt.Errorf("%w: cannot be behind %d packets", ErrRule, r.Behind)
 	case active == 0:
-		return fmt.Errorf("%w: it has no effect: give one of %s", ErrRule, strings.Join(names(Flags(), func(*Kind) bool { return true }), ", "))
+		return fmt.Errorf("%w: it has no effect: give one of %s", ErrRule, strings.Join(names(Flags(), func(*Kind) bool {
+			return true
+		}), ", "))
 	}
 	return nil
 }

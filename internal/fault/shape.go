@@ -14,10 +14,11 @@ type Rate uint64
 // Size is a number of bytes.
 type Size uint64
 
-// Shape describes how the link of a device limits and delays what it sends. Packets wait in one queue for all addresses of
-// the device until the rate lets them go, and are then on their way for the delay. The zero Shape does nothing.
+// Shape describes how the link of a device limits and delays what it sends. Packets wait in one queue for all addresses
+// of the device until the rate lets them go, and are then on their way for the delay. The zero Shape does nothing.
 //
-// The tags are the names of the fields in the control protocol (json), in scenario files (yaml) and on the command line.
+// The tags are the names of the fields in the control protocol (json), in scenario files (yaml) and on the command
+// line.
 type Shape struct {
 	// Rate limits what leaves, counted as packets with their IP headers; 0: no limit.
 	Rate Rate `json:"rate_bps,omitempty" yaml:"rate" help:"Let packets leave at this rate, such as 100Mbit; none: as they come." placeholder:"RATE" complete:"none"`

@@ -13,12 +13,16 @@ func TestUnits(t *testing.T) {
 		bad   []string
 	}{
 		{"rate", rate, map[string]uint64{
-			"10Gbit": 10e9, "10gbit": 10e9, "100 Mbit": 100e6, " 64kbit ": 64e3, "64Kbit": 64e3, "1.5Tbit": 1.5e12, "8bit": 8, "1e3bit": 1e3,
-			"none": 0, "None": 0, "1.9bit": 1,
-		}, []string{"", "5", "Gbit", "0bit", "0.5bit", "-1Mbit", "10Gb", "10G", "1,5Gbit", "nanbit", "infbit", "10000000Tbit", "1 2bit"}},
+			"10Gbit": 10e9, "10gbit": 10e9, "100 Mbit": 100e6, " 64kbit ": 64e3, "64Kbit": 64e3, "1.5Tbit": 1.5e12, "8bit": 8,
+			"1e3bit": 1e3,
+			"none":   0, "None": 0, "1.9bit": 1,
+		}, []string{
+			"", "5", "Gbit", "0bit", "0.5bit", "-1Mbit", "10Gb", "10G", "1,5Gbit", "nanbit", "infbit", "10000000Tbit",
+			"1 2bit"}},
 		{"size", size, map[string]uint64{
-			"0": 0, "65536": 65536, "65536B": 65536, "64K": 64 << 10, "64k": 64 << 10, "64KB": 64 << 10, "64 kb": 64 << 10, "1.5M": 3 << 19,
-			"1MB": 1 << 20, "2G": 2 << 30, "2GB": 2 << 30,
+			"0": 0, "65536": 65536, "65536B": 65536, "64K": 64 << 10, "64k": 64 << 10, "64KB": 64 << 10, "64 kb": 64 << 10,
+			"1.5M": 3 << 19,
+			"1MB":  1 << 20, "2G": 2 << 30, "2GB": 2 << 30,
 		}, []string{"", "K", "1.5", "-1", "64Kbit", "1T", "64KiB", "1K K", "nan", "inf", "8589934592G", "100packets"}},
 	} {
 		for text, want := range c.good {

@@ -1,4 +1,5 @@
-// Package gate has the key to the calls of package ib for user contexts. internal/layers lists the packages that may import it.
+// Package gate has the key to the calls of package ib for user contexts. internal/layers lists the packages that may
+// import it.
 package gate
 
 // Key opens ib.ForUser.

@@ -21,8 +21,8 @@ func AlignDown(off, n int64) int64 {
 	return off &^ (Size - 1)
 }
 
-// Reserve returns addresses for n bytes, a multiple of the page size, that are going to be mapped from an offset in a file. They cannot be
-// accessed yet. Release gives them back.
+// Reserve returns addresses for n bytes, a multiple of the page size, that are going to be mapped from an offset in a
+// file. They cannot be accessed yet. Release gives them back.
 func Reserve(n int, offset int64) ([]byte, error) {
 	if n < Size {
 		return reserve(n)
@@ -44,7 +44,8 @@ func Release(mem []byte) {
 	}
 }
 
-// Collapse asks the kernel to make the pages of a shared mapping huge, which must all be there. It may sleep: it copies what is not huge yet.
+// Collapse asks the kernel to make the pages of a shared mapping huge, which must all be there. It may sleep: it copies
+// what is not huge yet.
 func Collapse(mem []byte) {
 	if len(mem) < Size {
 		return

@@ -48,7 +48,8 @@ func mapped(t *testing.T, mem []byte) (n int) {
 // TestAlign is about where in a file memory begins.
 func TestAlign(t *testing.T) {
 	for _, c := range []struct{ off, n, want int64 }{
-		{0, 1, 0}, {4096, 4096, 4096}, {4096, Size - 1, 4096}, {0, Size, 0}, {4096, Size, Size}, {Size, 5 * Size, Size}, {Size + 1, Size, 2 * Size},
+		{0, 1, 0}, {4096, 4096, 4096}, {4096, Size - 1, 4096}, {0, Size, 0}, {4096, Size, Size}, {Size, 5 * Size,
+			Size}, {Size + 1, Size, 2 * Size},
 	} {
 		if got := Align(c.off, c.n); got != c.want {
 			t.Errorf("Align(%d, %d): got %d, want %d", c.off, c.n, got, c.want)

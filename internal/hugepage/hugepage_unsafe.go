@@ -16,7 +16,8 @@ func reserve(n int) ([]byte, error) {
 
 // Map maps a part of a file, readable and writable, at addresses of Reserve.
 func Map(mem []byte, fd int, offset int64) error {
-	_, err := unix.MmapPtr(fd, offset, unsafe.Pointer(unsafe.SliceData(mem)), uintptr(len(mem)), unix.PROT_READ|unix.PROT_WRITE,
+	_, err := unix.MmapPtr(fd, offset, unsafe.Pointer(unsafe.SliceData(mem)), uintptr(len(mem)),
+		unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_SHARED|unix.MAP_NORESERVE|unix.MAP_FIXED)
 	return err
 }

@@ -25,8 +25,8 @@ const (
 	// The pauses between two looks.
 	firstPause = 10 * time.Millisecond
 	lastPause  = time.Second
-	// After a look that took more than longLook of a processor, none begins before restFactor times as long: users at their limit cause one
-	// with each refusal.
+	// After a look that took more than longLook of a processor, none begins before restFactor times as long: users at
+	// their limit cause one with each refusal.
 	longLook   = 10 * time.Millisecond
 	restFactor = 4
 )
@@ -48,7 +48,8 @@ func New(log *slog.Logger) *Keeper {
 	return &Keeper{log: log, of: map[*quota.User]*Kept{}}
 }
 
-// Of returns the objects of a user, which are one and the same value as long as the Keeper exists. The nil Keeper returns nil.
+// Of returns the objects of a user, which are one and the same value as long as the Keeper exists. The nil Keeper
+// returns nil.
 func (k *Keeper) Of(u *quota.User) *Kept {
 	if k == nil {
 		return nil
@@ -134,8 +135,9 @@ func (s *Kept) Note(fd int) (Note, error) {
 	return Note{s, s.last}, nil
 }
 
-// Pipe makes a pipe whose reading end a program is about to get, and notes that end. Writes to the other end do not block. Where the process
-// can open a file of mode 0, a program cannot open the pipe again, which would be another description.
+// Pipe makes a pipe whose reading end a program is about to get, and notes that end. Writes to the other end do not
+// block. Where the process can open a file of mode 0, a program cannot open the pipe again, which would be another
+// description.
 func (s *Kept) Pipe() (read, write int, note Note, err error) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
@@ -173,9 +175,9 @@ func (n Note) InUse() bool {
 // Close does nothing: the note ends with the description.
 func (Note) Close() error { return nil }
 
-// Keep closes the object and calls end, which ends a charge, as soon as no program has the object. The service does not use it any
-// more, and has closed its own descriptors of a description that was noted. Neither Keep nor end sleeps; end may be called before Keep
-// returns.
+// Keep closes the object and calls end, which ends a charge, as soon as no program has the object. The service does not
+// use it any more, and has closed its own descriptors of a description that was noted. Neither Keep nor end sleeps; end
+// may be called before Keep returns.
 func (s *Kept) Keep(o Object, end func()) {
 	if s == nil {
 		o.Close()
@@ -216,8 +218,8 @@ func (s *Kept) lookLater() {
 	s.pause = min(2*s.pause, lastPause)
 }
 
-// OnRelease makes Release call f before it looks: f closes objects that programs have left, so that Release ends their charges. f may not
-// sleep, take from the user's account, or call OnRelease or Forget.
+// OnRelease makes Release call f before it looks: f closes objects that programs have left, so that Release ends their
+// charges. f may not sleep, take from the user's account, or call OnRelease or Forget.
 func (s *Kept) OnRelease(f func()) *Sweep {
 	if s == nil {
 		return nil
@@ -319,8 +321,8 @@ func (s *Kept) closeEpoll() {
 	}
 }
 
-// open returns in order the notes whose descriptions are open. The error is a shortage, which a user may have caused; the charges stay.
-// After any other error there are no notes, so that no user is charged for ever.
+// open returns in order the notes whose descriptions are open. The error is a shortage, which a user may have caused;
+// the charges stay. After any other error there are no notes, so that no user is charged for ever.
 //
 //verbena:held mu
 func (s *Kept) open() ([]uint64, error) {
@@ -333,7 +335,8 @@ func (s *Kept) open() ([]uint64, error) {
 		errors.Is(err, unix.ENOENT): // /proc has no memory for an inode
 		return nil, err
 	case err != nil:
-		s.log.Warn("the service cannot read which descriptors programs keep, and does not charge them", "uid", s.user.ID().UID, "err", err)
+		s.log.Warn("the service cannot read which descriptors programs keep, and does not charge them", "uid",
+			s.user.ID().UID, "err", err)
 		return nil, nil
 	}
 	ids := parse(info)
@@ -391,8 +394,8 @@ func (s *Kept) giveUp() {
 	s.left = nil
 }
 
-// Unread is the service's descriptor of a socket whose other end a program has. It is in use until all that was sent has been received, or
-// the other end is closed: what is unread takes memory, also when the service has closed its end.
+// Unread is the service's descriptor of a socket whose other end a program has. It is in use until all that was sent
+// has been received, or the other end is closed: what is unread takes memory, also when the service has closed its end.
 type Unread int
 
 // InUse implements Object. (SIOCOUTQ of unix(7))

@@ -19,7 +19,8 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// description makes an object of a kind, and returns a descriptor of what a program would get, and those of the service.
+// description makes an object of a kind, and returns a descriptor of what a program would get, and those of the
+// service.
 var descriptions = []struct {
 	name string
 	make func(t *testing.T) (theirs int, ours []int)
@@ -78,7 +79,9 @@ func note(t *testing.T, s *Kept, make func(t *testing.T) (int, []int)) (n Note, 
 // becomes waits until the user holds n descriptors.
 func becomes(t *testing.T, u *quota.User, n uint64) {
 	t.Helper()
-	testutil.Eventually(t, fmt.Sprintf("the user to hold %d descriptors", n), func() bool { return u.Held(quota.Descriptors) == n })
+	testutil.Eventually(t, fmt.Sprintf("the user to hold %d descriptors", n), func() bool {
+		return u.Held(quota.Descriptors) == n
+	})
 }
 
 func TestClosedBeforeKeep(t *testing.T) {
@@ -100,8 +103,8 @@ func TestClosedBeforeKeep(t *testing.T) {
 	}
 }
 
-// TestOnRelease: a user who lacks descriptors gets those that Release is told of, also when their objects are closed only then. A function
-// that was forgotten is not called.
+// TestOnRelease: a user who lacks descriptors gets those that Release is told of, also when their objects are closed
+// only then. A function that was forgotten is not called.
 func TestOnRelease(t *testing.T) {
 	s, u := keeper(t, 2)
 	n, theirs, ours := note(t, s, descriptions[0].make)
@@ -454,7 +457,8 @@ func TestParse(t *testing.T) {
 	}{
 		{"", nil},
 		{"pos:\t0\nflags:\t02000002\nmnt_id:\t17\nino:\t1038\n", nil},
-		{"pos:\t0\ntfd:        4 events:       18 data:     555600000004  pos:0 ino:4f30d9 sdev:f\n", []uint64{0x555600000004}},
+		{"pos:\t0\ntfd:        4 events:       18 data:     555600000004  pos:0 ino:4f30d9 sdev:f\n",
+			[]uint64{0x555600000004}},
 		{"tfd: 9 events: 19 data: 2 pos:0 ino:1 sdev:f\ntfd: 4 events: 19 data: 1 pos:0 ino:1 sdev:f\n", []uint64{1, 2}},
 		{"tfd: 9 events: 19 data:", nil},
 		{"tfd: 9 events: 19 data: x\n", nil},

@@ -1,4 +1,5 @@
-// Package layers knows who may import whom in this module: the layers of docs/ARCHITECTURE.md, checked against the imports themselves.
+// Package layers knows who may import whom in this module: the layers of docs/ARCHITECTURE.md, checked against the
+// imports themselves.
 //
 // A package imports packages of lower layers only, or of its own folder. Test files are free to import anything. Command verbenavet
 // applies the rules; [Draw] writes the table of docs/results/layers.md.
@@ -23,11 +24,13 @@ type layer struct {
 	folders []string
 }
 
-// layers are listed from the top down. A package belongs to the longest folder that holds it, but each driver needs a row.
+// layers are listed from the top down. A package belongs to the longest folder that holds it, but each driver needs a
+// row.
 var layers = []layer{
 	{"programs", []string{"cmd/verbena", "examples", "test"}},
 	{"the process that owns the devices", []string{"service"}},
-	{"unmodified programs; programs that come by a socket; capture files; net.Conn over RDMA; failover tests", []string{"supervisor", "remote", "capture", "rdmanet", "scenario"}},
+	{"unmodified programs; programs that come by a socket; capture files; net.Conn over RDMA; failover tests",
+		[]string{"supervisor", "remote", "capture", "rdmanet", "scenario"}},
 	{"the Go client; the connection manager's device file; netlink's answers", []string{"verbs", "rdmacm/ucma", "nldev"}},
 	{"user contexts; the connection manager", []string{"uverbs", "rdmacm"}},
 	{"low-level drivers", []string{"driver/rxe", "driver/loopback"}},
@@ -40,11 +43,13 @@ var layers = []layer{
 	{"ground floor", []string{"internal", "netdev", "roce", "uapi", "umem"}},
 }
 
-// never are imports that the layers would allow: what stands above the midlayer knows no driver. A folder that ends in a slash stands for
-// the packages below it alone. but is a folder below from that the rule does not apply to; "": none.
+// never are imports that the layers would allow: what stands above the midlayer knows no driver. A folder that ends in
+// a slash stands for the packages below it alone. but is a folder below from that the rule does not apply to; "": none.
 var never = []struct{ from, to, but string }{
-	{"uverbs", "driver", ""}, {"supervisor", "driver", ""}, {"remote", "driver", ""}, {"capture", "driver", ""}, {"ib", "driver", ""},
-	{"ib", "link", ""}, {"supervisor", "link", ""}, {"remote", "link", ""}, {"rdmacm", "driver", ""}, {"rdmacm", "link", ""},
+	{"uverbs", "driver", ""}, {"supervisor", "driver", ""}, {"remote", "driver", ""}, {"capture", "driver", ""}, {"ib",
+		"driver", ""},
+	{"ib", "link", ""}, {"supervisor", "link", ""}, {"remote", "link", ""}, {"rdmacm", "driver", ""}, {"rdmacm", "link",
+		""},
 	{"service", "driver/", "service/servicetest"},
 }
 
@@ -57,7 +62,8 @@ var only = []struct {
 }
 
 // core is the folders that use nothing but the standard library, golang.org/x and one another.
-var core = []string{"driver", "ib", "link", "netdev", "nldev", "rdmacm", "rdmanet", "roce", "uapi", "umem", "uverbs", "verbs"}
+var core = []string{"driver", "ib", "link", "netdev", "nldev", "rdmacm", "rdmanet", "roce", "uapi", "umem", "uverbs",
+	"verbs"}
 
 // Package is what go list says of one.
 type Package struct {
@@ -65,7 +71,8 @@ type Package struct {
 	Imports    []string
 }
 
-// Load reads the imports of the module's packages, in a folder of the module. Files of tests do not count. overlay is go list's; "": none.
+// Load reads the imports of the module's packages, in a folder of the module. Files of tests do not count. overlay is
+// go list's; "": none.
 func Load(dir, overlay string) ([]Package, error) {
 	args := []string{"list", "-json=ImportPath,Imports"}
 	if overlay != "" {
@@ -92,7 +99,8 @@ func Load(dir, overlay string) ([]Package, error) {
 	}
 }
 
-// below reports whether a package is a folder's, or in one of its folders. A folder that ends in a slash has no package of its own.
+// below reports whether a package is a folder's, or in one of its folders. A folder that ends in a slash has no package
+// of its own.
 func below(pkg, folder string) bool {
 	rest, ok := strings.CutPrefix(pkg, folder)
 	return ok && (rest == "" || rest[0] == '/' || strings.HasSuffix(folder, "/"))
@@ -123,7 +131,8 @@ func Check(pkgs []Package) (bad []string) {
 			to, ok := strings.CutPrefix(i, module)
 			if !ok {
 				if external(i) && slices.ContainsFunc(core, func(f string) bool { return below(p.ImportPath, f) }) {
-					bad = append(bad, fmt.Sprintf("%s imports %s: it may import the standard library and golang.org/x only", p.ImportPath, i))
+					bad = append(bad, fmt.Sprintf("%s imports %s: it may import the standard library and golang.org/x only",
+						p.ImportPath, i))
 				}
 				continue
 			}

@@ -59,7 +59,8 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%s imports %s: got %q, want %q", c.from, c.to, got, c.want)
 		}
 	}
-	for path, want := range map[string]bool{"fmt": false, "golang.org/x/sys/unix": false, "github.com/a/b": true, "golang.org/y": true} {
+	for path, want := range map[string]bool{"fmt": false, "golang.org/x/sys/unix": false, "github.com/a/b": true,
+		"golang.org/y": true} {
 		bad := strings.Join(Check([]Package{{"ib", []string{path}}}), "\n")
 		if got := strings.Contains(bad, "standard library"); got != want {
 			t.Errorf("ib imports %s: a complaint: %v, want %v", path, got, want)

@@ -15,8 +15,8 @@ import (
 // patience bounds the wait for descriptors that are closed in the background.
 const patience = 3 * time.Second
 
-// Main is for TestMain. It runs the tests of m and ends the process: with m's exit code, or with 1 if they have passed and
-// left goroutines, descriptors or mappings of shared memory behind.
+// Main is for TestMain. It runs the tests of m and ends the process: with m's exit code, or with 1 if they have passed
+// and left goroutines, descriptors or mappings of shared memory behind.
 func Main(m goleak.TestingM) {
 	// The runtime's poller has descriptors of its own from its first use on.
 	if r, w, err := os.Pipe(); err == nil {
@@ -26,14 +26,16 @@ func Main(m goleak.TestingM) {
 	before := descriptors()
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		if left := leftOver(before, patience); code == 0 && len(left) > 0 {
-			fmt.Fprintf(os.Stderr, "leaktest: the tests have left %d descriptors and mappings:\n%s\n", len(left), strings.Join(left, "\n"))
+			fmt.Fprintf(os.Stderr, "leaktest: the tests have left %d descriptors and mappings:\n%s\n", len(left),
+				strings.Join(left, "\n"))
 			code = 1
 		}
 		os.Exit(code)
 	}))
 }
 
-// leftOver lists the descriptors that are open beyond those of before, as soon as there are none, or when the time is over.
+// leftOver lists the descriptors that are open beyond those of before, as soon as there are none, or when the time is
+// over.
 func leftOver(before map[string]string, wait time.Duration) []string {
 	for deadline := time.Now().Add(wait); ; time.Sleep(10 * time.Millisecond) {
 		now := descriptors()

@@ -8,9 +8,9 @@ import (
 	"verbena/internal/explore"
 )
 
-// The model: a driver that posts completions and tells of them under the queue's lock, as package rxe does; the midlayer's queue of
-// callbacks with two threads that run them; a consumer whose handler polls and arms; and one who destroys the queue. What they share
-// changes by the transitions of this package alone.
+// The model: a driver that posts completions and tells of them under the queue's lock, as package rxe does; the
+// midlayer's queue of callbacks with two threads that run them; a consumer whose handler polls and arms; and one who
+// destroys the queue. What they share changes by the transitions of this package alone.
 
 // rules are those that a transition breaks at once.
 var rules = [...]string{
@@ -23,10 +23,11 @@ var rules = [...]string{
 type style uint8
 
 const (
-	asksMissed style = iota // polls until the queue is empty, arms, and polls again where that says that something was missed
-	armsFirst               // arms, and polls until the queue is empty
-	solicits                // as asksMissed, but arms for solicited completions
-	mixes                   // as solicits, but arms for every completion beside the handler
+	// polls until the queue is empty, arms, and polls again where that says that something was missed
+	asksMissed style = iota
+	armsFirst        // arms, and polls until the queue is empty
+	solicits         // as asksMissed, but arms for solicited completions
+	mixes            // as solicits, but arms for every completion beside the handler
 )
 
 // world is a state. The first fields say what is explored and never change.
@@ -432,7 +433,8 @@ func (w world) end() error {
 	return nil
 }
 
-// TestExplore visits every state of the model, for each number of threads that producers, callbacks, consumer and destroyer can be.
+// TestExplore visits every state of the model, for each number of threads that producers, callbacks, consumer and
+// destroyer can be.
 func TestExplore(t *testing.T) {
 	began := time.Now()
 	all := explore.Result{}
@@ -446,9 +448,11 @@ func TestExplore(t *testing.T) {
 		{"while it is resized", world{producers: [2]producer{{left: 3, raises: true}}, resizer: 1}},
 		{"while it is resized and destroyed", world{producers: [2]producer{{left: 3}}, resizer: 1, destroyer: dies}},
 		{"while the queue is destroyed", world{producers: [2]producer{{left: 3, raises: true}}, destroyer: dies}},
-		{"while two post and the queue is destroyed", world{producers: [2]producer{{left: 2}, {left: 2, raises: true}}, destroyer: dies}},
+		{"while two post and the queue is destroyed",
+			world{producers: [2]producer{{left: 2}, {left: 2, raises: true}}, destroyer: dies}},
 		{"while its end is refused", world{producers: [2]producer{{left: 3, raises: true}}, destroyer: dies, refuses: true}},
-		{"while two post and its end is refused", world{producers: [2]producer{{left: 2}, {left: 2, raises: true}}, destroyer: dies, refuses: true}},
+		{"while two post and its end is refused", world{producers: [2]producer{{left: 2}, {left: 2, raises: true}},
+			destroyer: dies, refuses: true}},
 	} {
 		for s, how := range []string{"asks what was missed", "arms first", "arms for solicited ones", "arms for both"} {
 			t.Run(c.name+", "+how, func(t *testing.T) {

@@ -1,6 +1,6 @@
-// Package notify is the notification protocol of a completion queue as values: what the driver knows (Arming), and what the midlayer
-// does (Notice). Each transition is a function without side effects, which the product applies to a word, atomically or under a lock,
-// and which TestExplore applies in every order that threads can.
+// Package notify is the notification protocol of a completion queue as values: what the driver knows (Arming), and what
+// the midlayer does (Notice). Each transition is a function without side effects, which the product applies to a word,
+// atomically or under a lock, and which TestExplore applies in every order that threads can.
 //
 //	consumer --arms--> Arming --a completion comes--> Notice --due--> a thread calls the handler
 //	   ^                                                                            |
@@ -27,7 +27,8 @@ func (a Arming) Request(every bool) Arming {
 	return a
 }
 
-// Posted says whether a completion is to be told of; solicited ones and failed ones count alike. That is done once for each Request.
+// Posted says whether a completion is to be told of; solicited ones and failed ones count alike. That is done once for
+// each Request.
 func (a Arming) Posted(solicited bool) (next Arming, tell bool) {
 	if a == Next || a == Solicited && solicited {
 		return Disarmed, true
@@ -43,8 +44,8 @@ func (a Arming) Posted(solicited bool) (next Arming, tell bool) {
 //	                     |                v
 //	                     +---Return---- again
 //
-// Beside that it counts asynchronous events that are due or being delivered. A queue that dies has no callback begun any more; what
-// would have been is remembered, for the case that its end is refused (Revive).
+// Beside that it counts asynchronous events that are due or being delivered. A queue that dies has no callback begun
+// any more; what would have been is remembered, for the case that its end is refused (Revive).
 type Notice uint32
 
 const (
@@ -73,7 +74,8 @@ func (n Notice) Completed() (next Notice, queue bool) {
 	return n, false
 }
 
-// Begin says that a thread has taken the handler that was queued, and returns whether it is to call it. Return follows in any case.
+// Begin says that a thread has taken the handler that was queued, and returns whether it is to call it. Return follows
+// in any case.
 func (n Notice) Begin() (next Notice, call bool) {
 	n += running - due
 	if n&dead != 0 {
@@ -98,7 +100,8 @@ func (n Notice) Event() (next Notice, queue bool) {
 	return n + event, true
 }
 
-// Deliver says that a thread has taken an event, and returns whether it is to be delivered. Delivered follows in any case.
+// Deliver says that a thread has taken an event, and returns whether it is to be delivered. Delivered follows in any
+// case.
 func (n Notice) Deliver() (next Notice, call bool) { return n, n&dead == 0 }
 
 // Delivered says that the event function has returned.

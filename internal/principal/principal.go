@@ -81,7 +81,8 @@ var paths = [numNamespaces]string{userNS: "ns/user", pidNS: "ns/pid", netNS: "ns
 // New returns the Authority of this process. It is called before the process gives up capabilities. Processes of the
 // user ids managers manage the service; overflow is the user id that stands for several users, -1 where there is none.
 func New(managers []int, overflow int) (*Authority, error) {
-	a := &Authority{uid: os.Geteuid(), managers: managers, overflow: overflow, ids: newSubordinates("/etc/subuid", "/etc/passwd")}
+	a := &Authority{uid: os.Geteuid(), managers: managers, overflow: overflow,
+		ids: newSubordinates("/etc/subuid", "/etc/passwd")}
 	sets, err := privilege.Read("self")
 	if err != nil {
 		return nil, err
@@ -90,7 +91,8 @@ func New(managers []int, overflow int) (*Authority, error) {
 	for n, path := range paths {
 		var st unix.Stat_t
 		if err := unix.Stat("/proc/self/"+path, &st); err != nil {
-			return nil, fmt.Errorf("look up the own namespace: %w", &os.PathError{Op: "stat", Path: "/proc/self/" + path, Err: err})
+			return nil, fmt.Errorf("look up the own namespace: %w",
+				&os.PathError{Op: "stat", Path: "/proc/self/" + path, Err: err})
 		}
 		a.own[n] = file{st.Dev, st.Ino}
 	}

@@ -186,7 +186,8 @@ func TestOwnUser(t *testing.T) {
 	}{
 		{"the same capabilities", []string{"setpriv", "--bounding-set=-all,+chown,+kill"}, true},
 		{"fewer", []string{"setpriv", "--bounding-set=-all,+chown"}, false},
-		{"the same in another container", []string{"unshare", "-p", "-f", "setpriv", "--bounding-set=-all,+chown,+kill"}, false},
+		{"the same in another container", []string{"unshare", "-p", "-f", "setpriv", "--bounding-set=-all,+chown,+kill"},
+			false},
 	} {
 		dir, _ := running(t, nil, tt.argv...)
 		if p, err := a.Of(dir, 0, 0); err != nil || p.Manager != tt.want {
@@ -215,12 +216,15 @@ func TestAccount(t *testing.T) {
 		{"a user", user, as(user), nil, user, ""},
 		{"a mount namespace", 0, nil, []string{"unshare", "-m"}, 0, ""},
 		{"a container", 0, nil, []string{"unshare", "-p", "-f"}, 0, "ns/pid"},
-		{"a user in a container", user, nil, []string{"unshare", "-p", "-f", "setpriv", "--reuid=65533", "--regid=65533", "--clear-groups"}, user, "ns/pid"},
+		{"a user in a container", user, nil, []string{"unshare", "-p", "-f", "setpriv", "--reuid=65533", "--regid=65533",
+			"--clear-groups"}, user, "ns/pid"},
 		{"a user's namespaces", user, as(user), []string{"unshare", "-U", "-r", "-p", "-f"}, user, ""},
-		{"a user's nested namespaces", user, as(user), []string{"unshare", "-U", "-r", "unshare", "-U", "-r", "-p", "-f"}, user, ""},
+		{"a user's nested namespaces", user, as(user), []string{"unshare", "-U", "-r", "unshare", "-U", "-r", "-p", "-f"},
+			user, ""},
 		{"a container with a user namespace", 0, nil, []string{"unshare", "-U", "-r", "-p", "-f"}, 0, "ns/user"},
 		{"a user namespace in such a container", 0, nil, []string{"unshare", "-U", "-r", "unshare", "-U", "-r"}, 0, "outer"},
-		{"a user namespace in a container", 0, nil, []string{"unshare", "-p", "-f", "setpriv", "--bounding-set=-all", "unshare", "-U"}, 0, "ns/pid"},
+		{"a user namespace in a container", 0, nil,
+			[]string{"unshare", "-p", "-f", "setpriv", "--bounding-set=-all", "unshare", "-U"}, 0, "ns/pid"},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			dir, pid := running(t, tt.attr, tt.argv...)

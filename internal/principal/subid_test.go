@@ -30,7 +30,8 @@ func TestSubordinateOwner(t *testing.T) {
 		}
 	}
 	check("no files", 100000, 100000)
-	write(passwd, "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\nbob:x:1001:1001::/:\nodd:x:100010:1::/:\nbad\nbad:x:y:\n")
+	write(passwd,
+		"root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\nbob:x:1001:1001::/:\nodd:x:100010:1::/:\nbad\nbad:x:y:\n")
 	check("no subuid", 100000, 100000)
 	write(subuid, "ann:100000:65536\n1001:200000:10\nroot:1000000:10\nann:300000:0\nnobody:400000:10\nbad:x:1\nbad\n\n"+
 		"1001:100005:10\nann:500000:-1\nann:4294967290:100\n")

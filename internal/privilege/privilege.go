@@ -41,8 +41,8 @@ var AtStart = []Capability{
 // has; the privileges that executing a program could give (no_new_privs); core dumps, which would hold other users'
 // bytes; and, for root, access of other processes without CAP_SYS_PTRACE to /proc/self. The umask is 077 from then on.
 //
-// A process without CAP_SYS_PTRACE keeps what it has: the kernel lets it access only processes with no more capabilities
-// than its own (cap_ptrace_access_check). So it is with root's in a container.
+// A process without CAP_SYS_PTRACE keeps what it has: the kernel lets it access only processes with no more
+// capabilities than its own (cap_ptrace_access_check). So it is with root's in a container.
 //
 // In a binary with cgo, such as one with the race detector, Go cannot change all threads: the error wraps ENOTSUP, and
 // capabilities are as before. It is to be called before any thread blocks signals.

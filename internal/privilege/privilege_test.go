@@ -28,7 +28,8 @@ func TestMain(m *testing.M) {
 			noNew, _ := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
 			var core unix.Rlimit
 			err := unix.Getrlimit(unix.RLIMIT_CORE, &core)
-			fmt.Printf("dumpable %d no_new_privs %d core %d %d umask %#o %v\n", dumpable, noNew, core.Cur, core.Max, unix.Umask(0), err)
+			fmt.Printf("dumpable %d no_new_privs %d core %d %d umask %#o %v\n", dumpable, noNew, core.Cur, core.Max,
+				unix.Umask(0), err)
 			os.Exit(0)
 		}
 		fmt.Printf("%x %x %x %x %x %v\n", s.Inheritable, s.Permitted, s.Effective, s.Bounding, s.Ambient, err)
@@ -55,7 +56,8 @@ func confinedAs(t *testing.T, what string, before ...string) string {
 // withoutCgo returns the path of these tests without cgo: this binary, or one that it builds.
 func withoutCgo(t *testing.T) string {
 	t.Helper()
-	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "CGO_ENABLED", Value: "0"}) {
+	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings,
+		debug.BuildSetting{Key: "CGO_ENABLED", Value: "0"}) {
 		path, err := os.Executable()
 		if err != nil {
 			t.Fatal(err)
@@ -149,7 +151,8 @@ func TestParse(t *testing.T) {
 		{"an empty set", "\t0000000000000010", "", `"CapAmb:\n"`},
 		{"a set less", "CapAmb", "CapOld", "4 sets in the status of a process, want 5"},
 	} {
-		if _, err := parse(strings.Replace(status, tt.old, tt.new, 1)); err == nil || !strings.Contains(err.Error(), tt.want) {
+		if _, err := parse(strings.Replace(status, tt.old, tt.new, 1)); err == nil ||
+			!strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: got %v, want %s", tt.what, err, tt.want)
 		}
 	}

@@ -1,5 +1,5 @@
-// Package qpinfo holds what a driver reports of its queue pairs: their protocol state, and traces of their protocol events. The
-// control protocol sends these types as they are, and the command line prints them.
+// Package qpinfo holds what a driver reports of its queue pairs: their protocol state, and traces of their protocol
+// events. The control protocol sends these types as they are, and the command line prints them.
 package qpinfo
 
 import (

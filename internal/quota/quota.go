@@ -152,8 +152,8 @@ func New(limits Limits) *Ledger {
 // OnRefusal sets a function that is called for each refusal. It must not sleep, and is set before the ledger is used.
 func (l *Ledger) OnRefusal(f func(*Error)) { l.refused = f }
 
-// OnShort sets a function that is called before a refusal, and after which the limits are looked at again: it may give back what
-// the user does not hold any more. It must not sleep, and is set before the ledger is used.
+// OnShort sets a function that is called before a refusal, and after which the limits are looked at again: it may give
+// back what the user does not hold any more. It must not sleep, and is set before the ledger is used.
 func (l *Ledger) OnShort(f func(*User)) { l.short = f }
 
 // ID identifies a user: by a user id and, where the same id means different users, by a container.
@@ -180,8 +180,8 @@ type User struct {
 // User returns the account of a user id outside of containers; see Account.
 func (l *Ledger) User(uid int) *User { return l.Account(ID{UID: uid}) }
 
-// Account returns the account of a user, which is one and the same as long as the ledger exists. The nil Ledger has the nil
-// User.
+// Account returns the account of a user, which is one and the same as long as the ledger exists. The nil Ledger has the
+// nil User.
 func (l *Ledger) Account(id ID) *User {
 	if l == nil {
 		return nil

@@ -51,8 +51,8 @@ func File(fd, how int) (int, error) {
 // Own opens the file of a descriptor again on the calling thread.
 func Own(fd, how int) (int, error) { return Link(unix.AT_FDCWD, path(fd), how) }
 
-// Withhold keeps programs from opening the file of a descriptor again, as far as Own then still can: a process without capabilities may not
-// open a file of mode 0, and this one needs CAP_DAC_OVERRIDE for it.
+// Withhold keeps programs from opening the file of a descriptor again, as far as Own then still can: a process without
+// capabilities may not open a file of mode 0, and this one needs CAP_DAC_OVERRIDE for it.
 func Withhold(fd int) error {
 	if !overrides() {
 		return nil
@@ -78,8 +78,8 @@ var overrides = sync.OnceValue(func() bool {
 	return err == nil
 })
 
-// Link opens what a link leads to, such as a namespace in /proc/PID/ns, on the calling thread. The caller must know that
-// the file is none whose opening has an effect.
+// Link opens what a link leads to, such as a namespace in /proc/PID/ns, on the calling thread. The caller must know
+// that the file is none whose opening has an effect.
 //
 //verbena:allow open the flags contain O_NOCTTY and O_CLOEXEC
 func Link(dir int, name string, how int) (int, error) {

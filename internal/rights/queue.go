@@ -41,16 +41,16 @@ func (s *Queues) Of(u *quota.User) *Queue {
 	return q
 }
 
-// Queue closes the descriptors of one user, a few at a time. It is safe for concurrent use. The nil Queue closes at once,
-// and has no bound: it is for descriptors of trusted senders.
+// Queue closes the descriptors of one user, a few at a time. It is safe for concurrent use. The nil Queue closes at
+// once, and has no bound: it is for descriptors of trusted senders.
 type Queue struct {
 	user      *quota.User
 	closing   chan struct{}
 	receiving chan struct{}
 }
 
-// Do calls f, which closes something of the user's, when fewer than maxClosing others do so. It may sleep for as long as
-// the user likes.
+// Do calls f, which closes something of the user's, when fewer than maxClosing others do so. It may sleep for as long
+// as the user likes.
 func (q *Queue) Do(f func()) {
 	if q == nil {
 		f()
@@ -70,8 +70,8 @@ func (q *Queue) Do(f func()) {
 //verbena:closes
 func (q *Queue) Close(fd int) { q.Do(func() { closeNow(fd) }) }
 
-// closeNow closes a descriptor that a user has sent. It turns SO_LINGER off, which would delay the close of a socket. The close of
-// a file of a FUSE server can still block.
+// closeNow closes a descriptor that a user has sent. It turns SO_LINGER off, which would delay the close of a socket.
+// The close of a file of a FUSE server can still block.
 //
 //verbena:closes
 func closeNow(fd int) {
@@ -82,8 +82,8 @@ func closeNow(fd int) {
 // maxDrained is larger than the number of messages that a Unix socket's queue has room for.
 const maxDrained = 1024
 
-// End closes a socket that a user writes to. It first receives the unread messages and closes the descriptors in them: the kernel
-// would close these within close(2) and observe their SO_LINGER. It may sleep, as Do does.
+// End closes a socket that a user writes to. It first receives the unread messages and closes the descriptors in them:
+// the kernel would close these within close(2) and observe their SO_LINGER. It may sleep, as Do does.
 func (q *Queue) End(c Socket) { q.Do(func() { end(c) }) }
 
 // A Socket is a *net.UnixConn, or the *os.File of a socket.
@@ -100,8 +100,8 @@ func end(c Socket) {
 	c.Close()
 }
 
-// drain shuts a socket down, also for duplicates of its descriptor, receives its unread messages, and closes the descriptors in
-// them.
+// drain shuts a socket down, also for duplicates of its descriptor, receives its unread messages, and closes the
+// descriptors in them.
 //
 //verbena:receives
 func drain(fd int) {

@@ -18,8 +18,8 @@ const maxDescriptors = 253
 // soPassRights is SO_PASSRIGHTS, which golang.org/x/sys does not have yet.
 const soPassRights = 83
 
-// Refuse makes the kernel refuse descriptors for a socket: their sender gets EPERM. It returns ENOPROTOOPT before Linux 6.16,
-// where Receive and a Queue have to do.
+// Refuse makes the kernel refuse descriptors for a socket: their sender gets EPERM. It returns ENOPROTOOPT before Linux
+// 6.16, where Receive and a Queue have to do.
 func Refuse(fd int) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, soPassRights, 0); err != nil {
 		return fmt.Errorf("refuse descriptors: SO_PASSRIGHTS: %w", err)
@@ -45,9 +45,9 @@ var controlPool = sync.Pool{New: func() any {
 	return &b
 }}
 
-// Receive waits for a message, or for some bytes of a stream, and returns it with at most so many descriptors. It closes
-// any others, by the Queue. It returns os.ErrDeadlineExceeded, or an error for a closed socket, as reads of the socket do. A
-// message of no bytes and no control data is the end.
+// Receive waits for a message, or for some bytes of a stream, and returns it with at most so many descriptors. It
+// closes any others, by the Queue. It returns os.ErrDeadlineExceeded, or an error for a closed socket, as reads of the
+// socket do. A message of no bytes and no control data is the end.
 func (q *Queue) Receive(c syscall.RawConn, b []byte, most int) (Message, error) {
 	counted := false
 	for {
@@ -69,7 +69,8 @@ func Await(c syscall.RawConn) error {
 	})
 }
 
-// errBusy: the user has too many messages with descriptors under way, or there is no message although one was counted already.
+// errBusy: the user has too many messages with descriptors under way, or there is no message although one was counted
+// already.
 var errBusy = errors.New("too many descriptors of the user are being closed")
 
 // receive is Receive, and gives up with errBusy. If counted, the message counts already.
@@ -165,9 +166,9 @@ func (r *reader) Read(b []byte) (int, error) {
 	return m.N, err
 }
 
-// awaitReceiving counts a message as soon as there is room for another; false if that takes long, since the socket may have been closed
-// meanwhile. Waiting threads get the room in turn: if they only looked whether there was some, many of them would take it from one another
-// for ever.
+// awaitReceiving counts a message as soon as there is room for another; false if that takes long, since the socket may
+// have been closed meanwhile. Waiting threads get the room in turn: if they only looked whether there was some, many of
+// them would take it from one another for ever.
 func (q *Queue) awaitReceiving() bool {
 	if q == nil {
 		return true

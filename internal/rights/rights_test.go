@@ -73,7 +73,8 @@ func lingering(t *testing.T, seconds int32) (fd int, end func()) {
 			break
 		}
 	}
-	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: seconds}); err != nil {
+	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER,
+		&unix.Linger{Onoff: 1, Linger: seconds}); err != nil {
 		t.Fatal(err)
 	}
 	unix.SetNonblock(fd, false)
@@ -132,7 +133,8 @@ func TestReceive(t *testing.T) {
 		}
 		b := make([]byte, 8)
 		m, err := queues.Of(nil).Receive(raw, b, tt.most)
-		if err != nil || m.N != 1 || b[0] != 'x' || len(m.Files) != tt.files || m.Surplus != tt.surplus || m.Control != (tt.sent > 0) {
+		if err != nil || m.N != 1 || b[0] != 'x' || len(m.Files) != tt.files || m.Surplus != tt.surplus ||
+			m.Control != (tt.sent > 0) {
 			t.Fatalf("%+v: got %+v, %v", tt, m, err)
 		}
 		for _, fd := range m.Files {
@@ -315,8 +317,8 @@ func TestSender(t *testing.T) {
 	}
 }
 
-// TestQueueBound: so many closes of a user's go on at a time, and each counts as a worker; when the user has no worker left, a
-// close waits for one.
+// TestQueueBound: so many closes of a user's go on at a time, and each counts as a worker; when the user has no worker
+// left, a close waits for one.
 func TestQueueBound(t *testing.T) {
 	var l quota.Limits
 	l[quota.Workers].PerUser = 3 * maxClosing
@@ -350,7 +352,8 @@ func TestQueueBound(t *testing.T) {
 	close(begin)
 	all.Wait()
 	if most != maxClosing || user.Held(quota.Workers) != 0 {
-		t.Errorf("%d closes at a time, %d workers charged afterwards; want %d and 0", most, user.Held(quota.Workers), maxClosing)
+		t.Errorf("%d closes at a time, %d workers charged afterwards; want %d and 0", most, user.Held(quota.Workers),
+			maxClosing)
 	}
 	if err := user.Take(quota.Workers, 3*maxClosing); err != nil {
 		t.Fatal(err)
@@ -383,7 +386,8 @@ func TestUnknownSender(t *testing.T) {
 		}
 	}
 	var m Message
-	if err := m.parse(unix.UnixCredentials(&unix.Ucred{Pid: 17, Uid: 4242})); err != nil || m.Sender == nil || *m.Sender != (Sender{17, 4242}) {
+	if err := m.parse(unix.UnixCredentials(&unix.Ucred{Pid: 17, Uid: 4242})); err != nil || m.Sender == nil ||
+		*m.Sender != (Sender{17, 4242}) {
 		t.Errorf("credentials: got %+v, %v", m.Sender, err)
 	}
 	closeAll(fds)
@@ -419,7 +423,8 @@ func TestEnd(t *testing.T) {
 	}
 }
 
-// TestManyReceive: many threads that have something to receive at once get on, although few messages are held at a time.
+// TestManyReceive: many threads that have something to receive at once get on, although few messages are held at a
+// time.
 func TestManyReceive(t *testing.T) {
 	for round := 0; round < 4 && !t.Failed(); round++ {
 		manyReceive(t)

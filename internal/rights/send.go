@@ -18,11 +18,11 @@ const (
 	lastReceiptLook  = 100 * time.Millisecond
 )
 
-// Sending charges n descriptors, which the caller is about to send on a socket, to the user (quota.InFlight). The caller calls
-// sent after the attempt to send them. They are charged until the user's program has received all that was sent on the socket,
-// or has closed its end, also if the caller closes the socket before: the kernel counts descriptors in flight against the user
-// id of the service (unix(7), ETOOMANYREFS). If the user has too many of them, Sending sleeps, and returns a *quota.Error after
-// sendPatience.
+// Sending charges n descriptors, which the caller is about to send on a socket, to the user (quota.InFlight). The
+// caller calls sent after the attempt to send them. They are charged until the user's program has received all that was
+// sent on the socket, or has closed its end, also if the caller closes the socket before: the kernel counts descriptors
+// in flight against the user id of the service (unix(7), ETOOMANYREFS). If the user has too many of them, Sending
+// sleeps, and returns a *quota.Error after sendPatience.
 func (q *Queue) Sending(c syscall.Conn, n int) (sent func(), err error) {
 	if q == nil || n == 0 {
 		return func() {}, nil

@@ -14,7 +14,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestSending: descriptors are charged until the other end has received them or has closed, also after the sender has closed.
+// TestSending: descriptors are charged until the other end has received them or has closed, also after the sender has
+// closed.
 func TestSending(t *testing.T) {
 	var limits quota.Limits
 	limits[quota.InFlight] = quota.Limit{PerUser: 4}
@@ -87,7 +88,8 @@ func TestSendingWaits(t *testing.T) {
 	}
 	began := time.Now()
 	var refusal *quota.Error
-	if _, err := all.Of(user).Sending(ours, 5); !errors.As(err, &refusal) || !errors.Is(err, syscall.EAGAIN) || refusal.Kind != quota.InFlight {
+	if _, err := all.Of(user).Sending(ours, 5); !errors.As(err, &refusal) || !errors.Is(err, syscall.EAGAIN) ||
+		refusal.Kind != quota.InFlight {
 		t.Errorf("got %v, want a refusal of %v", err, quota.InFlight)
 	}
 	if d := time.Since(began); d < sendPatience {

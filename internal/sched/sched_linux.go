@@ -1,5 +1,5 @@
-// Package sched is about the threads of the data path: what the kernel's scheduler is told of them, and how they wait for
-// each other.
+// Package sched is about the threads of the data path: what the kernel's scheduler is told of them, and how they wait
+// for each other.
 package sched
 
 import (
@@ -13,10 +13,10 @@ import (
 const (
 	// SleeperSlice is for a thread that sleeps when there is nothing to do: the least that the kernel takes.
 	SleeperSlice = 100 * time.Microsecond
-	// PollerSlice is for a thread that spins and yields beside programs that do so, too. sched_yield(2) moves a thread back
-	// by one slice in the run queue: with SleeperSlice it yields 28 times before a program with an ordinary slice runs again.
-	// On two processors and Linux 6.18, 100,000 round trips of two such programs took 24 to 36 us each with that, and 17 to
-	// 20 with this.
+	// PollerSlice is for a thread that spins and yields beside programs that do so, too. sched_yield(2) moves a thread
+	// back by one slice in the run queue: with SleeperSlice it yields 28 times before a program with an ordinary slice
+	// runs again. On two processors and Linux 6.18, 100,000 round trips of two such programs took 24 to 36 us each with
+	// that, and 17 to 20 with this.
 	PollerSlice = 400 * time.Microsecond
 )
 

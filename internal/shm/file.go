@@ -36,8 +36,8 @@ type File struct {
 	chunk   *chunk // regions are taken from it
 }
 
-// Shared is a region of the file as the service sees it. A program may write anything into it at any time, and may take its
-// pages away, which then read as zeros.
+// Shared is a region of the file as the service sees it. A program may write anything into it at any time, and may take
+// its pages away, which then read as zeros.
 type Shared struct {
 	// Mem is the service's mapping. It must not be used after Free.
 	Mem []byte
@@ -56,8 +56,8 @@ type region struct {
 // chunk is a mapping of a part of the file, of which regions are cut: a mapping of its own for each would soon exceed
 // what a process may have (vm.max_map_count). It is unmapped when it has no region and is not cut any more.
 //
-// Regions are cut from its end. A program maps each by itself, and the kernel puts the next mapping below the last one: the two are
-// one for it, as their offsets lie in the same order.
+// Regions are cut from its end. A program maps each by itself, and the kernel puts the next mapping below the last one:
+// the two are one for it, as their offsets lie in the same order.
 type chunk struct {
 	start     int64 // offset in the file
 	mem       []byte
@@ -97,9 +97,9 @@ const (
 
 var pageSize = int64(os.Getpagesize())
 
-// Create makes a file. The name, of at most 249 bytes, is for people: /proc/PID/maps and links in /proc/PID/fd show it as
-// "/memfd:NAME (deleted)". Regions are charged to user as bytes of a kind, and their mappings as such. The file is charged as a
-// descriptor, until Close and, if keep is not nil, as long as a program has it.
+// Create makes a file. The name, of at most 249 bytes, is for people: /proc/PID/maps and links in /proc/PID/fd show it
+// as "/memfd:NAME (deleted)". Regions are charged to user as bytes of a kind, and their mappings as such. The file is
+// charged as a descriptor, until Close and, if keep is not nil, as long as a program has it.
 func Create(name string, kind quota.Kind, user *quota.User, keep *kept.Kept) (_ *File, err error) {
 	if err := user.Take(quota.Descriptors, 1); err != nil {
 		return nil, err
@@ -128,11 +128,13 @@ func Create(name string, kind quota.Kind, user *quota.User, keep *kept.Kept) (_ 
 	if err != nil {
 		return fail("open", err)
 	}
-	return &File{file: os.NewFile(uintptr(own), name), name: name, user: user, keep: keep, kind: kind, regions: map[int64]region{}}, nil
+	return &File{file: os.NewFile(uintptr(own), name), name: name, user: user, keep: keep, kind: kind,
+		regions: map[int64]region{}}, nil
 }
 
-// LeavePages makes Close leave the pages of regions as they are, if a program still has the file: it may poll its queues for
-// what was completed before the end. They stay charged as long as the file. It is called before the file is used.
+// LeavePages makes Close leave the pages of regions as they are, if a program still has the file: it may poll its
+// queues for what was completed before the end. They stay charged as long as the file. It is called before the file is
+// used.
 func (f *File) LeavePages() { f.leave = true }
 
 // Name returns the name of the file.
@@ -359,8 +361,8 @@ func (f *File) inUseLocked() bool {
 	return soleOpener(f.file.Fd()) != nil
 }
 
-// soleOpener returns nil if no other description of a file is open or mapped, and EAGAIN if one is: the kernel grants a write lease only
-// to the sole opener (fcntl(2), "Leases").
+// soleOpener returns nil if no other description of a file is open or mapped, and EAGAIN if one is: the kernel grants a
+// write lease only to the sole opener (fcntl(2), "Leases").
 func soleOpener(fd uintptr) error {
 	_, err := unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_WRLCK)
 	if err == nil {
@@ -369,8 +371,9 @@ func soleOpener(fd uintptr) error {
 	return err
 }
 
-// Close unmaps all regions and gives their pages back, also those that a program still has mapped, which then read as zeros,
-// unless LeavePages was called. Nothing here may touch a region's memory from then on. Close may be called again. It returns nil.
+// Close unmaps all regions and gives their pages back, also those that a program still has mapped, which then read as
+// zeros, unless LeavePages was called. Nothing here may touch a region's memory from then on. Close may be called
+// again. It returns nil.
 func (f *File) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -406,7 +409,8 @@ type rest struct {
 	end int64
 }
 
-// InUse reports whether a program has the file. It is false where that cannot be found out: the user is not charged for ever.
+// InUse reports whether a program has the file. It is false where that cannot be found out: the user is not charged for
+// ever.
 func (r rest) InUse() bool { return errors.Is(soleOpener(r.Fd()), unix.EAGAIN) }
 
 // Close gives the pages back: a program may still name the file by a descriptor of O_PATH, which InUse does not see.

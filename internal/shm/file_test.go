@@ -209,7 +209,8 @@ func TestOpenForReadingOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	if _, err := unix.Mmap(int(p.Fd()), 0, len(r.Mem), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != unix.EACCES {
+	if _, err := unix.Mmap(int(p.Fd()), 0, len(r.Mem), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED); err != unix.EACCES {
 		t.Errorf("mapped writable: %v", err)
 	}
 	if _, err := unix.Write(int(p.Fd()), []byte("x")); err != unix.EBADF {
@@ -246,7 +247,8 @@ func TestManyRegionsFewMappings(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, r := range regions {
-		if len(r.Mem) != 2*int(pageSize) || cap(r.Mem) != len(r.Mem) || r.Mem[0] != byte(i) || r.Mem[len(r.Mem)-1] != byte(i) {
+		if len(r.Mem) != 2*int(pageSize) || cap(r.Mem) != len(r.Mem) || r.Mem[0] != byte(i) ||
+			r.Mem[len(r.Mem)-1] != byte(i) {
 			t.Fatalf("region %d has %d bytes, %d", i, len(r.Mem), r.Mem[0])
 		}
 	}
@@ -279,7 +281,8 @@ func TestManyRegionsFewMappings(t *testing.T) {
 	}
 	big.Free()
 	if n := mappings(t, f); n != 1 || user.Held(quota.Mappings) != 1 || user.Held(quota.RingBytes) != 0 {
-		t.Errorf("%d mappings, %d and %d bytes charged with no region left", n, user.Held(quota.Mappings), user.Held(quota.RingBytes))
+		t.Errorf("%d mappings, %d and %d bytes charged with no region left", n, user.Held(quota.Mappings),
+			user.Held(quota.RingBytes))
 	}
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
@@ -453,7 +456,8 @@ func TestBarBesideWrites(t *testing.T) {
 	}
 }
 
-// TestBarWithoutService: whoever has the file bars the writes of its program, once the service has ended; a file without that part stays as it is.
+// TestBarWithoutService: whoever has the file bars the writes of its program, once the service has ended; a file
+// without that part stays as it is.
 func TestBarWithoutService(t *testing.T) {
 	f := create(t)
 	if err := Bar(f.file); err != nil {
@@ -521,8 +525,8 @@ func TestUseAfterClose(t *testing.T) {
 	}
 }
 
-// TestSealed: a program cannot make the file shorter, nor undo that; its writes to the file, and what it adds to it, change no
-// region.
+// TestSealed: a program cannot make the file shorter, nor undo that; its writes to the file, and what it adds to it,
+// change no region.
 func TestSealed(t *testing.T) {
 	f := create(t)
 	r, err := f.Alloc(1)
@@ -669,7 +673,8 @@ func TestOpenLink(t *testing.T) {
 	}
 	defer plain.Close()
 	for what, l := range map[string]string{
-		"another name": link(got.Fd()) + "0", "a memfd without seals": link(uintptr(unsealed)), "an ordinary file": link(plain.Fd()),
+		"another name": link(got.Fd()) + "0", "a memfd without seals": link(uintptr(unsealed)),
+		"an ordinary file": link(plain.Fd()),
 	} {
 		if got, err := OpenLink(l, "verbena-shm"); err == nil {
 			t.Errorf("%s is opened", what)

@@ -11,9 +11,9 @@ import (
 	"verbena/internal/reopen"
 )
 
-// OpenLink opens the file that a link such as /proc/PID/fd/N leads to, for reading and writing, if it is a [File] whose name
-// begins with prefix. It returns EINVAL for any other file, and does not open it: a hostile owner of the descriptor may have
-// chosen the name, and may replace the file concurrently.
+// OpenLink opens the file that a link such as /proc/PID/fd/N leads to, for reading and writing, if it is a [File] whose
+// name begins with prefix. It returns EINVAL for any other file, and does not open it: a hostile owner of the
+// descriptor may have chosen the name, and may replace the file concurrently.
 //
 //verbena:allow restat the type and device of the opened file are compared, not of the path
 func OpenLink(link, prefix string) (*os.File, error) {

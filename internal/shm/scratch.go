@@ -19,9 +19,9 @@ const (
 	duePages = 8
 )
 
-// Scratch is the part of a file to which a program may write(2), so that it is noticed (Watch). The program's description appends, so that the
-// size of the file says where the next write goes, which the service can change without the program's descriptor. It is safe for concurrent use,
-// and waits for no other use of the File.
+// Scratch is the part of a file to which a program may write(2), so that it is noticed (Watch). The program's
+// description appends, so that the size of the file says where the next write goes, which the service can change
+// without the program's descriptor. It is safe for concurrent use, and waits for no other use of the File.
 type Scratch struct {
 	file    *os.File     // a duplicate of the service's descriptor, open until no call uses it
 	dropped atomic.Int64 // up to this offset, pages were taken away
@@ -105,8 +105,8 @@ func (s *Scratch) written() (end int64, due bool) {
 	return end, due
 }
 
-// Drop takes away the pages that have been written, if it is due. A program that writes by pwrite(2) keeps them for longer, as it would those of
-// any file. It may sleep for as long as the program likes.
+// Drop takes away the pages that have been written, if it is due. A program that writes by pwrite(2) keeps them for
+// longer, as it would those of any file. It may sleep for as long as the program likes.
 func (s *Scratch) Drop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

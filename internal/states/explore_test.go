@@ -8,9 +8,10 @@ import (
 	"verbena/internal/explore"
 )
 
-// The model: programs that open the device, get a context, make a queue pair, post, destroy and close, as package uverbs lets them;
-// and resets, which take the device to the error state, make zombies of the contexts, unregister it, and register the next. Where there
-// is a lock in the product, the model has one. What the threads share changes by the transitions of this package alone.
+// The model: programs that open the device, get a context, make a queue pair, post, destroy and close, as package
+// uverbs lets them; and resets, which take the device to the error state, make zombies of the contexts, unregister it,
+// and register the next. Where there is a lock in the product, the model has one. What the threads share changes by the
+// transitions of this package alone.
 
 const (
 	numFiles = 2
@@ -510,7 +511,8 @@ func (w world) end() error {
 		if pc != programOver {
 			return errors.New("a program waits for ever")
 		}
-		if f := &w.files[i]; f.driver || f.driverQP || f.attached || f.readers != 0 || f.writer || f.wants != 0 || f.on >= 0 && f.state != ContextClosed {
+		if f := &w.files[i]; f.driver || f.driverQP || f.attached || f.readers != 0 || f.writer || f.wants != 0 ||
+			f.on >= 0 && f.state != ContextClosed {
 			return errors.New("a file leaves something behind")
 		}
 	}

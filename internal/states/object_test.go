@@ -102,7 +102,9 @@ func TestExploreObject(t *testing.T) {
 		},
 	}
 	for i := range 2 {
-		s.Threads = append(s.Threads, func(u uses) []explore.Step[uses] { return u.destroy(i) }, func(u uses) []explore.Step[uses] { return u.use(i) })
+		s.Threads = append(s.Threads, func(u uses) []explore.Step[uses] {
+			return u.destroy(i)
+		}, func(u uses) []explore.Step[uses] { return u.use(i) })
 	}
 	r, err := s.Run(100_000)
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package states is the life of a device, of an object on it, and of a program's context, as values. Each transition is a function
-// without side effects, which package ib and package uverbs apply to a word, and which TestExplore applies in every order that a program,
-// a reset and a second one can: a device fails, its contexts become zombies, it goes, and comes again, while programs open, close, make,
-// destroy and post.
+// Package states is the life of a device, of an object on it, and of a program's context, as values. Each transition is
+// a function without side effects, which package ib and package uverbs apply to a word, and which TestExplore applies
+// in every order that a program, a reset and a second one can: a device fails, its contexts become zombies, it goes,
+// and comes again, while programs open, close, make, destroy and post.
 package states
 
 import "sync/atomic"
@@ -110,7 +110,8 @@ const (
 	ContextClosed
 )
 
-// Open makes a context, false if there is one, or the device or the file has gone: then what the driver has is to be taken back.
+// Open makes a context, false if there is one, or the device or the file has gone: then what the driver has is to be
+// taken back.
 func (c Context) Open() (next Context, ok bool) {
 	if c != ContextFresh {
 		return c, false
@@ -126,7 +127,8 @@ func (c Context) Commit() (next Context, ok bool) {
 	return ContextLive, true
 }
 
-// Abort says that it does not, and returns whether what the driver has is to be taken back; else who ends the context does that.
+// Abort says that it does not, and returns whether what the driver has is to be taken back; else who ends the context
+// does that.
 func (c Context) Abort() (next Context, undo bool) {
 	if c != ContextOpening {
 		return c, false

@@ -18,8 +18,8 @@ import (
 // Patience bounds a wait in a test. It is no measurement: it tells a wait from a hang, on a busy machine too.
 const Patience = time.Minute
 
-// Poll calls f until it returns true, which another goroutine or process brings about: every few microseconds at first, every
-// millisecond in the end. It reports false after Patience.
+// Poll calls f until it returns true, which another goroutine or process brings about: every few microseconds at first,
+// every millisecond in the end. It reports false after Patience.
 func Poll(f func() bool) bool {
 	for began := time.Now(); !f(); {
 		waited := time.Since(began)
@@ -31,7 +31,8 @@ func Poll(f func() bool) bool {
 	return true
 }
 
-// Eventually waits until f returns true, as Poll does. After Patience it fails the test, and names what it has waited for.
+// Eventually waits until f returns true, as Poll does. After Patience it fails the test, and names what it has waited
+// for.
 func Eventually(t testing.TB, what string, f func() bool) {
 	t.Helper()
 	if !Poll(f) {
@@ -39,8 +40,9 @@ func Eventually(t testing.TB, what string, f func() bool) {
 	}
 }
 
-// Stays calls f every millisecond for d, and fails the test as soon as it returns false. It is for what another goroutine or process
-// must not do: no event says that it has not, and where sockets and processes are waited for, time is real. In a bubble use Advance.
+// Stays calls f every millisecond for d, and fails the test as soon as it returns false. It is for what another
+// goroutine or process must not do: no event says that it has not, and where sockets and processes are waited for, time
+// is real. In a bubble use Advance.
 func Stays(t testing.TB, d time.Duration, what string, f func() bool) {
 	t.Helper()
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
@@ -54,8 +56,8 @@ func Stays(t testing.TB, d time.Duration, what string, f func() bool) {
 	}
 }
 
-// Block calls each function on a goroutine of its own, and returns once each is blocked, or has returned. A goroutine is taken
-// for blocked when it waits, or is in a system call, at the same place of the program for 10 ms.
+// Block calls each function on a goroutine of its own, and returns once each is blocked, or has returned. A goroutine
+// is taken for blocked when it waits, or is in a system call, at the same place of the program for 10 ms.
 func Block(t testing.TB, functions ...func()) {
 	t.Helper()
 	headers := make(chan []byte, len(functions))
@@ -98,15 +100,16 @@ func stack(header []byte) []byte {
 	return nil
 }
 
-// Advance advances the virtual time of a bubble of testing/synctest by d, and waits until all that is due by then has been done.
-// It panics outside a bubble: there the wait would be real.
+// Advance advances the virtual time of a bubble of testing/synctest by d, and waits until all that is due by then has
+// been done. It panics outside a bubble: there the wait would be real.
 func Advance(d time.Duration) {
 	synctest.Wait() // panics before the wait
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// UnixPair returns two connected Unix sockets, which are closed after twice Patience, so that a test that waits for one of them ends.
+// UnixPair returns two connected Unix sockets, which are closed after twice Patience, so that a test that waits for one
+// of them ends.
 func UnixPair(t testing.TB) (ends [2]*net.UnixConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

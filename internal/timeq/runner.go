@@ -13,8 +13,8 @@ type Runner struct {
 	once sync.Once
 }
 
-// NewRunner starts a goroutine that calls work at each Wake, and when the time is over that work has returned; 0: it waits
-// for Wake alone, and sets no timer, so that virtual time can stand still. The caller calls Stop in the end.
+// NewRunner starts a goroutine that calls work at each Wake, and when the time is over that work has returned; 0: it
+// waits for Wake alone, and sets no timer, so that virtual time can stand still. The caller calls Stop in the end.
 func NewRunner(work func() (next time.Duration)) *Runner {
 	r := &Runner{wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
 	go r.run(work)

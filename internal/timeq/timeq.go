@@ -1,5 +1,5 @@
-// Package timeq is a queue of values by the time at which they are due, and the goroutine that works one off: what clocks,
-// networks in memory and fault rules have in common.
+// Package timeq is a queue of values by the time at which they are due, and the goroutine that works one off: what
+// clocks, networks in memory and fault rules have in common.
 package timeq
 
 import (
@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Queue holds values by time; those that are due together are in the order in which they were pushed. The zero value is an
-// empty queue. It is not safe for concurrent use.
+// Queue holds values by time; those that are due together are in the order in which they were pushed. The zero value is
+// an empty queue. It is not safe for concurrent use.
 type Queue[T any] struct {
 	items items[T]
 	seq   uint64

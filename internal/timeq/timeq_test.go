@@ -84,7 +84,8 @@ func TestQueue(t *testing.T) {
 				if q.Len() != len(model) {
 					t.Fatalf("Len: got %d, want %d", q.Len(), len(model))
 				}
-				if first := q.First(); len(model) > 0 && (first != sorted()[0].it || !first.Due().Equal(sorted()[0].due)) || len(model) == 0 && first != nil {
+				if first := q.First(); len(model) > 0 && (first != sorted()[0].it || !first.Due().Equal(sorted()[0].due)) ||
+					len(model) == 0 && first != nil {
 					t.Fatalf("First: got %+v, want the first of %v", first, model)
 				}
 				n := 0

@@ -8,16 +8,18 @@ import (
 	"time"
 )
 
-// maxConnections is the number of open connections. Each new connection is accepted at once; beyond the limit another is closed.
+// maxConnections is the number of open connections. Each new connection is accepted at once; beyond the limit another
+// is closed.
 const maxConnections = 64
 
 // young is the age up to which a connection is expected to send its request, or its answer to be on the way.
 const young = 100 * time.Millisecond
 
-// connections is a listener that bounds the number of its open connections. Clients of any user may connect, so a limit that makes new
-// connections wait would let idle ones keep Prometheus out. When the limit is reached, Accept closes a connection of the client
-// network with the most: preferably one that has had an answer, then one that has made no progress for a while, of these the oldest.
-// A client that sends many requests on one connection therefore gives way to one that waits for its first answer.
+// connections is a listener that bounds the number of its open connections. Clients of any user may connect, so a limit
+// that makes new connections wait would let idle ones keep Prometheus out. When the limit is reached, Accept closes a
+// connection of the client network with the most: preferably one that has had an answer, then one that has made no
+// progress for a while, of these the oldest. A client that sends many requests on one connection therefore gives way to
+// one that waits for its first answer.
 type connections struct {
 	net.Listener
 
@@ -111,7 +113,8 @@ func (l *connections) changed(c net.Conn, s http.ConnState) {
 	}
 }
 
-// networkOf returns the network that one client can be assumed to own: an IPv4 address, 64 bits of an IPv6 address, and all of loopback.
+// networkOf returns the network that one client can be assumed to own: an IPv4 address, 64 bits of an IPv6 address, and
+// all of loopback.
 func networkOf(a net.Addr) netip.Prefix {
 	t, ok := a.(*net.TCPAddr)
 	if !ok {

@@ -1,8 +1,9 @@
-// Package metrics answers Prometheus with what a service knows: the counters that `verbena stat show` prints, the states of `verbena dev show`,
-// and what all users together hold of what is limited.
+// Package metrics answers Prometheus with what a service knows: the counters that `verbena stat show` prints, the
+// states of `verbena dev show`, and what all users together hold of what is limited.
 //
-// It answers any client that can connect, and so exports nothing about single users, processes or queue pairs. Its cost is bounded: the
-// number of connections, the answers computed at a time, and the time for each step. No client can keep the others out.
+// It answers any client that can connect, and so exports nothing about single users, processes or queue pairs. Its cost
+// is bounded: the number of connections, the answers computed at a time, and the time for each step. No client can keep
+// the others out.
 package metrics
 
 import (
@@ -93,7 +94,8 @@ func Handler(s Source, version string, log *slog.Logger) http.Handler {
 	return mux
 }
 
-// inTurn bounds the number of requests that h handles at a time. A limit that refuses requests would let one client have all others refused.
+// inTurn bounds the number of requests that h handles at a time. A limit that refuses requests would let one client
+// have all others refused.
 func inTurn(h http.Handler) http.Handler {
 	slots := make(chan struct{}, maxAnswers)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -198,7 +200,8 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 					prometheus.Labels{"device": s.Dev, "event": event})
 				continue
 			}
-			count("device_"+name+"_total", "The counter "+name+" of `verbena stat show`.", float64(n), prometheus.Labels{"device": s.Dev})
+			count("device_"+name+"_total", "The counter "+name+" of `verbena stat show`.", float64(n),
+				prometheus.Labels{"device": s.Dev})
 		}
 	}
 	for _, u := range c.s.Users(onlyAll) {

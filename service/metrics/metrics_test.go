@@ -30,7 +30,8 @@ type source struct {
 
 func (s *source) Stats(string) ([]ctl.StatInfo, error) {
 	s.asked.Add(1)
-	return []ctl.StatInfo{{Dev: "rxe0", Counters: map[string]uint64{"sent_pkts": 1 << 53, "drop_icrc": 3, "event_port_err": 4}}}, nil
+	return []ctl.StatInfo{{Dev: "rxe0", Counters: map[string]uint64{"sent_pkts": 1 << 53, "drop_icrc": 3,
+		"event_port_err": 4}}}, nil
 }
 
 func (s *source) Devs(sees func(quota.ID) bool) []ctl.DevInfo {
@@ -40,7 +41,8 @@ func (s *source) Devs(sees func(quota.ID) bool) []ctl.DevInfo {
 			n++
 		}
 	}
-	return []ctl.DevInfo{{Name: "rxe0", State: "running", Device: "active", Hardware: "running", Contexts: n, Resets: 2, Recovery: 1500 * time.Millisecond}}
+	return []ctl.DevInfo{{Name: "rxe0", State: "running", Device: "active", Hardware: "running", Contexts: n, Resets: 2,
+		Recovery: 1500 * time.Millisecond}}
 }
 
 func (s *source) Users(sees func(quota.ID) bool) (list []ctl.UserInfo) {
@@ -110,7 +112,8 @@ func TestRequests(t *testing.T) {
 		method, path string
 		want         int
 	}{
-		{"GET", "/", 200}, {"HEAD", "/metrics", 200}, {"POST", "/metrics", 405}, {"DELETE", "/metrics", 405}, {"GET", "/debug/pprof/", 404},
+		{"GET", "/", 200}, {"HEAD", "/metrics", 200}, {"POST", "/metrics", 405}, {"DELETE", "/metrics", 405}, {"GET",
+			"/debug/pprof/", 404},
 		{"GET", "/metrics/x", 404}, {"CONNECT", "/x", 404}, {"GET", "/../../etc/passwd", 404},
 	} {
 		code, _ := get(t, h, c.method, c.path)
@@ -182,7 +185,8 @@ func TestHostileClients(t *testing.T) {
 	began := time.Now()
 	idle.SetReadDeadline(began.Add(timeout))
 	if _, err := io.ReadAll(idle); err != nil || time.Since(began) > 2*headerTime {
-		t.Errorf("half a request: got %v after %v, want the end of the connection after %v", err, time.Since(began), headerTime)
+		t.Errorf("half a request: got %v after %v, want the end of the connection after %v", err, time.Since(began),
+			headerTime)
 	}
 }
 
@@ -240,7 +244,9 @@ func TestStarvation(t *testing.T) {
 					}
 				})
 			}
-			testutil.Eventually(t, "the attackers to hold all connections", func() bool { return connected.Load() >= maxConnections })
+			testutil.Eventually(t, "the attackers to hold all connections", func() bool {
+				return connected.Load() >= maxConnections
+			})
 			client := http.Client{Timeout: 2 * time.Second}
 			defer client.CloseIdleConnections()
 			for i := range 10 {
@@ -259,28 +265,35 @@ func TestStarvation(t *testing.T) {
 	}
 }
 
-// TestDispensable: the connection to be closed is of the network with the most, then one that has had an answer, then one
-// that makes no progress.
+// TestDispensable: the connection to be closed is of the network with the most, then one that has had an answer, then
+// one that makes no progress.
 func TestDispensable(t *testing.T) {
 	now := time.Now()
 	here := networkOf(&net.TCPAddr{IP: net.IPv4(127, 9, 9, 9)})
-	near, far := networkOf(&net.TCPAddr{IP: net.IPv4(192, 0, 2, 1)}), networkOf(&net.TCPAddr{IP: net.ParseIP("2001:db8::1")})
+	near, far := networkOf(&net.TCPAddr{IP: net.IPv4(192, 0, 2, 1)}),
+		networkOf(&net.TCPAddr{IP: net.ParseIP("2001:db8::1")})
 	if near == far || near == here || networkOf(&net.TCPAddr{IP: net.IPv4(192, 0, 2, 2)}) == near {
 		t.Fatal("clients of different networks are taken for one")
 	}
-	if networkOf(&net.TCPAddr{IP: net.ParseIP("::1")}) != here || networkOf(&net.TCPAddr{IP: net.ParseIP("2001:db8::2")}) != far {
+	if networkOf(&net.TCPAddr{IP: net.ParseIP("::1")}) != here ||
+		networkOf(&net.TCPAddr{IP: net.ParseIP("2001:db8::2")}) != far {
 		t.Fatal("clients of one network are taken for several")
 	}
 	for name, c := range map[string]struct {
 		open []connection
 		want int
 	}{
-		"oldest":   {[]connection{{since: now.Add(-2 * time.Millisecond)}, {since: now.Add(-3 * time.Millisecond)}, {since: now}}, 1},
-		"idle":     {[]connection{{since: now.Add(-900 * time.Millisecond), busy: true}, {since: now.Add(-200 * time.Millisecond)}}, 1},
-		"young":    {[]connection{{since: now.Add(-50 * time.Millisecond)}, {since: now.Add(-90 * time.Millisecond), busy: true}}, 1},
-		"slow":     {[]connection{{since: now.Add(-50 * time.Millisecond)}, {since: now.Add(-1200 * time.Millisecond), busy: true}}, 1},
+		"oldest": {[]connection{{since: now.Add(-2 * time.Millisecond)}, {since: now.Add(-3 * time.Millisecond)},
+			{since: now}}, 1},
+		"idle": {[]connection{{since: now.Add(-900 * time.Millisecond), busy: true},
+			{since: now.Add(-200 * time.Millisecond)}}, 1},
+		"young": {[]connection{{since: now.Add(-50 * time.Millisecond)},
+			{since: now.Add(-90 * time.Millisecond), busy: true}}, 1},
+		"slow": {[]connection{{since: now.Add(-50 * time.Millisecond)},
+			{since: now.Add(-1200 * time.Millisecond), busy: true}}, 1},
 		"answered": {[]connection{{since: now.Add(-900 * time.Millisecond)}, {since: now, busy: true, answered: true}}, 1},
-		"network":  {[]connection{{since: now.Add(-time.Minute), network: far}, {since: now, network: near}, {since: now.Add(-time.Second), network: near}}, 2},
+		"network": {[]connection{{since: now.Add(-time.Minute), network: far}, {since: now, network: near},
+			{since: now.Add(-time.Second), network: near}}, 2},
 	} {
 		l := connections{open: map[net.Conn]*connection{}}
 		for i := range c.open {
@@ -299,14 +312,16 @@ func TestAnswered(t *testing.T) {
 	for _, tt := range []struct {
 		state          http.ConnState
 		busy, answered bool
-	}{{http.StateNew, false, false}, {http.StateActive, true, false}, {http.StateIdle, false, true}, {http.StateActive, true, true}} {
+	}{{http.StateNew, false, false}, {http.StateActive, true, false}, {http.StateIdle, false, true}, {http.StateActive,
+		true, true}} {
 		if l.changed(c, tt.state); c.busy != tt.busy || c.answered != tt.answered {
 			t.Errorf("%v: busy %v, answered %v, want %v, %v", tt.state, c.busy, c.answered, tt.busy, tt.answered)
 		}
 	}
 }
 
-// TestEndsWhileFull: Serve ends with its listener, and closes its connections, also while there are as many as there may be.
+// TestEndsWhileFull: Serve ends with its listener, and closes its connections, also while there are as many as there
+// may be.
 func TestEndsWhileFull(t *testing.T) {
 	l, err := Listen("127.0.0.1:0")
 	if err != nil {
@@ -340,7 +355,8 @@ func TestListen(t *testing.T) {
 	}
 	defer l.Close()
 	for addr, want := range map[string]string{
-		"9401": "write HOST:PORT", l.Addr().String(): "choose another port", "192.0.2.77:1": "listen on 192.0.2.77", "127.0.0.1:x": "listen on",
+		"9401": "write HOST:PORT", l.Addr().String(): "choose another port", "192.0.2.77:1": "listen on 192.0.2.77",
+		"127.0.0.1:x": "listen on",
 	} {
 		if _, err := Listen(addr); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", addr, err, want)

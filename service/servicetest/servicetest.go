@@ -11,15 +11,16 @@ import (
 	"verbena/service"
 )
 
-// Start starts a service with one device, rxe0, at addresses of this host, and returns the path of its control socket, for
-// verbs/service.At and for `verbena run --socket`. It ends with the test.
+// Start starts a service with one device, rxe0, at addresses of this host, and returns the path of its control socket,
+// for verbs/service.At and for `verbena run --socket`. It ends with the test.
 func Start(t testing.TB, addrs ...string) (socket string) {
 	t.Helper()
 	_, loc := New(t, service.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: addrs}}})
 	return loc.Socket
 }
 
-// New starts a service at a control socket of its own. Its driver is rxe, unless there are others. It ends with the test.
+// New starts a service at a control socket of its own. Its driver is rxe, unless there are others. It ends with the
+// test.
 func New(t testing.TB, opts service.Options) (*service.Service, ctl.Location) {
 	t.Helper()
 	if opts.Drivers == nil {

@@ -1,28 +1,30 @@
-// Package devfile is the protocol of a connection to a service that stands for an open device file: what a program does with a descriptor of
-// the file, where the service does not trap its system calls.
+// Package devfile is the protocol of a connection to a service that stands for an open device file: what a program does
+// with a descriptor of the file, where the service does not trap its system calls.
 //
-// The connection begins as one of package ctl, with the request OpOpen. When that has been answered the service sends an [Answer] that brings
-// the descriptors of [Opened]; from then on the client asks with a [Request], and gets one Answer for each, in order. Closing the
-// connection closes the file.
+// The connection begins as one of package ctl, with the request OpOpen. When that has been answered the service sends
+// an [Answer] that brings the descriptors of [Opened]; from then on the client asks with a [Request], and gets one
+// Answer for each, in order. Closing the connection closes the file.
 //
 // # Memory
 //
-// The service touches no memory of the client but what the two share, and what the client has handed over explicitly ([OpMemory]). Shared are
-// two files that the service has made and that cannot be made shorter. The queue file is mapped as a device file is, at the offsets that
-// responses to commands name. Of the buffer file the client gets a range by [OpAlloc], and maps it where it has said: commands name it by
-// those addresses. Commands themselves, and the places for their responses, lie in there as well.
+// The service touches no memory of the client but what the two share, and what the client has handed over explicitly
+// ([OpMemory]). Shared are two files that the service has made and that cannot be made shorter. The queue file is
+// mapped as a device file is, at the offsets that responses to commands name. Of the buffer file the client gets a
+// range by [OpAlloc], and maps it where it has said: commands name it by those addresses. Commands themselves, and the
+// places for their responses, lie in there as well.
 //
 // # Doorbells
 //
-// The service polls the send queues of its clients while there is something to do. A client that has posted looks at the control word ([Awake])
-// in the buffer file, and adds to the doorbell, an eventfd, only where that says that the service sleeps. The service writes the word before it
-// looks at the queues for the last time, and the client reads it after it has written the queue's index: one of them sees the
-// other.
+// The service polls the send queues of its clients while there is something to do. A client that has posted looks at
+// the control word ([Awake]) in the buffer file, and adds to the doorbell, an eventfd, only where that says that the
+// service sleeps. The service writes the word before it looks at the queues for the last time, and the client reads it
+// after it has written the queue's index: one of them sees the other.
 //
 // # Descriptors
 //
-// The close of a descriptor may take as long as whoever has made it likes: that of a socket that lingers, or of a file of a FUSE server. So the
-// service receives descriptors on nothing but the connection, with the one request that takes some; any others end the connection.
+// The close of a descriptor may take as long as whoever has made it likes: that of a socket that lingers, or of a file
+// of a FUSE server. So the service receives descriptors on nothing but the connection, with the one request that takes
+// some; any others end the connection.
 package devfile
 
 import (
@@ -50,11 +52,12 @@ const (
 	OpWrite Op = iota + 1
 	// OpIoctl is an ioctl(2) with RDMA_VERBS_IOCTL, whose argument is at Addr.
 	OpIoctl
-	// OpAlloc asks for N bytes of the buffer file, for the client to map at Addr. Both are multiples of the page size. Answer.N is the offset in
-	// the file. They stay until the file is closed.
+	// OpAlloc asks for N bytes of the buffer file, for the client to map at Addr. Both are multiples of the page size.
+	// Answer.N is the offset in the file. They stay until the file is closed.
 	OpAlloc
-	// OpMemory hands over the client's whole memory: /proc/self/mem and /proc/self/maps come with it, which the client has opened itself, so that
-	// they are of one address space that it may access, and stay so. From then on Addr may be anywhere.
+	// OpMemory hands over the client's whole memory: /proc/self/mem and /proc/self/maps come with it, which the client has
+	// opened itself, so that they are of one address space that it may access, and stay so. From then on Addr may be
+	// anywhere.
 	OpMemory
 	// OpForget says that the client has closed the event file whose number is N.
 	OpForget
@@ -76,7 +79,8 @@ const requestSize = 24
 type Answer struct {
 	Errno syscall.Errno
 	N     uint64
-	// Number is by which commands name the descriptor that comes with the answer; 0: none comes. (The first answer, see Opened, has several.)
+	// Number is by which commands name the descriptor that comes with the answer; 0: none comes. (The first answer, see
+	// Opened, has several.)
 	Number uint32
 	Text   string // of an error, for people
 }
@@ -106,10 +110,11 @@ type failure struct {
 func (f *failure) Error() string { return f.text }
 func (f *failure) Unwrap() error { return f.errno }
 
-// The descriptors that come with the first answer, in their order. The connection manager's file has no queues and no doorbell.
+// The descriptors that come with the first answer, in their order. The connection manager's file has no queues and no
+// doorbell.
 const (
-	// Signal is a stream socket whose other end is closed when the service closes the file, or ends. The connection manager sends a byte on it
-	// when there are events. The service receives nothing on it.
+	// Signal is a stream socket whose other end is closed when the service closes the file, or ends. The connection
+	// manager sends a byte on it when there are events. The service receives nothing on it.
 	Signal = iota
 	BufferFile
 	QueueFile
@@ -161,21 +166,22 @@ func (c Conn) send(b []byte, fds []int) error {
 	return err
 }
 
-// Requested receives a request, and the descriptors that came with it, at most MemoryFiles. They are the caller's to close,
-// also after an error. rest is the time limit for the rest of a partial request. Requested may sleep; it returns io.EOF at the
-// end.
+// Requested receives a request, and the descriptors that came with it, at most MemoryFiles. They are the caller's to
+// close, also after an error. rest is the time limit for the rest of a partial request. Requested may sleep; it returns
+// io.EOF at the end.
 func (c Conn) Requested(rest time.Duration) (r Request, fds []int, err error) {
 	var b [requestSize]byte
 	if fds, err = c.receive(b[:], MemoryFiles, rest); err != nil {
 		return r, fds, err
 	}
 	return Request{
-		Op: Op(binary.LittleEndian.Uint32(b[:])), Addr: binary.LittleEndian.Uint64(b[8:]), N: binary.LittleEndian.Uint64(b[16:]),
+		Op: Op(binary.LittleEndian.Uint32(b[:])), Addr: binary.LittleEndian.Uint64(b[8:]), N: binary.LittleEndian.Uint64(
+			b[16:]),
 	}, fds, nil
 }
 
-// receive fills b, and returns the descriptors that came with its first byte, also with an error: it is one if they are more
-// than most. rest bounds the time for what follows the first bytes; 0: nothing does.
+// receive fills b, and returns the descriptors that came with its first byte, also with an error: it is one if they are
+// more than most. rest bounds the time for what follows the first bytes; 0: nothing does.
 func (c Conn) receive(b []byte, most int, rest time.Duration) (fds []int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -187,7 +193,8 @@ func (c Conn) receive(b []byte, most int, rest time.Duration) (fds []int, err er
 	case m.N == 0:
 		err = io.EOF
 	case m.Surplus > 0:
-		err = fmt.Errorf("%d descriptors came with a message, %d is the limit: %w", len(m.Files)+m.Surplus, most, syscall.EPROTO)
+		err = fmt.Errorf("%d descriptors came with a message, %d is the limit: %w", len(m.Files)+m.Surplus, most,
+			syscall.EPROTO)
 	case m.N < len(b):
 		if rest > 0 {
 			c.SetReadDeadline(time.Now().Add(rest))
@@ -218,7 +225,8 @@ func (c Conn) Answer(a Answer, fds ...int) error {
 	return c.send(append(b, text...), fds)
 }
 
-// Answered receives an answer, and the descriptors that came with it, which are the caller's to close. It may sleep; io.EOF at the end.
+// Answered receives an answer, and the descriptors that came with it, which are the caller's to close. It may sleep;
+// io.EOF at the end.
 //
 //verbena:allow receive a client trusts its service
 func (c Conn) Answered() (a Answer, fds []int, err error) {

@@ -12,8 +12,8 @@ import (
 	"verbena/verbs"
 )
 
-// The exchange of rdma-core's ibv_rc_pingpong, ibv_uc_pingpong and ibv_ud_pingpong: each side sends its address as text, the client first; then
-// the client says "done". Both sides are given the same parameters by hand.
+// The exchange of rdma-core's ibv_rc_pingpong, ibv_uc_pingpong and ibv_ud_pingpong: each side sends its address as
+// text, the client first; then the client says "done". Both sides are given the same parameters by hand.
 
 const (
 	compatFormat = "%04x:%06x:%06x:%s"
@@ -30,7 +30,8 @@ func parseCompat(b []byte) (e verbs.Endpoint, err error) {
 	var lid uint32
 	var gid string
 	if _, err := fmt.Sscanf(string(b[:len(b)-1]), "%x:%x:%x:%s", &lid, &e.QPN, &e.PSN, &gid); err != nil {
-		return e, fmt.Errorf("%w sends %q instead of an address: --compat is for rdma-core's programs, and to be given at both ends or at none", ErrPeer, b)
+		return e, fmt.Errorf("%w sends %q instead of an address: --compat is for rdma-core's programs, and to be given at both ends or at none",
+			ErrPeer, b)
 	}
 	g, err := hex.DecodeString(gid)
 	if err != nil || len(g) != len(e.GID) {
@@ -44,8 +45,10 @@ func parseCompat(b []byte) (e verbs.Endpoint, err error) {
 	return e, nil
 }
 
-// Compat is a side of a ping-pong with one of rdma-core's programs, and closes conn. Op is Send, Iters is set, MTU should be 1024.
-func Compat(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, p Params, l Local) (_ *Result, err error) {
+// Compat is a side of a ping-pong with one of rdma-core's programs, and closes conn. Op is Send, Iters is set, MTU
+// should be 1024.
+func Compat(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, p Params, l Local) (_ *Result,
+	err error) {
 	p.QPs, p.Depth = 1, pingPongRoom
 	s := newSession(ctx, conn)
 	s.notes = false
@@ -73,7 +76,8 @@ func Compat(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, 
 		}
 		took := time.Since(start)
 		return &Result{
-			Device: dev.Name(), Params: p, Events: l.Events, RoundTrip: newPhase(int64(n), 2, took, p.Size, newLatencies()), Received: int64(n),
+			Device: dev.Name(), Params: p, Events: l.Events, RoundTrip: newPhase(int64(n), 2, took, p.Size,
+				newLatencies()), Received: int64(n),
 		}, nil
 	}
 	if err := e.connect([]verbs.Endpoint{peer}, verbs.Remote{}); err != nil {
@@ -89,7 +93,8 @@ func Compat(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, 
 	return &Result{Device: dev.Name(), Params: p, Events: l.Events, RoundTrip: phase, Received: phase.Messages}, nil
 }
 
-// compatExchange exchanges addresses. A server is connected when it answers; the client says that it is done when it has connected.
+// compatExchange exchanges addresses. A server is connected when it answers; the client says that it is done when it
+// has connected.
 func (e *end) compatExchange(s *session, client bool) (peer verbs.Endpoint, err error) {
 	own, theirs := compatText(e.local[0]), make([]byte, compatSize)
 	if client {

@@ -1,7 +1,8 @@
-// Package measure exchanges messages between queue pairs of two ends, and takes how long that lasts. The ends agree by a stream, a TCP
-// connection or a net.Pipe within one process: the client sends its parameters and endpoints, the server makes queue pairs that suit, connects
-// them, and answers with its own endpoints and memory. The client begins when it has connected, says when it is done, and the server answers
-// how many messages it has received. Meanwhile each says every second that it runs, and, when it fails, why.
+// Package measure exchanges messages between queue pairs of two ends, and takes how long that lasts. The ends agree by
+// a stream, a TCP connection or a net.Pipe within one process: the client sends its parameters and endpoints, the
+// server makes queue pairs that suit, connects them, and answers with its own endpoints and memory. The client begins
+// when it has connected, says when it is done, and the server answers how many messages it has received. Meanwhile each
+// says every second that it runs, and, when it fails, why.
 package measure
 
 import (
@@ -17,8 +18,8 @@ import (
 // Op is an operation to measure.
 type Op string
 
-// The operations. In a ping-pong each side sends, or writes with immediate data, in reply to the other; READ and atomic operations need
-// the client alone.
+// The operations. In a ping-pong each side sends, or writes with immediate data, in reply to the other; READ and atomic
+// operations need the client alone.
 const (
 	Send   Op = "send"
 	Write  Op = "write"
@@ -83,7 +84,8 @@ func (p *Params) Check() error {
 		v        int
 		low, top int
 	}{
-		{"size", p.Size, 1, maxSize}, {"qps", p.QPs, 1, maxQPs}, {"depth", p.Depth, 1, maxDepth}, {"iters", p.Iters, 0, maxIters},
+		{"size", p.Size, 1, maxSize}, {"qps", p.QPs, 1, maxQPs}, {"depth", p.Depth, 1, maxDepth}, {"iters", p.Iters, 0,
+			maxIters},
 	} {
 		if f.v < f.low || f.v > f.top {
 			return fmt.Errorf("%s %d is not within %d to %d", f.name, f.v, f.low, f.top)
@@ -119,7 +121,8 @@ type Result struct {
 	Device string `json:"device"`
 	Params
 	Events bool `json:"events"`
-	// RoundTrip is of a ping-pong; Latency of single messages, from the post to the completion; Bandwidth of Depth messages in flight.
+	// RoundTrip is of a ping-pong; Latency of single messages, from the post to the completion; Bandwidth of Depth
+	// messages in flight.
 	RoundTrip *Phase `json:"round_trip,omitempty"`
 	Latency   *Phase `json:"latency,omitempty"`
 	Bandwidth *Phase `json:"bandwidth,omitempty"`
@@ -139,7 +142,8 @@ type Phase struct {
 
 func newPhase(messages int64, each int, elapsed time.Duration, size int, l *latencies) *Phase {
 	rate := float64(messages*int64(each)) / max(elapsed, 1).Seconds()
-	return &Phase{Messages: messages, Elapsed: elapsed, Times: l.times(), MessagesPerSecond: rate, BytesPerSecond: rate * float64(size)}
+	return &Phase{Messages: messages, Elapsed: elapsed, Times: l.times(), MessagesPerSecond: rate,
+		BytesPerSecond: rate * float64(size)}
 }
 
 // portOr1 returns the port of the device.

@@ -66,16 +66,19 @@ func newEnd(dev *verbs.Device, p Params, l Local, sends, room int) (_ *end, err 
 	}
 	switch {
 	case max(sends, room) > attr.MaxQPWR:
-		return nil, fmt.Errorf("%s: depth %d needs queues of %d work requests, at most %d: lower --depth", dev.Name(), p.Depth, max(sends, room), attr.MaxQPWR)
+		return nil, fmt.Errorf("%s: depth %d needs queues of %d work requests, at most %d: lower --depth", dev.Name(),
+			p.Depth, max(sends, room), attr.MaxQPWR)
 	case p.QPs > attr.MaxQP:
 		return nil, fmt.Errorf("%s: qps %d exceeds %d", dev.Name(), p.QPs, attr.MaxQP)
 	case p.QPs*(sends+room) > attr.MaxCQE:
-		return nil, fmt.Errorf("%s: qps %d of depth %d need a completion queue of %d entries, at most %d: lower --qps or --depth", dev.Name(), p.QPs,
+		return nil, fmt.Errorf("%s: qps %d of depth %d need a completion queue of %d entries, at most %d: lower --qps or --depth",
+			dev.Name(), p.QPs,
 			p.Depth, p.QPs*(sends+room), attr.MaxCQE)
 	case uint64(p.Size) > uint64(port.MaxMessage):
 		return nil, fmt.Errorf("%s: size %d exceeds the %d bytes of a message", dev.Name(), p.Size, port.MaxMessage)
 	case p.Type == "ud" && p.Size > port.ActiveMTU.Bytes():
-		return nil, fmt.Errorf("%s: size %d exceeds the MTU of %d bytes, which bounds a datagram", dev.Name(), p.Size, port.ActiveMTU.Bytes())
+		return nil, fmt.Errorf("%s: size %d exceeds the MTU of %d bytes, which bounds a datagram", dev.Name(), p.Size,
+			port.ActiveMTU.Bytes())
 	}
 	// An RNR NAK is answered soon: a full receive queue is emptied within microseconds.
 	e.path = verbs.Path{Port: l.Port, MTU: mtu, SGIDIndex: l.GIDIndex, RNRTimer: 10 * time.Microsecond}
@@ -88,7 +91,8 @@ func newEnd(dev *verbs.Device, p Params, l Local, sends, room int) (_ *end, err 
 	if e.pd, err = dev.AllocPD(); err != nil {
 		return nil, err
 	}
-	if e.mr, err = e.pd.Alloc(e.recvOffset()+grhSize+p.Size, verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic); err != nil {
+	if e.mr, err = e.pd.Alloc(e.recvOffset()+grhSize+p.Size,
+		verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic); err != nil {
 		return nil, err
 	}
 	if e.cq, err = dev.CreateCQ(p.QPs*(sends+room), nil); err != nil {
@@ -121,7 +125,8 @@ func (e *end) received() []byte {
 	return e.mr.Bytes()[off : off+e.p.Size]
 }
 
-// remote returns the memory for the peer. READ and atomic operations take it from the first part, WRITE from the second.
+// remote returns the memory for the peer. READ and atomic operations take it from the first part, WRITE from the
+// second.
 func (e *end) remote() verbs.Remote {
 	r := verbs.Remote{Addr: e.mr.Addr(), RKey: e.mr.RKey()}
 	if e.p.Op == Write {
@@ -225,7 +230,8 @@ func (e *end) alive() error {
 	return nil
 }
 
-// cause returns the failure of the device that err follows from, or err. A device that is reset flushes the work requests first.
+// cause returns the failure of the device that err follows from, or err. A device that is reset flushes the work
+// requests first.
 func (e *end) cause(err error) error {
 	wait := time.Duration(0)
 	if errors.Is(err, verbs.Flushed) {

@@ -46,7 +46,8 @@ type Bucket struct {
 
 func (l *latencies) times() Times {
 	t := Times{
-		Min: l.h.Min(), Mean: l.h.Mean(), StdDev: l.h.StdDev(), Max: l.h.Max(), P50: l.h.ValueAtQuantile(50), P90: l.h.ValueAtQuantile(90),
+		Min: l.h.Min(), Mean: l.h.Mean(), StdDev: l.h.StdDev(), Max: l.h.Max(), P50: l.h.ValueAtQuantile(
+			50), P90: l.h.ValueAtQuantile(90),
 		P99: l.h.ValueAtQuantile(99), P999: l.h.ValueAtQuantile(99.9), P9999: l.h.ValueAtQuantile(99.99), Buckets: []Bucket{},
 	}
 	if l.h.TotalCount() == 0 {
@@ -78,7 +79,8 @@ func (t *Times) WriteHistogram(w io.Writer) {
 	}
 	for _, b := range t.Buckets {
 		bar := strings.Repeat("#", int((b.Count*width+most-1)/most))
-		fmt.Fprintf(w, "  %9.2f to %9.2f us  %-*s %9d  %6.2f %%\n", us(b.From), us(b.To), width, bar, b.Count, 100*float64(b.Count)/float64(all))
+		fmt.Fprintf(w, "  %9.2f to %9.2f us  %-*s %9d  %6.2f %%\n", us(b.From), us(b.To), width, bar, b.Count,
+			100*float64(b.Count)/float64(all))
 	}
 }
 

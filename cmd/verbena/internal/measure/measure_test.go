@@ -37,7 +37,8 @@ func device(t *testing.T) *verbs.Device {
 }
 
 // both runs a client and a server on one device, and returns what each says.
-func both(t *testing.T, d *verbs.Device, l Local, client func(net.Conn) (*Result, error)) (c, s *Result, clientErr, serverErr error) {
+func both(t *testing.T, d *verbs.Device, l Local, client func(net.Conn) (*Result, error)) (c, s *Result, clientErr,
+	serverErr error) {
 	t.Helper()
 	here, there := net.Pipe()
 	done := make(chan struct{})
@@ -62,7 +63,9 @@ func TestExchanges(t *testing.T) {
 				l := Local{GIDIndex: -1, Events: events}
 				p := Params{Type: name, Op: op, Size: 1000, Iters: 20}
 				t.Run(fmt.Sprintf("pingpong/%s/%s/events=%v", name, op, events), func(t *testing.T) {
-					c, s, err, serr := both(t, d, l, func(conn net.Conn) (*Result, error) { return PingPong(t.Context(), d, conn, p, l) })
+					c, s, err, serr := both(t, d, l, func(conn net.Conn) (*Result, error) {
+						return PingPong(t.Context(), d, conn, p, l)
+					})
 					if err != nil || serr != nil {
 						t.Fatalf("client: %v; server: %v", err, serr)
 					}
@@ -75,7 +78,9 @@ func TestExchanges(t *testing.T) {
 				})
 				t.Run(fmt.Sprintf("perf/%s/%s/events=%v", name, op, events), func(t *testing.T) {
 					p.QPs, p.Depth = 3, 8
-					c, _, err, serr := both(t, d, l, func(conn net.Conn) (*Result, error) { return Perf(t.Context(), d, conn, p, Both, l) })
+					c, _, err, serr := both(t, d, l, func(conn net.Conn) (*Result, error) {
+						return Perf(t.Context(), d, conn, p, Both, l)
+					})
 					if err != nil || serr != nil {
 						t.Fatalf("client: %v; server: %v", err, serr)
 					}
@@ -108,7 +113,9 @@ func TestDuration(t *testing.T) {
 	d := device(t)
 	l := Local{GIDIndex: -1}
 	p := Params{Type: "rc", Op: Write, Size: 64, Duration: 30 * time.Millisecond, QPs: 2, Depth: 4}
-	c, _, err, serr := both(t, d, l, func(conn net.Conn) (*Result, error) { return Perf(t.Context(), d, conn, p, Bandwidth, l) })
+	c, _, err, serr := both(t, d, l, func(conn net.Conn) (*Result, error) {
+		return Perf(t.Context(), d, conn, p, Bandwidth, l)
+	})
 	if err != nil || serr != nil {
 		t.Fatalf("client: %v; server: %v", err, serr)
 	}
@@ -156,7 +163,8 @@ func TestCompatText(t *testing.T) {
 		t.Errorf("got %+v, %v, want %+v", got, err, e)
 	}
 	for _, bad := range []string{
-		strings.Replace(want, "ffff7f000001", "000000000000", 1), strings.Replace(want, "ffff", "fxff", 1), strings.Repeat("x", compatSize),
+		strings.Replace(want, "ffff7f000001", "000000000000", 1), strings.Replace(want, "ffff", "fxff",
+			1), strings.Repeat("x", compatSize),
 	} {
 		if _, err := parseCompat([]byte(bad)); err == nil {
 			t.Errorf("%q: no error", bad)
@@ -189,7 +197,8 @@ func TestRefused(t *testing.T) {
 		here, there := net.Pipe()
 		go func() {
 			defer here.Close()
-			_ = json.NewEncoder(here).Encode(hello{Protocol: protocol, Kind: perf, Params: p, Ends: make([]verbs.Endpoint, max(p.QPs, 0))})
+			_ = json.NewEncoder(here).Encode(hello{Protocol: protocol, Kind: perf, Params: p,
+				Ends: make([]verbs.Endpoint, max(p.QPs, 0))})
 			_ = json.NewDecoder(here).Decode(&hello{})
 		}()
 		if _, err := Serve(t.Context(), d, there, l); err == nil || !strings.Contains(err.Error(), want) {
@@ -259,7 +268,8 @@ func (a *answered) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestDeviceRemoved: each end returns soon after the server's device was removed, also where nothing of that is to be seen in completions.
+// TestDeviceRemoved: each end returns soon after the server's device was removed, also where nothing of that is to be
+// seen in completions.
 func TestDeviceRemoved(t *testing.T) {
 	open := func(addr string) (*embed.Stack, *verbs.Device) {
 		s, err := embed.NewSoftware(embed.Software{Addr: netip.MustParseAddr(addr)})
@@ -276,7 +286,8 @@ func TestDeviceRemoved(t *testing.T) {
 	defer stack.Close()
 	defer d.Close()
 	for _, p := range []Params{
-		{Type: "rc", Op: Send, Size: 64, Duration: time.Hour, QPs: 2, Depth: 4}, {Type: "uc", Op: Write, Size: 64, Duration: time.Hour, QPs: 2, Depth: 4},
+		{Type: "rc", Op: Send, Size: 64, Duration: time.Hour, QPs: 2, Depth: 4}, {Type: "uc", Op: Write, Size: 64,
+			Duration: time.Hour, QPs: 2, Depth: 4},
 		{Type: "ud", Op: Send, Size: 64, Duration: time.Hour, QPs: 1, Depth: 4},
 	} {
 		t.Run(p.Type, func(t *testing.T) {
@@ -296,7 +307,9 @@ func TestDeviceRemoved(t *testing.T) {
 				time.Sleep(20 * time.Millisecond) // in the middle of the phase, or a little before
 				remote.Close()
 			}()
-			_, err := Perf(t.Context(), d, &answered{Conn: here, first: sync.OnceFunc(func() { close(connected) })}, p, Latency, l)
+			_, err := Perf(t.Context(), d, &answered{Conn: here, first: sync.OnceFunc(func() {
+				close(connected)
+			})}, p, Latency, l)
 			<-removed
 			if serr := <-server; serr == nil || !strings.Contains(serr.Error(), "rxe0 was reset or removed") {
 				t.Errorf("server: got %v", serr)
@@ -317,7 +330,8 @@ func TestForeign(t *testing.T) {
 		defer here.Close()
 		_, _ = here.Write(compatText(verbs.Endpoint{QPN: 1}))
 	}()
-	if _, err := Serve(t.Context(), d, there, l); !errors.Is(err, errForeign) || !strings.Contains(err.Error(), "--compat") {
+	if _, err := Serve(t.Context(), d, there, l); !errors.Is(err, errForeign) ||
+		!strings.Contains(err.Error(), "--compat") {
 		t.Errorf("got %v, want %v", err, errForeign)
 	}
 }

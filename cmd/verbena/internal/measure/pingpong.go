@@ -15,8 +15,8 @@ const (
 	serverSeed   = 0x62
 )
 
-// PingPong is the client of a ping-pong with a server that is in [Serve] at the other end of conn, which it closes. It takes Params without
-// QPs and Depth.
+// PingPong is the client of a ping-pong with a server that is in [Serve] at the other end of conn, which it closes. It
+// takes Params without QPs and Depth.
 func PingPong(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, l Local) (_ *Result, err error) {
 	p.QPs, p.Depth = 1, pingPongRoom
 	s := newSession(ctx, conn)

@@ -46,7 +46,8 @@ func (s *session) receiveHello() (h hello, err error) {
 	case h.Error != "":
 		return h, peerError(h.Error)
 	case h.Protocol != protocol:
-		return h, fmt.Errorf("%w speaks protocol %d, this one %d: use one version of verbena at both ends", ErrPeer, h.Protocol, protocol)
+		return h, fmt.Errorf("%w speaks protocol %d, this one %d: use one version of verbena at both ends", ErrPeer,
+			h.Protocol, protocol)
 	}
 	return h, nil
 }
@@ -59,8 +60,8 @@ func (s *session) finish() (note, error) {
 	return s.awaitDone()
 }
 
-// Serve does what a client at the other end of conn asks for, a ping-pong or a series of messages, and closes conn. It returns what this
-// side knows of it.
+// Serve does what a client at the other end of conn asks for, a ping-pong or a series of messages, and closes conn. It
+// returns what this side knows of it.
 func Serve(ctx context.Context, dev *verbs.Device, conn net.Conn, l Local) (_ *Result, err error) {
 	s := newSession(ctx, conn)
 	defer func() { err = s.close(err) }()
@@ -129,8 +130,8 @@ func (s *session) accept(dev *verbs.Device, h *hello, l Local) (*end, error) {
 	return e, e.connect(h.Ends, h.Memory)
 }
 
-// sink receives until the context ends, and returns how many messages have come. The client has seen the last acknowledgement then; of
-// unreliable messages some may be under way, for which it waits.
+// sink receives until the context ends, and returns how many messages have come. The client has seen the last
+// acknowledgement then; of unreliable messages some may be under way, for which it waits.
 func (e *end) sink(ctx context.Context) (n int64, err error) {
 	for ctx.Err() == nil {
 		wcs, err := e.next(ctx)

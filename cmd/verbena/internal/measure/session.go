@@ -107,7 +107,8 @@ func newSession(ctx context.Context, conn net.Conn) *session {
 	return s
 }
 
-// close ends the session and this end. It returns err, or the failure of the device that has led to it, and sends that to the peer.
+// close ends the session and this end. It returns err, or the failure of the device that has led to it, and sends that
+// to the peer.
 func (s *session) close(err error) error {
 	if s.end != nil && err != nil {
 		err = s.end.cause(err)
@@ -160,17 +161,19 @@ func (s *session) explain(what string, err error) error {
 	case s.ctx.Err() != nil:
 		return context.Cause(s.ctx)
 	case errors.As(err, new(*json.SyntaxError)), errors.As(err, new(*json.UnmarshalTypeError)):
-		return fmt.Errorf("%w: run the same command at both ends; rdma-core's programs are met by `verbena pingpong --compat`", errForeign)
+		return fmt.Errorf("%w: run the same command at both ends; rdma-core's programs are met by `verbena pingpong --compat`",
+			errForeign)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%s %w: timed out: it is stopped, unreachable, or waits for something else", what, ErrPeer)
-	case errors.As(err, &network), errors.Is(err, io.EOF), errors.Is(err, io.ErrClosedPipe), errors.Is(err, io.ErrUnexpectedEOF):
+	case errors.As(err, &network), errors.Is(err, io.EOF), errors.Is(err, io.ErrClosedPipe),
+		errors.Is(err, io.ErrUnexpectedEOF):
 		return errPeerGone // a reset of the connection among them
 	}
 	return fmt.Errorf("%s %w: %w", what, ErrPeer, err)
 }
 
-// watch begins to exchange notes: from now on the context ends when the peer fails or is silent, or alive, which is called every second,
-// returns an error.
+// watch begins to exchange notes: from now on the context ends when the peer fails or is silent, or alive, which is
+// called every second, returns an error.
 func (s *session) watch(alive func() error) {
 	s.all.Go(func() {
 		for {

@@ -17,7 +17,8 @@ import (
 	"verbena/verbs"
 )
 
-// TestAttacks: a server whose client sends anything but its parameters returns in bounded time, and has read a bounded number of bytes.
+// TestAttacks: a server whose client sends anything but its parameters returns in bounded time, and has read a bounded
+// number of bytes.
 func TestAttacks(t *testing.T) {
 	endless := func(text string, pause time.Duration) func(net.Conn) {
 		return func(c net.Conn) {
@@ -83,8 +84,8 @@ func (c *counted) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestSilentPeer: after both have connected, a peer that says nothing, or never comes to the end of a message, ends the session; one that
-// says that it runs does not.
+// TestSilentPeer: after both have connected, a peer that says nothing, or never comes to the end of a message, ends the
+// session; one that says that it runs does not.
 func TestSilentPeer(t *testing.T) {
 	for name, c := range map[string]struct {
 		text string
@@ -149,10 +150,12 @@ func (s stub) SetReadDeadline(t time.Time) error  { return nil }
 func (s stub) SetWriteDeadline(t time.Time) error { return nil }
 func (s stub) Write(b []byte) (int, error)        { return len(b), nil }
 
-// FuzzPeer reads what a peer might send, as each side of an exchange would: it is refused, or within the bounds that the rest relies on.
+// FuzzPeer reads what a peer might send, as each side of an exchange would: it is refused, or within the bounds that
+// the rest relies on.
 func FuzzPeer(f *testing.F) {
 	good, err := json.Marshal(hello{
-		Protocol: protocol, Kind: perf, Params: Params{Type: "rc", Op: Write, Size: 64, Iters: 1, QPs: 1, Depth: 1}, Ends: make([]verbs.Endpoint, 1),
+		Protocol: protocol, Kind: perf, Params: Params{Type: "rc", Op: Write, Size: 64, Iters: 1, QPs: 1,
+			Depth: 1}, Ends: make([]verbs.Endpoint, 1),
 	})
 	if err != nil {
 		f.Fatal(err)
@@ -166,14 +169,17 @@ func FuzzPeer(f *testing.F) {
 		s := newSession(t.Context(), stub{Reader: bytes.NewReader(b)})
 		h, err := s.receiveHello()
 		switch {
-		case err != nil && (len(err.Error()) > 1000 || strings.ContainsFunc(err.Error(), func(r rune) bool { return r < ' ' })):
+		case err != nil && (len(err.Error()) > 1000 || strings.ContainsFunc(err.Error(), func(r rune) bool {
+			return r < ' '
+		})):
 			t.Errorf("got error %q", err)
 		case err == nil && h.Protocol != protocol:
 			t.Errorf("got protocol %d", h.Protocol)
 		}
 		if err := h.Params.Check(); err == nil {
 			p := h.Params
-			if p.Size < 1 || p.Size > maxSize || p.QPs < 1 || p.QPs > maxQPs || p.Depth < 1 || p.Depth > maxDepth || p.Iters < 0 || p.Duration < 0 {
+			if p.Size < 1 || p.Size > maxSize || p.QPs < 1 || p.QPs > maxQPs || p.Depth < 1 || p.Depth > maxDepth ||
+				p.Iters < 0 || p.Duration < 0 {
 				t.Errorf("got %+v", p)
 			}
 		} else if len(err.Error()) > 200 {
