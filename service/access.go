@@ -13,11 +13,11 @@ import (
 	"verbena/internal/principal"
 )
 
-// peer is the process and user at the other end of a connection, as the kernel knows them (SO_PEERCRED, unix(7)), not
-// as the client states them.
+// peer is the process and user at the other end of a connection, as reported by the kernel (SO_PEERCRED, unix(7)) and
+// not by the client.
 type peer struct {
 	principal.Principal
-	pid int // 0: not to be seen from here
+	pid int // 0: not visible in this pid namespace
 	uid int
 }
 
@@ -34,7 +34,8 @@ func control(c *net.UnixConn, f func(fd int) error) error {
 	return err
 }
 
-// peerOf looks up the peer of a connection. EPERM for a process that has ended: its container is not known any more.
+// peerOf looks up the peer of a connection. It returns EPERM if the process has ended, since its container is then
+// unknown.
 func (s *Service) peerOf(c *net.UnixConn) (p peer, err error) {
 	if p.pid, p.uid, err = ctl.PeerCredentials(c); err != nil {
 		return p, err
@@ -57,26 +58,27 @@ func (s *Service) peerOf(c *net.UnixConn) (p peer, err error) {
 	return p, err
 }
 
-// directory opens the directory of the peer's process in /proc. EPERM for a process that has ended: its number may be
-// another's.
+// directory opens the /proc directory of the peer's process. It returns EPERM if the process has ended, since the
+// kernel may have reused its number.
 func (p peer) directory(process *os.File) (int, error) {
 	dir, err := unix.Open("/proc/"+strconv.Itoa(p.pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, fmt.Errorf("look up process %d, which connects: %w", p.pid, err)
+		return -1, fmt.Errorf("look up connecting process %d: %w", p.pid, err)
 	}
 	if exited(int(process.Fd())) {
 		unix.Close(dir)
-		return -1, fmt.Errorf("process %d, which has connected, has ended: %w", p.pid, syscall.EPERM)
+		return -1, fmt.Errorf("connecting process %d has ended: %w", p.pid, syscall.EPERM)
 	}
 	return dir, nil
 }
 
-// process returns a descriptor of the peer's process, so that its number is known to stay its own. The kernel has kept
-// it since the connection was made (SO_PEERPIDFD, Linux 6.5); an older one is asked for the process that has the number
-// now, which has to be the peer's user's. EPERM where it has ended or is not to be seen from here.
+// process returns a pidfd of the peer's process. While the process runs, its number is not reused. Linux 6.5 and later
+// keep a pidfd from the time of the connection (SO_PEERPIDFD). On older kernels, process opens the current process of
+// that number and requires it to belong to the peer's user. It returns EPERM if the process has ended or is not visible
+// in this pid namespace.
 func (p peer) process(c *net.UnixConn) (*os.File, error) {
 	if p.pid == 0 {
-		return nil, fmt.Errorf("the process that connects is in another pid namespace, where this service does not see it: run the service in that namespace or in one above it: %w",
+		return nil, fmt.Errorf("the connecting process is in a pid namespace that this service cannot see: run the service in that namespace or in one above it: %w",
 			syscall.EPERM)
 	}
 	pidfd := -1
@@ -92,39 +94,39 @@ func (p peer) process(c *net.UnixConn) (*os.File, error) {
 			return nil, err
 		}
 	default:
-		return nil, fmt.Errorf("look up process %d, which connects: %w", p.pid, err)
+		return nil, fmt.Errorf("look up connecting process %d: %w", p.pid, err)
 	}
 	f := os.NewFile(uintptr(pidfd), "pidfd")
 	if exited(pidfd) {
 		f.Close()
-		return nil, fmt.Errorf("process %d, which has connected, has ended: %w", p.pid, syscall.EPERM)
+		return nil, fmt.Errorf("connecting process %d has ended: %w", p.pid, syscall.EPERM)
 	}
 	return f, nil
 }
 
-// openProcess opens the process that has the peer's number now.
+// openProcess opens a pidfd of the process that has the peer's number now.
 func (p peer) openProcess() (int, error) {
 	fd, err := unix.PidfdOpen(p.pid, 0)
 	if err != nil {
-		return -1, fmt.Errorf("look up process %d, which connects: %w", p.pid, err)
+		return -1, fmt.Errorf("look up connecting process %d: %w", p.pid, err)
 	}
 	var st unix.Stat_t
 	if err := unix.Stat("/proc/"+strconv.Itoa(p.pid), &st); err != nil || int(st.Uid) != p.uid && st.Uid != 0 {
 		unix.Close(fd)
-		return -1, fmt.Errorf("process %d, which has connected, is not user %d's any more: %w", p.pid, p.uid, syscall.EPERM)
+		return -1, fmt.Errorf("connecting process %d no longer belongs to user %d: %w", p.pid, p.uid, syscall.EPERM)
 	}
 	return fd, nil
 }
 
-// exited reports whether the process of a pidfd has ended: then the pidfd is readable.
+// exited reports whether the process of a pidfd has ended. A pidfd becomes readable when its process ends.
 func exited(pidfd int) bool {
 	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, 0)
 	return err == nil && n > 0
 }
 
-// public are the requests of users who may use the devices, but not manage the service: those that neither change
-// anything for others nor show what they have.
+// public holds the requests open to users who may use the devices but not manage the service. These requests neither
+// affect other users nor show their objects.
 var public = map[ctl.Op]bool{ctl.OpAttach: true, ctl.OpOpen: true, ctl.OpInfo: true, ctl.OpLinkShow: true,
 	ctl.OpResShow: true, ctl.OpStatShow: true, ctl.OpDevShow: true}
 

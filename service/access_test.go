@@ -17,14 +17,14 @@ import (
 	"verbena/internal/testutil"
 )
 
-// userPeer is a peer of a user who may not manage the service, and manager one who may.
+// userPeer returns a peer of a user without the right to manage the service. manager returns a peer with that right.
 func userPeer(uid int) peer {
 	return peer{uid: uid, Principal: principal.Principal{Account: quota.ID{UID: uid}}}
 }
 
 func manager() peer { return peer{Principal: principal.Principal{Manager: true}} }
 
-// lookingService is a service that knows who connects.
+// lookingService returns a service that identifies its clients.
 func lookingService(t *testing.T) *Service {
 	t.Helper()
 	a, err := principal.New(nil, -1)
@@ -34,7 +34,8 @@ func lookingService(t *testing.T) *Service {
 	return &Service{authority: a}
 }
 
-// The process of a peer is the one that the kernel names; one that it does not name, or that has ended, is none.
+// TestPeerProcess tests that the process of a peer is the one reported by the kernel, and that an invisible or ended
+// process is refused.
 func TestPeerProcess(t *testing.T) {
 	s := lookingService(t)
 	ends := testutil.UnixPair(t)
@@ -48,20 +49,20 @@ func TestPeerProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
-		t.Error("the descriptor would be inherited")
+		t.Error("the descriptor lacks FD_CLOEXEC")
 	}
 	f.Close()
 	if f, err := userPeer(who.uid).process(ends[0]); !errors.Is(err, syscall.EPERM) ||
 		!strings.Contains(err.Error(), "pid namespace") {
-		t.Errorf("a process that is not seen: got %v, %v, want EPERM", f, err)
+		t.Errorf("an invisible process: got %v, %v, want EPERM", f, err)
 	}
-	// As before Linux 6.5.
+	// Before Linux 6.5 there was no SO_PEERPIDFD.
 	fd, err := who.openProcess()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if exited(fd) {
-		t.Error("this process has ended")
+		t.Error("exited of this process: got true, want false")
 	}
 	unix.Close(fd)
 	child, err := os.StartProcess("/bin/true", []string{"true"}, &os.ProcAttr{})
@@ -75,18 +76,18 @@ func TestPeerProcess(t *testing.T) {
 	defer unix.Close(fd)
 	child.Wait()
 	if !exited(fd) {
-		t.Error("a process that has ended is taken for alive")
+		t.Error("exited of an ended process: got false, want true")
 	}
 	fd, err = (peer{pid: os.Getpid(), uid: 65533}).openProcess()
 	if os.Geteuid() != 0 && !errors.Is(err, syscall.EPERM) {
-		t.Errorf("another user's: got %v, want EPERM", err)
+		t.Errorf("a process of another user: got %v, want EPERM", err)
 	}
 	if err == nil {
 		unix.Close(fd)
 	}
 }
 
-// A client that has ended is not taken for the process that has its number now.
+// TestPeerProcessEnded tests that an ended client is not confused with the process that has its number now.
 func TestPeerProcessEnded(t *testing.T) {
 	const env = "SERVICE_TEST_CONNECT"
 	if path := os.Getenv(env); path != "" {
@@ -122,13 +123,13 @@ func TestPeerProcessEnded(t *testing.T) {
 	}
 }
 
-// TestPeerDirectory tests that the directory of a process is not opened by the number of a peer that has ended.
+// TestPeerDirectory tests that directory does not open /proc/PID of a peer that has ended.
 func TestPeerDirectory(t *testing.T) {
 	child := exec.Command("sleep", "60")
 	if err := child.Start(); err != nil {
 		t.Fatal(err)
 	}
-	p := peer{pid: os.Getpid()} // the number is another process's by now
+	p := peer{pid: os.Getpid()} // stands for a number that was reused by another process
 	fd, err := unix.PidfdOpen(child.Process.Pid, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -15,8 +15,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestAdmissionPace: after a burst, clients of one user id are looked at so many in a second; after a quiet time there
-// may be another burst.
+// TestAdmissionPace tests that clients of a user id are identified at a limited rate after a burst, and that another
+// burst is possible after an idle time.
 func TestAdmissionPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var a admissions
@@ -40,10 +40,10 @@ func TestAdmissionPace(t *testing.T) {
 		}
 		look(admissionRate)
 		if d := time.Since(began); d < 900*time.Millisecond || d > 1100*time.Millisecond {
-			t.Errorf("as many more as in a second took %v", d)
+			t.Errorf("clients of one second beyond the burst took %v", d)
 		}
 		if q.busy {
-			t.Error("an empty queue is busy")
+			t.Error("busy: got true for an empty queue, want false")
 		}
 		testutil.Advance(10 * time.Second)
 		began = time.Now()
@@ -54,10 +54,10 @@ func TestAdmissionPace(t *testing.T) {
 	})
 }
 
-// TestSurplusAdmissions: clients beyond a full queue are disconnected, and those of the queue are not.
+// TestSurplusAdmissions tests that clients beyond a full queue are disconnected, and queued clients are not.
 func TestSurplusAdmissions(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.33"}})
-	// a goroutine that does not get on
+	// busy: a goroutine seems to be at work, so no client leaves the queue
 	a := admissions{of: map[quota.ID]*admission{{UID: os.Geteuid()}: {busy: true, known: true}}}
 	var surplus *net.UnixConn
 	for i := range maxAdmissions + 1 {
@@ -74,36 +74,36 @@ func TestSurplusAdmissions(t *testing.T) {
 	}()
 	testutil.Eventually(t, "the surplus client to be disconnected", func() bool { return len(closed) > 0 })
 	if a.total != maxAdmissions {
-		t.Errorf("%d clients wait, want %d", a.total, maxAdmissions)
+		t.Errorf("waiting clients: got %d, want %d", a.total, maxAdmissions)
 	}
 }
 
-// TestAdmissionOfSubordinateIDs: clients of a subordinate id count as the owner's once one of them was identified, and
-// before that few can wait. Idle users are forgotten, and busy ones are not.
+// TestAdmissionOfSubordinateIDs tests that clients of a subordinate id count as clients of the owner once one of them
+// was identified. Before that, few can wait. Idle users are forgotten, and busy users are not.
 func TestAdmissionOfSubordinateIDs(t *testing.T) {
 	var a admissions
 	sub := func(n int) quota.ID { return quota.ID{UID: 100000 + n} }
 	owner, pod := quota.ID{UID: 1000}, quota.ID{Container: 7}
 	own := a.queue(owner)
 	if own.known {
-		t.Error("a user of whom no client was identified is known")
+		t.Error("known: got true before the first identified client, want false")
 	}
 	a.identified(owner, owner)
 	if !own.known {
-		t.Error("an identified user is not known")
+		t.Error("known: got false after an identified client, want true")
 	}
 	first := a.queue(sub(0))
 	if first == own || first.known {
-		t.Error("the queue of a new id is another user's")
+		t.Error("a new id got the queue of another user")
 	}
 	a.identified(sub(0), owner)
 	a.identified(sub(1), owner)
 	if a.queue(sub(0)) != own || a.queue(sub(1)) != own || first.known {
-		t.Error("subordinate ids have queues of their own")
+		t.Error("subordinate ids got separate queues, want one")
 	}
-	a.identified(sub(2), pod) // of a container with a user namespace, which root has made
+	a.identified(sub(2), pod) // pod is a container with a user namespace created by root
 	if a.queue(sub(2)) == a.queue(quota.ID{}) || a.queue(sub(2)) != a.queue(pod) {
-		t.Error("the ids of a container are not in its queue")
+		t.Error("the ids of a container got separate queues, want one")
 	}
 	for n := range maxQueues + 1 {
 		a.identified(sub(n), owner)
@@ -116,15 +116,15 @@ func TestAdmissionOfSubordinateIDs(t *testing.T) {
 		a.queue(sub(100 + n))
 	}
 	if a.queue(owner) != own {
-		t.Error("a busy user is forgotten")
+		t.Error("a busy user was forgotten")
 	}
 	if n := len(a.of); n > maxQueues {
-		t.Errorf("%d users are remembered, want at most %d", n, maxQueues)
+		t.Errorf("remembered users: got %d, want at most %d", n, maxQueues)
 	}
 }
 
-// TestPrivilegedAdmissions tests that clients of root have room in a queue of which none was identified, and beyond
-// the total of all users. Clients of root in a container and of other users have not.
+// TestPrivilegedAdmissions tests that clients of root are queued beyond maxUnknown and beyond the total of all users.
+// Clients of root in a container and of other users are not.
 func TestPrivilegedAdmissions(t *testing.T) {
 	const env = "SERVICE_TEST_ADMISSION"
 	if path := os.Getenv(env); path != "" {

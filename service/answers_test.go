@@ -14,7 +14,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestUnreadAnswers: a request counts as one of its user's until its answer has been sent, since the answer takes
+// TestUnreadAnswers tests that a request is charged to its user until its answer was sent, since the answer takes
 // memory.
 func TestUnreadAnswers(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
@@ -36,13 +36,13 @@ func TestUnreadAnswers(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.admitPeer(ends[0], userPeer(uid))
-		for range 20 { // one of the answers does not fit
+		for range 20 { // one of the answers does not fit into the socket
 			ask(ends[1])
 		}
 		clients = append(clients, ends[1])
 	}
-	since := time.Now() // as many have been counted: a client that is answered makes another request
-	testutil.Eventually(t, "all requests to wait for their answers to be read", func() bool {
+	since := time.Now() // an answered client sends another request, so the count varies for a while
+	testutil.Eventually(t, "all requests to wait for readers of their answers", func() bool {
 		if held() != maxRequests {
 			since = time.Now()
 		}
@@ -51,7 +51,7 @@ func TestUnreadAnswers(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	s.admitPeer(ends[0], userPeer(uid))
 	if _, err := ctl.NewClient(ends[1], 1, 0).Do(&ctl.Request{Op: ctl.OpStatShow}); !errors.Is(err, syscall.EBUSY) {
-		t.Errorf("one more: got %v, want EBUSY", err)
+		t.Errorf("one request beyond the limit: got %v, want EBUSY", err)
 	}
 	for _, c := range clients {
 		c.Close()
@@ -59,7 +59,7 @@ func TestUnreadAnswers(t *testing.T) {
 	testutil.Eventually(t, "the requests to end", func() bool { return held() == 0 })
 }
 
-// TestUnreadAtTheEnd: a connection that has ended is charged until what was sent on it is read, since it takes memory.
+// TestUnreadAtTheEnd tests that an ended connection is charged until its data was read, since the data takes memory.
 func TestUnreadAtTheEnd(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.35"}})
 	user := s.quota.User(4242)
@@ -86,7 +86,8 @@ func TestUnreadAtTheEnd(t *testing.T) {
 	}
 }
 
-// TestUnheard: refused clients of a user that do not read why are told so up to a number.
+// TestUnheard tests that the service answers only a limited number of refused clients of a user that do not read the
+// answer.
 func TestUnheard(t *testing.T) {
 	limits := DefaultLimits(true)
 	limits[quota.Connections] = quota.Limit{PerUser: 1, Total: 100}
@@ -110,25 +111,25 @@ func TestUnheard(t *testing.T) {
 	for n := range maxUnheard + 1 {
 		c, ok := told(4242)
 		if want := n < maxUnheard; ok != want {
-			t.Errorf("client %d was told: %v, want %v", n, ok, want)
+			t.Errorf("answer to client %d: got %v, want %v", n, ok, want)
 		}
 		clients = append(clients, c)
 	}
 	s.admitPeer(testutil.UnixPair(t)[0], userPeer(4243))
 	if _, ok := told(4243); !ok {
-		t.Error("another user's client was not told")
+		t.Error("a client of another user got no answer")
 	}
 	for _, c := range clients {
 		c.Close()
 	}
-	testutil.Eventually(t, "a client to be told", func() bool {
+	testutil.Eventually(t, "a client to get the answer", func() bool {
 		_, ok := told(4242)
 		return ok
 	})
 }
 
-// TestRefusedClientLearnsWhy: a client that has sent its request before it is refused receives the reason, and no reset
-// of the connection.
+// TestRefusedClientLearnsWhy tests that a client that sent its request before the refusal receives the reason instead
+// of a connection reset.
 func TestRefusedClientLearnsWhy(t *testing.T) {
 	limits := DefaultLimits(true)
 	limits[quota.Connections] = quota.Limit{PerUser: 1, Total: 100}

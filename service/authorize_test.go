@@ -15,16 +15,18 @@ import (
 	"verbena/supervisor"
 )
 
-// TestRequestsOfUsers tests what a user beside managers is answered, request by request: what changes something for
-// others, or shows what they have, is refused.
+// TestRequestsOfUsers tests the answer to each request of a user who is not a manager. Requests that affect other users
+// or show their objects are refused.
 func TestRequestsOfUsers(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.33"}})
 	ends := testutil.UnixPair(t)
 	go s.serve(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), 0)
 	c := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	for _, op := range []ctl.Op{
-		ctl.OpStop, ctl.OpYield, ctl.OpLinkAdd, ctl.OpLinkDel, ctl.OpLinkSet, ctl.OpDevReset, ctl.OpDevUnplug, ctl.OpDevPlug, ctl.OpDevHang,
-		ctl.OpDevEvent, ctl.OpFaultAdd, ctl.OpFaultShow, ctl.OpFaultClear, ctl.OpQPShow, ctl.OpQPTrace, ctl.OpProfile, ctl.OpCapture, "unknown",
+		ctl.OpStop, ctl.OpYield, ctl.OpLinkAdd, ctl.OpLinkDel, ctl.OpLinkSet, ctl.OpDevReset, ctl.OpDevUnplug,
+		ctl.OpDevPlug, ctl.OpDevHang,
+		ctl.OpDevEvent, ctl.OpFaultAdd, ctl.OpFaultShow, ctl.OpFaultClear, ctl.OpQPShow, ctl.OpQPTrace, ctl.OpProfile,
+		ctl.OpCapture, "unknown",
 	} {
 		if _, err := c.Do(&ctl.Request{Op: op, Name: "rxe0"}); !errors.Is(err, syscall.EPERM) {
 			t.Errorf("%s: got %v, want EPERM", op, err)
@@ -48,11 +50,11 @@ func TestRequestsOfUsers(t *testing.T) {
 		defer done()
 	}
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo}); !errors.Is(err, syscall.EBUSY) {
-		t.Errorf("one request more than a user may have: got %v, want EBUSY", err)
+		t.Errorf("one request beyond the limit of a user: got %v, want EBUSY", err)
 	}
 }
 
-// TestTraceIsRefused tests that a user who may have no more descriptors gets no trace.
+// TestTraceIsRefused tests that a user at the limit of descriptors gets no trace.
 func TestTraceIsRefused(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.34"}})
 	user := s.quota.User(4242)
@@ -70,8 +72,8 @@ func TestTraceIsRefused(t *testing.T) {
 	}
 }
 
-// TestSharedSocket tests the owner and the mode of a socket that others may use, and that it is refused where they
-// cannot be set.
+// TestSharedSocket tests the owner and the mode of a socket for other users. The service refuses such a socket if it
+// cannot set them.
 func TestSharedSocket(t *testing.T) {
 	dir := t.TempDir()
 	for name, c := range map[string]struct {
@@ -96,8 +98,8 @@ func TestSharedSocket(t *testing.T) {
 	}
 }
 
-// TestNamesInUse tests that two links have no name in common, whether the first one is complete or not, and that a
-// service that ends makes none.
+// TestNamesInUse tests that a name is refused while another link has it, even if that link is incomplete. An ending
+// service accepts no new link.
 func TestNamesInUse(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.35"}})
 	if err := s.reserve("rxe0"); !errors.Is(err, syscall.EEXIST) {
@@ -108,16 +110,16 @@ func TestNamesInUse(t *testing.T) {
 	}
 	defer s.release("rxe1")
 	if err := s.reserve("rxe1"); !errors.Is(err, syscall.EEXIST) {
-		t.Errorf("the name of a link that is being made: got %v, want EEXIST", err)
+		t.Errorf("the name of an incomplete link: got %v, want EEXIST", err)
 	}
 	s.stop()
 	if err := s.reserve("rxe2"); err == nil {
 		s.release("rxe2")
-		t.Error("a link while the service ends: got success, want an error")
+		t.Error("reserve while the service ends: got success, want an error")
 	}
 }
 
-// TestLinkTypes tests that `rdma link add` of a program makes devices of no other type than rxe.
+// TestLinkTypes tests that a program's `rdma link add` creates devices of type rxe only.
 func TestLinkTypes(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.36"}})
 	if err := (linksOf{s}).AddLink("rxe1", "siw", "lo"); !errors.Is(err, syscall.EINVAL) {

@@ -12,41 +12,40 @@ import (
 	"verbena/internal/quota"
 )
 
-// callTrace sends the trace of a program to its launcher, line by line, and never waits for that: what does not fit
-// into the socket is counted, and the count is sent as soon as there is room.
+// callTrace sends the trace of a program to its launcher, line by line, without waiting. If the socket is full, it
+// counts the lines, and sends the count as soon as there is room.
 //
-// It is a socket and not a pipe, since the reader of a pipe holds the pipe's lock while it copies to its memory, which
-// may be a file of a FUSE server's: a writer, though it asks not to be blocked, would wait for that lock. The reader of
-// a Unix socket holds no lock that its writer takes. The queue is the kernel's: its size is fixed here, not by the
-// reader.
+// The trace uses a Unix socket, not a pipe. The reader of a pipe holds the pipe's lock while it copies into its memory,
+// and that memory may be a file of a FUSE server. A writer would wait for the lock even with O_NONBLOCK. The reader of
+// a Unix socket holds no lock that its writer takes. The size of the queue is fixed here; the reader cannot change it.
 type callTrace struct {
 	mu     sync.Mutex
 	fd     int
-	missed uint64 // lines that were not sent, and not reported yet
+	missed uint64 // lines that were neither sent nor reported yet
 	gone   bool   // the reader has closed its end
 }
 
-// traceQueue and traceQueueAtEnd are the size of the queue, in bytes of the kernel's memory before it doubles them,
-// while the program runs and for the last line: that fits even if the launcher has not read anything.
+// traceQueue is the size of the queue while the program runs, and traceQueueAtEnd its size for the last line, which
+// then fits even if the launcher has read nothing. Both are in bytes before the kernel doubles them.
 const (
 	traceQueue      = 160 << 10
 	traceQueueAtEnd = 200 << 10
 )
 
-// A traced session is charged for traceDescriptors and traceBytes beyond others, also as long as a program has the
-// other end of the socket, in which so many bytes may be unread.
+// traceDescriptors and traceBytes are the extra charges of a traced session. They last as long as a program holds the
+// other end of the socket, since up to traceBytes may be unread in it.
 const (
 	traceDescriptors = 1
 	traceBytes       = 2 * traceQueueAtEnd
 )
 
-// newCallTrace makes a trace, and the end of it that is for the launcher, which the caller closes.
+// newCallTrace returns a trace and the launcher's end of its socket, which the caller closes.
 func newCallTrace() (_ *callTrace, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("trace: make a socket: %w", err)
 	}
-	// Nothing is received here.
+	// The launcher only reads.
 	if err := errors.Join(unix.Shutdown(fds[0], unix.SHUT_RD),
 		unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUF, traceQueue)); err != nil {
 		unix.Close(fds[0])
@@ -82,7 +81,7 @@ func (t *callTrace) sendMissedLocked() bool {
 	return true
 }
 
-// close ends the trace, with the number of calls that were not shown since the last line.
+// close ends the trace, and reports the number of calls not shown since the last line.
 func (t *callTrace) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -94,7 +93,7 @@ func (t *callTrace) close() {
 	t.gone = true
 }
 
-// startTrace makes the trace of a program, charged to its user, and what is to be called when the program has ended.
+// startTrace makes the trace of a program and charges it to the user. The caller calls end when the program has ended.
 func (s *Service) startTrace(who peer) (_ *callTrace, theirs *os.File, end func(), err error) {
 	user, keep := s.quota.Account(who.Account), s.kept.Of(s.quota.Account(who.Account))
 	if err := user.Take(quota.Descriptors, traceDescriptors); err != nil {

@@ -11,8 +11,8 @@ import (
 	"verbena/internal/ctl"
 )
 
-// A launcher that does not read its trace holds up nothing: lines that do not fit are counted, and the rest of them at
-// the end, all without waiting.
+// TestCallTraceNotRead tests that a launcher that does not read its trace delays nothing. Lines that do not fit are
+// counted, including the last ones, without waiting.
 func TestCallTraceNotRead(t *testing.T) {
 	trace, theirs, err := newCallTrace()
 	if err != nil {
@@ -31,7 +31,7 @@ func TestCallTraceNotRead(t *testing.T) {
 		select {
 		case <-c:
 		case <-time.After(20 * time.Second):
-			t.Fatal("the service waits for the launcher")
+			t.Fatal("line blocks while the launcher does not read")
 		}
 	}
 	go func() {
@@ -51,7 +51,7 @@ func TestCallTraceNotRead(t *testing.T) {
 		line, err := reader.Line()
 		if err != nil {
 			if !errors.Is(err, io.EOF) {
-				t.Errorf("the end: %v", err)
+				t.Errorf("read at the end of the trace: %v", err)
 			}
 			return false
 		}
@@ -80,7 +80,7 @@ func TestCallTraceNotRead(t *testing.T) {
 	}
 }
 
-// What the launcher's end is used for beside reading comes to nothing: it cannot send, and to close it ends the trace.
+// TestCallTraceReaderGone tests that the launcher's end of the socket cannot send, and that closing it ends the trace.
 func TestCallTraceReaderGone(t *testing.T) {
 	trace, theirs, err := newCallTrace()
 	if err != nil {
@@ -88,7 +88,7 @@ func TestCallTraceReaderGone(t *testing.T) {
 	}
 	defer trace.close()
 	if _, err := theirs.Write([]byte("x")); !errors.Is(err, syscall.EPIPE) {
-		t.Errorf("the launcher sends: %v, want EPIPE", err)
+		t.Errorf("send by the launcher: got %v, want EPIPE", err)
 	}
 	theirs.Close()
 	for range 3 {
@@ -99,7 +99,7 @@ func TestCallTraceReaderGone(t *testing.T) {
 	}
 }
 
-// A trace is charged to its user, and given back.
+// TestCallTraceCharged tests that a trace is charged to its user until it ends.
 func TestCallTraceCharged(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
 	who := userPeer(4242)
@@ -117,10 +117,10 @@ func TestCallTraceCharged(t *testing.T) {
 	}
 	theirs.Close()
 	if n, want := held(), uint64(traceDescriptors+traceBytes); n != want {
-		t.Errorf("descriptors and bytes: %d are charged, want %d", n, want)
+		t.Errorf("charged descriptors and bytes: got %d, want %d", n, want)
 	}
 	end()
 	if n := held(); n != 0 {
-		t.Errorf("descriptors and bytes: %d are charged after the end", n)
+		t.Errorf("charged descriptors and bytes after the end: got %d, want none", n)
 	}
 }

@@ -14,14 +14,14 @@ import (
 	"verbena/link"
 )
 
-// recording is a capture that goes on.
+// recording is a capture in progress.
 type recording struct {
 	dev  string
 	rec  *capture.Recorder
 	taps map[*rdmaLink]link.Tap
 }
 
-// put puts the recording's tap on a device.
+// put adds the recording's tap to a device.
 func (r *recording) put(l *rdmaLink) {
 	if r.dev != "" && r.dev != l.spec.Name {
 		return
@@ -81,10 +81,10 @@ func (s *Service) Capture(c *ctl.Capture, socket *os.File) error {
 	return nil
 }
 
-// endTime is what a service that ends gives a capture to be written.
+// endTime is the time that an ending service allows a capture for its last writes.
 const endTime = 5 * time.Second
 
-// record waits until a recording is over.
+// record waits for the end of a recording, and reports its summary to the client.
 //
 //verbena:allow receive the socket of a manager
 func (s *Service) record(r *recording, c ctl.PieceWriter) {
@@ -92,13 +92,13 @@ func (s *Service) record(r *recording, c ctl.PieceWriter) {
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
-		io.Copy(io.Discard, c.UnixConn) // the client closes its end when it wants no more
+		io.Copy(io.Discard, c.UnixConn) // the client closes its end to stop the capture
 	}()
 	select {
 	case <-closed:
 	case <-r.rec.Done():
 	case <-s.ended.Done():
-		c.SetWriteDeadline(time.Now().Add(endTime)) // whether the client reads or not
+		c.SetWriteDeadline(time.Now().Add(endTime)) // bounds the writes if the client does not read
 	}
 	s.mu.Lock()
 	delete(s.recordings, r)
@@ -111,10 +111,10 @@ func (s *Service) record(r *recording, c ctl.PieceWriter) {
 	if err != nil {
 		end.Error = err.Error()
 		if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
-			s.log.Info("capture: the client has gone")
+			s.log.Info("capture: the client has disconnected")
 			return
 		}
 		s.log.Warn("capture", "err", err)
 	}
-	_ = c.End(&end) // a client that has gone does not miss it
+	_ = c.End(&end) // an error means that the client has disconnected
 }

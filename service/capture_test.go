@@ -20,16 +20,16 @@ import (
 	"verbena/internal/fault"
 )
 
-// testDrivers returns driver rxe.
+// testDrivers returns the rxe driver.
 func testDrivers() []driver.Driver { return []driver.Driver{&rxe.Driver{}} }
 
-// newService makes a service with driver rxe.
+// newService makes a service with the rxe driver.
 func newService(opts Options) (*Service, error) {
 	opts.Drivers = testDrivers()
 	return New(opts)
 }
 
-// served is a service with the links, and a client of it.
+// served returns a service with the links, and a client of it.
 func served(t *testing.T, links ...ctl.LinkSpec) (*Service, *ctl.Client) {
 	t.Helper()
 	s, err := newService(Options{Links: links})
@@ -57,7 +57,8 @@ func served(t *testing.T, links ...ctl.LinkSpec) (*Service, *ctl.Client) {
 	return s, c
 }
 
-// A capture is a stream that the client ends, and the connection that it was asked for on serves other requests.
+// TestCapture tests that a capture is a stream ended by the client, and that the control connection serves other
+// requests meanwhile.
 func TestCapture(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.1"}})
 	for _, bad := range []struct {
@@ -80,19 +81,19 @@ func TestCapture(t *testing.T) {
 		t.Errorf("link show: %+v, %v", r, err)
 	}
 	if !s.links[0].taps.On() || !s.links[1].taps.On() {
-		t.Error("a device is not tapped")
+		t.Error("taps: a device has none, want one")
 	}
 	stream.Stop()
 	file, err := io.ReadAll(stream)
 	if err != nil || stream.End() != (ctl.CaptureEnd{}) {
-		t.Errorf("the end is %+v, %v", stream.End(), err)
+		t.Errorf("end of the capture: got %+v, %v", stream.End(), err)
 	}
 	ng, err := pcapgo.NewNgReader(bytes.NewReader(file), pcapgo.NgReaderOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := ng.ReadPacketData(); !errors.Is(err, io.EOF) {
-		t.Errorf("a packet, or %v", err)
+		t.Errorf("read after the end: got a packet or %v, want io.EOF", err)
 	}
 	for i, name := range []string{"rxe0", "rxe1"} {
 		if f, err := ng.Interface(i); err != nil || f.Name != name || f.Filter != "dir=in" {
@@ -100,11 +101,11 @@ func TestCapture(t *testing.T) {
 		}
 	}
 	if s.links[0].taps.On() || s.links[1].taps.On() {
-		t.Error("a device is still tapped")
+		t.Error("taps: a device still has one after the capture")
 	}
 }
 
-// A service that ends, ends the captures.
+// TestCaptureServiceEnds tests that the end of the service ends its captures.
 func TestCaptureServiceEnds(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.3"}})
 	stream, err := c.Capture(ctl.Capture{})
@@ -114,14 +115,14 @@ func TestCaptureServiceEnds(t *testing.T) {
 	defer stream.Close()
 	s.Stop()
 	if file, err := io.ReadAll(stream); err != nil || len(file) == 0 {
-		t.Errorf("%d bytes, %v", len(file), err)
+		t.Errorf("capture: got %d bytes, %v", len(file), err)
 	}
 	if _, err := c.Capture(ctl.Capture{}); !errors.Is(err, syscall.ESHUTDOWN) {
-		t.Errorf("another one: %v", err)
+		t.Errorf("a capture of an ended service: got %v", err)
 	}
 }
 
-// Rules have numbers of their own across devices, and go one by one.
+// TestFaultRules tests that rule numbers are unique across devices, and that rules are cleared one by one.
 func TestFaultRules(t *testing.T) {
 	_, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.4"}},
 		ctl.LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.5"}})
@@ -135,7 +136,7 @@ func TestFaultRules(t *testing.T) {
 	}
 	ids := []int{add("rxe0", fault.Rule{Drop: 0.5}), add("rxe1", fault.Rule{Stop: true}), add("rxe0", fault.Rule{RNR: 1})}
 	if !slices.Equal(ids, []int{1, 2, 3}) {
-		t.Errorf("numbers %v", ids)
+		t.Errorf("rule numbers: got %v", ids)
 	}
 	show := func() (s string) {
 		t.Helper()
@@ -174,6 +175,6 @@ func TestFaultRules(t *testing.T) {
 	_, err := c.Do(&ctl.Request{Op: ctl.OpFaultAdd,
 		Fault: &ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Stop: true, Drop: 1}}})
 	if !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), "stop and rnr") {
-		t.Errorf("a wrong rule: %v", err)
+		t.Errorf("a rule with stop and drop: got %v", err)
 	}
 }

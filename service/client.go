@@ -20,18 +20,18 @@ import (
 // Client is a connection to a service that Start, Daemon or StartPrivate may have started.
 type Client struct {
 	*ctl.Client
-	ended   <-chan struct{} // closed when a private service has ended; nil: it is not private
+	ended   <-chan struct{} // closed when a private service has ended; nil for other services
 	started bool
 }
 
 // Started reports whether the service was started for this client.
 func (c *Client) Started() bool { return c.started }
 
-// lockPath returns the path of the lock that the service which has the location holds, as long as it lives.
+// lockPath returns the path of the lock file that the service at the location holds while it runs.
 func lockPath(l ctl.Location) string { return l.Socket + ".lock" }
 
-// startPath returns the path of the lock that a client holds while it starts a service, which takes the other
-// meanwhile.
+// startPath returns the path of the lock file that a client holds while it starts a service. The new service takes the
+// lock of lockPath meanwhile.
 func startPath(l ctl.Location) string { return l.Socket + ".start" }
 
 // dial returns a client of the service that runs at loc.
@@ -43,8 +43,8 @@ func dial(loc ctl.Location) (*Client, error) {
 	return &Client{Client: c}, nil
 }
 
-// dialSame is dial, and replaces a service of another version of the protocol that a client has started and that is not
-// in use.
+// dialSame connects to the service at loc. If that service speaks another version of the protocol, was started by a
+// client and is idle, it ends that service and returns ErrNotRunning.
 func dialSame(loc ctl.Location) (*Client, error) {
 	c, err := dial(loc)
 	if err != nil {
@@ -52,7 +52,7 @@ func dialSame(loc ctl.Location) (*Client, error) {
 	}
 	_, err = c.Do(&ctl.Request{Op: ctl.OpInfo})
 	switch {
-	case errors.Is(err, syscall.EAGAIN): // the service refuses the connection, and has ended it
+	case errors.Is(err, syscall.EAGAIN): // the service has refused the connection and closed it
 		c.Close()
 		return nil, err
 	case !errors.Is(err, syscall.EPROTO):
@@ -65,13 +65,13 @@ func dialSame(loc ctl.Location) (*Client, error) {
 	return nil, err
 }
 
-// Start connects to the service at loc, and starts one first if there is none: self is the path of the verbena
-// command, args what follows `serve`.
+// Start connects to the service at loc, and starts one first if there is none. self is the path of the verbena command,
+// and args are the arguments of `serve`.
 func Start(loc ctl.Location, self string, args ...string) (*Client, error) {
 	if c, err := dialSame(loc); !errors.Is(err, ctl.ErrNotRunning) {
 		return c, err
 	}
-	// The second of two that come together finds the first one's service.
+	// If two clients start a service at the same time, the second one finds the service of the first.
 	lock, err := flock(startPath(loc), unix.LOCK_EX)
 	if err != nil {
 		return nil, fmt.Errorf("start a service: %w", err)
@@ -82,16 +82,16 @@ func Start(loc ctl.Location, self string, args ...string) (*Client, error) {
 	}
 	c, err := spawnAt(loc, self, append([]string{"serve", "--on-demand"}, args...))
 	if err != nil {
-		if other, derr := dial(loc); derr == nil { // that a user has started meanwhile
+		if other, derr := dial(loc); derr == nil { // a service that another user started in the meantime
 			return other, nil
 		}
 	}
 	return c, err
 }
 
-// Daemon starts a service at loc and returns when it is ready: self is the path of the verbena command, args its
-// command line. The service reports on ReadyFD and writes its messages to loc.Log. A service that runs there already is
-// replaced if it yields (TakeOver); else the error wraps EADDRINUSE. It may sleep.
+// Daemon starts a service at loc and returns when the service is ready. self is the path of the verbena command, and
+// args is its command line. The service reports on ReadyFD and writes its messages to loc.Log. A service that already
+// runs there is replaced if it yields (see TakeOver); otherwise the error wraps EADDRINUSE. Daemon may sleep.
 func Daemon(loc ctl.Location, self string, args ...string) (*Client, error) {
 	if c, err := dial(loc); err == nil {
 		c.Close()
@@ -107,7 +107,7 @@ func Daemon(loc ctl.Location, self string, args ...string) (*Client, error) {
 		return nil, fmt.Errorf("start a service: %w", err)
 	}
 	defer lock.Close()
-	if err := TakeOver(loc); err != nil { // the log of a service that goes on stays as it is
+	if err := TakeOver(loc); err != nil { // must not truncate the log of a service that continues
 		return nil, err
 	}
 	return spawnAt(loc, self, args)
@@ -135,9 +135,9 @@ func spawnAt(loc ctl.Location, self string, args []string) (*Client, error) {
 	return c, nil
 }
 
-// TakeOver ends the service at loc if a client has started it and it is not in use, and waits until it has ended. One
-// that is in use is asked again for takeOverPatience: a program that has just ended may still count. Another one stays
-// as it is: the error wraps EADDRINUSE and names the remedy. It may sleep.
+// TakeOver ends the service at loc if it was started by a client and is not in use, and waits for its end. For
+// takeOverPatience it repeats the request to a service in use, since a program that has just ended may still count. Any
+// other service continues, and the error wraps EADDRINUSE and names the remedy. TakeOver may sleep.
 func TakeOver(loc ctl.Location) error {
 	for deadline := time.Now().Add(takeOverPatience); ; time.Sleep(20 * time.Millisecond) {
 		err := takeOver(loc)
@@ -164,13 +164,13 @@ func takeOver(loc ctl.Location) error {
 	return c.Yield(takeOverTimeout)
 }
 
-// takeOverPatience is how long a service may take to notice that a program has ended.
+// takeOverPatience is the time that a service may need to notice the end of a program.
 const takeOverPatience = time.Second
 
-// takeOverTimeout bounds the wait for the answer of a service that may still be starting.
+// takeOverTimeout limits the wait for the answer of a service that may still be starting.
 const takeOverTimeout = 5 * time.Second
 
-// takenError is why a location cannot be had.
+// takenError is the error for a location that another service holds.
 type takenError struct{ cause error }
 
 func (e *takenError) Error() string   { return e.cause.Error() }
@@ -196,18 +196,18 @@ func StartPrivate(self string, log *os.File, args ...string) (*Client, error) {
 	return &Client{Client: ctl.NewClient(c.UnixConn, pid, os.Geteuid()), ended: ended}, nil
 }
 
-// ReadyFD is the number of the descriptor on which a spawned service reports: "ready", or what went wrong, on one
-// line. ControlFD is a private service's only connection.
+// ReadyFD is the descriptor on which a spawned service reports one line: "ready" or an error. ControlFD is the only
+// connection of a private service.
 const (
 	ReadyFD   = 3
 	ControlFD = 4
 )
 
-// startTimeout bounds the wait for a service that was started; it takes some ten milliseconds.
+// startTimeout limits the wait for a started service. A start takes some ten milliseconds.
 const startTimeout = 20 * time.Second
 
-// spawn starts self in a session of its own and waits until it reports. ended is closed when it ends, and
-// pid is its process.
+// spawn starts self in a new session and waits for its report. It returns the process ID; ended is closed when the
+// process ends.
 func spawn(self string, args []string, log, control *os.File) (ended <-chan struct{}, pid int, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -229,7 +229,7 @@ func spawn(self string, args []string, log, control *os.File) (ended <-chan stru
 		return nil, 0, fmt.Errorf("start a service: %w", err)
 	}
 	over := make(chan struct{})
-	var how error // it has reported what went wrong, or is killed
+	var how error // result of Wait
 	go func() {
 		defer close(over)
 		how = cmd.Wait()
@@ -260,8 +260,8 @@ func spawn(self string, args []string, log, control *os.File) (ended <-chan stru
 	return nil, 0, fmt.Errorf("start a service: not ready after %v; %s", startTimeout, messages)
 }
 
-// Close ends the connection. A private service, whose addresses the next may want, is given a moment to end; it goes on
-// while something lives that the program has left running.
+// Close ends the connection. It waits up to a second for the end of a private service, so that the next service can use
+// its addresses. A private service runs on while it serves remaining processes of the program.
 func (c *Client) Close() error {
 	err := c.Client.Close()
 	if c.ended != nil {

@@ -15,8 +15,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestReplacesOtherVersion: a service of another version of the protocol makes way if it yields; else the client gets
-// its refusal.
+// TestReplacesOtherVersion tests that a service of another protocol version is replaced if it yields. Otherwise the
+// client receives its refusal.
 func TestReplacesOtherVersion(t *testing.T) {
 	for name, yields := range map[string]bool{"idle": true, "in use": false} {
 		t.Run(name, func(t *testing.T) {
@@ -58,12 +58,12 @@ func TestReplacesOtherVersion(t *testing.T) {
 	}
 	if _, err := dialSame(ctl.Location{Socket: filepath.Join(os.TempDir(), "no-such-socket-of-verbena")}); !errors.Is(err,
 		ctl.ErrNotRunning) {
-		t.Errorf("without a service: %v", err)
+		t.Errorf("dialSame without a service: got %v", err)
 	}
 }
 
-// TestDaemonBesideAnotherUsers tests that no service is started at the location of another user's service, which is
-// not asked to yield.
+// TestDaemonBesideAnotherUsers tests that Daemon starts no service at the location of another user's service, and does
+// not ask that service to yield.
 func TestDaemonBesideAnotherUsers(t *testing.T) {
 	testutil.NeedRoot(t, "to be another user")
 	dir := t.TempDir()
@@ -104,12 +104,11 @@ func TestDaemonBesideAnotherUsers(t *testing.T) {
 	}
 	l.Close()
 	if n := <-asked; n != 0 {
-		t.Errorf("the other user's service was sent %d bytes, want none", n)
+		t.Errorf("bytes sent to the service of another user: got %d, want none", n)
 	}
 }
 
-// TestStartWhileRefused: a user who has too many connections learns that, also by the command that starts a service on
-// demand.
+// TestStartWhileRefused tests that a user with too many connections gets that error also from Start.
 func TestStartWhileRefused(t *testing.T) {
 	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: loc.Socket, Net: "unix"})
@@ -132,7 +131,7 @@ func TestStartWhileRefused(t *testing.T) {
 	c, err := Start(loc, "/bin/false")
 	if c != nil {
 		c.Close()
-		t.Error("got a client")
+		t.Error("Start: got a client, want an error")
 	}
 	if !errors.Is(err, syscall.EAGAIN) || !strings.Contains(err.Error(), "holds 256 connections") {
 		t.Errorf("got %v, want the reason of the refusal", err)

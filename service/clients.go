@@ -25,13 +25,13 @@ import (
 )
 
 const (
-	// firstMessage bounds the wait for a client's first request, which verbena sends at once.
+	// firstMessage limits the wait for a client's first request. The verbena command sends it at once.
 	firstMessage = 10 * time.Second
-	// restOfMessage bounds the time from the beginning of a message to its end, for what is received and sent.
+	// restOfMessage limits the time from the first byte of a message to its last, in both directions.
 	restOfMessage = 10 * time.Second
-	// requestTimeout bounds what a request may take; see bounded.
+	// requestTimeout limits the time of a request; see bounded.
 	requestTimeout = CloseTimeout
-	// maxRequests is how many requests of one user are being answered at a time, managers excepted.
+	// maxRequests limits the number of requests of one user in progress. Managers are exempt.
 	maxRequests = 8
 )
 
@@ -42,7 +42,7 @@ func (s *Service) Serve(l *Listener) error {
 		s.stop()
 		l.Close()
 	}()
-	var logged time.Time // that no client can be accepted
+	var logged time.Time // time of the last message about failed accepts
 	defer s.spare.begin()()
 	for {
 		s.spare.fill()
@@ -62,10 +62,10 @@ func (s *Service) Serve(l *Listener) error {
 			s.acceptWithSpare(l, err)
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("accept clients: %w", err)
-		default: // memory, or another resource that the kernel counts, is short
+		default: // no memory, or a lack of another resource counted by the kernel
 			if now := time.Now(); now.Sub(logged) >= time.Minute {
 				logged = now
-				s.log.Error("no client can be accepted", "err", err)
+				s.log.Error("accept failed", "err", err)
 			}
 			time.Sleep(acceptPause)
 		}
@@ -76,29 +76,31 @@ func (s *Service) Serve(l *Listener) error {
 const acceptPause = 100 * time.Millisecond
 
 const (
-	// maxUnheard is the number of refused clients of one user that have not read why. Further ones are not told.
+	// maxUnheard limits the number of refused clients of one user that have not read the reason. Further clients get no
+	// reason.
 	maxUnheard = 64
-	// maxRefusing is the number of refused clients that are waited for at a time, so that they can read why.
+	// maxRefusing limits the number of refused clients that the service waits for at a time.
 	maxRefusing = 64
-	// refusalTime is the time that a refused client gets to read the answer and close its end.
+	// refusalTime is the time that a refused client has to read the answer and close its end.
 	refusalTime = time.Second
 )
 
-// refuse answers a client that gets no more, and closes the connection. It does not sleep: a goroutine goes on.
+// refuse sends the error to a client without service, and closes the connection. It starts a goroutine for this and
+// does not sleep.
 func (s *Service) refuse(uc *net.UnixConn, who peer, err error) {
 	user := s.quota.Account(who.Account)
 	c := ctl.Conn{UnixConn: uc, Rights: s.rights.Of(user)}
 	go func() {
 		heard, counted := s.unheard.begin(who.Account, maxUnheard)
 		if counted {
-			contain.Do(func() { s.sayWhy(c, err) }, contain.Logged(s.log, "panic while a client was refused", uidKey, who.uid))
+			contain.Do(func() { s.sayWhy(c, err) }, contain.Logged(s.log, "panic while refusing a client", uidKey, who.uid))
 		}
 		s.end(c, user, heard)
 	}()
 }
 
-// end ends a connection, and then calls ended, which ends a charge: when the client has read what was sent, or has
-// closed its end. Until then that takes memory of the service's control group.
+// end closes a connection. It calls ended, which ends a charge, when the client has read all data or closed its end.
+// Until then the data takes memory of the service's control group.
 func (s *Service) end(c ctl.Conn, user *quota.User, ended func()) {
 	fd, err := rights.Duplicate(c)
 	c.End()
@@ -109,8 +111,8 @@ func (s *Service) end(c ctl.Conn, user *quota.User, ended func()) {
 	s.kept.Of(user).Keep(kept.Unread(fd), ended)
 }
 
-// sayWhy sends a refused client the reason, and waits until it has closed its end. A request that is still unread at
-// the close would make the kernel reset the connection, and discard the answer.
+// sayWhy sends a refused client the reason, and waits until the client closes its end. If an unread request remained at
+// the close, the kernel would reset the connection and discard the answer.
 func (s *Service) sayWhy(c ctl.Conn, why error) {
 	c.SetDeadline(time.Now().Add(refusalTime))
 	if c.Send(failure(why), nil) != nil {
@@ -134,17 +136,17 @@ func (s *Service) sayWhy(c ctl.Conn, why error) {
 }
 
 // admissions holds accepted connections until their clients are identified. It identifies the clients of a user one at
-// a time, at a limited rate. So a user who connects in a loop delays the accepting thread by one accept(2) for each
-// connection, and leaves processor time to others.
+// a time, at a limited rate. A user who connects in a loop therefore costs the accepting thread only one accept(2) for
+// each connection.
 //
-// The kernel gives the user id of a client at once. Its account is known only after a client of that id was identified:
-// until then few clients of an id may wait, and afterwards they count as those of the account. For root and the
-// service's own user the process id namespace is looked up first, so that a container with user id 0 does not fill the
+// The kernel reports the user ID of a client at once. The account of a user ID is known only after one of its clients
+// was identified. Until then few clients of the ID may wait; afterwards they are queued for the account. For root and
+// the service's own user, add first looks up the pid namespace, so that a container with user ID 0 cannot fill the
 // queue of managers.
 type admissions struct {
 	mu       sync.Mutex
 	of       map[quota.ID]*admission
-	accounts map[quota.ID]quota.ID // of user ids that have another account
+	accounts map[quota.ID]quota.ID // accounts of user IDs that differ from their account
 	total    int                   // waiting clients
 }
 
@@ -154,22 +156,23 @@ type admission struct {
 	known   bool      // a client of the id was identified
 	busy    bool      // a goroutine identifies the clients
 	tokens  float64   // clients that can be identified without a pause
-	at      time.Time // of tokens
+	at      time.Time // time of the last change of tokens
 }
 
 const (
 	// maxAdmissions is the number of waiting clients of one user; further clients are disconnected.
 	maxAdmissions = 256
-	// maxUnknown is the number of waiting clients of an id of which none was identified yet.
+	// maxUnknown is the number of waiting clients of an ID without an identified client.
 	maxUnknown = 16
 	// maxAllAdmissions is the number of waiting clients of all users.
 	maxAllAdmissions = 2048
-	// maxQueues is the number of users, and of subordinate ids, that are remembered.
+	// maxQueues is the number of remembered users and subordinate IDs.
 	maxQueues = 1 << 16
-	// admissionRate is the number of clients of one user in a second, beyond a burst.
+	// admissionRate is the number of clients per user and second, beyond a burst.
 	admissionRate  = 500
 	admissionBurst = 1000
-	// surplusPause is the time that a client of a full queue costs: most of it is not processor time.
+	// surplusPause is the time for which a client of a full queue delays the accepting thread. Most of it is not processor
+	// time.
 	surplusPause = 200 * time.Microsecond
 )
 
@@ -190,7 +193,7 @@ func (a *admissions) add(s *Service, c *net.UnixConn) bool {
 			return false
 		}
 	}
-	privileged = privileged && id.Container == 0 // it may be a manager's, whom other users must not keep out
+	privileged = privileged && id.Container == 0 // may be a manager, which other users must not lock out
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	q := a.queue(id)
@@ -214,7 +217,7 @@ func (a *admissions) add(s *Service, c *net.UnixConn) bool {
 	return true
 }
 
-// queue returns the queue of a user. It forgets idle users if there are too many.
+// queue returns the queue of a user. It removes idle users if there are too many.
 //
 //verbena:held mu
 func (a *admissions) queue(id quota.ID) *admission {
@@ -238,7 +241,7 @@ func (a *admissions) queue(id quota.ID) *admission {
 	return q
 }
 
-// identified notes the account of a user.
+// identified records the account of a user ID.
 func (a *admissions) identified(id, account quota.ID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -246,12 +249,12 @@ func (a *admissions) identified(id, account quota.ID) {
 		if a.accounts == nil || len(a.accounts) >= maxQueues {
 			a.accounts = map[quota.ID]quota.ID{}
 		}
-		a.accounts[id] = account // the queue of the id ends with its waiting clients
+		a.accounts[id] = account // the queue of the ID ends with its waiting clients
 	}
 	a.queue(account).known = true
 }
 
-// admit admits the clients of a queue, until none is left.
+// admit serves the clients of a queue until the queue is empty.
 func (a *admissions) admit(s *Service, id quota.ID, q *admission) {
 	for {
 		c, pause := a.next(q)
@@ -265,7 +268,7 @@ func (a *admissions) admit(s *Service, id quota.ID, q *admission) {
 	}
 }
 
-// next takes a client out of a queue, and returns how long it has to wait; nil if there is none.
+// next takes a client from a queue, and returns the time to wait first. It returns nil if the queue is empty.
 func (a *admissions) next(q *admission) (c *net.UnixConn, pause time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -284,8 +287,7 @@ func (a *admissions) next(q *admission) (c *net.UnixConn, pause time.Duration) {
 	return c, pause
 }
 
-// admit serves a client, as far as its user may have another connection, and returns the user's account, if that can be
-// told.
+// admit serves a client if its user may have another connection. It returns the account of the user, if known.
 func (s *Service) admit(c *net.UnixConn) (_ quota.ID, ok bool) {
 	who, err := s.peerOf(c)
 	if noDescriptor(err) { // the client took the last one
@@ -296,7 +298,7 @@ func (s *Service) admit(c *net.UnixConn) (_ quota.ID, ok bool) {
 		return who.Account, err == nil
 	}
 	if err != nil {
-		s.log.Debug("client", uidKey, who.uid, "err", err) // it has gone, as a rule
+		s.log.Debug("client", uidKey, who.uid, "err", err) // normally the client has disconnected
 		s.rights.Of(s.quota.User(who.uid)).End(c)
 		return quota.ID{}, false
 	}
@@ -324,7 +326,7 @@ func (s *Service) admitPeer(c *net.UnixConn, who peer) {
 	}()
 }
 
-// ServeConn answers one client, which is known, until it closes the connection.
+// ServeConn answers a client that is already known, until it closes the connection.
 func (s *Service) ServeConn(c *net.UnixConn) {
 	who, err := s.peerOf(c)
 	if err != nil {
@@ -335,19 +337,19 @@ func (s *Service) ServeConn(c *net.UnixConn) {
 	s.serve(ctl.Conn{UnixConn: c, Rights: s.rights.Of(s.quota.Account(who.Account))}, who, 0)
 }
 
-// serve answers a client until it closes the connection, as answerAll does, and ends the connection.
+// serve answers a client like answerAll, and then closes the connection.
 func (s *Service) serve(c ctl.Conn, who peer, within time.Duration) {
 	defer c.End()
 	s.answerAll(c, who, within)
 }
 
-// answerAll answers a client until it closes the connection, which the caller ends. The first request has to come
-// within the time, if that is not 0.
+// answerAll answers a client until the client closes the connection. The caller closes it here. The first request must
+// arrive within the time, unless that is 0.
 func (s *Service) answerAll(c ctl.Conn, who peer, within time.Duration) {
 	defer s.connected(c)()
 	defer func() {
 		if p := recover(); p != nil {
-			s.log.Error("a request made the service panic; the connection is closed",
+			s.log.Error("panic in a request; closing the connection",
 				uidKey, who.uid, "panic", p, "stack", string(debug.Stack()))
 		}
 	}()
@@ -367,7 +369,7 @@ func (s *Service) answerAll(c ctl.Conn, who peer, within time.Duration) {
 		}
 		if r.Op == ctl.OpOpen && r.Protocol == ctl.Protocol && fd == nil {
 			strays := s.open(c, who, r.Name)
-			c.CloseRead() // the program is not to wait for what follows
+			c.CloseRead() // a program must not wait for an answer to its next request
 			c.CloseWrite()
 			c.Rights.CloseAll(strays)
 			return
@@ -387,7 +389,7 @@ func (s *Service) answerAll(c ctl.Conn, who peer, within time.Duration) {
 	}
 }
 
-// connected notes a connection, until done.
+// connected records an open connection until the call of done.
 func (s *Service) connected(c ctl.Conn) (done func()) {
 	s.connections.Lock()
 	defer s.connections.Unlock()
@@ -402,31 +404,31 @@ func (s *Service) connected(c ctl.Conn) (done func()) {
 	}
 }
 
-// disconnect closes every connection. The kernel does so only when the process has ended, which a thread that waits for
-// a program's memory can hold up.
+// disconnect closes all connections. The kernel would close them only at the end of the process, which a thread that
+// waits for a program's memory can delay.
 func (s *Service) disconnect() {
 	s.connections.Lock()
 	defer s.connections.Unlock()
 	for c := range s.connections.all {
-		go c.Close() // which can take as long as the client likes, for what it has sent
+		go c.Close() // Close can block on files that the client has sent
 	}
 }
 
 // failure returns the answer for an error.
 func failure(err error) *ctl.Response { return ctl.Failure(err).Named() }
 
-// reply sends an answer to a client, which may not read it.
+// reply sends an answer to a client.
 func (s *Service) reply(c ctl.Conn, a *ctl.Response) error { return s.replyWith(c, a, nil) }
 
-// replyWith sends an answer with a descriptor, which stays the caller's.
+// replyWith sends an answer with a descriptor. The caller keeps the descriptor.
 func (s *Service) replyWith(c ctl.Conn, a *ctl.Response, fd *os.File) error {
 	c.SetWriteDeadline(time.Now().Add(restOfMessage))
 	defer c.SetWriteDeadline(time.Time{})
 	return c.Send(a, fd)
 }
 
-// request answers what is not the attachment of a program. It closes fd. sent is to be called when the answer has been
-// sent, or could not be: until then the request counts as one of its user's, since the answer takes memory.
+// request answers all requests except the attachment of a program. It closes fd. The caller calls sent after it sent
+// the answer or failed to; until then the request counts for its user, since the answer takes memory.
 func (s *Service) request(c ctl.Conn, who peer, r *ctl.Request, fd *os.File) (_ *ctl.Response, sent func(), err error) {
 	sent = func() {}
 	if err := who.authorize(r.Op); err != nil {
@@ -441,11 +443,11 @@ func (s *Service) request(c ctl.Conn, who peer, r *ctl.Request, fd *os.File) (_ 
 	if !who.Manager {
 		done, ok := s.requests.begin(who.Account, maxRequests)
 		if !ok {
-			return nil, sent, fmt.Errorf("%d requests of user %v are being answered, which is the limit: %w", maxRequests,
-				who.Account, syscall.EBUSY)
+			return nil, sent, fmt.Errorf("user %v has %d requests in progress, which is the limit: %w", who.Account,
+				maxRequests, syscall.EBUSY)
 		}
-		// The request ends when it has been carried out, which may be after the client was told that it takes too
-		// long, and the answer has been sent.
+		// The request ends when it was carried out and its answer was sent. A request may be carried out long after the
+		// client got ETIMEDOUT.
 		var both atomic.Int32
 		made = func() {
 			if both.Add(1) == 2 {
@@ -461,8 +463,8 @@ func (s *Service) request(c ctl.Conn, who peer, r *ctl.Request, fd *os.File) (_ 
 	return a, sent, err
 }
 
-// bounded returns what f does, or ETIMEDOUT after requestTimeout: f, which a program's memory may hold up, then goes
-// on.
+// bounded returns the result of f, or ETIMEDOUT after requestTimeout. After a timeout f continues; it may wait for the
+// memory of a program.
 func (s *Service) bounded(r *ctl.Request, f func() (*ctl.Response, error)) (*ctl.Response, error) {
 	type result struct {
 		a   *ctl.Response
@@ -473,8 +475,9 @@ func (s *Service) bounded(r *ctl.Request, f func() (*ctl.Response, error)) (*ctl
 		var res result
 		defer func() {
 			if p := recover(); p != nil {
-				s.log.Error("a request made the service panic", "op", r.Op, "panic", p, "stack", string(debug.Stack()))
-				res = result{err: fmt.Errorf("%s: the service has failed; see its log: %w", ctl.Clip(string(r.Op)), syscall.EIO)}
+				s.log.Error("panic in a request", "op", r.Op, "panic", p, "stack", string(debug.Stack()))
+				res = result{err: fmt.Errorf("%s: internal error; see the log of the service: %w", ctl.Clip(string(r.Op)),
+					syscall.EIO)}
 			}
 			done <- res
 		}()
@@ -496,18 +499,19 @@ func (s *Service) bounded(r *ctl.Request, f func() (*ctl.Response, error)) (*ctl
 	case res := <-done:
 		return res.a, res.err
 	case <-timer.C:
-		return nil, fmt.Errorf("%s: not done after %v, since a program's memory does not answer; it goes on, and `verbena dev show` shows its progress: %w",
+		return nil, fmt.Errorf("%s: not done after %v, since a program's memory does not answer; it continues, and `verbena dev show` shows its progress: %w",
 			ctl.Clip(string(r.Op)), limit, syscall.ETIMEDOUT)
 	}
 }
 
-// userCount counts something of each user.
+// userCount counts items by user.
 type userCount struct {
 	mu    sync.Mutex
 	users map[quota.ID]int
 }
 
-// begin counts one more, until done, unless the user has as many as may be.
+// begin counts an item of a user until the call of done. It returns false if the user already has most
+// of them.
 func (q *userCount) begin(id quota.ID, most int) (done func(), ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -609,8 +613,8 @@ func (s *Service) answer(who peer, r *ctl.Request) (*ctl.Response, error) {
 	return nil, fmt.Errorf("malformed request %q: %w", ctl.Clip(string(r.Op)), syscall.EINVAL)
 }
 
-// attach supervises a program until all its processes have ended. The connection shows the launcher
-// that the service lives; a launcher that dies does not end its program.
+// attach supervises a program until all its processes have ended. The open connection shows the launcher that the
+// service runs. The end of the launcher does not end its program.
 func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File) {
 	process, err := who.process(c.UnixConn)
 	if err != nil {
@@ -629,7 +633,7 @@ func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File)
 	launcher := &launcher{c: c}
 	info := who.session(a, process, launcher)
 	info.Notice = launcher.notice
-	var theirs *os.File // of the trace
+	var theirs *os.File // the launcher's end of the trace
 	if a.Trace {
 		trace, f, end, err := s.startTrace(who)
 		if err != nil {
@@ -651,7 +655,7 @@ func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File)
 		&ctl.Response{Attached: &ctl.Attached{Dir: session.Name(), Helped: session.Helped(),
 			Traced: session.Traced()}}, theirs)
 	if theirs != nil {
-		theirs.Close() // so that the trace ends when the launcher closes its end
+		theirs.Close() // the trace then ends when the launcher closes its end
 	}
 	if err != nil {
 		s.log.Warn("attach a program", uidKey, who.uid, "err", err)
@@ -663,8 +667,8 @@ func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File)
 	log.Debug("program ended", "args", ctl.CutArgs(a.Args), "after", time.Since(began).Round(time.Millisecond))
 }
 
-// open serves a device file to a program until it closes the connection. It returns what the program has sent and is to
-// be closed.
+// open serves a device file to a program until it closes the connection. It returns descriptors that the program has
+// sent, for the caller to close.
 func (s *Service) open(c ctl.Conn, who peer, name string) (strays []int) {
 	fail := func(err error) { _ = s.reply(c, failure(err)) }
 	process, err := who.process(c.UnixConn)
@@ -699,13 +703,13 @@ func (s *Service) open(c ctl.Conn, who peer, name string) (strays []int) {
 	log := s.log.With(uidKey, who.uid, "pid", who.pid, "dev", info.Device)
 	log.Debug("device opened over the socket")
 	if err := f.Serve(c.UnixConn); err != nil {
-		log.Warn("a program that uses a device over the socket is disconnected", "err", err)
+		log.Warn("disconnected a program that used a device over the socket", "err", err)
 	}
 	log.Debug("device closed over the socket")
 	return f.Strays()
 }
 
-// openFile counts one more open file, unless the service ends.
+// openFile counts an open file. It returns false if the service is ending.
 func (s *Service) openFile() bool {
 	s.programs.Lock()
 	defer s.programs.Unlock()
@@ -716,7 +720,7 @@ func (s *Service) openFile() bool {
 	return true
 }
 
-// commandOf is the name of what a process executes, for people.
+// commandOf returns the command name of a process, for messages.
 func commandOf(pid int) string {
 	b, err := procfile.Read("/proc/" + strconv.Itoa(pid) + "/comm")
 	if err != nil {
@@ -725,8 +729,7 @@ func commandOf(pid int) string {
 	return strings.TrimSpace(string(b))
 }
 
-// session describes a program that the peer hands over: by what the kernel says of the peer, and its own words only for
-// what people read.
+// session describes an attached program. IDs come from the kernel; only text for display comes from the launcher.
 func (p peer) session(a *ctl.Attach, process *os.File, h supervisor.Helper) supervisor.SessionInfo {
 	return supervisor.SessionInfo{LauncherPID: p.pid, UID: p.uid, Account: p.Account, Pidfd: process,
 		Args: ctl.CutArgs(a.Args), Helper: h}

@@ -29,7 +29,7 @@ import (
 
 const patience = 10 * time.Second
 
-// message is a message as it is sent.
+// message returns an encoded message.
 func message(t *testing.T, v any) []byte {
 	t.Helper()
 	b, err := json.Marshal(v)
@@ -39,18 +39,19 @@ func message(t *testing.T, v any) []byte {
 	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(b))), b...)
 }
 
-// closes reports an error unless the other end closes the connection, and returns what it has sent before.
+// closes checks that the other end closes the connection, and returns the data received before.
 func closes(t *testing.T, c *net.UnixConn, what string) []byte {
 	t.Helper()
 	c.SetReadDeadline(time.Now().Add(patience))
 	b, err := io.ReadAll(c)
 	if err != nil && !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("%s: the connection stays open: %v", what, err)
+		t.Errorf("%s: got an open connection: %v", what, err)
 	}
 	return b
 }
 
-// A client that sends nothing, or not all, is disconnected; one that has been answered may stay.
+// TestSilentClients tests that a client that sends nothing, or half a message, is disconnected. An answered client may
+// stay connected.
 func TestSilentClients(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.10"}})
 	const within = 100 * time.Millisecond
@@ -73,11 +74,11 @@ func TestSilentClients(t *testing.T) {
 		}
 		ends[1].SetReadDeadline(time.Now().Add(2 * within))
 		if _, err := ends[1].Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatalf("a client that has been answered: got %v, want the connection open", err)
+			t.Fatalf("an answered client: got %v, want the connection open", err)
 		}
 		ends[1].SetReadDeadline(time.Time{})
 	}
-	// A later message has to be finished as well.
+	// A later message must be completed within the time as well.
 	ends = testutil.UnixPair(t)
 	got := make(chan error, 1)
 	go func() {
@@ -86,7 +87,7 @@ func TestSilentClients(t *testing.T) {
 	}()
 	select {
 	case err := <-got:
-		t.Fatalf("got %v before the beginning of a message", err)
+		t.Fatalf("got %v before the first byte of a message", err)
 	case <-time.After(2 * within):
 	}
 	ends[1].Write([]byte{100, 0})
@@ -96,11 +97,11 @@ func TestSilentClients(t *testing.T) {
 			t.Errorf("got %v, want ErrDeadlineExceeded", err)
 		}
 	case <-time.After(patience):
-		t.Error("it waits for the end of a message")
+		t.Error("the service waits for the rest of a message")
 	}
 }
 
-// The size of a request, and of a launcher's answer, is checked before anything is read of it.
+// TestMessageBounds tests that the size of a request, and of a launcher's answer, is checked before any of it is read.
 func TestMessageBounds(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.11"}})
 	for _, size := range []uint32{ctl.MaxRequest + 1, 12 << 20, 1<<32 - 1} {
@@ -108,7 +109,7 @@ func TestMessageBounds(t *testing.T) {
 		go s.ServeConn(ends[0])
 		ends[1].Write(binary.LittleEndian.AppendUint32(nil, size))
 		if b := closes(t, ends[1], fmt.Sprint(size)); len(b) != 0 {
-			t.Errorf("%d bytes: an answer, %q", size, b)
+			t.Errorf("a message of %d bytes: got answer %q", size, b)
 		}
 	}
 	ends := testutil.UnixPair(t)
@@ -124,11 +125,11 @@ func TestMessageBounds(t *testing.T) {
 	}()
 	if _, err := (&launcher{c: ctl.Conn{UnixConn: ends[0]}}).OpenMem(1); err == nil ||
 		!strings.Contains(err.Error(), "longer than") {
-		t.Errorf("a launcher's endless answer: %v", err)
+		t.Errorf("an oversized answer of a launcher: got %v", err)
 	}
 }
 
-// descriptors are those of this process that lead to a file.
+// descriptors returns the number of descriptors of this process that refer to a file.
 func descriptors(t *testing.T, to string) (n int) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
@@ -143,8 +144,8 @@ func descriptors(t *testing.T, to string) (n int) {
 	return n
 }
 
-// However many descriptors come with a message, none is left, whether the request wants one, is malformed or is
-// refused.
+// TestDescriptorsDoNotLeak tests that descriptors sent with a message are closed, whether the request uses one, is
+// malformed or is refused.
 func TestDescriptorsDoNotLeak(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.12"}})
 	path := filepath.Join(t.TempDir(), "passed")
@@ -181,13 +182,14 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 			closes(t, ends[1], what)
 			<-served
 			if got := descriptors(t, path); got != 1 {
-				t.Fatalf("%s with %d descriptors: %d are left", what, n, got-1)
+				t.Fatalf("%s with %d descriptors: %d are still open", what, n, got-1)
 			}
 		}
 	}
 }
 
-// The process that a program is attached for is the one that the kernel names, whatever the client says.
+// TestAttachBelievesTheKernel tests that the attached process is the one reported by the kernel, not the one named by
+// the client.
 func TestAttachBelievesTheKernel(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.13"}})
 	f, err := os.Open(os.DevNull)
@@ -218,7 +220,7 @@ func TestAttachBelievesTheKernel(t *testing.T) {
 	}
 }
 
-// What is known of a session is what the kernel says.
+// TestSessionInfo tests that the description of a session comes from the kernel.
 func TestSessionInfo(t *testing.T) {
 	got := peer{pid: 17, uid: 1001}.session(&ctl.Attach{Args: []string{strings.Repeat("x", 2*ctl.MaxArgs)}}, os.Stdin,
 		&launcher{})
@@ -228,7 +230,7 @@ func TestSessionInfo(t *testing.T) {
 	}
 }
 
-// A user sees the holdings that are his.
+// TestVisible tests that a user sees only the user's own holdings.
 func TestVisible(t *testing.T) {
 	s := &Service{quota: quota.New(quota.Limits{quota.QPs: {PerUser: 5, Total: 9}})}
 	for _, uid := range []int{1001, 1002} {
@@ -246,7 +248,8 @@ func TestVisible(t *testing.T) {
 	}
 }
 
-// A user has so many connections, and is told so at the next; a manager gets in; ended ones count no more.
+// TestConnectionsPerUser tests the limit of connections per user. The next connection gets an error; managers are
+// exempt; closed connections do not count.
 func TestConnectionsPerUser(t *testing.T) {
 	var log testutil.Buffer
 	limits := DefaultLimits(true)
@@ -280,7 +283,7 @@ func TestConnectionsPerUser(t *testing.T) {
 	}
 	if err := ask(connect(4242)); !errors.Is(err, syscall.EAGAIN) ||
 		!strings.Contains(err.Error(), "--limit connections=") {
-		t.Errorf("one too many: got %v, want EAGAIN", err)
+		t.Errorf("one connection beyond the limit: got %v, want EAGAIN", err)
 	}
 	testutil.Eventually(t, "the log to name the limit", func() bool {
 		return countLines(&log, "user 4242 holds 3 connections") > 0
@@ -294,10 +297,11 @@ func TestConnectionsPerUser(t *testing.T) {
 		}
 	}
 	first[0].Close()
-	testutil.Eventually(t, "a connection after the end of one", func() bool { return ask(connect(4242)) == nil })
+	testutil.Eventually(t, "a connection after another was closed", func() bool { return ask(connect(4242)) == nil })
 }
 
-// Requests of one user that are not done keep neither others' waiting, nor more of his own.
+// TestRequestsPerUser tests that pending requests of a user delay no requests of other users, and that their number is
+// limited.
 func TestRequestsPerUser(t *testing.T) {
 	var q userCount
 	var done []func()
@@ -309,18 +313,18 @@ func TestRequestsPerUser(t *testing.T) {
 		done = append(done, d)
 	}
 	if _, ok := q.begin(quota.ID{UID: 4242}, maxRequests); ok {
-		t.Error("one too many was not refused")
+		t.Error("begin beyond the limit: got success, want an error")
 	}
 	if _, ok := q.begin(quota.ID{UID: 4243}, maxRequests); !ok {
-		t.Error("another user was refused")
+		t.Error("begin for another user: got an error")
 	}
 	done[0]()
 	if _, ok := q.begin(quota.ID{UID: 4242}, maxRequests); !ok {
-		t.Error("after one was done: refused")
+		t.Error("begin after another was done: got an error")
 	}
 }
 
-// Nothing that a client sends comes back, or is logged, at any length.
+// TestNothingUnboundedIsEchoed tests that the service answers and logs only a limited length of the client's data.
 func TestNothingUnboundedIsEchoed(t *testing.T) {
 	var log testutil.Buffer
 	s, err := newService(Options{
@@ -358,7 +362,7 @@ func TestNothingUnboundedIsEchoed(t *testing.T) {
 	ends[1].Write(message(t, map[string]any{"ID": json.Number(strings.Repeat("9", ctl.MaxRequest/2))}))
 	closes(t, ends[1], "a malformed message")
 	if n := len(log.String()); n == 0 || n > 4000 {
-		t.Errorf("%d bytes were logged", n)
+		t.Errorf("log: got %d bytes", n)
 	}
 	if got := strings.Join(ctl.CutArgs([]string{"a", long, "b"}), " "); len(got) > ctl.MaxArgs+10 ||
 		!strings.HasPrefix(got, "a yyy") || !strings.HasSuffix(got, "y...") {
@@ -369,7 +373,7 @@ func TestNothingUnboundedIsEchoed(t *testing.T) {
 	}
 }
 
-// A panic on behalf of one client is its error, and the end of nothing else.
+// TestPanicOfARequest tests that a panic in a request fails only that request.
 func TestPanicOfARequest(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.16"}})
 	broken := &Service{log: s.log, requestTimeout: patience, authority: s.authority}
@@ -387,14 +391,15 @@ func TestPanicOfARequest(t *testing.T) {
 	}
 	defer f.Close()
 	if _, err := b.Attach(ctl.Attach{}, f); err == nil {
-		t.Error("attached to nothing")
+		t.Error("attach without a program: got success")
 	}
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil {
 		t.Errorf("another client: %v", err)
 	}
 }
 
-// A device that does not go, since a program's memory does not answer, holds up neither the other requests nor the end.
+// TestStuckDevice tests that the removal of a device that waits for a program's memory delays neither other requests
+// nor the end of the service.
 func TestStuckDevice(t *testing.T) {
 	f := fakeNothing{make(chan struct{})}
 	s, err := newService(Options{Interfaces: f,
@@ -450,21 +455,21 @@ func TestStuckDevice(t *testing.T) {
 		return s.all()[0].spec.Name != "rxe0"
 	})
 	if err := do(&ctl.Request{Op: ctl.OpLinkShow}); err != nil {
-		t.Errorf("link show meanwhile: %v", err)
+		t.Errorf("link show during the removal: %v", err)
 	}
 	began := time.Now()
 	ended := s.Close()
 	if d := time.Since(began); d > 2*patience {
-		t.Errorf("the end took %v", d)
+		t.Errorf("Close took %v", d)
 	}
-	// The removal is still under way; the service does not know that device any more, and the rest has ended.
+	// The removal is still in progress. The service has dropped that device, and the rest has ended.
 	if ended != nil && !errors.Is(ended, syscall.ETIMEDOUT) {
-		t.Errorf("the end: %v", ended)
+		t.Errorf("Close: %v", ended)
 	}
 	close(stuck)
 }
 
-// A request that does not end is answered after a time, and counted until it does.
+// TestBounded tests that a request is answered after a timeout, and counts until it ends.
 func TestBounded(t *testing.T) {
 	s := &Service{log: slog.New(slog.DiscardHandler), requestTimeout: 20 * time.Millisecond}
 	stuck := make(chan struct{})
@@ -487,7 +492,7 @@ func TestBounded(t *testing.T) {
 	}
 }
 
-// An end that is held up says by what, and what is left on /dev/shm is removed by force.
+// TestStuckEnd tests that a blocked Close names the obstacle, and that Abandon removes the directory on /dev/shm.
 func TestStuckEnd(t *testing.T) {
 	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.20"}}}})
 	if err != nil {
@@ -519,7 +524,8 @@ func TestStuckEnd(t *testing.T) {
 	<-gone
 }
 
-// A service yields once, if a client has started it and it is not in use; then no program may attach any more.
+// TestYield tests that a service yields once, if it was started by a client and is not in use. After that no program
+// can attach.
 func TestYield(t *testing.T) {
 	made := func(onDemand bool) *Service {
 		s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.22"}}},
@@ -531,7 +537,7 @@ func TestYield(t *testing.T) {
 	}
 	s := made(false)
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) {
-		t.Errorf("a user's own: got %v, want EBUSY", err)
+		t.Errorf("a service started by a user: got %v, want EBUSY", err)
 	}
 	s.Close()
 
@@ -562,7 +568,7 @@ func TestYield(t *testing.T) {
 	kept = s.byHandLocked()
 	s.mu.Unlock()
 	if kept {
-		t.Error("a service whose rules are cleared is kept when idle")
+		t.Error("keep when idle: got true after the rules were cleared, want false")
 	}
 	if err := s.LinkAdd(ctl.LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.23"}}); err != nil {
 		t.Fatal(err)
@@ -580,18 +586,19 @@ func TestYield(t *testing.T) {
 		t.Errorf("idle: got %v", err)
 	}
 	if _, err := s.attached(ctl.Conn{UnixConn: ends[0]}); !errors.Is(err, syscall.ESHUTDOWN) || !ctl.Ending(err) {
-		t.Errorf("a program that comes too late: got %v, want ESHUTDOWN", err)
+		t.Errorf("attach after the yield: got %v, want ESHUTDOWN", err)
 	}
 }
 
-// fakeNothing are interfaces that never change.
+// fakeNothing provides interfaces that never change.
 type fakeNothing struct{ closed chan struct{} }
 
 func (f fakeNothing) All() ([]netdev.Interface, error) { return nil, errors.New("none") }
 func (f fakeNothing) Wait() error                      { <-f.closed; return os.ErrClosed }
 func (f fakeNothing) Close() error                     { close(f.closed); return nil }
 
-// Without descriptors, a manager is served, and neither is the processor burnt nor the log filled.
+// TestNoDescriptors tests the service without free descriptors. It still serves managers, does not spin, and does not
+// flood the log.
 func TestNoDescriptors(t *testing.T) {
 	var log testutil.Buffer
 	s, err := newService(Options{
@@ -615,7 +622,7 @@ func TestNoDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	warm.Close()
-	// The clients' descriptors come before the others are taken.
+	// The clients open their descriptors before fill takes the others.
 	const clients = 6
 	var fds [clients]int
 	for i := range fds {
@@ -643,7 +650,7 @@ func TestNoDescriptors(t *testing.T) {
 			unix.Close(fd)
 		}
 	}()
-	// fill takes all descriptors, and those that the service closes in the meantime.
+	// fill takes all descriptors, including descriptors that the service closes meanwhile.
 	fill := func() {
 		for quiet := 0; quiet < 5; quiet++ {
 			time.Sleep(10 * time.Millisecond)
@@ -677,13 +684,13 @@ func TestNoDescriptors(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := unix.Write(fd, message(t, &ctl.Request{Protocol: ctl.Protocol, Op: ctl.OpLinkShow})); err != nil {
-			t.Fatalf("%d descriptors are free: %v", free, err)
+			t.Fatalf("with %d free descriptors: %v", free, err)
 		}
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5})
 		b := make([]byte, 4096)
 		n, err := unix.Read(fd, b)
 		if err != nil || !bytes.Contains(b[:max(n, 0)], []byte("rxe0")) {
-			t.Errorf("a manager, while %d descriptors are free: got %q, %v", free, b[:max(n, 0)], err)
+			t.Errorf("a manager, with %d free descriptors: got %q, %v", free, b[:max(n, 0)], err)
 		}
 		unix.Close(fd)
 		fds[free] = -1
@@ -692,18 +699,18 @@ func TestNoDescriptors(t *testing.T) {
 		}
 		time.Sleep(500 * time.Millisecond)
 		if d := used() - before; d > 300*time.Millisecond {
-			t.Errorf("it has used %v of the processor", d)
+			t.Errorf("processor time: got %v", d)
 		}
-		if n := strings.Count(log.String(), "only managers are served"); n != 1 {
+		if n := strings.Count(log.String(), "serving managers only"); n != 1 {
 			t.Errorf("the lack of descriptors was logged %d times, want once:\n%s", n, log.String())
 		}
 		if n := strings.Count(log.String(), "\n"); n > 3 {
-			t.Errorf("%d lines were logged:\n%s", n, log.String())
+			t.Errorf("log: got %d lines:\n%s", n, log.String())
 		}
 	}
 }
 
-// TestTakeOver: a service is taken over whose program has ended a moment ago, and one that is in use is not.
+// TestTakeOver tests that TakeOver ends a service with a program that ended a moment ago, but not a service in use.
 func TestTakeOver(t *testing.T) {
 	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.24"}}}, OnDemand: true})
 	if err != nil {
@@ -731,7 +738,7 @@ func TestTakeOver(t *testing.T) {
 	}
 	time.AfterFunc(takeOverPatience/5, done)
 	if err := TakeOver(loc); err != nil {
-		t.Errorf("in use until a moment later: got %v", err)
+		t.Errorf("a service in use for another moment: got %v", err)
 	}
 	<-ended
 }

@@ -10,7 +10,7 @@ import (
 	"verbena/uapi"
 )
 
-// subject is what an event is of.
+// subject is the kind of object that an event concerns.
 type subject uint8
 
 const (
@@ -21,7 +21,7 @@ const (
 	ofSRQ
 )
 
-// devEvents are the events that can be raised, in the order of enum ibv_event_type.
+// devEvents lists the events that can be raised, in the order of enum ibv_event_type.
 var devEvents = []struct {
 	name string
 	typ  ib.EventType
@@ -57,7 +57,7 @@ func EventNames() (names []string) {
 	return names
 }
 
-// DevEvent raises an asynchronous event as the driver would, though nothing has happened.
+// DevEvent raises an asynchronous event, as the driver does, without a cause.
 func (s *Service) DevEvent(r ctl.DevEvent) error {
 	l, err := s.devLink(r.Name)
 	if err != nil {
@@ -80,9 +80,9 @@ func (s *Service) DevEvent(r ctl.DevEvent) error {
 		ofSRQ: "shared receive queue"} {
 		switch {
 		case given[of] && e.of != of:
-			return fail("it is not of a %s: %w", word, syscall.EINVAL)
+			return fail("the event does not concern a %s: %w", word, syscall.EINVAL)
 		case !given[of] && e.of == of && of != ofPort:
-			return fail("it is of a %s, whose number is missing: %w", word, syscall.EINVAL)
+			return fail("the number of the %s is missing: %w", word, syscall.EINVAL)
 		}
 	}
 	if r.Port != 0 && r.Port != 1 {
@@ -90,7 +90,7 @@ func (s *Service) DevEvent(r ctl.DevEvent) error {
 	}
 	dev := l.hw.Device()
 	if dev == nil || l.slot.Device() == nil {
-		return fail("there is no device now: %w", syscall.ENODEV)
+		return fail("there is currently no device: %w", syscall.ENODEV)
 	}
 	switch e.of {
 	case ofDevice:

@@ -12,7 +12,8 @@ import (
 	"verbena/uapi"
 )
 
-// TestDevEvents: every event of the device, its port and a queue pair reaches the consumer, with the right port.
+// TestDevEvents tests that each event of the device, its port and a queue pair reaches the consumer, with the right
+// port.
 func TestDevEvents(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	dev := s.links[0].dev.Handle().Device()
@@ -41,8 +42,8 @@ func TestDevEvents(t *testing.T) {
 			}
 		}
 	}()
-	if got, want := len(devEvents), int(uapi.EventDeviceSpeedChange); got != want { // all but wq_fatal
-		t.Errorf("there are %d events, want %d", got, want)
+	if got, want := len(devEvents), int(uapi.EventDeviceSpeedChange); got != want { // all except wq_fatal
+		t.Errorf("events: got %d, want %d", got, want)
 	}
 	counted := func(name string) uint64 {
 		stats, err := s.Stats("rxe0")
@@ -61,7 +62,7 @@ func TestDevEvents(t *testing.T) {
 		case ofQP:
 			r.QP = qp.Num()
 		case ofCQ, ofSRQ:
-			continue // see the tests with programs
+			continue // tested with programs
 		}
 		if err := s.DevEvent(r); err != nil {
 			t.Errorf("%s: %v", e.name, err)
@@ -80,15 +81,15 @@ func TestDevEvents(t *testing.T) {
 			t.Errorf("%s: no event", e.name)
 		}
 		if n := counted(e.name) - before; n != 1 {
-			t.Errorf("%s: counted %d times", e.name, n)
+			t.Errorf("%s: counter: got %d, want 1", e.name, n)
 		}
 	}
 	if p, err := dev.QueryPort(1); err != nil || p.State != ib.PortActive {
-		t.Errorf("the port is %v, %v", p.State, err)
+		t.Errorf("port state: got %v, %v", p.State, err)
 	}
 }
 
-// TestDevEventMistakes: what makes no sense is refused, with what there is instead.
+// TestDevEventMistakes tests that invalid requests are refused, and that the error lists the valid values.
 func TestDevEventMistakes(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	for _, x := range []struct {
@@ -101,9 +102,9 @@ func TestDevEventMistakes(t *testing.T) {
 		{ctl.DevEvent{Name: "rxe9", Event: "port_err"}, syscall.ENODEV, "there are: rxe0"},
 		{ctl.DevEvent{Event: "IBV_EVENT_PORT_ERR", Port: 2}, syscall.EINVAL, "port 1 only"},
 		{ctl.DevEvent{Event: "port_err", Port: -1}, syscall.EINVAL, "port 1 only"},
-		{ctl.DevEvent{Event: "port_err", QP: 1}, syscall.EINVAL, "not of a queue pair"},
-		{ctl.DevEvent{Event: "device_fatal", Port: 1}, syscall.EINVAL, "not of a port"},
-		{ctl.DevEvent{Event: "qp_fatal"}, syscall.EINVAL, "number is missing"},
+		{ctl.DevEvent{Event: "port_err", QP: 1}, syscall.EINVAL, "does not concern a queue pair"},
+		{ctl.DevEvent{Event: "device_fatal", Port: 1}, syscall.EINVAL, "does not concern a port"},
+		{ctl.DevEvent{Event: "qp_fatal"}, syscall.EINVAL, "number of the queue pair is missing"},
 		{ctl.DevEvent{Event: "qp_fatal", QP: 1<<32 - 1}, syscall.ENOENT, "verbena qp show"},
 		{ctl.DevEvent{Event: "cq_err", CQ: 1}, syscall.ENOENT, "res show --json"},
 		{ctl.DevEvent{Event: "srq_err", SRQ: 1 << 31, PID: 1}, syscall.ENOENT, "res show --json"},
@@ -120,6 +121,6 @@ func TestDevEventMistakes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := s.DevEvent(ctl.DevEvent{Name: "rxe0", Event: "port_err"}); !errors.Is(err, syscall.ENODEV) {
-		t.Errorf("an event of no device: %v", err)
+		t.Errorf("an event without a device: %v", err)
 	}
 }

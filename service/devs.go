@@ -27,16 +27,16 @@ func (s *Service) devLink(name string) (*rdmaLink, error) {
 	return l, nil
 }
 
-// DevReset takes a device through a reset, and returns when the recovered one can be used; with a moment, or hardware
-// that is unreachable without end, at once. User contexts of the device become zombies. EBUSY while the hardware does
-// not answer.
+// DevReset resets a device, and returns when the recovered device is usable. With a moment, or with hardware that stays
+// unreachable, it returns at once. User contexts of the device become zombies. DevReset returns EBUSY while the
+// hardware does not answer.
 func (s *Service) DevReset(r ctl.DevReset) error {
 	l, err := s.devLink(r.Name)
 	if err != nil {
 		return err
 	}
 	if r.Outage < 0 || r.AtWR != 0 && r.At != "" {
-		return fmt.Errorf("dev reset %s: one moment at most, and no negative time: %w", r.Name, syscall.EINVAL)
+		return fmt.Errorf("dev reset %s: give at most one moment, and no negative time: %w", r.Name, syscall.EINVAL)
 	}
 	if r.Cancel {
 		l.slot.Disarm()
@@ -83,7 +83,7 @@ func (s *Service) DevReset(r ctl.DevReset) error {
 	return s.reset(l)
 }
 
-// reset takes a link's device through a reset, and returns when that is over.
+// reset resets a link's device, and returns when the reset is complete.
 func (s *Service) reset(l *rdmaLink) error {
 	s.log.Debug("device reset begins", "dev", l.spec.Name)
 	began := time.Now()
@@ -92,7 +92,7 @@ func (s *Service) reset(l *rdmaLink) error {
 	return err
 }
 
-// plugged reports an error unless there is a device, or will be at the end of a reset.
+// plugged returns an error unless there is a device or a reset is in progress.
 func (l *rdmaLink) plugged(doing string) error {
 	if l.slot.Device() != nil || l.slot.Status().State == slot.Recovering {
 		return nil
@@ -101,13 +101,13 @@ func (l *rdmaLink) plugged(doing string) error {
 		l.spec.Name, syscall.ENODEV)
 }
 
-// outage is the time for which hardware does not answer.
+// outage is the duration for which hardware does not answer.
 type outage struct {
 	mu  sync.Mutex
-	end *time.Timer // nil: none, or without end
+	end *time.Timer // nil: no outage, or one without an end
 }
 
-// begin disconnects the hardware for d; 0: until over. The end of an earlier outage does not end this one.
+// begin disconnects the hardware for d; 0: until over. The timer of an earlier outage does not end this one.
 func (o *outage) begin(hw driver.Hardware, d time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -133,7 +133,7 @@ func (o *outage) stopLocked() {
 	}
 }
 
-// DevUnplug takes a device away as if it had been pulled out, until DevPlug.
+// DevUnplug removes a device as by hot unplug, until DevPlug.
 func (s *Service) DevUnplug(name string) error {
 	l, err := s.devLink(name)
 	if err != nil {
@@ -145,8 +145,8 @@ func (s *Service) DevUnplug(name string) error {
 	return l.slot.UnplugContext(s.ended)
 }
 
-// DevPlug plugs a device in again; where a reset waits for the hardware, that answers now, and DevPlug returns when the
-// device can be used.
+// DevPlug plugs a device in again. If a reset waits for the hardware, DevPlug makes the hardware answer. It returns
+// when the device is usable.
 func (s *Service) DevPlug(name string) error {
 	l, err := s.devLink(name)
 	if err != nil {
@@ -175,7 +175,7 @@ func (s *Service) DevPlug(name string) error {
 	return l.slot.Status().Err
 }
 
-// DevHang stops a device: it accepts work requests, and executes none, until it is reset or plugged in anew.
+// DevHang makes a device hang: it accepts work requests and executes none, until it is reset or plugged in again.
 func (s *Service) DevHang(name string) error {
 	l, err := s.devLink(name)
 	if err != nil {
@@ -185,13 +185,13 @@ func (s *Service) DevHang(name string) error {
 		return err
 	}
 	if l.slot.Device() == nil || l.hw.State() == driver.Unreachable {
-		return fmt.Errorf("dev hang %s: a reset of it is going on: %w", name, syscall.EBUSY)
+		return fmt.Errorf("dev hang %s: a reset is in progress: %w", name, syscall.EBUSY)
 	}
 	l.hw.Hang()
 	return nil
 }
 
-// Devs describes the devices, and counts the contexts of those users that sees is true of.
+// Devs describes the devices, and counts the contexts of users for which sees returns true.
 func (s *Service) Devs(sees func(quota.ID) bool) []ctl.DevInfo {
 	contexts, zombies := map[string]int{}, map[string]int{}
 	for _, c := range s.uverbs.Resources() {

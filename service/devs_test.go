@@ -15,7 +15,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// What people do wrong with a device that is to fail is refused, with what to do instead.
+// TestDevMistakes tests that invalid requests to reset or unplug a device are refused, and that the error names the
+// remedy.
 func TestDevMistakes(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.3"}})
 	reset := func(r ctl.DevReset) error {
@@ -59,7 +60,7 @@ func TestDevMistakes(t *testing.T) {
 			})
 			return nil
 		}, 0, ""},
-		{"hang during the reset", func() error { return do(ctl.OpDevHang) }, syscall.EBUSY, "a reset of it is going on"},
+		{"hang during the reset", func() error { return do(ctl.OpDevHang) }, syscall.EBUSY, "a reset is in progress"},
 		{"a second reset", func() error { return reset(ctl.DevReset{}) }, syscall.EBUSY, "`verbena dev plug rxe0`"},
 		{"one at a moment", func() error {
 			return reset(ctl.DevReset{At: ctl.DevCompletion})
@@ -75,7 +76,7 @@ func TestDevMistakes(t *testing.T) {
 	}
 }
 
-// An outage that was ended early does not end the next one.
+// TestOutageEndsOnce tests that the timer of an outage that ended early does not end the next outage.
 func TestOutageEndsOnce(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.4"}})
 	hw := s.links[0].hw
@@ -94,7 +95,7 @@ func TestOutageEndsOnce(t *testing.T) {
 	}
 }
 
-// Moments that a reset waits for are shown and can be taken back.
+// TestDevCancel tests that armed moments are shown and can be cancelled.
 func TestDevCancel(t *testing.T) {
 	_, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.5"}})
 	armed := func() string {
@@ -112,17 +113,18 @@ func TestDevCancel(t *testing.T) {
 		}
 	}
 	if a := armed(); a != "work request 7, completion handler" {
-		t.Errorf("armed: %q", a)
+		t.Errorf("armed moment: got %q", a)
 	}
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpDevReset, Reset: &ctl.DevReset{Name: "rxe0", Cancel: true}}); err != nil {
 		t.Fatal(err)
 	}
 	if a := armed(); a != "" {
-		t.Errorf("armed: %q", a)
+		t.Errorf("armed moment: got %q", a)
 	}
 }
 
-// A user whom the service is not sees the devices, and of contexts its own alone.
+// TestDevShowOfOthers tests that a user other than the service's owner sees the devices, but only the user's own
+// contexts.
 func TestDevShowOfOthers(t *testing.T) {
 	other := userPeer(4242)
 	for _, op := range []ctl.Op{ctl.OpDevShow, ctl.OpLinkShow} {
@@ -137,12 +139,12 @@ func TestDevShowOfOthers(t *testing.T) {
 		}
 	}
 	if !other.Sees(quota.ID{UID: 4242}) || other.Sees(quota.ID{}) {
-		t.Error("it sees what others have, or not what it has")
+		t.Error("Devs: got contexts of other users, or too few of the user's own")
 	}
 }
 
-// A command of another version can end the service, or take its place if that is not in use, and nothing else; it gets
-// told which is older, and what to do.
+// TestOtherVersion tests that a command of another version can end the service, or replace an idle service, and nothing
+// else. The error names the older version and the remedy.
 func TestOtherVersion(t *testing.T) {
 	defer func(b string) { ctl.Build = b }(ctl.Build)
 	ctl.Build = "verbena v2"
@@ -167,10 +169,10 @@ func TestOtherVersion(t *testing.T) {
 	}
 	if _, err := s.answer(peer{}, &ctl.Request{Protocol: ctl.Protocol + 1, Op: ctl.OpYield}); !errors.Is(err,
 		syscall.EBUSY) {
-		t.Errorf("yield: %v", err)
+		t.Errorf("Yield: %v", err)
 	}
 	if _, err := s.answer(peer{}, &ctl.Request{Protocol: ctl.Protocol + 1, Op: ctl.OpStop}); err != nil {
-		t.Errorf("stop: %v", err)
+		t.Errorf("Stop: %v", err)
 	}
 }
 

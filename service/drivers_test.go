@@ -11,12 +11,12 @@ import (
 	"verbena/internal/ctl"
 )
 
-// otherDriver is driver rxe by another type.
+// otherDriver is the rxe driver under another type.
 type otherDriver struct{ rxe.Driver }
 
 func (*otherDriver) Type() string { return "soft" }
 
-// TestDrivers tests that a service makes the devices of each of its drivers by the type in their names.
+// TestDrivers tests that a service finds the driver of a device by the type in the device's name.
 func TestDrivers(t *testing.T) {
 	other := &otherDriver{}
 	s, err := New(Options{Drivers: []driver.Driver{other, &rxe.Driver{}}})

@@ -9,10 +9,10 @@ import (
 	"verbena/internal/fault"
 )
 
-// FaultAdd lets a rule take effect, and returns its ID, which no other rule of the service has. While a device has
-// rules, what it sends and gets takes the full path.
+// FaultAdd adds a fault rule and returns its ID, which is unique in the service. While a device has rules, all its
+// packets take the full path.
 //
-// A rule for a verb acts on the programs of one device, or of all if it names none.
+// A rule for a verb acts on the programs of one device, or of all devices if the rule names none.
 func (s *Service) FaultAdd(r ctl.FaultRule) (id int, err error) {
 	if r.Verb != nil {
 		return s.verbFaultAdd(&r)
@@ -53,8 +53,8 @@ func (s *Service) verbFaultAdd(r *ctl.FaultRule) (id int, err error) {
 	return id, nil
 }
 
-// FaultClear removes the rules of one device, or of all if dev is empty: all of them, or the one with the ID if that is
-// not 0.
+// FaultClear removes rules of one device, or of all devices if dev is empty: the rule with the ID, or all rules if the
+// ID is 0.
 func (s *Service) FaultClear(dev string, id int) error {
 	links, err := s.named(dev)
 	if err != nil {
@@ -77,7 +77,7 @@ func (s *Service) FaultClear(dev string, id int) error {
 	return nil
 }
 
-// Faults lists the rules of one device, or of all if dev is empty, and what they have done.
+// Faults lists the rules of one device, or of all devices if dev is empty, with their counters.
 func (s *Service) Faults(dev string) ([]ctl.FaultRuleState, error) {
 	links, err := s.named(dev)
 	list := []ctl.FaultRuleState{}

@@ -8,42 +8,42 @@ import (
 	"verbena/netdev"
 )
 
-// Interfaces are the host's network interfaces, which devices follow.
+// Interfaces provides the host's network interfaces, which the devices follow.
 type Interfaces interface {
-	// All lists them, by index.
+	// All lists the interfaces, by index.
 	All() ([]netdev.Interface, error)
-	// Wait sleeps until something may have changed since it returned last, and fails when it is over.
+	// Wait blocks until an interface may have changed since the last return of Wait. It returns an error after Close.
 	Wait() error
 	// Close ends Wait.
 	Close() error
 }
 
-// hostInterfaces are those of this network namespace.
+// hostInterfaces provides the interfaces of this network namespace.
 type hostInterfaces struct{ *netdev.Watcher }
 
 func (hostInterfaces) All() ([]netdev.Interface, error) { return netdev.All() }
 
-// follow updates the devices to the interfaces until from is closed.
+// follow updates the devices to the state of their interfaces until from is closed.
 func (s *Service) follow(from Interfaces) {
 	for {
 		s.refresh(from)
 		if err := from.Wait(); err != nil {
 			if s.ended.Err() == nil {
-				s.log.Warn("devices do not follow their interfaces any more", "err", err)
+				s.log.Warn("devices no longer follow their interfaces", "err", err)
 			}
 			return
 		}
 	}
 }
 
-// refresh brings the devices up to the interfaces.
+// refresh updates all devices to the state of their interfaces.
 func (s *Service) refresh(from Interfaces) {
 	list, err := from.All()
 	if err != nil {
-		s.log.Warn("devices are not brought up to their interfaces", "err", err)
+		s.log.Warn("read the interfaces of the devices", "err", err)
 		return
 	}
-	for _, l := range s.all() { // in order, so that an address may go from one to another
+	for _, l := range s.all() { // in order, so that an address can move from one device to another
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -53,17 +53,18 @@ func (s *Service) refresh(from Interfaces) {
 		timer := time.NewTimer(followTimeout)
 		select {
 		case <-done:
-		case <-timer.C: // what it receives is for a program whose memory does not answer
-			s.log.Warn("a device is not brought up to its interface yet", "dev", l.spec.Name)
+		case <-timer.C: // the receive path of the device waits for the memory of a program
+			s.log.Warn("the update of a device to its interface is delayed", "dev", l.spec.Name)
 		}
 		timer.Stop()
 	}
 }
 
-// followTimeout bounds the time for which one device keeps the next from following its interface.
+// followTimeout limits the time for which the update of one device delays that of the next one.
 const followTimeout = 2 * time.Second
 
-// bringUp brings a device up to its news, or leaves it to the call that is at it.
+// bringUp applies pending news to a device. If another call is already applying them, bringUp leaves the news to that
+// call.
 func (s *Service) bringUp(l *rdmaLink) {
 	for l.news.Load() != nil && l.following.TryLock() {
 		if news := l.news.Swap(nil); news != nil {
@@ -73,7 +74,7 @@ func (s *Service) bringUp(l *rdmaLink) {
 	}
 }
 
-// setInterface updates the device to its interface; l.following is held.
+// setInterface updates the device to the state of its interface. The caller holds l.following.
 func (s *Service) setInterface(l *rdmaLink, list []netdev.Interface) {
 	s.mu.Lock()
 	host, addrs := l.now(list)
@@ -91,7 +92,7 @@ func (s *Service) setInterface(l *rdmaLink, list []netdev.Interface) {
 	}
 }
 
-// now finds the link's interface and the addresses that it is to use. An interface that has gone is down.
+// now returns the link's interface and the addresses to use. A missing interface counts as down.
 func (l *rdmaLink) now(list []netdev.Interface) (netdev.Interface, []netip.Addr) {
 	i := slices.IndexFunc(list, func(i netdev.Interface) bool { return i.Index == l.host.Index })
 	if i < 0 {
@@ -109,7 +110,7 @@ func (l *rdmaLink) now(list []netdev.Interface) (netdev.Interface, []netip.Addr)
 	return host, slices.DeleteFunc(slices.Clone(l.addrs), func(a netip.Addr) bool { return !host.Has(a) })
 }
 
-// owner returns the link that uses an address, nil if none does.
+// owner returns the link that uses an address, or nil.
 func (s *Service) owner(a netip.Addr) *rdmaLink {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -23,7 +23,7 @@ func addrs(list ...string) (a []netip.Addr) {
 	return a
 }
 
-// What a link makes of the list of interfaces.
+// TestLinkNow tests the interface and the addresses that a link takes from a list of interfaces.
 func TestLinkNow(t *testing.T) {
 	eth := netdev.Interface{Name: "eth0", Index: 2, MTU: 1500, Up: true, Running: true,
 		MAC:   net.HardwareAddr{2, 0, 0, 0, 0, 1},
@@ -70,12 +70,12 @@ func TestLinkNow(t *testing.T) {
 	}
 }
 
-// fakeInterfaces change when the test says so.
+// fakeInterfaces are interfaces that the test changes.
 type fakeInterfaces struct {
-	list    []netdev.Interface // not changed while the service may look
+	list    []netdev.Interface // not changed while the service may read it
 	changes chan []netdev.Interface
 	closed  chan struct{}
-	waiting chan struct{} // the service has looked at everything
+	waiting chan struct{} // the service has read all interfaces
 }
 
 func (f *fakeInterfaces) All() ([]netdev.Interface, error) { return f.list, nil }
@@ -99,7 +99,7 @@ func (f *fakeInterfaces) Close() error {
 	return nil
 }
 
-// A service's devices follow the interfaces: port, GID table, and the files that programs see.
+// TestFollow tests that devices follow their interfaces: the port, the GID table, and the files that programs see.
 func TestFollow(t *testing.T) {
 	all, err := netdev.All()
 	if err != nil {
@@ -126,7 +126,7 @@ func TestFollow(t *testing.T) {
 		select {
 		case <-f.waiting:
 		case <-time.After(20 * time.Second):
-			t.Fatal("the service does not look at the interfaces")
+			t.Fatal("the service does not read the interfaces")
 		}
 	}
 	wait()
@@ -147,15 +147,15 @@ func TestFollow(t *testing.T) {
 			}
 		}
 		if len(events) > 0 {
-			t.Errorf("one more event, %v", <-events)
+			t.Errorf("got event %v, want no more", <-events)
 		}
 	}
-	file := func(name, want string) { t.Helper(); portFile(t, s, name, want) } // of what programs see
+	file := func(name, want string) { t.Helper(); portFile(t, s, name, want) } // the files that programs see
 	gid2 := func(want string) {
 		t.Helper()
 		g, err := s.links[0].dev.Handle().Device().QueryGID(1, 2)
 		if err != nil || g.GID != ib.GIDFromAddr(netip.MustParseAddr(want)) {
-			t.Errorf("the GID is %v (%v), want %v", g, err, want)
+			t.Errorf("GID: got %v (%v), want %v", g, err, want)
 		}
 	}
 	gid2("127.91.7.2")
@@ -164,7 +164,7 @@ func TestFollow(t *testing.T) {
 
 	down := lo
 	down.Up, down.Running = false, false
-	down.Addrs = addrs("127.91.7.1") // the one that is not implied by the loopback interface's being up
+	down.Addrs = addrs("127.91.7.1") // 127.91.7.2 is not implied by the state of the loopback interface
 	step(down, ib.EventPortErr, ib.EventGIDChange)
 	file("state", "1: DOWN\n")
 	gid2("::")
@@ -178,11 +178,12 @@ func TestFollow(t *testing.T) {
 
 	if err := s.LinkAdd(ctl.LinkSpec{Name: "rxe2", Addrs: []string{"127.91.7.2"}}); !errors.Is(err, syscall.EADDRINUSE) ||
 		!strings.Contains(err.Error(), "127.91.7.2 is an address of link rxe0") {
-		t.Errorf("two links have one address: got %v, want EADDRINUSE", err)
+		t.Errorf("a second link with the same address: got %v, want EADDRINUSE", err)
 	}
 }
 
-// The news of a device come after those of the next one, where resets follow each other closely.
+// TestProbedLate tests that the news of a device may be processed after those of its successor, when resets follow each
+// other closely.
 func TestProbedLate(t *testing.T) {
 	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.7.4"}}}})
 	if err != nil {
@@ -200,6 +201,6 @@ func TestProbedLate(t *testing.T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l.dev != second {
-		t.Error("the service follows the interface with a device that has gone")
+		t.Error("the service applied the news of the interface to a removed device")
 	}
 }

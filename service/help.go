@@ -10,14 +10,15 @@ import (
 	"verbena/internal/ctl"
 )
 
-// helpTimeout bounds the wait for a launcher, which may be stopped. It answers in well under a millisecond.
+// helpTimeout limits the wait for a launcher, which may be stopped. A running launcher answers in well under a
+// millisecond.
 const helpTimeout = 10 * time.Second
 
 // launcher is the supervisor.Helper at the other end of a connection.
 type launcher struct {
 	mu   sync.Mutex // one request at a time
 	c    ctl.Conn
-	gone error // an answer has failed to come; a later one could be taken for another's
+	gone error // set once an answer is missing; a later answer could belong to another request
 }
 
 func (l *launcher) OpenMem(tid int) (*os.File, error) {
@@ -28,14 +29,14 @@ func (l *launcher) OpenMem(tid int) (*os.File, error) {
 	return f, err
 }
 
-// notice has the launcher print a line for the user of the program. It may sleep.
+// notice makes the launcher print a line for the user of the program. It may sleep.
 func (l *launcher) notice(text string) error {
 	f, err := l.ask(&ctl.Help{Notice: text})
 	l.c.Discard(f)
 	return err
 }
 
-// ask returns the descriptor that comes with the answer, nil if none does.
+// ask returns the descriptor of the answer, or nil.
 func (l *launcher) ask(h *ctl.Help) (*os.File, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

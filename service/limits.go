@@ -19,17 +19,17 @@ import (
 	"verbena/link"
 )
 
-// machine holds the resources of this process, of which the limits are shares.
+// machine holds the resources of this process. The limits are shares of them.
 type machine struct {
 	descriptors uint64        // RLIMIT_NOFILE
 	mappings    uint64        // vm.max_map_count
-	memory      uint64        // in bytes, of the machine or of the cgroup; 0: not known
-	tasks       uint64        // threads and processes; 0: not known
-	cgroup      cgroup.Limits // that are part of memory and tasks
+	memory      uint64        // in bytes, of the machine or of the cgroup; 0: unknown
+	tasks       uint64        // threads and processes; 0: unknown
+	cgroup      cgroup.Limits // the part of memory and tasks that comes from a cgroup
 }
 
-// thisMachine raises RLIMIT_NOFILE as far as possible, and reads the resources as they are now. Limits of a cgroup that
-// are lowered later are not noticed.
+// thisMachine raises RLIMIT_NOFILE as far as possible, and reads the current resources. It does not notice a limit of
+// the cgroup that is lowered later.
 func thisMachine() machine {
 	m := machine{descriptors: 1024, mappings: 65530}
 	var l unix.Rlimit
@@ -52,13 +52,14 @@ func thisMachine() machine {
 			m.tasks = lowest(m.tasks, n)
 		}
 	}
-	if unix.Geteuid() != 0 && unix.Getrlimit(unix.RLIMIT_NPROC, &l) == nil { // the kernel does not count root's
+	// the kernel does not enforce RLIMIT_NPROC for root
+	if unix.Geteuid() != 0 && unix.Getrlimit(unix.RLIMIT_NPROC, &l) == nil {
 		m.tasks = lowest(m.tasks, l.Cur)
 	}
 	return m.within(cgroup.Read(os.DirFS("/")))
 }
 
-// within returns the machine as far as a cgroup allows it.
+// within returns the machine reduced to the limits of a cgroup.
 func (m machine) within(l cgroup.Limits) machine {
 	m.cgroup = l
 	m.memory = lowest(m.memory, l.Memory)
@@ -83,27 +84,26 @@ func lowest(a, b uint64) uint64 {
 	return a
 }
 
-// users is the number of shares that the total of all users is divided into. Three of them are full before the reserve
-// of the quota package begins, which is for users who hold little.
+// users is the number of shares of the total of all users. Three full shares reach the reserve of package quota, which
+// is for users who hold little.
 const users = 4
 
 const (
-	// maxRingBytes bounds the queues of one user of a shared service, however much memory there is.
+	// maxRingBytes limits the queues of one user of a shared service, independent of the memory.
 	maxRingBytes = 1000 << 20
-	// maxThreads is more than all threads that the limits allow. Beyond it the runtime ends the service.
+	// maxThreads exceeds the sum of all limits of threads. The runtime ends the service beyond it.
 	maxThreads = 30000
-	// userThreads bounds the threads that all users can cause.
+	// userThreads limits the threads that all users together can cause.
 	userThreads = 4096
-	// threadBytes is the memory of a thread: stacks of the kernel and of the runtime.
+	// threadBytes is the memory of a thread: its stacks in the kernel and in the runtime.
 	threadBytes = 64 << 10
-	// objectBytes is the memory of the service while all users together hold as many objects as the tables of devices do,
-	// as measured.
+	// objectBytes is the measured memory of the service with as many objects as the tables of the devices hold.
 	objectBytes = 1280 << 20
-	// fewest is the least number of threads that each limit of threads leaves to all users.
+	// fewest is the number of threads that each limit of threads leaves to all users at least.
 	fewest = 8
 )
 
-// The shares of the memory in sixteenths. The rest, an eighth, is the service's own.
+// The shares of memory in sixteenths. The remaining eighth is for the service itself.
 const (
 	bufferShare = 6 // shared memory of buffers
 	ringShare   = 3 // shared memory of queues
@@ -112,29 +112,28 @@ const (
 	allShares   = 16
 )
 
-// DefaultLimits returns the limits of a service on this machine: shared with other users, or this user's own. In one's
-// own the user may hold what a service can hold, and the tables of the devices are the limit for objects.
+// DefaultLimits returns the limits of a service on this machine, shared with other users or private to this user. In a
+// private service, the user may use all resources of the service, and the tables of the devices limit the objects.
 //
-// Buffers, queues, objects and threads of users are charged to the service's cgroup. So the limits are shares of the
-// memory and of the number of threads that the cgroup allows, where these are less than the machine's: if all users
-// together are at their limits, the service still has an eighth of the memory and half of the threads. The limits of
-// the cgroup are read once, here: if an administrator lowers them while the service runs, it must be restarted.
+// Buffers, queues, objects and threads of users are charged to the service's cgroup. The limits are therefore shares of
+// the memory and threads of the cgroup, or of the machine if it has less. The limits leave an eighth of the memory and
+// half of the threads to the service, even if all users are at their limits. The limits of the cgroup are read once,
+// here. If an administrator lowers them later, the service must be restarted.
 //
-// With two users at their limits, a third still gets 10,000 queue pairs with what belongs to them, if there are 4 GiB
-// of memory. The descriptors together stay below seven eighths of RLIMIT_NOFILE, and the mappings below half of
+// With two users at their limits and 4 GiB of memory, a third user still gets 10,000 queue pairs and their related
+// objects. All descriptors together stay below seven eighths of RLIMIT_NOFILE, and all mappings below half of
 // vm.max_map_count.
 func DefaultLimits(shared bool) quota.Limits { return thisMachine().limits(shared) }
 
 func (m machine) limits(shared bool) (l quota.Limits) {
 	fds := min(m.descriptors, 1<<20)
 	threads := m.threads()
-	// A connection is one descriptor, a session some four.
+	// A connection takes one descriptor, a session about four.
 	l[quota.Connections] = bounded(min(2048, fds/8, threads/2), 256)
 	l[quota.Sessions] = bounded(min(1024, fds/16, threads/4), 128)
 	l[quota.Workers] = bounded(threads/2, 512)
 	l[quota.Descriptors] = quota.Limit{PerUser: fds / 2 / users, Total: fds / 2}
-	// The kernel counts all of them against the service's user id, and refuses other processes of that id beyond
-	// RLIMIT_NOFILE.
+	// The kernel counts them against the service's user ID, and refuses other processes of that ID beyond RLIMIT_NOFILE.
 	l[quota.InFlight] = bounded(max(min(512, fds/16), 32), 64)
 	l[quota.Mappings] = quota.Limit{PerUser: m.mappings / 2 / users, Total: m.mappings / 2}
 	rings := m.memory / allShares * ringShare
@@ -143,40 +142,40 @@ func (m machine) limits(shared bool) (l quota.Limits) {
 	l[quota.BufferBytes] = quota.Limit{PerUser: buffers / users, Total: buffers}
 	if !shared {
 		for k := range l {
-			l[k] = quota.Limit{PerUser: l[k].Total} // and no reserve for others
+			l[k] = quota.Limit{PerUser: l[k].Total} // without a reserve for others
 		}
 		return l
 	}
 	l[quota.Contexts] = quota.Limit{PerUser: l[quota.Descriptors].PerUser / 2, Total: l[quota.Descriptors].Total / 2}
-	for k, total := range map[quota.Kind]uint64{ // of a device's table, somewhat less than what it holds
+	for k, total := range map[quota.Kind]uint64{ // somewhat less than the capacity of a device's table
 		quota.PDs: 64000, quota.MRs: 480000, quota.MWs: 480000, quota.AHs: 32000, quota.CQs: 128000, quota.QPs: 65000,
 		quota.SRQs: 64000, quota.XRCDs: 16000,
-		quota.CMIDs: 28000, // fewer than there are ports to choose from, so that some are left
+		quota.CMIDs: 28000, // fewer than the number of usable ports, so that some ports remain free
 	} {
 		if room := m.memory / allShares * objectShare; room != 0 && room < objectBytes {
 			total = total * (room >> 10) / (objectBytes >> 10)
 		}
 		l[k] = bounded(total, total)
 	}
-	// A group takes a descriptor and a buffer of the kernel for each address of the device.
+	// A group takes a descriptor, and a kernel buffer for each address of the device.
 	l[quota.Multicast] = bounded(lowest(min(256, fds/16), m.memory/allShares*threadShare/link.GroupMemory), 64)
 	return l
 }
 
-// threads returns the number of threads that all users together may cause. Half of what the service may have is for
-// itself and for the other processes of its cgroup or user.
+// threads returns the number of threads that all users together may cause. The other half of the service's tasks is for
+// the service itself and for other processes of its cgroup or user.
 func (m machine) threads() uint64 {
 	return lowest(lowest(userThreads, m.tasks/2), m.memory/allShares*threadShare/threadBytes)
 }
 
-// bounded returns a limit that leaves all users at least something.
+// bounded returns a limit with a minimum for all users.
 func bounded(total, mostPerUser uint64) quota.Limit {
 	total = max(total, fewest)
 	return quota.Limit{PerUser: min(total/users, mostPerUser), Total: total}
 }
 
-// heap returns the memory that the limits leave to the service itself, including its objects, and at least an eighth;
-// 0: not known.
+// heap returns the memory that the limits leave to the service, including the objects of users, and at least an eighth
+// of all; 0: unknown.
 func (m machine) heap(l quota.Limits) uint64 {
 	if m.memory == 0 {
 		return 0
@@ -188,15 +187,15 @@ func (m machine) heap(l quota.Limits) uint64 {
 	return max(m.memory-min(shared, m.memory), m.memory/8)
 }
 
-// limitHeap makes the runtime collect garbage more often before the heap reaches the share of the service, instead of
-// letting it grow to twice what is in use. GOMEMLIMIT takes precedence.
+// limitHeap makes the runtime collect garbage before the heap exceeds the share of the service. By default the heap may
+// grow to twice the live memory. GOMEMLIMIT takes precedence.
 func (m machine) limitHeap(l quota.Limits) {
 	if n := m.heap(l); n != 0 && os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(int64(n)) // the runtime ignores a negative limit, which is beyond all memory
+		debug.SetMemoryLimit(int64(n)) // a negative number is beyond any memory, and the runtime ignores it
 	}
 }
 
-// ParseLimit reads KIND=PER-USER[/TOTAL] into limits. Numbers may end in K, M, G or T; 0 is no limit.
+// ParseLimit parses KIND=PER-USER[/TOTAL] into limits. Numbers may end in K, M, G or T; 0 means no limit.
 func ParseLimit(text string, into *quota.Limits) error {
 	fail := func(err error) error { return fmt.Errorf("limit %q: %w", text, err) }
 	name, value, ok := strings.Cut(text, "=")
@@ -225,7 +224,7 @@ func ParseLimit(text string, into *quota.Limits) error {
 	return nil
 }
 
-// checkRingBytes reports an error for a limit with which no user could have a queue pair of one of the drivers.
+// checkRingBytes returns an error for a limit below the size of one queue pair of a driver.
 func (m machine) checkRingBytes(l quota.Limit, drivers []driver.Driver) error {
 	most, least := l.Most(), uint64(0)
 	for _, d := range drivers {
@@ -242,11 +241,11 @@ func (m machine) checkRingBytes(l quota.Limit, drivers []driver.Driver) error {
 		"raise --limit ring-bytes=: %w", most, least, syscall.EINVAL)
 }
 
-// fewEntries is less than programs ask for that do not look at what the device has: perftest has 512 WRITEs under way,
-// ibv_rc_pingpong 500 receives, and others a few thousand.
+// fewEntries is less than the depth of queues in programs that do not check the device's limits: perftest has 512
+// WRITEs in flight, ibv_rc_pingpong posts 500 receives, and others post a few thousand.
 const fewEntries = 4000
 
-// warnOfShortQueues logs that there is room for short queues only.
+// warnOfShortQueues logs a warning if the limit allows only short queues.
 func warnOfShortQueues(log *slog.Logger, l quota.Limit, drivers []driver.Driver) {
 	for _, d := range drivers {
 		work, completions, err := d.QueueLimits(l.Most())
@@ -275,10 +274,10 @@ func parseAmount(text string) (uint64, error) {
 
 func raiseThreadLimit() { debug.SetMaxThreads(maxThreads) }
 
-// refusals logs what is refused to users, by a goroutine of its own.
+// refusals queues refused requests of users for the log. logRefusals writes them.
 type refusals chan *quota.Error
 
-// add notes a refusal. It does not sleep: when there are many, some are not logged.
+// add queues a refusal. It does not sleep; if the queue is full, the refusal is not logged.
 func (r refusals) add(e *quota.Error) {
 	select {
 	case r <- e:
@@ -298,7 +297,8 @@ func (s *Service) logRefusals(r refusals) {
 	}
 }
 
-// Users lists what users hold: each of those that sees is true of, and all together if that is true of quota.All.
+// Users lists the holdings of each user for whom sees returns true, and the total of all users if sees returns true for
+// quota.All.
 func (s *Service) Users(sees func(quota.ID) bool) []ctl.UserInfo {
 	limits := s.quota.Limits()
 	users, total := s.quota.Usage()

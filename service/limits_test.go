@@ -16,8 +16,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// A shared service that two users have filled has room for a third's 10,000 queue pairs, and does not run out of what
-// the kernel gives a process.
+// TestDefaultLimits tests that a shared service with two users at their limits has room for 10,000 queue pairs of a
+// third one, and stays within the kernel's limits for a process.
 func TestDefaultLimits(t *testing.T) {
 	for _, m := range []machine{
 		{descriptors: 20000, mappings: 65530, memory: 48 << 30},
@@ -40,7 +40,8 @@ func TestDefaultLimits(t *testing.T) {
 		third := ledger.User(2)
 		needs := map[quota.Kind]uint64{quota.QPs: 10000, quota.CQs: 20000, quota.MRs: 20000, quota.PDs: 1000,
 			quota.SRQs:     1000,
-			quota.Contexts: 1, quota.Sessions: 1, quota.Connections: 1, quota.Workers: 16, quota.Descriptors: 16, quota.Mappings: 1000}
+			quota.Contexts: 1, quota.Sessions: 1, quota.Connections: 1, quota.Workers: 16, quota.Descriptors: 16,
+			quota.Mappings: 1000}
 		if m.memory >= 8<<30 {
 			needs[quota.RingBytes] = 10000 * 4 * 4096 // two queues, and two completion queues
 		}
@@ -67,16 +68,17 @@ func TestDefaultLimits(t *testing.T) {
 			t.Errorf("%+v: %d threads in all", m, n)
 		}
 		if l[quota.Workers].Total < l[quota.Sessions].Total {
-			t.Errorf("%+v: not every session has a worker", m)
+			t.Errorf("%+v: workers: got fewer than sessions", m)
 		}
 	}
 }
 
-// All users together, at their limits, leave the service room in the memory and in the threads of its cgroup.
+// TestContainerLimits tests that all users together, at their limits, leave memory and threads of the cgroup to the
+// service.
 func TestContainerLimits(t *testing.T) {
 	big := machine{descriptors: 20000, mappings: 65530, memory: 24 << 30, tasks: 32768}
 	with := func(memory, tasks uint64) machine { return big.within(cgroup.Limits{Memory: memory, Tasks: tasks}) }
-	type want struct{ workers, sessions, connections, rings, buffers, qps uint64 } // of all users
+	type want struct{ workers, sessions, connections, rings, buffers, qps uint64 } // totals of all users
 	for _, c := range []struct {
 		name string
 		m    machine
@@ -117,10 +119,10 @@ func TestContainerLimits(t *testing.T) {
 			}
 			threads := got.workers + got.connections
 			if n := got.rings + got.buffers + objects + threads*threadBytes; n > c.m.memory/8*7 {
-				t.Errorf("%s: users may have %d bytes of %d", c.name, n, c.m.memory)
+				t.Errorf("%s: users may hold %d bytes of %d", c.name, n, c.m.memory)
 			}
 			if threads > max(c.m.tasks/2, 2*fewest) {
-				t.Errorf("%s: users may have %d threads of %d", c.name, threads, c.m.tasks)
+				t.Errorf("%s: users may hold %d threads of %d", c.name, threads, c.m.tasks)
 			}
 			if n := c.m.heap(l); n < c.m.memory/4 || n+got.rings+got.buffers > c.m.memory {
 				t.Errorf("%s: %d bytes of heap beside %d of users, of %d", c.name, n, got.rings+got.buffers, c.m.memory)
@@ -130,11 +132,11 @@ func TestContainerLimits(t *testing.T) {
 	l := big.limits(true)
 	l[quota.BufferBytes] = quota.Limit{PerUser: 1 << 63, Total: 1 << 63} // --limit
 	if got := big.heap(l); got != big.memory/8 {
-		t.Errorf("more buffers than memory: %d bytes of heap, want an eighth", got)
+		t.Errorf("heap with more buffers than memory: got %d bytes, want an eighth", got)
 	}
 }
 
-// In one's own service one user may have all that there is.
+// TestOwnLimits tests that the user of a private service may use all of its resources.
 func TestOwnLimits(t *testing.T) {
 	l := machine{descriptors: 20000, mappings: 65530, memory: 8 << 30}.limits(false)
 	if l[quota.QPs].PerUser != 0 || l[quota.RingBytes].PerUser == 0 || l[quota.Workers].PerUser == 0 {
@@ -148,7 +150,7 @@ func TestOwnLimits(t *testing.T) {
 	}
 }
 
-// A service does not start with a limit that leaves no user a queue pair.
+// TestTooFewRingBytes tests that a service does not start if its limit allows no queue pair.
 func TestTooFewRingBytes(t *testing.T) {
 	least := new(rxe.Driver).MinQueueMemory()
 	for _, c := range []struct {
@@ -157,7 +159,7 @@ func TestTooFewRingBytes(t *testing.T) {
 	}{
 		{quota.Limit{PerUser: least}, nil}, {quota.Limit{}, nil}, {quota.Limit{PerUser: least, Total: 2 * least}, nil},
 		{quota.Limit{PerUser: least - 1}, syscall.EINVAL},
-		{quota.Limit{PerUser: least, Total: least}, syscall.EINVAL}, // of which a quarter is the reserve
+		{quota.Limit{PerUser: least, Total: least}, syscall.EINVAL}, // a quarter of it is the reserve
 	} {
 		limits := quota.Limits{quota.RingBytes: c.limit}
 		s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.32"}}}, Limits: &limits})
@@ -170,8 +172,8 @@ func TestTooFewRingBytes(t *testing.T) {
 	}
 }
 
-// TestCheckRingBytes: the error names the memory where the limit is derived from too little of it, and otherwise the
-// limit.
+// TestCheckRingBytes tests that the error names the memory if the limit derives from too little memory, and otherwise
+// the limit.
 func TestCheckRingBytes(t *testing.T) {
 	least := new(rxe.Driver).MinQueueMemory()
 	for _, c := range []struct {
@@ -190,7 +192,8 @@ func TestCheckRingBytes(t *testing.T) {
 	}
 }
 
-// Where one user may have little memory for queues, the service says that they are short, and the remedy.
+// TestShortQueues tests that the service warns about short queues and names the remedy if a user may have little memory
+// for queues.
 func TestShortQueues(t *testing.T) {
 	for most, says := range map[uint64]bool{300 << 10: true, 1 << 20: true, 48 << 20: false, 0: false} {
 		var log strings.Builder
@@ -230,7 +233,7 @@ func TestParseLimit(t *testing.T) {
 	}
 }
 
-// TestTasksOfUser tests that RLIMIT_NPROC limits the threads of a user's service, and not those of root's.
+// TestTasksOfUser tests that RLIMIT_NPROC limits the threads of a service of a user other than root.
 func TestTasksOfUser(t *testing.T) {
 	testutil.NeedRoot(t, "to be another user")
 	var old unix.Rlimit

@@ -11,7 +11,8 @@ import (
 	"verbena/service"
 )
 
-// TestDeviceNames: a name is a file's below /dev/infiniband, a label of metrics and a word of tables.
+// TestDeviceNames tests the characters of device names. A name is a file name below /dev/infiniband, a label of metrics
+// and a word in tables.
 func TestDeviceNames(t *testing.T) {
 	for name, good := range map[string]bool{
 		"rxe": true, "rxe0": true, "rxe_fast-1.b": true, "rxe" + strings.Repeat("x", 60): true,

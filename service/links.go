@@ -22,8 +22,8 @@ import (
 	"verbena/netdev"
 )
 
-// ParseLinkSpec reads NAME=ADDR[,ADDR...] or NAME=NETDEV, or NAME alone. NAME must be for a device of one of the
-// drivers; there is at least one.
+// ParseLinkSpec parses NAME=ADDR[,ADDR...], NAME=NETDEV or NAME. NAME must be a name for a device of one of the
+// drivers; there is at least one driver.
 func ParseLinkSpec(s string, drivers []driver.Driver) (ctl.LinkSpec, error) {
 	name, rest, _ := strings.Cut(s, "=")
 	l := ctl.LinkSpec{Name: name}
@@ -36,7 +36,7 @@ func ParseLinkSpec(s string, drivers []driver.Driver) (ctl.LinkSpec, error) {
 	return l, err
 }
 
-// driverOf returns the driver of a device's name. It returns EINVAL for a name that no device can have.
+// driverOf returns the driver of a device name, or EINVAL if the name is invalid.
 func driverOf(name string, drivers []driver.Driver) (driver.Driver, error) {
 	odd := func(r rune) bool {
 		return (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && !strings.ContainsRune("._-", r)
@@ -50,7 +50,7 @@ func driverOf(name string, drivers []driver.Driver) (driver.Driver, error) {
 		ctl.Clip(name), types(drivers, " or "), maxName-len(like), like, syscall.EINVAL)
 }
 
-// maxName is the longest name of a device: IBV_SYSFS_NAME_MAX without its zero byte.
+// maxName is the maximum length of a device name: IBV_SYSFS_NAME_MAX without its zero byte.
 const maxName = 63
 
 // types returns the link types of drivers.
@@ -62,7 +62,7 @@ func types(drivers []driver.Driver, separator string) string {
 	return strings.Join(list, separator)
 }
 
-// rdmaLink is a device with what belongs to it.
+// rdmaLink is a device with its configuration and state.
 type rdmaLink struct {
 	spec   ctl.LinkSpec
 	hw     driver.Hardware
@@ -71,14 +71,14 @@ type rdmaLink struct {
 	faults *link.Faults
 	port   port
 	taps   *link.Taps
-	addrs  []netip.Addr // of the device; nil: all that the interface has
+	addrs  []netip.Addr // addresses of the device; nil: all addresses of the interface
 
 	following sync.Mutex                         // one change of interface at a time
-	news      atomic.Pointer[[]netdev.Interface] // that it has not been brought up to
+	news      atomic.Pointer[[]netdev.Interface] // changes of the interfaces not yet applied to the device
 
-	// Under Service.mu, once the link is known.
-	dev  driver.Device     // the latest
-	host *netdev.Interface // as last seen
+	// Under Service.mu, once addLink was called.
+	dev  driver.Device     // the latest device
+	host *netdev.Interface // last known state
 }
 
 // openLink makes a device and registers it.
@@ -94,8 +94,8 @@ func (s *Service) openLink(spec ctl.LinkSpec) (*rdmaLink, error) {
 	return s.openLinkOn(d, spec, host, addrs, len(spec.Addrs) > 0)
 }
 
-// openLinkOn makes a device on addresses of an interface: on these alone if they are fixed, else they will be followed
-// by whatever others the interface gets.
+// openLinkOn makes a device on addresses of an interface. If fixed is false, the device follows the addresses of the
+// interface.
 func (s *Service) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.Interface, addrs []netip.Addr,
 	fixed bool) (*rdmaLink, error) {
 	for _, a := range addrs {
@@ -126,13 +126,13 @@ func (s *Service) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.In
 		Logf:        func(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...), "dev", spec.Name) },
 	}
 	if s.log.Enabled(context.Background(), slog.LevelDebug) {
-		// It is called with locks held; records at this level are written by a goroutine of their own.
+		// QPFailed is called with locks held. Records of this level are queued for a goroutine.
 		cfg.QPFailed = func(num uint32, why string) {
 			//verbena:allow nosleep a goroutine of the log's writes what has this level
 			s.log.Debug("queue pair enters ERR", "dev", spec.Name, "qp", num, "why", why)
 		}
 	}
-	first := true // of the calls, which the slot serialises; nobody else has the link yet
+	first := true // first call; the slot serialises the calls, and the link is not shared yet
 	cfg.Probed = func(dev driver.Device) {
 		if first {
 			first, l.dev = false, dev
@@ -151,7 +151,7 @@ func (s *Service) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.In
 	return l, nil
 }
 
-// freeLoopback returns a loopback address on which no RDMA device listens, from 127.0.0.2 on; the zero Addr if there is
+// freeLoopback returns a loopback address without an RDMA service, from 127.0.0.2 on, or the zero Addr if there is
 // none.
 func freeLoopback() netip.Addr {
 	for a := netip.AddrFrom4([4]byte{127, 0, 0, 2}); a.Less(netip.AddrFrom4([4]byte{127, 0, 0, 255})); a = a.Next() {
@@ -164,24 +164,24 @@ func freeLoopback() netip.Addr {
 	return netip.Addr{}
 }
 
-// probed notes that a link has a new device, after a reset or a plug.
+// probed records the new device of a link after a reset or a plug.
 func (s *Service) probed(l *rdmaLink, d driver.Device) {
 	s.mu.Lock()
 	if now := l.hw.Device(); now != nil && now != d {
 		s.mu.Unlock()
-		return // there is a later one already
+		return // a later device is already recorded
 	}
 	l.dev = d
 	list := []netdev.Interface{*l.host}
 	s.mu.Unlock()
 	l.port.renewed()
-	s.log.Debug("device made anew, by a reset or a plug", "dev", l.spec.Name)
+	s.log.Debug("new device after a reset or a plug", "dev", l.spec.Name)
 	// The interface may have changed while there was no device.
 	l.news.CompareAndSwap(nil, &list)
 	s.bringUp(l)
 }
 
-// resolve finds the interface and the addresses of a device.
+// resolve returns the interface and the addresses of a device.
 func resolve(l *ctl.LinkSpec) (host *netdev.Interface, addrs []netip.Addr, err error) {
 	if len(l.Addrs) == 0 {
 		if l.Netdev != "" {
@@ -215,9 +215,9 @@ func resolve(l *ctl.LinkSpec) (host *netdev.Interface, addrs []netip.Addr, err e
 	return host, addrs, nil
 }
 
-// openDefaultLink makes a device of the first driver, such as rxe0, on the host's first usable interface. Where another
-// service, or the kernel's rdma_rxe, has port 4791 there, it takes the first loopback address on which the port is
-// free, so that services of several users, and private ones, can live side by side and reach each other.
+// openDefaultLink makes a device of the first driver, such as rxe0, on the host's first usable interface. If another
+// service or the kernel's rdma_rxe uses port 4791 there, it takes the first loopback address with a free port. So
+// services of several users, and private services, can run side by side and reach each other.
 func (s *Service) openDefaultLink() (*rdmaLink, error) {
 	d := s.opts.Drivers[0]
 	spec := ctl.LinkSpec{Name: d.Type() + "0", Wire: s.opts.Wire, NoProbe: s.opts.NoProbe}
@@ -227,7 +227,7 @@ func (s *Service) openDefaultLink() (*rdmaLink, error) {
 	}
 	l, err := s.openLinkOn(d, spec, host, addrs, false)
 	if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
-		// A link-local address may be unusable for a moment, while the kernel verifies that it is the only one.
+		// A link-local address may be unusable for a moment, while the kernel checks for duplicates (DAD).
 		s.log.Info("leaving out link-local addresses", "cause", err)
 		global := slices.DeleteFunc(slices.Clone(addrs), netip.Addr.IsLinkLocalUnicast)
 		if len(global) == 0 || len(global) == len(addrs) {
@@ -238,7 +238,7 @@ func (s *Service) openDefaultLink() (*rdmaLink, error) {
 	if err == nil || !errors.Is(err, syscall.EADDRINUSE) {
 		return l, err
 	}
-	s.log.Info("another RDMA service has the host's address; using a loopback address", "cause", err)
+	s.log.Info("another RDMA service uses the host's address; using a loopback address", "cause", err)
 	for a := netip.AddrFrom4([4]byte{127, 0, 0, 1}); a != netip.AddrFrom4([4]byte{127, 0, 0, 255}); a = a.Next() {
 		host, err = netdev.ByAddr(a)
 		if err != nil {
@@ -251,7 +251,7 @@ func (s *Service) openDefaultLink() (*rdmaLink, error) {
 	return l, err
 }
 
-// LinkAdd makes a device and shows it to programs.
+// LinkAdd creates a device and shows it to programs.
 func (s *Service) LinkAdd(spec ctl.LinkSpec) error {
 	if err := s.linkAdd(spec); err != nil {
 		return err
@@ -296,7 +296,7 @@ func (l linksOf) AddLink(name, linkType, netdev string) error {
 
 func (l linksOf) DeleteLink(name string) error { return l.s.LinkDel(name) }
 
-// reserve takes a name for a link that is going to be made, and release gives it back.
+// reserve reserves a name for a new link. release frees the name.
 func (s *Service) reserve(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -320,7 +320,7 @@ func (s *Service) release(name string) {
 	s.making.Done()
 }
 
-// addLink makes the link known.
+// addLink adds the link to the service's list.
 func (s *Service) addLink(l *rdmaLink) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -331,7 +331,7 @@ func (s *Service) addLink(l *rdmaLink) {
 	}
 }
 
-// LinkDel takes a device away. Programs that have it open find it gone: their contexts become zombies.
+// LinkDel removes a device. Open contexts of programs become zombies.
 func (s *Service) LinkDel(name string) error {
 	s.mu.Lock()
 	l := s.find(name)
@@ -345,7 +345,7 @@ func (s *Service) LinkDel(name string) error {
 	return l.slot.Close()
 }
 
-// forgetLink makes the link unknown.
+// forgetLink removes the link from the service's list.
 //
 //verbena:held s.mu
 func (s *Service) forgetLink(l *rdmaLink) {
@@ -355,14 +355,14 @@ func (s *Service) forgetLink(l *rdmaLink) {
 	}
 }
 
-// all returns the present links.
+// all returns the current links.
 func (s *Service) all() []*rdmaLink {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.links)
 }
 
-// find returns the link of a name, nil if there is none.
+// find returns the link of a name, or nil.
 //
 //verbena:held s.mu
 func (s *Service) find(name string) *rdmaLink {

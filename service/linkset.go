@@ -13,7 +13,7 @@ import (
 	"verbena/roce"
 )
 
-// port is what LinkSet has made of a link.
+// port is the state that LinkSet has given a link.
 //
 //	       down, flap, moment
 //	up ------------------------> down
@@ -24,17 +24,17 @@ type port struct {
 
 	mu    sync.Mutex
 	state ctl.LinkState // "" is LinkUp
-	// turn counts the changes of state: a flap that has been overtaken by one does not end it.
+	// turn counts the changes of state. A flap ends only if no later change has replaced it.
 	turn   uint64
-	ended  chan struct{} // closed when the flap of this turn has ended, or been overtaken; nil: there is none
-	timer  *time.Timer   // of that
-	mtu    int           // most active MTU; 0: none
-	armed  string        // what a moment waits for
-	ofWR   bool          // which is a work request: the moment goes with the device
-	moment uint64        // counts the moments that were armed
+	ended  chan struct{} // closed at the end of the flap, or when a change replaces it; nil: no flap
+	timer  *time.Timer   // ends the flap
+	mtu    int           // limit of the active MTU; 0: none
+	armed  string        // description of the armed moment
+	ofWR   bool          // the moment counts work requests, and ends with the device
+	moment uint64        // number of moments armed so far
 }
 
-// shown returns the interface as the device is to see it.
+// shown returns the interface with the changes of LinkSet, for the device.
 func (p *port) shown(host netdev.Interface) netdev.Interface {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -49,7 +49,7 @@ func (p *port) shown(host netdev.Interface) netdev.Interface {
 
 func (p *port) down() bool { return p.state == ctl.LinkDown || p.state == ctl.LinkFlap }
 
-// enter notes a change of state, which ends a flap.
+// enter records a change of state, which replaces a flap.
 func (p *port) enter(state ctl.LinkState) (turn uint64, ended <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -68,7 +68,7 @@ func (p *port) enter(state ctl.LinkState) (turn uint64, ended <-chan struct{}) {
 	return p.turn, p.ended
 }
 
-// disarm forgets the moment, and reports whether it was the n-th that was armed; 0: any.
+// disarm clears the moment. It reports whether the moment was the n-th one; 0: any.
 func (p *port) disarm(n uint64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,7 +80,7 @@ func (p *port) disarm(n uint64) bool {
 	return true
 }
 
-// arm notes what a moment waits for, and returns its number.
+// arm records a moment and returns its number.
 func (p *port) arm(what string, ofWR bool) uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -89,7 +89,7 @@ func (p *port) arm(what string, ofWR bool) uint64 {
 	return p.moment
 }
 
-// renewed notes that there is a new device, which knows nothing of work requests that were to be waited for.
+// renewed clears a moment of work requests, since the new device does not count for it.
 func (p *port) renewed() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,8 +98,8 @@ func (p *port) renewed() {
 	}
 }
 
-// LinkSet changes the link of a device. A flap ends before it returns, unless it waits for a moment, or another change
-// overtakes it.
+// LinkSet changes the link of a device. A flap ends before LinkSet returns, unless the flap is armed for a moment or
+// another change replaces it.
 func (s *Service) LinkSet(r ctl.LinkSet) error {
 	fail := func(err error) error { return fmt.Errorf("link set %s: %w", ctl.Clip(r.Name), err) }
 	l, err := s.devLink(r.Name)
@@ -157,11 +157,11 @@ func (s *Service) checkLinkSet(l *rdmaLink, r *ctl.LinkSet) error {
 	case r.Down != 0 && r.State != ctl.LinkFlap:
 		return fmt.Errorf("a time goes with %s alone: %w", ctl.LinkFlap, syscall.EINVAL)
 	case moment && r.State != ctl.LinkDown && r.State != ctl.LinkFlap:
-		return fmt.Errorf("a moment is for the link to go down: %w", syscall.EINVAL)
+		return fmt.Errorf("a moment is allowed for down and flap only: %w", syscall.EINVAL)
 	case r.AtWR != 0 && r.AtPacket != 0:
-		return fmt.Errorf("one moment at most: %w", syscall.EINVAL)
+		return fmt.Errorf("give at most one moment: %w", syscall.EINVAL)
 	case r.Cancel && (r.State != "" || moment || r.MTU != 0 || r.Shape != nil):
-		return fmt.Errorf("cancel comes alone: %w", syscall.EINVAL)
+		return fmt.Errorf("cancel excludes other changes: %w", syscall.EINVAL)
 	case !r.Cancel && r.State == "" && r.MTU == 0 && r.Shape == nil:
 		return fmt.Errorf("nothing to change: %w", syscall.EINVAL)
 	}
@@ -185,7 +185,7 @@ func (s *Service) checkLinkSet(l *rdmaLink, r *ctl.LinkSet) error {
 	return nil
 }
 
-// setLink brings a link to a state, and returns a channel that is closed at the end of a flap; nil if it is none.
+// setLink sets the state of a link. It returns a channel that is closed at the end of a flap, or nil for other states.
 func (s *Service) setLink(l *rdmaLink, state ctl.LinkState, down time.Duration) (ended <-chan struct{}) {
 	turn, ended := l.port.enter(state)
 	s.followPort(l)
@@ -219,7 +219,7 @@ func (s *Service) endFlap(l *rdmaLink, turn uint64) {
 	close(ended)
 }
 
-// followPort brings the network and the device to the state of the port. It may sleep.
+// followPort applies the state of the port to the network and the device. It may sleep.
 func (s *Service) followPort(l *rdmaLink) {
 	l.port.change.Lock()
 	defer l.port.change.Unlock()
@@ -231,7 +231,7 @@ func (s *Service) followPort(l *rdmaLink) {
 	s.log.Debug("link set", "dev", l.spec.Name, "up", !down)
 }
 
-// relink brings the device up to its interface, as LinkSet has it seen.
+// relink updates the device to its interface, with the changes of LinkSet.
 func (s *Service) relink(l *rdmaLink) {
 	l.following.Lock()
 	s.mu.Lock()
@@ -239,10 +239,10 @@ func (s *Service) relink(l *rdmaLink) {
 	s.mu.Unlock()
 	s.setInterface(l, list)
 	l.following.Unlock()
-	s.bringUp(l) // news that came meanwhile
+	s.bringUp(l) // changes of the interface in the meantime
 }
 
-// linkAt has the state change at a moment.
+// linkAt arms the change of state for a moment.
 func (s *Service) linkAt(l *rdmaLink, r *ctl.LinkSet) error {
 	l.cancelMoment()
 	what := fmt.Sprintf("%s at packet %d", r.State, r.AtPacket)
@@ -250,12 +250,12 @@ func (s *Service) linkAt(l *rdmaLink, r *ctl.LinkSet) error {
 		what = fmt.Sprintf("%s at send work request %d", r.State, r.AtWR)
 	}
 	n := l.port.arm(what, r.AtWR != 0)
-	hit := func() { // it may not sleep
+	hit := func() { // must not sleep
 		go func() {
 			if l.port.disarm(n) {
 				s.setLink(l, r.State, r.Down)
 			} else {
-				s.followPort(l) // what took the moment back has come too late for the network
+				s.followPort(l) // the moment was cancelled too late for the network
 			}
 		}()
 	}
@@ -268,7 +268,7 @@ func (s *Service) linkAt(l *rdmaLink, r *ctl.LinkSet) error {
 		hit()
 	}) {
 		l.port.disarm(n)
-		return fmt.Errorf("link set %s: there is no device that could execute work requests: %w", l.spec.Name, syscall.ENODEV)
+		return fmt.Errorf("link set %s: there is no device to execute work requests: %w", l.spec.Name, syscall.ENODEV)
 	}
 	return nil
 }
@@ -279,7 +279,7 @@ func (l *rdmaLink) cancelMoment() {
 	l.hw.BeforeWorkRequest(0, nil)
 }
 
-// describe adds what LinkSet has made of the link to its description.
+// describe adds the state set by LinkSet to the description of the link.
 func (l *rdmaLink) describe(info *ctl.LinkInfo) {
 	l.port.mu.Lock()
 	defer l.port.mu.Unlock()

@@ -18,12 +18,12 @@ import (
 	"verbena/netdev"
 )
 
-// portEvents returns the port events of a link's device as they come.
+// portEvents returns a channel of the port events of a link's device.
 func portEvents(l *rdmaLink) <-chan ib.EventType {
 	events := make(chan ib.EventType, 10_000)
 	l.dev.Handle().Device().OnEvent(func(e ib.Event) {
 		if e.Port != 1 {
-			events <- ib.EventDeviceFatal // no event is of another port
+			events <- ib.EventDeviceFatal // the event is for another port
 		}
 		events <- e.Type
 	})
@@ -43,21 +43,22 @@ func wantEvents(t *testing.T, events <-chan ib.EventType, want ...ib.EventType) 
 		}
 	}
 	if len(events) > 0 {
-		t.Errorf("one more event, %v", <-events)
+		t.Errorf("got event %v, want no more", <-events)
 	}
 }
 
-// portFile checks a file of the port, as programs see it.
+// portFile checks a file of the port in the tree of programs.
 func portFile(t *testing.T, s *Service, name, want string) {
 	t.Helper()
-	// The file changes a moment after the event.
+	// The file changes shortly after the event.
 	testutil.Eventually(t, fmt.Sprintf("%s of the port to be %q", name, want), func() bool {
 		b, err := os.ReadFile(s.dir.path + "/trees/1/sys/class/infiniband/rxe0/ports/1/" + name)
 		return err == nil && string(b) == want
 	})
 }
 
-// TestLinkDown: a link that is down looks as one without a carrier, to consumers, to programs, and after a reset too.
+// TestLinkDown tests that a link that is down looks like a link without a carrier, to consumers and programs, also
+// after a reset.
 func TestLinkDown(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	l := s.links[0]
@@ -74,21 +75,21 @@ func TestLinkDown(t *testing.T) {
 	portFile(t, s, "state", "1: DOWN\n")
 	portFile(t, s, "phys_state", "2: Polling\n")
 	if !l.faults.Active() {
-		t.Error("packets pass")
+		t.Error("packets pass on a link that is down")
 	}
 	if g, err := l.dev.Handle().Device().QueryGID(1, 1); err != nil || g.GID.IsZero() {
-		t.Errorf("the GID is %v, %v; it stays", g, err)
+		t.Errorf("GID: got %v, %v, want no change", g, err)
 	}
-	set(ctl.LinkSet{State: ctl.LinkDown}) // again: nothing changes
+	set(ctl.LinkSet{State: ctl.LinkDown}) // a repeated state changes nothing
 	wantEvents(t, events)
-	s.setInterface(l, []netdev.Interface{*l.host}) // nor does news of the interface change it
+	s.setInterface(l, []netdev.Interface{*l.host}) // a change of the interface does not change the state either
 	wantEvents(t, events)
 
 	if err := s.DevReset(ctl.DevReset{Name: "rxe0"}); err != nil {
 		t.Fatal(err)
 	}
 	if p, err := l.hw.Device().Handle().Device().QueryPort(1); err != nil || p.State != ib.PortDown {
-		t.Errorf("after a reset the port is %v, %v", p.State, err)
+		t.Errorf("port state after a reset: got %v, %v", p.State, err)
 	}
 	testutil.Eventually(t, "the link to have the new device", func() bool {
 		s.mu.Lock()
@@ -104,11 +105,11 @@ func TestLinkDown(t *testing.T) {
 	portFile(t, s, "state", "4: ACTIVE\n")
 	portFile(t, s, "phys_state", "5: LinkUp\n")
 	if l.faults.Active() {
-		t.Error("packets are still looked at")
+		t.Error("packets still take the full path")
 	}
 }
 
-// TestLinkFlap: a flap is an event of either kind, returns when the link is up, and is overtaken by another change.
+// TestLinkFlap tests that a flap raises both events, returns when the link is up, and is replaced by another change.
 func TestLinkFlap(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	l := s.links[0]
@@ -127,7 +128,7 @@ func TestLinkFlap(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := <-done; err != nil {
-			t.Errorf("a flap that %s overtakes: %v", by, err)
+			t.Errorf("a flap that %s replaces: %v", by, err)
 		}
 		want := map[ctl.LinkState]ctl.LinkState{ctl.LinkUp: ctl.LinkUp, ctl.LinkDown: ctl.LinkDown,
 			ctl.LinkFlap: ctl.LinkUp}[by]
@@ -139,7 +140,7 @@ func TestLinkFlap(t *testing.T) {
 		}
 		wantEvents(t, events, ib.EventPortActive)
 	}
-	// From many sides at once it ends as the last of them says.
+	// After concurrent changes, the state is that of the last change.
 	var wg sync.WaitGroup
 	for i := range 6 {
 		wg.Go(func() {
@@ -160,9 +161,9 @@ func TestLinkFlap(t *testing.T) {
 		t.Fatal(err)
 	}
 	if p, err := l.dev.Handle().Device().QueryPort(1); err != nil || p.State != ib.PortActive || l.faults.Active() {
-		t.Errorf("in the end: %v, %v, packets are looked at: %v", p.State, err, l.faults.Active())
+		t.Errorf("after concurrent changes: got %v, %v, full path %v", p.State, err, l.faults.Active())
 	}
-	// Nobody waits for a flap of a service that ends, or of a link that goes.
+	// LinkSet with a flap returns when the service ends or the link is deleted.
 	done := make(chan error)
 	go func() { done <- s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Hour}) }()
 	testutil.Eventually(t, "the link to go down", func() bool { return l.faults.Active() })
@@ -172,7 +173,7 @@ func TestLinkFlap(t *testing.T) {
 	}
 }
 
-// TestLinkMTU: the active MTU is no more than what was asked for, and what fits the interface.
+// TestLinkMTU tests that the active MTU is the lower of the requested MTU and the MTU of the interface.
 func TestLinkMTU(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	for _, x := range []struct{ set, want int }{{1024, 1024}, {256, 256}, {4096, 4096}, {ctl.MTUOfInterface, 4096}} {
@@ -186,10 +187,11 @@ func TestLinkMTU(t *testing.T) {
 	}
 }
 
-// TestLinkSetBounds tests the longest flap, and the largest MTU that an interface has room for.
+// TestLinkSetBounds tests the longest flap, and the largest MTU for an interface.
 func TestLinkSetBounds(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.2"}})
-	l := &rdmaLink{host: &netdev.Interface{Name: "eth7", MTU: 1500}} // the service follows the interfaces of its own links
+	// not a link of the service, so the service does not update it
+	l := &rdmaLink{host: &netdev.Interface{Name: "eth7", MTU: 1500}}
 	for _, tt := range []struct {
 		r    ctl.LinkSet
 		want string // "": no error
@@ -212,7 +214,7 @@ func TestLinkSetBounds(t *testing.T) {
 	}
 }
 
-// TestLinkSetMistakes: what makes no sense is refused, and nothing of it done.
+// TestLinkSetMistakes tests that invalid requests are refused without effect.
 func TestLinkSetMistakes(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	good := &fault.Shape{Rate: 1e9}
@@ -227,10 +229,10 @@ func TestLinkSetMistakes(t *testing.T) {
 		{ctl.LinkSet{State: ctl.LinkFlap, Down: -1, Shape: good}, syscall.EINVAL, "from 0 to 1h"},
 		{ctl.LinkSet{State: ctl.LinkFlap, Down: 1 << 62, Shape: good}, syscall.EINVAL, "from 0 to 1h"},
 		{ctl.LinkSet{State: ctl.LinkDown, Down: 1, Shape: good}, syscall.EINVAL, "flap alone"},
-		{ctl.LinkSet{State: ctl.LinkUp, AtWR: 1, Shape: good}, syscall.EINVAL, "to go down"},
-		{ctl.LinkSet{AtPacket: 1, Shape: good}, syscall.EINVAL, "to go down"},
+		{ctl.LinkSet{State: ctl.LinkUp, AtWR: 1, Shape: good}, syscall.EINVAL, "down and flap only"},
+		{ctl.LinkSet{AtPacket: 1, Shape: good}, syscall.EINVAL, "down and flap only"},
 		{ctl.LinkSet{State: ctl.LinkDown, AtPacket: 1, AtWR: 1}, syscall.EINVAL, "one moment"},
-		{ctl.LinkSet{State: ctl.LinkDown, Cancel: true}, syscall.EINVAL, "alone"},
+		{ctl.LinkSet{State: ctl.LinkDown, Cancel: true}, syscall.EINVAL, "excludes other changes"},
 		{ctl.LinkSet{Shape: good, MTU: 1500}, syscall.EINVAL, "256, 512, 1024"},
 		{ctl.LinkSet{Shape: good, MTU: -2}, syscall.EINVAL, "256, 512, 1024"},
 		{ctl.LinkSet{Shape: good, MTU: 8192}, syscall.EINVAL, "256, 512, 1024"},
@@ -247,11 +249,11 @@ func TestLinkSetMistakes(t *testing.T) {
 		}
 	}
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpLinkSet}); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("a request of nothing: %v", err)
+		t.Errorf("an empty request: %v", err)
 	}
 	list, err := s.Links()
 	if err != nil || list[0].Shape != nil || list[0].MaxMTU != 0 || list[0].Armed != "" || list[0].Link != ctl.LinkUp {
-		t.Errorf("something was done: %+v, %v", list, err)
+		t.Errorf("link after refused requests: got %+v, %v", list, err)
 	}
 	if err := s.DevUnplug("rxe0"); err != nil {
 		t.Fatal(err)
@@ -259,7 +261,7 @@ func TestLinkSetMistakes(t *testing.T) {
 	if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, AtWR: 1}); !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("a moment without a device: %v", err)
 	}
-	// A link without a device can be set: the next one begins with it.
+	// A link without a device can be set. The next device starts in the new state.
 	if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, Shape: good, MTU: 512}); err != nil {
 		t.Fatal(err)
 	}
@@ -275,7 +277,7 @@ func TestLinkSetMistakes(t *testing.T) {
 	}
 }
 
-// TestLinkMoments: a moment is shown until it comes, is cancelled, or the device is another.
+// TestLinkMoments tests that a moment is shown until it is reached or cancelled, or the device is replaced.
 func TestLinkMoments(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	armed := func() string {
@@ -302,14 +304,14 @@ func TestLinkMoments(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	if !s.links[0].faults.Active() {
-		t.Error("packets are not counted")
+		t.Error("packets do not take the full path")
 	}
 	set(ctl.LinkSet{Cancel: true})
 	if got := armed(); got != "" || s.links[0].faults.Active() {
 		t.Errorf("got %q after the end", got)
 	}
 	set(ctl.LinkSet{State: ctl.LinkDown, AtWR: 3})
-	set(ctl.LinkSet{State: ctl.LinkUp}) // which replaces it
+	set(ctl.LinkSet{State: ctl.LinkUp}) // replaces the armed moment
 	if got := armed(); got != "" {
 		t.Errorf("got %q after a change", got)
 	}
@@ -317,7 +319,7 @@ func TestLinkMoments(t *testing.T) {
 	if err := s.DevReset(ctl.DevReset{Name: "rxe0"}); err != nil {
 		t.Fatal(err)
 	}
-	testutil.Eventually(t, "the moment to have come", func() bool { return armed() == "" })
+	testutil.Eventually(t, "the moment to be reached", func() bool { return armed() == "" })
 
 	set(ctl.LinkSet{State: ctl.LinkDown, AtPacket: 1})
 	tr := link.Train{Dst: s.links[0].addrs[0], Size: 100, Buf: make([]byte, 100)}

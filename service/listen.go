@@ -18,28 +18,27 @@ import (
 	"verbena/supervisor"
 )
 
-// Listener is a location that this process has claimed. At most one process has it, from Listen to Release:
+// Listener is a location claimed by this process. A location has at most one owner, from Listen to Release:
 //
 //	Listen: lock -> no service answers -> socket --Close--> no socket, still locked --Release--> free
 type Listener struct {
 	*net.UnixListener
-	dir    *os.File // where the socket is
-	name   string   // there
-	socket *os.File // what was made there, so that its inode is not another's
+	dir    *os.File // directory of the socket
+	name   string   // name of the socket in dir
+	socket *os.File // the socket; the open file prevents a reuse of its inode
 	lock   *os.File
 	once   sync.Once
 }
 
-// listenTimeout bounds the wait of Listen for a service that is ending; it is longer than a service takes for that.
+// listenTimeout limits the wait of Listen for an ending service. It exceeds the time that a service takes to end.
 const listenTimeout = CloseTimeout + 2*time.Second
 
-// Listen claims the location. Every user who may write to a file of shared's owner and mode may connect; nil: only this
-// user, and root.
+// Listen claims the location. Users with write access under shared's owner and mode may connect; nil: only this user,
+// and root.
 //
-// A socket that nothing listens on was left behind, and is replaced. Anything else that has the path stays as it is:
-// EADDRINUSE where a service, or another program, answers or the lock is held; EEXIST where there is no socket; EPERM
-// where the socket is another user's, or others may rename what is in the directory. It waits for a service that is
-// ending. It may sleep.
+// Listen replaces a socket without a listener. It leaves any other file unchanged. It returns EADDRINUSE if a service
+// or another program answers or the lock is held, EEXIST if the path is not a socket, and EPERM if the socket belongs
+// to another user or others may rename files in the directory. Listen waits for an ending service. It may sleep.
 func Listen(loc ctl.Location, shared *supervisor.Node) (_ *Listener, err error) {
 	return listen(loc, shared, listenTimeout)
 }
@@ -68,7 +67,7 @@ func listen(loc ctl.Location, shared *supervisor.Node, timeout time.Duration) (_
 		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, fmt.Errorf("lock the control socket: %w", err)
 		}
-		// Either it serves, or it will in a moment, or it is ending.
+		// The holder serves, is about to serve, or is ending.
 		if answers(loc) || time.Now().After(deadline) {
 			return nil, fmt.Errorf("a service is running already at %s: %w", loc.Socket, syscall.EADDRINUSE)
 		}
@@ -82,20 +81,20 @@ func listen(loc ctl.Location, shared *supervisor.Node, timeout time.Duration) (_
 	return l, nil
 }
 
-// trusted reports an error if others than the directory's owner can rename what is in it.
+// trusted returns an error if users other than the directory's owner can rename files in it.
 func (l *Listener) trusted() error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(l.dir.Fd()), &st); err != nil {
 		return fmt.Errorf("directory of the control socket: %w", err)
 	}
 	if st.Mode&0o022 != 0 && st.Mode&unix.S_ISVTX == 0 {
-		return fmt.Errorf("directory of the control socket: others can write to %s, which has no sticky bit, and could put a service of their own there: %w",
+		return fmt.Errorf("directory of the control socket: others can write to %s, which has no sticky bit, and could place their own service there: %w",
 			l.dir.Name(), syscall.EPERM)
 	}
 	return nil
 }
 
-// answers reports whether something listens at a location.
+// answers reports whether a process listens at a location.
 func answers(loc ctl.Location) bool {
 	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: loc.Socket, Net: "unix"})
 	if err == nil {
@@ -104,7 +103,7 @@ func answers(loc ctl.Location) bool {
 	return err == nil
 }
 
-// clear removes a socket that was left behind. The caller has the lock, so that it is no service's that is about to
+// clear removes a dead socket. The caller holds the lock, so the socket does not belong to a service that is about to
 // listen.
 func (l *Listener) clear(loc ctl.Location) error {
 	var st unix.Stat_t
@@ -135,10 +134,10 @@ func (l *Listener) clear(loc ctl.Location) error {
 	return nil
 }
 
-// bind makes the socket. No other user may connect before it has its owner and mode.
+// bind makes the socket. No other user can connect before the socket has its owner and mode.
 func (l *Listener) bind(shared *supervisor.Node) error {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		// The path gets the mode that the socket has when it is bound. (unix_bind_bsd)
+		// The new path gets the mode that the socket has at bind(2). (unix_bind_bsd)
 		if cerr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }); cerr != nil {
 			return cerr
 		}
@@ -165,7 +164,7 @@ func (l *Listener) bind(shared *supervisor.Node) error {
 	return l.share(shared)
 }
 
-// share gives the socket the owner and the mode of shared. EPERM if another file has taken its place.
+// share gives the socket the owner and the mode of shared. It returns EPERM if another file has replaced the socket.
 func (l *Listener) share(shared *supervisor.Node) error {
 	fd := int(l.socket.Fd())
 	var st unix.Stat_t
@@ -176,19 +175,19 @@ func (l *Listener) share(shared *supervisor.Node) error {
 		return fmt.Errorf("it has been replaced: %w", syscall.EPERM)
 	}
 	if err := unix.Fchownat(fd, "", shared.UID, shared.GID, unix.AT_EMPTY_PATH); err != nil {
-		return fmt.Errorf("give it to those who may use the devices: %w", err)
+		return fmt.Errorf("set the owner: %w", err)
 	}
 	if err := os.Chmod(procPath(l.socket, ""), os.FileMode(shared.Mode&0o666)); err != nil {
-		return fmt.Errorf("give it to those who may use the devices: %w", err)
+		return fmt.Errorf("set the mode: %w", err)
 	}
 	return nil
 }
 
-// Close removes the socket, if the path still leads to it, and ends Accept. The location stays claimed. It may be
-// called again.
+// Close removes the socket, if the path still refers to it, and makes Accept return. The location stays claimed. Close
+// may be called repeatedly.
 func (l *Listener) Close() (err error) {
 	l.once.Do(func() {
-		patiently(l.unlink) // the next service finds a socket that refuses
+		patiently(l.unlink) // after a timeout the next service finds a socket that refuses connections
 		err = l.UnixListener.Close()
 	})
 	return err
@@ -203,7 +202,7 @@ func (l *Listener) unlink() {
 	}
 }
 
-// Release ends the claim. Nothing may be left then of what another service would need.
+// Release ends the claim. The caller must have released all resources that another service would need.
 func (l *Listener) Release() {
 	l.Close()
 	l.closeFiles()

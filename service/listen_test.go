@@ -20,7 +20,7 @@ import (
 
 const soon = 200 * time.Millisecond
 
-// A path that is not a dead control socket of this user's stays as it is, whatever it is.
+// TestListenLeavesAlone tests that Listen leaves any file unchanged that is not a dead control socket of this user.
 func TestListenLeavesAlone(t *testing.T) {
 	dir := t.TempDir()
 	for name, c := range map[string]struct {
@@ -56,7 +56,7 @@ func TestListenLeavesAlone(t *testing.T) {
 			l.Release()
 		}
 		if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) {
-			t.Errorf("%s: it was replaced: %v", name, err)
+			t.Errorf("%s: the file was replaced: %v", name, err)
 		}
 	}
 	if b, err := os.ReadFile(filepath.Join(dir, "text")); err != nil || string(b) != "dear" {
@@ -64,7 +64,7 @@ func TestListenLeavesAlone(t *testing.T) {
 	}
 }
 
-// The socket of another user is not removed, dead or not.
+// TestListenOtherUsersSocket tests that Listen never removes the socket of another user.
 func TestListenOtherUsersSocket(t *testing.T) {
 	testutil.NeedRoot(t, "to give a socket to another user")
 	path := filepath.Join(t.TempDir(), "sock")
@@ -90,7 +90,8 @@ func deadSocket(t *testing.T, path string) {
 	l.Close()
 }
 
-// A socket that was left behind is replaced; the new one has its owner and mode from the first moment on.
+// TestListenReplacesDeadSocket tests that Listen replaces a dead socket, and that the new one has its owner and mode
+// from the start.
 func TestListenReplacesDeadSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	deadSocket(t, path)
@@ -115,7 +116,7 @@ func TestListenReplacesDeadSocket(t *testing.T) {
 	}
 }
 
-// TestShareOwnSocketOnly: no file but a socket of this user is given the owner and the mode of the device files.
+// TestShareOwnSocketOnly tests that only a socket of this user is given the owner and the mode of the device files.
 func TestShareOwnSocketOnly(t *testing.T) {
 	testutil.NeedRoot(t, "to give a socket to another user")
 	dir := t.TempDir()
@@ -143,7 +144,7 @@ func TestShareOwnSocketOnly(t *testing.T) {
 	}
 }
 
-// TestListenLongPath: a path that no program could connect to is refused, and no lock is left.
+// TestListenLongPath tests that a path too long for connect(2) is refused, and that no lock remains.
 func TestListenLongPath(t *testing.T) {
 	dir, err := os.MkdirTemp("/tmp", "listen")
 	if err != nil {
@@ -161,7 +162,7 @@ func TestListenLongPath(t *testing.T) {
 		}
 	}
 	if left, err := filepath.Glob(dir + "/" + strings.Repeat("x", 108-len(dir)-1) + "*"); len(left) > 0 || err != nil {
-		t.Errorf("left: %q, %v", left, err)
+		t.Errorf("remaining files: got %q, %v", left, err)
 	}
 }
 
@@ -177,7 +178,8 @@ func TestListenShared(t *testing.T) {
 	}
 }
 
-// Of services that claim a location at once exactly one gets it, and the end of another never removes its socket.
+// TestListenOnce tests that exactly one of several concurrent services claims a location, and that the end of another
+// one does not remove its socket.
 func TestListenOnce(t *testing.T) {
 	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	for round := range 30 {
@@ -204,7 +206,7 @@ func TestListenOnce(t *testing.T) {
 					won = append(won, l)
 				}
 			case <-late.C:
-				t.Error("a claim waits for a service that answers")
+				t.Error("Listen waits although a service answers")
 				for _, l := range won {
 					l.Release()
 				}
@@ -221,13 +223,14 @@ func TestListenOnce(t *testing.T) {
 			t.Fatalf("%d services have the location, want 1", len(won))
 		}
 		if !answers(loc) {
-			t.Fatal("the one that has the location does not answer")
+			t.Fatal("the owner of the location does not answer")
 		}
 		won[0].Release()
 	}
 }
 
-// A socket that somebody else has put in the place of one's own is not removed.
+// TestListenerCloseOwnOnly tests that Close does not remove a socket that another process has put in place of the
+// service's own.
 func TestListenerCloseOwnOnly(t *testing.T) {
 	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	l, err := Listen(loc, nil)
@@ -246,7 +249,7 @@ func TestListenerCloseOwnOnly(t *testing.T) {
 	}
 }
 
-// A service that is ending is waited for.
+// TestListenWaits tests that Listen waits for an ending service.
 func TestListenWaits(t *testing.T) {
 	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	first, err := Listen(loc, nil)
@@ -262,11 +265,12 @@ func TestListenWaits(t *testing.T) {
 	}
 	second.Release()
 	if d := time.Since(began); d < soon/2 {
-		t.Errorf("got the location after %v, while it was claimed", d)
+		t.Errorf("Listen returned after %v, while the location was claimed", d)
 	}
 }
 
-// Where others can rename what is in the directory of the socket, they could put a service of their own there.
+// TestListenDirectory tests that Listen refuses a directory in which others can rename files. They could place their
+// own service there.
 func TestListenDirectory(t *testing.T) {
 	for mode, want := range map[os.FileMode]error{
 		0o777: syscall.EPERM, 0o770: syscall.EPERM, 0o707: syscall.EPERM, 0o755: nil, 0o777 | fs.ModeSticky: nil,
@@ -285,7 +289,7 @@ func TestListenDirectory(t *testing.T) {
 	}
 }
 
-// The default directory is one that nobody else can write to.
+// TestDefaultLocation tests that no other user can write to the default directory.
 func TestDefaultLocation(t *testing.T) {
 	t.Setenv("VERBENA_SOCKET", "")
 	dir := t.TempDir()
@@ -318,7 +322,7 @@ func TestDefaultLocation(t *testing.T) {
 	}
 }
 
-// A lock or a log in a directory that others write to does no harm to what they have put there.
+// TestOpenOwn tests that a lock or a log in a directory shared with others does not damage their files.
 func TestOpenOwn(t *testing.T) {
 	dir := t.TempDir()
 	victim := filepath.Join(dir, "victim")
@@ -331,7 +335,7 @@ func TestOpenOwn(t *testing.T) {
 		"fifo":      func(p string) error { return unix.Mkfifo(p, 0o600) },
 		"of another user": func(p string) error {
 			if os.Geteuid() != 0 {
-				return os.Symlink(victim, p) // tried already
+				return os.Symlink(victim, p) // tried before
 			}
 			return errors.Join(os.WriteFile(p, []byte("theirs"), 0o666), os.Chown(p, 65533, -1))
 		},
@@ -353,17 +357,17 @@ func TestOpenOwn(t *testing.T) {
 	if b, err := os.ReadFile(victim); err != nil || string(b) != "dear" {
 		t.Errorf("the victim: got %q, %v", b, err)
 	}
-	f, err := openLog(victim) // its second name has gone
+	f, err := openLog(victim) // the second name was removed
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
 	if fi, err := f.Stat(); err != nil || fi.Size() != 0 {
-		t.Errorf("a log is to begin empty: %v, %v", fi.Size(), err)
+		t.Errorf("new log: got %v bytes, %v, want an empty file", fi.Size(), err)
 	}
 }
 
-// A lock is on the file that has the path.
+// TestFlockFollowsPath tests that the lock is on the file that has the path.
 func TestFlockFollowsPath(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	first, err := flock(path, unix.LOCK_EX|unix.LOCK_NB)
@@ -389,6 +393,6 @@ func TestFlockFollowsPath(t *testing.T) {
 	second := <-got
 	defer second.Close()
 	if !named(second, path) {
-		t.Error("the lock is on a file that was removed")
+		t.Error("flock: got a lock on a removed file")
 	}
 }

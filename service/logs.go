@@ -7,33 +7,33 @@ import (
 	"time"
 )
 
-// logLimit bounds how many lines are written: at once, and on average.
+// logLimit limits the rate of log lines: the size of a burst, and the average.
 type logLimit struct {
 	burst     int
 	perSecond float64
 }
 
-// The limits of log lines about one user, and of all lines together.
+// The limits of the lines about one user, and of all lines together.
 var (
 	userLogLimit  = logLimit{burst: 20, perSecond: 2}
 	totalLogLimit = logLimit{burst: 200, perSecond: 50}
 )
 
-// maxLogUsers is how many users have a limit of their own; more share one.
+// maxLogUsers is the number of users with separate limits; further users share one.
 const maxLogUsers = 1024
 
-// uidKey is the attribute of a line that names the user it is about.
+// uidKey is the attribute that names the user of a log line.
 const uidKey = "uid"
 
-// Records below the level of Info have limits of their own, so that they keep no warning from being written.
+// Records below Info have separate limits, so that they cannot suppress warnings.
 var (
 	userDebugLimit  = logLimit{burst: 200, perSecond: 50}
 	totalDebugLimit = logLimit{burst: 1000, perSecond: 200}
 )
 
-// limitLog returns a logger that writes no more than the limits allow. Lines that are suppressed are counted, and the
-// number is logged within a moment. Records below the level of Info are written by debugQueue.run, which the caller
-// starts: threads that answer programs do not wait for the reader of the log.
+// limitLog returns a logger with a limited rate. Suppressed lines are counted, and the count is logged shortly
+// afterwards. Records below Info are written by debugQueue.run, which the caller starts. So a thread that answers
+// programs does not wait for the reader of the log.
 func limitLog(l *slog.Logger) (*slog.Logger, *debugQueue) {
 	q := &debugQueue{records: make(chan debugRecord, maxDebugRecords), over: make(chan struct{}),
 		done: make(chan struct{})}
@@ -41,10 +41,10 @@ func limitLog(l *slog.Logger) (*slog.Logger, *debugQueue) {
 		state: newLogState(userLogLimit, totalLogLimit), debug: newLogState(userDebugLimit, totalDebugLimit)}), q
 }
 
-// maxDebugRecords is how many records below the level of Info wait to be written. More are suppressed.
+// maxDebugRecords is the number of queued records below Info. Further records are suppressed.
 const maxDebugRecords = 1024
 
-// debugQueue has the records below the level of Info that are not written yet.
+// debugQueue holds the records below Info that are not written yet.
 type debugQueue struct {
 	records chan debugRecord
 	over    chan struct{}
@@ -78,7 +78,7 @@ func (q *debugQueue) run() {
 	}
 }
 
-// close ends run when it has written what is queued, and waits for that.
+// close ends run after the last queued record was written, and waits for its return.
 func (q *debugQueue) close() {
 	if q != nil {
 		q.once.Do(func() { close(q.over) })
@@ -89,7 +89,7 @@ func (q *debugQueue) close() {
 // limitedLog is the handler of limitLog.
 type limitedLog struct {
 	to    slog.Handler
-	uid   int64 // of WithAttrs
+	uid   int64 // from WithAttrs
 	known bool
 	state *logState
 	debug *logState
@@ -109,13 +109,13 @@ func newLogState(perUser, all logLimit) *logState {
 	return &logState{perUser: perUser, all: all, users: map[int64]*logBucket{}}
 }
 
-// logBucket counts the lines that one source may still write.
+// logBucket counts the lines that a source may still write.
 type logBucket struct {
 	left float64
-	at   time.Time // of left; zero: nothing was written yet
+	at   time.Time // time of the last change of left; zero: no line yet
 }
 
-// take reports whether one more line may be written, and counts it.
+// take takes one line from the bucket. It returns false if the bucket is empty.
 func (b *logBucket) take(l logLimit, now time.Time) bool {
 	if b.at.IsZero() {
 		b.left = float64(l.burst)
@@ -178,7 +178,7 @@ func (h *limitedLog) Handle(ctx context.Context, r slog.Record) error {
 	return nil
 }
 
-// allow reports whether a line may be written. For the first that may not, it schedules report.
+// allow reports whether a line may be written. For the first suppressed line, it schedules report.
 func (s *logState) allow(uid int64, known bool, now time.Time, report func()) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -189,7 +189,7 @@ func (s *logState) allow(uid int64, known bool, now time.Time, report func()) bo
 	return false
 }
 
-// suppress counts a line that is not written.
+// suppress counts a suppressed line.
 func (s *logState) suppress(report func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,7 +219,7 @@ func (s *logState) user(uid int64) *logBucket {
 	return b
 }
 
-// report logs how many lines were suppressed.
+// report logs the number of suppressed lines.
 func (h *limitedLog) report(state *logState) {
 	state.mu.Lock()
 	n := state.suppressed

@@ -21,7 +21,8 @@ func countLines(b *testutil.Buffer, with string) (n int) {
 	return n
 }
 
-// One user's lines do not fill the log, nor keep another's out; how many were suppressed is said once.
+// TestLogLimit tests that the lines of one user neither fill the log nor suppress those of others, and that the number
+// of suppressed lines is logged once.
 func TestLogLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b testutil.Buffer
@@ -32,7 +33,7 @@ func TestLogLimit(t *testing.T) {
 		l.With("uid", 1002).Warn("other")
 		l.Warn("of the service itself")
 		if n := countLines(&b, "noise"); n != userLogLimit.burst {
-			t.Errorf("%d lines of one user at once, want %d", n, userLogLimit.burst)
+			t.Errorf("lines of one user in a burst: got %d, want %d", n, userLogLimit.burst)
 		}
 		if countLines(&b, "other") != 1 || countLines(&b, "itself") != 1 {
 			t.Error("the lines of others are missing")
@@ -40,16 +41,16 @@ func TestLogLimit(t *testing.T) {
 		testutil.Advance(2 * reportSuppressed)
 		if want := fmt.Sprintf("lines=%d", 10000-userLogLimit.burst); countLines(&b, want) != 1 ||
 			countLines(&b, "suppressed") != 1 {
-			t.Errorf("%q is not there once:\n%s", want, b.String())
+			t.Errorf("log: %q is missing or repeated:\n%s", want, b.String())
 		}
 		l.Warn("again", "uid", 1001)
 		if countLines(&b, "again") != 1 {
-			t.Error("a user who was noisy is not heard later")
+			t.Error("a line of a user with suppressed lines is still missing after a while")
 		}
 	})
 }
 
-// Many users together have a limit too, and what is kept of them is bounded.
+// TestLogLimitTotal tests the limit of all users together, and that the state kept about users is bounded.
 func TestLogLimitTotal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b testutil.Buffer
@@ -58,17 +59,17 @@ func TestLogLimitTotal(t *testing.T) {
 			l.Warn("noise", "uid", 100000+i)
 		}
 		if n := countLines(&b, "noise"); n != totalLogLimit.burst {
-			t.Errorf("%d lines at once, want %d", n, totalLogLimit.burst)
+			t.Errorf("lines of all users in a burst: got %d, want %d", n, totalLogLimit.burst)
 		}
 		if n := len(l.Handler().(*limitedLog).state.users); n > maxLogUsers+1 {
-			t.Errorf("%d users are kept, want %d", n, maxLogUsers)
+			t.Errorf("kept users: got %d, want %d", n, maxLogUsers)
 		}
 		testutil.Advance(time.Minute)
 	})
 }
 
-// Debug records have limits of their own, and no warning is kept out by them; they are written by a goroutine, in
-// order, and all that is queued is written at the end.
+// TestLogLimitDebug tests the limits of debug records, which suppress no warning. A goroutine writes the records in
+// order, and close writes all queued records.
 func TestLogLimitDebug(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b testutil.Buffer
@@ -86,16 +87,16 @@ func TestLogLimitDebug(t *testing.T) {
 		go q.run()
 		q.close()
 		if n := countLines(&b, "noise"); n != userDebugLimit.burst {
-			t.Errorf("%d debug records, want %d", n, userDebugLimit.burst)
+			t.Errorf("debug records: got %d, want %d", n, userDebugLimit.burst)
 		}
 		testutil.Advance(2 * reportSuppressed)
 		if want := fmt.Sprintf("lines=%d", 9*userDebugLimit.burst); countLines(&b, want) != 1 {
-			t.Errorf("%q is not there once", want)
+			t.Errorf("log: %q is missing or repeated", want)
 		}
 	})
 }
 
-// A log that nobody reads holds up no thread that logs debug records, however many.
+// TestLogLimitDebugStuck tests that a log without a reader blocks no thread that logs debug records.
 func TestLogLimitDebugStuck(t *testing.T) {
 	r, w := io.Pipe()
 	defer r.Close()

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openOwn opens a file of this user's for writing, and makes it with mode 0600 if there is none. It may lie in a
-// directory that others can write to, such as /tmp: a symbolic link, another user's file, one with a second name and
-// whatever is no ordinary file is refused, and left as it is. The error wraps EPERM then.
+// openOwn opens a file of this user for writing, and creates it with mode 0600 if it is missing. The directory may be
+// writable for others, such as /tmp. openOwn refuses a symbolic link, a file of another user, a file with a second
+// name, and any file that is not regular. It leaves such a file unchanged and returns an error that wraps EPERM.
 func openOwn(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_NONBLOCK, 0o600)
 	if errors.Is(err, unix.ELOOP) {
@@ -29,20 +29,20 @@ func openOwn(path string) (*os.File, error) {
 	return f, nil
 }
 
-// ordinary reports an error unless the file is an ordinary one of this user's, with one name.
+// ordinary returns an error unless the file is a regular file of this user with one name.
 func ordinary(f *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return &fs.PathError{Op: "fstat", Path: f.Name(), Err: err}
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || int(st.Uid) != os.Geteuid() || st.Nlink > 1 {
-		return fmt.Errorf("%s is not an ordinary file of user %d with one name (its owner is %d): remove it, or choose another path: %w",
+		return fmt.Errorf("%s is not a regular file of user %d with one name (its owner is %d): remove it, or choose another path: %w",
 			f.Name(), os.Geteuid(), st.Uid, syscall.EPERM)
 	}
 	return nil
 }
 
-// openLog opens an empty log file.
+// openLog opens a log file and truncates it.
 func openLog(path string) (*os.File, error) {
 	f, err := openOwn(path)
 	if err != nil {
@@ -55,15 +55,15 @@ func openLog(path string) (*os.File, error) {
 	return f, nil
 }
 
-// flock takes an advisory lock on a file that it makes if need be; how is unix.LOCK_EX or LOCK_SH, with LOCK_NB to
-// not wait: then the error is EWOULDBLOCK if another holder has it. The lock is on the file that has the path when
-// flock returns.
+// flock takes an advisory lock on a file, and creates the file if necessary. how is unix.LOCK_EX or LOCK_SH. With
+// LOCK_NB, flock does not wait: it returns EWOULDBLOCK if another holder has the lock. When flock returns, the path
+// refers to the locked file.
 func flock(path string, how int) (*os.File, error) {
-	const attempts = 100 // each one fails if the file was replaced meanwhile
+	const attempts = 100 // an attempt fails if the file was replaced meanwhile
 	for range attempts {
 		f, err := openOwn(path)
 		if errors.Is(err, syscall.EPERM) && gone(path) {
-			continue // its last name has just been removed
+			continue // its last name was removed meanwhile
 		}
 		if err != nil {
 			return nil, err
@@ -92,7 +92,7 @@ func gone(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// named reports whether a path leads to the open file.
+// named reports whether a path refers to the open file.
 func named(f *os.File, path string) bool {
 	have, err1 := f.Stat()
 	want, err2 := os.Lstat(path)
@@ -107,7 +107,7 @@ func ignoringEINTR(f func() error) error {
 	}
 }
 
-// openDirectory opens a directory to name the files in it, also after the directory was renamed.
+// openDirectory opens a directory, to access its files also after the directory was renamed.
 func openDirectory(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -2,12 +2,12 @@ package service
 
 import "time"
 
-// directoryPatience is the longest time that the service waits for a change in a directory. A program can keep the
-// kernel's lock of a directory by listing it into memory that does not answer.
+// directoryPatience is the maximum wait for a change in a directory. A program can hold the kernel's lock of a
+// directory by listing the directory into memory that does not answer.
 const directoryPatience = 2 * time.Second
 
-// patiently makes a change in a directory, and reports whether it has been made in time. Otherwise the change is made
-// when the directory is free, unless the process has ended.
+// patiently makes a change in a directory, and reports whether it was complete in time. Otherwise a goroutine continues
+// until the lock of the directory is free.
 func patiently(change func()) bool {
 	done := make(chan struct{})
 	go func() {

@@ -16,14 +16,15 @@ import (
 	"verbena/internal/ctl"
 )
 
-// maxProfile bounds a profile, in bytes; encoded, it is within ctl.MaxResponse.
+// maxProfile is the maximum size of a profile in bytes. Its encoded form fits into ctl.MaxResponse.
 var maxProfile = 32 << 20 // smaller in tests
 
-// profiling is held while a profile is made: the runtime is the process's.
+// profiling is held while a profile is made. The runtime makes one at a time.
 var profiling sync.Mutex
 
-// Profile makes a profile of this process, and returns it when that is done; it ends early if the service does. EBUSY
-// while another one is being made, EINVAL for a kind or time that there is not, EFBIG for one of more than 32 MiB.
+// Profile makes a profile of this process and returns it. It ends early if the service ends. It returns EBUSY while
+// another profile is being made, EINVAL for an unknown kind or an invalid time, and EFBIG for a profile of more than 32
+// MiB.
 func (s *Service) Profile(p ctl.Profile) ([]byte, error) {
 	timed := p.Kind == ctl.ProfileCPU || p.Kind == ctl.ProfileTrace
 	switch {
@@ -34,7 +35,7 @@ func (s *Service) Profile(p ctl.Profile) ([]byte, error) {
 		return nil, fmt.Errorf("debug pprof %s: %v is not above 0 and at most %v: %w", p.Kind, p.Duration, ctl.MaxProfileTime,
 			syscall.EINVAL)
 	case !timed && p.Duration != 0:
-		return nil, fmt.Errorf("debug pprof %s: it shows a moment, and takes no time: %w", p.Kind, syscall.EINVAL)
+		return nil, fmt.Errorf("debug pprof %s: it is a snapshot, and takes no duration: %w", p.Kind, syscall.EINVAL)
 	}
 	if !profiling.TryLock() {
 		return nil, fmt.Errorf("debug pprof %s: another profile is being made: wait until it is done: %w", p.Kind,
@@ -81,7 +82,7 @@ func writeProfile(end context.Context, to io.Writer, p ctl.Profile) error {
 	return nil
 }
 
-// boundedBuffer takes no more than so many bytes.
+// boundedBuffer is a buffer of limited size.
 type boundedBuffer struct {
 	mu   sync.Mutex
 	b    bytes.Buffer

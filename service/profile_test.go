@@ -10,7 +10,8 @@ import (
 	"verbena/internal/ctl"
 )
 
-// Profiles of each kind come over the control socket, one at a time and of bounded time and size.
+// TestProfile tests that profiles of each kind are available over the control socket, one at a time, with limited
+// duration and size.
 func TestProfile(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.32"}})
 	gzip, goTrace := []byte{0x1f, 0x8b}, []byte("go 1.")
@@ -41,7 +42,7 @@ func TestProfile(t *testing.T) {
 	_, err := c.Do(&ctl.Request{Op: ctl.OpProfile, Profile: &ctl.Profile{Kind: ctl.ProfileHeap}})
 	profiling.Unlock()
 	if !errors.Is(err, syscall.EBUSY) {
-		t.Errorf("a second one: got %v, want EBUSY", err)
+		t.Errorf("a second profile: got %v, want EBUSY", err)
 	}
 	whole := maxProfile
 	maxProfile = 10
@@ -50,7 +51,7 @@ func TestProfile(t *testing.T) {
 	if !errors.Is(err, syscall.EFBIG) {
 		t.Errorf("a profile above the bound: got %v, want EFBIG", err)
 	}
-	// The end of the service ends a profile, however long it was to be.
+	// The end of the service ends a profile early.
 	s.Stop()
 	done := make(chan error, 1)
 	go func() {
@@ -63,11 +64,11 @@ func TestProfile(t *testing.T) {
 			t.Errorf("a profile of a service that ends: %v", err)
 		}
 	case <-time.After(20 * time.Second):
-		t.Error("a profile keeps the service from ending")
+		t.Error("a profile delays the end of the service")
 	}
 }
 
-// Profiles are for managers: they show what the service knows of all users.
+// TestProfileIsForManagers tests that only managers get profiles, since a profile shows data of all users.
 func TestProfileIsForManagers(t *testing.T) {
 	if err := (userPeer(4242)).authorize(ctl.OpProfile); !errors.Is(err, syscall.EPERM) {
 		t.Errorf("a user: got %v, want EPERM", err)
@@ -77,7 +78,7 @@ func TestProfileIsForManagers(t *testing.T) {
 	}
 }
 
-// What is larger than the bound is refused, and not kept.
+// TestProfileBounded tests that a larger profile is refused and not kept.
 func TestProfileBounded(t *testing.T) {
 	b := boundedBuffer{most: 10}
 	if n, err := b.Write(make([]byte, 6)); n != 6 || err != nil || b.full() {

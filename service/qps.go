@@ -10,8 +10,8 @@ import (
 	"verbena/roce"
 )
 
-// QPs lists the queue pairs of a device, or of all, but for the one of general services, which is the connection
-// manager's.
+// QPs lists the queue pairs of a device, or of all devices, except the one of general services (QP 1), which belongs to
+// the connection manager.
 func (s *Service) QPs(dev string) ([]ctl.QPStatusInfo, error) {
 	links, err := s.named(dev)
 	if err != nil {
@@ -33,36 +33,36 @@ func (s *Service) QPs(dev string) ([]ctl.QPStatusInfo, error) {
 	return list, nil
 }
 
-// QPTrace returns the latest protocol events of a queue pair, and begins or ends its trace.
+// QPTrace returns the latest protocol events of a queue pair, and starts or stops its trace.
 func (s *Service) QPTrace(r ctl.QPTrace) (ctl.QPTraceInfo, error) {
 	links, err := s.named(r.Dev)
 	if err != nil {
 		return ctl.QPTraceInfo{}, err
 	}
 	if len(links) > 1 {
-		return ctl.QPTraceInfo{}, fmt.Errorf("qp trace %d: there are %d devices: say which one (--dev): %w", r.Num,
+		return ctl.QPTraceInfo{}, fmt.Errorf("qp trace %d: there are %d devices: choose one with --dev: %w", r.Num,
 			len(links), syscall.EINVAL)
 	}
 	if len(links) == 0 {
-		return ctl.QPTraceInfo{}, fmt.Errorf("qp trace %d: there is no device: %w", r.Num, syscall.ENODEV)
+		return ctl.QPTraceInfo{}, fmt.Errorf("qp trace %d: no device: %w", r.Num, syscall.ENODEV)
 	}
 	l := links[0]
 	d := s.latest(l)
 	if d == nil {
-		return ctl.QPTraceInfo{}, fmt.Errorf("qp trace %d: device %s is not there: %w", r.Num, l.spec.Name, syscall.ENODEV)
+		return ctl.QPTraceInfo{}, fmt.Errorf("qp trace %d: device %s is unplugged: %w", r.Num, l.spec.Name, syscall.ENODEV)
 	}
 	t, err := d.QPTrace(r.Num)
 	if err == nil && t.On == r.End {
 		err = d.TraceQP(r.Num, !r.End)
 	}
 	began := err == nil && !t.On && !r.End
-	if t.Events == nil { // after an error; JSON has a list all the same
+	if t.Events == nil { // after an error; JSON needs a list
 		t.Events = []qpinfo.Event{}
 	}
 	return ctl.QPTraceInfo{Device: l.spec.Name, Num: r.Num, Began: began, Trace: t}, err
 }
 
-// latest returns a link's device, nil while it has none.
+// latest returns a link's device, or nil while it has none.
 func (s *Service) latest(l *rdmaLink) driver.Device {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,7 +9,8 @@ import (
 	"verbena/internal/ctl"
 )
 
-// TestQPTraceMistakes: what is wrong with a request is said, and a device without queue pairs has an empty list.
+// TestQPTraceMistakes tests that the error of an invalid request names the cause, and that a device without queue pairs
+// has an empty list.
 func TestQPTraceMistakes(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.9"}})
 	r, err := c.Do(&ctl.Request{Op: ctl.OpQPShow})
@@ -17,7 +18,7 @@ func TestQPTraceMistakes(t *testing.T) {
 		t.Errorf("qp show without a queue pair: got %+v, %v", r, err)
 	}
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpQPTrace}); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("qp trace of nothing: got %v, want EINVAL", err)
+		t.Errorf("an empty qp trace: got %v, want EINVAL", err)
 	}
 	trace := func(q ctl.QPTrace) error {
 		_, err := c.Do(&ctl.Request{Op: ctl.OpQPTrace, Trace: &q})
@@ -41,24 +42,24 @@ func TestQPTraceMistakes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := trace(ctl.QPTrace{Num: 77}); !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), "--dev") {
-		t.Errorf("two devices and none named: got %v", err)
+		t.Errorf("a qp trace that names none of two devices: got %v", err)
 	}
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpDevUnplug, Name: "rxe0"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := trace(ctl.QPTrace{Dev: "rxe0", Num: 77}); err == nil {
-		t.Error("trace on a device that is unplugged succeeds")
+		t.Error("qp trace of an unplugged device: got success, want an error")
 	}
 	defer func() {
 		if err := errors.Join(s.LinkDel("rxe0"), s.LinkDel("rxe1")); err != nil {
 			t.Fatal(err)
 		}
 		err := trace(ctl.QPTrace{Num: 77})
-		if !errors.Is(err, syscall.ENODEV) || !strings.Contains(err.Error(), "there is no device") {
+		if !errors.Is(err, syscall.ENODEV) || !strings.Contains(err.Error(), "no device") {
 			t.Errorf("without a device: got %v, want ENODEV", err)
 		}
 	}()
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpQPShow}); err != nil {
-		t.Errorf("qp show beside a device that is unplugged: %v", err)
+		t.Errorf("qp show with another device unplugged: %v", err)
 	}
 }

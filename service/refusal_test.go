@@ -19,7 +19,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// sharedSocket returns a listener at a socket that all users may connect to.
+// sharedSocket returns a listener at a socket for all users.
 func sharedSocket(t *testing.T) (*Listener, ctl.Location) {
 	t.Helper()
 	dir := t.TempDir()
@@ -91,7 +91,7 @@ func TestContextsOfOthers(t *testing.T) {
 	}
 }
 
-// TestSpareDescriptorIsForManagers tests that without descriptors a user is told so, and is not served.
+// TestSpareDescriptorIsForManagers tests that a user gets an error, and no service, when there is no free descriptor.
 func TestSpareDescriptorIsForManagers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -123,8 +123,8 @@ func TestSpareDescriptorIsForManagers(t *testing.T) {
 	}
 }
 
-// TestLateAnswerOfLauncher tests that once an answer of a launcher's has not come as it should, no later one is taken:
-// it could be the answer to another question.
+// TestLateAnswerOfLauncher tests that after a missing or malformed answer of a launcher, no later answer is accepted,
+// since it could belong to another request.
 func TestLateAnswerOfLauncher(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	l := &launcher{c: ctl.Conn{UnixConn: ends[0]}}
@@ -133,7 +133,7 @@ func TestLateAnswerOfLauncher(t *testing.T) {
 		ends[1].Write(binary.LittleEndian.AppendUint32(nil, ctl.MaxHelpAnswer+1))
 	}()
 	if _, err := l.OpenMem(1); err == nil {
-		t.Fatal("a malformed answer is taken")
+		t.Fatal("a malformed answer: got success, want an error")
 	}
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -144,21 +144,20 @@ func TestLateAnswerOfLauncher(t *testing.T) {
 		t.Fatal(err)
 	}
 	if f, err := l.OpenMem(2); err == nil {
-		t.Errorf("a late answer is taken: %s", f.Name())
+		t.Errorf("a late answer: got file %s, want an error", f.Name())
 		f.Close()
 	}
 	if err := l.notice("text"); err == nil {
-		t.Error("a notice is taken for shown")
+		t.Error("notice: got success, want an error")
 	}
-	// The descriptor that nobody has taken.
+	// The descriptor of the late answer is still in the socket.
 	if f, err := (ctl.Conn{UnixConn: ends[0]}).Receive(new(ctl.HelpAnswer),
 		ctl.Limits{Size: ctl.MaxHelpAnswer}); err == nil && f != nil {
 		f.Close()
 	}
 }
 
-// TestClientsThatWait tests that neither a user who connects and asks nothing, nor one who reads no answers, is waited
-// for.
+// TestClientsThatWait tests that the service does not wait for clients that send no request or read no answers.
 func TestClientsThatWait(t *testing.T) {
 	t.Parallel()
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.32"}})
@@ -192,8 +191,8 @@ func TestClientsThatWait(t *testing.T) {
 	}
 }
 
-// TestPeerProcessOfAnother tests that before Linux 6.5 the process that has the peer's number now is taken for the peer
-// only if it is that user's, or root's.
+// TestPeerProcessOfAnother tests that before Linux 6.5 the process with the peer's number is accepted only if it
+// belongs to the peer's user or to root.
 func TestPeerProcessOfAnother(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -231,7 +230,7 @@ func TestLauncherAnswersNothing(t *testing.T) {
 	}
 }
 
-// TestAcceptGoesOn tests that the service goes on to accept clients when it could not for some time.
+// TestAcceptGoesOn tests that the service accepts clients again after accept(2) has failed for some time.
 func TestAcceptGoesOn(t *testing.T) {
 	var log testutil.Buffer
 	s, err := newService(Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
@@ -244,7 +243,7 @@ func TestAcceptGoesOn(t *testing.T) {
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	testutil.Eventually(t, "an accept to fail", func() bool {
-		return strings.Contains(log.String(), "no client can be accepted")
+		return strings.Contains(log.String(), "accept failed")
 	})
 	l.SetDeadline(time.Time{})
 	c, err := ctl.Dial(loc)
@@ -260,13 +259,13 @@ func TestAcceptGoesOn(t *testing.T) {
 	select {
 	case err = <-answered:
 		if err != nil {
-			t.Errorf("a client that comes afterwards: %v", err)
+			t.Errorf("a client after the failures: %v", err)
 		}
 		s.Stop()
 		if err := <-served; err != nil {
 			t.Error(err)
 		}
 	case err := <-served:
-		t.Errorf("the service ends: %v", err)
+		t.Errorf("Serve: %v", err)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// removing are the functions of the standard library and of x/sys/unix that take a file away, or its content.
+// removing lists the functions of the standard library and of x/sys/unix that remove a file or its content.
 var removing = map[string][]string{
 	"os": {"Remove", "RemoveAll", "Rename", "Truncate", "Create", "OpenRoot", "WriteFile", "O_TRUNC"},
 	"unix": {"Unlink", "Unlinkat", "Rmdir", "Rename", "Renameat", "Renameat2", "Truncate",
@@ -24,10 +24,10 @@ var removing = map[string][]string{
 		"Creat", "O_TRUNC", "Fallocate"},
 }
 
-// methods that do the same, of os.File and os.Root.
+// removingMethods lists methods of os.File and os.Root that remove a file or its content.
 var removingMethods = []string{"Truncate", "RemoveAll"}
 
-// removals finds what may take a file away in a source file, as "file function call".
+// removals returns the calls in a source file that may remove a file, as "file function call".
 func removals(t *testing.T, root, path string) (found []string) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
@@ -38,7 +38,7 @@ func removals(t *testing.T, root, path string) (found []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	packages := map[string]string{} // by the name that the file has for them
+	packages := map[string]string{} // by the local name in the file
 	for _, i := range file.Imports {
 		path := strings.Trim(i.Path.Value, `"`)
 		name := path[strings.LastIndexByte(path, '/')+1:]
@@ -71,8 +71,8 @@ func removals(t *testing.T, root, path string) (found []string) {
 	return found
 }
 
-// Every place in the repository that may remove or empty a file has an entry with its guard in
-// docs/results/removals.md, and every entry has a place.
+// TestRemovalsAreDocumented tests that docs/results/removals.md lists each call in the repository that may remove a file or its
+// content, with its guard, and no others.
 func TestRemovalsAreDocumented(t *testing.T) {
 	root := ".."
 	page, err := os.ReadFile(filepath.Join(root, "docs/results/removals.md"))
@@ -83,7 +83,7 @@ func TestRemovalsAreDocumented(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+\\.go [^`]+)` \\| (.+) \\|$").FindAllSubmatch(page, -1) {
 		listed[string(m[1])] = false
 		if len(bytes.TrimSpace(m[2])) == 0 {
-			t.Errorf("docs/results/removals.md has no guard of %s", m[1])
+			t.Errorf("docs/results/removals.md names no guard for %s", m[1])
 		}
 	}
 	files := 0
@@ -100,7 +100,7 @@ func TestRemovalsAreDocumented(t *testing.T) {
 		files++
 		for _, r := range removals(t, root, path) {
 			if _, ok := listed[r]; !ok {
-				t.Errorf("docs/results/removals.md lacks the guard of\n%s", r)
+				t.Errorf("docs/results/removals.md lacks\n%s", r)
 			}
 			listed[r] = true
 		}
@@ -111,7 +111,7 @@ func TestRemovalsAreDocumented(t *testing.T) {
 	}
 	for r, found := range listed {
 		if !found {
-			t.Errorf("docs/results/removals.md lists a place that does not exist: %s", r)
+			t.Errorf("docs/results/removals.md lists a call that no longer exists: %s", r)
 		}
 	}
 }

@@ -14,7 +14,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestResolve: a device has one interface, which has an address. The test has a network namespace with two interfaces.
+// TestResolve tests that a device must have one interface with an address. The test has a network namespace with two
+// interfaces.
 func TestResolve(t *testing.T) {
 	testutil.NeedRoot(t, "for a network namespace")
 	if _, err := exec.LookPath("ip"); err != nil {
@@ -23,7 +24,7 @@ func TestResolve(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // without an unlock: the thread ends with the goroutine, and the namespace with it
+		runtime.LockOSThread() // without an unlock, so that the thread and its namespace end with the goroutine
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			t.Error(err)
 			return

@@ -8,8 +8,8 @@ import (
 	"verbena/uverbs"
 )
 
-// Resources lists what programs of those users hold that sees is true of, by device and process. Keys and numbers of
-// objects are not for other users.
+// Resources lists the objects of programs by device and process, for the users for whom sees returns true. Keys and
+// numbers of objects are not for other users.
 func (s *Service) Resources(sees func(quota.ID) bool) []ctl.ContextInfo {
 	list := []ctl.ContextInfo{}
 	for _, c := range s.uverbs.Resources() {
@@ -22,7 +22,8 @@ func (s *Service) Resources(sees func(quota.ID) bool) []ctl.ContextInfo {
 
 func contextInfo(c *uverbs.ContextInfo) ctl.ContextInfo {
 	r := ctl.ContextInfo{
-		Device: c.Device, File: c.File, PID: c.PID, Process: c.ProcessName, UID: c.UID, Container: c.Owner.Container, Zombie: c.Zombie,
+		Device: c.Device, File: c.File, PID: c.PID, Process: c.ProcessName, UID: c.UID, Container: c.Owner.Container,
+		Zombie:      c.Zombie,
 		PinnedBytes: c.PinnedPages * uint64(os.Getpagesize()), PDs: len(c.PDs), AHs: len(c.AHs), MWs: len(c.MWs),
 		MRs: []ctl.MRInfo{}, CQs: []ctl.CQInfo{}, QPs: []ctl.QPInfo{}, SRQs: []ctl.SRQInfo{}, XRCDs: len(c.XRCDs),
 	}
@@ -45,8 +46,8 @@ func contextInfo(c *uverbs.ContextInfo) ctl.ContextInfo {
 	return r
 }
 
-// Stats reads the counters of one device, or of all if dev is empty: those of its driver, and event_* of its
-// asynchronous events.
+// Stats reads the counters of one device, or of all devices if dev is empty: the counters of the driver, and event_*
+// for asynchronous events.
 func (s *Service) Stats(dev string) ([]ctl.StatInfo, error) {
 	links, err := s.named(dev)
 	list := []ctl.StatInfo{}

@@ -14,20 +14,20 @@ import (
 	"verbena/internal/ctl"
 )
 
-// shmRoot has the directories of services.
+// shmRoot is the parent of the services' directories.
 const shmRoot = "/dev/shm"
 
-// runDir is the service's own directory on /dev/shm: the tree that programs see. The service holds a shared lock on it;
-// a directory without a lock was left behind and is removed by the next service.
+// runDir is the service's own directory on /dev/shm, which holds the trees that programs see. The service holds a
+// shared lock on it. A directory without a lock is stale, and the next service removes it.
 type runDir struct {
 	path string
 	hold *os.File
-	root *os.Root // shmRoot, which a confined process cannot open
+	root *os.Root // root of shmRoot, which a confined process cannot open
 }
 
 const runDirLock = "lock"
 
-// runDirPrefix begins the names of a user's service directories.
+// runDirPrefix returns the prefix of a user's service directories.
 func runDirPrefix(uid int) string { return fmt.Sprintf("verbena-%d-", uid) }
 
 func newRunDir() (*runDir, error) {
@@ -41,7 +41,7 @@ func newRunDir() (*runDir, error) {
 		end <- made{d, err}
 	}) {
 		return nil, fmt.Errorf("make the service's directory in %s: not done after %v: %w; a program may keep it locked "+
-			"(`fuser -v %[1]s` lists those that have it open): end that program and start again",
+			"(`fuser -v %[1]s` lists processes that have it open): end that program and start again",
 			shmRoot, directoryPatience, syscall.ETIMEDOUT)
 	}
 	m := <-end
@@ -53,7 +53,7 @@ func makeRunDir() (*runDir, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the service's directory: %w", err)
 	}
-	const attempts = 10 // each one lost to the sweep of a service that starts at the same time
+	const attempts = 10 // an attempt is lost to the sweep of a service that starts at the same time
 	for i := 1; ; i++ {
 		path, err := os.MkdirTemp(shmRoot, runDirPrefix(os.Geteuid()))
 		if err != nil {
@@ -73,7 +73,7 @@ func makeRunDir() (*runDir, error) {
 	}
 }
 
-// close removes the directory. The next service removes one that a program keeps locked.
+// close removes the directory. If a program keeps it locked, the next service removes it.
 func (d *runDir) close() {
 	d.hold.Close()
 	patiently(func() {
@@ -82,12 +82,12 @@ func (d *runDir) close() {
 	})
 }
 
-// remove removes the directory even if it is locked: for a process that is about to end by force.
+// remove removes the directory even if it is locked. It is for a process that is about to end by force.
 func (d *runDir) remove() {
 	patiently(func() { _ = d.root.RemoveAll(filepath.Base(d.path)) })
 }
 
-// removeIfUnheld removes a directory of this user's services, by its name in shmRoot, when no service holds it.
+// removeIfUnheld removes a directory of this user's services, by its name in shmRoot, unless a service holds it.
 func removeIfUnheld(name string) {
 	if root, err := os.OpenRoot(shmRoot); err == nil {
 		defer root.Close()
@@ -95,7 +95,7 @@ func removeIfUnheld(name string) {
 	}
 }
 
-// removeIfUnheldIn does so by shmRoot, which is open.
+// removeIfUnheldIn removes the directory like removeIfUnheld, relative to root.
 func removeIfUnheldIn(root *os.Root, name string) {
 	if !runDirNames.MatchString(name) || !strings.HasPrefix(name, runDirPrefix(os.Geteuid())) {
 		return
@@ -110,12 +110,12 @@ func removeIfUnheldIn(root *os.Root, name string) {
 		return
 	}
 	defer f.Close()
-	// The sticky bit of shmRoot keeps others from giving the name to something else meanwhile.
+	// The sticky bit of shmRoot keeps other users from reusing the name meanwhile.
 	_ = root.RemoveAll(name)
 }
 
-// sweep removes the directories of services that were killed. A program can keep the removing thread in the kernel by
-// holding the lock of a directory. Callers must have confined the process before, which needs each thread to answer.
+// sweep removes the directories of killed services. A program can block the removing thread in the kernel by holding
+// the lock of a directory. Callers must confine the process first, which needs each thread to answer.
 func (d *runDir) sweep() {
 	shm, err := d.root.OpenFile(".", os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -128,14 +128,14 @@ func (d *runDir) sweep() {
 	}
 }
 
-// The names that services give their directories and their sessions.
+// The forms of the names of services' directories and sessions.
 var (
 	runDirNames  = regexp.MustCompile(`^verbena-[0-9]+-[0-9]+$`)
 	sessionNames = regexp.MustCompile(`^run/[0-9]+-[0-9]+$`)
 )
 
-// SessionName returns the name of a program's session, which the names of its queue files begin with, if it is one that
-// a service of its user makes; EPERM for any other.
+// SessionName returns the name of a program's session, which is the prefix of its queue files. It returns EPERM for a
+// name that no service of its user would choose.
 func (c *Client) SessionName(a *ctl.Attached) (string, error) { return sessionName(a.Dir, c.UID()) }
 
 func sessionName(name string, uid int) (string, error) {
@@ -143,13 +143,13 @@ func sessionName(name string, uid int) (string, error) {
 	dir, session, _ := strings.Cut(below, "/")
 	if !ok || !runDirNames.MatchString(dir) || !strings.HasPrefix(dir, runDirPrefix(uid)) ||
 		!sessionNames.MatchString(session) {
-		return "", fmt.Errorf("the service of user %d names the session %.200q, which is none of its own: %w", uid, name,
+		return "", fmt.Errorf("the service of user %d names the session %.200q, which is not one of its own: %w", uid, name,
 			syscall.EPERM)
 	}
 	return name, nil
 }
 
-// openBelow opens a directory of a user's, without following a symbolic link; at is nil for a path.
+// openBelow opens a directory of a user without following a symbolic link. at is nil for a path.
 func openBelow(at *os.File, name string, uid int) (*os.File, error) {
 	fd := unix.AT_FDCWD
 	if at != nil {

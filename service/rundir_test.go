@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// testRunDir is a service's directory.
+// testRunDir returns a new service directory.
 func testRunDir(t *testing.T) *runDir {
 	t.Helper()
 	d, err := newRunDir()
@@ -21,7 +21,8 @@ func testRunDir(t *testing.T) *runDir {
 	return d
 }
 
-// Directories that another service makes meanwhile are not swept away before it holds them.
+// TestRunDirsAtOnce tests that a sweep does not remove a directory that another service has just created and not locked
+// yet.
 func TestRunDirsAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -38,7 +39,7 @@ func TestRunDirsAtOnce(t *testing.T) {
 				if _, err := os.Stat(d.path); err != nil {
 					t.Error(err)
 				}
-				d.close() // or another's sweep does it
+				d.close() // or the sweep of another one removes it
 				mu.Lock()
 				closed = append(closed, d.path)
 				mu.Unlock()
@@ -48,17 +49,17 @@ func TestRunDirsAtOnce(t *testing.T) {
 	wg.Wait()
 	for _, path := range closed {
 		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("after its end: got %v, want ErrNotExist", err)
+			t.Errorf("after close: got %v, want ErrNotExist", err)
 		}
 	}
 }
 
-// Only directories of this user's services go, directly below shmRoot, and only if nobody holds them.
+// TestRemoveIfUnheld tests that only unlocked directories of this user's services, directly below shmRoot, are removed.
 func TestRemoveIfUnheld(t *testing.T) {
 	d := testRunDir(t)
 	removeIfUnheld(filepath.Base(d.path))
 	if _, err := os.Stat(d.path); err != nil {
-		t.Errorf("a directory that is held: %v", err)
+		t.Errorf("a locked directory: %v", err)
 	}
 	home := t.TempDir()
 	if err := os.WriteFile(filepath.Join(home, "dear"), nil, 0o600); err != nil {
@@ -99,7 +100,7 @@ func TestRemoveIfUnheld(t *testing.T) {
 	}
 }
 
-// TestSessionName: a launcher takes the names of sessions from the service that it talks to, and no other names.
+// TestSessionName tests that a launcher accepts the names of sessions from its service only.
 func TestSessionName(t *testing.T) {
 	const good = "/dev/shm/verbena-7-123/run/4-56"
 	if got, err := sessionName(good, 7); err != nil || got != good {

@@ -32,55 +32,56 @@ import (
 	"verbena/uverbs/poller"
 )
 
-// Options configure a service. With Drivers alone it makes the default device and never ends by itself.
+// Options configures a service. With Drivers alone, the service makes the default device and never ends by itself.
 type Options struct {
-	// Drivers make the devices, of the names that begin with their types. There is at least one. They are this service's
-	// alone.
+	// Drivers make the devices. A driver is chosen by its type, with which the device's name begins. At least one driver
+	// is required. The service owns the drivers.
 	Drivers []driver.Driver
-	// Links are the devices to make; nil: one of the first driver, such as rxe0, on the host's first usable address.
+	// Links describe the devices to make; nil: one device of the first driver, such as rxe0, on the host's first usable
+	// address.
 	Links []ctl.LinkSpec
 	// Wire sends every packet through a UDP socket, also between devices of this service.
 	Wire bool
-	// NoProbe lets no device send anything again before the timeout that a program has asked for.
+	// NoProbe makes devices retransmit only after the timeout that the program has set.
 	NoProbe bool
-	// Doorbells is which unmodified programs ring without a trap.
+	// Doorbells selects the doorbells that unmodified programs ring without a trap.
 	Doorbells supervisor.Doorbells
-	// NoLoopback has 127.0.0.1 and ::1 stand for no device, unless one has the address.
+	// NoLoopback disables 127.0.0.1 and ::1 as aliases of a device, unless a device has the address.
 	NoLoopback bool
-	// Node is the owner and mode of the device files; the zero value: root's, for all users.
+	// Node is the owner and mode of the device files; the zero value: owned by root, accessible to all users.
 	Node supervisor.Node
-	// AskLaunchers makes the service reach programs through their launchers, as where Yama restricts it.
+	// AskLaunchers makes the service access programs through their launchers, as is necessary under Yama.
 	AskLaunchers bool
-	// Seed makes what is random repeatable.
+	// Seed makes random choices repeatable.
 	Seed uint64
-	// Idle ends Serve when no program has been attached for so long, and no links or faults were configured; 0: never.
+	// Idle ends Serve after this time without attached programs, if no links or faults were configured; 0: never.
 	Idle time.Duration
-	// OnDemand: a client has started the service, not a user. While it is not in use it yields to one that a user
+	// OnDemand marks a service started by a client instead of a user. While idle, such a service yields to one that a user
 	// starts.
 	OnDemand bool
-	// Managers are user ids that may manage the service beside those of package principal.
+	// Managers are user IDs that may manage the service, in addition to those of package principal.
 	Managers []int
-	// Limits are what users may hold; nil: DefaultLimits of a service that is not shared.
+	// Limits limit the resources of users; nil: DefaultLimits of a service that is not shared.
 	Limits *quota.Limits
-	// Confine gives up for good what a service needs no longer once it has begun; see package privilege. It is the whole
-	// process's, so that it is not for programs that do something else as well.
+	// Confine permanently drops privileges that the service does not need after its start; see package privilege. This
+	// affects the whole process, so Confine is not for programs with other tasks.
 	Confine bool
-	// Interfaces are what the devices follow; nil: the interfaces of this network namespace.
+	// Interfaces are the network interfaces that the devices follow; nil: those of this network namespace.
 	Interfaces Interfaces
 	Log        *slog.Logger
 }
 
-// CloseTimeout bounds Close.
+// CloseTimeout limits the time of Close.
 const CloseTimeout = ctl.EndTimeout
 
 // Service owns devices and supervises programs.
 type Service struct {
 	opts       Options
 	log        *slog.Logger
-	debugLog   *debugQueue // nil: Options.Log was
+	debugLog   *debugQueue // nil: no Options.Log
 	dir        *runDir
 	core       *ib.Core
-	made       atomic.Uint64 // devices, so that each has random numbers of its own
+	made       atomic.Uint64 // number of devices made; gives each device a different random seed
 	faultIDs   atomic.Int64
 	uverbs     *uverbs.Server
 	cm         *rdmacm.Manager
@@ -88,38 +89,38 @@ type Service struct {
 	verbFaults verbFaults
 	guests     *supervisor.Supervisor
 	remote     *remote.Server
-	files      sync.WaitGroup // of remote that are open
+	files      sync.WaitGroup // open device files of remote
 	quota      *quota.Ledger
 	admissions admissions
 	spare      spare     // descriptors for managers
-	requests   userCount // that are being answered
-	unheard    userCount // refused clients that have not read why
+	requests   userCount // requests in progress
+	unheard    userCount // refused clients that have not read the reason
 	authority  *principal.Authority
-	rights     rights.Queues // descriptors that users have sent
-	kept       *kept.Keeper  // what users' programs keep
-	refusing   chan struct{} // refused clients that are waited for
+	rights     rights.Queues // descriptors in transit from users
+	kept       *kept.Keeper  // resources that users' programs keep
+	refusing   chan struct{} // refused clients that the service waits for
 	stop       context.CancelFunc
 	ended      context.Context // done when the service is to stop
-	recorders  sync.WaitGroup  // captures that go on
-	interfaces Interfaces      // nil: nothing to follow
+	recorders  sync.WaitGroup  // captures in progress
+	interfaces Interfaces      // nil: no interfaces to follow
 	follower   sync.WaitGroup
 
 	requestTimeout, closeTimeout time.Duration
 
-	// mu is held across nothing that a program, whose memory may not answer, can hold up: no reset, removal or change of
-	// addresses of a device, and no look at contexts.
+	// mu is never held during an operation that can block on a program's memory: a reset, the removal of a device, a
+	// change of its addresses, or an inspection of contexts.
 	mu         sync.Mutex
 	links      []*rdmaLink
-	names      map[string]bool // of links that are being made
-	making     sync.WaitGroup  // of them; it grows with mu held, until the service ends
+	names      map[string]bool // names of links in creation
+	making     sync.WaitGroup  // links in creation; grows with mu held, until the service ends
 	recordings map[*recording]struct{}
-	configured bool // links were changed by hand, and would be lost by ending
+	configured bool // links were changed by hand; the changes would be lost at the end
 
 	programs struct {
 		sync.Mutex
 		n        int
 		yielded  bool      // no program may attach any more
-		since    time.Time // of n being 0
+		since    time.Time // when n became 0
 		attached map[*net.UnixConn]struct{}
 	}
 
@@ -129,12 +130,12 @@ type Service struct {
 	}
 }
 
-// New makes the devices, and whatever programs need to see them.
+// New makes the devices and the files that programs need to see them.
 func New(opts Options) (_ *Service, err error) {
 	if len(opts.Drivers) == 0 {
 		return nil, fmt.Errorf("a service without drivers: %w", syscall.EINVAL)
 	}
-	m := thisMachine() // before the process confines itself
+	m := thisMachine() // read before the process confines itself
 	limits := m.limits(false)
 	if opts.Limits != nil {
 		limits = *opts.Limits
@@ -143,8 +144,9 @@ func New(opts Options) (_ *Service, err error) {
 		return nil, err
 	}
 	s := &Service{opts: opts, log: slog.New(slog.DiscardHandler), core: &ib.Core{},
-		names: map[string]bool{}, recordings: map[*recording]struct{}{}, requestTimeout: requestTimeout, closeTimeout: CloseTimeout,
-		refusing: make(chan struct{}, maxRefusing)}
+		names: map[string]bool{}, recordings: map[*recording]struct{}{}, requestTimeout: requestTimeout,
+		closeTimeout: CloseTimeout,
+		refusing:     make(chan struct{}, maxRefusing)}
 	s.programs.attached = map[*net.UnixConn]struct{}{}
 	if opts.Log != nil {
 		s.log, s.debugLog = limitLog(opts.Log)
@@ -163,17 +165,17 @@ func New(opts Options) (_ *Service, err error) {
 	s.kept = kept.New(s.log)
 	s.quota.OnShort(s.kept.Release)
 	raiseThreadLimit()
-	if opts.Confine { // the process is the service's alone
+	if opts.Confine { // the process runs only the service
 		m.limitHeap(limits)
 	}
 	if m.cgroup != (cgroup.Limits{}) {
-		s.log.Info("the cgroup limits what users may hold", "memory", m.cgroup.Memory, "tasks", m.cgroup.Tasks)
+		s.log.Info("the cgroup reduces the limits of users", "memory", m.cgroup.Memory, "tasks", m.cgroup.Tasks)
 	}
 	s.ended, s.stop = context.WithCancel(context.Background())
 	s.programs.since = time.Now()
 	go s.logRefusals(refused)
 	if s.interfaces = opts.Interfaces; s.interfaces == nil {
-		// Before the devices are made, so that no change is missed.
+		// Watch starts before the devices are made, so that no change is missed.
 		if w, err := netdev.Watch(); err != nil {
 			s.log.Warn("devices will not follow their interfaces", "err", err)
 		} else {
@@ -200,16 +202,17 @@ func New(opts Options) (_ *Service, err error) {
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
 		Uverbs: s.uverbs, CM: cm, Links: linksOf{
 			s}, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota,
-		Doorbells: opts.Doorbells, Pollers: pollers, Rights: &s.rights, Kept: s.kept, Authority: s.authority, Log: s.log}); err != nil {
+		Doorbells: opts.Doorbells, Pollers: pollers, Rights: &s.rights, Kept: s.kept, Authority: s.authority,
+		Log: s.log}); err != nil {
 		return nil, err
 	}
 	s.remote = remote.New(remote.Config{Uverbs: s.uverbs, CM: cm, Quota: s.quota, Copies: s.guests.Copies,
 		Pollers: pollers, Rights: &s.rights,
 		Kept: s.kept, Log: s.log})
 	if opts.Confine {
-		// The supervisor has made what it needs a privilege for, and no thread blocks signals yet.
+		// The supervisor no longer needs its privileges, and no thread blocks signals yet.
 		if err := privilege.Confine(privilege.Kept); errors.Is(err, syscall.ENOTSUP) {
-			s.log.Warn("capabilities are kept, since this binary has cgo", "err", err)
+			s.log.Warn("capabilities are kept because this binary uses cgo", "err", err)
 		} else if err != nil {
 			return nil, err
 		}
@@ -234,24 +237,24 @@ func New(opts Options) (_ *Service, err error) {
 		s.follower.Go(func() { s.follow(s.interfaces) })
 	}
 	warnOfShortQueues(s.log, limits[quota.RingBytes], opts.Drivers)
-	if opts.Confine { // no file is read as before
+	if opts.Confine { // confined processes open files differently
 		if err := s.confine(); err != nil {
 			return nil, err
 		}
 	}
-	patiently(s.dir.sweep) // the next service removes what is left
+	patiently(s.dir.sweep) // after a timeout the next service removes the rest
 	return s, nil
 }
 
-// confine leaves the process what a service needs from here on; see package confine.
+// confine reduces the process to the permissions it needs from here on; see package confine.
 func (s *Service) confine() error {
 	if err := confine.Opener(s.dir.path); errors.Is(err, syscall.ENOTSUP) {
-		s.log.Debug("files are reopened without a Landlock domain", "err", err)
+		s.log.Debug("files are reopened outside a Landlock domain", "err", err)
 	} else if err != nil {
 		return err
 	}
 	if err := confine.Process(); errors.Is(err, syscall.ENOTSUP) {
-		s.log.Warn("no system call is refused to the service", "err", err)
+		s.log.Warn("the service runs without a seccomp filter", "err", err)
 	} else if err != nil {
 		return err
 	}
@@ -260,9 +263,9 @@ func (s *Service) confine() error {
 
 func (s *Service) logf(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...)) }
 
-// Close ends every session and removes every device. Programs that still run find their device gone. It returns within
-// CloseTimeout; an error, which wraps ETIMEDOUT, names what has not ended by then, because a program's memory does not
-// answer: then Abandon and the end of the process are left.
+// Close ends all sessions and removes all devices. Running programs find their device gone. Close returns within
+// CloseTimeout. If an error wraps ETIMEDOUT, a program's memory does not answer and the error names the blocked step.
+// The caller should then call Abandon and end the process.
 func (s *Service) Close() error {
 	s.stop()
 	var doing atomic.Pointer[string]
@@ -291,7 +294,7 @@ func (s *Service) close(step func(string)) {
 		s.follower.Wait()
 	}
 	step("making a device")
-	s.mu.Lock() // whoever comes now sees that the service ends
+	s.mu.Lock() // later callers see that the service ends
 	making := &s.making
 	s.mu.Unlock()
 	making.Wait()
@@ -338,8 +341,8 @@ func (s *Service) close(step func(string)) {
 	s.debugLog.close()
 }
 
-// Abandon leaves programs to their launchers and removes what the service has on /dev/shm, for when Close has failed
-// and the process is about to end.
+// Abandon leaves programs to their launchers, and removes the service's files on /dev/shm. It is for use after a failed
+// Close, when the process is about to end.
 func (s *Service) Abandon() {
 	s.programs.Lock()
 	for c := range s.programs.attached {
@@ -351,13 +354,13 @@ func (s *Service) Abandon() {
 	s.disconnect()
 }
 
-// abandonTime is for launchers to complete what programs wait for; see SessionDir.
+// abandonTime is the time for launchers to complete pending calls of programs; see SessionDir.
 const abandonTime = 500 * time.Millisecond
 
 // Stop makes Serve return.
 func (s *Service) Stop() { s.stop() }
 
-// Ended returns a channel that is closed once the service is to stop.
+// Ended returns a channel that is closed when the service begins to stop.
 func (s *Service) Ended() <-chan struct{} { return s.ended.Done() }
 
 func (s *Service) waitUntilOver() {
@@ -385,7 +388,7 @@ func (s *Service) waitUntilOver() {
 	}
 }
 
-// attached notes that a connection stands for a program, until done; ESHUTDOWN if the service ends.
+// attached counts a connection for a program until the call of done. It returns ESHUTDOWN if the service is ending.
 func (s *Service) attached(c ctl.Conn) (done func(), err error) {
 	s.programs.Lock()
 	defer s.programs.Unlock()
@@ -402,11 +405,11 @@ func (s *Service) attached(c ctl.Conn) (done func(), err error) {
 	}, nil
 }
 
-// errEnding answers a program that comes too late.
+// errEnding is the error for a program that attaches too late.
 var errEnding = fmt.Errorf("attach a program: the service is ending: %w", syscall.ESHUTDOWN)
 
-// yield makes way for a service that a user starts: no program may attach any more, and the caller is to call Stop.
-// EBUSY if a user has started this one too, or it is in use.
+// yield makes the service refuse further programs, in favour of a service that a user starts. After success the caller
+// must call Stop. yield returns EBUSY if a user has started this service, or if it is in use.
 func (s *Service) yield() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -427,7 +430,8 @@ func (s *Service) yield() error {
 	return fmt.Errorf("process %d, %s: %w", os.Getpid(), use, syscall.EBUSY)
 }
 
-// byHandLocked reports whether links are changed by hand, or have fault rules, which would be lost by ending.
+// byHandLocked reports whether links or fault rules were changed by hand. The end of the service would lose these
+// changes.
 func (s *Service) byHandLocked() bool {
 	if len(s.verbFaults.list()) > 0 {
 		return true

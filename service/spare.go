@@ -16,17 +16,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// spare are descriptors for managers, when there are no others.
+// spare holds descriptors in reserve for managers, for when no other descriptor is free.
 type spare struct {
 	mu     sync.Mutex
-	wanted bool // a listener is served
+	wanted bool // a listener is being served
 	files  []*os.File
-	logged time.Time // that there are no others
+	logged time.Time // time of the last warning
 }
 
 const spareDescriptors = 16
 
-// begin takes the descriptors, until end.
+// begin takes the descriptors until the call of end.
 func (p *spare) begin() (end func()) {
 	want := func(yes bool) {
 		p.mu.Lock()
@@ -41,7 +41,7 @@ func (p *spare) begin() (end func()) {
 	}
 }
 
-// fill takes the descriptors again, as far as there are any.
+// fill takes missing reserve descriptors, as far as possible.
 func (p *spare) fill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -54,7 +54,7 @@ func (p *spare) fill() {
 	}
 }
 
-// release makes the descriptors free.
+// release frees the descriptors.
 func (p *spare) release() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,22 +64,22 @@ func (p *spare) release() {
 	p.files = nil
 }
 
-// warn logs a lack of descriptors, once a minute.
+// warn logs a lack of descriptors, at most once a minute.
 func (p *spare) warn(log *slog.Logger, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if now := time.Now(); now.Sub(p.logged) >= time.Minute {
 		p.logged = now
-		log.Warn("only managers are served", "err", err)
+		log.Warn("no free descriptor; serving managers only", "err", err)
 	}
 }
 
-// noDescriptor reports whether an error is a lack of descriptors.
+// noDescriptor reports whether an error means a lack of descriptors.
 func noDescriptor(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }
 
-// acceptWithSpare waits a short time for a client, and accepts and answers it, after accept(2) found no descriptor.
+// acceptWithSpare waits a short time for a client and answers it, after accept(2) found no free descriptor.
 func (s *Service) acceptWithSpare(l *Listener, lack error) {
 	const pause = 50 * time.Millisecond
 	s.spare.warn(s.log, lack)
@@ -87,31 +87,31 @@ func (s *Service) acceptWithSpare(l *Listener, lack error) {
 		return
 	}
 	s.spare.release()
-	l.SetDeadline(time.Now().Add(pause)) // the client may have gone
+	l.SetDeadline(time.Now().Add(pause)) // the client may have disconnected
 	defer l.SetDeadline(time.Time{})
 	c, err := l.AcceptUnix()
 	if err != nil {
-		time.Sleep(pause) // or no descriptor has come free
+		time.Sleep(pause) // no descriptor became free
 		return
 	}
 	who, err := s.peerOf(c)
 	s.admitShort(c, who, err)
 }
 
-// admitShort answers a client while there are no descriptors except the spare ones: a manager as ever. Others get the
-// advice to come again.
+// admitShort answers a client while only spare descriptors are free. It serves managers normally. Others get an error
+// that tells them to retry.
 func (s *Service) admitShort(c *net.UnixConn, who peer, err error) {
 	if err == nil && who.Manager {
 		s.admitPeer(c, who)
 		return
 	}
-	if err != nil { // whose account is unknown
+	if err != nil { // the account is unknown
 		who.Account = quota.ID{UID: who.uid}
 	}
 	s.refuse(c, who, fmt.Errorf("the service has no file descriptor left (RLIMIT_NOFILE): %w", syscall.EMFILE))
 }
 
-// waiting reports whether a client waits, or comes within the time. It takes no descriptor. It blocks a thread.
+// waiting reports whether a client is waiting, or arrives within the time. It takes no descriptor, and blocks a thread.
 func (l *Listener) waiting(within time.Duration) (yes bool) {
 	raw, err := l.SyscallConn()
 	if err != nil {

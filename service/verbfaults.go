@@ -22,20 +22,20 @@ import (
 	"verbena/uverbs"
 )
 
-// maxRules bounds the fault rules of a service, for verbs, and of a device, for packets: each costs time for each call
-// or packet.
+// maxRules limits the fault rules for verbs of a service, and the rules for packets of a device. Each rule costs time
+// for each call or packet.
 const maxRules = 1024
 
-// cmPrefix is what the verbs of the connection manager begin with, which are of no device.
+// cmPrefix is the prefix of the verbs of the connection manager, which do not belong to a device.
 const cmPrefix = "rdma_"
 
-// VerbNames returns the names of the verbs that can be made to fail: those of verbs without ibv_, those of the
-// connection manager with rdma_.
+// VerbNames returns the names of verbs for fault rules: those of libibverbs without ibv_, and those of the connection
+// manager with rdma_.
 func VerbNames() []string { return append(uverbs.Verbs(), ucma.Verbs()...) }
 
 const lastErrno = 133 // EHWPOISON
 
-// ErrnoByName returns the number of an error such as ENOMEM; false if there is none of that name.
+// ErrnoByName returns the number of an error such as ENOMEM. It returns false for an unknown name.
 func ErrnoByName(name string) (syscall.Errno, bool) {
 	for e := syscall.Errno(1); e <= lastErrno; e++ {
 		if unix.ErrnoName(e) == name {
@@ -45,7 +45,7 @@ func ErrnoByName(name string) (syscall.Errno, bool) {
 	return 0, false
 }
 
-// verbFaults are the rules for verbs.
+// verbFaults holds the rules for verbs.
 type verbFaults struct {
 	mu    sync.Mutex
 	rules []*verbRule
@@ -56,16 +56,16 @@ type verbRule struct {
 	ctl.VerbFault
 	id    int
 	dev   string
-	verb  string // the one that is announced
-	state string // of modify_qp; empty: any
+	verb  string // name of the announced verb
+	state string // for modify_qp; empty: any state
 	errno syscall.Errno
-	pid   int           // of Process, if that is a number
-	ended chan struct{} // closed when it has been removed
+	pid   int           // Process as a number, if it is one
+	ended chan struct{} // closed when the rule was removed
 
 	seen, hit uint64
 }
 
-// newVerbRule checks a rule. The error wraps EINVAL.
+// newVerbRule checks a rule. Its errors wrap EINVAL.
 func newVerbRule(dev string, f *ctl.VerbFault) (*verbRule, error) {
 	r := &verbRule{VerbFault: *f, dev: dev, ended: make(chan struct{})}
 	name, state, stated := strings.Cut(strings.TrimPrefix(f.Verb, "ibv_"), ":")
@@ -83,15 +83,15 @@ func newVerbRule(dev string, f *ctl.VerbFault) (*verbRule, error) {
 	case stated && r.verb != "modify_qp":
 		return bad("verb %q: modify_qp alone has a state", ctl.Clip(f.Verb))
 	case stated && !slices.Contains(states, state):
-		return bad("verb %q: state %q; there are: %s", name, ctl.Clip(state), strings.Join(states, ", "))
+		return bad("verb %q: unknown state %q; there are: %s", name, ctl.Clip(state), strings.Join(states, ", "))
 	case dev != "" && strings.HasPrefix(r.verb, cmPrefix):
-		return bad("verb %s is of no device: leave out the device", r.verb)
+		return bad("verb %s does not belong to a device: omit the device", r.verb)
 	case f.Delay < 0 || f.Delay > ctl.MaxVerbDelay:
 		return bad("a delay of %v is not from 0 to %v", f.Delay, ctl.MaxVerbDelay)
 	case f.Errno == "" && f.Delay == 0:
 		return bad("it has no effect: give an errno, a delay or both")
 	case len(f.Process) > 64:
-		return bad("a process's name of %d bytes", len(f.Process))
+		return bad("process name of %d bytes is too long", len(f.Process))
 	}
 	if f.Errno != "" {
 		if r.errno, ok = ErrnoByName(f.Errno); !ok {
@@ -105,13 +105,13 @@ func newVerbRule(dev string, f *ctl.VerbFault) (*verbRule, error) {
 	return r, nil
 }
 
-// CheckVerbFault reports what is wrong with a rule for a verb. The error wraps EINVAL.
+// CheckVerbFault returns an error if a rule for a verb is invalid. The error wraps EINVAL.
 func CheckVerbFault(dev string, f *ctl.VerbFault) error {
 	_, err := newVerbRule(dev, f)
 	return err
 }
 
-// ErrnoNames returns the names of errors, by their numbers.
+// ErrnoNames returns the names of errors, ordered by number.
 func ErrnoNames() (names []string) {
 	for e := syscall.Errno(1); e <= lastErrno; e++ {
 		if name := unix.ErrnoName(e); name != "" {
@@ -121,13 +121,13 @@ func ErrnoNames() (names []string) {
 	return names
 }
 
-// concerns reports whether the rule is about a call.
+// concerns reports whether the rule matches a call.
 func (r *verbRule) concerns(c *uverbs.VerbCall) bool {
 	return r.verb == c.Verb && (r.state == "" || r.state == c.State) && (r.dev == "" || r.dev == c.Device) &&
 		(r.Process == "" || r.Process == c.Process || r.pid != 0 && r.pid == c.PID)
 }
 
-// next counts a call, and returns the rules that act on it, up to the first that has it fail.
+// next counts a call, and returns the rules that act on it, up to the first one that makes it fail.
 func (v *verbFaults) next(c *uverbs.VerbCall) (act []*verbRule) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -147,10 +147,11 @@ func (v *verbFaults) next(c *uverbs.VerbCall) (act []*verbRule) {
 	return act
 }
 
-// lookForProcess is how often a call that waits looks whether its process is still there.
+// lookForProcess is the interval at which a delayed call checks whether its process still exists.
 const lookForProcess = 100 * time.Millisecond
 
-// wait returns when the delay is over, or the rule, the service or the process (0: not known) has ended.
+// wait waits for the delay of the rule. It returns early if the rule, the service or the process ends; pid is 0 if
+// unknown.
 func (r *verbRule) wait(pid int, ended context.Context) {
 	over := time.NewTimer(r.Delay)
 	defer over.Stop()
@@ -172,7 +173,7 @@ func (r *verbRule) wait(pid int, ended context.Context) {
 	}
 }
 
-// hasEnded reports whether there is no process of that number, or one that is waited for by its parent alone.
+// hasEnded reports whether the process does not exist, or is a zombie.
 func hasEnded(pid int) bool {
 	b, err := procfile.Read("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
@@ -182,7 +183,7 @@ func hasEnded(pid int) bool {
 	return strings.HasPrefix(rest, "Z") || strings.HasPrefix(rest, "X")
 }
 
-// carryOut has a call wait, and fail, as the rules say.
+// carryOut applies the matching rules to a call. It delays the call and returns the error to inject.
 func (v *verbFaults) carryOut(c *uverbs.VerbCall, ended context.Context) error {
 	for _, r := range v.next(c) {
 		if r.Delay > 0 {
@@ -207,7 +208,7 @@ func (v *verbFaults) list() []ctl.FaultRuleState {
 	return list
 }
 
-// watch has the verbs announced while there are rules.
+// watchVerbs makes the server announce verbs while there are rules.
 //
 //verbena:held s.verbFaults.mu
 func (s *Service) watchVerbs() {
@@ -222,7 +223,7 @@ func (s *Service) watchVerbs() {
 	})
 }
 
-// addVerbFault puts a rule in force.
+// addVerbFault puts a rule into force.
 func (s *Service) addVerbFault(dev string, f *ctl.VerbFault) (id int, err error) {
 	r, err := newVerbRule(dev, f)
 	if err != nil {
@@ -243,8 +244,8 @@ func (s *Service) addVerbFault(dev string, f *ctl.VerbFault) (id int, err error)
 var errTooManyRules = fmt.Errorf("there are %d rules, which is the limit; verbena fault clear removes them: %w",
 	maxRules, syscall.ENOSPC)
 
-// clearVerbFaults removes the rules of one device, or all if dev is empty: all of them, or the one with the ID if that
-// is not 0. It reports whether there was one. Calls that a rule has wait go on.
+// clearVerbFaults removes rules of one device, or of all devices if dev is empty: the rule with the ID, or all rules if
+// the ID is 0. It reports whether it removed a rule. Calls that a removed rule delays continue.
 func (s *Service) clearVerbFaults(dev string, id int) (removed bool) {
 	v := &s.verbFaults
 	v.mu.Lock()

@@ -26,7 +26,7 @@ func newFault(t *testing.T, dev string, f ctl.VerbFault) *verbRule {
 	return r
 }
 
-// TestVerbRules: which calls a rule acts on.
+// TestVerbRules tests the calls that a rule acts on.
 func TestVerbRules(t *testing.T) {
 	call := uverbs.VerbCall{Verb: "create_cq", Device: "rxe0", PID: 17, Process: "server"}
 	rtr := uverbs.VerbCall{Verb: "modify_qp", State: "rtr", Device: "rxe0"}
@@ -34,7 +34,7 @@ func TestVerbRules(t *testing.T) {
 		dev  string
 		rule ctl.VerbFault
 		call uverbs.VerbCall
-		hits []int // of ten calls, from 1 on
+		hits []int // the calls with an effect, from 1 to 10
 	}{
 		"all":               {"", ctl.VerbFault{Verb: "create_cq"}, call, []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
 		"second name":       {"", ctl.VerbFault{Verb: "create_cq_ex", Times: 1}, call, []int{1}},
@@ -75,7 +75,8 @@ func TestVerbRules(t *testing.T) {
 	}
 }
 
-// TestVerbDelay: a call waits for its time, and no longer than the rule or the service lasts; others do not.
+// TestVerbDelay tests that a call is delayed for its time, or until the rule or the service ends, and that other calls
+// are not delayed.
 func TestVerbDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := uverbs.VerbCall{Verb: "reg_mr"}
@@ -100,7 +101,7 @@ func TestVerbDelay(t *testing.T) {
 		v.rules[0] = newFault(t, "", ctl.VerbFault{Verb: "reg_mr", Delay: ctl.MaxVerbDelay})
 		go func() {
 			if err := v.carryOut(&uverbs.VerbCall{Verb: "alloc_pd"}, ctx); err != nil || time.Since(start) > 0 {
-				t.Error("another verb waits")
+				t.Error("a call of another verb was delayed")
 			}
 			time.AfterFunc(time.Second, cancel)
 		}()
@@ -108,7 +109,7 @@ func TestVerbDelay(t *testing.T) {
 	})
 }
 
-// TestVerbFaultMistakes: what makes no sense is refused, with what there is instead.
+// TestVerbFaultMistakes tests that invalid rules are refused, and that the error lists the valid values.
 func TestVerbFaultMistakes(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	for _, x := range []struct {
@@ -128,7 +129,8 @@ func TestVerbFaultMistakes(t *testing.T) {
 		{"", fault.Rule{}, ctl.VerbFault{Verb: "create_cq", Delay: 1 << 62}, syscall.EINVAL, "from 0 to 1m"},
 		{"", fault.Rule{}, ctl.VerbFault{Verb: "create_cq", Errno: "EIO", Process: strings.Repeat("x", 65)}, syscall.EINVAL,
 			"65 bytes"},
-		{"rxe0", fault.Rule{}, ctl.VerbFault{Verb: "rdma_connect", Errno: "EIO"}, syscall.EINVAL, "no device"},
+		{"rxe0", fault.Rule{}, ctl.VerbFault{Verb: "rdma_connect", Errno: "EIO"}, syscall.EINVAL,
+			"does not belong to a device"},
 		{"rxe9", fault.Rule{}, ctl.VerbFault{Verb: "create_cq", Errno: "EIO"}, syscall.ENODEV, "there are: rxe0"},
 		{"rxe0", fault.Rule{Drop: 1}, ctl.VerbFault{Verb: "create_cq", Errno: "EIO"}, syscall.EINVAL, "for packets"},
 	} {
@@ -142,7 +144,8 @@ func TestVerbFaultMistakes(t *testing.T) {
 	}
 }
 
-// TestVerbFaultRules: rules of either kind are listed, and cleared, together; their number is bounded.
+// TestVerbFaultRules tests that rules for verbs and packets are listed and cleared together, and that their number is
+// limited.
 func TestVerbFaultRules(t *testing.T) {
 	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	add := func(r ctl.FaultRule) int {
@@ -166,13 +169,13 @@ func TestVerbFaultRules(t *testing.T) {
 		}
 	}
 	if err := s.FaultClear("rxe0", any); !errors.Is(err, syscall.ENOENT) {
-		t.Errorf("a rule of all devices is one of rxe0: %v", err)
+		t.Errorf("clear a rule of all devices by device rxe0: %v", err)
 	}
 	if list, _ := s.Faults(""); len(list) != 1 || list[0].ID != any {
 		t.Errorf("%v", list)
 	}
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) {
-		t.Errorf("a service with rules makes way: %v", err)
+		t.Errorf("yield of a service with rules: got %v", err)
 	}
 	for range maxRules - 1 {
 		add(ctl.FaultRule{Verb: verb})
@@ -190,11 +193,11 @@ func TestVerbFaultRules(t *testing.T) {
 		t.Fatal(err)
 	}
 	if list, _ := s.Faults(""); len(list) != 0 {
-		t.Errorf("%d rules are left", len(list))
+		t.Errorf("rules: got %d, want none", len(list))
 	}
 }
 
-// TestVerbDelayOfDead: a call whose process has ended does not wait on.
+// TestVerbDelayOfDead tests that the delay of a call ends with its process.
 func TestVerbDelayOfDead(t *testing.T) {
 	if hasEnded(os.Getpid()) {
 		t.Fatal("this process has ended")
@@ -206,7 +209,7 @@ func TestVerbDelayOfDead(t *testing.T) {
 	const delay = 15 * time.Second
 	v := verbFaults{rules: []*verbRule{newFault(t, "", ctl.VerbFault{Verb: "reg_mr", Delay: delay, Times: 2})}}
 	start := time.Now()
-	for range 2 { // before and after it is waited for
+	for range 2 { // before and after the parent waits for the process
 		if err := v.carryOut(&uverbs.VerbCall{Verb: "reg_mr", PID: cmd.Process.Pid}, t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -215,6 +218,6 @@ func TestVerbDelayOfDead(t *testing.T) {
 		}
 	}
 	if d := time.Since(start); d > delay*2/3 {
-		t.Errorf("it has waited %v", d)
+		t.Errorf("delay of the call: got %v", d)
 	}
 }

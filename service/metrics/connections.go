@@ -8,18 +8,17 @@ import (
 	"time"
 )
 
-// maxConnections is the number of open connections. Each new connection is accepted at once; beyond the limit another
-// is closed.
+// maxConnections is the number of open connections. Beyond it, a new connection is accepted and another one closed.
 const maxConnections = 64
 
-// young is the age up to which a connection is expected to send its request, or its answer to be on the way.
+// young is the age below which a connection may still be sending its request or receiving its answer.
 const young = 100 * time.Millisecond
 
-// connections is a listener that bounds the number of its open connections. Clients of any user may connect, so a limit
-// that makes new connections wait would let idle ones keep Prometheus out. When the limit is reached, Accept closes a
-// connection of the client network with the most: preferably one that has had an answer, then one that has made no
-// progress for a while, of these the oldest. A client that sends many requests on one connection therefore gives way to
-// one that waits for its first answer.
+// connections is a listener with a limited number of open connections. Clients of any user may connect. If new
+// connections had to wait at the limit, idle ones could lock Prometheus out. Accept therefore closes a connection of
+// the client network with the most connections. It prefers connections that have had an answer, then connections
+// without progress, and the oldest of these. So a client with many requests on one connection loses it before a client
+// that waits for its first answer.
 type connections struct {
 	net.Listener
 
@@ -27,14 +26,14 @@ type connections struct {
 	open map[net.Conn]*connection
 }
 
-// connection is an open connection of a connections.
+// connection is an open connection of a listener.
 type connection struct {
 	net.Conn
 	set     *connections
 	network netip.Prefix
 
-	// Of set.mu.
-	since    time.Time // of the last change of state
+	// Under set.mu.
+	since    time.Time // time of the last change of state
 	busy     bool      // the server reads or answers a request
 	answered bool      // the server has answered a request
 }
@@ -60,7 +59,7 @@ func (l *connections) Accept() (net.Conn, error) {
 	return n, nil
 }
 
-// dispensable returns the connection to be closed.
+// dispensable returns the connection to close.
 //
 //verbena:held mu
 func (l *connections) dispensable(now time.Time) (best *connection) {
@@ -103,7 +102,7 @@ func (c *connection) Close() error {
 	return c.Conn.Close()
 }
 
-// changed is the server's http.Server.ConnState.
+// changed is the http.Server.ConnState function of the server.
 func (l *connections) changed(c net.Conn, s http.ConnState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -113,8 +112,8 @@ func (l *connections) changed(c net.Conn, s http.ConnState) {
 	}
 }
 
-// networkOf returns the network that one client can be assumed to own: an IPv4 address, 64 bits of an IPv6 address, and
-// all of loopback.
+// networkOf returns the network that a single client can be assumed to own: an IPv4 address, a /64 of IPv6, or all of
+// loopback.
 func networkOf(a net.Addr) netip.Prefix {
 	t, ok := a.(*net.TCPAddr)
 	if !ok {

@@ -1,9 +1,9 @@
-// Package metrics answers Prometheus with what a service knows: the counters that `verbena stat show` prints, the
-// states of `verbena dev show`, and what all users together hold of what is limited.
+// Package metrics exports metrics of a service to Prometheus: the counters of `verbena stat show`, the states of
+// `verbena dev show`, and the limited resources held by all users together.
 //
-// It answers any client that can connect, and so exports nothing about single users, processes or queue pairs. Its cost
-// is bounded: the number of connections, the answers computed at a time, and the time for each step. No client can keep
-// the others out.
+// It answers any client that can connect, and therefore exports nothing about single users, processes or queue pairs.
+// Its cost is bounded by the number of connections, the number of answers computed at a time, and the time for each
+// step. No client can lock out the others.
 package metrics
 
 import (
@@ -28,7 +28,7 @@ import (
 	"verbena/internal/quota"
 )
 
-// Source is a service.Service.
+// Source provides the metrics. A service.Service is a Source.
 type Source interface {
 	Stats(dev string) ([]ctl.StatInfo, error)
 	Devs(sees func(quota.ID) bool) []ctl.DevInfo
@@ -45,7 +45,7 @@ const (
 	maxAnswers = 2
 )
 
-// Listen listens on a TCP address, HOST:PORT; an empty HOST is every address of the machine.
+// Listen listens on a TCP address, HOST:PORT. An empty HOST stands for all addresses of the machine.
 func Listen(addr string) (net.Listener, error) {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -61,7 +61,7 @@ func Listen(addr string) (net.Listener, error) {
 	return l, nil
 }
 
-// Serve answers on l, which is of Listen, until it is closed. The log gets what goes wrong.
+// Serve answers requests on l, which comes from Listen, until l is closed. It logs errors.
 func Serve(l net.Listener, s Source, version string, log *slog.Logger) error {
 	open := &connections{Listener: l, open: map[net.Conn]*connection{}}
 	srv := &http.Server{
@@ -71,7 +71,7 @@ func Serve(l net.Listener, s Source, version string, log *slog.Logger) error {
 		MaxHeaderBytes: 8 << 10,
 		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
-	defer srv.Close() // with its connections
+	defer srv.Close() // closes the connections
 	if err := srv.Serve(open); !errors.Is(err, net.ErrClosed) {
 		return fmt.Errorf("metrics: %w", err)
 	}
@@ -86,7 +86,7 @@ func Handler(s Source, version string, log *slog.Logger) http.Handler {
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn), ErrorHandling: promhttp.ContinueOnError,
 	})
 	mux := http.NewServeMux()
-	// The answer is sent from a buffer, after inTurn: a slow reader holds up no request but its own.
+	// The answer is sent from a buffer, outside of inTurn, so a slow reader delays only its own request.
 	mux.Handle("GET /metrics", http.TimeoutHandler(inTurn(answer), timeout, "the service took too long\n"))
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, "<!doctype html><title>Verbena</title><a href=\"/metrics\">metrics</a>\n")
@@ -94,8 +94,8 @@ func Handler(s Source, version string, log *slog.Logger) http.Handler {
 	return mux
 }
 
-// inTurn bounds the number of requests that h handles at a time. A limit that refuses requests would let one client
-// have all others refused.
+// inTurn limits the number of requests that h handles at a time. Further requests wait. If they were refused, one
+// client could make the requests of all others fail.
 func inTurn(h http.Handler) http.Handler {
 	slots := make(chan struct{}, maxAnswers)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -108,10 +108,10 @@ func inTurn(h http.Handler) http.Handler {
 	})
 }
 
-// fresh is for how long an answer serves again: whoever asks all the time costs no more than one who asks as often.
+// fresh is the time for which an answer is reused, so that frequent requests cost little more than rare ones.
 const fresh = 250 * time.Millisecond
 
-// sometimes is a Gatherer that gathers anew when what it has is not fresh.
+// sometimes is a Gatherer that caches its metrics for the time fresh.
 type sometimes struct {
 	from prometheus.Gatherer
 
@@ -132,18 +132,18 @@ func (g *sometimes) Gather() ([]*dto.MetricFamily, error) {
 	return g.last, g.err
 }
 
-// collector makes the metrics when they are asked for. Which there are depends on the devices.
+// collector makes the metrics on request. The set of metrics depends on the devices.
 type collector struct {
 	s       Source
 	version string
 }
 
-// Describe implements prometheus.Collector: it is an unchecked one.
+// Describe implements prometheus.Collector. It sends nothing, which makes the collector unchecked.
 func (c *collector) Describe(chan<- *prometheus.Desc) {}
 
 func everybody(quota.ID) bool { return true }
 
-// onlyAll lets through what all users hold together.
+// onlyAll selects the total of all users.
 func onlyAll(id quota.ID) bool { return id == quota.All }
 
 // Collect implements prometheus.Collector.

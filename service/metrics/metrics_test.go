@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 // source is a service with one device and two users.
 type source struct {
 	asked  atomic.Int64
-	single atomic.Bool // it was asked for what a single user holds
+	single atomic.Bool // set when the holdings of a single user were requested
 }
 
 func (s *source) Stats(string) ([]ctl.StatInfo, error) {
@@ -66,7 +66,8 @@ func get(t *testing.T, h http.Handler, method, path string) (int, string) {
 	return w.Code, w.Body.String()
 }
 
-// TestMetrics: the metrics are those of the service, in Prometheus' format, and say nothing of single users.
+// TestMetrics tests that the metrics are those of the service, in Prometheus' format, and reveal nothing about single
+// users.
 func TestMetrics(t *testing.T) {
 	s := &source{}
 	h := Handler(s, "verbena 1.2.3", slog.New(slog.DiscardHandler))
@@ -90,12 +91,12 @@ func TestMetrics(t *testing.T) {
 		`process_open_fds `,
 	} {
 		if !strings.Contains(text, want) {
-			t.Errorf("there is no %s", want)
+			t.Errorf("missing metric: %s", want)
 		}
 	}
-	// The runtime's own numbers, such as those of allocations, may be any.
+	// The metrics of the runtime, such as allocations, may have any value.
 	if s.single.Load() || regexp.MustCompile(`(?m)^verbena_.*\b100[01]\b`).MatchString(text) {
-		t.Error("there is something of a single user in it")
+		t.Error("the metrics contain data of a single user")
 	}
 	line := regexp.MustCompile(`^(# (HELP|TYPE) [a-z_:]+ .*|[a-z_:]+(\{.*\})? [-+0-9.eInfNa]+)$`)
 	for s := range strings.Lines(text) {
@@ -105,7 +106,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestRequests: nothing else is answered.
+// TestRequests tests that all other requests are refused.
 func TestRequests(t *testing.T) {
 	h := Handler(&source{}, "x", slog.New(slog.DiscardHandler))
 	for _, c := range []struct {
@@ -123,7 +124,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// TestOften: who asks all the time does not make the service work all the time.
+// TestOften tests that frequent requests do not make the service gather each time.
 func TestOften(t *testing.T) {
 	s := &source{}
 	h := Handler(s, "x", slog.New(slog.DiscardHandler))
@@ -132,7 +133,7 @@ func TestOften(t *testing.T) {
 		get(t, h, "GET", "/metrics")
 	}
 	if n, most := s.asked.Load(), int64(time.Since(began)/fresh)+1; n > most {
-		t.Errorf("the service was asked %d times, want at most %d", n, most)
+		t.Errorf("gathered: got %d times, want at most %d", n, most)
 	}
 }
 
@@ -163,11 +164,11 @@ func dial(t *testing.T, l net.Listener) net.Conn {
 	return c
 }
 
-// TestHostileClients: the connection of a client that sends too much, or not enough, is closed.
+// TestHostileClients tests that the server closes the connection of a client that sends too much or too little.
 func TestHostileClients(t *testing.T) {
 	l := serve(t)
 	huge := dial(t, l)
-	go func() { // until the server has enough
+	go func() { // until the server closes the connection
 		io.WriteString(huge, "GET /metrics HTTP/1.1\r\nHost: x\r\n")
 		for range 1 << 16 {
 			if _, err := io.WriteString(huge, "X: "+strings.Repeat("y", 100)+"\r\n"); err != nil {
@@ -190,7 +191,7 @@ func TestHostileClients(t *testing.T) {
 	}
 }
 
-// TestStarvation: clients that hold connections open, and renew them, do not keep a scrape from succeeding.
+// TestStarvation tests that clients that hold and renew connections do not make a scrape fail.
 func TestStarvation(t *testing.T) {
 	for name, send := range map[string]func(net.Conn){
 		"idle":         func(net.Conn) {},
@@ -220,7 +221,7 @@ func TestStarvation(t *testing.T) {
 						connected.Add(1)
 						send(c)
 						ended := make(chan struct{})
-						go func() { // until the server closes it
+						go func() { // until the server closes the connection
 							defer close(ended)
 							if name != "slow reader" {
 								io.Copy(io.Discard, c)
@@ -259,25 +260,25 @@ func TestStarvation(t *testing.T) {
 				if err != nil || r.StatusCode != 200 || !strings.Contains(string(b), "verbena_device_info") {
 					t.Fatalf("scrape %d: got %s and %d bytes, %v", i, r.Status, len(b), err)
 				}
-				client.CloseIdleConnections() // the next is a new connection
+				client.CloseIdleConnections() // forces a new connection for the next scrape
 			}
 		})
 	}
 }
 
-// TestDispensable: the connection to be closed is of the network with the most, then one that has had an answer, then
-// one that makes no progress.
+// TestDispensable tests the choice of the connection to close: from the network with the most connections, then one
+// that has had an answer, then one without progress.
 func TestDispensable(t *testing.T) {
 	now := time.Now()
 	here := networkOf(&net.TCPAddr{IP: net.IPv4(127, 9, 9, 9)})
 	near, far := networkOf(&net.TCPAddr{IP: net.IPv4(192, 0, 2, 1)}),
 		networkOf(&net.TCPAddr{IP: net.ParseIP("2001:db8::1")})
 	if near == far || near == here || networkOf(&net.TCPAddr{IP: net.IPv4(192, 0, 2, 2)}) == near {
-		t.Fatal("clients of different networks are taken for one")
+		t.Fatal("networkOf: got the same network for clients of different ones")
 	}
 	if networkOf(&net.TCPAddr{IP: net.ParseIP("::1")}) != here ||
 		networkOf(&net.TCPAddr{IP: net.ParseIP("2001:db8::2")}) != far {
-		t.Fatal("clients of one network are taken for several")
+		t.Fatal("networkOf: got different networks for clients of one")
 	}
 	for name, c := range map[string]struct {
 		open []connection
@@ -305,7 +306,7 @@ func TestDispensable(t *testing.T) {
 	}
 }
 
-// TestAnswered: a connection counts as answered from its first answer on, and not for sending a request.
+// TestAnswered tests that a connection counts as answered after its first answer, not after a request.
 func TestAnswered(t *testing.T) {
 	c := &connection{}
 	l := connections{open: map[net.Conn]*connection{c: c}}
@@ -320,8 +321,8 @@ func TestAnswered(t *testing.T) {
 	}
 }
 
-// TestEndsWhileFull: Serve ends with its listener, and closes its connections, also while there are as many as there
-// may be.
+// TestEndsWhileFull tests that Serve ends with its listener, and closes its connections, also at the limit of
+// connections.
 func TestEndsWhileFull(t *testing.T) {
 	l, err := Listen("127.0.0.1:0")
 	if err != nil {
@@ -329,7 +330,7 @@ func TestEndsWhileFull(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- Serve(l, &source{}, "x", slog.New(slog.DiscardHandler)) }()
-	for range maxConnections { // answered once, and kept
+	for range maxConnections { // answered once, and kept open
 		c := dial(t, l)
 		io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 		if _, err := c.Read(make([]byte, 1)); err != nil {
@@ -342,12 +343,12 @@ func TestEndsWhileFull(t *testing.T) {
 		if err != nil {
 			t.Errorf("Serve: got %v, want none", err)
 		}
-	case <-time.After(timeout / 2): // when idle connections end
+	case <-time.After(timeout / 2): // idle connections end after this time
 		t.Error("Serve has not returned")
 	}
 }
 
-// TestListen: addresses that cannot be had are named.
+// TestListen tests that the error of Listen names the address.
 func TestListen(t *testing.T) {
 	l, err := Listen("127.0.0.1:0")
 	if err != nil {

@@ -12,15 +12,15 @@ import (
 	"verbena/internal/procfile"
 )
 
-// process makes the metrics of this process that Prometheus' client libraries have in common. That of Go opens files
-// in a way that a service's filter refuses.
+// process collects the metrics of this process that the client libraries of Prometheus have in common. The Go library
+// would open files in a way that the service's seccomp filter refuses.
 type process struct {
 	started float64 // seconds since the epoch
 }
 
 func newProcess() process { return process{started: startTime(time.Now())} }
 
-// Describe implements prometheus.Collector: it is an unchecked one.
+// Describe implements prometheus.Collector. It sends nothing, which makes the collector unchecked.
 func (process) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
@@ -50,7 +50,7 @@ func (p process) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// pages returns the size of the address space and of what is in memory. (proc_pid_statm(5))
+// pages returns the sizes of the address space and of the resident memory, in pages. (proc_pid_statm(5))
 func pages() (total, resident float64, ok bool) {
 	b, err := procfile.Read("/proc/self/statm")
 	fields := bytes.Fields(b)
@@ -64,10 +64,10 @@ func pages() (total, resident float64, ok bool) {
 	return total, resident, err == nil
 }
 
-// startTime returns when the process began, in seconds since the epoch; 0 if it is unknown. (proc_pid_stat(5))
+// startTime returns the start time of the process in seconds since the epoch, or 0 if it is unknown. (proc_pid_stat(5))
 func startTime(now time.Time) float64 {
 	b, err := procfile.Read("/proc/self/stat")
-	const ticks, start = 100, 19 // in a second; the field's number after the name, which ends with the last ")"
+	const ticks, start = 100, 19 // ticks per second; number of the field after the name, which ends with the last ")"
 	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
 	if err != nil || len(fields) <= start {
 		return 0

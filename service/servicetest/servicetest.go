@@ -12,15 +12,15 @@ import (
 )
 
 // Start starts a service with one device, rxe0, at addresses of this host, and returns the path of its control socket,
-// for verbs/service.At and for `verbena run --socket`. It ends with the test.
+// for verbs/service.At and `verbena run --socket`. The service ends with the test.
 func Start(t testing.TB, addrs ...string) (socket string) {
 	t.Helper()
 	_, loc := New(t, service.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: addrs}}})
 	return loc.Socket
 }
 
-// New starts a service at a control socket of its own. Its driver is rxe, unless there are others. It ends with the
-// test.
+// New starts a service at a separate control socket. Its driver is rxe unless opts names others. The service ends with
+// the test.
 func New(t testing.TB, opts service.Options) (*service.Service, ctl.Location) {
 	t.Helper()
 	if opts.Drivers == nil {
@@ -35,13 +35,13 @@ func New(t testing.TB, opts service.Options) (*service.Service, ctl.Location) {
 	return srv, loc
 }
 
-// Device starts a service with one device, rxe0, at an address of this host. It ends with the test.
+// Device starts a service with one device, rxe0, at an address of this host. The service ends with the test.
 func Device(t testing.TB, addr string) (*service.Service, ctl.Location) {
 	t.Helper()
 	return New(t, service.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{addr}}}})
 }
 
-// Serve makes a service answer at a location until the test ends, and the service with it.
+// Serve serves srv at a location. At the end of the test it ends srv.
 func Serve(t testing.TB, srv *service.Service, loc ctl.Location) {
 	t.Helper()
 	l, err := service.Listen(loc, nil)
