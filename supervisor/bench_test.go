@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// BenchmarkDoorbell is the round trip of a trapped write(2) on a device file. Compare it with the 0.3 us of one that is
-// not trapped.
+// BenchmarkDoorbell measures the round trip of a trapped write(2) on a device file. An untrapped write takes 0.3 us.
 func BenchmarkDoorbell(b *testing.B) {
 	for _, threads := range []int{1, 2} {
 		b.Run(fmt.Sprintf("threads=%d", threads), func(b *testing.B) {
@@ -27,8 +26,9 @@ func BenchmarkDoorbell(b *testing.B) {
 	}
 }
 
-// BenchmarkWrite is write(2) to a file that is no device: at an ordinary number, at one of the low range that device
-// files get, and at one of those whose write(2) is not trapped. Beside it is the same program without a supervisor.
+// BenchmarkWrite measures write(2) to a file other than a device: at an ordinary number, at a number of the low range
+// of device files, and at a number in the range without a trap for write(2). It also runs the same program without a
+// supervisor.
 func BenchmarkWrite(b *testing.B) {
 	args := []string{"writes", strconv.Itoa(max(b.N, 2000)), "50", "800", "1000"}
 	w := newWorld(b)
@@ -60,7 +60,7 @@ func BenchmarkWrite(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkPingPong is a doorbell after another thread's doorbell.
+// BenchmarkPingPong measures a doorbell that follows another thread's doorbell.
 func BenchmarkPingPong(b *testing.B) {
 	w := newWorld(b)
 	code, out := w.finish(w.startSelf("pingpong", strconv.Itoa(b.N)))
@@ -72,7 +72,7 @@ func BenchmarkPingPong(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkPath is the round trip of stat(2) on a path that is not virtual, and on one that is.
+// BenchmarkPath measures the round trip of stat(2) on a path outside of the virtual files, and on a virtual one.
 func BenchmarkPath(b *testing.B) {
 	for _, path := range []string{"/etc/hostname", deviceFile} {
 		b.Run(path[1:4], func(b *testing.B) {

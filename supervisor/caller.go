@@ -15,16 +15,16 @@ import (
 	"verbena/umem"
 )
 
-// A trapped thread can be killed at any moment, and its number, or that of its process, belong to another a moment
-// later. A number only finds things: afterwards the worker asks whether the thread is still trapped (prove). If so, it
-// has been trapped all the time, and the number was its own. Only objects that stay the process's own are then used: a
-// pidfd, a directory or a file in /proc.
+// A trapped thread can be killed at any time, and the kernel can then reuse its number and its process's number. So the
+// worker uses a number only to find objects, and afterwards checks that the thread is still trapped (prove). If it is,
+// it was trapped all the time, and the number was its own. Later accesses use only objects that stay bound to the
+// process: a pidfd, or a directory or file in /proc.
 
-// errGone: the thread of the call has been killed. Nothing is done for it any more, and it gets no answer.
+// errGone is the error for a call of a killed thread. The call has no effect, and gets no answer.
 var errGone = fmt.Errorf("the caller has gone: %w", syscall.EFAULT)
 
-// prove returns nil if the thread of the present call is still trapped, so that everything found by its number until
-// now is its own; else errGone. (seccomp_unotify(2), SECCOMP_IOCTL_NOTIF_ID_VALID)
+// prove returns nil if the thread of the current call is still trapped, which makes all objects found by its number
+// valid. Otherwise it returns errGone. (seccomp_unotify(2), SECCOMP_IOCTL_NOTIF_ID_VALID)
 func (w *worker) prove() error {
 	w.pause("prove")
 	if stillTrapped(w.session.fd, w.n.id) != nil {
@@ -33,7 +33,7 @@ func (w *worker) prove() error {
 	return nil
 }
 
-// goneOr returns errGone if the caller has gone, which explains the error, else err.
+// goneOr returns errGone if the caller has gone, which explains err; otherwise err.
 func (w *worker) goneOr(err error) error {
 	if gone := w.prove(); gone != nil {
 		return gone
@@ -41,20 +41,20 @@ func (w *worker) goneOr(err error) error {
 	return err
 }
 
-// pause lets a test interfere at a named point.
+// pause is a hook for tests at a named point.
 func (w *worker) pause(point string) {
 	if f := w.session.sup.cfg.pause; f != nil {
 		f(point, w.n.tid)
 	}
 }
 
-// procThread is the trapped thread by its directory in /proc, which never becomes another thread's.
+// procThread is the trapped thread, identified by its directory in /proc, which never refers to another thread.
 type procThread struct {
 	dir int // O_PATH
 	id  *identity
 }
 
-// look opens the caller's directory and reads its identity. The result must be closed.
+// look opens the caller's directory in /proc and reads its identity. The caller of look must close the result.
 func (w *worker) look() (*procThread, error) {
 	w.pause("look")
 	dir, err := openProc(int(w.n.tid))
@@ -78,8 +78,8 @@ func (w *worker) look() (*procThread, error) {
 
 func (t *procThread) close() { unix.Close(t.dir) }
 
-// principal returns whom the thread's process is charged to, and whether it manages the service. The caller proves
-// afterwards that the thread is still there.
+// principal returns the account charged for the thread's process, and whether it manages the service. The caller must
+// prove afterwards that the thread is still trapped.
 func (s *Supervisor) principal(th *procThread) (principal.Principal, error) {
 	return s.cfg.Authority.Of(th.dir, th.id.uids.real, th.id.uids.effective)
 }
@@ -88,7 +88,7 @@ func openProc(tid int) (int, error) {
 	return unix.Open("/proc/"+strconv.Itoa(tid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 }
 
-// identifyAt reads who a thread is, by its directory in /proc.
+// identifyAt reads the identity of a thread from its directory in /proc.
 func identifyAt(dir int) (*identity, error) {
 	f, err := openAt(dir, "status", unix.O_RDONLY)
 	if err != nil {
@@ -103,14 +103,14 @@ func identifyAt(dir int) (*identity, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The creator of a user namespace has all capabilities in it, and none here.
+	// The creator of a user namespace has all capabilities in it, but none in this one.
 	if (id.fileCapability || id.bindCapability || id.rawCapability) && !sameFileAt(dir, "ns/user", "/proc/self/ns/user") {
 		id.fileCapability, id.bindCapability, id.rawCapability = false, false, false
 	}
 	return id, nil
 }
 
-// openAt opens a file of a directory in /proc, never a link to another one.
+// openAt opens a file of a directory in /proc without following links.
 func openAt(dir int, name string, how int) (*os.File, error) {
 	fd, err := unix.Openat(dir, name, how|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -119,46 +119,45 @@ func openAt(dir int, name string, how int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// sameFileAt reports whether two links lead to the same file, such as a namespace.
+// sameFileAt reports whether two links refer to the same file, such as a namespace.
 func sameFileAt(dir int, name, own string) bool {
 	var a, b unix.Stat_t
 	return unix.Fstatat(dir, name, &a, 0) == nil && unix.Stat(own, &b) == nil && a.Dev == b.Dev && a.Ino == b.Ino
 }
 
-// elsewhere reports whether the thread has another root directory, or other mounts, than this process.
+// elsewhere reports whether the thread's root directory or mounts differ from those of this process.
 func (t *procThread) elsewhere() bool {
 	return !sameFileAt(t.dir, "ns/mnt", "/proc/self/ns/mnt") || !sameFileAt(t.dir, "root", "/")
 }
 
-// process is a process that issues commands, or has opened a device file. Its address space comes and goes with what it
-// executes.
+// process is a process that issues commands or has opened a device file. Its address space changes with each exec.
 type process struct {
 	pid   int
 	name  string
 	pidfd *os.File
-	conn  syscall.RawConn // of pidfd
-	user  *quota.User     // to whom descriptors are charged
-	acct  *umem.Account   // of all its address spaces
+	conn  syscall.RawConn // wraps pidfd
+	user  *quota.User     // charged for descriptors
+	acct  *umem.Account   // for all address spaces of the process
 
 	// Under Session.mu.
-	space  *umem.Process   // the present one; nil: not known
-	former []*umem.Process // before that, which some process may still have
+	space  *umem.Process   // the current address space; nil: unknown
+	former []*umem.Process // earlier address spaces that another process may still have
 }
 
-// Descriptors of the service that a process takes (a pidfd), and each of its address spaces (a pidfd and two files).
+// The descriptors of the service for a process (a pidfd), and for each of its address spaces (a pidfd and two files).
 const (
 	processDescriptors = 1
 	spaceDescriptors   = 3
 )
 
-// alive reports whether the process exists: if so, its number has been its own until now.
+// alive reports whether the process exists. If it does, its number has not been reused.
 func (p *process) alive() bool {
 	alive := false
 	err := p.conn.Control(func(fd uintptr) {
 		pfd := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		for {
 			n, err := unix.Poll(pfd[:], 0)
-			if err != unix.EINTR { // a signal that is not blocked, outside of workers
+			if err != unix.EINTR { // a signal can interrupt threads other than workers
 				alive = err == nil && n == 0
 				return
 			}
@@ -167,13 +166,13 @@ func (p *process) alive() bool {
 	return err == nil && alive
 }
 
-// has reports whether a thread is one of the process's.
+// has reports whether a thread belongs to the process.
 func (p *process) has(tid uint32) bool {
-	// Signal 0 is none. That it may not be sent is as good an answer as that it was.
+	// Signal 0 only checks for existence. EPERM also means that the thread exists.
 	return unix.Tgkill(p.pid, int(tid), 0) != unix.ESRCH && p.alive()
 }
 
-// closeLocked ends all access. Session.mu is held.
+// closeLocked ends all access. The caller holds Session.mu.
 func (p *process) closeLocked() {
 	for _, s := range p.former {
 		p.closeSpace(s)
@@ -191,7 +190,7 @@ func (p *process) closeSpace(s *umem.Process) {
 	p.user.Give(quota.Descriptors, spaceDescriptors)
 }
 
-// lockLimit returns the limit of the account.
+// lockLimit returns the RLIMIT_MEMLOCK of the account.
 func (t *Session) lockLimit(p *process) (uint64, error) {
 	t.mu.Lock()
 	s := p.space
@@ -205,19 +204,19 @@ func (t *Session) lockLimit(p *process) (uint64, error) {
 	return s.LockLimit()
 }
 
-// errForeign: the caller is not of the user who has opened the device file. (ib_safe_file_access)
+// errForeign is the error for a caller that is not of the user who opened the device file. (ib_safe_file_access)
 var errForeign = fmt.Errorf("the device file was opened by another user: %w", syscall.EACCES)
 
-// known is what has been found out about the present call.
+// known holds cached facts about the current call.
 type known struct {
 	done  bool
-	stale bool // the descriptor is not the device's any more, as it was remembered to be
+	stale bool // the cached descriptor no longer refers to the device
 	proc  *process
 	space *umem.Process
 	err   error
 }
 
-// caller finds the process of the present call and its address space, once in a call.
+// caller returns the process of the current call and its address space. It looks them up once per call.
 func (w *worker) caller() (*process, *umem.Process, error) {
 	if k := &w.known; !k.done {
 		k.done = true
@@ -235,7 +234,7 @@ func (w *worker) caller() (*process, *umem.Process, error) {
 
 func (w *worker) findCaller() (*process, *umem.Process, error) {
 	if d := w.desc; d != nil {
-		// A remembered descriptor is good enough for a doorbell, and for nothing else.
+		// A cached descriptor suffices for a doorbell only.
 		if i, err := inodeOf(w.n.tid, d.fd); err != nil || i != d.file.inode {
 			w.known.stale = true
 			return nil, nil, errGone
@@ -264,7 +263,7 @@ func (t *Session) spaceOf(p *process) *umem.Process {
 	return p.space
 }
 
-// process returns the process that a thread belongs to, and the address space that it has, opening them if need be.
+// process returns the process of a thread and its address space. It opens them if necessary.
 func (w *worker) process(th *procThread) (*process, *umem.Process, error) {
 	t := w.session
 	t.mu.Lock()
@@ -289,7 +288,7 @@ func (w *worker) process(th *procThread) (*process, *umem.Process, error) {
 	return p, p.space, w.prove()
 }
 
-// reapLocked forgets processes that have ended.
+// reapLocked removes processes that have ended.
 func (t *Session) reapLocked() {
 	for pid, p := range t.processes {
 		if !p.alive() {
@@ -321,7 +320,7 @@ func (w *worker) newProcessLocked(th *procThread) (*process, error) {
 	p.acct = umem.NewLimitedAccount(func() (uint64, error) { return t.lockLimit(p) })
 	w.pause("pidfd")
 	if p.conn, err = p.pidfd.SyscallConn(); err == nil {
-		err = w.prove() // the thread's process still has its number
+		err = w.prove() // the number still belongs to the thread's process
 	}
 	if err != nil {
 		p.pidfd.Close()
@@ -330,7 +329,7 @@ func (w *worker) newProcessLocked(th *procThread) (*process, error) {
 	return p, nil
 }
 
-// openSpaceLocked opens the address space that the process has now.
+// openSpaceLocked opens the current address space of the process.
 func (w *worker) openSpaceLocked(th *procThread, p *process) (*umem.Process, error) {
 	t := w.session
 	if err := p.user.Take(quota.Descriptors, spaceDescriptors); err != nil {
@@ -372,7 +371,7 @@ func (w *worker) openSpace(th *procThread, p *process, bound bool) (*umem.Proces
 	return s, nil
 }
 
-// access says in the log which process has opened a program's memory.
+// access returns the log text for the process that opened a program's memory.
 func access(direct bool) string {
 	if direct {
 		return "service"
@@ -380,7 +379,7 @@ func access(direct bool) string {
 	return "launcher"
 }
 
-// openMemory opens the memory that the caller has now; direct says that this process has done so itself.
+// openMemory opens the caller's current memory. direct reports whether this process opened it without the helper.
 func (w *worker) openMemory(th *procThread) (mem, maps *os.File, direct bool, err error) {
 	w.pause("memory")
 	err = unix.EACCES
@@ -406,7 +405,7 @@ func (w *worker) openMemory(th *procThread) (mem, maps *os.File, direct bool, er
 	return nil, nil, false, fmt.Errorf("open memory of process %d: %w", th.id.pid, err)
 }
 
-// memory returns the caller's memory for one answer, also if the caller ends meanwhile.
+// memory returns the caller's memory for one answer. It stays valid if the caller ends meanwhile.
 func (w *worker) memory() (*umem.Files, error) {
 	th, err := w.look()
 	if err != nil {
@@ -430,7 +429,7 @@ func (w *worker) memory() (*umem.Files, error) {
 	return f, nil
 }
 
-// write stores an answer in the caller's memory.
+// write copies an answer to the caller's memory.
 func (w *worker) write(addr uint64, b []byte) error {
 	m, err := w.memory()
 	if err != nil {

@@ -10,19 +10,18 @@ import (
 	"verbena/uverbs"
 )
 
-// maxTraceLine bounds a line of a trace, in bytes.
+// maxTraceLine limits a line of a trace, in bytes.
 const maxTraceLine = 2048
 
-// callTrace is what the trace of a session shows of the present call of a worker.
+// callTrace is the trace record of the current call of a worker.
 type callTrace struct {
 	command uverbs.CommandTrace
-	path    string // virtual, cleaned; empty: the call names none
-	flags   uint64 // of openat2
-	later   bool   // the call is answered, and shown, later
+	path    string // virtual and cleaned; empty: the call has no path
+	flags   uint64 // for openat2
+	later   bool   // the call is answered and traced later
 }
 
-// CommandTrace returns the place where package uverbs describes the present command; nil while the session is not
-// traced. (uverbs.Tracer)
+// CommandTrace returns the trace record of the current command, or nil if the session is not traced. (uverbs.Tracer)
 func (w *worker) CommandTrace() *uverbs.CommandTrace {
 	if w.trace == nil {
 		return nil
@@ -30,7 +29,7 @@ func (w *worker) CommandTrace() *uverbs.CommandTrace {
 	return &w.trace.command
 }
 
-// handleTraced makes the answer, and a line about it.
+// handleTraced handles the call and traces it.
 func (w *worker) handleTraced() verdict {
 	w.trace = &callTrace{}
 	began := time.Now()
@@ -45,7 +44,7 @@ func (w *worker) handleTraced() verdict {
 	return v
 }
 
-// traceArgs shows the arguments of the present call.
+// traceArgs formats the arguments of the current call.
 func (w *worker) traceArgs(c call) string {
 	a, t := &w.n.args, w.trace
 	fd := fmt.Sprint(int32(a[0]))
@@ -98,7 +97,7 @@ func (w *worker) traceArgs(c call) string {
 	return "AT_FDCWD, " + path
 }
 
-// result shows what the caller gets.
+// result formats the result of the call.
 func (t *callTrace) result(v verdict) string {
 	if v.err != nil {
 		return fmt.Sprintf("-1 %s (%v)", unix.ErrnoName(errno(v.err)), v.err)
@@ -109,13 +108,13 @@ func (t *callTrace) result(v verdict) string {
 	return fmt.Sprint(v.val)
 }
 
-// A flag is a bit of a call's argument, with the name of its C constant.
+// flag is a bit of a call's argument, with the name of its C constant.
 type flag struct {
 	bit  uint64
 	name string
 }
 
-// openFlags shows the flags of open(2).
+// openFlags formats the flags of open(2).
 func openFlags(flags uint64) string {
 	flags &= 1<<32 - 1
 	mode := [...]string{unix.O_RDONLY: "O_RDONLY", unix.O_WRONLY: "O_WRONLY", unix.O_RDWR: "O_RDWR",
@@ -127,7 +126,7 @@ func openFlags(flags uint64) string {
 	})
 }
 
-// socketType shows the type of a netlink socket(2), SOCK_RAW and SOCK_DGRAM by name.
+// socketType formats the type of a netlink socket(2), with names for SOCK_RAW and SOCK_DGRAM.
 func socketType(typ uint64) string {
 	flags := typ & (unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK)
 	name := fmt.Sprint(uint32(typ &^ flags))
@@ -140,7 +139,7 @@ func socketType(typ uint64) string {
 	return withFlags(name, flags, []flag{{unix.SOCK_CLOEXEC, "SOCK_CLOEXEC"}, {unix.SOCK_NONBLOCK, "SOCK_NONBLOCK"}})
 }
 
-// withFlags shows s and those of names that are in flags; the rest of flags is a number.
+// withFlags appends the names of the flags to s, and unknown flags as a number.
 func withFlags(s string, flags uint64, names []flag) string {
 	for _, f := range names {
 		if flags&f.bit != 0 {

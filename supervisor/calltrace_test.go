@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestTrace: each call that is answered is shown once, with its arguments, result and time; what the kernel answers,
-// and doorbells, are not. A session that is not traced shows nothing, though another one is.
+// TestTrace tests that each answered call is traced once, with its arguments, result and time. Doorbells and calls
+// continued in the kernel are not traced, nor are calls of other sessions.
 func TestTrace(t *testing.T) {
 	w := newWorld(t)
 	var traced logBook
@@ -22,7 +22,7 @@ func TestTrace(t *testing.T) {
 	r.Signal(9)
 	w.finish(r)
 	if more := traced.take(); before == 0 || len(more) > 0 {
-		t.Errorf("of the session that is traced %d lines; while others called: %q", before, more)
+		t.Errorf("traced lines: got %d; while other sessions called: got %q", before, more)
 	}
 
 	w.trace = func(line string) { traced.logf("%s", line) }
@@ -30,8 +30,8 @@ func TestTrace(t *testing.T) {
 		"cat /sys/class/infiniband/rxe0/node_type /etc/hostname; cat /sys/class/infiniband/rxe0/nosuch"); code == 0 {
 		t.Errorf("exit code 0: %s", out)
 	}
-	w.mustRunSelf("commands") // doorbells are among them
-	w.logs.take()             // the panic that the program asks for
+	w.mustRunSelf("commands") // includes doorbells
+	w.logs.take()             // the panic that the program causes
 	lines := traced.take()
 	line := regexp.MustCompile(`^\d+ [a-z0-9]+\(.*\) = (-1 E[A-Z]+ \(.+\)|\d+) <\d+\.\d{6}>$`)
 	for _, l := range lines {
@@ -39,7 +39,7 @@ func TestTrace(t *testing.T) {
 			t.Errorf("line %q", l)
 		}
 		if strings.Contains(l, "/etc/hostname") {
-			t.Errorf("a call that the kernel answers is shown: %s", l)
+			t.Errorf("got a line for a call continued in the kernel: %s", l)
 		}
 	}
 	all := strings.Join(lines, "\n")
@@ -55,6 +55,6 @@ func TestTrace(t *testing.T) {
 		}
 	}
 	if strings.Contains(all, "write(") {
-		t.Errorf("doorbells are shown:\n%s", all)
+		t.Errorf("got lines for doorbells:\n%s", all)
 	}
 }

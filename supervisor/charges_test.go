@@ -11,8 +11,8 @@ import (
 	"verbena/internal/quota"
 )
 
-// TestCharges: an operation for which the user's limit is one short is refused, and nothing of it stays charged. With
-// exactly its charge left it succeeds.
+// TestCharges tests that an operation is refused if one unit is missing in the user's limit, without a lasting charge,
+// and that it succeeds with exactly its charge left.
 func TestCharges(t *testing.T) {
 	const limit = 1000
 	var limits quota.Limits
@@ -75,11 +75,11 @@ func TestCharges(t *testing.T) {
 			unchanged := func(when string) {
 				for k := range quota.NumKinds {
 					if n := p.user.Held(k); n != before[k] {
-						t.Errorf("%s: %d %v are charged, want %d", when, n, k, before[k])
+						t.Errorf("%s: charged: got %d %v, want %d", when, n, k, before[k])
 					}
 				}
 				if n := c.sup.natives.all; n != 0 {
-					t.Errorf("%s: %d files ring natively, want none", when, n)
+					t.Errorf("%s: native files: got %d, want none", when, n)
 				}
 			}
 			held := p.user.Held(tt.kind)
@@ -111,7 +111,7 @@ func TestCharges(t *testing.T) {
 	}
 }
 
-// TestWorkersOfAUser: a thread for a user's program is started while the user's limit leaves one, and otherwise not.
+// TestWorkersOfAUser tests that a worker for a user's program is started only if the user's limit allows another one.
 func TestWorkersOfAUser(t *testing.T) {
 	for _, left := range []uint64{0, 1} {
 		var limits quota.Limits
@@ -145,11 +145,11 @@ func TestWorkersOfAUser(t *testing.T) {
 		turn.waiting.Store(int32(atomic.LoadUint32(&turn.free)))
 	}
 	if started != maxWorkers {
-		t.Errorf("%d turns passed: %d workers started, want %d", 2*maxWorkers, started, maxWorkers)
+		t.Errorf("after %d passes: got %d workers, want %d", 2*maxWorkers, started, maxWorkers)
 	}
 }
 
-// TestClosedSupervisor: after Close nothing new is taken up, and nothing stays charged.
+// TestClosedSupervisor tests that a closed supervisor accepts nothing new and leaves no charge.
 func TestClosedSupervisor(t *testing.T) {
 	c := newTrapped(t, nil, withCM(t))
 	p, th := c.mustProcess(), c.lookOnce()
@@ -160,7 +160,7 @@ func TestClosedSupervisor(t *testing.T) {
 	c.sup.mu.Lock()
 	c.sup.closed = true
 	c.sup.mu.Unlock()
-	defer func() { // for Close
+	defer func() { // Close waits for it
 		c.sup.mu.Lock()
 		c.sup.closed = false
 		c.sup.mu.Unlock()
@@ -191,10 +191,10 @@ func TestClosedSupervisor(t *testing.T) {
 			t.Errorf("%s: got %v, want ENODEV", tt.name, err)
 		}
 		if n := p.user.Held(quota.Descriptors); n != before {
-			t.Errorf("%s: %d descriptors are charged, want %d", tt.name, n, before)
+			t.Errorf("%s: charged descriptors: got %d, want %d", tt.name, n, before)
 		}
 		if n := p.user.Held(quota.Contexts) + p.user.Held(quota.Sessions); n != 0 {
-			t.Errorf("%s: %d contexts and sessions are charged, want none", tt.name, n)
+			t.Errorf("%s: charged contexts and sessions: got %d, want none", tt.name, n)
 		}
 	}
 }

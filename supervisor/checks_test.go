@@ -26,7 +26,7 @@ import (
 	"verbena/uverbs"
 )
 
-// mortal is the pidfd of a process that is found to have ended at one look, the at-th.
+// mortal is the pidfd of a process that seems to have ended from the at-th check on.
 type mortal struct {
 	syscall.RawConn
 	ended     syscall.RawConn
@@ -40,7 +40,7 @@ func (m *mortal) Control(f func(uintptr)) error {
 	return m.RawConn.Control(f)
 }
 
-// thisProcess is this process as one of a session's, with its address space.
+// thisProcess returns this process, with its address space, as a process of a session.
 func thisProcess(t *testing.T) *process {
 	t.Helper()
 	p := &process{pid: os.Getpid(), pidfd: openPidfd(t, os.Getpid())}
@@ -57,7 +57,8 @@ func thisProcess(t *testing.T) *process {
 	return p
 }
 
-// TestRaiseLimit: the limit of open files is changed of a process that exists, as far as needed, and is put back.
+// TestRaiseLimit tests that the limit of open files is raised only for an existing process, only as far as needed, and
+// is restored.
 func TestRaiseLimit(t *testing.T) {
 	var before unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
@@ -71,7 +72,7 @@ func TestRaiseLimit(t *testing.T) {
 	low := before.Cur - 1
 	for _, tt := range []struct {
 		name          string
-		endsAt        int // the look at which the process has ended; 0: none
+		endsAt        int // number of the check at which the process has ended; 0: never
 		least         uint64
 		during, after uint64
 		want          error
@@ -118,7 +119,7 @@ func TestRaiseLimit(t *testing.T) {
 	}
 }
 
-// TestAttachByHelper: a helper is asked for the programs of the service's own user alone.
+// TestAttachByHelper tests that a helper is used only for programs of the service's own user.
 func TestAttachByHelper(t *testing.T) {
 	testutil.NeedRoot(t, "to start a process of another user")
 	w := newWorld(t, func(c *SupervisorConfig) { c.AskHelper = true })
@@ -161,7 +162,7 @@ func TestAttachByHelper(t *testing.T) {
 	}
 }
 
-// TestExplainAccess: the remedy is Yama's where Yama restricts access.
+// TestExplainAccess tests that the error names the setting of Yama if Yama restricts access.
 func TestExplainAccess(t *testing.T) {
 	for scope, want := range map[string]string{
 		"0": "; run the service as the same user, or as root",
@@ -174,7 +175,7 @@ func TestExplainAccess(t *testing.T) {
 	}
 }
 
-// TestHardLimitIn: the hard limit is the second column of the line of open files.
+// TestHardLimitIn tests that the hard limit is taken from the second column of the line about open files.
 func TestHardLimitIn(t *testing.T) {
 	const none = "read the limit of open files: /proc/PID/limits has none"
 	for _, tt := range []struct {
@@ -197,7 +198,7 @@ func TestHardLimitIn(t *testing.T) {
 	}
 }
 
-// TestDoorbellsPossible: by themselves doorbells are native from three processors on.
+// TestDoorbellsPossible tests that DoorbellsAuto selects native doorbells with three processors or more.
 func TestDoorbellsPossible(t *testing.T) {
 	for processors := range 5 {
 		for how, want := range map[Doorbells]bool{
@@ -210,13 +211,14 @@ func TestDoorbellsPossible(t *testing.T) {
 	}
 }
 
-// TestAdmit: a process is let access this one's memory as long as its pidfd says that its number is its own.
+// TestAdmit tests that a process is admitted to this process's memory only while its pidfd proves that its number is
+// its own.
 func TestAdmit(t *testing.T) {
 	live, ended := openPidfd(t, os.Getpid()), endedProcess(t).pidfd
 	for _, tt := range []struct {
 		name  string
 		pidfd *os.File
-		err   error // without Yama
+		err   error // result of setPtracer; without Yama an error
 		want  []int
 	}{
 		{"a process that exists", live, nil, []int{7}},
@@ -234,7 +236,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// TestSameFile: files of two file systems differ, whatever their inode numbers.
+// TestSameFile tests that files of two file systems differ, even with equal inode numbers.
 func TestSameFile(t *testing.T) {
 	roots := []string{"/proc", "/sys", "/dev/shm", "/dev/pts", "/dev/mqueue", "/run", "/tmp"}
 	compared := 0
@@ -255,13 +257,14 @@ func TestSameFile(t *testing.T) {
 	}
 }
 
-// TestProcessesOfASession: what is known of a process ends with it, and an exec concerns the memory of its own process.
+// TestProcessesOfASession tests that the state kept for a process ends with it, and that an exec binds only the memory
+// of its own process.
 func TestProcessesOfASession(t *testing.T) {
 	own, ended := thisProcess(t), endedProcess(t)
 	s := &Session{processes: map[int]*process{1: own, 2: ended}}
 	s.reapLocked()
 	if len(s.processes) != 1 || s.processes[1] != own {
-		t.Errorf("after one has ended: got %v, want the other", s.processes)
+		t.Errorf("after the end of one process: got %v, want the other", s.processes)
 	}
 	if n, err := s.lockLimit(&process{}); n != 0 || err != umem.ErrLimit {
 		t.Errorf("the limit of a process without an address space: got %d, %v, want 0, %v", n, err, umem.ErrLimit)
@@ -290,7 +293,7 @@ func TestProcessesOfASession(t *testing.T) {
 	tid := uint32(os.Getpid())
 	got := s.executes(tid)
 	if !slices.Equal(got, []*umem.Process{former, space}) || own.space != nil || foreign.space == nil {
-		t.Errorf("executes: got %v, present %v, want the two that the process may still have", got, own.space)
+		t.Errorf("executes: got %v, current %v, want the two address spaces that the process may still have", got, own.space)
 	}
 	for _, tt := range []struct {
 		name   string
@@ -310,11 +313,13 @@ func TestProcessesOfASession(t *testing.T) {
 		s.execs.add(1<<30 + i)
 	}
 	if n := len(s.execs.tids); n != 2 {
-		t.Errorf("%d execs of threads that have ended: got %d, want 2: the one that exists, and the last", firstExecLook, n)
+		t.Errorf("%d execs of threads that have ended: got %d, want 2: the existing thread and the last one", firstExecLook,
+			n)
 	}
 }
 
-// TestLaunchRefusals: a program needs an argument vector and a known architecture, and gets no signal after its end.
+// TestLaunchRefusals tests that a program needs an argument vector and a known architecture, and that an ended program
+// gets no signal.
 func TestLaunchRefusals(t *testing.T) {
 	var e *ExecError
 	const noArguments = "run /bin/true: no argument vector"
@@ -335,7 +340,7 @@ func TestLaunchRefusals(t *testing.T) {
 	}
 }
 
-// TestPollFails: a source that cannot poll has come to its end.
+// TestPollFails tests that an error of poll(2) ends a source.
 func TestPollFails(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -345,13 +350,14 @@ func TestPollFails(t *testing.T) {
 	defer w.Close()
 	s := newSource(r, r, &intake{})
 	if ready, ok := s.poll(0); ready || !ok {
-		t.Errorf("nothing there: ready %v, ok %v, want false, true", ready, ok)
+		t.Errorf("no notification: ready %v, ok %v, want false, true", ready, ok)
 	}
 	var before unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
 		t.Fatal(err)
 	}
-	unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: before.Max}, nil) // poll(2) of two: EINVAL
+	// poll(2) of two descriptors then fails with EINVAL
+	unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: before.Max}, nil)
 	ready, ok := s.poll(0)
 	unix.Prlimit(0, unix.RLIMIT_NOFILE, &before, nil)
 	if ready || ok {
@@ -359,7 +365,7 @@ func TestPollFails(t *testing.T) {
 	}
 }
 
-// TestDeviceInfoOfNothing: an open file whose device and queues have both gone has nothing that could be shown.
+// TestDeviceInfoOfNothing tests that stat fails on an open file after both its device and its queues have gone.
 func TestDeviceInfoOfNothing(t *testing.T) {
 	sup := newWorld(t).sup
 	m, err := shm.Create("queues", quota.RingBytes, nil, nil)
@@ -397,7 +403,7 @@ func TestPhysState(t *testing.T) {
 	}
 }
 
-// TestGIDAttributes: the type and the interface of an entry of the GID table that is empty cannot be read.
+// TestGIDAttributes tests that the type and the interface of an empty entry of the GID table cannot be read.
 func TestGIDAttributes(t *testing.T) {
 	srv := newFakeServer()
 	gid := ib.GID{0xfe, 0x80, 15: 9}
@@ -423,7 +429,8 @@ func TestGIDAttributes(t *testing.T) {
 	}
 }
 
-// TestNetlinkResources: a user sees the objects and the connections of its own, a manager those of all.
+// TestNetlinkResources tests that a user sees only the user's own objects and connections, and a manager those of all
+// users.
 func TestNetlinkResources(t *testing.T) {
 	w := newWorld(t)
 	mine, others := quota.ID{UID: 1001}, quota.ID{UID: 1002}
@@ -457,7 +464,8 @@ func TestNetlinkResources(t *testing.T) {
 	}
 }
 
-// TestDoorbellPassesTheTurn: while several threads call, a doorbell passes the turn once doorbells have taken long.
+// TestDoorbellPassesTheTurn tests that a doorbell passes the receive token if several threads call and recent doorbells
+// took long.
 func TestDoorbellPassesTheTurn(t *testing.T) {
 	for _, tt := range []struct {
 		lately time.Duration
@@ -468,19 +476,19 @@ func TestDoorbellPassesTheTurn(t *testing.T) {
 		turn.init(func() {}, nil)
 		atomic.StoreUint32(&turn.free, 0)
 		for i := range turn.watching {
-			turn.watching[i].Store(true) // no timers
+			turn.watching[i].Store(true) // disables the timers
 		}
 		turn.mixture.Store(mixtureLimit)
 		turn.doorbell.Store(int64(tt.lately))
 		w.begin(callWrite)
 		if n := atomic.LoadUint32(&turn.free); n != tt.free || w.hasTurn != (tt.free == 0) {
-			t.Errorf("doorbells took %v: got %d free turns, the worker's %v, want %d", tt.lately, n, w.hasTurn, tt.free)
+			t.Errorf("doorbells took %v: got %d free tokens, token held %v, want %d", tt.lately, n, w.hasTurn, tt.free)
 		}
 		w.end()
 	}
 }
 
-// TestSharedTurns: threads count as calling together from the third change of callers on.
+// TestSharedTurns tests that the receive token is shared from the third change of callers on.
 func TestSharedTurns(t *testing.T) {
 	var turn turn
 	for i, want := range []bool{false, false, true, true} {

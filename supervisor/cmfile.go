@@ -25,43 +25,44 @@ import (
 	"verbena/uverbs"
 )
 
-// The file /dev/infiniband/rdma_cm of a program is the reading end of a pipe, so that poll(2), epoll(7) and select(2)
-// work natively: while there are events there is a byte in it. write(2) of a command is trapped by the descriptor's
+// A program's descriptor of /dev/infiniband/rdma_cm is the reading end of a pipe, so poll(2), epoll(7) and select(2)
+// work natively. The pipe holds a byte while there are events. write(2) of a command is trapped by the descriptor's
 // number, as on the other device files.
 //
-// A GET_EVENT for which there is no event yet is answered later, by a goroutine (await), so that it keeps no worker. A
-// signal would end the wait in the kernel; from Linux 5.19 on it cannot end a call that was received, so the goroutine
-// looks for one.
+// A GET_EVENT without a pending event is answered later, by a goroutine (await), so that it does not occupy a worker.
+// In the kernel a signal would end the wait. Since Linux 5.19 a signal cannot end a received call, so the goroutine
+// checks for signals.
 
-// cmDevice is the name of the file.
+// cmDevice is the name of the device file.
 const cmDevice = "rdma_cm"
 
-// cmPipe is the service's end of the pipe of an open file. A program that reads from the pipe itself, into memory that
-// does not answer, keeps the kernel's lock of it, and holds up whoever writes or reads it then. So nothing that others
-// need is held meanwhile, and the thread counts as one of the user's.
+// cmPipe is the service's end of the pipe of an open file. A program that reads from the pipe into memory that does not
+// answer holds the kernel's lock of the pipe, and blocks each writer and reader. So cmPipe.settle holds no shared lock
+// meanwhile, and its thread is charged to the user.
 type cmPipe struct {
-	end    *os.File // for writing
+	end    *os.File // the writing end
 	user   *quota.User
 	kept   *kept.Kept
-	note   kept.Note                    // of the program's end
+	note   kept.Note                    // for the program's end
 	setter func(fd int, full bool) bool // for tests; nil: setPipe
 
 	mu   sync.Mutex
-	fd   int           // of end; -1: closed
+	fd   int           // descriptor of end; -1: closed
 	want bool          // there are events
 	full bool          // there is a byte in the pipe
-	edge bool          // events have come since the last write: who polls edge-triggered is to see another
-	busy chan struct{} // closed when the thread that makes them equal has ended; nil: there is none
+	edge bool          // events have arrived since the last write; edge-triggered pollers need another one
+	busy chan struct{} // closed at the end of the thread that updates the pipe; nil: no such thread
 	over bool          // close was called
 }
 
-// pipeDescriptors is what a pipe costs the service, also as long as a program has the other end of it.
+// pipeDescriptors is the number of descriptors charged for a pipe, as long as a program has its other end.
 const pipeDescriptors = 2
 
-// pipePatience is how long a call waits for another thread to bring the pipe up to date.
+// pipePatience is the longest time for which a call waits for another thread to update the pipe.
 const pipePatience = 100 * time.Millisecond
 
-// ready notes whether there are events. The pipe follows soon, see settle. It does not sleep. (ucma.Config)
+// ready records whether there are events. cmPipe.settle updates the pipe soon afterwards. ready does not sleep.
+// (ucma.Config)
 func (p *cmPipe) ready(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -72,18 +73,18 @@ func (p *cmPipe) ready(on bool) {
 	}
 }
 
-// settled reports whether the pipe is as ready has said. A byte that was there before an event is not enough: the
-// program may have seen it, and then that there are no events.
+// settled reports whether the pipe agrees with the last call of ready. A byte written before a new event does not
+// suffice, since the program may already have seen that byte and found no events.
 //
 //verbena:held mu
 func (p *cmPipe) settled() bool { return p.want == p.full && !p.edge }
 
-// settle puts a byte into the pipe, or takes it out, until poll(2) says what ready was told. It may sleep as long as
-// the program wants.
+// settle writes a byte to the pipe or removes it, until poll(2) on the pipe agrees with the last call of ready. It can
+// block as long as the program blocks the pipe.
 func (p *cmPipe) settle() {
 	for {
 		p.mu.Lock()
-		if busy := p.busy; busy != nil { // what it has done the pipe shows before full does
+		if busy := p.busy; busy != nil { // the pipe changes before full does
 			p.mu.Unlock()
 			timer := time.NewTimer(pipePatience)
 			select {
@@ -116,13 +117,13 @@ func (p *cmPipe) settle() {
 		if over {
 			p.close()
 		}
-		if over || !ok { // out of descriptors: the program looks once in vain
+		if over || !ok { // no descriptor: the program polls once without finding an event
 			return
 		}
 	}
 }
 
-// set is setPipe; tests replace it.
+// set calls setPipe or its replacement in tests.
 func (p *cmPipe) set(fd int, full bool) bool {
 	if p.setter != nil {
 		return p.setter(fd, full)
@@ -130,13 +131,13 @@ func (p *cmPipe) set(fd int, full bool) bool {
 	return setPipe(fd, full)
 }
 
-// setPipe puts a byte into a pipe by its writing end, or takes it out.
+// setPipe writes a byte to a pipe by its writing end, or removes it.
 func setPipe(fd int, full bool) bool {
 	if full {
 		_, _ = unix.Write(fd, []byte{0})
 		return true
 	}
-	// The only lasting descriptor of the reading end is the program's, so that its closing can be seen.
+	// Only the program keeps a descriptor of the reading end, so the service can detect its close.
 	other, err := reopen.Own(fd, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
 		return false
@@ -151,7 +152,7 @@ func setPipe(fd int, full bool) bool {
 	return true
 }
 
-// close closes the end, at once or when a thread that uses it has done so.
+// close closes the writing end: at once, or after the thread that uses it.
 func (p *cmPipe) close() {
 	p.mu.Lock()
 	p.over = true
@@ -166,7 +167,7 @@ func (p *cmPipe) close() {
 	}
 }
 
-// watch calls gone when the program has closed its end for good, or close was called.
+// watch calls gone when the program has closed all descriptors of its end, or close was called.
 func (p *cmPipe) watch(gone func()) {
 	defer gone()
 	raw, err := p.end.SyscallConn()
@@ -180,17 +181,17 @@ func (p *cmPipe) watch(gone func()) {
 	})
 }
 
-// cmWaits are the calls on a file that wait for events. In the kernel they hold the file: one whose descriptors have
-// all been closed lives until they have returned.
+// cmWaits holds the calls on a file that wait for events. In the kernel such a call holds a reference to the file. A
+// file without descriptors therefore exists until its waiting calls have returned.
 type cmWaits struct {
 	mu       sync.Mutex
 	calls    int
 	deserted bool
 	left     chan struct{} // closed with deserted
-	user     *atomic.Int64 // how many calls of the user's wait, on all files
+	user     *atomic.Int64 // number of waiting calls of the user, on all files
 }
 
-// begin and end are around a call that waits.
+// beginWait counts a waiting call, and endWait ends it.
 func (f *openFile) beginWait() {
 	f.waits.mu.Lock()
 	defer f.waits.mu.Unlock()
@@ -207,7 +208,7 @@ func (f *openFile) endWait() {
 	}
 }
 
-// desert notes that the program has closed its last descriptor.
+// desert records that the program has closed its last descriptor.
 func (f *openFile) desert() {
 	f.waits.mu.Lock()
 	f.waits.deserted = true
@@ -219,7 +220,7 @@ func (f *openFile) desert() {
 	}
 }
 
-// waitsOf returns the number of calls of a user's that wait for events.
+// waitsOf returns the number of a user's calls that wait for events.
 func (s *Supervisor) waitsOf(u *quota.User) *atomic.Int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -231,20 +232,20 @@ func (s *Supervisor) waitsOf(u *quota.User) *atomic.Int64 {
 	return n
 }
 
-// cmFile is an ucma.File as a device file of this package.
+// cmFile adapts a ucma.File to a device file of this package.
 type cmFile struct{ *ucma.File }
 
-// Write is for calls that nobody answers later.
+// Write is for callers without a later answer, and always fails.
 func (f cmFile) Write(uverbs.Caller, uint64, int) (int, error) { return 0, syscall.EINVAL }
 
 func (f cmFile) Ioctl(uverbs.Caller, uint32, uint64) error {
 	return fmt.Errorf("%s has no ioctl: %w", cmDevice, syscall.ENOTTY)
 }
 
-// Fail does nothing: there is no device below.
+// Fail does nothing, since there is no device.
 func (f cmFile) Fail(error) {}
 
-// newCMFile opens the file for a process, and returns with it the description for the program, as newOpenFile does.
+// newCMFile opens the file for a process. Like newOpenFile, it also returns the description for the program.
 func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, description *os.File, err error) {
 	f := &openFile{sup: t.sup, session: t, node: *n, user: p.user, pid: p.id.pid, access: how & unix.O_ACCMODE,
 		ended: make(chan struct{})}
@@ -298,32 +299,32 @@ func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, descriptio
 	return f, os.NewFile(uintptr(reader), cmDevice), nil
 }
 
-// endCM is the end of such a file.
+// endCM ends a file of the connection manager.
 func (f *openFile) endCM() {
 	f.cm.Close()
 	f.pipe.close()
 	f.user.Give(quota.Contexts, 1)
 }
 
-// cmCaller is who calls, also after the worker has gone on to other calls (ucma.Caller).
+// cmCaller is the caller of a command, which may outlive the worker's call. (ucma.Caller)
 type cmCaller struct {
 	space umem.Space
-	w     *worker // nil: it has
+	w     *worker // nil: the worker answers other calls already
 	trace *callTrace
-	other *openFile   // that CMFile has found
-	user  *quota.User // who has opened the file
+	other *openFile   // the file found by CMFile
+	user  *quota.User // opener of the file
 }
 
 func (c *cmCaller) Space() umem.Space { return c.space }
 
-// TraceCM notes the command for the trace of the session. (ucma.Tracer)
+// TraceCM records the command for the trace of the session. (ucma.Tracer)
 func (c *cmCaller) TraceCM(request, response string) {
 	if c.trace != nil {
 		c.trace.command.Name, c.trace.command.Response = request, response
 	}
 }
 
-// CMFile finds what the caller has under a descriptor, now.
+// CMFile returns the file under a descriptor of the caller.
 func (c *cmCaller) CMFile(fd int) (*ucma.File, error) {
 	if c.w == nil {
 		return nil, syscall.EINVAL
@@ -343,8 +344,8 @@ func (c *cmCaller) CMFile(fd int) (*ucma.File, error) {
 	return f.cm, nil
 }
 
-// MayConnect reports whether a queue pair is of the user who has opened the file, or of the caller's. A manager may
-// connect any.
+// MayConnect reports whether a queue pair belongs to the caller, or to the user who opened the file. A manager may
+// connect any queue pair.
 func (c *cmCaller) MayConnect(dev *ib.Device, num uint32) bool {
 	if c.w == nil {
 		return false
@@ -379,7 +380,7 @@ func (c *cmCaller) MayBindLowPorts() bool {
 	return th.id.bindCapability
 }
 
-// NetRaw reports whether the caller has CAP_NET_RAW, there too. (uverbs.NetRaw)
+// NetRaw reports whether the caller has CAP_NET_RAW in this process's user namespace. (uverbs.NetRaw)
 func (w *worker) NetRaw() bool {
 	th, err := w.look()
 	if err != nil {
@@ -389,7 +390,8 @@ func (w *worker) NetRaw() bool {
 	return th.id.rawCapability
 }
 
-// cmCommand answers a command on the file, which was entered. A GET_EVENT that has to wait is answered later.
+// cmCommand answers a command on the file, which the caller has entered. If waits is true, the command is a GET_EVENT
+// that is answered later.
 func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
 	c := &cmCaller{space: w.Space(), w: w, trace: w.trace, user: f.user}
 	n, taken, err := f.cm.Write(c, w.n.args[1], int(min(w.n.args[2], 1<<20)))
@@ -427,8 +429,8 @@ func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
 	return verdict{val: int64(n)}, false
 }
 
-// nonBlocking reports whether the caller has set O_NONBLOCK on the descriptor of the call, by whatever way. It is false
-// where that cannot be found out. The error is errGone.
+// nonBlocking reports whether O_NONBLOCK is set on the descriptor of the call. It returns false if that is unknown. The
+// error is errGone.
 func (w *worker) nonBlocking(f *openFile) (bool, error) {
 	th, err := w.look()
 	if err != nil {
@@ -452,9 +454,9 @@ func onlyGone(err error) error {
 	return nil
 }
 
-// nonBlockingByProc does so for a service that may not call pidfd_getfd(2), and so serves no user but its own. For
-// others the program could replace the file by an epoll instance, whose entries the kernel lists in memory that it
-// charges to the service. (proc_pid_fdinfo(5))
+// nonBlockingByProc is for a service that may not call pidfd_getfd(2), which therefore serves only its own user. Other
+// users could replace the file by an epoll instance. The kernel would list its entries in memory charged to the
+// service. (proc_pid_fdinfo(5))
 func (w *worker) nonBlockingByProc(fd int32) bool {
 	b, err := procfile.Read(fmt.Sprintf("/proc/%d/fdinfo/%d", w.n.tid, fd))
 	if err != nil {
@@ -469,7 +471,7 @@ func (w *worker) nonBlockingByProc(fd int32) bool {
 	return false
 }
 
-// deferred is a GET_EVENT that waits.
+// deferred is a waiting GET_EVENT.
 type deferred struct {
 	session *Session
 	n       notification
@@ -478,20 +480,21 @@ type deferred struct {
 	began   time.Time
 }
 
-// How often a waiting call is looked at: for a signal that is to end it, and whether its thread still exists.
+// The intervals at which await checks a waiting call for a signal, and for the existence of its thread.
 const (
 	firstSignalLook = 10 * time.Millisecond
 	lastSignalLook  = 100 * time.Millisecond
 	threadLook      = time.Second
-	// lookEach is the least time between two looks at all calls of a user that wait: a user may have thousands.
+	// lookEach is the least interval between two checks of all waiting calls of a user, who may have thousands.
 	lookEach = time.Millisecond
 )
 
-// errRestart has the kernel restart the call after the signal's handler, or fail it with EINTR, as the handler was
-// installed. (ERESTARTSYS)
+// errRestart makes the kernel restart the call after the signal handler, or fail it with EINTR, depending on
+// SA_RESTART. (ERESTARTSYS)
 const errRestart = syscall.Errno(512)
 
-// await answers the call when there is an event, the file is closed, or a signal comes. The file was entered for it.
+// await answers the call when there is an event, the file is closed, or a signal arrives. The caller has entered the
+// file.
 func (d *deferred) await() {
 	defer d.f.endWait()
 	defer d.f.leave()
@@ -522,7 +525,7 @@ func (d *deferred) await() {
 			left, pause = nil, firstSignalLook
 		case <-timer.C:
 		}
-		if !d.f.cm.Cancel(w) { // it comes just now
+		if !d.f.cm.Cancel(w) { // the event arrives just now
 			if d.try() {
 				return
 			}
@@ -536,9 +539,9 @@ func (d *deferred) await() {
 		case s.own, s.shared && shared:
 			why := errRestart
 			if !s.own && !s.alone {
-				why = syscall.EINTR // another thread may be the one to handle it, and this one sees no signal
+				why = syscall.EINTR // another thread may handle the signal, which this one does not see
 			}
-			d.answer(verdict{err: why}) // no other thread gets it if this one has gone
+			d.answer(verdict{err: why}) // if the thread has gone, no other thread gets the answer
 			return
 		}
 		shared = s.shared
@@ -550,7 +553,7 @@ func (d *deferred) await() {
 	}
 }
 
-// panicked answers the call after a panic, and closes the file, whose state is not known.
+// panicked answers the call after a panic, and closes the file, since its state is unknown.
 func (d *deferred) panicked(p any, stack []byte) {
 	d.session.log.Error(fmt.Sprintf("panic in a call of thread %d that waits for events", d.n.tid), "panic", p, "stack",
 		string(stack))
@@ -558,7 +561,7 @@ func (d *deferred) panicked(p any, stack []byte) {
 	d.f.close()
 }
 
-// try takes an event, and reports whether the call has been answered.
+// try takes an event, and reports whether it answered the call.
 //
 //verbena:parses
 func (d *deferred) try() bool {
@@ -576,7 +579,7 @@ func (d *deferred) try() bool {
 	return true
 }
 
-// answer reports whether the thread has got the answer.
+// answer answers the call, and reports whether the thread has received the answer.
 func (d *deferred) answer(v verdict) bool {
 	r := response{id: d.n.id, val: v.val}
 	if v.err != nil {
@@ -590,15 +593,15 @@ func (d *deferred) answer(v verdict) bool {
 	return send(d.session.fd, &r) == nil
 }
 
-// signals is what is pending for a thread that it would handle.
+// signals are the pending signals that would interrupt a thread.
 type signals struct {
-	own     bool // sent to it, or to its process, whose main thread it is
-	shared  bool // sent to its process
-	alone   bool // no other thread can take what is shared
-	handles bool // its process has handlers
+	own     bool // sent to the thread, or to its process if it is the main thread
+	shared  bool // sent to the process
+	alone   bool // no other thread can take the shared signals
+	handles bool // the process has handlers
 }
 
-// signalsOf reads a thread's signals. (proc_pid_status(5))
+// signalsOf reads the pending signals of a thread. (proc_pid_status(5))
 func signalsOf(tid int) (s signals) {
 	b, err := procfile.Read("/proc/" + strconv.Itoa(tid) + "/status")
 	if err != nil {
@@ -624,7 +627,7 @@ func signalsOf(tid int) (s signals) {
 			caught, _ = strconv.ParseUint(rest, 16, 64)
 		}
 	}
-	// A stop signal without a handler, too, would interrupt the wait.
+	// A stop signal without a handler also interrupts the wait.
 	const stops = 1<<(unix.SIGTSTP-1) | 1<<(unix.SIGTTIN-1) | 1<<(unix.SIGTTOU-1) | 1<<(unix.SIGSTOP-1)
 	wanted := (caught | stops) &^ blocked
 	s.handles = caught != 0

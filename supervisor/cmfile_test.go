@@ -10,8 +10,8 @@ import (
 	"verbena/internal/quota"
 )
 
-// TestEdge: a program that polls edge-triggered, and has seen that there are no events, is woken for each that comes,
-// also where the byte of an earlier one is still in the pipe.
+// TestEdge tests that a program that polls edge-triggered, and has seen that there are no events, is woken by each new
+// event, even if the byte of an earlier event is still in the pipe.
 func TestEdge(t *testing.T) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
@@ -40,9 +40,9 @@ func TestEdge(t *testing.T) {
 	p.ready(true)
 	p.settle()
 	if !woken() {
-		t.Error("an event comes: not woken")
+		t.Error("a new event: poller not woken")
 	}
-	// The program takes it, looks again, and the next event comes, all while another thread has the pipe.
+	// The program takes the event and polls, and the next event arrives, all while another thread updates the pipe.
 	p.mu.Lock()
 	busy := make(chan struct{})
 	p.busy = busy
@@ -55,17 +55,17 @@ func TestEdge(t *testing.T) {
 	close(busy)
 	p.settle()
 	if !woken() {
-		t.Error("another event comes: not woken")
+		t.Error("another new event: poller not woken")
 	}
-	p.ready(true) // one is left
+	p.ready(true) // one event is left
 	p.settle()
 	if woken() {
-		t.Error("no event comes: woken")
+		t.Error("no new event: poller woken")
 	}
 	p.ready(false)
 	p.settle()
 	if n, err := unix.IoctlGetInt(ends[0], unix.TIOCINQ); err != nil || n != 0 {
-		t.Errorf("no events: %d bytes in the pipe, %v", n, err)
+		t.Errorf("bytes in the pipe without events: got %d, %v", n, err)
 	}
 }
 
@@ -78,9 +78,9 @@ func withPipe(t *testing.T, u *quota.User) *quota.User {
 	return u
 }
 
-// TestSettleWaits: an event is taken while the thread that has put the byte for it into the pipe is not back yet. The
-// call that takes it is answered when the byte is out again: a program that polls meanwhile would wait for an event
-// that there is not. (rsockets closes a socket so)
+// TestSettleWaits takes an event while the thread that wrote its byte to the pipe has not returned yet. The call that
+// takes the event must be answered after the byte was removed. Otherwise a program that polls meanwhile would wait for
+// an event that does not exist. (rsockets closes a socket so)
 func TestSettleWaits(t *testing.T) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
@@ -92,7 +92,7 @@ func TestSettleWaits(t *testing.T) {
 	defer p.close()
 	busy := make(chan struct{})
 	p.mu.Lock()
-	p.want, p.busy = true, busy // the test is that thread
+	p.want, p.busy = true, busy // the test acts as that thread
 	p.mu.Unlock()
 	setPipe(ends[1], true)
 	p.ready(false)
@@ -103,7 +103,7 @@ func TestSettleWaits(t *testing.T) {
 	}()
 	select {
 	case <-settled:
-		t.Error("settled while another thread has the pipe")
+		t.Error("cmPipe.settle returned while another thread updates the pipe")
 	case <-time.After(pipePatience / 5):
 	}
 	p.mu.Lock()
@@ -112,6 +112,6 @@ func TestSettleWaits(t *testing.T) {
 	close(busy)
 	<-settled
 	if n, err := unix.IoctlGetInt(ends[0], unix.TIOCINQ); err != nil || n != 0 {
-		t.Errorf("no events: %d bytes in the pipe, %v", n, err)
+		t.Errorf("bytes in the pipe without events: got %d, %v", n, err)
 	}
 }

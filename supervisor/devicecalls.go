@@ -6,11 +6,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A program's descriptor of a device file is one of another kind of file: a memfd, or a pipe. The calls here are
-// answered as the device file would. read(2) and its like are not, because to look at each read of each descriptor
-// costs more than it is worth.
+// A program's descriptor of a device file refers to another kind of file: a memfd, or a pipe. The supervisor answers
+// the calls here like the device file would. It does not trap read(2) and similar calls, since checking each read of
+// each descriptor would cost too much.
 
-// lacks are the errors of calls that no device file has. (no_llseek, and file_operations without the functions)
+// lacks maps calls that no device file supports to their errors. (no_llseek, and file_operations without the functions)
 var lacks = map[call]syscall.Errno{
 	callLseek:     syscall.ESPIPE,
 	callPread64:   syscall.ESPIPE,
@@ -20,7 +20,7 @@ var lacks = map[call]syscall.Errno{
 	callFsync:     syscall.EINVAL,
 }
 
-// deviceLacks answers such a call.
+// deviceLacks answers a call that device files do not support.
 func (w *worker) deviceLacks(c call) verdict {
 	if w.desc = w.descriptor(int32(w.n.args[0])); w.desc == nil {
 		return verdict{fate: letThrough}
@@ -28,14 +28,14 @@ func (w *worker) deviceLacks(c call) verdict {
 	return fails(lacks[c])
 }
 
-// Requests of ioctl(2) that do what fcntl(2) does. (asm-generic/ioctls.h)
+// The requests of ioctl(2) with the effect of fcntl(2). (asm-generic/ioctls.h)
 const (
 	fioNonBlock      = 0x5421 // FIONBIO
 	fioNoCloseOnExec = 0x5450 // FIONCLEX
 	fioCloseOnExec   = 0x5451 // FIOCLEX
 )
 
-// otherIoctl answers a request that is none of RDMA's. The kernel answers those that all files have itself.
+// otherIoctl answers a request other than RDMA_VERBS_IOCTL. The kernel itself answers requests that all files support.
 // (do_vfs_ioctl)
 func (w *worker) otherIoctl() verdict {
 	switch uint32(w.n.args[1]) {
@@ -67,10 +67,10 @@ func (w *worker) fcntl() verdict {
 	return verdict{fate: letThrough}
 }
 
-// largeFile is O_LARGEFILE, which the kernel sets on what a 64-bit program opens.
+// largeFile is O_LARGEFILE, which the kernel sets when a 64-bit program opens a file.
 const largeFile = 0o100000
 
-// statusFlags answers F_GETFL. The pipe that stands for rdma_cm can only be read, as opposed to what the program has
+// statusFlags answers F_GETFL. The pipe behind rdma_cm is open for reading only, unlike the file that the program
 // opened.
 func (w *worker) statusFlags(f *openFile) verdict {
 	if f.cm == nil {
@@ -83,7 +83,7 @@ func (w *worker) statusFlags(f *openFile) verdict {
 	defer th.close()
 	copied, err := w.copyFile(th, int32(w.n.args[0]))
 	if err != nil {
-		return verdict{fate: letThrough} // that is not allowed (Yama, Docker)
+		return verdict{fate: letThrough} // denied (Yama, Docker)
 	}
 	defer unix.Close(copied)
 	flags, err := unix.FcntlInt(uintptr(copied), unix.F_GETFL, 0)

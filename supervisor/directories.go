@@ -11,21 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A path is relative to a directory: that of a descriptor, or the working directory. If that is a directory of the
-// tree of virtual files, or one of the file system that virtual files are below, the path is completed by the
-// directory's, and answered like an absolute one. The directory is found by its inode. Calls that are not trapped,
-// or that lead out of the tree, go on in the kernel; in the tree they find what there is natively.
+// A path is relative to a directory: the working directory, or the directory of a descriptor. If that directory is in
+// the tree of virtual files, or is a directory of the file system above virtual files, the supervisor completes the
+// path and answers it like an absolute path. It identifies the directory by its inode. Calls that are not trapped, and
+// paths that leave the tree, continue in the kernel. In the tree they find the real files of the tree.
 //
-// Descriptors of these directories get numbers that the filter traps, like device files. So a directory above can
-// list the virtual ones as well, and what is opened by a descriptor is seen. To get into a directory natively a
-// program uses fchdir(2): no process can change the working directory of another, so chdir(2) fails.
+// Descriptors of these directories get numbers that the filter traps, like device files. So a directory above virtual
+// files can list them, and opens relative to it are trapped. A program can use fchdir(2) to enter a directory natively.
+// chdir(2) fails, since no process can change the working directory of another.
 
-// places are the directories that a path can be relative to, by inode.
+// places holds the directories that a path can be relative to, by inode.
 type places struct {
 	inside    map[inode]string   // in the tree
-	above     map[inode]string   // of the file system
-	names     map[string][]child // by path of one above
-	ancestors []string           // the paths of above
+	above     map[inode]string   // in the file system
+	names     map[string][]child // by path of the directory above
+	ancestors []string           // the paths in above
 }
 
 // child is a virtual entry of a directory of the file system.
@@ -34,7 +34,7 @@ type child struct {
 	entry *entry
 }
 
-// locate finds the places for some entries.
+// locate returns the places for a set of entries.
 func (t *tree) locate(all entries) *places {
 	p := &places{inside: make(map[inode]string), above: make(map[inode]string), names: make(map[string][]child)}
 	for path, e := range all {
@@ -63,15 +63,15 @@ func (t *tree) locate(all entries) *places {
 	return p
 }
 
-// directoryAt identifies a directory of this process's file system.
+// directoryAt returns the inode of a directory of this process's file system.
 func directoryAt(path string) (inode, bool) {
 	var st unix.Stat_t
 	err := unix.Lstat(path, &st)
 	return inode{st.Dev, st.Ino}, err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
 }
 
-// directory returns the path of the directory that a link in the caller's directory in /proc leads to, if it is one
-// that paths are completed for.
+// directory returns the path of the directory that a link in the caller's directory in /proc refers to. ok is false if
+// paths are not completed for that directory.
 func (w *worker) directory(link string) (path string, ok bool) {
 	i, err := inodeAt(w.n.tid, link)
 	if err != nil {
@@ -84,19 +84,19 @@ func (w *worker) directory(link string) (path string, ok bool) {
 	return path, ok && w.prove() == nil
 }
 
-// workingDirectory is the link to it.
+// workingDirectory is the name of the link to the working directory.
 const workingDirectory = "cwd"
 
-// listing says whether a call may open a directory to list it.
+// listing is the purpose for which a call may open a directory.
 type listing uint8
 
 const (
 	noDirectory listing = iota
-	anyFile             // it opens a file of any kind, for reading
+	anyFile             // opens a file of any kind for reading
 	directory
 )
 
-// mayList tells by the flags of open(2).
+// mayList derives it from the flags of open(2).
 func mayList(flags uint64) listing {
 	const may = unix.O_DIRECTORY | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOFOLLOW | unix.O_NOCTTY | unix.O_NOATIME |
 		largeFile
@@ -109,8 +109,8 @@ func mayList(flags uint64) listing {
 	return anyFile
 }
 
-// fromRoot completes a path, as it comes, that may concern virtual files; most do not. A relative path does if it
-// has one of the words or opens a directory, and any path below a virtual working directory.
+// fromRoot completes a raw path that may refer to virtual files; most do not. A relative path may refer to one if it
+// contains one of virtualWords or opens a directory. Any path may if the working directory is virtual.
 func (w *worker) fromRoot(dirfd int32, raw []byte, may listing) (path []byte, ok bool) {
 	link := workingDirectory
 	switch {
@@ -130,8 +130,8 @@ func (w *worker) isAbove(path []byte) bool {
 	return len(w.session.tree.places.Load().names[string(bytes.TrimRight(path, "/"))]) > 0
 }
 
-// openAbove opens a directory of the file system with virtual entries, so that the program gets a descriptor by
-// which it can list these as well. All else is the kernel's. Only directories that the supervisor knows are opened,
+// openAbove opens a directory of the file system with virtual entries. The program gets a descriptor that also lists
+// the virtual entries. The kernel handles all other opens. openAbove opens only directories known to the supervisor,
 // with the rights of the caller.
 func (w *worker) openAbove(path string, flags uint64, may listing) verdict {
 	through := verdict{fate: letThrough}
@@ -159,8 +159,8 @@ func (w *worker) openAbove(path string, flags uint64, may listing) verdict {
 	return w.installFrom(th, fd, 0, flags)
 }
 
-// statAbove answers a stat of a directory above, which a path has reached by ".." from a virtual one: the kernel
-// would not find it.
+// statAbove answers a stat of a directory above the tree, reached by ".." from a virtual directory. The kernel would
+// not find it.
 func (w *worker) statAbove(path string, answer func(fd int) verdict) verdict {
 	through := verdict{fate: letThrough}
 	path = filepath.Clean(path)
@@ -195,11 +195,11 @@ func (w *worker) installDirectory(fd int, flags uint64) verdict {
 	return w.installFrom(th, fd, 0, flags)
 }
 
-// installFrom gives it one at a number that the filter traps, from least on. A program whose limit may not be raised
-// gets any number.
+// installFrom gives the program such a descriptor at a number that the filter traps, from least on. If the limit of the
+// program may not be raised, the number is arbitrary.
 func (w *worker) installFrom(th *procThread, fd int, least uint32, flags uint64) verdict {
 	number, err := w.installTrapped(th, nil, fd, least, flags)
-	if err == unix.EBADF { // the soft limit of open files is below
+	if err == unix.EBADF { // the soft limit of open files is too low
 		if p, _, perr := w.process(th); perr == nil {
 			number, err = w.installTrapped(th, p, fd, least, flags)
 		}
@@ -215,8 +215,8 @@ func (w *worker) installFrom(th *procThread, fd int, least uint32, flags uint64)
 	return fails(err)
 }
 
-// installTrapped installs a descriptor at a number that the filter traps, from least on. The limit is raised for that
-// if p is not nil. EBADF if it is below.
+// installTrapped installs a descriptor at a number that the filter traps, from least on. If p is not nil, it raises the
+// limit of open files if necessary. It returns EBADF if the limit is too low.
 func (w *worker) installTrapped(th *procThread, p *process, fd int, least uint32, flags uint64) (uint32, error) {
 	t := w.session
 	t.opening.Lock()
@@ -232,7 +232,7 @@ func (w *worker) installTrapped(th *procThread, p *process, fd int, least uint32
 	return number, w.installLocked(fd, number, flags)
 }
 
-// enters answers fchdir(2), which the kernel carries out.
+// enters answers fchdir(2), which then continues in the kernel.
 func (w *worker) enters() verdict {
 	if _, ok := w.directory(fdLink(int32(w.n.args[0]))); ok {
 		w.session.entered.Store(true)
@@ -240,7 +240,7 @@ func (w *worker) enters() verdict {
 	return verdict{fate: letThrough}
 }
 
-// getcwd answers getcwd(2) in a directory of the tree. Its length counts the zero byte.
+// getcwd answers getcwd(2) in a directory of the tree. The returned length includes the zero byte.
 func (w *worker) getcwd() verdict {
 	through := verdict{fate: letThrough}
 	if !w.session.entered.Load() {
@@ -265,14 +265,14 @@ func (w *worker) getcwd() verdict {
 }
 
 const (
-	// maxListing bounds what is read of a directory at once.
+	// maxListing limits a single read of a directory.
 	maxListing = 64 << 10
-	// maxRecord is more than the longest record of a directory takes (struct linux_dirent64).
+	// maxRecord exceeds the longest record of a directory (struct linux_dirent64).
 	maxRecord    = 288
 	recordHeader = 19
 )
 
-// list answers getdents64(2) of a directory with virtual entries, which its first answer has.
+// list answers getdents64(2) of a directory with virtual entries. The first answer includes them.
 func (w *worker) list() verdict {
 	through := verdict{fate: letThrough}
 	fd := int32(w.n.args[0])
@@ -288,7 +288,7 @@ func (w *worker) list() verdict {
 	defer th.close()
 	copied, err := w.copyFile(th, fd)
 	if err != nil {
-		return through // that is not allowed (Yama, Docker)
+		return through // denied (Yama, Docker)
 	}
 	defer unix.Close(copied)
 	if i, ok := directoryOf(copied); !ok || w.session.tree.places.Load().above[i] != path {
@@ -309,7 +309,7 @@ func (w *worker) list() verdict {
 	}
 	listing := withRecords(buf[:n], records)
 	if err := w.write(w.n.args[1], listing); err != nil {
-		_, _ = unix.Seek(copied, 0, unix.SEEK_SET) // the caller has got no entry
+		_, _ = unix.Seek(copied, 0, unix.SEEK_SET) // the caller has received no entry
 		return fails(err)
 	}
 	return verdict{val: int64(len(listing))}
@@ -321,7 +321,7 @@ func directoryOf(fd int) (inode, bool) {
 	return inode{st.Dev, st.Ino}, err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
 }
 
-// records are the virtual entries of a directory of the file system that it does not have itself.
+// records returns the virtual entries of a directory of the file system, without names that exist there.
 func (t *tree) records(dir int, path string) (b []byte) {
 	for _, c := range t.places.Load().names[path] {
 		var st unix.Stat_t
@@ -349,9 +349,9 @@ func (t *tree) records(dir int, path string) (b []byte) {
 	return b
 }
 
-// withRecords puts records among the kernel's, behind "." and "..", which it returns first. A program that walks a
-// tree goes into the virtual directories while its descriptor of this one is still that by which it has listed it.
-// One that seeks to a virtual record goes on behind "..".
+// withRecords inserts records after "." and "..", which it returns first. A program that walks a tree then enters the
+// virtual directories while it still has the descriptor of the listing. A program that seeks to a virtual record
+// continues after "..".
 func withRecords(kernel, records []byte) []byte {
 	var off uint64
 	at := 0

@@ -12,9 +12,9 @@ import (
 	"verbena/internal/reopen"
 )
 
-// duplicate answers dup(2), or fcntl(2) with F_DUPFD, of a device file: the new number, too, has to be one that the
-// filter traps. A duplicate at a low number of the program's own choice, or one sent over a socket, answers ioctl(2)
-// only. Another file is duplicated here if it is to get a number of those that device files get: see duplicateTo.
+// duplicate answers dup(2), or fcntl(2) with F_DUPFD, of a device file. The new number must be one that the filter
+// traps. A duplicate at a low number chosen by the program, or one sent over a socket, supports only ioctl(2). Other
+// files are duplicated here only if their new number is in the range of device files: see duplicateTo.
 func (w *worker) duplicate(c call) verdict {
 	through := verdict{fate: letThrough}
 	t := w.session
@@ -40,7 +40,7 @@ func (w *worker) duplicate(c call) verdict {
 		}
 	}
 	if d == nil && !directory && t.numbers.low.has(least) {
-		// The kernel finds a free number. One that is looked up here another thread may have taken before it is installed.
+		// The kernel chooses a free number. If the supervisor chose one, another thread could take it before the install.
 		t.forget(least, math.MaxInt32)
 		return through
 	}
@@ -53,14 +53,14 @@ func (w *worker) duplicate(c call) verdict {
 	if d == nil {
 		copied, err := w.copyFile(th, fd)
 		if err != nil {
-			return through // the kernel says what is wrong; or that is not allowed (Yama)
+			return through // the kernel reports the error; or access is denied (Yama)
 		}
 		defer unix.Close(copied)
 		if directory {
 			return w.installFrom(th, copied, least, flags)
 		}
 		number, err := w.installAbove(th, copied, least, flags)
-		if err == unix.EBADF { // the limit of open files
+		if err == unix.EBADF { // the limit of open files is too low
 			return through
 		}
 		return verdict{val: int64(number), err: err}
@@ -85,8 +85,8 @@ func (w *worker) duplicate(c call) verdict {
 // errOwnTable is the error for a thread that does not share its descriptors with the main thread, before Linux 6.9.
 var errOwnTable = fmt.Errorf("the thread has descriptors of its own: %w", unix.EPERM)
 
-// copyFile returns a descriptor of whatever the caller has open under a number. The error is errOwnTable, or EPERM
-// where pidfd_getfd(2) is not allowed (Yama, Docker).
+// copyFile returns a duplicate of a caller's descriptor. It returns errOwnTable, or EPERM if pidfd_getfd(2) is denied
+// (Yama, Docker).
 func (w *worker) copyFile(th *procThread, fd int32) (copied int, err error) {
 	const thread = unix.O_EXCL // PIDFD_THREAD
 	pidfd, err := unix.PidfdOpen(int(w.n.tid), thread)
@@ -106,7 +106,7 @@ func (w *worker) copyFile(th *procThread, fd int32) (copied int, err error) {
 	return unix.PidfdGetfd(pidfd, int(fd), 0)
 }
 
-// sharesFiles reports whether two threads have the same table of descriptors; true where that is unknown.
+// sharesFiles reports whether two threads share a table of descriptors. It returns true if that is unknown.
 func sharesFiles(a, b int) bool {
 	if a == b {
 		return true
@@ -116,7 +116,7 @@ func sharesFiles(a, b int) bool {
 	return errno != 0 || r == 0
 }
 
-// copyDevice returns a descriptor of the device file that the caller has under a number.
+// copyDevice returns a duplicate of the caller's descriptor of a device file.
 func (w *worker) copyDevice(th *procThread, p *process, fd int32, f *openFile) (copied int, err error) {
 	if err := p.conn.Control(func(pidfd uintptr) { copied, err = unix.PidfdGetfd(int(pidfd), int(fd), 0) }); err != nil {
 		return -1, err
@@ -127,21 +127,21 @@ func (w *worker) copyDevice(th *procThread, p *process, fd int32, f *openFile) (
 	if err == nil {
 		unix.Close(copied)
 	}
-	// pidfd_getfd is not allowed (Yama, Docker), or the main thread has ended or has descriptors of its own. Another
-	// description of the file does as well.
+	// pidfd_getfd is denied (Yama, Docker), or the main thread has ended or has a separate table of descriptors. Another
+	// description of the file serves as well.
 	how, open := unix.O_RDWR, reopen.File
 	if f.access == unix.O_RDONLY {
 		how = unix.O_RDONLY
 	}
-	if f.cm != nil { // a pipe of the service's
+	if f.cm != nil { // a pipe of the service
 		how, open = unix.O_RDONLY, reopen.Own
 	}
 	return w.reopen(th, fd, f.inode, func(path int) (int, error) { return open(path, how) })
 }
 
-// reopen opens the file that a thread has under a number, if it is the given one: EBADF for any other. The thread may
-// replace the file at any moment, and to open a terminal, a FIFO or a device has effects. So the link is followed once,
-// by O_PATH, which opens nothing; the comparison and the open are of that descriptor.
+// reopen opens the file under a thread's descriptor if it is the given file; otherwise it returns EBADF. The thread may
+// replace the file at any moment, and opening a terminal, a FIFO or a device has effects. So reopen follows the link
+// once with O_PATH, which opens nothing. It then compares and opens that descriptor.
 func (w *worker) reopen(th *procThread, fd int32, file inode, open func(path int) (int, error)) (int, error) {
 	w.pause("follow")
 	path, err := unix.Openat(th.dir, fmt.Sprintf("fd/%d", fd), unix.O_PATH|unix.O_CLOEXEC, 0)
@@ -164,23 +164,23 @@ func (w *worker) reopen(th *procThread, fd int32, file inode, open func(path int
 	return opened, nil
 }
 
-// A look for the last close has a lease of a queue file for a moment (shm.File.InUse), in which the file is not opened
-// again.
+// A check for the last close briefly holds a lease on a queue file (shm.File.InUse). During the lease the file cannot
+// be opened.
 const (
 	leaseTries = 100
 	leasePause = 100 * time.Microsecond
 )
 
-// isFile reports whether a descriptor, also one of O_PATH, is of a file. It does not ask the file system, which may be
-// a program of the user's.
+// isFile reports whether a descriptor refers to a file. The descriptor may be one of O_PATH. isFile does not ask the
+// file system, which may be a program of the user (FUSE).
 func isFile(fd int, file inode) bool {
 	var st unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &st)
 	return err == nil && (inode{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino}) == file
 }
 
-// duplicateTo answers dup2(2) or dup3(2) to a number of those that device files get. Those are given out here, so that
-// two threads of a program do not get the same.
+// duplicateTo answers dup2(2) or dup3(2) to a number in the range of device files. The supervisor assigns these numbers
+// itself, so that two threads of a program cannot get the same one.
 func (w *worker) duplicateTo(c call) verdict {
 	through := verdict{fate: letThrough}
 	from, to := int32(w.n.args[0]), int32(w.n.args[1])
@@ -189,7 +189,7 @@ func (w *worker) duplicateTo(c call) verdict {
 		flags = uint32(w.n.args[2])
 	}
 	if from == to || flags&^unix.O_CLOEXEC != 0 {
-		return through // the kernel says what is wrong
+		return through // the kernel reports the error
 	}
 	w.begin(callOpen)
 	th, err := w.look()
@@ -200,13 +200,13 @@ func (w *worker) duplicateTo(c call) verdict {
 	w.session.forget(uint32(to), uint32(to))
 	copied, err := w.copyFile(th, from)
 	if err != nil {
-		return through // it has none, or that is not allowed (Yama)
+		return through // the descriptor is not open, or access is denied (Yama)
 	}
 	defer unix.Close(copied)
 	w.session.opening.Lock()
 	defer w.session.opening.Unlock()
 	if err := w.installLocked(copied, uint32(to), uint64(flags)); err == unix.EBADF {
-		return through // the limit of open files; or one with O_PATH, which is not handed on
+		return through // the limit of open files; or a descriptor of O_PATH, which the kernel does not install
 	} else if err != nil {
 		return fails(err)
 	}

@@ -11,18 +11,19 @@ import (
 	"verbena/umem"
 )
 
-// A registration must not lead to the program that a process executes next. Exec is trapped, and before the kernel goes
-// on with it each address space of the process is bound (umem.Process.Bind). Whether it succeeds is not known here: a
-// thread of the process that calls while another thread's exec goes on gets an address space that is bound from the
-// start, and an exec is over when its thread calls again.
+// A registration must not lead to the memory of the program that a process executes next. So exec is trapped, and
+// before it continues in the kernel, each address space of the process is bound (umem.Process.Bind). The supervisor
+// does not know whether the exec succeeds. If another thread of the process calls during the exec, it gets an address
+// space that is bound from the start. An exec is over when its thread calls again.
 
-// execPatience is how long an exec waits for accesses to the process's memory that go on; then it fails with EAGAIN.
+// execPatience is the longest time for which an exec waits for accesses to the process's memory. After that the exec
+// fails with EAGAIN.
 const execPatience = time.Second
 
 // execute answers execve(2) or execveat(2).
 func (w *worker) execute() verdict {
 	w.begin(callExecve)
-	w.session.forget(0, math.MaxUint32) // descriptors are closed
+	w.session.forget(0, math.MaxUint32) // exec closes descriptors
 	for _, s := range w.session.executes(w.n.tid) {
 		if err := s.Bind(execPatience); err != nil {
 			w.session.log.Warn("thread cannot execute another program", "tid", w.n.tid, "err", err)
@@ -33,7 +34,7 @@ func (w *worker) execute() verdict {
 	return verdict{fate: letThrough}
 }
 
-// executes notes that a thread is about to execute a program, and returns the address spaces of its process.
+// executes records that a thread is about to execute a program, and returns the address spaces of its process.
 func (t *Session) executes(tid uint32) (spaces []*umem.Process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -61,11 +62,11 @@ func (t *Session) executes(tid uint32) (spaces []*umem.Process) {
 	return spaces
 }
 
-// execs are the threads that may be executing a program. It is safe for concurrent use.
+// execs holds the threads that may be executing a program. It is safe for concurrent use.
 type execs struct {
 	mu   sync.Mutex
 	tids map[uint32]struct{}
-	look int // how many there are when those that have ended are looked for
+	look int // number of threads at which add removes ended threads
 }
 
 const firstExecLook = 64
@@ -88,8 +89,8 @@ func (e *execs) add(tid uint32) {
 	e.tids[tid] = struct{}{}
 }
 
-// over takes down that the thread of a worker's call is executing nothing, since it calls: unless it has gone, and the
-// number is another thread's, which may be executing something.
+// over records that the thread of a worker's call is not executing a program, since it makes a call. If that thread has
+// gone, its number may belong to another thread, and over does nothing.
 func (e *execs) over(w *worker) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -98,7 +99,7 @@ func (e *execs) over(w *worker) {
 	}
 }
 
-// pending reports whether a thread of the process other than the one that calls may be executing a program.
+// pending reports whether a thread of the process other than the caller may be executing a program.
 func (e *execs) pending(caller uint32, p *process) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -29,7 +29,7 @@ import (
 	"verbena/uverbs"
 )
 
-// newFakeDriver returns a driver with what sysfs shows.
+// newFakeDriver returns a driver with the attributes shown in sysfs.
 func newFakeDriver() *ibfake.Driver {
 	d := ibfake.New()
 	d.Answer(func(a *ibfake.Answers) {
@@ -42,12 +42,12 @@ func newFakeDriver() *ibfake.Driver {
 	return d
 }
 
-// fakeCounters are those of every fake device.
+// fakeCounters are the counters of each fake device.
 type fakeCounters struct{}
 
 func (fakeCounters) Stats() map[string]uint64 { return map[string]uint64{"sent_pkts": 7} }
 
-// fakeServer has one device, uverbs0 on rxe0, whose commands are the fakeOp that an ioctl's argument points at.
+// fakeServer has one device, uverbs0 on rxe0. Its commands are the fakeOp in the argument of an ioctl.
 type fakeServer struct {
 	driver *ibfake.Driver
 
@@ -56,7 +56,7 @@ type fakeServer struct {
 	changed []func()
 	files   []*fakeFile
 
-	// What it says of all programs' objects; nil: nothing.
+	// The objects that it reports for all programs; nil: none.
 	queuePair func(num uint32) (*quota.User, bool)
 	contexts  []uverbs.ContextInfo
 }
@@ -125,7 +125,7 @@ func (s *fakeServer) open(name string, p uverbs.Process, m uverbs.Memory) (uverb
 	return nil, syscall.ENODEV
 }
 
-// release ends what the commands of all files wait for, those too that come within a second.
+// release ends the waits of commands of all files, including commands that arrive within a second.
 func (s *fakeServer) release() {
 	for range 100 {
 		s.mu.Lock()
@@ -140,11 +140,11 @@ func (s *fakeServer) release() {
 	}
 }
 
-// opened waits for the n-th file to be opened.
+// opened waits until the n-th file is opened.
 func (s *fakeServer) opened(t *testing.T, n int) *fakeFile {
 	t.Helper()
 	var f *fakeFile
-	testutil.Eventually(t, fmt.Sprintf("file %d is opened", n), func() bool {
+	testutil.Eventually(t, fmt.Sprintf("file %d to be opened", n), func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if len(s.files) < n {
@@ -162,8 +162,8 @@ type fakeFile struct {
 	mem      uverbs.Memory
 	region   ib.Shared
 	rung     atomic.Int64
-	polled   int64        // posts that RingPosted has seen; under ringing
-	waiting  atomic.Int64 // in opWait
+	polled   int64        // number of posts that RingPosted has seen; under ringing
+	waiting  atomic.Int64 // number of calls in opWait
 	closed   chan struct{}
 	gate     chan struct{} // opWait takes from it, opGo puts into it
 	page     atomic.Pointer[umem.Region]
@@ -171,25 +171,25 @@ type fakeFile struct {
 	ringing  sync.Mutex
 }
 
-// fakeOp is what the argument of an ioctl points at: three words.
+// fakeOp is the argument of an ioctl: three words.
 type fakeOp struct{ op, in, out uint64 }
 
 const (
 	opIncrement = iota // out = in + 1
-	opInstall          // out = descriptor of the reading end of a pipe with "hello" in it
+	opInstall          // out = descriptor of the reading end of a pipe that holds "hello"
 	opBusy
 	opPanic
 	opWait
 	opGo
 	opSameFile // out = inode number of descriptor in
-	opUnset    // no errno
+	opUnset    // fails without an errno
 	opRegister // registers the page at in
-	opLoad     // out = first word of the page that was registered
+	opLoad     // out = first word of the registered page
 	opStore    // stores in into that word
 )
 
 func (f *fakeFile) Write(c uverbs.Caller, addr uint64, n int) (int, error) {
-	if n > 32 { // a command, which waits
+	if n > 32 { // a command that waits
 		f.waiting.Add(1)
 		<-f.gate
 		return n, nil
@@ -265,7 +265,8 @@ func (f *fakeFile) Ioctl(c uverbs.Caller, request uint32, arg uint64) error {
 
 func (f *fakeFile) HasNew() bool { return true }
 
-// RingPosted takes the third word of the region for how much the program has posted, and answers in the second.
+// RingPosted reads the number of posts from the third word of the region, and stores the number that it has seen in the
+// second word.
 func (f *fakeFile) RingPosted(ib.Staller, *uverbs.Scan, bool) (found bool, err error) {
 	f.ringing.Lock()
 	defer f.ringing.Unlock()
@@ -278,14 +279,14 @@ func (f *fakeFile) RingPosted(ib.Staller, *uverbs.Scan, bool) (found bool, err e
 		return false, nil
 	}
 	f.polled = int64(posted)
-	shm.Word(f.region.Mem[8:]).Store(uint32(f.rung.Add(n))) // doorbells that are trapped count, too
+	shm.Word(f.region.Mem[8:]).Store(uint32(f.rung.Add(n))) // trapped doorbells count as well
 	return true, nil
 }
 
 func (f *fakeFile) Fail(why error) { f.failed.Add(1) }
 
 func (f *fakeFile) Close() {
-	f.ringing.Lock() // as package uverbs waits for who rings
+	f.ringing.Lock() // like package uverbs, wait for callers that ring
 	defer f.ringing.Unlock()
 	f.mem.Close()
 	close(f.closed)
@@ -308,7 +309,7 @@ type world struct {
 	dir  string
 	logs logBook
 
-	trace func(line string) // of the sessions that are started
+	trace func(line string) // for the started sessions
 }
 
 type logBook struct {
@@ -322,14 +323,14 @@ func (l *logBook) logf(format string, args ...any) {
 	l.lines = append(l.lines, fmt.Sprintf(format, args...))
 }
 
-// logger returns a logger that notes whatever is logged, from the level of Info on.
+// logger returns a logger that records all lines of level Info and above.
 func (l *logBook) logger() *slog.Logger { return l.loggerAt(slog.LevelInfo) }
 
 func (l *logBook) loggerAt(level slog.Level) *slog.Logger {
 	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: level}))
 }
 
-// Write takes one line of a logger.
+// Write records one line of a logger.
 func (l *logBook) Write(line []byte) (int, error) {
 	l.logf("%s", line)
 	return len(line), nil
@@ -353,7 +354,7 @@ func shmDir(t testing.TB) string {
 	return dir
 }
 
-// askHelper has supervisors reach programs by the Helper alone, tracer has programs start as for Yama.
+// askHelper makes supervisors access programs only by the Helper. tracer makes programs start as under Yama.
 var (
 	askHelper bool
 	tracer    *Tracer
@@ -376,23 +377,23 @@ func newWorld(t testing.TB, edit ...func(*SupervisorConfig)) *world {
 	t.Cleanup(func() {
 		w.sup.Close()
 		for _, l := range w.logs.take() {
-			t.Errorf("logged: %s", l)
+			t.Errorf("unexpected log line: %s", l)
 		}
 		if left, _ := filepath.Glob(filepath.Join(w.dir, "run", "*")); len(left) > 0 {
-			t.Errorf("left behind: %q", left)
+			t.Errorf("remaining files: got %q, want none", left)
 		}
 	})
 	return w
 }
 
-// run is a program that runs.
+// run is a running program.
 type run struct {
 	*Program
 	session *Session
 	output  *output
 }
 
-// output is what a program has written to standard output and error.
+// output holds the standard output and error of a program.
 type output struct {
 	mu   sync.Mutex
 	text []byte
@@ -420,7 +421,7 @@ func (o *output) String() string {
 	return string(o.text)
 }
 
-// printed waits until the program has written something.
+// printed waits until the program has written a text.
 func (w *world) printed(r *run, text string) {
 	w.Helper()
 	testutil.Eventually(w.TB, fmt.Sprintf("%q to be printed", text), func() bool {
@@ -428,7 +429,7 @@ func (w *world) printed(r *run, text string) {
 	})
 }
 
-// start starts a program; env is added to the environment.
+// start starts a program. env is added to the environment.
 func (w *world) start(env []string, args ...string) *run {
 	w.Helper()
 	path, err := exec.LookPath(args[0])
@@ -457,7 +458,7 @@ func (w *world) tryStart(path string, env []string, args ...string) (*run, error
 	return w.tryStartWith(null, path, env, args...)
 }
 
-// startWith starts this test binary as a program that reads from in.
+// startWith starts this test binary as a program with in as standard input.
 func (w *world) startWith(in *os.File, env []string, args ...string) *run {
 	w.Helper()
 	r, err := w.tryStartWith(in, args[0], env, args...)
@@ -476,7 +477,7 @@ func (w *world) tryStartWith(in *os.File, path string, env []string, args ...str
 	defer wr.Close()
 	r := &run{output: &output{end: make(chan struct{})}}
 	go r.output.copyFrom(rd)
-	// The supervisor is in this process, and could not answer if a collection of garbage waited for the fork.
+	// The supervisor is in this process, and could not answer if a garbage collection waited for the fork.
 	runtime.GC()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	r.Program, err = Start(&Launch{
@@ -499,11 +500,11 @@ func (w *world) tryStartWith(in *os.File, path string, env []string, args ...str
 	return r, err
 }
 
-// programPatience is how long a program of a test may run once its end is waited for. Each of its system calls may wait
-// for the supervisor, and each thread of that for a processor.
+// programPatience is the time for which a program of a test may run after the test waits for its end. Each of its
+// system calls may wait for the supervisor, and each thread of the supervisor for a processor.
 const programPatience = 2 * testutil.Patience
 
-// finish waits for the end of a program and its session, and returns its exit code and what it has printed.
+// finish waits for the end of a program and its session, and returns its exit code and output.
 func (w *world) finish(r *run) (code int, out string) {
 	w.Helper()
 	stuck := time.AfterFunc(programPatience, func() {
@@ -527,7 +528,7 @@ func (w *world) await(what string, c <-chan struct{}) {
 	}
 }
 
-// mustRun runs a program that is to succeed, and returns its output.
+// mustRun runs a program that must succeed, and returns its output.
 func (w *world) mustRun(args ...string) string {
 	w.Helper()
 	code, out := w.finish(w.start(nil, args...))
@@ -543,10 +544,10 @@ func (w *world) sh(script string) (code int, out string) {
 	return w.finish(w.start(nil, "/bin/sh", "-c", script))
 }
 
-// program names a function of this test binary that is to be run as a program; see TestMain.
+// programEnv names the function of this test binary to run as a program; see TestMain.
 const programEnv = "VERBENA_GUEST_TEST_PROGRAM"
 
-// startSelf runs one of the programs of programs_test.go.
+// startSelf starts one of the programs of programs_test.go.
 func (w *world) startSelf(program string, args ...string) *run {
 	w.Helper()
 	return w.startPath("/proc/self/exe", []string{programEnv + "=" + program}, append([]string{program}, args...)...)

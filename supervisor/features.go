@@ -12,16 +12,16 @@ import (
 	"verbena/umem"
 )
 
-// Feature is something of the kernel's that a service uses where it is there, and does without elsewhere.
+// Feature is an optional feature of the kernel.
 type Feature struct {
 	Name, Since string
 	Here        bool
-	Without     string // what is so without it
-	Promise     string // what SECURITY.md promises and a service cannot keep without it; "" for none
+	Without     string // consequence of its absence
+	Promise     string // promise of SECURITY.md that depends on it; "" for none
 }
 
-// Features lists what the kernel has, the newest last; an error is why no program can be started here at all (Probe).
-// It may sleep.
+// Features lists the optional features of the kernel, the newest last. It returns an error if the kernel cannot run
+// programs at all (Probe). It may sleep.
 func Features() ([]Feature, error) {
 	if err := Probe(); err != nil {
 		return nil, err
@@ -42,7 +42,7 @@ func Features() ([]Feature, error) {
 	return list, err
 }
 
-// KnownFeatures lists them, whatever the kernel has.
+// KnownFeatures lists all features, independent of the kernel.
 func KnownFeatures() []Feature {
 	return []Feature{
 		{Name: "pidfd_getfd", Since: "5.6", Without: "dup of a device's descriptor opens another description of it"},
@@ -61,10 +61,11 @@ func KnownFeatures() []Feature {
 	}
 }
 
-// probeListener adds what a listener has. It leaves a filter on the calling thread.
+// probeListener records the features of a listener. It leaves a filter on the calling thread.
 func probeListener(here map[string]bool) error {
 	filter := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}}
-	_ = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) // or else EACCES; with the capability it is not needed
+	// needed without CAP_SYS_ADMIN; otherwise the filter fails with EACCES
+	_ = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 	listener, err := setFilter(filter, unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
 	killable := err == nil
 	if err != nil {
@@ -73,7 +74,7 @@ func probeListener(here map[string]bool) error {
 		}
 	}
 	defer unix.Close(listener)
-	// There is no notification, so a kernel that knows the flag says ENOENT.
+	// There is no notification, so a kernel that knows the flag returns ENOENT.
 	_, send := sendAddFD(listener, &addFD{srcFD: uint32(listener), flags: unix.SECCOMP_ADDFD_FLAG_SEND})
 	here["WAIT_KILLABLE_RECV"] = killable
 	here["ADDFD_FLAG_SEND"] = errors.Is(send, unix.ENOENT)
@@ -81,7 +82,7 @@ func probeListener(here map[string]bool) error {
 	return nil
 }
 
-// copiesDescriptors reports whether pidfd_getfd(2) is there and allowed.
+// copiesDescriptors reports whether pidfd_getfd(2) is available and allowed.
 func copiesDescriptors() bool {
 	pidfd, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {
@@ -107,7 +108,7 @@ func refusesRights() bool {
 	return unix.SetsockoptInt(ends[0], unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0) == nil
 }
 
-// peerPidfd reports whether a socket names the process at its other end.
+// peerPidfd reports whether a socket provides a pidfd of its peer.
 func peerPidfd() bool {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -123,7 +124,7 @@ func peerPidfd() bool {
 	return true
 }
 
-// Access says by whom the memory of programs is reached here, as Yama has it.
+// Access describes how the service accesses the memory of programs here, depending on Yama.
 func Access() string {
 	switch scope := ptraceScope(); scope {
 	case "0":

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestFeatures compares what is found with the kernel's version: the one that has a feature has it, unless it is not
-// allowed.
+// TestFeatures compares the detected features with the version of the kernel. A kernel of sufficient version must have
+// a feature unless a policy denies it.
 func TestFeatures(t *testing.T) {
 	list, err := Features()
 	if errors.Is(err, ErrUnsupported) || errors.Is(err, ErrNested) {
@@ -28,18 +28,18 @@ func TestFeatures(t *testing.T) {
 	for _, f := range list {
 		since := version(f.Since)
 		if since < last {
-			t.Errorf("%s comes after what is newer", f.Name)
+			t.Errorf("%s is listed after a newer feature", f.Name)
 		}
 		last = since
 		if old := f.Here && here < since; old {
-			t.Errorf("%s is found on a kernel older than %s", f.Name, f.Since)
+			t.Errorf("%s: got true on a kernel older than %s", f.Name, f.Since)
 		}
-		// What no seccomp profile keeps from a process that may install a filter. Landlock may be turned off at boot.
+		// No seccomp profile denies these to a process that may install a filter. Landlock can be turned off at boot.
 		if sure := f.Name != "pidfd_getfd" && f.Name != "Landlock"; sure && !f.Here && here >= since {
-			t.Errorf("%s is not found, and the kernel is not older than %s", f.Name, f.Since)
+			t.Errorf("%s: got false on a kernel not older than %s", f.Name, f.Since)
 		}
 		if f.Without == "" {
-			t.Errorf("%s: nothing is said of kernels without it", f.Name)
+			t.Errorf("%s: Without is empty", f.Name)
 		}
 	}
 	if !strings.Contains(Access(), "memory") {
@@ -47,7 +47,7 @@ func TestFeatures(t *testing.T) {
 	}
 }
 
-// version makes a number of a kernel's version, such as 6.12.
+// version converts the version of a kernel, such as 6.12, to a number.
 func version(text string) int {
 	major, rest, _ := strings.Cut(text, ".")
 	minor := rest

@@ -11,21 +11,21 @@ import (
 	"verbena/uapi"
 )
 
-// TestClosingFile: a file that is being closed takes no other call, and ends once, with its last call.
+// TestClosingFile tests that a closing file accepts no further call, and ends once, with its last call.
 func TestClosingFile(t *testing.T) {
 	c := newTrapped(t, nil)
 	f, _ := c.mustOpen(verbsNode, nil, unix.O_RDWR)
 	if !f.enter() || f.closed() {
-		t.Error("an open file takes no call")
+		t.Error("enter of an open file: got false, want true")
 	}
 	for range 2 {
 		f.close()
 		if f.enter() || !f.closed() {
-			t.Error("a file that is being closed takes another call")
+			t.Error("enter of a closing file: got true, want false")
 		}
 		select {
 		case <-f.ended:
-			t.Error("the file has ended before its last call")
+			t.Error("the file ended before its last call")
 		default:
 		}
 	}
@@ -33,15 +33,16 @@ func TestClosingFile(t *testing.T) {
 	select {
 	case <-f.ended:
 	case <-time.After(10 * time.Second):
-		t.Fatal("the file does not end with its last call")
+		t.Fatal("the file did not end with its last call")
 	}
 	f.close()
 	if f.enter() {
-		t.Error("a file that has ended takes a call")
+		t.Error("enter of an ended file: got true, want false")
 	}
 }
 
-// TestOpenForAnotherUser: without root, the queue file stays the service's, whoever opens the device.
+// TestOpenForAnotherUser tests that without root, the queue file stays owned by the service's user, whichever user
+// opens the device.
 func TestOpenForAnotherUser(t *testing.T) {
 	c := newTrapped(t, nil)
 	id := *c.lookOnce().id
@@ -58,12 +59,12 @@ func TestOpenForAnotherUser(t *testing.T) {
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(description.Fd()), &st); err != nil || st.Uid != want {
-		t.Errorf("the file is user %d's, %v, want %d", st.Uid, err, want)
+		t.Errorf("owner of the file: got %d, %v, want %d", st.Uid, err, want)
 	}
 }
 
-// TestDescriptorOfAnotherUser: the process of a thread is remembered with a descriptor only if it exists and is of the
-// user who has opened the file.
+// TestDescriptorOfAnotherUser tests that the process of a thread is cached with a descriptor only if it exists and
+// belongs to the user who opened the file.
 func TestDescriptorOfAnotherUser(t *testing.T) {
 	c := newTrapped(t, nil)
 	p := c.mustProcess()
@@ -85,13 +86,13 @@ func TestDescriptorOfAnotherUser(t *testing.T) {
 		fd := int32(tt.fd.Fd())
 		old := &descriptor{tid: c.w.n.tid, fd: fd, file: tt.file}
 		old.process.Store(tt.remembered)
-		c.s.cache[slot(c.w.n.tid, fd)].Store(old) // which is over
+		c.s.cache[slot(c.w.n.tid, fd)].Store(old) // expired
 		d := c.w.descriptor(fd)
 		if d == nil || d == old || d.file != tt.file || d.process.Load() != tt.want {
 			t.Errorf("%s: got %+v, want a new one with process %v", tt.name, d, tt.want)
 		}
 	}
-	// What is found out about the caller is remembered under the same condition.
+	// Facts about the caller are cached under the same condition.
 	for _, tt := range []struct {
 		name  string
 		file  *openFile
@@ -115,11 +116,11 @@ func TestDescriptorOfAnotherUser(t *testing.T) {
 	c.call()
 	c.w.desc = &descriptor{tid: c.w.n.tid, fd: int32(othersFD.Fd()), file: others}
 	if _, _, err := c.w.caller(); !errors.Is(err, errForeign) {
-		t.Errorf("a command on another user's file: got %v, want %v", err, errForeign)
+		t.Errorf("a command on a file of another user: got %v, want %v", err, errForeign)
 	}
 }
 
-// TestCommandOnClosingFile: a command on a file that is being closed fails with EIO.
+// TestCommandOnClosingFile tests that a command on a closing file fails with EIO.
 func TestCommandOnClosingFile(t *testing.T) {
 	c := newTrapped(t, nil)
 	f, description := c.mustOpen(verbsNode, c.mustProcess().user, unix.O_RDWR)
@@ -134,7 +135,7 @@ func TestCommandOnClosingFile(t *testing.T) {
 	f.enter()
 	f.close()
 	if got := ioctl(); got != "EIO" {
-		t.Errorf("a command on a file that is being closed: got %s, want EIO", got)
+		t.Errorf("a command on a closing file: got %s, want EIO", got)
 	}
 	f.leave()
 }

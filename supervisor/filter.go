@@ -10,9 +10,8 @@ import (
 	"verbena/uapi"
 )
 
-// call is a system call that the filter knows, by what the supervisor does about it. The order is that of the tests on
-// the way through the filter; the kernel remembers for itself which system calls are always allowed (since 5.11), so
-// that these cost nothing.
+// call identifies a system call known to the filter by its handling in the supervisor. The filter tests the calls in
+// this order. Since Linux 5.11 the kernel caches the system calls that are always allowed, so these cost nothing.
 type call uint8
 
 const (
@@ -60,23 +59,23 @@ const (
 	numCalls
 )
 
-// condition is what a filter looks at beyond the number of the system call.
+// condition is a condition of the filter beyond the number of the system call.
 type condition uint8
 
 const (
 	always    condition = iota
-	ifVerbs             // argument 1 is the request RDMA_VERBS_IOCTL, or argument 0 a number that command files get
-	ifFile              // argument 0 is a number that command files get
-	ifBell              // it is one, and not of those that ring natively
-	ifTo                // argument 1 is one
-	ifUpTo              // argument 1 is one, or greater
-	ifDup               // argument 0 is one, or arguments 1 and 2 ask for a duplicate that is one
-	ifCwdFile           // argument 0 is one, or AT_FDCWD: the path may be absolute
+	ifVerbs             // argument 1 is the request RDMA_VERBS_IOCTL, or argument 0 is a number of command files
+	ifFile              // argument 0 is a number of command files
+	ifBell              // argument 0 is such a number, and its doorbells are trapped
+	ifTo                // argument 1 is such a number
+	ifUpTo              // argument 1 is such a number, or greater
+	ifDup               // argument 0 is such a number, or arguments 1 and 2 ask for a duplicate at one
+	ifCwdFile           // argument 0 is such a number, or AT_FDCWD: the path may be absolute
 	ifNetlink           // arguments 0 and 2 ask for a NETLINK_RDMA socket
 	numConditions
 )
 
-// calls lists when each of them is trapped.
+// calls lists the names of the calls and the conditions under which they are trapped.
 var calls = [numCalls]struct {
 	name string
 	trap condition
@@ -129,9 +128,10 @@ func (c call) String() string { return calls[c].name }
 // architecture is a system call table.
 type architecture struct {
 	audit   uint32           // AUDIT_ARCH_*
-	numbers [numCalls]number // of the calls that it has
-	// Programs of this architecture can also make calls of others, and of those to execute a program is trapped.
-	execs  []uint32 // other numbers for it, in the same table
+	numbers [numCalls]number // numbers of the calls; a call may be missing
+	// Programs of this architecture can also make calls of others. The filter traps the calls of others that execute a
+	// program.
+	execs  []uint32 // other numbers of execve in the same table
 	compat compat
 }
 
@@ -148,7 +148,7 @@ type number struct {
 
 func no(nr uint32) number { return number{nr, true} }
 
-// architectures are those that can be supervised, by GOARCH. Newer ones never had the calls without a directory.
+// architectures holds the supported architectures, by GOARCH. Newer ones never had the calls without a directory.
 var architectures = map[string]*architecture{
 	"amd64": {
 		audit: unix.AUDIT_ARCH_X86_64,
@@ -239,10 +239,10 @@ var architectures = map[string]*architecture{
 	},
 }
 
-// x32 is added to the numbers of calls with 32-bit pointers. (__X32_SYSCALL_BIT)
+// x32 is the flag in the numbers of calls with 32-bit pointers. (__X32_SYSCALL_BIT)
 const x32 = 0x40000000
 
-// byNumber finds the call of a system call number of this architecture.
+// byNumber maps system call numbers of this architecture to calls.
 var byNumber = func() (t [512]call) {
 	if a := architectures[runtime.GOARCH]; a != nil {
 		for c, n := range a.numbers {
@@ -254,7 +254,7 @@ var byNumber = func() (t [512]call) {
 	return t
 }()
 
-// native is this architecture; the zero one where programs cannot be supervised.
+// native is this architecture, or the zero value if it is not supported.
 var native = func() architecture {
 	if a := architectures[runtime.GOARCH]; a != nil {
 		return *a
@@ -262,7 +262,7 @@ var native = func() architecture {
 	return architecture{}
 }()
 
-// callOf finds the call of a notification. Beyond the table is only what executes a program.
+// callOf returns the call of a notification. All trapped numbers beyond the table execute a program.
 func callOf(n *notification) call {
 	switch {
 	case n.arch != native.audit:
@@ -277,15 +277,16 @@ func callOf(n *notification) call {
 	return callOther
 }
 
-// Offsets in struct seccomp_data; arguments are 64 bits wide, and their low halves come first here.
+// The offsets in struct seccomp_data. Arguments are 64 bits wide, and on these architectures their low halves come
+// first.
 const (
 	offNr   = 0
 	offArch = 4
 	offArgs = 16
 )
 
-// filter makes the filter for command files at some numbers. Programs of another architecture (32-bit) are let
-// through, but for what executes a program, and find no device.
+// filter makes the filter for command files at some numbers. Programs of another architecture (32-bit) find no device:
+// the filter allows their calls, except for calls that execute a program.
 //
 //	arch is of 32-bit programs -> trap if nr executes a program, else allow
 //	arch is another one        -> allow
@@ -302,15 +303,15 @@ func (a *architecture) filter(n numbers) []unix.SockFilter {
 	load := func(off uint32) unix.SockFilter { return unix.SockFilter{Code: ld, K: off} }
 	arg := func(i uint32) unix.SockFilter { return load(offArgs + 8*i) }
 	give := func(v uint32) unix.SockFilter { return unix.SockFilter{Code: ret, K: v} }
-	// is goes on if the accumulator is (at least) k, and else skips the next n instructions.
+	// is continues if the accumulator equals (or is at least) k, and otherwise skips the next n instructions.
 	is := func(op uint16, k uint32, n uint8) unix.SockFilter { return unix.SockFilter{Code: op, K: k, Jf: n} }
 	cwd := int32(unix.AT_FDCWD)
-	// It begins with the comparison that most descriptors end at.
+	// The block begins with the comparison that excludes most descriptors.
 	file := []unix.SockFilter{
 		is(jge, n.low.first, 4),
 		is(jge, n.low.end, 2),
 		is(jge, n.high, 2),
-		{Code: jge, K: math.MaxInt32 + 1, Jt: 1}, // a negative number is no descriptor
+		{Code: jge, K: math.MaxInt32 + 1, Jt: 1}, // a negative number is not a descriptor
 		give(trap),
 		give(unix.SECCOMP_RET_ALLOW),
 	}
@@ -322,7 +323,7 @@ func (a *architecture) filter(n numbers) []unix.SockFilter {
 			arg(0),
 			is(jge, n.low.first, 5),
 			is(jge, n.native.first, 3),
-			is(jge, n.low.end, 3), // where the native ones end
+			is(jge, n.low.end, 3), // end of the native numbers
 			is(jge, n.high, 2),
 			{Code: jge, K: math.MaxInt32 + 1, Jt: 1},
 			give(trap),

@@ -25,8 +25,8 @@ const (
 	trap  = uint32(unix.SECCOMP_RET_USER_NOTIF)
 )
 
-// verdictOf runs a filter on a system call, with an interpreter of the same instructions for packets, whose words are
-// big-endian.
+// verdictOf runs a filter on a system call. It uses an interpreter of the same instructions for packets, which reads
+// big-endian words.
 func verdictOf(t *testing.T, filter []unix.SockFilter, arch, nr uint32, args ...uint64) uint32 {
 	t.Helper()
 	var prog []bpf.Instruction
@@ -56,8 +56,7 @@ func verdictOf(t *testing.T, filter []unix.SockFilter, arch, nr uint32, args ...
 	return uint32(v)
 }
 
-// TestFilterOfNativeDoorbells: of the numbers that command files get, some are not trapped by write(2), and by
-// everything else they are.
+// TestFilterOfNativeDoorbells tests that for native numbers write(2) is not trapped, and all other calls are.
 func TestFilterOfNativeDoorbells(t *testing.T) {
 	n := numbersFor(1 << 20)
 	first, end := n.native.first, n.native.end
@@ -98,14 +97,14 @@ func TestFilterVerdicts(t *testing.T) {
 		{callWrite, []uint64{first - 1}, allow},
 		{callWrite, []uint64{first}, trap},
 		{callWrite, []uint64{math.MaxInt32}, trap},
-		{callWrite, []uint64{1<<64 - 1}, allow}, // -1 is EBADF without our help
+		{callWrite, []uint64{1<<64 - 1}, allow}, // EBADF of the kernel
 		{callWrite, []uint64{1<<32 - 1}, allow},
 		{callWrite, []uint64{low - 1}, allow},
 		{callWrite, []uint64{low}, trap},
 		{callWrite, []uint64{native - 1}, trap},
 		{callWrite, []uint64{native}, allow},
 		{callWrite, []uint64{lowEnd}, allow},
-		{callWrite, []uint64{1<<32 | low}, trap}, // the kernel takes the lower half
+		{callWrite, []uint64{1<<32 | low}, trap}, // the kernel uses the lower half
 		{callIoctl, []uint64{3, uapi.VerbsIoctl}, trap},
 		{callIoctl, []uint64{first, uapi.VerbsIoctl}, trap},
 		{callIoctl, []uint64{first, uapi.VerbsIoctl + 1}, trap},
@@ -219,7 +218,7 @@ func TestFilterVerdicts(t *testing.T) {
 			t.Errorf("%v is not tested", c)
 		}
 	}
-	// By the system call tables of the kernel: execve and execveat of each architecture that a program can switch to.
+	// From the system call tables of the kernel: execve and execveat of each architecture that a program can switch to.
 	for _, tt := range []struct {
 		name  string
 		audit uint32
@@ -254,7 +253,7 @@ func TestFilterVerdicts(t *testing.T) {
 				}
 			}
 		}
-		// Whatever executes a program is trapped, also by the numbers of 32-bit programs.
+		// Each call that executes a program is trapped, also by the numbers of 32-bit programs.
 		for nr := range uint32(600) {
 			want := allow
 			if slices.Contains(a.compat.execs, nr) {
@@ -286,7 +285,7 @@ func TestFilterVerdicts(t *testing.T) {
 	}
 }
 
-// TestSystemCallNumbers compares the tables with those of golang.org/x/sys/unix, for all architectures.
+// TestSystemCallNumbers compares the tables with golang.org/x/sys/unix, for all architectures.
 func TestSystemCallNumbers(t *testing.T) {
 	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "golang.org/x/sys").Output()
 	if err != nil {
@@ -371,7 +370,7 @@ func TestNumbers(t *testing.T) {
 		if got != tt.want {
 			t.Errorf("with a limit of %d: got %v, want %v", tt.hard, got, tt.want)
 		}
-		// The filter and the supervisor agree.
+		// The filter and the supervisor must agree.
 		for name, arch := range architectures {
 			for _, fd := range []uint32{0, 191, 192, 255, 256, 767, 768, 1023, 1024, 1535, 1536, 3072, 14999, 15000, 16383,
 				16384, 24573, 1<<31 - 1, 1 << 31} {

@@ -19,7 +19,7 @@ func init() {
 	programs["given"] = programGiven
 }
 
-// programGives opens the device, and gives it to a process of another user, and to one of its own.
+// programGives opens the device, and passes it to a process of another user and to one of its own user.
 func programGives(args []string) {
 	fd := openDevice()
 	number := must(unix.Dup(fd))
@@ -36,20 +36,20 @@ func programGives(args []string) {
 	check(operate(fd, &op) == 0, "the owner's command")
 }
 
-// programGiven uses the device that it was given.
+// programGiven uses an inherited descriptor of the device.
 func programGiven(args []string) {
 	fd := must(strconv.Atoi(args[0]))
 	op := fakeOp{op: opIncrement, in: 1}
 	e := operate(fd, &op)
 	var werr error
-	if os.Getuid() != 0 { // the owner's would wait, in the fake device
+	if os.Getuid() != 0 { // a command of the owner would wait in the fake device
 		_, werr = unix.Write(fd, make([]byte, 64))
 	}
 	fmt.Printf("user %d: ioctl %v, write %v\n", os.Getuid(), e, werr)
 }
 
-// TestFileOfAnotherUser: commands on a device file that another user has opened are refused, ioctl(2) and write(2)
-// alike.
+// TestFileOfAnotherUser tests that commands on a device file opened by another user are refused, for ioctl(2) and
+// write(2) alike.
 func TestFileOfAnotherUser(t *testing.T) {
 	testutil.NeedRoot(t, "to be several users")
 	w := newWorld(t, func(c *SupervisorConfig) { c.Quota = quota.New(quota.Limits{}) })

@@ -13,14 +13,14 @@ import (
 	"verbena/uapi"
 )
 
-// Guard looks after the program when its supervisor dies, which closes lost: without a guardian, every trapped call
-// would fail with ENOSYS, and those that the supervisor had received would never return. It returns at once; the guard
-// ends with Wait.
+// Guard makes this process answer trapped calls when the supervisor dies, which closes lost. Without a guardian, each
+// later trapped call would fail with ENOSYS, and calls that the supervisor had received would never return. Guard
+// returns at once; its goroutine ends with Wait.
 //
-// From then on files are opened as without a supervisor, and calls on open device files fail with EIO. A call that
-// the supervisor had received but not answered cannot be read any more, and is continued: the kernel then executes
-// an ioctl or a write on an ordinary file, which fails with ENOTTY or EINVAL, or the real path. Then abandon is called,
-// once, for what the program waits for without a call.
+// From then on files are opened as without a supervisor, and calls on open device files fail with EIO. The guardian
+// cannot read a call that the supervisor had received, so it continues such a call: the kernel then executes an ioctl
+// or a write on an ordinary file, which fails with ENOTTY or EINVAL, or uses the real path. Afterwards abandon is
+// called once. It must end waits of the program that are not calls.
 func (p *Program) Guard(lost <-chan struct{}, abandon func()) {
 	p.guards.Add(1)
 	go func() {
@@ -33,11 +33,10 @@ func (p *Program) Guard(lost <-chan struct{}, abandon func()) {
 	}()
 }
 
-// attendTime is how long a call is waited for that the dead supervisor may have received.
+// attendTime is the wait for the answer of a call that the dead supervisor may have received.
 const attendTime = time.Second
 
-// attend lets the program's calls through if its supervisor dies before there is a guard, until the function that it
-// returns is called.
+// attend continues the program's calls if its supervisor dies before there is a guard. It does so until end is called.
 func (p *Program) attend(lost <-chan struct{}) (end func()) {
 	over := make(chan struct{})
 	var done sync.WaitGroup
@@ -62,7 +61,7 @@ func (p *Program) attend(lost <-chan struct{}) (end func()) {
 			}
 		})
 		(&guardian{source: newSource(p.listener, stop, new(intake))}).serve()
-		if late.Load() { // the supervisor had received the call, and nothing else ends it
+		if late.Load() { // the supervisor had received the call, and no other process answers it
 			p.listener.Close()
 		}
 	})
@@ -75,7 +74,7 @@ func (p *Program) attend(lost <-chan struct{}) (end func()) {
 func (p *Program) guard(abandon func()) {
 	stop, stopper, err := os.Pipe()
 	if err != nil {
-		return // out of descriptors: the program fares as without a guard
+		return // out of descriptors: the program runs as without a guard
 	}
 	defer stop.Close()
 	g := &guardian{source: newSource(p.listener, stop, new(intake)), tid: uint32(p.thread.tid)}
@@ -93,27 +92,27 @@ func (p *Program) guard(abandon func()) {
 	<-served
 }
 
-// guardian answers in the supervisor's place.
+// guardian answers in place of the supervisor.
 type guardian struct {
 	source *source
 	tid    uint32        // the filtered thread of this process
-	id     atomic.Uint64 // of the notification that it made
+	id     atomic.Uint64 // number of tid's notification
 }
 
-// knock makes a trapped call, so that the number of its notification is known: they count up from a random start.
+// knock makes a trapped call, to learn the current notification number. The numbers count up from a random start.
 func knock() {
 	_, _, _ = unix.Syscall(unix.SYS_IOCTL, ^uintptr(0), uapi.VerbsIoctl, 0)
 }
 
-// How far back a call may lie that the supervisor had not answered: it had answered so many others, of other threads,
-// since. To go over those of recently takes some ten milliseconds, and over those of ever about a second.
+// The age of an unanswered call, as a number of later notifications. Trying all recent numbers takes some ten
+// milliseconds, and all numbers up to ever about a second.
 const (
 	recently = 1 << 16
 	ever     = 1 << 22
 )
 
-// letGo answers the calls that the supervisor had received, from so many to so many before the knock. What it had not
-// received is answered by then.
+// letGo continues calls that the supervisor had received, by numbers between from and to before the knock. Calls that
+// it had not received are answered by then.
 func (g *guardian) letGo(from, to uint64) {
 	id := g.id.Load() - 1
 	for i := from; i < to; i++ {
@@ -121,7 +120,7 @@ func (g *guardian) letGo(from, to uint64) {
 	}
 }
 
-// letGoUntil goes on with those before recently.
+// letGoUntil does the same for the numbers before recently.
 func (g *guardian) letGoUntil(over <-chan struct{}) {
 	for i := uint64(recently); i < ever; i += recently {
 		select {

@@ -15,16 +15,16 @@ import (
 	"verbena/umem"
 )
 
-// Helper does for a Supervisor what the kernel lets only an ancestor of the program do, where Yama restricts ptrace
-// (/proc/sys/kernel/yama/ptrace_scope is 1): the process that called Start, or one that asks it. It is safe for
-// concurrent use, and its methods may sleep.
+// Helper accesses programs for a Supervisor if Yama restricts ptrace to ancestors (/proc/sys/kernel/yama/ptrace_scope
+// is 1). It is the process that called Start, or a proxy for that process. It is safe for concurrent use, and its
+// methods may sleep.
 type Helper interface {
 	// OpenMem opens /proc/TID/mem for reading and writing.
 	OpenMem(tid int) (*os.File, error)
 }
 
-// Ancestor is the Helper in the process that called Start. It serves the processes that have come from here, and no
-// others: the request may come from another user's service.
+// Ancestor is the Helper in the process that called Start. It accesses only its own descendants, since the request may
+// come from another user's service.
 type Ancestor struct{}
 
 // OpenMem implements Helper.
@@ -35,10 +35,10 @@ func (Ancestor) OpenMem(tid int) (*os.File, error) {
 	return os.OpenFile("/proc/"+strconv.Itoa(tid)+"/mem", os.O_RDWR|unix.O_NOFOLLOW|unix.O_NOCTTY, 0)
 }
 
-// maxDescent bounds the way up from a process, which may change while it is walked.
+// maxDescent limits the walk from a process to its ancestors, which may change meanwhile.
 const maxDescent = 4096
 
-// Descends returns an error unless a thread's process descends from this one.
+// Descends returns an error unless a thread's process is a descendant of this one.
 func Descends(tid int) error {
 	at := tid
 	for range maxDescent {
@@ -78,8 +78,8 @@ func parentOf(tid int) (pid, parent int, err error) {
 	return pid, parent, nil
 }
 
-// ptraceScope returns how Yama restricts access to another process's memory: 0, not at all; 1, to ancestors; 2, to
-// CAP_SYS_PTRACE; 3, entirely. (Documentation/admin-guide/LSM/Yama.rst)
+// ptraceScope returns the level at which Yama restricts access to another process's memory: 0, not at all; 1, to
+// ancestors; 2, to CAP_SYS_PTRACE; 3, entirely. (Documentation/admin-guide/LSM/Yama.rst)
 func ptraceScope() string {
 	b, err := procfile.Read("/proc/sys/kernel/yama/ptrace_scope")
 	if err != nil {
@@ -88,23 +88,24 @@ func ptraceScope() string {
 	return strings.TrimSpace(string(b))
 }
 
-// Helped reports whether the session may need the Helper to reach its program: then the launcher is to adopt orphans.
+// Helped reports whether the session may need the Helper to access its program. The launcher should then adopt orphans.
 func (t *Session) Helped() bool { return t.helper != nil }
 
-// Traced reports whether the session reaches what lets it without the Helper: then the program is to name this process
-// (Tracer).
+// Traced reports whether the session directly accesses processes that allow it. The program should then name this
+// process with PR_SET_PTRACER (Tracer).
 func (t *Session) Traced() bool { return t.helper != nil && !t.asksOnly }
 
-// directAccess reports whether this process may access another's memory itself; nil also if there is no such process.
+// directAccess returns an error if this process may not access another's memory itself. It returns nil if there is no
+// such process.
 func directAccess(pid int) error {
-	// The kernel looks at the permission before the address.
+	// The kernel checks the permission before the address.
 	if _, err := readMemory(pid, 0, make([]byte, 1)); err == unix.EPERM {
 		return err
 	}
 	return nil
 }
 
-// read reads from the memory of a thread's process; n is less than len(b) where part of it is not mapped.
+// read reads from the memory of a thread's process. n is less than len(b) if part of the range is not mapped.
 func (t *Session) read(tid int, addr uint64, b []byte) (n int, err error) {
 	if !t.asksOnly {
 		if n, err = readMemory(tid, addr, b); t.helper == nil || err != unix.EPERM {
@@ -116,7 +117,7 @@ func (t *Session) read(tid int, addr uint64, b []byte) (n int, err error) {
 		return 0, err
 	}
 	defer f.Close()
-	// Beyond what process_vm_readv gives, this reads pages without rights too: the program's own, for itself.
+	// Unlike process_vm_readv, this also reads pages without rights. They belong to the program itself.
 	if n, err = f.ReadAt(b, int64(addr)); n == 0 && len(b) > 0 {
 		return 0, unix.EFAULT
 	}
@@ -134,17 +135,17 @@ func (t *Session) openMem(tid int) (*os.File, error) {
 	case err == nil:
 		return f, nil
 	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.ENOENT):
-		return nil, unix.ESRCH // killed in its call, as by another thread's exec
+		return nil, unix.ESRCH // killed in its call, for example by another thread's exec
 	}
 	t.warn(func() error { return fmt.Errorf("memory of thread %d: %w", tid, err) })
 	return nil, err
 }
 
-// orphanage adopts processes whose parent ends: they become children of this one, so that it stays an ancestor of all
-// that a program starts, daemons included.
+// orphanage adopts processes after the end of their parent. They become children of this process, so that it stays an
+// ancestor of all processes of the program, including daemons.
 type orphanage struct{ ended chan os.Signal }
 
-// openOrphanage comes before the fork, so that no child is missed.
+// openOrphanage must run before the fork, so that no child is missed.
 func openOrphanage() (*orphanage, error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("become the parent of orphans: %w", err)
@@ -159,7 +160,7 @@ func (o *orphanage) close() {
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 }
 
-// run comes after the fork, since it must know the program, which is not an orphan. It returns at p's release.
+// run must start after the fork, since it must know the program, which is not an orphan. It returns at p's release.
 func (o *orphanage) run(p *Program) {
 	defer o.close()
 	for {
@@ -172,7 +173,7 @@ func (o *orphanage) run(p *Program) {
 	}
 }
 
-// reapOrphans takes leave of children other than the program, whose end Wait sees.
+// reapOrphans reaps children other than the program. Wait reaps the program.
 //
 //verbena:allow open files of the own directory in /proc
 func (p *Program) reapOrphans() {

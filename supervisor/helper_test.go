@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestByHelper runs what programs do where the supervisor may not access them itself, and asks their launcher.
+// TestByHelper runs the programs of other tests with a supervisor that may not access them and asks their launcher.
 func TestByHelper(t *testing.T) {
 	askHelper = true
 	defer func() { askHelper = false }()
 	for _, c := range []struct {
 		name  string
 		test  func(*testing.T)
-		short bool // it is run with -short
+		short bool // also run with -short
 	}{
 		{"ProgramSees", TestProgramSees, false},
 		{"ProgramOpens", TestProgramOpens, true},
@@ -37,7 +37,7 @@ func TestByHelper(t *testing.T) {
 	}
 }
 
-// testOrphan: a process whose parent has ended is still within the Helper's reach.
+// testOrphan tests that the Helper can access a process after the end of its parent.
 func testOrphan(t *testing.T) {
 	w := newWorld(t)
 	code, out := w.sh(`(setsid sh -c 'sleep 0.3; cat /sys/class/infiniband_verbs/abi_version' &)
@@ -47,20 +47,20 @@ func testOrphan(t *testing.T) {
 	}
 }
 
-// TestAncestorServesItsOwn: a launcher opens what descends from it, and nothing else.
+// TestAncestorServesItsOwn tests that a launcher opens only memory of its descendants.
 func TestAncestorServesItsOwn(t *testing.T) {
 	for _, pid := range []int{1, os.Getppid(), os.Getpid(), 1 << 22} {
 		if f, err := (Ancestor{}).OpenMem(pid); err == nil {
 			f.Close()
-			t.Errorf("opens the memory of %d", pid)
+			t.Errorf("OpenMem of process %d: got success, want an error", pid)
 		} else if pid < 1<<22 && !errors.Is(err, unix.EPERM) {
 			t.Errorf("process %d: %v", pid, err)
 		}
 	}
 }
 
-// TestEndedThread: a thread that another one's exec has ended in its call is nothing to report; that the helper refuses
-// is.
+// TestEndedThread tests that the end of a thread in its call, by another thread's exec, is not logged, and that a
+// refusal of the helper is.
 func TestEndedThread(t *testing.T) {
 	c := exec.Command("/bin/true")
 	if err := c.Run(); err != nil {
@@ -76,7 +76,7 @@ func TestEndedThread(t *testing.T) {
 		t.Errorf("logged: %q", l)
 	}
 	if _, err := s.read(os.Getppid(), 1<<20, make([]byte, 1)); !errors.Is(err, unix.EPERM) {
-		t.Errorf("read of what is no descendant: %v", err)
+		t.Errorf("read of a process that is not a descendant: %v", err)
 	}
 	if l := logs.take(); len(l) != 1 {
 		t.Errorf("logged: %q", l)

@@ -15,7 +15,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// endedProcess returns a process whose number is this one's, and which has ended.
+// endedProcess returns an ended process with the number of this process.
 func endedProcess(t *testing.T) *process {
 	t.Helper()
 	c := exec.Command("/bin/sleep", "60")
@@ -32,21 +32,21 @@ func endedProcess(t *testing.T) *process {
 	return &process{pid: os.Getpid(), pidfd: pidfd, conn: conn}
 }
 
-// TestEndedProcessHasNothing tests that a process that has ended is not taken for the one that has its number now.
+// TestEndedProcessHasNothing tests that an ended process is not confused with the process that has its number now.
 func TestEndedProcessHasNothing(t *testing.T) {
 	p := endedProcess(t)
 	if p.alive() {
-		t.Error("it is alive")
+		t.Error("alive of an ended process: got true, want false")
 	}
 	if p.has(uint32(unix.Gettid())) {
-		t.Error("it has a thread of this process")
+		t.Error("has of an ended process: got true, want false")
 	}
 	if runs(p.pidfd) {
-		t.Error("it runs")
+		t.Error("runs of an ended process: got true, want false")
 	}
 }
 
-// TestLimitOfAnothersNumber tests that the limit of open files is not raised of a process that only has the caller's
+// TestLimitOfAnothersNumber tests that the limit of open files is not raised for a process that merely has the caller's
 // number.
 func TestLimitOfAnothersNumber(t *testing.T) {
 	var before, after unix.Rlimit
@@ -64,12 +64,12 @@ func TestLimitOfAnothersNumber(t *testing.T) {
 		t.Errorf("got %v, want errGone", err)
 	}
 	if unix.Prlimit(0, unix.RLIMIT_NOFILE, nil, &after) != nil || after != lower {
-		t.Errorf("the limit is %+v, want %+v", after, lower)
+		t.Errorf("limit: got %+v, want %+v", after, lower)
 	}
 	restore()
 }
 
-// TestCapabilitiesOfUserNamespace tests that no capability counts that a process has in a user namespace of its own.
+// TestCapabilitiesOfUserNamespace tests that capabilities of a process in its own user namespace do not count.
 func TestCapabilitiesOfUserNamespace(t *testing.T) {
 	testutil.NeedRoot(t, "to have capabilities outside of a user namespace")
 	start := func(flags uintptr) *identity {
@@ -102,7 +102,8 @@ func TestCapabilitiesOfUserNamespace(t *testing.T) {
 	}
 }
 
-// TestOverflowUserOwnsNothing tests that the id that stands for all users without one is no owner of the device files.
+// TestOverflowUserOwnsNothing tests that the overflow user ID, which stands for all unmapped users, does not own the
+// device files.
 func TestOverflowUserOwnsNothing(t *testing.T) {
 	const nobody = 4242
 	old := overflowUID
@@ -110,14 +111,15 @@ func TestOverflowUserOwnsNothing(t *testing.T) {
 	n := Node{UID: nobody, GID: 1, Mode: 0o600}
 	id := &identity{}
 	if overflowUID = func() int { return -1 }; !n.allows(id, nobody, 2, mayRead|mayWrite) {
-		t.Error("the owner may not open the file")
+		t.Error("open by the owner: got denied, want allowed")
 	}
 	if overflowUID = func() int { return nobody }; n.allows(id, nobody, 2, mayRead) {
-		t.Error("the overflow id may open the file of an owner without a number")
+		t.Error("open by the overflow ID: got allowed, want denied")
 	}
 }
 
-// TestAttachOfEndedLauncher tests that a launcher that has ended attaches nothing: its number may be another's.
+// TestAttachOfEndedLauncher tests that an ended launcher cannot attach a program, since its number may have been
+// reused.
 func TestAttachOfEndedLauncher(t *testing.T) {
 	w := newWorld(t)
 	th, listener := filteredThread(t)
@@ -129,8 +131,8 @@ func TestAttachOfEndedLauncher(t *testing.T) {
 	}
 }
 
-// TestListenerIsNothingElse tests that a descriptor whose file answers an unknown ioctl(2) as an old listener does is
-// not taken for one.
+// TestListenerIsNothingElse tests that a file that answers an unknown ioctl(2) like an old listener is not accepted as
+// one.
 func TestListenerIsNothingElse(t *testing.T) {
 	w := newWorld(t)
 	const userModeOnly = 1 // UFFD_USER_MODE_ONLY
@@ -145,7 +147,7 @@ func TestListenerIsNothingElse(t *testing.T) {
 	}
 }
 
-// TestNetlinkSocketsAreBounded tests that a user has so many netlink sockets and no more, whatever others have.
+// TestNetlinkSocketsAreBounded tests the limit of netlink sockets per user, independent of other users.
 func TestNetlinkSocketsAreBounded(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	s := &Supervisor{netlinkUsers: map[*quota.User]*netlinkUser{}, netlinks: map[inode]*netlinkSocket{}}
@@ -165,18 +167,18 @@ func TestNetlinkSocketsAreBounded(t *testing.T) {
 		}
 	}
 	if _, err := enter(1); !errors.Is(err, syscall.EMFILE) {
-		t.Errorf("one more: got %v, want EMFILE", err)
+		t.Errorf("one socket beyond the limit: got %v, want EMFILE", err)
 	}
 	if _, err := enter(2); err != nil {
 		t.Errorf("another user: %v", err)
 	}
 	s.leaveNetlink(last)
 	if _, err := enter(1); err != nil {
-		t.Errorf("after one has gone: %v", err)
+		t.Errorf("after the close of one socket: %v", err)
 	}
 }
 
-// TestUnreadAnswersAreBounded tests that a user who reads no answers gets no more of them, on any socket.
+// TestUnreadAnswersAreBounded tests the limit of unread netlink answers per user, for all sockets together.
 func TestUnreadAnswersAreBounded(t *testing.T) {
 	s := newWorld(t).sup
 	n := &netlinkSocket{sup: s, user: quota.New(quota.Limits{}).User(1), opener: netlinkOpener{uid: 1},
@@ -203,8 +205,8 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 	}
 }
 
-// TestMemoryByHelperIsBound tests that memory which the launcher has opened is never reached by the process's number:
-// this process may not access the process, nor who has its number next.
+// TestMemoryByHelperIsBound tests that memory opened by the launcher is never accessed by process number. This process
+// may not access the process, and its number may be reused.
 func TestMemoryByHelperIsBound(t *testing.T) {
 	defer func() { askHelper = false }()
 	askHelper = true
@@ -216,13 +218,13 @@ func TestMemoryByHelperIsBound(t *testing.T) {
 	for _, p := range r.session.processes {
 		if p.space != nil {
 			if spaces++; !p.space.Bound() {
-				t.Errorf("process %d is reached by its number", p.pid)
+				t.Errorf("process %d is accessed by its number", p.pid)
 			}
 		}
 	}
 	r.session.mu.Unlock()
 	if spaces == 0 {
-		t.Error("the memory of no process is known")
+		t.Error("no process has an open address space")
 	}
 	r.Signal(unix.SIGKILL)
 	w.finish(r)

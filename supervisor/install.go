@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// installUnreadable gives the program a descriptor whose read(2) fails with EINVAL. It is a pidfd of the program, which
-// holds nothing that the kernel counts against the service.
+// installUnreadable gives the program a descriptor on which read(2) fails with EINVAL. It is a pidfd of the program,
+// which holds no resource that the kernel charges to the service.
 func (w *worker) installUnreadable(flags uint64) verdict {
 	th, err := w.look()
 	if err != nil {
@@ -42,14 +42,14 @@ func (w *worker) installAnswer(fd int, flags uint64) verdict {
 }
 
 // installCommandFile gives the program a duplicate of a descriptor of a device file, at a number that the filter traps,
-// from least on. A file that rings natively gets one whose writes are not trapped, while there is one.
+// from least on. A file with native doorbells gets a number without a trap for write(2), if one is free.
 func (w *worker) installCommandFile(th *procThread, p *process, fd int, least uint32, rings bool, flags uint64) (int,
 	error) {
 	t := w.session
 	t.opening.Lock()
 	defer t.opening.Unlock()
 	number := t.numbers.choose(th, least, rings)
-	// The number has to be below the soft limit while it is installed, not afterwards.
+	// The number must be below the soft limit only during the install.
 	restore, err := w.raiseLimit(p, uint64(number)+1)
 	if err != nil {
 		return -1, err
@@ -63,7 +63,7 @@ func (w *worker) installCommandFile(th *procThread, p *process, fd int, least ui
 	return int(number), err
 }
 
-// installAbove installs any file at the first free number from least on. The limit is the program's.
+// installAbove installs any file at the first free number from least on, within the limit of the program.
 func (w *worker) installAbove(th *procThread, fd int, least uint32, flags uint64) (int, error) {
 	w.session.opening.Lock()
 	defer w.session.opening.Unlock()
@@ -74,7 +74,7 @@ func (w *worker) installAbove(th *procThread, fd int, least uint32, flags uint64
 	return int(number), w.installLocked(fd, number, flags)
 }
 
-// installLocked puts a duplicate of a descriptor at a number. Session.opening is held.
+// installLocked installs a duplicate of a descriptor at a number. The caller holds Session.opening.
 func (w *worker) installLocked(fd int, number uint32, flags uint64) error {
 	t := w.session
 	t.forget(number, number)
@@ -86,13 +86,13 @@ func (w *worker) installLocked(fd int, number uint32, flags uint64) error {
 	return err
 }
 
-// raiseLimit lets the process have as many descriptors, until restore is called. EMFILE if its hard limit is below
-// that.
+// raiseLimit raises the process's limit of open files to least until the call of restore. It returns EMFILE if the hard
+// limit is lower.
 func (w *worker) raiseLimit(p *process, least uint64) (restore func(), err error) {
 	restore = func() {}
 	w.pause("limit")
 	var limit unix.Rlimit
-	// prlimit(2) knows processes by number only: a number that is the process's right before the call.
+	// prlimit(2) takes a process number. alive shows right before the call that the number is still the process's own.
 	if !p.alive() {
 		return restore, errGone
 	}

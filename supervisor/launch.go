@@ -11,31 +11,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Launch describes a program that is to run under supervision.
+// Launch describes a program to run under supervision.
 type Launch struct {
-	// Path is the program's file; it is not looked for in PATH.
+	// Path is the program's file. Start does not search PATH.
 	Path string
-	// Args is its argument vector, with the name it is called by first. Env is its environment; nil stands for none.
+	// Args is the argument vector, beginning with the program's name. Env is the environment; nil stands for an empty one.
 	Args, Env []string
-	// Dir is its working directory; empty for this process's.
+	// Dir is the working directory; empty: that of this process.
 	Dir string
-	// Files become its descriptors 0, 1, 2 and so on.
+	// Files become descriptors 0, 1, 2 and so on.
 	Files []*os.File
-	// AdoptOrphans keeps this process an ancestor of all that the program starts, while it runs: for a Helper. Handover
-	// may set it, when it has learnt whether there will be one (Session.Helped).
+	// AdoptOrphans keeps this process an ancestor of all processes of the program while the program runs, for a Helper.
+	// Handover may set it, once Session.Helped is known.
 	AdoptOrphans bool
-	// Tracer, which Handover may set, is the supervisor that the program lets access its memory: of use where Yama
-	// restricts ptrace to ancestors.
+	// Tracer, which Handover may set, is the supervisor that the program allows to access its memory. It is for systems
+	// where Yama restricts ptrace to ancestors.
 	Tracer *Tracer
-	// Handover gives the listener to the supervisor (Supervisor.Attach, in another process or in this one) and returns
-	// when that has taken it up: from then on it must answer. The file is this package's to close.
+	// Handover passes the listener to the supervisor (Supervisor.Attach, in another process or in this one), and returns
+	// after the supervisor has taken it. From then on the supervisor must answer. This package closes the file.
 	Handover func(listener *os.File) error
-	// Lost, which Handover may set, is closed when the supervisor has died: then the program starts without one. (From
-	// then on, see Program.Guard.)
+	// Lost, which Handover may set, is closed when the supervisor has died. If that happens before the exec, the program
+	// starts without a supervisor. For later deaths see Program.Guard.
 	Lost <-chan struct{}
 }
 
-// ExecError says that the program could not be executed; it wraps an errno.
+// ExecError is the error for a program that could not be executed. It wraps an errno.
 type ExecError struct {
 	Path string
 	Err  error
@@ -44,10 +44,10 @@ type ExecError struct {
 func (e *ExecError) Error() string { return "run " + e.Path + ": " + e.Err.Error() }
 func (e *ExecError) Unwrap() error { return e.Err }
 
-// Program is a program under supervision, seen from the process that started it.
+// Program is a program under supervision, as seen by the process that started it.
 type Program struct {
 	pid      int
-	thread   *thread  // the one with the filter
+	thread   *thread  // the thread with the filter
 	listener *os.File // the launcher's copy
 	signals  *forwarder
 	over     chan struct{} // closed when the program has ended
@@ -57,18 +57,19 @@ type Program struct {
 	code int
 
 	mu     sync.Mutex
-	reaped bool // pid is not ours any more
+	reaped bool // pid may be reused
 }
 
-// Start runs a program under supervision. It passes on what this process has: process group, terminal, umask,
-// limits, ignored SIGHUP and SIGINT. Until Wait returns, signals that reach this process alone are passed on to the
-// program: SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP and SIGCONT, except those that the
-// terminal has sent to the whole process group.
+// Start runs a program under supervision. The program inherits this process's process group, terminal, umask, limits,
+// and ignored SIGHUP and SIGINT. Until Wait returns, signals sent to this process alone are passed on to the program:
+// SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP and SIGCONT. Signals that the terminal sent to
+// the whole process group are not passed on.
 //
-// The supervisor should be in another process: the last step, exec, waits for its answer, and while it does this
-// process cannot collect garbage, which would stop it.
+// The supervisor should run in another process. The last step, exec, waits for the supervisor's answer. During that
+// time this process cannot collect garbage, which would block an answer from this process.
 //
-// The caller must Wait. Errors: ErrNested, ErrUnsupported, what Handover says, *ExecError. It may sleep.
+// The caller must call Wait. Start returns ErrNested, ErrUnsupported, an error of Handover, or an *ExecError. It may
+// sleep.
 func Start(l *Launch) (_ *Program, err error) {
 	if len(l.Args) == 0 {
 		return nil, &ExecError{l.Path, errors.New("no argument vector")}
@@ -87,8 +88,8 @@ func Start(l *Launch) (_ *Program, err error) {
 			p.release()
 		}
 	}()
-	// A trapped call of the filtered thread would wait for a supervisor that does not serve yet: whatever may make one
-	// happens on other threads, and what this one does until the exec is not trapped.
+	// A trapped call of the filtered thread would wait for a supervisor that does not serve yet. Operations that may make
+	// one run on other threads. The calls of the filtered thread before the exec are not trapped.
 	var fd int
 	p.thread.do(func() { fd, err = install(arch.filter(numbersFor(limit))) })
 	if err != nil {
@@ -100,7 +101,7 @@ func Start(l *Launch) (_ *Program, err error) {
 	}
 	attr := &syscall.ProcAttr{Dir: l.Dir, Env: l.Env}
 	if l.Env == nil {
-		attr.Env = []string{} // nil would be this process's
+		attr.Env = []string{} // nil would mean the environment of this process
 	}
 	for _, f := range l.Files {
 		attr.Files = append(attr.Files, f.Fd())
@@ -134,8 +135,8 @@ func Start(l *Launch) (_ *Program, err error) {
 	return p, nil
 }
 
-// forkExec starts the program; it is called on the filtered thread. A file without a magic number is a shell script, as
-// execvp(3) has it. outcome returns an error that comes later, and is called on another thread.
+// forkExec starts the program. It is called on the filtered thread. Like execvp(3), it runs a file without a magic
+// number as a shell script. outcome returns a later error, and is called on another thread.
 func forkExec(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func() error, err error) {
 	if l.Tracer != nil {
 		if pid, outcome, err = l.Tracer.start(l, attr); err == nil {
@@ -151,15 +152,15 @@ func forkExec(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func() error,
 
 const shell = "/bin/sh"
 
-// scriptArgs returns the argument vector of the shell for a script with these.
+// scriptArgs returns the argument vector of the shell for a script with these arguments.
 func scriptArgs(path string, args []string) []string {
 	return append([]string{shell, path}, args[1:]...)
 }
 
-// PID returns the program's process id.
+// PID returns the program's process ID.
 func (p *Program) PID() int { return p.pid }
 
-// Signal sends the program a signal; os.ErrProcessDone when it has ended.
+// Signal sends a signal to the program. It returns os.ErrProcessDone when the program has ended.
 func (p *Program) Signal(sig syscall.Signal) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -169,11 +170,11 @@ func (p *Program) Signal(sig syscall.Signal) error {
 	return syscall.Kill(p.pid, sig)
 }
 
-// Wait returns when the program has ended, with its exit code as a shell has it: 128 + N if signal N ended it. What
-// the program has started may still run; it stays under supervision, but is not guarded any more.
+// Wait waits for the end of the program, and returns its exit code in the convention of the shell: 128 + N if signal N
+// ended it. Other processes of the program may still run. They stay under supervision, but are no longer guarded.
 func (p *Program) Wait() (code int) {
 	p.wait.Do(func() {
-		// The number stays taken while a signal may still be sent to it.
+		// The number stays reserved while a signal may still be sent to it.
 		for {
 			err := unix.Waitid(unix.P_PID, p.pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
 			if err != unix.EINTR {
@@ -198,7 +199,7 @@ func (p *Program) Wait() (code int) {
 	return p.code
 }
 
-// release ends the guards, the filtered thread and with it this process's part in the session.
+// release ends the guards and the filtered thread, and with it this process's part in the session.
 func (p *Program) release() {
 	close(p.over)
 	p.guards.Wait()

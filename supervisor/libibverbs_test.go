@@ -10,7 +10,7 @@ import (
 	"verbena/uverbs"
 )
 
-// TestLibibverbs runs the C library and its tools on the real uverbs.
+// TestLibibverbs runs the C library and its tools with package uverbs.
 func TestLibibverbs(t *testing.T) {
 	for _, tool := range []string{"ibv_devices", "ibv_devinfo"} {
 		if _, err := exec.LookPath(tool); err != nil {

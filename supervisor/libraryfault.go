@@ -11,18 +11,18 @@ import (
 	"verbena/internal/procfile"
 )
 
-// States of an element of Session.faults.
+// The states of an element of Session.faults.
 const (
 	notFound = iota
-	found    // the user is to be told
+	found    // the user has not seen the notice yet
 	told
 )
 
-// libraryFaults are the texts of the notices.
+// libraryFaults holds the texts of the notices.
 var libraryFaults = [ib.NumLibraryFaults]struct {
-	what   string // the program has done
-	mended int    // the first version of rdma-core without the fault
-	when   string // the library does that, and what to do
+	what   string // fault, as a predicate of the program
+	mended int    // first version of rdma-core without the fault
+	when   string // condition of the fault, and the remedy
 }{
 	ib.Overconsumed: {
 		"took more completions out of a queue than were there; the queue's index was put back", 55,
@@ -40,8 +40,8 @@ func (o *opener) LibraryFault(fault ib.LibraryFault) {
 	o.session.faults[fault].CompareAndSwap(notFound, found)
 }
 
-// tellLibraryFaults tells the user of each fault of the library that the device has found, once for a session. It may
-// sleep: a thread of the program waits for it, so that the program does not end before.
+// tellLibraryFaults shows the user a notice for each fault of the library that the device has detected, once per
+// session. It may sleep. A thread of the program waits for it, so the program cannot end before the notice.
 func (f *openFile) tellLibraryFaults() {
 	t := f.session
 	for fault := range ib.NumLibraryFaults {
@@ -58,14 +58,14 @@ func (f *openFile) tellLibraryFaults() {
 	}
 }
 
-// explainLibraryFault is the notice. version is that of the library, "" if it is not known.
+// explainLibraryFault returns the text of the notice. version is that of the library, "" if unknown.
 func explainLibraryFault(fault ib.LibraryFault, pid int, name, version string) string {
 	f := libraryFaults[fault]
 	text := fmt.Sprintf("%s (process %d) %s", name, pid, f.what)
 	n, known := majorOf(version)
 	switch {
 	case known && n >= f.mended:
-		return text // something else has written to the queue
+		return text // another part of the program wrote to the queue
 	case known:
 		return fmt.Sprintf("%s. Its rdma-core %s does that %s", text, version, f.when)
 	default:
@@ -73,11 +73,11 @@ func explainLibraryFault(fault ib.LibraryFault, pid int, name, version string) s
 	}
 }
 
-// maxMaps bounds what is read to find a library.
+// maxMaps limits the size of the maps file that is searched for a library.
 const maxMaps = 16 << 20
 
-// mappedRDMACore returns the version of rdma-core whose libibverbs a process has mapped, such as 44.0; "" if it is not
-// known. It may sleep.
+// mappedRDMACore returns the version of rdma-core whose libibverbs a process has mapped, such as 44.0, or "" if it is
+// unknown. It may sleep.
 func mappedRDMACore(pid int) string {
 	f, err := procfile.Open("/proc/" + strconv.Itoa(pid) + "/maps")
 	if err != nil {
@@ -87,8 +87,8 @@ func mappedRDMACore(pid int) string {
 	return rdmaCoreOf(io.LimitReader(f, maxMaps))
 }
 
-// rdmaCoreOf finds the version in a map (proc_pid_maps(5)). It is "" if there is no libibverbs, as in a program that is
-// linked statically, or more than one, or the file is not named as rdma-core does.
+// rdmaCoreOf finds the version in a maps file (proc_pid_maps(5)). It returns "" if there is no libibverbs, as in a
+// statically linked program, or more than one, or if the file name does not follow rdma-core's convention.
 func rdmaCoreOf(maps io.Reader) string {
 	const name = "/libibverbs.so."
 	found, version := "", ""
@@ -103,7 +103,7 @@ func rdmaCoreOf(maps io.Reader) string {
 			return ""
 		}
 		found = path
-		// 1.14.44.0: of the interface, and of the package.
+		// 1.14.44.0: the versions of the interface and of the package.
 		v := strings.Split(line[at+len(name):], ".")
 		if len(v) != 4 {
 			return ""
@@ -116,7 +116,7 @@ func rdmaCoreOf(maps io.Reader) string {
 	return version
 }
 
-// majorOf returns the first number of a version of rdma-core; false if it is not known.
+// majorOf returns the first number of a version of rdma-core; false if it is unknown.
 func majorOf(version string) (n int, ok bool) {
 	major, _, _ := strings.Cut(version, ".")
 	n, err := strconv.Atoi(major)

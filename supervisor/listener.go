@@ -9,21 +9,21 @@ import (
 	"verbena/internal/sched"
 )
 
-// source is where one thread receives notifications until it is stopped.
+// source receives notifications for one thread until it is stopped.
 type source struct {
 	listener int
 	fds      [2]unix.PollFd
 	in       *intake
 }
 
-// intake is what the sources of one listener share. To receive when there is no notification may sleep without bound,
-// so one at a time does, and looks again whether there is still one if another has been faster.
+// intake is the state shared by the sources of one listener. Receiving without a pending notification may sleep without
+// bound. So one source at a time receives, and checks first whether another one has taken the notification.
 type intake struct {
 	mu    sched.Mutex
-	taken atomic.Uint64 // notifications so far
+	taken atomic.Uint64 // number of notifications received
 }
 
-// newSource returns a source that ends when stop becomes readable, or has no writer any more.
+// newSource returns a source that ends when stop becomes readable or loses its last writer.
 func newSource(listener, stop *os.File, in *intake) *source {
 	s := &source{listener: int(listener.Fd()), in: in}
 	s.fds[0] = unix.PollFd{Fd: int32(s.listener), Events: unix.POLLIN}
@@ -31,9 +31,9 @@ func newSource(listener, stop *os.File, in *intake) *source {
 	return s
 }
 
-// next waits for a notification. It returns false when no process is left under the filter, or on stop.
+// next waits for a notification. It returns false when no process is left under the filter, or after stop.
 //
-// It polls because before Linux 6.11 to receive from a listener without processes would never return.
+// It polls, because before Linux 6.11 receiving from a listener without processes would never return.
 func (s *source) next(n *notification) bool {
 	for {
 		before := s.in.taken.Load()
@@ -42,11 +42,11 @@ func (s *source) next(n *notification) bool {
 		} else if ready && s.receive(before, n) {
 			return true
 		}
-		// A signal, or another was faster, or the thread was killed meanwhile.
+		// A signal arrived, another source took the notification, or the thread was killed.
 	}
 }
 
-// receive takes the notification that has been seen since so many had been taken, if it is still there.
+// receive takes the notification seen when before notifications had been taken, if it is still there.
 func (s *source) receive(before uint64, n *notification) bool {
 	s.in.mu.Lock()
 	defer s.in.mu.Unlock()
@@ -59,7 +59,7 @@ func (s *source) receive(before uint64, n *notification) bool {
 	return receive(s.listener, n) == nil
 }
 
-// poll waits up to a time in milliseconds, -1 for no bound, for a notification. ok is false at the end.
+// poll waits for a notification, up to a time in milliseconds; -1: without bound. ok is false at the end.
 func (s *source) poll(timeout int) (ready, ok bool) {
 	n, err := unix.Poll(s.fds[:], timeout)
 	if err != nil || n == 0 {

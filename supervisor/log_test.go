@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestDebugLog: at the level of Debug the log has who opened and closed a device file, and each command that was
-// refused, with the errno, the reason and the user; above that it has none of them.
+// TestDebugLog tests that the log at level Debug shows each open and close of a device file with its user, and each
+// refused command with errno, reason and user. At higher levels it shows none of these.
 func TestDebugLog(t *testing.T) {
 	var logs logBook
 	w := newWorld(t, func(c *SupervisorConfig) { c.Log = logs.loggerAt(slog.LevelDebug) })
@@ -15,7 +15,7 @@ func TestDebugLog(t *testing.T) {
 	var opened, closed, busy, memory int
 	for _, l := range logs.take() {
 		if !strings.Contains(l, " uid=") {
-			t.Errorf("no user: %s", l)
+			t.Errorf("line without a user: %s", l)
 		}
 		switch {
 		case strings.Contains(l, `level=DEBUG msg="device file opened"`) && strings.Contains(l, " dev=uverbs0 fd="):
@@ -28,12 +28,12 @@ func TestDebugLog(t *testing.T) {
 			if strings.Contains(l, ` dev=uverbs0 errno=EBUSY err="the object is in use`) {
 				busy++
 			}
-		case !strings.Contains(l, "panic in ioctl"): // which the program asks for
+		case !strings.Contains(l, "panic in ioctl"): // caused by the program
 			t.Errorf("logged: %s", l)
 		}
 	}
 	if memory == 0 {
-		t.Error("nothing is logged of the process's memory")
+		t.Error("log: got no line about the process's memory")
 	}
 	if opened == 0 || opened != closed || busy != 1 {
 		t.Errorf("%d device files opened, %d closed, %d commands refused with EBUSY; want as many closed as opened, and 1",

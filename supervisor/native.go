@@ -18,36 +18,36 @@ import (
 	"verbena/uverbs/poller"
 )
 
-// Doorbells is how programs ring: announce what they have posted in their queues.
+// Doorbells selects the kind of doorbells: the calls by which programs announce posted requests.
 //
-// A doorbell is a write(2) of 32 bytes on the command file. Trapped, it takes a change to a thread of this process and
-// back, and is answered when the work has been done, for which no other processor is needed. A native one is appended
-// to the queue file, to a part that nobody reads, and takes a quarter of that. A thread for all of the user's programs,
-// which keeps another processor busy meanwhile, looks at the queues (package poller); while it sleeps, inotify reports
+// A doorbell is a write(2) of 32 bytes on the command file. A trapped doorbell costs two context switches, to a thread
+// of this process and back. It is answered when its work has been done, and needs no other processor. A native doorbell
+// is appended to the queue file, in a part that is never read, and takes a quarter of the time. Instead, a thread per
+// user polls the queues (package poller), which keeps another processor busy. While that thread sleeps, inotify reports
 // the write.
 //
-// That is decided when a device is opened, by the number that the descriptor gets: a filter cannot be changed.
+// The kind is chosen when a device is opened, by the number of the descriptor, since a filter cannot be changed.
 type Doorbells uint8
 
 const (
-	// DoorbellsAuto makes them native while there are processors for that: one for each such device file, and one for each
-	// user's thread.
+	// DoorbellsAuto makes doorbells native while there are enough processors: one for each native device file, and one for
+	// each user's thread.
 	DoorbellsAuto Doorbells = iota
 	DoorbellsTrapped
-	DoorbellsNative // wherever that is possible
+	DoorbellsNative // wherever possible
 )
 
-// leastProcessors is how many there are for doorbells to be native by themselves.
+// leastProcessors is the number of processors from which on DoorbellsAuto selects native doorbells.
 const leastProcessors = 3
 
-// natives counts the device files that ring natively.
+// natives counts the device files with native doorbells.
 type natives struct {
 	mu    sync.Mutex
 	all   int
 	users map[*quota.User]int
 }
 
-// take counts another one, unless there are not processors enough for it. give ends that.
+// take counts another file, and returns false if there are too few processors. give ends the count.
 func (n *natives) take(u *quota.User, how Doorbells, processors int) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -72,20 +72,21 @@ func (n *natives) give(u *quota.User) {
 	}
 }
 
-// bell is what a device file has that rings natively.
+// bell holds the resources for a device file's native doorbells.
 type bell struct {
 	scratch *shm.Scratch
-	polled  *poller.Polled // nil: its queues are not looked at
+	polled  *poller.Polled // nil: its queues are not polled
 }
 
-// bellDescriptors is what it costs the service: a descriptor of the queue file, and another watch.
+// bellDescriptors is the number of descriptors charged for native doorbells: one of the queue file, and another watch.
 const bellDescriptors = 2
 
-// wantsBell reports whether the caller's doorbells can be native, which takes that
+// wantsBell reports whether the caller's doorbells can be native. The conditions are:
 //
-//   - the program sends nothing but doorbells by write(2), as its libibverbs tells, and no limit of the size of files makes that a signal;
-//   - one of the numbers for that is free, and not beyond what the process has limited itself to;
-//   - where Yama restricts ptrace, it lets this process access its memory.
+//   - The version of the program's libibverbs shows that it uses write(2) for doorbells only, and no limit of the
+//     file size turns a doorbell into a signal.
+//   - One of the native numbers is free, and within the limits of the process.
+//   - Under Yama, the process allows this one to access its memory.
 func (w *worker) wantsBell(th *procThread, space *umem.Process, flags uint64) bool {
 	t := w.session
 	native := t.numbers.native
@@ -96,16 +97,16 @@ func (w *worker) wantsBell(th *procThread, space *umem.Process, flags uint64) bo
 	return th.ringsOnly() && th.limitsLeave(uint64(native.end)) && native.has(t.numbers.choose(th, 0, true))
 }
 
-// possible reports whether there is any native doorbell with so many processors.
+// possible reports whether any native doorbell is possible with this number of processors.
 func (d Doorbells) possible(processors int) bool {
 	return d == DoorbellsNative || d == DoorbellsAuto && processors >= leastProcessors
 }
 
-// maxLimits bounds what is read of proc_pid_limits(5).
+// maxLimits limits the size of proc_pid_limits(5) to read.
 const maxLimits = 64 << 10
 
-// limitsLeave reports whether the process has no limit of the size of files, and a hard one of open files that leaves
-// it so many.
+// limitsLeave reports whether the process has no limit of the file size, and a hard limit of open files of at least
+// files.
 func (t *procThread) limitsLeave(files uint64) bool {
 	f, err := openAt(t.dir, "limits", unix.O_RDONLY)
 	if err != nil {
@@ -133,11 +134,11 @@ func limitsLeave(limits io.Reader, files uint64) bool {
 	return size && open
 }
 
-// firstRinging is the first version of rdma-core that is known to send no command by write(2) here.
+// firstRinging is the first version of rdma-core that sends no command by write(2).
 const firstRinging = 34
 
-// ringsOnly reports whether the thread's program has one libibverbs, of a version that sends commands by ioctl(2)
-// alone.
+// ringsOnly reports whether the thread's program has exactly one libibverbs, of a version that sends commands by
+// ioctl(2) only.
 func (t *procThread) ringsOnly() bool {
 	f, err := openAt(t.dir, "maps", unix.O_RDONLY)
 	if err != nil {
@@ -148,17 +149,17 @@ func (t *procThread) ringsOnly() bool {
 	return ok && n >= firstRinging
 }
 
-// nativeMemory is the queues of a file that rings natively.
+// nativeMemory is the queue memory of a file with native doorbells.
 type nativeMemory struct {
 	queueMemory
 	f *openFile
 }
 
-// Depart lets the program's doorbells fail from now on. (uverbs.Departer)
+// Depart makes the program's doorbells fail from now on. (uverbs.Departer)
 func (m nativeMemory) Depart() { m.f.bar() }
 
-// openBell opens the program's description for native doorbells, if there may be another file of that kind, and else
-// the usual one.
+// openBell opens the program's description for native doorbells, if another native file is possible. Otherwise it opens
+// the usual description.
 func (f *openFile) openBell() (description *os.File, err error) {
 	if description, err = f.newBell(); description != nil {
 		return description, nil
@@ -169,7 +170,8 @@ func (f *openFile) openBell() (description *os.File, err error) {
 	return f.memory.OpenForProgram(unix.O_RDWR)
 }
 
-// newBell makes what such a file has; nothing, without an error, if there are not processors enough.
+// newBell makes the resources for native doorbells. It makes nothing, and returns no error, if there are too few
+// processors.
 func (f *openFile) newBell() (description *os.File, err error) {
 	s := f.sup
 	if !s.natives.take(f.user, s.cfg.Doorbells, sched.Processors()) {
@@ -187,7 +189,7 @@ func (f *openFile) newBell() (description *os.File, err error) {
 	return nil, err
 }
 
-// hangBell has the file's queues looked at. Where that cannot be, doorbells are trapped, which finds them as they are.
+// hangBell registers the file's queues with the poller. If that fails, doorbells are trapped.
 func (f *openFile) hangBell(file poller.Ringer) {
 	if f.bell == nil {
 		return
@@ -205,14 +207,14 @@ func (f *openFile) hangBell(file poller.Ringer) {
 // rings reports whether the file's doorbells are native.
 func (f *openFile) rings() bool { return f.bell != nil && f.bell.polled != nil }
 
-// stopBell ends that: the file is about to be closed.
+// stopBell ends the polling before the file is closed.
 func (f *openFile) stopBell() {
 	if f.rings() {
 		f.bell.polled.Stop()
 	}
 }
 
-// closeBell is the end of what openBell has made.
+// closeBell closes the resources of openBell.
 func (f *openFile) closeBell() {
 	if f.bell != nil {
 		f.bell.scratch.Close()
@@ -221,8 +223,8 @@ func (f *openFile) closeBell() {
 	}
 }
 
-// bar lets the writes of the program's descriptors of the file fail, wherever they are. It may sleep for as long as the
-// program likes.
+// bar makes writes to all descriptors of the file in programs fail. It can block as long as the program blocks the
+// file.
 func (f *openFile) bar() {
 	if f.bell == nil {
 		return

@@ -21,7 +21,7 @@ import (
 	"verbena/uverbs"
 )
 
-// withLibrary maps a file with the name of a library, as a program has it that is linked with that.
+// withLibrary maps a file with the name of a library, as in a program linked with that library.
 func withLibrary(dir, name string) {
 	path := filepath.Join(dir, name)
 	must(0, os.WriteFile(path, make([]byte, 4096), 0o644))
@@ -32,13 +32,13 @@ func withLibrary(dir, name string) {
 
 const nativeLibrary = "libibverbs.so.1.14.44.0"
 
-// isNative reports whether a descriptor has a number whose doorbells are not trapped.
+// isNative reports whether the number of a descriptor is native: its doorbells are not trapped.
 func isNative(fd int) bool {
 	first, end := nativeRange()
 	return first <= fd && fd < end
 }
 
-// nativeRange returns the range of these numbers, before the program has changed its limit.
+// nativeRange returns the range of native numbers. It must run before the program changes its limit.
 var nativeRange = sync.OnceValues(func() (first, end int) {
 	var limit unix.Rlimit
 	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
@@ -46,7 +46,7 @@ var nativeRange = sync.OnceValues(func() (first, end int) {
 	return int(n.first), int(n.end)
 })
 
-// poster posts in the queues of a fake file.
+// poster posts to the queues of a fake file.
 type poster struct {
 	fd     int
 	posted *atomic.Uint32
@@ -58,7 +58,7 @@ func newPoster(fd int) poster {
 	return poster{fd, (*atomic.Uint32)(unsafe.Pointer(&mem[16])), (*atomic.Uint32)(unsafe.Pointer(&mem[8]))}
 }
 
-// post posts and rings, and waits until that has been seen.
+// post posts, rings, and waits until the post was seen.
 func (p poster) post() {
 	n := p.posted.Add(1)
 	size, err := doorbell(p.fd)
@@ -70,12 +70,12 @@ func (p poster) await(n uint32) {
 	check(testutil.Poll(func() bool { return p.seen.Load() == n }), "post %d has not been seen", n)
 }
 
-// besideMain calls a function on a thread of its own, which is not the main one.
+// besideMain calls a function on a new thread other than the main one.
 func besideMain(f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // it ends with the thread
+		runtime.LockOSThread() // the goroutine ends with the thread
 		if unix.Gettid() == unix.Getpid() {
 			besideMain(f)
 			return
@@ -96,10 +96,10 @@ func programNative(args []string) {
 		for i := range 200 {
 			p.post()
 			if i%10 == 0 {
-				time.Sleep(2 * time.Millisecond) // the thread sleeps
+				time.Sleep(2 * time.Millisecond) // long enough for the polling thread to sleep
 			}
 		}
-		// A duplicate rings by a trap, and whatever else has such a number is a file like others.
+		// The doorbell of a duplicate is trapped. Other files with such numbers behave normally.
 		d := must(unix.Dup(fd))
 		check(!isNative(d), "the duplicate has number %d", d)
 		before := p.seen.Load()
@@ -117,7 +117,7 @@ func programNative(args []string) {
 		var st unix.Stat_t
 		must(0, unix.Fstat(fd, &st))
 		isCharDevice(&st)
-	case "opens": // with so many libraries, and an access mode
+	case "opens": // opens the device with a number of libraries, and in an access mode
 		how := must(strconv.Atoi(args[2]))
 		for _, name := range args[3:] {
 			if size, ok := strings.CutPrefix(name, "limit="); ok {
@@ -139,7 +139,7 @@ func programNative(args []string) {
 			withLibrary(dir, name)
 		}
 		fmt.Println(isNative(must(unix.Open(deviceFile, how|unix.O_CLOEXEC, 0))))
-	case "barred": // posts until that fails, as it must; the descriptor is its own, a duplicate, or a child's
+	case "barred": // posts until that fails; the descriptor is the original, a duplicate, or one in a child
 		withLibrary(dir, nativeLibrary)
 		fd := openDevice()
 		check(isNative(fd), "descriptor %d is not of those that ring natively", fd)
@@ -160,7 +160,7 @@ func programNative(args []string) {
 				time.Sleep(time.Millisecond)
 			}
 		}
-		if args[2] == "own table" { // of a thread; the process has it no more
+		if args[2] == "own table" { // the descriptor is in the table of another thread only
 			besideMain(func() {
 				must(0, unix.Unshare(unix.CLONE_FILES))
 				closed := make(chan struct{})
@@ -174,7 +174,7 @@ func programNative(args []string) {
 			return
 		}
 		ring()
-	case "floods": // with more than doorbells
+	case "floods": // writes more than doorbells
 		withLibrary(dir, nativeLibrary)
 		fd := openDevice()
 		b := make([]byte, 1<<20)
@@ -197,7 +197,7 @@ func programNative(args []string) {
 	}
 }
 
-// newNativeWorld has native doorbells, whatever processors there are.
+// newNativeWorld makes a world with native doorbells, independent of the number of processors.
 func newNativeWorld(t *testing.T, edit ...func(*SupervisorConfig)) *world {
 	t.Helper()
 	if askHelper {
@@ -208,14 +208,13 @@ func newNativeWorld(t *testing.T, edit ...func(*SupervisorConfig)) *world {
 	}}, edit...)...)
 }
 
-// TestNativeDoorbells: what a program posts is seen though no call of it is trapped, whether the thread that looks is
-// awake or not.
+// TestNativeDoorbells tests that posts are seen without a trapped call, whether or not the polling thread is awake.
 func TestNativeDoorbells(t *testing.T) {
 	w := newNativeWorld(t)
 	w.mustRunSelf("native", "rings", t.TempDir())
 }
 
-// TestNativeOrTrapped: which programs ring natively.
+// TestNativeOrTrapped tests which programs have native doorbells.
 func TestNativeOrTrapped(t *testing.T) {
 	w := newNativeWorld(t)
 	rdwr, rdonly, wronly := strconv.Itoa(unix.O_RDWR), strconv.Itoa(unix.O_RDONLY), strconv.Itoa(unix.O_WRONLY)
@@ -248,16 +247,16 @@ func TestNativeOrTrapped(t *testing.T) {
 	t.Run("not wanted", func(t *testing.T) {
 		w := newWorld(t, func(c *SupervisorConfig) { c.Doorbells = DoorbellsTrapped })
 		if out := w.mustRunSelf("native", "opens", t.TempDir(), rdwr, nativeLibrary); strings.TrimSpace(out) != "false" {
-			t.Error("native, though not wanted")
+			t.Error("doorbells: got native, want trapped")
 		}
 	})
-	t.Run("no inotify", func(t *testing.T) { // or another limit: it is no error
-		// The session, its process, its address space, the file and its bell are what fits.
+	t.Run("no inotify", func(t *testing.T) { // or another limit; this is no error
+		// The limits leave room for the session, its process, its address space, the file and its native doorbells.
 		limits := quota.Limits{quota.Descriptors: {PerUser: sessionDescriptors + processDescriptors + spaceDescriptors +
 			fileDescriptors + 2 + 1}}
 		w := newNativeWorld(t, func(c *SupervisorConfig) { c.Quota = quota.New(limits) })
 		if out := w.mustRunSelf("native", "opens", t.TempDir(), rdwr, nativeLibrary); strings.TrimSpace(out) != "false" {
-			t.Error("native, though nothing watches the file")
+			t.Error("doorbells without a watch: got native, want trapped")
 		}
 		if logs := w.logs.take(); len(logs) != 1 || !strings.Contains(logs[0], "doorbells are trapped") {
 			t.Errorf("logged: %q", logs)
@@ -265,7 +264,8 @@ func TestNativeOrTrapped(t *testing.T) {
 	})
 }
 
-// TestProcessorsForDoorbells: natively ring as many files as there are processors for, beside a thread for each user.
+// TestProcessorsForDoorbells tests that DoorbellsAuto limits native files to the number of processors, less one for
+// each user's thread.
 func TestProcessorsForDoorbells(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	a, b := ledger.User(1), ledger.User(2)
@@ -273,24 +273,24 @@ func TestProcessorsForDoorbells(t *testing.T) {
 	for i, tt := range []struct {
 		user *quota.User
 		want bool
-	}{{a, true}, {a, true}, {b, false}, {a, true}, {a, false}} { // of 4
+	}{{a, true}, {a, true}, {b, false}, {a, true}, {a, false}} { // with 4 processors
 		if got := n.take(tt.user, DoorbellsAuto, 4); got != tt.want {
 			t.Errorf("file %d: native: %v, want %v", i, got, tt.want)
 		}
 	}
 	if !n.take(b, DoorbellsNative, 1) {
-		t.Error("not native, though that is wanted")
+		t.Error("DoorbellsNative: got trapped, want native")
 	}
 	for _, u := range []*quota.User{a, a, a, b} {
 		n.give(u)
 	}
 	if n.all != 0 || len(n.users) != 0 {
-		t.Errorf("%d files of %d users are left", n.all, len(n.users))
+		t.Errorf("after give: got %d files of %d users, want none", n.all, len(n.users))
 	}
 }
 
-// TestBarredDoorbells: once the device has gone, or the service ends, a doorbell fails: whoever has the descriptor,
-// under whatever number.
+// TestBarredDoorbells tests that a doorbell fails once the device has gone, or the service ends, for each process and
+// number of the descriptor.
 func TestBarredDoorbells(t *testing.T) {
 	for _, number := range []string{"high", "low", "own table"} {
 		for _, end := range []string{"depart", "close"} {
@@ -315,16 +315,16 @@ func TestBarredDoorbells(t *testing.T) {
 	}
 }
 
-// TestFloodOfDoorbells: what a program writes is taken away again.
+// TestFloodOfDoorbells tests that the pages written by a program are freed.
 func TestFloodOfDoorbells(t *testing.T) {
 	w := newNativeWorld(t)
 	r := w.startSelf("native", "floods", t.TempDir())
 	w.printed(r, "written")
 	files := queuesOf(t, r)
 	if len(files) == 0 {
-		t.Fatal("no queue file")
+		t.Fatal("queue files: got none")
 	}
-	testutil.Eventually(t, "the pages to be taken away", func() bool {
+	testutil.Eventually(t, "the pages to be freed", func() bool {
 		var st unix.Stat_t
 		return unix.Stat(files[0], &st) == nil && st.Blocks*512 < 1<<20
 	})
@@ -332,13 +332,13 @@ func TestFloodOfDoorbells(t *testing.T) {
 	w.finish(r)
 }
 
-// TestManyNativeFiles: each of many gets such a number.
+// TestManyNativeFiles tests that each of many files gets a native number.
 func TestManyNativeFiles(t *testing.T) {
 	w := newNativeWorld(t)
 	if out := w.mustRunSelf("native", "several", t.TempDir(), "40"); strings.TrimSpace(out) != "40" {
 		t.Errorf("%s of 40 ring natively", out)
 	}
-	testutil.Eventually(t, "all to be counted no more", func() bool {
+	testutil.Eventually(t, "the count of native files to drop to 0", func() bool {
 		n := &w.sup.natives
 		n.mu.Lock()
 		defer n.mu.Unlock()

@@ -23,53 +23,53 @@ import (
 	"verbena/uverbs"
 )
 
-// A NETLINK_RDMA socket of a program is one end of a pair of AF_UNIX sockets, SOCK_SEQPACKET, so that sending,
-// receiving and poll(2) are native. The other end, which the service has, is bound to an abstract name that is as long
-// as a netlink address: 12 bytes, with the kernel's number, 0, in the place of nl_pid. libmnl and libnl look at no more
-// of an answer's address. Trapped are socket(2), and by the number of the descriptor bind(2), getsockname(2) and
-// setsockopt(2), which an AF_UNIX socket would refuse. Who asks is what the kernel says of each datagram
+// A NETLINK_RDMA socket of a program is one end of a pair of AF_UNIX sockets, SOCK_SEQPACKET, so sending, receiving and
+// poll(2) are native. The service has the other end. It is bound to an abstract name of the length of a netlink
+// address, 12 bytes, with the kernel's number, 0, in the place of nl_pid. libmnl and libnl check no other part of an
+// answer's address. The filter traps socket(2), and, by the number of the descriptor, bind(2), getsockname(2) and
+// setsockopt(2), which an AF_UNIX socket would refuse. The kernel reports the sender of each datagram
 // (SCM_CREDENTIALS).
 
 // netlinkAddr is the length of struct sockaddr_nl.
 const netlinkAddr = 12
 
-// netlinkSocket is such a socket.
+// netlinkSocket is a NETLINK_RDMA socket of a program.
 type netlinkSocket struct {
 	sup    *Supervisor
 	end    *os.File
-	user   *quota.User // of the opener
+	user   *quota.User // user of the opener
 	kept   *kept.Kept
-	note   kept.Note // of the program's end
+	note   kept.Note // for the program's end
 	opener netlinkOpener
-	inode  inode // of the program's end
+	inode  inode // inode of the program's end
 	portID uint32
 	all    *netlinkUser
 }
 
-// netlinkUser is what a user's sockets have in common.
+// netlinkUser is the state shared by a user's netlink sockets.
 type netlinkUser struct {
 	//verbena:program the programs of one user; what managers add has memory of the service's own
 	answering sync.Mutex // held while an answer is made: one at a time
 
 	// Under Supervisor.mu.
 	sockets int
-	unread  int // bytes of answers that programs have not made room for
+	unread  int // bytes of unread answers in the sockets
 }
 
 const (
-	// maxNetlinkSockets bounds those of one user: each costs a goroutine and, in the kernel, netlinkSendBuffer.
+	// maxNetlinkSockets limits the sockets of one user. Each costs a goroutine and, in the kernel, netlinkSendBuffer.
 	maxNetlinkSockets = 1024
 	netlinkSendBuffer = 8 << 10
-	// maxNetlinkUnread bounds the answers that wait until programs of one user read: beyond it requests fail. The last
-	// answer may be a large dump.
+	// maxNetlinkUnread limits the unread answers of one user. Beyond it requests fail. The last answer may be a large
+	// dump.
 	maxNetlinkUnread = 1 << 20
 )
 
-// Links makes and removes devices, for `rdma link add` and `rdma link delete` of programs whose user may.
+// Links makes and removes devices for `rdma link add` and `rdma link delete` of managers' programs.
 type Links interface {
-	// AddLink makes a device on a network interface; EINVAL for another type than rxe. It may sleep.
+	// AddLink makes a device on a network interface. It returns EINVAL for a type other than rxe. It may sleep.
 	AddLink(name, linkType, netdev string) error
-	// DeleteLink removes it. It may sleep.
+	// DeleteLink removes a device. It may sleep.
 	DeleteLink(name string) error
 }
 
@@ -110,15 +110,15 @@ func (w *worker) openNetlink() verdict {
 	unix.Close(end)
 	go s.serve()
 	if err != nil {
-		return fails(err) // and the socket ends, since nobody has its end
+		return fails(err) // the socket ends, since no process has its end
 	}
 	return verdict{val: int64(number)}
 }
 
-// netlinkDescriptors is what a pair of sockets costs the service, also as long as a program has its end.
+// netlinkDescriptors is the number of descriptors charged for a pair of sockets, as long as a program has its end.
 const netlinkDescriptors = 2
 
-// newNetlink makes a socket, and returns the program's end, which is the caller's to close.
+// newNetlink makes a socket and returns the program's end. The caller must close that end.
 func (s *Supervisor) newNetlink(user *quota.User, opener netlinkOpener, nonblock bool, portID uint32) (n *netlinkSocket,
 	end int, err error) {
 	if err := user.Take(quota.Descriptors, netlinkDescriptors); err != nil {
@@ -196,7 +196,7 @@ func (s *Supervisor) leaveNetlink(n *netlinkSocket) {
 	}
 }
 
-// bindAsKernel gives a socket a name in whose bytes nl_pid is 0.
+// bindAsKernel binds a socket to a name with nl_pid 0.
 func bindAsKernel(fd int) error {
 	var name [netlinkAddr - 2]byte // '@' stands for the zero byte of an abstract name
 	for range 16 {
@@ -210,13 +210,13 @@ func bindAsKernel(fd int) error {
 	return unix.EADDRINUSE
 }
 
-// maxNetlinkRequest bounds a request; what is longer is cut.
+// maxNetlinkRequest is the maximum size of a request. Longer requests are truncated.
 const maxNetlinkRequest = 8 << 10
 
-// netlinkBuffers are for requests, *[maxNetlinkRequest]byte.
+// netlinkBuffers holds buffers for requests, *[maxNetlinkRequest]byte.
 var netlinkBuffers = sync.Pool{New: func() any { return new([maxNetlinkRequest]byte) }}
 
-// serve answers until the program has closed its end.
+// serve answers requests until the program has closed its end.
 func (n *netlinkSocket) serve() {
 	s := n.sup
 	queue := s.cfg.Rights.Of(n.user)
@@ -235,7 +235,7 @@ func (n *netlinkSocket) serve() {
 	}, contain.Logged(s.cfg.Log, "panic in a netlink request: the socket is closed", "uid", n.user.ID().UID))
 }
 
-// answerNext receives a datagram and answers it. It reports false when there will be no other.
+// answerNext receives a datagram and answers it. It returns false after the last one.
 func (n *netlinkSocket) answerNext(queue *rights.Queue, raw syscall.RawConn) bool {
 	if rights.Await(raw) != nil {
 		return false
@@ -267,9 +267,8 @@ func (n *netlinkSocket) answerNext(queue *rights.Queue, raw syscall.RawConn) boo
 	return true
 }
 
-// answers answers a datagram of a user. What it returns counts as not read yet. A program may write what somebody else
-// wants to a descriptor that it was given, so a request has no more rights than who opened the socket.
-// (netlink_ns_capable)
+// answers returns the answers to a datagram, and counts them as unread. A program may write another program's data to
+// an inherited descriptor, so a request has only rights that the opener of the socket has as well. (netlink_ns_capable)
 //
 //verbena:parses
 func (n *netlinkSocket) answers(sender *rights.Sender, request []byte) [][]byte {
@@ -299,14 +298,14 @@ func (n *netlinkSocket) answers(sender *rights.Sender, request []byte) [][]byte 
 	return answers
 }
 
-// read notes that the program has made room for some bytes.
+// read records that the program has read some bytes.
 func (n *netlinkSocket) read(size int) {
 	n.sup.mu.Lock()
 	defer n.sup.mu.Unlock()
 	n.all.unread -= size
 }
 
-// closeNetlinks ends all sockets: programs see the end of the file.
+// closeNetlinks ends all sockets. Programs see the end of the file.
 func (s *Supervisor) closeNetlinks() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -315,7 +314,7 @@ func (s *Supervisor) closeNetlinks() {
 	}
 }
 
-// netlink finds the socket that the caller has under a number, nil if that is something else.
+// netlink returns the socket under a number of the caller, or nil for other files.
 func (w *worker) netlink(fd int32) *netlinkSocket {
 	i, err := inodeOf(w.n.tid, fd)
 	if err != nil {
@@ -383,25 +382,25 @@ func (w *worker) netlinkCall(c call) verdict {
 	if int32(w.n.args[1]) != unix.SOL_NETLINK {
 		return verdict{fate: letThrough}
 	}
-	return verdict{} // nothing depends on the options
+	return verdict{} // the options have no effect here
 }
 
-// netlinkOpener is the process that has opened a socket.
+// netlinkOpener is the process that opened a socket.
 type netlinkOpener struct {
 	principal.Principal
-	uid int // the real user id, which the kernel gives of a sender
+	uid int // the real user ID, which the kernel reports for a sender
 }
 
-// netlinkSource is what the sender of a request may know of the devices (nldev.Source): as much as the opener of the
-// socket, who may have given it to others, and no more than the sender by itself.
+// netlinkSource provides the devices and objects visible to the sender of a request (nldev.Source). These are visible
+// both to the sender and to the opener of the socket.
 type netlinkSource struct {
 	sup     *Supervisor
 	account quota.ID
-	owns    bool // account is the sender's
+	owns    bool // the sender belongs to account
 	manages bool
 }
 
-// source returns what a sender may know; nil is a sender that is not known.
+// source returns the netlinkSource for a sender; nil: an unknown sender.
 func (s *Supervisor) source(sender *rights.Sender, opener netlinkOpener) netlinkSource {
 	n := netlinkSource{sup: s, account: opener.Account}
 	if sender == nil {
@@ -414,8 +413,8 @@ func (s *Supervisor) source(sender *rights.Sender, opener netlinkOpener) netlink
 	return n
 }
 
-// senderManages reports whether the sender of a datagram manages the service. The kernel gives its number and user
-// id. If it has ended meanwhile, it does not.
+// senderManages reports whether the sender of a datagram manages the service. The kernel reports the sender's number
+// and user ID. The result is false for a sender that has ended.
 func (s *Supervisor) senderManages(sender rights.Sender) bool {
 	dir, err := openProc(sender.PID)
 	if err != nil {
@@ -426,7 +425,7 @@ func (s *Supervisor) senderManages(sender rights.Sender) bool {
 	return err == nil && who.Manager
 }
 
-// sees reports whether both users may know of what another's programs hold, as in `verbena res show`.
+// sees reports whether the sender and the opener may see the objects of a user, as in `verbena res show`.
 func (s netlinkSource) sees(id quota.ID) bool { return s.manages || s.owns && id == s.account }
 
 // driverRXE is the number of the rxe driver. (RDMA_DRIVER_RXE)
@@ -470,7 +469,7 @@ func (s netlinkSource) Devices() (list []nldev.Device) {
 	return list
 }
 
-// ifIndexOf returns the index of the network interface of a port, which the first entry of its GID table has.
+// ifIndexOf returns the index of the network interface of a port, from the first entry of its GID table.
 func ifIndexOf(d *device, port int) uint32 {
 	g, err := d.ib.QueryGID(port, 0)
 	if err != nil {
@@ -479,10 +478,10 @@ func ifIndexOf(d *device, port int) uint32 {
 	return uint32(g.IfIndex)
 }
 
-// handleBits is how much of a number is an object's handle in its context; the rest is the context's place.
+// handleBits is the number of bits of an object's handle in an ID. The other bits identify the context.
 const handleBits = 20
 
-// ids returns those of the connection manager's IDs on a device that the sender may know of.
+// ids returns the connection manager's IDs on a device that the sender may see.
 func (s netlinkSource) ids(all []ucma.Info, dev string) (list []ucma.Info) {
 	for _, i := range all {
 		if s.sees(i.Owner) && i.View.Device != nil && i.View.Device.Name() == dev {
@@ -492,7 +491,8 @@ func (s netlinkSource) ids(all []ucma.Info, dev string) (list []ucma.Info) {
 	return list
 }
 
-// resources lists what the user's programs hold on a device, and for who manages the service what all do.
+// resources lists the objects on a device that the sender may see: those of the user's programs, or of all programs if
+// the sender manages the service.
 func (s netlinkSource) resources(dev string) nldev.Resources {
 	each := func(f func(id func(handle uint32) uint32, c *uverbs.ContextInfo, o nldev.Owner)) {
 		for i, c := range s.sup.server.resources() {

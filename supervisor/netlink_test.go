@@ -13,7 +13,7 @@ import (
 	"verbena/internal/rights"
 )
 
-// TestNetlinkRights: a request has the rights that both its sender and the opener of the socket have.
+// TestNetlinkRights tests that a request has only rights that both its sender and the opener of the socket have.
 func TestNetlinkRights(t *testing.T) {
 	w := newWorld(t)
 	self := &rights.Sender{PID: os.Getpid(), UID: os.Getuid()}
@@ -44,18 +44,18 @@ func TestNetlinkRights(t *testing.T) {
 	}
 	anonymous := netlinkOpener{principal.Principal{Account: account(65534), Anonymous: true}, 65534}
 	if s := w.sup.source(&rights.Sender{PID: 1, UID: 65534}, anonymous); s.manages || s.sees(account(65534)) {
-		t.Error("users that have no number here see one another")
+		t.Error("unmapped users see one another")
 	}
-	// Two containers may have the same user ids.
+	// Two containers may have equal user IDs.
 	pod := opener(0, false)
 	pod.Account.Container = 7
 	s := w.sup.source(&rights.Sender{PID: 1, UID: 0}, pod)
 	if s.sees(account(0)) || s.sees(quota.ID{Container: 8}) || !s.sees(quota.ID{Container: 7}) {
-		t.Error("a user of a container sees what another container has")
+		t.Error("a user of a container sees objects of another container")
 	}
 }
 
-// deletedLinks are the names of the links that were to be deleted.
+// deletedLinks records the names of links in requests to delete them.
 type deletedLinks []string
 
 func (d *deletedLinks) AddLink(string, string, string) error { return syscall.EINVAL }
@@ -65,7 +65,7 @@ func (d *deletedLinks) DeleteLink(name string) error {
 	return nil
 }
 
-// TestNetlinkAdmin: a link is deleted for a manager alone.
+// TestNetlinkAdmin tests that only a manager can delete a link.
 func TestNetlinkAdmin(t *testing.T) {
 	var links deletedLinks
 	s := newWorld(t, func(cfg *SupervisorConfig) { cfg.Links = &links }).sup

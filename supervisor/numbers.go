@@ -8,30 +8,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// span is the numbers from first on, without end.
+// span holds the numbers from first up to, but not including, end.
 type span struct{ first, end uint32 }
 
 func (s span) has(n uint32) bool { return s.first <= n && n < s.end }
 
-// numbers are the descriptor numbers that command files get in a program. The filter recognises the descriptors that
+// numbers holds the descriptor numbers of command files in a program. The filter recognises the descriptors that
 // it traps by their number. There are two ranges:
 //
-//   - low ends where select(2) ends, for event loops with few slots. A program that has hundreds of files open gets
-//     numbers of it for other files too. Calls on these are trapped and let through.
-//   - high and above. These are for programs whose own descriptors come near the low range.
+//   - low ends at the limit of select(2), for event loops with few slots. A program with hundreds of open files also
+//     gets numbers of this range for other files. Calls on these are trapped, and continue in the kernel.
+//   - high and above. These are for programs with other descriptors near the low range.
 type numbers struct {
 	low    span
-	native span   // the end of low, whose write(2) is not trapped: for command files that ring natively (native.go)
-	high   uint32 // low.first if few numbers are to be had
+	native span   // the end of low, without traps for write(2): for command files with native doorbells (native.go)
+	high   uint32 // low.first if few numbers are available
 }
 
 const (
 	selectLimit = 1024 // FD_SETSIZE
 	usualHigh   = 16384
-	leastNative = 4096 // the least hard RLIMIT_NOFILE with native numbers
+	leastNative = 4096 // least hard RLIMIT_NOFILE with native numbers
 )
 
-// numbersFor returns the numbers in programs with this hard RLIMIT_NOFILE. All numbers are below it.
+// numbersFor returns the numbers for programs with this hard RLIMIT_NOFILE. All numbers are below it.
 func numbersFor(hardLimit uint64) numbers {
 	end := uint32(min(hardLimit, selectLimit))
 	n := numbers{low: span{end / 4 * 3, end}, native: span{end, end}}
@@ -49,16 +49,16 @@ func numbersFor(hardLimit uint64) numbers {
 	return n
 }
 
-// has reports whether the filter takes a number for that of a command file.
+// has reports whether the filter treats a number as that of a command file.
 func (n *numbers) has(fd uint32) bool { return n.low.has(fd) || n.high <= fd && fd <= math.MaxInt32 }
 
-// room is how many numbers must be free below one of the low range that is given out. The kernel gives a new file of
-// the program the lowest free number, so other threads of the program would have to open as many files before the
-// number is taken.
+// room is the number of free numbers required below a chosen number of the low range. The kernel gives a new file of
+// the program the lowest free number. So other threads would have to open room files before they could take the chosen
+// number.
 const room = 256
 
-// choose finds a free number for a command file, from least on. One that rings natively gets a native number, if one
-// is free. Session.opening is held.
+// choose returns a free number for a command file, from least on. If rings is true, it prefers a native number. The
+// caller holds Session.opening.
 func (n *numbers) choose(th *procThread, least uint32, rings bool) uint32 {
 	spans := []span{n.native, {n.low.first, n.native.first}}
 	if !rings {
@@ -66,7 +66,7 @@ func (n *numbers) choose(th *procThread, least uint32, rings bool) uint32 {
 	}
 	open := th.descriptors(n.low.end)
 	for _, s := range spans {
-		// From the end, which the program's own descriptors reach last.
+		// The program's other descriptors reach the end last.
 		for fd := s.end; fd > max(s.first, least) && fd > open+room; {
 			if fd--; !th.hasDescriptor(fd) {
 				return fd

@@ -16,12 +16,13 @@ import (
 	"verbena/uverbs"
 )
 
-// queueSuffix ends the names of the files that programs have in place of device files. Session.Name begins them.
+// queueSuffix is the suffix of the names of the files that stand for device files in programs. Session.Name is the
+// prefix.
 const queueSuffix = ".queues"
 
-// openFile is a device file that a program has open. The program's descriptor is one of the queue file, which it
-// can map; the calls on that are trapped by its number. It is closed when the program's last descriptor and
-// mapping of the queue file have gone.
+// openFile is a device file that a program has open. The program's descriptor refers to the queue file, which it can
+// map. Calls on that descriptor are trapped by its number. The file is closed when the last descriptor and mapping of
+// the queue file are gone.
 //
 //	open --close--> closing --last call returned--> ended
 type openFile struct {
@@ -29,37 +30,39 @@ type openFile struct {
 	session *Session
 	node    node
 	file    commandFile
-	memory  *shm.File  // nil: it has no queues
-	bell    *bell      // nil: its doorbells are trapped
-	cm      *ucma.File // of rdma_cm; else nil
+	memory  *shm.File  // nil: no queues
+	bell    *bell      // nil: trapped doorbells
+	cm      *ucma.File // for rdma_cm; otherwise nil
 	pipe    *cmPipe    // with cm
 	waits   cmWaits    // with cm
 	user    *quota.User
 	inode   inode
 	watch   int32
-	access  int         // O_RDONLY, O_WRONLY or O_RDWR; write(2) fails with the first
-	pid     int         // of the process that opened it
-	program string      // its name
-	opened  atomic.Bool // the program has it, or is about to get it
+	access  int         // O_RDONLY, O_WRONLY or O_RDWR; write(2) fails with O_RDONLY
+	pid     int         // process that opened the file
+	program string      // name of that process
+	opened  atomic.Bool // the program has a descriptor, or is about to get one
 
-	look struct { // for the last close
+	look struct { // checks for the last close
 		sync.Mutex
-		timer *time.Timer   // of the pending look; nil: there is none
-		next  time.Duration // after which it comes
+		timer *time.Timer   // starts the pending check; nil: none is pending
+		next  time.Duration // delay of the next check
 	}
 
-	calls atomic.Int64 // calls that are being answered; with closing added once close was called
+	calls atomic.Int64 // number of calls in progress; close adds closing
 	ended chan struct{}
 }
 
 const closing = 1 << 62
 
-// newOpenFile opens a device for a process, and returns with it the description for the program, which is to be closed
-// here when the program has it; how is the access mode of that. Whatever then ends the description closes the file.
+// newOpenFile opens a device for a process. It also returns the description for the program, which the caller closes
+// after the program has received it. how is the access mode of the description. The end of the description closes the
+// file.
 func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, description *os.File, err error) {
 	s := t.sup
 	f := &openFile{
-		sup: s, session: t, node: *n, user: p.user, pid: p.id.pid, program: p.id.name, access: how & unix.O_ACCMODE, ended: make(chan struct{}),
+		sup: s, session: t, node: *n, user: p.user, pid: p.id.pid, program: p.id.name, access: how & unix.O_ACCMODE,
+		ended: make(chan struct{}),
 	}
 	if err := f.user.Take(quota.Descriptors, fileDescriptors); err != nil {
 		return nil, nil, err
@@ -89,7 +92,7 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 		return fail(err)
 	}
 	if os.Geteuid() == 0 {
-		// The guardian, another process of the user, must reach the queues.
+		// The guardian, another process of the user, must be able to open the queues.
 		if err := f.memory.Chown(p.id.uids.fs); err != nil {
 			return fail(err)
 		}
@@ -112,7 +115,7 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 	return f, description, nil
 }
 
-// queueMemory is the file's queues as package uverbs takes them.
+// queueMemory adapts the file's queues to package uverbs.
 type queueMemory struct{ *shm.File }
 
 func (m queueMemory) Alloc(size int) (ib.Shared, error) {
@@ -120,7 +123,7 @@ func (m queueMemory) Alloc(size int) (ib.Shared, error) {
 	return ib.Shared(s), err
 }
 
-// fileDescriptors is what an open device file costs the service beside its queue file: a watch.
+// fileDescriptors is the charge for an open device file in addition to its queue file: a watch.
 const fileDescriptors = 1
 
 func (f *openFile) register() error {
@@ -145,7 +148,7 @@ func (f *openFile) register() error {
 	return nil
 }
 
-// enter begins a call on the file, false if it is closed. leave ends it.
+// enter begins a call on the file. It returns false if the file is closed. leave ends the call.
 func (f *openFile) enter() bool {
 	for {
 		n := f.calls.Load()
@@ -167,18 +170,17 @@ func (f *openFile) leave() {
 // closed reports whether close was called.
 func (f *openFile) closed() bool { return f.calls.Load() >= closing }
 
-// close ends the file when the calls that are being answered have returned, and closes f.ended then. It may be called
-// again.
+// close ends the file, and closes f.ended, after the calls in progress have returned. It may be called again.
 func (f *openFile) close() {
 	for {
 		n := f.calls.Load()
 		if n >= closing {
 			return
 		}
-		// A call of its own sees to it that there is a last one.
+		// Count a call, so that there is a last call to return.
 		if f.calls.CompareAndSwap(n, n+1+closing) {
 			if f.cm != nil {
-				f.cm.Close() // calls that wait for events return
+				f.cm.Close() // wakes calls that wait for events
 			}
 			f.leave()
 			return
@@ -186,19 +188,19 @@ func (f *openFile) close() {
 	}
 }
 
-// The kernel reports a close before it is complete: a file that still seems to be in use is looked at again,
-// first after firstLook and last after some lastLook.
+// The kernel reports a close before it is complete. So a file that still seems to be in use is checked again, first
+// after firstLook and last after about lastLook.
 const (
 	firstLook = time.Millisecond
 	lastLook  = 5 * time.Second
 )
 
-// closedOne looks whether the file is still in use, when a descriptor of the queue file was closed. That may have been
-// one made from the program's descriptor, by way of /proc/self/fd; then there will be another close. However many
-// closes there are, one look is pending at a time.
+// closedOne checks whether the file is still in use after a descriptor of the queue file was closed. The closed
+// descriptor may be one opened by way of /proc/self/fd; in that case another close will follow. At most one check is
+// pending, however many descriptors are closed.
 func (f *openFile) closedOne() {
 	if f.memory == nil {
-		return // the pipe tells
+		return // the pipe reports its close
 	}
 	f.look.Lock()
 	defer f.look.Unlock()
@@ -222,12 +224,12 @@ func (f *openFile) lookAgain() {
 	}
 }
 
-// endQueues is the end of a file with queues.
+// endQueues ends a file with queues.
 func (f *openFile) endQueues() {
 	f.stopBell()
 	f.file.Close()
 	f.closeBell()
-	f.memory.Close() // usually the file has closed it
+	f.memory.Close() // usually the file has closed it already
 	f.user.Give(quota.Descriptors, fileDescriptors)
 }
 
@@ -244,7 +246,7 @@ func (f *openFile) end() {
 	} else {
 		f.endQueues()
 	}
-	// Until here the session's end waits for it.
+	// Until here the session waits for the file.
 	s.mu.Lock()
 	if s.files[f.inode] == f {
 		delete(s.files, f.inode)

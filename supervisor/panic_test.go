@@ -13,7 +13,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestNetlinkPanic: a panic in a netlink request ends the socket that it came by, and nothing else.
+// TestNetlinkPanic tests that a panic in a netlink request closes only the socket of the request.
 func TestNetlinkPanic(t *testing.T) {
 	var calls atomic.Int32
 	w := newWorld(t, func(c *SupervisorConfig) {
@@ -56,8 +56,8 @@ func TestNetlinkPanic(t *testing.T) {
 	}
 }
 
-// TestPipePanic: after a panic in the thread that brings the pipe of a connection manager's file up to date, another
-// does so.
+// TestPipePanic tests that after a panic in the thread that updates the pipe of a connection manager's file, another
+// thread updates it.
 func TestPipePanic(t *testing.T) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
@@ -75,7 +75,7 @@ func TestPipePanic(t *testing.T) {
 		return p.busy == nil && !p.full && !p.edge
 	})
 	if n := user.Held(quota.Workers); n != 0 {
-		t.Errorf("%d workers are charged still", n)
+		t.Errorf("charged workers: got %d, want none", n)
 	}
 	p.mu.Lock()
 	p.setter = nil

@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pathCall answers a system call that names a file. Most name one that is not virtual, and are let through at once.
+// pathCall answers a system call that names a file. Most files are not virtual, and their calls continue in the kernel.
 //
 //verbena:parses
 func (w *worker) pathCall(c call) verdict {
 	a := &w.n.args
 	through := verdict{fate: letThrough}
-	at := 1 // where the path is
+	at := 1 // index of the path argument
 	switch c {
 	case callOpen, callStat, callLstat, callReadlink, callAccess, callGetxattr, callLgetxattr, callListxattr,
 		callLlistxattr:
@@ -57,20 +57,20 @@ func (w *worker) pathCall(c call) verdict {
 	var how [openHowSize]byte
 	if c == callOpenat2 {
 		if a[3] < openHowSize {
-			return through // the kernel says what is wrong
+			return through // the kernel reports the error
 		}
 		if n, err := w.session.read(int(w.n.tid), a[2], how[:]); err != nil || n < len(how) {
 			return fails(syscall.EFAULT)
 		}
 	}
-	// The memory that was read is the caller's, if the caller is still there.
+	// The memory read above belonged to the caller if the caller is still trapped.
 	if err := w.prove(); err != nil {
 		return fails(err)
 	}
 	if w.trace != nil {
 		w.trace.path, w.trace.flags = path, binary.NativeEndian.Uint64(how[:])
 	}
-	arg := func(i int) uint64 { return uint64(uint32(a[i])) } // an int: the upper half of the register is no part of it
+	arg := func(i int) uint64 { return uint64(uint32(a[i])) } // an int: the upper half of the register is undefined
 	var v verdict
 	switch c {
 	case callOpen:
@@ -105,7 +105,7 @@ func (w *worker) pathCall(c call) verdict {
 	return v
 }
 
-// aboveCall answers a call whose path leads to the file system. Most are let through.
+// aboveCall answers a call with a path in the file system. Most of these calls continue in the kernel.
 func (w *worker) aboveCall(c call, path string, may listing) verdict {
 	a := &w.n.args
 	stat := func(buf uint64) func(int) verdict {
@@ -128,8 +128,8 @@ func (w *worker) aboveCall(c call, path string, may listing) verdict {
 	return verdict{fate: letThrough}
 }
 
-// readPath reads a path up to its end. It is empty if that cannot be read, which the kernel will find out as well.
-// It is valid until the next call.
+// readPath reads a path up to its end. It returns an empty path if the memory cannot be read; the kernel will fail as
+// well. The path is valid until the next call.
 func (w *worker) readPath(addr uint64) []byte {
 	const usual = 256
 	have := 0
@@ -144,31 +144,30 @@ func (w *worker) readPath(addr uint64) []byte {
 		if end := bytes.IndexByte(w.path[have:have+n], 0); end >= 0 {
 			return w.path[:have+end]
 		}
-		have += n // after a short read the next one fails: its page is not there
+		have += n // after a short read the next one fails, since its page is not mapped
 	}
 	return nil
 }
 
-// errNone: the path is virtual, but there is nothing.
+// errNone is the error for a virtual path without a file.
 var errNone error = syscall.ENOENT
 
-// openHowSize is that of struct open_how, first version.
+// openHowSize is the size of struct open_how, first version.
 const openHowSize = 24
 
 func (w *worker) openat2(path string, how *[openHowSize]byte) verdict {
 	if resolve := binary.NativeEndian.Uint64(how[16:]); resolve&(unix.RESOLVE_BENEATH|unix.RESOLVE_IN_ROOT) != 0 {
-		return verdict{fate: letThrough} // the path is not absolute after all, or forbidden
+		return verdict{fate: letThrough} // the path turned out not to be absolute, or is invalid
 	}
 	return w.open(path, binary.NativeEndian.Uint64(how[:]))
 }
 
-// errKernel: the kernel is to say what is wrong.
+// errKernel makes the kernel execute the call and report its error.
 var errKernel = errors.New("the path is not virtual")
 
-// clean makes a path absolute without ".", ".." and empty components, as the kernel would. The error is that of the
-// call where ".." comes after something virtual that is no directory, and errKernel where it comes after something of
-// the file system that is not a plain directory. A path whose last component has to be a directory is left with a slash
-// at its end.
+// clean makes a path absolute, without ".", ".." and empty components, like the kernel. It returns the error of the
+// call if ".." follows a virtual file that is not a directory. It returns errKernel if ".." follows a component in the
+// file system that is not a plain directory. If the last component must be a directory, the path ends in a slash.
 func (w *worker) clean(raw []byte) (path string, err error) {
 	var parts []string
 	last := ""
@@ -191,7 +190,8 @@ func (w *worker) clean(raw []byte) (path string, err error) {
 	return path, nil
 }
 
-// parent takes the last of the components away, which must be a directory. After a link to one the way up is another.
+// parent removes the last component, which must be a directory. It may not be a link to one, since ".." of that is
+// another directory.
 func (w *worker) parent(parts []string) ([]string, error) {
 	if len(parts) == 0 {
 		return parts, nil
@@ -214,9 +214,9 @@ func (w *worker) parent(parts []string) ([]string, error) {
 	return parts[:len(parts)-1], nil
 }
 
-// isDirectory reports whether a path is a directory to the caller, with no link on the way.
+// isDirectory reports whether a path is a directory for the caller, without links on the way.
 func (w *worker) isDirectory(path string) bool {
-	w.begin(callOpen) // its file system may be a program of the user's
+	w.begin(callOpen) // the file system may be a program of the user (FUSE)
 	th, err := w.look()
 	if err != nil {
 		return false
@@ -229,7 +229,7 @@ func (w *worker) isDirectory(path string) bool {
 	at := root
 	defer func() { unix.Close(at) }()
 	for name := range strings.SplitSeq(path[1:], "/") {
-		// It is looked up with this process's rights, and the caller is not to learn more than by his own.
+		// The lookup uses this process's rights, and must not reveal more than the caller's rights allow.
 		if !th.maySearch(at) {
 			return false
 		}
@@ -246,7 +246,7 @@ func (w *worker) isDirectory(path string) bool {
 	return th.maySearch(at)
 }
 
-// maySearch reports whether the mode of a directory lets the thread look up names in it.
+// maySearch reports whether the mode of a directory allows the thread to look up names in it.
 func (t *procThread) maySearch(dir int) bool { return t.may(dir, mayExecute) }
 
 // may reports whether the mode of a file gives the thread rights.
@@ -259,8 +259,8 @@ func (t *procThread) may(dir int, rights uint32) bool {
 	return Node{UID: int(st.Uid), GID: int(st.Gid), Mode: uint32(st.Mode)}.allows(t.id, t.id.uids.fs, t.id.gids.fs, rights)
 }
 
-// find returns the entry of a clean path, and the path after links; the last component is not followed if nofollow. The
-// error is that of the call if there is none, or if it should be a directory and is not.
+// find returns the entry of a clean path, and the path after links. With nofollow, the last component is not followed.
+// It returns the error of the call if there is no entry, or if the path must be a directory and is not.
 func (w *worker) find(path string, nofollow bool) (string, *entry, error) {
 	plain, slash := strings.CutSuffix(path, "/")
 	path, e := w.session.tree.lookup(plain, nofollow && !slash)
@@ -315,7 +315,7 @@ func (w *worker) open(path string, flags uint64) verdict {
 		}
 	}
 	if e.dir && !w.session.sup.trees.mounted {
-		// From a directory there is a way up, to the root directory of this process.
+		// From a directory, ".." could lead up to the root directory of this process.
 		th, err := w.look()
 		if err != nil {
 			return fails(err)
@@ -330,7 +330,7 @@ func (w *worker) open(path string, flags uint64) verdict {
 			return fails(syscall.EACCES)
 		}
 	}
-	// Never with O_PATH: the kernel does not hand such descriptors on. One that can be read does what they do.
+	// Not with O_PATH, since the kernel does not install such descriptors. A readable descriptor works as well.
 	fd, err := tree.open(path, int(flags&(unix.O_NOFOLLOW|unix.O_DIRECTORY|unix.O_NONBLOCK)))
 	if err != nil {
 		return fails(err)
@@ -367,7 +367,7 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 	o := &opener{process: p, session: t, id: id, user: p.user}
 	o.rings = !n.cm && w.wantsBell(th, space, flags)
 	how := int(flags & unix.O_ACCMODE)
-	if how == unix.O_ACCMODE { // neither: for ioctl(2) alone
+	if how == unix.O_ACCMODE { // neither reading nor writing: for ioctl(2) only
 		how = unix.O_RDONLY
 	}
 	w.pause("open")
@@ -415,7 +415,7 @@ func (w *worker) readlink(path string, buf, size uint64) verdict {
 	return verdict{val: int64(len(target))}
 }
 
-// attributes answers calls about extended attributes. Files of /sys and /dev have none that can be read.
+// attributes answers calls about extended attributes. Files of /sys and /dev have no readable ones.
 func (w *worker) attributes(c call, path string, flags uint64) verdict {
 	if _, _, err := w.findFor(path, flags); err != nil {
 		return fails(err)

@@ -11,20 +11,19 @@ import (
 )
 
 var (
-	// ErrNested: this process runs under a supervisor already, and the kernel allows a process only one.
+	// ErrNested is the error for a process that already runs under a supervisor. The kernel allows only one per process.
 	ErrNested = errors.New("this process is under `verbena run` or another supervisor of system calls (seccomp user notification) already, and the kernel allows only one: " +
 		"inside `verbena run` leave out the inner one, its program sees the same devices without; " +
 		"in a container turn off the interception of its runtime (LXD: security.syscalls.intercept.*; Podman, runc: the profile's SCMP_ACT_NOTIFY)")
-	// ErrUnsupported: the kernel, or a container's policy, does not offer what is needed.
+	// ErrUnsupported is the error if the kernel or a container's policy lacks a required feature.
 	ErrUnsupported = errors.New("seccomp user notification is not available")
 )
 
-// ErrProc: /proc is that of another PID namespace, or there is none.
+// ErrProc is the error for a /proc that is missing or belongs to another PID namespace.
 var ErrProc = errors.New("/proc is not that of this PID namespace, so that programs cannot be found there; mount it anew " +
 	"(unshare --pid --fork --mount-proc, or mount -t proc proc /proc)")
 
-// CheckProc reports whether processes are found in /proc by the numbers that they have here: ErrProc if not. It may
-// sleep.
+// CheckProc returns ErrProc unless /proc lists processes by their numbers in this namespace. It may sleep.
 func CheckProc() error { return checkProc(os.Readlink, os.Getpid()) }
 
 func checkProc(readlink func(string) (string, error), own int) error {
@@ -37,8 +36,8 @@ func checkProc(readlink func(string) (string, error), own int) error {
 	return nil
 }
 
-// Probe reports whether a program can be started here, without leaving a trace: ErrNested, ErrUnsupported, ErrProc, or
-// what else the kernel said. It may sleep.
+// Probe checks whether programs can be started here, without side effects. It returns ErrNested, ErrUnsupported,
+// ErrProc, or another error of the kernel. It may sleep.
 func Probe() error {
 	if err := CheckProc(); err != nil {
 		return err
@@ -53,7 +52,7 @@ func Probe() error {
 			return
 		}
 		defer unix.Close(listener)
-		// There is no notification, so a kernel that knows the request says ENOENT.
+		// There is no notification, so a kernel that knows the request returns ENOENT.
 		if _, e := sendAddFD(listener, &addFD{srcFD: uint32(listener)}); errors.Is(e, unix.EINVAL) {
 			err = fmt.Errorf("%w: Linux 5.9 or newer is needed", ErrUnsupported)
 		}
@@ -61,11 +60,11 @@ func Probe() error {
 	return err
 }
 
-// install puts a filter on the calling thread and returns its listener.
+// install installs a filter on the calling thread and returns its listener.
 //
-// It does without no_new_privs where it may (CAP_SYS_ADMIN), so that setuid programs work as ever. On a kernel
-// without WAIT_KILLABLE_RECV (5.19) a signal interrupts a trapped call, which is then issued again: harmless, except
-// that a descriptor which was just being installed may be left over in the program.
+// It avoids no_new_privs if allowed (CAP_SYS_ADMIN), so that setuid programs keep working. On a kernel without
+// WAIT_KILLABLE_RECV (5.19), a signal interrupts a trapped call, which the thread then repeats. This is harmless,
+// except that a descriptor may remain open in the program if its install was interrupted.
 func install(filter []unix.SockFilter) (listener int, err error) {
 	flags := uintptr(unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
 	privileged := true
@@ -104,29 +103,29 @@ func explain(err error, gVisor func() bool) error {
 	return fmt.Errorf("install the system call filter: %w", err)
 }
 
-// isGVisor reports whether the kernel is that of gVisor.
+// isGVisor reports whether the kernel is gVisor.
 func isGVisor() bool {
 	version, _ := os.ReadFile("/proc/version")
 	messages := make([]byte, maxMessages)
 	const readAll = 3 // SYSLOG_ACTION_READ_ALL
 	n, err := unix.Klogctl(readAll, messages)
-	if err != nil { // not everybody may read those of Linux
+	if err != nil { // on Linux, reading the messages may need a privilege
 		n = 0
 	}
 	return saysGVisor(string(version), string(messages[:n]))
 }
 
-// maxMessages is more than gVisor has.
+// maxMessages is more than the size of gVisor's messages.
 const maxMessages = 16 << 10
 
-// saysGVisor looks for its name in /proc/version and in the kernel's messages, which begin with it.
+// saysGVisor looks for gVisor's name in /proc/version and at the beginning of the kernel's messages.
 func saysGVisor(version, messages string) bool {
-	const old = "#1 SMP Sun Jan 10 15:06:54 PST 2016" // whose version does not have the name
+	const old = "#1 SMP Sun Jan 10 15:06:54 PST 2016" // an old version without the name
 	return strings.Contains(strings.ToLower(version), "gvisor") || strings.Contains(version, old) ||
 		strings.Contains(messages, "] Starting gVisor")
 }
 
-// hardLimit returns the hard limit on this process's descriptors.
+// hardLimit returns the hard limit of this process's descriptors.
 func hardLimit() (uint64, error) {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestExplain: why the filter cannot be installed, and what to do.
+// TestExplain tests that the error names the reason why the filter cannot be installed, and the remedy.
 func TestExplain(t *testing.T) {
 	linux, gVisor := func() bool { return false }, func() bool { return true }
 	for _, tt := range []struct {

@@ -16,21 +16,22 @@ import (
 	"verbena/umem"
 )
 
-// identity is the identity of a thread in /proc (proc_pid_status(5)).
+// identity is the identity of a thread from /proc (proc_pid_status(5)).
 type identity struct {
-	pid            int // of the process, its thread group
+	pid            int // number of the process (thread group)
 	name           string
 	uids, gids     ids
 	groups         []int
 	fileCapability bool // CAP_DAC_OVERRIDE, in this process's user namespace
-	bindCapability bool // CAP_NET_BIND_SERVICE, there too
-	rawCapability  bool // CAP_NET_RAW, there too
+	bindCapability bool // CAP_NET_BIND_SERVICE, in the same namespace
+	rawCapability  bool // CAP_NET_RAW, in the same namespace
 }
 
-// ids are the real, effective, saved and file system id.
+// ids holds the real, effective, saved and file system ID.
 type ids struct{ real, effective, saved, fs int }
 
-// identify reads who a thread is by its number, which the caller sees to that it is still the thread's.
+// identify reads the identity of a thread by its number. The caller must ensure that the number still belongs to the
+// thread.
 func identify(tid int) (*identity, error) {
 	dir, err := openProc(tid)
 	if err != nil {
@@ -100,18 +101,18 @@ func parseInts(words []string, into ...*int) error {
 // Node is the owner and the permissions of the device files.
 type Node struct {
 	UID, GID int
-	// Mode is the permission bits; 0 stands for 0666, as udev's rules have it.
+	// Mode holds the permission bits; 0 stands for 0666, as in udev's rules.
 	Mode uint32
 }
 
-// Access rights, as in access(2).
+// The access rights, as in access(2).
 const (
 	mayExecute = unix.X_OK
 	mayWrite   = unix.W_OK
 	mayRead    = unix.R_OK
 )
 
-// allows reports whether a process with these ids has the rights on the file. (inode_permission)
+// allows reports whether a process with these IDs has the rights on the file. (inode_permission)
 func (n Node) allows(id *identity, uid, gid int, rights uint32) bool {
 	mode := n.Mode
 	switch {
@@ -125,8 +126,8 @@ func (n Node) allows(id *identity, uid, gid int, rights uint32) bool {
 	return rights&^mode == 0
 }
 
-// overflowUID is the user id that stands for all users without one in this user namespace, -1 where each has one.
-// (user_namespaces(7), "Unmapped user and group IDs")
+// overflowUID returns the user ID that stands for all users without a mapping in this user namespace, or -1 if all
+// users are mapped. (user_namespaces(7), "Unmapped user and group IDs")
 var overflowUID = sync.OnceValue(func() int {
 	m, err := procfile.Read("/proc/self/uid_map")
 	if err != nil || slices.Equal(strings.Fields(string(m)), []string{"0", "0", "4294967295"}) {
@@ -143,16 +144,16 @@ var overflowUID = sync.OnceValue(func() int {
 	return n
 })
 
-// isOverflow reports whether a user id may stand for any of several users.
+// isOverflow reports whether a user ID may stand for several users.
 func isOverflow(uid int) bool { return uid == overflowUID() }
 
-// opener is a process as it opens a device file. (uverbs.Process)
+// opener is a process that opens a device file. (uverbs.Process)
 type opener struct {
 	*process
 	session *Session
 	id      *identity
 	user    *quota.User
-	rings   bool // natively
+	rings   bool // with native doorbells
 }
 
 func (o *opener) PID() int               { return o.id.pid }
@@ -160,7 +161,7 @@ func (o *opener) Name() string           { return o.id.name }
 func (o *opener) UID() int               { return o.id.uids.effective }
 func (o *opener) Account() *umem.Account { return o.acct }
 
-// User returns the user charged for objects: the real one, not the effective one of a set-uid program.
+// User returns the user charged for objects. For a set-uid program that is the real user.
 func (o *opener) User() *quota.User { return o.user }
 
 // accessesOthers reports whether this process may access the memory of other users' processes.

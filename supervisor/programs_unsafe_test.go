@@ -23,8 +23,8 @@ import (
 	"verbena/uapi"
 )
 
-// programs run under supervision: TestMain becomes one of them when the environment says so. A panic is their way to
-// fail.
+// programs maps names to programs of tests, which run under supervision. TestMain runs the one named in the
+// environment. A program fails by a panic.
 var programs = map[string]func(args []string){
 	"commands":  programCommands,
 	"hold":      programHold,
@@ -55,7 +55,7 @@ func TestMain(m *testing.M) {
 		programs[name](os.Args[1:])
 		return
 	}
-	if signal.Ignored(syscall.SIGHUP) { // below nohup(1): what the tests start is to heed it all the same
+	if signal.Ignored(syscall.SIGHUP) { // under nohup(1) the started programs must still receive SIGHUP
 		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	}
 	leaktest.Main(m)
@@ -88,7 +88,7 @@ func doorbell(fd int) (int, error) {
 	return unix.Write(fd, b[:])
 }
 
-// isCharDevice checks what fstat(2) and its kin show of the device.
+// isCharDevice checks that the fields of stat(2) describe the device.
 func isCharDevice(st *unix.Stat_t) {
 	check(st.Mode&unix.S_IFMT == unix.S_IFCHR, "mode %#o, want a character device", st.Mode)
 	check(st.Rdev == unix.Mkdev(231, 192), "device number %#x", st.Rdev)
@@ -99,7 +99,7 @@ func programCommands(args []string) {
 	var st, at unix.Stat_t
 	must(0, unix.Fstat(fd, &st))
 	isCharDevice(&st)
-	// What the C library makes of fstat, and statx.
+	// fstat as the C library calls it, and statx.
 	_, _, e := unix.Syscall6(unix.SYS_NEWFSTATAT, uintptr(fd), uintptr(unsafe.Pointer(must(unix.BytePtrFromString("")))),
 		uintptr(unsafe.Pointer(&at)), unix.AT_EMPTY_PATH, 0, 0)
 	check(e == 0, "newfstatat: %v", e)
@@ -144,7 +144,7 @@ func programCommands(args []string) {
 		check(n == 32 && err == nil, "doorbell: %d, %v", n, err)
 		check(int(mem[8]) == i+1, "doorbell %d: the program sees %d", i+1, mem[8])
 	}
-	// Duplicates are the device as well, whichever number the program asks for at least.
+	// Duplicates refer to the device as well, whatever minimum number the program asks for.
 	for i, d := range []int{
 		must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)), must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD, fd+7)), must(
 			unix.Dup(fd)),
@@ -159,7 +159,7 @@ func programCommands(args []string) {
 		check(i != 1 || d >= fd+7, "duplicate %d, want at least %d", d, fd+7)
 		unix.Close(d)
 	}
-	// By a number of the program's own choice commands go by the request, doorbells do not.
+	// At a number chosen by the program, ioctl works, and doorbells do not.
 	must(0, unix.Dup3(fd, 40, unix.O_CLOEXEC))
 	op := fakeOp{op: opIncrement, in: 1}
 	check(operate(40, &op) == 0 && op.out == 2, "ioctl by a low descriptor")
@@ -168,7 +168,7 @@ func programCommands(args []string) {
 	high := must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, fd+1))
 	_, err = doorbell(high)
 	check(err == nil && mem[8] == 7, "doorbell by another descriptor: %v", err)
-	// What is no device is not touched, also with such numbers.
+	// Other files are not affected, also with such numbers.
 	r, w, err := os.Pipe()
 	check(err == nil, "pipe: %v", err)
 	n := must(unix.FcntlInt(w.Fd(), unix.F_DUPFD_CLOEXEC, fd+10))
@@ -180,7 +180,7 @@ func programCommands(args []string) {
 	check(operate(n, &op) == syscall.ENOTTY, "ioctl of a pipe")
 	check(operate(-1, &op) == syscall.EBADF, "ioctl of nothing")
 
-	// The limits are as they were, and a second file gets a number of its own.
+	// The limits are restored, and a second file gets a different number.
 	var after unix.Rlimit
 	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &after))
 	check(after == limit, "limit of open files %v, was %v", after, limit)
@@ -189,14 +189,14 @@ func programCommands(args []string) {
 	fmt.Println("ok")
 }
 
-// programHold opens the device, says so, and sleeps.
+// programHold opens the device, reports that, and sleeps.
 func programHold(args []string) {
 	openDevice()
 	fmt.Println("open")
 	sleep()
 }
 
-// programLastClose passes the device on in various ways; the test sees in /proc when a step has been done.
+// programLastClose passes the device on in various ways. The test observes each step in /proc.
 func programLastClose(args []string) {
 	fd := openDevice()
 	op := fakeOp{op: opWait}
@@ -206,7 +206,7 @@ func programLastClose(args []string) {
 	case "dup":
 		d := must(unix.Dup(fd))
 		unix.Close(fd)
-		check(operate(d, &op) == 0, "wait") // the test looks
+		check(operate(d, &op) == 0, "wait") // while the test checks
 		unix.Close(d)
 	case "mapping":
 		mem := must(unix.Mmap(fd, 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED))
@@ -220,7 +220,7 @@ func programLastClose(args []string) {
 		unix.Close(d)
 		check(operate(fd, &op) == 0, "wait")
 		unix.Close(fd)
-	case "child": // inherits the device and is the last to have it
+	case "child": // inherits the device and has its last descriptor
 		must(unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0))
 		c := exec.Command("/proc/self/exe", "inherited", strconv.Itoa(fd))
 		c.Env = append(os.Environ(), programEnv+"=lastclose")
@@ -229,13 +229,13 @@ func programLastClose(args []string) {
 		c.ExtraFiles = []*os.File{fd2}
 		must(0, c.Start())
 		return
-	case "exec": // closes on exec
+	case "exec": // closes it on exec
 		must(0, unix.Exec("/bin/sleep", []string{"sleep", "1000"}, os.Environ()))
 	}
 	sleep()
 }
 
-// sleep is for ever. (Go would take an empty select for a deadlock.)
+// sleep never returns. (Go would report an empty select as a deadlock.)
 func sleep() { time.Sleep(time.Hour) }
 
 func init() {
@@ -245,7 +245,7 @@ func init() {
 			inner(args)
 			return
 		}
-		// As descriptor 3, too; the number that the filter knows is the inherited one.
+		// Also as descriptor 3; the filter knows the inherited number.
 		op := fakeOp{op: opWait}
 		check(operate(3, &op) == 0, "the child's ioctl")
 	}
@@ -259,10 +259,10 @@ func programNested([]string) {
 	fmt.Println(err)
 }
 
-// programThreads has one thread wait in a command for what another one's command does.
+// programThreads makes a thread wait in a command for the effect of another thread's command.
 func programThreads(args []string) {
 	fd := openDevice()
-	if args[0] == "known" { // the second thread has called before
+	if args[0] == "known" { // the second thread has made a call before
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			runtime.LockOSThread()
@@ -280,7 +280,7 @@ func programThreads(args []string) {
 		})
 	}
 	for range n {
-		time.Sleep(2 * time.Millisecond) // most are waiting by then; any order will do
+		time.Sleep(2 * time.Millisecond) // most wait by then; any order works
 		op := fakeOp{op: opGo}
 		check(operate(fd, &op) == 0, "go")
 	}
@@ -288,7 +288,8 @@ func programThreads(args []string) {
 	fmt.Println("ok")
 }
 
-// programTurns rings doorbells by two threads, in turn, then by one, and all that twice; after each the test looks.
+// programTurns rings doorbells alternately from two threads, then from one, and repeats that once. The test checks
+// after each step.
 func programTurns([]string) {
 	runtime.LockOSThread() // one caller is one thread
 	fd := openDevice()
@@ -369,7 +370,7 @@ func programDoorbells(args []string) {
 	fmt.Println(time.Since(start).Nanoseconds())
 }
 
-// programNumbers has so many files that they get numbers of those that device files get, also that of one it has just
+// programNumbers opens enough files to get numbers in the range of device files, including a number that it has just
 // closed.
 func programNumbers(args []string) {
 	var limit unix.Rlimit
@@ -385,7 +386,7 @@ func programNumbers(args []string) {
 	}
 	fd := openDevice()
 	check(fd < selectLimit, "the first device file has number %d", fd)
-	kept := must(unix.Dup(fd)) // the file stays open
+	kept := must(unix.Dup(fd)) // keeps the file open
 	for pipe() < fd+10 {
 	}
 	check(openDevice() >= int(n.high), "a device file among the program's own")
@@ -402,7 +403,7 @@ func programNumbers(args []string) {
 		check(size != 32, "32 bytes written to an eventfd, which takes 8: %d, %v", size, err)
 		must(0, unix.Dup3(kept, fd, unix.O_CLOEXEC))
 	}
-	// Each number is what the program has under it.
+	// Each number refers to the program's own file.
 	for i, p := range pipes {
 		msg := fmt.Sprintf("%032d", i)
 		must(unix.Write(p[1], []byte(msg)))
@@ -410,7 +411,7 @@ func programNumbers(args []string) {
 		k := must(unix.Read(p[0], b[:]))
 		check(string(b[:k]) == msg, "pipe %v: %q, want %q", p, b[:k], msg)
 	}
-	// A duplicate takes no number that another thread gets in the same moment.
+	// A duplicate does not take a number that another thread gets at the same time.
 	for _, p := range pipes[len(pipes)-50:] {
 		must(0, unix.Close(p[0]))
 		must(0, unix.Close(p[1]))
@@ -440,8 +441,8 @@ func programNumbers(args []string) {
 	fmt.Println("ok")
 }
 
-// programWrites writes so many times to a file at each of some numbers, and prints the nanoseconds that one write
-// takes.
+// programWrites writes to a file at each of some numbers, a given number of times, and prints the nanoseconds per
+// write.
 func programWrites(args []string) {
 	n := must(strconv.Atoi(args[0]))
 	null := must(unix.Open(os.DevNull, unix.O_WRONLY|unix.O_CLOEXEC, 0))
@@ -472,7 +473,7 @@ func programWrites(args []string) {
 	}
 }
 
-// programGuarded uses the device all the time, from several threads, while its supervisor dies.
+// programGuarded uses the device continuously, from several threads, while its supervisor dies.
 func programGuarded([]string) {
 	fd := openDevice()
 	var dead atomic.Bool
@@ -485,13 +486,13 @@ func programGuarded([]string) {
 			dead.Store(true)
 		})
 	}
-	wg.Go(func() { // doorbells all along
+	wg.Go(func() { // continuous doorbells
 		for !dead.Load() {
 			_, err := doorbell(fd)
 			check(err == nil || err == syscall.EIO || err == syscall.EINVAL, "doorbell: %v", err)
 		}
 	})
-	wg.Go(func() { // and files
+	wg.Go(func() { // and opens of files
 		for !dead.Load() {
 			must(os.ReadFile("/proc/self/comm"))
 		}
@@ -520,7 +521,7 @@ func programGone([]string) {
 	fmt.Println("ok")
 }
 
-// programOpens opens paths given as arguments and prints what comes of it.
+// programOpens opens the paths in its arguments and prints the results.
 func programOpens(args []string) {
 	for _, p := range args {
 		fd, err := unix.Open(p, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -539,7 +540,7 @@ func programOpens(args []string) {
 	}
 }
 
-// programReopens opens a directory as often as it is told, and looks at what it got.
+// programReopens opens a directory a given number of times, and checks each descriptor.
 func programReopens(args []string) {
 	for i := range must(strconv.Atoi(args[0])) {
 		fd := must(unix.Open(ibDir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0))
@@ -551,7 +552,7 @@ func programReopens(args []string) {
 	fmt.Println("ok")
 }
 
-// programService supervises the program whose listener is descriptor 3, until it is killed.
+// programService supervises the program of the listener in descriptor 3, until it is killed.
 func programService(args []string) {
 	srv := newFakeServer()
 	s := must(newSupervisor(SupervisorConfig{Dir: args[0]}, srv))
@@ -595,7 +596,7 @@ func programLauncher(args []string) {
 	os.Exit(code)
 }
 
-// programPingPong has two threads wait busily for each other's doorbells, as programs do that poll their completion
+// programPingPong makes two threads busy-wait for each other's doorbells, like programs that poll their completion
 // queues.
 func programPingPong(args []string) {
 	fd := openDevice()

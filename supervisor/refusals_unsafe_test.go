@@ -16,7 +16,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// asNobody makes a thread another user's, without capabilities.
+// asNobody switches the calling thread to another user, without capabilities.
 func asNobody() {
 	must(0, unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 	for _, nr := range []uintptr{unix.SYS_SETRESGID, unix.SYS_SETRESUID} {
@@ -26,7 +26,7 @@ func asNobody() {
 	}
 }
 
-// TestPathRefusals: calls with a virtual path fail as those of the kernel do, with the same errno.
+// TestPathRefusals tests that calls with a virtual path fail with the same errno as in the kernel.
 func TestPathRefusals(t *testing.T) {
 	c := newTrapped(t, nil)
 	const (
@@ -113,7 +113,8 @@ func TestPathRefusals(t *testing.T) {
 	}
 }
 
-// TestWayUp: a path leads up through a directory only if the caller may search it and all above it.
+// TestWayUp tests that a path leads up through a directory only if the caller may search it and all directories above
+// it.
 func TestWayUp(t *testing.T) {
 	testutil.NeedRoot(t, "to have directories that are not the caller's")
 	c := newTrapped(t, asNobody)
@@ -136,7 +137,7 @@ func TestWayUp(t *testing.T) {
 	}
 }
 
-// TestNetlinkRefusals: malformed calls on a netlink socket fail as with the kernel, and change nothing.
+// TestNetlinkRefusals tests that malformed calls on a netlink socket fail as in the kernel, and change nothing.
 func TestNetlinkRefusals(t *testing.T) {
 	c := newTrapped(t, nil)
 	n, end, err := c.sup.newNetlink(c.ledger.User(1), netlinkOpener{}, false, 7)
@@ -190,16 +191,16 @@ func TestNetlinkRefusals(t *testing.T) {
 			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
 		}
 		if n.portID != 7 {
-			t.Errorf("%s: the socket's number is %d, want 7", tt.name, n.portID)
+			t.Errorf("%s: port ID: got %d, want 7", tt.name, n.portID)
 		}
 		if written := c.mem[128] == unix.AF_NETLINK; written != (tt.name == "getsockname") {
-			t.Errorf("%s: the address was written: %v", tt.name, written)
+			t.Errorf("%s: address was written: got %v", tt.name, written)
 		}
 		c.mem[128] = 0
 	}
 }
 
-// TestCMCaller: the connection manager's questions about a caller are answered for the caller alone.
+// TestCMCaller tests that the queries of the connection manager about a caller are answered for that caller only.
 func TestCMCaller(t *testing.T) {
 	testutil.NeedRoot(t, "to become another user")
 	authority, err := principal.New(nil, 65534)
@@ -222,7 +223,7 @@ func TestCMCaller(t *testing.T) {
 	}
 	later := &cmCaller{user: opener}
 	if later.MayConnect(nil, openers) || later.MayBindLowPorts() {
-		t.Error("a call whose worker has gone on: got rights, want none")
+		t.Error("a call after its worker has taken another one: got rights, want none")
 	}
 	if caller.MayBindLowPorts() {
 		t.Error("MayBindLowPorts without CAP_NET_BIND_SERVICE: got true, want false")
@@ -250,8 +251,8 @@ func TestCMCaller(t *testing.T) {
 	}
 }
 
-// TestGetEvent: without an event, a call on a file with O_NONBLOCK fails with EAGAIN. Another waits. The wait ends when
-// its thread has gone, and a call that is woken in vain goes on to wait.
+// TestGetEvent tests GET_EVENT without an event. With O_NONBLOCK it fails with EAGAIN. Otherwise it waits. The wait
+// ends when its thread has gone, and continues after a spurious wakeup.
 func TestGetEvent(t *testing.T) {
 	c := newTrapped(t, nil, withCM(t))
 	p := c.mustProcess()
@@ -265,7 +266,7 @@ func TestGetEvent(t *testing.T) {
 	if v, waits := c.w.cmCommand(f); v.String() != "EAGAIN" || waits {
 		t.Errorf("with O_NONBLOCK: got %v, waits %v, want EAGAIN", v, waits)
 	}
-	// The program replaces the file while it is looked at.
+	// The program replaces the file during the check.
 	number := c.w.n.args[0]
 	null, err := os.OpenFile(os.DevNull, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -279,11 +280,11 @@ func TestGetEvent(t *testing.T) {
 	c.w.n.args[0] = number
 	d := &deferred{session: c.s, n: c.w.n, f: f, caller: &cmCaller{space: c.w.Space()}}
 	if d.try() {
-		t.Error("a trapped thread that is woken in vain: the call is over")
+		t.Error("a spurious wakeup of a trapped thread: the call has ended")
 	}
 	d.n.id = ^c.id
 	if !d.try() {
-		t.Error("a thread that has gone: the call goes on")
+		t.Error("a thread that has gone: the call continues")
 	}
 	over := make(chan struct{})
 	f.beginWait()
@@ -294,14 +295,14 @@ func TestGetEvent(t *testing.T) {
 	select {
 	case <-over:
 	case <-time.After(10 * time.Second):
-		t.Error("the wait of a thread that has gone goes on")
+		t.Error("the wait of a thread that has gone continues")
 		f.cm.Close()
 		<-over
 	}
 }
 
-// TestGetEventPanic: a panic in a call that waits for an event answers the call with EIO and closes its file, and
-// nothing else.
+// TestGetEventPanic tests that a panic in a call that waits for an event answers the call with EIO and closes only its
+// file.
 func TestGetEventPanic(t *testing.T) {
 	c := newTrapped(t, nil, withCM(t))
 	p := c.mustProcess()
@@ -321,7 +322,7 @@ func TestGetEventPanic(t *testing.T) {
 	if v, waits := c.w.cmCommand(f); !waits {
 		t.Fatalf("a call without an event: got %v, want to wait", v)
 	}
-	f.cm.Close() // wakes it
+	f.cm.Close() // wakes the call
 	testutil.Eventually(t, "the answer", func() bool { return stillTrapped(c.s.fd, c.id) != nil })
 	testutil.Eventually(t, "the file to be closed", func() bool { return f.calls.Load() >= closing })
 	if !other.enter() {
@@ -335,8 +336,8 @@ func TestGetEventPanic(t *testing.T) {
 	}
 }
 
-// TestDuplicateNumbers: the duplicate of a device gets a number of those that device files get. That of another file is
-// made here only if it is to have one. A number that there cannot be is left to the kernel.
+// TestDuplicateNumbers tests that the duplicate of a device gets a number in the range of device files. Another file is
+// duplicated here only if it needs such a number. An invalid number is left to the kernel.
 func TestDuplicateNumbers(t *testing.T) {
 	c := newTrapped(t, nil)
 	null, err := os.Open(os.DevNull)
@@ -392,14 +393,14 @@ func TestDuplicateNumbers(t *testing.T) {
 		return 7, nil
 	})
 	if got != 7 || err != nil {
-		t.Errorf("reopen of a file with a lease for a moment: got %d, %v", got, err)
+		t.Errorf("reopen of a file with a short lease: got %d, %v", got, err)
 	}
 	if _, err := c.w.reopen(th, 1<<20, inode{}, func(int) (int, error) { return -1, refused }); err != errGone {
-		t.Errorf("reopen of nothing: got %v, want %v", err, errGone)
+		t.Errorf("reopen of a closed descriptor: got %v, want %v", err, errGone)
 	}
 }
 
-// raise lets this process have the numbers of device files while the test runs.
+// raise raises this process's limit to include the numbers of device files during the test.
 func raise(t *testing.T) {
 	t.Helper()
 	var before unix.Rlimit
@@ -412,8 +413,8 @@ func raise(t *testing.T) {
 	t.Cleanup(func() { unix.Prlimit(0, unix.RLIMIT_NOFILE, &before, nil) })
 }
 
-// TestChosenNumbers: a file gets the last free number of the low range, as long as the program's own descriptors leave
-// room below it.
+// TestChosenNumbers tests that a file gets the last free number of the low range, as long as the program's other
+// descriptors leave room below it.
 func TestChosenNumbers(t *testing.T) {
 	c := newTrapped(t, nil)
 	th := c.lookOnce()
@@ -455,7 +456,7 @@ func TestChosenNumbers(t *testing.T) {
 	check("no room, and no other numbers", [3]uint32{768, 768, 1024})
 }
 
-// TestDescriptorsAreCounted as the kernel's directory shows them, up to a bound.
+// TestDescriptorsAreCounted tests that descriptors are counted as in the kernel's directory, up to a limit.
 func TestDescriptorsAreCounted(t *testing.T) {
 	c := newTrapped(t, nil)
 	th := c.lookOnce()
@@ -467,7 +468,7 @@ func TestDescriptorsAreCounted(t *testing.T) {
 		}
 		defer f.Close()
 	}
-	if got := th.descriptors(1000); got < before+5 || got > before+15 { // other goroutines have some, too
+	if got := th.descriptors(1000); got < before+5 || got > before+15 { // other goroutines open descriptors, too
 		t.Errorf("got %d descriptors, want about %d", got, before+10)
 	}
 	if got := th.descriptors(3); got != 3 {
@@ -475,12 +476,13 @@ func TestDescriptorsAreCounted(t *testing.T) {
 	}
 }
 
-// helperFunc is a Helper.
+// helperFunc is a Helper made of a function.
 type helperFunc func(tid int) (*os.File, error)
 
 func (f helperFunc) OpenMem(tid int) (*os.File, error) { return f(tid) }
 
-// TestHelperIsNotTrusted: only memory is read and written of what a helper opens, and no more is read than there is.
+// TestHelperIsNotTrusted tests that only a memory file returned by a helper is read and written, and no more than its
+// size.
 func TestHelperIsNotTrusted(t *testing.T) {
 	var logs logBook
 	path := filepath.Join(t.TempDir(), "file")

@@ -15,16 +15,16 @@ import (
 func init() {
 	programs["swaps"] = programSwaps
 	if os.Getenv(programEnv) == "swaps" {
-		runtime.LockOSThread() // the program needs the main thread, which pidfd_getfd(2) asks
+		runtime.LockOSThread() // keep the main thread for the program, since pidfd_getfd(2) uses its table
 	}
 }
 
-// programSwaps duplicates a device file on a thread whose descriptors the main thread does not share. On a line of
-// input, another thread puts another file at the number.
+// programSwaps duplicates a device file on a thread that does not share descriptors with the main thread. On a line of
+// input, another thread replaces the file at that number.
 func programSwaps(args []string) {
 	device := openDevice()
 	other := must(unix.Open(args[0], unix.O_PATH|unix.O_CLOEXEC, 0))
-	files := make(chan func()) // for a thread that keeps the table which the main thread leaves
+	files := make(chan func()) // for a thread that keeps the table that the main thread leaves
 	go func() {
 		runtime.LockOSThread()
 		for f := range files {
@@ -51,9 +51,9 @@ func programSwaps(args []string) {
 	os.Exit(0)
 }
 
-// TestDuplicateOfSwappedFile: a file that a program puts in the place of its device file, while the supervisor
-// duplicates that, is not opened. Its thread has descriptors of its own, so that pidfd_getfd(2) does not see the
-// device.
+// TestDuplicateOfSwappedFile tests that the supervisor does not open a file that a program puts in place of its device
+// file during a duplicate. The program's thread has a separate table of descriptors, so pidfd_getfd(2) does not find
+// the device.
 func TestDuplicateOfSwappedFile(t *testing.T) {
 	for _, tt := range []struct{ point, want string }{
 		{"follow", "dup: bad file descriptor"},
@@ -100,7 +100,7 @@ func testSwappedFile(t *testing.T, at, want string) {
 	close(goOn)
 	w.printed(r, want)
 	w.finish(r)
-	w.logs.take() // the refusal
+	w.logs.take() // about the refusal
 	if n, err := unix.Read(watch, make([]byte, 256)); err != unix.EAGAIN {
 		t.Errorf("the supervisor has opened the file: %d bytes of events, %v", n, err)
 	}

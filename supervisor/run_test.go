@@ -84,8 +84,8 @@ func TestProgramSees(t *testing.T) {
 	}
 }
 
-// TestProgramInDirectories: paths are relative to virtual directories, and to those above them, and these list the
-// virtual ones.
+// TestProgramInDirectories tests paths relative to virtual directories, and to the directories above them, which must
+// list the virtual ones.
 func TestProgramInDirectories(t *testing.T) {
 	w := newWorld(t)
 	python := func(script string) string { return "python3 -c '\nimport os, stat, sys\n" + script + "'" }
@@ -97,7 +97,7 @@ func TestProgramInDirectories(t *testing.T) {
 		{"cd /dev && ls -d infiniband/uverbs0 && ls -d inf*", "infiniband/uverbs0\ninfiniband\n"},
 		{"ls /sys/class | grep ^infiniband; ls /dev | grep infiniband; ls -f /dev/ | grep -c infiniband",
 			"infiniband\ninfiniband_verbs\ninfiniband\n1\n"},
-		{"ls /sys/class | grep -c -x net; ls /dev | grep -c -x null", "1\n1\n"}, // what else there is
+		{"ls /sys/class | grep -c -x net; ls /dev | grep -c -x null", "1\n1\n"}, // other entries
 		{"find /sys/class -maxdepth 1 -name 'infini*' | sort", "/sys/class/infiniband\n/sys/class/infiniband_verbs\n"},
 		{"find /sys/class -mindepth 2 -maxdepth 2 -name 'rxe*'; find /dev -path '/dev/inf*' -name 'uverbs*'",
 			"/sys/class/infiniband/rxe0\n/dev/infiniband/uverbs0\n"},
@@ -110,7 +110,7 @@ func TestProgramInDirectories(t *testing.T) {
 		{python(`import ctypes
 d, call = os.open("/sys/class", os.O_RDONLY), {"x86_64": 217, "aarch64": 61}[os.uname().machine]
 print(ctypes.CDLL(None).syscall(call, d, ctypes.c_void_p(8), 32768), os.lseek(d, 0, os.SEEK_CUR), "infiniband" in os.listdir(d))`),
-			"-1 0 True\n"}, // getdents64 into memory that is not there
+			"-1 0 True\n"}, // getdents64 into unmapped memory
 		{python(`d = os.open("/sys/class", os.O_RDONLY)
 print(open("infiniband/rxe0/node_type", opener=lambda p, f: os.open(p, f, dir_fd=d)).read(), end="")
 print(os.readlink("infiniband/rxe0", dir_fd=d), os.access("infiniband/rxe0", os.R_OK, dir_fd=d), os.stat("infiniband", dir_fd=d).st_mode & 0o777 == 0o755)`),
@@ -134,7 +134,7 @@ os.system("pwd; ls; cat ../../sys/class/infiniband/rxe0/node_type")`),
 			"/dev/infiniband True True True\n/dev/infiniband\nuverbs0\n1: CA\n"},
 	} {
 		if testing.Short() && i%3 > 0 {
-			continue // each takes several programs, whose every system call is trapped
+			continue // each takes several programs with many trapped system calls
 		}
 		code, out := w.sh("exec 2>&1; " + tt.script)
 		if out != tt.want {
@@ -143,7 +143,7 @@ os.system("pwd; ls; cat ../../sys/class/infiniband/rxe0/node_type")`),
 	}
 }
 
-// TestProgramLooks: the files of a GID table are made when a program looks, in whatever way.
+// TestProgramLooks tests that the files of a GID table are made when a program looks at them, in any way.
 func TestProgramLooks(t *testing.T) {
 	const gids = "/sys/class/infiniband/rxe0/ports/1/gids"
 	for i, tt := range []struct{ script, want string }{
@@ -163,9 +163,9 @@ func TestProgramLooks(t *testing.T) {
 			strings.ReplaceAll("P/gid_attrs/ndevs/3\nP/gid_attrs/types/3\nP/gids/3\n", "P", filepath.Dir(gids))},
 	} {
 		if testing.Short() && i%3 > 0 {
-			continue // each takes a service of its own
+			continue // each takes a separate service
 		}
-		w := newWorld(t) // nobody has looked before
+		w := newWorld(t) // no program has looked before
 		if code, out := w.sh("exec 2>&1; " + tt.script); out != tt.want {
 			t.Errorf("%s\n got %q (exit code %d)\nwant %q", tt.script, out, code, tt.want)
 		}
@@ -187,8 +187,8 @@ P/gids/8: open: no such file or directory
 	}
 }
 
-// TestSignalsToService: what a program opens is what it gets, while the threads that answer are sent signals, as Go's
-// runtime does.
+// TestSignalsToService tests that opens of a program return the right file while the answering threads receive signals,
+// as from Go's runtime.
 func TestSignalsToService(t *testing.T) {
 	w := newWorld(t)
 	r := w.startSelf("reopens", "5000")
@@ -199,7 +199,7 @@ func TestSignalsToService(t *testing.T) {
 		}
 		for _, e := range tasks {
 			if tid, err := strconv.Atoi(e.Name()); err == nil {
-				_ = unix.Tgkill(os.Getpid(), tid, unix.SIGURG) // it may have ended
+				_ = unix.Tgkill(os.Getpid(), tid, unix.SIGURG) // the thread may have ended
 			}
 		}
 		select {
@@ -243,10 +243,10 @@ func TestCommands(t *testing.T) {
 		t.Errorf("opened by user %d, name %q", f.uid, f.name)
 	}
 	if n := f.failed.Load(); n != 1 {
-		t.Errorf("the device failed %d times, want once, for the panic", n)
+		t.Errorf("fatal events of the device: got %d, want 1, for the panic", n)
 	}
 	if n := f.rung.Load(); n != 7 {
-		t.Errorf("%d doorbells, want 7", n)
+		t.Errorf("doorbells: got %d, want 7", n)
 	}
 	var panics int
 	for _, l := range w.logs.take() {
@@ -258,13 +258,13 @@ func TestCommands(t *testing.T) {
 		}
 	}
 	if panics != 1 {
-		t.Errorf("%d panics logged, want 1", panics)
+		t.Errorf("logged panics: got %d, want 1", panics)
 	}
 	testutil.Eventually(t, "descriptors to be closed", func() bool { return openDescriptors(t) <= fds })
 }
 
-// TestNumbersOfManyFiles: a program with hundreds of files has all of them, also where they get numbers that device
-// files get.
+// TestNumbersOfManyFiles tests that a program with hundreds of files can use all of them, also at numbers in the range
+// of device files.
 func TestNumbersOfManyFiles(t *testing.T) {
 	w := newWorld(t)
 	if got := w.mustRunSelf("numbers"); got != "ok" {
@@ -332,7 +332,7 @@ func TestExec(t *testing.T) {
 		}
 		w.await("the end of the session", r.session.Done())
 	}
-	// Without a magic number it is a script for the shell.
+	// Without a magic number the file is a script for the shell.
 	script := write("plain", "echo $0 $*\nexit 5\n", 0o755)
 	code, out := w.finish(w.startPath(script, nil, "plain", "a", "b"))
 	if want := script + " a b\n"; code != 5 || out != want {

@@ -11,7 +11,7 @@ import (
 // notification is a trapped system call (struct seccomp_notif, with its struct seccomp_data).
 type notification struct {
 	id    uint64
-	tid   uint32 // thread id in the namespace of the receiver, 0 if it has none there
+	tid   uint32 // thread ID in the namespace of the receiver; 0: not visible there
 	flags uint32
 	nr    int32
 	arch  uint32
@@ -27,7 +27,7 @@ type response struct {
 	flags uint32
 }
 
-// addFD asks for a descriptor in the trapped process (struct seccomp_notif_addfd).
+// addFD requests the install of a descriptor in the trapped process (struct seccomp_notif_addfd).
 type addFD struct {
 	id       uint64
 	flags    uint32
@@ -49,29 +49,29 @@ func ioctl(fd int, request uintptr, arg unsafe.Pointer) (uintptr, error) {
 	}
 }
 
-// receive takes the oldest notification that was not taken yet. ENOENT: there was one, but its thread was killed, or
+// receive takes the oldest pending notification. It returns ENOENT if the thread of the notification was killed, or if
 // no process is left. It sleeps while there is none.
 func receive(listener int, n *notification) error {
-	*n = notification{} // the kernel insists
+	*n = notification{} // required by the kernel
 	_, err := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(n))
 	return err
 }
 
-// send answers. ENOENT: the thread does not wait for it any more.
+// send sends an answer. It returns ENOENT if the thread no longer waits for it.
 func send(listener int, r *response) error {
 	//verbena:allow nosleep the kernel takes an answer without waiting for the thread that gets it
 	_, err := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(r))
 	return err
 }
 
-// stillTrapped reports an error when the thread of a notification has gone.
+// stillTrapped returns an error if the thread of a notification has gone.
 func stillTrapped(listener int, id uint64) error {
 	_, err := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&id))
 	return err
 }
 
-// sendAddFD puts a duplicate of a.srcFD into the trapped process and returns its number there. No signal interrupts it,
-// those of a CPU profile included; see blockSignals.
+// sendAddFD installs a duplicate of a.srcFD in the trapped process and returns its number there. No signal interrupts
+// it, including SIGPROF of a CPU profile; see blockSignals.
 func sendAddFD(listener int, a *addFD) (n int, err error) {
 	merr := withoutSIGPROF(func() {
 		var r uintptr
@@ -84,8 +84,8 @@ func sendAddFD(listener int, a *addFD) (n int, err error) {
 	return n, err
 }
 
-// setSyncWakeUp sets whether the scheduler expects the thread that traps and the one that answers to run alternately.
-// EINVAL before Linux 6.6.
+// setSyncWakeUp sets whether the scheduler should run the trapped thread and the answering thread alternately. It
+// returns EINVAL before Linux 6.6.
 func setSyncWakeUp(listener int, on bool) error {
 	var flags uintptr
 	if on {
@@ -98,7 +98,7 @@ func setSyncWakeUp(listener int, on bool) error {
 	return nil
 }
 
-// setFilter installs a filter on the calling thread for good, and returns its listener.
+// setFilter permanently installs a filter on the calling thread, and returns its listener.
 func setFilter(filter []unix.SockFilter, flags uintptr) (listener int, err error) {
 	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: unsafe.SliceData(filter)}
 	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
@@ -110,12 +110,12 @@ func setFilter(filter []unix.SockFilter, flags uintptr) (listener int, err error
 	return int(fd), nil
 }
 
-// bytesOf is the memory of a value that the kernel would copy out to a program.
+// bytesOf returns the memory of a value in the kernel's layout for programs.
 func bytesOf[T unix.Stat_t | unix.Statx_t](v *T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
 }
 
-// readMemory reads from the memory of a thread's process; n is less than len(b) where part of it is not mapped.
+// readMemory reads from the memory of a thread's process. n is less than len(b) if part of the range is not mapped.
 func readMemory(tid int, addr uint64, b []byte) (int, error) {
 	local := [1]unix.Iovec{{Base: unsafe.SliceData(b)}}
 	local[0].SetLen(len(b))
@@ -123,7 +123,7 @@ func readMemory(tid int, addr uint64, b []byte) (int, error) {
 	return unix.ProcessVMReadv(tid, local[:], remote[:], 0)
 }
 
-// futexWait sleeps until the word is woken, if it holds value; false when the time is over.
+// futexWait sleeps until the word is woken, if it holds value. It returns false after the timeout.
 func futexWait(word *uint32, value uint32, timeout time.Duration) bool {
 	ts := unix.NsecToTimespec(int64(timeout))
 	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWaitPrivate, uintptr(value),
@@ -131,7 +131,7 @@ func futexWait(word *uint32, value uint32, timeout time.Duration) bool {
 	return errno != unix.ETIMEDOUT
 }
 
-// futexWake wakes up to n of those who sleep on the word.
+// futexWake wakes up to n threads that sleep on the word.
 func futexWake(word *uint32, n int) {
 	unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWakePrivate, uintptr(n), 0, 0, 0)
 }

@@ -21,71 +21,70 @@ import (
 	"verbena/umem"
 )
 
-// SessionInfo describes a program that is handed over.
+// SessionInfo describes a program to attach.
 type SessionInfo struct {
 	// LauncherPID is the process that called Start.
 	LauncherPID int
-	// UID is the user id of the launcher, as the kernel knows it.
+	// UID is the launcher's user ID, as reported by the kernel.
 	UID int
-	// Account is the user who is charged.
+	// Account is the charged user.
 	Account quota.ID
-	// Pidfd refers to the process LauncherPID, so that the number is known to be still its own; nil: the number is all
-	// that is known. It is the caller's to close, after the session has ended.
+	// Pidfd refers to the process LauncherPID, and proves that its number was not reused; nil: only the number is known.
+	// The caller must close it after the session has ended.
 	Pidfd *os.File
-	// Args is the program's argument vector, for people to read.
+	// Args is the program's argument vector, for display.
 	Args []string
-	// Helper reaches the program where this process may not; nil: none.
+	// Helper accesses the program if this process may not; nil: none.
 	Helper Helper
-	// Trace, if not nil, gets a line for each call of the program that is answered here, doorbells excepted: the thread,
-	// the call with its arguments, the result and the time that the answer took, as strace(1) has them. It is called on
-	// the threads that answer, before the program has the answer, and must not sleep.
+	// Trace, if not nil, is called with a line for each call of the program that is answered here, except doorbells. The
+	// line holds the thread, the call with its arguments, the result and the time of the answer, in the style of
+	// strace(1). Trace runs on the answering threads, before the program gets the answer, and must not sleep.
 	Trace func(line string)
 	// Notice, if not nil, shows the user of the program a line of text. It may sleep.
 	Notice func(text string) error
 }
 
-// Session is one program with its descendants, under supervision.
+// Session is a program with its descendants, under supervision.
 type Session struct {
 	sup      *Supervisor
 	info     SessionInfo
-	name     string // the names of its queue files begin with it
+	name     string // prefix of the names of its queue files
 	user     *quota.User
 	tree     *userTree
-	log      *slog.Logger // with the user's number
+	log      *slog.Logger // with the user ID as an attribute
 	listener *os.File
-	// not nil: this process may access the memory of those processes only that allow it (Tracer); it is asked for the
-	// others
+	// not nil: this process may access only processes that allow it (Tracer), and asks the helper for others
 	helper   Helper
-	asksOnly bool    // it is asked for all
-	fd       int     // of listener
-	numbers  numbers // that command files get
+	asksOnly bool    // asks the helper for all processes
+	fd       int     // descriptor of listener
+	numbers  numbers // for command files
 	done     chan struct{}
 
 	canSync bool        // the kernel has SYNC_WAKE_UP
-	sync    atomic.Bool // and it is on
+	sync    atomic.Bool // SYNC_WAKE_UP is on
 
 	turn    turn
 	intake  intake
 	workers sync.WaitGroup
 	cache   [cacheSize]atomic.Pointer[descriptor]
 
-	entered atomic.Bool // a working directory of the programs may be virtual
+	entered atomic.Bool // the working directory of a process may be virtual
 
 	opening sync.Mutex // serialises the choice of descriptor numbers
 	execs   execs
 
 	//verbena:program the processes of one session: what is read of a new one is an address of the kernel's
 	mu        sync.Mutex
-	processes map[int]*process // by number
+	processes map[int]*process // by process ID
 
 	warned atomic.Bool
-	limits sync.Map // the errnos that were logged
+	limits sync.Map // the errnos already logged
 
-	faults [ib.NumLibraryFaults]atomic.Int32 // states of the notices of faults of the library
+	faults [ib.NumLibraryFaults]atomic.Int32 // states of the notices about faults of the library
 }
 
-// Attach takes up a program, by the listener that Launch.Handover got, possibly in another process; it is the
-// session's from then on, unless there is an error. When Attach returns, calls are being answered. It may sleep.
+// Attach attaches a program by the listener from Launch.Handover, possibly of another process. On success the session
+// owns the listener. When Attach returns, calls are being answered. Attach may sleep.
 func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, err error) {
 	fail := func(cause error) (*Session, error) {
 		return nil, fmt.Errorf("attach process %d: %w", info.LauncherPID, cause)
@@ -98,7 +97,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	if err != nil {
 		return fail(err)
 	}
-	// From here on a thread may wait for the launcher's memory, which counts as one of the user's.
+	// From here on a thread may wait for the launcher's memory. It is charged to the user.
 	user := s.cfg.Quota.Account(info.Account)
 	if err := sessionCharges.take(user); err != nil {
 		return fail(err)
@@ -108,7 +107,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 			sessionCharges.give(user)
 		}
 	}()
-	// Access that is denied to the launcher's memory will be denied to the program's.
+	// If access to the launcher's memory is denied, access to the program's memory will be as well.
 	var helper Helper
 	if s.cfg.AskHelper || directAccess(info.LauncherPID) != nil {
 		if helper = info.Helper; helper == nil || id.uids.effective != os.Geteuid() || isOverflow(id.uids.effective) ||
@@ -133,10 +132,10 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 		done:      make(chan struct{}),
 		processes: make(map[int]*process),
 	}
-	if info.Pidfd != nil && !runs(info.Pidfd) { // the number may be another's by now
+	if info.Pidfd != nil && !runs(info.Pidfd) { // the number may have been reused
 		return fail(fmt.Errorf("the launcher has ended: %w", unix.ESRCH))
 	}
-	// It may wait for a directory that another program of the user keeps locked. The session is charged already.
+	// This may wait for a directory that another program of the user keeps locked. The session is charged already.
 	t.tree, err = s.trees.enter(user.ID())
 	defer func() {
 		if err != nil {
@@ -166,19 +165,19 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	return t, nil
 }
 
-// sessionDescriptors is what a session costs the service: the listener.
+// sessionDescriptors is the number of descriptors charged for a session: the listener.
 const sessionDescriptors = 1
 
-// sessionCharges counts the session, with its first worker.
+// sessionCharges are the charges of a session, including its first worker.
 var sessionCharges = charges{{quota.Sessions, 1}, {quota.Workers, 1}, {quota.Descriptors, sessionDescriptors}}
 
-// charges are what a user is charged at once.
+// charges is a list of charges made together.
 type charges []struct {
 	kind quota.Kind
 	n    uint64
 }
 
-// take charges all or nothing, and give ends that.
+// take makes all charges or none. give ends them.
 func (list charges) take(u *quota.User) error {
 	for i, c := range list {
 		if err := u.Take(c.kind, c.n); err != nil {
@@ -201,14 +200,14 @@ func runs(pidfd *os.File) bool {
 	return err == nil && (&process{conn: conn}).alive()
 }
 
-// maxCopies bounds how many threads can be held up by the memory of one user's programs, maxAllCopies by that of all
-// users' beyond the first few of each.
+// maxCopies limits the number of threads that can be blocked by the memory of one user's programs. maxAllCopies is the
+// limit for all users, beyond the first few threads of each.
 const (
 	maxCopies    = 64
 	maxAllCopies = 2048
 )
 
-// Copies returns the bound that a user's programs have in common.
+// Copies returns the limit shared by a user's programs.
 func (s *Supervisor) Copies(u *quota.User) *umem.Copies {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,15 +219,15 @@ func (s *Supervisor) Copies(u *quota.User) *umem.Copies {
 	return c
 }
 
-// Done returns a channel that is closed when no process of the session is left, or the Supervisor was closed, and
-// everything that the session had is gone.
+// Done returns a channel that is closed when no process of the session is left, or the Supervisor was closed, and all
+// resources of the session were released.
 func (t *Session) Done() <-chan struct{} { return t.done }
 
-// Name returns the name of the session, which no other on this machine has: a path, at which there is nothing. The
-// names of the queue files of its programs (memfd_create(2)) begin with it.
+// Name returns the name of the session, which is unique on this machine. It is a path without a file. It is the prefix
+// of the names of its programs' queue files (memfd_create(2)).
 func (t *Session) Name() string { return t.name }
 
-// syncWakeUp turns the kernel's way to wake on or off. Several workers may differ; that costs time, nothing else.
+// syncWakeUp turns SYNC_WAKE_UP on or off. Concurrent workers may set different values, which costs only time.
 func (t *Session) syncWakeUp(on bool) {
 	if t.canSync && t.sync.Load() != on {
 		t.sync.Store(on)
@@ -236,7 +235,7 @@ func (t *Session) syncWakeUp(on bool) {
 	}
 }
 
-// finish waits for the end and cleans up.
+// finish waits for the end of the session and releases its resources.
 //
 //verbena:allow close the listener was found to be one, whose close does not wait
 func (t *Session) finish() {
@@ -259,7 +258,7 @@ func (t *Session) finish() {
 	close(t.done)
 }
 
-// explainAccess says why a program's memory cannot be reached, and what to do.
+// explainAccess returns the error for a program's memory that cannot be accessed, with the reason and the remedy.
 func explainAccess(scope string) error {
 	if scope != "0" {
 		return fmt.Errorf("%w; kernel.yama.ptrace_scope is %s: set it to 1 or 0 (sysctl), or run the service as root or with CAP_SYS_PTRACE",
@@ -268,7 +267,7 @@ func explainAccess(scope string) error {
 	return fmt.Errorf("%w; run the service as the same user, or as root", umem.ErrAccess)
 }
 
-// hardLimitOf reads the hard limit on a process's descriptors, which needs no privilege (proc_pid_limits(5)).
+// hardLimitOf reads the hard limit of a process's descriptors, which needs no privilege (proc_pid_limits(5)).
 func hardLimitOf(pid int) (uint64, error) {
 	f, err := procfile.Open("/proc/" + strconv.Itoa(pid) + "/limits")
 	if err != nil {
@@ -278,14 +277,14 @@ func hardLimitOf(pid int) (uint64, error) {
 	return hardLimitIn(f)
 }
 
-// hardLimitIn reads it from the text of proc_pid_limits(5).
+// hardLimitIn reads the limit from the text of proc_pid_limits(5).
 func hardLimitIn(limits io.Reader) (uint64, error) {
 	for lines := bufio.NewScanner(limits); lines.Scan(); {
 		rest, ok := strings.CutPrefix(lines.Text(), "Max open files")
 		if !ok {
 			continue
 		}
-		v := strings.Fields(rest) // soft, hard, unit
+		v := strings.Fields(rest) // fields: soft, hard, unit
 		if len(v) < 2 {
 			break
 		}
@@ -297,8 +296,8 @@ func hardLimitIn(limits io.Reader) (uint64, error) {
 	return 0, errors.New("read the limit of open files: /proc/PID/limits has none")
 }
 
-// warnOfLimit logs that a program has reached a limit, once for each errno: the errno alone does not say which limit it
-// was. A refusal of the ledger's is logged by that.
+// warnOfLimit logs the first error of each errno that means that a program has reached a limit, since the program sees
+// only the errno. The ledger logs its own refusals.
 func (t *Session) warnOfLimit(err error) {
 	e := errno(err)
 	var refusal *quota.Error
@@ -311,7 +310,7 @@ func (t *Session) warnOfLimit(err error) {
 	}
 }
 
-// warn logs what goes wrong for the program as a whole, once.
+// warn logs the first error that affects the program as a whole.
 func (t *Session) warn(what func() error) {
 	if t.warned.CompareAndSwap(false, true) {
 		t.log.Warn("session", "args", t.info.Args, "err", what())

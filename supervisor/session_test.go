@@ -32,13 +32,13 @@ func TestLastClose(t *testing.T) {
 			if how == "dup" || how == "mapping" || how == "reopen" || how == "child" {
 				testutil.Eventually(t, "the command after the first close", func() bool { return f.waiting.Load() > 0 })
 				if how == "reopen" {
-					// The supervisor has looked at the close of the other description by the time it sees this one's.
+					// When the supervisor sees this close, it has processed the close of the other description.
 					w.mustRunSelf("opens", deviceFile)
 					n++
 					w.await("the other file's close", w.srv.opened(t, n).closed)
 				}
 				if f.isClosed() {
-					t.Error("closed while a descriptor is left")
+					t.Error("the file was closed while a descriptor was open")
 				}
 				f.gate <- struct{}{}
 			}
@@ -49,7 +49,7 @@ func TestLastClose(t *testing.T) {
 	}
 }
 
-// queuesOf returns links to the queue files of a session in this process, which is the service.
+// queuesOf returns links to the queue files of a session in this process, which runs the service.
 func queuesOf(t *testing.T, r *run) (links []string) {
 	t.Helper()
 	all, err := filepath.Glob("/proc/self/fd/*")
@@ -78,7 +78,7 @@ func TestKilledProgramLeavesNothing(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	if files := queuesOf(t, r); len(files) != 0 {
-		t.Errorf("left of the queue files: %q", files)
+		t.Errorf("remaining queue files: got %q, want none", files)
 	}
 }
 
@@ -92,7 +92,7 @@ func TestKilledInACommand(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	if f.isClosed() {
-		t.Error("closed while a command is being answered")
+		t.Error("the file was closed while a command was in progress")
 	}
 	f.gate <- struct{}{}
 	w.await("the file to be closed", f.closed)
@@ -112,7 +112,7 @@ func TestSessionOutlivesTheProgram(t *testing.T) {
 	}
 	select {
 	case <-r.session.Done():
-		t.Error("the session has ended before its last process")
+		t.Error("the session ended before its last process")
 	default:
 	}
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
@@ -120,7 +120,7 @@ func TestSessionOutlivesTheProgram(t *testing.T) {
 	}
 	w.await("the end of the session", r.session.Done())
 	if !f.isClosed() {
-		t.Error("the session has ended with an open file")
+		t.Error("the session ended with an open file")
 	}
 }
 
@@ -141,18 +141,21 @@ func TestOneThreadDoesNotStallAnother(t *testing.T) {
 	}
 }
 
-// TestTurns: while several threads call, two workers receive, and one when they have stopped; no call is lost.
+// TestTurns tests that two workers receive while several threads call, and one worker afterwards, and that no call is
+// lost.
 func TestTurns(t *testing.T) {
 	w := newWorld(t)
 	r := w.startSelf("turns")
 	f := w.srv.opened(t, 1)
-	defer func() { // if it gives up
+	defer func() { // releases the program after a failure
 		r.Signal(unix.SIGKILL)
 		close(f.gate)
 	}()
 	for i, want := range []int32{sharedTurns, 1, sharedTurns, 1} {
 		testutil.Eventually(t, "the program's wait", func() bool { return f.waiting.Load() > int64(i) })
-		testutil.Eventually(t, fmt.Sprintf("%d turns", want), func() bool { return r.session.turn.turns.Load() == want })
+		testutil.Eventually(t, fmt.Sprintf("%d receive tokens", want), func() bool {
+			return r.session.turn.turns.Load() == want
+		})
 		f.gate <- struct{}{}
 	}
 	code, out := w.finish(r)
@@ -239,7 +242,7 @@ func TestNodePermissions(t *testing.T) {
 	}
 }
 
-// TestSupervisorCloses: it leaves programs that run to their guardians.
+// TestSupervisorCloses tests that a closed supervisor leaves running programs to their guardians.
 func TestSupervisorCloses(t *testing.T) {
 	w := newWorld(t)
 	r := w.startSelf("hold")
@@ -250,18 +253,19 @@ func TestSupervisorCloses(t *testing.T) {
 	r.Guard(lost, func() { close(abandoned) })
 	w.sup.Close()
 	if !f.isClosed() {
-		t.Error("the file is open after Close")
+		t.Error("the file is still open after Close")
 	}
 	close(lost)
 	w.await("abandon", abandoned)
 	r.Signal(unix.SIGKILL)
 	w.finish(r)
 	if _, err := w.sup.Attach(nil, SessionInfo{LauncherPID: os.Getpid()}); err == nil {
-		t.Error("Attach after Close")
+		t.Error("Attach after Close: got success, want an error")
 	}
 }
 
-// TestReceive: who has seen a call that another took does not sleep until the next one.
+// TestReceive tests that a thread does not sleep until the next call after another thread has taken the call that it
+// saw.
 func TestReceive(t *testing.T) {
 	w := newWorld(t)
 	r := w.startSelf("hold")
@@ -278,7 +282,7 @@ func TestReceive(t *testing.T) {
 	select {
 	case ok := <-got:
 		if ok {
-			t.Error("received what was not there")
+			t.Error("receive without a notification: got success, want false")
 		}
 	case <-time.After(20 * time.Second):
 		t.Error("sleeps")
@@ -347,7 +351,7 @@ func testGuardian(t *testing.T) {
 	}
 }
 
-// TestHandoverFails: nothing is left of a program whose supervisor does not want it.
+// TestHandoverFails tests that a program is removed without a trace if its supervisor refuses it.
 func TestHandoverFails(t *testing.T) {
 	if err := Probe(); err != nil {
 		t.Skip(err)
@@ -364,7 +368,7 @@ func TestHandoverFails(t *testing.T) {
 	}
 }
 
-// again runs tests of this binary under other circumstances.
+// again runs tests of this binary under other conditions.
 func again(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")

@@ -11,8 +11,8 @@ import (
 	"verbena/internal/quota"
 )
 
-// TestSettle: a call that lacks something waits a moment, and while a closed file of its user is about to end, for a
-// bounded time. Calls of one user wait together. Another user's files, and other errors, are not waited for.
+// TestSettle tests the wait of a call that lacks a resource: for a short time, and for a closing file of its user, with
+// a limit. Calls of one user wait together. Files of other users, and other errors, cause no wait.
 func TestSettle(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	mine, other := ledger.User(1), ledger.User(2)
@@ -20,7 +20,7 @@ func TestSettle(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		err    error
-		closed *quota.User // of whom a closed file does not end
+		closed *quota.User // user with a closed file that does not end
 		wants  bool
 		waits  time.Duration
 	}{
@@ -52,7 +52,7 @@ func TestSettle(t *testing.T) {
 					t.Errorf("waited %v, want %v", d, tt.waits)
 				}
 				if len(s.settles) != 0 {
-					t.Errorf("%d users are left", len(s.settles))
+					t.Errorf("waiting users: got %d, want none", len(s.settles))
 				}
 			})
 		})

@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forwarder passes on to the program the signals that this process gets.
+// forwarder passes signals of this process on to the program.
 type forwarder struct {
 	c    chan os.Signal
 	once sync.Once
 	done chan struct{}
 }
 
-// forwarded are the signals that are passed on. The terminal sends some of them to the whole foreground process
-// group, so that the program has had them already.
+// forwarded are the signals to pass on. The terminal sends some of them to the whole foreground process group, so the
+// program has received those already.
 var forwarded = map[syscall.Signal]struct{ byTerminal bool }{
 	unix.SIGINT:   {true},
 	unix.SIGQUIT:  {true},
@@ -32,8 +32,8 @@ var forwarded = map[syscall.Signal]struct{ byTerminal bool }{
 	unix.SIGCONT:  {},
 }
 
-// catchSignals keeps signals for forward from now on. Signals that this process was started to ignore (nohup) stay
-// ignored, here and in the program.
+// catchSignals catches signals for forward from now on. Signals that were ignored at the start of this process (nohup)
+// stay ignored, here and in the program.
 func catchSignals() *forwarder {
 	f := &forwarder{c: make(chan os.Signal, 64), done: make(chan struct{})}
 	for sig := range forwarded {
@@ -54,11 +54,11 @@ func (f *forwarder) forward(p *Program) {
 			return
 		}
 		if !forwarded[sig].byTerminal || !inForeground() {
-			_ = p.Signal(sig) // it may have ended
+			_ = p.Signal(sig) // the program may have ended
 		}
 		if sig == unix.SIGTSTP {
-			// Its caller, a shell, expects this process to stop when the program does. Go does not let it do so by
-			// SIGTSTP any more.
+			// The caller of this process, a shell, expects it to stop when the program stops. Under Go's runtime, SIGTSTP no
+			// longer stops the process.
 			_ = unix.Kill(unix.Getpid(), unix.SIGSTOP)
 		}
 	}
@@ -71,8 +71,8 @@ func (f *forwarder) stop() {
 	})
 }
 
-// inForeground reports whether this process is in the foreground process group of its terminal. There it takes it
-// that signals from the keyboard came from the keyboard, since it cannot know.
+// inForeground reports whether this process is in the foreground process group of its terminal. If so, keyboard signals
+// are assumed to come from the keyboard.
 func inForeground() bool {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -83,17 +83,17 @@ func inForeground() bool {
 	return err == nil && pgrp == unix.Getpgrp()
 }
 
-// blockSignals keeps signals from the calling thread, for good. The kernel loses a descriptor that is just being given
-// as a call's answer when the thread that gives it gets a signal (kernel/seccomp.c, seccomp_notify_addfd): the call
-// then returns 0, which is another descriptor. Go's runtime sends signals whenever it wants a goroutine to
-// pause (SIGURG); it manages without. Signals that the thread raises itself still reach it, and so does SIGPROF, for
-// profiles of a service, except within withoutSIGPROF.
+// blockSignals permanently blocks signals on the calling thread. If a thread receives a signal while it installs a
+// descriptor as a call's answer, the kernel loses the descriptor (kernel/seccomp.c, seccomp_notify_addfd). The call
+// then returns 0, which is another descriptor. Go's runtime sends SIGURG to preempt a goroutine, and works without it.
+// The thread still receives the signals that it raises itself. It also receives SIGPROF, for profiles of a service,
+// except within withoutSIGPROF.
 func blockSignals() error {
 	var set unix.Sigset_t
 	for i := range set.Val {
 		set.Val[i] = ^set.Val[i]
 	}
-	bits := 1024 / len(set.Val) // of a word
+	bits := 1024 / len(set.Val) // in a word
 	for _, sig := range [...]unix.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGTRAP, unix.SIGSYS,
 		unix.SIGPROF} {
 		set.Val[(int(sig)-1)/bits] &^= 1 << ((int(sig) - 1) % bits)

@@ -46,7 +46,7 @@ func (l *launcher) prints(t *testing.T, what string) {
 	})
 }
 
-// finish ends the program with SIGTERM and returns the lines that it printed.
+// finish ends the program with SIGTERM and returns its output lines.
 func (l *launcher) finish(t *testing.T) []string {
 	t.Helper()
 	if err := l.Process.Signal(unix.SIGTERM); err != nil {
@@ -61,7 +61,8 @@ func (l *launcher) finish(t *testing.T) []string {
 	return strings.Fields(strings.ReplaceAll(out, " ", "_"))
 }
 
-// TestSignalsToTheLauncherAlone reach the program once, those of the keyboard too when it is in no foreground.
+// TestSignalsToTheLauncherAlone tests that signals sent to the launcher alone reach the program once, including those
+// of the keyboard when the launcher is not in the foreground.
 func TestSignalsToTheLauncherAlone(t *testing.T) {
 	rd, wr, err := os.Pipe()
 	if err != nil {
@@ -85,7 +86,8 @@ func TestSignalsToTheLauncherAlone(t *testing.T) {
 	}
 }
 
-// TestStop: a launcher that is told to stop stops, after the program was told, and goes on with it.
+// TestStop tests that a launcher that receives SIGTSTP stops after it has passed the signal on, and continues together
+// with the program.
 func TestStop(t *testing.T) {
 	rd, wr, err := os.Pipe()
 	if err != nil {
@@ -110,7 +112,7 @@ func TestStop(t *testing.T) {
 		if _, err := syscall.Wait4(l.Process.Pid, &status, syscall.WCONTINUED, nil); err != nil || !status.Continued() {
 			t.Fatalf("status %#x, %v, want continued", status, err)
 		}
-		// To stop would discard a SIGCONT that is still on its way.
+		// A stop would discard a pending SIGCONT.
 		testutil.Eventually(t, "the program to be continued", func() bool {
 			return strings.Count(l.output.String(), "continued") == n+1
 		})
@@ -121,7 +123,7 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestKeyboard: what the terminal sends to the process group reaches the program once.
+// TestKeyboard tests that a signal of the terminal to the process group reaches the program once.
 func TestKeyboard(t *testing.T) {
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -155,14 +157,14 @@ func TestKeyboard(t *testing.T) {
 		testutil.Eventually(t, "signals", func() bool { return strings.Count(l.output.String(), "\n") >= len(want) })
 	}
 	got := l.finish(t)
-	slices.Sort(got[1 : len(got)-1]) // two signals at a time have no order
+	slices.Sort(got[1 : len(got)-1]) // two simultaneous signals have no order
 	slices.Sort(want[1:])
 	if !slices.Equal(got, append(want, "terminated")) {
 		t.Errorf("printed %q, want %q", got, want)
 	}
 }
 
-// TestWithoutSIGPROF: SIGPROF is blocked while the function runs, and as before afterwards.
+// TestWithoutSIGPROF tests that SIGPROF is blocked while the function runs, and that the mask is restored.
 func TestWithoutSIGPROF(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -6,12 +6,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fileInfo is what the stat family shows of an entry beyond what its file in the tree has; zero: the file is shown as
-// it is.
+// fileInfo holds the attributes that calls of the stat family show for an entry instead of those of its file in the
+// tree. The zero value shows the file unchanged.
 type fileInfo struct {
 	mode     uint32
 	uid, gid uint32
-	major    uint32 // of a device
+	major    uint32 // device number
 	minor    uint32
 }
 
@@ -52,7 +52,7 @@ func (i fileInfo) applyx(st *unix.Statx_t) {
 	}
 }
 
-// findFor finds the entry for a call with AT_ flags.
+// findFor returns the entry for a call with AT_ flags.
 func (w *worker) findFor(path string, flags uint64) (string, *entry, error) {
 	return w.find(path, flags&unix.AT_SYMLINK_NOFOLLOW != 0)
 }
@@ -66,7 +66,7 @@ func (w *worker) stat(path string, flags, buf uint64) verdict {
 	return w.putStat(fd, info, buf)
 }
 
-// openInfo opens what a stat of a virtual path is about, with O_PATH.
+// openInfo opens the file for a stat of a virtual path, with O_PATH.
 func (w *worker) openInfo(path string, flags uint64) (fd int, info fileInfo, err error) {
 	s := w.session.sup
 	path, e, err := w.findFor(path, flags)
@@ -107,7 +107,7 @@ func (w *worker) putStatx(fd int, info fileInfo) verdict {
 	return fails(w.write(w.n.args[4], bytesOf(&st)))
 }
 
-// statEmptyPath answers a stat whose path may be empty, for the descriptor itself.
+// statEmptyPath answers a stat with an empty path, which refers to the descriptor itself.
 func (w *worker) statEmptyPath(c call) verdict {
 	flags := w.n.args[3]
 	if c == callStatx {
@@ -133,7 +133,8 @@ func (w *worker) statDevice(f *openFile) verdict {
 	return w.withDeviceInfo(f, func(fd int, info fileInfo) verdict { return w.putStat(fd, info, w.n.args[1]) })
 }
 
-// withDeviceInfo answers with what an open device file looks like: as its node does, also when that has gone.
+// withDeviceInfo calls answer with the attributes of an open device file. They equal those of its node, even after the
+// node has gone.
 func (w *worker) withDeviceInfo(f *openFile, answer func(fd int, info fileInfo) verdict) verdict {
 	s := w.session.sup
 	path, info := devDir+"/"+f.node.device, s.nodeInfo(&f.node)
@@ -143,7 +144,7 @@ func (w *worker) withDeviceInfo(f *openFile, answer func(fd int, info fileInfo) 
 			return answer(fd, info)
 		}
 	}
-	// The file is not to be held while the program's memory is written.
+	// Release the file before the write to the program's memory.
 	own := -1
 	if f.memory == nil {
 		return fails(syscall.EIO)

@@ -28,39 +28,38 @@ import (
 
 // SupervisorConfig configures a Supervisor.
 type SupervisorConfig struct {
-	// Uverbs has the devices. It outlives the Supervisor.
+	// Uverbs provides the devices. It must outlive the Supervisor.
 	Uverbs *uverbs.Server
-	// CM is the connection manager of the devices; nil: programs have none. It outlives the Supervisor.
+	// CM is the connection manager of the devices; nil: none. It must outlive the Supervisor.
 	CM *ucma.Server
-	// Links makes and removes devices for programs of managers; nil: no program may.
+	// Links makes and removes devices for programs of managers; nil: no program may do so.
 	Links Links
 	// Dir is an existing, private directory on a memory file system, usually below /dev/shm. The Supervisor makes it
-	// searchable for others, and makes in it the trees of /dev and /sys that programs see. Each directory stays this
-	// user's.
+	// searchable for others, and creates the trees of /dev and /sys for programs in it. The directories stay owned by this
+	// process's user.
 	Dir string
 	// Node is the owner and mode of the device files.
 	Node Node
-	// Quota counts what the users of sessions hold, and refuses what is too much; nil counts nothing.
+	// Quota counts the resources of the users of sessions, and enforces limits; nil: no accounting.
 	Quota *quota.Ledger
-	// AskHelper makes sessions access their programs by SessionInfo.Helper alone, as where Yama restricts this process.
+	// AskHelper makes sessions access their programs only by SessionInfo.Helper, as if Yama restricted this process.
 	AskHelper bool
-	// Doorbells is which programs ring without a trap.
+	// Doorbells selects the programs with native doorbells.
 	Doorbells Doorbells
-	// Pollers look at the queues of those; nil: some of its own.
+	// Pollers polls the queues of native doorbells; nil: the Supervisor makes its own.
 	Pollers *poller.Pollers
-	// Authority decides whom a program is charged to, and whether it manages the service; nil: one without configured
-	// managers.
+	// Authority decides which account is charged for a program, and whether the program manages the service; nil: an
+	// Authority without configured managers.
 	Authority *principal.Authority
-	// Rights closes descriptors that programs have sent where none belong; nil: some of its own does.
+	// Rights closes unexpected descriptors sent by programs; nil: the Supervisor makes its own.
 	Rights *rights.Queues
-	// Kept keeps users charged for files, pipes and sockets of the service's that their programs keep; nil does not.
+	// Kept charges users for files, pipes and sockets of the service that their programs keep; nil: no charge.
 	Kept *kept.Keeper
-	// Log gets errors that have no caller to be returned to, and at the level of Debug the device files that are opened
-	// and closed, and the commands that are refused. Records about a session have the attribute uid. nil discards.
+	// Log receives errors that have no caller. At level Debug it also receives opens and closes of device files, and
+	// refused commands. Records about a session have the attribute uid. nil discards all.
 	Log *slog.Logger
 
-	// pause, if not nil, is called at named points with the thread of the call that is being answered; for tests. It may
-	// panic.
+	// pause, if not nil, is called at named points with the thread of the current call, for tests. It may panic.
 	pause func(point string, tid uint32)
 }
 
@@ -69,39 +68,39 @@ type Supervisor struct {
 	cfg    SupervisorConfig
 	server server
 	trees  *trees
-	own    *userTree // of this process's user
+	own    *userTree // tree for this process's user
 
-	stop, stopper *os.File // stop has no writer any more once Close begins
+	stop, stopper *os.File // stop loses its last writer when Close begins
 	notify        *os.File // inotify
 	notifyFD      int
 	reader        sync.WaitGroup
 
 	sessionCount atomic.Uint64
 	fileCount    atomic.Uint64
-	looks        atomic.Int64 // for last closes
+	looks        atomic.Int64 // checks for last closes
 	allCopies    *umem.Copies
 	pollers      *poller.Pollers
 	natives      natives
 
 	shown struct {
 		sync.Mutex
-		err   error // of the last update
-		asked bool  // Shown has reported an earlier one, so that new ones are logged
+		err   error // error of the last update
+		asked bool  // Shown has reported an error before, so new errors are logged
 	}
 
 	mu           sync.Mutex
 	closed       bool
 	sessions     map[*Session]struct{}
-	files        map[inode]*openFile           // open device files, by the queue file that the program has
-	watches      map[int32]*openFile           // the same by inotify watch
-	settles      map[*quota.User]chan struct{} // users for whom a thread waits in settle; closed when it has waited
+	files        map[inode]*openFile           // open device files, by the inode of the program's queue file
+	watches      map[int32]*openFile           // open device files, by inotify watch
+	settles      map[*quota.User]chan struct{} // users with a thread in Supervisor.settle; closed after its wait
 	netlinks     map[inode]*netlinkSocket
 	netlinkUsers map[*quota.User]*netlinkUser
 	waits        map[*quota.User]*atomic.Int64 // calls that wait for events of the connection manager, by user
 	copies       map[*quota.User]*umem.Copies
 }
 
-// server is a uverbs.Server, or a double of one.
+// server is a uverbs.Server, or a fake of one.
 type server interface {
 	devices() []device
 	open(name string, p uverbs.Process, m uverbs.Memory) (uverbsFile, error)
@@ -110,7 +109,7 @@ type server interface {
 	queuePairUser(dev *ib.Device, num uint32) (*quota.User, bool)
 }
 
-// commandFile is a uverbs.File, or one of the connection manager.
+// commandFile is a uverbs.File, or a file of the connection manager.
 type commandFile interface {
 	Write(c uverbs.Caller, addr uint64, n int) (int, error)
 	Ioctl(c uverbs.Caller, request uint32, arg uint64) error
@@ -152,7 +151,7 @@ func (s uverbsServer) resources() []uverbs.ContextInfo { return s.Resources() }
 // inode identifies a file on this machine.
 type inode struct{ dev, ino uint64 }
 
-// NewSupervisor makes the tree of virtual files, and keeps it up with the devices. It may sleep.
+// NewSupervisor makes the trees of virtual files, and updates them when devices change. It may sleep.
 func NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	return newSupervisor(cfg, uverbsServer{cfg.Uverbs})
 }
@@ -220,19 +219,19 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 	s.notify = os.NewFile(uintptr(fd), "inotify")
 	s.reader.Go(s.watchCloses)
 	srv.onChange(s.update)
-	s.update() // what has changed since the tree was made
+	s.update() // changes since the tree was made
 	return s, nil
 }
 
-// Refresh brings the files below /sys up to the devices, for programs that read them without naming their whole path: a
-// file that a program opens by its absolute path is brought up to date then. It is for changes of what a device says of
-// itself, such as its ports; that devices come and go is noticed anyway. It may sleep.
+// Refresh updates the files below /sys to the state of the devices. It is for programs that open these files by
+// relative paths; opening a file by its absolute path updates that file. Call it after a change of a device's
+// attributes, such as its ports. New and removed devices are noticed without it. It may sleep.
 func (s *Supervisor) Refresh() { s.update() }
 
-// describe makes the entries of the devices that there are.
+// describe makes the entries of the current devices.
 func (s *Supervisor) describe() entries { return describe(s.server.devices(), s.cfg.CM != nil) }
 
-// update brings the trees up to the devices.
+// update updates the trees to the current devices.
 func (s *Supervisor) update() {
 	s.mu.Lock()
 	closed := s.closed
@@ -249,8 +248,8 @@ func (s *Supervisor) update() {
 	s.shown.err = err
 }
 
-// Shown reports why programs do not see the devices as they are; it wraps an errno, ENOSPC where /dev/shm is full.
-// After an error it tries again first. Later errors are logged. It may sleep.
+// Shown returns an error if programs do not see the current state of the devices. The error wraps an errno, such as
+// ENOSPC for a full /dev/shm. After an error, Shown first tries to update again. Later errors are logged. It may sleep.
 func (s *Supervisor) Shown() error {
 	s.shown.Lock()
 	s.shown.asked = true
@@ -265,7 +264,7 @@ func (s *Supervisor) Shown() error {
 	return s.explainFull(err)
 }
 
-// explainFull adds to an error of a tree what to do where the file system is full.
+// explainFull adds the remedy to the error of a tree on a full file system.
 func (s *Supervisor) explainFull(err error) error {
 	if errors.Is(err, unix.ENOSPC) {
 		return fmt.Errorf("%w; %s is full (df %[2]s): %s", err, filepath.Dir(s.cfg.Dir), shm.Enlarge(s.cfg.Dir))
@@ -273,12 +272,11 @@ func (s *Supervisor) explainFull(err error) error {
 	return err
 }
 
-// closePatience is how long Close waits for calls that do not end, since the memory that they are in does not answer.
+// closePatience is the time for which Close waits for calls blocked on memory that does not answer.
 const closePatience = 2 * time.Second
 
-// Close ends every session: open device files are closed, and programs that still run are left to their guardians. It
-// may sleep, but not without bound: a session with a call that does not end within some seconds is left behind,
-// and logged.
+// Close ends all sessions. It closes open device files, and leaves running programs to their guardians. It may sleep,
+// but for a limited time: after some seconds it logs and abandons a session with a blocked call.
 func (s *Supervisor) Close() {
 	s.mu.Lock()
 	if s.closed {
@@ -303,7 +301,7 @@ func (s *Supervisor) Close() {
 			select {
 			case <-t.done:
 			default:
-				t.log.Warn("session left behind: a call of it does not end", "args", t.info.Args)
+				t.log.Warn("session abandoned: one of its calls does not end", "args", t.info.Args)
 			}
 		}
 	}
@@ -318,11 +316,11 @@ func (s *Supervisor) Close() {
 const (
 	// inotifyEvent is the size of struct inotify_event without the name, which a watch on a file does not report.
 	inotifyEvent = unix.SizeofInotifyEvent
-	// inotifyPause is between two looks at what has been closed: the same event coming again and again is one.
+	// inotifyPause is the time between two reads of events. Equal events in that time are merged.
 	inotifyPause = time.Millisecond
 )
 
-// watchCloses ends device files whose last descriptor has gone, by whatever way: close, exit, exec or a kill.
+// watchCloses ends device files after the close of their last descriptor by close, exec, exit or kill.
 func (s *Supervisor) watchCloses() {
 	buf := make([]byte, 4096*inotifyEvent)
 	for ; ; time.Sleep(inotifyPause) {
@@ -356,7 +354,7 @@ func (s *Supervisor) watchCloses() {
 	}
 }
 
-// lookAtAll looks at each file as if a descriptor of it had been closed.
+// lookAtAll checks each file as if one of its descriptors had been closed.
 func (s *Supervisor) lookAtAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -365,11 +363,11 @@ func (s *Supervisor) lookAtAll() {
 	}
 }
 
-// barPatience is how long Close waits for native doorbells to fail: less than closePatience, so that a program which
-// makes that take longer leaves time for the end of the others.
+// barPatience is the time for which Close waits until native doorbells fail. It is less than closePatience, so a
+// program that takes longer leaves time for the end of the others.
 const barPatience = closePatience / 4
 
-// barAll lets the doorbells of all programs fail that are native, and waits for that, but not long.
+// barAll makes all native doorbells fail, and waits for barPatience at most.
 func (s *Supervisor) barAll() {
 	s.mu.Lock()
 	var all sync.WaitGroup
@@ -390,8 +388,8 @@ func (s *Supervisor) barAll() {
 	}
 }
 
-// closeFiles closes those open device files that meet the condition, and waits for that until late is closed, if it is
-// not nil.
+// closeFiles closes the open device files that meet the condition, and waits for their end. If late is not nil, the
+// wait ends when late is closed.
 func (s *Supervisor) closeFiles(late <-chan struct{}, which func(*openFile) bool) {
 	s.mu.Lock()
 	var files []*openFile

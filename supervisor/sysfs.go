@@ -15,7 +15,7 @@ import (
 	"verbena/uverbs"
 )
 
-// Device numbers of the command files. (IB_UVERBS_MAJOR, IB_UVERBS_BASE_MINOR)
+// The device numbers of the command files. (IB_UVERBS_MAJOR, IB_UVERBS_BASE_MINOR)
 const (
 	verbsMajor  = 231
 	baseMinor   = 192
@@ -24,14 +24,14 @@ const (
 	sysDevChar  = "/sys/dev/char/" + majorPrefix
 )
 
-// Device number of rdma_cm, of those that the kernel gives out as it goes. (MISC_MAJOR)
+// The device number of rdma_cm. The kernel would assign it dynamically. (MISC_MAJOR)
 const (
 	miscMajor = 10
 	cmMinor   = 122
 	cmNumber  = "10:122"
 )
 
-// What belongs to rdma_cm outside of /dev.
+// The names of rdma_cm outside of /dev.
 const (
 	cmClass        = "/sys/class/misc/rdma_cm"
 	maxBacklogFile = "/proc/sys/net/rdma_ucm/max_backlog"
@@ -41,11 +41,11 @@ const (
 	devDir   = "/dev/infiniband"
 	ibDir    = "/sys/class/infiniband"
 	verbsDir = "/sys/class/infiniband_verbs"
-	// Where the links in those, and in /sys/class/misc, lead.
+	// virtualDir is the target directory of the links above, and of those in /sys/class/misc.
 	virtualDir = "/sys/devices/virtual"
 )
 
-// addClass makes the directory of a device of a class, and the link to it in the class. (device_add_class_symlinks)
+// addClass adds the directory of a device of a class, and the link to it in the class. (device_add_class_symlinks)
 func (t entries) addClass(class, name string, id any) (dir string) {
 	dir = virtualDir + "/" + class + "/" + name
 	t.at(dir, &entry{dir: true, id: id})
@@ -54,18 +54,18 @@ func (t entries) addClass(class, name string, id any) (dir string) {
 	return dir
 }
 
-// errEmpty: reading the attribute of an empty entry of the GID table fails with EINVAL, which libibverbs relies on.
+// errEmpty is the error of reading the attribute of an empty entry of the GID table. libibverbs relies on EINVAL.
 var errEmpty = fmt.Errorf("the entry of the GID table is empty: %w", syscall.EINVAL)
 
-// device is a device as the server knows it.
+// device is a device as reported by the server.
 type device struct {
-	name      string // of the command file, such as uverbs0
-	minor     int    // from 0
+	name      string // name of the command file, such as uverbs0
+	minor     int    // number from 0
 	ib        *ib.Device
-	counters  uverbs.Counters                   // nil: the driver has none
-	files     map[string]func() (string, error) // the driver's, by the path below the device's directory
+	counters  uverbs.Counters                   // nil: no counters
+	files     map[string]func() (string, error) // files of the driver, by path below the device's directory
 	driverABI int
-	identity  any // of this device, as opposed to another one of the same name
+	identity  any // distinguishes this device from others of the same name
 	verbsABI  int
 }
 
@@ -144,8 +144,8 @@ func (d *device) describe(t entries) {
 	}
 }
 
-// describeHost makes the entries about where a device is: on a network interface, as what rxe's parent says, and near
-// all processors. (rxe's parent_show; Documentation/ABI/testing/sysfs-bus-pci)
+// describeHost adds the entries about the location of a device: its network interface (rxe's parent attribute), and all
+// processors as local ones. (rxe's parent_show; Documentation/ABI/testing/sysfs-bus-pci)
 func (d *device) describeHost(t entries, dir string) {
 	p, err := d.ib.QueryPort(1)
 	if err != nil {
@@ -161,7 +161,7 @@ func (d *device) describeHost(t entries, dir string) {
 	t.text(dir+"/device/local_cpus", cpuMask(n)+"\n")
 }
 
-// cpuMask is a mask of n processors as the kernel prints it: groups of 32 bits, the highest first.
+// cpuMask returns a mask of n processors in the kernel's format: groups of 32 bits, the highest first.
 func cpuMask(n int) string {
 	s := ""
 	for ; n > 0; n -= 32 {
@@ -170,7 +170,7 @@ func cpuMask(n int) string {
 	return strings.TrimSuffix(s, ",")
 }
 
-// portAttributes are the files of a port. (core/sysfs.c)
+// portAttributes holds the files of a port. (core/sysfs.c)
 var portAttributes = map[string]func(a *ib.PortAttr) string{
 	"state":          func(a *ib.PortAttr) string { return fmt.Sprintf("%d: %s", a.State, a.State) },
 	"phys_state":     func(a *ib.PortAttr) string { return fmt.Sprintf("%d: %s", a.PhysState, physState(a.PhysState)) },
@@ -262,7 +262,7 @@ func rate(a *ib.PortAttr) string {
 	lanes := map[uint8]int{1: 1, 2: 4, 4: 8, 8: 12, 16: 2}[a.ActiveWidth]
 	speed, ok := map[uint16]struct {
 		name  string
-		gbit2 int // in half Gb/s a lane
+		gbit2 int // speed of one link, in units of 0.5 Gb/s
 	}{
 		1: {" SDR", 5}, 2: {" DDR", 10}, 4: {" QDR", 20}, 8: {" FDR10", 20}, 16: {" FDR", 28}, 32: {" EDR", 50},
 		64: {" HDR", 100}, 128: {" NDR", 200}, 256: {" XDR", 400},

@@ -6,13 +6,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// thread is an operating system thread of its own, whose kernel state may be changed for good: the Go scheduler
-// neither runs anything else on it nor clones it, and it ends with end. It is never the process's main thread, which
-// could not end.
+// thread is a separate operating system thread. Its kernel state may be changed permanently, since the Go scheduler
+// runs nothing else on it and does not clone it. It ends with end. It is never the process's main thread, which could
+// not end.
 type thread struct {
 	tid  int
 	work chan func()
-	over chan struct{} // closed as the thread ends
+	over chan struct{} // closed when the thread ends
 }
 
 func newThread() *thread {
@@ -26,7 +26,7 @@ func newThread() *thread {
 func (t *thread) run(ready chan struct{}) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
-		// As long as this goroutine keeps the main thread, another one gets another.
+		// While this goroutine occupies the main thread, another goroutine runs on a different thread.
 		go t.run(ready)
 		<-ready
 		runtime.UnlockOSThread()
@@ -38,7 +38,7 @@ func (t *thread) run(ready chan struct{}) {
 	for f := range t.work {
 		f()
 	}
-	// Returning while locked ends the thread.
+	// The thread ends because the goroutine returns while locked to it.
 }
 
 // do runs f on the thread and waits for it.

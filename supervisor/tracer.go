@@ -11,33 +11,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where Yama restricts ptrace to ancestors (ptrace_scope is 1), a process may name one other that may access it, with
-// its descendants (PR_SET_PTRACER). The kernel keeps that for the process's main thread, through exec, until either of
-// the two ends; children do not inherit it, and it is over when another thread executes a program, or the program names
-// another process: there the Helper is asked, as without it. (security/yama/yama_lsm.c)
+// If Yama restricts ptrace to ancestors (ptrace_scope is 1), a process may name another process that may access it and
+// its descendants (PR_SET_PTRACER). The kernel keeps this for the process's main thread, through exec, until either
+// process ends. Children do not inherit it. It is lost when another thread executes a program, or when the program
+// names another process. In these cases the Helper is used. (security/yama/yama_lsm.c)
 //
-// It has to be said by the process itself, between fork and exec, where a Go program cannot run code of its own. So the
-// launcher executes itself first (ExecTraced).
+// The process itself must make that call, between fork and exec, where a Go program cannot run its own code. So the
+// launcher first executes itself (ExecTraced).
 
-// Tracer is a supervisor in another process, which a program may let access its memory.
+// Tracer is a supervisor in another process, which a program may allow to access its memory.
 type Tracer struct {
-	// PID is its process, as the kernel says (SO_PEERCRED).
+	// PID is the supervisor's process, as reported by the kernel (SO_PEERCRED).
 	PID int
-	// Pidfd was opened by that number, and the process has answered since: so it is its own.
+	// Pidfd was opened by that number. The process has answered since, which proves that the number was not reused.
 	Pidfd *os.File
-	// Exec is the path of a program that calls ExecTraced: the launcher's own.
+	// Exec is the path of a program that calls ExecTraced, which is the launcher itself.
 	Exec string
 }
 
-// execTraced is the first argument of a program that is to call ExecTraced.
+// execTraced is the first argument that makes a program call ExecTraced.
 const execTraced = "exec-traced"
 
-// numTraced is how many arguments come before the program's own: the name, execTraced, the process, two descriptors,
+// numTraced is the number of arguments before the program's own: the name, execTraced, the process, two descriptors,
 // and the program's path.
 const numTraced = 6
 
-// ExecTraced is called first in the main function of a launcher's program, with its arguments. It returns if Start has
-// not executed it.
+// ExecTraced must be the first call in the main function of a launcher, with its arguments. It returns unless Start has
+// executed the launcher for it.
 func ExecTraced(args []string) {
 	if len(args) < numTraced+1 || args[1] != execTraced {
 		return
@@ -62,7 +62,7 @@ func ExecTraced(args []string) {
 	os.Exit(1)
 }
 
-// closeOnExec sets or clears the flag of a descriptor.
+// closeOnExec sets or clears FD_CLOEXEC of a descriptor.
 func closeOnExec(f *os.File, on bool) error {
 	flags := 0
 	if on {
@@ -72,8 +72,8 @@ func closeOnExec(f *os.File, on bool) error {
 	return err
 }
 
-// admit lets a process access this one's memory, if the number is still that of the pidfd. That it cannot, as without
-// Yama, is no error.
+// admit allows a process to access this one's memory, if the number still belongs to the process of the pidfd. It
+// ignores errors, as without Yama.
 func admit(pid, pidfd int, set func(pid int) error) {
 	if set(pid) == nil && ended(pidfd) {
 		_ = set(0)
@@ -83,7 +83,7 @@ func admit(pid, pidfd int, set func(pid int) error) {
 // setPtracer names the process that may access this one's memory; 0: none.
 func setPtracer(pid int) error { return unix.Prctl(unix.PR_SET_PTRACER, uintptr(pid), 0, 0, 0) }
 
-// ended reports whether the process of a pidfd has ended; true if that cannot be found out.
+// ended reports whether the process of a pidfd has ended. It returns true if that is unknown.
 func ended(pidfd int) bool {
 	pfd := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	for {
@@ -94,16 +94,16 @@ func ended(pidfd int) bool {
 	}
 }
 
-// start starts a program that lets t access it. It is called on the filtered thread; outcome, which must be called on
-// another one, returns why the program could not be executed.
+// start starts a program that allows t to access it. It is called on the filtered thread. outcome, which must be called
+// on another thread, returns the error of the exec.
 func (t *Tracer) start(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func() error, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return 0, nil, err
 	}
 	defer w.Close()
-	// They keep their numbers, which are free in this process: at any other the program may have a descriptor of this
-	// process's parent.
+	// The descriptors keep their numbers, which are free in this process. At another number, the program may inherit a
+	// descriptor from this process's parent.
 	for _, f := range []*os.File{w, t.Pidfd} {
 		if err := closeOnExec(f, false); err != nil {
 			r.Close()
@@ -120,7 +120,7 @@ func (t *Tracer) start(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func
 	return pid, func() error {
 		defer r.Close()
 		var number [4]byte
-		if _, err := io.ReadFull(r, number[:]); err != nil { // it has been executed, or killed before
+		if _, err := io.ReadFull(r, number[:]); err != nil { // it was executed, or killed before
 			return nil
 		}
 		for {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestTraced runs programs that name their supervisor before they are executed: they fare as others do.
+// TestTraced tests that programs that name their supervisor before the exec behave like others.
 func TestTraced(t *testing.T) {
 	pidfd := openPidfd(t, os.Getpid())
 	askHelper, tracer = true, &Tracer{PID: os.Getpid(), Pidfd: pidfd, Exec: "/proc/self/exe"}
@@ -27,7 +27,7 @@ func TestTraced(t *testing.T) {
 		{"NoDescriptorIsLeftOver", TestNoDescriptorIsLeftOver},
 	} {
 		if testing.Short() && c.name == "NoDescriptorIsLeftOver" {
-			continue // it takes seconds, and is run without a tracer
+			continue // takes seconds, and runs without a tracer elsewhere
 		}
 		t.Run(c.name, c.test)
 	}
@@ -41,8 +41,8 @@ func TestTraced(t *testing.T) {
 	})
 }
 
-// TestTracedInherits: descriptors of the launcher's parent, such as those of make's job server, reach the program at
-// their numbers, as without a tracer.
+// TestTracedInherits tests that descriptors of the launcher's parent, such as those of make's job server, reach the
+// program at their numbers, as without a tracer.
 func TestTracedInherits(t *testing.T) {
 	script := ""
 	for n := 3; n < 9; n++ {
@@ -64,7 +64,7 @@ func TestTracedInherits(t *testing.T) {
 	}
 }
 
-// TestTracerCannotExecute: then the program starts without it.
+// TestTracerCannotExecute tests that the program starts without the tracer if the launcher cannot execute itself.
 func TestTracerCannotExecute(t *testing.T) {
 	tracer = &Tracer{PID: os.Getpid(), Pidfd: openPidfd(t, os.Getpid()), Exec: "/no/such/file"}
 	defer func() { tracer = nil }()
@@ -81,19 +81,19 @@ func TestEnded(t *testing.T) {
 	}
 	pidfd := openPidfd(t, c.Process.Pid)
 	if ended(int(pidfd.Fd())) {
-		t.Error("a process that runs has ended")
+		t.Error("ended of a running process: got true, want false")
 	}
 	c.Process.Kill()
 	c.Wait()
 	if !ended(int(pidfd.Fd())) {
-		t.Error("a process that has ended runs")
+		t.Error("ended of an ended process: got false, want true")
 	}
 	if !ended(1 << 20) {
-		t.Error("no pidfd is of a process that runs")
+		t.Error("ended of a closed pidfd: got false, want true")
 	}
 }
 
-// TestExecTracedReturns for the arguments of other programs.
+// TestExecTracedReturns tests that ExecTraced returns for the arguments of other programs.
 func TestExecTracedReturns(t *testing.T) {
 	for _, args := range [][]string{
 		nil, {"verbena"}, {"verbena", "run"}, {"verbena", execTraced}, {"verbena", execTraced, "1", "3", "4", "/bin/true"},

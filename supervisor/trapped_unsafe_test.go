@@ -22,16 +22,16 @@ type trapped struct {
 	*world
 	s      *Session
 	w      *worker
-	id     uint64 // of the notification
+	id     uint64 // ID of the notification
 	ledger *quota.Ledger
-	mem    []byte // of the caller
+	mem    []byte // memory of the caller
 
-	proofs  int          // that the caller is still trapped, so far
-	failing int          // the number of the proof that fails; 0: none
+	proofs  int          // number of proofs so far
+	failing int          // number of the proof that fails; 0: none
 	paused  func(string) // called at each point where the worker can pause; may be nil
 }
 
-// newTrapped traps a thread, after prepare has run on it.
+// newTrapped traps a thread after it has called prepare.
 func newTrapped(t *testing.T, prepare func(), edit ...func(*SupervisorConfig)) *trapped {
 	t.Helper()
 	c := &trapped{ledger: quota.New(quota.Limits{})}
@@ -95,9 +95,9 @@ func newTrapped(t *testing.T, prepare func(), edit ...func(*SupervisorConfig)) *
 	return c
 }
 
-// pause counts the proofs. The failing one is of a call that does not exist; all others are of the trapped one.
+// pause counts the proofs. The failing proof uses a notification that does not exist, and all others the trapped one.
 func (c *trapped) pause(point string, tid uint32) {
-	if c.w == nil || point == "event" || tid != c.w.n.tid { // of a call that waits, on another thread
+	if c.w == nil || point == "event" || tid != c.w.n.tid { // for a waiting call, on another thread
 		return
 	}
 	c.w.n.id = c.id
@@ -111,7 +111,7 @@ func (c *trapped) pause(point string, tid uint32) {
 	}
 }
 
-// eachProof calls f once for each proof that it asks for, with that proof alone failing, and a last time with none.
+// eachProof calls f once for each proof with only that proof failing, and a last time without a failing one.
 func (c *trapped) eachProof(f func() string) (got []string) {
 	for n := 1; ; n++ {
 		c.proofs, c.failing = 0, n
@@ -130,7 +130,7 @@ func (c *trapped) forgetProcesses() {
 	}
 }
 
-// lookOnce is look without a proof.
+// lookOnce calls look without a proof.
 func (c *trapped) lookOnce() *procThread {
 	c.Helper()
 	dir, err := openProc(int(c.w.n.tid))
@@ -145,7 +145,7 @@ func (c *trapped) lookOnce() *procThread {
 	return th
 }
 
-// at is an address in the caller's memory.
+// at returns an address in the caller's memory.
 func (c *trapped) at(off int) uint64 { return uint64(uintptr(unsafe.Pointer(&c.mem[off]))) }
 
 // path stores a path in the caller's memory and returns its address.
@@ -171,7 +171,7 @@ func (c *trapped) mustProcess() *process {
 	return p
 }
 
-// mustOpen opens the device, or the connection manager's file, for a user. Both are closed when the test ends.
+// mustOpen opens the device, or the connection manager's file, for a user. The test closes both at its end.
 func (c *trapped) mustOpen(n *node, user *quota.User, how int) (f *openFile, description *os.File) {
 	c.Helper()
 	make := newOpenFile
@@ -207,7 +207,7 @@ func withCM(t *testing.T) func(*SupervisorConfig) {
 	return func(c *SupervisorConfig) { c.CM = ucma.NewServer(m) }
 }
 
-// outcome is the text of an error, "ok" for none.
+// outcome returns the text of an error, or "ok".
 func outcome(err error) string {
 	switch {
 	case err == nil:
@@ -218,7 +218,7 @@ func outcome(err error) string {
 	return err.Error()
 }
 
-// String is the answer to a call, for tests.
+// String formats the answer to a call, for tests.
 func (v verdict) String() string {
 	switch {
 	case v.fate == letThrough:
@@ -231,8 +231,8 @@ func (v verdict) String() string {
 	return "ok"
 }
 
-// TestEachProof: each of the proofs that a caller is still trapped decides by itself. With one failing, the call is not
-// answered for the process that has the caller's number, and what was opened meanwhile is closed.
+// TestEachProof tests each proof that a caller is still trapped on its own. If a proof fails, the supervisor does not
+// answer the call for the process that has the caller's number now, and closes the files opened meanwhile.
 func TestEachProof(t *testing.T) {
 	c := newTrapped(t, nil, withCM(t))
 	w, s := c.w, c.s
@@ -348,7 +348,7 @@ func TestEachProof(t *testing.T) {
 			}
 			return outcome(err)
 		}, []string{gone, ok}},
-		{"a queue pair of another user", func() string { // which the service's own user may connect
+		{"a queue pair of another user", func() string { // the service's own user may connect it
 			return fmt.Sprint((&cmCaller{w: w, user: p.user}).MayConnect(nil, 1))
 		}, []string{"false", "false", "true"}},
 		{"an event that has to be waited for", func() string {
@@ -370,12 +370,12 @@ func TestEachProof(t *testing.T) {
 			}
 		})
 	}
-	testutil.Eventually(t, "nothing more to be charged than before", func() bool {
+	testutil.Eventually(t, "the charges to return to their values before", func() bool {
 		return p.user.Held(quota.Descriptors) == held
 	})
 }
 
-// getEvent makes the call a GET_EVENT on a file of the connection manager.
+// getEvent sets the call to a GET_EVENT on a file of the connection manager.
 func (c *trapped) getEvent(f *os.File) {
 	// struct rdma_ucm_cmd_hdr: RDMA_USER_CM_CMD_GET_EVENT, 8 bytes in, 512 out
 	copy(c.mem, []byte{12, 0, 0, 0, 8, 0, 0, 2})

@@ -16,28 +16,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// entry is what a virtual path is: exactly one of a directory, a file, a link or a device node.
+// entry is the file at a virtual path: exactly one of a directory, a file, a link and a device node.
 type entry struct {
 	dir bool
-	// read makes the content of a file. An error means that reading it fails.
+	// read makes the content of a file. If it fails, reading the file fails with that error.
 	read func() (string, error)
-	// deferred: the file is made when a program first looks at it, or at the directories above; see tree.complete.
+	// deferred marks a file that is made when a program first looks at it, or at a directory above it; see tree.complete.
 	deferred bool
-	link     string // target of a symbolic link, relative
+	link     string // relative target of a symbolic link
 	node     *node
-	// id, of a directory, changes when what it stands for is another thing of the same name. (rdma-core takes the
+	// id of a directory changes when the directory stands for another object of the same name. (rdma-core uses the
 	// directory's time stamps for that.)
 	id any
 }
 
 // node is a device file.
 type node struct {
-	device string // its name to the server
+	device string // name of the device on the server
 	minor  uint32
 	cm     bool // rdma_cm
 }
 
-// major is the device number's other half.
+// major returns the major device number.
 func (n *node) major() uint32 {
 	if n.cm {
 		return miscMajor
@@ -45,7 +45,7 @@ func (n *node) major() uint32 {
 	return verbsMajor
 }
 
-// entries are the virtual paths that there are, absolute and clean.
+// entries maps virtual paths, absolute and clean, to their entries.
 type entries map[string]*entry
 
 // at adds an entry and the directories above it.
@@ -56,7 +56,7 @@ func (t entries) at(path string, e *entry) {
 	}
 }
 
-// free reports whether a file can be added: nothing has its path, and what is above it are directories.
+// free reports whether a file can be added: no entry has its path, and all entries above it are directories.
 func (t entries) free(path string) bool {
 	if t[path] != nil {
 		return false
@@ -75,7 +75,7 @@ func (t entries) text(path, content string) {
 	t.file(path, func() (string, error) { return content, nil })
 }
 
-// resolve follows links, none of which leads to another. The last component is not followed if nofollow.
+// resolve follows links. No link leads to another link. With nofollow, the last component is not followed.
 func (t entries) resolve(path string, nofollow bool) (string, *entry) {
 	for end := 1; end < len(path); end++ {
 		if path[end] != '/' {
@@ -93,36 +93,36 @@ func (t entries) resolve(path string, nofollow bool) (string, *entry) {
 	return path, e
 }
 
-// tree is the part of /dev and /sys that programs of one user see, as files in a directory: once a program has a
-// descriptor of a file or directory in it, everything goes on natively. Device nodes are placeholders there that cannot
-// be opened. A program can keep the kernel's lock of a directory, so that every method below that may sleep may do so
-// without bound; see trees.
+// tree is the part of /dev and /sys that programs of one user see, as files in a directory. A program that has a
+// descriptor of a file or directory in it uses it natively. Device nodes are placeholders that cannot be opened. A
+// program can hold the kernel's lock of a directory, so each method below that may sleep may block without bound; see
+// trees.
 type tree struct {
 	root  string
-	name  string   // of root in above
-	above *os.Root // by which files are changed
-	// the same, by which programs' files are opened: of a mount that may only be read, if the kernel lets this process
+	name  string   // name of root in above
+	above *os.Root // directory through which files are changed
+	// directory through which programs' files are opened: a read-only mount of above, if the kernel allows this process to
 	// make one
 	dir     *os.File
 	current atomic.Pointer[entries]
 
 	places atomic.Pointer[places]
 
-	// completed: deferred files are made like others from now on.
+	// set once deferred files are made like others
 	completed atomic.Bool
 
 	mu    sync.Mutex
-	shown map[string]string // content of the files there are
+	shown map[string]string // contents of the existing files
 	temps int
 }
 
-// Files with these contents are many in a table of GIDs that is mostly empty; they share one inode.
+// The contents that most files of a sparse GID table have. All files with such a content share one inode.
 const (
 	noGID   = "0000:0000:0000:0000:0000:0000:0000:0000\n"
 	nothing = ""
 )
 
-// newTree makes an empty tree in a new directory of above, which is open as dir, too. It owns the new directory.
+// newTree makes an empty tree in a new directory of above, which it owns. dir is an open descriptor of above.
 func newTree(above *os.Root, dir *os.File, name string) (*tree, error) {
 	t := &tree{root: filepath.Join(above.Name(), name), name: name, above: above, dir: dir, shown: make(map[string]string)}
 	t.current.Store(&entries{})
@@ -140,8 +140,8 @@ func newTree(above *os.Root, dir *os.File, name string) (*tree, error) {
 // remove removes the tree.
 func (t *tree) remove() error { return t.above.RemoveAll(t.name) }
 
-// open opens the file of a virtual path after links, whatever programs that may write to the tree, which are this
-// user's, have put in its place.
+// open opens the file of a virtual path without following links. Programs of this process's user may write to the tree,
+// and may have replaced the file.
 //
 //verbena:allow open only files of the tree are opened, with O_CLOEXEC
 func (t *tree) open(path string, how int) (int, error) {
@@ -151,7 +151,7 @@ func (t *tree) open(path string, how int) (int, error) {
 	})
 }
 
-// makeDir makes a directory that all users may read, whatever the umask.
+// makeDir makes a directory that is readable for all users, independent of the umask.
 func makeDir(path string) error {
 	if err := os.Mkdir(path, 0o755); err != nil {
 		return err
@@ -173,15 +173,15 @@ func (t *tree) common(name string) string { return filepath.Join(t.root, ".commo
 // real returns the path of the file of a virtual path.
 func (t *tree) real(path string) string { return t.root + path }
 
-// lookup returns the entry of a clean path, nil if there is none, and the path after links; the last component is not
-// followed if nofollow.
+// lookup returns the entry of a clean path, or nil, and the path after links. With nofollow, the last component is not
+// followed.
 func (t *tree) lookup(path string, nofollow bool) (string, *entry) {
 	return (*t.current.Load()).resolve(path, nofollow)
 }
 
-// update changes the tree to what describe returns. Directories that stay keep their time stamps as far as nothing
-// comes or goes in them. After an error the tree lacks what could not be made, and the next update makes that. It may
-// sleep.
+// update changes the tree to the entries that describe returns. An existing directory keeps its time stamps unless
+// entries in it are added or removed. After an error some entries are missing, and the next update makes them. update
+// may sleep.
 func (t *tree) update(describe func() entries) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -195,7 +195,7 @@ func (t *tree) update(describe func() entries) error {
 	for _, path := range slices.Sorted(maps.Keys(have)) {
 		up := filepath.Dir(path)
 		switch {
-		case have[up] != nil && kept[up] == nil: // went with its directory
+		case have[up] != nil && kept[up] == nil: // removed with its directory
 			delete(t.shown, path)
 		case gone(path):
 			delete(t.shown, path)
@@ -229,7 +229,7 @@ func (t *tree) update(describe func() entries) error {
 		if err != nil && kept[path] == nil {
 			delete(made, path)
 		}
-		full = full || errors.Is(err, unix.ENOSPC) // one error says it for all the others
+		full = full || errors.Is(err, unix.ENOSPC) // one error of this kind suffices
 		errs = append(errs, err)
 	}
 	t.current.Store(&made)
@@ -240,7 +240,7 @@ func (t *tree) update(describe func() entries) error {
 	return nil
 }
 
-// content returns the content of an entry's file, nothing if reading it fails.
+// content returns the content of an entry's file, or "" if reading it fails.
 func (e *entry) content() string {
 	s, err := e.read()
 	if err != nil {
@@ -249,9 +249,9 @@ func (e *entry) content() string {
 	return s
 }
 
-// complete makes the deferred files, since a program is about to have a directory open, from which it reaches them
-// without being trapped. Most programs never do, and to make the thousands of files of a GID table would be most of
-// what it takes to start a service or to reset a device. It stays so: the program may keep the directory. It may sleep.
+// complete makes all deferred files, before a program opens a directory that leads to them without a trap. Most
+// programs never do that. The thousands of files of a GID table would take most of the time of a service's start or a
+// device's reset. Files stay complete from then on, since the program may keep the directory. complete may sleep.
 func (t *tree) complete() error {
 	if t.completed.Load() {
 		return nil
@@ -269,7 +269,7 @@ func (t *tree) complete() error {
 	return err
 }
 
-// make makes the file of an entry if it is deferred, for a program that looks at it but does not read it. It may sleep.
+// make makes the file of a deferred entry for a program that looks at it without reading it. It may sleep.
 func (t *tree) make(path string, e *entry) error {
 	if !e.deferred || t.completed.Load() {
 		return nil
@@ -277,7 +277,7 @@ func (t *tree) make(path string, e *entry) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if (*t.current.Load())[path] != e {
-		return errNone // it has gone meanwhile
+		return errNone // removed in the meantime
 	}
 	if _, there := t.shown[path]; there {
 		return nil
@@ -285,7 +285,7 @@ func (t *tree) make(path string, e *entry) error {
 	return t.show(path, e.content())
 }
 
-// refresh brings the file of an entry up to date. The error of reading the entry comes first.
+// refresh updates the file of an entry. An error of reading the entry takes precedence.
 func (t *tree) refresh(path string, e *entry) error {
 	content, err := e.read()
 	if err != nil {
@@ -294,14 +294,14 @@ func (t *tree) refresh(path string, e *entry) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if (*t.current.Load())[path] != e {
-		return errNone // it has gone meanwhile
+		return errNone // removed in the meantime
 	}
 	return t.show(path, content)
 }
 
-// show makes a file or changes its content. A file keeps its inode, so that programs which have it open many times hold
-// one page of memory, and read the new content. A reader may see both contents mixed. Only files whose content is
-// common to many change their inode.
+// show makes a file or changes its content. A file keeps its inode, so that programs with many open descriptors of it
+// hold one page of memory and read the new content. A reader may see parts of both contents. Only files with a shared
+// content change their inode.
 func (t *tree) show(path, content string) error {
 	old, shown := t.shown[path]
 	if shown && old == content {
@@ -320,8 +320,8 @@ func (t *tree) show(path, content string) error {
 
 func isCommon(content string) bool { return content == noGID || content == nothing }
 
-// rewrite changes the content of a file. The tree may be writable for programs, if they are this user's: what they have
-// put in the place of the file is replaced.
+// rewrite changes the content of a file. If programs of this process's user have replaced the file, rewrite replaces it
+// again.
 func (t *tree) rewrite(path, content string) error {
 	name := t.name + path
 	open := func() (*os.File, error) {
@@ -354,8 +354,8 @@ func (t *tree) rewrite(path, content string) error {
 	return errors.Join(err, f.Close())
 }
 
-// replace gives a path another file. A rename that leaves its directory would hold a lock of the file system while it
-// waits for the directory's.
+// replace replaces the file at a path. A rename out of the directory would hold a lock of the file system while it
+// waits for the lock of the directory.
 func (t *tree) replace(path, content string) error {
 	t.temps++
 	temp := filepath.Join(filepath.Dir(t.real(path)), fmt.Sprintf(".%d", t.temps))
@@ -377,8 +377,8 @@ func (t *tree) replace(path, content string) error {
 	return err
 }
 
-// isVirtual reports whether what a clean path names is this package's to show, whether it is there or not: the real
-// devices, if there are any, are hidden.
+// isVirtual reports whether a clean path belongs to this package, whether or not there is a file. Real devices at such
+// paths are hidden.
 func isVirtual(path string) bool {
 	for _, p := range [...]string{"/dev/infiniband", cmClass, virtualDir + "/misc/rdma_cm", "/dev/char/" + cmNumber,
 		"/sys/dev/char/" + cmNumber, maxBacklogFile} {
@@ -394,7 +394,7 @@ func isVirtual(path string) bool {
 	return false
 }
 
-// hasVirtualWord decides fast, for a path as it comes, that it is not virtual; most are not.
+// hasVirtualWord quickly reports whether a raw path can be virtual. Most paths cannot.
 func hasVirtualWord(path []byte) bool {
 	for _, word := range virtualWords {
 		if bytes.Contains(path, word) {
@@ -404,6 +404,6 @@ func hasVirtualWord(path []byte) bool {
 	return false
 }
 
-// virtualWords: each virtual path has one of them.
+// virtualWords are words of which each virtual path contains one.
 var virtualWords = [][]byte{[]byte("infiniband"), []byte("rdma_cm"), []byte("rdma_ucm"), []byte(majorPrefix),
 	[]byte(cmNumber)}

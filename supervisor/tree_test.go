@@ -40,7 +40,7 @@ func (t *tree) mustUpdate(tb testing.TB, want entries) {
 	}
 }
 
-// list is what is in the tree's directory: path and content, type or target.
+// list returns the entries of the tree's directory: path and content, type or target.
 func (t *tree) list(tb testing.TB) map[string]string {
 	tb.Helper()
 	m := make(map[string]string)
@@ -95,11 +95,11 @@ func TestTreeFollowsTheDevices(t *testing.T) {
 		}
 	}
 	if left, _ := os.ReadDir(tr.common("")); len(left) != 2 {
-		t.Errorf("temporary files are left: %v", left)
+		t.Errorf("remaining temporary files: got %v, want none", left)
 	}
 }
 
-// An update makes the files that the one before could not make.
+// TestTreeUpdateFails tests that an update makes the files that the previous one failed to make.
 func TestTreeUpdateFails(t *testing.T) {
 	tr := newTestTree(t)
 	inTheWay := tr.real("/sys")
@@ -109,10 +109,10 @@ func TestTreeUpdateFails(t *testing.T) {
 	want := make(entries)
 	want.text("/sys/class/name", "rxe0\n")
 	if err := tr.update(func() entries { return want }); err == nil {
-		t.Error("no error")
+		t.Error("update: got success, want an error")
 	}
 	if _, e := tr.lookup("/sys/class/name", false); e != nil {
-		t.Error("a file that was not made is looked up")
+		t.Error("lookup of a missing file: got an entry, want none")
 	}
 	if err := os.Remove(inTheWay); err != nil {
 		t.Fatal(err)
@@ -148,14 +148,14 @@ func TestTreeKeepsTimeStampsOfWhatStays(t *testing.T) {
 	set(1, "down", "dev1")
 	set(1, "up")
 	if at("/dev0") != first {
-		t.Error("the directory of a device that stayed has another time stamp")
+		t.Error("the directory of an unchanged device has a new time stamp")
 	}
 	set(2, "up")
 	if at("/dev0") == first {
 		t.Error("the directory of another device has the same time stamp")
 	}
 	if tr.list(t)["/dev0/port/state"] != "up" {
-		t.Error("files are missing in a directory that was made anew")
+		t.Error("files are missing in a new directory")
 	}
 }
 
@@ -180,9 +180,9 @@ func TestTreeRefresh(t *testing.T) {
 	}
 	var b [8]byte
 	if n, _ := open.ReadAt(b[:], 0); string(b[:n]) != "2" {
-		t.Errorf("a program that has the file open reads %q, want the content before it was a common one, 2", b[:n])
+		t.Errorf("a program with the file open reads %q, want 2, the content before the shared one", b[:n])
 	}
-	// Without a common content, the file stays the same, whatever a program has put there meanwhile.
+	// Without a shared content, the file keeps its inode, even if a program has replaced it meanwhile.
 	again, err := os.Open(tr.real("/f"))
 	if err != nil {
 		t.Fatal(err)
@@ -193,7 +193,7 @@ func TestTreeRefresh(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n, _ := again.ReadAt(b[:], 0); string(b[:n]) != content {
-			t.Errorf("a program that has the file open reads %q, want %q", b[:n], content)
+			t.Errorf("a program with the file open reads %q, want %q", b[:n], content)
 		}
 	}
 	if st, err := os.Stat(tr.real("/f")); err != nil || st.Mode() != 0o444 {
@@ -217,20 +217,20 @@ func TestTreeRefresh(t *testing.T) {
 		}
 	}
 	if got, _ := os.ReadFile(tr.common("nothing")); len(got) != 0 {
-		t.Errorf("the common file has content %q", got)
+		t.Errorf("content of the shared file: got %q", got)
 	}
 	if fail = errEmpty; !errors.Is(tr.refresh("/f", e["/f"]), syscall.EINVAL) {
-		t.Error("an attribute that cannot be read was")
+		t.Error("refresh of an unreadable attribute: got success, want EINVAL")
 	}
 	fail = nil
 	tr.mustUpdate(t, entries{})
 	if err := tr.refresh("/f", e["/f"]); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("refresh of what is gone: %v", err)
+		t.Errorf("refresh of a removed file: %v", err)
 	}
 }
 
-// TestDriverFiles: a driver's files appear below its device, hide no other, and need no directory where there is a
-// file.
+// TestDriverFiles tests that a driver's files appear below its device, do not hide other files, and cannot be in the
+// place of a directory or below a file.
 func TestDriverFiles(t *testing.T) {
 	own := func() (string, error) { return "own\n", nil }
 	dev := device{name: "uverbs0", ib: ib.NewDevice("rxe7", newFakeDriver(), nil).Device(),
@@ -246,7 +246,7 @@ func TestDriverFiles(t *testing.T) {
 		}
 	}
 	if e[dir+"node_type/own"] != nil || !e[dir+"ports"].dir {
-		t.Error("a driver's file is below another file, or in place of a directory")
+		t.Error("a driver's file is below a file, or replaces a directory")
 	}
 }
 
@@ -257,7 +257,7 @@ func TestTreeLookup(t *testing.T) {
 	for _, tt := range []struct {
 		path     string
 		nofollow bool
-		want     string // empty: nothing there
+		want     string // empty: no entry
 	}{
 		{"/dev/infiniband/uverbs3", false, "/dev/infiniband/uverbs3"},
 		{"/dev/infiniband/rdma_cm", false, "/dev/infiniband/rdma_cm"},
@@ -324,16 +324,16 @@ func TestTreeDefers(t *testing.T) {
 	tr.mustUpdate(t, two)
 	have("when they have changed", map[string]string{"/d/now": "2", "/d/x": "2", "/d/bad": ""})
 	if err := tr.make("/d/y", one["/d/y"]); !errors.Is(err, syscall.ENOENT) {
-		t.Errorf("what is no more: %v", err)
+		t.Errorf("a removed file: %v", err)
 	}
 	tr.mustUpdate(t, describe("3", 2))
 	have("in another directory", map[string]string{"/d/now": "3"})
-	// As on a file system that is full: an error, and later it works.
+	// As on a full file system: first an error, later success.
 	if err := os.Rename(tr.real("/d"), tr.real("/away")); err != nil {
 		t.Fatal(err)
 	}
 	if err := tr.complete(); err == nil {
-		t.Error("files were made in a directory that is not there")
+		t.Error("complete in a missing directory: got success, want an error")
 	}
 	if err := os.Rename(tr.real("/away"), tr.real("/d")); err != nil {
 		t.Fatal(err)
@@ -376,8 +376,7 @@ func TestIsVirtual(t *testing.T) {
 	}
 }
 
-// FuzzVirtualPath: the first look at a path never misses one that the second would claim, whatever way it is written
-// with dots and slashes.
+// FuzzVirtualPath tests that hasVirtualWord accepts each path that isVirtual accepts, with any dots and slashes.
 func FuzzVirtualPath(f *testing.F) {
 	for _, s := range []string{"/dev/infiniband/uverbs0", "/dev/../sys//class/./infiniband/x", "/sys/class/misc/rdma_cm",
 		"/dev/char/231:192", "/sys/dev/char/231:1/../231:2", "", "/", "infiniband", "/dev/infini/../band",

@@ -16,17 +16,17 @@ import (
 	"verbena/internal/reopen"
 )
 
-// trees has a tree of virtual files for each user with sessions, and one for the service's own user, which shows
-// whether there is room for them.
+// trees holds a tree of virtual files for each user with sessions. It also holds one for the service's own user, which
+// shows whether there is enough space.
 //
-// A program that lists a directory into memory that does not answer, such as that of a FUSE file, keeps the kernel's
-// lock of the directory. Each change in the directory waits for that, and then each lookup of a name that is not
-// cached. Programs reach the directories of their own user only, so that they hold up only calls of that user, and the
-// thread that brings the user's tree up to the devices. The devices wait for no tree longer than treePatience.
+// A program that lists a directory into memory that does not answer, such as a mapped FUSE file, holds the kernel's
+// lock of the directory. Each change in the directory waits for that lock, and then each lookup of an uncached name.
+// Programs can reach only the directories of their own user. So they can block only calls of that user, and the thread
+// that updates the user's tree. A change of the devices waits for treePatience at most.
 type trees struct {
-	above    *os.Root // the directory with the trees
-	dir      *os.File // above, for programs' files
-	mounted  bool     // dir is a mount of its own, so that there is no way up from it to this process's root
+	above    *os.Root // directory of the trees
+	dir      *os.File // descriptor of above, for programs' files
+	mounted  bool     // dir is a separate mount, without a way up to this process's root
 	describe func() entries
 	own      quota.ID
 	log      *slog.Logger
@@ -44,31 +44,31 @@ type userTree struct {
 	user   quota.ID
 	number uint64
 
-	sessions int // of trees.mu
+	sessions int // under trees.mu
 
 	making sync.Mutex // held while the tree is made
-	*tree             // nil: it has not been made yet, or could not be
+	*tree             // nil: not made yet, or failed
 
 	changes struct {
 		sync.Mutex
-		working *change // that brings the tree up to the devices
-		next    *change // that does so afterwards
-		err     error   // of the last one
-		late    bool    // working has not ended in time, and no thread waits for it
+		working *change // the change in progress
+		next    *change // the next change
+		err     error   // error of the last change
+		late    bool    // working has timed out, and no thread waits for it
 		ended   bool    // the tree is being removed
 	}
 }
 
-// change is one of a tree. It has ended when done is closed.
+// change is a change of a tree. done is closed at its end.
 type change struct {
 	done chan struct{}
 	err  error
 }
 
-// treePatience is the longest time that a change of the devices waits for the trees.
+// treePatience is the longest time for which a change of the devices waits for the trees.
 const treePatience = time.Second
 
-// newTrees makes the directory of the trees, which is empty. Without a ledger all users share one tree.
+// newTrees makes the empty directory of the trees. Without a ledger all users share one tree.
 func newTrees(root string, ledger *quota.Ledger, log *slog.Logger, describe func() entries) (_ *trees, err error) {
 	s := &trees{describe: describe, own: quota.All, log: log, users: make(map[quota.ID]*userTree)}
 	if ledger != nil {
@@ -94,9 +94,9 @@ func newTrees(root string, ledger *quota.Ledger, log *slog.Logger, describe func
 	return s, nil
 }
 
-// makeTreesDir makes a directory that no program can search: programs cannot get from their own tree to another user's
-// by "..". Programs of this process's user id without CAP_DAC_OVERRIDE, such as a container's user id 0, may be another
-// user's, so that the owner has no rights either where this process needs none.
+// makeTreesDir makes a directory that no program can search, so that programs cannot get from their own tree to another
+// user's by "..". Programs with this process's user ID but without CAP_DAC_OVERRIDE may belong to another user, for
+// example user ID 0 in a container. So the owner has no rights either if this process needs none.
 func makeTreesDir(path string) error {
 	if err := os.Mkdir(path, 0o700); err != nil {
 		return err
@@ -125,9 +125,8 @@ func openDirectory(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// detachedMount returns a directory as a mount that is nowhere in the file system, so that there is no way up from it,
-// and that may only be read; nil where this process may not mount (open_tree(2); CAP_SYS_ADMIN). A confined process may
-// not either.
+// detachedMount returns a directory as a read-only mount that is not attached to the file system, so that no path leads
+// up from it. It returns nil if this process may not mount (open_tree(2); CAP_SYS_ADMIN). A confined process may not.
 func detachedMount(dir *os.File) *os.File {
 	fd, err := unix.OpenTree(int(dir.Fd()), "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
@@ -142,9 +141,9 @@ func detachedMount(dir *os.File) *os.File {
 	return os.NewFile(uintptr(fd), dir.Name())
 }
 
-// enter returns the tree of a user, and makes it for the first session. The error is of a tree that lacks something, or
-// that could not be made, so that t.tree is nil. Each enter takes a leave, also after an error. It may sleep as long as
-// the user's programs keep a directory of the tree.
+// enter returns the tree of a user, and makes it for the first session. After an error the tree is incomplete, or
+// t.tree is nil if it could not be made. Each enter needs a leave, also after an error. enter can block as long as the
+// user's programs lock a directory of the tree.
 func (s *trees) enter(id quota.ID) (t *userTree, err error) {
 	s.mu.Lock()
 	if t = s.users[id]; t == nil {
@@ -162,7 +161,7 @@ func (s *trees) enter(id quota.ID) (t *userTree, err error) {
 		if err != nil {
 			return t, err
 		}
-		s.mu.Lock() // the devices look at it
+		s.mu.Lock() // updates of the devices read it
 		t.tree = made
 		s.mu.Unlock()
 	} else if t.whole() {
@@ -173,7 +172,7 @@ func (s *trees) enter(id quota.ID) (t *userTree, err error) {
 	return t, c.err
 }
 
-// leave ends what enter has begun, and removes the tree after the last session. It may sleep as enter does.
+// leave ends a session's use of the tree, and removes the tree after the last session. It can block like enter.
 func (s *trees) leave(t *userTree) {
 	s.mu.Lock()
 	t.sessions--
@@ -191,8 +190,8 @@ func (s *trees) leave(t *userTree) {
 	}
 }
 
-// update brings the trees up to the devices. The error is of the trees that lack something. It waits for treePatience
-// for those that a program keeps, which are brought up later.
+// update updates all trees to the devices. It returns an error for incomplete trees. It waits for treePatience at most;
+// trees that programs block are updated later.
 func (s *trees) update() error {
 	s.mu.Lock()
 	var all []*userTree
@@ -222,7 +221,7 @@ func (s *trees) update() error {
 	return errors.Join(errs...)
 }
 
-// change has the tree brought up to what describe returns from now on.
+// change starts an update of the tree to the entries that describe returns.
 func (t *userTree) change(describe func() entries) *change {
 	t.changes.Lock()
 	defer t.changes.Unlock()
@@ -242,14 +241,14 @@ func (t *userTree) change(describe func() entries) *change {
 	return c
 }
 
-// whole reports whether the last change has left nothing out.
+// whole reports whether the last change was complete.
 func (t *userTree) whole() bool {
 	t.changes.Lock()
 	defer t.changes.Unlock()
 	return t.changes.err == nil
 }
 
-// work makes the changes, of which c is the first.
+// work makes pending changes, beginning with c.
 func (t *userTree) work(c *change, describe func() entries) {
 	for c != nil {
 		c.err = t.update(describe)
@@ -262,8 +261,8 @@ func (t *userTree) work(c *change, describe func() entries) {
 	}
 }
 
-// wait waits for a change until patience ends, and not at all if the tree is late already. It reports whether the
-// change has been made.
+// wait waits for the end of a change, or until the channel is closed. If the tree is late already, it does not wait. It
+// reports whether the change has ended.
 func (t *userTree) wait(c *change, patience <-chan struct{}) bool {
 	t.changes.Lock()
 	late := t.changes.late
@@ -283,7 +282,7 @@ func (t *userTree) wait(c *change, patience <-chan struct{}) bool {
 	}
 }
 
-// isLate notes that the tree is late, and reports whether that is new.
+// isLate marks the tree as late, and reports whether that is new.
 func (t *userTree) isLate() bool {
 	t.changes.Lock()
 	defer t.changes.Unlock()
@@ -292,7 +291,7 @@ func (t *userTree) isLate() bool {
 	return t.changes.late && !was
 }
 
-// settle waits for the changes that have been asked for, and refuses further ones.
+// settle waits for all requested changes, and refuses further ones.
 func (t *userTree) settle() {
 	t.changes.Lock()
 	t.changes.ended = true

@@ -14,7 +14,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// forest is trees whose devices are the content of one file.
+// forest is a trees whose devices are represented by the content of one file.
 type forest struct {
 	*trees
 	root    string
@@ -57,7 +57,8 @@ func (f *forest) count(t *testing.T) int {
 	return len(all)
 }
 
-// TestTreeOfEachUser: the sessions of one user share a tree, which goes with the last, and those of two users do not.
+// TestTreeOfEachUser tests that the sessions of a user share a tree, which is removed after the last one, and that
+// sessions of two users do not share one.
 func TestTreeOfEachUser(t *testing.T) {
 	f := newForest(t)
 	a, again, b := f.mustEnter(t, 1), f.mustEnter(t, 1), f.mustEnter(t, 2)
@@ -75,24 +76,24 @@ func TestTreeOfEachUser(t *testing.T) {
 	}
 	f.leave(a)
 	if f.count(t) != 2 {
-		t.Error("a tree has gone before its last session")
+		t.Error("the tree was removed before the end of its last session")
 	}
 	f.leave(again)
 	if _, err := os.Stat(a.root); !errors.Is(err, os.ErrNotExist) || f.count(t) != 1 {
-		t.Errorf("a tree is there after its last session: %v", err)
+		t.Errorf("the tree exists after its last session: %v", err)
 	}
 	if c := a.change(f.describe); !isClosed(c.done) || f.count(t) != 1 {
-		t.Error("a tree that was removed is changed")
+		t.Error("change of a removed tree: got a change, want none")
 	}
 	if later := f.mustEnter(t, 1); later.root == a.root || later.list(t)["/d/x"] != "2" {
 		t.Errorf("the next tree of the user is at %s, with %q", later.root, later.list(t))
 	}
 	want := os.FileMode(0o700)
-	if os.Geteuid() == 0 { // user id 0 without CAP_DAC_OVERRIDE is another user
+	if os.Geteuid() == 0 { // user ID 0 without CAP_DAC_OVERRIDE is another user
 		want = 0
 	}
 	if st, err := os.Stat(f.root); err != nil || st.Mode().Perm() != want {
-		t.Errorf("the directory of the trees: %v, %v, want mode %#o, so that users cannot go from one to another", st.Mode(),
+		t.Errorf("the directory of the trees: %v, %v, want mode %#o, which separates the users", st.Mode(),
 			err, want)
 	}
 }
@@ -106,12 +107,12 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// TestTreeThatIsKept: the devices wait for a tree whose directory a program keeps once, for treePatience. The tree is
-// brought up to them when the program lets go.
+// TestTreeThatIsKept tests that changes of the devices wait at most once for a tree with a directory locked by a
+// program, for treePatience. The tree is updated after the unlock.
 func TestTreeThatIsKept(t *testing.T) {
 	f := newForest(t)
 	kept, free := f.mustEnter(t, 1), f.mustEnter(t, 2)
-	kept.mu.Lock() // as a change waits for the kernel's lock of a directory
+	kept.mu.Lock() // acts as a change that waits for the kernel's lock of a directory
 	for i, content := range []string{"2", "3", "4"} {
 		f.content.Store(content)
 		began := time.Now()
@@ -131,7 +132,7 @@ func TestTreeThatIsKept(t *testing.T) {
 	left := make(chan struct{})
 	go func() {
 		defer close(left)
-		f.leave(f.mustEnter(t, 1)) // of the same user: it waits for nothing, since the tree is whole
+		f.leave(f.mustEnter(t, 1)) // another session of the user does not wait, since the tree is complete
 		f.leave(free)
 	}()
 	select {
@@ -140,21 +141,21 @@ func TestTreeThatIsKept(t *testing.T) {
 		t.Error("another session waits for the tree")
 	}
 	kept.mu.Unlock()
-	testutil.Eventually(t, "the tree to be brought up", func() bool { return kept.list(t)["/d/x"] == "4" })
+	testutil.Eventually(t, "the tree to be updated", func() bool { return kept.list(t)["/d/x"] == "4" })
 	f.content.Store("5")
 	if err := f.update(); err != nil || kept.list(t)["/d/x"] != "5" {
-		t.Errorf("the tree is not waited for again: %v, %q", err, kept.list(t))
+		t.Errorf("update after the unlock: got %v, %q", err, kept.list(t))
 	}
 	f.leave(kept)
 	if got := f.logs.take(); len(got) != 0 || f.count(t) != 0 {
-		t.Errorf("logged %q; %d directories are left", got, f.count(t))
+		t.Errorf("logged %q; got %d directories", got, f.count(t))
 	}
 }
 
-// TestTreeOfAFullDisk: a tree that cannot be made, or lacks something, is tried again by the next session.
+// TestTreeOfAFullDisk tests that the next session tries again to make a missing or incomplete tree.
 func TestTreeOfAFullDisk(t *testing.T) {
 	f := newForest(t)
-	if err := os.WriteFile(filepath.Join(f.root, "1"), nil, 0o600); err != nil { // in the way of the tree
+	if err := os.WriteFile(filepath.Join(f.root, "1"), nil, 0o600); err != nil { // blocks the path of the tree
 		t.Fatal(err)
 	}
 	u, err := f.enter(quota.ID{UID: 1})
@@ -169,7 +170,7 @@ func TestTreeOfAFullDisk(t *testing.T) {
 	}
 	again, err := f.enter(quota.ID{UID: 1})
 	if again != u || u.tree == nil || !errors.Is(err, syscall.ENOTDIR) && !errors.Is(err, syscall.EEXIST) {
-		t.Errorf("a tree that lacks something: %v", err)
+		t.Errorf("an incomplete tree: %v", err)
 	}
 	f.describe = full
 	if _, err := f.enter(quota.ID{UID: 1}); err != nil || u.list(t)["/d/x"] != "1" {
@@ -179,6 +180,6 @@ func TestTreeOfAFullDisk(t *testing.T) {
 		f.leave(u)
 	}
 	if f.count(t) != 0 {
-		t.Error("the tree is left behind")
+		t.Error("the tree was not removed")
 	}
 }

@@ -50,7 +50,7 @@ func init() {
 	}
 }
 
-// arena is memory at the same place in every program that calls it.
+// arena returns memory at the same address in each program that calls it.
 func arena(fill byte) []byte {
 	const addr, size = 0x7e0000000000, 1 << 16
 	p, _, e := unix.Syscall6(unix.SYS_MMAP, addr, size, unix.PROT_READ|unix.PROT_WRITE,
@@ -63,19 +63,19 @@ func arena(fill byte) []byte {
 	return mem
 }
 
-// stepNames are what programSteps does, each with memory of the arena only.
+// stepNames are the steps of programSteps. Each step uses only memory of the arena.
 var stepNames = []string{"open", "stat", "statx", "readlink", "access", "directory", "file", "openat2", "fstat",
 	"increment", "install", "same", "register",
 	"dup", "dupfd", "dup2", "exec"}
 
-// The steps are to be those of the main thread, whose number is that of the process: only init can see to that.
+// The steps must run on the main thread, which has the number of the process. Only init can ensure that.
 func init() {
 	if os.Getenv(programEnv) == "steps" {
 		runtime.LockOSThread()
 	}
 }
 
-// programSteps opens the device, says so, and on a line of input takes one step.
+// programSteps opens the device, reports that, and takes one step on a line of input.
 func programSteps(args []string) {
 	mem := arena('p')
 	at := func(off int) uintptr { return uintptr(unsafe.Pointer(&mem[off])) }
@@ -140,7 +140,8 @@ func programSteps(args []string) {
 	os.Exit(0)
 }
 
-// programVictim has the same memory, and says on a line of input whether it is as it was, and what else it has.
+// programVictim has memory at the same address. On a line of input it reports whether that memory has changed, and its
+// open files.
 func programVictim([]string) {
 	mem := arena('v')
 	state := func() string {
@@ -155,8 +156,8 @@ func programVictim([]string) {
 	fmt.Print("same ", state() == before, "\n")
 }
 
-// victimScript starts a victim that has a process number which has just become free. A shell has one thread, so that
-// the next number is the next process's unless another program is faster.
+// victimScript starts a victim with a process number that has just become free. A shell has one thread, so the next
+// process gets the next number, unless another program is faster.
 const victimScript = `
 exec 3<&0
 i=0
@@ -169,7 +170,8 @@ while [ $i -lt 300 ]; do
 done
 exit 8`
 
-// replace runs a victim of the number, and returns what asks it for its state; nil if something else has the number.
+// replace starts a victim with the number. It returns a function that queries the victim's state, or nil if another
+// process has the number.
 func replace(t *testing.T, pid int) (ask func() string) {
 	t.Helper()
 	c := exec.Command("/bin/sh", "-c", victimScript, mustSelf(t), strconv.Itoa(pid))
@@ -205,13 +207,13 @@ func replace(t *testing.T, pid int) (ask func() string) {
 	}
 }
 
-// TestCallerIsReplaced kills the caller at each point where the supervisor can be told to pause, in each call, and
-// gives its number to another process, which must stay as it was.
+// TestCallerIsReplaced kills the caller at each pause point of the supervisor, in each call, and gives its number to
+// another process, which must stay unchanged.
 func TestCallerIsReplaced(t *testing.T) {
 	testutil.NeedRoot(t, "to choose the number of a process")
 	steps := stepNames
 	if testing.Short() {
-		steps = []string{"stat", "increment", "dup2", "exec"} // of each kind of call one
+		steps = []string{"stat", "increment", "dup2", "exec"} // one of each kind of call
 	}
 	for _, step := range steps {
 		t.Run(step, func(t *testing.T) {
@@ -226,15 +228,15 @@ func TestCallerIsReplaced(t *testing.T) {
 							return
 						}
 					}
-					t.Error("the caller's number was another's each time")
+					t.Error("the caller's number was taken by another process each time")
 				})
 			}
 		})
 	}
 }
 
-// replaced takes one step and replaces the caller at the at-th point, -1: at none; it returns the points that there
-// were. ok is false if the caller's number could not be had.
+// replaced takes one step and replaces the caller at the at-th point, or never if at is -1. It returns the points
+// passed. ok is false if the caller's number could not be reused.
 func replaced(t *testing.T, step string, at int) (points []string, ok bool) {
 	var mu sync.Mutex
 	var pid uint32
@@ -283,17 +285,17 @@ func replaced(t *testing.T, step string, at int) (points []string, ok bool) {
 		return points, false
 	}
 	if got := ask(); got != "same true\n" {
-		t.Errorf("the victim says %q", got)
+		t.Errorf("victim: got %q", got)
 	}
 	w.srv.mu.Lock()
 	files := slices.Clone(w.srv.files)
 	w.srv.mu.Unlock()
 	for _, f := range files {
 		if !f.isClosed() {
-			t.Error("a file is left open")
+			t.Error("a file is still open")
 		}
 		if r := f.page.Load(); r != nil && r.Check(false) == nil {
-			t.Error("a region leads somewhere")
+			t.Error("a region still refers to memory")
 		}
 	}
 	for _, l := range w.logs.take() {
@@ -306,7 +308,8 @@ func replaced(t *testing.T, step string, at int) (points []string, ok bool) {
 
 const verbsIoctl = 0xc0181b01
 
-// programExecutes registers a page, has a child keep the device, and executes, or tries to, in one of several ways.
+// programExecutes registers a page, makes a child keep the device, and executes a program, or tries to, in one of
+// several ways.
 func programExecutes(args []string) {
 	how := args[0]
 	mem := arena('r')
@@ -316,7 +319,7 @@ func programExecutes(args []string) {
 	must(unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0))
 	keeper := exec.Command("/bin/sleep", "1000")
 	keeper.ExtraFiles = []*os.File{os.NewFile(uintptr(fd), "device")}
-	must(0, keeper.Start()) // a fork and an exec of another process, which changes nothing
+	must(0, keeper.Start()) // a fork and an exec of another process, without effect here
 	load := func() uint64 {
 		op := fakeOp{op: opLoad}
 		check(operate(fd, &op) == 0, "load")
@@ -342,7 +345,7 @@ func programExecutes(args []string) {
 	case "leader":
 		panic(secret())
 	case "thread":
-		newThread().do(func() { panic(secret()) }) // never the main one
+		newThread().do(func() { panic(secret()) }) // never the main thread
 	case "execveat":
 		self := must(unix.Open("/proc/self/exe", unix.O_PATH, 0))
 		argv := must(syscall.SlicePtrFromStrings([]string{"secret", strconv.Itoa(keeper.Process.Pid)}))
@@ -355,17 +358,18 @@ func programExecutes(args []string) {
 	}
 }
 
-// programSecret is a program that has registered nothing, and sees that its memory stays as it is.
+// programSecret registers nothing, and checks that its memory stays unchanged.
 func programSecret(args []string) {
 	mem := arena('s')
 	fmt.Println("ready", unix.Getpid(), os.Args[1])
 	for mem[0] == 's' {
 		time.Sleep(time.Millisecond)
 	}
-	fmt.Println("written to")
+	fmt.Println("memory was changed")
 }
 
-// TestRegistrationsEndWithExec: the device that a child has kept leads to nothing of the program that comes next.
+// TestRegistrationsEndWithExec tests that after an exec, a device kept by a child gives no access to the memory of the
+// next program.
 func TestRegistrationsEndWithExec(t *testing.T) { eachAccess(t, testRegistrationsEndWithExec) }
 
 func testRegistrationsEndWithExec(t *testing.T) {
@@ -391,14 +395,14 @@ func testRegistrationsEndWithExec(t *testing.T) {
 				unix.Kill(pid, unix.SIGKILL)
 			}
 			if _, out := w.finish(r); strings.Contains(out, "written to") {
-				t.Error("the program was written to")
+				t.Error("the memory of the next program was changed")
 			}
 		})
 	}
 }
 
-// bound fails unless the address spaces that a process has had by now are kept to: what is accessed by its number would
-// be the next program's.
+// bound fails the test unless the former address spaces of a process are bound. Access by number would reach the memory
+// of the next program.
 func (w *world) bound(t *Session, pid int) {
 	w.Helper()
 	t.mu.Lock()
@@ -414,7 +418,7 @@ func (w *world) bound(t *Session, pid int) {
 	}
 }
 
-// programBeside issues a command while another thread executes what does not exist.
+// programBeside issues a command while another thread executes a missing file.
 func programBeside([]string) {
 	fd := openDevice()
 	op := fakeOp{op: opIncrement, in: 1}
@@ -423,7 +427,7 @@ func programBeside([]string) {
 	executed := make(chan struct{})
 	go func() {
 		runtime.LockOSThread()
-		// Not by syscall.Exec: until that returns the runtime starts no thread, and other goroutines may wait for one.
+		// Not by syscall.Exec: until that returns, the runtime starts no thread, and other goroutines may wait for one.
 		path, _ := unix.BytePtrFromString("/nonexistent")
 		args := []*byte{path, nil}
 		_, _, errno := unix.Syscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(path)), uintptr(unsafe.Pointer(&args[0])), 0)
@@ -437,14 +441,13 @@ func programBeside([]string) {
 	fmt.Println("ok")
 }
 
-// TestCommandBesideExec: while a thread's exec goes on, what another thread uses is bound to the address space that it
-// has.
+// TestCommandBesideExec tests that during a thread's exec, the address space used by another thread is bound.
 func TestCommandBesideExec(t *testing.T) {
 	reached, goOn := make(chan struct{}), make(chan struct{})
 	w := newWorld(t, func(c *SupervisorConfig) {
 		var first atomic.Bool
 		c.pause = func(point string, _ uint32) {
-			if point == "exec" && first.Swap(true) { // the first is the test's own program
+			if point == "exec" && first.Swap(true) { // the first is the test program itself
 				close(reached)
 				<-goOn
 			}
@@ -481,7 +484,7 @@ func TestFailedExecKeepsRegistrations(t *testing.T) {
 	})
 }
 
-// eachAccess runs a test where the supervisor accesses programs itself, and where it asks a helper.
+// eachAccess runs a test with a supervisor that accesses programs itself, and with one that uses a helper.
 func eachAccess(t *testing.T, f func(*testing.T)) {
 	t.Run("direct", f)
 	t.Run("helper", func(t *testing.T) {
@@ -494,7 +497,7 @@ func eachAccess(t *testing.T, f func(*testing.T)) {
 	})
 }
 
-// programJailed looks from the tree's directories for a way up to what it should not see.
+// programJailed looks for a way up from the tree's directories.
 func programJailed(args []string) {
 	if args[0] == "chroot" {
 		must(0, unix.Chroot(args[1]))
@@ -522,11 +525,11 @@ func programJailed(args []string) {
 	if f, err := unix.Openat(fd, "evil", unix.O_CREAT|unix.O_WRONLY, 0o600); err == nil {
 		fmt.Println("created", f)
 	}
-	fmt.Println("climbed", unix.Mkdirat(fd, "evil", 0o700)) // which is not trapped
+	fmt.Println("climbed", unix.Mkdirat(fd, "evil", 0o700)) // not trapped
 }
 
-// TestNoWayUp: a program with another root directory, or mounts of its own, gets directories from which there is no way
-// to this process's; or none.
+// TestNoWayUp tests programs with a different root directory, or different mounts. Such a program gets no directory, or
+// one without a way up to this process's root.
 func TestNoWayUp(t *testing.T) {
 	testutil.NeedRoot(t, "for chroot")
 	jail := t.TempDir()
@@ -543,13 +546,14 @@ func TestNoWayUp(t *testing.T) {
 				if got := w.mustRunSelf("jailed", how, jail); got != want {
 					t.Errorf("printed %q, want %q", got, want)
 				}
-				w.logs.take() // that it gets none
+				w.logs.take() // about the refused directory
 			})
 		}
 	}
 }
 
-// TestTreeIsWhatItWas: what a program puts into the tree, which in a service of its own it may, is not followed.
+// TestTreeIsWhatItWas tests that links that a program puts into the tree are not followed. A program of the service's
+// own user can write to it.
 func TestTreeIsWhatItWas(t *testing.T) {
 	w := newWorld(t)
 	w.mustRun("cat", "/sys/class/infiniband/rxe0/node_guid")
@@ -574,7 +578,7 @@ func TestTreeIsWhatItWas(t *testing.T) {
 	}
 }
 
-// TestUserNamespaceGivesNothing: whoever makes one has all capabilities in it.
+// TestUserNamespaceGivesNothing tests that all capabilities in a new user namespace give no rights here.
 func TestUserNamespaceGivesNothing(t *testing.T) {
 	testutil.NeedRoot(t, "to become another user")
 	w := newWorld(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 12345, Mode: 0o660} })
@@ -596,7 +600,7 @@ func programReadOnly([]string) {
 	_, err = unix.Mmap(fd, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	check(err == unix.EACCES, "map writable: %v", err)
 	op := fakeOp{op: opIncrement, in: 1}
-	check(operate(fd, &op) == 0 && op.out == 2, "ioctl") // as with the kernel's
+	check(operate(fd, &op) == 0 && op.out == 2, "ioctl") // as in the kernel
 	d := must(unix.Dup(fd))
 	_, err = doorbell(d)
 	check(err == unix.EBADF, "write to a duplicate: %v", err)
@@ -612,7 +616,7 @@ func TestOpenedForReading(t *testing.T) {
 	})
 }
 
-// programMainExit ends its main thread and goes on.
+// programMainExit ends its main thread and continues on another.
 func programMainExit([]string) {
 	go func() {
 		runtime.LockOSThread()
@@ -639,7 +643,7 @@ func programMainExit([]string) {
 
 func init() {
 	if os.Getenv(programEnv) == "mainexit" {
-		runtime.LockOSThread() // on the main one
+		runtime.LockOSThread() // locks the main thread
 	}
 }
 
@@ -652,8 +656,8 @@ func TestMainThreadEnded(t *testing.T) {
 	})
 }
 
-// programDup2 puts pipes at numbers of the devices' range while another thread opens devices; none may take another's
-// place.
+// programDup2 duplicates pipes to numbers in the range of device files while another thread opens devices. Neither may
+// replace the other's files.
 func programDup2([]string) {
 	first := openDevice()
 	unix.Close(first)
@@ -691,7 +695,7 @@ func TestNumbersAreGivenOutOnce(t *testing.T) {
 	}
 }
 
-// programSlow has one thread in a command by write(2), and opens files by another.
+// programSlow blocks one thread in a command by write(2), and opens files by another.
 func programSlow([]string) {
 	fd := openDevice()
 	done := make(chan bool)
@@ -713,7 +717,7 @@ func programSlow([]string) {
 	fmt.Println("ok", longest)
 }
 
-// TestSlowCommandStopsNoOtherThread: the command waits for what comes after the other thread's calls.
+// TestSlowCommandStopsNoOtherThread blocks a command until after the other thread's calls.
 func TestSlowCommandStopsNoOtherThread(t *testing.T) {
 	w := newWorld(t)
 	if out := w.mustRunSelf("slow"); !strings.HasPrefix(out, "ok ") {
@@ -721,7 +725,7 @@ func TestSlowCommandStopsNoOtherThread(t *testing.T) {
 	}
 }
 
-// programParallel has several threads wait in a command each.
+// programParallel makes several threads wait in a command each.
 func programParallel(args []string) {
 	fd := openDevice()
 	var wg sync.WaitGroup
@@ -736,7 +740,7 @@ func programParallel(args []string) {
 	sleep()
 }
 
-// TestWorkersEnd: those that are not needed any more; and the user is charged for those that there are.
+// TestWorkersEnd tests that unneeded workers end, and that the user is charged for the running ones.
 func TestWorkersEnd(t *testing.T) {
 	var limits quota.Limits
 	limits[quota.Workers].PerUser = 5
@@ -759,13 +763,13 @@ func TestWorkersEnd(t *testing.T) {
 	})
 	for _, k := range []quota.Kind{quota.Sessions, quota.Descriptors, quota.RingBytes, quota.Mappings} {
 		if user.Held(k) == 0 {
-			t.Errorf("no %v are charged", k)
+			t.Errorf("charged: got no %v", k)
 		}
 	}
 	r.Signal(unix.SIGKILL)
 	w.finish(r)
 	if users, _ := ledger.Usage(); len(users) > 0 {
-		t.Errorf("charged when all is over: %+v", users)
+		t.Errorf("charged at the end: got %+v", users)
 	}
 }
 
@@ -783,14 +787,14 @@ func TestSessionLimit(t *testing.T) {
 	r.Signal(unix.SIGKILL)
 	w.finish(r)
 	if code, _ := w.finish(w.start(nil, "true")); code != 0 {
-		t.Errorf("when the first has ended: exit code %d", code)
+		t.Errorf("after the end of the first session: exit code %d", code)
 	}
 	if users, _ := ledger.Usage(); len(users) > 0 {
-		t.Errorf("charged when all is over: %+v", users)
+		t.Errorf("charged at the end: got %+v", users)
 	}
 }
 
-// programChurn opens the device's file again and again by its link in /proc, which is not trapped, and closes it.
+// programChurn repeatedly opens the device's file by its link in /proc, which is not trapped, and closes it.
 func programChurn([]string) {
 	fd := openDevice()
 	link := fmt.Sprintf("fd/%d", fd)
@@ -801,7 +805,7 @@ func programChurn([]string) {
 	fmt.Println("ok")
 }
 
-// TestManyCloses: the last close of a file is seen, however many of its descriptors were closed before.
+// TestManyCloses tests that the last close of a file is detected after any number of closes.
 func TestManyCloses(t *testing.T) {
 	w := newWorld(t)
 	if out := w.mustRunSelf("churn"); out != "ok" {
@@ -810,7 +814,8 @@ func TestManyCloses(t *testing.T) {
 	w.await("the last close", w.srv.files[0].closed)
 }
 
-// TestOneLookAtATime: of a file whose descriptors are closed one after the other, one look is pending.
+// TestOneLookAtATime tests that at most one check of a file is pending while its descriptors are closed one after the
+// other.
 func TestOneLookAtATime(t *testing.T) {
 	m, err := shm.Create("queues", quota.RingBytes, nil, nil)
 	if err != nil {
@@ -829,16 +834,16 @@ func TestOneLookAtATime(t *testing.T) {
 		}
 		testutil.Advance(firstLook)
 		if n := f.sup.looks.Load(); n != 1 {
-			t.Errorf("got %d looks at a file of which 5 descriptors were closed, want 1", n)
+			t.Errorf("got %d checks of a file after 5 closes, want 1", n)
 		}
-		testutil.Advance(24 * time.Hour) // the last look, after 4096 ms, is over
+		testutil.Advance(24 * time.Hour) // after the last check, which comes after 4096 ms
 		if n := f.sup.looks.Load(); n != 7 {
-			t.Errorf("got %d looks at a file that stays in use, want 7", n)
+			t.Errorf("got %d checks of a file in use, want 7", n)
 		}
 	})
 }
 
-// TestExecOfANumber: a call whose thread has gone says nothing of the thread that has its number now.
+// TestExecOfANumber tests that a call of a thread that has gone does not end the exec of a thread with the same number.
 func TestExecOfANumber(t *testing.T) {
 	const tid = 1 << 30
 	w := &worker{session: &Session{sup: &Supervisor{}, fd: -1}, hasTurn: true, n: notification{tid: tid}}
@@ -846,7 +851,7 @@ func TestExecOfANumber(t *testing.T) {
 	execs.add(tid)
 	w.pathCall(callOpen)
 	if _, there := execs.tids[tid]; !there {
-		t.Error("another thread's exec is held to be over")
+		t.Error("the exec of another thread was ended")
 	}
 	world := newWorld(t)
 	r := world.start(nil, "sh", "-c", "test -e /dev/infiniband/x; echo ready; exec sleep 1000")
@@ -862,11 +867,11 @@ func TestExecOfANumber(t *testing.T) {
 	world.finish(r)
 }
 
-// TestWayUpThroughWhatIsNotTheCallers: nothing is found out about a directory that the caller may not look into.
+// TestWayUpThroughWhatIsNotTheCallers tests that paths reveal nothing about a directory that the caller may not search.
 func TestWayUpThroughWhatIsNotTheCallers(t *testing.T) {
 	testutil.NeedRoot(t, "for a directory that is not the caller's")
 	w := newWorld(t)
-	dir := shmDir(t) // of mode 0700
+	dir := shmDir(t) // mode 0700
 	if err := unix.Mkdir(dir+"/secret", 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -884,11 +889,11 @@ func TestWayUpThroughWhatIsNotTheCallers(t *testing.T) {
 	}
 	if out := w.mustRun("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "stat", "-c", "%F",
 		"/proc/../dev/infiniband/uverbs0"); !strings.HasPrefix(out, "character") {
-		t.Errorf("by way of a directory of everybody's: %q", out)
+		t.Errorf("by way of a public directory: %q", out)
 	}
 }
 
-// programOwnFiles duplicates descriptors in a thread with a table of its own, and one that is for a path alone.
+// programOwnFiles duplicates descriptors on a thread with a separate table, including a descriptor of O_PATH.
 func programOwnFiles([]string) {
 	device := openDevice()
 	low := must(unix.Open("/proc/self/comm", unix.O_RDONLY|unix.O_CLOEXEC, 0))
@@ -915,7 +920,7 @@ func programOwnFiles([]string) {
 		check(operate(fd, &op) == 0, "the duplicate of the thread's device is none")
 	})
 	<-unshared
-	must(0, unix.Dup3(path, device, unix.O_CLOEXEC)) // of the main thread's table
+	must(0, unix.Dup3(path, device, unix.O_CLOEXEC)) // in the main thread's table
 	close(replaced)
 	<-done
 	fmt.Println("ok")
@@ -928,9 +933,9 @@ func TestDuplicatesOfAThreadsOwn(t *testing.T) {
 	}
 }
 
-// programClosed uses the number of a descriptor that it has closed, while another one keeps the file open.
+// programClosed uses the number of a closed descriptor while another descriptor keeps the file open.
 func programClosed([]string) {
-	runtime.LockOSThread() // the number is remembered with its thread
+	runtime.LockOSThread() // the number is cached for its thread
 	fd := openDevice()
 	other := must(unix.Dup(fd))
 	op := fakeOp{op: opIncrement, in: 1}
@@ -942,7 +947,7 @@ func programClosed([]string) {
 	fmt.Println("ok")
 }
 
-// TestClosedNumber: that a number is remembered to be the device's is good for doorbells alone.
+// TestClosedNumber tests that a cached device file suffices for doorbells only.
 func TestClosedNumber(t *testing.T) {
 	w := newWorld(t)
 	if out := w.mustRunSelf("closed"); out != "ok" {
@@ -950,7 +955,7 @@ func TestClosedNumber(t *testing.T) {
 	}
 }
 
-// programTwice issues a command, and on a line of input another one; with an argument it waits for a line before.
+// programTwice issues a command, and another one on a line of input. With an argument it waits for a line first.
 func programTwice(args []string) {
 	runtime.LockOSThread()
 	if len(args) > 0 {
@@ -966,7 +971,8 @@ func programTwice(args []string) {
 	}
 }
 
-// TestRememberedProcess: the process that a thread's number belonged to is not taken for that which has it now.
+// TestRememberedProcess tests that the cached process of a thread's number is not confused with the process that has
+// the number now.
 func TestRememberedProcess(t *testing.T) {
 	w := newWorld(t)
 	in, out, err := os.Pipe()
@@ -1000,7 +1006,7 @@ func TestRememberedProcess(t *testing.T) {
 		}
 	}
 	if n == 0 {
-		t.Error("nothing is remembered")
+		t.Error("cache: got no process")
 	}
 	io.WriteString(out, "\n")
 	w.printed(r, "command 1")
@@ -1010,7 +1016,7 @@ func TestRememberedProcess(t *testing.T) {
 	}
 }
 
-// TestEndedProcess: what is known of a process that has ended is not taken for one that has its number.
+// TestEndedProcess tests that the state of an ended process is not used for a process that has its number now.
 func TestEndedProcess(t *testing.T) {
 	w := newWorld(t)
 	in, out, err := os.Pipe()

@@ -11,41 +11,41 @@ import (
 	"verbena/internal/sched"
 )
 
-// turn is the right of a session's threads to receive. Each notification wakes all that wait for one. So as a rule one
-// thread has the right: it receives and answers, and receives again; only if its answer may take long, while somebody
-// else may be calling, it lets another thread go on. That one has to be woken, which takes as long as to answer a few
-// calls; so:
+// turn manages the receive tokens of a session's threads. Each notification wakes all threads that wait for one. So
+// normally one thread holds the only token: it receives a call, answers it, and receives again. It passes the token to
+// another thread only if its answer may take long while other threads may be calling. Waking that thread takes as long
+// as answering a few calls. The rules are:
 //
-//   - As long as only one thread of the program calls, its calls are answered without passing the turn, but if one takes
-//     longer than once or twice patience (doorbellPatience for a doorbell), the turn is passed by a watchdog, which runs
-//     while there are calls.
-//   - While several call, two workers have a turn: the calls of programs that talk to each other come in pairs. A turn is
-//     passed before each call that may take long (any but a doorbell, and doorbells too if they have taken longer than
-//     worthPassing lately) unless another worker is there to receive.
+//   - While only one thread of the program calls, its calls are answered without passing the token. A watchdog, which
+//     runs while there are calls, passes the token of a call that takes longer than once or twice 5 ms (25 ms for a
+//     doorbell).
+//   - While several threads call, there are two tokens, since the calls of programs that communicate come in pairs. A
+//     worker passes its token before each call that may take long, unless another worker is receiving. Doorbells count
+//     as such calls only if recent ones took longer than worthPassing.
 //
-// A worker's way:
+// The states of a worker:
 //
-//	waiting --take--> idle, has a turn <--begin, end--> busy, has a turn
-//	|  ^                    |                              |      |
-//	|  | surplus            |                         pass |      | claimed by the watchdog, which passes
-//	|  +--------------------+----------------- end ------- busy without a turn
+//	waiting --take--> idle, has a token <--begin, end--> busy, has a token
+//	|  ^                    |                                |      |
+//	|  | surplus            |                           pass |      | claimed by the watchdog, which passes
+//	|  +--------------------+----------------- end --------- busy without a token
 //	+--workerIdle--> ended
 type turn struct {
-	free      uint32       // futex word: turns that nobody has
-	turns     atomic.Int32 // that there are
-	waiting   atomic.Int32 // workers in take
-	receiving atomic.Int32 // workers that wait for a call
+	free      uint32       // futex word: number of free tokens
+	turns     atomic.Int32 // number of tokens
+	waiting   atomic.Int32 // number of workers in take
+	receiving atomic.Int32 // number of workers that wait for a call
 	passing   sched.Mutex
 	workers   atomic.Int32
 	start     func()      // starts another worker
-	user      *quota.User // to whom workers are charged, but the first
+	user      *quota.User // charged for workers, except the first
 
-	// Who calls, as those who receive see it.
+	// The callers, as seen by the receiving workers.
 	lastCaller atomic.Uint32
-	mixture    atomic.Int32 // of callers, lately
-	doorbell   atomic.Int64 // the processor time that one took lately, in nanoseconds
+	mixture    atomic.Int32 // measure of recent changes of callers
+	doorbell   atomic.Int64 // average processor time of recent doorbells, in nanoseconds
 
-	watching [2]atomic.Bool // the watchdog's timers run: for doorbells, and for other calls
+	watching [2]atomic.Bool // whether the watchdog's timers run: for doorbells, and for other calls
 	mu       sync.Mutex
 	all      map[*worker]bool
 }
@@ -54,20 +54,22 @@ const (
 	patience         = 5 * time.Millisecond
 	doorbellPatience = 25 * time.Millisecond
 	worthPassing     = 20 * time.Microsecond
-	// Each change of callers counts for so many calls of one caller, up to a limit.
+	// changeCounts is the weight of a change of callers, relative to another call of the same caller. mixtureLimit limits
+	// the sum.
 	changeCounts = 64
 	mixtureLimit = 16 * changeCounts
-	// mixed is when a program counts as one that calls from several threads: not for one stray call among others.
+	// mixed is the sum above which a program counts as one with several calling threads. A single stray call stays below
+	// it.
 	mixed = 2 * changeCounts
-	// sharedTurns is how many turns there are while several threads call.
+	// sharedTurns is the number of tokens while several threads call.
 	sharedTurns = 2
-	// maxWorkers bounds how many calls of one session are answered at a time.
+	// maxWorkers limits the number of calls of a session in progress.
 	maxWorkers = 16
-	// workerIdle is how long a worker waits for a turn before it ends.
+	// workerIdle is the time for which a worker waits for a token before it ends.
 	workerIdle = time.Second
 )
 
-// busyState tells the watchdog whether it may pass a worker's turn; see turn.
+// busyState shows the watchdog whether it may pass a worker's token; see turn.
 type busyState = uint32
 
 const (
@@ -76,7 +78,7 @@ const (
 	claimed
 )
 
-// init makes a turn and starts the first worker.
+// init makes the first token and starts the first worker.
 func (t *turn) init(start func(), user *quota.User) {
 	t.user = user
 	t.free = 1
@@ -87,7 +89,7 @@ func (t *turn) init(start func(), user *quota.User) {
 	start()
 }
 
-// join and leave are for the watchdog.
+// join and leave register a worker with the watchdog.
 func (t *turn) join(w *worker) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -100,7 +102,7 @@ func (t *turn) leave(w *worker) {
 	delete(t.all, w)
 }
 
-// take waits for a turn. It returns false where there is none for so long that the worker is not needed.
+// take waits for a token. It returns false after workerIdle, when the worker is not needed.
 func (t *turn) take() bool {
 	t.waiting.Add(1)
 	for {
@@ -111,7 +113,8 @@ func (t *turn) take() bool {
 			}
 			continue
 		}
-		// First it waits no more: pass may start a worker too many, but not rely on one that has what it wants.
+		// Decrement waiting before taking the token. So pass may start one worker too many, but never counts on a worker that
+		// already has a token.
 		t.waiting.Add(-1)
 		if atomic.CompareAndSwapUint32(&t.free, n, n-1) {
 			return true
@@ -120,7 +123,7 @@ func (t *turn) take() bool {
 	}
 }
 
-// retire takes a waiting worker out, unless there is a turn that pass relies on it to take.
+// retire ends a waiting worker, unless pass counts on it to take a free token.
 func (t *turn) retire() bool {
 	t.passing.Lock()
 	defer t.passing.Unlock()
@@ -133,13 +136,13 @@ func (t *turn) retire() bool {
 	return true
 }
 
-// release gives a turn to whoever waits or will wait.
+// release frees a token for a waiting or later worker.
 func (t *turn) release() {
 	atomic.AddUint32(&t.free, 1)
 	futexWake(&t.free, 1)
 }
 
-// pass releases a turn and sees to it that somebody takes it, as far as there may be more workers.
+// pass frees a token. If no waiting worker can take it, pass starts another one, within the limits.
 func (t *turn) pass() {
 	t.passing.Lock()
 	defer t.passing.Unlock()
@@ -151,26 +154,27 @@ func (t *turn) pass() {
 	t.release()
 }
 
-// ended gives back what the workers of a session are charged that have not retired, but the first. No worker is left.
+// ended ends the charges for workers that have not retired, except the first. It is called after the last worker has
+// ended.
 func (t *turn) ended() {
 	if n := t.workers.Swap(0); n > 1 {
 		t.user.Give(quota.Workers, uint64(n-1))
 	}
 }
 
-// adapt makes another turn when several threads have begun to call.
+// adapt adds a token when several threads have begun to call.
 func (t *turn) adapt() {
 	if t.shared() && t.turns.CompareAndSwap(1, sharedTurns) {
 		t.pass()
 	}
 }
 
-// surplus takes a turn away when they have stopped; another worker is there to receive.
+// surplus removes a token when only one thread calls. Another worker must be receiving.
 func (t *turn) surplus() bool {
 	return t.turns.Load() > 1 && !t.shared() && t.receiving.Load() > 0 && t.turns.CompareAndSwap(sharedTurns, 1)
 }
 
-// note takes down who calls. Several workers may do so at once, and miss some.
+// note records the caller. Concurrent workers may miss some.
 func (t *turn) note(tid uint32) {
 	m := t.mixture.Load()
 	switch {
@@ -185,10 +189,10 @@ func (t *turn) note(tid uint32) {
 // shared reports whether several threads of the program call.
 func (t *turn) shared() bool { return t.mixture.Load() > mixed }
 
-// begin is called before what may take long of an answer, as often as there is such. end must follow.
+// begin is called before each part of an answer that may take long. The caller must call end afterwards.
 func (w *worker) begin(c call) {
 	if !w.hasTurn || w.busy.Load() != idle {
-		return // passed already, or watched: to pass it again would make another turn
+		return // passed already, or watched; passing again would create another token
 	}
 	t := &w.session.turn
 	shared := t.shared()
@@ -198,7 +202,7 @@ func (w *worker) begin(c call) {
 			w.timed = true
 			w.used = threadTime()
 		}
-		// Most are doorbells.
+		// Most writes are doorbells.
 		pass = pass && t.doorbell.Load() >= int64(worthPassing)
 	}
 	if !pass {
@@ -211,7 +215,7 @@ func (w *worker) begin(c call) {
 	t.pass()
 }
 
-// end is called when the answer has been made.
+// end is called after the answer was made.
 func (w *worker) end() {
 	t := &w.session.turn
 	if w.timed {
@@ -225,18 +229,18 @@ func (w *worker) end() {
 	}
 }
 
-// threadTime is the processor time of the calling thread, in nanoseconds.
+// threadTime returns the processor time of the calling thread, in nanoseconds.
 func threadTime() int64 {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)
 	return ts.Nano()
 }
 
-// doorbellSize is that of nearly every write(2) on a device file.
+// doorbellSize is the size of nearly all write(2) calls on a device file.
 const doorbellSize = 32
 
-// watch starts the watchdog, if it is not running. While there are nothing but doorbells it comes seldom: a timer takes
-// a processor from the program.
+// watch starts the watchdog if it is not running. For doorbells alone it runs rarely, since a timer takes processor
+// time from the program.
 func (t *turn) watch(doorbell bool) {
 	i, after := 0, doorbellPatience
 	if !doorbell {
@@ -247,7 +251,7 @@ func (t *turn) watch(doorbell bool) {
 	}
 }
 
-// bark passes the turns of those who have been busy with the same call since it barked last.
+// bark passes the tokens of workers that have been busy with the same call since its last run.
 func (t *turn) bark(i int) {
 	t.watching[i].Store(false)
 	t.mu.Lock()

@@ -5,12 +5,12 @@ import (
 	"testing"
 )
 
-// TestTurnIsPassedOnce: however often an answer says that it takes long, one turn is passed.
+// TestTurnIsPassedOnce tests that an answer passes its token only once, however often it calls begin.
 func TestTurnIsPassedOnce(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
-		several  bool // call
-		watchdog bool // has claimed the turn in between
+		several  bool // several threads call
+		watchdog bool // the watchdog has claimed the token in between
 		free     uint32
 	}{
 		{"one caller", false, false, 0},
@@ -21,9 +21,9 @@ func TestTurnIsPassedOnce(t *testing.T) {
 			w := &worker{session: &Session{}, hasTurn: true}
 			turn := &w.session.turn
 			turn.init(func() {}, nil)
-			atomic.StoreUint32(&turn.free, 0) // it is the worker's
+			atomic.StoreUint32(&turn.free, 0) // the worker holds the token
 			for i := range turn.watching {
-				turn.watching[i].Store(true) // no timers
+				turn.watching[i].Store(true) // disables the timers
 			}
 			if tt.several {
 				turn.mixture.Store(mixtureLimit)
@@ -36,10 +36,10 @@ func TestTurnIsPassedOnce(t *testing.T) {
 			w.begin(callOpen)
 			w.end()
 			if n := atomic.LoadUint32(&turn.free); n != tt.free {
-				t.Errorf("%d turns are free, want %d", n, tt.free)
+				t.Errorf("free tokens: got %d, want %d", n, tt.free)
 			}
 			if w.hasTurn != (tt.free == 0) {
-				t.Errorf("the worker has a turn: %v", w.hasTurn)
+				t.Errorf("token held by the worker: got %v", w.hasTurn)
 			}
 		})
 	}

@@ -23,29 +23,29 @@ import (
 	"verbena/uverbs"
 )
 
-// worker is a thread that answers the calls of a session, one at a time, from its receipt to the answer: a hand-over
-// to another thread would cost several times as much as most answers. To the uverbs file that a call is on it is the
-// caller (uverbs.Caller).
+// worker is a thread that answers the calls of a session, one at a time, from the receipt to the answer. Handing a call
+// to another thread would cost several times as much as most answers. A worker is the caller of its uverbs file
+// (uverbs.Caller).
 type worker struct {
 	session *Session
 	source  *source
 	hasTurn bool
 
-	// The present call.
+	// The current call.
 	n     notification
-	desc  *descriptor // what argument 0 is, for calls on a device file
-	known known       // who calls
+	desc  *descriptor // the device file of argument 0, for calls on a device file
+	known known       // cached facts about the caller
 	path  [unix.PathMax]byte
 	trace *callTrace  // nil: the session is not traced
-	taken *ucma.Taken // the event that the answer gives; nil: none
+	taken *ucma.Taken // event taken for the answer; nil: none
 
 	// For the watchdog; see turn.
 	busy    atomic.Uint32 // busyState
-	calls   atomic.Uint64 // that were begun
-	seen    uint64        // of these, by the watchdog; under turn.mu
+	calls   atomic.Uint64 // number of calls begun
+	seen    uint64        // value of calls that the watchdog saw last; under turn.mu
 	timed   bool
-	used    int64 // the thread's processor time before, if timed
-	stalled bool  // the call has been answered by Stalled
+	used    int64 // processor time of the thread before the call, if timed
+	stalled bool  // Stalled has answered the call
 }
 
 var (
@@ -57,15 +57,16 @@ func newWorker(t *Session) *worker {
 	return &worker{session: t, source: newSource(t.listener, t.sup.stop, &t.intake)}
 }
 
-// run ends when no process of the session is left, or the Supervisor closes. Its thread ends with it, as nothing else
-// could run on it.
+// run answers calls until no process of the session is left, or the Supervisor closes. Its thread ends with it, since
+// no other goroutine could run on that thread.
 func (w *worker) run() {
 	runtime.LockOSThread()
 	if err := blockSignals(); err != nil {
 		w.session.log.Warn("worker", "err", err)
 	}
 	sched.Prompt(sched.SleeperSlice)
-	// A program can take pages away that it shares with us (ftruncate): an error for it, not our end.
+	// A program can remove pages of shared memory (ftruncate). The fault must be an error of the program's call, not a
+	// crash of the service.
 	debug.SetPanicOnFault(true)
 	t := &w.session.turn
 	t.join(w)
@@ -74,7 +75,7 @@ func (w *worker) run() {
 		w.hasTurn = true
 		for w.hasTurn {
 			if !w.receive() {
-				t.release() // for the next worker to find out
+				t.release() // so that the next worker can end as well
 				return
 			}
 			w.answer()
@@ -83,7 +84,7 @@ func (w *worker) run() {
 	}
 }
 
-// receive waits for the next call, false at the end.
+// receive waits for the next call. It returns false at the end.
 func (w *worker) receive() bool {
 	t := w.session
 	t.turn.receiving.Add(1)
@@ -94,14 +95,14 @@ func (w *worker) receive() bool {
 	}
 	t.turn.note(w.n.tid)
 	t.turn.adapt()
-	// The kernel's way to wake, SYNC_WAKE_UP, puts the thread that is woken on the processor of the one that wakes it:
-	// several times as fast for a caller and a worker that take turns. Several callers it draws to one processor, where
-	// those that poll a completion queue keep the others from running.
+	// SYNC_WAKE_UP makes the kernel run the woken thread on the processor of the waking thread. This is several times as
+	// fast for a caller and a worker that alternate. With several callers it would move all of them to one processor,
+	// where threads that poll a completion queue delay the others.
 	t.syncWakeUp(!t.turn.shared())
 	return true
 }
 
-// verdict is what becomes of a call.
+// verdict is the result of a call.
 type verdict struct {
 	val  int64
 	err  error // wraps an errno
@@ -112,8 +113,8 @@ type fate uint8
 
 const (
 	answered   fate = iota // val and err are the answer
-	letThrough             // the kernel goes on with the call
-	sent                   // the answer has been given already
+	letThrough             // the call continues in the kernel
+	sent                   // the answer was sent already
 )
 
 func fails(err error) verdict { return verdict{err: err} }
@@ -148,7 +149,8 @@ func (w *worker) answer() {
 	default:
 		r.val = v.val
 	}
-	// ENOENT: the thread was killed. Descriptors that it was given have gone with it, and their last close is seen.
+	// ENOENT: the thread was killed. The kernel has closed the descriptors installed in it, and their last close is
+	// detected.
 	err := send(w.session.fd, &r)
 	if t := w.taken; t != nil {
 		if w.taken = nil; err != nil {
@@ -160,8 +162,8 @@ func (w *worker) answer() {
 	}
 }
 
-// handle makes the answer. A panic is an error of the call, and the service goes on; the device, which may be left with
-// locks held, is taken through a fatal event.
+// handle makes the answer. A panic becomes an error of the call, and the service continues. The device may have locks
+// held, so it gets a fatal event.
 func (w *worker) handle() (v verdict) {
 	w.known, w.desc = known{}, nil
 	defer func() {
@@ -220,7 +222,7 @@ func (w *worker) handle() (v verdict) {
 	return w.pathCall(c)
 }
 
-// carryOut carries out a command of a call on a device file.
+// carryOut executes a command of a call on a device file.
 func (w *worker) carryOut(c call, f *openFile) (v verdict) {
 	if c == callIoctl {
 		v.err = f.file.Ioctl(w, uint32(w.n.args[1]), w.n.args[2])
@@ -231,7 +233,7 @@ func (w *worker) carryOut(c call, f *openFile) (v verdict) {
 	return v
 }
 
-// command answers a call on an open device file that was entered.
+// command answers a call on an open device file that the caller has entered.
 //
 //verbena:parses
 func (w *worker) command(c call, f *openFile) verdict {
@@ -253,7 +255,7 @@ func (w *worker) command(c call, f *openFile) verdict {
 	if f.cm != nil && c == callWrite {
 		v, waits = w.cmCommand(f)
 	} else if v = w.carryOut(c, f); w.session.sup.settle(f.user, v.err) {
-		v = w.carryOut(c, f) // a command that is refused has no effect
+		v = w.carryOut(c, f) // a refused command has no effect
 	}
 	if w.stalled || waits {
 		return verdict{fate: sent}
@@ -269,9 +271,9 @@ func (w *worker) command(c call, f *openFile) verdict {
 	return v
 }
 
-// mayCommand returns EACCES for a command on a file that another user has opened: a program may have been made to write
-// to a descriptor that it was given, or the file may be another one by now that has the number of an earlier one.
-// Doorbells pass, which read nothing and say nothing but that there may be work. (ib_safe_file_access)
+// mayCommand returns EACCES for a command on a file that another user has opened. A program may have been tricked into
+// writing to an inherited descriptor, or the number may refer to another file than before. Doorbells are allowed, since
+// they read nothing and report only that there may be work. (ib_safe_file_access)
 func (w *worker) mayCommand(c call, f *openFile) error {
 	if c == callWrite && w.n.args[2] == doorbellSize && f.cm == nil {
 		return nil
@@ -279,11 +281,11 @@ func (w *worker) mayCommand(c call, f *openFile) error {
 	if _, _, err := w.caller(); errors.Is(err, errForeign) {
 		return err
 	}
-	return nil // a command fails by itself if the caller's memory cannot be reached
+	return nil // a command fails by itself if it cannot access the caller's memory
 }
 
-// Stalled answers a doorbell whose thread is stopped in the memory of another program: what the caller has posted is
-// taken, and its file can be closed. It is called on another thread, while this one waits. (ib.Staller)
+// Stalled answers a doorbell whose thread is blocked in the memory of another program. The caller's posts were taken,
+// and its file can be closed. Stalled is called on another thread, while this one waits. (ib.Staller)
 func (w *worker) Stalled() {
 	if w.stalled {
 		return
@@ -296,7 +298,7 @@ func (w *worker) Stalled() {
 		if err != nil && err != unix.ENOENT {
 			log.Warn("answer a doorbell", "tid", tid, "err", err)
 		}
-		file.leave() // which may end it
+		file.leave() // may end the file
 	}()
 }
 
@@ -309,7 +311,7 @@ func (w *worker) refused(f *openFile, err error) {
 	t.log.Debug("command refused", "tid", w.n.tid, "dev", f.node.device, "errno", unix.ErrnoName(errno(err)), "err", err)
 }
 
-// Space returns the address space of the present call. (uverbs.Caller)
+// Space returns the address space of the current call. (uverbs.Caller)
 func (w *worker) Space() umem.Space {
 	_, s, err := w.caller()
 	if err != nil {
@@ -318,8 +320,8 @@ func (w *worker) Space() umem.Space {
 	return s.Exact()
 }
 
-// Peek reads the memory of the process that the caller's thread was remembered to be of, whatever has become of it
-// since, without a look at who calls: that takes longer than the rest of a doorbell. (uverbs.Peeker)
+// Peek reads the memory of the cached process of the caller's thread, without checking that the cache is still valid.
+// The check would take longer than the rest of a doorbell. (uverbs.Peeker)
 func (w *worker) Peek(dst [][]byte, addr uint64) bool {
 	if w.desc == nil {
 		return false
@@ -354,7 +356,7 @@ func (w *worker) InstallFD(fd int, cloexec bool) (int, error) {
 	return n, nil
 }
 
-// SameFile identifies what the caller has under a descriptor. (uverbs.Caller)
+// SameFile identifies the file under a descriptor of the caller. (uverbs.Caller)
 func (w *worker) SameFile(fd int) (dev, ino uint64, err error) {
 	i, err := inodeOf(w.n.tid, int32(fd))
 	if err == nil {
@@ -363,7 +365,7 @@ func (w *worker) SameFile(fd int) (dev, ino uint64, err error) {
 	return i.dev, i.ino, err
 }
 
-// nowhere is the memory of a process that cannot be reached.
+// nowhere is the memory of a process that cannot be accessed.
 type nowhere struct{ err error }
 
 func (n nowhere) fault() error                        { return fmt.Errorf("%w: %w", umem.ErrFault, n.err) }
@@ -371,29 +373,29 @@ func (n nowhere) Check(uint64, uint64, bool) error    { return n.fault() }
 func (n nowhere) ReadV(dst [][]byte, _ uint64) error  { return n.fault() }
 func (n nowhere) WriteV(src [][]byte, _ uint64) error { return n.fault() }
 
-// descriptor is a device file as one thread has it. Looking it up takes longer than most calls, so it is remembered for
-// a while, for doorbells: for anything else it is looked up again (findCaller).
+// descriptor is a device file as seen by one thread. Looking it up takes longer than most calls, so it is cached for a
+// while, for doorbells only. Other calls look it up again (findCaller).
 type descriptor struct {
 	tid     uint32
 	fd      int32
 	file    *openFile
-	until   time.Duration           // since base
-	process atomic.Pointer[process] // whose thread it is, once known
+	until   time.Duration           // time since base
+	process atomic.Pointer[process] // process of the thread, once known
 }
 
 const (
 	cacheSize = 64
-	// remembered is less than it takes to use up the numbers of threads, so that a thread of the same number is the
-	// same.
+	// remembered is less than the time in which thread numbers can wrap around. Within it, a thread number identifies a
+	// thread.
 	remembered = 500 * time.Millisecond
 )
 
-// base is where until is counted from: to read the monotonic clock alone takes half as long.
+// base is the origin of until. Reading only the monotonic clock takes half as long.
 var base = time.Now()
 
 func slot(tid uint32, fd int32) uint32 { return (tid*31 + uint32(fd)) % cacheSize }
 
-// descriptor finds the device file that the caller has under a number, nil if that is something else.
+// descriptor returns the device file under a number of the caller, or nil for other files.
 func (w *worker) descriptor(fd int32) *descriptor {
 	t, tid := w.session, w.n.tid
 	at := &t.cache[slot(tid, fd)]
@@ -419,7 +421,7 @@ func (w *worker) descriptor(fd int32) *descriptor {
 	return d
 }
 
-// forget drops what is remembered about the numbers from first to last.
+// forget drops the cached entries for the numbers from first to last.
 func (t *Session) forget(first, last uint32) {
 	for i := range t.cache {
 		if d := t.cache[i].Load(); d != nil && first <= uint32(d.fd) && uint32(d.fd) <= last {
@@ -428,7 +430,7 @@ func (t *Session) forget(first, last uint32) {
 	}
 }
 
-// closes answers close(2) and close_range(2). Each number may be another file's afterwards, whose writes are no
+// closes answers close(2) and close_range(2). Each number may afterwards refer to another file, on which writes are not
 // doorbells.
 func (w *worker) closes(c call) verdict {
 	first := uint32(w.n.args[0])
@@ -440,14 +442,14 @@ func (w *worker) closes(c call) verdict {
 	return verdict{fate: letThrough}
 }
 
-// fdLink is the link in a thread's directory in /proc to what it has under a number.
+// fdLink returns the link for a number in a thread's directory in /proc.
 func fdLink(fd int32) string { return "fd/" + strconv.Itoa(int(fd)) }
 
-// inodeOf identifies the file that a thread has under a number.
+// inodeOf returns the inode of the file under a number of a thread.
 func inodeOf(tid uint32, fd int32) (inode, error) { return inodeAt(tid, fdLink(fd)) }
 
-// inodeAt identifies the file that a link in a thread's directory in /proc leads to, without asking the file system for
-// what it does not know at once: that may be a program of the user's.
+// inodeAt returns the inode of the file that a link in a thread's directory in /proc refers to. It does not query the
+// file system, which may be a program of the user (FUSE).
 func inodeAt(tid uint32, link string) (inode, error) {
 	var st unix.Statx_t
 	path := "/proc/" + strconv.Itoa(int(tid)) + "/" + link

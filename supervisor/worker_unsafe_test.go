@@ -17,7 +17,7 @@ import (
 	"verbena/umem"
 )
 
-// TestNoAllocationPerCall: neither a doorbell nor a path that is not virtual.
+// TestNoAllocationPerCall tests that neither a doorbell nor an ordinary path allocates memory.
 func TestNoAllocationPerCall(t *testing.T) {
 	file := &fakeFile{}
 	file.region.Mem = make([]byte, 16)
@@ -53,7 +53,7 @@ func TestNoAllocationPerCall(t *testing.T) {
 	}
 	runtime.KeepAlive(path)
 	if file.rung.Load() == 0 {
-		t.Error("no doorbell arrived")
+		t.Error("doorbells: got none")
 	}
 }
 
@@ -75,7 +75,7 @@ func TestErrno(t *testing.T) {
 	}
 }
 
-// filteredThread has a listener, whose filter traps nothing.
+// filteredThread returns a thread with a filter that traps nothing, and the filter's listener.
 func filteredThread(t *testing.T) (*thread, *os.File) {
 	t.Helper()
 	th := newThread()
@@ -100,7 +100,7 @@ func TestAttachRefuses(t *testing.T) {
 	defer null.Close()
 	if _, err := w.sup.Attach(null, SessionInfo{LauncherPID: os.Getpid()}); err == nil ||
 		!strings.Contains(err.Error(), "no seccomp listener") {
-		t.Errorf("a file that is no listener: %v", err)
+		t.Errorf("a file other than a listener: got %v", err)
 	}
 	if os.Geteuid() != 0 {
 		if _, err := w.sup.Attach(null, SessionInfo{LauncherPID: 1}); !errors.Is(err, umem.ErrAccess) {
@@ -137,7 +137,7 @@ func TestQueueFilesBelongToTheUser(t *testing.T) {
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(description.Fd()), &st); err != nil || st.Uid != 65534 || st.Mode&0o777 != 0o600 {
-		t.Errorf("the file is user %d's with mode %#o, %v; want 65534 and 0600", st.Uid, st.Mode&0o777, err)
+		t.Errorf("owner and mode of the file: got %d, %#o, %v; want 65534, 0600", st.Uid, st.Mode&0o777, err)
 	}
 	description.Close() // the last one
 	w.await("the last close", f.ended)
