@@ -13,13 +13,13 @@ import (
 	"verbena/internal/ctl"
 )
 
-// traceFlag is --trace, or --trace=FILE.
+// traceFlag is the value of --trace or --trace=FILE.
 type traceFlag struct {
 	on   bool
 	file string // empty: the standard error
 }
 
-// IsBool implements kong.BoolMapperValue: the flag needs no value.
+// IsBool implements kong.BoolMapperValue: the value is optional.
 func (*traceFlag) IsBool() bool { return true }
 
 // Decode implements kong.MapperValue.
@@ -36,7 +36,7 @@ func (t *traceFlag) Decode(ctx *kong.DecodeContext) error {
 	return nil
 }
 
-// open returns where the trace goes.
+// open opens the destination of the trace.
 func (t *traceFlag) open() (io.WriteCloser, error) {
 	if t.file == "" {
 		return keepOpen{os.Stderr}, nil
@@ -48,21 +48,22 @@ func (t *traceFlag) open() (io.WriteCloser, error) {
 	return f, nil
 }
 
-// keepOpen is a file that others need after the trace.
+// keepOpen is a file that stays open after the trace.
 type keepOpen struct{ io.Writer }
 
 func (keepOpen) Close() error { return nil }
 
-// tracing is a trace on its way into a file. It is read as it comes, so that the service's queue does not fill because
-// the file, or the terminal, is slow.
+// tracing copies a trace to a file. It reads the trace at once, even if the file or terminal is slow, so that the
+// service's queue does not fill.
 type tracing struct {
 	from  *ctl.CallTrace
 	lines chan string
 	done  chan struct{}
-	err   error // once done is closed
+	err   error // valid once done is closed
 }
 
-// maxTraceLines is how many lines wait to be written. With more, the service's queue fills, and calls are not shown.
+// maxTraceLines is the number of lines that wait for the writer. Beyond it the service's queue fills, and calls are
+// missing in the trace.
 const maxTraceLines = 1 << 16
 
 func startTracing(from *ctl.CallTrace, to io.WriteCloser) *tracing {
@@ -80,13 +81,13 @@ func startTracing(from *ctl.CallTrace, to io.WriteCloser) *tracing {
 	go func() {
 		defer close(t.done)
 		t.err = errors.Join(t.write(to), to.Close())
-		for range t.lines { // after an error
+		for range t.lines { // drain after an error
 		}
 	}()
 	return t
 }
 
-// write writes the lines, and flushes whenever there are no more.
+// write writes the lines, and flushes when no more lines wait.
 func (t *tracing) write(to io.Writer) error {
 	w := bufio.NewWriter(to)
 	for line := range t.lines {
@@ -101,11 +102,11 @@ func (t *tracing) write(to io.Writer) error {
 	return w.Flush()
 }
 
-// traceEnd is how long finish waits for the end of the trace, when the program has ended: the service ends the trace
-// when none of its processes is left.
+// traceEnd is the time that finish waits for the end of the trace after the end of the program. The service ends the
+// trace when none of the program's processes is left.
 const traceEnd = time.Second
 
-// finish ends the trace, of a program that has ended. Processes that it has left running are not traced any more.
+// finish ends the trace of a program that has ended. Remaining processes of the program are no longer traced.
 func (t *tracing) finish() error {
 	timer := time.NewTimer(traceEnd)
 	defer timer.Stop()

@@ -58,21 +58,21 @@ func (c *captureCmd) Run(cl *cli) error {
 	}
 	select {
 	case <-ctx.Done():
-		stop() // a second signal kills
+		stop() // a second signal kills this process
 	case <-rec.done:
 	}
 	return rec.finish()
 }
 
-// recordingFile is a capture on its way into a file.
+// recordingFile copies a capture to a file.
 type recordingFile struct {
 	name   string
 	stream *ctl.CaptureStream
 	done   chan struct{}
-	err    error // once done is closed
+	err    error // valid once done is closed
 }
 
-// startRecording starts the capture and opens the file, which a capture that is refused leaves as it was.
+// startRecording starts the capture and opens the file. If the service refuses the capture, the file stays unchanged.
 func startRecording(client *service.Client, name string, c ctl.Capture) (*recordingFile, error) {
 	stream, err := client.Capture(c)
 	if err != nil {
@@ -100,7 +100,7 @@ func (r *recordingFile) finish() error {
 	r.stream.Stop()
 	<-r.done
 	if errors.Is(r.err, syscall.EPIPE) {
-		return nil // the reader of the standard output has closed it
+		return nil // the reader of the standard output has closed the pipe
 	}
 	if r.err != nil {
 		return fmt.Errorf("capture: %s: %w", r.name, r.err)
@@ -111,7 +111,7 @@ func (r *recordingFile) finish() error {
 	}
 	fmt.Fprintf(os.Stderr, "verbena: capture: %d packets", end.Packets)
 	if end.Dropped > 0 {
-		fmt.Fprintf(os.Stderr, ", %d more dropped: they came faster than they could be written", end.Dropped)
+		fmt.Fprintf(os.Stderr, ", %d more dropped: they arrived faster than they could be written", end.Dropped)
 	}
 	fmt.Fprintln(os.Stderr)
 	return nil

@@ -16,7 +16,7 @@ type captureShowCmd struct {
 	File    string `arg:"" help:"Capture: pcap or pcapng, also compressed with gzip." complete:"file"`
 	QP      uint32 `name:"qp" help:"Show the connection of this queue pair." placeholder:"N" complete:"none"`
 	Trouble bool   `help:"Begin shortly before the first packet that was lost, sent again, refused (NAK, RNR NAK) or corrupted."`
-	Limit   int    `help:"Show so many packets at most; 0: all." default:"200" placeholder:"N" complete:"none"`
+	Limit   int    `help:"Show at most N packets; 0: all." default:"200" placeholder:"N" complete:"none"`
 	SVG     string `name:"svg" help:"Write a picture to this file instead." placeholder:"FILE" complete:"file"`
 }
 

@@ -38,7 +38,8 @@ func (c *completionCmd) Run() error {
 	return nil
 }
 
-// completionScripts ask the command itself what completes a command line, see completion.
+// completionScripts hold the scripts for the shells. They call the command itself to complete a command line; see
+// completion.
 var completionScripts = map[string]string{
 	"bash": `# bash completion of verbena
 _verbena() {
@@ -154,8 +155,8 @@ type completeCmd struct {
 	Words []string `arg:"" optional:"" passthrough:"" complete:"none"`
 }
 
-// Run prints candidates, one on a line with a tab and a description, and then what else the shell is to offer: a line
-// of ":none", ":file", or ":program N", where N is the number of the word at which another command line begins.
+// Run prints candidates, one per line with a tab and a description. A last line tells the shell what to add: ":none",
+// ":file", or ":program N", where N is the number of the word at which another command line begins.
 func (c *completeCmd) Run(cl *cli, app *kong.Kong) error {
 	words := c.Words
 	if len(words) > 0 && words[0] == "--" {
@@ -166,10 +167,10 @@ func (c *completeCmd) Run(cl *cli, app *kong.Kong) error {
 	return w.Flush()
 }
 
-// completion is a command line that has been read up to the word that is to be completed.
+// completion is a command line that was parsed up to the word to complete.
 type completion struct {
 	node   *kong.Node
-	args   int        // arguments that the command has
+	args   int        // number of arguments so far
 	end    bool       // no flags follow
 	expect *kong.Flag // the word is the value of this flag
 }
@@ -209,7 +210,7 @@ func complete(w io.Writer, root *kong.Node, words []string, names func(kind stri
 	}
 }
 
-// program reports whether another command line begins at this word, or after it, and at which.
+// program reports whether another command line begins at this word or after it, and the number of its first word.
 func (c *completion) program(word string, at int) (int, bool) {
 	if c.expect != nil || len(c.node.Positional) == 0 || !c.node.Positional[0].Passthrough {
 		return 0, false
@@ -220,7 +221,7 @@ func (c *completion) program(word string, at int) (int, bool) {
 	return at, !strings.HasPrefix(word, "-")
 }
 
-// read goes past a word.
+// read parses a word.
 func (c *completion) read(word, next string) {
 	switch {
 	case c.expect != nil:
@@ -238,18 +239,17 @@ func (c *completion) read(word, next string) {
 		c.end = true
 	case !strings.Contains(word, "="):
 		f := c.find(word)
-		if f == nil || f.IsCounter() || len(word) > 2 && word[1] != '-' { // -pPORT has its value
+		if f == nil || f.IsCounter() || len(word) > 2 && word[1] != '-' { // -pPORT includes its value
 			return
 		}
-		// A value that may be left out looks like a time, see outage.
+		// An optional value looks like a time, see outage.
 		if !f.IsBool() || f.PlaceHolder != "" && strings.ContainsAny(firstOf(next), "0123456789.") {
 			c.expect = f
 		}
 	}
 }
 
-// flags returns those that may be given here: of the command, the groups that it is in, and the default command of a
-// group.
+// flags returns the flags allowed here: those of the command, of its groups, and of the default command of a group.
 func (c *completion) flags() (all []*kong.Flag) {
 	for _, group := range c.node.AllFlags(true) {
 		all = append(all, group...)
@@ -264,7 +264,7 @@ func (c *completion) flags() (all []*kong.Flag) {
 	return all
 }
 
-// find returns the flag of a word, nil if there is none.
+// find returns the flag of a word, or nil.
 func (c *completion) find(word string) *kong.Flag {
 	for _, f := range c.flags() {
 		if word == "--"+f.Name || f.Short != 0 && strings.HasPrefix(word, "-"+string(f.Short)) {
@@ -274,7 +274,7 @@ func (c *completion) find(word string) *kong.Flag {
 	return nil
 }
 
-// offerWord offers what is not a flag: commands, or the value of an argument.
+// offerWord offers candidates other than flags: commands, or the value of an argument.
 func (c *completion) offerWord(w io.Writer, at int, prefix string, names func(string) []string) {
 	if len(c.node.Children) > 0 && c.args == 0 {
 		for _, n := range c.node.Children {
@@ -297,7 +297,8 @@ func (c *completion) offerWord(w io.Writer, at int, prefix string, names func(st
 	}
 }
 
-// offer offers the values of a flag or argument that begin with prefix, each with what stands before it in its word.
+// offer offers the values of a flag or argument that begin with prefix. before is the part of the word before the
+// value.
 func offer(w io.Writer, v *kong.Value, before, prefix string, names func(kind string) []string) {
 	var values []string
 	kind := v.Tag.Get("complete")
@@ -326,7 +327,7 @@ func candidate(w io.Writer, name, help string) {
 	fmt.Fprintf(w, "%s\t%s\n", name, strings.TrimSuffix(help, "."))
 }
 
-// names returns the names that there are of a kind: devices of the running service, users, groups or interfaces.
+// names returns the existing names of a kind: devices of the running service, users, groups or interfaces.
 func (c *cli) names(kind string) (names []string) {
 	switch kind {
 	case "device":
@@ -334,7 +335,7 @@ func (c *cli) names(kind string) (names []string) {
 		go func() { done <- c.deviceNames() }()
 		select {
 		case names = <-done:
-		case <-time.After(time.Second): // a service that does not answer does not hold up a shell
+		case <-time.After(time.Second): // a service that does not answer must not block a shell
 		}
 	case "verb":
 		names = service.VerbNames()
@@ -367,7 +368,7 @@ func (c *cli) deviceNames() (names []string) {
 	return names
 }
 
-// firstFields returns the first field of each line, as passwd(5) and group(5) have them.
+// firstFields returns the first field of each line of a file such as passwd(5) or group(5).
 func firstFields(file string) (fields []string) {
 	b, err := os.ReadFile(file)
 	if err != nil {

@@ -13,13 +13,13 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// model is the command line's, as --help has it.
+// model returns the model of the command line used by --help.
 func model() *kong.Application {
 	var c cli
 	return newParser(&c).Model
 }
 
-// every calls f for each command that is shown, the groups too, and the command line itself.
+// every calls f for the command line, and for each visible command and group.
 func every(n *kong.Node, f func(n *kong.Node)) {
 	f(n)
 	for _, child := range visible(n.Children) {
@@ -27,7 +27,7 @@ func every(n *kong.Node, f func(n *kong.Node)) {
 	}
 }
 
-// Each flag and argument that takes a value says how it is completed.
+// TestValuesAreCompleted tests that each flag and argument with a value has a tag for its completion.
 func TestValuesAreCompleted(t *testing.T) {
 	every(model().Node, func(n *kong.Node) {
 		for _, v := range n.Values() {
@@ -61,7 +61,7 @@ func TestComplete(t *testing.T) {
 		"dev reset --at ":                  "registration\ncompletion\n:none",
 		"dev reset --at=c":                 "--at=completion\n:none",
 		"dev reset -- --at=c":              ":none",
-		"dev --js":                         "--json\n:none", // of the default command
+		"dev --js":                         "--json\n:none", // the flag of the default command
 		"capture -w ":                      ":file",
 		"capture --write=":                 ":file",
 		"capture -w out --dev ":            "rxe0\nrxe1\n:none",
@@ -100,15 +100,15 @@ func TestComplete(t *testing.T) {
 	complete(&b, model().Node, nil, names)
 	every(model().Node, func(n *kong.Node) {
 		if n.Parent != nil && n.Parent.Type == kong.ApplicationNode && !strings.Contains(b.String(), n.Name+"\t"+n.Help[:7]) {
-			t.Errorf("%s is not offered", n.Name)
+			t.Errorf("candidates: %s is missing", n.Name)
 		}
 	})
 	if strings.Contains(b.String(), "complete-words") {
-		t.Error("hidden commands are offered")
+		t.Error("candidates: got hidden commands")
 	}
 }
 
-// inShell runs a script in a shell where `verbena` is this program, and a service has the device rxe0.
+// inShell runs a script in a shell in which `verbena` is this program, and a service has the device rxe0.
 func inShell(t *testing.T, shell, addr, script string) string {
 	t.Helper()
 	path, err := exec.LookPath(shell)
@@ -170,7 +170,8 @@ func TestBashCompletion(t *testing.T) {
 }
 
 func TestZshCompletion(t *testing.T) {
-	// A shell in a pseudo-terminal, in which lines are typed, and completed by a key that shows what has become of them.
+	// The shell runs in a pseudo-terminal. The script types lines, completes them with a key, and reads the resulting
+	// lines.
 	got := inShell(t, "zsh", "127.91.50.2", `
 		zmodload zsh/zpty
 		touch out.pcapng
@@ -208,7 +209,7 @@ func TestFishCompletion(t *testing.T) {
 	}
 }
 
-// The pages have every command and flag, and the formatters find no fault with them.
+// TestManual tests that the pages describe each command and flag, and that the formatters accept them.
 func TestManual(t *testing.T) {
 	pages := manual(model(), "2026-11-24", "verbena 1.2.3")
 	dir := t.TempDir()

@@ -17,7 +17,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// at is a command line for the service at a control socket, and stops that when the test ends.
+// at returns a function that makes command lines for the service at a control socket. The service ends with the test.
 func at(t *testing.T, socket string) func(args ...string) *exec.Cmd {
 	t.Helper()
 	path, err := command()
@@ -31,7 +31,7 @@ func at(t *testing.T, socket string) func(args ...string) *exec.Cmd {
 	}
 }
 
-// ok runs a command and returns what it prints.
+// ok runs a command and returns its output.
 func ok(t *testing.T, c *exec.Cmd) string {
 	t.Helper()
 	out, err := c.CombinedOutput()
@@ -41,7 +41,7 @@ func ok(t *testing.T, c *exec.Cmd) string {
 	return string(out)
 }
 
-// fails runs a command that is to fail with verbena's own exit code and a line that contains each of want.
+// fails runs a command that must fail with verbena's own exit code and a line that contains each of want.
 func fails(t *testing.T, c *exec.Cmd, want ...string) {
 	t.Helper()
 	out, err := c.CombinedOutput()
@@ -55,7 +55,8 @@ func fails(t *testing.T, c *exec.Cmd, want ...string) {
 	}
 }
 
-// "serve --daemon" returns when the service is ready, which goes on and writes a log.
+// TestServeDaemon tests that "serve --daemon" returns when the service is ready, and that the service continues and
+// writes a log.
 func TestServeDaemon(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "sock")
 	v := at(t, socket)
@@ -68,24 +69,24 @@ func TestServeDaemon(t *testing.T) {
 		t.Errorf("link show: %s", got)
 	}
 	if b, err := os.ReadFile(m[3]); err != nil || !strings.Contains(string(b), "serving") {
-		t.Errorf("the log: %q, %v", b, err)
+		t.Errorf("log: got %q, %v", b, err)
 	}
 	pid, _ := strconv.Atoi(m[1])
 	if sid, err := unix.Getsid(pid); err != nil || sid != pid {
-		t.Errorf("session %d, %v, want one of its own, %d", sid, err, pid)
+		t.Errorf("session: got %d, %v, want a new one, %d", sid, err, pid)
 	}
-	// A second one is refused, and leaves the first one's log.
+	// A second service is refused, and does not truncate the first one's log.
 	fails(t, v("serve", "--daemon"), "running already at "+socket, "verbena stop", "--socket")
 	if b, err := os.ReadFile(m[3]); err != nil || !strings.Contains(string(b), "serving") {
-		t.Errorf("the log after a second one: %q, %v", b, err)
+		t.Errorf("log after a second service: got %q, %v", b, err)
 	}
 	ok(t, v("stop"))
 	fails(t, v("link", "show"), "no service is running")
-	ok(t, v("serve", "--link", "rxe3=127.91.11.1", "--daemon", "--")) // which ends flags that are put behind it
+	ok(t, v("serve", "--link", "rxe3=127.91.11.1", "--daemon", "--")) // "--" would end the flags that daemon appends
 	ok(t, v("stop"))
 }
 
-// "serve --daemon" fails with the service's own error.
+// TestServeDaemonFails tests that "serve --daemon" fails with the error of the service.
 func TestServeDaemonFails(t *testing.T) {
 	v := at(t, filepath.Join(t.TempDir(), "sock"))
 	fails(t, v("serve", "--daemon", "--link", "rxe0=203.0.113.77"), "link rxe0", "203.0.113.77")
@@ -94,7 +95,8 @@ func TestServeDaemonFails(t *testing.T) {
 	fails(t, v("link", "show"), "no service is running")
 }
 
-// A relative path is taken from where the command is, also by the service that it starts.
+// TestRelativeSocket tests that a relative path is resolved in the directory of the command, also by the service that
+// it starts.
 func TestRelativeSocket(t *testing.T) {
 	dir := t.TempDir()
 	v := at(t, "sock")
@@ -107,8 +109,8 @@ func TestRelativeSocket(t *testing.T) {
 	ok(t, in(v("stop")))
 }
 
-// A service of the user's own takes the place of one that was started on demand, in the foreground or not, if that is
-// not in use.
+// TestServeTakesOver tests that a service of the user, in the foreground or background, replaces an idle one that was
+// started on demand.
 func TestServeTakesOver(t *testing.T) {
 	for _, flag := range []string{"--daemon", "--debug"} {
 		socket := filepath.Join(t.TempDir(), "sock")
@@ -132,7 +134,8 @@ func TestServeTakesOver(t *testing.T) {
 	}
 }
 
-// A service that was started on demand and is in use stays, and so does its program.
+// TestServeInUse tests that a service that was started on demand is not replaced while it is in use, and that its
+// program continues.
 func TestServeInUse(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "sock")
@@ -159,17 +162,17 @@ func TestServeInUse(t *testing.T) {
 	}
 	stdin.Close()
 	if err := program.Wait(); err != nil {
-		t.Errorf("the program: %v", err)
+		t.Errorf("Wait of the program: %v", err)
 	}
-	// Without the program, but with a rule that would be lost.
+	// Now without a program, but with a rule that would be lost.
 	ok(t, v("fault", "add", "--dev", "rxe0", "--drop", "1%"))
 	fails(t, v("serve", "--link", "rxe7=127.91.11.5"), "changed by hand", "verbena stop")
 }
 
-// "fault add" has the service that it needs, as "run" has, and says so.
+// TestFaultAddStarts tests that "fault add", like "run", starts a service if necessary, and reports that.
 func TestFaultAddStarts(t *testing.T) {
 	v := at(t, filepath.Join(t.TempDir(), "sock"))
-	if out := ok(t, v("fault", "add", "--dev", "rxe0", "--drop", "1%")); !strings.Contains(out, "one has been started") {
+	if out := ok(t, v("fault", "add", "--dev", "rxe0", "--drop", "1%")); !strings.Contains(out, "started one") {
 		t.Errorf("got %q", out)
 	}
 	if out := ok(t, v("fault", "show")); !strings.Contains(out, "drop 0.01") {
@@ -177,7 +180,7 @@ func TestFaultAddStarts(t *testing.T) {
 	}
 }
 
-// Commands for what a service has fail where there is none.
+// TestNoService tests that commands about the objects of a service fail without one.
 func TestNoService(t *testing.T) {
 	v := at(t, filepath.Join(t.TempDir(), "sock"))
 	for _, args := range [][]string{
@@ -189,7 +192,7 @@ func TestNoService(t *testing.T) {
 	}
 }
 
-// "wait" returns when the service is ready that is being started, and fails after its time.
+// TestWait tests that "wait" returns when the starting service is ready, and fails after its timeout.
 func TestWait(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "sock")
 	v := at(t, socket)
@@ -235,7 +238,8 @@ func TestListens(t *testing.T) {
 	}
 }
 
-// A control socket whose directory is missing: the error names the option or variable that names it.
+// TestSocketWithoutDirectory tests that the error for a control socket in a missing directory names the option or
+// variable of the path.
 func TestSocketWithoutDirectory(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "no", "sock")
 	for _, args := range [][]string{
@@ -249,8 +253,8 @@ func TestSocketWithoutDirectory(t *testing.T) {
 	}
 }
 
-// A program that keeps a device of an ended service open is ended, with what it has started, unless it is to be left
-// alone.
+// TestServiceEndsUnderProgram tests that processes of a program that keep a device of an ended service open are ended,
+// unless --outlive is given.
 func TestServiceEndsUnderProgram(t *testing.T) {
 	const script = `exec 9<>/dev/infiniband/uverbs0; echo ready; sleep 12; echo outlived`
 	for _, c := range []struct {
@@ -266,7 +270,7 @@ func TestServiceEndsUnderProgram(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			if testing.Short() && c.name != "ended" {
-				t.Skip("waits for the time after which programs are killed")
+				t.Skip("waits for the kill of programs")
 			}
 			socket := filepath.Join(t.TempDir(), "sock")
 			v := at(t, socket)

@@ -25,7 +25,7 @@ Examples:
   verbena debug pprof trace --seconds 2 > trace.out && go tool trace trace.out`
 }
 
-// defaultProfileSeconds is how long a profile takes.
+// defaultProfileSeconds is the duration of a profile.
 const defaultProfileSeconds = 10
 
 func (p *pprofCmd) Run(c *cli) error {
@@ -34,7 +34,7 @@ func (p *pprofCmd) Run(c *cli) error {
 		return fmt.Errorf("debug pprof: --seconds %d is not from 1 to %d", p.Seconds, most)
 	}
 	if p.Seconds != 0 && !timed {
-		return fmt.Errorf("debug pprof: %s shows a moment: --seconds is for profile and trace", p.Kind)
+		return fmt.Errorf("debug pprof: %s is a snapshot: --seconds is for profile and trace", p.Kind)
 	}
 	if _, err := unix.IoctlGetTermios(int(os.Stdout.Fd()), unix.TCGETS); err == nil {
 		return fmt.Errorf("debug pprof: a profile is not for a terminal: send it to a file, verbena debug pprof %s > FILE",

@@ -16,16 +16,16 @@ import (
 // outage is the value of --unreachable[=DURATION].
 type outage struct {
 	set bool
-	d   time.Duration // 0: without end
+	d   time.Duration // 0: until 'dev plug'
 }
 
-// IsBool implements kong.BoolMapperValue: the flag needs no value.
+// IsBool implements kong.BoolMapperValue: the value is optional.
 func (*outage) IsBool() bool { return true }
 
 // Decode implements kong.MapperValue.
 func (o *outage) Decode(ctx *kong.DecodeContext) error {
 	o.set = true
-	// Without a "=" it is meant for the flag if it looks like a time: devices' names begin with rxe.
+	// Without a "=", the next word is the value if it looks like a time. Names of devices begin with rxe.
 	if t := ctx.Scan.Peek(); t.Type != kong.FlagValueToken && !strings.ContainsAny(firstOf(t.String()), "0123456789.") {
 		return nil
 	}
@@ -56,7 +56,7 @@ func (n *ordinal) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// moment is one of ctl.DevMoment.
+// moment is a ctl.DevMoment.
 type moment ctl.DevMoment
 
 // UnmarshalText implements encoding.TextUnmarshaler.
@@ -72,7 +72,7 @@ func (m *moment) UnmarshalText(b []byte) error {
 type devResetCmd struct {
 	Name        string  `arg:"" help:"Name of the device." complete:"device"`
 	Unreachable outage  `help:"Disconnect the hardware for a time (--unreachable=2s); without a duration, until 'dev plug'." placeholder:"DURATION" complete:"none"`
-	NoFlush     bool    `help:"Give programs no completions for what is outstanding, as the kernel's Soft-RoCE does, instead of flush errors."`
+	NoFlush     bool    `help:"Give programs no completions for outstanding requests, as the kernel's Soft-RoCE does, instead of flush errors."`
 	AtWR        ordinal `name:"at-wr" help:"Reset just before the device executes its N-th send work request from now." placeholder:"N" xor:"moment" complete:"none"`
 	At          moment  `help:"Reset when the next completion handler begins (completion), or now and again while the recovered device is being registered (registration)." placeholder:"MOMENT" xor:"moment" complete:"registration,completion"`
 	Cancel      bool    `help:"Cancel resets that wait for --at-wr or --at, and make none." xor:"moment"`

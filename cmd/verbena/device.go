@@ -13,7 +13,7 @@ import (
 	"verbena/verbs/service"
 )
 
-// verbsFlags say which RDMA device a command uses by itself.
+// verbsFlags select the RDMA device that a command uses itself.
 type verbsFlags struct {
 	Dev      string     `short:"d" help:"Device to use; default: the first." placeholder:"DEV" complete:"device"`
 	Direct   bool       `name:"service" help:"Use a device of the running service, over its socket, though there are others here; without others that is the default."`
@@ -22,7 +22,7 @@ type verbsFlags struct {
 	Wire     bool       `help:"With --embedded: send packets, rather than copy messages within the process."`
 }
 
-// openDevice opens the device. The command is for the error, which says how to get one.
+// openDevice opens the device. command is used in the error, which names the remedy.
 func (f *verbsFlags) openDevice(c *cli, command string) (dev *verbs.Device, done func(), err error) {
 	if f.Embedded || f.Addr.IsValid() {
 		if f.Direct {
@@ -52,8 +52,8 @@ func (f *verbsFlags) openDevice(c *cli, command string) (dev *verbs.Device, done
 	return dev, func() { dev.Close() }, nil
 }
 
-// findDevices lists the devices that this process sees or, if there are none, and with direct, those of the running
-// service; at least one. name, if not "", is that of the one to find.
+// findDevices lists the devices that this process sees. If there are none, or with direct, it lists those of the
+// running service. It returns at least one device. If name is not "", it lists only the device of that name.
 func findDevices(c *cli, command, name string, direct bool) (list []verbs.DeviceInfo, err error) {
 	if !direct {
 		if list, err = verbs.Devices(); err != nil {

@@ -27,7 +27,7 @@ Examples:
   verbena devinfo --embedded`
 }
 
-// deviceReport is what is printed of a device.
+// deviceReport is the printed description of a device.
 type deviceReport struct {
 	Name     string       `json:"name"`
 	Path     string       `json:"path"`
@@ -38,7 +38,7 @@ type deviceReport struct {
 	Ports    []portReport `json:"ports"`
 }
 
-// attr is an attribute by its name, in the order of ibv_devinfo.
+// attr is an attribute with its name, in the order of ibv_devinfo.
 type attr struct {
 	name string
 	v    any
@@ -63,10 +63,10 @@ type portReport struct {
 
 type gidReport struct {
 	Index   int    `json:"index"`
-	GID     string `json:"gid"` // in full, as ibv_devinfo has it
+	GID     string `json:"gid"` // not abbreviated, as in ibv_devinfo
 	Type    string `json:"type"`
 	Address string `json:"address"`
-	Default bool   `json:"default"` // which programs of package verbs use
+	Default bool   `json:"default"` // the GID that programs of package verbs use by default
 }
 
 func (d *devinfoCmd) Run(c *cli) error {
@@ -200,7 +200,7 @@ func (r *deviceReport) write(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// guid formats a GUID as ibv_devinfo does.
+// guid formats a GUID like ibv_devinfo.
 func guid(v uint64) string {
 	return fmt.Sprintf("%04x:%04x:%04x:%04x", v>>48, v>>32&0xffff, v>>16&0xffff, v&0xffff)
 }
@@ -231,7 +231,7 @@ var capabilityNames = []struct {
 	{uapi.DeviceAtomicWrite, "ATOMIC_WRITE"},
 }
 
-// capabilities names the flags; those without a name here are one number.
+// capabilities returns the names of the flags. Flags without a name here are combined into one number.
 func capabilities(c uapi.DeviceCapFlags) []string {
 	names := []string{}
 	for _, n := range capabilityNames {

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// An rdma-core without its provider lists no device, without an error: run names the package.
+// TestMissingProvider tests that run names the missing package if rdma-core lacks its provider. In that case libibverbs
+// lists no device, without an error.
 func TestMissingProvider(t *testing.T) {
 	const lib, driver, provider = "usr/lib/x86_64-linux-gnu/libibverbs.so.1", "etc/libibverbs.d/rxe.driver",
 		"usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so"
@@ -41,7 +42,7 @@ func TestMissingProvider(t *testing.T) {
 	}
 }
 
-// A program whose interpreter is missing is there: the error names the interpreter.
+// TestMissingInterpreter tests that the error for a program without its interpreter names the interpreter.
 func TestMissingInterpreter(t *testing.T) {
 	dir := t.TempDir()
 	v := at(t, filepath.Join(dir, "sock"))
@@ -72,7 +73,8 @@ func TestMissingInterpreter(t *testing.T) {
 	}
 }
 
-// Rules without an effect are refused with the effects that there are, before a service is started.
+// TestFaultWithoutEffect tests that rules without an effect are refused, before a service is started, and that the
+// error lists the effects.
 func TestFaultWithoutEffect(t *testing.T) {
 	v := at(t, filepath.Join(t.TempDir(), "sock"))
 	fails(t, v("fault", "add", "--dev", "rxe0", "--qp", "17", "--limit", "3"), "no effect given",
@@ -81,7 +83,7 @@ func TestFaultWithoutEffect(t *testing.T) {
 	fails(t, v("link", "show"), "no service is running")
 }
 
-// An address that another service has: the error suggests one that is free.
+// TestAddressInUse tests that the error for an address in use suggests a free one.
 func TestAddressInUse(t *testing.T) {
 	dir := t.TempDir()
 	one, two := at(t, filepath.Join(dir, "one")), at(t, filepath.Join(dir, "two"))
@@ -90,7 +92,7 @@ func TestAddressInUse(t *testing.T) {
 		"4791", "is free: --link rxe0=127.0.0.", "link add rxe0 --addr 127.0.0.")
 }
 
-// A limit of the shell's that ends things before they have begun is named, with what to do.
+// TestShellLimits tests that an error from a limit of the shell names the limit and the remedy.
 func TestShellLimits(t *testing.T) {
 	dir := t.TempDir()
 	v := at(t, filepath.Join(dir, "sock"))
@@ -100,14 +102,14 @@ func TestShellLimits(t *testing.T) {
 		c.Path = "/bin/sh"
 		return c
 	}
-	// of the command, and of the service that it starts
+	// for the command, and for the service that it starts
 	for _, limit := range []string{"-n 8", "-n 10", "-n 12", "-n 14"} {
 		fails(t, under(limit, "run", "--private", "--link", "rxe0=127.91.12.9", "--", "true"), "too many open files",
 			"`ulimit -n`")
 	}
 }
 
-// verbena alone prints its usage, as a failure.
+// TestBareCommand tests that verbena without arguments prints its usage and fails.
 func TestBareCommand(t *testing.T) {
 	c := verbena(t)
 	var stdout, stderr strings.Builder

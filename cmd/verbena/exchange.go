@@ -21,7 +21,7 @@ import (
 
 var errNoAddress = error(syscall.EADDRNOTAVAIL)
 
-// exchangeFlags are those that pingpong and perf share.
+// exchangeFlags are the common flags of pingpong and perf.
 type exchangeFlags struct {
 	Server string `arg:"" optional:"" help:"Host of the server; without it this is the server, which serves one client." complete:"none"`
 	verbsFlags
@@ -60,7 +60,7 @@ func isTerminal(f *os.File) bool {
 // side is one side of an exchange.
 type side func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error)
 
-// exchange runs this side, or both with --embedded, and returns the client's result, or the server's where this is one.
+// exchange runs this side, or both sides with --embedded. It returns the client's result, or the server's on a server.
 func (f *exchangeFlags) exchange(c *cli, command string, local measure.Local, client, server side) (*measure.Result,
 	error) {
 	if f.Embedded && f.Addr.IsValid() {
@@ -84,7 +84,7 @@ func (f *exchangeFlags) exchange(c *cli, command string, local measure.Local, cl
 		r   *measure.Result
 		err error
 	}
-	run := func(e side, conn net.Conn) <-chan outcome { // not on the first thread, which main is locked to
+	run := func(e side, conn net.Conn) <-chan outcome { // not on the first thread, which main has locked
 		c := make(chan outcome, 1)
 		go func() {
 			r, err := e(ctx, dev, conn)
@@ -175,7 +175,7 @@ func (p *pingpongCmd) Run(c *cli) error {
 	server := serve(l)
 	if p.Compat {
 		if params.MTU == 0 {
-			params.MTU = 1024 // as rdma-core's programs have it
+			params.MTU = 1024 // as in rdma-core's programs
 		}
 		client = func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error) {
 			return measure.Compat(ctx, dev, conn, true, params, l)
@@ -198,7 +198,7 @@ func serve(l measure.Local) side {
 	}
 }
 
-// mode names how a side waits.
+// mode returns the words for the way in which a side waits.
 func mode(r *measure.Result) string {
 	if r.Events {
 		return "events"
@@ -206,7 +206,7 @@ func mode(r *measure.Result) string {
 	return "polling"
 }
 
-// what names the messages.
+// what describes the messages.
 func what(r *measure.Result) string {
 	return fmt.Sprintf("%s %s of %d bytes on %s, %s", r.Type, r.Op, r.Size, r.Device, mode(r))
 }

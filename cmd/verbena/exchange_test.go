@@ -10,7 +10,8 @@ import (
 	"verbena/cmd/verbena/internal/measure"
 )
 
-// TestEmbeddedExchanges: each command measures something with both ends in one process, as text and as JSON.
+// TestEmbeddedExchanges tests that each command measures an exchange with both ends in one process, as text and as
+// JSON.
 func TestEmbeddedExchanges(t *testing.T) {
 	for _, line := range []string{
 		"pingpong --embedded -n 20", "pingpong --embedded -n 20 --op write --type uc --size 1K --events",
@@ -40,7 +41,7 @@ func TestEmbeddedExchanges(t *testing.T) {
 	}
 }
 
-// TestExchangeErrors: the error of a command line that cannot work names the value and the remedy.
+// TestExchangeErrors tests that the error of an invalid command line names the value and the remedy.
 func TestExchangeErrors(t *testing.T) {
 	for line, want := range map[string]string{
 		"pingpong --embedded 127.0.0.1":                     "--embedded runs both ends: leave out 127.0.0.1",
@@ -69,7 +70,7 @@ func TestExchangeErrors(t *testing.T) {
 		"perf --service --addr 127.0.0.104":                 "leave them out, or --service",
 		"perf -p 0":                                         "choose one of 1 to 65535",
 		"devinfo --embedded --service":                      "leave them out, or --service",
-		"pingpong --embedded --compat --type ud -s 2K ":     "", // one MTU of 1024 does not bound the port's
+		"pingpong --embedded --compat --type ud -s 2K ":     "", // the default MTU of 1024 must not limit the MTU of the port
 	} {
 		if want == "" {
 			ok(t, verbena(t, strings.Fields(line)...))
@@ -88,7 +89,7 @@ func TestExchangeErrors(t *testing.T) {
 	fails(t, verbena(t, "perf", "--wire"), "--wire is for --embedded")
 }
 
-// TestDevinfo: devinfo lists the attributes by the names of ibv_devinfo, as text and as JSON.
+// TestDevinfo tests that devinfo lists the attributes under the names of ibv_devinfo, as text and as JSON.
 func TestDevinfo(t *testing.T) {
 	out := ok(t, verbena(t, "devinfo", "--embedded"))
 	for _, want := range []string{"hca_id:", "rxe0", "max_qp_wr:", "ATOMIC_WRITE", "active_mtu:", "GID[1]:",

@@ -9,13 +9,13 @@ import (
 	"verbena/service"
 )
 
-// verbFlags are those of fault add that are for verbs.
+// verbFlags are the flags of fault add for verbs.
 type verbFlags struct {
 	Verb    string  `help:"Instead of packets, act on the calls of a verb, such as create_cq, rdma_connect, or modify_qp:rtr." placeholder:"VERB" complete:"verb"`
 	Errno   string  `help:"Error with which the verb fails, such as ENOMEM." placeholder:"NAME" complete:"errno"`
-	Nth     ordinal `help:"Act on the N-th call alone, or with --times on so many calls from that one on." placeholder:"N" complete:"none"`
-	Times   ordinal `help:"Act on so many calls only." placeholder:"N" complete:"none"`
-	Process string  `help:"Act on the calls of this process only, by its number or the name of its program." placeholder:"NAME" complete:"none"`
+	Nth     ordinal `help:"Act only on the N-th call, or with --times on that many calls from the N-th on." placeholder:"N" complete:"none"`
+	Times   ordinal `help:"Act on at most N calls." placeholder:"N" complete:"none"`
+	Process string  `help:"Act only on the calls of this process, given by its number or the name of its program." placeholder:"NAME" complete:"none"`
 }
 
 func (f *faultAddCmd) verbRule() (*ctl.FaultRule, error) {
@@ -32,7 +32,7 @@ func (f *faultAddCmd) verbRule() (*ctl.FaultRule, error) {
 	return &ctl.FaultRule{Dev: f.Dev, Verb: v}, service.CheckVerbFault(f.Dev, v)
 }
 
-// verbText returns a rule in words.
+// verbText formats a rule.
 func verbText(v *ctl.VerbFault) string {
 	w := []string{v.Verb}
 	word := func(show bool, format string, arg any) {

@@ -33,13 +33,14 @@ func golden(t *testing.T, name, got string) {
 		t.Fatal(err)
 	}
 	if got != string(want) {
-		t.Errorf("%s: got\n%s\nwant\n%s\n(go test ./cmd/verbena -run %s -update writes it anew)", file, got, want, t.Name())
+		t.Errorf("%s: got\n%s\nwant\n%s\n(go test ./cmd/verbena -run %s -update rewrites it)", file, got, want, t.Name())
 	}
 }
 
-// TestFaultTexts: the help, manual pages and completions of the commands that disturb links and show their state.
+// TestFaultTexts compares the help, manual pages and completions of the commands that disturb links or show their
+// state.
 func TestFaultTexts(t *testing.T) {
-	t.Setenv("COLUMNS", "") // which the help's width would follow
+	t.Setenv("COLUMNS", "") // the width of the help depends on it
 	var b strings.Builder
 	for _, command := range []string{"fault add", "fault show", "fault clear", "link set", "link show", "qp show",
 		"qp trace"} {
@@ -65,7 +66,7 @@ func TestFaultTexts(t *testing.T) {
 	golden(t, "fault_help.txt", b.String())
 }
 
-// faultLines are command lines; those that are wrong too.
+// faultLines are valid and invalid command lines.
 var faultLines = []string{
 	"fault add --dev rxe0 --drop 1%",
 	"fault add --dev rxe0 --qp 17 --peer ::ffff:10.0.0.2 --skip 1 --limit 2 --seed 3 --drop 0.25 --duplicate 1 --corrupt .5 --reorder 100% --delay 50us --jitter 1ms",
@@ -126,7 +127,7 @@ var faultLines = []string{
 	"link set rxe0 --loss some",
 }
 
-// TestFaultRequests: what the service is asked for by a command line, or its error.
+// TestFaultRequests compares the requests, or errors, of command lines.
 func TestFaultRequests(t *testing.T) {
 	var b strings.Builder
 	for _, line := range faultLines {
@@ -156,7 +157,7 @@ func TestFaultRequests(t *testing.T) {
 	golden(t, "fault_requests.txt", b.String())
 }
 
-// An answer of a service, with a value in each field.
+// answer is a response of a service, with a value in each field.
 const answer = `{
 	"Links": [{"name":"rxe0","uverbs":"uverbs0","netdev":"lo","state":"ACTIVE","mtu":1024,"gids":null,"wire":false,"link":"flap","max_mtu":512,
 		"shape":{"rate_bps":1500000000,"delay_ns":20000,"jitter_ns":1000,"queue_bytes":262144,"queue_packets":9,"ecn_bytes":65536,"loss":0.01,"seed":7}}],
@@ -178,7 +179,7 @@ const answer = `{
 		{"time":"2026-01-02T03:04:05.123457Z","event":"timeout"}]}
 }`
 
-// TestFaultAnswers: what commands print of the answer, as text and as JSON.
+// TestFaultAnswers compares the output of commands for the answer, as text and as JSON.
 func TestFaultAnswers(t *testing.T) {
 	var r ctl.Response
 	d := json.NewDecoder(strings.NewReader(answer))

@@ -13,16 +13,16 @@ import (
 	"verbena/supervisor"
 )
 
-// holdTime is how long a process may keep a device of a service that has ended open, before SIGTERM and again before
-// SIGKILL. A program that looks at its completions or events closes the device at once; one that polls memory for a
-// message of its peer, or a shared receive queue, would wait without end, since nothing writes there any more.
+// holdTime is the time for which a process may keep a device of an ended service open, before SIGTERM and again before
+// SIGKILL. A program that polls its completions or events closes the device at once. A program that polls memory for a
+// message of its peer, or a shared receive queue, would wait forever, since nothing is written there any more.
 const holdTime = 5 * time.Second
 
-// queueFiles are the queue files of a session, which are known by their names. A program can give any memfd of its own
-// such a name, and pass it on.
+// queueFiles finds the queue files of a session by their names. A program can give any memfd such a name, and pass it
+// to another process.
 type queueFiles struct{ session string }
 
-// open opens the files, as far as this user may.
+// open opens the files that this user may open.
 func (f queueFiles) open() (files []*os.File) {
 	seen := map[uint64]bool{} // by inode
 	for _, pid := range processes() {
@@ -38,7 +38,7 @@ func (f queueFiles) open() (files []*os.File) {
 	return files
 }
 
-// each calls use with each file that a process has open. It has to close the file.
+// each calls use with each matching file that a process has open. use must close the file.
 func (f queueFiles) each(pid int, use func(*os.File, *syscall.Stat_t)) {
 	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	if err != nil {
@@ -63,14 +63,14 @@ func endHolders(files queueFiles) {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		time.Sleep(holdTime)
 		for _, pid := range files.holders() {
-			p, err := os.FindProcess(pid) // from here on the number is this process's
+			p, err := os.FindProcess(pid) // from here on the number cannot be reused
 			if err != nil || !files.heldBy(pid) {
 				continue
 			}
 			fmt.Fprintf(os.Stderr, "verbena: %s (process %d) still has a device of the ended service open, "+
 				"where nothing arrives any more: sending %s; run --outlive prevents that\n", printable(nameOf(pid)), pid,
 				signalName(sig))
-			_ = p.Signal(sig) // it may just have ended
+			_ = p.Signal(sig) // the process may just have ended
 		}
 	}
 }
@@ -82,7 +82,7 @@ func signalName(sig syscall.Signal) string {
 	return "SIGTERM"
 }
 
-// processes lists the processes, without this one.
+// processes lists all processes except this one.
 func processes() (pids []int) {
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
@@ -93,7 +93,7 @@ func processes() (pids []int) {
 	return pids
 }
 
-// holders lists the processes that heldBy reports.
+// holders lists the processes for which heldBy is true.
 func (f queueFiles) holders() (pids []int) {
 	for _, pid := range processes() {
 		if f.heldBy(pid) {
@@ -103,10 +103,10 @@ func (f queueFiles) holders() (pids []int) {
 	return pids
 }
 
-// heldBy reports whether a process has one of the files open, and is of the user who owns the file. A process of
-// another user may have been given the descriptor, and is not to end for that. Neither is a daemon of root's, to which
-// a program has passed a device that it had opened before it became another user: of root's processes, only those count
-// that descend from this one.
+// heldBy reports whether a process has one of the files open, and belongs to the owner of the file. A process of
+// another user may have inherited the descriptor, and must not be ended. The same holds for a daemon of root: a program
+// may have passed it a device opened before the program changed its user. So of root's processes only descendants of
+// this process count.
 func (f queueFiles) heldBy(pid int) (held bool) {
 	f.each(pid, func(file *os.File, st *syscall.Stat_t) {
 		file.Close()
@@ -115,7 +115,7 @@ func (f queueFiles) heldBy(pid int) (held bool) {
 	return held
 }
 
-// wholly reports whether a process has the ids of one user alone: real, effective, saved and that for files.
+// wholly reports whether the real, effective, saved and file system IDs of a process are all those of one user.
 // (proc_pid_status(5))
 func wholly(pid, uid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

@@ -31,7 +31,7 @@ func holding(t *testing.T, f *os.File, script string, attr *syscall.SysProcAttr)
 	}
 	t.Cleanup(func() {
 		in.Close()
-		_ = cmd.Wait() // read has failed
+		_ = cmd.Wait() // the read has failed
 	})
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
 		t.Fatalf("%s: got %q, %v, want ready", script, line, err)
@@ -39,7 +39,7 @@ func holding(t *testing.T, f *os.File, script string, attr *syscall.SysProcAttr)
 	return cmd.Process.Pid
 }
 
-// queueFile makes a queue file of a session's, and returns a program's description of it.
+// queueFile makes a queue file of a session, and returns a program's description of it.
 func queueFile(t *testing.T, name string, uid int) *os.File {
 	t.Helper()
 	f, err := shm.Create(name, quota.RingBytes, nil, nil)
@@ -60,7 +60,7 @@ func queueFile(t *testing.T, name string, uid int) *os.File {
 	return p
 }
 
-// TestHolders: a process is ended for a queue file of the session, and for no other file.
+// TestHolders tests that a process is ended because of a queue file of the session, and of no other file.
 func TestHolders(t *testing.T) {
 	session := fmt.Sprintf("/dev/shm/verbena-%d-%d/run/1-2", os.Getuid(), os.Getpid())
 	files := queueFiles{session: session}
@@ -79,12 +79,12 @@ func TestHolders(t *testing.T) {
 		f.Close()
 	}
 	if len(opened) != 1 {
-		t.Errorf("opened %d files, want the one that both hold", len(opened))
+		t.Errorf("open: got %d files, want 1, which both processes hold", len(opened))
 	}
 }
 
-// TestHoldersOfOthers: a process of another user, which a program may have passed its queue file to, is not ended for
-// that, and neither is one that has ids of two users.
+// TestHoldersOfOthers tests that a process of another user is not ended, since a program may have passed its queue file
+// to it, and neither is a process with the IDs of two users.
 func TestHoldersOfOthers(t *testing.T) {
 	testutil.NeedRoot(t, "to be several users")
 	session := fmt.Sprintf("/dev/shm/verbena-0-%d/run/3-4", os.Getpid())
@@ -98,14 +98,14 @@ func TestHoldersOfOthers(t *testing.T) {
 	daemon := holding(t, f, "", nil)
 	holding(t, f, "", as(stranger))
 	if got, want := files.holders(), []int{own}; !slices.Equal(got, want) {
-		t.Errorf("holders: got %v, want %v; process %d is root's", got, want, daemon)
+		t.Errorf("holders: got %v, want %v; process %d belongs to root", got, want, daemon)
 	}
 	for _, tt := range []struct {
 		pid, uid int
 		want     bool
 	}{{own, uid, true}, {own, stranger, false}, {daemon, uid, false}, {daemon, 0, true}, {1 << 30, 0, false}} {
 		if got := wholly(tt.pid, tt.uid); got != tt.want {
-			t.Errorf("process %d wholly user %d's: got %v", tt.pid, tt.uid, got)
+			t.Errorf("wholly of process %d and user %d: got %v", tt.pid, tt.uid, got)
 		}
 	}
 }

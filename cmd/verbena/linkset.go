@@ -86,25 +86,25 @@ type linkSetCmd struct {
 	State    *linkState `arg:"" optional:"" help:"up, down, or flap[=DURATION]: down, and up again after 1s or that time." complete:"up,down,flap"`
 	AtWR     ordinal    `name:"at-wr" help:"Take the link down just before the device executes its N-th send work request from now." placeholder:"N" xor:"moment" complete:"none"`
 	AtPacket ordinal    `help:"Take the link down just before the device sends its N-th packet from now." placeholder:"N" xor:"moment" complete:"none"`
-	Cancel   bool       `help:"Forget a moment that has not come." xor:"moment"`
-	MTU      pathMTU    `name:"mtu" help:"Limit the active MTU to so many bytes; none: what fits the interface." placeholder:"BYTES" complete:"256,512,1024,2048,4096,none"`
+	Cancel   bool       `help:"Cancel a moment that was not reached yet." xor:"moment"`
+	MTU      pathMTU    `name:"mtu" help:"Limit the active MTU, in bytes; none: as the interface allows." placeholder:"BYTES" complete:"256,512,1024,2048,4096,none"`
 	Shape    shapeFlags `embed:""`
 	Queue    queueSize  `help:"Packets that may wait for the rate, such as 256KB or 100packets; others are dropped. Default: 4MB." placeholder:"SIZE" complete:"none"`
 
-	shaped bool // a flag describes the shape, even if it is the zero shape
+	shaped bool // a flag describes the shape, even if the shape is zero
 }
 
-// shapeFlags is a fault.Shape without its Validate, which kong would call before the queue is in it.
+// shapeFlags is a fault.Shape without its Validate, which kong would call before the queue size is set.
 type shapeFlags fault.Shape
 
-// shapeFlagOrder puts the flag of the queue in its place.
+// shapeFlagOrder moves the flag of the queue to its place.
 func shapeFlagOrder(k *kong.Kong) error {
 	arrange(commandAt(k.Model.Node, "link", "set"),
 		[]string{"at-wr", "at-packet", "cancel", "mtu", "rate", "delay", "jitter", "queue", "ecn-threshold", "loss", "seed"})
 	return nil
 }
 
-// AfterApply notes whether there is a flag that can end the shape.
+// AfterApply records whether a flag was given that can end the shape.
 func (l *linkSetCmd) AfterApply(k *kong.Context) error {
 	for _, f := range k.Flags() {
 		l.shaped = l.shaped || f.Set && slices.Contains([]string{"rate", "delay", "loss"}, f.Name)
@@ -129,7 +129,7 @@ Examples:
   verbena link set rxe0 --mtu 1024`
 }
 
-// shape returns the shape that the flags describe, nil if there are none.
+// shape returns the shape described by the flags, or nil.
 func (l *linkSetCmd) shape() *fault.Shape {
 	s := fault.Shape(l.Shape)
 	s.QueueBytes, s.QueuePackets = l.Queue.bytes, l.Queue.packets
@@ -148,7 +148,7 @@ func (l *linkSetCmd) Run(c *cli) error {
 	return err
 }
 
-// request returns the change that the command line describes.
+// request returns the change described by the command line.
 func (l *linkSetCmd) request() (*ctl.LinkSet, error) {
 	r := ctl.LinkSet{
 		Name: l.Name, AtWR: uint64(l.AtWR), AtPacket: uint64(l.AtPacket), Cancel: l.Cancel, MTU: int(l.MTU), Shape: l.shape()}
@@ -166,7 +166,7 @@ func (l *linkSetCmd) request() (*ctl.LinkSet, error) {
 	return &r, nil
 }
 
-// linkDetails describes what link set has made of a link, in words; "" if that is nothing.
+// linkDetails describes the state that link set has given a link; "" if there is none.
 func linkDetails(x *ctl.LinkInfo) string {
 	var w []string
 	if x.Link != ctl.LinkUp && x.Link != "" {

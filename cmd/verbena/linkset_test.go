@@ -8,8 +8,8 @@ import (
 	"verbena/internal/fault"
 )
 
-// TestLinkSetShape: flags that are given describe the link, also those that say that it does nothing; a seed alone is
-// none of these, and is left to be refused.
+// TestLinkSetShape tests the shapes of flags, including flags that disable a shape. A seed alone describes no shape, so
+// the request is refused.
 func TestLinkSetShape(t *testing.T) {
 	for line, want := range map[string]*fault.Shape{
 		"down":                    nil,

@@ -1,5 +1,5 @@
-// Command verbena runs unmodified RDMA programs on software devices in user space, and manages the service that
-// the devices live in. See the README, and `verbena --help`.
+// Command verbena runs unmodified RDMA programs on software devices in user space, and manages the service of these
+// devices. See the README, and `verbena --help`.
 package main
 
 import (
@@ -40,12 +40,12 @@ type cli struct {
 	Link struct {
 		Add  linkAddCmd  `cmd:"" help:"Make a device."`
 		Del  linkDelCmd  `cmd:"" help:"Remove a device; programs that use it get errors."`
-		Set  linkSetCmd  `cmd:"" help:"Take a device's link down or up, and limit, delay or lose what it sends."`
+		Set  linkSetCmd  `cmd:"" help:"Take a device's link down or up, and limit, delay or drop the packets it sends."`
 		Show linkShowCmd `cmd:"" help:"List the devices with their GIDs." default:"withargs"`
 	} `cmd:"" help:"Devices."`
 	Res struct {
-		Show resShowCmd `cmd:"" help:"List contexts, PDs, MRs, CQs and QPs by process, and what users hold." default:"withargs"`
-	} `cmd:"" help:"What programs hold."`
+		Show resShowCmd `cmd:"" help:"List contexts, PDs, MRs, CQs and QPs by process, and the resources of users." default:"withargs"`
+	} `cmd:"" help:"Resources of programs."`
 	QP struct {
 		Show  qpShowCmd  `cmd:"" help:"List the queue pairs with their protocol state." default:"withargs"`
 		Trace qpTraceCmd `cmd:"" help:"Print the latest protocol events of a queue pair."`
@@ -62,8 +62,8 @@ type cli struct {
 		Show   devShowCmd   `cmd:"" help:"List the devices with their states and resets." default:"withargs"`
 	} `cmd:"" help:"Reset, unplug and hang devices, and raise their events."`
 	Scenario struct {
-		Run   scenarioRunCmd   `cmd:"" help:"Run failover tests from files: devices, programs, what happens to them and when, and what is expected."`
-		Check scenarioCheckCmd `cmd:"" help:"Read scenario files and say what is wrong with them; run nothing."`
+		Run   scenarioRunCmd   `cmd:"" help:"Run failover tests from files: devices, programs, actions with their times, and expected results."`
+		Check scenarioCheckCmd `cmd:"" help:"Check scenario files without running them."`
 	} `cmd:"" help:"Failover tests."`
 	Top         topCmd        `cmd:"" help:"Show devices, processes and rates, live."`
 	Devinfo     devinfoCmd    `cmd:"" help:"Print the attributes of the RDMA devices that a program sees here."`
@@ -75,21 +75,21 @@ type cli struct {
 		Pprof pprofCmd `cmd:"" help:"Write a profile of the service's process to the standard output."`
 	} `cmd:"" help:"Profiles of the service itself, for its developers."`
 	Fault struct {
-		Add   faultAddCmd   `cmd:"" help:"Disturb what a device sends or gets, or have a verb fail."`
-		Show  faultShowCmd  `cmd:"" help:"List the rules and what they have done." default:"withargs"`
+		Add   faultAddCmd   `cmd:"" help:"Disturb the packets of a device, or make a verb fail."`
+		Show  faultShowCmd  `cmd:"" help:"List the rules with their counters." default:"withargs"`
 		Clear faultClearCmd `cmd:"" help:"Remove a rule, or all."`
 	} `cmd:"" help:"Loss, delay, duplication, reordering and corruption on the wire; receivers that are not ready; dead peers; verbs that fail."`
 
-	Complete completeCmd `cmd:"" hidden:"" name:"complete-words" help:"Print what completes a command line, for the shells' scripts."`
+	Complete completeCmd `cmd:"" hidden:"" name:"complete-words" help:"Print the completions of a command line, for the shells' scripts."`
 	Manual   manualCmd   `cmd:"" hidden:"" name:"man-pages" help:"Write the manual pages into a directory."`
 }
 
-// exitFailure is the exit code for a failure of verbena's own, as env(1) and its like have it: the codes of the
-// program under `run` pass through.
+// exitFailure is the exit code for a failure of verbena itself, as in env(1). Exit codes of the program under `run`
+// pass through.
 const exitFailure = 125
 
-// The first thread is main's own. While a thread of a service waits for a FUSE server it cannot be killed, and the
-// process stays; if that is the first one, it does not even look as if it had ended.
+// The first thread is reserved for main. A thread of a service that waits for a FUSE server cannot be killed, and keeps
+// the process. If that were the first thread, the process would not even look ended.
 func init() { runtime.LockOSThread() }
 
 func main() {
@@ -117,7 +117,7 @@ func main() {
 	}
 }
 
-// withRemedy returns the text of an error, with the limit to raise where it is EMFILE and the text does not name one.
+// withRemedy returns the text of an error. For EMFILE it adds the limit to raise, if the text does not name one.
 func withRemedy(err error) string {
 	text := err.Error()
 	if errors.Is(err, syscall.EMFILE) && !strings.Contains(text, "RLIMIT_NOFILE") && !strings.Contains(text, "ulimit") {
@@ -143,7 +143,7 @@ func newParser(c *cli) *kong.Kong {
 		kong.PostBuild(faultFlags), kong.PostBuild(shapeFlagOrder))
 }
 
-// misuse says what is wrong with a command line, of which command, and where to look.
+// misuse returns the error of an invalid command line with its command, and the command that prints the help.
 func misuse(err error) string {
 	text := strings.NewReplacer(
 		` but got "EOL" (<EOL>)`, "",
@@ -166,7 +166,7 @@ func misuse(err error) string {
 	return fmt.Sprintf("%s: %s; see verbena %[1]s --help", command, text)
 }
 
-// exitCode is an error that has been reported, or needs no report; verbena exits with it.
+// exitCode is an error that was reported already, or needs no report. It is the exit code of verbena.
 type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
@@ -191,7 +191,7 @@ func (c *cli) location() (ctl.Location, error) {
 	return loc, nil
 }
 
-// checkDirectory reports an error unless the control socket's directory exists.
+// checkDirectory returns an error unless the control socket's directory exists.
 func (c *cli) checkDirectory() error {
 	from := "--socket"
 	if os.Getenv("VERBENA_SOCKET") == c.Socket {
@@ -223,8 +223,8 @@ func (c *cli) ask(r *ctl.Request) (*ctl.Response, error) {
 	return client.Do(r)
 }
 
-// askStarting sends one request, and starts a service first if there is none: one that keeps what the request
-// configures, and therefore does not end by itself.
+// askStarting sends one request. If there is no service, it first starts one. That service keeps the configuration of
+// the request, so it does not end by itself.
 func (c *cli) askStarting(r *ctl.Request) (*ctl.Response, error) {
 	client, err := c.start()
 	if err != nil {
@@ -234,7 +234,7 @@ func (c *cli) askStarting(r *ctl.Request) (*ctl.Response, error) {
 	answer, err := client.Do(r)
 	if err == nil && client.Started() {
 		fmt.Fprintf(os.Stderr,
-			"verbena: %s: no service was running; one has been started, which goes on until `verbena stop`\n", r.Op)
+			"verbena: %s: no service was running; started one, which runs until `verbena stop`\n", r.Op)
 	}
 	return answer, err
 }

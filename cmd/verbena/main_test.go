@@ -8,7 +8,7 @@ import (
 	"verbena/internal/ctl"
 )
 
-// What is typed, and how it is understood.
+// TestDevResetFlags tests the parsing of the flags of dev reset.
 func TestDevResetFlags(t *testing.T) {
 	for line, want := range map[string]devResetCmd{
 		"rxe0":                         {},
@@ -32,14 +32,14 @@ func TestDevResetFlags(t *testing.T) {
 	}
 }
 
-// A name does nothing to the terminal.
+// TestPrintable tests that a name cannot contain control sequences for a terminal.
 func TestPrintable(t *testing.T) {
 	if got := printable("a\x1b[2J\r\nb\x7f\u202e\tü "); got != "a?[2J??b???ü " {
 		t.Errorf("got %q", got)
 	}
 }
 
-// A wrong command line is answered by what is wrong, and the help of the command that was meant.
+// TestMisuse tests that the error of an invalid command line names the fault, and the command that prints the help.
 func TestMisuse(t *testing.T) {
 	for line, want := range map[string]string{
 		"dev reset":                                `dev reset: the NAME of a device is missing; see verbena dev reset --help`,
@@ -63,7 +63,8 @@ func TestMisuse(t *testing.T) {
 	}
 }
 
-// A group of commands alone lists, with the flags of its show command.
+// TestShowByDefault tests that a command line with only the name of a group runs the group's show command, with the
+// flags of that command.
 func TestShowByDefault(t *testing.T) {
 	for _, group := range []string{"dev", "link", "res", "stat", "fault"} {
 		var c cli

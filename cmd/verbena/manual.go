@@ -14,10 +14,10 @@ import (
 )
 
 type manualCmd struct {
-	Dir string `arg:"" help:"Directory, which is made if it does not exist." complete:"file"`
+	Dir string `arg:"" help:"Directory; created if missing." complete:"file"`
 }
 
-// Run writes verbena.1, and a page for each command. Their date is SOURCE_DATE_EPOCH's, or today.
+// Run writes verbena.1, and a page for each command. Their date is SOURCE_DATE_EPOCH, or today.
 func (m *manualCmd) Run(app *kong.Kong) error {
 	date := time.Now()
 	if text := os.Getenv("SOURCE_DATE_EPOCH"); text != "" {
@@ -40,7 +40,7 @@ func (m *manualCmd) Run(app *kong.Kong) error {
 	return nil
 }
 
-// manual returns the pages by file name: what --help prints, as man(7) has it.
+// manual returns the pages by file name. They contain the text of --help in the format of man(7).
 func manual(app *kong.Application, date, version string) map[string]string {
 	commands := visible(app.Children)
 	pages := map[string]string{"verbena.1": overview(app, commands, date, version)}
@@ -61,7 +61,7 @@ func visible(nodes []*kong.Node) (shown []*kong.Node) {
 
 func pageOf(n *kong.Node) string { return "verbena-" + n.Name }
 
-// roff is a page that is being written.
+// roff is a page under construction.
 type roff struct{ strings.Builder }
 
 // title begins a page.
@@ -75,7 +75,7 @@ func (r *roff) title(page, summary, date, version string) {
 
 func (r *roff) section(name string) { fmt.Fprintf(r, ".SH %s\n", name) }
 
-// line writes filled text, which no macro begins.
+// line writes filled text that cannot be taken for a macro.
 func (r *roff) line(text string) {
 	const width = 72
 	var line string
@@ -93,7 +93,7 @@ func (r *roff) line(text string) {
 	r.fixed(line)
 }
 
-// fixed writes a line of the page that is escaped already.
+// fixed writes a line that is escaped already.
 func (r *roff) fixed(line string) {
 	if strings.HasPrefix(line, ".") || strings.HasPrefix(line, "'") {
 		line = `\&` + line
@@ -107,7 +107,7 @@ func (r *roff) item(head, text string) {
 	r.line(text)
 }
 
-// text writes paragraphs; lines that are indented stay as they are.
+// text writes paragraphs. Indented lines are not filled.
 func (r *roff) text(text string) {
 	var filled, fixed []string
 	end := func() {
@@ -153,7 +153,7 @@ func lowerFirst(s string) string {
 	return s
 }
 
-// options writes flags, those of the help first.
+// options writes flags, beginning with --help.
 func (r *roff) options(flags []*kong.Flag) {
 	for _, f := range flags {
 		if f.Hidden {
@@ -167,7 +167,7 @@ func (r *roff) options(flags []*kong.Flag) {
 	}
 }
 
-// overview is verbena.1.
+// overview returns verbena.1.
 func overview(app *kong.Application, commands []*kong.Node, date, version string) string {
 	var r roff
 	r.title("verbena", "RDMA in user space", date, version)
@@ -210,7 +210,7 @@ func exitStatus(r *roff) {
 	r.line("0 after success, 125 after a failure. Those of a program under `verbena run` pass through; see verbena-run(1).")
 }
 
-// usageOf is a command with its arguments.
+// usageOf returns a command with its arguments.
 func usageOf(n *kong.Node) string {
 	s := n.Path()
 	for _, p := range n.Positional {
@@ -233,7 +233,7 @@ func argument(p *kong.Positional) string {
 	return name
 }
 
-// commandPage is the page of a command, with those of a group.
+// commandPage returns the page of a command, including the commands of a group.
 func commandPage(app *kong.Application, n *kong.Node, date, version string) string {
 	var r roff
 	r.title(pageOf(n), n.Help, date, version)

@@ -5,12 +5,12 @@ import (
 	"path/filepath"
 )
 
-// libDirs are where distributions have shared libraries, below the root.
+// libDirs are the directories of distributions for shared libraries, below the root.
 var libDirs = []string{"usr/lib/*-linux-gnu", "usr/lib64", "usr/lib"}
 
-// missingProvider says what to install where libibverbs is there and its provider for rxe devices is not: then
-// programs find no device, without an error. Below the root it looks where distributions have the two; "" if nothing is
-// missing, or libibverbs is not there or somewhere else.
+// missingProvider returns a message with the package to install if libibverbs is installed without its provider for rxe
+// devices. In that case programs find no device, without an error. It searches the directories of distributions below
+// root, and returns "" if nothing is missing or libibverbs is not found.
 func missingProvider(root string) string {
 	if !anyOf(root, libDirs, "libibverbs.so.1") {
 		return ""

@@ -25,7 +25,7 @@ func (q *qpShowCmd) Run(c *cli) error {
 	return output(q.JSON, r.QPs, func(w io.Writer) { qpTable(w, r.QPs) })
 }
 
-// qpTable writes the states of queue pairs, one on a line.
+// qpTable writes the states of queue pairs, one per line.
 func qpTable(w io.Writer, qps []ctl.QPStatusInfo) {
 	fmt.Fprintln(w, "DEVICE\tQP\tTYPE\tSTATE\tPEER\tUNACKED\tNEXT\tEXPECTED\tIN FLIGHT\tNOTE")
 	for _, x := range qps {
@@ -80,7 +80,7 @@ func (q *qpTraceCmd) Run(c *cli) error {
 	return output(q.JSON, t, func(w io.Writer) { traceTable(w, t.Events) })
 }
 
-// traceTable writes protocol events, one on a line.
+// traceTable writes protocol events, one per line.
 func traceTable(w io.Writer, events []qpinfo.Event) {
 	for _, e := range events {
 		fmt.Fprintf(w, "%s  %s\n", e.Time.Format("15:04:05.000000"), e)

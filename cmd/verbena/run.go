@@ -29,10 +29,10 @@ type runCmd struct {
 	Trace   traceFlag `help:"Print each call of the program that the service answers, but doorbells, with its result and time, to the standard error, or with --trace=FILE to a file." placeholder:"FILE" complete:"file"`
 	Program []string  `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --." complete:"program"`
 
-	traceTo io.WriteCloser // where the trace goes
+	traceTo io.WriteCloser // destination of the trace
 }
 
-// Exit codes as env(1) and the shells have them.
+// Exit codes as in env(1) and the shells.
 const (
 	exitCannotRun = 126
 	exitNotFound  = 127
@@ -76,7 +76,7 @@ func (r *runCmd) Run(c *cli) error {
 	if text := missingProvider("/"); text != "" {
 		fmt.Fprintln(os.Stderr, "verbena:", text)
 	}
-	// A service may be ending: because it is idle, by `verbena stop`, or because another one takes over.
+	// A service may be ending when idle, after `verbena stop`, or during a takeover.
 	const attempts = 5
 	for i := 1; ; i++ {
 		err := r.start(c, path, argv)
@@ -88,7 +88,7 @@ func (r *runCmd) Run(c *cli) error {
 	}
 }
 
-// startPause is the time for a service that is ending to release its control socket.
+// startPause is the time for an ending service to release its control socket.
 const startPause = 50 * time.Millisecond
 
 // start runs the program on a service.
@@ -183,7 +183,7 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 	if err != nil {
 		return err
 	}
-	// The program has been executed, and nothing else is to be.
+	// The program was executed, and no other program will be.
 	if err := confine.Threads(); err != nil && !errors.Is(err, unix.ENOTSUP) {
 		fmt.Fprintln(os.Stderr, "verbena:", err)
 	}
@@ -199,21 +199,21 @@ func (r *runCmd) launch(client *service.Client, path string, argv []string) (err
 			}
 		}
 		if err != nil {
-			fmt.Fprintln(os.Stderr, "verbena: complete what the program waits for:", err)
+			fmt.Fprintln(os.Stderr, "verbena: complete the program's pending requests:", err)
 		}
 	})
 	return exitCode(prog.Wait())
 }
 
-// helper is what the service may ask of this command. (ctl.Helper)
+// helper implements the requests of the service to this command. (ctl.Helper)
 type helper struct{ supervisor.Ancestor }
 
-// Notice prints what the service says to the user of the program.
+// Notice prints a message of the service to the user of the program.
 func (helper) Notice(text string) { fmt.Fprintln(os.Stderr, "verbena:", printable(text)) }
 
-// tracerOf returns the service's process, for a program that is to let it access its memory; nil if it cannot be seen
-// from here. It comes before the program is handed over: the service's answer to that shows that the number is still
-// its own. done ends the use.
+// tracerOf returns the service's process, which the program should allow to access it, or nil if the process is not
+// visible here. It must be called before the handover of the program: the service's answer to that proves that the
+// number was not reused. The caller calls done afterwards.
 func tracerOf(client *service.Client) (_ *supervisor.Tracer, done func()) {
 	if client.PID() == 0 {
 		return nil, func() {}
@@ -226,7 +226,7 @@ func tracerOf(client *service.Client) (_ *supervisor.Tracer, done func()) {
 	return &supervisor.Tracer{PID: client.PID(), Pidfd: pidfd, Exec: "/proc/self/exe"}, func() { pidfd.Close() }
 }
 
-// explainExec names the interpreter where a program is there and its interpreter is not.
+// explainExec names the interpreter if the program exists and its interpreter does not.
 func explainExec(e *supervisor.ExecError) error {
 	if !errors.Is(e.Err, fs.ErrNotExist) {
 		return e
@@ -237,14 +237,14 @@ func explainExec(e *supervisor.ExecError) error {
 	return e
 }
 
-// interpreterOf returns the interpreter that a script or a dynamically linked program names, "" if it names none.
+// interpreterOf returns the interpreter named by a script or a dynamically linked program, or "".
 func interpreterOf(path string) string {
 	f, err := os.Open(path)
 	if err != nil {
 		return ""
 	}
 	defer f.Close()
-	const longest = 256 // that the kernel looks at (BINPRM_BUF_SIZE)
+	const longest = 256 // the kernel reads as much (BINPRM_BUF_SIZE)
 	head := make([]byte, longest)
 	n, _ := io.ReadFull(f, head)
 	if line, ok := strings.CutPrefix(string(head[:n]), "#!"); ok {
@@ -270,7 +270,7 @@ func interpreterOf(path string) string {
 }
 
 // abandon completes the outstanding requests of the program with a flush error, and makes its native doorbells fail. It
-// closes its queue files.
+// closes the queue files.
 func abandon(files []*os.File) error {
 	errs := []error{barDoorbells(files)}
 	for _, f := range files {
@@ -280,10 +280,10 @@ func abandon(files []*os.File) error {
 	return errors.Join(errs...)
 }
 
-// barPatience is how long a program may keep its queue files locked, by a write from memory that does not answer.
+// barPatience is the time for which a program may lock its queue files by a write from memory that does not answer.
 const barPatience = time.Second
 
-// barDoorbells lets native doorbells fail, since nothing looks at the queues any more.
+// barDoorbells makes native doorbells fail, since the queues are no longer polled.
 func barDoorbells(files []*os.File) (err error) {
 	barred := make(chan error, 1)
 	go func() {
@@ -296,10 +296,10 @@ func barDoorbells(files []*os.File) (err error) {
 	select {
 	case err = <-barred:
 		if err != nil {
-			err = fmt.Errorf("let doorbells fail: %w", err)
+			err = fmt.Errorf("make doorbells fail: %w", err)
 		}
 	case <-time.After(barPatience):
-		err = fmt.Errorf("let doorbells fail: not done after %v, since a write of the program's does not end", barPatience)
+		err = fmt.Errorf("make doorbells fail: not done after %v: a write of the program does not end", barPatience)
 	}
 	return err
 }

@@ -12,8 +12,8 @@ import (
 	"verbena/internal/shm"
 )
 
-// TestAbandonBarsDoorbells: once the service has ended no native doorbell succeeds, whatever else is wrong with the
-// queue files.
+// TestAbandonBarsDoorbells tests that after the end of the service each native doorbell fails, even if the queue files
+// are damaged.
 func TestAbandonBarsDoorbells(t *testing.T) {
 	var programs, queues []*os.File
 	for _, name := range []string{"a", "b"} {

@@ -28,12 +28,12 @@ import (
 type scenarioRunCmd struct {
 	Files    []string          `arg:"" name:"file" help:"Scenario files." complete:"file"`
 	Set      map[string]string `help:"Replace a value of the file's set." placeholder:"NAME=VALUE" complete:"none"`
-	Without  []string          `help:"Leave an action of this name out, and those that follow it. The scenario should fail then." placeholder:"ACTION" sep:"none" complete:"none"`
-	Seed     uint64            `help:"Use another seed than the file's." placeholder:"N" complete:"none"`
+	Without  []string          `help:"Omit an action of this name, and the actions that follow it. The scenario should fail then." placeholder:"ACTION" sep:"none" complete:"none"`
+	Seed     uint64            `help:"Use this seed instead of the seed in the file." placeholder:"N" complete:"none"`
 	JUnit    string            `name:"junit" help:"Write a JUnit report." placeholder:"FILE" complete:"file"`
-	Timeline string            `help:"Write a picture of what happened when, as SVG. With several scenarios it is a directory." placeholder:"FILE" complete:"file"`
-	Report   string            `help:"Write all that was seen, as JSON. With several scenarios it is a directory." placeholder:"FILE" complete:"file"`
-	Compare  string            `help:"Print how this run differs from an earlier one, by its --report. Exit code 1 if an action did." placeholder:"FILE" complete:"file"`
+	Timeline string            `help:"Write a timeline of the run, as SVG. With several scenarios it is a directory." placeholder:"FILE" complete:"file"`
+	Report   string            `help:"Write all observations, as JSON. With several scenarios it is a directory." placeholder:"FILE" complete:"file"`
+	Compare  string            `help:"Print the differences from an earlier run, given by its --report. Exit code 1 if an action differs." placeholder:"FILE" complete:"file"`
 	Quiet    bool              `short:"q" help:"Print no progress."`
 }
 
@@ -87,7 +87,7 @@ func (s *scenarioRunCmd) Run(*cli) error {
 	var results []*scenario.Result
 	for i, f := range files {
 		r, err := s.one(ctx, f)
-		if r == nil { // reports must have it, too
+		if r == nil { // reports must include it
 			r = scenario.NotRun(f, err)
 		}
 		results = append(results, r)
@@ -97,7 +97,7 @@ func (s *scenarioRunCmd) Run(*cli) error {
 			code = max(code, 1)
 		}
 		for _, err := range []error{r.Text(os.Stdout), s.write(s.Files[i], r)} {
-			if err != nil { // the other scenarios run all the same
+			if err != nil { // the other scenarios run nevertheless
 				fmt.Fprintln(os.Stderr, "verbena: scenario run:", withRemedy(err))
 				code = exitFailure
 			}
@@ -133,10 +133,10 @@ func printDifferences(w io.Writer, same, free []string) {
 	}
 }
 
-// base returns what the pictures and reports of a scenario are called in their directories.
+// base returns the base name of the pictures and reports of a scenario.
 func base(path string) string { return strings.TrimSuffix(filepath.Base(path), filepath.Ext(path)) }
 
-// distinct reports an error if one scenario's picture or report would replace another's.
+// distinct returns an error if the picture or report of one scenario would replace that of another one.
 func (s *scenarioRunCmd) distinct() error {
 	if s.Timeline == "" && s.Report == "" {
 		return nil
@@ -151,7 +151,7 @@ func (s *scenarioRunCmd) distinct() error {
 	return nil
 }
 
-// write writes what was asked for about one scenario.
+// write writes the requested files about one scenario.
 func (s *scenarioRunCmd) write(path string, r *scenario.Result) error {
 	name := func(out, ext string) string {
 		if len(s.Files) > 1 {
@@ -181,7 +181,7 @@ func (s *scenarioRunCmd) write(path string, r *scenario.Result) error {
 	})
 }
 
-// one runs a scenario on a service of its own.
+// one runs a scenario on a separate service.
 func (s *scenarioRunCmd) one(ctx context.Context, f *scenario.File) (*scenario.Result, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -204,7 +204,7 @@ func (s *scenarioRunCmd) one(ctx context.Context, f *scenario.File) (*scenario.R
 		}
 		args = append(args, "--link="+d.Name+"="+where)
 	}
-	client, err := service.StartPrivate(self, os.Stderr, args...) // which ends with this process, too
+	client, err := service.StartPrivate(self, os.Stderr, args...) // ends with this process, too
 	if err != nil {
 		return nil, err
 	}
@@ -215,7 +215,7 @@ func (s *scenarioRunCmd) one(ctx context.Context, f *scenario.File) (*scenario.R
 		client.Close()
 	}()
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return nil, fmt.Errorf("become the parent of what programs leave running: %w", err)
+		return nil, fmt.Errorf("become the parent of the programs' orphans: %w", err)
 	}
 	defer endLeftovers(client.PID())
 	r := scenario.Runner{
@@ -230,7 +230,7 @@ func (s *scenarioRunCmd) one(ctx context.Context, f *scenario.File) (*scenario.R
 	return r.Run(ctx, f)
 }
 
-// progress prints what happens, a line each.
+// progress prints the marks of a run, one per line.
 func progress(w io.Writer) func(scenario.Mark) {
 	return func(m scenario.Mark) {
 		switch m.Kind {
@@ -246,7 +246,7 @@ func progress(w io.Writer) func(scenario.Mark) {
 	}
 }
 
-// lab asks the service on connections of their own, since a request may take long.
+// lab sends each request on a separate connection, since a request may take long.
 type lab struct{ loc ctl.Location }
 
 func (l lab) Do(r *ctl.Request) (*ctl.Response, error) {
@@ -258,12 +258,12 @@ func (l lab) Do(r *ctl.Request) (*ctl.Response, error) {
 	return c.Do(r)
 }
 
-// starter starts programs by `verbena run`, each with a terminal, so that what it prints comes when it is printed.
+// starter starts programs by `verbena run`, each with a terminal, so that their output is not delayed by buffers.
 type starter struct{ self, socket string }
 
 func (s starter) Start(p *scenario.Program, line func(string)) (scenario.Process, error) {
 	master, tty, err := terminal()
-	if err != nil { // such as in a chroot without /dev/pts
+	if err != nil { // for example in a chroot without /dev/pts
 		if master, tty, err = os.Pipe(); err != nil {
 			return nil, err
 		}
@@ -288,10 +288,10 @@ func (s starter) Start(p *scenario.Program, line func(string)) (scenario.Process
 	return x, nil
 }
 
-// maxText bounds the lines that are read from a program, in bytes; longer lines are cut off. A scenario keeps less.
+// maxText limits the lines read from a program, in bytes. Longer lines are truncated. A scenario keeps less.
 const maxText = 4096
 
-// readLines calls line with each line of r until r ends. A terminal whose other end is closed ends with EIO.
+// readLines calls line with each line of r until r ends. Reading a terminal returns EIO after its other end was closed.
 func readLines(r io.Reader, line func(string)) {
 	in := bufio.NewReaderSize(r, maxText)
 	for within := false; ; {
@@ -306,7 +306,7 @@ func readLines(r io.Reader, line func(string)) {
 	}
 }
 
-// terminal returns a terminal's two ends, which changes nothing of what is written.
+// terminal returns the two ends of a terminal that does not change its output.
 func terminal() (master, tty *os.File, err error) {
 	if master, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0); err != nil {
 		return nil, nil, err
@@ -353,11 +353,11 @@ type process struct {
 	read   chan struct{} // closed when the output was read
 }
 
-// outputGrace is how long output is waited for of what a program has left running.
+// outputGrace is the time to wait for output of a program's remaining processes.
 const outputGrace = time.Second
 
 func (p *process) Wait() scenario.Exit {
-	_ = p.cmd.Wait() // its state says it
+	_ = p.cmd.Wait() // the state holds the result
 	select {
 	case <-p.read:
 	case <-time.After(outputGrace):
@@ -369,7 +369,7 @@ func (p *process) Wait() scenario.Exit {
 	if s.Signaled() {
 		return scenario.Exit{Signal: s.Signal()}
 	}
-	const bySignal = 128 // as `verbena run` says it
+	const bySignal = 128 // as in the exit code of `verbena run`
 	if code := s.ExitStatus(); code > bySignal && code < bySignal+65 {
 		return scenario.Exit{Signal: syscall.Signal(code - bySignal)}
 	} else {
@@ -377,11 +377,11 @@ func (p *process) Wait() scenario.Exit {
 	}
 }
 
-// startGrace is how long a launcher may take to start its program.
+// startGrace is the time for a launcher to start its program.
 const startGrace = 5 * time.Second
 
-// Signal sends the signal to the program itself, which is the first child of its launcher. One that is still to be
-// started is waited for.
+// Signal sends the signal to the program itself, which is the first child of its launcher. It waits until the launcher
+// has started the program.
 func (p *process) Signal(sig syscall.Signal) error {
 	for deadline := time.Now().Add(startGrace); ; time.Sleep(10 * time.Millisecond) {
 		if child := firstChild(p.cmd.Process.Pid); child != 0 {
@@ -391,13 +391,13 @@ func (p *process) Signal(sig syscall.Signal) error {
 			return err
 		}
 		if time.Now().After(deadline) {
-			return errors.New("its launcher has not started it")
+			return errors.New("the launcher has not started the program")
 		}
 	}
 }
 
-// firstChild returns the child of a process that was started first, by whichever of its threads; 0 if there is none.
-// The others are orphans that the process has adopted.
+// firstChild returns the child that a process started first, on any of its threads; 0 if there is none. The other
+// children are orphans that the process has adopted.
 func firstChild(pid int) (child int) {
 	var first uint64
 	for _, c := range children(pid) {
@@ -422,11 +422,11 @@ func children(pid int) (list []int) {
 	return list
 }
 
-// endLeftovers kills what the programs of a scenario have left running, and says so. It is what this process has
-// adopted: all of its children but the service.
+// endLeftovers kills and reports the remaining processes of a scenario's programs. These are all children of this
+// process except the service, since it has adopted them.
 func endLeftovers(service int) {
 	said := map[int]bool{}
-	for range 1000 { // what is killed leaves children of its own, and may take long to end
+	for range 1000 { // a killed process leaves children, and may take long to end
 		left := slices.DeleteFunc(children(os.Getpid()), func(pid int) bool { return pid == service })
 		if len(left) == 0 {
 			return
@@ -447,13 +447,13 @@ func endLeftovers(service int) {
 	}
 }
 
-// startTime returns when a process was started, in clock ticks since the boot.
+// startTime returns the start time of a process, in clock ticks since the boot.
 func startTime(pid int) (ticks uint64, ok bool) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, false
 	}
-	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])) // from the state on, which is the third
+	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])) // fields from the state on, which is the third
 	const starttime = 22 - 3
 	if len(fields) <= starttime {
 		return 0, false

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestReadLines: lines are read as they are, but for those that do not end, which are cut off and not collected.
+// TestReadLines tests that lines are read unchanged, and that lines without an end are truncated instead of collected.
 func TestReadLines(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
 	for _, test := range []struct {
@@ -39,6 +39,6 @@ func TestReadLines(t *testing.T) {
 			t.Errorf("a line without an end: got %d bytes, want %d", len(s), maxText)
 		}
 	default:
-		t.Error("a line without an end is kept until it ends")
+		t.Error("a line without an end is kept in memory")
 	}
 }

@@ -28,13 +28,13 @@ import (
 type deviceFlags struct {
 	Link       []string `help:"A device to make: NAME=ADDR[,ADDR...], or NAME=INTERFACE. Default: rxe0 on the first usable interface." placeholder:"NAME=WHERE" sep:"none" complete:"none"`
 	Wire       bool     `help:"Send every packet through a UDP socket, also between devices of this service."`
-	NoProbe    bool     `help:"Send nothing again before the acknowledgement timeout of the program's queue pair (IBA 9.7.6.1.3). Devices send the oldest unacknowledged packet again after 4 ms, 8 ms and so on otherwise, to learn early what was lost."`
-	Doorbells  string   `help:"How programs announce what they have posted: by a system call that is trapped; natively, seen by a thread that polls their queues; or auto, natively while there are processors for that (at least 3, one for each open device and each user's thread)." enum:"auto,native,trapped" default:"auto"`
-	NoLoopback bool     `help:"Have 127.0.0.1 and ::1 stand for no device in the connection manager, unless one has the address, as on Linux."`
+	NoProbe    bool     `help:"Send nothing again before the acknowledgement timeout of the program's queue pair (IBA 9.7.6.1.3). Devices send the oldest unacknowledged packet again after 4 ms, 8 ms and so on otherwise, to detect losses early."`
+	Doorbells  string   `help:"How programs announce posted requests: by a trapped system call; natively, seen by a thread that polls their queues; or auto, natively while there are processors for that (at least 3, one for each open device and each user's thread)." enum:"auto,native,trapped" default:"auto"`
+	NoLoopback bool     `help:"Do not use 127.0.0.1 and ::1 as aliases of a device in the connection manager, unless a device has the address, as on Linux."`
 	Seed       uint64   `help:"Seed of everything random, such as fault rules; 0: from the clock." placeholder:"N" complete:"none"`
 }
 
-// drivers returns the drivers of a service. Devices have the names of their driver's type.
+// drivers returns the drivers of a service. The name of a device begins with the type of its driver.
 func drivers() []driver.Driver { return []driver.Driver{&rxe.Driver{}} }
 
 func (f *deviceFlags) specs() ([]ctl.LinkSpec, error) {
@@ -49,7 +49,7 @@ func (f *deviceFlags) specs() ([]ctl.LinkSpec, error) {
 	return specs, nil
 }
 
-// args returns the flags as arguments, for a service to be started with them.
+// args returns the flags as arguments for a new service.
 func (f *deviceFlags) args() []string {
 	var a []string
 	for _, l := range f.Link {
@@ -80,11 +80,11 @@ var doorbells = map[string]supervisor.Doorbells{
 type serveCmd struct {
 	deviceFlags
 	nodeFlags
-	Limit        []string      `help:"What one user may hold, and all users together: KIND=PER-USER[/TOTAL]; see below." placeholder:"LIMIT" sep:"none" complete:"none"`
+	Limit        []string      `help:"Limit of the resources of one user, and of all users together: KIND=PER-USER[/TOTAL]; see below." placeholder:"LIMIT" sep:"none" complete:"none"`
 	ManagerUID   []int         `name:"manager-uid" help:"A user id that may manage the service: links, resets, faults, captures, stop. By default that takes the service's own user, or root with CAP_SYS_ADMIN or CAP_NET_ADMIN; root in a container without them may not." placeholder:"UID" complete:"none"`
-	Idle         time.Duration `help:"End when no program has run for so long, such as 10m; default: never." placeholder:"DURATION" complete:"none"`
-	Metrics      string        `help:"Answer Prometheus at HOST:PORT, such as 127.0.0.1:9401, below /metrics; without HOST at all addresses of this machine. Whoever can connect there may read them; nothing in them is of a single user or program." placeholder:"ADDR" complete:"none"`
-	Daemon       bool          `help:"Return when the service is ready, and leave it in the background; its messages go to a file, whose name is printed."`
+	Idle         time.Duration `help:"End after a time without programs, such as 10m; default: never." placeholder:"DURATION" complete:"none"`
+	Metrics      string        `help:"Answer Prometheus at HOST:PORT, such as 127.0.0.1:9401, below /metrics; without HOST at all addresses of this machine. Any client that can connect may read the metrics; they contain nothing about a single user or program." placeholder:"ADDR" complete:"none"`
+	Daemon       bool          `help:"Return when the service is ready, and leave it in the background; its messages go to a file, and its name is printed."`
 	Debug        bool          `help:"Log also the beginning and end of programs, device files opened and closed, commands refused and why, queue pairs that fail, and resets."`
 	OnDemand     bool          `hidden:"" help:"Started by a client: report on descriptor 3."`
 	Spawned      bool          `hidden:"" help:"Started by serve --daemon: report on descriptor 3."`
@@ -109,7 +109,7 @@ Examples:
   verbena serve --daemon --metrics 127.0.0.1:9401`
 }
 
-// idleOnDemand is how long a service that was started by `verbena run` outlives its last program.
+// idleOnDemand is the time for which a service started by `verbena run` outlives its last program.
 const idleOnDemand = 30 * time.Second
 
 func (s *serveCmd) Run(c *cli) error {
@@ -124,14 +124,14 @@ func (s *serveCmd) Run(c *cli) error {
 	})
 	if err != nil && spawned {
 		report(withRemedy(err))
-		if s.Private || s.Spawned { // the process that started it prints the error
+		if s.Private || s.Spawned { // the parent process prints the error
 			return exitCode(exitFailure)
 		}
 	}
 	return err
 }
 
-// daemon starts this command line again in the background.
+// daemon runs this command line again in the background.
 func (s *serveCmd) daemon(c *cli) error {
 	loc, err := c.location()
 	if err != nil {
@@ -141,7 +141,7 @@ func (s *serveCmd) daemon(c *cli) error {
 	if err != nil {
 		return fmt.Errorf("start a service: %w", err)
 	}
-	// More flags follow, and there is nothing that could come after "--".
+	// Flags are appended, and no argument can follow "--".
 	args := slices.DeleteFunc(slices.Clone(os.Args[1:]), func(a string) bool { return a == "--" })
 	client, err := service.Daemon(loc, self, append(args, "--spawned")...)
 	if err != nil {
@@ -243,7 +243,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	return svc.Serve(l)
 }
 
-// metrics listens for Prometheus, if that is asked for. What it returns begins to answer, and returns what ends that.
+// metrics listens for Prometheus, if requested. begin starts to answer, and end ends that.
 func (s *serveCmd) metrics(log *slog.Logger) (begin func(*service.Service) (end func()), err error) {
 	if s.Metrics == "" {
 		return func(*service.Service) func() { return func() {} }, nil
@@ -257,14 +257,14 @@ func (s *serveCmd) metrics(log *slog.Logger) (begin func(*service.Service) (end 
 		info, _ := debug.ReadBuildInfo()
 		go func() {
 			if err := metrics.Serve(l, svc, version(info), log); err != nil {
-				log.Error("metrics are not answered any more", "err", err)
+				log.Error("serve metrics", "err", err)
 			}
 		}()
 		return func() { l.Close() }
 	}, nil
 }
 
-// listen claims the location, from a service that yields it if need be.
+// listen claims the location, if necessary from a service that yields it.
 func (s *serveCmd) listen(loc ctl.Location, shared *supervisor.Node) (*service.Listener, error) {
 	l, err := service.Listen(loc, shared)
 	if !errors.Is(err, syscall.EADDRINUSE) || s.OnDemand {
@@ -276,7 +276,7 @@ func (s *serveCmd) listen(loc ctl.Location, shared *supervisor.Node) (*service.L
 	return service.Listen(loc, shared)
 }
 
-// servePrivate serves the one connection that was inherited, until it ends, and with --listen others meanwhile.
+// servePrivate serves the inherited connection until it ends. With --listen it also serves other connections meanwhile.
 func (s *serveCmd) servePrivate(c *cli, opts service.Options, ready func()) error {
 	unix.CloseOnExec(service.ControlFD)
 	f := os.NewFile(service.ControlFD, "control")
@@ -328,7 +328,8 @@ func (s *serveCmd) servePrivate(c *cli, opts service.Options, ready func()) erro
 	return nil
 }
 
-// end ends a service, by force where a program's memory keeps it from ending. The process has to end after that.
+// end ends a service. If a program's memory blocks the end, it ends the service by force, and the process must end
+// afterwards.
 func end(svc *service.Service, log *slog.Logger, release func()) {
 	err := svc.Close()
 	if err != nil {
@@ -342,9 +343,9 @@ func end(svc *service.Service, log *slog.Logger, release func()) {
 	}
 }
 
-// closeAll closes the descriptors of the process but the standard ones and those that the Go runtime waits on. A thread
-// that waits for a FUSE server cannot be killed, and would keep all of them open: clients would not see the end of the
-// service, and another one could not bind the addresses of its devices.
+// closeAll closes the descriptors of the process, except the standard ones and those of the Go runtime. A thread that
+// waits for a FUSE server cannot be killed, and would keep all descriptors open. Clients would then not see the end of
+// the service, and another service could not bind the addresses of its devices.
 func closeAll() {
 	done := make(chan struct{})
 	go func() {
@@ -354,11 +355,11 @@ func closeAll() {
 	}()
 	select {
 	case <-done:
-	case <-time.After(time.Second): // one of them is such a server's, too
+	case <-time.After(time.Second): // a descriptor may belong to such a FUSE server
 	}
 }
 
-// closeSome closes the descriptors that lead to what is meant.
+// closeSome closes the descriptors of files for which meant returns true.
 func closeSome(meant func(to string) bool) {
 	entries, _ := os.ReadDir("/proc/self/fd")
 	for _, e := range entries {
@@ -373,7 +374,7 @@ func closeSome(meant func(to string) bool) {
 }
 
 // stopOnSignal stops the service at SIGINT and SIGTERM, and at SIGHUP if it was started on a terminal. A daemon ignores
-// SIGHUP, which the kernel sends for a terminal that the process has acquired since.
+// SIGHUP, which the kernel sends if the process has acquired a terminal since.
 func stopOnSignal(svc *service.Service) {
 	ch := make(chan os.Signal, 1)
 	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM)
@@ -384,7 +385,7 @@ func stopOnSignal(svc *service.Service) {
 	}
 	go func() {
 		<-ch
-		signal.Stop(ch) // a second one kills
+		signal.Stop(ch) // a second signal kills this process
 		svc.Stop()
 	}()
 }

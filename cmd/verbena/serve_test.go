@@ -24,10 +24,10 @@ import (
 	"verbena/internal/testutil"
 )
 
-// built is where command has put it.
+// built is the path of the program built by command.
 var built string
 
-// command builds verbena, without cgo as it is used.
+// command builds verbena without cgo, as in a release.
 var command = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "verbena-test-")
 	if err != nil {
@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// verbena is a command line that ends within some time.
+// verbena returns a command line with a time limit.
 func verbena(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	path, err := command()
@@ -86,7 +86,7 @@ func serving(t *testing.T, args ...string) (*exec.Cmd, ctl.Location) {
 			return false
 		}
 		defer c.Close()
-		if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil { // it listens before it has all that it needs
+		if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil { // it listens before it is ready
 			t.Fatal(err)
 		}
 		return true
@@ -94,7 +94,7 @@ func serving(t *testing.T, args ...string) (*exec.Cmd, ctl.Location) {
 	return cmd, loc
 }
 
-// statuses are the status files of a process's threads.
+// statuses returns the status files of a process's threads.
 func statuses(t *testing.T, pid int) (who []string) {
 	t.Helper()
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
@@ -107,7 +107,8 @@ func statuses(t *testing.T, pid int) (who []string) {
 	return who
 }
 
-// Each thread of a service and of a launcher has a filter, while a program runs and after a device was added.
+// TestFiltered tests that each thread of a service and of a launcher has a seccomp filter, while a program runs and
+// after a device was added.
 func TestFiltered(t *testing.T) {
 	cmd, loc := serving(t, "--link", "rxe0=127.91.10.9")
 	if out, err := verbena(t, "--socket", loc.Socket, "link", "add", "rxe1", "--addr",
@@ -130,8 +131,8 @@ func TestFiltered(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, pid := range []int{cmd.Process.Pid, run.Process.Pid} {
-		// The launcher gets its filter once the program runs.
-		testutil.Eventually(t, fmt.Sprintf("process %d has a filter on each thread", pid), func() bool {
+		// The launcher installs its filter when the program runs.
+		testutil.Eventually(t, fmt.Sprintf("process %d to have a filter on each thread", pid), func() bool {
 			return !slices.ContainsFunc(statuses(t, pid), func(who string) bool {
 				b, _ := os.ReadFile("/proc/" + who + "/status")
 				return len(b) > 0 && !bytes.Contains(b, []byte("\nSeccomp:\t2\n"))
@@ -144,7 +145,7 @@ func TestFiltered(t *testing.T) {
 	}
 }
 
-// A service of root's has the capabilities that are listed, and no others, on any thread and for good.
+// TestLeastPrivilege tests that a service of root has exactly the listed capabilities, on all threads and permanently.
 func TestLeastPrivilege(t *testing.T) {
 	testutil.NeedRoot(t, "to have capabilities")
 	own, err := privilege.Read("self")
@@ -164,7 +165,7 @@ func TestLeastPrivilege(t *testing.T) {
 		for _, who := range statuses(t, cmd.Process.Pid) {
 			got, err := privilege.Read(who)
 			if errors.Is(err, os.ErrNotExist) {
-				continue // a thread that has ended
+				continue // the thread has ended
 			}
 			if err != nil || got != (privilege.Sets{Permitted: want, Effective: want, Bounding: want}) {
 				t.Errorf("%s, thread %s: got %x, %v, want %x", when, who, got, err, want)
@@ -186,28 +187,28 @@ func TestLeastPrivilege(t *testing.T) {
 	check("after a program")
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", cmd.Process.Pid))
 	if err != nil || len(fds) < 5 {
-		t.Fatalf("%d descriptors, %v", len(fds), err)
+		t.Fatalf("descriptors: got %d, %v", len(fds), err)
 	}
 	for _, f := range fds {
 		m := regexp.MustCompile(`(?m)^flags:\s+([0-7]+)$`).FindSubmatch(first(os.ReadFile(f)))
 		to, _ := os.Readlink(strings.Replace(f, "fdinfo", "fd", 1))
 		if n, _ := strconv.Atoi(filepath.Base(f)); m == nil || n <= 2 ||
 			to == first(os.Readlink("/proc/self/fd/"+filepath.Base(f))) {
-			continue // it was closed meanwhile, or inherited
+			continue // closed meanwhile, or inherited
 		}
 		if flags, err := strconv.ParseUint(string(m[1]), 8, 64); err != nil || flags&syscall.O_CLOEXEC == 0 {
-			t.Errorf("descriptor %s, %s, would be inherited", filepath.Base(f), to)
+			t.Errorf("descriptor %s, %s, lacks FD_CLOEXEC", filepath.Base(f), to)
 		}
 	}
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", cmd.Process.Pid))
 	if err != nil || !regexp.MustCompile(`Max core file size +0 +0 `).Match(b) {
-		t.Errorf("it may dump core: %v\n%s", err, b)
+		t.Errorf("the service may dump core: %v\n%s", err, b)
 	}
 }
 
 func first[T any](v T, _ error) T { return v }
 
-// A second service at a location says so, and its end leaves the first one's socket.
+// TestServeTwice tests that a second service at a location reports the first one, and does not remove its socket.
 func TestServeTwice(t *testing.T) {
 	_, loc := serving(t, "--link", "rxe0=127.91.10.3")
 	out, err := verbena(t, "--socket", loc.Socket, "serve", "--link", "rxe0=127.91.10.4").CombinedOutput()
@@ -215,11 +216,11 @@ func TestServeTwice(t *testing.T) {
 		t.Errorf("got %v, %s", err, out)
 	}
 	if out, err := verbena(t, "--socket", loc.Socket, "link", "show").CombinedOutput(); err != nil {
-		t.Errorf("the first one: %v\n%s", err, out)
+		t.Errorf("the first service: %v\n%s", err, out)
 	}
 }
 
-// Neither serve nor run replaces a file that has the socket's path.
+// TestSocketPathIsAFile tests that neither serve nor run replaces a file at the path of the socket.
 func TestSocketPathIsAFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "letter")
 	if err := os.WriteFile(path, []byte("dear"), 0o600); err != nil {
@@ -236,14 +237,14 @@ func TestSocketPathIsAFile(t *testing.T) {
 	}
 }
 
-// "stop" returns when the service has ended, and nothing of it is left.
+// TestStop tests that "stop" returns when the service has ended, without remaining files.
 func TestStop(t *testing.T) {
 	cmd, loc := serving(t, "--link", "rxe0=127.91.10.5")
 	if out, err := verbena(t, "--socket", loc.Socket, "stop").CombinedOutput(); err != nil {
 		t.Fatalf("stop: %v\n%s", err, out)
 	}
 	if _, err := os.Lstat(loc.Socket); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the socket: got %v, want ErrNotExist", err)
+		t.Errorf("the socket after stop: got %v, want ErrNotExist", err)
 	}
 	var status syscall.WaitStatus
 	testutil.Eventually(t, "the service to end after stop has returned", func() bool {
@@ -255,7 +256,8 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// A capture that cannot be written is a failure of the run; the program's own failure is the more important one.
+// TestRunCaptureFullDisk tests that a capture that cannot be written makes the run fail, unless the program itself
+// fails.
 func TestRunCaptureFullDisk(t *testing.T) {
 	for program, want := range map[string]int{"true": exitFailure, "false": 1} {
 		cmd := verbena(t, "run", "--private", "--link", "rxe0=127.91.10.6", "--capture", "/dev/full", "--", program)
@@ -268,11 +270,11 @@ func TestRunCaptureFullDisk(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "x.pcapng")
 	cmd := verbena(t, "run", "--private", "--link", "rxe0=127.91.10.6", "--capture", file, "--", "true")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("a file that can be written: %v\n%s", err, out)
+		t.Errorf("a writable file: %v\n%s", err, out)
 	}
 }
 
-// Limits are taken from the command line, and are seen.
+// TestLimits tests that limits of the command line are applied and shown.
 func TestLimits(t *testing.T) {
 	_, loc := serving(t, "--link", "rxe0=127.91.10.7", "--mode", "0600", "--limit", "qps=7/70", "--limit", "ring-bytes=1M")
 	out, err := verbena(t, "--socket", loc.Socket, "res", "show", "--users", "--json").CombinedOutput()
@@ -311,7 +313,7 @@ func names(list ...privilege.Capability) (n []string) {
 	return n
 }
 
-// The systemd unit and SECURITY.md list the capabilities that the code does.
+// TestCapabilitiesAreDocumented tests that the systemd unit and SECURITY.md list the capabilities in the code.
 func TestCapabilitiesAreDocumented(t *testing.T) {
 	all := names(append(slices.Clone(privilege.Kept), privilege.AtStart...)...)
 	unit, err := os.ReadFile("../../packaging/verbena.service")
@@ -341,7 +343,7 @@ func TestCapabilitiesAreDocumented(t *testing.T) {
 	}
 }
 
-// The unit is one that systemd takes.
+// TestUnit tests that systemd accepts the unit.
 func TestUnit(t *testing.T) {
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {

@@ -31,7 +31,7 @@ func output(asJSON bool, v any, text func(w io.Writer)) error {
 	return w.Flush()
 }
 
-// printable replaces what would do something to a terminal in a name that a user has chosen.
+// printable replaces control characters for a terminal in a name chosen by a user.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -44,7 +44,7 @@ func printable(s string) string {
 type linkAddCmd struct {
 	Name   string   `arg:"" help:"Name, rxe followed by a number or word." complete:"none"`
 	Addr   []string `help:"Address of the device; repeat it for more, all of one interface. They fill the GID table from index 1." placeholder:"IP" complete:"none"`
-	Netdev string   `help:"Interface whose addresses the device gets." placeholder:"IF" xor:"where" complete:"interface"`
+	Netdev string   `help:"Interface; the device gets its addresses." placeholder:"IF" xor:"where" complete:"interface"`
 	Wire   bool     `help:"Send every packet through a UDP socket, also to devices of this service."`
 
 	NoProbe bool `help:"Send nothing again before the acknowledgement timeout of the program's queue pair."`
@@ -98,7 +98,7 @@ func (l *linkShowCmd) Run(c *cli) error {
 }
 
 type resShowCmd struct {
-	Users bool `help:"Print only what each user holds, with the limits."`
+	Users bool `help:"Print only the resources of each user, with the limits."`
 	JSON  bool `name:"json" help:"Print JSON: the contexts, or with --users the users."`
 }
 
@@ -191,12 +191,12 @@ func (s *statShowCmd) Run(c *cli) error {
 }
 
 type faultAddCmd struct {
-	Dev  string    `help:"Device whose sending is disturbed; with --verb, the device of the verb, and all if it is left out." placeholder:"NAME" complete:"device"`
+	Dev  string    `help:"Device that sends the packets; with --verb, the device of the verb, default: all." placeholder:"NAME" complete:"device"`
 	Rule ruleFlags `embed:""`
 	verbFlags
 }
 
-// ruleFlags is a fault.Rule without its Validate, which kong would call for rules for verbs, too. See faultFlags.
+// ruleFlags is a fault.Rule without its Validate, which kong would also call for rules for verbs. See faultFlags.
 type ruleFlags fault.Rule
 
 func (f *faultAddCmd) Help() string {
@@ -227,7 +227,8 @@ func (f *faultAddCmd) Run(c *cli) error {
 	return nil
 }
 
-// rule returns the rule that the flags describe. It is valid, so that no service is started for one that is not.
+// rule returns the rule described by the flags. It validates the rule, so that no service is started for an invalid
+// one.
 func (f *faultAddCmd) rule() (*ctl.FaultRule, error) {
 	if f.Verb != "" {
 		return f.verbRule()
@@ -255,7 +256,7 @@ func effects() string {
 	return strings.Join(list[:last], ", ") + " or " + list[last]
 }
 
-// faultFlags describes the flags of kinds of faults, and puts the flags of rules in order.
+// faultFlags sets the help of the flags for kinds of faults, and the order of the flags of rules.
 func faultFlags(k *kong.Kong) error {
 	add := commandAt(k.Model.Node, "fault", "add")
 	order := []string{"dev", "qp", "peer"}
@@ -288,7 +289,7 @@ func (f *faultShowCmd) Run(c *cli) error {
 	return output(f.JSON, r.Faults, func(w io.Writer) { faultTable(w, r.Faults) })
 }
 
-// faultTable writes the rules in force, one on a line.
+// faultTable writes the rules in force, one per line.
 func faultTable(w io.Writer, rules []ctl.FaultRuleState) {
 	columns := fault.Columns()
 	fmt.Fprint(w, "ID\tDEVICE\tRULE\tSEEN\tHIT")

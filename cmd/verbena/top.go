@@ -22,9 +22,9 @@ import (
 )
 
 type topCmd struct {
-	Interval time.Duration `short:"d" help:"Time between two looks." default:"1s" placeholder:"D" complete:"none"`
-	Count    int           `short:"n" help:"End after so many looks; 0: with q or Ctrl-C." default:"0" placeholder:"N" complete:"none"`
-	Batch    bool          `short:"b" help:"Print one look below the other, as where the output is no terminal."`
+	Interval time.Duration `short:"d" help:"Time between two updates." default:"1s" placeholder:"D" complete:"none"`
+	Count    int           `short:"n" help:"End after N updates; 0: with q or Ctrl-C." default:"0" placeholder:"N" complete:"none"`
+	Batch    bool          `short:"b" help:"Print updates one below the other, as without a terminal."`
 }
 
 func (t *topCmd) Help() string {
@@ -37,7 +37,7 @@ Examples:
   verbena top -b -n 2 -d 5s > load.txt`
 }
 
-// shortestInterval bounds what looking costs the service.
+// shortestInterval limits the load of the service by updates.
 const shortestInterval = 100 * time.Millisecond
 
 func (t *topCmd) Run(c *cli) error {
@@ -80,7 +80,7 @@ func (t *topCmd) Run(c *cli) error {
 	}
 }
 
-// look is what a service has at a time.
+// look is the state of a service at a time.
 type look struct {
 	at       time.Time
 	devs     []ctl.DevInfo
@@ -91,7 +91,7 @@ type look struct {
 	rules    int
 }
 
-// look asks the running service.
+// look queries the running service.
 func (c *cli) look() (*look, error) {
 	loc, err := c.location()
 	if err != nil {
@@ -131,7 +131,7 @@ func (c *cli) look() (*look, error) {
 	return l, nil
 }
 
-// lines returns what is shown, beside what there was before; nil: this is the first look.
+// lines returns the shown lines, with rates since the previous look; before is nil for the first one.
 func (l *look) lines(before *look) []string {
 	var b strings.Builder
 	processes := map[int]bool{}
@@ -202,14 +202,14 @@ func (l *look) lines(before *look) []string {
 	return strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
 }
 
-// trouble is a queue pair that is in trouble.
+// trouble is a queue pair with a problem.
 type trouble struct {
 	ctl.QPStatusInfo
 	why string
 }
 
 // troubled returns the queue pairs that are in an error state, wait for a program's memory, or have had packets in
-// flight since the look before of which none was acknowledged.
+// flight since the previous look without an acknowledgement.
 func (l *look) troubled(before *look) (list []trouble) {
 	for _, q := range l.qps {
 		why := ""
@@ -230,8 +230,7 @@ func (l *look) troubled(before *look) (list []trouble) {
 	return list
 }
 
-// rate returns the sum of counters of a device for each second since the look before; a name that ends in _ is a
-// prefix.
+// rate returns the sum of a device's counters per second since the previous look. A name that ends in _ is a prefix.
 func (l *look) rate(before *look, dev string, names ...string) string {
 	if before == nil || before.stats[dev] == nil || l.stats[dev] == nil {
 		return "-"
@@ -248,12 +247,12 @@ func (l *look) rate(before *look, dev string, names ...string) string {
 	}
 	a, b, d := sum(before.stats[dev]), sum(l.stats[dev]), l.at.Sub(before.at).Seconds()
 	if b < a || d <= 0 {
-		return "-" // the device is another one
+		return "-" // the device was replaced
 	}
 	return decimal(float64(b-a) / d)
 }
 
-// decimal is a number with a unit: 12.3k.
+// decimal formats a number with a unit: 12.3k.
 func decimal(v float64) string {
 	for _, u := range []struct {
 		n    float64
@@ -266,7 +265,7 @@ func decimal(v float64) string {
 	return fmt.Sprintf("%.0f", v)
 }
 
-// binary is a number of bytes with a unit: 64K.
+// binary formats a number of bytes with a unit: 64K.
 func binary(n uint64) string {
 	for i, u := range []string{"T", "G", "M", "K"} {
 		if unit := uint64(1) << (10 * (4 - i)); n >= unit {
@@ -293,7 +292,7 @@ func userName(uid int) string {
 	return strconv.Itoa(uid)
 }
 
-// screen is a terminal that shows one look at a time, and gives back what it showed before.
+// screen is a terminal that shows one look at a time, and restores its former content at the end.
 type screen struct {
 	in, out *os.File
 	saved   *unix.Termios
@@ -328,7 +327,7 @@ func openScreen(in, out *os.File) *screen {
 	return s
 }
 
-// keys is closed when q was pressed; nil without a screen.
+// keys returns a channel that is closed when q is pressed; nil without a screen.
 func (s *screen) keys() <-chan struct{} {
 	if s == nil {
 		return nil
@@ -343,7 +342,7 @@ func (s *screen) close() {
 	}
 }
 
-// draw shows lines, as many and as much of them as there is room for.
+// draw shows the part of the lines that fits.
 func (s *screen) draw(lines []string) {
 	width, height := 80, 24
 	if w, err := unix.IoctlGetWinsize(int(s.out.Fd()), unix.TIOCGWINSZ); err == nil && w.Col > 0 && w.Row > 0 {
@@ -352,7 +351,7 @@ func (s *screen) draw(lines []string) {
 	io.WriteString(s.out, frame(lines, width, height))
 }
 
-// frame is the text that replaces a screen's by lines. The titles of tables are bold.
+// frame returns the text that replaces the content of a screen by lines. The titles of tables are bold.
 func frame(lines []string, width, height int) string {
 	var b strings.Builder
 	b.WriteString("\x1b[H")

@@ -29,7 +29,8 @@ func lookAt(at time.Duration, sent, retries uint64) *look {
 	}
 }
 
-// TestTop: what is shown are rates since the look before, who has what, and which queue pairs are in trouble.
+// TestTop tests the rates since the previous look, the resources of processes, and the list of queue pairs with
+// problems.
 func TestTop(t *testing.T) {
 	first := lookAt(0, 1000, 5)
 	text := strings.Join(first.lines(nil), "\n")
@@ -40,25 +41,25 @@ func TestTop(t *testing.T) {
 		`\n18 +rxe0 +RC +ERR .*failed`,
 	} {
 		if !regexp.MustCompile(want).MatchString(text) {
-			t.Errorf("the first look does not have %s:\n%s", want, text)
+			t.Errorf("first look: got no %s:\n%s", want, text)
 		}
 	}
 	if regexp.MustCompile(`(?m)^1[79] `).MatchString(text) {
-		t.Errorf("a queue pair is in trouble that is not:\n%s", text)
+		t.Errorf("first look: got a queue pair without a problem:\n%s", text)
 	}
 	text = strings.Join(lookAt(2*time.Second, 25_001_000, 25).lines(first), "\n")
 	for _, want := range []string{`\nrxe0 +active +up +12\.5M +0 +20 +2\.5M `, `\n17 .*nothing is acknowledged`} {
 		if !regexp.MustCompile(want).MatchString(text) {
-			t.Errorf("the second look does not have %s:\n%s", want, text)
+			t.Errorf("second look: got no %s:\n%s", want, text)
 		}
 	}
 	text = strings.Join(lookAt(2*time.Second, 0, 0).lines(first), "\n") // another device of that name
 	if !regexp.MustCompile(`\nrxe0 +active +up +- `).MatchString(text) {
-		t.Errorf("rates of counters that have begun anew:\n%s", text)
+		t.Errorf("got rates of counters of a new device:\n%s", text)
 	}
 }
 
-// TestFrame: nothing goes beyond the terminal.
+// TestFrame tests that no line exceeds the terminal.
 func TestFrame(t *testing.T) {
 	lines := []string{"title", "", "A  B", strings.Repeat("é", 100), "x", "y", "z"}
 	for _, c := range []struct{ width, height, shown int }{{200, 50, 8}, {20, 8, 8}, {20, 7, 7}, {20, 3, 3}, {20, 1, 2}} {

@@ -15,7 +15,7 @@ import (
 	"github.com/gopacket/gopacket/pcapgo"
 )
 
-// cnp is a congestion notification as a ConnectX-4 Lx sends it.
+// cnp is a congestion notification packet sent by a ConnectX-4 Lx.
 const cnp = "45c2003c718c400040119161" + "0a0011010a001201" + "000012b700280000" +
 	"8100ffff4000011800000000" + "00000000000000000000000000000000" + "82fd002a"
 
@@ -54,7 +54,7 @@ func TestCaptureVerify(t *testing.T) {
 		args   []string
 		status int
 		stdout string
-		stderr string // what it mentions
+		stderr string // expected part
 	}{
 		{"good", []string{fine}, 0, "icrc good 2 bad 0\n", ""},
 		{"two files", []string{fine, fine}, 0, "icrc good 4 bad 0\n", ""},

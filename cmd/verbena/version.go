@@ -15,7 +15,7 @@ import (
 	"verbena/supervisor"
 )
 
-// versionFlag prints the version and ends the command, whatever else the command line has.
+// versionFlag prints the version and ends the command, independent of the rest of the command line.
 type versionFlag bool
 
 // BeforeReset prints the version and exits. (kong)
@@ -28,7 +28,7 @@ func (versionFlag) BeforeReset(app *kong.Kong) error {
 
 // versionCmd is the flag as a command.
 type versionCmd struct {
-	Kernel bool `help:"Also list what Verbena uses of this machine's kernel, and what is so without it."`
+	Kernel bool `help:"Also list the kernel's features that Verbena uses, and the effect of missing ones."`
 }
 
 func (v *versionCmd) Run() error {
@@ -66,13 +66,13 @@ func yesNo(b bool) string {
 	return "no"
 }
 
-// kernel is what the running kernel has.
+// kernel describes the features of the running kernel.
 type kernel struct {
 	features []supervisor.Feature
-	err      error // no program can be started
+	err      error // the reason why no program can be started
 }
 
-// probeKernel looks what the kernel has, if log is to have it. A service that has confined itself cannot.
+// probeKernel determines the features of the kernel if the log needs them. A confined service cannot do that.
 func probeKernel(log *slog.Logger) (k kernel) {
 	if log.Enabled(context.Background(), slog.LevelInfo) {
 		k.features, k.err = supervisor.Features()
@@ -80,7 +80,7 @@ func probeKernel(log *slog.Logger) (k kernel) {
 	return k
 }
 
-// log names each promise that the kernel cannot keep, and at the level of debugging all that it lacks.
+// log logs each promise that the kernel cannot keep. At level Debug it also logs all missing features.
 func (k kernel) log(log *slog.Logger) {
 	if k.err != nil {
 		log.Warn("no program can be started on this kernel", "release", kernelRelease(), "err", k.err)
@@ -100,10 +100,10 @@ func (k kernel) log(log *slog.Logger) {
 	log.Debug("kernel", "release", kernelRelease(), "without", strings.Join(missing, ", "), "memory", supervisor.Access())
 }
 
-// release is the version of a release, which the linker sets (packaging/release).
+// release is the version of a release, set by the linker (packaging/release).
 var release string
 
-// version describes a build: its version or revision, Go's version, and the number of the control protocol.
+// version describes a build: its version or revision, Go's version, and the version of the control protocol.
 func version(info *debug.BuildInfo) string {
 	goVersion := "unknown"
 	if info != nil {

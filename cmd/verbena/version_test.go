@@ -14,7 +14,8 @@ import (
 	"verbena/supervisor"
 )
 
-// The start-up line names each promise that the kernel cannot keep, and nothing else that it lacks.
+// TestKernelLog tests that the log at the start names each promise that the kernel cannot keep, and no other missing
+// feature.
 func TestKernelLog(t *testing.T) {
 	var b strings.Builder
 	log := slog.New(slog.NewTextHandler(&b, nil))

@@ -13,7 +13,7 @@ import (
 )
 
 type waitCmd struct {
-	Timeout time.Duration `help:"Give up after so long." default:"30s" placeholder:"D" complete:"none"`
+	Timeout time.Duration `help:"Give up after this time." default:"30s" placeholder:"D" complete:"none"`
 	Listen  endpoint      `help:"Wait until a program listens: on a TCP port of any address, or on a Unix socket, by its path. Needs no service." placeholder:"PORT|PATH" xor:"what" complete:"file"`
 	Open    string        `help:"Wait until a program has this device open." placeholder:"DEV" xor:"what" complete:"device"`
 }
@@ -29,7 +29,7 @@ Examples:
   verbena run -- ibv_rc_pingpong -d rxe0 -g 1 127.0.0.1`
 }
 
-// waitPause is how often the condition is looked at.
+// waitPause is the interval of the checks of the condition.
 const waitPause = 10 * time.Millisecond
 
 func (w *waitCmd) Run(c *cli) error {
@@ -88,7 +88,7 @@ func (w *waitCmd) opened(client *ctl.Client) (bool, error) {
 	return false, fmt.Errorf("wait: no device named %q (there are: %s)", w.Open, strings.Join(names, ", "))
 }
 
-// await reports whether the condition came true before ctx was done.
+// await reports whether the condition became true before ctx was done.
 func await(ctx context.Context, condition func() bool) bool {
 	for {
 		if condition() {
@@ -130,14 +130,14 @@ func (e endpoint) String() string {
 	return fmt.Sprintf("TCP port %d", e.port)
 }
 
-// listening reports whether a socket of this network namespace listens there.
+// listening reports whether a socket of this network namespace listens at the endpoint.
 func (e endpoint) listening() bool {
 	if e.path != "" {
 		b, err := os.ReadFile("/proc/net/unix")
 		return err == nil && listensUnix(string(b), e.path)
 	}
 	for _, name := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
-		// There may be no IPv6.
+		// IPv6 may be missing.
 		if b, err := os.ReadFile(name); err == nil && listensTCP(string(b), e.port) {
 			return true
 		}
@@ -161,7 +161,7 @@ func listensTCP(table string, port uint16) bool {
 	return false
 }
 
-// listensUnix looks for the path, as it was bound, in the text of /proc/net/unix (proc_pid_net(5)).
+// listensUnix looks for the path of a bound socket in the text of /proc/net/unix (proc_pid_net(5)).
 func listensUnix(table, path string) bool {
 	const flagAccepting = "00010000" // __SO_ACCEPTCON
 	for line := range strings.Lines(table) {

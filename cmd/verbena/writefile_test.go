@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestWriteFile: a file is written whole or stays; links, and what is no file, stay what they are.
+// TestWriteFile tests that a file is written completely or not at all, and that links and special files keep their
+// type.
 func TestWriteFile(t *testing.T) {
 	dir := t.TempDir()
 	path, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
@@ -33,7 +34,7 @@ func TestWriteFile(t *testing.T) {
 	}
 	content("two")
 	if i, err := os.Lstat(link); err != nil || i.Mode()&os.ModeSymlink == 0 {
-		t.Error("the link has been replaced")
+		t.Error("the link was replaced")
 	}
 	wrong := errors.New("wrong")
 	if err := writeFile(path, func(w io.Writer) error {
@@ -47,14 +48,14 @@ func TestWriteFile(t *testing.T) {
 		t.Error(err)
 	}
 	if i, err := os.Stat("/dev/null"); err != nil || i.Mode().IsRegular() {
-		t.Fatal("/dev/null has been replaced")
+		t.Fatal("/dev/null was replaced")
 	}
 	for _, p := range []string{dir, filepath.Join(dir, "none", "file")} {
 		if err := writeFile(p, text("x")); err == nil {
-			t.Errorf("%s: no error", p)
+			t.Errorf("%s: got success, want an error", p)
 		}
 	}
 	if list, _ := os.ReadDir(dir); len(list) != 2 {
-		t.Errorf("there are %d files, want 2", len(list))
+		t.Errorf("files: got %d, want 2", len(list))
 	}
 }

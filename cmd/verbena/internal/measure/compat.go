@@ -12,8 +12,8 @@ import (
 	"verbena/verbs"
 )
 
-// The exchange of rdma-core's ibv_rc_pingpong, ibv_uc_pingpong and ibv_ud_pingpong: each side sends its address as
-// text, the client first; then the client says "done". Both sides are given the same parameters by hand.
+// The protocol of rdma-core's ibv_rc_pingpong, ibv_uc_pingpong and ibv_ud_pingpong. Each side sends its address as
+// text, the client first. Then the client sends "done". The user gives the same parameters to both sides.
 
 const (
 	compatFormat = "%04x:%06x:%06x:%s"
@@ -45,8 +45,8 @@ func parseCompat(b []byte) (e verbs.Endpoint, err error) {
 	return e, nil
 }
 
-// Compat is a side of a ping-pong with one of rdma-core's programs, and closes conn. Op is Send, Iters is set, MTU
-// should be 1024.
+// Compat runs one side of a ping-pong with one of rdma-core's programs, and closes conn. Op must be Send and Iters must
+// be set; MTU should be 1024.
 func Compat(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, p Params, l Local) (_ *Result,
 	err error) {
 	p.QPs, p.Depth = 1, pingPongRoom
@@ -93,8 +93,8 @@ func Compat(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, 
 	return &Result{Device: dev.Name(), Params: p, Events: l.Events, RoundTrip: phase, Received: phase.Messages}, nil
 }
 
-// compatExchange exchanges addresses. A server is connected when it answers; the client says that it is done when it
-// has connected.
+// compatExchange exchanges addresses. A server answers after it has connected. The client reports that it is done after
+// it has connected.
 func (e *end) compatExchange(s *session, client bool) (peer verbs.Endpoint, err error) {
 	own, theirs := compatText(e.local[0]), make([]byte, compatSize)
 	if client {

@@ -1,8 +1,8 @@
-// Package measure exchanges messages between queue pairs of two ends, and takes how long that lasts. The ends agree by
-// a stream, a TCP connection or a net.Pipe within one process: the client sends its parameters and endpoints, the
-// server makes queue pairs that suit, connects them, and answers with its own endpoints and memory. The client begins
-// when it has connected, says when it is done, and the server answers how many messages it has received. Meanwhile each
-// says every second that it runs, and, when it fails, why.
+// Package measure exchanges messages between queue pairs of two ends, and measures the time. The ends negotiate over a
+// stream, which is a TCP connection or a net.Pipe within one process. The client sends its parameters and endpoints.
+// The server makes matching queue pairs, connects them, and answers with its own endpoints and memory. The client
+// begins after it has connected, and reports when it is done. The server then answers with the number of received
+// messages. Each end reports every second that it is alive, and sends the error if it fails.
 package measure
 
 import (
@@ -18,8 +18,8 @@ import (
 // Op is an operation to measure.
 type Op string
 
-// The operations. In a ping-pong each side sends, or writes with immediate data, in reply to the other; READ and atomic
-// operations need the client alone.
+// The operations. In a ping-pong each side replies to the other by a send, or by a write with immediate data. READ and
+// atomic operations involve only the client.
 const (
 	Send   Op = "send"
 	Write  Op = "write"
@@ -27,37 +27,37 @@ const (
 	Atomic Op = "atomic" // FETCH_ADD of 8 bytes
 )
 
-// Params are what both ends must agree on. The client has them, and sends them to the server.
+// Params holds the parameters common to both ends. The client chooses them, and sends them to the server.
 type Params struct {
 	Type  string `json:"type"` // rc, uc or ud
 	Op    Op     `json:"op"`
-	Size  int    `json:"size"`            // of a message, in bytes
-	Iters int    `json:"iters,omitempty"` // messages of a phase, round trips of a ping-pong; 0: as many as Duration allows
-	// Duration is how long a phase lasts if Iters is 0.
+	Size  int    `json:"size"`            // bytes per message
+	Iters int    `json:"iters,omitempty"` // messages of a phase, or round trips of a ping-pong; 0: limited by Duration
+	// Duration is the duration of a phase if Iters is 0.
 	Duration time.Duration `json:"duration_ns,omitempty"`
 	QPs      int           `json:"qps"`
 	Depth    int           `json:"depth"`         // messages in flight on each queue pair
 	MTU      int           `json:"mtu,omitempty"` // in bytes; 0: the largest that both ports take
 }
 
-// Local is what one end decides for itself.
+// Local holds the parameters of one end.
 type Local struct {
-	Port     int  // of the device; 0: 1
+	Port     int  // port of the device; 0: 1
 	GIDIndex int  // -1: the default GID of the port
-	Events   bool // sleep until completions come, rather than poll
+	Events   bool // sleep until completions arrive, instead of polling
 	// Progress, if not nil, is called every second of a phase.
 	Progress func(phase string, messages int64, elapsed time.Duration)
 }
 
 const (
-	maxSize  = 64 << 20 // the client of a server decides how much memory that takes
+	maxSize  = 64 << 20 // the client decides how much memory the server allocates
 	maxQPs   = 1024
 	maxDepth = 4096
 	maxIters = 1 << 40
-	grhSize  = 40 // that a datagram is received behind
+	grhSize  = 40 // header in front of a received datagram
 )
 
-// types are the transport services by their names, with the operations that each has.
+// types maps names of transport services to their operations.
 var types = map[string]struct {
 	t   verbs.QPType
 	ops []Op
@@ -67,7 +67,7 @@ var types = map[string]struct {
 	"ud": {verbs.UD, []Op{Send}},
 }
 
-// Check returns an error if the parameters are of no exchange. It takes the place of sizes that an operation fixes.
+// Check returns an error if the parameters are invalid. It sets sizes that the operation determines.
 func (p *Params) Check() error {
 	t, ok := types[p.Type]
 	if !ok {
@@ -98,7 +98,7 @@ func (p *Params) Check() error {
 	return err
 }
 
-// mtu returns the code of the MTU, 0 for the largest.
+// mtu returns the code of the MTU, or 0 for the largest.
 func (p *Params) mtu() (verbs.MTU, error) {
 	if p.MTU == 0 {
 		return 0, nil
@@ -116,26 +116,26 @@ func (p *Params) receives(pingPong bool) bool {
 	return p.Op == Send || p.Op == Write && pingPong
 }
 
-// Result is what an end has measured.
+// Result holds the measurements of an end.
 type Result struct {
 	Device string `json:"device"`
 	Params
 	Events bool `json:"events"`
-	// RoundTrip is of a ping-pong; Latency of single messages, from the post to the completion; Bandwidth of Depth
-	// messages in flight.
+	// RoundTrip is for a ping-pong. Latency is for single messages, from the post to the completion. Bandwidth is for
+	// Depth messages in flight.
 	RoundTrip *Phase `json:"round_trip,omitempty"`
 	Latency   *Phase `json:"latency,omitempty"`
 	Bandwidth *Phase `json:"bandwidth,omitempty"`
-	// Received is how many messages the server has received; -1 if it need not know.
+	// Received is the number of messages that the server has received; -1 if the server does not count.
 	Received int64 `json:"received"`
 }
 
-// Phase is a part of a measurement.
+// Phase holds the measurements of a phase.
 type Phase struct {
 	Messages int64         `json:"messages"` // or round trips
 	Elapsed  time.Duration `json:"elapsed_ns"`
 	Times    Times         `json:"times_ns"`
-	// BytesPerSecond and MessagesPerSecond are of one direction; a round trip counts twice.
+	// BytesPerSecond and MessagesPerSecond count one direction. A round trip counts twice.
 	BytesPerSecond    float64 `json:"bytes_per_second"`
 	MessagesPerSecond float64 `json:"messages_per_second"`
 }
@@ -146,5 +146,5 @@ func newPhase(messages int64, each int, elapsed time.Duration, size int, l *late
 		BytesPerSecond: rate * float64(size)}
 }
 
-// portOr1 returns the port of the device.
+// portOr1 returns the port of the device; the default is 1.
 func (l *Local) portOr1() int { return cmp.Or(l.Port, 1) }

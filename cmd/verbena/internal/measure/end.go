@@ -12,7 +12,7 @@ import (
 	"verbena/verbs"
 )
 
-// end is the queue pairs of one side, with their memory: a part to send from, and one to receive into.
+// end holds the queue pairs of one side and their memory, which has a send part and a receive part.
 type end struct {
 	dev    *verbs.Device
 	p      Params
@@ -25,12 +25,12 @@ type end struct {
 	ah     *verbs.AH // to the peer, for datagrams
 	local  []verbs.Endpoint
 	peer   []verbs.Endpoint
-	memory verbs.Remote // of the peer
+	memory verbs.Remote // memory of the peer
 	wc     []verbs.WC
-	room   int // receives of a queue pair
+	room   int // receives per queue pair
 }
 
-// Check returns an error if an exchange with these parameters of this end's own could not begin.
+// Check returns an error if no exchange is possible with these parameters on the device.
 func (l Local) Check(dev *verbs.Device) error {
 	e, err := newEnd(dev, Params{Type: "rc", Op: Send, Size: 1, QPs: 1}, l, 1, 1)
 	if err != nil {
@@ -44,7 +44,8 @@ func (s *session) newEnd(dev *verbs.Device, p Params, l Local, sends, room int) 
 	return s.end, err
 }
 
-// newEnd makes the queue pairs, each with room for so many sends and receives; room 0: it receives nothing.
+// newEnd makes the queue pairs, each with room for the given numbers of sends and receives. If room is 0, the end
+// receives nothing.
 func newEnd(dev *verbs.Device, p Params, l Local, sends, room int) (_ *end, err error) {
 	e := &end{dev: dev, p: p, events: l.Events, room: room, wc: make([]verbs.WC, 64)}
 	defer func() {
@@ -80,7 +81,7 @@ func newEnd(dev *verbs.Device, p Params, l Local, sends, room int) (_ *end, err 
 		return nil, fmt.Errorf("%s: size %d exceeds the MTU of %d bytes, which bounds a datagram", dev.Name(), p.Size,
 			port.ActiveMTU.Bytes())
 	}
-	// An RNR NAK is answered soon: a full receive queue is emptied within microseconds.
+	// A full receive queue is emptied within microseconds, so the RNR timer is short.
 	e.path = verbs.Path{Port: l.Port, MTU: mtu, SGIDIndex: l.GIDIndex, RNRTimer: 10 * time.Microsecond}
 	switch l.GIDIndex {
 	case -1:
@@ -113,7 +114,7 @@ func newEnd(dev *verbs.Device, p Params, l Local, sends, room int) (_ *end, err 
 	return e, nil
 }
 
-// recvOffset returns where messages are received.
+// recvOffset returns the offset of the receive part.
 func (e *end) recvOffset() int { return (e.p.Size + 63) &^ 63 }
 
 // received returns the memory of the last message.
@@ -125,8 +126,7 @@ func (e *end) received() []byte {
 	return e.mr.Bytes()[off : off+e.p.Size]
 }
 
-// remote returns the memory for the peer. READ and atomic operations take it from the first part, WRITE from the
-// second.
+// remote returns the memory for the peer: the first part for READ and atomic operations, and the second for WRITE.
 func (e *end) remote() verbs.Remote {
 	r := verbs.Remote{Addr: e.mr.Addr(), RKey: e.mr.RKey()}
 	if e.p.Op == Write {
@@ -183,7 +183,7 @@ func (e *end) gidIndex() (int, error) {
 	return e.path.SGIDIndex, nil
 }
 
-// recvID marks the completions of receives; the low bits of every ID are the queue pair's place.
+// recvID marks the completions of receives. The low bits of an ID hold the index of the queue pair.
 const recvID = 1 << 32
 
 func (e *end) postRecv(qp int) error {
@@ -222,7 +222,7 @@ func (e *end) request(qp int, imm bool) verbs.SendWR {
 	return wr
 }
 
-// alive returns an error if the device does not work any more.
+// alive returns an error if the device has failed.
 func (e *end) alive() error {
 	if _, err := e.dev.Query(); err != nil {
 		return fmt.Errorf("%s was reset or removed: %w", e.dev.Name(), err)
@@ -230,8 +230,8 @@ func (e *end) alive() error {
 	return nil
 }
 
-// cause returns the failure of the device that err follows from, or err. A device that is reset flushes the work
-// requests first.
+// cause returns the failure of the device that caused err, or err itself. A reset flushes the work requests before the
+// device reports its failure.
 func (e *end) cause(err error) error {
 	wait := time.Duration(0)
 	if errors.Is(err, verbs.Flushed) {
@@ -247,9 +247,10 @@ func (e *end) cause(err error) error {
 	}
 }
 
-// next waits for completions, and returns them; an error if one has failed, or the cause of the context.
+// next waits for completions and returns them. It returns an error for a failed completion, or the cause of the
+// context.
 func (e *end) next(ctx context.Context) ([]verbs.WC, error) {
-	if ctx.Err() != nil { // also while completions never cease
+	if ctx.Err() != nil { // also during a continuous stream of completions
 		return nil, context.Cause(ctx)
 	}
 	if e.events {
@@ -271,7 +272,7 @@ func (e *end) next(ctx context.Context) ([]verbs.WC, error) {
 	}
 }
 
-// poll returns the completions that have come.
+// poll returns the available completions.
 func (e *end) poll() ([]verbs.WC, error) {
 	n, err := e.cq.Poll(e.wc)
 	if err != nil {
@@ -289,7 +290,7 @@ func (e *end) succeeded(n int) ([]verbs.WC, error) {
 	return e.wc[:n], nil
 }
 
-// The contents of a message repeat after so many bytes.
+// patternSize is the period of the contents of a message in bytes.
 const patternSize = 1 << 16
 
 func pattern(seed byte) []byte {
@@ -300,7 +301,7 @@ func pattern(seed byte) []byte {
 	return b
 }
 
-// fill writes the message that this side sends.
+// fill writes the message of this side.
 func (e *end) fill(seed byte) {
 	b := e.mr.Bytes()[:e.p.Size]
 	for n := copy(b, pattern(seed)); n < len(b); n *= 2 {
@@ -308,7 +309,7 @@ func (e *end) fill(seed byte) {
 	}
 }
 
-// check compares the message that was received with what the other side has sent.
+// check compares the received message with the expected one.
 func (e *end) check(seed byte) error {
 	want, got := pattern(seed), e.received()
 	for at := 0; at < len(got); at += len(want) {
@@ -325,7 +326,7 @@ func (e *end) check(seed byte) error {
 	return nil
 }
 
-// close ends everything, in order.
+// close destroys all objects, in order.
 func (e *end) close() error {
 	var errs []error
 	shut := func(c io.Closer) { errs = append(errs, c.Close()) }

@@ -9,7 +9,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// latencies collects times. It is precise to 0.1 %.
+// latencies collects times with a precision of 0.1 %.
 type latencies struct{ h *hdrhistogram.Histogram }
 
 const maxLatency = 100 * time.Second
@@ -22,7 +22,7 @@ func (l *latencies) add(d time.Duration) {
 	_ = l.h.RecordValue(int64(min(max(d, 1), maxLatency)))
 }
 
-// Times is the distribution of times, in nanoseconds.
+// Times is a distribution of times, in nanoseconds.
 type Times struct {
 	Min    int64   `json:"min"`
 	Mean   float64 `json:"mean"`
@@ -33,11 +33,11 @@ type Times struct {
 	P999   int64   `json:"p99_9"`
 	P9999  int64   `json:"p99_99"`
 	Max    int64   `json:"max"`
-	// Buckets are the times in steps that double.
+	// Buckets count the times in intervals of doubling width.
 	Buckets []Bucket `json:"buckets"`
 }
 
-// Bucket counts the times from From up to, and without, To.
+// Bucket counts the times from From up to, but not including, To.
 type Bucket struct {
 	From  int64 `json:"from"`
 	To    int64 `json:"to"`

@@ -36,7 +36,7 @@ func device(t *testing.T) *verbs.Device {
 	return d
 }
 
-// both runs a client and a server on one device, and returns what each says.
+// both runs a client and a server on one device, and returns the results of both.
 func both(t *testing.T, d *verbs.Device, l Local, client func(net.Conn) (*Result, error)) (c, s *Result, clientErr,
 	serverErr error) {
 	t.Helper()
@@ -51,13 +51,13 @@ func both(t *testing.T, d *verbs.Device, l Local, client func(net.Conn) (*Result
 	return c, s, clientErr, serverErr
 }
 
-// TestExchanges: each operation of each service arrives, is counted, and takes time.
+// TestExchanges tests that the messages of each operation of each service arrive, are counted, and take time.
 func TestExchanges(t *testing.T) {
 	d := device(t)
 	for name, x := range types {
 		for _, op := range x.ops {
 			for _, events := range []bool{false, true} {
-				if !events && op != Send { // they poll alike, and slowly beside other tests
+				if !events && op != Send { // the other operations poll in the same way, and slowly in parallel tests
 					continue
 				}
 				l := Local{GIDIndex: -1, Events: events}
@@ -73,7 +73,7 @@ func TestExchanges(t *testing.T) {
 						t.Errorf("got %+v", r)
 					}
 					if want := map[bool]int64{true: 20, false: -1}[p.receives(true)]; s.Received != want {
-						t.Errorf("the server has received %d, want %d", s.Received, want)
+						t.Errorf("received by the server: got %d, want %d", s.Received, want)
 					}
 				})
 				t.Run(fmt.Sprintf("perf/%s/%s/events=%v", name, op, events), func(t *testing.T) {
@@ -91,9 +91,9 @@ func TestExchanges(t *testing.T) {
 					}
 					switch {
 					case op != Send && c.Received != -1:
-						t.Errorf("the server has received %d, want -1", c.Received)
+						t.Errorf("received by the server: got %d, want -1", c.Received)
 					case op == Send && name == "rc" && c.Received != 60: // warm-up, latency and bandwidth
-						t.Errorf("the server has received %d, want 60", c.Received)
+						t.Errorf("received by the server: got %d, want 60", c.Received)
 					}
 				})
 			}
@@ -108,7 +108,7 @@ func count(p *Phase) (n int64) {
 	return n
 }
 
-// TestDuration: without a number of messages a phase lasts as long as it is given.
+// TestDuration tests that a phase without a number of messages lasts for its duration.
 func TestDuration(t *testing.T) {
 	d := device(t)
 	l := Local{GIDIndex: -1}
@@ -129,7 +129,7 @@ func TestDuration(t *testing.T) {
 	}
 }
 
-// TestCompat: the exchange of rdma-core's programs between two sides of this package.
+// TestCompat tests the protocol of rdma-core's programs between two sides of this package.
 func TestCompat(t *testing.T) {
 	d := device(t)
 	l := Local{GIDIndex: -1}
@@ -151,7 +151,7 @@ func TestCompat(t *testing.T) {
 	}
 }
 
-// TestCompatText: the text of an address is that of rdma-core's programs.
+// TestCompatText tests that the text of an address has the format of rdma-core's programs.
 func TestCompatText(t *testing.T) {
 	e := verbs.Endpoint{QPN: 0x11, PSN: 0xabcdef, GID: verbs.GID{10: 0xff, 11: 0xff, 12: 127, 15: 1}}
 	const want = "0000:000011:abcdef:00000000000000000000ffff7f000001\x00"
@@ -167,12 +167,13 @@ func TestCompatText(t *testing.T) {
 			1), strings.Repeat("x", compatSize),
 	} {
 		if _, err := parseCompat([]byte(bad)); err == nil {
-			t.Errorf("%q: no error", bad)
+			t.Errorf("%q: got success, want an error", bad)
 		}
 	}
 }
 
-// TestRefused: parameters that are none, or more than a device can do, are refused with their values.
+// TestRefused tests that invalid parameters, and those beyond the limits of the device, are refused, and that the error
+// names the value.
 func TestRefused(t *testing.T) {
 	d := device(t)
 	l := Local{GIDIndex: -1}
@@ -193,7 +194,7 @@ func TestRefused(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("client: got %v, want %q in it", err, want)
 		}
-		// The server does not rely on its client.
+		// The server validates the parameters of its client.
 		here, there := net.Pipe()
 		go func() {
 			defer here.Close()
@@ -207,7 +208,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestPeerGone: an end whose peer ends early, or whose context ends, returns.
+// TestPeerGone tests that an end returns if its peer ends early or its context ends.
 func TestPeerGone(t *testing.T) {
 	d := device(t)
 	for _, events := range []bool{false, true} {
@@ -219,7 +220,7 @@ func TestPeerGone(t *testing.T) {
 		if err == nil || serr == nil {
 			t.Errorf("client: %v; server: %v, want errors", err, serr)
 		}
-		// A client that vanishes after it has connected.
+		// A client disappears after it has connected.
 		here, there := net.Pipe()
 		go func() {
 			s := newSession(t.Context(), here)
@@ -237,12 +238,12 @@ func TestPeerGone(t *testing.T) {
 	}
 }
 
-// TestReason: the other side learns why an end fails.
+// TestReason tests that the other side receives the reason of a failure.
 func TestReason(t *testing.T) {
 	d := device(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	l := Local{GIDIndex: -1, Progress: func(phase string, _ int64, _ time.Duration) {
-		if phase == "latency" { // both ends watch: before, each may wait for the other to read
+		if phase == "latency" { // both ends watch the stream only from now on
 			cancel(errors.New("a reason\x1b[31m"))
 		}
 	}}
@@ -256,7 +257,7 @@ func TestReason(t *testing.T) {
 	}
 }
 
-// answered calls first when it has read something: a server that has answered is connected.
+// answered calls first after its first read. A server that has answered is connected.
 type answered struct {
 	net.Conn
 	first func()
@@ -268,8 +269,8 @@ func (a *answered) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestDeviceRemoved: each end returns soon after the server's device was removed, also where nothing of that is to be
-// seen in completions.
+// TestDeviceRemoved tests that each end returns soon after the removal of the server's device, even if no completion
+// shows the removal.
 func TestDeviceRemoved(t *testing.T) {
 	open := func(addr string) (*embed.Stack, *verbs.Device) {
 		s, err := embed.NewSoftware(embed.Software{Addr: netip.MustParseAddr(addr)})
@@ -304,7 +305,7 @@ func TestDeviceRemoved(t *testing.T) {
 			go func() {
 				defer close(removed)
 				<-connected
-				time.Sleep(20 * time.Millisecond) // in the middle of the phase, or a little before
+				time.Sleep(20 * time.Millisecond) // during the phase, or shortly before
 				remote.Close()
 			}()
 			_, err := Perf(t.Context(), d, &answered{Conn: here, first: sync.OnceFunc(func() {
@@ -315,13 +316,13 @@ func TestDeviceRemoved(t *testing.T) {
 				t.Errorf("server: got %v", serr)
 			}
 			if err == nil {
-				t.Errorf("client: no error")
+				t.Errorf("client: got success, want an error")
 			}
 		})
 	}
 }
 
-// TestForeign: an end that meets one of rdma-core's programs says how to do that.
+// TestForeign tests that the error after a meeting with one of rdma-core's programs names the remedy.
 func TestForeign(t *testing.T) {
 	d := device(t)
 	l := Local{GIDIndex: -1}

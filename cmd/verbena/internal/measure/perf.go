@@ -8,17 +8,17 @@ import (
 	"verbena/verbs"
 )
 
-// Test says which phases a client of [Perf] runs.
+// Test selects the phases that a client of [Perf] runs.
 type Test string
 
 // The tests.
 const (
 	Both      Test = "both"
 	Latency   Test = "latency"   // one message at a time
-	Bandwidth Test = "bandwidth" // as many as Params.Depth on each queue pair
+	Bandwidth Test = "bandwidth" // Params.Depth messages on each queue pair
 )
 
-// Perf is the client of a series of messages to a server that is in [Serve] at the other end of conn, which it closes.
+// Perf runs the client of a measurement with a server that runs [Serve] at the other end of conn. It closes conn.
 func Perf(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, t Test, l Local) (_ *Result, err error) {
 	s := newSession(ctx, conn)
 	defer func() { err = s.close(err) }()
@@ -60,7 +60,7 @@ func Perf(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, t Tes
 	return r, nil
 }
 
-// flow is the messages of a queue pair: those in flight are a ring of the times when they were posted.
+// flow holds the messages of a queue pair. The post times of messages in flight are in a ring.
 type flow struct {
 	began []time.Time
 	first int

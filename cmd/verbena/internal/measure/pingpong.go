@@ -9,14 +9,14 @@ import (
 )
 
 const (
-	// pingPongRoom is how many receives a side of a ping-pong posts, and how many sends it has room for.
+	// pingPongRoom is the number of receives that a side of a ping-pong posts, and the size of its send queue.
 	pingPongRoom = 16
 	clientSeed   = 0x15
 	serverSeed   = 0x62
 )
 
-// PingPong is the client of a ping-pong with a server that is in [Serve] at the other end of conn, which it closes. It
-// takes Params without QPs and Depth.
+// PingPong runs the client of a ping-pong with a server that runs [Serve] at the other end of conn. It closes conn, and
+// ignores QPs and Depth of p.
 func PingPong(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, l Local) (_ *Result, err error) {
 	p.QPs, p.Depth = 1, pingPongRoom
 	s := newSession(ctx, conn)
@@ -35,7 +35,7 @@ func PingPong(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, l
 	return &Result{Device: dev.Name(), Params: e.p, Events: l.Events, RoundTrip: phase, Received: -1}, nil
 }
 
-// ping begins the round trips, and takes their times.
+// ping begins the round trips, and measures their times.
 func (e *end) ping(s *session, l Local, verify bool) (*Phase, error) {
 	defer s.guard("ping-pong", l.Progress)()
 	e.fill(clientSeed)
@@ -84,7 +84,7 @@ func (e *end) ping(s *session, l Local, verify bool) (*Phase, error) {
 	return newPhase(int64(n), each, took, p.Size, lat), nil
 }
 
-// pong answers a number of messages, 0: until the context ends. The other side waits for each answer.
+// pong answers iters messages; 0: until the context ends. The other side waits for each answer.
 func (e *end) pong(ctx context.Context, s *session, iters int, verify bool) (n int, err error) {
 	e.fill(serverSeed)
 	wr := e.request(0, true)

@@ -10,7 +10,7 @@ import (
 	"verbena/verbs"
 )
 
-// dial agrees with a server, and connects. The receives of the queue pairs are posted.
+// dial negotiates with a server, connects, and posts the receives.
 func (s *session) dial(dev *verbs.Device, k kind, p Params, l Local) (*end, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
@@ -52,7 +52,7 @@ func (s *session) receiveHello() (h hello, err error) {
 	return h, nil
 }
 
-// finish says that this side is done, and returns the answer.
+// finish reports that this side is done, and returns the answer.
 func (s *session) finish() (note, error) {
 	if err := s.send(note{Done: true}); err != nil {
 		return note{}, err
@@ -60,8 +60,8 @@ func (s *session) finish() (note, error) {
 	return s.awaitDone()
 }
 
-// Serve does what a client at the other end of conn asks for, a ping-pong or a series of messages, and closes conn. It
-// returns what this side knows of it.
+// Serve serves the client at the other end of conn, a ping-pong or a measurement, and closes conn. It returns the
+// results of this side.
 func Serve(ctx context.Context, dev *verbs.Device, conn net.Conn, l Local) (_ *Result, err error) {
 	s := newSession(ctx, conn)
 	defer func() { err = s.close(err) }()
@@ -107,7 +107,7 @@ func Serve(ctx context.Context, dev *verbs.Device, conn net.Conn, l Local) (_ *R
 	return r, s.send(note{Done: true, Received: r.Received})
 }
 
-// accept makes the queue pairs that a client asks for, and connects them.
+// accept makes the queue pairs for a client, and connects them.
 func (s *session) accept(dev *verbs.Device, h *hello, l Local) (*end, error) {
 	if h.Kind != pingPong && h.Kind != perf {
 		return nil, fmt.Errorf("exchange %.20q is not one of pingpong and perf", h.Kind)
@@ -130,8 +130,8 @@ func (s *session) accept(dev *verbs.Device, h *hello, l Local) (*end, error) {
 	return e, e.connect(h.Ends, h.Memory)
 }
 
-// sink receives until the context ends, and returns how many messages have come. The client has seen the last
-// acknowledgement then; of unreliable messages some may be under way, for which it waits.
+// sink receives until the context ends, and returns the number of received messages. By then the client has seen the
+// last acknowledgement. Some unreliable messages may still be in flight, and sink waits for those.
 func (e *end) sink(ctx context.Context) (n int64, err error) {
 	for ctx.Err() == nil {
 		wcs, err := e.next(ctx)

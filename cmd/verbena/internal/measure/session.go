@@ -17,10 +17,10 @@ import (
 	"verbena/verbs"
 )
 
-// protocol is the number of the exchange: ends of different numbers do not understand one another.
+// protocol is the version of the protocol. Ends of different versions cannot communicate.
 const protocol = 1
 
-// kind is what the client wants to do.
+// kind is the kind of exchange that the client requests.
 type kind string
 
 const (
@@ -28,24 +28,24 @@ const (
 	perf     kind = "perf"
 )
 
-// hello is the first message each way.
+// hello is the first message in each direction.
 type hello struct {
 	Protocol int              `json:"protocol"`
 	Kind     kind             `json:"kind,omitempty"`
-	Error    string           `json:"error,omitempty"` // the sender ends
+	Error    string           `json:"error,omitempty"` // reason for which the sender ends
 	Params   Params           `json:"params"`
 	Ends     []verbs.Endpoint `json:"ends,omitempty"`
-	Memory   verbs.Remote     `json:"memory"` // that the peer may reach
+	Memory   verbs.Remote     `json:"memory"` // accessible to the peer
 }
 
-// note is every later message: the zero note says each second that its sender runs.
+// note is any later message. The zero note, sent each second, reports that its sender is alive.
 type note struct {
 	Done     bool   `json:"done,omitempty"` // the sender has sent, or counted, all its messages
 	Received int64  `json:"received,omitempty"`
-	Error    string `json:"error,omitempty"` // the sender ends
+	Error    string `json:"error,omitempty"` // reason for which the sender ends
 }
 
-// ErrPeer is wrapped by the error of an end that ends because of the other.
+// ErrPeer is wrapped by an error that the other end caused.
 var ErrPeer = errors.New("the other side")
 
 var (
@@ -53,7 +53,7 @@ var (
 	errForeign  = fmt.Errorf("%w does not speak this protocol", ErrPeer)
 )
 
-// peerError returns the error of the other end, without what would do something to a terminal.
+// peerError returns the error sent by the other end, without control characters for a terminal.
 func peerError(text string) error {
 	const most = 400
 	text = strings.Map(func(r rune) rune {
@@ -68,32 +68,32 @@ func peerError(text string) error {
 // session is the stream between two ends, with the queue pairs of this one.
 type session struct {
 	conn   net.Conn
-	reader io.LimitedReader // of conn
+	reader io.LimitedReader // reads from conn
 	dec    *json.Decoder
 	out    sync.Mutex      // held to write to conn
-	ctx    context.Context // ends with the session, or when an end fails
+	ctx    context.Context // cancelled at the end of the session, or when an end fails
 	cancel context.CancelCauseFunc
-	done   chan note    // the peer's, once
+	done   chan note    // receives the peer's done note, once
 	count  atomic.Int64 // messages of the phase so far
 	all    sync.WaitGroup
 	end    *end // nil before newEnd
-	notes  bool // the peer takes notes; rdma-core's programs do not
+	notes  bool // the peer accepts notes; rdma-core's programs do not
 }
 
 const (
-	// handshakeTime bounds the time until both ends have connected.
+	// handshakeTime limits the time until both ends have connected.
 	handshakeTime = 20 * time.Second
-	// writeTime bounds the time until the peer, or the system between, has taken a message.
+	// writeTime limits the time until the peer, or its system, has accepted a message.
 	writeTime = 5 * time.Second
-	// stallTime is how long an exchange may make no progress, and the peer be silent.
+	// stallTime is the longest time without progress of the exchange, or without a note of the peer.
 	stallTime = 20 * time.Second
-	// aliveTime is the time between the notes of an end, and between its looks at the device.
+	// aliveTime is the interval of the notes of an end, and of its checks of the device.
 	aliveTime = time.Second
-	// maxMessage bounds the bytes of a message of the peer.
+	// maxMessage limits the size of a message of the peer in bytes.
 	maxMessage = 1 << 18
 )
 
-// newSession begins the agreement by conn, which the session closes.
+// newSession begins the negotiation over conn, which the session closes.
 func newSession(ctx context.Context, conn net.Conn) *session {
 	s := &session{conn: conn, done: make(chan note, 1), notes: true}
 	s.reader.R = conn
@@ -102,12 +102,12 @@ func newSession(ctx context.Context, conn net.Conn) *session {
 	_ = conn.SetReadDeadline(time.Now().Add(handshakeTime))
 	s.all.Go(func() {
 		<-s.ctx.Done()
-		_ = conn.SetReadDeadline(time.Unix(1, 0)) // close writes to it
+		_ = conn.SetReadDeadline(time.Unix(1, 0)) // stop reads; close still writes
 	})
 	return s
 }
 
-// close ends the session and this end. It returns err, or the failure of the device that has led to it, and sends that
+// close ends the session and this end. It returns err, or the failure of the device that caused it, and sends the error
 // to the peer.
 func (s *session) close(err error) error {
 	if s.end != nil && err != nil {
@@ -152,7 +152,7 @@ func (s *session) receive(v any) error {
 	return s.explain("read from", err)
 }
 
-// explain returns the error of a call on the stream. It is the cause of an ended context, if that is why.
+// explain returns the error of a call on the stream, or the cause of the context if it has ended.
 func (s *session) explain(what string, err error) error {
 	var network net.Error
 	switch {
@@ -167,13 +167,13 @@ func (s *session) explain(what string, err error) error {
 		return fmt.Errorf("%s %w: timed out: it is stopped, unreachable, or waits for something else", what, ErrPeer)
 	case errors.As(err, &network), errors.Is(err, io.EOF), errors.Is(err, io.ErrClosedPipe),
 		errors.Is(err, io.ErrUnexpectedEOF):
-		return errPeerGone // a reset of the connection among them
+		return errPeerGone // includes a reset of the connection
 	}
 	return fmt.Errorf("%s %w: %w", what, ErrPeer, err)
 }
 
-// watch begins to exchange notes: from now on the context ends when the peer fails or is silent, or alive, which is
-// called every second, returns an error.
+// watch begins the exchange of notes. From now on the context ends when the peer fails or is silent, or when alive
+// returns an error. alive is called every second.
 func (s *session) watch(alive func() error) {
 	s.all.Go(func() {
 		for {
@@ -207,13 +207,13 @@ func (s *session) watch(alive func() error) {
 				return
 			}
 			if s.send(note{}) != nil {
-				return // the reader finds the same
+				return // the reader gets the same error
 			}
 		}
 	})
 }
 
-// guard ends the context when nothing completes for some time, and reports progress; the returned function ends that.
+// guard ends the context if nothing completes for stallTime, and reports progress. The caller ends it with stop.
 func (s *session) guard(phase string, progress func(string, int64, time.Duration)) (stop func()) {
 	s.count.Store(0)
 	start, quit := time.Now(), make(chan struct{})
@@ -254,7 +254,7 @@ func (s *session) awaitDone() (note, error) {
 	case n := <-s.done:
 		return n, nil
 	case <-s.ctx.Done():
-		select { // both may be true
+		select { // both channels may be ready
 		case n := <-s.done:
 			return n, nil
 		default:

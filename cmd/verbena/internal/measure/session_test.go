@@ -17,8 +17,8 @@ import (
 	"verbena/verbs"
 )
 
-// TestAttacks: a server whose client sends anything but its parameters returns in bounded time, and has read a bounded
-// number of bytes.
+// TestAttacks tests that a server returns in bounded time, after a bounded number of bytes, if its client sends
+// anything but its parameters.
 func TestAttacks(t *testing.T) {
 	endless := func(text string, pause time.Duration) func(net.Conn) {
 		return func(c net.Conn) {
@@ -53,18 +53,18 @@ func TestAttacks(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				here, there := net.Pipe()
 				var peer sync.WaitGroup
-				peer.Go(func() { io.Copy(io.Discard, here) }) // the server's answer
+				peer.Go(func() { io.Copy(io.Discard, here) }) // drains the server's answer
 				peer.Go(func() { client(here) })
 				start, conn := time.Now(), &counted{Conn: there}
 				_, err := Serve(t.Context(), nil, conn, Local{})
 				if err == nil {
-					t.Error("no error")
+					t.Error("Serve: got success, want an error")
 				}
 				if d := time.Since(start); d > handshakeTime {
-					t.Errorf("it took %v, want at most %v", d, handshakeTime)
+					t.Errorf("Serve took %v, want at most %v", d, handshakeTime)
 				}
 				if conn.n > maxMessage {
-					t.Errorf("the server has read %d bytes, want at most %d", conn.n, maxMessage)
+					t.Errorf("bytes read by the server: got %d, want at most %d", conn.n, maxMessage)
 				}
 				here.Close()
 				peer.Wait()
@@ -84,8 +84,8 @@ func (c *counted) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestSilentPeer: after both have connected, a peer that says nothing, or never comes to the end of a message, ends the
-// session; one that says that it runs does not.
+// TestSilentPeer tests that after both have connected, a peer that sends nothing or never completes a message ends the
+// session, and that one that sends notes does not.
 func TestSilentPeer(t *testing.T) {
 	for name, c := range map[string]struct {
 		text string
@@ -121,7 +121,7 @@ func TestSilentPeer(t *testing.T) {
 	}
 }
 
-// TestUnreadPeer: an end whose peer reads nothing ends.
+// TestUnreadPeer tests that an end fails if its peer reads nothing.
 func TestUnreadPeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()
@@ -132,7 +132,7 @@ func TestUnreadPeer(t *testing.T) {
 			t.Errorf("got %v, want %v", err, ErrPeer)
 		}
 		if d := time.Since(start); d > writeTime {
-			t.Errorf("it took %v, want at most %v", d, writeTime)
+			t.Errorf("send took %v, want at most %v", d, writeTime)
 		}
 		_ = s.close(nil)
 	})
@@ -150,8 +150,7 @@ func (s stub) SetReadDeadline(t time.Time) error  { return nil }
 func (s stub) SetWriteDeadline(t time.Time) error { return nil }
 func (s stub) Write(b []byte) (int, error)        { return len(b), nil }
 
-// FuzzPeer reads what a peer might send, as each side of an exchange would: it is refused, or within the bounds that
-// the rest relies on.
+// FuzzPeer tests that each side of an exchange refuses fuzzed input of a peer, or accepts it with values in range.
 func FuzzPeer(f *testing.F) {
 	good, err := json.Marshal(hello{
 		Protocol: protocol, Kind: perf, Params: Params{Type: "rc", Op: Write, Size: 64, Iters: 1, QPs: 1,
