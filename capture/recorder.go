@@ -53,7 +53,7 @@ type Recorder struct {
 	over   atomic.Bool   // no more packets are accepted
 	ending chan struct{} // closed by Close
 	done   chan struct{} // closed when the recording has ended by itself
-	ended  chan struct{} // closed when the goroutine has returned
+	finished  chan struct{} // closed when the goroutine has returned
 	full   chan struct{} // the buffer is half full
 	once   sync.Once
 
@@ -64,7 +64,7 @@ type Recorder struct {
 
 	// Used by the goroutine only.
 	spare   batch
-	pending []record // packets that are too young; they own their bytes
+	young []record // packets that are too young; they own their bytes
 	frame   []byte
 	known   int // number of interfaces in the file
 	summary Summary
@@ -100,7 +100,7 @@ func New(w io.Writer, opts Options) *Recorder {
 	}
 	r := &Recorder{
 		opts: opts, to: w,
-		ending: make(chan struct{}), done: make(chan struct{}), ended: make(chan struct{}), full: make(chan struct{}, 1),
+		ending: make(chan struct{}), done: make(chan struct{}), finished: make(chan struct{}), full: make(chan struct{}, 1),
 	}
 	// Allocate the whole buffer now. Growing it later would copy it while a device waits.
 	for _, b := range []*batch{&r.filled, &r.spare} {
@@ -128,7 +128,7 @@ func (r *Recorder) Done() <-chan struct{} { return r.done }
 func (r *Recorder) Close() (Summary, error) {
 	r.over.Store(true)
 	r.once.Do(func() { close(r.ending) })
-	<-r.ended
+	<-r.finished
 	return r.summary, r.err
 }
 
@@ -165,7 +165,7 @@ func (t *tap) Packet(p *link.Tapped) {
 
 // run writes packets until the recording ends.
 func (r *Recorder) run() {
-	defer close(r.ended)
+	defer close(r.finished)
 	tick := time.NewTicker(flushPeriod)
 	defer tick.Stop()
 	for finished := false; !finished; {
@@ -206,7 +206,7 @@ func (r *Recorder) flush(all bool) (enough bool) {
 	for i := range b.records {
 		b.records[i].Data = b.bytes[b.records[i].from:b.records[i].to]
 	}
-	list := append(r.pending, b.records...)
+	list := append(r.young, b.records...)
 	slices.SortStableFunc(list, func(x, y record) int { return x.Time.Compare(y.Time) })
 	n := len(list)
 	if !all && !enough {
@@ -222,7 +222,7 @@ func (r *Recorder) flush(all bool) (enough bool) {
 		x.Data = slices.Clone(x.Data) // the bytes of the batch are reused
 		rest = append(rest, x)
 	}
-	r.pending = rest
+	r.young = rest
 	r.spare = b
 	if r.w != nil {
 		r.do(r.w.Flush)

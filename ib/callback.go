@@ -35,13 +35,13 @@ type callbacks struct {
 	epoch   uint        // number of calls of drain
 	taken   [2]uint64   // handlers and events removed from due and events
 	help    *time.Timer // starts a worker; nil until first used
-	helping bool        // help is running
+	helpSet bool        // help is running
 
 	stale   int         // number of holds that are treated as absent
 	begun   uint64      // callbacks started so far
 	late    *time.Timer // detects stale holds; nil until first used
 	looking bool        // late is running
-	looked  uint64      // value of begun when late was started
+	seen  uint64      // value of begun when late was started
 }
 
 const (
@@ -139,7 +139,7 @@ func (c *callbacks) expect() {
 	if c.looking || !c.ready() || c.workers > 0 {
 		return
 	}
-	c.looking, c.looked = true, c.begun
+	c.looking, c.seen = true, c.begun
 	if c.late == nil {
 		c.late = time.AfterFunc(lateDelay, c.isLate)
 	} else {
@@ -151,7 +151,7 @@ func (c *callbacks) expect() {
 func (c *callbacks) isLate() {
 	c.mu.Lock()
 	c.looking = false
-	if c.ready() && c.begun == c.looked {
+	if c.ready() && c.begun == c.seen {
 		c.stale = int(c.holds.Load())
 	}
 	c.unlockAndServe()
@@ -166,10 +166,10 @@ func (c *callbacks) short() bool {
 
 //verbena:held mu
 func (c *callbacks) callHelp() {
-	if c.helping || !c.short() {
+	if c.helpSet || !c.short() {
 		return
 	}
-	c.helping = true
+	c.helpSet = true
 	if c.help == nil {
 		c.help = time.AfterFunc(helpDelay, c.helpOut)
 	} else {
@@ -179,7 +179,7 @@ func (c *callbacks) callHelp() {
 
 func (c *callbacks) helpOut() {
 	c.mu.Lock()
-	c.helping = false
+	c.helpSet = false
 	start := c.short()
 	if start {
 		c.workers++

@@ -46,7 +46,7 @@ type attachState uint8
 
 const (
 	adding attachState = iota
-	added
+	present
 	removing
 )
 
@@ -301,7 +301,7 @@ func (c *Core) attach(d *Device, cl *Client) {
 		d.logf("client %s: add failed: %v", cl.Name, err)
 		return
 	}
-	a.data, a.state = data, added
+	a.data, a.state = data, present
 }
 
 // detach calls Remove without c.mu. If another call is removing the client, detach waits for it.

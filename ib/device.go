@@ -253,7 +253,7 @@ func (d *Device) Attached(cl *Client) bool {
 	core.lock()
 	defer core.mu.Unlock()
 	a := d.attachmentOf(cl)
-	return a != nil && a.state == added
+	return a != nil && a.state == present
 }
 
 // ClientData returns the data that the client's Add returned for the device. It is nil before Add has returned and
@@ -265,7 +265,7 @@ func (d *Device) ClientData(cl *Client) any {
 	}
 	core.lock()
 	defer core.mu.Unlock()
-	if a := d.attachmentOf(cl); a != nil && a.state == added {
+	if a := d.attachmentOf(cl); a != nil && a.state == present {
 		return a.data
 	}
 	return nil

@@ -140,12 +140,12 @@ func (a *agent) sge(i, off, n int) []ib.SGE {
 
 // receive posts the receive of a slot.
 func (a *agent) receive(i int) error {
-	return a.qp.PostRecv(ib.RecvWR{ID: uint64(i), SGList: a.sge(i, 0, slotLen)}, a.received)
+	return a.qp.PostRecv(ib.RecvWR{ID: uint64(i), SGList: a.sge(i, 0, slotLen)}, a.completed)
 }
 
-// received processes the completion of a received datagram. It may not sleep. After an error the queue pair receives no
+// completed processes the completion of a datagram. It may not sleep. After an error the queue pair receives no
 // more; its device is about to be removed.
-func (a *agent) received(wc *ib.WC) {
+func (a *agent) completed(wc *ib.WC) {
 	if wc.Status == ib.WCWRFlushErr {
 		return
 	}

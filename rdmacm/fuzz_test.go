@@ -38,7 +38,7 @@ func (s *script) byte() (b byte) {
 	return b
 }
 
-func (s *script) bytes(n int) []byte {
+func (s *script) take(n int) []byte {
 	n = min(n, len(*s))
 	b := (*s)[:n]
 	*s = (*s)[n:]
@@ -141,9 +141,9 @@ func (f *forger) packet() {
 			mad[f.byte()] ^= f.byte()
 		}
 	case 2: // the rest is arbitrary
-		copy(mad[24:], f.bytes(int(f.byte())))
+		copy(mad[24:], f.take(int(f.byte())))
 	case 3:
-		copy(mad, f.bytes(int(f.byte())))
+		copy(mad, f.take(int(f.byte())))
 	}
 	f.h.deliver(from, mad)
 }

@@ -481,7 +481,7 @@ func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 	switch {
 	case dev != nil && from.IsUnspecified():
 		at, err := m.findOn(dev, dst.Addr())
-		m.resolved(id, at, netip.AddrFrom16(at.gid).Unmap(), err)
+		m.finishResolve(id, at, netip.AddrFrom16(at.gid).Unmap(), err)
 		return nil
 	case m.has(dst.Addr()): // the local host
 		if from.IsUnspecified() {
@@ -506,7 +506,7 @@ func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 		}
 	}
 	at, err := m.source(id, from, dst.Addr())
-	m.resolved(id, at, from, err)
+	m.finishResolve(id, at, from, err)
 	return nil
 }
 
@@ -524,10 +524,10 @@ func loopback(like netip.Addr) netip.Addr {
 	return netip.IPv6Loopback()
 }
 
-// resolved reports the result of resolving an address.
+// finishResolve reports the result of resolving an address.
 //
 //verbena:held mu
-func (m *Manager) resolved(id *ID, at place, from netip.Addr, err error) {
+func (m *Manager) finishResolve(id *ID, at place, from netip.Addr, err error) {
 	if err == nil && id.opts.Device != nil && !at.agent.dev.Same(id.opts.Device) {
 		err = syscall.ENODEV
 	}

@@ -135,7 +135,7 @@ func (m *Manager) receiveREQ(a *agent, r *received, x *msg.REQ) {
 		return
 	}
 	l, src, dst, data := m.listenerFor(a, r, x.ServiceID, x.Data)
-	if l == nil && m.listens(x.ServiceID) {
+	if l == nil && m.hasListener(x.ServiceID) {
 		m.refuse(a, r, x, msg.ReasonConsumer)
 		return
 	}
@@ -267,7 +267,7 @@ func (m *Manager) listenerFor(a *agent, r *received, service msg.ServiceID, data
 		}
 	}
 	for _, o := range m.ports[portKey{space, port}] {
-		if o.state == idListening && o.accepts(h.Dst) {
+		if o.state == idListening && o.matches(h.Dst) {
 			l = o
 			break
 		}
@@ -275,10 +275,10 @@ func (m *Manager) listenerFor(a *agent, r *received, service msg.ServiceID, data
 	return l, netip.AddrPortFrom(h.Src, h.SrcPort), netip.AddrPortFrom(h.Dst, port), data[msg.IPHeaderLen:]
 }
 
-// accepts reports whether a listener accepts requests for an address.
+// matches reports whether a listener matches requests for an address.
 //
 //verbena:held m.mu
-func (id *ID) accepts(a netip.Addr) bool {
+func (id *ID) matches(a netip.Addr) bool {
 	at := id.src.Addr()
 	if id.ofAnyAddress() {
 		return at.Is4() == a.Is4() || at.Is6() && !id.afOnly
@@ -286,11 +286,11 @@ func (id *ID) accepts(a netip.Addr) bool {
 	return at.WithZone("") == a
 }
 
-// listens reports whether there is a listener for a service at any address. Then requests to other addresses are
+// hasListener reports whether there is a listener for a service at any address. Then requests to other addresses are
 // rejected, and not reported as unknown. (cm_find_listen, cma_ib_id_from_event)
 //
 //verbena:held mu
-func (m *Manager) listens(service msg.ServiceID) bool {
+func (m *Manager) hasListener(service msg.ServiceID) bool {
 	space, port, ok := service.Port()
 	return ok && slices.ContainsFunc(m.ports[portKey{space, port}], func(o *ID) bool { return o.state == idListening })
 }

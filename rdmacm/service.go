@@ -140,7 +140,7 @@ func (m *Manager) receiveAsk(a *agent, r *received, x *msg.SIDRREQ) {
 		a.send(r.from, r.tid, &msg.SIDRREP{RequestID: x.RequestID, Status: why, ServiceID: x.ServiceID})
 	}
 	l, src, dst, data := m.listenerFor(a, r, x.ServiceID, x.Data)
-	if l == nil && m.listens(x.ServiceID) {
+	if l == nil && m.hasListener(x.ServiceID) {
 		refuse(msg.SIDRRejected)
 		return
 	}

@@ -58,16 +58,16 @@ type Conn struct {
 	due      bool      // a credit is still to be sent
 	received int       // number of successful completions; each shows that the peer is alive
 	seen     int       // value of received at the last tick
-	probed   time.Time // time of the first unanswered probe; zero: none
+	probeSent   time.Time // time of the first unanswered probe; zero: none
 
 	controls, controlsDone uint64 // messages without data: number posted, number completed
 	lastControl            uint64 // number of the message that Close has sent
 
 	sleeping bool // a goroutine waits at the completion channel on behalf of all waiters
 	waiters  []*waiter
-	reader   waiter
-	writer   waiter
-	closer   waiter
+	readWaiter   waiter
+	writeWaiter   waiter
+	closeWaiter   waiter
 	oper     waiter
 	op       operation
 	scratch  verbs.SendWR
@@ -103,12 +103,12 @@ func (c *Conn) start(own, peer params) {
 	c.rd.lock, c.wd.lock = &c.mu, &c.mu
 	c.ops = make(chan struct{}, 1)
 	c.ops <- struct{}{}
-	c.reader.init(c.readable)
-	c.writer.init(c.writable)
-	c.closer.init(c.delivered)
+	c.readWaiter.init(c.readable)
+	c.writeWaiter.init(c.writable)
+	c.closeWaiter.init(c.delivered)
 	c.oper.init(c.op.ready)
 	c.op.c = c
-	c.waiters = []*waiter{&c.reader, &c.writer, &c.closer, &c.oper}
+	c.waiters = []*waiter{&c.readWaiter, &c.writeWaiter, &c.closeWaiter, &c.oper}
 	if c.probes > 0 {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -149,7 +149,7 @@ func (c *Conn) read(b []byte) (int, error) {
 	}
 	if !c.readable() {
 		c.mu.Unlock()
-		if err := c.await(&c.reader, &c.rd); err != nil {
+		if err := c.await(&c.readWaiter, &c.rd); err != nil {
 			return 0, err
 		}
 		c.mu.Lock()
@@ -209,7 +209,7 @@ func (c *Conn) write(b []byte) (n int, err error) {
 			return n, err
 		}
 		if room == 0 {
-			if err := c.await(&c.writer, &c.wd); err != nil {
+			if err := c.await(&c.writeWaiter, &c.wd); err != nil {
 				return n, err
 			}
 			continue
@@ -317,14 +317,14 @@ func (c *Conn) tick() {
 	}
 	c.poll()
 	if c.received != c.seen {
-		c.seen, c.probed = c.received, time.Time{}
+		c.seen, c.probeSent = c.received, time.Time{}
 	} else if n := c.controls - c.controlsDone; c.err == nil && n < maxControls {
-		if c.probed.IsZero() {
-			c.probed = time.Now()
+		if c.probeSent.IsZero() {
+			c.probeSent = time.Now()
 		}
 		c.empty(verbs.SendWR{Opcode: verbs.Write, Remote: c.there}, true)
 	}
-	if c.err == nil && !c.probed.IsZero() && time.Since(c.probed) > c.stall {
+	if c.err == nil && !c.probeSent.IsZero() && time.Since(c.probeSent) > c.stall {
 		c.fail(&ConnError{syscall.ETIMEDOUT, fmt.Errorf("the device has completed nothing for %v", c.stall)})
 		c.endWaits(c.err) // no completion will wake the sleeping goroutines
 	}
@@ -433,17 +433,17 @@ func (c *Conn) receive(wc *verbs.WC) error {
 }
 
 // SetDeadline sets the read deadline and the write deadline.
-func (c *Conn) SetDeadline(t time.Time) error { return c.setDeadlines(t, &c.rd, &c.wd) }
+func (c *Conn) SetDeadline(t time.Time) error { return c.arm(t, &c.rd, &c.wd) }
 
 // SetReadDeadline sets the time after which Read and Remote.ReadAt return os.ErrDeadlineExceeded. It applies to blocked
 // calls, too. A zero t means no deadline.
-func (c *Conn) SetReadDeadline(t time.Time) error { return c.setDeadlines(t, &c.rd) }
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.arm(t, &c.rd) }
 
 // SetWriteDeadline sets the time after which Write and Remote.WriteAt return os.ErrDeadlineExceeded. It applies to
 // blocked calls, too. A zero t means no deadline.
-func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setDeadlines(t, &c.wd) }
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.arm(t, &c.wd) }
 
-func (c *Conn) setDeadlines(t time.Time, list ...*deadline) error {
+func (c *Conn) arm(t time.Time, list ...*deadline) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -512,7 +512,7 @@ func (c *Conn) Close() error {
 	limit := deadline{lock: &c.mu}
 	limit.set(time.Now().Add(c.linger))
 	c.mu.Unlock()
-	err := c.await(&c.closer, &limit)
+	err := c.await(&c.closeWaiter, &limit)
 	c.mu.Lock()
 	limit.end(net.ErrClosed)
 	if err == nil && c.err != nil && !c.gone {

@@ -50,7 +50,7 @@ type Process struct {
 
 	direct  atomic.Int64  // number of accesses by number in progress, plus binding once no new ones may begin
 	drained chan struct{} // closed when binding is set and the last of them has ended
-	drain   sync.Once     // closes drained
+	drainOnce   sync.Once     // closes drained
 
 	dead   atomic.Bool // exited, or closed
 	exited chan struct{}
@@ -149,7 +149,7 @@ func NewProcess(cfg ProcessConfig) (_ *Process, err error) {
 	}
 	if cfg.Bound {
 		p.direct.Store(binding)
-		p.drain.Do(func() { close(p.drained) })
+		p.drainOnce.Do(func() { close(p.drained) })
 	}
 	go p.watch()
 	return p, nil
@@ -251,7 +251,7 @@ func (p *Process) enter() bool {
 
 func (p *Process) leave() {
 	if p.direct.Add(-1) == binding {
-		p.drain.Do(func() { close(p.drained) })
+		p.drainOnce.Do(func() { close(p.drained) })
 	}
 }
 

@@ -296,7 +296,7 @@ func (e *eventFile) write() pumpNext {
 		return pumpEnds
 	}
 	_, err := unix.Write(e.fd, buf[:n]) // all or nothing
-	return e.wrote(err)
+	return e.afterWrite(err)
 }
 
 // next fills buf with the next records and returns the number of bytes. The caller must call wrote afterwards.
@@ -310,8 +310,8 @@ func (e *eventFile) next(buf []byte) (n int) {
 	return n
 }
 
-// wrote records the result of a write.
-func (e *eventFile) wrote(err error) pumpNext {
+// afterWrite records the result of a write.
+func (e *eventFile) afterWrite(err error) pumpNext {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	n := e.writing
@@ -559,7 +559,7 @@ type eventFiles struct {
 	sweepAt  int         // number of channels from which on they are swept
 	channels []*eventFile
 	async    []*eventFile
-	closing  []*eventFile // removed from the lists, but possibly not closed yet
+	detached  []*eventFile // removed from the lists, but possibly not closed yet
 	fallback *eventFile   // the first asynchronous one, which objects use (default_async_file)
 }
 
@@ -636,7 +636,7 @@ func (s *eventFiles) sweep(list *[]*eventFile, needed *eventFile) (gone []*event
 		}
 		return deserted
 	})
-	s.closing = append(slices.DeleteFunc(s.closing, (*eventFile).isOver), gone...)
+	s.detached = append(slices.DeleteFunc(s.detached, (*eventFile).isOver), gone...)
 	return gone
 }
 
@@ -654,7 +654,7 @@ func shut(gone []*eventFile) {
 //verbena:held mu
 func (s *eventFiles) drop(e *eventFile) {
 	e.close()
-	s.closing = append(slices.DeleteFunc(s.closing, (*eventFile).isOver), e)
+	s.detached = append(slices.DeleteFunc(s.detached, (*eventFile).isOver), e)
 }
 
 func (e *eventFile) isOver() bool {
@@ -746,7 +746,7 @@ func (s *eventFiles) close() {
 	s.kept.Forget(s.swept)
 	s.mu.Lock()
 	s.closed = true
-	all := slices.Concat(s.channels, s.async, s.closing)
+	all := slices.Concat(s.channels, s.async, s.detached)
 	for _, e := range all {
 		e.close()
 	}

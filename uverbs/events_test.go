@@ -472,7 +472,7 @@ func TestEventAfterWrite(t *testing.T) {
 	if _, err := unix.Write(e.fd, buf[:n]); err != nil {
 		t.Fatal(err)
 	}
-	e.wrote(nil)
+	e.afterWrite(nil)
 	e.mu.Lock()
 	raised, waiting := src.raised, src.waiting
 	e.mu.Unlock()

@@ -73,7 +73,7 @@ type File struct {
 	life  sync.RWMutex
 	state atomic.Int32           // states.Context
 	end   atomic.Pointer[ending] // not nil: the end of the context has begun
-	ends  sync.Mutex             // held while a thread decides to end the context
+	endMu  sync.Mutex             // held while a thread decides to end the context
 	open  sync.Mutex             // serialises GET_CONTEXT
 	stop  func()                 // stops the device's events; nil: no context in the driver; under open or life
 
@@ -399,8 +399,8 @@ func (s *Server) expiry() (expired <-chan struct{}, stop func() bool) {
 
 // disassociate begins to end the context because the device is removed, unless Close has begun that.
 func (f *File) disassociate() *ending {
-	f.ends.Lock()
-	defer f.ends.Unlock()
+	f.endMu.Lock()
+	defer f.endMu.Unlock()
 	if !states.Step(&f.state, states.Context.Disassociate) {
 		return f.end.Load()
 	}
@@ -441,9 +441,9 @@ func (f *File) logf(format string, args ...any) {
 // the Memory. It waits for calls blocked on the memory of a process no longer than ServerOptions.Grace; the rest
 // follows when the process responds or ends. It may sleep. (ib_uverbs_close)
 func (f *File) Close() {
-	f.ends.Lock()
+	f.endMu.Lock()
 	if !states.Step(&f.state, states.Context.Close) {
-		f.ends.Unlock()
+		f.endMu.Unlock()
 		return
 	}
 	e := f.begin(func() {
@@ -455,7 +455,7 @@ func (f *File) Close() {
 			f.logf("close shared memory: %v", err)
 		}
 	})
-	f.ends.Unlock()
+	f.endMu.Unlock()
 	expired, stop := f.dev.srv.expiry()
 	defer stop()
 	if !e.wait(expired) {

@@ -322,7 +322,7 @@ func (q *QP) Activate(p Path) error {
 		return failed(fmt.Sprintf("activate QP %d", q.num), q.pd.d.name,
 			fmt.Errorf("it is of type %v, and needs a peer: %w", q.init.Type, errInvalid))
 	}
-	if err := q.prepared(p); err != nil {
+	if err := q.readyToConnect(p); err != nil {
 		return err
 	}
 	if err := q.Modify(QPAttr{State: RTR}, AttrState); err != nil {
@@ -331,8 +331,8 @@ func (q *QP) Activate(p Path) error {
 	return q.Modify(QPAttr{State: RTS, SendPSN: q.psn()}, AttrState|AttrSendPSN)
 }
 
-// prepared moves the queue pair to INIT, unless it is in INIT already.
-func (q *QP) prepared(p Path) error {
+// readyToConnect moves the queue pair to INIT, unless it is in INIT already.
+func (q *QP) readyToConnect(p Path) error {
 	a, err := q.Query()
 	if err != nil {
 		return err
@@ -363,7 +363,7 @@ func (q *QP) ConnectVia(peer Endpoint, p Path) error {
 	case peer.MTU != 0:
 		mtu = min(mtu, peer.MTU)
 	}
-	if err := q.prepared(p); err != nil {
+	if err := q.readyToConnect(p); err != nil {
 		return err
 	}
 	reads := p.Reads

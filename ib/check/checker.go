@@ -54,7 +54,7 @@ type ending struct{}
 func (ending) Leave(c *observe.Call) {
 	f := c.State.(*frame)
 	if c.Kind == observe.Handler {
-		f.obj.handled(f, c.Returned)
+		f.obj.returned(f, c.Returned)
 	}
 	if f.unregistered {
 		f.k.stillInside(f)
@@ -147,7 +147,7 @@ type frame struct {
 	late      *time.Timer // inCallback: reports a late return
 	delay     time.Duration
 	suspected bool           // the last inspection may have found it asleep
-	waited    int            // consecutive inspections in which it waited for a lock
+	blockedFor    int            // consecutive inspections in which it waited for a lock
 	resting   int            // consecutive inspections in which it waited for a lock while no goroutine ran
 	restSince time.Time      // time of the first of these inspections
 	ran       int            // consecutive inspections in which it ran without a call

@@ -48,8 +48,8 @@ func (o *object) expectRest(at []uintptr) {
 
 // waiting returns the number of completions in the queue, or 0 if it has been destroyed.
 func (o *object) waiting(c ib.CQCounter) int {
-	o.probing.Lock()
-	defer o.probing.Unlock()
+	o.probeMu.Lock()
+	defer o.probeMu.Unlock()
 	if o.gone {
 		return 0
 	}

@@ -38,10 +38,10 @@ type object struct {
 	rearm    atomic.Pointer[time.Timer]
 	answers  atomic.Int64 // calls of Completed
 	calls    atomic.Int64 // calls of Completed that cause a handler call
-	called   atomic.Int64 // value of calls when the handler last began
+	handlerAt   atomic.Int64 // value of calls when the handler last began
 	polls    atomic.Int64
 	pending  atomic.Int64 // number of work requests that may complete on it
-	polling  atomic.Int32 // number of calls of Poll
+	pollers  atomic.Int32 // number of calls of Poll
 	broken   atomic.Bool  // completions may have been lost
 
 	mayOverrun bool // CQIgnoreOverrun
@@ -49,7 +49,7 @@ type object struct {
 	dead       map[uint32]*work // destroyed queue pairs, by number, that may have completions in it
 
 	armed   atomic.Pointer[time.Timer]
-	probing sync.Mutex // held while the driver is asked for completions, and while it destroys the queue
+	probeMu sync.Mutex // held while the driver is asked for completions, and while it destroys the queue
 	gone    bool       // under probing: the driver has destroyed the queue
 	raised  atomic.Pointer[[]uintptr]
 	handler atomic.Pointer[frame] // the handler call in progress
@@ -137,7 +137,7 @@ func (o *object) destroy(c *observe.Call, f *frame) error {
 // handle begins a call of the completion handler.
 func (o *object) handle(c *observe.Call, f *frame) error {
 	f.kind, f.armings = inCallback, o.armings.Load()
-	o.called.Store(o.calls.Load())
+	o.handlerAt.Store(o.calls.Load())
 	if at := o.raised.Load(); at != nil {
 		f.raised = *at
 	}
@@ -151,8 +151,8 @@ func (o *object) handle(c *observe.Call, f *frame) error {
 	return err
 }
 
-// handled ends a call of the completion handler.
-func (o *object) handled(f *frame, returned bool) {
+// returned ends a call of the completion handler.
+func (o *object) returned(f *frame, returned bool) {
 	if returned && f.polled != nil && o.armings.Load() == f.armings {
 		o.expectRearm(f.polled, f.batch)
 	}
@@ -163,7 +163,7 @@ func (o *object) handled(f *frame, returned bool) {
 }
 
 // due reports whether a handler call is due.
-func (o *object) due() bool { return o.calls.Load() > o.called.Load() }
+func (o *object) due() bool { return o.calls.Load() > o.handlerAt.Load() }
 
 // Note records an event of the object.
 func (o *object) Note(e observe.Event, _ any) error {

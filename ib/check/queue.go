@@ -135,8 +135,8 @@ func (q *queueCQ) Poll(wc []ib.WC) (int, error) {
 	}
 	o.polls.Add(1)
 	before := o.destroyedQPs()
-	o.polling.Add(1)
-	defer o.polling.Add(-1)
+	o.pollers.Add(1)
+	defer o.pollers.Add(-1)
 	n, err := q.DriverCQ.Poll(wc)
 	switch {
 	case n < 0 || n > len(wc):
@@ -174,8 +174,8 @@ func (q *queueCQ) ReqNotify(flags ib.NotifyFlags) (bool, error) {
 }
 
 func (q *queueCQ) Destroy() error {
-	q.o.probing.Lock()
-	defer q.o.probing.Unlock()
+	q.o.probeMu.Lock()
+	defer q.o.probeMu.Unlock()
 	// Only calls of the checker wait for probing; calls of consumers do not.
 	err := q.DriverCQ.Destroy()
 	q.o.gone = err == nil
@@ -190,8 +190,8 @@ func (o *object) atomically(what string) (*frame, error) {
 
 // stillMissed asks the driver whether the queue holds completions, unless the queue has been destroyed.
 func (o *object) stillMissed(flags ib.NotifyFlags) bool {
-	o.probing.Lock()
-	defer o.probing.Unlock()
+	o.probeMu.Lock()
+	defer o.probeMu.Unlock()
 	if o.gone {
 		return false
 	}

@@ -59,8 +59,8 @@ func (o *object) expectRearm(at []uintptr, batch bool) {
 
 // probe arms the queue on behalf of the checker, and reports whether it holds completions.
 func (o *object) probe(r *rearm) bool {
-	o.probing.Lock()
-	defer o.probing.Unlock()
+	o.probeMu.Lock()
+	defer o.probeMu.Unlock()
 	if o.gone || r.batch && !o.inUse() {
 		return false
 	}

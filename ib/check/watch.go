@@ -72,7 +72,7 @@ func (k *checker) look(f *frame) {
 		return
 	}
 	if !inside || !ok || f.left || th.seq != seq {
-		f.waited, f.ran, f.suspected, f.resting = 0, 0, false, 0
+		f.blockedFor, f.ran, f.suspected, f.resting = 0, 0, false, 0
 		k.again(f)
 		k.mu.Unlock()
 		return
@@ -85,7 +85,7 @@ func (k *checker) look(f *frame) {
 	case g.sleeps():
 		v.What = fmt.Sprintf("%s sleeps (%s)", f.what, g.state)
 	case g.waitsForLock() && f.rests(all), g.waits() && f.delay >= k.cfg.Patience/longWait:
-		if f.waited++; f.waited < longWait && !f.asleep() {
+		if f.blockedFor++; f.blockedFor < longWait && !f.asleep() {
 			break
 		}
 		v.What = fmt.Sprintf("%s has waited for long (%s): a deadlock, or whoever it waits for sleeps", f.what, g.state)
@@ -105,7 +105,7 @@ func (k *checker) look(f *frame) {
 			v.Rule = RuleLockAcrossCallback
 		}
 	case !g.waits():
-		f.waited, f.suspected, f.resting = 0, false, 0
+		f.blockedFor, f.suspected, f.resting = 0, false, 0
 		if f.lastSeq != seq {
 			f.ran, f.lastSeq = 0, seq
 		}

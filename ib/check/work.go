@@ -180,7 +180,7 @@ func (w *work) checkSignaled(f *frame) {
 	out := slices.Clone(w.send)
 	w.mu.Unlock()
 	unsignaled := !slices.ContainsFunc(out, func(r *request) bool { return r.signaled || r.end == 0 })
-	if len(out) <= w.sendCap || !unsignaled || w.sendCQ.polling.Load() > 0 || w.o.uncertain() {
+	if len(out) <= w.sendCap || !unsignaled || w.sendCQ.pollers.Load() > 0 || w.o.uncertain() {
 		return
 	}
 	w.o.k.report(Violation{
@@ -198,7 +198,7 @@ func (w *work) checkRoom(f *frame, cq *object) {
 		return
 	}
 	n, entries := cq.pending.Load(), cq.self.(*ib.CQ).Entries()
-	if n <= int64(entries) || cq.polling.Load() > 0 {
+	if n <= int64(entries) || cq.pollers.Load() > 0 {
 		return
 	}
 	w.o.k.report(Violation{

@@ -19,7 +19,7 @@ type QP struct {
 	send, recv *CQ
 
 	posting  atomic.Int64 // number of post calls in progress
-	posted   atomic.Int64 // number of work requests with functions that have not returned
+	outstanding   atomic.Int64 // number of work requests with functions that have not returned
 	draining atomic.Bool  // posts are rejected
 	idle     chan struct{}
 	turn     chan struct{} // full while a Drain is running
@@ -65,7 +65,7 @@ func (qp *QP) listen(f func(*ib.QP, ib.EventType)) func(*ib.QP, ib.EventType) {
 // request.
 func (qp *QP) begin(what string, q *CQ, done Done, id uint64) (uint64, error) {
 	qp.posting.Add(1)
-	qp.posted.Add(1)
+	qp.outstanding.Add(1)
 	if qp.draining.Load() {
 		return 0, qp.refuse(fmt.Errorf("%s: qp %d is being drained: %w", what, qp.Num(), syscall.ESHUTDOWN))
 	}
@@ -85,7 +85,7 @@ func (qp *QP) refuse(err error) error {
 
 // end is called after the function of a work request has returned.
 func (qp *QP) end() {
-	if qp.posted.Add(-1) == 0 {
+	if qp.outstanding.Add(-1) == 0 {
 		qp.look()
 	}
 }
@@ -162,7 +162,7 @@ func (qp *QP) drain(ctx context.Context) error {
 	if err := qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState); err != nil {
 		return err
 	}
-	for qp.posting.Load() > 0 || qp.posted.Load() > 0 {
+	for qp.posting.Load() > 0 || qp.outstanding.Load() > 0 {
 		if qp.posting.Load() == 0 && (qp.send.hasFailed() || qp.recv.hasFailed()) {
 			return errFailed
 		}

@@ -172,7 +172,7 @@ var wrongLimits = []wrong{
 		break_: func(d *wrongDriver) {
 			const more = 64
 			d.createQP = func(_ ib.QPHandle, init *ib.DriverQPInit) error { init.Cap.MaxInlineData += more; return nil }
-			d.createdQP = func(_ ib.QPHandle, init *ib.DriverQPInit) { init.Cap.MaxInlineData -= more }
+			d.afterCreateQP = func(_ ib.QPHandle, init *ib.DriverQPInit) { init.Cap.MaxInlineData -= more }
 			d.queried = func(_ *wrongQP, a *ib.QPAttr) { a.Cap.MaxInlineData -= more }
 		},
 		by: "Limits/Inline", says: "bytes inline were taken",
@@ -194,7 +194,7 @@ var wrongLimits = []wrong{
 	{
 		defect: "grants a send work request more than its queue has room for",
 		break_: func(d *wrongDriver) {
-			d.createdQP = func(_ ib.QPHandle, init *ib.DriverQPInit) { init.Cap.MaxSendWR++ }
+			d.afterCreateQP = func(_ ib.QPHandle, init *ib.DriverQPInit) { init.Cap.MaxSendWR++ }
 			d.queried = func(_ *wrongQP, a *ib.QPAttr) { a.Cap.MaxSendWR++ }
 		},
 		by: "Limits/SendQueue", says: "work requests taken, room for",

@@ -30,7 +30,7 @@ type wrongDriver struct {
 	moreCQEs   int // extra entries of completion queues
 	createCQ   func(cq ib.CQHandle, attr ib.CQAttr) error
 	createQP   func(qp ib.QPHandle, init *ib.DriverQPInit) error
-	createdQP  func(qp ib.QPHandle, init *ib.DriverQPInit)
+	afterCreateQP  func(qp ib.QPHandle, init *ib.DriverQPInit)
 	query      func()
 	postSend   func(q *wrongQP, wrs []ib.SendWR) (int, error)
 	postRecv   func(q *wrongQP, wrs []ib.RecvWR) (int, error)
@@ -193,8 +193,8 @@ func (d *wrongDriver) CreateQP(qp ib.QPHandle, init *ib.DriverQPInit, u *ib.Udat
 	if err != nil {
 		return nil, err
 	}
-	if d.createdQP != nil {
-		d.createdQP(qp, init)
+	if d.afterCreateQP != nil {
+		d.afterCreateQP(qp, init)
 	}
 	q := &wrongQP{QP: inner.(*loopback.QP), d: d, obj: qp}
 	q.sendCQ, _ = init.SendCQ.(*wrongCQ)
@@ -873,13 +873,13 @@ var wrongDrivers = slices.Concat([]wrong{
 	{
 		defect: "grants less than it was asked for",
 		break_: func(d *wrongDriver) {
-			d.createdQP = func(_ ib.QPHandle, init *ib.DriverQPInit) { init.Cap.MaxRecvWR /= 2 }
+			d.afterCreateQP = func(_ ib.QPHandle, init *ib.DriverQPInit) { init.Cap.MaxRecvWR /= 2 }
 		},
 		by: "QueuePair/Capacities", says: "granted",
 	},
 	{
 		defect: "gives two queue pairs the same number",
-		break_: func(d *wrongDriver) { d.createdQP = func(qp ib.QPHandle, _ *ib.DriverQPInit) { qp.SetNum(17) } },
+		break_: func(d *wrongDriver) { d.afterCreateQP = func(qp ib.QPHandle, _ *ib.DriverQPInit) { qp.SetNum(17) } },
 		by:     "QueuePair/Numbers", says: "number 0x11",
 	},
 	{

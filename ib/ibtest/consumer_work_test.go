@@ -79,7 +79,7 @@ var workConsumers = []wrongConsumer{
 			mr, err := p.pd.AllocMR(1)
 			e.must("alloc mr", err)
 			own(e, mr, mr.Dereg)
-			_, addr := e.alloc(64)
+			_, addr := e.memory(64)
 			e.must("map", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 64}}, addr))
 			p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled, Reg: &ib.FastReg{MR: mr, Key: mr.RKey()}})
 			p.post(0, ib.SendWR{ID: 2, Opcode: ib.WRLocalInv, InvalidateRKey: mr.RKey()})
@@ -103,7 +103,7 @@ var workConsumers = []wrongConsumer{
 		use: func(e *env) {
 			p := rc(e)
 			p.recv(1, 1, 0, 64)
-			_, addr := e.alloc(4096)
+			_, addr := e.memory(4096)
 			e.must("reregister", p.buf[1].mr.Rereg(ib.MRChangeTranslation, ib.MRChange{Space: e.mem, Addr: addr, Length: 4096}))
 		},
 		says: "MR.Rereg while a work request that names the region is outstanding",

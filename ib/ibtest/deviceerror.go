@@ -82,7 +82,7 @@ func testNothingMade(e *env) {
 	resizes := !errors.Is(small.Resize(9), syscall.EOPNOTSUPP)
 	moderates := !errors.Is(small.Moderate(1, 0), syscall.EOPNOTSUPP)
 	reregs := !errors.Is(p.buf[0].mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: allAccess}), syscall.EOPNOTSUPP)
-	_, addr := e.alloc(64)
+	_, addr := e.memory(64)
 	e.handle.SetError()
 	refused := func(what string, err error) {
 		e.Helper()

@@ -277,7 +277,7 @@ type buffer struct {
 // allAccess holds all rights of a region.
 const allAccess = ib.AccessLocalWrite | ib.AccessRemoteWrite | ib.AccessRemoteRead | ib.AccessRemoteAtomic | ib.AccessMWBind
 
-func (e *env) alloc(n int) ([]byte, uint64) {
+func (e *env) memory(n int) ([]byte, uint64) {
 	e.Helper()
 	words := make([]uint64, (n+7)/8) // so that the buffer is aligned for atomics
 	b := bytesOf(words)[:n]
@@ -295,7 +295,7 @@ func (e *env) buffer(pd *ib.PD, n int, access ib.AccessFlags) *buffer {
 // bufferBy is buffer with a function that registers.
 func (e *env) bufferBy(register func(ib.MRInit) (*ib.MR, error), n int, access ib.AccessFlags) *buffer {
 	e.Helper()
-	b, addr := e.alloc(n)
+	b, addr := e.memory(n)
 	var mr *ib.MR
 	var err error
 	for _, without := range []ib.AccessFlags{0, ib.AccessMWBind | ib.AccessRemoteAtomic, ^ib.AccessLocalWrite} {

@@ -149,7 +149,7 @@ func testRegionInvalidateRefused(e *env) {
 	mr, err := p.pd.AllocMR(2)
 	e.need("fast registration", err)
 	own(e, mr, mr.Dereg)
-	b, addr := e.alloc(64)
+	b, addr := e.memory(64)
 	const iova = 0x400000
 	e.must("map", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 64}}, iova))
 	mr.UpdateKey(5)

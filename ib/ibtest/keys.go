@@ -88,7 +88,7 @@ func testFastRegBound(e *env) {
 	mr, err := p.pd.AllocMR(2)
 	e.need("fast registration", err)
 	own(e, mr, mr.Dereg)
-	_, addr := e.alloc(64)
+	_, addr := e.memory(64)
 	const iova = 0x300000
 	register := func() {
 		e.Helper()

@@ -128,7 +128,7 @@ func testFlush(e *env) {
 func testZeroBased(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	p.needWrite()
-	b, addr := e.alloc(128)
+	b, addr := e.memory(128)
 	mr, err := p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr + 8, Length: 64, Access: allAccess | ib.AccessZeroBased})
 	e.need("zero-based regions", err)
 	own(e, mr, mr.Dereg)
@@ -162,7 +162,7 @@ func testRereg(e *env) {
 	write("of another domain", b.addr, b.mr.RKey(), ib.WCRemAccessErr)
 	e.wantErr("dealloc the region's new domain", other.Dealloc(), syscall.EBUSY)
 	e.must("change the domain back", b.mr.Rereg(ib.MRChangePD, ib.MRChange{PD: p.pd}))
-	fresh, addr := e.alloc(128)
+	fresh, addr := e.memory(128)
 	e.must("change the memory", b.mr.Rereg(ib.MRChangeTranslation,
 		ib.MRChange{Space: e.mem, Addr: addr, Length: 128, IOVA: addr}))
 	fill(p.buf[0].b, 3)
@@ -234,7 +234,7 @@ func testFastRegLocal(e *env) {
 	mr, err := p.pd.AllocMR(2)
 	e.need("fast registration", err)
 	own(e, mr, mr.Dereg)
-	b, addr := e.alloc(256)
+	b, addr := e.memory(256)
 	fill(b, 4)
 	const iova = 0x200000
 	e.must("map", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 256}}, iova))
@@ -270,7 +270,7 @@ func testFastRegList(e *env) {
 	mr, err := p.pd.AllocMR(8)
 	e.need("fast registration", err)
 	own(e, mr, mr.Dereg)
-	b, addr := e.alloc(10000)
+	b, addr := e.memory(10000)
 	const iova = 0x300001
 	// The order differs from that of the addresses, and nothing is aligned.
 	parts := []struct{ from, to int }{{7000, 7100}, {10, 11}, {20, 5020}, {6000, 6007}}

@@ -118,13 +118,13 @@ func (e *env) factory(seed uint64, known *modeltest.Abilities) modeltest.Factory
 	return func() (modeltest.Target, func() error) {
 		s := &slot{e: e, cl: &ib.Client{Name: "model"}}
 		s.cl.Add = func(d *ib.Device) (any, error) { s.dev = d; return nil, nil }
-		s.cl.Remove = func(*ib.Device, any) { s.removed = s.remove() }
+		s.cl.Remove = func(*ib.Device, any) { s.removeErr = s.remove() }
 		e.must("register the client", s.core.RegisterClient(s.cl))
 		s.make = func(t testing.TB) *ib.DeviceHandle {
-			if e.cfg.seeded == nil {
+			if e.cfg.newSeeded == nil {
 				return e.cfg.newDevice(t)
 			}
-			h, lossy := e.cfg.seeded(t, seed)
+			h, lossy := e.cfg.newSeeded(t, seed)
 			s.lossy = lossy
 			return h
 		}

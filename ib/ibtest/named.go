@@ -126,7 +126,7 @@ func registeredRegion(p *pair) *named {
 	}
 	p.e.must("alloc mr", err)
 	own(p.e, mr, mr.Dereg)
-	_, addr := p.e.alloc(64)
+	_, addr := p.e.memory(64)
 	p.e.must("map", mr.Map(p.e.mem, nil, []umem.Range{{Addr: addr, Length: 64}}, addr))
 	mr.UpdateKey(1)
 	return &named{e: p.e, gone: mr, wr: ib.SendWR{ID: 9, Opcode: ib.WRRegMR, Flags: ib.SendSignaled,

@@ -507,7 +507,7 @@ func testFastReg(e *env) {
 	mr, err := p.pd.AllocMR(2)
 	e.need("fast registration", err)
 	own(e, mr, mr.Dereg)
-	b, addr := e.alloc(64)
+	b, addr := e.memory(64)
 	post := func(side int, wr ib.SendWR, status ib.WCStatus) {
 		e.Helper()
 		wr.ID, wr.Flags = 81, ib.SendSignaled

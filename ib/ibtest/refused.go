@@ -81,7 +81,7 @@ func (e *env) refusals(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 				return srq.Destroy, nil
 			}})
 	}
-	_, addr := e.alloc(64)
+	_, addr := e.memory(64)
 	for _, access := range e.refusedAccess(pd) {
 		all = append(all, refusal{fmt.Sprintf("register memory with rights %v", access), func() (func() error, error) {
 			mr, err := pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: access})
@@ -159,7 +159,7 @@ func (e *env) refusedCalls(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 // refusedAccess returns sets of access rights, each consistent, that the driver rejects for regions.
 func (e *env) refusedAccess(pd *ib.PD) (refused []ib.AccessFlags) {
 	e.Helper()
-	_, addr := e.alloc(64)
+	_, addr := e.memory(64)
 	for _, more := range []ib.AccessFlags{ib.AccessFlushPersistent, ib.AccessFlushGlobal, ib.AccessMWBind,
 		ib.AccessRemoteAtomic, 1 << 18} {
 		access := ib.AccessLocalWrite | more

@@ -25,7 +25,7 @@ func testManyRegistrations(e *env) {
 	p := e.pair(pairConfig{kind: ib.QPTypeRC})
 	p.needWrite()
 	stay := []*buffer{e.buffer(p.pd, 64, allAccess), e.buffer(p.pd, 64, allAccess)}
-	b, addr := e.alloc(64)
+	b, addr := e.memory(64)
 	others := []*ib.MR{p.buf[0].mr, p.buf[1].mr, stay[0].mr, stay[1].mr}
 	init := ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: ib.AccessLocalWrite | ib.AccessRemoteWrite}
 	seed := 0

@@ -45,7 +45,7 @@ type slot struct {
 	lossy  bool
 
 	remove  func() error // the client's shutdown
-	removed error
+	removeErr error
 }
 
 // plug creates a device and registers it.
@@ -72,7 +72,7 @@ func (s *slot) reset(remove func() error) error {
 	s.handle.SetError()
 	s.remove = remove
 	old := s.handle
-	if err := errors.Join(s.unplug(), s.removed); err != nil {
+	if err := errors.Join(s.unplug(), s.removeErr); err != nil {
 		return fmt.Errorf("shut down a device in error: %w", err)
 	}
 	if _, err := old.Device().AllocPD(); !errors.Is(err, syscall.ENODEV) {

@@ -255,7 +255,7 @@ func (s threadState) runs() bool { return s.state == "running" || s.state == "ru
 // held, unless a third thread holds it and waits for a processor.
 func testLockHolders(e *env) {
 	var p *pair
-	b, addr := e.alloc(64)
+	b, addr := e.memory(64)
 	sleepers := []struct {
 		what string
 		call func() error

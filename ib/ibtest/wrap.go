@@ -40,7 +40,7 @@ func (e *env) wraps(f func(i int)) {
 // testNumbersWrap keeps a few objects of each kind while others are created and destroyed.
 func testNumbersWrap(e *env) {
 	pd, cq := e.pd(), e.cq(8, nil)
-	_, addr := e.alloc(64)
+	_, addr := e.memory(64)
 	type made struct {
 		number  uint32
 		destroy func() error

@@ -29,7 +29,7 @@ type cq struct {
 	mu        sync.Mutex
 	arms      uint64  // number of ReqNotify calls
 	held      []entry // the window, in the order of the inner queue
-	armed     ib.NotifyFlags
+	notify     ib.NotifyFlags
 	later     bool // a completion of the window will be reported later
 	dead      bool
 	moderated bool
@@ -120,7 +120,7 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 		if err = c.pull(most); err != nil && len(c.held) == 0 {
 			break
 		}
-		if c.armed == ib.NotifySolicited || c.moderated {
+		if c.notify == ib.NotifySolicited || c.moderated {
 			c.due() // a completion does not record whether it is solicited, so none is delayed
 		}
 		i := c.next()
@@ -135,7 +135,7 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 	if n > 0 {
 		err = nil
 	}
-	if c.armed&ib.NotifyNextComp != 0 && len(c.held) > 0 && c.delays() {
+	if c.notify&ib.NotifyNextComp != 0 && len(c.held) > 0 && c.delays() {
 		c.later = true
 		c.d.kick()
 	}
@@ -304,7 +304,7 @@ func (c *cq) Waiting() int {
 func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.armed == 0 {
+	if c.notify == 0 {
 		c.rep.Store(false) // set for an earlier request, already answered
 	}
 	if c.hides.Load() {
@@ -315,16 +315,16 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	}
 	switch {
 	case flags&ib.NotifyNextComp != 0:
-		c.armed = ib.NotifyNextComp
-	case c.armed == 0:
-		c.armed = ib.NotifySolicited
+		c.notify = ib.NotifyNextComp
+	case c.notify == 0:
+		c.notify = ib.NotifySolicited
 	}
 	if len(c.held) == 0 {
 		return missed, nil
 	}
 	c.arms++
 	miss := c.d.has(MissedCompletion) && c.d.draw(MissedCompletion, c.ord, c.arms, 2) == 0
-	if c.armed == ib.NotifySolicited || !c.delays() || miss {
+	if c.notify == ib.NotifySolicited || !c.delays() || miss {
 		c.due()
 		return missed || flags&ib.NotifyReportMissed != 0, nil
 	}
@@ -342,7 +342,7 @@ func (c *cq) tick() (more bool) {
 	}
 	c.age()
 	report := c.rep.Swap(false)
-	if report && c.armed == ib.NotifyNextComp && c.hides.Load() {
+	if report && c.notify == ib.NotifyNextComp && c.hides.Load() {
 		report, more = c.shown()
 	}
 	if c.later && c.next() >= 0 {
@@ -351,8 +351,8 @@ func (c *cq) tick() (more bool) {
 	if len(c.held) == 0 {
 		c.later = false
 	}
-	if report && c.armed != 0 {
-		c.armed, c.later = 0, false
+	if report && c.notify != 0 {
+		c.notify, c.later = 0, false
 		c.obj.Completed()
 	}
 	return more || c.later
@@ -369,7 +369,7 @@ func (c *cq) shown() (report, again bool) {
 		c.later = true
 		return false, false
 	}
-	missed, err := c.DriverCQ.ReqNotify(c.armed | ib.NotifyReportMissed)
+	missed, err := c.DriverCQ.ReqNotify(c.notify | ib.NotifyReportMissed)
 	if err != nil {
 		return true, false
 	}

@@ -163,7 +163,7 @@ func (q *qp) post(wr *ib.SendWR) error {
 		q.hold(r, 0)
 		return nil
 	}
-	if err := q.begins(r); err != nil {
+	if err := q.readSource(r); err != nil {
 		q.refused(r)
 		return err
 	}
@@ -381,16 +381,16 @@ func (q *qp) begin() bool {
 		return false
 	}
 	q.held = q.held[1:]
-	if err := q.begins(r); err != nil {
+	if err := q.readSource(r); err != nil {
 		q.fail(r)
 	}
 	return true
 }
 
-// begins posts a send to the inner queue pair.
+// readSource posts a send to the inner queue pair.
 //
 //verbena:held mu
-func (q *qp) begins(r *request) error {
+func (q *qp) readSource(r *request) error {
 	_, err := q.DriverQP.PostSend([]ib.SendWR{r.wr})
 	q.freeAH(r)
 	if err == nil && len(r.targets) > 0 {

@@ -275,7 +275,7 @@ type runner struct {
 	ended chan struct{}
 	known *[]*Polled // files of the programs that were notified that it is awake
 
-	tended time.Time // time of the last call of Source.Due
+	lastTend time.Time // time of the last call of Source.Due
 }
 
 // isCurrent reports whether the thread still belongs to the poller. If not, it wakes the current thread, which then
@@ -299,7 +299,7 @@ func (r *runner) run() {
 	// file.
 	debug.SetPanicOnFault(true)
 	last := time.Now() // time of the last new request
-	r.tended = last
+	r.lastTend = last
 	for round := 1; ; round++ {
 		if r.known != r.p.files.Load() {
 			r.say(true)
@@ -327,14 +327,14 @@ func (r *runner) run() {
 		}
 		r.say(true)
 		last = time.Now()
-		r.tended = last
+		r.lastTend = last
 	}
 }
 
 func (r *runner) tendIfDue(now time.Time) {
-	if now.Sub(r.tended) >= tendTime {
+	if now.Sub(r.lastTend) >= tendTime {
 		r.p.tend()
-		r.tended = now
+		r.lastTend = now
 	}
 }
 

@@ -332,7 +332,7 @@ func TestIdle(t *testing.T) {
 	other, y := newFile(p)
 	list := []*Polled{x, y}
 	p.files.Store(&list)
-	r := &runner{p: p, known: &list, tended: time.Now()}
+	r := &runner{p: p, known: &list, lastTend: time.Now()}
 	p.current, x.by = r, r
 	check := func(when string, want bool) {
 		t.Helper()
@@ -350,7 +350,7 @@ func TestIdle(t *testing.T) {
 	if due != 0 {
 		t.Errorf("Due was called at once")
 	}
-	r.tended = r.tended.Add(-tendTime)
+	r.lastTend = r.lastTend.Add(-tendTime)
 	check("after a while", true)
 	if due != 2 {
 		t.Errorf("got %d calls of Due, want 2", due)

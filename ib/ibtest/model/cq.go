@@ -70,7 +70,7 @@ func (m *Model) ResizeCQ(id ID, entries int) syscall.Errno {
 	case c.Lost:
 		m.open("resizing a queue that has lost a completion")
 	}
-	m.resize(id, entries)
+	m.setEntries(id, entries)
 	return 0
 }
 
@@ -99,8 +99,8 @@ func (m *Model) checkRoom(id ID) {
 // Resized records the actual capacity of a resize.
 func (m *Model) Resized(id ID, entries int) { m.CQs[id].Entries = entries }
 
-// resize sets the capacity, which a driver may round up.
-func (m *Model) resize(id ID, entries int) {
+// setEntries sets the capacity, which a driver may round up.
+func (m *Model) setEntries(id ID, entries int) {
 	m.CQs[id].Entries = entries
 	m.checkRoom(id)
 }

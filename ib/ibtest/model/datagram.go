@@ -101,7 +101,7 @@ func (m *Model) deliver(q, p *QP, s *Send, src *source) []Span {
 	default:
 		m.checkOverlap(to.spans, src.spans)
 		m.stores(s, to.spans)
-		m.store(to.spans, GRHLen, src.data)
+		m.scatterBytes(to.spans, GRHLen, src.data)
 		for _, t := range clip(to.spans, GRHLen) {
 			m.Mem.Blur(t.Addr, t.Len, nil)
 		}

@@ -255,11 +255,11 @@ func (m *Model) refuse(q, p *QP, status ib.WCStatus) []ib.WCStatus {
 	}
 	p.Events = append(p.Events, e)
 	m.toError(p)
-	return m.refused(q, p, status)
+	return m.outcomesOfRefusal(q, p, status)
 }
 
-// refused returns the possible statuses of a request that the peer has rejected.
-func (m *Model) refused(q, p *QP, status ib.WCStatus) []ib.WCStatus {
+// outcomesOfRefusal returns the possible statuses of a request that the peer has rejected.
+func (m *Model) outcomesOfRefusal(q, p *QP, status ib.WCStatus) []ib.WCStatus {
 	switch {
 	case q.Type == ib.QPTypeUC:
 		return success
@@ -305,7 +305,7 @@ func (m *Model) write(q, p *QP, s *Send, src *source) (status []ib.WCStatus, wai
 		return m.notReady(q)
 	}
 	m.stores(s, to)
-	m.store(to, 0, src.data)
+	m.scatterBytes(to, 0, src.data)
 	if s.Op == ib.WRRDMAWriteWithImm {
 		m.completeRecv(p, Want{
 			WC:     ib.WC{ByteLen: uint32(n), Opcode: ib.WCRecvRDMAWithImm, Flags: ib.WCWithImm, Imm: s.Imm},
@@ -351,7 +351,7 @@ func (m *Model) send(q, p *QP, s *Send, src *source) (status []ib.WCStatus, wait
 	case !to.ok && to.n < n:
 		m.open("a receive that is too short, with a wrong key")
 	case !to.ok:
-		w.Status, status = is(ib.WCLocProtErr), m.refused(q, p, ib.WCRemOpErr)
+		w.Status, status = is(ib.WCLocProtErr), m.outcomesOfRefusal(q, p, ib.WCRemOpErr)
 		m.smear(to.spans, 0, src.data[:to.reach])
 		if q.Type == ib.QPTypeUC {
 			m.open("a receive of an unreliable connection with a wrong key")
@@ -362,17 +362,17 @@ func (m *Model) send(q, p *QP, s *Send, src *source) (status []ib.WCStatus, wait
 		m.smear(to.spans, 0, src.data[:to.n])
 		return success, false // the message is lost; the receive stays (class D of 9.9.3)
 	case to.n < n:
-		w.Status, status = is(ib.WCLocLenErr), m.refused(q, p, ib.WCRemInvReqErr)
+		w.Status, status = is(ib.WCLocLenErr), m.outcomesOfRefusal(q, p, ib.WCRemInvReqErr)
 		m.smear(to.spans, 0, src.data[:to.n])
 	case s.Op == ib.WRSendWithInv && !m.invalidate(p, s.InvalidateRKey):
 		w.Status, status = is(ib.WCMWBindErr), is(ib.WCRetryExcErr) // no response (class J of 9.9.6.3)
 		if q == p {
-			status = m.refused(q, p, ib.WCRetryExcErr)
+			status = m.outcomesOfRefusal(q, p, ib.WCRetryExcErr)
 		}
 		m.smear(to.spans, 0, src.data)
 	default:
 		m.stores(s, to.spans)
-		m.store(to.spans, 0, src.data)
+		m.scatterBytes(to.spans, 0, src.data)
 	}
 	if s.Op == ib.WRSendWithInv {
 		m.uses(s.InvalidateRKey)

@@ -50,7 +50,7 @@ func (m *Model) fetch(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bool
 	m.checkOverlap(to.spans, from)
 	m.fetches(s, from, to.spans)
 	if !atomic {
-		m.store(to.spans, 0, m.load(from, n))
+		m.scatterBytes(to.spans, 0, m.load(from, n))
 		return success, n, false
 	}
 	old := m.word(from)
@@ -61,8 +61,8 @@ func (m *Model) fetch(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bool
 		}
 	}
 	m.stores(s, from)
-	m.store(from, 0, binary.NativeEndian.AppendUint64(nil, fresh))
-	m.store(to.spans, 0, binary.NativeEndian.AppendUint64(nil, old))
+	m.scatterBytes(from, 0, binary.NativeEndian.AppendUint64(nil, fresh))
+	m.scatterBytes(to.spans, 0, binary.NativeEndian.AppendUint64(nil, old))
 	return success, 8, false
 }
 

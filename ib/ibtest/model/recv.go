@@ -109,7 +109,7 @@ func (m *Model) DestroySRQ(id ID) syscall.Errno {
 		if q.SRQ == id {
 			return syscall.EBUSY
 		}
-		if q.waiting && m.named(q) == id {
+		if q.waiting && m.identify(q) == id {
 			m.open("a shared queue is destroyed whose receive a request waits for")
 		}
 	}
@@ -167,7 +167,7 @@ func (m *Model) PostRecv(id ID, recvs []Recv, got *Took) Took {
 func (m *Model) PostSRQ(id ID, recvs []Recv, got *Took) Took {
 	waiting := 0
 	for _, q := range m.QPs {
-		if p := m.destination(q); q.waiting && p != nil && (p.SRQ == id || m.named(q) == id) {
+		if p := m.destination(q); q.waiting && p != nil && (p.SRQ == id || m.identify(q) == id) {
 			waiting++
 		}
 	}
@@ -196,8 +196,8 @@ func (q *QP) shared() ID {
 // extended reports whether the queue pair is of an XRC type.
 func (q *QP) extended() bool { return q.Type == ib.QPTypeXRCInit || q.Type == ib.QPTypeXRCTgt }
 
-// named returns the shared queue that the first send of an XRC initiator names; 0: none.
-func (m *Model) named(q *QP) ID {
+// identify returns the shared queue that the first send of an XRC initiator names; 0: none.
+func (m *Model) identify(q *QP) ID {
 	if q.Type == ib.QPTypeXRCInit && len(q.Sends) > 0 {
 		return m.byNumber(q.Sends[0].SRQN)
 	}

@@ -244,8 +244,8 @@ func (m *Model) load(spans []Span, n uint64) []byte {
 	return b
 }
 
-// store stores bytes in a list of spans, starting at an offset.
-func (m *Model) store(spans []Span, skip uint64, b []byte) {
+// scatterBytes stores bytes in a list of spans, starting at an offset.
+func (m *Model) scatterBytes(spans []Span, skip uint64, b []byte) {
 	for _, q := range m.QPs {
 		if q.waiting && meet(q.held, spans) {
 			m.open("memory of a request that waits is changed by another")

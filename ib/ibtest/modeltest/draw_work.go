@@ -54,17 +54,17 @@ func (d *drawer) elements(pd model.ID, n uint64, most int, need ib.AccessFlags) 
 		if d.one(5) {
 			k = 0
 		}
-		list = append(list, d.element(pd, k, need, wrong))
+		list = append(list, d.drawElement(pd, k, need, wrong))
 		n -= k
 	}
 	if n > 0 || d.one(2) {
-		list = append(list, d.element(pd, n, need, wrong))
+		list = append(list, d.drawElement(pd, n, need, wrong))
 	}
 	return list
 }
 
-// element draws n bytes of a region, often at its end, sometimes beyond it.
-func (d *drawer) element(pd model.ID, n uint64, need ib.AccessFlags, wrong bool) element {
+// drawElement draws n bytes of a region, often at its end, sometimes beyond it.
+func (d *drawer) drawElement(pd model.ID, n uint64, need ib.AccessFlags, wrong bool) element {
 	if len(d.x.gone) > 0 && d.one(60) { // a key from before the reset
 		g := pick(d, d.x.gone)
 		return element{off: g.addr, len: uint32(n), xor: g.lkey}
@@ -170,11 +170,11 @@ func (d *drawer) target(p *model.QP, n uint64, need ib.AccessFlags) (t target, m
 
 // operation draws an operation that the driver supports.
 func (d *drawer) operation(kind ib.QPType) ib.WROpcode {
-	return pick(d, supported(d.x.Abilities, d.operations(kind), func(op ib.WROpcode) string { return opNames[op] }))
+	return pick(d, supported(d.x.Abilities, d.opcodes(kind), func(op ib.WROpcode) string { return opNames[op] }))
 }
 
-// operations returns the operations of a service type.
-func (d *drawer) operations(kind ib.QPType) []ib.WROpcode {
+// opcodes returns the opcodes of a service type.
+func (d *drawer) opcodes(kind ib.QPType) []ib.WROpcode {
 	ops := []ib.WROpcode{ib.WRSend, ib.WRSend, ib.WRSendWithImm}
 	if kind == ib.QPTypeXRCInit {
 		ops = append(ops, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRRDMARead)
@@ -191,7 +191,7 @@ func (d *drawer) operations(kind ib.QPType) []ib.WROpcode {
 		return d.withMemory(ops)
 	}
 	ops = append(ops, ib.WRRDMARead, ib.WRRDMARead)
-	if len(d.ended()) > 0 || d.bad() {
+	if len(d.destroyedIDs()) > 0 || d.bad() {
 		ops = append(ops, ib.WRSendWithInv)
 	}
 	if d.x.m.Atomics {
@@ -220,14 +220,14 @@ func (d *drawer) withMemory(ops []ib.WROpcode) []ib.WROpcode {
 			ops = append(ops, ib.WRRegMR)
 		}
 	}
-	if len(d.ended()) > 0 || d.bad() {
+	if len(d.destroyedIDs()) > 0 || d.bad() {
 		ops = append(ops, ib.WRLocalInv)
 	}
 	return ops
 }
 
-// ended returns the objects that a request can invalidate.
-func (d *drawer) ended() []model.ID {
+// destroyedIDs returns the objects that a request can invalidate.
+func (d *drawer) destroyedIDs() []model.ID {
 	windows := ids(d.x.m.Windows, func(w *model.Window) bool { return w.Bound && w.QP != 0 })
 	regions := ids(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && r.Valid && !r.Dead })
 	return append(windows, regions...)
