@@ -44,3 +44,27 @@ func TestTableAll(t *testing.T) {
 		t.Errorf("all, after two were dropped: got %v, want %v", got, want)
 	}
 }
+
+// TestTableNumbers tests that numbers begin after the skipped ones, count up and wrap at the limit, and that no number
+// outside of the table has an object.
+func TestTableNumbers(t *testing.T) {
+	var x table[int]
+	x.init(10, 20)
+	x.skip(7)
+	for i := range uint32(10) {
+		want := 10 + (7+i)%10
+		n, ok := x.reserve()
+		if !ok || n != want {
+			t.Errorf("reserve: got %d, %v, want %d", n, ok, want)
+		}
+		x.set(n, new(int))
+	}
+	if n, ok := x.reserve(); ok {
+		t.Errorf("reserve of a full table: got %d, want none", n)
+	}
+	for _, n := range []uint32{0, 9, 20, tableMax - 1, tableMax, tableMax + 1, 1<<32 - 1} {
+		if x.get(n) != nil {
+			t.Errorf("get(%d): got an object, want nil", n)
+		}
+	}
+}
