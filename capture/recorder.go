@@ -50,12 +50,12 @@ type Recorder struct {
 	w    *pcapgo.NgWriter // nil until there is an interface; used by the goroutine only
 	to   io.Writer
 
-	over   atomic.Bool   // no more packets are accepted
-	ending chan struct{} // closed by Close
-	done   chan struct{} // closed when the recording has ended by itself
-	finished  chan struct{} // closed when the goroutine has returned
-	full   chan struct{} // the buffer is half full
-	once   sync.Once
+	over     atomic.Bool   // no more packets are accepted
+	ending   chan struct{} // closed by Close
+	done     chan struct{} // closed when the recording has ended by itself
+	finished chan struct{} // closed when the goroutine has returned
+	full     chan struct{} // the buffer is half full
+	once     sync.Once
 
 	mu         sync.Mutex
 	taken      uint64 // number of accepted packets, up to Count
@@ -64,7 +64,7 @@ type Recorder struct {
 
 	// Used by the goroutine only.
 	spare   batch
-	young []record // packets that are too young; they own their bytes
+	young   []record // packets that are too young; they own their bytes
 	frame   []byte
 	known   int // number of interfaces in the file
 	summary Summary

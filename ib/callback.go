@@ -41,7 +41,7 @@ type callbacks struct {
 	begun   uint64      // callbacks started so far
 	late    *time.Timer // detects stale holds; nil until first used
 	looking bool        // late is running
-	seen  uint64      // value of begun when late was started
+	seen    uint64      // value of begun when late was started
 }
 
 const (

@@ -43,36 +43,36 @@ type Conn struct {
 	wr      verbs.SendWR  // scratch; writers must be held
 
 	//verbena:program the callers of one connection, and its timers
-	mu       sync.Mutex
-	in       receiver
-	out      sender
-	rd, wd   deadline
-	fin      bool      // the peer has sent its last data
-	gone     bool      // the peer does not read any more
-	shut     bool      // CloseWrite was called
-	closed   bool      // Close was called
-	err      error     // the reason for the failure of the connection
-	dead     bool      // the device is unusable, too
-	broken   bool      // the peer has violated the protocol; its further messages are ignored
-	released bool      // the verbs objects were closed
-	due      bool      // a credit is still to be sent
-	received int       // number of successful completions; each shows that the peer is alive
-	seen     int       // value of received at the last tick
-	probeSent   time.Time // time of the first unanswered probe; zero: none
+	mu        sync.Mutex
+	in        receiver
+	out       sender
+	rd, wd    deadline
+	fin       bool      // the peer has sent its last data
+	gone      bool      // the peer does not read any more
+	shut      bool      // CloseWrite was called
+	closed    bool      // Close was called
+	err       error     // the reason for the failure of the connection
+	dead      bool      // the device is unusable, too
+	broken    bool      // the peer has violated the protocol; its further messages are ignored
+	released  bool      // the verbs objects were closed
+	due       bool      // a credit is still to be sent
+	received  int       // number of successful completions; each shows that the peer is alive
+	seen      int       // value of received at the last tick
+	probeSent time.Time // time of the first unanswered probe; zero: none
 
 	controls, controlsDone uint64 // messages without data: number posted, number completed
 	lastControl            uint64 // number of the message that Close has sent
 
-	sleeping bool // a goroutine waits at the completion channel on behalf of all waiters
-	waiters  []*waiter
-	readWaiter   waiter
-	writeWaiter   waiter
-	closeWaiter   waiter
-	oper     waiter
-	op       operation
-	scratch  verbs.SendWR
-	recv     verbs.RecvWR // without memory, as are all receives
-	wcs      [16]verbs.WC
+	sleeping    bool // a goroutine waits at the completion channel on behalf of all waiters
+	waiters     []*waiter
+	readWaiter  waiter
+	writeWaiter waiter
+	closeWaiter waiter
+	oper        waiter
+	op          operation
+	scratch     verbs.SendWR
+	recv        verbs.RecvWR // without memory, as are all receives
+	wcs         [16]verbs.WC
 }
 
 var _ net.Conn = (*Conn)(nil)

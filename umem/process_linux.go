@@ -48,9 +48,9 @@ type Process struct {
 
 	trusting bool
 
-	direct  atomic.Int64  // number of accesses by number in progress, plus binding once no new ones may begin
-	drained chan struct{} // closed when binding is set and the last of them has ended
-	drainOnce   sync.Once     // closes drained
+	direct    atomic.Int64  // number of accesses by number in progress, plus binding once no new ones may begin
+	drained   chan struct{} // closed when binding is set and the last of them has ended
+	drainOnce sync.Once     // closes drained
 
 	dead   atomic.Bool // exited, or closed
 	exited chan struct{}

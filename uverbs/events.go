@@ -559,7 +559,7 @@ type eventFiles struct {
 	sweepAt  int         // number of channels from which on they are swept
 	channels []*eventFile
 	async    []*eventFile
-	detached  []*eventFile // removed from the lists, but possibly not closed yet
+	detached []*eventFile // removed from the lists, but possibly not closed yet
 	fallback *eventFile   // the first asynchronous one, which objects use (default_async_file)
 }
 

@@ -73,7 +73,7 @@ type File struct {
 	life  sync.RWMutex
 	state atomic.Int32           // states.Context
 	end   atomic.Pointer[ending] // not nil: the end of the context has begun
-	endMu  sync.Mutex             // held while a thread decides to end the context
+	endMu sync.Mutex             // held while a thread decides to end the context
 	open  sync.Mutex             // serialises GET_CONTEXT
 	stop  func()                 // stops the device's events; nil: no context in the driver; under open or life
 

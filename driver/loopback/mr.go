@@ -135,16 +135,27 @@ func (k *key) Dereg() error {
 //
 //verbena:held mu
 func (d *Device) invalidate(num uint32, q *QP) bool {
+	if !d.mayInvalidate(num, q) {
+		return false
+	}
+	if k := d.key(num); k.mw != nil {
+		k.unbind()
+	} else {
+		k.valid = false
+	}
+	return true
+}
+
+// mayInvalidate reports whether a work request of q may invalidate the key.
+//
+//verbena:held d.mu
+func (d *Device) mayInvalidate(num uint32, q *QP) bool {
 	k := d.key(num)
 	switch {
 	case k == nil || k.pd != q.pd:
 		return false
 	case k.mw != nil && k.mw.kind == ib.MWType2 && k.qp == q:
-		k.unbind()
-	case k.fast && k.bound == 0:
-		k.valid = false
-	default:
-		return false
+		return true
 	}
-	return true
+	return k.fast && k.bound == 0
 }

@@ -24,9 +24,10 @@ type QP struct {
 	attr    ib.QPAttr
 	sq      ring[sendWQE]
 	own     recvQueue
-	rq      *recvQueue // its own, or the shared one
-	waiting bool       // the first send has begun, and waits for a receive, or for the peer to leave INIT
-	busy    bool       // a send that has been removed from sq is being executed
+	rq      *recvQueue  // its own, or the shared one
+	waiting bool        // the first send has begun, and waits for a receive, or for the peer to leave INIT
+	busy    bool        // a send that has been removed from sq is being executed
+	usedCQs []completer // an XRC target: CQs of the shared receive queues that it has completed on
 }
 
 // sendWQE is an accepted send work request. The slices belong to the slot.
@@ -127,6 +128,9 @@ func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	if err := q.checkAttr(attr, mask); err != nil {
 		return err
 	}
+	if mask&ib.QPAttrState != 0 {
+		q.attr.EnSQDAsyncNotify = false // it holds for one transition
+	}
 	q.attr.Set(attr, mask)
 	switch {
 	case mask&ib.QPAttrState == 0:
@@ -220,8 +224,8 @@ func (q *QP) Destroy() error {
 			cq.forget(q.obj.QP())
 		}
 	}
-	for _, s := range d.srqs { // an XRC target may have completed on these
-		s.rq.cq.forget(q.obj.QP())
+	for _, cq := range q.usedCQs {
+		cq.forget(q.obj.QP())
 	}
 	delete(d.qps, q.obj.Num())
 	d.unblock()

@@ -2,6 +2,7 @@ package loopback
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"verbena/ib"
 )
@@ -96,6 +97,9 @@ func (q *QP) completeRecv(r *recvQueue, wc *ib.WC, solicited bool) {
 	cq := q.recvCQ
 	if r.cq != nil {
 		cq = r.cq
+		if !slices.Contains(q.usedCQs, r.cq) {
+			q.usedCQs = append(q.usedCQs, r.cq)
+		}
 	}
 	if !cq.post(*wc, solicited) && q.state != ib.QPErr {
 		q.obj.Raise(ib.EventQPFatal)
@@ -243,7 +247,7 @@ func (q *QP) send(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 		return ib.WCSuccess, false // lost; the receive stays (class D of IBA 9.9.3)
 	case dst.n < src.n:
 		wc.Status, status = ib.WCLocLenErr, ib.WCRemInvReqErr
-	case w.wr.Opcode == ib.WRSendWithInv && !d.invalidate(w.wr.InvalidateRKey, p):
+	case w.wr.Opcode == ib.WRSendWithInv && !d.mayInvalidate(w.wr.InvalidateRKey, p):
 		wc.Status, status = ib.WCMWBindErr, ib.WCRetryExcErr // as without a response
 	default:
 		switch d.copier.move(dst, src, 0, src.n) {
@@ -251,6 +255,10 @@ func (q *QP) send(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 			return ib.WCLocProtErr, false // no data have arrived
 		case atTarget:
 			wc.Status, status = ib.WCLocProtErr, ib.WCRemOpErr
+		default:
+			if w.wr.Opcode == ib.WRSendWithInv {
+				d.invalidate(w.wr.InvalidateRKey, p)
+			}
 		}
 	}
 	switch w.wr.Opcode {

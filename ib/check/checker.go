@@ -141,18 +141,18 @@ type frame struct {
 	batch   bool      // the last poll since arming filled its array
 
 	// under checker.mu
-	th        *thread
-	left      bool
-	timer     *time.Timer
-	late      *time.Timer // inCallback: reports a late return
-	delay     time.Duration
-	suspected bool           // the last inspection may have found it asleep
-	blockedFor    int            // consecutive inspections in which it waited for a lock
-	resting   int            // consecutive inspections in which it waited for a lock while no goroutine ran
-	restSince time.Time      // time of the first of these inspections
-	ran       int            // consecutive inspections in which it ran without a call
-	lastSeq   uint64         // sequence number of the thread, at the last of these inspections
-	blocked   map[*frame]int // inRegister: waits of calls of other threads for locks
+	th         *thread
+	left       bool
+	timer      *time.Timer
+	late       *time.Timer // inCallback: reports a late return
+	delay      time.Duration
+	suspected  bool           // the last inspection may have found it asleep
+	blockedFor int            // consecutive inspections in which it waited for a lock
+	resting    int            // consecutive inspections in which it waited for a lock while no goroutine ran
+	restSince  time.Time      // time of the first of these inspections
+	ran        int            // consecutive inspections in which it ran without a call
+	lastSeq    uint64         // sequence number of the thread, at the last of these inspections
+	blocked    map[*frame]int // inRegister: waits of calls of other threads for locks
 }
 
 // enter pushes a frame for the calling goroutine and reports violations of the frame. refuse is true if the call would

@@ -31,18 +31,18 @@ type object struct {
 	user      bool                      // a queue of a user context: the program may post and poll without a call
 
 	// Fields of a CQ.
-	cq       ib.DriverCQ
-	requests atomic.Int64          // by ReqNotify, minus the answers
-	armings  atomic.Int64          // calls of ReqNotify
-	probed   atomic.Pointer[rearm] // set while checked mode, but not the consumer, has armed the queue
-	rearm    atomic.Pointer[time.Timer]
-	answers  atomic.Int64 // calls of Completed
-	calls    atomic.Int64 // calls of Completed that cause a handler call
-	handlerAt   atomic.Int64 // value of calls when the handler last began
-	polls    atomic.Int64
-	pending  atomic.Int64 // number of work requests that may complete on it
-	pollers  atomic.Int32 // number of calls of Poll
-	broken   atomic.Bool  // completions may have been lost
+	cq        ib.DriverCQ
+	requests  atomic.Int64          // by ReqNotify, minus the answers
+	armings   atomic.Int64          // calls of ReqNotify
+	probed    atomic.Pointer[rearm] // set while checked mode, but not the consumer, has armed the queue
+	rearm     atomic.Pointer[time.Timer]
+	answers   atomic.Int64 // calls of Completed
+	calls     atomic.Int64 // calls of Completed that cause a handler call
+	handlerAt atomic.Int64 // value of calls when the handler last began
+	polls     atomic.Int64
+	pending   atomic.Int64 // number of work requests that may complete on it
+	pollers   atomic.Int32 // number of calls of Poll
+	broken    atomic.Bool  // completions may have been lost
 
 	mayOverrun bool // CQIgnoreOverrun
 	deadMu     sync.Mutex

@@ -18,12 +18,12 @@ type QP struct {
 	*ib.QP
 	send, recv *CQ
 
-	posting  atomic.Int64 // number of post calls in progress
-	outstanding   atomic.Int64 // number of work requests with functions that have not returned
-	draining atomic.Bool  // posts are rejected
-	idle     chan struct{}
-	turn     chan struct{} // full while a Drain is running
-	last     chan struct{} // closed at EventQPLastWQEReached; nil: the event does not occur
+	posting     atomic.Int64 // number of post calls in progress
+	outstanding atomic.Int64 // number of work requests with functions that have not returned
+	draining    atomic.Bool  // posts are rejected
+	idle        chan struct{}
+	turn        chan struct{} // full while a Drain is running
+	last        chan struct{} // closed at EventQPLastWQEReached; nil: the event does not occur
 }
 
 // CreateQP creates a queue pair that completes on q. It may sleep.

@@ -260,11 +260,42 @@ func testDrainedEvent(e *env) {
 			back()
 			e.drainWaiting(p, &d, false)
 			e.drainWaiting(p, &d, true)
+			e.drainLeft(p, &d)
 		}
 	}
 	if tried == 0 {
 		e.Skip("the driver has no queue pairs of the types tried")
 	}
+}
+
+// drainLeft leaves SQD before the send queue is drained, if the driver allows that. The request for the event ends then.
+func (e *env) drainLeft(p *pair, d *drains) {
+	e.Helper()
+	qp := p.qps[0]
+	p.send(0, 1, 8)
+	e.must("modify to SQD", qp.Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: true},
+		ib.QPAttrState|ib.QPAttrEnSQDAsyncNotify))
+	e.settle()
+	before := d.of(qp)
+	left := qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState) == nil
+	p.recv(1, 1, 0, 8)
+	if !left {
+		e.Log("the driver does not leave SQD before the send queue is drained")
+		e.eventually("the event that the send queue is drained", func() bool { return d.of(qp) > before })
+		e.must("modify to RTS", qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
+	}
+	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+	e.settle()
+	before = d.of(qp)
+	e.must("modify to SQD", qp.Modify(ib.QPAttr{State: ib.QPSQD}, ib.QPAttrState))
+	e.settle()
+	e.delivered()
+	if n := d.of(qp); n != before {
+		e.Errorf("to SQD without asking: %d events that the send queue is drained, which an earlier transition asked for",
+			n-before)
+	}
+	e.must("modify to RTS", qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 }
 
 // drainWaiting moves a queue pair to SQD while its message waits for a receive. The driver decides whether the message

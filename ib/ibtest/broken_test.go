@@ -27,28 +27,28 @@ type wrongDriver struct {
 	attributeHooks
 	sendOnly bool // see sendOnly
 
-	moreCQEs   int // extra entries of completion queues
-	createCQ   func(cq ib.CQHandle, attr ib.CQAttr) error
-	createQP   func(qp ib.QPHandle, init *ib.DriverQPInit) error
-	afterCreateQP  func(qp ib.QPHandle, init *ib.DriverQPInit)
-	query      func()
-	postSend   func(q *wrongQP, wrs []ib.SendWR) (int, error)
-	postRecv   func(q *wrongQP, wrs []ib.RecvWR) (int, error)
-	regMR      func(mr ib.MRHandle, m *wrongMR) error // the inner driver has registered m
-	resize     func(c *wrongCQ, entries int) error
-	modify     func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error
-	state      func(q *wrongQP) ib.QPState
-	destroyQP  func(q *wrongQP) error
-	poll       func(c *wrongCQ, wc []ib.WC) (int, error)
-	reqNotify  func(c *wrongCQ, f ib.NotifyFlags) (bool, error)
-	destroyCQ  func(c *wrongCQ) error
-	destroyAH  func() error
-	dereg      func(m ib.DriverMR) error
-	rereg      func(m *wrongMR, r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) error
-	moderate   func(c *wrongCQ, count int, period time.Duration) error
-	allocXRCD  func() (ib.DriverXRCD, error)
-	srqPost    func(s *wrongSRQ, wrs []ib.RecvWR) (int, error)
-	enterError func()
+	moreCQEs      int // extra entries of completion queues
+	createCQ      func(cq ib.CQHandle, attr ib.CQAttr) error
+	createQP      func(qp ib.QPHandle, init *ib.DriverQPInit) error
+	afterCreateQP func(qp ib.QPHandle, init *ib.DriverQPInit)
+	query         func()
+	postSend      func(q *wrongQP, wrs []ib.SendWR) (int, error)
+	postRecv      func(q *wrongQP, wrs []ib.RecvWR) (int, error)
+	regMR         func(mr ib.MRHandle, m *wrongMR) error // the inner driver has registered m
+	resize        func(c *wrongCQ, entries int) error
+	modify        func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error
+	state         func(q *wrongQP) ib.QPState
+	destroyQP     func(q *wrongQP) error
+	poll          func(c *wrongCQ, wc []ib.WC) (int, error)
+	reqNotify     func(c *wrongCQ, f ib.NotifyFlags) (bool, error)
+	destroyCQ     func(c *wrongCQ) error
+	destroyAH     func() error
+	dereg         func(m ib.DriverMR) error
+	rereg         func(m *wrongMR, r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) error
+	moderate      func(c *wrongCQ, count int, period time.Duration) error
+	allocXRCD     func() (ib.DriverXRCD, error)
+	srqPost       func(s *wrongSRQ, wrs []ib.RecvWR) (int, error)
+	enterError    func()
 
 	lists sync.Mutex
 	qps   []*wrongQP // existing

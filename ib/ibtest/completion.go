@@ -422,6 +422,21 @@ func testDestroyedTarget(e *env) {
 			}
 		}}
 	}, send, recv)
+	// The target keeps no reference to the shared queue that it has used.
+	ini, tgt := e.xrcPair(pd, x, send.CQ)
+	e.postSRQ(srq, ib.RecvWR{ID: 9, SGList: buf.sgl(128, 128)})
+	wr := ib.SendWR{ID: 9, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 16), RemoteSRQN: srq.Num()}
+	if n, err := ini.PostSend(wr); n != 1 {
+		e.Fatalf("post send: %v", err)
+	}
+	e.waitOne(send.CQ, 9, ib.WCSuccess)
+	num := tgt.Num()
+	e.destroy(srq)
+	e.destroy(tgt)
+	if wc := e.waitOne(recv.CQ, 9, ib.WCSuccess); wc.QPNum != num || wc.QP != nil {
+		e.Errorf("target destroyed after its shared receive queue: completion has number %d and object %p, want %d and nil",
+			wc.QPNum, wc.QP, num)
+	}
 }
 
 // xrcPair returns a connected initiator and target.

@@ -22,7 +22,7 @@ func (e *env) wantState(what string, qp *ib.QP, want ib.QPState) {
 	e.eventually(fmt.Sprintf("%s: state %v", what, want), func() bool { return qp.State() == want })
 	for _, mask := range []ib.QPAttrMask{0, ib.QPAttrState, ib.QPAttrState | ib.QPAttrCurState | ib.QPAttrAV} {
 		a, _, err := qp.Query(mask)
-		if err != nil || a.State != want {
+		if err != nil || a.State != want || a.CurState != want {
 			e.Fatalf("%s: Query shows state %v (%v), want %v, as State does", what, a.State, err, want)
 		}
 	}

@@ -31,7 +31,7 @@ type config struct {
 	gidIndex  int // -1: the first GID
 	bubble    bool
 	seeds     int // number of seeds of the group Model; 0: defaultSeeds
-	newSeeded    func(t testing.TB, seed uint64) (*ib.DeviceHandle, bool)
+	newSeeded func(t testing.TB, seed uint64) (*ib.DeviceHandle, bool)
 	packages  *packages
 	groups    []string // groups of checks; nil: all
 }

@@ -109,6 +109,24 @@ func smallest(kind ib.QPType) ib.QPCap {
 	return c
 }
 
+// inlineData returns the inline capacity that queue pairs can have: most bytes or, if the driver rejects that, a half, a
+// quarter and so on. No attribute of a device has this limit.
+func (e *env) inlineData(pd *ib.PD, kind ib.QPType, most uint32) uint32 {
+	e.Helper()
+	cq := e.cq(2, nil)
+	defer e.destroy(cq)
+	for ; most > 0; most /= 2 {
+		c := smallest(kind)
+		c.MaxInlineData = most
+		qp, err := pd.CreateQP(ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind, Cap: c})
+		if err == nil {
+			e.must("destroy qp", qp.Destroy())
+			break
+		}
+	}
+	return most
+}
+
 // atLeast reports whether the actual capacities are at least the requested ones.
 func atLeast(granted, asked ib.QPCap) bool {
 	return granted.MaxSendWR >= asked.MaxSendWR && granted.MaxRecvWR >= asked.MaxRecvWR &&
@@ -480,7 +498,12 @@ func testInlineLimit(e *env) {
 			e.Logf("the driver has no %v queue pairs", kind)
 			continue
 		}
+		most := e.inlineData(pd, kind, 64)
 		for _, asked := range []uint32{0, 1, 60, 64} {
+			if asked > most {
+				e.Logf("%v queue pairs cannot have %d bytes of inline data", kind, asked)
+				continue
+			}
 			e.inlineUpTo(e.pair(pairConfig{kind: kind, pd: pd}), asked)
 		}
 	}
@@ -500,6 +523,13 @@ func (e *env) inlineUpTo(p *pair, asked uint32) {
 	most, grh := int(qp.Init().Cap.MaxInlineData), 0
 	ops := []ib.WROpcode{ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm}
 	wr := ib.SendWR{RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey()}
+	var mw *ib.MW
+	if kind == ib.QPTypeRC {
+		if w, err := p.pd.AllocMW(ib.MWType2); err == nil {
+			own(e, w, w.Dealloc)
+			mw, ops = w, append(ops, ib.WRSendWithInv)
+		}
+	}
 	if kind == ib.QPTypeUD {
 		ops, grh = ops[:2], grhLen
 		wr.AH, wr.RemoteQPN, wr.RemoteQKey = e.ah(p.pd), p.qps[1].Num(), qkey
@@ -521,6 +551,11 @@ func (e *env) inlineUpTo(p *pair, asked uint32) {
 			clear(p.buf[1].b[:grh+size])
 			if op != ib.WRRDMAWrite {
 				p.recv(1, 7, 0, grh+most+8)
+			}
+			if op == ib.WRSendWithInv {
+				p.bind(ib.BindMW{MW: mw, MR: p.buf[1].mr, RKey: ib.IncRKey(mw.RKey()), Addr: p.buf[1].addr, Length: 8,
+					Access: ib.AccessRemoteWrite}, ib.WCSuccess)
+				wr.InvalidateRKey = mw.RKey()
 			}
 			wr.Inline = data[:size]
 			p.post(0, wr)

@@ -173,7 +173,7 @@ func testCapacities(e *env) {
 		{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},
 		{MaxSendWR: min(7, all.MaxSendWR), MaxRecvWR: min(33, all.MaxRecvWR), MaxSendSGE: min(2, all.MaxSendSGE),
 			MaxRecvSGE:    min(3, all.MaxRecvSGE),
-			MaxInlineData: 17},
+			MaxInlineData: e.inlineData(pd, ib.QPTypeRC, 17)},
 	} {
 		qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: c})
 		g := qp.Init().Cap

@@ -44,7 +44,7 @@ type slot struct {
 	dev    *ib.Device // the device as the client sees it
 	lossy  bool
 
-	remove  func() error // the client's shutdown
+	remove    func() error // the client's shutdown
 	removeErr error
 }
 

@@ -29,7 +29,7 @@ type cq struct {
 	mu        sync.Mutex
 	arms      uint64  // number of ReqNotify calls
 	held      []entry // the window, in the order of the inner queue
-	notify     ib.NotifyFlags
+	notify    ib.NotifyFlags
 	later     bool // a completion of the window will be reported later
 	dead      bool
 	moderated bool

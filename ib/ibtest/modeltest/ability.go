@@ -16,6 +16,7 @@ type Abilities struct {
 	has, lacks map[string]bool
 	access     ib.AccessFlags // rights that regions can have; 0: unknown
 	groups4    bool           // multicast groups are IPv4 addresses
+	inline     uint32         // bytes of inline data that queue pairs can have, at most maxInline
 }
 
 // NewAbilities returns an empty record.
@@ -109,7 +110,7 @@ func (k *Abilities) learn(c call, g *got) call {
 func (x *runner) probe() error {
 	k := x.Abilities
 	k.mu.Lock()
-	x.access, x.groups4 = k.access, k.groups4
+	x.access, x.groups4, x.inline = k.access, k.groups4, k.inline
 	k.mu.Unlock()
 	if x.access != 0 {
 		return nil
@@ -137,11 +138,11 @@ func (x *runner) probe() error {
 			return err
 		}
 	}
-	if err := x.probeGroups(pd); err != nil {
+	if err := errors.Join(x.probeGroups(pd), x.probeInline(pd)); err != nil {
 		return err
 	}
 	k.mu.Lock()
-	k.access, k.groups4 = x.access, x.groups4
+	k.access, k.groups4, k.inline = x.access, x.groups4, x.inline
 	k.mu.Unlock()
 	return pd.Dealloc()
 }
@@ -161,6 +162,26 @@ func (x *runner) probeGroups(pd *ib.PD) error {
 		x.groups4 = errors.Is(err, syscall.EADDRNOTAVAIL)
 		if err := qp.Destroy(); err != nil {
 			return err
+		}
+	}
+	return cq.Destroy()
+}
+
+// maxInline is the largest inline capacity that a queue pair is created with.
+const maxInline = 64
+
+// probeInline determines how much inline data queue pairs can have. No attribute of a device has this limit.
+func (x *runner) probeInline(pd *ib.PD) error {
+	cq, err := x.Device.CreateCQ(ib.CQInit{Entries: 2})
+	if err != nil {
+		return err
+	}
+	for x.inline = maxInline; x.inline > 0; x.inline /= 2 {
+		qp, err := pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq, Cap: ib.QPCap{
+			MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1, MaxInlineData: x.inline,
+		}})
+		if err == nil {
+			return errors.Join(qp.Destroy(), cq.Destroy())
 		}
 	}
 	return cq.Destroy()

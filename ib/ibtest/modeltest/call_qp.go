@@ -193,6 +193,7 @@ func (c queryQP) expect(x *runner, m *model.Model, g *got) want {
 		got, want any
 	}{
 		{0, "state", a.State, q.State},
+		{0, "current state", a.CurState, q.State},
 		{0, "draining", a.SQDraining, q.Draining()},
 		{0, "capacities", g.init.Cap, q.Cap},
 		{ib.QPAttrAccessFlags, "access flags", a.AccessFlags, w.AccessFlags},

@@ -273,7 +273,7 @@ func (d *drawer) pair(pd model.ID, cqs []model.ID, srq model.ID) {
 				MaxSendWR: uint32(1 + d.logSize(uint64(most-1))), MaxRecvWR: uint32(1 + d.logSize(uint64(most-1))),
 				MaxSendSGE:    uint32(1 + d.IntN(min(4, d.x.attr.MaxSendSGE))),
 				MaxRecvSGE:    uint32(1 + d.IntN(min(4, d.x.attr.MaxRecvSGE))),
-				MaxInlineData: uint32(d.IntN(3) * 32),
+				MaxInlineData: min(uint32(d.IntN(3)*32), d.x.inline),
 			},
 		}
 		if a == b {

@@ -157,7 +157,7 @@ func (d *drawer) makes() call {
 			d.pair(pd, cqs, pick(d, ids(d.x.m.SRQs, func(s *model.SRQ) bool { return s.XRCD == 0 })))
 		}
 	case 7:
-		return createCQ{id: d.id(), entries: 1 + int(d.logSize(256))}
+		return createCQ{id: d.id(), entries: min(d.x.attr.MaxCQE, 1+int(d.logSize(256)))}
 	case 8:
 		return allocPD{d.id()}
 	}

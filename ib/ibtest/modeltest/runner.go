@@ -66,7 +66,8 @@ type runner struct {
 	attr   ib.DeviceAttr
 	access ib.AccessFlags // all possible rights of regions
 
-	groups4   bool // multicast groups are IPv4 addresses
+	groups4   bool   // multicast groups are IPv4 addresses
+	inline    uint32 // bytes of inline data that queue pairs can have, at most maxInline
 	m         *model.Model
 	space     *space
 	areas     []area
