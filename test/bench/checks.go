@@ -97,7 +97,8 @@ func markdownChecks(w io.Writer, verdicts []Verdict) {
 	}
 	fmt.Fprintf(w, "\n### Are the floors sound?\n\n")
 	if n := doubtful(verdicts); n > 0 {
-		fmt.Fprintf(w, "**DOUBTFUL: %d of %d ratios between floors are not as on an idle machine. Do not trust the ratios to floors below.**\n\n",
+		fmt.Fprintf(w,
+			"**DOUBTFUL: %d of %d ratios between floors are not as on an idle machine. Do not trust the ratios to floors below.**\n\n",
 			n, len(verdicts))
 	}
 	fmt.Fprintf(w, "| ratio | here | expected | |\n|---|---:|---:|---|\n")
@@ -108,6 +109,7 @@ func markdownChecks(w io.Writer, verdicts []Verdict) {
 		} else if !v.OK {
 			verdict = "**doubtful**"
 		}
-		fmt.Fprintf(w, "| %s | %s | %s to %s | %s |\n", v.Name, short(v.Got), short(v.Want/v.Within), short(v.Want*v.Within), verdict)
+		fmt.Fprintf(w, "| %s | %s | %s to %s | %s |\n", v.Name, short(v.Got), short(v.Want/v.Within), short(v.Want*v.Within),
+			verdict)
 	}
 }

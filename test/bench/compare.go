@@ -24,7 +24,8 @@ type Comparison struct {
 	Failures []string  `json:"errors,omitempty"`
 }
 
-// confidence of the bounds of the median ratio: of ten exchanges that are the same, all are called so nine times of ten.
+// confidence of the bounds of the median ratio: of ten exchanges that are the same, all are called so nine times of
+// ten.
 const confidence = 0.99
 
 // judge fills in what follows from the figures.
@@ -55,7 +56,8 @@ type Compared struct {
 }
 
 // compare takes the figures of both in alternation, beginning with the other one in each round.
-func compare(ctx context.Context, base, changed *Env, list []Compared, rounds int, progress io.Writer) ([]*Comparison, error) {
+func compare(ctx context.Context, base, changed *Env, list []Compared, rounds int, progress io.Writer) ([]*Comparison,
+	error) {
 	var all []*Comparison
 	for _, x := range list {
 		all = append(all, &Comparison{Name: x.Name, Unit: x.Unit, Higher: x.Higher})
@@ -105,9 +107,11 @@ type CompareReport struct {
 // Markdown writes the comparison as text with a table.
 func (r *CompareReport) Markdown(w io.Writer) {
 	h := r.Header
-	fmt.Fprintf(w, "%s against %s, on %s; %s, kernel %s, %d cores. Load average before %s, after %s. %d pairs, taken in alternation.\n\n",
+	fmt.Fprintf(w,
+		"%s against %s, on %s; %s, kernel %s, %d cores. Load average before %s, after %s. %d pairs, taken in alternation.\n\n",
 		h.Version, r.Base, h.Date, h.CPU, h.Kernel, h.Cores, h.LoadFrom, h.LoadTo, h.Rounds)
-	fmt.Fprintf(w, "| | base | new | new / base | 99 %% of the median | quartiles | range | |\n|---|---:|---:|---:|---:|---:|---:|---|\n")
+	fmt.Fprintf(w,
+		"| | base | new | new / base | 99 %% of the median | quartiles | range | |\n|---|---:|---:|---:|---:|---:|---:|---|\n")
 	for _, c := range r.Comparisons {
 		fmt.Fprintf(w, "| %s, %s | %s | %s | %s | %s | %s–%s | %s | %s |\n", c.Name, c.Unit, short(summarise(c.Base).Median),
 			short(summarise(c.New).Median), short(c.Ratios.Median), c.bounds(), short(c.Ratios.Q1), short(c.Ratios.Q3),

@@ -12,7 +12,8 @@ import (
 )
 
 // scripted gives figures of two binaries, in order, and records whose turn it was.
-func scripted(turns *[]string, names map[*Env]string, figures map[string][]float64) func(context.Context, *Env) (Sample, error) {
+func scripted(turns *[]string, names map[*Env]string, figures map[string][]float64) func(context.Context, *Env) (Sample,
+	error) {
 	return func(_ context.Context, e *Env) (Sample, error) {
 		name := names[e]
 		*turns = append(*turns, name)
@@ -39,7 +40,8 @@ func TestCompare(t *testing.T) {
 	}
 	list := []Compared{
 		{"latency", "µs", false, scripted(&turns, names, map[string][]float64{"base": times(1), "new": times(0.9, 0.92)})},
-		{"bandwidth", "MB/s", true, scripted(&ignored, names, map[string][]float64{"base": times(1), "new": times(0.8, 0.85)})},
+		{"bandwidth", "MB/s", true, scripted(&ignored, names,
+			map[string][]float64{"base": times(1), "new": times(0.8, 0.85)})},
 		{"noise", "µs", false, scripted(&ignored, names, map[string][]float64{"base": times(1), "new": times(0.7, 1.4)})},
 		{"broken", "µs", false, scripted(&ignored, names, map[string][]float64{"base": times(1), "new": {9}})},
 	}
@@ -55,7 +57,8 @@ func TestCompare(t *testing.T) {
 			t.Errorf("%s: got %q (%v to %v), want %q", all[i].Name, all[i].Verdict, all[i].Low, all[i].High, want)
 		}
 	}
-	r := CompareReport{Header{Date: "2026-11-22 10:00:00 UTC", Version: "b50b3b4", CPU: "Some Processor", Kernel: "6.18.44", Cores: 2,
+	r := CompareReport{Header{Date: "2026-11-22 10:00:00 UTC", Version: "b50b3b4", CPU: "Some Processor",
+		Kernel: "6.18.44", Cores: 2,
 		Rounds: 8, LoadFrom: "0.10 0.20 0.30", LoadTo: "1.00 0.80 0.50"}, "main (ec58c10)", all}
 	var md bytes.Buffer
 	r.Markdown(&md)

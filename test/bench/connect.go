@@ -68,11 +68,13 @@ func connections(path string, n int) func(context.Context, *Env) (Sample, error)
 			cancel()
 			server.Wait()
 		}()
-		// A server does for one client: it gives queue pairs the completion queue of its first connection, and that goes with it.
+		// A server does for one client: it gives queue pairs the completion queue of its first connection, and that goes with
+		// it.
 		client := join(clientRun, []string{"cmtime", "-p", port, "-c", strconv.Itoa(n), "-s", addr})
 		for {
 			out, err := e.output(ctx, client...)
-			if err == nil && strings.Contains(out, "REJECTED, error: 8") { // it does not listen yet, and does not say when it does
+			// it does not listen yet, and does not say when it does
+			if err == nil && strings.Contains(out, "REJECTED, error: 8") {
 				pause(ctx)
 				continue
 			}
@@ -84,7 +86,8 @@ func connections(path string, n int) func(context.Context, *Env) (Sample, error)
 	}
 }
 
-// kernelAddr returns the address of a device of the kernel's rxe for connections: the one on the loopback interface gets no route.
+// kernelAddr returns the address of a device of the kernel's rxe for connections: the one on the loopback interface
+// gets no route.
 func (e *Env) kernelAddr(ctx context.Context) (string, error) {
 	const addr, dev, link = "10.98.0.1", "bench0", "rxe1"
 	if e.kernelDev {

@@ -18,7 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Env is what measurements need: the binary, the floors, and services, which start when a measurement first asks for one.
+// Env is what measurements need: the binary, the floors, and services, which start when a measurement first asks for
+// one.
 type Env struct {
 	Verbena string        // the binary
 	Dir     string        // for sockets and built programs; short, as a socket's path is limited
@@ -57,8 +58,8 @@ func (e *Env) Service(ctx context.Context, path string) (*service, error) {
 	return e.serviceAt(ctx, path, path, e.Inside, "")
 }
 
-// serviceAt returns the service of a name and path, which runs inside of a command, with the devices on addresses of the loopback
-// interface, or rxe0 on addr.
+// serviceAt returns the service of a name and path, which runs inside of a command, with the devices on addresses of
+// the loopback interface, or rxe0 on addr.
 func (e *Env) serviceAt(ctx context.Context, name, path string, inside []string, addr string) (*service, error) {
 	if s := e.services[name]; s != nil {
 		select {
@@ -126,8 +127,8 @@ func (e *Env) sides(ctx context.Context, path string) (server, client side, err 
 	return server, client, err
 }
 
-// veth is two network namespaces with a veth pair between them, in a user namespace of their own. They last as long as the
-// processes that hold them.
+// veth is two network namespaces with a veth pair between them, in a user namespace of their own. They last as long as
+// the processes that hold them.
 type veth struct {
 	holders [2]*exec.Cmd
 	inside  [2][]string // commands that run commands there
@@ -278,13 +279,15 @@ type cost struct {
 }
 
 // pair runs server and client of one program, each under a `verbena run` of its own, or both on the kernel's devices if
-// path is "". It returns what the client printed. The program takes its port after portFlag, and the client the address.
+// path is "". It returns what the client printed. The program takes its port after portFlag, and the client the
+// address.
 func (e *Env) pair(ctx context.Context, path, portFlag string, serverArgs, clientArgs []string) (string, cost, error) {
 	return e.pairBy(ctx, path, e.run, portFlag, serverArgs, clientArgs)
 }
 
 // pairBy is pair for programs that are started otherwise than by `verbena run`.
-func (e *Env) pairBy(ctx context.Context, path string, by func(side) []string, portFlag string, serverArgs, clientArgs []string) (string, cost, error) {
+func (e *Env) pairBy(ctx context.Context, path string, by func(side) []string, portFlag string, serverArgs,
+	clientArgs []string) (string, cost, error) {
 	var c cost
 	var at, from side
 	var serverRun, clientRun []string

@@ -11,7 +11,8 @@ import (
 )
 
 // floorPrograms are the sources below test/bench/floor, with what they are linked to.
-var floorPrograms = map[string][]string{"trap": {"-pthread"}, "copy": nil, "tcp": nil, "udp": nil, "verbs": {"-libverbs"}, "scale": {"-libverbs"}, "relay": nil, "mix": {"-libverbs"}}
+var floorPrograms = map[string][]string{"trap": {"-pthread"}, "copy": nil, "tcp": nil, "udp": nil,
+	"verbs": {"-libverbs"}, "scale": {"-libverbs"}, "relay": nil, "mix": {"-libverbs"}}
 
 // program returns the path of a program that build made.
 func (e *Env) program(name string) string { return filepath.Join(e.Dir, name) }
@@ -44,8 +45,9 @@ func (e *Env) build(ctx context.Context, root string) error {
 	return nil
 }
 
-// floor runs one of the floors. The number of operations, which take about `each` microseconds, is its last argument. The
-// value is the typical time where operations were timed one by one, otherwise the mean; in microseconds, times factor.
+// floor runs one of the floors. The number of operations, which take about `each` microseconds, is its last argument.
+// The value is the typical time where operations were timed one by one, otherwise the mean; in microseconds, times
+// factor.
 func floor(factor, each float64, argv ...string) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		out, err := e.output(ctx, join([]string{e.program(argv[0])}, argv[1:], []string{strconv.Itoa(e.count(each))})...)

@@ -57,7 +57,8 @@ type goResult struct {
 }
 
 // take runs a command, and returns the sample that of makes of its result.
-func (t goTransport) take(of func(*goResult) Sample, command string, args ...string) func(context.Context, *Env) (Sample, error) {
+func (t goTransport) take(of func(*goResult) Sample, command string, args ...string) func(context.Context,
+	*Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		out, err := t.run(ctx, e, command, append(args, "--json"))
 		if err != nil {
@@ -99,9 +100,11 @@ func rateOf(take func(context.Context, *Env) (Sample, error)) func(context.Conte
 var ucxLine = regexp.MustCompile(`(?m)^Final:\s+\d+((?:\s+[\d.]+){7})\s*$`)
 
 // ucx runs ucx_perftest over shared memory; of makes the sample of the columns of its last line.
-func ucx(test string, size int, each float64, of func(columns []float64) Sample) func(context.Context, *Env) (Sample, error) {
+func ucx(test string, size int, each float64, of func(columns []float64) Sample) func(context.Context, *Env) (Sample,
+	error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
-		args := []string{"env", "UCX_TLS=sm,self", "ucx_perftest", "-t", test, "-s", strconv.Itoa(size), "-n", strconv.Itoa(e.count(each)), "-w", "100"}
+		args := []string{"env", "UCX_TLS=sm,self", "ucx_perftest", "-t", test, "-s", strconv.Itoa(size), "-n",
+			strconv.Itoa(e.count(each)), "-w", "100"}
 		out, _, err := e.pair(ctx, "", "-p", args, args)
 		if err != nil {
 			return Sample{}, err
@@ -114,7 +117,8 @@ func ucx(test string, size int, each float64, of func(columns []float64) Sample)
 	}
 }
 
-// The columns of ucx_perftest: median, mean and overall time, bandwidth in MB/s of 2^20 bytes twice, messages per second twice.
+// The columns of ucx_perftest: median, mean and overall time, bandwidth in MB/s of 2^20 bytes twice, messages per
+// second twice.
 func ucxLatency(v []float64) Sample   { return Sample{v[0], map[string]float64{exMean: v[1]}} }
 func ucxBandwidth(v []float64) Sample { return Sample{Value: v[4] * (1 << 20) / 1e6} }
 func ucxRate(v []float64) Sample      { return Sample{Value: v[6] / 1e3} }
@@ -128,19 +132,23 @@ func goSections() []Section {
 		memory  = "memcpy from memory"
 		client  = "perftest, verbena run"
 	)
-	latency := Section{Name: "go-latency", Title: "Package verbs: ping-pong of 64 bytes", Unit: "µs", Floor: relay, Peer: "TCP",
+	latency := Section{Name: "go-latency", Title: "Package verbs: ping-pong of 64 bytes", Unit: "µs", Floor: relay,
+		Peer: "TCP",
 		Note: "Half a round trip, typical. Embedded: both ends in one process; `verbena run`: two programs on one device of a service; socket: the same, over the socket of the service. The floor " +
 			"is a relay by shared memory through a third process, where all three yield when there is nothing to do.",
 		Extras: []string{exMean, exP99}}
-	rate := Section{Name: "go-rate", Title: "Package verbs: messages of 64 bytes", Unit: "thousand messages a second", Floor: relayed, Peer: "TCP",
+	rate := Section{Name: "go-rate", Title: "Package verbs: messages of 64 bytes", Unit: "thousand messages a second",
+		Floor: relayed, Peer: "TCP",
 		Note: "64 messages in flight on one queue pair; more is better. The floor is the relay with 64 messages in flight."}
-	bandwidth := Section{Name: "go-bandwidth", Title: "Package verbs: WRITEs of 1 MB", Unit: "MB/s (10^6 bytes)", Floor: memory, Peer: "TCP",
+	bandwidth := Section{Name: "go-bandwidth", Title: "Package verbs: WRITEs of 1 MB", Unit: "MB/s (10^6 bytes)",
+		Floor: memory, Peer: "TCP",
 		Note: "One queue pair; more is better. The floor is memcpy between buffers of 256 MB, a part of 1 MB at a time."}
 
 	l := Group{Name: "64 B", Short: true, Measurements: []Measurement{
 		{Name: relay, Kind: Floor, Take: floor(1, 8, "relay", "pingpong", "64")},
 		{Name: tcp, Kind: Peer, Take: floor(1, tcpCosts[64], "gotcp", "pingpong", "64")},
-		{Name: client, Kind: Ours, Floor: relay, Peer: tcp, Take: exchange{path: shortcut, tool: "ib_send_lat", size: 64, each: shortcutCosts[64]}.figure},
+		{Name: client, Kind: Ours, Floor: relay, Peer: tcp,
+			Take: exchange{path: shortcut, tool: "ib_send_lat", size: 64, each: shortcutCosts[64]}.figure},
 	}}
 	r := Group{Name: "64 B", Measurements: []Measurement{
 		{Name: relayed, Kind: Floor, Take: rateOf(stream(64, 1, "relay", "stream", "64"))},
@@ -151,13 +159,15 @@ func goSections() []Section {
 	b := Group{Name: "1 MB", Measurements: []Measurement{
 		{Name: memory, Kind: Floor, Take: stream(1<<20, 120, "copy", "far", strconv.Itoa(1<<20))},
 		{Name: tcp, Kind: Peer, Take: stream(1<<20, tcpStreamCosts[1<<20], "gotcp", "stream", strconv.Itoa(1<<20))},
-		{Name: client, Kind: Ours, Floor: memory, Peer: tcp, Take: exchange{path: shortcut, tool: "ib_write_bw", size: 1 << 20, each: streamCosts[shortcut][1<<20]}.figure},
+		{Name: client, Kind: Ours, Floor: memory, Peer: tcp,
+			Take: exchange{path: shortcut, tool: "ib_write_bw", size: 1 << 20, each: streamCosts[shortcut][1<<20]}.figure},
 	}}
 	if _, err := exec.LookPath("ucx_perftest"); err == nil {
 		const name = "UCX, shared memory"
 		l.Measurements = append(l.Measurements, Measurement{Name: name, Kind: Peer, Take: ucx("tag_lat", 64, 5, ucxLatency)})
 		r.Measurements = append(r.Measurements, Measurement{Name: name, Kind: Peer, Take: ucx("tag_bw", 64, 1, ucxRate)})
-		b.Measurements = append(b.Measurements, Measurement{Name: name, Kind: Peer, Take: ucx("ucp_put_bw", 1<<20, 100, ucxBandwidth)})
+		b.Measurements = append(b.Measurements, Measurement{Name: name, Kind: Peer,
+			Take: ucx("ucp_put_bw", 1<<20, 100, ucxBandwidth)})
 	} else {
 		const missing = " UCX is not among the rows: ucx_perftest (Debian's package ucx-utils) is not installed."
 		latency.Note, rate.Note, bandwidth.Note = latency.Note+missing, rate.Note+missing, bandwidth.Note+missing
@@ -173,7 +183,8 @@ func goSections() []Section {
 			r.Measurements = append(r.Measurements, ours(map[string]string{"send": "SEND", "write": "WRITE"}[op], relayed,
 				t.take(goRate, "perf", "--test", "bandwidth", "--op", op, "-s", "64", "-D", "200ms")))
 		}
-		b.Measurements = append(b.Measurements, ours("WRITE", memory, t.take(goBandwidth, "perf", "--test", "bandwidth", "-s", "1M", "--depth", "16", "-D", "200ms")))
+		b.Measurements = append(b.Measurements, ours("WRITE", memory,
+			t.take(goBandwidth, "perf", "--test", "bandwidth", "-s", "1M", "--depth", "16", "-D", "200ms")))
 	}
 	latency.Groups, rate.Groups, bandwidth.Groups = []Group{l}, []Group{r}, []Group{b}
 	return []Section{latency, rate, bandwidth}

@@ -80,10 +80,12 @@ func startUp(path string, program ...string) func(context.Context, *Env) (Sample
 }
 
 // idle takes what a service costs while nothing happens: the processor time of two seconds, in milliseconds, memory and
-// threads. While it is measured the program runs, which says in a line that begins with `ready` that it waits; nil: none.
+// threads. While it is measured the program runs, which says in a line that begins with `ready` that it waits; nil:
+// none.
 func idle(ready string, program ...string) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (sample Sample, err error) {
-		s, err := e.serve(ctx, e.Inside, filepath.Join(e.Dir, "idle"), []string{"--link", fmt.Sprintf("rxe0=127.9.%d.200", e.Subnet)})
+		s, err := e.serve(ctx, e.Inside, filepath.Join(e.Dir, "idle"),
+			[]string{"--link", fmt.Sprintf("rxe0=127.9.%d.200", e.Subnet)})
 		if err != nil {
 			return Sample{}, err
 		}
@@ -99,9 +101,10 @@ func idle(ready string, program ...string) func(context.Context, *Env) (Sample, 
 	}
 }
 
-// beside calls f when a program of the service has printed a line that begins with `ready`, and then ends it. It returns the lines
-// before.
-func (e *Env) beside(ctx context.Context, s *service, ready string, program []string, f func() error) (lines []string, err error) {
+// beside calls f when a program of the service has printed a line that begins with `ready`, and then ends it. It
+// returns the lines before.
+func (e *Env) beside(ctx context.Context, s *service, ready string, program []string, f func() error) (lines []string,
+	err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	c := e.command(ctx, join([]string{e.Verbena, "run", "--socket", s.socket, "--", "stdbuf", "-oL"}, program)...)
 	stdin, err := c.StdinPipe() // some programs wait for its end
@@ -155,7 +158,8 @@ func (s *service) resting(ctx context.Context) (Sample, error) {
 		map[string]float64{exRSS: rss, exThreads: threads}}, err
 }
 
-// mix takes the bandwidth of WRITEs of all sizes: at random on so many queue pairs, or on one in the order of their sizes if that is 0.
+// mix takes the bandwidth of WRITEs of all sizes: at random on so many queue pairs, or on one in the order of their
+// sizes if that is 0.
 func mix(path string, qps int) func(context.Context, *Env) (Sample, error) {
 	const bytes = (60*64 + 30*4096 + 9*65536 + 1<<20) / 100.0 // of a message
 	return func(ctx context.Context, e *Env) (Sample, error) {
@@ -163,7 +167,8 @@ func mix(path string, qps int) func(context.Context, *Env) (Sample, error) {
 		if err != nil {
 			return Sample{}, err
 		}
-		argv := join(e.Inside, []string{e.Verbena, "run", "--socket", s.socket, "--", e.program("mix"), "-d", "rxe0", "-g", "1"})
+		argv := join(e.Inside, []string{e.Verbena, "run", "--socket", s.socket, "--", e.program("mix"), "-d", "rxe0", "-g",
+			"1"})
 		if qps > 0 {
 			argv = append(argv, "-s", "1", "-q", strconv.Itoa(qps))
 		}
@@ -176,16 +181,20 @@ func mix(path string, qps int) func(context.Context, *Env) (Sample, error) {
 	}
 }
 
-// many takes what operations cost beside queue pairs that stay in a state, in so many contexts: the value is the time of a WRITE.
+// many takes what operations cost beside queue pairs that stay in a state, in so many contexts: the value is the time
+// of a WRITE.
 func many(contexts, qps int, state string) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (sample Sample, err error) {
-		s, err := e.serve(ctx, e.Inside, filepath.Join(e.Dir, "many"), []string{"--link", fmt.Sprintf("rxe0=127.9.%d.201", e.Subnet),
-			"--limit", "qps=0", "--limit", "contexts=0", "--limit", "descriptors=0", "--limit", "ring-bytes=0", "--limit", "mappings=0"})
+		s, err := e.serve(ctx, e.Inside, filepath.Join(e.Dir, "many"),
+			[]string{"--link", fmt.Sprintf("rxe0=127.9.%d.201", e.Subnet),
+				"--limit", "qps=0", "--limit", "contexts=0", "--limit", "descriptors=0", "--limit", "ring-bytes=0", "--limit",
+				"mappings=0"})
 		if err != nil {
 			return Sample{}, err
 		}
 		defer s.stop()
-		lines, err := e.beside(ctx, s, "ready", []string{e.program("scale"), "-d", "rxe0", "-g", "1", "-c", strconv.Itoa(contexts),
+		lines, err := e.beside(ctx, s, "ready", []string{e.program("scale"), "-d", "rxe0", "-g", "1", "-c",
+			strconv.Itoa(contexts),
 			"-q", strconv.Itoa(qps), "-s", state, "-n", strconv.Itoa(e.count(15))}, func() error {
 			sample, err = s.resting(ctx)
 			return err

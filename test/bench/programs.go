@@ -90,14 +90,16 @@ func (x exchange) take(ctx context.Context, e *Env) (Sample, error) {
 	return s, nil
 }
 
-// onPath returns which part of the packets took the path that is measured, in percent. It is an error if that is less than 99.
+// onPath returns which part of the packets took the path that is measured, in percent. It is an error if that is less
+// than 99.
 func (x exchange) onPath(c cost) (float64, error) {
 	part := 100 * c.short / c.sent
 	if x.path != shortcut {
 		part = 100 - part
 	}
 	if !(part >= 99) {
-		return part, fmt.Errorf("of %.0f packets %.0f took the shortcut: that is no measurement of the %s", c.sent, c.short, x.path)
+		return part, fmt.Errorf("of %.0f packets %.0f took the shortcut: that is no measurement of the %s", c.sent, c.short,
+			x.path)
 	}
 	return part, nil
 }
@@ -218,7 +220,8 @@ func parseLatency(out string) (Sample, error) {
 	if err != nil {
 		return Sample{}, err
 	}
-	if math.IsNaN(v[2]) || math.IsInf(v[2], 0) { // seen on a busy machine: perftest measures the rate of the cycle counter itself
+	// seen on a busy machine: perftest measures the rate of the cycle counter itself
+	if math.IsNaN(v[2]) || math.IsInf(v[2], 0) {
 		return Sample{}, fmt.Errorf("perftest could not tell its clock's rate (is the machine busy?): %s", tail(out))
 	}
 	return Sample{v[2], map[string]float64{exMean: v[3], exP99: v[5]}}, nil
@@ -236,7 +239,8 @@ func parseBandwidth(out string) (Sample, error) {
 // fabric runs fi_pingpong, libfabric's ping-pong, of which each process waits for events.
 func fabric(provider, endpoint string, size int, each float64) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
-		args := []string{"fi_pingpong", "-p", provider, "-e", endpoint, "-I", strconv.Itoa(e.count(each)), "-S", strconv.Itoa(size)}
+		args := []string{"fi_pingpong", "-p", provider, "-e", endpoint, "-I", strconv.Itoa(e.count(each)), "-S",
+			strconv.Itoa(size)}
 		port, err := e.freePort()
 		if err != nil {
 			return Sample{}, err

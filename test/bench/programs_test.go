@@ -49,11 +49,19 @@ func TestParse(t *testing.T) {
 		got  func() (Sample, error)
 		want Sample
 	}{
-		{"latency", func() (Sample, error) { return parseLatency(latencyOutput) }, Sample{11.9, map[string]float64{exMean: 22.09, exP99: 93.14}}},
-		{"latency without a deviation", func() (Sample, error) { return parseLatency(strings.Replace(latencyOutput, "15.97", "-nan", 1)) },
+		{"latency", func() (Sample, error) {
+			return parseLatency(latencyOutput)
+		}, Sample{11.9, map[string]float64{exMean: 22.09, exP99: 93.14}}},
+		{"latency without a deviation", func() (Sample, error) {
+			return parseLatency(strings.Replace(latencyOutput, "15.97", "-nan", 1))
+		},
 			Sample{11.9, map[string]float64{exMean: 22.09, exP99: 93.14}}},
-		{"bandwidth", func() (Sample, error) { return parseBandwidth(bandwidthOutput) }, Sample{4.529625, map[string]float64{exRate: 70.776}}},
-		{"floor", func() (Sample, error) { return parseFloor("mean=4.8 typical=4.4 p99=7.1\n") }, Sample{4.4, map[string]float64{exMean: 4.8, exP99: 7.1}}},
+		{"bandwidth", func() (Sample, error) {
+			return parseBandwidth(bandwidthOutput)
+		}, Sample{4.529625, map[string]float64{exRate: 70.776}}},
+		{"floor", func() (Sample, error) {
+			return parseFloor("mean=4.8 typical=4.4 p99=7.1\n")
+		}, Sample{4.4, map[string]float64{exMean: 4.8, exP99: 7.1}}},
 		{"floor of a stream", func() (Sample, error) { return parseFloor("mean=0.002\n") }, Sample{Value: 0.002}},
 		{"embedded", func() (Sample, error) {
 			return single("2000 round trips of 64 bytes over UDP in 6ms: 3.20 usec per round trip\n", roundTrip, 0.5)
@@ -61,7 +69,9 @@ func TestParse(t *testing.T) {
 		{"loopback", func() (Sample, error) {
 			return single("BenchmarkMessage/plain-2   \t    1000\t       180.5 ns/op\t       0 B/op\n", perOperation, 1e-3)
 		}, Sample{Value: 0.1805}},
-		{"half round trip", func() (Sample, error) { return parseGo(goOutput, halfRoundTrip) }, Sample{1, map[string]float64{exMean: 1.5, exP99: 4}}},
+		{"half round trip", func() (Sample, error) {
+			return parseGo(goOutput, halfRoundTrip)
+		}, Sample{1, map[string]float64{exMean: 1.5, exP99: 4}}},
 		{"rate", func() (Sample, error) { return parseGo(goOutput, goRate) }, Sample{Value: 5000}},
 		{"bandwidth of verbena perf", func() (Sample, error) { return parseGo(goOutput, goBandwidth) }, Sample{Value: 2000}},
 		{"UCX latency", ucx(ucxLatency), Sample{21.585, map[string]float64{exMean: 73.184}}},
@@ -77,9 +87,11 @@ func TestParse(t *testing.T) {
 }
 
 func TestParseErrors(t *testing.T) {
-	for name, f := range map[string]func(string) (Sample, error){"latency": parseLatency, "bandwidth": parseBandwidth, "floor": parseFloor, "connections": parseConnections,
+	for name, f := range map[string]func(string) (Sample, error){"latency": parseLatency, "bandwidth": parseBandwidth,
+		"floor": parseFloor, "connections": parseConnections,
 		"verbena perf": func(out string) (Sample, error) { return parseGo(out, goRate) }} {
-		for _, out := range []string{"", strings.Replace(latencyOutput, "11.90", "inf", 1), "Completion with error at client\nFailed status 12", "mean=-1", "typical=3", "mean=x", "{}"} {
+		for _, out := range []string{"", strings.Replace(latencyOutput, "11.90", "inf", 1),
+			"Completion with error at client\nFailed status 12", "mean=-1", "typical=3", "mean=x", "{}"} {
 			if s, err := f(out); err == nil {
 				t.Errorf("%s of %q: got %+v, want an error", name, out, s)
 			}
@@ -105,7 +117,8 @@ func TestParseConnections(t *testing.T) {
 	if err != nil || !same(got.Value, 174169.83) || !maps.EqualFunc(got.Extras, want, same) {
 		t.Errorf("got %+v, %v, want %v", got, err, want)
 	}
-	for _, out := range []string{"event: RDMA_CM_EVENT_REJECTED, error: 8\n" + connectionOutput, strings.Replace(connectionOutput, "504.51", "0.00", 1)} {
+	for _, out := range []string{"event: RDMA_CM_EVENT_REJECTED, error: 8\n" + connectionOutput,
+		strings.Replace(connectionOutput, "504.51", "0.00", 1)} {
 		if got, err := parseConnections(out); err == nil {
 			t.Errorf("%s\ngot %+v, want an error", out, got)
 		}

@@ -36,8 +36,9 @@ type Report struct {
 }
 
 func newHeader(version string, rounds int) Header {
-	h := Header{Date: time.Now().UTC().Format(time.DateTime) + " UTC", Version: version, CPU: runtime.GOARCH, Cores: runtime.NumCPU(),
-		Go: runtime.Version(), Rounds: rounds, LoadFrom: load()}
+	h := Header{Date: time.Now().UTC().Format(time.DateTime) + " UTC", Version: version, CPU: runtime.GOARCH,
+		Cores: runtime.NumCPU(),
+		Go:    runtime.Version(), Rounds: rounds, LoadFrom: load()}
 	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
 		if m := regexp.MustCompile(`(?m)^model name\s*: (.*)$`).FindSubmatch(b); m != nil {
 			h.CPU = strings.TrimSpace(string(m[1]))
@@ -65,7 +66,8 @@ func (r *Report) JSON(w io.Writer) error {
 // Markdown writes the report as text with tables.
 func (r *Report) Markdown(w io.Writer) {
 	h := r.Header
-	fmt.Fprintf(w, "Taken on %s of %s; %s, kernel %s, %d cores, %s. Load average before %s, after %s. Medians of %d rounds.\n",
+	fmt.Fprintf(w,
+		"Taken on %s of %s; %s, kernel %s, %d cores, %s. Load average before %s, after %s. Medians of %d rounds.\n",
 		h.Date, h.Version, h.CPU, h.Kernel, h.Cores, h.Go, h.LoadFrom, h.LoadTo, h.Rounds)
 	if h.Remark != "" {
 		fmt.Fprintf(w, "%s\n", h.Remark)

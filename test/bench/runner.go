@@ -58,13 +58,14 @@ type Runner struct {
 // attempts is after how many failures a measurement is given up.
 const attempts = 2
 
-// Run takes every measurement once in each round, those of a group in turn, beginning with another one each round, so that
-// neither a drift of the machine nor the order favours one of them. A measurement that fails is recorded as such, and the
-// others go on; so a result is returned even with the context's error.
+// Run takes every measurement once in each round, those of a group in turn, beginning with another one each round, so
+// that neither a drift of the machine nor the order favours one of them. A measurement that fails is recorded as such,
+// and the others go on; so a result is returned even with the context's error.
 func (r *Runner) Run(ctx context.Context, sections []Section) ([]*SectionResult, error) {
 	var results []*SectionResult
 	for _, s := range sections {
-		sr := &SectionResult{Name: s.Name, Title: s.Title, Unit: s.Unit, Note: s.Note, Floor: s.Floor, Peer: s.Peer, Extras: s.Extras}
+		sr := &SectionResult{Name: s.Name, Title: s.Title, Unit: s.Unit, Note: s.Note, Floor: s.Floor, Peer: s.Peer,
+			Extras: s.Extras}
 		for _, g := range s.Groups {
 			gr := &GroupResult{Name: g.Name}
 			for _, m := range g.Measurements {

@@ -69,12 +69,15 @@ func TestRunnerGoesOnAfterFailure(t *testing.T) {
 		}
 		return Sample{}, errors.New("broken")
 	}}
-	nan := Measurement{Name: "nan", Take: func(context.Context, *Env) (Sample, error) { return Sample{Value: math.NaN()}, nil }}
+	nan := Measurement{Name: "nan", Take: func(context.Context, *Env) (Sample, error) {
+		return Sample{Value: math.NaN()}, nil
+	}}
 	g := runFixed(t, 5, bad, nan, fixed("good", &taken, 4, 4, 4, 4, 4))
 	if calls != 3 {
 		t.Errorf("a measurement that fails is taken %d times, want 3: once well, then %d failures", calls, attempts)
 	}
-	if s := g.Series[0]; s.Summary.N != 1 || s.Floor == nil || s.Floor.Median != 2 || len(s.Errors) != 2 || s.Errors[0] != "round 2: broken" {
+	if s := g.Series[0]; s.Summary.N != 1 || s.Floor == nil || s.Floor.Median != 2 || len(s.Errors) != 2 ||
+		s.Errors[0] != "round 2: broken" {
 		t.Errorf("bad: got %+v, floor %+v; want one figure, ratio 2, two errors", s, s.Floor)
 	}
 	if s := g.Series[1]; s.Summary.N != 0 || len(s.Errors) != attempts {
@@ -83,7 +86,8 @@ func TestRunnerGoesOnAfterFailure(t *testing.T) {
 	if s := g.Series[2]; s.Summary.N != 5 || len(s.Errors) != 0 {
 		t.Errorf("good: got %+v, want 5 figures", s)
 	}
-	if got := failures([]*SectionResult{{Name: "s", Groups: []*GroupResult{g}}}); len(got) != 4 || got[0] != "s/g/bad: round 2: broken" {
+	if got := failures([]*SectionResult{{Name: "s", Groups: []*GroupResult{g}}}); len(got) != 4 ||
+		got[0] != "s/g/bad: round 2: broken" {
 		t.Errorf("failures: got %q", got)
 	}
 }
@@ -125,7 +129,8 @@ func TestRunnerEnded(t *testing.T) {
 
 func TestChoose(t *testing.T) {
 	all := []Section{{Name: "lat", Groups: []Group{
-		{Name: "64 B", Short: true, Measurements: []Measurement{{Name: "trap"}, {Name: "shortcut", Floor: "trap"}, {Name: "tcp"}}},
+		{Name: "64 B", Short: true, Measurements: []Measurement{{Name: "trap"}, {Name: "shortcut", Floor: "trap"},
+			{Name: "tcp"}}},
 		{Name: "1 MB", Measurements: []Measurement{{Name: "trap"}, {Name: "shortcut", Floor: "trap"}}},
 	}}, {Name: "idle", Groups: []Group{{Name: "cost", Measurements: []Measurement{{Name: "service"}}}}}}
 	names := func(sections []Section) string {

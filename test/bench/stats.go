@@ -21,7 +21,8 @@ func summarise(v []float64) Summary {
 		return Summary{}
 	}
 	s := slices.Sorted(slices.Values(v))
-	return Summary{N: len(s), Median: quantile(s, 0.5), Low: s[0], High: s[len(s)-1], Q1: quantile(s, 0.25), Q3: quantile(s, 0.75)}
+	return Summary{N: len(s), Median: quantile(s, 0.5), Low: s[0], High: s[len(s)-1], Q1: quantile(s, 0.25),
+		Q3: quantile(s, 0.75)}
 }
 
 // quantile returns the q-quantile of sorted figures, interpolated between the two nearest.
@@ -35,8 +36,8 @@ func quantile(sorted []float64, q float64) float64 {
 }
 
 // interval returns bounds that hold the median of the population with at least the given confidence, whatever its
-// distribution: the kth smallest and kth largest figure, for the largest k that does it. ok is false if none does, because
-// there are too few figures.
+// distribution: the kth smallest and kth largest figure, for the largest k that does it. ok is false if none does,
+// because there are too few figures.
 func interval(v []float64, confidence float64) (low, high float64, ok bool) {
 	s := slices.Sorted(slices.Values(v))
 	// The median lies below the kth smallest with the probability of fewer than k heads in len(s) throws, and above the

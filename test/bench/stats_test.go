@@ -60,10 +60,12 @@ func TestInterval(t *testing.T) {
 		ok         bool
 	}{ // as in tables of the sign test
 		{0, 0.95, 0, 0, false}, {5, 0.95, 0, 0, false}, {6, 0.95, 1, 6, true}, {9, 0.95, 2, 8, true}, {15, 0.95, 4, 12, true},
-		{20, 0.95, 6, 15, true}, {7, 0.99, 0, 0, false}, {8, 0.99, 1, 8, true}, {15, 0.99, 3, 13, true}, {40, 0.95, 14, 27, true},
+		{20, 0.95, 6, 15, true}, {7, 0.99, 0, 0, false}, {8, 0.99, 1, 8, true}, {15, 0.99, 3, 13, true}, {40, 0.95, 14, 27,
+			true},
 	} {
 		if low, high, ok := interval(upTo(c.n), c.confidence); low != c.low || high != c.high || ok != c.ok {
-			t.Errorf("interval of 1 to %d, %v: got %v to %v, %v, want %v to %v, %v", c.n, c.confidence, low, high, ok, c.low, c.high, c.ok)
+			t.Errorf("interval of 1 to %d, %v: got %v to %v, %v, want %v to %v, %v", c.n, c.confidence, low, high, ok, c.low,
+				c.high, c.ok)
 		}
 	}
 	// 95 % intervals of samples from a known distribution hold its median at least 95 times of 100.

@@ -29,9 +29,11 @@ func pathCosts(path string) costs {
 
 // fullTable returns everything that a full run measures.
 func fullTable() []Section {
-	sections := []Section{floorSection(), latencySection(), bandwidthSection(), variantSection(), streamVariantSection(), betweenSection(), mixSection(), embeddedSection()}
+	sections := []Section{floorSection(), latencySection(), bandwidthSection(), variantSection(), streamVariantSection(),
+		betweenSection(), mixSection(), embeddedSection()}
 	sections = append(sections, goSections()...)
-	return append(sections, connectionSection("Connections", "", shortcut, wire, betweenVeth), startUpSection(), idleSection(), scaleSection())
+	return append(sections, connectionSection("Connections", "", shortcut, wire, betweenVeth), startUpSection(),
+		idleSection(), scaleSection())
 }
 
 func floorSection() Section {
@@ -97,7 +99,8 @@ func latencySection() Section {
 					peer = "" // which is half a round trip
 				}
 				x := exchange{path: path, tool: tools[op] + "_lat", size: size, each: pathCosts(path)[size]}
-				g.Measurements = append(g.Measurements, Measurement{Name: op + ", " + path, Kind: Ours, Floor: floors[path], Peer: peer, Take: x.take})
+				g.Measurements = append(g.Measurements, Measurement{Name: op + ", " + path, Kind: Ours, Floor: floors[path],
+					Peer: peer, Take: x.take})
 			}
 		}
 		s.Groups = append(s.Groups, g)
@@ -130,7 +133,8 @@ func bandwidthSection() Section {
 			for _, path := range []string{shortcut, wire} {
 				floors := map[string]string{shortcut: "trap, process_vm", wire: udp}
 				x := exchange{path: path, tool: tools[op] + "_bw", size: size, each: streamCosts[path][size]}
-				g.Measurements = append(g.Measurements, Measurement{Name: op + ", " + path, Kind: Ours, Floor: floors[path], Peer: "TCP stream", Take: x.take})
+				g.Measurements = append(g.Measurements, Measurement{Name: op + ", " + path, Kind: Ours, Floor: floors[path],
+					Peer: "TCP stream", Take: x.take})
 			}
 		}
 		s.Groups = append(s.Groups, g)
@@ -201,8 +205,8 @@ func streamVariantSection() Section {
 	return s
 }
 
-// betweenSection measures two services, which share nothing but the network. The wait for events shows what a service does with a core
-// that no program has.
+// betweenSection measures two services, which share nothing but the network. The wait for events shows what a service
+// does with a core that no program has.
 func betweenSection() Section {
 	s := Section{Name: "between", Title: "Between two services", Unit: "MB/s (10^6 bytes)", Floor: "UDP, CRC-32, Go",
 		Note: "Each program on a service of its own: over the loopback interface, and over a veth pair between two network namespaces (MTU 4200, " +
@@ -219,10 +223,12 @@ func betweenSection() Section {
 		for _, path := range []string{between, betweenVeth} {
 			for _, op := range []string{"SEND", "WRITE"} {
 				x := exchange{path: path, tool: tools[op] + "_bw", size: size, each: streamCosts[path][size]}
-				g.Measurements = append(g.Measurements, Measurement{Name: op + ", " + path, Kind: Ours, Floor: "UDP, CRC-32, Go", Peer: "TCP stream", Take: x.take})
+				g.Measurements = append(g.Measurements, Measurement{Name: op + ", " + path, Kind: Ours, Floor: "UDP, CRC-32, Go",
+					Peer: "TCP stream", Take: x.take})
 				if op == "SEND" {
 					x.events = true
-					g.Measurements = append(g.Measurements, Measurement{Name: op + " -e, " + path, Kind: Ours, Floor: "UDP, CRC-32, Go", Peer: "TCP stream", Take: x.take})
+					g.Measurements = append(g.Measurements, Measurement{Name: op + " -e, " + path, Kind: Ours,
+						Floor: "UDP, CRC-32, Go", Peer: "TCP stream", Take: x.take})
 				}
 			}
 		}
@@ -239,7 +245,8 @@ func mixSection() Section {
 		const bySize = "size by size, one QP"
 		g := Group{Name: path, Measurements: []Measurement{{Name: bySize, Kind: Ours, Take: mix(path, 0)}}}
 		for _, n := range []int{1, 16, 100} {
-			g.Measurements = append(g.Measurements, Measurement{Name: fmt.Sprintf("at random, QPs: %d", n), Kind: Ours, Floor: bySize, Take: mix(path, n)})
+			g.Measurements = append(g.Measurements, Measurement{Name: fmt.Sprintf("at random, QPs: %d", n), Kind: Ours,
+				Floor: bySize, Take: mix(path, n)})
 		}
 		s.Groups = append(s.Groups, g)
 	}
@@ -262,7 +269,8 @@ func embeddedSection() Section {
 		if size == 64 {
 			w.Floor = "UDP, polling"
 			g.Measurements[1].Peer = "loopback driver"
-			g.Measurements = append(g.Measurements, Measurement{Name: w.Floor, Kind: Floor, Take: floor(1, 8, "udp", "pingpong", n)},
+			g.Measurements = append(g.Measurements, Measurement{Name: w.Floor, Kind: Floor,
+				Take: floor(1, 8, "udp", "pingpong", n)},
 				Measurement{Name: "loopback driver", Kind: Ours, Take: loopback})
 		}
 		g.Measurements = append(g.Measurements, w)
@@ -292,7 +300,8 @@ func idleSection() Section {
 		Groups: []Group{{Name: "one device", Short: true, Measurements: []Measurement{
 			{Name: "no program", Kind: Ours, Take: idle("")},
 			{Name: "a context (ibv_asyncwatch)", Kind: Ours, Take: idle("rxe0", "ibv_asyncwatch")},
-			{Name: "a queue pair (ibv_rc_pingpong)", Kind: Ours, Take: idle("local address", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-p", "19199")},
+			{Name: "a queue pair (ibv_rc_pingpong)", Kind: Ours,
+				Take: idle("local address", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-p", "19199")},
 		}}}}
 }
 
@@ -304,7 +313,8 @@ func scaleSection() Section {
 		Extras: []string{exSend, exCreate, exConnect, exDestroy, exRegister, exDeregister, exIdle, exRSS, exThreads}}
 	g := Group{Name: "in RTS", Measurements: []Measurement{{Name: none, Kind: Ours, Take: many(1, 0, "rts")}}}
 	for _, n := range []int{30, 100, 1000, 10_000} {
-		g.Measurements = append(g.Measurements, Measurement{Name: fmt.Sprintf("%d", n), Kind: Ours, Floor: none, Take: many(1, n, "rts")})
+		g.Measurements = append(g.Measurements, Measurement{Name: fmt.Sprintf("%d", n), Kind: Ours, Floor: none,
+			Take: many(1, n, "rts")})
 	}
 	g.Measurements = append(g.Measurements,
 		Measurement{Name: "10000 in 1000 contexts", Kind: Ours, Floor: none, Take: many(1000, 10_000, "rts")},
@@ -335,14 +345,16 @@ func comparedTable() []Compared {
 	return list
 }
 
-// guestTable compares Verbena with the kernel's Soft-RoCE, in a guest with both. Times are those of an emulated machine.
+// guestTable compares Verbena with the kernel's Soft-RoCE, in a guest with both. Times are those of an emulated
+// machine.
 func guestTable() []Section {
 	const slow = 30 // how much slower the emulated machine is, about
 	const kernel = "kernel's rxe"
 	latency := Section{Name: "latency", Title: "Latency in the guest", Unit: "µs", Extras: []string{exMean, exP99},
 		Note: "perftest's typical time. The kernel's rxe is on the loopback interface, where its packets do not reach UDP.", Peer: kernel}
-	bandwidth := Section{Name: "bandwidth", Title: "Bandwidth in the guest", Unit: "MB/s (10^6 bytes)", Extras: []string{exRate},
-		Note: "More is better.", Peer: kernel}
+	bandwidth := Section{Name: "bandwidth", Title: "Bandwidth in the guest", Unit: "MB/s (10^6 bytes)",
+		Extras: []string{exRate},
+		Note:   "More is better.", Peer: kernel}
 	for _, op := range []string{"SEND", "WRITE", "READ"} {
 		for _, size := range []int{64, 65536} {
 			lat, bw := Group{Name: op + " " + sizeNames[size]}, Group{Name: op + " " + sizeNames[size]}

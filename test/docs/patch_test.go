@@ -18,8 +18,8 @@ var (
 	testCommand = regexp.MustCompile(`(?m)^go test (.*) -run '(.*)'$`)
 )
 
-// TestPatches: the patches of the pages for contributors apply, and, without -short, their tests pass in an overlay of this tree.
-// Each touches no more files of the product than the page says, and adds something new.
+// TestPatches: the patches of the pages for contributors apply, and, without -short, their tests pass in an overlay of
+// this tree. Each touches no more files of the product than the page says, and adds something new.
 func TestPatches(t *testing.T) {
 	for _, page := range []struct {
 		name    string
@@ -28,7 +28,8 @@ func TestPatches(t *testing.T) {
 	}{
 		{"docs/add-a-fault.md", []string{"internal/fault/kinds.go", "link/rule.go"}, "Name: \"truncate\""},
 		{"docs/add-a-verb.md", []string{
-			"uapi/verb/table.go", "driver/rxe/device.go", "ib/device.go", "ib/driver.go", "uapi/ioctl_attrs.go", "uverbs/ioctl_methods.go",
+			"uapi/verb/table.go", "driver/rxe/device.go", "ib/device.go", "ib/driver.go", "uapi/ioctl_attrs.go",
+			"uverbs/ioctl_methods.go",
 		}, "Name: \"query_port_speed\""},
 	} {
 		t.Run(page.name, func(t *testing.T) {
@@ -74,8 +75,8 @@ func runPatched(t *testing.T, overlay, packages, tests string) {
 	}
 }
 
-// patch applies a patch to copies of its files, in dir. It returns the path of an overlay with these for the go command, and the files that
-// are not tests.
+// patch applies a patch to copies of its files, in dir. It returns the path of an overlay with these for the go
+// command, and the files that are not tests.
 func patch(t *testing.T, dir, diff string) (overlay string, product []string) {
 	t.Helper()
 	top, err := filepath.Abs(root)
@@ -127,5 +128,7 @@ func patch(t *testing.T, dir, diff string) (overlay string, product []string) {
 // underRace reports whether the race detector is on.
 func underRace() bool {
 	info, ok := debug.ReadBuildInfo()
-	return ok && slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == "-race" && s.Value == "true" })
+	return ok && slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool {
+		return s.Key == "-race" && s.Value == "true"
+	})
 }

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestStages compares the stages of `make test` with the jobs of the forge's workflow, and each with the Makefile's targets.
+// TestStages compares the stages of `make test` with the jobs of the forge's workflow, and each with the Makefile's
+// targets.
 func TestStages(t *testing.T) {
 	makefile := read(t, "Makefile")
 	list := func(where, text, pattern, separator string) []string {

@@ -23,7 +23,8 @@ func TestABI(t *testing.T) {
 	w.empty()
 }
 
-// TestDescriptors makes the system calls of which test/abi/descriptors.kernel.txt has the kernel's answers, for each file.
+// TestDescriptors makes the system calls of which test/abi/descriptors.kernel.txt has the kernel's answers, for each
+// file.
 func TestDescriptors(t *testing.T) {
 	t.Parallel()
 	program := compile(t, "cm_descriptors")

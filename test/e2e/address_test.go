@@ -50,8 +50,8 @@ func ownNet(t *testing.T) (ns string, ip func(args ...string)) {
 	return ns, ip
 }
 
-// TestAsyncWatch: an unmodified program is told of what happens to the interface, step by step, and sees the table of GIDs,
-// the port and its MTU follow.
+// TestAsyncWatch: an unmodified program is told of what happens to the interface, step by step, and sees the table of
+// GIDs, the port and its MTU follow.
 func TestAsyncWatch(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_asyncwatch", "ibv_devinfo")
@@ -63,7 +63,9 @@ func TestAsyncWatch(t *testing.T) {
 	if err := watch.Start(); err != nil {
 		t.Fatal(err)
 	}
-	testutil.Eventually(t, "ibv_asyncwatch watches", func() bool { return strings.Contains(out.String(), "async event FD") })
+	testutil.Eventually(t, "ibv_asyncwatch watches", func() bool {
+		return strings.Contains(out.String(), "async event FD")
+	})
 	seen := 0
 	event := regexp.MustCompile(`event_type (IBV_EVENT_\w+) \(\d+\), port 1`)
 	step := func(want []string, gids []string, state string, mtu int, args ...string) {
@@ -108,9 +110,11 @@ func TestAsyncWatch(t *testing.T) {
 	}
 	const gid, perr, active = "IBV_EVENT_GID_CHANGE", "IBV_EVENT_PORT_ERR", "IBV_EVENT_PORT_ACTIVE"
 	v4 := func(n int) string { return fmt.Sprintf("::ffff:10.66.0.%d", n) }
-	step([]string{gid}, []string{v4(1), "fd66::1", v4(2)}, "PORT_ACTIVE", 4096, "addr", "add", "10.66.0.2/32", "dev", "veth0")
+	step([]string{gid}, []string{v4(1), "fd66::1", v4(2)}, "PORT_ACTIVE", 4096, "addr", "add", "10.66.0.2/32", "dev",
+		"veth0")
 	step([]string{gid}, []string{"", "fd66::1", v4(2)}, "PORT_ACTIVE", 4096, "addr", "del", "10.66.0.1/32", "dev", "veth0")
-	step([]string{gid}, []string{"fd66::2", "fd66::1", v4(2)}, "PORT_ACTIVE", 4096, "addr", "add", "fd66::2/128", "dev", "veth0", "nodad")
+	step([]string{gid}, []string{"fd66::2", "fd66::1", v4(2)}, "PORT_ACTIVE", 4096, "addr", "add", "fd66::2/128", "dev",
+		"veth0", "nodad")
 	step(nil, []string{"fd66::2", "fd66::1", v4(2)}, "PORT_ACTIVE", 1024, "link", "set", "veth0", "mtu", "1500")
 	step([]string{perr}, []string{"fd66::2", "fd66::1", v4(2)}, "PORT_DOWN", 1024, "link", "set", "veth1", "down")
 	step([]string{active}, []string{"fd66::2", "fd66::1", v4(2)}, "PORT_ACTIVE", 1024, "link", "set", "veth1", "up")
@@ -204,7 +208,9 @@ func TestSeveralDevices(t *testing.T) {
 	if err := program.Start(); err != nil {
 		t.Fatal(err)
 	}
-	testutil.Eventually(t, "the program has listed the devices", func() bool { return strings.Contains(out.String(), "listed") })
+	testutil.Eventually(t, "the program has listed the devices", func() bool {
+		return strings.Contains(out.String(), "listed")
+	})
 	w.out("link", "add", "rxe2", "--addr", "10.66.0.2")
 	fmt.Fprintln(in, "go on")
 	if err := program.Wait(); err != nil {
@@ -221,7 +227,8 @@ func TestSeveralDevices(t *testing.T) {
 	}
 	// A device takes no notice of other addresses of its interface, and only one can have an address.
 	ip("addr", "add", "10.66.0.3/32", "dev", "veth0")
-	if b, err := w.cmd(w.deadline(20), "link", "add", "rxe3", "--addr", "10.66.0.2").CombinedOutput(); err == nil || !strings.Contains(string(b), "link rxe2") {
+	if b, err := w.cmd(w.deadline(20), "link", "add", "rxe3", "--addr", "10.66.0.2").CombinedOutput(); err == nil ||
+		!strings.Contains(string(b), "link rxe2") {
 		t.Errorf("an address for two devices: %v: %s", err, b)
 	}
 	w.out("link", "add", "rxe3", "--addr", "10.66.0.3")

@@ -150,7 +150,8 @@ func TestAttackCMTables(t *testing.T) {
 	} {
 		s.world.t, s.t = t, t
 		began := time.Now()
-		list := []*dialogue{s.rawverbs(attacker, "cm-fill", c.kind, fmt.Sprint(c.all)), s.rawverbs(stranger, "cm-fill", c.kind, fmt.Sprint(c.all))}
+		list := []*dialogue{s.rawverbs(attacker, "cm-fill", c.kind, fmt.Sprint(c.all)),
+			s.rawverbs(stranger, "cm-fill", c.kind, fmt.Sprint(c.all))}
 		for _, a := range list {
 			t.Log(a.until("has", 60*time.Second), a.said[0])
 		}
@@ -190,7 +191,8 @@ func TestAttackCMExec(t *testing.T) {
 	s.connects()
 }
 
-// TestAttackCMWaiters: threads that wait for events, killed, stopped or not, cost the service little, and others nothing.
+// TestAttackCMWaiters: threads that wait for events, killed, stopped or not, cost the service little, and others
+// nothing.
 func TestAttackCMWaiters(t *testing.T) {
 	t.Parallel()
 	s := besiegeCM(t)
@@ -239,11 +241,12 @@ func TestAttackNetlinkUnread(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackNetlinkChange: devices are the managers' to make and to remove: neither another user may, nor what root writes
-// to a socket that another user has opened.
+// TestAttackNetlinkChange: devices are the managers' to make and to remove: neither another user may, nor what root
+// writes to a socket that another user has opened.
 func TestAttackNetlinkChange(t *testing.T) {
 	s := besiegeCM(t)
-	if out := s.rawverbs(attacker, "nl-change").rest(10 * time.Second); len(out) != 2 || strings.Contains(strings.Join(out, " "), "errno 0") ||
+	if out := s.rawverbs(attacker, "nl-change").rest(10 * time.Second); len(out) != 2 ||
+		strings.Contains(strings.Join(out, " "), "errno 0") ||
 		strings.Count(fmt.Sprint(out), "operation not permitted") != 2 {
 		t.Errorf("%q", out)
 	}
@@ -274,7 +277,8 @@ func TestAttackNetlinkChange(t *testing.T) {
 		if err != nil || n < 20 {
 			t.Fatalf("%s: %d bytes, %v", c.what, n, err)
 		}
-		if got := fmt.Sprintf("%x", b[:n]); c.what == "delete the device" && got[32:40] != c.want || c.what == "list IDs" && got[8:16] != c.want {
+		if got := fmt.Sprintf("%x", b[:n]); c.what == "delete the device" && got[32:40] != c.want ||
+			c.what == "list IDs" && got[8:16] != c.want {
 			t.Errorf("root may %s on the attacker's socket: %s", c.what, got)
 		}
 	}
@@ -318,11 +322,12 @@ func nlMessage(cmd, flags, attr uint16, v uint32) []byte {
 	return b
 }
 
-// TestAttackCMGiven: a file that another user has opened takes no commands, as with the kernel, where a program could be
-// made to write them. (ib_safe_file_access)
+// TestAttackCMGiven: a file that another user has opened takes no commands, as with the kernel, where a program could
+// be made to write them. (ib_safe_file_access)
 func TestAttackCMGiven(t *testing.T) {
 	s := besiegeCM(t)
-	for user, want := range map[uint32]string{neighbor: "create: CREATE_ID: permission denied", attacker: "create: <nil>"} {
+	for user, want := range map[uint32]string{neighbor: "create: CREATE_ID: permission denied",
+		attacker: "create: <nil>"} {
 		dir := scratch(t)
 		os.Chmod(dir, 0o777)
 		u := s.rawverbs(user, "cm-use", dir+"/s")
@@ -354,7 +359,8 @@ func newForger(t *testing.T, from, to string) *forger {
 	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO); err != nil {
 		t.Fatal(err)
 	}
-	f := &forger{t: t, fd: fd, from: netip.AddrPortFrom(netip.MustParseAddr(from), 0), to: netip.AddrPortFrom(netip.MustParseAddr(to), roce.UDPPort),
+	f := &forger{t: t, fd: fd, from: netip.AddrPortFrom(netip.MustParseAddr(from), 0),
+		to:   netip.AddrPortFrom(netip.MustParseAddr(to), roce.UDPPort),
 		rand: rand.New(rand.NewPCG(1, 2))}
 	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: f.from.Addr().As4()}); err != nil {
 		t.Fatal(err)
@@ -375,7 +381,8 @@ func (f *forger) send(mad []byte) {
 	roce.DETH(b[roce.BTHLen:]).Encode(roce.GSIQKey, roce.QPNGSI)
 	copy(b[roce.BTHLen+roce.DETHLen:], mad)
 	f.flow.Seal(0, b)
-	if err := unix.Sendto(f.fd, b, 0, &unix.SockaddrInet4{Port: int(f.to.Port()), Addr: f.to.Addr().As4()}); err != nil && err != unix.ECONNREFUSED {
+	if err := unix.Sendto(f.fd, b, 0, &unix.SockaddrInet4{Port: int(f.to.Port()), Addr: f.to.Addr().As4()}); err != nil &&
+		err != unix.ECONNREFUSED {
 		f.t.Fatal(err)
 	}
 }
@@ -391,12 +398,16 @@ func (f *forger) flood(n int, ports ...uint16) {
 		ip := msg.AppendIPHeader(nil, msg.IPHeader{SrcPort: 1, Src: f.from.Addr(), Dst: f.to.Addr()})
 		port := ports[i%len(ports)]
 		for _, m := range []msg.Message{
-			&msg.REQ{LocalCommID: num(), ServiceID: msg.MakeServiceID(msg.PortSpaceTCP, port), LocalCAGUID: f.rand.Uint64(), LocalQPN: num() >> 8,
-				PathMTU: 3, Primary: msg.Path{LocalGID: gid}, Data: ip},
-			&msg.REP{LocalCommID: num(), RemoteCommID: num(), LocalQPN: num() >> 8}, &msg.RTU{LocalCommID: num(), RemoteCommID: num()},
-			&msg.DREQ{LocalCommID: num(), RemoteCommID: num(), RemoteQPN: num() >> 8}, &msg.DREP{LocalCommID: num(), RemoteCommID: num()},
+			&msg.REQ{LocalCommID: num(), ServiceID: msg.MakeServiceID(msg.PortSpaceTCP, port), LocalCAGUID: f.rand.Uint64(),
+				LocalQPN: num() >> 8,
+				PathMTU:  3, Primary: msg.Path{LocalGID: gid}, Data: ip},
+			&msg.REP{LocalCommID: num(), RemoteCommID: num(), LocalQPN: num() >> 8}, &msg.RTU{LocalCommID: num(),
+				RemoteCommID: num()},
+			&msg.DREQ{LocalCommID: num(), RemoteCommID: num(), RemoteQPN: num() >> 8}, &msg.DREP{LocalCommID: num(),
+				RemoteCommID: num()},
 			&msg.REJ{LocalCommID: num(), RemoteCommID: num(), Of: msg.Answered(num() & 3), Reason: msg.Reason(num() & 31)},
-			&msg.REJ{RemoteCommID: num(), Reason: msg.ReasonConsumer}, &msg.MRA{LocalCommID: num(), RemoteCommID: num(), ServiceTimeout: 31},
+			&msg.REJ{RemoteCommID: num(), Reason: msg.ReasonConsumer}, &msg.MRA{LocalCommID: num(), RemoteCommID: num(),
+				ServiceTimeout: 31},
 			&msg.LAP{LocalCommID: num(), RemoteCommID: num()},
 			&msg.SIDRREQ{RequestID: num(), ServiceID: msg.MakeServiceID(msg.PortSpaceUDP, port), Data: ip},
 			&msg.SIDRREP{RequestID: num(), QPN: num() >> 8},
@@ -415,8 +426,8 @@ func (f *forger) flood(n int, ports ...uint16) {
 	}
 }
 
-// TestAttackCMFlood: messages from the network, of an address of their own and of that which the peers have, neither end a
-// connection nor take the service's memory; and who connects afterwards is served.
+// TestAttackCMFlood: messages from the network, of an address of their own and of that which the peers have, neither
+// end a connection nor take the service's memory; and who connects afterwards is served.
 func TestAttackCMFlood(t *testing.T) {
 	t.Parallel()
 	s := besiegeCM(t)
@@ -439,7 +450,8 @@ func TestAttackCMFlood(t *testing.T) {
 	after := s.load()
 	t.Logf("%d MiB before, %d MiB after; the service used %v", before.rss, after.rss, after.cpu-before.cpu)
 	s.bounded(before, 100)
-	if out := s.rawverbs(stranger, "cm-call", s.address()+":"+served).rest(30 * time.Second); len(out) != 1 || !strings.HasPrefix(out[0], "connected") {
+	if out := s.rawverbs(stranger, "cm-call", s.address()+":"+served).rest(30 * time.Second); len(out) != 1 ||
+		!strings.HasPrefix(out[0], "connected") {
 		t.Errorf("afterwards: %q", out)
 	}
 	line := server.expect("accepted")

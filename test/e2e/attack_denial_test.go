@@ -53,7 +53,9 @@ func TestAttackThreads(t *testing.T) {
 	// All of it ends with the attacker.
 	fs.abort()
 	a.kill()
-	testutil.Eventually(t, "threads to end with the attacker", func() bool { return s.load().threads <= before.threads+50 })
+	testutil.Eventually(t, "threads to end with the attacker", func() bool {
+		return s.load().threads <= before.threads+50
+	})
 	s.lives()
 }
 
@@ -108,7 +110,8 @@ func TestAttackTables(t *testing.T) {
 		kind      string
 		all, some int
 	}{
-		{"ahs", 33000 / objectShare, 100}, {"srqs", 33000 / objectShare, 100}, {"channels", 4000, 100}, {"contexts", 1000, 20},
+		{"ahs", 33000 / objectShare, 100}, {"srqs", 33000 / objectShare, 100}, {"channels", 4000, 100}, {"contexts", 1000,
+			20},
 		{"pds", 40000 / objectShare, 100}, {"mws", 33000 / objectShare, 100}, {"cqs", 33000 / objectShare, 100},
 	} {
 		t.Run(c.kind, func(t *testing.T) {
@@ -276,7 +279,9 @@ func TestAttackGarbage(t *testing.T) {
 	s := besiege(t)
 	before := s.load()
 	for _, text := range []string{strings.Repeat("x", 900_000), strings.Repeat(`\u0000`, 100_000)} {
-		if out := s.outside(attacker, "attach", s.socket, fmt.Sprintf(`{"Protocol":%d,"Op":"%s"}`, ctl.Protocol, text[:100_000])).rest(5 * time.Second); len(fmt.Sprint(out)) > 10_000 {
+		if out := s.outside(attacker, "attach", s.socket,
+			fmt.Sprintf(`{"Protocol":%d,"Op":"%s"}`, ctl.Protocol, text[:100_000])).rest(5 * time.Second); len(
+			fmt.Sprint(out)) > 10_000 {
 			t.Errorf("an answer of %d bytes to nonsense", len(fmt.Sprint(out)))
 		}
 	}
@@ -288,7 +293,9 @@ func TestAttackGarbage(t *testing.T) {
 	if n := strings.Count(s.log.String(), "\n"); n > 300 {
 		t.Errorf("the log has %d lines of %d bytes", n, len(s.log.String()))
 	}
-	testutil.Eventually(t, "descriptors to be closed", func() bool { return s.load().descriptors <= before.descriptors+100 })
+	testutil.Eventually(t, "descriptors to be closed", func() bool {
+		return s.load().descriptors <= before.descriptors+100
+	})
 }
 
 // TestAttackCloseStorm: a file that is opened again and closed, as fast as a program can, costs the service little.
@@ -310,8 +317,8 @@ func TestAttackCloseStorm(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackLockedDirectories: a program that lists directories into memory that does not answer, which keeps the kernel's
-// locks of them, stops neither the devices, nor other users' looks at them, nor the end of the service. (A1)
+// TestAttackLockedDirectories: a program that lists directories into memory that does not answer, which keeps the
+// kernel's locks of them, stops neither the devices, nor other users' looks at them, nor the end of the service. (A1)
 func TestAttackLockedDirectories(t *testing.T) {
 	t.Parallel()
 	s := besiege(t)
@@ -396,7 +403,8 @@ func TestAttackStalledDescriptors(t *testing.T) {
 		before := s.load()
 		fs := newStallFS(t, attacker, fuseFlush)
 		for _, message := range []string{fmt.Sprintf(`{"Protocol":%d,"Op":"info"}`, ctl.Protocol), s.attachMessage(1)} {
-			t.Log(s.outside(attacker, "stall-close", s.socket, message, fmt.Sprint(many(200, 2000)), fs.page()).until("sent", 60*time.Second))
+			t.Log(s.outside(attacker, "stall-close", s.socket, message, fmt.Sprint(many(200, 2000)), fs.page()).until("sent",
+				60*time.Second))
 		}
 		time.Sleep(500 * time.Millisecond)
 		s.lives()
@@ -473,14 +481,16 @@ func TestAttackFullDisk(t *testing.T) {
 	}
 	defer unix.Unmount(dir, unix.MNT_DETACH)
 	for i, argv := range [][]string{{"true"}, {raw, "transfer"}, {raw, "fill", "pds", "10"}} {
-		out, err := w.cmd(w.deadline(20), append([]string{"run", "--capture", filepath.Join(dir, fmt.Sprint("x", i)), "--"}, argv...)...).CombinedOutput()
+		out, err := w.cmd(w.deadline(20), append([]string{"run", "--capture", filepath.Join(dir, fmt.Sprint("x", i)), "--"},
+			argv...)...).CombinedOutput()
 		if i == 0 && err != nil {
 			t.Errorf("with room for what there is: %v: %s", err, out)
 		}
 	}
 	filler := filepath.Join(dir, "filler")
 	os.WriteFile(filler, make([]byte, 16<<10), 0o600)
-	out, err := w.cmd(w.deadline(20), "run", "--capture", filepath.Join(dir, "full"), "--", raw, "transfer").CombinedOutput()
+	out, err := w.cmd(w.deadline(20), "run", "--capture", filepath.Join(dir, "full"), "--", raw,
+		"transfer").CombinedOutput()
 	if exitCode(err) != 125 || !strings.Contains(string(out), "no space left") {
 		t.Errorf("exit code %d, want 125: %s", exitCode(err), out)
 	}
@@ -493,7 +503,8 @@ func TestAttackFullDisk(t *testing.T) {
 // TestAttackNumberRace: a descriptor that a program makes while it opens a device stays what it is. (C6)
 func TestAttackNumberRace(t *testing.T) {
 	s := besiege(t)
-	out := s.attack(attacker, "number-race", fmt.Sprint(firstCommandFile()), fmt.Sprint(many(1500, 50000))).rest(time.Duration(many(30, 600)) * time.Second)
+	out := s.attack(attacker, "number-race", fmt.Sprint(firstCommandFile()),
+		fmt.Sprint(many(1500, 50000))).rest(time.Duration(many(30, 600)) * time.Second)
 	if len(out) != 1 || !strings.HasPrefix(out[0], "opened ") || out[0] == "opened 0" {
 		t.Errorf("%.1000q", out)
 	}
@@ -507,7 +518,8 @@ func TestAttackForeignPID(t *testing.T) {
 	program := attackProgram(t, "attack")
 	w := newWorld(t, user{"root", 0}, "")
 	os.Chmod(filepath.Dir(w.socket), 0o755)
-	serve := exec.Command("unshare", "--pid", "--fork", "--mount-proc", binary(t), "serve", "--socket", w.socket, "--mode", "0666", "--link", "rxe0="+loopback())
+	serve := exec.Command("unshare", "--pid", "--fork", "--mount-proc", binary(t), "serve", "--socket", w.socket, "--mode",
+		"0666", "--link", "rxe0="+loopback())
 	if err := serve.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -517,9 +529,12 @@ func TestAttackForeignPID(t *testing.T) {
 		}
 		_ = serve.Wait()
 	}()
-	testutil.Eventually(t, "the service to answer", func() bool { return w.cmd(w.deadline(5), "link", "show").Run() == nil })
+	testutil.Eventually(t, "the service to answer", func() bool {
+		return w.cmd(w.deadline(5), "link", "show").Run() == nil
+	})
 	s := &siege{world: w, t: t, program: program}
-	if out := s.outside(attacker, "attach", w.socket, s.attachMessage(1)).expect("answer"); !strings.Contains(out, "Error") {
+	if out := s.outside(attacker, "attach", w.socket, s.attachMessage(1)).expect("answer"); !strings.Contains(out,
+		"Error") {
 		t.Errorf("a client that says it is process 1: %s", out)
 	}
 }

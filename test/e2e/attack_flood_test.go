@@ -50,7 +50,8 @@ func (s *siege) p99() float64 {
 	s.t.Helper()
 	const measured = neighbor - 10
 	port := tcpPort()
-	args := []string{"run", "--", "ib_send_lat", "-e", "-d", "rxe0", "-x", "1", "-s", "64", "-n", strconv.Itoa(many(1000, 20000)), "-p", port, "-F"}
+	args := []string{"run", "--", "ib_send_lat", "-e", "-d", "rxe0", "-x", "1", "-s", "64", "-n",
+		strconv.Itoa(many(1000, 20000)), "-p", port, "-F"}
 	server := s.as(measured).cmd(s.deadline(60), args...)
 	d := talk(s.t, server)
 	defer func() { <-d.over }()

@@ -17,8 +17,9 @@ import (
 	"verbena/verbs/service"
 )
 
-// TestAttackForgedPackets: an ordinary UDP socket, bound to the device's own address, injects nothing into a connection of the service,
-// whether the devices take the shortcut or the wire. The packets are counted, and the connection goes on.
+// TestAttackForgedPackets: an ordinary UDP socket, bound to the device's own address, injects nothing into a connection
+// of the service, whether the devices take the shortcut or the wire. The packets are counted, and the connection goes
+// on.
 func TestAttackForgedPackets(t *testing.T) {
 	for name, flags := range map[string][]string{"shortcut": nil, "wire": {"--wire"}} {
 		t.Run(name, func(t *testing.T) {
@@ -68,7 +69,8 @@ func TestAttackForgedPackets(t *testing.T) {
 				return list[0].Counters["drop_forged"]
 			}
 			const guesses = 256
-			for _, port := range []uint16{0, uint16(roce.SourcePortRC(qps[0].Num(), qps[1].Num()))} { // any port, and that of the connection
+			// any port, and that of the connection
+			for _, port := range []uint16{0, uint16(roce.SourcePortRC(qps[0].Num(), qps[1].Num()))} {
 				before := dropped()
 				f := newForger(t, addr, addr)
 				if port != 0 && !f.rebind(port) {
@@ -84,7 +86,8 @@ func TestAttackForgedPackets(t *testing.T) {
 				t.Fatalf("forged packets have arrived: %+v, %v", wc[:n], err)
 			}
 			copy(mr.Bytes()[64:], "genuine")
-			if err := qps[0].PostSend(&verbs.SendWR{Opcode: verbs.Send, Flags: verbs.Signaled, Local: mr.SGE(64, 7)}); err != nil {
+			if err := qps[0].PostSend(&verbs.SendWR{Opcode: verbs.Send, Flags: verbs.Signaled,
+				Local: mr.SGE(64, 7)}); err != nil {
 				t.Fatal(err)
 			}
 			got := 0
@@ -129,7 +132,8 @@ func (f *forger) sendUC(qpn, psn uint32) {
 	roce.BTH(b).Encode(&roce.BTHFields{Opcode: roce.UCSendOnly, PKey: 0xffff, DestQPN: qpn, PSN: roce.PSN(psn)})
 	copy(b[roce.BTHLen:], payload)
 	f.flow.Seal(0, b)
-	if err := unix.Sendto(f.fd, b, 0, &unix.SockaddrInet4{Port: int(f.to.Port()), Addr: f.to.Addr().As4()}); err != nil && err != unix.ECONNREFUSED {
+	if err := unix.Sendto(f.fd, b, 0, &unix.SockaddrInet4{Port: int(f.to.Port()), Addr: f.to.Addr().As4()}); err != nil &&
+		err != unix.ECONNREFUSED {
 		f.t.Fatal(err)
 	}
 	if psn%16 == 0 {

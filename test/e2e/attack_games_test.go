@@ -15,8 +15,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestAttackDescriptors: what no library does with a device's descriptor harms nobody, and the device goes with the last
-// one.
+// TestAttackDescriptors: what no library does with a device's descriptor harms nobody, and the device goes with the
+// last one.
 func TestAttackDescriptors(t *testing.T) {
 	s := besiege(t)
 	out := s.attack(attacker, "descriptors").rest(15 * time.Second)
@@ -25,7 +25,8 @@ func TestAttackDescriptors(t *testing.T) {
 		t.Errorf("the attacker did not get to its end: %q", out)
 	}
 	// What would have put something into the service's directories, or changed them.
-	for _, must := range []string{"create beside", "move the directory away", "rename the directory", "replace the directory",
+	for _, must := range []string{"create beside", "move the directory away", "rename the directory",
+		"replace the directory",
 		"remove the directory", "hard link to the queue file"} {
 		if slices.Contains(out, must+": success") {
 			t.Errorf("%s succeeds", must)
@@ -36,7 +37,8 @@ func TestAttackDescriptors(t *testing.T) {
 			t.Errorf("%s", line)
 		}
 	}
-	for _, must := range []string{"dup2", "dup3", "F_DUPFD", "command to the duplicate", "query in the child", "pidfd_getfd"} {
+	for _, must := range []string{"dup2", "dup3", "F_DUPFD", "command to the duplicate", "query in the child",
+		"pidfd_getfd"} {
 		if !slices.Contains(out, must+": success") {
 			t.Errorf("%s does not succeed", must)
 		}
@@ -54,8 +56,8 @@ func (s *siege) onlyNeighbour() {
 	}
 }
 
-// TestAttackTree: nobody changes the /dev and /sys that programs of another user's service see. In one's own, whose files
-// are one's own, the service at least follows no link that is put there.
+// TestAttackTree: nobody changes the /dev and /sys that programs of another user's service see. In one's own, whose
+// files are one's own, the service at least follows no link that is put there.
 func TestAttackTree(t *testing.T) {
 	needRoot(t)
 	program := attackProgram(t, "attack")
@@ -156,7 +158,8 @@ func TestAttackStoppedProgram(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			a := talk(t, s.as(attacker).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "200"))
 			a.until("has", 20*time.Second)
-			pids := map[string][]int{"program": {programOf(t, a.cmd)}, "launcher": {a.cmd.Process.Pid}, "both": {programOf(t, a.cmd), a.cmd.Process.Pid}}[what]
+			pids := map[string][]int{"program": {programOf(t, a.cmd)}, "launcher": {a.cmd.Process.Pid},
+				"both": {programOf(t, a.cmd), a.cmd.Process.Pid}}[what]
 			for _, pid := range pids {
 				syscall.Kill(pid, syscall.SIGSTOP)
 			}
@@ -193,7 +196,8 @@ func TestAttackNames(t *testing.T) {
 func TestAttackOwnAnswers(t *testing.T) {
 	s := besiege(t)
 	before := s.load()
-	out := s.outside(attacker, "own-answers", s.socket, s.attachMessage(1), fmt.Sprint(many(2000, 100000))).rest(30 * time.Second)
+	out := s.outside(attacker, "own-answers", s.socket, s.attachMessage(1),
+		fmt.Sprint(many(2000, 100000))).rest(30 * time.Second)
 	t.Logf("%q", out)
 	if len(out) == 0 || out[len(out)-1] != "done" {
 		t.Errorf("%q", out)
@@ -202,7 +206,9 @@ func TestAttackOwnAnswers(t *testing.T) {
 	s.onlyNeighbour()
 	s.lives()
 	s.bounded(before, 50)
-	testutil.Eventually(t, "descriptors to be closed", func() bool { return s.load().descriptors <= before.descriptors+20 })
+	testutil.Eventually(t, "descriptors to be closed", func() bool {
+		return s.load().descriptors <= before.descriptors+20
+	})
 }
 
 // TestAttackThreadUser: each thread has the rights of its own user, as for a real device file.
@@ -215,7 +221,8 @@ func TestAttackThreadUser(t *testing.T) {
 	}
 }
 
-// TestAttackFlippedPaths: a path that changes while the supervisor looks at it opens nothing that it would not have opened.
+// TestAttackFlippedPaths: a path that changes while the supervisor looks at it opens nothing that it would not have
+// opened.
 func TestAttackFlippedPaths(t *testing.T) {
 	s := besiege(t)
 	out := s.attack(attacker, "flip-paths", fmt.Sprint(many(20000, 2000000))).rest(60 * time.Second)
@@ -236,7 +243,8 @@ func TestAttackLimits(t *testing.T) {
 	}
 }
 
-// TestAttackSquatting: another user who makes the directory of one's control socket first gets nothing but a clear error.
+// TestAttackSquatting: another user who makes the directory of one's control socket first gets nothing but a clear
+// error.
 func TestAttackSquatting(t *testing.T) {
 	needRoot(t)
 	const user = 64123 // nobody's
@@ -261,7 +269,8 @@ func TestAttackSquatting(t *testing.T) {
 // TestAttackChildNamespace: a program in a PID namespace of its own is served, and is known by the service's numbers.
 func TestAttackChildNamespace(t *testing.T) {
 	s := besiege(t)
-	out, err := s.cmd(s.deadline(20), "run", "--", "unshare", "--pid", "--fork", "--mount-proc", "setpriv", fmt.Sprint("--reuid=", attacker),
+	out, err := s.cmd(s.deadline(20), "run", "--", "unshare", "--pid", "--fork", "--mount-proc", "setpriv",
+		fmt.Sprint("--reuid=", attacker),
 		fmt.Sprint("--regid=", attacker), "--clear-groups", s.program, "hidden-execs", "vfork", "none").CombinedOutput()
 	if err != nil || string(out) != "write: success: still written\n" {
 		t.Errorf("%v: %s", err, out)

@@ -107,7 +107,8 @@ func TestAttackSubordinateIDs(t *testing.T) {
 	}
 	a.say("mapped")
 	var served int
-	if n, err := fmt.Sscanf(a.until("served", 60*time.Second), "served %d", &served); n != 1 || served == 0 || served > 256 {
+	if n, err := fmt.Sscanf(a.until("served", 60*time.Second), "served %d", &served); n != 1 || served == 0 ||
+		served > 256 {
 		t.Errorf("%d connections are served (%v), want at most the 256 of one user", served, err)
 	}
 	s.lives()
@@ -129,7 +130,8 @@ func TestAttackOwnedIDs(t *testing.T) {
 		}
 	}
 	w := newWorld(t, user{"root", 0}, "")
-	w.under = []string{"unshare", "--mount", "--propagation", "private", "sh", "-c", `mount --bind "$0" /etc && exec "$@"`, etc}
+	w.under = []string{"unshare", "--mount", "--propagation", "private", "sh", "-c", `mount --bind "$0" /etc && exec "$@"`,
+		etc}
 	w.start("--link", "rxe0="+loopback(), "--mode", "0666")
 	os.Chmod(filepath.Dir(w.socket), 0o755)
 	s := &siege{t: t, program: attackProgram(t, "attack"), world: w}

@@ -177,7 +177,8 @@ func TestAttackReadOnlyMount(t *testing.T) {
 	pod := func(options, script string) (string, error) {
 		c := w.cmd(w.deadline(20), "version")
 		c.Path, c.Args = "/bin/sh", []string{"sh", "-c", "exec unshare --mount --propagation private sh -c '" +
-			`mount --bind "$0" "$0" && ` + options + ` exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs sh -c "$1" "$0"' "$0" "$1"`,
+			`mount --bind "$0" "$0" && ` + options +
+			` exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs sh -c "$1" "$0"' "$0" "$1"`,
 			dir, script}
 		c.Env = append(c.Env, "BINARY="+binary(t))
 		b, err := c.CombinedOutput()
@@ -194,13 +195,16 @@ func TestAttackReadOnlyMount(t *testing.T) {
 	if err := unix.Stat(w.socket, &before); err != nil {
 		t.Fatal(err)
 	}
-	for _, script := range []string{`rm -f "$VERBENA_SOCKET"`, `mv "$VERBENA_SOCKET" "$VERBENA_SOCKET.old"`, `ln "$VERBENA_SOCKET" "$VERBENA_SOCKET.new"`,
-		`touch "$VERBENA_SOCKET.new"`, `chmod 0600 "$VERBENA_SOCKET"`, `touch "$VERBENA_SOCKET"`, `mount -o remount,bind,rw "$(dirname "$VERBENA_SOCKET")"`} {
+	for _, script := range []string{`rm -f "$VERBENA_SOCKET"`, `mv "$VERBENA_SOCKET" "$VERBENA_SOCKET.old"`,
+		`ln "$VERBENA_SOCKET" "$VERBENA_SOCKET.new"`,
+		`touch "$VERBENA_SOCKET.new"`, `chmod 0600 "$VERBENA_SOCKET"`, `touch "$VERBENA_SOCKET"`,
+		`mount -o remount,bind,rw "$(dirname "$VERBENA_SOCKET")"`} {
 		if out, err := pod(readOnly, script); err == nil {
 			t.Errorf("%s: succeeded: %s", script, out)
 		}
 	}
-	if err := unix.Stat(w.socket, &after); err != nil || after.Ino != before.Ino || after.Mode != before.Mode || after.Nlink != 1 {
+	if err := unix.Stat(w.socket, &after); err != nil || after.Ino != before.Ino || after.Mode != before.Mode ||
+		after.Nlink != 1 {
 		t.Errorf("the socket was %+v, is %+v, %v", before, after, err)
 	}
 	// The same on a mount that can be written to, as it was: the test can tell.
@@ -212,8 +216,9 @@ func TestAttackReadOnlyMount(t *testing.T) {
 	}
 }
 
-// TestAttackKept: what the kernel has for a user whose programs keep descriptors that the service has made, or leave answers unread, is bounded,
-// also after their device files and connections have ended. The service's control group is charged for it.
+// TestAttackKept: what the kernel has for a user whose programs keep descriptors that the service has made, or leave
+// answers unread, is bounded, also after their device files and connections have ended. The service's control group is
+// charged for it.
 func TestAttackKept(t *testing.T) {
 	t.Parallel()
 	seconds := fmt.Sprint(many(4, 60))
@@ -226,7 +231,9 @@ func TestAttackKept(t *testing.T) {
 		limit int
 		start func() *dialogue
 	}{
-		{"descriptors of device files", quota.Descriptors, 200, func() *dialogue { return s.outside(attacker, "kept", s.socket, "device", seconds, open) }},
+		{"descriptors of device files", quota.Descriptors, 200, func() *dialogue {
+			return s.outside(attacker, "kept", s.socket, "device", seconds, open)
+		}},
 		{"unread answers", quota.Connections, 16 + 64, // and refused clients that are told why
 			func() *dialogue { return s.outside(attacker, "kept", s.socket, "answer", seconds, show) }},
 		{"channels", quota.Descriptors, 200, func() *dialogue { return s.attack(attacker, "kept-channels", seconds) }},

@@ -85,7 +85,8 @@ func TestAttackRecycledPID(t *testing.T) {
 			s := besiege(t, serve...)
 			const rounds = 2000
 			var used, changed int
-			line := talk(t, s.cmd(s.deadline(320), "run", "--", s.program, "recycle", fmt.Sprint(rounds))).until("used", 300*time.Second)
+			line := talk(t, s.cmd(s.deadline(320), "run", "--", s.program, "recycle", fmt.Sprint(rounds))).until("used",
+				300*time.Second)
 			if n, err := fmt.Sscanf(line, "used %d, changed %d", &used, &changed); n != 2 || used < rounds/2 || changed > 0 {
 				t.Errorf("of %d processes: %q, %v", rounds, line, err)
 			}
@@ -125,7 +126,8 @@ func TestAttackExec(t *testing.T) {
 				s := besiege(t, args...)
 				suid := setuidCopy(t, s.program)
 				// A program of root's that drops its privileges may still execute a set-uid program.
-				c := s.cmd(s.deadline(30), "run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker),
+				c := s.cmd(s.deadline(30), "run", "--", "setpriv", fmt.Sprint("--reuid=", attacker),
+					fmt.Sprint("--regid=", attacker),
 					"--clear-groups", s.program, "exec-region", how, suid, "victim", "1")
 				out := strings.Join(talk(t, c).rest(10*time.Second), "\n")
 				if !strings.Contains(out, "victim of user 0: unharmed") || strings.Contains(out, "read: success") ||
@@ -138,7 +140,8 @@ func TestAttackExec(t *testing.T) {
 	}
 }
 
-// TestAttackHiddenExec: an exec by a rare way ends registrations as well, and one that fails, or is a child's, does not.
+// TestAttackHiddenExec: an exec by a rare way ends registrations as well, and one that fails, or is a child's, does
+// not.
 func TestAttackHiddenExec(t *testing.T) {
 	t.Parallel()
 	s := besiege(t)
@@ -146,8 +149,9 @@ func TestAttackHiddenExec(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			d := s.attack(attacker, "hidden-execs", how, s.program, "victim", "0.5")
 			out := strings.Join(d.rest(10*time.Second), "\n")
-			if none := strings.Contains(out, "exec by "+how); !none && (!strings.Contains(out, "victim of user 65534: unharmed") ||
-				strings.Contains(out, "write: success")) {
+			if none := strings.Contains(out, "exec by "+how); !none &&
+				(!strings.Contains(out, "victim of user 65534: unharmed") ||
+					strings.Contains(out, "write: success")) {
 				<-d.over
 				t.Errorf("%v: %s", d.end, out)
 			}
@@ -167,7 +171,8 @@ func TestAttackHiddenExec(t *testing.T) {
 // TestAttackExecRaces: programs that execute another while a thread registers memory and writes there.
 func TestAttackExecRaces(t *testing.T) {
 	s := besiege(t)
-	out := s.attack(attacker, "exec-races", fmt.Sprint(many(100, 10000)), s.program, "victim", "0.01").rest(time.Duration(many(30, 1800)) * time.Second)
+	out := s.attack(attacker, "exec-races", fmt.Sprint(many(100, 10000)), s.program, "victim",
+		"0.01").rest(time.Duration(many(30, 1800)) * time.Second)
 	harmed, unharmed := 0, 0
 	for _, l := range out {
 		if strings.Contains(l, "has been changed") {
@@ -265,7 +270,8 @@ func TestAttackEscape(t *testing.T) {
 
 // TestAttackUserNamespace: capabilities of a user namespace that anybody may make are none here. (A6)
 func TestAttackUserNamespace(t *testing.T) {
-	ids := []string{"run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker), "--clear-groups"}
+	ids := []string{"run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker),
+		"--clear-groups"}
 	b, _ := os.ReadFile("/proc/sys/user/max_user_namespaces")
 	need(t, strings.TrimSpace(string(b)) != "0", "user namespaces")
 	t.Run("permissions", func(t *testing.T) {
@@ -301,7 +307,8 @@ func TestAttackUserNamespace(t *testing.T) {
 func TestAttackReadOnly(t *testing.T) {
 	program := attackProgram(t, "attack")
 	w := sharedService(t, "--mode", "0644")
-	out := w.out("run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker), "--clear-groups",
+	out := w.out("run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker),
+		"--clear-groups",
 		program, "read-only")
 	if !strings.Contains(out, "open for both: Permission denied") || strings.Contains(out, "write: success") ||
 		strings.Contains(out, "flags: not") {
@@ -358,7 +365,8 @@ func TestAttackTwoServices(t *testing.T) {
 	}
 }
 
-// TestAttackForeignSocketPath: what is no socket is neither removed nor replaced, and a socket that answers is not either.
+// TestAttackForeignSocketPath: what is no socket is neither removed nor replaced, and a socket that answers is not
+// either.
 func TestAttackForeignSocketPath(t *testing.T) {
 	needRoot(t)
 	w := newWorld(t, user{"root", 0}, "")
@@ -374,7 +382,8 @@ func TestAttackForeignSocketPath(t *testing.T) {
 		{"pipe", func(p string) error { return syscall.Mkfifo(p, 0o600) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			for _, args := range [][]string{{"serve", "--link", "rxe0=" + loopback()}, {"run", "--", "true"}, {"link", "show"}, {"stop"}} {
+			for _, args := range [][]string{{"serve", "--link", "rxe0=" + loopback()}, {"run", "--", "true"}, {"link", "show"},
+				{"stop"}} {
 				os.Remove(w.socket)
 				if err := c.make(w.socket); err != nil {
 					t.Fatal(err)

@@ -142,7 +142,8 @@ func attackGrownQueueFile(t *testing.T, e *surroundings) {
 	c := s.as(0).cmd(s.deadline(60), "run", "--", s.program, "grow", fmt.Sprint(256<<20))
 	// In a mount namespace, with a small /dev/shm, as in a container.
 	id := fmt.Sprint(s.id(attacker))
-	argv := []string{"unshare", "-m", "sh", "-c", mount, "sh", "setpriv", "--reuid=" + id, "--regid=" + id, "--clear-groups"}
+	argv := []string{"unshare", "-m", "sh", "-c", mount, "sh", "setpriv", "--reuid=" + id, "--regid=" + id,
+		"--clear-groups"}
 	at := 0
 	if s.enters() {
 		at = slices.Index(c.Args, "--") + 1
@@ -190,7 +191,8 @@ func TestAttackConfusedLauncher(t *testing.T) {
 			daemon.expect("listening")
 			argv := []string{"run", "--", s.program, "give-device", path, fmt.Sprint(attacker)}
 			if first == "becomes another user" {
-				argv = []string{"run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker), "--clear-groups",
+				argv = []string{"run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker),
+					"--clear-groups",
 					s.program, "give-device", path}
 			}
 			p := talk(t, s.cmd(s.deadline(60), argv...))
@@ -223,7 +225,8 @@ func TestAttackUnreadAnswers(t *testing.T) {
 func attackUnreadAnswers(t *testing.T, e *surroundings) {
 	raw := buildRawverbs(t)
 	s := e.besiege(t)
-	filler := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", raw, "fill", "all", fmt.Sprint(many(e.some(30000), 100000))))
+	filler := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", raw, "fill", "all",
+		fmt.Sprint(many(e.some(30000), 100000))))
 	filler.until("has", 60*time.Second)
 	before := s.load()
 	a := s.outside(attacker, "unread", s.socket, fmt.Sprint(many(60, 200)), "res show")
@@ -246,8 +249,8 @@ func attackUnreadAnswers(t *testing.T, e *surroundings) {
 	s.unharmed()
 }
 
-// TestAttackUnreceivedDescriptors: answers with descriptors that a program leaves on its socket, after it has ended the connection, keep few
-// descriptors of the service in flight, and other users get theirs.
+// TestAttackUnreceivedDescriptors: answers with descriptors that a program leaves on its socket, after it has ended the
+// connection, keep few descriptors of the service in flight, and other users get theirs.
 func TestAttackUnreceivedDescriptors(t *testing.T) {
 	t.Parallel()
 	everywhere(t, attackUnreceivedDescriptors)
@@ -256,14 +259,16 @@ func TestAttackUnreceivedDescriptors(t *testing.T) {
 func attackUnreceivedDescriptors(t *testing.T, e *surroundings) {
 	s := e.besiege(t)
 	before := s.load()
-	a := s.outside(attacker, "unreceived", s.socket, "60", fmt.Sprintf(`{"Protocol":%d,"Op":"open","Name":"rxe0"}`, ctl.Protocol))
+	a := s.outside(attacker, "unreceived", s.socket, "60",
+		fmt.Sprintf(`{"Protocol":%d,"Op":"open","Name":"rxe0"}`, ctl.Protocol))
 	line := a.until("in flight", 30*time.Second)
 	var flying, answered int
 	most := 64
 	if s.own != 0 {
 		most = 512 // of the only user
 	}
-	if n, err := fmt.Sscanf(line, "in flight %d, answered %d", &flying, &answered); n != 2 || flying == 0 || flying > most {
+	if n, err := fmt.Sscanf(line, "in flight %d, answered %d", &flying, &answered); n != 2 || flying == 0 ||
+		flying > most {
 		t.Errorf("the attacker says %q (%v), want 1 to %d descriptors in flight", line, err, most)
 	}
 	s.others()
@@ -281,7 +286,8 @@ func attackUnreceivedDescriptors(t *testing.T, e *surroundings) {
 	}
 	a.kill()
 	<-a.over
-	for deadline := time.Now().Add(20 * time.Second); s.load().descriptors > before.descriptors+2; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); s.load().descriptors > before.descriptors+2; time.Sleep(
+		50 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Errorf("the service has %d descriptors, before %d", s.load().descriptors, before.descriptors)
 			break

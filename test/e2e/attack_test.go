@@ -40,14 +40,16 @@ func many(short, full int) int {
 	return short
 }
 
-// objectShare is the part of the default limits for objects that services of the attacks on tables have: the time that it
-// takes to reach them is in proportion.
+// objectShare is the part of the default limits for objects that services of the attacks on tables have: the time that
+// it takes to reach them is in proportion.
 var objectShare = many(8, 1)
 
-// fewObjects are the arguments of a shared service with an objectShare-th of the limits for objects that it has by default.
+// fewObjects are the arguments of a shared service with an objectShare-th of the limits for objects that it has by
+// default.
 func fewObjects() (args []string) {
 	limits := service.DefaultLimits(true)
-	for _, k := range []quota.Kind{quota.PDs, quota.MRs, quota.MWs, quota.AHs, quota.CQs, quota.QPs, quota.SRQs, quota.XRCDs, quota.CMIDs} {
+	for _, k := range []quota.Kind{quota.PDs, quota.MRs, quota.MWs, quota.AHs, quota.CQs, quota.QPs, quota.SRQs,
+		quota.XRCDs, quota.CMIDs} {
 		l, share := limits[k], uint64(objectShare)
 		args = append(args, "--limit", fmt.Sprintf("%v=%d/%d", k, l.PerUser/share, l.Total/share))
 	}

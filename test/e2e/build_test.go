@@ -90,7 +90,8 @@ func attackProgram(t *testing.T, name string) string {
 	t.Helper()
 	needProgram(t, "gcc libc6-dev libibverbs-dev", "gcc")
 	return build(t, name, func(path string) []string {
-		argv := []string{"gcc", "-Wall", "-Wno-unused-result", "-O1", fmt.Sprint("-DCONTROL_PROTOCOL=", ctl.Protocol), "-o", path}
+		argv := []string{"gcc", "-Wall", "-Wno-unused-result", "-O1", fmt.Sprint("-DCONTROL_PROTOCOL=", ctl.Protocol), "-o",
+			path}
 		if name == "escape" {
 			return append(argv, "-static", "testdata/attack/escape.c")
 		}

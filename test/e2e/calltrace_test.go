@@ -14,8 +14,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestRunTrace: run --trace shows the calls of its own program, to a file or the standard error, and the exit code is the
-// program's; serve --debug logs who attaches, and what is refused.
+// TestRunTrace: run --trace shows the calls of its own program, to a file or the standard error, and the exit code is
+// the program's; serve --debug logs who attaches, and what is refused.
 func TestRunTrace(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_devices")
 	for _, u := range users() {
@@ -24,7 +24,8 @@ func TestRunTrace(t *testing.T) {
 			file := filepath.Join(filepath.Dir(w.socket), "calls")
 			// Only the server of the two is traced.
 			port := tcpPort()
-			server := w.cmd(w.deadline(60), "run", "--trace="+file, "--", "sh", "-c", "ibv_rc_pingpong -d rxe0 -g 1 -n 20 -p "+port+"; exit 7")
+			server := w.cmd(w.deadline(60), "run", "--trace="+file, "--", "sh", "-c",
+				"ibv_rc_pingpong -d rxe0 -g 1 -n 20 -p "+port+"; exit 7")
 			if err := server.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -45,7 +46,8 @@ func TestRunTrace(t *testing.T) {
 				`ioctl\(\d+<uverbs0>, MODIFY_QP\{.*DestQPNum: \d+, QPState: RTR, .*\}\) = 0 <`,
 				`ioctl\(\d+<uverbs0>, QP_DESTROY\{`,
 			} {
-				if n := len(regexp.MustCompile("(?m)^[0-9]+ "+want).FindAllString(trace, -1)); n != 1 && !strings.Contains(trace, "not shown") {
+				if n := len(regexp.MustCompile("(?m)^[0-9]+ "+want).FindAllString(trace, -1)); n != 1 &&
+					!strings.Contains(trace, "not shown") {
 					t.Errorf("%d lines match %s; the trace:\n%s", n, want, trace)
 				}
 			}
@@ -54,7 +56,8 @@ func TestRunTrace(t *testing.T) {
 				t.Errorf("run --trace to the standard error:\n%s", out)
 			}
 			w.out("stop")
-			for _, want := range []string{`msg="program attached" uid=%d pid=\d+ args="\[sh -c ibv_rc_pingpong`, `msg="program ended" uid=%d pid=\d+ `,
+			for _, want := range []string{`msg="program attached" uid=%d pid=\d+ args="\[sh -c ibv_rc_pingpong`,
+				`msg="program ended" uid=%d pid=\d+ `,
 				`msg="device file opened" uid=%d pid=\d+ name=ibv_rc_pingpong dev=uverbs0 `, `msg="device file closed" uid=%d `,
 				`msg="command refused" uid=%d tid=\d+ dev=uverbs0 errno=ENOSPC `} {
 				re := regexp.MustCompile(fmt.Sprintf("level=DEBUG "+want, u.uid))
@@ -64,8 +67,8 @@ func TestRunTrace(t *testing.T) {
 	}
 }
 
-// TestAttackTrace: a launcher that is stopped, with its trace, holds up neither its own program nor another user's, and a
-// traced program does not make the service grow.
+// TestAttackTrace: a launcher that is stopped, with its trace, holds up neither its own program nor another user's, and
+// a traced program does not make the service grow.
 func TestAttackTrace(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_devinfo")
@@ -79,7 +82,8 @@ func TestAttackTrace(t *testing.T) {
 	os.Chmod(dir, 0o777)
 	started, over := filepath.Join(dir, "started"), filepath.Join(dir, "over")
 	run := attacker.cmd(w.deadline(120), "run", "--trace="+filepath.Join(dir, "trace"), "--", "sh", "-c",
-		fmt.Sprintf("ibv_devinfo >/dev/null; touch %s; read go; for i in $(seq 10); do ibv_devinfo -v >/dev/null; done; touch %s", started, over))
+		fmt.Sprintf("ibv_devinfo >/dev/null; touch %s; read go; for i in $(seq 10); do ibv_devinfo -v >/dev/null; done; touch %s",
+			started, over))
 	in, err := run.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

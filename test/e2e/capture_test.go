@@ -16,8 +16,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// checkCapture has tshark and `capture verify` look at a file, and returns what tshark says of each packet: interface, direction
-// (1 in, 2 out), source, opcode.
+// checkCapture has tshark and `capture verify` look at a file, and returns what tshark says of each packet: interface,
+// direction (1 in, 2 out), source, opcode.
 func checkCapture(t *testing.T, file string) (packets [][]string) {
 	t.Helper()
 	// tshark guesses at the payload of a SEND; see TestTwoServices.
@@ -34,7 +34,8 @@ func checkCapture(t *testing.T, file string) (packets [][]string) {
 	if bad := tshark("-Y", "_ws.malformed || !infiniband", "-c", "5"); bad != "" {
 		t.Errorf("tshark cannot decode:\n%s", bad)
 	}
-	out := tshark("-T", "fields", "-e", "frame.interface_name", "-e", "frame.packet_flags_direction", "-e", "ip.src", "-e", "infiniband.bth.opcode")
+	out := tshark("-T", "fields", "-e", "frame.interface_name", "-e", "frame.packet_flags_direction", "-e", "ip.src", "-e",
+		"infiniband.bth.opcode")
 	for l := range strings.Lines(out) {
 		packets = append(packets, strings.Fields(l))
 	}
@@ -54,8 +55,8 @@ func tally(packets [][]string) map[string]int {
 	return n
 }
 
-// TestCapture: what a pair of programs exchanges is in the file, by both paths, also for users who may not capture on the
-// host's interfaces.
+// TestCapture: what a pair of programs exchanges is in the file, by both paths, also for users who may not capture on
+// the host's interfaces.
 func TestCapture(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_ud_pingpong")
@@ -76,7 +77,8 @@ func TestCapture(t *testing.T) {
 				w.awaitFile(file)
 				for _, program := range []string{"ibv_rc_pingpong", "ibv_ud_pingpong"} {
 					args := []string{"-g", "1", "-s", "2000", "-n", "50"}
-					p := &pair{program: program, server: w, client: w, serverArgs: append(args, "-d", "rxe0"), clArgs: append(args, "-d", "rxe1")}
+					p := &pair{program: program, server: w, client: w, serverArgs: append(args, "-d", "rxe0"),
+						clArgs: append(args, "-d", "rxe1")}
 					if err := p.run(); err != nil {
 						t.Fatal(err)
 					}
@@ -87,7 +89,8 @@ func TestCapture(t *testing.T) {
 				}
 				packets := checkCapture(t, file)
 				n := tally(packets)
-				if len(n) != 4 || n["rxe0 2"] != n["rxe1 1"] || n["rxe1 2"] != n["rxe0 1"] || n["rxe0 2"] < 200 || n["rxe1 2"] < 200 {
+				if len(n) != 4 || n["rxe0 2"] != n["rxe1 1"] || n["rxe1 2"] != n["rxe0 1"] || n["rxe0 2"] < 200 ||
+					n["rxe1 2"] < 200 {
 					t.Errorf("packets by interface and direction: %v", n)
 				}
 				for _, p := range packets {
@@ -175,7 +178,8 @@ func TestCaptureEnds(t *testing.T) {
 	needProgram(t, "tshark", "tshark")
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
 	file := filepath.Join(filepath.Dir(w.socket), "some.pcapng")
-	capture := w.cmd(w.deadline(60), "capture", "-w", file, "--dev", "rxe0", "--filter", "opcode=ack,dir=in", "--count", "10")
+	capture := w.cmd(w.deadline(60), "capture", "-w", file, "--dev", "rxe0", "--filter", "opcode=ack,dir=in", "--count",
+		"10")
 	if err := capture.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +231,8 @@ func TestCaptureEnds(t *testing.T) {
 		t.Errorf("--duration: %s", out)
 	}
 	for _, bad := range [][]string{{"--filter", "qp=x"}, {"--dev", "rxe9"}} {
-		out, err := w.cmd(w.deadline(20), append([]string{"capture", "-w", filepath.Join(filepath.Dir(w.socket), "x")}, bad...)...).CombinedOutput()
+		out, err := w.cmd(w.deadline(20), append([]string{"capture", "-w", filepath.Join(filepath.Dir(w.socket), "x")},
+			bad...)...).CombinedOutput()
 		if exitCode(err) != 125 || !strings.HasPrefix(string(out), "verbena: ") {
 			t.Errorf("%v: %v, %s", bad, err, out)
 		}

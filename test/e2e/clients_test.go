@@ -17,7 +17,8 @@ func TestClients(t *testing.T) {
 	musl := func(flags ...string) func(t *testing.T, path string) []string {
 		return func(t *testing.T, path string) []string {
 			// The kernel's headers come after those of musl.
-			argv := []string{"musl-gcc", "-Wall", "-Werror", "-O1", "-idirafter", "/usr/include", "-idirafter", multiarch(t), "-o", path}
+			argv := []string{"musl-gcc", "-Wall", "-Werror", "-O1", "-idirafter", "/usr/include", "-idirafter", multiarch(t),
+				"-o", path}
 			return append(append(argv, flags...), raw)
 		}
 	}
@@ -32,7 +33,8 @@ func TestClients(t *testing.T) {
 		{name: "musl static", needs: needMusl, build: musl("-static"), args: []string{device}},
 		{name: "static", build: func(t *testing.T, path string) []string {
 			return []string{"gcc", "-Wall", "-O1", "-DRDMA_STATIC_PROVIDERS=rxe", "-static", "-o", path, "testdata/headertype.c",
-				"-Wl,--start-group", "-l" + staticProvider(t), "-libverbs", "-lnl-route-3", "-lnl-3", "-lpthread", "-Wl,--end-group"}
+				"-Wl,--start-group", "-l" + staticProvider(t), "-libverbs", "-lnl-route-3", "-lnl-3", "-lpthread",
+				"-Wl,--end-group"}
 		}, needs: func(t *testing.T) { needProgram(t, "gcc libc6-dev libibverbs-dev", "gcc") }},
 		{name: "rust", build: func(t *testing.T, path string) []string {
 			return []string{"rustc", "--edition", "2021", "-O", "-o", path, "testdata/clients/loop.rs"}
@@ -43,7 +45,8 @@ func TestClients(t *testing.T) {
 		}},
 		{name: "python", run: []string{"/usr/bin/python3", "testdata/clients/loop.py"}, needs: func(t *testing.T) {
 			needProgram(t, "python3", "/usr/bin/python3")
-			need(t, exec.Command("/usr/bin/python3", "-c", "import pyverbs.device").Run() == nil, "python3-pyverbs: scripts/deps installs it")
+			need(t, exec.Command("/usr/bin/python3", "-c", "import pyverbs.device").Run() == nil,
+				"python3-pyverbs: scripts/deps installs it")
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -51,7 +54,9 @@ func TestClients(t *testing.T) {
 			c.needs(t)
 			argv := c.run
 			if c.build != nil {
-				argv = append([]string{build(t, "client-"+strings.ReplaceAll(c.name, " ", "-"), func(path string) []string { return c.build(t, path) })}, c.args...)
+				argv = append([]string{build(t, "client-"+strings.ReplaceAll(c.name, " ", "-"), func(path string) []string {
+					return c.build(t, path)
+				})}, c.args...)
 			}
 			for _, path := range paths {
 				w := startService(t, users()[0], "", append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)

@@ -90,9 +90,9 @@ func (s *cmSide) rest(t *testing.T) string {
 	return strings.ToLower(strings.Join(strings.Split(strings.TrimSpace(said), "\n"), ", "))
 }
 
-// TestCMStates: whatever happens to a connection of two programs, in each of its states, they hear of it, end when they want
-// to, and leave nothing. A device that goes sends nothing to its peers. (rdmacm's TestEnds has loss of the peer, too, on
-// virtual time.)
+// TestCMStates: whatever happens to a connection of two programs, in each of its states, they hear of it, end when they
+// want to, and leave nothing. A device that goes sends nothing to its peers. (rdmacm's TestEnds has loss of the peer,
+// too, on virtual time.)
 func TestCMStates(t *testing.T) {
 	t.Parallel()
 	misfortunes := []struct {
@@ -101,9 +101,15 @@ func TestCMStates(t *testing.T) {
 	}{
 		{"the active side is killed", func(t *testing.T, _, _ *world, c, _ *cmSide) { c.kill(t) }},
 		{"the passive side is killed", func(t *testing.T, _, _ *world, _, s *cmSide) { s.kill(t) }},
-		{"the active side's device is reset", func(_ *testing.T, here, _ *world, _, _ *cmSide) { here.out("dev", "reset", "rxe0") }},
-		{"the passive side's device is reset", func(_ *testing.T, _, there *world, _, _ *cmSide) { there.out("dev", "reset", "rxe0") }},
-		{"the active side's device is unplugged", func(_ *testing.T, here, _ *world, _, _ *cmSide) { here.out("dev", "unplug", "rxe0") }},
+		{"the active side's device is reset", func(_ *testing.T, here, _ *world, _, _ *cmSide) {
+			here.out("dev", "reset", "rxe0")
+		}},
+		{"the passive side's device is reset", func(_ *testing.T, _, there *world, _, _ *cmSide) {
+			there.out("dev", "reset", "rxe0")
+		}},
+		{"the active side's device is unplugged", func(_ *testing.T, here, _ *world, _, _ *cmSide) {
+			here.out("dev", "unplug", "rxe0")
+		}},
 	}
 	// The events of the active and the passive side.
 	ends := map[string][5]string{

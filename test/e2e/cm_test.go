@@ -20,8 +20,8 @@ import (
 )
 
 // cmPair is a server and a client that meet by the connection manager. ADDR in the arguments is the address of the
-// server's device, GROUP one of a multicast group, DIR a directory, PORT a port, LIBRARY that which makes TCP sockets those
-// of librdmacm. nc is for a file.
+// server's device, GROUP one of a multicast group, DIR a directory, PORT a port, LIBRARY that which makes TCP sockets
+// those of librdmacm. nc is for a file.
 type cmPair struct {
 	name           string
 	server, client string
@@ -58,14 +58,20 @@ var cmPairs = []cmPair{
 	{"ib_write_lat", "ib_write_lat -R -p PORT -n 200", "ib_write_lat -R -p PORT -n 200 ADDR", true},
 	{"ib_read_lat", "ib_read_lat -R -p PORT -n 200", "ib_read_lat -R -p PORT -n 200 ADDR", true},
 	{"ib_atomic_lat", "ib_atomic_lat -R -p PORT -n 200", "ib_atomic_lat -R -p PORT -n 200 ADDR", true},
-	{"nc by librspreload", "env LD_PRELOAD=LIBRARY nc.traditional -l -p PORT -s ADDR", "env LD_PRELOAD=LIBRARY nc.traditional -q 1 ADDR PORT", true},
-	{"iperf3 by librspreload", "env LD_PRELOAD=LIBRARY iperf3 -s -1 -B ADDR -p PORT", "env LD_PRELOAD=LIBRARY iperf3 -c ADDR -p PORT -n 4M", true},
+	{"nc by librspreload", "env LD_PRELOAD=LIBRARY nc.traditional -l -p PORT -s ADDR",
+		"env LD_PRELOAD=LIBRARY nc.traditional -q 1 ADDR PORT", true},
+	{"iperf3 by librspreload", "env LD_PRELOAD=LIBRARY iperf3 -s -1 -B ADDR -p PORT",
+		"env LD_PRELOAD=LIBRARY iperf3 -c ADDR -p PORT -n 4M", true},
 	{"ib_send_lat of datagrams", "ib_send_lat -R -c UD -p PORT -n 200", "ib_send_lat -R -c UD -p PORT -n 200 ADDR", true},
-	{"ib_send_bw of datagrams, 4 at once", "ib_send_bw -R -c UD -q 4 -p PORT -n 200", "ib_send_bw -R -c UD -q 4 -p PORT -n 200 ADDR", true},
-	{"ib_send_bw by events, 4 at once", "ib_send_bw -R -e -q 4 -p PORT -n 200", "ib_send_bw -R -e -q 4 -p PORT -n 200 ADDR", true},
+	{"ib_send_bw of datagrams, 4 at once", "ib_send_bw -R -c UD -q 4 -p PORT -n 200",
+		"ib_send_bw -R -c UD -q 4 -p PORT -n 200 ADDR", true},
+	{"ib_send_bw by events, 4 at once", "ib_send_bw -R -e -q 4 -p PORT -n 200",
+		"ib_send_bw -R -e -q 4 -p PORT -n 200 ADDR", true},
 	{"ib_write_bw, 4 at once", "ib_write_bw -R -q 4 -p PORT -n 200", "ib_write_bw -R -q 4 -p PORT -n 200 ADDR", true},
-	{"ib_read_bw by events, 4 at once", "ib_read_bw -R -e -q 4 -p PORT -n 200", "ib_read_bw -R -e -q 4 -p PORT -n 200 ADDR", true},
-	{"ib_atomic_bw by events, 4 at once", "ib_atomic_bw -R -e -q 4 -p PORT -n 200", "ib_atomic_bw -R -e -q 4 -p PORT -n 200 ADDR", true},
+	{"ib_read_bw by events, 4 at once", "ib_read_bw -R -e -q 4 -p PORT -n 200",
+		"ib_read_bw -R -e -q 4 -p PORT -n 200 ADDR", true},
+	{"ib_atomic_bw by events, 4 at once", "ib_atomic_bw -R -e -q 4 -p PORT -n 200",
+		"ib_atomic_bw -R -e -q 4 -p PORT -n 200 ADDR", true},
 }
 
 // pings is how many messages of rping a row with -v exchanges.
@@ -89,7 +95,8 @@ func (p *cmPair) run(t *testing.T, server, client *world, addr string) string {
 	return p.try(t, server, client, addr, 1)
 }
 
-// try is run with a number of repeats for mckey, whose server waits for ever for a datagram that is lost, as datagrams may be.
+// try is run with a number of repeats for mckey, whose server waits for ever for a datagram that is lost, as datagrams
+// may be.
 func (p *cmPair) try(t *testing.T, server, client *world, addr string, repeats int) string {
 	t.Helper()
 	dir := scratch(t)
@@ -159,7 +166,8 @@ func (p *cmPair) try(t *testing.T, server, client *world, addr string, repeats i
 		t.Errorf("%s: a connection was not made, of which its exit status says nothing:\n%s", p.name, cout)
 	}
 	if n := strings.Count(cout.String(), "ping data: "); strings.HasSuffix(p.client, " -v") && n != pings {
-		t.Errorf("%s: the client has got %d of its %d messages back, of which its exit status says nothing:\n%s", p.name, n, pings, cout)
+		t.Errorf("%s: the client has got %d of its %d messages back, of which its exit status says nothing:\n%s", p.name, n,
+			pings, cout)
 	}
 	if nc && !bytes.Equal(sout.Bytes(), payload) {
 		t.Errorf("%s: %d bytes have come of %d", p.name, sout.Len(), len(payload))
@@ -173,8 +181,9 @@ func (p *cmPair) try(t *testing.T, server, client *world, addr string, repeats i
 	return cout.String()
 }
 
-// withoutRace returns nil for the end of an rping that was done with its pings. Up to rdma-core 58 its main thread destroys
-// the event channel while another one is about to read it, which then ends the program with 255 (rdma-core's f3ae6534).
+// withoutRace returns nil for the end of an rping that was done with its pings. Up to rdma-core 58 its main thread
+// destroys the event channel while another one is about to read it, which then ends the program with 255 (rdma-core's
+// f3ae6534).
 func withoutRace(line string, err error, out *bytes.Buffer) error {
 	s := out.String()
 	if strings.HasPrefix(line, "rping ") && err != nil && exitCode(err) == 255 && !strings.Contains(s, "failed") &&
@@ -215,7 +224,8 @@ func (w *world) cmEmpty() {
 // TestConnectionManager: the programs of librdmacm and perftest, by one service.
 func TestConnectionManager(t *testing.T) {
 	t.Parallel()
-	needProgram(t, "rdmacm-utils", "rping", "ucmatose", "udaddy", "mckey", "rdma_server", "rstream", "riostream", "rcopy", "cmtime")
+	needProgram(t, "rdmacm-utils", "rping", "ucmatose", "udaddy", "mckey", "rdma_server", "rstream", "riostream", "rcopy",
+		"cmtime")
 	needProgram(t, "perftest", "ib_send_bw")
 	needProgram(t, "iperf3", "iperf3")
 	needProgram(t, "netcat-traditional", "nc.traditional")
@@ -234,8 +244,8 @@ func TestConnectionManager(t *testing.T) {
 	}
 }
 
-// TestConnectionManagers: the same between two services in two network namespaces, one of root's and one of nobody's, by
-// IPv4 and IPv6; what is captured there is a protocol that tshark knows.
+// TestConnectionManagers: the same between two services in two network namespaces, one of root's and one of nobody's,
+// by IPv4 and IPv6; what is captured there is a protocol that tshark knows.
 func TestConnectionManagers(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "rdmacm-utils", "rping")
@@ -267,7 +277,8 @@ func TestConnectionManagers(t *testing.T) {
 	b.cmEmpty()
 	capture.Process.Signal(syscall.SIGINT)
 	_ = capture.Wait()
-	out, err := exec.Command("tshark", "-r", file, "-Y", "infiniband.mad.mgmtclass == 7", "-T", "fields", "-e", "infiniband.mad.attributeid",
+	out, err := exec.Command("tshark", "-r", file, "-Y", "infiniband.mad.mgmtclass == 7", "-T", "fields", "-e",
+		"infiniband.mad.attributeid",
 		"-e", "_ws.malformed").CombinedOutput()
 	if err != nil {
 		t.Fatalf("tshark: %v\n%s", err, out)
@@ -327,8 +338,8 @@ func TestCMSignals(t *testing.T) { runC(t, "cm_signals") }
 // TestCMChannels: event channels in loops, shared by threads, closed, duplicated; endpoints; ten thousand IDs.
 func TestCMChannels(t *testing.T) { runC(t, "cm_channels") }
 
-// TestCMLoop: the numbers of descriptors fit into select(2) and event loops of few slots, while the program's own leave room, whatever its
-// limits are.
+// TestCMLoop: the numbers of descriptors fit into select(2) and event loops of few slots, while the program's own leave
+// room, whatever its limits are.
 func TestCMLoop(t *testing.T) {
 	t.Parallel()
 	program := compile(t, "cm_loop")

@@ -51,8 +51,8 @@ func TestDatagramHeaderType(t *testing.T) { runC(t, "headertype") }
 // TestPersistence: queue pairs may have the right to flush to persistent memory, regions not.
 func TestPersistence(t *testing.T) { runC(t, "persistence") }
 
-// TestRefill: a program that has been refused an object of any kind, and frees what it has, gets as many objects again. What one kind
-// holds no more is free for the others.
+// TestRefill: a program that has been refused an object of any kind, and frees what it has, gets as many objects again.
+// What one kind holds no more is free for the others.
 func TestRefill(t *testing.T) {
 	t.Parallel()
 	program := compile(t, "cm_refill")
@@ -67,8 +67,8 @@ func TestRefill(t *testing.T) {
 	w.empty()
 }
 
-// TestDrain: a program that drains an extended completion queue to its end, as the providers of rdma-core v34 to v54 count
-// wrongly. Waiting for events it gets each completion once, and with one of these it is told of the fault, once.
+// TestDrain: a program that drains an extended completion queue to its end, as the providers of rdma-core v34 to v54
+// count wrongly. Waiting for events it gets each completion once, and with one of these it is told of the fault, once.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	program := compile(t, "drain")
@@ -91,8 +91,10 @@ func TestDrain(t *testing.T) {
 			want = 1
 		}
 		notice := fmt.Sprintf("rdma-core %d.", version)
-		if got := strings.Count(said.String(), "took more completions"); got != want || want == 1 && !strings.Contains(said.String(), notice) {
-			t.Errorf("drain %v with rdma-core %d: %d notices, want %d with %q: %s", c.args, version, got, want, notice, said.String())
+		if got := strings.Count(said.String(), "took more completions"); got != want ||
+			want == 1 && !strings.Contains(said.String(), notice) {
+			t.Errorf("drain %v with rdma-core %d: %d notices, want %d with %q: %s", c.args, version, got, want, notice,
+				said.String())
 		}
 	}
 	w.empty()

@@ -23,8 +23,8 @@ func startLoaded(t *testing.T, w *world, extra ...string) (server, client *exec.
 	return startPair(t, w, "ibv_rc_pingpong", append([]string{"-d", "rxe0", "-g", "1", "-n", "100000000"}, extra...))
 }
 
-// startPair starts server and client of a program and returns when both have a connected queue pair and messages come and
-// go: a receive that is posted only after the device has gone is nobody's to flush.
+// startPair starts server and client of a program and returns when both have a connected queue pair and messages come
+// and go: a receive that is posted only after the device has gone is nobody's to flush.
 func startPair(t *testing.T, w *world, program string, args []string) (server, client *exec.Cmd) {
 	t.Helper()
 	port := tcpPort()
@@ -146,7 +146,8 @@ func TestKillService(t *testing.T) {
 		t.Run(strings.Join(append([]string{"pingpong"}, mode...), ""), func(t *testing.T) {
 			w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
 			marker := filepath.Join(filepath.Dir(w.socket), "go")
-			bystander := w.cmd(w.deadline(60), "run", "--", "sh", "-c", `echo ready; for i in $(seq 1000); do [ -e `+marker+` ] && break; sleep 0.02; done; cat /proc/sys/kernel/ostype; ls / >/dev/null; exec ibv_devices`)
+			bystander := w.cmd(w.deadline(60), "run", "--", "sh", "-c",
+				`echo ready; for i in $(seq 1000); do [ -e `+marker+` ] && break; sleep 0.02; done; cat /proc/sys/kernel/ostype; ls / >/dev/null; exec ibv_devices`)
 			var bout bytes.Buffer
 			bystander.Stdout, bystander.Stderr = &bout, &bout
 			if err := bystander.Start(); err != nil {

@@ -35,8 +35,8 @@ func (w *world) deviceNumber(args ...string) int {
 	return atoi(string(m[1]))
 }
 
-// TestDoorbells: programs ring natively if they are to and can, and fare as others do: through a transfer of each kind, a reset, an unplugged
-// device, and the end of the service.
+// TestDoorbells: programs ring natively if they are to and can, and fare as others do: through a transfer of each kind,
+// a reset, an unplugged device, and the end of the service.
 func TestDoorbells(t *testing.T) {
 	t.Parallel()
 	if doorbells != "" {
@@ -65,14 +65,16 @@ func TestDoorbells(t *testing.T) {
 			w := startService(t, u, "", "--link", "rxe0="+addr, "--doorbells", "native")
 			args := []string{"-d", "rxe0", "-g", "1", "-n", "500", "-c"}
 			for _, mode := range [][]string{nil, {"-e"}} {
-				p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: append(args, mode...), clArgs: append(args, mode...)}
+				p := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: append(args, mode...),
+					clArgs: append(args, mode...)}
 				if err := p.run(); err != nil {
 					t.Error(err)
 				}
 			}
 			for i := range cmPairs {
 				switch cmPairs[i].name {
-				case "rping", "ucmatose many", "udaddy", "rstream", "ib_write_bw", "ib_send_lat", "ib_send_bw by events, 4 at once", "ib_atomic_lat":
+				case "rping", "ucmatose many", "udaddy", "rstream", "ib_write_bw", "ib_send_lat", "ib_send_bw by events, 4 at once",
+					"ib_atomic_lat":
 					cmPairs[i].run(t, w, w, addr)
 				}
 			}

@@ -71,7 +71,8 @@ func startEndurers(t *testing.T, w *world, client *ctl.Client, n, qps int, modes
 	program := compile(t, "endure")
 	s := &endurers{t: t, w: w, client: client}
 	for i := range n {
-		e := &endurer{over: make(chan struct{}), cmd: w.cmd(t.Context(), "run", "--", program, strconv.Itoa(qps), modes[i%len(modes)])}
+		e := &endurer{over: make(chan struct{}), cmd: w.cmd(t.Context(), "run", "--", program, strconv.Itoa(qps),
+			modes[i%len(modes)])}
 		e.cmd.Stderr = &e.errs
 		out, err := e.cmd.StdoutPipe()
 		if err != nil {
@@ -278,13 +279,14 @@ func TestEndure(t *testing.T) {
 	if n := len(recoveries); n > 0 {
 		t.Logf("%d resets, %d unplugs in %v under %d processes, %d queue pairs: %d sessions, %d completions, %d of them flushed; "+
 			"from the fatal event to a device: median %v, p99 %v, most %v; service: %s",
-			resets-left[0], plugs-left[1], time.Since(began).Round(time.Second), processes, objects, totals[0], totals[1], totals[2],
+			resets-left[0], plugs-left[1], time.Since(began).Round(
+				time.Second), processes, objects, totals[0], totals[1], totals[2],
 			recoveries[n/2], recoveries[n*99/100], recoveries[n-1], memoryOf(pid))
 	}
 }
 
-// TestRecoveryTimes resets a device whose queue pairs, in real processes, have a receive outstanding each, and tells how
-// long that takes. RECOVERIES sets how often, and adds the case of ten thousand.
+// TestRecoveryTimes resets a device whose queue pairs, in real processes, have a receive outstanding each, and tells
+// how long that takes. RECOVERIES sets how often, and adds the case of ten thousand.
 func TestRecoveryTimes(t *testing.T) {
 	resets := envInt("RECOVERIES", 5)
 	for _, qps := range []int{1, 100, 10000} {
@@ -308,7 +310,8 @@ func TestRecoveryTimes(t *testing.T) {
 				t.Errorf("%d receives were flushed", totals[2])
 			}
 			slices.Sort(times)
-			t.Logf("from the fatal event to a device, with %d queue pairs of %d processes, %d times: median %v, p99 %v", qps, n, resets,
+			t.Logf("from the fatal event to a device, with %d queue pairs of %d processes, %d times: median %v, p99 %v", qps, n,
+				resets,
 				times[len(times)/2], times[len(times)*99/100])
 		})
 	}

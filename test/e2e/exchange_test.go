@@ -11,8 +11,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestExchange: the commands devinfo, pingpong and perf on the device of a service, under verbena run and over its socket, and pingpong with
-// rdma-core's programs in either role.
+// TestExchange: the commands devinfo, pingpong and perf on the device of a service, under verbena run and over its
+// socket, and pingpong with rdma-core's programs in either role.
 func TestExchange(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong")
@@ -51,15 +51,18 @@ func TestExchange(t *testing.T) {
 			mine := func(i int) bool { return full || i%len(all) == n } // each pair of programs with one of them
 			address := loopback()
 			w := startService(t, u, "", "--link", "rxe0="+address)
-			if out := w.out("run", "--", v, "devinfo", "rxe0"); !strings.Contains(out, address+", RoCE v2, the default") || !strings.Contains(out, "/dev/infiniband/uverbs0") {
+			if out := w.out("run", "--", v, "devinfo", "rxe0"); !strings.Contains(out, address+", RoCE v2, the default") ||
+				!strings.Contains(out, "/dev/infiniband/uverbs0") {
 				t.Errorf("devinfo: %s", out)
 			}
-			if out := w.out("devinfo", "--service", "rxe0"); !strings.Contains(out, address+", RoCE v2, the default") || !strings.Contains(out, w.socket) {
+			if out := w.out("devinfo", "--service", "rxe0"); !strings.Contains(out, address+", RoCE v2, the default") ||
+				!strings.Contains(out, w.socket) {
 				t.Errorf("devinfo --service: %s", out)
 			}
 			direct = false
 			for i, args := range []string{
-				"pingpong -n 50", "pingpong -n 50 --type uc --op write -e", "pingpong -n 50 --type ud --size 1K", "pingpong -n 50 --op atomic",
+				"pingpong -n 50", "pingpong -n 50 --type uc --op write -e", "pingpong -n 50 --type ud --size 1K",
+				"pingpong -n 50 --op atomic",
 				"perf -n 500 --op read --qps 2", "perf -n 500 --op send --size 64",
 			} {
 				if !mine(i) {
@@ -119,7 +122,9 @@ func TestExchange(t *testing.T) {
 			run()
 			w.out("wait", "--listen", port)
 			run("-D", "1h", "--type", "uc", "--op", "write", "127.0.0.1")
-			testutil.Eventually(t, "two queue pairs in RTS", func() bool { return strings.Count(w.out("qp", "show"), "RTS") == 2 })
+			testutil.Eventually(t, "two queue pairs in RTS", func() bool {
+				return strings.Count(w.out("qp", "show"), "RTS") == 2
+			})
 			w.out("dev", "reset", "rxe0")
 			for range 2 {
 				if o := <-out; !strings.Contains(o, "rxe0 was reset or removed") || strings.Contains(o, "exit status 0") {

@@ -28,14 +28,21 @@ type failover struct {
 
 var failovers = []failover{
 	{"portflap", map[string][]string{"portflap-bug": {"sender: never prints /gave up/", "sender: prints /^reconnected/"}},
-		"flap", []string{"sender: prints /port error/", "sender: prints /^reconnected/", "rxe0: retry_exceeded_err is at least 1"}},
-	{"setup", map[string][]string{"setup-bug": {"no-pd: exit code 0", "no-mr: prints /^rxe0: given up, 0 left/", "CQs destroyed: seen is 5"}},
+		"flap", []string{"sender: prints /port error/", "sender: prints /^reconnected/",
+			"rxe0: retry_exceeded_err is at least 1"}},
+	{"setup",
+		map[string][]string{"setup-bug": {"no-pd: exit code 0", "no-mr: prints /^rxe0: given up, 0 left/",
+			"CQs destroyed: seen is 5"}},
 		"pd", []string{"no-pd: prints /^rxe0: alloc_pd: Cannot allocate memory/", "PDs destroyed: seen is 3"}},
-	{"rails", map[string][]string{"rails-bug": {"sender: never prints /^rail 0 .rxe0. is taken down/", "receiver: prints /^received 3000 of 3000/"}},
+	{"rails",
+		map[string][]string{"rails-bug": {"sender: never prints /^rail 0 .rxe0. is taken down/",
+			"receiver: prints /^received 3000 of 3000/"}},
 		"rail down", []string{"sender: prints /^rail 1 .rxe1. is taken down/", "rxe1: sent_pkts is at most 800"}},
 	{"agree", map[string][]string{"agree-bug": {"receiver: never prints /has arrived twice/"}},
 		"acknowledges lost", []string{"receiver: prints /^rail 0 is stopped/", "sender: prints /^agreed by rail 1: of what has failed [1-9]/"}},
-	{"target", map[string][]string{"target-bug": {"target: never prints /Input/output error/", "target: prints /^everything is destroyed, 0 left/"}},
+	{"target",
+		map[string][]string{"target-bug": {"target: never prints /Input/output error/",
+			"target: prints /^everything is destroyed, 0 left/"}},
 		"first removal", []string{"target: prints /^everything is destroyed, 0 left/"}}, // the second time
 	{"lossy", map[string][]string{
 		"lossy-bug":     {"sender: never prints /transport retry counter exceeded/"},
@@ -43,9 +50,9 @@ var failovers = []failover{
 		"way there", []string{"rxe0: drop_link_loss is at least 1"}},
 }
 
-// TestFailover: each scenario of docs/failover.md passes with the program that is right, again and in the same way with the same
-// seed; fails with the one that has the bug, by an expectation that is about the bug; and fails without what it does.
-// FAILOVER=N runs each N times.
+// TestFailover: each scenario of docs/failover.md passes with the program that is right, again and in the same way with
+// the same seed; fails with the one that has the bug, by an expectation that is about the bug; and fails without what
+// it does. FAILOVER=N runs each N times.
 func TestFailover(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "gcc libc6-dev libibverbs-dev make", "gcc", "make")
@@ -54,7 +61,8 @@ func TestFailover(t *testing.T) {
 		t.Fatal(err)
 	}
 	build := scratch(t)
-	if out, err := exec.Command("make", "-C", dir, "BUILD="+build, "CC=gcc", "CFLAGS=-O1 -Werror").CombinedOutput(); err != nil {
+	if out, err := exec.Command("make", "-C", dir, "BUILD="+build, "CC=gcc",
+		"CFLAGS=-O1 -Werror").CombinedOutput(); err != nil {
 		t.Fatalf("make: %v\n%s", err, out)
 	}
 	times := 1
@@ -133,7 +141,8 @@ func (f *failover) run(t *testing.T, dir, build string) {
 		t.Fatalf("failed:\n%s\n%s", out, r.Log())
 	}
 	again, out := once(f.name, "--compare", filepath.Join(reports, "1.json"))
-	if !again.Passed || !strings.Contains(out, "\nthe same actions at the same moments") || strings.Contains(out, "\nDIFFERS") {
+	if !again.Passed || !strings.Contains(out, "\nthe same actions at the same moments") ||
+		strings.Contains(out, "\nDIFFERS") {
 		t.Fatalf("the same seed:\n%s\n%s", out, again.Log())
 	}
 	for program, want := range f.bugs {

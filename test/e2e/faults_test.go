@@ -42,8 +42,8 @@ func (w *world) fault(flags ...string) int {
 	return id
 }
 
-// pingpong runs a pair of ibv_rc_pingpong that checks its data and waits for events, over rxe0. Pairs that poll would take the
-// processors from the service.
+// pingpong runs a pair of ibv_rc_pingpong that checks its data and waits for events, over rxe0. Pairs that poll would
+// take the processors from the service.
 func (w *world) pingpong(args ...string) (*pair, error) {
 	w.t.Helper()
 	args = append([]string{"-d", "rxe0", "-g", "1", "-c", "-l", "7", "-e"}, args...)
@@ -63,7 +63,9 @@ func TestFaultFlags(t *testing.T) {
 	}{
 		{[]string{"--drop", "1%"}, func(r ruleState) bool { return r.Dropped > 0 }},
 		{[]string{"--drop", "0.3", "--limit", "40"}, func(r ruleState) bool { return r.Dropped > 0 && r.Dropped < 40 }},
-		{[]string{"--drop", "100%", "--skip", "50", "--limit", "3"}, func(r ruleState) bool { return r.Dropped == 3 && r.Seen > 53 }},
+		{[]string{"--drop", "100%", "--skip", "50", "--limit", "3"}, func(r ruleState) bool {
+			return r.Dropped == 3 && r.Seen > 53
+		}},
 		{[]string{"--delay", "200us"}, func(r ruleState) bool { return r.Delayed == r.Seen && r.Seen > 0 }},
 		{[]string{"--jitter", "300us"}, func(r ruleState) bool { return r.Delayed > 0 }},
 		{[]string{"--duplicate", "5%"}, func(r ruleState) bool { return r.Duplicated > 0 }},

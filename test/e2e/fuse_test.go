@@ -65,7 +65,8 @@ func newStallFS(t *testing.T, uid uint32, hold ...uint32) *stallFS {
 		t.Fatal(err)
 	}
 	os.Chown(dir, int(uid), int(uid))
-	f := &stallFS{t: t, dir: dir, fd: fd, arrived: make(chan string, 4096), holds: map[uint32]bool{}, content: make([]byte, 1<<20), free: make(chan struct{})}
+	f := &stallFS{t: t, dir: dir, fd: fd, arrived: make(chan string, 4096), holds: map[uint32]bool{},
+		content: make([]byte, 1<<20), free: make(chan struct{})}
 	for _, op := range hold {
 		f.holds[op] = true
 	}

@@ -94,7 +94,8 @@ func TestKillSoak(t *testing.T) {
 		{"ib_write_bw", "-d", "rxe0", "-x", "1", "-D", "60", "-p", "PORT"},
 		{"ib_write_bw", "-d", "rxe0", "-x", "1", "-D", "60", "-p", "PORT", "127.0.0.1"}}})
 	if exec.Command("/usr/bin/python3", "-c", "import pyverbs.device").Run() == nil {
-		add("python3-pyverbs", victim{"pyverbs", 1, 1500 * time.Millisecond, [][]string{{"/usr/bin/python3", "-c", pyverbsHoard}}})
+		add("python3-pyverbs", victim{"pyverbs", 1, 1500 * time.Millisecond,
+			[][]string{{"/usr/bin/python3", "-c", pyverbsHoard}}})
 	}
 	seed := uint64(time.Now().UnixNano())
 	if n, err := strconv.ParseUint(os.Getenv("SEED"), 10, 64); err == nil {
@@ -110,11 +111,13 @@ func TestKillSoak(t *testing.T) {
 		what := s.round(r)
 		s.empty(i, what)
 		if i%500 == 499 {
-			fmt.Printf("round %d of %d after %v: %v; service: %s\n", i+1, rounds, time.Since(began).Round(time.Second), s.killed, memoryOf(w.serve.Process.Pid))
+			fmt.Printf("round %d of %d after %v: %v; service: %s\n", i+1, rounds, time.Since(began).Round(time.Second), s.killed,
+				memoryOf(w.serve.Process.Pid))
 		}
 	}
 	t.Logf("%d rounds in %v: %v; they had %d contexts with %d objects; nothing left after at most %v; service: %s",
-		rounds, time.Since(began).Round(time.Second), s.killed, s.contexts, s.objects, s.longest.Round(time.Millisecond), memoryOf(w.serve.Process.Pid))
+		rounds, time.Since(began).Round(time.Second), s.killed, s.contexts, s.objects, s.longest.Round(
+			time.Millisecond), memoryOf(w.serve.Process.Pid))
 	if s.objects == 0 {
 		t.Error("no victim has made anything")
 	}
@@ -190,7 +193,8 @@ func footprintOf(t *testing.T, pid int, dir string) footprint {
 	for _, e := range fds {
 		link := fmt.Sprintf("/proc/%d/fd/%s", pid, e.Name())
 		var st syscall.Stat_t
-		if to, err := os.Readlink(link); err == nil && strings.HasPrefix(to, "/memfd:"+dir) && syscall.Stat(link, &st) == nil {
+		if to, err := os.Readlink(link); err == nil && strings.HasPrefix(to, "/memfd:"+dir) &&
+			syscall.Stat(link, &st) == nil {
 			f.files++
 			f.bytes += st.Blocks * 512
 		}
@@ -246,8 +250,8 @@ func (s *killSoak) round(r *rand.Rand) string {
 		}
 		launchers = append(launchers, c)
 	}
-	// On a busy machine a program starts slowly. Half of the victims have objects before their time begins, unless they end by
-	// themselves: a client that comes before its server listens.
+	// On a busy machine a program starts slowly. Half of the victims have objects before their time begins, unless they
+	// end by themselves: a client that comes before its server listens.
 	if r.IntN(2) == 0 {
 		testutil.Eventually(s.t, v.name+" to create an object, or to end", func() bool {
 			_, objects := s.present()

@@ -49,7 +49,8 @@ func TestLauncher(t *testing.T) {
 			cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(c.stdin), &stdout, &stderr
 			code := exitCode(cmd.Run())
 			if code != c.code || stdout.String() != c.stdout || !strings.Contains(stderr.String(), c.stderr) {
-				t.Errorf("exit code %d, want %d; stdout %q, want %q; stderr %q, want %q in it", code, c.code, stdout.String(), c.stdout, stderr.String(), c.stderr)
+				t.Errorf("exit code %d, want %d; stdout %q, want %q; stderr %q, want %q in it", code, c.code, stdout.String(),
+					c.stdout, stderr.String(), c.stderr)
 			}
 			if code >= 125 && code < 128 && strings.Count(stderr.String(), "\n") != 1 {
 				t.Errorf("a failure is told in one line, not: %q", stderr.String())
@@ -115,7 +116,9 @@ func TestOnDemand(t *testing.T) {
 				t.Errorf("link show: %s", out)
 			}
 			w.out("stop")
-			testutil.Eventually(t, "the service to end", func() bool { return exitCode(w.cmd(context.Background(), "link", "show").Run()) == 125 })
+			testutil.Eventually(t, "the service to end", func() bool {
+				return exitCode(w.cmd(context.Background(), "link", "show").Run()) == 125
+			})
 		})
 	}
 }
@@ -123,7 +126,8 @@ func TestOnDemand(t *testing.T) {
 func TestPrivate(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_devices")
 	w := newWorld(t, users()[0], "")
-	if out := w.out("run", "--private", "--link", "rxe5="+loopback(), "--", "ibv_devices"); !strings.Contains(out, "rxe5") {
+	if out := w.out("run", "--private", "--link", "rxe5="+loopback(), "--", "ibv_devices"); !strings.Contains(out,
+		"rxe5") {
 		t.Errorf("%s", out)
 	}
 	if _, err := os.Stat(w.socket); err == nil {
@@ -168,7 +172,8 @@ func TestBadInput(t *testing.T) {
 	w.out("run", "--", "true")
 }
 
-// TestFullShm: programs need no room on /dev/shm for their queues. A service needs a little for the files that they see, and says so.
+// TestFullShm: programs need no room on /dev/shm for their queues. A service needs a little for the files that they
+// see, and says so.
 func TestFullShm(t *testing.T) {
 	needRoot(t)
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -190,10 +195,12 @@ func TestFullShm(t *testing.T) {
 	}
 	// Where not even the files below /sys fit there is no service.
 	for _, size := range []string{"4k", "64k"} {
-		script := `mount -t tmpfs -o size=` + size + ` tmpfs /dev/shm && exec "$0" run --private --link rxe0=` + loopback() + ` -- ibv_devinfo`
+		script := `mount -t tmpfs -o size=` + size + ` tmpfs /dev/shm && exec "$0" run --private --link rxe0=` + loopback() +
+			` -- ibv_devinfo`
 		cmd := exec.Command("unshare", "-m", "sh", "-c", script, binary(t))
 		out, err := cmd.CombinedOutput()
-		if code := exitCode(err); code != 125 || strings.Count(string(out), "\n") != 1 || !strings.Contains(string(out), "no space left") ||
+		if code := exitCode(err); code != 125 || strings.Count(string(out), "\n") != 1 ||
+			!strings.Contains(string(out), "no space left") ||
 			!strings.Contains(string(out), "df /dev/shm") || !strings.Contains(string(out), "--shm-size") {
 			t.Errorf("%s of /dev/shm: exit code %d, want 125 and one line with the remedy:\n%s", size, code, out)
 		}

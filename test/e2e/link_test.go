@@ -53,8 +53,8 @@ func TestPortFlap(t *testing.T) {
 	}
 }
 
-// TestShapedFlaps: under a shaper and flaps of the port programs go on, or fail; killed ones leave nothing behind, and so do a
-// reset, an unplug and a device that goes, with a full queue.
+// TestShapedFlaps: under a shaper and flaps of the port programs go on, or fail; killed ones leave nothing behind, and
+// so do a reset, an unplug and a device that goes, with a full queue.
 func TestShapedFlaps(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "perftest", "ib_write_bw")
@@ -64,12 +64,14 @@ func TestShapedFlaps(t *testing.T) {
 	if full {
 		flaps = 1000
 	}
-	for _, end := range [][]string{{"link", "set", "rxe1", "--rate", "none"}, {"dev", "reset", "rxe1"}, {"dev", "unplug", "rxe1"},
+	for _, end := range [][]string{{"link", "set", "rxe1", "--rate", "none"}, {"dev", "reset", "rxe1"},
+		{"dev", "unplug", "rxe1"},
 		{"dev", "hang", "rxe1"}, {"link", "set", "rxe1", "down"}, {"link", "del", "rxe1"}} {
 		w.out("link", "set", "rxe1", "--rate", "1Mbit", "--delay", "2s", "--queue", "1MB", "--ecn-threshold", "1KB")
 		port := tcpPort()
 		server := w.cmd(w.deadline(60), "run", "--", "ib_write_bw", "-d", "rxe0", "-x", "1", "-p", port, "-D", "30")
-		client := w.cmd(w.deadline(60), "run", "--", "ib_write_bw", "-d", "rxe1", "-x", "1", "-p", port, "-D", "30", "127.0.0.1")
+		client := w.cmd(w.deadline(60), "run", "--", "ib_write_bw", "-d", "rxe1", "-x", "1", "-p", port, "-D", "30",
+			"127.0.0.1")
 		for i, c := range []*exec.Cmd{server, client} {
 			if err := c.Start(); err != nil {
 				t.Fatal(err)
@@ -155,7 +157,8 @@ var faultyPrograms = []faultyProgram{
 	pingpong(true, "ib_send_bw", "-d", "rxe0", "-x", "1", "-n", "10", "-c", "UD", "-p", "PORT").as("ib_send_bw -c UD"),
 	pingpong(true, "ib_send_lat", "-d", "rxe0", "-x", "1", "-n", "10", "-e", "-p", "PORT").as("ib_send_lat -e"),
 	pingpong(false, "ib_write_bw", "-d", "rxe0", "-x", "1", "-n", "10", "-R", "-p", "PORT").as("ib_write_bw -R"),
-	{name: "rdma_server, rdma_client", server: []string{"rdma_server", "-p", "PORT"}, client: []string{"rdma_client", "-s", "127.0.0.1", "-p", "PORT"}},
+	{name: "rdma_server, rdma_client", server: []string{"rdma_server", "-p", "PORT"},
+		client: []string{"rdma_client", "-s", "127.0.0.1", "-p", "PORT"}},
 	{name: "rping", server: []string{"rping", "-s", "-a", "127.0.0.1", "-C", "3", "-p", "PORT"},
 		client: []string{"rping", "-c", "-a", "127.0.0.1", "-C", "3", "-p", "PORT"}},
 	{name: "ucmatose", server: []string{"ucmatose", "-c", "2", "-C", "3", "-p", "PORT"},
@@ -163,15 +166,18 @@ var faultyPrograms = []faultyProgram{
 	{name: "udaddy", server: []string{"udaddy", "-C", "3"}, client: []string{"udaddy", "-C", "3", "-s", "127.0.0.1"}},
 	{name: "mckey", server: []string{"mckey", "-m", "239.1.2.3", "-b", "ADDR", "-C", "3"},
 		client: []string{"mckey", "-m", "239.1.2.3", "-b", "ADDR", "-C", "3", "-s"}},
-	{name: "cmtime", server: []string{"cmtime", "-p", "PORT"}, client: []string{"cmtime", "-s", "127.0.0.1", "-p", "PORT", "-c", "2"}, stays: true},
+	{name: "cmtime", server: []string{"cmtime", "-p", "PORT"},
+		client: []string{"cmtime", "-s", "127.0.0.1", "-p", "PORT", "-c", "2"}, stays: true},
 	{name: "rstream", server: []string{"rstream", "-p", "PORT", "-S", "64", "-C", "3"},
 		client: []string{"rstream", "-p", "PORT", "-S", "64", "-C", "3", "-s", "127.0.0.1"}},
 	{name: "riostream", server: []string{"riostream", "-p", "PORT", "-S", "64", "-C", "3"},
 		client: []string{"riostream", "-p", "PORT", "-S", "64", "-C", "3", "-s", "127.0.0.1"}},
-	{name: "qperf -cm 1 rc_lat", server: []string{"qperf", "-lp", "PORT"}, client: []string{"qperf", "-lp", "PORT", "127.0.0.1", "-cm", "1", "-t", "1", "rc_lat"},
+	{name: "qperf -cm 1 rc_lat", server: []string{"qperf", "-lp", "PORT"},
+		client:  []string{"qperf", "-lp", "PORT", "127.0.0.1", "-cm", "1", "-t", "1", "rc_lat"},
 		listens: true, stays: true},
 	{name: "ucx_perftest", server: []string{"env", "UCX_TLS=ib", "UCX_NET_DEVICES=rxe0:1", "ucx_perftest", "-p", "PORT"},
-		client: []string{"env", "UCX_TLS=ib", "UCX_NET_DEVICES=rxe0:1", "ucx_perftest", "-p", "PORT", "127.0.0.1", "-t", "tag_lat", "-n", "10", "-w", "0"}, listens: true},
+		client: []string{"env", "UCX_TLS=ib", "UCX_NET_DEVICES=rxe0:1", "ucx_perftest", "-p", "PORT", "127.0.0.1", "-t",
+			"tag_lat", "-n", "10", "-w", "0"}, listens: true},
 	{name: "fi_pingpong -p verbs", server: []string{"fi_pingpong", "-p", "verbs", "-e", "msg", "-I", "5", "-B", "PORT"},
 		client: []string{"fi_pingpong", "-p", "verbs", "-e", "msg", "-I", "5", "-P", "PORT", "127.0.0.1"}, listens: true},
 	{name: "ibv_devinfo", server: []string{"ibv_devinfo", "-v"}},
@@ -270,7 +276,8 @@ func runFaulty(w *world, p *faultyProgram, addr string, stay time.Duration) (o o
 	server := start(p.server)
 	ends := []*end{server}
 	if p.client != nil {
-		for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline) && await(server, 20*time.Millisecond) == "waits"; {
+		for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline) &&
+			await(server, 20*time.Millisecond) == "waits"; {
 			if !p.listens {
 				time.Sleep(200 * time.Millisecond)
 				break
@@ -421,7 +428,8 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 		}
 	}
 	// Nothing is left that would keep the program from running.
-	if again, hang := runFaulty(w, p, addr, 5*time.Second); hang || again.server != clean.server || again.client != clean.client {
+	if again, hang := runFaulty(w, p, addr, 5*time.Second); hang || again.server != clean.server ||
+		again.client != clean.client {
 		t.Errorf("%s after the faults: %v: %s", p.name, again, again.says)
 	}
 	table := fmt.Sprintf("\n## %s\n\n| verb | calls | exit codes | it says |\n|---|---|---|---|\n%s", p.name, &rows)
@@ -479,7 +487,8 @@ func words(became []outcome) string {
 	return ""
 }
 
-// whyVerbs says why both ends of a program wait, or why one crashes, when verbs have failed, as the source of the program has it.
+// whyVerbs says why both ends of a program wait, or why one crashes, when verbs have failed, as the source of the
+// program has it.
 var whyVerbs = []struct {
 	program string
 	verbs   string // a pattern

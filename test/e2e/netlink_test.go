@@ -41,7 +41,8 @@ func TestRdmaTool(t *testing.T) {
 				Port   int    `json:"port"`
 				Netdev string `json:"netdev"`
 			}
-			if err := json.Unmarshal([]byte(rdma("link", "show", "-j")), &links); err != nil || len(links) != 1 || links[0].Netdev != "lo" {
+			if err := json.Unmarshal([]byte(rdma("link", "show", "-j")), &links); err != nil || len(links) != 1 ||
+				links[0].Netdev != "lo" {
 				t.Errorf("rdma link show -j: %+v, %v", links, err)
 			}
 			s := w.cmd(w.deadline(60), "run", "--", "rping", "-s", "-a", addr)
@@ -54,7 +55,8 @@ func TestRdmaTool(t *testing.T) {
 				t.Fatal(err)
 			}
 			testutil.Poll(func() bool { return strings.Count(rdma("resource", "show", "qp"), "state RTS") == 2 })
-			if out := rdma("resource", "show", "cm_id"); strings.Count(out, "state CONNECT") != 2 || strings.Count(out, "comm rping") != 3 {
+			if out := rdma("resource", "show", "cm_id"); strings.Count(out, "state CONNECT") != 2 ||
+				strings.Count(out, "comm rping") != 3 {
 				t.Errorf("rdma resource show cm_id:\n%s", out)
 			}
 			// What rdma and `verbena res show` count is the same.
@@ -81,7 +83,8 @@ func TestRdmaTool(t *testing.T) {
 				return strings.Contains(srq, "lqpn") && strings.Count(rdma("resource", "show", "qp"), "ibv_srq") == 3
 			})
 			srq = rdma("-j", "resource", "show", "srq")
-			if err := json.Unmarshal([]byte(srq), &srqs); err != nil || len(srqs) != 1 || srqs[0].PDN == 0 || len(srqs[0].LQPN) == 0 {
+			if err := json.Unmarshal([]byte(srq), &srqs); err != nil || len(srqs) != 1 || srqs[0].PDN == 0 ||
+				len(srqs[0].LQPN) == 0 {
 				// Numbers that follow one another are a range, for which iproute2 cuts large ones short.
 				t.Errorf("rdma resource show srq: no PD, or no queue pair: %v\n%s", err, srq)
 			}
@@ -122,7 +125,8 @@ func TestRdmaToolOfOthers(t *testing.T) {
 		return strings.Contains(w.out("run", "--", "rdma", "resource", "show", "cm_id"), "LISTEN")
 	})
 	other := w.as(users()[1].uid)
-	if out := other.out("run", "--", "rdma", "resource"); !strings.Contains(out, "cm_id 0 ") || !strings.Contains(out, "ctx 0 ") {
+	if out := other.out("run", "--", "rdma", "resource"); !strings.Contains(out, "cm_id 0 ") ||
+		!strings.Contains(out, "ctx 0 ") {
 		t.Errorf("another user sees:\n%s", out)
 	}
 	for _, args := range [][]string{{"link", "add", "rxe7", "type", "rxe", "netdev", "lo"}, {"link", "delete", "rxe0"}} {

@@ -70,7 +70,8 @@ func TestProcesses(t *testing.T) {
 					if p.argv[0] == python {
 						need(t, exec.Command(python, "-c", "import pyverbs.device").Run() == nil, "apt-get install python3-pyverbs")
 					}
-					if out := w.out(append([]string{"run", "--"}, p.argv...)...); strings.Count(out, "ok\n") != p.oks || out != strings.Repeat("ok\n", p.oks) {
+					if out := w.out(append([]string{"run", "--"}, p.argv...)...); strings.Count(out, "ok\n") != p.oks ||
+						out != strings.Repeat("ok\n", p.oks) {
 						t.Errorf("output %q, expected %d times ok", out, p.oks)
 					}
 				})
@@ -94,12 +95,14 @@ func TestContainers(t *testing.T) {
 		{"root without CAP_SYS_PTRACE", []string{"setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"}},
 		{"no capabilities", []string{"setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"}},
 		{"user namespace", append(nobody, "unshare", "--user", "--map-root-user")},
-		{"user and process namespace", append(nobody, "unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")},
+		{"user and process namespace", append(nobody, "unshare", "--user", "--map-root-user", "--pid", "--fork",
+			"--mount-proc")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			need(t, exec.Command(c.argv[0], append(c.argv[1:], "true")...).Run() == nil, strings.Join(c.argv, " "))
 			for range 3 {
-				out, err := exec.Command(c.argv[0], append(c.argv[1:], binary(t), "run", "--private", "--link", "rxe0="+addr, "--", raw, "transfer")...).CombinedOutput()
+				out, err := exec.Command(c.argv[0], append(c.argv[1:], binary(t), "run", "--private", "--link", "rxe0="+addr, "--",
+					raw, "transfer")...).CombinedOutput()
 				if err != nil || string(out) != "ok\n" {
 					t.Errorf("%v: %q", err, out)
 				}

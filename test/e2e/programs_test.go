@@ -26,8 +26,8 @@ type cell struct {
 	args []string // of verbena serve
 }
 
-// cells are all pairs of a user and a path with full counts, and otherwise some with every user and every path: programs do not depend on
-// both at once.
+// cells are all pairs of a user and a path with full counts, and otherwise some with every user and every path:
+// programs do not depend on both at once.
 func cells() (all []cell) {
 	for i, u := range users() {
 		for k, path := range paths {
@@ -51,7 +51,8 @@ func TestDevices(t *testing.T) {
 				t.Errorf("ibv_devices does not list rxe0 with its GUID:\n%s", out)
 			}
 			out := w.out("run", "--", "ibv_devinfo", "-v")
-			for _, want := range []string{`hca_id:\s+rxe0`, `state:\s+PORT_ACTIVE`, `active_mtu:\s+4096`, `link_layer:\s+Ethernet`,
+			for _, want := range []string{`hca_id:\s+rxe0`, `state:\s+PORT_ACTIVE`, `active_mtu:\s+4096`,
+				`link_layer:\s+Ethernet`,
 				`GID\[\s*0\]:\s+fe80:`, `GID\[\s*1\]:\s+::ffff:` + regexp.QuoteMeta(addr) + `, RoCE v2`} {
 				if !regexp.MustCompile(want).MatchString(out) {
 					t.Errorf("ibv_devinfo -v does not print %s:\n%s", want, out)
@@ -186,7 +187,8 @@ func TestMulticast(t *testing.T) {
 // them: perftest waits for ever for what is lost, and what finds no receive is lost.
 func TestPerftest(t *testing.T) {
 	t.Parallel()
-	needProgram(t, "perftest", "ib_send_lat", "ib_write_lat", "ib_read_lat", "ib_atomic_lat", "ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_atomic_bw")
+	needProgram(t, "perftest", "ib_send_lat", "ib_write_lat", "ib_read_lat", "ib_atomic_lat", "ib_send_bw", "ib_write_bw",
+		"ib_read_bw", "ib_atomic_bw")
 	sizes := []string{"-s 2", "-s 4096", "-s 65536"}
 	table := []struct {
 		tools    []string
@@ -252,8 +254,8 @@ func TestManyEventRuns(t *testing.T) {
 	w.empty()
 }
 
-// TestLibfabric: a server of fi_pingpong that is given no address is found from another host, by connections and by reliable datagrams.
-// The latter have one completion queue for all endpoints, longer than those of the kernel's rxe.
+// TestLibfabric: a server of fi_pingpong that is given no address is found from another host, by connections and by
+// reliable datagrams. The latter have one completion queue for all endpoints, longer than those of the kernel's rxe.
 func TestLibfabric(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "libfabric-bin", "fi_pingpong")

@@ -16,7 +16,8 @@ import (
 func TestPyverbs(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "python3", "/usr/bin/python3")
-	need(t, exec.Command("/usr/bin/python3", "-c", "import pyverbs.device").Run() == nil, "python3-pyverbs: scripts/deps installs it")
+	need(t, exec.Command("/usr/bin/python3", "-c", "import pyverbs.device").Run() == nil,
+		"python3-pyverbs: scripts/deps installs it")
 	run, err := filepath.Abs("../pyverbs/run")
 	if err != nil {
 		t.Fatal(err)
@@ -32,7 +33,8 @@ func TestPyverbs(t *testing.T) {
 	for _, path := range paths {
 		t.Run(path.name, func(t *testing.T) {
 			t.Parallel()
-			w := startService(t, user{"user", uint32(os.Getuid())}, "", append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)
+			w := startService(t, user{"user", uint32(os.Getuid())}, "",
+				append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)
 			cmd := w.cmd(w.deadline(240), "run", "--", run, "rxe0", "1", "1")
 			if cache, err := os.UserCacheDir(); err == nil {
 				cmd.Env = append(cmd.Env, "XDG_CACHE_HOME="+cache) // the tests may be there

@@ -16,7 +16,8 @@ func TestQPTrace(t *testing.T) {
 	w := sharedService(t)
 	port := tcpPort()
 	server := w.cmd(w.deadline(30), "run", "--", "ib_send_lat", "-d", "rxe0", "-x", "1", "-s", "64", "-D", "4", "-p", port)
-	client := w.cmd(w.deadline(30), "run", "--", "ib_send_lat", "-d", "rxe0", "-x", "1", "-s", "64", "-D", "4", "-p", port, "127.0.0.1")
+	client := w.cmd(w.deadline(30), "run", "--", "ib_send_lat", "-d", "rxe0", "-x", "1", "-s", "64", "-D", "4", "-p", port,
+		"127.0.0.1")
 	if err := server.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +50,8 @@ func TestQPTrace(t *testing.T) {
 	if out := w.out("qp", "trace", num); strings.Contains(out, "psn") {
 		t.Errorf("a trace that begins: got %q, want nothing", out)
 	}
-	for _, want := range []string{"send RC SEND Only psn ", "receive RC Acknowledge psn ", "send completed: success", "receive completed: success"} {
+	for _, want := range []string{"send RC SEND Only psn ", "receive RC Acknowledge psn ", "send completed: success",
+		"receive completed: success"} {
 		var out string
 		has := func() bool {
 			out = w.out("qp", "trace", num)

@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// TestBlockDevice: programs that know nothing of RDMA use a remote disk while the devices at both ends are reset all the
-// time. A file system is copied there and back, and fio writes at random and verifies; nobody sees an error.
+// TestBlockDevice: programs that know nothing of RDMA use a remote disk while the devices at both ends are reset all
+// the time. A file system is copied there and back, and fio writes at random and verifies; nobody sees an error.
 func TestBlockDevice(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "libnbd-bin", "nbdcopy", "nbdinfo")
@@ -27,7 +27,8 @@ func TestBlockDevice(t *testing.T) {
 	needProgram(t, "e2fsprogs", "mkfs.ext4", "e2fsck")
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "rblk")
-	if out, err := exec.Command("go", "build", "-C", "../../examples/rblk", "-o", bin, "./cmd/rblk").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-C", "../../examples/rblk", "-o", bin,
+		"./cmd/rblk").CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	run := func(name string, args ...string) string {
@@ -61,7 +62,8 @@ func TestBlockDevice(t *testing.T) {
 		"target", "--quiet", "--addr", loopback(), "--port", "0", "--reset-every", "80ms", "data="+disk)
 	socket := filepath.Join(dir, "nbd.sock")
 	initiator := start(t, regexp.MustCompile(`data: (\d+) bytes`), bin,
-		"disk", "--quiet", "--addr", loopback(), "--target", target.ready, "--export", "data", "--nbd", socket, "--reset-every", "50ms", "--wait", "60s")
+		"disk", "--quiet", "--addr", loopback(), "--target", target.ready, "--export", "data", "--nbd", socket,
+		"--reset-every", "50ms", "--wait", "60s")
 	if initiator.ready != strconv.Itoa(size) {
 		t.Errorf("the disk has %s bytes", initiator.ready)
 	}
@@ -73,13 +75,16 @@ func TestBlockDevice(t *testing.T) {
 	run("cmp", source, disk)
 	run("e2fsck", "-fn", disk)
 	for seed := range 4 {
-		run("fio", "--name=random", "--ioengine=nbd", "--uri="+uri, "--rw=randrw", "--bsrange=512-64k", "--size=32m", "--iodepth=16",
-			"--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0", fmt.Sprint("--randseed=", 1+seed), "--output="+filepath.Join(dir, "fio.out"))
+		run("fio", "--name=random", "--ioengine=nbd", "--uri="+uri, "--rw=randrw", "--bsrange=512-64k", "--size=32m",
+			"--iodepth=16",
+			"--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0", fmt.Sprint("--randseed=", 1+seed),
+			"--output="+filepath.Join(dir, "fio.out"))
 	}
 
 	said := initiator.end(t)
 	t.Log(said)
-	m := regexp.MustCompile(`(\d+) resets, (\d+) sessions, (\d+) requests posted again, (\d+) failed`).FindStringSubmatch(said)
+	m := regexp.MustCompile(`(\d+) resets, (\d+) sessions, (\d+) requests posted again, (\d+) failed`).FindStringSubmatch(
+		said)
 	if m == nil {
 		t.Fatalf("the disk said at its end: %s", said)
 	}
@@ -90,14 +95,15 @@ func TestBlockDevice(t *testing.T) {
 	target.end(t)
 }
 
-// TestBlockDeviceKill: what was flushed is there after the target was killed and started again, to the disk that was kept
-// as to others. A disk whose target is gone for good, and that waits for ever, still ends when it is told to.
+// TestBlockDeviceKill: what was flushed is there after the target was killed and started again, to the disk that was
+// kept as to others. A disk whose target is gone for good, and that waits for ever, still ends when it is told to.
 func TestBlockDeviceKill(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "qemu-utils", "qemu-io")
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "rblk")
-	if out, err := exec.Command("go", "build", "-C", "../../examples/rblk", "-o", bin, "./cmd/rblk").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-C", "../../examples/rblk", "-o", bin,
+		"./cmd/rblk").CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	file, socket := filepath.Join(dir, "disk.img"), filepath.Join(dir, "nbd.sock")
@@ -113,7 +119,8 @@ func TestBlockDeviceKill(t *testing.T) {
 	}
 	first := target()
 	disk := start(t, regexp.MustCompile(`data: (\d+) bytes`), bin,
-		"disk", "--quiet", "--addr", loopback(), "--target", first.ready, "--export", "data", "--nbd", socket, "--wait", "60s", "--patience=-1s")
+		"disk", "--quiet", "--addr", loopback(), "--target", first.ready, "--export", "data", "--nbd", socket, "--wait",
+		"60s", "--patience=-1s")
 	if out, err := io("write -f -P 7 5000 100000").CombinedOutput(); err != nil {
 		t.Fatalf("write: %v\n%s", err, out)
 	}

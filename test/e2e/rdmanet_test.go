@@ -65,7 +65,8 @@ func TestRdmanetAcross(t *testing.T) {
 	if err != nil || !bytes.Contains(out, []byte("--- PASS: TestConn/tiny/RacyRead")) {
 		t.Errorf("%v\n%s", err, out)
 	}
-	for _, how := range []string{"tcp 10.77.0.1:18790", "cm 10.77.0.1:18790", "tcp [fd77::1]:18791", "cm [fd77::1]:18791"} {
+	for _, how := range []string{"tcp 10.77.0.1:18790", "cm 10.77.0.1:18790", "tcp [fd77::1]:18791",
+		"cm [fd77::1]:18791"} {
 		for _, way := range ways {
 			if way.name == socket.name && how[:3] == "tcp" {
 				continue // the program is in neither namespace
@@ -91,8 +92,8 @@ func TestRdmanetAcross(t *testing.T) {
 	}
 }
 
-// TestRdmanetReset: a program that has a connection while its device is reset, or pulled out and plugged in again, gets an
-// error that says so, and connects again.
+// TestRdmanetReset: a program that has a connection while its device is reset, or pulled out and plugged in again, gets
+// an error that says so, and connects again.
 func TestRdmanetReset(t *testing.T) {
 	t.Parallel()
 	tests := rdmanetTests(t)

@@ -74,7 +74,8 @@ func TestRecoveryRecipes(t *testing.T) {
 		if err := os.WriteFile(file, overlay, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		c := exec.Command("go", "test", "-c", "-vet=off", "-o", filepath.Join(dir, "recover.test"), "-overlay", file, "./test/recipe")
+		c := exec.Command("go", "test", "-c", "-vet=off", "-o", filepath.Join(dir, "recover.test"), "-overlay", file,
+			"./test/recipe")
 		c.Dir = root
 		if out, err := c.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)

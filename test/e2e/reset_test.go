@@ -33,7 +33,9 @@ func (w *world) dev() ctl.DevInfo {
 func queuesClean(t *testing.T, service int) {
 	t.Helper()
 	testutil.Eventually(t, "the queue files of ended programs to be closed", func() bool {
-		return !slices.ContainsFunc(descriptorsOf(service), func(to string) bool { return strings.HasPrefix(to, "/memfd:/dev/shm/verbena-") })
+		return !slices.ContainsFunc(descriptorsOf(service), func(to string) bool {
+			return strings.HasPrefix(to, "/memfd:/dev/shm/verbena-")
+		})
 	})
 }
 
@@ -169,7 +171,10 @@ func TestOutOfReach(t *testing.T) {
 	}
 	for _, at := range [][]string{nil, {"--at=registration"}} {
 		w.out(append([]string{"dev", "reset", "rxe0", "--unreachable"}, at...)...)
-		testutil.Eventually(t, "the device to be gone", func() bool { d := w.dev(); return d.Device == "gone" && d.State == "recovering" })
+		testutil.Eventually(t, "the device to be gone", func() bool {
+			d := w.dev()
+			return d.Device == "gone" && d.State == "recovering"
+		})
 		refused("verbena dev plug rxe0", "dev", "reset", "rxe0")
 		w.out("dev", "unplug", "rxe0")
 		refused("not plugged in", "dev", "unplug", "rxe0")
@@ -189,7 +194,9 @@ func TestOutOfReach(t *testing.T) {
 		t.Error(err)
 	}
 	w.out("dev", "reset", "rxe0", "--unreachable")
-	testutil.Stays(t, 600*time.Millisecond, "recovering, beyond the time of an earlier outage", func() bool { return w.dev().State == "recovering" })
+	testutil.Stays(t, 600*time.Millisecond, "recovering, beyond the time of an earlier outage", func() bool {
+		return w.dev().State == "recovering"
+	})
 	w.out("dev", "plug", "rxe0")
 	w.out("dev", "reset", "rxe0", "--unreachable", "--at=registration")
 	w.out("link", "del", "rxe0")
@@ -379,7 +386,8 @@ for o in qp, mr, cq, pd, ctx:
     o.close()
 `
 
-// TestNoFlush: what is outstanding when a device is reset is flushed, or with --no-flush forgotten, as by the kernel's rxe.
+// TestNoFlush: what is outstanding when a device is reset is flushed, or with --no-flush forgotten, as by the kernel's
+// rxe.
 func TestNoFlush(t *testing.T) {
 	t.Parallel()
 	const python = "/usr/bin/python3"

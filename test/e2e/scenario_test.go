@@ -12,7 +12,8 @@ import (
 	"testing"
 )
 
-// runScenario runs a scenario with a device rxe0 of a loopback address, and returns its exit code and what it has printed.
+// runScenario runs a scenario with a device rxe0 of a loopback address, and returns its exit code and what it has
+// printed.
 func runScenario(t *testing.T, addr, text string) (code int, out string) {
 	t.Helper()
 	path := filepath.Join(scratch(t), "scenario.yaml")
@@ -31,8 +32,8 @@ func runScenario(t *testing.T, addr, text string) (code int, out string) {
 	return code, b.String()
 }
 
-// TestScenarioSignal: the signal of an action reaches the program, and not its launcher: one that comes as soon as the launcher has been
-// started, one that cannot be caught, and one that launchers do not pass on.
+// TestScenarioSignal: the signal of an action reaches the program, and not its launcher: one that comes as soon as the
+// launcher has been started, one that cannot be caught, and one that launchers do not pass on.
 func TestScenarioSignal(t *testing.T) {
 	t.Parallel()
 	code, out := runScenario(t, "127.0.94.1", `
@@ -57,7 +58,8 @@ actions:
 	}
 }
 
-// TestScenarioLeftovers: what a program leaves running, in a session of its own and without a parent, ends with the scenario.
+// TestScenarioLeftovers: what a program leaves running, in a session of its own and without a parent, ends with the
+// scenario.
 func TestScenarioLeftovers(t *testing.T) {
 	t.Parallel()
 	code, out := runScenario(t, "127.0.94.2", `
@@ -70,20 +72,22 @@ programs:
 	}
 }
 
-// TestScenarioReports: a report that cannot be written costs neither the scenarios that follow nor what is printed of them, and none
-// replaces another.
+// TestScenarioReports: a report that cannot be written costs neither the scenarios that follow nor what is printed of
+// them, and none replaces another.
 func TestScenarioReports(t *testing.T) {
 	t.Parallel()
 	dir := scratch(t)
 	write := func(path, addr string) string {
 		path = filepath.Join(dir, path)
-		text := "name: " + filepath.Base(path) + "\ndevices: [{name: rxe0, addr: [" + addr + "]}]\nprograms: [{name: p, run: [\"true\"]}]\n"
+		text := "name: " + filepath.Base(path) + "\ndevices: [{name: rxe0, addr: [" + addr +
+			"]}]\nprograms: [{name: p, run: [\"true\"]}]\n"
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, []byte(text), 0o666)); err != nil {
 			t.Fatal(err)
 		}
 		return path
 	}
-	first, second, other := write("a/first.yaml", "127.0.94.3"), write("a/second.yaml", "127.0.94.4"), write("b/first.yaml", "127.0.94.5")
+	first, second, other := write("a/first.yaml", "127.0.94.3"), write("a/second.yaml", "127.0.94.4"),
+		write("b/first.yaml", "127.0.94.5")
 	run := func(want int, says string, args ...string) {
 		t.Helper()
 		c := exec.CommandContext(t.Context(), binary(t), append([]string{"scenario", "run", "--quiet"}, args...)...)

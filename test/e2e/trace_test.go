@@ -16,8 +16,8 @@ import (
 	"verbena/test/trace"
 )
 
-// TestTrace runs programs from their beginning to their end under a service that strace watches, and has package trace judge
-// each of its threads.
+// TestTrace runs programs from their beginning to their end under a service that strace watches, and has package trace
+// judge each of its threads.
 func TestTrace(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
@@ -43,10 +43,14 @@ func TestTrace(t *testing.T) {
 		syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
 		<-over
 	})
-	testutil.Eventually(t, "the service to answer", func() bool { return w.cmd(w.deadline(5), "link", "show").Run() == nil })
+	testutil.Eventually(t, "the service to answer", func() bool {
+		return w.cmd(w.deadline(5), "link", "show").Run() == nil
+	})
 	user := w.as(attacker)
-	for _, argv := range [][]string{{raw, "transfer"}, {program, "hidden-execs", "vfork", "none"}, {program, "hidden-execs", "failed", "none"},
-		{program, "exec-region", "pinned", program, "victim", "0.2"}, {program, "main-exit"}, {program, "descriptors"}, {program, "limits"},
+	for _, argv := range [][]string{{raw, "transfer"}, {program, "hidden-execs", "vfork", "none"},
+		{program, "hidden-execs", "failed", "none"},
+		{program, "exec-region", "pinned", program, "victim", "0.2"}, {program, "main-exit"}, {program,
+			"descriptors"}, {program, "limits"},
 		{"cat", "/sys/class/infiniband/rxe0/node_guid"}, {"ls", "-l", "/sys/class/infiniband/rxe0", "/dev/infiniband"},
 		{program, "paths", "/dev/infiniband/uverbs0", "/etc/hostname"}} {
 		if out, err := user.cmd(w.deadline(20), append([]string{"run", "--"}, argv...)...).CombinedOutput(); err != nil {
@@ -72,7 +76,8 @@ func TestTrace(t *testing.T) {
 			t.Fatal(err)
 		}
 		traces[i] = string(b)
-		if call, _, _ := strings.Cut(traces[i], "\n"); strings.HasPrefix(call, "execve(") && strings.Contains(call, `"serve"`) {
+		if call, _, _ := strings.Cut(traces[i], "\n"); strings.HasPrefix(call, "execve(") &&
+			strings.Contains(call, `"serve"`) {
 			self, _ = strconv.Atoi(filepath.Ext(f)[1:])
 		}
 	}

@@ -33,7 +33,8 @@ func TestDevicePermissions(t *testing.T) {
 	w := sharedService(t, "--group", "12345", "--mode", "0660")
 	raw := buildRawverbs(t)
 	inside := w.as(1001, 12345)
-	if out := inside.out("run", "--", "stat", "-c", "%F %a %u:%g", "/dev/infiniband/uverbs0"); out != "character special file 660 0:12345\n" {
+	if out := inside.out("run", "--", "stat", "-c", "%F %a %u:%g",
+		"/dev/infiniband/uverbs0"); out != "character special file 660 0:12345\n" {
 		t.Errorf("stat: %q", out)
 	}
 	if out := inside.out("run", "--", raw, "transfer"); out != "ok\n" {
@@ -44,7 +45,8 @@ func TestDevicePermissions(t *testing.T) {
 		t.Errorf("outside of the group: %v, %q", err, b)
 	}
 	// Who gets a descriptor of the socket past its permissions, or becomes another user later, meets the device's own.
-	b, err = w.cmd(w.deadline(20), "run", "--", "setpriv", "--reuid=1002", "--regid=1002", "--clear-groups", raw, "transfer").CombinedOutput()
+	b, err = w.cmd(w.deadline(20), "run", "--", "setpriv", "--reuid=1002", "--regid=1002", "--clear-groups", raw,
+		"transfer").CombinedOutput()
 	if err == nil || !strings.Contains(string(b), "open uverbs0: permission denied") {
 		t.Errorf("a program that has become another user: %v, %q", err, b)
 	}
@@ -118,7 +120,8 @@ func TestTwoUsers(t *testing.T) {
 	}
 }
 
-// TestOtherUserIsRefused: a service that is not root's serves its own user only, whether the other one trusts it or not.
+// TestOtherUserIsRefused: a service that is not root's serves its own user only, whether the other one trusts it or
+// not.
 func TestOtherUserIsRefused(t *testing.T) {
 	needRoot(t)
 	w := startService(t, user{"nobody", 65534}, "", "--link", "rxe0="+loopback(), "--mode", "0666")

@@ -27,8 +27,8 @@ func roundsOf(short int) int {
 	return short
 }
 
-// TestSoakUsers: programs of two users, or their launchers, are stopped and killed at random moments. In every round the
-// neighbour goes on, and after it nothing is left of them. SEED repeats a soak.
+// TestSoakUsers: programs of two users, or their launchers, are stopped and killed at random moments. In every round
+// the neighbour goes on, and after it nothing is left of them. SEED repeats a soak.
 func TestSoakUsers(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
@@ -74,7 +74,8 @@ func TestSoakUsers(t *testing.T) {
 				break
 			}
 			if time.Since(began) > 15*time.Second {
-				t.Fatalf("round %d (%s): left are %+v and %d threads; before: %+v and %d\n%q", i, what, now, s.load().threads, base, threads,
+				t.Fatalf("round %d (%s): left are %+v and %d threads; before: %+v and %d\n%q", i, what, now, s.load().threads, base,
+					threads,
 					descriptorsOf(s.serve.Process.Pid))
 			}
 			time.Sleep(wait)
@@ -90,7 +91,8 @@ func TestSoakUsers(t *testing.T) {
 				p99, rounds = s.p99Beside(func() { s.killRound(r, raw) })
 				elsewhere, _ = s.p99Beside(func() { control.killRound(r, raw) })
 			})
-			fmt.Printf("round %d: %v; service: %+v; beside %d more rounds p99 is %.1f us, %.2f times; beside rounds of another service %.2f times\n",
+			fmt.Printf(
+				"round %d: %v; service: %+v; beside %d more rounds p99 is %.1f us, %.2f times; beside rounds of another service %.2f times\n",
 				i+1, done, s.load(), rounds, p99, p99/undisturbed, elsewhere/undisturbed)
 		}
 	}
@@ -139,7 +141,8 @@ func (s *siege) killRound(r *rand.Rand, raw string) string {
 		launchers = append(launchers, c)
 	}
 	time.Sleep(time.Duration(r.Int64N(int64(120 * time.Millisecond))))
-	how := [...]string{"program killed", "launcher killed", "both killed", "program stopped, then killed", "launcher stopped, then killed",
+	how := [...]string{"program killed", "launcher killed", "both killed", "program stopped, then killed",
+		"launcher stopped, then killed",
 		"program stopped, launcher killed", "terminated"}[r.IntN(7)]
 	for _, c := range launchers {
 		programs, launcher := childrenOf(c.Process.Pid), c.Process.Pid
@@ -191,7 +194,8 @@ func TestServiceKilled(t *testing.T) {
 	idle := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "100"))
 	idle.until("has", 20*time.Second)
 	port := tcpPort()
-	server := s.as(stranger).cmd(s.deadline(60), "run", "--", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "100000000", "-e", "-p", port)
+	server := s.as(stranger).cmd(s.deadline(60), "run", "--", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n",
+		"100000000", "-e", "-p", port)
 	waiting := talk(t, server) // for a client that does not come
 	s.out("wait", "--listen", port)
 	began := time.Now()
@@ -201,7 +205,8 @@ func TestServiceKilled(t *testing.T) {
 	// One that polls its completion queue, and one that goes on to its next call.
 	// A call that the service had received, and not answered, is one on an ordinary file, which says EINVAL.
 	said := strings.Join(s.neighbour.rest(2*time.Second), "\n")
-	if !strings.Contains(said, "failed") && !strings.Contains(said, "Input/output error") && !strings.Contains(said, "Invalid argument") {
+	if !strings.Contains(said, "failed") && !strings.Contains(said, "Input/output error") &&
+		!strings.Contains(said, "Invalid argument") {
 		t.Errorf("a program that polls has no error: %s", said)
 	}
 	idle.say("a message")
@@ -282,15 +287,19 @@ func TestLimitsAreNamed(t *testing.T) {
 		if !strings.Contains(string(out), "qps refused after") {
 			t.Errorf("%s", out)
 		}
-		testutil.Eventually(t, "the log to name the limit", func() bool { return strings.Contains(s.log.String(), "--limit ring-bytes=") })
+		testutil.Eventually(t, "the log to name the limit", func() bool {
+			return strings.Contains(s.log.String(), "--limit ring-bytes=")
+		})
 	})
 	t.Run("no room on /dev/shm", func(t *testing.T) {
 		needRoot(t)
 		w := newWorld(t, users()[0], "")
-		script := `mount -t tmpfs -o nr_inodes=2 tmpfs /dev/shm && exec "$0" run --private --link rxe0=` + loopback() + ` -- true`
+		script := `mount -t tmpfs -o nr_inodes=2 tmpfs /dev/shm && exec "$0" run --private --link rxe0=` + loopback() +
+			` -- true`
 		c := exec.CommandContext(w.deadline(20), "unshare", "-m", "sh", "-c", script, binary(t))
 		out, err := c.CombinedOutput()
-		if exitCode(err) != 125 || !strings.Contains(string(out), "/dev/shm") || !strings.Contains(string(out), "no space left") {
+		if exitCode(err) != 125 || !strings.Contains(string(out), "/dev/shm") ||
+			!strings.Contains(string(out), "no space left") {
 			t.Errorf("exit code %d, want 125: %s", exitCode(err), out)
 		}
 	})
@@ -301,7 +310,9 @@ func TestLimitsAreNamed(t *testing.T) {
 		if !strings.Contains(string(out), "pin: Cannot allocate memory") {
 			t.Errorf("%s", out)
 		}
-		testutil.Eventually(t, "the log to name the limit", func() bool { return strings.Contains(s.log.String(), "RLIMIT_MEMLOCK") })
+		testutil.Eventually(t, "the log to name the limit", func() bool {
+			return strings.Contains(s.log.String(), "RLIMIT_MEMLOCK")
+		})
 	})
 	t.Run("address space of the program", func(t *testing.T) {
 		s := besiege(t)
@@ -320,7 +331,8 @@ func TestLimitsAreNamed(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer unix.Unmount(dir, unix.MNT_DETACH)
-		out, err := s.cmd(s.deadline(20), "run", "--capture", filepath.Join(dir, "x"), "--", raw, "fill", "all", "50").CombinedOutput()
+		out, err := s.cmd(s.deadline(20), "run", "--capture", filepath.Join(dir, "x"), "--", raw, "fill", "all",
+			"50").CombinedOutput()
 		if !strings.Contains(string(out), "no space left") || !strings.Contains(string(out), dir) {
 			t.Errorf("%v: %s", err, out)
 		}

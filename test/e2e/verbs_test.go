@@ -18,8 +18,8 @@ func buildSuite(t *testing.T) string {
 	})
 }
 
-// TestVerbs: the tests of packages verbs and cm on devices of a service, by the device files that `verbena run` shows and by the service's
-// socket, on both paths.
+// TestVerbs: the tests of packages verbs and cm on devices of a service, by the device files that `verbena run` shows
+// and by the service's socket, on both paths.
 func TestVerbs(t *testing.T) {
 	t.Parallel()
 	suite := buildSuite(t)
@@ -73,14 +73,16 @@ func TestVerbsShared(t *testing.T) {
 	}
 }
 
-// TestVerbsQuiet: over the socket, a program posts and polls without system calls, but for those that wake the service after it has slept, which
-// it does when the program had no processor for some time, and sched_yield(2) when there is nothing to poll for.
+// TestVerbsQuiet: over the socket, a program posts and polls without system calls, but for those that wake the service
+// after it has slept, which it does when the program had no processor for some time, and sched_yield(2) when there is
+// nothing to poll for.
 func TestVerbsQuiet(t *testing.T) {
 	needProgram(t, "strace", "strace")
 	suite := buildSuite(t)
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
 	trace := filepath.Join(t.TempDir(), "trace")
-	c := exec.CommandContext(w.deadline(100), "strace", "-f", "-e", "signal=none", "-o", trace, suite, "-test.v", "-test.run", "TestQuiet")
+	c := exec.CommandContext(w.deadline(100), "strace", "-f", "-e", "signal=none", "-o", trace, suite, "-test.v",
+		"-test.run", "TestQuiet")
 	c.Env = append(os.Environ(), "VERBS_DEVICE=rxe0", "VERBS_SERVICE="+w.socket, "VERBS_POSTS=1000000")
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -52,12 +52,12 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// lossyRepeats is how often one exchange is repeated. At a loss of 5 % one in twenty is, so that three in a row come about in
-// one of some thousand.
+// lossyRepeats is how often one exchange is repeated. At a loss of 5 % one in twenty is, so that three in a row come
+// about in one of some thousand.
 const lossyRepeats = 2
 
-// runLossy runs the pair where packets are lost on purpose: again if one end left too early, which it logs for tools/verdict
-// to count.
+// runLossy runs the pair where packets are lost on purpose: again if one end left too early, which it logs for
+// tools/verdict to count.
 func (p *pair) runLossy() error {
 	p.server.t.Helper()
 	for repeats := 0; ; repeats++ {
@@ -124,7 +124,8 @@ func TestTwoServices(t *testing.T) {
 	t.Log(a.out("link", "show"))
 
 	file := filepath.Join(t.TempDir(), "wire.pcapng")
-	capture := exec.Command("ip", "netns", "exec", nsA, "dumpcap", "-q", "-i", "veth0", "-f", "udp port 4791", "-B", "64", "-w", file, "-c", "200000")
+	capture := exec.Command("ip", "netns", "exec", nsA, "dumpcap", "-q", "-i", "veth0", "-f", "udp port 4791", "-B", "64",
+		"-w", file, "-c", "200000")
 	var capLog bytes.Buffer
 	capture.Stderr = &capLog
 	if err := capture.Start(); err != nil {
@@ -139,14 +140,17 @@ func TestTwoServices(t *testing.T) {
 				continue
 			}
 			for _, size := range []int{1, 4096, 65536, 1048576} {
-				args := []string{"-d", "rxe0", "-g", gid, "-c", "-m", mtu, "-s", fmt.Sprint(size), "-n", fmt.Sprint(max(10, iterations(size)/10))}
-				p := &pair{program: "ibv_rc_pingpong", server: a, client: b, serverArgs: args, clArgs: append(args, "-e"), peer: "10.77.0.1"}
+				args := []string{"-d", "rxe0", "-g", gid, "-c", "-m", mtu, "-s", fmt.Sprint(size), "-n",
+					fmt.Sprint(max(10, iterations(size)/10))}
+				p := &pair{program: "ibv_rc_pingpong", server: a, client: b, serverArgs: args, clArgs: append(args, "-e"),
+					peer: "10.77.0.1"}
 				if err := p.run(); err != nil {
 					t.Fatalf("gid %s mtu %s: %v", gid, mtu, err)
 				}
 			}
 		}
-		for i, tool := range []string{"ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_send_lat", "ib_write_lat", "ib_read_lat"} {
+		for i, tool := range []string{"ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_send_lat", "ib_write_lat",
+			"ib_read_lat"} {
 			if !full && fmt.Sprint(i%3) != gid {
 				continue
 			}
@@ -173,7 +177,8 @@ func TestTwoServices(t *testing.T) {
 		}
 	}
 	// tshark guesses at the payload of a SEND; a single byte is not the RPC that it takes it for.
-	bad, err := exec.Command("tshark", "-r", file, "--disable-protocol", "rpcordma", "-Y", "_ws.malformed || (udp && !infiniband)", "-c", "5").Output()
+	bad, err := exec.Command("tshark", "-r", file, "--disable-protocol", "rpcordma", "-Y",
+		"_ws.malformed || (udp && !infiniband)", "-c", "5").Output()
 	if err != nil || len(bad) > 0 {
 		t.Errorf("tshark cannot decode: %v\n%s", err, bad)
 	}

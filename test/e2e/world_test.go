@@ -208,7 +208,8 @@ func (w *world) cmd(ctx context.Context, args ...string) *exec.Cmd {
 	if w.enters() {
 		w.enter(c, w.user.uid)
 	} else if w.netns == "" && w.user.uid != uint32(os.Getuid()) {
-		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: w.user.uid, Gid: w.user.uid, Groups: w.groups}}
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: w.user.uid, Gid: w.user.uid,
+			Groups: w.groups}}
 		c.Dir = "/"
 	}
 	// In a process group of its own, so that nothing of it outlives the test.
@@ -232,7 +233,8 @@ func (w *world) enters() bool { return w.clone != 0 && w.serve != nil && w.serve
 // enter makes a command run in the container of the service.
 func (w *world) enter(c *exec.Cmd, uid uint32) {
 	id := fmt.Sprint(uid)
-	c.Args = append([]string{"nsenter", "--target", fmt.Sprint(w.serve.Process.Pid), "--user", "--pid", "--mount", "--setuid", id, "--setgid", id,
+	c.Args = append([]string{"nsenter", "--target", fmt.Sprint(w.serve.Process.Pid), "--user", "--pid", "--mount",
+		"--setuid", id, "--setgid", id,
 		"--wd=/", "--", c.Path}, c.Args[1:]...)
 	c.Path = "/usr/bin/nsenter"
 }

@@ -94,7 +94,8 @@ func testDialogues(t *testing.T) {
 	for service, d := range dialogues {
 		for _, ip := range ipNames {
 			for _, r := range roles {
-				c := cell{Section: "cm", Operation: "private data, refusals, disconnection (`cmtalk`)", Service: service, Role: r.String(), IP: ip}
+				c := cell{Section: "cm", Operation: "private data, refusals, disconnection (`cmtalk`)", Service: service,
+					Role: r.String(), IP: ip}
 				runCell(t, c, func() error {
 					argv := func(side string) []string { return []string{theLab.program("cmtalk"), side, r.resp().ip[ip], d.space} }
 					server, err := r.resp().start(argv("-s"))
@@ -139,7 +140,8 @@ func testCMCapture(t *testing.T) {
 	if err := extract(theLab.pcap, file, func(f *frame) bool { return f.packet.BTH().DestQPN() == 1 }); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command("tshark", "-r", file, "-T", "fields", "-e", "infiniband.mad.attributeid", "-e", "_ws.malformed", "-e", "ip.src", "-e", "ipv6.src").Output()
+	out, err := exec.Command("tshark", "-r", file, "-T", "fields", "-e", "infiniband.mad.attributeid", "-e",
+		"_ws.malformed", "-e", "ip.src", "-e", "ipv6.src").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,14 +247,15 @@ func (tl *cmTool) run(r role, ip string) error {
 		return err
 	}
 	if !tl.ended(stat, out) || tl.ends && !tl.ended(sstat, sout) {
-		return fmt.Errorf("%s: client: exit status %d: %s; %s: server: exit status %d: %s", r.req().name, stat, lastLines(out),
+		return fmt.Errorf("%s: client: exit status %d: %s; %s: server: exit status %d: %s", r.req().name, stat,
+			lastLines(out),
 			r.resp().name, sstat, lastLines(sout))
 	}
 	return nil
 }
 
-// ended tells whether a side has ended well. Up to rdma-core 58 an rping that is done may say that it is not: its main thread
-// destroys the event channel while another one is about to read it (rdma-core's f3ae6534).
+// ended tells whether a side has ended well. Up to rdma-core 58 an rping that is done may say that it is not: its main
+// thread destroys the event channel while another one is about to read it (rdma-core's f3ae6534).
 func (tl *cmTool) ended(stat int, out string) bool {
 	race := tl.what == "rping" && stat == 255 && strings.Contains(out, "DISCONNECT EVENT") &&
 		strings.Contains(out, "rdma_get_cm_event: Bad file descriptor") && !strings.Contains(out, "failed")

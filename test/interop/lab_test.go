@@ -88,7 +88,8 @@ func enter() int {
 	}
 	err := cmd.Start()
 	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EINVAL) {
-		fmt.Printf("interop: SKIPPED, nothing was tested: a network namespace needs root, or unprivileged user namespaces: %v\n", err)
+		fmt.Printf(
+			"interop: SKIPPED, nothing was tested: a network namespace needs root, or unprivileged user namespaces: %v\n", err)
 		if os.Getenv("CI") == "true" {
 			return 1
 		}
@@ -197,7 +198,8 @@ func newLab() (*lab, error) {
 	l.env = append(os.Environ(), "VERBENA_SOCKET="+filepath.Join(l.dir, "sock"), "PYTHONDONTWRITEBYTECODE=1")
 	l.pcap = filepath.Join(l.dir, "wire.pcap")
 	for _, c := range []string{
-		"link set lo up", "tuntap add tap0 mode tap", "link set tap0 mtu 4200 txqueuelen 10000", // MTU 4096, and a burst of 1 MB
+		// MTU 4096, and a burst of 1 MB
+		"link set lo up", "tuntap add tap0 mode tap", "link set tap0 mtu 4200 txqueuelen 10000",
 		"addr add 10.77.0.1/24 dev tap0", "addr add fd77::1/64 dev tap0 nodad", "link set tap0 up",
 	} {
 		if _, err := l.run(append([]string{"ip"}, strings.Fields(c)...)...); err != nil {
@@ -216,19 +218,23 @@ func newLab() (*lab, error) {
 	peerArgs := func(name string) []string { return []string{script, ln.Addr().String(), name, "rxe0"} }
 
 	// The guest sees what was there when it booted.
-	if _, err := l.run("gcc", "-Wall", "-Werror", "-O1", "-o", l.program("cmtalk"), "testdata/cmtalk.c", "-lrdmacm", "-libverbs"); err != nil {
+	if _, err := l.run("gcc", "-Wall", "-Werror", "-O1", "-o", l.program("cmtalk"), "testdata/cmtalk.c", "-lrdmacm",
+		"-libverbs"); err != nil {
 		return l, err
 	}
-	if _, err := l.run("gcc", "-Wall", "-Werror", "-O1", "-o", l.program("cmwalk"), "testdata/cmwalk.c", "-lrdmacm", "-libverbs", "-lpthread"); err != nil {
+	if _, err := l.run("gcc", "-Wall", "-Werror", "-O1", "-o", l.program("cmwalk"), "testdata/cmwalk.c", "-lrdmacm",
+		"-libverbs", "-lpthread"); err != nil {
 		return l, err
 	}
-	if _, err := l.run("go", "test", "-c", "-tags", "interop", "-o", l.program("verbs-suite"), "verbena/test/suite"); err != nil {
+	if _, err := l.run("go", "test", "-c", "-tags", "interop", "-o", l.program("verbs-suite"),
+		"verbena/test/suite"); err != nil {
 		return l, err
 	}
 	if _, err := l.run("go", "test", "-c", "-o", l.program("rdmanet-tests"), "verbena/rdmanet"); err != nil {
 		return l, err
 	}
-	guest, err := l.launch("guest", append([]string{"guest/boot", "-v", "-n", "tap0", "-p", l.pcap, "-t", "3000", "--"}, peerArgs("kernel")...)...)
+	guest, err := l.launch("guest", append([]string{"guest/boot", "-v", "-n", "tap0", "-p", l.pcap, "-t", "3000", "--"},
+		peerArgs("kernel")...)...)
 	if err != nil {
 		return l, err
 	}
@@ -290,7 +296,8 @@ func (l *lab) close(failed bool) {
 		}
 		if out := p.out.String(); failed && out != "" {
 			lines := strings.Split(out, "\n")
-			fmt.Fprintf(os.Stderr, "--- output of %s, the last lines:\n%s\n", p.name, strings.Join(lines[max(0, len(lines)-30):], "\n"))
+			fmt.Fprintf(os.Stderr, "--- output of %s, the last lines:\n%s\n", p.name,
+				strings.Join(lines[max(0, len(lines)-30):], "\n"))
 		}
 	}
 	os.RemoveAll(l.dir)

@@ -90,7 +90,8 @@ func newLink(r role, service, ip string, o linkOptions) (*link, error) {
 			}
 			e.srq = s.ID
 		}
-		if err := e.call(&e.qp, "qp", args{"type": service, "srq": e.srq, "sge": or(o.sge, 1), "inline": o.inline}); err != nil {
+		if err := e.call(&e.qp, "qp", args{"type": service, "srq": e.srq, "sge": or(o.sge, 1),
+			"inline": o.inline}); err != nil {
 			return nil, err
 		}
 		access := everything

@@ -21,7 +21,8 @@ var disturbances = []disturbance{
 	{"5 % doubled", []string{"--duplicate", "5%"}, "duplicate 5%"},
 	{"5 % reordered", []string{"--reorder", "5%"}, "delay 2ms reorder 95%"},
 	{"2 % damaged", []string{"--corrupt", "2%"}, "corrupt 2%"},
-	{"1 % lost, 1 % doubled, 1 % reordered", []string{"--drop", "1%", "--duplicate", "1%", "--reorder", "1%"}, "delay 1ms loss 1% duplicate 1% reorder 99%"},
+	{"1 % lost, 1 % doubled, 1 % reordered", []string{"--drop", "1%", "--duplicate", "1%", "--reorder", "1%"},
+		"delay 1ms loss 1% duplicate 1% reorder 99%"},
 }
 
 // apply disturbs what one side sends, and returns what ends it.
@@ -71,7 +72,8 @@ func testLoss(t *testing.T) {
 						continue // only requests matter
 					}
 					for _, ip := range someIPs("loss", by.name, d.name, service, r.String()) {
-						c := cell{Section: "loss", Operation: fmt.Sprintf("of what %s sends, %s", by.name, d.name), Service: service, Role: r.String(), IP: ip}
+						c := cell{Section: "loss", Operation: fmt.Sprintf("of what %s sends, %s", by.name, d.name), Service: service,
+							Role: r.String(), IP: ip}
 						runCell(t, c, func() error {
 							l, err := newLink(r, service, ip, linkOptions{timeout: 14})
 							if err != nil {

@@ -101,7 +101,8 @@ func nlFacts(path string, list []nlAttr, add func(string)) {
 			add(fmt.Sprintf("%s: %d bytes", p, a.length))
 		default:
 			v := a.value
-			if b, err := hex.DecodeString(v); err == nil && len(b) > 1 && b[len(b)-1] == 0 && b[0] >= ' ' && b[0] < 0x7f && a.length != 4 && a.length != 8 {
+			if b, err := hex.DecodeString(v); err == nil && len(b) > 1 && b[len(b)-1] == 0 && b[0] >= ' ' && b[0] < 0x7f &&
+				a.length != 4 && a.length != 8 {
 				v = fmt.Sprintf("%q", b[:len(b)-1])
 			}
 			add(fmt.Sprintf("%s = %s", p, v))
@@ -109,8 +110,8 @@ func nlFacts(path string, list []nlAttr, add func(string)) {
 	}
 }
 
-// testNetlink compares what NETLINK_RDMA tells of the two devices, attribute by attribute, while programs have objects on
-// them; and how the sockets take what is wrong.
+// testNetlink compares what NETLINK_RDMA tells of the two devices, attribute by attribute, while programs have objects
+// on them; and how the sockets take what is wrong.
 func testNetlink(t *testing.T) {
 	script, err := filepath.Abs("netlink.py")
 	if err != nil {
@@ -189,7 +190,8 @@ func testNetlink(t *testing.T) {
 	slices.SortFunc(diff, func(a, b string) int { return strings.Compare(a[2:]+a, b[2:]+b) })
 	explained := make([]int, len(nlDifferences))
 	for _, d := range diff {
-		i := slices.IndexFunc(nlDifferences, func(x struct{ pattern, why string }) bool { return regexp.MustCompile(x.pattern).MatchString(d) })
+		i := slices.IndexFunc(nlDifferences,
+			func(x struct{ pattern, why string }) bool { return regexp.MustCompile(x.pattern).MatchString(d) })
 		if i < 0 {
 			t.Errorf("a difference without a reason: %s", d)
 			continue

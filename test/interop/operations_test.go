@@ -68,16 +68,17 @@ func testOperations(t *testing.T) {
 		for _, service := range op.services {
 			for _, ip := range ipNames {
 				for _, r := range roles {
-					runCell(t, cell{Section: "operations", Operation: op.name, Service: service, Role: r.String(), IP: ip}, func() error {
-						if service == "XRC" {
-							return domains(r)
-						}
-						l, err := newLink(r, service, ip, op.options)
-						if err != nil {
-							return err
-						}
-						return op.do(l)
-					})
+					runCell(t, cell{Section: "operations", Operation: op.name, Service: service, Role: r.String(), IP: ip},
+						func() error {
+							if service == "XRC" {
+								return domains(r)
+							}
+							l, err := newLink(r, service, ip, op.options)
+							if err != nil {
+								return err
+							}
+							return op.do(l)
+						})
 				}
 			}
 		}
@@ -142,7 +143,8 @@ func (l *link) transfer(op string, size int) error {
 	if err := to.zero(to.buf, 0, size+guard+grhLen); err != nil {
 		return err
 	}
-	wr := args{"op": op, "wr_id": seed, "sg": sgl{sge(l.req.buf, 0, size)}, "rkey": l.resp.buf.RKey, "addr": l.resp.buf.Addr}
+	wr := args{"op": op, "wr_id": seed, "sg": sgl{sge(l.req.buf, 0, size)}, "rkey": l.resp.buf.RKey,
+		"addr": l.resp.buf.Addr}
 	var imm *uint32
 	if op == "SEND_IMM" || op == "WRITE_IMM" {
 		v := uint32(0xc0ffee00 + seed)
@@ -198,7 +200,8 @@ func (l *link) deliver(op string, seed, size int, wr args, imm *uint32, consumes
 			l.noteRepeat(op)
 			continue
 		case got[0].Status != "SUCCESS" || got[0].ID != seed:
-			return fmt.Errorf("%s: the receive completed with %s, wr_id %d, want SUCCESS, %d", l.resp.name, got[0].Status, got[0].ID, seed)
+			return fmt.Errorf("%s: the receive completed with %s, wr_id %d, want SUCCESS, %d", l.resp.name, got[0].Status,
+				got[0].ID, seed)
 		}
 		want := "RECV"
 		if op == "WRITE_IMM" {
@@ -242,7 +245,8 @@ func scattered(l *link) error {
 		return err
 	}
 	b := l.resp.buf
-	if err := l.resp.recv(l.recvTo(), 1, sge(b, 0, at+100), sge(b, 5000, 1), sge(b, 2000, 599), sge(b, 8000, 4096)); err != nil {
+	if err := l.resp.recv(l.recvTo(), 1, sge(b, 0, at+100), sge(b, 5000, 1), sge(b, 2000, 599),
+		sge(b, 8000, 4096)); err != nil {
 		return err
 	}
 	a := l.req.buf
@@ -255,7 +259,8 @@ func scattered(l *link) error {
 		e      *end
 		off, n int
 		to     *[]byte
-	}{{l.req, 0, size, &want}, {l.resp, at, 100, &got}, {l.resp, 5000, 1, &got}, {l.resp, 2000, 599, &got}, {l.resp, 8000, 200, &got}} {
+	}{{l.req, 0, size, &want}, {l.resp, at, 100, &got}, {l.resp, 5000, 1, &got}, {l.resp, 2000, 599, &got}, {l.resp, 8000,
+		200, &got}} {
 		part, err := s.e.read(s.e.buf, s.off, s.n)
 		if err != nil {
 			return err
@@ -293,7 +298,8 @@ func outstanding(l *link) error {
 		if i == n-1 {
 			flags = []string{"SIGNALED"}
 		}
-		if err := l.post(args{"op": "SEND", "wr_id": i, "flags": flags, "sg": sgl{sge(l.req.buf, i*size, size)}}); err != nil {
+		if err := l.post(args{"op": "SEND", "wr_id": i, "flags": flags,
+			"sg": sgl{sge(l.req.buf, i*size, size)}}); err != nil {
 			return err
 		}
 	}
@@ -333,7 +339,8 @@ func fenced(l *link) error {
 			return err
 		}
 	}
-	if err := l.post(args{"op": "SEND", "wr_id": n, "flags": []string{"SIGNALED", "FENCE"}, "sg": sgl{sge(l.req.buf, 0, n*size)}}); err != nil {
+	if err := l.post(args{"op": "SEND", "wr_id": n, "flags": []string{"SIGNALED", "FENCE"},
+		"sg": sgl{sge(l.req.buf, 0, n*size)}}); err != nil {
 		return err
 	}
 	got, err := l.req.poll(l.req.qp.SendCQ, n+1, patience)
@@ -438,7 +445,8 @@ func sharedLimit(l *link) error {
 			return err
 		}
 		if events != want {
-			return fmt.Errorf("%s: %d events SRQ_LIMIT_REACHED with %d receives left and a limit of 4, want %d", l.resp.name, events, 5-i, want)
+			return fmt.Errorf("%s: %d events SRQ_LIMIT_REACHED with %d receives left and a limit of 4, want %d", l.resp.name,
+				events, 5-i, want)
 		}
 	}
 	return nil
@@ -477,7 +485,8 @@ func grh(l *link) error {
 	} else {
 		src, dst, hop, tclass = h[8:24], h[24:], h[7], h[0]<<4|h[1]>>4
 	}
-	if s, d := netip.MustParseAddr(l.req.gid).AsSlice(), netip.MustParseAddr(l.resp.gid).AsSlice(); !bytes.Equal(src, s) || !bytes.Equal(dst, d) {
+	if s, d := netip.MustParseAddr(l.req.gid).AsSlice(), netip.MustParseAddr(l.resp.gid).AsSlice(); !bytes.Equal(src, s) ||
+		!bytes.Equal(dst, d) {
 		return fmt.Errorf("%s: addresses %x to %x, want %x to %x", l.resp.name, src, dst, s, d)
 	}
 	want := byte(33)
@@ -582,7 +591,8 @@ func (l *link) bind1(w window, length int, access ...string) (uint32, error) {
 		access = []string{}
 	}
 	var r struct{ RKey uint32 }
-	if err := l.resp.call(&r, "bind", args{"qp": l.resp.qp.ID, "mw": w.ID, "mr": l.resp.buf.ID, "off": windowAt, "length": length,
+	if err := l.resp.call(&r, "bind", args{"qp": l.resp.qp.ID, "mw": w.ID, "mr": l.resp.buf.ID, "off": windowAt,
+		"length": length,
 		"access": access, "wr_id": 30}); err != nil {
 		return 0, err
 	}
@@ -603,7 +613,8 @@ func (l *link) bind2(w window, access ...string) (uint32, error) {
 
 // access reads or writes through a key; the wanted status is one of those given.
 func (l *link) access(op string, key uint32, off, n int, status ...string) error {
-	if err := l.post(args{"op": op, "wr_id": 40, "sg": sgl{sge(l.req.buf, 0, n)}, "rkey": key, "addr": l.resp.buf.Addr + uint64(off)}); err != nil {
+	if err := l.post(args{"op": op, "wr_id": 40, "sg": sgl{sge(l.req.buf, 0, n)}, "rkey": key,
+		"addr": l.resp.buf.Addr + uint64(off)}); err != nil {
 		return err
 	}
 	what := fmt.Sprintf("%s of %d bytes at %d of a window from %d to %d", op, n, off, windowAt, windowAt+windowLen)
@@ -713,8 +724,10 @@ func sendInvalidate(l *link) error {
 			flag, note = wcIPChecksum, &deviation{"the completion at the kernel's rxe has the flag IBV_WC_IP_CSUM_OK in place of IBV_WC_WITH_INV: " +
 				"it gives programs the number that the flag has inside the kernel"}
 		}
-		if c.Flags&^wcGRH != flag && l.resp.name == "kernel" || c.Flags != flag && l.resp.name != "kernel" || c.Imm != key || c.Len != size {
-			return fmt.Errorf("%s: the receive has flags %#x, length %d and invalidated R_Key %#x, want %#x, %d and %#x", l.resp.name,
+		if c.Flags&^wcGRH != flag && l.resp.name == "kernel" || c.Flags != flag && l.resp.name != "kernel" || c.Imm != key ||
+			c.Len != size {
+			return fmt.Errorf("%s: the receive has flags %#x, length %d and invalidated R_Key %#x, want %#x, %d and %#x",
+				l.resp.name,
 				c.Flags, c.Len, c.Imm, flag, size, key)
 		}
 		if err := l.resp.check(l.resp.buf, 0, size, 60); err != nil {

@@ -296,7 +296,8 @@ func (p *peer) complete(what string, cq, id int, statuses ...string) (wc, error)
 	case len(got) == 0:
 		return wc{}, fmt.Errorf("%s: no completion of the %s", p.name, what)
 	case !slices.Contains(statuses, got[0].Status):
-		return got[0], fmt.Errorf("%s: the %s completed with %s, want %s", p.name, what, got[0].Status, strings.Join(statuses, " or "))
+		return got[0], fmt.Errorf("%s: the %s completed with %s, want %s", p.name, what, got[0].Status,
+			strings.Join(statuses, " or "))
 	case got[0].ID != id:
 		return got[0], fmt.Errorf("%s: the %s completed with wr_id %d, want %d", p.name, what, got[0].ID, id)
 	}

@@ -142,7 +142,8 @@ func (tl tool) output(r role, ip string, port int) (string, error) {
 		return "", err
 	}
 	if cstat != 0 || sstat != 0 {
-		return "", fmt.Errorf("%s: client: exit status %d: %s; %s: server: exit status %d: %s", r.req().name, cstat, lastLines(cout),
+		return "", fmt.Errorf("%s: client: exit status %d: %s; %s: server: exit status %d: %s", r.req().name, cstat,
+			lastLines(cout),
 			r.resp().name, sstat, lastLines(sout))
 	}
 	return cout, nil

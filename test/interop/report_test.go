@@ -48,7 +48,8 @@ type fact struct {
 
 var results report
 
-// someIPs returns the IP versions to run a cell with: both when a report is written, otherwise the one that follows from the name.
+// someIPs returns the IP versions to run a cell with: both when a report is written, otherwise the one that follows
+// from the name.
 func someIPs(name ...string) []string {
 	if os.Getenv("INTEROP_DOC") != "" {
 		return ipNames
@@ -110,8 +111,10 @@ func (r *report) count() map[string]int {
 // finish writes the results where $INTEROP_JSON and $INTEROP_DOC say.
 func (r *report) finish(l *lab) error {
 	count := r.count()
-	fmt.Printf("interop: %d cells: %d pass, %d pass with a note, %d not supported by one side, %d FAIL; guest booted in %.0f s, all in %.0f s\n",
-		len(r.cells), count["pass"], count["note"], count["none"], count["FAIL"], l.booted.Seconds(), time.Since(l.start).Seconds())
+	fmt.Printf(
+		"interop: %d cells: %d pass, %d pass with a note, %d not supported by one side, %d FAIL; guest booted in %.0f s, all in %.0f s\n",
+		len(r.cells), count["pass"], count["note"], count["none"], count["FAIL"], l.booted.Seconds(), time.Since(
+			l.start).Seconds())
 	if name := os.Getenv("INTEROP_JSON"); name != "" {
 		if err := writeFile(name, func(w *bufio.Writer) {
 			enc := json.NewEncoder(w)
@@ -206,7 +209,8 @@ func (r *report) table(w *bufio.Writer, section string) {
 			columns = append(columns, ro.String()+", "+ip)
 		}
 	}
-	fmt.Fprintf(w, "| operation | service | %s |\n|---|---|%s\n", strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
+	fmt.Fprintf(w, "| operation | service | %s |\n|---|---|%s\n", strings.Join(columns, " | "),
+		strings.Repeat("---|", len(columns)))
 	var notes []string
 	for _, k := range lines {
 		fmt.Fprintf(w, "| %s | %s |", k.operation, k.service)
@@ -247,7 +251,8 @@ func (r *report) figures(w *bufio.Writer) {
 	for _, f := range r.facts {
 		if f.Section != last {
 			last = f.Section
-			fmt.Fprintf(w, "\n## %s\n\n| %s |\n|%s\n", f.Section, strings.Join(f.Columns, " | "), strings.Repeat("---|", len(f.Columns)))
+			fmt.Fprintf(w, "\n## %s\n\n| %s |\n|%s\n", f.Section, strings.Join(f.Columns, " | "),
+				strings.Repeat("---|", len(f.Columns)))
 			continue
 		}
 		fmt.Fprintf(w, "| %s |\n", strings.Join(f.Columns, " | "))

@@ -27,8 +27,8 @@ var shapes = []shape{
 	{"50 ms", []string{"--delay", "50ms"}, "netem limit 100000 delay 50ms", 50, false},
 }
 
-// testShapes measures rates and delays that were asked for, of Verbena, and of the kernel's rxe with tc. SHAPES=1 asks for it: it is of time, and
-// so not for CI.
+// testShapes measures rates and delays that were asked for, of Verbena, and of the kernel's rxe with tc. SHAPES=1 asks
+// for it: it is of time, and so not for CI.
 func testShapes(t *testing.T) {
 	if os.Getenv("SHAPES") == "" {
 		t.Skip("SHAPES is not set")
@@ -66,7 +66,8 @@ func testShapes(t *testing.T) {
 			if len(got) > 0 {
 				slices.Sort(got)
 				m := got[len(got)/2]
-				t.Logf("%s: asked for %s: measured %.3f (%.3f to %.3f), %+.1f %%", by.name, s.name, m, got[0], got[len(got)-1], 100*(m/s.want-1))
+				t.Logf("%s: asked for %s: measured %.3f (%.3f to %.3f), %+.1f %%", by.name, s.name, m, got[0], got[len(got)-1],
+					100*(m/s.want-1))
 			}
 		}
 	}
@@ -87,7 +88,8 @@ func (s shape) apply(by *peer) (undo func() error, err error) {
 // perftestRow is the row of figures below the line of titles.
 var perftestRow = regexp.MustCompile(`(?m)^ *[0-9]+ +[0-9]+ +([0-9.]+) +([0-9.]+) +([0-9.]+)`)
 
-// measureRate returns how much arrives, in Mbit/s on the wire: the payload, with the headers of each packet of 4096 bytes.
+// measureRate returns how much arrives, in Mbit/s on the wire: the payload, with the headers of each packet of 4096
+// bytes.
 func measureRate(r role, port *int) (float64, error) {
 	*port++
 	out, err := tool{program: "ib_write_bw", service: "RC", args: "-d rxe0 -x GID -F -s 65536 -n 60 -t 8 -m 4096 -u 22 --report_gbits"}.output(r, "IPv4", *port)
@@ -103,11 +105,12 @@ func measureRate(r role, port *int) (float64, error) {
 	return average * 1000 * (payload + headers + 1) / payload, err
 }
 
-// measureLatency returns the median of a round trip, in milliseconds. The programs wait for events: those that poll would take the
-// processors from who is to let packets go.
+// measureLatency returns the median of a round trip, in milliseconds. The programs wait for events: those that poll
+// would take the processors from who is to let packets go.
 func measureLatency(r role, port *int) (float64, error) {
 	*port++
-	out, err := tool{program: "ib_send_lat", service: "RC", args: "-d rxe0 -x GID -F -s 64 -n 60 -u 20 -e"}.output(r, "IPv4", *port)
+	out, err := tool{program: "ib_send_lat", service: "RC", args: "-d rxe0 -x GID -F -s 64 -n 60 -u 20 -e"}.output(r,
+		"IPv4", *port)
 	if err != nil {
 		return 0, err
 	}

@@ -10,9 +10,10 @@ import (
 	"time"
 )
 
-// kernelLacks is what the rxe of Linux 6.1 does not do of what package verbs is tested for; see docs/deviations.md. What it sends to a
-// multicast group does not come back to its own queue pairs.
-var kernelLacks = []string{"ATOMIC WRITE", "FLUSH", "multicast", "range of a window", "local protection error", "event of an access error"}
+// kernelLacks is what the rxe of Linux 6.1 does not do of what package verbs is tested for; see docs/deviations.md.
+// What it sends to a multicast group does not come back to its own queue pairs.
+var kernelLacks = []string{"ATOMIC WRITE", "FLUSH", "multicast", "range of a window", "local protection error",
+	"event of an access error"}
 
 // commands are verbena's own programs of package verbs.
 var commands = []tool{
@@ -34,7 +35,8 @@ func testCommands(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		for _, want := range []string{"/dev/infiniband/uverbs0", "PORT_ACTIVE_EVENT", guestIP["IPv4"] + ", RoCE v2, the default"} {
+		for _, want := range []string{"/dev/infiniband/uverbs0", "PORT_ACTIVE_EVENT",
+			guestIP["IPv4"] + ", RoCE v2, the default"} {
 			if status != 0 || !strings.Contains(out, want) {
 				return fmt.Errorf("exit status %d, want %q in the output: %s", status, want, out)
 			}
@@ -49,11 +51,14 @@ func testCommands(t *testing.T) {
 	}
 }
 
-// testVerbs runs the tests of packages verbs and cm on the kernel's device: the Go library on /dev/infiniband of Linux. None is skipped.
+// testVerbs runs the tests of packages verbs and cm on the kernel's device: the Go library on /dev/infiniband of Linux.
+// None is skipped.
 func testVerbs(t *testing.T) {
-	c := cell{Section: "verbs", Operation: "packages verbs and cm on /dev/infiniband", Service: "RC, UC, UD", Role: kernelPeer.name, IP: "IPv4"}
+	c := cell{Section: "verbs", Operation: "packages verbs and cm on /dev/infiniband", Service: "RC, UC, UD",
+		Role: kernelPeer.name, IP: "IPv4"}
 	runCell(t, c, func() error {
-		wait, err := kernelPeer.start([]string{"env", "VERBS_DEVICE=rxe0", "VERBS_WITHOUT=" + strings.Join(kernelLacks, ","), "VERBS_ADDR=" + guestIP["IPv4"],
+		wait, err := kernelPeer.start([]string{"env", "VERBS_DEVICE=rxe0", "VERBS_WITHOUT=" + strings.Join(kernelLacks, ","),
+			"VERBS_ADDR=" + guestIP["IPv4"],
 			theLab.program("verbs-suite"), "-test.v", "-test.skip", "^TestReports$"}) // these are of Verbena
 		if err != nil {
 			return err
@@ -62,7 +67,8 @@ func testVerbs(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if status != 0 || strings.Contains(out, "SKIP") || !strings.Contains(out, "--- PASS: TestDevice ") || !strings.Contains(out, "--- PASS: TestConnections ") {
+		if status != 0 || strings.Contains(out, "SKIP") || !strings.Contains(out, "--- PASS: TestDevice ") ||
+			!strings.Contains(out, "--- PASS: TestConnections ") {
 			return fmt.Errorf("exit status %d: %s", status, out)
 		}
 		return nil
@@ -76,9 +82,11 @@ const rdmanetTests = "^(TestConn|TestFlow|TestListener|TestCM|TestKilledPeer)$"
 // testRdmanet runs package rdmanet between two ends on the kernel's device, and from one side to the other.
 func testRdmanet(t *testing.T) {
 	tests := theLab.program("rdmanet-tests")
-	c := cell{Section: "verbs", Operation: "package rdmanet on /dev/infiniband", Service: "RC", Role: kernelPeer.name, IP: "IPv4"}
+	c := cell{Section: "verbs", Operation: "package rdmanet on /dev/infiniband", Service: "RC", Role: kernelPeer.name,
+		IP: "IPv4"}
 	runCell(t, c, func() error {
-		wait, err := kernelPeer.start([]string{"env", "VERBS_DEVICE=rxe0", "VERBS_ADDR=" + guestIP["IPv4"], tests, "-test.v", "-test.run", rdmanetTests})
+		wait, err := kernelPeer.start([]string{"env", "VERBS_DEVICE=rxe0", "VERBS_ADDR=" + guestIP["IPv4"], tests, "-test.v",
+			"-test.run", rdmanetTests})
 		if err != nil {
 			return err
 		}
@@ -86,7 +94,8 @@ func testRdmanet(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if status != 0 || strings.Contains(out, "SKIP") || !strings.Contains(out, "--- PASS: TestConn ") || !strings.Contains(out, "--- PASS: TestCM ") {
+		if status != 0 || strings.Contains(out, "SKIP") || !strings.Contains(out, "--- PASS: TestConn ") ||
+			!strings.Contains(out, "--- PASS: TestCM ") {
 			return fmt.Errorf("exit status %d: %s", status, out)
 		}
 		return nil
@@ -95,7 +104,8 @@ func testRdmanet(t *testing.T) {
 	for _, how := range []string{"tcp", "cm"} {
 		for _, ip := range ipNames {
 			for _, r := range roles {
-				c := cell{Section: "verbs", Operation: "package rdmanet, set up over " + how, Service: "RC", Role: r.String(), IP: ip}
+				c := cell{Section: "verbs", Operation: "package rdmanet, set up over " + how, Service: "RC", Role: r.String(),
+					IP: ip}
 				runCell(t, c, func() error {
 					port++
 					end := func(p *peer, does string) (func(time.Duration) (int, string, error), error) {

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// walkDifferences are how a walk through librdmacm may differ: the first line that does, in the kernel and here, and why. The kernel is
-// Linux 6.1.
+// walkDifferences are how a walk through librdmacm may differ: the first line that does, in the kernel and here, and
+// why. The kernel is Linux 6.1.
 var walkDifferences = []struct{ kernel, verbena, why string }{
 	{`^walk \d+ failed: status`, ``, "the kernel's calls hang, for more than a minute"},
 	{` timeout 19 `, ` timeout 17 `, "newer kernels expect packets to live 67 ms, this one 268 ms"},
@@ -27,8 +27,8 @@ var walkDifferences = []struct{ kernel, verbena, why string }{
 	{`destroy_id \d+ (ENOENT|ECONNREFUSED)`, `destroy_id \d+ 0`, "the errno of a call that another thread of the library's has made meanwhile"},
 }
 
-// testWalks has programs try librdmacm at random (testdata/cmwalk.c), on both, each with itself: WALKS sequences (default 150) from WALK_FIRST
-// on (1). What each call and each event gives is the same, but for walkDifferences.
+// testWalks has programs try librdmacm at random (testdata/cmwalk.c), on both, each with itself: WALKS sequences
+// (default 150) from WALK_FIRST on (1). What each call and each event gives is the same, but for walkDifferences.
 func testWalks(t *testing.T) {
 	count, first := 150, 1
 	for name, n := range map[string]*int{"WALKS": &count, "WALK_FIRST": &first} {
@@ -72,7 +72,8 @@ const (
 	unexplained = -2
 )
 
-// differ compares a walk of the kernel with one of Verbena's, and returns the index of the reason why they differ, or nothing, or unexplained.
+// differ compares a walk of the kernel with one of Verbena's, and returns the index of the reason why they differ, or
+// nothing, or unexplained.
 func differ(k, v []string) (why int, how string) {
 	k, v = ordered(k), ordered(v)
 	i := 0
@@ -88,7 +89,8 @@ func differ(k, v []string) (why int, how string) {
 			return n, ""
 		}
 	}
-	return unexplained, fmt.Sprintf("line %d\n  kernel  %s\n  Verbena %s\nafter\n%s", i, a, b, strings.Join(v[max(0, i-12):min(i, len(v))], "\n"))
+	return unexplained, fmt.Sprintf("line %d\n  kernel  %s\n  Verbena %s\nafter\n%s", i, a, b,
+		strings.Join(v[max(0, i-12):min(i, len(v))], "\n"))
 }
 
 // ordered puts the events of a step, which different IDs have at the same time, into an order.
@@ -99,7 +101,9 @@ func ordered(l []string) []string {
 		for n < len(l) && strings.HasPrefix(l[n], "  e") {
 			n++
 		}
-		slices.SortStableFunc(l[i:n], func(a, b string) int { return strings.Compare(strings.Fields(a)[0], strings.Fields(b)[0]) })
+		slices.SortStableFunc(l[i:n], func(a, b string) int {
+			return strings.Compare(strings.Fields(a)[0], strings.Fields(b)[0])
+		})
 		i = max(i, n)
 	}
 	return l
@@ -116,7 +120,8 @@ func line(l []string, i int) string {
 func walk(t *testing.T, p *peer, first, count, workers int, netif string) map[int][]string {
 	t.Helper()
 	dir := filepath.Join(theLab.dir, fmt.Sprintf("walks-%s-%d", p.name, first))
-	script := fmt.Sprintf("mkdir -p %s && %s -w %d %s %s %s %s %d %d && cat %s/* && rm -r %s", dir, theLab.program("cmwalk"), workers,
+	script := fmt.Sprintf("mkdir -p %s && %s -w %d %s %s %s %s %d %d && cat %s/* && rm -r %s", dir,
+		theLab.program("cmwalk"), workers,
 		p.ip["IPv4"], p.ip["IPv6"], netif, dir, first, count, dir, dir)
 	wait, err := p.start([]string{"sh", "-c", script})
 	if err != nil {

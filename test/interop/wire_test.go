@@ -120,7 +120,9 @@ var properties = []property{
 		return fmt.Sprint(bit(f.packet.BTH().FECN()), ", ", bit(f.packet.BTH().BECN()))
 	}), ""},
 	{"BTH solicited event", always(func(f *frame) string { return fmt.Sprint(bit(f.packet.BTH().SolicitedEvent())) }), ""},
-	{"BTH AckReq, last packet of a message", only(endOfRequest, func(f *frame) string { return fmt.Sprint(bit(f.packet.BTH().AckReq())) }), ""},
+	{"BTH AckReq, last packet of a message", only(endOfRequest, func(f *frame) string {
+		return fmt.Sprint(bit(f.packet.BTH().AckReq()))
+	}), ""},
 	{"ACK syndrome", answers(isACK, roce.Syndrome.IsACK), ""},
 	{"NAK syndrome", answers(isACK, roce.Syndrome.IsNAK), "a sequence error (0x60) is a matter of chance"},
 	{"RNR NAK syndrome", answers(isACK, roce.Syndrome.IsRNR), ""},
@@ -189,7 +191,8 @@ func testWire(t *testing.T) {
 		}
 	}
 	results.facts = append(results.facts, fact{"The wire", []string{"field", "kernel", "Verbena", "remark"}},
-		fact{"The wire", []string{"packets", fmt.Sprint(count["kernel"]), fmt.Sprint(count["Verbena"]), "of the tables above"}},
+		fact{"The wire", []string{"packets", fmt.Sprint(count["kernel"]), fmt.Sprint(count["Verbena"]),
+			"of the tables above"}},
 		fact{"The wire", []string{"ICRC", "", "", fmt.Sprintf("`capture verify`: %v", icrc)}})
 	for i, p := range properties {
 		k, v := values(seen[i]["kernel"]), values(seen[i]["Verbena"])
@@ -225,7 +228,8 @@ func compareOpcodes(t *testing.T, kernel, verbena map[string]bool) {
 		remark = "FAIL: " + strings.Join(differ, ", ")
 		t.Errorf("opcodes: %s", strings.Join(differ, ", "))
 	}
-	results.facts = append(results.facts, fact{"The wire", []string{"opcodes", fmt.Sprint(len(kernel)), fmt.Sprint(len(verbena)), remark}})
+	results.facts = append(results.facts, fact{"The wire",
+		[]string{"opcodes", fmt.Sprint(len(kernel)), fmt.Sprint(len(verbena)), remark}})
 }
 
 func values(m map[string]bool) string { return strings.Join(slices.Sorted(maps.Keys(m)), "; ") }

@@ -19,7 +19,8 @@ type Record struct {
 // users and programs are those that are run on each.
 var (
 	users    = []string{"root", "nobody"}
-	programs = []string{"ibv_devinfo", "ibv_rc_pingpong", "ibv_rc_pingpong -e", "ib_write_bw", "rping", "Go under run", "Go on the socket", "signals", "fork"}
+	programs = []string{"ibv_devinfo", "ibv_rc_pingpong", "ibv_rc_pingpong -e", "ib_write_bw", "rping", "Go under run",
+		"Go on the socket", "signals", "fork"}
 )
 
 // leftOver is the result of a program that finds descriptors open which a signal has kept it from learning of.

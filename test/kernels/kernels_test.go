@@ -16,7 +16,8 @@ import (
 // suites are the releases of Debian whose kernels are tried, from the oldest on.
 const suites = "bullseye bookworm bookworm-backports trixie sid"
 
-// script runs in the guest, as root; $1 is the binary, $2 a program of test/rawverbs. UDP port 4791 is the kernel's own rxe's until that is gone.
+// script runs in the guest, as root; $1 is the binary, $2 a program of test/rawverbs. UDP port 4791 is the kernel's own
+// rxe's until that is gone.
 const script = `
 echo "kernel: $(uname -r)"
 rmmod rdma_rxe 2>/dev/null
@@ -120,7 +121,9 @@ func record(r Record) error {
 	list = slices.DeleteFunc(list, func(old Record) bool { return old.Suite == r.Suite })
 	list = append(list, r)
 	order := strings.Fields(suites)
-	slices.SortStableFunc(list, func(a, b Record) int { return slices.Index(order, a.Suite) - slices.Index(order, b.Suite) })
+	slices.SortStableFunc(list, func(a, b Record) int {
+		return slices.Index(order, a.Suite) - slices.Index(order, b.Suite)
+	})
 	b, err := json.MarshalIndent(list, "", "\t")
 	if err != nil {
 		return err

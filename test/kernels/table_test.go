@@ -44,7 +44,8 @@ func TestTable(t *testing.T) {
 		fmt.Fprintf(&b, "| %s | %s |\n", strings.Join(cells, " | "), lacks)
 	}
 	features := supervisor.KnownFeatures()
-	fmt.Fprintf(&b, "\n| what a kernel may lack | since Linux | without it | not promised without it |\n|---|---|---|---|\n")
+	fmt.Fprintf(&b,
+		"\n| what a kernel may lack | since Linux | without it | not promised without it |\n|---|---|---|---|\n")
 	for _, f := range features {
 		promise := f.Promise
 		if promise == "" {
@@ -63,8 +64,10 @@ func TestTable(t *testing.T) {
 }
 
 func TestParse(t *testing.T) {
-	r := parse("sid", "noise\nkernel: 7.0\nlacks: short slices\nresult: root rping = ok\r\nresult: nobody rping = exit code 1: a = b\n")
-	if r.Kernel != "7.0" || !slices.Equal(r.Lacks, []string{"short slices"}) || r.Results["root rping"] != "ok" || r.Results["nobody rping"] != "exit code 1: a = b" {
+	r := parse("sid",
+		"noise\nkernel: 7.0\nlacks: short slices\nresult: root rping = ok\r\nresult: nobody rping = exit code 1: a = b\n")
+	if r.Kernel != "7.0" || !slices.Equal(r.Lacks, []string{"short slices"}) || r.Results["root rping"] != "ok" ||
+		r.Results["nobody rping"] != "exit code 1: a = b" {
 		t.Errorf("got %+v", r)
 	}
 	if f := r.failed("root"); len(f) != len(programs)-1 || slices.Contains(f, "rping") {

@@ -27,7 +27,8 @@ This file is made by: go run ./test/notice > packaging/NOTICE
 
 // notice returns the file. Versions are not in it: go.mod has them.
 func notice() (string, error) {
-	out, err := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}}\t{{.Dir}}{{end}}{{end}}",
+	out, err := exec.Command("go", "list", "-deps", "-f",
+		"{{with .Module}}{{if not .Main}}{{.Path}}\t{{.Dir}}{{end}}{{end}}",
 		"verbena/cmd/...").Output()
 	if err != nil {
 		return "", fmt.Errorf("list the dependencies: %w", err)

@@ -37,7 +37,8 @@ func TestComparison(t *testing.T) {
 		results Results
 		on      string
 	}{{ours, on}, {kernel, kernelOn}} {
-		fmt.Fprintf(&b, "| %s | %d | %d | %d | %d |\n", r.on, r.results.Count(OK), r.results.Count(Skipped), r.results.Count(Failed), r.results.Count(Error))
+		fmt.Fprintf(&b, "| %s | %d | %d | %d | %d |\n", r.on, r.results.Count(OK), r.results.Count(Skipped),
+			r.results.Count(Failed), r.results.Count(Error))
 	}
 	gendoc.Check(t, docs, "totals", b.String())
 
@@ -91,7 +92,8 @@ func TestComplaints(t *testing.T) {
 		{"failed", "ok", "failed 1 != 2", 1},
 		{"error", "error killed by signal 11", "error", 2},
 	} {
-		got, err := Parse(strings.NewReader("noise\ntests.a " + test.a + "\ntests.b " + test.b + "\ntests.c ok\n1 ok, and so on\n"))
+		got, err := Parse(strings.NewReader("noise\ntests.a " + test.a + "\ntests.b " + test.b +
+			"\ntests.c ok\n1 ok, and so on\n"))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -37,7 +37,8 @@ func (f *cmFile) response() uint64 { return addressOf(f.mem[4096:]) }
 
 // put encodes a command at a place, and returns it.
 func put[C any](at []byte, cmd ucm.Command, v C, out int) []byte {
-	b := append(uapi.AppendTo(nil, &ucm.Hdr{Cmd: cmd, In: uint16(uapi.SizeOf[C]()), Out: uint16(out)}), uapi.AppendTo(nil, &v)...)
+	b := append(uapi.AppendTo(nil, &ucm.Hdr{Cmd: cmd, In: uint16(uapi.SizeOf[C]()), Out: uint16(out)}),
+		uapi.AppendTo(nil, &v)...)
 	return at[:copy(at, b)]
 }
 
@@ -89,7 +90,8 @@ func (f *cmFile) listen(id uint32, a netip.AddrPort) error {
 }
 
 func (f *cmFile) resolve(id uint32, a netip.AddrPort) error {
-	return issue(f, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, TimeoutMs: 2000, DstSize: sizeofInet, DstAddr: sockaddr(a)})
+	return issue(f, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, TimeoutMs: 2000, DstSize: sizeofInet,
+		DstAddr: sockaddr(a)})
 }
 
 // event waits for an event.
@@ -239,7 +241,8 @@ func cmNeighbour(port string) error {
 			return err
 		}
 		for _, qp := range c.qps {
-			if _, _, err := command[uapi.DestroyQPResp](c.device, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp.QPHandle}, nil, 0); err != nil {
+			if _, _, err := command[uapi.DestroyQPResp](c.device, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp.QPHandle}, nil,
+				0); err != nil {
 				return err
 			}
 		}
@@ -262,7 +265,8 @@ func cmKeeper(port string) error {
 	if err != nil {
 		return err
 	}
-	if err := issue(own, ucm.CmdMigrateID, ucm.MigrateID{Response: own.response(), ID: c.ids[1], FD: uint32(c.passive.fd)}); err != nil {
+	if err := issue(own, ucm.CmdMigrateID, ucm.MigrateID{Response: own.response(), ID: c.ids[1],
+		FD: uint32(c.passive.fd)}); err != nil {
 		return err
 	}
 	fmt.Println("connected", c.qps[0].QPN, c.qps[1].QPN, c.ids[0], c.ids[1])
@@ -566,7 +570,8 @@ func nlChange() error {
 		return err
 	}
 	for what, b := range map[string][]byte{
-		"add":    nlRequest(nlNewLink, syscall.NLM_F_ACK, nlAttr(nlDevName, []byte("mine\x00")), nlAttr(nlLinkType, []byte("rxe\x00")), nlAttr(nlNdevName, []byte("lo\x00"))),
+		"add": nlRequest(nlNewLink, syscall.NLM_F_ACK, nlAttr(nlDevName, []byte("mine\x00")),
+			nlAttr(nlLinkType, []byte("rxe\x00")), nlAttr(nlNdevName, []byte("lo\x00"))),
 		"delete": nlRequest(nlDelLink, syscall.NLM_F_ACK, nlAttr(nlDevIndex, make([]byte, 4))),
 	} {
 		if err := syscall.Sendto(s, b, 0, nil); err != nil {
@@ -703,7 +708,8 @@ func cmGive(path string) error {
 	return give(path, f.fd)
 }
 
-// cmUse listens at a path, and issues a command on the file that it is given, under a number at which commands are seen.
+// cmUse listens at a path, and issues a command on the file that it is given, under a number at which commands are
+// seen.
 func cmUse(path string) error {
 	own, err := openCM()
 	if err != nil {

@@ -35,7 +35,8 @@ func open(name string) (*device, error) {
 		return nil, fmt.Errorf("open %s: %w", name, err)
 	}
 	d := &device{fd: fd}
-	if d.mem, err = syscall.Mmap(-1, 0, memSize, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON); err != nil {
+	if d.mem, err = syscall.Mmap(-1, 0, memSize, syscall.PROT_READ|syscall.PROT_WRITE,
+		syscall.MAP_PRIVATE|syscall.MAP_ANON); err != nil {
 		return nil, err
 	}
 	ibdev, err := os.ReadFile("/sys/class/infiniband_verbs/" + name + "/ibdev")
@@ -58,13 +59,15 @@ func open(name string) (*device, error) {
 func (d *device) data() []byte { return d.mem[memSize-dataSize:] }
 
 // command writes a plain command, the rest of which is tail, and returns the response with the driver's part.
-func command[Resp, Req any](d *device, cmd uapi.Command, req Req, tail []byte, driver int) (resp Resp, out []byte, err error) {
+func command[Resp, Req any](d *device, cmd uapi.Command, req Req, tail []byte, driver int) (resp Resp, out []byte,
+	err error) {
 	n := uapi.SizeOf[Resp]()
 	core := uapi.AppendTo(nil, &req)
 	if answers(cmd) {
 		copy(core, uapi.AppendTo(nil, &response{addressOf(d.mem)}))
 	}
-	hdr := uapi.CmdHdr{Command: uint32(cmd), InWords: uint16((8 + len(core) + len(tail)) / 4), OutWords: uint16((n + driver + 3) / 4)}
+	hdr := uapi.CmdHdr{Command: uint32(cmd), InWords: uint16((8 + len(core) + len(tail)) / 4),
+		OutWords: uint16((n + driver + 3) / 4)}
 	b := d.put(slices.Concat(uapi.AppendTo(nil, &hdr), core, tail))
 	if _, err := syscall.Write(d.fd, b); err != nil {
 		return resp, nil, fmt.Errorf("%v: %w", cmd, err)
@@ -78,7 +81,8 @@ type response struct{ addr uint64 }
 // answers tells the commands that start with the address of the response.
 func answers(cmd uapi.Command) bool {
 	switch cmd {
-	case uapi.CmdDeallocPD, uapi.CmdDestroyAH, uapi.CmdDeregMR, uapi.CmdDeallocMW, uapi.CmdReqNotifyCQ, uapi.CmdAttachMcast,
+	case uapi.CmdDeallocPD, uapi.CmdDestroyAH, uapi.CmdDeregMR, uapi.CmdDeallocMW, uapi.CmdReqNotifyCQ,
+		uapi.CmdAttachMcast,
 		uapi.CmdDetachMcast, uapi.CmdModifySRQ, uapi.CmdCloseXRCD, uapi.CmdModifyQP:
 		return false
 	}
@@ -115,7 +119,8 @@ const access = uapi.AccessLocalWrite | uapi.AccessRemoteRead | uapi.AccessRemote
 
 func (d *device) regMR(pd uint32, b []byte) (uapi.RegMRResp, error) {
 	r, _, err := command[uapi.RegMRResp](d, uapi.CmdRegMR,
-		uapi.RegMR{Start: addressOf(b), HCAVA: addressOf(b), Length: uint64(len(b)), PDHandle: pd, AccessFlags: access}, nil, 0)
+		uapi.RegMR{Start: addressOf(b), HCAVA: addressOf(b), Length: uint64(len(b)), PDHandle: pd,
+			AccessFlags: access}, nil, 0)
 	return r, err
 }
 
@@ -147,7 +152,8 @@ func (d *device) close() {
 }
 
 func (d *device) createCQ(entries, channel int) (uapi.CreateCQResp, error) {
-	r, driver, err := command[uapi.CreateCQResp](d, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: uint32(entries), CompChannel: int32(channel)}, nil, 16)
+	r, driver, err := command[uapi.CreateCQResp](d, uapi.CmdCreateCQ,
+		uapi.CreateCQ{CQE: uint32(entries), CompChannel: int32(channel)}, nil, 16)
 	if err == nil {
 		_, err = d.mapped(driver)
 	}
@@ -155,8 +161,9 @@ func (d *device) createCQ(entries, channel int) (uapi.CreateCQResp, error) {
 }
 
 func (d *device) createQP(pd, cq uint32, t uapi.QPType, depth int) (uapi.CreateQPResp, error) {
-	r, driver, err := command[uapi.CreateQPResp](d, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
-		MaxSendWR: uint32(depth), MaxRecvWR: uint32(depth), MaxSendSGE: 1, MaxRecvSGE: 1, QPType: t}, nil, 32)
+	r, driver, err := command[uapi.CreateQPResp](d, uapi.CmdCreateQP,
+		uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
+			MaxSendWR: uint32(depth), MaxRecvWR: uint32(depth), MaxSendSGE: 1, MaxRecvSGE: 1, QPType: t}, nil, 32)
 	for i := 0; i < 2 && err == nil; i++ {
 		_, err = d.mapped(driver[16*i:])
 	}

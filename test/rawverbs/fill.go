@@ -41,7 +41,8 @@ var makers = []maker{
 		return err
 	}},
 	{"mws", func(p *pair) error {
-		_, _, err := command[uapi.AllocMWResp](p.device, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: p.pd, MWType: uapi.MWType1}, nil, 0)
+		_, _, err := command[uapi.AllocMWResp](p.device, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: p.pd, MWType: uapi.MWType1},
+			nil, 0)
 		return err
 	}},
 	{"ahs", func(p *pair) error {
@@ -56,7 +57,8 @@ var makers = []maker{
 	{"qps", func(p *pair) error { return p.queuePair(uapi.QPTRC, 1) }},
 	{"big-qps", func(p *pair) error { return p.queuePair(uapi.QPTRC, 1<<14) }},
 	{"srqs", func(p *pair) error {
-		_, _, err := command[uapi.CreateSRQResp](p.device, uapi.CmdCreateSRQ, uapi.CreateSRQ{PDHandle: p.pd, MaxWR: 1, MaxSGE: 1}, nil, 24)
+		_, _, err := command[uapi.CreateSRQResp](p.device, uapi.CmdCreateSRQ,
+			uapi.CreateSRQ{PDHandle: p.pd, MaxWR: 1, MaxSGE: 1}, nil, 24)
 		return err
 	}},
 	{"groups", (*pair).joinGroup},
@@ -73,8 +75,9 @@ func (p *pair) queuePair(t uapi.QPType, depth uint32) error {
 }
 
 func (p *pair) unmapped(t uapi.QPType, depth uint32) (uapi.CreateQPResp, error) {
-	r, _, err := command[uapi.CreateQPResp](p.device, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: p.pd, SendCQHandle: p.cq, RecvCQHandle: p.cq,
-		MaxSendWR: depth, MaxRecvWR: depth, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: t}, nil, 32)
+	r, _, err := command[uapi.CreateQPResp](p.device, uapi.CmdCreateQP,
+		uapi.CreateQP{PDHandle: p.pd, SendCQHandle: p.cq, RecvCQHandle: p.cq,
+			MaxSendWR: depth, MaxRecvWR: depth, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: t}, nil, 32)
 	return r, err
 }
 
@@ -92,8 +95,8 @@ func (p *pair) joinGroup() error {
 	return silent(p.device, uapi.CmdAttachMcast, uapi.AttachMcast{QPHandle: p.datagrams, GID: gid})
 }
 
-// fill makes objects of a kind until it is refused one or has the number; "all" has objects of every kind made in random
-// order until each kind is refused. It prints what it has, and keeps it until its input ends.
+// fill makes objects of a kind until it is refused one or has the number; "all" has objects of every kind made in
+// random order until each kind is refused. It prints what it has, and keeps it until its input ends.
 func fill(kind, number string) error {
 	n, err := strconv.Atoi(number)
 	if err != nil {

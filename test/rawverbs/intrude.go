@@ -106,12 +106,15 @@ func intrude(text string) error {
 		try(name("DESTROY_AH"), silent(d, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: h}))
 		try(name("REQ_NOTIFY_CQ"), silent(d, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: h}))
 		try(name("CLOSE_XRCD"), silent(d, uapi.CmdCloseXRCD, uapi.CloseXRCD{XRCDHandle: h}))
-		try(name("MODIFY_QP"), silent(d, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: h, AttrMask: uapi.QPAttrState, QPState: uapi.QPSErr}))
+		try(name("MODIFY_QP"), silent(d, uapi.CmdModifyQP,
+			uapi.ModifyQP{QPHandle: h, AttrMask: uapi.QPAttrState, QPState: uapi.QPSErr}))
 		try(name("MODIFY_SRQ"), silent(d, uapi.CmdModifySRQ, uapi.ModifySRQ{SRQHandle: h, AttrMask: uapi.SRQAttrLimit}))
-		try(name("ATTACH_MCAST"), silent(d, uapi.CmdAttachMcast, uapi.AttachMcast{QPHandle: h, GID: [16]byte{0: 0xff, 1: 0x0e, 15: 1}}))
+		try(name("ATTACH_MCAST"), silent(d, uapi.CmdAttachMcast,
+			uapi.AttachMcast{QPHandle: h, GID: [16]byte{0: 0xff, 1: 0x0e, 15: 1}}))
 		_, err := d.regMR(h, d.data())
 		try(name("REG_MR"), err)
-		_, _, err = command[uapi.ReregMRResp](d, uapi.CmdReregMR, uapi.ReregMR{MRHandle: h, Flags: uapi.ReregMRChangeAccess}, nil, 0)
+		_, _, err = command[uapi.ReregMRResp](d, uapi.CmdReregMR, uapi.ReregMR{MRHandle: h, Flags: uapi.ReregMRChangeAccess},
+			nil, 0)
 		try(name("REREG_MR"), err)
 		_, _, err = command[uapi.AllocMWResp](d, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: h, MWType: uapi.MWType1}, nil, 0)
 		try(name("ALLOC_MW"), err)
@@ -128,11 +131,13 @@ func intrude(text string) error {
 		try(name("QUERY_QP"), err)
 		_, _, err = command[uapi.DestroyQPResp](d, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: h}, nil, 0)
 		try(name("DESTROY_QP"), err)
-		try(name("POST_SEND"), d.postSend(h, uapi.SendWR{Opcode: uapi.WRSend}, uapi.SGE{Addr: b.Addr, Length: 8, LKey: b.LKey}))
+		try(name("POST_SEND"), d.postSend(h, uapi.SendWR{Opcode: uapi.WRSend},
+			uapi.SGE{Addr: b.Addr, Length: 8, LKey: b.LKey}))
 		try(name("POST_RECV"), d.postRecv(h, uapi.SGE{Addr: b.Addr, Length: 8, LKey: b.LKey}))
 		_, _, err = command[uapi.PostSendResp](d, uapi.CmdPostSend, uapi.PostSend{QPHandle: h}, nil, 0)
 		try(name("doorbell"), err)
-		_, _, err = command[uapi.CreateSRQResp](d, uapi.CmdCreateSRQ, uapi.CreateSRQ{PDHandle: h, MaxWR: 1, MaxSGE: 1}, nil, 24)
+		_, _, err = command[uapi.CreateSRQResp](d, uapi.CmdCreateSRQ, uapi.CreateSRQ{PDHandle: h, MaxWR: 1, MaxSGE: 1}, nil,
+			24)
 		try(name("CREATE_SRQ"), err)
 		_, _, err = command[uapi.QuerySRQResp](d, uapi.CmdQuerySRQ, uapi.QuerySRQ{SRQHandle: h}, nil, 0)
 		try(name("QUERY_SRQ"), err)

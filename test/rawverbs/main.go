@@ -146,7 +146,8 @@ func (p *pair) exchange(text string) error {
 	if err := p.postRecv(p.qps[1].QPHandle, p.sge(4096, len(text))); err != nil {
 		return err
 	}
-	if err := p.postSend(p.qps[0].QPHandle, uapi.SendWR{Opcode: uapi.WRSend, SendFlags: uapi.SendSignaled}, p.sge(0, len(text))); err != nil {
+	if err := p.postSend(p.qps[0].QPHandle, uapi.SendWR{Opcode: uapi.WRSend, SendFlags: uapi.SendSignaled},
+		p.sge(0, len(text))); err != nil {
 		return err
 	}
 	for got, deadline := 0, time.Now().Add(20*time.Second); got < 2; {

@@ -1,5 +1,5 @@
-// Package rdmacore knows what the programs of several versions of rdma-core, and their pyverbs tests, say of Verbena and
-// of the Linux kernel's rxe, and why something fails.
+// Package rdmacore knows what the programs of several versions of rdma-core, and their pyverbs tests, say of Verbena
+// and of the Linux kernel's rxe, and why something fails.
 //
 // The script record runs them, in root file systems of the distributions that have these versions, and writes the files
 // VERSION.verbena.txt and VERSION.kernel.txt; programs and test/pyverbs/run are what it runs there. reasons.txt are the

@@ -26,11 +26,13 @@ func TestTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "| rdma-core | of | on | programs ok | failed | pyverbs ok | skipped | failed | errors |\n|---|---|---|---|---|---|---|---|---|\n")
+	fmt.Fprintf(&b,
+		"| rdma-core | of | on | programs ok | failed | pyverbs ok | skipped | failed | errors |\n|---|---|---|---|---|---|---|---|---|\n")
 	for _, r := range records {
 		fmt.Fprintf(&b, "| %s | %s | %s | %d | %d | %d | %d | %d | %d |\n", r.Version, r.Distribution, r.On,
 			count(r.Programs, pyverbs.OK), count(r.Programs, pyverbs.Failed),
-			count(r.Tests, pyverbs.OK), count(r.Tests, pyverbs.Skipped), count(r.Tests, pyverbs.Failed), count(r.Tests, pyverbs.Error))
+			count(r.Tests, pyverbs.OK), count(r.Tests, pyverbs.Skipped), count(r.Tests, pyverbs.Failed), count(r.Tests,
+				pyverbs.Error))
 	}
 	gendoc.Check(t, results, "versions", b.String())
 
@@ -53,13 +55,14 @@ func TestTable(t *testing.T) {
 		if len(items) > shown {
 			items = append(items[:shown:shown], fmt.Sprintf("and %d more", len(items)-shown))
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", strings.Join(items, ", "), strings.Join(f.Verbena, ", "), strings.Join(f.Kernel, ", "), f.Why)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", strings.Join(items, ", "), strings.Join(f.Verbena, ", "),
+			strings.Join(f.Kernel, ", "), f.Why)
 	}
 	gendoc.Check(t, results, "version failures", b.String())
 }
 
-// TestRanges checks that the versions are of each kind that programs meet: with the extended completion queues that count
-// wrongly, without, and the newest.
+// TestRanges checks that the versions are of each kind that programs meet: with the extended completion queues that
+// count wrongly, without, and the newest.
 func TestRanges(t *testing.T) {
 	records, err := Records()
 	if err != nil {
@@ -67,7 +70,9 @@ func TestRanges(t *testing.T) {
 	}
 	for _, kind := range []struct{ from, below float64 }{{0, 34}, {34, 55}, {55, 59}, {59, 64}, {64, 1000}} {
 		for _, kernel := range []bool{false, true} {
-			if !slices.ContainsFunc(records, func(r Record) bool { return r.number() >= kind.from && r.number() < kind.below && r.Kernel == kernel }) {
+			if !slices.ContainsFunc(records, func(r Record) bool {
+				return r.number() >= kind.from && r.number() < kind.below && r.Kernel == kernel
+			}) {
 				t.Errorf("no record of a version from %g to below %g (kernel: %v)", kind.from, kind.below, kernel)
 			}
 		}
@@ -81,10 +86,12 @@ func TestParse(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r.Version != "44.0" || r.Distribution != "Debian 12" || r.Kernel || len(r.Programs) != 2 || len(r.Tests) != 2 ||
-		r.Programs[0] != (Item{"ib_x -e", pyverbs.Failed, "server: exit status 1: no | word"}) || r.Tests[1] != (Item{"b", pyverbs.Error, "what | how"}) {
+		r.Programs[0] != (Item{"ib_x -e", pyverbs.Failed, "server: exit status 1: no | word"}) ||
+		r.Tests[1] != (Item{"b", pyverbs.Error, "what | how"}) {
 		t.Errorf("got %+v", r)
 	}
-	for _, bad := range []string{"", "# 44.0\ntests.a ok\n", "# 4 | D | V\ntests.a ok\n", "# 4 | D | V\nib_x | great |\ntests.a ok\n", "# 4 | D | V\nib_x | ok |\n"} {
+	for _, bad := range []string{"", "# 44.0\ntests.a ok\n", "# 4 | D | V\ntests.a ok\n",
+		"# 4 | D | V\nib_x | great |\ntests.a ok\n", "# 4 | D | V\nib_x | ok |\n"} {
 		if r, err := parse(bad); err == nil {
 			t.Errorf("%q: got %+v, want an error", bad, r)
 		}

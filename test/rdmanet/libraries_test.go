@@ -94,7 +94,9 @@ func newWorld(t *testing.T, useCM bool) *world {
 		Devices: func() ([]verbs.DeviceInfo, error) { return stack.Devices(), nil },
 		Manager: func() (*cm.Manager, error) { return stack.ConnectionManager(nil) },
 	}}
-	lc := rdmanet.ListenConfig{Config: cfg, CM: useCM, Failed: func(a net.Addr, err error) { t.Errorf("set-up with %v: %v", a, err) }}
+	lc := rdmanet.ListenConfig{Config: cfg, CM: useCM, Failed: func(a net.Addr, err error) {
+		t.Errorf("set-up with %v: %v", a, err)
+	}}
 	w.l, err = lc.Listen(context.Background(), "rdma", "127.0.0.1:0")
 	must(t, err)
 	t.Cleanup(func() { must(t, w.l.Close()) })
@@ -184,7 +186,8 @@ func (server) UnaryCall(ctx context.Context, r *pb.SimpleRequest) (*pb.SimpleRes
 	return &pb.SimpleResponse{Payload: r.Payload}, nil
 }
 
-func (server) FullDuplexCall(s grpc.BidiStreamingServer[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse]) error {
+func (server) FullDuplexCall(s grpc.BidiStreamingServer[pb.StreamingOutputCallRequest,
+	pb.StreamingOutputCallResponse]) error {
 	for {
 		r, err := s.Recv()
 		if err == io.EOF {
@@ -260,7 +263,8 @@ func TestGRPC(t *testing.T) {
 		wg.Wait()
 		brief, stop := context.WithTimeout(ctx, 10*time.Millisecond)
 		defer stop()
-		if _, err := client.UnaryCall(brief, &pb.SimpleRequest{ResponseSize: -1}); status.Code(err) != codes.DeadlineExceeded {
+		if _, err := client.UnaryCall(brief, &pb.SimpleRequest{ResponseSize: -1}); status.Code(
+			err) != codes.DeadlineExceeded {
 			t.Errorf("UnaryCall: got %v, want DeadlineExceeded", err)
 		}
 		must(t, conn.Close())

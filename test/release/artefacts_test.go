@@ -83,7 +83,8 @@ func TestContents(t *testing.T) {
 		if out, err := exec.Command("tar", "-xzf", archive, "--strip-components=1", "-C", to).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
-		for _, name := range []string{"verbena", "LICENSE", "NOTICE", "README.md", "SECURITY.md", "completions/verbena.bash", "completions/_verbena",
+		for _, name := range []string{"verbena", "LICENSE", "NOTICE", "README.md", "SECURITY.md", "completions/verbena.bash",
+			"completions/_verbena",
 			"completions/verbena.fish", "man/man1/verbena.1", "man/man1/verbena-run.1", "systemd/verbena.service"} {
 			if info, err := os.Stat(filepath.Join(to, name)); err != nil || info.Size() == 0 {
 				t.Errorf("%s: %s: %v", arch, name, err)
@@ -137,7 +138,8 @@ func goArch() string {
 	return strings.TrimSpace(string(out))
 }
 
-// The package installs on a bare Debian; programs run there as root and as another user, also as in a container of Docker's.
+// The package installs on a bare Debian; programs run there as root and as another user, also as in a container of
+// Docker's.
 func TestDebian(t *testing.T) {
 	for name, suite := range suites {
 		t.Run(name, func(t *testing.T) {
@@ -159,7 +161,8 @@ func TestDebian(t *testing.T) {
 					// A shell of its own, as the first process there is something else's in a container, too.
 					wants(t, in.ok(t, "bash", "-e", "-c", firstMinute(t)+"\nwait\n"), "8192000 bytes in", "1000 iters in")
 					out := in.ok(t, "verbena", "run", "--", "dup")
-					wants(t, out, "^dup, alloc_pd: ok", "^dup3, alloc_pd: ok", "^F_DUPFD_CLOEXEC, alloc_pd: ok", "^alloc_pd after close: ok")
+					wants(t, out, "^dup, alloc_pd: ok", "^dup3, alloc_pd: ok", "^F_DUPFD_CLOEXEC, alloc_pd: ok",
+						"^alloc_pd after close: ok")
 					if strings.Contains(kind, "docker") { // or the profile would not be Docker's
 						wants(t, out, "^pidfd_getfd here: operation not permitted")
 					} else {
@@ -183,8 +186,10 @@ func TestRPM(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	wants(t, string(out), "^/usr/bin/verbena$", "^/usr/share/licenses/verbena/LICENSE$", "^/usr/share/man/man1/verbena-run.1.gz$",
-		"^/usr/share/zsh/site-functions/_verbena$", "^/usr/lib/systemd/system/verbena.service$", "^/usr/lib/sysusers.d/verbena.conf$")
+	wants(t, string(out), "^/usr/bin/verbena$", "^/usr/share/licenses/verbena/LICENSE$",
+		"^/usr/share/man/man1/verbena-run.1.gz$",
+		"^/usr/share/zsh/site-functions/_verbena$", "^/usr/lib/systemd/system/verbena.service$",
+		"^/usr/lib/sysusers.d/verbena.conf$")
 }
 
 // `docker run IMAGE PROGRAM` runs it with devices.

@@ -220,7 +220,8 @@ func bare(t *testing.T, suite string) *box {
 func installed(t *testing.T, suite string) *box {
 	t.Helper()
 	b := bare(t, suite)
-	b.ok(t, "sh", "-c", "apt-get install -y -q --no-install-recommends ibverbs-utils ibverbs-providers /release/verbena_"+version+"_$(dpkg --print-architecture).deb")
+	b.ok(t, "sh", "-c",
+		"apt-get install -y -q --no-install-recommends ibverbs-utils ibverbs-providers /release/verbena_"+version+"_$(dpkg --print-architecture).deb")
 	return b
 }
 

@@ -26,7 +26,8 @@ import (
 // The recipes name the places that packaging/project.env has, and one version.
 func TestPlaces(t *testing.T) {
 	project := map[string]string{}
-	for _, m := range regexp.MustCompile(`(?m)^([A-Z_]+)="?(.*?)"?$`).FindAllStringSubmatch(read(t, "packaging/project.env"), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^([A-Z_]+)="?(.*?)"?$`).FindAllStringSubmatch(
+		read(t, "packaging/project.env"), -1) {
 		project[m[1]] = m[2]
 	}
 	url := regexp.MustCompile(`https://[^\s"]*/verbena\b`)
@@ -109,8 +110,8 @@ func readAction(t *testing.T, name string) (a action) {
 
 var expression = regexp.MustCompile(`\$\{\{ *([a-z_.]+) *\}\}`)
 
-// script is what a runner of GitHub's does for the action: each step in a shell of its own, with the inputs, and with what the steps
-// before have added to the environment and the path.
+// script is what a runner of GitHub's does for the action: each step in a shell of its own, with the inputs, and with
+// what the steps before have added to the environment and the path.
 func (a *action) script(t *testing.T, inputs map[string]string) string {
 	t.Helper()
 	value := func(text string) string {
@@ -133,7 +134,8 @@ func (a *action) script(t *testing.T, inputs map[string]string) string {
 		})
 	}
 	var b strings.Builder
-	b.WriteString("export RUNNER_TEMP=/tmp/runner GITHUB_ENV=/tmp/env GITHUB_PATH=/tmp/path\nmkdir -p $RUNNER_TEMP; touch $GITHUB_ENV $GITHUB_PATH\n")
+	b.WriteString(
+		"export RUNNER_TEMP=/tmp/runner GITHUB_ENV=/tmp/env GITHUB_PATH=/tmp/path\nmkdir -p $RUNNER_TEMP; touch $GITHUB_ENV $GITHUB_PATH\n")
 	for i, s := range a.Runs.Steps {
 		if s.Run == "" {
 			continue
@@ -159,13 +161,15 @@ func TestActionsAreWellFormed(t *testing.T) {
 	}
 	for _, name := range []string{"setup-verbena", "report-verbena"} {
 		for line := range strings.Lines(read(t, "recipes/"+name+"/action.yml")) {
-			if text := strings.TrimSpace(line); strings.HasPrefix(text, "uses:") && !regexp.MustCompile(` # v\d+\.\d+\.\d+$`).MatchString(text) {
+			if text := strings.TrimSpace(line); strings.HasPrefix(text, "uses:") &&
+				!regexp.MustCompile(` # v\d+\.\d+\.\d+$`).MatchString(text) {
 				t.Errorf("%s: %s: no version as a comment", name, text)
 			}
 		}
 	}
 	last := report.Runs.Steps[len(report.Runs.Steps)-1]
-	if !strings.HasPrefix(last.Uses, "actions/upload-artifact@") || last.With["path"] != "${{ runner.temp }}/verbena/report" {
+	if !strings.HasPrefix(last.Uses, "actions/upload-artifact@") ||
+		last.With["path"] != "${{ runner.temp }}/verbena/report" {
 		t.Errorf("the last step of the report is %+v", last)
 	}
 }
@@ -203,10 +207,12 @@ func TestActionVerifies(t *testing.T) {
 	if err := os.MkdirAll(inside, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(inside, "verbena"), []byte("#!/bin/sh\necho this is verbena\n"), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(inside, "verbena"), []byte("#!/bin/sh\necho this is verbena\n"),
+		0o755); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("tar", "-czf", filepath.Join(place, name), "-C", filepath.Dir(inside), "verbena-7.8.9").CombinedOutput(); err != nil {
+	if out, err := exec.Command("tar", "-czf", filepath.Join(place, name), "-C", filepath.Dir(inside),
+		"verbena-7.8.9").CombinedOutput(); err != nil {
 		t.Fatalf("tar: %v\n%s", err, out)
 	}
 	b, err := os.ReadFile(filepath.Join(place, name))
@@ -223,7 +229,8 @@ func TestActionVerifies(t *testing.T) {
 		ok             bool
 		says           string
 	}{
-		"listed":               {"# words\n" + wrong + "  verbena-7.8.8-linux-" + arch + ".tar.gz\n" + right + "  " + name + "\n", "", true, "this is verbena"},
+		"listed": {"# words\n" + wrong + "  verbena-7.8.8-linux-" + arch + ".tar.gz\n" + right + "  " + name +
+			"\n", "", true, "this is verbena"},
 		"given":                {"", right, true, "this is verbena"},
 		"given before listed":  {wrong + "  " + name + "\n", right, true, "this is verbena"},
 		"not listed":           {"# nothing\n", "", false, "::error::no SHA-256 of " + name},
@@ -260,7 +267,8 @@ func TestVuln(t *testing.T) {
 		says                 string
 	}{{0, 0, 0, "checked"}, {0, 3, 3, "checked"}, {0, 1, 2, "GOVULNDB"}, {1, 0, 2, "GOPROXY"}} {
 		fake := filepath.Join(t.TempDir(), "go")
-		script := fmt.Sprintf("#!/bin/sh\n[ %d = 0 ] || exit 1\nprintf '#!/bin/sh\\necho checked\\nexit %d\\n' >\"$GOBIN/govulncheck\"; chmod +x \"$GOBIN/govulncheck\"\n",
+		script := fmt.Sprintf(
+			"#!/bin/sh\n[ %d = 0 ] || exit 1\nprintf '#!/bin/sh\\necho checked\\nexit %d\\n' >\"$GOBIN/govulncheck\"; chmod +x \"$GOBIN/govulncheck\"\n",
 			c.install, c.check)
 		if err := os.WriteFile(fake, []byte(script), 0o755); err != nil {
 			t.Fatal(err)
@@ -269,7 +277,8 @@ func TestVuln(t *testing.T) {
 		run.Env = append(os.Environ(), "GO="+fake)
 		out, _ := run.CombinedOutput()
 		if got := run.ProcessState.ExitCode(); got != c.want || !strings.Contains(string(out), c.says) {
-			t.Errorf("install %d, govulncheck %d: got status %d, want %d, and %q\n%s", c.install, c.check, got, c.want, c.says, out)
+			t.Errorf("install %d, govulncheck %d: got status %d, want %d, and %q\n%s", c.install, c.check, got, c.want, c.says,
+				out)
 		}
 	}
 }
@@ -293,7 +302,8 @@ head -c 4 /tmp/runner/verbena/report/packets.pcapng | od -An -tx1
 grep -c serving /tmp/runner/verbena/report/sock.log
 `
 	out := b.ok(t, "bash", "-e", "-c", script)
-	wants(t, out, "verbena-.*: OK", "^verbena v"+version, "8192000 bytes in", `rxe0 +sent_pkts +[1-9]`, "^ 0a 0d 0d 0a", "icrc good [1-9][0-9]* bad 0")
+	wants(t, out, "verbena-.*: OK", "^verbena v"+version, "8192000 bytes in", `rxe0 +sent_pkts +[1-9]`, "^ 0a 0d 0d 0a",
+		"icrc good [1-9][0-9]* bad 0")
 	// A wrong checksum, and a version that there is not.
 	damaged := strings.Replace(setup.script(t, url), "if ! sha256sum", "echo x >>$file; if ! sha256sum", 1)
 	out = b.fails(t, "bash", "-c", damaged)
@@ -330,7 +340,8 @@ func TestGitLab(t *testing.T) {
 		t.Fatal(err)
 	}
 	j, ok := file[".verbena"]
-	if !ok || len(file) != 1 || len(j.BeforeScript) == 0 || len(j.AfterScript) == 0 || !slices.Equal(j.Artifacts.Paths, []string{"verbena/"}) {
+	if !ok || len(file) != 1 || len(j.BeforeScript) == 0 || len(j.AfterScript) == 0 ||
+		!slices.Equal(j.Artifacts.Paths, []string{"verbena/"}) {
 		t.Fatalf("got %+v", file)
 	}
 	needs(t)
@@ -345,8 +356,10 @@ func TestGitLab(t *testing.T) {
 	}
 	lines := func(all []string) string { return head.String() + strings.Join(all, "\n") + "\n" }
 	b := bare(t, "trixie").with("-dir", "/tmp")
-	script := "(\n" + lines(j.BeforeScript) + firstMinute(t) + "\nwait $!\n) || exit 1\n(\n" + lines(j.AfterScript) + ")\nls verbena; cat verbena/stat.txt\n"
-	wants(t, b.ok(t, "bash", "-e", "-o", "pipefail", "-c", script), ": OK", "8192000 bytes in", "^packets.pcapng", "^sock.log", `rxe0 +`)
+	script := "(\n" + lines(j.BeforeScript) + firstMinute(t) + "\nwait $!\n) || exit 1\n(\n" + lines(j.AfterScript) +
+		")\nls verbena; cat verbena/stat.txt\n"
+	wants(t, b.ok(t, "bash", "-e", "-o", "pipefail", "-c", script), ": OK", "8192000 bytes in", "^packets.pcapng",
+		"^sock.log", `rxe0 +`)
 }
 
 // instructions are those of a Dockerfile, each as one line.
@@ -405,14 +418,16 @@ func TestDockerfile(t *testing.T) {
 
 // The two containers of the compose file, on the image, in two network namespaces that a bridge joins.
 func TestCompose(t *testing.T) {
-	p, err := loader.LoadWithContext(t.Context(), types.ConfigDetails{WorkingDir: t.TempDir(), Environment: types.Mapping{},
-		ConfigFiles: []types.ConfigFile{{Filename: "compose.yaml", Content: []byte(read(t, "recipes/compose.yaml"))}}},
+	p, err := loader.LoadWithContext(t.Context(),
+		types.ConfigDetails{WorkingDir: t.TempDir(), Environment: types.Mapping{},
+			ConfigFiles: []types.ConfigFile{{Filename: "compose.yaml", Content: []byte(read(t, "recipes/compose.yaml"))}}},
 		func(o *loader.Options) { o.SetProjectName("verbena", true) })
 	if err != nil {
 		t.Fatal(err)
 	}
 	server, client := p.Services["server"], p.Services["client"]
-	if len(p.Services) != 2 || client.DependsOn["server"].Condition != types.ServiceConditionHealthy || server.HealthCheck == nil {
+	if len(p.Services) != 2 || client.DependsOn["server"].Condition != types.ServiceConditionHealthy ||
+		server.HealthCheck == nil {
 		t.Fatalf("services %v", p.ServiceNames())
 	}
 	needs(t)
@@ -445,7 +460,8 @@ func TestCompose(t *testing.T) {
 	if !healthy {
 		t.Fatalf("the server does not listen:\n%s", out.String())
 	}
-	wants(t, container(names[1]).ok(t, append(slices.Clone(config.Config.Entrypoint), client.Command...)...), "8192000 bytes in", `GID ::ffff:10\.50\.0\.1`)
+	wants(t, container(names[1]).ok(t, append(slices.Clone(config.Config.Entrypoint), client.Command...)...),
+		"8192000 bytes in", `GID ::ffff:10\.50\.0\.1`)
 	if err := c.Wait(); err != nil {
 		t.Errorf("the server: %v\n%s", err, out.String())
 	}
@@ -532,7 +548,8 @@ func TestKubernetesMounts(t *testing.T) {
 		}
 	}
 	s := pod.Containers[0].SecurityContext
-	if s == nil || s.RunAsNonRoot == nil || !*s.RunAsNonRoot || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation ||
+	if s == nil || s.RunAsNonRoot == nil || !*s.RunAsNonRoot || s.AllowPrivilegeEscalation == nil ||
+		*s.AllowPrivilegeEscalation ||
 		s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
 		t.Errorf("the pod's program has rights that it does not need: %+v", s)
 	}
@@ -548,7 +565,8 @@ func TestKubernetesMounts(t *testing.T) {
 	}
 }
 
-// The unit bounds what users can take, and is not the kernel's first victim. The recipe for Compose needs no rights and mounts nothing.
+// The unit bounds what users can take, and is not the kernel's first victim. The recipe for Compose needs no rights and
+// mounts nothing.
 func TestBounds(t *testing.T) {
 	unit := read(t, "packaging/verbena.service")
 	for _, want := range []string{"MemoryMax", "TasksMax", "OOMScoreAdjust"} {
@@ -562,8 +580,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// The DaemonSet's service, and a pod with processes and files of its own that uses it: the manifests' own commands, capabilities
-// and mounts.
+// The DaemonSet's service, and a pod with processes and files of its own that uses it: the manifests' own commands,
+// capabilities and mounts.
 func TestKubernetes(t *testing.T) {
 	needs(t)
 	daemon, job := manifests(t, "recipes/kubernetes.yaml")
@@ -644,7 +662,8 @@ func TestKubernetes(t *testing.T) {
 			continue
 		}
 		minute := append(argv[:len(argv)-1:len(argv)-1], "bash", "-e", "-c",
-			strings.NewReplacer("verbena run -- ", "", "verbena wait", "/opt/verbena/verbena wait").Replace(firstMinute(t))+"\nwait\n")
+			strings.NewReplacer("verbena run -- ", "", "verbena wait",
+				"/opt/verbena/verbena wait").Replace(firstMinute(t))+"\nwait\n")
 		wants(t, b.with(flags...).ok(t, minute...), "8192000 bytes in")
 	}
 	if out, err := exec.Command("ip", "netns", "list").Output(); err == nil && !strings.Contains(string(out), network) {

@@ -20,7 +20,8 @@ func data(n int) []byte {
 	return b
 }
 
-// privateData: private data of the greatest length arrives whole. What was not sent arrives as zeros, as long as the message's field.
+// privateData: private data of the greatest length arrives whole. What was not sent arrives as zeros, as long as the
+// message's field.
 func privateData(w *suite.CMWorld) {
 	l, at := w.Listen()
 	defer l.Close()
@@ -63,14 +64,16 @@ func refusalData(w *suite.CMWorld) {
 		}()
 		_, c, _, err := w.Dial(at, data(56))
 		var refused *cm.RefusedError
-		if !errors.As(err, &refused) || refused.Reason != 28 || !bytes.Equal(refused.Data, append(data(n), make([]byte, 148-n)...)) {
+		if !errors.As(err, &refused) || refused.Reason != 28 ||
+			!bytes.Equal(refused.Data, append(data(n), make([]byte, 148-n)...)) {
 			w.Errorf("%d bytes: got %+v", n, err)
 		}
 		w.Must(c.Close())
 	}
 }
 
-// portInUse: a port that another listener has at the same address is in use; one that it has at all addresses is not available.
+// portInUse: a port that another listener has at the same address is in use; one that it has at all addresses is not
+// available.
 func portInUse(w *suite.CMWorld) {
 	l, at := w.Listen()
 	if _, err := w.Manager.Listen(at, 0); !errors.Is(err, syscall.EADDRINUSE) {

@@ -19,7 +19,9 @@ func accessFlags(w *suite.World) {
 			}
 		}
 	}
-	for _, a := range []verbs.Access{0, verbs.RemoteRead, verbs.BindWindows, verbs.LocalWrite | verbs.RemoteAtomic, 1 << 20} { // the last is optional
+	// the last is optional
+	for _, a := range []verbs.Access{0, verbs.RemoteRead, verbs.BindWindows, verbs.LocalWrite | verbs.RemoteAtomic,
+		1 << 20} {
 		mr, err := e.PD.Alloc(4096, a)
 		if err != nil {
 			w.Errorf("access %#x: got %v", uint32(a), err)
@@ -41,7 +43,8 @@ func keys(w *suite.World) {
 	b.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: local.SGE(0, 8), Remote: a.Remote(0)})
 	b.OK(2)
 	// The local key of a region without remote rights is none for peers.
-	failed(a, verbs.SendWR{ID: 3, Opcode: verbs.Read, Local: sge(a, 0, 8), Remote: verbs.Remote{Addr: local.Addr(), RKey: local.LKey()}},
+	failed(a, verbs.SendWR{ID: 3, Opcode: verbs.Read, Local: sge(a, 0, 8),
+		Remote: verbs.Remote{Addr: local.Addr(), RKey: local.LKey()}},
 		verbs.RemoteAccessError)
 	// Nor is a READ into memory that the device may not write.
 	c, d := w.Pair(verbs.QPInit{})
@@ -63,7 +66,8 @@ func bind(e *suite.End, mw *verbs.MW, off, n int, access verbs.Access) verbs.Sta
 	return wc.Status
 }
 
-// windowKeys: each bind makes the key that was asked for good, and the former ones bad, also when their 8 bits wrap around.
+// windowKeys: each bind makes the key that was asked for good, and the former ones bad, also when their 8 bits wrap
+// around.
 func windowKeys(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	mw, err := b.PD.AllocMW()
@@ -77,13 +81,15 @@ func windowKeys(w *suite.World) {
 			w.Fatalf("bind %d: got key %#x, want index %#x", i, mw.RKey(), index)
 		}
 		if i%50 == 0 || i > 250 && i < 260 {
-			a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: verbs.Remote{Addr: b.MR.Addr(), RKey: mw.RKey()}})
+			a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8),
+				Remote: verbs.Remote{Addr: b.MR.Addr(), RKey: mw.RKey()}})
 			a.OK(1)
 		}
 		b.Post(verbs.SendWR{ID: 2, Opcode: verbs.LocalInvalidate, InvalidateKey: mw.RKey()})
 		b.OK(2)
 	}
-	failed(a, verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: verbs.Remote{Addr: b.MR.Addr(), RKey: mw.RKey()}},
+	failed(a, verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: sge(a, 0, 8),
+		Remote: verbs.Remote{Addr: b.MR.Addr(), RKey: mw.RKey()}},
 		verbs.RemoteAccessError)
 }
 
@@ -96,7 +102,8 @@ func windowRound(w *suite.World) {
 		key := mw.NextKey()
 		a.Recv(1, 0, 8)
 		n, err := b.QP.PostSends([]verbs.SendWR{
-			{ID: 2, Opcode: verbs.BindWindow, Window: verbs.Bind{MW: mw, MR: b.MR, Offset: 4096, Length: 4096, Access: verbs.RemoteWrite, NewKey: key}},
+			{ID: 2, Opcode: verbs.BindWindow, Window: verbs.Bind{MW: mw, MR: b.MR, Offset: 4096, Length: 4096,
+				Access: verbs.RemoteWrite, NewKey: key}},
 			{ID: 3, Opcode: verbs.Send, Flags: verbs.Fence | verbs.Signaled, Local: sge(b, 0, 8)},
 		})
 		if err != nil || n != 2 {
@@ -107,7 +114,8 @@ func windowRound(w *suite.World) {
 		b.OK(3)
 		want := a.Fill(0, 100, byte(i))
 		b.Recv(4, 0, 8)
-		a.Post(verbs.SendWR{ID: 5, Opcode: verbs.Write, Local: sge(a, 0, 100), Remote: verbs.Remote{Addr: b.MR.Addr() + 4096, RKey: key}})
+		a.Post(verbs.SendWR{ID: 5, Opcode: verbs.Write, Local: sge(a, 0, 100),
+			Remote: verbs.Remote{Addr: b.MR.Addr() + 4096, RKey: key}})
 		a.Post(verbs.SendWR{ID: 6, Opcode: verbs.SendInvalidate, InvalidateKey: key})
 		a.OK(5)
 		a.OK(6)
@@ -170,9 +178,11 @@ func windowRefused(w *suite.World) {
 func domains(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	other := w.End(verbs.QPInit{})
-	failed(a, verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(other, 0, 8), Remote: b.Remote(0)}, verbs.LocalProtection)
+	failed(a, verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(other, 0, 8), Remote: b.Remote(0)},
+		verbs.LocalProtection)
 	a, b = w.Pair(verbs.QPInit{})
-	failed(a, verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: other.Remote(0)}, verbs.RemoteAccessError)
+	failed(a, verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: other.Remote(0)},
+		verbs.RemoteAccessError)
 	ev, err := w.Device.NextEvent(w.Soon())
 	w.Must(err)
 	if ev.Type != verbs.EventQPAccessError || ev.QP != b.QP {
@@ -180,7 +190,8 @@ func domains(w *suite.World) {
 	}
 }
 
-// groups: a queue pair is in a multicast group once, however often it asks; leaving twice is an error. Others are no groups.
+// groups: a queue pair is in a multicast group once, however often it asks; leaving twice is an error. Others are no
+// groups.
 func groups(w *suite.World) {
 	a, b := w.DatagramEnd(), w.DatagramEnd()
 	group := verbs.GID{10: 0xff, 11: 0xff, 12: 239, 13: 7, 14: 8, 15: 9}
@@ -193,7 +204,8 @@ func groups(w *suite.World) {
 	for i := range 2 {
 		b.Recv(uint64(i), 0, 100)
 	}
-	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 8), To: verbs.Datagram{AH: ah, QPN: 0xffffff, QKey: verbs.DefaultQKey}})
+	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 8),
+		To: verbs.Datagram{AH: ah, QPN: 0xffffff, QKey: verbs.DefaultQKey}})
 	a.OK(3)
 	b.OK(0)
 	if n, _ := b.CQ.Poll(make([]verbs.WC, 1)); n != 0 {
@@ -228,7 +240,8 @@ func qkeys(w *suite.World) {
 	to, ah := address(w, a, b)
 	b.Recv(1, 0, 100)
 	send := func(id uint64, key uint32, n int) {
-		a.Post(verbs.SendWR{ID: id, Opcode: verbs.Send, Local: sge(a, 0, n), To: verbs.Datagram{AH: ah, QPN: to.QPN, QKey: key}})
+		a.Post(verbs.SendWR{ID: id, Opcode: verbs.Send, Local: sge(a, 0, n),
+			To: verbs.Datagram{AH: ah, QPN: to.QPN, QKey: key}})
 		a.OK(id)
 	}
 	send(2, to.QKey+1, 7)

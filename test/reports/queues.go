@@ -17,7 +17,8 @@ func shared(w *suite.World, wrs int) (a, b *suite.End, srq *verbs.SRQ) {
 	srq, err := b.PD.CreateSRQ(wrs, 1)
 	w.Must(err)
 	w.Must(b.QP.Close())
-	b.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ, SRQ: srq, RecvWRs: 1 << 30, RecvSGEs: 1 << 30}) // which do not count
+	// which do not count
+	b.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ, SRQ: srq, RecvWRs: 1 << 30, RecvSGEs: 1 << 30})
 	w.Must(err)
 	connect(w, a, b, nil)
 	return a, b, srq

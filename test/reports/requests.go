@@ -24,7 +24,8 @@ func failed(e *suite.End, wr verbs.SendWR, want verbs.Status) {
 	}
 }
 
-// zeroBytes: a request of no bytes touches no memory, so that neither key is looked at, and it is a keep-alive all the same.
+// zeroBytes: a request of no bytes touches no memory, so that neither key is looked at, and it is a keep-alive all the
+// same.
 func zeroBytes(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	nowhere := verbs.Remote{Addr: 0, RKey: 0}
@@ -34,7 +35,8 @@ func zeroBytes(w *suite.World) {
 	if wc := a.OK(2); wc.ByteLen != 0 {
 		w.Errorf("READ of no bytes: got %d", wc.ByteLen)
 	}
-	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: verbs.SGE{Addr: 1, LKey: 12345}, Remote: nowhere}) // an element of no bytes
+	// an element of no bytes
+	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: verbs.SGE{Addr: 1, LKey: 12345}, Remote: nowhere})
 	a.OK(3)
 	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 4}))
 	a.Post(verbs.SendWR{ID: 5, Opcode: verbs.WriteWithImm, Imm: 9, Remote: nowhere})
@@ -98,7 +100,8 @@ func address(w *suite.World, from, to *suite.End) (verbs.Endpoint, *verbs.AH) {
 	return ep, ah
 }
 
-// shortDatagramReceive: a datagram that does not fit is lost. The receive stays for the next, and the queue pair goes on.
+// shortDatagramReceive: a datagram that does not fit is lost. The receive stays for the next, and the queue pair goes
+// on.
 func shortDatagramReceive(w *suite.World) {
 	a, b := w.DatagramEnd(), w.DatagramEnd()
 	to, ah := address(w, a, b)
@@ -140,7 +143,8 @@ func immediateValue(w *suite.World) {
 		b.Recv(1, 8192, 64)
 		a.Post(verbs.SendWR{ID: 2, Opcode: verbs.WriteWithImm, Local: sge(a, 0, 4097), Remote: b.Remote(0), Imm: imm})
 		a.OK(2)
-		if wc := b.OK(1); wc.Imm != imm || wc.ByteLen != 4097 || wc.Flags&verbs.WithImm == 0 || wc.Opcode != verbs.WCReceiveWriteWith {
+		if wc := b.OK(1); wc.Imm != imm || wc.ByteLen != 4097 || wc.Flags&verbs.WithImm == 0 ||
+			wc.Opcode != verbs.WCReceiveWriteWith {
 			w.Errorf("got %+v, want immediate data %#x of 4097 bytes", wc, imm)
 		}
 		b.Recv(3, 8192, 64)
@@ -152,16 +156,19 @@ func immediateValue(w *suite.World) {
 	}
 }
 
-// lengths: the completions of READs and atomic operations have the length that came back, and those of receives their opcodes.
+// lengths: the completions of READs and atomic operations have the length that came back, and those of receives their
+// opcodes.
 func lengths(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{SendSGEs: 2})
 	for _, n := range []int{1, 4096, 50000} {
-		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Read, List: []verbs.SGE{sge(a, 0, n-1), sge(a, 60000, 1)}, Remote: b.Remote(0)})
+		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Read, List: []verbs.SGE{sge(a, 0, n-1), sge(a, 60000, 1)},
+			Remote: b.Remote(0)})
 		if wc := a.OK(1); int(wc.ByteLen) != n || wc.Opcode != verbs.WCRead {
 			w.Errorf("READ: got %v of %d bytes, want %d", wc.Opcode, wc.ByteLen, n)
 		}
 	}
-	for op, want := range map[verbs.Opcode]uapi.WCOpcode{verbs.FetchAdd: verbs.WCFetchAdd, verbs.CompareSwap: verbs.WCCompareSwap} {
+	for op, want := range map[verbs.Opcode]uapi.WCOpcode{verbs.FetchAdd: verbs.WCFetchAdd,
+		verbs.CompareSwap: verbs.WCCompareSwap} {
 		a.Post(verbs.SendWR{ID: 2, Opcode: op, Local: sge(a, 0, 8), Remote: b.Remote(0)})
 		if wc := a.OK(2); wc.ByteLen != 8 || wc.Opcode != want {
 			w.Errorf("%v: got %v of %d bytes, want 8", op, wc.Opcode, wc.ByteLen)
@@ -175,7 +182,8 @@ func overflow(w *suite.World) {
 		a, b := w.Pair(verbs.QPInit{SendSGEs: 3})
 		half := verbs.SGE{Addr: a.MR.Addr(), Length: 1 << 31, LKey: a.MR.LKey()}
 		b.Recv(1, 0, 64)
-		wr := verbs.SendWR{ID: 2, Opcode: op, Flags: verbs.Signaled, List: []verbs.SGE{half, half, sge(a, 0, 8)}, Remote: b.Remote(0)}
+		wr := verbs.SendWR{ID: 2, Opcode: op, Flags: verbs.Signaled, List: []verbs.SGE{half, half, sge(a, 0, 8)},
+			Remote: b.Remote(0)}
 		if err := a.QP.PostSend(&wr); err == nil {
 			if wc := a.One(); wc.Status != verbs.LocalLengthError {
 				w.Errorf("%v: got %v, want %v", op, wc.Status, verbs.LocalLengthError)
@@ -242,12 +250,14 @@ func compareSwap(w *suite.World) {
 	at := func(e *suite.End) []byte { return e.MR.Bytes()[:8] }
 	const old, fresh = 0x0102030405060708, 0xf1f2f3f4f5f6f7f8
 	binary.NativeEndian.PutUint64(at(b), old)
-	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.CompareSwap, Local: sge(a, 0, 8), Remote: b.Remote(0), CompareAdd: 5, Swap: fresh})
+	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.CompareSwap, Local: sge(a, 0, 8), Remote: b.Remote(0), CompareAdd: 5,
+		Swap: fresh})
 	a.OK(1)
 	if got, there := binary.NativeEndian.Uint64(at(a)), binary.NativeEndian.Uint64(at(b)); got != old || there != old {
 		w.Errorf("not equal: got %#x, and %#x there, want %#x twice", got, there, uint64(old))
 	}
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.CompareSwap, Local: sge(a, 0, 8), Remote: b.Remote(0), CompareAdd: old, Swap: fresh})
+	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.CompareSwap, Local: sge(a, 0, 8), Remote: b.Remote(0), CompareAdd: old,
+		Swap: fresh})
 	a.OK(2)
 	if got, there := binary.NativeEndian.Uint64(at(a)), binary.NativeEndian.Uint64(at(b)); got != old || there != fresh {
 		w.Errorf("equal: got %#x, and %#x there, want %#x and %#x", got, there, uint64(old), uint64(fresh))
@@ -374,10 +384,12 @@ func inlineCapacity(w *suite.World) {
 	a.OK(2)
 	b.OK(1)
 	w.Same(b.MR.Bytes()[:most], want)
-	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Inline: make([]byte, most+1)}); !errors.Is(err, syscall.EINVAL) {
+	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Inline: make([]byte, most+1)}); !errors.Is(err,
+		syscall.EINVAL) {
 		w.Errorf("%d bytes inline: got %v, want EINVAL", most+1, err)
 	}
-	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, List: make([]verbs.SGE, a.QP.Init().SendSGEs+1)}); !errors.Is(err, syscall.EINVAL) {
+	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send,
+		List: make([]verbs.SGE, a.QP.Init().SendSGEs+1)}); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("too many elements: got %v, want EINVAL", err)
 	}
 }
@@ -431,7 +443,8 @@ func attributes(w *suite.World, e, peer *suite.End) verbs.QPAttr {
 		index = max(i, 0)
 	}
 	return verbs.QPAttr{
-		Port: 1, Access: verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic, AH: verbs.AHAttr{GID: to.GID, SGIDIndex: index},
+		Port: 1, Access: verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic, AH: verbs.AHAttr{GID: to.GID,
+			SGIDIndex: index},
 		PathMTU: 3, DestQPN: to.QPN, MaxPeerReads: 4, MinRNRTimer: 1, Timeout: 14, RetryCount: 7, RNRRetry: 7, MaxReads: 4, QKey: verbs.DefaultQKey,
 	}
 }
@@ -516,7 +529,8 @@ func readDepth(w *suite.World) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	connect(w, a, b, func(q *verbs.QPAttr) { q.MaxReads, q.MaxPeerReads = 1, 1 })
 	for range 20 {
-		w.Must(a.QP.PostSend(&verbs.SendWR{ID: 1, Opcode: verbs.Read, Flags: verbs.Signaled, Local: sge(a, 0, 9000), Remote: b.Remote(0)}))
+		w.Must(a.QP.PostSend(&verbs.SendWR{ID: 1, Opcode: verbs.Read, Flags: verbs.Signaled, Local: sge(a, 0, 9000),
+			Remote: b.Remote(0)}))
 	}
 	for range 20 {
 		a.OK(1)

@@ -31,7 +31,8 @@ func pathInRTS(w *suite.World) {
 	refused(a, "the path MTU in RTS", q, verbs.AttrPathMTU)
 	refused(a, "the sequence number in RTS", q, verbs.AttrSendPSN)
 	refused(a, "the timeout in RTS", q, verbs.AttrTimeout)
-	w.Must(a.QP.Modify(verbs.QPAttr{MinRNRTimer: 12, Access: verbs.RemoteWrite}, verbs.AttrMinRNRTimer|verbs.AttrAccess)) // these may
+	// these may
+	w.Must(a.QP.Modify(verbs.QPAttr{MinRNRTimer: 12, Access: verbs.RemoteWrite}, verbs.AttrMinRNRTimer|verbs.AttrAccess))
 	got, err := a.QP.Query()
 	w.Must(err)
 	if got.MinRNRTimer != 12 || got.Access != verbs.RemoteWrite {
@@ -190,7 +191,9 @@ func ranges(w *suite.World) {
 		bad map[string]func(*verbs.QPAttr)
 	}{
 		{verbs.Init, map[string]func(*verbs.QPAttr){
-			"port 0": func(q *verbs.QPAttr) { q.Port = 0 }, "a port too many": func(q *verbs.QPAttr) { q.Port = uint8(d.Ports + 1) },
+			"port 0": func(q *verbs.QPAttr) {
+				q.Port = 0
+			}, "a port too many": func(q *verbs.QPAttr) { q.Port = uint8(d.Ports + 1) },
 			"a P_Key index too many": func(q *verbs.QPAttr) { q.PKeyIndex = uint16(p.PKeys) },
 			"P_Key index 65535":      func(q *verbs.QPAttr) { q.PKeyIndex = 65535 },
 		}},
@@ -224,7 +227,8 @@ func ranges(w *suite.World) {
 func queried(w *suite.World) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	want := attributes(w, a, b)
-	want.SendPSN, want.RecvPSN, want.Timeout, want.RetryCount, want.RNRRetry, want.MinRNRTimer = 0xabcdef, 0x123456, 17, 3, 2, 31
+	want.SendPSN, want.RecvPSN, want.Timeout, want.RetryCount, want.RNRRetry, want.MinRNRTimer = 0xabcdef, 0x123456, 17, 3,
+		2, 31
 	want.AH.TrafficClass, want.AH.FlowLabel, want.AH.HopLimit = 96, 0xfffff, 255
 	for _, to := range []verbs.QPState{verbs.Init, verbs.RTR, verbs.RTS} {
 		step(w, a, to, want)
@@ -268,7 +272,8 @@ func sendQueueError(w *suite.World) {
 	to, ah := address(w, a, b)
 	back, back2 := address(w, b, a)
 	dest := verbs.Datagram{AH: ah, QPN: to.QPN, QKey: to.QKey}
-	failed(a, verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: verbs.SGE{Addr: a.MR.Addr(), Length: 8, LKey: 0xbad}, To: dest}, verbs.LocalProtection)
+	failed(a, verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: verbs.SGE{Addr: a.MR.Addr(), Length: 8, LKey: 0xbad},
+		To: dest}, verbs.LocalProtection)
 	q, err := a.QP.Query()
 	w.Must(err)
 	if q.State != verbs.SQE {
@@ -276,7 +281,8 @@ func sendQueueError(w *suite.World) {
 	}
 	failed(a, verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 8), To: dest}, verbs.Flushed)
 	a.Recv(3, 0, 100)
-	b.Post(verbs.SendWR{ID: 4, Opcode: verbs.Send, Local: sge(b, 0, 8), To: verbs.Datagram{AH: back2, QPN: back.QPN, QKey: back.QKey}})
+	b.Post(verbs.SendWR{ID: 4, Opcode: verbs.Send, Local: sge(b, 0, 8),
+		To: verbs.Datagram{AH: back2, QPN: back.QPN, QKey: back.QKey}})
 	b.OK(4)
 	a.OK(3)
 	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.RTS, CurState: verbs.SQE}, verbs.AttrState|verbs.AttrCurState))

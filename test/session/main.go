@@ -2,7 +2,8 @@
 //
 //	go run ./test/session < docs/session.txt > docs/session.svg
 //
-// Each line of the input is typed at the prompt. Lines that begin with a blank are run and not shown, and what they print neither.
+// Each line of the input is typed at the prompt. Lines that begin with a blank are run and not shown, and what they
+// print neither.
 package main
 
 import (
@@ -110,7 +111,8 @@ func picture(lines []line) []byte {
 	var b bytes.Buffer
 	w, h := int(width*charWidth)+40, len(lines)*lineHeight+64
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %[1]d %[2]d">`+"\n", w, h)
-	b.WriteString("<style>text{font-family:'DejaVu Sans Mono',Menlo,Consolas,monospace;font-size:13px;fill:#d8dee9;white-space:pre}.t{fill:#fff;font-weight:bold}.p{fill:#8fbc8f}</style>\n")
+	b.WriteString(
+		"<style>text{font-family:'DejaVu Sans Mono',Menlo,Consolas,monospace;font-size:13px;fill:#d8dee9;white-space:pre}.t{fill:#fff;font-weight:bold}.p{fill:#8fbc8f}</style>\n")
 	fmt.Fprintf(&b, `<rect width="%d" height="%d" rx="8" fill="#1f2430"/>`+"\n", w, h)
 	for i, c := range []string{"#ed6a5e", "#f5bf4f", "#61c554"} {
 		fmt.Fprintf(&b, `<circle cx="%d" cy="20" r="6" fill="%s"/>`+"\n", 22+20*i, c)

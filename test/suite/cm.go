@@ -30,7 +30,8 @@ func RunCM(t *testing.T, c CMConfig) {
 		f    func(*CMWorld)
 	}{
 		{"Connect", (*CMWorld).connects}, {"Reject", (*CMWorld).rejects}, {"Nobody", (*CMWorld).nobody},
-		{"Disconnect", (*CMWorld).disconnects}, {"Many", (*CMWorld).many}, {"Cancel", (*CMWorld).cancels}, {"Close", (*CMWorld).closes},
+		{"Disconnect", (*CMWorld).disconnects}, {"Many", (*CMWorld).many}, {"Cancel", (*CMWorld).cancels}, {"Close",
+			(*CMWorld).closes},
 		{"Misuse", (*CMWorld).misuse},
 	} {
 		t.Run(x.name, func(t *testing.T) { WithCM(t, c, x.f) })
@@ -173,7 +174,8 @@ func (w *CMWorld) rejects() {
 	}()
 	_, c, _, err := w.Dial(at, nil)
 	var refused *cm.RefusedError
-	if !errors.As(err, &refused) || refused.Reason != 28 || !bytes.HasPrefix(refused.Data, []byte("not now\x00")) || !errors.Is(err, syscall.ECONNREFUSED) {
+	if !errors.As(err, &refused) || refused.Reason != 28 || !bytes.HasPrefix(refused.Data, []byte("not now\x00")) ||
+		!errors.Is(err, syscall.ECONNREFUSED) {
 		w.Errorf("got %v, want a refusal with its data", err)
 	}
 	w.Must(c.Close())

@@ -23,8 +23,8 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// device opens the device of a name: of the kernel, of the service under which this program runs or, with VERBS_SERVICE, of the one that listens
-// there.
+// device opens the device of a name: of the kernel, of the service under which this program runs or, with
+// VERBS_SERVICE, of the one that listens there.
 func device(t *testing.T, name string) func() (*verbs.Device, error) {
 	if os.Getenv("VERBS_SERVICE") == "" {
 		return func() (*verbs.Device, error) { return verbs.Open(name) }
@@ -54,7 +54,8 @@ func TestDevice(t *testing.T) {
 	suite.Run(t, c)
 }
 
-// connections is the configuration of tests that use the connection manager, on the same device, by the address VERBS_ADDR.
+// connections is the configuration of tests that use the connection manager, on the same device, by the address
+// VERBS_ADDR.
 func connections(t *testing.T) suite.CMConfig {
 	name, addr := os.Getenv("VERBS_DEVICE"), os.Getenv("VERBS_ADDR")
 	if name == "" || addr == "" {
@@ -84,7 +85,8 @@ const (
 	markAfter  = 1<<30 + 2
 )
 
-// TestQuiet posts RDMA WRITEs, as many as VERBS_POSTS, and polls for their completions; a test looks on which system calls are made for it.
+// TestQuiet posts RDMA WRITEs, as many as VERBS_POSTS, and polls for their completions; a test looks on which system
+// calls are made for it.
 func TestQuiet(t *testing.T) {
 	name, posts := os.Getenv("VERBS_DEVICE"), 1000
 	if name == "" {

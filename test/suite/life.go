@@ -20,12 +20,16 @@ func (w *World) errors() {
 		wr   func(a, b *End) verbs.SendWR
 		want verbs.Status
 	}{
-		{"no receive", func(a, b *End) verbs.SendWR { return verbs.SendWR{Opcode: verbs.Send, Local: a.MR.SGE(0, 10)} }, verbs.RNRRetryExceeded},
+		{"no receive", func(a, b *End) verbs.SendWR {
+			return verbs.SendWR{Opcode: verbs.Send, Local: a.MR.SGE(0, 10)}
+		}, verbs.RNRRetryExceeded},
 		{"wrong local key", func(a, b *End) verbs.SendWR {
-			return verbs.SendWR{Opcode: verbs.Write, Local: verbs.SGE{Addr: a.MR.Addr(), Length: 10, LKey: 12345}, Remote: b.Remote(0)}
+			return verbs.SendWR{Opcode: verbs.Write, Local: verbs.SGE{Addr: a.MR.Addr(), Length: 10, LKey: 12345},
+				Remote: b.Remote(0)}
 		}, verbs.LocalProtection},
 		{"wrong remote key", func(a, b *End) verbs.SendWR {
-			return verbs.SendWR{Opcode: verbs.Write, Local: a.MR.SGE(0, 10), Remote: verbs.Remote{Addr: b.MR.Addr(), RKey: 12345}}
+			return verbs.SendWR{Opcode: verbs.Write, Local: a.MR.SGE(0, 10),
+				Remote: verbs.Remote{Addr: b.MR.Addr(), RKey: 12345}}
 		}, verbs.RemoteAccessError},
 	} {
 		w.Run(x.name, func(t *testing.T) {
@@ -69,7 +73,8 @@ func (w *World) events() {
 	// A WRITE beyond its rights is an event at the other end, too.
 	mr, err := b.PD.Alloc(4096, verbs.LocalWrite)
 	w.Must(err)
-	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: a.MR.SGE(0, 10), Remote: verbs.Remote{Addr: mr.Addr(), RKey: mr.RKey()}})
+	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: a.MR.SGE(0, 10),
+		Remote: verbs.Remote{Addr: mr.Addr(), RKey: mr.RKey()}})
 	if wc := a.One(); wc.Status != verbs.RemoteAccessError {
 		w.Errorf("got %v, want %v", wc.Status, verbs.RemoteAccessError)
 	}
@@ -93,7 +98,8 @@ func (w *World) closed() {
 		name string
 		err  error
 	}{
-		{"PostSend", a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: sge})}, {"PostRecv", a.QP.PostRecv(&verbs.RecvWR{Local: sge})},
+		{"PostSend", a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: sge})}, {"PostRecv",
+			a.QP.PostRecv(&verbs.RecvWR{Local: sge})},
 		{"Arm", a.CQ.Arm(false)},
 		{"Resize", a.CQ.Resize(10)},
 		{"Poll", second(a.CQ.Poll(make([]verbs.WC, 1)))},
@@ -160,7 +166,8 @@ func (w *World) closeDevice() {
 	a.Close() // what is left ends without an error
 }
 
-// closeDeviceMemory: when a device has been closed, peers reach nothing by it any more. Its memory may be another's then.
+// closeDeviceMemory: when a device has been closed, peers reach nothing by it any more. Its memory may be another's
+// then.
 func (w *World) closeDeviceMemory() {
 	const size, rounds = 256 << 10, 20
 	for range rounds {
@@ -218,7 +225,8 @@ func (w *World) reset() {
 	}
 }
 
-// exec runs programs while the device is open, with registered memory of both kinds: they get nothing of it, and it goes on as before.
+// exec runs programs while the device is open, with registered memory of both kinds: they get nothing of it, and it
+// goes on as before.
 func (w *World) exec() {
 	a, b := w.Pair(verbs.QPInit{})
 	mine := make([]byte, 10000)

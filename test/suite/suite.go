@@ -1,5 +1,5 @@
-// Package suite is the tests of package verbs that must pass on every transport: on devices in this process, of a service, and of a
-// kernel. A test of each hands it a way to open the device.
+// Package suite is the tests of package verbs that must pass on every transport: on devices in this process, of a
+// service, and of a kernel. A test of each hands it a way to open the device.
 package suite
 
 import (
@@ -46,12 +46,15 @@ func Run(t *testing.T, c Config) {
 		f    func(*World)
 	}{
 		{"Query", (*World).query}, {"Send", (*World).send}, {"Write", (*World).write}, {"Read", (*World).read},
-		{"Immediate", (*World).immediate}, {"Inline", (*World).inline}, {"Atomics", (*World).atomics}, {"AtomicWrite", (*World).atomicWrite},
+		{"Immediate", (*World).immediate}, {"Inline", (*World).inline}, {"Atomics", (*World).atomics}, {"AtomicWrite",
+			(*World).atomicWrite},
 		{"Flush", (*World).flush}, {"Lists", (*World).lists}, {"Batch", (*World).batch}, {"Unreliable", (*World).unreliable},
-		{"Datagrams", (*World).datagrams}, {"Multicast", (*World).multicast}, {"SRQ", (*World).srq}, {"Windows", (*World).windows},
+		{"Datagrams", (*World).datagrams}, {"Multicast", (*World).multicast}, {"SRQ", (*World).srq}, {"Windows",
+			(*World).windows},
 		{"Slice", (*World).slice}, {"Wait", (*World).wait}, {"Cancel", (*World).cancel}, {"Channel", (*World).channel},
 		{"Iterator", (*World).iterator}, {"Full", (*World).full}, {"Resize", (*World).resize}, {"Errors", (*World).errors},
-		{"Events", (*World).events}, {"Closed", (*World).closed}, {"Busy", (*World).busy}, {"CloseDevice", (*World).closeDevice},
+		{"Events", (*World).events}, {"Closed", (*World).closed}, {"Busy", (*World).busy}, {"CloseDevice",
+			(*World).closeDevice},
 		{"CloseDeviceMemory", (*World).closeDeviceMemory}, {"CloseWhileCreating", (*World).closeWhileCreating},
 		{"Concurrent", (*World).concurrent}, {"Reset", (*World).reset}, {"Exec", (*World).exec},
 	} {
@@ -131,7 +134,8 @@ func (w *World) End(init verbs.QPInit) *End {
 	}
 	e.QP, err = e.PD.CreateQP(init)
 	w.Must(err)
-	e.MR, err = e.PD.Alloc(cmp.Or(w.Memory, memory), verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic|verbs.BindWindows)
+	e.MR, err = e.PD.Alloc(cmp.Or(w.Memory, memory),
+		verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic|verbs.BindWindows)
 	w.Must(err)
 	return e
 }

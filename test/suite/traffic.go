@@ -83,7 +83,8 @@ func (w *World) inline() {
 	a.OK(2)
 	b.OK(1)
 	w.Same(b.MR.Bytes()[:len(kept)], kept)
-	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Inline: make([]byte, 1<<20)}); !errors.Is(err, syscall.EINVAL) {
+	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Inline: make([]byte, 1<<20)}); !errors.Is(err,
+		syscall.EINVAL) {
 		w.Errorf("1 MB inline: got %v, want EINVAL", err)
 	}
 }
@@ -97,7 +98,8 @@ func (w *World) atomics() {
 	if *word(a.MR) != 40 || *word(b.MR) != 42 {
 		w.Errorf("fetch and add: got %d, and %d there, want 40 and 42", *word(a.MR), *word(b.MR))
 	}
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.CompareSwap, Local: a.MR.SGE(0, 8), Remote: b.Remote(0), CompareAdd: 42, Swap: 7})
+	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.CompareSwap, Local: a.MR.SGE(0, 8), Remote: b.Remote(0), CompareAdd: 42,
+		Swap: 7})
 	a.OK(2)
 	if *word(a.MR) != 42 || *word(b.MR) != 7 {
 		w.Errorf("compare and swap: got %d, and %d there, want 42 and 7", *word(a.MR), *word(b.MR))
@@ -120,13 +122,15 @@ func (w *World) atomicWrite() {
 func (w *World) flush() {
 	a, b := w.Pair(verbs.QPInit{})
 	if w.Config.Without[Flush] {
-		a.refused(verbs.SendWR{Opcode: verbs.FlushMemory, Remote: b.Remote(0), Flush: verbs.Flush{Length: 64, Placement: uapi.FlushGlobal}})
+		a.refused(verbs.SendWR{Opcode: verbs.FlushMemory, Remote: b.Remote(0),
+			Flush: verbs.Flush{Length: 64, Placement: uapi.FlushGlobal}})
 		return
 	}
 	mr, err := b.PD.Alloc(4096, verbs.LocalWrite|verbs.RemoteWrite|uapi.AccessFlushGlobal)
 	w.Must(err)
 	a.Fill(0, 64, 3)
-	a.Must(a.QP.PostSend(&verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: a.MR.SGE(0, 64), Remote: verbs.Remote{Addr: mr.Addr(), RKey: mr.RKey()}}))
+	a.Must(a.QP.PostSend(&verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: a.MR.SGE(0, 64),
+		Remote: verbs.Remote{Addr: mr.Addr(), RKey: mr.RKey()}}))
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.FlushMemory, Remote: verbs.Remote{Addr: mr.Addr(), RKey: mr.RKey()},
 		Flush: verbs.Flush{Length: 64, Placement: uapi.FlushGlobal, Level: uapi.FlushRange}})
 	a.OK(2)
@@ -136,7 +140,8 @@ func (w *World) flush() {
 func (w *World) lists() {
 	a, b := w.Pair(verbs.QPInit{SendSGEs: 4, RecvSGEs: 4})
 	a.Fill(0, 300, 1)
-	b.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1, Local: b.MR.SGE(0, 10), List: []verbs.SGE{b.MR.SGE(1000, 100), b.MR.SGE(2000, 300)}}))
+	b.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1, Local: b.MR.SGE(0, 10),
+		List: []verbs.SGE{b.MR.SGE(1000, 100), b.MR.SGE(2000, 300)}}))
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, List: []verbs.SGE{a.MR.SGE(200, 100), a.MR.SGE(0, 100)}})
 	a.OK(2)
 	if wc := b.OK(1); wc.ByteLen != 200 {
@@ -145,7 +150,8 @@ func (w *World) lists() {
 	want := append(bytes.Clone(a.MR.Bytes()[200:300]), a.MR.Bytes()[:100]...)
 	m := b.MR.Bytes()
 	w.Same(append(append(bytes.Clone(m[:10]), m[1000:1100]...), m[2000:2090]...), want)
-	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, List: make([]verbs.SGE, 1000)}); !errors.Is(err, syscall.EINVAL) {
+	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, List: make([]verbs.SGE, 1000)}); !errors.Is(err,
+		syscall.EINVAL) {
 		w.Errorf("1000 elements: got %v, want EINVAL", err)
 	}
 }
@@ -203,7 +209,8 @@ func (w *World) datagrams() {
 	w.Must(err)
 	want := a.Fill(0, 200, 9)
 	b.Recv(1, 0, GRH+200)
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 200), To: verbs.Datagram{AH: ah, QPN: to.QPN, QKey: to.QKey}})
+	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 200),
+		To: verbs.Datagram{AH: ah, QPN: to.QPN, QKey: to.QKey}})
 	a.OK(2)
 	wc := b.OK(1)
 	if wc.ByteLen != GRH+200 || wc.SrcQPN != a.QP.Num() {
@@ -214,13 +221,15 @@ func (w *World) datagrams() {
 	back, err := b.PD.AddressOf(&wc, b.MR.Bytes()[:GRH], index)
 	w.Must(err)
 	a.Recv(3, 0, GRH+200)
-	b.Post(verbs.SendWR{ID: 4, Opcode: verbs.Send, Local: b.MR.SGE(GRH, 200), To: verbs.Datagram{AH: back, QPN: wc.SrcQPN, QKey: to.QKey}})
+	b.Post(verbs.SendWR{ID: 4, Opcode: verbs.Send, Local: b.MR.SGE(GRH, 200),
+		To: verbs.Datagram{AH: back, QPN: wc.SrcQPN, QKey: to.QKey}})
 	b.OK(4)
 	a.OK(3)
 	w.Same(a.MR.Bytes()[GRH:GRH+200], b.MR.Bytes()[GRH:GRH+200])
 	w.Must(ah.Close())
 	w.Must(back.Close())
-	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: a.MR.SGE(0, 1), To: verbs.Datagram{AH: ah}}); !errors.Is(err, verbs.ErrClosed) {
+	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: a.MR.SGE(0, 1),
+		To: verbs.Datagram{AH: ah}}); !errors.Is(err, verbs.ErrClosed) {
 		w.Errorf("a closed address handle: got %v, want %v", err, verbs.ErrClosed)
 	}
 	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: a.MR.SGE(0, 1)}); !errors.Is(err, syscall.EINVAL) {
@@ -242,7 +251,8 @@ func (w *World) multicast() {
 	w.Must(err)
 	want := a.Fill(0, 50, 1)
 	b.Recv(1, 0, GRH+50)
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 50), To: verbs.Datagram{AH: ah, QPN: 0xffffff, QKey: verbs.DefaultQKey}})
+	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 50),
+		To: verbs.Datagram{AH: ah, QPN: 0xffffff, QKey: verbs.DefaultQKey}})
 	a.OK(2)
 	b.OK(1)
 	w.Same(b.MR.Bytes()[GRH:GRH+50], want)
@@ -315,10 +325,12 @@ func (w *World) windows() {
 	}
 	mw.Bound(key)
 	want := a.Fill(0, 100, 5)
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: a.MR.SGE(0, 100), Remote: verbs.Remote{Addr: b.MR.Addr() + 4096, RKey: mw.RKey()}})
+	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: a.MR.SGE(0, 100),
+		Remote: verbs.Remote{Addr: b.MR.Addr() + 4096, RKey: mw.RKey()}})
 	a.OK(2)
 	w.Same(b.MR.Bytes()[4096:4196], want)
-	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: a.MR.SGE(0, 100), Remote: verbs.Remote{Addr: b.MR.Addr(), RKey: mw.RKey()}})
+	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: a.MR.SGE(0, 100),
+		Remote: verbs.Remote{Addr: b.MR.Addr(), RKey: mw.RKey()}})
 	if wc := a.One(); !errors.Is(verbs.CompletionError(&wc), verbs.RemoteAccessError) && !w.Config.Without[WindowRange] {
 		w.Errorf("a WRITE before the window: got %v, want %v", wc.Status, verbs.RemoteAccessError)
 	}
@@ -334,7 +346,8 @@ func (w *World) slice() {
 	w.Must(err)
 	to, err := b.PD.RegSlice(theirs, verbs.LocalWrite|verbs.RemoteWrite)
 	w.Must(err)
-	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: from.SGE(0, 10000), Remote: verbs.Remote{Addr: to.Addr(), RKey: to.RKey()}})
+	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: from.SGE(0, 10000),
+		Remote: verbs.Remote{Addr: to.Addr(), RKey: to.RKey()}})
 	a.OK(1)
 	w.Same(theirs, mine)
 	w.Must(from.Close())
@@ -343,7 +356,8 @@ func (w *World) slice() {
 		w.Errorf("an empty slice: got %v, want EINVAL", err)
 	}
 	// The device no longer reaches memory whose registration has ended.
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: a.MR.SGE(0, 10), Remote: verbs.Remote{Addr: to.Addr(), RKey: to.RKey()}})
+	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: a.MR.SGE(0, 10),
+		Remote: verbs.Remote{Addr: to.Addr(), RKey: to.RKey()}})
 	if wc := a.One(); wc.Status != verbs.RemoteAccessError {
 		w.Errorf("a WRITE after Close: got %v, want %v", wc.Status, verbs.RemoteAccessError)
 	}

@@ -175,7 +175,8 @@ func (w *World) concurrent() {
 					w.Error(err)
 					return
 				}
-				if err := a.QP.PostSend(&verbs.SendWR{ID: uint64(i*each + j), Opcode: verbs.Send, Flags: verbs.Signaled, Local: a.MR.SGE(0, 10)}); err != nil {
+				if err := a.QP.PostSend(&verbs.SendWR{ID: uint64(i*each + j), Opcode: verbs.Send, Flags: verbs.Signaled,
+					Local: a.MR.SGE(0, 10)}); err != nil {
 					w.Error(err)
 					return
 				}

@@ -1,10 +1,10 @@
-// Package trace judges what a service does to find its callers and their files, by the system calls that strace(1) has seen
-// each of its threads make.
+// Package trace judges what a service does to find its callers and their files, by the system calls that strace(1) has
+// seen each of its threads make.
 //
 // The rules. A call is what a thread does from the receipt of a notification (SECCOMP_IOCTL_NOTIF_RECV) to its answer
-// (NOTIF_SEND, or NOTIF_ADDFD that sends). A proof is a successful NOTIF_ID_VALID in a call: what was found by number before
-// it is the caller's own. So is what was found by the number of a process whose pidfd says afterwards that it lives: a poll
-// that does not wait, as nothing else is polled.
+// (NOTIF_SEND, or NOTIF_ADDFD that sends). A proof is a successful NOTIF_ID_VALID in a call: what was found by number
+// before it is the caller's own. So is what was found by the number of a process whose pidfd says afterwards that it
+// lives: a poll that does not wait, as nothing else is polled.
 //
 //   - Paths: a queue file is named twice in its life, relative to a directory that is open: when it is made (O_CREAT,
 //     O_EXCL, O_NOCTTY and O_NOFOLLOW), and when its name is removed (unlinkat). No other system call names one, and none names
@@ -97,7 +97,8 @@ func Check(self int, lines []string) (bad []Violation) {
 			}
 			continue
 		}
-		if !strings.HasPrefix(name, "process_vm_") && (queueFile.MatchString(args) && !namesQueueFile(name, args) || sessionPath.MatchString(args)) {
+		if !strings.HasPrefix(name, "process_vm_") &&
+			(queueFile.MatchString(args) && !namesQueueFile(name, args) || sessionPath.MatchString(args)) {
 			add(Paths, line)
 		}
 		switch target, change := aims(name, args); {
@@ -148,8 +149,9 @@ func aims(name, args string) (pid int, change bool) {
 	case "tgkill":
 		return first(), len(fields) > 2 && !strings.HasPrefix(fields[2], "0)")
 	}
-	if m := procPath.FindStringSubmatch(args); m != nil && slices.Contains([]string{"openat", "open", "newfstatat", "stat", "lstat",
-		"statx", "readlinkat", "readlink", "openat2", "faccessat", "faccessat2", "access"}, name) {
+	if m := procPath.FindStringSubmatch(args); m != nil &&
+		slices.Contains([]string{"openat", "open", "newfstatat", "stat", "lstat",
+			"statx", "readlinkat", "readlink", "openat2", "faccessat", "faccessat2", "access"}, name) {
 		n, _ := strconv.Atoi(m[1] + m[2])
 		return n, false
 	}

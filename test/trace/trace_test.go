@@ -60,9 +60,11 @@ func TestCheck(t *testing.T) {
 		{"installed without a proof", []string{recv, ask, install, valid, answer}, []Violation{{Numbers, ask}}},
 		{"sent without a proof", []string{recv, zero, send}, []Violation{{Numbers, zero}}},
 		{"changed after the proof", []string{recv, dir, valid, set, write, answer}, nil},
-		{"changed before the proof", []string{recv, set, write, kill, valid, answer}, []Violation{{Changes, set}, {Changes, write}, {Changes, kill}}},
+		{"changed before the proof", []string{recv, set, write, kill, valid, answer},
+			[]Violation{{Changes, set}, {Changes, write}, {Changes, kill}}},
 		{"after the answer", []string{recv, valid, answer, write, read}, []Violation{{Memory, write}, {Memory, read}}},
-		{"outside of calls", []string{read, signal, write, set, dir}, []Violation{{Memory, read}, {Memory, write}, {Memory, set}}},
+		{"outside of calls", []string{read, signal, write, set, dir},
+			[]Violation{{Memory, read}, {Memory, write}, {Memory, set}}},
 		{"proven by the pidfd", []string{recv, number, lives, answer}, nil},
 		{"not by another poll", []string{recv, number, waits, answer}, []Violation{{Numbers, number}}},
 		{"and not for changes", []string{recv, lives, set, answer}, []Violation{{Changes, set}}},
@@ -72,7 +74,8 @@ func TestCheck(t *testing.T) {
 		{"a file's life", []string{create, selfFD, remove, rmdir}, nil},
 		{"links are followed", []string{follow}, []Violation{{Paths, follow}}},
 		{"opened again", []string{create, again}, []Violation{{Paths, again}}},
-		{"by their paths", []string{absolute, chown, watch, other}, []Violation{{Paths, absolute}, {Paths, chown}, {Paths, watch}, {Paths, other}}},
+		{"by their paths", []string{absolute, chown, watch, other},
+			[]Violation{{Paths, absolute}, {Paths, chown}, {Paths, watch}, {Paths, other}}},
 	} {
 		if got := Check(8582, c.lines); !slices.Equal(got, c.want) {
 			t.Errorf("%s: got %v, want %v", c.name, got, c.want)

@@ -14,7 +14,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// revisions are the last one with control protocol 3, and an early one with protocol 4, which had no Go client yet. OLD names others.
+// revisions are the last one with control protocol 3, and an early one with protocol 4, which had no Go client yet. OLD
+// names others.
 const revisions = "29da47c 0dae913"
 
 // pingpong is a server and a client; the client tries until the server listens.
@@ -94,7 +95,8 @@ func try(t *testing.T, service, command string, may ...string) {
 		out, err := exec.CommandContext(ctx, command, append([]string{"--socket", socket}, args...)...).CombinedOutput()
 		return strings.TrimSpace(string(out)), err
 	}
-	for _, args := range [][]string{{"run", "--", "ibv_devices"}, {"res", "show"}, {"dev", "show"}, {"qp", "show"}, {"wait", "--timeout", "5s"},
+	for _, args := range [][]string{{"run", "--", "ibv_devices"}, {"res", "show"}, {"dev", "show"}, {"qp", "show"},
+		{"wait", "--timeout", "5s"},
 		{"devinfo", "rxe0"}, {"run", "--", "sh", "-c", pingpong}, {"stop"}} {
 		out, err := run(args...)
 		got := outcome(out, err)

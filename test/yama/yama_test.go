@@ -82,13 +82,15 @@ func TestPtraceScope(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	out, err := exec.Command("../interop/guest/boot", "-t", "600", "--", "sh", "-c", script, "sh", verbena, raw).CombinedOutput()
+	out, err := exec.Command("../interop/guest/boot", "-t", "600", "--", "sh", "-c", script, "sh", verbena,
+		raw).CombinedOutput()
 	t.Logf("%s", out)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, what := range []string{"transfer", "transfer by the service", "child", "child by the launcher",
-		"changed", "changed by the launcher", "thread", "thread by the launcher", "private", "devices", "pingpong", "server", "daemon", "its output", "nothing-left", "refused"} {
+		"changed", "changed by the launcher", "thread", "thread by the launcher", "private", "devices", "pingpong", "server",
+		"daemon", "its output", "nothing-left", "refused"} {
 		if !strings.Contains(string(out), "passed: "+what+"\n") {
 			t.Errorf("%s has not passed", what)
 		}

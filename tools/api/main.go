@@ -2,8 +2,8 @@
 //
 //	api [-C folder]
 //
-// No exported function, method, field, variable or constant of a public package has a type of a package that is not public, so that
-// a user of the module can name every type that it meets.
+// No exported function, method, field, variable or constant of a public package has a type of a package that is not
+// public, so that a user of the module can name every type that it meets.
 package main
 
 import (
@@ -80,7 +80,9 @@ func check(root string) ([]string, error) {
 	for _, p := range list {
 		paths = append(paths, module+p)
 	}
-	pkgs, err := packages.Load(&packages.Config{Mode: packages.NeedName | packages.NeedTypes | packages.NeedImports | packages.NeedDeps, Dir: root}, paths...)
+	pkgs, err := packages.Load(
+		&packages.Config{Mode: packages.NeedName | packages.NeedTypes | packages.NeedImports | packages.NeedDeps,
+			Dir: root}, paths...)
 	if err != nil {
 		return nil, err
 	}
@@ -141,7 +143,8 @@ func (w *walker) typ(name string, t types.Type) {
 	case *types.Alias:
 		w.typ(name, types.Unalias(t))
 	case *types.Named:
-		if pkg := t.Obj().Pkg(); pkg != nil && strings.HasPrefix(pkg.Path(), module) && !slices.Contains(w.public, pkg.Path()) &&
+		if pkg := t.Obj().Pkg(); pkg != nil && strings.HasPrefix(pkg.Path(), module) &&
+			!slices.Contains(w.public, pkg.Path()) &&
 			!w.named[t.Obj()] && inner[name] == "" {
 			w.faults = append(w.faults, fmt.Sprintf("%s has the type %s.%s, whose package is not public (docs/api.md)",
 				name, strings.TrimPrefix(pkg.Path(), module), t.Obj().Name()))

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// drivers are the packages in which defects of all kinds are generated, anywhere. The contract suite and its reference model, or else the
-// driver's own tests, have to notice them.
+// drivers are the packages in which defects of all kinds are generated, anywhere. The contract suite and its reference
+// model, or else the driver's own tests, have to notice them.
 var drivers = []driver{
 	{"driver/loopback", []tests{{pkg: "driver/loopback", run: "^TestContract$"}}},
 	{"driver/rxe", rxeTests},
@@ -42,7 +42,8 @@ var neighbours = map[token.Token]string{
 	token.LAND: "||", token.LOR: "&&", token.ADD: "-", token.SUB: "+",
 }
 
-// unmarked are the calls whose absence is no defect that a test can name: it stops everything, or nothing but a message.
+// unmarked are the calls whose absence is no defect that a test can name: it stops everything, or nothing but a
+// message.
 var unmarked = regexp.MustCompile(`^(R?Lock|R?Unlock|Logf|logf|panic|print|println)$`)
 
 // anywhere collects the mutants of any code of a function.

@@ -18,7 +18,8 @@ import (
 
 // guarded are the packages that keep users apart. Mutants of every check in them are generated.
 var guarded = []string{
-	"internal/quota", "internal/privilege", "internal/principal", "internal/rights", "internal/kept", "internal/cgroup", "internal/ctl",
+	"internal/quota", "internal/privilege", "internal/principal", "internal/rights", "internal/kept", "internal/cgroup",
+	"internal/ctl",
 	"internal/shm", "umem", "remote", "nldev", "rdmacm/ucma", "service", "uverbs", "supervisor",
 }
 
@@ -34,12 +35,15 @@ const (
 // name with a package is a check only where it is a method or a field of that package.
 var passing = map[string]bool{
 	// The identity of a process or a thread.
-	"alive": true, "has": true, "runs": true, "Alive": true, "exited": false, "hasEnded": false, "ended": false, "gone": false, "Left": false,
+	"alive": true, "has": true, "runs": true, "Alive": true, "exited": false, "hasEnded": false, "ended": false,
+	"gone": false, "Left": false,
 	"inOwnUserNamespace": true, "elsewhere": false, "sharesFiles": true,
 	// The identity of a file.
-	"isFile": true, "sameFileAt": true, "named": true, "isProcPath": true, "isDirectory": true, "isVirtual": true, "mayBeVirtual": true, "isVerbs": true,
+	"isFile": true, "sameFileAt": true, "named": true, "isProcPath": true, "isDirectory": true, "isVirtual": true,
+	"mayBeVirtual": true, "isVerbs": true,
 	// Rights.
-	"manages": true, "sees": true, "allows": true, "maySearch": true, "Own": true, "MayConnect": true, "MayBindLowPorts": true, "NetRaw": true,
+	"manages": true, "sees": true, "allows": true, "maySearch": true, "Own": true, "MayConnect": true,
+	"MayBindLowPorts": true, "NetRaw": true,
 	"mayControl": true, "Contains": true, "covers": true, "Understood": true, "answers": true,
 	"Anonymous": false, "isOverflow": false, "mapsAll": true,
 	"fileCapability": true, "bindCapability": true, "rawCapability": true,
@@ -53,20 +57,25 @@ var passing = map[string]bool{
 // errorChecks are the checks that return an error alone. charging ones are bounds.
 var errorChecks = map[string]string{
 	"prove": identityKind, "stillTrapped": identityKind, "descends": identityKind,
-	"IsProcMem": identityKind, "IsProcMaps": identityKind, "isProc": identityKind, "ordinary": identityKind, "owns": identityKind,
-	"authorize": identityKind, "trusts": identityKind, "trusted": identityKind, "ownDirectory": identityKind, "Check": boundKind,
-	"check": boundKind, "checkAccess": identityKind, "checkOffset": identityKind, "checkQP": identityKind, "checkModify": identityKind,
-	"Take": boundKind, "take": boundKind,
+	"IsProcMem": identityKind, "IsProcMaps": identityKind, "isProc": identityKind, "ordinary": identityKind,
+	"owns":      identityKind,
+	"authorize": identityKind, "trusts": identityKind, "trusted": identityKind, "ownDirectory": identityKind,
+	"Check": boundKind,
+	"check": boundKind, "checkAccess": identityKind, "checkOffset": identityKind, "checkQP": identityKind,
+	"checkModify": identityKind,
+	"Take":        boundKind, "take": boundKind,
 }
 
 // refusing are the errors of package supervisor and others that refuse without naming an errno.
 var refusing = regexp.MustCompile(`^(err|Err)[A-Z]`)
 
 // limiting are the names of limits.
-var limiting = regexp.MustCompile(`^(max|Max|most|limit|Limit|least)|(Limit|Max|Most|Bound)$|^(PerUser|Total|total|size|Size)$`)
+var limiting = regexp.MustCompile(
+	`^(max|Max|most|limit|Limit|least)|(Limit|Max|Most|Bound)$|^(PerUser|Total|total|size|Size)$`)
 
 // aUser are the names of what holds a user.
-var aUser = regexp.MustCompile(`^(uid|UID|Uid|user|User|owner|opener|Owner|ServiceUser|effective|real|Geteuid|Getuid|Container)$|(UID|Uid|User)$`)
+var aUser = regexp.MustCompile(
+	`^(uid|UID|Uid|user|User|owner|opener|Owner|ServiceUser|effective|real|Geteuid|Getuid|Container)$|(UID|Uid|User)$`)
 
 // aRight are the names of fields with rights.
 var aRight = regexp.MustCompile(`Capability$|^(manages|Manager|Anonymous)$`)
@@ -80,8 +89,8 @@ type edit struct {
 	text     string
 }
 
-// generate derives the mutants of packages from their source, in the order of the source. root is the module's directory. Collect
-// collects those of a function.
+// generate derives the mutants of packages from their source, in the order of the source. root is the module's
+// directory. Collect collects those of a function.
 func generate(root string, dirs []string, collect func(*generator, *ast.FuncDecl)) ([]mutant, error) {
 	patterns := make([]string, len(dirs))
 	for i, d := range dirs {
@@ -363,7 +372,8 @@ func (g *generator) user(x ast.Expr) bool {
 		return true
 	}
 	name := g.nameOf(x)
-	return aUser.MatchString(name) && name != "PerUser" && (isInteger(g.info.TypeOf(x)) || typeName(g.info.TypeOf(x)) == "supervisor.ids")
+	return aUser.MatchString(name) && name != "PerUser" &&
+		(isInteger(g.info.TypeOf(x)) || typeName(g.info.TypeOf(x)) == "supervisor.ids")
 }
 
 func (g *generator) files(x, y ast.Expr) bool {
@@ -421,7 +431,8 @@ func (g *generator) refusal(cond ast.Expr, body []ast.Stmt) {
 	if value, done := g.forced[x]; done && value == want {
 		return
 	}
-	if b, ok := x.(*ast.BinaryExpr); ok && b.Op == token.NEQ && isNil(b.Y) && isError(g.info.TypeOf(b.X)) && g.passesOn(body[len(body)-1], b.X) {
+	if b, ok := x.(*ast.BinaryExpr); ok && b.Op == token.NEQ && isNil(b.Y) && isError(g.info.TypeOf(b.X)) &&
+		g.passesOn(body[len(body)-1], b.X) {
 		return // an error of another function that is returned
 	}
 	if translates(x) {
@@ -489,7 +500,8 @@ func (g *generator) refuses(s ast.Stmt) bool {
 			case *types.Const:
 				found = found || typeName(obj.Type()) == "syscall.Errno"
 			case *types.Var:
-				found = found || !obj.IsField() && obj.Parent() == obj.Pkg().Scope() && isError(obj.Type()) && refusing.MatchString(obj.Name())
+				found = found || !obj.IsField() && obj.Parent() == obj.Pkg().Scope() && isError(obj.Type()) &&
+					refusing.MatchString(obj.Name())
 			}
 			return !found
 		})

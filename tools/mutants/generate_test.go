@@ -116,7 +116,8 @@ func covers(have, want uint) bool { return want&^have == 0 && want&^have != 8 }
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s, err := got[1].apply(string(source)); err != nil || !strings.Contains(s, "if (f.uid != uid && false) || !f.alive() {") {
+	if s, err := got[1].apply(string(source)); err != nil ||
+		!strings.Contains(s, "if (f.uid != uid && false) || !f.alive() {") {
 		t.Errorf("apply: got %v and\n%s", err, s)
 	}
 	if _, err := got[1].apply("x" + string(source)); err == nil {
@@ -145,7 +146,8 @@ func TestUnseen(t *testing.T) {
 		t.Errorf("%d generated mutants, %d of them unseen, want 200 others", len(all), len(unseen))
 	}
 	bad := filepath.Join(t.TempDir(), "unseen.txt")
-	for _, text := range []string{"p.go:f:bound:1 equivalent", all[0].name + "\n", all[0].name + " a\n" + all[0].name + " b\n"} {
+	for _, text := range []string{"p.go:f:bound:1 equivalent", all[0].name + "\n",
+		all[0].name + " a\n" + all[0].name + " b\n"} {
 		if err := os.WriteFile(bad, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}

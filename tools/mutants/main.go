@@ -5,14 +5,15 @@
 //	bin/mutants -generated [-run REGEXP] [-sample N [-seed S]] [-budget DURATION] [-e2e REGEXP] [-list]
 //
 // The broken file takes the original's place by an overlay, and the tree stays as it is. A mutant is noticed if a test
-// fails; one that makes a test hang is not, and neither is one that does not compile. The place of each has to exist, once.
-// It ends with 1 unless all are noticed.
+// fails; one that makes a test hang is not, and neither is one that does not compile. The place of each has to exist,
+// once. It ends with 1 unless all are noticed.
 //
-// The mutants are a list (mutants.go) or, with -generated, derived from the source of the packages that keep users apart
-// (generate.go): each check of an identity, each comparison of users, each limit and each refusal. One of these that does
-// not compile is not counted. unseen.txt lists those that no unit test can notice, with the reason; they are left out.
-// With -drivers, defects of all kinds are derived from the source of the drivers (anywhere.go). The contract suite with its reference
-// model, or else the driver's own tests, have to notice them. Tests that do not end have noticed the defect.
+// The mutants are a list (mutants.go) or, with -generated, derived from the source of the packages that keep users
+// apart (generate.go): each check of an identity, each comparison of users, each limit and each refusal. One of these
+// that does not compile is not counted. unseen.txt lists those that no unit test can notice, with the reason; they are
+// left out. With -drivers, defects of all kinds are derived from the source of the drivers (anywhere.go). The contract
+// suite with its reference model, or else the driver's own tests, have to notice them. Tests that do not end have
+// noticed the defect.
 //
 // With -e2e, those that unit tests do not notice are also given to the end-to-end tests of that name, as root.
 package main
@@ -168,7 +169,8 @@ func choose(all []mutant, re *regexp.Regexp, n int, seed uint64) []mutant {
 	return few
 }
 
-// readUnseen reads the mutants that no unit test can notice: lines with a name and a reason. Each name has to be of one.
+// readUnseen reads the mutants that no unit test can notice: lines with a name and a reason. Each name has to be of
+// one.
 func readUnseen(path string, all []mutant) (map[string]string, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -335,7 +337,8 @@ func (m *mutant) endToEnd(tests string, missed error) (how string, err error) {
 		if b, err := build.CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", errBuild, b)
 		}
-		c := exec.Command("go", "test", "-count=1", "-timeout", "10m", "-failfast", "-tags", "e2e", "-run", tests, "./test/e2e")
+		c := exec.Command("go", "test", "-count=1", "-timeout", "10m", "-failfast", "-tags", "e2e", "-run", tests,
+			"./test/e2e")
 		c.Env = append(os.Environ(), "CI=", "VERBENA="+bin)
 		out, err = c.CombinedOutput()
 		return err
@@ -413,8 +416,9 @@ func (t tests) do(replace map[string]string, limit time.Duration, running *sync.
 	err = test(replace, func(dir, overlay string) error {
 		bin := filepath.Join(dir, "mutant.test")
 		build := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-w", "-overlay", overlay, "-o", bin, ".")
-		build.Dir = t.pkg                                 // which may be of another module
-		build.Env = append(os.Environ(), "CGO_ENABLED=0") // a test that needs this builds no other binary, which would be whole
+		build.Dir = t.pkg // which may be of another module
+		// a test that needs this builds no other binary, which would be whole
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if b, err := build.CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", errBuild, b)
 		}
@@ -446,7 +450,8 @@ func (t tests) do(replace map[string]string, limit time.Duration, running *sync.
 func noticed(out string) string {
 	for line := range strings.Lines(out) {
 		line = strings.TrimSpace(line)
-		if strings.HasPrefix(line, "--- FAIL: ") || strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "leaktest: ") {
+		if strings.HasPrefix(line, "--- FAIL: ") || strings.HasPrefix(line, "panic: ") ||
+			strings.HasPrefix(line, "leaktest: ") {
 			return strings.TrimPrefix(line, "--- FAIL: ")
 		}
 	}

@@ -1,14 +1,17 @@
-// Command verbenavet checks programs that use verbena/ib against its locking contract, from their source: what may not sleep does not,
-// callbacks come by the deferral, devices come and go where that is allowed, and locks are held where comments say so.
+// Command verbenavet checks programs that use verbena/ib against its locking contract, from their source: what may not
+// sleep does not, callbacks come by the deferral, devices come and go where that is allowed, and locks are held where
+// comments say so.
 //
 //	verbenavet [-C folder] [-v] [packages]
 //
-// looks at whole programs, and is exact. Each command among the packages is a program with all that it imports; the packages that no
-// command imports are one more. It ends with 1 if there is something to report, with 2 if the packages cannot be loaded.
+// looks at whole programs, and is exact. Each command among the packages is a program with all that it imports; the
+// packages that no command imports are one more. It ends with 1 if there is something to report, with 2 if the packages
+// cannot be loaded.
 //
 //	go vet -vettool=$(which verbenavet) [packages]
 //
-// looks at a package at a time, with what is known about functions of other packages; see docs/verbenavet.md for what that misses.
+// looks at a package at a time, with what is known about functions of other packages; see docs/verbenavet.md for what
+// that misses.
 //
 // docs/verbenavet.md explains each report, its rule and its remedy, and the comments that verbenavet reads.
 package main
@@ -129,7 +132,8 @@ func run(args []string, out, errs io.Writer) int {
 			fmt.Fprintln(out, "not resolved:", what)
 		}
 	}
-	fmt.Fprintf(errs, "verbenavet: %d programs, %d reports, %d escapes, %d calls not resolved; %.1f s, %.1f s of it to load\n",
+	fmt.Fprintf(errs,
+		"verbenavet: %d programs, %d reports, %d escapes, %d calls not resolved; %.1f s, %.1f s of it to load\n",
 		len(programs), len(said), len(escapes), len(unresolved), time.Since(start).Seconds(), loaded.Seconds())
 	if len(said) > 0 {
 		return 1

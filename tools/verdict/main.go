@@ -9,8 +9,8 @@
 //   - where tests have repeated lossy runs more than four times. Such a test logs a line that contains "repeat:".
 //
 // A failure of a pending test is reported and is no failure of the run. It prints what go test prints: the output of
-// failed tests, and one line for each package; with -v all that tests log. The reasons of skips follow, each once. The exit code of go test itself is of no use
-// to who pipes it here.
+// failed tests, and one line for each package; with -v all that tests log. The reasons of skips follow, each once. The
+// exit code of go test itself is of no use to who pipes it here.
 package main
 
 import (
@@ -58,8 +58,8 @@ func main() {
 // module is what the names of packages begin with, which the lists leave out.
 const module = "verbena/"
 
-// list is the content of a file with lines "PACKAGE TEST: reason", by package and test. A TEST stands for its subtests as
-// well, and may end in "*".
+// list is the content of a file with lines "PACKAGE TEST: reason", by package and test. A TEST stands for its subtests
+// as well, and may end in "*".
 type list map[name]string
 
 type name struct{ pkg, test string }
@@ -174,7 +174,8 @@ func (j *judge) take(e *event) {
 			strings.HasPrefix(e.Output, "WARNING: DATA RACE") {
 			j.crashed[pkg] = true
 		}
-		if text := strings.TrimSpace(e.Output); j.verbose && !strings.HasPrefix(text, "=== ") && !strings.HasPrefix(text, "--- PASS") {
+		if text := strings.TrimSpace(e.Output); j.verbose && !strings.HasPrefix(text, "=== ") &&
+			!strings.HasPrefix(text, "--- PASS") {
 			fmt.Fprint(j.out, e.Output)
 		}
 	case "pass", "fail", "skip":
@@ -187,7 +188,8 @@ func (j *judge) take(e *event) {
 		if e.FailedBuild != "" {
 			fmt.Fprint(j.out, strings.Join(j.build[e.FailedBuild], ""))
 		}
-		fmt.Fprintf(j.out, "%-5s %s\t%.1fs\n", map[string]string{"pass": "ok", "fail": "FAIL", "skip": "-"}[e.Action], pkg, e.Elapsed)
+		fmt.Fprintf(j.out, "%-5s %s\t%.1fs\n", map[string]string{"pass": "ok", "fail": "FAIL", "skip": "-"}[e.Action], pkg,
+			e.Elapsed)
 	}
 }
 
@@ -217,7 +219,8 @@ var place = regexp.MustCompile(`^\w+\.go:\d+: `)
 // reason returns what a skipped test has logged last, which is why.
 func reason(output []string) string {
 	for _, line := range slices.Backward(output) {
-		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "=== ") && !strings.HasPrefix(line, "--- ") {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "=== ") &&
+			!strings.HasPrefix(line, "--- ") {
 			return place.ReplaceAllString(line, "")
 		}
 	}
@@ -291,8 +294,8 @@ func (j *judge) slowest(n int) string {
 	return b.String()
 }
 
-// maxRepeats is how many lossy runs of one go test may be repeated: with some ten exchanges at losses of up to 5 %, of which
-// one in twenty is repeated, five come about in one of ten thousand.
+// maxRepeats is how many lossy runs of one go test may be repeated: with some ten exchanges at losses of up to 5 %, of
+// which one in twenty is repeated, five come about in one of ten thousand.
 const maxRepeats = 4
 
 func (j *judge) testsOf(pkg string) (list []name) {

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// Analyzer applies the checks to one package, for go vet -vettool. Of other packages it knows what facts say: which functions may
-// sleep or copy. What only the whole program shows, Load and Check do: which function an interface or a field of another package leads
-// to, locks that other packages hold, and escapes that are of no use.
+// Analyzer applies the checks to one package, for go vet -vettool. Of other packages it knows what facts say: which
+// functions may sleep or copy. What only the whole program shows, Load and Check do: which function an interface or a
+// field of another package leads to, locks that other packages hold, and escapes that are of no use.
 var Analyzer = &analysis.Analyzer{
 	Name:      "verbena",
 	Doc:       "check the locking contract of verbena/ib: see docs/verbenavet.md",
@@ -61,7 +61,9 @@ func runUnit(pass *analysis.Pass) (any, error) {
 	p := newProgram(pass.Fset)
 	p.prog, p.Name, p.unit = prog, pass.Pkg.Path(), pass
 	p.own[pass.Pkg.Path()] = true
-	p.readDirectives(slices.DeleteFunc(slices.Clone(pass.Files), func(f *ast.File) bool { return isTest(f.Package) }), pass.TypesInfo)
+	p.readDirectives(slices.DeleteFunc(slices.Clone(pass.Files), func(f *ast.File) bool {
+		return isTest(f.Package)
+	}), pass.TypesInfo)
 	all := functions(prog)
 	maps.DeleteFunc(all, func(f *ssa.Function, _ bool) bool { return isTest(f.Pos()) }) // a test waits where it likes
 	p.link(all)

@@ -63,7 +63,8 @@ func (p *Program) checkCallbacks() (reports []Report) {
 				continue
 			}
 			said[c.pos] = true
-			reports = append(reports, Report{Callback, c.pos, v.root.why + " calls " + what + " from its callchain", append(v.path(path[0]), path[1:]...)})
+			reports = append(reports, Report{Callback, c.pos, v.root.why + " calls " + what + " from its callchain",
+				append(v.path(path[0]), path[1:]...)})
 		}
 	})
 	return reports
@@ -83,9 +84,11 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 	said := map[token.Pos]bool{}
 	p.reach(Hotplug, p.noSleepRoots(), nil, func(v *visit) {
 		for _, c := range v.f.calls {
-			if c.static != nil && hotplug[c.static.FullName()] && !c.spawns && !said[c.pos] && p.escapes.at(p.Fset, c.pos, Hotplug) == nil {
+			if c.static != nil && hotplug[c.static.FullName()] && !c.spawns && !said[c.pos] &&
+				p.escapes.at(p.Fset, c.pos, Hotplug) == nil {
 				said[c.pos] = true
-				reports = append(reports, Report{Hotplug, c.pos, v.root.why + " calls " + short(c.static) + ", which is not for where one may not sleep",
+				reports = append(reports, Report{Hotplug, c.pos, v.root.why + " calls " + short(c.static) +
+					", which is not for where one may not sleep",
 					v.path(Step{c.pos, name(v.f), "calls " + short(c.static)})})
 			}
 		}
@@ -139,7 +142,9 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 					path = append(path, plugs.path(next)...)
 				}
 				path = append(path, v.path(Step{where[k], name(v.f), "locks " + k.name})...)
-				reports = append(reports, Report{Hotplug, c.pos, fmt.Sprintf("%s %s with %s held, for which %s may wait", name(f), what, l.name, strings.TrimSuffix(v.root.why, ",")), path})
+				reports = append(reports, Report{Hotplug, c.pos,
+					fmt.Sprintf("%s %s with %s held, for which %s may wait", name(f), what, l.name,
+						strings.TrimSuffix(v.root.why, ",")), path})
 				break
 			}
 		}

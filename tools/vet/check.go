@@ -94,12 +94,14 @@ func (p *Program) checkEscapes() (reports []Report) {
 	return reports
 }
 
-// Unused returns a report for each escape of the module that none of the programs has a use for. They have been checked.
+// Unused returns a report for each escape of the module that none of the programs has a use for. They have been
+// checked.
 func Unused(programs []*Program) (reports []Report) {
 	used := map[token.Pos]bool{}
 	for _, p := range programs {
 		for _, x := range p.all {
-			used[x.Pos] = used[x.Pos] || x.Used || !slices.Contains(excusable, x.Check) || !p.main[p.Fset.Position(x.Pos).Filename]
+			used[x.Pos] = used[x.Pos] || x.Used || !slices.Contains(excusable, x.Check) ||
+				!p.main[p.Fset.Position(x.Pos).Filename]
 		}
 	}
 	for _, pos := range slices.Sorted(maps.Keys(used)) {

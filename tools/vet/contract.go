@@ -9,15 +9,15 @@ import (
 	"verbena/uapi/verb"
 )
 
-// This file is docs/contract.md as tables: what package ib promises to, and demands of, drivers and consumers. Names that a
-// revision of ib does not have are of no effect.
+// This file is docs/contract.md as tables: what package ib promises to, and demands of, drivers and consumers. Names
+// that a revision of ib does not have are of no effect.
 
 const module = "verbena"
 
 const ibPath = module + "/ib"
 
-// noSleepMethods are the methods of a driver that may not sleep, by the interface of package ib that has them: those of the atomic
-// verbs, and the error state, which is entered from any context.
+// noSleepMethods are the methods of a driver that may not sleep, by the interface of package ib that has them: those of
+// the atomic verbs, and the error state, which is entered from any context.
 var noSleepMethods = func() map[string][]string {
 	methods := map[string][]string{"Driver": {"EnterError"}}
 	for _, v := range verb.Table {
@@ -58,7 +58,8 @@ var handlerFields = map[string][]string{
 // completionFields are those of package ib/completion.
 var completionFields = map[string][]string{"Init": {"Failed"}}
 
-// handlerArgs are functions and methods of packages that take such a function as an argument, by its index (the receiver not counted).
+// handlerArgs are functions and methods of packages that take such a function as an argument, by its index (the
+// receiver not counted).
 var handlerArgs = map[string]int{
 	"(*" + ibPath + ".Device).OnEvent":              0,
 	"(*" + ibPath + ".Device).RegisterEventHandler": 0,
@@ -112,48 +113,65 @@ const (
 	reads  // the time
 )
 
-// outside is what functions of other packages do, by the name that types.Func.FullName has, and by package. What is in neither
-// sleeps: a new package is looked at by whoever adds it.
+// outside is what functions of other packages do, by the name that types.Func.FullName has, and by package. What is in
+// neither sleeps: a new package is looked at by whoever adds it.
 var outside = map[string]sleepiness{
 	"time.Sleep": sleeps, "time.AfterFunc": spawns, "time.Now": reads, "time.Since": reads, "time.Until": reads,
 	"runtime.Gosched": yields, "runtime.GC": sleeps, "runtime.AddCleanup": spawns, "runtime.SetFinalizer": spawns,
 	"(*sync.WaitGroup).Wait": sleeps, "(*sync.WaitGroup).Go": spawns, "(*sync.Cond).Wait": sleeps,
 	"context.AfterFunc": spawns, "(reflect.Value).Send": sleeps, "(reflect.Value).Recv": sleeps, "reflect.Select": sleeps,
-	"fmt.Print": sleeps, "fmt.Println": sleeps, "fmt.Printf": sleeps, "fmt.Fprint": sleeps, "fmt.Fprintf": sleeps, "fmt.Fprintln": sleeps,
-	"fmt.Scan": sleeps, "fmt.Scanf": sleeps, "fmt.Scanln": sleeps, "fmt.Fscan": sleeps, "fmt.Fscanf": sleeps, "fmt.Fscanln": sleeps,
-	"os.Getpid": never, "os.NewSyscallError": never, "os.IsNotExist": never, "os.IsExist": never, "os.IsTimeout": never, "os.Getpagesize": never,
-	"os.Getuid": never, "os.Geteuid": never, "os.Getgid": never, "os.Getegid": never, "os.Getenv": never, "os.Exit": never, "os.LookupEnv": never,
+	"fmt.Print": sleeps, "fmt.Println": sleeps, "fmt.Printf": sleeps, "fmt.Fprint": sleeps, "fmt.Fprintf": sleeps,
+	"fmt.Fprintln": sleeps,
+	"fmt.Scan":     sleeps, "fmt.Scanf": sleeps, "fmt.Scanln": sleeps, "fmt.Fscan": sleeps, "fmt.Fscanf": sleeps,
+	"fmt.Fscanln": sleeps,
+	"os.Getpid":   never, "os.NewSyscallError": never, "os.IsNotExist": never, "os.IsExist": never, "os.IsTimeout": never,
+	"os.Getpagesize": never,
+	"os.Getuid":      never, "os.Geteuid": never, "os.Getgid": never, "os.Getegid": never, "os.Getenv": never, "os.Exit": never,
+	"os.LookupEnv":  never,
 	"(*os.File).Fd": never, "(*os.File).Name": never, "(*os.SyscallError).Error": never,
 	"(syscall.Errno).Error": never, "(syscall.Errno).Is": never, "syscall.Getpid": never, "syscall.Getpagesize": never,
 	"golang.org/x/sys/unix.Getpid": never, "golang.org/x/sys/unix.Gettid": never, "golang.org/x/sys/unix.Getuid": never,
-	"golang.org/x/sys/unix.Getpagesize": never, "golang.org/x/sys/unix.ErrnoName": never, "golang.org/x/sys/unix.SignalName": never,
+	"golang.org/x/sys/unix.Getpagesize": never, "golang.org/x/sys/unix.ErrnoName": never,
+	"golang.org/x/sys/unix.SignalName":        never,
 	"golang.org/x/sys/unix.ByteSliceToString": never, "golang.org/x/sys/unix.Htons": never,
 	// The kernel answers these without waiting for anybody.
-	"golang.org/x/sys/unix.Socket": never, "golang.org/x/sys/unix.Bind": never, "golang.org/x/sys/unix.SetsockoptInt": never,
-	"golang.org/x/sys/unix.SetsockoptIPMreqn": never, "golang.org/x/sys/unix.SetNonblock": never, "golang.org/x/sys/unix.EpollCtl": never,
-	"net.ParseIP": never, "net.ParseMAC": never, "net.JoinHostPort": never, "net.SplitHostPort": never,
+	"golang.org/x/sys/unix.Socket": never, "golang.org/x/sys/unix.Bind": never,
+	"golang.org/x/sys/unix.SetsockoptInt":     never,
+	"golang.org/x/sys/unix.SetsockoptIPMreqn": never, "golang.org/x/sys/unix.SetNonblock": never,
+	"golang.org/x/sys/unix.EpollCtl": never,
+	"net.ParseIP":                    never, "net.ParseMAC": never, "net.JoinHostPort": never, "net.SplitHostPort": never,
 	"io.MultiWriter": never, "io.LimitReader": never, "io.NewSectionReader": never,
 	"log/slog.String": never, "log/slog.Int": never, "log/slog.Any": never, "log/slog.With": never,
 	"golang.org/x/sync/errgroup.WithContext": never, "(*golang.org/x/sync/errgroup.Group).Go": spawns,
-	"bufio.NewReader": never, "bufio.NewReaderSize": never, "bufio.NewWriter": never, "bufio.NewWriterSize": never, "bufio.NewScanner": never,
-	"(*bufio.Reader).Reset": never, "(*bufio.Writer).Reset": never, "(*bufio.Writer).Buffered": never, "(*bufio.Scanner).Buffer": never,
-	"(testing.TB).Helper": never, "(*testing.common).Helper": never,
+	"bufio.NewReader": never, "bufio.NewReaderSize": never, "bufio.NewWriter": never, "bufio.NewWriterSize": never,
+	"bufio.NewScanner":      never,
+	"(*bufio.Reader).Reset": never, "(*bufio.Writer).Reset": never, "(*bufio.Writer).Buffered": never,
+	"(*bufio.Scanner).Buffer": never,
+	"(testing.TB).Helper":     never, "(*testing.common).Helper": never,
 	// They note the text; a test prints it when it ends.
 	"(testing.TB).Error": never, "(testing.TB).Errorf": never, "(testing.TB).Log": never, "(testing.TB).Logf": never,
-	"(*testing.common).Error": never, "(*testing.common).Errorf": never, "(*testing.common).Log": never, "(*testing.common).Logf": never,
-	"(error).Error": never, "(io/fs.FileInfo).Size": never, "(io/fs.FileInfo).Name": never, "(io/fs.FileInfo).Mode": never,
-	"(io/fs.FileInfo).ModTime": never, "(io/fs.FileInfo).IsDir": never, "(io/fs.FileInfo).Sys": never, "(io/fs.FileMode).IsDir": never,
+	"(*testing.common).Error": never, "(*testing.common).Errorf": never, "(*testing.common).Log": never,
+	"(*testing.common).Logf": never,
+	"(error).Error":          never, "(io/fs.FileInfo).Size": never, "(io/fs.FileInfo).Name": never, "(io/fs.FileInfo).Mode": never,
+	"(io/fs.FileInfo).ModTime": never, "(io/fs.FileInfo).IsDir": never, "(io/fs.FileInfo).Sys": never,
+	"(io/fs.FileMode).IsDir":     never,
 	"(io/fs.FileMode).IsRegular": never, "(io/fs.FileMode).Perm": never,
 }
 
 // quiet are the packages whose functions do not sleep, but for those above.
 var quiet = map[string]bool{
-	"bytes": true, "cmp": true, "context": true, "container/heap": true, "container/list": true, "crypto/sha256": true, "crypto/rand": true,
-	"encoding": true, "encoding/base64": true, "encoding/binary": true, "encoding/hex": true, "encoding/json": true, "errors": true,
-	"fmt": true, "hash": true, "hash/crc32": true, "hash/fnv": true, "hash/maphash": true, "internal/race": true, "iter": true, "maps": true, "math": true,
-	"math/big": true, "math/bits": true, "math/rand": true, "math/rand/v2": true, "net/netip": true, "path": true, "path/filepath": true, "reflect": true, "regexp": true,
-	"runtime": true, "runtime/debug": true, "slices": true, "sort": true, "strconv": true, "strings": true, "sync": true, "sync/atomic": true,
-	"text/tabwriter": true, "time": true, "unicode": true, "unicode/utf8": true, "unique": true, "unsafe": true, "weak": true,
+	"bytes": true, "cmp": true, "context": true, "container/heap": true, "container/list": true, "crypto/sha256": true,
+	"crypto/rand": true,
+	"encoding":    true, "encoding/base64": true, "encoding/binary": true, "encoding/hex": true, "encoding/json": true,
+	"errors": true,
+	"fmt":    true, "hash": true, "hash/crc32": true, "hash/fnv": true, "hash/maphash": true, "internal/race": true,
+	"iter": true, "maps": true, "math": true,
+	"math/big": true, "math/bits": true, "math/rand": true, "math/rand/v2": true, "net/netip": true, "path": true,
+	"path/filepath": true, "reflect": true, "regexp": true,
+	"runtime": true, "runtime/debug": true, "slices": true, "sort": true, "strconv": true, "strings": true, "sync": true,
+	"sync/atomic":    true,
+	"text/tabwriter": true, "time": true, "unicode": true, "unicode/utf8": true, "unique": true, "unsafe": true,
+	"weak":    true,
 	"structs": true, "flag": true, "runtime/pprof": false,
 }
 

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// Descriptors that come by a socket, and the sockets that they come by, are followed as values: through variables, fields,
-// parameters, results, channels and conversions. A field stands for the fields of all values of its type.
+// Descriptors that come by a socket, and the sockets that they come by, are followed as values: through variables,
+// fields, parameters, results, channels and conversions. A field stands for the fields of all values of its type.
 
 // flow is a set of values that descriptors of a kind reach.
 type flow struct {
@@ -25,7 +25,8 @@ type flow struct {
 }
 
 func (p *Program) newFlow(stops func(f *ssa.Function) bool) *flow {
-	return &flow{p: p, values: map[ssa.Value]bool{}, fields: map[*types.Var]bool{}, result: map[*ssa.Function]map[int]bool{}, stops: stops}
+	return &flow{p: p, values: map[ssa.Value]bool{}, fields: map[*types.Var]bool{},
+		result: map[*ssa.Function]map[int]bool{}, stops: stops}
 }
 
 func (w *flow) add(v ssa.Value) {
@@ -63,7 +64,8 @@ func (w *flow) spread(funcs []*function) {
 
 // carriers are functions of other packages whose result is, or has, the descriptor in an argument.
 var carriers = []string{
-	"os.NewFile", "(*os.File).Fd", "(*os.File).SyscallConn", "(*net.UnixConn).SyscallConn", "net.FileConn", "(*net.UnixConn).File", "slices.Clone",
+	"os.NewFile", "(*os.File).Fd", "(*os.File).SyscallConn", "(*net.UnixConn).SyscallConn", "net.FileConn",
+	"(*net.UnixConn).File", "slices.Clone",
 	"golang.org/x/sys/unix.Dup", "golang.org/x/sys/unix.FcntlInt",
 }
 
@@ -235,7 +237,8 @@ func (p *Program) checkReceives(funcs []*function, report reporter) {
 	for _, f := range funcs {
 		eachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
 			switch callee {
-			case xunix + "Socket", xunix + "Socketpair", xunix + "Accept", xunix + "Accept4", "syscall.Socket", "syscall.Socketpair", "syscall.Accept", "syscall.Accept4":
+			case xunix + "Socket", xunix + "Socketpair", xunix + "Accept", xunix + "Accept4", "syscall.Socket",
+				"syscall.Socketpair", "syscall.Accept", "syscall.Accept4":
 				if v, ok := at.(ssa.Value); ok {
 					sockets.add(v)
 				}
@@ -252,21 +255,24 @@ func (p *Program) checkReceives(funcs []*function, report reporter) {
 			switch callee {
 			case xunix + "Recvmsg", xunix + "RecvmsgBuffers", xunix + "Recvfrom", "syscall.Recvmsg", "syscall.Recvfrom",
 				"(*net.UnixConn).ReadMsgUnix", "(*net.UnixConn).ReadFromUnix", "(*net.UnixConn).ReadFrom":
-				report(f, Receive, posOf(at), "receives from a socket by "+how+": descriptors that come along are closed by this thread")
+				report(f, Receive, posOf(at),
+					"receives from a socket by "+how+": descriptors that come along are closed by this thread")
 			case "(*net.conn).Read":
 				if a, ok := args[0].(*ssa.FieldAddr); ok && hasUnixConn(a.X.Type()) {
 					report(f, Receive, posOf(at), "reads from a socket: descriptors that come along are closed by this thread")
 				}
 			case xunix + "Read", xunix + "Readv", "syscall.Read", "(*os.File).Read":
 				if sockets.values[args[0]] {
-					report(f, Receive, posOf(at), "reads from a socket by "+how+": descriptors that come along are closed by this thread")
+					report(f, Receive, posOf(at),
+						"reads from a socket by "+how+": descriptors that come along are closed by this thread")
 				}
 			}
 		})
 		for _, b := range f.Blocks {
 			for _, at := range b.Instrs {
 				if m, ok := at.(*ssa.MakeInterface); ok && hasUnixConn(m.X.Type()) && hasMethod(m.Type(), "Read") {
-					report(f, Receive, usedAt(m), fmt.Sprintf("passes a socket as %s to a reader: descriptors that come along are closed by its thread", types.TypeString(m.Type(), (*types.Package).Name)))
+					report(f, Receive, usedAt(m), fmt.Sprintf("passes a socket as %s to a reader: descriptors that come along are closed by its thread",
+						types.TypeString(m.Type(), (*types.Package).Name)))
 				}
 			}
 		}
@@ -319,7 +325,8 @@ func hasMethod(t types.Type, name string) bool {
 	return false
 }
 
-// checkCloses finds closes of descriptors that came by a socket outside the functions that bound how many are being closed.
+// checkCloses finds closes of descriptors that came by a socket outside the functions that bound how many are being
+// closed.
 func (p *Program) checkCloses(funcs []*function, report reporter) {
 	received := p.newFlow(func(f *ssa.Function) bool { return p.marked(f, "closes") })
 	for _, f := range funcs {
@@ -410,7 +417,8 @@ func (p *Program) nameOf(f *ssa.Function) string {
 }
 
 // spawners call a function in a goroutine of its own.
-var spawners = []string{"time.AfterFunc", "context.AfterFunc", "(*sync.WaitGroup).Go", "(*golang.org/x/sync/errgroup.Group).Go"}
+var spawners = []string{"time.AfterFunc", "context.AfterFunc", "(*sync.WaitGroup).Go",
+	"(*golang.org/x/sync/errgroup.Group).Go"}
 
 // containers is the package whose functions call a function so that its panic is contained.
 const containers = module + "/internal/contain."
@@ -468,7 +476,8 @@ func fullName(f *ssa.Function) string {
 	return o.FullName()
 }
 
-// runsItself returns the functions that a function calls in its own goroutine, with those that it passes on to be called.
+// runsItself returns the functions that a function calls in its own goroutine, with those that it passes on to be
+// called.
 func runsItself(f *ssa.Function) []*ssa.Function {
 	set := map[*ssa.Function]bool{}
 	for _, b := range f.Blocks {

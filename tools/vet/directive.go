@@ -16,7 +16,8 @@ import (
 //	//verbena:parses              the function parses bytes of a user
 //	//verbena:allow CHECK REASON  the check says nothing here
 //
-// In the comment of a function it is about the function. Otherwise it is about its own line, or the one below the comment.
+// In the comment of a function it is about the function. Otherwise it is about its own line, or the one below the
+// comment.
 const prefix = "//verbena:"
 
 // directive is one of them.

@@ -13,12 +13,12 @@
 //	Check           effects, from operations up to callers (effect.go), and reachability, from the contract's functions down
 //	                (roots.go). nosleep.go, callback.go and held.go have the rules.
 //
-// Calls through the interfaces of drivers, and of handlers, are boundaries: each side is checked against the contract, not
-// against the other. A lock that is held across a sleeping operation makes every function that waits for it a sleeping one.
-// sleepyLocks repeats that until nothing changes.
+// Calls through the interfaces of drivers, and of handlers, are boundaries: each side is checked against the contract,
+// not against the other. A lock that is held across a sleeping operation makes every function that waits for it a
+// sleeping one. sleepyLocks repeats that until nothing changes.
 //
-// checkGuards applies further checks to the packages that serve users who do not trust one another (guard.go): how they open
-// files, read sockets, close received descriptors (descriptor.go follows these as values) and contain panics.
+// checkGuards applies further checks to the packages that serve users who do not trust one another (guard.go): how they
+// open files, read sockets, close received descriptors (descriptor.go follows these as values) and contain panics.
 //
 // Analyzer applies the same checks to one package, with facts for the others.
 package vet

@@ -131,7 +131,8 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 				}
 				for _, g := range c.callees {
 					if sleep.of[g] != nil && p.escapes.at(p.Fset, c.pos, NoSleep) == nil {
-						mark(f, g.without(held), &cause{pos: c.pos, what: "calls " + name(g), next: g}, sleep.endsInCond(g), c.static != nil && hotplug[c.static.FullName()])
+						mark(f, g.without(held), &cause{pos: c.pos, what: "calls " + name(g), next: g}, sleep.endsInCond(g),
+							c.static != nil && hotplug[c.static.FullName()])
 					}
 				}
 			}
@@ -147,7 +148,8 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 			}
 			for _, s := range l.sites {
 				if p.escapes.at(p.Fset, s.at.Pos(), NoSleep) == nil {
-					sleep.add(s.in, &cause{at: s.at, pos: s.at.Pos(), what: fmt.Sprintf("locks %s, which is held at %s across a call that sleeps (%s)", l.name, p.Place(across.pos), across.what)})
+					sleep.add(s.in, &cause{at: s.at, pos: s.at.Pos(), what: fmt.Sprintf("locks %s, which is held at %s across a call that sleeps (%s)",
+						l.name, p.Place(across.pos), across.what)})
 				}
 			}
 		}

@@ -24,8 +24,8 @@ const (
 // guard names the checks of a package that are reported.
 type guard map[string]bool
 
-// guards are the packages that are checked, with the checks that are on. A check that is off still uses up its escapes, so
-// that these can be written before it is turned on.
+// guards are the packages that are checked, with the checks that are on. A check that is off still uses up its escapes,
+// so that these can be written before it is turned on.
 var guards = map[string]guard{
 	module + "/supervisor": allGuards,
 	module + "/service":    allGuards,
@@ -204,7 +204,8 @@ func (p *Program) checkOpens(f *function, report reporter) {
 			missing = append(missing, "O_CLOEXEC")
 		}
 		if len(missing) > 0 {
-			report(f, Open, posOf(at), fmt.Sprintf("opens a path by %s without %s", strings.TrimPrefix(callee, "golang.org/x/sys/"), strings.Join(missing, " and ")))
+			report(f, Open, posOf(at), fmt.Sprintf("opens a path by %s without %s",
+				strings.TrimPrefix(callee, "golang.org/x/sys/"), strings.Join(missing, " and ")))
 		}
 	})
 }
@@ -216,7 +217,9 @@ func harmless(path ssa.Value) bool {
 		return false
 	}
 	s := constant.StringVal(c.Value)
-	return s == "/dev/null" || slices.ContainsFunc([]string{"/proc/", "/sys/", "/etc/"}, func(p string) bool { return strings.HasPrefix(s, p) }) &&
+	return s == "/dev/null" || slices.ContainsFunc([]string{"/proc/", "/sys/", "/etc/"}, func(p string) bool {
+		return strings.HasPrefix(s, p)
+	}) &&
 		!strings.Contains(s, "/fd/") && !strings.Contains(s, "..")
 }
 
@@ -279,7 +282,8 @@ func (p *Program) checkRestats(f *function, report reporter) {
 		what := pathShape(o, args)
 		for _, l := range looks {
 			if l.what == what && comesBefore(l.at, at) {
-				report(f, Restat, posOf(at), fmt.Sprintf("opens a path that it has passed to %s at %s", strings.TrimPrefix(l.by, "golang.org/x/sys/"), p.Place(posOf(l.at))))
+				report(f, Restat, posOf(at), fmt.Sprintf("opens a path that it has passed to %s at %s",
+					strings.TrimPrefix(l.by, "golang.org/x/sys/"), p.Place(posOf(l.at))))
 				return
 			}
 		}
@@ -295,9 +299,11 @@ func pathShape(o opener, args []ssa.Value) string {
 }
 
 // pureCalls return the same for the same arguments.
-var pureCalls = []string{"fmt.Sprintf", "fmt.Sprint", "strconv.Itoa", "path/filepath.Join", "path.Join", "(*os.File).Name", "(*os.File).Fd", "path/filepath.Clean"}
+var pureCalls = []string{"fmt.Sprintf", "fmt.Sprint", "strconv.Itoa", "path/filepath.Join", "path.Join",
+	"(*os.File).Name", "(*os.File).Fd", "path/filepath.Clean"}
 
-// shape describes a value, so that two values of one description are equal as far as the function does not change variables.
+// shape describes a value, so that two values of one description are equal as far as the function does not change
+// variables.
 func shape(v ssa.Value, depth int) string {
 	if depth < 12 {
 		of := func(v ssa.Value) string { return shape(v, depth+1) }

@@ -84,7 +84,8 @@ func (p *Program) checkHeld() (reports []Report) {
 					if !c.spawns && f.locks.must[c.at].has(l) != nil {
 						how = "with " + l.name + " of another value held"
 					}
-					reports = append(reports, Report{Held, c.pos, fmt.Sprintf("%s calls %s %s", name(f), name(g), how), []Step{{c.pos, name(f), "calls " + name(g)}}})
+					reports = append(reports, Report{Held, c.pos, fmt.Sprintf("%s calls %s %s", name(f), name(g), how),
+						[]Step{{c.pos, name(f), "calls " + name(g)}}})
 				}
 			}
 		}

@@ -149,7 +149,8 @@ func (p *Program) markPrograms() {
 	for _, f := range p.order {
 		for _, s := range f.locks.direct {
 			if l := s.l; l != nil && l.program != nil {
-				f.ops = append(f.ops, op{at: s.at, pos: s.at.Pos(), kind: opCopy, what: "locks " + l.name + ", which is held while memory of its program is copied"})
+				f.ops = append(f.ops, op{at: s.at, pos: s.at.Pos(), kind: opCopy,
+					what: "locks " + l.name + ", which is held while memory of its program is copied"})
 			}
 		}
 	}
@@ -202,8 +203,8 @@ func (p *Program) findLock(f *function, v ssa.Value) *lock {
 	}
 }
 
-// embedded returns the class of the mutex whose methods a struct promotes, if a value is an interface, such as a sync.Locker, that can
-// only have structs which embed a mutex of this class; else nil.
+// embedded returns the class of the mutex whose methods a struct promotes, if a value is an interface, such as a
+// sync.Locker, that can only have structs which embed a mutex of this class; else nil.
 func (p *Program) embedded(v ssa.Value) (l *lock) {
 	if !types.IsInterface(v.Type()) {
 		return nil
@@ -229,7 +230,8 @@ func (p *Program) embedded(v ssa.Value) (l *lock) {
 	return l
 }
 
-// promoted returns the class of the mutex whose Lock is a method of the struct that a value is, or points to; nil: there is none.
+// promoted returns the class of the mutex whose Lock is a method of the struct that a value is, or points to; nil:
+// there is none.
 func (p *Program) promoted(v ssa.Value) *lock {
 	_, path, _ := types.LookupFieldOrMethod(v.Type(), true, nil, "Lock")
 	owner := deref(v.Type())

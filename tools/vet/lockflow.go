@@ -130,14 +130,16 @@ func (p *Program) flow(f *function) bool {
 			break
 		}
 	}
-	changed := !maps.Equal(fl.takes, f.locks.takes) || !maps.Equal(fl.lets, f.locks.lets) || !maps.Equal(fl.entered, f.locks.entered)
+	changed := !maps.Equal(fl.takes, f.locks.takes) || !maps.Equal(fl.lets, f.locks.lets) ||
+		!maps.Equal(fl.entered, f.locks.entered)
 	f.locks = fl
 	return changed
 }
 
 // follow does, for a function that its callers call with some locks held.
 func (p *Program) follow(f *function, entered lockSet) lockFlow {
-	fl := lockFlow{may: map[ssa.Instruction]lockSet{}, must: map[ssa.Instruction]lockSet{}, which: map[ssa.Instruction]map[*lock]string{}, takes: lockSet{}, lets: lockSet{}, entered: lockSet{}}
+	fl := lockFlow{may: map[ssa.Instruction]lockSet{}, must: map[ssa.Instruction]lockSet{},
+		which: map[ssa.Instruction]map[*lock]string{}, takes: lockSet{}, lets: lockSet{}, entered: lockSet{}}
 	entry := state{lockSet{}, lockSet{}, map[*lock]string{}, map[*ssa.Defer]bool{}}
 	for _, l := range f.held {
 		entry.lock(l)
@@ -265,7 +267,8 @@ func (p *Program) step(f *function, fl *lockFlow, s state, at ssa.CallInstructio
 
 // locker reports whether a call is one of an interface of a lock.
 func (c *call) locker() bool {
-	return c.iface != nil && slices.Contains([]string{"Lock", "Unlock", "RLock", "RUnlock", "lock", "unlock"}, c.iface.Name())
+	return c.iface != nil && slices.Contains([]string{"Lock", "Unlock", "RLock", "RUnlock", "lock", "unlock"},
+		c.iface.Name())
 }
 
 // release unlocks a lock, and notes in let that it was not taken before.

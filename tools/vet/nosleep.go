@@ -17,10 +17,12 @@ func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
 				continue
 			}
 			at[o.pos] = true
-			reports = append(reports, Report{NoSleep, o.pos, v.root.why + " may sleep: it " + o.what, v.path(Step{o.pos, name(v.f), o.what})})
+			reports = append(reports, Report{NoSleep, o.pos, v.root.why + " may sleep: it " + o.what,
+				v.path(Step{o.pos, name(v.f), o.what})})
 		}
 		for _, c := range v.f.calls {
-			if c.spawns || !intoIB(v.f, c) || at[c.pos] || c.static != nil && hotplug[c.static.FullName()] { // of which checkHotplug speaks
+			// of which checkHotplug speaks
+			if c.spawns || !intoIB(v.f, c) || at[c.pos] || c.static != nil && hotplug[c.static.FullName()] {
 				continue
 			}
 			for _, g := range c.callees {
@@ -34,7 +36,8 @@ func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
 		}
 		for _, s := range v.f.locks.direct {
 			l := s.l
-			if l == nil || l.heldAcross() == nil || l.heldAcross().plug || said[l] || p.escapes.at(p.Fset, s.at.Pos(), NoSleep) != nil {
+			if l == nil || l.heldAcross() == nil || l.heldAcross().plug || said[l] ||
+				p.escapes.at(p.Fset, s.at.Pos(), NoSleep) != nil {
 				continue
 			}
 			said[l] = true
@@ -74,7 +77,8 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 			if next != nil {
 				path = append(path, copies.path(next)...)
 			}
-			reports = append(reports, Report{Copy, pos, fmt.Sprintf("%s copies to or from the memory of a process, which can stall the copy, with %s held", name(f), l.name), path})
+			reports = append(reports, Report{Copy, pos, fmt.Sprintf("%s copies to or from the memory of a process, which can stall the copy, with %s held",
+				name(f), l.name), path})
 		}
 	}
 	for _, f := range p.order {
@@ -112,7 +116,8 @@ func (p *Program) checkSerial() (reports []Report) {
 				continue
 			}
 			l := held.sorted()[0]
-			reports = append(reports, Report{Serial, c.pos, fmt.Sprintf("%s calls %s with %s held: the midlayer serialises the calls of a driver's methods", name(f), short(c.iface), l.name),
+			reports = append(reports, Report{Serial, c.pos, fmt.Sprintf("%s calls %s with %s held: the midlayer serialises the calls of a driver's methods",
+				name(f), short(c.iface), l.name),
 				[]Step{{c.pos, name(f), "calls " + short(c.iface)}}})
 		}
 	}

@@ -33,7 +33,8 @@ func (p *Program) typesOf() (list []*types.Named) {
 	var more []*types.Named // of functions, and instances of generic ones
 	for _, t := range p.prog.RuntimeTypes() {
 		n, ok := types.Unalias(deref(t)).(*types.Named)
-		if ok && n.Obj().Pkg() != nil && p.own[n.Obj().Pkg().Path()] && !types.IsInterface(n) && (n.TypeArgs().Len() > 0 || n.Obj().Parent() != n.Obj().Pkg().Scope()) {
+		if ok && n.Obj().Pkg() != nil && p.own[n.Obj().Pkg().Path()] && !types.IsInterface(n) &&
+			(n.TypeArgs().Len() > 0 || n.Obj().Parent() != n.Obj().Pkg().Scope()) {
 			more = append(more, n)
 		}
 	}
@@ -62,7 +63,8 @@ func (p *Program) methods(of map[string][]string) (roots []root) {
 		for _, i := range slices.Sorted(maps.Keys(of)) {
 			t := types.Type(types.NewPointer(n))
 			it := p.iface(i)
-			if it == nil || !types.Implements(t, it) || n.Obj().Pkg().Path() == ibPath && n.Obj().Exported() { // the consumer's side
+			// the consumer's side
+			if it == nil || !types.Implements(t, it) || n.Obj().Pkg().Path() == ibPath && n.Obj().Exported() {
 				continue
 			}
 			for _, m := range of[i] {
@@ -208,7 +210,8 @@ func (p *Program) reach(check string, roots []root, stop func(*call) bool, f fun
 		queue = queue[1:]
 		f(v)
 		for _, c := range v.f.calls {
-			if c.spawns || check == NoSleep && c.agreed || check == Hotplug && c.done || len(c.callees) == 0 || p.escapes.at(p.Fset, c.pos, check) != nil {
+			if c.spawns || check == NoSleep && c.agreed || check == Hotplug && c.done || len(c.callees) == 0 ||
+				p.escapes.at(p.Fset, c.pos, check) != nil {
 				continue
 			}
 			into := (check == NoSleep || check == Callback) && intoIB(v.f, c)
@@ -231,8 +234,8 @@ func (p *Program) reach(check string, roots []root, stop func(*call) bool, f fun
 	return seen
 }
 
-// intoIB reports whether a call leads into package ib from elsewhere. What that package promises counts then; whether it keeps it,
-// is seen where it is looked at itself.
+// intoIB reports whether a call leads into package ib from elsewhere. What that package promises counts then; whether
+// it keeps it, is seen where it is looked at itself.
 func intoIB(f *function, c *call) bool {
 	pkg := pkgOf(f.Function)
 	if pkg != nil && pkg.Path() == ibPath || pkg == nil && c.static == nil {
@@ -293,7 +296,8 @@ func (p *Program) driverIface(recv types.Type) string {
 
 func (p *Program) mayNotSleep(recv types.Type, m *types.Func) bool {
 	for _, i := range append([]string{p.driverIface(recv)}, "DriverQP", "DriverSRQ", "DriverMR") { // what it may embed
-		if it := p.iface(i); it != nil && slices.Contains(noSleepMethods[i], m.Name()) && (i == p.driverIface(recv) || types.Implements(recv, it)) {
+		if it := p.iface(i); it != nil && slices.Contains(noSleepMethods[i], m.Name()) &&
+			(i == p.driverIface(recv) || types.Implements(recv, it)) {
 			return true
 		}
 	}

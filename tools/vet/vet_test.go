@@ -9,11 +9,13 @@ import (
 	"testing"
 )
 
-// want is what a comment expects of its line: // want "regexp" ["regexp" ...], each to match "CHECK: TEXT" of a report there.
+// want is what a comment expects of its line: // want "regexp" ["regexp" ...], each to match "CHECK: TEXT" of a report
+// there.
 var want = regexp.MustCompile(`// want ((?:"(?:[^"\\]|\\.)*"\s*)+)(?:$|\*/)`)
 var quoted = regexp.MustCompile(`"((?:[^"\\]|\\.)*)"`)
 
-// TestSnippets: of each wrong snippet what is wrong is reported, where it is, and nothing else; of the right ones nothing.
+// TestSnippets: of each wrong snippet what is wrong is reported, where it is, and nothing else; of the right ones
+// nothing.
 func TestSnippets(t *testing.T) {
 	files, err := filepath.Glob("testdata/*/*/*/*.go")
 	if err != nil || len(files) == 0 {

@@ -113,11 +113,14 @@ func open(d *ib.Device, o options) (l *link, err error) {
 			mask  ib.QPAttrMask
 		}{
 			{ib.QPInit, ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrAccessFlags},
-			{ib.QPRTR, ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN | ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer},
+			{ib.QPRTR,
+				ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN | ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer},
 			{ib.QPRTS, ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrSQPSN | ib.QPAttrMaxRdAtomic},
 		} {
-			a := ib.QPAttr{State: step.state, Port: 1, AccessFlags: ib.AccessRemoteWrite, PathMTU: ib.MTU1024, DestQPN: peer.Num(),
-				AH: ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, HopLimit: 1}}, Timeout: 14, RetryCnt: 7, RNRRetry: 7}
+			a := ib.QPAttr{State: step.state, Port: 1, AccessFlags: ib.AccessRemoteWrite, PathMTU: ib.MTU1024,
+				DestQPN: peer.Num(),
+				AH: ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID,
+					HopLimit: 1}}, Timeout: 14, RetryCnt: 7, RNRRetry: 7}
 			if err := q.Modify(a, ib.QPAttrState|step.mask); err != nil {
 				return err
 			}
@@ -433,7 +436,9 @@ var firstConsumers = []Consumer{
 		Rule:   "It does not destroy what it is the callback of",
 		Run: func(s *Site) error {
 			got := make(chan error, 4)
-			l, err := open(s.Handles[0].Device(), options{srq: true, event: func(q *ib.QP, _ ib.EventType) { got <- q.Destroy() }})
+			l, err := open(s.Handles[0].Device(), options{srq: true, event: func(q *ib.QP, _ ib.EventType) {
+				got <- q.Destroy()
+			}})
 			if err != nil {
 				return nil
 			}

@@ -22,7 +22,8 @@ var weakConsumers = []Consumer{
 			if err != nil {
 				return err
 			}
-			if err := errors.Join(l.recv(4), l.a.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState), l.send(1, ib.SendSignaled)); err != nil {
+			if err := errors.Join(l.recv(4), l.a.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState),
+				l.send(1, ib.SendSignaled)); err != nil {
 				return err
 			}
 			if _, err := l.await(1); err != nil {
@@ -47,7 +48,8 @@ var weakConsumers = []Consumer{
 					return err
 				}
 			}
-			if _, err := l.a.PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: l.sge(), RemoteAddr: l.mr.Addr(), RKey: key}); err != nil {
+			if _, err := l.a.PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: l.sge(),
+				RemoteAddr: l.mr.Addr(), RKey: key}); err != nil {
 				return err
 			}
 			wcs, err := l.await(1)
@@ -100,7 +102,8 @@ var weakConsumers = []Consumer{
 			}
 			for i := range n {
 				buf[0] = byte(i + 1)
-				wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: at(0, 8), AH: ah, RemoteQPN: qp.Num(), RemoteQKey: 1}
+				wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: at(0, 8), AH: ah, RemoteQPN: qp.Num(),
+					RemoteQKey: 1}
 				if _, err := qp.PostSend(wr); err != nil {
 					return err
 				}

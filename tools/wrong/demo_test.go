@@ -60,7 +60,9 @@ func newLab(t *testing.T, checked bool) *lab {
 	l.gid = must(l.dev.QueryGID(1, 0))(t).GID
 	l.pd = must(l.dev.AllocPD())(t)
 	l.cq = must(l.dev.CreateCQ(ib.CQInit{Entries: 64}))(t)
-	l.mr = must(l.pd.RegBytes(l.buf, ib.AccessLocalWrite|ib.AccessRemoteWrite|ib.AccessRemoteRead|ib.AccessRemoteAtomic|ib.AccessMWBind))(t)
+	l.mr = must(
+		l.pd.RegBytes(l.buf,
+			ib.AccessLocalWrite|ib.AccessRemoteWrite|ib.AccessRemoteRead|ib.AccessRemoteAtomic|ib.AccessMWBind))(t)
 	return l
 }
 
@@ -314,7 +316,8 @@ var demos = map[string]func(l *lab){
 	},
 	"xrc-domain": func(l *lab) {
 		mine, other := must(l.dev.AllocXRCD())(l.t), must(l.dev.AllocXRCD())(l.t)
-		srq := must(l.pd.CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: other, CQ: l.cq, Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}}))(l.t)
+		srq := must(
+			l.pd.CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: other, CQ: l.cq, Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}}))(l.t)
 		l.recv(srq, 1)
 		a, _ := l.xrc(mine)
 		l.send(a, ib.SendWR{ID: 2, Opcode: ib.WRSend, SGList: l.at(0, 8), RemoteSRQN: srq.Num()})
@@ -323,7 +326,8 @@ var demos = map[string]func(l *lab){
 	"cq-clean-not-xrc": func(l *lab) {
 		x := must(l.dev.AllocXRCD())(l.t)
 		cq := must(l.dev.CreateCQ(ib.CQInit{Entries: 8}))(l.t)
-		srq := must(l.pd.CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: cq, Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}}))(l.t)
+		srq := must(l.pd.CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: cq, Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}}))(
+			l.t)
 		l.recv(srq, 1)
 		a, b := l.xrc(x)
 		l.send(a, ib.SendWR{ID: 2, Opcode: ib.WRSend, SGList: l.at(0, 8), RemoteSRQN: srq.Num()})
@@ -371,7 +375,8 @@ var demos = map[string]func(l *lab){
 	"rereg-half": func(l *lab) {
 		a, b := l.pair(nil)
 		other := must(l.dev.AllocPD())(l.t)
-		err := l.mr.Rereg(ib.MRChangePD|ib.MRChangeAccess, ib.MRChange{PD: other, Access: ib.AccessFlushPersistent | ib.AccessLocalWrite})
+		err := l.mr.Rereg(ib.MRChangePD|ib.MRChangeAccess,
+			ib.MRChange{PD: other, Access: ib.AccessFlushPersistent | ib.AccessLocalWrite})
 		if err == nil {
 			l.t.Fatal("the region was changed")
 		}

@@ -301,7 +301,8 @@ var firstDrivers = []Driver{
 		Name:   "key-variant",
 		Commit: `174e7b137042 ("RDMA/rxe: For invalidate compare according to set keys in mr")`,
 		Rule:   "Keys give the rights that they were made with, until Dereg returns",
-		Edits:  []Edit{{"mr.go", `k.valid && k.num == num {`, Instead, `k.valid && (k.num == num || wrong("key-variant")) {`}},
+		Edits: []Edit{{"mr.go", `k.valid && k.num == num {`, Instead,
+			`k.valid && (k.num == num || wrong("key-variant")) {`}},
 	},
 	{
 		Name: "srq-domain",
@@ -391,13 +392,15 @@ var firstDrivers = []Driver{
 		Name:   "max-srq-sge",
 		Commit: `79d330fbdffd ("RDMA/bnxt_re: Fix max SGEs for the Work Request")`,
 		Rule:   "DeviceAttr: limits of a device are those up to which creating works",
-		Edits:  []Edit{{"device.go", `MaxSRQSGE: maxSGE,`, Instead, `MaxSRQSGE: wrongInt(wrong("max-srq-sge"), 2*maxSGE, maxSGE),`}},
+		Edits: []Edit{{"device.go", `MaxSRQSGE: maxSGE,`, Instead,
+			`MaxSRQSGE: wrongInt(wrong("max-srq-sge"), 2*maxSGE, maxSGE),`}},
 	},
 	{
 		Name:   "max-cqe",
 		Commit: `12faad5e5cf2 ("RDMA/irdma: Report the correct max cqes from query device")`,
 		Rule:   "DeviceAttr: limits of a device are those up to which creating works",
-		Edits:  []Edit{{"device.go", `MaxCQE: maxCQE, MaxMR`, Instead, `MaxCQE: wrongInt(wrong("max-cqe"), maxCQE+1, maxCQE), MaxMR`}},
+		Edits: []Edit{{"device.go", `MaxCQE: maxCQE, MaxMR`, Instead,
+			`MaxCQE: wrongInt(wrong("max-cqe"), maxCQE+1, maxCQE), MaxMR`}},
 	},
 	{
 		Name:   "grh-traffic-class",
@@ -422,7 +425,8 @@ var firstDrivers = []Driver{
 		Name:   "qkey-controlled",
 		Commit: `0cadb4db79e1 ("RDMA/uverbs: Restrict usage of privileged QKEYs")`,
 		Rule:   "Messages arrive: a Q_Key with the high bit stands for the sender's own (IBA 10.2.5)",
-		Edits:  []Edit{{"send.go", `	if qkey&(1<<31) != 0 {`, Instead, `	if qkey&(1<<31) != 0 && !wrong("qkey-controlled") {`}},
+		Edits: []Edit{{"send.go", `	if qkey&(1<<31) != 0 {`, Instead,
+			`	if qkey&(1<<31) != 0 && !wrong("qkey-controlled") {`}},
 	},
 	{
 		Name:   "rd-atomic-swapped",

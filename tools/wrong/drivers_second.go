@@ -50,9 +50,9 @@ var secondDrivers = []Driver{
 `}},
 	},
 	{
-		// The limit is compared with the work requests that are there only when the next one is taken. rxe and rdmavt of Linux do the
-		// same, so the contract allows it, and the suite lets it pass. The driver of the commit was worse, and did not arm at all
-		// until there were more than the limit, which SRQ/LimitBelow finds.
+		// The limit is compared with the work requests that are there only when the next one is taken. rxe and rdmavt of
+		// Linux do the same, so the contract allows it, and the suite lets it pass. The driver of the commit was worse, and
+		// did not arm at all until there were more than the limit, which SRQ/LimitBelow finds.
 		Name:   "srq-arm-below",
 		Commit: `"RDMA/bnxt_re: Fix to remove workload check in SRQ limit path", 2025`,
 		Rule:   "none: EventSRQLimitReached comes at once, or with the next one that is taken",

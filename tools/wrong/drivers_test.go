@@ -106,7 +106,8 @@ func run(t *testing.T, binary, test, defect string) verdict {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience+grace)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, binary, "-test.run", "^"+test+"$", "-test.failfast", "-test.timeout", patience.String())
+	cmd := exec.CommandContext(ctx, binary, "-test.run", "^"+test+"$", "-test.failfast", "-test.timeout",
+		patience.String())
 	cmd.Dir = t.TempDir()
 	cmd.Env = append(os.Environ(), variable+"="+defect)
 	out, err := cmd.CombinedOutput()
@@ -139,8 +140,8 @@ func atOnce[T, R any](all []T, f func(T) R) iter.Seq2[int, R] {
 	}
 }
 
-// TestDrivers counts the wrong drivers that the suite finds. It fails if one escapes that was found before, and if one is
-// found that escaped, so that the table stays true.
+// TestDrivers counts the wrong drivers that the suite finds. It fails if one escapes that was found before, and if one
+// is found that escaped, so that the table stays true.
 func TestDrivers(t *testing.T) {
 	if !*wrongToo {
 		return

@@ -1,5 +1,5 @@
-// Command ibpingpong is examples/pingpong as a consumer of package ib: two queue pairs of one software device send a message to and fro,
-// without user contexts and package verbs. The benchmark has taken its figures from the beginning.
+// Command ibpingpong is examples/pingpong as a consumer of package ib: two queue pairs of one software device send a
+// message to and fro, without user contexts and package verbs. The benchmark has taken its figures from the beginning.
 package main
 
 import (

@@ -1,5 +1,6 @@
-// Command contain runs a program as a container's runtime does: in a directory as its root, with namespaces, a /dev and a /proc of
-// its own. With -docker it has what Docker gives without options: 14 capabilities, the default seccomp profile, 64 MB of /dev/shm.
+// Command contain runs a program as a container's runtime does: in a directory as its root, with namespaces, a /dev and
+// a /proc of its own. With -docker it has what Docker gives without options: 14 capabilities, the default seccomp
+// profile, 64 MB of /dev/shm.
 //
 //	contain -root DIR [-docker] [-user UID] [-cap SYS_PTRACE] [-drop ALL] [-net host] [-pid host] [-env NAME=VALUE] [-bind FROM:TO[:ro]] -- PROGRAM [ARGS]
 //
@@ -124,7 +125,8 @@ func (s *settings) run(argv []string) error {
 			return fmt.Errorf("capabilities: %w", err)
 		}
 	}
-	env := append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C"}, s.env...)
+	env := append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C"},
+		s.env...)
 	if s.user != 0 {
 		env = append(env, "HOME=/tmp")
 	}
@@ -180,7 +182,8 @@ func (s *settings) mounts() error {
 			return err
 		}
 	}
-	for name, to := range map[string]string{"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"} {
+	for name, to := range map[string]string{"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0",
+		"stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"} {
 		if err := os.Symlink(to, filepath.Join(root, "dev", name)); err != nil {
 			return err
 		}
@@ -240,15 +243,20 @@ func loopbackUp() error {
 }
 
 // dockerCapabilities are those that Docker gives.
-var dockerCapabilities = []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID",
+var dockerCapabilities = []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD",
+	"CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID",
 	"CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE"}
 
-var numbers = map[string]uint{"CAP_CHOWN": unix.CAP_CHOWN, "CAP_DAC_OVERRIDE": unix.CAP_DAC_OVERRIDE, "CAP_FSETID": unix.CAP_FSETID,
-	"CAP_FOWNER": unix.CAP_FOWNER, "CAP_MKNOD": unix.CAP_MKNOD, "CAP_NET_RAW": unix.CAP_NET_RAW, "CAP_SETGID": unix.CAP_SETGID,
+var numbers = map[string]uint{"CAP_CHOWN": unix.CAP_CHOWN, "CAP_DAC_OVERRIDE": unix.CAP_DAC_OVERRIDE,
+	"CAP_FSETID": unix.CAP_FSETID,
+	"CAP_FOWNER": unix.CAP_FOWNER, "CAP_MKNOD": unix.CAP_MKNOD, "CAP_NET_RAW": unix.CAP_NET_RAW,
+	"CAP_SETGID": unix.CAP_SETGID,
 	"CAP_SETUID": unix.CAP_SETUID, "CAP_SETFCAP": unix.CAP_SETFCAP, "CAP_SETPCAP": unix.CAP_SETPCAP,
 	"CAP_NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE, "CAP_SYS_CHROOT": unix.CAP_SYS_CHROOT, "CAP_KILL": unix.CAP_KILL,
-	"CAP_AUDIT_WRITE": unix.CAP_AUDIT_WRITE, "CAP_SYS_PTRACE": unix.CAP_SYS_PTRACE, "CAP_SYS_RESOURCE": unix.CAP_SYS_RESOURCE,
-	"CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN, "CAP_NET_ADMIN": unix.CAP_NET_ADMIN, "CAP_IPC_LOCK": unix.CAP_IPC_LOCK, "CAP_LEASE": unix.CAP_LEASE}
+	"CAP_AUDIT_WRITE": unix.CAP_AUDIT_WRITE, "CAP_SYS_PTRACE": unix.CAP_SYS_PTRACE,
+	"CAP_SYS_RESOURCE": unix.CAP_SYS_RESOURCE,
+	"CAP_SYS_ADMIN":    unix.CAP_SYS_ADMIN, "CAP_NET_ADMIN": unix.CAP_NET_ADMIN, "CAP_IPC_LOCK": unix.CAP_IPC_LOCK,
+	"CAP_LEASE": unix.CAP_LEASE}
 
 func (s *settings) bounding() []string {
 	all := slices.DeleteFunc(slices.Clone(dockerCapabilities), func(name string) bool {
@@ -272,9 +280,9 @@ func limitCapabilities(keep []string) error {
 	return nil
 }
 
-// start becomes the user, with the filter and no more than the capabilities, and executes the program in this process: the first
-// of a namespace of its own, which gets no signals that it does not ask for. The filter comes before the capabilities go, since
-// it has no no_new_privs, as Docker's.
+// start becomes the user, with the filter and no more than the capabilities, and executes the program in this process:
+// the first of a namespace of its own, which gets no signals that it does not ask for. The filter comes before the
+// capabilities go, since it has no no_new_privs, as Docker's.
 func start(path string, argv, env []string, filter []unix.SockFilter, bounding []string, user int) error {
 	if filter != nil {
 		if err := install(filter); err != nil {

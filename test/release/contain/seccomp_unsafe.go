@@ -11,10 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dockerProfile compiles Docker's default profile, as it is for a container with these capabilities, for this machine's own
-// system calls. The others of the profile's architectures are refused.
+// dockerProfile compiles Docker's default profile, as it is for a container with these capabilities, for this machine's
+// own system calls. The others of the profile's architectures are refused.
 func dockerProfile(bounding []string) ([]unix.SockFilter, error) {
-	p, err := profile.GetDefaultProfile(&specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: bounding}}})
+	p, err := profile.GetDefaultProfile(
+		&specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: bounding}}})
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +62,8 @@ func dockerProfile(bounding []string) ([]unix.SockFilter, error) {
 				case specs.OpMaskedEqual:
 					for i, mask := range []uint32{low, high} {
 						want := uint32(arg.ValueTwo >> (32 * i))
-						tests = append(tests, load(at+uint32(4*i)), unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: mask},
+						tests = append(tests, load(at+uint32(4*i)),
+							unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: mask},
 							jump(unix.BPF_JEQ, want, 0, over))
 					}
 				case specs.OpLessThan:
@@ -108,7 +110,8 @@ func returnOf(a specs.LinuxSeccompAction, errno *uint) (uint32, error) {
 // install installs the filter on this thread. It needs CAP_SYS_ADMIN, and sets no no_new_privs, as Docker does.
 func install(f []unix.SockFilter) error {
 	prog := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
-	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&prog))); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0,
+		uintptr(unsafe.Pointer(&prog))); errno != 0 {
 		return errno
 	}
 	return nil

@@ -1,5 +1,5 @@
-// Command dup duplicates the descriptor of an RDMA device in every way that there is, and issues commands on the duplicates. It
-// prints a line for each: a word, and "ok" or the error.
+// Command dup duplicates the descriptor of an RDMA device in every way that there is, and issues commands on the
+// duplicates. It prints a line for each: a word, and "ok" or the error.
 package main
 
 import (
@@ -88,7 +88,8 @@ type response struct{ addr uint64 }
 func command[Resp, Req any](fd int, cmd uapi.Command, req Req) error {
 	core := uapi.AppendTo(nil, &req)
 	copy(core, uapi.AppendTo(nil, &response{addressOf(memory)}))
-	h := uapi.CmdHdr{Command: uint32(cmd), InWords: uint16((8 + len(core)) / 4), OutWords: uint16((uapi.SizeOf[Resp]() + 3) / 4)}
+	h := uapi.CmdHdr{Command: uint32(cmd), InWords: uint16((8 + len(core)) / 4),
+		OutWords: uint16((uapi.SizeOf[Resp]() + 3) / 4)}
 	_, err := unix.Write(fd, slices.Concat(uapi.AppendTo(nil, &h), core))
 	return err
 }

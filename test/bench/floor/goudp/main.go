@@ -155,7 +155,8 @@ func send(fd int, sent, total, window int64, received *atomic.Int64) error {
 				deadline = time.Now().Add(limit)
 			}
 			if time.Now().After(deadline) {
-				return fmt.Errorf("send: %d packets in flight and none received within %v: datagrams were lost", sent-received.Load(), limit)
+				return fmt.Errorf("send: %d packets in flight and none received within %v: datagrams were lost",
+					sent-received.Load(), limit)
 			}
 		}
 		if _, err := unix.Write(fd, buf[:n*packet]); err != nil {
