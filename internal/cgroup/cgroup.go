@@ -1,4 +1,4 @@
-// Package cgroup reads the limits that control groups, of version 1 and 2, put on this process.
+// Package cgroup reads the limits of this process's control groups, of versions 1 and 2.
 package cgroup
 
 import (
@@ -11,22 +11,23 @@ import (
 	"strings"
 )
 
-// Limits are the lowest limits of the process's own groups and of all their parents that are visible; 0: no limit.
+// Limits holds the lowest limits of the process's groups and all their visible parents; 0: no limit.
 type Limits struct {
 	Memory uint64 // in bytes
 	Tasks  uint64 // processes and threads
 }
 
-// Read reads the limits. root is the root of the file system, with /proc in it. What cannot be read does not limit.
+// Read reads the current limits. root is the root of the file system, including /proc. A file that cannot be read
+// counts as no limit.
 //
-// The limits are those of the moment: an administrator can change them at any time.
+// An administrator can change the limits at any time.
 func Read(root fs.FS) (l Limits) {
 	groups := readGroups(root)
 	mounts := readMounts(root)
 	if p, ok := groups[""]; ok {
 		for dir := range dirs(mounts, "", p) {
 			lower(&l.Memory, root, dir, "memory.max")
-			lower(&l.Memory, root, dir, "memory.high") // beyond it the kernel slows every thread down
+			lower(&l.Memory, root, dir, "memory.high") // above it the kernel throttles every thread
 			lower(&l.Tasks, root, dir, "pids.max")
 		}
 	}
@@ -63,8 +64,8 @@ func readGroups(root fs.FS) map[string]string {
 
 // mount is a mount of a hierarchy.
 type mount struct {
-	controllers []string // of version 1; nil: version 2
-	root        string   // the group that is mounted
+	controllers []string // for version 1; nil: version 2
+	root        string   // the mounted group
 	point       string
 }
 
@@ -98,12 +99,12 @@ func (m *mount) shows(controller string) bool {
 	return slices.Contains(m.controllers, controller)
 }
 
-// dirs yields the directories of a group and of its parents, as far as they are visible in a mount, as paths below the
-// root of the file system.
+// dirs yields the directories of a group and of its parents that are visible in a mount, as paths below the root of the
+// file system.
 //
-// Both the path of the group and the root of a mount are relative to the root of the cgroup namespace, and begin with
-// "/.." where they are outside of it. In a container the mount can be another than the path suggests: the mount's own
-// root is taken then, as nothing better is visible.
+// The path of the group and the root of a mount are both relative to the root of the cgroup namespace. Outside of the
+// namespace they begin with "/..". In a container the mount may not match the path. In that case dirs uses the root of
+// the mount, the best visible choice.
 func dirs(mounts []mount, controller, group string) func(yield func(string) bool) {
 	var best *mount
 	var below string
@@ -135,7 +136,7 @@ func dirs(mounts []mount, controller, group string) func(yield func(string) bool
 	}
 }
 
-// within returns the path of a group below a parent, "" for the parent itself.
+// within returns the path of a group below a parent, or "" for the parent itself.
 func within(parent, group string) (rest string, ok bool) {
 	rest, ok = strings.CutPrefix(group, strings.TrimSuffix(parent, "/"))
 	switch {
@@ -144,12 +145,12 @@ func within(parent, group string) (rest string, ok bool) {
 	case rest == "/":
 		return "", true
 	case strings.HasPrefix(rest+"/", "/../"):
-		return "", false // outside of the namespace, whose root is the parent
+		return "", false // the parent is the root of the namespace, and the group is outside of it
 	}
 	return rest, true
 }
 
-// lower lowers a limit to that of a file, if it is lower.
+// lower reduces a limit to the value in a file, if that is lower.
 func lower(limit *uint64, root fs.FS, dir, file string) {
 	b, err := fs.ReadFile(root, path.Join(dir, file))
 	if err != nil {
@@ -158,7 +159,7 @@ func lower(limit *uint64, root fs.FS, dir, file string) {
 	lowerTo(limit, string(bytes.TrimSpace(b)))
 }
 
-// unlimited is beyond all limits that mean something: version 1 writes a number near 1<<63 for "max".
+// unlimited exceeds all meaningful limits. Version 1 writes a number near 1<<63 for "max".
 const unlimited = 1 << 60
 
 func lowerTo(limit *uint64, text string) {
@@ -167,7 +168,7 @@ func lowerTo(limit *uint64, text string) {
 	}
 }
 
-// lowerHierarchical takes parents into account that are not visible. Only version 1 reports them.
+// lowerHierarchical applies the limits of invisible parents, which only version 1 reports.
 func lowerHierarchical(limit *uint64, root fs.FS, dir string) {
 	b, _ := fs.ReadFile(root, path.Join(dir, "memory.stat"))
 	for line := range lines(b) {
@@ -187,7 +188,7 @@ func lines(b []byte) func(yield func(string) bool) {
 	}
 }
 
-// unescape undoes the escapes of mountinfo, such as \040 for a space.
+// unescape decodes the escapes of mountinfo, such as \040 for a space.
 func unescape(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {

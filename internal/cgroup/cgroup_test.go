@@ -6,7 +6,7 @@ import (
 	"testing/fstest"
 )
 
-// tree returns a file system of files by path.
+// tree returns a file system with the given files by path.
 func tree(files map[string]string) fstest.MapFS {
 	t := fstest.MapFS{}
 	for name, text := range files {
@@ -63,7 +63,7 @@ func TestRead(t *testing.T) {
 			"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": v2Mounts, "sys/fs/cgroup/memory.max": "1048576\n",
 			"sys/fs/cgroup/pids.max": "5\n",
 		}, Limits{Memory: 1 << 20, Tasks: 5}},
-		// where the group is below the mount's root is not known
+		// the position of the group below the mount's root is unknown
 		{"v2, the namespace of a mount from before", map[string]string{
 			"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": "30 23 0:26 /../.. /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
 			"sys/fs/cgroup/memory.max": "4194304\n",
@@ -83,7 +83,7 @@ func TestRead(t *testing.T) {
 			"sys/fs/cgroup/sub/memory.max":    "max\n",
 			"sys/fs/cgroup/memory.max":        "2097152\n",
 			"sys/fs/cgroup/sub/pids.max":      "12\n",
-			"sys/fs/cgroup/kube/pod/pids.max": "1\n", // somebody else's
+			"sys/fs/cgroup/kube/pod/pids.max": "1\n", // belongs to another pod
 		}, Limits{Memory: 2 << 20, Tasks: 12}},
 		{"v2, a name that only begins the same", map[string]string{
 			"proc/self/cgroup":    "0::/abcd/x\n",
@@ -158,7 +158,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// TestReadHere: this machine's files can be read, whatever they say.
+// TestReadHere tests that this machine's files can be parsed.
 func TestReadHere(t *testing.T) { t.Logf("%+v", Read(os.DirFS("/"))) }
 
 func FuzzRead(f *testing.F) {

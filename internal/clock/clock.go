@@ -1,7 +1,7 @@
-// Package clock is time as a thing that is handed in, so that who needs it can be tested without waiting for it.
+// Package clock provides time as a parameter, so that tests do not have to wait.
 //
-// [System] is the time of package time. [Virtual] stands still until it is stepped, and then runs what is due, one
-// after the other on the caller's thread: what depends on nothing else happens exactly the same each time.
+// [System] is the time of package time. [Virtual] advances only in steps, and runs due calls one after the other on the
+// caller's thread. Code without other inputs then behaves identically in each run.
 package clock
 
 import (
@@ -11,22 +11,22 @@ import (
 	"verbena/internal/timeq"
 )
 
-// Clock tells the time and calls back.
+// Clock tells the time and runs calls at later times.
 type Clock interface {
 	Now() time.Time
-	// AfterFunc has f called after d, as time.AfterFunc does.
+	// AfterFunc calls f after d, like time.AfterFunc.
 	AfterFunc(d time.Duration, f func()) Timer
 }
 
-// Timer is a call that AfterFunc promised. *time.Timer is one.
+// Timer is a pending call of AfterFunc. A *time.Timer is a Timer.
 type Timer interface {
-	// Reset has the call come after d from now, and reports whether it was still to come.
+	// Reset reschedules the call for d from now, and reports whether it was pending.
 	Reset(d time.Duration) bool
-	// Stop calls it off, and reports whether it was still to come.
+	// Stop cancels the call, and reports whether it was pending.
 	Stop() bool
 }
 
-// System is the time of package time. In a bubble of testing/synctest that is virtual too.
+// System is the time of package time. In a bubble of testing/synctest that time is virtual as well.
 var System Clock = system{}
 
 type system struct{}
@@ -34,15 +34,15 @@ type system struct{}
 func (system) Now() time.Time                            { return time.Now() }
 func (system) AfterFunc(d time.Duration, f func()) Timer { return time.AfterFunc(d, f) }
 
-// Virtual is a Clock that stands still but for Step and Sleep. Calls that are due at one time come in the order in
-// which they were asked for. It is safe for concurrent use; one thread at a time steps.
+// Virtual is a Clock that advances only in Step and Sleep. Calls due at the same time run in the order of their
+// AfterFunc or Reset. It is safe for concurrent use, but only one thread at a time may step.
 type Virtual struct {
 	mu  sync.Mutex
 	now time.Time
 	due timeq.Queue[func()]
 }
 
-// NewVirtual returns a clock that shows start.
+// NewVirtual returns a clock set to start.
 func NewVirtual(start time.Time) *Virtual { return &Virtual{now: start} }
 
 // Now implements Clock.
@@ -59,7 +59,7 @@ func (v *Virtual) AfterFunc(d time.Duration, f func()) Timer {
 	return t
 }
 
-// Next tells when the next call is due, and false if there is none.
+// Next returns the time of the next call, and false if there is none.
 func (v *Virtual) Next() (time.Time, bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -69,7 +69,7 @@ func (v *Virtual) Next() (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// Step moves the clock on to the next call and makes it, false if there is none.
+// Step advances the clock to the next call and runs it. It returns false if there is no call.
 func (v *Virtual) Step() bool {
 	v.mu.Lock()
 	next := v.due.Pop()
@@ -83,7 +83,7 @@ func (v *Virtual) Step() bool {
 	return true
 }
 
-// Sleep lets d pass, and makes the calls that come due until then.
+// Sleep advances the clock by d, and runs the calls that become due.
 func (v *Virtual) Sleep(d time.Duration) {
 	end := v.Now().Add(d)
 	for {

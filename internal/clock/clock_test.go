@@ -13,11 +13,11 @@ import (
 
 var epoch = time.Unix(1_000_000, 0)
 
-// Both clocks call at the same times, in the same order.
+// TestClocksAgree tests that both clocks run calls at the same times, in the same order.
 func TestClocksAgree(t *testing.T) {
 	play := func(c clock.Clock, sleep func(time.Duration)) (log []string) {
 		start := c.Now()
-		var mu sync.Mutex // the system's calls come on threads of their own
+		var mu sync.Mutex // the system clock runs calls on separate threads
 		note := func(s string) func() {
 			return func() {
 				mu.Lock()
@@ -30,14 +30,14 @@ func TestClocksAgree(t *testing.T) {
 		gone := c.AfterFunc(15*time.Millisecond, note("gone"))
 		sleep(5 * time.Millisecond)
 		if !gone.Stop() || gone.Stop() {
-			t.Error("stopped wrongly")
+			t.Error("Stop: got a wrong result")
 		}
 		if !b.Reset(time.Millisecond) {
-			t.Error("b was not to come")
+			t.Error("Stop of b: got false, want true")
 		}
 		sleep(15 * time.Millisecond)
 		if b.Reset(time.Millisecond) || a.Stop() {
-			t.Error("what had been called was still to come")
+			t.Error("Stop after the call: got true, want false")
 		}
 		sleep(time.Hour)
 		note("end")()
@@ -55,7 +55,8 @@ func TestClocksAgree(t *testing.T) {
 	})
 }
 
-// Calls that are due together come in the order in which they were asked for, those that a call asks for included.
+// TestOrderAtOneTime tests that calls due at the same time run in the order in which they were scheduled, including
+// calls scheduled by a call.
 func TestOrderAtOneTime(t *testing.T) {
 	v := clock.NewVirtual(epoch)
 	var got []int
@@ -73,9 +74,9 @@ func TestOrderAtOneTime(t *testing.T) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	if d := v.Now().Sub(epoch); d != time.Second {
-		t.Errorf("%v have passed", d)
+		t.Errorf("elapsed time: got %v", d)
 	}
 	if _, ok := v.Next(); ok || v.Step() {
-		t.Error("something is still to come")
+		t.Error("Next: got a pending call, want none")
 	}
 }

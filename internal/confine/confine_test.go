@@ -20,11 +20,11 @@ import (
 	"verbena/internal/reopen"
 )
 
-// The environment of the process that confines itself: what it does, and the rule that it leaves out.
+// The environment of the process that confines itself: its act, and the omitted rule.
 const (
 	envAct  = "CONFINE_TEST_ACT"
 	envRule = "CONFINE_TEST_RULE"
-	envKind = "CONFINE_TEST_KIND" // of filter: service or launcher
+	envKind = "CONFINE_TEST_KIND" // kind of the filter: service or launcher
 )
 
 func TestMain(m *testing.M) {
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// confined does one act in a process with the filter, and describes the result.
+// confined runs an act in a process with the filter, and describes the result.
 func confined(name string) string {
 	act, ok := acts[name]
 	if !ok {
@@ -74,7 +74,7 @@ func result(err error) string {
 	return err.Error()
 }
 
-// without returns the rules but the one that the environment names, and the calls of that.
+// without returns the rules except the one named in the environment, and the calls of that rule.
 func without(rules []Rule) (left []Rule, calls []string) {
 	for _, r := range rules {
 		if r.Name == os.Getenv(envRule) {
@@ -86,8 +86,8 @@ func without(rules []Rule) (left []Rule, calls []string) {
 	return left, calls
 }
 
-// An act prepares what a rule refuses, and returns the attempt. Each attempt succeeds without the rule, or fails by an
-// error of the kernel's other than EPERM, for every user.
+// act prepares an attempt that a rule refuses, and returns it. Without the rule each attempt succeeds, or fails with an
+// error of the kernel other than EPERM, for every user.
 type act func(dir string) (try func() error, err error)
 
 func call(nr uintptr, args ...uintptr) act {
@@ -138,7 +138,7 @@ var acts = map[string]act{
 	"signals": call(unix.SYS_KILL, uintptr(os.Getppid()), 0),
 }
 
-// others are attempts beside those of acts, whose names begin with the rule's.
+// others are further attempts. Their names begin with the name of a rule.
 var others = map[string]act{
 	"open read": func(string) (func() error, error) {
 		return func() error { return closing(unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)) }, nil
@@ -176,10 +176,10 @@ func closing(fd int, err error) error {
 	return err
 }
 
-// execNothing executes a program that there is not: the dynamic loader of another one could not map its code here.
+// execNothing executes a missing program. The dynamic loader of an existing one could not map its code here.
 func execNothing() error { return unix.Exec("/nonexistent", []string{"nothing"}, nil) }
 
-// run does an act in a process of its own, without a rule, and returns the result.
+// run runs an act in a separate process, without a rule, and returns the result.
 func run(t *testing.T, kind, name, rule string) string {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
@@ -191,7 +191,7 @@ func run(t *testing.T, kind, name, rule string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// Each rule refuses an act, and nothing else does.
+// TestRules tests that each rule refuses its act, and that no other rule does.
 func TestRules(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
@@ -221,7 +221,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// The launcher's filter is put on a thread that has one already, too.
+// TestLauncherRules tests that the launcher's filter is also installed on a thread that has another filter already.
 func TestLauncherRules(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
@@ -263,7 +263,7 @@ func TestTable(t *testing.T) {
 	gendoc.Check(t, "../../docs/results/confine.md", "confine", b.String())
 }
 
-// Every name is a system call of some architecture that the filters are for.
+// TestNames tests that each name is a system call of a supported architecture.
 func TestNames(t *testing.T) {
 	known := func(name string) bool {
 		return slices.ContainsFunc([]string{"amd64", "arm64"}, func(a string) bool {
@@ -298,7 +298,7 @@ func init() {
 	others["default"] = call(unix.SYS_SWAPON, 0)
 }
 
-// tryOpener reopens files by the opener: those that a service hands out, and those that a program could put in their
+// tryOpener reopens files with the opener: files that a service hands out, and files that a program could put in their
 // place.
 func tryOpener(dir string) (func() error, error) {
 	below, beside := filepath.Join(dir, "dir"), filepath.Join(dir, "beside")
@@ -359,7 +359,7 @@ func tryOpener(dir string) (func() error, error) {
 	}, err
 }
 
-// tryDomain opens files on a thread in the domain itself, without the opener's check of the file.
+// tryDomain opens files on a thread inside the domain, without the opener's check of the file.
 func tryDomain(dir string) (func() error, error) {
 	below := filepath.Join(dir, "dir")
 	inside, beside, fifo := filepath.Join(below, "inside"), filepath.Join(dir, "beside"), filepath.Join(dir, "fifo")
@@ -373,7 +373,7 @@ func tryDomain(dir string) (func() error, error) {
 	}
 	results := make(chan error)
 	go func() {
-		runtime.LockOSThread() // for good
+		runtime.LockOSThread() // permanently
 		if err := restrict([]string{below}); err != nil {
 			results <- err
 			return
@@ -389,7 +389,7 @@ func tryDomain(dir string) (func() error, error) {
 			}
 			return nil
 		}
-		err := closing(reopen.Own(memfd, unix.O_RDWR)) // it is below no directory, and needs no rule
+		err := closing(reopen.Own(memfd, unix.O_RDWR)) // a memfd is below no directory, and needs no rule
 		results <- errors.Join(err,
 			check(inside, unix.O_RDWR, nil),
 			check(beside, unix.O_RDONLY, unix.EACCES),
@@ -403,7 +403,7 @@ func tryDomain(dir string) (func() error, error) {
 	return func() error { return err }, nil
 }
 
-// The domain alone refuses what the opener's own check refuses, too.
+// TestDomain tests that the domain itself refuses the files that the opener's check refuses.
 func TestDomain(t *testing.T) {
 	needLandlock(t)
 	if got := run(t, "service", "domain", ""); got != "success" {
@@ -425,8 +425,8 @@ func needLandlock(t *testing.T) {
 	}
 }
 
-// tryThreads has many threads look whether they are in the opener's domain: a thread that is cannot read the memory of
-// a process outside of it.
+// tryThreads tests on many threads whether they are in the opener's domain. A thread in the domain cannot read the
+// memory of a process outside of it.
 func tryThreads(dir string) (func() error, error) {
 	child := exec.Command("sleep", "60")
 	if err := errors.Join(child.Start(), Opener(dir)); err != nil {
@@ -439,7 +439,7 @@ func tryThreads(dir string) (func() error, error) {
 			go func() {
 				runtime.LockOSThread()
 				local := [1]unix.Iovec{{Base: new(byte), Len: 1}}
-				remote := [1]unix.RemoteIovec{{Base: 0, Len: 1}} // not mapped: the permission comes first
+				remote := [1]unix.RemoteIovec{{Base: 0, Len: 1}} // not mapped, but the kernel checks the permission first
 				_, err := unix.ProcessVMReadv(child.Process.Pid, local[:], remote[:], 0)
 				done <- err
 				<-over
@@ -468,7 +468,7 @@ func tryThreads(dir string) (func() error, error) {
 	}, nil
 }
 
-// No thread but the opener is in its domain, and every thread has the filter.
+// TestThreads tests that only the opener is in its domain, and that every thread has the filter.
 func TestThreads(t *testing.T) {
 	needLandlock(t)
 	if got := run(t, "service", "threads", ""); got != "success" {
@@ -476,7 +476,7 @@ func TestThreads(t *testing.T) {
 	}
 }
 
-// A call of no rule is refused, too.
+// TestDefault tests that a call without a rule is refused.
 func TestDefault(t *testing.T) {
 	if got := run(t, "service", "default", ""); got != "EPERM" {
 		t.Errorf("got %s, want EPERM", got)

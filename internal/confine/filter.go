@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// policy makes a filter of rules and of calls that are allowed beside them.
+// policy makes a filter from rules and from calls that are allowed in addition.
 func policy(rules []Rule, more ...string) (*seccomp.Policy, error) {
 	info, err := arch.GetInfo("")
 	if err != nil {
@@ -33,7 +33,7 @@ func policy(rules []Rule, more ...string) (*seccomp.Policy, error) {
 				continue
 			}
 			group := &rest
-			if e.call == "ioctl" { // which a service makes for every call of a program, and for which the filter is executed
+			if e.call == "ioctl" { // a service makes this call for every call of a program, and it executes the filter
 				group = &frequent
 			}
 			group.NamesWithCondtions = append(group.NamesWithCondtions,
@@ -45,20 +45,21 @@ func policy(rules []Rule, more ...string) (*seccomp.Policy, error) {
 			rest.Names = append(rest.Names, c)
 		}
 	}
-	// The C library makes threads by clone(2) where this is missing. Its flags are in memory, where no filter sees them.
+	// The C library makes threads by clone(2) if clone3(2) is missing. The flags of clone3 are in memory, which a filter
+	// cannot read.
 	unknown := seccomp.SyscallGroup{Names: []string{"clone3"}, Action: seccomp.ActionErrno | seccomp.Action(unix.ENOSYS)}
 	return &seccomp.Policy{DefaultAction: seccomp.ActionErrno, Syscalls: []seccomp.SyscallGroup{frequent, rest, unknown}},
 		nil
 }
 
-// threadPause is the time for a thread that has a filter of its own to end.
+// threadPause is the time for a thread with a different filter to end.
 const threadPause = 10 * time.Millisecond
 
-// Process puts a filter of the service's rules on all threads of the process, present and future, for good. The error
-// wraps ENOTSUP where the kernel, a container's policy or this architecture has no such filters.
+// Process permanently installs a filter of the service's rules on all present and future threads of the process. The
+// error wraps ENOTSUP if the kernel, a container's policy or this architecture does not support filters.
 //
-// A thread with another filter keeps it from doing so, as for Probe of package supervisor: it waits for a second until
-// there is none.
+// Process fails while a thread has a different filter, such as one of Probe of package supervisor. It waits up to a
+// second for the end of such threads.
 func Process() error { return process(Service()) }
 
 func process(rules []Rule, more ...string) error {
@@ -69,8 +70,8 @@ func process(rules []Rule, more ...string) error {
 	warm()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	// Before Linux 5.16 a filter slows the process down by measures against speculation, unless it asks for none: they
-	// protect one part of a process against the code of another one, and here is only one.
+	// Before Linux 5.16 a filter enables mitigations against speculation, which slow the process down, unless SPEC_ALLOW
+	// is set. They isolate parts of a process from one another, and this process has only one part.
 	const flags = seccomp.FilterFlagTSync | unix.SECCOMP_FILTER_FLAG_TSYNC_ESRCH | unix.SECCOMP_FILTER_FLAG_SPEC_ALLOW
 	filter := seccomp.Filter{NoNewPrivs: true, Flag: flags, Policy: *p}
 	for deadline := time.Now().Add(time.Second); ; time.Sleep(threadPause) {
@@ -88,15 +89,15 @@ func process(rules []Rule, more ...string) error {
 	return nil
 }
 
-// unavailable reports whether the kernel has no such filters, or a container's policy allows none.
+// unavailable reports whether the kernel does not support filters, or a container's policy forbids them.
 func unavailable(err error) bool {
 	return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) ||
 		errors.Is(err, unix.EACCES)
 }
 
-// Threads puts a filter of the launcher's rules on all threads of the process, one after another: one of them may have
-// a filter already, with a listener, that the others do not have. In a binary with cgo Go cannot reach all threads: the
-// error wraps ENOTSUP.
+// Threads installs a filter of the launcher's rules on all threads of the process, one after another, since one of them
+// may already have a filter with a listener. In a binary with cgo, Go cannot reach all threads: the error wraps
+// ENOTSUP.
 func Threads() error { return onEach(Launcher(), launcherCalls...) }
 
 func onEach(rules []Rule, more ...string) error {
@@ -121,8 +122,8 @@ func onEach(rules []Rule, more ...string) error {
 	return nil
 }
 
-// warm makes the standard library look once for what it looks for at first use, and could not find later: whether there
-// are IPv4 and IPv6, for which package net makes TCP sockets, and the time zone.
+// warm makes the standard library initialise the state that it determines at first use, and could not determine later:
+// the availability of IPv4 and IPv6, for which package net makes TCP sockets, and the time zone.
 func warm() {
 	if c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)}); err == nil {
 		c.Close()

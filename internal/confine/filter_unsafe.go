@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// installOnEach installs a filter on each thread, on top of the one that it may have.
+// installOnEach installs a filter on each thread, in addition to an existing one.
 func installOnEach(raw []bpf.RawInstruction) error {
 	filter := make([]unix.SockFilter, len(raw))
 	for i, r := range raw {

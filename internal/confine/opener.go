@@ -14,20 +14,20 @@ import (
 	"verbena/internal/reopen"
 )
 
-// LandlockABI is the version of Landlock's interface that Opener makes full use of: with one before 3 (Linux 6.2) the
-// thread could truncate files.
+// LandlockABI is the version of Landlock's interface that Opener needs for full protection. With versions before 3
+// (Linux 6.2) the thread could truncate files.
 const LandlockABI = 3
 
-// HasLandlock reports whether the kernel has that version.
+// HasLandlock reports whether the kernel has at least that version.
 func HasLandlock() bool {
 	v, err := ll.LandlockGetABIVersion()
 	return err == nil && v >= LandlockABI
 }
 
-// opener is a thread in a Landlock domain of its own, which opens files for the others.
+// opener is a thread in a separate Landlock domain, which opens files for the other threads.
 type opener struct {
 	asked   chan request
-	devices []device // of the file systems that a file may be on
+	devices []device // file systems of allowed files
 }
 
 // device identifies a file system.
@@ -43,12 +43,12 @@ type answer struct {
 	err error
 }
 
-// Opener starts a thread in a Landlock domain, by which files are reopened from now on (package reopen), until the
-// process ends. The thread can open what is below the directories, and files that are in no directory, such as memfds:
-// no terminal, no device, no FIFO. The error wraps ENOTSUP where the kernel has no Landlock.
+// Opener starts a thread in a Landlock domain. From now on until the end of the process, package reopen opens files on
+// it. The thread can open regular files below the directories, and files without a directory, such as memfds. It cannot
+// open terminals, devices or FIFOs. The error wraps ENOTSUP if the kernel has no Landlock.
 //
-// It comes before Process, whose filter refuses Landlock's calls. No other thread gets the domain: the Go runtime makes
-// no thread from one that is locked to its goroutine.
+// Opener must be called before Process, since the filter of Process refuses Landlock's calls. No other thread gets the
+// domain: the Go runtime does not clone a thread that is locked to its goroutine.
 func Opener(dirs ...string) error {
 	fail := func(err error) error { return fmt.Errorf("confine the thread that opens files: %w", err) }
 	o := &opener{asked: make(chan request)}
@@ -64,7 +64,7 @@ func Opener(dirs ...string) error {
 	return nil
 }
 
-// know notes the file systems of the directories, and that of memfds.
+// know records the file systems of the directories and of memfds.
 func (o *opener) know(dirs []string) error {
 	memfd, err := unix.MemfdCreate("device", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -96,8 +96,8 @@ func statOf(dir int, path string) (*unix.Statx_t, error) {
 
 func deviceOf(st *unix.Statx_t) device { return device{st.Dev_major, st.Dev_minor} }
 
-// open opens an ordinary file of one of the file systems on the thread; EPERM for any other file. The permission of a
-// FUSE file, or the lock of a pipe, could keep the thread, on which all users depend, for as long as a program likes.
+// open opens a regular file of one of the file systems on the thread. It returns EPERM for any other file. All users
+// share this thread, and a program could block it by a FUSE file's permission check, or by the lock of a pipe.
 func (o *opener) open(fd, how int) (int, error) {
 	st, err := statOf(fd, "")
 	if err != nil {
@@ -113,9 +113,10 @@ func (o *opener) open(fd, how int) (int, error) {
 }
 
 func (o *opener) run(dirs []string, ready chan<- error) {
-	runtime.LockOSThread() // for good
+	runtime.LockOSThread() // permanently
 	if unix.Gettid() == unix.Getpid() {
-		// The process's main thread stands for it in /proc. As long as this goroutine keeps it, another one gets another.
+		// The process's main thread represents it in /proc. While this goroutine occupies the main thread, another goroutine
+		// runs on a different thread.
 		other := make(chan error)
 		go o.run(dirs, other)
 		ready <- <-other
@@ -125,7 +126,7 @@ func (o *opener) run(dirs []string, ready chan<- error) {
 	err := restrict(dirs)
 	ready <- err
 	if err != nil {
-		return // which ends the thread
+		return // the thread ends
 	}
 	for r := range o.asked {
 		fd, err := reopen.Own(r.fd, r.how)

@@ -10,9 +10,9 @@ import (
 // Rule is a restriction of a filter.
 type Rule struct {
 	Name    string
-	Refuses string   // for people
-	calls   []string // names of system calls; those that the architecture does not have are left out
-	except  []when   // calls that are allowed all the same
+	Refuses string   // description for users
+	calls   []string // names of system calls; names unknown to the architecture are ignored
+	except  []when   // calls that are allowed nevertheless
 }
 
 // when allows a system call if all conditions hold.
@@ -21,8 +21,8 @@ type when struct {
 	conditions seccomp.ArgumentConditions
 }
 
-// allowed are the system calls that both filters allow whatever their arguments are: the kernel answers for them from a
-// table, without executing the filter (since Linux 5.11).
+// allowed are the system calls that both filters allow with any arguments. Since Linux 5.11 the kernel answers for them
+// from a cache, without executing the filter.
 var allowed = []string{
 	// The Go runtime, and the C library in binaries with cgo.
 	"arch_prctl", "brk", "clock_getres", "clock_gettime", "clock_nanosleep", "exit", "exit_group", "futex", "futex_waitv",
@@ -44,7 +44,7 @@ var allowed = []string{
 	"pwritev", "pwritev2", "read", "readlink", "readlinkat", "readv", "renameat", "renameat2", "sendfile", "splice",
 	"stat",
 	"statfs", "statx", "symlinkat", "umask", "unlinkat", "utimensat", "write", "writev",
-	// Sockets that there are, and addresses.
+	// Operations on existing sockets, and addresses.
 	"accept4", "bind", "connect", "getpeername", "getsockname", "getsockopt", "recvfrom", "recvmmsg", "recvmsg",
 	"sendmmsg",
 	"sendmsg", "sendto", "setsockopt", "shutdown", "socketpair",
@@ -57,7 +57,7 @@ var allowed = []string{
 	"sched_setattr", "setrlimit", "sysinfo", "times", "uname",
 }
 
-// The requests of ioctl(2) that a service makes.
+// The requests of ioctl(2) made by a service.
 const (
 	procmapQuery  = 0xc0686611
 	nsGetUserNS   = 0xb701
@@ -71,11 +71,11 @@ const (
 	threadFlags = unix.CLONE_THREAD
 	spaceFlags  = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER |
 		unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWTIME
-	typeMask = 0xf // of the second argument of socket(2), beside its flags
+	typeMask = 0xf // type in the second argument of socket(2), without its flags
 	tmpfile  = unix.O_TMPFILE &^ unix.O_DIRECTORY
 )
 
-// common are the rules of both filters. A call that is in no rule and not in allowed is refused as well.
+// common returns the rules of both filters. A call that is neither in a rule nor in allowed is refused as well.
 func common() []Rule {
 	return []Rule{
 		{
@@ -208,17 +208,17 @@ func Service() []Rule {
 	)
 }
 
-// Launcher returns the rules of a launcher's filter. It waits for its program, and passes signals on to it.
+// Launcher returns the rules of a launcher's filter. A launcher waits for its program, and passes signals on to it.
 func Launcher() []Rule {
 	rules := common()
 	for i := range rules {
 		switch rules[i].Name {
 		case "ioctl":
-			// The guardian makes one trapped call itself, and looks which process group has the terminal.
+			// The guardian makes one trapped call itself, and queries the foreground process group of the terminal.
 			rules[i].except = append(rules[i].except, requests(verbsIoctl, unix.TIOCGPGRP)...)
 		case "open":
 			rules[i].Refuses += "; reading by a path from the working directory is allowed"
-			// The standard library reads so.
+			// The standard library reads files in this way.
 			rules[i].except = append(rules[i].except, when{"openat",
 				append(unflagged(unix.O_ACCMODE|unix.O_CREAT|unix.O_TRUNC|tmpfile),
 					seccomp.Condition{Argument: 0, Operation: seccomp.Equal, Value: cwd})})
@@ -228,7 +228,7 @@ func Launcher() []Rule {
 		calls: []string{"socket", "socketpair", "listen", "bind", "connect"}})
 }
 
-// launcherCalls are allowed to a launcher beside allowed.
+// launcherCalls are allowed to a launcher in addition to allowed.
 var launcherCalls = []string{"kill", "tgkill", "pidfd_send_signal", "wait4", "waitid"}
 
 // udp allows datagram sockets of a family.

@@ -1,5 +1,5 @@
-// Package contain keeps a panic in the goroutine that it comes from. A service parses what users have written, and a
-// bug in that must end the user's program or connection, and not the service.
+// Package contain contains a panic in its goroutine. A service parses input from users. A bug in that code must end the
+// user's program or connection, not the service.
 package contain
 
 import (
@@ -7,7 +7,7 @@ import (
 	"runtime/debug"
 )
 
-// Do calls f. If f panics, Do calls failed with the panic's value and stack, and returns; failed may be nil.
+// Do calls f. If f panics, Do calls failed with the panic's value and stack, and returns. failed may be nil.
 func Do(f func(), failed func(p any, stack []byte)) {
 	defer func() {
 		if p := recover(); p != nil && failed != nil {

@@ -11,22 +11,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Capture asks for a pcapng file of the packets of the devices. The service sends it, in pieces, on the stream socket
-// that comes with the request; a client that wants to end it before shuts the socket down for writing.
+// Capture requests a pcapng file of the packets of the devices. The service sends the file in pieces on the stream
+// socket that comes with the request. A client ends the capture early by shutting the socket down for writing.
 type Capture struct {
-	Dev    string `json:",omitempty"` // empty: all devices, those too that are added later
+	Dev    string `json:",omitempty"` // empty: all devices, including later ones
 	Filter string `json:",omitempty"` // see capture.ParseFilter
-	Count  uint64 `json:",omitempty"` // end after so many packets; 0: never
+	Count  uint64 `json:",omitempty"` // end after this number of packets; 0: never
 }
 
 // CaptureEnd is the result of a capture, in packets.
 type CaptureEnd struct {
 	Packets uint64 `json:"packets"` // in the file
-	Dropped uint64 `json:"dropped"` // that the filter let pass, and for which there was no room
+	Dropped uint64 `json:"dropped"` // packets that passed the filter but did not fit into the buffer
 	Error   string `json:",omitempty"`
 }
 
-// PieceWriter sends a file as a sequence of pieces: four bytes of length, and so many bytes. A piece of length 0 ends
+// PieceWriter sends a file as a sequence of pieces: four bytes with the length, and the bytes. A piece of length 0 ends
 // the file; a CaptureEnd follows as a message.
 type PieceWriter struct{ Conn }
 
@@ -54,11 +54,11 @@ func (p PieceWriter) End(end *CaptureEnd) error {
 // CaptureStream is the client's end of a capture.
 type CaptureStream struct {
 	c    Conn
-	left int // of the present piece
+	left int // bytes left of the current piece
 	end  *CaptureEnd
 }
 
-// Capture starts a capture. The caller reads the file from the stream, and closes that. It may sleep.
+// Capture starts a capture. The caller reads the file from the stream, and closes the stream. It may sleep.
 func (c *Client) Capture(r Capture) (*CaptureStream, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -108,7 +108,7 @@ func (s *CaptureStream) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Stop asks for the end of the capture; Read goes on up to it.
+// Stop requests the end of the capture. Read continues up to the end.
 func (s *CaptureStream) Stop() { s.c.CloseWrite() }
 
 // End returns the result of the capture, once Read has returned io.EOF.
@@ -119,5 +119,5 @@ func (s *CaptureStream) End() CaptureEnd {
 	return *s.end
 }
 
-// Close ends the capture, whether all of it was read or not.
+// Close ends the capture, even if not all of it was read.
 func (s *CaptureStream) Close() error { return s.c.Close() }

@@ -17,29 +17,29 @@ import (
 	"verbena/internal/procfile"
 )
 
-// ErrNotRunning: nothing listens at the location.
+// ErrNotRunning is the error for a location without a listening service.
 var ErrNotRunning = errors.New("no service is running")
 
-// errHungUp: a service has closed the connection instead of answering.
+// errHungUp is the error if a service has closed the connection instead of answering.
 var errHungUp = errors.New("it ended the connection")
 
-// EndTimeout is the time within which a service ends that was asked to.
+// EndTimeout is the time within which a service ends after a request to stop.
 const EndTimeout = 10 * time.Second
 
 // Client is a connection to a service, for one request at a time.
 type Client struct {
 	c        Conn
-	pid, uid int // of the service
+	pid, uid int // process and user of the service
 }
 
-// NewClient returns a client of the service at the other end of c, which is a process of a user's.
+// NewClient returns a client of the service at the other end of c, with its process and user.
 func NewClient(c *net.UnixConn, pid, uid int) *Client {
 	return &Client{c: Conn{UnixConn: c}, pid: pid, uid: uid}
 }
 
-// Dial connects to the service at loc; ErrNotRunning if there is none. It trusts root's service, this user's own and
-// that of loc.ServiceUser: a service reaches all memory and all files of the programs that it is given. EPERM for any
-// other. It may sleep.
+// Dial connects to the service at loc, or returns ErrNotRunning if there is none. It trusts the services of root, of
+// this user and of loc.ServiceUser, since a service can access all memory and files of its programs. It returns EPERM
+// for any other service. It may sleep.
 func Dial(loc Location) (*Client, error) {
 	if err := loc.Check(); err != nil {
 		return nil, err
@@ -60,13 +60,14 @@ func Dial(loc Location) (*Client, error) {
 	}
 }
 
-// killedPatience is the time that a process which was killed may take to end.
+// killedPatience is the time that a killed process may take to end.
 const killedPatience = 2 * time.Second
 
-// errKilled: the kernel still accepts connections for a service that was killed, which no thread of it will answer.
+// errKilled is the error for a killed service. The kernel still accepts connections for it, but none of its threads
+// will answer.
 var errKilled = errors.New("was killed, but one of its threads waits for memory of a program, such as a file of a FUSE server")
 
-// killed reports whether a process was killed but has not ended, as far as it can be seen.
+// killed reports whether a process was killed but has not ended. It returns false if that is not visible.
 func killed(pid int) bool {
 	if pid == 0 {
 		return false
@@ -75,8 +76,8 @@ func killed(pid int) bool {
 	return err == nil && dying(string(status))
 }
 
-// dying reports whether the file /proc/PID/status is of a process with threads that wait to end: the first thread is a
-// zombie, or has SIGKILL pending.
+// dying reports whether the file /proc/PID/status shows a process with threads that are about to end: its first thread
+// is a zombie, or has SIGKILL pending.
 func dying(status string) bool {
 	for line := range strings.Lines(status) {
 		key, value, _ := strings.Cut(line, ":")
@@ -101,8 +102,8 @@ func dial(loc Location) (*Client, error) {
 				"and `verbena wait` waits for one that is being started", ErrNotRunning, loc.Socket)
 		}
 		if errors.Is(err, syscall.EACCES) {
-			return nil, fmt.Errorf("the service at %s is another user's, who lets others in by --group or --mode of "+
-				"`verbena serve`; VERBENA_SOCKET names another: %w", loc.Socket, syscall.EACCES)
+			return nil, fmt.Errorf("the service at %s belongs to another user, who can share it by --group or --mode of "+
+				"`verbena serve`; VERBENA_SOCKET names another service: %w", loc.Socket, syscall.EACCES)
 		}
 		return nil, fmt.Errorf("connect to the service: %w", err)
 	}
@@ -117,11 +118,11 @@ func dial(loc Location) (*Client, error) {
 	return NewClient(c, pid, uid), nil
 }
 
-// connectTimeout bounds the wait for a service that has many clients to accept.
+// connectTimeout limits the wait for a service with many clients to accept the connection.
 const connectTimeout = 10 * time.Second
 
-// connect connects to a socket. Where its queue is full, because others connect without end, it waits for its turn in
-// the kernel's queue of waiters: a non-blocking connect(2), as package net makes it, would fail with EAGAIN.
+// connect connects to a socket. If the socket's queue is full, connect waits in the kernel's queue. The non-blocking
+// connect(2) of package net would fail with EAGAIN instead.
 func connect(path string) (*net.UnixConn, error) {
 	fail := func(err error) (*net.UnixConn, error) {
 		return nil, &net.OpError{Op: "dial", Net: "unix", Addr: &net.UnixAddr{Name: path, Net: "unix"},
@@ -160,13 +161,13 @@ func connect(path string) (*net.UnixConn, error) {
 	return c.(*net.UnixConn), nil
 }
 
-// Await connects to the service at loc as soon as there is one that is ready. It fails with the cause of ctx, and with
-// the error of Dial for a service that may not be used. It may sleep.
+// Await connects to the service at loc as soon as a service is ready. It fails with the cause of ctx, or with the error
+// of Dial for a service that is not trusted. It may sleep.
 func Await(ctx context.Context, loc Location) (*Client, error) {
 	for {
 		c, err := Dial(loc)
 		if err == nil {
-			// A service listens before it is ready, and answers then.
+			// A service listens before it is ready, and answers afterwards.
 			stop := context.AfterFunc(ctx, func() { c.c.SetDeadline(time.Now()) })
 			if _, err = c.Do(&Request{Op: OpInfo}); stop() && err == nil {
 				return c, nil
@@ -189,11 +190,12 @@ func Await(ctx context.Context, loc Location) (*Client, error) {
 // awaitInterval is the time between two attempts of Await.
 const awaitInterval = 10 * time.Millisecond
 
-// Ending reports whether an error of Attach means that the service was ending, so that another may take the program.
+// Ending reports whether an error of Attach means that the service was ending, so that another service may take the
+// program.
 func Ending(err error) bool { return errors.Is(err, errHungUp) || errors.Is(err, syscall.ESHUTDOWN) }
 
-// PID returns the process of the service, as the kernel says; 0 if it cannot be seen from this pid namespace. The
-// service may have ended, and the number be another's.
+// PID returns the process of the service, as reported by the kernel, or 0 if it is not visible in this pid namespace.
+// If the service has ended, the number may have been reused.
 func (c *Client) PID() int { return c.pid }
 
 // UID returns the user of the service.
@@ -214,7 +216,7 @@ func (c *Client) do(r *Request, fd *os.File) (*Response, error) {
 	return a, err
 }
 
-// exchange sends a request and waits for the answer, and returns it with its descriptor, nil if there is none.
+// exchange sends a request and waits for the answer. It returns the answer with its descriptor, which may be nil.
 func (c *Client) exchange(r *Request, fd *os.File) (*Response, *os.File, error) {
 	if r.Protocol == 0 {
 		r.Protocol = Protocol
@@ -224,7 +226,7 @@ func (c *Client) exchange(r *Request, fd *os.File) (*Response, *os.File, error) 
 	if sent != nil && !errors.Is(sent, syscall.EPIPE) {
 		return nil, nil, fmt.Errorf("ask the service: %w", sent)
 	}
-	var a Response // there may be one all the same: why the connection was closed
+	var a Response // even after a failed send, there may be an answer with the reason
 	f, err := c.c.Receive(&a, Limits{Size: MaxResponse})
 	if err == nil && sent != nil && a.Error == "" {
 		err = sent
@@ -243,7 +245,7 @@ func (c *Client) exchange(r *Request, fd *os.File) (*Response, *os.File, error) 
 	return &a, f, nil
 }
 
-// process names the service's process, if it can be seen from here.
+// process returns the words for the service's process, if it is visible here.
 func (c *Client) process() string {
 	if c.pid == 0 {
 		return ""
@@ -251,11 +253,12 @@ func (c *Client) process() string {
 	return fmt.Sprintf(" (process %d)", c.pid)
 }
 
-// firstYield is the first version of the protocol that has OpYield. Services that do not name their build take it from
-// their own version only.
+// firstYield is the first version of the protocol that has OpYield. Services that do not name their build accept it
+// only in their own version.
 const firstYield = 4
 
-// Stop ends the service, and returns when it has ended; ETIMEDOUT if it has not within EndTimeout. It may sleep.
+// Stop ends the service, and returns after its end. It returns ETIMEDOUT if the service has not ended within
+// EndTimeout. It may sleep.
 func (c *Client) Stop() error {
 	if _, err := c.Do(&Request{Op: OpStop}); err != nil {
 		return err
@@ -263,8 +266,8 @@ func (c *Client) Stop() error {
 	return c.awaitEnd()
 }
 
-// Yield ends the service if a client has started it and it is not in use, and returns when it has ended; EBUSY
-// otherwise. answer bounds the wait for the answer of a service that may still be starting. It may sleep.
+// Yield ends the service if it was started by a client and is not in use, and returns after its end. Otherwise it
+// returns EBUSY. answer limits the wait for the answer of a service that may still be starting. It may sleep.
 func (c *Client) Yield(answer time.Duration) error {
 	c.c.SetDeadline(time.Now().Add(answer))
 	var err error
@@ -279,7 +282,7 @@ func (c *Client) Yield(answer time.Duration) error {
 	return c.awaitEnd()
 }
 
-// YieldError reports why a service does not yield.
+// YieldError is the reason why a service does not yield.
 type YieldError struct{ Err error }
 
 // Error returns the text of the reason.
@@ -288,7 +291,7 @@ func (e *YieldError) Error() string { return e.Err.Error() }
 // Unwrap returns the reason.
 func (e *YieldError) Unwrap() error { return e.Err }
 
-// awaitEnd waits until a service that ends has ended.
+// awaitEnd waits for the end of a service that is ending.
 //
 //verbena:allow receive a client trusts its service
 func (c *Client) awaitEnd() error {
@@ -299,8 +302,8 @@ func (c *Client) awaitEnd() error {
 	return nil
 }
 
-// Open opens a device file of the service, by the device's name. From then on the connection is the file's, for the
-// protocol of package devfile: it is returned, and the Client is not used any more. It may sleep.
+// Open opens a device file of the service, by the device's name. From then on the connection carries the protocol of
+// package devfile: Open returns it, and the Client must not be used any more. Open may sleep.
 func (c *Client) Open(name string) (*Opened, *net.UnixConn, error) {
 	a, err := c.Do(&Request{Op: OpOpen, Name: name})
 	if err != nil {
@@ -312,8 +315,9 @@ func (c *Client) Open(name string) (*Opened, *net.UnixConn, error) {
 	return a.Opened, c.c.UnixConn, nil
 }
 
-// Attach hands over the listener of a program that is about to start. The connection then stands for the program until
-// Close, and the channel of Serve reports the end of the service. The caller closes Attached.Trace. It may sleep.
+// Attach hands over the listener of a program that is about to start. From then on the connection represents the
+// program, until Close, and the channel of Serve reports the end of the service. The caller closes Attached.Trace.
+// Attach may sleep.
 //
 //verbena:allow close a client trusts its service
 func (c *Client) Attach(a Attach, listener *os.File) (*Attached, error) {
@@ -335,16 +339,17 @@ func (c *Client) Attach(a Attach, listener *os.File) (*Attached, error) {
 	return r.Attached, nil
 }
 
-// Helper does for a service what the kernel lets only an ancestor of the program do. Its methods may sleep.
+// Helper performs operations for a service that the kernel allows only to an ancestor of the program. Its methods may
+// sleep.
 type Helper interface {
 	// OpenMem opens /proc/TID/mem for reading and writing.
 	OpenMem(tid int) (*os.File, error)
-	// Notice shows the user of the program a line of text. The service may be another user's.
+	// Notice shows the user of the program a line of text. The service may belong to another user.
 	Notice(text string)
 }
 
-// Serve answers what the service asks after Attach. It closes the channel when the service has ended the connection,
-// which means that it died or was stopped. No request may follow.
+// Serve answers the service's requests after Attach. It closes the channel when the service has closed the connection,
+// which means that it died or was stopped. No request of the client may follow.
 //
 //verbena:allow close a client trusts its service
 //verbena:allow recover a client trusts its service
@@ -385,10 +390,10 @@ func (c *Client) help(h Helper, r *Help) error {
 	return c.c.Send(&HelpAnswer{}, f)
 }
 
-// MaxArgs is the most that is kept of a program's arguments, in bytes.
+// MaxArgs is the maximum size of the kept arguments of a program, in bytes.
 const MaxArgs = 4096
 
-// CutArgs returns as much of an argument vector as is fit for messages.
+// CutArgs truncates an argument vector to a size suitable for messages.
 func CutArgs(args []string) []string {
 	var short []string
 	left := MaxArgs

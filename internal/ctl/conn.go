@@ -15,17 +15,17 @@ import (
 	"verbena/internal/rights"
 )
 
-// Limits of a message, in bytes without its length.
+// Limits of a message, in bytes without its length field.
 const (
 	MaxResponse   = 64 << 20
 	MaxRequest    = 64 << 10
 	MaxHelpAnswer = 4 << 10
 )
 
-// Conn carries messages: four bytes of length, then JSON. A descriptor travels with the first byte of a message.
+// Conn carries messages: four bytes with the length, then JSON. A descriptor travels with the first byte of a message.
 type Conn struct {
 	*net.UnixConn
-	// Rights closes descriptors of the peer that are not returned. nil is for a peer that is trusted.
+	// Rights closes descriptors of the peer that are not returned. nil is for a trusted peer.
 	Rights *rights.Queue
 }
 
@@ -46,7 +46,7 @@ func NewConn(f *os.File) (Conn, error) {
 	return Conn{UnixConn: uc}, nil
 }
 
-// Send sends v, and a descriptor unless fd is nil; fd stays the caller's. It may sleep.
+// Send sends v, and a descriptor unless fd is nil. The caller keeps fd. It may sleep.
 func (c Conn) Send(v any, fd *os.File) error {
 	body, err := json.Marshal(v)
 	if err != nil {
@@ -72,15 +72,15 @@ func (c Conn) Send(v any, fd *os.File) error {
 	return err
 }
 
-// Limits are those of a message to receive.
+// Limits holds the limits of a message to receive.
 type Limits struct {
 	Size  uint32        // in bytes, without the length
-	Whole time.Duration // for the message to arrive; 0: none
-	Rest  time.Duration // for what follows the first bytes of the message, if there is no Whole; 0: none
+	Whole time.Duration // time for the message to arrive; 0: no limit
+	Rest  time.Duration // without Whole: time from the first bytes of the message to its end; 0: no limit
 }
 
-// Receive receives one message into v, and returns the descriptor that came with it, nil if there was none. With a
-// limit of time it clears the read deadline of the connection. It may sleep.
+// Receive receives one message into v, and returns its descriptor, or nil. With a time limit it clears the read
+// deadline of the connection afterwards. It may sleep.
 func (c Conn) Receive(v any, l Limits) (*os.File, error) {
 	if l.Whole > 0 {
 		c.SetReadDeadline(time.Now().Add(l.Whole))
@@ -110,11 +110,11 @@ func (c Conn) Receive(v any, l Limits) (*os.File, error) {
 	return fd, nil
 }
 
-// headLen is the length of a message's length.
+// headLen is the length of a message's length field.
 const headLen = 4
 
-// decode reads one message of at most so many bytes from r into v; io.EOF if there is none. It allocates memory for
-// what it has read, not for what the message announces.
+// decode reads one message of at most most bytes from r into v. It returns io.EOF if there is none. It allocates memory
+// for the bytes read, not for the announced length.
 //
 //verbena:parses
 func decode(r io.Reader, v any, most uint32) error {
@@ -139,7 +139,7 @@ func decode(r io.Reader, v any, most uint32) error {
 	return nil
 }
 
-// Discard closes a descriptor that was received; nil is none. It may sleep for as long as the peer likes.
+// Discard closes a received descriptor; nil: none. It can block as long as the peer likes.
 //
 //verbena:closes
 func (c Conn) Discard(f *os.File) {
@@ -148,10 +148,10 @@ func (c Conn) Discard(f *os.File) {
 	}
 }
 
-// End closes the connection, and the descriptors in unread messages of the peer. It may sleep, as rights.Queue.Do does.
+// End closes the connection, and the descriptors in unread messages of the peer. It may sleep, like rights.Queue.Do.
 func (c Conn) End() { c.Rights.End(c.UnixConn) }
 
-// Clip shortens a peer's words to a length that is fit for a message or the log.
+// Clip shortens text of a peer to a length suitable for a message or the log.
 func Clip(s string) string {
 	const most = 64
 	if len(s) <= most {

@@ -17,7 +17,8 @@ import (
 
 const patience = 10 * time.Second
 
-// Of several descriptors that come with a message one is taken, and the others are closed: leaktest sees what is left.
+// TestSurplusDescriptors tests that one of several descriptors in a message is returned, and that the others are
+// closed, which leaktest checks.
 func TestSurplusDescriptors(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	msg := append(binary.LittleEndian.AppendUint32(nil, 2), "{}"...)
@@ -31,7 +32,7 @@ func TestSurplusDescriptors(t *testing.T) {
 		t.Fatalf("receive: got %v, %v, want a descriptor", f, err)
 	}
 	if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
-		t.Errorf("the descriptor would be inherited: %v", err)
+		t.Errorf("the descriptor lacks FD_CLOEXEC: %v", err)
 	}
 	if after := openDescriptors(t); after != before+1 {
 		t.Errorf("descriptors: got %d, want %d and one more", after, before)
@@ -48,7 +49,7 @@ func openDescriptors(t *testing.T) int {
 	return len(list)
 }
 
-// A message is as long as the receiver lets it be.
+// TestMessageBound tests the limit of the receiver for the size of a message.
 func TestMessageBound(t *testing.T) {
 	for size, want := range map[int]string{100: "", 101: "longer than 100"} {
 		ends := testutil.UnixPair(t)
@@ -64,7 +65,7 @@ func TestMessageBound(t *testing.T) {
 	}
 }
 
-// Send and Receive agree, and the size of a response is bounded.
+// TestResponseBounds tests that Send and Receive accept a large response, and refuse one beyond the limit.
 func TestResponseBounds(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	go Conn{UnixConn: ends[0]}.Send(&Response{Error: strings.Repeat("x", 4*MaxRequest)}, nil)
@@ -85,7 +86,7 @@ func TestResponseBounds(t *testing.T) {
 	}
 }
 
-// A deadline passes for a message that is announced and does not come.
+// TestReceiveTimesOut tests the deadline for an announced message that does not arrive.
 func TestReceiveTimesOut(t *testing.T) {
 	for name, l := range map[string]Limits{
 		"whole": {Size: 100, Whole: 10 * time.Millisecond}, "rest": {Size: 100, Rest: 10 * time.Millisecond},
@@ -100,7 +101,7 @@ func TestReceiveTimesOut(t *testing.T) {
 	}
 }
 
-// An errno is the same at both ends.
+// TestErrors tests that an error has the same errno at both ends.
 func TestErrors(t *testing.T) {
 	for _, cause := range []error{fmt.Errorf("no device: %w", syscall.ENODEV), errors.New("no errno")} {
 		ends := testutil.UnixPair(t)
@@ -121,7 +122,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// helper is a Helper that opens a file, and passes on what it is told.
+// helper is a Helper that opens a file, and records the notices.
 type helper struct{ told chan string }
 
 func (helper) OpenMem(tid int) (*os.File, error) {
@@ -133,7 +134,8 @@ func (helper) OpenMem(tid int) (*os.File, error) {
 
 func (h helper) Notice(text string) { h.told <- text }
 
-// A launcher answers each Help with a descriptor or an error, until the service closes the connection.
+// TestServe tests that a launcher answers each Help with a descriptor or an error, until the service closes the
+// connection.
 func TestServe(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	told := make(chan string, 1)
@@ -160,11 +162,11 @@ func TestServe(t *testing.T) {
 	select {
 	case <-lost:
 	case <-time.After(patience):
-		t.Error("Serve goes on after the end of the connection")
+		t.Error("Serve continues after the end of the connection")
 	}
 }
 
-// A file arrives as it was written, whatever its pieces, with its end behind it.
+// TestPieces tests that a file in pieces of any size arrives unchanged, followed by its end.
 func TestPieces(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	want := CaptureEnd{Packets: 3, Dropped: 1}
@@ -188,7 +190,7 @@ func TestPieces(t *testing.T) {
 	ends[0].Write([]byte{9, 0, 0, 0, 'x'})
 	ends[0].Close()
 	if _, err := io.ReadAll(&CaptureStream{c: Conn{UnixConn: ends[1]}}); !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("a file that is cut: got %v, want ErrUnexpectedEOF", err)
+		t.Errorf("a truncated file: got %v, want ErrUnexpectedEOF", err)
 	}
 	ends = testutil.UnixPair(t)
 	ends[0].Close()

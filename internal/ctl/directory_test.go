@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// TestForeignDirectory tests that the control socket is not looked for where another user could have put one.
+// TestForeignDirectory tests that the control socket is never in a directory that another user controls.
 func TestForeignDirectory(t *testing.T) {
 	t.Setenv("VERBENA_SOCKET", "")
 	foreign := func(t *testing.T, dir string) {
@@ -89,7 +89,7 @@ func TestForeignDirectory(t *testing.T) {
 	})
 }
 
-// TestLongSocketPath tests that a path which the kernel would cut is refused before anything connects.
+// TestLongSocketPath tests that a path that the kernel would truncate is refused before any connect.
 func TestLongSocketPath(t *testing.T) {
 	dir := t.TempDir()
 	for n, want := range map[int]error{107: ErrNotRunning, 108: syscall.ENAMETOOLONG, 4096: syscall.ENAMETOOLONG} {
@@ -103,7 +103,7 @@ func TestLongSocketPath(t *testing.T) {
 	}
 }
 
-// TestNoSocket tests that a descriptor of something else becomes no connection, and is closed.
+// TestNoSocket tests that NewConn refuses and closes a descriptor that is not a socket.
 func TestNoSocket(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -123,11 +123,11 @@ func TestNoSocket(t *testing.T) {
 		t.Errorf("NewConn of a TCP connection: got %v, want ENOTSOCK", err)
 	}
 	if err := f.Close(); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("the descriptor is open: %v", err)
+		t.Errorf("the descriptor is still open: %v", err)
 	}
 }
 
-// TestClip tests that no more than a little of a peer's words is passed on.
+// TestClip tests that only a short part of a peer's text is passed on.
 func TestClip(t *testing.T) {
 	for _, n := range []int{0, 64, 65, 1 << 20} {
 		s := strings.Repeat("x", n)
@@ -141,7 +141,7 @@ func TestClip(t *testing.T) {
 	}
 }
 
-// TestAnswerWithoutContent tests that a service that answers nothing is not taken for one that has opened a file.
+// TestAnswerWithoutContent tests that Open fails if the answer of the service is empty.
 func TestAnswerWithoutContent(t *testing.T) {
 	c := answering(t, func(*Request) any { return &Response{} })
 	if a, _, err := c.Open("rxe0"); !errors.Is(err, syscall.EPROTO) {

@@ -5,7 +5,7 @@ import (
 	"syscall"
 )
 
-// RemoteError is an error that the other end reports. It wraps the errno, if there is one.
+// RemoteError is an error reported by the other end. It wraps the errno, if there is one.
 type RemoteError struct {
 	Text  string
 	Errno syscall.Errno // 0: none
@@ -29,7 +29,7 @@ func Failure(err error) *Response {
 	return r
 }
 
-// err returns the error that a response reports, nil if it reports success.
+// err returns the error of a response, or nil for success.
 func (r *Response) err() error {
 	if r.Error == "" {
 		return nil
@@ -43,7 +43,7 @@ func helpFailure(err error) *HelpAnswer {
 	return &HelpAnswer{Error: r.Error, Errno: r.Errno}
 }
 
-// Err returns the error that an answer reports, nil if it reports success.
+// Err returns the error of an answer, or nil for success.
 func (a *HelpAnswer) Err() error {
 	if a.Error == "" {
 		return nil

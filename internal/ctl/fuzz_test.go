@@ -15,8 +15,8 @@ import (
 	"verbena/internal/qpinfo"
 )
 
-// received are the kinds of messages with the size that their receivers accept. The fuzz target has a smaller one for
-// responses, so that it is fast.
+// received lists the kinds of messages, with the sizes that their receivers accept. For responses the fuzz target uses
+// a smaller size, for speed.
 var received = []struct {
 	name string
 	most uint32
@@ -29,12 +29,12 @@ var received = []struct {
 	{"capture end", MaxRequest, func() any { return new(CaptureEnd) }},
 }
 
-// frame returns a message as it is sent.
+// frame returns an encoded message.
 func frame(body []byte) []byte {
 	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...)
 }
 
-// allocated returns how many bytes of memory f allocates; other goroutines may add to it.
+// allocated returns the number of bytes that f allocates. Other goroutines may add to it.
 func allocated(f func()) uint64 {
 	s := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	metrics.Read(s)
@@ -44,8 +44,8 @@ func allocated(f func()) uint64 {
 	return s[0].Value.Uint64() - before
 }
 
-// maxFactor and maxFixed bound the memory that decode allocates, garbage included: so many times the bytes that it
-// reads, and so many more. Each comma in an array may make a ContextInfo, and arrays grow by copying.
+// maxFactor and maxFixed limit the memory that decode allocates, including garbage: maxFactor times the bytes read,
+// plus maxFixed. Each comma in an array may make a ContextInfo, and arrays grow by copying.
 const (
 	maxFactor = 1000
 	maxFixed  = 1 << 20
@@ -83,7 +83,7 @@ func FuzzDecode(f *testing.F) {
 			n := allocated(func() { err = decode(r, v, kind.most) })
 			read := len(b) - r.Len()
 			if read > headLen+int(kind.most) {
-				t.Errorf("%s: %d bytes were read, at most %d may be", kind.name, read, headLen+kind.most)
+				t.Errorf("%s: read %d bytes, want at most %d", kind.name, read, headLen+kind.most)
 			}
 			if most := uint64(maxFixed + maxFactor*read); n > most {
 				t.Errorf("%s: %d bytes of memory for a message of %d, want at most %d", kind.name, n, read, most)
@@ -107,7 +107,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// What a service receives costs it little memory, whatever it is.
+// TestDecodeMemory tests that any message to a service costs it little memory.
 func TestDecodeMemory(t *testing.T) {
 	const maxMemory = 8 << 20 // garbage included
 	fill := func(before, each, after string, most int) []byte {
@@ -129,7 +129,7 @@ func TestDecodeMemory(t *testing.T) {
 	if n := allocated(func() { _ = decode(bytes.NewReader(b), new(HelpAnswer), MaxHelpAnswer) }); n > 64<<10 {
 		t.Errorf("help answer: got %d bytes of memory, want at most %d", n, 64<<10)
 	}
-	announced := []byte{0, 0, 0, 4} // 64 MiB that do not come
+	announced := []byte{0, 0, 0, 4} // 64 MiB that never arrive
 	if n := allocated(func() { _ = decode(bytes.NewReader(announced), new(Response), MaxResponse) }); n > 64<<10 {
 		t.Errorf("response that does not come: got %d bytes of memory, want at most %d", n, 64<<10)
 	}

@@ -17,8 +17,8 @@ import (
 
 const remainsEnv = "VERBENA_TEST_REMAINS"
 
-// init makes a process of TestDialKilled a killed service: its first thread has ended, and the others accept no
-// connection.
+// init makes a process of TestDialKilled resemble a killed service: its first thread has ended, and the others accept
+// no connection.
 func init() {
 	path := os.Getenv(remainsEnv)
 	if path == "" {
@@ -27,12 +27,12 @@ func init() {
 	if _, err := net.Listen("unix", path); err != nil {
 		panic(err)
 	}
-	time.AfterFunc(time.Minute, func() { os.Exit(1) }) // if the test does not end it
+	time.AfterFunc(time.Minute, func() { os.Exit(1) }) // if the test does not end the process
 	os.Stdout.WriteString("listening\n")
-	unix.Syscall(unix.SYS_EXIT, 0, 0, 0) // of the first thread, which init functions run on
+	unix.Syscall(unix.SYS_EXIT, 0, 0, 0) // ends the first thread, which runs init functions
 }
 
-// TestDialKilled: a service that was killed and cannot end is named, instead of a wait for its answer.
+// TestDialKilled tests that Dial reports a killed service that cannot end, instead of waiting for its answer.
 func TestDialKilled(t *testing.T) {
 	loc := Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	c := exec.Command("/proc/self/exe")

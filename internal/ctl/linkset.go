@@ -6,77 +6,76 @@ import (
 	"verbena/internal/fault"
 )
 
-// LinkSet changes the link of a device: what is not given stays as it is.
+// LinkSet changes the link of a device. Omitted properties stay unchanged.
 type LinkSet struct {
 	Name string `json:"name"`
-	// State is the state to bring the link to; empty: as it is.
+	// State is the new state of the link; empty: unchanged.
 	State LinkState `json:"state,omitempty"`
-	// Down is for how long LinkFlap has the link down; 0: DefaultFlap. At most MaxFlap.
+	// Down is the duration for which LinkFlap takes the link down; 0: DefaultFlap. At most MaxFlap.
 	Down time.Duration `json:"down_ns,omitempty"`
-	// AtWR, or AtPacket, is the moment at which State changes: just before the device executes the AtWR-th send work
+	// AtWR or AtPacket is the moment at which State changes: just before the device executes the AtWR-th send work
 	// request, or sends the AtPacket-th packet, from now. Both 0: now.
 	AtWR     uint64 `json:"at_wr,omitempty"`
 	AtPacket uint64 `json:"at_packet,omitempty"`
-	// Cancel: moments of earlier requests that have not come are forgotten, and nothing else is done.
+	// Cancel cancels the pending moments of earlier requests, and excludes other changes.
 	Cancel bool `json:"cancel,omitempty"`
-	// MTU is the most that the active MTU may be, in bytes: a power of two from 256 to 4096. MTUOfInterface: what fits
-	// the interface.
+	// MTU limits the active MTU, in bytes: a power of two from 256 to 4096. MTUOfInterface removes the limit.
 	MTU int `json:"mtu,omitempty"`
-	// Shape replaces how the link limits and delays what the device sends; the zero Shape ends it.
+	// Shape replaces the limits and delays of the link for sent packets. The zero Shape removes them.
 	Shape *fault.Shape `json:"shape,omitempty"`
 }
 
-// MTUOfInterface is LinkSet.MTU for no limit but the interface's.
+// MTUOfInterface is the value of LinkSet.MTU for no limit except that of the interface.
 const MTUOfInterface = -1
 
-// LinkState is a state to bring a link to.
+// LinkState is a state of a link.
 type LinkState string
 
-// States of links.
+// The states of links.
 const (
 	LinkUp   LinkState = "up"
 	LinkDown LinkState = "down" // as without a carrier
 	LinkFlap LinkState = "flap" // down, and up again; the request returns when it is up
 )
 
-// Times of LinkFlap.
+// The times of LinkFlap.
 const (
 	DefaultFlap = time.Second
 	MaxFlap     = time.Hour
 )
 
-// VerbFault makes a control verb fail, or wait, before anything has been done for it.
+// VerbFault makes a control verb wait or fail, before it has any effect.
 type VerbFault struct {
-	// Verb is the name of the verb, as that of its function in C without ibv_: create_cq; those of the connection manager
-	// have their whole names: rdma_connect. modify_qp may be followed by the state that is asked for: modify_qp:rtr.
+	// Verb is the name of the verb: the name of its C function without ibv_, such as create_cq, or the full name for the
+	// connection manager, such as rdma_connect. modify_qp may be followed by the requested state: modify_qp:rtr.
 	Verb string `json:"verb"`
 	// Errno is the name of the error, such as ENOMEM; empty: the verb does not fail.
 	Errno string `json:"errno,omitempty"`
-	// Delay is how long the verb waits first. At most MaxVerbDelay.
+	// Delay is the time for which the verb waits first. At most MaxVerbDelay.
 	Delay time.Duration `json:"delay_ns,omitempty"`
-	// Process is the name or the number of the process that has opened the device; empty: any.
+	// Process is the name or the number of the process that opened the device; empty: any process.
 	Process string `json:"process,omitempty"`
-	// Nth call that the rule is about is the first that it acts on (0: the first), and it acts on so many Times (0:
-	// without end).
+	// Nth is the first matching call that the rule acts on (0: the first one), and Times the number of calls (0:
+	// unlimited).
 	Nth   uint64 `json:"nth,omitempty"`
 	Times uint64 `json:"times,omitempty"`
 }
 
-// MaxVerbDelay bounds VerbFault.Delay.
+// MaxVerbDelay is the limit of VerbFault.Delay.
 const MaxVerbDelay = time.Minute
 
 // DevEvent raises an asynchronous event of a device. The tags are the names of the fields in the control protocol
 // (json), in scenario files (yaml) and on the command line.
 type DevEvent struct {
 	Name string `json:"name" yaml:"dev" arg:"" help:"Name of the device." complete:"device"`
-	// Event is the name of the event, as that of IBV_EVENT_* in small letters: port_err.
+	// Event is the name of the event: IBV_EVENT_* in small letters, such as port_err.
 	Event string `json:"event" yaml:"event" arg:"" help:"Name of the event, as IBV_EVENT_* in small letters: port_err." complete:"event"`
-	// Port, QP, CQ or SRQ is the number of what the event is of, as the event needs it; Port 0: 1. Those of CQs and SRQs
-	// are of the process: the Handle of CQInfo and SRQInfo.
-	Port int    `json:"port,omitempty" yaml:"port" help:"Port that the event is of; default: 1." placeholder:"N" complete:"none"`
-	QP   uint32 `json:"qp,omitempty" yaml:"qp" name:"qp" help:"Number of the queue pair that the event is of." placeholder:"N" complete:"none"`
-	CQ   uint32 `json:"cq,omitempty" yaml:"cq" name:"cq" help:"Handle of the completion queue that the event is of, as in res show --json." placeholder:"N" complete:"none"`
-	SRQ  uint32 `json:"srq,omitempty" yaml:"srq" name:"srq" help:"Handle of the shared receive queue that the event is of, as in res show --json." placeholder:"N" complete:"none"`
-	// PID is the process whose CQ or SRQ is meant, where several have one of that number; 0: any.
-	PID int `json:"pid,omitempty" yaml:"-" name:"pid" help:"Process whose queue it is, where several have one of that handle." placeholder:"N" complete:"none"`
+	// Port, QP, CQ or SRQ is the number of the event's object, as the event requires; Port 0 means 1. Numbers of CQs and
+	// SRQs belong to a process: they are the Handle of CQInfo and SRQInfo.
+	Port int    `json:"port,omitempty" yaml:"port" help:"Port of the event; default: 1." placeholder:"N" complete:"none"`
+	QP   uint32 `json:"qp,omitempty" yaml:"qp" name:"qp" help:"Number of the event's queue pair." placeholder:"N" complete:"none"`
+	CQ   uint32 `json:"cq,omitempty" yaml:"cq" name:"cq" help:"Handle of the event's completion queue, as in res show --json." placeholder:"N" complete:"none"`
+	SRQ  uint32 `json:"srq,omitempty" yaml:"srq" name:"srq" help:"Handle of the event's shared receive queue, as in res show --json." placeholder:"N" complete:"none"`
+	// PID is the process of the CQ or SRQ, if several have one of that number; 0: any process.
+	PID int `json:"pid,omitempty" yaml:"-" name:"pid" help:"Process of the queue, if several have one of that handle." placeholder:"N" complete:"none"`
 }

@@ -11,17 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Location is the place where a service and its clients meet.
+// Location is the place at which a service and its clients meet.
 type Location struct {
-	// Socket is the path of the control socket. Beside it lie a lock and, for a service started on demand, another and
-	// a log, with the suffixes .lock, .start and .log.
+	// Socket is the path of the control socket. Next to it are a lock and, for a service started on demand, another lock
+	// and a log, with the suffixes .lock, .start and .log.
 	Socket string
-	// ServiceUser is a user, besides root and this one, whose service is trusted; nil: none.
+	// ServiceUser is a user with a trusted service, in addition to root and this user; nil: none.
 	ServiceUser *int
 }
 
-// DefaultLocation returns the location of this user in this network namespace: below $XDG_RUNTIME_DIR, else below /tmp;
-// $VERBENA_SOCKET overrides it. It makes the directory, and refuses one that another user could write to.
+// DefaultLocation returns the location of this user in this network namespace: below $XDG_RUNTIME_DIR, else below /tmp.
+// $VERBENA_SOCKET overrides it. It creates the directory, and refuses a directory that another user could write to.
 func DefaultLocation() (Location, error) {
 	if s := os.Getenv("VERBENA_SOCKET"); s != "" {
 		return Location{Socket: s}, nil
@@ -59,9 +59,9 @@ func ownDirectory(dir string) error {
 	return nil
 }
 
-// Check reports an error for a path that no socket can have.
+// Check returns an error for a path that no socket can have.
 func (l Location) Check() error {
-	// maxSocketPath is sizeof(sockaddr_un.sun_path), less the NUL.
+	// maxSocketPath is sizeof(sockaddr_un.sun_path) without the NUL.
 	const maxSocketPath = 107
 	if n := len(l.Socket); n > maxSocketPath {
 		return fmt.Errorf("path of the control socket: %d bytes exceed %d; set VERBENA_SOCKET to a shorter path: %w",
@@ -70,10 +70,10 @@ func (l Location) Check() error {
 	return nil
 }
 
-// Log returns the path of the file to which a service that was started on demand writes its messages.
+// Log returns the path of the log file of a service that was started on demand.
 func (l Location) Log() string { return l.Socket + ".log" }
 
-// trusts reports an error unless programs may be given to a service of a user.
+// trusts returns an error unless programs may use a service of a user.
 func (l Location) trusts(uid int) error {
 	if uid == 0 || IDs().Own(uid) || l.ServiceUser != nil && uid == *l.ServiceUser {
 		return nil

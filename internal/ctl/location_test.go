@@ -12,7 +12,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// A program is given to a service of root's, one's own, or that of a user who is named; the location alone is no name.
+// TestTrusts tests that a program may use a service of root, of its own user, or of a named user. The location alone
+// names no user.
 func TestTrusts(t *testing.T) {
 	self, other := os.Geteuid(), 4242
 	for _, c := range []struct {
@@ -33,7 +34,7 @@ func TestTrusts(t *testing.T) {
 	}
 }
 
-// Dial asks the kernel whose the service is, before it sends anything.
+// TestDialForeignService tests that Dial checks the owner of the service before it sends anything.
 func TestDialForeignService(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -86,7 +87,7 @@ func TestDialForeignService(t *testing.T) {
 		c.Close()
 	}
 	if n := <-got; n != 0 {
-		t.Error("something was sent")
+		t.Error("the client sent data before the check")
 	}
 	named := uid
 	loc.ServiceUser = &named
@@ -97,7 +98,7 @@ func TestDialForeignService(t *testing.T) {
 	<-got
 }
 
-// Where not all ids are mapped, the one that stands for the others is never this process's own.
+// TestOverflowUser tests that the overflow ID, which stands for all unmapped IDs, never counts as this process's own.
 func TestOverflowUser(t *testing.T) {
 	self := os.Geteuid()
 	for _, c := range []struct {

@@ -10,83 +10,83 @@ import (
 // LinkSpec describes a device to make.
 type LinkSpec struct {
 	Name string `json:"name"`
-	// Addrs are the device's addresses in the order of its GID table, all of one interface; empty: all addresses of
-	// Netdev, and if that is empty too, of the host's first usable interface.
+	// Addrs are the device's addresses, in the order of its GID table, all of one interface. If empty, the device has all
+	// addresses of Netdev or, without Netdev, of the host's first usable interface.
 	Addrs  []string `json:"addrs,omitempty"`
 	Netdev string   `json:"netdev,omitempty"`
 	// Wire makes every packet take the UDP path, also between devices of one service.
 	Wire bool `json:"wire,omitempty"`
-	// NoProbe: nothing is sent again before the timeout that the program has asked for.
+	// NoProbe disables retransmission before the timeout that the program has set.
 	NoProbe bool `json:"no_probe,omitempty"`
 }
 
 // LinkInfo describes a device.
 type LinkInfo struct {
 	Name   string    `json:"name"`
-	Uverbs string    `json:"uverbs"` // its device file's name
+	Uverbs string    `json:"uverbs"` // name of its device file
 	Netdev string    `json:"netdev"`
 	State  string    `json:"state"`
-	MTU    int       `json:"mtu"` // active path MTU, bytes
+	MTU    int       `json:"mtu"` // active path MTU in bytes
 	GIDs   []GIDInfo `json:"gids"`
 	Wire   bool      `json:"wire"` // no shortcut between devices of this service
-	// NoProbe is that of LinkSpec.
+	// NoProbe is LinkSpec.NoProbe.
 	NoProbe bool `json:"no_probe,omitempty"`
-	// Link is what LinkSet has brought the link to: up, down, or flap while that has it down.
+	// Link is the state set by LinkSet: up, down, or flap while a flap keeps the link down.
 	Link   LinkState    `json:"link"`
-	MaxMTU int          `json:"max_mtu,omitempty"` // LinkSet.MTU; 0: none
+	MaxMTU int          `json:"max_mtu,omitempty"` // LinkSet.MTU; 0: no limit
 	Shape  *fault.Shape `json:"shape,omitempty"`
-	Armed  string       `json:"armed,omitempty"` // the moment that a change of the link waits for
+	Armed  string       `json:"armed,omitempty"` // moment of the armed change of the link
 }
 
-// GIDInfo is a GID and the address that it stands for.
+// GIDInfo is a GID and its address.
 type GIDInfo struct {
 	Index int    `json:"index"`
 	GID   string `json:"gid"`
 	Addr  string `json:"addr"`
 }
 
-// DevReset asks for a reset of a device.
+// DevReset requests a reset of a device.
 type DevReset struct {
 	Name string `json:"name"`
-	// Unreachable: the hardware does not answer, until the platform has reset it after Outage; 0: until OpDevPlug.
+	// Unreachable makes the hardware stop answering, until the platform has reset it after Outage; 0: until OpDevPlug.
 	Unreachable bool          `json:"unreachable,omitempty"`
 	Outage      time.Duration `json:"outage,omitempty"`
-	// NoFlush: programs get no completions for what is outstanding, as on the kernel's Soft-RoCE.
+	// NoFlush gives programs no completions for outstanding requests, like the kernel's Soft-RoCE.
 	NoFlush bool `json:"no_flush,omitempty"`
-	// AtWR, or At, is the moment of the reset; both zero: now.
+	// AtWR or At is the moment of the reset; both zero: now.
 	AtWR uint64    `json:"at_wr,omitempty"` // before the device executes the AtWR-th send work request from now
 	At   DevMoment `json:"at,omitempty"`
-	// Cancel: no reset; moments of earlier requests that have not come are forgotten.
+	// Cancel makes no reset, and cancels the pending moments of earlier requests.
 	Cancel bool `json:"cancel,omitempty"`
 }
 
-// DevMoment is a moment that a reset is to hit.
+// DevMoment is a moment for a reset.
 type DevMoment string
 
 const (
-	// DevRegistration: the device is reset now, and once more while the recovered one is being registered.
+	// DevRegistration resets the device now, and again while the recovered device is being registered.
 	DevRegistration DevMoment = "registration"
-	// DevCompletion: when a completion handler of the device next begins.
+	// DevCompletion resets the device when one of its completion handlers next begins.
 	DevCompletion DevMoment = "completion"
 )
 
 // DevInfo describes a device, its hardware and its resets.
 type DevInfo struct {
 	Name     string `json:"name"`
-	State    string `json:"state"`    // of the slot: running, recovering, unplugged
-	Device   string `json:"device"`   // as consumers see it: active, in error, gone
+	State    string `json:"state"`    // state of the slot: running, recovering, unplugged
+	Device   string `json:"device"`   // state for consumers: active, in error, gone
 	Hardware string `json:"hardware"` // running, hung, unreachable
 	NodeGUID string `json:"node_guid,omitempty"`
 	Driver   uint32 `json:"driver"`   // enum rdma_driver_id
-	ABI      int    `json:"abi"`      // the version of the driver's part of the user ABI
-	Contexts int    `json:"contexts"` // user contexts that can work
-	Zombies  int    `json:"zombies"`  // user contexts of devices that were there before
+	ABI      int    `json:"abi"`      // version of the driver's part of the user ABI
+	Contexts int    `json:"contexts"` // usable user contexts
+	Zombies  int    `json:"zombies"`  // user contexts of earlier devices
 	Resets   int    `json:"resets"`
 	Plugs    int    `json:"plugs"`
-	// Recovery is the duration of the last reset, from the fatal event until the device could be used again.
+	// Recovery is the duration of the last reset, from the fatal event until the device was usable again.
 	Recovery time.Duration `json:"recovery_ns"`
-	Armed    string        `json:"armed,omitempty"` // the moments that a reset waits for
-	Error    string        `json:"error,omitempty"` // why the last recovery failed
+	Armed    string        `json:"armed,omitempty"` // armed moments of resets
+	Error    string        `json:"error,omitempty"` // error of the last recovery
 }
 
 // ContextInfo describes an open device file.
@@ -96,10 +96,10 @@ type ContextInfo struct {
 	PID     int    `json:"pid"`
 	Process string `json:"process"`
 	UID     int    `json:"uid"`
-	// Container tells users of the same id apart, in containers.
+	// Container distinguishes users of the same ID, in containers.
 	Container uint64 `json:"container,omitempty"`
-	Zombie    bool   `json:"zombie,omitempty"` // its device is gone
-	// PinnedBytes are charged to the process, for all its contexts together.
+	Zombie    bool   `json:"zombie,omitempty"` // its device has gone
+	// PinnedBytes is the charge of the process, for all its contexts together.
 	PinnedBytes uint64    `json:"pinned_bytes"`
 	PDs         int       `json:"pds"`
 	AHs         int       `json:"ahs"`
@@ -141,23 +141,23 @@ type SRQInfo struct {
 	MaxWR  uint32 `json:"max_wr"`
 }
 
-// UserInfo is what one user holds, or all users together.
+// UserInfo lists the resources of one user, or of all users together.
 type UserInfo struct {
 	UID int `json:"uid"` // -1: all users
-	// Container tells users of the same id apart, in containers.
+	// Container distinguishes users of the same ID, in containers.
 	Container uint64      `json:"container,omitempty"`
 	Holds     []UsageInfo `json:"holds"`
 }
 
-// UsageInfo is how much of one kind is held.
+// UsageInfo is the held amount of one kind of resource.
 type UsageInfo struct {
 	Kind  string `json:"kind"`
 	Held  uint64 `json:"held"`
-	Limit uint64 `json:"limit"` // 0: none
+	Limit uint64 `json:"limit"` // 0: no limit
 }
 
-// StatInfo are the counters of a device, by the names that programs see in its hw_counters, and event_* of how many
-// asynchronous events of a type there were.
+// StatInfo holds the counters of a device, under the names in its hw_counters. The counters event_* count its
+// asynchronous events by type.
 type StatInfo struct {
 	Dev      string            `json:"dev"`
 	Counters map[string]uint64 `json:"counters"`
@@ -165,12 +165,12 @@ type StatInfo struct {
 
 // FaultRule is a rule for the packets of a device, or for a verb.
 type FaultRule struct {
-	Dev string `json:"dev"` // of a rule for a verb it may be empty: any device
+	Dev string `json:"dev"` // for a verb it may be empty: any device
 	fault.Rule
-	Verb *VerbFault `json:"verb_fault,omitempty"` // then there is nothing in Rule
+	Verb *VerbFault `json:"verb_fault,omitempty"` // excludes values in Rule
 }
 
-// FaultRuleState is a rule in force and its counters. A rule for a verb counts calls, as Seen and Hit.
+// FaultRuleState is a rule in force with its counters. For a verb, Seen and Hit count calls.
 type FaultRuleState struct {
 	Dev string `json:"dev"`
 	ID  int    `json:"id"`
@@ -185,9 +185,9 @@ type QPStatusInfo struct {
 	qpinfo.Status
 }
 
-// QPTrace asks for the trace of a queue pair, which begins with the first such request.
+// QPTrace requests the trace of a queue pair. The first such request starts the trace.
 type QPTrace struct {
-	Dev string `json:",omitempty"` // may be left out where there is one device
+	Dev string `json:",omitempty"` // may be omitted if there is one device
 	Num uint32
 	End bool `json:",omitempty"` // end the trace
 }
@@ -196,21 +196,21 @@ type QPTrace struct {
 type QPTraceInfo struct {
 	Device string `json:"device"`
 	Num    uint32 `json:"num"`
-	Began  bool   `json:"began"` // by this request: there is nothing to see yet
+	Began  bool   `json:"began"` // the trace began with this request, and is empty
 	qpinfo.Trace
 }
 
-// Profile asks for a profile of the service's process, as go tool pprof, or go tool trace, reads it.
+// Profile requests a profile of the service's process, in the format of go tool pprof or go tool trace.
 type Profile struct {
 	Kind     string
-	Duration time.Duration `json:",omitempty"` // of a ProfileCPU or ProfileTrace; 0 for the others
+	Duration time.Duration `json:",omitempty"` // for ProfileCPU and ProfileTrace; otherwise 0
 }
 
-// Kinds of profiles.
+// The kinds of profiles.
 const (
 	ProfileHeap       = "heap"      // memory in use, after a garbage collection
 	ProfileGoroutines = "goroutine" // the stacks of all goroutines
-	ProfileCPU        = "profile"   // where the processors' time goes
+	ProfileCPU        = "profile"   // use of processor time
 	ProfileTrace      = "trace"     // an execution trace
 )
 

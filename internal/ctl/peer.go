@@ -13,8 +13,8 @@ import (
 	"verbena/internal/procfile"
 )
 
-// PeerCredentials returns the process and the user at the other end of a connection, as the kernel has kept them since
-// it was made (SO_PEERCRED, unix(7)). pid is 0 for a process of another pid namespace that cannot be seen from here.
+// PeerCredentials returns the process and the user at the other end of a connection, as the kernel recorded them when
+// it was made (SO_PEERCRED, unix(7)). pid is 0 for a process of another pid namespace that is not visible here.
 func PeerCredentials(c *net.UnixConn) (pid, uid int, err error) {
 	var cred *unix.Ucred
 	raw, err := c.SyscallConn()
@@ -32,22 +32,22 @@ func PeerCredentials(c *net.UnixConn) (pid, uid int, err error) {
 	return int(cred.Pid), int(cred.Uid), nil
 }
 
-// IDMap is the meaning of user ids in a user namespace.
+// IDMap describes the user IDs of a user namespace.
 type IDMap struct {
-	Overflow int  // the id that stands for all ids that are not mapped
-	All      bool // all ids are mapped
+	Overflow int  // ID that stands for all unmapped IDs
+	All      bool // all IDs are mapped
 }
 
-// Anonymous reports whether a user id may be anybody's.
+// Anonymous reports whether a user ID may stand for several users.
 func (m IDMap) Anonymous(uid int) bool { return !m.All && uid == m.Overflow }
 
-// Own reports whether a user id is this process's own. The id that stands for all ids that are not mapped never is.
+// Own reports whether a user ID is that of this process. The overflow ID never is.
 func (m IDMap) Own(uid int) bool { return uid == os.Geteuid() && !m.Anonymous(uid) }
 
 // IDs returns the map of this process.
 func IDs() IDMap { return ids() }
 
-// ids is read once: the user namespace of a process with several threads does not change.
+// ids is read once, since the user namespace of a process with several threads cannot change.
 var ids = sync.OnceValue(func() IDMap {
 	m := IDMap{Overflow: 65534}
 	if b, err := procfile.Read("/proc/sys/kernel/overflowuid"); err == nil {
@@ -60,7 +60,7 @@ var ids = sync.OnceValue(func() IDMap {
 	return m
 })
 
-// mapsAll reports whether a uid_map maps every id to itself, as that of the first user namespace does.
+// mapsAll reports whether a uid_map maps every ID to itself, as in the first user namespace.
 func mapsAll(uidMap string) bool {
 	f := strings.Fields(uidMap)
 	return len(f) == 3 && f[0] == "0" && f[1] == "0" && f[2] == "4294967295"

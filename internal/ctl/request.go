@@ -7,21 +7,21 @@ import (
 	"syscall"
 )
 
-// Protocol is the version of the control protocol. It is raised whenever a request or a response changes its meaning.
-// OpStop and OpYield have the same meaning in all versions, so that a service of another one can be replaced.
+// Protocol is the version of the control protocol. It is increased whenever a request or a response changes its
+// meaning. OpStop and OpYield have the same meaning in all versions, so that a service of another version can be
+// replaced.
 const Protocol = 5
 
-// Build names this build of the command or the service for the other end, such as "verbena v0.1.0"; it is set before
-// anything is sent.
+// Build names this build of the command or the service for the other end, such as "verbena v0.1.0". It must be set
+// before anything is sent.
 var Build string
 
-// Understood reports whether a request means what this build takes it for.
+// Understood reports whether a request has the meaning that this build assumes.
 func (r *Request) Understood() bool {
 	return r.Protocol == Protocol || r.Op == OpStop || r.Op == OpYield
 }
 
-// Refuse returns the error for a request that this build does not know, or that means something else: which end is
-// older, and what to do.
+// Refuse returns the error for a request of another version. The error names the older end and the remedy.
 func (r *Request) Refuse() error {
 	service := fmt.Sprintf("the running service (process %d, %s)", os.Getpid(), described(Build, Protocol))
 	command := fmt.Sprintf("this command (%s)", described(r.Build, r.Protocol))
@@ -32,10 +32,10 @@ func (r *Request) Refuse() error {
 	return fmt.Errorf("%s is older than %s: %s: %w", service, command, replaceService, syscall.EPROTO)
 }
 
-// replaceService is what to do about a service that is older than a command.
+// replaceService is the remedy for a service that is older than a command.
 const replaceService = "end it with `verbena stop`, and run this again"
 
-// described names a build.
+// described returns the words for a build.
 func described(build string, protocol int) string {
 	if build == "" {
 		build = "of an unnamed version"
@@ -43,44 +43,43 @@ func described(build string, protocol int) string {
 	return fmt.Sprintf("%s, control protocol %d", Clip(build), protocol)
 }
 
-// Named returns the response with what a client of another version wants to know of this build.
+// Named returns the response with the version and build of this service, for a client of another version.
 func (r *Response) Named() *Response {
 	r.Protocol, r.Build = Protocol, Build
 	return r
 }
 
-// foreign reports whether a response is the refusal of a service that did not name its build yet, and is older
-// therefore.
+// foreign reports whether a response is the refusal of an older service, which does not name its build.
 func (r *Response) foreign() bool {
 	return r.Protocol == 0 && (r.Errno == syscall.EPROTO || r.Errno == syscall.EINVAL &&
 		strings.HasPrefix(r.Error, "malformed request "))
 }
 
-// Request is a message of a client. Op determines which of the other fields count.
+// Request is a message of a client. Op determines which other fields are used.
 type Request struct {
 	Protocol int
-	Build    string `json:",omitempty"` // of the client
+	Build    string `json:",omitempty"` // build of the client
 	Op       Op
 	Link     *LinkSpec  `json:",omitempty"`
-	Name     string     `json:",omitempty"` // of a device
+	Name     string     `json:",omitempty"` // name of a device
 	Attach   *Attach    `json:",omitempty"`
 	Fault    *FaultRule `json:",omitempty"`
 	Reset    *DevReset  `json:",omitempty"`
 	Set      *LinkSet   `json:",omitempty"`
 	Event    *DevEvent  `json:",omitempty"`
-	ID       int        `json:",omitempty"` // of a fault rule
+	ID       int        `json:",omitempty"` // number of a fault rule
 	Capture  *Capture   `json:",omitempty"`
 	Trace    *QPTrace   `json:",omitempty"`
 	Profile  *Profile   `json:",omitempty"`
 }
 
-// Op names a request.
+// Op is the name of a request.
 type Op string
 
-// Requests.
+// The requests.
 const (
 	OpAttach     Op = "attach" // with the listener's descriptor; the connection lasts as long as the program
-	OpOpen       Op = "open"   // the connection then stands for an open device file; see package devfile
+	OpOpen       Op = "open"   // the connection then represents an open device file; see package devfile
 	OpInfo       Op = "info"
 	OpStop       Op = "stop"
 	OpYield      Op = "yield" // ends a service that was started on demand and is not in use
@@ -102,15 +101,15 @@ const (
 	OpQPShow     Op = "qp show"
 	OpQPTrace    Op = "qp trace"
 	OpProfile    Op = "debug pprof"
-	OpCapture    Op = "capture" // with the descriptor of the socket that the file is sent to
+	OpCapture    Op = "capture" // with the descriptor of the socket for the file
 )
 
-// Response answers a Request. Error is empty on success; Errno then is 0.
+// Response answers a Request. On success Error is empty and Errno is 0.
 type Response struct {
 	Error    string           `json:",omitempty"`
 	Errno    syscall.Errno    `json:",omitempty"`
-	Protocol int              `json:",omitempty"` // of the service, with Error
-	Build    string           `json:",omitempty"` // the same
+	Protocol int              `json:",omitempty"` // version of the service, with Error
+	Build    string           `json:",omitempty"` // build of the service, with Error
 	Info     *Info            `json:",omitempty"`
 	Attached *Attached        `json:",omitempty"`
 	Opened   *Opened          `json:",omitempty"`
@@ -119,43 +118,43 @@ type Response struct {
 	Users    []UserInfo       `json:",omitempty"`
 	Devs     []DevInfo        `json:",omitempty"`
 	Faults   []FaultRuleState `json:",omitempty"`
-	ID       int              `json:",omitempty"` // of the fault rule that was added
+	ID       int              `json:",omitempty"` // number of the added fault rule
 	Stats    []StatInfo       `json:",omitempty"`
 	QPs      []QPStatusInfo   `json:",omitempty"`
 	Trace    *QPTraceInfo     `json:",omitempty"`
 	Profile  []byte           `json:",omitempty"`
 }
 
-// Attach describes the program that is about to start.
+// Attach describes a program that is about to start.
 type Attach struct {
-	Args  []string // of the program, for people to read; see CutArgs
-	Trace bool     `json:",omitempty"` // the answer comes with a socket, on which the service sends a trace of its calls
+	Args []string // arguments of the program, for display; see CutArgs
+	// the answer comes with a socket, on which the service sends a trace of the program's calls
+	Trace bool `json:",omitempty"`
 }
 
-// Attached is what the launcher needs as the program's guardian.
+// Attached holds the information for the launcher as the program's guardian.
 type Attached struct {
-	Dir    string // the session's name: the names of its programs' queue files begin with it
-	Helped bool   `json:",omitempty"` // the service will ask for Help, and the launcher is to stay an ancestor
-	Traced bool   `json:",omitempty"` // the program is to let the service's process access its memory (PR_SET_PTRACER)
-	// Trace is the trace that Attach.Trace asks for; nil from a service that does not know of it. It comes as a
-	// descriptor.
+	Dir    string // name of the session, which is the prefix of the names of its programs' queue files
+	Helped bool   `json:",omitempty"` // the service will send Help, and the launcher must stay an ancestor
+	Traced bool   `json:",omitempty"` // the program must allow the service's process to access its memory (PR_SET_PTRACER)
+	// Trace is the trace requested by Attach.Trace, or nil from a service without traces. It travels as a descriptor.
 	Trace *CallTrace `json:"-"`
 }
 
-// Opened describes a device file that was opened.
+// Opened describes an opened device file.
 type Opened struct {
 	Device string // such as rxe0
 	Driver uint32 // enum rdma_driver_id
-	ABI    int    // the version of the driver's part of the user ABI
+	ABI    int    // version of the driver's part of the user ABI
 }
 
-// Help is a message of the service to a launcher, over the connection that stands for the program.
+// Help is a request of the service to a launcher, over the connection that represents the program.
 type Help struct {
-	MemOf  int    `json:",omitempty"` // thread whose /proc/TID/mem is wanted
-	Notice string `json:",omitempty"` // what the user of the program is to read; no descriptor is wanted
+	MemOf  int    `json:",omitempty"` // thread; /proc/TID/mem is requested
+	Notice string `json:",omitempty"` // text for the user of the program; no descriptor is requested
 }
 
-// HelpAnswer answers Help. The descriptor that was asked for comes with it, unless Error is set.
+// HelpAnswer answers Help. The requested descriptor comes with it, unless Error is set.
 type HelpAnswer struct {
 	Error string        `json:",omitempty"`
 	Errno syscall.Errno `json:",omitempty"`
@@ -164,6 +163,6 @@ type HelpAnswer struct {
 // Info describes the service.
 type Info struct {
 	PID      int  `json:"pid"`
-	Programs int  `json:"programs"`  // attached now, and captures
+	Programs int  `json:"programs"`  // number of attached programs and captures
 	OnDemand bool `json:"on_demand"` // started by a client
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// answering returns a client of a service that answers each request by answer.
+// answering returns a client of a service that answers each request with the result of answer.
 func answering(t *testing.T, answer func(*Request) any) *Client {
 	t.Helper()
 	ends := pair(t)
@@ -32,14 +32,14 @@ func answering(t *testing.T, answer func(*Request) any) *Client {
 	return NewClient(ends[1], 4711, 0)
 }
 
-// TestOlderService: a service that named no build is older than this one, which says so and what to do.
+// TestOlderService tests that a service without a build name is reported as older, with the remedy.
 func TestOlderService(t *testing.T) {
 	for _, old := range []struct {
 		text  string
 		errno syscall.Errno
 	}{
 		{"the running service speaks protocol 3, this command 4: ...", syscall.EPROTO},
-		{`malformed request "open": invalid argument`, syscall.EINVAL}, // a request that it does not know
+		{`malformed request "open": invalid argument`, syscall.EINVAL}, // a request that the service does not know
 	} {
 		c := answering(t, func(*Request) any { return map[string]any{"Error": old.text, "Errno": old.errno} })
 		_, err := c.Do(&Request{Op: OpInfo})
@@ -61,9 +61,10 @@ func TestOlderService(t *testing.T) {
 	}
 }
 
-// TestYieldOfAnotherVersion: where the version of the client is refused, an older one is tried that has the request.
+// TestYieldOfAnotherVersion tests that Yield tries an older version of the protocol if the service refuses the client's
+// version.
 func TestYieldOfAnotherVersion(t *testing.T) {
-	var mu sync.Mutex // the race detector does not know that a message orders what is before it
+	var mu sync.Mutex // the race detector does not know that a message is a synchronisation
 	var tried []int
 	try := func(protocol int) {
 		mu.Lock()

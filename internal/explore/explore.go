@@ -1,10 +1,9 @@
-// Package explore visits every state that a few threads can bring a small system into, whatever the order in which they
-// run.
+// Package explore visits all states of a small system of a few threads, for each order in which the threads can run.
 //
-// A system is a value that can be compared, with everything that matters in it: what the threads share, and where each
-// of them is. A thread is a function that says what it can do next. A test writes the threads with the transition
-// functions that the product itself calls, so that a defect in one of those shows as a state that breaks a rule, with
-// the shortest way there.
+// A system is a comparable value that holds all relevant state: the state shared by the threads, and the position of
+// each thread. A thread is a function that returns its possible next steps. A test builds the threads from the
+// transition functions of the product itself. A defect in one of these appears as a state that violates a rule, with
+// the shortest path to that state.
 package explore
 
 import (
@@ -12,38 +11,39 @@ import (
 	"strings"
 )
 
-// Step is something that a thread does at once, as nobody else sees it half done.
+// Step is an atomic step of a thread.
 type Step[S comparable] struct {
 	What string
 	To   S
 }
 
-// Thread returns what a thread can do in a state: nothing if it waits or has ended; more than one step where the system
-// leaves open which.
+// Thread returns the possible steps of a thread in a state. It returns none if the thread waits or has ended, and
+// several if the choice is open.
 type Thread[S comparable] func(S) []Step[S]
 
-// System is what is explored.
+// System is a system to explore.
 type System[S comparable] struct {
 	Start   S
 	Threads []Thread[S]
-	// Check returns an error for a state that breaks a rule.
+	// Check returns an error for a state that violates a rule.
 	Check func(S) error
-	// End returns an error for a state in which nobody can do anything, such as one in which a thread still waits.
+	// End returns an error for a state without a next step that is not a proper end, for example one with a waiting
+	// thread.
 	End func(S) error
 }
 
-// Result is what an exploration has seen.
+// Result is the size of an exploration.
 type Result struct {
 	States, Steps int
-	Ends          int // states in which nobody can do anything
-	Depth         int // steps to the state that is farthest away
+	Ends          int // states without a next step
+	Depth         int // greatest number of steps to a state
 }
 
 func (r Result) String() string {
 	return fmt.Sprintf("%d states, %d steps, %d ends, depth %d", r.States, r.Steps, r.Ends, r.Depth)
 }
 
-// Broken is a rule that does not hold, with the shortest way to a state where it is broken.
+// Broken is a violated rule, with the shortest path to such a state.
 type Broken struct {
 	Err error
 	Way []string
@@ -55,7 +55,7 @@ func (b *Broken) Error() string {
 
 func (b *Broken) Unwrap() error { return b.Err }
 
-// Run visits all states, nearest first. It returns a [Broken] for the first that breaks a rule, and an error where
+// Run visits all states, nearest first. It returns a [Broken] for the first state that violates a rule, and an error if
 // there are more than most states.
 func (s *System[S]) Run(most int) (r Result, err error) {
 	type origin struct {

@@ -6,13 +6,13 @@ import (
 	"testing"
 )
 
-// counters are two threads that each add one to a number, by reading and writing it, perhaps under a lock.
+// counters are two threads that each increment a number by a read and a write, optionally under a lock.
 type counters struct {
 	n, pc    [2]int
 	sum      int
-	lock     int // 0: free; else whose, counted from 1
+	lock     int // 0: free; otherwise the owner, counted from 1
 	useLock  bool
-	forgetIt bool // thread 1 does not give it up
+	forgetIt bool // thread 1 does not release the lock
 }
 
 func (c counters) thread(i int) []Step[counters] {
@@ -79,6 +79,6 @@ func TestRun(t *testing.T) {
 		return nil
 	}, Threads: []Thread[int]{func(n int) []Step[int] { return []Step[int]{{"counts", n + 1}} }}}
 	if _, err := s.Run(10); err == nil {
-		t.Error("an exploration without end has ended")
+		t.Error("Run of an infinite system: got success, want an error")
 	}
 }

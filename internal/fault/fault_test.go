@@ -23,8 +23,8 @@ func set(v reflect.Value) {
 	}
 }
 
-// TestKinds: each field of Rule that is no selection is a kind, in this order, and has a row in which everything is
-// about the field.
+// TestKinds tests that each field of Rule except the selections is a kind, in this order, and that all columns of its
+// row refer to the field.
 func TestKinds(t *testing.T) {
 	i := 0
 	for f := range reflect.TypeFor[Rule]().Fields() {
@@ -61,11 +61,11 @@ func TestKinds(t *testing.T) {
 		t.Errorf("Kinds has rows without fields: %v", names(Kinds[i:], func(*Kind) bool { return true }))
 	}
 	if (&Rule{Seed: 1, Skip: 1, Limit: 1, QP: 1}).Active() {
-		t.Error("a rule of a selection alone is active")
+		t.Error("Active: got true for a rule without an effect, want false")
 	}
 }
 
-// TestColumns: each counter has one column, and only that shows it.
+// TestColumns tests that each counter has exactly one column.
 func TestColumns(t *testing.T) {
 	columns := Columns()
 	shown := 0
@@ -82,7 +82,7 @@ func TestColumns(t *testing.T) {
 			}
 		}
 		if n != 1 {
-			t.Errorf("%s is in %d columns, want one", f.Name, n)
+			t.Errorf("%s: got %d columns, want one", f.Name, n)
 		}
 		shown++
 		for i := range Kinds {
@@ -95,11 +95,11 @@ func TestColumns(t *testing.T) {
 		}
 	}
 	if shown != len(columns) {
-		t.Errorf("%d counters in %d columns", shown, len(columns))
+		t.Errorf("got %d counters in %d columns", shown, len(columns))
 	}
 }
 
-// TestParseShare: a percentage is the nearest number to it.
+// TestParseShare tests that a percentage becomes the nearest number.
 func TestParseShare(t *testing.T) {
 	for text, want := range map[string]Share{"0": 0, "1": 1, "0.57": 0.57, ".5": 0.5, "0%": 0, "57%": 0.57, "0.3%": 0.003,
 		"100%": 1, " 1% ": 0.01} {
@@ -114,7 +114,7 @@ func TestParseShare(t *testing.T) {
 	}
 }
 
-// TestPages: the pages list the kinds.
+// TestPages tests that the pages list the kinds.
 func TestPages(t *testing.T) {
 	var table, list strings.Builder
 	table.WriteString("| what | | counted as |\n|---|---|---|\n")

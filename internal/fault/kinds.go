@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Rule describes a fault: which packets of a device it selects, and what happens to them. Kinds that a rule does not
-// mention do not happen. Several may happen to one packet, but those of [Kind.Alone] are each in a rule of their own.
-// Rules decide in the order in which they were added; later rules do not see packets that an earlier one has dropped.
+// Rule describes a fault: which packets of a device it selects, and what happens to them. Omitted kinds do not happen.
+// Several kinds may apply to one packet, but a kind with [Kind.Alone] needs a separate rule. Rules apply in the order
+// in which they were added. Later rules do not see packets dropped by an earlier one.
 //
 // The tags are the names of the fields in the control protocol (json), in scenario files (yaml) and on the command
 // line, where [Kinds] has the help.
@@ -33,16 +33,16 @@ type Rule struct {
 	Duplicate Share `json:"duplicate,omitempty" yaml:"duplicate" complete:"none"`
 	// Corrupt is the probability that one bit of the packet is flipped. The receiver detects it by the ICRC.
 	Corrupt Share `json:"corrupt,omitempty" yaml:"corrupt" complete:"none"`
-	// Delay holds every packet for this time, and Jitter for a random time up to it in addition. Packets overtake each
-	// other only by jitter.
+	// Delay delays every packet by this time, and Jitter by an additional random time up to its value. Only jitter makes
+	// packets overtake each other.
 	Delay  time.Duration `json:"delay_ns,omitempty" yaml:"delay" complete:"none"`
 	Jitter time.Duration `json:"jitter_ns,omitempty" yaml:"jitter" complete:"none"`
 	// Reorder is the probability that the packet is held until Behind later packets (0: one) have been sent to the same
-	// address, whatever its delay, or until its delay and then Hold (0: 10 ms) are over.
+	// address, or until its delay and then Hold (0: 10 ms) have passed.
 	Reorder Share         `json:"reorder,omitempty" yaml:"reorder" complete:"none"`
 	Behind  int           `json:"behind,omitempty" yaml:"-" kong:"-"`
 	Hold    time.Duration `json:"hold_ns,omitempty" yaml:"-" kong:"-"`
-	// Stop drops every packet in both directions: the peer seems dead, and this device to the peer. Peer is the other
+	// Stop drops every packet in both directions, so the peer and this device appear dead to each other. Peer is the other
 	// end of either direction.
 	Stop bool `json:"stop,omitempty" yaml:"stop" complete:"none"`
 	// RNR is the probability that the device answers a message that needs a receive with an RNR NAK, as if none were
@@ -53,7 +53,7 @@ type Rule struct {
 // Counts holds the counters of a rule in force, in packets.
 type Counts struct {
 	Seen uint64 `json:"seen"` // selected packets, including those before Skip and after Limit
-	Hit  uint64 `json:"hit"`  // seen packets to which something happened
+	Hit  uint64 `json:"hit"`  // packets affected by the rule
 
 	Dropped    uint64 `json:"dropped"`
 	Duplicated uint64 `json:"duplicated"`
@@ -62,7 +62,8 @@ type Counts struct {
 	Reordered  uint64 `json:"reordered"`
 	NotReady   uint64 `json:"not_ready"` // messages answered with an RNR NAK
 
-	// HitAt lists the first [MaxHitAt] hit packets by their number among the seen ones, from 1. It follows from the seed.
+	// HitAt lists the first [MaxHitAt] hit packets by their number among the seen ones, from 1. It is determined by the
+	// seed.
 	HitAt []uint64 `json:"hit_at,omitempty"`
 }
 
@@ -123,7 +124,7 @@ func (k *Kind) On(r *Rule) bool { return k.value(r) != k.value(&Rule{}) }
 // Count returns the counter of the kind.
 func (k *Kind) Count(c *Counts) uint64 { return k.count(c) }
 
-// Usage returns the help with what goes for all kinds like this one.
+// Usage returns the help, including the restriction of kinds with Alone.
 func (k *Kind) Usage() string {
 	if k.Alone {
 		return k.Help + " In a rule of its own."
@@ -142,7 +143,7 @@ const (
 	UnitSwitch             // a bool
 )
 
-// Placeholder returns the letter that stands for a value in help; "" for a switch, which has none.
+// Placeholder returns the letter that stands for a value in help, or "" for a switch.
 func (u Unit) Placeholder() string { return [...]string{"P", "D", "N", ""}[u] }
 
 // Unit returns the unit of the kind's value.
@@ -158,7 +159,7 @@ func (k *Kind) Unit() Unit {
 	return UnitNumber
 }
 
-// flags is [Kinds] in the order of the help.
+// flags holds [Kinds] in the order of the help.
 var flags = func() []Kind {
 	list := slices.Clone(Kinds)
 	rank := func(k *Kind) int {
@@ -173,10 +174,10 @@ var flags = func() []Kind {
 	return list
 }()
 
-// Flags returns the kinds in the order of the help: by their unit, and those that go into rules of their own last.
+// Flags returns the kinds in the order of the help: by their unit, with the kinds that need separate rules last.
 func Flags() []Kind { return flags }
 
-// Columns returns the kinds with whose counters a table has columns: one for each counter.
+// Columns returns one kind for each counter, for the columns of a table.
 func Columns() (list []Kind) {
 	for _, k := range Kinds {
 		if !slices.ContainsFunc(list, func(o Kind) bool { return o.Counter == k.Counter }) {
@@ -186,7 +187,7 @@ func Columns() (list []Kind) {
 	return list
 }
 
-// names returns the names of some kinds.
+// names returns the names of the wanted kinds.
 func names(kinds []Kind, want func(*Kind) bool) (list []string) {
 	for i := range kinds {
 		if want(&kinds[i]) {

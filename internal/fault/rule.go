@@ -11,7 +11,7 @@ import (
 // Share is a probability from 0 to 1.
 type Share float64
 
-// ParseShare reads a share, written as 1% or as 0.01.
+// ParseShare parses a share, written as 1% or as 0.01.
 func ParseShare(text string) (Share, error) {
 	number, percent := strings.CutSuffix(strings.TrimSpace(text), "%")
 	v, err := strconv.ParseFloat(number, 64)
@@ -94,7 +94,7 @@ func (r *Rule) Active() bool {
 	return false
 }
 
-// String returns the rule in words: "drop 0.01 queue pair 17".
+// String formats the rule: "drop 0.01 queue pair 17".
 func (r Rule) String() string {
 	var w []string
 	word := func(show bool, format string, args ...any) {
@@ -123,7 +123,7 @@ func (r Rule) String() string {
 	return strings.Join(w, " ")
 }
 
-// State is a rule in force, and its counters so far.
+// State is a rule in force with its counters.
 type State struct {
 	ID int `json:"id"`
 	Rule

@@ -14,32 +14,32 @@ type Rate uint64
 // Size is a number of bytes.
 type Size uint64
 
-// Shape describes how the link of a device limits and delays what it sends. Packets wait in one queue for all addresses
-// of the device until the rate lets them go, and are then on their way for the delay. The zero Shape does nothing.
+// Shape describes how the link of a device limits and delays sent packets. Packets wait in one queue for all addresses
+// of the device until the rate allows them to leave, and then for the delay. The zero Shape has no effect.
 //
 // The tags are the names of the fields in the control protocol (json), in scenario files (yaml) and on the command
 // line.
 type Shape struct {
-	// Rate limits what leaves, counted as packets with their IP headers; 0: no limit.
-	Rate Rate `json:"rate_bps,omitempty" yaml:"rate" help:"Let packets leave at this rate, such as 100Mbit; none: as they come." placeholder:"RATE" complete:"none"`
-	// Delay is the time on the way, and Jitter a random time up to it in addition, by which packets may overtake each
-	// other.
-	Delay  time.Duration `json:"delay_ns,omitempty" yaml:"delay" help:"Time that each packet is on its way, such as 20us." placeholder:"D" complete:"none"`
-	Jitter time.Duration `json:"jitter_ns,omitempty" yaml:"jitter" help:"Up to so much more delay, at random, by which packets overtake each other." placeholder:"D" complete:"none"`
+	// Rate limits the sent packets, counted with their IP headers; 0: no limit.
+	Rate Rate `json:"rate_bps,omitempty" yaml:"rate" help:"Rate at which packets leave, such as 100Mbit; none: no limit." placeholder:"RATE" complete:"none"`
+	// Delay is the time on the way, and Jitter an additional random time up to its value. Jitter makes packets overtake
+	// each other.
+	Delay  time.Duration `json:"delay_ns,omitempty" yaml:"delay" help:"Time on the way of each packet, such as 20us." placeholder:"D" complete:"none"`
+	Jitter time.Duration `json:"jitter_ns,omitempty" yaml:"jitter" help:"Additional random delay, up to this time; packets may overtake each other." placeholder:"D" complete:"none"`
 	// QueueBytes and QueuePackets limit the packets that wait for the rate; further packets are dropped. 0: no limit of
-	// this kind. Without either the limit is [DefaultQueue].
+	// this kind. If both are 0, the limit is [DefaultQueue].
 	QueueBytes   Size   `json:"queue_bytes,omitempty" yaml:"queue" kong:"-"`
 	QueuePackets uint64 `json:"queue_packets,omitempty" yaml:"packets" kong:"-"`
 	// ECN is the length of the queue above which packets of an ECN-capable transport (ECT) are marked with congestion
 	// experienced; 0: never.
-	ECN Size `json:"ecn_bytes,omitempty" yaml:"ecn" name:"ecn-threshold" help:"Mark packets with congestion experienced while more than so many bytes wait, if they say that they are of an ECN-capable transport." placeholder:"BYTES" complete:"none"`
+	ECN Size `json:"ecn_bytes,omitempty" yaml:"ecn" name:"ecn-threshold" help:"Mark packets of an ECN-capable transport with congestion experienced while more bytes than this wait." placeholder:"BYTES" complete:"none"`
 	// Loss is the probability that a packet is lost on the way.
-	Loss Share `json:"loss,omitempty" yaml:"loss" help:"Share of packets to lose on their way, such as 1% or 0.01." placeholder:"P" complete:"none"`
+	Loss Share `json:"loss,omitempty" yaml:"loss" help:"Share of packets lost on the way, such as 1% or 0.01." placeholder:"P" complete:"none"`
 	// Seed seeds the random numbers of Jitter and Loss; 0: a different seed each time. Scenarios have one seed for all.
-	Seed uint64 `json:"seed,omitempty" yaml:"-" help:"Seed of jitter and loss; default: another one each time." placeholder:"N" complete:"none"`
+	Seed uint64 `json:"seed,omitempty" yaml:"-" help:"Seed of jitter and loss; default: a different one each time." placeholder:"N" complete:"none"`
 }
 
-// Limits of a Shape.
+// The limits of a Shape.
 const (
 	MinRate         = 1_000             // a kilobit per second
 	MaxRate         = 1_000_000_000_000 // a terabit per second
@@ -79,7 +79,7 @@ func (s *Shape) Validate() error {
 // Active reports whether the Shape has any effect.
 func (s *Shape) Active() bool { return s.Rate > 0 || s.Delay > 0 || s.Jitter > 0 || s.Loss > 0 }
 
-// String returns the shape in words: "rate 10Gbit delay 20µs"; "" if it does nothing.
+// String formats the shape: "rate 10Gbit delay 20µs", or "" without an effect.
 func (s Shape) String() string {
 	var w []string
 	word := func(show bool, format string, args ...any) {
@@ -98,7 +98,7 @@ func (s Shape) String() string {
 	return strings.Join(w, " ")
 }
 
-// String returns the rate as tc(8) writes it: "100Mbit".
+// String formats the rate like tc(8): "100Mbit".
 func (r Rate) String() string {
 	for _, u := range []struct {
 		n    Rate

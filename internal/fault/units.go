@@ -8,7 +8,7 @@ import (
 	"unicode"
 )
 
-// ParseRate reads a number of bits per second, such as 100Mbit; none is 0. The case of letters does not count.
+// ParseRate parses a number of bits per second, such as 100Mbit; none is 0. Case is ignored.
 func ParseRate(text string) (Rate, error) {
 	if strings.EqualFold(strings.TrimSpace(text), "none") {
 		return 0, nil
@@ -20,7 +20,7 @@ func ParseRate(text string) (Rate, error) {
 	return Rate(v), nil
 }
 
-// ParseSize reads a number of bytes, such as 65536, 64K or 64KB. The case of letters does not count.
+// ParseSize parses a number of bytes, such as 65536, 64K or 64KB. Case is ignored.
 func ParseSize(text string) (Size, error) {
 	v, ok := number(text, map[string]float64{
 		"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30})
@@ -30,7 +30,7 @@ func ParseSize(text string) (Size, error) {
 	return Size(v), nil
 }
 
-// number reads a number with a unit, in small letters. It reports false for a number of 2^63 or more.
+// number parses a number with a unit, in small letters. It returns false for a number of 2^63 or more.
 func number(text string, units map[string]float64) (float64, bool) {
 	text = strings.TrimSpace(text)
 	end := strings.LastIndexFunc(text, func(r rune) bool { return !unicode.IsLetter(r) }) + 1

@@ -1,14 +1,14 @@
-// Package gate has the key to the calls of package ib for user contexts. internal/layers lists the packages that may
-// import it.
+// Package gate provides the key to the functions of package ib for user contexts. internal/layers lists the packages
+// that may import it.
 package gate
 
-// Key opens ib.ForUser.
+// Key is required by ib.ForUser.
 type Key struct{ valid bool }
 
 // Open returns a key.
 func Open() Key { return Key{valid: true} }
 
-// Check panics for the zero Key, the only one that other packages can come by.
+// Check panics for the zero Key, which is the only one that other packages can make.
 func (k Key) Check() {
 	if !k.valid {
 		panic("gate: the key is not valid")

@@ -1,5 +1,5 @@
-// Package gendoc keeps parts of documents that are made from code and data in step with them: a test calls [Check],
-// which fails when the part is stale, and rewrites it when the environment has UPDATE_DOCS.
+// Package gendoc keeps generated parts of documents up to date: a test calls [Check], which fails if the part is stale,
+// and rewrites it if UPDATE_DOCS is set in the environment.
 package gendoc
 
 import (
@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Check compares a part of a file with what it should be. In the file it stands between the lines
+// Check compares a part of a file with its generated text. In the file the part is between the lines
 //
 //	<!-- generated: NAME -->
 //	<!-- end: NAME -->

@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReserve: large memory lies in a huge page as in its file, and no address is left over.
+// TestReserve tests that large memory has the same offset in a huge page as in its file, and that all addresses are
+// freed.
 func TestReserve(t *testing.T) {
 	page := os.Getpagesize()
 	for _, c := range []struct {
@@ -25,16 +26,16 @@ func TestReserve(t *testing.T) {
 			t.Errorf("Reserve(%d, %#x): got address %#x", c.n, c.offset, at)
 		}
 		if mapped(t, mem) != len(mem) {
-			t.Errorf("Reserve(%d, %#x): %d bytes are mapped", c.n, c.offset, mapped(t, mem))
+			t.Errorf("Reserve(%d, %#x): got %d mapped bytes", c.n, c.offset, mapped(t, mem))
 		}
 		Release(mem)
 		if n := mapped(t, mem); n != 0 {
-			t.Errorf("after Release %d bytes are mapped", n)
+			t.Errorf("mapped bytes after Release: got %d", n)
 		}
 	}
 }
 
-// mapped returns how many bytes of mem are mapped.
+// mapped returns the number of mapped bytes of mem.
 func mapped(t *testing.T, mem []byte) (n int) {
 	page := os.Getpagesize()
 	for at := 0; at < len(mem); at += page {
@@ -45,7 +46,7 @@ func mapped(t *testing.T, mem []byte) (n int) {
 	return n
 }
 
-// TestAlign is about where in a file memory begins.
+// TestAlign tests the offsets returned by Align.
 func TestAlign(t *testing.T) {
 	for _, c := range []struct{ off, n, want int64 }{
 		{0, 1, 0}, {4096, 4096, 4096}, {4096, Size - 1, 4096}, {0, Size, 0}, {4096, Size, Size}, {Size, 5 * Size,
@@ -57,7 +58,7 @@ func TestAlign(t *testing.T) {
 	}
 }
 
-// TestAlignDown is about where in a file memory begins that ends at an offset at the latest.
+// TestAlignDown tests the offsets returned by AlignDown.
 func TestAlignDown(t *testing.T) {
 	for _, c := range []struct{ off, n, want int64 }{
 		{0, 1, 0}, {4096, Size - 1, 4096}, {4096, Size, 0}, {Size, Size, Size}, {2*Size + 1, 5 * Size, 2 * Size},
@@ -68,7 +69,7 @@ func TestAlignDown(t *testing.T) {
 	}
 }
 
-// TestCollapse: what is in memory stays there, whether the kernel has made its pages huge or not.
+// TestCollapse tests that the content of memory stays unchanged, whether or not the kernel has collapsed its pages.
 func TestCollapse(t *testing.T) {
 	fd, err := unix.MemfdCreate("hugepage-test", unix.MFD_CLOEXEC)
 	if err != nil {

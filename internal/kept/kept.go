@@ -20,18 +20,18 @@ import (
 )
 
 const (
-	// fewNotes is the largest number of notes that Keep looks at itself. A timer looks at more.
+	// fewNotes is the largest number of notes that Keep checks itself. For more notes, a timer does.
 	fewNotes = 64
-	// The pauses between two looks.
+	// The pauses between two checks.
 	firstPause = 10 * time.Millisecond
 	lastPause  = time.Second
-	// After a look that took more than longLook of a processor, none begins before restFactor times as long: users at
-	// their limit cause one with each refusal.
+	// After a check that took more than longLook of processor time, the next one begins after restFactor times that time
+	// at the earliest. Users at their limit cause a check with each refusal.
 	longLook   = 10 * time.Millisecond
 	restFactor = 4
 )
 
-// Keeper has the objects of all users. It is safe for concurrent use. The nil Keeper keeps nothing.
+// Keeper tracks the objects of all users. It is safe for concurrent use. The nil Keeper tracks nothing.
 type Keeper struct {
 	log *slog.Logger
 
@@ -40,7 +40,7 @@ type Keeper struct {
 	closed bool
 }
 
-// New returns a Keeper. The log, which may be nil, gets what has no caller to be returned to.
+// New returns a Keeper. The log, which may be nil, receives errors that have no caller.
 func New(log *slog.Logger) *Keeper {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -48,8 +48,7 @@ func New(log *slog.Logger) *Keeper {
 	return &Keeper{log: log, of: map[*quota.User]*Kept{}}
 }
 
-// Of returns the objects of a user, which are one and the same value as long as the Keeper exists. The nil Keeper
-// returns nil.
+// Of returns the objects of a user, always as the same value. The nil Keeper returns nil.
 func (k *Keeper) Of(u *quota.User) *Kept {
 	if k == nil {
 		return nil
@@ -64,35 +63,35 @@ func (k *Keeper) Of(u *quota.User) *Kept {
 	return s
 }
 
-// Release ends the charges of the user's objects that no program has any more. (quota.Ledger.OnShort)
+// Release ends the charges for the user's objects that no program has any more. (quota.Ledger.OnShort)
 func (k *Keeper) Release(u *quota.User) { k.Of(u).Release() }
 
-// Object is what a program may have. Neither method may sleep.
+// Object is an object that a program may have. Its methods may not sleep.
 type Object interface {
-	// InUse reports whether a program has it.
+	// InUse reports whether a program has the object.
 	InUse() bool
-	// Close ends the service's own use of it.
+	// Close ends the service's own use of the object.
 	Close() error
 }
 
-// Kept has the objects of one user. It is safe for concurrent use. The nil Kept keeps nothing.
+// Kept tracks the objects of one user. It is safe for concurrent use. The nil Kept tracks nothing.
 type Kept struct {
 	user *quota.User
 	log  *slog.Logger
 
 	mu     sync.Mutex
-	epoll  int    // -1: nothing is noted
+	epoll  int    // -1: nothing was noted
 	last   uint64 // the latest note
-	noted  int    // notes that were open at the last look, or were made since
+	noted  int    // open notes at the last check, plus later ones
 	left   []charge
-	timer  *time.Timer   // for the next look; nil: there is none
-	pause  time.Duration // before the one after that
-	rested time.Time     // no look begins before
+	timer  *time.Timer   // starts the next check; nil: none is pending
+	pause  time.Duration // before the check after that
+	rested time.Time     // earliest time of the next check
 	sweeps []*Sweep
 	closed bool
 }
 
-// Sweep is a function that closes what programs have left and the service has not.
+// Sweep is a function that closes objects that programs have closed and the service has not.
 type Sweep struct{ f func() }
 
 type charge struct {
@@ -100,13 +99,13 @@ type charge struct {
 	end func()
 }
 
-// Note stands for a description that was noted. The zero Note stands for none, and is not in use.
+// Note identifies a noted description. The zero Note identifies none, and is not in use.
 type Note struct {
 	of *Kept
 	id uint64
 }
 
-// Note notes the description of a pipe, a socket or an eventfd, which a program is about to get.
+// Note notes the description of a pipe, a socket or an eventfd, before a program gets it.
 func (s *Kept) Note(fd int) (Note, error) {
 	if s == nil {
 		return Note{}, nil
@@ -127,7 +126,7 @@ func (s *Kept) Note(fd int) (Note, error) {
 		s.epoll = epoll
 	}
 	s.last++
-	event := unix.EpollEvent{Fd: int32(s.last), Pad: int32(s.last >> 32)} // the data of 64 bits
+	event := unix.EpollEvent{Fd: int32(s.last), Pad: int32(s.last >> 32)} // the 64 bits of data
 	if err := unix.EpollCtl(s.epoll, unix.EPOLL_CTL_ADD, fd, &event); err != nil {
 		return fail("epoll_ctl", err)
 	}
@@ -135,8 +134,8 @@ func (s *Kept) Note(fd int) (Note, error) {
 	return Note{s, s.last}, nil
 }
 
-// Pipe makes a pipe whose reading end a program is about to get, and notes that end. Writes to the other end do not
-// block. Where the process can open a file of mode 0, a program cannot open the pipe again, which would be another
+// Pipe makes a pipe and notes its reading end, which is for a program. Writes to the other end do not block. If the
+// process can open a file of mode 0, Pipe prevents a program from opening the pipe again, which would make another
 // description.
 func (s *Kept) Pipe() (read, write int, note Note, err error) {
 	var p [2]int
@@ -172,12 +171,12 @@ func (n Note) InUse() bool {
 	return open || err != nil
 }
 
-// Close does nothing: the note ends with the description.
+// Close does nothing, since the note ends with the description.
 func (Note) Close() error { return nil }
 
-// Keep closes the object and calls end, which ends a charge, as soon as no program has the object. The service does not
-// use it any more, and has closed its own descriptors of a description that was noted. Neither Keep nor end sleeps; end
-// may be called before Keep returns.
+// Keep closes the object and calls end, which ends a charge, as soon as no program has the object. The service must not
+// use the object any more, and must have closed its descriptors of a noted description. Neither Keep nor end sleeps.
+// end may be called before Keep returns.
 func (s *Kept) Keep(o Object, end func()) {
 	if s == nil {
 		o.Close()
@@ -198,7 +197,7 @@ func (s *Kept) Keep(o Object, end func()) {
 	s.lookLater()
 }
 
-// lookLater looks again after a pause, if something is left.
+// lookLater schedules another check if objects are left.
 //
 //verbena:held mu
 func (s *Kept) lookLater() {
@@ -218,8 +217,8 @@ func (s *Kept) lookLater() {
 	s.pause = min(2*s.pause, lastPause)
 }
 
-// OnRelease makes Release call f before it looks: f closes objects that programs have left, so that Release ends their
-// charges. f may not sleep, take from the user's account, or call OnRelease or Forget.
+// OnRelease makes Release call f before its check. f closes objects that programs have closed, so that Release ends
+// their charges. f may not sleep, take from the user's account, or call OnRelease or Forget.
 func (s *Kept) OnRelease(f func()) *Sweep {
 	if s == nil {
 		return nil
@@ -231,7 +230,7 @@ func (s *Kept) OnRelease(f func()) *Sweep {
 	return sweep
 }
 
-// Forget ends OnRelease. The function may still run when it returns.
+// Forget ends OnRelease. The function may still be running when Forget returns.
 func (s *Kept) Forget(sweep *Sweep) {
 	if s == nil || sweep == nil {
 		return
@@ -241,7 +240,7 @@ func (s *Kept) Forget(sweep *Sweep) {
 	s.sweeps = slices.DeleteFunc(s.sweeps, func(x *Sweep) bool { return x == sweep })
 }
 
-// Release ends the charges of objects that no program has any more. It does not sleep.
+// Release ends the charges for objects that no program has any more. It does not sleep.
 func (s *Kept) Release() {
 	if s == nil {
 		return
@@ -271,7 +270,8 @@ func (s *Kept) look() {
 	s.lookSince(threadTime())
 }
 
-// lookSince looks, and rests if the thread has worked for long since a moment of its processor time.
+// lookSince checks the objects. It sets the earliest time of the next check if the thread has used much processor time
+// since began.
 //
 //verbena:held mu
 func (s *Kept) lookSince(began time.Duration) {
@@ -285,7 +285,7 @@ func (s *Kept) lookSince(began time.Duration) {
 	}
 	open, err := s.open()
 	if err != nil {
-		return // the next look may succeed
+		return // the next check may succeed
 	}
 	s.left = slices.DeleteFunc(s.left, func(c charge) bool {
 		if n, ok := c.Object.(Note); ok {
@@ -321,8 +321,8 @@ func (s *Kept) closeEpoll() {
 	}
 }
 
-// open returns in order the notes whose descriptions are open. The error is a shortage, which a user may have caused;
-// the charges stay. After any other error there are no notes, so that no user is charged for ever.
+// open returns the notes with open descriptions, in order. It returns an error for a shortage that a user may have
+// caused, and the charges stay. After any other error it returns no notes, so that no user is charged forever.
 //
 //verbena:held mu
 func (s *Kept) open() ([]uint64, error) {
@@ -344,7 +344,7 @@ func (s *Kept) open() ([]uint64, error) {
 	return ids, nil
 }
 
-// parse returns the data of an epoll instance's entries as fdinfo lists them (proc_pid_fdinfo(5)), in order.
+// parse returns the data of an epoll instance's entries in fdinfo (proc_pid_fdinfo(5)), in order.
 func parse(info []byte) (ids []uint64) {
 	for line := range bytes.Lines(info) {
 		if !bytes.HasPrefix(line, []byte("tfd:")) {
@@ -361,7 +361,7 @@ func parse(info []byte) (ids []uint64) {
 	return ids
 }
 
-// Close ends all charges, and closes what the service has itself.
+// Close ends all charges, and closes the service's own objects.
 func (k *Keeper) Close() {
 	if k == nil {
 		return
@@ -394,8 +394,8 @@ func (s *Kept) giveUp() {
 	s.left = nil
 }
 
-// Unread is the service's descriptor of a socket whose other end a program has. It is in use until all that was sent
-// has been received, or the other end is closed: what is unread takes memory, also when the service has closed its end.
+// Unread is the service's descriptor of a socket with a program at its other end. It is in use until all sent data was
+// received, or the other end was closed. Unread data takes memory even after the service has closed its end.
 type Unread int
 
 // InUse implements Object. (SIOCOUTQ of unix(7))

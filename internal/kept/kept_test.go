@@ -19,8 +19,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// description makes an object of a kind, and returns a descriptor of what a program would get, and those of the
-// service.
+// descriptions makes objects of each kind. It returns the descriptor for a program, and those of the service.
 var descriptions = []struct {
 	name string
 	make func(t *testing.T) (theirs int, ours []int)
@@ -90,7 +89,7 @@ func TestClosedBeforeKeep(t *testing.T) {
 			s, u := keeper(t, 1)
 			n, theirs, ours := note(t, s, d.make)
 			if !n.InUse() {
-				t.Error("it is open, and not in use")
+				t.Error("InUse of an open description: got false, want true")
 			}
 			for _, fd := range append(ours, theirs) {
 				unix.Close(fd)
@@ -103,8 +102,8 @@ func TestClosedBeforeKeep(t *testing.T) {
 	}
 }
 
-// TestOnRelease: a user who lacks descriptors gets those that Release is told of, also when their objects are closed
-// only then. A function that was forgotten is not called.
+// TestOnRelease tests that a user who lacks descriptors gets those freed by Release, including objects that are closed
+// only then, and that a forgotten function is not called.
 func TestOnRelease(t *testing.T) {
 	s, u := keeper(t, 2)
 	n, theirs, ours := note(t, s, descriptions[0].make)
@@ -125,7 +124,7 @@ func TestOnRelease(t *testing.T) {
 	}
 }
 
-// TestManyNotes: a user with many notes does not make Keep look at all of them.
+// TestManyNotes tests that Keep does not check all notes of a user with many.
 func TestManyNotes(t *testing.T) {
 	for _, tt := range []struct {
 		notes int
@@ -159,7 +158,7 @@ func TestClosedAfterKeep(t *testing.T) {
 		t.Run(d.name, func(t *testing.T) {
 			s, u := keeper(t, 1)
 			n, theirs, ours := note(t, s, d.make)
-			again, err := unix.Dup(theirs) // the program may have more than one
+			again, err := unix.Dup(theirs) // the program may have several
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -169,7 +168,7 @@ func TestClosedAfterKeep(t *testing.T) {
 			keep(s, n)
 			s.Release()
 			if held := u.Held(quota.Descriptors); held != 1 {
-				t.Errorf("the user has it, and holds %d descriptors", held)
+				t.Errorf("while the program has the object: charged descriptors: got %d", held)
 			}
 			unix.Close(again)
 			becomes(t, u, 0)
@@ -177,7 +176,7 @@ func TestClosedAfterKeep(t *testing.T) {
 	}
 }
 
-// While the service has no descriptor left, nothing is given back.
+// TestOutOfDescriptors tests that no charge ends while the service has no free descriptor.
 func TestOutOfDescriptors(t *testing.T) {
 	s, u := keeper(t, 1)
 	theirs, ours := descriptions[0].make(t)
@@ -205,7 +204,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	becomes(t, u, 0)
 }
 
-// A description in flight is in use.
+// TestInFlight tests that a description in flight is in use.
 func TestInFlight(t *testing.T) {
 	s, u := keeper(t, 1)
 	theirs, ours := descriptions[0].make(t)
@@ -225,7 +224,7 @@ func TestInFlight(t *testing.T) {
 	}
 	keep(s, n)
 	if held := u.Held(quota.Descriptors); held != 1 {
-		t.Errorf("it is in flight, and the user holds %d descriptors", held)
+		t.Errorf("while in flight: charged descriptors: got %d", held)
 	}
 	unix.Close(p[1])
 	becomes(t, u, 0)
@@ -245,7 +244,7 @@ func TestUnread(t *testing.T) {
 			unix.Shutdown(p[1], unix.SHUT_RDWR)
 			keep(s, Unread(p[1]))
 			if held := u.Held(quota.Descriptors); held != 1 {
-				t.Errorf("1000 bytes are unread, and the user holds %d descriptors", held)
+				t.Errorf("with 1000 unread bytes: charged descriptors: got %d", held)
 			}
 			if how == "read" {
 				if n, err := unix.Read(p[0], make([]byte, 2000)); n != 1000 {
@@ -260,8 +259,7 @@ func TestUnread(t *testing.T) {
 	}
 }
 
-// A user at the limit gets at once what the program has let go of.
-// TestPipe: a process of uid 0 without capabilities, as in a container, cannot open the pipe again.
+// TestPipe tests that the next request of a user at the limit gets the objects that the program has closed.
 func TestPipe(t *testing.T) {
 	testutil.NeedRoot(t, "to open files of mode 0")
 	s, _ := keeper(t, 1)
@@ -272,10 +270,10 @@ func TestPipe(t *testing.T) {
 	defer unix.Close(reader)
 	defer unix.Close(writer)
 	if !n.InUse() {
-		t.Error("the reading end is not in use")
+		t.Error("InUse of the reading end: got false, want true")
 	}
 	if _, err := unix.Write(writer, make([]byte, 1<<20)); err != nil {
-		t.Errorf("write more than there is room for: %v, want a short write", err)
+		t.Errorf("write beyond the size of the pipe: %v, want a short write", err)
 	}
 	if fd, err := reopen.Own(writer, unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
 		t.Errorf("the service opens the pipe again: %v", err)
@@ -295,7 +293,7 @@ func TestPipe(t *testing.T) {
 	})
 }
 
-// TestRest: after a long look there is none for some time, however many calls are refused.
+// TestRest tests that no check follows a long one for some time, however many calls are refused.
 func TestRest(t *testing.T) {
 	s, u := keeper(t, 1)
 	o := &object{inUse: true}
@@ -305,18 +303,18 @@ func TestRest(t *testing.T) {
 	s.mu.Unlock()
 	s.Release()
 	if held := u.Held(quota.Descriptors); held != 1 {
-		t.Errorf("during the rest the user holds %d descriptors, want 1", held)
+		t.Errorf("charged descriptors during the pause: got %d, want 1", held)
 	}
 	s.mu.Lock()
 	s.rested = time.Time{}
 	s.mu.Unlock()
 	s.Release()
 	if held := u.Held(quota.Descriptors); held != 0 {
-		t.Errorf("after the rest the user holds %d descriptors, want 0", held)
+		t.Errorf("charged descriptors after the pause: got %d, want 0", held)
 	}
 }
 
-// slow is an object whose InUse takes processor time.
+// slow is an object with an InUse that takes processor time.
 type slow struct {
 	object
 	took time.Duration
@@ -330,7 +328,7 @@ func (o *slow) InUse() bool {
 	return true
 }
 
-// TestLongLook: only a look that takes long is followed by a rest, which is in proportion.
+// TestLongLook tests that only a long check is followed by a pause, in proportion to its time.
 func TestLongLook(t *testing.T) {
 	for _, tt := range []struct {
 		took time.Duration
@@ -348,7 +346,7 @@ func TestLongLook(t *testing.T) {
 }
 
 func TestShort(t *testing.T) {
-	const n = 3 * fewNotes // so many that Keep does not look
+	const n = 3 * fewNotes // too many for a check by Keep
 	s, u := keeper(t, n)
 	var open []int
 	for range n {
@@ -362,7 +360,7 @@ func TestShort(t *testing.T) {
 		keep(s, note)
 	}
 	if err := u.Take(quota.Descriptors, 1); err == nil {
-		t.Error("a user who keeps all got another one")
+		t.Error("Take while all are kept: got success, want a refusal")
 	}
 	for _, fd := range open[:n/2] {
 		unix.Close(fd)
@@ -371,7 +369,7 @@ func TestShort(t *testing.T) {
 		t.Errorf("after %d were closed: %v", n/2, err)
 	}
 	if err := u.Take(quota.Descriptors, 1); err == nil {
-		t.Error("a user who keeps half got more than that")
+		t.Error("Take beyond the closed half: got success, want a refusal")
 	}
 	for _, fd := range open[n/2:] {
 		unix.Close(fd)
@@ -406,7 +404,7 @@ func TestKeeperClose(t *testing.T) {
 		t.Errorf("after Close the user holds %d descriptors; closed: %v, %v", held, o.closed, late.closed)
 	}
 	if k.Of(quota.New(quota.Limits{}).User(1)).epoll != -1 {
-		t.Error("a new user has an epoll instance")
+		t.Error("epoll instance of a new user: got one, want none")
 	}
 	if n, err := s.Note(theirs); err != nil || n != (Note{}) {
 		t.Errorf("Note after Close: %v, %v", n, err)
@@ -437,7 +435,7 @@ func TestNil(t *testing.T) {
 	k.Close()
 }
 
-// What cannot be noted is an error: it would not be charged.
+// TestNoteRefused tests that an object that cannot be noted, and thus not charged, is an error.
 func TestNoteRefused(t *testing.T) {
 	s, _ := keeper(t, 1)
 	f, err := os.Open(os.DevNull) // cannot be polled
@@ -446,7 +444,7 @@ func TestNoteRefused(t *testing.T) {
 	}
 	defer f.Close()
 	if _, err := s.Note(int(f.Fd())); err == nil {
-		t.Error("want an error")
+		t.Error("Note of /dev/null: got success, want an error")
 	}
 }
 

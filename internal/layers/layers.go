@@ -1,8 +1,8 @@
-// Package layers knows who may import whom in this module: the layers of docs/ARCHITECTURE.md, checked against the
-// imports themselves.
+// Package layers defines the permitted imports between packages of this module: the layers of docs/ARCHITECTURE.md,
+// checked against the actual imports.
 //
-// A package imports packages of lower layers only, or of its own folder. Test files are free to import anything. Command verbenavet
-// applies the rules; [Draw] writes the table of docs/results/layers.md.
+// A package may import packages of lower layers and of its own folder. Test files may import anything. Command
+// verbenavet applies the rules; [Draw] writes the table of docs/results/layers.md.
 package layers
 
 import (
@@ -24,8 +24,8 @@ type layer struct {
 	folders []string
 }
 
-// layers are listed from the top down. A package belongs to the longest folder that holds it, but each driver needs a
-// row.
+// layers lists the layers from the top down. A package belongs to the longest folder that contains it, but each driver
+// needs a separate row.
 var layers = []layer{
 	{"programs", []string{"cmd/verbena", "examples", "test"}},
 	{"the process that owns the devices", []string{"service"}},
@@ -43,8 +43,9 @@ var layers = []layer{
 	{"ground floor", []string{"internal", "netdev", "roce", "uapi", "umem"}},
 }
 
-// never are imports that the layers would allow: what stands above the midlayer knows no driver. A folder that ends in
-// a slash stands for the packages below it alone. but is a folder below from that the rule does not apply to; "": none.
+// never lists forbidden imports that the layers would allow: packages above the midlayer do not depend on a driver. A
+// folder that ends in a slash stands only for the packages below it. but is a folder below from that is exempt; "":
+// none.
 var never = []struct{ from, to, but string }{
 	{"uverbs", "driver", ""}, {"supervisor", "driver", ""}, {"remote", "driver", ""}, {"capture", "driver", ""}, {"ib",
 		"driver", ""},
@@ -53,7 +54,7 @@ var never = []struct{ from, to, but string }{
 	{"service", "driver/", "service/servicetest"},
 }
 
-// only names the folders that alone import another: everybody else has no need to act as a user context.
+// only lists folders that only some packages may import. Other packages have no need to act as a user context.
 var only = []struct {
 	to   string
 	from []string
@@ -61,18 +62,18 @@ var only = []struct {
 	{"internal/gate", []string{"ib", "uverbs", "ib/ibtest"}},
 }
 
-// core is the folders that use nothing but the standard library, golang.org/x and one another.
+// core lists the folders that depend only on the standard library, golang.org/x and one another.
 var core = []string{"driver", "ib", "link", "netdev", "nldev", "rdmacm", "rdmanet", "roce", "uapi", "umem", "uverbs",
 	"verbs"}
 
-// Package is what go list says of one.
+// Package is the output of go list for a package.
 type Package struct {
 	ImportPath string
 	Imports    []string
 }
 
-// Load reads the imports of the module's packages, in a folder of the module. Files of tests do not count. overlay is
-// go list's; "": none.
+// Load reads the imports of the module's packages, in a folder of the module, without test files. overlay is the
+// -overlay of go list; "": none.
 func Load(dir, overlay string) ([]Package, error) {
 	args := []string{"list", "-json=ImportPath,Imports"}
 	if overlay != "" {
@@ -99,14 +100,13 @@ func Load(dir, overlay string) ([]Package, error) {
 	}
 }
 
-// below reports whether a package is a folder's, or in one of its folders. A folder that ends in a slash has no package
-// of its own.
+// below reports whether a package is in a folder or below it. A folder that ends in a slash excludes its own package.
 func below(pkg, folder string) bool {
 	rest, ok := strings.CutPrefix(pkg, folder)
 	return ok && (rest == "" || rest[0] == '/' || strings.HasSuffix(folder, "/"))
 }
 
-// place returns the index in layers, -1 if it has none, and the folder of a package.
+// place returns the layer of a package, -1 if it has none, and its folder.
 func place(pkg string) (int, string) {
 	at, folder := -1, ""
 	for i, l := range layers {
@@ -119,7 +119,7 @@ func place(pkg string) (int, string) {
 	return at, folder
 }
 
-// Check returns a line for each import that breaks a rule. The packages may be part of the module.
+// Check returns a line for each import that violates a rule. The packages may be a part of the module.
 func Check(pkgs []Package) (bad []string) {
 	for _, p := range pkgs {
 		from, folder := place(p.ImportPath)
@@ -158,7 +158,7 @@ func Check(pkgs []Package) (bad []string) {
 	return bad
 }
 
-// Unused returns the folders of the layers that none of the module's packages is in.
+// Unused returns the folders of the layers without a package of the module.
 func Unused(pkgs []Package) (folders []string) {
 	used := map[string]bool{}
 	for _, p := range pkgs {
@@ -181,7 +181,7 @@ func external(path string) bool {
 	return strings.Contains(first, ".") && !below(path, "golang.org/x")
 }
 
-// Draw is the layers as a Markdown table: folders, and the folders that each imports.
+// Draw returns the layers as a Markdown table: the folders, and the imports of each.
 func Draw(pkgs []Package) string {
 	imports := map[string][]string{}
 	for _, p := range pkgs {

@@ -13,7 +13,7 @@ import (
 func TestCheck(t *testing.T) {
 	for _, c := range []struct {
 		from, to string
-		want     string // part of the complaint; "": none
+		want     string // part of the message; "": none
 	}{
 		{"ib", "umem", ""},
 		{"driver/rxe", "link/simnet", ""},
@@ -68,7 +68,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestPlanted plants an import that breaks the rules in the module itself, and reads the imports as `make lint` does.
+// TestPlanted plants a forbidden import in the module itself, and reads the imports like `make lint`.
 func TestPlanted(t *testing.T) {
 	dir := t.TempDir()
 	planted := filepath.Join(dir, "planted.go")

@@ -1,4 +1,4 @@
-// Package leaktest fails the tests of a package that leave goroutines, descriptors or shared mappings behind.
+// Package leaktest makes the tests of a package fail if they leak goroutines, descriptors or shared mappings.
 package leaktest
 
 import (
@@ -12,13 +12,13 @@ import (
 	"go.uber.org/goleak"
 )
 
-// patience bounds the wait for descriptors that are closed in the background.
+// patience limits the wait for descriptors that are closed in the background.
 const patience = 3 * time.Second
 
-// Main is for TestMain. It runs the tests of m and ends the process: with m's exit code, or with 1 if they have passed
-// and left goroutines, descriptors or mappings of shared memory behind.
+// Main is for TestMain. It runs the tests of m and ends the process with m's exit code, or with 1 if the tests passed
+// but leaked goroutines, descriptors or mappings of shared memory.
 func Main(m goleak.TestingM) {
-	// The runtime's poller has descriptors of its own from its first use on.
+	// The runtime's poller opens its descriptors at its first use.
 	if r, w, err := os.Pipe(); err == nil {
 		r.Close()
 		w.Close()
@@ -34,8 +34,7 @@ func Main(m goleak.TestingM) {
 	}))
 }
 
-// leftOver lists the descriptors that are open beyond those of before, as soon as there are none, or when the time is
-// over.
+// leftOver lists the open descriptors that were not open before. It returns when there are none, or after the timeout.
 func leftOver(before map[string]string, wait time.Duration) []string {
 	for deadline := time.Now().Add(wait); ; time.Sleep(10 * time.Millisecond) {
 		now := descriptors()
@@ -51,7 +50,7 @@ func leftOver(before map[string]string, wait time.Duration) []string {
 	}
 }
 
-// descriptors lists what this process has open, by number, and the files that it has mapped shared, by address.
+// descriptors lists the open descriptors of this process by number, and its shared mappings of files by address.
 func descriptors() map[string]string {
 	list := map[string]string{}
 	maps, _ := os.ReadFile("/proc/self/maps")
@@ -62,7 +61,7 @@ func descriptors() map[string]string {
 	}
 	entries, _ := os.ReadDir("/proc/self/fd")
 	for _, e := range entries {
-		// The listing's own descriptor has gone by now.
+		// The descriptor of the listing is closed by now.
 		if what, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil {
 			list[e.Name()] = what
 		}

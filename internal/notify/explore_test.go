@@ -8,64 +8,64 @@ import (
 	"verbena/internal/explore"
 )
 
-// The model: a driver that posts completions and tells of them under the queue's lock, as package rxe does; the
-// midlayer's queue of callbacks with two threads that run them; a consumer whose handler polls and arms; and one who
-// destroys the queue. What they share changes by the transitions of this package alone.
+// The model has a driver that posts completions and reports them under the queue's lock, like package rxe; the
+// midlayer's queue of callbacks with two threads that run them; a consumer that polls and arms in its handler; and a
+// thread that destroys the queue. The shared state changes only by the transitions of this package.
 
-// rules are those that a transition breaks at once.
+// rules are the rules that a single transition can violate.
 var rules = [...]string{
 	1: "the driver tells of a completion that nobody has asked for",
 	2: "the driver does not tell of a completion that was asked for",
 	3: "a callback begins although the end of the queue has",
 }
 
-// style is how a consumer keeps hold of its queue.
+// style is the way in which a consumer avoids missing completions.
 type style uint8
 
 const (
-	// polls until the queue is empty, arms, and polls again where that says that something was missed
+	// polls until the queue is empty, arms, and polls again if arming reports missed completions
 	asksMissed style = iota
 	armsFirst        // arms, and polls until the queue is empty
 	solicits         // as asksMissed, but arms for solicited completions
-	mixes            // as solicits, but arms for every completion beside the handler
+	mixes            // as solicits, but also arms for every completion outside of the handler
 )
 
-// world is a state. The first fields say what is explored and never change.
+// world is a state of the model. The first fields are the parameters of the exploration and never change.
 type world struct {
 	style   style
 	refuses bool // the driver refuses to destroy the queue
 
 	arm       Arming
-	wanted    Arming // what has been asked for since the driver told last, by the specification (IBA 11.4.2.2)
-	wrong     uint8  // what a transition did that breaks a rule: an index of rules
+	wanted    Arming // requests since the last report of the driver, by the specification (IBA 11.4.2.2)
+	wrong     uint8  // violated rule of a transition: an index of rules
 	notice    Notice
-	handlers  uint8 // in the queue of callbacks
-	events    uint8 // the same
+	handlers  uint8 // number in the queue of callbacks
+	events    uint8 // number in the queue of callbacks
 	waiting   uint8 // completions in the queue
 	posted    uint8
 	seen      uint8
 	mu        bool // the driver's lock is held
-	polling   bool // the lock of those who poll is held: by the resizer, since a poll is one step
+	polling   bool // the pollers' lock is held by the resizer; a poll is a single step
 	destroyed bool
 	inHandler uint8
 	inEvent   uint8
 	delivered uint8
-	raised    uint8 // events that were queued
+	raised    uint8 // number of queued events
 
 	producers [2]producer
 	runners   [2]runner
-	arms      uint8 // what the consumer does beside its handler
+	arms      uint8 // operation of the consumer outside of its handler
 	resizer   uint8
 	destroyer uint8
 }
 
-// producer posts left completions, of which the last is solicited, and then raises an event if it is to.
+// producer posts left completions, of which the last is solicited, and optionally raises an event.
 type producer struct {
 	pc, left uint8
 	raises   bool
 }
 
-// Where a producer is.
+// The positions of a producer.
 const (
 	posts uint8 = iota
 	tells
@@ -89,7 +89,7 @@ func (w world) produce(i int) []explore.Step[world] {
 		if p.left == 0 || w.mu {
 			return nil
 		}
-		if w.destroyed { // it is lost
+		if w.destroyed { // the completion is lost
 			posted()
 			return step("posts to a queue that has gone")
 		}
@@ -153,23 +153,23 @@ func (w *world) request(every bool) {
 	}
 }
 
-// dying reports whether the end of the queue has begun, and was not taken back.
+// dying reports whether the end of the queue has begun and was not reversed.
 func (w *world) dying() bool {
 	return w.destroyer > dies && !w.refuses || w.destroyer > dies && w.destroyer <= revives
 }
 
-// runner is a thread that runs callbacks.
+// runner is the position of a thread that runs callbacks.
 type runner uint8
 
 const (
 	free runner = iota
 	begins
-	first  // of the handler: poll, or arm
-	second // arm, or poll
+	first  // first operation of the handler: poll, or arm
+	second // second operation: arm, or poll
 	leaves
 	returns
 	requeues
-	wakes // who waits for the end of callbacks
+	wakes // wakes the thread that waits for the end of callbacks
 	delivers
 	inFunction
 	ends
@@ -282,7 +282,7 @@ func (w world) run(i int) []explore.Step[world] {
 	return nil
 }
 
-// Where the thread that destroys is.
+// The positions of the thread that destroys the queue.
 const (
 	nobody uint8 = iota
 	dies
@@ -335,7 +335,8 @@ func (w world) destroy() []explore.Step[world] {
 	return nil
 }
 
-// consume is the consumer at the beginning, beside its handler: it arms the queue, and then polls what has come before.
+// consume returns the steps of the consumer outside of its handler: it arms the queue, and then polls earlier
+// completions.
 func (w world) consume() []explore.Step[world] {
 	step := func(what string) []explore.Step[world] { return []explore.Step[world]{{What: what, To: w}} }
 	if w.arms == 1 && w.mu || w.arms == 2 && w.polling || w.destroyed {
@@ -410,31 +411,31 @@ func (w world) check() error {
 func (w world) end() error {
 	for _, p := range w.producers {
 		if p.pc != posts || p.left > 0 {
-			return errors.New("a producer waits for ever")
+			return errors.New("a producer waits forever")
 		}
 	}
 	for _, r := range w.runners {
 		if r != free {
-			return errors.New("a thread that runs callbacks waits for ever")
+			return errors.New("a thread that runs callbacks waits forever")
 		}
 	}
 	switch {
 	case w.destroyer != nobody && w.destroyer != hasEnded:
-		return errors.New("the end of the queue waits for ever")
+		return errors.New("the end of the queue waits forever")
 	case w.destroyed:
 		return nil
 	case w.waiting > 0:
-		return errors.New("a notification was lost: completions wait, and nobody is going to look")
+		return errors.New("a notification was lost: completions wait, and no thread is going to poll")
 	case w.destroyer == nobody && w.delivered != w.raised:
 		return errors.New("an event was lost")
 	case !w.notice.Quiet():
-		return errors.New("a callback that nobody has is said to be due")
+		return errors.New("Due: got true without a queued callback")
 	}
 	return nil
 }
 
-// TestExplore visits every state of the model, for each number of threads that producers, callbacks, consumer and
-// destroyer can be.
+// TestExplore visits all states of the model, for each combination of producers, callback threads, consumer and
+// destroyer.
 func TestExplore(t *testing.T) {
 	began := time.Now()
 	all := explore.Result{}

@@ -1,22 +1,22 @@
-// Package notify is the notification protocol of a completion queue as values: what the driver knows (Arming), and what
-// the midlayer does (Notice). Each transition is a function without side effects, which the product applies to a word,
-// atomically or under a lock, and which TestExplore applies in every order that threads can.
+// Package notify implements the notification protocol of a completion queue as values: the state of the driver
+// (Arming), and of the midlayer (Notice). Each transition is a function without side effects. The product applies it to
+// a word, atomically or under a lock, and TestExplore applies the transitions in each possible order of threads.
 //
 //	consumer --arms--> Arming --a completion comes--> Notice --due--> a thread calls the handler
 //	   ^                                                                            |
 //	   +------------------ polls, and arms again -----------------------------------+
 package notify
 
-// Arming is what a driver is to tell about completions.
+// Arming is the set of completions that a driver must report.
 type Arming uint8
 
 const (
 	Disarmed  Arming = iota
-	Solicited        // of solicited ones, and those that have failed
-	Next             // of the next one, whatever it is
+	Solicited        // solicited and failed ones
+	Next             // the next one of any kind
 )
 
-// Request arms: for every completion, or for solicited ones alone, which takes nothing back.
+// Request arms for every completion, or for solicited ones only, which does not weaken an earlier request.
 func (a Arming) Request(every bool) Arming {
 	switch {
 	case every:
@@ -27,8 +27,8 @@ func (a Arming) Request(every bool) Arming {
 	return a
 }
 
-// Posted says whether a completion is to be told of; solicited ones and failed ones count alike. That is done once for
-// each Request.
+// Posted reports whether a completion must be reported. Failed completions count as solicited. At most one completion
+// is reported for each Request.
 func (a Arming) Posted(solicited bool) (next Arming, tell bool) {
 	if a == Next || a == Solicited && solicited {
 		return Disarmed, true
@@ -36,7 +36,7 @@ func (a Arming) Posted(solicited bool) (next Arming, tell bool) {
 	return a, false
 }
 
-// Notice is what of a queue's callbacks is due or running. It serialises the completion handler:
+// Notice is the state of a queue's callbacks. It serialises the completion handler:
 //
 //	idle --Completed--> due --Begin--> running --Return--> idle
 //	                     ^                |
@@ -44,8 +44,8 @@ func (a Arming) Posted(solicited bool) (next Arming, tell bool) {
 //	                     |                v
 //	                     +---Return---- again
 //
-// Beside that it counts asynchronous events that are due or being delivered. A queue that dies has no callback begun
-// any more; what would have been is remembered, for the case that its end is refused (Revive).
+// It also counts asynchronous events that are due or being delivered. On a dead queue no callback begins. The
+// suppressed completion handler is remembered, for a refused end (Revive).
 type Notice uint32
 
 const (
@@ -53,14 +53,14 @@ const (
 	due
 	running
 	again
-	handler = 3 // the bits of these
+	handler = 3 // the bits of these states
 
 	dead   Notice = 1 << 2
 	missed Notice = 1 << 3
-	event  Notice = 1 << 4 // one of those that are due
+	event  Notice = 1 << 4 // increment for a due event
 )
 
-// Completed says that a completion is to be told of, and returns whether the handler has to be queued.
+// Completed records a completion to report, and returns whether to queue the handler.
 func (n Notice) Completed() (next Notice, queue bool) {
 	if n&dead != 0 {
 		return n | missed, false
@@ -74,8 +74,8 @@ func (n Notice) Completed() (next Notice, queue bool) {
 	return n, false
 }
 
-// Begin says that a thread has taken the handler that was queued, and returns whether it is to call it. Return follows
-// in any case.
+// Begin records that a thread has taken the queued handler, and returns whether to call it. The thread must call Return
+// in either case.
 func (n Notice) Begin() (next Notice, call bool) {
 	n += running - due
 	if n&dead != 0 {
@@ -84,7 +84,7 @@ func (n Notice) Begin() (next Notice, call bool) {
 	return n, true
 }
 
-// Return says that the handler has returned, and returns whether it has to be queued again.
+// Return records the return of the handler, and returns whether to queue it again.
 func (n Notice) Return() (next Notice, queue bool) {
 	if n&handler == again {
 		return n - again + due, true
@@ -92,7 +92,7 @@ func (n Notice) Return() (next Notice, queue bool) {
 	return n - running, false
 }
 
-// Event says that there is an asynchronous event, and returns whether it has to be queued.
+// Event records an asynchronous event, and returns whether to queue it.
 func (n Notice) Event() (next Notice, queue bool) {
 	if n&dead != 0 {
 		return n, false
@@ -100,14 +100,14 @@ func (n Notice) Event() (next Notice, queue bool) {
 	return n + event, true
 }
 
-// Deliver says that a thread has taken an event, and returns whether it is to be delivered. Delivered follows in any
-// case.
+// Deliver records that a thread has taken an event, and returns whether to deliver it. The thread must call Delivered
+// in either case.
 func (n Notice) Deliver() (next Notice, call bool) { return n, n&dead == 0 }
 
-// Delivered says that the event function has returned.
+// Delivered records the return of the event function.
 func (n Notice) Delivered() (Notice, bool) { return n - event, false }
 
-// Die says that no callback is to begin any more. When Quiet is true, none runs, either.
+// Die prevents further callbacks from beginning. Once Quiet is true, none is running either.
 func (n Notice) Die() (Notice, bool) { return n | dead, false }
 
 // Quiet reports whether no callback is due or running.
@@ -116,10 +116,10 @@ func (n Notice) Quiet() bool { return n&handler == idle && n < event }
 // Due reports whether a call of the handler is due, also while it runs.
 func (n Notice) Due() bool { return n&handler == due || n&handler == again }
 
-// Dead reports whether no callback begins any more.
+// Dead reports whether callbacks can no longer begin.
 func (n Notice) Dead() bool { return n&dead != 0 }
 
-// Revive takes Die back, and returns whether the handler has to be queued.
+// Revive reverses Die, and returns whether to queue the handler.
 func (n Notice) Revive() (next Notice, queue bool) {
 	was := n & missed
 	if n &^= dead | missed; was != 0 {

@@ -1,20 +1,21 @@
-// Package principal decides which user of a service a process is charged as, and whether it may manage the service.
+// Package principal decides which user of a service is charged for a process, and whether the process may manage the
+// service.
 //
-// A user id does not decide that alone. With subordinate ids (/etc/subuid) one user has many: a process in a user
-// namespace is charged to the owner of the outermost namespace that is not the service's own, and a process with a
-// subordinate id outside of such a namespace to the owner of the id. In a container without a user namespace, the usual
-// kind, uid 0 has no capabilities: there it is an ordinary user, and the same id in another container is another user.
-// A container is known by its process id namespace, as far as that was made with privilege in the service's own user
-// namespace: no user can make such a namespace to become another user.
+// The user ID alone does not decide that. With subordinate IDs (/etc/subuid) one user has many IDs. A process in a user
+// namespace is charged to the owner of the outermost namespace other than the service's own. A process with a
+// subordinate ID outside of such a namespace is charged to the owner of the ID. In a container without a user
+// namespace, the usual kind, uid 0 has no capabilities. There it is an ordinary user, and the same ID in another
+// container is another user. A container is identified by its process ID namespace, if that was made with privilege in
+// the service's own user namespace. No user can make such a namespace to become another user.
 //
-// A process manages the service if its effective user id was configured for that, or if it is root or the service's own
-// user and could control the service in other ways: it has CAP_SYS_ADMIN in the service's user namespace, or
-// CAP_NET_ADMIN there and in the service's network namespace, or it is outside of any container and has at least the
-// capabilities that the service was started with.
+// A process manages the service if its effective user ID was configured for that. It also manages the service if it is
+// root or the service's own user, and could control the service in other ways. That is the case with CAP_SYS_ADMIN in
+// the service's user namespace, with CAP_NET_ADMIN there and in the service's network namespace, or outside of any
+// container with at least the capabilities that the service was started with.
 //
-// Limit: where the kernel does not let the service look at a process's namespaces (no CAP_SYS_PTRACE, and not its own
-// user's process), the process is charged as its user id, and its capabilities count if its map of user ids and its
-// process ids look like those of the service's own namespaces.
+// Limit: the kernel may deny the service access to a process's namespaces (without CAP_SYS_PTRACE, for a process of
+// another user). In that case the process is charged by its user ID. Its capabilities count if its map of user IDs and
+// its process IDs look like those of the service's own namespaces.
 package principal
 
 import (
@@ -38,20 +39,20 @@ import (
 type Principal struct {
 	Account quota.ID
 	Manager bool
-	// Anonymous is set if the user id stands for several users (user_namespaces(7), "Unmapped user and group IDs"). Such a
+	// Anonymous is set if the user ID stands for several users (user_namespaces(7), "Unmapped user and group IDs"). Such a
 	// user owns nothing.
 	Anonymous bool
-	// Caps are the effective capabilities of the process, as far as they count in the service's user namespace.
+	// Caps are the effective capabilities of the process that count in the service's user namespace.
 	Caps uint64
 }
 
-// Has reports whether one of the capabilities is there, such as unix.CAP_NET_RAW.
+// Has reports whether the process has a capability, such as unix.CAP_NET_RAW.
 func (p Principal) Has(c int) bool { return p.Caps&(1<<c) != 0 }
 
-// Owns reports whether what is charged to an account is the principal's own.
+// Owns reports whether the principal owns the objects charged to an account.
 func (p Principal) Owns(id quota.ID) bool { return id == p.Account && !p.Anonymous }
 
-// Sees reports whether the principal may know of what is charged to an account.
+// Sees reports whether the principal may see the objects charged to an account.
 func (p Principal) Sees(id quota.ID) bool { return p.Manager || p.Owns(id) }
 
 // Authority decides for one service. It is safe for concurrent use.
@@ -78,8 +79,8 @@ const (
 
 var paths = [numNamespaces]string{userNS: "ns/user", pidNS: "ns/pid", netNS: "ns/net"}
 
-// New returns the Authority of this process. It is called before the process gives up capabilities. Processes of the
-// user ids managers manage the service; overflow is the user id that stands for several users, -1 where there is none.
+// New returns the Authority of this process. It must be called before the process drops capabilities. Processes with a
+// user ID in managers manage the service. overflow is the user ID that stands for several users, or -1.
 func New(managers []int, overflow int) (*Authority, error) {
 	a := &Authority{uid: os.Geteuid(), managers: managers, overflow: overflow,
 		ids: newSubordinates("/etc/subuid", "/etc/passwd")}
@@ -99,9 +100,9 @@ func New(managers []int, overflow int) (*Authority, error) {
 	return a, nil
 }
 
-// Of returns the principal of a process by its directory in /proc, which may be of O_PATH. The caller knows the user
-// ids: who has opened a connection, or the real and the effective id of a thread. The directory stays the process's
-// own, also when the process has ended: that is an error, since the process's container is not known then.
+// Of returns the principal of a process by its directory in /proc, which may be a descriptor of O_PATH. The caller
+// provides the user IDs: that of a connection's opener, or the real and the effective ID of a thread. The directory
+// stays bound to the process. If the process has ended, Of returns an error, since the container is then unknown.
 func (a *Authority) Of(proc, real, effective int) (p Principal, err error) {
 	p = a.Unseen(real)
 	if effective != real {
@@ -120,8 +121,8 @@ func (a *Authority) Of(proc, real, effective int) (p Principal, err error) {
 	return p, nil
 }
 
-// PIDNamespace returns the inode of the process id namespace of a process, 0 for the service's own. The number may be
-// another process's by now. It wraps ENOENT for a process that has ended.
+// PIDNamespace returns the inode of the process ID namespace of a process, or 0 for the service's own. The number may
+// have been reused by another process. The error wraps ENOENT if the process has ended.
 func (a *Authority) PIDNamespace(pid int) (uint64, error) {
 	var st unix.Stat_t
 	path := "/proc/" + strconv.Itoa(pid) + "/" + paths[pidNS]
@@ -135,16 +136,16 @@ func (a *Authority) PIDNamespace(pid int) (uint64, error) {
 	return st.Ino, nil
 }
 
-// Unseen returns the principal of a user whose process cannot be looked at.
+// Unseen returns the principal of a user with an inaccessible process.
 func (a *Authority) Unseen(uid int) Principal {
 	return Principal{Account: quota.ID{UID: a.ids.owner(uid)}, Manager: a.named(uid), Anonymous: uid == a.overflow}
 }
 
 func (a *Authority) named(uid int) bool { return uid != a.overflow && slices.Contains(a.managers, uid) }
 
-// capabilities returns the effective capabilities of a process that count here. A process that executes a set-uid
-// program, or one with capabilities of its own, has none for the user who has opened a connection before: its directory
-// is root's then. (proc(5), "/proc/pid") An error is a lack of descriptors: the process may have capabilities.
+// capabilities returns the effective capabilities of a process that count here. After a process has executed a set-uid
+// program, or one with file capabilities, it has none for the user who opened a connection before: its directory then
+// belongs to root. (proc(5), "/proc/pid") An error means a lack of descriptors, and the process may have capabilities.
 func (a *Authority) capabilities(proc, uid int) (uint64, error) {
 	var st unix.Stat_t
 	if unix.Fstat(proc, &st) != nil || int(st.Uid) != uid {
@@ -172,9 +173,9 @@ func (a *Authority) in(proc int, n namespace) bool {
 	return unix.Fstatat(proc, paths[n], &st, 0) == nil && (file{st.Dev, st.Ino}) == a.own[n]
 }
 
-// resembles reports whether a process, whose namespaces the kernel does not let this process look at, seems to be in
-// the same user and process id namespaces: it has the same map of user ids, and no number in a namespace below. So root
-// manages the service of an ordinary user.
+// resembles reports whether a process with inaccessible namespaces seems to be in the same user and process ID
+// namespaces: it has the same map of user IDs, and no number in a nested namespace. So root can manage the service of
+// an ordinary user.
 func (a *Authority) resembles(proc int) (bool, error) {
 	var st unix.Stat_t
 	if unix.Fstatat(proc, paths[userNS], &st, 0) != unix.EACCES {
@@ -194,10 +195,10 @@ func (a *Authority) resembles(proc int) (bool, error) {
 	return false, nil
 }
 
-// maxDepth is larger than the number of namespaces that can be nested. (MAX_PID_NS_LEVEL, 32)
+// maxDepth exceeds the maximum nesting of namespaces. (MAX_PID_NS_LEVEL, 32)
 const maxDepth = 40
 
-// account returns the account of a process of a user id.
+// account returns the account of a process with a user ID.
 func (a *Authority) account(proc, uid int) (id quota.ID, err error) {
 	id = quota.ID{UID: uid}
 	if id.Container, err = a.container(proc); err != nil {
@@ -223,7 +224,7 @@ func (a *Authority) account(proc, uid int) (id quota.ID, err error) {
 }
 
 // outermostUserNS returns the outermost user namespace of a process below the service's own, as a descriptor and an
-// inode, or -1 if there is none, or that is not for this process to know.
+// inode. It returns -1 if there is none, or if the namespaces are inaccessible.
 func (a *Authority) outermostUserNS(proc int) (fd int, inode uint64, err error) {
 	fd, f, err := openNS(proc, userNS)
 	if err != nil || f == a.own[userNS] {
@@ -232,7 +233,7 @@ func (a *Authority) outermostUserNS(proc int) (fd int, inode uint64, err error) 
 	}
 	for range maxDepth {
 		parent, pf, err := related(fd, unix.NS_GET_PARENT)
-		if err != nil { // it is not below the service's own
+		if err != nil { // the namespace is not below the service's own
 			break
 		}
 		if pf == a.own[userNS] {
@@ -246,7 +247,7 @@ func (a *Authority) outermostUserNS(proc int) (fd int, inode uint64, err error) 
 	return -1, 0, nil
 }
 
-// unlessForbidden returns an error unless the kernel does not let this process look at another's namespaces.
+// unlessForbidden returns err unless it means that the kernel denies access to another process's namespaces.
 func unlessForbidden(err error) error {
 	if errors.Is(err, unix.EACCES) {
 		return nil
@@ -254,8 +255,8 @@ func unlessForbidden(err error) error {
 	return err
 }
 
-// container returns the inode of the outermost process id namespace of a process that is not the service's own and
-// belongs to the service's user namespace; 0 if there is none, or that is not for this process to know.
+// container returns the inode of the outermost process ID namespace of a process that is not the service's own and
+// belongs to the service's user namespace. It returns 0 if there is none, or if the namespaces are inaccessible.
 func (a *Authority) container(proc int) (inode uint64, err error) {
 	fd, f, err := openNS(proc, pidNS)
 	if err != nil {
@@ -280,7 +281,7 @@ func (a *Authority) container(proc int) (inode uint64, err error) {
 	return inode, nil
 }
 
-// openNS opens a namespace of a process. The link leads to a file of the kernel's, whatever the process does.
+// openNS opens a namespace of a process. The link always leads to a file of the kernel.
 func openNS(proc int, n namespace) (int, file, error) {
 	fd, err := reopen.Link(proc, paths[n], unix.O_RDONLY)
 	if err != nil {
@@ -289,7 +290,7 @@ func openNS(proc int, n namespace) (int, file, error) {
 	return identify(fd)
 }
 
-// related opens the namespace that a namespace has a relation to. (ioctl_ns(2))
+// related opens the namespace with a given relation to a namespace. (ioctl_ns(2))
 func related(fd int, request uint) (int, file, error) {
 	r, err := unix.IoctlRetInt(fd, request)
 	if err != nil {

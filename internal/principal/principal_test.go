@@ -40,7 +40,7 @@ func running(t *testing.T, attr *syscall.SysProcAttr, argv ...string) (dir int, 
 	if err != nil || !strings.HasPrefix(line, "ready-") {
 		t.Fatalf("%v: got %q, %v", argv, line, err)
 	}
-	// unshare(1) has a child where it makes a process id namespace.
+	// If unshare(1) makes a process ID namespace, it has a child.
 	pid = fmt.Sprint(c.Process.Pid)
 	for {
 		b, err := os.ReadFile("/proc/" + pid + "/task/" + pid + "/children")
@@ -71,7 +71,7 @@ func inode(t *testing.T, path string) uint64 {
 	return st.Ino
 }
 
-// TestRights tests the rights of a principal in accounts: a manager sees all, and an id that stands for several users
+// TestRights tests the rights of a principal in accounts: a manager sees all, and an ID that stands for several users
 // owns none.
 func TestRights(t *testing.T) {
 	own := quota.ID{UID: 7, Container: 3}
@@ -101,8 +101,8 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestManager: root manages root's service with capabilities that count in its namespaces, and not without. Others do
-// if their id was named.
+// TestManager tests that root manages root's service only with capabilities that count in its namespaces, and that
+// other users manage it only if their ID was configured.
 func TestManager(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces, and to be several users")
 	const named, user = 65531, 65533
@@ -146,7 +146,7 @@ func TestManager(t *testing.T) {
 			}
 		})
 	}
-	// Set-uid programs: the effective id manages, and the real one is charged.
+	// Set-uid programs: the effective ID manages, and the real ID is charged.
 	for _, tt := range []struct {
 		real, effective int
 		want            bool
@@ -158,20 +158,20 @@ func TestManager(t *testing.T) {
 		}
 	}
 	if p := a.Unseen(0); p.Manager {
-		t.Error("root, whose process cannot be seen, manages")
+		t.Error("Manager of root with an invisible process: got true, want false")
 	}
 	if p := a.Unseen(named); !p.Manager {
-		t.Error("a named user, whose process cannot be seen, does not manage")
+		t.Error("Manager of a configured user with an invisible process: got false, want true")
 	}
-	// The connection is a user's, and its process executes a set-uid program meanwhile.
+	// A user opens the connection, and the process executes a set-uid program meanwhile.
 	dir, _ := running(t, nil)
 	if p, err := a.Of(dir, user, user); err != nil || p.Caps != 0 || p.Manager {
 		t.Errorf("a user's connection with the capabilities of root: got %+v, %v", p, err)
 	}
 }
 
-// TestOwnUser: a service of an ordinary user's, or of root's without capabilities, is managed by its own user with at
-// least its capabilities, outside of other containers.
+// TestOwnUser tests that a service of an ordinary user, or of root without capabilities, is managed by its own user
+// with at least its capabilities, outside of other containers.
 func TestOwnUser(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces")
 	a, err := New(nil, -1)
@@ -196,8 +196,8 @@ func TestOwnUser(t *testing.T) {
 	}
 }
 
-// TestAccount: a process is charged as its user id, in a container as that of the container, and in user namespaces as
-// whoever has made the outermost one. No user becomes several by making namespaces.
+// TestAccount tests that a process is charged by its user ID, in a container by the ID of the container, and in user
+// namespaces to the creator of the outermost one. A user cannot get several accounts by making namespaces.
 func TestAccount(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces, and to be several users")
 	a, err := New(nil, -1)
@@ -211,7 +211,7 @@ func TestAccount(t *testing.T) {
 		attr      *syscall.SysProcAttr
 		argv      []string
 		want      int
-		container string // the namespace that identifies it; "outer": the parent of the user namespace
+		container string // namespace that identifies it; "outer": the parent of the user namespace
 	}{
 		{"a user", user, as(user), nil, user, ""},
 		{"a mount namespace", 0, nil, []string{"unshare", "-m"}, 0, ""},
@@ -241,7 +241,7 @@ func TestAccount(t *testing.T) {
 			}
 		})
 	}
-	// Subordinate ids: root, as newuidmap(1), maps several into a namespace of the user's.
+	// Subordinate IDs: root, like newuidmap(1), maps several into a namespace of the user.
 	dir, pid := running(t, as(user), "unshare", "-U")
 	for _, name := range []string{"uid_map", "gid_map"} {
 		if err := os.WriteFile("/proc/"+pid+"/"+name, []byte("0 100000 10"), 0); err != nil {
@@ -253,7 +253,7 @@ func TestAccount(t *testing.T) {
 			t.Errorf("subordinate id %d: got %+v, %v, want that of user %d", uid, p.Account, err, user)
 		}
 	}
-	// A subordinate id owns a namespace inside of that of the user.
+	// A subordinate ID owns a namespace inside of the user's namespace.
 	dir, _ = running(t, nil, "nsenter", "-U", "-t", pid, "-S", "7", "-G", "7", "unshare", "-U")
 	if p, err := a.Of(dir, 100007, 100007); err != nil || p.Account != (quota.ID{UID: user}) {
 		t.Errorf("the namespace of a subordinate id: got %+v, %v, want that of user %d", p.Account, err, user)
@@ -276,7 +276,8 @@ func parent(t *testing.T, path string) uint64 {
 	return id.ino
 }
 
-// TestPIDNamespace tests that processes in the own process id namespace have none, and those in another have its inode.
+// TestPIDNamespace tests that processes in the service's own process ID namespace have number 0, and those in another
+// one have its inode.
 func TestPIDNamespace(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces")
 	a, err := New(nil, -1)
@@ -302,7 +303,7 @@ func TestPIDNamespace(t *testing.T) {
 	}
 }
 
-// TestEndedProcess: nothing is made up of a process that has ended.
+// TestEndedProcess tests that an ended process yields an error.
 func TestEndedProcess(t *testing.T) {
 	a, err := New(nil, -1)
 	if err != nil {
@@ -327,8 +328,8 @@ func TestEndedProcess(t *testing.T) {
 	}
 }
 
-// TestServiceOfAUser: root manages the service of an ordinary user, which may not look at root's namespaces; root of a
-// container or of a user namespace does not. The test is that service.
+// TestServiceOfAUser tests that root manages the service of an ordinary user, which may not access root's namespaces,
+// and that root of a container or of a user namespace does not. The test process is that service.
 func TestServiceOfAUser(t *testing.T) {
 	const env = "PRINCIPAL_TEST_PROCESS"
 	if pid := os.Getenv(env); pid != "" {

@@ -12,18 +12,18 @@ import (
 	"verbena/internal/procfile"
 )
 
-// subordinates knows the user whom a subordinate user id belongs to (subuid(5)). A user can run programs with such an
-// id outside of any user namespace: the owner of the id is the owner of a set-uid file that was made within one.
+// subordinates finds the owner of a subordinate user ID (subuid(5)). A user can run programs with such an ID outside of
+// any user namespace: the owner of a set-uid file made within one has such an ID.
 type subordinates struct {
 	files [2]string // subuid(5) and passwd(5)
 
 	mu     sync.Mutex
-	read   [2]fs.FileInfo // of the files, as read last; nil: there was none
+	read   [2]fs.FileInfo // state of the files when last read; nil: missing
 	ranges []idRange
-	users  map[int]bool // of passwd(5)
+	users  map[int]bool // users in passwd(5)
 }
 
-// idRange holds the ids from first on.
+// idRange holds the IDs from first on.
 type idRange struct {
 	first, count uint64
 	owner        int
@@ -33,15 +33,14 @@ func newSubordinates(subuid, passwd string) *subordinates {
 	s := &subordinates{files: [2]string{subuid, passwd}}
 	for i, f := range s.files {
 		if to, err := filepath.EvalSymlinks(f); err == nil {
-			s.files[i] = to // procfile follows none
+			s.files[i] = to // procfile does not follow links
 		}
 	}
 	return s
 }
 
-// owner returns the user whom a user id belongs to: itself for those of passwd(5), for ids that no user has, and for
-// those of root's, which can give them to any container. If two users have it, it belongs to the one whom the file
-// names first.
+// owner returns the owner of a user ID. An ID in passwd(5), an unassigned one, and one of root's are their own owners,
+// since root can give its IDs to any container. If two users have the ID, the first one in the file owns it.
 func (s *subordinates) owner(uid int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,7 +76,7 @@ func (s *subordinates) update() {
 	if !changed {
 		return
 	}
-	subuid, _ := procfile.Read(s.files[0]) // without the file there are no such ids
+	subuid, _ := procfile.Read(s.files[0]) // without the file there are no subordinate IDs
 	passwd, _ := procfile.Read(s.files[1])
 	s.ranges, s.users = parseSubordinates(subuid, passwd)
 }
@@ -89,8 +88,8 @@ func sameVersion(a, b fs.FileInfo) bool {
 	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// parseSubordinates parses subuid(5), lines of USER:FIRST:COUNT with the name or the number of a user, and takes user
-// ids from passwd(5). It leaves out lines that it does not understand.
+// parseSubordinates parses subuid(5), with lines of USER:FIRST:COUNT where USER is a name or a number, and takes user
+// IDs from passwd(5). It ignores invalid lines.
 func parseSubordinates(subuid, passwd []byte) (ranges []idRange, users map[int]bool) {
 	users = map[int]bool{}
 	byName := map[string]int{}

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestSubordinateOwner: a subordinate id belongs to the user whom subuid(5) gives it.
+// TestSubordinateOwner tests that a subordinate ID belongs to its user in subuid(5).
 func TestSubordinateOwner(t *testing.T) {
 	dir := t.TempDir()
 	subuid, passwd := filepath.Join(dir, "subuid"), filepath.Join(dir, "passwd")
@@ -68,8 +68,8 @@ func TestSubordinateOwner(t *testing.T) {
 	check("removed", 100000, 100000)
 }
 
-// TestAccountOfSubordinateID: a process that runs with a subordinate id outside of a user namespace is charged to the
-// owner of the id. In a container the ids are those of the container.
+// TestAccountOfSubordinateID tests that a process with a subordinate ID outside of a user namespace is charged to the
+// owner of the ID. In a container the IDs are those of the container.
 func TestAccountOfSubordinateID(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

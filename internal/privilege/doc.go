@@ -1,3 +1,3 @@
-// Package privilege gives up what a service needs no longer: capabilities, core dumps, and being read by other
-// processes. It holds for every thread of the process, present and future, and cannot be undone.
+// Package privilege drops privileges that a service no longer needs: capabilities, core dumps, and access by other
+// processes. It affects all present and future threads of the process, and is permanent.
 package privilege

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Capability is one that a service of root's keeps.
+// Capability is a capability that a service of root keeps.
 type Capability struct {
 	Number int
 	Name   string // as in capabilities(7)
 	Reason string
 }
 
-// Kept are the capabilities that a service of root's keeps. SECURITY.md and the systemd unit list the same.
+// Kept lists the capabilities that a service of root keeps. SECURITY.md and the systemd unit list the same.
 var Kept = []Capability{
 	{unix.CAP_CHOWN, "CAP_CHOWN", "gives queue files to the users of programs"},
 	{unix.CAP_DAC_OVERRIDE, "CAP_DAC_OVERRIDE",
@@ -31,28 +31,29 @@ var Kept = []Capability{
 	{unix.CAP_LEASE, "CAP_LEASE", "asks by a lease whether another user's queue file is still open"},
 }
 
-// AtStart are the capabilities that a service of root's gives up when it has begun.
+// AtStart lists the capabilities that a service of root drops after its start.
 var AtStart = []Capability{
 	{unix.CAP_SETPCAP, "CAP_SETPCAP", "gives up the others permanently"},
 	{unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN", "makes the detached mount that programs in other mount namespaces see"},
 }
 
-// Confine gives up, for good and on all threads: every capability but those of keep, of which it keeps what the process
-// has; the privileges that executing a program could give (no_new_privs); core dumps, which would hold other users'
-// bytes; and, for root, access of other processes without CAP_SYS_PTRACE to /proc/self. The umask is 077 from then on.
+// Confine permanently drops privileges of all threads. It drops every capability except those of keep that the process
+// has, and the privileges gained by executing a program (no_new_privs). It disables core dumps, which would hold data
+// of other users. For root, it denies processes without CAP_SYS_PTRACE access to /proc/self. It sets the umask to 077.
 //
-// A process without CAP_SYS_PTRACE keeps what it has: the kernel lets it access only processes with no more
-// capabilities than its own (cap_ptrace_access_check). So it is with root's in a container.
+// A process without CAP_SYS_PTRACE keeps its capabilities. Otherwise the kernel would deny it access to processes with
+// more capabilities than its own (cap_ptrace_access_check). An example is a process of root in a container.
 //
 // In a binary with cgo, such as one with the race detector, Go cannot change all threads: the error wraps ENOTSUP, and
-// capabilities are as before. It is to be called before any thread blocks signals.
+// the capabilities stay unchanged. Confine must be called before any thread blocks signals.
 func Confine(keep []Capability) error {
 	unix.Umask(0o077)
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return fmt.Errorf("turn off core dumps: %w", err)
 	}
 	if os.Geteuid() == 0 {
-		// Of the whole process; another user's would be root's then, who could not use it himself.
+		// This affects the whole process. A process of another user would then belong to root, and its own user could not use
+		// it.
 		if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 			return fmt.Errorf("keep other processes out of /proc/self: %w", err)
 		}
@@ -104,10 +105,10 @@ func onAllThreads(nr, a, b, c uintptr) error {
 	return nil
 }
 
-// Sets are the capabilities of a thread, one bit each.
+// Sets holds the capability sets of a thread, one bit per capability.
 type Sets struct{ Inheritable, Permitted, Effective, Bounding, Ambient uint64 }
 
-// Read reads the capabilities of a process or thread, by its directory in /proc, such as "self" or "12/task/13".
+// Read reads the capabilities of a process or thread from its directory in /proc, such as "self" or "12/task/13".
 func Read(who string) (s Sets, err error) {
 	b, err := os.ReadFile("/proc/" + who + "/status")
 	if err != nil {
@@ -136,7 +137,7 @@ func File(proc int, name string) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// parse reads the capabilities in the text of proc_pid_status(5).
+// parse parses the capabilities in the text of proc_pid_status(5).
 func parse(status string) (s Sets, err error) {
 	found := 0
 	for line := range strings.Lines(status) {

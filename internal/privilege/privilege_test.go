@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMain is the process that gives up privileges, if it is told to.
+// TestMain acts as the process that drops privileges if the environment requests it.
 func TestMain(m *testing.M) {
 	if os.Getenv("PRIVILEGE_TEST_CONFINE") != "" {
 		if err := Confine(Kept); err != nil {
@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// confined runs these tests, without cgo, as such a process below a command.
+// confined runs this test binary, without cgo, as such a process below a command.
 func confined(t *testing.T, before ...string) string { return confinedAs(t, "1", before...) }
 
 func confinedAs(t *testing.T, what string, before ...string) string {
@@ -53,7 +53,7 @@ func confinedAs(t *testing.T, what string, before ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// withoutCgo returns the path of these tests without cgo: this binary, or one that it builds.
+// withoutCgo returns the path of this test binary without cgo: the running one, or one that it builds.
 func withoutCgo(t *testing.T) string {
 	t.Helper()
 	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings,
@@ -85,7 +85,7 @@ func root(t *testing.T) Sets {
 	return own
 }
 
-// Nothing is left but what is kept.
+// TestConfine tests that only the capabilities to keep remain.
 func TestConfine(t *testing.T) {
 	own := root(t)
 	var want uint64
@@ -98,7 +98,8 @@ func TestConfine(t *testing.T) {
 	}
 }
 
-// TestConfineProcess tests what Confine does to the process: other processes stay out of /proc/self and of core dumps.
+// TestConfineProcess tests the effects of Confine on the process: no access for other processes to /proc/self, and no
+// core dumps.
 func TestConfineProcess(t *testing.T) {
 	root(t)
 	if got, want := confinedAs(t, "process"), "dumpable 0 no_new_privs 1 core 0 0 umask 077 <nil>"; got != want {
@@ -106,7 +107,7 @@ func TestConfineProcess(t *testing.T) {
 	}
 }
 
-// TestConfineUser: the process of another user than root stays accessible to that user.
+// TestConfineUser tests that a process of a user other than root stays accessible to that user.
 func TestConfineUser(t *testing.T) {
 	root(t)
 	dir := t.TempDir()
@@ -129,7 +130,7 @@ func TestConfineUser(t *testing.T) {
 	}
 }
 
-// TestReadRefuses tests that a thread whose capabilities cannot be read has none, and not those of nobody.
+// TestReadRefuses tests that Read fails for a thread with unreadable capabilities.
 func TestReadRefuses(t *testing.T) {
 	for _, who := range []string{"0", "self/task/1"} {
 		if s, err := Read(who); err == nil || s != (Sets{}) {
@@ -138,7 +139,7 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
-// TestParse: a status has five sets of capabilities, each a number.
+// TestParse tests that a status must have five sets of capabilities, each a number.
 func TestParse(t *testing.T) {
 	const status = "Name:\tsh\nCapInh:\t0000000000000001\nCapPrm:\t0000000000000002\nCapEff:\t0000000000000004\n" +
 		"CapBnd:\t000001ffffffffff\nCapAmb:\t0000000000000010\nNoNewPrivs:\t0\n"
@@ -158,7 +159,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// Root without CAP_SYS_PTRACE keeps its capabilities: with fewer than its programs have it could not access them.
+// TestConfineWithoutPtrace tests that root without CAP_SYS_PTRACE keeps its capabilities, since with fewer capabilities
+// than its programs it could not access them.
 func TestConfineWithoutPtrace(t *testing.T) {
 	own := root(t)
 	if _, err := exec.LookPath("setpriv"); err != nil {

@@ -1,6 +1,6 @@
-// Package procfile opens files by their paths for reading, such as those below /proc and /sys, in a way that the filter
-// of a confined service allows (package confine): a last component that is a symbolic link is not followed, and a
-// terminal does not become the controlling one.
+// Package procfile opens files for reading, such as those below /proc and /sys, with flags that the filter of a
+// confined service allows (package confine). A symbolic link as the last component is not followed. A terminal does not
+// become the controlling terminal.
 package procfile
 
 import (

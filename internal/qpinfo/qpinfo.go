@@ -1,5 +1,5 @@
-// Package qpinfo holds what a driver reports of its queue pairs: their protocol state, and traces of their protocol
-// events. The control protocol sends these types as they are, and the command line prints them.
+// Package qpinfo defines the reports of a driver about its queue pairs: their protocol state, and traces of their
+// protocol events. The control protocol sends these types, and the command line prints them.
 package qpinfo
 
 import (
@@ -12,11 +12,11 @@ type Status struct {
 	Num     uint32 `json:"num"`
 	Type    string `json:"type"`
 	State   string `json:"state"`
-	DestQPN uint32 `json:"dest_qpn,omitempty"` // of a connection
+	DestQPN uint32 `json:"dest_qpn,omitempty"` // for a connection
 	Peer    string `json:"peer,omitempty"`     // address of the connection's other end
 	MTU     int    `json:"mtu"`
 	Traced  bool   `json:"traced"`
-	// Slow reports that memory of the program does not answer, and the queue pair waits for it.
+	// Slow reports that the queue pair waits for memory of the program that does not answer.
 	Slow bool `json:"slow,omitempty"`
 
 	Unacknowledged uint32 `json:"unacknowledged"` // oldest PSN without an acknowledgement
@@ -26,13 +26,13 @@ type Status struct {
 	Window         int    `json:"window"`         // limit of bytes in flight
 	Retries        uint8  `json:"retries"`        // retries left
 	RNRRetries     uint8  `json:"rnr_retries"`    // RNR retries left; 7: no limit
-	Egress         int    `json:"egress"`         // trains that wait to leave
+	Egress         int    `json:"egress"`         // trains that wait to be sent
 }
 
 // Trace is the trace of a queue pair.
 type Trace struct {
 	On     bool    `json:"on"`
-	Lost   uint64  `json:"lost"` // events that newer ones have replaced
+	Lost   uint64  `json:"lost"` // events overwritten by newer ones
 	Events []Event `json:"events"`
 }
 
@@ -40,12 +40,12 @@ type Trace struct {
 type Event struct {
 	Time   time.Time `json:"time"`
 	Event  string    `json:"event"`            // "send", "receive", "drop", "retry", "state", ...
-	Opcode string    `json:"opcode,omitempty"` // of the packet of the event
+	Opcode string    `json:"opcode,omitempty"` // opcode of the packet, if any
 	PSN    uint32    `json:"psn,omitempty"`
 	Detail string    `json:"detail,omitempty"`
 }
 
-// String returns the event in one line, without its time.
+// String formats the event as one line, without its time.
 func (e Event) String() string {
 	s := e.Event
 	if e.Opcode != "" {

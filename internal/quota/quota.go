@@ -17,7 +17,7 @@ type Kind uint8
 const (
 	Sessions    Kind = iota // programs under supervision
 	Workers                 // threads that answer the calls of programs
-	Connections             // of the control socket
+	Connections             // to the control socket
 	Contexts                // open device files
 	PDs
 	MRs
@@ -29,17 +29,17 @@ const (
 	XRCDs
 	Multicast   // memberships of queue pairs in multicast groups
 	CMIDs       // IDs of the connection manager, and their memberships in multicast groups
-	Descriptors // of the service: completion channels, event files, queue files
-	InFlight    // descriptors that were sent to programs, and not received yet
+	Descriptors // held by the service: completion channels, event files, queue files
+	InFlight    // descriptors sent to programs, and not received yet
 	RingBytes   // shared memory of queues, in bytes
 	BufferBytes // shared memory of buffers, in bytes
-	Mappings    // of shared memory into the service
+	Mappings    // mappings of shared memory into the service
 	NumKinds
 )
 
 var kinds = [NumKinds]struct {
 	name  string
-	errno syscall.Errno // of a refusal
+	errno syscall.Errno // errno of a refusal
 }{
 	Sessions:    {"sessions", syscall.EAGAIN},
 	Workers:     {"workers", syscall.EAGAIN},
@@ -62,7 +62,7 @@ var kinds = [NumKinds]struct {
 	Mappings:    {"mappings", syscall.ENOMEM},
 }
 
-// String returns the name by which a kind is configured and shown, such as "qps".
+// String returns the name of a kind in the configuration and in tables, such as "qps".
 func (k Kind) String() string {
 	if k < NumKinds {
 		return kinds[k].name
@@ -70,7 +70,7 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind %d", uint8(k))
 }
 
-// ParseKind returns the kind of a name. The error lists the names there are and wraps EINVAL.
+// ParseKind returns the kind of a name. Its error lists the names and wraps EINVAL.
 func ParseKind(name string) (Kind, error) {
 	var names []string
 	for k := range NumKinds {
@@ -82,13 +82,13 @@ func ParseKind(name string) (Kind, error) {
 	return 0, fmt.Errorf("no limit %q; there are %s: %w", name, strings.Join(names, ", "), syscall.EINVAL)
 }
 
-// Limit bounds one kind of resource.
+// Limit is the limit of one kind of resource.
 type Limit struct {
-	PerUser uint64 // what one user may hold; 0: no bound
-	Total   uint64 // what all users may hold together; 0: no bound
+	PerUser uint64 // for one user; 0: no limit
+	Total   uint64 // for all users together; 0: no limit
 }
 
-// Most returns what one user can hold while no other user holds anything; 0: no bound.
+// Most returns the amount that one user can hold if no other user holds anything; 0: no limit.
 func (l Limit) Most() uint64 {
 	switch open := l.Total - l.Total/reserveShare; {
 	case l.Total == 0:
@@ -100,17 +100,17 @@ func (l Limit) Most() uint64 {
 	}
 }
 
-// Limits bounds every kind. The zero value bounds nothing.
+// Limits holds the limits of all kinds. The zero value has no limits.
 type Limits [NumKinds]Limit
 
-// A user who holds more than 1/smallShare of the per-user limit does not get any of the last 1/reserveShare of the
-// total: it stays for users who hold little.
+// A user who holds more than 1/smallShare of the per-user limit gets nothing of the last 1/reserveShare of the total,
+// which is reserved for users who hold little.
 const (
 	reserveShare = 4
 	smallShare   = 4
 )
 
-// Error is a refusal. It wraps the errno that a program sees: ENOMEM for objects, EMFILE for descriptors, EAGAIN for
+// Error is a refusal. It wraps the errno for the program: ENOMEM for objects, EMFILE for descriptors, EAGAIN for
 // sessions, workers, connections and descriptors in flight.
 type Error struct {
 	Kind   Kind
@@ -133,7 +133,7 @@ func (e *Error) Error() string {
 // Unwrap returns the errno.
 func (e *Error) Unwrap() error { return kinds[e.Kind].errno }
 
-// Ledger counts what users hold. It is safe for concurrent use, and no method of it sleeps.
+// Ledger counts the resources of users. It is safe for concurrent use, and none of its methods sleeps.
 type Ledger struct {
 	limits  Limits
 	refused func(*Error) // may be nil
@@ -141,7 +141,7 @@ type Ledger struct {
 
 	mu    sync.Mutex
 	total [NumKinds]uint64
-	users map[ID]*User // all that were asked for
+	users map[ID]*User // all users requested so far
 }
 
 // New returns a ledger in which no user holds anything.
@@ -149,20 +149,21 @@ func New(limits Limits) *Ledger {
 	return &Ledger{limits: limits, users: map[ID]*User{}}
 }
 
-// OnRefusal sets a function that is called for each refusal. It must not sleep, and is set before the ledger is used.
+// OnRefusal sets a function that is called for each refusal. It must not sleep, and must be set before the ledger is
+// used.
 func (l *Ledger) OnRefusal(f func(*Error)) { l.refused = f }
 
-// OnShort sets a function that is called before a refusal, and after which the limits are looked at again: it may give
-// back what the user does not hold any more. It must not sleep, and is set before the ledger is used.
+// OnShort sets a function that is called before a refusal. It may end charges for resources that the user no longer
+// holds. Afterwards the limits are checked again. It must not sleep, and must be set before the ledger is used.
 func (l *Ledger) OnShort(f func(*User)) { l.short = f }
 
-// ID identifies a user: by a user id and, where the same id means different users, by a container.
+// ID identifies a user by a user ID and, if the same ID means different users, by a container.
 type ID struct {
 	UID       int
-	Container uint64 // the inode of a namespace; 0: none. See package principal.
+	Container uint64 // inode of a namespace; 0: none. See package principal.
 }
 
-// String returns the user id, and the container if there is one: "0" or "0 of container 4026532201".
+// String returns the user ID, and the container if there is one: "0" or "0 of container 4026532201".
 func (id ID) String() string {
 	if id.Container == 0 {
 		return strconv.Itoa(id.UID)
@@ -170,18 +171,17 @@ func (id ID) String() string {
 	return fmt.Sprintf("%d of container %d", id.UID, id.Container)
 }
 
-// User counts the resources that one user holds. The nil User counts nothing and refuses nothing.
+// User counts the resources of one user. The nil User counts nothing and refuses nothing.
 type User struct {
 	ledger *Ledger
 	id     ID
 	held   [NumKinds]uint64 // under ledger.mu
 }
 
-// User returns the account of a user id outside of containers; see Account.
+// User returns the account of a user ID outside of containers; see Account.
 func (l *Ledger) User(uid int) *User { return l.Account(ID{UID: uid}) }
 
-// Account returns the account of a user, which is one and the same as long as the ledger exists. The nil Ledger has the
-// nil User.
+// Account returns the account of a user, always as the same value. The nil Ledger returns the nil User.
 func (l *Ledger) Account(id ID) *User {
 	if l == nil {
 		return nil
@@ -196,7 +196,7 @@ func (l *Ledger) Account(id ID) *User {
 	return u
 }
 
-// ID returns who the user is, with the user id -1 for the nil User.
+// ID returns the ID of the user. The nil User has the user ID -1.
 func (u *User) ID() ID {
 	if u == nil {
 		return All
@@ -262,7 +262,7 @@ func (u *User) Give(k Kind, n uint64) {
 	l.total[k] -= n
 }
 
-// Held returns how much of a kind the user holds.
+// Held returns the amount of a kind that the user holds.
 func (u *User) Held(k Kind) uint64 {
 	if u == nil {
 		return 0
@@ -272,13 +272,13 @@ func (u *User) Held(k Kind) uint64 {
 	return u.held[k]
 }
 
-// Usage is what one user holds, or all users together.
+// Usage lists the resources of one user, or of all users together.
 type Usage struct {
 	User ID // All: all users
 	Held [NumKinds]uint64
 }
 
-// Usage lists what each user holds that holds anything, by user id, and what all hold together.
+// Usage lists the resources of each user who holds any, by user ID, and those of all users together.
 func (l *Ledger) Usage() (users []Usage, total Usage) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -2,7 +2,7 @@ package quota
 
 import "testing"
 
-// Each refusal is reported.
+// TestOnRefusal tests that each refusal is reported.
 func TestOnRefusal(t *testing.T) {
 	l := New(Limits{QPs: {PerUser: 2}})
 	var got []*Error
@@ -17,7 +17,7 @@ func TestOnRefusal(t *testing.T) {
 	}
 }
 
-// TestMost: what Most returns can be taken by one user who is alone, and no more.
+// TestMost tests that a single user can take the amount that Most returns, and no more.
 func TestMost(t *testing.T) {
 	for _, c := range []struct {
 		limit Limit
@@ -42,7 +42,7 @@ func TestMost(t *testing.T) {
 			t.Errorf("%+v: take %d: %v", c.limit, c.want, err)
 		}
 		if err := u.Take(QPs, 1); err == nil {
-			t.Errorf("%+v: take %d: no error", c.limit, c.want+1)
+			t.Errorf("%+v: take %d: got success, want an error", c.limit, c.want+1)
 		}
 	}
 }

@@ -1,9 +1,9 @@
-// Package reopen opens files again by a descriptor.
+// Package reopen reopens files by their descriptors.
 //
-// A descriptor of a program may be of any file: a terminal, a device, a FIFO, a file of another file system. To open it
-// has effects that the kernel executes on behalf of the opener. [File] is for such descriptors: it refuses everything
-// but an access mode, and in a confined process a thread with a Landlock domain makes the call (package confine).
-// [Own] is for descriptors of the process's own making, and [Link] for links of the kernel's.
+// A descriptor of a program may refer to any file: a terminal, a device, a FIFO, a file of another file system. Opening
+// such a file has effects that the kernel attributes to the opener. [File] is for such descriptors. It accepts only an
+// access mode and two flags, and in a confined process a thread with a Landlock domain makes the call (package
+// confine). [Own] is for descriptors made by this process, and [Link] for links of the kernel.
 package reopen
 
 import (
@@ -25,10 +25,10 @@ var through atomic.Pointer[func(fd, how int) (int, error)]
 // Through makes File call open from now on.
 func Through(open func(fd, how int) (int, error)) { through.Store(&open) }
 
-// File opens the file of a descriptor again, which may be an O_PATH descriptor of whatever a program has named. how is
-// the access mode, and O_NONBLOCK and O_APPEND where the new description is to have them; EINVAL for any other flag.
-// The open itself does not wait for the file: not for the other end of a FIFO, nor for the holder of a lease (EAGAIN).
-// It never makes a terminal the controlling one. The new descriptor is closed on exec.
+// File reopens the file of a descriptor, which may be an O_PATH descriptor of any file that a program has named. how is
+// the access mode, optionally with O_NONBLOCK and O_APPEND for the new description. File returns EINVAL for any other
+// flag. The open itself waits neither for the other end of a FIFO nor for the holder of a lease (EAGAIN). It never
+// makes a terminal the controlling one. The new descriptor is close-on-exec.
 func File(fd, how int) (int, error) {
 	if how&^flags != 0 {
 		return -1, &os.PathError{Op: "reopen", Path: path(fd), Err: syscall.EINVAL}
@@ -48,11 +48,11 @@ func File(fd, how int) (int, error) {
 	return opened, nil
 }
 
-// Own opens the file of a descriptor again on the calling thread.
+// Own reopens the file of a descriptor on the calling thread.
 func Own(fd, how int) (int, error) { return Link(unix.AT_FDCWD, path(fd), how) }
 
-// Withhold keeps programs from opening the file of a descriptor again, as far as Own then still can: a process without
-// capabilities may not open a file of mode 0, and this one needs CAP_DAC_OVERRIDE for it.
+// Withhold prevents programs from reopening the file of a descriptor, if Own still can afterwards. A process without
+// capabilities may not open a file of mode 0, and this process needs CAP_DAC_OVERRIDE for it.
 func Withhold(fd int) error {
 	if !overrides() {
 		return nil
@@ -60,7 +60,7 @@ func Withhold(fd int) error {
 	return os.NewSyscallError("fchmod", unix.Fchmod(fd, 0))
 }
 
-// overrides reports whether this process opens files of mode 0.
+// overrides reports whether this process can open files of mode 0.
 var overrides = sync.OnceValue(func() bool {
 	var p [2]int
 	if unix.Pipe2(p[:], unix.O_CLOEXEC) != nil {
@@ -78,8 +78,8 @@ var overrides = sync.OnceValue(func() bool {
 	return err == nil
 })
 
-// Link opens what a link leads to, such as a namespace in /proc/PID/ns, on the calling thread. The caller must know
-// that the file is none whose opening has an effect.
+// Link opens the target of a link, such as a namespace in /proc/PID/ns, on the calling thread. The caller must know
+// that opening the target has no effects.
 //
 //verbena:allow open the flags contain O_NOCTTY and O_CLOEXEC
 func Link(dir int, name string, how int) (int, error) {

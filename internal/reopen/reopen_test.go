@@ -18,7 +18,7 @@ func flagsOf(t *testing.T, fd int) int {
 	return f & (unix.O_ACCMODE | unix.O_NONBLOCK | unix.O_APPEND)
 }
 
-// The new description has the access mode and flags that were asked for, and no others.
+// TestFile tests that the new description has exactly the requested access mode and flags.
 func TestFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	if err := os.WriteFile(path, []byte("content"), 0o600); err != nil {
@@ -52,7 +52,7 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// Link follows a link of the kernel's.
+// TestLink tests that Link follows a link of the kernel.
 func TestLink(t *testing.T) {
 	fd, err := Link(unix.AT_FDCWD, "/proc/self/ns/user", unix.O_RDONLY)
 	if err != nil {
@@ -68,7 +68,7 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// The open does not wait for the other end of a FIFO.
+// TestFileDoesNotBlock tests that the open does not wait for the other end of a FIFO.
 func TestFileDoesNotBlock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fifo")
 	if err := unix.Mkfifo(path, 0o600); err != nil {
@@ -84,7 +84,7 @@ func TestFileDoesNotBlock(t *testing.T) {
 	}
 }
 
-// Through takes the place of the open itself, not of the checks.
+// TestThrough tests that Through replaces the open itself, but not the checks.
 func TestThrough(t *testing.T) {
 	defer through.Store(nil)
 	var asked []int

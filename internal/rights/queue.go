@@ -12,21 +12,21 @@ import (
 )
 
 const (
-	// maxClosing is the number of descriptors of one user that are being closed at a time.
+	// maxClosing is the number of descriptors of one user being closed at a time.
 	maxClosing = 4
-	// maxReceiving is the number of messages of one user whose descriptors are held until they have been closed.
+	// maxReceiving is the number of messages of one user with descriptors that are not closed yet.
 	maxReceiving = 2
-	// workerPause is the time between two attempts to charge a worker to a user who is at the limit.
+	// workerPause is the time between two attempts to charge a worker to a user at the limit.
 	workerPause = 250 * time.Millisecond
 )
 
-// Queues are those of all users. The zero value is ready for use.
+// Queues holds the queues of all users. The zero value is ready for use.
 type Queues struct {
 	mu sync.Mutex
 	of map[*quota.User]*Queue
 }
 
-// Of returns the queue of a user, which is one and the same as long as the Queues exist.
+// Of returns the queue of a user, always as the same value.
 func (s *Queues) Of(u *quota.User) *Queue {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -41,16 +41,16 @@ func (s *Queues) Of(u *quota.User) *Queue {
 	return q
 }
 
-// Queue closes the descriptors of one user, a few at a time. It is safe for concurrent use. The nil Queue closes at
-// once, and has no bound: it is for descriptors of trusted senders.
+// Queue closes the descriptors of one user, a few at a time. It is safe for concurrent use. The nil Queue, for
+// descriptors of trusted senders, closes at once and without a limit.
 type Queue struct {
 	user      *quota.User
 	closing   chan struct{}
 	receiving chan struct{}
 }
 
-// Do calls f, which closes something of the user's, when fewer than maxClosing others do so. It may sleep for as long
-// as the user likes.
+// Do calls f, which closes an object of the user, when fewer than maxClosing other calls are running. It can block as
+// long as the user likes.
 func (q *Queue) Do(f func()) {
 	if q == nil {
 		f()
@@ -59,19 +59,19 @@ func (q *Queue) Do(f func()) {
 	q.closing <- struct{}{}
 	defer func() { <-q.closing }()
 	for q.user.Take(quota.Workers, 1) != nil {
-		time.Sleep(workerPause) // this goroutine, and no thread, waits
+		time.Sleep(workerPause) // only this goroutine waits, not a thread
 	}
 	defer q.user.Give(quota.Workers, 1)
 	f()
 }
 
-// Close closes a descriptor. It may sleep, as Do does.
+// Close closes a descriptor. It may sleep, like Do.
 //
 //verbena:closes
 func (q *Queue) Close(fd int) { q.Do(func() { closeNow(fd) }) }
 
-// closeNow closes a descriptor that a user has sent. It turns SO_LINGER off, which would delay the close of a socket.
-// The close of a file of a FUSE server can still block.
+// closeNow closes a descriptor sent by a user. It disables SO_LINGER, which would delay the close of a socket. The
+// close of a file of a FUSE server can still block.
 //
 //verbena:closes
 func closeNow(fd int) {
@@ -79,14 +79,14 @@ func closeNow(fd int) {
 	unix.Close(fd)
 }
 
-// maxDrained is larger than the number of messages that a Unix socket's queue has room for.
+// maxDrained exceeds the number of messages that fit into a Unix socket's queue.
 const maxDrained = 1024
 
-// End closes a socket that a user writes to. It first receives the unread messages and closes the descriptors in them:
-// the kernel would close these within close(2) and observe their SO_LINGER. It may sleep, as Do does.
+// End closes a socket that a user writes to. It first receives the unread messages and closes the descriptors in them.
+// Otherwise the kernel would close these within close(2), with their SO_LINGER. End may sleep, like Do.
 func (q *Queue) End(c Socket) { q.Do(func() { end(c) }) }
 
-// A Socket is a *net.UnixConn, or the *os.File of a socket.
+// Socket is a *net.UnixConn, or the *os.File of a socket.
 type Socket interface {
 	syscall.Conn
 	io.Closer
@@ -100,8 +100,8 @@ func end(c Socket) {
 	c.Close()
 }
 
-// drain shuts a socket down, also for duplicates of its descriptor, receives its unread messages, and closes the
-// descriptors in them.
+// drain shuts a socket down, which also affects duplicates of its descriptor. It receives the unread messages, and
+// closes the descriptors in them.
 //
 //verbena:receives
 func drain(fd int) {
@@ -118,7 +118,7 @@ func drain(fd int) {
 			return
 		}
 		var m Message
-		_ = m.parse((*oob)[:control]) // after an error, m still holds the descriptors that precede it
+		_ = m.parse((*oob)[:control]) // after an error, m still holds the descriptors before it
 		for _, received := range m.Files {
 			closeNow(received)
 		}
@@ -132,7 +132,7 @@ func (q *Queue) CloseAll(fds []int) {
 	}
 }
 
-// beginReceiving counts a message, false if there are too many; endReceiving ends that.
+// beginReceiving counts a message, and returns false if there are too many. endReceiving ends the count.
 func (q *Queue) beginReceiving() bool {
 	if q == nil {
 		return true

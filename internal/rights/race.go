@@ -4,6 +4,6 @@ package rights
 
 import "syscall"
 
-// ordered tells the race detector that what was done before the message was sent comes before its receipt, as it knows
-// of syscall.Read alone. It reads nothing.
+// ordered tells the race detector that everything before the send of a message happens before its receipt. The detector
+// knows only syscall.Read. ordered reads nothing.
 func ordered(fd uintptr) { _, _ = syscall.Read(int(fd), nil) }

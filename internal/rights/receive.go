@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxDescriptors is the largest number of descriptors that one message brings. (SCM_MAX_FD)
+// maxDescriptors is the largest number of descriptors in one message. (SCM_MAX_FD)
 const maxDescriptors = 253
 
-// soPassRights is SO_PASSRIGHTS, which golang.org/x/sys does not have yet.
+// soPassRights is SO_PASSRIGHTS, which golang.org/x/sys does not define yet.
 const soPassRights = 83
 
-// Refuse makes the kernel refuse descriptors for a socket: their sender gets EPERM. It returns ENOPROTOOPT before Linux
-// 6.16, where Receive and a Queue have to do.
+// Refuse makes the kernel refuse descriptors for a socket, with EPERM for the sender. Before Linux 6.16 it returns
+// ENOPROTOOPT, and Receive with a Queue must suffice.
 func Refuse(fd int) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, soPassRights, 0); err != nil {
 		return fmt.Errorf("refuse descriptors: SO_PASSRIGHTS: %w", err)
@@ -30,24 +30,24 @@ func Refuse(fd int) error {
 // Message is a received message, or a part of a stream.
 type Message struct {
 	N       int     // bytes
-	Files   []int   // descriptors, at most as many as asked for; the caller closes them, by the Queue
-	Surplus int     // descriptors that came beyond these, and were closed
-	Control bool    // it had control data
-	Sender  *Sender // nil: not known; see SO_PASSCRED
+	Files   []int   // descriptors, at most as many as requested; the caller closes them by the Queue
+	Surplus int     // number of surplus descriptors, which were closed
+	Control bool    // the message had control data
+	Sender  *Sender // nil: unknown; see SO_PASSCRED
 }
 
-// Sender is the process that has sent a message, as the kernel knows it. (SCM_CREDENTIALS)
+// Sender is the process that sent a message, as reported by the kernel. (SCM_CREDENTIALS)
 type Sender struct{ PID, UID int }
 
-// controlPool has buffers with room for all control data of one message.
+// controlPool holds buffers for all control data of one message.
 var controlPool = sync.Pool{New: func() any {
 	b := make([]byte, unix.CmsgSpace(4*maxDescriptors)+unix.CmsgSpace(unix.SizeofUcred))
 	return &b
 }}
 
-// Receive waits for a message, or for some bytes of a stream, and returns it with at most so many descriptors. It
-// closes any others, by the Queue. It returns os.ErrDeadlineExceeded, or an error for a closed socket, as reads of the
-// socket do. A message of no bytes and no control data is the end.
+// Receive waits for a message, or for some bytes of a stream, and returns it with at most most descriptors. It closes
+// other descriptors by the Queue. Like reads of the socket, it returns os.ErrDeadlineExceeded, or an error for a closed
+// socket. A message without bytes and control data is the end.
 func (q *Queue) Receive(c syscall.RawConn, b []byte, most int) (Message, error) {
 	counted := false
 	for {
@@ -55,12 +55,12 @@ func (q *Queue) Receive(c syscall.RawConn, b []byte, most int) (Message, error) 
 		if err != errBusy {
 			return m, err
 		}
-		// Without a message a counted round does not wait: the next one, uncounted, does.
+		// A counted attempt does not wait without a message. The next, uncounted one does.
 		counted = !counted && q.awaitReceiving()
 	}
 }
 
-// Await waits until there is something to receive, or the end. It is for a caller that takes no memory meanwhile.
+// Await waits until a message or the end can be received. It is for a caller that holds no memory meanwhile.
 func Await(c syscall.RawConn) error {
 	return c.Read(func(fd uintptr) bool {
 		ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
@@ -69,11 +69,11 @@ func Await(c syscall.RawConn) error {
 	})
 }
 
-// errBusy: the user has too many messages with descriptors under way, or there is no message although one was counted
-// already.
+// errBusy means that the user has too many messages with descriptors in progress, or that a counted attempt found no
+// message.
 var errBusy = errors.New("too many descriptors of the user are being closed")
 
-// receive is Receive, and gives up with errBusy. If counted, the message counts already.
+// receive is like Receive, but returns errBusy instead of waiting. If counted is true, the message counts already.
 //
 //verbena:receives
 func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m Message, err error) {
@@ -85,7 +85,7 @@ func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m 
 		called = true
 		if !counted && !q.beginReceiving() {
 			err = errBusy
-			return true // nothing may wait here: the socket could not be closed
+			return true // this function must not wait, or the socket could not be closed
 		}
 		for {
 			m.N, control, _, _, err = unix.Recvmsg(int(fd), b, *oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
@@ -107,7 +107,7 @@ func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m 
 		if counted && !called {
 			q.endReceiving()
 		}
-		return m, rerr // the function has not ended with a message
+		return m, rerr // the function has ended without a message
 	}
 	if err == errBusy {
 		return m, err
@@ -128,7 +128,7 @@ func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m 
 	return m, nil
 }
 
-// parse takes descriptors and credentials out of control data.
+// parse extracts descriptors and credentials from control data.
 func (m *Message) parse(oob []byte) error {
 	if len(oob) == 0 {
 		return nil
@@ -147,7 +147,7 @@ func (m *Message) parse(oob []byte) error {
 	return nil
 }
 
-// Reader reads a stream of a user's. Descriptors that come with it are closed by the Queue.
+// Reader reads a stream of a user. The Queue closes descriptors that come with it.
 func (q *Queue) Reader(c syscall.RawConn) io.Reader { return &reader{q, c} }
 
 type reader struct {
@@ -166,9 +166,9 @@ func (r *reader) Read(b []byte) (int, error) {
 	return m.N, err
 }
 
-// awaitReceiving counts a message as soon as there is room for another; false if that takes long, since the socket may
-// have been closed meanwhile. Waiting threads get the room in turn: if they only looked whether there was some, many of
-// them would take it from one another for ever.
+// awaitReceiving counts a message as soon as there is room for another one. It returns false after a while, since the
+// socket may have been closed meanwhile. Waiting threads get room in the order of their arrival. If they polled for
+// room, many of them could take it from one another forever.
 func (q *Queue) awaitReceiving() bool {
 	if q == nil {
 		return true

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// pair makes two ends of a socket, the first of which a user has.
+// pair makes two ends of a socket. The first one belongs to a user.
 func pair(t *testing.T, kind int) (user int, own *os.File, raw syscall.RawConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
@@ -41,7 +41,8 @@ func pair(t *testing.T, kind int) (user int, own *os.File, raw syscall.RawConn) 
 	return fds[0], own, raw
 }
 
-// lingering returns a descriptor whose close takes so many seconds, since its peer does not read. end ends that.
+// lingering returns a descriptor with a close that takes a number of seconds, since its peer does not read. end ends
+// the wait.
 func lingering(t *testing.T, seconds int32) (fd int, end func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -88,7 +89,7 @@ func sendFiles(t *testing.T, to int, text string, fds ...int) {
 	}
 }
 
-// pipes returns n descriptors that are closed on exec, and one that tells when all of them are closed.
+// pipes returns n descriptors that are close-on-exec, and a function that reports whether all of them are closed.
 func pipes(t *testing.T, n int) (fds []int, closed func() bool) {
 	t.Helper()
 	var p [2]int
@@ -115,7 +116,7 @@ func closeAll(fds []int) {
 	}
 }
 
-// TestReceive: a message comes with the descriptors that were asked for, closed on exec; others are closed.
+// TestReceive tests that a message returns the requested descriptors, close-on-exec, and that others are closed.
 func TestReceive(t *testing.T) {
 	for _, tt := range []struct{ sent, most, files, surplus int }{
 		{0, 1, 0, 0}, {1, 1, 1, 0}, {1, 0, 0, 1}, {4, 2, 2, 2}, {maxDescriptors, 1, 1, maxDescriptors - 1},
@@ -143,16 +144,16 @@ func TestReceive(t *testing.T) {
 			}
 		}
 		if closed != nil && len(m.Files) > 0 && closed() {
-			t.Errorf("%+v: the descriptors that were asked for are closed", tt)
+			t.Errorf("%+v: the requested descriptors are closed", tt)
 		}
 		closeAll(m.Files)
 		if closed != nil && !closed() {
-			t.Errorf("%+v: a descriptor is left open", tt)
+			t.Errorf("%+v: a descriptor is still open", tt)
 		}
 	}
 }
 
-// TestReader: descriptors in the middle of a stream are closed, and its bytes stay together.
+// TestReader tests that descriptors in the middle of a stream are closed, and that its bytes are complete.
 func TestReader(t *testing.T) {
 	var queues Queues
 	user, _, raw := pair(t, unix.SOCK_STREAM)
@@ -167,7 +168,7 @@ func TestReader(t *testing.T) {
 		t.Errorf("got %q, %v", got, err)
 	}
 	if !closed() {
-		t.Error("a descriptor is left open")
+		t.Error("a descriptor is still open")
 	}
 }
 
@@ -180,7 +181,7 @@ func threads(t *testing.T) (n int) {
 	return len(list)
 }
 
-// TestLingering: received sockets with SO_LINGER are closed at once, and hold up no thread.
+// TestLingering tests that received sockets with SO_LINGER are closed at once, without blocking a thread.
 func TestLingering(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	var queues Queues
@@ -203,18 +204,18 @@ func TestLingering(t *testing.T) {
 	began := time.Now()
 	receivers.Wait()
 	if d := time.Since(began); d > 5*time.Second {
-		t.Errorf("it took %v", d)
+		t.Errorf("closing took %v", d)
 	}
 	if n := threads(t) - before; n > maxClosing+8 {
-		t.Errorf("%d more threads, want about %d", n, maxClosing)
+		t.Errorf("additional threads: got %d, want about %d", n, maxClosing)
 	}
 	if n := sender.Held(quota.Workers); n != 0 {
-		t.Errorf("%d workers are charged still", n)
+		t.Errorf("charged workers: got %d, want none", n)
 	}
 }
 
-// TestReceivingBound tests that a user whose descriptors cannot be closed yet gets no more of them into the service:
-// later messages stay in their sockets.
+// TestReceivingBound tests that a user with descriptors that cannot be closed yet gets no more of them into the
+// service. Later messages stay in their sockets.
 func TestReceivingBound(t *testing.T) {
 	var l quota.Limits
 	l[quota.Workers].PerUser = 1
@@ -261,7 +262,8 @@ func TestReceivingBound(t *testing.T) {
 	}
 }
 
-// TestClosedMeanwhile: the end of the socket ends a Receive, also one that waits for descriptors to be closed.
+// TestClosedMeanwhile tests that the close of the socket ends a Receive, including one that waits for the close of
+// descriptors.
 func TestClosedMeanwhile(t *testing.T) {
 	var queues Queues
 	q := queues.Of(nil)
@@ -281,11 +283,11 @@ func TestClosedMeanwhile(t *testing.T) {
 			t.Error("got a message, want an error")
 		}
 	case <-time.After(5 * time.Second):
-		t.Error("it does not return")
+		t.Error("Receive does not return")
 	}
 }
 
-// TestRefuse: the sender of a descriptor to a socket that refuses them gets EPERM, where the kernel can do that.
+// TestRefuse tests that the sender of a descriptor to a refusing socket gets EPERM, if the kernel supports that.
 func TestRefuse(t *testing.T) {
 	user, own, _ := pair(t, unix.SOCK_SEQPACKET)
 	err := Refuse(int(own.Fd()))
@@ -303,7 +305,7 @@ func TestRefuse(t *testing.T) {
 	}
 }
 
-// TestSender: the sender of a message is known to a socket with SO_PASSCRED.
+// TestSender tests that a socket with SO_PASSCRED knows the sender of a message.
 func TestSender(t *testing.T) {
 	var queues Queues
 	user, own, raw := pair(t, unix.SOCK_SEQPACKET)
@@ -317,8 +319,8 @@ func TestSender(t *testing.T) {
 	}
 }
 
-// TestQueueBound: so many closes of a user's go on at a time, and each counts as a worker; when the user has no worker
-// left, a close waits for one.
+// TestQueueBound tests that a limited number of closes of a user run at a time, that each counts as a worker, and that
+// a close waits if the user has no worker left.
 func TestQueueBound(t *testing.T) {
 	var l quota.Limits
 	l[quota.Workers].PerUser = 3 * maxClosing
@@ -327,7 +329,7 @@ func TestQueueBound(t *testing.T) {
 	user := ledger.User(1)
 	q := queues.Of(user)
 	if queues.Of(user) != q || queues.Of(ledger.User(2)) == q {
-		t.Fatal("a queue is not each user's own")
+		t.Fatal("users share a queue")
 	}
 	var mu sync.Mutex
 	now, most := 0, 0
@@ -365,18 +367,18 @@ func TestQueueBound(t *testing.T) {
 	}()
 	select {
 	case <-done:
-		t.Error("a close without a worker for it")
+		t.Error("Do without a worker: got a call, want none")
 	case <-time.After(20 * time.Millisecond):
 	}
 	user.Give(quota.Workers, 1)
 	select {
 	case <-done:
 	case <-time.After(10 * time.Second):
-		t.Error("the close waits although there is a worker")
+		t.Error("Do with a free worker: got no call")
 	}
 }
 
-// TestUnknownSender: a datagram without credentials, or with other control data, is of no user.
+// TestUnknownSender tests that a datagram without credentials, or with other control data, has no sender.
 func TestUnknownSender(t *testing.T) {
 	fds, closed := pipes(t, 1)
 	for name, oob := range map[string][]byte{"none": nil, "cut": {1, 2, 3}, "descriptors": unix.UnixRights(fds[0])} {
@@ -394,7 +396,7 @@ func TestUnknownSender(t *testing.T) {
 	closed()
 }
 
-// TestEnd: End closes a socket with unread messages at once, also if descriptors in them have SO_LINGER.
+// TestEnd tests that End closes a socket with unread messages at once, even if descriptors in them have SO_LINGER.
 func TestEnd(t *testing.T) {
 	for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_SEQPACKET} {
 		ledger := quota.New(quota.Limits{})
@@ -412,10 +414,10 @@ func TestEnd(t *testing.T) {
 		began := time.Now()
 		queues.Of(ledger.User(1)).End(own)
 		if d := time.Since(began); d > 5*time.Second {
-			t.Errorf("kind %d: it took %v", kind, d)
+			t.Errorf("kind %d: End took %v", kind, d)
 		}
 		if !closed() {
-			t.Errorf("kind %d: a descriptor is left open", kind)
+			t.Errorf("kind %d: a descriptor is still open", kind)
 		}
 		if err := unix.Sendmsg(user, []byte("z"), nil, nil, unix.MSG_NOSIGNAL); err != unix.EPIPE && err != unix.ECONNRESET {
 			t.Errorf("kind %d: send afterwards: %v, want EPIPE", kind, err)
@@ -423,7 +425,7 @@ func TestEnd(t *testing.T) {
 	}
 }
 
-// TestManyReceive: many threads that have something to receive at once get on, although few messages are held at a
+// TestManyReceive tests that many threads with pending messages make progress, although few messages are held at a
 // time.
 func TestManyReceive(t *testing.T) {
 	for round := 0; round < 4 && !t.Failed(); round++ {
@@ -474,6 +476,6 @@ func manyReceive(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(8 * time.Second):
-		t.Fatal("they do not get on")
+		t.Fatal("the receiving threads make no progress")
 	}
 }

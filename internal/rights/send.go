@@ -10,19 +10,19 @@ import (
 )
 
 const (
-	// sendPatience is the time that a message with descriptors waits for earlier ones to be received.
+	// sendPatience is the time for which a message with descriptors waits for the receipt of earlier ones.
 	sendPatience = 10 * time.Second
 	sendPause    = 20 * time.Millisecond
-	// The pauses between looks whether a message was received.
+	// The pauses between checks for the receipt of a message.
 	firstReceiptLook = 100 * time.Microsecond
 	lastReceiptLook  = 100 * time.Millisecond
 )
 
-// Sending charges n descriptors, which the caller is about to send on a socket, to the user (quota.InFlight). The
-// caller calls sent after the attempt to send them. They are charged until the user's program has received all that was
-// sent on the socket, or has closed its end, also if the caller closes the socket before: the kernel counts descriptors
-// in flight against the user id of the service (unix(7), ETOOMANYREFS). If the user has too many of them, Sending
-// sleeps, and returns a *quota.Error after sendPatience.
+// Sending charges n descriptors to the user, before the caller sends them on a socket (quota.InFlight). The caller
+// calls sent after the attempt to send. The charge lasts until the user's program has received all data on the socket,
+// or has closed its end, even if the caller closes the socket before. The kernel counts descriptors in flight for the
+// user ID of the service (unix(7), ETOOMANYREFS). If the user has too many of them, Sending sleeps, and returns a
+// *quota.Error after sendPatience.
 func (q *Queue) Sending(c syscall.Conn, n int) (sent func(), err error) {
 	if q == nil || n == 0 {
 		return func() {}, nil
@@ -75,7 +75,7 @@ func Duplicate(c syscall.Conn) (fd int, err error) {
 	return fd, err
 }
 
-// unread reports whether the other end has not received all that was sent, and is open. (SIOCOUTQ of unix(7))
+// unread reports whether the other end is open and has not received all data. (SIOCOUTQ of unix(7))
 func unread(fd int) bool {
 	n, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
 	return err == nil && n > 0

@@ -14,8 +14,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestSending: descriptors are charged until the other end has received them or has closed, also after the sender has
-// closed.
+// TestSending tests that descriptors are charged until the other end has received them or was closed, even after the
+// sender has closed its end.
 func TestSending(t *testing.T) {
 	var limits quota.Limits
 	limits[quota.InFlight] = quota.Limit{PerUser: 4}
@@ -66,7 +66,7 @@ func TestSending(t *testing.T) {
 	}
 }
 
-// TestSendingWaits: a message waits until earlier ones have been received, and is refused when that takes too long.
+// TestSendingWaits tests that a message waits for the receipt of earlier ones, and is refused after a timeout.
 func TestSendingWaits(t *testing.T) {
 	t.Parallel()
 	var limits quota.Limits
@@ -82,9 +82,9 @@ func TestSendingWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sent() // nothing was: the charge ends at once
+	sent() // nothing was sent, so the charge ends at once
 	if n := user.Held(quota.InFlight); n != 0 {
-		t.Errorf("%d descriptors are charged after nothing was sent", n)
+		t.Errorf("charged descriptors without a send: got %d, want none", n)
 	}
 	began := time.Now()
 	var refusal *quota.Error

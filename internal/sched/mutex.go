@@ -5,15 +5,15 @@ import (
 	"sync"
 )
 
-// Mutex is a sync.Mutex for the data path, where critical sections last for some microseconds, the time of copying a
-// train, and the threads are locked to their goroutines. To park and wake such a thread takes the Go scheduler three
-// changes of thread, each of which may have to wait for a program that spins: so Lock looks for a while first. The zero
-// Mutex is unlocked.
+// Mutex is a sync.Mutex for the data path. There, critical sections last some microseconds, the time of copying a
+// train, and threads are locked to their goroutines. Parking and waking such a thread takes the Go scheduler three
+// context switches, each of which may wait for a spinning program. So Lock spins for a while first. The zero Mutex is
+// unlocked.
 type Mutex struct{ mu sync.Mutex }
 
 const (
-	// looks times pauses is somewhat more than a critical section lasts, some 20 us. It is counted, not timed, since
-	// time may be virtual.
+	// looks times pauses is slightly more than the duration of a critical section, some 20 us. Lock counts instead of
+	// measuring time, since time may be virtual.
 	looks  = 400
 	pauses = 200
 )
@@ -28,7 +28,7 @@ func (m *Mutex) Lock() {
 	m.mu.Lock()
 }
 
-// look tries for a while.
+// look spins for a while.
 func (m *Mutex) look() bool {
 	if alone {
 		return false

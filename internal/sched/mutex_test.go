@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// TestMutex: one at a time, and those who have looked in vain for long get it too.
+// TestMutex tests mutual exclusion, and that a thread that has spun for long gets the lock, too.
 func TestMutex(t *testing.T) {
 	var m Mutex
 	var wg sync.WaitGroup

@@ -2,9 +2,9 @@ package sched
 
 import "runtime"
 
-// before is GOMAXPROCS as the runtime has set it, before Widen.
+// before is GOMAXPROCS as set by the runtime, before Widen.
 var before = runtime.GOMAXPROCS(0)
 
-// Processors returns how many processors this process can keep busy: those that it may run on, less what its control
-// group or GOMAXPROCS allows.
+// Processors returns the number of processors that this process can keep busy, limited by its affinity, its control
+// group and GOMAXPROCS.
 func Processors() int { return before }

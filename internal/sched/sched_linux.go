@@ -1,5 +1,5 @@
-// Package sched is about the threads of the data path: what the kernel's scheduler is told of them, and how they wait
-// for each other.
+// Package sched manages the threads of the data path: their parameters for the kernel's scheduler, and the ways in
+// which they wait for each other.
 package sched
 
 import (
@@ -9,48 +9,48 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Slices of threads, to be given to Prompt. Ordinary ones have some milliseconds.
+// Slices of threads, for Prompt. Ordinary threads have some milliseconds.
 const (
-	// SleeperSlice is for a thread that sleeps when there is nothing to do: the least that the kernel takes.
+	// SleeperSlice is for a thread that sleeps without work: the minimum of the kernel.
 	SleeperSlice = 100 * time.Microsecond
-	// PollerSlice is for a thread that spins and yields beside programs that do so, too. sched_yield(2) moves a thread
-	// back by one slice in the run queue: with SleeperSlice it yields 28 times before a program with an ordinary slice
+	// PollerSlice is for a thread that spins and yields next to programs that do the same. sched_yield(2) moves a thread
+	// back by one slice in the run queue. With SleeperSlice it yields 28 times before a program with an ordinary slice
 	// runs again. On two processors and Linux 6.18, 100,000 round trips of two such programs took 24 to 36 us each with
-	// that, and 17 to 20 with this.
+	// SleeperSlice, and 17 to 20 with PollerSlice.
 	PollerSlice = 400 * time.Microsecond
 )
 
-// Prompt makes the calling thread, which must be locked to its goroutine, one that runs for short times and soon after
-// it wakes. RDMA programs spin while they wait for completions, on every core there is, and without this a thread that
-// has a packet or a system call for them waits until the slice of the one that spins is over.
+// Prompt gives the calling thread, which must be locked to its goroutine, short run times with a low wakeup latency.
+// RDMA programs spin on every core while they wait for completions. Without Prompt, a thread with a packet or a system
+// call for them waits until the slice of a spinning thread is over.
 //
-// It asks for that slice (sched_setattr(2), sched_runtime under the EEVDF scheduler, Linux 6.12), which takes no
-// privilege and gives no larger share of the processor. Where the kernel does not know that, nothing changes.
+// It requests the slice with sched_setattr(2) (sched_runtime under the EEVDF scheduler, Linux 6.12). That needs no
+// privilege, and does not increase the thread's share of the processor. On older kernels it has no effect.
 func Prompt(slice time.Duration) {
 	attr, err := unix.SchedGetAttr(0, 0)
 	if err != nil || attr.Policy != unix.SCHED_NORMAL {
-		return // somebody has given this process another policy, and knows why
+		return // the user has chosen another policy for this process
 	}
 	attr.Runtime = uint64(slice.Nanoseconds())
 	_ = unix.SchedSetAttr(0, attr, 0)
 }
 
-// parallel is how many threads may come back from the kernel at about the same time: of each program some one or two,
+// parallel is the number of threads that may return from the kernel at about the same time: one or two of each program,
 // and one of each address of a device.
 const parallel = 32
 
-// Widen lets threads that wait in the kernel, in system calls that the Go scheduler takes for short, keep their place
-// in it. With as many places as cores, the usual setting, a thread that wakes finds them all held by others that wait,
-// and gets one only when the runtime's monitor takes it away from them, which on a busy machine is milliseconds later.
+// Widen raises GOMAXPROCS, so that threads that wait in short system calls can keep their place in the Go scheduler.
+// With as many places as cores, the default, a waking thread can find all places held by other waiting threads. It then
+// gets one only from the runtime's monitor, which on a busy machine takes milliseconds.
 func Widen() {
 	runtime.GOMAXPROCS(max(parallel, 2*runtime.NumCPU()))
 }
 
-// Slices reports whether the kernel takes a slice from Prompt. It may sleep.
+// Slices reports whether the kernel accepts a slice from Prompt. It may sleep.
 func Slices() bool {
 	there := make(chan bool)
 	go func() {
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		runtime.LockOSThread() // permanently: the thread ends with the goroutine
 		Prompt(SleeperSlice)
 		attr, err := unix.SchedGetAttr(0, 0)
 		there <- err == nil && attr.Runtime == uint64(SleeperSlice.Nanoseconds())

@@ -18,51 +18,52 @@ import (
 	"verbena/internal/reopen"
 )
 
-// File is a sparse memfd (memfd_create(2)) whose regions are mapped by the service and by a program. It cannot be made
-// shorter, so no access to a region is a memory fault. It is safe for concurrent use.
+// File is a sparse memfd (memfd_create(2)) with regions that are mapped by the service and by a program. It cannot be
+// truncated, so an access to a region never faults. It is safe for concurrent use.
 type File struct {
 	name string
-	user *quota.User // regions and mappings are charged to it
-	kind quota.Kind  // of the bytes of regions
+	user *quota.User // charged for regions and mappings
+	kind quota.Kind  // kind of resource of the bytes of regions
 
-	keep *kept.Kept // has the file after Close
+	keep *kept.Kept // tracks the file after Close
 
-	leave bool // Close leaves pages to a program that has the file; see LeavePages
+	leave bool // Close keeps the pages for a program that has the file; see LeavePages
 
 	mu      sync.Mutex
 	file    *os.File // nil: closed
 	next    int64    // offset of the next chunk
 	regions map[int64]region
-	chunk   *chunk // regions are taken from it
+	chunk   *chunk // source of new regions
 }
 
-// Shared is a region of the file as the service sees it. A program may write anything into it at any time, and may take
-// its pages away, which then read as zeros.
+// Shared is a region of the file as mapped by the service. A program may write to it at any time, and may free its
+// pages, which then read as zeros.
 type Shared struct {
 	// Mem is the service's mapping. It must not be used after Free.
 	Mem []byte
 	// Offset is the region's offset in the file, in bytes.
 	Offset uint64
-	// Free returns the region. A program's mappings of it stay valid.
+	// Free frees the region. A program's mappings of it stay valid.
 	Free func()
 }
 
-// region is a part of a chunk that is in use.
+// region is an allocated part of a chunk.
 type region struct {
 	chunk *chunk
 	mem   []byte
 }
 
-// chunk is a mapping of a part of the file, of which regions are cut: a mapping of its own for each would soon exceed
-// what a process may have (vm.max_map_count). It is unmapped when it has no region and is not cut any more.
+// chunk is a mapping of a part of the file, which is divided into regions. A separate mapping per region would soon
+// exceed the limit of a process (vm.max_map_count). A chunk is unmapped when it has no region and is not the current
+// one.
 //
-// Regions are cut from its end. A program maps each by itself, and the kernel puts the next mapping below the last one:
-// the two are one for it, as their offsets lie in the same order.
+// Regions are taken from its end. A program maps each region separately, and the kernel places the next mapping below
+// the last one. Since their offsets have the same order, the kernel merges the two mappings.
 type chunk struct {
 	start     int64 // offset in the file
 	mem       []byte
-	low, high int64 // offsets of the part that is not cut yet
-	used      int   // regions
+	low, high int64 // offsets of the free part
+	used      int   // number of regions
 }
 
 // place returns the offset of the next region of a length, false if there is no room.
@@ -71,13 +72,13 @@ func (c *chunk) place(length int64) (off int64, ok bool) {
 		return 0, false
 	}
 	off = hugepage.AlignDown(c.high-length, length)
-	if c.low == 0 { // the first one of a file
+	if c.low == 0 { // the first chunk of a file
 		off = 0
 	}
 	return off, off >= c.low && off+length <= c.high
 }
 
-// cut takes a region out of the part that is not cut yet.
+// cut takes a region from the free part.
 func (c *chunk) cut(off, length int64) []byte {
 	if off == 0 {
 		c.low = length
@@ -88,8 +89,8 @@ func (c *chunk) cut(off, length int64) []byte {
 	return c.mem[at : at+length : at+length]
 }
 
-// A file's first chunk is of smallChunk bytes, and each further one twice as long, up to largeChunk; a longer region
-// has a chunk of its own. The part of a chunk that is not reserved takes addresses, and no memory.
+// A file's first chunk has smallChunk bytes, and each further one twice as many, up to largeChunk. A longer region has
+// a separate chunk. The unreserved part of a chunk takes addresses, but no memory.
 const (
 	smallChunk = 4 << 20
 	largeChunk = 1 << 30
@@ -97,9 +98,9 @@ const (
 
 var pageSize = int64(os.Getpagesize())
 
-// Create makes a file. The name, of at most 249 bytes, is for people: /proc/PID/maps and links in /proc/PID/fd show it
-// as "/memfd:NAME (deleted)". Regions are charged to user as bytes of a kind, and their mappings as such. The file is
-// charged as a descriptor, until Close and, if keep is not nil, as long as a program has it.
+// Create makes a file. The name, of at most 249 bytes, is for display: /proc/PID/maps and links in /proc/PID/fd show it
+// as "/memfd:NAME (deleted)". Bytes of regions are charged to user as kind, and their mappings as mappings. The file is
+// charged as a descriptor until Close and, if keep is not nil, as long as a program has it.
 func Create(name string, kind quota.Kind, user *quota.User, keep *kept.Kept) (_ *File, err error) {
 	if err := user.Take(quota.Descriptors, 1); err != nil {
 		return nil, err
@@ -123,7 +124,8 @@ func Create(name string, kind quota.Kind, user *quota.User, keep *kept.Kept) (_ 
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL); err != nil {
 		return fail("seal", err)
 	}
-	// The kernel does not count the description that memfd_create returns as a writer of the file, which InUse relies on.
+	// The kernel does not count the description returned by memfd_create as a writer of the file. InUse relies on such a
+	// count.
 	own, err := reopen.Own(fd, unix.O_RDWR)
 	if err != nil {
 		return fail("open", err)
@@ -132,15 +134,15 @@ func Create(name string, kind quota.Kind, user *quota.User, keep *kept.Kept) (_ 
 		regions: map[int64]region{}}, nil
 }
 
-// LeavePages makes Close leave the pages of regions as they are, if a program still has the file: it may poll its
-// queues for what was completed before the end. They stay charged as long as the file. It is called before the file is
-// used.
+// LeavePages makes Close keep the pages of regions if a program still has the file. The program may poll its queues for
+// completions from before the end. The pages stay charged as long as the file. LeavePages must be called before the
+// file is used.
 func (f *File) LeavePages() { f.leave = true }
 
 // Name returns the name of the file.
 func (f *File) Name() string { return f.name }
 
-// Chown makes the file a user's.
+// Chown changes the owner of the file.
 func (f *File) Chown(uid int) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -150,13 +152,13 @@ func (f *File) Chown(uid int) error {
 	return f.file.Chown(uid, -1)
 }
 
-// Stat is fstat(2) of the file.
+// Stat calls fstat(2) for the file.
 func (f *File) Stat(st *unix.Stat_t) error {
 	return f.WithFD(func(fd int) error { return unix.Fstat(fd, st) })
 }
 
-// Watch adds an inotify watch for the file. It sees only descriptions that were opened by a link in /proc, as those of
-// OpenForProgram are.
+// Watch adds an inotify watch for the file. It sees only descriptions that were opened by a link in /proc, like those
+// of OpenForProgram.
 func (f *File) Watch(inotify int, mask uint32) (wd int, err error) {
 	err = f.WithFD(func(fd int) (err error) {
 		wd, err = unix.InotifyAddWatch(inotify, selfFD(fd), mask)
@@ -167,7 +169,8 @@ func (f *File) Watch(inotify int, mask uint32) (wd int, err error) {
 
 func selfFD(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
 
-// WithFD calls use with the service's descriptor, which is open until use returns; os.ErrClosed after Close.
+// WithFD calls use with the service's descriptor, which stays open until use returns. It returns os.ErrClosed after
+// Close.
 func (f *File) WithFD(use func(fd int) error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -178,10 +181,10 @@ func (f *File) WithFD(use func(fd int) error) error {
 }
 
 // Alloc returns a new region of at least size bytes, rounded up to whole pages. It is zeroed, unless the program has
-// written to that part of the file already. The first region of a file is at offset 0. The error wraps ENOMEM when
-// memory is short or the user's limit is reached. It may sleep.
+// already written to that part of the file. The first region of a file is at offset 0. The error wraps ENOMEM if memory
+// is short or the user's limit is reached. Alloc may sleep.
 //
-// Shared.Free may be called more than once; Close frees what is left.
+// Shared.Free may be called more than once; Close frees the remaining regions.
 func (f *File) Alloc(size int) (Shared, error) {
 	fail := func(err error) (Shared, error) {
 		return Shared{}, fmt.Errorf("allocate %d bytes of shared memory: %w", size, err)
@@ -211,7 +214,7 @@ func (f *File) Alloc(size int) (Shared, error) {
 	return Shared{Mem: mem, Offset: uint64(off), Free: func() { f.free(off) }}, nil
 }
 
-// allocLocked reserves bytes of the file, and returns their offset and how they are mapped.
+// allocLocked reserves bytes of the file, and returns their offset and mapping.
 func (f *File) allocLocked(length int64) (off int64, mem []byte, err error) {
 	off, ok := f.chunk.place(length)
 	if !ok {
@@ -232,7 +235,7 @@ func (f *File) reserve(off, length int64) error {
 	if err == nil {
 		return nil
 	}
-	// What fallocate has reserved before it failed is to be given back.
+	// Free the pages that fallocate has reserved before it failed.
 	f.punch(off, length)
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.ENOMEM) {
 		return fmt.Errorf("this machine, or the service's control group, has no memory left: %w", syscall.ENOMEM)
@@ -240,7 +243,7 @@ func (f *File) reserve(off, length int64) error {
 	return &os.PathError{Op: "fallocate", Path: f.name, Err: err}
 }
 
-// Enlarge says how to make room on the file system of a path, which usually is on /dev/shm.
+// Enlarge returns advice to make room on the file system of a path, which usually is on /dev/shm.
 func Enlarge(path string) string {
 	const usual = "/dev/shm"
 	if strings.HasPrefix(path, usual+"/") {
@@ -249,7 +252,7 @@ func Enlarge(path string) string {
 	return "make room there or enlarge it: mount -o remount,size=256m " + path + ", in a container --shm-size=256m"
 }
 
-// newChunk maps the file from next on, where a region of a length finds room.
+// newChunk maps the file from next on, with room for a region of a length.
 func (f *File) newChunk(length int64) error {
 	start := hugepage.Align(f.next, length)
 	size := int64(smallChunk)
@@ -279,7 +282,7 @@ func (f *File) newChunk(length int64) error {
 	return nil
 }
 
-// dropUnused unmaps a chunk that serves nothing any more.
+// dropUnused unmaps a chunk that is no longer needed.
 func (f *File) dropUnused(c *chunk) {
 	if c == nil || c == f.chunk || c.used > 0 {
 		return
@@ -306,7 +309,8 @@ func (f *File) unmap(off int64, r region) {
 	f.dropUnused(r.chunk)
 }
 
-// punch gives pages back; the file keeps its size. Failing that, they are held until Close, which harms nobody.
+// punch frees pages; the size of the file stays unchanged. If punch fails, the pages stay until Close, which is
+// harmless.
 func (f *File) punch(off, length int64) { punch(f.file, off, length) }
 
 func punch(file *os.File, off, length int64) {
@@ -323,9 +327,9 @@ func ignoringEINTR(f func() error) error {
 	}
 }
 
-// OpenForProgram opens a second description of the file, for the caller to hand to the program and then to close here;
-// how is the access mode, unix.O_RDONLY, O_WRONLY or O_RDWR. Its position is where no write(2) succeeds, so that a
-// program which writes to its descriptor without anybody looking cannot write into a region by accident.
+// OpenForProgram opens a second description of the file, which the caller passes to the program and then closes. how is
+// the access mode, unix.O_RDONLY, O_WRONLY or O_RDWR. Its position is one at which write(2) always fails, so that a
+// program that writes to its descriptor cannot overwrite a region by accident.
 func (f *File) OpenForProgram(how int) (*os.File, error) { return f.openAt(how, 0, math.MaxInt64) }
 
 func (f *File) openAt(how, flags int, position int64) (*os.File, error) {
@@ -348,9 +352,9 @@ func (f *File) openAt(how, flags int, position int64) (*os.File, error) {
 	return p, nil
 }
 
-// InUse reports whether anybody but this File has the file open or mapped. Once it is false it stays so, as far as
-// those are concerned who can reach the file only through a descriptor that they have. It is true where that cannot be
-// found out: for a file of another user that takes CAP_LEASE.
+// InUse reports whether the file is open or mapped outside of this File. Once false, the result stays false for
+// processes that can access the file only through a descriptor they have. The result is true if it cannot be
+// determined: for a file of another user that takes CAP_LEASE.
 func (f *File) InUse() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -361,7 +365,7 @@ func (f *File) inUseLocked() bool {
 	return soleOpener(f.file.Fd()) != nil
 }
 
-// soleOpener returns nil if no other description of a file is open or mapped, and EAGAIN if one is: the kernel grants a
+// soleOpener returns nil if no other description of a file is open or mapped, and EAGAIN otherwise. The kernel gives a
 // write lease only to the sole opener (fcntl(2), "Leases").
 func soleOpener(fd uintptr) error {
 	_, err := unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_WRLCK)
@@ -371,9 +375,9 @@ func soleOpener(fd uintptr) error {
 	return err
 }
 
-// Close unmaps all regions and gives their pages back, also those that a program still has mapped, which then read as
-// zeros, unless LeavePages was called. Nothing here may touch a region's memory from then on. Close may be called
-// again. It returns nil.
+// Close unmaps all regions and frees their pages, including pages that a program still has mapped, which then read as
+// zeros. LeavePages changes that. The service must not access a region afterwards. Close may be called again. It
+// returns nil.
 func (f *File) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -409,11 +413,11 @@ type rest struct {
 	end int64
 }
 
-// InUse reports whether a program has the file. It is false where that cannot be found out: the user is not charged for
-// ever.
+// InUse reports whether a program has the file. It returns false if that is unknown, so that the user is not charged
+// forever.
 func (r rest) InUse() bool { return errors.Is(soleOpener(r.Fd()), unix.EAGAIN) }
 
-// Close gives the pages back: a program may still name the file by a descriptor of O_PATH, which InUse does not see.
+// Close frees the pages, since a program may still have a descriptor of O_PATH, which InUse does not see.
 func (r rest) Close() error {
 	if r.end > 0 && !r.InUse() {
 		punch(r.File, 0, r.end)

@@ -44,7 +44,7 @@ func openForProgram(t *testing.T, f *File) *os.File {
 	return p
 }
 
-// blocks is what the file takes up, in pages.
+// blocks returns the size of the file in memory, in pages.
 func blocks(t *testing.T, f *File) int64 {
 	t.Helper()
 	var st unix.Stat_t
@@ -112,15 +112,15 @@ func TestFreeGivesPagesBackAndOffsetsAreNotReused(t *testing.T) {
 		t.Errorf("%d pages after Free, want 1", got)
 	}
 	if m[0] != 0 {
-		t.Error("the program still sees what was freed")
+		t.Error("the program still sees freed data")
 	}
-	a.Free() // a second time is harmless
+	a.Free() // a second call is harmless
 	c, err := f.Alloc(int(pageSize))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if at := c.Offset; at == b.Offset || at >= a.Offset && at < a.Offset+uint64(len(a.Mem)) {
-		t.Errorf("offset %#x: used again", at)
+		t.Errorf("offset %#x was reused", at)
 	}
 }
 
@@ -143,14 +143,14 @@ func TestWriteToTheProgramsDescriptionChangesNothing(t *testing.T) {
 func TestInUseUntilLastDescriptorAndMapping(t *testing.T) {
 	f := create(t)
 	if f.InUse() {
-		t.Fatal("in use before anybody opened it")
+		t.Fatal("in use before any other open")
 	}
 	r, err := f.Alloc(1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if f.InUse() {
-		t.Error("in use because of the service's own mapping")
+		t.Error("in use with only the service's own mapping")
 	}
 	p, err := f.OpenForProgram(unix.O_RDWR)
 	if err != nil {
@@ -228,7 +228,8 @@ func mappings(t *testing.T, f *File) int {
 	return strings.Count(string(b), f.Name())
 }
 
-// TestManyRegionsFewMappings: and each region and mapping is charged while it exists.
+// TestManyRegionsFewMappings tests that many regions need few mappings, and that each region and mapping is charged
+// while it exists.
 func TestManyRegionsFewMappings(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	user := ledger.User(1)
@@ -259,7 +260,7 @@ func TestManyRegionsFewMappings(t *testing.T) {
 	if got, want := user.Held(quota.RingBytes), uint64(len(regions)*2*int(pageSize)+len(big.Mem)); got != want {
 		t.Errorf("%d bytes charged, want %d", got, want)
 	}
-	// A program maps each region by itself.
+	// A program maps each region separately.
 	p := openForProgram(t, f)
 	var mapped [][]byte
 	for _, r := range regions {
@@ -332,7 +333,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestScratch: what a program writes is noticed and taken away, wherever its regions are, until its writes are barred.
+// TestScratch tests that writes of a program are detected and their pages freed, wherever its regions are, until its
+// writes are barred.
 func TestScratch(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	f := createFor(t, ledger.User(1))
@@ -364,17 +366,17 @@ func TestScratch(t *testing.T) {
 	}
 	var buf [256]byte
 	if n, err := unix.Read(in, buf[:]); err != nil || n == 0 {
-		t.Errorf("no event of a write: %v", err)
+		t.Errorf("event of a write: %v", err)
 	}
 	if blocks(t, f) == before || !s.Due() {
-		t.Fatal("nothing was written")
+		t.Fatal("writes: got none")
 	}
 	s.Drop()
 	if got := blocks(t, f); got > before+1 || s.Due() {
-		t.Errorf("%d pages after they were taken away, want %d and the one of the next write", got, before)
+		t.Errorf("pages after Drop: got %d, want %d and one for the next write", got, before)
 	}
 	if r.Mem[0] != 7 {
-		t.Error("a region has lost what was in it")
+		t.Error("a region has lost its content")
 	}
 	more, err := f.Alloc(1 << 20)
 	if err != nil {
@@ -400,11 +402,11 @@ func TestScratch(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := ledger.User(1).Held(quota.RingBytes); n != 0 {
-		t.Errorf("%d bytes are charged still", n)
+		t.Errorf("charged bytes: got %d, want none", n)
 	}
 }
 
-// TestBarBesideWrites: no write that is under way undoes it, nor does Drop.
+// TestBarBesideWrites tests that neither a concurrent write nor Drop reverses Bar.
 func TestBarBesideWrites(t *testing.T) {
 	f := create(t)
 	const rounds, writers = 100, 2
@@ -456,8 +458,8 @@ func TestBarBesideWrites(t *testing.T) {
 	}
 }
 
-// TestBarWithoutService: whoever has the file bars the writes of its program, once the service has ended; a file
-// without that part stays as it is.
+// TestBarWithoutService tests that after the end of the service any process with the file can bar the writes of its
+// program, and that a file without a scratch part stays unchanged.
 func TestBarWithoutService(t *testing.T) {
 	f := create(t)
 	if err := Bar(f.file); err != nil {
@@ -490,7 +492,7 @@ func TestAllocOfNothing(t *testing.T) {
 			t.Errorf("Alloc(%d): %v, want %s", size, err, want)
 		}
 	}
-	// Near the last offset: a request for most of the file would take all the memory of the machine, were it not refused.
+	// Near the last offset: a request for most of the file would take all memory of the machine if it was not refused.
 	f.next = scratch - largeChunk - pageSize
 	if _, err := f.Alloc(int(pageSize) + 1); !errors.Is(err, syscall.ENOMEM) {
 		t.Errorf("Alloc of more than the offsets allow: %v, want ENOMEM", err)
@@ -513,7 +515,7 @@ func TestUseAfterClose(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	r.Free() // of a region that Close has freed
+	r.Free() // frees a region that Close has freed
 	if _, err := f.Alloc(1); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("Alloc after Close: %v", err)
 	}
@@ -525,8 +527,8 @@ func TestUseAfterClose(t *testing.T) {
 	}
 }
 
-// TestSealed: a program cannot make the file shorter, nor undo that; its writes to the file, and what it adds to it,
-// change no region.
+// TestSealed tests that a program can neither truncate the file nor remove the seal, and that its writes to the file
+// and additions to it change no region.
 func TestSealed(t *testing.T) {
 	f := create(t)
 	r, err := f.Alloc(1)
@@ -538,7 +540,7 @@ func TestSealed(t *testing.T) {
 		t.Errorf("truncate: %v, want EPERM", err)
 	}
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_GROW); err != unix.EPERM {
-		t.Errorf("another seal, with which no region could be added: %v, want EPERM", err)
+		t.Errorf("a further seal: %v, want EPERM", err)
 	}
 	if err := unix.Fallocate(fd, 0, 0, 64<<20); err != nil {
 		t.Errorf("enlarge the file: %v", err)
@@ -548,8 +550,8 @@ func TestSealed(t *testing.T) {
 	}
 }
 
-// TestLeavePages: a program that polls its queues after the end sees what was completed before; without LeavePages, and
-// without a program, no page is left.
+// TestLeavePages tests that a program that polls its queues after the end sees earlier completions. Without LeavePages,
+// or without a program, no page is left.
 func TestLeavePages(t *testing.T) {
 	for _, leave := range []bool{false, true} {
 		f := create(t)
@@ -572,7 +574,7 @@ func TestLeavePages(t *testing.T) {
 	}
 }
 
-// TestCharged: a file is charged, with the pages that it leaves, as long as a program has it open or mapped.
+// TestCharged tests that a file is charged, including remaining pages, as long as a program has it open or mapped.
 func TestCharged(t *testing.T) {
 	for _, tt := range []struct{ leave, mapped bool }{{false, false}, {true, false}, {true, true}} {
 		keeper := kept.New(nil)
@@ -629,7 +631,7 @@ func TestCharged(t *testing.T) {
 	}
 }
 
-// TestCreateRefused: a user at the limit gets no file.
+// TestCreateRefused tests that a user at the limit gets no file.
 func TestCreateRefused(t *testing.T) {
 	var limits quota.Limits
 	limits[quota.Descriptors].PerUser = 1
@@ -647,7 +649,7 @@ func TestCreateRefused(t *testing.T) {
 	}
 }
 
-// TestOpenLink: a link to a file of a name is opened, and nothing else that has such a name.
+// TestOpenLink tests that only a link to a memfd with the right name is opened.
 func TestOpenLink(t *testing.T) {
 	f := create(t)
 	p := openForProgram(t, f)
@@ -684,7 +686,7 @@ func TestOpenLink(t *testing.T) {
 	if got, err := OpenLink(link(p.Fd()), "verbena-other"); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("a file of another prefix: %v, %v", got, err)
 	}
-	// A file in the root directory can have the name of a memfd. It is not even opened.
+	// A file in the root directory can have the name of a memfd. OpenLink must not even open it.
 	if named, err := os.Create("/memfd:verbena-shm-test"); err == nil {
 		defer os.Remove(named.Name())
 		defer named.Close()
@@ -704,6 +706,6 @@ func TestOpenLink(t *testing.T) {
 		}
 	}
 	if isMemfd(int(plain.Fd())) || !isMemfd(unsealed) {
-		t.Error("ordinary files are not told from memfds")
+		t.Error("isMemfd of an ordinary file: got true, want false")
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"verbena/internal/reopen"
 )
 
-// OpenLink opens the file that a link such as /proc/PID/fd/N leads to, for reading and writing, if it is a [File] whose
-// name begins with prefix. It returns EINVAL for any other file, and does not open it: a hostile owner of the
+// OpenLink opens the target of a link such as /proc/PID/fd/N for reading and writing, if it is a [File] with a name
+// that begins with prefix. It returns EINVAL for any other file, and does not open it: a hostile owner of the
 // descriptor may have chosen the name, and may replace the file concurrently.
 //
 //verbena:allow restat the type and device of the opened file are compared, not of the path
@@ -45,8 +45,9 @@ func OpenLink(link, prefix string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), to), nil
 }
 
-// isMemfd reports whether a descriptor, also one of O_PATH, is of a memfd. All of them are on one file system of the
-// kernel's, which no mount shows. It does not ask the file system, which may be a program of the user's.
+// isMemfd reports whether a descriptor, including one of O_PATH, refers to a memfd. All memfds are on one internal file
+// system of the kernel, which is not mounted. isMemfd does not query the file system, which may be a program of the
+// user (FUSE).
 func isMemfd(fd int) bool {
 	dev, err := memfdDevice()
 	if err != nil {

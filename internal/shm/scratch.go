@@ -11,28 +11,28 @@ import (
 )
 
 const (
-	// scratch is the offset at which a program writes what nobody reads: beyond all regions.
+	// scratch is the offset of a program's scratch writes, beyond all regions. The service never reads them.
 	scratch = 1 << 60
-	// barred is the size of a file to which no write(2) succeeds.
+	// barred is the size of a file on which each write(2) fails.
 	barred = math.MaxInt64
 	// duePages is the number of written pages at which Drop is due.
 	duePages = 8
 )
 
-// Scratch is the part of a file to which a program may write(2), so that it is noticed (Watch). The program's
-// description appends, so that the size of the file says where the next write goes, which the service can change
-// without the program's descriptor. It is safe for concurrent use, and waits for no other use of the File.
+// Scratch is the part of a file to which a program may write(2), so that the service can detect it (Watch). The
+// program's description appends. So the size of the file is the position of the next write, which the service can
+// change without the program's descriptor. Scratch is safe for concurrent use, and waits for no other use of the File.
 type Scratch struct {
-	file    *os.File     // a duplicate of the service's descriptor, open until no call uses it
-	dropped atomic.Int64 // up to this offset, pages were taken away
+	file    *os.File     // duplicate of the service's descriptor, open until no call uses it
+	dropped atomic.Int64 // pages up to this offset were freed
 	once    sync.Once    // closes
 
-	// mu is held while the size is changed. A program can make that take as long as it likes: the inode's lock is held
-	// while a write(2) of its reads memory that does not answer.
+	// mu is held while the size is changed. A program can delay that as long as it likes: a write(2) holds the inode's
+	// lock while it reads memory that does not answer.
 	mu sync.Mutex
 }
 
-// OpenScratch opens a description of the file for a program, as OpenForProgram does, which appends to the scratch part.
+// OpenScratch opens a description of the file for a program, like OpenForProgram. It appends to the scratch part.
 func (f *File) OpenScratch() (*os.File, *Scratch, error) {
 	s := &Scratch{}
 	s.dropped.Store(scratch)
@@ -55,7 +55,7 @@ func (f *File) OpenScratch() (*os.File, *Scratch, error) {
 	return p, s, nil
 }
 
-// growTo makes a file at least so large.
+// growTo enlarges a file to at least size bytes.
 func growTo(fd int, size int64) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || st.Size >= size {
@@ -64,7 +64,7 @@ func growTo(fd int, size int64) error {
 	return ignoringEINTR(func() error { return unix.Ftruncate(fd, size) })
 }
 
-// control calls use with the descriptor, os.ErrClosed after Close.
+// control calls use with the descriptor. It returns os.ErrClosed after Close.
 func (s *Scratch) control(use func(fd int) error) error {
 	conn, err := s.file.SyscallConn()
 	if err != nil {
@@ -85,13 +85,13 @@ func (s *Scratch) Watch(inotify int, mask uint32) (wd int, err error) {
 	return wd, err
 }
 
-// Due reports whether there are pages for Drop to take away. It does not sleep.
+// Due reports whether there are pages for Drop to free. It does not sleep.
 func (s *Scratch) Due() bool {
 	_, due := s.written()
 	return due
 }
 
-// written returns the offset up to which the program has written, and whether there are many pages since the last Drop.
+// written returns the offset up to which the program has written, and whether Drop is due.
 func (s *Scratch) written() (end int64, due bool) {
 	_ = s.control(func(fd int) error {
 		var st unix.Stat_t
@@ -105,8 +105,8 @@ func (s *Scratch) written() (end int64, due bool) {
 	return end, due
 }
 
-// Drop takes away the pages that have been written, if it is due. A program that writes by pwrite(2) keeps them for
-// longer, as it would those of any file. It may sleep for as long as the program likes.
+// Drop frees the written pages, if it is due. Pages written by pwrite(2) stay longer, like those of any file of the
+// program. Drop can block as long as the program likes.
 func (s *Scratch) Drop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,14 +126,14 @@ func (s *Scratch) Drop() {
 	}
 }
 
-// Bar lets no write of the program succeed from now on: EFBIG. It may sleep for as long as the program likes.
+// Bar makes all later writes of the program fail with EFBIG. It can block as long as the program likes.
 func (s *Scratch) Bar() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.control(func(fd int) error { return growTo(fd, barred) })
 }
 
-// Bar lets no write to a file succeed from now on, if it has a scratch part that a service has left which has ended.
+// Bar makes all later writes to a file fail, if the file has a scratch part of a service that has ended.
 func Bar(f *os.File) error {
 	fi, err := f.Stat()
 	if err != nil || fi.Size() < scratch {

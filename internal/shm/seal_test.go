@@ -11,8 +11,8 @@ import (
 	"verbena/internal/quota"
 )
 
-// TestCreatedIsSealed tests that a program can neither shorten a file that it shares with the service, which would make
-// an access of the service fail, nor change what is sealed.
+// TestCreatedIsSealed tests that a program can neither truncate a file that it shares with the service, which would
+// make an access of the service fault, nor change the seals.
 func TestCreatedIsSealed(t *testing.T) {
 	f, err := Create("test", quota.BufferBytes, nil, nil)
 	if err != nil {

@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// Word is the number at the beginning of shared memory, which is aligned for it, as are mappings.
+// Word returns the number at the beginning of shared memory. The memory must be aligned for it, like mappings.
 func Word(mem []byte) *atomic.Uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(unsafe.SliceData(mem[:4])))
 }

@@ -8,23 +8,23 @@ import (
 	"verbena/internal/explore"
 )
 
-// The model: programs that open the device, get a context, make a queue pair, post, destroy and close, as package
-// uverbs lets them; and resets, which take the device to the error state, make zombies of the contexts, unregister it,
-// and register the next. Where there is a lock in the product, the model has one. What the threads share changes by the
-// transitions of this package alone.
+// The model has programs that open the device, get a context, make a queue pair, post, destroy and close, as in package
+// uverbs. It also has resets, which take the device to the error state, make zombies of the contexts, unregister the
+// device, and register the next one. Each lock of the product has a lock in the model. The shared state changes only by
+// the transitions of this package.
 
 const (
 	numFiles = 2
-	numLives = 3 // of the device
+	numLives = 3 // number of lives of the device
 )
 
 // file is an open device file with at most one queue pair.
 type file struct {
 	state    Context
-	on       int8 // a life of the device; -1: not opened
+	on       int8 // life of the device; -1: not opened
 	readers  int8 // File.life
 	writer   bool
-	wants    int8 // who wait for writing; no reader begins then
+	wants    int8 // waiting writers; no reader begins while there are any
 	open     bool // File.open is held
 	driver   bool // the driver has a context
 	qp       Object
@@ -32,10 +32,10 @@ type file struct {
 	driverQP bool
 	attached bool
 	retried  bool    // GET_CONTEXT
-	ends     [2]int8 // where the ends of the context are that the device and Close have begun
+	ends     [2]int8 // positions of the ends of the context begun by the device and by Close
 }
 
-// Where an end of a context is.
+// The positions of an end of a context.
 const (
 	notBegun int8 = iota
 	wantsLife
@@ -45,13 +45,13 @@ const (
 	isOver
 )
 
-// Ends of a context.
+// The ends of a context.
 const (
 	byDevice = iota
 	byClose
 )
 
-// Where a program is.
+// The positions of a program.
 const (
 	opens int8 = iota
 	enters
@@ -73,7 +73,7 @@ const (
 	programOver
 )
 
-// Where a reset is.
+// The positions of a reset.
 const (
 	fails int8 = iota
 	takesFlow
@@ -86,8 +86,8 @@ const (
 
 type world struct {
 	dev     [numLives]Device
-	present int8 // the life that programs find; -1: none
-	next    int8 // the life that is registered next
+	present int8 // life that programs find; -1: none
+	next    int8 // next life to register
 	told    [numLives]int8
 	flow    bool           // one reset at a time changes the device (slot.Slot.flow)
 	gone    [numLives]bool // uverbs.Device.gone
@@ -100,8 +100,8 @@ type world struct {
 
 type reset struct {
 	pc   int8
-	of   int8 // the life that it takes away
-	left int8 // resets that the thread still makes
+	of   int8 // life that the reset removes
+	left int8 // number of remaining resets of the thread
 }
 
 var rules = [...]string{
@@ -128,14 +128,14 @@ func (w *world) breaks(rule int8) {
 	}
 }
 
-// calls is a call of the driver's.
+// calls makes a call of the driver.
 func (w *world) calls(f *file) {
 	if w.dev[f.on] == DeviceGone {
 		w.breaks(1)
 	}
 }
 
-// dealloc takes the context from the driver, if it has it.
+// dealloc deallocates the context in the driver, if the driver has it.
 func (w *world) dealloc(f *file) {
 	if !f.driver {
 		return
@@ -144,7 +144,7 @@ func (w *world) dealloc(f *file) {
 	f.driver = false
 }
 
-// destroyQP is the end of a queue pair in the driver.
+// destroyQP destroys a queue pair in the driver.
 func (w *world) destroyQP(f *file) {
 	w.calls(f)
 	if !f.driverQP {
@@ -154,7 +154,7 @@ func (w *world) destroyQP(f *file) {
 	f.qp, _ = f.qp.Ended()
 }
 
-// enter is File.enter: false where the thread has to wait.
+// enter models File.enter. It returns false if the thread has to wait.
 func (f *file) enter() bool {
 	if f.writer || f.wants > 0 {
 		return false
@@ -173,7 +173,7 @@ func (w world) program(i int) []explore.Step[world] {
 				*pc = programOver
 				return one("finds no device", w)
 			}
-			return nil // it comes again
+			return nil // the thread tries again
 		}
 		if w.gone[w.present] {
 			return nil
@@ -303,7 +303,7 @@ func (w world) program(i int) []explore.Step[world] {
 		*pc = driverEnds
 		return one("begins to destroy its queue pair", w)
 	case driverEnds:
-		// The driver may refuse once; then the file's end does it.
+		// The driver may refuse once; then the end of the file destroys the queue pair.
 		x, y := w, w
 		x.destroyQP(&x.files[i])
 		x.files[i].made = false
@@ -334,7 +334,7 @@ func (w world) program(i int) []explore.Step[world] {
 	return nil
 }
 
-// ending is the goroutine that ends a context.
+// ending returns the steps of the goroutine that ends a context.
 func (w world) ending(i, kind int) []explore.Step[world] {
 	f := &w.files[i]
 	e := &f.ends[kind]
@@ -381,7 +381,7 @@ func (w world) ending(i, kind int) []explore.Step[world] {
 func (w world) reset(i int) []explore.Step[world] {
 	r := &w.resets[i]
 	switch r.pc {
-	case fails: // of whatever device is there, without the slot's lock: a fatal event
+	case fails: // on the present device, without the slot's lock: a fatal event
 		if w.present < 0 {
 			r.pc = takesFlow
 			return one("finds nothing to fail", w)
@@ -397,7 +397,7 @@ func (w world) reset(i int) []explore.Step[world] {
 		if w.flow {
 			return nil
 		}
-		if r.of < 0 || r.of != w.present { // another reset has been quicker
+		if r.of < 0 || r.of != w.present { // another reset was faster
 			r.done()
 			return one("finds that device gone", w)
 		}
@@ -406,7 +406,7 @@ func (w world) reset(i int) []explore.Step[world] {
 		w.gone[r.of] = true
 		r.pc = disassociates
 		return one("takes the device from those who open it", w)
-	case disassociates: // files, one after the other
+	case disassociates: // the files, one after the other
 		for k := range w.files {
 			f := &w.files[k]
 			if f.on != r.of || !f.attached || f.ends[byDevice] != notBegun {
@@ -447,7 +447,7 @@ func (w world) reset(i int) []explore.Step[world] {
 		return one("has unregistered the device", w)
 	case registers:
 		var ok bool
-		if _, tell := w.dev[r.of].Fail(); tell { // somebody is late
+		if _, tell := w.dev[r.of].Fail(); tell { // another thread is late
 			w.breaks(9)
 		}
 		if w.next < numLives {
@@ -463,7 +463,7 @@ func (w world) reset(i int) []explore.Step[world] {
 	return nil
 }
 
-// done is the end of one reset.
+// done ends one reset.
 func (r *reset) done() {
 	r.of = -1
 	if r.left--; r.left > 0 {
@@ -482,7 +482,7 @@ func (w world) check() error {
 			return errors.New(rules[5])
 		}
 		if w.dev[i] == DeviceError && n == 0 {
-			return errors.New("the driver is not told of the error")
+			return errors.New("the driver does not receive the error")
 		}
 	}
 	for i := range w.files {
@@ -509,16 +509,16 @@ func (w world) check() error {
 func (w world) end() error {
 	for i, pc := range w.programs {
 		if pc != programOver {
-			return errors.New("a program waits for ever")
+			return errors.New("a program waits forever")
 		}
 		if f := &w.files[i]; f.driver || f.driverQP || f.attached || f.readers != 0 || f.writer || f.wants != 0 ||
 			f.on >= 0 && f.state != ContextClosed {
-			return errors.New("a file leaves something behind")
+			return errors.New("a file leaves objects behind")
 		}
 	}
 	for _, r := range w.resets {
 		if r.pc != resetOver {
-			return errors.New("a reset waits for ever")
+			return errors.New("a reset waits forever")
 		}
 	}
 	if w.flow {
@@ -526,23 +526,23 @@ func (w world) end() error {
 	}
 	for i := int8(0); i < w.next; i++ {
 		if i != w.present && w.dev[i] != DeviceGone {
-			return errors.New("a device has not gone")
+			return errors.New("a device has not been removed")
 		}
 	}
 	if w.present < 0 || !w.dev[w.present].Makes() {
-		return errors.New("the device has not come again")
+		return errors.New("the device was not registered again")
 	}
 	return nil
 }
 
-// TestExplore visits every state of the model.
+// TestExplore visits all states of the model.
 func TestExplore(t *testing.T) {
 	began := time.Now()
 	all := explore.Result{}
 	for _, c := range []struct {
 		name             string
 		programs, resets int
-		again            int8 // resets of the first thread
+		again            int8 // number of resets of the first thread
 	}{
 		{"a program, a reset", 1, 1, 1},
 		{"a program, a reset and another after it", 1, 1, 2},

@@ -7,14 +7,14 @@ import (
 	"verbena/internal/explore"
 )
 
-// uses is an object, which two threads destroy, and to which two others refer for a while.
+// uses is an object that two threads destroy, while two other threads refer to it for a time.
 type uses struct {
 	o         Object
 	refs      int8
-	inDriver  int8 // calls of the driver that destroy it
+	inDriver  int8 // calls of the driver in progress that destroy it
 	gone      bool
-	refusals  int8 // that the driver has left
-	wrong     bool // it is used or destroyed when it has gone
+	refusals  int8 // remaining refusals of the driver
+	wrong     bool // the object was used or destroyed after its end
 	destroyer [2]int8
 	user      [2]int8
 }
@@ -39,7 +39,7 @@ func (u uses) destroy(i int) []explore.Step[uses] {
 			x.refusals--
 			x.inDriver--
 			x.o, _ = x.o.Refused()
-			x.destroyer[i] = 0 // it tries again
+			x.destroyer[i] = 0 // the thread tries again
 			list = append(list, explore.Step[uses]{What: "is refused", To: x})
 		}
 		u.gone = true
@@ -73,30 +73,30 @@ func (u uses) use(i int) []explore.Step[uses] {
 	return nil
 }
 
-// TestExploreObject visits every state of an object.
+// TestExploreObject visits all states of an object.
 func TestExploreObject(t *testing.T) {
 	s := explore.System[uses]{
 		Start: uses{refusals: 1},
 		Check: func(u uses) error {
 			switch {
 			case u.wrong:
-				return errors.New("the object is used when it has gone")
+				return errors.New("the object is used after its end")
 			case u.inDriver > 1:
-				return errors.New("two calls of the driver destroy it at once")
+				return errors.New("two calls of the driver destroy the object at once")
 			case u.refs > 0 && (u.inDriver > 0 || u.gone):
-				return errors.New("it is destroyed while others refer to it")
+				return errors.New("the object is destroyed while others refer to it")
 			case u.o.Alive() && (u.inDriver > 0 || u.gone):
-				return errors.New("it is said to be alive when it is not")
+				return errors.New("Alive: got true for an object that is not alive")
 			case !u.o.Alive() && u.inDriver == 0 && !u.gone:
-				return errors.New("it is said to have ended when it has not")
+				return errors.New("the state is ended for an object that has not ended")
 			case u.o.Alive() && int8(u.o) != u.refs:
-				return errors.New("those who refer to it are miscounted")
+				return errors.New("the count of references is wrong")
 			}
 			return nil
 		},
 		End: func(u uses) error {
 			if u.destroyer != [2]int8{2, 2} || u.user != [2]int8{2, 2} {
-				return errors.New("a thread waits for ever")
+				return errors.New("a thread waits forever")
 			}
 			return nil
 		},

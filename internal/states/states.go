@@ -1,12 +1,12 @@
-// Package states is the life of a device, of an object on it, and of a program's context, as values. Each transition is
-// a function without side effects, which package ib and package uverbs apply to a word, and which TestExplore applies
-// in every order that a program, a reset and a second one can: a device fails, its contexts become zombies, it goes,
-// and comes again, while programs open, close, make, destroy and post.
+// Package states represents the states of a device, of an object on it, and of a program's context as values. Each
+// transition is a function without side effects. Packages ib and uverbs apply it to a word. TestExplore applies the
+// transitions in each possible order of a program and two resets: a device fails, its contexts become zombies, it is
+// unregistered, and registered again, while programs open, close, make, destroy and post.
 package states
 
 import "sync/atomic"
 
-// Step makes a transition of a word, at once, and returns what it says.
+// Step applies a transition to a word atomically, and returns its result.
 func Step[S ~int32](word *atomic.Int32, f func(S) (S, bool)) (yes bool) {
 	for {
 		old := word.Load()
@@ -17,7 +17,7 @@ func Step[S ~int32](word *atomic.Int32, f func(S) (S, bool)) (yes bool) {
 	}
 }
 
-// Device is where a device stands.
+// Device is the state of a device.
 //
 //	new --Register--> active --Fail--> error
 //	                     |               |
@@ -31,7 +31,7 @@ const (
 	DeviceGone
 )
 
-// Register makes the device usable, false if it has been before.
+// Register makes the device usable. It returns false if the device was registered before.
 func (d Device) Register() (next Device, ok bool) {
 	if d != DeviceNew {
 		return d, false
@@ -39,7 +39,7 @@ func (d Device) Register() (next Device, ok bool) {
 	return DeviceActive, true
 }
 
-// Fail takes an active device to the error state, and returns whether its driver is to be told.
+// Fail takes an active device to the error state, and returns whether to tell its driver.
 func (d Device) Fail() (next Device, tell bool) {
 	if d != DeviceActive {
 		return d, false
@@ -47,13 +47,13 @@ func (d Device) Fail() (next Device, tell bool) {
 	return DeviceError, true
 }
 
-// Unregister is the end of the device.
+// Unregister ends the device.
 func (d Device) Unregister() (Device, bool) { return DeviceGone, true }
 
 // Makes reports whether objects can be made.
 func (d Device) Makes() bool { return d == DeviceActive }
 
-// Object is how many others refer to an object while it is alive, or one of the states below.
+// Object is the number of references to an object while it is alive, or one of the states below.
 //
 //	alive --End--> ending --Ended--> ended
 //	  ^              |
@@ -68,7 +68,7 @@ const (
 // Alive reports whether the object can be used.
 func (o Object) Alive() bool { return o >= 0 }
 
-// Get counts one that refers to the object, false if it is not alive.
+// Get adds a reference to the object. It returns false if the object is not alive.
 func (o Object) Get() (next Object, ok bool) {
 	if o < 0 {
 		return o, false
@@ -76,10 +76,10 @@ func (o Object) Get() (next Object, ok bool) {
 	return o + 1, true
 }
 
-// Put takes Get back.
+// Put removes a reference.
 func (o Object) Put() (Object, bool) { return o - 1, true }
 
-// End begins the end of the object, false if another has, or others refer to it.
+// End begins the end of the object. It returns false if the end has begun already, or if there are references.
 func (o Object) End() (next Object, ok bool) {
 	if o != 0 {
 		return o, false
@@ -87,31 +87,31 @@ func (o Object) End() (next Object, ok bool) {
 	return ObjectEnding, true
 }
 
-// Refused says that the driver keeps the object.
+// Refused records that the driver keeps the object.
 func (o Object) Refused() (Object, bool) { return 0, true }
 
-// Ended says that the driver has let the object go.
+// Ended records that the driver has destroyed the object.
 func (o Object) Ended() (Object, bool) { return ObjectEnded, true }
 
-// Context is where an open device file stands.
+// Context is the state of an open device file.
 //
 //	fresh --Open--> opening --Commit--> live
 //	  ^                |
 //	  +-----Abort------+      from each of these: Disassociate --> zombie; from these and zombie: Close --> closed
 //
-// Zombie and closed begin with the end of the context, not after it.
+// The states zombie and closed begin before the end of the context, not after it.
 type Context int32
 
 const (
 	ContextFresh   Context = iota
-	ContextOpening         // GET_CONTEXT has not been answered yet
+	ContextOpening         // GET_CONTEXT was not answered yet
 	ContextLive
 	ContextZombie
 	ContextClosed
 )
 
-// Open makes a context, false if there is one, or the device or the file has gone: then what the driver has is to be
-// taken back.
+// Open makes a context. It returns false if there is one already, or if the device or the file has gone. In that case
+// the caller must deallocate the driver's context.
 func (c Context) Open() (next Context, ok bool) {
 	if c != ContextFresh {
 		return c, false
@@ -119,7 +119,7 @@ func (c Context) Open() (next Context, ok bool) {
 	return ContextOpening, true
 }
 
-// Commit says that the program knows of its context.
+// Commit records that the program knows its context.
 func (c Context) Commit() (next Context, ok bool) {
 	if c != ContextOpening {
 		return c, false
@@ -127,8 +127,8 @@ func (c Context) Commit() (next Context, ok bool) {
 	return ContextLive, true
 }
 
-// Abort says that it does not, and returns whether what the driver has is to be taken back; else who ends the context
-// does that.
+// Abort records that the program does not know its context, and returns whether the caller must deallocate the driver's
+// context. If not, the end of the context does that.
 func (c Context) Abort() (next Context, undo bool) {
 	if c != ContextOpening {
 		return c, false
@@ -136,7 +136,7 @@ func (c Context) Abort() (next Context, undo bool) {
 	return ContextFresh, true
 }
 
-// Disassociate says that the device goes, and returns whether the end of the context begins with that.
+// Disassociate records that the device is removed, and returns whether the caller must end the context.
 func (c Context) Disassociate() (next Context, begin bool) {
 	if c == ContextClosed || c == ContextZombie {
 		return c, false
@@ -144,7 +144,7 @@ func (c Context) Disassociate() (next Context, begin bool) {
 	return ContextZombie, true
 }
 
-// Close says that the file has been closed, and returns whether that is the first time.
+// Close records that the file was closed, and returns whether that is the first time.
 func (c Context) Close() (next Context, first bool) { return ContextClosed, c != ContextClosed }
 
 // Makes reports whether objects can be made in the context.

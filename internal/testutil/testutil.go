@@ -1,4 +1,4 @@
-// Package testutil has what the tests of several packages share.
+// Package testutil provides helpers for the tests of several packages.
 package testutil
 
 import (
@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Patience bounds a wait in a test. It is no measurement: it tells a wait from a hang, on a busy machine too.
+// Patience is the limit of a wait in a test. It only distinguishes a wait from a hang, also on a busy machine.
 const Patience = time.Minute
 
-// Poll calls f until it returns true, which another goroutine or process brings about: every few microseconds at first,
-// every millisecond in the end. It reports false after Patience.
+// Poll calls f until it returns true, as the effect of another goroutine or process. It calls f every few microseconds
+// at first, and every millisecond later. It returns false after testutil.Patience.
 func Poll(f func() bool) bool {
 	for began := time.Now(); !f(); {
 		waited := time.Since(began)
@@ -31,8 +31,8 @@ func Poll(f func() bool) bool {
 	return true
 }
 
-// Eventually waits until f returns true, as Poll does. After Patience it fails the test, and names what it has waited
-// for.
+// Eventually waits until f returns true, like Poll. After testutil.Patience it fails the test, with the description of
+// the wait.
 func Eventually(t testing.TB, what string, f func() bool) {
 	t.Helper()
 	if !Poll(f) {
@@ -40,9 +40,9 @@ func Eventually(t testing.TB, what string, f func() bool) {
 	}
 }
 
-// Stays calls f every millisecond for d, and fails the test as soon as it returns false. It is for what another
-// goroutine or process must not do: no event says that it has not, and where sockets and processes are waited for, time
-// is real. In a bubble use Advance.
+// Stays calls f every millisecond for d, and fails the test as soon as f returns false. It tests that another goroutine
+// or process does not do something, which has no event. Where a test waits for sockets and processes, time is real. In
+// a bubble use Advance.
 func Stays(t testing.TB, d time.Duration, what string, f func() bool) {
 	t.Helper()
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
@@ -56,8 +56,8 @@ func Stays(t testing.TB, d time.Duration, what string, f func() bool) {
 	}
 }
 
-// Block calls each function on a goroutine of its own, and returns once each is blocked, or has returned. A goroutine
-// is taken for blocked when it waits, or is in a system call, at the same place of the program for 10 ms.
+// Block calls each function on a separate goroutine, and returns once each is blocked or has returned. A goroutine
+// counts as blocked when it waits, or is in a system call, at the same place of the program for 10 ms.
 func Block(t testing.TB, functions ...func()) {
 	t.Helper()
 	headers := make(chan []byte, len(functions))
@@ -84,11 +84,11 @@ func Block(t testing.TB, functions ...func()) {
 	}
 }
 
-// stack returns the stack trace of the goroutine that header names, nil if it has ended.
+// stack returns the stack trace of the goroutine with a header, or nil if it has ended.
 func stack(header []byte) []byte {
 	all := make([]byte, 1<<16)
 	n := runtime.Stack(all, true)
-	for n == len(all) { // there may be more
+	for n == len(all) { // the trace may be longer
 		all = make([]byte, 2*n)
 		n = runtime.Stack(all, true)
 	}
@@ -100,16 +100,16 @@ func stack(header []byte) []byte {
 	return nil
 }
 
-// Advance advances the virtual time of a bubble of testing/synctest by d, and waits until all that is due by then has
-// been done. It panics outside a bubble: there the wait would be real.
+// Advance advances the virtual time of a bubble of testing/synctest by d, and waits until all work due by then is done.
+// It panics outside a bubble, where the wait would be real.
 func Advance(d time.Duration) {
 	synctest.Wait() // panics before the wait
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// UnixPair returns two connected Unix sockets, which are closed after twice Patience, so that a test that waits for one
-// of them ends.
+// UnixPair returns two connected Unix sockets. They are closed after twice testutil.Patience, so that a test that waits
+// for one of them ends.
 func UnixPair(t testing.TB) (ends [2]*net.UnixConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -138,14 +138,14 @@ func NeedRoot(t testing.TB, why string) {
 	}
 }
 
-// OnThread calls f on an OS thread of its own, which ends with f. It is not the main thread, whose user and namespaces
-// /proc shows for the process.
+// OnThread calls f on a separate OS thread, which ends with f. It is not the main thread, which represents the process
+// in /proc with its user and namespaces.
 func OnThread(f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		runtime.LockOSThread()
-		if unix.Gettid() == os.Getpid() { // the main thread does not end
+		if unix.Gettid() == os.Getpid() { // the main thread cannot end
 			defer runtime.UnlockOSThread()
 			OnThread(f)
 			return
@@ -155,8 +155,8 @@ func OnThread(f func()) {
 	<-done
 }
 
-// AsUser calls f on an OS thread of its own with a user id, as OnThread does. It needs root. A thread that f starts is
-// of the process's user.
+// AsUser calls f on a separate OS thread with a user ID, like OnThread. It needs root. A thread started by f has the
+// user of the process.
 func AsUser(t testing.TB, uid int, f func()) {
 	t.Helper()
 	OnThread(func() {
@@ -169,7 +169,7 @@ func AsUser(t testing.TB, uid int, f func()) {
 	})
 }
 
-// Searchable makes a directory and those above it searchable for all users, as those of t.TempDir are not.
+// Searchable makes a directory and its parents searchable for all users. Directories of t.TempDir are not.
 func Searchable(t testing.TB, dir string) {
 	t.Helper()
 	for d := dir; d != filepath.Dir(d); d = filepath.Dir(d) {
@@ -181,7 +181,7 @@ func Searchable(t testing.TB, dir string) {
 	}
 }
 
-// Buffer collects what a program or a logger writes; it may be read meanwhile. The zero Buffer is empty.
+// Buffer collects the output of a program or a logger, and may be read meanwhile. The zero Buffer is empty.
 type Buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -194,7 +194,7 @@ func (b *Buffer) Write(p []byte) (int, error) {
 	return b.b.Write(p)
 }
 
-// String returns all that was written.
+// String returns all output.
 func (b *Buffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()

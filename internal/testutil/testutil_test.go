@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// failing is a test whose failure is kept.
+// failing is a test that records its failure.
 type failing struct {
 	testing.TB
 	said string
@@ -70,7 +70,7 @@ func TestStays(t *testing.T) {
 	})
 }
 
-// Block waits for a goroutine that works before it blocks, and does not for one that has returned.
+// TestBlock tests that Block waits for a goroutine that works before it blocks, and not for one that has returned.
 func TestBlock(t *testing.T) {
 	p := UnixPair(t)
 	var wait, worked atomic.Bool
@@ -87,7 +87,7 @@ func TestBlock(t *testing.T) {
 		func() {},
 	)
 	if !worked.Load() || wait.Load() {
-		t.Errorf("Block: the goroutine has worked %t, is past its wait %t; want true, false", worked.Load(), wait.Load())
+		t.Errorf("Block: worked %t, past the wait %t; want true, false", worked.Load(), wait.Load())
 	}
 	close(lock)
 }

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Runner calls a function when a time has come: the goroutine of a queue whose values are worked off as they fall due.
+// Runner calls a function at given times. It is the goroutine of a queue that processes values as they become due.
 type Runner struct {
 	wake chan struct{}
 	stop chan struct{}
@@ -13,8 +13,8 @@ type Runner struct {
 	once sync.Once
 }
 
-// NewRunner starts a goroutine that calls work at each Wake, and when the time is over that work has returned; 0: it
-// waits for Wake alone, and sets no timer, so that virtual time can stand still. The caller calls Stop in the end.
+// NewRunner starts a goroutine that calls work at each Wake, and after the duration that work has returned. For 0 it
+// waits only for Wake and sets no timer, so that virtual time can stand still. The caller must call Stop at the end.
 func NewRunner(work func() (next time.Duration)) *Runner {
 	r := &Runner{wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
 	go r.run(work)
@@ -39,7 +39,7 @@ func (r *Runner) run(work func() time.Duration) {
 	}
 }
 
-// Wake lets the goroutine call its function once more, now: the head of the queue has changed. It does not sleep.
+// Wake makes the goroutine call its function now, since the head of the queue has changed. It does not sleep.
 func (r *Runner) Wake() {
 	select {
 	case r.wake <- struct{}{}:

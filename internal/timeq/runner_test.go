@@ -11,7 +11,8 @@ import (
 	"verbena/internal/timeq"
 )
 
-// TestRunner: values are worked off when they are due, also those that come before the one that is waited for.
+// TestRunner tests that values are processed when they are due, including values that become due before the awaited
+// one.
 func TestRunner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -50,7 +51,7 @@ func TestRunner(t *testing.T) {
 		push(2 * time.Minute)
 		r.Stop()
 		r.Stop()
-		r.Wake() // which comes to nothing
+		r.Wake() // has no effect
 		testutil.Advance(time.Hour)
 		want := []time.Duration{2 * time.Second, 5 * time.Second, 7 * time.Second, 11 * time.Second}
 		if !slices.Equal(got, want) {

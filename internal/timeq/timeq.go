@@ -1,5 +1,5 @@
-// Package timeq is a queue of values by the time at which they are due, and the goroutine that works one off: what
-// clocks, networks in memory and fault rules have in common.
+// Package timeq provides a queue of values ordered by the time at which they are due, and the goroutine that processes
+// it. Clocks, networks in memory and fault rules use it.
 package timeq
 
 import (
@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Queue holds values by time; those that are due together are in the order in which they were pushed. The zero value is
+// Queue holds values by time. Values due at the same time are in the order in which they were pushed. The zero value is
 // an empty queue. It is not safe for concurrent use.
 type Queue[T any] struct {
 	items items[T]
@@ -20,7 +20,7 @@ type Item[T any] struct {
 	Value T
 	due   time.Time
 	seq   uint64
-	index int // in the queue; -1: not in it
+	index int // index in the queue; -1: not in it
 }
 
 // Due returns the time that the item was pushed with.
@@ -32,7 +32,7 @@ func (i *Item[T]) Seq() uint64 { return i.seq }
 // Queued reports whether the item is in its queue.
 func (i *Item[T]) Queued() bool { return i.index >= 0 }
 
-// Before reports whether i comes before j, in a queue that both are or have been in.
+// Before reports whether i comes before j. Both must have been in the same queue.
 func (i *Item[T]) Before(j *Item[T]) bool {
 	if !i.due.Equal(j.due) {
 		return i.due.Before(j.due)
@@ -50,7 +50,7 @@ func (q *Queue[T]) Push(due time.Time, v T) *Item[T] {
 	return i
 }
 
-// Put adds an item that is in no queue, or moves one of this queue, with a new time, behind the others of that time.
+// Put adds an item that is in no queue, or moves one of this queue, to a new time, after the others of that time.
 func (q *Queue[T]) Put(i *Item[T], due time.Time) {
 	if i.index >= 0 {
 		heap.Remove(&q.items, i.index)
@@ -60,10 +60,10 @@ func (q *Queue[T]) Put(i *Item[T], due time.Time) {
 	heap.Push(&q.items, i)
 }
 
-// NewItem returns an item that is in no queue yet.
+// NewItem returns an item that is not in a queue yet.
 func NewItem[T any](v T) *Item[T] { return &Item[T]{Value: v, index: -1} }
 
-// First returns the first item, nil if there is none. It stays in the queue.
+// First returns the first item, or nil. It stays in the queue.
 func (q *Queue[T]) First() *Item[T] {
 	if len(q.items) == 0 {
 		return nil
@@ -71,7 +71,7 @@ func (q *Queue[T]) First() *Item[T] {
 	return q.items[0]
 }
 
-// Pop takes the first item out, nil if there is none.
+// Pop removes and returns the first item, or nil.
 func (q *Queue[T]) Pop() *Item[T] {
 	if len(q.items) == 0 {
 		return nil
@@ -79,7 +79,7 @@ func (q *Queue[T]) Pop() *Item[T] {
 	return heap.Pop(&q.items).(*Item[T])
 }
 
-// Remove takes an item out, and reports whether it was in the queue.
+// Remove removes an item, and reports whether it was in the queue.
 func (q *Queue[T]) Remove(i *Item[T]) bool {
 	if i.index < 0 {
 		return false

@@ -1,30 +1,30 @@
-// Package devfile is the protocol of a connection to a service that stands for an open device file: what a program does
-// with a descriptor of the file, where the service does not trap its system calls.
+// Package devfile implements the protocol of a connection that represents an open device file of a service. A program
+// uses it instead of a descriptor of the file if the service does not trap its system calls.
 //
-// The connection begins as one of package ctl, with the request OpOpen. When that has been answered the service sends
-// an [Answer] that brings the descriptors of [Opened]; from then on the client asks with a [Request], and gets one
-// Answer for each, in order. Closing the connection closes the file.
+// The connection begins as one of package ctl, with the request OpOpen. After the answer the service sends an [Answer]
+// with the descriptors of [Opened]. From then on the client sends a [Request], and gets one Answer for each, in order.
+// Closing the connection closes the file.
 //
 // # Memory
 //
-// The service touches no memory of the client but what the two share, and what the client has handed over explicitly
-// ([OpMemory]). Shared are two files that the service has made and that cannot be made shorter. The queue file is
-// mapped as a device file is, at the offsets that responses to commands name. Of the buffer file the client gets a
-// range by [OpAlloc], and maps it where it has said: commands name it by those addresses. Commands themselves, and the
-// places for their responses, lie in there as well.
+// The service accesses only memory of the client that both share, or that the client has handed over explicitly
+// ([OpMemory]). The shared memory is in two files of the service, sealed against truncation. The queue file is mapped
+// like a device file, at the offsets in responses to commands. In the buffer file, the client gets a range by
+// [OpAlloc], and maps it at an address that it has announced. Commands use these addresses. The commands themselves and
+// their responses are in the buffer file as well.
 //
 // # Doorbells
 //
-// The service polls the send queues of its clients while there is something to do. A client that has posted looks at
-// the control word ([Awake]) in the buffer file, and adds to the doorbell, an eventfd, only where that says that the
-// service sleeps. The service writes the word before it looks at the queues for the last time, and the client reads it
-// after it has written the queue's index: one of them sees the other.
+// The service polls the send queues of its clients while there is work. After a post, the client checks the control
+// word ([Awake]) in the buffer file. It writes to the doorbell, an eventfd, only if the word says that the service
+// sleeps. The service writes the word before its last check of the queues, and the client reads it after writing the
+// queue's index. So at least one of them notices the other.
 //
 // # Descriptors
 //
-// The close of a descriptor may take as long as whoever has made it likes: that of a socket that lingers, or of a file
-// of a FUSE server. So the service receives descriptors on nothing but the connection, with the one request that takes
-// some; any others end the connection.
+// Closing a descriptor can block as long as its creator likes: for example a socket with SO_LINGER, or a file of a FUSE
+// server. So the service receives descriptors only on the connection, with the one request that takes them. Descriptors
+// with any other request end the connection.
 package devfile
 
 import (
@@ -43,30 +43,29 @@ import (
 // ConnectionManager is the name of the device file of the connection manager.
 const ConnectionManager = "rdma_cm"
 
-// Op says what a client asks for.
+// Op is the kind of a request.
 type Op uint32
 
 // The requests.
 const (
 	// OpWrite is a write(2) of a command, N bytes at Addr.
 	OpWrite Op = iota + 1
-	// OpIoctl is an ioctl(2) with RDMA_VERBS_IOCTL, whose argument is at Addr.
+	// OpIoctl is an ioctl(2) with RDMA_VERBS_IOCTL and its argument at Addr.
 	OpIoctl
-	// OpAlloc asks for N bytes of the buffer file, for the client to map at Addr. Both are multiples of the page size.
-	// Answer.N is the offset in the file. They stay until the file is closed.
+	// OpAlloc requests N bytes of the buffer file, which the client maps at Addr. Both are multiples of the page size.
+	// Answer.N is the offset in the file. The range is freed when the file is closed.
 	OpAlloc
-	// OpMemory hands over the client's whole memory: /proc/self/mem and /proc/self/maps come with it, which the client has
-	// opened itself, so that they are of one address space that it may access, and stay so. From then on Addr may be
-	// anywhere.
+	// OpMemory hands over the client's whole memory, as descriptors of /proc/self/mem and /proc/self/maps. The client has
+	// opened them itself, so they stay bound to an address space that it may access. From then on Addr may be anywhere.
 	OpMemory
-	// OpForget says that the client has closed the event file whose number is N.
+	// OpForget reports that the client has closed the event file with number N.
 	OpForget
 )
 
-// MemoryFiles is how many descriptors come with OpMemory.
+// MemoryFiles is the number of descriptors of OpMemory.
 const MemoryFiles = 2
 
-// Request is what a client sends.
+// Request is a message of a client.
 type Request struct {
 	Op   Op
 	Addr uint64
@@ -75,14 +74,14 @@ type Request struct {
 
 const requestSize = 24
 
-// Answer is what the service sends.
+// Answer is a message of the service.
 type Answer struct {
 	Errno syscall.Errno
 	N     uint64
-	// Number is by which commands name the descriptor that comes with the answer; 0: none comes. (The first answer, see
-	// Opened, has several.)
+	// Number identifies the descriptor of the answer in commands; 0: no descriptor. (The first answer has several, see
+	// Opened.)
 	Number uint32
-	Text   string // of an error, for people
+	Text   string // text of an error
 }
 
 const (
@@ -90,7 +89,7 @@ const (
 	maxText    = 4 << 10
 )
 
-// Err returns the error of the answer, which wraps its errno; nil if there is none.
+// Err returns the error of the answer, which wraps its errno, or nil.
 func (a *Answer) Err() error {
 	if a.Errno == 0 {
 		return nil
@@ -101,7 +100,7 @@ func (a *Answer) Err() error {
 	return &failure{a.Text, a.Errno}
 }
 
-// failure is the service's error.
+// failure is an error of the service.
 type failure struct {
 	text  string
 	errno syscall.Errno
@@ -110,37 +109,36 @@ type failure struct {
 func (f *failure) Error() string { return f.text }
 func (f *failure) Unwrap() error { return f.errno }
 
-// The descriptors that come with the first answer, in their order. The connection manager's file has no queues and no
-// doorbell.
+// The descriptors of the first answer, in their order. The connection manager's file has no queues and no doorbell.
 const (
-	// Signal is a stream socket whose other end is closed when the service closes the file, or ends. The connection
-	// manager sends a byte on it when there are events. The service receives nothing on it.
+	// Signal is a stream socket. Its other end is closed when the service closes the file, or ends. The connection manager
+	// sends a byte on it when there are events. The service receives nothing on it.
 	Signal = iota
 	BufferFile
 	QueueFile
 	// Doorbell is an eventfd(2). The service never reads it.
 	Doorbell
-	Opened // how many
+	Opened // number of descriptors
 )
 
 // The values of the control word, a uint32 at the start of the buffer file. The service writes it.
 const (
-	Asleep uint32 = iota // ring the bell after a post
+	Asleep uint32 = iota // write to the doorbell after a post
 	Awake
-	Gone // the device has gone: nothing is posted any more
+	Gone // the device has gone, and no request is posted any more
 )
 
-// ControlSize is the length of what the word is in, in bytes.
+// ControlSize is the size of the area with the control word, in bytes.
 const ControlSize = 4
 
-// Conn is a connection.
+// Conn is a connection that represents a device file.
 type Conn struct {
 	*net.UnixConn
-	// Rights closes descriptors of the peer that are surplus. nil is for a peer that is trusted.
+	// Rights closes surplus descriptors of the peer. nil is for a trusted peer.
 	Rights *rights.Queue
 }
 
-// Ask sends a request, and descriptors with it. It may sleep.
+// Ask sends a request and its descriptors. It may sleep.
 func (c Conn) Ask(r Request, fds ...int) error {
 	var b [requestSize]byte
 	binary.LittleEndian.PutUint32(b[:], uint32(r.Op))
@@ -166,9 +164,9 @@ func (c Conn) send(b []byte, fds []int) error {
 	return err
 }
 
-// Requested receives a request, and the descriptors that came with it, at most MemoryFiles. They are the caller's to
-// close, also after an error. rest is the time limit for the rest of a partial request. Requested may sleep; it returns
-// io.EOF at the end.
+// Requested receives a request and its descriptors, at most MemoryFiles. The caller must close the descriptors, also
+// after an error. rest is the time limit for the rest of a partial request. Requested may sleep. It returns io.EOF at
+// the end.
 func (c Conn) Requested(rest time.Duration) (r Request, fds []int, err error) {
 	var b [requestSize]byte
 	if fds, err = c.receive(b[:], MemoryFiles, rest); err != nil {
@@ -180,8 +178,8 @@ func (c Conn) Requested(rest time.Duration) (r Request, fds []int, err error) {
 	}, fds, nil
 }
 
-// receive fills b, and returns the descriptors that came with its first byte, also with an error: it is one if they are
-// more than most. rest bounds the time for what follows the first bytes; 0: nothing does.
+// receive fills b, and returns the descriptors that came with its first byte, also with an error. More than most
+// descriptors are an error. rest limits the time after the first bytes; 0: no further bytes are expected.
 func (c Conn) receive(b []byte, most int, rest time.Duration) (fds []int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -214,7 +212,7 @@ func CloseAll(fds []int) {
 	}
 }
 
-// Answer sends an answer, and descriptors with it, which stay the caller's. It may sleep.
+// Answer sends an answer and its descriptors. The caller keeps the descriptors. It may sleep.
 func (c Conn) Answer(a Answer, fds ...int) error {
 	text := a.Text[:min(len(a.Text), maxText)]
 	b := make([]byte, answerSize, answerSize+len(text))
@@ -225,8 +223,8 @@ func (c Conn) Answer(a Answer, fds ...int) error {
 	return c.send(append(b, text...), fds)
 }
 
-// Answered receives an answer, and the descriptors that came with it, which are the caller's to close. It may sleep;
-// io.EOF at the end.
+// Answered receives an answer and its descriptors, which the caller must close. It may sleep. It returns io.EOF at the
+// end.
 //
 //verbena:allow receive a client trusts its service
 func (c Conn) Answered() (a Answer, fds []int, err error) {
