@@ -33,8 +33,8 @@ type Rule struct {
 	Duplicate Share `json:"duplicate,omitempty" yaml:"duplicate" complete:"none"`
 	// Corrupt is the probability that one bit of the packet is flipped. The receiver detects it by the ICRC.
 	Corrupt Share `json:"corrupt,omitempty" yaml:"corrupt" complete:"none"`
-	// Delay delays every packet by this time, and Jitter by an additional random time up to its value. Only jitter makes
-	// packets overtake each other.
+	// Delay holds every packet for this time, and Jitter for a random time up to it in addition. Packets overtake each
+	// other only by jitter.
 	Delay  time.Duration `json:"delay_ns,omitempty" yaml:"delay" complete:"none"`
 	Jitter time.Duration `json:"jitter_ns,omitempty" yaml:"jitter" complete:"none"`
 	// Reorder is the probability that the packet is held until Behind later packets (0: one) have been sent to the same

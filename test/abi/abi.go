@@ -1,8 +1,9 @@
-// Package abi compares what programs are answered with the kernel's answers. The program probe asks a device file several hundred
-// commands and methods, right and wrong; the C program cm_descriptors (test/e2e/testdata) makes other system calls on each of the files
-// of verbs. Both print the answers. The files kernel.txt and descriptors.kernel.txt are what rdma_rxe answers in a guest; `make abi`
-// records them. The files differs.txt and descriptors.differs.txt are where Verbena answers otherwise, and why. Tests in test/e2e run
-// the programs; docs/results/verbs.md lists the commands and methods.
+// Package abi compares answers of Verbena to programs with those of the kernel. The program probe sends several hundred
+// valid and invalid commands and methods to a device file. The C program cm_descriptors (test/e2e/testdata) makes other
+// system calls on each file of verbs. Both print the answers. The files kernel.txt and descriptors.kernel.txt hold the
+// answers of rdma_rxe in a guest; `make abi` records them. The files differs.txt and descriptors.differs.txt list the
+// deviations of Verbena, with reasons. Tests in test/e2e run the programs. docs/results/verbs.md lists the commands and
+// methods.
 package abi
 
 import (
@@ -12,7 +13,7 @@ import (
 	"strings"
 )
 
-// Answers are those of the kernel to the questions of a program, and Verbena's where they differ.
+// Answers holds the kernel's answers to the questions of a program, and the deviations of Verbena.
 type Answers struct{ kernel, differs string }
 
 var (
@@ -27,19 +28,19 @@ var (
 )
 
 var (
-	// Device is what probe asks.
+	// Device holds the answers to probe.
 	Device = Answers{kernel, differs}
-	// Descriptors is what cm_descriptors asks.
+	// Descriptors holds the answers to cm_descriptors.
 	Descriptors = Answers{descriptorsKernel, descriptorsDiffer}
 )
 
-// Kernel are the answers of the kernel's rxe by question, and the kernel that gave them.
+// Kernel returns the answers of the kernel's rxe by question, and the version of that kernel.
 func (a Answers) Kernel() (answers map[string]string, version string) {
 	version, _, _ = strings.Cut(a.kernel, "\n")
 	return Parse(a.kernel), strings.TrimPrefix(version, "# ")
 }
 
-// Parse reads what a program prints: lines "question: answer". A question that comes again gets "again" at its end.
+// Parse parses the output of a program: lines "question: answer". It appends "again" to a repeated question.
 func Parse(text string) map[string]string {
 	answers := map[string]string{}
 	for line := range strings.Lines(text) {
@@ -56,7 +57,7 @@ func Parse(text string) map[string]string {
 	return answers
 }
 
-// Complaints are the answers that are neither the kernel's nor Verbena's known ones.
+// Complaints returns the answers that are neither the kernel's nor known deviations.
 func (a Answers) Complaints(got map[string]string) (complaints []string) {
 	want, _ := a.Kernel()
 	for line := range strings.Lines(a.differs) {
@@ -66,7 +67,7 @@ func (a Answers) Complaints(got map[string]string) (complaints []string) {
 		}
 		for question, answer := range Parse(line) {
 			if want[question] == answer {
-				complaints = append(complaints, fmt.Sprintf("%q is no difference", question))
+				complaints = append(complaints, fmt.Sprintf("%q is not a deviation", question))
 			}
 			want[question] = answer
 		}

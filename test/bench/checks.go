@@ -5,16 +5,16 @@ import (
 	"io"
 )
 
-// Check is a ratio of two floors as it was measured on an idle machine, and how far it may be off. A floor that
-// was badly compiled, or that other programs disturbed, would make our own figures look good.
+// Check is an expected ratio of two floors, measured on an idle machine, with a tolerance. A floor that was badly
+// compiled, or disturbed by other programs, would make Verbena's figures look good.
 type Check struct {
 	Name   string
 	A, B   string // measurements of the section "floors"
 	Want   float64
-	Within float64 // a factor
+	Within float64 // tolerance as a factor
 }
 
-// Verdict is a check's outcome.
+// Verdict is the result of a check.
 type Verdict struct {
 	Name   string  `json:"name"`
 	Got    float64 `json:"got"`
@@ -24,7 +24,7 @@ type Verdict struct {
 	Error  string  `json:"error,omitempty"`
 }
 
-// The names of floors, as the tables and the checks use them.
+// The names of floors in the tables and the checks.
 const (
 	trapCall    = "trapped call"
 	vm64        = "process_vm_readv 64 B"
@@ -41,7 +41,7 @@ const (
 	tcpFlat     = "TCP stream, 64 KB writes"
 )
 
-// floorChecks are ratios seen on Linux 6.18 with two cores, idle.
+// floorChecks are ratios measured on an idle machine with Linux 6.18 and two cores.
 var floorChecks = []Check{
 	{"trapped call / process_vm 64 B", trapCall, vm64, 3, 4},
 	{"process_vm 64 KB / process_vm 64 B", vm64K, vm64, 4, 4},
@@ -54,7 +54,7 @@ var floorChecks = []Check{
 	{"UDP stream GSO and GRO / TCP stream", udpOffload, tcpFlat, 0.5, 3},
 }
 
-// judge compares the floors' ratios with those expected. A check whose floors were not chosen is left out.
+// judge compares the ratios of the floors with the expected ones. It omits checks of floors that were not chosen.
 func judge(checks []Check, results []*SectionResult) []Verdict {
 	var verdicts []Verdict
 	for _, s := range results {

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Comparison is what make bench-compare says of one exchange: the new binary's figure over the old one's, by pairs that
-// were taken one after the other.
+// Comparison is the result of make bench-compare for one exchange. It holds the ratios of the new binary's figures to
+// the old binary's figures, for pairs measured one after the other.
 type Comparison struct {
 	Name     string    `json:"name"`
 	Unit     string    `json:"unit"`
@@ -24,11 +24,11 @@ type Comparison struct {
 	Failures []string  `json:"errors,omitempty"`
 }
 
-// confidence of the bounds of the median ratio: of ten exchanges that are the same, all are called so nine times of
-// ten.
+// confidence is the confidence of the bounds of the median ratio. If ten exchanges have not changed, nine of ten runs
+// find no difference in any of them.
 const confidence = 0.99
 
-// judge fills in what follows from the figures.
+// judge computes the results from the figures.
 func (c *Comparison) judge() {
 	q := ratios(c.New, c.Base)
 	c.Ratios = summarise(q)
@@ -48,14 +48,14 @@ func (c *Comparison) judge() {
 	}
 }
 
-// Compared is one exchange of make bench-compare.
+// Compared is an exchange of make bench-compare.
 type Compared struct {
 	Name, Unit string
-	Higher     bool // is better
+	Higher     bool // higher is better
 	Take       func(context.Context, *Env) (Sample, error)
 }
 
-// compare takes the figures of both in alternation, beginning with the other one in each round.
+// compare measures both binaries alternately. The order changes in each round.
 func compare(ctx context.Context, base, changed *Env, list []Compared, rounds int, progress io.Writer) ([]*Comparison,
 	error) {
 	var all []*Comparison
@@ -97,7 +97,7 @@ pairs:
 	return all, err
 }
 
-// CompareReport is a whole comparison.
+// CompareReport is the result of a whole comparison.
 type CompareReport struct {
 	Header      Header        `json:"header"`
 	Base        string        `json:"base"`

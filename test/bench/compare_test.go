@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// scripted gives figures of two binaries, in order, and records whose turn it was.
+// scripted returns figures of two binaries, in order, and records the order of calls.
 func scripted(turns *[]string, names map[*Env]string, figures map[string][]float64) func(context.Context, *Env) (Sample,
 	error) {
 	return func(_ context.Context, e *Env) (Sample, error) {
@@ -50,7 +50,7 @@ func TestCompare(t *testing.T) {
 		t.Errorf("error: got %v, want that of the broken exchange", err)
 	}
 	if want := strings.Fields("base new new base base new new base"); !slices.Equal(turns[:8], want) {
-		t.Errorf("turns: got %v, want %v", turns[:8], want)
+		t.Errorf("order: got %v, want %v", turns[:8], want)
 	}
 	for i, want := range []string{"better", "worse", "no difference seen", "too few pairs (1)"} {
 		if all[i].Verdict != want {

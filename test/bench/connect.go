@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// connectionSection is of cmtime, which sets connections up and takes them down by the connection manager.
+// connectionSection returns the section of cmtime, which establishes and ends connections by the connection manager.
 func connectionSection(title, kernel string, paths ...string) Section {
 	s := Section{Name: "connections", Title: title, Unit: "µs a connection", Peer: kernel,
 		Note: "cmtime: from `rdma_resolve_addr` to ESTABLISHED, with the queue pair; then of that the addresses and routes, the queue pair, " +
@@ -34,7 +34,7 @@ func connectionSection(title, kernel string, paths ...string) Section {
 	return s
 }
 
-// connections runs cmtime once, with so many connections.
+// connections runs cmtime once with n connections.
 func connections(path string, n int) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		var serverRun, clientRun []string
@@ -68,12 +68,12 @@ func connections(path string, n int) func(context.Context, *Env) (Sample, error)
 			cancel()
 			server.Wait()
 		}()
-		// A server does for one client: it gives queue pairs the completion queue of its first connection, and that goes with
-		// it.
+		// A server supports only one client. It creates queue pairs with the completion queue of its first connection, which
+		// is destroyed with that connection.
 		client := join(clientRun, []string{"cmtime", "-p", port, "-c", strconv.Itoa(n), "-s", addr})
 		for {
 			out, err := e.output(ctx, client...)
-			// it does not listen yet, and does not say when it does
+			// the server is not listening yet, and does not report when it is
 			if err == nil && strings.Contains(out, "REJECTED, error: 8") {
 				pause(ctx)
 				continue
@@ -86,8 +86,8 @@ func connections(path string, n int) func(context.Context, *Env) (Sample, error)
 	}
 }
 
-// kernelAddr returns the address of a device of the kernel's rxe for connections: the one on the loopback interface
-// gets no route.
+// kernelAddr returns the address of a device of the kernel's rxe for connections. The device on the loopback interface
+// has no route.
 func (e *Env) kernelAddr(ctx context.Context) (string, error) {
 	const addr, dev, link = "10.98.0.1", "bench0", "rxe1"
 	if e.kernelDev {
@@ -101,8 +101,8 @@ func (e *Env) kernelAddr(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	const gid = "0000:0000:0000:0000:0000:ffff:0a62:0001" // of addr
-	for ctx.Err() == nil {                                // the address has a GID a little later
+	const gid = "0000:0000:0000:0000:0000:ffff:0a62:0001" // the GID of addr
+	for ctx.Err() == nil {                                // the GID of the address appears a little later
 		for i := range 4 {
 			b, _ := os.ReadFile(fmt.Sprintf("/sys/class/infiniband/%s/ports/1/gids/%d", link, i))
 			if strings.TrimSpace(string(b)) == gid {
@@ -115,10 +115,11 @@ func (e *Env) kernelAddr(ctx context.Context) (string, error) {
 	return "", context.Cause(ctx)
 }
 
-// stepLine is a line of cmtime: the total of a step in ms, then its longest, shortest and mean time for one connection.
+// stepLine matches a line of cmtime: the total time of a step in ms, then its longest, shortest and mean time for one
+// connection.
 var stepLine = regexp.MustCompile(`(?m)^([a-z]+ [a-z]+|[a-z]+) *: +([\d.]+) +[\d.]+ +[\d.]+ +([\d.]+)$`)
 
-// parseConnections reads cmtime's table. An error if a connection was not made.
+// parseConnections parses the table of cmtime. It returns an error if a connection was not established.
 func parseConnections(out string) (Sample, error) {
 	if i := strings.Index(out, "RDMA_CM_EVENT"); i >= 0 {
 		line, _, _ := strings.Cut(out[i:], "\n")
@@ -139,5 +140,6 @@ func parseConnections(out string) (Sample, error) {
 	}
 	resolve := steps["resolve addr"] + steps["resolve route"]
 	return Sample{resolve + steps["create qp"] + steps["connect"], map[string]float64{
-		exResolve: resolve, exCreateQP: steps["create qp"], exConnect: steps["connect"], exDisconnect: steps["disconnect"]}}, nil
+		exResolve: resolve, exCreateQP: steps["create qp"], exConnect: steps["connect"],
+		exDisconnect: steps["disconnect"]}}, nil
 }

@@ -18,15 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Env is what measurements need: the binary, the floors, and services, which start when a measurement first asks for
-// one.
+// Env holds the resources of measurements: the binary, the floors, and services, each of which starts at its first use.
 type Env struct {
 	Verbena string        // the binary
-	Dir     string        // for sockets and built programs; short, as a socket's path is limited
-	Scale   float64       // how many of the usual messages are sent
-	Limit   time.Duration // of one measurement
-	Inside  []string      // a command that runs commands where the service and its programs run; empty: here
-	Subnet  int           // of the services' addresses, 127.9.Subnet.0
+	Dir     string        // for sockets and built programs; short, since the path of a socket is limited
+	Scale   float64       // factor for the number of messages
+	Limit   time.Duration // limit for one measurement
+	Inside  []string      // prefix of commands for the service and its programs; empty: none
+	Subnet  int           // part of the services' addresses, 127.9.Subnet.0
 
 	services  map[string]*service
 	link      *veth // nil: not made yet
@@ -37,7 +36,7 @@ type Env struct {
 
 type service struct {
 	socket string
-	inside []string // a command that runs commands where it runs
+	inside []string // prefix of commands for the service's environment
 	cmd    *exec.Cmd
 	log    bytes.Buffer
 	ended  chan struct{}
@@ -47,7 +46,7 @@ type service struct {
 const (
 	shortcut = "shortcut"
 	wire     = "wire"
-	launcher = "launcher" // reaches programs through their launchers, as it has to where Yama restricts ptrace
+	launcher = "launcher" // accesses programs through their launchers, as required under Yama
 	// Two services, one for each program, over the loopback interface and over a veth pair.
 	between     = "wire, two services"
 	betweenVeth = "wire, two services, veth"
@@ -58,8 +57,8 @@ func (e *Env) Service(ctx context.Context, path string) (*service, error) {
 	return e.serviceAt(ctx, path, path, e.Inside, "")
 }
 
-// serviceAt returns the service of a name and path, which runs inside of a command, with the devices on addresses of
-// the loopback interface, or rxe0 on addr.
+// serviceAt returns the service of a name and path, started with the prefix inside. Its devices have addresses of the
+// loopback interface, or rxe0 has addr.
 func (e *Env) serviceAt(ctx context.Context, name, path string, inside []string, addr string) (*service, error) {
 	if s := e.services[name]; s != nil {
 		select {
@@ -95,13 +94,13 @@ func (e *Env) serviceAt(ctx context.Context, name, path string, inside []string,
 	return s, nil
 }
 
-// side is where one of two programs runs.
+// side is the environment of one of two programs.
 type side struct {
 	*service
-	addr string // to connect to
+	addr string // address to connect to
 }
 
-// sides returns those of the server and the client.
+// sides returns the sides of the server and the client.
 func (e *Env) sides(ctx context.Context, path string) (server, client side, err error) {
 	switch path {
 	case between:
@@ -127,11 +126,11 @@ func (e *Env) sides(ctx context.Context, path string) (server, client side, err 
 	return server, client, err
 }
 
-// veth is two network namespaces with a veth pair between them, in a user namespace of their own. They last as long as
+// veth is a pair of network namespaces connected by a veth pair, in a separate user namespace. They exist as long as
 // the processes that hold them.
 type veth struct {
 	holders [2]*exec.Cmd
-	inside  [2][]string // commands that run commands there
+	inside  [2][]string // prefixes of commands for the namespaces
 }
 
 var vethAddrs = [2]string{"10.99.0.1", "10.99.0.2"}
@@ -192,11 +191,11 @@ func (v *veth) close() {
 	}
 }
 
-// serve starts a service of its own; the caller ends it with stop.
+// serve starts a separate service, which the caller ends with stop.
 func (e *Env) serve(ctx context.Context, inside []string, socket string, flags []string) (*service, error) {
 	argv := append([]string{e.Verbena, "serve", "--socket", socket}, flags...)
 	s := &service{socket: socket, inside: inside, ended: make(chan struct{})}
-	// Not bound to the context: it is the measurement's, and the service outlives that.
+	// Not bound to the context of the measurement, since the service outlives it.
 	s.cmd = e.command(context.WithoutCancel(ctx), join(inside, argv)...)
 	s.cmd.Stderr = &s.log
 	if err := s.cmd.Start(); err != nil {
@@ -222,7 +221,7 @@ func (e *Env) serve(ctx context.Context, inside []string, socket string, flags [
 
 func (s *service) pid() int { return s.cmd.Process.Pid }
 
-// stop ends the service: with SIGTERM, and after 10 seconds with SIGKILL.
+// stop ends the service with SIGTERM, and after 10 seconds with SIGKILL.
 func (s *service) stop() {
 	s.cmd.Process.Signal(syscall.SIGTERM)
 	select {
@@ -245,13 +244,13 @@ func (e *Env) Close() {
 	}
 }
 
-// count returns how many operations to measure, each of which takes about so many microseconds.
+// count returns the number of operations to measure, if each takes about `each` microseconds.
 func (e *Env) count(each float64) int {
 	const exchange = 200_000 // microseconds
 	return max(20, int(exchange/each*e.Scale))
 }
 
-// command returns a command in a process group of its own, all of which is killed when the context ends.
+// command returns a command in a separate process group. The whole group is killed when the context ends.
 func (e *Env) command(ctx context.Context, argv ...string) *exec.Cmd {
 	c := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -260,7 +259,7 @@ func (e *Env) command(ctx context.Context, argv ...string) *exec.Cmd {
 	return c
 }
 
-// output runs a command to its end and returns what it printed on standard output.
+// output runs a command to its end and returns its standard output.
 func (e *Env) output(ctx context.Context, argv ...string) (string, error) {
 	c := e.command(ctx, argv...)
 	var stderr bytes.Buffer
@@ -272,20 +271,20 @@ func (e *Env) output(ctx context.Context, argv ...string) (string, error) {
 	return string(out), nil
 }
 
-// cost is the processor time that an exchange took.
+// cost is the processor time of an exchange.
 type cost struct {
 	service, client, server time.Duration
-	sent, short             float64 // packets of all devices, and those of them by the shortcut
+	sent, short             float64 // packets of all devices, and the part of them that took the shortcut
 }
 
-// pair runs server and client of one program, each under a `verbena run` of its own, or both on the kernel's devices if
-// path is "". It returns what the client printed. The program takes its port after portFlag, and the client the
+// pair runs server and client of a program, each under a separate `verbena run`, or both on the kernel's devices if
+// path is "". It returns the output of the client. The program takes its port after portFlag, and the client the
 // address.
 func (e *Env) pair(ctx context.Context, path, portFlag string, serverArgs, clientArgs []string) (string, cost, error) {
 	return e.pairBy(ctx, path, e.run, portFlag, serverArgs, clientArgs)
 }
 
-// pairBy is pair for programs that are started otherwise than by `verbena run`.
+// pairBy is like pair, for programs that are not started by `verbena run`.
 func (e *Env) pairBy(ctx context.Context, path string, by func(side) []string, portFlag string, serverArgs,
 	clientArgs []string) (string, cost, error) {
 	var c cost
@@ -327,7 +326,7 @@ func (e *Env) pairBy(ctx context.Context, path string, by func(side) []string, p
 	err = client.Run()
 	if err != nil {
 		err = fmt.Errorf("client: %w", err)
-		select { // as a rule the server has ended before, and says why
+		select { // normally the server has ended before, and reports the reason
 		case <-time.After(200 * time.Millisecond):
 			cancel()
 			<-ended
@@ -352,17 +351,17 @@ func (e *Env) pairBy(ctx context.Context, path string, by func(side) []string, p
 	return cout.String(), c, nil
 }
 
-// knowing returns the beginning of a command that runs a program which uses a side's service over its socket.
+// knowing returns the prefix of a command that uses a side's service over its socket.
 func (e *Env) knowing(s side) []string {
 	return join(s.inside, []string{"env", "VERBENA_SOCKET=" + s.socket})
 }
 
-// run returns the beginning of a command that runs a program on a side's service.
+// run returns the prefix of a command that runs a program on a side's service.
 func (e *Env) run(s side) []string {
 	return join(s.inside, []string{e.Verbena, "run", "--socket", s.socket, "--"})
 }
 
-// usage is what services have used so far.
+// usage is the resource usage of services so far.
 type usage struct {
 	cpu         time.Duration
 	sent, short float64 // see cost
@@ -388,7 +387,8 @@ func (e *Env) usage(ctx context.Context, sides ...side) (u usage, err error) {
 	return u, nil
 }
 
-// packets returns how many packets the devices of a service have sent, and how many of them by the shortcut.
+// packets returns the number of packets that the devices of a service have sent, and the part of them that took the
+// shortcut.
 func (e *Env) packets(ctx context.Context, s *service) (sent, short float64, err error) {
 	out, err := e.output(ctx, join(s.inside, []string{e.Verbena, "stat", "show", "--json", "--socket", s.socket})...)
 	if err != nil {
@@ -413,12 +413,12 @@ func join(parts ...[]string) []string {
 	return all
 }
 
-// used returns the processor time of a command that has ended, and of its children.
+// used returns the processor time of an ended command and its children.
 func used(c *exec.Cmd) time.Duration { return c.ProcessState.UserTime() + c.ProcessState.SystemTime() }
 
-// cpuTime returns the processor time that a process has used so far, its ended threads included.
+// cpuTime returns the processor time of a process so far, including its ended threads.
 func cpuTime(pid int) (time.Duration, error) {
-	const scheduler = 2 // CPUCLOCK_SCHED: a process' clock is ^pid<<3 | this
+	const scheduler = 2 // CPUCLOCK_SCHED: the clock of a process is ^pid<<3 | this
 	var ts unix.Timespec
 	if err := unix.ClockGettime(int32(^pid<<3|scheduler), &ts); err != nil {
 		return 0, fmt.Errorf("read the processor clock of process %d: %w", pid, err)
@@ -426,7 +426,7 @@ func cpuTime(pid int) (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
-// freePort returns a port on which nothing listens; each one only once.
+// freePort returns a port without a listener, each port only once.
 func (e *Env) freePort() (int, error) {
 	for range 1000 {
 		if e.port == 0 {
@@ -442,7 +442,7 @@ func (e *Env) freePort() (int, error) {
 	return 0, fmt.Errorf("no free port up to %d", e.port)
 }
 
-// listening returns whether something listens at a port where the process is.
+// listening reports whether a port has a listener in the network namespace of the process.
 func listening(pid, port int) bool {
 	for _, f := range []string{"tcp", "tcp6"} {
 		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, f))

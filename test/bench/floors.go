@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// floorPrograms are the sources below test/bench/floor, with what they are linked to.
+// floorPrograms lists the sources below test/bench/floor, with their libraries.
 var floorPrograms = map[string][]string{"trap": {"-pthread"}, "copy": nil, "tcp": nil, "udp": nil,
 	"verbs": {"-libverbs"}, "scale": {"-libverbs"}, "relay": nil, "mix": {"-libverbs"}}
 
-// program returns the path of a program that build made.
+// program returns the path of a program made by build.
 func (e *Env) program(name string) string { return filepath.Join(e.Dir, name) }
 
-// build compiles the floors and the Go programs that are measured, from the module at root.
+// build compiles the floors and the measured Go programs, from the module at root.
 func (e *Env) build(ctx context.Context, root string) error {
 	for name, libs := range floorPrograms {
 		source := filepath.Join(root, "test/bench/floor", name+".c")
@@ -45,9 +45,9 @@ func (e *Env) build(ctx context.Context, root string) error {
 	return nil
 }
 
-// floor runs one of the floors. The number of operations, which take about `each` microseconds, is its last argument.
-// The value is the typical time where operations were timed one by one, otherwise the mean; in microseconds, times
-// factor.
+// floor runs a floor program. Its last argument is the number of operations, each of which takes about `each`
+// microseconds. The value is the typical time if operations were timed individually, otherwise the mean; in
+// microseconds, times factor.
 func floor(factor, each float64, argv ...string) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		out, err := e.output(ctx, join([]string{e.program(argv[0])}, argv[1:], []string{strconv.Itoa(e.count(each))})...)
@@ -63,7 +63,7 @@ func floor(factor, each float64, argv ...string) func(context.Context, *Env) (Sa
 	}
 }
 
-// stream runs a floor as floor does, and returns the bandwidth in MB/s.
+// stream runs a floor program like floor, and returns the bandwidth in MB/s.
 func stream(size int, each float64, argv ...string) func(context.Context, *Env) (Sample, error) {
 	take := floor(1, each, argv...)
 	return func(ctx context.Context, e *Env) (Sample, error) {
@@ -79,7 +79,7 @@ func stream(size int, each float64, argv ...string) func(context.Context, *Env) 
 	}
 }
 
-// parseFloor reads "mean=US [typical=US p99=US]".
+// parseFloor parses "mean=US [typical=US p99=US]".
 func parseFloor(out string) (Sample, error) {
 	v := map[string]float64{}
 	for f := range strings.FieldsSeq(out) {
@@ -99,7 +99,7 @@ func parseFloor(out string) (Sample, error) {
 	return Sample{v["typical"], map[string]float64{exMean: v["mean"], exP99: v["p99"]}}, nil
 }
 
-// pause sleeps for a moment, while polling for another process.
+// pause sleeps briefly in a loop that polls for another process.
 func pause(ctx context.Context) {
 	select {
 	case <-ctx.Done():

@@ -10,21 +10,21 @@ import (
 	"strconv"
 )
 
-// goTransport is a way by which package verbs reaches a device.
+// goTransport is a transport by which package verbs accesses a device.
 type goTransport struct {
 	name string
-	// run runs both ends of `verbena pingpong` or `verbena perf`, and returns what the client prints.
+	// run runs both ends of `verbena pingpong` or `verbena perf`, and returns the client's output.
 	run func(ctx context.Context, e *Env, command string, args []string) (string, error)
 }
 
-// goTransports are measured one beside the other.
+// goTransports are measured side by side.
 var goTransports = []goTransport{
 	{"embedded", func(ctx context.Context, e *Env, command string, args []string) (string, error) {
 		return e.output(ctx, join([]string{e.Verbena, command, "--embedded"}, args)...)
 	}},
 	{"verbena run", func(ctx context.Context, e *Env, command string, args []string) (string, error) {
 		server := []string{e.Verbena, command}
-		if slices.Contains(args, "--events") { // each end decides how it waits
+		if slices.Contains(args, "--events") { // each end selects its wait mode
 			server = append(server, "--events")
 		}
 		out, _, err := e.pair(ctx, shortcut, "-p", server, join([]string{e.Verbena, command}, args))
@@ -40,7 +40,7 @@ var goTransports = []goTransport{
 	}},
 }
 
-// goPhase is what is read of a phase in the commands' JSON.
+// goPhase holds the used fields of a phase in the commands' JSON.
 type goPhase struct {
 	Times struct {
 		Mean float64
@@ -56,7 +56,7 @@ type goResult struct {
 	Bandwidth goPhase
 }
 
-// take runs a command, and returns the sample that of makes of its result.
+// take runs a command, and returns the sample that of extracts from its result.
 func (t goTransport) take(of func(*goResult) Sample, command string, args ...string) func(context.Context,
 	*Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
@@ -89,7 +89,7 @@ func goRate(r *goResult) Sample { return Sample{Value: r.Bandwidth.Messages / 1e
 
 func goBandwidth(r *goResult) Sample { return Sample{Value: r.Bandwidth.Bytes / 1e6} }
 
-// rateOf turns a sample of bandwidth into one of its message rate, in thousand messages a second.
+// rateOf converts a sample of bandwidth to its message rate, in thousand messages a second.
 func rateOf(take func(context.Context, *Env) (Sample, error)) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		s, err := take(ctx, e)
@@ -99,7 +99,7 @@ func rateOf(take func(context.Context, *Env) (Sample, error)) func(context.Conte
 
 var ucxLine = regexp.MustCompile(`(?m)^Final:\s+\d+((?:\s+[\d.]+){7})\s*$`)
 
-// ucx runs ucx_perftest over shared memory; of makes the sample of the columns of its last line.
+// ucx runs ucx_perftest over shared memory. The function of extracts the sample from the columns of the last line.
 func ucx(test string, size int, each float64, of func(columns []float64) Sample) func(context.Context, *Env) (Sample,
 	error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
@@ -123,7 +123,7 @@ func ucxLatency(v []float64) Sample   { return Sample{v[0], map[string]float64{e
 func ucxBandwidth(v []float64) Sample { return Sample{Value: v[4] * (1 << 20) / 1e6} }
 func ucxRate(v []float64) Sample      { return Sample{Value: v[6] / 1e3} }
 
-// goSections measure package verbs.
+// goSections returns the sections about package verbs.
 func goSections() []Section {
 	const (
 		tcp     = "TCP, package net"

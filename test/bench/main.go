@@ -4,9 +4,9 @@
 // figures of one round. It prints Markdown; -json FILE writes all measurements.
 //
 //	bench [-short] [-rounds N] [-run REGEXP] [-json FILE]   make bench
-//	bench -check                                            only whether the floors are sound
-//	bench -base BINARY                                      make bench-compare: two binaries, in alternation
-//	bench -in-guest                                         make bench-guest: beside the kernel's rxe, in a guest that has both
+//	bench -check                                            only check the floors
+//	bench -base BINARY                                      make bench-compare: two binaries, alternately
+//	bench -in-guest                                         make bench-guest: with the kernel's rxe, in a guest
 //
 // Exit status: 0; 1 if a measurement failed, or a floor is doubtful with -check; 2 for wrong usage.
 package main
@@ -39,7 +39,7 @@ type options struct {
 	list                    bool
 }
 
-// limitOfOne bounds a measurement whose program hangs.
+// limitOfOne limits the time of a measurement.
 const limitOfOne = 30 * time.Second
 
 func main() {
@@ -112,7 +112,7 @@ func (o options) do(ctx context.Context) error {
 	}
 	runner := Runner{Env: env, Rounds: o.rounds, Log: os.Stderr}
 	if o.guest {
-		runner.Log = io.Discard // the guest's one console is for the figures
+		runner.Log = io.Discard // the guest's only console is for the figures
 	}
 	results, err := runner.Run(ctx, sections)
 	header.LoadTo = load()
@@ -138,7 +138,7 @@ func (o options) do(ctx context.Context) error {
 	return err
 }
 
-// environment makes the Env of the binary, with the floors built. done ends what was started, and removes it.
+// environment makes the Env of the binary, with the floors built. done ends its processes and removes its files.
 func (o options) environment(ctx context.Context) (env *Env, done func(), err error) {
 	dir, err := os.MkdirTemp("", "vbench")
 	if err != nil {
@@ -166,7 +166,7 @@ func (o options) environment(ctx context.Context) (env *Env, done func(), err er
 	}, nil
 }
 
-// separate makes a network namespace for Verbena: the kernel's rxe holds port 4791 on all addresses of its own.
+// separate makes a network namespace for Verbena, since the kernel's rxe uses port 4791 on all addresses of its own.
 func (e *Env) separate(ctx context.Context) error {
 	const name = "vbench"
 	for _, argv := range [][]string{{"ip", "netns", "add", name}, {"ip", "-n", name, "link", "set", "lo", "up"}} {
@@ -206,7 +206,7 @@ func list(w io.Writer, sections []Section) {
 	}
 }
 
-// write writes a file, if it has a name.
+// write writes a file, unless its name is empty.
 func write(name string, content func(io.Writer) error) error {
 	if name == "" {
 		return nil
@@ -218,7 +218,7 @@ func write(name string, content func(io.Writer) error) error {
 	return errors.Join(content(f), f.Close())
 }
 
-// version returns the revision of the source, as far as git says it.
+// version returns the revision of the source, as reported by git.
 func version(ctx context.Context, e *Env, root string) string {
 	out, err := e.output(ctx, "git", "-C", root, "describe", "--always", "--dirty", "--tags")
 	if err != nil {

@@ -2,38 +2,38 @@ package main
 
 import "context"
 
-// Kind says what a measurement is of.
+// Kind is the kind of a measurement.
 type Kind string
 
 const (
-	Floor Kind = "floor" // the least that it can cost here
+	Floor Kind = "floor" // the lowest possible cost on this machine
 	Ours  Kind = "ours"
-	Peer  Kind = "peer" // what else a user could take
+	Peer  Kind = "peer" // an alternative for users
 )
 
-// Sample is the result of one measurement in one round.
+// Sample is the result of a measurement in one round.
 type Sample struct {
 	Value  float64
-	Extras map[string]float64 // other figures of the same exchange, by the names of Section.Extras
+	Extras map[string]float64 // other figures of the same exchange, by the names in Section.Extras
 }
 
-// Measurement is one kind of figure, taken once in each round.
+// Measurement is a figure that is measured once in each round.
 type Measurement struct {
 	Name  string
 	Kind  Kind
-	Floor string // the measurement of the same group that is its floor, if any
-	Peer  string // the measurement of the same group to compare with, if any
+	Floor string // name of its floor in the same group, if any
+	Peer  string // name of the measurement in the same group to compare with, if any
 	Take  func(context.Context, *Env) (Sample, error)
 }
 
-// Group is measurements that are compared with one another, and so are taken in turn.
+// Group holds measurements that are compared with one another and therefore alternate.
 type Group struct {
 	Name         string
-	Short        bool // also in a short run
+	Short        bool // included in a short run
 	Measurements []Measurement
 }
 
-// Section is groups that are printed in one table.
+// Section holds the groups of one table.
 type Section struct {
 	Name   string // for -run
 	Title  string
@@ -41,6 +41,6 @@ type Section struct {
 	Note   string
 	Floor  string   // heading of the ratios to floors; empty: "floor"
 	Peer   string   // heading of the ratios to peers
-	Extras []string // the names of further columns, with units
+	Extras []string // names of further columns, with units
 	Groups []Group
 }

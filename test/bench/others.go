@@ -19,7 +19,7 @@ var (
 	perOperation = regexp.MustCompile(`\s([\d.]+) ns/op`)
 )
 
-// embedded runs ibpingpong: both ends in one process. The value is half a round trip.
+// embedded runs ibpingpong, with both ends in one process. The value is half a round trip.
 func embedded(size int, overWire bool, each float64) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		addr := "127.9.200.1"
@@ -45,7 +45,7 @@ func loopback(ctx context.Context, e *Env) (Sample, error) {
 	return single(out, perOperation, 1e-3)
 }
 
-// single returns the one figure of the output that fits, times factor.
+// single returns the only figure of the matching output, times factor.
 func single(out string, pattern *regexp.Regexp, factor float64) (Sample, error) {
 	v, err := columns(out, pattern)
 	if err != nil {
@@ -54,7 +54,7 @@ func single(out string, pattern *regexp.Regexp, factor float64) (Sample, error) 
 	return Sample{Value: v[0] * factor}, nil
 }
 
-// startUp takes how long a program runs from start to end, in milliseconds, by itself if path is "".
+// startUp measures the time of a program from start to end in milliseconds, without Verbena if path is "".
 func startUp(path string, program ...string) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		argv := program
@@ -68,7 +68,7 @@ func startUp(path string, program ...string) func(context.Context, *Env) (Sample
 		var times []float64
 		for range max(2, int(10*e.Scale)) {
 			began := time.Now()
-			// ibv_devices fails where there is no device, which is the case without Verbena.
+			// ibv_devices fails without a device, as is the case without Verbena.
 			if _, err := e.output(ctx, argv...); err != nil && (path != "" || program[0] != "ibv_devices") {
 				return Sample{}, err
 			}
@@ -79,9 +79,9 @@ func startUp(path string, program ...string) func(context.Context, *Env) (Sample
 	}
 }
 
-// idle takes what a service costs while nothing happens: the processor time of two seconds, in milliseconds, memory and
-// threads. While it is measured the program runs, which says in a line that begins with `ready` that it waits; nil:
-// none.
+// idle measures the cost of an idle service: the processor time of two seconds, in milliseconds, memory and threads.
+// During the measurement the program runs. A line of output that begins with `ready` shows that it waits; nil: no
+// program.
 func idle(ready string, program ...string) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (sample Sample, err error) {
 		s, err := e.serve(ctx, e.Inside, filepath.Join(e.Dir, "idle"),
@@ -101,8 +101,8 @@ func idle(ready string, program ...string) func(context.Context, *Env) (Sample, 
 	}
 }
 
-// beside calls f when a program of the service has printed a line that begins with `ready`, and then ends it. It
-// returns the lines before.
+// beside calls f when a program of the service has printed a line that begins with `ready`, and then ends the program.
+// It returns the earlier lines.
 func (e *Env) beside(ctx context.Context, s *service, ready string, program []string, f func() error) (lines []string,
 	err error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -134,7 +134,7 @@ func (e *Env) beside(ctx context.Context, s *service, ready string, program []st
 	}
 }
 
-// resting takes what the service costs from now on, while nothing happens.
+// resting measures the cost of the idle service from now on.
 func (s *service) resting(ctx context.Context) (Sample, error) {
 	const settle, window = 300 * time.Millisecond, 2 * time.Second
 	if err := sleep(ctx, settle); err != nil {
@@ -158,10 +158,10 @@ func (s *service) resting(ctx context.Context) (Sample, error) {
 		map[string]float64{exRSS: rss, exThreads: threads}}, err
 }
 
-// mix takes the bandwidth of WRITEs of all sizes: at random on so many queue pairs, or on one in the order of their
-// sizes if that is 0.
+// mix measures the bandwidth of WRITEs of all sizes: in random order on qps queue pairs, or ordered by size on one if
+// qps is 0.
 func mix(path string, qps int) func(context.Context, *Env) (Sample, error) {
-	const bytes = (60*64 + 30*4096 + 9*65536 + 1<<20) / 100.0 // of a message
+	const bytes = (60*64 + 30*4096 + 9*65536 + 1<<20) / 100.0 // mean size of a message
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		s, err := e.Service(ctx, path)
 		if err != nil {
@@ -181,8 +181,8 @@ func mix(path string, qps int) func(context.Context, *Env) (Sample, error) {
 	}
 }
 
-// many takes what operations cost beside queue pairs that stay in a state, in so many contexts: the value is the time
-// of a WRITE.
+// many measures the cost of operations next to idle queue pairs in a state, in a number of contexts. The value is the
+// time of a WRITE.
 func many(contexts, qps int, state string) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (sample Sample, err error) {
 		s, err := e.serve(ctx, e.Inside, filepath.Join(e.Dir, "many"),
@@ -219,7 +219,7 @@ func many(contexts, qps int, state string) func(context.Context, *Env) (Sample, 
 	}
 }
 
-// memory returns the resident memory of a process, in MB of 10^6 bytes, and how many threads it has.
+// memory returns the resident memory of a process, in MB of 10^6 bytes, and its number of threads.
 func memory(pid int) (rss, threads float64, err error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

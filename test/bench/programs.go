@@ -22,9 +22,9 @@ const (
 	exRSS      = "RSS, MB"
 	exThreads  = "threads"
 	exNinetyth = "p90"
-	exOnPath   = "on its path, %" // packets
+	exOnPath   = "on its path, %" // part of the packets
 
-	// Those of scale.c are what it prints.
+	// Columns of scale.c, by the names in its output.
 	exSend       = "send"
 	exCreate     = "create"
 	exConnect    = "connect"
@@ -33,7 +33,7 @@ const (
 	exDeregister = "deregister"
 	exIdle       = "ms in 2 s"
 
-	// Those of cmtime; its "connect" is exConnect.
+	// Columns of cmtime; its "connect" is exConnect.
 	exResolve    = "resolve"
 	exCreateQP   = "create QP"
 	exDisconnect = "disconnect"
@@ -42,22 +42,22 @@ const (
 // exchange is one run of a program of perftest, or of test/bench/floor/verbs.c.
 type exchange struct {
 	path    string // shortcut, wire, or "" for the kernel's device
-	tool    string // ib_send_lat and so on
+	tool    string // ib_send_lat etc.
 	size    int
-	each    float64 // microseconds that a message, or a round trip, takes about
+	each    float64 // approximate time of a message or a round trip, in microseconds
 	qps     int     // 0: 1
 	two     bool    // client and server on two devices
 	events  bool    // wait for events instead of polling
-	verbs   bool    // the tool is our own, for inline data
+	verbs   bool    // the tool is test/bench/floor/verbs.c, for inline data
 	inlined bool
 }
 
 func (x exchange) latency() bool { return strings.HasSuffix(x.tool, "_lat") || x.verbs }
 
-// least is perftest's least number of messages.
+// least is perftest's minimum number of messages.
 const least = 5
 
-// take runs the exchange once. Processor time is what exceeds that of the shortest possible exchange.
+// take runs the exchange once. It reports the processor time beyond that of the shortest possible exchange.
 func (x exchange) take(ctx context.Context, e *Env) (Sample, error) {
 	n := x.count(e)
 	var baseCost cost
@@ -77,7 +77,7 @@ func (x exchange) take(ctx context.Context, e *Env) (Sample, error) {
 	}
 	messages := float64((n - least) * max(1, x.qps))
 	if x.latency() && x.tool != "ib_read_lat" {
-		messages *= 2 // there and back
+		messages *= 2 // both directions
 	}
 	if x.path != "" {
 		if s.Extras[exOnPath], err = x.onPath(c); err != nil {
@@ -90,21 +90,20 @@ func (x exchange) take(ctx context.Context, e *Env) (Sample, error) {
 	return s, nil
 }
 
-// onPath returns which part of the packets took the path that is measured, in percent. It is an error if that is less
-// than 99.
+// onPath returns the part of the packets that took the measured path, in percent. Less than 99 is an error.
 func (x exchange) onPath(c cost) (float64, error) {
 	part := 100 * c.short / c.sent
 	if x.path != shortcut {
 		part = 100 - part
 	}
 	if !(part >= 99) {
-		return part, fmt.Errorf("of %.0f packets %.0f took the shortcut: that is no measurement of the %s", c.sent, c.short,
+		return part, fmt.Errorf("%.0f packets, of which %.0f took the shortcut: not a measurement of the %s", c.sent, c.short,
 			x.path)
 	}
 	return part, nil
 }
 
-// figure runs the exchange once, without a look at processor time.
+// figure runs the exchange once, without its processor time.
 func (x exchange) figure(ctx context.Context, e *Env) (Sample, error) {
 	out, _, err := x.run(ctx, e, x.count(e))
 	if err != nil {
@@ -113,12 +112,12 @@ func (x exchange) figure(ctx context.Context, e *Env) (Sample, error) {
 	return x.parse(out)
 }
 
-// count returns how many messages each queue pair sends.
+// count returns the number of messages that each queue pair sends.
 func (x exchange) count(e *Env) int {
 	n := max(e.count(x.each)/max(1, x.qps), 2*least)
 	if x.qps > 1 {
-		// perftest counts the last completion of each queue pair as one of cqMod messages too, and stops to poll too early
-		// where those are more than there were, and the queue pairs are not equally fast.
+		// perftest also counts the last completion of each queue pair as cqMod messages. If that exceeds the number of
+		// messages, and the queue pairs are not equally fast, it stops polling too early.
 		const cqMod = 100
 		n += cqMod - 1
 		n -= n % cqMod
@@ -126,8 +125,8 @@ func (x exchange) count(e *Env) int {
 	return n
 }
 
-// shortest returns the cost of the program with next to no messages, which hardly depends on their size: the median of
-// three runs, once for each kind of exchange.
+// shortest returns the cost of the program with the minimum number of messages, which hardly depends on their size. It
+// is the median of three runs, once for each kind of exchange.
 func (x exchange) shortest(ctx context.Context, e *Env) (cost, error) {
 	x.size, x.each = 64, 0
 	if c, ok := e.base[x]; ok {
@@ -197,7 +196,7 @@ var (
 	fabricLine    = regexp.MustCompile(`(?m)^\S+\s+\S+\s+\S+\s+\S+\s+\S+\s+[\d.]+\s+([\d.]+)\s+[\d.]+\s*$`)
 )
 
-// columns returns the numbers of the first line of a table that fits, NaN for what is none.
+// columns returns the numbers of the first matching line of a table, with NaN for other words.
 func columns(out string, line *regexp.Regexp) ([]float64, error) {
 	m := line.FindStringSubmatch(out)
 	if m == nil {
@@ -214,20 +213,20 @@ func columns(out string, line *regexp.Regexp) ([]float64, error) {
 	return v, nil
 }
 
-// parseLatency reads perftest's table: least, most, typical, mean, deviation, 99th and 99.9th percentile.
+// parseLatency parses perftest's table: least, most, typical, mean, deviation, 99th and 99.9th percentile.
 func parseLatency(out string) (Sample, error) {
 	v, err := columns(out, latencyLine)
 	if err != nil {
 		return Sample{}, err
 	}
-	// seen on a busy machine: perftest measures the rate of the cycle counter itself
+	// seen on a busy machine: perftest itself measures the rate of the cycle counter
 	if math.IsNaN(v[2]) || math.IsInf(v[2], 0) {
 		return Sample{}, fmt.Errorf("perftest could not tell its clock's rate (is the machine busy?): %s", tail(out))
 	}
 	return Sample{v[2], map[string]float64{exMean: v[3], exP99: v[5]}}, nil
 }
 
-// parseBandwidth reads perftest's table: peak and mean in Gb/s, and million messages per second.
+// parseBandwidth parses perftest's table: peak and mean in Gb/s, and million messages per second.
 func parseBandwidth(out string) (Sample, error) {
 	v, err := columns(out, bandwidthLine)
 	if err != nil {
@@ -236,7 +235,7 @@ func parseBandwidth(out string) (Sample, error) {
 	return Sample{v[1] * 1000 / 8, map[string]float64{exRate: v[2] * 1000}}, nil
 }
 
-// fabric runs fi_pingpong, libfabric's ping-pong, of which each process waits for events.
+// fabric runs fi_pingpong, libfabric's ping-pong. Its processes wait for events.
 func fabric(provider, endpoint string, size int, each float64) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		args := []string{"fi_pingpong", "-p", provider, "-e", endpoint, "-I", strconv.Itoa(e.count(each)), "-S",

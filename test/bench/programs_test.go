@@ -125,14 +125,14 @@ func TestParseConnections(t *testing.T) {
 	}
 }
 
-// TestTables checks that names are unique, and that what a measurement is compared with exists.
+// TestTables tests that names are unique, and that the other measurement of each comparison exists.
 func TestTables(t *testing.T) {
 	for _, s := range append(fullTable(), guestTable()...) {
 		for _, g := range s.Groups {
 			seen := map[string]bool{}
 			for _, m := range g.Measurements {
 				if seen[m.Name] || m.Name == "" || m.Take == nil || m.Kind == "" {
-					t.Errorf("%s/%s/%s: no name of its own, no kind, or nothing to take", s.Name, g.Name, m.Name)
+					t.Errorf("%s/%s/%s: duplicate name, no kind, or no measurement", s.Name, g.Name, m.Name)
 				}
 				seen[m.Name] = true
 			}
@@ -169,7 +169,7 @@ func TestServiceDoesNotStart(t *testing.T) {
 	}
 }
 
-// TestLimitEndsPrograms checks that a program that hangs ends with the limit, and its children with it.
+// TestLimitEndsPrograms tests that a hanging program and its children end at the limit.
 func TestLimitEndsPrograms(t *testing.T) {
 	dir := t.TempDir()
 	alive := filepath.Join(dir, "pid")
@@ -189,7 +189,7 @@ func TestLimitEndsPrograms(t *testing.T) {
 	stat := filepath.Join("/proc", strings.TrimSpace(string(pid)), "stat")
 	testutil.Eventually(t, "the child of a program that hung to end", func() bool {
 		b, err := os.ReadFile(stat)
-		return err != nil || strings.Contains(string(b), ") Z ") // gone, or a zombie of the machine's init
+		return err != nil || strings.Contains(string(b), ") Z ") // ended, or a zombie of the machine's init
 	})
 }
 
@@ -214,7 +214,7 @@ func TestProcess(t *testing.T) {
 
 func same(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
 
-// TestOnPath: what went another way than the one that is measured is no measurement of that.
+// TestOnPath tests that packets on another path than the measured one invalidate the measurement.
 func TestOnPath(t *testing.T) {
 	for _, test := range []struct {
 		path        string
@@ -235,6 +235,6 @@ func TestOnPath(t *testing.T) {
 		}
 	}
 	if _, err := (exchange{path: wire}).onPath(cost{}); err == nil {
-		t.Error("nothing was sent, and it went by the wire")
+		t.Error("onPath without packets: got success, want an error")
 	}
 }

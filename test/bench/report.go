@@ -14,10 +14,10 @@ import (
 	"time"
 )
 
-// Header says on what and when figures were taken.
+// Header describes the machine and time of the figures.
 type Header struct {
 	Date     string `json:"date"`
-	Version  string `json:"version"` // of Verbena
+	Version  string `json:"version"` // version of Verbena
 	CPU      string `json:"cpu"`
 	Kernel   string `json:"kernel"`
 	Cores    int    `json:"cores"`
@@ -28,7 +28,7 @@ type Header struct {
 	Remark   string `json:"remark,omitempty"`
 }
 
-// Report is a whole run.
+// Report is the result of a run.
 type Report struct {
 	Header   Header           `json:"header"`
 	Checks   []Verdict        `json:"floor_checks,omitempty"`

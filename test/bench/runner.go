@@ -9,11 +9,11 @@ import (
 	"slices"
 )
 
-// Series is what one measurement gave in all rounds.
+// Series holds the results of one measurement in all rounds.
 type Series struct {
 	Name   string               `json:"name"`
 	Kind   Kind                 `json:"kind"`
-	Values []*float64           `json:"values"` // one for each round; null: not measured
+	Values []*float64           `json:"values"` // one per round; null: not measured
 	Extras map[string][]float64 `json:"extras,omitempty"`
 	Errors []string             `json:"errors,omitempty"`
 
@@ -28,13 +28,13 @@ type Ratio struct {
 	Summary
 }
 
-// GroupResult is a group as measured.
+// GroupResult holds the results of a group.
 type GroupResult struct {
 	Name   string    `json:"name"`
 	Series []*Series `json:"series"`
 }
 
-// SectionResult is a section as measured.
+// SectionResult holds the results of a section.
 type SectionResult struct {
 	Name   string         `json:"name"`
 	Title  string         `json:"title"`
@@ -52,15 +52,15 @@ type Runner struct {
 	Rounds int
 	Log    io.Writer // progress
 
-	Complete int // rounds that Run has finished
+	Complete int // number of complete rounds of Run
 }
 
-// attempts is after how many failures a measurement is given up.
+// attempts is the number of failures after which a measurement is given up.
 const attempts = 2
 
-// Run takes every measurement once in each round, those of a group in turn, beginning with another one each round, so
-// that neither a drift of the machine nor the order favours one of them. A measurement that fails is recorded as such,
-// and the others go on; so a result is returned even with the context's error.
+// Run takes every measurement once in each round. The measurements of a group alternate, and each round begins with a
+// different one, so neither a drift of the machine nor the order favours one of them. A failed measurement is recorded,
+// and the others continue. So Run also returns results with the context's error.
 func (r *Runner) Run(ctx context.Context, sections []Section) ([]*SectionResult, error) {
 	var results []*SectionResult
 	for _, s := range sections {
@@ -106,7 +106,7 @@ func (r *Runner) take(ctx context.Context, m Measurement, s *Series, round int) 
 		return
 	}
 	sample, err := r.Env.limited(ctx, m.Take)
-	if ctx.Err() != nil { // the run was ended: no failure of this measurement
+	if ctx.Err() != nil { // the run was ended, which is not a failure of this measurement
 		return
 	}
 	if err != nil {
@@ -115,7 +115,7 @@ func (r *Runner) take(ctx context.Context, m Measurement, s *Series, round int) 
 	}
 	s.Values[round] = &sample.Value
 	for name, v := range sample.Extras {
-		if math.IsNaN(v) || math.IsInf(v, 0) { // which JSON cannot say
+		if math.IsNaN(v) || math.IsInf(v, 0) { // not representable in JSON
 			continue
 		}
 		if s.Extras == nil {
@@ -125,7 +125,7 @@ func (r *Runner) take(ctx context.Context, m Measurement, s *Series, round int) 
 	}
 }
 
-// limited takes one figure within the limit.
+// limited takes one figure within the time limit.
 func (e *Env) limited(ctx context.Context, take func(context.Context, *Env) (Sample, error)) (Sample, error) {
 	limited, cancel := context.WithTimeoutCause(ctx, e.Limit, fmt.Errorf("not done within %v", e.Limit))
 	defer cancel()
@@ -139,7 +139,7 @@ func (e *Env) limited(ctx context.Context, take func(context.Context, *Env) (Sam
 	return s, err
 }
 
-// compare fills in summaries and ratios.
+// compare computes the summaries and ratios.
 func (g *GroupResult) compare(of Group) {
 	for i, s := range g.Series {
 		s.Summary = summarise(s.measured())
@@ -167,7 +167,7 @@ func (g *GroupResult) find(name string) *Series {
 	return nil
 }
 
-// figures returns one figure for each round, NaN where there is none.
+// figures returns one figure per round, or NaN.
 func (s *Series) figures() []float64 {
 	v := make([]float64, len(s.Values))
 	for i, p := range s.Values {
@@ -178,13 +178,13 @@ func (s *Series) figures() []float64 {
 	return v
 }
 
-// measured returns the figures of the rounds that have one.
+// measured returns the figures of the measured rounds.
 func (s *Series) measured() []float64 {
 	return slices.DeleteFunc(s.figures(), math.IsNaN)
 }
 
-// choose returns the sections with those measurements only whose "section/group/measurement" matches, and what these
-// are compared with.
+// choose returns the sections with the measurements whose "section/group/measurement" matches, and the measurements
+// that they are compared with.
 func choose(sections []Section, pattern *regexp.Regexp, short bool) []Section {
 	var chosen []Section
 	for _, s := range sections {
@@ -208,7 +208,7 @@ func choose(sections []Section, pattern *regexp.Regexp, short bool) []Section {
 	return chosen
 }
 
-// failures returns a line for each measurement that failed.
+// failures returns a line for each failed measurement.
 func failures(results []*SectionResult) []string {
 	var lines []string
 	for _, s := range results {

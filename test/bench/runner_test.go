@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// fixed returns a measurement that gives these figures one after the other, and records that it was taken.
+// fixed returns a measurement with given figures, and records that it was taken.
 func fixed(name string, taken *[]string, v ...float64) Measurement {
 	return Measurement{Name: name, Take: func(context.Context, *Env) (Sample, error) {
 		*taken = append(*taken, name)
@@ -40,7 +40,7 @@ func TestRunnerTakesInTurn(t *testing.T) {
 	if want := strings.Fields("a b c b c a c a b"); !slices.Equal(taken, want) {
 		t.Errorf("order: got %v, want %v (each round begins with another one)", taken, want)
 	}
-	// The ratios by round are 2, 5, 10; the ratio of the medians would be 5 as well, that of the ends 10 and 6.
+	// The ratios by round are 2, 5, 10. The ratio of the medians would be 5 as well, that of the ends 10 and 6.
 	want := Summary{N: 3, Median: 5, Low: 2, High: 10, Q1: 3.5, Q3: 7.5}
 	if r := g.Series[0].Floor; r == nil || r.To != "b" || r.Summary != want {
 		t.Errorf("floor: got %+v, want b and %+v", r, want)

@@ -35,13 +35,13 @@ func quantile(sorted []float64, q float64) float64 {
 	return sorted[i] + (at-float64(i))*(sorted[i+1]-sorted[i])
 }
 
-// interval returns bounds that hold the median of the population with at least the given confidence, whatever its
-// distribution: the kth smallest and kth largest figure, for the largest k that does it. ok is false if none does,
-// because there are too few figures.
+// interval returns bounds of the median of the population with at least the given confidence, for any distribution. The
+// bounds are the kth smallest and kth largest figure, with the largest suitable k. ok is false if there are too few
+// figures.
 func interval(v []float64, confidence float64) (low, high float64, ok bool) {
 	s := slices.Sorted(slices.Values(v))
-	// The median lies below the kth smallest with the probability of fewer than k heads in len(s) throws, and above the
-	// kth largest with the same.
+	// The median is below the kth smallest figure with the probability of fewer than k heads in len(s) throws, and above
+	// the kth largest with the same probability.
 	term := math.Pow(0.5, float64(len(s)))
 	outside := 0.0
 	for k := 1; k <= len(s)/2; k++ {

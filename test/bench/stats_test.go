@@ -68,7 +68,7 @@ func TestInterval(t *testing.T) {
 				c.high, c.ok)
 		}
 	}
-	// 95 % intervals of samples from a known distribution hold its median at least 95 times of 100.
+	// At least 95 of 100 such intervals of samples from a known distribution contain its median.
 	random := rand.New(rand.NewPCG(1, 2))
 	held := 0
 	for range 1000 {
@@ -81,6 +81,6 @@ func TestInterval(t *testing.T) {
 		}
 	}
 	if held < 940 || held > 990 {
-		t.Errorf("the interval holds the median in %d of 1000 samples, want about 965", held)
+		t.Errorf("intervals with the median: got %d of 1000, want about 965", held)
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"strconv"
 )
 
-// costs are roughly the microseconds that one operation takes by size, from which follows how many are done.
+// costs are approximate times of one operation by size, in microseconds. They determine the number of operations.
 type costs map[int]float64
 
 var (
@@ -13,7 +13,7 @@ var (
 	sizes     = []int{64, 4096, 65536, 1 << 20}
 
 	trapCosts      = costs{64: 11, 4096: 12, 65536: 25, 1 << 20: 220}
-	shortcutCosts  = costs{64: 25, 4096: 28, 65536: 60, 1 << 20: 900} // of a round trip; of a message in a stream a half
+	shortcutCosts  = costs{64: 25, 4096: 28, 65536: 60, 1 << 20: 900} // for a round trip; a message in a stream takes half
 	wireCosts      = costs{64: 90, 4096: 100, 65536: 250, 1 << 20: 2500}
 	tcpCosts       = costs{64: 30, 4096: 40, 65536: 100, 1 << 20: 900}
 	fabricCosts    = costs{64: 80, 4096: 100, 65536: 150, 1 << 20: 1200}
@@ -27,7 +27,7 @@ func pathCosts(path string) costs {
 	return wireCosts
 }
 
-// fullTable returns everything that a full run measures.
+// fullTable returns all measurements of a full run.
 func fullTable() []Section {
 	sections := []Section{floorSection(), latencySection(), bandwidthSection(), variantSection(), streamVariantSection(),
 		betweenSection(), mixSection(), embeddedSection()}
@@ -191,7 +191,7 @@ func streamVariantSection() Section {
 			two, eight := plain, plain
 			two.two, eight.qps = true, 8
 			send := exchange{path: path, tool: "ib_send_bw", size: size, each: streamCosts[path][size]}
-			events := send // perftest waits for events of SEND only
+			events := send // perftest waits only for events of SEND
 			events.events = true
 			s.Groups = append(s.Groups, Group{Name: path + ", " + sizeNames[size], Measurements: []Measurement{
 				{Name: "WRITE", Kind: Ours, Take: plain.take},
@@ -205,8 +205,8 @@ func streamVariantSection() Section {
 	return s
 }
 
-// betweenSection measures two services, which share nothing but the network. The wait for events shows what a service
-// does with a core that no program has.
+// betweenSection measures two services that share only the network. The wait for events shows how a service performs
+// with a core that no program uses.
 func betweenSection() Section {
 	s := Section{Name: "between", Title: "Between two services", Unit: "MB/s (10^6 bytes)", Floor: "UDP, CRC-32, Go",
 		Note: "Each program on a service of its own: over the loopback interface, and over a veth pair between two network namespaces (MTU 4200, " +
@@ -323,7 +323,7 @@ func scaleSection() Section {
 	return s
 }
 
-// comparedTable is the short list of make bench-compare, taken of two binaries.
+// comparedTable returns the short list of make bench-compare.
 func comparedTable() []Compared {
 	var list []Compared
 	add := func(x exchange) {
@@ -348,7 +348,7 @@ func comparedTable() []Compared {
 // guestTable compares Verbena with the kernel's Soft-RoCE, in a guest with both. Times are those of an emulated
 // machine.
 func guestTable() []Section {
-	const slow = 30 // how much slower the emulated machine is, about
+	const slow = 30 // approximate slowdown of the emulated machine
 	const kernel = "kernel's rxe"
 	latency := Section{Name: "latency", Title: "Latency in the guest", Unit: "µs", Extras: []string{exMean, exP99},
 		Note: "perftest's typical time. The kernel's rxe is on the loopback interface, where its packets do not reach UDP.", Peer: kernel}

@@ -1,4 +1,4 @@
-// Package docs tests that the pages of the documentation find one another.
+// Package docs tests the links and lists of the documentation.
 package docs
 
 import (
@@ -39,7 +39,7 @@ func pages(t *testing.T) (names []string) {
 	return names
 }
 
-// docs/README.md lists every page of docs, and every file of results.
+// TestIndex tests that docs/README.md lists every page of docs.
 func TestIndex(t *testing.T) {
 	index := read(t, "docs/README.md")
 	for _, p := range pages(t) {
@@ -66,7 +66,7 @@ func anchors(text string) map[string]bool {
 	return names
 }
 
-// Links lead to existing files, and to existing headings of pages.
+// TestLinks tests that links refer to existing files, and to existing headings of pages.
 func TestLinks(t *testing.T) {
 	for _, p := range pages(t) {
 		text := read(t, p)
@@ -111,7 +111,7 @@ func TestPageShape(t *testing.T) {
 	}
 }
 
-// The glossary is in alphabetical order, and has no term twice.
+// TestWords tests that the glossary is in alphabetical order, without duplicates.
 func TestWords(t *testing.T) {
 	var words []string
 	for line := range strings.Lines(read(t, "docs/words.md")) {
@@ -122,11 +122,11 @@ func TestWords(t *testing.T) {
 		words = append(words, strings.ToLower(strings.TrimSpace(cells[1])))
 	}
 	if len(words) < 30 {
-		t.Errorf("%d words, want at least 30", len(words))
+		t.Errorf("words: got %d, want at least 30", len(words))
 	}
 	for i := range len(words) - 1 {
 		if words[i] >= words[i+1] {
-			t.Errorf("%q stands before %q", words[i], words[i+1])
+			t.Errorf("%q comes before %q", words[i], words[i+1])
 		}
 	}
 }

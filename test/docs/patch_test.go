@@ -18,8 +18,8 @@ var (
 	testCommand = regexp.MustCompile(`(?m)^go test (.*) -run '(.*)'$`)
 )
 
-// TestPatches: the patches of the pages for contributors apply, and, without -short, their tests pass in an overlay of
-// this tree. Each touches no more files of the product than the page says, and adds something new.
+// TestPatches tests that the patches of the pages for contributors apply, and, without -short, that their tests pass in
+// an overlay of this tree. Each patch touches no more product files than its page states, and adds a new line.
 func TestPatches(t *testing.T) {
 	for _, page := range []struct {
 		name    string
@@ -48,7 +48,7 @@ func TestPatches(t *testing.T) {
 			if !strings.Contains(diff, page.adds) || strings.Contains(read(t, page.product[0]), page.adds) {
 				t.Errorf("the patch does not add %s to %s, or it is there already", page.adds, page.product[0])
 			}
-			if !testing.Short() { // it compiles most of the module
+			if !testing.Short() { // compiles most of the module
 				runPatched(t, overlay, command[1], command[2])
 			}
 		})
@@ -60,7 +60,7 @@ func runPatched(t *testing.T, overlay, packages, tests string) {
 	t.Helper()
 	args := []string{"test", "-v", "-vet=off", "-overlay=" + overlay, "-run=^(" + tests + ")$"}
 	if underRace() {
-		args = append(args, "-race") // what is compiled already is with it
+		args = append(args, "-race") // packages are compiled already with -race
 	}
 	c := exec.Command("go", append(args, strings.Fields(packages)...)...)
 	c.Dir = root
@@ -76,7 +76,7 @@ func runPatched(t *testing.T, overlay, packages, tests string) {
 }
 
 // patch applies a patch to copies of its files, in dir. It returns the path of an overlay with these for the go
-// command, and the files that are not tests.
+// command, and the files other than tests.
 func patch(t *testing.T, dir, diff string) (overlay string, product []string) {
 	t.Helper()
 	top, err := filepath.Abs(root)
@@ -95,7 +95,7 @@ func patch(t *testing.T, dir, diff string) (overlay string, product []string) {
 		}
 		b, err := os.ReadFile(filepath.Join(top, name))
 		if os.IsNotExist(err) {
-			continue // a new one
+			continue // a new file
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -106,9 +106,10 @@ func patch(t *testing.T, dir, diff string) (overlay string, product []string) {
 	}
 	c := exec.Command("git", "apply", "--whitespace=error-all", "-")
 	c.Dir, c.Stdin = dir, strings.NewReader(diff)
-	c.Env = append(os.Environ(), "GIT_CEILING_DIRECTORIES="+filepath.Dir(dir)) // no repository: paths are below dir
+	// no repository, so paths are relative to dir
+	c.Env = append(os.Environ(), "GIT_CEILING_DIRECTORIES="+filepath.Dir(dir))
 	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("git apply: %v: make the patch anew\n%s", err, out)
+		t.Fatalf("git apply: %v: renew the patch\n%s", err, out)
 	}
 	replace := map[string]string{}
 	for _, name := range files {

@@ -1,5 +1,5 @@
-// Command ibpingpong is examples/pingpong as a consumer of package ib: two queue pairs of one software device send a
-// message to and fro, without user contexts and package verbs. The benchmark has taken its figures from the beginning.
+// Command ibpingpong is examples/pingpong as a consumer of package ib: two queue pairs of a software device exchange a
+// message, without user contexts and package verbs. All recorded figures of the benchmark come from it.
 package main
 
 import (
@@ -38,7 +38,7 @@ func main() {
 		*n, *size, path, d.Round(time.Microsecond), float64(d.Nanoseconds())/1e3/float64(*n))
 }
 
-// exchange makes a device and sends n messages to and fro.
+// exchange makes a device and exchanges n messages.
 func exchange(addr string, size, n int, overWire bool) (time.Duration, error) {
 	ip, err := netip.ParseAddr(addr)
 	if err != nil {
@@ -156,7 +156,7 @@ func (s *side) sge() []ib.SGE {
 	return []ib.SGE{{Addr: s.mr.Addr(), Length: uint32(len(s.buf)), LKey: s.mr.LKey()}}
 }
 
-// sendTo sends the buffer to the peer, and waits until both sides have their completion.
+// sendTo sends the buffer to the peer, and waits for the completions of both sides.
 func (s *side) sendTo(peer *side) error {
 	if _, err := peer.qp.PostRecv(ib.RecvWR{ID: 1, SGList: peer.sge()}); err != nil {
 		return err

@@ -1,9 +1,9 @@
-// Command gotcp is TCP over the loopback interface by package net, between two processes.
+// Command gotcp measures TCP over the loopback interface by package net, between two processes.
 //
 //	gotcp pingpong SIZE N   half a round trip
 //	gotcp stream SIZE N     a stream of N writes of SIZE bytes
 //
-// It prints "mean=US", in microseconds per message, and, of a ping-pong, "typical=US p99=US", as the floors in C do.
+// It prints "mean=US", in microseconds per message, and for a ping-pong also "typical=US p99=US", like the floors in C.
 package main
 
 import (
@@ -32,7 +32,7 @@ func main() {
 	}
 	x := exchange{stream: os.Args[1] == "stream", n: n, warm: n / 10, message: make([]byte, size)}
 	var err error
-	if len(os.Args) == 5 { // the address: this is the server
+	if len(os.Args) == 5 { // an address: this is the server
 		err = x.serve(os.Args[4])
 	} else {
 		err = x.run()
@@ -48,7 +48,7 @@ type exchange struct {
 	message []byte
 }
 
-// answered reports whether the server answers message i; those below 0 are the warm-up.
+// answered reports whether the server answers message i. Messages below 0 are the warm-up.
 func (x *exchange) answered(i int) bool { return !x.stream || i == -1 || i == x.n-1 }
 
 func (x *exchange) serve(addr string) error {
@@ -71,7 +71,7 @@ func (x *exchange) serve(addr string) error {
 	return nil
 }
 
-// run is the client, which starts the server.
+// run runs the client, which starts the server.
 func (x *exchange) run() error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

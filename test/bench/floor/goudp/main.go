@@ -1,10 +1,10 @@
-// Command goudp is the floor of the wire in Go: a stream of messages over one pair of UDP sockets with segmentation and
-// receive offload, with a CRC-32 over each packet of 4 KB at both ends, on two locked and pinned threads.
+// Command goudp is the floor of the wire in Go. It streams messages over a pair of UDP sockets with segmentation and
+// receive offload. Two locked and pinned threads compute a CRC-32 over each packet of 4 KB at both ends.
 //
 //	goudp SIZE N
 //
-// It prints "mean=US", in microseconds per message, as the floors in C do. The receiver's count in shared memory is all
-// the flow control there is.
+// It prints "mean=US", in microseconds per message, like the floors in C. The only flow control is the receiver's count
+// in shared memory.
 package main
 
 import (
@@ -47,7 +47,8 @@ func main() {
 	fmt.Printf("mean=%.6f\n", float64(took.Nanoseconds())/1e3/float64(n))
 }
 
-// stream sends n messages of so many packets, after a warm-up of n/10, and returns how long the n took.
+// stream sends n messages of the given number of packets, after a warm-up of n/10, and returns the time of the n
+// messages.
 func stream(packets, n int) (time.Duration, error) {
 	out, in, err := sockets()
 	if err != nil {
@@ -86,9 +87,9 @@ func stream(packets, n int) (time.Duration, error) {
 	return time.Since(began), err
 }
 
-// onProcessor runs f on a thread that is bound to the nth of the allowed processors.
+// onProcessor runs f on a thread bound to the nth of the allowed processors.
 func onProcessor(allowed *unix.CPUSet, nth int, f func() error) error {
-	runtime.LockOSThread() // for good: no other goroutine may run on a bound thread
+	runtime.LockOSThread() // permanently: no other goroutine may run on a bound thread
 	for cpu := range 1024 {
 		if !allowed.IsSet(cpu) {
 			continue
@@ -118,7 +119,7 @@ func sockets() (out, in int, err error) {
 		if at[i], err = unix.Getsockname(fd[i]); err != nil {
 			return 0, 0, fmt.Errorf("getsockname: %w", err)
 		}
-		if unix.SetsockoptInt(fd[i], unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20) != nil { // root's
+		if unix.SetsockoptInt(fd[i], unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20) != nil { // needs CAP_NET_ADMIN
 			unix.SetsockoptInt(fd[i], unix.SOL_SOCKET, unix.SO_RCVBUF, 4<<20)
 		}
 	}
@@ -137,7 +138,7 @@ func sockets() (out, in int, err error) {
 	return fd[0], fd[1], unix.SetsockoptTimeval(fd[1], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
 }
 
-// send sends the packets from sent up to total, of which at most window are in flight before a batch.
+// send sends the packets from sent up to total, with at most window in flight before a batch.
 func send(fd int, sent, total, window int64, received *atomic.Int64) error {
 	buf := make([]byte, segments*packet)
 	for sent < total {
