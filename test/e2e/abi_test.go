@@ -9,7 +9,7 @@ import (
 	"verbena/test/abi"
 )
 
-// TestABI asks the device file what test/abi/kernel.txt has the kernel's answers to.
+// TestABI tests that the device file answers as test/abi/kernel.txt records for the kernel.
 func TestABI(t *testing.T) {
 	needProgram(t, "python3", "/usr/bin/python3")
 	probe, err := filepath.Abs("../abi/probe")
@@ -23,8 +23,8 @@ func TestABI(t *testing.T) {
 	w.empty()
 }
 
-// TestDescriptors makes the system calls of which test/abi/descriptors.kernel.txt has the kernel's answers, for each
-// file.
+// TestDescriptors makes the system calls of test/abi/descriptors.kernel.txt on each file, and compares the results with
+// the recorded results of the kernel.
 func TestDescriptors(t *testing.T) {
 	t.Parallel()
 	program := compile(t, "cm_descriptors")

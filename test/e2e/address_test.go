@@ -23,8 +23,8 @@ var nextNS atomic.Uint32
 // nsName returns a name for a network namespace.
 func nsName() string { return fmt.Sprintf("verbena-%d-%d", os.Getpid(), nextNS.Add(1)) }
 
-// ownNet makes a network namespace with an interface veth0, 10.66.0.1 and fd66::1, whose other end nobody uses, and
-// returns its name and a function that runs `ip` there.
+// ownNet makes a network namespace with an interface veth0, 10.66.0.1 and fd66::1. The peer interface has no user.
+// ownNet returns the name of the namespace and a function that runs `ip` in it.
 func ownNet(t *testing.T) (ns string, ip func(args ...string)) {
 	t.Helper()
 	needRoot(t)
@@ -42,7 +42,7 @@ func ownNet(t *testing.T) (ns string, ip func(args ...string)) {
 	t.Cleanup(func() { exec.Command("ip", "netns", "del", ns).Run() })
 	ip("link", "set", "lo", "up")
 	ip("link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
-	ip("link", "set", "veth0", "addrgenmode", "none") // a link-local address would come a second late
+	ip("link", "set", "veth0", "addrgenmode", "none") // a link-local address would appear a second later
 	ip("addr", "add", "10.66.0.1/32", "dev", "veth0")
 	ip("addr", "add", "fd66::1/128", "dev", "veth0", "nodad")
 	ip("link", "set", "veth1", "up")
@@ -50,8 +50,8 @@ func ownNet(t *testing.T) (ns string, ip func(args ...string)) {
 	return ns, ip
 }
 
-// TestAsyncWatch: an unmodified program is told of what happens to the interface, step by step, and sees the table of
-// GIDs, the port and its MTU follow.
+// TestAsyncWatch tests that an unmodified program gets an asynchronous event for each change of the interface, and that
+// the GID table, the port and its MTU follow the change.
 func TestAsyncWatch(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_asyncwatch", "ibv_devinfo")
@@ -118,7 +118,7 @@ func TestAsyncWatch(t *testing.T) {
 	step(nil, []string{"fd66::2", "fd66::1", v4(2)}, "PORT_ACTIVE", 1024, "link", "set", "veth0", "mtu", "1500")
 	step([]string{perr}, []string{"fd66::2", "fd66::1", v4(2)}, "PORT_DOWN", 1024, "link", "set", "veth1", "down")
 	step([]string{active}, []string{"fd66::2", "fd66::1", v4(2)}, "PORT_ACTIVE", 1024, "link", "set", "veth1", "up")
-	// Linux takes IPv6 addresses away from an interface that goes down.
+	// Linux removes the IPv6 addresses of an interface that goes down.
 	step([]string{perr, gid, gid}, []string{"", "", v4(2)}, "PORT_DOWN", 1024, "link", "set", "veth0", "down")
 	step([]string{active}, []string{"", "", v4(2)}, "PORT_ACTIVE", 1024, "link", "set", "veth0", "up")
 	step([]string{gid}, []string{v4(1), "", v4(2)}, "PORT_ACTIVE", 1024, "addr", "add", "10.66.0.1/32", "dev", "veth0")
@@ -136,8 +136,8 @@ func count(list []string, s string) (n int) {
 	return n
 }
 
-// TestAddressLost: a connection survives that its address goes for a moment, and ends when it stays away; the next one
-// works again when it has come back.
+// TestAddressLost tests that a connection survives a short loss of its address, and fails when the address stays away.
+// A new connection works after the address has returned.
 func TestAddressLost(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -165,16 +165,16 @@ func TestAddressLost(t *testing.T) {
 		{func() { ip("link", "set", "veth1", "down") }, func() { ip("link", "set", "veth1", "up") }},
 	} {
 		if _, err := run("15000", func() {
-			errs := stats("send_err") // before: on a busy machine the retries may be over by the time it is asked
+			errs := stats("send_err") // read before the change: on a busy machine the retries may have ended before a later read
 			c.lose()
 			testutil.Eventually(t, "sends fail", func() bool { return stats("send_err") > errs })
 			c.back()
 		}); err != nil {
-			t.Errorf("away for a moment: %v", err)
+			t.Errorf("address removed for a short time: %v", err)
 		}
 		p, err := run("10000000", c.lose)
 		if err == nil || !strings.Contains(p.serverOut+p.clientOut, "transport retry counter exceeded") {
-			t.Errorf("away for good: %v\n%s%s", err, p.serverOut, p.clientOut)
+			t.Errorf("address removed permanently: %v\n%s%s", err, p.serverOut, p.clientOut)
 		}
 		c.back()
 		testutil.Eventually(t, "the device is as before", func() bool {
@@ -190,7 +190,8 @@ func TestAddressLost(t *testing.T) {
 	}
 }
 
-// TestSeveralDevices: devices for one address each of an interface, also one that is added while a program runs.
+// TestSeveralDevices tests several devices on one interface, each with an address of its own. One device is added while
+// a program runs.
 func TestSeveralDevices(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_devices")
@@ -225,7 +226,7 @@ func TestSeveralDevices(t *testing.T) {
 	if !strings.Contains(after, "exchanged") {
 		t.Errorf("the new device does not work:\n%s", &out)
 	}
-	// A device takes no notice of other addresses of its interface, and only one can have an address.
+	// A device ignores the other addresses of its interface. Two devices cannot have the same address.
 	ip("addr", "add", "10.66.0.3/32", "dev", "veth0")
 	if b, err := w.cmd(w.deadline(20), "link", "add", "rxe3", "--addr", "10.66.0.2").CombinedOutput(); err == nil ||
 		!strings.Contains(string(b), "link rxe2") {

@@ -22,9 +22,10 @@ import (
 	"verbena/roce"
 )
 
-// Attacks by rdma_cm and by netlink: test/rawverbs is the attacker, and the neighbour, who connects and disconnects.
+// These tests attack by rdma_cm and by netlink. The attacker is test/rawverbs. The neighbour also connects and
+// disconnects.
 
-// cmSiege is a siege whose neighbour uses the connection manager, too.
+// cmSiege is a siege with a neighbour that also uses the connection manager.
 type cmSiege struct {
 	*siege
 	raw     string
@@ -39,7 +40,7 @@ func besiegeCM(t *testing.T, args ...string) *cmSiege {
 	return s
 }
 
-// rawverbs starts a program of a user's.
+// rawverbs starts test/rawverbs as a user.
 func (s *cmSiege) rawverbs(uid uint32, args ...string) *dialogue {
 	s.t.Helper()
 	return talk(s.t, s.as(uid).cmd(s.deadline(many(120, 1800)), append([]string{"run", "--", s.raw}, args...)...))
@@ -57,8 +58,8 @@ func (s *cmSiege) connects() {
 	}
 }
 
-// TestAttackCMStall: memory that does not answer, as what a command on rdma_cm is, or points to, and as what a program
-// reads from the descriptor itself, stops its own program and no other.
+// TestAttackCMStall tests that memory that does not answer blocks its own program only. The memory holds a command on
+// rdma_cm, is named by a pointer in the command, or is the buffer of a read from the descriptor.
 func TestAttackCMStall(t *testing.T) {
 	t.Parallel()
 	for _, what := range []string{"command", "response", "event", "option", "pipe"} {
@@ -87,7 +88,7 @@ func TestAttackCMStall(t *testing.T) {
 	}
 }
 
-// TestAttackCMClaim: nobody ends another user's connection by saying that its queue pair is his own.
+// TestAttackCMClaim tests that a user cannot end another user's connection by naming its queue pair as their own.
 func TestAttackCMClaim(t *testing.T) {
 	t.Parallel()
 	s := besiegeCM(t)
@@ -107,7 +108,7 @@ func TestAttackCMClaim(t *testing.T) {
 	s.connects()
 }
 
-// address is that of the service's device.
+// address returns the address of the service's device.
 func (s *cmSiege) address() string {
 	for _, a := range s.serve.Args {
 		if addr, ok := strings.CutPrefix(a, "rxe0="); ok {
@@ -118,7 +119,7 @@ func (s *cmSiege) address() string {
 	return ""
 }
 
-// TestAttackCMNumbers: IDs and memberships of others cannot be named.
+// TestAttackCMNumbers tests that a user cannot name the IDs and memberships of other users.
 func TestAttackCMNumbers(t *testing.T) {
 	s := besiegeCM(t)
 	k := s.rawverbs(neighbor, "cm-keep", tcpPort())
@@ -135,7 +136,7 @@ func TestAttackCMNumbers(t *testing.T) {
 	s.connects()
 }
 
-// TestAttackCMTables: what one user takes of a kind leaves some for others.
+// TestAttackCMTables tests that a user at the limit of a kind of object leaves objects of that kind for other users.
 func TestAttackCMTables(t *testing.T) {
 	t.Parallel()
 	s := besiegeCM(t, fewObjects()...)
@@ -171,7 +172,7 @@ func TestAttackCMTables(t *testing.T) {
 	s.unharmed()
 }
 
-// nothingOf fails unless everything that a user's programs held is free soon.
+// nothingOf fails unless the objects of a user's programs are all freed soon.
 func (s *cmSiege) nothingOf(uid int) {
 	s.t.Helper()
 	testutil.Eventually(s.t, fmt.Sprintf("user %d to hold nothing", uid), func() bool {
@@ -179,7 +180,7 @@ func (s *cmSiege) nothingOf(uid int) {
 	})
 }
 
-// TestAttackCMExec: a program that is replaced while its threads wait for events leaves nothing.
+// TestAttackCMExec tests that a program replaced by an exec while its threads wait for events leaves no objects.
 func TestAttackCMExec(t *testing.T) {
 	s := besiegeCM(t)
 	for range many(5, 200) {
@@ -191,8 +192,8 @@ func TestAttackCMExec(t *testing.T) {
 	s.connects()
 }
 
-// TestAttackCMWaiters: threads that wait for events, killed, stopped or not, cost the service little, and others
-// nothing.
+// TestAttackCMWaiters tests that threads that wait for events cost the service little and do not affect other users,
+// even when they are killed or stopped.
 func TestAttackCMWaiters(t *testing.T) {
 	t.Parallel()
 	s := besiegeCM(t)
@@ -202,7 +203,7 @@ func TestAttackCMWaiters(t *testing.T) {
 		time.Sleep(while)
 		return s.load().cpu - before.cpu
 	}
-	alone := usedNow() // for the neighbour
+	alone := usedNow() // for the neighbour alone
 	a := s.rawverbs(attacker, "cm-wait", fmt.Sprint(many(500, 4000)))
 	a.until("waiting", 60*time.Second)
 	with := usedNow()
@@ -220,7 +221,7 @@ func TestAttackCMWaiters(t *testing.T) {
 	s.nothingOf(attacker)
 }
 
-// TestAttackNetlinkUnread: answers that are never read cost a bounded amount.
+// TestAttackNetlinkUnread tests that unread netlink answers use a bounded amount of memory.
 func TestAttackNetlinkUnread(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "iproute2", "rdma")
@@ -241,8 +242,8 @@ func TestAttackNetlinkUnread(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackNetlinkChange: devices are the managers' to make and to remove: neither another user may, nor what root
-// writes to a socket that another user has opened.
+// TestAttackNetlinkChange tests that only managers make and remove devices. Another user may not, and root may not
+// through a socket that another user has opened.
 func TestAttackNetlinkChange(t *testing.T) {
 	s := besiegeCM(t)
 	if out := s.rawverbs(attacker, "nl-change").rest(10 * time.Second); len(out) != 2 ||
@@ -264,7 +265,7 @@ func TestAttackNetlinkChange(t *testing.T) {
 	for _, c := range []struct {
 		what string
 		b    []byte
-		want string // of the answer
+		want string // in the answer
 	}{
 		{"delete the device", nlMessage(4, unix.NLM_F_ACK, 1, 0), "ffffffff"}, // -EPERM
 		{"list IDs", nlMessage(11, unix.NLM_F_DUMP, 1, 0), "03000200"},        // the end of the dump, and nothing before
@@ -286,7 +287,7 @@ func TestAttackNetlinkChange(t *testing.T) {
 	s.connects()
 }
 
-// received returns a descriptor that a program gives.
+// received returns the descriptor that a program sends.
 func received(t *testing.T, l *net.UnixListener) int {
 	t.Helper()
 	c, err := l.AcceptUnix()
@@ -310,7 +311,7 @@ func received(t *testing.T, l *net.UnixListener) int {
 	return fds[0]
 }
 
-// nlMessage is a request of family NLDEV with an attribute of 32 bits.
+// nlMessage returns a request of family NLDEV with a 32-bit attribute.
 func nlMessage(cmd, flags, attr uint16, v uint32) []byte {
 	b := make([]byte, 24)
 	wire.NativeEndian.PutUint32(b, 24)
@@ -322,8 +323,8 @@ func nlMessage(cmd, flags, attr uint16, v uint32) []byte {
 	return b
 }
 
-// TestAttackCMGiven: a file that another user has opened takes no commands, as with the kernel, where a program could
-// be made to write them. (ib_safe_file_access)
+// TestAttackCMGiven tests that a file opened by one user accepts no commands from another user, who could be tricked
+// into writing them. The kernel checks the same (ib_safe_file_access).
 func TestAttackCMGiven(t *testing.T) {
 	s := besiegeCM(t)
 	for user, want := range map[uint32]string{neighbor: "create: CREATE_ID: permission denied",
@@ -355,7 +356,7 @@ func newForger(t *testing.T, from, to string) *forger {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(fd) })
-	// The identification of the IPv4 header is 0 then, as the ICRC has it.
+	// Then the identification of the IPv4 header is 0, as the ICRC expects.
 	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO); err != nil {
 		t.Fatal(err)
 	}
@@ -374,7 +375,7 @@ func newForger(t *testing.T, from, to string) *forger {
 	return f
 }
 
-// send sends a datagram to the general services queue pair.
+// send sends a datagram to the general services queue pair (QP1).
 func (f *forger) send(mad []byte) {
 	b := make([]byte, roce.BTHLen+roce.DETHLen+len(mad)+roce.ICRCLen)
 	roce.BTH(b).Encode(&roce.BTHFields{Opcode: roce.UDSendOnly, PKey: 0xffff, DestQPN: roce.QPNGSI})
@@ -387,7 +388,8 @@ func (f *forger) send(mad []byte) {
 	}
 }
 
-// flood sends so many messages of each kind, with numbers of connections at random: requests for ports, and all others.
+// flood sends n messages of each kind with random connection numbers. It sends requests to the given ports, and all
+// other kinds of messages.
 func (f *forger) flood(n int, ports ...uint16) {
 	var gid msg.GID
 	gid[10], gid[11] = 0xff, 0xff
@@ -420,19 +422,20 @@ func (f *forger) flood(n int, ports ...uint16) {
 		}
 		copy(mad, msg.Append(nil, 1, &msg.APR{})[:f.rand.IntN(24)])
 		f.send(mad)
-		if i%8 == 0 { // as fast as a service gets through, more or less
+		if i%8 == 0 { // about as fast as a service handles messages
 			time.Sleep(time.Millisecond)
 		}
 	}
 }
 
-// TestAttackCMFlood: messages from the network, of an address of their own and of that which the peers have, neither
-// end a connection nor take the service's memory; and who connects afterwards is served.
+// TestAttackCMFlood tests that forged messages from the network neither end a connection nor use up the service's
+// memory, and that the service accepts new connections afterwards. The messages come from an address of their own and
+// from the peers' address.
 func TestAttackCMFlood(t *testing.T) {
 	t.Parallel()
 	s := besiegeCM(t)
 	kept, served := tcpPort(), tcpPort()
-	k := s.rawverbs(neighbor, "cm-keep", kept) // which takes no request
+	k := s.rawverbs(neighbor, "cm-keep", kept) // accepts no requests
 	k.expect("connected")
 	server := s.rawverbs(neighbor, "cm-serve", served)
 	server.expect("ready")

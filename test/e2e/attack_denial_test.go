@@ -19,15 +19,16 @@ import (
 	"verbena/internal/testutil"
 )
 
-// Bounds on a service of root's, whatever its users do. They are far above what it needs and far below what ends it:
-// the Go runtime's limit of 10000 threads, vm.max_map_count (65530) and the usual hard limit of descriptors.
+// These are bounds on the resources of a root service under attack. They are far above the needs of the service and far
+// below the fatal limits: 10000 threads in the Go runtime, vm.max_map_count (65530) and the usual hard limit of
+// descriptors.
 const (
 	maxThreads     = 1500
 	maxMappings    = 49152
 	maxDescriptors = 16384
 )
 
-// bounded fails if the service has more of anything than it may.
+// bounded fails if a resource of the service exceeds its bound.
 func (s *siege) bounded(before load, rss int) {
 	s.t.Helper()
 	l := s.load()
@@ -38,8 +39,8 @@ func (s *siege) bounded(before load, rss int) {
 	}
 }
 
-// TestAttackThreads: a user's sessions, each with calls that do not end, are refused before they hold the service up.
-// (B1)
+// TestAttackThreads tests that the service refuses further sessions of a user with unfinished calls before they exhaust
+// its threads. (B1)
 func TestAttackThreads(t *testing.T) {
 	t.Parallel()
 	s := besiege(t)
@@ -50,7 +51,7 @@ func TestAttackThreads(t *testing.T) {
 	s.bounded(before, 500)
 	s.unharmed()
 	s.lives()
-	// All of it ends with the attacker.
+	// The attacker's threads end with the attacker.
 	fs.abort()
 	a.kill()
 	testutil.Eventually(t, "threads to end with the attacker", func() bool {
@@ -59,7 +60,8 @@ func TestAttackThreads(t *testing.T) {
 	s.lives()
 }
 
-// TestAttackManyQueuePairs: with two users at their limits a third one still gets ten thousand queue pairs. (B2)
+// TestAttackManyQueuePairs tests that a third user still gets ten thousand queue pairs while two users are at their
+// limits. (B2)
 func TestAttackManyQueuePairs(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
@@ -80,7 +82,8 @@ func TestAttackManyQueuePairs(t *testing.T) {
 	s.lives()
 }
 
-// TestAttackRandomObjects: one user takes of everything until it is refused, and another works as before. (B2, B5)
+// TestAttackRandomObjects tests that one user who allocates every kind of object up to the limit does not affect
+// another user. (B2, B5)
 func TestAttackRandomObjects(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
@@ -100,7 +103,7 @@ func TestAttackRandomObjects(t *testing.T) {
 	s.lives()
 }
 
-// TestAttackTables: what one user takes of a kind leaves some for others. (B5)
+// TestAttackTables tests that a user at the limit of a kind of object leaves objects of that kind for other users. (B5)
 func TestAttackTables(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
@@ -129,7 +132,8 @@ func TestAttackTables(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackRingMemory: queues are shared memory, of which one user gets a part, also where it may lock none. (B5)
+// TestAttackRingMemory tests that a user gets a limited part of the shared memory for queues, even with a limit of 0
+// for locked memory. (B5)
 func TestAttackRingMemory(t *testing.T) {
 	raw := buildRawverbs(t)
 	s := besiege(t, "--limit", "ring-bytes=64M/256M")
@@ -143,7 +147,7 @@ func TestAttackRingMemory(t *testing.T) {
 	if err := unix.Statfs("/dev/shm", &now); err != nil {
 		t.Fatal(err)
 	}
-	// What others do meanwhile is not much.
+	// Other users meanwhile use little memory.
 	if used := (int64(fs.Bfree) - int64(now.Bfree)) * fs.Bsize; used > 96<<20 || len(a.said) != 2 {
 		t.Errorf("one user has %d MiB of shared memory, more than 64 MiB: %q", used>>20, a.said)
 	}
@@ -151,7 +155,7 @@ func TestAttackRingMemory(t *testing.T) {
 	s.lives()
 }
 
-// stuck starts an attack that has the service wait for memory that does not answer.
+// stuck starts an attack that blocks a call of the service on memory that does not answer.
 func (s *siege) stuck(t *testing.T, fs *stallFS, attack ...string) *dialogue {
 	t.Helper()
 	a := s.attack(attacker, append([]string{attack[0], fs.page()}, attack[1:]...)...)
@@ -160,7 +164,7 @@ func (s *siege) stuck(t *testing.T, fs *stallFS, attack ...string) *dialogue {
 	return a
 }
 
-// testStall has every user's calls, and root's commands, end in time while memory does not answer.
+// testStall tests that the calls of all users, and root's commands, end in time while memory does not answer.
 func testStall(t *testing.T, serve []string, attack ...string) {
 	t.Parallel()
 	s := besiege(t, serve...)
@@ -179,9 +183,9 @@ func testStall(t *testing.T, serve []string, attack ...string) {
 		time.Sleep(200 * time.Millisecond)
 	} else {
 		a = s.stuck(t, newStallFS(t, attacker, fuseRead), attack...)
-		// The sender might be somebody else.
+		// Another process may be the sender.
 		if line := a.until("doorbell", 10*time.Second); line != "doorbell: returned" {
-			t.Errorf("of the sender: got %q, want its doorbell returned", line)
+			t.Errorf("got %q from the sender, want its doorbell returned", line)
 		}
 	}
 	for _, step := range []func(){
@@ -194,14 +198,14 @@ func testStall(t *testing.T, serve []string, attack ...string) {
 		func() { s.quick(10*time.Second, "dev", "reset", "rxe0") },
 		s.lives,
 	} {
-		if step(); t.Failed() { // what follows would only take its time
+		if step(); t.Failed() { // the remaining steps would only take their time
 			return
 		}
 	}
 	s.stops()
 }
 
-// stops fails unless the service ends in time.
+// stops fails unless the service stops in time.
 func (s *siege) stops() {
 	t := s.t
 	t.Helper()
@@ -216,7 +220,7 @@ func (s *siege) stops() {
 	}
 }
 
-// TestAttackStall: registered memory that does not answer stops its own program and no other, over both paths. (B3)
+// TestAttackStall tests that registered memory that does not answer blocks its own program only, over both paths. (B3)
 func TestAttackStall(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{"shortcut", "wire"} {
@@ -225,7 +229,7 @@ func TestAttackStall(t *testing.T) {
 			serve = []string{"--wire"}
 		}
 		for _, op := range []string{"write", "read", "atomic"} {
-			// An atomic operation is a read and a write; `make attack` takes all.
+			// An atomic operation is a read and a write, so only `make attack` runs all of them.
 			if op == "atomic" && path == "wire" && many(0, 1) == 0 || op == "read" && path == "shortcut" && many(0, 1) == 0 {
 				continue
 			}
@@ -235,7 +239,7 @@ func TestAttackStall(t *testing.T) {
 	}
 }
 
-// TestAttackRemap: memory that is replaced behind its registration, while a peer writes there.
+// TestAttackRemap tests memory that the owner remaps after registration, while a peer writes to it.
 func TestAttackRemap(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{"shortcut", "wire"} {
@@ -247,7 +251,7 @@ func TestAttackRemap(t *testing.T) {
 	}
 }
 
-// TestAttackIdleConnections: connections that say nothing are limited, and end. (B4)
+// TestAttackIdleConnections tests that the service limits idle connections and closes them. (B4)
 func TestAttackIdleConnections(t *testing.T) {
 	s := besiege(t)
 	few := unix.Rlimit{Cur: 2048, Max: 2048}
@@ -263,7 +267,7 @@ func TestAttackIdleConnections(t *testing.T) {
 	}
 }
 
-// TestAttackLongMessages: messages of strangers are short. (B4)
+// TestAttackLongMessages tests that the service limits the length of messages from unknown clients. (B4)
 func TestAttackLongMessages(t *testing.T) {
 	s := besiege(t)
 	before := s.load()
@@ -274,7 +278,7 @@ func TestAttackLongMessages(t *testing.T) {
 	s.lives()
 }
 
-// TestAttackGarbage: messages that are none neither end the service nor fill its log. (B4)
+// TestAttackGarbage tests that invalid messages neither end the service nor fill its log. (B4)
 func TestAttackGarbage(t *testing.T) {
 	s := besiege(t)
 	before := s.load()
@@ -298,7 +302,7 @@ func TestAttackGarbage(t *testing.T) {
 	})
 }
 
-// TestAttackCloseStorm: a file that is opened again and closed, as fast as a program can, costs the service little.
+// TestAttackCloseStorm tests that a program that opens and closes a file as fast as possible costs the service little.
 // (B6)
 func TestAttackCloseStorm(t *testing.T) {
 	s := besiege(t)
@@ -317,8 +321,9 @@ func TestAttackCloseStorm(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackLockedDirectories: a program that lists directories into memory that does not answer, which keeps the
-// kernel's locks of them, stops neither the devices, nor other users' looks at them, nor the end of the service. (A1)
+// TestAttackLockedDirectories tests a program that lists directories into memory that does not answer, which holds the
+// kernel's locks of those directories. It blocks neither the devices, nor lookups by other users, nor the end of the
+// service. (A1)
 func TestAttackLockedDirectories(t *testing.T) {
 	t.Parallel()
 	s := besiege(t)
@@ -344,7 +349,7 @@ func TestAttackLockedDirectories(t *testing.T) {
 		look("cat /sys/class/infiniband/rxe7/node_desc; ls /dev/infiniband", "rxe7\nrdma_cm\nuverbs0\nuverbs1"),
 		func() { s.quick(5*time.Second, "link", "del", "rxe7") },
 		look("ls /sys/class/infiniband", "rxe0"),
-		func() { // the attacker's own further programs wait, or are refused
+		func() { // further programs of the attacker wait or are refused
 			s.as(attacker).cmd(s.deadline(1), "run", "--", "ls", "/sys/class/infiniband").Run()
 		},
 		s.unharmed,
@@ -355,18 +360,18 @@ func TestAttackLockedDirectories(t *testing.T) {
 		s.lives,
 		s.stops,
 	} {
-		if step(); t.Failed() { // what follows would only take its time
+		if step(); t.Failed() { // the remaining steps would only take their time
 			return
 		}
 	}
 }
 
-// TestAttackLockedLeftovers: directories that a program keeps locked beyond the end of the service do not keep the next
-// service from starting, nor that one from ending.
+// TestAttackLockedLeftovers tests that directories that a program keeps locked after the end of the service prevent
+// neither the start of the next service nor its end.
 func TestAttackLockedLeftovers(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
-	// A /dev/shm of their own, so that services of other tests do not find the directories.
+	// With a separate /dev/shm, services of other tests do not find the directories.
 	shm := t.TempDir()
 	if err := unix.Mount("tmpfs", shm, "tmpfs", 0, "mode=1777"); err != nil {
 		t.Fatal(err)
@@ -381,7 +386,7 @@ func TestAttackLockedLeftovers(t *testing.T) {
 	for range 2 {
 		left, _ := filepath.Glob(filepath.Join(shm, "verbena-*"))
 		if len(left) == 0 {
-			t.Fatal("no directory is left behind: the test shows nothing")
+			t.Fatal("no directory is left behind: the test needs one")
 		}
 		began := time.Now()
 		next := inside.besiege(t)
@@ -395,7 +400,7 @@ func TestAttackLockedLeftovers(t *testing.T) {
 	a.kill()
 }
 
-// TestAttackStalledDescriptors: descriptors whose close(2) or stat(2) does not end. (B7)
+// TestAttackStalledDescriptors tests descriptors with a close(2) or stat(2) that never ends. (B7)
 func TestAttackStalledDescriptors(t *testing.T) {
 	t.Parallel()
 	t.Run("close", func(t *testing.T) {
@@ -409,8 +414,8 @@ func TestAttackStalledDescriptors(t *testing.T) {
 		time.Sleep(500 * time.Millisecond)
 		s.lives()
 		s.unharmed()
-		// A thread for each would be 400. Go's runtime starts some, and keeps them, when a busy machine is slow to run
-		// those that it has.
+		// One thread for each descriptor would be 400. Go's runtime starts some threads and keeps them, when a busy machine
+		// is slow to run the existing threads.
 		if l := s.load(); l.threads > before.threads+250 {
 			t.Errorf("the service had %d threads, has %d", before.threads, l.threads)
 		}
@@ -421,7 +426,7 @@ func TestAttackStalledDescriptors(t *testing.T) {
 		fs := newStallFS(t, attacker, fuseGetattr)
 		a := s.attack(attacker, "stall-stat", fs.page(), fmt.Sprint(firstCommandFile()), "30")
 		if _, ok := a.line(5 * time.Second); !ok {
-			t.Error("the attacker's own calls wait for ever")
+			t.Error("the attacker's own calls do not return")
 		}
 		s.lives()
 		s.unharmed()
@@ -431,7 +436,7 @@ func TestAttackStalledDescriptors(t *testing.T) {
 	})
 }
 
-// firstCommandFile is the first number of a device file's descriptor here.
+// firstCommandFile returns the first descriptor number of a device file in this process.
 func firstCommandFile() int {
 	var l unix.Rlimit
 	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &l)
@@ -441,7 +446,7 @@ func firstCommandFile() int {
 	return int(l.Max / 4 * 3)
 }
 
-// TestAttackSlowCommand: one thread's command does not hold up another's calls. (C1)
+// TestAttackSlowCommand tests that a command of one thread does not block the calls of another. (C1)
 func TestAttackSlowCommand(t *testing.T) {
 	s := besiege(t)
 	fs := newStallFS(t, attacker, fuseRead)
@@ -457,7 +462,7 @@ func TestAttackSlowCommand(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackMainThreadEnds: a program whose main thread has ended has RDMA like any other. (C2)
+// TestAttackMainThreadEnds tests that a program can use RDMA after its main thread has ended. (C2)
 func TestAttackMainThreadEnds(t *testing.T) {
 	s := besiege(t)
 	out := strings.Join(s.attack(attacker, "main-exit").rest(10*time.Second), "\n")
@@ -466,7 +471,7 @@ func TestAttackMainThreadEnds(t *testing.T) {
 	}
 }
 
-// TestAttackFullDisk: a capture to a disk that is full is a failure. (C4)
+// TestAttackFullDisk tests that a capture to a full disk fails. (C4)
 func TestAttackFullDisk(t *testing.T) {
 	needRoot(t)
 	raw := buildRawverbs(t)
@@ -484,7 +489,7 @@ func TestAttackFullDisk(t *testing.T) {
 		out, err := w.cmd(w.deadline(20), append([]string{"run", "--capture", filepath.Join(dir, fmt.Sprint("x", i)), "--"},
 			argv...)...).CombinedOutput()
 		if i == 0 && err != nil {
-			t.Errorf("with room for what there is: %v: %s", err, out)
+			t.Errorf("with enough room for the capture: %v: %s", err, out)
 		}
 	}
 	filler := filepath.Join(dir, "filler")
@@ -500,7 +505,7 @@ func TestAttackFullDisk(t *testing.T) {
 	}
 }
 
-// TestAttackNumberRace: a descriptor that a program makes while it opens a device stays what it is. (C6)
+// TestAttackNumberRace tests that a descriptor made by a program while it opens a device keeps its file. (C6)
 func TestAttackNumberRace(t *testing.T) {
 	s := besiege(t)
 	out := s.attack(attacker, "number-race", fmt.Sprint(firstCommandFile()),
@@ -511,8 +516,8 @@ func TestAttackNumberRace(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackForeignPID: a client that the kernel gives no number for, of another PID namespace, is not whom it says.
-// (C7)
+// TestAttackForeignPID tests a client of another PID namespace, to which the kernel gives no PID here. The service does
+// not accept the PID in its message. (C7)
 func TestAttackForeignPID(t *testing.T) {
 	needRoot(t)
 	program := attackProgram(t, "attack")
@@ -539,7 +544,7 @@ func TestAttackForeignPID(t *testing.T) {
 	}
 }
 
-// TestAttackPaths: other names of the device are as good as the kernel would have them. (C8)
+// TestAttackPaths tests that other paths to the device work as for a kernel device. (C8)
 func TestAttackPaths(t *testing.T) {
 	s := besiege(t)
 	for path, want := range map[string]string{

@@ -9,13 +9,14 @@ import (
 	"time"
 )
 
-// TestAttackFloods: floods of connections, descriptors and unread answers of one user leave another user's round trips
-// as they are beside any program that takes a processor, and leave nothing in the service. With ATTACK_FULL it
-// measures, on a machine with nothing else to do; else it only goes through the floods.
+// TestAttackFloods tests floods of connections, descriptors and unread answers by one user. Another user's round trips
+// stay as they are beside any program that uses a processor, and the service keeps no resources afterwards. With
+// ATTACK_FULL the test measures the round trips, on an otherwise idle machine. Without it the test only runs the
+// floods.
 func TestAttackFloods(t *testing.T) {
 	needProgram(t, "perftest", "ib_send_lat")
 	s := besiege(t)
-	s.neighbour.kill() // the measurement is the only other program
+	s.neighbour.kill() // the measurement must be the only other program
 	<-s.neighbour.over
 	rest := s.load()
 	undisturbed := s.p99()
@@ -44,8 +45,8 @@ func TestAttackFloods(t *testing.T) {
 	s.lives()
 }
 
-// p99 measures round trips between two programs of a user whom nothing else runs for, in microseconds: half of one, 99
-// % percentile.
+// p99 measures round trips between two programs of a user without other programs. It returns the 99th percentile of
+// half a round trip in microseconds.
 func (s *siege) p99() float64 {
 	s.t.Helper()
 	const measured = neighbor - 10

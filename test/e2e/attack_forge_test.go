@@ -17,9 +17,9 @@ import (
 	"verbena/verbs/service"
 )
 
-// TestAttackForgedPackets: an ordinary UDP socket, bound to the device's own address, injects nothing into a connection
-// of the service, whether the devices take the shortcut or the wire. The packets are counted, and the connection goes
-// on.
+// TestAttackForgedPackets tests that an ordinary UDP socket bound to the device's own address cannot inject packets
+// into a connection of the service, over the shortcut or the wire. The service counts the packets, and the connection
+// continues.
 func TestAttackForgedPackets(t *testing.T) {
 	for name, flags := range map[string][]string{"shortcut": nil, "wire": {"--wire"}} {
 		t.Run(name, func(t *testing.T) {
@@ -69,12 +69,12 @@ func TestAttackForgedPackets(t *testing.T) {
 				return list[0].Counters["drop_forged"]
 			}
 			const guesses = 256
-			// any port, and that of the connection
+			// any port, and the port of the connection
 			for _, port := range []uint16{0, uint16(roce.SourcePortRC(qps[0].Num(), qps[1].Num()))} {
 				before := dropped()
 				f := newForger(t, addr, addr)
 				if port != 0 && !f.rebind(port) {
-					continue // the service has it
+					continue // the service holds this port
 				}
 				for i := range uint32(guesses) {
 					f.sendUC(qps[1].Num()^i, i)
@@ -105,7 +105,7 @@ func TestAttackForgedPackets(t *testing.T) {
 	}
 }
 
-// rebind binds the forger to another port of its address, if that is free.
+// rebind binds the forger to another port of its address if the port is free.
 func (f *forger) rebind(port uint16) bool {
 	f.t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)

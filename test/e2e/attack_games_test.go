@@ -15,8 +15,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestAttackDescriptors: what no library does with a device's descriptor harms nobody, and the device goes with the
-// last one.
+// TestAttackDescriptors tests uses of a device's descriptor that no library makes. They do not harm others, and the
+// device is closed with the last descriptor.
 func TestAttackDescriptors(t *testing.T) {
 	s := besiege(t)
 	out := s.attack(attacker, "descriptors").rest(15 * time.Second)
@@ -24,7 +24,7 @@ func TestAttackDescriptors(t *testing.T) {
 	if len(out) == 0 || out[len(out)-1] != "done" {
 		t.Errorf("the attacker did not get to its end: %q", out)
 	}
-	// What would have put something into the service's directories, or changed them.
+	// Each of these operations would create files in the service's directories or change them.
 	for _, must := range []string{"create beside", "move the directory away", "rename the directory",
 		"replace the directory",
 		"remove the directory", "hard link to the queue file"} {
@@ -48,7 +48,7 @@ func TestAttackDescriptors(t *testing.T) {
 	s.lives()
 }
 
-// onlyNeighbour waits until no program but the neighbour's holds anything.
+// onlyNeighbour waits until the neighbour's program is the only one with objects.
 func (s *siege) onlyNeighbour() {
 	s.t.Helper()
 	if !testutil.Poll(func() bool { return len(s.resources()) == 1 }) {
@@ -56,8 +56,8 @@ func (s *siege) onlyNeighbour() {
 	}
 }
 
-// TestAttackTree: nobody changes the /dev and /sys that programs of another user's service see. In one's own, whose
-// files are one's own, the service at least follows no link that is put there.
+// TestAttackTree tests that a user cannot change the /dev and /sys that the programs of another user's service see. A
+// user owns the files of their own service, but the service follows no link placed in them.
 func TestAttackTree(t *testing.T) {
 	needRoot(t)
 	program := attackProgram(t, "attack")
@@ -69,7 +69,7 @@ func TestAttackTree(t *testing.T) {
 			w := startService(t, who.service, "", "--link", "rxe0="+loopback(), "--mode", "0666")
 			os.Chmod(filepath.Dir(w.socket), 0o755)
 			dir := runDirOf(t, w.serve.Process.Pid)
-			// The attacker's tree is there as long as one of his programs.
+			// The attacker's tree exists as long as one of the attacker's programs.
 			talk(t, w.as(attacker).cmd(w.deadline(60), "run", "--", "sh", "-c", "echo there; sleep 60")).expect("there")
 			before := treeOf(t, dir)
 			args := []string{"run", "--", program, "tree-writes"}
@@ -103,7 +103,7 @@ func TestAttackTree(t *testing.T) {
 	}
 }
 
-// treeOf lists the virtual files of all users, in the directory of a service, with modes and targets.
+// treeOf lists the virtual files of all users in the directory of a service, with modes and link targets.
 func treeOf(t *testing.T, dir string) string {
 	t.Helper()
 	var b strings.Builder
@@ -121,7 +121,7 @@ func treeOf(t *testing.T, dir string) string {
 	return b.String()
 }
 
-// TestAttackForkStorm: processes that come and go by the thousand while commands are under way.
+// TestAttackForkStorm tests thousands of short-lived processes while commands are in progress.
 func TestAttackForkStorm(t *testing.T) {
 	s := besiege(t)
 	before := s.load()
@@ -140,7 +140,7 @@ func TestAttackForkStorm(t *testing.T) {
 	})
 }
 
-// TestAttackSetuid: a set-uid program under a user's session has no privilege, or is not the user's to reach.
+// TestAttackSetuid tests that a set-uid program in a user's session has no privilege, or that the user cannot reach it.
 func TestAttackSetuid(t *testing.T) {
 	s := besiege(t)
 	suid := setuidCopy(t, s.program)
@@ -150,7 +150,7 @@ func TestAttackSetuid(t *testing.T) {
 	}
 }
 
-// TestAttackStoppedProgram: a program that is stopped, or a launcher, holds up nobody else.
+// TestAttackStoppedProgram tests that a stopped program or launcher does not block others.
 func TestAttackStoppedProgram(t *testing.T) {
 	raw := buildRawverbs(t)
 	s := besiege(t)
@@ -175,7 +175,8 @@ func TestAttackStoppedProgram(t *testing.T) {
 	}
 }
 
-// TestAttackNames: the name of a process, which is the user's choice, does nothing to the terminal of who lists it.
+// TestAttackNames tests that the name of a process, which its user chooses, cannot control the terminal on which
+// verbena lists it.
 func TestAttackNames(t *testing.T) {
 	s := besiege(t)
 	a := s.attack(attacker, "names")
@@ -192,7 +193,8 @@ func TestAttackNames(t *testing.T) {
 	}
 }
 
-// TestAttackOwnAnswers: a program that answers its notifications itself, by a listener that it hands over twice.
+// TestAttackOwnAnswers tests a program that answers its own notifications, through a listener that it passes to the
+// service twice.
 func TestAttackOwnAnswers(t *testing.T) {
 	s := besiege(t)
 	before := s.load()
@@ -211,7 +213,7 @@ func TestAttackOwnAnswers(t *testing.T) {
 	})
 }
 
-// TestAttackThreadUser: each thread has the rights of its own user, as for a real device file.
+// TestAttackThreadUser tests that each thread has the rights of its own user, as with a real device file.
 func TestAttackThreadUser(t *testing.T) {
 	program := attackProgram(t, "attack")
 	w := sharedService(t, "--mode", "0660")
@@ -221,8 +223,8 @@ func TestAttackThreadUser(t *testing.T) {
 	}
 }
 
-// TestAttackFlippedPaths: a path that changes while the supervisor looks at it opens nothing that it would not have
-// opened.
+// TestAttackFlippedPaths tests a path that changes while the supervisor examines it. The open opens no file that the
+// program could not open itself.
 func TestAttackFlippedPaths(t *testing.T) {
 	s := besiege(t)
 	out := s.attack(attacker, "flip-paths", fmt.Sprint(many(20000, 2000000))).rest(60 * time.Second)
@@ -233,21 +235,21 @@ func TestAttackFlippedPaths(t *testing.T) {
 	s.onlyNeighbour()
 }
 
-// TestAttackLimits: the program's own limit of descriptors is what it set.
+// TestAttackLimits tests that the supervisor leaves the program's own limit of descriptors unchanged.
 func TestAttackLimits(t *testing.T) {
 	program := attackProgram(t, "attack")
-	// For programs of other users the service would need CAP_SYS_RESOURCE, which containers do not have.
+	// For programs of other users the service would need CAP_SYS_RESOURCE, which containers lack.
 	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
 	if out := w.out("run", "--", program, "limits"); out != "done\n" {
 		t.Errorf("%.500q", out)
 	}
 }
 
-// TestAttackSquatting: another user who makes the directory of one's control socket first gets nothing but a clear
-// error.
+// TestAttackSquatting tests that a user who creates the directory of another user's control socket first only causes a
+// clear error.
 func TestAttackSquatting(t *testing.T) {
 	needRoot(t)
-	const user = 64123 // nobody's
+	const user = 64123 // the user of no process
 	dir := fmt.Sprintf("/tmp/verbena-%d", user)
 	if err := os.Mkdir(dir, 0o777); err != nil {
 		t.Skip(err)
@@ -266,7 +268,8 @@ func TestAttackSquatting(t *testing.T) {
 	}
 }
 
-// TestAttackChildNamespace: a program in a PID namespace of its own is served, and is known by the service's numbers.
+// TestAttackChildNamespace tests that the service serves a program in a PID namespace of its own, and names it by the
+// PIDs of the service's namespace.
 func TestAttackChildNamespace(t *testing.T) {
 	s := besiege(t)
 	out, err := s.cmd(s.deadline(20), "run", "--", "unshare", "--pid", "--fork", "--mount-proc", "setpriv",

@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// bare is a command before another, which has root's user id then and no capabilities, as in a container; pod is one in
-// process id and mount namespaces of its own, too.
+// bare is a command prefix that runs a command as user ID 0 without capabilities, as in a container. pod also runs it
+// in new PID and mount namespaces.
 var (
 	bare = []string{"setpriv", "--bounding-set=-all", "--inh-caps=-all"}
 	pod  = append([]string{"unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"}, bare...)
 )
 
-// below runs a command of verbena below another command.
+// below runs a verbena command with a command prefix.
 func (s *siege) below(prefix []string, args ...string) *exec.Cmd {
 	s.t.Helper()
 	c := s.cmd(s.deadline(120), args...)
@@ -31,7 +31,7 @@ func (s *siege) below(prefix []string, args ...string) *exec.Cmd {
 	return c
 }
 
-// TestAttackBareRoot: user id 0 without capabilities, as every container has it, is an ordinary user. (N5)
+// TestAttackBareRoot tests that user ID 0 without capabilities, as in every container, is an ordinary user. (N5)
 func TestAttackBareRoot(t *testing.T) {
 	needRoot(t)
 	s := besiege(t)
@@ -52,7 +52,7 @@ func TestAttackBareRoot(t *testing.T) {
 		}
 		out, err := s.below(where, "res", "show").CombinedOutput()
 		if err != nil || strings.Contains(string(out), fmt.Sprint(neighbor)) {
-			t.Errorf("%s: it sees what the neighbour has: %v\n%s", where[0], err, out)
+			t.Errorf("%s: it sees the neighbour's objects: %v\n%s", where[0], err, out)
 		}
 		out, err = s.below(where, "run", "--", s.program, "paths", "/dev/infiniband/uverbs0").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "uverbs0: success") {
@@ -67,8 +67,8 @@ func TestAttackBareRoot(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackOtherPod: two containers are two users, although both are user id 0: what one holds the other does not see,
-// and one that is at its limits takes nothing from the other.
+// TestAttackOtherPod tests that two containers count as two users, although both run as user ID 0. Neither sees the
+// other's objects, and one at its limits does not affect the other.
 func TestAttackOtherPod(t *testing.T) {
 	needRoot(t)
 	raw := buildRawverbs(t)
@@ -84,7 +84,7 @@ func TestAttackOtherPod(t *testing.T) {
 	}
 	out, err := s.below(pod, "res", "show").CombinedOutput()
 	if err != nil || strings.Contains(string(out), "rawverbs") {
-		t.Errorf("a third sees what they hold: %v\n%s", err, out)
+		t.Errorf("a third sees their objects: %v\n%s", err, out)
 	}
 	if out := s.out("res", "show"); strings.Count(out, "rawverbs") < 2 {
 		t.Errorf("root does not see both:\n%s", out)
@@ -92,7 +92,7 @@ func TestAttackOtherPod(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackSubordinateIDs: a user with many subordinate ids is one user. (N7)
+// TestAttackSubordinateIDs tests that a user with many subordinate IDs counts as one user. (N7)
 func TestAttackSubordinateIDs(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
@@ -115,7 +115,8 @@ func TestAttackSubordinateIDs(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackOwnedIDs: so is one who runs programs with these ids outside of a user namespace, by set-uid files.
+// TestAttackOwnedIDs tests the same for a user who runs programs with these IDs outside a user namespace, by set-uid
+// files.
 func TestAttackOwnedIDs(t *testing.T) {
 	needRoot(t)
 	needProgram(t, "util-linux", "unshare", "mount")
@@ -139,7 +140,7 @@ func TestAttackOwnedIDs(t *testing.T) {
 	for id := range uint32(ids) {
 		t.Log(s.outside(first+id, "connections", s.socket, fmt.Sprint(each)).until("connected", 30*time.Second))
 	}
-	time.Sleep(time.Second) // it closes those beyond the limit
+	time.Sleep(time.Second) // the service closes the connections beyond the limit
 	if n := s.load().descriptors - before.descriptors; n < 50 || n > 600 {
 		t.Errorf("the service has %d descriptors more, want two for each of the 256 connections of one user", n)
 	}

@@ -18,13 +18,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cgroup makes a control group with limits, below the root of what is visible, and removes it when the test ends. It
-// returns the directories: of version 1 one for each controller.
+// cgroup makes a control group with limits below the root of the visible hierarchy, and removes it when the test ends.
+// It returns the directories: one for each controller in version 1.
 func cgroup(t *testing.T, memory, tasks uint64) (dirs []string) {
 	t.Helper()
 	needRoot(t)
 	name := "verbena-e2e-" + strconv.Itoa(os.Getpid()) + "-" + tcpPort()
-	limits := map[string]map[string]string{ // by hierarchy
+	limits := map[string]map[string]string{ // for each hierarchy
 		"/sys/fs/cgroup/memory": {"memory.limit_in_bytes": fmt.Sprint(memory)},
 		"/sys/fs/cgroup/pids":   {"pids.max": fmt.Sprint(tasks)},
 	}
@@ -54,7 +54,7 @@ func cgroup(t *testing.T, memory, tasks uint64) (dirs []string) {
 	return dirs
 }
 
-// contained is a shared service in a control group.
+// contained returns a siege of a shared service in a control group.
 func contained(t *testing.T, memory, tasks uint64, args ...string) *siege {
 	t.Helper()
 	dirs := cgroup(t, memory, tasks)
@@ -69,8 +69,8 @@ func contained(t *testing.T, memory, tasks uint64, args ...string) *siege {
 	return &siege{t: t, program: attackProgram(t, "attack"), world: w}
 }
 
-// TestAttackContainerMemory: in a container of 1 GiB, or of less, users who take all the buffers and queues that they
-// may have do not have the service killed, and another user still gets a device.
+// TestAttackContainerMemory tests containers of 1 GiB and less with users who allocate buffers and queues up to their
+// limits. The kernel does not kill the service, and another user still gets a device.
 func TestAttackContainerMemory(t *testing.T) {
 	t.Parallel()
 	program := build(t, "buffers", func(path string) []string {
@@ -97,8 +97,8 @@ func TestAttackContainerMemory(t *testing.T) {
 	}
 }
 
-// TestAttackContainerThreads: in a container with pids.max of 900 users who cause as many threads as possible do not
-// end the service.
+// TestAttackContainerThreads tests that users who cause as many threads as possible do not end the service in a
+// container with pids.max of 900.
 func TestAttackContainerThreads(t *testing.T) {
 	t.Parallel()
 	s := contained(t, 1<<30, 900)
@@ -119,8 +119,8 @@ func TestAttackContainerThreads(t *testing.T) {
 	s.quick(5*time.Second, "link", "show")
 }
 
-// TestAttackContainerGroups: in a container with pids.max of 60 a user who joins as many multicast groups as possible
-// starts no threads of the service, and the service returns what they cost.
+// TestAttackContainerGroups tests a container with pids.max of 60 and a user who joins as many multicast groups as
+// possible. The joins start no threads of the service, and leaving the groups frees their resources.
 func TestAttackContainerGroups(t *testing.T) {
 	raw := buildRawverbs(t)
 	s := contained(t, 1<<30, 60)
@@ -140,8 +140,8 @@ func TestAttackContainerGroups(t *testing.T) {
 	s.quick(5*time.Second, "link", "show")
 }
 
-// TestAttackInotify: the native doorbells of 40 users take a few of the inotify instances of root's account, however
-// many users there are.
+// TestAttackInotify tests that the native doorbells of 40 users use few of the inotify instances of root's account,
+// independent of the number of users.
 func TestAttackInotify(t *testing.T) {
 	t.Parallel()
 	w := sharedService(t, "--mode", "0666", "--doorbells", "native")
@@ -167,8 +167,8 @@ func TestAttackInotify(t *testing.T) {
 	s.lives()
 }
 
-// TestAttackReadOnlyMount: a pod that has the socket's directory mounted read-only, and uid 0 without capabilities,
-// connects to the service, and can neither replace the socket nor put anything beside it.
+// TestAttackReadOnlyMount tests a pod with the socket's directory mounted read-only and UID 0 without capabilities. It
+// can connect to the service, but can neither replace the socket nor create files beside it.
 func TestAttackReadOnlyMount(t *testing.T) {
 	needRoot(t)
 	needProgram(t, "util-linux", "unshare", "setpriv", "mount")
@@ -207,7 +207,7 @@ func TestAttackReadOnlyMount(t *testing.T) {
 		after.Nlink != 1 {
 		t.Errorf("the socket was %+v, is %+v, %v", before, after, err)
 	}
-	// The same on a mount that can be written to, as it was: the test can tell.
+	// On a writable mount the same commands succeed, so the test distinguishes the two.
 	if out, err := pod("", `touch "$VERBENA_SOCKET.new"`); err != nil {
 		t.Errorf("on a writable mount: %v: %s", err, out)
 	}
@@ -216,9 +216,9 @@ func TestAttackReadOnlyMount(t *testing.T) {
 	}
 }
 
-// TestAttackKept: what the kernel has for a user whose programs keep descriptors that the service has made, or leave
-// answers unread, is bounded, also after their device files and connections have ended. The service's control group is
-// charged for it.
+// TestAttackKept tests the limit on kernel resources for a user whose programs keep descriptors made by the service or
+// leave answers unread. The limit holds even after their device files and connections have closed. The service's
+// control group is charged for the resources.
 func TestAttackKept(t *testing.T) {
 	t.Parallel()
 	seconds := fmt.Sprint(many(4, 60))
@@ -234,7 +234,7 @@ func TestAttackKept(t *testing.T) {
 		{"descriptors of device files", quota.Descriptors, 200, func() *dialogue {
 			return s.outside(attacker, "kept", s.socket, "device", seconds, open)
 		}},
-		{"unread answers", quota.Connections, 16 + 64, // and refused clients that are told why
+		{"unread answers", quota.Connections, 16 + 64, // also refused clients, which get an answer with the reason
 			func() *dialogue { return s.outside(attacker, "kept", s.socket, "answer", seconds, show) }},
 		{"channels", quota.Descriptors, 200, func() *dialogue { return s.attack(attacker, "kept-channels", seconds) }},
 	} {
@@ -250,7 +250,7 @@ func TestAttackKept(t *testing.T) {
 			s.lives()
 			d.kill()
 			<-d.over
-			testutil.Eventually(t, "the attacker's descriptors to be given back", func() bool {
+			testutil.Eventually(t, "the attacker's descriptors to be released", func() bool {
 				return s.held(c.kind.String()) <= before
 			})
 		})

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// TestAttackQueueFileSwap: a queue file that is replaced by a link while the service makes it leads nowhere. (A1)
+// TestAttackQueueFileSwap tests that a link that replaces a queue file while the service makes it has no effect. (A1)
 func TestAttackQueueFileSwap(t *testing.T) {
 	s := besiege(t)
 	victim := filepath.Join("/dev/shm", filepath.Base(t.TempDir())+"-victim")
@@ -28,10 +28,10 @@ func TestAttackQueueFileSwap(t *testing.T) {
 	t.Logf("%q", out)
 	var st syscall.Stat_t
 	if err := syscall.Lstat(victim, &st); err != nil || st.Uid != 0 || st.Mode&0o777 != 0o600 {
-		t.Errorf("the file of root's: %v, owner %d, mode %o", err, st.Uid, st.Mode)
+		t.Errorf("root's file: %v, owner %d, mode %o", err, st.Uid, st.Mode)
 	}
 	if b, err := os.ReadFile(victim); err != nil || !bytes.Equal(b, content) {
-		t.Errorf("the file of root's holds %q, %v", b, err)
+		t.Errorf("root's file holds %q, %v", b, err)
 	}
 	if !strings.Contains(strings.Join(out, "\n"), "done") || strings.Contains(strings.Join(out, "\n"), "root's own") {
 		t.Errorf("the attacker: %q", out)
@@ -39,8 +39,8 @@ func TestAttackQueueFileSwap(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackPIDReuse: a caller that is killed in its call, and whose number another process gets: nothing of the call
-// happens to that one. (A2)
+// TestAttackPIDReuse tests a caller that is killed during its call, and whose PID another process gets. The call does
+// not affect the other process. (A2)
 func TestAttackPIDReuse(t *testing.T) {
 	s := besiege(t)
 	fs := newStallFS(t, attacker, fuseRead)
@@ -63,15 +63,15 @@ func TestAttackPIDReuse(t *testing.T) {
 	time.Sleep(300 * time.Millisecond)
 	other.say("have you changed?")
 	if line := other.expect("changed"); line != "changed 0" {
-		t.Errorf("the process that got the caller's number was written to: %q bytes", line)
+		t.Errorf("the call wrote to the process with the caller's old PID: %q bytes", line)
 	}
 	if out := s.out("res", "show"); strings.Contains(out, fmt.Sprintf(" %d ", pid)) {
-		t.Errorf("it has something registered:\n%s", out)
+		t.Errorf("that process has registrations:\n%s", out)
 	}
 	s.unharmed()
 }
 
-// TestAttackRecycledPID: what a process has registered ends with it, before its number is another's.
+// TestAttackRecycledPID tests that a process's registrations end with the process, before another process gets its PID.
 func TestAttackRecycledPID(t *testing.T) {
 	if !hard {
 		t.Skip("one round in a hundred shows it: make attack; TestTrace/memory tells the same at once")
@@ -88,14 +88,14 @@ func TestAttackRecycledPID(t *testing.T) {
 			line := talk(t, s.cmd(s.deadline(320), "run", "--", s.program, "recycle", fmt.Sprint(rounds))).until("used",
 				300*time.Second)
 			if n, err := fmt.Sscanf(line, "used %d, changed %d", &used, &changed); n != 2 || used < rounds/2 || changed > 0 {
-				t.Errorf("of %d processes: %q, %v", rounds, line, err)
+				t.Errorf("%d processes: %q, %v", rounds, line, err)
 			}
 			s.unharmed()
 		})
 	}
 }
 
-// setuidCopy makes a set-uid copy of the attack programs.
+// setuidCopy makes a set-uid copy of the attack program.
 func setuidCopy(t *testing.T, program string) string {
 	t.Helper()
 	b, err := os.ReadFile(program)
@@ -113,7 +113,8 @@ func setuidCopy(t *testing.T, program string) string {
 	return path
 }
 
-// TestAttackExec: what a program has registered is not the next program's memory. (A3)
+// TestAttackExec tests that the registrations of a program do not reach the memory of the next program after an exec.
+// (A3)
 func TestAttackExec(t *testing.T) {
 	t.Parallel()
 	for _, wire := range []string{"shortcut", "wire"} {
@@ -125,7 +126,7 @@ func TestAttackExec(t *testing.T) {
 			t.Run(wire+"/"+how, func(t *testing.T) {
 				s := besiege(t, args...)
 				suid := setuidCopy(t, s.program)
-				// A program of root's that drops its privileges may still execute a set-uid program.
+				// A root program that drops its privileges may still execute a set-uid program.
 				c := s.cmd(s.deadline(30), "run", "--", "setpriv", fmt.Sprint("--reuid=", attacker),
 					fmt.Sprint("--regid=", attacker),
 					"--clear-groups", s.program, "exec-region", how, suid, "victim", "1")
@@ -140,8 +141,8 @@ func TestAttackExec(t *testing.T) {
 	}
 }
 
-// TestAttackHiddenExec: an exec by a rare way ends registrations as well, and one that fails, or is a child's, does
-// not.
+// TestAttackHiddenExec tests that an exec by a rarely used call also ends registrations. A failed exec, or an exec of a
+// child, does not.
 func TestAttackHiddenExec(t *testing.T) {
 	t.Parallel()
 	s := besiege(t)
@@ -168,7 +169,7 @@ func TestAttackHiddenExec(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackExecRaces: programs that execute another while a thread registers memory and writes there.
+// TestAttackExecRaces tests programs that execute another program while a thread registers memory and writes there.
 func TestAttackExecRaces(t *testing.T) {
 	s := besiege(t)
 	out := s.attack(attacker, "exec-races", fmt.Sprint(many(100, 10000)), s.program, "victim",
@@ -187,8 +188,8 @@ func TestAttackExecRaces(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackImpostor: a launcher hands its program to root's service or its own user's, and to nobody else's, and
-// removes no directory but that of a service. (A4)
+// TestAttackImpostor tests that a launcher hands its program only to the service of root or of its own user, and
+// removes no directory except that of a service. (A4)
 func TestAttackImpostor(t *testing.T) {
 	needRoot(t)
 	program := attackProgram(t, "attack")
@@ -221,7 +222,7 @@ func TestAttackImpostor(t *testing.T) {
 	}
 }
 
-// TestAttackEscape: a program in a chroot or in a mount namespace of its own reaches no file outside. (A5)
+// TestAttackEscape tests that a program in a chroot or in a mount namespace of its own reaches no file outside it. (A5)
 func TestAttackEscape(t *testing.T) {
 	s := besiege(t)
 	jail, err := os.MkdirTemp("", "verbena-jail-")
@@ -268,7 +269,8 @@ func TestAttackEscape(t *testing.T) {
 	s.unharmed()
 }
 
-// TestAttackUserNamespace: capabilities of a user namespace that anybody may make are none here. (A6)
+// TestAttackUserNamespace tests that the service ignores capabilities of a user namespace, which any user may create.
+// (A6)
 func TestAttackUserNamespace(t *testing.T) {
 	ids := []string{"run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker),
 		"--clear-groups"}
@@ -295,7 +297,7 @@ func TestAttackUserNamespace(t *testing.T) {
 				}
 			}
 		}
-		// And with a limit of 0 nothing at all, EPERM as the kernel has it.
+		// A limit of 0 permits no locked memory, and the call fails with EPERM as in the kernel.
 		script := "ulimit -l 0; exec " + program + " user-namespace pin 1"
 		if out := w.out(append(ids, "sh", "-c", script)...); !strings.HasSuffix(out, "pin: Operation not permitted\n") {
 			t.Errorf("ulimit -l 0, 1 byte: %s", out)
@@ -303,7 +305,7 @@ func TestAttackUserNamespace(t *testing.T) {
 	})
 }
 
-// TestAttackReadOnly: a device file that is opened for reading takes no command by write(2). (A7)
+// TestAttackReadOnly tests that a device file opened for reading accepts no command by write(2). (A7)
 func TestAttackReadOnly(t *testing.T) {
 	program := attackProgram(t, "attack")
 	w := sharedService(t, "--mode", "0644")
@@ -316,9 +318,9 @@ func TestAttackReadOnly(t *testing.T) {
 	}
 }
 
-// TestAttackTwoServices: of two services that start on one socket one lives, and its path stays. (C3)
+// TestAttackTwoServices tests two services that start on one socket: one stays, and so does its path. (C3)
 func TestAttackTwoServices(t *testing.T) {
-	t.Parallel() // each of its services waits a second before it gives up
+	t.Parallel() // each service waits a second before it exits
 	needRoot(t)
 	for range many(15, 1000) {
 		w := newWorld(t, user{"root", 0}, "")
@@ -338,9 +340,9 @@ func TestAttackTwoServices(t *testing.T) {
 			lost = 0
 		case <-ended[1]:
 			lost = 1
-		case <-time.After(15 * time.Second): // a busy machine takes a while to start both
-			t.Error("two services live at one socket")
-			// Each end leaves the other's path alone.
+		case <-time.After(15 * time.Second): // starting both takes a while on a busy machine
+			t.Error("two services run on one socket")
+			// Neither service removes the other's path when it ends.
 			cmds[0].Process.Signal(syscall.SIGTERM)
 			<-ended[0]
 			lost = 0
@@ -352,7 +354,7 @@ func TestAttackTwoServices(t *testing.T) {
 				break
 			}
 			if time.Now().After(deadline) {
-				t.Errorf("the one that lives is not reached: %s", b)
+				t.Errorf("the remaining service does not answer: %s", b)
 				break
 			}
 			time.Sleep(20 * time.Millisecond)
@@ -365,8 +367,8 @@ func TestAttackTwoServices(t *testing.T) {
 	}
 }
 
-// TestAttackForeignSocketPath: what is no socket is neither removed nor replaced, and a socket that answers is not
-// either.
+// TestAttackForeignSocketPath tests that the service neither removes nor replaces a file that is not a socket, or a
+// socket that answers.
 func TestAttackForeignSocketPath(t *testing.T) {
 	needRoot(t)
 	w := newWorld(t, user{"root", 0}, "")
@@ -396,7 +398,7 @@ func TestAttackForeignSocketPath(t *testing.T) {
 				out, err := w.cmd(w.deadline(2), args...).CombinedOutput()
 				after, lerr := os.Lstat(w.socket)
 				if args[0] == "run" && err == nil {
-					_ = w.cmd(w.deadline(5), "stop").Run() // the service that it has started
+					_ = w.cmd(w.deadline(5), "stop").Run() // the service started by the command
 				}
 				if lerr != nil || !os.SameFile(before, after) {
 					t.Errorf("verbena %v has replaced it: %v", args[0], lerr)

@@ -19,8 +19,8 @@ import (
 	"verbena/verbs/service"
 )
 
-// TestAttackSwappedDevice: the service opens no file that a program puts in the place of a device file while that is
-// duplicated, and acquires no terminal. (N1)
+// TestAttackSwappedDevice tests that the service opens no file that a program substitutes for a device file while the
+// service duplicates it, and acquires no controlling terminal. (N1)
 func TestAttackSwappedDevice(t *testing.T) {
 	t.Parallel()
 	everywhere(t, attackSwappedDevice)
@@ -30,7 +30,7 @@ func attackSwappedDevice(t *testing.T, e *surroundings) {
 	s := e.besiege(t)
 	seconds := fmt.Sprint(many(e.some(3), 30))
 	t.Run("file", func(t *testing.T) {
-		// One that the attacker may look up, and not open.
+		// The attacker may look up this file but not open it.
 		secret := filepath.Join(t.TempDir(), "secret")
 		for dir := filepath.Dir(secret); dir != "/tmp" && dir != "/"; dir = filepath.Dir(dir) {
 			os.Chmod(dir, 0o755)
@@ -80,14 +80,14 @@ func attackSwappedDevice(t *testing.T, e *surroundings) {
 		time.Sleep(100 * time.Millisecond)
 		s.lives()
 	})
-	s.serve.Process.Signal(syscall.SIGHUP) // as for a terminal that it has come by in another way
+	s.serve.Process.Signal(syscall.SIGHUP) // as for a terminal acquired in another way
 	time.Sleep(100 * time.Millisecond)
 	s.lives()
 	s.unharmed()
 }
 
-// TestAttackLingering: descriptors whose close takes a minute, which are sent where none are expected, hold up a few
-// threads of the service at most. (N2, N11)
+// TestAttackLingering tests descriptors that take a minute to close, sent with messages that expect no descriptors.
+// They block at most a few threads of the service. (N2, N11)
 func TestAttackLingering(t *testing.T) {
 	t.Parallel()
 	everywhere(t, attackLingering)
@@ -106,10 +106,10 @@ func attackLingering(t *testing.T, e *surroundings) {
 		{"refused", func(s *siege) *dialogue { return s.outside(attacker, "linger-control", s.socket, "600", "begin") }},
 	} {
 		if e.name != shared.name && tt.name != "netlink" && tt.name != "refused" && !hard {
-			continue // the same code
+			continue // the code is the same as for another service
 		}
 		if e.user.uid != 0 && tt.name == "refused" {
-			continue // it takes all the connections of the only user for a minute
+			continue // this would use all connections of the only user for a minute
 		}
 		t.Run(tt.name, func(t *testing.T) {
 			s := e.besiege(t)
@@ -129,8 +129,8 @@ func attackLingering(t *testing.T, e *surroundings) {
 	}
 }
 
-// TestAttackGrownQueueFile: what a program adds to its queue file takes no room from others, also where it and the
-// service do not share /dev/shm, and that of the service is small. (N3)
+// TestAttackGrownQueueFile tests that data that a program appends to its queue file uses no memory of others, even if
+// the program and the service do not share /dev/shm. The /dev/shm of the service is small. (N3)
 func TestAttackGrownQueueFile(t *testing.T) {
 	t.Parallel()
 	everywhere(t, attackGrownQueueFile)
@@ -140,7 +140,7 @@ func attackGrownQueueFile(t *testing.T, e *surroundings) {
 	s := e.besiege(t)
 	const mount = "mount -t tmpfs -o size=4m,mode=1777 none /dev/shm && exec \"$@\""
 	c := s.as(0).cmd(s.deadline(60), "run", "--", s.program, "grow", fmt.Sprint(256<<20))
-	// In a mount namespace, with a small /dev/shm, as in a container.
+	// The program runs in a mount namespace with a small /dev/shm, as in a container.
 	id := fmt.Sprint(s.id(attacker))
 	argv := []string{"unshare", "-m", "sh", "-c", mount, "sh", "setpriv", "--reuid=" + id, "--regid=" + id,
 		"--clear-groups"}
@@ -174,9 +174,9 @@ func attackGrownQueueFile(t *testing.T, e *surroundings) {
 	s.lives()
 }
 
-// TestAttackConfusedLauncher: root's launcher, whose service has died, does not end the daemon of root's to which a
-// program has passed its device that has become another user, before or after it has opened that. It ends the program,
-// where that has the file's user. (N8)
+// TestAttackConfusedLauncher tests root's launcher after its service has died. A program has become another user,
+// before or after it opened the device, and has passed the device to a daemon of root. The launcher does not end the
+// daemon. It ends the program if the program has the user of the file. (N8)
 func TestAttackConfusedLauncher(t *testing.T) {
 	for _, first := range []string{"becomes another user", "opens the device"} {
 		t.Run(first, func(t *testing.T) {
@@ -211,12 +211,12 @@ func TestAttackConfusedLauncher(t *testing.T) {
 				t.Errorf("root's daemon has been ended: %v", daemon.end)
 			case <-time.After(12 * time.Second):
 			}
-			s.start() // for the end of the test
+			s.start() // the end of the test needs a service
 		})
 	}
 }
 
-// TestAttackUnreadAnswers: answers that are not read take a bounded part of the service's memory. (N9)
+// TestAttackUnreadAnswers tests that unread answers use a bounded part of the service's memory. (N9)
 func TestAttackUnreadAnswers(t *testing.T) {
 	t.Parallel()
 	everywhere(t, attackUnreadAnswers)
@@ -237,7 +237,7 @@ func attackUnreadAnswers(t *testing.T, e *surroundings) {
 		highest = max(highest, s.load().rss-before.rss)
 	}
 	t.Logf("%d MiB more", highest)
-	if s.own == 0 && highest > 70 { // a user manages the own service, and may ask for many answers at a time
+	if s.own == 0 && highest > 70 { // a user manages their own service, and may request many answers at a time
 		t.Errorf("%d MiB more; want at most 8 answers", highest)
 	}
 	s.others()
@@ -249,8 +249,8 @@ func attackUnreadAnswers(t *testing.T, e *surroundings) {
 	s.unharmed()
 }
 
-// TestAttackUnreceivedDescriptors: answers with descriptors that a program leaves on its socket, after it has ended the
-// connection, keep few descriptors of the service in flight, and other users get theirs.
+// TestAttackUnreceivedDescriptors tests answers with descriptors that a program leaves on its socket after it has
+// closed the connection. They keep few descriptors of the service in flight, and other users still get descriptors.
 func TestAttackUnreceivedDescriptors(t *testing.T) {
 	t.Parallel()
 	everywhere(t, attackUnreceivedDescriptors)
@@ -265,7 +265,7 @@ func attackUnreceivedDescriptors(t *testing.T, e *surroundings) {
 	var flying, answered int
 	most := 64
 	if s.own != 0 {
-		most = 512 // of the only user
+		most = 512 // for the only user
 	}
 	if n, err := fmt.Sscanf(line, "in flight %d, answered %d", &flying, &answered); n != 2 || flying == 0 ||
 		flying > most {

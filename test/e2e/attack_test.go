@@ -20,19 +20,19 @@ import (
 	"verbena/service"
 )
 
-// Attacks on a service of root's that several users share: the programs of testdata/attack, run as a user without
-// privilege, while another user, the neighbour, moves data. Each test states what the attacker must not get, and that
-// the neighbour goes on. Tests that are listed in test/pending.txt are known to fail; see tools/verdict.
+// The tests of these files attack a root service shared by several users. Unprivileged users run the programs of
+// testdata/attack, while another user, the neighbour, transfers data. Each test states the attacker's goal, which must
+// fail, and checks that the neighbour continues. Tests listed in test/pending.txt are known to fail; see tools/verdict.
 const (
 	attacker = 65534
 	neighbor = 65533
 	stranger = 65532
 )
 
-// hard has the attacks run with their full counts.
+// hard reports whether the attacks run with their full counts.
 var hard = os.Getenv("ATTACK_FULL") != ""
 
-// many is a count: the short one, or with ATTACK_FULL the full one.
+// many returns the full count with ATTACK_FULL, else the short one.
 func many(short, full int) int {
 	if hard {
 		return full
@@ -40,12 +40,11 @@ func many(short, full int) int {
 	return short
 }
 
-// objectShare is the part of the default limits for objects that services of the attacks on tables have: the time that
-// it takes to reach them is in proportion.
+// objectShare is the divisor of the default object limits in services of the attacks on tables. The time to reach the
+// limits is proportional to them.
 var objectShare = many(8, 1)
 
-// fewObjects are the arguments of a shared service with an objectShare-th of the limits for objects that it has by
-// default.
+// fewObjects returns the arguments of a shared service with the default object limits divided by objectShare.
 func fewObjects() (args []string) {
 	limits := service.DefaultLimits(true)
 	for _, k := range []quota.Kind{quota.PDs, quota.MRs, quota.MWs, quota.AHs, quota.CQs, quota.QPs, quota.SRQs,
@@ -62,16 +61,16 @@ type siege struct {
 	t         *testing.T
 	program   string
 	neighbour *dialogue
-	own       uint32 // not 0: the service is this user's own, and so are all programs
+	own       uint32 // not 0: the service and all programs belong to this user
 }
 
-// besiege starts a shared service, with a neighbour at work on it.
+// besiege starts a shared service with an active neighbour.
 func besiege(t *testing.T, args ...string) *siege {
 	t.Helper()
 	return shared.besiege(t, args...)
 }
 
-// surroundings are the user, the privileges and the container of a service.
+// surroundings describes the user, the privileges and the container of a service.
 type surroundings struct {
 	name string
 	user user
@@ -80,20 +79,20 @@ type surroundings struct {
 	args    []string
 }
 
-// shared is a service of root's for all users.
+// shared is a root service for all users.
 var shared = surroundings{name: "root's", args: []string{"--mode", "0666"}}
 
-// everySurroundings are all that attacks on the process of a service are made in.
+// everySurroundings lists the surroundings for attacks on the process of a service.
 var everySurroundings = []surroundings{
 	shared,
-	// As packaging/verbena.service starts it, as far as that is possible without systemd.
+	// This starts the service as packaging/verbena.service does, as far as possible without systemd.
 	{name: "unit", args: shared.args, prepare: func(t *testing.T, w *world) {
 		needProgram(t, "util-linux", "setpriv")
 		w.under = []string{"setpriv", "--no-new-privs", "--inh-caps=-all",
 			"--bounding-set=-all,+chown,+dac_override,+sys_ptrace,+sys_resource,+net_admin,+lease,+setpcap,+sys_admin"}
 	}},
-	// A user is a trust domain. Here the attacker is a program of the same user, which may take what the user may have,
-	// but neither stops the service nor leaves it without what it has taken.
+	// A user is a trust domain. Here the attacker is a program of the same user. It may allocate up to the user's limits,
+	// but it can neither stop the service nor keep it from freeing those resources.
 	{name: "user's", user: user{"owner", 4711}},
 	{name: "container", args: shared.args, prepare: func(t *testing.T, w *world) {
 		needProgram(t, "util-linux", "nsenter")
@@ -107,7 +106,7 @@ var everySurroundings = []surroundings{
 	}},
 }
 
-// some is a count: less where another of the surroundings has the full one.
+// some returns n, or a smaller count if other surroundings run the full one.
 func (e *surroundings) some(n int) int {
 	if e.name == shared.name {
 		return n
@@ -115,7 +114,7 @@ func (e *surroundings) some(n int) int {
 	return (n + 9) / 10
 }
 
-// besiege starts a service, with a neighbour at work on it.
+// besiege starts a service with an active neighbour.
 func (e *surroundings) besiege(t *testing.T, args ...string) *siege {
 	t.Helper()
 	needRoot(t)
@@ -138,12 +137,12 @@ func everywhere(t *testing.T, test func(t *testing.T, e *surroundings)) {
 	}
 }
 
-// as is the same service for another user, if it is not one user's own.
+// as returns the same service for another user, unless it is a user's own service.
 func (s *siege) as(uid uint32, groups ...uint32) *world {
 	return s.world.as(s.id(uid), groups...)
 }
 
-// id returns who acts for a user.
+// id returns the user ID that stands for a user in these surroundings.
 func (s *siege) id(uid uint32) uint32 {
 	if s.own != 0 && uid != 0 {
 		return s.own
@@ -157,7 +156,7 @@ func (s *siege) attack(uid uint32, args ...string) *dialogue {
 	return talk(s.t, s.as(uid).cmd(s.deadline(many(120, 1800)), append([]string{"run", "--", s.program}, args...)...))
 }
 
-// outside starts an attack program without the service.
+// outside starts an attack program outside the service.
 func (s *siege) outside(uid uint32, args ...string) *dialogue {
 	s.t.Helper()
 	return talk(s.t, s.plain(uid, s.program, args...))
@@ -182,7 +181,7 @@ func (s *siege) plain(uid uint32, program string, args ...string) *exec.Cmd {
 	return c
 }
 
-// unharmed has the neighbour work for a while, and fails unless it gets on: no operation takes a second.
+// unharmed lets the neighbour work for a while and fails unless it makes progress. No operation may take a second.
 func (s *siege) unharmed() {
 	s.t.Helper()
 	s.neighbour.say("how is it?")
@@ -190,7 +189,7 @@ func (s *siege) unharmed() {
 		s.t.Errorf("the neighbour is stuck")
 		return
 	}
-	// A busy machine is not the attacker's doing: the neighbour gets some time to do something.
+	// A busy machine is not a fault of the attacker, so the neighbour gets some time for its operations.
 	done := 0
 	for range 10 {
 		time.Sleep(300 * time.Millisecond)
@@ -208,7 +207,7 @@ func (s *siege) unharmed() {
 	s.t.Errorf("the neighbour has done %d operations in 3 s; want some hundred", done)
 }
 
-// others checks the service and the neighbour during an attack which takes all that one user may have.
+// others checks the service and the neighbour during an attack that allocates everything up to one user's limits.
 func (s *siege) others() {
 	s.t.Helper()
 	if s.own == 0 {
@@ -217,7 +216,7 @@ func (s *siege) others() {
 	}
 }
 
-// quick runs a command of root's, which must end in time.
+// quick runs a command as root, which must end in time.
 func (s *siege) quick(within time.Duration, args ...string) string {
 	s.t.Helper()
 	began := time.Now()
@@ -230,7 +229,7 @@ func (s *siege) quick(within time.Duration, args ...string) string {
 	return string(b)
 }
 
-// lives fails unless the service answers, also to a user whom it has not seen yet.
+// lives fails unless the service answers, and also serves a new user.
 func (s *siege) lives() {
 	s.t.Helper()
 	s.quick(5*time.Second, "link", "show")
@@ -242,7 +241,7 @@ func (s *siege) lives() {
 	}
 }
 
-// service is what the kernel says of the service's process.
+// load holds the kernel's figures for the service's process.
 type load struct {
 	threads, descriptors, mappings int
 	rss                            int           // MiB
@@ -277,20 +276,20 @@ func (s *siege) load() (l load) {
 	return l
 }
 
-// attachMessage is a request to supervise a program, in the protocol that the service speaks.
+// attachMessage returns a request to supervise a program, in the protocol of the service.
 func (s *siege) attachMessage(pid int) string {
 	return fmt.Sprintf(`{"Protocol":%d,"Op":"attach","Attach":{"PID":%d,"Args":["x"]}}`, ctl.Protocol, pid)
 }
 
-// dialogue is a program that talks to the test, line by line.
+// dialogue is a program that exchanges lines with the test.
 type dialogue struct {
 	t     *testing.T
 	cmd   *exec.Cmd
 	in    io.WriteCloser
 	lines chan string
 	said  []string
-	over  chan struct{} // closed when it has ended
-	end   error         // how, then
+	over  chan struct{} // closed when the program has ended
+	end   error         // result of Wait after over is closed
 }
 
 func talk(t *testing.T, c *exec.Cmd) *dialogue {
@@ -325,7 +324,8 @@ func talk(t *testing.T, c *exec.Cmd) *dialogue {
 		d.in.Close()
 		select {
 		case <-d.over:
-		case <-time.After(time.Second): // it may wait for a file that does not answer before the file system is aborted
+		// the program may wait for a file that does not answer before the file system is aborted
+		case <-time.After(time.Second):
 		}
 	})
 	return d
@@ -333,7 +333,7 @@ func talk(t *testing.T, c *exec.Cmd) *dialogue {
 
 func (d *dialogue) say(line string) { fmt.Fprintln(d.in, line) }
 
-// line returns the next line, false if there is none in time.
+// line returns the next line, or false if none arrives in time.
 func (d *dialogue) line(within time.Duration) (string, bool) {
 	select {
 	case l, ok := <-d.lines:
@@ -346,7 +346,7 @@ func (d *dialogue) line(within time.Duration) (string, bool) {
 	}
 }
 
-// until returns the line that begins so; a program that ends or falls silent first fails the test.
+// until returns the next line with the given prefix. It fails the test if the program ends or is silent before.
 func (d *dialogue) until(prefix string, within time.Duration) string {
 	d.t.Helper()
 	for deadline := time.Now().Add(within); ; {
@@ -370,7 +370,7 @@ func (d *dialogue) expect(prefix string) string {
 	return d.until(prefix, 10*time.Second)
 }
 
-// rest returns all that the program says until it ends, or until the time is over.
+// rest returns all lines until the program ends or the time has passed.
 func (d *dialogue) rest(within time.Duration) []string {
 	for deadline := time.Now().Add(within); ; {
 		if _, ok := d.line(time.Until(deadline)); !ok {

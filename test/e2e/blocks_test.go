@@ -22,12 +22,12 @@ import (
 type block struct {
 	file    string
 	line    int
-	console bool // commands after "$ ", and what they print
+	console bool // commands after "$ ", with their output
 	text    string
-	// By HTML comments before the block:
-	notRun string           // why it is not run
-	needs  string           // what has to be there: "a service"
-	prints []*regexp.Regexp // what is in its output
+	// These fields come from HTML comments before the block:
+	notRun string           // reason not to run the block
+	needs  string           // requirement of the block: "a service"
+	prints []*regexp.Regexp // patterns of the output
 }
 
 func (b *block) name() string { return fmt.Sprintf("%s:%d", b.file, b.line) }
@@ -45,7 +45,7 @@ func blocks(t *testing.T, root, file string) (found []*block) {
 		t.Fatal(err)
 	}
 	var (
-		at     *block // inside of a fence
+		at     *block // inside a fence
 		fenced bool
 		indent string
 		next   = &block{}
@@ -67,7 +67,7 @@ func blocks(t *testing.T, root, file string) (found []*block) {
 				at.file, at.line, at.console = file, i+1, lang == "console"
 			}
 			if fence[2] == "" {
-				t.Errorf("%s:%d: the block has no language: sh for what is run, text for what is not", file, i+1)
+				t.Errorf("%s:%d: the block has no language: sh for commands that are run, text for other text", file, i+1)
 			}
 		case at != nil:
 			at.text += strings.TrimPrefix(line, indent) + "\n"
@@ -76,7 +76,7 @@ func blocks(t *testing.T, root, file string) (found []*block) {
 			switch {
 			case m == nil:
 				if strings.TrimSpace(line) != "" {
-					next = &block{} // comments belong to the block that follows at once
+					next = &block{} // comments belong to the block that follows them directly
 				}
 			case m[1] == "not run":
 				next.notRun = m[2]
@@ -90,7 +90,7 @@ func blocks(t *testing.T, root, file string) (found []*block) {
 	return found
 }
 
-// script is what is typed.
+// script returns the commands of the block.
 func (b *block) script() string {
 	if !b.console {
 		return b.text
@@ -104,7 +104,7 @@ func (b *block) script() string {
 	return s.String()
 }
 
-// output is what a console block says is printed.
+// output returns the lines that a console block shows as output.
 func (b *block) output() (lines []string) {
 	for line := range strings.Lines(b.text) {
 		if b.console && !strings.HasPrefix(line, "$ ") {
@@ -114,7 +114,7 @@ func (b *block) output() (lines []string) {
 	return lines
 }
 
-// scratch is a directory whose name, unlike that of t.TempDir, is short and fits into a URI.
+// scratch returns a new directory with a short name, unlike t.TempDir, that fits into a URI.
 func scratch(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "verbena-e2e-")
@@ -125,7 +125,7 @@ func scratch(t *testing.T) string {
 	return dir
 }
 
-// checkout is a directory that looks like the repository and may be written to.
+// checkout returns a writable directory that looks like the repository.
 func checkout(t *testing.T, root string) string {
 	t.Helper()
 	dir := scratch(t)
@@ -150,7 +150,7 @@ func checkout(t *testing.T, root string) string {
 	return dir
 }
 
-// goEnv are the settings of Go that depend on HOME.
+// goEnv returns the settings of Go that depend on HOME.
 func goEnv(t *testing.T) (env []string) {
 	t.Helper()
 	names := []string{"GOCACHE", "GOMODCACHE", "GOPATH"}
@@ -164,11 +164,11 @@ func goEnv(t *testing.T) (env []string) {
 	return env
 }
 
-// blockTime bounds a recipe. On a busy machine those with a build take longer than a minute.
+// blockTime bounds the time of a recipe. On a busy machine a recipe with a build takes longer than a minute.
 const blockTime = 3 * time.Minute
 
-// run runs the recipe as it is pasted: in a shell of its own that ends with the first failure, with a home of its own,
-// and a network namespace where the test may make one.
+// run runs the recipe in a new shell that ends with the first failure, with a temporary home directory, and in a
+// network namespace if the test may make one.
 func (b *block) run(t *testing.T, root string, goEnv []string) {
 	dir := checkout(t, root)
 	home := scratch(t)
@@ -177,7 +177,7 @@ func (b *block) run(t *testing.T, root string, goEnv []string) {
 		t.Fatal(err)
 	}
 	env := append(append(os.Environ(), goEnv...), "CGO_ENABLED=0",
-		"GOFLAGS=-trimpath", // or each directory is a build of its own
+		"GOFLAGS=-trimpath", // otherwise each directory has a build of its own
 		"HOME="+home, "TMPDIR="+home, "XDG_RUNTIME_DIR="+run, "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))
 	script := b.script()
 	if b.needs == "a service" {
@@ -193,7 +193,7 @@ func (b *block) run(t *testing.T, root string, goEnv []string) {
 	c.Stdin = strings.NewReader(script)
 	c.Stdout, c.Stderr = &out, &out
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	c.WaitDelay = 5 * time.Second // processes that it leaves have its output open
+	c.WaitDelay = 5 * time.Second // processes left by the recipe keep its output open
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -232,10 +232,10 @@ var (
 	spaces = regexp.MustCompile(`[ \t]+`)
 )
 
-// plain is output without what differs between machines, and the widths of tabs.
+// plain returns output without machine-dependent parts and with single spaces for tabs and runs of spaces.
 func plain(s string) string { return spaces.ReplaceAllString(guid.ReplaceAllString(s, "GUID"), " ") }
 
-// alive reports whether something of a process group lives on after a moment.
+// alive reports whether a process of a process group still runs after a short time.
 func alive(pgid int) bool {
 	for range 500 {
 		if syscall.Kill(-pgid, 0) != nil {
@@ -246,7 +246,7 @@ func alive(pgid int) bool {
 	return true
 }
 
-// stopServices ends the services that a recipe has left, which may be such as end by themselves.
+// stopServices ends the services that a recipe leaves. Services on demand may end by themselves.
 func (b *block) stopServices(t *testing.T, run string) {
 	sockets, err := filepath.Glob(filepath.Join(run, "verbena", "*.sock"))
 	if err != nil {
@@ -255,7 +255,7 @@ func (b *block) stopServices(t *testing.T, run string) {
 	for _, s := range sockets {
 		c, err := ctl.Dial(ctl.Location{Socket: s})
 		if err != nil {
-			continue // it has just ended
+			continue // it has ended meanwhile
 		}
 		r, err := c.Do(&ctl.Request{Op: ctl.OpInfo})
 		if err == nil && !r.Info.OnDemand && b.needs != "a service" {
@@ -268,8 +268,8 @@ func (b *block) stopServices(t *testing.T, run string) {
 	}
 }
 
-// TestShellBlocks runs every shell block of README.md, docs/*.md and docs/results/*.md as it stands there. RECIPES=N
-// runs them N times beside a busy loop.
+// TestShellBlocks runs every shell block of README.md, docs/*.md and docs/results/*.md unchanged. RECIPES=N
+// runs each block N times beside a busy loop.
 func TestShellBlocks(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "gcc make libibverbs-dev ibverbs-utils rdmacm-utils iproute2 perftest tshark libnbd-bin", "gcc", "make", "ibv_rc_pingpong", "rping", "rdma", "ib_send_bw", "tshark", "nbdcopy")
@@ -290,9 +290,9 @@ func TestShellBlocks(t *testing.T) {
 	times := 1
 	if s := os.Getenv("RECIPES"); s != "" {
 		if times, err = strconv.Atoi(s); err != nil || times < 1 {
-			t.Fatalf("RECIPES=%s: it must be a number from 1 on", s)
+			t.Fatalf("RECIPES=%s: want a number of at least 1", s)
 		}
-		busy := exec.Command("timeout", "3600", "sh", "-c", `while :; do :; done`) // also if the test is killed
+		busy := exec.Command("timeout", "3600", "sh", "-c", `while :; do :; done`) // ends even if the test is killed
 		busy.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		if err := busy.Start(); err != nil {
 			t.Fatal(err)

@@ -14,15 +14,15 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestRunTrace: run --trace shows the calls of its own program, to a file or the standard error, and the exit code is
-// the program's; serve --debug logs who attaches, and what is refused.
+// TestRunTrace tests that run --trace writes the calls of its own program to a file or to standard error, and keeps the
+// exit code of the program. serve --debug logs each attached program and each refused call.
 func TestRunTrace(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_devices")
 	for _, u := range users() {
 		t.Run(u.name, func(t *testing.T) {
 			w := startService(t, u, "", "--debug", "--link", "rxe0="+loopback())
 			file := filepath.Join(filepath.Dir(w.socket), "calls")
-			// Only the server of the two is traced.
+			// Only the server of the pair is traced.
 			port := tcpPort()
 			server := w.cmd(w.deadline(60), "run", "--trace="+file, "--", "sh", "-c",
 				"ibv_rc_pingpong -d rxe0 -g 1 -n 20 -p "+port+"; exit 7")
@@ -67,8 +67,8 @@ func TestRunTrace(t *testing.T) {
 	}
 }
 
-// TestAttackTrace: a launcher that is stopped, with its trace, holds up neither its own program nor another user's, and
-// a traced program does not make the service grow.
+// TestAttackTrace tests that a stopped launcher with a trace blocks neither its own program nor another user's program,
+// and that a traced program does not increase the memory of the service without bound.
 func TestAttackTrace(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_devinfo")
@@ -121,7 +121,7 @@ func TestAttackTrace(t *testing.T) {
 	}
 }
 
-// TestDebugPprof: the owner of a service gets a profile of it, and other users do not.
+// TestDebugPprof tests that the owner of a service gets a profile of it, and other users do not.
 func TestDebugPprof(t *testing.T) {
 	t.Parallel()
 	w := sharedService(t, "--mode", "0666")

@@ -16,11 +16,11 @@ import (
 	"verbena/internal/testutil"
 )
 
-// checkCapture has tshark and `capture verify` look at a file, and returns what tshark says of each packet: interface,
-// direction (1 in, 2 out), source, opcode.
+// checkCapture checks a file with tshark and with `capture verify`. It returns tshark's fields for each packet:
+// interface, direction (1 in, 2 out), source, opcode.
 func checkCapture(t *testing.T, file string) (packets [][]string) {
 	t.Helper()
-	// tshark guesses at the payload of a SEND; see TestTwoServices.
+	// tshark guesses the protocol of a SEND's payload; see TestTwoServices.
 	tshark := func(args ...string) string {
 		var errors bytes.Buffer
 		c := exec.Command("tshark", append([]string{"-r", file, "--disable-protocol", "rpcordma"}, args...)...)
@@ -55,8 +55,8 @@ func tally(packets [][]string) map[string]int {
 	return n
 }
 
-// TestCapture: what a pair of programs exchanges is in the file, by both paths, also for users who may not capture on
-// the host's interfaces.
+// TestCapture tests that the file contains the packets of a pair of programs, over both paths, even for users who may
+// not capture on the host's interfaces.
 func TestCapture(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_ud_pingpong")
@@ -106,7 +106,7 @@ func TestCapture(t *testing.T) {
 	}
 }
 
-// awaitFile waits until a capture has begun: its file has a header.
+// awaitFile waits until a capture has begun and its file has a header.
 func (w *world) awaitFile(file string) {
 	w.t.Helper()
 	testutil.Eventually(w.t, "the capture to begin", func() bool {
@@ -115,7 +115,8 @@ func (w *world) awaitFile(file string) {
 	})
 }
 
-// TestCaptureFaults: with rules the full path is back, and what is damaged is in the file as it is on the wire.
+// TestCaptureFaults tests that fault rules switch to the full path, and that the file contains damaged packets as they
+// are on the wire.
 func TestCaptureFaults(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
@@ -137,7 +138,7 @@ func TestCaptureFaults(t *testing.T) {
 	}
 }
 
-// TestRunCapture: run --capture records while the program runs, in the user's service or a private one.
+// TestRunCapture tests that run --capture records while the program runs, in the user's service or in a private one.
 func TestRunCapture(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -171,7 +172,7 @@ func TestRunCapture(t *testing.T) {
 	}
 }
 
-// TestCaptureEnds: filters, --count, --duration, and a pipe.
+// TestCaptureEnds tests filters, --count, --duration, and a capture to a pipe.
 func TestCaptureEnds(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -199,7 +200,7 @@ func TestCaptureEnds(t *testing.T) {
 	if err := tshark.Start(); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(300 * time.Millisecond) // for the second capture to begin; whichever it is, more packets follow
+	time.Sleep(300 * time.Millisecond) // for the start of the second capture; more packets follow in any case
 	if _, err := w.pingpong("-n", "200"); err != nil {
 		t.Fatal(err)
 	}
@@ -216,12 +217,12 @@ func TestCaptureEnds(t *testing.T) {
 		t.Errorf("capture -w -: %v", err)
 	}
 	if n := strings.Count(seen.String(), "RRoCE"); n != 3 {
-		t.Errorf("through the pipe came %d packets:\n%s", n, seen.String())
+		t.Errorf("%d packets came through the pipe:\n%s", n, seen.String())
 	}
 	packets := checkCapture(t, file)
 	for _, p := range packets {
 		if op := p[3]; op != "17" && op != "0x11" {
-			t.Errorf("the filter let pass %v", p)
+			t.Errorf("the filter passed %v", p)
 		}
 	}
 	if n := tally(packets); len(packets) != 10 || n["rxe0 1"] != 10 {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestManyConnections: two services of one host, of which one in fifty packets is lost. Many connections are set up and
-// torn down at once, ROUNDS times; nothing is left. In CI there are a hundred, once.
+// TestManyConnections tests two services on one host with a loss of one packet in fifty. It establishes and ends many
+// connections at once, ROUNDS times, and checks that no objects are left. CI runs one round with a hundred connections.
 func TestManyConnections(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "rdmacm-utils", "cmtime")
@@ -31,7 +31,7 @@ func TestManyConnections(t *testing.T) {
 		took := time.Since(begin)
 		for _, step := range []string{"connect", "disconnect"} {
 			if !regexp.MustCompile(`(?m)^` + step + ` `).MatchString(out) {
-				t.Fatalf("cmtime does not tell how long it took to %s:\n%s", step, out)
+				t.Fatalf("cmtime prints no time for %s:\n%s", step, out)
 			}
 		}
 		t.Logf("%d connections in %.1f s\n%s", many, took.Seconds(), out)
@@ -44,6 +44,6 @@ func TestManyConnections(t *testing.T) {
 	}
 	t.Logf("%d packets were lost", dropped)
 	if dropped == 0 {
-		t.Error("nothing was lost")
+		t.Error("no packets were lost")
 	}
 }

@@ -14,12 +14,12 @@ import (
 	"testing"
 )
 
-// cmSide is a side of a connection that is held in a state (cm_states.c).
+// cmSide is one side of a connection that is held in a state (cm_states.c).
 type cmSide struct {
 	*exec.Cmd
 	in   io.WriteCloser
 	out  *bufio.Reader
-	dead bool // it was killed
+	dead bool // the program was killed
 }
 
 func startSide(t *testing.T, w *world, argv ...string) *cmSide {
@@ -40,7 +40,7 @@ func startSide(t *testing.T, w *world, argv ...string) *cmSide {
 	return s
 }
 
-// await reads up to a line.
+// await reads lines until the given one.
 func (s *cmSide) await(t *testing.T, want string) {
 	t.Helper()
 	for {
@@ -54,7 +54,7 @@ func (s *cmSide) await(t *testing.T, want string) {
 	}
 }
 
-// kill ends the program, not its `verbena run`, without a warning.
+// kill kills the program, but not its `verbena run`.
 func (s *cmSide) kill(t *testing.T) {
 	t.Helper()
 	s.dead = true
@@ -75,7 +75,7 @@ func (s *cmSide) kill(t *testing.T) {
 	_ = s.Wait()
 }
 
-// rest returns the events that the side has got, as a list.
+// rest returns the remaining events of the side as a list.
 func (s *cmSide) rest(t *testing.T) string {
 	t.Helper()
 	if s.dead {
@@ -90,9 +90,9 @@ func (s *cmSide) rest(t *testing.T) string {
 	return strings.ToLower(strings.Join(strings.Split(strings.TrimSpace(said), "\n"), ", "))
 }
 
-// TestCMStates: whatever happens to a connection of two programs, in each of its states, they hear of it, end when they
-// want to, and leave nothing. A device that goes sends nothing to its peers. (rdmacm's TestEnds has loss of the peer,
-// too, on virtual time.)
+// TestCMStates tests events that end a connection of two programs in each of its states. The programs get the events,
+// end when they want to, and leave no objects. A removed device sends no messages to its peers. (rdmacm's TestEnds also
+// tests loss of the peer, in virtual time.)
 func TestCMStates(t *testing.T) {
 	t.Parallel()
 	misfortunes := []struct {
@@ -111,15 +111,15 @@ func TestCMStates(t *testing.T) {
 			here.out("dev", "unplug", "rxe0")
 		}},
 	}
-	// The events of the active and the passive side.
+	// These are the events of the active and the passive side.
 	ends := map[string][5]string{
 		"resolved": {
 			"killed | ", " | killed", "device_removal 0 | ", " | listener: device_removal 0", "device_removal 0 | ",
 		},
-		"asked": { // an ID that was not accepted has no events
+		"asked": { // an ID that was not accepted gets no events
 			"killed | ", "rejected 28 | killed", "device_removal 0 | ", " | listener: device_removal 0", "device_removal 0 | ",
 		},
-		"accepted": { // the event of the answer is in the queue, and is completed when it is read, which fails then
+		"accepted": { // the event of the reply is in the queue; reading it completes the connection, which then fails
 			"killed | rejected 28", "connect_error -1 | killed", "connect_error -1, device_removal 0 | ",
 			"established 0 | listener: device_removal 0, device_removal 0", "connect_error -1, device_removal 0 | ",
 		},

@@ -19,13 +19,13 @@ import (
 	"verbena/internal/testutil"
 )
 
-// cmPair is a server and a client that meet by the connection manager. ADDR in the arguments is the address of the
-// server's device, GROUP one of a multicast group, DIR a directory, PORT a port, LIBRARY that which makes TCP sockets
-// those of librdmacm. nc is for a file.
+// cmPair is a server and a client that connect by the connection manager. In the arguments, ADDR is the address of the
+// server's device, GROUP the address of a multicast group, DIR a directory, PORT a port, and LIBRARY the library that
+// replaces TCP sockets by those of librdmacm. nc transfers a file.
 type cmPair struct {
 	name           string
 	server, client string
-	ends           bool // the server ends with its client; else it is ended
+	ends           bool // the server ends with its client; otherwise the test ends it
 }
 
 var cmPairs = []cmPair{
@@ -74,10 +74,10 @@ var cmPairs = []cmPair{
 		"ib_atomic_bw -R -e -q 4 -p PORT -n 200 ADDR", true},
 }
 
-// pings is how many messages of rping a row with -v exchanges.
+// pings is the number of messages of rping in a row with -v.
 const pings = 20
 
-// cmPairs6 are those that can be told to listen at an address of IPv6.
+// cmPairs6 lists the pairs with an option to listen at an IPv6 address.
 var cmPairs6 = []cmPair{
 	{"rping", "rping -s -a ADDR -C 20", "rping -c -a ADDR -C 20 -V", true},
 	{"rping persistent", "rping -s -P -a ADDR", "rping -c -a ADDR -C 20 -v", false},
@@ -89,18 +89,18 @@ var cmPairs6 = []cmPair{
 	{"cmtime", "cmtime -b ADDR", "cmtime -s ADDR -c 20", false},
 }
 
-// run runs the pair, and returns what the client said.
+// run runs the pair and returns the client's output.
 func (p *cmPair) run(t *testing.T, server, client *world, addr string) string {
 	t.Helper()
 	return p.try(t, server, client, addr, 1)
 }
 
-// try is run with a number of repeats for mckey, whose server waits for ever for a datagram that is lost, as datagrams
-// may be.
+// try is run with a limit on repeats of mckey. Its server waits for ever for a lost datagram, and datagrams may be
+// lost.
 func (p *cmPair) try(t *testing.T, server, client *world, addr string, repeats int) string {
 	t.Helper()
 	dir := scratch(t)
-	if err := os.Chmod(dir, 0o777); err != nil { // the programs may be another user's
+	if err := os.Chmod(dir, 0o777); err != nil { // the programs may run as another user
 		t.Fatal(err)
 	}
 	payload := make([]byte, 3<<20)
@@ -124,7 +124,7 @@ func (p *cmPair) try(t *testing.T, server, client *world, addr string, repeats i
 		var out bytes.Buffer
 		c := w.cmd(ctx, append(append([]string{"run"}, append(flags, "--")...), strings.Fields(fill.Replace(line))...)...)
 		c.Stdout, c.Stderr = &out, &out
-		if nc && line == p.client { // a file: at the end of a pipe it turns round in select(2) for long
+		if nc && line == p.client { // a file: at the end of a pipe nc loops in select(2) for a long time
 			f, err := os.Open(filepath.Join(dir, "from"))
 			if err != nil {
 				t.Fatal(err)
@@ -181,8 +181,8 @@ func (p *cmPair) try(t *testing.T, server, client *world, addr string, repeats i
 	return cout.String()
 }
 
-// withoutRace returns nil for the end of an rping that was done with its pings. Up to rdma-core 58 its main thread
-// destroys the event channel while another one is about to read it, which then ends the program with 255 (rdma-core's
+// withoutRace returns nil if rping ended after its pings. Up to rdma-core 58 its main thread destroys the event channel
+// while another thread is about to read it, and that thread then ends the program with 255 (fixed by rdma-core's
 // f3ae6534).
 func withoutRace(line string, err error, out *bytes.Buffer) error {
 	s := out.String()
@@ -193,13 +193,13 @@ func withoutRace(line string, err error, out *bytes.Buffer) error {
 	return err
 }
 
-// librspreload is the library that makes TCP sockets those of librdmacm.
+// librspreload returns the path of the library that replaces TCP sockets by those of librdmacm.
 func librspreload() string {
 	found, _ := filepath.Glob("/usr/lib/*/rsocket/librspreload.so")
 	return strings.Join(found, " ")
 }
 
-// held returns how much of a kind all users of a service hold.
+// held returns the number of objects of a kind that all users of a service hold.
 func (w *world) held(kind string) int {
 	w.t.Helper()
 	for _, u := range w.ask(&ctl.Request{Op: ctl.OpResShow}).Users {
@@ -212,7 +212,7 @@ func (w *world) held(kind string) int {
 	return 0
 }
 
-// cmEmpty waits until no program holds anything of a service, and no ID.
+// cmEmpty waits until no program holds an object or an ID of the service.
 func (w *world) cmEmpty() {
 	w.t.Helper()
 	w.empty()
@@ -221,7 +221,7 @@ func (w *world) cmEmpty() {
 	}
 }
 
-// TestConnectionManager: the programs of librdmacm and perftest, by one service.
+// TestConnectionManager runs the programs of librdmacm and perftest with one service.
 func TestConnectionManager(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "rdmacm-utils", "rping", "ucmatose", "udaddy", "mckey", "rdma_server", "rstream", "riostream", "rcopy",
@@ -234,7 +234,7 @@ func TestConnectionManager(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			w := startService(t, c.user, "", c.args...)
 			for j := range cmPairs {
-				if !full && j%len(all) != i { // each pair in one of them
+				if !full && j%len(all) != i { // each pair in one of the cells
 					continue
 				}
 				cmPairs[j].run(t, w, w, c.addr)
@@ -244,8 +244,8 @@ func TestConnectionManager(t *testing.T) {
 	}
 }
 
-// TestConnectionManagers: the same between two services in two network namespaces, one of root's and one of nobody's,
-// by IPv4 and IPv6; what is captured there is a protocol that tshark knows.
+// TestConnectionManagers tests the same pairs between two services in two network namespaces, one service of root and
+// one of user nobody, over IPv4 and IPv6. tshark must decode the captured packets.
 func TestConnectionManagers(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "rdmacm-utils", "rping")
@@ -262,7 +262,7 @@ func TestConnectionManagers(t *testing.T) {
 	}
 	a.awaitFile(file)
 	for j := range cmPairs {
-		if cmPairs[j].name != "mckey" && (full || j%4 == 0) { // each side binds an address of its own
+		if cmPairs[j].name != "mckey" && (full || j%4 == 0) { // each side binds its own address
 			cmPairs[j].run(t, a, b, "10.77.0.1")
 		}
 	}
@@ -295,7 +295,8 @@ func TestConnectionManagers(t *testing.T) {
 	}
 }
 
-// TestCMPlaces: programs of two services on one host, and programs in another network namespace than their service.
+// TestCMPlaces tests programs of two services on one host, and programs in another network namespace than their
+// service.
 func TestCMPlaces(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "rdmacm-utils", "rping")
@@ -332,14 +333,15 @@ func TestCMPlaces(t *testing.T) {
 	})
 }
 
-// TestCMSignals: calls that wait for an event of the connection manager, and signals.
+// TestCMSignals tests signals during calls that wait for an event of the connection manager.
 func TestCMSignals(t *testing.T) { runC(t, "cm_signals") }
 
-// TestCMChannels: event channels in loops, shared by threads, closed, duplicated; endpoints; ten thousand IDs.
+// TestCMChannels tests event channels in loops, shared by threads, closed and duplicated, and also endpoints and ten
+// thousand IDs.
 func TestCMChannels(t *testing.T) { runC(t, "cm_channels") }
 
-// TestCMLoop: the numbers of descriptors fit into select(2) and event loops of few slots, while the program's own leave
-// room, whatever its limits are.
+// TestCMLoop tests that descriptor numbers fit into select(2) and into event loops with few slots while the program's
+// own numbers leave room, for all limits of the program.
 func TestCMLoop(t *testing.T) {
 	t.Parallel()
 	program := compile(t, "cm_loop")
@@ -362,14 +364,14 @@ func TestCMLoop(t *testing.T) {
 	w.cmEmpty()
 }
 
-// TestCMEnds: however one end of a connection ends, the other is told.
+// TestCMEnds tests that each way to end one side of a connection notifies the other side.
 func TestCMEnds(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "rdmacm-utils", "rping")
 	for _, c := range []struct {
 		name string
 		end  func(w *world, server *exec.Cmd)
-		says string // by the server; "": it was killed
+		says string // output of the server; "": the server was killed
 	}{
 		{"the server is killed", func(_ *world, s *exec.Cmd) { syscall.Kill(-s.Process.Pid, syscall.SIGKILL) }, ""},
 		{"the device is reset", func(w *world, _ *exec.Cmd) { w.out("dev", "reset", "rxe0") }, "device removal"},

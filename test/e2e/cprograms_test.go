@@ -30,29 +30,31 @@ func runC(t *testing.T, name string, args ...string) {
 	}
 }
 
-// TestEvents: blocking read, O_NONBLOCK, poll, select, epoll, several queues on a channel, fork, counts at destruction.
+// TestEvents tests blocking reads, O_NONBLOCK, poll, select, epoll, several queues on a channel, fork, and event counts
+// at destruction.
 func TestEvents(t *testing.T) { runC(t, "events") }
 
-// TestEarlyPost: a SEND posted in RESET, INIT or RTR is refused, and is not sent later.
+// TestEarlyPost tests that a SEND posted in RESET, INIT or RTR is refused and not sent later.
 func TestEarlyPost(t *testing.T) { runC(t, "early") }
 
-// TestPinning: rights and limits of registrations, and memory that is unmapped behind them.
+// TestPinning tests rights and limits of registrations, and registered memory that the program unmaps.
 func TestPinning(t *testing.T) { runC(t, "pinning") }
 
-// TestContexts: a thousand of them, closed or left to the service.
+// TestContexts tests a thousand contexts that the program closes, or leaves for the service to close.
 func TestContexts(t *testing.T) {
 	t.Run("closed", func(t *testing.T) { runC(t, "contexts", "1000") })
 	t.Run("left", func(t *testing.T) { runC(t, "contexts", "1000", "left") })
 }
 
-// TestDatagramHeaderType: a datagram's completion reports IPv4 in its SL, and an address handle made of it works.
+// TestDatagramHeaderType tests that the completion of a datagram reports IPv4 in its SL, and that an address handle
+// made from the completion works.
 func TestDatagramHeaderType(t *testing.T) { runC(t, "headertype") }
 
-// TestPersistence: queue pairs may have the right to flush to persistent memory, regions not.
+// TestPersistence tests that queue pairs, but not memory regions, may have the right to flush to persistent memory.
 func TestPersistence(t *testing.T) { runC(t, "persistence") }
 
-// TestRefill: a program that has been refused an object of any kind, and frees what it has, gets as many objects again.
-// What one kind holds no more is free for the others.
+// TestRefill tests that a program that was refused an object of any kind gets as many objects again after it has freed
+// its objects. Objects of other kinds may use the freed resources.
 func TestRefill(t *testing.T) {
 	t.Parallel()
 	program := compile(t, "cm_refill")
@@ -67,8 +69,9 @@ func TestRefill(t *testing.T) {
 	w.empty()
 }
 
-// TestDrain: a program that drains an extended completion queue to its end, as the providers of rdma-core v34 to v54
-// count wrongly. Waiting for events it gets each completion once, and with one of these it is told of the fault, once.
+// TestDrain tests a program that drains an extended completion queue, which the providers of rdma-core v34 to v54 count
+// wrongly. A program that waits for events gets each completion once. With one of these providers it also gets one
+// notice about the fault.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	program := compile(t, "drain")
@@ -76,7 +79,7 @@ func TestDrain(t *testing.T) {
 	for _, c := range []struct {
 		args   []string
 		want   string
-		mended bool // by the device
+		mended bool // the device corrects the count
 	}{{nil, "^ok\n$", true}, {[]string{"busy"}, "^(stale completions\n)?ok\n$", false}} {
 		cmd := w.cmd(w.deadline(60), append([]string{"run", "--", program}, c.args...)...)
 		var said bytes.Buffer
@@ -100,7 +103,7 @@ func TestDrain(t *testing.T) {
 	w.empty()
 }
 
-// providerVersion returns the version of the libibverbs that programs of this machine use.
+// providerVersion returns the version of the machine's libibverbs.
 func providerVersion(t *testing.T) int {
 	t.Helper()
 	found, _ := filepath.Glob("/usr/lib/*/libibverbs.so.1.*.*")
@@ -115,14 +118,14 @@ func providerVersion(t *testing.T) int {
 	return n
 }
 
-// TestWindowKeys: of the key that a program asks for in a bind, the low 8 bits count.
+// TestWindowKeys tests that a bind uses only the low 8 bits of the requested key.
 func TestWindowKeys(t *testing.T) { runC(t, "windows") }
 
-// TestZeroBased: addresses in a zero-based region count from its first byte.
+// TestZeroBased tests that addresses in a zero-based region are offsets from its first byte.
 func TestZeroBased(t *testing.T) { runC(t, "zerobased") }
 
-// TestDeviceLimits: a program gets one of each object with all that the device says one can have; also from a service
-// that it shares with other users, and where /dev/shm is as small as in a container.
+// TestDeviceLimits tests that a program gets one object of each kind with the maximum attributes that the device
+// reports. It also tests a service shared with other users, and a /dev/shm as small as in a container.
 func TestDeviceLimits(t *testing.T) {
 	runC(t, "limits")
 	program := compile(t, "limits")
@@ -150,11 +153,11 @@ func TestDeviceLimits(t *testing.T) {
 	})
 }
 
-// TestInvalidationFails: a SEND with an invalidation that fails is not answered, and the receive completes with an
-// error.
+// TestInvalidationFails tests that a SEND with a failing invalidation gets no acknowledgement, and that the receive
+// completes with an error.
 func TestInvalidationFails(t *testing.T) { runC(t, "invalidate") }
 
-// TestPinnedPages: `res show` tells what a program holds.
+// TestPinnedPages tests that `res show` prints the pinned pages of a program.
 func TestPinnedPages(t *testing.T) {
 	t.Parallel()
 	program := compile(t, "pinning")
@@ -172,7 +175,7 @@ func TestPinnedPages(t *testing.T) {
 		t.Fatalf("%q, %v", word, err)
 	}
 	if out := w.out("res", "show"); !strings.Contains(out, "20 KiB") {
-		t.Errorf("five pages are not told of:\n%s", out)
+		t.Errorf("no line about five pinned pages:\n%s", out)
 	}
 	syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 	cmd.Wait()

@@ -17,14 +17,14 @@ import (
 	"verbena/internal/testutil"
 )
 
-// startLoaded starts a ping-pong that goes on until it is ended.
+// startLoaded starts a ping-pong that runs until the test ends it.
 func startLoaded(t *testing.T, w *world, extra ...string) (server, client *exec.Cmd) {
 	t.Helper()
 	return startPair(t, w, "ibv_rc_pingpong", append([]string{"-d", "rxe0", "-g", "1", "-n", "100000000"}, extra...))
 }
 
-// startPair starts server and client of a program and returns when both have a connected queue pair and messages come
-// and go: a receive that is posted only after the device has gone is nobody's to flush.
+// startPair starts the server and the client of a program. It returns when both have a connected queue pair and
+// exchange messages. A receive that is posted after the removal of the device would not be flushed.
 func startPair(t *testing.T, w *world, program string, args []string) (server, client *exec.Cmd) {
 	t.Helper()
 	port := tcpPort()
@@ -50,7 +50,7 @@ func startPair(t *testing.T, w *world, program string, args []string) (server, c
 	return server, client
 }
 
-// packets is how many have arrived at the devices.
+// packets returns the number of packets received by the devices.
 func (w *world) packets() (n uint64) {
 	w.t.Helper()
 	for _, d := range w.ask(&ctl.Request{Op: ctl.OpStatShow}).Stats {
@@ -60,11 +60,11 @@ func (w *world) packets() (n uint64) {
 }
 
 func connected(c ctl.ContextInfo) bool {
-	// A passive side stays in RTR.
+	// The queue pair of a passive side stays in RTR.
 	return len(c.QPs) > 0 && (c.QPs[0].State == "RTS" || c.QPs[0].State == "RTR")
 }
 
-// programOf finds the program that a launcher started.
+// programOf returns the PID of the program that a launcher started.
 func programOf(t *testing.T, launcher *exec.Cmd) int {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", launcher.Process.Pid, launcher.Process.Pid))
@@ -120,7 +120,8 @@ func TestKillProgram(t *testing.T) {
 	}
 }
 
-// TestKillPeer: one side dies; what the other has outstanding fails, it does not wait for ever.
+// TestKillPeer tests that the outstanding work requests of a side fail after its peer was killed, and that the side
+// does not wait for ever.
 func TestKillPeer(t *testing.T) {
 	needProgram(t, "perftest", "ib_write_bw")
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
@@ -137,8 +138,8 @@ func TestKillPeer(t *testing.T) {
 	w.empty()
 }
 
-// TestKillService: programs end with an error, whether they poll or wait for events, and ordinary system calls go
-// on working.
+// TestKillService tests that programs end with an error when their service is killed, whether they poll or wait for
+// events, and that ordinary system calls still work.
 func TestKillService(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -170,14 +171,14 @@ func TestKillService(t *testing.T) {
 				t.Errorf("ordinary system calls fail: %s", bout.String())
 			}
 			t.Logf("client: %s", client.Stderr)
-			// The next service finds nothing in its way.
+			// The old service leaves nothing that prevents the start of the next.
 			w2 := startService(t, w.user, "", "--link", "rxe0="+loopback())
 			w2.out("run", "--", "ibv_devices")
 		})
 	}
 }
 
-// TestLinkDel: removing the device under running programs ends them with errors.
+// TestLinkDel tests that programs end with errors when their device is removed.
 func TestLinkDel(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	for _, mode := range [][]string{nil, {"-e"}} {

@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// deviceNumber is under which number a program gets a device file.
+// deviceNumber returns the descriptor number of a device file in a program.
 func (w *world) deviceNumber(args ...string) int {
 	w.t.Helper()
 	dir := scratch(w.t)
-	if err := os.Chmod(dir, 0o777); err != nil { // the program may be another user's
+	if err := os.Chmod(dir, 0o777); err != nil { // the program may run as another user
 		w.t.Fatal(err)
 	}
 	trace := filepath.Join(dir, "trace")
@@ -35,8 +35,8 @@ func (w *world) deviceNumber(args ...string) int {
 	return atoi(string(m[1]))
 }
 
-// TestDoorbells: programs ring natively if they are to and can, and fare as others do: through a transfer of each kind,
-// a reset, an unplugged device, and the end of the service.
+// TestDoorbells tests that programs use native doorbells if they are requested and supported. It compares them with
+// trapped doorbells through a transfer of each kind, a reset, an unplugged device, and the end of the service.
 func TestDoorbells(t *testing.T) {
 	t.Parallel()
 	if doorbells != "" {
@@ -91,7 +91,7 @@ func TestDoorbells(t *testing.T) {
 					default:
 						w.out("dev", end, "rxe0")
 					}
-					// The client posts; the server, of a WRITE, notices nothing, but that it is gone.
+					// The client posts. The server of a WRITE gets no completion and only notices that the client has ended.
 					if code := waitWithin(t, "client", client, 20*time.Second); code == 0 || code == -1 {
 						t.Errorf("the client: exit code %d\n%v%v", code, client.Stdout, client.Stderr)
 					}

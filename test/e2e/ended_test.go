@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// TestServiceEnds: whatever a program waits for when its service ends, it does not wait for ever. ib_write_lat polls
-// memory that its peer writes, and ibv_srq_pingpong a queue whose receives an orderly end does not flush.
+// TestServiceEnds tests that no wait of a program blocks for ever after its service has ended. ib_write_lat polls
+// memory that its peer writes. ibv_srq_pingpong waits for receives of a shared receive queue, which an orderly end does
+// not flush.
 func TestServiceEnds(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "perftest", "ib_write_lat")

@@ -20,16 +20,16 @@ import (
 	"verbena/internal/testutil"
 )
 
-// endurer is a process of testdata/endure.c, which goes on when its device is reset.
+// endurer is a process of testdata/endure.c, which continues after a reset of its device.
 type endurer struct {
 	cmd  *exec.Cmd
 	errs bytes.Buffer
-	over chan struct{} // closed when its output has ended
+	over chan struct{} // closed at the end of the output
 
 	mu     sync.Mutex
-	ups    int // sessions that came to work
+	ups    int // sessions with working connections
 	ended  bool
-	totals [3]int // sessions, completions, and of them flushed, at the end
+	totals [3]int // sessions, completions and flushed completions, at the end
 }
 
 func (e *endurer) read(r *bufio.Scanner) {
@@ -57,7 +57,7 @@ func (e *endurer) hasEnded() bool {
 	return e.ended
 }
 
-// endurers are several of them, on one device of a service.
+// endurers is a set of processes on one device of a service.
 type endurers struct {
 	t      *testing.T
 	w      *world
@@ -65,7 +65,7 @@ type endurers struct {
 	all    []*endurer
 }
 
-// startEndurers starts n processes with so many queue pairs each; modes are their ways to wait, in turns.
+// startEndurers starts n processes with qps queue pairs each. They take their ways to wait from modes in rotation.
 func startEndurers(t *testing.T, w *world, client *ctl.Client, n, qps int, modes ...string) *endurers {
 	t.Helper()
 	program := compile(t, "endure")
@@ -88,7 +88,7 @@ func startEndurers(t *testing.T, w *world, client *ctl.Client, n, qps int, modes
 	return s
 }
 
-// up waits until each process has come to work since it had so many sessions.
+// up waits until each process has more working sessions than in since.
 func (s *endurers) up(since []int) {
 	s.t.Helper()
 	deadline := time.Now().Add(2 * time.Minute)
@@ -128,7 +128,7 @@ func (s *endurers) show() ctl.DevInfo {
 	return s.do(&ctl.Request{Op: ctl.OpDevShow}).Devs[0]
 }
 
-// reset returns when the device has been reset, with the time that it took.
+// reset resets the device, waits until it works again, and returns the time that this took.
 func (s *endurers) reset(r ctl.DevReset) time.Duration {
 	s.t.Helper()
 	before := s.show().Resets
@@ -152,7 +152,7 @@ func (s *endurers) queuePairs() (n int) {
 	return n
 }
 
-// end ends the processes, and returns the sum of their sessions, completions, and of those that were flushed.
+// end ends the processes and returns the sums of their sessions, completions and flushed completions.
 func (s *endurers) end() (totals [3]int) {
 	s.t.Helper()
 	for _, e := range s.all {
@@ -160,7 +160,8 @@ func (s *endurers) end() (totals [3]int) {
 	}
 	for i, e := range s.all {
 		for deadline, over := time.Now().Add(time.Minute), false; !over; {
-			// To the program: the launcher hands it on. Again and again, as it may be about to sleep.
+			// The signal is for the program, and the launcher passes it on. It is repeated because the program may be about to
+			// sleep.
 			if !e.hasEnded() {
 				_ = e.cmd.Process.Signal(syscall.SIGTERM)
 			}
@@ -175,7 +176,7 @@ func (s *endurers) end() (totals [3]int) {
 		}
 		err := e.cmd.Wait()
 		if e.ended && err != nil && err.Error() == "signal: terminated" {
-			err = nil // a signal more than was needed, which found the launcher about to exit
+			err = nil // an extra signal, which reached the launcher as it was about to exit
 		}
 		if err != nil || !e.ended || e.errs.Len() > 0 {
 			s.t.Errorf("process %d: %v: %s", i, err, e.errs.String())
@@ -188,7 +189,7 @@ func (s *endurers) end() (totals [3]int) {
 	return totals
 }
 
-// envInt is the number in an environment variable, or another one.
+// envInt returns the number in an environment variable, or otherwise if it holds none.
 func envInt(name string, otherwise int) int {
 	if n, err := strconv.Atoi(os.Getenv(name)); err == nil {
 		return n
@@ -206,18 +207,18 @@ func dial(t *testing.T, w *world) *ctl.Client {
 	return client
 }
 
-// TestEndure resets, and unplugs and plugs, a device at all the moments there are, under ten processes with sixty queue
-// pairs, half of which sleep in completion channels. The processes live through it all, and each counts its work
-// requests. make soak-reset sets how often.
+// TestEndure resets and unplugs a device at all stages of the work of ten processes with sixty queue pairs, half of
+// which sleep in completion channels. The processes survive every reset and account for all of their work requests.
+// make soak-reset sets the number of cycles.
 func TestEndure(t *testing.T) {
 	t.Parallel()
 	const processes, qps = 10, 6
 	resets, plugs := envInt("SOAK_RESETS", 40), envInt("SOAK_PLUGS", 15)
 	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
-	w.out("run", "--", "true") // what the service makes once and for all, it then has made
+	w.out("run", "--", "true") // the service then has its long-lived resources
 	w.empty()
 	client := dial(t, w)
-	if _, err := client.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil { // it has accepted the connection
+	if _, err := client.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil { // the service has accepted the connection
 		t.Fatal(err)
 	}
 	pid := w.serve.Process.Pid
@@ -226,7 +227,7 @@ func TestEndure(t *testing.T) {
 	s := startEndurers(t, w, client, processes, qps, "poll", "wait")
 	objects := s.queuePairs()
 	if objects < processes*qps {
-		t.Errorf("under load are %d queue pairs", objects)
+		t.Errorf("there are %d queue pairs under load", objects)
 	}
 
 	rnd := rand.New(rand.NewPCG(uint64(resets), uint64(plugs)))
@@ -270,7 +271,7 @@ func TestEndure(t *testing.T) {
 	}
 
 	totals := s.end()
-	// The launchers' connections end a moment after them.
+	// The service closes the connection of a launcher shortly after the launcher has ended.
 	after := footprintOf(t, pid, dir)
 	if !testutil.Poll(func() bool { after = footprintOf(t, pid, dir); return !after.exceeds(before) }) {
 		t.Errorf("the service has %+v, and had %+v:\n%q\n%q", after, before, descriptorsOf(pid), had)
@@ -285,8 +286,8 @@ func TestEndure(t *testing.T) {
 	}
 }
 
-// TestRecoveryTimes resets a device whose queue pairs, in real processes, have a receive outstanding each, and tells
-// how long that takes. RECOVERIES sets how often, and adds the case of ten thousand.
+// TestRecoveryTimes resets a device with queue pairs in real processes, each with an outstanding receive, and logs the
+// time of the recovery. RECOVERIES sets the number of resets, and adds the case of ten thousand queue pairs.
 func TestRecoveryTimes(t *testing.T) {
 	resets := envInt("RECOVERIES", 5)
 	for _, qps := range []int{1, 100, 10000} {

@@ -20,8 +20,9 @@ import (
 // failover is a scenario of examples/failover.
 type failover struct {
 	name string
-	bugs map[string][]string // builds with a bug, and what must fail of them: "subject: what"
-	// without is the action that is left out, and fails what must fail then, besides what is expected of its rule.
+	bugs map[string][]string // builds with a bug, and their failing expectations: "subject: what"
+	// without names an action to omit. fails lists the expectations that must then fail, besides those of the action's
+	// rule.
 	without string
 	fails   []string
 }
@@ -43,16 +44,16 @@ var failovers = []failover{
 	{"target",
 		map[string][]string{"target-bug": {"target: never prints /Input/output error/",
 			"target: prints /^everything is destroyed, 0 left/"}},
-		"first removal", []string{"target: prints /^everything is destroyed, 0 left/"}}, // the second time
+		"first removal", []string{"target: prints /^everything is destroyed, 0 left/"}}, // for the second time
 	{"lossy", map[string][]string{
 		"lossy-bug":     {"sender: never prints /transport retry counter exceeded/"},
 		"lossy-bug-rnr": {"sender: never prints /RNR retry counter exceeded/"}},
 		"way there", []string{"rxe0: drop_link_loss is at least 1"}},
 }
 
-// TestFailover: each scenario of docs/failover.md passes with the program that is right, again and in the same way with
-// the same seed; fails with the one that has the bug, by an expectation that is about the bug; and fails without what
-// it does. FAILOVER=N runs each N times.
+// TestFailover tests each scenario of docs/failover.md. It passes with the correct program, with the same result for
+// the same seed. It fails with each program that has a bug, by an expectation about the bug, and it fails without its
+// action. FAILOVER=N runs each scenario N times.
 func TestFailover(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "gcc libc6-dev libibverbs-dev make", "gcc", "make")
@@ -68,7 +69,7 @@ func TestFailover(t *testing.T) {
 	times := 1
 	if s := os.Getenv("FAILOVER"); s != "" {
 		if times, err = strconv.Atoi(s); err != nil || times < 1 {
-			t.Fatalf("FAILOVER=%s: it must be a number from 1 on", s)
+			t.Fatalf("FAILOVER=%s: want a number of at least 1", s)
 		}
 	}
 	for _, f := range failovers {
@@ -86,14 +87,14 @@ func TestFailover(t *testing.T) {
 func (f *failover) run(t *testing.T, dir, build string) {
 	reports := scratch(t)
 	n := 0
-	// once runs the scenario with a build of the program, and returns what it has found.
+	// once runs the scenario with a build of the program, and returns its result.
 	once := func(program string, args ...string) (*scenario.Result, string) {
 		t.Helper()
 		n++
 		report := filepath.Join(reports, fmt.Sprintf("%d.json", n))
 		argv := append([]string{binary(t), "scenario", "run", "-q", filepath.Join(dir, f.name+".yaml"),
 			"--set", "PROGRAM=" + filepath.Join(build, program), "--report", report}, args...)
-		if os.Getuid() == 0 { // the file's addresses and ports are those of others, too
+		if os.Getuid() == 0 { // other tests use the file's addresses and ports, too
 			argv = append([]string{"unshare", "--net", "sh", "-c", `ip link set lo up && exec "$0" "$@"`}, argv...)
 		}
 		var out bytes.Buffer

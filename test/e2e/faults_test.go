@@ -42,8 +42,8 @@ func (w *world) fault(flags ...string) int {
 	return id
 }
 
-// pingpong runs a pair of ibv_rc_pingpong that checks its data and waits for events, over rxe0. Pairs that poll would
-// take the processors from the service.
+// pingpong runs a pair of ibv_rc_pingpong over rxe0 that checks its data and waits for events. Pairs that poll would
+// take processor time from the service.
 func (w *world) pingpong(args ...string) (*pair, error) {
 	w.t.Helper()
 	args = append([]string{"-d", "rxe0", "-g", "1", "-c", "-l", "7", "-e"}, args...)
@@ -51,7 +51,7 @@ func (w *world) pingpong(args ...string) (*pair, error) {
 	return p, p.runLossy()
 }
 
-// TestFaultFlags: each flag does what it says, in a service that would take the shortcut, and programs get by.
+// TestFaultFlags tests the effect of each flag in a service that could use the shortcut, and that programs complete.
 func TestFaultFlags(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -95,7 +95,7 @@ func TestFaultFlags(t *testing.T) {
 	}
 }
 
-// TestFaultStop: behind --stop the peer seems dead.
+// TestFaultStop tests that the peer appears dead under --stop.
 func TestFaultStop(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -111,7 +111,7 @@ func TestFaultStop(t *testing.T) {
 	}
 }
 
-// TestFaultSeed: the same seed hits the same packets.
+// TestFaultSeed tests that the same seed hits the same packets.
 func TestFaultSeed(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -129,11 +129,11 @@ func TestFaultSeed(t *testing.T) {
 	}
 	a, b := dropped("42"), dropped("42")
 	if a != b || a == 0 {
-		t.Errorf("of 200 packets %d were dropped, and %d the second time", a, b)
+		t.Errorf("%d of 200 packets were dropped, and %d the second time", a, b)
 	}
 }
 
-// TestFaultQP: a rule about one queue pair leaves the others alone.
+// TestFaultQP tests that a rule for one queue pair does not affect the others.
 func TestFaultQP(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
@@ -160,7 +160,7 @@ func TestFaultQP(t *testing.T) {
 		t.Errorf("other queue pairs: %v", err)
 	}
 	b, err := w.cmd(w.deadline(60), append(args, "127.0.0.1")...).CombinedOutput()
-	server.Process.Signal(syscall.SIGTERM) // it waits for a message
+	server.Process.Signal(syscall.SIGTERM) // the server waits for a message
 	io.Copy(io.Discard, lines)
 	server.Wait()
 	if err == nil || !strings.Contains(string(b), "transport retry counter exceeded") {

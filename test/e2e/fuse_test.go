@@ -15,15 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stallFS is a file system of a user's own that answers when the test wants it to: the kernel's FUSE protocol
-// (linux/fuse.h), mounted with the options that fusermount3(1) sets. Its one file is named "page".
+// stallFS is a file system of an ordinary user that answers when the test releases it. It speaks the kernel's FUSE
+// protocol (linux/fuse.h) and is mounted with the options of fusermount3(1). Its only file is named "page".
 type stallFS struct {
 	t    *testing.T
 	dir  string
 	fd   int
 	once sync.Once
 
-	// arrived gets the name of each held request as it comes.
+	// arrived receives the name of each held request.
 	arrived chan string
 
 	mu      sync.Mutex
@@ -32,7 +32,7 @@ type stallFS struct {
 	free    chan struct{} // closed by release
 }
 
-// Operations and sizes of linux/fuse.h.
+// These constants are operations and sizes of linux/fuse.h.
 const (
 	fuseLookup      = 1
 	fuseForget      = 2
@@ -54,7 +54,7 @@ const (
 
 var fuseNames = map[uint32]string{fuseGetattr: "getattr", fuseRead: "read", fuseWrite: "write", fuseFlush: "flush"}
 
-// newStallFS mounts the file system for a user. hold are the operations that get no answer before release.
+// newStallFS mounts the file system for a user. It answers the operations in hold only after release.
 func newStallFS(t *testing.T, uid uint32, hold ...uint32) *stallFS {
 	t.Helper()
 	needRoot(t)
@@ -81,7 +81,7 @@ func newStallFS(t *testing.T, uid uint32, hold ...uint32) *stallFS {
 	return f
 }
 
-// abort fails every request, those that wait included, and ends the file system.
+// abort fails every request, including the held requests, and ends the file system.
 func (f *stallFS) abort() {
 	f.once.Do(func() {
 		f.release(nil)
@@ -93,7 +93,7 @@ func (f *stallFS) abort() {
 
 func (f *stallFS) page() string { return filepath.Join(f.dir, "page") }
 
-// release answers what waits, and everything from then on; content is what the file begins with.
+// release answers the held requests and all later ones. The file then begins with content.
 func (f *stallFS) release(content []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -104,7 +104,7 @@ func (f *stallFS) release(content []byte) {
 	}
 }
 
-// await returns when a held request of that name has come.
+// await returns when a held request with that name has arrived.
 func (f *stallFS) await(name string) {
 	f.t.Helper()
 	for timeout := time.After(10 * time.Second); ; {
@@ -185,7 +185,7 @@ func (f *stallFS) answer(op uint32, in []byte) {
 			errno = syscall.ENOENT
 			break
 		}
-		u64(fuseFile, 0, 3600, 0) // the name is good for an hour, attributes are asked for each time
+		u64(fuseFile, 0, 3600, 0) // the name is valid for an hour; the kernel requests the attributes each time
 		u32(0, 0)
 		attr(fuseFile)
 	case fuseGetattr:
@@ -214,5 +214,5 @@ func (f *stallFS) answer(op uint32, in []byte) {
 	wire.NativeEndian.PutUint32(body, uint32(len(body)))
 	wire.NativeEndian.PutUint32(body[4:], uint32(-int32(errno)))
 	copy(body[8:16], in[8:16])
-	_, _ = unix.Write(f.fd, body) // ENOENT: nobody waits for it any more
+	_, _ = unix.Write(f.fd, body) // ENOENT: the request was interrupted
 }

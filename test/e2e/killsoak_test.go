@@ -21,8 +21,9 @@ import (
 	"verbena/internal/testutil"
 )
 
-// A kill soak: programs start, make objects, and are killed at a random moment, they or their launcher or both. After
-// each round nothing of them may be left in the service. ROUNDS sets how many; SEED repeats one.
+// The kill soak starts programs that create objects, and kills the program, its launcher or both at a random moment.
+// After each round the service may have no object or file of the program left. ROUNDS sets the number of rounds, and
+// SEED repeats a soak.
 
 func soakRounds() int {
 	if n, err := strconv.Atoi(os.Getenv("ROUNDS")); err == nil {
@@ -31,11 +32,11 @@ func soakRounds() int {
 	return 100
 }
 
-// victim is a kind of program to be killed. Several commands are started one after the other.
+// victim is a kind of program to kill. Several commands start one after the other.
 type victim struct {
 	name   string
 	weight int
-	life   time.Duration // the kill comes within it
+	life   time.Duration // limit of the time to the kill
 	argv   [][]string
 }
 
@@ -43,20 +44,20 @@ type killSoak struct {
 	*world
 	t       *testing.T
 	client  *ctl.Client
-	dir     string // of the service, which the names of queue files begin with
+	dir     string // directory of the service; the names of queue files begin with it
 	victims []victim
 	base    footprint
 	killed  map[string]int
 
-	contexts, objects int           // that were there when the kill came
-	longest           time.Duration // until nothing was left
+	contexts, objects int           // present at the kill
+	longest           time.Duration // time until no object was left
 }
 
-// footprint is what a service has when no program runs.
+// footprint holds the resources of a service without running programs.
 type footprint struct {
 	descriptors int
 	queueMaps   int
-	bytes       int64 // of queues
+	bytes       int64 // size of the queues
 	files       int
 }
 
@@ -70,10 +71,11 @@ func TestKillSoak(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.client.Close()
-	if _, err := s.client.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil { // it listens before it has all that it needs
+	// the service listens before it has all of its resources
+	if _, err := s.client.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil {
 		t.Fatal(err)
 	}
-	// Whose launcher was killed is ours to reap.
+	// The programs of killed launchers become children of this process, which reaps them.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +107,7 @@ func TestKillSoak(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 7))
 	began, rounds := time.Now(), soakRounds()
 	for i := range rounds {
-		if i == 5 { // what the service makes once and for all, it has made
+		if i == 5 { // the service then has its long-lived resources
 			s.base = restingFootprintOf(s.t, s.serve.Process.Pid, s.dir)
 		}
 		what := s.round(r)
@@ -119,7 +121,7 @@ func TestKillSoak(t *testing.T) {
 		rounds, time.Since(began).Round(time.Second), s.killed, s.contexts, s.objects, s.longest.Round(
 			time.Millisecond), memoryOf(w.serve.Process.Pid))
 	if s.objects == 0 {
-		t.Error("no victim has made anything")
+		t.Error("no victim has created an object")
 	}
 }
 
@@ -135,7 +137,7 @@ while True:
     time.sleep(0.01)
 `
 
-// runDirOf finds the directory on /dev/shm that a service holds.
+// runDirOf returns the directory on /dev/shm that a service holds.
 func runDirOf(t *testing.T, pid int) string {
 	t.Helper()
 	for _, what := range descriptorsOf(pid) {
@@ -157,13 +159,13 @@ func descriptorsOf(pid int) (list []string) {
 	return list
 }
 
-// exceeds reports whether there is more of anything than in g.
+// exceeds reports whether any resource of f exceeds that of g.
 func (f footprint) exceeds(g footprint) bool {
 	return f.descriptors > g.descriptors || f.queueMaps > g.queueMaps || f.bytes > g.bytes || f.files > g.files
 }
 
-// restingFootprintOf is the least that a service has within a while: its connections end a moment after those who made
-// them.
+// restingFootprintOf returns the smallest footprint of a service within a short time. The service closes a connection
+// shortly after its client has ended.
 func restingFootprintOf(t *testing.T, pid int, dir string) footprint {
 	t.Helper()
 	least := footprintOf(t, pid, dir)
@@ -176,7 +178,7 @@ func restingFootprintOf(t *testing.T, pid int, dir string) footprint {
 	return least
 }
 
-// footprintOf looks at a service, whose queue files are named after its directory on /dev/shm.
+// footprintOf returns the footprint of a service. Its queue files are named after its directory on /dev/shm.
 func footprintOf(t *testing.T, pid int, dir string) footprint {
 	t.Helper()
 	var f footprint
@@ -202,7 +204,7 @@ func footprintOf(t *testing.T, pid int, dir string) footprint {
 	return f
 }
 
-// memoryOf is what a process occupies, for people to see that it does not grow.
+// memoryOf describes the memory use of a process, to show in the log that it does not grow.
 func memoryOf(pid int) string {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	var list []string
@@ -214,7 +216,7 @@ func memoryOf(pid int) string {
 	return strings.Join(list, ", ")
 }
 
-// round starts a victim, and kills it.
+// round starts a victim and kills it.
 func (s *killSoak) round(r *rand.Rand) string {
 	total := 0
 	for _, v := range s.victims {
@@ -250,8 +252,8 @@ func (s *killSoak) round(r *rand.Rand) string {
 		}
 		launchers = append(launchers, c)
 	}
-	// On a busy machine a program starts slowly. Half of the victims have objects before their time begins, unless they
-	// end by themselves: a client that comes before its server listens.
+	// On a busy machine a program starts slowly. Half of the victims get objects before their time begins, unless they end
+	// by themselves. A client ends if its server does not listen yet.
 	if r.IntN(2) == 0 {
 		testutil.Eventually(s.t, v.name+" to create an object, or to end", func() bool {
 			_, objects := s.present()
@@ -277,7 +279,7 @@ func (s *killSoak) round(r *rand.Rand) string {
 		time.Sleep(time.Duration(r.IntN(5)) * time.Millisecond)
 	}
 	for _, c := range launchers {
-		_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) // with what it has forked
+		_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) // including forked processes
 		_ = c.Wait()
 		for {
 			if _, err := unix.Wait4(-c.Process.Pid, nil, 0, nil); err != nil && err != unix.EINTR {
@@ -289,7 +291,7 @@ func (s *killSoak) round(r *rand.Rand) string {
 	return v.name + ", killed the " + how
 }
 
-// present returns how many contexts and objects the service has.
+// present returns the numbers of contexts and objects in the service.
 func (s *killSoak) present() (contexts, objects int) {
 	res, err := s.client.Do(&ctl.Request{Op: ctl.OpResShow})
 	if err != nil {
@@ -302,7 +304,7 @@ func (s *killSoak) present() (contexts, objects int) {
 	return contexts, objects
 }
 
-// ended reports whether a child has ended, and leaves it to be reaped.
+// ended reports whether a child has ended, without reaping it.
 func ended(c *exec.Cmd) bool {
 	var info unix.Siginfo
 	err := unix.Waitid(unix.P_PID, c.Process.Pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
@@ -320,7 +322,7 @@ func childrenOf(pid int) (list []int) {
 	return list
 }
 
-// empty waits until nothing is left of a round.
+// empty waits until no object or program of a round is left.
 func (s *killSoak) empty(round int, what string) {
 	var contexts, programs int
 	var now footprint

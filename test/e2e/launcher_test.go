@@ -15,7 +15,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestLauncher: run passes everything through.
+// TestLauncher tests that run passes through arguments, output and exit codes.
 func TestLauncher(t *testing.T) {
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
 	notExecutable := filepath.Join(t.TempDir(), "plain")
@@ -53,19 +53,19 @@ func TestLauncher(t *testing.T) {
 					c.stdout, stderr.String(), c.stderr)
 			}
 			if code >= 125 && code < 128 && strings.Count(stderr.String(), "\n") != 1 {
-				t.Errorf("a failure is told in one line, not: %q", stderr.String())
+				t.Errorf("the error message is %q, want a single line", stderr.String())
 			}
 		})
 	}
 }
 
-// TestSignals: a signal to the launcher reaches the program.
+// TestSignals tests that a signal to the launcher reaches the program.
 func TestSignals(t *testing.T) {
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1, syscall.SIGHUP} {
 		t.Run(sig.String(), func(t *testing.T) {
 			if signal.Ignored(sig) {
-				t.Log("ignored here, as below nohup(1), and so by what is started")
+				t.Log("the signal is ignored here, as below nohup(1), and thus in the started programs")
 				return
 			}
 			cmd := w.cmd(w.deadline(20), "run", "--", "sh", "-c",
@@ -91,13 +91,13 @@ func TestSignals(t *testing.T) {
 	}
 }
 
-// TestOnDemand: the first run starts a service, which several use, and which `stop` ends.
+// TestOnDemand tests that the first run starts a service, which several programs share, and that `stop` ends it.
 func TestOnDemand(t *testing.T) {
 	for _, u := range users() {
 		t.Run(u.name, func(t *testing.T) {
 			w := newWorld(t, u, "")
 			t.Cleanup(func() { w.cmd(context.Background(), "stop").Run() })
-			// Several at once: one service.
+			// Several concurrent runs use one service.
 			var cmds []*exec.Cmd
 			for range 4 {
 				c := w.cmd(w.deadline(30), "run", "--", "sleep", "0.3")
@@ -135,7 +135,7 @@ func TestPrivate(t *testing.T) {
 	}
 }
 
-// TestBadInput: one clear line each, exit code 125, and the service lives on.
+// TestBadInput tests that invalid input causes a single clear line and exit code 125, and that the service continues.
 func TestBadInput(t *testing.T) {
 	addr := loopback()
 	w := startService(t, users()[0], "", "--link", "rxe0="+addr)
@@ -172,8 +172,8 @@ func TestBadInput(t *testing.T) {
 	w.out("run", "--", "true")
 }
 
-// TestFullShm: programs need no room on /dev/shm for their queues. A service needs a little for the files that they
-// see, and says so.
+// TestFullShm tests that programs need no space on /dev/shm for their queues. A service needs a little space for
+// virtual files, and names the remedy if there is none.
 func TestFullShm(t *testing.T) {
 	needRoot(t)
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -193,7 +193,7 @@ func TestFullShm(t *testing.T) {
 	if err != nil || strings.Contains(string(out), "have failed") {
 		t.Errorf("%v: %s", err, out)
 	}
-	// Where not even the files below /sys fit there is no service.
+	// A service cannot start without space for the files below /sys.
 	for _, size := range []string{"4k", "64k"} {
 		script := `mount -t tmpfs -o size=` + size + ` tmpfs /dev/shm && exec "$0" run --private --link rxe0=` + loopback() +
 			` -- ibv_devinfo`

@@ -20,8 +20,8 @@ import (
 	"verbena/service"
 )
 
-// TestPortFlap: a program hears of its port's state, its queue pair runs out of retries while the port is down, and it
-// connects anew; by the shortcut and by packets.
+// TestPortFlap tests a port that goes down for a while. A program gets the port events, its queue pair runs out of
+// retries while the port is down, and it connects again. The test uses the shortcut and the wire.
 func TestPortFlap(t *testing.T) {
 	t.Parallel()
 	program := compile(t, "portflap")
@@ -53,8 +53,8 @@ func TestPortFlap(t *testing.T) {
 	}
 }
 
-// TestShapedFlaps: under a shaper and flaps of the port programs go on, or fail; killed ones leave nothing behind, and
-// so do a reset, an unplug and a device that goes, with a full queue.
+// TestShapedFlaps tests programs under a shaper and port flaps. They complete or fail. Killed programs leave no
+// objects, nor do a reset, an unplug and the removal of a device with a full queue.
 func TestShapedFlaps(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "perftest", "ib_write_bw")
@@ -103,7 +103,7 @@ func TestShapedFlaps(t *testing.T) {
 	if _, err := w.pingpong("-n", "100"); err != nil {
 		t.Error(err)
 	}
-	// The service ends with a full queue: see startService.
+	// The service stops with a full queue: see startService.
 	w.out("link", "set", "rxe0", "--delay", "1m")
 	p := w.cmd(w.deadline(60), "run", "--", "ibv_uc_pingpong", "-d", "rxe0", "-g", "1")
 	if err := p.Start(); err != nil {
@@ -113,7 +113,7 @@ func TestShapedFlaps(t *testing.T) {
 	p.Wait()
 }
 
-// counter reads a counter of a device.
+// counter returns a counter of a device.
 func (w *world) counter(dev, name string) (n int) {
 	w.t.Helper()
 	for l := range strings.Lines(w.out("stat", "show", "--dev", dev)) {
@@ -124,15 +124,15 @@ func (w *world) counter(dev, name string) (n int) {
 	return n
 }
 
-// faultyProgram is a program whose verbs are made to fail. With a client it is a server.
+// faultyProgram is a program to run with verb faults. If it has a client, it is a server.
 type faultyProgram struct {
 	name           string
-	server, client []string // argv, with ADDR for the device's address and PORT for a port; no client: there is none
-	listens        bool     // the server listens at the port, by TCP
-	stays          bool     // the server serves one client after the other
+	server, client []string // argv, with ADDR for the device's address and PORT for a port; the client may be empty
+	listens        bool     // the server listens on the TCP port
+	stays          bool     // the server serves several clients in sequence
 }
 
-// pingpong is a program whose client is called as its server is, with the server's address behind.
+// pingpong returns a program with a client that has the server's arguments followed by the server's address.
 func pingpong(listens bool, args ...string) faultyProgram {
 	return faultyProgram{name: args[0], server: args, client: append(slices.Clone(args), "127.0.0.1"), listens: listens}
 }
@@ -184,7 +184,7 @@ var faultyPrograms = []faultyProgram{
 	{name: "ibv_asyncwatch, for a second", server: []string{"timeout", "-s", "KILL", "1", "ibv_asyncwatch", "-d", "rxe0"}},
 }
 
-// program is the name of the program that a server runs.
+// program returns the name of the program that a server runs.
 func (p *faultyProgram) program() string {
 	for i, a := range p.server {
 		switch {
@@ -198,10 +198,10 @@ func (p *faultyProgram) program() string {
 	return ""
 }
 
-// outcome is what became of the ends of a run.
+// outcome holds the results of the two ends of a run.
 type outcome struct {
-	server, client string // exit codes; "waits" of an end that did not end when the other had failed
-	says           string // what the end that failed first said last; of both, if both wait
+	server, client string // exit codes; "waits" for an end that did not end after the other had failed
+	says           string // last line of the end that failed first, or of both if both wait
 }
 
 func (o outcome) String() string {
@@ -222,7 +222,7 @@ func exits(err error) string {
 	return err.Error()
 }
 
-// lastWords returns the last line that says something.
+// lastWords returns the last line with words.
 func lastWords(out string) string {
 	lines := strings.Split(out, "\n")
 	for _, l := range slices.Backward(lines) {
@@ -230,17 +230,17 @@ func lastWords(out string) string {
 			continue
 		}
 		if changing.MatchString(l) {
-			return "" // figures and numbers, and no error
+			return "" // figures and numbers only
 		}
 		return l
 	}
 	return ""
 }
 
-// changing matches what a program says that is another thing each time.
+// changing matches output that differs between runs.
 var changing = regexp.MustCompile(`0x|[0-9]\.[0-9]|usec|GID`)
 
-// runFaulty runs a program to its end. What waits for an end that has failed is ended.
+// runFaulty runs a program to its end. If one end has failed and the other still waits, runFaulty ends the other.
 func runFaulty(w *world, p *faultyProgram, addr string, stay time.Duration) (o outcome, hang bool) {
 	ctx := w.deadline(60)
 	type end struct {
@@ -256,7 +256,7 @@ func runFaulty(w *world, p *faultyProgram, addr string, stay time.Duration) (o o
 		}
 		e := &end{cmd: w.cmd(ctx, append([]string{"run", "--"}, args...)...), done: make(chan error, 1)}
 		e.cmd.Stdout, e.cmd.Stderr = &e.out, &e.out
-		e.cmd.Dir = dir // where programs that crash write why
+		e.cmd.Dir = dir // programs that crash write the reason here
 		e.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		if err := e.cmd.Start(); err != nil {
 			w.t.Fatal(err)
@@ -288,7 +288,7 @@ func runFaulty(w *world, p *faultyProgram, addr string, stay time.Duration) (o o
 		}
 		ends = append(ends, start(p.client))
 	}
-	// The first end has its time; then the other has a moment.
+	// The first end gets 10 s, then the other a short time.
 	deadline := time.Now().Add(10 * time.Second)
 	first := -1
 	for first < 0 && time.Now().Before(deadline) {
@@ -367,14 +367,15 @@ func TestVerbFaults(t *testing.T) {
 	}
 }
 
-// failEachVerb has each verb that a program calls fail, at its first call or at each, and returns what comes of it.
+// failEachVerb fails each verb of a program, at its first call or, with each, at every call. It returns the outcomes as
+// rows of the table.
 func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 	if _, err := exec.LookPath(p.program()); err != nil {
 		need(t, false, p.program()+": apt-get install ibverbs-utils perftest rdmacm-utils qperf ucx-utils libfabric-bin")
 	}
 	addr := loopback()
 	w := startService(t, users()[0], "", "--link", "rxe0="+addr)
-	// Rules that do next to nothing count the calls.
+	// These rules have almost no effect and count the calls.
 	for _, v := range service.VerbNames() {
 		w.out("fault", "add", "--verb", v, "--delay", "1ns")
 	}
@@ -393,7 +394,7 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 		t.Fatalf("%s calls %v only", p.name, calls)
 	}
 	var rows strings.Builder
-	var odd []string // verbs after which both ends wait, or one crashes
+	var odd []string // verbs after which both ends wait, or an end crashes
 	for _, verb := range service.VerbNames() {
 		n := calls[verb]
 		if !each {
@@ -414,7 +415,7 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 			w.out("fault", "clear")
 			w.empty()
 			if r[0].Hit == 0 {
-				continue // this time it took another course, and did not come to that call
+				continue // in this run the program did not reach that call
 			}
 			became, nths = append(became, o), append(nths, nth)
 			if crashed := slices.Contains(crashes, o.server) || slices.Contains(crashes, o.client); (hang || crashed) && each {
@@ -427,7 +428,7 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 			fmt.Fprintf(&rows, "| %s | %d | %s | %s |\n", verb, calls[verb], spans(nths, became), words(became))
 		}
 	}
-	// Nothing is left that would keep the program from running.
+	// No fault may remain that would prevent the program from running.
 	if again, hang := runFaulty(w, p, addr, 5*time.Second); hang || again.server != clean.server ||
 		again.client != clean.client {
 		t.Errorf("%s after the faults: %v: %s", p.name, again, again.says)
@@ -436,7 +437,7 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 	return table + reasons(p.name, odd)
 }
 
-// reasons says why both ends wait, or one crashes, after the failure of verbs.
+// reasons explains why both ends wait, or an end crashes, after the failure of the verbs.
 func reasons(program string, verbs []string) (list string) {
 	var whys []string
 	of := map[string][]string{}
@@ -456,7 +457,7 @@ func reasons(program string, verbs []string) (list string) {
 	return list
 }
 
-// spans are the outcomes, those of consecutive calls that are the same together: "1–2: 1 / 1, 3: waits / 1".
+// spans lists the outcomes, and joins equal outcomes of consecutive calls: "1–2: 1 / 1, 3: waits / 1".
 func spans(nths []int, became []outcome) string {
 	var list []string
 	for i := 0; i < len(became); {
@@ -477,7 +478,7 @@ func spans(nths []int, became []outcome) string {
 	return strings.Join(list, ", ")
 }
 
-// words are what is said first in the outcomes of which an end is one of a failure.
+// words returns the message of the first outcome with an error at one end.
 func words(became []outcome) string {
 	for _, o := range became {
 		if strings.Trim(o.String(), "0serv /") != "" && o.says != "" {
@@ -487,11 +488,11 @@ func words(became []outcome) string {
 	return ""
 }
 
-// whyVerbs says why both ends of a program wait, or why one crashes, when verbs have failed, as the source of the
-// program has it.
+// whyVerbs explains, from the source of each program, why both of its ends wait, or why an end crashes, after the
+// failure of a verb.
 var whyVerbs = []struct {
 	program string
-	verbs   string // a pattern
+	verbs   string // pattern
 	why     string
 }{
 	{"rdma_server, rdma_client", "req_notify_cq", "`rdma_disconnect` of the failed end waits for the peer's answer; the peer waits for a completion and does not read " +
@@ -514,20 +515,21 @@ var whyVerbs = []struct {
 		"the connection with an identifier that it does not have yet."},
 }
 
-// whyVerb returns what whyVerbs has of a verb of a program, "" if nothing.
+// whyVerb returns the entry of whyVerbs for a verb of a program, or "".
 func whyVerb(program, verb string) string {
 	for _, w := range whyVerbs {
-		if regexp.MustCompile("^"+w.program+"$").MatchString(program) && regexp.MustCompile("^"+w.verbs+"$").MatchString(verb) {
+		if regexp.MustCompile("^"+w.program+"$").MatchString(program) &&
+			regexp.MustCompile("^"+w.verbs+"$").MatchString(verb) {
 			return w.why
 		}
 	}
 	return ""
 }
 
-// crashes are the exit codes of a program that SIGSEGV or SIGABRT has ended.
+// crashes lists the exit codes of a program killed by SIGSEGV or SIGABRT.
 var crashes = []string{"139", "134"}
 
-// maxNth bounds how many calls of one verb are made to fail: what programs do at the next ones they have done before.
+// maxNth bounds the number of failed calls for each verb. Programs handle later calls in the same way.
 const maxNth = 4
 
 const verbFaultsHead = `# Results: one verb fails, and the program's reaction

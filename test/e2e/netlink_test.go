@@ -14,7 +14,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestRdmaTool: iproute2's rdma, unmodified, sees the devices and what programs hold, and makes and removes devices.
+// TestRdmaTool tests that the unmodified rdma tool of iproute2 lists the devices and the objects of programs, and adds
+// and deletes devices.
 func TestRdmaTool(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "iproute2", "rdma")
@@ -59,7 +60,7 @@ func TestRdmaTool(t *testing.T) {
 				strings.Count(out, "comm rping") != 3 {
 				t.Errorf("rdma resource show cm_id:\n%s", out)
 			}
-			// What rdma and `verbena res show` count is the same.
+			// The counts of rdma and of `verbena res show` agree.
 			var pds, mrs, cqs, qps int
 			for _, h := range w.resShow() {
 				pds, mrs, cqs, qps = pds+h.PDs, mrs+len(h.MRs), cqs+len(h.CQs), qps+len(h.QPs)
@@ -68,7 +69,7 @@ func TestRdmaTool(t *testing.T) {
 			if out := rdma("resource"); !strings.Contains(out, want) {
 				t.Errorf("rdma resource: no %q in:\n%s", want, out)
 			}
-			// An SRQ names its PD, and the queue pairs that receive from it.
+			// An SRQ shows its PD and the queue pairs that receive from it.
 			p := w.cmd(w.deadline(60), "run", "--", "ibv_srq_pingpong", "-d", "rxe0", "-g", "1", "-q", "3", "-p", tcpPort())
 			if err := p.Start(); err != nil {
 				t.Fatal(err)
@@ -85,7 +86,7 @@ func TestRdmaTool(t *testing.T) {
 			srq = rdma("-j", "resource", "show", "srq")
 			if err := json.Unmarshal([]byte(srq), &srqs); err != nil || len(srqs) != 1 || srqs[0].PDN == 0 ||
 				len(srqs[0].LQPN) == 0 {
-				// Numbers that follow one another are a range, for which iproute2 cuts large ones short.
+				// iproute2 prints consecutive numbers as a range, and truncates large numbers in ranges.
 				t.Errorf("rdma resource show srq: no PD, or no queue pair: %v\n%s", err, srq)
 			}
 			for _, p := range []*exec.Cmd{c, s, p} {
@@ -105,7 +106,8 @@ func TestRdmaTool(t *testing.T) {
 	}
 }
 
-// TestRdmaToolOfOthers: who shares another user's service sees what is his own, and changes no device.
+// TestRdmaToolOfOthers tests a user of another user's service. The user sees only their own objects, and cannot change
+// devices.
 func TestRdmaToolOfOthers(t *testing.T) {
 	needRoot(t)
 	needProgram(t, "iproute2", "rdma")

@@ -29,8 +29,8 @@ if __name__ == '__main__':
     print('ok')
 `
 
-// TestProcesses runs what processes do around a device file, where the service reaches programs itself, and where it
-// asks their launchers.
+// TestProcesses tests process operations around a device file. In one part the service accesses the programs itself, in
+// the other it asks their launchers.
 func TestProcesses(t *testing.T) {
 	t.Parallel()
 	c, raw := buildC(t, "process"), buildRawverbs(t)
@@ -81,8 +81,8 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-// TestContainers: what a container may take away from a program and its service, they do not need; and private services
-// come and go at one address.
+// TestContainers tests that a program and its service do not need the privileges that a container may lack. Private
+// services start and stop repeatedly at one address.
 func TestContainers(t *testing.T) {
 	t.Parallel()
 	needRoot(t)

@@ -12,22 +12,22 @@ import (
 	"time"
 )
 
-// paths are the ways that packets take between two programs of one service.
+// paths lists the paths of packets between two programs of one service.
 var paths = []struct {
 	name string
 	args []string
 }{{"shortcut", nil}, {"wire", []string{"--wire"}}}
 
-// cell is a user of a service, and a path.
+// cell is a combination of a user and a path.
 type cell struct {
 	user user
 	name string
 	addr string
-	args []string // of verbena serve
+	args []string // for verbena serve
 }
 
-// cells are all pairs of a user and a path with full counts, and otherwise some with every user and every path:
-// programs do not depend on both at once.
+// cells returns all pairs of a user and a path with full counts. Otherwise it returns some pairs with every user and
+// every path, since no program depends on the combination.
 func cells() (all []cell) {
 	for i, u := range users() {
 		for k, path := range paths {
@@ -66,7 +66,7 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// iterations keeps one cell of the matrix within 16 megabytes, or gives the full count.
+// iterations returns the full count, or limits one cell of the matrix to 16 MB.
 func iterations(size int) int {
 	if full {
 		return 10000
@@ -113,7 +113,7 @@ func usecPerIter(out string) string {
 	return "no figure in: " + out
 }
 
-// TestPingpongGIDs: index 0, the link-local GID, works as index 1 does; so do the other service types.
+// TestPingpongGIDs tests index 0, the link-local GID, like index 1, and also the other service types.
 func TestPingpongGIDs(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong")
@@ -136,7 +136,7 @@ func TestPingpongGIDs(t *testing.T) {
 	}
 }
 
-// TestSharedQueues: programs that share receive queues, with datagrams too.
+// TestSharedQueues tests programs with shared receive queues, including datagrams.
 func TestSharedQueues(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_srq_pingpong")
@@ -148,7 +148,7 @@ func TestSharedQueues(t *testing.T) {
 			"ibv_srq_pingpong -d rxe0 -g 1 -n 500 -c -e",
 			"ib_send_bw -d rxe0 -x 1 -F -n 500 --use-srq -q 4",
 			"ib_send_lat -d rxe0 -x 1 -F -n 500 --use-srq",
-			"ib_send_lat -d rxe0 -x 1 -F -n 500 -c UD", // not a stream of them: what is lost perftest waits for
+			"ib_send_lat -d rxe0 -x 1 -F -n 500 -c UD", // no stream: perftest would wait for lost datagrams
 			"ib_send_lat -d rxe0 -x 1 -F -n 500 -c UD --use-srq",
 		} {
 			t.Run(place.name+"/"+c, func(t *testing.T) {
@@ -163,7 +163,7 @@ func TestSharedQueues(t *testing.T) {
 	}
 }
 
-// TestMulticast: a ping-pong of datagrams by a group that both ends are in.
+// TestMulticast runs a ping-pong of datagrams between two members of a group.
 func TestMulticast(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "perftest", "ib_send_lat")
@@ -172,7 +172,7 @@ func TestMulticast(t *testing.T) {
 			t.Parallel()
 			w := startService(t, c.user, "", c.args...)
 			host := netip.MustParseAddr(c.addr).As4()
-			group := fmt.Sprintf("0:0:0:0:0:0:0:0:0:0:255:255:239:%d:%d:%d", host[1], host[2], host[3]) // nobody else's
+			group := fmt.Sprintf("0:0:0:0:0:0:0:0:0:0:255:255:239:%d:%d:%d", host[1], host[2], host[3]) // unused by other tests
 			args := []string{"-d", "rxe0", "-x", "1", "-F", "-n", "500", "-c", "UD", "-g", "-M", group}
 			p := &pair{program: "ib_send_lat", server: w, client: w, serverArgs: args, clArgs: args}
 			if err := p.run(); err != nil {
@@ -183,8 +183,8 @@ func TestMulticast(t *testing.T) {
 	}
 }
 
-// TestPerftest: the operations, by every service that perftest has them for. A stream of SENDs by UC or UD is not among
-// them: perftest waits for ever for what is lost, and what finds no receive is lost.
+// TestPerftest tests the operations over every transport that perftest supports for them. It omits streams of SENDs
+// over UC and UD. A message without a posted receive is lost, and perftest waits for ever for lost messages.
 func TestPerftest(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "perftest", "ib_send_lat", "ib_write_lat", "ib_read_lat", "ib_atomic_lat", "ib_send_bw", "ib_write_bw",
@@ -205,7 +205,7 @@ func TestPerftest(t *testing.T) {
 			for _, row := range table {
 				for i, tool := range row.tools {
 					variants := row.variants
-					if !full { // each variant by some of the programs
+					if !full { // some of the programs for each variant
 						variants = variants[(i+k)%len(variants):][:1]
 					}
 					for _, variant := range variants {
@@ -233,7 +233,7 @@ func lastFigures(out string) string {
 	return strings.Join(strings.Fields(m[len(m)-1]), " ")
 }
 
-// TestManyEventRuns: a stall here is a lost notification or a wrong count of events at destroy.
+// TestManyEventRuns repeats runs with events. A stall means a lost notification or a wrong event count at destruction.
 func TestManyEventRuns(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -254,8 +254,9 @@ func TestManyEventRuns(t *testing.T) {
 	w.empty()
 }
 
-// TestLibfabric: a server of fi_pingpong that is given no address is found from another host, by connections and by
-// reliable datagrams. The latter have one completion queue for all endpoints, longer than those of the kernel's rxe.
+// TestLibfabric tests a server of fi_pingpong without an address, which a client on another host finds by connections
+// and by reliable datagrams. Reliable datagrams use one completion queue for all endpoints, which is longer than rxe in
+// the kernel permits.
 func TestLibfabric(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "libfabric-bin", "fi_pingpong")

@@ -12,7 +12,7 @@ import (
 	"verbena/test/pyverbs"
 )
 
-// TestPyverbs runs rdma-core's own tests. Every one passes, or has a reason not to that is written down.
+// TestPyverbs runs rdma-core's own tests. Every test passes, or has a recorded reason to fail or to skip.
 func TestPyverbs(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "python3", "/usr/bin/python3")
@@ -37,7 +37,7 @@ func TestPyverbs(t *testing.T) {
 				append([]string{"--link", "rxe0=" + loopback()}, path.args...)...)
 			cmd := w.cmd(w.deadline(240), "run", "--", run, "rxe0", "1", "1")
 			if cache, err := os.UserCacheDir(); err == nil {
-				cmd.Env = append(cmd.Env, "XDG_CACHE_HOME="+cache) // the tests may be there
+				cmd.Env = append(cmd.Env, "XDG_CACHE_HOME="+cache) // the tests may be in this cache
 			}
 			out, runErr := cmd.Output()
 			got, err := pyverbs.Parse(bytes.NewReader(out))

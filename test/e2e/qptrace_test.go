@@ -10,7 +10,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestQPTrace looks at the queue pairs of programs that run, and at what one of them does.
+// TestQPTrace lists the queue pairs of running programs, and traces one of them.
 func TestQPTrace(t *testing.T) {
 	t.Parallel()
 	w := sharedService(t)
@@ -48,7 +48,7 @@ func TestQPTrace(t *testing.T) {
 	}
 	num := fmt.Sprint(qps[0].Num)
 	if out := w.out("qp", "trace", num); strings.Contains(out, "psn") {
-		t.Errorf("a trace that begins: got %q, want nothing", out)
+		t.Errorf("at the start of the trace: got %q, want nothing", out)
 	}
 	for _, want := range []string{"send RC SEND Only psn ", "receive RC Acknowledge psn ", "send completed: success",
 		"receive completed: success"} {

@@ -17,8 +17,9 @@ import (
 	"time"
 )
 
-// TestBlockDevice: programs that know nothing of RDMA use a remote disk while the devices at both ends are reset all
-// the time. A file system is copied there and back, and fio writes at random and verifies; nobody sees an error.
+// TestBlockDevice tests programs without RDMA support on a remote disk while the devices at both ends are reset
+// repeatedly. They copy a file system to the disk and back, and fio writes at random and verifies. No program gets an
+// error.
 func TestBlockDevice(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "libnbd-bin", "nbdcopy", "nbdinfo")
@@ -88,15 +89,15 @@ func TestBlockDevice(t *testing.T) {
 	if m == nil {
 		t.Fatalf("the disk said at its end: %s", said)
 	}
-	// A run takes some 2 to 4 s, so there are about 40 to 80 resets.
+	// A run takes some 2 to 4 s, which is about 40 to 80 resets.
 	if resets, _ := strconv.Atoi(m[1]); resets < 20 || m[4] != "0" {
 		t.Errorf("%s", m[0])
 	}
 	target.end(t)
 }
 
-// TestBlockDeviceKill: what was flushed is there after the target was killed and started again, to the disk that was
-// kept as to others. A disk whose target is gone for good, and that waits for ever, still ends when it is told to.
+// TestBlockDeviceKill tests that flushed data is still there after the target was killed and restarted, both for the
+// existing disk and for new ones. A disk that waits for a permanently lost target still ends on request.
 func TestBlockDeviceKill(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "qemu-utils", "qemu-io")
@@ -134,7 +135,7 @@ func TestBlockDeviceKill(t *testing.T) {
 	if err := held.Start(); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(500 * time.Millisecond) // it has sent its request
+	time.Sleep(500 * time.Millisecond) // the disk has sent its request
 	late := time.AfterFunc(time.Minute, func() { disk.cmd.Process.Kill() })
 	defer late.Stop()
 	t.Log(disk.end(t))
@@ -143,10 +144,10 @@ func TestBlockDeviceKill(t *testing.T) {
 	}
 }
 
-// server is a program that says when it is ready.
+// server is a program that reports when it is ready.
 type server struct {
 	cmd   *exec.Cmd
-	ready string // what ready's first group matched
+	ready string // first group of the match of ready
 	rest  chan string
 }
 
@@ -181,13 +182,13 @@ func start(t *testing.T, ready *regexp.Regexp, name string, args ...string) *ser
 	return s
 }
 
-// kill ends the program without a word.
+// kill kills the program without an orderly end.
 func (s *server) kill() {
 	s.cmd.Process.Kill()
 	s.cmd.Wait()
 }
 
-// end interrupts the program, and returns what it said since it was ready.
+// end interrupts the program and returns its output since it was ready.
 func (s *server) end(t *testing.T) string {
 	t.Helper()
 	s.cmd.Process.Signal(syscall.SIGINT)

@@ -10,14 +10,14 @@ import (
 	"testing"
 )
 
-// rdmanetTests is the program of package rdmanet's tests.
+// rdmanetTests returns the test program of package rdmanet.
 func rdmanetTests(t *testing.T) string {
 	return build(t, "rdmanet-tests", func(path string) []string {
 		return []string{"go", "test", "-c", "-o", path, "verbena/rdmanet"}
 	})
 }
 
-// ways are how a Go program comes to a device of a service.
+// ways lists how a Go program reaches a device of a service.
 var ways = []struct {
 	name string
 	cmd  func(w *world, program string, args ...string) *exec.Cmd
@@ -35,7 +35,7 @@ var ways = []struct {
 	}},
 }
 
-// TestRdmanet: the tests of package rdmanet that need no device of their own, on one of a service.
+// TestRdmanet runs the tests of package rdmanet that need no separate device, on a device of a service.
 func TestRdmanet(t *testing.T) {
 	t.Parallel()
 	tests := rdmanetTests(t)
@@ -51,7 +51,7 @@ func TestRdmanet(t *testing.T) {
 	}
 }
 
-// TestRdmanetAcross: nettest's tests and transfers of both kinds between the services of two network namespaces.
+// TestRdmanetAcross runs nettest's tests and transfers of both kinds between the services of two network namespaces.
 func TestRdmanetAcross(t *testing.T) {
 	t.Parallel()
 	tests := rdmanetTests(t)
@@ -92,8 +92,8 @@ func TestRdmanetAcross(t *testing.T) {
 	}
 }
 
-// TestRdmanetReset: a program that has a connection while its device is reset, or pulled out and plugged in again, gets
-// an error that says so, and connects again.
+// TestRdmanetReset tests that a program with a connection gets an error that names the cause when its device is reset,
+// or is unplugged and plugged in, and that it can connect again.
 func TestRdmanetReset(t *testing.T) {
 	t.Parallel()
 	tests := rdmanetTests(t)

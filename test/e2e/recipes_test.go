@@ -14,7 +14,7 @@ import (
 
 var recipe = regexp.MustCompile("(?ms)^```[a-z]+ ([a-z_.]+)\n(.*?)^```$")
 
-// TestRecoveryRecipes runs the recipes of docs/recovery.md: the files of examples/recovery and the Go test on the page.
+// TestRecoveryRecipes runs the recipes of docs/recovery.md unchanged.
 func TestRecoveryRecipes(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "gcc", "cc")
@@ -50,7 +50,7 @@ func TestRecoveryRecipes(t *testing.T) {
 		if err != nil {
 			t.Fatalf("recover.sh: %v\n%s", err, out)
 		}
-		// Five resets, one of which comes twice.
+		// There are five resets. One of them runs twice.
 		if d := w.dev(); d.Resets != 6 || d.Contexts+d.Zombies != 0 {
 			t.Errorf("%+v", d)
 		}
@@ -59,7 +59,7 @@ func TestRecoveryRecipes(t *testing.T) {
 		}
 	})
 	t.Run("Go test", func(t *testing.T) {
-		// The overlay has the file stand in the module, without writing it there.
+		// The overlay adds the file to the module without writing to the module.
 		root, err := filepath.Abs("../..")
 		if err != nil {
 			t.Fatal(err)

@@ -19,7 +19,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// dev is the first device.
+// dev returns the first device.
 func (w *world) dev() ctl.DevInfo {
 	w.t.Helper()
 	list := w.ask(&ctl.Request{Op: ctl.OpDevShow}).Devs
@@ -29,7 +29,7 @@ func (w *world) dev() ctl.DevInfo {
 	return list[0]
 }
 
-// queuesClean fails the test if a service keeps queue files of programs that have ended.
+// queuesClean fails the test if a service keeps queue files of ended programs.
 func queuesClean(t *testing.T, service int) {
 	t.Helper()
 	testutil.Eventually(t, "the queue files of ended programs to be closed", func() bool {
@@ -39,8 +39,8 @@ func queuesClean(t *testing.T, service int) {
 	})
 }
 
-// TestResetPrograms: programs that were not made for it end with an error when their device is reset or pulled out,
-// within seconds, and nothing of them is left; the next ones work.
+// TestResetPrograms tests that programs without support for resets end with an error within seconds when their device
+// is reset or unplugged. They leave no objects, and later programs work.
 func TestResetPrograms(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_asyncwatch")
@@ -54,11 +54,11 @@ func TestResetPrograms(t *testing.T) {
 		{"ibv_rc_pingpong", []string{"-d", "rxe0", "-g", "1", "-n", "100000000"}, false},
 		{"ibv_rc_pingpong", []string{"-d", "rxe0", "-g", "1", "-n", "100000000", "-e"}, true},
 		{"ib_send_bw", []string{"-d", "rxe0", "-x", "1", "-F", "-D", "50"}, false},
-		{"ib_send_bw", []string{"-d", "rxe0", "-x", "1", "-F", "-n", "5000000", "-e"}, true}, // -D does not go with -e
+		{"ib_send_bw", []string{"-d", "rxe0", "-x", "1", "-F", "-n", "5000000", "-e"}, true}, // -D cannot be combined with -e
 	}
 	for i, fail := range []struct {
 		do    [][]string
-		after []string // brings the device back
+		after []string // commands that bring the device back
 		waits bool     // only with programs that wait for completions
 	}{
 		{do: [][]string{{"reset", "rxe0"}}},
@@ -159,8 +159,8 @@ print('closed', flush=True)
 sys.stdin.readline()
 `
 
-// TestOutOfReach: while the hardware does not answer, also when that began during a registration, each command ends at once:
-// it says what is wrong, or does it.
+// TestOutOfReach tests commands while the hardware does not answer, including an outage that begins during a
+// registration. Each command returns at once, with success or with an error that names the cause.
 func TestOutOfReach(t *testing.T) {
 	w := startService(t, users()[0], "", "--link", "rxe0="+loopback())
 	refused := func(why string, args ...string) {
@@ -183,7 +183,7 @@ func TestOutOfReach(t *testing.T) {
 			t.Errorf("plugged in again: %+v", d)
 		}
 	}
-	// An outage that was ended by hand does not end the next one.
+	// An outage ended by hand does not affect the next one.
 	short := w.cmd(w.deadline(20), "dev", "reset", "rxe0", "--unreachable=500ms")
 	if err := short.Start(); err != nil {
 		t.Fatal(err)
@@ -202,7 +202,7 @@ func TestOutOfReach(t *testing.T) {
 	w.out("link", "del", "rxe0")
 }
 
-// TestZombie: a process holds what is left of the old device while others, and it too, work on the recovered one.
+// TestZombie tests a process that keeps the objects of the old device, while it and others use the recovered device.
 func TestZombie(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -268,7 +268,7 @@ func TestZombie(t *testing.T) {
 	}
 }
 
-// lineFeed hands on what is written, line by line.
+// lineFeed passes on the written data line by line.
 type lineFeed struct {
 	ch   chan string
 	rest string
@@ -289,8 +289,8 @@ func (l *lineFeed) Write(b []byte) (int, error) {
 	}
 }
 
-// TestSoakReset resets and unplugs the device under ten real processes, again and again: each must end, with an error,
-// and be followed by the next. make soak-reset sets how often.
+// TestSoakReset resets and unplugs the device under ten real processes, repeatedly. Each process must end with an
+// error, and a new process takes its place. make soak-reset sets the number of cycles.
 func TestSoakReset(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -342,7 +342,7 @@ func TestSoakReset(t *testing.T) {
 		}
 		for i, c := range all {
 			if code := waitWithin(t, "program "+strconv.Itoa(i), c, 30*time.Second); code == 0 {
-				t.Errorf("cycle %d: program %d ended well", n, i)
+				t.Errorf("cycle %d: program %d ended without an error", n, i)
 			}
 		}
 		w.empty()
@@ -354,7 +354,7 @@ func TestSoakReset(t *testing.T) {
 	t.Logf("%d resets, %d unplugs under %d processes", resets, plugs, 2*pairs)
 }
 
-// silenceScript posts a receive, and tells what has come of it when the device has been reset.
+// silenceScript posts a receive, and prints its completion after a reset of the device.
 const silenceScript = `
 import sys, time
 from pyverbs.device import Context
@@ -386,8 +386,8 @@ for o in qp, mr, cq, pd, ctx:
     o.close()
 `
 
-// TestNoFlush: what is outstanding when a device is reset is flushed, or with --no-flush forgotten, as by the kernel's
-// rxe.
+// TestNoFlush tests that a reset flushes outstanding work requests, or drops them with --no-flush as the kernel's rxe
+// does.
 func TestNoFlush(t *testing.T) {
 	t.Parallel()
 	const python = "/usr/bin/python3"

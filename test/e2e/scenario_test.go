@@ -12,8 +12,7 @@ import (
 	"testing"
 )
 
-// runScenario runs a scenario with a device rxe0 of a loopback address, and returns its exit code and what it has
-// printed.
+// runScenario runs a scenario with a device rxe0 at a loopback address, and returns its exit code and its output.
 func runScenario(t *testing.T, addr, text string) (code int, out string) {
 	t.Helper()
 	path := filepath.Join(scratch(t), "scenario.yaml")
@@ -22,7 +21,7 @@ func runScenario(t *testing.T, addr, text string) (code int, out string) {
 		t.Fatal(err)
 	}
 	argv := []string{binary(t), "scenario", "run", path}
-	if os.Getuid() == 0 { // the address is that of others, too
+	if os.Getuid() == 0 { // other tests use the address, too
 		argv = append([]string{"unshare", "--net", "sh", "-c", `ip link set lo up && exec "$0" "$@"`}, argv...)
 	}
 	c := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
@@ -32,8 +31,8 @@ func runScenario(t *testing.T, addr, text string) (code int, out string) {
 	return code, b.String()
 }
 
-// TestScenarioSignal: the signal of an action reaches the program, and not its launcher: one that comes as soon as the
-// launcher has been started, one that cannot be caught, and one that launchers do not pass on.
+// TestScenarioSignal tests that the signal of an action reaches the program and not its launcher. It tests a signal
+// directly after the start of the launcher, a signal that cannot be caught, and a signal that launchers do not pass on.
 func TestScenarioSignal(t *testing.T) {
 	t.Parallel()
 	code, out := runScenario(t, "127.0.94.1", `
@@ -58,8 +57,8 @@ actions:
 	}
 }
 
-// TestScenarioLeftovers: what a program leaves running, in a session of its own and without a parent, ends with the
-// scenario.
+// TestScenarioLeftovers tests that processes left by a program end with the scenario, even in a session of their own
+// and without a parent.
 func TestScenarioLeftovers(t *testing.T) {
 	t.Parallel()
 	code, out := runScenario(t, "127.0.94.2", `
@@ -72,8 +71,8 @@ programs:
 	}
 }
 
-// TestScenarioReports: a report that cannot be written costs neither the scenarios that follow nor what is printed of
-// them, and none replaces another.
+// TestScenarioReports tests reports that cannot be written. The later scenarios still run, their output is still
+// printed, and no report replaces another.
 func TestScenarioReports(t *testing.T) {
 	t.Parallel()
 	dir := scratch(t)

@@ -16,8 +16,8 @@ import (
 	"verbena/test/trace"
 )
 
-// TestTrace runs programs from their beginning to their end under a service that strace watches, and has package trace
-// judge each of its threads.
+// TestTrace runs programs from start to end under a service traced by strace, and checks each thread of the service
+// with package trace.
 func TestTrace(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
@@ -67,7 +67,8 @@ func TestTrace(t *testing.T) {
 	if len(files) < 5 {
 		t.Fatalf("a service of %d threads", len(files))
 	}
-	// The first thread of the process is the one that has executed it. Its number need not be the lowest: numbers wrap.
+	// The first thread of the process is the thread that executed the service. It need not have the lowest number, because
+	// numbers wrap.
 	self := 0
 	traces := make([]string, len(files))
 	for i, f := range files {

@@ -12,7 +12,7 @@ import (
 	"verbena/internal/ctl"
 )
 
-// sharedService is a service of root's that other users may use as the flags say.
+// sharedService starts a root service that other users may use as the flags permit.
 func sharedService(t *testing.T, args ...string) *world {
 	t.Helper()
 	needRoot(t)
@@ -21,14 +21,15 @@ func sharedService(t *testing.T, args ...string) *world {
 	return w
 }
 
-// as is the same service for another user.
+// as returns the same service for another user.
 func (w *world) as(uid uint32, groups ...uint32) *world {
 	o := *w
 	o.user, o.groups = user{fmt.Sprint(uid), uid}, groups
 	return &o
 }
 
-// TestDevicePermissions: owner, group and mode are seen, and hold, on the device and on the control socket.
+// TestDevicePermissions tests that owner, group and mode are visible and effective, on the device and on the control
+// socket.
 func TestDevicePermissions(t *testing.T) {
 	w := sharedService(t, "--group", "12345", "--mode", "0660")
 	raw := buildRawverbs(t)
@@ -44,7 +45,8 @@ func TestDevicePermissions(t *testing.T) {
 	if err == nil || !strings.Contains(string(b), "permission denied") {
 		t.Errorf("outside of the group: %v, %q", err, b)
 	}
-	// Who gets a descriptor of the socket past its permissions, or becomes another user later, meets the device's own.
+	// A program that bypasses the permissions of the socket with an inherited descriptor, or later becomes another user,
+	// is subject to the permissions of the device.
 	b, err = w.cmd(w.deadline(20), "run", "--", "setpriv", "--reuid=1002", "--regid=1002", "--clear-groups", raw,
 		"transfer").CombinedOutput()
 	if err == nil || !strings.Contains(string(b), "open uverbs0: permission denied") {
@@ -62,7 +64,7 @@ func TestDevicePermissions(t *testing.T) {
 	}
 }
 
-// TestTwoUsers: what a program knows of another user's objects is of no use to it.
+// TestTwoUsers tests that a program cannot use its knowledge of another user's objects.
 func TestTwoUsers(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
@@ -102,7 +104,7 @@ func TestTwoUsers(t *testing.T) {
 				t.Errorf("the intruder: %v\n%s", err, b)
 			}
 			t.Logf("%s", b)
-			exchange("again ") // as long as the first
+			exchange("again ") // as long as the first exchange
 			if after := victim.resShow(); fmt.Sprint(after) != fmt.Sprint(before) {
 				t.Errorf("the victim had %v, has %v", before, after)
 			}
@@ -120,8 +122,8 @@ func TestTwoUsers(t *testing.T) {
 	}
 }
 
-// TestOtherUserIsRefused: a service that is not root's serves its own user only, whether the other one trusts it or
-// not.
+// TestOtherUserIsRefused tests that a service of an ordinary user serves only that user, whether or not another user
+// trusts it.
 func TestOtherUserIsRefused(t *testing.T) {
 	needRoot(t)
 	w := startService(t, user{"nobody", 65534}, "", "--link", "rxe0="+loopback(), "--mode", "0666")
@@ -136,8 +138,8 @@ func TestOtherUserIsRefused(t *testing.T) {
 	}
 }
 
-// TestForgedAttach: the service believes the kernel, not the client, about who connects; and takes no descriptor for a
-// listener that is none.
+// TestForgedAttach tests that the service takes the identity of a client from the kernel and not from the client's
+// message, and accepts no other descriptor in place of a listener.
 func TestForgedAttach(t *testing.T) {
 	w := sharedService(t, "--mode", "0666")
 	for _, what := range []string{"/dev/null", "/dev/zero"} {
@@ -155,7 +157,7 @@ func TestForgedAttach(t *testing.T) {
 	}
 }
 
-// attachWith asks the service to supervise a program by a descriptor.
+// attachWith asks the service to supervise a program and passes a descriptor.
 func attachWith(w *world, f *os.File) error {
 	c, err := ctl.Dial(w.location())
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// roundsOf is how many rounds a soak has: ROUNDS, or the short count.
+// roundsOf returns the number of rounds of a soak: ROUNDS, or the short count.
 func roundsOf(short int) int {
 	if n, err := strconv.Atoi(os.Getenv("ROUNDS")); err == nil {
 		return n
@@ -27,13 +27,13 @@ func roundsOf(short int) int {
 	return short
 }
 
-// TestSoakUsers: programs of two users, or their launchers, are stopped and killed at random moments. In every round
-// the neighbour goes on, and after it nothing is left of them. SEED repeats a soak.
+// TestSoakUsers stops and kills programs of two users, or their launchers, at random moments. In every round the
+// neighbour continues, and no object of the programs is left after the round. SEED repeats a soak.
 func TestSoakUsers(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
 	s := besiege(t)
-	// Whose launcher was killed is ours to reap.
+	// The programs of killed launchers become children of this process, which reaps them.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestSoakUsers(t *testing.T) {
 	longest := time.Duration(0)
 	const often = 100 // rounds between reports and measurements
 	var undisturbed float64
-	var control *siege // its programs share nothing with those of s but the machine
+	var control *siege // shares only the machine with the programs of s
 	if roundsOf(12) >= often {
 		needProgram(t, "perftest", "ib_send_lat")
 		s.alone(func() { undisturbed = s.p99() })
@@ -60,7 +60,7 @@ func TestSoakUsers(t *testing.T) {
 		control.stopNeighbour()
 	}
 	for i := range roundsOf(12) {
-		if i == 5 { // what the service makes once and for all, it has made
+		if i == 5 { // the service then has its long-lived resources
 			base, threads = restingFootprintOf(t, s.serve.Process.Pid, dir), s.load().threads
 		}
 		what := s.killRound(r, raw)
@@ -105,13 +105,13 @@ func (s *siege) alone(f func()) {
 	s.stopNeighbour()
 	f()
 	_ = syscall.Kill(-s.neighbour.cmd.Process.Pid, syscall.SIGCONT)
-	s.neighbour.say("what was the longest operation?") // the next answer is of those after this one
+	s.neighbour.say("what was the longest operation?") // the next answer covers only the operations after this one
 	s.neighbour.line(3 * time.Second)
 }
 
 func (s *siege) stopNeighbour() { _ = syscall.Kill(-s.neighbour.cmd.Process.Pid, syscall.SIGSTOP) }
 
-// p99Beside measures p99 while something else is done again and again, and how often that was.
+// p99Beside measures p99 while it calls other repeatedly. It also returns the number of calls.
 func (s *siege) p99Beside(other func()) (p99 float64, times int) {
 	s.t.Helper()
 	measured := make(chan struct{})
@@ -175,7 +175,7 @@ func (s *siege) killRound(r *rand.Rand, raw string) string {
 		pause()
 	}
 	for _, c := range launchers {
-		_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) // with what it has forked
+		_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) // including forked processes
 		_ = c.Wait()
 		for {
 			if _, err := unix.Wait4(-c.Process.Pid, nil, 0, nil); err != nil && err != unix.EINTR {
@@ -186,7 +186,7 @@ func (s *siege) killRound(r *rand.Rand, raw string) string {
 	return how
 }
 
-// TestServiceKilled: each program gets an error within two seconds, whatever it waits for.
+// TestServiceKilled tests that each program gets an error within two seconds, in every kind of wait.
 func TestServiceKilled(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	raw := buildRawverbs(t)
@@ -196,14 +196,14 @@ func TestServiceKilled(t *testing.T) {
 	port := tcpPort()
 	server := s.as(stranger).cmd(s.deadline(60), "run", "--", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n",
 		"100000000", "-e", "-p", port)
-	waiting := talk(t, server) // for a client that does not come
+	waiting := talk(t, server) // for a client that does not connect
 	s.out("wait", "--listen", port)
 	began := time.Now()
 	if err := s.serve.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	// One that polls its completion queue, and one that goes on to its next call.
-	// A call that the service had received, and not answered, is one on an ordinary file, which says EINVAL.
+	// One program polls its completion queue, and the other continues with its next call. A call that the service had
+	// received but not answered becomes a call on an ordinary file, which returns EINVAL.
 	said := strings.Join(s.neighbour.rest(2*time.Second), "\n")
 	if !strings.Contains(said, "failed") && !strings.Contains(said, "Input/output error") &&
 		!strings.Contains(said, "Invalid argument") {
@@ -218,7 +218,7 @@ func TestServiceKilled(t *testing.T) {
 	waiting.rest(2 * time.Second)
 }
 
-// TestServiceStopped: while the service is stopped, calls and commands wait, and go on with it.
+// TestServiceStopped tests that calls and commands wait while the service is stopped, and complete after it continues.
 func TestServiceStopped(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
@@ -259,7 +259,7 @@ func TestServiceStopped(t *testing.T) {
 	s.unharmed()
 }
 
-// TestLimitsAreNamed: a limit that is reached is named, in the error of the command or in the service's log.
+// TestLimitsAreNamed tests that the error of the command or the service's log names a limit that was reached.
 func TestLimitsAreNamed(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
@@ -316,7 +316,7 @@ func TestLimitsAreNamed(t *testing.T) {
 	})
 	t.Run("address space of the program", func(t *testing.T) {
 		s := besiege(t)
-		// What the program may not map is its own error; the service and others see nothing of it.
+		// An error of the program's own limit does not affect the service or others.
 		script := "ulimit -v 20000; exec " + s.program + " neighbour"
 		out, err := s.as(attacker).cmd(s.deadline(5), "run", "--", "sh", "-c", script+" </dev/null").CombinedOutput()
 		t.Logf("%v: %s", err, out)

@@ -18,15 +18,15 @@ func buildSuite(t *testing.T) string {
 	})
 }
 
-// TestVerbs: the tests of packages verbs and cm on devices of a service, by the device files that `verbena run` shows
-// and by the service's socket, on both paths.
+// TestVerbs runs the tests of packages verbs and cm on devices of a service, over both paths. The tests use the device
+// files of `verbena run`, or the service's socket.
 func TestVerbs(t *testing.T) {
 	t.Parallel()
 	suite := buildSuite(t)
 	all := cells()
 	for i, place := range all {
 		t.Run(place.name, func(t *testing.T) {
-			mine := func(way int) bool { return full || way%len(all) == i } // each way in one of them
+			mine := func(way int) bool { return full || way%len(all) == i } // each way in one of the cells
 			w := startService(t, place.user, "", place.args...)
 			env := []string{"VERBS_DEVICE=rxe0", "VERBS_ADDR=" + place.addr, "VERBS_REPORTS=1"}
 			if mine(0) {
@@ -51,7 +51,8 @@ func TestVerbs(t *testing.T) {
 	}
 }
 
-// TestVerbsShared: the same over the socket of a service of root's, as another user, to whom nothing is left charged.
+// TestVerbsShared runs the same tests over the socket of a root service as another user. No resources remain charged to
+// the user.
 func TestVerbsShared(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
@@ -73,9 +74,9 @@ func TestVerbsShared(t *testing.T) {
 	}
 }
 
-// TestVerbsQuiet: over the socket, a program posts and polls without system calls, but for those that wake the service
-// after it has slept, which it does when the program had no processor for some time, and sched_yield(2) when there is
-// nothing to poll for.
+// TestVerbsQuiet tests that a program over the socket posts and polls without system calls, except for two kinds. One
+// kind wakes the service from sleep, which it enters when the program had no processor for some time. The other is
+// sched_yield(2) when a poll finds no completion.
 func TestVerbsQuiet(t *testing.T) {
 	needProgram(t, "strace", "strace")
 	suite := buildSuite(t)

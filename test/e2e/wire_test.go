@@ -14,7 +14,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestFaults: with loss and reordering the programs complete, with correct data.
+// TestFaults tests that programs complete with correct data under loss and reordering.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -52,11 +52,11 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// lossyRepeats is how often one exchange is repeated. At a loss of 5 % one in twenty is, so that three in a row come
-// about in one of some thousand.
+// lossyRepeats is the number of repeats of one exchange. At a loss of 5 % one in twenty exchanges is repeated, so three
+// in a row occur once in some thousand exchanges.
 const lossyRepeats = 2
 
-// runLossy runs the pair where packets are lost on purpose: again if one end left too early, which it logs for
+// runLossy runs the pair under packet loss. It repeats the run if one end left too early, and logs the repeat for
 // tools/verdict to count.
 func (p *pair) runLossy() error {
 	p.server.t.Helper()
@@ -69,9 +69,9 @@ func (p *pair) runLossy() error {
 	}
 }
 
-// leftTooEarly: ibv_rc_pingpong ends, and destroys its queue pair, when it has all it wants for itself. When the
-// acknowledgement of the peer's last message was lost just then, nobody is there to repeat it, on any device; the peer
-// has its data but not its last completion.
+// leftTooEarly reports whether an end left before its peer had its last acknowledgement. ibv_rc_pingpong destroys its
+// queue pair as soon as its own work is complete. If the acknowledgement of the peer's last message was lost, no queue
+// pair is left to repeat it, on any device. The peer then has its data but not its last completion.
 func (p *pair) leftTooEarly() bool {
 	const lost = "transport retry counter exceeded (12) for wr_id 2"
 	return strings.Contains(p.serverOut, lost) && strings.Contains(p.clientOut, "usec/iter") ||
@@ -101,7 +101,7 @@ func netns(t *testing.T) (a, b string) {
 		run("-n", ns, "link", "set", "lo", "up")
 		run("-n", ns, "link", "set", "veth0", "mtu", "4200", "up")
 	}
-	// The link-local addresses come after duplicate address detection.
+	// The link-local addresses appear after duplicate address detection.
 	testutil.Eventually(t, "link-local addresses", func() bool {
 		out, _ := exec.Command("ip", "-n", b, "-6", "addr", "show", "dev", "veth0", "scope", "link").Output()
 		out2, _ := exec.Command("ip", "-n", a, "-6", "addr", "show", "dev", "veth0", "scope", "link").Output()
@@ -111,8 +111,8 @@ func netns(t *testing.T) (a, b string) {
 	return a, b
 }
 
-// TestTwoServices: two services in two network namespaces talk over a veth pair; what is captured there decodes,
-// and every ICRC is right.
+// TestTwoServices tests two services in two network namespaces over a veth pair. tshark decodes the captured packets,
+// and every ICRC is correct.
 func TestTwoServices(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
@@ -176,7 +176,7 @@ func TestTwoServices(t *testing.T) {
 			t.Errorf("tshark finds no %s:\n%s", proto, out)
 		}
 	}
-	// tshark guesses at the payload of a SEND; a single byte is not the RPC that it takes it for.
+	// tshark guesses the protocol of a SEND's payload. A single byte is not the RPC that tshark assumes.
 	bad, err := exec.Command("tshark", "-r", file, "--disable-protocol", "rpcordma", "-Y",
 		"_ws.malformed || (udp && !infiniband)", "-c", "5").Output()
 	if err != nil || len(bad) > 0 {

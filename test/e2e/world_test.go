@@ -22,7 +22,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-// full: the matrix with its full counts.
+// full reports whether the matrix runs with its full counts.
 var full = os.Getenv("E2E_FULL") != ""
 
 // need skips the test when a requirement is missing, and fails it in CI.
@@ -59,13 +59,13 @@ func binary(t *testing.T) string {
 	return b
 }
 
-// user is whom programs run as.
+// user is the user that programs run as.
 type user struct {
 	name string
 	uid  uint32
 }
 
-// users are root and nobody where the test may choose, else the present user.
+// users returns root and the user nobody if the test may choose, otherwise the present user.
 func users() []user {
 	if os.Getuid() != 0 {
 		return []user{{"user", uint32(os.Getuid())}}
@@ -73,31 +73,32 @@ func users() []user {
 	return []user{{"root", 0}, {"nobody", 65534}}
 }
 
-// world is a service, or the place of one that is to be started on demand.
+// world is a service, or the location of a service that starts on demand.
 type world struct {
 	t      *testing.T
 	user   user
 	groups []uint32 // supplementary
 	netns  string
 	socket string
-	under  []string // the command, if any, that starts the service
-	clone  uintptr  // the namespaces, if any, of a container that the service and its programs are in (clone(2))
+	under  []string // prefix of the command that starts the service; may be empty
+	clone  uintptr  // namespaces of the container of the service and its programs (clone(2)); 0: none
 	serve  *exec.Cmd
 	log    *testutil.Buffer
 }
 
-// doorbells, if not empty, is what all services of the tests have: of `make e2e DOORBELLS=native`.
+// doorbells, if not empty, is the value of the flag for all services of the tests. It comes from `make e2e
+// DOORBELLS=native`.
 var doorbells = os.Getenv("DOORBELLS")
 
 var nextAddr atomic.Uint32
 
-// loopback returns an address that no other test has, nor, most likely, another run of the tests.
+// loopback returns an address that no other test has, and most likely no other run of the tests.
 func loopback() string {
 	n := nextAddr.Add(1)
 	return fmt.Sprintf("127.%d.%d.%d", 10+os.Getpid()%200, n/200, 1+n%200)
 }
 
-// newWorld has no service yet.
+// newWorld returns a world without a running service.
 func newWorld(t *testing.T, u user, netns string) *world {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "verbena-e2e-")
@@ -111,8 +112,8 @@ func newWorld(t *testing.T, u user, netns string) *world {
 	return &world{t: t, user: u, netns: netns, socket: filepath.Join(dir, "sock")}
 }
 
-// startService starts `verbena serve` with the arguments, and stops it when the test ends. What it leaves on
-// /dev/shm then fails the test.
+// startService starts `verbena serve` with the arguments, and stops the service at the end of the test. Files left on
+// /dev/shm then fail the test.
 func startService(t *testing.T, u user, netns string, args ...string) *world {
 	t.Helper()
 	w := newWorld(t, u, netns)
@@ -120,7 +121,7 @@ func startService(t *testing.T, u user, netns string, args ...string) *world {
 	return w
 }
 
-// location is the service, for a client in this process, which may be another user.
+// location returns the location of the service for a client in this process, which may run as another user.
 func (w *world) location() ctl.Location {
 	uid := int(w.user.uid)
 	return ctl.Location{Socket: w.socket, ServiceUser: &uid}
@@ -158,14 +159,14 @@ func (w *world) start(args ...string) {
 			cmd.Process.Signal(syscall.SIGQUIT)
 			<-done
 		}
-		if strings.Contains(w.log.String(), "WARNING: DATA RACE") { // of a binary that was built with -race
+		if strings.Contains(w.log.String(), "WARNING: DATA RACE") { // from a binary that was built with -race
 			t.Error("the service has data races")
 		}
 		if t.Failed() || testing.Verbose() && w.log.String() != "" {
 			t.Logf("service:\n%s", tail(w.log.String(), 40))
 		}
 	})
-	// The service listens before it has its devices and directories; it answers when it is ready.
+	// The service listens before it has its devices and directories. It answers when it is ready.
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	ready := make(chan error, 1)
@@ -192,7 +193,7 @@ func tail(s string, lines int) string {
 	return strings.Join(l[max(0, len(l)-lines):], "\n")
 }
 
-// cmd is a verbena command in this world.
+// cmd returns a verbena command in this world.
 func (w *world) cmd(ctx context.Context, args ...string) *exec.Cmd {
 	argv := append([]string{binary(w.t)}, args...)
 	if w.netns != "" {
@@ -212,7 +213,7 @@ func (w *world) cmd(ctx context.Context, args ...string) *exec.Cmd {
 			Groups: w.groups}}
 		c.Dir = "/"
 	}
-	// In a process group of its own, so that nothing of it outlives the test.
+	// The command gets its own process group, so that no process outlives the test.
 	if c.SysProcAttr == nil {
 		c.SysProcAttr = &syscall.SysProcAttr{}
 	}
@@ -227,7 +228,7 @@ func (w *world) cmd(ctx context.Context, args ...string) *exec.Cmd {
 	return c
 }
 
-// enters reports whether there is a container that commands are to be run in.
+// enters reports whether commands must run in a container.
 func (w *world) enters() bool { return w.clone != 0 && w.serve != nil && w.serve.Process != nil }
 
 // enter makes a command run in the container of the service.
@@ -239,7 +240,7 @@ func (w *world) enter(c *exec.Cmd, uid uint32) {
 	c.Path = "/usr/bin/nsenter"
 }
 
-// out runs a verbena command to its end and returns what it printed; a failure fails the test.
+// out runs a verbena command to its end and returns its output. A failure fails the test.
 func (w *world) out(args ...string) string {
 	w.t.Helper()
 	b, err := w.cmd(w.deadline(60), args...).CombinedOutput()
@@ -255,7 +256,7 @@ func (w *world) deadline(seconds int) context.Context {
 	return ctx
 }
 
-// ask sends a request to the service. A command would do the same, but take the time of a process.
+// ask sends a request to the service. It is faster than a command, which needs a process.
 func (w *world) ask(r *ctl.Request) *ctl.Response {
 	w.t.Helper()
 	c, err := ctl.Dial(w.location())
@@ -270,7 +271,7 @@ func (w *world) ask(r *ctl.Request) *ctl.Response {
 	return answer
 }
 
-// resources are the open device files.
+// resources returns the open device files.
 func (w *world) resources() []ctl.ContextInfo {
 	w.t.Helper()
 	return w.ask(&ctl.Request{Op: ctl.OpResShow}).Contexts
@@ -285,7 +286,7 @@ func (w *world) resShow() (list []ctl.ContextInfo) {
 	return list
 }
 
-// empty waits until no program holds anything.
+// empty waits until no program holds an object.
 func (w *world) empty() {
 	w.t.Helper()
 	var r []ctl.ContextInfo
@@ -299,24 +300,23 @@ func (w *world) empty() {
 
 var nextPort atomic.Uint32
 
-// tcpPort returns a port for a pair of programs to meet at, that no other pair uses, nor, most likely, another run of
-// the tests.
+// tcpPort returns a port for a pair of programs. No other pair uses it, and most likely no other run of the tests.
 func tcpPort() string { return fmt.Sprint(18600 + (uint32(os.Getpid())*127+nextPort.Add(1))%12000) }
 
-// pair is a server and a client that talk.
+// pair is a server and a client that exchange data.
 type pair struct {
 	server, client       *world
-	serverArgs, clArgs   []string // without the program's name and the peer
+	serverArgs, clArgs   []string // without the program's name and the peer's address
 	program, port, peer  string
 	portFlag             string
 	timeout              int
 	serverOut, clientOut string
 }
 
-// grace is the time for an end to report its own error when the other has failed.
+// grace is the time for an end to report its own error after the other has failed.
 const grace = 2 * time.Second
 
-// run runs the pair to the end. The client is started when the server listens.
+// run runs the pair to its end. It starts the client when the server listens.
 func (p *pair) run() error {
 	t := p.server.t
 	t.Helper()
@@ -355,7 +355,7 @@ func (p *pair) run() error {
 	}
 	over := make(chan error, 1)
 	go func() { over <- client.Wait() }()
-	// When one end has failed the other may wait for it for ever.
+	// After one end has failed the other may wait for it for ever.
 	var serr, cerr error
 	select {
 	case cerr = <-over:
@@ -378,7 +378,7 @@ func (p *pair) run() error {
 	return nil
 }
 
-// awaitListening returns when somebody listens on the pair's TCP port, in the server's network namespace.
+// awaitListening returns when a process listens on the pair's TCP port in the server's network namespace.
 func (p *pair) awaitListening(ended chan error) {
 	want := fmt.Sprintf(":%04X ", atoi(p.port))
 	for range 2000 {
