@@ -17,14 +17,14 @@ import (
 	"github.com/gopacket/gopacket/pcapgo"
 )
 
-// cmTool is a program of librdmacm that talks with itself. ADDR is the server's address.
+// cmTool is a program of librdmacm with a server and a client. ADDR is the server's address.
 type cmTool struct {
 	what           string
 	service        string
 	server, client string
 	ips            []string
 	ends           bool // the server ends with its client
-	refused        bool // the client is to be refused
+	refused        bool // the server must refuse the client
 }
 
 var cmTools = []cmTool{
@@ -38,7 +38,8 @@ var cmTools = []cmTool{
 	{"rping at a port where nobody listens", "RC", "", "rping -c -a ADDR -p 9999 -C 1", ipNames[:1], false, true},
 }
 
-// dialogues are what the two sides of cmtalk say, by the transport: the same whichever is the kernel's.
+// dialogues holds the output of the two sides of cmtalk for each transport. It is independent of which side is the
+// kernel.
 var dialogues = map[string]struct{ space, active, passive string }{
 	"RC": {"tcp", `
 R RDMA_CM_EVENT_REJECTED status 28 data 0+148
@@ -89,7 +90,7 @@ r RDMA_CM_EVENT_CONNECT_REQUEST status 0 data 1+179
 `},
 }
 
-// testDialogues has each way in which a connection can begin and end tried.
+// testDialogues runs each way in which a connection can begin and end.
 func testDialogues(t *testing.T) {
 	for service, d := range dialogues {
 		for _, ip := range ipNames {
@@ -127,14 +128,15 @@ func testDialogues(t *testing.T) {
 	}
 }
 
-// byLetter puts the lines of a dialogue together: the end of one and the beginning of the next happen at the same time.
+// byLetter groups the lines by dialogue, because the end of one dialogue and the beginning of the next are concurrent.
 func byLetter(out string) string {
 	lines := strings.SplitAfter(out, "\n")
 	slices.SortStableFunc(lines, func(a, b string) int { return strings.Compare(a[:min(1, len(a))], b[:min(1, len(b))]) })
 	return "\n" + strings.Join(lines, "")
 }
 
-// testCMCapture has tshark look at the messages of the two: each kind from both, and no fault in any.
+// testCMCapture checks the messages of the two sides with tshark. Each side must send each kind of message, and no
+// message may be malformed.
 func testCMCapture(t *testing.T) {
 	file := filepath.Join(theLab.dir, "cm.pcap")
 	if err := extract(theLab.pcap, file, func(f *frame) bool { return f.packet.BTH().DestQPN() == 1 }); err != nil {
@@ -168,7 +170,7 @@ func testCMCapture(t *testing.T) {
 	}
 }
 
-// extract copies some packets of a capture.
+// extract copies selected packets of a capture.
 func extract(from, to string, which func(*frame) bool) error {
 	in, err := os.Open(from)
 	if err != nil {
@@ -184,7 +186,7 @@ func extract(from, to string, which func(*frame) bool) error {
 		_ = w.WriteFileHeader(r.Snaplen(), r.LinkType())
 		for {
 			data, info, err := r.ReadPacketData()
-			if err != nil { // the guest is still writing: the last one may be cut
+			if err != nil { // the guest is still writing: the last packet may be incomplete
 				return
 			}
 			if f, ok := parseFrame(data); ok && which(f) {
@@ -194,7 +196,7 @@ func extract(from, to string, which func(*frame) bool) error {
 	})
 }
 
-// testCM connects programs by the connection managers of the two.
+// testCM connects programs through the connection managers of the two sides.
 func testCM(t *testing.T) {
 	testDialogues(t)
 	for _, tl := range cmTools {
@@ -216,7 +218,8 @@ func (tl *cmTool) run(r role, ip string) error {
 			return err
 		}
 	}
-	// Nothing tells when a program in the guest listens: who comes too early is refused, and comes again.
+	// There is no signal that a program in the guest listens. A client that connects too early is refused, and tries
+	// again.
 	var stat int
 	var out string
 	for range 20 {
@@ -254,8 +257,9 @@ func (tl *cmTool) run(r role, ip string) error {
 	return nil
 }
 
-// ended tells whether a side has ended well. Up to rdma-core 58 an rping that is done may say that it is not: its main
-// thread destroys the event channel while another one is about to read it (rdma-core's f3ae6534).
+// ended reports whether a side ended without an error. Up to rdma-core 58 an rping that is done may report a failure,
+// because its main thread destroys the event channel while another thread is about to read it (fixed by rdma-core's
+// f3ae6534).
 func (tl *cmTool) ended(stat int, out string) bool {
 	race := tl.what == "rping" && stat == 255 && strings.Contains(out, "DISCONNECT EVENT") &&
 		strings.Contains(out, "rdma_get_cm_event: Bad file descriptor") && !strings.Contains(out, "failed")

@@ -1,5 +1,5 @@
-// Package interop runs Verbena against the Linux kernel's Soft-RoCE (rdma_rxe), each in both roles, and writes a report:
-// `make docs-interop` makes docs/results/interop.md of it.
+// Package interop runs Verbena against the Linux kernel's Soft-RoCE (rdma_rxe), each in both roles, and writes a
+// report. `make docs-interop` writes the report to docs/results/interop.md.
 //
 //	network namespace
 //	+-------------------------------+            +---------------------------------------------+
@@ -9,12 +9,14 @@
 //	| verbena serve: rxe0 on tap0   |  RoCEv2    |    rxe0                                     |
 //	+-------------------------------+            +---------------------------------------------+
 //
-// Programs and disturbances are run with one of the IP versions each, and with both when a report is written.
+// Programs and disturbances run with one IP version each, and with both when a report is written.
 //
-// peer.py is one and the same program on both sides: verbs by remote control. The tests are tables, one entry a cell
-// of the matrix, that drive both peers and compare what they saw: completions, data, states. Folder guest boots the
-// kernel; its root file system is the host's, so the programs are the same, too. One boot serves all tests.
+// The same program, peer.py, runs on both sides and executes verbs by remote control. The tests are tables with one
+// entry for each cell of the matrix. They drive both peers and compare their completions, data and states. Folder guest
+// boots the kernel. Its root file system is the file system of the host, so the programs are also the same. One boot
+// serves all tests.
 //
-// The tests need the build tag interop and the path of the binary in $VERBENA: `make interop` sees to both, and to the
-// packages. They need Linux on amd64, Debian's packages, and root or unprivileged user namespaces, for the TAP device.
+// The tests need the build tag interop and the path of the binary in $VERBENA. `make interop` sets both, and installs
+// the packages. The tests need Linux on amd64, Debian's packages, and root or unprivileged user namespaces for the TAP
+// device.
 package interop

@@ -8,40 +8,41 @@ import (
 	"testing"
 )
 
-// failure is a row of what must fail: one work request, and what both sides then say.
+// failure is a row of the table of errors: one failing work request, and the expected results on both sides.
 type failure struct {
 	name    string
 	service string
 	options linkOptions
-	// receive is the length of a receive that the responder posts before; -1: none.
+	// receive is the length of a receive that the responder posts first; -1: none.
 	receive int
 	wr      func(*link) args
-	// prepare, if any, runs before.
+	// prepare, if set, runs before the request.
 	prepare func(*link) error
-	// requester is the status of the request's completion; responder that of the receive's, "" for none.
+	// requester is the status of the request's completion. responder is the status of the completion of the receive, ""
+	// for none.
 	requester, responder string
-	// states of the queue pairs at the end.
+	// reqState and respState are the states of the queue pairs at the end.
 	reqState, respState string
-	// event that the responder's consumer gets, "" for none.
+	// event is the event of the responder, "" for none.
 	event string
-	// kernel is how the kernel departs from this, by its role.
+	// kernel holds the deviations of the kernel for each of its roles.
 	kernel map[string]departure
 }
 
-// departure replaces some of a failure's expectations.
+// departure overrides some of a failure's expectations.
 type departure struct {
-	requester, responder, respState string // "" leaves it; "none" for no completion
+	requester, responder, respState string // "" keeps the expectation; "none" for no completion
 	why                             string
 }
 
-// toBuffer aims a request at the responder's buffer.
+// toBuffer returns a request that targets the responder's buffer.
 func toBuffer(op string, off, n int) func(*link) args {
 	return func(l *link) args {
 		return args{"op": op, "sg": sgl{sge(l.req.buf, 0, n)}, "rkey": l.resp.buf.RKey, "addr": l.resp.buf.Addr + uint64(off)}
 	}
 }
 
-// with changes a request.
+// with modifies a request.
 func with(f func(*link) args, change func(*link, args)) func(*link) args {
 	return func(l *link) args {
 		a := f(l)
@@ -59,7 +60,7 @@ var (
 	bufferLen = 8192 + guard + grhLen
 )
 
-// Events of a responder (IBA volume 1, 11.6.3.2).
+// These are events of a responder (IBA volume 1, 11.6.3.2).
 const (
 	accessEvent  = "QP_ACCESS_ERR"
 	requestEvent = "QP_REQ_ERR"
@@ -144,7 +145,7 @@ var failures = []failure{
 		requester: "SUCCESS", reqState: "RTS", respState: "RTS"},
 }
 
-// How the kernel's rxe departs in several rows.
+// protection is the deviation of the kernel's rxe in several rows.
 const protection = "the kernel's rxe reports a local protection error as LOC_QP_OP_ERR"
 
 var (
@@ -154,15 +155,15 @@ var (
 		why: "the kernel's rxe completes a receive that is too short with LOC_QP_OP_ERR, and its queue pair goes to ERR"}}
 )
 
-// badReceive posts a receive whose memory is not registered.
+// badReceive posts a receive with unregistered memory.
 func badReceive(l *link) error {
 	return l.resp.recv(l.recvTo(), 1, sge(l.resp.buf, 0, 100, l.resp.buf.LKey^0x5a5a5a00))
 }
 
-// destroyed closes the responder's queue pair.
+// destroyed destroys the responder's queue pair.
 func destroyed(l *link) error { return l.resp.call(nil, "close", args{"ids": []int{l.resp.qp.ID}}) }
 
-// testErrors: what must fail, fails on both sides as the specification says.
+// testErrors tests that failures have the results of the specification on both sides.
 func testErrors(t *testing.T) {
 	for _, f := range failures {
 		for _, ip := range ipNames {
@@ -188,7 +189,7 @@ func testErrors(t *testing.T) {
 	}
 }
 
-// run posts the request, and another one behind it, and compares.
+// run posts the request and another one after it, and compares the results.
 func (f *failure) run(l *link) error {
 	expect, notes := f.expected(l)
 	if f.prepare != nil {
@@ -222,7 +223,7 @@ func (f *failure) run(l *link) error {
 			return fmt.Errorf("%s: the receive completed, and should not have: %v %v", l.resp.name, got, err)
 		}
 	}
-	if expect.reqState == "ERR" { // what is posted now is flushed
+	if expect.reqState == "ERR" { // requests posted now are flushed
 		if _, err := l.req.send(l.req.qp, args{"op": "SEND", "wr_id": 2, "sg": sgl{sge(l.req.buf, 0, 8)}}); err != nil {
 			return err
 		}
@@ -253,7 +254,7 @@ func (f *failure) run(l *link) error {
 	return nil
 }
 
-// expected is the failure with what the kernel makes of it.
+// expected returns the failure with the deviations of the kernel applied, and their texts.
 func (f *failure) expected(l *link) (failure, []string) {
 	e := *f
 	var notes []string
@@ -294,7 +295,7 @@ func boolInt(b bool) int {
 	return 0
 }
 
-// lateReceive posts the receive when the request has already been refused, and sees it delivered.
+// lateReceive posts the receive after the responder has refused the request, and checks that the retry is delivered.
 func lateReceive(r role, service, ip string) error {
 	l, err := newLink(r, service, ip, linkOptions{size: 8192})
 	if err != nil {

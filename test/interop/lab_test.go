@@ -20,17 +20,17 @@ import (
 	"verbena/internal/testutil"
 )
 
-// Addresses on the TAP device: ours, and the guest's (guest/stage2 has them, too).
+// These are the addresses on the TAP device, of the host and of the guest (guest/stage2 has the same).
 var (
 	ourIP   = map[string]string{"IPv4": "10.77.0.1", "IPv6": "fd77::1"}
 	guestIP = map[string]string{"IPv4": "10.77.0.2", "IPv6": "fd77::2"}
 	ipNames = []string{"IPv4", "IPv6"}
 )
 
-// inside says that this process is in the network namespace.
+// inside marks a process in the network namespace.
 const inside = "VERBENA_INTEROP_INSIDE"
 
-// bootTime bounds the boot of the guest, with its repetitions, on a slow and busy machine.
+// bootTime bounds the boot of the guest, including retries, on a slow and busy machine.
 const bootTime = 7 * time.Minute
 
 var (
@@ -75,7 +75,7 @@ func TestInterop(t *testing.T) {
 	t.Run("shapes", testShapes)
 }
 
-// enter runs this test again in a network namespace of its own, which ends with it.
+// enter runs this test again in a new network namespace, which ends with the test.
 func enter() int {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), inside+"=1")
@@ -109,7 +109,7 @@ func enter() int {
 	return 0
 }
 
-// lab is the network, the service, the guest and the two peers.
+// lab holds the network, the service, the guest and the two peers.
 type lab struct {
 	dir      string
 	env      []string
@@ -117,10 +117,10 @@ type lab struct {
 	programs []*program
 	start    time.Time
 	booted   time.Duration
-	pcap     string // what the guest's network card sends and receives
+	pcap     string // capture of the guest's network card
 }
 
-// program is a process that belongs to the lab.
+// program is a process of the lab.
 type program struct {
 	name string
 	cmd  *exec.Cmd
@@ -128,7 +128,7 @@ type program struct {
 	done chan struct{}
 }
 
-// launch starts a program in a process group of its own.
+// launch starts a program in a new process group.
 func (l *lab) launch(name string, argv ...string) (*program, error) {
 	p := &program{name: name, cmd: exec.Command(argv[0], argv[1:]...), out: &testutil.Buffer{}, done: make(chan struct{})}
 	p.cmd.Env = l.env
@@ -136,7 +136,7 @@ func (l *lab) launch(name string, argv ...string) (*program, error) {
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	p.cmd.WaitDelay = 5 * time.Second
 	started := make(chan error)
-	go func() { // Pdeathsig looks at the thread
+	go func() { // Pdeathsig belongs to the thread
 		err := p.cmd.Start()
 		started <- err
 		if err == nil {
@@ -157,7 +157,7 @@ func (p *program) stop(sig syscall.Signal) {
 		return
 	default:
 	}
-	if sig == syscall.SIGKILL { // its program, too, which a launcher does not end then
+	if sig == syscall.SIGKILL { // includes the program, which a killed launcher does not end
 		syscall.Kill(-p.cmd.Process.Pid, sig)
 	} else {
 		p.cmd.Process.Signal(sig)
@@ -170,7 +170,7 @@ func (p *program) stop(sig syscall.Signal) {
 	}
 }
 
-// program is the path of one that is built from source.
+// program returns the path of a program that is built from source.
 func (l *lab) program(name string) string { return filepath.Join(l.dir, name) }
 
 // run runs a command of the host to its end.
@@ -217,7 +217,7 @@ func newLab() (*lab, error) {
 	}
 	peerArgs := func(name string) []string { return []string{script, ln.Addr().String(), name, "rxe0"} }
 
-	// The guest sees what was there when it booted.
+	// The guest sees the files that exist when it boots.
 	if _, err := l.run("gcc", "-Wall", "-Werror", "-O1", "-o", l.program("cmtalk"), "testdata/cmtalk.c", "-lrdmacm",
 		"-libverbs"); err != nil {
 		return l, err
@@ -244,7 +244,7 @@ func newLab() (*lab, error) {
 	kernelPeer.ip, kernelPeer.lab = guestIP, l
 	l.booted = time.Since(l.start)
 
-	// Only now has the TAP device a carrier, and with it link-local addresses.
+	// The TAP device now has a carrier and thus link-local addresses.
 	serve, err := l.launch("service", l.verbena, "serve", "--link", "rxe0=tap0", "--no-loopback", "--seed", "1")
 	if err != nil {
 		return l, err
@@ -280,7 +280,7 @@ func (l *lab) awaitSocket(serve *program) error {
 func (l *lab) close(failed bool) {
 	for _, p := range []*peer{verbenaPeer, kernelPeer} {
 		if p != nil {
-			p.conn.Close() // the peer ends, and the guest with it
+			p.conn.Close() // the peer ends, and the guest with the peer
 		}
 	}
 	for i := len(l.programs) - 1; i >= 0; i-- {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// role says who requests of whom.
+// role assigns the two sides to requester and responder.
 type role struct{ req, resp func() *peer }
 
 var (
@@ -15,7 +15,7 @@ var (
 	verbena   = func() *peer { return verbenaPeer }
 )
 
-// roles are the two sides as requester and responder.
+// roles holds both assignments of the two sides.
 var roles = []role{{theKernel, verbena}, {verbena, theKernel}}
 
 func (r role) String() string { return r.req().name + " → " + r.resp().name }
@@ -29,7 +29,7 @@ type end struct {
 	srq int
 }
 
-// link is two queue pairs that are connected, or, for UD, know of each other.
+// link is a pair of connected queue pairs. Queue pairs of UD know each other's address instead.
 type link struct {
 	service   string
 	req, resp *end
@@ -37,37 +37,37 @@ type link struct {
 	seed      int
 }
 
-// linkOptions are what a cell wants of its link.
+// linkOptions holds the options of a link. The comments name the defaults.
 type linkOptions struct {
 	mtu       int      // 1024
-	size      int      // of the buffers, 1 MB and a bit
-	access    []string // of the responder's buffer; default everything
-	qpAccess  []string // of the responder's queue pair; default everything
+	size      int      // size of the buffers, a little more than 1 MB
+	access    []string // rights of the responder's buffer; default everything
+	qpAccess  []string // rights of the responder's queue pair; default everything
 	timeout   int      // local ack timeout, as the exponent; 18, which is 1.07 s
 	retry     int      // 7
 	noRetry   bool     // retry is 0
-	rnrRetry  int      // 7, without end
+	rnrRetry  int      // 7, infinite
 	minRNR    int      // 12, which is 0.64 ms
 	srq       int      // size of the responder's shared receive queue; 0: none
-	psn       int      // the requester's first
+	psn       int      // first PSN of the requester
 	hopLimit  int      // 64
 	tclass    int
 	sge       int // elements of a list
 	inline    int
-	connected string // who goes to RTS: "" both, "requester"
+	connected string // side that goes to RTS: "" both, "requester"
 }
 
-// everything a peer may do with a buffer.
+// everything lists all rights of a peer on a buffer.
 var everything = []string{"LOCAL_WRITE", "REMOTE_WRITE", "REMOTE_READ", "REMOTE_ATOMIC", "MW_BIND"}
 
 const (
 	qkey    = 0x11111111
 	grhLen  = 40
-	guard   = 64 // zeros after a message, which must stay
+	guard   = 64 // zeros after a message, which must stay unchanged
 	maxSize = 1 << 20
 )
 
-// or is v, unless it is zero.
+// or returns v, or otherwise if v is zero.
 func or[T comparable](v, otherwise T) T {
 	var zero T
 	if v == zero {
@@ -104,7 +104,7 @@ func newLink(r role, service, ip string, o linkOptions) (*link, error) {
 	}
 	remember(l.req, l.resp)
 	remember(l.resp, l.req)
-	psn := map[*end]int{l.req: or(o.psn, 0xfffffd), l.resp: 0x123456} // over the wrap
+	psn := map[*end]int{l.req: or(o.psn, 0xfffffd), l.resp: 0x123456} // wraps around
 	for _, e := range []*end{l.req, l.resp} {
 		other := l.resp
 		if e == l.resp {
@@ -125,7 +125,7 @@ func newLink(r role, service, ip string, o linkOptions) (*link, error) {
 			"psn": psn[e], "remote_psn": psn[other], "mtu": or(o.mtu, 1024), "timeout": or(o.timeout, 18), "retry": retry,
 			"rnr_retry": or(o.rnrRetry, 7), "min_rnr": or(o.minRNR, 12), "access": qpAccess, "qkey": qkey,
 			"hop_limit": or(o.hopLimit, 64), "traffic_class": o.tclass}
-		// The method's argument named timeout is the queue pair's, an int: call takes no notice of it.
+		// The argument named timeout is the timeout of the queue pair, an int. call ignores it.
 		if err := e.call(nil, "connect", a); err != nil {
 			return nil, err
 		}
@@ -141,10 +141,10 @@ func newLink(r role, service, ip string, o linkOptions) (*link, error) {
 	return l, nil
 }
 
-// recvTo is where the responder's receives go.
+// recvTo returns the object that gets the responder's receives.
 func (l *link) recvTo() int { return or(l.resp.srq, l.resp.qp.ID) }
 
-// headroom is what a UD receive has in front of the data.
+// headroom returns the number of bytes before the data in a receive of UD.
 func (l *link) headroom() int {
 	if l.service == "UD" {
 		return grhLen
@@ -152,7 +152,7 @@ func (l *link) headroom() int {
 	return 0
 }
 
-// address adds to a work request whom it is for.
+// address adds the destination to a work request.
 func (l *link) address(a args) args {
 	if l.service == "UD" {
 		a["ah"], a["qpn"], a["qkey"] = l.ah, l.resp.qp.QPN, qkey
@@ -160,13 +160,13 @@ func (l *link) address(a args) args {
 	return a
 }
 
-// post is a send work request of the requester.
+// post posts a send work request at the requester.
 func (l *link) post(a args) error {
 	_, err := l.req.send(l.req.qp, l.address(a))
 	return err
 }
 
-// failed says which message it was.
+// failed adds the size of the message to an error.
 func failed(size int, err error) error {
 	if err == nil {
 		return nil
@@ -174,7 +174,7 @@ func failed(size int, err error) error {
 	return fmt.Errorf("message of %d bytes: %w", size, err)
 }
 
-// wantWC compares a completion of a receive with what it should say.
+// wantWC compares the completion of a receive with the expectation.
 func (l *link) wantWC(c wc, op string, size int, imm *uint32) error {
 	flags := 0
 	if l.service == "UD" {
@@ -183,7 +183,7 @@ func (l *link) wantWC(c wc, op string, size int, imm *uint32) error {
 	if imm != nil {
 		flags |= wcWithImm
 	}
-	// The kernel's rxe reports a GRH on connected receives, too, where the specification has none.
+	// The kernel's rxe also reports a GRH on connected receives, contrary to the specification.
 	if l.resp.name == "kernel" && l.service != "UD" {
 		c.Flags &^= wcGRH
 	}
@@ -204,15 +204,16 @@ func (l *link) wantWC(c wc, op string, size int, imm *uint32) error {
 	return nil
 }
 
-// ntohl: ibv_wc has immediate data in network order.
+// ntohl converts the immediate data of ibv_wc from network order.
 func ntohl(v uint32) uint32 { return v<<24 | v>>24 | v<<8&0xff0000 | v>>8&0xff00 }
 
-// noteRepeat logs that a message of an unreliable service is sent again, for tools/verdict to count.
+// noteRepeat logs the repeat of a message of an unreliable service, for tools/verdict to count.
 func (l *link) noteRepeat(op string) {
 	fmt.Printf("repeat: %s %s from %s to %s was lost\n", l.service, op, l.req.name, l.resp.name)
 }
 
-// unreliable services may lose a message on a busy machine: so often it is sent again, and so long waited for.
+// Unreliable services may lose a message on a busy machine. These constants bound the repeats and the wait for each
+// message.
 const (
 	repeats = 6
 	lossy   = 3 * time.Second

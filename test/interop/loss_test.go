@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// disturbance is what happens to packets: as a rule of Verbena for what it sends, and as one of netem for what the
-// kernel sends.
+// disturbance is a disturbance of packets: a fault rule for the packets of Verbena, and a netem rule for the packets of
+// the kernel.
 type disturbance struct {
 	name  string
 	rule  []string // flags of `verbena fault add`
@@ -25,7 +25,7 @@ var disturbances = []disturbance{
 		"delay 1ms loss 1% duplicate 1% reorder 99%"},
 }
 
-// apply disturbs what one side sends, and returns what ends it.
+// apply disturbs the packets of one side, and returns a function that ends the disturbance.
 func (d disturbance) apply(by *peer) (undo func() error, err error) {
 	if by.name == "Verbena" {
 		l := by.lab
@@ -40,9 +40,9 @@ func (d disturbance) apply(by *peer) (undo func() error, err error) {
 	return d.applyTC(by)
 }
 
-// applyTC puts a queueing discipline, which d.netem is, on what the kernel sends.
+// applyTC applies the queueing discipline d.netem to the kernel's packets.
 func (d disturbance) applyTC(by *peer) (undo func() error, err error) {
-	// Only RoCEv2: the connection that drives the peers shall not suffer.
+	// The rule selects only RoCEv2, because the connection to the peers must not be disturbed.
 	undo = func() error {
 		_, err := by.sh("tc qdisc del dev eth0 root")
 		return err
@@ -57,19 +57,20 @@ func (d disturbance) applyTC(by *peer) (undo func() error, err error) {
 	return undo, err
 }
 
-// testLoss: RC delivers all of it, once and in order; what UC and UD deliver is right.
+// testLoss tests that RC delivers all messages once and in order, and that the messages delivered by UC and UD are
+// correct.
 func testLoss(t *testing.T) {
 	for _, by := range []*peer{verbenaPeer, kernelPeer} {
 		for _, d := range disturbances {
 			undo, err := d.apply(by)
 			if err != nil {
-				t.Errorf("disturb what %s sends: %v", by.name, err)
+				t.Errorf("disturb the packets of %s: %v", by.name, err)
 				continue
 			}
 			for _, service := range allServices {
 				for _, r := range roles {
 					if service != "RC" && r.req() != by {
-						continue // only requests matter
+						continue // only requests are relevant
 					}
 					for _, ip := range someIPs("loss", by.name, d.name, service, r.String()) {
 						c := cell{Section: "loss", Operation: fmt.Sprintf("of what %s sends, %s", by.name, d.name), Service: service,
@@ -88,13 +89,14 @@ func testLoss(t *testing.T) {
 				}
 			}
 			if err := undo(); err != nil {
-				t.Errorf("stop disturbing what %s sends: %v", by.name, err)
+				t.Errorf("stop the disturbance of the packets of %s: %v", by.name, err)
 			}
 		}
 	}
 }
 
-// reliable moves 64 KB messages of each operation, and adds to a counter, which shows whether atomics ran once.
+// reliable transfers 64 KB messages of each operation. It also adds to a counter, to check that each atomic operation
+// ran once.
 func (l *link) reliable() error {
 	const size = 65536
 	for _, op := range []string{"SEND", "WRITE", "READ", "WRITE_IMM"} {
@@ -122,7 +124,8 @@ func (l *link) reliable() error {
 	return outstanding(l)
 }
 
-// unreliable sends numbered messages: each that arrives is whole, is one that was sent, and comes in order.
+// unreliable sends numbered messages. Each message that arrives must be complete, must equal a sent one, and must be in
+// order.
 func (l *link) unreliable() error {
 	const n = 40
 	size, at := 3000, l.headroom()

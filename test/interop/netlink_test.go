@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// nlAttr is an attribute as netlink.py shows it: type, nested, length, and the value in hexadecimal digits or the
-// attributes within.
+// nlAttr is an attribute as printed by netlink.py: type, nested, length, and the value in hexadecimal digits or the
+// nested attributes.
 type nlAttr struct {
 	kind   int
 	nested bool
@@ -44,20 +44,21 @@ type nlAnswer struct {
 	}
 }
 
-// The attributes that the comparison knows by name (enum rdma_nldev_attr).
+// These are the attributes that the comparison names (enum rdma_nldev_attr).
 const (
 	nlPID      = 28
 	nlKernName = 29
 )
 
-// nlVaries are attributes that are of a device, a process or an object.
+// nlVaries lists the attributes with values that depend on a device, a process or an object.
 var nlVaries = map[int]bool{
-	1: true, 5: true, 6: true, 7: true, 8: true, 18: true, 21: true, 22: true, 23: true, 24: true, nlPID: true, 33: true, 34: true,
-	42: true, 43: true, 44: true, 45: true, 50: true, 51: true, 60: true, 61: true, 62: true, 63: true, 64: true, 72: true, 83: true,
+	1: true, 5: true, 6: true, 7: true, 8: true, 18: true, 21: true, 22: true, 23: true, 24: true, nlPID: true,
+	33: true, 34: true, 42: true, 43: true, 44: true, 45: true, 50: true, 51: true, 60: true, 61: true, 62: true,
+	63: true, 64: true, 72: true, 83: true,
 }
 
-// nlDifferences are the answers of the kernel that Verbena's do not have, with "-", and those that only Verbena has,
-// with "+", and why. The kernel is Linux 6.1.
+// nlDifferences lists the expected differences with their reasons. "-" marks facts that only the kernel's answers
+// contain, and "+" facts that only Verbena's answers contain. The kernel is Linux 6.1.
 var nlDifferences = []struct{ pattern, why string }{
 	{`^- chardev umad[:/]|^\+ chardev umad: ENOTSUP$`, "there is no umad"},
 	{`^\+ get( one)?/101 = 01$`, "NAME_ASSIGN_TYPE is younger than the kernel"},
@@ -69,8 +70,8 @@ var nlDifferences = []struct{ pattern, why string }{
 	{`^[-+] rough: a family without operations `, "there is no ib_sa, which other kernels may lack, too"},
 }
 
-// facts are what there is to say of an answer's attributes: those of programs' objects, for the kernel has some itself.
-// An attribute that was marked as nested has flag 1.
+// facts reports the facts of an answer's attributes. For objects it reports only those of programs, because the kernel
+// has some objects of its own. An attribute marked as nested has flag 1.
 func (a *nlAnswer) facts(what string, add func(string)) {
 	if a.Error != "" {
 		add(what + ": " + a.Error)
@@ -84,7 +85,7 @@ func (a *nlAnswer) facts(what string, add func(string)) {
 	}
 }
 
-// kernels reports whether an object is the kernel's own.
+// kernels reports whether an object belongs to the kernel.
 func kernels(list []nlAttr) bool {
 	return slices.ContainsFunc(list, func(x nlAttr) bool { return x.kind == nlKernName })
 }
@@ -110,8 +111,8 @@ func nlFacts(path string, list []nlAttr, add func(string)) {
 	}
 }
 
-// testNetlink compares what NETLINK_RDMA tells of the two devices, attribute by attribute, while programs have objects
-// on them; and how the sockets take what is wrong.
+// testNetlink compares the NETLINK_RDMA answers of the two devices attribute by attribute, while programs have objects
+// on them. It also compares the reactions of the sockets to invalid requests.
 func testNetlink(t *testing.T) {
 	script, err := filepath.Abs("netlink.py")
 	if err != nil {
@@ -201,7 +202,7 @@ func testNetlink(t *testing.T) {
 	for i, x := range nlDifferences {
 		t.Logf("%d differences: %s", explained[i], x.why)
 		if explained[i] == 0 {
-			t.Errorf("there is no such difference any more: %s", x.pattern)
+			t.Errorf("this difference no longer exists: %s", x.pattern)
 		}
 	}
 }

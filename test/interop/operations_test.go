@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// operation is a row of the matrix: a thing to do, and the services that have it.
+// operation is a row of the matrix: an operation and the services that support it.
 type operation struct {
 	name     string
 	services []string
@@ -27,7 +27,7 @@ var (
 	rc                = []string{"RC"}
 )
 
-// sizes of messages, at a path MTU of 1024: none, one byte, around a packet, several packets, 1 MB.
+// These are the sizes of messages at a path MTU of 1024: none, one byte, around a packet, several packets, 1 MB.
 var (
 	sizes   = []int{0, 1, 7, 1023, 1024, 1025, 4096, 65537, maxSize}
 	sizesUD = []int{0, 1, 7, 1023, 1024, 1025, 4096}
@@ -62,7 +62,7 @@ var operations = []operation{
 	{"XRC SEND", []string{"XRC"}, linkOptions{}, nil},
 }
 
-// testOperations is the matrix: operation x service type x role x IP version.
+// testOperations runs the matrix: operation x service type x role x IP version.
 func testOperations(t *testing.T) {
 	for _, op := range operations {
 		for _, service := range op.services {
@@ -85,7 +85,7 @@ func testOperations(t *testing.T) {
 	}
 }
 
-// domains opens an XRC domain on both sides: that already fails on a device without XRC.
+// domains opens an XRC domain on both sides, which fails on a device without XRC.
 func domains(r role) error {
 	for _, p := range []*peer{r.req(), r.resp()} {
 		if err := p.call(nil, "xrcd", nil); err != nil {
@@ -95,7 +95,8 @@ func domains(r role) error {
 	return errors.New("both sides have XRC domains now, and this test has no transfer for them: write it")
 }
 
-// capability looks whether both sides have an operation that Linux has had since 6.2 (enum ib_uverbs_device_cap_flags).
+// capability reports whether both sides support an operation that Linux has had since 6.2 (enum
+// ib_uverbs_device_cap_flags).
 func capability(name string, bits uint64) func(*link) error {
 	return func(l *link) error {
 		for _, p := range []*end{l.req, l.resp} {
@@ -111,7 +112,7 @@ func capability(name string, bits uint64) func(*link) error {
 	}
 }
 
-// transfer moves messages of all sizes and checks completions, data, and that nothing else was written.
+// transfer transfers messages of all sizes. It checks completions and data, and that no other memory was written.
 func transfer(op string, some ...int) func(*link) error {
 	return func(l *link) error {
 		list := sizes
@@ -166,7 +167,8 @@ func (l *link) transfer(op string, size int) error {
 	return to.untouched(to.buf, at+size, guard)
 }
 
-// deliver posts the work request and waits for both completions; of a service that may lose it, it posts it again.
+// deliver posts the work request and waits for both completions. It posts the request again if the service may lose
+// messages and lost this one.
 func (l *link) deliver(op string, seed, size int, wr args, imm *uint32, consumes bool) error {
 	for try := 1; ; try++ {
 		if err := l.post(wr); err != nil {
@@ -183,7 +185,7 @@ func (l *link) deliver(op string, seed, size int, wr args, imm *uint32, consumes
 			if l.service == "RC" {
 				return nil
 			}
-			err := l.resp.awaitData(l.resp.buf, size, seed, wait) // UC: only the memory tells
+			err := l.resp.awaitData(l.resp.buf, size, seed, wait) // UC: only the memory shows the arrival
 			if err == nil || try == repeats {
 				return err
 			}
@@ -211,7 +213,7 @@ func (l *link) deliver(op string, seed, size int, wr args, imm *uint32, consumes
 	}
 }
 
-// awaitData waits until the buffer holds what belongs to the seed.
+// awaitData waits until the buffer holds the data of the seed.
 func (p *peer) awaitData(m mr, size, seed int, timeout time.Duration) error {
 	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
 		err := p.check(m, 0, size, seed)
@@ -221,7 +223,7 @@ func (p *peer) awaitData(m mr, size, seed int, timeout time.Duration) error {
 	}
 }
 
-// inline: the data are taken when the request is posted; the buffer may change at once.
+// inline tests that the device copies inline data at the post, so that the buffer may change at once.
 func inline(l *link) error {
 	at := l.headroom()
 	if err := l.req.fill(l.req.buf, 0, 64, 7); err != nil {
@@ -273,7 +275,7 @@ func scattered(l *link) error {
 	return nil
 }
 
-// read is a piece of a buffer.
+// read returns a part of a buffer.
 func (p *peer) read(m mr, off, n int) ([]byte, error) {
 	var s string
 	if err := p.call(&s, "read", args{"mr": m.ID, "off": off, "len": n}); err != nil {
@@ -282,7 +284,7 @@ func (p *peer) read(m mr, off, n int) ([]byte, error) {
 	return hex.DecodeString(s)
 }
 
-// outstanding: fifty messages at once, of which only the last gives a completion; all arrive, in order.
+// outstanding posts fifty messages at once, of which only the last is signalled. All must arrive in order.
 func outstanding(l *link) error {
 	const n, size = 50, 3000
 	for i := range n {
@@ -324,7 +326,7 @@ func outstanding(l *link) error {
 	return nil
 }
 
-// fenced: READs fetch what a fenced SEND then sends back.
+// fenced tests that a fenced SEND sends the data fetched by earlier READs.
 func fenced(l *link) error {
 	const n, size = 8, 5000
 	if err := l.resp.fill(l.resp.buf, 0, n*size, 9); err != nil {
@@ -361,7 +363,7 @@ func fenced(l *link) error {
 	return l.resp.check(l.resp.buf, n*size, n*size, 9)
 }
 
-// atomic runs one atomic operation and returns what it fetched.
+// atomic runs one atomic operation and returns the fetched value.
 func (l *link) atomic(op string, a args) (uint64, error) {
 	a["op"], a["wr_id"], a["sg"] = op, 5, sgl{sge(l.req.buf, 8, 8)}
 	a["rkey"], a["addr"] = l.resp.buf.RKey, l.resp.buf.Addr+64
@@ -399,7 +401,7 @@ func compareSwap(l *link) error {
 }
 
 func fetchAdd(l *link) error {
-	value := uint64(0xffffffffffffff00) // over the wrap
+	value := uint64(0xffffffffffffff00) // wraps around
 	if err := l.resp.set64(l.resp.buf, 64, value); err != nil {
 		return err
 	}
@@ -416,7 +418,7 @@ func fetchAdd(l *link) error {
 	return l.resp.want64("the value", l.resp.buf, 64, value)
 }
 
-// sharedLimit: the event comes when the queue falls below its limit, once.
+// sharedLimit tests that the event arrives once, when the queue falls below its limit.
 func sharedLimit(l *link) error {
 	for i := range 6 {
 		if err := l.resp.recv(l.recvTo(), i, sge(l.resp.buf, 0, 64)); err != nil {
@@ -452,7 +454,7 @@ func sharedLimit(l *link) error {
 	return nil
 }
 
-// events waits for n asynchronous events of a kind and returns how many there were.
+// events waits for n asynchronous events of a kind and returns their number.
 func (p *peer) events(n int, kind string) (int, error) {
 	var all []string
 	wait := patience
@@ -469,7 +471,8 @@ func (p *peer) events(n int, kind string) (int, error) {
 	return count, err
 }
 
-// grh: the receiver of a datagram finds the IP header in the 40 bytes in front; an IPv4 header in the last 20 of them.
+// grh tests that the receiver of a datagram finds the IP header in the 40 bytes before the data. An IPv4 header is in
+// the last 20 of them.
 func grh(l *link) error {
 	if err := l.transfer("SEND", 500); err != nil {
 		return err
@@ -502,7 +505,7 @@ func grh(l *link) error {
 	return nil
 }
 
-// Multicast groups, as IP addresses.
+// groups holds multicast groups as IP addresses.
 var groups = map[bool]string{true: "239.77.0.9", false: "ff0e::7709"}
 
 func multicast(l *link) error {
@@ -510,7 +513,7 @@ func multicast(l *link) error {
 	if err := l.resp.call(nil, "multicast", args{"qp": l.resp.qp.ID, "gid": group, "join": true}); err != nil {
 		return err
 	}
-	if l.resp.name == "kernel" { // of the IP group, its rxe does not become a member: programs do that, through rdma_cm
+	if l.resp.name == "kernel" { // the kernel's rxe does not join the IP group; programs join it through rdma_cm
 		if err := l.resp.call(nil, "join", args{"group": group, "local": l.resp.gid}); err != nil {
 			return err
 		}
@@ -577,7 +580,7 @@ type window struct {
 	RKey uint32
 }
 
-// windowAt and windowLen are where the windows of the tests lie in the responder's buffer.
+// windowAt and windowLen are the offset and the length of the windows in the responder's buffer.
 const windowAt, windowLen = 4096, 8192
 
 func (l *link) window(kind int) (w window, err error) {
@@ -600,7 +603,7 @@ func (l *link) bind1(w window, length int, access ...string) (uint32, error) {
 	return r.RKey, err
 }
 
-// bind2 binds a window of type 2 with a work request and returns the key that it asked for.
+// bind2 binds a window of type 2 with a work request and returns the requested key.
 func (l *link) bind2(w window, access ...string) (uint32, error) {
 	key, err := l.resp.send(l.resp.qp, args{"op": "BIND_MW", "wr_id": 31, "mw": w.ID, "mr": l.resp.buf.ID, "off": windowAt,
 		"length": windowLen, "access": access})
@@ -611,7 +614,7 @@ func (l *link) bind2(w window, access ...string) (uint32, error) {
 	return key, err
 }
 
-// access reads or writes through a key; the wanted status is one of those given.
+// access reads or writes through a key, and expects one of the given statuses.
 func (l *link) access(op string, key uint32, off, n int, status ...string) error {
 	if err := l.post(args{"op": op, "wr_id": 40, "sg": sgl{sge(l.req.buf, 0, n)}, "rkey": key,
 		"addr": l.resp.buf.Addr + uint64(off)}); err != nil {
@@ -664,7 +667,7 @@ func windowType1(l *link) error {
 	if err := l.usable(second); err != nil {
 		return err
 	}
-	if _, err := l.bind1(w, 0); err != nil { // of length 0: invalid from now on
+	if _, err := l.bind1(w, 0); err != nil { // length 0 makes the window invalid
 		return err
 	}
 	return l.access("WRITE", second, windowAt, 16, "REM_ACCESS_ERR")
@@ -691,7 +694,8 @@ func windowType2(l *link) error {
 	return l.access("WRITE", key, windowAt, 16, "REM_ACCESS_ERR")
 }
 
-// sendInvalidate: the receiver's window is invalid once the message has arrived, and its completion says which.
+// sendInvalidate tests that the receiver's window is invalid after the message has arrived, and that the completion
+// names the window.
 func sendInvalidate(l *link) error {
 	var note error
 	for _, size := range []int{1, 1024, 5000} {

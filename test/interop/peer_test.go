@@ -18,13 +18,13 @@ import (
 type peer struct {
 	name string // "kernel" or "Verbena"
 	lab  *lab
-	ip   map[string]string // by "IPv4" and "IPv6"
+	ip   map[string]string // keys: "IPv4" and "IPv6"
 	conn net.Conn
 	in   *bufio.Reader
 	dead error
 }
 
-// accept waits for a peer to connect, as long as its program runs.
+// accept waits for a peer to connect while its program runs.
 func accept(ln net.Listener, of *program, timeout time.Duration) (*peer, error) {
 	type result struct {
 		c   net.Conn
@@ -54,10 +54,10 @@ func accept(ln net.Listener, of *program, timeout time.Duration) (*peer, error) 
 	}
 }
 
-// args are the arguments of a method of class Peer.
+// args holds the arguments of a method of class Peer.
 type args map[string]any
 
-// callError is what the peer's method failed with.
+// callError is the error of a peer's method.
 type callError struct {
 	peer, method, text string
 	errno              syscall.Errno
@@ -72,15 +72,15 @@ func (e *callError) Error() string {
 
 func (e *callError) Unwrap() error { return e.errno }
 
-// unsupported reports whether a side says that it does not have something.
+// unsupported reports whether the error means that a side does not support a feature.
 func unsupported(err error) bool {
 	return errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) || errors.Is(err, syscall.EPROTONOSUPPORT)
 }
 
-// callTime bounds a call beyond the time that the method is asked to wait.
+// callTime bounds a call, in addition to the requested wait of the method.
 const callTime = 2 * time.Minute
 
-// call runs a method and stores its result in out, unless nil.
+// call runs a method and stores its result in out, unless out is nil.
 func (p *peer) call(out any, method string, a args) error {
 	if p.dead != nil {
 		return p.dead
@@ -124,7 +124,7 @@ func (p *peer) call(out any, method string, a args) error {
 	return json.Unmarshal(answer.OK, out)
 }
 
-// hello is what a peer says of its system and its device.
+// hello holds a peer's description of its system and its device.
 type hello struct {
 	Release string
 	Caps    uint64 // device_cap_flags_ex
@@ -156,7 +156,7 @@ func (p *peer) zero(m mr, off, n int) error {
 	return p.call(nil, "zero", args{"mr": m.ID, "off": off, "len": n})
 }
 
-// check compares with what fill writes.
+// check compares the buffer with the pattern of fill.
 func (p *peer) check(m mr, off, n, seed int) error {
 	var diff *int
 	if err := p.call(&diff, "check", args{"mr": m.ID, "off": off, "len": n, "seed": seed}); err != nil {
@@ -168,7 +168,7 @@ func (p *peer) check(m mr, off, n, seed int) error {
 	return nil
 }
 
-// untouched checks that zeros are still zeros.
+// untouched checks that zeros are unchanged.
 func (p *peer) untouched(m mr, off, n int) error {
 	var zero bool
 	if err := p.call(&zero, "is_zero", args{"mr": m.ID, "off": off, "len": n}); err != nil {
@@ -198,7 +198,7 @@ func (p *peer) want64(what string, m mr, off int, want uint64) error {
 	return err
 }
 
-// sge is an element of a scatter/gather list; key 0 is the buffer's own L_Key.
+// sge returns an element of a scatter/gather list. Key 0 selects the L_Key of the buffer.
 func sge(m mr, off, n int, key ...uint32) [4]int {
 	k := 0
 	if len(key) > 0 {
@@ -209,7 +209,7 @@ func sge(m mr, off, n int, key ...uint32) [4]int {
 
 type sgl = [][4]int
 
-// qp is a queue pair and its completion queues.
+// qp is a queue pair with its completion queues.
 type qp struct {
 	ID             int
 	QPN            uint32
@@ -251,7 +251,7 @@ func (p *peer) recv(to int, id int, sg ...[4]int) error {
 	return p.call(nil, "recv", args{"to": to, "wr_id": id, "sg": sgl(sg)})
 }
 
-// send posts a send work request; it returns the new key of a memory window.
+// send posts a send work request. It returns the new key of a memory window.
 func (p *peer) send(q qp, a args) (rkey uint32, err error) {
 	var r struct{ RKey uint32 }
 	a["qp"] = q.ID
@@ -259,7 +259,7 @@ func (p *peer) send(q qp, a args) (rkey uint32, err error) {
 	return r.RKey, err
 }
 
-// Flags of completions (enum ibv_wc_flags).
+// These are flags of completions (enum ibv_wc_flags).
 const (
 	wcGRH        = 1 << 0
 	wcWithImm    = 1 << 1
@@ -284,7 +284,7 @@ func (p *peer) poll(cq, n int, timeout time.Duration) (got []wc, err error) {
 	return got, err
 }
 
-// patience is how long a completion that must come may take, on a slow machine.
+// patience bounds the time of a completion that must arrive, on a slow machine.
 const patience = 30 * time.Second
 
 // complete waits for one completion and checks its status.

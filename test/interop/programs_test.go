@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// tool is a program that talks with itself: a server on the responder's side, a client on the requester's.
+// tool is a program with a server on the responder's side and a client on the requester's side.
 type tool struct {
 	program string
 	service string
-	args    string // GID is the index of the GID
+	args    string // GID stands for the index of the GID
 }
 
 const (
@@ -47,10 +47,10 @@ var tools = []tool{
 	{"ib_atomic_bw", "RC", "-d rxe0 -x GID -F -n 100 -A CMP_AND_SWAP"},
 }
 
-// toolTime bounds a program.
+// toolTime bounds the time of a program.
 const toolTime = 60 * time.Second
 
-// testPrograms runs rdma-core's and perftest's programs between the two.
+// testPrograms runs the programs of rdma-core and perftest between the two sides.
 func testPrograms(t *testing.T) {
 	port := 18800
 	for _, tl := range tools {
@@ -73,7 +73,7 @@ func (tl tool) cell(t *testing.T, section string, r role, ip string, port *int) 
 		for range 3 {
 			*port++
 			err = tl.run(r, ip, *port)
-			if err == nil || tl.service == "RC" { // the others may lose a packet, and the programs then wait for it
+			if err == nil || tl.service == "RC" { // the other services may lose a packet, for which the programs then wait
 				break
 			}
 		}
@@ -81,7 +81,7 @@ func (tl tool) cell(t *testing.T, section string, r role, ip string, port *int) 
 	})
 }
 
-// command returns the beginning of the command line.
+// command returns the start of the command line.
 func (tl tool) command() []string {
 	c := strings.Fields(tl.program)
 	if c[0] == "verbena" {
@@ -90,7 +90,7 @@ func (tl tool) command() []string {
 	return c
 }
 
-// options of a program that say nothing to a reader of the table.
+// options matches options of a program that the table omits.
 var options = regexp.MustCompile(`-d rxe0 |-[gx] GID ?|-F ?`)
 
 func (tl tool) run(r role, ip string, port int) error {
@@ -98,7 +98,7 @@ func (tl tool) run(r role, ip string, port int) error {
 	return err
 }
 
-// output runs the program, and returns what the client prints.
+// output runs the program, and returns the client's output.
 func (tl tool) output(r role, ip string, port int) (string, error) {
 	argv := func(p *peer) ([]string, error) {
 		var index int
@@ -154,9 +154,9 @@ func lastLines(s string) string {
 	return strings.Join(l[max(0, len(l)-3):], " | ")
 }
 
-// start starts a program on a peer's side; what it returns waits for the end.
+// start starts a program on a peer's side. The returned function waits for the end of the program.
 func (p *peer) start(argv []string) (end func(time.Duration) (int, string, error), err error) {
-	if p.name == "Verbena" { // a `verbena run` of its own
+	if p.name == "Verbena" { // a separate `verbena run`
 		pr, err := p.lab.launch(argv[0], append([]string{p.lab.verbena, "run", "--"}, argv...)...)
 		if err != nil {
 			return nil, err

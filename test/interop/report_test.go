@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// cell is one place in the tables of docs/results/interop.md, and a line of JSON in the results.
+// cell is one cell in the tables of docs/results/interop.md, and a line of JSON in the results.
 type cell struct {
 	Section   string  `json:"section"`
 	Operation string  `json:"operation"`
@@ -28,8 +28,8 @@ type cell struct {
 	Seconds   float64 `json:"seconds"`
 }
 
-// deviation is how the kernel departs from what the row says; the cell is a note then, not a failure. A cell that
-// returns none although one was expected has a wrong table, and fails.
+// deviation is a deviation of the kernel from the expectation of a row. It makes the cell a note instead of a failure.
+// A cell that returns no deviation although one was expected has a wrong table, and fails.
 type deviation struct{ text string }
 
 func (d *deviation) Error() string { return d.text }
@@ -40,7 +40,7 @@ type report struct {
 	facts []fact
 }
 
-// fact is a line of a table of figures: what was compared or counted, and what was found.
+// fact is a line of a table of figures: a comparison or count, and its result.
 type fact struct {
 	Section string   `json:"section"`
 	Columns []string `json:"columns"`
@@ -48,8 +48,7 @@ type fact struct {
 
 var results report
 
-// someIPs returns the IP versions to run a cell with: both when a report is written, otherwise the one that follows
-// from the name.
+// someIPs returns the IP versions for a cell: both when a report is written, otherwise one selected by the name.
 func someIPs(name ...string) []string {
 	if os.Getenv("INTEROP_DOC") != "" {
 		return ipNames
@@ -60,7 +59,7 @@ func someIPs(name ...string) []string {
 	return ipNames[i : i+1]
 }
 
-// runCell runs a cell as a subtest, on peers that hold nothing, and records what came out.
+// runCell runs a cell as a subtest on peers without objects, and records the result.
 func runCell(t *testing.T, c cell, do func() error) {
 	t.Helper()
 	name := strings.ReplaceAll(strings.Join([]string{c.Operation, c.Service, c.IP, c.Role}, "/"), " ", "-")
@@ -96,10 +95,10 @@ func runCell(t *testing.T, c cell, do func() error) {
 	}
 }
 
-// tooMany failures end a run: many of them wait for something that does not come.
+// tooMany is the number of failures that ends a run, because many failing cells wait for a timeout.
 const tooMany = 60
 
-// count is how many cells have which result.
+// count returns the number of cells for each result.
 func (r *report) count() map[string]int {
 	count := map[string]int{}
 	for _, c := range r.cells {
@@ -108,7 +107,7 @@ func (r *report) count() map[string]int {
 	return count
 }
 
-// finish writes the results where $INTEROP_JSON and $INTEROP_DOC say.
+// finish writes the results to the files named by $INTEROP_JSON and $INTEROP_DOC.
 func (r *report) finish(l *lab) error {
 	count := r.count()
 	fmt.Printf(
@@ -147,7 +146,7 @@ func writeFile(name string, write func(*bufio.Writer)) error {
 	return f.Close()
 }
 
-// sections of the document, in order.
+// sections lists the sections of the document in order.
 var sections = []struct{ key, title, text string }{
 	{"operations", "Operations", "Each cell transfers messages of 0 bytes to 1 MB (64 KB or datagrams where the row or the " +
 		"service demands it). It checks the completions on both sides, the data, and that no other memory was written."},
@@ -187,7 +186,8 @@ func (r *report) document(w *bufio.Writer, l *lab) {
 	r.figures(w)
 }
 
-// table writes the cells of a section: a line for each operation and service, a column for each role and IP version.
+// table writes the cells of a section, with a line for each operation and service and a column for each role and IP
+// version.
 func (r *report) table(w *bufio.Writer, section string) {
 	type line struct{ operation, service string }
 	var lines []line

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// shape is how a link limits or delays what is sent: by Verbena's link set, and by tc(8) for the kernel.
+// shape is a limit or delay on a link's packets: by Verbena's link set, and by tc(8) for the kernel.
 type shape struct {
 	name string
 	link []string
@@ -27,8 +27,8 @@ var shapes = []shape{
 	{"50 ms", []string{"--delay", "50ms"}, "netem limit 100000 delay 50ms", 50, false},
 }
 
-// testShapes measures rates and delays that were asked for, of Verbena, and of the kernel's rxe with tc. SHAPES=1 asks
-// for it: it is of time, and so not for CI.
+// testShapes measures requested rates and delays of Verbena, and of the kernel's rxe with tc. SHAPES=1 enables it. CI
+// omits it, because the results depend on time.
 func testShapes(t *testing.T) {
 	if os.Getenv("SHAPES") == "" {
 		t.Skip("SHAPES is not set")
@@ -85,10 +85,10 @@ func (s shape) apply(by *peer) (undo func() error, err error) {
 	}, err
 }
 
-// perftestRow is the row of figures below the line of titles.
+// perftestRow matches the row of figures below the row of titles.
 var perftestRow = regexp.MustCompile(`(?m)^ *[0-9]+ +[0-9]+ +([0-9.]+) +([0-9.]+) +([0-9.]+)`)
 
-// measureRate returns how much arrives, in Mbit/s on the wire: the payload, with the headers of each packet of 4096
+// measureRate returns the rate of arrival in Mbit/s on the wire: the payload, with the headers of each packet of 4096
 // bytes.
 func measureRate(r role, port *int) (float64, error) {
 	*port++
@@ -101,12 +101,12 @@ func measureRate(r role, port *int) (float64, error) {
 		return 0, fmt.Errorf("no figures in %s", lastLines(out))
 	}
 	average, err := strconv.ParseFloat(m[2], 64)
-	const payload, headers = 4096, 20 + 8 + 12 + 4 // and 16 more for RETH, in one of 16
+	const payload, headers = 4096, 20 + 8 + 12 + 4 // and 16 more for the RETH in one packet of 16
 	return average * 1000 * (payload + headers + 1) / payload, err
 }
 
-// measureLatency returns the median of a round trip, in milliseconds. The programs wait for events: those that poll
-// would take the processors from who is to let packets go.
+// measureLatency returns the median of a round trip in milliseconds. The programs wait for events, because polling
+// would take processor time from the process that delays the packets.
 func measureLatency(r role, port *int) (float64, error) {
 	*port++
 	out, err := tool{program: "ib_send_lat", service: "RC", args: "-d rxe0 -x GID -F -s 64 -n 60 -u 20 -e"}.output(r,

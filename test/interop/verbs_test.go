@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// kernelLacks is what the rxe of Linux 6.1 does not do of what package verbs is tested for; see docs/deviations.md.
-// What it sends to a multicast group does not come back to its own queue pairs.
+// kernelLacks lists the abilities in the tests of package verbs that the rxe of Linux 6.1 lacks; see
+// docs/deviations.md. The rxe does not loop its multicast packets back to its own queue pairs.
 var kernelLacks = []string{"ATOMIC WRITE", "FLUSH", "multicast", "range of a window", "local protection error",
 	"event of an access error"}
 
-// commands are verbena's own programs of package verbs.
+// commands lists verbena's own programs that use package verbs.
 var commands = []tool{
 	{"verbena pingpong", "RC", "-g GID -n 50 -s 9000"},
 	{"verbena pingpong", "UC", "-g GID -n 50 --type uc --op write -e"},
@@ -23,7 +23,7 @@ var commands = []tool{
 	{"verbena perf", "UD", "-g GID -n 50 --type ud --op send -s 1K -e --depth 4"},
 }
 
-// testCommands runs them within Linux, and between Linux and Verbena.
+// testCommands runs the commands within Linux, and between Linux and Verbena.
 func testCommands(t *testing.T) {
 	c := cell{Section: "verbs", Operation: "`verbena devinfo`", Service: "-", Role: kernelPeer.name, IP: "IPv4"}
 	runCell(t, c, func() error {
@@ -52,14 +52,14 @@ func testCommands(t *testing.T) {
 }
 
 // testVerbs runs the tests of packages verbs and cm on the kernel's device: the Go library on /dev/infiniband of Linux.
-// None is skipped.
+// No test is skipped.
 func testVerbs(t *testing.T) {
 	c := cell{Section: "verbs", Operation: "packages verbs and cm on /dev/infiniband", Service: "RC, UC, UD",
 		Role: kernelPeer.name, IP: "IPv4"}
 	runCell(t, c, func() error {
 		wait, err := kernelPeer.start([]string{"env", "VERBS_DEVICE=rxe0", "VERBS_WITHOUT=" + strings.Join(kernelLacks, ","),
 			"VERBS_ADDR=" + guestIP["IPv4"],
-			theLab.program("verbs-suite"), "-test.v", "-test.skip", "^TestReports$"}) // these are of Verbena
+			theLab.program("verbs-suite"), "-test.v", "-test.skip", "^TestReports$"}) // these tests are for Verbena only
 		if err != nil {
 			return err
 		}
@@ -76,10 +76,10 @@ func testVerbs(t *testing.T) {
 	testCommands(t)
 }
 
-// rdmanetTests are the tests of package rdmanet that need no device of their own.
+// rdmanetTests selects the tests of package rdmanet that need no separate device.
 const rdmanetTests = "^(TestConn|TestFlow|TestListener|TestCM|TestKilledPeer)$"
 
-// testRdmanet runs package rdmanet between two ends on the kernel's device, and from one side to the other.
+// testRdmanet runs package rdmanet between two ends on the kernel's device, and between the two sides.
 func testRdmanet(t *testing.T) {
 	tests := theLab.program("rdmanet-tests")
 	c := cell{Section: "verbs", Operation: "package rdmanet on /dev/infiniband", Service: "RC", Role: kernelPeer.name,

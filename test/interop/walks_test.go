@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// walkDifferences are how a walk through librdmacm may differ: the first line that does, in the kernel and here, and
-// why. The kernel is Linux 6.1.
+// walkDifferences lists the permitted differences of a walk through librdmacm, each with its reason. An entry matches
+// the first differing line in the kernel and in Verbena. The kernel is Linux 6.1.
 var walkDifferences = []struct{ kernel, verbena, why string }{
 	{`^walk \d+ failed: status`, ``, "the kernel's calls hang, for more than a minute"},
 	{` timeout 19 `, ` timeout 17 `, "newer kernels expect packets to live 67 ms, this one 268 ms"},
@@ -27,8 +27,9 @@ var walkDifferences = []struct{ kernel, verbena, why string }{
 	{`destroy_id \d+ (ENOENT|ECONNREFUSED)`, `destroy_id \d+ 0`, "the errno of a call that another thread of the library's has made meanwhile"},
 }
 
-// testWalks has programs try librdmacm at random (testdata/cmwalk.c), on both, each with itself: WALKS sequences
-// (default 150) from WALK_FIRST on (1). What each call and each event gives is the same, but for walkDifferences.
+// testWalks runs random sequences of librdmacm calls (testdata/cmwalk.c) on both sides, each with itself. It runs WALKS
+// sequences (default 150) from WALK_FIRST (default 1) on. The result of each call and each event must be the same,
+// except for walkDifferences.
 func testWalks(t *testing.T) {
 	count, first := 150, 1
 	for name, n := range map[string]*int{"WALKS": &count, "WALK_FIRST": &first} {
@@ -46,7 +47,7 @@ func testWalks(t *testing.T) {
 		k, v := walk(t, kernelPeer, at, n, 30, "eth0"), walk(t, verbenaPeer, at, n, 20, "tap0")
 		for seed := at; seed < at+n; seed++ {
 			why, how := differ(k[seed], v[seed])
-			// On a busy machine a step may end before an answer has come: what is different is so again.
+			// On a busy machine a step may end before an answer has arrived. A real difference occurs again.
 			for again := 0; again < 2 && why == unexplained; again++ {
 				t.Logf("walk %d, again: %s", seed, how)
 				why, how = differ(walk(t, kernelPeer, seed, 1, 1, "eth0")[seed], walk(t, verbenaPeer, seed, 1, 1, "tap0")[seed])
@@ -72,8 +73,8 @@ const (
 	unexplained = -2
 )
 
-// differ compares a walk of the kernel with one of Verbena's, and returns the index of the reason why they differ, or
-// nothing, or unexplained.
+// differ compares a walk of the kernel with a walk of Verbena. It returns the index of the reason for their difference,
+// or nothing, or unexplained.
 func differ(k, v []string) (why int, how string) {
 	k, v = ordered(k), ordered(v)
 	i := 0
@@ -93,7 +94,7 @@ func differ(k, v []string) (why int, how string) {
 		strings.Join(v[max(0, i-12):min(i, len(v))], "\n"))
 }
 
-// ordered puts the events of a step, which different IDs have at the same time, into an order.
+// ordered sorts the events of a step, because events of different IDs are concurrent.
 func ordered(l []string) []string {
 	l = slices.Clone(l)
 	for i := 0; i < len(l); i++ {

@@ -26,22 +26,22 @@ type frame struct {
 	ip, udp      []byte // from the header on
 	packet       roce.Packet
 	v4           bool
-	knownSources []uint32 // QPNs that talk to this packet's destination, by the links of the tests
+	knownSources []uint32 // QPNs that send to this packet's destination, by the links of the tests
 }
 
-// property is a row of the comparison: what both put into a field. Where both need not be the same, why says so.
+// property is a row of the comparison: the values of a field from both sides. why explains a permitted difference.
 type property struct {
 	name string
 	of   func(*frame) (value string, applies bool)
 	why  string
 }
 
-// always makes a property of every packet.
+// always returns a property of every packet.
 func always(f func(*frame) string) func(*frame) (string, bool) {
 	return func(p *frame) (string, bool) { return f(p), true }
 }
 
-// only makes a property of some packets.
+// only returns a property of selected packets.
 func only(which func(*frame) bool, f func(*frame) string) func(*frame) (string, bool) {
 	return func(p *frame) (string, bool) {
 		if !which(p) {
@@ -74,7 +74,7 @@ func flowKnown(f *frame) bool {
 	return f.packet.Opcode.Service() != roce.UD && len(f.knownSources) > 0
 }
 
-// answers makes a property of acknowledgements of a kind.
+// answers returns a property of acknowledgements of a kind.
 func answers(which func(*frame) bool, kind func(roce.Syndrome) bool) func(*frame) (string, bool) {
 	return only(func(f *frame) bool { return which(f) && kind(f.packet.AETH().Syndrome()) },
 		func(f *frame) string { return fmt.Sprintf("%#02x", uint8(f.packet.AETH().Syndrome())) })
@@ -144,7 +144,7 @@ func bit(b bool) int {
 	return 0
 }
 
-// flows remembers which queue pairs the tests have connected, by the destination's side and QPN.
+// flows holds the queue pairs connected by the tests, by the destination's side and QPN.
 var flows = map[string]map[uint32][]uint32{"kernel": {}, "Verbena": {}}
 
 func remember(from, to *end) {
@@ -154,7 +154,7 @@ func remember(from, to *end) {
 	}
 }
 
-// testWire compares what the two have sent until now, and checks every ICRC.
+// testWire compares the packets that the two sides have sent so far, and checks every ICRC.
 func testWire(t *testing.T) {
 	f, err := os.Open(theLab.pcap)
 	if err != nil {
@@ -209,7 +209,7 @@ func testWire(t *testing.T) {
 	compareOpcodes(t, opcodes["kernel"], opcodes["Verbena"])
 }
 
-// compareOpcodes wants both to have sent the same kinds of packets.
+// compareOpcodes checks that both sides have sent the same kinds of packets.
 func compareOpcodes(t *testing.T, kernel, verbena map[string]bool) {
 	var differ []string
 	for op := range kernel {
@@ -243,7 +243,7 @@ func readFrames(r io.Reader) (func(yield func(*frame) bool), error) {
 	return func(yield func(*frame) bool) {
 		for {
 			data, _, err := in.ReadPacketData()
-			if errors.Is(err, io.EOF) || err != nil { // the guest is still writing: the last one may be cut
+			if errors.Is(err, io.EOF) || err != nil { // the guest is still writing: the last packet may be incomplete
 				return
 			}
 			if f, ok := parseFrame(data); ok && !yield(f) {

@@ -1,5 +1,5 @@
-// Package kernels runs programs under `verbena run` on the kernels of Debian's releases, in QEMU, and keeps what came of it: `make kernels` runs
-// them and writes testdata/kernels.json, of which docs/results/kernels.md is made.
+// Package kernels runs programs under `verbena run` on the kernels of Debian's releases in QEMU, and records the
+// results. `make kernels` runs them and writes testdata/kernels.json, which is the source of docs/results/kernels.md.
 package kernels
 
 import (
@@ -8,22 +8,23 @@ import (
 	"strings"
 )
 
-// Record is what was seen on one kernel.
+// Record holds the results on one kernel.
 type Record struct {
-	Suite   string            // of Debian
+	Suite   string            // release of Debian
 	Kernel  string            // its release, such as 6.1.0-56-amd64
 	Lacks   []string          // features, in the order of `verbena version --kernel`
-	Results map[string]string // by "USER PROGRAM": "ok", or how it failed
+	Results map[string]string // keys: "USER PROGRAM"; values: "ok", or the failure
 }
 
-// users and programs are those that are run on each.
+// users and programs list the combinations that run on each kernel.
 var (
 	users    = []string{"root", "nobody"}
 	programs = []string{"ibv_devinfo", "ibv_rc_pingpong", "ibv_rc_pingpong -e", "ib_write_bw", "rping", "Go under run",
 		"Go on the socket", "signals", "fork"}
 )
 
-// leftOver is the result of a program that finds descriptors open which a signal has kept it from learning of.
+// leftOver is the result of a program that keeps descriptors open, because a signal interrupted the call that would
+// have returned them.
 const leftOver = "ok, but descriptors are left over"
 
 const recorded = "testdata/kernels.json"
@@ -36,7 +37,7 @@ func read() (list []Record, err error) {
 	return list, err
 }
 
-// parse takes the lines that the guest prints apart.
+// parse separates the lines printed by the guest.
 func parse(suite, out string) Record {
 	r := Record{Suite: suite, Results: map[string]string{}}
 	for line := range strings.Lines(out) {
@@ -54,7 +55,7 @@ func parse(suite, out string) Record {
 	return r
 }
 
-// failed lists what has not passed, in the order of the programs.
+// failed lists the programs that did not pass, in the order of programs.
 func (r *Record) failed(user string) (list []string) {
 	for _, p := range programs {
 		if got := r.Results[user+" "+p]; got != "ok" && got != leftOver {

@@ -13,11 +13,11 @@ import (
 	"testing"
 )
 
-// suites are the releases of Debian whose kernels are tried, from the oldest on.
+// suites lists the releases of Debian whose kernels are tested, from the oldest on.
 const suites = "bullseye bookworm bookworm-backports trixie sid"
 
-// script runs in the guest, as root; $1 is the binary, $2 a program of test/rawverbs. UDP port 4791 is the kernel's own
-// rxe's until that is gone.
+// script runs in the guest as root. $1 is the binary, and $2 a program of test/rawverbs. The rxe module of the kernel
+// holds UDP port 4791 until the script removes the module.
 const script = `
 echo "kernel: $(uname -r)"
 rmmod rdma_rxe 2>/dev/null
@@ -112,7 +112,7 @@ func TestKernels(t *testing.T) {
 	}
 }
 
-// record puts r in the place of what was recorded of its suite.
+// record replaces the record of r's suite by r.
 func record(r Record) error {
 	list, err := read()
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -1,4 +1,4 @@
-// Command notice prints packaging/NOTICE: the licences of what the binaries contain that is not Verbena's own.
+// Command notice prints packaging/NOTICE: the licences of the third-party code in the binaries.
 //
 //	go run ./test/notice > packaging/NOTICE
 package main
@@ -25,7 +25,7 @@ const head = `Verbena's binaries contain the Go standard library and the modules
 This file is made by: go run ./test/notice > packaging/NOTICE
 `
 
-// notice returns the file. Versions are not in it: go.mod has them.
+// notice returns the file without versions, which are in go.mod.
 func notice() (string, error) {
 	out, err := exec.Command("go", "list", "-deps", "-f",
 		"{{with .Module}}{{if not .Main}}{{.Path}}\t{{.Dir}}{{end}}{{end}}",

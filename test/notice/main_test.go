@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestNotice fails when NOTICE is not what the dependencies make of it.
+// TestNotice tests that NOTICE matches the dependencies.
 func TestNotice(t *testing.T) {
 	want, err := notice()
 	if err != nil {

@@ -1,9 +1,9 @@
-// Package pyverbs knows what rdma-core's own tests say of Verbena and of the kernel's rxe, test by test, and why a test
-// does not pass.
+// Package pyverbs holds the recorded results of rdma-core's own tests on Verbena and on the kernel's rxe, and the
+// reasons why tests do not pass.
 //
-// The program run runs them; verbena.txt and kernel.txt are what it printed, under `verbena run` and in a guest with
-// the kernel's rxe; reasons.txt are the reasons. docs/verbs.md and docs/results/verbs.md have the comparison, which a
-// test of this package writes.
+// The program run runs the tests. verbena.txt and kernel.txt are its output, under `verbena run` and in a guest with
+// the kernel's rxe. reasons.txt holds the reasons. A test of this package writes the comparison in docs/verbs.md and
+// docs/results/verbs.md.
 package pyverbs
 
 import (
@@ -17,7 +17,7 @@ import (
 	"strings"
 )
 
-// Outcomes of a test.
+// These are the outcomes of a test.
 const (
 	OK      = "ok"
 	Skipped = "skipped"
@@ -25,16 +25,16 @@ const (
 	Error   = "error"
 )
 
-// Result is what came of a test.
+// Result is the result of a test.
 type Result struct {
 	Outcome string
-	Text    string // what the test said about it
+	Text    string // message of the test
 }
 
-// Results are by the tests' full names.
+// Results maps the tests' full names to their results.
 type Results map[string]Result
 
-// Parse reads what run prints. Lines that start with # are comments.
+// Parse reads the output of run. Lines that start with # are comments.
 func Parse(r io.Reader) (Results, error) {
 	results := Results{}
 	for s := bufio.NewScanner(r); s.Scan(); {
@@ -55,10 +55,10 @@ func Parse(r io.Reader) (Results, error) {
 	return results, nil
 }
 
-// Names are the tests' names, sorted.
+// Names returns the tests' names, sorted.
 func (r Results) Names() []string { return slices.Sorted(maps.Keys(r)) }
 
-// Count is how many tests have the outcome.
+// Count returns the number of tests with the outcome.
 func (r Results) Count(outcome string) (n int) {
 	for _, v := range r {
 		if v.Outcome == outcome {
@@ -71,7 +71,7 @@ func (r Results) Count(outcome string) (n int) {
 //go:embed verbena.txt kernel.txt reasons.txt
 var files embed.FS
 
-// Verbena and Kernel are what was recorded, and on what.
+// Verbena and Kernel return the recorded results and the system on which they were recorded.
 func Verbena() (Results, string, error) { return recorded("verbena.txt") }
 func Kernel() (Results, string, error)  { return recorded("kernel.txt") }
 
@@ -87,7 +87,7 @@ func recorded(name string) (r Results, on string, err error) {
 	return r, strings.TrimPrefix(on, "# "), nil
 }
 
-// Reasons tell why tests do not pass.
+// Reasons explains why tests do not pass.
 type Reasons []reason
 
 type reason struct {
@@ -121,7 +121,7 @@ func ReadReasons() (Reasons, error) {
 	return rs, nil
 }
 
-// Why is the reason for what a test said, "" if there is none.
+// Why returns the reason for the message of a test, or "" if there is none.
 func (rs Reasons) Why(text string) string {
 	for i := range rs {
 		if rs[i].says.MatchString(text) {
@@ -132,7 +132,7 @@ func (rs Reasons) Why(text string) string {
 	return ""
 }
 
-// Unused are the reasons that nobody asked for.
+// Unused returns the reasons that no call of Why has matched.
 func (rs Reasons) Unused() (unused []string) {
 	for _, r := range rs {
 		if !r.used {
@@ -142,11 +142,11 @@ func (rs Reasons) Unused() (unused []string) {
 	return unused
 }
 
-// noHugePages is what a test says that another machine would let pass.
+// noHugePages matches the message of a test that could pass on another machine.
 var noHugePages = regexp.MustCompile(`^There are no huge pages`)
 
-// Complaints are what is wrong with results: a test that passed when it was recorded and does not, one that is not
-// there any more, one that fails, or one that is skipped and has no reason.
+// Complaints lists the faults in results: a test that passed when it was recorded and no longer passes, a test that is
+// missing, a test that fails, and a skipped test without a reason.
 func Complaints(got, recorded Results, reasons Reasons) (complaints []string) {
 	complain := func(format string, args ...any) { complaints = append(complaints, fmt.Sprintf(format, args...)) }
 	for _, name := range recorded.Names() {

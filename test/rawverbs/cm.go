@@ -21,7 +21,7 @@ import (
 // cmFile is an open rdma_cm.
 type cmFile struct {
 	fd  int
-	mem []byte // a command, and a page behind it the answer
+	mem []byte // a command, and the answer in the next page
 }
 
 func openCM() (*cmFile, error) {
@@ -35,7 +35,7 @@ func openCM() (*cmFile, error) {
 
 func (f *cmFile) response() uint64 { return addressOf(f.mem[4096:]) }
 
-// put encodes a command at a place, and returns it.
+// put encodes a command into memory, and returns it.
 func put[C any](at []byte, cmd ucm.Command, v C, out int) []byte {
 	b := append(uapi.AppendTo(nil, &ucm.Hdr{Cmd: cmd, In: uint16(uapi.SizeOf[C]()), Out: uint16(out)}),
 		uapi.AppendTo(nil, &v)...)
@@ -109,7 +109,7 @@ func (f *cmFile) expect(typ uint32) (ucm.EventResp, error) {
 	return e, err
 }
 
-// Events (enum rdma_cm_event_type).
+// These are events (enum rdma_cm_event_type).
 const (
 	addrResolved   = 0
 	routeResolved  = 2
@@ -173,7 +173,7 @@ func newCMPair(port string) (*cmPair, error) {
 	return c, err
 }
 
-// connect connects the two queue pairs, or rather says so.
+// connect connects the two IDs, as far as the connection manager knows. The queue pairs do not change their states.
 func (c *cmPair) connect() error {
 	id, err := c.active.routed(c.addr)
 	if err != nil {
@@ -219,7 +219,7 @@ func (c *cmPair) disconnect() error {
 	return err
 }
 
-// cmNeighbour connects and disconnects for each line, and prints how many milliseconds that took.
+// cmNeighbour connects and disconnects for each line of input, and prints the time in milliseconds.
 func cmNeighbour(port string) error {
 	c, err := newCMPair(port)
 	if err != nil {
@@ -228,7 +228,7 @@ func cmNeighbour(port string) error {
 	fmt.Println("ready")
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		began := time.Now()
-		// New queue pairs each time: the number of one that was connected is in timewait.
+		// Each round needs new queue pairs, because the number of a connected one is in timewait.
 		for i := range c.qps {
 			if c.qps[i], err = c.unmapped(uapi.QPTRC, 1); err != nil {
 				return err
@@ -251,7 +251,7 @@ func cmNeighbour(port string) error {
 	return nil
 }
 
-// cmKeeper keeps a connection, and prints for each line what has happened to it.
+// cmKeeper keeps a connection, and prints its state for each line of input.
 func cmKeeper(port string) error {
 	c, err := newCMPair(port)
 	if err != nil {
@@ -260,7 +260,7 @@ func cmKeeper(port string) error {
 	if err := c.connect(); err != nil {
 		return err
 	}
-	// The events of the other end come to a file of its own, not to that of the listener, which takes no request.
+	// Events of the active end go to a separate file, and not to the listener's file, which takes no requests.
 	own, err := openCM()
 	if err != nil {
 		return err
@@ -288,7 +288,7 @@ func cmKeeper(port string) error {
 	return nil
 }
 
-// page maps a file: memory that does not answer.
+// page maps a file, to get memory that does not answer.
 func page(path string) ([]byte, error) {
 	fd, err := syscall.Open(path, syscall.O_RDWR, 0)
 	if err != nil {
@@ -297,8 +297,8 @@ func page(path string) ([]byte, error) {
 	return syscall.Mmap(fd, 0, 4096, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
 }
 
-// cmStall has the service wait for a page: the "command", the "response" of a command, the "event" that is given, the
-// value of an "option", or the "pipe", which this thread reads to there itself.
+// cmStall blocks a call of the service on a page. The page holds the "command", the "response" of a command, the
+// returned "event" or the value of an "option". With "pipe" this thread reads from the descriptor into the page.
 func cmStall(what, path string) error {
 	p, err := page(path)
 	if err != nil {
@@ -313,7 +313,7 @@ func cmStall(what, path string) error {
 	if err == nil {
 		err = f.resolve(id, c.addr)
 	}
-	if err == nil { // the event has come
+	if err == nil { // the event has arrived
 		_, err = unix.Poll([]unix.PollFd{{Fd: int32(f.fd), Events: unix.POLLIN}}, 5000)
 	}
 	if err != nil {
@@ -344,7 +344,7 @@ func cmStall(what, path string) error {
 	return nil
 }
 
-// cmFill makes what there is of the connection manager, until it is refused or has the number.
+// cmFill makes objects of the connection manager until it is refused or has the given number.
 func cmFill(kind, number string) error {
 	n, err := strconv.Atoi(number)
 	if err != nil {
@@ -394,13 +394,13 @@ func cmFill(kind, number string) error {
 			}
 		case "netlink":
 			_, err = syscall.Socket(syscall.AF_NETLINK, syscall.SOCK_RAW, unix.NETLINK_RDMA)
-		case "failures", "unread": // of one ID, or eight of each; each an event that nobody takes
+		case "failures", "unread": // for one ID, or eight for each; no program takes these events
 			var c uint32
 			if made == 0 || kind == "unread" && made%8 == 0 {
 				id, err = f.create(spaceTCP, 1)
 			}
 			c = id
-			for try := 0; err == nil; try++ { // until the one before has failed
+			for try := 0; err == nil; try++ { // until the previous one has failed
 				if err = f.resolve(c, netip.MustParseAddrPort("240.0.0.1:1")); err == nil {
 					break
 				}
@@ -424,7 +424,7 @@ func cmFill(kind, number string) error {
 	return nil
 }
 
-// cmClaim connects to an address and says that a queue pair is its own.
+// cmClaim connects to an address and claims a queue pair as its own.
 func cmClaim(to, number string) error {
 	a, err := netip.ParseAddrPort(to)
 	if err != nil {
@@ -448,7 +448,7 @@ func cmClaim(to, number string) error {
 	return nil
 }
 
-// cmIntrude tries commands on IDs and memberships that are not its own, and prints those that do not fail.
+// cmIntrude tries commands on IDs and memberships of others, and prints the commands that succeed.
 func cmIntrude(most string) error {
 	n, err := strconv.Atoi(most)
 	if err != nil {
@@ -488,7 +488,7 @@ func cmIntrude(most string) error {
 	return nil
 }
 
-// cmWait waits for an event that does not come, in as many threads.
+// cmWait waits in the given number of threads for an event that does not arrive.
 func cmWait(threads string) error {
 	n, err := strconv.Atoi(threads)
 	if err != nil {
@@ -504,13 +504,13 @@ func cmWait(threads string) error {
 			_, _ = syscall.Write(f.fd, b)
 		}()
 	}
-	time.Sleep(500*time.Millisecond + time.Duration(n)*time.Millisecond) // until all are in the call
+	time.Sleep(500*time.Millisecond + time.Duration(n)*time.Millisecond) // until all threads are in the call
 	fmt.Println("waiting")
 	bufio.NewScanner(os.Stdin).Scan()
 	return nil
 }
 
-// netlink requests of family NLDEV.
+// nlRequest returns a netlink request of family NLDEV.
 func nlRequest(cmd, flags uint16, attrs ...[]byte) []byte {
 	b := make([]byte, 16)
 	binary.NativeEndian.PutUint16(b[4:], 5<<10|cmd)
@@ -528,7 +528,7 @@ func nlAttr(typ uint16, payload []byte) []byte {
 	return b
 }
 
-// Commands and attributes of NLDEV.
+// These are commands and attributes of NLDEV.
 const (
 	nlNewLink, nlDelLink        = 3, 4
 	nlQPGet, nlCMIDGet          = 10, 11
@@ -537,7 +537,7 @@ const (
 	nlQP, nlQPEntry, nlLocalQPN = 19, 20, 21
 )
 
-// nlUnread asks as often for a dump of queue pairs on as many sockets, and reads no answer.
+// nlUnread requests dumps of queue pairs on the given number of sockets, and reads no answer.
 func nlUnread(sockets string) error {
 	n, err := strconv.Atoi(sockets)
 	if err != nil {
@@ -587,7 +587,7 @@ func nlChange() error {
 	return nil
 }
 
-// nlGive opens a netlink socket and gives it to whoever listens at a path.
+// nlGive opens a netlink socket and sends it to the listener at a path.
 func nlGive(path string) error {
 	s, err := syscall.Socket(syscall.AF_NETLINK, syscall.SOCK_RAW, unix.NETLINK_RDMA)
 	if err != nil {
@@ -596,7 +596,7 @@ func nlGive(path string) error {
 	return give(path, s)
 }
 
-// give sends a descriptor to whoever listens at a path.
+// give sends a descriptor to the listener at a path.
 func give(path string, fd int) error {
 	c, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
 	if err != nil {
@@ -613,10 +613,10 @@ func give(path string, fd int) error {
 	return nil
 }
 
-// hello is the private data by which cmServe knows cmCall.
+// hello is the private data by which cmServe recognises cmCall.
 const hello = "hello"
 
-// cmServe accepts requests with the right private data, until its input ends, and rejects all others.
+// cmServe accepts requests with the right private data until its input ends, and rejects all others.
 func cmServe(port string) error {
 	c, err := newCMPair(port)
 	if err != nil {
@@ -653,7 +653,7 @@ func cmServe(port string) error {
 				rejected++
 			}
 		}
-		if err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) { // the peer may have given up
+		if err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) { // the peer may have cancelled
 			return err
 		}
 	}
@@ -699,7 +699,7 @@ func cmCall(to string) error {
 	return errors.New("refused again and again")
 }
 
-// cmGive gives its file to whoever listens at a path.
+// cmGive sends its file to the listener at a path.
 func cmGive(path string) error {
 	f, err := openCM()
 	if err != nil {
@@ -708,8 +708,8 @@ func cmGive(path string) error {
 	return give(path, f.fd)
 }
 
-// cmUse listens at a path, and issues a command on the file that it is given, under a number at which commands are
-// seen.
+// cmUse listens at a path, and issues a command on the received file, under a descriptor number for which commands are
+// trapped.
 func cmUse(path string) error {
 	own, err := openCM()
 	if err != nil {
@@ -746,7 +746,7 @@ func cmUse(path string) error {
 	if err != nil {
 		return err
 	}
-	given := &cmFile{fd: own.fd - 10, mem: own.mem} // a number whose writes are trapped, too
+	given := &cmFile{fd: own.fd - 10, mem: own.mem} // a number with trapped writes
 	if err := unix.Dup3(fds[0], given.fd, 0); err != nil {
 		return err
 	}
@@ -755,7 +755,7 @@ func cmUse(path string) error {
 	return nil
 }
 
-// cmExec executes another program, "true", while threads wait for events, and has copies of the descriptor.
+// cmExec executes another program, "true", while threads wait for events and copies of the descriptor exist.
 func cmExec() error {
 	f, err := openCM()
 	if err != nil {

@@ -15,17 +15,17 @@ import (
 // device is an open device file.
 type device struct {
 	fd   int
-	mem  []byte // what commands, responses and data are in
+	mem  []byte // commands, responses and data
 	next int
 	gid  [16]byte
 	maps [][]byte // the queues
 
-	offsets []uint64 // of the queues
+	offsets []uint64 // offsets of the queues
 }
 
 const (
 	memSize  = 1 << 20
-	respSize = 4096 // the start of mem, where responses go
+	respSize = 4096 // the start of mem, where responses are stored
 	dataSize = 1 << 16
 )
 
@@ -55,10 +55,10 @@ func open(name string) (*device, error) {
 	return d, nil
 }
 
-// data is the part of mem that commands do not use.
+// data returns the part of mem that commands do not use.
 func (d *device) data() []byte { return d.mem[memSize-dataSize:] }
 
-// command writes a plain command, the rest of which is tail, and returns the response with the driver's part.
+// command writes a plain command with the given tail, and returns the response and the driver's part.
 func command[Resp, Req any](d *device, cmd uapi.Command, req Req, tail []byte, driver int) (resp Resp, out []byte,
 	err error) {
 	n := uapi.SizeOf[Resp]()
@@ -78,7 +78,7 @@ func command[Resp, Req any](d *device, cmd uapi.Command, req Req, tail []byte, d
 
 type response struct{ addr uint64 }
 
-// answers tells the commands that start with the address of the response.
+// answers reports whether a command starts with the address of the response.
 func answers(cmd uapi.Command) bool {
 	switch cmd {
 	case uapi.CmdDeallocPD, uapi.CmdDestroyAH, uapi.CmdDeregMR, uapi.CmdDeallocMW, uapi.CmdReqNotifyCQ,
@@ -89,7 +89,7 @@ func answers(cmd uapi.Command) bool {
 	return true
 }
 
-// put copies a command to memory that stays where it is.
+// put copies a command to memory with a fixed address.
 func (d *device) put(b []byte) []byte {
 	if d.next += 4096; d.next < respSize || d.next+len(b) > memSize-dataSize {
 		d.next = respSize
@@ -99,7 +99,7 @@ func (d *device) put(b []byte) []byte {
 
 type none struct{}
 
-// silent is a command without a response.
+// silent issues a command without a response.
 func silent[Req any](d *device, cmd uapi.Command, req Req) error {
 	_, _, err := command[none](d, cmd, req, nil, 0)
 	return err
@@ -142,7 +142,7 @@ func (d *device) mapped(b []byte) ([]byte, error) {
 	return m, err
 }
 
-// close ends the context: what is mapped would keep the file open.
+// close ends the context. It unmaps the queues, which would keep the file open.
 func (d *device) close() {
 	for _, m := range d.maps {
 		_ = syscall.Munmap(m)
@@ -170,7 +170,7 @@ func (d *device) createQP(pd, cq uint32, t uapi.QPType, depth int) (uapi.CreateQ
 	return r, err
 }
 
-// connect takes a reliable queue pair to RTS, with another of the same device at its other end.
+// connect takes a reliable queue pair to RTS, connected to another queue pair of the same device.
 func (d *device) connect(qp, peer uint32) error {
 	for _, m := range []uapi.ModifyQP{
 		{QPState: uapi.QPSInit, PortNum: 1, QPAccessFlags: access,
@@ -180,7 +180,8 @@ func (d *device) connect(qp, peer uint32) error {
 			AttrMask: uapi.QPAttrState | uapi.QPAttrAV | uapi.QPAttrPathMTU | uapi.QPAttrDestQPN | uapi.QPAttrRQPSN |
 				uapi.QPAttrMaxDestRDAtomic | uapi.QPAttrMinRNRTimer},
 		{QPState: uapi.QPSRTS, Timeout: 14, RetryCnt: 7, RNRRetry: 7, MaxRDAtomic: 1,
-			AttrMask: uapi.QPAttrState | uapi.QPAttrSQPSN | uapi.QPAttrTimeout | uapi.QPAttrRetryCnt | uapi.QPAttrRNRRetry | uapi.QPAttrMaxQPRDAtomic},
+			AttrMask: uapi.QPAttrState | uapi.QPAttrSQPSN | uapi.QPAttrTimeout | uapi.QPAttrRetryCnt | uapi.QPAttrRNRRetry |
+				uapi.QPAttrMaxQPRDAtomic},
 	} {
 		m.QPHandle = qp
 		if err := silent(d, uapi.CmdModifyQP, m); err != nil {

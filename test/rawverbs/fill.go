@@ -27,7 +27,7 @@ var makers = []maker{
 				d.close()
 			}
 		}
-		if err == nil { // what commands are in is of no use to it
+		if err == nil { // the new context needs no memory for commands
 			err = syscall.Munmap(d.mem)
 		}
 		return err
@@ -68,7 +68,7 @@ var makers = []maker{
 	}},
 }
 
-// queuePair makes one whose queues it does not map.
+// queuePair makes a queue pair without mapping its queues.
 func (p *pair) queuePair(t uapi.QPType, depth uint32) error {
 	_, err := p.unmapped(t, depth)
 	return err
@@ -81,7 +81,7 @@ func (p *pair) unmapped(t uapi.QPType, depth uint32) (uapi.CreateQPResp, error) 
 	return r, err
 }
 
-// joinGroup attaches a datagram queue pair to a multicast group that it is not in.
+// joinGroup attaches a datagram queue pair to a new multicast group.
 func (p *pair) joinGroup() error {
 	if p.groups == 0 {
 		qp, err := p.unmapped(uapi.QPTUD, 1)
@@ -95,8 +95,8 @@ func (p *pair) joinGroup() error {
 	return silent(p.device, uapi.CmdAttachMcast, uapi.AttachMcast{QPHandle: p.datagrams, GID: gid})
 }
 
-// fill makes objects of a kind until it is refused one or has the number; "all" has objects of every kind made in
-// random order until each kind is refused. It prints what it has, and keeps it until its input ends.
+// fill makes objects of a kind until it is refused one or has the number. "all" makes objects of all kinds in random
+// order until each kind is refused. fill prints the counts, and keeps the objects until its input ends.
 func fill(kind, number string) error {
 	n, err := strconv.Atoi(number)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"verbena/uapi"
 )
 
-// hoard makes objects, uses them, and destroys a few, until it is killed. Errors are to be expected: of a device that
-// goes away, or limits that are reached.
+// hoard makes objects, uses them, and destroys a few, until it is killed. It ignores errors, which come from a device
+// that is removed or from reached limits.
 func hoard(seed string) error {
 	n, err := strconv.ParseUint(seed, 10, 64)
 	if err != nil {
@@ -20,7 +20,7 @@ func hoard(seed string) error {
 	r := rand.New(rand.NewPCG(n, 1))
 	child := os.Getenv("RAWVERBS_CHILD") != ""
 	if !child && r.IntN(8) == 0 {
-		// A child that has the first device file too, as after a fork.
+		// A child inherits the first device file as after a fork.
 		d, err := open("uverbs0")
 		if err != nil {
 			return err
@@ -62,7 +62,7 @@ func hoardOne(r *rand.Rand) error {
 	}
 }
 
-// more does one thing.
+// more performs one random operation.
 func (p *pair) more(r *rand.Rand) {
 	switch r.IntN(9) {
 	case 0:
@@ -92,7 +92,7 @@ func (p *pair) more(r *rand.Rand) {
 			Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: uapi.GlobalRoute{DGID: p.gid, SGIDIndex: 1}}}, nil, 8)
 	case 7:
 		_ = p.exchange("hoard")
-	case 8: // a receive, and a send that nobody takes
+	case 8: // a receive, and a send without a receiver
 		_ = p.postRecv(p.qps[0].QPHandle, p.sge(0, 100))
 		_ = p.postSend(p.qps[1].QPHandle, uapi.SendWR{Opcode: uapi.WRRDMAWrite}, p.sge(0, 4096))
 	}

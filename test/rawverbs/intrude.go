@@ -13,7 +13,7 @@ import (
 	"verbena/uapi"
 )
 
-// belongings are the numbers of one program's objects, for another to try.
+// belongings holds the numbers of one program's objects, for another program to try.
 type belongings struct {
 	PID                int
 	PD, CQ, MR, AH     uint32
@@ -28,7 +28,7 @@ type belongings struct {
 	QueuePairDatagrams uint32
 }
 
-// reveal makes objects, prints their numbers, and exchanges a message whenever a line comes.
+// reveal makes objects, prints their numbers, and exchanges a message for each line of input.
 func reveal() error {
 	p, err := newPair()
 	if err != nil {
@@ -77,7 +77,8 @@ func reveal() error {
 	return nil
 }
 
-// intrude tries everything with the numbers of another program's objects, and prints what did not fail.
+// intrude tries every operation with the numbers of another program's objects, and prints the operations that
+// succeeded.
 func intrude(text string) error {
 	var b belongings
 	if err := json.Unmarshal([]byte(text), &b); err != nil {
@@ -97,7 +98,7 @@ func intrude(text string) error {
 			fmt.Println("succeeded:", what)
 		}
 	}
-	// By handle, with a context that has nothing itself.
+	// These use the handles with a context that has no objects.
 	for _, h := range []uint32{b.PD, b.CQ, b.MR, b.AH, b.QPs[0], b.QPs[1], b.ChannelCQ, b.QueuePairDatagrams} {
 		name := func(s string) string { return fmt.Sprintf("%s of handle %d", s, h) }
 		try(name("DEALLOC_PD"), silent(d, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: h}))
@@ -148,18 +149,18 @@ func intrude(text string) error {
 		_, _, err := command[uapi.CreateQPResp](d, uapi.CmdOpenQP, uapi.OpenQP{QPN: n, QPType: uapi.QPTXRCTgt}, nil, 32)
 		try(fmt.Sprintf("OPEN_QP of number %d", n), err)
 	}
-	// By descriptor, whose numbers are this program's own or nothing.
+	// These use descriptors with numbers that belong to this program or are unused.
 	for _, fd := range []int{b.Chan, b.FD + 1000} {
 		_, err := d.createCQ(4, fd)
 		try(fmt.Sprintf("CREATE_CQ with channel %d", fd), err)
 	}
 	for _, offset := range b.Queues {
 		if m, err := d.mapped(uapi.AppendTo(nil, &uapi.MMInfo{Offset: offset, Size: 4096})); err == nil {
-			// There is a file of this program's own at the offset, or nothing.
+			// The offset maps a file of this program, or nothing.
 			try(fmt.Sprintf("mmap at %#x, of something that is not nothing", offset), touch(m))
 		}
 	}
-	// Their memory and files, past the device.
+	// These bypass the device and access the other process's memory and files.
 	if fd, err := syscall.Open(fmt.Sprintf("/proc/%d/fd/%d", b.PID, b.FD), syscall.O_RDWR, 0); err == nil {
 		try("open of their device through /proc", nil)
 		syscall.Close(fd)
@@ -175,7 +176,7 @@ func intrude(text string) error {
 	return nil
 }
 
-// touch looks whether there is anything in a mapping, or anything behind it at all.
+// touch checks whether a mapping holds any data, and whether it has any memory behind it.
 func touch(m []byte) (err error) {
 	defer func() {
 		if recover() != nil {
@@ -191,8 +192,8 @@ func touch(m []byte) (err error) {
 	return errors.New("nothing there")
 }
 
-// intrudeByKey uses the other's keys and queue pair numbers in work requests of its own, connected to itself and then
-// to the other.
+// intrudeByKey uses the other program's keys and queue pair numbers in its own work requests, first connected to itself
+// and then to the other program.
 func intrudeByKey(b *belongings, try func(string, error)) error {
 	for _, key := range []uint32{b.LKey, b.RKey} {
 		for _, op := range []uapi.WROpcode{uapi.WRSend, uapi.WRRDMAWrite, uapi.WRRDMARead, uapi.WRAtomicFetchAndAdd} {
@@ -250,7 +251,7 @@ func intrudeByKey(b *belongings, try func(string, error)) error {
 	return nil
 }
 
-// outcome posts a send work request and returns how it ended.
+// outcome posts a send work request and returns its result.
 func (p *pair) outcome(w uapi.SendWR, sge uapi.SGE) error {
 	if err := p.postSend(p.qps[0].QPHandle, w, sge); err != nil {
 		return err

@@ -1,26 +1,27 @@
-// Command rawverbs is an RDMA program without libibverbs, and without a C library: it speaks the kernel's ABI by system
-// calls. The end-to-end tests run it where a program is needed that starts in a moment.
+// Command rawverbs is an RDMA program without libibverbs and without a C library. It uses the kernel's ABI by system
+// calls. The end-to-end tests run it where a program must start quickly.
 //
-//	rawverbs transfer         one message between two queue pairs of its own; prints "ok"
-//	rawverbs reveal           makes objects and prints their numbers; then a message for each line of input
-//	rawverbs intrude NUMBERS  tries everything on the objects with another program's numbers; prints what does not fail
-//	rawverbs fill KIND N      makes N objects of a kind, or of "all", fewer if it is refused; a message for each line of input
-//	rawverbs cm-neighbour P   connects and disconnects by the connection manager at a port, once for each line of input
-//	rawverbs cm-keep PORT     keeps a connection; for each line it says what has become of it, and moves a message
-//	rawverbs cm-stall WHAT F  has the service wait for a page of a file
-//	rawverbs cm-fill KIND N   fill, for what the connection manager and netlink have
-//	rawverbs cm-claim A QPN   connects to an address by a queue pair that is not its own
-//	rawverbs cm-intrude N     tries everything on the IDs below N; prints what does not fail
+//	rawverbs transfer         sends a message between two of its queue pairs; prints "ok"
+//	rawverbs reveal           makes objects and prints their numbers; sends a message for each line of input
+//	rawverbs intrude NUMBERS  tries every operation with another program's numbers; prints the successful ones
+//	rawverbs fill KIND N      makes N objects of a kind or of "all", or as many as are permitted; sends a message for
+//	                          each line of input
+//	rawverbs cm-neighbour P   connects and disconnects by the connection manager at a port for each line of input
+//	rawverbs cm-keep PORT     keeps a connection; for each line of input prints its state and sends a message
+//	rawverbs cm-stall WHAT F  blocks a call of the service on a page of a file
+//	rawverbs cm-fill KIND N   fill, for objects of the connection manager and of netlink
+//	rawverbs cm-claim A QPN   connects to an address with the number of a queue pair of another program
+//	rawverbs cm-intrude N     tries every operation on the IDs below N; prints the successful ones
 //	rawverbs cm-serve PORT    accepts requests of cm-call at a port, and rejects all others
-//	rawverbs cm-call ADDR     connects to it; prints how often it was refused
-//	rawverbs cm-give PATH     gives an open rdma_cm to whoever listens at a path
-//	rawverbs cm-use PATH      listens there, and issues a command on it
+//	rawverbs cm-call ADDR     connects to cm-serve; prints the number of refusals
+//	rawverbs cm-give PATH     sends an open rdma_cm to the listener at a path
+//	rawverbs cm-use PATH      listens at a path, and issues a command on the received rdma_cm
 //	rawverbs cm-exec          executes another program while threads wait for events
 //	rawverbs cm-wait N        waits for an event in N threads
-//	rawverbs nl-unread N      asks for dumps on N netlink sockets, and reads no answer
+//	rawverbs nl-unread N      requests dumps on N netlink sockets, and reads no answer
 //	rawverbs nl-change        tries to make and remove devices by netlink
-//	rawverbs nl-give PATH     gives a netlink socket to whoever listens at a path
-//	rawverbs hoard SEED       makes objects at random, in threads and child processes too, until it is killed
+//	rawverbs nl-give PATH     sends a netlink socket to the listener at a path
+//	rawverbs hoard SEED       makes objects at random, also in threads and child processes, until it is killed
 package main
 
 import (
@@ -98,7 +99,7 @@ type pair struct {
 	qps    [2]uapi.CreateQPResp
 
 	datagrams uint32 // handle of a queue pair in groups
-	groups    int    // that it is in
+	groups    int    // number of groups that it has joined
 }
 
 func newPair() (*pair, error) {

@@ -1,9 +1,9 @@
-// Package rdmacore knows what the programs of several versions of rdma-core, and their pyverbs tests, say of Verbena
-// and of the Linux kernel's rxe, and why something fails.
+// Package rdmacore holds the results of the programs of several versions of rdma-core, and of their pyverbs tests, on
+// Verbena and on the Linux kernel's rxe, and the reasons for failures.
 //
-// The script record runs them, in root file systems of the distributions that have these versions, and writes the files
-// VERSION.verbena.txt and VERSION.kernel.txt; programs and test/pyverbs/run are what it runs there. reasons.txt are the
-// reasons. docs/results/verbs.md has the comparison, which a test of this package makes.
+// The script record runs them in root file systems of the distributions with these versions, and writes the files
+// VERSION.verbena.txt and VERSION.kernel.txt. It runs the files programs and test/pyverbs/run there. reasons.txt holds
+// the reasons. A test of this package makes the comparison in docs/results/verbs.md.
 package rdmacore
 
 import (
@@ -20,24 +20,24 @@ import (
 	"verbena/test/pyverbs"
 )
 
-// Record is what one version of rdma-core has said.
+// Record holds the results of one version of rdma-core.
 type Record struct {
 	Version      string // such as 44.0
 	Distribution string
 	On           string // Verbena, or a kernel
 	Kernel       bool
 	Programs     []Item
-	Tests        []Item // of pyverbs
+	Tests        []Item // tests of pyverbs
 }
 
 // Item is a program with its options, or a test of pyverbs.
 type Item struct {
 	Name    string
-	Outcome string // of package pyverbs
-	Text    string // what it said about it
+	Outcome string // one of the outcomes of package pyverbs
+	Text    string // message of the item
 }
 
-// bad reports whether the item is one that fails.
+// bad reports whether the item failed.
 func (i Item) bad() bool { return i.Outcome == pyverbs.Failed || i.Outcome == pyverbs.Error }
 
 func count(items []Item, outcomes ...string) (n int) {
@@ -52,7 +52,7 @@ func count(items []Item, outcomes ...string) (n int) {
 //go:embed *.txt
 var files embed.FS
 
-// Records reads what is recorded, by version, Verbena's first.
+// Records reads the records, sorted by version, those of Verbena first.
 func Records() (all []Record, err error) {
 	names, err := fs.Glob(files, "*.*.txt")
 	if err != nil {
@@ -87,8 +87,8 @@ func (r *Record) rank() int {
 	return 0
 }
 
-// parse reads a record: a line with the version, the distribution and on what it was made, a line for each program, and
-// what test/pyverbs/run has printed.
+// parse reads a record. The first line holds the version, the distribution and the tested system. A line for each
+// program and the output of test/pyverbs/run follow.
 func parse(text string) (*Record, error) {
 	first, rest, _ := strings.Cut(text, "\n")
 	head := strings.Split(strings.TrimPrefix(first, "# "), " | ")
@@ -120,9 +120,9 @@ func parse(text string) (*Record, error) {
 	return r, nil
 }
 
-// Reason is why items fail.
+// Reason explains why items fail.
 type Reason struct {
-	says *regexp.Regexp // of name and text, with ": " between them
+	says *regexp.Regexp // matches name and text, with ": " between them
 	why  string
 	used bool
 }
@@ -151,14 +151,15 @@ func Reasons() (all []*Reason, err error) {
 	return all, nil
 }
 
-// Failure is one reason, and what fails for it.
+// Failure is a reason and the items that fail for it.
 type Failure struct {
 	Why             string
 	Items           []string
-	Verbena, Kernel []string // versions, as docs have them
+	Verbena, Kernel []string // versions, as the documentation shows them
 }
 
-// Failures sorts what fails by reason, in the order of the reasons. Unexplained are items without one.
+// Failures groups the failing items by reason, in the order of the reasons. Unexplained lists the items without a
+// reason.
 func Failures(records []Record, reasons []*Reason) (all []Failure, unexplained []string) {
 	by := map[*Reason]*Failure{}
 	for _, r := range records {

@@ -12,7 +12,7 @@ import (
 
 const results = "../../docs/results/verbs.md"
 
-// shown is how many items the table names for one reason.
+// shown is the number of items that the table names for one reason.
 const shown = 4
 
 // TestTable compares the tables of versions and of their failures in docs/results/verbs.md with the records.
@@ -61,8 +61,8 @@ func TestTable(t *testing.T) {
 	gendoc.Check(t, results, "version failures", b.String())
 }
 
-// TestRanges checks that the versions are of each kind that programs meet: with the extended completion queues that
-// count wrongly, without, and the newest.
+// TestRanges tests that there are versions of each kind: with extended completion queues that count wrongly, without
+// them, and the newest.
 func TestRanges(t *testing.T) {
 	records, err := Records()
 	if err != nil {

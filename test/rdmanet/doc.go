@@ -1,3 +1,3 @@
-// Package rdmanet has no code: its tests run network libraries, unmodified, over package rdmanet of the main module.
-// They are a module of their own, so that those libraries are nobody else's dependencies.
+// Package rdmanet has no code. Its tests run unmodified network libraries over package rdmanet of the main module. They
+// are in a separate module, so that no other package depends on those libraries.
 package rdmanet

@@ -42,7 +42,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// mtu is the most that a packet carries.
+// mtu is the maximum payload of a packet.
 const mtu = 4096
 
 // world is a device, a listener on it, and a dialer.
@@ -52,8 +52,8 @@ type world struct {
 	d   rdmanet.Dialer
 }
 
-// over runs a test with connections that are set up over TCP, and by the connection manager. The test returns how many
-// bytes it has moved; the device's counters must show as many.
+// over runs a test with connections established over TCP, and by the connection manager. The test returns the number of
+// bytes that it has transferred. The device's counters must show at least as many.
 func over(t *testing.T, f func(*testing.T, *world) (payload int)) {
 	t.Parallel()
 	for _, x := range []struct {
@@ -104,7 +104,7 @@ func newWorld(t *testing.T, useCM bool) *world {
 	return w
 }
 
-// random returns n bytes that differ by seed.
+// random returns n bytes that depend on the seed.
 func random(seed uint64, n int) []byte {
 	b := make([]byte, n)
 	r := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)})
@@ -112,7 +112,7 @@ func random(seed uint64, n int) []byte {
 	return b
 }
 
-// TestHTTP: HTTP/1.1 and HTTP/2, with TLS and without, with many requests at a time.
+// TestHTTP tests HTTP/1.1 and HTTP/2 with and without TLS, with many concurrent requests.
 func TestHTTP(t *testing.T) {
 	for _, x := range []struct {
 		name     string
@@ -202,7 +202,7 @@ func (server) FullDuplexCall(s grpc.BidiStreamingServer[pb.StreamingOutputCallRe
 	}
 }
 
-// TestGRPC: calls and streams, deadlines, and the server's graceful end.
+// TestGRPC tests calls, streams, deadlines, and the graceful stop of the server.
 func TestGRPC(t *testing.T) {
 	over(t, func(t *testing.T, w *world) int {
 		srv := grpc.NewServer()
@@ -273,7 +273,7 @@ func TestGRPC(t *testing.T) {
 	})
 }
 
-// TestYamux: a multiplexer, with many streams over one connection.
+// TestYamux tests a multiplexer with many streams over one connection.
 func TestYamux(t *testing.T) {
 	over(t, func(t *testing.T, w *world) int {
 		cfg := yamux.DefaultConfig()
@@ -295,7 +295,7 @@ func TestYamux(t *testing.T) {
 			for {
 				x, err := s.AcceptStream()
 				if err != nil {
-					// The client has closed the connection; this end may have had a frame for it, of no use any more.
+					// The client has closed the connection. This end may still have a frame to send, which is no longer needed.
 					if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.EPIPE) {
 						t.Errorf("AcceptStream: %v", err)
 					}

@@ -15,10 +15,11 @@ import (
 	"time"
 )
 
-// version is that of the recipes, and of the release that is made for the tests.
+// version is the version of the recipes and of the release made for the tests.
 const version = "0.1.0"
 
-// Two builds of a commit, in different directories, time zones and locales, are equal in every byte.
+// TestReproducible tests that two builds of a commit are identical in every byte, in different directories, time zones
+// and locales.
 func TestReproducible(t *testing.T) {
 	needs(t)
 	if os.Getenv("RELEASE_DIST") != "" {
@@ -27,7 +28,7 @@ func TestReproducible(t *testing.T) {
 	first := dist(t)
 	dir := t.TempDir()
 	checkout := filepath.Join(dir, "a", "longer", "path")
-	// The same tree: what git knows of it, with changes that are not committed.
+	// The second build uses the same tree: the files tracked by git, with uncommitted changes.
 	script := `mkdir -p "$1" && cd ` + root + ` && git ls-files -z --cached --others --exclude-standard |
 		while IFS= read -r -d '' f; do [ ! -e "$f" ] || printf '%s\0' "$f"; done | tar -c --null -T - | tar -x -C "$1"`
 	if out, err := exec.Command("bash", "-c", script, "sh", checkout).CombinedOutput(); err != nil {
@@ -68,7 +69,8 @@ func TestReproducible(t *testing.T) {
 	}
 }
 
-// The checksums are right, the binaries are static and say their version, the list of modules has those of go.mod.
+// TestContents tests that the checksums are correct, that the binaries are static and print their version, and that the
+// list of modules matches go.mod.
 func TestContents(t *testing.T) {
 	needs(t)
 	dir := dist(t)
@@ -138,8 +140,8 @@ func goArch() string {
 	return strings.TrimSpace(string(out))
 }
 
-// The package installs on a bare Debian; programs run there as root and as another user, also as in a container of
-// Docker's.
+// TestDebian tests that the package installs on a bare Debian. Programs run there as root and as another user, also as
+// in a Docker container.
 func TestDebian(t *testing.T) {
 	for name, suite := range suites {
 		t.Run(name, func(t *testing.T) {
@@ -158,12 +160,12 @@ func TestDebian(t *testing.T) {
 					} else {
 						wants(t, status, `^Seccomp:\s0`)
 					}
-					// A shell of its own, as the first process there is something else's in a container, too.
+					// The recipe runs in a separate shell, because the first process in a container is also another program.
 					wants(t, in.ok(t, "bash", "-e", "-c", firstMinute(t)+"\nwait\n"), "8192000 bytes in", "1000 iters in")
 					out := in.ok(t, "verbena", "run", "--", "dup")
 					wants(t, out, "^dup, alloc_pd: ok", "^dup3, alloc_pd: ok", "^F_DUPFD_CLOEXEC, alloc_pd: ok",
 						"^alloc_pd after close: ok")
-					if strings.Contains(kind, "docker") { // or the profile would not be Docker's
+					if strings.Contains(kind, "docker") { // without it the profile would not be the one of Docker
 						wants(t, out, "^pidfd_getfd here: operation not permitted")
 					} else {
 						wants(t, out, "^pidfd_getfd here: <nil>")
@@ -175,7 +177,8 @@ func TestDebian(t *testing.T) {
 	}
 }
 
-// The unit's group is made where systemd is; the package of Fedora's kind has the same files.
+// TestRPM tests the package for Fedora and its relatives, which has the same files. systemd creates the group of the
+// unit.
 func TestRPM(t *testing.T) {
 	needs(t)
 	rpm, err := exec.LookPath("rpm")
@@ -192,7 +195,7 @@ func TestRPM(t *testing.T) {
 		"^/usr/lib/sysusers.d/verbena.conf$")
 }
 
-// `docker run IMAGE PROGRAM` runs it with devices.
+// TestImage tests that `docker run IMAGE PROGRAM` runs the program with devices.
 func TestImage(t *testing.T) {
 	needs(t)
 	dir, config := unpack(t)
@@ -207,14 +210,14 @@ func TestImage(t *testing.T) {
 		wants(t, in.ok(t, run("verbena", "version")...), "^verbena v"+version)
 		wants(t, in.ok(t, run("dup")...), "^dup, alloc_pd: ok")
 		wants(t, in.ok(t, run("--trace", "--", "ibv_devinfo", "-l")...), "1 HCA found", "newfstatat")
-		minute := strings.ReplaceAll(firstMinute(t), "verbena run -- ", "") // all is below one `run` already
+		minute := strings.ReplaceAll(firstMinute(t), "verbena run -- ", "") // the whole recipe runs under one `run` already
 		wants(t, in.ok(t, run("bash", "-e", "-c", minute+"\nwait\n")...), "8192000 bytes in")
 		c := in.command(t, run("sh", "-c", "exit 7")...)
 		if err := c.Run(); c.ProcessState.ExitCode() != 7 {
 			t.Errorf("exit 7: %v", err)
 		}
 	}
-	// `docker stop` sends SIGTERM to the first process, and the program gets it.
+	// `docker stop` sends SIGTERM to the first process, and the program gets the signal.
 	c := b.command(t, run("sh", "-c", "trap 'echo stopped; exit 0' TERM; echo begun; sleep 60 & wait")...)
 	var out output
 	c.Stdout, c.Stderr = &out, &out
@@ -223,7 +226,7 @@ func TestImage(t *testing.T) {
 	}
 	await(t, func() bool { return strings.Contains(out.String(), "begun") }, &out)
 	var children []byte
-	for tid := range threads(c.Process.Pid) { // the one that has started it
+	for tid := range threads(c.Process.Pid) { // the thread that started the program
 		if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", c.Process.Pid, tid)); err == nil && len(b) > 0 {
 			children = b
 		}
@@ -240,7 +243,7 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// threads are the numbers of a process's threads.
+// threads returns the numbers of a process's threads.
 func threads(pid int) map[int]bool {
 	all := map[int]bool{}
 	entries, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
@@ -257,7 +260,7 @@ func await(t *testing.T, condition func() bool, log *output) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("it does not come:\n%s", log)
+			t.Fatalf("the condition is still false:\n%s", log)
 		}
 	}
 }

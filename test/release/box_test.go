@@ -19,10 +19,10 @@ import (
 
 const root = "../.."
 
-// nobody is a user who has nothing.
+// nobody is a user without files and rights.
 const nobody = "65534"
 
-// suites are the releases of Debian that artefacts are tried in.
+// suites lists the releases of Debian for the tests of the artefacts.
 var suites = map[string]string{"Debian12": "bookworm", "Debian13": "trixie"}
 
 // needs skips a test that this machine or user cannot run.
@@ -30,7 +30,7 @@ func needs(t *testing.T) {
 	t.Helper()
 	switch {
 	case testing.Short():
-		t.Skip("-short reads the recipes alone")
+		t.Skip("with -short only the recipes are read")
 	case os.Getuid() != 0:
 		t.Skip("needs root, for chroots and mounts")
 	}
@@ -48,7 +48,7 @@ func read(t *testing.T, name string) string {
 	return string(b)
 }
 
-// temporary is a directory for all tests.
+// temporary returns a directory for all tests.
 var temporary = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "verbena-release-test-") })
 
 func TestMain(m *testing.M) {
@@ -59,7 +59,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// tools are the programs of this module, without a C library.
+// tools returns the directory of this module's programs, built without a C library.
 var tools = sync.OnceValues(func() (string, error) {
 	dir, err := temporary()
 	if err != nil {
@@ -82,13 +82,13 @@ func tool(t *testing.T, name string) string {
 	return filepath.Join(dir, name)
 }
 
-// epoch is the time of the releases that the tests make, that of this tree's commit.
+// epoch returns the time of the commit of this tree, which is the time of the releases made by the tests.
 var epoch = sync.OnceValues(func() (string, error) {
 	out, err := exec.Command("git", "-C", root, "log", "-1", "--format=%ct").Output()
 	return strings.TrimSpace(string(out)), err
 })
 
-// revision is this tree's commit.
+// revision returns the commit of this tree.
 var revision = sync.OnceValues(func() (string, error) {
 	out, err := exec.Command("git", "-C", root, "rev-parse", "HEAD").Output()
 	return strings.TrimSpace(string(out)), err
@@ -113,7 +113,7 @@ func makeRelease(checkout, out string) error {
 	return nil
 }
 
-// made is the directory of a release of this tree.
+// made returns the directory of a release of this tree.
 var made = sync.OnceValues(func() (string, error) {
 	if dir := os.Getenv("RELEASE_DIST"); dir != "" {
 		return filepath.Abs(dir)
@@ -139,7 +139,7 @@ func dist(t *testing.T) string {
 	return dir
 }
 
-// debian is a bare Debian, with the packages that the tests install in its cache, and not installed.
+// debian returns a bare Debian. Its cache holds the packages that the tests install.
 func debian(t *testing.T, suite string) string {
 	t.Helper()
 	cache := os.Getenv("RELEASE_CACHE")
@@ -174,13 +174,13 @@ func debian(t *testing.T, suite string) string {
 	return dir
 }
 
-// box is a directory that programs have as their root. What they change in it does not last.
+// box is a root directory for programs. Changes to its files are temporary.
 type box struct {
 	dir  string
-	args []string // of contain, for every program
+	args []string // arguments of contain for every program
 }
 
-// over is a box with the files of a directory.
+// over returns a box with the files of a directory.
 func over(t *testing.T, lower string) *box {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "verbena-box-")
@@ -206,17 +206,17 @@ func over(t *testing.T, lower string) *box {
 	return &box{dir: merged}
 }
 
-// with is the same box with more flags of contain.
+// with returns the same box with more flags of contain.
 func (b *box) with(flags ...string) *box {
 	return &box{dir: b.dir, args: append(append([]string{}, b.args...), flags...)}
 }
 
-// bare is a box of Debian alone, where /release has the artefacts.
+// bare returns a box with Debian only. /release holds the artefacts.
 func bare(t *testing.T, suite string) *box {
 	return over(t, debian(t, suite)).with("-bind", dist(t)+":/release", "-bind", tool(t, "dup")+":/usr/local/bin/dup")
 }
 
-// installed is such a box after apt-get.
+// installed returns a bare box after the installation of the package by apt-get.
 func installed(t *testing.T, suite string) *box {
 	t.Helper()
 	b := bare(t, suite)
@@ -225,10 +225,10 @@ func installed(t *testing.T, suite string) *box {
 	return b
 }
 
-// limit bounds a program in a box.
+// limit bounds the time of a program in a box.
 const limit = 2 * time.Minute
 
-// start prepares a program in the box.
+// command prepares a program in the box.
 func (b *box) command(t *testing.T, argv ...string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
@@ -239,7 +239,7 @@ func (b *box) command(t *testing.T, argv ...string) *exec.Cmd {
 	return c
 }
 
-// ok runs a program, which is to succeed, and returns what it prints.
+// ok runs a program that must succeed, and returns its output.
 func (b *box) ok(t *testing.T, argv ...string) string {
 	t.Helper()
 	c := b.command(t, argv...)
@@ -253,7 +253,7 @@ func (b *box) ok(t *testing.T, argv ...string) string {
 	return string(out)
 }
 
-// wants fails the test unless text matches the expressions.
+// wants fails the test unless the text matches the expressions.
 func wants(t *testing.T, text string, expressions ...string) {
 	t.Helper()
 	for _, e := range expressions {
@@ -263,7 +263,7 @@ func wants(t *testing.T, text string, expressions ...string) {
 	}
 }
 
-// kinds are the ways to run a program in a box, by name.
+// kinds maps names to the ways of running a program in a box.
 var kinds = map[string][]string{
 	"root":          nil,
 	"nobody":        {"-user", nobody},
@@ -273,7 +273,7 @@ var kinds = map[string][]string{
 
 var minuteBlock = regexp.MustCompile("(?s)## In one minute\n.*?```sh\n(.*?)```")
 
-// firstMinute is the README's recipe.
+// firstMinute returns the README's recipe for the first minute.
 func firstMinute(t *testing.T) string {
 	t.Helper()
 	m := minuteBlock.FindStringSubmatch(read(t, "README.md"))
@@ -283,7 +283,7 @@ func firstMinute(t *testing.T) string {
 	return m[1]
 }
 
-// unpack unpacks the image that was made for this machine.
+// unpack unpacks the image made for this machine.
 func unpack(t *testing.T) (dir string, config imageConfig) {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dist(t), "*-image-*.tar"))
@@ -338,7 +338,7 @@ type imageConfig struct {
 	Config       struct{ Entrypoint, Cmd, Env []string }
 }
 
-// linkNetworks makes two network namespaces that a bridge joins, with 10.50.0.1 and 10.50.0.2.
+// linkNetworks makes two network namespaces joined by a bridge, with 10.50.0.1 and 10.50.0.2.
 func linkNetworks(t *testing.T, names [2]string) {
 	t.Helper()
 	ip := func(args ...string) {
@@ -364,7 +364,7 @@ func linkNetworks(t *testing.T, names [2]string) {
 	}
 }
 
-// output collects what a program prints that goes on.
+// output collects the output of a running program.
 type output struct {
 	mu sync.Mutex
 	b  bytes.Buffer

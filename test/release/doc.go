@@ -1,10 +1,10 @@
-// Package release tests what a release has: that two builds are the same, that the artefacts work in bare Debian 12 and
-// 13 as they are, under Docker's default seccomp profile too, and that the published recipes do what they say. It is a
-// module of its own, with dependencies that Verbena itself does not have.
+// Package release tests releases. Two builds must be identical. The artefacts must work in bare Debian 12 and 13
+// without changes, also under Docker's default seccomp profile. The published recipes must have the described results.
+// The package is a separate module, with dependencies that Verbena itself does not have.
 //
 //	make release-test
 //
-// With -short only the recipes are read. The rest needs root, mmdebstrap and a mirror of Debian, whose packages are
-// kept below RELEASE_CACHE (default: ~/.cache/verbena/release). RELEASE_DIST names artefacts to test that are there
-// already.
+// With -short the tests only read the recipes. The other tests need root, mmdebstrap and a mirror of Debian. Its
+// packages are cached below RELEASE_CACHE (default: ~/.cache/verbena/release). RELEASE_DIST is a directory of existing
+// artefacts to test.
 package release

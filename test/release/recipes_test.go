@@ -23,7 +23,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The recipes name the places that packaging/project.env has, and one version.
+// TestPlaces tests that the recipes name the places of packaging/project.env, and a single version.
 func TestPlaces(t *testing.T) {
 	project := map[string]string{}
 	for _, m := range regexp.MustCompile(`(?m)^([A-Z_]+)="?(.*?)"?$`).FindAllStringSubmatch(
@@ -76,7 +76,7 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// action is a composite action of GitHub's; nothing else is in the files.
+// action is a composite action of GitHub. The files contain no other fields.
 type action struct {
 	Name, Description string
 	Inputs            map[string]struct{ Description, Default string }
@@ -110,8 +110,8 @@ func readAction(t *testing.T, name string) (a action) {
 
 var expression = regexp.MustCompile(`\$\{\{ *([a-z_.]+) *\}\}`)
 
-// script is what a runner of GitHub's does for the action: each step in a shell of its own, with the inputs, and with
-// what the steps before have added to the environment and the path.
+// script returns the work of a GitHub runner for the action. Each step runs in a new shell, with the inputs, and with
+// the additions of earlier steps to the environment and the path.
 func (a *action) script(t *testing.T, inputs map[string]string) string {
 	t.Helper()
 	value := func(text string) string {
@@ -184,14 +184,14 @@ func digestOf(t *testing.T, name string) string {
 	return fmt.Sprintf("%x", sha256.Sum256(b))
 }
 
-// archiveDigests is the file digests of an action that knows the release of the tests.
+// archiveDigests returns the file digests of an action that knows the release of the tests.
 func archiveDigests(t *testing.T) string {
 	t.Helper()
 	name := fmt.Sprintf("verbena-%s-linux-%s.tar.gz", version, goArch())
 	return digestOf(t, name) + "  " + name + "\n"
 }
 
-// The action takes an archive for a release's only by a digest that does not come with it.
+// TestActionVerifies tests that the action verifies an archive of a release with a digest from another source.
 func TestActionVerifies(t *testing.T) {
 	for _, name := range []string{"bash", "curl", "tar", "sha256sum"} {
 		if _, err := exec.LookPath(name); err != nil {
@@ -220,7 +220,7 @@ func TestActionVerifies(t *testing.T) {
 		t.Fatal(err)
 	}
 	right, wrong := fmt.Sprintf("%x", sha256.Sum256(b)), strings.Repeat("0", 64)
-	// The place has whatever digest suits it.
+	// The server of the archive can publish any digest.
 	if err := os.WriteFile(filepath.Join(place, "SHA256SUMS"), []byte(right+"  "+name+"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -260,7 +260,8 @@ func TestActionVerifies(t *testing.T) {
 	}
 }
 
-// scripts/vuln tells known vulnerabilities from an answer that could not be had, and says what that needs.
+// TestVuln tests that scripts/vuln distinguishes known vulnerabilities from a failure to get an answer, and names the
+// requirement for an answer.
 func TestVuln(t *testing.T) {
 	for _, c := range []struct {
 		install, check, want int
@@ -283,7 +284,7 @@ func TestVuln(t *testing.T) {
 	}
 }
 
-// The steps of both actions, as they are published, on a Debian without Go; then a job's own steps, which fail.
+// TestActions runs the published steps of both actions on a Debian without Go, and then the failing steps of a job.
 func TestActions(t *testing.T) {
 	needs(t)
 	setup, report := readAction(t, "setup-verbena"), readAction(t, "report-verbena")
@@ -292,7 +293,7 @@ func TestActions(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := bare(t, "bookworm").with("-bind", action+":/action")
-	b.ok(t, "apt-get", "install", "-y", "-q", "--no-install-recommends", "curl") // which runners have
+	b.ok(t, "apt-get", "install", "-y", "-q", "--no-install-recommends", "curl") // preinstalled on runners
 	url := map[string]string{"url": "file:///release", "serve": "--link rxe0=127.0.0.1 --wire"}
 	job := "\nset -a; . /tmp/env; set +a; PATH=$(cat /tmp/path):$PATH\n"
 	script := setup.script(t, url) + job + firstMinute(t) + "\nwait $!\n" + report.script(t, nil) + `
@@ -304,7 +305,7 @@ grep -c serving /tmp/runner/verbena/report/sock.log
 	out := b.ok(t, "bash", "-e", "-c", script)
 	wants(t, out, "verbena-.*: OK", "^verbena v"+version, "8192000 bytes in", `rxe0 +sent_pkts +[1-9]`, "^ 0a 0d 0d 0a",
 		"icrc good [1-9][0-9]* bad 0")
-	// A wrong checksum, and a version that there is not.
+	// The next runs use a wrong checksum, and a version that does not exist.
 	damaged := strings.Replace(setup.script(t, url), "if ! sha256sum", "echo x >>$file; if ! sha256sum", 1)
 	out = b.fails(t, "bash", "-c", damaged)
 	wants(t, out, "FAILED", "::error::verbena-.* is not the file")
@@ -314,7 +315,7 @@ grep -c serving /tmp/runner/verbena/report/sock.log
 	wants(t, out, "::error::file:///release/verbena-9.9.9-linux-.*: is 9.9.9 a version of Verbena\\?")
 }
 
-// fails runs a program, which is to fail, and returns what it prints.
+// fails runs a program that must fail, and returns its output.
 func (b *box) fails(t *testing.T, argv ...string) string {
 	t.Helper()
 	out, err := b.command(t, argv...).CombinedOutput()
@@ -324,7 +325,7 @@ func (b *box) fails(t *testing.T, argv ...string) string {
 	return string(out)
 }
 
-// The job of GitLab's recipe, line by line as its runner does.
+// TestGitLab runs the job of GitLab's recipe line by line, as its runner does.
 func TestGitLab(t *testing.T) {
 	type job struct {
 		Variables    map[string]string
@@ -362,7 +363,7 @@ func TestGitLab(t *testing.T) {
 		"^sock.log", `rxe0 +`)
 }
 
-// instructions are those of a Dockerfile, each as one line.
+// instructions returns the instructions of a Dockerfile, each as one line.
 func instructions(t *testing.T, text string) (all [][2]string) {
 	t.Helper()
 	text = regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(text, "")
@@ -381,7 +382,7 @@ func instructions(t *testing.T, text string) (all [][2]string) {
 	return all
 }
 
-// The Dockerfile's commands, and then its program as Docker runs it.
+// TestDockerfile runs the commands of the Dockerfile, and then its program as Docker does.
 func TestDockerfile(t *testing.T) {
 	var run, arguments string
 	var entry, cmd []string
@@ -416,7 +417,7 @@ func TestDockerfile(t *testing.T) {
 	}
 }
 
-// The two containers of the compose file, on the image, in two network namespaces that a bridge joins.
+// TestCompose runs the two containers of the compose file on the image, in two network namespaces joined by a bridge.
 func TestCompose(t *testing.T) {
 	p, err := loader.LoadWithContext(t.Context(),
 		types.ConfigDetails{WorkingDir: t.TempDir(), Environment: types.Mapping{},
@@ -452,7 +453,8 @@ func TestCompose(t *testing.T) {
 	}
 	healthy := false
 	for range int(*check.Retries) {
-		if healthy = s.command(t, check.Test[1:]...).Run() == nil; healthy { // in its network, as docker exec is
+		// in the network of the server, as with docker exec
+		if healthy = s.command(t, check.Test[1:]...).Run() == nil; healthy {
 			break
 		}
 		time.Sleep(time.Duration(*check.Interval))
@@ -467,7 +469,7 @@ func TestCompose(t *testing.T) {
 	}
 }
 
-// manifests are the objects of a file, by kind, each decoded strictly as its API has it.
+// manifests returns the objects of a file by kind. It decodes each strictly, as its API does.
 func manifests(t *testing.T, file string) (daemon appsv1.DaemonSet, job batchv1.Job) {
 	t.Helper()
 	for _, text := range strings.Split(read(t, file), "\n---\n") {
@@ -491,7 +493,7 @@ func manifests(t *testing.T, file string) (daemon appsv1.DaemonSet, job batchv1.
 	return daemon, job
 }
 
-// decode decodes an object as the API server does with strict field validation: names have their case.
+// decode decodes an object as the API server does with strict field validation. The case of names matters.
 func decode(text string, v any) error {
 	b, err := yaml.YAMLToJSONStrict([]byte(text))
 	if err != nil {
@@ -527,7 +529,8 @@ func TestKubernetesManifests(t *testing.T) {
 	}
 }
 
-// Pods get the directory of the socket read-only, and no rights. Only the service may write there.
+// TestKubernetesMounts tests that pods get the directory of the socket read-only, and no privileges. Only the service
+// may write there.
 func TestKubernetesMounts(t *testing.T) {
 	daemon, job := manifests(t, "recipes/kubernetes.yaml")
 	pod := job.Spec.Template.Spec
@@ -565,8 +568,8 @@ func TestKubernetesMounts(t *testing.T) {
 	}
 }
 
-// The unit bounds what users can take, and is not the kernel's first victim. The recipe for Compose needs no rights and
-// mounts nothing.
+// TestBounds tests that the unit limits the resources of users, and is not the first process that the kernel kills when
+// memory is short. The recipe for Compose needs no privileges and mounts nothing.
 func TestBounds(t *testing.T) {
 	unit := read(t, "packaging/verbena.service")
 	for _, want := range []string{"MemoryMax", "TasksMax", "OOMScoreAdjust"} {
@@ -580,8 +583,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// The DaemonSet's service, and a pod with processes and files of its own that uses it: the manifests' own commands,
-// capabilities and mounts.
+// TestKubernetes runs the service of the DaemonSet, and a pod with its own processes and files that uses the service.
+// It takes commands, capabilities and mounts from the manifests.
 func TestKubernetes(t *testing.T) {
 	needs(t)
 	daemon, job := manifests(t, "recipes/kubernetes.yaml")
@@ -596,7 +599,7 @@ func TestKubernetes(t *testing.T) {
 	}
 	os.Chmod(filepath.Dir(node), 0o755)
 	os.Chmod(node, 0o755)
-	// Of a kubelet, which runs all containers.
+	// This is the network of a kubelet, which runs all containers.
 	const network = "verbena-rel-node"
 	linkNetworks(t, [2]string{network, network + "2"})
 	container := func(spec corev1.PodSpec, c corev1.Container) (*box, []string) {

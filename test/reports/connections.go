@@ -11,7 +11,7 @@ import (
 	"verbena/verbs/cm"
 )
 
-// data makes private data of n bytes, none of which is 0.
+// data returns private data of n bytes without a zero byte.
 func data(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -20,8 +20,8 @@ func data(n int) []byte {
 	return b
 }
 
-// privateData: private data of the greatest length arrives whole. What was not sent arrives as zeros, as long as the
-// message's field.
+// privateData tests that private data of the maximum length arrives complete. The rest of the message's field arrives
+// as zeros.
 func privateData(w *suite.CMWorld) {
 	l, at := w.Listen()
 	defer l.Close()
@@ -52,7 +52,7 @@ func privateData(w *suite.CMWorld) {
 	}
 }
 
-// refusalData: the data of a refusal arrives whole, whatever the request had.
+// refusalData tests that the data of a refusal arrives complete, independent of the data of the request.
 func refusalData(w *suite.CMWorld) {
 	l, at := w.Listen()
 	defer l.Close()
@@ -72,8 +72,8 @@ func refusalData(w *suite.CMWorld) {
 	}
 }
 
-// portInUse: a port that another listener has at the same address is in use; one that it has at all addresses is not
-// available.
+// portInUse tests the errors for a port that another listener holds: EADDRINUSE at the same address, and EADDRNOTAVAIL
+// if one of the two listens at all addresses.
 func portInUse(w *suite.CMWorld) {
 	l, at := w.Listen()
 	if _, err := w.Manager.Listen(at, 0); !errors.Is(err, syscall.EADDRINUSE) {
@@ -90,12 +90,12 @@ func portInUse(w *suite.CMWorld) {
 		w.Errorf("an address of all: got %v, want EADDRNOTAVAIL", err)
 	}
 	w.Must(l.Close())
-	l, err = w.Manager.Listen(at, 0) // free again at once
+	l, err = w.Manager.Listen(at, 0) // the port is free at once
 	w.Must(err)
 	w.Must(l.Close())
 }
 
-// sourceAddress: connections can begin at the same address of this side, at the same time.
+// sourceAddress tests two concurrent connections from the same local address.
 func sourceAddress(w *suite.CMWorld) {
 	l, at := w.Listen()
 	defer l.Close()
@@ -116,7 +116,7 @@ func sourceAddress(w *suite.CMWorld) {
 	}
 }
 
-// answeredTwice: a request is answered once. A second answer is refused, and leaves the connection as it is.
+// answeredTwice tests that a request is answered only once. A second answer fails and does not change the connection.
 func answeredTwice(w *suite.CMWorld) {
 	l, at := w.Listen()
 	defer l.Close()

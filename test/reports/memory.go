@@ -8,7 +8,7 @@ import (
 	"verbena/verbs"
 )
 
-// accessFlags: a region that peers may write to must be one that the device may write to.
+// accessFlags tests that a region that peers may write must also be writable for the device.
 func accessFlags(w *suite.World) {
 	e := w.End(verbs.QPInit{})
 	for _, a := range []verbs.Access{verbs.RemoteWrite, verbs.RemoteAtomic, verbs.RemoteWrite | verbs.RemoteRead} {
@@ -19,7 +19,7 @@ func accessFlags(w *suite.World) {
 			}
 		}
 	}
-	// the last is optional
+	// the last flag is optional
 	for _, a := range []verbs.Access{0, verbs.RemoteRead, verbs.BindWindows, verbs.LocalWrite | verbs.RemoteAtomic,
 		1 << 20} {
 		mr, err := e.PD.Alloc(4096, a)
@@ -31,7 +31,8 @@ func accessFlags(w *suite.World) {
 	}
 }
 
-// keys: the local key is for this side, and the remote key for peers; each device checks the rights of both.
+// keys tests that the local key works only for this side, and the remote key only for peers. Each device checks the
+// rights of both keys.
 func keys(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	readOnly, err := b.PD.Alloc(4096, verbs.RemoteRead)
@@ -42,11 +43,11 @@ func keys(w *suite.World) {
 	w.Must(err)
 	b.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: local.SGE(0, 8), Remote: a.Remote(0)})
 	b.OK(2)
-	// The local key of a region without remote rights is none for peers.
+	// The local key of a region without remote rights is invalid for peers.
 	failed(a, verbs.SendWR{ID: 3, Opcode: verbs.Read, Local: sge(a, 0, 8),
 		Remote: verbs.Remote{Addr: local.Addr(), RKey: local.LKey()}},
 		verbs.RemoteAccessError)
-	// Nor is a READ into memory that the device may not write.
+	// A READ into memory without LocalWrite is invalid, too.
 	c, d := w.Pair(verbs.QPInit{})
 	mine, err := c.PD.Alloc(4096, verbs.RemoteRead)
 	w.Must(err)
@@ -66,8 +67,8 @@ func bind(e *suite.End, mw *verbs.MW, off, n int, access verbs.Access) verbs.Sta
 	return wc.Status
 }
 
-// windowKeys: each bind makes the key that was asked for good, and the former ones bad, also when their 8 bits wrap
-// around.
+// windowKeys tests that each bind makes the requested key valid and the former keys invalid, even when their 8 bits
+// wrap around.
 func windowKeys(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	mw, err := b.PD.AllocMW()
@@ -93,7 +94,8 @@ func windowKeys(w *suite.World) {
 		verbs.RemoteAccessError)
 }
 
-// windowRound: bind, tell the peer with a fence, let it work and invalidate; the window is free again afterwards.
+// windowRound binds a window, sends the key to the peer with a fence, waits for an access by the peer, and invalidates
+// the window. The window is free again afterwards.
 func windowRound(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	mw, err := b.PD.AllocMW()
@@ -132,7 +134,8 @@ func windowRound(w *suite.World) {
 	}
 }
 
-// windowRefused: a window has no right that its region lacks, and no memory beyond it; a region with a window stays.
+// windowRefused tests that a window can have no right that its region lacks, and no memory outside the region. A region
+// with a window cannot be deregistered.
 func windowRefused(w *suite.World) {
 	for name, x := range map[string]struct {
 		region verbs.Access
@@ -174,7 +177,7 @@ func windowRefused(w *suite.World) {
 	w.Must(e.MR.Close())
 }
 
-// domains: all that is used together is of one protection domain.
+// domains tests that objects used together must belong to one protection domain.
 func domains(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	other := w.End(verbs.QPInit{})
@@ -190,8 +193,8 @@ func domains(w *suite.World) {
 	}
 }
 
-// groups: a queue pair is in a multicast group once, however often it asks; leaving twice is an error. Others are no
-// groups.
+// groups tests that a queue pair receives a group's datagrams once, even if it attached twice. A second detach is an
+// error, and so is an address that is not a group.
 func groups(w *suite.World) {
 	a, b := w.DatagramEnd(), w.DatagramEnd()
 	group := verbs.GID{10: 0xff, 11: 0xff, 12: 239, 13: 7, 14: 8, 15: 9}
@@ -225,7 +228,7 @@ func groups(w *suite.World) {
 	if err := rc.QP.Attach(group); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("Attach of an RC queue pair: got %v, want EINVAL", err)
 	}
-	// A queue pair that is in a group cannot be destroyed.
+	// A queue pair in a group cannot be destroyed.
 	w.Must(b.QP.Attach(group))
 	if err := b.QP.Close(); !errors.Is(err, syscall.EBUSY) {
 		w.Errorf("Close in a group: got %v, want EBUSY", err)
@@ -234,7 +237,8 @@ func groups(w *suite.World) {
 	w.Must(b.QP.Close())
 }
 
-// qkeys: a datagram with another Q_Key is lost. One with the highest bit stands for the sender's own.
+// qkeys tests that a datagram with a wrong Q_Key is dropped. A Q_Key with the highest bit set selects the Q_Key of the
+// sender's queue pair.
 func qkeys(w *suite.World) {
 	a, b := w.DatagramEnd(), w.DatagramEnd()
 	to, ah := address(w, a, b)

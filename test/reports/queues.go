@@ -10,21 +10,21 @@ import (
 	"verbena/verbs"
 )
 
-// shared makes a connected pair, the second of which receives from a shared receive queue.
+// shared returns a connected pair. The second queue pair receives from a shared receive queue.
 func shared(w *suite.World, wrs int) (a, b *suite.End, srq *verbs.SRQ) {
 	w.Helper()
 	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	srq, err := b.PD.CreateSRQ(wrs, 1)
 	w.Must(err)
 	w.Must(b.QP.Close())
-	// which do not count
+	// the queue pair ignores these sizes
 	b.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ, SRQ: srq, RecvWRs: 1 << 30, RecvSGEs: 1 << 30})
 	w.Must(err)
 	connect(w, a, b, nil)
 	return a, b, srq
 }
 
-// lastReceive: a queue pair that has failed says, once, that it takes no more receives of its shared queue.
+// lastReceive tests that a failed queue pair reports, once, that it takes no more receives from its shared queue.
 func lastReceive(w *suite.World) {
 	a, b, srq := shared(w, 8)
 	for i := range 3 {
@@ -42,9 +42,9 @@ func lastReceive(w *suite.World) {
 	w.Must(b.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
 	noEvent(w)
 	if n, err := b.CQ.Poll(make([]verbs.WC, 1)); n != 0 || err != nil {
-		w.Errorf("got %d completions, %v: the receives are the shared queue's", n, err)
+		w.Errorf("got %d completions, %v: want none: the receives belong to the shared queue", n, err)
 	}
-	// Another queue pair goes on with them.
+	// Another queue pair uses them.
 	c := w.End(verbs.QPInit{})
 	w.Must(c.QP.Close())
 	c.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: c.CQ, SRQ: srq})
@@ -59,7 +59,7 @@ func lastReceive(w *suite.World) {
 	}
 }
 
-// noEvent wants no asynchronous event to come.
+// noEvent checks that no asynchronous event arrives.
 func noEvent(w *suite.World) {
 	w.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
@@ -69,7 +69,7 @@ func noEvent(w *suite.World) {
 	}
 }
 
-// limitOnce: a limit makes one event, is 0 afterwards, and can be set again. A queue that grows keeps it.
+// limitOnce tests that a limit causes one event, is 0 afterwards, and can be set again. A resize keeps the limit.
 func limitOnce(w *suite.World) {
 	a, b, srq := shared(w, 16)
 	post := func(n int) {
@@ -89,7 +89,7 @@ func limitOnce(w *suite.World) {
 		if got, err := srq.Query(); err != nil || got.Limit != 4 || got.MaxWR < 100 {
 			w.Errorf("got %+v, %v, want limit 4 and at least 100", got, err)
 		}
-		send() // 4 are left: that is not fewer
+		send() // 4 are left, which is not below the limit
 		noEvent(w)
 		send()
 		ev, err := w.Device.NextEvent(w.Soon())
@@ -105,14 +105,15 @@ func limitOnce(w *suite.World) {
 		post(3)
 	}
 	if err := srq.Resize(1); !errors.Is(err, syscall.EINVAL) {
-		w.Errorf("Resize below what waits: got %v, want EINVAL", err)
+		w.Errorf("Resize below the number of posted receives: got %v, want EINVAL", err)
 	}
 	for range 5 {
 		send()
 	}
 }
 
-// armed: arming reports what comes later, not what is there; a failure is solicited, whatever its flags.
+// armed tests that arming reports later completions and not present ones. A failed request counts as solicited,
+// independent of its flags.
 func armed(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	ch, err := w.Device.CreateChannel()
@@ -163,7 +164,7 @@ func armed(w *suite.World) {
 	send(verbs.Solicited)
 	event("a solicited completion", true)
 	w.Must(cq.Arm(false))
-	w.Must(cq.Arm(true)) // does not take the first back
+	w.Must(cq.Arm(true)) // does not replace the first
 	send(0)
 	event("armed for all, then for solicited ones", true)
 	drop()
@@ -175,7 +176,8 @@ func armed(w *suite.World) {
 	w.Must(ch.Close())
 }
 
-// exact: a completion queue has room for all the entries that it says it has; one more breaks it, with an event.
+// exact tests that a completion queue holds as many entries as it reports. One more entry breaks the queue and raises
+// an event.
 func exact(w *suite.World) {
 	d, err := w.Device.Query()
 	w.Must(err)
@@ -218,7 +220,7 @@ func exact(w *suite.World) {
 	}
 }
 
-// overrun: a completion queue without room is in error, which is an event of it, and so is what completes on it.
+// overrun tests that an overflow of a completion queue raises an error event of that queue.
 func overrun(w *suite.World) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	cq, err := w.Device.CreateCQ(1, nil)
@@ -238,7 +240,8 @@ func overrun(w *suite.World) {
 	}
 }
 
-// resizeFull: a completion queue that is resized keeps what is in it, in order, and does not shrink below that.
+// resizeFull tests that a resized completion queue keeps its entries in order, and cannot become smaller than their
+// number.
 func resizeFull(w *suite.World) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	cq, err := w.Device.CreateCQ(63, nil)
@@ -270,7 +273,7 @@ func resizeFull(w *suite.World) {
 	}
 	send(40)
 	take(20)
-	send(40) // around the end of the ring
+	send(40) // wraps around the ring
 	w.Must(cq.Resize(1000))
 	if n := cq.Entries(); n < 1000 {
 		w.Errorf("asked for 1000 entries, got %d", n)
@@ -287,7 +290,7 @@ func resizeFull(w *suite.World) {
 	take(5)
 }
 
-// whichQueue: send completions come to the send queue's CQ and receives to the other's.
+// whichQueue tests that send completions arrive in the CQ of the send queue, and receive completions in the other CQ.
 func whichQueue(w *suite.World) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	recv, err := w.Device.CreateCQ(16, nil)

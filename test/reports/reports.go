@@ -1,6 +1,6 @@
-// Package reports holds small programs made of reports in public trackers: of rdma-core, of RDMA programs, and of other
-// devices' drivers. Each does what failed there, and wants the right value. README.md says of each what went wrong, and
-// why that value is right.
+// Package reports holds small programs made from reports in public trackers: of rdma-core, of RDMA programs, and of
+// drivers of other devices. Each program repeats the failing operation and checks for the correct value. README.md
+// describes the fault for each report, and the source of the correct value.
 //
 // A report is one entry of the table that [All] returns. Its program runs on every transport of package verbs, as the
 // tests of package suite do. Entries with a case of test/e2e/testdata/reports.c need the C library; the end-to-end
@@ -20,20 +20,20 @@ type Report struct {
 	URL string
 	// Kind is the kind of fault.
 	Kind string
-	// Clause is the source of the right value: a clause of the InfiniBand Architecture Specification (IBA), volume 1, a
-	// manual page, a function of Linux, or what the maintainers said.
+	// Clause is the source of the correct value: a clause of the InfiniBand Architecture Specification (IBA), volume 1, a
+	// manual page, a function of Linux, or a statement of the maintainers.
 	Clause string
 
-	// One of these is the program.
+	// Exactly one of these fields is set. It is the program.
 	Verbs func(*suite.World)
 	CM    func(*suite.CMWorld)
 	C     string // a case of test/e2e/testdata/reports.c
 }
 
-// memory is that of an End, in bytes: ten of them are less than a user may lock.
+// memory is the size of an End's memory in bytes. Ten of them are below the limit of locked memory.
 const memory = 64 << 10
 
-// Run runs the programs of package verbs. Those that need no connection manager run at the same time: some wait for
+// Run runs the programs of package verbs. Programs without a connection manager run in parallel, because some wait for
 // timers.
 func Run(t *testing.T, c suite.CMConfig) {
 	for _, r := range All() {

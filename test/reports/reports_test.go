@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// TestReports runs the programs on a device in this process, by the wire and by the shortcut.
+// TestReports runs the programs on a device in this process, over the wire and over the shortcut.
 func TestReports(t *testing.T) {
 	for _, wire := range []bool{false, true} {
 		name := map[bool]string{false: "shortcut", true: "wire"}[wire]
@@ -34,7 +34,7 @@ func TestReports(t *testing.T) {
 	}
 }
 
-// TestLog: README.md has a row for each report, with its link, and none for others.
+// TestLog tests that README.md has one row with a link for each report, and no other rows.
 func TestLog(t *testing.T) {
 	text, err := os.ReadFile("README.md")
 	if err != nil {

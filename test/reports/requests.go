@@ -12,10 +12,10 @@ import (
 	"verbena/verbs"
 )
 
-// sge is n bytes of an End's memory.
+// sge returns an element of n bytes of an End's memory.
 func sge(e *suite.End, off, n int) verbs.SGE { return e.MR.SGE(off, n) }
 
-// failed posts a work request and waits for its completion, which must have the status.
+// failed posts a work request and waits for its completion, which must have the given status.
 func failed(e *suite.End, wr verbs.SendWR, want verbs.Status) {
 	e.Helper()
 	e.Post(wr)
@@ -24,8 +24,8 @@ func failed(e *suite.End, wr verbs.SendWR, want verbs.Status) {
 	}
 }
 
-// zeroBytes: a request of no bytes touches no memory, so that neither key is looked at, and it is a keep-alive all the
-// same.
+// zeroBytes tests that a request of no bytes accesses no memory, so its keys are not checked. The peer still
+// acknowledges it, as for a keep-alive.
 func zeroBytes(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	nowhere := verbs.Remote{Addr: 0, RKey: 0}
@@ -50,7 +50,7 @@ func zeroBytes(w *suite.World) {
 	if wc := b.OK(6); wc.ByteLen != 0 {
 		w.Errorf("SEND of no bytes: got %d", wc.ByteLen)
 	}
-	// A peer without the rights refuses even that.
+	// A peer without the rights refuses even such a request.
 	c, d := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	p := w.Config.Path
 	p.Access = verbs.RemoteRead
@@ -58,7 +58,7 @@ func zeroBytes(w *suite.World) {
 	failed(c, verbs.SendWR{ID: 8, Opcode: verbs.Write, Remote: nowhere}, verbs.RemoteInvalid)
 }
 
-// holes: elements of no bytes in a list take no part.
+// holes tests that elements of no bytes in a list are ignored.
 func holes(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{SendSGEs: 4, RecvSGEs: 4})
 	want := a.Fill(0, 8, 3)
@@ -72,7 +72,7 @@ func holes(w *suite.World) {
 	w.Same(b.MR.Bytes()[:8], want)
 }
 
-// emptyDatagram: a datagram of no bytes arrives, with its header.
+// emptyDatagram tests that a datagram of no bytes arrives with its header.
 func emptyDatagram(w *suite.World) {
 	a, b := w.DatagramEnd(), w.DatagramEnd()
 	to, ah := address(w, a, b)
@@ -84,7 +84,7 @@ func emptyDatagram(w *suite.World) {
 	}
 }
 
-// address makes an address handle of one End for another.
+// address returns an address handle of one End for another.
 func address(w *suite.World, from, to *suite.End) (verbs.Endpoint, *verbs.AH) {
 	w.Helper()
 	ep, err := to.QP.LocalVia(w.Config.Path)
@@ -100,8 +100,8 @@ func address(w *suite.World, from, to *suite.End) (verbs.Endpoint, *verbs.AH) {
 	return ep, ah
 }
 
-// shortDatagramReceive: a datagram that does not fit is lost. The receive stays for the next, and the queue pair goes
-// on.
+// shortDatagramReceive tests that a datagram larger than the receive is dropped. The receive stays posted for the next
+// datagram, and the queue pair continues.
 func shortDatagramReceive(w *suite.World) {
 	a, b := w.DatagramEnd(), w.DatagramEnd()
 	to, ah := address(w, a, b)
@@ -121,7 +121,7 @@ func shortDatagramReceive(w *suite.World) {
 	}
 }
 
-// immediateWithoutBuffer: a WRITE with immediate data takes a receive, and nothing of its memory.
+// immediateWithoutBuffer tests that a WRITE with immediate data consumes a receive but does not access its memory.
 func immediateWithoutBuffer(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	want := a.Fill(0, 5000, 1)
@@ -136,7 +136,7 @@ func immediateWithoutBuffer(w *suite.World) {
 	b.OK(3)
 }
 
-// immediateValue: the completion has the length that was written and all 32 bits of the immediate data.
+// immediateValue tests that the completion holds the written length and all 32 bits of the immediate data.
 func immediateValue(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	for _, imm := range []uint32{0x89abcdef, 0xffffffff, 0, 0x80000000} {
@@ -156,8 +156,8 @@ func immediateValue(w *suite.World) {
 	}
 }
 
-// lengths: the completions of READs and atomic operations have the length that came back, and those of receives their
-// opcodes.
+// lengths tests that the completions of READs and atomic operations hold the returned length, and that receives have
+// the correct opcodes.
 func lengths(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{SendSGEs: 2})
 	for _, n := range []int{1, 4096, 50000} {
@@ -176,7 +176,7 @@ func lengths(w *suite.World) {
 	}
 }
 
-// overflow: lengths that add up to more than 32 bits are too long, and not what is left modulo 2^32.
+// overflow tests that lengths with a sum of more than 32 bits are too long, and are not reduced modulo 2^32.
 func overflow(w *suite.World) {
 	for _, op := range []verbs.Opcode{verbs.Send, verbs.Write, verbs.Read} {
 		a, b := w.Pair(verbs.QPInit{SendSGEs: 3})
@@ -192,12 +192,12 @@ func overflow(w *suite.World) {
 			w.Errorf("%v: got %v, want EINVAL", op, err)
 		}
 		if q, err := b.QP.Query(); err != nil || q.State != verbs.RTS {
-			w.Errorf("%v: the peer is in %v (%v), want RTS: nothing is sent", op, q.State, err)
+			w.Errorf("%v: the peer is in %v (%v), want RTS, since no request is sent", op, q.State, err)
 		}
 	}
 }
 
-// longReceive: a receive may be longer than a message can be.
+// longReceive tests that a receive may be longer than the longest message.
 func longReceive(w *suite.World) {
 	const part, parts = 66 << 20, 32 // together more than 2^31 bytes
 	a, b := w.Pair(verbs.QPInit{RecvSGEs: parts})
@@ -218,7 +218,7 @@ func longReceive(w *suite.World) {
 	w.Must(big.Close())
 }
 
-// beyond: an address range that wraps around, or ends a byte too late, is refused.
+// beyond tests that an address range that wraps around, or ends one byte too late, is refused.
 func beyond(w *suite.World) {
 	for _, r := range []func(b *suite.End) verbs.Remote{
 		func(b *suite.End) verbs.Remote { return verbs.Remote{Addr: ^uint64(0) - 3, RKey: b.MR.RKey()} },
@@ -233,7 +233,7 @@ func beyond(w *suite.World) {
 	}
 }
 
-// unaligned: an atomic operation on an address that is no multiple of 8 is an invalid request.
+// unaligned tests that an atomic operation on an address that is not a multiple of 8 is an invalid request.
 func unaligned(w *suite.World) {
 	for _, op := range []verbs.Opcode{verbs.FetchAdd, verbs.CompareSwap} {
 		a, b := w.Pair(verbs.QPInit{})
@@ -244,7 +244,8 @@ func unaligned(w *suite.World) {
 	}
 }
 
-// compareSwap: all operands have the byte order of their host, and what does not compare is not swapped.
+// compareSwap tests that all operands have the byte order of their host, and that memory with an unequal value stays
+// unchanged.
 func compareSwap(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	at := func(e *suite.End) []byte { return e.MR.Bytes()[:8] }
@@ -270,7 +271,7 @@ func compareSwap(w *suite.World) {
 	}
 }
 
-// fence: a WRITE with a fence does not overtake the READ before it.
+// fence tests that a fenced WRITE does not overtake the READ before it.
 func fence(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	const n = 20000
@@ -290,7 +291,8 @@ func fence(w *suite.World) {
 	}
 }
 
-// queueFull: of a list that does not fit, the requests before the bad one are queued and done, and none after it.
+// queueFull tests a list of requests that does not fit. The requests before the first rejected one are queued and
+// executed, the others are not.
 func queueFull(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{SendWRs: 4})
 	room := a.QP.Init().SendWRs
@@ -298,7 +300,7 @@ func queueFull(w *suite.World) {
 	for i := range wrs {
 		wrs[i] = verbs.SendWR{ID: uint64(i), Opcode: verbs.Send, Flags: verbs.Signaled}
 	}
-	n, err := a.QP.PostSends(wrs) // the peer has no receive, so that none completes
+	n, err := a.QP.PostSends(wrs) // the peer has no receive, so none completes
 	if n != room || !errors.Is(err, verbs.ErrQueueFull) {
 		w.Fatalf("got %d, %v, want %d, %v", n, err, room, verbs.ErrQueueFull)
 	}
@@ -309,7 +311,7 @@ func queueFull(w *suite.World) {
 		a.OK(uint64(i))
 		b.OK(uint64(i))
 	}
-	// Unsignalled requests free their slots with the next that is signalled.
+	// The next signalled request frees the slots of unsignalled requests.
 	for range 3 {
 		for i := range room {
 			f := verbs.SendFlags(0)
@@ -322,7 +324,8 @@ func queueFull(w *suite.World) {
 	}
 }
 
-// badRequest: a bad request in the middle of a list refuses itself, and what was posted before is done.
+// badRequest tests a bad request in the middle of a list. Only this request is refused, and the earlier requests are
+// executed.
 func badRequest(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{Inline: 16})
 	b.Recv(1, 0, 64)
@@ -336,7 +339,7 @@ func badRequest(w *suite.World) {
 	}
 	a.OK(2)
 	b.OK(1)
-	// Also if the device finds out only when it comes to it.
+	// The same must hold if the device detects the error only during execution.
 	b.Recv(5, 0, 64)
 	n, err = a.QP.PostSends([]verbs.SendWR{
 		{ID: 6, Opcode: verbs.Send, Flags: verbs.Signaled, Local: sge(a, 0, 8)},
@@ -358,7 +361,8 @@ func badRequest(w *suite.World) {
 	}
 }
 
-// inlineCapacity: a device that cannot give the inline data that is asked for says so, and what it gives is true.
+// inlineCapacity tests that a device either refuses a requested size of inline data or supports the size that it
+// reports.
 func inlineCapacity(w *suite.World) {
 	e := w.End(verbs.QPInit{})
 	n := 64
@@ -394,7 +398,7 @@ func inlineCapacity(w *suite.World) {
 	}
 }
 
-// psnWrap: sequence numbers wrap around at 24 bits, in requests, acknowledgements and READs.
+// psnWrap tests that sequence numbers wrap around at 24 bits, in requests, acknowledgements and READs.
 func psnWrap(w *suite.World) {
 	for _, psn := range []uint32{0xffffff, 0xfffff0, 0x7fffff, 0x7ffff0} {
 		a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
@@ -409,14 +413,14 @@ func psnWrap(w *suite.World) {
 			w.Same(a.MR.Bytes()[32000:62000], want)
 		}
 	}
-	// Upper bits that a program leaves in a sequence number do not count.
+	// The device ignores the upper bits of a sequence number.
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	connect(w, a, b, func(q *verbs.QPAttr) { q.SendPSN |= 0xab000000 })
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
 	a.OK(1)
 }
 
-// connect connects two Ends step by step; change changes the attributes of both, before they go to the device.
+// connect connects two Ends step by step. change modifies the attributes of both before they go to the device.
 func connect(w *suite.World, a, b *suite.End, change func(*verbs.QPAttr)) {
 	w.Helper()
 	for _, x := range [][2]*suite.End{{a, b}, {b, a}} {
@@ -431,7 +435,7 @@ func connect(w *suite.World, a, b *suite.End, change func(*verbs.QPAttr)) {
 	}
 }
 
-// attributes are those of a queue pair of a reliable connection, for all transitions.
+// attributes returns the attributes of a queue pair of a reliable connection for all transitions.
 func attributes(w *suite.World, e, peer *suite.End) verbs.QPAttr {
 	w.Helper()
 	to, err := peer.QP.LocalVia(w.Config.Path)
@@ -445,16 +449,18 @@ func attributes(w *suite.World, e, peer *suite.End) verbs.QPAttr {
 	return verbs.QPAttr{
 		Port: 1, Access: verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic, AH: verbs.AHAttr{GID: to.GID,
 			SGIDIndex: index},
-		PathMTU: 3, DestQPN: to.QPN, MaxPeerReads: 4, MinRNRTimer: 1, Timeout: 14, RetryCount: 7, RNRRetry: 7, MaxReads: 4, QKey: verbs.DefaultQKey,
+		PathMTU: 3, DestQPN: to.QPN, MaxPeerReads: 4, MinRNRTimer: 1, Timeout: 14, RetryCount: 7, RNRRetry: 7, MaxReads: 4,
+		QKey: verbs.DefaultQKey,
 	}
 }
 
-// masks are the attributes of each transition of a reliable connection.
+// masks holds the attributes of each transition of a reliable connection.
 var masks = map[verbs.QPState]verbs.AttrMask{
 	verbs.Init: verbs.AttrState | verbs.AttrPKeyIndex | verbs.AttrPort | verbs.AttrAccess,
-	verbs.RTR: verbs.AttrState | verbs.AttrAH | verbs.AttrPathMTU | verbs.AttrDestQPN | verbs.AttrRecvPSN | verbs.AttrMaxPeerReads |
-		verbs.AttrMinRNRTimer,
-	verbs.RTS: verbs.AttrState | verbs.AttrTimeout | verbs.AttrRetryCount | verbs.AttrRNRRetry | verbs.AttrSendPSN | verbs.AttrMaxReads,
+	verbs.RTR: verbs.AttrState | verbs.AttrAH | verbs.AttrPathMTU | verbs.AttrDestQPN | verbs.AttrRecvPSN |
+		verbs.AttrMaxPeerReads | verbs.AttrMinRNRTimer,
+	verbs.RTS: verbs.AttrState | verbs.AttrTimeout | verbs.AttrRetryCount | verbs.AttrRNRRetry | verbs.AttrSendPSN |
+		verbs.AttrMaxReads,
 }
 
 func step(w *suite.World, e *suite.End, to verbs.QPState, q verbs.QPAttr) {
@@ -463,12 +469,12 @@ func step(w *suite.World, e *suite.End, to verbs.QPState, q verbs.QPAttr) {
 	w.Must(e.QP.Modify(q, masks[to]))
 }
 
-// rnrForever: 7 RNR retries are for ever, and fewer are counted.
+// rnrForever tests that 7 RNR retries mean infinitely many, and that smaller numbers are counted.
 func rnrForever(w *suite.World) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	connect(w, a, b, nil)
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
-	time.Sleep(30 * time.Millisecond) // many times the 0.01 ms of the timer
+	time.Sleep(30 * time.Millisecond) // many times the timer of 0.01 ms
 	b.Recv(2, 0, 8)
 	a.OK(1)
 	b.OK(2)
@@ -477,7 +483,7 @@ func rnrForever(w *suite.World) {
 	failed(a, verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 8)}, verbs.RNRRetryExceeded)
 }
 
-// rnrLongest: timer code 0 is the longest of all, 655.36 ms.
+// rnrLongest tests that timer code 0 is the longest timer, 655.36 ms.
 func rnrLongest(w *suite.World) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	connect(w, a, b, func(q *verbs.QPAttr) { q.MinRNRTimer = 0 })
@@ -488,17 +494,17 @@ func rnrLongest(w *suite.World) {
 	a.OK(1)
 	b.OK(2)
 	if d := time.Since(begin); d < 640*time.Millisecond {
-		w.Errorf("sent again after %v, want 655 ms", d)
+		w.Errorf("retransmitted after %v, want 655 ms", d)
 	}
 }
 
-// noPeer: a queue pair whose peer is gone runs out of retries, and no other error comes.
+// noPeer tests that a queue pair without a peer runs out of retries, and reports no other error.
 func noPeer(w *suite.World) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	connect(w, a, b, func(q *verbs.QPAttr) { q.Timeout, q.RetryCount = 8, 1 })
 	w.Must(b.QP.Close())
 	failed(a, verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)}, verbs.RetryExceeded)
-	// A timeout of 0 is none: nothing happens, until the queue pair is flushed.
+	// A timeout of 0 disables the timer. The request stays outstanding until the queue pair is flushed.
 	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	connect(w, a, b, func(q *verbs.QPAttr) { q.Timeout, q.RetryCount = 0, 1 })
 	w.Must(b.QP.Close())
@@ -513,7 +519,8 @@ func noPeer(w *suite.World) {
 	}
 }
 
-// rights: a request that the queue pair does not allow is an invalid request, whatever the memory allows.
+// rights tests that a request not permitted by the queue pair is an invalid request, independent of the rights of the
+// memory.
 func rights(w *suite.World) {
 	for op, without := range map[verbs.Opcode]verbs.Access{
 		verbs.Read: verbs.RemoteWrite, verbs.Write: verbs.RemoteRead, verbs.FetchAdd: verbs.RemoteRead | verbs.RemoteWrite,
@@ -524,7 +531,7 @@ func rights(w *suite.World) {
 	}
 }
 
-// readDepth: as many READs as both sides have agreed on are answered, at any rate that they are posted.
+// readDepth tests that the peer answers the agreed number of outstanding READs, at any rate of posts.
 func readDepth(w *suite.World) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	connect(w, a, b, func(q *verbs.QPAttr) { q.MaxReads, q.MaxPeerReads = 1, 1 })
@@ -535,7 +542,7 @@ func readDepth(w *suite.World) {
 	for range 20 {
 		a.OK(1)
 	}
-	// None at all: READs are refused at once, where they would wait for ever.
+	// With a depth of 0, READs are refused at once, because they would wait for ever.
 	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	connect(w, a, b, func(q *verbs.QPAttr) { q.MaxReads = 0 })
 	failed(a, verbs.SendWR{ID: 2, Opcode: verbs.Read, Local: sge(a, 0, 8), Remote: b.Remote(0)}, verbs.LocalQPError)

@@ -8,7 +8,7 @@ import (
 	"verbena/verbs"
 )
 
-// refused tries a change that the device must refuse with EINVAL, and which must change nothing.
+// refused tries a change that the device must refuse with EINVAL and without any effect.
 func refused(e *suite.End, what string, q verbs.QPAttr, mask verbs.AttrMask) {
 	e.Helper()
 	before, err := e.QP.Query()
@@ -23,7 +23,7 @@ func refused(e *suite.End, what string, q verbs.QPAttr, mask verbs.AttrMask) {
 	}
 }
 
-// pathInRTS: the path of a connected queue pair stays, and an attempt to change it does no harm.
+// pathInRTS tests that the path of a connected queue pair cannot change, and that the attempt has no effect.
 func pathInRTS(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	q := attributes(w, a, b)
@@ -31,7 +31,7 @@ func pathInRTS(w *suite.World) {
 	refused(a, "the path MTU in RTS", q, verbs.AttrPathMTU)
 	refused(a, "the sequence number in RTS", q, verbs.AttrSendPSN)
 	refused(a, "the timeout in RTS", q, verbs.AttrTimeout)
-	// these may
+	// these attributes may change
 	w.Must(a.QP.Modify(verbs.QPAttr{MinRNRTimer: 12, Access: verbs.RemoteWrite}, verbs.AttrMinRNRTimer|verbs.AttrAccess))
 	got, err := a.QP.Query()
 	w.Must(err)
@@ -42,7 +42,7 @@ func pathInRTS(w *suite.World) {
 	a.OK(1)
 }
 
-// resetAgain: a queue pair in RESET can be reset, and goes on from there as from the first.
+// resetAgain tests that a queue pair in RESET can be reset, and then be connected as a new one.
 func resetAgain(w *suite.World) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	for range 2 {
@@ -58,12 +58,12 @@ func resetAgain(w *suite.World) {
 	}
 }
 
-// resetForgets: what was posted before a reset does not complete after it, is not received into, and takes no room.
+// resetForgets tests work requests posted before a reset. They do not complete after it, get no data, and use no slots.
 func resetForgets(w *suite.World) {
 	a, b := w.End(verbs.QPInit{SendWRs: 4, RecvWRs: 4}), w.End(verbs.QPInit{SendWRs: 4, RecvWRs: 4})
 	connect(w, a, b, nil)
 	room := a.QP.Init().SendWRs
-	for range room { // they wait for receives
+	for range room { // these wait for receives
 		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
 	}
 	for range a.QP.Init().RecvWRs {
@@ -86,7 +86,7 @@ func resetForgets(w *suite.World) {
 	}
 }
 
-// postInReset: a queue pair takes no receive in RESET, nor a send before RTS, also after a change that failed.
+// postInReset tests that a queue pair refuses receives in RESET, and sends before RTS, even after a failed transition.
 func postInReset(w *suite.World) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	recv := func() error { return a.QP.PostRecv(&verbs.RecvWR{ID: 1, Local: sge(a, 0, 8)}) }
@@ -117,12 +117,14 @@ func postInReset(w *suite.World) {
 	}
 }
 
-// beacon: what is posted to a queue pair in error is flushed, behind all that was outstanding, signalled or not.
+// beacon tests that requests posted to a queue pair in the error state are flushed after all outstanding requests,
+// signalled or not.
 func beacon(w *suite.World) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	connect(w, a, b, nil)
 	for i := range 5 {
-		w.Must(a.QP.PostSend(&verbs.SendWR{ID: uint64(i), Opcode: verbs.Send, Local: sge(a, 0, 8)})) // unsignalled, and waits
+		// unsignalled, and waits for a receive
+		w.Must(a.QP.PostSend(&verbs.SendWR{ID: uint64(i), Opcode: verbs.Send, Local: sge(a, 0, 8)}))
 		a.Recv(uint64(100+i), 0, 8)
 	}
 	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
@@ -139,7 +141,7 @@ func beacon(w *suite.World) {
 	}
 }
 
-// transitions: each type of queue pair needs its own attributes for a transition, and refuses others.
+// transitions tests that each type of queue pair requires its own attributes for a transition and refuses others.
 func transitions(w *suite.World) {
 	init := verbs.AttrState | verbs.AttrPKeyIndex | verbs.AttrPort
 	for _, x := range []struct {
@@ -178,7 +180,7 @@ func transitions(w *suite.World) {
 	}
 }
 
-// ranges: attributes out of their range are refused.
+// ranges tests that attributes outside their range are refused.
 func ranges(w *suite.World) {
 	d, err := w.Device.Query()
 	w.Must(err)
@@ -223,7 +225,7 @@ func ranges(w *suite.World) {
 	}
 }
 
-// queried: a query returns what was set, also after a reset and a failure.
+// queried tests that a query returns the values that were set, even after a reset and a failure.
 func queried(w *suite.World) {
 	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
 	want := attributes(w, a, b)
@@ -247,7 +249,7 @@ func queried(w *suite.World) {
 	}
 }
 
-// drain: a send queue that is being drained takes requests, and does them when the queue pair goes on.
+// drain tests that a draining send queue accepts requests, and executes them after the queue pair returns to RTS.
 func drain(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.SQD, NotifyWhenDrained: true}, verbs.AttrState|verbs.AttrNotifySQD))
@@ -257,7 +259,8 @@ func drain(w *suite.World) {
 		w.Errorf("got %+v, want %v of the queue pair", ev, verbs.EventSQDrained)
 	}
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
-	b.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: sge(b, 0, 8), Remote: a.Remote(0)}) // the other way goes on
+	// the other direction continues
+	b.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: sge(b, 0, 8), Remote: a.Remote(0)})
 	b.OK(2)
 	if n, err := a.CQ.Poll(make([]verbs.WC, 1)); n != 0 || err != nil {
 		w.Errorf("in SQD: got %d completions, %v", n, err)
@@ -266,7 +269,8 @@ func drain(w *suite.World) {
 	a.OK(1)
 }
 
-// sendQueueError: a bad datagram stops the send queue alone. The queue pair receives, and can go on.
+// sendQueueError tests that a bad datagram stops only the send queue. The queue pair still receives, and can return to
+// RTS.
 func sendQueueError(w *suite.World) {
 	a, b := w.DatagramEnd(), w.DatagramEnd()
 	to, ah := address(w, a, b)

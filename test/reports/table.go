@@ -1,6 +1,6 @@
 package reports
 
-// github is where the trackers are.
+// github is the address of the trackers.
 const github = "https://github.com/"
 
 // All returns the reports.
@@ -99,7 +99,7 @@ func All() []Report {
 			Clause: "ib_uverbs_attach_mcast", Verbs: groups},
 		{ID: "rxe-dev#22", URL: github + "SoftRoCE/rxe-dev/issues/22", Kind: "datagrams", Clause: "IBA 10.2.5", Verbs: qkeys},
 
-		// What package verbs has no words for.
+		// These reports need functions that package verbs does not offer.
 		{ID: "rdma-core#1624", URL: github + "linux-rdma/rdma-core/pull/1624", Kind: "sizes",
 			Clause: "ibv_create_qp(3), ibv_create_srq(3)", C: "sizes"},
 		{ID: "smart#2", URL: github + "madsys-dev/smart/issues/2", Kind: "paths", Clause: "rdma_check_ah_attr", C: "route"},

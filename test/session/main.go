@@ -1,9 +1,9 @@
-// Command session runs commands in a shell, and writes what a terminal shows as an SVG picture:
+// Command session runs commands in a shell, and writes the terminal's content as an SVG picture:
 //
 //	go run ./test/session < docs/session.txt > docs/session.svg
 //
-// Each line of the input is typed at the prompt. Lines that begin with a blank are run and not shown, and what they
-// print neither.
+// Each line of the input is typed at the prompt. Lines that begin with a blank run without being shown, and their
+// output is not shown either.
 package main
 
 import (
@@ -22,7 +22,7 @@ const (
 	width      = 100 // columns
 	charWidth  = 7.8
 	lineHeight = 18
-	// settle is how long the output of what runs in the background may be late.
+	// settle is the maximum delay of output from background commands.
 	settle = 300 * time.Millisecond
 )
 
@@ -106,7 +106,7 @@ func expand(s string) string {
 	return b.String()
 }
 
-// picture is the terminal as SVG.
+// picture returns the terminal as SVG.
 func picture(lines []line) []byte {
 	var b bytes.Buffer
 	w, h := int(width*charWidth)+40, len(lines)*lineHeight+64

@@ -14,12 +14,12 @@ import (
 	"verbena/verbs/cm"
 )
 
-// CMConfig says how connections are tested.
+// CMConfig is the configuration for tests of connections.
 type CMConfig struct {
 	Config
-	// Manager opens the connection manager anew.
+	// Manager opens a new connection manager.
 	Manager func() (*cm.Manager, error)
-	// Addr is an address of the device, by which it reaches itself.
+	// Addr is an address of the device, at which it reaches itself.
 	Addr netip.Addr
 }
 
@@ -88,7 +88,7 @@ func (w *CMWorld) Accept(l *cm.Listener, data []byte) (*End, *cm.Conn, []byte, e
 	return e, c, r.Data, err
 }
 
-// Dial connects.
+// Dial resolves an address and connects.
 func (w *CMWorld) Dial(at netip.AddrPort, data []byte) (*End, *cm.Conn, []byte, error) {
 	c, err := w.Manager.Resolve(w.Soon(), cm.Target{Addr: at})
 	if err != nil {
@@ -102,7 +102,7 @@ func (w *CMWorld) Dial(at netip.AddrPort, data []byte) (*End, *cm.Conn, []byte, 
 	return e, c, got, err
 }
 
-// Connections returns two Ends that are connected, with their connections.
+// Connections returns two connected Ends with their connections.
 func (w *CMWorld) Connections() (a, b *End, ca, cb *cm.Conn) {
 	w.Helper()
 	l, at := w.Listen()
@@ -253,7 +253,7 @@ func (w *CMWorld) cancels() {
 	}
 }
 
-// closes: who waits returns when the manager is closed.
+// closes tests that a blocked Accept returns when the manager is closed.
 func (w *CMWorld) closes() {
 	_, _, ca, _ := w.Connections()
 	l, _ := w.Listen()
@@ -267,7 +267,7 @@ func (w *CMWorld) closes() {
 			w.Error("Accept on a closed manager: got a request")
 		}
 	case <-time.After(patience):
-		w.Fatal("Accept waits for a manager that is closed")
+		w.Fatal("Accept does not return after the manager was closed")
 	}
 	select {
 	case <-ca.Done():

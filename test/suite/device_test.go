@@ -23,8 +23,8 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// device opens the device of a name: of the kernel, of the service under which this program runs or, with
-// VERBS_SERVICE, of the one that listens there.
+// device returns a function that opens the device with a name: from the kernel, from the service that runs this program
+// or, with VERBS_SERVICE, from the service at that socket.
 func device(t *testing.T, name string) func() (*verbs.Device, error) {
 	if os.Getenv("VERBS_SERVICE") == "" {
 		return func() (*verbs.Device, error) { return verbs.Open(name) }
@@ -41,7 +41,8 @@ func socket(t *testing.T) *service.Service {
 	return s
 }
 
-// TestDevice runs the tests on the device that VERBS_DEVICE names. VERBS_WITHOUT lists abilities that it lacks.
+// TestDevice runs the tests on the device named by VERBS_DEVICE. VERBS_WITHOUT lists the abilities that the device
+// lacks.
 func TestDevice(t *testing.T) {
 	name := os.Getenv("VERBS_DEVICE")
 	if name == "" {
@@ -54,7 +55,7 @@ func TestDevice(t *testing.T) {
 	suite.Run(t, c)
 }
 
-// connections is the configuration of tests that use the connection manager, on the same device, by the address
+// connections returns the configuration for tests of the connection manager on the same device, at the address
 // VERBS_ADDR.
 func connections(t *testing.T) suite.CMConfig {
 	name, addr := os.Getenv("VERBS_DEVICE"), os.Getenv("VERBS_ADDR")
@@ -71,7 +72,7 @@ func connections(t *testing.T) suite.CMConfig {
 // TestConnections runs the tests of package cm.
 func TestConnections(t *testing.T) { suite.RunCM(t, connections(t)) }
 
-// TestReports runs the programs of test/reports, on a device of Verbena's: the kernel's has many of the faults.
+// TestReports runs the programs of test/reports on a device of Verbena. The kernel's rxe has many of the faults.
 func TestReports(t *testing.T) {
 	if os.Getenv("VERBS_REPORTS") == "" {
 		t.Skip("VERBS_REPORTS does not ask for them")
@@ -79,14 +80,14 @@ func TestReports(t *testing.T) {
 	reports.Run(t, connections(t))
 }
 
-// Marks are what a system call trace shows of the thread that runs TestQuiet, before and after its loop.
+// These marks show in a system call trace where TestQuiet starts and ends its loop.
 const (
 	markBefore = 1<<30 + 1
 	markAfter  = 1<<30 + 2
 )
 
-// TestQuiet posts RDMA WRITEs, as many as VERBS_POSTS, and polls for their completions; a test looks on which system
-// calls are made for it.
+// TestQuiet posts RDMA WRITEs, as many as VERBS_POSTS, and polls for their completions. A test inspects the system
+// calls of the loop.
 func TestQuiet(t *testing.T) {
 	name, posts := os.Getenv("VERBS_DEVICE"), 1000
 	if name == "" {

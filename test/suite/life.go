@@ -54,7 +54,7 @@ func (w *World) errors() {
 			if !errors.As(werr, &e) || e.ID != 77 || e.QPN != a.QP.Num() {
 				w.Errorf("got %+v", e)
 			}
-			// From then on everything is flushed.
+			// From then on all requests are flushed.
 			a.Post(verbs.SendWR{ID: 78, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
 			if wc := a.One(); wc.ID != 78 || wc.Status != verbs.Flushed {
 				w.Errorf("afterwards: got work request %d, %v, want 78, %v", wc.ID, wc.Status, verbs.Flushed)
@@ -70,7 +70,7 @@ func (w *World) errors() {
 
 func (w *World) events() {
 	a, b := w.Pair(verbs.QPInit{})
-	// A WRITE beyond its rights is an event at the other end, too.
+	// A WRITE without the right for it also raises an event at the other end.
 	mr, err := b.PD.Alloc(4096, verbs.LocalWrite)
 	w.Must(err)
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: a.MR.SGE(0, 10),
@@ -93,7 +93,7 @@ func (w *World) closed() {
 	mem := a.MR.Bytes()
 	sge := a.MR.SGE(0, 10)
 	a.Close()
-	a.Close() // again
+	a.Close() // a second time
 	for _, x := range []struct {
 		name string
 		err  error
@@ -115,7 +115,7 @@ func (w *World) closed() {
 	if a.MR.Bytes() != nil {
 		w.Error("Bytes after Close: got memory, want none")
 	}
-	mem[0]++ // harmless
+	mem[0]++ // must not crash
 }
 
 func second[T any](_ T, err error) error { return err }
@@ -151,7 +151,7 @@ func (w *World) closeDevice() {
 		select {
 		case err := <-errs:
 			if !errors.Is(err, verbs.ErrClosed) {
-				w.Errorf("a goroutine that waited: got %v, want %v", err, verbs.ErrClosed)
+				w.Errorf("a waiting goroutine: got %v, want %v", err, verbs.ErrClosed)
 			}
 		case <-time.After(patience):
 			w.Fatal("a goroutine still waits")
@@ -163,11 +163,11 @@ func (w *World) closeDevice() {
 	if _, err := d.AllocPD(); !errors.Is(err, verbs.ErrClosed) {
 		w.Errorf("AllocPD: got %v, want %v", err, verbs.ErrClosed)
 	}
-	a.Close() // what is left ends without an error
+	a.Close() // closing the remaining objects returns no error
 }
 
-// closeDeviceMemory: when a device has been closed, peers reach nothing by it any more. Its memory may be another's
-// then.
+// closeDeviceMemory tests that peers cannot access memory through a closed device. The memory may already have another
+// use.
 func (w *World) closeDeviceMemory() {
 	const size, rounds = 256 << 10, 20
 	for range rounds {
@@ -209,7 +209,7 @@ func (w *World) closeDeviceMemory() {
 	}
 }
 
-// reset: a queue pair can be connected again.
+// reset tests that a queue pair can be connected again after a reset.
 func (w *World) reset() {
 	a, b := w.Pair(verbs.QPInit{})
 	for range 3 {
@@ -225,8 +225,8 @@ func (w *World) reset() {
 	}
 }
 
-// exec runs programs while the device is open, with registered memory of both kinds: they get nothing of it, and it
-// goes on as before.
+// exec tests programs executed while the device is open and memory of both kinds is registered. The programs inherit
+// nothing of the device, and the device still works.
 func (w *World) exec() {
 	a, b := w.Pair(verbs.QPInit{})
 	mine := make([]byte, 10000)
@@ -250,7 +250,7 @@ func (w *World) exec() {
 	w.Must(from.Close())
 }
 
-// closeWhileCreating tests that what goroutines create on a device while it is closed is closed, too.
+// closeWhileCreating tests that objects that goroutines create while the device closes are also closed.
 func (w *World) closeWhileCreating() {
 	const rounds, goroutines = 20, 2
 	for _, c := range []struct {
@@ -288,7 +288,7 @@ func (w *World) closeWhileCreating() {
 					for {
 						use, err := c.create(pd, cq)
 						if err != nil {
-							return // of the device, or of a limit
+							return // error of the closed device, or of a limit
 						}
 						made[i] = append(made[i], use)
 					}

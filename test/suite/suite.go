@@ -1,5 +1,5 @@
-// Package suite is the tests of package verbs that must pass on every transport: on devices in this process, of a
-// service, and of a kernel. A test of each hands it a way to open the device.
+// Package suite holds the tests of package verbs that must pass on every transport: on devices in this process, of a
+// service, and of a kernel. A test for each transport passes in a function that opens the device.
 package suite
 
 import (
@@ -16,27 +16,29 @@ import (
 	"verbena/verbs"
 )
 
-// Config says what is tested.
+// Config is the configuration of the tests.
 type Config struct {
-	// Open opens the device anew.
+	// Open opens a new instance of the device.
 	Open func() (*verbs.Device, error)
-	// Path is how queue pairs are connected; the zero Path is good where the default GID reaches the device itself.
+	// Path is the path for connections of queue pairs. The zero Path is correct where the default GID reaches the device
+	// itself.
 	Path verbs.Path
-	// Without is what the device lacks. Nothing is skipped for it: the tests look for what such a device does instead.
+	// Without lists the abilities that the device lacks. No test is skipped for it. The tests check for the result of a
+	// device without the ability instead.
 	Without map[Ability]bool
 }
 
-// Ability is something that not every device does.
+// Ability is a feature that some devices lack.
 type Ability string
 
-// The abilities. The kernel's rxe has none of them in Linux 6.1.
+// These are the abilities. The kernel's rxe has none of them in Linux 6.1.
 const (
 	AtomicWrite  Ability = "ATOMIC WRITE"
 	Flush        Ability = "FLUSH"
 	Multicast    Ability = "multicast"                // between queue pairs of one device
 	WindowRange  Ability = "range of a window"        // a WRITE outside of a memory window fails
-	LocalErrors  Ability = "local protection error"   // of a wrong local key; else the status is LocalQPError
-	AccessEvents Ability = "event of an access error" // at the target of a request that breaks its rights
+	LocalErrors  Ability = "local protection error"   // for a wrong local key; otherwise the status is LocalQPError
+	AccessEvents Ability = "event of an access error" // at the target of a request that exceeds its rights
 )
 
 // Run runs the tests.
@@ -72,12 +74,12 @@ func With(t *testing.T, c Config, test func(*World)) {
 	test(w)
 }
 
-// World is the surroundings of a test: the open device, and what makes queue pairs on it.
+// World holds the open device of a test, and makes queue pairs on it.
 type World struct {
 	*testing.T
 	Config Config
 	Device *verbs.Device
-	Memory int // of an End, in bytes; 0: 1 MB
+	Memory int // memory of an End in bytes; 0: 1 MB
 }
 
 // Must ends the test if there is an error.
@@ -88,7 +90,7 @@ func (w *World) Must(err error) {
 	}
 }
 
-// refused posts a work request that the device cannot do.
+// refused posts a work request that the device does not support.
 func (e *End) refused(wr verbs.SendWR) {
 	e.Helper()
 	wr.Flags |= verbs.Signaled
@@ -99,10 +101,10 @@ func (e *End) refused(wr verbs.SendWR) {
 	}
 }
 
-// patience bounds what should take microseconds.
+// patience bounds operations that normally take microseconds.
 const patience = 20 * time.Second
 
-// Soon returns a context for what should take microseconds.
+// Soon returns a context for operations that normally take microseconds.
 func (w *World) Soon() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	w.Cleanup(cancel)
@@ -120,7 +122,7 @@ type End struct {
 
 const memory = 1 << 20
 
-// End makes a queue pair in RESET, with a completion queue and memory that peers may reach in every way.
+// End makes a queue pair in RESET, with a completion queue and with memory that peers may access in every way.
 func (w *World) End(init verbs.QPInit) *End {
 	w.Helper()
 	e := &End{World: w}
@@ -148,7 +150,7 @@ func (e *End) Close() {
 	}
 }
 
-// Pair makes two Ends that are connected.
+// Pair makes two connected Ends.
 func (w *World) Pair(init verbs.QPInit) (a, b *End) {
 	w.Helper()
 	a, b = w.End(init), w.End(init)
@@ -156,13 +158,13 @@ func (w *World) Pair(init verbs.QPInit) (a, b *End) {
 	return a, b
 }
 
-// Connect connects two Ends that are in RESET or INIT.
+// Connect connects two Ends in RESET or INIT.
 func (w *World) Connect(a, b *End) {
 	w.Helper()
 	w.ConnectVia(a, b, w.Config.Path)
 }
 
-// ConnectVia is Connect with a path, which is made of that of the Config.
+// ConnectVia is Connect with a path, which is derived from the path of the Config.
 func (w *World) ConnectVia(a, b *End, p verbs.Path) {
 	w.Helper()
 	ea, err := a.QP.LocalVia(p)
@@ -184,7 +186,7 @@ func (e *End) One() verbs.WC {
 	return wc[0]
 }
 
-// OK waits for a completion, which must be a success of that work request.
+// OK waits for a completion, which must report success of the given work request.
 func (e *End) OK(id uint64) verbs.WC {
 	e.Helper()
 	wc := e.One()
@@ -203,12 +205,12 @@ func (e *End) Fill(off, n int, seed byte) []byte {
 	return b
 }
 
-// Remote is the memory from an offset on, for peers.
+// Remote returns the memory from an offset on, for peers.
 func (e *End) Remote(off int) verbs.Remote {
 	return verbs.Remote{Addr: e.MR.Addr() + uint64(off), RKey: e.MR.RKey()}
 }
 
-// Post posts a work request that completes with a WC.
+// Post posts a signalled work request.
 func (e *End) Post(wr verbs.SendWR) {
 	e.Helper()
 	wr.Flags |= verbs.Signaled
@@ -225,7 +227,7 @@ func (e *End) Recv(id uint64, off, n int) {
 func (w *World) Same(got, want []byte) {
 	w.Helper()
 	if !bytes.Equal(got, want) {
-		w.Fatalf("%d bytes differ from what was sent", len(want))
+		w.Fatalf("%d bytes differ from the sent bytes", len(want))
 	}
 }
 

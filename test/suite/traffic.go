@@ -185,14 +185,14 @@ func (w *World) unreliable() {
 	w.Same(b.MR.Bytes()[:5000], want)
 }
 
-// DatagramEnd is an End with a UD queue pair that is ready.
+// DatagramEnd returns an End with a UD queue pair in RTS.
 func (w *World) DatagramEnd() *End {
 	e := w.End(verbs.QPInit{Type: verbs.UD})
 	w.Must(e.QP.Activate(w.Config.Path))
 	return e
 }
 
-// GRH is the room for the global route header before a datagram.
+// GRH is the size of the global route header before a datagram.
 const GRH = 40
 
 func (w *World) datagrams() {
@@ -217,7 +217,7 @@ func (w *World) datagrams() {
 		w.Errorf("got %d bytes of QP %d, want %d of %d", wc.ByteLen, wc.SrcQPN, GRH+200, a.QP.Num())
 	}
 	w.Same(b.MR.Bytes()[GRH:GRH+200], want)
-	// And back, by what the datagram says of its sender.
+	// The reply goes to the sender named by the datagram.
 	back, err := b.PD.AddressOf(&wc, b.MR.Bytes()[:GRH], index)
 	w.Must(err)
 	a.Recv(3, 0, GRH+200)
@@ -355,7 +355,7 @@ func (w *World) slice() {
 	if _, err := a.PD.RegSlice(nil, 0); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("an empty slice: got %v, want EINVAL", err)
 	}
-	// The device no longer reaches memory whose registration has ended.
+	// The device no longer reaches memory after its deregistration.
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: a.MR.SGE(0, 10),
 		Remote: verbs.Remote{Addr: to.Addr(), RKey: to.RKey()}})
 	if wc := a.One(); wc.Status != verbs.RemoteAccessError {

@@ -24,7 +24,7 @@ func (w *World) wait() {
 			done <- wc[0]
 		}()
 		if i%3 == 0 {
-			time.Sleep(2 * time.Millisecond) // so that it sleeps
+			time.Sleep(2 * time.Millisecond) // so that the waiter sleeps
 		}
 		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
 		if wc := <-done; wc.ID != uint64(i) {
@@ -52,7 +52,7 @@ func (w *World) cancel() {
 	if _, err := w.Device.NextEvent(ctx); !errors.Is(err, why) {
 		w.Fatalf("NextEvent: got %v, want %v", err, why)
 	}
-	// Completions that come afterwards are not lost.
+	// Completions that arrive afterwards are not lost.
 	b.Recv(1, 0, 100)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
 	b.OK(1)
@@ -159,7 +159,7 @@ func (w *World) resize() {
 	}
 }
 
-// concurrent: several goroutines post and poll at a time; nothing is lost or seen twice.
+// concurrent tests that no completion is lost or duplicated when several goroutines post and poll.
 func (w *World) concurrent() {
 	const threads, each = 4, 200
 	a, b := w.Pair(verbs.QPInit{SendWRs: 128, RecvWRs: 128})

@@ -1,20 +1,23 @@
-// Package trace judges what a service does to find its callers and their files, by the system calls that strace(1) has
-// seen each of its threads make.
+// Package trace checks how a service finds its callers and their files, from the system calls of each of its threads as
+// recorded by strace(1).
 //
-// The rules. A call is what a thread does from the receipt of a notification (SECCOMP_IOCTL_NOTIF_RECV) to its answer
-// (NOTIF_SEND, or NOTIF_ADDFD that sends). A proof is a successful NOTIF_ID_VALID in a call: what was found by number
-// before it is the caller's own. So is what was found by the number of a process whose pidfd says afterwards that it
-// lives: a poll that does not wait, as nothing else is polled.
+// A call is the work of a thread from the receipt of a notification (SECCOMP_IOCTL_NOTIF_RECV) to its answer
+// (NOTIF_SEND, or NOTIF_ADDFD that sends). A proof is a successful NOTIF_ID_VALID in a call. It shows that everything
+// found by number before it belongs to the caller. A second kind of proof is a pidfd of the looked-up process that
+// reports afterwards that the process is alive. It is a poll that does not wait, because nothing else is polled.
 //
-//   - Paths: a queue file is named twice in its life, relative to a directory that is open: when it is made (O_CREAT,
-//     O_EXCL, O_NOCTTY and O_NOFOLLOW), and when its name is removed (unlinkat). No other system call names one, and none names
-//     anything below a session's directory by an absolute path.
-//   - Numbers: what looks a process up by its number (pidfd_open, openat, stat, statx or readlink below /proc/NUMBER,
-//     process_vm_readv, prlimit64 that sets nothing, signal 0) is followed by a proof before the call is answered with a
-//     result or a descriptor is installed. A call that is answered by "continue" needs none, since nothing comes of it.
-//   - Changes: what changes a process by its number (process_vm_writev, prlimit64 that sets a limit, a signal) comes after a
-//     proof in the same call.
-//   - Memory: outside of calls no process is accessed by its number. Nothing could prove there whose it is.
+// The rules are:
+//
+//   - Paths: a queue file is named twice in its life, relative to an open directory: when it is created (O_CREAT,
+//     O_EXCL, O_NOCTTY and O_NOFOLLOW), and when its name is removed (unlinkat). No other system call names a queue
+//     file, and no system call names a file below a session's directory by an absolute path.
+//   - Numbers: a lookup of a process by its number (pidfd_open, openat, stat, statx or readlink below /proc/NUMBER,
+//     process_vm_readv, prlimit64 that sets nothing, signal 0) must be followed by a proof before the call is answered
+//     with a result or a descriptor is installed. A call answered by "continue" needs no proof, because the lookup has
+//     no effect.
+//   - Changes: a change of a process by its number (process_vm_writev, prlimit64 that sets a limit, a signal) comes
+//     after a proof in the same call.
+//   - Memory: outside calls no process is accessed by its number, because no proof of the owner is possible there.
 package trace
 
 import (
@@ -28,7 +31,7 @@ import (
 // Rule is one of the rules above.
 type Rule string
 
-// The rules.
+// These are the rules.
 const (
 	Paths   Rule = "paths"
 	Numbers Rule = "numbers"
@@ -53,7 +56,7 @@ var (
 	number      = regexp.MustCompile(`^([0-9]+)`)
 )
 
-// Check returns what one thread of process self has done against the rules; lines are those of strace -ff.
+// Check returns the violations of one thread of process self. lines holds the output of strace -ff.
 func Check(self int, lines []string) (bad []Violation) {
 	var inCall, proven bool
 	var unproven []string // looked up since the last proof
@@ -86,7 +89,7 @@ func Check(self int, lines []string) (bad []Violation) {
 			unproven = nil
 			continue
 		case name == "ioctl" && strings.Contains(args, "SECCOMP_IOCTL_NOTIF_SEND"):
-			// An error says no more than that there is nothing.
+			// An error only reports the absence of a file or process.
 			answered(!strings.Contains(args, "FLAG_CONTINUE") && strings.Contains(args, "error=0"))
 			inCall, proven = false, false
 			continue
@@ -102,7 +105,7 @@ func Check(self int, lines []string) (bad []Violation) {
 			add(Paths, line)
 		}
 		switch target, change := aims(name, args); {
-		case target == 0, target == self, !ok: // what has failed has found and changed nothing
+		case target == 0, target == self, !ok: // a failed call has found and changed nothing
 		case !inCall:
 			if strings.HasPrefix(name, "process_vm_") || change {
 				add(Memory, line)
@@ -116,7 +119,7 @@ func Check(self int, lines []string) (bad []Violation) {
 	return bad
 }
 
-// namesQueueFile reports whether a call that names a queue file is one of the two that may.
+// namesQueueFile reports whether a call that names a queue file is one of the two permitted calls.
 func namesQueueFile(name, args string) bool {
 	if !number.MatchString(args) { // relative to an open directory
 		return false
@@ -130,7 +133,8 @@ func namesQueueFile(name, args string) bool {
 	return false
 }
 
-// aims returns the process that a system call names by its number, 0 if it names none, and whether it changes it.
+// aims returns the process that a system call names by its number, or 0, and reports whether the call changes the
+// process.
 func aims(name, args string) (pid int, change bool) {
 	first := func() int {
 		n, _ := strconv.Atoi(number.FindString(args))

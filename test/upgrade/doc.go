@@ -1,4 +1,4 @@
-// Package upgrade runs commands of an old revision with a service of this one, and the other way round: each is served,
-// or refused with one line that says which is older and what to do. `make upgrade-test` runs it; it needs the
+// Package upgrade runs commands of an old revision with a service of this one, and vice versa. Each command is served,
+// or refused with one line that names the older side and the remedy. `make upgrade-test` runs the tests. It needs the
 // repository's history.
 package upgrade

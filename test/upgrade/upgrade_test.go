@@ -14,16 +14,16 @@ import (
 	"verbena/internal/testutil"
 )
 
-// revisions are the last one with control protocol 3, and an early one with protocol 4, which had no Go client yet. OLD
-// names others.
+// revisions lists the last revision with control protocol 3, and an early revision with protocol 4, which had no Go
+// client yet. OLD selects other revisions.
 const revisions = "29da47c 0dae913"
 
-// pingpong is a server and a client; the client tries until the server listens.
+// pingpong runs a server and a client. The client tries until the server listens.
 const pingpong = `ibv_rc_pingpong -d rxe0 -g 1 & for i in 1 2 3 4 5; do sleep 0.2; ibv_rc_pingpong -d rxe0 -g 1 127.0.0.1 && break; done; wait $! && echo rxe0`
 
 const address = "127.91.20.1"
 
-// How a command may end.
+// These are the possible outcomes of a command.
 const (
 	served  = "served"
 	older   = "refused: the service is older"
@@ -49,7 +49,7 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// build makes the command of an old revision.
+// build builds the command of an old revision.
 func build(t *testing.T, revision string) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -1,4 +1,5 @@
 // Package yama runs programs under `verbena run` as an ordinary user where Yama restricts ptrace to ancestors
-// (/proc/sys/kernel/yama/ptrace_scope is 1): on Debian's kernel in QEMU, since it takes a kernel that has Yama, and
-// root to set it. That kernel, 6.1, is also older than what the service is at its best on. `make yama` runs it.
+// (/proc/sys/kernel/yama/ptrace_scope is 1). It uses Debian's kernel in QEMU, because the test needs a kernel with
+// Yama, and root to set the scope. That kernel, 6.1, lacks some features that the service uses on newer kernels. `make
+// yama` runs the test.
 package yama

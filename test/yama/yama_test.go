@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// script runs in the guest, as root; $1 is the binary, $2 a program without libibverbs. UDP port 4791 is the kernel's
-// own rxe's, until that is gone.
+// script runs in the guest as root. $1 is the binary, and $2 a program without libibverbs. The rxe module of the kernel
+// holds UDP port 4791 until the script removes the module.
 const script = `
 set -u
 rmmod rdma_rxe

@@ -1,10 +1,11 @@
-// Command contain runs a program as a container's runtime does: in a directory as its root, with namespaces, a /dev and
-// a /proc of its own. With -docker it has what Docker gives without options: 14 capabilities, the default seccomp
-// profile, 64 MB of /dev/shm.
+// Command contain runs a program as a container runtime does: with a directory as its root, and with its own
+// namespaces, /dev and /proc. With -docker it applies Docker's defaults: 14 capabilities, the default seccomp profile,
+// 64 MB of /dev/shm.
 //
-//	contain -root DIR [-docker] [-user UID] [-cap SYS_PTRACE] [-drop ALL] [-net host] [-pid host] [-env NAME=VALUE] [-bind FROM:TO[:ro]] -- PROGRAM [ARGS]
+//	contain -root DIR [-docker] [-user UID] [-cap SYS_PTRACE] [-drop ALL] [-net host] [-pid host] [-env NAME=VALUE]
+//	        [-bind FROM:TO[:ro]] -- PROGRAM [ARGS]
 //
-// Exit code: the program's, 125 if it could not be started.
+// The exit code is that of the program, or 125 if the program could not be started.
 package main
 
 import (
@@ -34,7 +35,7 @@ type list []string
 func (l *list) String() string     { return strings.Join(*l, " ") }
 func (l *list) Set(s string) error { *l = append(*l, s); return nil }
 
-const inside = "VERBENA_CONTAIN_INSIDE" // set in the process that is in the namespaces
+const inside = "VERBENA_CONTAIN_INSIDE" // set in the process inside the namespaces
 
 func main() {
 	var s settings
@@ -54,7 +55,7 @@ func main() {
 	if os.Getenv(inside) == "" {
 		err = enter(&s)
 	} else {
-		runtime.LockOSThread() // capabilities and the filter are this thread's
+		runtime.LockOSThread() // capabilities and the filter belong to this thread
 		err = s.run(flag.Args())
 	}
 	var code *exec.ExitError
@@ -67,7 +68,7 @@ func main() {
 	}
 }
 
-// enter runs this program again, in namespaces of its own.
+// enter runs this program again in new namespaces.
 func enter(s *settings) error {
 	if flag.NArg() == 0 || s.root == "" {
 		return errors.New("usage: contain -root DIR [FLAGS] -- PROGRAM [ARGS]")
@@ -91,9 +92,9 @@ func enter(s *settings) error {
 	c := exec.Command(argv[0], argv[1:]...)
 	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
 	c.Env = append(os.Environ(), inside+"=1")
-	// The program ends with this one: it is killed as the init of its namespace.
+	// The kernel kills the program with this process, because the program is the init of its namespace.
 	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags, Pdeathsig: syscall.SIGKILL}
-	runtime.LockOSThread() // Pdeathsig is by thread
+	runtime.LockOSThread() // Pdeathsig belongs to the thread
 	return c.Run()
 }
 
@@ -142,7 +143,7 @@ func (s *settings) run(argv []string) error {
 	return start(path, argv, env, filter, bounding, s.user)
 }
 
-// mounts makes the program's view of files.
+// mounts mounts the file systems of the program.
 func (s *settings) mounts() error {
 	root, err := filepath.Abs(s.root)
 	if err != nil {
@@ -170,7 +171,7 @@ func (s *settings) mounts() error {
 			return err
 		}
 		err := unix.Mount(m.kind, to, m.kind, m.flags, m.data)
-		if err != nil && m.kind == "sysfs" { // a network namespace of another's
+		if err != nil && m.kind == "sysfs" { // the network namespace belongs to another user namespace
 			err = unix.Mount("/sys", to, "", unix.MS_BIND|unix.MS_REC, "")
 		}
 		if err != nil {
@@ -242,7 +243,7 @@ func loopbackUp() error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, r)
 }
 
-// dockerCapabilities are those that Docker gives.
+// dockerCapabilities lists Docker's default capabilities.
 var dockerCapabilities = []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD",
 	"CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID",
 	"CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE"}
@@ -268,7 +269,7 @@ func (s *settings) bounding() []string {
 	return all
 }
 
-// limitCapabilities takes all others from the bounding set.
+// limitCapabilities removes all other capabilities from the bounding set.
 func limitCapabilities(keep []string) error {
 	for c := uint(0); c <= unix.CAP_LAST_CAP; c++ {
 		if !slices.ContainsFunc(keep, func(name string) bool { return numbers[name] == c }) {
@@ -280,9 +281,9 @@ func limitCapabilities(keep []string) error {
 	return nil
 }
 
-// start becomes the user, with the filter and no more than the capabilities, and executes the program in this process:
-// the first of a namespace of its own, which gets no signals that it does not ask for. The filter comes before the
-// capabilities go, since it has no no_new_privs, as Docker's.
+// start becomes the user, with the filter and at most the given capabilities, and executes the program in this process.
+// The process is the first of its namespace, and thus gets no signals without a handler. The filter is installed before
+// the capabilities are dropped, because it sets no no_new_privs, as with Docker.
 func start(path string, argv, env []string, filter []unix.SockFilter, bounding []string, user int) error {
 	if filter != nil {
 		if err := install(filter); err != nil {
@@ -301,13 +302,13 @@ func start(path string, argv, env []string, filter []unix.SockFilter, bounding [
 			}
 		}
 		if user != 0 {
-			// The change of the user takes them.
+			// The change of the user needs them.
 			for _, n := range []uint{unix.CAP_SETUID, unix.CAP_SETGID} {
 				set[0].Effective |= 1 << n
 				set[0].Permitted |= 1 << n
 			}
 		}
-		for i := range set { // a virtual machine's root may lack some
+		for i := range set { // root in a virtual machine may lack some
 			set[i].Effective &= own[i].Permitted
 			set[i].Permitted &= own[i].Permitted
 		}

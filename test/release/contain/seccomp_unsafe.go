@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dockerProfile compiles Docker's default profile, as it is for a container with these capabilities, for this machine's
-// own system calls. The others of the profile's architectures are refused.
+// dockerProfile compiles Docker's default profile for a container with these capabilities and for the native system
+// calls of this machine. The filter refuses the system calls of other architectures.
 func dockerProfile(bounding []string) ([]unix.SockFilter, error) {
 	p, err := profile.GetDefaultProfile(
 		&specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: bounding}}})
@@ -27,7 +27,7 @@ func dockerProfile(bounding []string) ([]unix.SockFilter, error) {
 	if err != nil {
 		return nil, err
 	}
-	const number, architecture, args = 0, 4, 16 // of seccomp_data
+	const number, architecture, args = 0, 4, 16 // offsets in seccomp_data
 	load := func(at uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
 	}
@@ -36,7 +36,7 @@ func dockerProfile(bounding []string) ([]unix.SockFilter, error) {
 	}
 	ret := func(k uint32) unix.SockFilter { return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: k} }
 	f := []unix.SockFilter{load(architecture), jump(unix.BPF_JEQ, uint32(a.ID), 1, 0), ret(deny)}
-	if runtime.GOARCH == "amd64" { // x32 is none of Verbena's
+	if runtime.GOARCH == "amd64" { // Verbena uses no x32 calls
 		const x32 = 0x40000000
 		f = append(f, load(number), jump(unix.BPF_JGE, x32, 0, 1), ret(deny))
 	}
@@ -48,9 +48,9 @@ func dockerProfile(bounding []string) ([]unix.SockFilter, error) {
 		for _, name := range rule.Names {
 			n, ok := a.SyscallNames[name]
 			if !ok {
-				continue // of another architecture, as libseccomp takes it
+				continue // another architecture, as in libseccomp
 			}
-			var tests []unix.SockFilter // each leads on, or past the end
+			var tests []unix.SockFilter // each continues with the next, or jumps past the end
 			for _, arg := range rule.Args {
 				low, high := uint32(arg.Value), uint32(arg.Value>>32)
 				at := uint32(args + 8*arg.Index)
@@ -71,7 +71,7 @@ func dockerProfile(bounding []string) ([]unix.SockFilter, error) {
 				case specs.OpGreaterThan:
 					tests = append(tests, load(at+4), jump(unix.BPF_JEQ, high, 0, over), load(at), jump(unix.BPF_JGT, low, 0, over))
 				default:
-					return nil, fmt.Errorf("%s: the operation %s is not known here", name, arg.Op)
+					return nil, fmt.Errorf("%s: unknown operation %s", name, arg.Op)
 				}
 			}
 			body := append(tests, ret(action))
@@ -91,7 +91,7 @@ func dockerProfile(bounding []string) ([]unix.SockFilter, error) {
 	return append(f, ret(deny)), nil
 }
 
-// over stands for a jump past the rule.
+// over is a placeholder for a jump past the rule.
 const over = 255
 
 func returnOf(a specs.LinuxSeccompAction, errno *uint) (uint32, error) {
@@ -104,10 +104,10 @@ func returnOf(a specs.LinuxSeccompAction, errno *uint) (uint32, error) {
 		}
 		return unix.SECCOMP_RET_ERRNO | uint32(*errno), nil
 	}
-	return 0, fmt.Errorf("the action %s is not known here", a)
+	return 0, fmt.Errorf("unknown action %s", a)
 }
 
-// install installs the filter on this thread. It needs CAP_SYS_ADMIN, and sets no no_new_privs, as Docker does.
+// install installs the filter on this thread. It needs CAP_SYS_ADMIN, and does not set no_new_privs, as with Docker.
 func install(f []unix.SockFilter) error {
 	prog := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
 	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0,

@@ -1,5 +1,5 @@
-// Command dup duplicates the descriptor of an RDMA device in every way that there is, and issues commands on the
-// duplicates. It prints a line for each: a word, and "ok" or the error.
+// Command dup duplicates the descriptor of an RDMA device in every possible way, and issues commands on the duplicates.
+// It prints a line for each: a word, and "ok" or the error.
 package main
 
 import (
@@ -31,7 +31,7 @@ func main() {
 	}
 	say("context", command[uapi.GetContextResp](fd, uapi.CmdGetContext, uapi.GetContext{}))
 	say("alloc_pd", command[uapi.AllocPDResp](fd, uapi.CmdAllocPD, uapi.AllocPD{}))
-	far := fd + 1 // a number such as devices get; at lower ones a duplicate takes ioctl(2) alone (docs/verbs.md)
+	far := fd + 1 // a number as for devices; on a duplicate with a lower number only ioctl(2) works (docs/verbs.md)
 	ways := []struct {
 		name string
 		dup  func() (int, error)
@@ -59,7 +59,7 @@ func main() {
 	}
 }
 
-// own tries what a service does to get a descriptor of a program, on this process itself.
+// own tries on this process itself the calls by which a service gets a descriptor of a program.
 func own(fd int) error {
 	pidfd, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {
@@ -73,7 +73,7 @@ func own(fd int) error {
 	return err
 }
 
-// memory is where responses go; it stays where it is.
+// memory holds the responses, at a fixed address.
 var memory = func() []byte {
 	b, err := unix.Mmap(-1, 0, 1<<12, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
@@ -84,7 +84,7 @@ var memory = func() []byte {
 
 type response struct{ addr uint64 }
 
-// command writes a command that has a response, whose address is its first field.
+// command writes a command with a response. The address of the response is the first field of the command.
 func command[Resp, Req any](fd int, cmd uapi.Command, req Req) error {
 	core := uapi.AppendTo(nil, &req)
 	copy(core, uapi.AppendTo(nil, &response{addressOf(memory)}))
