@@ -1,9 +1,9 @@
-// Command api checks the public packages of the module: those that docs/api.md lists.
+// Command api checks the public packages of the module, which docs/api.md lists.
 //
 //	api [-C folder]
 //
-// No exported function, method, field, variable or constant of a public package has a type of a package that is not
-// public, so that a user of the module can name every type that it meets.
+// No exported function, method, field, variable or constant of a public package may have a type of a non-public
+// package, so that a user of the module can name every type.
 package main
 
 import (
@@ -38,7 +38,8 @@ func main() {
 	}
 }
 
-// inner are what connects packages of this module: a user of the module cannot call them, or need not name their types.
+// inner lists the declarations that connect packages of this module. A user of the module cannot call them, or need not
+// name their types.
 var inner = map[string]string{
 	"ib.ForUser":                          "for user contexts; its key cannot be made outside",
 	"verbs.Entry.Open":                    "for packages that know devices elsewhere than in /dev/infiniband",
@@ -54,7 +55,7 @@ var inner = map[string]string{
 // row is a row of the table of docs/api.md.
 var row = regexp.MustCompile("(?m)^\\| `([a-z0-9/]+)` \\|")
 
-// public reads the list of public packages.
+// public returns the list of public packages.
 func public(root string) ([]string, error) {
 	page, err := os.ReadFile(filepath.Join(root, "docs/api.md"))
 	if err != nil {
@@ -70,7 +71,7 @@ func public(root string) ([]string, error) {
 	return list, nil
 }
 
-// check returns what is wrong with the public packages.
+// check returns the faults of the public packages.
 func check(root string) ([]string, error) {
 	list, err := public(root)
 	if err != nil {
@@ -110,14 +111,14 @@ func check(root string) ([]string, error) {
 	return slices.Compact(w.faults), nil
 }
 
-// walker looks for types of packages that are not public.
+// walker searches for types of non-public packages.
 type walker struct {
 	public []string
-	named  map[*types.TypeName]bool // types that an alias in a public package names
+	named  map[*types.TypeName]bool // types named by an alias in a public package
 	faults []string
 }
 
-// object walks through the type of an exported object, and through the methods and fields of an exported type.
+// object visits the type of an exported object, and the methods and fields of an exported type.
 func (w *walker) object(name string, o types.Object) {
 	t, ok := o.(*types.TypeName)
 	if !ok {
@@ -137,7 +138,7 @@ func (w *walker) object(name string, o types.Object) {
 	w.parts(name, named.Underlying())
 }
 
-// typ notes a named type of a package that is not public, and walks through the parts of others.
+// typ records a named type of a non-public package, and visits the parts of other types.
 func (w *walker) typ(name string, t types.Type) {
 	switch t := t.(type) {
 	case *types.Alias:
@@ -157,7 +158,7 @@ func (w *walker) typ(name string, t types.Type) {
 	}
 }
 
-// parts walks through a type that has no name.
+// parts visits the parts of an unnamed type.
 func (w *walker) parts(name string, t types.Type) {
 	switch t := t.(type) {
 	case *types.Pointer:

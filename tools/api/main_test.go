@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestCheck: types of packages that are not listed are found in every place of a signature, unless an alias names them.
+// TestCheck tests that types of unlisted packages are found in every position of a signature, unless an alias names
+// them.
 func TestCheck(t *testing.T) {
 	root := t.TempDir()
 	for name, text := range map[string]string{

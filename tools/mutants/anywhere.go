@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// drivers are the packages in which defects of all kinds are generated, anywhere. The contract suite and its reference
-// model, or else the driver's own tests, have to notice them.
+// drivers lists the packages in which defects of all kinds are generated in any place. The contract suite with its
+// reference model, or else the driver's own tests, must detect them.
 var drivers = []driver{
 	{"driver/loopback", []tests{{pkg: "driver/loopback", run: "^TestContract$"}}},
 	{"driver/rxe", rxeTests},
@@ -24,17 +24,17 @@ var rxeTests = []tests{
 
 type driver struct {
 	dir   string
-	tests []tests // in order, until one notices the defect
+	tests []tests // run in order until one detects the defect
 }
 
-// The kinds of mutants of any code.
+// These are the kinds of mutants of any code.
 const (
-	compareKind  = "compare"  // a comparison with the neighbouring operator, or the opposite one
-	logicKind    = "logic"    // && for ||, and the other way round
-	negatedKind  = "negated"  // a condition of the opposite value
-	constantKind = "constant" // a number larger by one
-	sumKind      = "sum"      // + for -, and the other way round
-	removedKind  = "removed"  // a statement that is missing
+	compareKind  = "compare"  // a comparison with the adjacent or the opposite operator
+	logicKind    = "logic"    // && instead of ||, and vice versa
+	negatedKind  = "negated"  // a negated condition
+	constantKind = "constant" // a number increased by one
+	sumKind      = "sum"      // + instead of -, and vice versa
+	removedKind  = "removed"  // a removed statement
 )
 
 var neighbours = map[token.Token]string{
@@ -42,8 +42,7 @@ var neighbours = map[token.Token]string{
 	token.LAND: "||", token.LOR: "&&", token.ADD: "-", token.SUB: "+",
 }
 
-// unmarked are the calls whose absence is no defect that a test can name: it stops everything, or nothing but a
-// message.
+// unmarked matches calls without a testable effect: removing one blocks everything, or changes only a message.
 var unmarked = regexp.MustCompile(`^(R?Lock|R?Unlock|Logf|logf|panic|print|println)$`)
 
 // anywhere collects the mutants of any code of a function.
@@ -86,13 +85,13 @@ func (g *generator) operator(b *ast.BinaryExpr) {
 		kind = sumKind
 	case token.EQL, token.NEQ:
 		if isError(g.info.TypeOf(b.X)) {
-			return // an error that is made up, or dropped: a nil pointer as a rule
+			return // an invented or dropped error: usually a nil pointer
 		}
 	}
 	from, to := g.offset(b.X.End()), g.offset(b.Y.Pos())
 	between := string(g.source[from:to])
 	text := strings.Replace(between, b.Op.String(), other, 1)
-	if b.Op == token.LAND || b.Op == token.LOR { // the precedence of the new operator is another
+	if b.Op == token.LAND || b.Op == token.LOR { // the new operator has another precedence
 		x, y := string(g.source[g.offset(b.X.Pos()):from]), string(g.source[to:g.offset(b.Y.End())])
 		g.replace(kind, g.offset(b.Pos()), g.offset(b.End()), "(("+x+")"+text+"("+y+"))")
 		return
@@ -100,7 +99,7 @@ func (g *generator) operator(b *ast.BinaryExpr) {
 	g.replace(kind, from, to, text)
 }
 
-// statements adds the mutants in which one of a list of statements is missing.
+// statements adds the mutants in which one statement of a list is removed.
 func (g *generator) statements(list []ast.Stmt) {
 	for _, s := range list {
 		switch s := s.(type) {
@@ -118,7 +117,7 @@ func (g *generator) statements(list []ast.Stmt) {
 	}
 }
 
-// remove adds the mutant without a statement.
+// remove adds the mutant in which a statement is removed.
 func (g *generator) remove(s ast.Stmt) {
 	g.replace(removedKind, g.offset(s.Pos()), g.offset(s.End()), "")
 }

@@ -16,23 +16,23 @@ import (
 	"golang.org/x/tools/go/packages"
 )
 
-// guarded are the packages that keep users apart. Mutants of every check in them are generated.
+// guarded lists the packages that isolate users from each other. Mutants of every check in them are generated.
 var guarded = []string{
 	"internal/quota", "internal/privilege", "internal/principal", "internal/rights", "internal/kept", "internal/cgroup",
 	"internal/ctl",
 	"internal/shm", "umem", "remote", "nldev", "rdmacm/ucma", "service", "uverbs", "supervisor",
 }
 
-// The kinds of generated mutants.
+// These are the kinds of generated mutants.
 const (
-	identityKind = "identity" // an identity check that passes always
-	userKind     = "user"     // a comparison of users that finds them equal
+	identityKind = "identity" // an identity check that always passes
+	userKind     = "user"     // a comparison of users that reports them equal
 	boundKind    = "bound"    // a limit that is never reached
 	refusalKind  = "refusal"  // a refusal that never happens
 )
 
-// passing lists the checks by name, with the result that lets the caller go on. Those of type error pass with nil. A
-// name with a package is a check only where it is a method or a field of that package.
+// passing lists the checks by name, with the result with which they pass. Checks of type error pass with nil. A name
+// with a package is a check only as a method or a field of that package.
 var passing = map[string]bool{
 	// The identity of a process or a thread.
 	"alive": true, "has": true, "runs": true, "Alive": true, "exited": false, "hasEnded": false, "ended": false,
@@ -54,7 +54,7 @@ var passing = map[string]bool{
 	"rights.beginReceiving": true,
 }
 
-// errorChecks are the checks that return an error alone. charging ones are bounds.
+// errorChecks lists the checks that return only an error. The charging ones are bounds.
 var errorChecks = map[string]string{
 	"prove": identityKind, "stillTrapped": identityKind, "descends": identityKind,
 	"IsProcMem": identityKind, "IsProcMaps": identityKind, "isProc": identityKind, "ordinary": identityKind,
@@ -66,21 +66,21 @@ var errorChecks = map[string]string{
 	"Take":        boundKind, "take": boundKind,
 }
 
-// refusing are the errors of package supervisor and others that refuse without naming an errno.
+// refusing matches the errors of package supervisor and others that refuse without naming an errno.
 var refusing = regexp.MustCompile(`^(err|Err)[A-Z]`)
 
-// limiting are the names of limits.
+// limiting matches the names of limits.
 var limiting = regexp.MustCompile(
 	`^(max|Max|most|limit|Limit|least)|(Limit|Max|Most|Bound)$|^(PerUser|Total|total|size|Size)$`)
 
-// aUser are the names of what holds a user.
+// aUser matches the names of variables and fields that hold a user.
 var aUser = regexp.MustCompile(
 	`^(uid|UID|Uid|user|User|owner|opener|Owner|ServiceUser|effective|real|Geteuid|Getuid|Container)$|(UID|Uid|User)$`)
 
-// aRight are the names of fields with rights.
+// aRight matches the names of fields with rights.
 var aRight = regexp.MustCompile(`Capability$|^(manages|Manager|Anonymous)$`)
 
-// aFile are the names of what identifies a file.
+// aFile matches the names of fields that identify a file.
 var aFile = regexp.MustCompile(`^(inode|Ino|Dev|ino|dev|Rdev|nlink|Nlink)$`)
 
 // edit replaces source[from:to].
@@ -89,16 +89,17 @@ type edit struct {
 	text     string
 }
 
-// generate derives the mutants of packages from their source, in the order of the source. root is the module's
-// directory. Collect collects those of a function.
+// generate derives the mutants of packages from their source, in the order of the source. root is the directory of the
+// module. collect collects the mutants of a function.
 func generate(root string, dirs []string, collect func(*generator, *ast.FuncDecl)) ([]mutant, error) {
 	patterns := make([]string, len(dirs))
 	for i, d := range dirs {
 		patterns[i] = "./" + d
 	}
 	pkgs, err := packages.Load(&packages.Config{
-		Dir:  root,
-		Mode: packages.NeedName | packages.NeedFiles | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo | packages.NeedImports,
+		Dir: root,
+		Mode: packages.NeedName | packages.NeedFiles | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo |
+			packages.NeedImports,
 	}, patterns...)
 	if err != nil {
 		return nil, err
@@ -152,17 +153,17 @@ type generator struct {
 	info   *types.Info
 	fset   *token.FileSet
 	path   string
-	file   string // as mutants are named
+	file   string // as in the names of mutants
 	source []byte
 
-	name    string         // of the function
-	counts  map[string]int // of its mutants, by kind
+	name    string         // name of the function
+	counts  map[string]int // numbers of its mutants by kind
 	forced  map[ast.Expr]bool
-	called  map[ast.Expr]bool // the functions of calls
+	called  map[ast.Expr]bool // functions of calls
 	mutants []mutant
 }
 
-// begin begins a function.
+// begin starts a function.
 func (g *generator) begin(fn *ast.FuncDecl) {
 	g.name, g.counts, g.forced, g.called = fn.Name.Name, map[string]int{}, map[ast.Expr]bool{}, map[ast.Expr]bool{}
 	if fn.Recv != nil && len(fn.Recv.List) == 1 {
@@ -181,7 +182,7 @@ func (g *generator) begin(fn *ast.FuncDecl) {
 
 // checks collects the mutants of the checks in a function and in the function literals in it.
 func (g *generator) checks(fn *ast.FuncDecl) {
-	var loops []ast.Expr // conditions of loops: a bound that is never reached would only hang
+	var loops []ast.Expr // conditions of loops: a bound that is never reached would only make the test hang
 	ast.Inspect(fn.Body, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.ForStmt:
@@ -200,7 +201,7 @@ func (g *generator) checks(fn *ast.FuncDecl) {
 		}
 		return true
 	})
-	// Afterwards, so that a refusal for one reason alone, which has its mutant, gets no second one.
+	// This runs last, so that a refusal for a single reason with a mutant gets no second mutant.
 	ast.Inspect(fn.Body, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.IfStmt:
@@ -222,13 +223,13 @@ func within(n ast.Node, list []ast.Expr) bool {
 	return slices.ContainsFunc(list, func(x ast.Expr) bool { return x.Pos() <= n.Pos() && n.End() <= x.End() })
 }
 
-// add adds a mutant in which an expression has another text.
+// add adds a mutant in which the text of an expression is replaced.
 func (g *generator) add(kind string, x ast.Node, format string) {
 	from, to := g.offset(x.Pos()), g.offset(x.End())
 	g.replace(kind, from, to, fmt.Sprintf(format, g.source[from:to]))
 }
 
-// replace adds a mutant in which a part of the source has another text.
+// replace adds a mutant in which a part of the source is replaced.
 func (g *generator) replace(kind string, from, to int, text string) {
 	g.counts[kind]++
 	g.mutants = append(g.mutants, mutant{
@@ -241,7 +242,7 @@ func (g *generator) replace(kind string, from, to int, text string) {
 	})
 }
 
-// force adds a mutant in which a condition has one value, whatever it is evaluated to.
+// force adds a mutant in which a condition always has the given value. The condition is still evaluated.
 func (g *generator) force(kind string, x ast.Expr, value bool) {
 	if _, done := g.forced[x]; done {
 		return
@@ -257,7 +258,7 @@ func (g *generator) force(kind string, x ast.Expr, value bool) {
 	g.add(kind, x, format)
 }
 
-// call adds the mutant of a call of a check.
+// call adds the mutant for a call of a check.
 func (g *generator) call(c *ast.CallExpr) {
 	name := lastName(c.Fun)
 	switch t := g.info.TypeOf(c); {
@@ -270,7 +271,7 @@ func (g *generator) call(c *ast.CallExpr) {
 	}
 }
 
-// ofPackage reports whether a function is named with its package, such as slices.Contains.
+// ofPackage reports whether a function is called with the name of its package, such as slices.Contains.
 func (g *generator) ofPackage(f ast.Expr) bool {
 	s, ok := f.(*ast.SelectorExpr)
 	if !ok {
@@ -284,7 +285,7 @@ func (g *generator) ofPackage(f ast.Expr) bool {
 	return ok
 }
 
-// passes returns the result with which a check passes, and whether a function or a field is one.
+// passes returns the result with which a check passes, and reports whether a function or a field is a check.
 func (g *generator) passes(f ast.Expr) (value, ok bool) {
 	if value, ok = passing[lastName(f)]; ok {
 		return value, true
@@ -300,8 +301,8 @@ func (g *generator) passes(f ast.Expr) (value, ok bool) {
 	return false, false
 }
 
-// field adds the mutant of a field that holds a right of its owner, where it is read, and of a check that is passed as
-// a function.
+// field adds the mutant for a read of a field that holds a right of its owner, and for a check that is passed as a
+// function.
 func (g *generator) field(s *ast.SelectorExpr) {
 	value, ok := g.passes(s)
 	if !ok {
@@ -322,7 +323,7 @@ func (g *generator) field(s *ast.SelectorExpr) {
 	}
 }
 
-// assigned reports whether a field is on the left side of an assignment, by the text behind it.
+// assigned reports whether a field is on the left side of an assignment, judging by the text after it.
 func (g *generator) assigned(s *ast.SelectorExpr) bool {
 	rest := strings.TrimLeft(string(g.source[g.fset.Position(s.End()).Offset:]), " ")
 	if strings.HasPrefix(rest, ",") { // one of several
@@ -332,7 +333,7 @@ func (g *generator) assigned(s *ast.SelectorExpr) bool {
 	return strings.HasPrefix(rest, "=") && !strings.HasPrefix(rest, "==")
 }
 
-// comparison adds the mutant of a comparison of users, of files, or with a limit.
+// comparison adds the mutant for a comparison of users, of files, or with a limit.
 func (g *generator) comparison(b *ast.BinaryExpr) {
 	switch b.Op {
 	case token.EQL, token.NEQ:
@@ -388,14 +389,15 @@ func (g *generator) files(x, y ast.Expr) bool {
 	return false
 }
 
-// isDifference reports whether an expression is a difference of sets, such as the capabilities that a process lacks.
-// None is lacking if it is 0.
+// isDifference reports whether an expression is a difference of sets, such as the capabilities that a process lacks. If
+// it is 0, none is missing.
 func isDifference(x ast.Expr) bool {
 	b, ok := x.(*ast.BinaryExpr)
 	return ok && b.Op == token.AND_NOT
 }
 
-// limit reports whether an expression is a limit: a constant other than 0 and 1, or of such a name.
+// limit reports whether an expression is a limit: a constant other than 0 and 1, or an expression with the name of a
+// limit.
 func (g *generator) limit(x ast.Expr) bool {
 	if l, ok := x.(*ast.BasicLit); ok && l.Kind == token.CHAR {
 		return false
@@ -413,7 +415,7 @@ func (g *generator) limit(x ast.Expr) bool {
 	return limiting.MatchString(g.nameOf(x))
 }
 
-// refusal adds the mutant of a condition under which a function refuses.
+// refusal adds the mutant for a condition under which a function refuses.
 func (g *generator) refusal(cond ast.Expr, body []ast.Stmt) {
 	if len(body) == 0 || !g.refuses(body[len(body)-1]) {
 		return
@@ -433,7 +435,7 @@ func (g *generator) refusal(cond ast.Expr, body []ast.Stmt) {
 	}
 	if b, ok := x.(*ast.BinaryExpr); ok && b.Op == token.NEQ && isNil(b.Y) && isError(g.info.TypeOf(b.X)) &&
 		g.passesOn(body[len(body)-1], b.X) {
-		return // an error of another function that is returned
+		return // the returned error comes from another function
 	}
 	if translates(x) {
 		return
@@ -441,7 +443,7 @@ func (g *generator) refusal(cond ast.Expr, body []ast.Stmt) {
 	g.force(refusalKind, cond, false)
 }
 
-// translates reports whether a condition is that an error is a certain one, for which another is returned.
+// translates reports whether a condition compares an error with a certain error, for which another error is returned.
 func translates(x ast.Expr) bool {
 	switch x := x.(type) {
 	case *ast.ParenExpr:
@@ -461,7 +463,7 @@ func translates(x ast.Expr) bool {
 	return false
 }
 
-// passesOn reports whether a statement returns the error that it is under the condition of.
+// passesOn reports whether a statement returns the error that its condition checks.
 func (g *generator) passesOn(s ast.Stmt, err ast.Expr) bool {
 	id, ok := err.(*ast.Ident)
 	if !ok {
@@ -509,7 +511,7 @@ func (g *generator) refuses(s ast.Stmt) bool {
 	return found
 }
 
-// nameOf returns the last name of an expression, of what is converted if it is a conversion.
+// nameOf returns the last name of an expression. For a conversion it returns the last name of the operand.
 func (g *generator) nameOf(x ast.Expr) string {
 	if c, ok := x.(*ast.CallExpr); ok && len(c.Args) == 1 && g.info.Types[c.Fun].IsType() {
 		return g.nameOf(c.Args[0])

@@ -1,21 +1,22 @@
-// Command mutants breaks the code on purpose, in one place at a time, and has the unit tests of the package notice:
+// Command mutants introduces one defect at a time into the code, and checks that the unit tests of the package detect
+// it:
 //
 //	bin/mutants [-run REGEXP] [-limit DURATION]
 //	bin/mutants -drivers [-run REGEXP] [-sample N [-seed S]] [-budget DURATION] [-list]
 //	bin/mutants -generated [-run REGEXP] [-sample N [-seed S]] [-budget DURATION] [-e2e REGEXP] [-list]
 //
-// The broken file takes the original's place by an overlay, and the tree stays as it is. A mutant is noticed if a test
-// fails; one that makes a test hang is not, and neither is one that does not compile. The place of each has to exist,
-// once. It ends with 1 unless all are noticed.
+// The file with the defect replaces the original by an overlay, and the tree stays unchanged. A mutant is noticed if a
+// test fails. It is not noticed if a test hangs or if the code does not compile. The place of each mutant must exist
+// exactly once. The exit code is 1 unless all mutants are noticed.
 //
-// The mutants are a list (mutants.go) or, with -generated, derived from the source of the packages that keep users
-// apart (generate.go): each check of an identity, each comparison of users, each limit and each refusal. One of these
-// that does not compile is not counted. unseen.txt lists those that no unit test can notice, with the reason; they are
-// left out. With -drivers, defects of all kinds are derived from the source of the drivers (anywhere.go). The contract
-// suite with its reference model, or else the driver's own tests, have to notice them. Tests that do not end have
-// noticed the defect.
+// The mutants come from a list (mutants.go). With -generated they are derived from the source of the packages that
+// isolate users from each other (generate.go): each check of an identity, each comparison of users, each limit and each
+// refusal. A generated mutant that does not compile is not counted. unseen.txt lists the mutants that no unit test can
+// notice, with the reasons; they are omitted. With -drivers, defects of all kinds are derived from the source of the
+// drivers (anywhere.go). The contract suite with its reference model, or else the driver's own tests, must notice them.
+// Tests that do not end have noticed the defect.
 //
-// With -e2e, those that unit tests do not notice are also given to the end-to-end tests of that name, as root.
+// With -e2e, mutants that unit tests do not notice are also tested by the matching end-to-end tests, as root.
 package main
 
 import (
@@ -36,10 +37,10 @@ import (
 	"time"
 )
 
-// listed is a mutant of mutants.go: in file, the text from is replaced by to.
+// listed is a mutant of mutants.go. It replaces the text from in file by the text to.
 type listed struct {
 	name string
-	file string // its folder is the package whose tests must notice
+	file string // the tests of its folder's package must notice the mutant
 	from string
 	to   string
 }
@@ -52,14 +53,14 @@ func (m *listed) apply(source string) (string, error) {
 	return strings.Replace(source, m.from, m.to, 1), nil
 }
 
-// mutant is a defect, of the list or generated.
+// mutant is a listed or generated defect.
 type mutant struct {
 	listed
-	edit  *edit   // of a generated one, whose text may occur several times
-	tests []tests // in order, until one notices it; nil: those of its package
+	edit  *edit   // for a generated mutant; its text may occur several times
+	tests []tests // run in order until one notices the mutant; nil: the tests of its package
 }
 
-// tests are the tests that have to notice a mutant.
+// tests selects the tests that must notice a mutant.
 type tests struct {
 	pkg   string
 	run   string // a pattern of names; "": all
@@ -73,7 +74,7 @@ func (m *mutant) suites() []tests {
 	return []tests{{pkg: filepath.Dir(m.file)}}
 }
 
-// String returns the name with the file, which the name of a generated mutant begins with.
+// String returns the name with the file. The name of a generated mutant begins with the file.
 func (m *mutant) String() string {
 	if m.edit != nil {
 		return m.name
@@ -87,8 +88,8 @@ func main() {
 	ofDrivers := flag.Bool("drivers", false, "derive the mutants from the source of the drivers, for the contract suite")
 	list := flag.Bool("list", false, "print the mutants, and run none")
 	run := flag.String("run", ".", "only mutants whose name or file matches")
-	sample := flag.Int("sample", 0, "so many of the mutants, at random (0: all)")
-	seed := flag.Uint64("seed", 1, "of -sample")
+	sample := flag.Int("sample", 0, "number of mutants, chosen at random (0: all)")
+	seed := flag.Uint64("seed", 1, "seed of the random choice of -sample")
 	budget := flag.Duration("budget", 0, "begin no mutant after this time (0: no bound)")
 	flag.DurationVar(&r.limit, "limit", 90*time.Second, "for the tests of one mutant")
 	flag.StringVar(&r.e2e, "e2e", "", "end-to-end tests for mutants that unit tests do not notice")
@@ -149,7 +150,7 @@ func usage(err error) {
 	os.Exit(2)
 }
 
-// choose returns the mutants that match, or n of them in the order of the list.
+// choose returns the matching mutants, or n of them in the order of the list.
 func choose(all []mutant, re *regexp.Regexp, n int, seed uint64) []mutant {
 	var list []mutant
 	for _, m := range all {
@@ -169,8 +170,8 @@ func choose(all []mutant, re *regexp.Regexp, n int, seed uint64) []mutant {
 	return few
 }
 
-// readUnseen reads the mutants that no unit test can notice: lines with a name and a reason. Each name has to be of
-// one.
+// readUnseen reads the mutants that no unit test can notice: lines with a name and a reason. Each name must be the name
+// of a mutant.
 func readUnseen(path string, all []mutant) (map[string]string, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -191,7 +192,7 @@ func readUnseen(path string, all []mutant) (map[string]string, error) {
 		case reason == "":
 			return nil, fmt.Errorf("%s: %s has no reason", path, name)
 		case !names[name]:
-			return nil, fmt.Errorf("%s: there is no mutant %s (any more)", path, name)
+			return nil, fmt.Errorf("%s: there is no mutant %s", path, name)
 		case reasons[name] != "":
 			return nil, fmt.Errorf("%s: %s is listed twice", path, name)
 		}
@@ -200,7 +201,8 @@ func readUnseen(path string, all []mutant) (map[string]string, error) {
 	return reasons, nil
 }
 
-// runner runs mutants, several at a time. The tests of one package run one at a time: they may use the same resources.
+// runner runs mutants, several at a time. The tests of one package run one at a time, since they may use the same
+// resources.
 type runner struct {
 	limit time.Duration
 	e2e   string
@@ -212,7 +214,7 @@ type runner struct {
 	noticed, missed, unseen, invalid, left int
 }
 
-// health is how the tests of a package end without a mutant.
+// health holds the result of a package's tests without a mutant.
 type health struct {
 	mu   sync.Mutex // held while tests run
 	once sync.Once
@@ -276,7 +278,7 @@ func (r *runner) one(m *mutant) {
 	fmt.Printf("%-70s %5.1fs  %s\n", m, time.Since(began).Seconds(), how)
 }
 
-// health runs tests without a mutant, once.
+// health runs the tests without a mutant, once.
 func (r *runner) health(suite tests) *health {
 	r.mu.Lock()
 	h := r.healthy[suite]
@@ -286,7 +288,7 @@ func (r *runner) health(suite tests) *health {
 	}
 	r.mu.Unlock()
 	h.once.Do(func() {
-		for range 2 { // a busy machine fails a test now and then
+		for range 2 { // on a busy machine a test fails occasionally
 			began := time.Now()
 			var out string
 			if out, h.err = suite.do(nil, r.limit, &h.mu); h.err == nil {
@@ -299,7 +301,7 @@ func (r *runner) health(suite tests) *health {
 	return h
 }
 
-// try runs tests with a mutant, and returns the name of the test that noticed it.
+// try runs the tests with a mutant, and returns the name of the test that noticed it.
 func (m *mutant) try(s tests, h *health, limit time.Duration) (how string, err error) {
 	if h.err != nil {
 		return "", fmt.Errorf("the tests of %s fail without a mutant: %w", s.pkg, h.err)
@@ -323,7 +325,7 @@ func (m *mutant) try(s tests, h *health, limit time.Duration) (how string, err e
 	return noticed(out), nil
 }
 
-// endToEnd gives a mutant that unit tests do not notice, for the reason missed, to end-to-end tests.
+// endToEnd runs end-to-end tests with a mutant that unit tests did not notice, for the reason missed.
 func (m *mutant) endToEnd(tests string, missed error) (how string, err error) {
 	broken, err := m.broken()
 	if err != nil {
@@ -379,7 +381,7 @@ var (
 	errBuild = errors.New("it does not compile")
 )
 
-// test calls f with an overlay in which the contents of files are replaced, in a directory for f's own files as well.
+// test calls f with an overlay that replaces the contents of files. dir is a temporary directory that f may also use.
 func test(replace map[string]string, f func(dir, overlay string) error) error {
 	dir, err := os.MkdirTemp("", "verbena-mutant-")
 	if err != nil {
@@ -411,13 +413,13 @@ func test(replace map[string]string, f func(dir, overlay string) error) error {
 	return f(dir, path)
 }
 
-// do runs the tests, with the contents of files replaced. They are built before running is locked.
+// do runs the tests with replaced contents of files. It builds the tests before it locks running.
 func (t tests) do(replace map[string]string, limit time.Duration, running *sync.Mutex) (out string, err error) {
 	err = test(replace, func(dir, overlay string) error {
 		bin := filepath.Join(dir, "mutant.test")
 		build := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-w", "-overlay", overlay, "-o", bin, ".")
-		build.Dir = t.pkg // which may be of another module
-		// a test that needs this builds no other binary, which would be whole
+		build.Dir = t.pkg // which may belong to another module
+		// a test with CGO builds no other binary, which would be without the defect
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if b, err := build.CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", errBuild, b)
@@ -428,8 +430,8 @@ func (t tests) do(replace map[string]string, limit time.Duration, running *sync.
 		defer cancel()
 		c := exec.CommandContext(ctx, bin, "-test.failfast", "-test.run", t.run, fmt.Sprintf("-test.short=%v", t.short))
 		c.Dir = t.pkg
-		c.Env = append(os.Environ(), "CI=", "RAPID_NOFAILFILE=true") // property tests save failing cases in the tree
-		// With all that the tests have started.
+		c.Env = append(os.Environ(), "CI=", "RAPID_NOFAILFILE=true") // property tests would save failing cases in the tree
+		// The signal also kills the processes started by the tests.
 		c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
 		c.WaitDelay = time.Second
@@ -446,7 +448,7 @@ func (t tests) do(replace map[string]string, limit time.Duration, running *sync.
 	return out, err
 }
 
-// noticed finds the test that has failed in the output.
+// noticed returns the name of the failed test in the output.
 func noticed(out string) string {
 	for line := range strings.Lines(out) {
 		line = strings.TrimSpace(line)

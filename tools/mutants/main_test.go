@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// TestPlaces: every mutant has its place in the code. A change that moves one is to move it here.
+// TestPlaces tests that the place of every mutant exists in the code. A change that moves a place must update the
+// mutant.
 func TestPlaces(t *testing.T) {
 	const root = "../.."
 	names := map[string]bool{}
@@ -46,7 +47,7 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// TestLeavesTree tests that a property test that notices a mutant saves nothing in the tree.
+// TestLeavesTree tests that a property test that notices a mutant saves no file in the tree.
 func TestLeavesTree(t *testing.T) {
 	t.Chdir("../..")
 	const file = "internal/timeq/timeq.go"

@@ -1,6 +1,6 @@
 package main
 
-// mutants are the defects, by package.
+// mutants lists the defects by package.
 var mutants = []listed{
 	// capture
 	{"packets point into a buffer that is used again", "capture/recorder.go",
@@ -48,7 +48,7 @@ var mutants = []listed{
 	{"nobody knows who has taken", "link/udp_recv_linux.go",
 		"	r.arrival.By = by\n", ""},
 
-	// rxe: what a sender receives itself
+	// rxe: packets received by a sender
 	{"streams are taken", "driver/rxe/take.go",
 		"	if !p.urgent {\n		return\n	}\n", ""},
 	{"nothing is taken", "driver/rxe/take.go",
@@ -58,26 +58,27 @@ var mutants = []listed{
 	{"PostSend runs the queue pairs of programs", "driver/rxe/recv.go",
 		"	if !p.avoids(qp) && p.mayRun(qp) && qp", "	if !p.avoids(qp) && qp"},
 
-	// rxe: what is read for several work requests at once
+	// rxe: reads for several work requests at once
 	{"what could not be read for several fails them all", "driver/rxe/ahead.go",
 		"			return g.flush(r.qp)\n		}\n		a.from, a.addr", "			return false\n		}\n		a.from, a.addr"},
 
-	// rxe: what fails after it was accepted
+	// rxe: failures after the acceptance of a request
 	{"responses acknowledge a request before them that failed", "driver/rxe/resp.go",
 		"		r.rcv.Refuse(s, psn)\n", "		r.rcv.Acknowledge(s, psn)\n"},
 
-	// rxe: where in its train a payload lies
+	// rxe: position of a payload in its train
 	{"requests lie where there is room", "driver/rxe/req.go",
 		"p.build.add(size, op.HeaderLen(), w.source(k.Offset))", "p.build.add(size, op.HeaderLen(), 0)"},
 	{"responses lie where there is room", "driver/rxe/resp.go",
 		"p.build.add(size, op.HeaderLen(), y.Addr)", "p.build.add(size, op.HeaderLen(), 0)"},
 
-	// rxe: what a train refers to in memory
+	// rxe: references of a train to memory
 	{"a request fails before its memory has been read", "driver/rxe/req.go",
 		"				p.fill(qp)\n", ""},
 	{"requests are flushed before their memory has been read", "driver/rxe/qp.go",
 		"		p.fill(qp) // before", "		// before"},
-	{"a train that is dropped holds memory", "driver/rxe/train.go", // for a second: for ever, and a test's end would hang
+	// for a second; for ever would make the end of a test hang
+	{"a train that is dropped holds memory", "driver/rxe/train.go",
 		"	for _, t := range e.queue {\n		t.free()\n", "	for _, t := range e.queue {\n" +
 			"		go func(h []*grant) {\n			for range 1 << 31 {\n			}\n			for _, g := range h {\n				g.put()\n			}\n		}(t.held)\n" +
 			"		t.held = nil\n		t.free()\n"},
@@ -290,7 +291,7 @@ var mutants = []listed{
 	{"an address that has gone is an own one", "link/udp_linux.go", "	e.closePorts()\n	e.unregister()\n",
 		"	e.closePorts()\n"},
 
-	// uverbs/poller, and what rings natively
+	// uverbs/poller, and native doorbells
 	{"a file that was written to is not watched again", "uverbs/poller/ear.go",
 		"	case x != nil:\n		x.armed.Store(false)\n", "	case x != nil:\n"},
 	{"the threads of other users are not woken", "uverbs/poller/ear.go", "			return true\n		}\n		x.p.kicked()\n",

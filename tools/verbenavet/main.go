@@ -1,17 +1,17 @@
-// Command verbenavet checks programs that use verbena/ib against its locking contract, from their source: what may not
-// sleep does not, callbacks come by the deferral, devices come and go where that is allowed, and locks are held where
-// comments say so.
+// Command verbenavet checks programs that use verbena/ib against its locking contract, from their source. Functions
+// that may not sleep do not sleep, callbacks are made by the deferral, devices are registered and removed only where
+// permitted, and locks are held where comments require them.
 //
 //	verbenavet [-C folder] [-v] [packages]
 //
-// looks at whole programs, and is exact. Each command among the packages is a program with all that it imports; the
-// packages that no command imports are one more. It ends with 1 if there is something to report, with 2 if the packages
-// cannot be loaded.
+// checks whole programs, and is exact. Each command among the packages is a program with all of its imports. The
+// packages that no command imports form one more program. The exit code is 1 if there are reports, and 2 if the
+// packages cannot be loaded.
 //
 //	go vet -vettool=$(which verbenavet) [packages]
 //
-// looks at a package at a time, with what is known about functions of other packages; see docs/verbenavet.md for what
-// that misses.
+// checks one package at a time, with facts about the functions of other packages; see docs/verbenavet.md for its
+// limits.
 //
 // docs/verbenavet.md explains each report, its rule and its remedy, and the comments that verbenavet reads.
 package main
@@ -49,7 +49,7 @@ func main() {
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// layered reports whether a folder is of the module that the layers are of.
+// layered reports whether a folder belongs to the module with layers.
 func layered(dir string) bool {
 	c := exec.Command("go", "list", "-m")
 	c.Dir = dir
@@ -57,7 +57,7 @@ func layered(dir string) bool {
 	return err == nil && strings.TrimSpace(string(out)) == "verbena"
 }
 
-// byVet reports whether go vet has begun the command.
+// byVet reports whether go vet has started the command.
 func byVet(args []string) bool {
 	if len(args) == 0 {
 		return false

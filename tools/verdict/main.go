@@ -1,16 +1,16 @@
-// Command verdict reads the output of `go test -json` and decides whether the run is good:
+// Command verdict reads the output of `go test -json` and decides whether the run has passed:
 //
 //	go test -json ./... | bin/verdict
 //
-// It fails where a test has failed, and besides
+// A run fails if a test has failed, and also
 //
-//   - where a test was skipped, with CI=true, and test/skips.txt does not say why;
-//   - where a test that test/pending.txt expects to fail has passed (it is to be removed from there);
-//   - where tests have repeated lossy runs more than four times. Such a test logs a line that contains "repeat:".
+//   - if a test was skipped with CI=true, and test/skips.txt gives no reason;
+//   - if a test that test/pending.txt expects to fail has passed (its line must be removed);
+//   - if tests have repeated lossy runs more than four times. Such a test logs a line that contains "repeat:".
 //
-// A failure of a pending test is reported and is no failure of the run. It prints what go test prints: the output of
-// failed tests, and one line for each package; with -v all that tests log. The reasons of skips follow, each once. The
-// exit code of go test itself is of no use to who pipes it here.
+// A failure of a pending test is reported, but the run does not fail. verdict prints the output of go test: the output
+// of failed tests, and one line for each package. With -v it prints all logs. The reasons of skips follow, each once. A
+// pipe into verdict hides the exit code of go test.
 package main
 
 import (
@@ -30,8 +30,8 @@ import (
 func main() {
 	skips := flag.String("skips", "test/skips.txt", "file of the skips that are expected")
 	pending := flag.String("pending", "test/pending.txt", "file of the tests that are known to fail")
-	verbose := flag.Bool("v", false, "print what passing tests log")
-	slow := flag.Int("slowest", 0, "print so many of the tests that took longest")
+	verbose := flag.Bool("v", false, "print the logs of passing tests")
+	slow := flag.Int("slowest", 0, "print this many of the slowest tests")
 	flag.Parse()
 	j := judge{verbose: *verbose, ci: os.Getenv("CI") == "true", out: os.Stdout}
 	var err error
@@ -55,11 +55,11 @@ func main() {
 	}
 }
 
-// module is what the names of packages begin with, which the lists leave out.
+// module is the common prefix of package names, which the lists omit.
 const module = "verbena/"
 
-// list is the content of a file with lines "PACKAGE TEST: reason", by package and test. A TEST stands for its subtests
-// as well, and may end in "*".
+// list holds a file with lines "PACKAGE TEST: reason", by package and test. A TEST also selects its subtests, and may
+// end in "*".
 type list map[name]string
 
 type name struct{ pkg, test string }
@@ -95,7 +95,7 @@ func parseList(text string) (list, error) {
 	return l, nil
 }
 
-// find returns the entry of a test, or of one that it is a part of.
+// find returns the entry of a test, or of a test that contains it.
 func (l list) find(n name) (entry name, ok bool) {
 	for e := range l {
 		if e.pkg != n.pkg {
@@ -115,23 +115,23 @@ type event struct {
 	Elapsed                                                float64
 }
 
-// judge collects what a run has shown.
+// judge collects the results of a run.
 type judge struct {
 	skips, pending list
 	ci, verbose    bool
 	out            io.Writer
 
-	packages map[string]string // final action, "" while it runs
-	tests    map[name]string   // the same of tests
+	packages map[string]string // final action, "" during the run
+	tests    map[name]string   // the same for tests
 	output   map[name][]string
 	repeats  []string
 	build    map[string][]string
-	crashed  map[string]bool  // packages that ended in the middle of a test
-	skipped  map[string]int   // how many tests were skipped, by their reason, beside those of skips
+	crashed  map[string]bool  // packages that ended during a test
+	skipped  map[string]int   // number of skipped tests by reason, without the tests of skips
 	took     map[name]float64 // seconds
 }
 
-// read takes in a run, and prints as it goes.
+// read reads a run and prints its output.
 func (j *judge) read(r io.Reader) error {
 	j.packages, j.tests, j.output = map[string]string{}, map[name]string{}, map[name][]string{}
 	j.build, j.crashed, j.took, j.skipped = map[string][]string{}, map[string]bool{}, map[name]float64{}, map[string]int{}
@@ -193,7 +193,7 @@ func (j *judge) take(e *event) {
 	}
 }
 
-// reported prints the output of a test that has ended.
+// reported prints the output of a finished test.
 func (j *judge) reported(n name, e *event) {
 	_, known := j.pending.find(n)
 	if _, ok := j.skips.find(n); e.Action == "skip" && !ok {
@@ -213,10 +213,10 @@ func (j *judge) reported(n name, e *event) {
 	}
 }
 
-// place is what a test's log puts before a text.
+// place matches the position before a text in the log of a test.
 var place = regexp.MustCompile(`^\w+\.go:\d+: `)
 
-// reason returns what a skipped test has logged last, which is why.
+// reason returns the last log of a skipped test, which is the reason.
 func reason(output []string) string {
 	for _, line := range slices.Backward(output) {
 		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "=== ") &&
@@ -227,7 +227,7 @@ func reason(output []string) string {
 	return "no reason given"
 }
 
-// faults lists what is wrong with the run, nothing if it is good.
+// faults lists the reasons why the run has failed, and is empty if it has passed.
 func (j *judge) faults() (list []string) {
 	add := func(format string, args ...any) { list = append(list, fmt.Sprintf(format, args...)) }
 	if len(j.packages) == 0 {
@@ -278,7 +278,7 @@ func (j *judge) faults() (list []string) {
 	return list
 }
 
-// slowest lists the n tests that took longest, without their subtests.
+// slowest lists the n slowest tests, without their subtests.
 func (j *judge) slowest(n int) string {
 	var list []name
 	for t := range j.took {
@@ -294,8 +294,8 @@ func (j *judge) slowest(n int) string {
 	return b.String()
 }
 
-// maxRepeats is how many lossy runs of one go test may be repeated: with some ten exchanges at losses of up to 5 %, of
-// which one in twenty is repeated, five come about in one of ten thousand.
+// maxRepeats is the maximum number of repeated lossy runs of one go test. With some ten exchanges at losses of up to 5
+// %, one in twenty exchanges is repeated, so five repeats occur in one of ten thousand runs.
 const maxRepeats = 4
 
 func (j *judge) testsOf(pkg string) (list []name) {
@@ -308,7 +308,7 @@ func (j *judge) testsOf(pkg string) (list []name) {
 	return list
 }
 
-// onlyPendingBelow reports whether a test has failed by its subtests alone, each of which is pending.
+// onlyPendingBelow reports whether a test has failed only through its subtests, all of which are pending.
 func (j *judge) onlyPendingBelow(n name) bool {
 	some := false
 	for m, action := range j.tests {

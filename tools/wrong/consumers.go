@@ -13,23 +13,24 @@ import (
 	"verbena/ib/weak"
 )
 
-// Consumer is a mistake of a consumer, as one of Linux's upper-level protocols has made it.
+// Consumer is a mistake of a consumer that a protocol of Linux above the verbs has also made.
 type Consumer struct {
 	Name    string
-	Commit  string // that mends such a one in Linux; "": none is known by name
-	Rule    string // that it breaks
+	Commit  string // fix of such a mistake in Linux; "": unknown
+	Rule    string // broken rule
 	Run     func(s *Site) error
-	Weak    bool // it needs the least convenient device to show
-	Escapes bool // checked mode does not report it, and no error names it
+	Weak    bool // the mistake shows only on the least convenient device
+	Escapes bool // checked mode does not report the mistake, and no error names it
 }
 
-// Site is where a wrong consumer works: a checked core with two devices.
+// Site is the environment of a wrong consumer: a checked core with two devices.
 type Site struct {
 	Core    ib.Core
 	Handles [2]*ib.DeviceHandle
 }
 
-// NewSite registers the devices; report gets the violations. The devices can be the least convenient ones.
+// NewSite registers the devices. report receives the violations. With leastConvenient the devices are the least
+// convenient ones.
 func NewSite(report func(check.Violation), leastConvenient bool) (*Site, error) {
 	s := &Site{}
 	check.On(&s.Core, check.Config{Report: report, ClientPatience: 3 * time.Second})
@@ -45,7 +46,7 @@ func NewSite(report func(check.Violation), leastConvenient bool) (*Site, error) 
 	return s, nil
 }
 
-// Close takes the devices away.
+// Close unregisters the devices.
 func (s *Site) Close() (err error) {
 	for _, h := range s.Handles {
 		err = errors.Join(err, s.Core.Unregister(h))
@@ -53,18 +54,18 @@ func (s *Site) Close() (err error) {
 	return err
 }
 
-// link is two connected queue pairs, of which the first is the consumer's and the second its peer's.
+// link is a pair of connected queue pairs. The first belongs to the consumer and the second to its peer.
 type link struct {
 	pd   *ib.PD
-	cq   *ib.CQ // of both
+	cq   *ib.CQ // CQ of both queue pairs
 	srq  *ib.SRQ
 	mr   *ib.MR
 	a, b *ib.QP
 }
 
-// options are how a link is made.
+// options holds the options of a link.
 type options struct {
-	entries int // of the CQ
+	entries int // size of the CQ
 	handler func(*ib.CQ)
 	event   func(*ib.QP, ib.EventType)
 	cqEvent func(*ib.CQ, ib.EventType)
@@ -114,7 +115,8 @@ func open(d *ib.Device, o options) (l *link, err error) {
 		}{
 			{ib.QPInit, ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrAccessFlags},
 			{ib.QPRTR,
-				ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN | ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer},
+				ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN | ib.QPAttrMaxDestRdAtomic |
+					ib.QPAttrMinRNRTimer},
 			{ib.QPRTS, ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrSQPSN | ib.QPAttrMaxRdAtomic},
 		} {
 			a := ib.QPAttr{State: step.state, Port: 1, AccessFlags: ib.AccessRemoteWrite, PathMTU: ib.MTU1024,
@@ -171,7 +173,7 @@ func (l *link) close() (err error) {
 	return errors.Join(err, l.cq.Destroy(), l.mr.Dereg(), l.pd.Dealloc())
 }
 
-// drainCQ polls until there is nothing.
+// drainCQ polls until the CQ is empty.
 func drainCQ(cq *ib.CQ) {
 	wc := make([]ib.WC, 16)
 	for n := 1; n > 0; {
@@ -187,14 +189,14 @@ func (l *link) traffic(n int) error {
 	return errors.Join(l.recv(n), l.send(n, ib.SendSignaled))
 }
 
-const pause = 50 * time.Millisecond // for handlers to be called
+const pause = 50 * time.Millisecond // time for handlers to run
 
-// Consumers are the mistakes.
+// Consumers lists the mistakes.
 var Consumers = slices.Concat(firstConsumers, secondConsumers, weakConsumers)
 
 var firstConsumers = []Consumer{
 	{
-		// The completion handler calls what allocates and may sleep.
+		// The completion handler calls a function that allocates and may sleep.
 		Name:   "sleep-in-handler",
 		Commit: `5c20311d76cb ("IB/mad: Don't call to function that might sleep while in atomic context")`,
 		Rule:   "A callback does not sleep, and calls only functions of the first group",
@@ -215,7 +217,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// The handler takes a lock that another thread holds while it waits for time to pass.
+		// The handler takes a lock that another thread holds while it sleeps.
 		Name:   "handler-lock-held-by-sleeper",
 		Commit: `65936bf25f90 ("RDMA/ipoib: Fix ABBA deadlock with ipoib_reap_ah()")`,
 		Rule:   "A callback does not sleep",
@@ -231,7 +233,7 @@ var firstConsumers = []Consumer{
 			}
 			mu.Lock()
 			l.traffic(1)
-			time.Sleep(500 * time.Millisecond) // as a timer's or a reply's wait
+			time.Sleep(500 * time.Millisecond) // as a wait for a timer or a reply
 			mu.Unlock()
 			time.Sleep(pause)
 			l.close()
@@ -239,7 +241,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// The handler polls once, and arms: a completion between the two is never seen.
+		// The handler polls once, and then arms. It does not see a completion between the two.
 		Name: "arm-after-poll",
 		Rule: "A consumer that has armed a CQ polls once more, or asks by NotifyReportMissed",
 		Run: func(s *Site) error {
@@ -254,13 +256,13 @@ var firstConsumers = []Consumer{
 				return nil
 			}
 			l.traffic(1)
-			time.Sleep(5 * time.Second) // for the call that does not come
+			time.Sleep(5 * time.Second) // for the call that never comes
 			l.close()
 			return nil
 		},
 	},
 	{
-		// The handler does not arm again on one of its ways out, so that the connection stalls.
+		// One return path of the handler does not arm again, so the connection stalls.
 		Name:   "not-rearmed",
 		Commit: `d455ab64096b ("RDS/IB: always process recv completions")`,
 		Rule:   "ReqNotify arms the CQ for one call",
@@ -273,13 +275,13 @@ var firstConsumers = []Consumer{
 			time.Sleep(pause)
 			l.recv(2)
 			l.send(2, ib.SendSignaled)
-			time.Sleep(5 * time.Second) // for what does not come
+			time.Sleep(5 * time.Second) // for a completion that never comes
 			l.close()
 			return nil
 		},
 	},
 	{
-		// The queue pair is destroyed, and the requests freed, with flush completions in the queue that name them.
+		// The queue pair is destroyed and its requests are freed while flush completions that name them are in the queue.
 		Name:   "destroy-before-flush",
 		Commit: `7dad6b2e440d ("IB/srp: Fix a race condition triggered by destroying a queue pair")`,
 		Rule:   "flush not awaited: completions of a queue pair name requests that its consumer has freed",
@@ -292,7 +294,7 @@ var firstConsumers = []Consumer{
 			l.b.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
 			err = l.b.Destroy()
 			wc := make([]ib.WC, 8)
-			l.cq.Poll(wc) // the IDs are pointers into what was freed
+			l.cq.Poll(wc) // the IDs are pointers to freed requests
 			l.b = l.a
 			l.close()
 			return err
@@ -321,7 +323,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// A thread that waited for room in the send queue posts when the connection has gone.
+		// A thread that waited for space in the send queue posts after the connection has gone.
 		Name:   "post-after-destroy",
 		Commit: `830bb59b6ece ("SVCRDMA: Add check for XPT_CLOSE in svc_rdma_send")`,
 		Rule:   "Nobody uses an object that is gone",
@@ -338,7 +340,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// The queue pair is destroyed by the error path and again by the caller's.
+		// The queue pair is destroyed by the error path of the function, and again by the error path of the caller.
 		Name:   "double-destroy",
 		Commit: `unconfirmed: "nvme-rdma: fix double freeing of async event data", 2018`,
 		Rule:   "Nobody uses an object that is gone",
@@ -352,7 +354,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// The CQ goes before the queue pairs that complete on it.
+		// The CQ is destroyed before the queue pairs that complete on it.
 		Name: "wrong-order",
 		Rule: "What something refers to cannot be destroyed (EBUSY)",
 		Run: func(s *Site) error {
@@ -364,7 +366,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// Remove frees the client's state, and leaves its function for events registered.
+		// Remove frees the client's state, but leaves its event function registered.
 		Name: "event-handler-left",
 		Rule: "When Remove returns the client has freed everything; the end of an event registration",
 		Run: func(s *Site) error {
@@ -383,7 +385,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// Work that Add has queued runs when Remove has returned, and asks the device.
+		// Work queued by Add runs after Remove has returned, and queries the device.
 		Name:   "work-after-remove",
 		Commit: `b5605148e6ce ("RDMA/srpt: Fix a use-after-free")`,
 		Rule:   "Nobody uses a device that is gone",
@@ -407,7 +409,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// Work of a client goes on when its Remove has returned, on a device that stays.
+		// Work of a client continues after its Remove has returned, on a device that stays.
 		Name:   "work-after-unregister-client",
 		Commit: `305d568b72f1 ("RDMA/cma: Ensure rdma_addr_cancel() happens before issuing more requests")`,
 		Rule:   "when its Remove returns it has freed everything",
@@ -452,7 +454,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// A lock is held across the destruction of a CQ that its handler takes.
+		// A lock that the handler takes is held across the destruction of a CQ.
 		Name:   "lock-over-destroy",
 		Commit: `691b0480933f ("IB/isert: Fix dead lock in ib_isert")`,
 		Rule:   "Destroy waits for the handler: RuleWaitForSelf, in two threads",
@@ -481,7 +483,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// An address handle is made for each answer and forgotten when posting fails.
+		// An address handle is made for each answer and leaks when posting fails.
 		Name: "ah-leak",
 		Rule: "When Remove returns the client has destroyed all that it made",
 		Run: func(s *Site) error {
@@ -505,7 +507,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// No send is signaled, so that on hardware the send queue is full for ever after the first eight.
+		// No send is signaled, so on hardware the send queue stays full after the first eight.
 		Name: "unsignaled-only",
 		Rule: "signaling: a slot of the send queue is free again when a later signaled request has been polled",
 		Run: func(s *Site) error {
@@ -526,7 +528,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// More is posted than there are completions for.
+		// More requests are posted than the CQ has entries.
 		Name: "cq-too-small",
 		Rule: "a CQ has an entry for each request that may be outstanding",
 		Run: func(s *Site) error {
@@ -541,7 +543,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// The state of a device is kept in one variable: with two devices each Remove frees the last one's.
+		// The state of a device is kept in one variable. With two devices, each Remove frees the state of the last device.
 		Name:   "one-state-for-all-devices",
 		Commit: `unconfirmed: "RDMA/cm: Fix memory leak in cm_add/remove_one", 2019`,
 		Rule:   "When Remove returns the client has destroyed all that it made",
@@ -560,7 +562,8 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// A queue pair with a shared receive queue is destroyed with receives of it in use, without the last event.
+		// A queue pair with a shared receive queue is destroyed without waiting for the last event, while receives of the
+		// queue are in use.
 		Name:   "srq-not-drained",
 		Commit: `844bc12e6da3 ("IB/core: add support for draining Shared receive queues")`,
 		Rule:   "EventQPLastWQEReached is awaited before the queue pair is destroyed",
@@ -577,7 +580,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// Remove waits for its user to let go, who does not.
+		// Remove waits for a release by its user, which never comes.
 		Name:   "remove-waits-for-user",
 		Commit: `036b10635739 ("IB/uverbs: Enable device removal when there are active user space applications")`,
 		Rule:   "Add and Remove return",
@@ -592,7 +595,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// Two threads disconnect, and one destroys while the other is posting.
+		// Two threads disconnect, and one destroys the queue pair while the other is posting.
 		Name:   "destroy-while-posting",
 		Commit: `349d43127dac ("net/smc: fix kernel panic caused by race of smc_sock")`,
 		Rule:   "No thread is inside a call on an object when it is destroyed",
@@ -620,5 +623,5 @@ var firstConsumers = []Consumer{
 	},
 }
 
-// more exchanges one message more.
+// more exchanges one more message.
 func (l *link) more() error { return errors.Join(l.recv(1), l.send(1, ib.SendSignaled)) }

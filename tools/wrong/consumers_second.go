@@ -8,10 +8,10 @@ import (
 	"verbena/ib"
 )
 
-// secondConsumers were written without knowledge of checked mode.
+// secondConsumers lists mistakes written without knowledge of checked mode.
 var secondConsumers = []Consumer{
 	{
-		// The handler polls until nothing is left, and each completion posts the next work request.
+		// The handler polls until the queue is empty, and each completion posts the next work request.
 		Name:   "poll-without-budget",
 		Commit: `"xprtrdma: Limit work done by completion handler", 2014`,
 		Rule:   "It returns: it neither panics nor ends its goroutine, nor computes without end",
@@ -43,7 +43,7 @@ var secondConsumers = []Consumer{
 		},
 	},
 	{
-		// What was made for the first port is left when the second one fails.
+		// The objects made for the first port leak when the second port fails.
 		Name:   "add-fails-leaves",
 		Commit: `"IB/srpt: Fix memory leak in srpt_add_one", 2020`,
 		Rule:   "When Remove (or a failing Add) returns the client has destroyed all that it made",
@@ -97,7 +97,7 @@ var secondConsumers = []Consumer{
 		},
 	},
 	{
-		// The last of a list is not taken, and its completion is waited for all the same.
+		// The last request of a list is refused, but the consumer waits for its completion.
 		Name:   "post-error-awaited",
 		Commit: `"RDMA/srp: Propagate ib_post_send() failures to the SCSI mid-layer", 2019`,
 		Rule:   "Posting returns how many work requests were taken, and an error exactly if that is not all; Remove returns",
@@ -136,7 +136,7 @@ var secondConsumers = []Consumer{
 		},
 	},
 	{
-		// One way out of the function does not put the GID that it has looked up.
+		// One return path of the function does not put the GID.
 		Name:   "gid-leak",
 		Commit: `"RDMA/cm: Fix leaking the multicast GID table reference", 2025`,
 		Rule:   "GetGID refers to a GID, which must be put before the client's Remove returns",
@@ -153,7 +153,7 @@ var secondConsumers = []Consumer{
 			}
 			client := &ib.Client{Name: "wrong",
 				Add: func(d *ib.Device) (any, error) {
-					join(d, ib.MTU4096+1) // not vital: the client goes on without the group
+					join(d, ib.MTU4096+1) // not fatal: the client continues without the group
 					return nil, nil
 				},
 				Remove: func(*ib.Device, any) {}}

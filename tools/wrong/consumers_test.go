@@ -14,14 +14,14 @@ import (
 
 const (
 	consumerVariable = "VERBENA_WRONG_CONSUMER"
-	within           = 10 * time.Second // a mistake is to be found
+	within           = 10 * time.Second // time to find a mistake
 )
 
-// TestConsumerProcess is the process of one wrong consumer. It prints the first line by which the mistake is found.
+// TestConsumerProcess runs one wrong consumer in its own process. It prints the first line that reveals the mistake.
 func TestConsumerProcess(t *testing.T) {
 	name := os.Getenv(consumerVariable)
 	if name == "" {
-		return // run by TestConsumers, only
+		return // only TestConsumers runs it
 	}
 	found := make(chan string, 64)
 	say := func(s string) {
@@ -54,7 +54,7 @@ func TestConsumerProcess(t *testing.T) {
 	}
 }
 
-// TestConsumers counts the wrong consumers that checked mode finds, or an error names.
+// TestConsumers counts the wrong consumers that checked mode reports or an error names.
 func TestConsumers(t *testing.T) {
 	if !*wrongToo {
 		return

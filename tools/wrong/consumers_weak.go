@@ -9,10 +9,10 @@ import (
 	"verbena/ib"
 )
 
-// weakConsumers work on a convenient device, or mostly do.
+// weakConsumers lists mistakes that work on a convenient device, or usually do.
 var weakConsumers = []Consumer{
 	{
-		// The queue pair is drained by a marker on its send queue alone, and the event is logged.
+		// The queue pair is drained by a marker only on its send queue, and the event is only logged.
 		Name:   "last-event-not-awaited",
 		Commit: `844bc12e6da3 ("IB/core: add support for draining Shared receive queues")`,
 		Rule:   "One with a shared receive queue is destroyed when EventQPLastWQEReached has come",
@@ -33,7 +33,7 @@ var weakConsumers = []Consumer{
 		},
 	},
 	{
-		// The remote key is read once, and the rights of the region change with each request.
+		// The remote key is read once, but the region is reregistered with other rights for each request.
 		Name: "key-of-before-rereg",
 		Rule: "Rereg: the keys may be others afterwards",
 		Weak: true,
@@ -60,7 +60,7 @@ var weakConsumers = []Consumer{
 		},
 	},
 	{
-		// The next datagram is put into the buffer when the last has been posted.
+		// The next datagram is written into the buffer as soon as the last one has been posted.
 		Name: "datagram-buffer-reused",
 		Rule: "The memory of a work request belongs to the device until its completion",
 		Weak: true,
@@ -110,7 +110,7 @@ var weakConsumers = []Consumer{
 			}
 			wcs, err := await(recv, n)
 			for i, wc := range wcs {
-				if got := buf[(1+int(wc.ID))*room+40]; got != byte(i+1) { // behind the global route header
+				if got := buf[(1+int(wc.ID))*room+40]; got != byte(i+1) { // after the global route header
 					err = errors.Join(err, fmt.Errorf("datagram %d is %d", i+1, got))
 				}
 			}
@@ -119,7 +119,7 @@ var weakConsumers = []Consumer{
 		},
 	},
 	{
-		// The receiver waits for the last byte of a SEND, as for that of a WRITE.
+		// The receiver waits for the last byte of a SEND, as it would for a WRITE.
 		Name: "receive-read-before-completion",
 		Rule: "The memory of a work request belongs to the device until its completion",
 		Weak: true,
@@ -159,7 +159,7 @@ var weakConsumers = []Consumer{
 		},
 	},
 	{
-		// Remove tells a thread to end, and does not wait for it.
+		// Remove tells a thread to end, but does not wait for it.
 		Name: "call-inside-remove",
 		Rule: "A client does not use its device when its Remove has returned",
 		Weak: true,
@@ -193,7 +193,7 @@ var weakConsumers = []Consumer{
 	},
 }
 
-// await polls until n completions have come.
+// await polls until n completions have arrived.
 func await(cq *ib.CQ, n int) (all []ib.WC, err error) {
 	for end := time.Now().Add(5 * time.Second); len(all) < n; time.Sleep(100 * time.Microsecond) {
 		var wc [8]ib.WC

@@ -10,7 +10,7 @@ import (
 
 func init() { maps.Copy(demos, secondDemos) }
 
-// secondDemos are the demos of secondDrivers.
+// secondDemos holds the demos of secondDrivers.
 var secondDemos = map[string]func(l *lab){
 	"invalidate-before-check": func(l *lab) {
 		a, b := l.pair(nil)
@@ -22,7 +22,7 @@ var secondDemos = map[string]func(l *lab){
 		l.send(b, ib.SendWR{Opcode: ib.WRRegMR, Reg: &ib.FastReg{MR: mr, Key: mr.RKey(),
 			Access: ib.AccessLocalWrite | ib.AccessRemoteWrite}})
 		l.want("register", l.status(l.cq), ib.WCSuccess.String())
-		l.recv(b, 1) // of 128 bytes
+		l.recv(b, 1) // 128 bytes
 		l.send(a, ib.SendWR{Opcode: ib.WRSendWithInv, SGList: l.at(0, 256), InvalidateRKey: mr.RKey()})
 		l.want("send of more than the receive has room for", l.done(l.cq)[0].Status, ib.WCLocLenErr)
 		l.send(c, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: l.at(0, 8), RemoteAddr: mr.Addr(), RKey: mr.RKey()})
@@ -94,7 +94,7 @@ var secondDemos = map[string]func(l *lab){
 		l.want("query", err, nil)
 		attr.State = ib.QPSQD
 		l.want("modify to SQD", a.Modify(attr, ib.QPAttrState), nil)
-		attr.State = ib.QPRTS // CurState is RTS, as it was queried
+		attr.State = ib.QPRTS // CurState is RTS, as queried
 		l.want("modify to RTS", a.Modify(attr, ib.QPAttrState), nil)
 	},
 	"list-error-stalls": func(l *lab) {
@@ -116,7 +116,7 @@ var secondDemos = map[string]func(l *lab){
 	},
 }
 
-// TestSecondShown fails for a defect of secondDrivers that nothing shows to be one.
+// TestSecondShown fails for an entry of secondDrivers without a demo.
 func TestSecondShown(t *testing.T) {
 	for _, d := range secondDrivers {
 		if demos[d.Name] == nil {

@@ -18,10 +18,10 @@ import (
 	"verbena/umem"
 )
 
-// soon bounds the wait for what does not come from a wrong driver, or from a right one.
+// soon bounds the wait for a completion or event that must not arrive.
 const soon = 300 * time.Millisecond
 
-// lab is a device with what the consumers of this file need.
+// lab is a device with the objects of the consumers in this file.
 type lab struct {
 	t    *testing.T
 	h    *ib.DeviceHandle
@@ -55,7 +55,7 @@ func newLab(t *testing.T, checked bool) *lab {
 	if err := core.Register(l.h); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { core.Unregister(l.h) }) // what is left behind does not matter here
+	t.Cleanup(func() { core.Unregister(l.h) }) // remaining objects do not matter here
 	l.dev = l.h.Device()
 	l.gid = must(l.dev.QueryGID(1, 0))(t).GID
 	l.pd = must(l.dev.AllocPD())(t)
@@ -81,7 +81,7 @@ func (l *lab) qp(kind ib.QPType, change func(*ib.QPInitAttr)) *ib.QP {
 
 const rights = ib.AccessRemoteWrite | ib.AccessRemoteRead | ib.AccessRemoteAtomic
 
-// up takes q to RTS; dest is of connections.
+// up takes q to RTS. dest is used for connections only.
 func (l *lab) up(q *ib.QP, dest uint32) *ib.QP {
 	l.t.Helper()
 	l.modify(q, ib.QPInit, dest)
@@ -120,7 +120,7 @@ func (l *lab) modify(q *ib.QP, to ib.QPState, dest uint32) {
 	}
 }
 
-// pair is two connected queue pairs.
+// pair returns two connected queue pairs.
 func (l *lab) pair(change func(*ib.QPInitAttr)) (a, b *ib.QP) {
 	l.t.Helper()
 	a, b = l.qp(ib.QPTypeRC, change), l.qp(ib.QPTypeRC, change)
@@ -131,12 +131,12 @@ func (l *lab) address() ib.AHAttr {
 	return ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: l.gid, HopLimit: 1}}
 }
 
-// at is a part of the memory.
+// at returns a part of the memory.
 func (l *lab) at(off, n uint32) []ib.SGE {
 	return []ib.SGE{{Addr: l.mr.Addr() + uint64(off), Length: n, LKey: l.mr.LKey()}}
 }
 
-// send posts, and fails the test unless it is taken.
+// send posts a request, and fails the test if it is refused.
 func (l *lab) send(q *ib.QP, wr ib.SendWR) {
 	l.t.Helper()
 	if _, err := q.PostSend(wr); err != nil {
@@ -153,14 +153,14 @@ func (l *lab) recv(q interface {
 	}
 }
 
-// done polls everything.
+// done polls all completions.
 func (l *lab) done(cq *ib.CQ) []ib.WC {
 	l.t.Helper()
 	wc := make([]ib.WC, 64)
 	return wc[:must(cq.Poll(wc))(l.t)]
 }
 
-// status is that of the last completion.
+// status returns the status of the last completion.
 func (l *lab) status(cq *ib.CQ) string {
 	l.t.Helper()
 	all := l.done(cq)
@@ -188,7 +188,7 @@ func count[T any](c chan T) (n int) {
 	}
 }
 
-// demos show, by a consumer that keeps the contract, that a defect is one.
+// demos show that a defect is one, by a consumer that keeps the contract.
 var demos = map[string]func(l *lab){
 	"srq-domain": func(l *lab) {
 		other := must(l.dev.AllocPD())(l.t)
@@ -511,7 +511,7 @@ var demos = map[string]func(l *lab){
 	},
 }
 
-// xrc is an initiator and its target.
+// xrc returns an initiator and its target.
 func (l *lab) xrc(x *ib.XRCD) (a, b *ib.QP) {
 	l.t.Helper()
 	a = l.qp(ib.QPTypeXRCInit, nil)
@@ -519,7 +519,8 @@ func (l *lab) xrc(x *ib.XRCD) (a, b *ib.QP) {
 	return l.up(a, b.Num()), l.up(b, a.Num())
 }
 
-// TestDemos passes with the unmodified driver. With a defect, in the build of TestDrivers, its demo fails.
+// TestDemos passes with the unmodified driver. With a defect, in the build of TestDrivers, the demo of the defect
+// fails.
 func TestDemos(t *testing.T) {
 	for _, d := range Drivers {
 		demo := demos[d.Name]

@@ -2,35 +2,35 @@ package wrong
 
 import "slices"
 
-// Edit changes the source of the reference driver, in the copy that is compiled.
+// Edit is a change of the reference driver's source, in the copy that is compiled.
 type Edit struct {
-	File   string // of driver/loopback
-	Anchor string // a part of the source that is there once
+	File   string // file of driver/loopback
+	Anchor string // a part of the source that occurs once
 	Where  Where
-	Code   string // with wrong("name") as the condition of what is wrong in it
+	Code   string // with wrong("name") as the condition of the defect in it
 }
 
 // Where is the position of Edit.Code relative to Edit.Anchor.
 type Where uint8
 
-// The positions.
+// These are the positions.
 const (
 	After Where = iota
 	Before
 	Instead
 )
 
-// Driver is a defect of a driver, as one of Linux's has had it.
+// Driver is a defect of a driver that a driver of Linux has also had.
 type Driver struct {
 	Name    string
-	Commit  string // that mends such a one in Linux; "": none is known by name
-	Rule    string // the sentence of the contract, or of the documentation of package ib, that it breaks
+	Commit  string // fix of such a defect in Linux; "": unknown
+	Rule    string // the sentence of the contract, or of the documentation of package ib, that the driver breaks
 	Edits   []Edit
 	Escapes bool // TestContract passes with it
-	Chance  bool // TestContract may pass with it, since it is a race; Escapes says what is usual
+	Chance  bool // TestContract may pass with it, because the defect is a race; Escapes gives the usual result
 }
 
-// Drivers are the defects, each of which is one by itself.
+// Drivers lists the defects. Each is independent of the others.
 var Drivers = slices.Concat(firstDrivers, secondDrivers)
 
 var firstDrivers = []Driver{
@@ -60,7 +60,7 @@ var firstDrivers = []Driver{
 `}},
 	},
 	{
-		// The timer of moderation is left, and reports on what is gone.
+		// The timer of moderation keeps running, and reports on a destroyed object.
 		Name:   "upcall-after-destroy",
 		Commit: `dc202c57e9a1 ("RDMA/efa: Fix wrong resources deallocation order")`,
 		Rule:   "When Destroy has returned no handler of the object runs",
@@ -79,7 +79,7 @@ var firstDrivers = []Driver{
 `}},
 	},
 	{
-		// The lock of a CQ and the one that posting takes before it are taken the other way round.
+		// The lock of a CQ and the lock that a post takes before it are taken in the opposite order.
 		Name:   "cq-lock-order",
 		Commit: `9272cba0ded7 ("RDMA/bnxt_re: Fix the locking while accessing the QP table")`,
 		Chance: true,
@@ -107,7 +107,7 @@ var firstDrivers = []Driver{
 `}},
 	},
 	{
-		// The array that Poll is given is filled in only where the completion has something.
+		// Poll fills in only those fields of its array that the completion has.
 		Name: "stale-wc-flags",
 		Rule: "Messages arrive with the completions that were asked for (struct ib_wc)",
 		Edits: []Edit{{"cq.go", `		wc[n] = *c.wcs.pop()
@@ -130,7 +130,7 @@ var firstDrivers = []Driver{
 `}},
 	},
 	{
-		// A request that is posted in ERR completes with an opcode that is not that of a completion.
+		// A request posted in ERR completes with an opcode that is not an opcode of completions.
 		Name:   "flush-opcode",
 		Commit: `bdf1da5df9da ("RDMA/siw: Fix immediate work request flush to completion queue")`,
 		Rule:   "ERR flushes everything in order, also what is posted later; Messages ... with the completions (opcode)",
@@ -147,7 +147,8 @@ var firstDrivers = []Driver{
 			`	if failed && !wrong("unsignaled-error") || q.init.SigAll`}},
 	},
 	{
-		// The state is looked at, and then the lock is taken again to queue: what is queued after the flush stays.
+		// The post checks the state, and then takes the lock again to queue the request. A request that is queued after the
+		// flush is never flushed.
 		Name:   "post-flush-race",
 		Commit: `377a2097705b ("RDMA/hns: Fix flush cqe error when racing with destroy qp")`,
 		Chance: true,
@@ -169,7 +170,7 @@ var firstDrivers = []Driver{
 		},
 	},
 	{
-		// Only the queue of sends is cleaned of the completions of a queue pair that is destroyed.
+		// Only the send CQ is cleaned of the completions of a destroyed queue pair.
 		Name: "cq-clean-send-only",
 		Rule: "when the queue pair has been destroyed the number stays and the object is nil",
 		Edits: []Edit{{"qp.go", `		if cq != nil {
@@ -197,7 +198,7 @@ var firstDrivers = []Driver{
 `}},
 	},
 	{
-		// A failing create leaves its number taken, until there is none.
+		// A failing create keeps its number, until no number is left.
 		Name:   "create-qp-leak",
 		Commit: `a3d83276d988 ("RDMA/siw: Release xarray entry")`,
 		Rule:   "Wrong arguments and states are refused, and change nothing",
@@ -220,7 +221,7 @@ var firstDrivers = []Driver{
 `}},
 	},
 	{
-		// The wait is for a thread that ends by itself soon.
+		// The method waits for a thread that ends soon by itself.
 		Name:   "wait-destroy-ah",
 		Commit: `2553ba217eea ("RDMA: Mark if destroy address handle is in a sleepable context")`,
 		Rule:   "A driver's method of the first group does not sleep: AH.Destroy waits for a goroutine",
@@ -232,7 +233,7 @@ var firstDrivers = []Driver{
 }`}},
 	},
 	{
-		// The address is looked up when the request is executed, which may be after the handle's end.
+		// The address is looked up at the execution of the request, which may be after the destruction of the handle.
 		Name:   "ah-late",
 		Commit: `e2fe06c90806 ("RDMA/rxe: Lookup kernel AH from ah index in UD WQEs")`,
 		Rule:   "The methods that destroy an AH; nothing of the list is kept (QP.PostSend)",
@@ -274,7 +275,7 @@ var firstDrivers = []Driver{
 `}},
 	},
 	{
-		// The key of an operation without data is looked up.
+		// The key of an operation without data is checked.
 		Name:   "zero-length-key",
 		Commit: `5ff31dfcd6d2 ("Subject: RDMA/rxe: Handle zero length rdma")`,
 		Rule:   "Messages arrive whole: of zero bytes, no key is needed",
@@ -287,7 +288,7 @@ var firstDrivers = []Driver{
 	k := d.key(rkey)`}},
 	},
 	{
-		// The end of a range is computed and wraps around.
+		// The computed end of a range wraps around.
 		Name:   "range-overflow",
 		Commit: `647bf3d8a8e5 ("IB/rxe: Fix mem_check_range integer overflow")`,
 		Rule:   "Keys give the rights that they were made with",
@@ -446,7 +447,7 @@ var firstDrivers = []Driver{
 		q.attr.EnSQDAsyncNotify = false`}},
 	},
 	{
-		// An endless retry gives up.
+		// An endless retry ends.
 		Name:   "rnr-endless",
 		Commit: `445fd4f4fb76 ("RDMA/rxe: Fix rnr retry behavior")`,
 		Rule:   "QPAttr.RNRRetry 7: for ever",
@@ -454,7 +455,7 @@ var firstDrivers = []Driver{
 			`	case q.attr.RNRRetry == 0 || wrong("rnr-endless") && q.attr.RNRRetry == 7 && len(q.dev.blocked) > 0:`}},
 	},
 	{
-		// A completion that came while the handler was being called is taken for reported.
+		// A completion that arrives while the handler is being called counts as reported.
 		Name:   "poll-disarms",
 		Chance: true,
 		Rule:   "no armed notification is lost",
@@ -464,14 +465,14 @@ var firstDrivers = []Driver{
 `}},
 	},
 	{
-		// The region is taken for the queue pair's, whose rights alone are checked.
+		// Only the rights of the queue pair are checked, and the rights of the region are ignored.
 		Name: "atomic-rights",
 		Rule: "Keys give the rights that they were made with",
 		Edits: []Edit{{"memory.go", `	if k == nil || k.pd != q.pd || k.access&need != need || k.qp`, Instead,
 			`	if k == nil || k.pd != q.pd || k.access&need != need && !(wrong("atomic-rights") && need == ib.AccessRemoteAtomic && k.access&ib.AccessRemoteWrite != 0) || k.qp`}},
 	},
 	{
-		// The gather list is counted with the limit of the device.
+		// The gather list is checked against the limit of the device.
 		Name:   "send-sge-limit",
 		Commit: `cd155c1c7c9e ("IB/mlx4: Fix creation of kernel QP with max number of send s/g entries")`,
 		Rule:   "Wrong arguments and states are refused (MaxSendSGE)",
@@ -479,7 +480,7 @@ var firstDrivers = []Driver{
 			`	case len(wr.SGList) > int(c.MaxSendSGE) && !(wrong("send-sge-limit") && len(wr.SGList) <= maxSGE):`}},
 	},
 	{
-		// Data that is sent inline is no longer than the gather list's limit, whatever was granted.
+		// The limit of the gather list applies to inline data, independent of the returned limit for inline data.
 		Name:   "inline-limit",
 		Commit: `4f44e519b6a9 ("RDMA/irdma: Fix inline for multiple SGE's")`,
 		Rule:   "Wrong arguments and states are refused (MaxInlineData)",

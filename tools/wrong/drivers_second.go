@@ -1,9 +1,9 @@
 package wrong
 
-// secondDrivers were written without knowledge of the suite.
+// secondDrivers lists defects written without knowledge of the suite.
 var secondDrivers = []Driver{
 	{
-		// A message that does not fit ends the registration all the same.
+		// A message that does not fit still ends the registration.
 		Name:   "invalidate-before-check",
 		Commit: `unconfirmed: "IB/rdmavt: Fix loopback send with invalidate ordering", 2019`,
 		Rule:   "Keys give the rights that they were made with",
@@ -15,7 +15,7 @@ var secondDrivers = []Driver{
 		},
 	},
 	{
-		// The position in the gather list is not restored before a request is sent again.
+		// The position in the gather list is not restored before a request is retransmitted.
 		Name:   "retry-list-lost",
 		Commit: `"RDMA/rxe: Fix incomplete state save in rxe_requester", 2023`,
 		Rule:   "Messages arrive whole",
@@ -26,7 +26,7 @@ var secondDrivers = []Driver{
 `}},
 	},
 	{
-		// The key numbers have fewer bits than the counter that they come from.
+		// The key numbers have fewer bits than their counter.
 		Name:   "key-wrap",
 		Commit: `"RDMA/rxe: Prevent faulty rkey generation", 2022`,
 		Rule:   "Keys give the rights that they were made with, until Dereg returns",
@@ -37,7 +37,7 @@ var secondDrivers = []Driver{
 	}`}},
 	},
 	{
-		// The driver itself completes what is posted in ERR, and takes the wrong queue for it.
+		// The driver itself completes requests posted in ERR, but uses the wrong queue for them.
 		Name:   "flush-other-cq",
 		Commit: `"RDMA/irdma: Fix drain SQ hang with no completion", 2022`,
 		Rule:   "ERR flushes everything in order, also what is posted later",
@@ -50,9 +50,9 @@ var secondDrivers = []Driver{
 `}},
 	},
 	{
-		// The limit is compared with the work requests that are there only when the next one is taken. rxe and rdmavt of
-		// Linux do the same, so the contract allows it, and the suite lets it pass. The driver of the commit was worse, and
-		// did not arm at all until there were more than the limit, which SRQ/LimitBelow finds.
+		// The limit is compared with the number of posted receives only when the next one is consumed. rxe and rdmavt of
+		// Linux do the same, so the contract permits it and the suite accepts it. The driver of the commit was worse: it did
+		// not arm at all until there were more receives than the limit, which SRQ/LimitBelow finds.
 		Name:   "srq-arm-below",
 		Commit: `"RDMA/bnxt_re: Fix to remove workload check in SRQ limit path", 2025`,
 		Rule:   "none: EventSRQLimitReached comes at once, or with the next one that is taken",
@@ -64,7 +64,7 @@ var secondDrivers = []Driver{
 		Escapes: true,
 	},
 	{
-		// The queue pair of the previous completion is used again, if it is the same by the wrong number.
+		// The queue pair of the previous completion is reused if the wrong number is equal.
 		Name:   "poll-cached-qp",
 		Commit: `"RDMA/mlx5: Fix mlx5_poll_one() cur_qp update flow", 2025`,
 		Rule:   "A completion names its queue pair by number and object (WC.QPNum, WC.QP)",
@@ -79,7 +79,7 @@ var secondDrivers = []Driver{
 `}},
 	},
 	{
-		// One of the errors of a bind leaves the region counted as bound.
+		// One of the errors of a bind leaves the region marked as bound.
 		Name:   "bind-error-leak",
 		Commit: `"RDMA/rxe: Fix an error handling path in rxe_bind_mw()", 2023`,
 		Rule:   "Dereg: EBUSY while a window is bound to the region",
@@ -103,7 +103,7 @@ var secondDrivers = []Driver{
 `}},
 	},
 	{
-		// The doorbell is not rung for what was taken before the work request that is refused.
+		// The doorbell is not rung for the accepted requests before a refused one.
 		Name:   "list-error-stalls",
 		Commit: `"RDMA/siw: avoid hiding errors in siw_post_send()", 2025`,
 		Rule:   "Posting returns how many work requests were taken, and an error exactly if that is not all",
@@ -122,7 +122,7 @@ var secondDrivers = []Driver{
 `}},
 	},
 	{
-		// The state is the one that the consumer asked for last, even if the queue pair has failed since.
+		// The state is the last one that the consumer requested, even if the queue pair has failed since.
 		Name:   "query-asked-state",
 		Commit: `"RDMA/erdma: Return QP state in erdma_query_qp", 2024`,
 		Rule:   "Query reports the present attributes",

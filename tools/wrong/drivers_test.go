@@ -17,12 +17,12 @@ import (
 var wrongToo = flag.Bool("wrong", false, "run the wrong drivers and consumers, which takes minutes")
 
 const (
-	parallel = 4                // processes at once
-	patience = 2 * time.Minute  // of TestContract with one defect
-	grace    = 20 * time.Second // more, after which the process is killed
+	parallel = 4                // concurrent processes
+	patience = 2 * time.Minute  // limit for TestContract with one defect
+	grace    = 20 * time.Second // additional time before the process is killed
 )
 
-// build compiles the tests of the reference driver, and those of this package, with all defects in them.
+// build compiles the tests of the reference driver and of this package, with all defects included.
 func build(t *testing.T) (driver, demos string) {
 	t.Helper()
 	goTool, err := exec.LookPath("go")
@@ -53,8 +53,8 @@ func build(t *testing.T) (driver, demos string) {
 // verdict is the outcome of TestContract with a defect.
 type verdict struct {
 	passed, hung bool
-	check        string // that failed first
-	said         string // by it
+	check        string // first failed check
+	said         string // its message
 }
 
 func (v verdict) String() string {
@@ -119,7 +119,7 @@ func run(t *testing.T, binary, test, defect string) verdict {
 	return v
 }
 
-// atOnce yields f of each element in order, with up to parallel calls of f at a time.
+// atOnce yields f of each element in order, with up to parallel concurrent calls of f.
 func atOnce[T, R any](all []T, f func(T) R) iter.Seq2[int, R] {
 	results := make([]chan R, len(all))
 	tickets := make(chan bool, parallel)
@@ -140,8 +140,8 @@ func atOnce[T, R any](all []T, f func(T) R) iter.Seq2[int, R] {
 	}
 }
 
-// TestDrivers counts the wrong drivers that the suite finds. It fails if one escapes that was found before, and if one
-// is found that escaped, so that the table stays true.
+// TestDrivers counts the wrong drivers that the suite finds. It fails if the result for a driver differs from its
+// entry, so that the table stays true.
 func TestDrivers(t *testing.T) {
 	if !*wrongToo {
 		return

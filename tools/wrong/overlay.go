@@ -1,5 +1,5 @@
-// Package wrong has drivers and consumers that break the contract of package ib, as those of Linux did before they were
-// mended, and measures how many of them the suite of package ibtest, and checked mode, find.
+// Package wrong holds drivers and consumers that break the contract of package ib, as drivers and consumers of Linux
+// did before their fixes. It measures how many of them the suite of package ibtest and checked mode find.
 package wrong
 
 import (
@@ -12,10 +12,10 @@ import (
 	"strings"
 )
 
-// variable names the defect that a process has.
+// variable is the environment variable that names the defect of a process.
 const variable = "VERBENA_WRONG"
 
-// generated is what the edits use.
+// generated is the source of the functions that the edits use.
 const generated = `package loopback
 
 import (
