@@ -12,9 +12,9 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// Analyzer applies the checks to one package, for go vet -vettool. Of other packages it knows what facts say: which
-// functions may sleep or copy. What only the whole program shows, Load and Check do: which function an interface or a
-// field of another package leads to, locks that other packages hold, and escapes that are of no use.
+// Analyzer applies the checks to one package, for go vet -vettool. About other packages it knows the facts: which
+// functions may sleep or copy. Only Load and Check see the whole program: the function behind an interface or a field
+// of another package, locks held by other packages, and unused escapes.
 var Analyzer = &analysis.Analyzer{
 	Name:      "verbena",
 	Doc:       "check the locking contract of verbena/ib: see docs/verbenavet.md",
@@ -23,7 +23,7 @@ var Analyzer = &analysis.Analyzer{
 	FactTypes: []analysis.Fact{(*maySleep)(nil), (*mayCopy)(nil)},
 }
 
-// maySleep is the fact that a function may sleep, and why.
+// maySleep is the fact that a function may sleep, with the reason.
 type maySleep struct{ Why string }
 
 // mayCopy is the fact that a function copies from or to the memory of another process.
@@ -37,7 +37,7 @@ func (f *mayCopy) String() string  { return "copies: " + f.Why }
 
 func runUnit(pass *analysis.Pass) (any, error) {
 	if pass.Module == nil || pass.Module.Path == "" || pass.Module.Path == "std" {
-		return nil, nil // the tables know of it
+		return nil, nil // the tables cover it
 	}
 	prog := ssa.NewProgram(pass.Fset, ssa.InstantiateGenerics)
 	created := map[*types.Package]bool{}
@@ -65,7 +65,7 @@ func runUnit(pass *analysis.Pass) (any, error) {
 		return isTest(f.Package)
 	}), pass.TypesInfo)
 	all := functions(prog)
-	maps.DeleteFunc(all, func(f *ssa.Function, _ bool) bool { return isTest(f.Pos()) }) // a test waits where it likes
+	maps.DeleteFunc(all, func(f *ssa.Function, _ bool) bool { return isTest(f.Pos()) }) // tests may wait anywhere
 	p.link(all)
 	for _, r := range p.Check() {
 		d := analysis.Diagnostic{Pos: r.Pos, Category: r.Check, Message: r.Check + ": " + r.Text}
@@ -80,7 +80,7 @@ func runUnit(pass *analysis.Pass) (any, error) {
 	return nil, nil
 }
 
-// exportFacts tells the packages that import this one.
+// exportFacts exports facts to the packages that import this one.
 func (p *Program) exportFacts() {
 	for _, f := range p.order {
 		o, ok := f.Object().(*types.Func)
@@ -96,7 +96,7 @@ func (p *Program) exportFacts() {
 	}
 }
 
-// why is how a function comes to an effect, in short.
+// why returns a short description of the path from a function to an effect.
 func (e *effect) why(f *function) string {
 	steps := e.path(f)
 	if len(steps) == 0 {
@@ -109,7 +109,7 @@ func (e *effect) why(f *function) string {
 	return last.In + " " + last.What
 }
 
-// fact says what a function of another package does; not known: false.
+// fact returns the kind of a function of another package. ok is false if there is no fact.
 func (p *Program) fact(f *types.Func) (kind sleepiness, why string, ok bool) {
 	if p.unit == nil || f.Pkg() == nil {
 		return 0, "", false
@@ -118,7 +118,7 @@ func (p *Program) fact(f *types.Func) (kind sleepiness, why string, ok bool) {
 	if p.unit.ImportObjectFact(f.Origin(), &s) {
 		return sleeps, s.Why, true
 	}
-	for _, m := range []string{module, p.unit.Module.Path} { // whose packages have been looked at
+	for _, m := range []string{module, p.unit.Module.Path} { // modules with checked packages
 		if path := f.Pkg().Path(); path == m || strings.HasPrefix(path, m+"/") {
 			return never, "", true
 		}
@@ -126,7 +126,7 @@ func (p *Program) fact(f *types.Func) (kind sleepiness, why string, ok bool) {
 	return 0, "", false
 }
 
-// copyFact says whether a function of another package copies.
+// copyFact reports whether a function of another package copies.
 func (p *Program) copyFact(f *types.Func) (why string, ok bool) {
 	var c mayCopy
 	if p.unit == nil || !p.unit.ImportObjectFact(f.Origin(), &c) {

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// readDirectives takes the directives of a package's files.
+// readDirectives reads the directives in a package's files.
 func (p *Program) readDirectives(files []*ast.File, info *types.Info) {
 	for _, f := range files {
 		ofDecl := map[token.Pos]bool{}
@@ -47,7 +47,7 @@ func (p *Program) readDirectives(files []*ast.File, info *types.Info) {
 						p.all = append(p.all, p.escapes.add(p.Fset, d, g.End()))
 					}
 				case "nosleep":
-					if !ofDecl[d.pos] { // of a function literal
+					if !ofDecl[d.pos] { // on a function literal
 						at := p.Fset.Position(d.pos)
 						p.nosleepLines[line{at.Filename, at.Line}] = true
 						p.nosleepLines[line{at.Filename, at.Line + 1}] = true
@@ -90,7 +90,7 @@ func (p *Program) readDirectives(files []*ast.File, info *types.Info) {
 	}
 }
 
-// embeddedName is the identifier that names an embedded field, nil if there is none.
+// embeddedName returns the identifier that names an embedded field, or nil.
 func embeddedName(t ast.Expr) *ast.Ident {
 	switch t := t.(type) {
 	case *ast.Ident:
@@ -109,7 +109,7 @@ func (p *Program) problem(pos token.Pos, text string) {
 	p.problems = append(p.problems, Report{Check: "directive", Pos: pos, Text: text})
 }
 
-// annotate takes the directives of a function.
+// annotate applies the directives to a function.
 func (p *Program) annotate(f *function) {
 	o := f.Object()
 	if o == nil {
@@ -137,7 +137,7 @@ func (p *Program) annotate(f *function) {
 	}
 }
 
-// escapeOf is the escape of a function, once for all its instances.
+// escapeOf returns the escape of a function, once for all of its instances.
 func (p *Program) escapeOf(d directive, check, reason string) *Escape {
 	for _, x := range p.all {
 		if x.Pos == d.pos {
@@ -149,13 +149,13 @@ func (p *Program) escapeOf(d directive, check, reason string) *Escape {
 	return x
 }
 
-// heldPath says of which value a lock is that a function is called with: a parameter, and the way from there.
+// heldPath names a lock that is held at a call of a function: a parameter, and the path of fields from it.
 type heldPath struct {
 	param  int
 	fields string
 }
 
-// parseHeld reads the locks of a held directive: a name of the receiver or a parameter, and fields.
+// parseHeld parses the locks of a held directive: the name of the receiver or a parameter, and fields.
 func (p *Program) parseHeld(f *function, d directive) {
 	for _, expr := range strings.Split(d.rest, ",") {
 		names := strings.Split(strings.TrimSpace(expr), ".")
@@ -208,7 +208,7 @@ func (p *Program) parseHeld(f *function, d directive) {
 	}
 }
 
-// ownerOf returns the struct type that has the field which an index path leads to.
+// ownerOf returns the struct type with the field to which an index path leads.
 func ownerOf(t types.Type, index []int) types.Type {
 	t = deref(t)
 	for _, i := range index[:len(index)-1] {

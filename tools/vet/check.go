@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// The checks, by the names that reports and escapes have.
+// These are the checks, with the names used by reports and escapes.
 const (
 	NoSleep  = "nosleep"
 	Copy     = "copy"
@@ -17,7 +17,7 @@ const (
 	Hotplug  = "hotplug"
 	Held     = "held"
 
-	program = "program" // not a check: a directive that says of a lock what escapes say of code
+	program = "program" // not a check: a directive that exempts a lock, as an escape exempts code
 )
 
 // Report is a breach of a rule.
@@ -25,10 +25,10 @@ type Report struct {
 	Check string
 	Pos   token.Pos
 	Text  string
-	Path  []Step // how it comes there, from the outermost function
+	Path  []Step // path to the breach, from the outermost function
 }
 
-// Step is a place on a path.
+// Step is a position on a path.
 type Step struct {
 	Pos  token.Pos
 	In   string
@@ -67,7 +67,7 @@ func (p *Program) Check() []Report {
 		return x.Line - y.Line
 	})
 	said := map[line]string{}
-	return slices.DeleteFunc(reports, func(r Report) bool { // one of a kind is enough for a line
+	return slices.DeleteFunc(reports, func(r Report) bool { // one of each kind is sufficient for a line
 		at := p.Fset.Position(r.Pos)
 		l := line{at.Filename, at.Line}
 		again := strings.Contains(said[l], r.Check+" ")
@@ -76,7 +76,7 @@ func (p *Program) Check() []Report {
 	})
 }
 
-// excusable are the checks that an escape can be about.
+// excusable lists the checks that an escape can name.
 var excusable = []string{NoSleep, Serial, Callback, Hotplug, Held, program, Open, Restat, Receive, Close, Recover}
 
 // checkEscapes finds escapes without a reason.
@@ -94,8 +94,7 @@ func (p *Program) checkEscapes() (reports []Report) {
 	return reports
 }
 
-// Unused returns a report for each escape of the module that none of the programs has a use for. They have been
-// checked.
+// Unused returns a report for each escape of the module that none of the checked programs uses.
 func Unused(programs []*Program) (reports []Report) {
 	used := map[token.Pos]bool{}
 	for _, p := range programs {

@@ -21,14 +21,14 @@ const completionPath = module + "/ib/completion"
 type contexts uint8
 
 const (
-	direct    contexts = 1 << iota // by CQ.Process, which sleeps as the function does
+	direct    contexts = 1 << iota // by CQ.Process, which sleeps if the function does
 	callback                       // in the completion handler
 	worker                         // on a goroutine, where it may sleep
-	elsewhere                      // it is not known where
-	unset                          // that of the zero Init, unless it is assigned later
+	elsewhere                      // context unknown
+	unset                          // context of the zero Init, unless it is assigned later
 )
 
-// post says where the arguments of a function are that posts a work request, the receiver counted.
+// post holds the argument positions of a function that posts a work request. The receiver counts.
 type post struct{ queue, done int }
 
 var posts = map[string]post{
@@ -53,7 +53,7 @@ type completion struct {
 	made map[*ssa.Call]bool
 }
 
-// isDone reports whether a field has the function of a work request.
+// isDone reports whether a field holds the function of a work request.
 func isDone(v *types.Var) bool {
 	return v != nil && v.Pkg() != nil && v.Pkg().Path() == completionPath &&
 		v.Name() == "done" && isNamed(v.Type(), completionPath+".Done")
@@ -80,7 +80,7 @@ func (p *Program) findCompletions() {
 	q.processDirect()
 }
 
-// calls returns the full name of a function that a call may lead to and that is wanted; "": there is none.
+// calls returns the full name of a wanted function that a call may lead to, or "".
 func (c *call) calls(want func(string) bool) string {
 	if c.static != nil && want(c.static.FullName()) {
 		return c.static.FullName()
@@ -141,7 +141,7 @@ func intersect(a, b map[*ssa.Call]bool) bool {
 	return false
 }
 
-// completionRoots are the functions of work requests that may not sleep.
+// completionRoots returns the functions of work requests that may not sleep.
 func (p *Program) completionRoots() (roots []root) {
 	for _, k := range p.completions {
 		if k.in&worker == 0 && k.in&(callback|elsewhere) != 0 {
@@ -155,18 +155,18 @@ func (p *Program) completionRoots() (roots []root) {
 type queueQuery struct {
 	p      *Program
 	of     map[*function]*completion
-	made   map[*ssa.Call]bool // the calls of New that the present query has found
-	inits  []initStore        // nil: not found yet
+	made   map[*ssa.Call]bool // calls of New found by the present query
+	inits  []initStore        // nil: not searched yet
 	nested int
 }
 
 // initStore is an assignment to the Context of an Init.
 type initStore struct {
 	at   *ssa.Store
-	base ssa.Value // the pointer to the Init
+	base ssa.Value // pointer to the Init
 }
 
-// post notes the functions that a call posts, with the contexts of its queue.
+// post records the functions that a call posts, with the contexts of its queue.
 func (q *queueQuery) post(c *call, name string) {
 	at := c.at.(ssa.CallInstruction)
 	args := at.Common().Args
@@ -180,8 +180,8 @@ func (q *queueQuery) post(c *call, name string) {
 	q.pair(pkgOf(at.Parent()), name, args[k.queue], args[k.done], 0)
 }
 
-// pair notes a function with the queue that it is posted to. If one of the two is a parameter it looks at each caller
-// for itself.
+// pair records a function with the queue to which it is posted. If one of the two is a parameter, pair examines each
+// caller separately.
 func (q *queueQuery) pair(pkg *types.Package, name string, queue, done ssa.Value, depth int) {
 	fn := parameterIn(queue, done)
 	if fn == nil || depth == maxFrames || len(q.p.traces.callers[fn]) == 0 {
@@ -207,7 +207,7 @@ func (q *queueQuery) pair(pkg *types.Package, name string, queue, done ssa.Value
 	}
 }
 
-// add notes that a function is called in some contexts, for the queue of the present query.
+// add records that a function is called in some contexts, for the queue of the present query.
 func (q *queueQuery) add(f *function, in contexts) {
 	if q.of[f] == nil {
 		q.of[f] = &completion{f: f, made: map[*ssa.Call]bool{}}
@@ -216,7 +216,7 @@ func (q *queueQuery) add(f *function, in contexts) {
 	maps.Copy(q.of[f].made, q.made)
 }
 
-// parameterIn returns the function that one of two values is a parameter of.
+// parameterIn returns the function that has one of two values as a parameter.
 func parameterIn(list ...ssa.Value) *ssa.Function {
 	for _, v := range list {
 		if x, ok := v.(*ssa.Parameter); ok {
@@ -226,8 +226,8 @@ func parameterIn(list ...ssa.Value) *ssa.Function {
 	return nil
 }
 
-// ofPost returns the contexts of the queue of a post. Of a queue whose origin is not known it assumes those of the
-// package.
+// ofPost returns the contexts of the queue of a post. If the origin of the queue is unknown, it assumes the contexts of
+// the package.
 func (q *queueQuery) ofPost(pkg *types.Package, name string, queue ssa.Value) contexts {
 	var in contexts
 	if isNamed(queue.Type(), completionPath+".CQ") {
@@ -260,7 +260,7 @@ func (q *queueQuery) ofPackage(pkg *types.Package) (in contexts) {
 	return in &^ elsewhere
 }
 
-// madeBy returns the call of one of the functions that a value is a result of.
+// madeBy returns the call of one of the functions that has a value as a result.
 func madeBy(v ssa.Value, names ...string) *ssa.Call {
 	x, ok := v.(*ssa.Extract)
 	if !ok || x.Index != 0 {
@@ -381,7 +381,7 @@ func (q *queueQuery) ofField(field *types.Var) contexts {
 	})
 }
 
-// ofStores returns the contexts of an Init variable from its assignments: of whole values, and of the field Context.
+// ofStores returns the contexts of an Init variable from its assignments, of whole values and of the field Context.
 // Without any, the variable is the zero Init.
 func (q *queueQuery) ofStores(whole []ssa.Value, at *frame, is func(base origin) bool) (in contexts) {
 	for _, v := range whole {

@@ -9,15 +9,15 @@ import (
 	"verbena/uapi/verb"
 )
 
-// This file is docs/contract.md as tables: what package ib promises to, and demands of, drivers and consumers. Names
-// that a revision of ib does not have are of no effect.
+// This file holds docs/contract.md as tables: the promises of package ib to drivers and consumers, and its requirements
+// for them. Names that a revision of ib does not have have no effect.
 
 const module = "verbena"
 
 const ibPath = module + "/ib"
 
-// noSleepMethods are the methods of a driver that may not sleep, by the interface of package ib that has them: those of
-// the atomic verbs, and the error state, which is entered from any context.
+// noSleepMethods lists the methods of a driver that may not sleep, by their interface of package ib. They are the
+// methods of the atomic verbs, and the transition to the error state, which may happen in any context.
 var noSleepMethods = func() map[string][]string {
 	methods := map[string][]string{"Driver": {"EnterError"}}
 	for _, v := range verb.Table {
@@ -30,7 +30,7 @@ var noSleepMethods = func() map[string][]string {
 	return methods
 }()
 
-// driverInterfaces are those of package ib that a driver implements: those of the verbs, and those for user contexts.
+// driverInterfaces lists the interfaces of package ib that a driver implements, for the verbs and for user contexts.
 var driverInterfaces = func() []string {
 	names := []string{"UserContexter", "Disassociator"}
 	for _, v := range verb.Table {
@@ -43,7 +43,7 @@ var driverInterfaces = func() []string {
 	return slices.Compact(names)
 }()
 
-// handlerFields are the fields of package ib that take a consumer's function which may not sleep.
+// handlerFields lists the fields of package ib that hold a function of a consumer that may not sleep.
 var handlerFields = map[string][]string{
 	"CQInit":       {"Handler", "Event"},
 	"QPInitAttr":   {"Event"},
@@ -55,17 +55,17 @@ var handlerFields = map[string][]string{
 	"eventHandler": {"f"},
 }
 
-// completionFields are those of package ib/completion.
+// completionFields lists the same fields of package ib/completion.
 var completionFields = map[string][]string{"Init": {"Failed"}}
 
-// handlerArgs are functions and methods of packages that take such a function as an argument, by its index (the
-// receiver not counted).
+// handlerArgs lists functions and methods that take such a function as an argument, with the index of the argument. The
+// receiver does not count.
 var handlerArgs = map[string]int{
 	"(*" + ibPath + ".Device).OnEvent":              0,
 	"(*" + ibPath + ".Device).RegisterEventHandler": 0,
 }
 
-// hotplug are the functions that neither a callback nor who holds a callback's lock may call.
+// hotplug lists the functions that neither a callback nor a holder of a callback's lock may call.
 var hotplug = map[string]bool{
 	"(*" + ibPath + ".Core).Register":                true,
 	"(*" + ibPath + ".Core).Unregister":              true,
@@ -75,17 +75,17 @@ var hotplug = map[string]bool{
 	"(*" + ibPath + ".Core).UnregisterClientContext": true,
 }
 
-// clientFields take the functions of a client that are called as devices come and go.
+// clientFields lists the fields with the functions of a client that run when devices are registered or removed.
 var clientFields = map[string][]string{
 	"Client": {"Add", "Remove"},
 }
 
-// copyInterface is what reads and writes the memory of a process.
+// copyInterface is the interface that reads and writes the memory of a process.
 const copyInterface = module + "/umem.Space"
 
 var copyMethods = map[string]bool{"ReadV": true, "WriteV": true, "Check": true}
 
-// ownMemory implements it for the memory of this process.
+// ownMemory implements copyInterface for the memory of this process.
 const ownMemory = module + "/umem.Local"
 
 var copyCalls = map[string]bool{
@@ -93,28 +93,28 @@ var copyCalls = map[string]bool{
 	"golang.org/x/sys/unix.ProcessVMWritev": true,
 }
 
-// isMutex reports whether a type is a lock: one of package sync's, or a type of the same name.
+// isMutex reports whether a type is a lock: a lock of package sync, or a type of the same name.
 func isMutex(t types.Type) bool {
 	n, ok := types.Unalias(t).(*types.Named)
 	return ok && (n.Obj().Name() == "Mutex" || n.Obj().Name() == "RWMutex") && n.Obj().Pkg() != nil
 }
 
-// ours reports whether a package is of a module that is looked at, not of the standard library or a dependency.
+// ours reports whether a package belongs to a checked module, and not to the standard library or a dependency.
 func (p *Program) ours(pkg *types.Package) bool { return pkg != nil && p.own[pkg.Path()] }
 
-// sleepiness is what is known about a function that is not looked at.
+// sleepiness describes a function that is not checked itself.
 type sleepiness uint8
 
 const (
-	never sleepiness = iota // does not sleep, and calls the functions that it is given
+	never sleepiness = iota // does not sleep, and calls the functions passed to it
 	sleeps
-	spawns // does not sleep, and has another goroutine call the functions that it is given
+	spawns // does not sleep, and another goroutine calls the functions passed to it
 	yields // gives the processor to others: a loop with it spins
-	reads  // the time
+	reads  // reads the time
 )
 
-// outside is what functions of other packages do, by the name that types.Func.FullName has, and by package. What is in
-// neither sleeps: a new package is looked at by whoever adds it.
+// outside holds the kinds of functions of other packages, by the name of types.Func.FullName and by package. Functions
+// in neither table are assumed to sleep. The author of a new import must check the package and add it.
 var outside = map[string]sleepiness{
 	"time.Sleep": sleeps, "time.AfterFunc": spawns, "time.Now": reads, "time.Since": reads, "time.Until": reads,
 	"runtime.Gosched": yields, "runtime.GC": sleeps, "runtime.AddCleanup": spawns, "runtime.SetFinalizer": spawns,
@@ -126,7 +126,8 @@ var outside = map[string]sleepiness{
 	"fmt.Fscanln": sleeps,
 	"os.Getpid":   never, "os.NewSyscallError": never, "os.IsNotExist": never, "os.IsExist": never, "os.IsTimeout": never,
 	"os.Getpagesize": never,
-	"os.Getuid":      never, "os.Geteuid": never, "os.Getgid": never, "os.Getegid": never, "os.Getenv": never, "os.Exit": never,
+	"os.Getuid":      never, "os.Geteuid": never, "os.Getgid": never, "os.Getegid": never, "os.Getenv": never,
+	"os.Exit":       never,
 	"os.LookupEnv":  never,
 	"(*os.File).Fd": never, "(*os.File).Name": never, "(*os.SyscallError).Error": never,
 	"(syscall.Errno).Error": never, "(syscall.Errno).Is": never, "syscall.Getpid": never, "syscall.Getpagesize": never,
@@ -134,7 +135,7 @@ var outside = map[string]sleepiness{
 	"golang.org/x/sys/unix.Getpagesize": never, "golang.org/x/sys/unix.ErrnoName": never,
 	"golang.org/x/sys/unix.SignalName":        never,
 	"golang.org/x/sys/unix.ByteSliceToString": never, "golang.org/x/sys/unix.Htons": never,
-	// The kernel answers these without waiting for anybody.
+	// The kernel answers these calls without a wait.
 	"golang.org/x/sys/unix.Socket": never, "golang.org/x/sys/unix.Bind": never,
 	"golang.org/x/sys/unix.SetsockoptInt":     never,
 	"golang.org/x/sys/unix.SetsockoptIPMreqn": never, "golang.org/x/sys/unix.SetNonblock": never,
@@ -148,17 +149,18 @@ var outside = map[string]sleepiness{
 	"(*bufio.Reader).Reset": never, "(*bufio.Writer).Reset": never, "(*bufio.Writer).Buffered": never,
 	"(*bufio.Scanner).Buffer": never,
 	"(testing.TB).Helper":     never, "(*testing.common).Helper": never,
-	// They note the text; a test prints it when it ends.
+	// These store the text, which a test prints at its end.
 	"(testing.TB).Error": never, "(testing.TB).Errorf": never, "(testing.TB).Log": never, "(testing.TB).Logf": never,
 	"(*testing.common).Error": never, "(*testing.common).Errorf": never, "(*testing.common).Log": never,
 	"(*testing.common).Logf": never,
-	"(error).Error":          never, "(io/fs.FileInfo).Size": never, "(io/fs.FileInfo).Name": never, "(io/fs.FileInfo).Mode": never,
+	"(error).Error":          never, "(io/fs.FileInfo).Size": never, "(io/fs.FileInfo).Name": never,
+	"(io/fs.FileInfo).Mode":    never,
 	"(io/fs.FileInfo).ModTime": never, "(io/fs.FileInfo).IsDir": never, "(io/fs.FileInfo).Sys": never,
 	"(io/fs.FileMode).IsDir":     never,
 	"(io/fs.FileMode).IsRegular": never, "(io/fs.FileMode).Perm": never,
 }
 
-// quiet are the packages whose functions do not sleep, but for those above.
+// quiet lists the packages with functions that do not sleep, except those above.
 var quiet = map[string]bool{
 	"bytes": true, "cmp": true, "context": true, "container/heap": true, "container/list": true, "crypto/sha256": true,
 	"crypto/rand": true,
@@ -175,7 +177,7 @@ var quiet = map[string]bool{
 	"structs": true, "flag": true, "runtime/pprof": false,
 }
 
-// outsideKind says what a function of another package does, and whether the tables know it.
+// outsideKind returns the kind of a function of another package, and reports whether the tables know it.
 func outsideKind(f *types.Func) (kind sleepiness, known bool) {
 	if k, ok := outside[f.FullName()]; ok {
 		return k, true
@@ -183,7 +185,7 @@ func outsideKind(f *types.Func) (kind sleepiness, known bool) {
 	if f.Pkg() == nil || quiet[f.Pkg().Path()] || strings.HasPrefix(f.Pkg().Path(), "go/") {
 		return never, true
 	}
-	if f.Pkg().Path() == "golang.org/x/sys/unix" && f.Signature().Recv() != nil { // they set fields
+	if f.Pkg().Path() == "golang.org/x/sys/unix" && f.Signature().Recv() != nil { // these set fields
 		return never, true
 	}
 	if f.Name() == "Error" || f.Name() == "String" || f.Name() == "Is" || f.Name() == "Unwrap" || f.Name() == "Timeout" {

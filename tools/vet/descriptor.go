@@ -11,8 +11,8 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// Descriptors that come by a socket, and the sockets that they come by, are followed as values: through variables,
-// fields, parameters, results, channels and conversions. A field stands for the fields of all values of its type.
+// Descriptors received over a socket, and the sockets themselves, are followed as values: through variables, fields,
+// parameters, results, channels and conversions. A field stands for the fields of all values of its type.
 
 // flow is a set of values that descriptors of a kind reach.
 type flow struct {
@@ -20,7 +20,7 @@ type flow struct {
 	values map[ssa.Value]bool
 	fields map[*types.Var]bool
 	result map[*ssa.Function]map[int]bool
-	stops  func(f *ssa.Function) bool // functions into which it is not followed
+	stops  func(f *ssa.Function) bool // functions that it does not enter
 	grown  bool
 }
 
@@ -35,7 +35,7 @@ func (w *flow) add(v ssa.Value) {
 	}
 }
 
-// mayHold reports whether a type is one of a descriptor, or of something that has it.
+// mayHold reports whether a type is a descriptor or contains one.
 func mayHold(t types.Type) bool {
 	switch t := t.Underlying().(type) {
 	case *types.Basic:
@@ -50,7 +50,7 @@ func isError(t types.Type) bool {
 	return types.Identical(t, types.Universe.Lookup("error").Type().Underlying())
 }
 
-// spread follows the values through the functions until nothing is new.
+// spread follows the values through the functions until no new value is found.
 func (w *flow) spread(funcs []*function) {
 	for w.grown = true; w.grown; {
 		w.grown = false
@@ -62,7 +62,7 @@ func (w *flow) spread(funcs []*function) {
 	}
 }
 
-// carriers are functions of other packages whose result is, or has, the descriptor in an argument.
+// carriers lists functions of other packages with a result that is or contains the descriptor in an argument.
 var carriers = []string{
 	"os.NewFile", "(*os.File).Fd", "(*os.File).SyscallConn", "(*net.UnixConn).SyscallConn", "net.FileConn",
 	"(*net.UnixConn).File", "slices.Clone",
@@ -121,7 +121,7 @@ func (w *flow) through(f *ssa.Function) {
 	}
 }
 
-// into marks the place that a descriptor is stored in.
+// into marks the location in which a descriptor is stored.
 func (w *flow) into(addr ssa.Value) {
 	w.add(addr)
 	switch addr := addr.(type) {
@@ -231,7 +231,7 @@ func (w *flow) call(at ssa.CallInstruction) {
 	}
 }
 
-// checkReceives finds reads from sockets outside the functions that take the descriptors that come along.
+// checkReceives finds reads from sockets outside the functions that receive the descriptors of messages.
 func (p *Program) checkReceives(funcs []*function, report reporter) {
 	sockets := p.newFlow(func(*ssa.Function) bool { return false })
 	for _, f := range funcs {
@@ -279,7 +279,8 @@ func (p *Program) checkReceives(funcs []*function, report reporter) {
 	}
 }
 
-// usedAt returns the place of a conversion that the source does not show: that of the call, or of another use.
+// usedAt returns the position of a conversion that is implicit in the source: the position of the call, or of another
+// use.
 func usedAt(v *ssa.MakeInterface) token.Pos {
 	if v.Pos().IsValid() {
 		return v.Pos()
@@ -325,8 +326,7 @@ func hasMethod(t types.Type, name string) bool {
 	return false
 }
 
-// checkCloses finds closes of descriptors that came by a socket outside the functions that bound how many are being
-// closed.
+// checkCloses finds closes of received descriptors outside the functions that bound the number of concurrent closes.
 func (p *Program) checkCloses(funcs []*function, report reporter) {
 	received := p.newFlow(func(f *ssa.Function) bool { return p.marked(f, "closes") })
 	for _, f := range funcs {
@@ -339,7 +339,7 @@ func (p *Program) checkCloses(funcs []*function, report reporter) {
 			case xunix + "ParseUnixRights", "syscall.ParseUnixRights":
 				received.add(v)
 			default:
-				// A function of another package, of which only the mark is known.
+				// for a function of another package only the mark is known
 				if fn := at.Common().StaticCallee(); fn != nil && p.funcs[fn] == nil && p.marked(fn, "receives") {
 					received.add(v)
 				}
@@ -363,9 +363,10 @@ func (p *Program) checkCloses(funcs []*function, report reporter) {
 	}
 }
 
-// checkRecovers finds goroutines that parse bytes of a user without a recover: a panic there ends the service.
+// checkRecovers finds goroutines that parse bytes of a user without a recover. A panic in such a goroutine ends the
+// service.
 func (p *Program) checkRecovers(funcs []*function, report reporter) {
-	parses := map[*ssa.Function]string{} // and by calling which function
+	parses := map[*ssa.Function]string{} // with the callee that parses
 	for f := range p.funcs {
 		if f.Parent() == nil && p.marked(f, "parses") && !recovers(f) {
 			parses[f] = ""
@@ -416,11 +417,11 @@ func (p *Program) nameOf(f *ssa.Function) string {
 	return f.String()
 }
 
-// spawners call a function in a goroutine of its own.
+// spawners lists functions that call a function in a new goroutine.
 var spawners = []string{"time.AfterFunc", "context.AfterFunc", "(*sync.WaitGroup).Go",
 	"(*golang.org/x/sync/errgroup.Group).Go"}
 
-// containers is the package whose functions call a function so that its panic is contained.
+// containers names the package with functions that call a function and contain its panic.
 const containers = module + "/internal/contain."
 
 func startedBy(c ssa.CallInstruction) (list []*ssa.Function) {
@@ -430,7 +431,7 @@ func startedBy(c ssa.CallInstruction) (list []*ssa.Function) {
 		if fn != nil {
 			list = append(list, fn)
 		}
-		return append(list, functionArgs(common)...) // which the callee may call
+		return append(list, functionArgs(common)...) // the callee may call these
 	}
 	if o := fullName(fn); slices.Contains(spawners, o) {
 		return functionArgs(common)
@@ -450,7 +451,7 @@ func functionArgs(common *ssa.CallCommon) (list []*ssa.Function) {
 	return list
 }
 
-// bound returns the method that a method value calls, else the function itself.
+// bound returns the method that a method value calls, or else the function itself.
 func bound(f *ssa.Function) *ssa.Function {
 	if f == nil || !strings.HasPrefix(f.Synthetic, "bound method wrapper") {
 		return f
@@ -476,8 +477,8 @@ func fullName(f *ssa.Function) string {
 	return o.FullName()
 }
 
-// runsItself returns the functions that a function calls in its own goroutine, with those that it passes on to be
-// called.
+// runsItself returns the functions that a function calls in its own goroutine, including the functions that it passes
+// to others to call.
 func runsItself(f *ssa.Function) []*ssa.Function {
 	set := map[*ssa.Function]bool{}
 	for _, b := range f.Blocks {
@@ -500,7 +501,7 @@ func runsItself(f *ssa.Function) []*ssa.Function {
 	return slices.Collect(maps.Keys(set))
 }
 
-// recovers reports whether a function defers a recover before anything else could panic its goroutine.
+// recovers reports whether a function defers a recover before any other instruction could panic.
 func recovers(f *ssa.Function) bool {
 	for _, b := range f.Blocks {
 		for _, at := range b.Instrs {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// A directive is a comment of a line of its own, or behind code:
+// A directive is a comment on a separate line, or after code:
 //
 //	//verbena:nosleep             the function, or what is stored in the field, must not sleep
 //	//verbena:held x.mu           the function is called with the lock held
@@ -16,11 +16,11 @@ import (
 //	//verbena:parses              the function parses bytes of a user
 //	//verbena:allow CHECK REASON  the check says nothing here
 //
-// In the comment of a function it is about the function. Otherwise it is about its own line, or the one below the
-// comment.
+// In the comment of a function it applies to the function. Otherwise it applies to its own line, or to the line below
+// the comment.
 const prefix = "//verbena:"
 
-// directive is one of them.
+// directive is one directive.
 type directive struct {
 	verb string
 	rest string
@@ -36,14 +36,14 @@ func directives(g *ast.CommentGroup) (list []directive) {
 		if !ok {
 			continue
 		}
-		text, _, _ = strings.Cut(text, " // ") // another comment
+		text, _, _ = strings.Cut(text, " // ") // a second comment
 		verb, rest, _ := strings.Cut(text, " ")
 		list = append(list, directive{verb, strings.TrimSpace(rest), c.Pos()})
 	}
 	return list
 }
 
-// Escape is a place where a check says nothing, and why.
+// Escape is a position at which a check is disabled, with the reason.
 type Escape struct {
 	Check  string
 	Reason string
@@ -51,7 +51,7 @@ type Escape struct {
 	Used   bool
 }
 
-// escapes are those of a program, by the line that they are about.
+// escapes holds the escapes of a program, by the line to which they apply.
 type escapes map[line][]*Escape
 
 type line struct {
@@ -59,7 +59,7 @@ type line struct {
 	n    int
 }
 
-// add adds one that is about its own line, and what follows up to the line below the comment, which ends at end.
+// add adds an escape for its own line and the code up to the line below the comment. The comment ends at end.
 func (e escapes) add(fset *token.FileSet, d directive, end token.Pos) *Escape {
 	check, reason, _ := strings.Cut(d.rest, " ")
 	x := &Escape{Check: check, Reason: strings.TrimSpace(reason), Pos: d.pos}
@@ -71,7 +71,7 @@ func (e escapes) add(fset *token.FileSet, d directive, end token.Pos) *Escape {
 	return x
 }
 
-// at returns the escape of a check at a place, nil if there is none.
+// at returns the escape of a check at a position, or nil.
 func (e escapes) at(fset *token.FileSet, pos token.Pos, check string) *Escape {
 	if !pos.IsValid() {
 		return nil

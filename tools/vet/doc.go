@@ -1,24 +1,27 @@
 // Package vet checks programs against the locking contract of verbena/ib from their source. Command verbenavet runs it.
 // docs/verbenavet.md explains its reports.
 //
-//	Load            go/packages -> SSA (program.go). One Program for each command, and one for the packages that no command
-//	                imports.
+//	Load            go/packages -> SSA (program.go). There is one Program for each command, and one for the packages that
+//	                no command imports.
 //	readDirectives  the //verbena: comments (directive.go, annotate.go)
-//	link            callees (link.go): VTA, with library types. Functions passed as arguments are resolved at each call site.
-//	scan            calls and operations of each function (scan.go), by the tables of contract.go, and loops that wait (spin.go,
-//	                wait.go)
-//	trace           sources of values (trace.go): streams (stream.go), completion queues (completion.go), functions (resolve.go)
+//	link            callees (link.go): VTA, with library types. Functions passed as arguments are resolved at each call
+//	                site.
+//	scan            calls and operations of each function (scan.go), by the tables of contract.go, and loops that wait
+//	                (spin.go, wait.go)
+//	trace           sources of values (trace.go): streams (stream.go), completion queues (completion.go), functions
+//	                (resolve.go)
 //	specialise      copies of functions for the places and types that callers pass (special.go, object.go)
 //	flowLocks       locks that may be, and that must be, held at each instruction (lock.go, lockflow.go)
-//	Check           effects, from operations up to callers (effect.go), and reachability, from the contract's functions down
-//	                (roots.go). nosleep.go, callback.go and held.go have the rules.
+//	Check           effects, from operations up to callers (effect.go), and reachability, from the contract's functions
+//	                down (roots.go). nosleep.go, callback.go and held.go have the rules.
 //
-// Calls through the interfaces of drivers, and of handlers, are boundaries: each side is checked against the contract,
-// not against the other. A lock that is held across a sleeping operation makes every function that waits for it a
-// sleeping one. sleepyLocks repeats that until nothing changes.
+// Calls through the interfaces of drivers and of handlers are boundaries. Each side is checked against the contract,
+// and not against the other side. A lock held across a sleeping operation makes every function that waits for the lock
+// a sleeping function. sleepyLocks repeats this until nothing changes.
 //
-// checkGuards applies further checks to the packages that serve users who do not trust one another (guard.go): how they
-// open files, read sockets, close received descriptors (descriptor.go follows these as values) and contain panics.
+// checkGuards applies further checks to the packages that serve users who do not trust one another (guard.go). They
+// cover opens of files, reads from sockets, closes of received descriptors (descriptor.go follows these as values) and
+// panics.
 //
 // Analyzer applies the same checks to one package, with facts for the others.
 package vet

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// cause is why a function has an effect: an operation of its own, or a call.
+// cause is the reason for an effect of a function: one of its operations, or a call.
 type cause struct {
 	at   ssa.Instruction
 	pos  token.Pos
@@ -18,7 +18,7 @@ type cause struct {
 	next *function
 }
 
-// effect is what functions do by themselves or by what they call.
+// effect holds the effects of functions, by themselves or through their callees.
 type effect struct {
 	check string
 	of    map[*function]*cause
@@ -59,7 +59,7 @@ func (p *Program) callers(check string) map[*function][]caller {
 	return m
 }
 
-// spread gives the effect to all that call a function that has it, unless an escape cuts the call.
+// spread propagates the effect of a function to all of its callers, unless an escape cuts the call.
 func (p *Program) spread(e *effect, callers map[*function][]caller) {
 	for len(e.queue) > 0 {
 		g := e.queue[0]
@@ -72,7 +72,7 @@ func (p *Program) spread(e *effect, callers map[*function][]caller) {
 	}
 }
 
-// path is how a function comes to an effect.
+// path returns the path from a function to an effect.
 func (e *effect) path(f *function) (steps []Step) {
 	for f != nil {
 		c := e.of[f]
@@ -90,7 +90,8 @@ func name(f *function) string {
 	return strings.ReplaceAll(strings.ReplaceAll(s, module+"/", ""), "command-line-arguments.", "")
 }
 
-// sleepyLocks finds the locks that are held across what sleeps, and then what waits for them sleeps, too.
+// sleepyLocks finds the locks that are held across sleeping operations. Waiting for such a lock is then a sleeping
+// operation, too.
 func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 	conds := p.condLocks()
 	mark := func(f *function, held lockSet, c *cause, cond, plug bool) {
@@ -160,15 +161,15 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 	}
 }
 
-// under is a function that a call passes to another, which calls it with locks held.
+// under is a function that a call passes to another function, which calls it with locks held.
 type under struct {
 	f    *function
 	by   *function
 	held lockSet
 }
 
-// passedUnder returns the functions that a call passes to its callees, with the locks that these hold when they call
-// them.
+// passedUnder returns the functions that a call passes to its callees, with the locks that the callees hold when they
+// call these functions.
 func (c *call) passedUnder() (list []under) {
 	for _, a := range c.passes {
 		for _, g := range c.callees[:min(c.own, len(c.callees))] {
@@ -183,8 +184,8 @@ func (c *call) passedUnder() (list []under) {
 	return list
 }
 
-// heldCalling returns the locks that may be held when a function calls one of its parameters, itself or by what it
-// passes it to.
+// heldCalling returns the locks that may be held when a function calls one of its parameters, directly or through a
+// function to which it passes the parameter.
 func (f *function) heldCalling(param, depth int) lockSet {
 	held := lockSet{}
 	for _, c := range f.calls {
@@ -209,8 +210,8 @@ func (f *function) heldCalling(param, depth int) lockSet {
 	return held
 }
 
-// without returns what is held in a function all the time that it is called with some locks held. Those that its
-// callers have to hold it may let go of: what it does with them is seen in itself.
+// without returns the locks held during the whole execution of a function that is called with some locks held. The
+// function may release the locks that its callers must hold. Operations on them are checked in the function itself.
 func (f *function) without(held lockSet) lockSet {
 	left := held
 	for l := range held {
@@ -229,7 +230,7 @@ func (e *effect) endsInCond(f *function) bool {
 	return len(steps) > 0 && strings.Contains(steps[len(steps)-1].What, "Cond).Wait")
 }
 
-// condLocks are the locks that sync.Cond.Wait lets go of.
+// condLocks returns the locks that sync.Cond.Wait releases.
 func (p *Program) condLocks() lockSet {
 	conds := lockSet{}
 	for _, f := range p.order {

@@ -12,25 +12,25 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// The checks of packages that serve users who do not trust one another.
+// These are the checks of packages that serve users who do not trust one another.
 const (
-	Open    = "open"    // an open that could make a terminal the service's, or leak into a child
-	Restat  = "restat"  // an open of a path that was just passed to stat
-	Receive = "receive" // a read from a socket that drops the descriptors which come along
-	Close   = "close"   // a close of a received descriptor, which can take as long as its sender likes
+	Open    = "open"    // an open that could acquire a controlling terminal, or leak into a child
+	Restat  = "restat"  // an open of a path that was previously passed to stat
+	Receive = "receive" // a read from a socket that drops the descriptors of a message
+	Close   = "close"   // a close of a received descriptor, which can take as long as its sender wants
 	Recover = "recover" // a goroutine that parses bytes of a user, without recover
 )
 
 // guard names the checks of a package that are reported.
 type guard map[string]bool
 
-// guards are the packages that are checked, with the checks that are on. A check that is off still uses up its escapes,
-// so that these can be written before it is turned on.
+// guards lists the checked packages with their enabled checks. A disabled check still counts its escapes as used, so
+// that they can be written before the check is enabled.
 var guards = map[string]guard{
 	module + "/supervisor": allGuards,
 	module + "/service":    allGuards,
 	module + "/remote":     allGuards,
-	// It closes files of /proc alone, whose close does not wait: package remote has found them to be that.
+	// It only closes files of /proc, which close without a wait. Package remote has verified their kind.
 	module + "/umem":                 {Open: true, Restat: true, Receive: true, Recover: true},
 	module + "/internal/ctl":         allGuards,
 	module + "/internal/ctl/devfile": allGuards,
@@ -40,7 +40,7 @@ var guards = map[string]guard{
 	module + "/internal/principal":   allGuards,
 }
 
-// guardedSnippets are the snippets to which all of them apply.
+// guardedSnippets are the snippets to which all checks apply.
 const guardedSnippets = module + "/tools/vet/testdata/guard/"
 
 var allGuards = guard{Open: true, Restat: true, Receive: true, Close: true, Recover: true}
@@ -85,10 +85,10 @@ func (p *Program) checkGuards() (reports []Report) {
 	return reports
 }
 
-// reporter notes a breach of a check in a function.
+// reporter records a breach of a check in a function.
 type reporter func(f *function, check string, pos token.Pos, text string)
 
-// allowedAbove returns the escape of a function, or of one that it is a literal in.
+// allowedAbove returns the escape of a function or of an enclosing function.
 func (f *function) allowedAbove(p *Program, check string) *Escape {
 	for g := f; g != nil; g = p.funcs[g.Parent()] {
 		if x := g.allowed[check]; x != nil {
@@ -101,7 +101,7 @@ func (f *function) allowedAbove(p *Program, check string) *Escape {
 	return nil
 }
 
-// marked reports whether a function, or one that it is a literal in, has a directive.
+// marked reports whether a function or an enclosing function has a directive.
 func (p *Program) marked(f *ssa.Function, verb string) bool {
 	for f.Parent() != nil {
 		f = f.Parent()
@@ -110,7 +110,7 @@ func (p *Program) marked(f *ssa.Function, verb string) bool {
 	return ok && slices.ContainsFunc(p.decls[obj.Origin()], func(d directive) bool { return d.verb == verb })
 }
 
-// calls calls f for each call in a function, with the full name of the callee, or of the method of the interface.
+// calls calls f for each call in a function, with the full name of the callee, or of the interface method.
 func eachCall(f *ssa.Function, do func(at ssa.CallInstruction, name string, args []ssa.Value)) {
 	for _, b := range f.Blocks {
 		for _, at := range b.Instrs {
@@ -141,13 +141,14 @@ func posOf(at ssa.CallInstruction) token.Pos {
 
 const xunix = "golang.org/x/sys/unix."
 
-// opener says which arguments of a function are the directory, the path and the flags; -1: it has none.
+// opener holds the indexes of the directory, the path and the flags among the arguments of a function; -1: none.
 type opener struct {
 	dir, path, flags int
-	cloexec          bool // by itself
+	cloexec          bool // always
 }
 
-// openers are the functions that open a file by its path. Those of package os that open a directory are none.
+// openers lists the functions that open a file by its path. The functions of package os that open a directory are
+// omitted.
 var openers = map[string]opener{
 	xunix + "Open":        {-1, 0, 1, false},
 	xunix + "Openat":      {0, 1, 2, false},
@@ -167,7 +168,7 @@ var openers = map[string]opener{
 	"(*os.Root).ReadFile": {0, 1, -1, true},
 }
 
-// stats are the functions that look at a file by its path.
+// stats lists the functions that inspect a file by its path.
 var stats = map[string]opener{
 	xunix + "Stat":      {-1, 0, -1, false},
 	xunix + "Lstat":     {-1, 0, -1, false},
@@ -185,7 +186,7 @@ var stats = map[string]opener{
 	"(*os.Root).Lstat":  {0, 1, -1, false},
 }
 
-// checkOpens finds opens of paths that could be a terminal's, or whose descriptor a child would inherit.
+// checkOpens finds opens of paths that could be a terminal, or with a descriptor that a child would inherit.
 func (p *Program) checkOpens(f *function, report reporter) {
 	eachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
 		o, ok := openers[callee]
@@ -210,7 +211,7 @@ func (p *Program) checkOpens(f *function, report reporter) {
 	})
 }
 
-// harmless reports whether a path is a constant that leads to no terminal.
+// harmless reports whether a path is a constant that cannot lead to a terminal.
 func harmless(path ssa.Value) bool {
 	c, ok := path.(*ssa.Const)
 	if !ok || c.Value == nil || c.Value.Kind() != constant.String {
@@ -223,10 +224,10 @@ func harmless(path ssa.Value) bool {
 		!strings.Contains(s, "/fd/") && !strings.Contains(s, "..")
 }
 
-// certainBits returns the flags that a value has in any case.
+// certainBits returns the flags that a value always has.
 func certainBits(v ssa.Value, seen []ssa.Value) int {
 	if slices.Contains(seen, v) {
-		return ^0 // a loop: what the other edges have
+		return ^0 // a loop: the flags of the other edges decide
 	}
 	seen = append(seen, v)
 	switch v := v.(type) {
@@ -261,11 +262,12 @@ func certainBits(v ssa.Value, seen []ssa.Value) int {
 	return 0
 }
 
-// checkRestats finds opens of paths that the function has passed to stat before: the two may find different files.
+// checkRestats finds opens of paths that the function has passed to stat before. The two calls may find different
+// files.
 func (p *Program) checkRestats(f *function, report reporter) {
 	type look struct {
 		at   ssa.CallInstruction
-		what string // the path
+		what string // path
 		by   string
 	}
 	var looks []look
@@ -298,11 +300,11 @@ func pathShape(o opener, args []ssa.Value) string {
 	return s
 }
 
-// pureCalls return the same for the same arguments.
+// pureCalls lists functions that return the same result for the same arguments.
 var pureCalls = []string{"fmt.Sprintf", "fmt.Sprint", "strconv.Itoa", "path/filepath.Join", "path.Join",
 	"(*os.File).Name", "(*os.File).Fd", "path/filepath.Clean"}
 
-// shape describes a value, so that two values of one description are equal as far as the function does not change
+// shape describes a value. Two values with the same description are equal as long as the function does not change
 // variables.
 func shape(v ssa.Value, depth int) string {
 	if depth < 12 {
@@ -324,7 +326,7 @@ func shape(v ssa.Value, depth int) string {
 			return of(v.X) + "." + fmt.Sprint(v.Field)
 		case *ssa.UnOp:
 			return v.Op.String() + of(v.X)
-		case *ssa.Slice: // of the arguments of a variadic call
+		case *ssa.Slice: // slice for the arguments of a variadic call
 			if a, ok := v.X.(*ssa.Alloc); ok && v.Low == nil && v.High == nil {
 				return arrayShape(a, depth)
 			}
@@ -357,7 +359,7 @@ func arrayShape(a *ssa.Alloc, depth int) string {
 	return s + "]"
 }
 
-// comesBefore reports whether one instruction can run before another in one call of their function.
+// comesBefore reports whether one instruction can run before another in the same call of their function.
 func comesBefore(a, b ssa.Instruction) bool {
 	if a.Block() == b.Block() {
 		return slices.Index(a.Block().Instrs, a) < slices.Index(b.Block().Instrs, b)

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestGuards tests that the packages of the table exist: a name of none would turn its checks off in silence.
+// TestGuards tests that the packages of the table exist. The name of a missing package would silently disable its
+// checks.
 func TestGuards(t *testing.T) {
 	for path, on := range guards {
 		dir := filepath.Join("../..", strings.TrimPrefix(path, module))

@@ -8,16 +8,17 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// entries are the locks that all callers of a function hold. A function without one is called by nobody that is known.
+// entries holds the locks that all callers of a function hold. A function without an entry has no known caller.
 type entries map[*function]lockSet
 
-// holds reports whether all callers of a function hold a lock, and it does not release it itself.
+// holds reports whether all callers of a function hold a lock, and whether the function does not release the lock
+// itself.
 func (e entries) holds(f *function, l *lock) bool {
 	held, ok := e[f]
 	return ok && held.has(l) != nil && f.locks.entered.has(l) == nil
 }
 
-// entryLocks finds what is held at every call of a function, by its caller or by those that call that.
+// entryLocks finds the locks held at every call of a function, by its caller or by callers further up.
 func (p *Program) entryLocks() entries {
 	callers := map[*function][]caller{}
 	for _, f := range p.order {
@@ -29,7 +30,8 @@ func (p *Program) entryLocks() entries {
 	}
 	e := entries{}
 	for _, f := range p.order {
-		// The compiler makes a wrapper of each promoted method. One that nothing calls is no way into an unexported method.
+		// The compiler makes a wrapper for each promoted method. A wrapper without a caller is no entry into an unexported
+		// method.
 		if len(callers[f]) == 0 && (f.Synthetic == "" || token.IsExported(f.Name())) {
 			e[f] = lockSet{}
 		}
@@ -37,7 +39,7 @@ func (p *Program) entryLocks() entries {
 	for changed := true; changed; {
 		changed = false
 		for _, f := range p.order {
-			var all lockSet // nil: nothing is known yet
+			var all lockSet // nil: unknown so far
 			for _, k := range callers[f] {
 				at := lockSet{}
 				if above, ok := e[k.in]; !ok {
@@ -93,7 +95,8 @@ func (p *Program) checkHeld() (reports []Report) {
 	return reports
 }
 
-// otherInstance reports whether the lock that is held at a call is that of another value than the callee wants.
+// otherInstance reports whether the lock held at a call belongs to another value than the lock that the callee
+// requires.
 func (f *function) otherInstance(c *call, g *function, l *lock) bool {
 	want, ok := g.heldBy[l]
 	at, is := c.at.(ssa.CallInstruction)

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// link finds what calls what.
+// link finds the callees of all calls.
 func (p *Program) link(every map[*ssa.Function]bool) {
 	all := map[*ssa.Function]bool{}
 	for f := range every {
@@ -58,8 +58,8 @@ func (p *Program) link(every map[*ssa.Function]bool) {
 	p.markPrograms()
 }
 
-// addLibrary adds the library functions that the program may call by an interface or a function value: the methods of
-// types that it converts to interfaces, and the functions that it uses as values.
+// addLibrary adds the library functions that the program may call by an interface or a function value. These are the
+// methods of types that it converts to interfaces, and the functions that it uses as values.
 func (p *Program) addLibrary(all map[*ssa.Function]bool) {
 	types := map[types.Type]bool{}
 	add := map[*ssa.Function]bool{}
@@ -101,8 +101,8 @@ func functionOperands(at ssa.Instruction) (list []*ssa.Function) {
 	return list
 }
 
-// passFunctions finds who calls the functions that are passed as arguments: as if the caller called them. So that a
-// function which takes functions does not lead from each of its callers to what the others have passed.
+// passFunctions finds the callers of functions that are passed as arguments, as if the caller called them. A function
+// with function parameters thus does not connect each of its callers with the arguments of the other callers.
 func (p *Program) passFunctions() {
 	for changed := true; changed; {
 		changed = false
@@ -129,7 +129,7 @@ func (p *Program) passFunctions() {
 					}
 				}
 			}
-			// A closure calls a parameter of the function around it.
+			// A closure calls a parameter of the enclosing function.
 			if f.Parent() != nil {
 				if outer := p.funcs[f.Parent()]; outer != nil && !outer.onlySpawns(f) {
 					for _, c := range f.calls {
@@ -153,7 +153,7 @@ func (p *Program) passFunctions() {
 				}
 			}
 			switch outer := p.funcs[f.Parent()]; {
-			case c.spawns, c.param < 0 && (outer == nil || outer.onlySpawns(f)): // nobody calls it here who has passed it
+			case c.spawns, c.param < 0 && (outer == nil || outer.onlySpawns(f)): // the passing function does not call it
 			case c.param > 0 && !f.wild[c.param], c.param < 0 && !outer.wild[-c.param]:
 				c.through, c.callees, c.own = c.callees, nil, 0
 			}
@@ -161,7 +161,7 @@ func (p *Program) passFunctions() {
 	}
 }
 
-// onlySpawns reports whether a closure of the function is run by goroutines of their own, and by nobody else.
+// onlySpawns reports whether only new goroutines run a closure of the function.
 func (f *function) onlySpawns(g *function) bool {
 	is := false
 	for _, c := range f.calls {
@@ -175,8 +175,8 @@ func (f *function) onlySpawns(g *function) bool {
 	return is
 }
 
-// parameterOf returns which parameter a value is, counted from 1, or with a minus sign which one of the function
-// around; 0: none.
+// parameterOf returns the number of the parameter that a value is, counted from 1. A negative number is a parameter of
+// the enclosing function; 0: none.
 func parameterOf(f *ssa.Function, v ssa.Value) int {
 	switch v := v.(type) {
 	case *ssa.Parameter:
@@ -186,7 +186,7 @@ func parameterOf(f *ssa.Function, v ssa.Value) int {
 		if k, ok := b.(*ssa.Parameter); ok && f.Parent() != nil {
 			return -(slices.Index(f.Parent().Params, k) + 1)
 		}
-		if a, ok := b.(*ssa.Alloc); ok { // a parameter that a closure has captured
+		if a, ok := b.(*ssa.Alloc); ok { // a parameter captured by a closure
 			return -spilled(f.Parent(), a)
 		}
 	case *ssa.UnOp:
@@ -204,7 +204,7 @@ func parameterOf(f *ssa.Function, v ssa.Value) int {
 	return 0
 }
 
-// spilled returns the parameter that is kept in a variable, and nothing else is; 0: none.
+// spilled returns the parameter that is stored in a variable as its only value; 0: none.
 func spilled(f *ssa.Function, a *ssa.Alloc) int {
 	n := 0
 	for _, r := range *a.Referrers() {
@@ -219,7 +219,7 @@ func spilled(f *ssa.Function, a *ssa.Alloc) int {
 	return n
 }
 
-// pass notes the functions among the arguments of a call.
+// pass records the functions among the arguments of a call.
 func (p *Program) pass(f *function, c *call, common *ssa.CallCommon) {
 	first := 1
 	if common.IsInvoke() {
@@ -243,11 +243,11 @@ func (p *Program) pass(f *function, c *call, common *ssa.CallCommon) {
 	}
 }
 
-// candidates are the functions that a value may be whose way is not known, since it led through another package, such
-// as sync/atomic: those of the same type whose address is taken in the same package.
+// candidates returns the possible functions of a value with an unknown path, which led through another package such as
+// sync/atomic. These are the functions of the same type in the same package with their address taken.
 func (p *Program) candidates(f *function, common *ssa.CallCommon) (list []*ssa.Function) {
 	if _, ok := common.Value.(*ssa.Parameter); ok {
-		return nil // it is for those who call
+		return nil // resolved at the callers
 	}
 	pkg := pkgOf(f.Function)
 	for _, fn := range p.taken(pkg) {
@@ -258,7 +258,7 @@ func (p *Program) candidates(f *function, common *ssa.CallCommon) (list []*ssa.F
 	return list
 }
 
-// taken are the functions that are used as values in a package: given to another package, or put where pointers lead.
+// taken returns the functions that a package uses as values: passed to another package, or stored behind pointers.
 func (p *Program) taken(pkg *types.Package) []*ssa.Function {
 	if pkg == nil {
 		return nil
@@ -288,8 +288,8 @@ func (p *Program) taken(pkg *types.Package) []*ssa.Function {
 	return list
 }
 
-// poolNew returns the functions that a pool makes things with: those of the field or variable that it is, or where that
-// is not known, of all pools of the package.
+// poolNew returns the functions by which a pool makes its values. If the field or variable of the pool is unknown, it
+// returns the functions of all pools of the package.
 func (p *Program) poolNew(f *function, pool ssa.Value) (list []*ssa.Function) {
 	var all []*ssa.Function
 	pkg := pkgOf(f.Function)

@@ -9,37 +9,37 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// lock is a class of locks: a field of a type, of all its values, or a variable. If the places of the type are told
-// apart, the class has a part for each, and stands itself for a lock at an unknown place.
+// lock is a class of locks: a field of all values of a type, or a variable. If the places of the type are
+// distinguished, the class has a part for each place. The class itself then stands for a lock at an unknown place.
 type lock struct {
 	name  string
-	class *lock // whose part it is
+	class *lock // class of a part
 	parts []*lock
 
-	sleepy  *heldSleep // what it is held across; nil: nothing that sleeps
-	program *Escape    // by its directive: whoever waits for it waits for the memory of its own program; nil: not so
+	sleepy  *heldSleep // operation that it is held across; nil: none that sleeps
+	program *Escape    // directive: a waiter for the lock waits only for the memory of its own program; nil: no directive
 	sites   []lockSite
 }
 
-// heldSleep is a place where a lock is held across what sleeps.
+// heldSleep is a position at which a lock is held across a sleeping operation.
 type heldSleep struct {
 	in   *function
 	pos  token.Pos
 	what string
-	plug bool // by registering, or the opposite
+	plug bool // held by registration, or by removal
 }
 
 type lockSite struct {
 	in *function
 	at ssa.CallInstruction
-	l  *lock // nil: it is not known
+	l  *lock // nil: unknown
 }
 
-// overlaps reports whether two locks may be one.
+// overlaps reports whether two locks may be the same.
 func (l *lock) overlaps(k *lock) bool { return l == k || l.class == k || k.class == l }
 
-// heldAcross returns a place where a lock, or one that may be the same, is held across a sleeping operation; nil: there
-// is none.
+// heldAcross returns a position at which a lock, or one that may be the same, is held across a sleeping operation, or
+// nil.
 func (l *lock) heldAcross() *heldSleep {
 	if l.sleepy != nil {
 		return l.sleepy
@@ -66,7 +66,7 @@ func (s lockSet) clone() lockSet {
 	return c
 }
 
-// has returns the lock of a set that may be the one wanted, nil if there is none.
+// has returns the lock of a set that may be the wanted one, or nil.
 func (s lockSet) has(l *lock) *lock {
 	if s[l] {
 		return l
@@ -105,7 +105,7 @@ const (
 	tryCalled
 )
 
-// lockCall says what a function is to a lock.
+// lockCall returns the lock operation of a function.
 func lockCall(fn *ssa.Function) lockCallKind {
 	recv := fn.Signature.Recv()
 	if recv == nil || !isMutex(deref(recv.Type())) {
@@ -126,7 +126,7 @@ func lockKind(method string) lockCallKind {
 	return noLockCall
 }
 
-// fieldLock is the class of a field of a type.
+// fieldLock returns the class of a field of a type.
 func (p *Program) fieldLock(owner types.Type, v *types.Var) *lock {
 	name := "struct." + v.Name()
 	if n, ok := types.Unalias(deref(owner)).(*types.Named); ok {
@@ -143,8 +143,8 @@ func (p *Program) ofProgram(l *lock, v *types.Var) *lock {
 	return l
 }
 
-// markPrograms notes the locks that are of one program each. To wait for one is to wait for that program's memory, as a
-// copy does.
+// markPrograms marks the locks that belong to one program each. A wait for such a lock is a wait for the memory of that
+// program, as in a copy.
 func (p *Program) markPrograms() {
 	for _, f := range p.order {
 		for _, s := range f.locks.direct {
@@ -163,8 +163,8 @@ func (p *Program) lockNamed(key, name string) *lock {
 	return p.locks[key]
 }
 
-// lockAt returns the lock at the target of a pointer: a part of its class if the place is known, nil if the lock is
-// unknown.
+// lockAt returns the lock at the target of a pointer. It is a part of its class if the place is known, and nil if the
+// lock is unknown.
 func (p *Program) lockAt(f *function, v ssa.Value) *lock {
 	if l, ok := f.pointers[v]; ok {
 		return l
@@ -197,14 +197,14 @@ func (p *Program) findLock(f *function, v ssa.Value) *lock {
 	default:
 		l := p.lockOf(addr)
 		if by := p.lockOf(v); by != nil && l != nil && (l.name == "new" || l.name == "complit") {
-			l.name = by.name // of the field that leads to it
+			l.name = by.name // name of the field that leads to it
 		}
 		return l
 	}
 }
 
-// embedded returns the class of the mutex whose methods a struct promotes, if a value is an interface, such as a
-// sync.Locker, that can only have structs which embed a mutex of this class; else nil.
+// embedded returns the class of the mutex with the methods that a struct promotes. It applies to an interface, such as
+// a sync.Locker, that can only hold structs with an embedded mutex of this class. Otherwise it returns nil.
 func (p *Program) embedded(v ssa.Value) (l *lock) {
 	if !types.IsInterface(v.Type()) {
 		return nil
@@ -230,8 +230,7 @@ func (p *Program) embedded(v ssa.Value) (l *lock) {
 	return l
 }
 
-// promoted returns the class of the mutex whose Lock is a method of the struct that a value is, or points to; nil:
-// there is none.
+// promoted returns the class of the mutex that provides the Lock method of a struct or of a pointer's target, or nil.
 func (p *Program) promoted(v ssa.Value) *lock {
 	_, path, _ := types.LookupFieldOrMethod(v.Type(), true, nil, "Lock")
 	owner := deref(v.Type())
@@ -249,7 +248,7 @@ func (p *Program) promoted(v ssa.Value) *lock {
 	return nil
 }
 
-// partOf returns the lock of a class that is at a place.
+// partOf returns the lock of a class at a place.
 func (p *Program) partOf(class *lock, key, field string) *lock {
 	l := p.lockNamed(class.name+" of "+key, shortKey(key)+"."+field)
 	if l.class == nil {
@@ -259,13 +258,13 @@ func (p *Program) partOf(class *lock, key, field string) *lock {
 	return l
 }
 
-// lockOf is the class of a lock that a value points to; nil: it is not known.
+// lockOf returns the class of a lock that a value points to, or nil if it is unknown.
 func (p *Program) lockOf(v ssa.Value) *lock {
 	switch v := v.(type) {
 	case *ssa.FieldAddr:
 		f := fieldVar(v.X.Type(), v.Field)
 		if _, named := types.Unalias(deref(v.X.Type())).(*types.Named); !named {
-			// A field of a struct without a name, which is one of the field's owner.
+			// a field of an unnamed struct, which is a field of the owner
 			return p.lockNamed(p.Fset.Position(f.Pos()).String(), outerName(v.X)+"."+f.Name())
 		}
 		return p.fieldLock(v.X.Type(), f)
@@ -302,9 +301,9 @@ func outerName(v ssa.Value) string {
 	return "struct"
 }
 
-// pathOf says which value a pointer leads to, "" if that is not known: two that are said alike are the same, unless
-// somebody has changed a field meanwhile; of two that differ in the parameter that they begin with, both are likely
-// not.
+// pathOf describes the value that a pointer leads to, or returns "" if it is unknown. Two values with the same
+// description are the same, unless a field has changed meanwhile. Two descriptions that begin
+// with different parameters probably denote different values.
 func pathOf(v ssa.Value) string {
 	switch v := v.(type) {
 	case *ssa.Parameter:

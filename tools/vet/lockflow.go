@@ -7,16 +7,17 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// lockFlow is what of locks is known about a function.
+// lockFlow holds the locks of a function.
 type lockFlow struct {
 	may, must   map[ssa.Instruction]lockSet // held before calls and operations
 	which       map[ssa.Instruction]map[*lock]string
-	takes, lets lockSet    // at its end, more and fewer than at its beginning
-	direct      []lockSite // of lock calls
-	entered     lockSet    // that it lets go of before it takes them: its callers hold them
+	takes, lets lockSet    // at the end of the function, more and fewer than at its beginning
+	direct      []lockSite // lock calls
+	entered     lockSet    // released before they are taken, and thus held by its callers
 }
 
-// flowLocks finds what is held where. What a function leaves held, or has let go of, is known after a few rounds.
+// flowLocks finds the locks held at each instruction. The locks that a function leaves held, or has released, are known
+// after a few rounds.
 func (p *Program) flowLocks() {
 	order := p.calleesFirst()
 	for range 8 {
@@ -39,7 +40,7 @@ func (p *Program) flowLocks() {
 	}
 }
 
-// calleesFirst returns all functions, those that others call before them as far as that is possible.
+// calleesFirst returns all functions, callees before their callers as far as possible.
 func (p *Program) calleesFirst() (list []*function) {
 	seen := map[*function]bool{}
 	var visit func(f *function)
@@ -63,11 +64,11 @@ func (p *Program) calleesFirst() (list []*function) {
 	return list
 }
 
-// state is what is held at a place: perhaps, and for certain.
+// state holds the locks held at a position: those possibly held and those certainly held.
 type state struct {
 	may, must lockSet
-	which     map[*lock]string    // the value whose lock it is, as pathOf says it; "": not known
-	deferred  map[*ssa.Defer]bool // calls that the end of the function makes, perhaps
+	which     map[*lock]string    // the value with the lock, as described by pathOf; "": unknown
+	deferred  map[*ssa.Defer]bool // calls that the end of the function may make
 }
 
 func (s state) clone() state {
@@ -76,7 +77,7 @@ func (s state) clone() state {
 
 func (s state) lock(l *lock) { s.lockOf(l, "") }
 
-// unlock releases a lock. If it is not held as such another that may be the same is.
+// unlock releases a lock. If the lock is not held as itself, unlock releases one that may be the same.
 func (s state) unlock(l *lock) {
 	if k := s.may.has(l); k != nil {
 		delete(s.may, k)
@@ -91,7 +92,7 @@ func (s state) lockOf(l *lock, path string) {
 	s.may[l], s.must[l], s.which[l] = true, true, path
 }
 
-// join adds another way to the place, and reports whether that has changed anything.
+// join merges another path into the state, and reports whether the state has changed.
 func (s state) join(o state) (changed bool) {
 	for l := range o.may {
 		if !s.may[l] {
@@ -117,7 +118,7 @@ func (s state) join(o state) (changed bool) {
 	return changed
 }
 
-// flow follows the locks through a function, and reports whether its effect on them has changed.
+// flow follows the locks through a function, and reports whether the effect of the function on them has changed.
 func (p *Program) flow(f *function) bool {
 	fl := p.follow(f, nil)
 	for range 3 {
@@ -136,7 +137,7 @@ func (p *Program) flow(f *function) bool {
 	return changed
 }
 
-// follow does, for a function that its callers call with some locks held.
+// follow does the same for a function that its callers call with some locks held.
 func (p *Program) follow(f *function, entered lockSet) lockFlow {
 	fl := lockFlow{may: map[ssa.Instruction]lockSet{}, must: map[ssa.Instruction]lockSet{},
 		which: map[ssa.Instruction]map[*lock]string{}, takes: lockSet{}, lets: lockSet{}, entered: lockSet{}}
@@ -179,7 +180,7 @@ func (p *Program) follow(f *function, entered lockSet) lockFlow {
 					if !s.deferred[d] {
 						continue
 					}
-					fl.may[d], fl.must[d], fl.which[d] = s.may.clone(), s.must.clone(), maps.Clone(s.which) // when it is called
+					fl.may[d], fl.must[d], fl.which[d] = s.may.clone(), s.must.clone(), maps.Clone(s.which) // at the call
 					p.step(f, &fl, s, d, calls[d], let)
 				}
 			case *ssa.Defer:
@@ -239,7 +240,7 @@ func (p *Program) follow(f *function, entered lockSet) lockFlow {
 	return fl
 }
 
-// step does to the state what a call does. let takes the locks that are released without having been taken.
+// step applies a call to the state. let receives the locks that are released without having been taken.
 func (p *Program) step(f *function, fl *lockFlow, s state, at ssa.CallInstruction, c *call, let lockSet) {
 	if c == nil {
 		return
@@ -265,13 +266,13 @@ func (p *Program) step(f *function, fl *lockFlow, s state, at ssa.CallInstructio
 	}
 }
 
-// locker reports whether a call is one of an interface of a lock.
+// locker reports whether a call is a call of a lock's interface.
 func (c *call) locker() bool {
 	return c.iface != nil && slices.Contains([]string{"Lock", "Unlock", "RLock", "RUnlock", "lock", "unlock"},
 		c.iface.Name())
 }
 
-// release unlocks a lock, and notes in let that it was not taken before.
+// release unlocks a lock, and records in let that it was not taken before.
 func (s state) release(l *lock, let lockSet) {
 	if s.may.has(l) == nil {
 		let[l] = true
@@ -279,9 +280,9 @@ func (s state) release(l *lock, let lockSet) {
 	s.unlock(l)
 }
 
-// stepInto does to the state what a function does that is called.
+// stepInto applies the effect of a callee to the state.
 func (p *Program) stepInto(g *function, s state, let lockSet) {
-	for l := range g.locks.entered { // which the callee gives up for a while
+	for l := range g.locks.entered { // the callee releases these temporarily
 		if s.may.has(l) == nil {
 			let[l] = true
 		}

@@ -21,7 +21,7 @@ func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
 				v.path(Step{o.pos, name(v.f), o.what})})
 		}
 		for _, c := range v.f.calls {
-			// of which checkHotplug speaks
+			// reported by checkHotplug
 			if c.spawns || !intoIB(v.f, c) || at[c.pos] || c.static != nil && hotplug[c.static.FullName()] {
 				continue
 			}

@@ -8,18 +8,18 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// Locks of one type are told apart by their place: the field of a struct, or the variable. The target of a pointer is
-// known if the pointer is the address of a field or variable, if only one such address is assigned to it, or if it is a
-// parameter of a function that has been specialised for the place.
+// Locks of one type are distinguished by their place: the field of a struct, or the variable. The target of a pointer
+// is known in three cases. The pointer is the address of a field or variable, only one such address is assigned to it,
+// or it is a parameter of a function that has been specialised for the place.
 
-// place is a field, variable or allocation, seen from a function. The zero place is not known.
+// place is a field, variable or allocation, seen from a function. The zero place is unknown.
 type place struct {
-	addr ssa.Value // *ssa.FieldAddr, *ssa.IndexAddr, *ssa.Global or *ssa.Alloc; nil: it is not known where
+	addr ssa.Value // *ssa.FieldAddr, *ssa.IndexAddr, *ssa.Global or *ssa.Alloc; nil: unknown
 	in   *function
-	typ  types.Type // of the value in an interface, nil if that is not known
+	typ  types.Type // type of the value in an interface, or nil if unknown
 }
 
-// maxPlaces limits the steps by which a pointer is followed.
+// maxPlaces limits the number of steps in following a pointer.
 const maxPlaces = 12
 
 // placeAt returns the target of a pointer.
@@ -85,10 +85,10 @@ func (p *Program) pointee(f *function, addr ssa.Value, left int) place {
 	return place{}
 }
 
-// parentOf returns the function that a value is in, as it is when nothing is known about its parameters.
+// parentOf returns the function that contains a value, without any knowledge about the parameters.
 func (p *Program) parentOf(v ssa.Value) *function { return p.funcs[v.Parent()] }
 
-// only returns the place that all values lead to, if it is one.
+// only returns the single place that all values lead to, if there is one.
 func (p *Program) only(list []ssa.Value, in func(ssa.Value) *function, left int) (one place) {
 	key := ""
 	for _, v := range list {
@@ -139,7 +139,7 @@ func (p *Program) bindsOf(f *function, c *call, g *function) map[int]place {
 	return binds
 }
 
-// bindKey names a place with the type of the value.
+// bindKey returns a key of a place and the type of the value.
 func bindKey(p *Program, at place) string {
 	key := p.keyOf(at)
 	if at.typ != nil {
@@ -148,7 +148,7 @@ func bindKey(p *Program, at place) string {
 	return key
 }
 
-// keyOf names a place; "": it is not known which of several it is.
+// keyOf returns a key of a place, or "" if there are several candidates.
 func (p *Program) keyOf(at place) string {
 	switch v := at.addr.(type) {
 	case *ssa.Global:
@@ -170,7 +170,7 @@ func (p *Program) keyOf(at place) string {
 	return ""
 }
 
-// container returns the array that an element is of, or the variable that has the slice.
+// container returns the array that contains an element, or the variable with the slice.
 func (p *Program) container(f *function, v ssa.Value) place {
 	if u, ok := v.(*ssa.UnOp); ok {
 		return p.placeAt(f, u.X)
@@ -178,7 +178,7 @@ func (p *Program) container(f *function, v ssa.Value) place {
 	return p.placeAt(f, v)
 }
 
-// ownerKey names the struct that a pointer leads to: all of its type, if the type is not split.
+// ownerKey names the struct that a pointer leads to. If the type is not split, it stands for all structs of the type.
 func (p *Program) ownerKey(f *function, v ssa.Value) string {
 	n := namedOf(v.Type())
 	if n != nil && !p.split.types[n.Origin()] {
@@ -192,13 +192,13 @@ func namedOf(t types.Type) *types.Named {
 	return n
 }
 
-// split holds the types with places that are told apart: structs with locks that are stored by value in several structs
-// or variables, and types that are locks themselves.
+// split holds the types with distinguished places: structs with locks that are stored by value in several structs or
+// variables, and types that are locks themselves.
 type split struct {
 	types map[*types.Named]bool
 }
 
-// findSplit finds the types with places that are told apart.
+// findSplit finds the types with distinguished places.
 func (p *Program) findSplit() {
 	p.split = split{types: map[*types.Named]bool{}}
 	count := map[*types.Named]int{}
@@ -215,7 +215,7 @@ func (p *Program) findSplit() {
 			}
 		}
 	}
-	made := map[*types.Named]bool{} // by itself
+	made := map[*types.Named]bool{} // allocated separately
 	for _, f := range p.order {
 		for _, b := range f.Blocks {
 			for _, at := range b.Instrs {
@@ -266,7 +266,7 @@ func countInline(t types.Type, count map[*types.Named]int) {
 	}
 }
 
-// hasLock reports whether a struct has a mutex in it.
+// hasLock reports whether a struct contains a mutex.
 func hasLock(t types.Type, depth int) bool {
 	if isMutex(t) {
 		return true
@@ -290,7 +290,7 @@ func (split) lockLike(n *types.Named) bool {
 	return has("Lock") && has("Unlock") || has("lock") && has("unlock")
 }
 
-// needs reports whether the target of a parameter of a type matters.
+// needs reports whether the target of a parameter with a type matters.
 func (s split) needs(t types.Type) bool {
 	if types.IsInterface(t) {
 		return hasMethod(t, "Lock")
@@ -302,7 +302,7 @@ func (s split) needs(t types.Type) bool {
 	return n != nil && (isMutex(n) || s.types[n.Origin()])
 }
 
-// shortKey is the key of a place as it is read in a report.
+// shortKey returns the key of a place as shown in a report.
 func shortKey(key string) string {
 	key = strings.TrimPrefix(key, "new ")
 	return key[strings.LastIndexByte(key, '/')+1:]

@@ -14,24 +14,24 @@ import (
 	"golang.org/x/tools/go/ssa/ssautil"
 )
 
-// Program is a set of packages with all that they call of one another. Of other packages only the types are known.
+// Program is a set of packages with their calls among each other. Only the types of other packages are known.
 type Program struct {
 	Fset *token.FileSet
-	Name string // of its command, or of its first package
+	Name string // name of its command, or of its first package
 
 	prog        *ssa.Program
-	unit        *analysis.Pass // one package alone is looked at; nil: a whole program
-	sleep       *effect        // after Check
+	unit        *analysis.Pass // a single package under check; nil: a whole program
+	sleep       *effect        // set by Check
 	copies      *effect
 	traces      *tracer
 	handlers    map[*types.Var]string // see isHandler
 	completions []completion
-	own         map[string]bool // paths of the packages that are looked at
+	own         map[string]bool // paths of the checked packages
 	main        map[string]bool // files of the module itself
 	escapes     escapes
 	all         []*Escape
 	funcs       map[*ssa.Function]*function
-	order       []*function // by place
+	order       []*function // by position
 
 	nosleepFields map[*types.Var]bool
 	nosleepLines  map[line]bool
@@ -40,11 +40,11 @@ type Program struct {
 	decls         map[types.Object][]directive
 	locks         map[string]*lock
 	split         split
-	unresolved    map[token.Pos]string // calls whose callees are not known
-	problems      []Report             // of directives
+	unresolved    map[token.Pos]string // calls with unknown callees
+	problems      []Report             // problems of directives
 }
 
-// function is one with a body.
+// function is a function with a body.
 type function struct {
 	*ssa.Function
 	calls   []*call
@@ -57,36 +57,36 @@ type function struct {
 	locks    lockFlow
 	pointers map[ssa.Value]*lock // see lockAt
 
-	needs map[int]bool  // parameters that locks depend on: see special.go
-	binds map[int]place // where they lead to in this copy
-	outer *function     // of a copy of a closure: the copy that it is in
-	base  *function     // of which it is a copy
+	needs map[int]bool  // parameters on which locks depend: see special.go
+	binds map[int]place // targets of these parameters in this copy
+	outer *function     // for a copy of a closure: the copy that contains it
+	base  *function     // origin of the copy
 
-	runs map[int]bool // parameters, counted from 1, that it calls, by itself or by what it passes them to
-	wild map[int]bool // those that it is given functions for of which nothing is known
+	runs map[int]bool // parameters, counted from 1, that it calls, directly or through functions that it passes them to
+	wild map[int]bool // parameters that receive unknown functions
 }
 
-// call is a call, or the begin of a goroutine.
+// call is a call, or the start of a goroutine.
 type call struct {
 	at      ssa.Instruction
 	pos     token.Pos
 	callees []*function
 	spawns  bool // by another goroutine
 	field   *types.Var
-	iface   *types.Func // of an interface
-	agreed  bool        // what the contract says about it counts: who is called has to keep it
+	iface   *types.Func // method of an interface
+	agreed  bool        // the contract for the callee applies, and the callee must keep it
 	done    bool        // the function of a work request: see completion.go
-	atomic  bool        // agreed, and the contract says that it may not sleep
-	param   int         // calls this parameter of the function, counted from 1; 0: something else
+	atomic  bool        // agreed, and the contract forbids the callee to sleep
+	param   int         // calls this parameter of the function, counted from 1; 0: none
 	passes  []passed    // functions that it passes
-	own     int         // callees[:own] are called here; the others by those that they are passed to
-	through []*function // callees of a parameter: who passes them has them among his callees
+	own     int         // callees[:own] are called here; the functions that receive the others call them
+	through []*function // callees of a parameter; the functions that pass them also have them as callees
 	static  *types.Func
-	library []*types.Func // of other packages, by an interface or a function value
-	stream  *types.Func   // of another package, that reads or writes a stream: see stream.go
+	library []*types.Func // functions of other packages, by an interface or a function value
+	stream  *types.Func   // function of another package that reads or writes a stream: see stream.go
 }
 
-// here are the functions that are called at this place.
+// here returns the functions that are called at this position.
 func (c *call) here() []*function {
 	if c.through != nil {
 		return c.through
@@ -94,14 +94,14 @@ func (c *call) here() []*function {
 	return c.callees[:c.own]
 }
 
-// passed is a function as an argument.
+// passed is a function passed as an argument.
 type passed struct {
-	param int       // of the callee
-	f     *function // nil: it is not known which
-	from  int       // it is this parameter of the caller's, counted from 1; 0: it is none
+	param int       // parameter of the callee
+	f     *function // nil: unknown
+	from  int       // number of the caller's parameter that is passed on, counted from 1; 0: none
 }
 
-// op is what may sleep by itself, or copies.
+// op is an operation that may sleep by itself, or that copies.
 type op struct {
 	at   ssa.Instruction
 	pos  token.Pos
@@ -116,17 +116,18 @@ const (
 	opCopy
 )
 
-// Load reads the packages that patterns name, as go list does in a folder, and all of them that those import. It
-// returns a Program for each command, since what implements an interface in one has nothing to do with another, and one
-// for the packages that none of them imports, if there are any.
+// Load reads the packages named by patterns, relative to a folder as with go list, and all of their imports from the
+// module. It returns a Program for each command, because the implementations of an interface in one command are
+// irrelevant for another. If no command imports some packages, they form one more Program.
 func Load(dir string, patterns ...string) ([]*Program, error) { return load(dir, false, patterns...) }
 
-// load does. With each, it makes a Program for each of the packages that no command imports.
+// load implements Load. If each is set, it makes a separate Program for each package that no command imports.
 func load(dir string, each bool, patterns ...string) ([]*Program, error) {
 	fset := token.NewFileSet()
 	pkgs, err := packages.Load(&packages.Config{
-		Mode: packages.NeedName | packages.NeedFiles | packages.NeedCompiledGoFiles | packages.NeedImports | packages.NeedDeps |
-			packages.NeedTypes | packages.NeedTypesSizes | packages.NeedSyntax | packages.NeedTypesInfo | packages.NeedModule,
+		Mode: packages.NeedName | packages.NeedFiles | packages.NeedCompiledGoFiles | packages.NeedImports |
+			packages.NeedDeps | packages.NeedTypes | packages.NeedTypesSizes | packages.NeedSyntax | packages.NeedTypesInfo |
+			packages.NeedModule,
 		Dir: dir, Fset: fset,
 	}, patterns...)
 	if err != nil {
@@ -196,8 +197,8 @@ func load(dir string, each bool, patterns ...string) ([]*Program, error) {
 	return programs, nil
 }
 
-// functions returns all functions, also methods that nobody calls of types that are not exported: whoever has a value
-// may do so.
+// functions returns all functions. They include uncalled methods of unexported types, because any holder of a value may
+// call these.
 func functions(prog *ssa.Program) map[*ssa.Function]bool {
 	all := ssautil.AllFunctions(prog)
 	var add func(f *ssa.Function)
@@ -228,23 +229,25 @@ func functions(prog *ssa.Program) map[*ssa.Function]bool {
 	return all
 }
 
-// ours reports whether a package is one of the module's, or of this one.
+// ours reports whether a package belongs to the module, or is the checked package.
 func ours(k *packages.Package) bool {
 	return k.Module != nil && (k.Module.Main || k.Module.Path == module) && len(k.Syntax) > 0
 }
 
 func newProgram(fset *token.FileSet) *Program {
 	return &Program{
-		Fset: fset, own: map[string]bool{}, main: map[string]bool{}, escapes: escapes{}, funcs: map[*ssa.Function]*function{}, locks: map[string]*lock{},
-		nosleepFields: map[*types.Var]bool{}, programLocks: map[*types.Var]*Escape{}, values: map[*types.Package][]*ssa.Function{}, nosleepLines: map[line]bool{}, decls: map[types.Object][]directive{},
-		unresolved: map[token.Pos]string{},
+		Fset: fset, own: map[string]bool{}, main: map[string]bool{}, escapes: escapes{},
+		funcs: map[*ssa.Function]*function{}, locks: map[string]*lock{},
+		nosleepFields: map[*types.Var]bool{}, programLocks: map[*types.Var]*Escape{},
+		values: map[*types.Package][]*ssa.Function{}, nosleepLines: map[line]bool{},
+		decls: map[types.Object][]directive{}, unresolved: map[token.Pos]string{},
 	}
 }
 
 // Escapes returns the escapes of the program.
 func (p *Program) Escapes() []*Escape { return p.all }
 
-// Unresolved returns the calls whose callees are not known.
+// Unresolved returns the calls with unknown callees.
 func (p *Program) Unresolved() map[token.Pos]string { return p.unresolved }
 
 // Format prints a report with its path.
@@ -253,7 +256,7 @@ func (p *Program) Format(r *Report, long bool) string {
 	fmt.Fprintf(&b, "%s: %s: %s", p.Place(r.Pos), r.Check, r.Text)
 	if long {
 		for _, s := range r.Path {
-			if s.Pos.IsValid() { // else it is a wrapper of the compiler's
+			if s.Pos.IsValid() { // otherwise a wrapper made by the compiler
 				fmt.Fprintf(&b, "\n\t%s: %s %s", p.Place(s.Pos), s.In, s.What)
 			}
 		}
@@ -270,7 +273,7 @@ func (p *Program) relative(file string) string {
 	return file
 }
 
-// Place is a position as reports have it: file, relative to the working folder, and line.
+// Place is a position as shown in reports: the file, relative to the working folder, and the line.
 func (p *Program) Place(pos token.Pos) string {
 	at := p.Fset.Position(pos)
 	return fmt.Sprintf("%s:%d", p.relative(at.Filename), at.Line)

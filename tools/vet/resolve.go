@@ -8,8 +8,8 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// refine improves the callees of function values. It removes functions that come from other maps, which the call graph
-// does not tell apart, and adds functions that are called by reflection or by other packages.
+// refine improves the callees of function values. It removes functions from other maps, which the call graph does not
+// distinguish, and adds functions that are called by reflection or by other packages.
 func (p *Program) refine() {
 	for _, f := range p.order {
 		for _, c := range f.calls {
@@ -35,19 +35,19 @@ func (p *Program) refine() {
 	}
 }
 
-// byValue reports whether a call is one of a function value that is no parameter.
+// byValue reports whether a call is a call of a function value other than a parameter.
 func (c *call) byValue() bool {
 	common := c.at.(ssa.CallInstruction).Common()
 	return !common.IsInvoke() && common.StaticCallee() == nil && c.through == nil && c.param == 0
 }
 
-// keep removes the callees that are called at this place and are not wanted. Those that the callees call stay.
+// keep removes the unwanted callees that are called at this position. The callees called by other functions stay.
 func (c *call) keep(wanted func(*function) bool) {
 	own := slices.DeleteFunc(slices.Clone(c.callees[:c.own]), func(g *function) bool { return !wanted(g) })
 	c.callees, c.own = append(own, c.callees[c.own:]...), len(own)
 }
 
-// addGiven adds the callees that a call of another package leads to by its arguments: functions in variables, and
+// addGiven adds the callees that a call of another package reaches through its arguments: functions in variables, and
 // methods of values that are passed as interfaces, as to sort.Sort and fmt.Sprint.
 func (p *Program) addGiven(c *call, common *ssa.CallCommon) {
 	if c.static == nil || p.ours(c.static.Pkg()) || posts[c.static.FullName()] != (post{}) {
@@ -67,7 +67,7 @@ func (p *Program) addGiven(c *call, common *ssa.CallCommon) {
 	}
 }
 
-// literal returns the elements of a slice that is made for a variadic call, else the value itself.
+// literal returns the elements of a slice made for a variadic call, or else the value itself.
 func literal(v ssa.Value) (list []ssa.Value) {
 	s, ok := v.(*ssa.Slice)
 	if !ok {
@@ -87,7 +87,7 @@ func literal(v ssa.Value) (list []ssa.Value) {
 	return list
 }
 
-// formatters are the methods of values that package fmt and the encoders look for.
+// formatters lists the methods that package fmt and the encoders call on values.
 var formatters = []string{
 	"String", "Error", "Format", "GoString", "MarshalJSON", "MarshalText", "MarshalBinary", "LogValue",
 }
@@ -138,7 +138,7 @@ func (p *Program) addWrapped(c *call, common *ssa.CallCommon) {
 		if !is || p.ours(by.Pkg()) {
 			continue
 		}
-		if kind, _ := outsideKind(by); kind == spawns { // what context.AfterFunc returns stops it
+		if kind, _ := outsideKind(by); kind == spawns { // the result of context.AfterFunc stops the function
 			delete(p.unresolved, c.pos)
 			continue
 		}
@@ -151,10 +151,10 @@ func (p *Program) addWrapped(c *call, common *ssa.CallCommon) {
 	}
 }
 
-// reflectCalls call the function that a reflect.Value has.
+// reflectCalls call the function held by a reflect.Value.
 var reflectCalls = map[string]bool{"(reflect.Value).Call": true, "(reflect.Value).CallSlice": true}
 
-// functions returns the functions that a value may be, nil if one of them is not known.
+// functions returns the possible functions of a value, or nil if one of them is unknown.
 func (t *tracer) functions(v ssa.Value) (list []*ssa.Function) {
 	for _, o := range t.origins(v, nil, nil) {
 		fn := functionOf(o.v)
@@ -189,7 +189,7 @@ func isErrorMethod(m *types.Func) bool {
 	return m.Pkg() == nil || m.Name() == "Error" || m.Name() == "String"
 }
 
-// foreignMethod returns the method of another package's interface that a call leads to, nil if there is none.
+// foreignMethod returns the method of another package's interface that a call leads to, or nil.
 func (p *Program) foreignMethod(c *call) *types.Func {
 	for _, o := range p.traces.origins(c.at.(ssa.CallInstruction).Common().Value, nil, nil) {
 		if o.v == nil || !types.IsInterface(o.v.Type()) {

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// root is a function that has to keep a rule, and why.
+// root is a function that must keep a rule, with the reason.
 type root struct {
 	f   *function
 	why string
 }
 
-// typesOf are the named types of the program.
+// typesOf returns the named types of the program.
 func (p *Program) typesOf() (list []*types.Named) {
 	for _, k := range p.prog.AllPackages() {
 		if !p.own[k.Pkg.Path()] {
@@ -30,7 +30,7 @@ func (p *Program) typesOf() (list []*types.Named) {
 			}
 		}
 	}
-	var more []*types.Named // of functions, and instances of generic ones
+	var more []*types.Named // types in functions, and instances of generic types
 	for _, t := range p.prog.RuntimeTypes() {
 		n, ok := types.Unalias(deref(t)).(*types.Named)
 		if ok && n.Obj().Pkg() != nil && p.own[n.Obj().Pkg().Path()] && !types.IsInterface(n) &&
@@ -87,7 +87,7 @@ func (p *Program) methods(of map[string][]string) (roots []root) {
 	return roots
 }
 
-// fieldsOf returns fields of structs of a package, with their names.
+// fieldsOf returns fields of structs of a package with their names.
 func (p *Program) fieldsOf(path string, fields map[string][]string) map[*types.Var]string {
 	of := map[*types.Var]string{}
 	k := p.prog.ImportedPackage(path)
@@ -109,7 +109,7 @@ func (p *Program) fieldsOf(path string, fields map[string][]string) map[*types.V
 	return of
 }
 
-// stored returns the functions that are stored in fields of package ib, or given to its functions.
+// stored returns the functions that are stored in fields of package ib or passed to its functions.
 func (p *Program) stored(fields map[string][]string, args bool) (roots []root) {
 	want := p.fieldsOf(ibPath, fields)
 	if args {
@@ -168,7 +168,7 @@ func (p *Program) stored(fields map[string][]string, args bool) (roots []root) {
 	return roots
 }
 
-// noSleepRoots are the functions that may not sleep.
+// noSleepRoots returns the functions that may not sleep.
 func (p *Program) noSleepRoots() []root {
 	roots := p.methods(noSleepMethods)
 	roots = append(roots, p.stored(handlerFields, true)...)
@@ -234,8 +234,8 @@ func (p *Program) reach(check string, roots []root, stop func(*call) bool, f fun
 	return seen
 }
 
-// intoIB reports whether a call leads into package ib from elsewhere. What that package promises counts then; whether
-// it keeps it, is seen where it is looked at itself.
+// intoIB reports whether a call leads into package ib from another package. The promise of that package then applies. A
+// check of package ib itself shows whether it keeps the promise.
 func intoIB(f *function, c *call) bool {
 	pkg := pkgOf(f.Function)
 	if pkg != nil && pkg.Path() == ibPath || pkg == nil && c.static == nil {
@@ -247,13 +247,13 @@ func intoIB(f *function, c *call) bool {
 	return c.iface != nil && slices.ContainsFunc(c.callees, isIB) && !c.agreed
 }
 
-// isIB reports whether a function is of package ib, called by an interface of somebody else's.
+// isIB reports whether a function of package ib is called by an interface of another package.
 func isIB(f *function) bool {
 	pkg := pkgOf(f.Function)
 	return pkg != nil && pkg.Path() == ibPath && f.Parent() == nil
 }
 
-// called is the name of what is called.
+// called returns the name of the callee.
 func (c *call) called() string {
 	if c.static != nil {
 		return short(c.static)
@@ -275,7 +275,7 @@ func (p *Program) isDriverMethod(recv types.Type, m *types.Func) bool {
 	return m.Pkg() != nil && m.Pkg().Path() == ibPath && p.driverIface(recv) != ""
 }
 
-// driverIface is the interface of a driver that a type of package ib is, or a part of.
+// driverIface returns the driver interface that a type of package ib is, or that contains the type.
 func (p *Program) driverIface(recv types.Type) string {
 	n, ok := types.Unalias(recv).(*types.Named)
 	if !ok || n.Obj().Pkg() == nil || n.Obj().Pkg().Path() != ibPath {
@@ -295,7 +295,8 @@ func (p *Program) driverIface(recv types.Type) string {
 }
 
 func (p *Program) mayNotSleep(recv types.Type, m *types.Func) bool {
-	for _, i := range append([]string{p.driverIface(recv)}, "DriverQP", "DriverSRQ", "DriverMR") { // what it may embed
+	// interfaces that it may embed
+	for _, i := range append([]string{p.driverIface(recv)}, "DriverQP", "DriverSRQ", "DriverMR") {
 		if it := p.iface(i); it != nil && slices.Contains(noSleepMethods[i], m.Name()) &&
 			(i == p.driverIface(recv) || types.Implements(recv, it)) {
 			return true

@@ -47,7 +47,7 @@ func (f *function) op(at ssa.Instruction, kind opKind, what string) {
 	f.ops = append(f.ops, op{at: at, pos: pos, kind: kind, what: what})
 }
 
-// scanCall finds what a call leads to.
+// scanCall finds the effects of a call.
 func (p *Program) scanCall(f *function, at ssa.CallInstruction, known []*ssa.Function) {
 	common := at.Common()
 	if _, ok := common.Value.(*ssa.Builtin); ok {
@@ -70,13 +70,13 @@ func (p *Program) scanCall(f *function, at ssa.CallInstruction, known []*ssa.Fun
 	}
 }
 
-// scanInvoke looks at a call of a method of an interface, and reports whether its callees count.
+// scanInvoke examines a call of an interface method, and reports whether its callees count.
 func (p *Program) scanInvoke(f *function, c *call, common *ssa.CallCommon, known []*ssa.Function) bool {
 	c.iface = common.Method
 	recv := common.Value.Type()
 	if isNamed(recv, copyInterface) && copyMethods[c.iface.Name()] {
 		f.op(c.at, opCopy, "copies to or from process memory by "+short(c.iface))
-		return false // whatever it is
+		return false // independent of the callee
 	}
 	if p.isDriverMethod(recv, c.iface) {
 		c.agreed = true
@@ -95,7 +95,7 @@ func (p *Program) scanInvoke(f *function, c *call, common *ssa.CallCommon, known
 	return true
 }
 
-// scanValue looks at a call of a function value.
+// scanValue examines a call of a function value.
 func (p *Program) scanValue(f *function, c *call, common *ssa.CallCommon, known []*ssa.Function) {
 	c.field = fieldOf(common.Value)
 	c.done = isDone(c.field)
@@ -109,13 +109,13 @@ func (p *Program) scanValue(f *function, c *call, common *ssa.CallCommon, known 
 		return
 	}
 	if k, ok := common.Value.(*ssa.Call); ok && k.Call.StaticCallee() != nil && !p.ours(pkgOf(k.Call.StaticCallee())) {
-		p.given(c) // an iterator of another package, say
+		p.given(c) // for example an iterator of another package
 	} else {
 		p.unresolved[c.pos] = "a function value"
 	}
 }
 
-// scanStatic looks at a call of a function that is known, and reports whether its callees count.
+// scanStatic examines a call of a known function, and reports whether its callees count.
 func (p *Program) scanStatic(f *function, c *call, fn *ssa.Function) bool {
 	c.static, _ = objectOf(fn).(*types.Func)
 	if p.isSpace(fn) && copyMethods[fn.Name()] && pkgOf(f.Function) != pkgOf(fn) {
@@ -133,7 +133,7 @@ func (p *Program) scanStatic(f *function, c *call, fn *ssa.Function) bool {
 	return true
 }
 
-// addCallees adds the functions that a call may lead to. Of those of other packages it does what the tables say.
+// addCallees adds the functions that a call may lead to. For functions of other packages it applies the tables.
 func (p *Program) addCallees(f *function, c *call, known []*ssa.Function) {
 	for _, fn := range known {
 		if p.funcs[fn] != nil {
@@ -159,7 +159,7 @@ func (p *Program) given(c *call) {
 	}
 }
 
-// callLibrary notes what a call of a function of another package does.
+// callLibrary applies the effects of a call of another package's function.
 func (p *Program) callLibrary(f *function, c *call, obj *types.Func) {
 	common := c.at.(ssa.CallInstruction).Common()
 	full := obj.FullName()
@@ -197,7 +197,7 @@ func (p *Program) callLibrary(f *function, c *call, obj *types.Func) {
 	}
 }
 
-// isSpace reports whether a function is a method of memory that may be another process's.
+// isSpace reports whether a function is a method of memory that may belong to another process.
 func (p *Program) isSpace(fn *ssa.Function) bool {
 	i := strings.LastIndex(copyInterface, ".")
 	k := p.prog.ImportedPackage(copyInterface[:i])
@@ -212,7 +212,7 @@ func (p *Program) isSpace(fn *ssa.Function) bool {
 	return ok && types.Implements(fn.Signature.Recv().Type(), it) && !isNamed(fn.Signature.Recv().Type(), ownMemory)
 }
 
-// isHandler reports whether a field takes functions that may not sleep.
+// isHandler reports whether a field holds functions that may not sleep.
 func (p *Program) isHandler(v *types.Var) bool {
 	if v == nil {
 		return false

@@ -10,11 +10,12 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// maxSpecial limits for how many places a function is specialised. Beyond it its locks are those of all places.
+// maxSpecial limits the number of places for which a function is specialised. Beyond the limit its locks are the locks
+// of all places.
 const maxSpecial = 32
 
-// specialise replaces functions with locks or interfaces in parameters by copies, one for each place or type that
-// callers pass.
+// specialise replaces functions with locks or interfaces in parameters by copies, one for each place or type passed by
+// callers.
 func (p *Program) specialise() {
 	p.findSplit()
 	if !p.findNeeds() {
@@ -40,8 +41,8 @@ func (p *Program) specialise() {
 	p.keepReached(called)
 }
 
-// findNeeds marks the parameters that lead to locks, or to one of several methods, in a function, its callees and its
-// closures.
+// findNeeds marks parameters in a function, its callees and its closures: parameters that lead to locks, or to one of
+// several methods.
 func (p *Program) findNeeds() (any bool) {
 	mark := func(f *function, v ssa.Value) bool {
 		f, i := p.rootParameter(f, v)
@@ -87,7 +88,7 @@ func (p *Program) chooses(c *call) bool {
 		len(c.callees)+len(c.library) > 1
 }
 
-// rootParameter returns the parameter that a place depends on, with its function: f, or an enclosing one.
+// rootParameter returns the parameter on which a place depends, with its function: f, or an enclosing one.
 func (p *Program) rootParameter(f *function, v ssa.Value) (*function, int) {
 	for range maxPlaces {
 		switch x := v.(type) {
@@ -151,7 +152,7 @@ func (s *specialiser) call(f *function, c *call) {
 	}
 }
 
-// choose reduces the callees of an interface to the method of the type that the function has been specialised for.
+// choose reduces the callees of an interface to the method of the type for which the function has been specialised.
 func (p *Program) choose(f *function, c *call) {
 	at := p.placeAt(f, c.at.(ssa.CallInstruction).Common().Value)
 	if at.typ == nil {
@@ -167,15 +168,15 @@ func (p *Program) choose(f *function, c *call) {
 		return
 	}
 	c.keep(is)
-	if len(c.library) > 0 { // that is not what is called
+	if len(c.library) > 0 { // the callee is another function
 		c.library = nil
 		f.ops = slices.DeleteFunc(f.ops, func(o op) bool { return o.at == c.at && o.kind == opSleep })
 	}
 }
 
-// target returns the copy of a callee for the places that a call passes, or the callee itself.
+// target returns the copy of a callee for the places passed by a call, or the callee itself.
 func (s *specialiser) target(f *function, c *call, g *function) *function {
-	if g.binds != nil || g.outer != nil { // it is a copy
+	if g.binds != nil || g.outer != nil { // a copy
 		return g
 	}
 	outer := f.around(g)
@@ -206,7 +207,7 @@ func (s *specialiser) target(f *function, c *call, g *function) *function {
 	return s.made[key]
 }
 
-// around returns the copy that a closure belongs to: f or a function around it. It is nil if that is no copy.
+// around returns the copy that contains a closure: f or an enclosing function. It returns nil if neither is a copy.
 func (f *function) around(g *function) *function {
 	for x := f; x != nil; x = x.outer {
 		if g.Parent() == x.Function && (x.binds != nil || x.outer != nil) {
@@ -216,7 +217,7 @@ func (f *function) around(g *function) *function {
 	return nil
 }
 
-// specialised returns a copy of a function for places that parameters lead to, within a copy of the function around it.
+// specialised returns a copy of a function for the targets of its parameters, within a copy of the enclosing function.
 func (f *function) specialised(binds map[int]place, outer *function) *function {
 	g := *f
 	g.binds, g.outer, g.base = binds, outer, f
@@ -245,7 +246,7 @@ func (c *call) origin(list []*function) []*function {
 	return out
 }
 
-// keepReached leaves in the order of the program the functions that are entered from outside, and what they call.
+// keepReached keeps the functions that are entered from outside and their callees, in the order of the program.
 func (p *Program) keepReached(called map[*function]bool) {
 	reached := map[*function]bool{}
 	var work []*function
@@ -278,7 +279,7 @@ func (p *Program) keepReached(called map[*function]bool) {
 	p.order = append(slices.DeleteFunc(p.order, func(f *function) bool { return !reached[f] }), copies...)
 }
 
-// entryPoints are the functions that package ib, or another goroutine, calls.
+// entryPoints returns the functions that package ib, or another goroutine, calls.
 func (p *Program) entryPoints() map[*function]bool {
 	is := map[*function]bool{}
 	all := map[string][]string{}

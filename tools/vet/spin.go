@@ -8,15 +8,15 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// loop is one that spins.
+// loop is a loop that spins.
 type loop struct {
 	at  ssa.Instruction
 	pos token.Pos
 	on  string
 }
 
-// spins finds loops of a function that do nothing but look at the time, or give the processor to others: what they wait
-// for comes from elsewhere.
+// spins finds loops that only read the time or give the processor to others. The event that ends such a loop comes from
+// elsewhere.
 func spins(f *ssa.Function) (list []loop) {
 	for _, scc := range components(f) {
 		in := map[*ssa.BasicBlock]bool{}
@@ -134,7 +134,7 @@ func connected(among blockSet, next func(*ssa.BasicBlock) []*ssa.BasicBlock) (li
 	return list
 }
 
-// naturalLoops returns the blocks of each loop, by the edges that lead back to a block which dominates their beginning.
+// naturalLoops returns the blocks of each loop, by the edges back to a block that dominates their source.
 func naturalLoops(f *ssa.Function) (list []blockSet) {
 	heads := map[*ssa.BasicBlock]blockSet{}
 	for _, b := range f.Blocks {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// pkgOf returns the package of a function, of what it was made from if it is synthetic; nil: it has none.
+// pkgOf returns the package of a function. For a synthetic function it returns the package of its origin; nil: none.
 func pkgOf(f *ssa.Function) *types.Package {
 	for f.Parent() != nil {
 		f = f.Parent()
@@ -33,14 +33,14 @@ func deref(t types.Type) types.Type {
 	return t
 }
 
-// placeOf is the variable or field that a pointer leads to, nil if that is not known.
+// placeOf returns the variable or field that a pointer leads to, or nil if it is unknown.
 func placeOf(v ssa.Value) any {
 	switch v := v.(type) {
 	case *ssa.Global:
 		return v
 	case *ssa.FieldAddr:
 		return fieldVar(v.X.Type(), v.Field)
-	case *ssa.Alloc: // of a literal, which goes to one place
+	case *ssa.Alloc: // a literal, which is stored in a single location
 		for _, r := range *v.Referrers() {
 			switch r := r.(type) {
 			case *ssa.UnOp:
@@ -63,7 +63,7 @@ func placeOf(v ssa.Value) any {
 	return nil
 }
 
-// leaks reports whether others get to know where a variable is.
+// leaks reports whether the address of a variable becomes known to others.
 func leaks(a *ssa.Alloc) bool {
 	for _, r := range *a.Referrers() {
 		switch r := r.(type) {
@@ -94,7 +94,7 @@ func objectOf(fn *ssa.Function) types.Object {
 	return fn.Object()
 }
 
-// functionOf returns the function that a value is, nil if that is not known here.
+// functionOf returns the function that a value is, or nil if it is unknown.
 func functionOf(v ssa.Value) *ssa.Function {
 	switch v := v.(type) {
 	case *ssa.Function:
@@ -109,7 +109,7 @@ func functionOf(v ssa.Value) *ssa.Function {
 	return nil
 }
 
-// fieldOf returns the field that a value was read from, nil if it was none.
+// fieldOf returns the field from which a value was read, or nil.
 func fieldOf(v ssa.Value) *types.Var {
 	switch v := v.(type) {
 	case *ssa.UnOp:
@@ -129,13 +129,13 @@ func fieldVar(t types.Type, i int) *types.Var {
 	return nil
 }
 
-// isNamed reports whether a type is the one of a name, "path.Name".
+// isNamed reports whether a type has the name "path.Name".
 func isNamed(t types.Type, name string) bool {
 	n, ok := types.Unalias(deref(t)).(*types.Named)
 	return ok && n.Obj().Pkg() != nil && n.Obj().Pkg().Path()+"."+n.Obj().Name() == name
 }
 
-// short is the name of a function as it is read in a report.
+// short returns the name of a function as shown in a report.
 func short(f *types.Func) string {
 	name := f.FullName()
 	pkg := ""
@@ -145,7 +145,7 @@ func short(f *types.Func) string {
 	return strings.ReplaceAll(name, pkg+".", f.Pkg().Name()+".")
 }
 
-// boundTo returns what a variable of the function around is, there.
+// boundTo returns the value of a closure's variable in the enclosing function.
 func boundTo(v *ssa.FreeVar) ssa.Value {
 	fn := v.Parent()
 	i := slices.Index(fn.FreeVars, v)

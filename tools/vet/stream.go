@@ -8,23 +8,24 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// A library function that reads or writes a stream sleeps if the stream does: a log.Logger on a file may sleep, one on
-// a bytes.Buffer does not, and one on a type of the program behaves as the Write method of that type.
+// A library function that reads or writes a stream sleeps if the stream does. A log.Logger on a file may sleep, and one
+// on a bytes.Buffer does not. A log.Logger on a type of the program behaves as the Write method of the type.
 
-// streamPackages are the packages with functions that wrap, read or write streams.
+// streamPackages lists the packages with functions that wrap, read or write streams.
 var streamPackages = []string{
 	"bufio", "compress/flate", "compress/gzip", "compress/zlib", "encoding/binary", "encoding/csv", "encoding/gob",
 	"encoding/hex", "encoding/json", "encoding/xml", "fmt", "hash", "io", "log", "log/slog",
 	"text/tabwriter", "text/template",
 }
 
-// streamMethods are the methods by which a stream is used.
+// streamMethods lists the methods by which a stream is used.
 var streamMethods = []string{"Write", "Read", "Handle"}
 
-// quietStreams are the streams among the variables of other packages that do not sleep.
+// quietStreams lists the variables of other packages that hold streams that do not sleep.
 var quietStreams = []string{"crypto/rand.Reader", "io.Discard", "log/slog.DiscardHandler"}
 
-// streams reports whether a library function sleeps if its stream does: an argument, or the stream of its receiver.
+// streams reports whether a library function sleeps if its stream does. The stream is an argument, or the stream of the
+// receiver.
 func streams(f *types.Func) bool {
 	if f.Pkg() == nil || !slices.Contains(streamPackages, f.Pkg().Path()) || makesStream(f) {
 		return false
@@ -44,7 +45,7 @@ func streams(f *types.Func) bool {
 	return false
 }
 
-// idle are methods of types which hold a stream that do not use it.
+// idle lists methods that do not use the stream of their receiver.
 var idle = []string{
 	"Available", "AvailableBuffer", "Buffer", "Buffered", "Bytes", "Enabled", "Err", "Error", "Flags", "Handler",
 	"Indent", "InputOffset", "Prefix", "Reset", "SetEscapeHTML", "SetFlags", "SetIndent", "SetOutput", "SetPrefix", "Size",
@@ -63,12 +64,12 @@ func isStream(t types.Type) bool {
 	return slices.ContainsFunc(streamMethods, func(m string) bool { return hasMethod(t, m) })
 }
 
-// holdsStream reports whether a type is one of the standard library's that passes on what it reads or writes.
+// holdsStream reports whether a type of the standard library passes its reads or writes on to a stream.
 func holdsStream(t types.Type) bool {
 	return len(heldUses(t)) > 0
 }
 
-// heldUses returns the methods by which a type of the standard library uses the stream that it has.
+// heldUses returns the methods by which a type of the standard library uses its stream.
 func heldUses(t types.Type) []string {
 	n, ok := types.Unalias(deref(t)).(*types.Named)
 	if !ok || n.Obj().Pkg() == nil || !slices.Contains(streamPackages, n.Obj().Pkg().Path()) {
@@ -121,7 +122,7 @@ func (p *Program) checkStreams() {
 	}
 }
 
-// streamsOf returns the streams that a call passes to another package, the receiver included.
+// streamsOf returns the streams that a call passes to another package, including the receiver.
 func (p *Program) streamsOf(c *call) (list []ssa.Value) {
 	common := c.at.(ssa.CallInstruction).Common()
 	if common.IsInvoke() {
@@ -136,7 +137,7 @@ func (p *Program) streamsOf(c *call) (list []ssa.Value) {
 	return append(list, streamArgs(common.Args)...)
 }
 
-// streamArgs returns the arguments that are streams, or have them.
+// streamArgs returns the arguments that are or contain streams.
 func streamArgs(args []ssa.Value) (list []ssa.Value) {
 	for _, a := range args {
 		if t := streamType(a); isStream(t) || holdsStream(t) {
@@ -146,7 +147,7 @@ func streamArgs(args []ssa.Value) (list []ssa.Value) {
 	return list
 }
 
-// streamType is the type of a stream, or of the streams in a slice, as io.MultiWriter takes it.
+// streamType returns the type of a stream, or of the streams in a slice, as in the argument of io.MultiWriter.
 func streamType(v ssa.Value) types.Type {
 	if s, ok := v.Type().Underlying().(*types.Slice); ok {
 		return s.Elem()
@@ -154,7 +155,7 @@ func streamType(v ssa.Value) types.Type {
 	return v.Type()
 }
 
-// streamQuery finds whether streams sleep, and which functions of the program they call.
+// streamQuery finds whether streams sleep, and the functions of the program that they call.
 type streamQuery struct {
 	p       *Program
 	seen    map[ssa.Value]bool
@@ -182,7 +183,7 @@ func (q *streamQuery) ask(v ssa.Value, at *frame) {
 	}
 }
 
-// elements returns the elements of a slice, of the literal alone if it is one.
+// elements returns the elements of a slice. For a slice of a literal, it returns the elements of that literal only.
 func (q *streamQuery) elements(v ssa.Value, at *frame) (list []origin) {
 	s, ok := v.(*ssa.Slice)
 	if !ok {
@@ -236,7 +237,7 @@ func (q *streamQuery) quietVariable(v *ssa.Global) bool {
 	return v.Object() != nil && slices.Contains(quietStreams, v.Object().Pkg().Path()+"."+v.Name())
 }
 
-// made looks at a stream that another package has made of the arguments of a call.
+// made examines a stream that another package has made from the arguments of a call.
 func (q *streamQuery) made(c *ssa.Call, at *frame) {
 	o, _ := calleeObject(c).(*types.Func)
 	args := streamArgs(c.Call.Args)
@@ -257,7 +258,7 @@ func (q *streamQuery) made(c *ssa.Call, at *frame) {
 	}
 }
 
-// redirected looks at the streams that a logger is given later.
+// redirected examines the streams that a logger gets later.
 func (q *streamQuery) redirected(made *ssa.Call) {
 	for _, k := range q.p.traces.redirects() {
 		for _, o := range q.p.traces.origins(k.Call.Args[0], nil, nil) {
@@ -268,7 +269,7 @@ func (q *streamQuery) redirected(made *ssa.Call) {
 	}
 }
 
-// redirects are the calls of the program that set the output of a logger.
+// redirects returns the calls of the program that set the output of a logger.
 func (t *tracer) redirects() (list []*ssa.Call) {
 	if t.outputs == nil {
 		t.outputs = []*ssa.Call{}
@@ -281,7 +282,7 @@ func (t *tracer) redirects() (list []*ssa.Call) {
 	return t.outputs
 }
 
-// value looks at a stream by its type.
+// value examines a stream by its type.
 func (q *streamQuery) value(v ssa.Value) {
 	if types.IsInterface(v.Type()) {
 		q.sleeps = true
@@ -307,7 +308,7 @@ func (q *streamQuery) method(t types.Type) {
 	q.sleeps = q.sleeps || !found
 }
 
-// use looks at a method of a stream.
+// use examines a method of a stream.
 func (q *streamQuery) use(sel *types.Selection) {
 	m := sel.Obj().(*types.Func)
 	if f := q.p.funcs[q.p.prog.MethodValue(sel)]; f != nil {

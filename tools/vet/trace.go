@@ -12,10 +12,10 @@ import (
 // field, or the result of a call of another package. A nil value stands for an unknown source.
 type origin struct {
 	v  ssa.Value
-	at *frame // of the function that has the value
+	at *frame // frame of the function with the value
 }
 
-// frame is a call by which the tracer has entered a function. Parameters lead back to its arguments.
+// frame is a call by which the tracer has entered a function. Parameters lead back to the arguments of the call.
 type frame struct {
 	call *call
 	in   *ssa.Function
@@ -23,25 +23,25 @@ type frame struct {
 }
 
 const (
-	maxFrames   = 4    // calls that the tracer tells apart, one within another
-	maxPointers = 3    // pointers to pointers that it follows
-	maxOrigins  = 4000 // values that one trace visits
+	maxFrames   = 4    // nested calls that the tracer distinguishes
+	maxPointers = 3    // depth of pointers to pointers that it follows
+	maxOrigins  = 4000 // values visited by one trace
 )
 
-// tracer follows values backwards: through variables, fields, parameters, results, channels and containers. A field
-// stands for that of all values of its type, an element for those of all containers of its type.
+// tracer follows values backwards through variables, fields, parameters, results, channels and containers. A field
+// stands for the field of all values of its type, and an element for the elements of all containers of its type.
 type tracer struct {
 	p        *Program
 	fields   map[*types.Var][]ssa.Value
 	variable map[ssa.Value][]ssa.Value // by *ssa.Global or *ssa.Alloc
-	elements map[string][]element      // of slices, maps and channels, by the type of the container
+	elements map[string][]element      // elements of slices, maps and channels, by the type of the container
 	closures map[*ssa.Function][]*ssa.MakeClosure
 	calls    map[ssa.Instruction]*call
 	callers  map[*ssa.Function][]caller
 	frames   map[frame]*frame
 	made     map[ssa.Value][]origin // see makers
 	outputs  []*ssa.Call            // see redirects
-	depth    int                    // of traces of pointers within traces
+	depth    int                    // nesting of traces of pointers
 }
 
 // element is a value that is put into a container.
@@ -108,7 +108,7 @@ func (t *tracer) element(container, v ssa.Value) {
 	t.elements[key] = append(t.elements[key], element{container, v})
 }
 
-// elementKey is the same for an array, a pointer to it and a slice, and for the directions of a channel.
+// elementKey returns the same key for an array, a pointer to it and a slice, and for all directions of a channel.
 func elementKey(container types.Type) string {
 	switch u := deref(container).Underlying().(type) {
 	case *types.Slice:
@@ -243,7 +243,7 @@ func (s *trace) extract(v *ssa.Extract, at *frame) {
 	}
 }
 
-// container visits the elements of a container. Maps and channels with known allocations are told apart; other
+// container visits the elements of a container. Maps and channels with known allocations are distinguished, and other
 // containers are identified by their type.
 func (s *trace) container(x ssa.Value) {
 	found := false
@@ -267,12 +267,12 @@ func common(a, b []origin) bool {
 	return slices.ContainsFunc(a, func(o origin) bool { return slices.Contains(b, o) })
 }
 
-// makers returns the allocations of a map or channel, nil if they are unknown.
+// makers returns the allocations of a map or channel, or nil if they are unknown.
 func (t *tracer) makers(x ssa.Value) []origin {
 	if list, ok := t.made[x]; ok {
 		return list
 	}
-	t.made[x] = nil // while it is looked for
+	t.made[x] = nil // during the search
 	switch x.Type().Underlying().(type) {
 	case *types.Map, *types.Chan:
 	default:
@@ -292,7 +292,7 @@ func (t *tracer) makers(x ssa.Value) []origin {
 	return list
 }
 
-// field visits the values that are stored in a field.
+// field visits the values stored in a field.
 func (s *trace) field(v *types.Var) {
 	if len(s.fields[v]) == 0 && !s.p.ours(v.Pkg()) {
 		s.leaf(nil, nil)
@@ -300,7 +300,7 @@ func (s *trace) field(v *types.Var) {
 	s.all(s.fields[v], nil)
 }
 
-// parameter visits the arguments of the call that the trace came by, else those of all callers.
+// parameter visits the arguments of the call through which the trace entered, or else of all callers.
 func (s *trace) parameter(v *ssa.Parameter, at *frame) {
 	fn := v.Parent()
 	i := slices.Index(fn.Params, v)
@@ -316,7 +316,8 @@ func (s *trace) parameter(v *ssa.Parameter, at *frame) {
 	}
 }
 
-// argument returns the value that a call passes for a parameter of a callee; nil: another function makes that call.
+// argument returns the value that a call passes for a parameter of a callee, or nil if another function makes that
+// call.
 func argument(c *call, fn *ssa.Function, i int) ssa.Value {
 	at, ok := c.at.(ssa.CallInstruction)
 	if !ok {
@@ -348,7 +349,7 @@ func (s *trace) freeVar(v *ssa.FreeVar, visit func(ssa.Value, *frame)) {
 	}
 }
 
-// result visits a result of a call; of a function without source it is an origin itself.
+// result visits a result of a call. The result of a function without source is an origin itself.
 func (s *trace) result(c *ssa.Call, i int, v ssa.Value, at *frame) {
 	if b, ok := c.Call.Value.(*ssa.Builtin); ok {
 		if b.Name() == "append" {
@@ -381,7 +382,7 @@ func (s *trace) result(c *ssa.Call, i int, v ssa.Value, at *frame) {
 	}
 }
 
-// enter returns the frame of a call; nil beyond the depth that is told apart.
+// enter returns the frame of a call, or nil beyond the maximum depth.
 func (t *tracer) enter(c *call, fn *ssa.Function, up *frame) *frame {
 	n := 0
 	for x := up; x != nil; x = x.up {

@@ -9,13 +9,13 @@ import (
 	"testing"
 )
 
-// want is what a comment expects of its line: // want "regexp" ["regexp" ...], each to match "CHECK: TEXT" of a report
-// there.
+// want matches a comment with the expected reports of its line: // want "regexp" ["regexp" ...]. Each expression must
+// match "CHECK: TEXT" of a report on that line.
 var want = regexp.MustCompile(`// want ((?:"(?:[^"\\]|\\.)*"\s*)+)(?:$|\*/)`)
 var quoted = regexp.MustCompile(`"((?:[^"\\]|\\.)*)"`)
 
-// TestSnippets: of each wrong snippet what is wrong is reported, where it is, and nothing else; of the right ones
-// nothing.
+// TestSnippets tests that each fault in a wrong snippet is reported at its position, and that there are no other
+// reports. Correct snippets have no reports.
 func TestSnippets(t *testing.T) {
 	files, err := filepath.Glob("testdata/*/*/*/*.go")
 	if err != nil || len(files) == 0 {
@@ -78,7 +78,7 @@ func TestSnippets(t *testing.T) {
 				}
 			}
 			if wrong := strings.HasPrefix(kind, "wrong"); wrong != (wanted > 0) {
-				t.Errorf("%d reports are wanted of a snippet in %s", wanted, kind)
+				t.Errorf("%d reports are expected for a snippet in %s", wanted, kind)
 			}
 		})
 	}

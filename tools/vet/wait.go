@@ -10,9 +10,10 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// A loop waits if it has a cycle that only observes memory and does not change it: only another goroutine can end the
-// loop. A cycle with a CompareAndSwap of a value that it has just read does not wait: when the call fails, another
-// goroutine has made progress. Nor does a cycle wait that a variable of its own, such as a counter, bounds.
+// A loop waits if it has a cycle that only observes memory and does not change it, because only another goroutine can
+// then end the loop. A cycle with a CompareAndSwap of a value that it has just read does not wait. If the call fails,
+// another goroutine has made progress. A cycle that is bounded by its own variable, such as a counter, does not wait
+// either.
 
 // waits finds the loops of a function that wait.
 func waits(f *ssa.Function, known map[ssa.CallInstruction][]*ssa.Function) (list []loop) {
@@ -47,7 +48,7 @@ func yielding(s blockSet) bool {
 
 type blockSet map[*ssa.BasicBlock]bool
 
-// waiting looks for cycles of a loop that wait.
+// waiting searches a loop for cycles that wait.
 type waiting struct {
 	body   blockSet
 	pure   purity
@@ -57,9 +58,9 @@ type waiting struct {
 
 // condition holds the dependencies of a branch within a set of blocks.
 type condition struct {
-	seen    []ssa.Instruction // that look at memory
-	carried bool              // a variable that the loop itself changes
-	ours    bool              // the result of a function that does more than look
+	seen    []ssa.Instruction // instructions that read memory
+	carried bool              // a variable changed by the loop itself
+	ours    bool              // the result of a function that does more than read
 }
 
 // conditionOf follows a condition back to its dependencies.
@@ -98,7 +99,7 @@ func (w *waiting) conditionOf(v ssa.Value, in blockSet) condition {
 	return c
 }
 
-// observedPlaces are the places that the conditions of the loop look at.
+// observedPlaces returns the places that the conditions of the loop read.
 func (w *waiting) observedPlaces() map[any]bool {
 	places := map[any]bool{}
 	for b := range w.body {
@@ -111,7 +112,7 @@ func (w *waiting) observedPlaces() map[any]bool {
 	return places
 }
 
-// observedPlace is the field or variable that an instruction looks at.
+// observedPlace returns the field or variable that an instruction reads.
 func observedPlace(at ssa.Instruction) any {
 	switch at := at.(type) {
 	case *ssa.UnOp:
@@ -124,7 +125,7 @@ func observedPlace(at ssa.Instruction) any {
 	return nil
 }
 
-// variableAt is the field or variable that an address is of, nil if that is not known.
+// variableAt returns the field or variable at an address, or nil if it is unknown.
 func variableAt(addr ssa.Value) any {
 	switch addr := addr.(type) {
 	case *ssa.FieldAddr:
@@ -157,12 +158,12 @@ func atomicCall(at ssa.Instruction) string {
 	return ""
 }
 
-// observers are functions of package ib that look at a state and do nothing.
+// observers lists functions of package ib that only read a state.
 var observers = []string{
 	"(*" + ibPath + ".QP).State", "(" + ibPath + ".DriverQP).State", "(*" + ibPath + ".Device).State",
 }
 
-// looks reports whether an instruction looks at memory that other goroutines can change.
+// looks reports whether an instruction reads memory that other goroutines can change.
 func (w *waiting) looks(at ssa.Instruction) bool {
 	switch at := at.(type) {
 	case *ssa.UnOp:
@@ -176,7 +177,7 @@ func (w *waiting) looks(at ssa.Instruction) bool {
 		switch atomicCall(at) {
 		case "Load":
 			return true
-		case "CompareAndSwap", "Swap": // of a value, and at a place, that the loop does not compute
+		case "CompareAndSwap", "Swap": // the loop does not compute the value or the place
 			return w.invariant(at.Call.Args[1]) && w.invariantPlace(at.Call.Args[0])
 		case "":
 			o, _ := calleeObject(at).(*types.Func)
@@ -190,7 +191,7 @@ func (w *waiting) looks(at ssa.Instruction) bool {
 	return false
 }
 
-// onlyLooks reports whether all callees of an interface or function value do nothing but look.
+// onlyLooks reports whether all callees of an interface or function value only read.
 func (w *waiting) onlyLooks(at *ssa.Call) bool {
 	list := w.known[at]
 	return len(list) > 0 && !slices.ContainsFunc(list, func(fn *ssa.Function) bool { return !w.pure.of(fn) })
@@ -236,7 +237,7 @@ func (w *waiting) invariantPlace(addr ssa.Value) bool {
 	return w.invariant(addr)
 }
 
-// harmless reports whether an instruction does nothing that could change what the loop waits for, or that is work.
+// harmless reports whether an instruction is no work and cannot change the condition of the loop.
 func (w *waiting) harmless(at ssa.Instruction) bool {
 	if w.looks(at) {
 		return true
@@ -254,7 +255,7 @@ func (w *waiting) harmless(at ssa.Instruction) bool {
 	return true
 }
 
-// elsewhere reports whether an address is that of a field or variable that the conditions do not look at.
+// elsewhere reports whether an address is the address of a field or variable that the conditions do not read.
 func (w *waiting) elsewhere(addr ssa.Value) bool {
 	place := variableAt(addr)
 	return place != nil && !w.places[place] && w.places != nil
@@ -285,14 +286,14 @@ func (w *waiting) harmlessCall(at *ssa.Call) bool {
 	return known && (kind == yields || kind == reads || kind == never && o.Signature().Recv() == nil)
 }
 
-// purity remembers which functions do nothing but look.
+// purity caches which functions only read.
 type purity map[*ssa.Function]bool
 
 func (p purity) of(fn *ssa.Function) bool {
 	if is, ok := p[fn]; ok || fn.Blocks == nil {
 		return is
 	}
-	p[fn] = false // of one that calls itself
+	p[fn] = false // a recursive function
 	w := &waiting{body: blockSet{}, pure: p}
 	for _, b := range fn.Blocks {
 		w.body[b] = true
@@ -308,7 +309,7 @@ func (p purity) of(fn *ssa.Function) bool {
 	return true
 }
 
-// cycles returns the strongly connected sets of those blocks of the loop that are harmless.
+// cycles returns the strongly connected sets of harmless blocks of the loop.
 func (w *waiting) cycles() (list []blockSet) {
 	calm := blockSet{}
 	for b := range w.body {
@@ -326,8 +327,8 @@ func (w *waiting) cycles() (list []blockSet) {
 	return list
 }
 
-// next returns the blocks that follow without progress. The case of a select that was ready is progress, as is a lock
-// taken or a value swapped.
+// next returns the blocks that follow without progress. A ready case of a select is progress, as is a taken lock or a
+// swapped value.
 func (w *waiting) next(b *ssa.BasicBlock) []*ssa.BasicBlock {
 	cond, ok := b.Instrs[len(b.Instrs)-1].(*ssa.If)
 	if !ok {
@@ -366,7 +367,7 @@ func succeeds(cond ssa.Value) int {
 		switch atomicCall(v) {
 		case "CompareAndSwap":
 			return 1
-		case "Swap": // of a Bool
+		case "Swap": // a Bool
 			if c, ok := v.Call.Args[1].(*ssa.Const); ok && c.Value != nil && c.Value.Kind() == constant.Bool {
 				if constant.BoolVal(c.Value) {
 					return -1
@@ -378,7 +379,7 @@ func succeeds(cond ssa.Value) int {
 	return 0
 }
 
-// swapped does so for a comparison of what Swap returns with a constant.
+// swapped is succeeds for a comparison of the result of Swap with a constant.
 func swapped(v *ssa.BinOp) int {
 	c, ok := v.X.(*ssa.Call)
 	with, is := v.Y.(*ssa.Const)
@@ -398,8 +399,7 @@ func swapped(v *ssa.BinOp) int {
 	return 0
 }
 
-// ends returns the branch on which a cycle waits for other goroutines. A cycle that a variable of its own ends does not
-// wait.
+// ends returns the branch on which a cycle waits for other goroutines. A cycle ended by its own variable does not wait.
 func (w *waiting) ends(s blockSet) (ssa.Instruction, bool) {
 	var at ssa.Instruction
 	exits := false
@@ -424,7 +424,7 @@ func (w *waiting) ends(s blockSet) (ssa.Instruction, bool) {
 	return at, at != nil
 }
 
-// validates reports whether a condition looks twice at one place: it compares what it has read with what is there now.
+// validates reports whether a condition reads one place twice: it compares an earlier value with the present one.
 func validates(seen []ssa.Instruction) bool {
 	shapes := map[string]bool{}
 	for _, at := range seen {
@@ -455,7 +455,8 @@ func sortedBlocks(s blockSet) (list []*ssa.BasicBlock) {
 	return list
 }
 
-// posIn returns the place where a cycle looks at what it waits for, or of its first instruction that has one.
+// posIn returns the position at which a cycle reads its condition, or the position of its first instruction that has
+// one.
 func (w *waiting) posIn(s blockSet, at ssa.Instruction) token.Pos {
 	if cond, ok := at.(*ssa.If); ok {
 		for _, x := range w.conditionOf(cond.Cond, s).seen {
