@@ -608,7 +608,7 @@ func (c *checker) action(a *Action) error {
 			return errors.New("it changes nothing: give a state, an mtu or a shape")
 		}
 		if l.For != 0 && l.State != "flap" {
-			return errors.New("for is the time for which a flap has the link down; let an action up follow the one that has it down (done, wait)")
+			return errors.New("for is the duration of a flap; to end down, add an action up that follows it (done, wait)")
 		}
 	case a.Clear != "":
 		if o := c.actions[a.Clear]; o == nil || o.Fault == nil && o.Verb == nil {

@@ -102,7 +102,7 @@ func TestParseErrors(t *testing.T) {
 		{"a wrong errno", small + "actions: [{verb: {verb: reg_mr, errno: ENOPE}}]", "not the name of an error"},
 		{"a wrong signal", small + "actions: [{when: {at: 1s}, signal: {program: client, signal: KILL}}]", "not a signal"},
 		{"a wrong state", small + "actions: [{link: {dev: rxe0, state: off}}]", "none of up, down and flap"},
-		{"down for a time", small + "actions: [{link: {dev: rxe0, state: down, for: 1s}}]", "for is the time"},
+		{"down for a time", small + "actions: [{link: {dev: rxe0, state: down, for: 1s}}]", "for is the duration of a flap"},
 		{"no change", small + "actions: [{link: {dev: rxe0}}]", "changes nothing"},
 		{"a rule that is none", small + "actions: [{unplug: rxe0}, {clear: unplug rxe0}]", "no fault or verb"},
 		{"a wrong duration", small + "timeout: 5", "not a duration"},

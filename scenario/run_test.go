@@ -422,7 +422,8 @@ func TestRunErrors(t *testing.T) {
 		}
 		w = newWorld()
 		w.left = []ctl.ContextInfo{{Device: "rxe0", PID: 5, Process: "x"}}
-		if r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [server]}]"); failures(r) != "service: nothing is left" {
+		r := w.run(t, "name: x\n"+devices+"programs: [{name: a, run: [server]}]")
+		if failures(r) != "service: nothing is left" {
 			t.Errorf("failures %q", failures(r))
 		}
 		w = newWorld() // the service detects the end of the program with a delay

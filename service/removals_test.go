@@ -71,8 +71,8 @@ func removals(t *testing.T, root, path string) (found []string) {
 	return found
 }
 
-// TestRemovalsAreDocumented tests that docs/results/removals.md lists each call in the repository that may remove a file or its
-// content, with its guard, and no others.
+// TestRemovalsAreDocumented tests that docs/results/removals.md lists each call in the repository that may remove a
+// file or its content, with its guard, and no others.
 func TestRemovalsAreDocumented(t *testing.T) {
 	root := ".."
 	page, err := os.ReadFile(filepath.Join(root, "docs/results/removals.md"))

@@ -171,8 +171,8 @@ func (r *report) document(w *bufio.Writer, l *lab) {
 		"side and Debian's kernel, in QEMU, on the other, over a TAP device: see [test/interop](../../test/interop/doc.go).\n\n")
 	fmt.Fprintf(w, "| | |\n|---|---|\n| date | %s |\n| kernel | Linux %s, `rdma_rxe` |\n| libraries | rdma-core %s, perftest %s, on both sides |\n"+
 		"| host | Linux %s, %s, %d CPUs; the guest without KVM |\n| duration | %.0f s, of them %.0f s for booting the guest |\n\n",
-		time.Now().UTC().Format("2006-01-02"), hello.Release, version("ibverbs-providers"), version("perftest"), hostRelease(),
-		runtime.GOARCH, runtime.NumCPU(), time.Since(l.start).Seconds(), l.booted.Seconds())
+		time.Now().UTC().Format("2006-01-02"), hello.Release, version("ibverbs-providers"), version("perftest"),
+		hostRelease(), runtime.GOARCH, runtime.NumCPU(), time.Since(l.start).Seconds(), l.booted.Seconds())
 	fmt.Fprintf(w, "In a column \"A → B\", A is the requester (client) and B the responder (server). A cell is one of:\n\n"+
 		"- `pass`, with a note if the kernel departs from the specification or from the row;\n"+
 		"- `-`: one side does not have the operation;\n"+
