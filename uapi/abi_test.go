@@ -20,7 +20,7 @@ func TestDecode(t *testing.T) {
 	for n := range len(b) + 1 {
 		got, ok := Decode[AllocMW](b[:n])
 		if wantOK := n >= 16; ok != wantOK {
-			t.Errorf("Decode of %d bytes: ok = %t", n, ok)
+			t.Errorf("Decode of %d bytes: got ok = %t", n, ok)
 		}
 		if ok && got != want || !ok && got != (AllocMW{}) {
 			t.Errorf("Decode of %d bytes = %+v", n, got)
@@ -67,10 +67,10 @@ func TestEncode(t *testing.T) {
 		dst := bytes.Repeat([]byte{0xee}, room)
 		n := Encode(dst, &v)
 		if n != min(room, 12) || !bytes.Equal(dst[:n], want[:n]) {
-			t.Errorf("Encode to %d bytes wrote %d: % x", room, n, dst)
+			t.Errorf("Encode to %d bytes: wrote %d bytes: % x", room, n, dst)
 		}
 		if rest := dst[n:]; len(bytes.Trim(rest, "\xee")) > 0 {
-			t.Errorf("Encode to %d bytes wrote beyond %d: % x", room, n, dst)
+			t.Errorf("Encode to %d bytes: wrote after byte %d: % x", room, n, dst)
 		}
 	}
 	if got := AppendTo([]byte{9}, &v); !bytes.Equal(got, append([]byte{9}, want...)) {
@@ -108,7 +108,7 @@ func TestCodecDoesNotAllocate(t *testing.T) {
 		Encode(buf, &wqe)
 		wqe, _ = Decode[RXESendWQE](buf)
 	}); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("got %v allocations, want none", n)
 	}
 }
 
@@ -122,7 +122,7 @@ func TestByteOrder(t *testing.T) {
 	if b := NewBE64(0x0102030405060708); b != (BE64{1, 2, 3, 4, 5, 6, 7, 8}) || b.Uint64() != 0x0102030405060708 {
 		t.Errorf("BE64 = %v", b)
 	}
-	// Immediate data stays as it was on the wire, a key is a number.
+	// Immediate data keeps its byte order on the wire. A key is a number of the host.
 	if b := ImmData(NewBE32(0xa)).Imm(); b.Uint32() != 0xa {
 		t.Errorf("immediate data = %#x", b.Uint32())
 	}
@@ -132,8 +132,7 @@ func TestByteOrder(t *testing.T) {
 	}
 }
 
-// Every variant of a union starts where the union starts. (TestStructs has
-// their sizes.)
+// TestUnions checks that each variant starts at the offset of its union. TestStructs checks the sizes.
 func TestUnions(t *testing.T) {
 	const ones = 0x1111_1111_1111_1111
 	var w SendWR
@@ -155,7 +154,7 @@ func TestUnions(t *testing.T) {
 		clear(test.union)
 		test.put()
 		if test.union[0] != ones || slices.Max(test.union[1:]) != 0 {
-			t.Errorf("%s: union is %#x", test.name, test.union)
+			t.Errorf("%s: got %#x in the union", test.name, test.union)
 		}
 	}
 }
@@ -164,11 +163,10 @@ func TestRXESockaddr(t *testing.T) {
 	for _, s := range []string{"192.0.2.1", "2001:db8::1", "::ffff:192.0.2.1"} {
 		a := netip.MustParseAddr(s)
 		if sa := NewRXESockaddr(a); sa.Addr() != a {
-			t.Errorf("%s becomes %s", a, sa.Addr())
+			t.Errorf("address %s: got %s", a, sa.Addr())
 		}
 	}
-	// struct sockaddr_in: family, port, address; sockaddr_in6 has the flow
-	// label before the address.
+	// struct sockaddr_in has the family, the port and the address. sockaddr_in6 has the flow label before the address.
 	v4 := NewRXESockaddr(netip.AddrFrom4([4]byte{1, 2, 3, 4}))
 	if !bytes.Equal(v4[4:8], []byte{1, 2, 3, 4}) || binary.NativeEndian.Uint16(v4[:]) != 2 {
 		t.Errorf("sockaddr_in = % x", v4)
@@ -178,18 +176,18 @@ func TestRXESockaddr(t *testing.T) {
 		t.Errorf("sockaddr_in6 = % x", v6)
 	}
 	if sa := NewRXESockaddr(netip.Addr{}); sa != (RXESockaddr{}) || sa.Addr().IsValid() {
-		t.Errorf("no address becomes % x, %s", sa, sa.Addr())
+		t.Errorf("no address: got % x, %s", sa, sa.Addr())
 	}
 }
 
-// The constants that locate things in a ring agree with the structs, which
-// TestStructs compares with C.
+// TestRXERings checks that the sizes and offsets of ring elements agree with the structs. TestStructs compares the
+// structs with C.
 func TestRXERings(t *testing.T) {
 	table := newest(readTable(t, kernelTable))
 	at := func(kind layout.Kind, name string) int64 {
 		f := table.Lookup(kind, name)
 		if len(f) != 1 {
-			t.Fatalf("%s: %d facts", name, len(f))
+			t.Fatalf("%s: got %d facts, want 1", name, len(f))
 		}
 		if kind == layout.Struct {
 			return f[0].Size
@@ -210,7 +208,7 @@ func TestRXERings(t *testing.T) {
 		{"RXEQueueProducerOffset", RXEQueueProducerOffset, at(layout.Field, "rxe_queue_buf.producer_index")},
 		{"RXEQueueConsumerOffset", RXEQueueConsumerOffset, at(layout.Field, "rxe_queue_buf.consumer_index")},
 		{"RXEQueueDataOffset", RXEQueueDataOffset, at(layout.Flex, "rxe_queue_buf.data")},
-		// The types at run time, not only as the type checker sees them.
+		// The Go types at run time. The other tests use the type checker.
 		{"RXESendWQE", int64(SizeOf[RXESendWQE]()), RXESendWQESize},
 		{"RXERecvWQE", int64(SizeOf[RXERecvWQE]()), RXERecvWQESize},
 		{"RXEQueueBuf", int64(SizeOf[RXEQueueBuf]()), RXEQueueDataOffset},
@@ -219,13 +217,13 @@ func TestRXERings(t *testing.T) {
 			t.Errorf("%s = %d, want %d", test.name, test.got, test.want)
 		}
 	}
-	// A slot is a power of two, and no less than a cache line.
+	// A slot is the smallest power of two that holds a WC, and at least a cache line.
 	if n := SizeOf[WC](); n > RXECQESize || n <= RXECQESize/2 {
-		t.Errorf("a WC of %d bytes does not belong into a slot of %d", n, RXECQESize)
+		t.Errorf("a WC of %d bytes does not fit a slot of %d bytes tightly", n, RXECQESize)
 	}
 }
 
-// Numbers whose C originals no header for user space has, from the kernel's
+// TestKernelOnly checks the constants that no header for user space defines, against the values in the kernel's
 // include/rdma/ib_verbs.h.
 func TestKernelOnly(t *testing.T) {
 	for _, test := range []struct {

@@ -41,8 +41,7 @@ type DestroyAH struct {
 	AHHandle uint32
 }
 
-// AttachMcast lets a QP receive from a multicast group
-// (struct ib_uverbs_attach_mcast).
+// AttachMcast attaches a QP to a multicast group, from which the QP then receives (struct ib_uverbs_attach_mcast).
 type AttachMcast struct {
 	GID      [16]uint8
 	QPHandle uint32

@@ -36,7 +36,7 @@ type ExCreateCQ struct {
 // CreateCQResp answers CreateCQ (struct ib_uverbs_create_cq_resp).
 type CreateCQResp struct {
 	CQHandle uint32
-	CQE      uint32 // entries granted
+	CQE      uint32 // actual number of entries
 }
 
 // ExCreateCQResp answers ExCreateCQ (struct ib_uverbs_ex_create_cq_resp).
@@ -55,13 +55,13 @@ type ResizeCQ struct {
 
 // ResizeCQResp answers ResizeCQ (struct ib_uverbs_resize_cq_resp).
 type ResizeCQResp struct {
-	CQE      uint32 // entries granted
+	CQE      uint32 // actual number of entries
 	Reserved uint32
 }
 
 // PollCQ takes completions from a CQ (struct ib_uverbs_poll_cq).
 type PollCQ struct {
-	Response uint64 // user address of PollCQResp and NE entries
+	Response uint64 // user address of PollCQResp and of NE entries
 	CQHandle uint32
 	NE       uint32 // entries wanted
 }
@@ -86,9 +86,8 @@ type DestroyCQ struct {
 	Reserved uint32
 }
 
-// DestroyCQResp answers DestroyCQ (struct ib_uverbs_destroy_cq_resp). The
-// counts are of events that the program has read; the C library waits until it
-// has acknowledged as many.
+// DestroyCQResp answers DestroyCQ (struct ib_uverbs_destroy_cq_resp). It counts the events that the program has read.
+// The C library waits until the program has acknowledged as many.
 type DestroyCQResp struct {
 	CompEventsReported  uint32
 	AsyncEventsReported uint32
@@ -117,5 +116,5 @@ const (
 	CQFlagsIgnoreOverrun       CQFlags = 1 << 1
 )
 
-// CQAttrMask says what ExModifyCQ changes (enum ibv_cq_attr_mask).
+// CQAttrMask selects the attributes that ExModifyCQ changes (enum ibv_cq_attr_mask).
 type CQAttrMask uint32

@@ -1,13 +1,13 @@
 package uapi
 
-// GetContext makes the open file a user context (struct ib_uverbs_get_context).
+// GetContext creates the user context of an open file (struct ib_uverbs_get_context).
 type GetContext struct {
 	Response uint64 // user address of GetContextResp
 }
 
 // GetContextResp answers GetContext (struct ib_uverbs_get_context_resp).
 type GetContextResp struct {
-	AsyncFD        uint32 // the new asynchronous event file
+	AsyncFD        uint32 // descriptor of the new asynchronous event file
 	NumCompVectors uint32
 }
 
@@ -61,9 +61,8 @@ type QueryDeviceResp struct {
 	Reserved              [4]uint8
 }
 
-// ExQueryDevice asks for all attributes, old and new
-// (struct ib_uverbs_ex_query_device). It has no Response: the extended header
-// carries it.
+// ExQueryDevice asks for all attributes, old and new (struct ib_uverbs_ex_query_device). It has no Response, because
+// the extended header contains the address.
 type ExQueryDevice struct {
 	CompMask uint32
 	Reserved uint32
@@ -130,16 +129,15 @@ type ExQueryDeviceResp struct {
 	Reserved         uint32
 }
 
-// AtomicCap says with whom the device's atomics are atomic
-// (enum ibv_atomic_cap).
+// AtomicCap is the scope in which the device's atomics are atomic (enum ibv_atomic_cap).
 type AtomicCap uint32
 
 // The atomicity levels (IBV_ATOMIC_*).
 const (
 	AtomicNone AtomicCap = iota // NONE
-	// AtomicHCA is atomicity among the QPs of this device.
+	// AtomicHCA means atomic among the QPs of this device.
 	AtomicHCA // HCA
-	// AtomicGlob is atomicity also with the CPU and other devices.
+	// AtomicGlob means atomic also with respect to the CPU and other devices.
 	AtomicGlob // GLOB
 )
 
@@ -162,14 +160,13 @@ const (
 	NodeUnspecified // unspecified
 )
 
-// ODPGeneralCaps say whether on-demand paging is there at all
-// (enum ib_uverbs_odp_general_cap_bits).
+// ODPGeneralCaps are the kinds of on-demand paging that a device supports (enum ib_uverbs_odp_general_cap_bits).
 type ODPGeneralCaps uint64
 
 // The kinds of on-demand paging (IB_UVERBS_ODP_SUPPORT*).
 const (
 	ODPSupport         ODPGeneralCaps = 1 << 0
-	ODPSupportImplicit ODPGeneralCaps = 1 << 1 // of the whole address space
+	ODPSupportImplicit ODPGeneralCaps = 1 << 1 // covers the whole address space
 )
 
 // ODPTransportCaps are the operations that on-demand paging covers
@@ -193,8 +190,7 @@ const (
 // QueryDeviceResp, all 64 in ExQueryDeviceResp.
 type DeviceCapFlags uint64
 
-// The device features (IB_UVERBS_DEVICE_*). Bits without a name may be set by
-// old kernels and mean nothing.
+// The device features (IB_UVERBS_DEVICE_*). Old kernels may set bits that have no name here; such bits have no meaning.
 const (
 	DeviceBadPKeyCntr      DeviceCapFlags = 1 << 1
 	DeviceBadQKeyCntr      DeviceCapFlags = 1 << 2

@@ -14,8 +14,7 @@ type CompEventDesc struct {
 	CQHandle uint64 // user handle given when the CQ was created
 }
 
-// EventType says what an asynchronous event reports (enum ibv_event_type,
-// kernel enum ib_event_type).
+// EventType is the type of an asynchronous event (enum ibv_event_type, kernel enum ib_event_type).
 type EventType uint32
 
 // The asynchronous events (IBV_EVENT_*).

@@ -12,8 +12,8 @@ import (
 	"verbena/uapi/internal/layout"
 )
 
-// The tables in testdata say what the headers of this machine say. Headers of
-// another age may lack facts or have more; they may not contradict.
+// TestTablesMatchHeaders compares the tables in testdata with the headers of this machine. Older or newer headers may
+// lack facts or have additional ones. They must not contradict the tables.
 func TestTablesMatchHeaders(t *testing.T) {
 	const include = "/usr/include"
 	cc := cmp.Or(os.Getenv("CC"), "cc")
@@ -38,12 +38,12 @@ func TestTablesMatchHeaders(t *testing.T) {
 			table := readTable(t, test.table)
 			wrong, missing, unknown := table.Diff(facts)
 			for _, f := range wrong {
-				t.Errorf("headers say: %s\ntable says: %s", &f, lines(table.Lookup(f.Kind, f.Name)))
+				t.Errorf("headers: %s\ntable: %s", &f, lines(table.Lookup(f.Kind, f.Name)))
 			}
 			if len(unknown) == len(facts) {
 				t.Error("headers and table have nothing in common")
 			}
-			// How old the headers are is known of the kernel's only.
+			// Only the kernel's headers have a known version.
 			set := ""
 			if test.table == kernelTable {
 				v, err := layout.KernelVersion(cc, include)
@@ -57,10 +57,10 @@ func TestTablesMatchHeaders(t *testing.T) {
 				report = t.Errorf
 			}
 			if len(missing) > 0 {
-				report("headers %s lack what the table has:\n%s", set, lines(missing))
+				report("facts of the table that headers %s lack:\n%s", set, lines(missing))
 			}
 			if len(unknown) > 0 {
-				report("headers %s have what the table lacks; run go generate, then add it to the package:\n%s",
+				report("facts of headers %s that the table lacks; run go generate, then add them to the package:\n%s",
 					set, lines(unknown))
 			}
 		})

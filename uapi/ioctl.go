@@ -4,8 +4,8 @@ package uapi
 const (
 	// IoctlMagic is the type byte of all RDMA requests (RDMA_IOCTL_MAGIC).
 	IoctlMagic = 0x1b
-	// VerbsIoctl is the request number of the ioctl form of a command
-	// (RDMA_VERBS_IOCTL); its argument is an IoctlHdr with its attributes.
+	// VerbsIoctl is the request number of the ioctl form of a command (RDMA_VERBS_IOCTL). The argument is an IoctlHdr
+	// with its attributes.
 	VerbsIoctl = 0xc0181b01
 
 	// The requests of /dev/infiniband/umadN, which share the type byte
@@ -34,13 +34,12 @@ type Attr struct {
 	Len      uint16 // bytes, of pointers and of arrays of handles
 	Flags    AttrFlags
 	AttrData AttrEnumData
-	// Data is a user address, or the data itself if it is input of at most 8
-	// bytes, or a handle, or a file descriptor (then a signed number).
+	// Data is a user address, input of at most 8 bytes, a handle, or a file descriptor (a signed number).
 	Data uint64
 }
 
-// AttrEnumData is the chosen element of an enumeration attribute
-// (ib_uverbs_attr.attr_data.enum_data); zero in all others.
+// AttrEnumData is the chosen element of an enumeration attribute (ib_uverbs_attr.attr_data.enum_data). It is zero in
+// all other attributes.
 type AttrEnumData struct {
 	ElemID   uint8
 	Reserved uint8
@@ -51,14 +50,13 @@ type AttrFlags uint16
 
 // The attribute flags.
 const (
-	// AttrFMandatory, set by the caller, makes the call fail if the attribute
-	// is unknown.
+	// AttrFMandatory is set by the caller. An unknown attribute with this flag fails the call.
 	AttrFMandatory AttrFlags = 1 << 0
-	// AttrFValidOutput, set by the callee, says that the attribute was written.
+	// AttrFValidOutput is set by the callee if it has written the attribute.
 	AttrFValidOutput AttrFlags = 1 << 1
 )
 
-// DriverID tells which driver's name space an ioctl uses (enum rdma_driver_id).
+// DriverID is the driver that defines the driver-specific methods and attributes of an ioctl (enum rdma_driver_id).
 type DriverID uint32
 
 // The drivers (RDMA_DRIVER_*).
@@ -90,8 +88,7 @@ const (
 	DriverIRDMA = DriverI40IW
 )
 
-// CoreSupport tells what the core can do (enum ib_uverbs_core_support); it is
-// AttrGetContextCoreSupport.
+// CoreSupport holds the features of the core (enum ib_uverbs_core_support). AttrGetContextCoreSupport returns it.
 type CoreSupport uint32
 
 // The features of the core (IB_UVERBS_CORE_SUPPORT_*).

@@ -1,9 +1,9 @@
 package uapi
 
-// AttrID is the number of an attribute; each method counts its own.
+// AttrID is the number of an attribute. Each method numbers its own attributes.
 type AttrID uint16
 
-// The attributes with the driver's data, of every method that has any.
+// The attributes for the driver's data. Every method that passes such data has them.
 const (
 	AttrUHWIn  AttrID = IDDriverNS     // UVERBS_ATTR_UHW_IN
 	AttrUHWOut AttrID = IDDriverNS + 1 // UVERBS_ATTR_UHW_OUT

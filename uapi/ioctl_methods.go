@@ -1,20 +1,19 @@
 package uapi
 
-// Object, method and attribute numbers have a name space in their top bits:
-// 0 is the core's, the rest are the driver's.
+// The top bits of object, method and attribute numbers are a name space. Name space 0 belongs to the core, the others
+// belong to the driver.
 const (
 	IDNSMask  = 0xf000 // UVERBS_ID_NS_MASK
 	IDNSShift = 12     // UVERBS_ID_NS_SHIFT
 	// IDDriverNS is the first number of the driver's name space
 	// (UVERBS_ID_DRIVER_NS; older headers: UVERBS_UDATA_DRIVER_DATA_FLAG).
 	IDDriverNS = 1 << IDNSShift
-	// IDDriverNSWithUHW is the first number of the driver's name space behind
-	// AttrUHWIn and AttrUHWOut (UVERBS_ID_DRIVER_NS_WITH_UHW).
+	// IDDriverNSWithUHW is the first number in the driver's name space after AttrUHWIn and AttrUHWOut
+	// (UVERBS_ID_DRIVER_NS_WITH_UHW).
 	IDDriverNSWithUHW = IDDriverNS + 2
 )
 
-// ObjectID is the type of object that an ioctl is about
-// (enum uverbs_default_objects).
+// ObjectID is the type of the object of an ioctl (enum uverbs_default_objects).
 type ObjectID uint16
 
 // The object types (enum uverbs_default_objects).
@@ -40,8 +39,7 @@ const (
 	ObjectDMABuf                      // DMABUF
 )
 
-// MethodID says what an ioctl does to an object; each object type counts its
-// own.
+// MethodID is the number of a method. Each object type numbers its own methods.
 type MethodID uint16
 
 // The methods of ObjectDevice (enum uverbs_methods_device).

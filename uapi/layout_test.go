@@ -17,9 +17,8 @@ import (
 	"verbena/uapi/internal/layout"
 )
 
-// The tables that the package is held against, and the header set in each that
-// it implements in full: the newest, which is what rdma-core v64.0 has in
-// kernel-headers and libibverbs.
+// The tables with which the package is compared, and the header set of each that the package implements in full. It is
+// the newest set: kernel-headers and libibverbs of rdma-core v64.0.
 const (
 	kernelTable = "testdata/kernel.txt"
 	verbsTable  = "testdata/verbs.txt"
@@ -40,21 +39,21 @@ func readTable(t *testing.T, file string) layout.Table {
 	return table
 }
 
-// newest returns the facts that hold for the newest headers.
+// newest returns the facts of the newest headers.
 func newest(table layout.Table) layout.Table {
 	return slices.DeleteFunc(slices.Clone(table), func(f layout.Fact) bool {
 		return !slices.Contains(f.Sets, newestSet)
 	})
 }
 
-// goPackage is package uapi as the type checker sees it.
+// goPackage is package uapi in the representation of the type checker.
 type goPackage struct {
 	scope *types.Scope
-	docs  map[string]string // of types
+	docs  map[string]string // doc comments of types
 }
 
-// emptyImports lets the type checker go on without the packages that this one
-// imports: neither struct layouts nor constants depend on them.
+// emptyImports replaces the imported packages by empty ones. Neither struct layouts nor constants depend on their
+// contents.
 type emptyImports struct{}
 
 func (emptyImports) Import(path string) (*types.Package, error) {
@@ -112,17 +111,16 @@ func (p goPackage) structs() map[string]*types.Struct {
 	return all
 }
 
-// fold makes C and Go names comparable: max_qp_wr and MaxQPWR are maxqpwr.
+// fold makes C and Go names comparable. It turns both max_qp_wr and MaxQPWR into maxqpwr.
 func fold(name string) string {
 	return strings.ToLower(strings.ReplaceAll(name, "_", ""))
 }
 
-// mirrored finds the C struct in a doc comment: "(struct x)", or "(x.y)" for
-// one without a tag.
+// mirrored finds the C struct in a doc comment: "(struct x)", or "(x.y)" for a struct without a tag.
 var mirrored = regexp.MustCompile(`\((?:struct (\w+)|(\w+(?:\.\w+)+))\)`)
 
-// Every struct of the package has the size of the C struct that its comment
-// names and its members in the same places, on every architecture.
+// TestStructs checks that every struct of the package has the size of the C struct in its comment, and the same members
+// at the same offsets, on every architecture.
 func TestStructs(t *testing.T) {
 	table := newest(readTable(t, kernelTable))
 	pkg := loadPackage(t)
@@ -131,7 +129,7 @@ func TestStructs(t *testing.T) {
 	for name := range pkg.structs() {
 		m := mirrored.FindStringSubmatch(strings.ReplaceAll(pkg.docs[name], "\n", " "))
 		if m == nil {
-			t.Errorf("%s: comment names no C struct", name)
+			t.Errorf("%s: the comment names no C struct", name)
 			continue
 		}
 		mirrors[m[1]+m[2]] = name
@@ -151,7 +149,7 @@ func TestStructs(t *testing.T) {
 
 }
 
-// members returns the members of a C struct by their folded names.
+// members returns the members of a C struct by folded name.
 func members(table layout.Table, cname string) map[string]layout.Fact {
 	all := make(map[string]layout.Fact)
 	for _, f := range table {
@@ -185,16 +183,16 @@ func checkStruct(t *testing.T, table layout.Table, sizes types.Sizes, cname, nam
 	for i, f := range fields {
 		off, n := offsets[i], sizes.Sizeof(f.Type())
 		if off != end {
-			t.Errorf("%s has implicit padding before %s", name, f.Name())
+			t.Errorf("%s: implicit padding before %s", name, f.Name())
 		}
 		end = off + n
 		if hasPointer(f.Type()) {
-			t.Errorf("%s.%s has a pointer in it", name, f.Name())
+			t.Errorf("%s.%s contains a pointer", name, f.Name())
 		}
 		m, ok := want[fold(f.Name())]
 		switch {
 		case ok && (m.Kind != layout.Field || m.Off != off || m.Size != n):
-			t.Errorf("%s.%s is at %d with %d bytes; C has: %s", name, f.Name(), off, n, &m)
+			t.Errorf("%s.%s: got offset %d and %d bytes; C has: %s", name, f.Name(), off, n, &m)
 		case ok:
 			seen[fold(f.Name())] = true
 			covered[m.Group] = true
@@ -203,7 +201,7 @@ func checkStruct(t *testing.T, table layout.Table, sizes types.Sizes, cname, nam
 		}
 	}
 	if end != size {
-		t.Errorf("%s has implicit padding at its end", name)
+		t.Errorf("%s: implicit padding at the end", name)
 	}
 	for folded, m := range want {
 		switch {
@@ -226,8 +224,8 @@ func overlaps(members map[string]layout.Fact, off, n int64) bool {
 	return false
 }
 
-// hasPointer reports whether t has anything in it that Decode must not write.
-// A bool counts: not every byte is one.
+// hasPointer reports whether t contains a type that Decode must not write: a pointer, or a bool, because not every byte
+// is a valid bool.
 func hasPointer(t types.Type) bool {
 	switch u := t.Underlying().(type) {
 	case *types.Basic:
@@ -246,8 +244,8 @@ func hasPointer(t types.Type) bool {
 	return true
 }
 
-// goNames turns the start of a C name into that of the Go name. The first rule
-// whose enum and prefix fit is used; "" fits any enum.
+// goNames maps the start of a C name to that of the Go name. The first rule with a matching enum and prefix applies; ""
+// matches any enum.
 var goNames = []struct{ enum, prefix, name string }{
 	{"ibv_flow_spec_type", "IBV_FLOW_SPEC_", "FlowSpecType"},
 	{"ibv_port_cap_flags", "IBV_PORT_", "PCF"},
@@ -257,7 +255,7 @@ var goNames = []struct{ enum, prefix, name string }{
 	{"ibv_wc_flags", "IBV_WC_", "IBVWC"},
 	{"ib_uverbs_flow_action_esp_keymat", "IB_UVERBS_FLOW_ACTION_ESP_KEYMAT_", "FlowActionESPKeymatType"},
 	{"ib_uverbs_flow_action_esp_replay", "IB_UVERBS_FLOW_ACTION_ESP_REPLAY_", "FlowActionESPReplayType"},
-	{"", "IBV_QPT_XRC_SEND", "QPTXRCIni"}, // libibverbs has its own words for these two
+	{"", "IBV_QPT_XRC_SEND", "QPTXRCIni"}, // libibverbs has other names for these two
 	{"", "IBV_QPT_XRC_RECV", "QPTXRCTgt"},
 	{"", "IBV_RATE_2_5_GBPS", "Rate2500Mbps"},
 	{"", "IBV_", ""},
@@ -270,21 +268,20 @@ var goNames = []struct{ enum, prefix, name string }{
 	{"", "RXE_", "RXE"},
 }
 
-// notMirrored are the C constants that the package leaves out.
+// notMirrored matches the C constants that the package omits.
 var notMirrored = regexp.MustCompile(`^(` + strings.Join([]string{
 	`IB_IOCTL_MAGIC`,                       // old name of RDMA_IOCTL_MAGIC
-	`_IBV_QP_\w+`,                          // of the kernel's connection manager
-	`IBV_\w+_RESERVED`,                     // the first bit that has no meaning
-	`IBV_\w+_SUPPORTED`,                    // all bits that have one
+	`_IBV_QP_\w+`,                          // used by the kernel's connection manager
+	`IBV_\w+_RESERVED`,                     // the first undefined bit
+	`IBV_\w+_SUPPORTED`,                    // all defined bits
 	`IBV_\w+_DRIVER\d`,                     // for a vendor's use inside libibverbs
-	`IBV_WC_TM_(ADD|DEL|SYNC|RECV|NO_TAG)`, // made up inside libibverbs
+	`IBV_WC_TM_(ADD|DEL|SYNC|RECV|NO_TAG)`, // defined only inside libibverbs
 	`IBV_MTU_\d+`,                          // package roce has them
 	`IBV_DEVICE_INIT_TYPE`,                 // a bit that old kernels may set by accident
 }, "|") + `)$`)
 
-// kernelOnly are the constants whose C originals are in no header that user
-// space can include (include/rdma/ib_verbs.h, rxe_queue.c); TestKernelOnly and
-// TestRXERings have their values.
+// kernelOnly matches the constants that no header for user space defines (include/rdma/ib_verbs.h, rxe_queue.c).
+// TestKernelOnly and TestRXERings check the values.
 var kernelOnly = regexp.MustCompile(`^(WCFlag|QPT(SMI|GSI)$|PortPhys|PortWidth|PortSpeed|RXE(SendWQE|RecvWQE|CQE|Queue))`)
 
 func goName(enum, cname string) string {
@@ -296,8 +293,8 @@ func goName(enum, cname string) string {
 	return fold(cname)
 }
 
-// Every constant of the C headers is here under its name and with its value;
-// and every constant here is one of theirs.
+// TestConstants checks that the package has every constant of the C headers with the same name and value, and no
+// others.
 func TestConstants(t *testing.T) {
 	pkg := loadPackage(t)
 	consts := make(map[string]*types.Const) // by folded name

@@ -5,7 +5,7 @@ type RegMR struct {
 	Response    uint64 // user address of RegMRResp
 	Start       uint64 // user address of the first byte
 	Length      uint64 // bytes
-	HCAVA       uint64 // address by which work requests and peers name Start
+	HCAVA       uint64 // address of Start in work requests and for peers
 	PDHandle    uint32
 	AccessFlags AccessFlags
 }
@@ -17,8 +17,7 @@ type RegMRResp struct {
 	RKey     uint32
 }
 
-// ReregMR changes a registration (struct ib_uverbs_rereg_mr). Only what Flags
-// names is read.
+// ReregMR changes a registration (struct ib_uverbs_rereg_mr). Only the fields that Flags selects are read.
 type ReregMR struct {
 	Response    uint64 // user address of ReregMRResp
 	MRHandle    uint32
@@ -64,8 +63,8 @@ type DeallocMW struct {
 // (enum ib_uverbs_access_flags).
 type AccessFlags uint32
 
-// The access rights (IB_UVERBS_ACCESS_*). A device may ignore those in
-// AccessOptionalRange; it must refuse any other that it does not know.
+// The access rights (IB_UVERBS_ACCESS_*). A device may ignore unknown rights in AccessOptionalRange. It must refuse all
+// other unknown rights.
 const (
 	AccessLocalWrite      AccessFlags = 1 << 0
 	AccessRemoteWrite     AccessFlags = 1 << 1
@@ -89,7 +88,7 @@ func (a AccessFlags) Writable() bool {
 	return a&(AccessLocalWrite|AccessRemoteWrite|AccessRemoteAtomic|AccessMWBind) != 0
 }
 
-// ReregMRFlags say what ReregMR changes (enum ibv_rereg_mr_flags).
+// ReregMRFlags select the properties that ReregMR changes (enum ibv_rereg_mr_flags).
 type ReregMRFlags uint32
 
 // The changes of a registration (IBV_REREG_MR_*).
@@ -102,7 +101,7 @@ const (
 // AdviseMRAdvice is AttrAdviseMRAdvice (enum ib_uverbs_advise_mr_advice).
 type AdviseMRAdvice uint32
 
-// The advices (IB_UVERBS_ADVISE_MR_ADVICE_*).
+// The kinds of advice (IB_UVERBS_ADVISE_MR_ADVICE_*).
 const (
 	AdviseMRAdvicePrefetch AdviseMRAdvice = iota
 	AdviseMRAdvicePrefetchWrite
@@ -112,9 +111,9 @@ const (
 // AdviseMRFlags are AttrAdviseMRFlags (enum ib_uverbs_advise_mr_flag).
 type AdviseMRFlags uint32
 
-// The flags of an advice (IB_UVERBS_ADVISE_MR_FLAG_*).
+// The flags of advice (IB_UVERBS_ADVISE_MR_FLAG_*).
 const (
-	AdviseMRFlagFlush AdviseMRFlags = 1 << 0 // wait until it is done
+	AdviseMRFlagFlush AdviseMRFlags = 1 << 0 // wait for completion
 )
 
 // MWType is the type of a memory window (enum ibv_mw_type).

@@ -18,7 +18,7 @@ type DeallocPD struct {
 // OpenXRCD opens or creates an XRC domain (struct ib_uverbs_open_xrcd).
 type OpenXRCD struct {
 	Response uint64 // user address of OpenXRCDResp
-	FD       uint32 // file whose inode names the domain; ^0 for a private one
+	FD       uint32 // file; its inode identifies the domain; ^0: private domain
 	OFlags   uint32 // O_CREAT and O_EXCL, as in open(2)
 }
 

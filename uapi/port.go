@@ -39,5 +39,5 @@ type QueryPortRespEx struct {
 	LegacyResp    QueryPortResp
 	PortCapFlags2 PortCapFlags2
 	Reserved      [2]uint8
-	ActiveSpeedEx uint32 // a PortSpeed, or 256 for XDR, which has no room there; 0 from older kernels
+	ActiveSpeedEx uint32 // a PortSpeed, or 256 for XDR, which does not fit ActiveSpeed; 0 from older kernels
 }

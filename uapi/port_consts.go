@@ -27,10 +27,10 @@ const (
 	PortPhysTest                                       // Phy Test
 )
 
-// PortWidth is the number of lanes of a link (enum ib_port_width).
+// PortWidth is the width of a link in lanes of the physical layer (enum ib_port_width).
 type PortWidth uint8
 
-// PortSpeed is the rate of one lane (enum ib_port_speed).
+// PortSpeed is the signalling rate of a link, for each lane of the physical layer (enum ib_port_speed).
 type PortSpeed uint8
 
 // LinkLayer is the kind of network below a port (IBV_LINK_LAYER_*).
@@ -72,7 +72,7 @@ const (
 	PCFBootMgmtSup                 PortCapFlags = 1 << 23
 	PCFLinkLatencySup              PortCapFlags = 1 << 24
 	PCFClientRegSup                PortCapFlags = 1 << 25
-	PCFIPBasedGIDs                 PortCapFlags = 1 << 26 // the kernel's own, not in the IBA specification
+	PCFIPBasedGIDs                 PortCapFlags = 1 << 26 // defined by the kernel, not by the IBA specification
 	PCFLinkSpeedWidthTableSup      PortCapFlags = 1 << 27
 	PCFVendorSpecificMADsTableSup  PortCapFlags = 1 << 28
 	PCFMcastPKeyTrapSuppressionSup PortCapFlags = 1 << 29

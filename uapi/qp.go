@@ -4,7 +4,7 @@ package uapi
 type CreateQP struct {
 	Response      uint64 // user address of CreateQPResp
 	UserHandle    uint64 // reported in AsyncEventDesc
-	PDHandle      uint32 // of the XRC domain for QPTXRCTgt
+	PDHandle      uint32 // handle of the PD, or of the XRC domain for QPTXRCTgt
 	SendCQHandle  uint32
 	RecvCQHandle  uint32
 	SRQHandle     uint32 // valid if IsSRQ
@@ -46,7 +46,7 @@ type ExCreateQP struct {
 type OpenQP struct {
 	Response   uint64
 	UserHandle uint64
-	PDHandle   uint32 // of the XRC domain
+	PDHandle   uint32 // handle of the XRC domain
 	QPN        uint32
 	QPType     QPType
 	Reserved   [7]uint8
@@ -54,9 +54,10 @@ type OpenQP struct {
 
 // CreateQPResp answers CreateQP and OpenQP (struct ib_uverbs_create_qp_resp).
 type CreateQPResp struct {
-	QPHandle      uint32
-	QPN           uint32
-	MaxSendWR     uint32 // granted, at least what was asked for; so the rest
+	QPHandle uint32
+	QPN      uint32
+	// The actual capacities, at least the requested ones.
+	MaxSendWR     uint32
 	MaxRecvWR     uint32
 	MaxSendSGE    uint32
 	MaxRecvSGE    uint32
@@ -92,7 +93,7 @@ type QPDest struct {
 type QueryQP struct {
 	Response uint64 // user address of QueryQPResp
 	QPHandle uint32
-	AttrMask QPAttrMask // a hint; more may be filled in
+	AttrMask QPAttrMask // a hint; the kernel may fill in more
 }
 
 // QueryQPResp answers QueryQP (struct ib_uverbs_query_qp_resp).
@@ -129,8 +130,8 @@ type QueryQPResp struct {
 	Reserved        [5]uint8
 }
 
-// ModifyQP changes attributes of a QP (struct ib_uverbs_modify_qp). Only what
-// AttrMask names is read. It has no response.
+// ModifyQP changes attributes of a QP (struct ib_uverbs_modify_qp). Only the fields that AttrMask selects are read. It
+// has no response.
 type ModifyQP struct {
 	Dest             QPDest
 	AltDest          QPDest

@@ -5,9 +5,9 @@ type QPType uint8
 
 // The QP types (IB_UVERBS_QPT_*).
 const (
-	// QPTSMI belongs to the kernel (enum ib_qp_type): no program can create one.
+	// QPTSMI is reserved for the kernel (enum ib_qp_type). Programs cannot create such a QP.
 	QPTSMI QPType = 0 // SMI
-	// QPTGSI belongs to the kernel, too.
+	// QPTGSI is reserved for the kernel, too.
 	QPTGSI QPType = 1 // GSI
 	// QPTRC is a reliable connection.
 	QPTRC QPType = 2 // RC
@@ -19,7 +19,7 @@ const (
 	QPTRawPacket QPType = 8  // RAW_PACKET
 	QPTXRCIni    QPType = 9  // XRC_INI
 	QPTXRCTgt    QPType = 10 // XRC_TGT
-	// QPTDriver is a type of the driver.
+	// QPTDriver is a type that the driver defines.
 	QPTDriver QPType = 0xff // DRIVER
 )
 
@@ -32,13 +32,13 @@ const (
 	QPSReset QPState = iota // RESET
 	// QPSInit is initialised: receives may be posted.
 	QPSInit // INIT
-	// QPSRTR is ready to receive.
+	// QPSRTR means ready to receive.
 	QPSRTR // RTR
-	// QPSRTS is ready to send.
+	// QPSRTS means ready to send.
 	QPSRTS // RTS
-	// QPSSQD is a send queue that is drained, or draining.
+	// QPSSQD means that the send queue is drained or draining.
 	QPSSQD // SQD
-	// QPSSQE is an error of the send queue.
+	// QPSSQE means that the send queue has failed.
 	QPSSQE // SQE
 	// QPSErr flushes every work request.
 	QPSErr // ERR
@@ -56,7 +56,7 @@ const (
 	MigArmed                    // ARMED
 )
 
-// QPAttrMask says which attributes of a QP are meant (enum ibv_qp_attr_mask).
+// QPAttrMask selects attributes of a QP (enum ibv_qp_attr_mask).
 type QPAttrMask uint32
 
 // The attributes of a QP (IBV_QP_*).
@@ -85,16 +85,14 @@ const (
 	QPAttrRateLimit        QPAttrMask = 1 << 25 // extended form only
 )
 
-// CreateQPMask says which late fields of ExCreateQP are valid
-// (enum ib_uverbs_create_qp_mask).
+// CreateQPMask selects the valid fields among the late ones of ExCreateQP (enum ib_uverbs_create_qp_mask).
 type CreateQPMask uint32
 
 // The late fields of ExCreateQP (IB_UVERBS_CREATE_QP_MASK_*).
 const (
 	CreateQPMaskIndTable CreateQPMask = 1 << 0 // RWQIndTblHandle
 
-	// CreateQPSupCompMask has every bit that is defined
-	// (IB_UVERBS_CREATE_QP_SUP_COMP_MASK).
+	// CreateQPSupCompMask has all defined bits (IB_UVERBS_CREATE_QP_SUP_COMP_MASK).
 	CreateQPSupCompMask = CreateQPMaskIndTable
 )
 

@@ -5,8 +5,8 @@ import (
 	"net/netip"
 )
 
-// Sizes and offsets of the rxe queues. The kernel rounds each slot up to a
-// power of two: RXEQueueBuf.Log2ElemSize has the stride.
+// Sizes and offsets of the rxe queues, in bytes. The kernel rounds the size of a slot up to a power of two;
+// RXEQueueBuf.Log2ElemSize has the result.
 const (
 	RXESendWQESize      = 208 // bytes of a send request before its elements
 	RXESendWQEDMAOffset = 184
@@ -34,8 +34,7 @@ type RXEGlobalRoute struct {
 	Pad          uint8
 }
 
-// RXESockaddr is the address union of an RXEAV: a struct sockaddr_in or
-// sockaddr_in6, in the family's own layout.
+// RXESockaddr is the address union of an RXEAV: a struct sockaddr_in or sockaddr_in6.
 type RXESockaddr [28]byte
 
 // Linux address families.
@@ -44,8 +43,8 @@ const (
 	afInet6 = 10
 )
 
-// NewRXESockaddr returns the socket address of a, with port, flow label and
-// scope zero. It is empty if a is.
+// NewRXESockaddr returns the socket address of a. Port, flow label and scope are zero. The result is zero if a is not
+// valid.
 func NewRXESockaddr(a netip.Addr) (s RXESockaddr) {
 	switch {
 	case a.Is4():
@@ -60,8 +59,7 @@ func NewRXESockaddr(a netip.Addr) (s RXESockaddr) {
 	return s
 }
 
-// Addr returns the IP address in s; not valid if s is of no known family. A
-// scope is not taken over.
+// Addr returns the IP address in s, without its scope. The result is not valid if the family of s is unknown.
 func (s *RXESockaddr) Addr() netip.Addr {
 	switch binary.NativeEndian.Uint16(s[:]) {
 	case afInet:
@@ -72,7 +70,7 @@ func (s *RXESockaddr) Addr() netip.Addr {
 	return netip.Addr{}
 }
 
-// RXEAV is an address vector as rxe keeps it (struct rxe_av).
+// RXEAV is an address vector in the form that rxe stores (struct rxe_av).
 type RXEAV struct {
 	PortNum     uint8
 	NetworkType RXENetworkType
@@ -89,7 +87,7 @@ type RXESendWR struct {
 	Opcode    WROpcode
 	SendFlags SendFlags
 	Ex        ImmData
-	// WR is the C union: RDMA, Flush, Atomic, UD and MW give its variants.
+	// WR is the C union. RDMA, Flush, Atomic, UD and MW return its variants.
 	WR [15]uint64
 }
 
@@ -150,30 +148,30 @@ type RXESGE struct {
 	LKey   uint32
 }
 
-// MMInfo says how to map a queue (struct mminfo).
+// MMInfo has the arguments of mmap for a queue (struct mminfo).
 type MMInfo struct {
 	Offset uint64 // for mmap of the uverbs file
 	Size   uint32 // bytes
 	Pad    uint32
 }
 
-// RXEDMAInfo describes the data of a slot (struct rxe_dma_info). Behind it are
-// NumSGE elements of type RXESGE or, with SendInline, Length bytes. Those of
-// WRAtomicWrite are always inline.
+// RXEDMAInfo describes the data of a slot (struct rxe_dma_info). NumSGE elements of type RXESGE follow it or, with
+// SendInline, Length bytes. The data of WRAtomicWrite are always inline.
 type RXEDMAInfo struct {
 	Length    uint32 // bytes
-	Resid     uint32 // bytes left; the engine's
-	CurSGE    uint32 // the engine's
+	Resid     uint32 // bytes left; written by the engine
+	CurSGE    uint32 // written by the engine
 	NumSGE    uint32
-	SGEOffset uint32 // the engine's
+	SGEOffset uint32 // written by the engine
 	Reserved  uint32
 }
 
 // RXESendWQE is a slot of a send ring, without its data
 // (struct rxe_send_wqe).
 type RXESendWQE struct {
-	WR          RXESendWR
-	Status      uint32 // the engine's; so the rest up to DMA
+	WR RXESendWR
+	// Status and the next fields up to DMA are written by the engine.
+	Status      uint32
 	State       uint32
 	IOVA        uint64
 	Mask        uint32
@@ -234,12 +232,11 @@ type RXEModifySRQCmd struct {
 	MMapInfoAddr uint64 // user address that receives the MMInfo of a resized ring
 }
 
-// RXEQueueBuf is the header of every rxe ring (struct rxe_queue_buf). The
-// slots start at RXEQueueDataOffset. Both sides hold it mapped: indices need
-// atomic access, and nothing in it may be trusted.
+// RXEQueueBuf is the header of every rxe ring (struct rxe_queue_buf). The slots start at RXEQueueDataOffset. Program
+// and driver both map it. Access to the indices must be atomic, and a reader must not trust any field.
 type RXEQueueBuf struct {
 	Log2ElemSize  uint32 // log2 of the bytes per slot
-	IndexMask     uint32 // slots - 1, a power of two less one
+	IndexMask     uint32 // number of slots - 1, a power of two less one
 	Pad1          [30]uint32
 	ProducerIndex uint32 // next slot to fill
 	Pad2          [31]uint32

@@ -28,9 +28,10 @@ type CreateXSRQ struct {
 // (struct ib_uverbs_create_srq_resp).
 type CreateSRQResp struct {
 	SRQHandle uint32
-	MaxWR     uint32 // granted, at least what was asked for
-	MaxSGE    uint32
-	SRQN      uint32 // SRQTXRC only
+	// The actual capacity, at least the requested one.
+	MaxWR  uint32
+	MaxSGE uint32
+	SRQN   uint32 // SRQTXRC only
 }
 
 // ModifySRQ changes an SRQ (struct ib_uverbs_modify_srq). It has no response.
@@ -79,7 +80,7 @@ const (
 	SRQTTM // TM
 )
 
-// SRQAttrMask says what ModifySRQ changes (enum ibv_srq_attr_mask).
+// SRQAttrMask selects the attributes that ModifySRQ changes (enum ibv_srq_attr_mask).
 type SRQAttrMask uint32
 
 // The attributes of an SRQ (IBV_SRQ_*).

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// name returns names[v], or typ(v) if there is none.
+// name returns names[v], or typ(v) if v has no name.
 func name(names []string, v uint64, typ string) string {
 	if v < uint64(len(names)) && names[v] != "" {
 		return names[v]
@@ -13,8 +13,8 @@ func name(names []string, v uint64, typ string) string {
 	return typ + "(" + strconv.FormatUint(v, 10) + ")"
 }
 
-// flags joins the names of the bits in v with "|"; what has no name follows in
-// hexadecimal. No bit at all is "0".
+// flags joins the names of the bits in v with "|". Bits without a name follow in hexadecimal. If no bit is set, it
+// returns "0".
 func flags(names []string, v uint64) string {
 	if v == 0 {
 		return "0"

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Where a String method promises the name in C, it gives the name in C.
+// TestNamesInC checks the String methods that return names in C.
 func TestNamesInC(t *testing.T) {
 	for _, test := range []struct {
 		table, enum, prefix string
@@ -37,16 +37,16 @@ func TestNamesInC(t *testing.T) {
 			}
 			n++
 			if got := test.name(f.Value); got != want {
-				t.Errorf("%s = %d is called %q", f.Name, f.Value, got)
+				t.Errorf("%s = %d: got the name %q", f.Name, f.Value, got)
 			}
 		}
 		if n == 0 {
-			t.Errorf("no constants %s in enum %s", test.prefix, test.enum)
+			t.Errorf("no constants with prefix %s in enum %s", test.prefix, test.enum)
 		}
 	}
 }
 
-// Methods are numbered for each object type, in an enum for each.
+// TestMethodName checks the names of all methods. Each object type numbers its own methods, in an enum of its own.
 func TestMethodName(t *testing.T) {
 	enums := map[ObjectID]string{
 		ObjectDevice:     "uverbs_methods_device",
@@ -77,11 +77,11 @@ func TestMethodName(t *testing.T) {
 			}
 			n++
 			if got, want := MethodName(o, MethodID(f.Value)), strings.TrimPrefix(f.Name, "UVERBS_METHOD_"); got != want {
-				t.Errorf("method %d of %s is called %q, want %q", f.Value, o, got, want)
+				t.Errorf("method %d of %s: got the name %q, want %q", f.Value, o, got, want)
 			}
 		}
 		if got, want := MethodName(o, MethodID(n)), o.String()+" MethodID("; n == 0 || !strings.HasPrefix(got, want) {
-			t.Errorf("%s has %d methods, and one more is called %q", o, n, got)
+			t.Errorf("%s has %d methods: got the name %q for one more", o, n, got)
 		}
 	}
 	for _, f := range table {
@@ -91,7 +91,7 @@ func TestMethodName(t *testing.T) {
 				found = found || f.Group == enum
 			}
 			if !found {
-				t.Errorf("%s is of no object", f.Name)
+				t.Errorf("%s belongs to no object", f.Name)
 			}
 		}
 	}
@@ -100,8 +100,8 @@ func TestMethodName(t *testing.T) {
 	}
 }
 
-// Where a String method has words of its own, it has some for each value, and
-// no two are the same.
+// TestOwnWords checks the String methods that return words of their own: each value has words, and no two values have
+// the same.
 func TestOwnWords(t *testing.T) {
 	for _, test := range []struct {
 		table, enum string
@@ -119,10 +119,10 @@ func TestOwnWords(t *testing.T) {
 			}
 			got := test.name(f.Value)
 			if strings.Contains(got, "(") {
-				t.Errorf("%s = %d is called %q", f.Name, f.Value, got)
+				t.Errorf("%s = %d: got the name %q", f.Name, f.Value, got)
 			}
 			if other := words[got]; other != "" {
-				t.Errorf("%s and %s are both called %q", f.Name, other, got)
+				t.Errorf("%s and %s: got the same name %q", f.Name, other, got)
 			}
 			words[got] = f.Name
 		}
@@ -138,7 +138,7 @@ func TestString(t *testing.T) {
 	}{
 		{WCRecv.String(), "RECV"},
 		{WCRecvRDMAWithImm.String(), "RECV_RDMA_WITH_IMM"},
-		{WCOpcode(100).String(), "WCOpcode(100)"}, // between the last of send and the first of receive
+		{WCOpcode(100).String(), "WCOpcode(100)"}, // after the last send opcode, before the first receive opcode
 		{Command(99).String(), "Command(99)"},
 		{ExCommand(0).String(), "ExCommand(0)"},
 		{QPType(5).String(), "QPType(5)"},

@@ -1,7 +1,7 @@
 package uapi
 
-// WC is one work completion (struct ib_uverbs_wc): an entry of PollCQResp, and
-// a slot of an rxe completion ring, padded there to RXECQESize bytes.
+// WC is one work completion (struct ib_uverbs_wc). It is an entry of PollCQResp, and a slot of an rxe completion ring,
+// which pads it to RXECQESize bytes.
 type WC struct {
 	WRID         uint64
 	Status       WCStatus
@@ -53,11 +53,10 @@ const (
 	WCTMRndvIncomplete // tag matching rendezvous incomplete
 )
 
-// WCOpcode says what completed (enum ib_uverbs_wc_opcode, enum ibv_wc_opcode).
+// WCOpcode is the operation that completed (enum ib_uverbs_wc_opcode, enum ibv_wc_opcode).
 type WCOpcode uint32
 
-// The completion opcodes (IB_UVERBS_WC_*, IBV_WC_*). Those of receives have
-// the bit of WCRecv.
+// The completion opcodes (IB_UVERBS_WC_*, IBV_WC_*). The opcodes of receives have the bit of WCRecv.
 const (
 	WCSend        WCOpcode = 0 // SEND
 	WCRDMAWrite   WCOpcode = 1 // RDMA_WRITE
@@ -76,10 +75,9 @@ const (
 
 // WCFlags qualify a completion, in the kernel's numbering (enum ib_wc_flags).
 //
-// The kernel copies them to user space unchanged although libibverbs numbers
-// them differently from bit 2 on: what the kernel's rxe reports as
-// WCFlagWithInvalidate a C program sees as IBVWCIPCsumOK. A driver that writes
-// completions for C programs to see should write IBVWCFlags.
+// The kernel copies them to user space unchanged, although libibverbs numbers them differently from bit 2 on. A
+// WCFlagWithInvalidate from the kernel's rxe is IBVWCIPCsumOK for a C program. A driver that writes completions for C
+// programs should write IBVWCFlags.
 type WCFlags uint32
 
 // The completion flags (IB_WC_*).

@@ -7,15 +7,15 @@ type SGE struct {
 	LKey   uint32
 }
 
-// SendWR is one send work request of PostSend (struct ib_uverbs_send_wr). Its
-// NumSGE elements are in a separate array behind all requests.
+// SendWR is one send work request of PostSend (struct ib_uverbs_send_wr). Its NumSGE elements are in a separate array
+// after all requests.
 type SendWR struct {
 	WRID      uint64
 	NumSGE    uint32
 	Opcode    WROpcode
 	SendFlags SendFlags
 	Ex        ImmData
-	// WR is the C union: RDMA, Atomic and UD give its variants.
+	// WR is the C union. RDMA, Atomic and UD return its variants.
 	WR [4]uint64
 }
 
@@ -45,9 +45,8 @@ type SendWRUD struct {
 	Reserved   uint32
 }
 
-// PostSend posts send work requests (struct ib_uverbs_post_send). WRCount
-// requests of WQESize bytes follow, then SGECount elements of type SGE. With
-// WRCount zero it is the doorbell of a driver whose queues are mapped.
+// PostSend posts send work requests (struct ib_uverbs_post_send). WRCount requests of WQESize bytes follow, then
+// SGECount elements of type SGE. If WRCount is zero, it is the doorbell of a driver with mapped queues.
 type PostSend struct {
 	Response uint64 // user address of PostSendResp
 	QPHandle uint32
@@ -58,7 +57,7 @@ type PostSend struct {
 
 // PostSendResp answers PostSend (struct ib_uverbs_post_send_resp).
 type PostSendResp struct {
-	BadWR uint32 // 1 + index of the request that failed, 0 for none
+	BadWR uint32 // 1 + index of the failed request, 0 for none
 }
 
 // RecvWR is one receive work request (struct ib_uverbs_recv_wr).
@@ -68,8 +67,7 @@ type RecvWR struct {
 	Reserved uint32
 }
 
-// PostRecv posts receive work requests (struct ib_uverbs_post_recv); laid out
-// like PostSend.
+// PostRecv posts receive work requests (struct ib_uverbs_post_recv). Its layout is that of PostSend.
 type PostRecv struct {
 	Response uint64 // user address of PostRecvResp
 	QPHandle uint32
@@ -83,8 +81,8 @@ type PostRecvResp struct {
 	BadWR uint32
 }
 
-// PostSRQRecv posts receive work requests to a shared receive queue
-// (struct ib_uverbs_post_srq_recv); laid out like PostSend.
+// PostSRQRecv posts receive work requests to a shared receive queue (struct ib_uverbs_post_srq_recv). Its layout is
+// that of PostSend.
 type PostSRQRecv struct {
 	Response  uint64 // user address of PostSRQRecvResp
 	SRQHandle uint32
@@ -134,8 +132,7 @@ const (
 	SendIPCsum    SendFlags = 1 << 4 // compute IP and TCP or UDP checksums
 )
 
-// FlushPlacement says how far a flush pushes the data (enum ib_placement_type,
-// IBA A19.4.1.1).
+// FlushPlacement is the level to which a flush moves the data (enum ib_placement_type, IBA A19.4.1.1).
 type FlushPlacement uint8
 
 // The placements (IB_FLUSH_*).
@@ -144,8 +141,7 @@ const (
 	FlushPersistent FlushPlacement = 1 << 1 // survives power failure
 )
 
-// FlushSelectivity says what a flush covers (enum ib_selectivity_level,
-// IBA A19.4.1.2).
+// FlushSelectivity is the range that a flush covers (enum ib_selectivity_level, IBA A19.4.1.2).
 type FlushSelectivity uint8
 
 // The selectivity levels (IB_FLUSH_*).

@@ -11,7 +11,8 @@ import (
 	"verbena/uapi/internal/layout"
 )
 
-// TestLayout: every struct has the size and the members of the C struct of the headers, at the same offsets.
+// TestLayout checks that every struct has the size of the C struct in the headers, and the same members at the same
+// offsets.
 func TestLayout(t *testing.T) {
 	src := layout.Source{
 		Headers: []string{"rdma/rdma_user_cm.h", "rdma/ib_user_sa.h", "rdma/ib_user_verbs.h"}, Package: "linux-libc-dev",
@@ -65,12 +66,12 @@ func TestLayout(t *testing.T) {
 				}
 				seen++
 				if x.Off != int64(f.Offset) || x.Size != int64(f.Type.Size()) {
-					t.Errorf("%s.%s is at %d with %d bytes, in C: %s", typ, f.Name, f.Offset, f.Type.Size(), &x)
+					t.Errorf("%s.%s: got offset %d and %d bytes, in C: %s", typ, f.Name, f.Offset, f.Type.Size(), &x)
 				}
 			}
 		}
 		if seen != typ.NumField() {
-			t.Errorf("%s: %d of %d members have a counterpart in %s", typ, seen, typ.NumField(), c.name)
+			t.Errorf("%s: only %d of %d members have a counterpart in %s", typ, seen, typ.NumField(), c.name)
 		}
 	}
 }

@@ -2,7 +2,7 @@ package ucm
 
 import "verbena/uapi"
 
-// ABIVersion is what /sys/class/misc/rdma_cm/abi_version reports (RDMA_USER_CM_ABI_VERSION).
+// ABIVersion is the version in /sys/class/misc/rdma_cm/abi_version (RDMA_USER_CM_ABI_VERSION).
 const ABIVersion = 4
 
 // MaxPrivateData is the size of the field for private data in commands and events, in bytes (RDMA_MAX_PRIVATE_DATA).
@@ -59,7 +59,7 @@ const (
 	QueryGID
 )
 
-// Options (RDMA_OPTION_*): levels, and names of the level of the ID and of InfiniBand.
+// Options (RDMA_OPTION_*): the levels, and the names of the options of the levels ID and IB.
 const (
 	OptionID = 0
 	OptionIB = 1
@@ -72,15 +72,14 @@ const (
 	OptionIBPath = 1
 )
 
-// Hdr starts every command (struct rdma_ucm_cmd_hdr). In is the length of what follows, Out of the room for the answer,
-// in bytes.
+// Hdr starts every command (struct rdma_ucm_cmd_hdr). In is the length of the rest of the command, and Out is the size
+// of the buffer for the answer, in bytes.
 type Hdr struct {
 	Cmd     Command
 	In, Out uint16
 }
 
-// SockaddrIn6 is an address of IPv6, or in its room one of IPv4 (struct sockaddr_in6), as package net's callers know it
-// from C.
+// SockaddrIn6 is a struct sockaddr_in6, or a struct sockaddr_in and padding.
 type SockaddrIn6 [28]byte
 
 // Sockaddr is any address (struct __kernel_sockaddr_storage).
@@ -107,7 +106,7 @@ type DestroyID struct {
 	Reserved uint32
 }
 
-// DestroyIDResp answers them (struct rdma_ucm_destroy_id_resp).
+// DestroyIDResp answers DestroyID and LeaveMcast (struct rdma_ucm_destroy_id_resp).
 type DestroyIDResp struct {
 	EventsReported uint32
 }
@@ -119,7 +118,7 @@ type BindIP struct {
 	ID       uint32
 }
 
-// Bind does the same with any address (struct rdma_ucm_bind).
+// Bind binds an ID to an address of any family (struct rdma_ucm_bind).
 type Bind struct {
 	ID       uint32
 	AddrSize uint16
@@ -134,7 +133,7 @@ type ResolveIP struct {
 	TimeoutMs        uint32
 }
 
-// ResolveAddr does the same with any address (struct rdma_ucm_resolve_addr).
+// ResolveAddr resolves an address of any family (struct rdma_ucm_resolve_addr).
 type ResolveAddr struct {
 	ID               uint32
 	TimeoutMs        uint32
@@ -149,7 +148,8 @@ type ResolveRoute struct {
 	TimeoutMs uint32
 }
 
-// Query asks for what an ID knows; QueryRoute too, without Option (struct rdma_ucm_query).
+// Query asks for the addresses or paths of an ID, which Option selects. QueryRoute has the same struct without Option
+// (struct rdma_ucm_query).
 type Query struct {
 	Response uint64
 	ID       uint32
@@ -207,7 +207,7 @@ type QueryPathResp struct {
 	Reserved uint32
 }
 
-// PathRecData is a path as subnet administration has it (struct ib_path_rec_data).
+// PathRecData is a path in the format of subnet administration (struct ib_path_rec_data).
 type PathRecData struct {
 	Flags    uint32
 	Reserved uint32
@@ -225,7 +225,7 @@ const (
 	PathBidirectional = PathOutbound | PathInboundRev
 )
 
-// ConnParam are the parameters of a connection (struct rdma_ucm_conn_param).
+// ConnParam holds the parameters of a connection (struct rdma_ucm_conn_param).
 type ConnParam struct {
 	QPNum              uint32
 	QKey               uint32
@@ -240,7 +240,7 @@ type ConnParam struct {
 	Valid              uint8
 }
 
-// UDParam is how to reach a datagram service (struct rdma_ucm_ud_param).
+// UDParam holds the address data of a datagram service (struct rdma_ucm_ud_param).
 type UDParam struct {
 	QPNum          uint32
 	QKey           uint32
@@ -250,13 +250,13 @@ type UDParam struct {
 	Reserved       [7]uint8
 }
 
-// ECE are options of an enhanced connection (struct rdma_ucm_ece).
+// ECE holds the options of enhanced connection establishment (struct rdma_ucm_ece).
 type ECE struct {
 	VendorID uint32
 	AttrMod  uint32
 }
 
-// Connect connects (struct rdma_ucm_connect).
+// Connect connects an ID (struct rdma_ucm_connect).
 type Connect struct {
 	ConnParam ConnParam
 	ID        uint32
@@ -264,13 +264,14 @@ type Connect struct {
 	ECE       ECE
 }
 
-// Listen listens (struct rdma_ucm_listen).
+// Listen makes an ID listen (struct rdma_ucm_listen).
 type Listen struct {
 	ID      uint32
 	Backlog uint32
 }
 
-// Accept accepts a request, or without valid parameters a response (struct rdma_ucm_accept).
+// Accept accepts a connection request. Without valid parameters it accepts a response to the ID's own request (struct
+// rdma_ucm_accept).
 type Accept struct {
 	UID       uint64
 	ConnParam ConnParam
@@ -279,7 +280,7 @@ type Accept struct {
 	ECE       ECE
 }
 
-// Reject refuses (struct rdma_ucm_reject).
+// Reject rejects a connection request (struct rdma_ucm_reject).
 type Reject struct {
 	ID             uint32
 	PrivateDataLen uint8
@@ -288,7 +289,7 @@ type Reject struct {
 	PrivateData    [MaxPrivateData]uint8
 }
 
-// Disconnect disconnects (struct rdma_ucm_disconnect).
+// Disconnect disconnects an ID (struct rdma_ucm_disconnect).
 type Disconnect struct {
 	ID uint32
 }
@@ -300,7 +301,7 @@ type InitQPAttr struct {
 	QPState  uint32
 }
 
-// Notify tells of an event of a queue pair (struct rdma_ucm_notify).
+// Notify passes an event of a queue pair to the connection manager (struct rdma_ucm_notify).
 type Notify struct {
 	ID    uint32
 	Event uint32
@@ -314,7 +315,7 @@ type JoinIPMcast struct {
 	ID       uint32
 }
 
-// JoinMcast does the same with any address (struct rdma_ucm_join_mcast).
+// JoinMcast joins a multicast group with an address of any family (struct rdma_ucm_join_mcast).
 type JoinMcast struct {
 	Response  uint64
 	UID       uint64
@@ -340,7 +341,7 @@ type EventResp struct {
 	ECE      ECE
 }
 
-// MinEventResp is the length of an EventResp without what older callers do not know.
+// MinEventResp is the length of an EventResp for older callers, without the later fields.
 const MinEventResp = 324
 
 // SetOption sets an option (struct rdma_ucm_set_option).
@@ -359,12 +360,12 @@ type MigrateID struct {
 	FD       uint32
 }
 
-// MigrateResp answers it (struct rdma_ucm_migrate_resp).
+// MigrateResp answers MigrateID (struct rdma_ucm_migrate_resp).
 type MigrateResp struct {
 	EventsReported uint32
 }
 
-// QPAttr are attributes of a queue pair (struct ib_uverbs_qp_attr).
+// QPAttr holds the attributes of a queue pair (struct ib_uverbs_qp_attr).
 type QPAttr struct {
 	QPAttrMask       uint32
 	QPState          uint32

@@ -2,8 +2,9 @@ package verb
 
 import "verbena/uapi"
 
-// Table is the table of verbs. A command, a method or a name that is not here is not known: the kernel's answer to those is
-// EOPNOTSUPP, or EPROTONOSUPPORT for a method. Their objects need drivers that this module does not have (uapi_finalize_disable).
+// Table is the table of verbs. The kernel answers EOPNOTSUPP to an unknown command, and EPROTONOSUPPORT to an unknown
+// method. Commands and methods that are not in the table belong to objects of drivers that this module does not have
+// (uapi_finalize_disable).
 //
 // The dispatcher of package uverbs, the names in errors and traces, the verbs of fault rules, the tables of
 // docs/results/verbs.md and docs/results/states.md and verbenavet's list of atomic methods derive from it.
@@ -69,7 +70,7 @@ var Table = []Spec{
 		Methods: []Method{{uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc,
 			[]Attr{newHandle(uapi.AttrAsyncEventAllocFDHandle, uapi.ObjectAsyncEvent)}}},
 	},
-	{ // carries a command of the write form, which has the effect
+	{ // carries a command of the write form; the command determines the effect
 		Effect: Lists,
 		Methods: []Method{{uapi.ObjectDevice, uapi.MethodInvokeWrite, withDriverAttrs(
 			constIn(uapi.AttrWriteCmd), bytesIn(uapi.AttrCoreIn, 4), bytesOut(uapi.AttrCoreOut, 0),
@@ -176,7 +177,7 @@ var Table = []Spec{
 		Midlayer: []string{"MW.Dealloc"}, Driver: []string{"DriverMW.Dealloc"},
 	},
 
-	// Completion queues. A channel belongs to the core alone: a device in error does not matter.
+	// Completion queues. A channel belongs to the core alone, so it works on a device in error.
 	{
 		Name: "create_comp_channel", Effect: Reads,
 		Commands: []Command{answered[uapi.CreateCompChannel, uapi.CreateCompChannelResp](uapi.CmdCreateCompChannel)},
@@ -247,7 +248,7 @@ var Table = []Spec{
 		Midlayer: []string{"QP.Query"}, Driver: []string{"DriverQP.Query"},
 	},
 	{Effect: Reads, Atomic: true, Midlayer: []string{"QP.State"}, Driver: []string{"DriverQP.State"}},
-	{ // to ERR or RESET it works on a device in error, too
+	{ // a transition to ERR or RESET works on a device in error, too
 		Name: "modify_qp", Effect: Makes,
 		Commands: []Command{command[uapi.ModifyQP](uapi.CmdModifyQP), extended(uapi.ExCmdModifyQP)},
 		Midlayer: []string{"QP.Modify", "QP.Prepare", "QP.Connect", "QP.ConnectDatagram"},
@@ -276,13 +277,13 @@ var Table = []Spec{
 		Commands: []Command{command[uapi.AttachMcast](uapi.CmdAttachMcast)},
 		Midlayer: []string{"QP.AttachMcast"}, Driver: []string{"McastQP.AttachMcast"},
 	},
-	{ // a zombie is attached to nothing
+	{ // a zombie has no attachments
 		Name: "detach_mcast", Effect: Reads,
 		Commands: []Command{command[uapi.DetachMcast](uapi.CmdDetachMcast)},
 		Midlayer: []string{"QP.DetachMcast"}, Driver: []string{"McastQP.DetachMcast"},
 	},
 
-	// Shared receive queues. A receive in one belongs to no queue pair, and is not flushed (IBA 10.2.9.3).
+	// Shared receive queues. A receive in an SRQ belongs to no queue pair, and is not flushed (IBA 10.2.9.3).
 	{
 		Name: "create_srq", Aliases: []string{"create_srq_ex"}, Effect: Makes,
 		Commands: []Command{

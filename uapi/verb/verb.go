@@ -2,29 +2,30 @@ package verb
 
 import "verbena/uapi"
 
-// Spec is a row of the table: an operation on a device or its objects, and each way to call it.
+// Spec is a row of the table: an operation on a device or its objects, and all of its calls.
 type Spec struct {
-	// Name is the name of the function in C without ibv_. A verb without one cannot be made to fail by a fault rule: it is
-	// on the data path, or only consumers in the same process call it.
+	// Name is the name of the function in C without ibv_. Fault rules cannot select a verb without a name. Such a verb
+	// is on the data path, or only consumers in the same process call it.
 	Name string
 	// Aliases are the names of other functions in C, without ibv_, that make the same calls.
 	Aliases []string
 	Effect  Effect
 	// Atomic verbs may not sleep, and may be called from any context, completion handlers included. (core_locking.rst)
 	Atomic bool
-	// Commands are the calls in the write form, Methods those of RDMA_VERBS_IOCTL.
+	// Commands are the calls in the write form. Methods are the calls by RDMA_VERBS_IOCTL.
 	Commands []Command
 	Methods  []Method
 	// Midlayer are the methods of package ib for consumers in the same process, such as "PD.RegMR".
 	Midlayer []string
-	// Driver are the methods of package ib's interfaces by which a driver implements the verb, such as "DriverQP.PostSend".
+	// Driver are the methods of package ib's interfaces by which a driver implements the verb, such as
+	// "DriverQP.PostSend".
 	Driver []string
 }
 
-// Effect is the effect of a verb on a device and its objects. It determines the states of the device in which the verb works.
+// Effect is the effect of a verb on a device and its objects. It determines the device states in which the verb works.
 type Effect uint8
 
-// The effects. A device is active, in error, or gone; a context of a device that is gone is a zombie.
+// The effects. A device is active, in error, or gone. A context of a removed device is a zombie.
 const (
 	Makes    Effect = iota // creates or modifies an object: on an active device only
 	Reads                  // queries, polls or arms: also on a device in error
@@ -37,10 +38,11 @@ const (
 type Command struct {
 	// Number is a [uapi.Command], or a [uapi.ExCommand] with CmdFlagExtended.
 	Number uint32
-	// Request and Response are the sizes in bytes of the core's parts. Shorter ones are refused. Extended commands have none:
-	// the kernel takes missing bytes as zero.
+	// Request and Response are the sizes in bytes of the core's parts. The kernel refuses shorter ones. Extended
+	// commands have no sizes, because the kernel takes missing bytes as zero.
 	Request, Response int
-	// Driver is true if the driver's part follows the core's. Extended commands tell its size themselves.
+	// Driver is true if the driver's part follows the core's part. Extended commands carry the size of the driver's
+	// part.
 	Driver bool
 	// Answers is true if a plain request starts with the address of its response.
 	Answers bool
@@ -64,7 +66,7 @@ type Method struct {
 // String returns the name in C without UVERBS_METHOD_.
 func (m Method) String() string { return uapi.MethodName(m.Object, m.Method) }
 
-// Attr returns the specification of an attribute; nil if the method has no such attribute.
+// Attr returns the specification of an attribute, or nil if the method has no such attribute.
 func (m *Method) Attr(id uapi.AttrID) *Attr {
 	for i := range m.Attrs {
 		if m.Attrs[i].ID == id {
@@ -78,30 +80,30 @@ func (m *Method) Attr(id uapi.AttrID) *Attr {
 type Attr struct {
 	ID   uapi.AttrID
 	Kind Kind
-	// Object is the type of the object that a handle is of.
+	// Object is the type of the object of a handle.
 	Object uapi.ObjectID
 	// Min and Max limit the length in bytes.
 	Min, Max int
-	// Extensible attributes may be longer than Max: excess input must be zero, excess output is cleared.
+	// Extensible attributes may be longer than Max. Excess input must be zero; excess output is cleared.
 	Extensible bool
-	// Mandatory attributes must be given.
+	// Mandatory means that the call fails without the attribute.
 	Mandatory bool
 }
 
-// Kind is the kind of an attribute: its direction, and what its data are.
+// Kind is the kind of an attribute: its direction and the type of its data.
 type Kind uint8
 
 // The kinds of attributes.
 const (
-	In      Kind = iota // bytes from the caller, in the attribute itself up to 8 (UVERBS_ATTR_PTR_IN)
-	Out                 // bytes for the caller (UVERBS_ATTR_PTR_OUT)
+	In      Kind = iota // input of the caller; up to 8 bytes are in the attribute itself (UVERBS_ATTR_PTR_IN)
+	Out                 // output to the caller (UVERBS_ATTR_PTR_OUT)
 	New                 // the handle or descriptor of a new object (UVERBS_ACCESS_NEW)
 	Use                 // the handle of an object (UVERBS_ATTR_IDR, UVERBS_ACCESS_READ)
 	Destroy             // the handle of an object to destroy (UVERBS_ACCESS_DESTROY)
 	File                // a descriptor of the caller (UVERBS_ATTR_FD)
 )
 
-// maxAttr is the greatest length of an attribute, in bytes.
+// maxAttr is the maximum length of an attribute, in bytes.
 const maxAttr = 1<<16 - 1
 
 func constIn(id uapi.AttrID) Attr {
@@ -136,7 +138,7 @@ func structOut[T any](id uapi.AttrID) Attr {
 	return Attr{ID: id, Kind: Out, Min: n, Max: n, Extensible: true, Mandatory: true}
 }
 
-// responseOut is a response of one length.
+// responseOut returns a required output attribute of the size of T.
 func responseOut[T any](id uapi.AttrID) Attr { return valueOut(id, uapi.SizeOf[T]()).required() }
 
 func newHandle(id uapi.AttrID, o uapi.ObjectID) Attr {
@@ -163,25 +165,25 @@ func (s Attr) optional() Attr {
 	return s
 }
 
-// command describes a plain command without response.
+// command returns the specification of a plain command without response.
 func command[Req any](n uapi.Command) Command {
 	return Command{Number: uint32(n), Request: uapi.SizeOf[Req]()}
 }
 
-// answered describes a plain command with a response.
+// answered returns the specification of a plain command with a response.
 func answered[Req, Resp any](n uapi.Command) Command {
 	return Command{Number: uint32(n), Request: uapi.SizeOf[Req](), Response: uapi.SizeOf[Resp](), Answers: true}
 }
 
 func extended(n uapi.ExCommand) Command { return Command{Number: uint32(n) | uapi.CmdFlagExtended} }
 
-// withDriver adds the driver's parts.
+// withDriver returns c with the driver's parts.
 func (c Command) withDriver() Command {
 	c.Driver = true
 	return c
 }
 
-// withDriverAttrs adds the attributes with the driver's parts.
+// withDriverAttrs returns attrs and the attributes for the driver's parts.
 func withDriverAttrs(attrs ...Attr) []Attr {
 	return append(attrs, bytesIn(uapi.AttrUHWIn, 0), bytesOut(uapi.AttrUHWOut, 0))
 }

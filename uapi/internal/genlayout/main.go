@@ -1,13 +1,13 @@
-// Command genlayout writes the layout of the RDMA user ABI, as the C compiler
-// sees the headers of this machine, to a table.
+// Command genlayout writes a table with the layout of the RDMA user ABI. The C compiler determines the layout from the
+// headers of this machine.
 //
-// An existing table is extended: what other header sets said stays. To add the
-// headers of another kernel, name the directory that has rdma/ in it:
+// An existing table is extended: facts of other header sets are kept. To add the headers of another kernel, name the
+// directory that contains rdma/:
 //
 //	genlayout -o testdata/kernel.txt -include ~/rdma-core/kernel-headers -set rdma-core-64
 //
-// and for the constants of libibverbs the directory that has infiniband/ (by
-// default the one of package libibverbs-dev):
+// To add the constants of libibverbs, name the directory that contains infiniband/. The default is the one of package
+// libibverbs-dev:
 //
 //	genlayout -verbs -o testdata/verbs.txt -set rdma-core-44
 package main

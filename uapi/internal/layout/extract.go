@@ -15,23 +15,23 @@ import (
 	"strings"
 )
 
-// ErrNoCompiler and ErrNoHeader say what Extract lacks on this machine.
+// Extract returns ErrNoCompiler and ErrNoHeader if this machine lacks a compiler or a header.
 var (
 	ErrNoCompiler = errors.New("no C compiler: install package gcc")
 	ErrNoHeader   = errors.New("no such header")
 )
 
-// Source says which part of which headers to look at.
+// Source selects a part of the ABI and the headers that declare it.
 type Source struct {
 	Headers []string // as in #include <...>
-	// Package is the distribution's package that has the headers, for messages.
+	// Package is the distribution's package with the headers; error messages name it.
 	Package string
-	// Want selects what is taken from the headers. The enum of a macro, and of
-	// an enumerator of an enum without a tag, is None; a struct has no enum.
+	// Want reports whether a table has a constant, struct or member. The enum is None for a macro, and for an
+	// enumerator in an enum without a tag. A struct has no enum.
 	Want func(kind Kind, enum, name string) bool
 }
 
-// Kernel is the kernel's part of the ABI.
+// Kernel selects the kernel's part of the ABI.
 var Kernel = Source{
 	Headers: []string{
 		"rdma/ib_user_verbs.h",
@@ -42,12 +42,12 @@ var Kernel = Source{
 		"rdma/rdma_user_rxe.h",
 	},
 	Package: "linux-libc-dev",
-	// rdma_user_ioctl.h also has the requests of one vendor's own device.
+	// rdma_user_ioctl.h also has the requests of a device of one vendor.
 	Want: func(_ Kind, _, name string) bool { return !strings.HasPrefix(name, "HFI1_") },
 }
 
-// Verbs is the part of the ABI that only libibverbs spells out for user space:
-// numbers that the kernel keeps in a header of its own.
+// Verbs selects the constants that only libibverbs defines for user space. The kernel defines them in an internal
+// header.
 var Verbs = Source{
 	Headers: []string{"infiniband/verbs.h"},
 	Package: "libibverbs-dev",
@@ -70,9 +70,8 @@ var verbsEnums = []string{
 // macroPrefix marks an enumerator that stands for a macro.
 const macroPrefix = "verbena_macro_"
 
-// Extract compiles the headers below the directory include and returns what
-// the compiler made of them, without header sets. Nothing is executed but the
-// compiler cc; the facts are read from the debug information it writes.
+// Extract compiles the headers below the directory include, and returns the facts without header sets. It runs no
+// program but the compiler cc, and reads the facts from the compiler's debug information.
 func Extract(cc, include string, src Source) (Table, error) {
 	if _, err := exec.LookPath(cc); err != nil {
 		return nil, fmt.Errorf("%w (%w)", ErrNoCompiler, err)
@@ -93,7 +92,7 @@ func Extract(cc, include string, src Source) (Table, error) {
 	for _, m := range macros {
 		fmt.Fprintf(&prog, "%s%s = (%s),\n", macroPrefix, m, m)
 	}
-	// Without a use of the enum some compilers leave it out.
+	// Some compilers omit an enum that is not used.
 	fmt.Fprintf(&prog, "%send };\nint %sresult = %send;\n", macroPrefix, macroPrefix, macroPrefix)
 
 	dir, err := os.MkdirTemp("", "layout")
@@ -119,8 +118,7 @@ func Extract(cc, include string, src Source) (Table, error) {
 	return walk(data, src)
 }
 
-// KernelVersion returns the version of the kernel that the headers below
-// include are from, such as "6.1".
+// KernelVersion returns the kernel version of the headers below include, such as "6.1".
 func KernelVersion(cc, include string) (string, error) {
 	out, err := compile(cc, include, "#include <linux/version.h>\n@LINUX_VERSION_CODE\n", "-E", "-P")
 	if err != nil {
@@ -158,7 +156,7 @@ var (
 	macroDef   = regexp.MustCompile(`^#define (\w+) +\S`) // neither empty nor with parameters
 )
 
-// macros returns the names of the macros that the headers define as a value.
+// macros returns the names of the macros that the headers define with a value.
 func macros(cc, include string, src Source) ([]string, error) {
 	var prog strings.Builder
 	writeIncludes(&prog, src)
@@ -260,9 +258,8 @@ func structFacts(tag string, typ *dwarf.StructType) Table {
 	return append(t, memberFacts(tag, typ, 0, group, &unions)...)
 }
 
-// memberFacts lists the members of typ, which is at off in the struct tag.
-// Members of an unnamed struct or union count as those of the struct around
-// it, as in C; group is the unnamed union around them.
+// memberFacts lists the members of typ, which is at offset off in the struct tag. Members of an unnamed struct or union
+// belong to the enclosing struct, as in C; group is the enclosing unnamed union.
 func memberFacts(tag string, typ *dwarf.StructType, off int64, group string, unions *int) (t Table) {
 	for _, m := range typ.Field {
 		name, at := tag+"."+m.Name, off+m.ByteOffset

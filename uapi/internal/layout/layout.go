@@ -1,18 +1,16 @@
-// Package layout describes how a C compiler lays out the RDMA user ABI: the
-// size of each struct, the place of each member, the value of each constant.
+// Package layout describes the layout of the RDMA user ABI for a C compiler: the size of each struct, the offset of
+// each member, and the value of each constant.
 //
-// A Table is what package uapi is tested against. It is kept as a text file, one
-// fact a line, in which each fact names the header sets ("linux-6.1",
-// "rdma-core-64") that agree on it:
+// The tests compare package uapi with a Table. The Table is kept as a text file with one fact in a line. Each fact
+// names the header sets ("linux-6.1", "rdma-core-64") that contain it:
 //
 //	struct ib_uverbs_reg_mr_resp 12 linux-6.1,rdma-core-64
 //	field ib_uverbs_reg_mr_resp.lkey 4 4 - linux-6.1,rdma-core-64
 //	flex ib_uverbs_reg_mr_resp.driver_data 12 linux-6.1,rdma-core-64
 //	const ib_uverbs_wr_opcode IB_UVERBS_WR_FLUSH 14 rdma-core-64
 //
-// The ABI only grows. So an older header set lacks facts but contradicts none,
-// with few exceptions (reserved space that became a field), which then stand
-// there twice, each with its own header sets.
+// The ABI only grows. An older header set lacks facts but, with few exceptions, contradicts none. An exception is
+// reserved space that became a field. The table then has both facts, each with its own header sets.
 package layout
 
 import (
@@ -25,7 +23,7 @@ import (
 	"strings"
 )
 
-// Kind is what a Fact is about.
+// Kind is the kind of the thing that a Fact describes.
 type Kind string
 
 // The kinds of facts.
@@ -36,34 +34,31 @@ const (
 	Const  Kind = "const"  // enumerator, or macro with a number as its value
 )
 
-// None stands for the group of a field that is in no unnamed union, and for
-// the enum of a constant that has none.
+// None is the group of a field outside of unnamed unions, and the enum of a constant without enum.
 const None = "-"
 
 // Fact is one property of the ABI.
 type Fact struct {
 	Kind Kind
-	// Name is the C name. A member follows its struct and a dot. A struct
-	// without a tag is named like the member whose type it is.
+	// Name is the name in C. The name of a member is preceded by its struct and a dot. A struct without a tag has the
+	// name of the member that has this type.
 	Name string
-	// Group is, for a Field, the unnamed union it is a member of, for a Const
-	// its enum.
+	// Group is the enclosing unnamed union of a Field, and the enum of a Const.
 	Group string
-	Size  int64 // bytes; of Struct and Field
-	Off   int64 // bytes; of Field and Flex
-	Value int64 // of Const
+	Size  int64 // in bytes, for Struct and Field
+	Off   int64 // in bytes, for Field and Flex
+	Value int64 // only for Const
 	// Sets are the header sets that have this fact, sorted.
 	Sets []string
 }
 
-// Struct returns the name of the struct that a Field or Flex belongs to, and
-// its own name in it.
+// Struct returns the name of the struct of a Field or Flex, and the name of the member.
 func (f *Fact) Struct() (tag, member string) {
 	i := strings.LastIndexByte(f.Name, '.')
 	return f.Name[:max(i, 0)], f.Name[i+1:]
 }
 
-// same reports whether f and g say the same about the same thing.
+// same reports whether f and g are the same fact, header sets aside.
 func (f *Fact) same(g *Fact) bool {
 	return f.Kind == g.Kind && f.Name == g.Name && f.Group == g.Group &&
 		f.Size == g.Size && f.Off == g.Off && f.Value == g.Value
@@ -88,7 +83,7 @@ func (f *Fact) String() string {
 	return s
 }
 
-// Table is a list of facts, sorted.
+// Table is a sorted list of facts.
 type Table []Fact
 
 // Sets returns the names of all header sets in t, sorted.
@@ -101,8 +96,7 @@ func (t Table) Sets() []string {
 	return slices.Compact(all)
 }
 
-// Lookup returns all facts of that kind and name: none, one, or one for each
-// group of header sets that disagree.
+// Lookup returns all facts with this kind and name: none, one, or one for each group of header sets that disagree.
 func (t Table) Lookup(kind Kind, name string) []Fact {
 	var facts []Fact
 	for i := range t {
@@ -113,7 +107,7 @@ func (t Table) Lookup(kind Kind, name string) []Fact {
 	return facts
 }
 
-// Merge returns t with what the header set says replaced by facts.
+// Merge returns t after replacing the facts of the header set by facts.
 func (t Table) Merge(set string, facts Table) Table {
 	var out Table
 	for _, f := range t {
@@ -136,9 +130,8 @@ func (t Table) Merge(set string, facts Table) Table {
 	return out
 }
 
-// Diff compares t with what other headers say: facts that contradict t, facts
-// that t has for all of its header sets but the headers lack, and facts about
-// things that t does not know.
+// Diff compares t with the facts of other headers. It returns the facts that contradict t, the facts of all header sets
+// of t that the headers lack, and the facts about things that t lacks.
 func (t Table) Diff(facts Table) (wrong, missing, unknown Table) {
 	for i := range facts {
 		known := t.Lookup(facts[i].Kind, facts[i].Name)
@@ -158,7 +151,7 @@ func (t Table) Diff(facts Table) (wrong, missing, unknown Table) {
 	return wrong, missing, unknown
 }
 
-// compare sorts constants last and by enum, the rest by struct and offset.
+// compare orders constants last and by enum, and other facts by struct and offset.
 func compare(a, b Fact) int {
 	if c := cmp.Compare(btoi(a.Kind == Const), btoi(b.Kind == Const)); c != 0 {
 		return c
@@ -188,7 +181,7 @@ func btoi(b bool) int {
 	return 0
 }
 
-// Write writes t in the form that Parse reads.
+// Write writes t in the format that Parse reads.
 func (t Table) Write(w io.Writer) error {
 	bw := bufio.NewWriter(w)
 	fmt.Fprint(bw, "# Code generated by genlayout; DO NOT EDIT.\n"+

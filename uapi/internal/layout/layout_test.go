@@ -19,7 +19,7 @@ func parse(t *testing.T, text string) Table {
 	return table
 }
 
-// text returns the facts of t, a line each, without the comment on top.
+// text returns the facts of t, one in a line, without the comment at the start.
 func text(t *testing.T, table Table) string {
 	t.Helper()
 	var b strings.Builder
@@ -49,13 +49,13 @@ const - MINUS -1 b
 		{Kind: Const, Name: "MINUS", Group: None, Value: -1, Sets: []string{"b"}},
 	}
 	if !slices.EqualFunc(table, want, func(f, g Fact) bool { return f.same(&g) && slices.Equal(f.Sets, g.Sets) }) {
-		t.Errorf("Parse gives %+v", table)
+		t.Errorf("Parse: got %+v", table)
 	}
 	if got := text(t, table); got != in {
-		t.Errorf("Write gives\n%s", got)
+		t.Errorf("Write: got\n%s", got)
 	}
 	if tag, member := table[1].Struct(); tag != "s" || member != "x" {
-		t.Errorf("s.x is member %q of %q", member, tag)
+		t.Errorf("Struct of s.x: got member %q of %q", member, tag)
 	}
 }
 
@@ -82,7 +82,7 @@ field s.reserved 0 8 - a,b
 const e GONE 7 b
 const e SAME 1 a,b
 `)
-	// Header set b is new: reserved became smaller, x took its place.
+	// Header set b is new: reserved became smaller, and x took its place.
 	got := old.Merge("b", parse(t, `
 struct s 8 -
 field s.reserved 4 4 - -
@@ -98,13 +98,13 @@ const e SAME 1 a,b
 const e NEW 2 b
 `
 	if text := text(t, got); text != want {
-		t.Errorf("Merge gives\n%s", text)
+		t.Errorf("Merge: got\n%s", text)
 	}
 	if text := text(t, got.Merge("b", got)); !strings.Contains(text, "const e SAME 1 a,b\n") {
-		t.Errorf("Merge again gives\n%s", text)
+		t.Errorf("second Merge: got\n%s", text)
 	}
 	if sets := got.Sets(); !slices.Equal(sets, []string{"a", "b"}) {
-		t.Errorf("header sets %v", sets)
+		t.Errorf("Sets: got %v", sets)
 	}
 }
 
@@ -147,12 +147,12 @@ func FuzzParse(f *testing.F) {
 		}
 		out := text(t, table)
 		if again := text(t, parse(t, out)); again != out {
-			t.Errorf("%q is written as %q, then as %q", in, out, again)
+			t.Errorf("%q: got %q from the first Write, %q from the second", in, out, again)
 		}
 	})
 }
 
-// What a compiler makes of each form that the kernel's headers use.
+// TestExtract checks the facts that a compiler reports for each construct in the kernel's headers.
 func TestExtract(t *testing.T) {
 	const header = `
 #define GUARD
@@ -238,21 +238,21 @@ const tag TAG_B 1099511627776
 		t.Fatal(err)
 	}
 	if got := text(t, table); got != want {
-		t.Errorf("Extract gives\n%s", got)
+		t.Errorf("Extract: got\n%s", got)
 	}
 }
 
 func TestExtractWithoutTools(t *testing.T) {
 	if _, err := Extract("no-such-compiler", "/usr/include", Kernel); !errors.Is(err, ErrNoCompiler) ||
 		!strings.Contains(err.Error(), "install package gcc") {
-		t.Errorf("without a compiler: %v", err)
+		t.Errorf("Extract without a compiler: got %v", err)
 	}
-	self, err := os.Executable() // any program: it is not run
+	self, err := os.Executable() // any file: the test does not run it
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Extract(self, t.TempDir(), Kernel); !errors.Is(err, ErrNoHeader) ||
 		!strings.Contains(err.Error(), "install package linux-libc-dev") {
-		t.Errorf("without headers: %v", err)
+		t.Errorf("Extract without headers: got %v", err)
 	}
 }
