@@ -12,9 +12,9 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// bom writes the list of the modules in a binary, from what the Go linker has noted in it, with their licences.
+// bom writes the list of the modules in a binary, from the data of the Go linker, with their licences.
 func (r *release) bom(name, arch string) error {
-	// The generator looks for licences by the module cache, from the directory that it is in.
+	// The generator finds licences in the module cache, relative to its working directory.
 	if err := os.Chdir(r.root); err != nil {
 		return err
 	}

@@ -12,17 +12,17 @@ import (
 	"strings"
 )
 
-// file is one in an archive.
+// file is a file in an archive.
 type file struct {
-	name    string // below the archive's directory
+	name    string // name below the directory of the archive
 	mode    fs.FileMode
 	content []byte
 }
 
-// binaryOf is where build puts the binary of an architecture.
+// binaryOf returns the path of the binary for an architecture.
 func (r *release) binaryOf(arch string) string { return filepath.Join(r.work, arch, "verbena") }
 
-// build returns the binary for an architecture. Nothing of the directory, the environment or the machine goes into it.
+// build returns the binary for an architecture. It does not depend on the directory, the environment or the machine.
 func (r *release) build(arch string) ([]byte, error) {
 	c := exec.Command("go", "build", "-trimpath", "-buildvcs=false",
 		"-ldflags=-s -w -buildid= -X main.release=v"+r.version,
@@ -38,7 +38,8 @@ func (r *release) build(arch string) ([]byte, error) {
 	return os.ReadFile(r.binaryOf(arch))
 }
 
-// commonFiles are those of every architecture: documentation, the unit, and what the command prints of itself.
+// commonFiles returns the files for all architectures: documentation, the unit, and the output of commands that print
+// completions and manual pages.
 func (r *release) commonFiles() (files []file, err error) {
 	names := []string{"LICENSE", "packaging/NOTICE", "README.md", "CHANGELOG.md", "SECURITY.md"}
 	for _, dir := range []string{"docs/", "docs/results/"} {

@@ -23,10 +23,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// imagePackages are what programs and people need besides verbena.
+// imagePackages lists the packages that programs and users need in addition to verbena.
 const imagePackages = "ibverbs-providers,ibverbs-utils,librdmacm1,rdmacm-utils,libibumad3,iproute2"
 
-// image makes the image for this machine's architecture, as `docker save` does: Debian, rdma-core and verbena, a layer each.
+// image builds the image for this machine's architecture in the format of `docker save`: Debian, rdma-core and verbena,
+// each as a layer.
 func (r *release) image(common []file) error {
 	base, err := r.debian("base", "")
 	if err != nil {
@@ -79,7 +80,7 @@ func (r *release) image(common []file) error {
 	}
 	tag, err := name.NewTag(r.project["IMAGE"]+":"+r.version, name.WeakValidation)
 	if err != nil {
-		// OWNER is no name of a registry's user: lower-case letters are.
+		// OWNER is not a valid user name of a registry, which has only lower-case letters.
 		if tag, err = name.NewTag(strings.ToLower(r.project["IMAGE"]) + ":" + r.version); err != nil {
 			return err
 		}
@@ -91,7 +92,7 @@ func (r *release) image(common []file) error {
 	return r.add(file)
 }
 
-// debian makes the archive of a Debian with packages. Documentation is left out, but licences.
+// debian builds the archive of a Debian with packages. It omits documentation except licences.
 func (r *release) debian(name, packages string) (string, error) {
 	file := filepath.Join(r.work, name+".tar")
 	args := []string{"--quiet", "--variant=minbase", "--format=tar"}
@@ -116,7 +117,7 @@ func (r *release) debian(name, packages string) (string, error) {
 	return file, nil
 }
 
-// ownLayer makes the archive of verbena's own files, which are where its package has them.
+// ownLayer builds the archive of verbena's own files, at the paths of its package.
 func (r *release) ownLayer(common []file) (string, error) {
 	binary, err := os.ReadFile(r.binaryOf(runtime.GOARCH))
 	if err != nil {
@@ -141,7 +142,7 @@ func (r *release) ownLayer(common []file) (string, error) {
 	return to, os.WriteFile(to, b.Bytes(), 0o644)
 }
 
-// difference makes the archive of what full has and base does not, with whiteouts for what it lacks.
+// difference builds the archive of the files in full that base lacks, with whiteouts for the files that full lacks.
 func difference(base, full, to string) error {
 	old, err := index(base)
 	if err != nil {
@@ -153,9 +154,9 @@ func difference(base, full, to string) error {
 	}
 	defer f.Close()
 	out := tar.NewWriter(f)
-	dirs := map[string]*tar.Header{}     // those that are not in the layer yet
-	parents := func(name string) error { // writes those that name is in
-		for i := range len(name) - 1 { // a directory's own name ends in a slash
+	dirs := map[string]*tar.Header{}     // directories that are not in the layer yet
+	parents := func(name string) error { // writes the parents of name
+		for i := range len(name) - 1 { // the name of a directory ends in a slash
 			if d := name[:i+1]; name[i] == '/' && dirs[d] != nil {
 				if err := out.WriteHeader(dirs[d]); err != nil {
 					return err
@@ -193,7 +194,7 @@ func difference(base, full, to string) error {
 	for _, gone := range slices.Sorted(maps.Keys(old)) {
 		dir, base := path.Split(strings.TrimSuffix(gone, "/"))
 		if _, within := old[dir]; within {
-			continue // its directory is gone, too
+			continue // its directory has been removed, too
 		}
 		if err := parents(gone); err != nil {
 			return err
@@ -218,7 +219,7 @@ func index(file string) (map[string]string, error) {
 	})
 }
 
-// fingerprint is the same for two files that a layer need not tell apart.
+// fingerprint returns a string that is equal for two files that a layer does not need to distinguish.
 func fingerprint(h *tar.Header, content []byte) string {
 	return fmt.Sprintf("%c %o %d:%d %q %d:%d %x", h.Typeflag, h.Mode, h.Uid, h.Gid, h.Linkname, h.Devmajor, h.Devminor,
 		sha256.Sum256(content))

@@ -1,12 +1,12 @@
-// Command release makes the artefacts of a release in a directory: for linux/amd64 and linux/arm64 an archive, packages for
-// Debian and Fedora and a list of the modules in the binary (CycloneDX), an image for containers, a statement of provenance (in-toto, SLSA), and the
-// checksums of all.
+// Command release builds the artefacts of a release in a directory. For linux/amd64 and linux/arm64 these are an
+// archive, packages for Debian and Fedora, and a list of the modules in the binary (CycloneDX). It also builds a
+// container image, a statement of provenance (in-toto, SLSA), and the checksums of all artefacts.
 //
 //	cd packaging && go run ./release -version 1.2.3
 //
-// The same commit and the same version of Go give the same bytes, in whatever directory and at whatever time; the image follows
-// Debian's packages of the day, too. Times in the artefacts are the commit's, or SOURCE_DATE_EPOCH; the commit is git's, or SOURCE_REVISION.
-// BUILDER_ID names the builder in the provenance, in place of project.env's.
+// The same commit and the same version of Go produce the same bytes, in any directory and at any time. The image also
+// depends on the current packages of Debian. Times in the artefacts are that of the commit, or SOURCE_DATE_EPOCH. The
+// commit comes from git, or from SOURCE_REVISION. BUILDER_ID replaces the builder of project.env in the provenance.
 package main
 
 import (
@@ -24,11 +24,11 @@ import (
 
 func main() {
 	r := release{}
-	flag.StringVar(&r.version, "version", "", "version, such as 1.2.3 or 1.3.0-rc1")
-	flag.StringVar(&r.root, "root", "..", "checkout to release")
-	flag.StringVar(&r.out, "out", "../dist", "directory for the artefacts; what is in it is left there")
-	image := flag.Bool("image", true, "make the image, too; needs mmdebstrap")
-	dirty := flag.Bool("dirty", false, "release a checkout with changes that are not committed")
+	flag.StringVar(&r.version, "version", "", "release this version, such as 1.2.3 or 1.3.0-rc1")
+	flag.StringVar(&r.root, "root", "..", "release this checkout")
+	flag.StringVar(&r.out, "out", "../dist", "write the artefacts to this directory; other files in it are kept")
+	image := flag.Bool("image", true, "build the image, too; needs mmdebstrap")
+	dirty := flag.Bool("dirty", false, "allow a checkout with uncommitted changes")
 	flag.Parse()
 	if err := r.run(*image, *dirty); err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
@@ -36,18 +36,18 @@ func main() {
 	}
 }
 
-// release is what is known of one.
+// release has the data of a release.
 type release struct {
 	version   string // without "v"
-	root, out string // absolute
+	root, out string // absolute paths
 	work      string // a temporary directory
 	time      time.Time
-	revision  string            // the commit
-	project   map[string]string // project.env
+	revision  string            // full name of the commit
+	project   map[string]string // values of project.env
 	artefacts []string          // names of files in out
 }
 
-// architectures are GOARCH's names. The image is for this machine's alone.
+// architectures has the architectures by their names in GOARCH. The image is only for this machine's architecture.
 var architectures = []string{"amd64", "arm64"}
 
 var versionForm = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.]+)?$`)
@@ -102,7 +102,7 @@ func (r *release) run(image, dirty bool) (err error) {
 	return r.checksums()
 }
 
-// readCommit finds the time of the release, and whether the tree is what is committed.
+// readCommit finds the time of the release, and checks that the tree has no uncommitted changes.
 func (r *release) readCommit(dirty bool) error {
 	git := func(args ...string) (string, error) {
 		out, err := exec.Command("git", append([]string{"-C", r.root}, args...)...).Output()
@@ -112,13 +112,13 @@ func (r *release) readCommit(dirty bool) error {
 	if text == "" {
 		var err error
 		if text, err = git("log", "-1", "--format=%ct"); err != nil {
-			return fmt.Errorf("%s is no git checkout: set SOURCE_DATE_EPOCH to the time of the release", r.root)
+			return fmt.Errorf("%s is not a git checkout: set SOURCE_DATE_EPOCH to the time of the release", r.root)
 		}
 	}
 	if r.revision = os.Getenv("SOURCE_REVISION"); r.revision == "" {
 		var err error
 		if r.revision, err = git("rev-parse", "HEAD"); err != nil {
-			return fmt.Errorf("%s is no git checkout: set SOURCE_REVISION to the commit of the release", r.root)
+			return fmt.Errorf("%s is not a git checkout: set SOURCE_REVISION to the commit of the release", r.root)
 		}
 	}
 	if !revisionForm.MatchString(r.revision) {
@@ -130,12 +130,12 @@ func (r *release) readCommit(dirty bool) error {
 	}
 	r.time = time.Unix(seconds, 0).UTC()
 	if changes, err := git("status", "--porcelain"); err == nil && changes != "" && !dirty {
-		return fmt.Errorf("there are changes that are not committed; commit or stash them (cd packaging && go run ./release -dirty ... releases them all the same):\n%s", changes)
+		return fmt.Errorf("uncommitted changes: commit or stash them, or release them with cd packaging && go run ./release -dirty ...:\n%s", changes)
 	}
 	return nil
 }
 
-// readEnv reads a file of NAME=VALUE, as a shell does; only double quotes are known.
+// readEnv reads a file of NAME=VALUE lines like a shell. It supports only double quotes.
 func readEnv(file string) (map[string]string, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -156,7 +156,7 @@ func readEnv(file string) (map[string]string, error) {
 	return values, nil
 }
 
-// artefactsFor makes the artefacts of an architecture.
+// artefactsFor builds the artefacts of an architecture.
 func (r *release) artefactsFor(arch string, common []file) error {
 	binary, err := r.build(arch)
 	if err != nil {
@@ -167,12 +167,12 @@ func (r *release) artefactsFor(arch string, common []file) error {
 		return err
 	}
 	if err := r.bom(fmt.Sprintf("verbena-%s-linux-%s.cdx.json", r.version, arch), arch); err != nil {
-		return fmt.Errorf("list of modules: %w", err)
+		return fmt.Errorf("write the list of modules: %w", err)
 	}
 	return r.packages(arch, files)
 }
 
-// write makes an artefact.
+// write writes an artefact.
 func (r *release) write(name string, content []byte) error {
 	if err := os.WriteFile(filepath.Join(r.out, name), content, 0o644); err != nil {
 		return err
@@ -180,7 +180,7 @@ func (r *release) write(name string, content []byte) error {
 	return r.add(name)
 }
 
-// add notes an artefact that has been made.
+// add records an artefact that has been written.
 func (r *release) add(name string) error {
 	info, err := os.Stat(filepath.Join(r.out, name))
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	_ "github.com/goreleaser/nfpm/v2/rpm"
 )
 
-// where says where a package of a format has a file of the archive, "" if it does not.
+// where returns the path of an archive's file in a package of the format, or "" if the package does not have it.
 func where(format, name string) string {
 	dir, base := filepath.Split(name)
 	doc := "/usr/share/doc/verbena/"
@@ -46,7 +46,7 @@ func where(format, name string) string {
 	return doc + base
 }
 
-// packages makes the packages of an architecture.
+// packages builds the packages of an architecture.
 func (r *release) packages(arch string, all []file) error {
 	for _, format := range []string{"deb", "rpm"} {
 		info, err := r.describe(format, arch, all)
@@ -72,7 +72,7 @@ func (r *release) packages(arch string, all []file) error {
 	return nil
 }
 
-// describe describes a package, whose files are laid below the working directory.
+// describe returns the description of a package. Its files are below the working directory.
 func (r *release) describe(format, arch string, all []file) (*nfpm.Info, error) {
 	info := &nfpm.Info{
 		Name: "verbena", Arch: arch, Platform: "linux", Version: r.version, VersionSchema: "semver",
@@ -87,7 +87,7 @@ func (r *release) describe(format, arch string, all []file) (*nfpm.Info, error) 
 		PreRemove:  filepath.Join(r.root, "packaging/preremove"),
 		PostRemove: filepath.Join(r.root, "packaging/postremove")}
 	if format == "deb" {
-		// Without the provider, programs find no device.
+		// Without the provider, programs find no devices.
 		info.Recommends = []string{"ibverbs-providers"}
 		info.Suggests = []string{"ibverbs-utils", "rdmacm-utils", "perftest"}
 	} else {
@@ -96,7 +96,7 @@ func (r *release) describe(format, arch string, all []file) (*nfpm.Info, error) 
 		info.RPM = nfpm.RPM{Group: "System Environment/Daemons", Summary: strings.SplitN(info.Description, "\n", 2)[0],
 			BuildHost: "localhost"}
 	}
-	group := file{"sysusers.conf", 0o644, []byte("# The users of a service of root's, see verbena.service.\ng rdma -\n")}
+	group := file{"sysusers.conf", 0o644, []byte("# The users of a service of root, see verbena.service.\ng rdma -\n")}
 	for _, f := range append(all, group) {
 		to := where(format, f.name)
 		if f.name == group.name {

@@ -20,7 +20,7 @@ func TestVersions(t *testing.T) {
 		"1.2": false, "01.2.3": false,
 		"1.2.3-": false, "1.2.3 ": false} {
 		if got := versionForm.MatchString(text); got != want {
-			t.Errorf("%q: %v, want %v", text, got, want)
+			t.Errorf("%q: got %v, want %v", text, got, want)
 		}
 	}
 	r := release{version: "1.2"}
@@ -42,7 +42,7 @@ func TestReadEnv(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := readEnv(file); err == nil {
-		t.Error("a line without = is accepted")
+		t.Error("a line without =: got success, want an error")
 	}
 	project, err := readEnv("../project.env")
 	if err != nil {
@@ -55,7 +55,7 @@ func TestReadEnv(t *testing.T) {
 	}
 }
 
-// No two files of the archive have one place in a package.
+// TestWhere checks that no two files of the archive have the same path in a package.
 func TestWhere(t *testing.T) {
 	names := []string{"verbena", "LICENSE", "NOTICE", "README.md", "docs/README.md", "docs/states.md",
 		"docs/results/states.md", "systemd/verbena.service", "man/man1/verbena.1", "completions/verbena.bash",
@@ -65,14 +65,14 @@ func TestWhere(t *testing.T) {
 		for _, name := range names {
 			to := where(format, name)
 			if !strings.HasPrefix(to, "/usr/") || seen[to] != "" {
-				t.Errorf("%s: %s is at %q, where %q is", format, name, to, seen[to])
+				t.Errorf("%s: %s has the path %q of %q", format, name, to, seen[to])
 			}
 			seen[to] = name
 		}
 	}
 }
 
-// entry is a file for a test's archive; a name that ends in "/" is a directory.
+// entry is a file for a test archive. A name with a trailing "/" is a directory.
 type entry struct{ name, content string }
 
 func archiveOf(t *testing.T, entries ...entry) string {
@@ -102,7 +102,7 @@ func archiveOf(t *testing.T, entries ...entry) string {
 	return file
 }
 
-// A layer has what is new or changed, with its directories, and whiteouts for what has gone.
+// TestDifference checks that a layer has new and changed files, their directories, and whiteouts for removed files.
 func TestDifference(t *testing.T) {
 	base := archiveOf(t, entry{"./", ""}, entry{"./etc/", ""}, entry{"./etc/same", "1"}, entry{"./etc/changed", "1"},
 		entry{"./etc/gone", "1"},
@@ -128,7 +128,7 @@ func TestDifference(t *testing.T) {
 	}
 }
 
-// An archive is the same however often it is made, and has no owner but root.
+// TestTar checks that an archive is equal each time, and that all files belong to root.
 func TestTar(t *testing.T) {
 	r := release{time: time.Unix(1000, 0)}
 	files := []file{{"a/b/c", 0o755, []byte("1")}, {"a/d", 0o644, nil}}
@@ -158,7 +158,8 @@ func TestTar(t *testing.T) {
 	}
 }
 
-// TestProvenance: the statement names each artefact by its digest, the source, the tools and the parameters, and is the same each time.
+// TestProvenance checks that the statement has the digest of each artefact, the source, the tools and the parameters,
+// and that it is equal each time.
 func TestProvenance(t *testing.T) {
 	t.Setenv("BUILDER_ID", "")
 	project, err := readEnv("../project.env")
@@ -182,7 +183,7 @@ func TestProvenance(t *testing.T) {
 		}
 		sums, err := os.ReadFile(filepath.Join(r.out, "SHA256SUMS"))
 		if err != nil || !strings.Contains(string(sums), "  verbena-1.2.3.provenance.json\n") {
-			t.Errorf("the checksums are %q, %v", sums, err)
+			t.Errorf("checksums: got %q, %v", sums, err)
 		}
 		b, err := os.ReadFile(filepath.Join(r.out, "verbena-1.2.3.provenance.json"))
 		if err != nil {
@@ -211,28 +212,28 @@ func TestProvenance(t *testing.T) {
 	build := predicate["buildDefinition"].(map[string]any)
 	if p := build["externalParameters"].(map[string]any); p["version"] != "1.2.3" || p["image"] != true ||
 		p["uncommittedChanges"] != false {
-		t.Errorf("parameters %v", p)
+		t.Errorf("parameters: got %v", p)
 	}
 	source := build["resolvedDependencies"].([]any)[0].(map[string]any)
 	if source["uri"] != "git+"+project["REPOSITORY"] || source["digest"].(map[string]any)["gitCommit"] != revision {
-		t.Errorf("source %v", source)
+		t.Errorf("source: got %v", source)
 	}
 	if !strings.Contains(text, "pkg:golang/std@1.") || !strings.Contains(text, `"name": "packaging/go.sum"`) {
-		t.Errorf("no version of Go, or no modules:\n%s", text)
+		t.Errorf("statement without the version of Go or modules:\n%s", text)
 	}
 	builder := func(s map[string]any) any {
 		return s["predicate"].(map[string]any)["runDetails"].(map[string]any)["builder"].(map[string]any)["id"]
 	}
 	if builder(s) != project["BUILDER"] {
-		t.Errorf("builder %v, want %s", builder(s), project["BUILDER"])
+		t.Errorf("builder: got %v, want %s", builder(s), project["BUILDER"])
 	}
 	t.Setenv("BUILDER_ID", "https://example.org/builder")
 	if _, s := write(); builder(s) != "https://example.org/builder" {
-		t.Errorf("builder %v", builder(s))
+		t.Errorf("builder: got %v", builder(s))
 	}
 }
 
-// TestRevision: a release names its commit.
+// TestRevision checks that a release has the name of its commit.
 func TestRevision(t *testing.T) {
 	r := release{root: t.TempDir()}
 	t.Setenv("SOURCE_DATE_EPOCH", "1000")
