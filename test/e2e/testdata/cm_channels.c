@@ -1,5 +1,6 @@
-// Programs with event channels in other ways than one thread that waits at one: loops with epoll(7), many threads at one
-// channel, channels that are closed, duplicated or left, identifiers without a channel, endpoints, and many identifiers.
+// Programs with other uses of event channels than one thread that waits on one: loops with epoll(7), many threads on
+// one channel, channels that are closed, duplicated or left open, identifiers without a channel, endpoints, and many
+// identifiers.
 //
 //   cm_channels [NAME]    all parts, or one
 #include <errno.h>
@@ -62,7 +63,7 @@ static struct rdma_cm_id *resolved(struct rdma_event_channel *c)
 	return id;
 }
 
-// Two threads with a loop and a channel each: one side of 60 connections in each. The active side's epoll is edge-triggered.
+// Two threads, each with a loop, a channel and one side of 60 connections. The active side's epoll is edge-triggered.
 enum { CONNECTIONS = 60 };
 
 struct loop {
@@ -136,7 +137,7 @@ static void loops(void)
 	rdma_destroy_event_channel(active.channel);
 }
 
-// Threads that wait at one channel: each event comes to one of them.
+// Threads wait on one channel, and each event is delivered to one of them.
 enum { THREADS = 8, EVENTS = 100 };
 static struct rdma_event_channel *shared;
 static int taken;
@@ -153,7 +154,7 @@ static void *take(void *arg)
 
 static void threads(void)
 {
-	enum { ALL = EVENTS + THREADS - 1 }; // each thread takes one more than it needs
+	enum { ALL = EVENTS + THREADS - 1 }; // each thread takes one more event
 	pthread_t t[THREADS];
 	struct rdma_cm_id *id[ALL];
 	CHECK(shared = rdma_create_event_channel());
@@ -171,7 +172,8 @@ static void threads(void)
 	rdma_destroy_event_channel(shared);
 }
 
-// A thread that waits holds the file of a channel that another closes, as in the kernel; a signal ends its wait.
+// A waiting thread keeps the file of a channel open after another thread has closed it, as in the kernel. A signal ends
+// the wait.
 static volatile int ended;
 
 static void *wait_for_event(void *channel)
@@ -198,7 +200,7 @@ static void closing(void)
 	CHECK(!pthread_kill(t, SIGUSR1) && !pthread_join(t, NULL));
 }
 
-// A duplicate, by dup(2) and by fcntl(2), is the channel, also when the other descriptors have gone.
+// A duplicate by dup(2) or fcntl(2) refers to the channel, also after the other descriptors have been closed.
 static void duplicates(void)
 {
 	struct rdma_event_channel *c = rdma_create_event_channel();
@@ -213,7 +215,7 @@ static void duplicates(void)
 	rdma_destroy_event_channel(c);
 }
 
-// An identifier moves with the event that it has; the other channel can go.
+// An identifier moves with its pending event, and the old channel can be closed.
 static void migration(void)
 {
 	struct rdma_event_channel *c = rdma_create_event_channel(), *d = rdma_create_event_channel();
@@ -229,7 +231,7 @@ static void migration(void)
 	rdma_destroy_event_channel(d);
 }
 
-// Destroying an identifier waits until the program has acknowledged its events.
+// Destruction of an identifier waits until the program has acknowledged its events.
 static struct rdma_cm_id *dying;
 
 static void *destroy(void *arg)
@@ -254,7 +256,7 @@ static void acknowledgement(void)
 	rdma_destroy_event_channel(c);
 }
 
-// Endpoints, made of what rdma_getaddrinfo says with several hints, each side in a thread.
+// Endpoints from rdma_getaddrinfo with several hints, each side in a thread.
 static void exchange(struct rdma_cm_id *id, int first)
 {
 	struct ibv_wc wc;
@@ -302,7 +304,7 @@ static void endpoints(void)
 	}
 }
 
-// An identifier without a channel: each call waits for its event. Nothing listens at the port.
+// An identifier without a channel: each call waits for its event. The port has no listener.
 static void synchronous(void)
 {
 	struct rdma_cm_id *id = new_id(NULL, NULL);
@@ -312,7 +314,7 @@ static void synchronous(void)
 	rdma_destroy_ep(id);
 }
 
-// Many identifiers, with an event for each in the queue; half of them are left to the end of the process.
+// Many identifiers, each with an event in the queue. Half of them are left to the end of the process.
 static void many(void)
 {
 	enum { MANY = 10000 };
@@ -344,7 +346,7 @@ int main(int argc, char **argv)
 			continue;
 		snprintf(port, sizeof port, "%d", 7500 + i);
 		CHECK((pid = fork()) >= 0);
-		if (!pid) { // each in a process of its own, that a mistake cannot keep from ending
+		if (!pid) { // each part in a process of its own, which ends even after a failure
 			alarm(50);
 			parts[i].run();
 			_exit(0);

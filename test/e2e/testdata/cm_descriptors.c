@@ -1,5 +1,5 @@
-// What system calls on each of the files of verbs answer, a line for each: of a device file, of its asynchronous events, of a completion
-// channel, and of the connection manager. test/abi/descriptors.kernel.txt has the answers of the kernel's rxe.
+// Prints the results of system calls on each file of verbs, one in a line: a device file, its asynchronous events, a
+// completion channel, and the connection manager. test/abi/descriptors.kernel.txt has the results of the kernel's rxe.
 #define _GNU_SOURCE
 #include "verbs.h"
 #include <fcntl.h>
@@ -42,8 +42,8 @@ static void result(const char *call, long r)
 
 #define DO(call) (errno = 0, result(#call, call))
 
-// complete posts a SEND, which completes on both sides: an event of the completion channel, if the queue is armed, and one of the
-// shared receive queue's limit.
+// complete posts a SEND, which completes on both sides. It raises an event of the completion channel, if the queue is
+// armed, and a limit event of the shared receive queue.
 static void complete(void)
 {
 	struct ibv_sge sge = {(uintptr_t)buf, 8, mr->lkey};
@@ -64,7 +64,7 @@ static int ready(int fd, int timeout)
 	return poll(&p, 1, timeout) == 1 && p.revents & POLLIN;
 }
 
-// What makes an event of each file, and takes it. A second event is there after a moment.
+// Functions that raise an event of each file, and read it. A second event is pending shortly afterwards.
 enum { PAUSE = 30000 };
 
 static void async_event(void)
@@ -139,7 +139,7 @@ static void show_epoll(const char *call, int fd, uint32_t how)
 	close(ep);
 }
 
-// uring has one request carried out, and returns what its completion says; -1 with ETIME if it has not completed after a while.
+// uring executes one request, and returns the result of its completion, or -1 with ETIME after a timeout.
 static long uring(int op, int fd, void *addr, unsigned len, unsigned poll_events)
 {
 	struct io_uring_params p = {0};
@@ -183,7 +183,7 @@ static long uring(int op, int fd, void *addr, unsigned len, unsigned poll_events
 
 static void handler(int s) { (void)s; }
 
-// interrupted reads without O_NONBLOCK until a timer's signal comes.
+// interrupted reads without O_NONBLOCK until a timer sends a signal.
 static long interrupted(int fd)
 {
 	struct sigaction a = {.sa_handler = handler};
@@ -206,10 +206,10 @@ static void link_of(int fd)
 	printf("%s readlink of /proc/self/fd: %s\n", file, target);
 }
 
-// mode is without the permissions of a pipe, which depend on the user of the service.
+// mode is the file mode without the permissions of a pipe, which depend on the user of the service.
 static unsigned mode(unsigned m) { return S_ISFIFO(m) ? S_IFIFO : m; }
 
-// common is what can be asked of each file; there is no event.
+// common tests the calls on each file without pending events.
 static void common(int fd)
 {
 	struct stat st;
@@ -282,7 +282,7 @@ static void common(int fd)
 	DO(close(d));
 }
 
-// events is what can be asked of a file with events.
+// events tests the calls on a file with events.
 static void events(int fd, void (*event)(void), void (*take)(void))
 {
 	event();

@@ -1,4 +1,4 @@
-// An event loop of few slots beside a program's own descriptors.
+// An event loop with few slots in a program with other open files.
 //
 //   cm_loop SLOTS OWN    OWN files are open first; all descriptors are below SLOTS, unless that is 0
 #include "verbs.h"
@@ -18,7 +18,7 @@ struct slot {
 static int slots;
 static struct slot *table;
 
-// enter takes a descriptor into the loop, or fails as loops with a table do.
+// enter adds a descriptor to the loop. Like a loop with a table, it fails for high numbers.
 static void enter(int ep, int fd)
 {
 	struct epoll_event e = {.events = EPOLLIN, .data.fd = fd};
@@ -79,7 +79,7 @@ int main(int argc, char **argv)
 	rdma_ack_cm_event(event);
 	CHECK(!rdma_destroy_id(id));
 
-	// The program's own files are its own, also under numbers that device files could have, and so is its limit.
+	// The program keeps its own files, also at descriptor numbers of device files, and its limit.
 	for (uint64_t i = 0, n; i < own; i++) {
 		n = i + 1;
 		CHECK(write(files[i], &n, 8) == 8);

@@ -1,4 +1,4 @@
-// refill takes objects of each kind until it is refused, frees them, and expects to get as many again: three times.
+// refill creates objects of each kind until refusal, frees them, and expects to create as many again, three times.
 #include "verbs.h"
 #include <fcntl.h>
 #include <linux/netlink.h>

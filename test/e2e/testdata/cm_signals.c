@@ -1,6 +1,6 @@
-// A call that waits for an event of the connection manager ends with EINTR, or goes on after the handler, as the handler was
-// installed; a descriptor that does not block says EAGAIN, however that was set;
-// poll(2) sees that there is no event.
+// A call that waits for an event of the connection manager returns EINTR, or continues after the handler, as
+// sigaction(2) specifies. A non-blocking descriptor returns EAGAIN, however O_NONBLOCK was set. poll(2) reports no
+// event.
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -59,7 +59,7 @@ int main(void)
 	arm(SA_RESTART, 100);
 	int pid = fork();
 	CHECK(pid >= 0);
-	if (!pid) { // the timer is the parent's; the child ends the parent's wait
+	if (!pid) { // only the parent has the timer; the child ends the parent's wait
 		usleep(600 * 1000);
 		kill(getppid(), SIGUSR1);
 		_exit(0);
@@ -69,7 +69,7 @@ int main(void)
 	CHECK(get_event(fd) == -1 && errno == EINTR && handled == 3);
 	puts("restarted");
 
-	// A thread that blocks the signals waits on while the main thread handles them.
+	// A thread that blocks the signals keeps waiting while the main thread handles them.
 	pthread_t t;
 	ssize_t got = -2;
 	the_fd = fd;
@@ -97,5 +97,5 @@ int main(void)
 	CHECK(poll(&p, 1, 100) == 0);
 	puts("ok");
 	fflush(stdout);
-	_exit(0); // with a thread that waits
+	_exit(0); // with a waiting thread
 }

@@ -1,11 +1,11 @@
-// One side of a connection that is held in a state until something has happened to it, and then says which events came.
+// One side of a connection that stays in a state until it is disturbed, and then prints the events.
 //
 //   cm_states -s ADDR PORT STATE    the passive side
 //   cm_states -c ADDR PORT STATE    the active side
 //
-// STATE is how far the connection gets: resolved, asked, accepted, connected or disconnecting. The side prints `held` there,
-// and waits for a line or the end of its standard input; then it prints its events, one in a line, until there has been none
-// for a while, destroys what it has, and prints `ok`.
+// STATE is the last state of the connection: resolved, asked, accepted, connected or disconnecting. In this state the
+// side prints `held`, and waits for a line or the end of its standard input. It then prints its events, one in a line,
+// until none has arrived for a while, destroys its objects, and prints `ok`.
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -101,7 +101,8 @@ int main(int argc, char **argv)
 	(strcmp(argv[1], "-s") ? active : passive)(argv[2], argv[3], s);
 	puts("held");
 	getchar();
-	// When librdmacm could not complete a connection it passes over the event that says why, and would wait for another.
+	// If librdmacm could not complete a connection, it skips the event with the reason, and would wait for another
+	// event.
 	CHECK(!fcntl(channel->fd, F_SETFL, O_NONBLOCK));
 	struct pollfd p = {channel->fd, POLLIN};
 	while (poll(&p, 1, 300) == 1) {

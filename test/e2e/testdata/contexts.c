@@ -1,4 +1,4 @@
-// Many contexts in one process, which mean nothing to each other; children that inherit one; handles that are used again.
+// Many independent contexts in one process, children that inherit a context, and reused handles.
 #include "verbs.h"
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -19,7 +19,7 @@ int main(int argc, char **argv)
 		ctx[i] = open_device();
 		CHECK(pd[i] = ibv_alloc_pd(ctx[i]));
 	}
-	// A handle counts within its context only.
+	// A handle is valid only in its context.
 	struct ibv_pd *second = ibv_alloc_pd(ctx[0]);
 	CHECK(second);
 	struct ibv_pd foreign = *second;
@@ -27,7 +27,7 @@ int main(int argc, char **argv)
 	struct ibv_mr *mr = ibv_reg_mr(&foreign, ctx, 8, 0);
 	CHECK(!mr && (errno == ENOENT || errno == EINVAL));
 
-	// A handle that is gone is not soon that of another object.
+	// The handle of a destroyed object is not reused soon.
 	uint32_t gone = second->handle;
 	struct ibv_pd stale = *second;
 	CHECK(!ibv_dealloc_pd(second));
@@ -49,10 +49,10 @@ int main(int argc, char **argv)
 	}
 	int status;
 	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
-	CHECK(mr = ibv_reg_mr(pd[0], mine, 4096, IBV_ACCESS_LOCAL_WRITE)); // the parent still has it
+	CHECK(mr = ibv_reg_mr(pd[0], mine, 4096, IBV_ACCESS_LOCAL_WRITE)); // the parent still has the context
 	CHECK(!ibv_dereg_mr(mr));
 
-	if (argc > 2) { // end without a word, and leave it all to the service
+	if (argc > 2) { // exit without cleanup; the service frees all objects
 		puts("ok");
 		fflush(stdout);
 		_exit(0);

@@ -1,5 +1,5 @@
 // A program that drains an extended completion queue: ibv_next_poll until ENOENT, then ibv_end_poll. The provider of
-// rdma-core v34 to v54 counts one completion too many then, and the index in the queue lies behind the producer's.
+// rdma-core v34 to v54 then counts one completion too many, and the consumer index is ahead of the producer index.
 //
 //	drain       ask for an event before the queue is looked at again: that finds the queue empty
 //	drain busy  look again at once: the old completion that such a provider finds is counted, and printed
@@ -10,7 +10,7 @@ enum { ENTRIES = 7 };
 static char buf[64];
 static int stale;
 
-// drain takes all completions, and returns how many there were.
+// drain takes all completions, and returns their number.
 static int drain(struct ibv_cq_ex *cq, uint64_t want)
 {
 	struct ibv_poll_cq_attr attr = {};
@@ -47,7 +47,7 @@ int main(int argc, char **argv)
 	CHECK(mr);
 	struct ibv_qp *qp = create_qp(pd, cq, NULL);
 	connect_qp(qp, qp);
-	for (uint64_t id = 1; id <= 40; id++) { // around the queue several times
+	for (uint64_t id = 1; id <= 40; id++) { // wraps around the queue several times
 		CHECK(!ibv_req_notify_cq(cq, 0));
 		if (!busy)
 			CHECK(drain(cqx, id) == 0 && stale == 0);

@@ -1,4 +1,5 @@
-// A program that posts to a queue pair which cannot send yet. Each work request is refused, and is not enqueued (IBA 10.8.3.1).
+// A program that posts to a queue pair that cannot send yet. Each work request is refused, and is not queued (IBA
+// 10.8.3.1).
 #include "verbs.h"
 
 static struct ibv_mr *mr;
@@ -23,8 +24,8 @@ int main(void)
 	CHECK(cq);
 	mr = ibv_reg_mr(pd, buf, sizeof buf, IBV_ACCESS_LOCAL_WRITE);
 	CHECK(mr);
-	struct ibv_qp *qp = create_qp(pd, cq, NULL); // connected with itself
-	for (int round = 0; round < 30; round++) { // more than the queue has room for
+	struct ibv_qp *qp = create_qp(pd, cq, NULL); // connected to itself
+	for (int round = 0; round < 30; round++) { // more than fit the queue
 		CHECK(post(qp, 1, 1) == EINVAL);
 		CHECK(post(qp, 2, 3) == EINVAL);
 	}

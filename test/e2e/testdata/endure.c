@@ -1,20 +1,21 @@
-// A program that goes on when its device is reset or pulled out, and holds it to account: every work request that the
-// device took completes exactly once, the last event is the fatal one, a zombie does nothing but go.
+// A program that survives resets and unplugs of its device, and checks its behaviour: every accepted work request
+// completes exactly once, the last event is the fatal one, and a zombie can only be destroyed.
 //
 //	endure QPS poll|wait|idle
 //
-// It keeps its queue pairs busy, and polls for completions or sleeps until they come; or it only has a receive
-// outstanding in each, and sleeps until its device goes. It prints "up" when a session has come to work, and "ended" with figures on SIGTERM.
+// The program keeps its queue pairs busy, and polls for completions or sleeps until they arrive. In mode idle it only
+// has a receive outstanding in each queue pair, and sleeps until its device is removed. It prints "up" when a session
+// starts to work, and "ended" with figures on SIGTERM.
 #include "verbs.h"
 #include <signal.h>
 #include <stdbool.h>
 
 enum { DEPTH = 8, SIZE = 256, MAX_QPS = 1000, ZOMBIES = 2, WARM = 50 };
 
-// A work request's number says which it is: the place in its queue, and which use of that place.
+// The number of a work request consists of its slot in the queue and the use count of the slot.
 struct place {
 	uint32_t use;
-	enum { FREE, POSTED, TAKEN } state; // POSTED: the device may not know of it
+	enum { FREE, POSTED, TAKEN } state; // POSTED: the device may not have seen the request
 };
 
 struct session {
@@ -41,7 +42,7 @@ static void on_signal(int sig)
 	stop = 1;
 }
 
-// gone tells the errors that mean that the device is not there, of whatever call.
+// gone reports whether an error of any call means that the device has been removed.
 static bool gone(const char *call)
 {
 	if (errno == EIO || errno == ENODEV || errno == ENOENT || errno == ENXIO || errno == EINTR)
@@ -68,7 +69,7 @@ static bool gone(const char *call)
 		}                          \
 	} while (0)
 
-// DONE checks a call that returns the error, again and again if a signal interrupts it.
+// DONE checks a call that returns the error, and repeats it if a signal interrupts it.
 #define DONE(want, what)                                 \
 	do {                                             \
 		while ((errno = (what)) == EINTR)        \
@@ -91,7 +92,7 @@ static uint64_t take(struct session *s, int q, int n, int is_recv)
 	return (uint64_t)++p->use << 32 | id;
 }
 
-// post_recv posts the receive of a place; a failure means that the device has gone.
+// post_recv posts the receive of a slot. A failure means that the device has been removed.
 static void post_recv(struct session *s, int q, int n)
 {
 	struct ibv_sge sge = {(uintptr_t)data[q], SIZE, s->mr->lkey};
@@ -110,7 +111,7 @@ static bool post_sends(struct session *s, int q)
 		struct ibv_send_wr wr = {.wr_id = take(s, q, n, 0), .sg_list = &sge, .num_sge = 1,
 			.opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED}, *bad;
 		MODIFY(ibv_post_send(s->qp[q], &wr, &bad));
-		// The device has answered: it knows of all that was posted before.
+		// A response of the device shows that it has seen all earlier posts.
 		s->send[q][n].state = TAKEN;
 	}
 	return true;
@@ -124,7 +125,7 @@ static void taken(struct session *s)
 				s->recv[q][n].state = TAKEN;
 }
 
-// poll_all takes what has completed; false if some of it was flushed.
+// poll_all takes the completions. It returns false if some of them were flushed.
 static bool poll_all(struct session *s)
 {
 	struct ibv_wc wc[32];
@@ -162,7 +163,7 @@ static bool connect_to(struct session *s, struct ibv_qp *qp, struct ibv_qp *to)
 	TRY(ibv_query_gid(s->ctx, 1, 1, &a.ah_attr.grh.dgid) == 0);
 	MODIFY(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-	// Four seconds: it must not fail by being slow.
+	// Four seconds, so that a slow machine does not cause a failure.
 	a = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .timeout = 20, .retry_cnt = 7, .rnr_retry = 7};
 	MODIFY(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 		IBV_QP_MAX_QP_RD_ATOMIC));
@@ -198,7 +199,7 @@ static bool begin(struct session *s)
 	return true;
 }
 
-// work keeps all queue pairs busy, until the device goes or the program is to end.
+// work keeps all queue pairs busy, until the device is removed or the program must exit.
 static bool work(struct session *s)
 {
 	for (int q = 0; q < qps; q++)
@@ -213,7 +214,7 @@ static bool work(struct session *s)
 		if (!poll_all(s))
 			return false;
 		if (s->completions == before) {
-			errno = 0; // which the end of a channel leaves as it was
+			errno = 0; // the end of a channel does not change it
 			if (ibv_get_cq_event(s->channel, &cq, &context))
 				return errno == 0 ? false : !gone("ibv_get_cq_event");
 			ibv_ack_cq_events(cq, 1);
@@ -222,7 +223,7 @@ static bool work(struct session *s)
 	return poll_all(s);
 }
 
-// idle sleeps until there is an event; false when it is the fatal one.
+// idle sleeps until an event. It returns false for the fatal one.
 static bool idle(struct session *s)
 {
 	struct ibv_async_event event;
@@ -239,7 +240,7 @@ static void up(void)
 	fflush(stdout);
 }
 
-// outstanding is how many work requests the device took that have not completed.
+// outstanding returns the number of accepted work requests without a completion.
 static int outstanding(struct session *s)
 {
 	int sum = 0;
@@ -250,7 +251,7 @@ static int outstanding(struct session *s)
 	return sum;
 }
 
-// fatal takes the events of a device that has gone.
+// fatal takes the events of a removed device.
 static void fatal(struct session *s)
 {
 	struct ibv_async_event event;
@@ -286,7 +287,8 @@ static void end(struct session *s)
 	free(s);
 }
 
-// drain ends a session whose device is there: all that is outstanding is flushed. False if the device has gone since.
+// drain ends a session while the device is present: all outstanding requests are flushed. It returns false if the
+// device has been removed since.
 static bool drain(struct session *s)
 {
 	struct ibv_qp_attr a = {.qp_state = IBV_QPS_ERR};
@@ -305,7 +307,7 @@ int main(int argc, char **argv)
 	CHECK(argc == 3 && (qps = atoi(argv[1])) >= 1 && qps <= MAX_QPS);
 	waits = !strcmp(argv[2], "wait");
 	idles = !strcmp(argv[2], "idle");
-	struct sigaction sa = {.sa_handler = on_signal}; // and what sleeps is interrupted
+	struct sigaction sa = {.sa_handler = on_signal}; // this interrupts sleeping calls
 	CHECK(!sigaction(SIGTERM, &sa, NULL));
 	struct session *zombies[ZOMBIES] = {0};
 	while (!stop) {
@@ -319,7 +321,7 @@ int main(int argc, char **argv)
 		sessions++;
 		if (idles) {
 			up();
-			taken(s); // a reset comes after that
+			taken(s); // the device is reset afterwards
 			while (!stop && idle(s))
 				;
 		}
@@ -331,7 +333,7 @@ int main(int argc, char **argv)
 		if (!stop || !drain(s)) {
 			fatal(s);
 			CHECK(outstanding(s) == 0);
-			// Zombies stay for a while beside the sessions after them.
+			// Zombies stay for a while next to later sessions.
 			struct session **z = &zombies[rand() % ZOMBIES];
 			if (*z)
 				end(*z);

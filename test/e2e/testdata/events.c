@@ -1,4 +1,4 @@
-// Event files: every way to wait for them, several queues on one, children, and the counts at destruction.
+// Event files: all ways to wait for them, several queues on one file, children, and the counts at destruction.
 #include "verbs.h"
 #include <fcntl.h>
 #include <poll.h>
@@ -13,7 +13,7 @@ static struct ibv_qp *from[CQS], *to[CQS];
 static struct ibv_mr *mr;
 static char buf[64];
 
-// complete has a completion arrive in a queue, which is armed.
+// complete completes a request in an armed queue.
 static void complete(int i)
 {
 	CHECK(!ibv_req_notify_cq(cqs[i], 0));
@@ -33,7 +33,7 @@ static void drain(int i)
 	CHECK(n == 1 && wc.status == IBV_WC_SUCCESS);
 }
 
-// expect takes one event from the channel: it is of queue i.
+// expect takes one event of queue i from the channel.
 static void expect(int i)
 {
 	struct ibv_cq *cq;
@@ -87,7 +87,7 @@ static void ways_to_wait(void)
 	CHECK(!fcntl(fd, F_SETFL, flags));
 }
 
-// Several queues raise events on one channel: one each, in the order in which they came.
+// Several queues raise events on one channel: one event each, in the order of their completions.
 static void several(void)
 {
 	for (int i = 0; i < CQS; i++) {
@@ -106,7 +106,7 @@ static void several(void)
 	nothing(channel->fd);
 }
 
-// A child has the channel as well: who reads first gets the event.
+// A child shares the channel. The first reader gets the event.
 static void children(void)
 {
 	complete(0);
@@ -122,10 +122,11 @@ static void children(void)
 	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
 	nothing(channel->fd);
 	drain(0);
-	ibv_ack_cq_events(cqs[0], 1); // the child has read it, and the count is of what was read
+	ibv_ack_cq_events(cqs[0], 1); // the child has read the event, and the count is that of read events
 }
 
-// asynchronous: the last receive of a shared queue, and a limit. Acknowledged events are waited for, others are not.
+// asynchronous tests the events of the last receive of a shared queue and of a limit. Destruction waits for the
+// acknowledgement of read events only.
 static void asynchronous(struct ibv_context *ctx, struct ibv_pd *pd)
 {
 	struct ibv_srq_init_attr init = {.attr = {.max_wr = 10, .max_sge = 1}};
@@ -154,7 +155,7 @@ static void asynchronous(struct ibv_context *ctx, struct ibv_pd *pd)
 		}
 		CHECK(!ibv_destroy_qp(a));
 		CHECK(!ibv_destroy_qp(b));
-		if (!read) { // the event has not been read: it goes with the queue
+		if (!read) { // destruction of the queue removes the unread event
 			CHECK(!ibv_destroy_srq(srq));
 			nothing(ctx->async_fd);
 			CHECK(srq = ibv_create_srq(pd, &init));
@@ -165,7 +166,7 @@ static void asynchronous(struct ibv_context *ctx, struct ibv_pd *pd)
 
 int main(void)
 {
-	alarm(60); // what waits for ever
+	alarm(60); // limit for calls that block forever
 	struct ibv_context *ctx = open_device();
 	struct ibv_pd *pd = ibv_alloc_pd(ctx);
 	CHECK(pd);
@@ -182,14 +183,14 @@ int main(void)
 	several();
 	children();
 	CHECK(ibv_destroy_cq(cqs[0]) == EBUSY); // queue pairs use it
-	complete(1); // and nobody reads the event
+	complete(1); // and the event stays unread
 	struct pollfd p = {channel->fd, POLLIN};
 	CHECK(poll(&p, 1, 10000) == 1);
 	for (int i = 0; i < CQS; i++) {
 		CHECK(!ibv_destroy_qp(from[i]));
 		CHECK(!ibv_destroy_qp(to[i]));
 		if (i)
-			CHECK(!ibv_destroy_cq(cqs[i])); // does not wait for an event that has not been read
+			CHECK(!ibv_destroy_cq(cqs[i])); // does not wait for an unread event
 	}
 	nothing(channel->fd);
 	asynchronous(ctx, pd);

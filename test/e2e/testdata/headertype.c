@@ -1,5 +1,5 @@
-// A program that takes the type of a datagram's network header from the SL of its completion, as communication
-// libraries do that were made for mlx5, and answers by an address handle that libibverbs makes of the completion.
+// A program that reads the type of a datagram's network header from the SL of the completion, like communication
+// libraries for mlx5. It answers through an address handle that libibverbs creates from the completion.
 #include "verbs.h"
 
 enum { GRH = 40, SIZE = 100, QKEY = 0x1234, IPV6 = 1, IPV4 = 2 };
@@ -31,7 +31,7 @@ static struct ibv_wc completion(struct ibv_cq *cq)
 	return wc;
 }
 
-// datagram goes from one queue pair to another; the completion of the receive is returned.
+// datagram sends from one queue pair to another, and returns the completion of the receive.
 static struct ibv_wc datagram(struct ibv_qp *from, struct ibv_ah *ah, uint32_t qpn, struct ibv_qp *to, int at,
 	struct ibv_mr *mr)
 {
@@ -46,7 +46,7 @@ static struct ibv_wc datagram(struct ibv_qp *from, struct ibv_ah *ah, uint32_t q
 	return completion(to->recv_cq);
 }
 
-// check takes the destination out of the header that sl says is there, and finds the device's address.
+// check reads the destination from the header of the type in sl, and compares it with the device's address.
 static void check(struct ibv_wc *wc, const char *header, union ibv_gid *own)
 {
 	int version = header[0] >> 4 == 6 ? 6 : 4;

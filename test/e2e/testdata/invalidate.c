@@ -1,6 +1,6 @@
-// A program whose peer invalidates keys that it may not: of no window, of a window of type 1, of a window of another
-// queue pair, of memory that ibv_reg_mr registered. The receive completes with an error, and the SEND is not answered
-// (class J of IBA 9.9.6.3).
+// A program with a peer that invalidates keys without the right to do so: an unknown key, and the keys of a window of
+// type 1, of a window of another queue pair, and of memory registered by ibv_reg_mr. The receive completes with an
+// error, and the SEND is not acknowledged (class J of IBA 9.9.6.3).
 #include "verbs.h"
 
 static char buf[2][64];
@@ -69,7 +69,7 @@ int main(void)
 		if (c == GOOD) {
 			CHECK(received.status == IBV_WC_SUCCESS && sent.status == IBV_WC_SUCCESS && received.invalidated_rkey == key);
 		} else {
-			CHECK(received.status == IBV_WC_MW_BIND_ERR); // "memory management operation error", as libibverbs calls it
+			CHECK(received.status == IBV_WC_MW_BIND_ERR); // "memory management operation error" in libibverbs
 			CHECK(sent.status == IBV_WC_RETRY_EXC_ERR);
 			struct ibv_wc second = next(cq[1]);
 			CHECK(second.wr_id == 1 && second.status == IBV_WC_WR_FLUSH_ERR);

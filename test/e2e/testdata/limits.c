@@ -1,5 +1,5 @@
-// A program that makes one of each object at all the limits that the device reports, at the same time, and uses them to
-// the full. With "longest" it also reads a message of the greatest length.
+// A program that creates one object of each kind with all the limits that the device reports, and uses them fully. With
+// "longest" it also reads a message of the maximum length.
 #include "verbs.h"
 #include <stdint.h>
 #include <sys/mman.h>
@@ -8,7 +8,7 @@ enum { INLINE = 512, PIECE = 64 << 20 };
 
 static struct ibv_device_attr dev;
 
-// sges are n elements of length bytes each, all of the same memory.
+// sges holds n elements of length bytes each, all of the same memory.
 static struct ibv_sge *sges(int n, void *at, uint32_t length, uint32_t lkey)
 {
 	struct ibv_sge *s = calloc(n, sizeof *s);
@@ -64,12 +64,12 @@ int main(int argc, char **argv)
 	CHECK(qp);
 	start(qp, qp);
 
-	// All the memory that there is can be registered, by pages on demand.
+	// All memory can be registered for on-demand paging.
 	struct ibv_mr *mr = ibv_reg_mr(pd, NULL, dev.max_mr_size,
 		IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_ON_DEMAND);
 	CHECK(mr && dev.max_mr_size == SIZE_MAX);
 
-	// Receives with all elements, as many as there may be, and a message by all of them.
+	// The maximum number of receives with the maximum number of elements, and a message that uses all elements.
 	char *data = mmap(NULL, PIECE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	CHECK(data != MAP_FAILED);
 	struct ibv_recv_wr rwr = {.sg_list = sges(dev.max_sge, data, 16, mr->lkey), .num_sge = dev.max_sge}, *rbad;
@@ -88,7 +88,7 @@ int main(int argc, char **argv)
 	expect(cq, 2);
 
 	if (argc > 1 && !strcmp(argv[1], "longest")) {
-		// An RDMA READ of memory that is all zeros, into the same place again and again.
+		// An RDMA READ of memory that is all zeros, repeatedly into the same place.
 		uint32_t part = port.max_msg_sz / dev.max_sge_rd;
 		CHECK(part <= PIECE);
 		char *zeros = mmap(NULL, port.max_msg_sz, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -109,7 +109,7 @@ int main(int argc, char **argv)
 	CHECK(ibv_post_srq_recv(srq, &rwr, &rbad));
 	CHECK(!ibv_destroy_srq(srq));
 
-	// As many outstanding RDMA READs as there may be.
+	// The maximum number of outstanding RDMA READs.
 	init.cap = (struct ibv_qp_cap){.max_send_wr = 2 * dev.max_qp_init_rd_atom, .max_send_sge = 1};
 	qp = ibv_create_qp(pd, &init);
 	CHECK(qp);

@@ -1,8 +1,8 @@
-// A program that asks for all access rights on its queue pairs, also for the one that needs persistent memory, as tests
-// that are made for any device do.
+// A program that requests all access rights for its queue pairs, including the right that needs persistent memory, like
+// tests for arbitrary devices.
 #include "verbs.h"
 
-enum { FLUSH_GLOBAL = 1 << 8, FLUSH_PERSISTENT = 1 << 9 }; // not in every verbs.h
+enum { FLUSH_GLOBAL = 1 << 8, FLUSH_PERSISTENT = 1 << 9 }; // missing in some verbs.h
 
 static char buf[2][64];
 

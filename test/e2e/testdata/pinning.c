@@ -1,4 +1,4 @@
-// Registered memory: rights, limits, and what becomes of it when it is unmapped.
+// Registered memory: rights, limits, and its behaviour after it is unmapped.
 #include "verbs.h"
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -13,7 +13,7 @@ static char *map(void *at, int prot)
 	char *p = mmap(at, 4 * page, prot, MAP_PRIVATE | MAP_ANONYMOUS | (at ? MAP_FIXED : 0), -1, 0);
 	CHECK(p != MAP_FAILED);
 	if (at)
-		usleep(20 * 1000); // what was mapped there is believed for 10 ms (umem.Files)
+		usleep(20 * 1000); // mappings are cached for 10 ms (umem.Files)
 	return p;
 }
 
@@ -24,7 +24,7 @@ static struct ibv_mr *reg(void *p, size_t n, int access)
 	return mr;
 }
 
-// limits: each registration counts, also of the same pages; on demand none does.
+// limits: each registration counts, also of the same pages. Registrations for on-demand paging do not count.
 static void limits(int privileged)
 {
 	char *p = map(NULL, PROT_READ | PROT_WRITE);
@@ -50,7 +50,7 @@ static void limits(int privileged)
 	munmap(p, 4 * page);
 }
 
-// rights: those of the mappings count when memory is registered.
+// rights: the rights of the mappings are checked at registration.
 static void rights(void)
 {
 	char *p = map(NULL, PROT_READ);
@@ -61,7 +61,7 @@ static void rights(void)
 	CHECK(!ibv_dereg_mr(reg(p, page, IBV_ACCESS_LOCAL_WRITE)));
 	CHECK(!ibv_reg_mr(pd, p, 2 * page, IBV_ACCESS_LOCAL_WRITE) && errno == EFAULT); // the second page is not writable
 	CHECK(!munmap(p + 2 * page, page));
-	CHECK(!ibv_reg_mr(pd, p, 4 * page, 0) && errno == EFAULT); // a hole
+	CHECK(!ibv_reg_mr(pd, p, 4 * page, 0) && errno == EFAULT); // a hole in the mappings
 	CHECK(!ibv_reg_mr(pd, p, page, IBV_ACCESS_REMOTE_WRITE) && errno == EINVAL);
 	munmap(p, 4 * page);
 }
@@ -78,7 +78,8 @@ static void fresh(void)
 	connect_qp(b, a);
 }
 
-// at use: memory that has been unmapped is an error of whoever it was, and what has taken its place is not touched.
+// at use: access to unmapped memory is an error at the side that registered it, and new memory at this address is not
+// touched.
 static void unmapped(void)
 {
 	int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
@@ -91,11 +92,11 @@ static void unmapped(void)
 
 	CHECK(!munmap(here, 4 * page));
 	CHECK(transfer(a, IBV_WR_RDMA_WRITE, here, page, m->lkey, there, n->rkey) == IBV_WC_LOC_PROT_ERR);
-	map(here, PROT_NONE); // so that no queue is mapped there
+	map(here, PROT_NONE); // prevents a mapping of a queue at this address
 	fresh();
 	CHECK(transfer(a, IBV_WR_RDMA_READ, there, page, n->lkey, here, m->rkey) == IBV_WC_REM_ACCESS_ERR);
 
-	map(here, PROT_READ); // other memory, which may not be written
+	map(here, PROT_READ); // other memory, which must not be written
 	fresh();
 	CHECK(transfer(a, IBV_WR_RDMA_READ, here, page, m->lkey, there, n->rkey) == IBV_WC_LOC_PROT_ERR);
 	CHECK(here[0] == 0);
@@ -112,7 +113,7 @@ int main(int argc, char **argv)
 	page = sysconf(_SC_PAGESIZE);
 	CHECK(pd = ibv_alloc_pd(ctx));
 	CHECK(cq = ibv_create_cq(ctx, 100, NULL, NULL, 0));
-	if (argc > 1 && !strcmp(argv[1], "hold")) { // for the test to look
+	if (argc > 1 && !strcmp(argv[1], "hold")) { // time for the test to check
 		reg(map(NULL, PROT_READ | PROT_WRITE), 4 * page, 0);
 		reg(map(NULL, PROT_READ | PROT_WRITE), 1, 0);
 		puts("ready");

@@ -1,5 +1,5 @@
-// A program whose port goes down under traffic: it hears of it, with the port's number, its queue pair fails as on Linux, and
-// when the port is back it makes the connection anew. It says when it is ready for the next step.
+// A program with traffic while its port goes down. It receives the event with the port's number, its queue pair fails
+// as on Linux, and it connects again when the port is up. It prints a line when it is ready for the next step.
 #include "verbs.h"
 
 static char buf[4096];

@@ -1,4 +1,4 @@
-/* What processes do around a device file. Built statically, without libibverbs.
+/* Process operations with an open device file. Built statically, without libibverbs.
  * process MODE: prints "ok" for each use of a device that worked. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -51,7 +51,7 @@ static int context(int fd)
 	return 0;
 }
 
-/* A command on a context that there is. */
+/* Executes a command on an existing context. */
 static int use(int fd)
 {
 	struct ib_uverbs_alloc_pd_resp resp = {};
@@ -64,7 +64,7 @@ static int use(int fd)
 	return write(fd, &c, sizeof(c)) == sizeof(c) && resp.pd_handle ? 0 : -1;
 }
 
-/* It is seen soon that a descriptor was closed. */
+/* The service notices a closed descriptor soon. */
 static void closed(int fd)
 {
 	int i;
@@ -125,7 +125,7 @@ int main(int argc, char **argv)
 		if (context(fd))
 			die("context");
 		if (!(pid = fork())) {
-			if (use(fd)) /* what it has inherited */
+			if (use(fd)) /* use the inherited descriptor */
 				die("inherited");
 			plain();
 			_exit(0);
@@ -186,7 +186,7 @@ int main(int argc, char **argv)
 		if (use(atoi(argv[2])))
 			die("use");
 		puts("ok");
-	} else if (!strcmp(mode, "daemon")) { /* the output ends when the daemon does */
+	} else if (!strcmp(mode, "daemon")) { /* the output ends with the daemon */
 		if (!(pid = fork())) {
 			setsid();
 			if (fork())

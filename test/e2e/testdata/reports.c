@@ -1,4 +1,5 @@
-// Cases of test/reports that need the C library: reports CASE. Each is what a public report says failed, with the right value.
+// Cases of test/reports that need the C library: reports CASE. Each case repeats an operation that failed in a public
+// report, and checks for the right result.
 #define _GNU_SOURCE
 #include "verbs.h"
 #include <endian.h>
@@ -37,7 +38,8 @@ static void post_recv(struct ibv_qp *qp, uint64_t id, void *at, unsigned length,
 	CHECK(!ibv_post_recv(qp, &wr, &bad));
 }
 
-// What does not count when an object is made: the receive queue's size beside a shared one, and the limit of that.
+// Values that are ignored at creation: the size of the receive queue if there is a shared one, and the limit of a
+// shared receive queue.
 static void sizes(void)
 {
 	setup();
@@ -52,12 +54,12 @@ static void sizes(void)
 	CHECK(qp);
 	CHECK(!ibv_destroy_qp(qp));
 	init.srq = NULL;
-	init.cap.max_recv_wr = UINT_MAX; // the library has put in what it got
+	init.cap.max_recv_wr = UINT_MAX; // the library has stored the actual value
 	CHECK(!ibv_create_qp(pd, &init) && errno == EINVAL);
 	CHECK(!ibv_destroy_srq(srq));
 }
 
-// RoCE has no path without a global route.
+// RoCE requires a path with a global route.
 static void route(void)
 {
 	setup();
@@ -73,7 +75,7 @@ static void route(void)
 	CHECK(!ibv_destroy_qp(qp));
 }
 
-// A region does not wrap around. One of no bytes gives access to none.
+// A region does not wrap around. A region of zero bytes allows no access.
 static void lengths(void)
 {
 	setup();
@@ -94,7 +96,7 @@ static void lengths(void)
 	CHECK(!ibv_dereg_mr(mr));
 }
 
-// Memory that cannot be written can be sent, and not be registered for writing.
+// Memory that cannot be written can be sent, but cannot be registered for writing.
 static void readonly(void)
 {
 	setup();
@@ -114,7 +116,7 @@ static void readonly(void)
 	CHECK(!ibv_destroy_qp(qp));
 }
 
-// An address of its own choice names the first byte of a region, wherever in its page that is.
+// The program may choose the address (IOVA) of a region's first byte, with any offset in its page.
 static void iova(void)
 {
 	setup();
@@ -141,7 +143,7 @@ static char text[2][64];
 
 enum setter { SGE_LIST, INLINE_DATA, INLINE_DATA_LIST };
 
-// extended sends by the interface of extended queue pairs, whose requests have no flag for inline data.
+// extended sends through the interface of extended queue pairs. Its requests have no flag for inline data.
 static struct ibv_wc extended(enum setter setter)
 {
 	setup();
@@ -186,15 +188,15 @@ static struct ibv_wc extended(enum setter setter)
 	return receive;
 }
 
-// Elements of different lengths are sent as they are, whatever the library says is their sum.
+// Elements of different lengths are sent correctly, whatever sum of lengths the library stores.
 static void sge_list(void)
 {
 	CHECK(extended(SGE_LIST).byte_len == 12);
 	CHECK(!memcmp(text[1], "12345678abcX", 12));
 }
 
-// Inline data need no IBV_SEND_INLINE, which is a flag of ibv_post_send (ibv_wr_post(3)). Of a list, the library of v34 to v63
-// leaves the length at 0, and the message is empty.
+// Inline data do not need IBV_SEND_INLINE, which is a flag of ibv_post_send (ibv_wr_post(3)). The library of v34 to v63
+// leaves the length of a list at 0, and the message is empty.
 static void inline_list(void)
 {
 	CHECK(extended(INLINE_DATA).byte_len == 8);
@@ -208,7 +210,7 @@ static void inline_list(void)
 	CHECK(!memcmp(text[1], "12345678abc", 11));
 }
 
-// GIDs and P_Keys outside of their tables, and places of the table that are empty.
+// GIDs and P_Keys outside of their tables, and empty entries of the table.
 static void tables(void)
 {
 	setup();
@@ -246,7 +248,8 @@ static void tables(void)
 	CHECK(named == n);
 }
 
-// A channel cannot go before its queues, a queue not before its queue pairs. A refused attempt changes no count.
+// A channel cannot be destroyed before its queues, and a queue not before its queue pairs. A refused attempt changes no
+// count.
 static void channel_users(void)
 {
 	setup();
@@ -271,7 +274,7 @@ static void *acknowledge(void *acknowledged)
 	return NULL;
 }
 
-// A queue with events that were read waits for their acknowledgement when it is destroyed, and for no more.
+// Destruction of a queue waits for the acknowledgement of the events that were read, and for no others.
 static void late_acks(void)
 {
 	setup();
@@ -299,7 +302,8 @@ static void late_acks(void)
 	CHECK(!ibv_destroy_comp_channel(channel));
 }
 
-// A child has a copy of registered memory, and what the device writes afterwards is the parent's, also beside unregistered bytes of a page.
+// A child has a copy of registered memory. Later writes of the device go to the parent's memory, also in a page with
+// unregistered bytes.
 static void children(void)
 {
 	setup();
@@ -338,7 +342,7 @@ int main(int argc, char **argv)
 		void (*run)(void);
 	} cases[] = {{"sizes", sizes}, {"route", route}, {"lengths", lengths}, {"readonly", readonly}, {"iova", iova}, {"sge_list", sge_list},
 		{"inline_list", inline_list}, {"tables", tables}, {"channel_users", channel_users}, {"late_acks", late_acks}, {"children", children}};
-	alarm(60); // what waits for ever
+	alarm(60); // limit for calls that block forever
 	for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
 		if (argc == 2 && !strcmp(argv[1], cases[i].name)) {
 			cases[i].run();

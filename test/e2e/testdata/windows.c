@@ -1,5 +1,5 @@
-// A program that binds memory windows of type 2 by keys of its own choice: a tag of 8 bits, or any number. The window's
-// index is above the tag in the key that peers use.
+// A program that binds memory windows of type 2 with keys of its own choice: a tag of 8 bits, or any number. In the key
+// for peers, the index of the window is above the tag.
 #include "verbs.h"
 
 static char buf[2][4096];
@@ -53,10 +53,10 @@ int main(void)
 		snprintf(buf[0], 64, "by key %u", i);
 		CHECK(transfer(qp[0], IBV_WR_RDMA_WRITE, buf[0], 64, mr->lkey, buf[1], key) == IBV_WC_SUCCESS);
 		CHECK(!strcmp(buf[0], buf[1]));
-		mw->rkey = key; // libibverbs leaves this to the program
+		mw->rkey = key; // the program must do this, libibverbs does not
 		CHECK(invalidate(qp[1], key) == IBV_WC_SUCCESS);
 	}
-	// The last key is gone.
+	// The last key is invalid.
 	CHECK(transfer(qp[0], IBV_WR_RDMA_WRITE, buf[0], 64, mr->lkey, buf[1], index | 0x56) == IBV_WC_REM_ACCESS_ERR);
 	CHECK(!ibv_dealloc_mw(mw) && !ibv_destroy_qp(qp[0]) && !ibv_destroy_qp(qp[1]) && !ibv_destroy_cq(cq));
 	CHECK(!ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd) && !ibv_close_device(ctx));

@@ -1,4 +1,5 @@
-// A program that registers memory with IBV_ACCESS_ZERO_BASED, or at address 0, and names it by offsets, at both ends.
+// A program that registers memory with IBV_ACCESS_ZERO_BASED, or at address 0, and uses offsets as addresses at both
+// ends.
 #include "verbs.h"
 
 enum { SIZE = 8192, OFF = 100, PAGE = 4096 };
@@ -50,7 +51,7 @@ int main(void)
 	exchange(qp[0], mr[0], buf[0], mr[1], buf[1], n);
 	CHECK(!ibv_dereg_mr(mr[0]) && !ibv_dereg_mr(mr[1]));
 
-	// Past the end, and by the address of the memory.
+	// Past the end of the region, and with the address of the memory.
 	struct ibv_mr *zero = ibv_reg_mr(pd, buf[1] + OFF, n, rights | IBV_ACCESS_ZERO_BASED);
 	struct ibv_mr *plain = ibv_reg_mr(pd, buf[0], SIZE, rights);
 	CHECK(zero && plain);

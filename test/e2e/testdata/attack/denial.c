@@ -1,9 +1,9 @@
-// Attacks that would take the service away from others.
+// Attacks that try to deny the service to other users.
 #include "attack.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 
-// post_elsewhere posts in a child, since the doorbell itself may not return, and says whether it has.
+// post_elsewhere posts in a child, because the doorbell call may not return. It prints whether the call has returned.
 static void post_elsewhere(struct loop *l, enum ibv_wr_opcode op, unsigned length, void *remote, uint32_t rkey)
 {
 	int returned[2];
@@ -21,7 +21,7 @@ static void post_elsewhere(struct loop *l, enum ibv_wr_opcode op, unsigned lengt
 	say("doorbell: %s", poll(&p, 1, 5000) == 1 ? "returned" : "stopped");
 }
 
-// stall_region FUSEFILE OPERATION: registers a page of a file that does not answer, and moves data there.
+// stall_region FUSEFILE OPERATION: registers a page of a file that does not respond, and transfers data to or from it.
 int stall_region(int argc, char **argv)
 {
 	CHECK(argc == 2);
@@ -45,8 +45,8 @@ int stall_region(int argc, char **argv)
 	return 0;
 }
 
-// remap FUSEFILE: like stall_region, but the page takes the place of ordinary memory after the registration, while a
-// peer writes there.
+// remap FUSEFILE: like stall_region, but the page replaces ordinary memory after the registration, while a peer writes
+// to it.
 int remap(int argc, char **argv)
 {
 	CHECK(argc == 1);
@@ -65,7 +65,7 @@ int remap(int argc, char **argv)
 	return 0;
 }
 
-// close_storm SECONDS: opens the queue file again, by a way that is not trapped, and closes it, as often as it can.
+// close_storm SECONDS: opens the queue file again by a path that is not trapped, and closes it, as fast as possible.
 int close_storm(int argc, char **argv)
 {
 	CHECK(argc == 1);
@@ -99,7 +99,8 @@ static void *write_stalled(void *unused)
 	return NULL;
 }
 
-// slow_open FUSEFILE: how long other threads' calls take while one thread's command does not end, in milliseconds.
+// slow_open FUSEFILE: measures the calls of other threads while a command of one thread does not return, in
+// milliseconds.
 int slow_open(int argc, char **argv)
 {
 	CHECK(argc == 1);
@@ -109,7 +110,7 @@ int slow_open(int argc, char **argv)
 	stalled_fd = ctx->cmd_fd;
 	stalled_page = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, fd, 0);
 	CHECK(stalled_page != MAP_FAILED);
-	usleep(100000); // let it be one caller
+	usleep(100000); // one caller is sufficient
 	pthread_t t;
 	CHECK(!pthread_create(&t, NULL, write_stalled, NULL));
 	usleep(20000);
@@ -136,7 +137,7 @@ static void *after_main(void *unused)
 	exit(0);
 }
 
-// main_exit: RDMA by a thread of a program whose main thread has ended.
+// main_exit: uses RDMA in a thread after the main thread has ended.
 int main_exit(int argc, char **argv)
 {
 	pthread_t t;
@@ -151,13 +152,13 @@ static void *race_number(void *first)
 {
 	int file = open("/dev/zero", O_RDONLY);
 	for (int number = *(int *)first; racing;) {
-		// A number that was free is ours from here on, until we close it.
+		// This thread owns a free number from here on, until it closes it.
 		int fd = fcntl(file, F_DUPFD, number);
 		if (fd < 0)
 			continue;
 		char c = 1;
 		for (int i = 0; i < 50 && racing; i++)
-			if (read(fd, &c, 1) != 1 || c) { // another file than that which we have put there
+			if (read(fd, &c, 1) != 1 || c) { // the number refers to another file than ours
 				say("descriptor %d was replaced", fd);
 				return NULL;
 			}
@@ -166,7 +167,7 @@ static void *race_number(void *first)
 	return NULL;
 }
 
-// number_race FIRST OPENS: another thread takes the numbers that the device's descriptors get.
+// number_race FIRST OPENS: a second thread takes the descriptor numbers of the device.
 int number_race(int argc, char **argv)
 {
 	CHECK(argc == 2);
@@ -194,7 +195,7 @@ int number_race(int argc, char **argv)
 	return 0;
 }
 
-// paths: names of the device and what opening them gives.
+// paths: opens the device by each path, and prints the results.
 int paths(int argc, char **argv)
 {
 	for (int i = 0; i < argc; i++) {
@@ -210,15 +211,15 @@ static const char *message;
 static int callers, attached, refused;
 static pthread_mutex_t count = PTHREAD_MUTEX_INITIALIZER;
 
-// What the kernel does for the supervisor while a call is stalled may keep the program's own threads from changing their
-// mappings: all threads are made before.
+// While a call is blocked, the kernel's work for the supervisor may block changes of this process's mappings. So all
+// threads are created first.
 static volatile int begin;
 
 static void *call_stalled(void *device)
 {
 	while (!begin)
 		usleep(1000);
-	for (int i = 0; i < 8; i++) // several threads that call
+	for (int i = 0; i < 8; i++) // several calling threads
 		syscall(SYS_open, "/dev/infiniband/none", O_RDONLY);
 	ioctl(*(int *)device, VERBS_IOCTL, stalled_page);
 	return NULL;
@@ -252,8 +253,8 @@ static void *one_session(void *unused)
 	return NULL;
 }
 
-// sessions SOCKET MESSAGE COUNT CALLERS FUSEFILE: as many programs, each with so many calls that do not end, as the
-// service takes.
+// sessions SOCKET MESSAGE COUNT CALLERS FUSEFILE: attaches COUNT programs, each with CALLERS calls that do not return,
+// until the service refuses.
 int sessions(int argc, char **argv)
 {
 	CHECK(argc == 5);
@@ -288,7 +289,7 @@ int sessions(int argc, char **argv)
 	exit(0);
 }
 
-// stall_close SOCKET MESSAGE COUNT FUSEFILE: sends the service descriptors whose closing does not end.
+// stall_close SOCKET MESSAGE COUNT FUSEFILE: sends the service descriptors on which close does not return.
 int stall_close(int argc, char **argv)
 {
 	CHECK(argc == 4);
@@ -316,7 +317,8 @@ static void *stat_high(void *unused)
 	return NULL;
 }
 
-// stall_stat FUSEFILE FIRST COUNT: calls on a file that does not answer, under a number of the device files' range.
+// stall_stat FUSEFILE FIRST COUNT: makes calls on a file that does not respond, with a descriptor in the range of the
+// device files.
 int stall_stat(int argc, char **argv)
 {
 	CHECK(argc == 3);

@@ -1,4 +1,5 @@
-// A program in a jail: what it can open of the file system outside. It is linked statically, since nothing else is there.
+// A program in a jail, which tries to open files outside of it. It is linked statically, because the jail has no
+// libraries.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -27,7 +28,7 @@ static void try_from(const char *what, int dir, const char *file)
 	}
 }
 
-// escape FILE: reads a file of the outside by its absolute name there.
+// escape FILE: reads a file outside of the jail by its absolute name there.
 int main(int argc, char **argv)
 {
 	const char *dirs[] = {"/sys/class/infiniband", "/sys/class/infiniband_verbs", "/sys/class/infiniband/rxe0", "/dev/infiniband",
@@ -48,7 +49,7 @@ int main(int argc, char **argv)
 			printf("%s by fchdir: %s\n", dirs[i], f < 0 ? strerror(errno) : "opened");
 		}
 	}
-	// The queue file's descriptor leads to no directory, but its link tells where it lies.
+	// The descriptor of the queue file opens no directory, but its link has the path.
 	int fd = open("/dev/infiniband/uverbs0", O_RDWR);
 	printf("device: %s\n", fd < 0 ? strerror(errno) : "opened");
 	return 0;

@@ -1,13 +1,13 @@
-// Wrong uses of processes, descriptors and paths.
+// Incorrect uses of processes, descriptors and paths.
 #include "attack.h"
 
 
 struct work {
 	struct loop l;
-	volatile uint32_t *key; // the newest region's, for the accomplice
+	volatile uint32_t *key; // key of the newest region, for the accomplice
 };
 
-// hammer registers the page again and again, and has commands and doorbells under way.
+// hammer registers the page repeatedly, with commands and doorbells in flight.
 static void *hammer(void *p)
 {
 	struct work *w = p;
@@ -23,7 +23,7 @@ static void *hammer(void *p)
 	}
 }
 
-// accomplice has the device too, and writes to the newest region for a while.
+// accomplice has the same device and writes to the newest region for a while.
 static void accomplice(struct work *w)
 {
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -47,8 +47,8 @@ static void *exec_now(void *unused)
 	return NULL;
 }
 
-// exec_races ROUNDS PROGRAM [ARGUMENT...]: children register memory in one thread while another executes a program that has
-// something else there, and an accomplice with the same device writes to whatever was registered last.
+// exec_races ROUNDS PROGRAM [ARGUMENT...]: children register memory in one thread while another thread executes a
+// program with other data at this address. An accomplice with the same device writes to the last registered memory.
 int exec_races(int argc, char **argv)
 {
 	CHECK(argc >= 2);
@@ -67,7 +67,7 @@ int exec_races(int argc, char **argv)
 				_exit(0);
 			}
 			CHECK(!pthread_create(&a, NULL, hammer, &w));
-			if (i % 2) // the main thread ends by another's exec
+			if (i % 2) // exec in the other thread ends the main thread
 				CHECK(!pthread_create(&b, NULL, exec_now, NULL));
 			else
 				exec_now(NULL);
@@ -83,14 +83,14 @@ int exec_races(int argc, char **argv)
 }
 
 #ifdef __x86_64__
-// no_entry ends the program: the kernel has no 32-bit entry, or keeps it shut (ia32_emulation=0).
+// no_entry exits the program: the kernel has no 32-bit entry, or has disabled it (ia32_emulation=0).
 static void no_entry(int sig)
 {
 	say("exec by i386: signal %d: no such entry", sig);
 	_exit(0);
 }
 
-// exec_i386 is execve(2) by the 32-bit entry. Its arguments have to lie below 4 GiB.
+// exec_i386 calls execve(2) through the 32-bit entry. The arguments must be below 4 GiB.
 static long exec_i386(const char *path, char **args)
 {
 	char *low = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
@@ -111,9 +111,9 @@ static long exec_i386(const char *path, char **args)
 }
 #endif
 
-// hidden_execs HOW PROGRAM [ARGUMENT...]: executes a program by a way that a filter might not know, and has a child with the
-// same device read and write its memory. HOW failed: a failed exec, after which the registration has to work; vfork: the
-// exec of a child that shares the memory, after which it has to work as well.
+// hidden_execs HOW PROGRAM [ARGUMENT...]: executes a program by a method that a filter may not know. A child with the
+// same device then reads and writes its memory. HOW failed: the exec fails, and the registration must still work. HOW
+// vfork: a child that shares the memory executes, and the registration must still work.
 int hidden_execs(int argc, char **argv)
 {
 	CHECK(argc >= 2);
@@ -165,7 +165,7 @@ int hidden_execs(int argc, char **argv)
 			snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
 			result = execv(link, argv);
 		}
-		say("exec by %s: %ld %s", how, result, strerror(errno)); // no such entry here
+		say("exec by %s: %ld %s", how, result, strerror(errno)); // this kernel has no such entry
 		kill(child, SIGKILL);
 		return 0;
 	}
@@ -185,7 +185,7 @@ int hidden_execs(int argc, char **argv)
 
 static void report(const char *what, long result) { say("%s: %s", what, result < 0 ? strerror(errno) : "success"); }
 
-// descriptors: what can be done with a device's descriptor that no library does.
+// descriptors: operations on a device's descriptor that libraries do not use.
 int descriptors(int argc, char **argv)
 {
 	struct ibv_context *ctx = open_device();
@@ -257,7 +257,7 @@ int descriptors(int argc, char **argv)
 	_exit(0);
 }
 
-// tree_writes: attempts to change the directories that a program sees.
+// tree_writes: tries to change the directories that a program sees.
 int tree_writes(int argc, char **argv)
 {
 	const char *dirs[] = {"/sys/class/infiniband", "/sys/class/infiniband_verbs", "/sys/class/infiniband/rxe0", "/dev/infiniband"};
@@ -296,7 +296,8 @@ int tree_writes(int argc, char **argv)
 	return 0;
 }
 
-// tree_climb: by "..", without a path that the service answers, from the caller's virtual files to where all users' are.
+// tree_climb: uses ".." to go from the caller's virtual files to those of all users, without a path that the service
+// answers.
 int tree_climb(int argc, char **argv)
 {
 	int d = open("/sys/class/infiniband", O_RDONLY | O_DIRECTORY);

@@ -40,7 +40,7 @@ void say(const char *format, ...)
 	fflush(stdout);
 }
 
-// await_line waits for the test; its end is the program's.
+// await_line waits for a line of the test. The end of the test ends the program.
 void await_line(void)
 {
 	char c;
@@ -95,7 +95,7 @@ struct loop make_loop(void)
 	return l;
 }
 
-// renew replaces the queue pairs, of which one with an error is of no use any more.
+// renew replaces the queue pairs, because a queue pair in error cannot be used again.
 void renew(struct loop *l)
 {
 	struct ibv_wc wc;
@@ -107,7 +107,7 @@ void renew(struct loop *l)
 		connect_loop(l->qp[i], l->qp[1 - i]);
 }
 
-// share_loop is for a child: the same objects, with memory of its own.
+// share_loop gives a child the same objects, with memory of its own.
 struct loop share_loop(struct loop *parent)
 {
 	struct loop l = *parent;
@@ -133,7 +133,7 @@ void post(struct loop *l, enum ibv_wr_opcode op, char *at, unsigned length, void
 	CHECK(!ibv_post_send(l->qp[0], &wr, &bad));
 }
 
-// finish waits for a completion, 0 if there is none in time.
+// finish waits for a completion. It returns 0 after a timeout.
 int finish(struct loop *l, double seconds, enum ibv_wc_status *status)
 {
 	struct ibv_wc wc;
@@ -157,7 +157,7 @@ enum ibv_wc_status move(struct loop *l, enum ibv_wr_opcode op, char *at, unsigne
 	return finish(l, 30, &s) ? s : -1;
 }
 
-// put_command stores a plain write(2) command, and returns its size.
+// put_command stores a command for a plain write(2), and returns the size of the command.
 size_t put_command(char *at, unsigned command, const void *core, size_t core_size, size_t response)
 {
 	struct ib_uverbs_cmd_hdr h = {command, (sizeof h + core_size) / 4, response / 4};
@@ -172,7 +172,7 @@ int raw_command(int fd, unsigned command, const void *core, size_t core_size, si
 	return write(fd, b, put_command(b, command, core, core_size, response));
 }
 
-// listener_for puts a filter on the calling thread that traps one system call, and RDMA_VERBS_IOCTL, and returns its
+// listener_for installs a filter on the calling thread that traps one system call and RDMA_VERBS_IOCTL. It returns the
 // listener.
 int listener_for(long nr)
 {

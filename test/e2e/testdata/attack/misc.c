@@ -1,9 +1,9 @@
-// Further wrong uses, after bugs of other supervisors, and of other services that several users share.
+// Further incorrect uses, modelled on bugs of other supervisors and of other services with several users.
 #include "attack.h"
 #include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
 
-// stall_userfault DEVICE OPERATION: like stall_region, with memory whose faults nobody handles.
+// stall_userfault DEVICE OPERATION: like stall_region, with memory whose page faults are not handled.
 int stall_userfault(int argc, char **argv)
 {
 	CHECK(argc == 2);
@@ -21,7 +21,7 @@ int stall_userfault(int argc, char **argv)
 	CHECK(mr);
 	struct uffdio_register r = {.range = {(uintptr_t)page, PAGE}, .mode = UFFDIO_REGISTER_MODE_MISSING};
 	CHECK(!ioctl(fd, UFFDIO_REGISTER, &r)); // after the registration
-	if (!fork()) { // the doorbell itself may not return
+	if (!fork()) { // the doorbell call may not return
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		struct loop mine = share_loop(&l);
 		post(&mine, !strcmp(argv[1], "atomic") ? IBV_WR_ATOMIC_FETCH_AND_ADD : IBV_WR_RDMA_WRITE, mine.buf, 8, page, mr->rkey);
@@ -45,7 +45,7 @@ static void *list_directory(void *path)
 	return NULL;
 }
 
-// lock_directories FUSEFILE DIRECTORY...: lists the virtual directories, and others, into memory that does not answer.
+// lock_directories FUSEFILE DIRECTORY...: lists the virtual directories, and others, into memory that does not respond.
 int lock_directories(int argc, char **argv)
 {
 	static char *const paths[] = {"/sys/class/infiniband", "/sys/devices/virtual/infiniband", "/sys/class/infiniband_verbs",
@@ -62,7 +62,7 @@ int lock_directories(int argc, char **argv)
 		CHECK(!pthread_create(&t, NULL, list_directory, *p));
 	for (char **p = argv + 1; *p; p++)
 		CHECK(!pthread_create(&t, NULL, list_directory, *p));
-	// The tree from within, as far up as there is a way.
+	// Lists the tree from inside, up to the highest reachable directory.
 	int dir = open("/sys/class/infiniband", O_RDONLY | O_DIRECTORY);
 	CHECK(dir >= 0 && !fchdir(dir));
 	for (int i = 0; i < 8 && !syscall(SYS_chdir, ".."); i++) {
@@ -77,7 +77,8 @@ int lock_directories(int argc, char **argv)
 	return 0;
 }
 
-// names: a process whose name would do something to a terminal, with a context for the list of what programs hold.
+// names: a process with terminal control characters in its name, and with a context, so that lists of objects contain
+// the name.
 int names(int argc, char **argv)
 {
 	prctl(PR_SET_NAME, "\033]0;x\007\n\033[2J\r");
@@ -90,7 +91,7 @@ int names(int argc, char **argv)
 
 static int own_listener;
 
-// answer_own answers some of the notifications that are the service's to answer, and checks none of its answers.
+// answer_own answers some notifications in place of the service, and does not check the results.
 static void *answer_own(void *unused)
 {
 	for (unsigned n = 0;; n++) {
@@ -100,14 +101,14 @@ static void *answer_own(void *unused)
 		struct seccomp_notif_resp resp = {.id = req.id, .error = -EINTR};
 		if (n % 3 == 0)
 			resp = (struct seccomp_notif_resp){.id = req.id, .flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE};
-		for (int i = -2; i < 3; i++) { // its neighbours as well, which the service may have
+		for (int i = -2; i < 3; i++) { // also the neighbouring ids, which the service may have received
 			resp.id = req.id + i;
 			ioctl(own_listener, SECCOMP_IOCTL_NOTIF_SEND, &resp);
 		}
 	}
 }
 
-// own_answers SOCKET MESSAGE CALLS: hands over its listener, twice, and goes on using it.
+// own_answers SOCKET MESSAGE CALLS: passes its listener to the service twice, and continues to use it.
 int own_answers(int argc, char **argv)
 {
 	CHECK(argc == 3);
@@ -116,13 +117,13 @@ int own_answers(int argc, char **argv)
 	int pipe_fds[2];
 	CHECK(!pipe(pipe_fds));
 	own_listener = -1;
-	// The thread that answers has no filter: it begins before.
+	// The answering thread has no filter, because it starts first.
 	CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
 	int s[2] = {connect_control(), connect_control()};
 	CHECK(s[0] >= 0 && s[1] >= 0);
 	pid_t child = fork();
 	if (!child) {
-		// The child has the filter, and gives the listener to its parent.
+		// The child has the filter, and sends the listener to its parent.
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		int l = listener_for(SYS_open);
 		CHECK(write(pipe_fds[1], &l, sizeof l) == sizeof l);
@@ -158,7 +159,7 @@ int own_answers(int argc, char **argv)
 
 static void *as_other(void *unused)
 {
-	// By the raw calls only this thread becomes another user.
+	// The raw calls change the user of this thread only.
 	CHECK(!syscall(SYS_setgroups, 0, NULL) && !syscall(SYS_setresgid, 65534, 65534, 65534) && !syscall(SYS_setresuid, 65534, 65534, 65534));
 	int fd = open("/dev/infiniband/uverbs0", O_RDWR);
 	say("open as another user: %s", fd < 0 ? strerror(errno) : "success");
@@ -166,7 +167,7 @@ static void *as_other(void *unused)
 	return NULL;
 }
 
-// thread_user: one thread of root's program becomes another user.
+// thread_user: one thread of a program of root changes to another user.
 int thread_user(int argc, char **argv)
 {
 	pthread_t t;
@@ -188,7 +189,7 @@ static void *flip(void *unused)
 	}
 }
 
-// flip_paths CALLS: the path changes while the supervisor looks at it.
+// flip_paths CALLS: changes a path during the supervisor's check.
 int flip_paths(int argc, char **argv)
 {
 	CHECK(argc == 1);
@@ -206,7 +207,7 @@ int flip_paths(int argc, char **argv)
 	_exit(0);
 }
 
-// limits SOFT: a soft limit of descriptors that the program sets while the service raises it stays.
+// limits SOFT: a soft limit of descriptors that the program sets while the service raises it must stay.
 int limits(int argc, char **argv)
 {
 	struct rlimit before, after;
@@ -224,7 +225,7 @@ int limits(int argc, char **argv)
 	return 0;
 }
 
-// kept-channels SECONDS: makes completion channels, ends the context, and keeps a descriptor of each.
+// kept-channels SECONDS: creates completion channels, closes the context, and keeps a descriptor of each channel.
 int kept_channels(int argc, char **argv)
 {
 	CHECK(argc == 1);

@@ -1,9 +1,9 @@
-// Attacks that would give a user what is another's.
+// Attacks that try to get access to another user's resources.
 #include "attack.h"
 #include <linux/sched.h>
 
-// neighbour is the victim of most attacks: it moves data for ever, and answers each line of input with how many
-// operations it has done and the longest that one took, in milliseconds, since the last line.
+// neighbour is the victim of most attacks. It transfers data until it is killed. For each line of input it prints the
+// number of operations since the last line, and the duration of the longest one in milliseconds.
 int neighbour(int argc, char **argv)
 {
 	struct loop l = make_loop();
@@ -34,7 +34,7 @@ int neighbour(int argc, char **argv)
 
 static char session_dir[512];
 
-// find_dir finds the directory of the queue files by an open device.
+// find_dir finds the directory of the queue files through an open device.
 static void find_dir(int fd)
 {
 	char link[64];
@@ -45,7 +45,7 @@ static void find_dir(int fd)
 	*strrchr(session_dir, '/') = 0;
 }
 
-// swap VICTIM TRIES: replace the queue file by a symbolic link while the service makes it.
+// swap VICTIM TRIES: replaces the queue file by a symbolic link while the service creates it.
 int swap(int argc, char **argv)
 {
 	CHECK(argc == 2);
@@ -53,7 +53,8 @@ int swap(int argc, char **argv)
 	find_dir(ctx->cmd_fd);
 	pid_t child = fork();
 	if (!child) {
-		// The names count up. Whichever is made next is replaced as soon as it is there; every fourth is taken before.
+		// The names are numbered. The next file is replaced as soon as it exists. Every fourth name is taken in
+		// advance.
 		int watch = inotify_init1(0);
 		CHECK(!prctl(PR_SET_PDEATHSIG, SIGKILL));
 		inotify_add_watch(watch, session_dir, IN_CREATE);
@@ -90,8 +91,8 @@ int swap(int argc, char **argv)
 	return 0;
 }
 
-// stall_command FUSEFILE: prints a command to register memory, in hexadecimal, which the test is to put into the file, and
-// issues it from there.
+// stall_command FUSEFILE: prints a command to register memory, in hexadecimal. The test stores it in the file, and the
+// program issues it from there.
 int stall_command(int argc, char **argv)
 {
 	CHECK(argc == 1);
@@ -119,8 +120,8 @@ int stall_command(int argc, char **argv)
 	return 0;
 }
 
-// reuse PID UID: as root, start a process with that number and that user, which has the addresses of stall_command
-// mapped. Each line of input has it say whether they have changed.
+// reuse PID UID: as root, starts a process with that number and user, and with the addresses of stall_command mapped.
+// For each line of input it prints the number of changed bytes.
 int reuse(int argc, char **argv)
 {
 	CHECK(argc == 2);
@@ -129,7 +130,7 @@ int reuse(int argc, char **argv)
 	double end = now() + 5;
 	long pid;
 	while ((pid = syscall(SYS_clone3, &args, sizeof args)) < 0 && errno == EEXIST && now() < end)
-		usleep(100); // the one before is not reaped yet
+		usleep(100); // the previous process has not been reaped
 	CHECK(pid >= 0);
 	if (pid) {
 		waitpid(pid, NULL, 0);
@@ -148,20 +149,20 @@ int reuse(int argc, char **argv)
 	}
 }
 
-// victim [SECONDS]: a program that has never registered anything, with a secret at a known address.
+// victim [SECONDS]: a program that never registers memory, with a secret at a known address.
 int victim(int argc, char **argv)
 {
 	map_at(SECRET_AT, PAGE);
 	strcpy(SECRET_AT, "top secret");
-	setuid(0); // where it is a set-uid program
+	setuid(0); // for a set-uid program
 	for (double end = now() + (argc > 0 ? atof(argv[0]) : 1); now() < end; usleep(1000))
 		;
 	say("victim of user %d: %s", geteuid(), strcmp(SECRET_AT, "top secret") ? "its memory has been changed" : "unharmed");
 	return 0;
 }
 
-// exec_region HOW PROGRAM [ARGUMENT...]: registers memory, and shares the device with a child; executes the program, in
-// whose memory the child then reads and writes.
+// exec_region HOW PROGRAM [ARGUMENT...]: registers memory, shares the device with a child, and executes the program.
+// The child then reads and writes the program's memory.
 int exec_region(int argc, char **argv)
 {
 	CHECK(argc >= 2);
@@ -182,7 +183,7 @@ int exec_region(int argc, char **argv)
 		execv(argv[1], argv + 1);
 		CHECK(!"exec");
 	}
-	// Here the end of file says that the exec has happened.
+	// The end of file shows that the exec has happened.
 	close(gone[1]);
 	char c;
 	struct loop mine = share_loop(&l);
@@ -218,7 +219,7 @@ int user_namespace(int argc, char **argv)
 	return 0;
 }
 
-// read_only: what a file that was opened for reading only is good for.
+// read_only: tries the operations of a file that was opened for reading only.
 int read_only(int argc, char **argv)
 {
 	int fd = open("/dev/infiniband/uverbs0", O_RDWR);
@@ -238,7 +239,7 @@ static struct loop writers;
 static volatile uint32_t key;
 static volatile int written;
 
-// write_always writes to the region that has the key, by queue pairs that are made anew when a write has failed.
+// write_always writes to the region with the key. It creates new queue pairs after each failed write.
 static void *write_always(void *unused)
 {
 	for (;;) {
@@ -258,15 +259,15 @@ static void *write_always(void *unused)
 	}
 }
 
-// spin keeps the processors busy, so that the supervisor learns late of what has happened.
+// spin keeps the processors busy, which delays the supervisor's notification.
 static void *spin(void *unused)
 {
 	for (;;)
 		;
 }
 
-// recycle ROUNDS: as root, which can choose the numbers of processes, as others can by making many: a process registers
-// memory, ends while it is written to, and another one gets its number at once.
+// recycle ROUNDS: runs as root, which can choose process numbers; other users can create many processes instead. A
+// process registers memory and exits during a write to it, and another process gets its number at once.
 int recycle(int argc, char **argv)
 {
 	CHECK(argc == 1);
@@ -277,7 +278,7 @@ int recycle(int argc, char **argv)
 	CHECK(!pthread_create(&t, NULL, write_always, NULL));
 	for (int i = 0; i < 3; i++)
 		CHECK(!pthread_create(&t, NULL, spin, NULL));
-	memset(map_at(SECRET_AT, PAGE), 0x55, PAGE); // of those to come, which have a copy
+	memset(map_at(SECRET_AT, PAGE), 0x55, PAGE); // for the next processes, which have a copy
 	int changed = 0, used = 0;
 	for (int i = 0; i < atoi(argv[0]); i++) {
 		*shared = 0;

@@ -1,4 +1,4 @@
-// Attacks on what the kernel does on behalf of the service: opening a link, closing a descriptor, keeping the pages of a file.
+// Attacks on kernel operations for the service: opening a link, closing a descriptor, keeping the pages of a file.
 #include "attack.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -6,7 +6,7 @@
 static int device, spare, other;
 static volatile int stop;
 
-// alternate puts the other file and the device by turns at the device's number.
+// alternate puts the other file and the device at the device's descriptor number in alternation.
 static void *alternate(void *unused)
 {
 	(void)unused;
@@ -28,8 +28,8 @@ static void *duplicate(void *unused)
 	return NULL;
 }
 
-// swap-device PATH SECONDS: duplicates a device file on a thread whose descriptors the main thread does not share, while another
-// thread puts PATH, opened by O_PATH, in its place.
+// swap-device PATH SECONDS: duplicates a device file on a thread with a separate descriptor table, while another thread
+// puts PATH, opened by O_PATH, in its place.
 int swap_device(int argc, char **argv)
 {
 	CHECK(argc == 2);
@@ -38,7 +38,7 @@ int swap_device(int argc, char **argv)
 	pthread_t a, b;
 	pthread_create(&a, NULL, duplicate, NULL);
 	pthread_create(&b, NULL, alternate, NULL);
-	CHECK(!unshare(CLONE_FILES)); // of the main thread, which pidfd_getfd asks
+	CHECK(!unshare(CLONE_FILES)); // of the main thread; pidfd_getfd uses its descriptor table
 	close(device);
 	usleep(atof(argv[1]) * 1e6);
 	stop = 1;
@@ -49,13 +49,13 @@ int swap_device(int argc, char **argv)
 	return 0;
 }
 
-// lingering returns a socket whose close takes a minute.
+// lingering returns a socket that takes a minute to close.
 static int lingering(void)
 {
 	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	socklen_t len = sizeof a;
 	static int l, made;
-	if (made++ % 2000 == 0) { // a connect to a listener that many wait for takes seconds
+	if (made++ % 2000 == 0) { // a connect to a listener with a full backlog takes seconds
 		l = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 		CHECK(!bind(l, (void *)&a, sizeof a) && !listen(l, 4096) && !getsockname(l, (void *)&a, &len));
 	}
@@ -71,7 +71,7 @@ static int lingering(void)
 	return s;
 }
 
-// pass sends bytes with a descriptor that lingers, which is then open nowhere else.
+// pass sends bytes with a lingering descriptor, which is then open only in the message.
 static int pass(int s, const void *bytes, size_t size)
 {
 	struct iovec v = {(void *)bytes, size};
@@ -85,7 +85,7 @@ static int pass(int s, const void *bytes, size_t size)
 	memcpy(CMSG_DATA(c), &fd, sizeof fd);
 	int sent = sendmsg(s, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
 	struct linger off = {0, 0};
-	if (sent < 0) // else the message holds it, and the close here takes no time
+	if (sent < 0) // otherwise the message holds the descriptor, and this close returns at once
 		setsockopt(fd, SOL_SOCKET, SO_LINGER, &off, sizeof off);
 	close(fd);
 	return sent;
@@ -99,7 +99,7 @@ static void many_files(void)
 	setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// linger-netlink COUNT: sends a descriptor that lingers by each of so many netlink sockets.
+// linger-netlink COUNT: sends a lingering descriptor through each of COUNT netlink sockets.
 int linger_netlink(int argc, char **argv)
 {
 	CHECK(argc == 1);
@@ -118,8 +118,8 @@ int linger_netlink(int argc, char **argv)
 	return 0;
 }
 
-// linger-control SOCKET COUNT WHERE: sends a descriptor that lingers by each of so many connections: with the rest of a request, or
-// surplus with its beginning, or where no request is waited for any more.
+// linger-control SOCKET COUNT WHERE: sends a lingering descriptor through each of COUNT connections: with the rest of a
+// request, with its beginning, where it is surplus, or when the service no longer expects a request.
 int linger_control(int argc, char **argv)
 {
 	CHECK(argc == 3);
@@ -149,11 +149,11 @@ int linger_control(int argc, char **argv)
 	return 0;
 }
 
-// grow BYTES: enlarges the file behind a device's descriptor, in steps.
+// grow BYTES: enlarges the file of a device's descriptor, in steps.
 int grow(int argc, char **argv)
 {
 	CHECK(argc == 1);
-	// A number whose calls are not trapped: the service would refuse these.
+	// A number whose calls are not trapped. The service would refuse trapped calls.
 	int fd = dup2(open_device()->cmd_fd, 100);
 	CHECK(fd == 100);
 	long bytes = atol(argv[0]), step = 1 << 20, got = 0;
@@ -166,7 +166,7 @@ int grow(int argc, char **argv)
 	return 0;
 }
 
-// keep-descriptor PATH: a daemon that accepts a descriptor from whoever connects, and keeps it.
+// keep-descriptor PATH: a daemon that accepts a descriptor from each client, and keeps it.
 int keep_descriptor(int argc, char **argv)
 {
 	CHECK(argc == 1);
@@ -186,7 +186,8 @@ int keep_descriptor(int argc, char **argv)
 	return 0;
 }
 
-// give-device PATH [UID]: opens a device, becomes the user, gives the device's descriptor to a daemon, and keeps it open itself.
+// give-device PATH [UID]: opens a device, changes to the user, passes the device's descriptor to a daemon, and also
+// keeps it open.
 int give_device(int argc, char **argv)
 {
 	CHECK(argc == 1 || argc == 2);
@@ -203,7 +204,7 @@ int give_device(int argc, char **argv)
 		pause();
 }
 
-// unread SOCKET COUNT OP: asks on so many connections, and reads no answer.
+// unread SOCKET COUNT OP: sends requests on COUNT connections, and reads no answers.
 int unread(int argc, char **argv)
 {
 	CHECK(argc == 3);
@@ -217,14 +218,14 @@ int unread(int argc, char **argv)
 		if (s < 0)
 			break;
 		asked += send_with(s, text, -1) > 0;
-		usleep(15000); // so that few are being made at a time
+		usleep(15000); // limits the number of answers in preparation
 	}
 	say("asked %d", asked);
 	await_line();
 	return 0;
 }
 
-// subordinate SOCKET IDS EACH: as so many users of a namespace of its own, whose ids the test maps, holds connections.
+// subordinate SOCKET IDS EACH: holds connections as IDS users of a user namespace, which the test maps.
 int subordinate(int argc, char **argv)
 {
 	CHECK(argc == 3);
@@ -243,7 +244,7 @@ int subordinate(int argc, char **argv)
 			int s = connect_control();
 			if (s < 0)
 				break;
-			// An answer to a request shows that the connection is one of those that are served.
+			// An answer to a request shows that the service serves the connection.
 			char answer[4096];
 			struct timeval wait = {2, 0};
 			setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait);
@@ -267,8 +268,8 @@ int subordinate(int argc, char **argv)
 	return 0;
 }
 
-// flood SOCKET SECONDS KIND: connects again and again, and closes at once, or sends a descriptor that lingers, or asks and reads no
-// answer; "spin" takes a processor and does nothing else.
+// flood SOCKET SECONDS KIND: connects repeatedly, and closes at once, sends a lingering descriptor, or sends a request
+// without reading the answer. KIND "spin" only occupies a processor.
 int flood(int argc, char **argv)
 {
 	CHECK(argc == 3);
@@ -286,7 +287,7 @@ int flood(int argc, char **argv)
 		uint32_t size = 1000;
 		if (!strcmp(argv[2], "descriptors")) {
 			pass(s, &size, 4);
-			if (rounds < 800) // to close what nobody has received would linger here
+			if (rounds < 800) // closing a socket with unreceived descriptors would take long here
 				continue;
 			usleep(1000);
 		}

@@ -1,4 +1,4 @@
-// Attacks by way of the control socket.
+// Attacks through the control socket.
 #include "attack.h"
 #include <linux/seccomp.h>
 
@@ -22,7 +22,7 @@ int connect_control(void)
 	return s;
 }
 
-// send_with sends a control message, with a descriptor unless that is negative.
+// send_with sends a control message, with a descriptor unless fd is negative.
 int send_with(int s, const char *text, int fd)
 {
 	uint32_t size = strlen(text);
@@ -41,7 +41,8 @@ int send_with(int s, const char *text, int fd)
 	return sendmsg(s, &m, MSG_NOSIGNAL);
 }
 
-// impostor SOCKET DIRECTORY: is the service of whoever comes, and names a directory of the client's as the session's.
+// impostor SOCKET DIRECTORY: pretends to be the service for each client, and names a directory of the client as the
+// session's.
 int impostor(int argc, char **argv)
 {
 	CHECK(argc == 2);
@@ -77,7 +78,7 @@ int impostor(int argc, char **argv)
 	}
 }
 
-// connections SOCKET COUNT: holds as many as it gets, and says nothing on them.
+// connections SOCKET COUNT: opens up to COUNT connections, and sends no data.
 int connections(int argc, char **argv)
 {
 	CHECK(argc == 2);
@@ -104,8 +105,8 @@ int connections(int argc, char **argv)
 	return 0;
 }
 
-// unreceived SOCKET COUNT MESSAGE: sends the message on so many connections, and ends each when there is an answer, which it does not
-// receive.
+// unreceived SOCKET COUNT MESSAGE: sends the message on COUNT connections, and shuts each one down after the answer has
+// arrived. It does not receive the answers.
 int unreceived(int argc, char **argv)
 {
 	CHECK(argc == 3);
@@ -139,8 +140,8 @@ int unreceived(int argc, char **argv)
 	return 0;
 }
 
-// kept SOCKET WHAT SECONDS MESSAGE: opens connections, sends the message on each, ends it, and keeps what it has got: the descriptors of a device
-// file (device), or the connection with the answer unread (answer).
+// kept SOCKET WHAT SECONDS MESSAGE: opens connections, sends the message on each and shuts it down. It keeps the
+// descriptors of a device file (device), or the connection with the unread answer (answer).
 int kept(int argc, char **argv)
 {
 	CHECK(argc == 4);
@@ -171,7 +172,7 @@ int kept(int argc, char **argv)
 			shutdown(s, SHUT_RDWR);
 			continue;
 		}
-		for (int i = 0; i < 2; i++) { // the answer of the control protocol, and that with the descriptors
+		for (int i = 0; i < 2; i++) { // the answer of the control protocol, and the one with the descriptors
 			char text[65536], space[256];
 			struct iovec v = {text, sizeof text};
 			struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
@@ -190,7 +191,7 @@ int kept(int argc, char **argv)
 	return 0;
 }
 
-// unfinished SOCKET COUNT BYTES: as many messages, each said to be so long, and sent but for the last byte.
+// unfinished SOCKET COUNT BYTES: sends COUNT messages that announce BYTES bytes, each without its last byte.
 int unfinished(int argc, char **argv)
 {
 	CHECK(argc == 3);
@@ -221,7 +222,7 @@ int unfinished(int argc, char **argv)
 
 static unsigned seed = 1;
 
-// garbage SOCKET SECONDS: messages that are none, with descriptors, in parts, and broken off.
+// garbage SOCKET SECONDS: sends malformed messages, with descriptors, in parts, and truncated.
 int garbage(int argc, char **argv)
 {
 	CHECK(argc == 2);
@@ -250,12 +251,12 @@ int garbage(int argc, char **argv)
 				send(s, b, sizeof b, MSG_NOSIGNAL);
 				break;
 			}
-			case 1: { // a part of a message
+			case 1: { // part of a message
 				uint32_t size = 1000;
 				send(s, &size, 1 + rand_r(&seed) % 4, MSG_NOSIGNAL);
 				break;
 			}
-			case 2: // with a descriptor that is no listener
+			case 2: // a descriptor that is not a listener
 				if (!pipe(pair))
 					send_with(s, text, pair[rand_r(&seed) % 2]);
 				break;
@@ -278,7 +279,7 @@ int garbage(int argc, char **argv)
 	return 0;
 }
 
-// attach SOCKET MESSAGE: hands over a listener of its own with the message, and prints the answer.
+// attach SOCKET MESSAGE: sends its own listener with the message, and prints the answer.
 int attach(int argc, char **argv)
 {
 	CHECK(argc == 2);

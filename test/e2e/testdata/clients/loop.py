@@ -1,4 +1,4 @@
-"""A program in Python, by pyverbs: one queue pair, connected to itself, sends messages."""
+"""A Python program that uses pyverbs: one queue pair, connected to itself, sends messages."""
 from pyverbs import enums as e
 from pyverbs.addr import AHAttr, GlobalRoute
 from pyverbs.cq import CQ

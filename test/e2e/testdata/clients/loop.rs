@@ -1,9 +1,9 @@
-// A program in Rust that declares what it uses of libibverbs itself: one queue pair, connected to itself, sends messages.
+// A program in Rust with its own declarations of libibverbs: one queue pair, connected to itself, sends messages.
 use std::ffi::{c_int, c_void};
 use std::mem::zeroed;
 use std::ptr::null_mut;
 
-// struct ibv_context_ops, whose functions verbs.h calls in inline functions.
+// struct ibv_context_ops. The inline functions of verbs.h call its functions.
 #[repr(C)]
 struct Ops {
     before_poll: [usize; 11],

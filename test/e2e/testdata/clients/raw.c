@@ -1,5 +1,6 @@
-// A program without libibverbs, for a C library that has none, such as musl: it speaks the kernel's user ABI by write() and
-// ioctl() on the device file, and fills the rings of rxe itself. One queue pair, connected to itself, does an RDMA WRITE.
+// A program without libibverbs, for C libraries without one, such as musl. It uses the kernel's user ABI by write() and
+// ioctl() on the device file, and fills the rings of rxe itself. One queue pair, connected to itself, executes an RDMA
+// WRITE.
 #include <errno.h>
 #include <fcntl.h>
 #include <rdma/ib_user_ioctl_cmds.h>
@@ -23,7 +24,8 @@
 		}                                                                                \
 	} while (0)
 
-// Of enum ib_qp_type, ib_qp_state, ib_access_flags, ib_qp_attr_mask, ib_wr_opcode, which no header of the user ABI has whole.
+// Parts of enum ib_qp_type, ib_qp_state, ib_access_flags, ib_qp_attr_mask and ib_wr_opcode. No header of the user ABI
+// has all of them.
 enum { RC = 2, INIT = 1, RTR = 2, RTS = 3, LOCAL_WRITE = 1, REMOTE_WRITE = 2, RDMA_WRITE = 0, SIGNALED = 2 };
 enum {
 	STATE = 1 << 0, ACCESS = 1 << 3, PKEY_INDEX = 1 << 4, PORT = 1 << 5, AV = 1 << 7, PATH_MTU = 1 << 8, TIMEOUT = 1 << 9,
@@ -33,7 +35,7 @@ enum {
 
 static int fd;
 
-// command does one by write(). The response goes to the address that the command begins with.
+// command executes a command by write(). The response goes to the address at the start of the command.
 static int command(unsigned number, void *body, size_t size, void *response, size_t room)
 {
 	struct {
@@ -47,7 +49,7 @@ static int command(unsigned number, void *body, size_t size, void *response, siz
 	return write(fd, &cmd, n) == n ? 0 : -1;
 }
 
-// gid asks for one by a method, by ioctl().
+// gid queries a GID by a method, with ioctl().
 static void gid(uint32_t index, struct ib_uverbs_gid_entry *entry)
 {
 	struct {
@@ -105,7 +107,7 @@ int main(int argc, char **argv)
 	struct ib_uverbs_reg_mr_resp mr;
 	CHECK(!command(IB_USER_VERBS_CMD_REG_MR, &reg, sizeof reg, &mr, sizeof mr));
 
-	// What the core answers, and behind it what the driver does.
+	// The response of the core, followed by that of the driver.
 	struct {
 		struct ib_uverbs_create_cq_resp core;
 		struct mminfo mi;
