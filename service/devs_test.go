@@ -155,10 +155,12 @@ func TestOtherVersion(t *testing.T) {
 	}{
 		{ctl.Request{Protocol: ctl.Protocol + 1, Op: ctl.OpDevShow, Build: "verbena v3"},
 			"the running service (process PID, verbena v2, control protocol N) is older than this command (verbena v3, control protocol N+1): end it with `verbena stop`, and run this again"},
-		{ctl.Request{Protocol: ctl.Protocol + 1, Op: ctl.OpInfo}, "is older than this command (of an unnamed version, control protocol N+1): end it with `verbena stop`"},
+		{ctl.Request{Protocol: ctl.Protocol + 1, Op: ctl.OpInfo},
+			"is older than this command (of an unnamed version, control protocol N+1): end it with `verbena stop`"},
 		{ctl.Request{Protocol: ctl.Protocol - 1, Op: ctl.OpDevReset},
 			"is newer than this command (of an unnamed version, control protocol N-1): use the newer verbena, or end the service with `verbena stop`"},
-		{ctl.Request{Protocol: ctl.Protocol, Op: "new", Build: "verbena v3"}, "is older than this command (verbena v3, control protocol N): end it with `verbena stop`"},
+		{ctl.Request{Protocol: ctl.Protocol, Op: "new", Build: "verbena v3"},
+			"is older than this command (verbena v3, control protocol N): end it with `verbena stop`"},
 	} {
 		want := strings.NewReplacer("PID", strconv.Itoa(os.Getpid()), "N+1", strconv.Itoa(ctl.Protocol+1), "N-1",
 			strconv.Itoa(ctl.Protocol-1),

@@ -46,17 +46,22 @@ func Features() ([]Feature, error) {
 func KnownFeatures() []Feature {
 	return []Feature{
 		{Name: "pidfd_getfd", Since: "5.6", Without: "dup of a device's descriptor opens another description of it"},
-		{Name: "ADDFD_FLAG_SEND", Since: "5.14", Without: "a program may find a descriptor open that a signal has kept it from learning of"},
-		{Name: "WAIT_KILLABLE_RECV", Since: "5.19", Without: "a signal interrupts a call that is being answered: it is made again, or fails with EINTR where the handler is without SA_RESTART"},
-		{Name: "Landlock", Since: "6.2", Without: "files that a program names are reopened by a thread that may open any file",
+		{Name: "ADDFD_FLAG_SEND", Since: "5.14",
+			Without: "a program may find a descriptor open that a signal has kept it from learning of"},
+		{Name: "WAIT_KILLABLE_RECV", Since: "5.19",
+			Without: "a signal interrupts a call that is being answered: it is made again, or fails with EINTR where the handler is without SA_RESTART"},
+		{Name: "Landlock", Since: "6.2",
+			Without: "files that a program names are reopened by a thread that may open any file",
 			Promise: "a file that a program has chosen is opened by a thread that can open nothing but queue files and memfds"},
 		{Name: "SO_PEERPIDFD", Since: "6.5", Without: "who connects is looked up by number and user",
 			Promise: "a client is the process that has connected, and no other with its number"},
 		{Name: "SYNC_WAKE_UP", Since: "6.6", Without: "a call that the service answers takes some five times as long"},
 		{Name: "PROCMAP_QUERY", Since: "6.11", Without: "memory of a program is looked up in the text of its /proc/PID/maps",
 			Promise: "what looking up a program's memory takes does not grow with the number of its mappings"},
-		{Name: "short slices", Since: "6.12", Without: "beside programs that poll on every processor, the service waits for its turn"},
-		{Name: "SO_PASSRIGHTS", Since: "6.16", Without: "descriptors that a client sends and the service did not ask for reach the service's process",
+		{Name: "short slices", Since: "6.12",
+			Without: "beside programs that poll on every processor, the service waits for its turn"},
+		{Name: "SO_PASSRIGHTS", Since: "6.16",
+			Without: "descriptors that a client sends and the service did not ask for reach the service's process",
 			Promise: "no descriptor reaches the service's process that it has not asked for"},
 	}
 }

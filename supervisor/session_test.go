@@ -170,7 +170,8 @@ func TestDevicesComeAndGo(t *testing.T) {
 	created := func() string { return w.mustRun("stat", "-c", "%y", "/sys/class/infiniband/rxe0") }
 	first := created()
 	w.srv.plug("uverbs1", 1, "rxe1")
-	if got, want := list(), "/sys/class/infiniband/rxe0 /sys/class/infiniband/rxe1 /dev/infiniband/uverbs0 /dev/infiniband/uverbs1\n"; got != want {
+	if got, want := list(),
+		"/sys/class/infiniband/rxe0 /sys/class/infiniband/rxe1 /dev/infiniband/uverbs0 /dev/infiniband/uverbs1\n"; got != want {
 		t.Errorf("with two: %q, want %q", got, want)
 	}
 	w.srv.unplug()

@@ -17,7 +17,8 @@ func TestEmbeddedExchanges(t *testing.T) {
 		"pingpong --embedded -n 20", "pingpong --embedded -n 20 --op write --type uc --size 1K --events",
 		"pingpong --embedded -n 20 --wire --op read",
 		"pingpong --embedded -n 20 --compat",
-		"perf --embedded -n 200", "perf --embedded -n 200 --op send --type ud --size 64 --qps 3 --depth 8", "perf --embedded --duration 20ms --test bandwidth --op atomic",
+		"perf --embedded -n 200", "perf --embedded -n 200 --op send --type ud --size 64 --qps 3 --depth 8",
+		"perf --embedded --duration 20ms --test bandwidth --op atomic",
 	} {
 		args := strings.Fields(line)
 		if out := ok(t, verbena(t, args...)); !strings.Contains(out, "rxe0") {

@@ -113,7 +113,8 @@ var Kinds = []Kind{
 		value: func(r *Rule) any { return r.Stop }, count: func(c *Counts) uint64 { return c.Dropped },
 	},
 	{
-		Name: "rnr", Help: "Share of messages for the device to answer by an RNR NAK, as if no receive were posted.", Alone: true, Counter: "RNR",
+		Name: "rnr", Help: "Share of messages for the device to answer by an RNR NAK, as if no receive were posted.",
+		Alone: true, Counter: "RNR",
 		value: func(r *Rule) any { return r.RNR }, count: func(c *Counts) uint64 { return c.NotReady },
 	},
 }

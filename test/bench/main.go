@@ -51,13 +51,15 @@ func main() {
 	flag.StringVar(&o.baseName, "base-name", "base", "`name` of the base in the output")
 	flag.StringVar(&o.root, "root", ".", "`directory` of the module's source, for the floors")
 	flag.StringVar(&o.json, "json", "", "write everything that was measured to this `file`")
-	flag.StringVar(&o.run, "run", ".", "take the measurements only whose section/group/name matches this `regexp`, and their floors")
+	flag.StringVar(&o.run, "run", ".",
+		"take the measurements only whose section/group/name matches this `regexp`, and their floors")
 	flag.IntVar(&o.rounds, "rounds", 0, "how often each figure is taken (default 5; with -short 3, with -base 15)")
 	flag.Float64Var(&o.scale, "scale", 1, "multiply the number of messages by this")
 	flag.DurationVar(&o.limit, "limit", limitOfOne, "time limit of a single measurement")
 	flag.BoolVar(&o.short, "short", false, "take the short list: floors, some latencies and bandwidths, idle cost")
 	flag.BoolVar(&o.check, "check", false, "check the floors against each other only")
-	flag.BoolVar(&o.guest, "in-guest", false, "compare with the kernel's rxe0 on this machine, with Verbena in a network namespace of its own")
+	flag.BoolVar(&o.guest, "in-guest", false,
+		"compare with the kernel's rxe0 on this machine, with Verbena in a network namespace of its own")
 	flag.BoolVar(&o.list, "list", false, "list the measurements")
 	flag.Parse()
 	if flag.NArg() > 0 || o.rounds < 0 || o.scale <= 0 {

@@ -351,7 +351,8 @@ func guestTable() []Section {
 	const slow = 30 // approximate slowdown of the emulated machine
 	const kernel = "kernel's rxe"
 	latency := Section{Name: "latency", Title: "Latency in the guest", Unit: "µs", Extras: []string{exMean, exP99},
-		Note: "perftest's typical time. The kernel's rxe is on the loopback interface, where its packets do not reach UDP.", Peer: kernel}
+		Note: "perftest's typical time. The kernel's rxe is on the loopback interface, where its packets do not reach UDP.",
+		Peer: kernel}
 	bandwidth := Section{Name: "bandwidth", Title: "Bandwidth in the guest", Unit: "MB/s (10^6 bytes)",
 		Extras: []string{exRate},
 		Note:   "More is better.", Peer: kernel}

@@ -101,8 +101,9 @@ func TestAsyncWatch(t *testing.T) {
 				t.Errorf("after ip %v: ibv_devinfo does not print %s:\n%s", args, re, info)
 			}
 		}
-		attr := w.out("run", "--", "sh", "-c", "cat /sys/class/infiniband/rxe0/ports/1/state; cat /sys/class/infiniband/rxe0/ports/1/gids/2; "+
-			"cat /sys/class/infiniband/rxe0/ports/1/gid_attrs/ndevs/2 2>&1 || true")
+		attr := w.out("run", "--", "sh", "-c",
+			"cat /sys/class/infiniband/rxe0/ports/1/state; cat /sys/class/infiniband/rxe0/ports/1/gids/2; "+
+				"cat /sys/class/infiniband/rxe0/ports/1/gid_attrs/ndevs/2 2>&1 || true")
 		if (len(gids) < 2 || gids[1] == "") != strings.Contains(attr, "0000:0000:0000:0000:0000:0000:0000:0000") ||
 			!strings.Contains(attr, strings.TrimPrefix(state, "PORT_")) {
 			t.Errorf("after ip %v: files %s", args, attr)
@@ -198,8 +199,9 @@ func TestSeveralDevices(t *testing.T) {
 	ns, ip := ownNet(t)
 	ip("addr", "add", "10.66.0.2/32", "dev", "veth0")
 	w := startService(t, users()[0], ns, "--link", "rxe0=10.66.0.1", "--link", "rxe1=fd66::1")
-	program := w.cmd(w.deadline(60), "run", "--", "sh", "-c", "ibv_devices; echo listed; read x; ibv_devices; ibv_rc_pingpong -d rxe2 -g 1 -p 18599 >/dev/null & "+
-		"for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; ibv_rc_pingpong -d rxe0 -g 1 -p 18599 127.0.0.1 >/dev/null 2>&1 && echo exchanged && break; done; wait")
+	program := w.cmd(w.deadline(60), "run", "--", "sh", "-c",
+		"ibv_devices; echo listed; read x; ibv_devices; ibv_rc_pingpong -d rxe2 -g 1 -p 18599 >/dev/null & "+
+			"for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; ibv_rc_pingpong -d rxe0 -g 1 -p 18599 127.0.0.1 >/dev/null 2>&1 && echo exchanged && break; done; wait")
 	var out testutil.Buffer
 	program.Stdout, program.Stderr = &out, &out
 	in, err := program.StdinPipe()

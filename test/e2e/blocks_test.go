@@ -272,7 +272,8 @@ func (b *block) stopServices(t *testing.T, run string) {
 // runs each block N times beside a busy loop.
 func TestShellBlocks(t *testing.T) {
 	t.Parallel()
-	needProgram(t, "gcc make libibverbs-dev ibverbs-utils rdmacm-utils iproute2 perftest tshark libnbd-bin", "gcc", "make", "ibv_rc_pingpong", "rping", "rdma", "ib_send_bw", "tshark", "nbdcopy")
+	needProgram(t, "gcc make libibverbs-dev ibverbs-utils rdmacm-utils iproute2 perftest tshark libnbd-bin", "gcc", "make",
+		"ibv_rc_pingpong", "rping", "rdma", "ib_send_bw", "tshark", "nbdcopy")
 	root, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)

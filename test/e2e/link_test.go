@@ -495,24 +495,34 @@ var whyVerbs = []struct {
 	verbs   string // pattern
 	why     string
 }{
-	{"rdma_server, rdma_client", "req_notify_cq", "`rdma_disconnect` of the failed end waits for the peer's answer; the peer waits for a completion and does not read " +
-		"events of the connection meanwhile."},
-	{"rping", "rdma_connect", "the client joins the completion thread, which never ends, because its queue pair was never connected."},
+	{"rdma_server, rdma_client", "req_notify_cq",
+		"`rdma_disconnect` of the failed end waits for the peer's answer; the peer waits for a completion and does not read " +
+			"events of the connection meanwhile."},
+	{"rping", "rdma_connect",
+		"the client joins the completion thread, which never ends, because its queue pair was never connected."},
 	{"rping", "req_notify_cq", "the completion thread ends without posting the semaphore that the main thread waits for."},
-	{"(ucmatose|udaddy|mckey)", "reg_mr", "`create_message` frees the buffer and keeps the pointer; `destroy_node` then deregisters a region that does not exist."},
+	{"(ucmatose|udaddy|mckey)", "reg_mr",
+		"`create_message` frees the buffer and keeps the pointer; `destroy_node` then deregisters a region that does not exist."},
 	{"ucmatose", "rdma_disconnect", "it ignores the result and waits for the DISCONNECTED event."},
-	{"ucmatose", "rdma_accept", "the fourth call is librdmacm's own, at the client. The client knows of the failure and waits for the end of its other connection. The server " +
-		"waits for the failed connection, for minutes, because the client has asked for time (MRA), as the kernel does."},
-	{"cmtime", "(rdma_accept|rdma_bind_addr|rdma_listen|rdma_query_route)", "a server has no list of connections, but takes an entry from the list when it ends or when a connection has failed."},
-	{"cmtime", "rdma_create_id", "as with `rdma_listen`; the client frees its list of connections and continues to use it."},
+	{"ucmatose", "rdma_accept",
+		"the fourth call is librdmacm's own, at the client. The client knows of the failure and waits for the end of its other connection. The server " +
+			"waits for the failed connection, for minutes, because the client has asked for time (MRA), as the kernel does."},
+	{"cmtime", "(rdma_accept|rdma_bind_addr|rdma_listen|rdma_query_route)",
+		"a server has no list of connections, but takes an entry from the list when it ends or when a connection has failed."},
+	{"cmtime", "rdma_create_id",
+		"as with `rdma_listen`; the client frees its list of connections and continues to use it."},
 	{"cmtime", "rdma_disconnect", "neither end checks the result; the client waits for the DISCONNECTED event."},
-	{"fi_pingpong -p verbs", "create_cq", "`fi_getinfo` creates a queue pair with the completion queue that was not created, and crashes; the signal handler that " +
-		"the PSM library installs then waits for a lock."},
-	{"qperf -cm 1 rc_lat", ".*", "this happens without a fault too, about once in 30 runs on a busy machine. Its timer interrupts `ibv_req_notify_cq`, which " +
-		"fails with EINTR (docs/troubleshooting.md). The program then loses an event that it has to acknowledge, and `ibv_destroy_cq` waits for that."},
-	{"ucx_perftest", "req_notify_cq", "the clean-up after a failed creation of an interface frees a part of it twice (`ib_iface.c`), and the C library aborts the program."},
-	{"ib_write_bw -R", ".*", "a client that could not connect frees its identifier and uses it for the next attempt. A server that could not create its objects rejects " +
-		"the connection with an identifier that it does not have yet."},
+	{"fi_pingpong -p verbs", "create_cq",
+		"`fi_getinfo` creates a queue pair with the completion queue that was not created, and crashes; the signal handler that " +
+			"the PSM library installs then waits for a lock."},
+	{"qperf -cm 1 rc_lat", ".*",
+		"this happens without a fault too, about once in 30 runs on a busy machine. Its timer interrupts `ibv_req_notify_cq`, which " +
+			"fails with EINTR (docs/troubleshooting.md). The program then loses an event that it has to acknowledge, and `ibv_destroy_cq` waits for that."},
+	{"ucx_perftest", "req_notify_cq",
+		"the clean-up after a failed creation of an interface frees a part of it twice (`ib_iface.c`), and the C library aborts the program."},
+	{"ib_write_bw -R", ".*",
+		"a client that could not connect frees its identifier and uses it for the next attempt. A server that could not create its objects rejects " +
+			"the connection with an identifier that it does not have yet."},
 }
 
 // whyVerb returns the entry of whyVerbs for a verb of a program, or "".

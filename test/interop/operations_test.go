@@ -725,8 +725,9 @@ func sendInvalidate(l *link) error {
 		}
 		flag := wcWithInv
 		if l.resp.name == "kernel" {
-			flag, note = wcIPChecksum, &deviation{"the completion at the kernel's rxe has the flag IBV_WC_IP_CSUM_OK in place of IBV_WC_WITH_INV: " +
-				"it gives programs the number that the flag has inside the kernel"}
+			flag, note = wcIPChecksum,
+				&deviation{"the completion at the kernel's rxe has the flag IBV_WC_IP_CSUM_OK in place of IBV_WC_WITH_INV: " +
+					"it gives programs the number that the flag has inside the kernel"}
 		}
 		if c.Flags&^wcGRH != flag && l.resp.name == "kernel" || c.Flags != flag && l.resp.name != "kernel" || c.Imm != key ||
 			c.Len != size {

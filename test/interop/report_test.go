@@ -148,16 +148,19 @@ func writeFile(name string, write func(*bufio.Writer)) error {
 
 // sections lists the sections of the document in order.
 var sections = []struct{ key, title, text string }{
-	{"operations", "Operations", "Each cell transfers messages of 0 bytes to 1 MB (64 KB or datagrams where the row or the " +
-		"service demands it). It checks the completions on both sides, the data, and that no other memory was written."},
+	{"operations", "Operations",
+		"Each cell transfers messages of 0 bytes to 1 MB (64 KB or datagrams where the row or the " +
+			"service demands it). It checks the completions on both sides, the data, and that no other memory was written."},
 	{"errors", "Errors", "Operations that must fail. Each cell checks the completion status at the requester, the status at the " +
 		"responder if it has a completion, and the states of the queue pairs."},
 	{"loss", "Loss", "The same transfers while packets are lost, duplicated, reordered or damaged: by `verbena fault add` on " +
 		"Verbena's side, by `tc netem` on the kernel's. RC must deliver every message once and in order. " +
 		"A message of UC or UD that arrives must be intact."},
-	{"cm", "Connection managers", "Programs of librdmacm: the server listens at the responder's connection manager, the client connects by the " +
-		"other, over RC or to a datagram service."},
-	{"programs", "Programs", "The server runs on the responder's side, the client on the other; `ibv_*_pingpong` checks the data."},
+	{"cm", "Connection managers",
+		"Programs of librdmacm: the server listens at the responder's connection manager, the client connects by the " +
+			"other, over RC or to a datagram service."},
+	{"programs", "Programs",
+		"The server runs on the responder's side, the client on the other; `ibv_*_pingpong` checks the data."},
 }
 
 // document writes the report, in the form of docs/results/interop.md.

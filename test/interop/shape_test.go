@@ -92,7 +92,8 @@ var perftestRow = regexp.MustCompile(`(?m)^ *[0-9]+ +[0-9]+ +([0-9.]+) +([0-9.]+
 // bytes.
 func measureRate(r role, port *int) (float64, error) {
 	*port++
-	out, err := tool{program: "ib_write_bw", service: "RC", args: "-d rxe0 -x GID -F -s 65536 -n 60 -t 8 -m 4096 -u 22 --report_gbits"}.output(r, "IPv4", *port)
+	out, err := tool{program: "ib_write_bw", service: "RC",
+		args: "-d rxe0 -x GID -F -s 65536 -n 60 -t 8 -m 4096 -u 22 --report_gbits"}.output(r, "IPv4", *port)
 	if err != nil {
 		return 0, err
 	}

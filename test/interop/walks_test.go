@@ -21,10 +21,12 @@ var walkDifferences = []struct{ kernel, verbena, why string }{
 	{`^walk \d+ failed: status`, ``, "the kernel's calls hang, for more than a minute"},
 	{` timeout 19 `, ` timeout 17 `, "newer kernels expect packets to live 67 ms, this one 268 ms"},
 	{`= EADDRNOTAVAIL$`, ` p0 = 0$`, "the kernel tries few ports of those that are free"},
-	{`REJECTED .* status 8 |UNREACHABLE .* status 1 `, ``, "a request shortly after its listener has gone waits for the next"},
+	{`REJECTED .* status 8 |UNREACHABLE .* status 1 `, ``,
+		"a request shortly after its listener has gone waits for the next"},
 	{` dst any6 p0 `, ` dst own4 p0 `, "the kernel forgets the address of an ID of the other family"},
 	{`accept .* = 0$`, `accept .* = EINVAL$`, "the peer has given up, and said so already"},
-	{`destroy_id \d+ (ENOENT|ECONNREFUSED)`, `destroy_id \d+ 0`, "the errno of a call that another thread of the library's has made meanwhile"},
+	{`destroy_id \d+ (ENOENT|ECONNREFUSED)`, `destroy_id \d+ 0`,
+		"the errno of a call that another thread of the library's has made meanwhile"},
 }
 
 // testWalks runs random sequences of librdmacm calls (testdata/cmwalk.c) on both sides, each with itself. It runs WALKS

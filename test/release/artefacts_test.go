@@ -148,7 +148,8 @@ func TestDebian(t *testing.T) {
 			needs(t)
 			b := installed(t, suite)
 			wants(t, b.ok(t, "verbena", "version"), `^verbena v`+version)
-			wants(t, b.ok(t, "sh", "-c", "! command -v go python3; dpkg -s verbena; ls /usr/share/bash-completion/completions/verbena /usr/lib/systemd/system/verbena.service"),
+			wants(t, b.ok(t, "sh", "-c",
+				"! command -v go python3; dpkg -s verbena; ls /usr/share/bash-completion/completions/verbena /usr/lib/systemd/system/verbena.service"),
 				"^Status: install ok installed", "^Version: "+version)
 			for kind, flags := range kinds {
 				t.Run(kind, func(t *testing.T) {

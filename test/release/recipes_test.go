@@ -247,7 +247,8 @@ func TestActionVerifies(t *testing.T) {
 			}
 			temp := t.TempDir()
 			run := exec.Command("bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", install.Run)
-			run.Env = append(os.Environ(), "VERSION=7.8.9", "URL=file://"+place, "SHA256="+c.input, "ACTION="+action, "PACKAGES=", "RUNNER_TEMP="+temp,
+			run.Env = append(os.Environ(), "VERSION=7.8.9", "URL=file://"+place, "SHA256="+c.input, "ACTION="+action,
+				"PACKAGES=", "RUNNER_TEMP="+temp,
 				"GITHUB_PATH="+filepath.Join(temp, "path"))
 			out, err := run.CombinedOutput()
 			if (err == nil) != c.ok || !strings.Contains(string(out), c.says) {
@@ -311,7 +312,8 @@ grep -c serving /tmp/runner/verbena/report/sock.log
 	wants(t, out, "FAILED", "::error::verbena-.* is not the file")
 	out = b.fails(t, "bash", "-c", setup.script(t, map[string]string{"url": "file:///release", "version": "9.9.9"}))
 	wants(t, out, "::error::no SHA-256 of verbena-9.9.9-linux")
-	out = b.fails(t, "bash", "-c", setup.script(t, map[string]string{"url": "file:///release", "version": "9.9.9", "sha256": strings.Repeat("0", 64)}))
+	out = b.fails(t, "bash", "-c", setup.script(t, map[string]string{"url": "file:///release", "version": "9.9.9",
+		"sha256": strings.Repeat("0", 64)}))
 	wants(t, out, "::error::file:///release/verbena-9.9.9-linux-.*: is 9.9.9 a version of Verbena\\?")
 }
 
@@ -411,7 +413,8 @@ func TestDockerfile(t *testing.T) {
 	}
 	needs(t)
 	b := bare(t, "trixie")
-	b.ok(t, "sh", "-e", "-c", "set -a\n"+arguments+"URL=file:///release\nSHA256="+digestOf(t, fmt.Sprintf("verbena_%s_%s.deb", version, goArch()))+"\n"+run)
+	b.ok(t, "sh", "-e", "-c", "set -a\n"+arguments+"URL=file:///release\nSHA256="+digestOf(t,
+		fmt.Sprintf("verbena_%s_%s.deb", version, goArch()))+"\n"+run)
 	for _, flags := range [][]string{nil, {"-user", nobody}} {
 		wants(t, b.with("-docker").with(flags...).ok(t, append(entry, cmd...)...), `hca_id:\s+rxe0`, `state:\s+PORT_ACTIVE`)
 	}

@@ -144,7 +144,8 @@ func ratchet(o options, findings []finding, w io.Writer) (bool, error) {
 		fmt.Fprintln(w, "prose: reword the new sentences: bin/prose -since main lists the findings in changed lines")
 	}
 	if n := recorded.shrunk(present); n > 0 {
-		fmt.Fprintf(w, "prose: fewer findings in %d packages or pages: run bin/prose -update-todo to lower their numbers\n", n)
+		fmt.Fprintf(w, "prose: fewer findings in %d packages or pages: run bin/prose -update-todo to lower their numbers\n",
+			n)
 	}
 	return len(grown) == 0, nil
 }

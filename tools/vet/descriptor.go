@@ -271,8 +271,9 @@ func (p *Program) checkReceives(funcs []*function, report reporter) {
 		for _, b := range f.Blocks {
 			for _, at := range b.Instrs {
 				if m, ok := at.(*ssa.MakeInterface); ok && hasUnixConn(m.X.Type()) && hasMethod(m.Type(), "Read") {
-					report(f, Receive, usedAt(m), fmt.Sprintf("passes a socket as %s to a reader: descriptors that come along are closed by its thread",
-						types.TypeString(m.Type(), (*types.Package).Name)))
+					report(f, Receive, usedAt(m),
+						fmt.Sprintf("passes a socket as %s to a reader: descriptors that come along are closed by its thread",
+							types.TypeString(m.Type(), (*types.Package).Name)))
 				}
 			}
 		}

@@ -149,8 +149,9 @@ func (p *Program) sleepyLocks(sleep *effect, callers map[*function][]caller) {
 			}
 			for _, s := range l.sites {
 				if p.escapes.at(p.Fset, s.at.Pos(), NoSleep) == nil {
-					sleep.add(s.in, &cause{at: s.at, pos: s.at.Pos(), what: fmt.Sprintf("locks %s, which is held at %s across a call that sleeps (%s)",
-						l.name, p.Place(across.pos), across.what)})
+					sleep.add(s.in, &cause{at: s.at, pos: s.at.Pos(),
+						what: fmt.Sprintf("locks %s, which is held at %s across a call that sleeps (%s)",
+							l.name, p.Place(across.pos), across.what)})
 				}
 			}
 		}

@@ -44,8 +44,9 @@ func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
 			h := l.heldAcross()
 			end := Step{s.at.Pos(), name(v.f), "locks " + l.name}
 			path := append(v.path(end), Step{h.pos, name(h.in), "meanwhile, with " + l.name + " held, " + h.what})
-			reports = append(reports, Report{NoSleep, s.at.Pos(), fmt.Sprintf("%s may sleep: it locks %s, which is held at %s across a call that sleeps (%s)",
-				v.root.why, l.name, p.Place(h.pos), h.what), path})
+			reports = append(reports, Report{NoSleep, s.at.Pos(),
+				fmt.Sprintf("%s may sleep: it locks %s, which is held at %s across a call that sleeps (%s)",
+					v.root.why, l.name, p.Place(h.pos), h.what), path})
 		}
 	})
 	return reports
@@ -77,8 +78,9 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 			if next != nil {
 				path = append(path, copies.path(next)...)
 			}
-			reports = append(reports, Report{Copy, pos, fmt.Sprintf("%s copies to or from the memory of a process, which can stall the copy, with %s held",
-				name(f), l.name), path})
+			reports = append(reports,
+				Report{Copy, pos, fmt.Sprintf("%s copies to or from the memory of a process, which can stall the copy, with %s held",
+					name(f), l.name), path})
 		}
 	}
 	for _, f := range p.order {
@@ -116,9 +118,11 @@ func (p *Program) checkSerial() (reports []Report) {
 				continue
 			}
 			l := held.sorted()[0]
-			reports = append(reports, Report{Serial, c.pos, fmt.Sprintf("%s calls %s with %s held: the midlayer serialises the calls of a driver's methods",
-				name(f), short(c.iface), l.name),
-				[]Step{{c.pos, name(f), "calls " + short(c.iface)}}})
+			reports = append(reports,
+				Report{Serial, c.pos,
+					fmt.Sprintf("%s calls %s with %s held: the midlayer serialises the calls of a driver's methods",
+						name(f), short(c.iface), l.name),
+					[]Step{{c.pos, name(f), "calls " + short(c.iface)}}})
 		}
 	}
 	return reports

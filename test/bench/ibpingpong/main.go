@@ -20,7 +20,8 @@ func main() {
 	log.SetPrefix("ibpingpong: ")
 	size := flag.Int("size", 4096, "message size in `bytes`")
 	n := flag.Int("n", 10000, "number of round trips")
-	overWire := flag.Bool("wire", false, "send packets through UDP sockets instead of taking the shortcut within the process")
+	overWire := flag.Bool("wire", false,
+		"send packets through UDP sockets instead of taking the shortcut within the process")
 	addr := flag.String("addr", "127.0.0.1", "`IP` address of the device, one of this host; port 4791 must be free there")
 	flag.Parse()
 	if *size < 1 || *n < 1 {

@@ -42,7 +42,8 @@ func main() {
 	flag.StringVar(&s.root, "root", "", "directory that is the root")
 	flag.IntVar(&s.user, "user", 0, "number of the user, and of the group")
 	flag.BoolVar(&s.docker, "docker", false, "capabilities and seccomp profile as by Docker's default")
-	flag.StringVar(&s.net, "net", "none", "none: a namespace with lo alone; host; or the name of one, as `ip netns` has it")
+	flag.StringVar(&s.net, "net", "none",
+		"none: a namespace with lo alone; host; or the name of one, as `ip netns` has it")
 	flag.StringVar(&s.pid, "pid", "own", "own, or host for that of this process")
 	flag.StringVar(&s.dir, "dir", "/", "working directory")
 	flag.StringVar(&s.shmSize, "shm-size", "64m", "size of /dev/shm")
