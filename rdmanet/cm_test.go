@@ -163,7 +163,7 @@ func TestCMOther(t *testing.T) {
 		must(t, err)
 		return q
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	for _, x := range []struct{ data, want string }{
 		{"hello", "does not speak"}, {"RNET\x02\x01", "version 2"}, {"RNET\x01\x02", "kind 2"}, {"RNET\x01\x01", "version 0"},
@@ -287,7 +287,7 @@ func TestCMAddresses(t *testing.T) {
 	must(t, err)
 	q, err := pd.CreateQP(verbs.QPInit{SendCQ: cq})
 	must(t, err)
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	c, err := m.Resolve(ctx, cm.Target{Addr: netip.MustParseAddrPort(at.String())})
 	must(t, err)

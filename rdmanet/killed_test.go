@@ -108,7 +108,7 @@ func dialPeer(useCM bool, address string) error {
 		return err
 	}
 	c := nc.(*rdmanet.Conn)
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return err
 	}
 	var text [rdmanet.DescriptorSize]byte

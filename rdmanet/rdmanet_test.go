@@ -43,8 +43,8 @@ func TestMain(m *testing.M) {
 	leaktest.Main(m)
 }
 
-// patience is the timeout for operations that should take milliseconds.
-const patience = 20 * time.Second
+// timeout is the timeout for operations that should take milliseconds.
+const timeout = 20 * time.Second
 
 // world is a device in this process, with its network.
 type world struct {
@@ -184,7 +184,7 @@ func connect(t testing.TB, da, db *verbs.Device, ca, cb rdmanet.Config) (a, b *r
 	x, y := net.Pipe()
 	defer x.Close()
 	defer y.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	var wg sync.WaitGroup
 	var errA, errB error
@@ -625,7 +625,7 @@ func TestLostDevice(t *testing.T) {
 					t.Errorf("got %v, want a ConnError", err)
 				}
 			}
-		case <-time.After(patience):
+		case <-time.After(timeout):
 			t.Fatal("a call still waits")
 		}
 	}
@@ -830,7 +830,7 @@ func TestSetupFails(t *testing.T) {
 	closed := w.open(t)
 	must(t, closed.Close())
 	x, y := net.Pipe()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	server := make(chan error, 1)
 	go func() {
@@ -939,7 +939,7 @@ func TestSetupBitFlips(t *testing.T) {
 				defer nc.Close()
 				start := time.Now()
 				c, err := f(context.Background(), nc, d, cfg)
-				if took := time.Since(start); took > patience {
+				if took := time.Since(start); took > timeout {
 					t.Errorf("byte %d: %s took %v", at, what, took)
 				}
 				if err != nil {

@@ -81,7 +81,7 @@ func TestRemote(t *testing.T) {
 	mine, err := a.NewRegion(size, verbs.LocalWrite)
 	must(t, err)
 	defer mine.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	must(t, m.ReadRegion(ctx, 1, mine, 2, size-2))
 	if !bytes.Equal(mine.Bytes()[2:], want[1:size-1]) {

@@ -100,7 +100,7 @@ func TestUnheard(t *testing.T) {
 	told := func(uid int) (*net.UnixConn, bool) {
 		ends := testutil.UnixPair(t)
 		s.admitPeer(ends[0], userPeer(uid))
-		ends[1].SetReadDeadline(time.Now().Add(patience))
+		ends[1].SetReadDeadline(time.Now().Add(timeout))
 		n, err := ends[1].Read(make([]byte, 1)) // the rest stays unread
 		if n == 0 && err != io.EOF {
 			t.Error(err)
@@ -147,7 +147,7 @@ func TestRefusedClientLearnsWhy(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.admitPeer(ends[0], userPeer(4242))
-		ends[1].SetReadDeadline(time.Now().Add(patience))
+		ends[1].SetReadDeadline(time.Now().Add(timeout))
 		text, err := io.ReadAll(io.LimitReader(ends[1], 1<<16))
 		if err != nil || !strings.Contains(string(text), "--limit connections=") {
 			t.Fatalf("got %q, %v, want the limit", text, err)

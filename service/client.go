@@ -136,10 +136,10 @@ func spawnAt(loc ctl.Location, self string, args []string) (*Client, error) {
 }
 
 // TakeOver ends the service at loc if it was started by a client and is not in use, and waits for its end. For
-// takeOverPatience it repeats the request to a service in use, since a program that has just ended may still count. Any
+// endNotice it repeats the request to a service in use, since a program that has just ended may still count. Any
 // other service continues, and the error wraps EADDRINUSE and names the remedy. TakeOver may sleep.
 func TakeOver(loc ctl.Location) error {
-	for deadline := time.Now().Add(takeOverPatience); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(endNotice); ; time.Sleep(20 * time.Millisecond) {
 		err := takeOver(loc)
 		if no := (*ctl.YieldError)(nil); errors.As(err, &no) {
 			if errors.Is(err, syscall.EBUSY) && time.Now().Before(deadline) {
@@ -164,8 +164,8 @@ func takeOver(loc ctl.Location) error {
 	return c.Yield(takeOverTimeout)
 }
 
-// takeOverPatience is the time that a service may need to notice the end of a program.
-const takeOverPatience = time.Second
+// endNotice is the time that a service may need to notice the end of a program.
+const endNotice = time.Second
 
 // takeOverTimeout limits the wait for the answer of a service that may still be starting.
 const takeOverTimeout = 5 * time.Second

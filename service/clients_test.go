@@ -27,7 +27,7 @@ import (
 	"verbena/netdev"
 )
 
-const patience = 10 * time.Second
+const timeout = 10 * time.Second
 
 // message returns an encoded message.
 func message(t *testing.T, v any) []byte {
@@ -42,7 +42,7 @@ func message(t *testing.T, v any) []byte {
 // closes checks that the other end closes the connection, and returns the data received before.
 func closes(t *testing.T, c *net.UnixConn, what string) []byte {
 	t.Helper()
-	c.SetReadDeadline(time.Now().Add(patience))
+	c.SetReadDeadline(time.Now().Add(timeout))
 	b, err := io.ReadAll(c)
 	if err != nil && !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("%s: got an open connection: %v", what, err)
@@ -96,7 +96,7 @@ func TestSilentClients(t *testing.T) {
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("got %v, want ErrDeadlineExceeded", err)
 		}
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		t.Error("the service waits for the rest of a message")
 	}
 }
@@ -169,7 +169,7 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 			served := make(chan struct{})
 			go func() {
 				defer close(served)
-				s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: 4242, pid: os.Getpid()}, patience)
+				s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: 4242, pid: os.Getpid()}, timeout)
 			}()
 			fds := make([]int, n)
 			for i := range fds {
@@ -208,7 +208,7 @@ func TestAttachBelievesTheKernel(t *testing.T) {
 			t.Fatal(err)
 		}
 		who.pid = pid
-		go s.serve(ctl.Conn{UnixConn: ends[0]}, who, patience)
+		go s.serve(ctl.Conn{UnixConn: ends[0]}, who, timeout)
 		if _, _, err := ends[1].WriteMsgUnix(request, unix.UnixRights(int(f.Fd())), nil); err != nil {
 			t.Fatal(err)
 		}
@@ -345,7 +345,7 @@ func TestNothingUnboundedIsEchoed(t *testing.T) {
 	} {
 		for _, uid := range []int{4242, 0} {
 			ends := testutil.UnixPair(t)
-			go s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: uid, pid: os.Getpid()}, patience)
+			go s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: uid, pid: os.Getpid()}, timeout)
 			r.Protocol = ctl.Protocol
 			if err := (ctl.Conn{UnixConn: ends[1]}).Send(r, f); err != nil {
 				t.Fatal(err)
@@ -358,7 +358,7 @@ func TestNothingUnboundedIsEchoed(t *testing.T) {
 		}
 	}
 	ends := testutil.UnixPair(t)
-	go s.serve(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), patience)
+	go s.serve(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), timeout)
 	ends[1].Write(message(t, map[string]any{"ID": json.Number(strings.Repeat("9", ctl.MaxRequest/2))}))
 	closes(t, ends[1], "a malformed message")
 	if n := len(log.String()); n == 0 || n > 4000 {
@@ -376,7 +376,7 @@ func TestNothingUnboundedIsEchoed(t *testing.T) {
 // TestPanicOfARequest tests that a panic in a request fails only that request.
 func TestPanicOfARequest(t *testing.T) {
 	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.16"}})
-	broken := &Service{log: s.log, requestTimeout: patience, authority: s.authority}
+	broken := &Service{log: s.log, requestTimeout: timeout, authority: s.authority}
 	ends := testutil.UnixPair(t)
 	go broken.ServeConn(ends[0])
 	b := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
@@ -408,7 +408,7 @@ func TestStuckDevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.closeTimeout = patience
+	s.closeTimeout = timeout
 	stuck := make(chan struct{})
 	if err := s.core.RegisterClient(&ib.Client{
 		Name: "stuck",
@@ -428,7 +428,7 @@ func TestStuckDevice(t *testing.T) {
 		t.Helper()
 		began := time.Now()
 		_, err := c.Do(r)
-		if d := time.Since(began); d > patience {
+		if d := time.Since(began); d > timeout {
 			t.Errorf("%s took %v", r.Op, d)
 		}
 		return err
@@ -459,7 +459,7 @@ func TestStuckDevice(t *testing.T) {
 	}
 	began := time.Now()
 	ended := s.Close()
-	if d := time.Since(began); d > 2*patience {
+	if d := time.Since(began); d > 2*timeout {
 		t.Errorf("Close took %v", d)
 	}
 	// The removal is still in progress. The service has dropped that device, and the rest has ended.
@@ -484,7 +484,7 @@ func TestBounded(t *testing.T) {
 	}
 	close(stuck)
 	<-ended
-	s.requestTimeout = patience
+	s.requestTimeout = timeout
 	if a, err := s.bounded(&ctl.Request{}, func() (*ctl.Response, error) {
 		return &ctl.Response{ID: 7}, nil
 	}); err != nil || a.ID != 7 {
@@ -736,7 +736,7 @@ func TestTakeOver(t *testing.T) {
 	if err := TakeOver(loc); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("in use: got %v, want EADDRINUSE", err)
 	}
-	time.AfterFunc(takeOverPatience/5, done)
+	time.AfterFunc(takeOverTimeout/5, done)
 	if err := TakeOver(loc); err != nil {
 		t.Errorf("a service in use for another moment: got %v", err)
 	}

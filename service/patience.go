@@ -2,9 +2,9 @@ package service
 
 import "time"
 
-// directoryPatience is the maximum wait for a change in a directory. A program can hold the kernel's lock of a
+// directoryTimeout is the maximum wait for a change in a directory. A program can hold the kernel's lock of a
 // directory by listing the directory into memory that does not answer.
-const directoryPatience = 2 * time.Second
+const directoryTimeout = 2 * time.Second
 
 // patiently makes a change in a directory, and reports whether it was complete in time. Otherwise a goroutine continues
 // until the lock of the directory is free.
@@ -14,7 +14,7 @@ func patiently(change func()) bool {
 		defer close(done)
 		change()
 	}()
-	timer := time.NewTimer(directoryPatience)
+	timer := time.NewTimer(directoryTimeout)
 	defer timer.Stop()
 	select {
 	case <-done:

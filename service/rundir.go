@@ -42,7 +42,7 @@ func newRunDir() (*runDir, error) {
 	}) {
 		return nil, fmt.Errorf("make the service's directory in %s: not done after %v: %w; a program may keep it locked "+
 			"(`fuser -v %[1]s` lists processes that have it open): end that program and start again",
-			shmRoot, directoryPatience, syscall.ETIMEDOUT)
+			shmRoot, directoryTimeout, syscall.ETIMEDOUT)
 	}
 	m := <-end
 	return m.d, m.err

@@ -58,8 +58,8 @@ type cmPipe struct {
 // pipeDescriptors is the number of descriptors charged for a pipe, as long as a program has its other end.
 const pipeDescriptors = 2
 
-// pipePatience is the longest time for which a call waits for another thread to update the pipe.
-const pipePatience = 100 * time.Millisecond
+// pipeTimeout is the longest time for which a call waits for another thread to update the pipe.
+const pipeTimeout = 100 * time.Millisecond
 
 // ready records whether there are events. cmPipe.settle updates the pipe soon afterwards. ready does not sleep.
 // (ucma.Config)
@@ -86,7 +86,7 @@ func (p *cmPipe) settle() {
 		p.mu.Lock()
 		if busy := p.busy; busy != nil { // the pipe changes before full does
 			p.mu.Unlock()
-			timer := time.NewTimer(pipePatience)
+			timer := time.NewTimer(pipeTimeout)
 			select {
 			case <-busy:
 				timer.Stop()

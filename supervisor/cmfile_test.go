@@ -104,7 +104,7 @@ func TestSettleWaits(t *testing.T) {
 	select {
 	case <-settled:
 		t.Error("cmPipe.settle returned while another thread updates the pipe")
-	case <-time.After(pipePatience / 5):
+	case <-time.After(pipeTimeout / 5):
 	}
 	p.mu.Lock()
 	p.full, p.busy = true, nil

@@ -16,16 +16,16 @@ import (
 // does not know whether the exec succeeds. If another thread of the process calls during the exec, it gets an address
 // space that is bound from the start. An exec is over when its thread calls again.
 
-// execPatience is the longest time for which an exec waits for accesses to the process's memory. After that the exec
+// execTimeout is the longest time for which an exec waits for accesses to the process's memory. After that the exec
 // fails with EAGAIN.
-const execPatience = time.Second
+const execTimeout = time.Second
 
 // execute answers execve(2) or execveat(2).
 func (w *worker) execute() verdict {
 	w.begin(callExecve)
 	w.session.forget(0, math.MaxUint32) // exec closes descriptors
 	for _, s := range w.session.executes(w.n.tid) {
-		if err := s.Bind(execPatience); err != nil {
+		if err := s.Bind(execTimeout); err != nil {
 			w.session.log.Warn("thread cannot execute another program", "tid", w.n.tid, "err", err)
 			return fails(err)
 		}

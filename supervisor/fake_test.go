@@ -500,15 +500,15 @@ func (w *world) tryStartWith(in *os.File, path string, env []string, args ...str
 	return r, err
 }
 
-// programPatience is the time for which a program of a test may run after the test waits for its end. Each of its
+// programTimeout is the time for which a program of a test may run after the test waits for its end. Each of its
 // system calls may wait for the supervisor, and each thread of the supervisor for a processor.
-const programPatience = 2 * testutil.Patience
+const programTimeout = 2 * testutil.Timeout
 
 // finish waits for the end of a program and its session, and returns its exit code and output.
 func (w *world) finish(r *run) (code int, out string) {
 	w.Helper()
-	stuck := time.AfterFunc(programPatience, func() {
-		w.Errorf("the program has not ended after %v", programPatience)
+	stuck := time.AfterFunc(programTimeout, func() {
+		w.Errorf("the program has not ended after %v", programTimeout)
 		r.Signal(unix.SIGKILL)
 		w.srv.release()
 	})

@@ -272,8 +272,8 @@ func (s *Supervisor) explainFull(err error) error {
 	return err
 }
 
-// closePatience is the time for which Close waits for calls blocked on memory that does not answer.
-const closePatience = 2 * time.Second
+// closeTimeout is the time for which Close waits for calls blocked on memory that does not answer.
+const closeTimeout = 2 * time.Second
 
 // Close ends all sessions. It closes open device files, and leaves running programs to their guardians. It may sleep,
 // but for a limited time: after some seconds it logs and abandons a session with a blocked call.
@@ -289,9 +289,9 @@ func (s *Supervisor) Close() {
 		sessions = append(sessions, t)
 	}
 	s.mu.Unlock()
-	patience, cancel := context.WithTimeout(context.Background(), closePatience)
+	timeout, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
-	late := patience.Done()
+	late := timeout.Done()
 	s.barAll()
 	s.stopper.Close()
 	for _, t := range sessions {
@@ -363,11 +363,11 @@ func (s *Supervisor) lookAtAll() {
 	}
 }
 
-// barPatience is the time for which Close waits until native doorbells fail. It is less than closePatience, so a
+// barTimeout is the time for which Close waits until native doorbells fail. It is less than closeTimeout, so a
 // program that takes longer leaves time for the end of the others.
-const barPatience = closePatience / 4
+const barTimeout = closeTimeout / 4
 
-// barAll makes all native doorbells fail, and waits for barPatience at most.
+// barAll makes all native doorbells fail, and waits for barTimeout at most.
 func (s *Supervisor) barAll() {
 	s.mu.Lock()
 	var all sync.WaitGroup
@@ -384,7 +384,7 @@ func (s *Supervisor) barAll() {
 	}()
 	select {
 	case <-done:
-	case <-time.After(barPatience):
+	case <-time.After(barTimeout):
 	}
 }
 

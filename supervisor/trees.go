@@ -22,7 +22,7 @@ import (
 // A program that lists a directory into memory that does not answer, such as a mapped FUSE file, holds the kernel's
 // lock of the directory. Each change in the directory waits for that lock, and then each lookup of an uncached name.
 // Programs can reach only the directories of their own user. So they can block only calls of that user, and the thread
-// that updates the user's tree. A change of the devices waits for treePatience at most.
+// that updates the user's tree. A change of the devices waits for treeTimeout at most.
 type trees struct {
 	above    *os.Root // directory of the trees
 	dir      *os.File // descriptor of above, for programs' files
@@ -65,8 +65,8 @@ type change struct {
 	err  error
 }
 
-// treePatience is the longest time for which a change of the devices waits for the trees.
-const treePatience = time.Second
+// treeTimeout is the longest time for which a change of the devices waits for the trees.
+const treeTimeout = time.Second
 
 // newTrees makes the empty directory of the trees. Without a ledger all users share one tree.
 func newTrees(root string, ledger *quota.Ledger, log *slog.Logger, describe func() entries) (_ *trees, err error) {
@@ -190,7 +190,7 @@ func (s *trees) leave(t *userTree) {
 	}
 }
 
-// update updates all trees to the devices. It returns an error for incomplete trees. It waits for treePatience at most;
+// update updates all trees to the devices. It returns an error for incomplete trees. It waits for treeTimeout at most;
 // trees that programs block are updated later.
 func (s *trees) update() error {
 	s.mu.Lock()
@@ -205,17 +205,17 @@ func (s *trees) update() error {
 	for i, t := range all {
 		changes[i] = t.change(s.describe)
 	}
-	patience, cancel := context.WithTimeout(context.Background(), treePatience)
+	timeout, cancel := context.WithTimeout(context.Background(), treeTimeout)
 	defer cancel()
 	var errs []error
 	for i, t := range all {
-		if t.wait(changes[i], patience.Done()) {
+		if t.wait(changes[i], timeout.Done()) {
 			errs = append(errs, changes[i].err)
 			continue
 		}
 		if t.isLate() {
 			s.log.Warn("the virtual files of a user are not up to date: a program of the user may keep a directory locked; they will be when it ends",
-				"user", t.user, "after", treePatience)
+				"user", t.user, "after", treeTimeout)
 		}
 	}
 	return errors.Join(errs...)
@@ -263,7 +263,7 @@ func (t *userTree) work(c *change, describe func() entries) {
 
 // wait waits for the end of a change, or until the channel is closed. If the tree is late already, it does not wait. It
 // reports whether the change has ended.
-func (t *userTree) wait(c *change, patience <-chan struct{}) bool {
+func (t *userTree) wait(c *change, timeout <-chan struct{}) bool {
 	t.changes.Lock()
 	late := t.changes.late
 	t.changes.Unlock()
@@ -271,7 +271,7 @@ func (t *userTree) wait(c *change, patience <-chan struct{}) bool {
 		select {
 		case <-c.done:
 			return true
-		case <-patience:
+		case <-timeout:
 		}
 	}
 	select {

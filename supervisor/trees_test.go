@@ -108,7 +108,7 @@ func isClosed(c <-chan struct{}) bool {
 }
 
 // TestTreeThatIsKept tests that changes of the devices wait at most once for a tree with a directory locked by a
-// program, for treePatience. The tree is updated after the unlock.
+// program, for treeTimeout. The tree is updated after the unlock.
 func TestTreeThatIsKept(t *testing.T) {
 	f := newForest(t)
 	kept, free := f.mustEnter(t, 1), f.mustEnter(t, 2)
@@ -119,7 +119,7 @@ func TestTreeThatIsKept(t *testing.T) {
 		if err := f.update(); err != nil {
 			t.Fatal(err)
 		}
-		if took := time.Since(began); i > 0 && took >= treePatience {
+		if took := time.Since(began); i > 0 && took >= treeTimeout {
 			t.Errorf("update %d took %v, though the tree was late before", i, took)
 		}
 		if got := free.list(t)["/d/x"]; got != content {

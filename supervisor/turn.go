@@ -51,8 +51,8 @@ type turn struct {
 }
 
 const (
-	patience         = 5 * time.Millisecond
-	doorbellPatience = 25 * time.Millisecond
+	timeout         = 5 * time.Millisecond
+	doorbellTimeout = 25 * time.Millisecond
 	worthPassing     = 20 * time.Microsecond
 	// changeCounts is the weight of a change of callers, relative to another call of the same caller. mixtureLimit limits
 	// the sum.
@@ -242,9 +242,9 @@ const doorbellSize = 32
 // watch starts the watchdog if it is not running. For doorbells alone it runs rarely, since a timer takes processor
 // time from the program.
 func (t *turn) watch(doorbell bool) {
-	i, after := 0, doorbellPatience
+	i, after := 0, doorbellTimeout
 	if !doorbell {
-		i, after = 1, patience
+		i, after = 1, timeout
 	}
 	if !t.watching[i].Load() && t.watching[i].CompareAndSwap(false, true) {
 		time.AfterFunc(after, func() { t.bark(i) })

@@ -24,7 +24,7 @@ type Copies struct {
 }
 
 const (
-	copiesPatience = time.Second
+	copiesTimeout = time.Second
 	copiesLook     = time.Millisecond
 	// maxCopiesWaiting limits the number of accesses that wait to begin: further ones fail.
 	maxCopiesWaiting = 16
@@ -91,7 +91,7 @@ func (c *Copies) wait() error {
 			return nil
 		}
 		c.down()
-		if time.Since(start) > copiesPatience {
+		if time.Since(start) > copiesTimeout {
 			c.stuck.Store(true)
 		}
 	}

@@ -201,7 +201,7 @@ func (p *Process) Close() error {
 // Bind restricts the Process to its address space, also after an exec of the process. It returns when no access by
 // number is in progress, or ErrExec after the timeout; then the process must not be allowed to exec. It may be called
 // again.
-func (p *Process) Bind(patience time.Duration) error {
+func (p *Process) Bind(timeout time.Duration) error {
 	for {
 		n := p.direct.Load()
 		if n >= binding {
@@ -213,12 +213,12 @@ func (p *Process) Bind(patience time.Duration) error {
 			break
 		}
 	}
-	timeout := time.NewTimer(patience)
-	defer timeout.Stop()
+	expired := time.NewTimer(timeout)
+	defer expired.Stop()
 	select {
 	case <-p.drained:
 		return nil
-	case <-timeout.C:
+	case <-expired.C:
 		return fmt.Errorf("process %d: %w", p.pid, ErrExec)
 	}
 }

@@ -619,13 +619,13 @@ func TestCopies(t *testing.T) {
 		go func() { refused <- c.begin() }()
 		select {
 		case err = <-refused:
-		case <-time.After(10 * copiesPatience):
-			t.Fatal("an access beyond the limit waits longer than copiesPatience")
+		case <-time.After(10 * copiesTimeout):
+			t.Fatal("an access beyond the limit waits longer than copiesTimeout")
 		}
 		if !errors.Is(err, ErrStuck) || !errors.Is(err, syscall.EFAULT) {
 			t.Errorf("beyond the limit: %v", err)
 		}
-		if d := time.Since(start); d < copiesPatience || d > 2*copiesPatience {
+		if d := time.Since(start); d < copiesTimeout || d > 2*copiesTimeout {
 			t.Errorf("refused after %v", d)
 		}
 		start = time.Now()
@@ -647,7 +647,7 @@ func TestCopies(t *testing.T) {
 		testutil.Advance(10 * copiesLook)
 		c.end()
 		if err := <-got; err != nil {
-			t.Errorf("room within patience: %v", err)
+			t.Errorf("room within timeout: %v", err)
 		}
 		var atOnce atomic.Int64
 		var wg sync.WaitGroup

@@ -72,9 +72,9 @@ const (
 	// maxAtPipes is the limit for a context, maxUserAtPipes for a user.
 	maxAtPipes     = 4
 	maxUserAtPipes = 64
-	// pipePatience limits the wait of an object's destruction, or of a file's close, for a blocked pipe. The program
+	// pipeTimeout limits the wait of an object's destruction, or of a file's close, for a blocked pipe. The program
 	// will find events that could not be removed.
-	pipePatience = 100 * time.Millisecond
+	pipeTimeout = 100 * time.Millisecond
 )
 
 func newPipeGate(user chan struct{}) *pipeGate {
@@ -352,12 +352,12 @@ func (e *eventFile) awaitRoom() {
 // blocked.
 func (e *eventFile) hold() bool {
 	e.mu.Lock()
-	patience := pipePatience
+	timeout := pipeTimeout
 	if e.mute {
-		patience = 0 // wait only once for a pipe
+		timeout = 0 // wait only once for a pipe
 	}
 	e.mu.Unlock()
-	expired := time.NewTimer(patience)
+	expired := time.NewTimer(timeout)
 	defer expired.Stop()
 	select {
 	case e.turn <- struct{}{}:
@@ -751,7 +751,7 @@ func (s *eventFiles) close() {
 		e.close()
 	}
 	s.mu.Unlock()
-	expired := time.NewTimer(pipePatience)
+	expired := time.NewTimer(pipeTimeout)
 	defer expired.Stop()
 	for _, e := range all {
 		select {

@@ -279,8 +279,8 @@ func (f *File) leave() {
 	f.dealloc()
 }
 
-// destroyPatience is the wait for the destruction of one object before the next one starts.
-const destroyPatience = 20 * time.Millisecond
+// destroyTimeout is the wait for the destruction of one object before the next one starts.
+const destroyTimeout = 20 * time.Millisecond
 
 // destroyEach destroys objects in order, and waits for all of them. If one takes long because a call on it is blocked
 // on the memory of a process, the next one starts before it has ended.
@@ -301,7 +301,7 @@ func (f *File) destroyEach(objects []*object) {
 		}
 	}
 	go work()
-	t := time.NewTicker(destroyPatience)
+	t := time.NewTicker(destroyTimeout)
 	defer t.Stop()
 	for n, last := 0, int64(0); n < len(objects); {
 		select {

@@ -61,7 +61,7 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 				Grace: 100 * time.Millisecond})
 			var violations []check.Violation
 			check.On(w.core, check.Config{Report: func(v check.Violation) { violations = append(violations, v) },
-				Patience: time.Minute})
+				Timeout: time.Minute})
 			p, other := w.start(byWrite), w.start(byWrite)
 			pd, cq := p.allocPD(), p.createCQ(-1, 0)
 			qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle

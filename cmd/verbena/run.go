@@ -280,8 +280,8 @@ func abandon(files []*os.File) error {
 	return errors.Join(errs...)
 }
 
-// barPatience is the time for which a program may lock its queue files by a write from memory that does not answer.
-const barPatience = time.Second
+// barTimeout is the time for which a program may lock its queue files by a write from memory that does not answer.
+const barTimeout = time.Second
 
 // barDoorbells makes native doorbells fail, since the queues are no longer polled.
 func barDoorbells(files []*os.File) (err error) {
@@ -298,8 +298,8 @@ func barDoorbells(files []*os.File) (err error) {
 		if err != nil {
 			err = fmt.Errorf("make doorbells fail: %w", err)
 		}
-	case <-time.After(barPatience):
-		err = fmt.Errorf("make doorbells fail: not done after %v: a write of the program does not end", barPatience)
+	case <-time.After(barTimeout):
+		err = fmt.Errorf("make doorbells fail: not done after %v: a write of the program does not end", barTimeout)
 	}
 	return err
 }

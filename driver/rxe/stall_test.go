@@ -129,8 +129,8 @@ func within(t testing.TB, what string, f func()) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(testutil.Patience):
-		t.Fatalf("%s has not returned after %v", what, testutil.Patience)
+	case <-time.After(testutil.Timeout):
+		t.Fatalf("%s has not returned after %v", what, testutil.Timeout)
 	}
 }
 

@@ -326,9 +326,9 @@ func (a *Attachment[S]) work() {
 // hold tries to attach until it has a session. It returns nil after the timeout or Close. It waits RetryDelay before it
 // tries the device of the last session again, but not if the same hardware was registered anew.
 func (a *Attachment[S]) hold(tried *ib.Device) *session[S] {
-	patience, cancel := context.WithCancel(context.Background())
+	timeout, cancel := context.WithCancel(context.Background())
 	if a.cfg.LossTimeout > 0 {
-		patience, cancel = context.WithTimeout(patience, a.cfg.LossTimeout)
+		timeout, cancel = context.WithTimeout(timeout, a.cfg.LossTimeout)
 	}
 	defer cancel()
 	retry := time.NewTimer(a.cfg.RetryDelay)
@@ -336,20 +336,20 @@ func (a *Attachment[S]) hold(tried *ib.Device) *session[S] {
 	for {
 		x, closing := a.begin(tried)
 		if x != nil {
-			if a.try(x, patience) {
+			if a.try(x, timeout) {
 				return x
 			}
 			tried = x.dev
 			retry.Reset(a.cfg.RetryDelay)
 		}
-		if closing || patience.Err() != nil {
+		if closing || timeout.Err() != nil {
 			return nil
 		}
 		select {
 		case <-a.kick:
 		case <-retry.C:
 			tried = nil
-		case <-patience.Done():
+		case <-timeout.Done():
 		}
 	}
 }
@@ -373,11 +373,11 @@ func (a *Attachment[S]) begin(but *ib.Device) (x *session[S], closing bool) {
 	return nil, false
 }
 
-// try creates the session, which must be usable before patience ends.
-func (a *Attachment[S]) try(x *session[S], patience context.Context) bool {
+// try creates the session, which must be usable before timeout ends.
+func (a *Attachment[S]) try(x *session[S], timeout context.Context) bool {
 	ctx, cancel := context.WithCancelCause(x.ended)
 	defer cancel(nil)
-	inTime := context.AfterFunc(patience, func() { cancel(ErrLost) })
+	inTime := context.AfterFunc(timeout, func() { cancel(ErrLost) })
 	s, err := a.cfg.Attach(ctx, x.dev, func(cause error) {
 		a.mu.Lock()
 		defer a.mu.Unlock()

@@ -14,7 +14,7 @@ func benchChecked(b *testing.B, f func(b *bench)) { benchHandler(b, func(*ib.CQ)
 
 func benchHandler(b *testing.B, handler func(*ib.CQ), f func(b *bench)) {
 	core := &ib.Core{}
-	check.On(core, check.Config{Report: func(v check.Violation) { b.Error(v) }, Patience: time.Minute})
+	check.On(core, check.Config{Report: func(v check.Violation) { b.Error(v) }, Timeout: time.Minute})
 	w := newBenchOn(b, core, handler, nil)
 	w.drv.post = func() (int, error) { return 1, nil }
 	w.drv.poll = func() (int, error) { return 0, nil }

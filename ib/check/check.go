@@ -18,11 +18,11 @@ type Config struct {
 	// Report is called for each violation, on the thread that found it, one call at a time. The same violation at the
 	// same place is reported once. Report must not call into package ib.
 	Report func(Violation)
-	// Patience is the longest permitted wait for a lock; a longer one means a deadlock or a sleeping lock holder.
+	// Timeout is the longest permitted wait for a lock; a longer one means a deadlock or a sleeping lock holder.
 	// Default: 2 s. Sleeping itself is reported at once.
-	Patience time.Duration
-	// ClientPatience is the longest permitted duration of an Add, a Remove or a callback. Default: 30 s.
-	ClientPatience time.Duration
+	Timeout time.Duration
+	// ClientTimeout is the longest permitted duration of an Add, a Remove or a callback. Default: 30 s.
+	ClientTimeout time.Duration
 }
 
 // On turns checked mode on for devices that are registered later. The rules are those of the comment of package ib;
@@ -33,11 +33,11 @@ type Config struct {
 // sleepers by inspecting goroutines that take long, so it can miss a sleep of one or two milliseconds. Package ibtest
 // finds shorter ones in drivers; docs/results/contract.md states its limit.
 func On(core *ib.Core, cfg Config) {
-	if cfg.Patience <= 0 {
-		cfg.Patience = 2 * time.Second
+	if cfg.Timeout <= 0 {
+		cfg.Timeout = 2 * time.Second
 	}
-	if cfg.ClientPatience <= 0 {
-		cfg.ClientPatience = 30 * time.Second
+	if cfg.ClientTimeout <= 0 {
+		cfg.ClientTimeout = 30 * time.Second
 	}
 	observe.Set(core, newChecker(cfg))
 }

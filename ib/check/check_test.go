@@ -64,11 +64,11 @@ func checkedBench(t *testing.T, handler func(*ib.CQ), qpEvent func(*ib.QP, ib.Ev
 	return patientBench(t, 100*time.Millisecond, handler, qpEvent)
 }
 
-func patientBench(t *testing.T, patience time.Duration, handler func(*ib.CQ),
+func patientBench(t *testing.T, timeout time.Duration, handler func(*ib.CQ),
 	qpEvent func(*ib.QP, ib.EventType)) (*bench, *witness) {
 	w := &witness{}
 	core := &ib.Core{}
-	check.On(core, check.Config{Report: w.report, Patience: patience})
+	check.On(core, check.Config{Report: w.report, Timeout: timeout})
 	return newBenchOn(t, core, handler, qpEvent), w
 }
 
@@ -315,7 +315,7 @@ func TestCheckLocks(t *testing.T) {
 		var lock sync.Mutex
 		w, core := &witness{}, &ib.Core{}
 		reported := make(chan int, 1)
-		check.On(core, check.Config{Patience: 100 * time.Millisecond, Report: func(v check.Violation) {
+		check.On(core, check.Config{Timeout: 100 * time.Millisecond, Report: func(v check.Violation) {
 			w.report(v)
 			reported <- 1
 		}})
@@ -351,7 +351,7 @@ func TestCheckLocks(t *testing.T) {
 			var lock sync.Mutex
 			w, core := &witness{}, &ib.Core{}
 			reported := make(chan int, 1)
-			check.On(core, check.Config{Patience: 100 * time.Millisecond, Report: func(v check.Violation) {
+			check.On(core, check.Config{Timeout: 100 * time.Millisecond, Report: func(v check.Violation) {
 				w.report(v)
 				select {
 				case reported <- 1:

@@ -30,7 +30,7 @@ func TestCheckHoldOfThreadThatEnded(t *testing.T) {
 func TestCheckLockAcrossUnregisterClient(t *testing.T) {
 	var lock sync.Mutex
 	w, core := &witness{}, &ib.Core{}
-	check.On(core, check.Config{Patience: 100 * time.Millisecond, Report: func(v check.Violation) {
+	check.On(core, check.Config{Timeout: 100 * time.Millisecond, Report: func(v check.Violation) {
 		w.report(v)
 		lock.Unlock()
 	}})
@@ -53,7 +53,7 @@ func TestCheckLockOfClient(t *testing.T) {
 	var lock sync.Mutex
 	reported := make(chan check.Violation, 1)
 	core := &ib.Core{}
-	check.On(core, check.Config{Patience: 100 * time.Millisecond, Report: func(v check.Violation) { reported <- v }})
+	check.On(core, check.Config{Timeout: 100 * time.Millisecond, Report: func(v check.Violation) { reported <- v }})
 	dev, _ := newDevice("fake0")
 	cl := &ib.Client{Name: "A", Add: func(d *ib.Device) (any, error) {
 		stop := d.OnEvent(func(ib.Event) {
@@ -79,7 +79,7 @@ func TestCheckLockOfClient(t *testing.T) {
 func TestCheckClientReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, core := &witness{}, &ib.Core{}
-		check.On(core, check.Config{Report: w.report, ClientPatience: time.Minute})
+		check.On(core, check.Config{Report: w.report, ClientTimeout: time.Minute})
 		dev, _ := newDevice("fake0")
 		cl := &ib.Client{
 			Name:   "A",
@@ -97,7 +97,7 @@ func TestCheckClientReturns(t *testing.T) {
 func TestCheckCallbackRunsLong(t *testing.T) {
 	var done atomic.Bool
 	w, core := &witness{}, &ib.Core{}
-	check.On(core, check.Config{Patience: 50 * time.Millisecond, Report: func(v check.Violation) {
+	check.On(core, check.Config{Timeout: 50 * time.Millisecond, Report: func(v check.Violation) {
 		w.report(v)
 		done.Store(true)
 	}})
@@ -122,11 +122,11 @@ func TestCheckCallbackRunsLong(t *testing.T) {
 }
 
 // TestCheckCallbackDoesNotReturn checks that a callback that makes progress but does not return is reported after
-// ClientPatience.
+// ClientTimeout.
 func TestCheckCallbackDoesNotReturn(t *testing.T) {
 	var done atomic.Bool
 	w, core := &witness{}, &ib.Core{}
-	check.On(core, check.Config{ClientPatience: 100 * time.Millisecond, Report: func(v check.Violation) {
+	check.On(core, check.Config{ClientTimeout: 100 * time.Millisecond, Report: func(v check.Violation) {
 		w.report(v)
 		done.Store(true)
 	}})

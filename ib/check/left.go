@@ -39,7 +39,7 @@ func (o *object) expectRest(at []uintptr) {
 			o.k.report(Violation{
 				Rule: RuleLeftInCQ,
 				What: fmt.Sprintf("a completion handler armed its CQ without NotifyReportMissed and returned with completions in it, "+
-					"of which %d have not been polled for %v: they raise no call", n, o.k.cfg.Patience),
+					"of which %d have not been polled for %v: they raise no call", n, o.k.cfg.Timeout),
 				Stacks: []Stack{{"CQ.ReqNotify in the completion handler", trace(at)}, {"the CQ made at", trace(o.made)}},
 			}, o.dev, at)
 		}

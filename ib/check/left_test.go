@@ -13,7 +13,7 @@ import (
 // TestCheckLeftInCQ: a handler that arms its CQ before polling must poll until it is empty, use NotifyReportMissed, or
 // leave the rest to another thread.
 func TestCheckLeftInCQ(t *testing.T) {
-	const patience = 200 * time.Millisecond
+	const timeout = 200 * time.Millisecond
 	poll := func(cq *ib.CQ, n int) int {
 		n, err := cq.Poll(make([]ib.WC, n))
 		if err != nil {
@@ -57,7 +57,7 @@ func TestCheckLeftInCQ(t *testing.T) {
 		{"leaves the rest to another thread", func(x *consumer, cq *ib.CQ) {
 			ok(cq.ReqNotify(ib.NotifyNextComp))
 			poll(cq, 2)
-			time.AfterFunc(patience/10, func() { x.poll() })
+			time.AfterFunc(timeout/10, func() { x.poll() })
 		}, false},
 		{"is called again for what comes meanwhile", func(x *consumer, cq *ib.CQ) {
 			ok(cq.ReqNotify(ib.NotifyNextComp))
@@ -82,7 +82,7 @@ func TestCheckLeftInCQ(t *testing.T) {
 				ok(x.cq.ReqNotify(ib.NotifyNextComp))
 				x.recv(7)
 				x.send(7, ib.SendSignaled)
-				testutil.Advance(5 * patience)
+				testutil.Advance(5 * timeout)
 				if c.caught {
 					x.end(check.RuleLeftInCQ)
 				} else {

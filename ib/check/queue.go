@@ -226,17 +226,17 @@ func (o *object) expectPoll(flags ib.NotifyFlags, missed bool, at []uintptr) {
 		o.k.report(Violation{
 			Rule: RuleArmWithoutPoll,
 			What: fmt.Sprintf("a CQ with completions in it was armed, and not polled for %v: "+
-				"the notification that the consumer waits for may never come", o.k.cfg.Patience),
+				"the notification that the consumer waits for may never come", o.k.cfg.Timeout),
 			Stacks: []Stack{{"CQ.ReqNotify", trace(at)}, {"the CQ made at", trace(o.made)}},
 		}, o.dev, at)
 	}
-	after(o.k.cfg.Patience, func() {
+	after(o.k.cfg.Timeout, func() {
 		switch {
 		case !same():
 		case missed:
 			report()
 		case o.stillMissed(flags):
-			after(o.k.cfg.Patience/4, report) // a completion may have just arrived, and its notification may follow
+			after(o.k.cfg.Timeout/4, report) // a completion may have just arrived, and its notification may follow
 		}
 	})
 }

@@ -10,7 +10,7 @@ import (
 
 // rearm tracks a completion handler that has polled its CQ and returned without arming it. This is correct if no more
 // completions arrive, or if another thread polls. So the checker waits until the CQ has been neither polled nor armed
-// for Patience. Then it arms the queue itself, to detect completions that are in it or arrive later. These do not call
+// for Timeout. Then it arms the queue itself, to detect completions that are in it or arrive later. These do not call
 // the consumer's handler.
 type rearm struct {
 	o              *object
@@ -36,9 +36,9 @@ func (r *rearm) idle() bool {
 		o.destroyed.Load() == nil && o.dev.State() == ib.DeviceActive
 }
 
-// after calls f after Patience, unless the queue has been destroyed.
+// after calls f after Timeout, unless the queue has been destroyed.
 func (r *rearm) after(f func()) {
-	t := time.AfterFunc(r.o.k.cfg.Patience, f)
+	t := time.AfterFunc(r.o.k.cfg.Timeout, f)
 	if old := r.o.rearm.Swap(t); old != nil {
 		old.Stop()
 	}
@@ -110,7 +110,7 @@ func (r *rearm) came() {
 		}
 		o.k.report(Violation{
 			Rule:   RuleNotRearmed,
-			What:   fmt.Sprintf("a completion handler "+what, o.k.cfg.Patience),
+			What:   fmt.Sprintf("a completion handler "+what, o.k.cfg.Timeout),
 			Stacks: []Stack{{"the completion handler's last CQ.Poll", trace(r.at)}, {"the CQ made at", trace(o.made)}},
 		}, o.dev, o.made)
 	})

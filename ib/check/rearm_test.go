@@ -13,7 +13,7 @@ import (
 // TestCheckNotRearmed: a handler that empties its CQ must arm it again, unless other threads poll or no completions
 // follow.
 func TestCheckNotRearmed(t *testing.T) {
-	const patience = 200 * time.Millisecond
+	const timeout = 200 * time.Millisecond
 	for _, c := range []struct {
 		name   string
 		rearm  func(n int32, cq *ib.CQ) bool // called in the n-th handler call
@@ -23,44 +23,44 @@ func TestCheckNotRearmed(t *testing.T) {
 		{"completions that wait", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
 			x.recv(1)
 			x.send(1, 0)
-			testutil.Advance(5 * patience)
+			testutil.Advance(5 * timeout)
 		}, true},
 		{"completions that come late", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
-			testutil.Advance(5 * patience)
+			testutil.Advance(5 * timeout)
 			x.recv(1)
 			x.send(1, 0)
-			testutil.Advance(5 * patience)
+			testutil.Advance(5 * timeout)
 		}, true},
 		{"forgotten in the second call", func(n int32, _ *ib.CQ) bool { return n < 2 }, func(x *consumer) {
 			for range 2 {
 				x.recv(1)
 				x.send(1, 0)
-				testutil.Advance(5 * patience)
+				testutil.Advance(5 * timeout)
 			}
 		}, true},
 		{"armed again", func(n int32, _ *ib.CQ) bool { return true }, func(x *consumer) {
 			x.recv(1)
 			x.send(1, 0)
-			testutil.Advance(5 * patience)
+			testutil.Advance(5 * timeout)
 		}, false},
-		{"nothing comes", func(n int32, _ *ib.CQ) bool { return false }, func(*consumer) { testutil.Advance(5 * patience) },
+		{"nothing comes", func(n int32, _ *ib.CQ) bool { return false }, func(*consumer) { testutil.Advance(5 * timeout) },
 			false},
 		{"another thread polls", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
 			x.recv(1)
 			x.send(1, 0)
 			for range 50 {
-				testutil.Advance(patience / 10)
+				testutil.Advance(timeout / 10)
 				x.poll()
 			}
 		}, false},
 		{"armed by another thread, late", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
-			testutil.Advance(5 * patience)
+			testutil.Advance(5 * timeout)
 			_, err := x.cq.ReqNotify(ib.NotifyNextComp)
 			x.must(err)
 			calls := x.calls.Load()
 			x.recv(1)
 			x.send(1, 0)
-			testutil.Advance(patience)
+			testutil.Advance(timeout)
 			if n := x.calls.Load() - calls; n != 1 {
 				x.t.Errorf("calls of the handler: got %d, want 1", n)
 			}
@@ -95,7 +95,7 @@ func TestCheckNotRearmed(t *testing.T) {
 // TestCheckNotRearmedAfterBatch: a handler that polls one batch and leaves the rest must arm its CQ, unless another
 // thread polls.
 func TestCheckNotRearmedAfterBatch(t *testing.T) {
-	const patience = 200 * time.Millisecond
+	const timeout = 200 * time.Millisecond
 	for _, c := range []struct {
 		name   string
 		arm    bool
@@ -105,9 +105,9 @@ func TestCheckNotRearmedAfterBatch(t *testing.T) {
 	}{
 		{"left", false, false, func(*consumer) {}, true},
 		{"armed, with the question what was missed", true, false, func(*consumer) {}, false},
-		{"another thread polls", false, false, func(x *consumer) { testutil.Advance(patience / 2); x.poll() }, false},
+		{"another thread polls", false, false, func(x *consumer) { testutil.Advance(timeout / 2); x.poll() }, false},
 		{"another thread arms", false, false, func(x *consumer) {
-			testutil.Advance(patience / 2)
+			testutil.Advance(timeout / 2)
 			ok(x.cq.ReqNotify(ib.NotifyNextComp))
 			x.poll()
 		}, false},
@@ -138,7 +138,7 @@ func TestCheckNotRearmedAfterBatch(t *testing.T) {
 					x.send(3, ib.SendSignaled)
 				}
 				c.then(x)
-				testutil.Advance(5 * patience)
+				testutil.Advance(5 * timeout)
 				if c.caught {
 					x.end(check.RuleNotRearmed)
 				} else {

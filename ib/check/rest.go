@@ -9,7 +9,7 @@ import (
 
 // The Go runtime does not report the owner of a lock. But if a callback waits for a lock while no goroutine of the
 // program runs or could run, the owner is asleep, or waits for a sleeping goroutine. Consecutive inspections with this
-// result, for restTime, are treated as proof. In a program that is always busy only Patience helps.
+// result, for restTime, are treated as proof. In a program that is always busy only Timeout helps.
 const (
 	restLooks = 3
 	restTime  = 50 * time.Millisecond

@@ -9,12 +9,12 @@ import (
 	"verbena/ib/check"
 )
 
-// TestCheckLockHeldBySleeper checks that a callback waiting for a lock is reported long before Patience if the lock
+// TestCheckLockHeldBySleeper checks that a callback waiting for a lock is reported long before Timeout if the lock
 // holder sleeps, and is not reported if the holder works.
 func TestCheckLockHeldBySleeper(t *testing.T) {
 	for _, sleeps := range []bool{true, false} {
 		w, core := &witness{}, &ib.Core{}
-		check.On(core, check.Config{Patience: 10 * time.Second, Report: w.report})
+		check.On(core, check.Config{Timeout: 10 * time.Second, Report: w.report})
 		var mu sync.Mutex
 		begun := make(chan int, 1)
 		b := newBenchOn(t, core, func(*ib.CQ) {

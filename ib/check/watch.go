@@ -14,7 +14,7 @@ import (
 
 // A call that may not sleep is inspected when it takes long: the stack of its goroutine shows whether it sleeps or
 // waits for a lock. Waiting for a lock is allowed, but not for ever. The interval between inspections doubles up to
-// Patience/longWait. longWait consecutive inspections that find it waiting for the same lock make up Patience.
+// Timeout/longWait. longWait consecutive inspections that find it waiting for the same lock make up Timeout.
 const (
 	firstLook = 500 * time.Microsecond
 	longWait  = 20
@@ -23,25 +23,25 @@ const (
 //verbena:held mu
 func (k *checker) watch(f *frame) {
 	if f.kind == inCallback {
-		f.late = time.AfterFunc(k.cfg.ClientPatience, func() { k.lookAtClient(f, RuleCallbackReturns) })
+		f.late = time.AfterFunc(k.cfg.ClientTimeout, func() { k.lookAtClient(f, RuleCallbackReturns) })
 	}
 	switch {
 	case f.kind.mayNotSleep():
 		f.delay = firstLook
 		f.timer = time.AfterFunc(f.delay, func() { k.look(f) })
 	case f.kind == inRegister:
-		f.delay = k.cfg.Patience / longWait
+		f.delay = k.cfg.Timeout / longWait
 		f.blocked = map[*frame]int{}
 		f.timer = time.AfterFunc(f.delay, func() { k.lookAround(f) })
 	case f.kind == inClient:
-		f.timer = time.AfterFunc(k.cfg.ClientPatience, func() { k.lookAtClient(f, RuleClientReturns) })
+		f.timer = time.AfterFunc(k.cfg.ClientTimeout, func() { k.lookAtClient(f, RuleClientReturns) })
 	}
 }
 
 //verbena:held mu
 func (k *checker) again(f *frame) {
 	if !f.left {
-		f.delay = min(2*f.delay, k.cfg.Patience/longWait)
+		f.delay = min(2*f.delay, k.cfg.Timeout/longWait)
 		f.timer.Reset(f.delay)
 	}
 }
@@ -84,7 +84,7 @@ func (k *checker) look(f *frame) {
 		f.suspected = true // to be confirmed by the next inspection
 	case g.sleeps():
 		v.What = fmt.Sprintf("%s sleeps (%s)", f.what, g.state)
-	case g.waitsForLock() && f.rests(all), g.waits() && f.delay >= k.cfg.Patience/longWait:
+	case g.waitsForLock() && f.rests(all), g.waits() && f.delay >= k.cfg.Timeout/longWait:
 		if f.blockedFor++; f.blockedFor < longWait && !f.asleep() {
 			break
 		}
@@ -109,11 +109,11 @@ func (k *checker) look(f *frame) {
 		if f.lastSeq != seq {
 			f.ran, f.lastSeq = 0, seq
 		}
-		if f.delay < k.cfg.Patience/longWait {
+		if f.delay < k.cfg.Timeout/longWait {
 			break
 		}
 		if f.ran++; f.ran >= longWait {
-			v.What = fmt.Sprintf("%s has run for %v without a call that would show progress", f.what, k.cfg.Patience)
+			v.What = fmt.Sprintf("%s has run for %v without a call that would show progress", f.what, k.cfg.Timeout)
 		}
 	}
 	if v.What == "" {
@@ -176,7 +176,7 @@ func (k *checker) lookAround(f *frame) {
 	k.report(v, stuck.dev, stuck.entry)
 }
 
-// lookAtClient reports an Add, Remove or callback that has not returned within ClientPatience.
+// lookAtClient reports an Add, Remove or callback that has not returned within ClientTimeout.
 func (k *checker) lookAtClient(f *frame, rule Rule) {
 	k.looking.Lock()
 	defer k.looking.Unlock()
@@ -189,7 +189,7 @@ func (k *checker) lookAtClient(f *frame, rule Rule) {
 	g := all[f.th.id]
 	v := Violation{
 		Rule: rule,
-		What: fmt.Sprintf("%s has not returned for %v (%s)", f.what, k.cfg.ClientPatience, g.state),
+		What: fmt.Sprintf("%s has not returned for %v (%s)", f.what, k.cfg.ClientTimeout, g.state),
 		Stacks: append([]Stack{{f.what + ", now", g.trace}, {"called at", trace(f.entry)}},
 			k.others(f.dev, f.th, all)...),
 	}

@@ -45,7 +45,7 @@ const depth = 4 // depth of each queue
 func newConsumer(t *testing.T, c consumerConfig) *consumer {
 	t.Helper()
 	x := &consumer{t: t}
-	check.On(&x.core, check.Config{Patience: 200 * time.Millisecond, Report: func(v check.Violation) {
+	check.On(&x.core, check.Config{Timeout: 200 * time.Millisecond, Report: func(v check.Violation) {
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		x.seen = append(x.seen, v)

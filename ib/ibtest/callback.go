@@ -169,7 +169,7 @@ func testOneHandler(e *env) {
 // spin polls until it has n completions, from any goroutine.
 func (e *env) spin(cq *ib.CQ, n int) error {
 	wc := make([]ib.WC, n)
-	for p := e.patience(); ; {
+	for p := e.newWait(); ; {
 		k, err := cq.Poll(wc[:n])
 		if err != nil {
 			return fmt.Errorf("poll: %w", err)
@@ -183,7 +183,7 @@ func (e *env) spin(cq *ib.CQ, n int) error {
 			return nil
 		}
 		if p.over() {
-			return fmt.Errorf("waited %v in vain for %d completions", e.cfg.patience, n)
+			return fmt.Errorf("waited %v in vain for %d completions", e.cfg.timeout, n)
 		}
 	}
 }
@@ -435,7 +435,7 @@ func testArmedFlush(e *env) {
 	e.handle.SetError()
 	for i := range p.cqs {
 		var wc [1]ib.WC
-		for w := e.patience(); ; {
+		for w := e.newWait(); ; {
 			n, err := p.cqs[i].Poll(wc[:])
 			e.must("poll", err)
 			if n > 0 {

@@ -400,7 +400,7 @@ var callbackConsumers = []wrongConsumer{
 		wg.Wait()
 	}, "rule sleep-in-callback"),
 	asks("computes in a handler without end", func(e *env, _ *pair, _ *ib.CQ) {
-		for end := time.Now().Add(e.cfg.patience); !e.Failed() && time.Now().Before(end); {
+		for end := time.Now().Add(e.cfg.timeout); !e.Failed() && time.Now().Before(end); {
 		}
 	}, "the completion handler has run for"),
 	{

@@ -125,7 +125,7 @@ func testResizeUnderTraffic(e *env) {
 	defer stop.Store(true)
 	sent, next := 0, uint64(0)
 	wc := make([]ib.WC, 8)
-	for w := e.patience(); int(next) < total; {
+	for w := e.newWait(); int(next) < total; {
 		for sent < total && sent-int(next) < e.queueLen/2 {
 			t.deliver(uint64(sent), 8)
 			sent++
@@ -140,10 +140,10 @@ func testResizeUnderTraffic(e *env) {
 			next++
 		}
 		if n > 0 {
-			w = e.patience()
+			w = e.newWait()
 		} else if w.over() {
 			e.Fatalf("waited %v in vain for the completion of work request %d: it is lost, since the queue was resized",
-				e.cfg.patience, next)
+				e.cfg.timeout, next)
 		}
 	}
 }

@@ -213,7 +213,7 @@ func (x *everyState) flushed(since string) {
 	e.Helper()
 	for i, p := range x.pairs {
 		ids, wc := x.pending[i], make([]ib.WC, 8)
-		for w := e.patience(); len(ids) > 0; {
+		for w := e.newWait(); len(ids) > 0; {
 			n, err := p.cqs[0].Poll(wc)
 			e.must("poll", err)
 			for _, c := range wc[:n] {
@@ -224,7 +224,7 @@ func (x *everyState) flushed(since string) {
 				delete(ids, c.ID)
 			}
 			if n == 0 && w.over() {
-				e.Fatalf("waited %v in vain for %d completions of a queue pair that was in %v when %s", e.cfg.patience, len(ids),
+				e.Fatalf("waited %v in vain for %d completions of a queue pair that was in %v when %s", e.cfg.timeout, len(ids),
 					x.states[i], since)
 			}
 		}

@@ -102,8 +102,8 @@ func (e *env) cutOff(hook ib.Disassociator, c *process) {
 	}()
 	select {
 	case <-returned:
-	case <-time.After(e.cfg.patience):
-		e.Fatalf("Disassociate has not returned after %v: it may not wait for the process", e.cfg.patience)
+	case <-time.After(e.cfg.timeout):
+		e.Fatalf("Disassociate has not returned after %v: it may not wait for the process", e.cfg.timeout)
 	}
 }
 

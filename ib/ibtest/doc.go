@@ -21,7 +21,7 @@
 // are optional. A check that needs messages of any kind uses RDMA WRITE if the driver supports it, and SEND otherwise.
 //
 // The suite uses a device like any consumer. It connects queue pairs of one device with each other through the first
-// GID of port 1 (see GIDIndex), so a device must reach itself. A test waits for an expected event (see Patience) and
+// GID of port 1 (see GIDIndex), so a device must reach itself. A test waits for an expected event (see Timeout) and
 // fails if it does not occur. Nothing else is timed, except the processor time of calls that may not sleep. A driver
 // that works in a bubble of package testing/synctest should pass the option Bubble.
 //

@@ -69,7 +69,7 @@ func newEnv(t testing.TB, cfg config, checked bool) *env {
 			if !e.over && !slices.Contains(e.allowed, v.Rule) {
 				t.Errorf("%v", v)
 			}
-		}, Patience: min(2*time.Second, cfg.patience/5), ClientPatience: 3 * cfg.patience})
+		}, Timeout: min(2*time.Second, cfg.timeout/5), ClientTimeout: 3 * cfg.timeout})
 	}
 	e.handle = cfg.newDevice(t)
 	e.dev = e.handle.Device()
@@ -208,30 +208,30 @@ func (e *env) tryDestroy(x any) error {
 	return err
 }
 
-// patience limits a wait by time and by a number of iterations. A machine that is not overloaded does at least this
+// waitLimit limits a wait by time and by a number of iterations. A machine that is not overloaded does at least this
 // number of iterations in the time, so an overloaded machine is not mistaken for an inactive driver.
-type patience struct {
-	end   time.Time
-	turns int
+type waitLimit struct {
+	end        time.Time
+	iterations int
 }
 
-func (e *env) patience() *patience {
-	return &patience{time.Now().Add(e.cfg.patience), int(e.cfg.patience / time.Millisecond)}
+func (e *env) newWait() *waitLimit {
+	return &waitLimit{time.Now().Add(e.cfg.timeout), int(e.cfg.timeout / time.Millisecond)}
 }
 
 // over yields to other threads for a short time, and reports whether the limit is reached.
-func (p *patience) over() bool {
+func (p *waitLimit) over() bool {
 	pause()
-	p.turns--
-	return p.turns < 0 && time.Now().After(p.end)
+	p.iterations--
+	return p.iterations < 0 && time.Now().After(p.end)
 }
 
 // eventually waits until cond holds.
 func (e *env) eventually(what string, cond func() bool) {
 	e.Helper()
-	for p := e.patience(); !cond(); {
+	for p := e.newWait(); !cond(); {
 		if p.over() {
-			e.Fatalf("waited %v in vain: %s", e.cfg.patience, what)
+			e.Fatalf("waited %v in vain: %s", e.cfg.timeout, what)
 		}
 	}
 }
@@ -241,8 +241,8 @@ func receive[T any](e *env, what string, c <-chan T) (v T) {
 	e.Helper()
 	select {
 	case v = <-c:
-	case <-time.After(e.cfg.patience):
-		e.Fatalf("waited %v in vain: %s", e.cfg.patience, what)
+	case <-time.After(e.cfg.timeout):
+		e.Fatalf("waited %v in vain: %s", e.cfg.timeout, what)
 	}
 	return v
 }

@@ -366,7 +366,7 @@ func (x *ender) end(cq *ib.CQ, when string) {
 	var next [2]int64
 	want := [2]int64{x.recvs.Load(), x.sends.Load()}
 	wc := make([]ib.WC, 8)
-	for w := e.patience(); next != want; {
+	for w := e.newWait(); next != want; {
 		n, err := cq.Poll(wc)
 		e.must("poll", err)
 		for _, c := range wc[:n] {
@@ -378,10 +378,10 @@ func (x *ender) end(cq *ib.CQ, when string) {
 			next[kind]++
 		}
 		if n > 0 {
-			w = e.patience()
+			w = e.newWait()
 		} else if w.over() {
 			e.Fatalf("waited %v in vain: of %d receives and %d sends that were posted %s, %d and %d have completed",
-				e.cfg.patience, want[0], want[1], when, next[0], next[1])
+				e.cfg.timeout, want[0], want[1], when, next[0], next[1])
 		}
 	}
 }

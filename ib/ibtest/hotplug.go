@@ -301,9 +301,9 @@ func testUnregisterUnderTraffic(e *env) {
 		},
 		Remove: func(d *ib.Device, _ any) {
 			removing.Store(true)
-			for p := e.patience(); !handled.Load(); {
+			for p := e.newWait(); !handled.Load(); {
 				if p.over() {
-					e.Errorf("waited %v in vain: a completion handler that polls while Unregister waits for Remove", e.cfg.patience)
+					e.Errorf("waited %v in vain: a completion handler that polls while Unregister waits for Remove", e.cfg.timeout)
 					break
 				}
 			}

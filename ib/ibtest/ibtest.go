@@ -26,7 +26,7 @@ type config struct {
 	newDevice NewDevice
 	plug      func(core *ib.Core, d *ib.DeviceHandle) error
 	unplug    func(core *ib.Core, d *ib.DeviceHandle) error
-	patience  time.Duration
+	timeout   time.Duration
 	load      int
 	gidIndex  int // -1: the first GID
 	bubble    bool
@@ -44,9 +44,9 @@ func Bubble() Option { return func(c *config) { c.bubble = true } }
 // GIDIndex selects the GID of port 1 that queue pairs use. Default: the first that is not zero.
 func GIDIndex(i int) Option { return func(c *config) { c.gidIndex = i } }
 
-// Patience is the time to wait for an expected event before the test fails. A check that takes twelve times as long, or
+// Timeout is the time to wait for an expected event before the test fails. A check that takes twelve times as long, or
 // twice as long after its first failure, is treated as blocked and abandoned. Default: 10 s.
-func Patience(d time.Duration) Option { return func(c *config) { c.patience = d } }
+func Timeout(d time.Duration) Option { return func(c *config) { c.timeout = d } }
 
 // Load multiplies the work of the checks under load, and the repetitions of rejected calls. Default: 3, or 1 with the
 // race detector or -short. The flag -ibtest.load overrides it.
@@ -71,7 +71,7 @@ func Groups(names ...string) Option { return func(c *config) { c.groups = names 
 func newConfig(newDevice NewDevice, opts []Option) config {
 	c := config{
 		newDevice: newDevice, plug: (*ib.Core).Register, unplug: (*ib.Core).Unregister,
-		patience: 10 * time.Second, load: defaultLoad, gidIndex: -1, packages: &packages{},
+		timeout: 10 * time.Second, load: defaultLoad, gidIndex: -1, packages: &packages{},
 	}
 	if testing.Short() {
 		c.load = 1
@@ -179,18 +179,18 @@ const computing = 2 * time.Minute
 
 func (c ruleTest) run(t *testing.T, cfg config) {
 	run := func(t *testing.T, checked bool) {
-		limit := c.longer(12 * cfg.patience)
-		guarded(t, limit, 2*cfg.patience, func(t testing.TB) { c.runOn(t, cfg, checked) })
+		limit := c.longer(12 * cfg.timeout)
+		guarded(t, limit, 2*cfg.timeout, func(t testing.TB) { c.runOn(t, cfg, checked) })
 	}
 	switch {
 	case c.bubble && !cfg.bubble:
 		t.Skip("the driver may not be able to live in a bubble of package testing/synctest: see Bubble")
 	case c.bubble, c.either && cfg.bubble:
-		limit := 2 * cfg.patience
+		limit := 2 * cfg.timeout
 		if c.either {
 			limit = c.longer(max(6*limit, computing)) // the check computes, and waits for nothing
 		}
-		guarded(t, limit, cfg.patience, func(g testing.TB) { // the guard's time is outside the bubble
+		guarded(t, limit, cfg.timeout, func(g testing.TB) { // the guard's time is outside the bubble
 			defer func() {
 				if r := recover(); r != nil {
 					g.Errorf("%v", r) // deadlock

@@ -130,10 +130,10 @@ func (e *env) factory(seed uint64, known *modeltest.Abilities) modeltest.Factory
 		}
 		target := func() modeltest.Target {
 			t := modeltest.Target{
-				Device: s.dev, Handle: s.handle, Lossy: s.lossy, Virtual: e.virtual, Patience: e.cfg.patience, Abilities: known,
+				Device: s.dev, Handle: s.handle, Lossy: s.lossy, Virtual: e.virtual, Timeout: e.cfg.timeout, Abilities: known,
 			}
 			if t.Virtual {
-				t.Patience = 2 * time.Minute
+				t.Timeout = 2 * time.Minute
 			}
 			g := &env{TB: e.TB, cfg: e.cfg, dev: t.Device}
 			g.findGID()

@@ -84,7 +84,7 @@ func (w works) run(e *env, threads, rounds int, tolerated ...syscall.Errno) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(time.Duration(threads*rounds)*time.Millisecond + 2*e.cfg.patience):
+	case <-time.After(time.Duration(threads*rounds)*time.Millisecond + 2*e.cfg.timeout):
 		buf := make([]byte, 1<<16)
 		e.Fatalf("threads wait for one another:\n%s", buf[:runtime.Stack(buf, true)])
 	}

@@ -98,7 +98,7 @@ func (s *slot) fatal() error {
 	select {
 	case <-told:
 		return nil
-	case <-time.After(s.e.cfg.patience):
-		return fmt.Errorf("waited %v in vain for %v", s.e.cfg.patience, ib.EventDeviceFatal)
+	case <-time.After(s.e.cfg.timeout):
+		return fmt.Errorf("waited %v in vain for %v", s.e.cfg.timeout, ib.EventDeviceFatal)
 	}
 }

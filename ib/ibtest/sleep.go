@@ -123,7 +123,7 @@ func (e *env) doorbells() []atomicCall {
 
 // each runs f around each call, and returns the number of calls: fewer than c.times if they take long.
 func (c *atomicCall) each(e *env, f func(call func())) (n int) {
-	end := time.Now().Add(e.cfg.patience / 10)
+	end := time.Now().Add(e.cfg.timeout / 10)
 	for ; n < c.times && (n < 5 || time.Now().Before(end)); n++ {
 		if c.before != nil {
 			c.before()

@@ -182,7 +182,7 @@ func TestEvents(t *testing.T) {
 // TestUnreachable checks a reset of unresponsive hardware: Remove of the clients is called at once, and the wait has no
 // limit.
 func TestUnreachable(t *testing.T) {
-	for _, end := range []string{"back", "unplug", "patience", "dead", "no probe"} {
+	for _, end := range []string{"back", "unplug", "timeout", "dead", "no probe"} {
 		synctest.Test(t, func(t *testing.T) {
 			core, h := &ib.Core{}, &hardware{}
 			s := slot.New(core, "lo0", h, t.Logf)
@@ -220,7 +220,7 @@ func TestUnreachable(t *testing.T) {
 				must(t, s.Unplug())
 				return
 			}
-			want := map[string]error{"unplug": context.Canceled, "patience": context.DeadlineExceeded, "dead": syscall.EIO,
+			want := map[string]error{"unplug": context.Canceled, "timeout": context.DeadlineExceeded, "dead": syscall.EIO,
 				"no probe": syscall.EIO}[end]
 			if !errors.Is(err, want) || st.State != slot.Empty || s.Device() != nil || !errors.Is(st.Err, want) {
 				t.Errorf("%s: got %v, %+v", end, err, st)
@@ -355,7 +355,7 @@ func TestMoments(t *testing.T) {
 // TestUnreachableDuringRegistration checks that hardware which fails during registration and does not recover can be
 // unplugged.
 func TestUnreachableDuringRegistration(t *testing.T) {
-	for _, by := range []string{"reset", "plug", "close", "patience"} {
+	for _, by := range []string{"reset", "plug", "close", "timeout"} {
 		synctest.Test(t, func(t *testing.T) {
 			core, h := &ib.Core{}, &hardware{}
 			s := slot.New(core, "lo0", h, t.Logf)
@@ -378,7 +378,7 @@ func TestUnreachableDuringRegistration(t *testing.T) {
 			switch by {
 			case "close":
 				must(t, s.Close())
-			case "patience":
+			case "timeout":
 				want = context.DeadlineExceeded
 			default:
 				must(t, s.Unplug())

@@ -91,9 +91,9 @@ func TestModel(t *testing.T) {
 // reported a moment later, is no violation.
 func TestLateNotificationIsNoBreach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const patience = 200 * time.Millisecond
+		const timeout = 200 * time.Millisecond
 		h, core := wrapped(newLoopback, weak.Config{Seed: 1, Choices: weak.All &^ weak.Of(weak.SlowMethods)})(t), &ib.Core{}
-		check.On(core, check.Config{Patience: patience, Report: func(v check.Violation) { t.Error(v) }})
+		check.On(core, check.Config{Timeout: timeout, Report: func(v check.Violation) { t.Error(v) }})
 		must(t, core.Register(h))
 		pd, err := h.Device().AllocPD()
 		must(t, err)
@@ -119,9 +119,9 @@ func TestLateNotificationIsNoBreach(t *testing.T) {
 		must(t, err)
 		_, err = cq.ReqNotify(ib.NotifyNextComp)
 		must(t, err)
-		testutil.Advance(patience - 100*time.Microsecond)
+		testutil.Advance(timeout - 100*time.Microsecond)
 		must(t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
-		testutil.Advance(2 * patience)
+		testutil.Advance(2 * timeout)
 		must(t, errors.Join(qp.Destroy(), cq.Destroy(), pd.Dealloc(), core.Unregister(h)))
 	})
 }

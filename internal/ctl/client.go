@@ -44,7 +44,7 @@ func Dial(loc Location) (*Client, error) {
 	if err := loc.Check(); err != nil {
 		return nil, err
 	}
-	for deadline := time.Now().Add(killedPatience); ; time.Sleep(awaitInterval) {
+	for deadline := time.Now().Add(killedTimeout); ; time.Sleep(awaitInterval) {
 		c, err := dial(loc)
 		if err != nil {
 			return nil, err
@@ -60,8 +60,8 @@ func Dial(loc Location) (*Client, error) {
 	}
 }
 
-// killedPatience is the time that a killed process may take to end.
-const killedPatience = 2 * time.Second
+// killedTimeout is the time that a killed process may take to end.
+const killedTimeout = 2 * time.Second
 
 // errKilled is the error for a killed service. The kernel still accepts connections for it, but none of its threads
 // will answer.

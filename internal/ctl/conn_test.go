@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const patience = 10 * time.Second
+const timeout = 10 * time.Second
 
 // TestSurplusDescriptors tests that one of several descriptors in a message is returned, and that the others are
 // closed, which leaktest checks.
@@ -161,7 +161,7 @@ func TestServe(t *testing.T) {
 	server.Close()
 	select {
 	case <-lost:
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		t.Error("Serve continues after the end of the connection")
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// patience limits the wait for descriptors that are closed in the background.
-const patience = 3 * time.Second
+// timeout limits the wait for descriptors that are closed in the background.
+const timeout = 3 * time.Second
 
 // Main is for TestMain. It runs the tests of m and ends the process with m's exit code, or with 1 if the tests passed
 // but leaked goroutines, descriptors or mappings of shared memory.
@@ -25,7 +25,7 @@ func Main(m goleak.TestingM) {
 	}
 	before := descriptors()
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		if left := leftOver(before, patience); code == 0 && len(left) > 0 {
+		if left := leftOver(before, timeout); code == 0 && len(left) > 0 {
 			fmt.Fprintf(os.Stderr, "leaktest: the tests have left %d descriptors and mappings:\n%s\n", len(left),
 				strings.Join(left, "\n"))
 			code = 1

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// sendPatience is the time for which a message with descriptors waits for the receipt of earlier ones.
-	sendPatience = 10 * time.Second
+	// sendTimeout is the time for which a message with descriptors waits for the receipt of earlier ones.
+	sendTimeout = 10 * time.Second
 	sendPause    = 20 * time.Millisecond
 	// The pauses between checks for the receipt of a message.
 	firstReceiptLook = 100 * time.Microsecond
@@ -22,7 +22,7 @@ const (
 // calls sent after the attempt to send. The charge lasts until the user's program has received all data on the socket,
 // or has closed its end, even if the caller closes the socket before. The kernel counts descriptors in flight for the
 // user ID of the service (unix(7), ETOOMANYREFS). If the user has too many of them, Sending sleeps, and returns a
-// *quota.Error after sendPatience.
+// *quota.Error after sendTimeout.
 func (q *Queue) Sending(c syscall.Conn, n int) (sent func(), err error) {
 	if q == nil || n == 0 {
 		return func() {}, nil
@@ -35,7 +35,7 @@ func (q *Queue) Sending(c syscall.Conn, n int) (sent func(), err error) {
 		if err = q.user.Take(quota.InFlight, uint64(n)); err == nil {
 			break
 		}
-		if time.Since(began) > sendPatience {
+		if time.Since(began) > sendTimeout {
 			unix.Close(fd)
 			return nil, err
 		}

@@ -92,8 +92,8 @@ func TestSendingWaits(t *testing.T) {
 		refusal.Kind != quota.InFlight {
 		t.Errorf("got %v, want a refusal of %v", err, quota.InFlight)
 	}
-	if d := time.Since(began); d < sendPatience {
-		t.Errorf("refused after %v, want at least %v", d, sendPatience)
+	if d := time.Since(began); d < sendTimeout {
+		t.Errorf("refused after %v, want at least %v", d, sendTimeout)
 	}
 	var none *Queue
 	if sent, err := none.Sending(ours, 100); err != nil {

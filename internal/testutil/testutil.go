@@ -15,15 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Patience is the limit of a wait in a test. It only distinguishes a wait from a hang, also on a busy machine.
-const Patience = time.Minute
+// Timeout is the limit of a wait in a test. It only distinguishes a wait from a hang, also on a busy machine.
+const Timeout = time.Minute
 
 // Poll calls f until it returns true, as the effect of another goroutine or process. It calls f every few microseconds
-// at first, and every millisecond later. It returns false after testutil.Patience.
+// at first, and every millisecond later. It returns false after testutil.Timeout.
 func Poll(f func() bool) bool {
 	for began := time.Now(); !f(); {
 		waited := time.Since(began)
-		if waited > Patience {
+		if waited > Timeout {
 			return false
 		}
 		time.Sleep(min(max(waited/16, 10*time.Microsecond), time.Millisecond))
@@ -31,12 +31,12 @@ func Poll(f func() bool) bool {
 	return true
 }
 
-// Eventually waits until f returns true, like Poll. After testutil.Patience it fails the test, with the description of
+// Eventually waits until f returns true, like Poll. After testutil.Timeout it fails the test, with the description of
 // the wait.
 func Eventually(t testing.TB, what string, f func() bool) {
 	t.Helper()
 	if !Poll(f) {
-		t.Fatalf("after %v still waiting for: %s", Patience, what)
+		t.Fatalf("after %v still waiting for: %s", Timeout, what)
 	}
 }
 
@@ -108,7 +108,7 @@ func Advance(d time.Duration) {
 	synctest.Wait()
 }
 
-// UnixPair returns two connected Unix sockets. They are closed after twice testutil.Patience, so that a test that waits
+// UnixPair returns two connected Unix sockets. They are closed after twice testutil.Timeout, so that a test that waits
 // for one of them ends.
 func UnixPair(t testing.TB) (ends [2]*net.UnixConn) {
 	t.Helper()
@@ -124,7 +124,7 @@ func UnixPair(t testing.TB) (ends [2]*net.UnixConn) {
 			t.Fatal(err)
 		}
 		ends[i] = c.(*net.UnixConn)
-		timer := time.AfterFunc(2*Patience, func() { c.Close() })
+		timer := time.AfterFunc(2*Timeout, func() { c.Close() })
 		t.Cleanup(func() { timer.Stop(); c.Close() })
 	}
 	return ends

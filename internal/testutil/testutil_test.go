@@ -32,7 +32,7 @@ func TestEventually(t *testing.T) {
 		start := time.Now()
 		Eventually(t, "a while has passed", func() bool {
 			Advance(time.Second)
-			return time.Since(start) >= Patience-time.Second
+			return time.Since(start) >= Timeout-time.Second
 		})
 		f := &failing{TB: t}
 		done := make(chan struct{})

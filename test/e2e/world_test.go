@@ -294,7 +294,7 @@ func (w *world) empty() {
 		r = w.resources()
 		return len(r) == 0
 	}) {
-		w.t.Fatalf("after %v programs still hold: %v", testutil.Patience, r)
+		w.t.Fatalf("after %v programs still hold: %v", testutil.Timeout, r)
 	}
 }
 

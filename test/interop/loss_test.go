@@ -145,7 +145,7 @@ func (l *link) unreliable() error {
 			return err
 		}
 	}
-	sent, err := l.req.poll(l.req.qp.SendCQ, n, patience)
+	sent, err := l.req.poll(l.req.qp.SendCQ, n, timeout)
 	if err != nil {
 		return err
 	}

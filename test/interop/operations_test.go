@@ -177,7 +177,7 @@ func (l *link) deliver(op string, seed, size int, wr args, imm *uint32, consumes
 		if _, err := l.req.complete(op, l.req.qp.SendCQ, seed, "SUCCESS"); err != nil {
 			return err
 		}
-		wait := patience
+		wait := timeout
 		if l.service != "RC" {
 			wait = lossy
 		}
@@ -308,7 +308,7 @@ func outstanding(l *link) error {
 	if _, err := l.req.complete("last SEND", l.req.qp.SendCQ, n-1, "SUCCESS"); err != nil {
 		return err
 	}
-	got, err := l.resp.poll(l.resp.qp.RecvCQ, n, patience)
+	got, err := l.resp.poll(l.resp.qp.RecvCQ, n, timeout)
 	if err != nil {
 		return err
 	}
@@ -345,7 +345,7 @@ func fenced(l *link) error {
 		"sg": sgl{sge(l.req.buf, 0, n*size)}}); err != nil {
 		return err
 	}
-	got, err := l.req.poll(l.req.qp.SendCQ, n+1, patience)
+	got, err := l.req.poll(l.req.qp.SendCQ, n+1, timeout)
 	if err != nil {
 		return err
 	}
@@ -457,7 +457,7 @@ func sharedLimit(l *link) error {
 // events waits for n asynchronous events of a kind and returns their number.
 func (p *peer) events(n int, kind string) (int, error) {
 	var all []string
-	wait := patience
+	wait := timeout
 	if n == 0 {
 		wait = 50 * time.Millisecond
 	}

@@ -284,12 +284,12 @@ func (p *peer) poll(cq, n int, timeout time.Duration) (got []wc, err error) {
 	return got, err
 }
 
-// patience bounds the time of a completion that must arrive, on a slow machine.
-const patience = 30 * time.Second
+// timeout bounds the time of a completion that must arrive, on a slow machine.
+const timeout = 30 * time.Second
 
 // complete waits for one completion and checks its status.
 func (p *peer) complete(what string, cq, id int, statuses ...string) (wc, error) {
-	got, err := p.poll(cq, 1, patience)
+	got, err := p.poll(cq, 1, timeout)
 	switch {
 	case err != nil:
 		return wc{}, err

@@ -132,7 +132,7 @@ func (w *CMWorld) Ended(c *cm.Conn, want error) {
 	w.Helper()
 	select {
 	case <-c.Done():
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		w.Fatal("the connection has not ended")
 	}
 	if err := c.Err(); !errors.Is(err, want) {
@@ -266,12 +266,12 @@ func (w *CMWorld) closes() {
 		if err == nil {
 			w.Error("Accept on a closed manager: got a request")
 		}
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		w.Fatal("Accept does not return after the manager was closed")
 	}
 	select {
 	case <-ca.Done():
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		w.Error("a connection outlives its manager")
 	}
 	if _, err := w.Manager.Listen(netip.AddrPortFrom(w.Addr, 0), 0); err == nil {

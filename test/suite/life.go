@@ -153,7 +153,7 @@ func (w *World) closeDevice() {
 			if !errors.Is(err, verbs.ErrClosed) {
 				w.Errorf("a waiting goroutine: got %v, want %v", err, verbs.ErrClosed)
 			}
-		case <-time.After(patience):
+		case <-time.After(timeout):
 			w.Fatal("a goroutine still waits")
 		}
 	}

@@ -101,12 +101,12 @@ func (e *End) refused(wr verbs.SendWR) {
 	}
 }
 
-// patience bounds operations that normally take microseconds.
-const patience = 20 * time.Second
+// timeout bounds operations that normally take microseconds.
+const timeout = 20 * time.Second
 
 // Soon returns a context for operations that normally take microseconds.
 func (w *World) Soon() context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	w.Cleanup(cancel)
 	return ctx
 }

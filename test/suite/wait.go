@@ -183,7 +183,7 @@ func (w *World) concurrent() {
 			}
 		})
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	for _, e := range []*End{a, b} {
 		for range 2 {

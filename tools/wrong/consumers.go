@@ -33,7 +33,7 @@ type Site struct {
 // convenient ones.
 func NewSite(report func(check.Violation), leastConvenient bool) (*Site, error) {
 	s := &Site{}
-	check.On(&s.Core, check.Config{Report: report, ClientPatience: 3 * time.Second})
+	check.On(&s.Core, check.Config{Report: report, ClientTimeout: 3 * time.Second})
 	for i := range s.Handles {
 		s.Handles[i] = loopback.New(fmt.Sprintf("loop%d", i), nil).Handle()
 		if leastConvenient {

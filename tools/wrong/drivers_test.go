@@ -18,7 +18,7 @@ var wrongToo = flag.Bool("wrong", false, "run the wrong drivers and consumers, w
 
 const (
 	parallel = 4                // concurrent processes
-	patience = 2 * time.Minute  // limit for TestContract with one defect
+	timeout = 2 * time.Minute  // limit for TestContract with one defect
 	grace    = 20 * time.Second // additional time before the process is killed
 )
 
@@ -104,10 +104,10 @@ func judge(out string, passed bool) (v verdict) {
 // run runs a test with a defect; "" is none.
 func run(t *testing.T, binary, test, defect string) verdict {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience+grace)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout+grace)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, binary, "-test.run", "^"+test+"$", "-test.failfast", "-test.timeout",
-		patience.String())
+		timeout.String())
 	cmd.Dir = t.TempDir()
 	cmd.Env = append(os.Environ(), variable+"="+defect)
 	out, err := cmd.CombinedOutput()

@@ -319,11 +319,11 @@ func (r *runner) run() {
 			continue
 		}
 		r.p.tend()
-		patience := r.say(false)
+		timeout := r.say(false)
 		if found := r.round(true); !r.isCurrent() {
 			return
 		} else if !found {
-			r.p.sleep(patience)
+			r.p.sleep(timeout)
 		}
 		r.say(true)
 		last = time.Now()
@@ -340,23 +340,23 @@ func (r *runner) tendIfDue(now time.Time) {
 
 // say notifies all programs whether they must write to the doorbell descriptor, while the thread belongs to the poller.
 // It returns the maximum sleep; negative: until a write.
-func (r *runner) say(awake bool) (patience time.Duration) {
-	patience = -1
+func (r *runner) say(awake bool) (timeout time.Duration) {
+	timeout = -1
 	p := r.p
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.current != r {
-		return patience
+		return timeout
 	}
 	r.known = p.files.Load()
 	for _, x := range *r.known {
 		if x.Watched == nil {
 			x.Tell(awake)
 		} else if !awake && !x.armed.Load() && !p.armLocked(x) {
-			patience = unwatchedPause
+			timeout = unwatchedPause
 		}
 	}
-	return patience
+	return timeout
 }
 
 // armLocked makes the next write to a watched file wake the thread. It covers one write only, because a watch makes
@@ -467,11 +467,11 @@ func (p *poller) replace(r *runner) {
 
 // sleep waits for a doorbell, for wakeLocked, or until the timeout, if that is not negative. It passes on doorbells of
 // other users; they do not end the sleep.
-func (p *poller) sleep(patience time.Duration) {
+func (p *poller) sleep(timeout time.Duration) {
 	var events [64]unix.EpollEvent
 	limit := -1
-	if patience >= 0 {
-		limit = int(patience.Milliseconds())
+	if timeout >= 0 {
+		limit = int(timeout.Milliseconds())
 	}
 	for {
 		n, err := unix.EpollWait(p.epoll, events[:], limit)

@@ -16,8 +16,8 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// patience limits waits that usually take milliseconds.
-const patience = 20 * time.Second
+// timeout limits waits that usually take milliseconds.
+const timeout = 20 * time.Second
 
 func must(t testing.TB, err error) {
 	t.Helper()
@@ -65,7 +65,7 @@ func TestAddresses(t *testing.T) {
 }
 
 func testAddresses(t *testing.T, m *cm.Manager, dev *verbs.Device, addr string) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	pd, err := dev.AllocPD()
 	must(t, err)

@@ -33,7 +33,7 @@ func loopbackFactory(t testing.TB, virtual bool) Factory {
 		g, _ := d.QueryGID(1, 0)
 		target := Target{
 			Device: d, Handle: h, GID: g.GID, Port: port,
-			Patience: 60 * time.Second, Virtual: virtual, Abilities: known,
+			Timeout: 60 * time.Second, Virtual: virtual, Abilities: known,
 		}
 		return target, func() error { return core.Unregister(h) }
 	}

@@ -34,8 +34,8 @@ type Target struct {
 	Names *Names
 	// Reset resets the device, with remove as the consumer's shutdown, and returns the recovered device.
 	Reset func(remove func() error) (Target, error)
-	// Patience is the time to wait for expected results. It is virtual in a bubble.
-	Patience time.Duration
+	// Timeout is the time to wait for expected results. It is virtual in a bubble.
+	Timeout time.Duration
 }
 
 // object is an object of the device.
@@ -284,7 +284,7 @@ func (x *runner) settle() *difference {
 		time.Sleep(10 * time.Second)
 	}
 	begin := time.Now()
-	for pause := 20 * time.Microsecond; ; pause = min(2*pause, x.Patience/20) {
+	for pause := 20 * time.Microsecond; ; pause = min(2*pause, x.Timeout/20) {
 		if x.Virtual {
 			rest()
 		}
@@ -292,7 +292,7 @@ func (x *runner) settle() *difference {
 		if d == nil {
 			break
 		}
-		if !d.late || time.Since(begin) > x.Patience {
+		if !d.late || time.Since(begin) > x.Timeout {
 			return d
 		}
 		if !x.Virtual {

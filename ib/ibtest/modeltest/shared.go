@@ -369,7 +369,7 @@ func (x *runner) episode(d *drawer, threads [][]call) error {
 func (x *runner) explain(events []*event) error {
 	rest := map[model.ID][]ib.WC{} // completions polled afterwards
 	begin := time.Now()
-	for pause := 20 * time.Microsecond; ; pause = min(2*pause, x.Patience/20) {
+	for pause := 20 * time.Microsecond; ; pause = min(2*pause, x.Timeout/20) {
 		if x.Virtual {
 			time.Sleep(50 * time.Millisecond)
 		}
@@ -392,7 +392,7 @@ func (x *runner) explain(events []*event) error {
 			return nil
 		case s.open != "":
 			return errOpen
-		case time.Since(begin) > x.Patience:
+		case time.Since(begin) > x.Timeout:
 			for id, wcs := range rest {
 				for i := range wcs {
 					x.trace = append(x.trace, sprintf("afterwards, cq%d: %s", id, show(&wcs[i])))

@@ -15,7 +15,7 @@ func shortened(make Factory, f *Failure, runs int) *Failure {
 	hasty := func() (Target, func() error) {
 		t, end := make()
 		if !t.Virtual {
-			t.Patience = min(t.Patience, 100*time.Millisecond)
+			t.Timeout = min(t.Timeout, 100*time.Millisecond)
 		}
 		return t, end
 	}
