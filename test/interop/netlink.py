@@ -32,16 +32,16 @@ class Socket:
         self.s.send(struct.pack('=IHHII', 16 + len(payload), family << 10 | command, REQUEST | flags, self.seq, 0) + payload)
 
     def messages(self):
-        """the answer to a request: (type, flags, payload) each, and the error, if there is one"""
+        """returns the answer to a request: (type, flags, payload) of each message, and the error, if any"""
         got = []
         while True:
             datagram, _, _, sender = self.s.recvmsg(1 << 20)
-            if sender[0] != 0: raise RuntimeError(f'an answer from {sender}')
+            if sender[0] != 0: raise RuntimeError(f'answer from {sender}, want 0')
             while datagram:
                 size, kind, flags, seq, pid = struct.unpack_from('=IHHII', datagram)
-                if size < 16 or size > len(datagram): raise RuntimeError(f'a message of {size} bytes in {len(datagram)}')
-                if seq != self.seq: raise RuntimeError(f'sequence number {seq}, not {self.seq}')
-                if pid != self.s.getsockname()[0]: raise RuntimeError(f'for port {pid}')
+                if size < 16 or size > len(datagram): raise RuntimeError(f'message of {size} bytes in a datagram of {len(datagram)}')
+                if seq != self.seq: raise RuntimeError(f'sequence number: got {seq}, want {self.seq}')
+                if pid != self.s.getsockname()[0]: raise RuntimeError(f'port: got {pid}, want that of the socket')
                 body, datagram = datagram[16:size], datagram[size + -size % 4:]
                 if kind in (DONE, ERROR): return got, -struct.unpack_from('=i', body)[0]
                 got.append((kind, flags, body))
@@ -53,7 +53,7 @@ class Socket:
 
 
 
-# The kernel marks few of its nested attributes as such.
+# The attributes with nested attributes. The kernel sets the nested flag only for few of them.
 NESTED = {15, 16, 19, 20, 30, 31, 35, 36, 40, 41, 46, 47, 52, 53, 80, 81, 86, 87, 88, 89}
 
 
@@ -62,7 +62,7 @@ def attrs(b):
     out = []
     while len(b) >= 4:
         size, kind = struct.unpack_from('=HH', b)
-        if size < 4 or size > len(b): raise RuntimeError(f'an attribute of {size} bytes in {len(b)}')
+        if size < 4 or size > len(b): raise RuntimeError(f'attribute of {size} bytes in a buffer of {len(b)}')
         data, b = b[4:size], b[size + -size % 4:]
         if kind & 0x8000 or kind in NESTED: out.append([kind & 0x3fff, True, kind >> 15, attrs(data)])
         else: out.append([kind, False, len(data), data.hex()])
@@ -79,7 +79,7 @@ def tell(answer):
 
 
 def rough(index):
-    """what the socket does, as a list of lines"""
+    """returns a list of lines that describe the behaviour of the socket"""
     out = []
     def say(*what): out.append(' '.join(str(w) for w in what))
     dev = u32(DEV_INDEX, index)
@@ -164,7 +164,7 @@ def main(device):
     r['stat one'] = tell(s.ask(17, 0, dev + u32(PORT_INDEX, 1)))
     for t in 'uverbs', 'rdma_cm', 'umad', 'issm':
         r['chardev ' + t] = tell(s.ask(15, 0, {'uverbs': dev, 'rdma_cm': b''}.get(t, dev + u32(PORT_INDEX, 1)) + attr(CHARDEV_TYPE, t.encode() + b'\0')))
-    # Each object once more by its number.
+    # Query each object once more by its number.
     for c, number in ('res_qp', 21), ('res_cq', 61), ('res_mr', 62), ('res_pd', 60), ('res_cm_id', 63), ('res_ctx', 64):
         one = []
         for m in r[c]['messages']:

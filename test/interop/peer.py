@@ -32,7 +32,7 @@ OPS = {n: getattr(e, 'IBV_WR_' + c) for n, c in {
 
 
 def bits(prefix, names):
-    """the sum of the flags with these names"""
+    """returns the sum of the flags with these names"""
     return sum(int(getattr(e, prefix + n)) for n in names)
 
 
@@ -42,14 +42,14 @@ def name(enum, value, prefix):
 
 
 def words(gid):
-    """a GID or an IP address as pyverbs wants it"""
+    """returns a GID or an IP address in the format of pyverbs"""
     a = ipaddress.ip_address(gid)
     if a.version == 4: a = ipaddress.ip_address('::ffff:' + gid)
     return a.exploded
 
 
 def pointer_in(obj, size, fits):
-    """the pointer to a C struct within a Python object: the one to whose first bytes fits() says yes"""
+    """returns the pointer in a Python object to the C struct with first bytes that fits() accepts"""
     with open('/proc/self/mem', 'rb', buffering=0) as mem:
         raw = ctypes.string_at(id(obj), sys.getsizeof(obj) // 8 * 8)
         for p, in struct.iter_unpack('P', raw):
@@ -96,7 +96,7 @@ class Peer:
         return {n: read(n) for n in os.listdir(d) if n != 'lifespan'}
 
     def sh(self, command, timeout=60):
-        """runs a shell command to its end"""
+        """runs a shell command and waits for it"""
         p = subprocess.run(command, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                            timeout=timeout, text=True)
         return {'status': p.returncode, 'out': p.stdout}
@@ -107,7 +107,7 @@ class Peer:
                                           text=True, start_new_session=True))
 
     def listening(self, port, timeout):
-        """waits until somebody listens on the TCP port"""
+        """waits until a program listens on the TCP port"""
         end = time.monotonic() + timeout
         while time.monotonic() < end:
             for f in '/proc/net/tcp', '/proc/net/tcp6':
@@ -119,7 +119,7 @@ class Peer:
         return False
 
     def end(self, id, timeout):
-        """waits for the end of a program, and sees to it at the time-out"""
+        """waits until a program exits, and kills it after the timeout"""
         p = self._objects.pop(id)
         try: out, late = p.communicate(timeout=timeout)[0], False
         except subprocess.TimeoutExpired:
@@ -189,7 +189,7 @@ class Peer:
         return name(e.ibv_qp_state, self._objects[qp].query(e.IBV_QP_STATE)[0].qp_state, 'IBV_QPS_')
 
     def multicast(self, qp, gid, join):
-        """attaches to a group, or detaches; pyverbs has no call for it"""
+        """attaches a QP to a group, or detaches it; pyverbs has no call for this"""
         lib = ctypes.CDLL('libibverbs.so.1', use_errno=True)
         call = lib.ibv_attach_mcast if join else lib.ibv_detach_mcast
         call.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint16]
@@ -200,7 +200,7 @@ class Peer:
         if rc: raise OSError(rc, f'ibv_{"attach" if join else "detach"}_mcast: {os.strerror(rc)}')
 
     def join(self, group, local):
-        """makes this system a member of the IP multicast group on the interface with the local address"""
+        """joins the IP multicast group on the interface with the local address"""
         with open(f'/sys/class/infiniband/{self._device}/ports/{PORT}/gid_attrs/ndevs/{self.gid_index(local)}') as f:
             index = socket.if_nametoindex(f.read().strip())
         v6 = ':' in group
@@ -210,14 +210,14 @@ class Peer:
         self._add(s)
 
     def _ibv_qp(self, q):
-        """the address of the struct ibv_qp of a QP"""
+        """returns the address of the struct ibv_qp of a QP"""
         return pointer_in(q, 56, lambda s: struct.unpack('PPPPPPII', s)[7] == q.qp_num)
 
     def close(self, ids):
         for i in ids: self._objects.pop(i).close()
 
     def reset(self):
-        """closes everything, the newest first"""
+        """closes all objects, the newest first"""
         for q, gid in list(self._groups): self.multicast(q, gid, False)
         for i in sorted(self._objects, reverse=True):
             o = self._objects.pop(i)
@@ -231,14 +231,14 @@ class Peer:
     # memory
 
     def fill(self, mr, off, len, seed):
-        """writes the bytes that belong to the seed"""
+        """writes the bytes of the seed"""
         if len: self._objects[mr].write(random.Random(seed).randbytes(len), len, off)
 
     def zero(self, mr, off, len):
         if len: self._objects[mr].write(bytes(len), len, off)
 
     def check(self, mr, off, len, seed):
-        """compares with the bytes that belong to the seed; None, or the offset of the first difference"""
+        """compares with the bytes of the seed; returns the offset of the first difference, or None"""
         want, got = random.Random(seed).randbytes(len), self._objects[mr].read(len, off) if len else b''
         if want == got: return None
         return next(i for i in range(len) if want[i] != got[i])
@@ -268,7 +268,7 @@ class Peer:
         if op in ('WRITE', 'WRITE_IMM', 'READ'): w.set_wr_rdma(rkey, addr)
         if op in ('CMP_SWAP', 'FETCH_ADD'): w.set_wr_atomic(rkey, addr, compare_add, swap)
         if op in ('SEND_IMM', 'WRITE_IMM'): w.imm_data = socket.htonl(imm)
-        if op in ('SEND_INV', 'LOCAL_INV'): w.imm_data = rkey              # a union in struct ibv_send_wr
+        if op in ('SEND_INV', 'LOCAL_INV'): w.imm_data = rkey   # imm_data and the key are a union
         if ah: w.set_wr_ud(self._objects[ah], qpn, qkey)
         if op == 'BIND_MW': w.set_bind_wr(self._objects[mw], self._bind_info(mr, off, length, access))
         self._objects[qp].post_send(w)
@@ -279,7 +279,7 @@ class Peer:
         return MWBindInfo(m, m.buf + off, length, bits('IBV_ACCESS_', access))
 
     def bind(self, qp, mw, mr, off, length, access, wr_id=0):
-        """ibv_bind_mw, for windows of type 1"""
+        """binds a window of type 1 with ibv_bind_mw"""
         self._objects[qp].bind_mw(self._objects[mw], MWBind(self._bind_info(mr, off, length, access), e.IBV_SEND_SIGNALED, wr_id))
         return {'rkey': self._objects[mw].rkey}
 
@@ -289,7 +289,7 @@ class Peer:
         self._objects[to].post_recv(RecvWR(wr_id=wr_id, num_sge=len(sges), sg=sges))
 
     def poll(self, cq, n, timeout):
-        """waits for n completions; returns fewer at the time-out"""
+        """waits for n completions; returns fewer after the timeout"""
         c, got, end, pause = self._objects[cq], [], time.monotonic() + timeout, 0.0001
         while True:
             num, wcs = c.poll(n - len(got))
@@ -302,7 +302,7 @@ class Peer:
                 pause = min(pause * 1.5, 0.005)
 
     def events(self, n, timeout):
-        """waits for n asynchronous events since the last reset; returns what there was"""
+        """waits for n asynchronous events since the last reset; returns all of them"""
         end = time.monotonic() + timeout
         while len(self._events) < n and time.monotonic() < end: self._drain_events(min(0.1, timeout))
         return self._events

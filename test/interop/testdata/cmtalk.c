@@ -1,18 +1,18 @@
-// cmtalk tries each way in which a connection can begin and end, between two hosts, and says what the connection manager
-// tells of each: one line for an event, that begins with the letter of the dialogue.
+// cmtalk tests all ways in which a connection between two hosts can begin and end. It prints the events of the
+// connection manager, one in a line. A line begins with the letter of its dialogue.
 //
-//   cmtalk -s ADDR tcp|udp    the passive side; ends when it is asked to
-//   cmtalk -c ADDR tcp|udp    the active side: all dialogues in turn
+//   cmtalk -s ADDR tcp|udp    the passive side; ends on request
+//   cmtalk -c ADDR tcp|udp    the active side: runs all dialogues
 //
 // The first byte of a request's private data is the letter of its dialogue:
 //
-//   e, f   no private data, and as much as there may be; the active side disconnects
+//   e, f   no private data, and the maximum; the active side disconnects
 //   s      the passive side disconnects
-//   x, y   the active side's ID is destroyed while it is connected, and the passive side's
-//   r, R   the passive side refuses, with as much private data as there may be, and with none
+//   x, y   the active side's ID is destroyed while connected; the passive side's ID is destroyed while connected
+//   r, R   the passive side rejects, with the maximum of private data, and with none
 //   d      the passive side destroys the new ID without an answer
-//   n      nobody listens
-//   h, q   is anybody there?, and the end: not printed
+//   n      no listener
+//   h, q   probe for the server, and the end: not printed
 #include <netdb.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -27,14 +27,14 @@ static const char *port = "7479";
 static int udp;
 static struct rdma_event_channel *channel;
 
-// pattern fills n bytes that begin with the letter.
+// pattern fills a buffer with n bytes, which begin with the letter.
 static void pattern(uint8_t *b, int n, char letter)
 {
 	for (int i = 0; i < n; i++)
 		b[i] = letter + i * 7;
 }
 
-// data says how many bytes of a pattern there are, and how many zeros follow.
+// data prints the number of bytes of the pattern, and the number of zeros after it.
 static const char *data(const void *at, int n)
 {
 	static char text[64];
@@ -158,7 +158,7 @@ static void serve(const char *host)
 	CHECK(!rdma_destroy_id(listener));
 }
 
-// talk has a dialogue, and returns the event by which the request was answered.
+// talk runs a dialogue, and returns the event that answers the request.
 static enum rdma_cm_event_type talk(const char *host, char letter, int *status)
 {
 	uint8_t b[256];
@@ -224,7 +224,7 @@ int main(int argc, char **argv)
 		serve(argv[2]);
 		return 0;
 	}
-	for (int i = 0; i < 100; i++) { // who comes too early is told that nobody listens
+	for (int i = 0; i < 100; i++) { // before the server listens, connections are rejected
 		enum rdma_cm_event_type answer = talk(argv[2], 'h', &status);
 		if (udp ? answer == RDMA_CM_EVENT_UNREACHABLE && status == 2 : answer == RDMA_CM_EVENT_REJECTED && status == 28)
 			break;

@@ -1,15 +1,15 @@
-// cmwalk walks at random through librdmacm, and writes what each call and each event gives, in words that are the same
-// on any host: IDs are numbers of slots, addresses, ports and queue pairs are named by the part that they play.
+// cmwalk makes random sequences of librdmacm calls, and writes the result of each call and event. The output does not
+// depend on the host: IDs are slot numbers, and addresses, ports and queue pairs have the name of their role.
 //
 //   cmwalk [-w WORKERS] [-q QUIET] [-n STEPS] IPV4 IPV6 IF DIR FIRST COUNT     the walks of COUNT seeds, in DIR/WORKER
 //   cmwalk [...] IPV4 IPV6 IF DIR -                                            the walks that stdin names: SEED [,STEP...]
 //
-// A step is chosen by the seed, its own number, and what the program has seen so far. The steps that stdin names behind
-// a seed are left out, by which a walk can be made shorter.
+// The seed, the number of the step and the earlier results determine a step. The steps after a seed on stdin are left
+// out, which shortens a walk.
 //
-// All sides of a walk are in this process. After each call the program waits until the answers that are due have come,
-// and then until nothing has come for QUIET milliseconds (15), so that no outcome hangs on what is faster. A walk is
-// eager, which takes events as they come, or lazy: its events wait until a step takes them.
+// All sides of a walk are in this process. After each call the program waits for the expected events, and then until no
+// event has arrived for QUIET milliseconds (15). The results therefore do not depend on timing. An eager walk takes
+// events when they arrive. In a lazy walk, events wait until a step takes them.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -34,7 +34,7 @@
 
 enum { MADE = 5, SLOTS = 11, CHANNELS = 2, UNACKED = 24, GROUPS = 4 };
 
-// What the program believes of a slot: only to choose steps that lead somewhere.
+// The assumed state of a slot. It is used only to choose useful steps.
 enum state { NONE, IDLE, BOUND, LISTENING, ADDR, ROUTE, CONNECTING, RESPONSE, CONNECTED, OVER, REQUEST, ACCEPTED };
 
 static const char *const event_names[] = {
@@ -45,15 +45,15 @@ static const char *const event_names[] = {
 
 struct slot {
 	struct rdma_cm_id *id;
-	int channel;           // -1: it waits for its own events
+	int channel;           // -1: a synchronous ID, which waits for its own events
 	enum state state;
 	int ps, peer;          // peer: a slot, -1
-	uint32_t qpn;          // that it last connected or accepted with
+	uint32_t qpn;          // QPN of the last connect or accept
 	struct rdma_cm_event *unacked[UNACKED];
 	int n;
 	int joined[GROUPS];
-	int placed;            // it has had an address of an interface, or tried to
-	struct ibv_pd *pd;     // of a queue pair of its own
+	int placed;            // the ID has, had or tried an address of an interface
+	struct ibv_pd *pd;     // PD of the ID's own queue pair
 	struct ibv_cq *cq;
 	struct ibv_qp *own;
 };
@@ -97,7 +97,7 @@ static long now(void)
 	return t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-// The parts that addresses play.
+// The roles of addresses.
 enum { OWN4, OWN6, MAPPED, ANY4, ANY6, LINK_LOCAL, LINK_LOCAL_NO_SCOPE, NOBODY4, NOWHERE4, NOWHERE6, GROUP4, OTHER_GROUP4, NO_FAMILY, ADDRESSES };
 
 static const char *const address_names[] = {
@@ -105,7 +105,7 @@ static const char *const address_names[] = {
 	"other-group4", "no-family",
 };
 
-// The parts that ports play: 0 to 3 are the walk's own.
+// The roles of ports: 0 to 3 are ports of the walk itself.
 static const char *const port_names[] = {"p0", "p1", "p2", "p3", "0"};
 
 static struct sockaddr *address(int what, int port, struct sockaddr_storage *s)
@@ -126,7 +126,7 @@ static struct sockaddr *address(int what, int port, struct sockaddr_storage *s)
 		v6->sin6_addr.s6_addr[10] = v6->sin6_addr.s6_addr[11] = 0xff;
 		memcpy(v6->sin6_addr.s6_addr + 12, &((struct sockaddr_in *)&own4)->sin_addr, 4);
 		break;
-	case LINK_LOCAL: case LINK_LOCAL_NO_SCOPE: // one that nobody has
+	case LINK_LOCAL: case LINK_LOCAL_NO_SCOPE: // an address without an owner
 		v6->sin6_family = AF_INET6;
 		inet_pton(AF_INET6, "fe80::7777", &v6->sin6_addr);
 		v6->sin6_scope_id = what == LINK_LOCAL ? scope : 0;
@@ -150,7 +150,7 @@ static struct sockaddr *address(int what, int port, struct sockaddr_storage *s)
 	return (void *)s;
 }
 
-// name says which address one is.
+// name returns the role of an address.
 static const char *name(const struct sockaddr *a)
 {
 	static char text[64];
@@ -247,11 +247,11 @@ static int destroy(int i)
 
 static void data(const void *at, int n) { say(" data %d:%08x", n, hash(at, n)); }
 
-// show writes an event, and takes note of it.
+// show prints an event and records its effect.
 static void show(struct rdma_cm_event *e)
 {
 	int request = e->event == RDMA_CM_EVENT_CONNECT_REQUEST, i = slot_of(request ? e->listen_id : e->id), new = -1;
-	if (e->event == RDMA_CM_EVENT_TIMEWAIT_EXIT) { // comes when it comes
+	if (e->event == RDMA_CM_EVENT_TIMEWAIT_EXIT) { // arrives at any time
 		rdma_ack_cm_event(e);
 		return;
 	}
@@ -312,7 +312,7 @@ static void show(struct rdma_cm_event *e)
 	}
 }
 
-// drain takes the events of a channel, those of one ID together.
+// drain takes the events of a channel, grouped by ID.
 static int drain(int c)
 {
 	struct rdma_cm_event *got[64];
@@ -333,7 +333,7 @@ static int drain(int c)
 	return shown;
 }
 
-// take takes what there is, and what is still to come: need events at least.
+// take takes the pending and expected events, at least need of them.
 static void take(int need)
 {
 	long end = now() + (lazy ? 600 : 4000);
@@ -353,7 +353,7 @@ static void take(int need)
 		say("  an event that is due has not come\n");
 }
 
-// settle waits until what a call has begun is over. need is how many events it leads to, at least; -1: none.
+// settle waits until the effects of a call are complete. need is the minimum number of expected events; -1: none.
 static void settle(int need)
 {
 	if (need < 0)
@@ -368,7 +368,7 @@ static void settle(int need)
 
 static int alive(int i) { return i >= 0 && i < SLOTS && slots[i].id; }
 
-// hears reports whether the peer of a slot is to be told of its end.
+// hears reports whether the peer of a slot is notified of the slot's end.
 static int hears(int i)
 {
 	struct slot *s = &slots[i];
@@ -391,7 +391,7 @@ static struct rdma_conn_param *params(int i, struct rdma_conn_param *p, int acce
 {
 	struct slot *s = &slots[i];
 	int usual = rnd(4) > 0;
-	if (!rnd(12) && (!accept || s->id->qp)) { // librdmacm fails otherwise
+	if (!rnd(12) && (!accept || s->id->qp)) { // librdmacm requires a queue pair
 		say(" no params");
 		s->qpn = s->id->qp ? s->id->qp->qp_num : 0;
 		return NULL;
@@ -424,7 +424,7 @@ static struct rdma_conn_param *params(int i, struct rdma_conn_param *p, int acce
 	return p;
 }
 
-// The steps. Each has its slot, writes its line, and waits.
+// The steps. Each takes a slot, prints its line, and waits.
 
 static void create(int i)
 {
@@ -439,7 +439,7 @@ static void create(int i)
 		*s = (struct slot){.id = s->id, .channel = c, .state = IDLE, .ps = ps, .peer = -1};
 }
 
-// local is an address of this host, or none. Linux remembers the interface of an ID that had one, whatever comes later.
+// local returns an address of this host, or none. Linux remembers the interface of an ID that ever had a local address.
 static int local(struct slot *s)
 {
 	int own = family_of_walk ? OWN6 : OWN4, any = family_of_walk ? ANY6 : ANY4;
@@ -476,7 +476,7 @@ static void resolve_addr(int i)
 	int src = rnd(3) ? -1 : rnd(2) ? own : local(s);
 	int dst = rnd(6) ? own : ONE_OF(OWN4, OWN6, MAPPED, NOWHERE4, NOWHERE6, GROUP4, NO_FAMILY);
 	if ((dst == NOWHERE4 || dst == GROUP4) && (src >= 0 || s->placed))
-		dst = own; // Linux asks its neighbours
+		dst = own; // Linux sends a neighbour solicitation
 	s->placed = 1;
 	int sport = src < 0 ? 4 : ONE_OF(4, 4, 3, 1), dport = rnd(8) ? 0 : ONE_OF(1, 2, 3, 4);
 	int r = rdma_resolve_addr(s->id, src < 0 ? NULL : address(src, sport, &a), address(dst, dport, &b), 2000);
@@ -505,7 +505,7 @@ static void create_qp(int i)
 		.qp_type = rnd(10) ? is_datagram(id) ? IBV_QPT_UD : IBV_QPT_RC : IBV_QPT_UC,
 		.cap = {.max_send_wr = 2, .max_recv_wr = 2, .max_send_sge = 1, .max_recv_sge = 1},
 	};
-	if (!id->verbs || id->qp || slots[i].own) // librdmacm fails without a device
+	if (!id->verbs || id->qp || slots[i].own) // librdmacm requires a device
 		return;
 	int type = a.qp_type, r = rdma_create_qp(id, NULL, &a);
 	say("create_qp %d type %d = %s\n", i, type, result(r));
@@ -724,7 +724,7 @@ static void *destroy_thread(void *p)
 	return NULL;
 }
 
-// destroy_waiting destroys an ID of which events have not been acknowledged: the call waits until they are.
+// destroy_waiting destroys an ID with events that are not acknowledged. The call waits until they are.
 static void destroy_waiting(int i)
 {
 	struct slot *s = &slots[i];
@@ -759,7 +759,7 @@ static void destroy_(int i)
 	settle(told);
 }
 
-// close_channel is the end of a program, for its peers: the channel goes with its IDs.
+// close_channel closes a channel and its IDs. To the peers, this is the exit of a program.
 static void close_channel(void)
 {
 	int c = rnd(CHANNELS), told = 0;
@@ -773,7 +773,7 @@ static void close_channel(void)
 				listener_gone = 1;
 			told += hears(i) && slots[slots[i].peer].channel != c;
 		}
-	rdma_destroy_event_channel(channels[c]); // the memory of its IDs is lost
+	rdma_destroy_event_channel(channels[c]); // this leaks the memory of the IDs
 	for (int i = 0; i < SLOTS; i++)
 		if (slots[i].id && slots[i].channel == c)
 			memset(&slots[i], 0, sizeof slots[i]);
@@ -790,7 +790,7 @@ static void get_events(void)
 	owed = 0;
 }
 
-// Calls that wait, of IDs without a channel: a thread makes them, while the other sides go on.
+// Blocking calls of IDs without a channel. A thread makes them while the other sides continue.
 
 struct sync {
 	struct rdma_cm_id *id;
@@ -811,7 +811,7 @@ static void *sync_thread(void *p)
 	struct rdma_conn_param cp = {.private_data = b, .private_data_len = 1, .retry_count = 7, .rnr_retry_count = 7, .qp_num = y->qpn};
 	int r;
 	switch (y->what) {
-	case 0: // connects
+	case 0: // connect
 		r = rdma_connect(y->id, &cp);
 		NOTE(" connect %s", result(r));
 		y->failed = r;
@@ -823,7 +823,7 @@ static void *sync_thread(void *p)
 			NOTE(" disconnect %s", result(r));
 		}
 		break;
-	case 1: // listens, and takes a request
+	case 1: // listen, and accept a request
 		r = rdma_get_request(y->id, &request);
 		NOTE(" get_request %s", result(r));
 		if (r)
@@ -851,7 +851,7 @@ static void numeric(int what, int port, char *host, char *service)
 	CHECK(!getnameinfo(s, sizeof a, host, 64, service, 16, NI_NUMERICHOST | NI_NUMERICSERV));
 }
 
-// sync_client makes an end point that connects to a listener, which answers.
+// sync_client creates an endpoint that connects to a listener, which answers.
 static void sync_client(int listener)
 {
 	struct sync y = {.what = 0};
@@ -909,7 +909,7 @@ static void sync_client(int listener)
 	take(0);
 }
 
-// sync_server makes an end point that listens, and takes one request; the client is a slot.
+// sync_server creates an endpoint that listens and accepts one request; the client is a slot.
 static void sync_server(int i)
 {
 	struct sync y = {.what = 1, .param = rnd(2)};
@@ -976,7 +976,7 @@ static void sync_server(int i)
 	take(0);
 }
 
-// step makes one step.
+// step executes one step.
 static void step(void)
 {
 	static void (*const any[])(int) = {
@@ -1086,7 +1086,7 @@ struct job {
 	char without[256];
 };
 
-// work makes the walks of a worker, from one of them on. A walk that hangs ends the process.
+// work executes the walks of a worker, beginning with the given one. A blocked walk ends the process.
 static int work(struct job *jobs, int n, int worker, int workers, const char *dir, int from)
 {
 	char file[512], progress[512];
