@@ -1,6 +1,6 @@
 // copy memcpy SIZE N  one copy within a process
-// copy far SIZE N     the same between buffers that no cache holds, a part of SIZE bytes at a time
-// copy vm SIZE N      one process_vm_readv from another process, which is asleep
+// copy far SIZE N     the same between buffers larger than the caches, SIZE bytes at a time
+// copy vm SIZE N      one process_vm_readv from another process, which sleeps
 #include "floor.h"
 #include <sys/uio.h>
 
@@ -34,7 +34,7 @@ int main(int argc, char **argv)
 		} else {
 			memcpy(to + at, from + at, size);
 			at = (at + size) % whole;
-			__asm__ volatile("" ::"r"(to) : "memory"); // or the compiler would copy once
+			__asm__ volatile("" ::"r"(to) : "memory"); // prevents the compiler from removing copies
 		}
 	}
 	print_mean(now_us() - begin, n);

@@ -1,13 +1,13 @@
 // mix -d DEVICE -g GID_INDEX [-q QPS] [-s SEED] N
 //
-// WRITEs of four sizes, in a mix that small ones dominate by number and large ones by bytes: N in all, at most 16 at a time. With
-// -s in random order, each on one of QPS queue pairs at random; otherwise size by size. Prints the mean time of a message. The same
-// messages are sent in either case.
+// Sends N WRITEs of four sizes, at most 16 at a time. Most messages are small, and most bytes are in large messages. With -s the
+// order is random, and each message uses a random one of QPS queue pairs. Otherwise the messages are sent in the order of their
+// sizes. The messages are the same in both cases. Prints the mean time of a message.
 #include "loop.h"
 
 enum { depth = 16, largest = 1 << 20, max_qps = 1000 };
 
-// Of so many messages each: 60 of 64 bytes, 30 of 4 KB, 9 of 64 KB, one of 1 MB.
+// Of 100 messages, 60 have 64 bytes, 30 have 4 KB, 9 have 64 KB, and one has 1 MB.
 static const struct {
 	int share;
 	uint32_t size;

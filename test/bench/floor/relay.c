@@ -1,7 +1,7 @@
-// relay pingpong SIZE N  half a round trip between two processes by shared memory, through a third one
+// relay pingpong SIZE N  half a round trip between two processes through shared memory and a third process
 // relay stream SIZE N    a stream of N messages the same way, 64 in flight
 //
-// All three yield the processor when there is nothing to do: more of them may poll than there are processors.
+// All three yield the processor when they have no work, because there may be more polling processes than processors.
 #include "floor.h"
 #include <stdatomic.h>
 
@@ -9,11 +9,11 @@
 
 // ring carries messages from one process to another.
 struct ring {
-	_Alignas(64) atomic_long head; // messages put
-	_Alignas(64) atomic_long tail; // messages taken
+	_Alignas(64) atomic_long head; // number of messages written
+	_Alignas(64) atomic_long tail; // number of messages read
 };
 
-// rings lead from the client to the relay, from there to the server, and back. Their messages lie behind.
+// rings connect the client with the relay and the relay with the server, in both directions. Their messages follow them.
 enum { TO_RELAY, TO_SERVER, BACK, TO_CLIENT, RINGS };
 
 static struct ring *rings;
@@ -22,7 +22,7 @@ static size_t size;
 
 static char *slot(int ring, long i) { return slots + (ring * SLOTS + i % SLOTS) * size; }
 
-// forward copies the next message from one ring to another, if there is one and room for it.
+// forward copies the next message from one ring to another, if there is a message and a free slot.
 static int forward(int from, int to)
 {
 	long i = atomic_load_explicit(&rings[from].tail, memory_order_relaxed);

@@ -1,9 +1,8 @@
 // scale -d DEVICE -g GID_INDEX [-c CONTEXTS] [-q QPS] [-s rts|err|post] -n N
 //
-// Opens contexts and makes queue pairs in them, which are connected in twos and stay idle: in RTS, or in ERR (-s err), or in ERR
-// with a receive posted to one after the other for as long as the program runs (-s post). Then it times operations beside them,
-// in the first context: N messages of 64 bytes of each kind, and up to 500 times the life of a queue pair and of a region. It
-// prints a line for each, "NAME mean=US typical=US p99=US", then "ready", and waits for the end of its standard input.
+// Opens contexts and creates queue pairs in them. They are connected in pairs and stay idle: in RTS, in ERR (-s err), or in ERR
+// while the program posts receives to them in rotation (-s post). Then it times other operations in the first context: N messages
+// of 64 bytes of each kind, and up to 500 times the creation and destruction of a queue pair and of a region. It prints a line for each, "NAME mean=US typical=US p99=US", then "ready", and waits for the end of its standard input.
 #include "loop.h"
 #include <poll.h>
 #include <sys/resource.h>
@@ -81,7 +80,7 @@ static void time_messages(struct context *c, char *buf)
 	ibv_dereg_mr(mr);
 }
 
-// ended reports whether standard input has ended.
+// ended reports whether standard input is at its end.
 static int ended(int timeout)
 {
 	struct pollfd in = {.fd = 0, .events = POLLIN};

@@ -1,5 +1,5 @@
 // tcp pingpong SIZE N  half a round trip between two processes that block in read()
-// tcp busy SIZE N      the same, both polling, each on a processor of its own
+// tcp busy SIZE N      the same with polling, each process on a processor of its own
 // tcp stream SIZE N    a stream of N writes of SIZE bytes
 #include "floor.h"
 #include <arpa/inet.h>
@@ -7,7 +7,7 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
-static int flags; // of recv: MSG_DONTWAIT to poll
+static int flags; // flags of recv: MSG_DONTWAIT to poll
 
 static void put(int fd, const char *buf, size_t size)
 {

@@ -1,8 +1,8 @@
 // trap call N           a system call answered by a minimal seccomp supervisor in another process
-// trap stream SIZE N    the same, and SIZE bytes copied from the caller to a third process, which is asleep
-// trap pingpong SIZE N  two callers that poll, each copy started by a trapped call; half a round trip
+// trap stream SIZE N    the same, and SIZE bytes copied from the caller to a third process, which sleeps
+// trap pingpong SIZE N  half a round trip of two polling callers, with each copy started by a trapped call
 //
-// This is the floor of an unmodified program's doorbell, and of messages that take the shortcut.
+// This is the floor of an unmodified program's doorbell, and of messages on the shortcut.
 #include "floor.h"
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -24,11 +24,11 @@ enum { DOORBELL = 200, DOORBELL_BYTES = 32 };
 #define SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP (1UL << 0)
 #endif
 
-// Every process has these at the same addresses, each its own copy.
+// Each process has its own copy of these variables at the same addresses.
 static size_t size;
 static char *source, *destination;
 
-// trap_doorbell makes write() to DOORBELL of this process a notification and returns the listener.
+// trap_doorbell installs a filter that turns write() to DOORBELL in this process into a notification. It returns the listener.
 static int trap_doorbell(void)
 {
 	struct sock_filter code[] = {
@@ -79,7 +79,7 @@ static int receive_fd(int sock)
 
 struct supervised {
 	int listener;
-	pid_t from, to; // to is 0: nothing is copied
+	pid_t from, to; // to 0: no copy
 	char *bounce;
 };
 
@@ -126,7 +126,7 @@ static void ring(void)
 		die("write to the doorbell");
 }
 
-// caller rings n times, each at once or after the other's message, and prints what it took.
+// caller rings n times, each time at once or after the message of the other caller, and prints the times.
 static void caller(int sock, long n, int pingpong, int first)
 {
 	volatile unsigned char *in = (unsigned char *)destination + size - 1;
@@ -167,7 +167,7 @@ static pid_t start(int pair[2], long n, int pingpong, int first)
 		die("socketpair");
 	pid = fork_child();
 	if (pid == 0) {
-		close(pair[0]); // the parent's end: so that the child sees the parent end
+		close(pair[0]); // the parent's end, so that the child notices the exit of the parent
 		caller(pair[1], n, pingpong, first);
 	}
 	close(pair[1]);

@@ -1,10 +1,10 @@
-// udp pingpong SIZE N        half a round trip between two processes that poll, each on a processor of its own
+// udp pingpong SIZE N        half a round trip between two polling processes, each on a processor of its own
 // udp plain SIZE N           a stream of N messages of SIZE bytes in datagrams of up to 4 KB
 // udp offload SIZE N         the same with segmentation and receive offload (GSO, GRO), up to 15 packets a call
 // udp offload-crc SIZE N     the same with a CRC-32 over each packet at both ends
 // udp check                  test the CRC-32
 //
-// The receiver of a stream counts in shared memory, which is all the flow control there is.
+// The only flow control of a stream is the receiver's count in shared memory.
 #include "floor.h"
 #include "crc32.h"
 #include <arpa/inet.h>
@@ -22,7 +22,7 @@
 
 enum { DATA = 4096, PACKET = DATA + 4, SEGMENTS = 15, BATCH = PACKET * SEGMENTS };
 
-static _Atomic long *received; // bytes, in memory that both processes share
+static _Atomic long *received; // number of bytes, in shared memory
 
 static int bound(struct sockaddr_in *at)
 {

@@ -1,7 +1,7 @@
 // verbs -d DEVICE -g GID_INDEX -s SIZE -n N [-i] -p PORT [HOST]
 //
-// A ping-pong of SENDs between two processes that poll, with inline data (-i) or without: perftest knows inline data only
-// of devices whose vendor it knows. Without HOST it is the server. The client prints half a round trip.
+// A ping-pong of SENDs between two polling processes, with inline data (-i) or without. perftest supports inline data only for
+// devices of known vendors. Without HOST the program is the server. The client prints half a round trip.
 #include "floor.h"
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
