@@ -12,7 +12,7 @@ const (
 	// CmdCommandMask selects the command number in CmdHdr.Command
 	// (IB_USER_VERBS_CMD_COMMAND_MASK).
 	CmdCommandMask = 0xff
-	// CmdFlagExtended in CmdHdr.Command says that an ExCmdHdr follows
+	// CmdFlagExtended in CmdHdr.Command means that an ExCmdHdr follows
 	// (IB_USER_VERBS_CMD_FLAG_EXTENDED).
 	CmdFlagExtended = 0x80000000
 )
@@ -30,7 +30,7 @@ type CmdHdr struct {
 }
 
 // ExCmdHdr follows CmdHdr in an extended command (struct ib_uverbs_ex_cmd_hdr).
-// The provider lengths count 64-bit words and come on top of those in CmdHdr.
+// The provider lengths count 64-bit words, in addition to the lengths in CmdHdr.
 type ExCmdHdr struct {
 	Response         uint64 // user address that receives core and provider response
 	ProviderInWords  uint16
