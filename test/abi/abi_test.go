@@ -10,7 +10,7 @@ func TestComplaints(t *testing.T) {
 	}{{Device, 300, "CQ"}, {Descriptors, 200, "completion poll"}} {
 		got, version := tt.answers.Kernel()
 		if len(got) < tt.least || version == "" {
-			t.Fatalf("%d answers of %q", len(got), version)
+			t.Fatalf("got %d answers of %q", len(got), version)
 		}
 		for question, answer := range Parse(tt.answers.differs) {
 			got[question] = answer

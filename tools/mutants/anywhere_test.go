@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestAnywhere tests which places of a function become mutants of any code, and that each differs from the source.
+// TestAnywhere checks the places of a function that become mutants of any code, and that each mutant differs from the
+// source.
 func TestAnywhere(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module example\n\ngo 1.26\n"), 0o644); err != nil {
