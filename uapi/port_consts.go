@@ -27,10 +27,10 @@ const (
 	PortPhysTest                                       // Phy Test
 )
 
-// PortWidth is the width of a link in lanes of the physical layer (enum ib_port_width).
+// PortWidth is the width of a link: 1x, 4x and so on (enum ib_port_width).
 type PortWidth uint8
 
-// PortSpeed is the signalling rate of a link, for each lane of the physical layer (enum ib_port_speed).
+// PortSpeed is the signalling rate of a link of width 1x (enum ib_port_speed).
 type PortSpeed uint8
 
 // LinkLayer is the kind of network below a port (IBV_LINK_LAYER_*).
