@@ -20,7 +20,7 @@ const (
 	program = "program" // not a check: a directive that exempts a lock, as an escape exempts code
 )
 
-// Report is a breach of a rule.
+// Report is a violation of a rule.
 type Report struct {
 	Check string
 	Pos   token.Pos
@@ -35,7 +35,7 @@ type Step struct {
 	What string
 }
 
-// Check applies all checks.
+// Check applies all checks, and returns the violations.
 func (p *Program) Check() []Report {
 	callers := p.callers(NoSleep)
 	sleep := p.newEffect(NoSleep)

@@ -11,13 +11,13 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// The context of a completion queue (package ib/completion) decides whether the functions of its work requests may
-// sleep. It is a constant in the completion.Init of the queue. The tracer finds the queue of each post, and the
-// constant of each queue.
+// The context of a completion queue (package ib/completion) determines whether the functions of its work requests may
+// sleep. The context is a constant in the completion.Init of the queue. The tracer finds the queue of each post, and
+// the constant of each queue.
 
 const completionPath = module + "/ib/completion"
 
-// contexts is a set of the contexts in which a function may be called.
+// contexts is a set of contexts in which a function may be called.
 type contexts uint8
 
 const (
@@ -45,8 +45,8 @@ const (
 	postRecv = "(*" + completionPath + ".QP).PostRecv"
 )
 
-// completion is the function of a work request, with the contexts of its queue and the calls of New that may have made
-// the queue.
+// completion is the function of a work request, with the contexts of its queue and the calls of New that may have
+// created the queue.
 type completion struct {
 	f    *function
 	in   contexts
@@ -59,7 +59,8 @@ func isDone(v *types.Var) bool {
 		v.Name() == "done" && isNamed(v.Type(), completionPath+".Done")
 }
 
-// findCompletions finds the functions of work requests, and adds those of Direct queues to the callees of CQ.Process.
+// findCompletions finds the functions of work requests, and adds the functions of Direct queues to the callees of
+// CQ.Process.
 func (p *Program) findCompletions() {
 	q := &queueQuery{p: p, of: map[*function]*completion{}, made: map[*ssa.Call]bool{}}
 	for _, f := range p.order {
@@ -115,7 +116,7 @@ func (q *queueQuery) processDirect() {
 	}
 }
 
-// processed returns the calls of New that may have made the queue which a call processes.
+// processed returns the calls of New that may have created the queue of a Process call.
 func (q *queueQuery) processed(f *function, c *call) map[*ssa.Call]bool {
 	common := c.at.(ssa.CallInstruction).Common()
 	v := common.Value
@@ -244,7 +245,7 @@ func (q *queueQuery) ofPost(pkg *types.Package, name string, queue ssa.Value) co
 	return in | elsewhere
 }
 
-// ofPackage returns the contexts of all queues that a package makes.
+// ofPackage returns the contexts of all queues that a package creates.
 func (q *queueQuery) ofPackage(pkg *types.Package) (in contexts) {
 	for _, f := range q.p.order {
 		if pkgOf(f.Function) != pkg {
@@ -314,7 +315,7 @@ func (q *queueQuery) ofCQ(v ssa.Value, at *frame) (in contexts) {
 	return in
 }
 
-// ofArgument returns the contexts of a queue that is made with an Init.
+// ofArgument returns the contexts of a queue created with an Init.
 func (q *queueQuery) ofArgument(v ssa.Value, at *frame) contexts {
 	in := q.ofInit(v, at)
 	if in&unset != 0 {
@@ -323,7 +324,7 @@ func (q *queueQuery) ofArgument(v ssa.Value, at *frame) contexts {
 	return in
 }
 
-// ofInit returns the contexts that an Init may have.
+// ofInit returns the possible contexts of an Init.
 func (q *queueQuery) ofInit(v ssa.Value, at *frame) (in contexts) {
 	if q.nested > maxFrames {
 		return elsewhere
@@ -347,7 +348,7 @@ func (q *queueQuery) ofInit(v ssa.Value, at *frame) (in contexts) {
 	return in
 }
 
-// isInitVariable reports whether a value is an Init that is read from a variable or field.
+// isInitVariable reports whether a value is an Init loaded from a variable or field.
 func isInitVariable(v ssa.Value) bool {
 	switch v := v.(type) {
 	case *ssa.UnOp:
@@ -363,7 +364,7 @@ func isInit(t types.Type) bool {
 	return ok && isNamed(n, completionPath+".Init")
 }
 
-// ofVariable returns the contexts that the Init at an address may have.
+// ofVariable returns the possible contexts of the Init at an address.
 func (q *queueQuery) ofVariable(r origin) contexts {
 	switch v := r.v.(type) {
 	case *ssa.FieldAddr:
@@ -430,7 +431,7 @@ func (q *queueQuery) initStores() []initStore {
 	return q.inits
 }
 
-// ofConstant returns the contexts that a value of type Context may be.
+// ofConstant returns the possible contexts of a value of type Context.
 func (q *queueQuery) ofConstant(v ssa.Value, at *frame) (in contexts) {
 	for _, o := range q.p.traces.origins(v, at, nil) {
 		n := int64(-1)

@@ -14,7 +14,7 @@ import (
 // Descriptors received over a socket, and the sockets themselves, are followed as values: through variables, fields,
 // parameters, results, channels and conversions. A field stands for the fields of all values of its type.
 
-// flow is a set of values that descriptors of a kind reach.
+// flow is a set of values that descriptors of a kind can reach.
 type flow struct {
 	p      *Program
 	values map[ssa.Value]bool
@@ -140,7 +140,7 @@ func (w *flow) into(addr ssa.Value) {
 	}
 }
 
-// derived marks a value that is computed from a marked one.
+// derived marks a value that is computed from a marked value.
 func (w *flow) derived(v ssa.Value) {
 	from := func(xs ...ssa.Value) {
 		for _, x := range xs {
@@ -185,14 +185,14 @@ func (w *flow) derived(v ssa.Value) {
 			}
 			return
 		}
-		if _, isIndex := v.Tuple.(*ssa.Next); isIndex && v.Index < 2 { // ok, and the index
+		if _, isIndex := v.Tuple.(*ssa.Next); isIndex && v.Index < 2 { // ok and the index
 			return
 		}
 		from(v.Tuple)
 	}
 }
 
-// call passes descriptors to the parameters of a function, and takes them from its results.
+// call passes descriptors to the parameters of a function, and from its results.
 func (w *flow) call(at ssa.CallInstruction) {
 	common := at.Common()
 	v, _ := at.(ssa.Value)

@@ -8,13 +8,13 @@ import (
 
 // A directive is a comment on a separate line, or after code:
 //
-//	//verbena:nosleep             the function, or what is stored in the field, must not sleep
+//	//verbena:nosleep             the function, or a function in the field, must not sleep
 //	//verbena:held x.mu           the function is called with the lock held
 //	//verbena:program REASON      only threads of one program wait for the lock in this field
-//	//verbena:receives            the function takes the descriptors that come with what it reads from a socket
-//	//verbena:closes              the function bounds how many received descriptors are being closed
+//	//verbena:receives            the function accepts the descriptors received with data from a socket
+//	//verbena:closes              the function limits concurrent closes of received descriptors
 //	//verbena:parses              the function parses bytes of a user
-//	//verbena:allow CHECK REASON  the check says nothing here
+//	//verbena:allow CHECK REASON  the check is suppressed here
 //
 // In the comment of a function it applies to the function. Otherwise it applies to its own line, or to the line below
 // the comment.

@@ -1,5 +1,5 @@
-// Package vet checks programs against the locking contract of verbena/ib from their source. Command verbenavet runs it.
-// docs/verbenavet.md explains its reports.
+// Package vet checks programs against the locking contract of verbena/ib by analysis of their source. Command
+// verbenavet runs it. docs/verbenavet.md explains its reports.
 //
 //	Load            go/packages -> SSA (program.go). There is one Program for each command, and one for the packages that
 //	                no command imports.
@@ -23,5 +23,5 @@
 // cover opens of files, reads from sockets, closes of received descriptors (descriptor.go follows these as values) and
 // panics.
 //
-// Analyzer applies the same checks to one package, with facts for the others.
+// Analyzer applies the same checks to one package. Facts describe the other packages.
 package vet

@@ -38,7 +38,7 @@ func (e *effect) add(f *function, c *cause) {
 	}
 }
 
-// caller is a call of a function.
+// caller is a call of a function, seen from the callee.
 type caller struct {
 	in *function
 	c  *call

@@ -21,7 +21,7 @@ const (
 	Recover = "recover" // a goroutine that parses bytes of a user, without recover
 )
 
-// guard names the checks of a package that are reported.
+// guard has the checks of a package that are enabled.
 type guard map[string]bool
 
 // guards lists the checked packages with their enabled checks. A disabled check still counts its escapes as used, so
@@ -45,7 +45,7 @@ const guardedSnippets = module + "/tools/vet/testdata/guard/"
 
 var allGuards = guard{Open: true, Restat: true, Receive: true, Close: true, Recover: true}
 
-// guardOf returns the checks of a package, and whether it has any.
+// guardOf returns the checks of a package, and reports whether it has any.
 func guardOf(k *types.Package) (guard, bool) {
 	if k == nil {
 		return nil, false
@@ -57,7 +57,7 @@ func guardOf(k *types.Package) (guard, bool) {
 	return g, ok
 }
 
-// checkGuards applies the checks to the packages of guards.
+// checkGuards applies the checks to the packages in guards.
 func (p *Program) checkGuards() (reports []Report) {
 	report := func(f *function, check string, pos token.Pos, text string) {
 		if x := f.allowedAbove(p, check); x != nil {

@@ -278,7 +278,7 @@ func (p *Program) lockOf(v ssa.Value) *lock {
 		return p.lockOf(boundTo(v))
 	case *ssa.UnOp:
 		if v.Op == token.MUL {
-			return p.lockOf(v.X) // a pointer to a lock
+			return p.lockOf(v.X) // v is a pointer to a lock
 		}
 	case *ssa.ChangeType:
 		return p.lockOf(v.X)

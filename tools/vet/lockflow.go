@@ -87,7 +87,7 @@ func (s state) unlock(l *lock) {
 
 func (s state) lockOf(l *lock, path string) {
 	if s.may[l] && s.which[l] != path {
-		path = "" // two of a class
+		path = "" // two locks of one class
 	}
 	s.may[l], s.must[l], s.which[l] = true, true, path
 }

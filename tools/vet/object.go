@@ -57,7 +57,7 @@ func (p *Program) leads(f *function, v ssa.Value, left int) place {
 	return place{}
 }
 
-// bound returns the binding of a closure's variable, and the function that makes the closure.
+// bound returns the binding of a closure's variable, and the function that creates the closure.
 func (p *Program) bound(f *function, v *ssa.FreeVar) (*function, ssa.Value) {
 	if b := boundTo(v); b != nil {
 		if f.outer != nil {
@@ -65,7 +65,7 @@ func (p *Program) bound(f *function, v *ssa.FreeVar) (*function, ssa.Value) {
 		}
 		return p.funcs[f.Parent()], b
 	}
-	if list := p.traces.closures[f.Function]; len(list) == 1 { // a method value
+	if list := p.traces.closures[f.Function]; len(list) == 1 { // the closure is a method value
 		return p.funcs[list[0].Parent()], list[0].Bindings[slices.Index(f.FreeVars, v)]
 	}
 	return nil, nil
@@ -242,7 +242,7 @@ func (p *Program) findSplit() {
 	}
 }
 
-// countFields counts the fields of a struct that are structs themselves.
+// countFields counts the fields of a struct that have struct types.
 func countFields(t types.Type, count map[*types.Named]int) {
 	if s, ok := t.Underlying().(*types.Struct); ok {
 		for f := range s.Fields() {

@@ -49,9 +49,9 @@ type function struct {
 	*ssa.Function
 	calls   []*call
 	ops     []op
-	held    []*lock // by its directive
+	held    []*lock // locks in its held directive
 	heldBy  map[*lock]heldPath
-	nosleep bool // by its directive
+	nosleep bool // the function has a nosleep directive
 	allowed map[string]*Escape
 
 	locks    lockFlow
@@ -71,7 +71,7 @@ type call struct {
 	at      ssa.Instruction
 	pos     token.Pos
 	callees []*function
-	spawns  bool // by another goroutine
+	spawns  bool // the callee runs on another goroutine
 	field   *types.Var
 	iface   *types.Func // method of an interface
 	agreed  bool        // the contract for the callee applies, and the callee must keep it

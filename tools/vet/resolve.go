@@ -92,8 +92,8 @@ var formatters = []string{
 	"String", "Error", "Format", "GoString", "MarshalJSON", "MarshalText", "MarshalBinary", "LogValue",
 }
 
-// addMethods adds the methods that another package calls of a value passed as an interface: its methods, or the
-// formatters.
+// addMethods adds the methods that another package calls on a value passed as an interface: the interface's methods, or
+// the formatters.
 func (p *Program) addMethods(c *call, m *ssa.MakeInterface) {
 	it, ok := m.Type().Underlying().(*types.Interface)
 	if !ok || isStream(m.Type()) {
@@ -168,7 +168,7 @@ func (t *tracer) functions(v ssa.Value) (list []*ssa.Function) {
 	return list
 }
 
-// checkForeign resolves calls by interfaces with values from other packages: net.Dial returns a net.Conn.
+// checkForeign resolves interface calls on values from other packages: net.Dial returns a net.Conn.
 func (p *Program) checkForeign() {
 	for _, f := range p.order {
 		for _, c := range f.calls {

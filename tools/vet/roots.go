@@ -42,7 +42,7 @@ func (p *Program) typesOf() (list []*types.Named) {
 	return append(list, slices.CompactFunc(more, func(a, b *types.Named) bool { return a.String() == b.String() })...)
 }
 
-// ifaces returns interfaces of package ib.
+// iface returns an interface of package ib.
 func (p *Program) iface(name string) *types.Interface {
 	k := p.prog.ImportedPackage(ibPath)
 	if k == nil {
@@ -181,7 +181,7 @@ func (p *Program) noSleepRoots() []root {
 	return roots
 }
 
-// visit is a function that roots lead to.
+// visit is a function that is reachable from the roots.
 type visit struct {
 	f    *function
 	from *visit
@@ -189,7 +189,7 @@ type visit struct {
 	root *root
 }
 
-// reach visits all functions that roots lead to, nearest first, except by calls that an escape cuts.
+// reach visits all functions that are reachable from the roots, nearest first. Calls with an escape are not followed.
 func (p *Program) reach(check string, roots []root, stop func(*call) bool, f func(*visit)) map[*function]*visit {
 	seen := map[*function]*visit{}
 	var queue []*visit

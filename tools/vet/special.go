@@ -23,7 +23,7 @@ func (p *Program) specialise() {
 	}
 	s := &specialiser{p: p, made: map[string]*function{}, count: map[*ssa.Function]int{}}
 	s.work = slices.Clone(p.order)
-	called := map[*function]bool{} // before
+	called := map[*function]bool{} // called before specialisation
 	for _, f := range p.order {
 		for _, c := range f.calls {
 			for _, g := range c.callees {
@@ -82,7 +82,7 @@ func (p *Program) findNeeds() (any bool) {
 	return any
 }
 
-// chooses reports whether a call by an interface of the program may lead to several methods.
+// chooses reports whether a call through an interface of the program may lead to several methods.
 func (p *Program) chooses(c *call) bool {
 	return c.iface != nil && !c.agreed && p.ours(c.iface.Pkg()) && c.iface.Pkg().Path() != ibPath &&
 		len(c.callees)+len(c.library) > 1
@@ -107,7 +107,7 @@ func (p *Program) rootParameter(f *function, v ssa.Value) (*function, int) {
 			if f == nil {
 				return nil, 0
 			}
-		case *ssa.Alloc: // a captured parameter
+		case *ssa.Alloc: // may be a captured parameter
 			n := spilled(f.Function, x)
 			if n == 0 {
 				return nil, 0
@@ -131,7 +131,7 @@ func (p *Program) rootParameter(f *function, v ssa.Value) (*function, int) {
 	return nil, 0
 }
 
-// specialiser makes the copies.
+// specialiser creates the copies.
 type specialiser struct {
 	p     *Program
 	made  map[string]*function
@@ -232,7 +232,7 @@ func (f *function) specialised(binds map[int]place, outer *function) *function {
 	return &g
 }
 
-// origin returns functions without the copies that have replaced them.
+// origin returns the originals of functions that copies have replaced.
 func (c *call) origin(list []*function) []*function {
 	out := make([]*function, len(list))
 	for i, f := range list {

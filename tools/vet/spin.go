@@ -90,7 +90,7 @@ func components(f *ssa.Function) [][]*ssa.BasicBlock {
 	return connected(all, func(b *ssa.BasicBlock) []*ssa.BasicBlock { return b.Succs })
 }
 
-// connected returns the strongly connected sets of blocks among some, by the edges of next.
+// connected returns the strongly connected sets of the given blocks, with the edges of next.
 func connected(among blockSet, next func(*ssa.BasicBlock) []*ssa.BasicBlock) (list [][]*ssa.BasicBlock) {
 	index, low := map[*ssa.BasicBlock]int{}, map[*ssa.BasicBlock]int{}
 	on := blockSet{}

@@ -52,14 +52,14 @@ var idle = []string{
 	"Split", "String", "Text", "UseNumber", "With", "WithAttrs", "WithGroup", "Writer",
 }
 
-// makesStream reports whether a function is a constructor of a stream, or of a wrapper of one.
+// makesStream reports whether a function is a constructor of a stream or of a wrapper of a stream.
 func makesStream(f *types.Func) bool {
 	sig := f.Signature()
 	return sig.Recv() == nil && sig.Results().Len() == 1 &&
 		(holdsStream(sig.Results().At(0).Type()) || isStream(sig.Results().At(0).Type()))
 }
 
-// isStream reports whether a type is an interface by which a stream is used.
+// isStream reports whether a type is an interface of a stream.
 func isStream(t types.Type) bool {
 	return slices.ContainsFunc(streamMethods, func(m string) bool { return hasMethod(t, m) })
 }
@@ -86,7 +86,7 @@ func heldUses(t types.Type) []string {
 	return nil
 }
 
-// streamUses returns the methods by which a stream of a type is used.
+// streamUses returns the methods that use a stream of a type.
 func streamUses(t types.Type) (uses []string) {
 	if !types.IsInterface(t) {
 		return heldUses(t)
@@ -127,7 +127,7 @@ func (p *Program) streamsOf(c *call) (list []ssa.Value) {
 	common := c.at.(ssa.CallInstruction).Common()
 	if common.IsInvoke() {
 		list = append(list, common.Value)
-	} else if common.StaticCallee() == nil { // a method as a value
+	} else if common.StaticCallee() == nil { // a method value
 		for _, o := range p.traces.origins(common.Value, nil, nil) {
 			if m, ok := o.v.(*ssa.MakeClosure); ok && objectOf(m.Fn.(*ssa.Function)) == types.Object(c.stream) {
 				list = append(list, m.Bindings...)
@@ -159,7 +159,7 @@ func streamType(v ssa.Value) types.Type {
 type streamQuery struct {
 	p       *Program
 	seen    map[ssa.Value]bool
-	uses    []string // methods by which the present stream is used
+	uses    []string // methods that use the current stream
 	sleeps  bool
 	callees []*function
 }
@@ -232,7 +232,7 @@ func (q *streamQuery) origin(o origin) {
 	}
 }
 
-// quietVariable reports whether a variable of another package is a stream that does not sleep.
+// quietVariable reports whether a variable of another package holds a stream that does not sleep.
 func (q *streamQuery) quietVariable(v *ssa.Global) bool {
 	return v.Object() != nil && slices.Contains(quietStreams, v.Object().Pkg().Path()+"."+v.Name())
 }

@@ -142,8 +142,8 @@ type trace struct {
 	list []origin
 }
 
-// origins returns the possible sources of a value. The search ends at values for which stop, which may be nil, returns
-// true.
+// origins returns the possible sources of a value. The search ends at values for which stop returns true; stop may be
+// nil.
 func (t *tracer) origins(v ssa.Value, at *frame, stop func(ssa.Value) bool) []origin {
 	s := &trace{tracer: t, stop: stop, seen: map[origin]bool{}}
 	s.visit(v, at)

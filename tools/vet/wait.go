@@ -15,7 +15,7 @@ import (
 // another goroutine has made progress. A cycle that is bounded by its own variable, such as a counter, does not wait
 // either.
 
-// waits finds the loops of a function that wait.
+// waits finds the waiting loops of a function.
 func waits(f *ssa.Function, known map[ssa.CallInstruction][]*ssa.Function) (list []loop) {
 	pure := purity{}
 	for _, body := range naturalLoops(f) {
@@ -53,7 +53,7 @@ type waiting struct {
 	body   blockSet
 	pure   purity
 	known  map[ssa.CallInstruction][]*ssa.Function // callees of interfaces and function values
-	places map[any]bool                            // fields and variables that conditions of the loop depend on
+	places map[any]bool                            // fields and variables in the conditions of the loop
 }
 
 // condition holds the dependencies of a branch within a set of blocks.
@@ -202,7 +202,7 @@ func isChan(t types.Type) bool {
 	return ok
 }
 
-// shared reports whether other goroutines may know an address.
+// shared reports whether other goroutines may have an address.
 func shared(addr ssa.Value) bool {
 	a, ok := addr.(*ssa.Alloc)
 	return !ok || a.Heap
@@ -350,8 +350,8 @@ func (w *waiting) next(b *ssa.BasicBlock) []*ssa.BasicBlock {
 	return b.Succs
 }
 
-// succeeds returns 1 if a condition holds when a CompareAndSwap, Swap or TryLock has changed something, -1 for the
-// opposite, else 0.
+// succeeds returns 1 if a condition holds when a CompareAndSwap, Swap or TryLock has changed something, -1 if its
+// negation holds then, and otherwise 0.
 func succeeds(cond ssa.Value) int {
 	switch v := cond.(type) {
 	case *ssa.UnOp:
@@ -417,7 +417,7 @@ func (w *waiting) ends(s blockSet) (ssa.Instruction, bool) {
 			at = cond
 		}
 	}
-	if !exits { // it never ends
+	if !exits { // the cycle never ends
 		b := sortedBlocks(s)[0]
 		return b.Instrs[len(b.Instrs)-1], true
 	}
