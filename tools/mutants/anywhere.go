@@ -45,7 +45,7 @@ var neighbours = map[token.Token]string{
 // unmarked matches calls without a testable effect: removing one blocks everything, or changes only a message.
 var unmarked = regexp.MustCompile(`^(R?Lock|R?Unlock|Logf|logf|panic|print|println)$`)
 
-// anywhere collects the mutants of any code of a function.
+// anywhere collects the mutants of any code in a function.
 func (g *generator) anywhere(fn *ast.FuncDecl) {
 	ast.Inspect(fn.Body, func(n ast.Node) bool {
 		switch n := n.(type) {

@@ -180,7 +180,7 @@ func (g *generator) begin(fn *ast.FuncDecl) {
 	}
 }
 
-// checks collects the mutants of the checks in a function and in the function literals in it.
+// checks collects the mutants of the checks in a function and in its function literals.
 func (g *generator) checks(fn *ast.FuncDecl) {
 	var loops []ast.Expr // conditions of loops: a bound that is never reached would only make the test hang
 	ast.Inspect(fn.Body, func(n ast.Node) bool {
@@ -326,7 +326,7 @@ func (g *generator) field(s *ast.SelectorExpr) {
 // assigned reports whether a field is on the left side of an assignment, judging by the text after it.
 func (g *generator) assigned(s *ast.SelectorExpr) bool {
 	rest := strings.TrimLeft(string(g.source[g.fset.Position(s.End()).Offset:]), " ")
-	if strings.HasPrefix(rest, ",") { // one of several
+	if strings.HasPrefix(rest, ",") { // one of several operands
 		line, _, _ := strings.Cut(rest, "\n")
 		return strings.Contains(line, " = ")
 	}
@@ -351,7 +351,7 @@ func (g *generator) comparison(b *ast.BinaryExpr) {
 		if !isInteger(g.info.TypeOf(b.X)) || !isInteger(g.info.TypeOf(b.Y)) {
 			return
 		}
-		exceeds := b.Op == token.GTR || b.Op == token.GEQ // with the limit on the right side
+		exceeds := b.Op == token.GTR || b.Op == token.GEQ // if the limit is on the right side
 		switch {
 		case g.limit(b.Y):
 			g.force(boundKind, b, !exceeds)

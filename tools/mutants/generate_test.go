@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestGenerate tests which places of a file become mutants, by name, and that the text of each is as expected.
+// TestGenerate checks the places of a file that become mutants, their names and their text.
 func TestGenerate(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {
@@ -125,7 +125,7 @@ func covers(have, want uint) bool { return want&^have == 0 && want&^have != 8 }
 	}
 }
 
-// TestUnseen tests that the mutants of unseen.txt exist, and that there are enough others.
+// TestUnseen checks that the mutants of unseen.txt exist, and that there are enough others.
 func TestUnseen(t *testing.T) {
 	all, err := generate("../..", guarded, (*generator).checks)
 	if err != nil {
@@ -143,7 +143,7 @@ func TestUnseen(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := len(all) - len(unseen); n < 200 {
-		t.Errorf("%d generated mutants, %d of them unseen, want 200 others", len(all), len(unseen))
+		t.Errorf("got %d generated mutants, %d of them in unseen.txt, want 200 others", len(all), len(unseen))
 	}
 	bad := filepath.Join(t.TempDir(), "unseen.txt")
 	for _, text := range []string{"p.go:f:bound:1 equivalent", all[0].name + "\n",

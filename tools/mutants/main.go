@@ -48,7 +48,7 @@ type listed struct {
 // apply returns the source with the defect.
 func (m *listed) apply(source string) (string, error) {
 	if n := strings.Count(source, m.from); n != 1 || m.from == m.to {
-		return "", fmt.Errorf("%s has %d places of %q, not one", m.file, n, m.from)
+		return "", fmt.Errorf("%s: got %d places of %q, want 1", m.file, n, m.from)
 	}
 	return strings.Replace(source, m.from, m.to, 1), nil
 }
@@ -63,8 +63,8 @@ type mutant struct {
 // tests selects the tests that must notice a mutant.
 type tests struct {
 	pkg   string
-	run   string // a pattern of names; "": all
-	short bool   // with -short
+	run   string // pattern of names; "": all
+	short bool   // run with -short
 }
 
 func (m *mutant) suites() []tests {
@@ -190,11 +190,11 @@ func readUnseen(path string, all []mutant) (map[string]string, error) {
 		name, reason, _ := strings.Cut(line, " ")
 		switch reason = strings.TrimSpace(reason); {
 		case reason == "":
-			return nil, fmt.Errorf("%s: %s has no reason", path, name)
+			return nil, fmt.Errorf("%s: mutant %s has no reason", path, name)
 		case !names[name]:
 			return nil, fmt.Errorf("%s: there is no mutant %s", path, name)
 		case reasons[name] != "":
-			return nil, fmt.Errorf("%s: %s is listed twice", path, name)
+			return nil, fmt.Errorf("%s: mutant %s is listed twice", path, name)
 		}
 		reasons[name] = reason
 	}
@@ -368,7 +368,7 @@ func (m *mutant) broken() (map[string]string, error) {
 func (m *mutant) apply(source string) (string, error) {
 	if e := m.edit; e != nil {
 		if e.to > len(source) || source[e.from:e.to] != m.from {
-			return "", fmt.Errorf("%s has changed meanwhile", m.file)
+			return "", fmt.Errorf("%s has changed since the mutants were generated", m.file)
 		}
 		return source[:e.from] + e.text + source[e.to:], nil
 	}
@@ -407,7 +407,7 @@ func test(replace map[string]string, f func(dir, overlay string) error) error {
 	if err := os.WriteFile(path, list, 0o644); err != nil {
 		return err
 	}
-	if err := os.Chmod(dir, 0o755); err != nil { // tests start their own binary as other users
+	if err := os.Chmod(dir, 0o755); err != nil { // tests run their binary as other users
 		return err
 	}
 	return f(dir, path)

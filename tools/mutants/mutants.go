@@ -710,7 +710,7 @@ var mutants = []listed{
 		"x.Again = false && last.read"},
 	{"no packet is lost", "capture/sequence.go", ".Lost = arrivals[k.flow]", ".Lost = false"},
 
-	// what the kernel does for the service
+	// kernel operations for the service
 	{"the file that a link leads to is not compared", "supervisor/duplicate.go",
 		"	if !isFile(path, file) {", "	if false {"},
 	{"commands of other users are taken", "supervisor/caller.go",
@@ -753,7 +753,7 @@ var mutants = []listed{
 		"			if of == a.own[userNS] {\n				inode", "			if of == of {\n				inode"},
 	{"subordinate ids are users", "internal/principal/principal.go",
 		"	id.UID = int(owner)\n", ""},
-	// defects of the second security review that no generated mutant is like
+	// Defects of the second security review that differ from all generated mutants.
 	{"memory that the launcher has opened is reached by number", "supervisor/caller.go",
 		"	bound = bound || !direct\n", ""},
 	{"a late answer of a launcher is taken for another's", "service/help.go",
