@@ -70,7 +70,7 @@ type options struct {
 	event   func(*ib.QP, ib.EventType)
 	cqEvent func(*ib.CQ, ib.EventType)
 	srq     bool
-	one     bool // connected to itself
+	one     bool // one queue pair, connected to itself
 }
 
 func open(d *ib.Device, o options) (l *link, err error) {
@@ -301,7 +301,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// A region is deregistered while a send from it is in the queue.
+		// A region is deregistered while a send from it is pending.
 		Name:   "dereg-in-flight",
 		Commit: `4af7f7ff92a4 ("nvme-rdma: don't complete requests before a send work request has completed")`,
 		Rule:   "flush not awaited before Dereg",
@@ -310,7 +310,7 @@ var firstConsumers = []Consumer{
 			if err != nil {
 				return nil
 			}
-			l.send(1, ib.SendSignaled) // waits for a receive
+			l.send(1, ib.SendSignaled) // stays pending without a receive
 			if err := l.mr.Dereg(); err != nil {
 				return err
 			}
@@ -432,7 +432,7 @@ var firstConsumers = []Consumer{
 		},
 	},
 	{
-		// The event function of a queue pair destroys it.
+		// The event function of a queue pair destroys the queue pair.
 		Name:   "destroy-in-event",
 		Commit: `081bdc9fe05b ("RDMA/ib_srp: Fix a deadlock")`,
 		Rule:   "It does not destroy what it is the callback of",
@@ -515,7 +515,7 @@ var firstConsumers = []Consumer{
 			if err != nil {
 				return nil
 			}
-			for range 4 { // 32 requests on a queue of 8
+			for range 4 { // 32 requests for a queue of 8
 				if err := l.recv(8); err != nil {
 					return err
 				}

@@ -76,7 +76,7 @@ var secondConsumers = []Consumer{
 		},
 	},
 	{
-		// The end of the event registration waits for the function, which waits for the lock.
+		// The end of the event registration waits for the function, which waits for a lock of the caller.
 		Name:   "lock-over-stop",
 		Commit: "2f76e82947b9",
 		Rule:   "It must not be called by f, nor with a lock that f takes",

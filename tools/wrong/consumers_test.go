@@ -94,5 +94,5 @@ func TestConsumers(t *testing.T) {
 			}
 		})
 	}
-	t.Logf("%d of %d wrong consumers are caught", caught, len(Consumers))
+	t.Logf("%d of %d wrong consumers are detected", caught, len(Consumers))
 }

@@ -152,7 +152,7 @@ var weakConsumers = []Consumer{
 				SGList: []ib.SGE{{Addr: mr.Addr() + 64, Length: 8, LKey: mr.LKey()}}})
 			_, err3 = await(done, 1)
 			if buf[7] != 1 {
-				err = errors.New("the message has not come")
+				err = errors.New("wait for the message: got none")
 			}
 			_, err4 = await(cq, 1)
 			return errors.Join(err, err1, err2, err3, err4, qp.Destroy(), cq.Destroy(), done.Destroy(), mr.Dereg(), pd.Dealloc())
@@ -203,7 +203,7 @@ func await(cq *ib.CQ, n int) (all []ib.WC, err error) {
 			return all, err
 		}
 		if time.Now().After(end) {
-			return all, fmt.Errorf("%d of %d completions came", len(all), n)
+			return all, fmt.Errorf("await: got %d completions, want %d", len(all), n)
 		}
 	}
 	return all, nil

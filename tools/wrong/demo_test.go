@@ -304,7 +304,7 @@ var demos = map[string]func(l *lab){
 				l.t.Fatal(err)
 			}
 			defer q.DetachMcast(group, 0)
-			if i == 1 { // the first has no receive
+			if i == 1 { // the first datagram has no receive
 				l.recv(q, 1)
 			}
 		}

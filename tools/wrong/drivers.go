@@ -69,7 +69,7 @@ var firstDrivers = []Driver{
 	if c.timer != nil && !wrong("upcall-after-destroy") {`}},
 	},
 	{
-		// Entries beyond the end of the old ring, where it wraps around, are not copied.
+		// Entries after the end of the old ring, where it wraps around, are not copied.
 		Name: "cq-resize-wrap",
 		Rule: "no completion is lost; CQs that resize",
 		Edits: []Edit{{"cq.go", `	r := newRing[ib.WC](entries)

@@ -92,7 +92,7 @@ var secondDrivers = []Driver{
 	}`}},
 	},
 	{
-		// CurState is taken from the attributes although the mask does not name it.
+		// CurState is used although the mask does not select it.
 		Name:   "cur-state-unnamed",
 		Commit: `"RDMA/efa: Use the correct current and new states in modify QP", 2020`,
 		Rule:   "QPAttrMask names the valid fields of a QPAttr",

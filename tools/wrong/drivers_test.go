@@ -72,7 +72,7 @@ var (
 	runningLine = regexp.MustCompile(`^\s+(Test\S+) \(`)
 )
 
-// judge reads the output of a test binary.
+// judge parses the output of a test binary.
 func judge(out string, passed bool) (v verdict) {
 	v.passed = passed
 	lines := strings.Split(out, "\n")
@@ -101,7 +101,7 @@ func judge(out string, passed bool) (v verdict) {
 	return v
 }
 
-// run runs a test with a defect; "" is none.
+// run runs a test with a defect, or without one if the name is "".
 func run(t *testing.T, binary, test, defect string) verdict {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), timeout+grace)

@@ -92,7 +92,7 @@ func apply(source string, edits []Edit) (string, error) {
 	return out.String(), nil
 }
 
-// overlay writes the changed files into dir, and returns the file for the go command's -overlay.
+// overlay writes the changed files to dir, and returns the file for the go command's -overlay.
 func overlay(source, dir string) (string, error) {
 	byFile := map[string][]Edit{}
 	for _, d := range Drivers {
