@@ -273,7 +273,7 @@ func (j *judge) faults() (list []string) {
 		fmt.Fprintf(j.out, "%d repeats of lossy runs:\n%s\n", len(j.repeats), strings.Join(j.repeats, "\n"))
 	}
 	if len(j.repeats) > maxRepeats {
-		add("verdict: %d repeats of lossy runs, and at most %d may come by chance", len(j.repeats), maxRepeats)
+		add("verdict: got %d repeats of lossy runs, want at most %d", len(j.repeats), maxRepeats)
 	}
 	return list
 }

@@ -28,7 +28,7 @@ func TestVerdict(t *testing.T) {
 		lines   []string
 		skips   string
 		pending string
-		local   bool // CI is not set
+		local   bool // without CI
 		faults  []string
 		prints  string
 	}{
