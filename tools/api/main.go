@@ -23,7 +23,7 @@ import (
 const module = "verbena/"
 
 func main() {
-	root := flag.String("C", ".", "`folder` of the module")
+	root := flag.String("C", ".", "use the module in this `folder`")
 	flag.Parse()
 	faults, err := check(*root)
 	if err != nil {
@@ -41,18 +41,18 @@ func main() {
 // inner lists the declarations that connect packages of this module. A user of the module cannot call them, or need not
 // name their types.
 var inner = map[string]string{
-	"ib.ForUser":                          "for user contexts; its key cannot be made outside",
-	"verbs.Entry.Open":                    "for packages that know devices elsewhere than in /dev/infiniband",
-	"verbs/cm.New":                        "for packages that have a connection manager",
-	"verbs/cm.NewFile":                    "for packages that have a connection manager's file",
-	"verbs/embed.Stack.ConnectionManager": "nil, or what a service has",
+	"ib.ForUser":                          "for user contexts; other modules cannot create its key",
+	"verbs.Entry.Open":                    "for packages with devices outside of /dev/infiniband",
+	"verbs/cm.New":                        "for packages with a connection manager",
+	"verbs/cm.NewFile":                    "for packages with the file of a connection manager",
+	"verbs/embed.Stack.ConnectionManager": "nil, or the connection manager of a service",
 	"verbs/service.AtLocation":            "for the command verbena",
 	"service/servicetest.New":             "for tests of this module",
 	"service/servicetest.Device":          "for tests of this module",
 	"service/servicetest.Serve":           "for tests of this module",
 }
 
-// row is a row of the table of docs/api.md.
+// row matches a row of the table in docs/api.md.
 var row = regexp.MustCompile("(?m)^\\| `([a-z0-9/]+)` \\|")
 
 // public returns the list of public packages.
@@ -66,7 +66,7 @@ func public(root string) ([]string, error) {
 		list = append(list, m[1])
 	}
 	if len(list) == 0 {
-		return nil, fmt.Errorf("docs/api.md lists no package")
+		return nil, fmt.Errorf("read the public packages: docs/api.md lists none")
 	}
 	return list, nil
 }
@@ -147,7 +147,7 @@ func (w *walker) typ(name string, t types.Type) {
 		if pkg := t.Obj().Pkg(); pkg != nil && strings.HasPrefix(pkg.Path(), module) &&
 			!slices.Contains(w.public, pkg.Path()) &&
 			!w.named[t.Obj()] && inner[name] == "" {
-			w.faults = append(w.faults, fmt.Sprintf("%s has the type %s.%s, whose package is not public (docs/api.md)",
+			w.faults = append(w.faults, fmt.Sprintf("%s has the type %s.%s of a package that is not public (docs/api.md)",
 				name, strings.TrimPrefix(pkg.Path(), module), t.Obj().Name()))
 		}
 		for a := range t.TypeArgs().Types() {

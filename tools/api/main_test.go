@@ -64,6 +64,6 @@ func G(s S) error { return nil }
 		t.Fatal(err)
 	}
 	if _, err := check(root); err == nil {
-		t.Error("an empty page is no fault")
+		t.Error("empty page: got no error")
 	}
 }
