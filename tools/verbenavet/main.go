@@ -73,8 +73,8 @@ func run(args []string, out, errs io.Writer) int {
 		fmt.Fprint(errs, usage)
 		flags.PrintDefaults()
 	}
-	dir := flags.String("C", ".", "the folder of the module")
-	verbose := flags.Bool("v", false, "list the escapes, and the calls that are not resolved")
+	dir := flags.String("C", ".", "use the module in this folder")
+	verbose := flags.Bool("v", false, "list the escapes and the unresolved calls")
 	switch err := flags.Parse(args); {
 	case err == flag.ErrHelp:
 		return 0
