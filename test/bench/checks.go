@@ -9,7 +9,7 @@ import (
 // compiled, or disturbed by other programs, would make Verbena's figures look good.
 type Check struct {
 	Name   string
-	A, B   string // measurements of the section "floors"
+	A, B   string // names of measurements in the section "floors"
 	Want   float64
 	Within float64 // tolerance as a factor
 }

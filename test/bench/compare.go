@@ -18,7 +18,7 @@ type Comparison struct {
 	Base     []float64 `json:"base"`
 	New      []float64 `json:"new"`
 	Ratios   Summary   `json:"ratios"`
-	Low      float64   `json:"confidence_low"` // 99 %, of the median ratio
+	Low      float64   `json:"confidence_low"` // 99 % confidence interval of the median ratio
 	High     float64   `json:"confidence_high"`
 	Verdict  string    `json:"verdict"`
 	Failures []string  `json:"errors,omitempty"`

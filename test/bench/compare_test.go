@@ -30,7 +30,7 @@ func TestCompare(t *testing.T) {
 	base, changed := &Env{Limit: time.Minute}, &Env{Limit: time.Minute}
 	names := map[*Env]string{base: "base", changed: "new"}
 	var turns, ignored []string
-	machine := []float64{10, 30, 12, 11, 25, 10, 14, 10} // the machine drifts, the ratio does not
+	machine := []float64{10, 30, 12, 11, 25, 10, 14, 10} // the speed of the machine drifts, the ratio does not
 	times := func(f ...float64) []float64 {
 		v := make([]float64, len(machine))
 		for i := range v {
@@ -47,7 +47,7 @@ func TestCompare(t *testing.T) {
 	}
 	all, err := compare(context.Background(), base, changed, list, len(machine), io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "broken: pair 2, new: broken") {
-		t.Errorf("error: got %v, want that of the broken exchange", err)
+		t.Errorf("error: got %v, want the error of the broken exchange", err)
 	}
 	if want := strings.Fields("base new new base base new new base"); !slices.Equal(turns[:8], want) {
 		t.Errorf("order: got %v, want %v", turns[:8], want)

@@ -123,7 +123,7 @@ var stepLine = regexp.MustCompile(`(?m)^([a-z]+ [a-z]+|[a-z]+) *: +([\d.]+) +[\d
 func parseConnections(out string) (Sample, error) {
 	if i := strings.Index(out, "RDMA_CM_EVENT"); i >= 0 {
 		line, _, _ := strings.Cut(out[i:], "\n")
-		return Sample{}, fmt.Errorf("a connection was not made: %s", line)
+		return Sample{}, fmt.Errorf("cmtime: a connection failed: %s", line)
 	}
 	steps := map[string]float64{}
 	for _, m := range stepLine.FindAllStringSubmatch(out, -1) {

@@ -28,10 +28,10 @@ type Env struct {
 	Subnet  int           // part of the services' addresses, 127.9.Subnet.0
 
 	services  map[string]*service
-	link      *veth // nil: not made yet
+	link      *veth // nil: not created yet
 	base      map[exchange]cost
 	port      int
-	kernelDev bool // kernelAddr has made a device
+	kernelDev bool // kernelAddr has created a device
 }
 
 type service struct {
@@ -42,7 +42,7 @@ type service struct {
 	ended  chan struct{}
 }
 
-// The services' paths between two programs.
+// The paths of a service between two programs.
 const (
 	shortcut = "shortcut"
 	wire     = "wire"
@@ -63,7 +63,7 @@ func (e *Env) serviceAt(ctx context.Context, name, path string, inside []string,
 	if s := e.services[name]; s != nil {
 		select {
 		case <-s.ended:
-			return nil, fmt.Errorf("the service %s has ended: %s", name, tail(s.log.String()))
+			return nil, fmt.Errorf("service %s: ended: %s", name, tail(s.log.String()))
 		default:
 			return s, nil
 		}
@@ -153,7 +153,8 @@ func (e *Env) newVeth(ctx context.Context) (v *veth, err error) {
 		v.holders[i] = c
 		pid := fmt.Sprint(c.Process.Pid)
 		v.inside[i] = []string{"nsenter", "--target", pid, "--user", "--preserve-credentials", "--net", "--"}
-		for ctx.Err() == nil { // until it sleeps, in its namespaces
+		// Wait until the process sleeps, which means that it is in its namespaces.
+		for ctx.Err() == nil {
 			if b, _ := os.ReadFile("/proc/" + pid + "/comm"); strings.TrimSpace(string(b)) == "sleep" {
 				break
 			}
@@ -396,7 +397,7 @@ func (e *Env) packets(ctx context.Context, s *service) (sent, short float64, err
 	}
 	var devs []struct{ Counters map[string]float64 }
 	if err := json.Unmarshal([]byte(out), &devs); err != nil {
-		return 0, 0, fmt.Errorf("counters of the service: %w", err)
+		return 0, 0, fmt.Errorf("read the counters of the service: %w", err)
 	}
 	for _, d := range devs {
 		sent += d.Counters["sent_pkts"]
@@ -455,7 +456,7 @@ func listening(pid, port int) bool {
 	return false
 }
 
-// tail returns the last lines of a program's output, for an error.
+// tail returns the last lines of a program's output, for an error message.
 func tail(s string) string {
 	lines := strings.Split(strings.TrimSpace(s), "\n")
 	return strings.Join(lines[max(0, len(lines)-6):], "\n")

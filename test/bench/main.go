@@ -1,7 +1,7 @@
-// Command bench measures the figures of docs/results/benchmarks.md: the time of Verbena for a message, beside the floor
-// of the machine (the time of the shortest sequence of system calls for the same work, in C, below test/bench/floor)
-// and beside alternatives for a user. Each round runs the measurements of a group one after the other; a ratio compares
-// figures of one round. It prints Markdown; -json FILE writes all measurements.
+// Command bench measures the figures of docs/results/benchmarks.md. They are Verbena's time for a message, the floor of
+// the machine (the time of the shortest sequence of system calls for the same work, in C, below test/bench/floor), and
+// the times of alternatives for a user. Each round runs the measurements of a group one after the other, and a ratio
+// compares figures of one round. The output is Markdown; -json FILE writes all measurements.
 //
 //	bench [-short] [-rounds N] [-run REGEXP] [-json FILE]   make bench
 //	bench -check                                            only check the floors
@@ -46,7 +46,7 @@ func main() {
 	log.SetFlags(0)
 	log.SetPrefix("bench: ")
 	var o options
-	flag.StringVar(&o.verbena, "verbena", "bin/verbena", "`binary` to measure")
+	flag.StringVar(&o.verbena, "verbena", "bin/verbena", "measure this `binary`")
 	flag.StringVar(&o.base, "base", "", "compare with this `binary`")
 	flag.StringVar(&o.baseName, "base-name", "base", "`name` of the base in the output")
 	flag.StringVar(&o.root, "root", ".", "`directory` of the module's source, for the floors")
@@ -55,7 +55,7 @@ func main() {
 		"take the measurements only whose section/group/name matches this `regexp`, and their floors")
 	flag.IntVar(&o.rounds, "rounds", 0, "how often each figure is taken (default 5; with -short 3, with -base 15)")
 	flag.Float64Var(&o.scale, "scale", 1, "multiply the number of messages by this")
-	flag.DurationVar(&o.limit, "limit", limitOfOne, "time limit of a single measurement")
+	flag.DurationVar(&o.limit, "limit", limitOfOne, "limit the time of a single measurement")
 	flag.BoolVar(&o.short, "short", false, "take the short list: floors, some latencies and bandwidths, idle cost")
 	flag.BoolVar(&o.check, "check", false, "check the floors against each other only")
 	flag.BoolVar(&o.guest, "in-guest", false,
@@ -92,7 +92,7 @@ func (o options) do(ctx context.Context) error {
 	}
 	compared := slices.DeleteFunc(comparedTable(), func(c Compared) bool { return !pattern.MatchString(c.Name) })
 	if o.base != "" && len(compared) == 0 || o.base == "" && len(sections) == 0 {
-		return fmt.Errorf("-run %q matches nothing: see -list", o.run)
+		return fmt.Errorf("-run %q matches no measurement: see -list", o.run)
 	}
 	if o.rounds == 0 {
 		o.rounds = 5

@@ -35,7 +35,7 @@ type Group struct {
 
 // Section holds the groups of one table.
 type Section struct {
-	Name   string // for -run
+	Name   string // name for -run
 	Title  string
 	Unit   string
 	Note   string

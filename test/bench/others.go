@@ -107,7 +107,7 @@ func (e *Env) beside(ctx context.Context, s *service, ready string, program []st
 	err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	c := e.command(ctx, join([]string{e.Verbena, "run", "--socket", s.socket, "--", "stdbuf", "-oL"}, program)...)
-	stdin, err := c.StdinPipe() // some programs wait for its end
+	stdin, err := c.StdinPipe() // some programs wait for the end of standard input
 	if err == nil {
 		defer stdin.Close()
 	}

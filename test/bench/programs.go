@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// The names of the further columns.
+// The names of further columns.
 const (
 	exMean     = "mean"
 	exP99      = "p99"
@@ -39,7 +39,7 @@ const (
 	exDisconnect = "disconnect"
 )
 
-// exchange is one run of a program of perftest, or of test/bench/floor/verbs.c.
+// exchange is a run of a program of perftest, or of test/bench/floor/verbs.c.
 type exchange struct {
 	path    string // shortcut, wire, or "" for the kernel's device
 	tool    string // ib_send_lat etc.

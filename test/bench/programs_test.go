@@ -139,7 +139,7 @@ func TestTables(t *testing.T) {
 			for _, m := range g.Measurements {
 				for _, other := range []string{m.Floor, m.Peer} {
 					if other != "" && !seen[other] {
-						t.Errorf("%s/%s/%s is compared with %q, which is not measured", s.Name, g.Name, m.Name, other)
+						t.Errorf("%s/%s/%s: no measurement %q to compare with", s.Name, g.Name, m.Name, other)
 					}
 				}
 			}
@@ -180,14 +180,14 @@ func TestLimitEndsPrograms(t *testing.T) {
 	e := &Env{Dir: dir, Scale: 1, Limit: 300 * time.Millisecond}
 	_, err := e.limited(context.Background(), floor(1, 1, "hang"))
 	if err == nil || !strings.Contains(err.Error(), "not done within 300ms") {
-		t.Fatalf("got %v, want that it was not done in time", err)
+		t.Fatalf("got %v, want a time-out", err)
 	}
 	pid, err := os.ReadFile(alive)
 	if err != nil {
 		t.Fatal(err)
 	}
 	stat := filepath.Join("/proc", strings.TrimSpace(string(pid)), "stat")
-	testutil.Eventually(t, "the child of a program that hung to end", func() bool {
+	testutil.Eventually(t, "the child of the killed program to end", func() bool {
 		b, err := os.ReadFile(stat)
 		return err != nil || strings.Contains(string(b), ") Z ") // ended, or a zombie of the machine's init
 	})
@@ -208,7 +208,7 @@ func TestProcess(t *testing.T) {
 	}
 	rss, threads, err := memory(os.Getpid())
 	if err != nil || rss < 1 || rss > 1e5 || threads < 1 || threads > 1e4 {
-		t.Errorf("memory: %v MB, %v threads, %v", rss, threads, err)
+		t.Errorf("memory: got %v MB, %v threads, %v", rss, threads, err)
 	}
 }
 
@@ -231,7 +231,7 @@ func TestOnPath(t *testing.T) {
 	} {
 		got, err := exchange{path: test.path}.onPath(cost{sent: test.sent, short: test.short})
 		if math.Abs(got-test.want) > 1e-9 || (err == nil) != test.ok {
-			t.Errorf("%s, %v of %v packets by the shortcut: %v, %v", test.path, test.short, test.sent, got, err)
+			t.Errorf("%s, %v of %v packets on the shortcut: got %v, %v", test.path, test.short, test.sent, got, err)
 		}
 	}
 	if _, err := (exchange{path: wire}).onPath(cost{}); err == nil {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "rewrite the golden files")
 
 func values(v ...float64) []*float64 {
 	p := make([]*float64, len(v))
@@ -54,7 +54,7 @@ func sampleReport() *Report {
 func TestReport(t *testing.T) {
 	r := sampleReport()
 	if n := doubtful(r.Checks); n != 1 || len(r.Checks) != 2 {
-		t.Errorf("checks: got %+v, want 2, of which c / b is doubtful", r.Checks)
+		t.Errorf("checks: got %+v, want 2, with c / b doubtful", r.Checks)
 	}
 	var md, js bytes.Buffer
 	r.Markdown(&md)
@@ -81,7 +81,7 @@ func golden(t *testing.T, name string, got []byte) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
-		t.Errorf("%s: got\n%s\nwant\n%s(go test ./test/bench -update writes it anew)", file, got, want)
+		t.Errorf("%s: got\n%s\nwant\n%s(go test ./test/bench -update rewrites it)", file, got, want)
 	}
 }
 

@@ -50,7 +50,7 @@ type SectionResult struct {
 type Runner struct {
 	Env    *Env
 	Rounds int
-	Log    io.Writer // progress
+	Log    io.Writer // progress messages
 
 	Complete int // number of complete rounds of Run
 }
@@ -131,7 +131,7 @@ func (e *Env) limited(ctx context.Context, take func(context.Context, *Env) (Sam
 	defer cancel()
 	s, err := take(limited, e)
 	if err == nil && (math.IsNaN(s.Value) || math.IsInf(s.Value, 0)) {
-		return s, fmt.Errorf("the figure is %v", s.Value)
+		return s, fmt.Errorf("invalid figure %v", s.Value)
 	}
 	if err != nil && limited.Err() != nil {
 		err = fmt.Errorf("%w: %w", context.Cause(limited), err)

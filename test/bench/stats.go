@@ -9,13 +9,13 @@ import (
 type Summary struct {
 	N      int     `json:"n"`
 	Median float64 `json:"median"`
-	Low    float64 `json:"low"` // the smallest
+	Low    float64 `json:"low"` // the minimum
 	High   float64 `json:"high"`
 	Q1     float64 `json:"q1"` // the quartiles
 	Q3     float64 `json:"q3"`
 }
 
-// summarise returns the summary of v, which is zero without figures.
+// summarise returns the summary of v, or zero if there are no figures.
 func summarise(v []float64) Summary {
 	if len(v) == 0 {
 		return Summary{}
@@ -54,7 +54,7 @@ func interval(v []float64, confidence float64) (low, high float64, ok bool) {
 	return low, high, ok
 }
 
-// ratios returns a/b for each round in which both were measured. Figures that were not measured are NaN.
+// ratios returns a/b for each round with both figures. Missing figures are NaN.
 func ratios(a, b []float64) []float64 {
 	var r []float64
 	for i := range min(len(a), len(b)) {

@@ -58,7 +58,7 @@ func TestInterval(t *testing.T) {
 		confidence float64
 		low, high  float64
 		ok         bool
-	}{ // as in tables of the sign test
+	}{ // values from tables of the sign test
 		{0, 0.95, 0, 0, false}, {5, 0.95, 0, 0, false}, {6, 0.95, 1, 6, true}, {9, 0.95, 2, 8, true}, {15, 0.95, 4, 12, true},
 		{20, 0.95, 6, 15, true}, {7, 0.99, 0, 0, false}, {8, 0.99, 1, 8, true}, {15, 0.99, 3, 13, true}, {40, 0.95, 14, 27,
 			true},

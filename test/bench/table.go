@@ -96,7 +96,7 @@ func latencySection() Section {
 			for _, path := range []string{shortcut, wire} {
 				peer := "TCP, blocking"
 				if op == "READ" {
-					peer = "" // which is half a round trip
+					peer = "" // the peer measures half a round trip
 				}
 				x := exchange{path: path, tool: tools[op] + "_lat", size: size, each: pathCosts(path)[size]}
 				g.Measurements = append(g.Measurements, Measurement{Name: op + ", " + path, Kind: Ours, Floor: floors[path],

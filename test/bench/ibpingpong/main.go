@@ -99,7 +99,7 @@ func exchange(addr string, size, n int, overWire bool) (time.Duration, error) {
 	took := time.Since(start)
 	for i := range a.buf {
 		if a.buf[i] != byte(i) {
-			return 0, fmt.Errorf("byte %d came back as %#x", i, a.buf[i])
+			return 0, fmt.Errorf("byte %d of the returned message: got %#x", i, a.buf[i])
 		}
 	}
 	return took, nil
