@@ -80,7 +80,7 @@ func TestAsyncWatch(t *testing.T) {
 			return len(got) >= len(want)
 		})
 		if !slices.Equal(got, want) {
-			t.Errorf("ip %v makes %v, want %v", args, got, want)
+			t.Errorf("ip %v: got events %v, want %v", args, got, want)
 		}
 		seen += len(got)
 		info := w.out("run", "--", "ibv_devinfo", "-v", "-d", "rxe0")
@@ -90,15 +90,15 @@ func TestAsyncWatch(t *testing.T) {
 		}
 		for i, g := range gids {
 			if table[fmt.Sprint(i+1)] != g {
-				t.Errorf("after ip %v: GID %d is %q, want %q", args, i+1, table[fmt.Sprint(i+1)], g)
+				t.Errorf("after ip %v: GID %d: got %q, want %q", args, i+1, table[fmt.Sprint(i+1)], g)
 			}
 		}
 		if want := 1 + len(gids) - count(gids, ""); len(table) != want {
-			t.Errorf("after ip %v: GIDs %v, want %d", args, table, want)
+			t.Errorf("after ip %v: got GIDs %v, want %d of them", args, table, want)
 		}
 		for _, re := range []string{`state:\s+` + state + ` `, fmt.Sprintf(`active_mtu:\s+%d `, mtu)} {
 			if !regexp.MustCompile(re).MatchString(info) {
-				t.Errorf("after ip %v: ibv_devinfo does not print %s:\n%s", args, re, info)
+				t.Errorf("after ip %v: ibv_devinfo: no match for %s:\n%s", args, re, info)
 			}
 		}
 		attr := w.out("run", "--", "sh", "-c",
@@ -106,7 +106,7 @@ func TestAsyncWatch(t *testing.T) {
 				"cat /sys/class/infiniband/rxe0/ports/1/gid_attrs/ndevs/2 2>&1 || true")
 		if (len(gids) < 2 || gids[1] == "") != strings.Contains(attr, "0000:0000:0000:0000:0000:0000:0000:0000") ||
 			!strings.Contains(attr, strings.TrimPrefix(state, "PORT_")) {
-			t.Errorf("after ip %v: files %s", args, attr)
+			t.Errorf("after ip %v: wrong files: %s", args, attr)
 		}
 	}
 	const gid, perr, active = "IBV_EVENT_GID_CHANGE", "IBV_EVENT_PORT_ERR", "IBV_EVENT_PORT_ACTIVE"
@@ -183,11 +183,11 @@ func TestAddressLost(t *testing.T) {
 			return strings.Contains(out, "ACTIVE") && strings.Contains(out, "1: 0000:0000:0000:0000:0000:ffff:0a42:0001")
 		})
 		if _, err := w.pingpong("-n", "100"); err != nil {
-			t.Errorf("back: %v", err)
+			t.Errorf("after the return: %v", err)
 		}
 	}
 	if n := stats("link_downed"); n != 2 {
-		t.Errorf("link_downed is %d", n)
+		t.Errorf("link_downed: got %d", n)
 	}
 }
 
@@ -226,7 +226,7 @@ func TestSeveralDevices(t *testing.T) {
 		}
 	}
 	if !strings.Contains(after, "exchanged") {
-		t.Errorf("the new device does not work:\n%s", &out)
+		t.Errorf("use of the new device:\n%s", &out)
 	}
 	// A device ignores the other addresses of its interface. Two devices cannot have the same address.
 	ip("addr", "add", "10.66.0.3/32", "dev", "veth0")
@@ -245,10 +245,10 @@ func TestSeveralDevices(t *testing.T) {
 	want := map[string]string{"rxe0": "10.66.0.1", "rxe1": "fd66::1", "rxe2": "10.66.0.2", "rxe3": "10.66.0.3"}
 	for _, l := range links {
 		if len(l.GIDs) != 2 || l.GIDs[1].Addr != want[l.Name] {
-			t.Errorf("link %s has %v", l.Name, l.GIDs)
+			t.Errorf("link %s: got GIDs %v", l.Name, l.GIDs)
 		}
 	}
 	if len(links) != 4 {
-		t.Errorf("links %v", links)
+		t.Errorf("got links %v", links)
 	}
 }

@@ -46,13 +46,13 @@ func (s *cmSiege) rawverbs(uid uint32, args ...string) *dialogue {
 	return talk(s.t, s.as(uid).cmd(s.deadline(many(120, 1800)), append([]string{"run", "--", s.raw}, args...)...))
 }
 
-// connects fails unless the neighbour gets connections.
+// connects fails unless the neighbour can establish connections.
 func (s *cmSiege) connects() {
 	s.t.Helper()
 	for range 3 {
 		s.connect.say("again")
 		if line, ok := s.connect.line(5 * time.Second); !ok || !strings.HasPrefix(line, "took ") {
-			s.t.Errorf("the neighbour does not get a connection in 5 s: %q", s.connect.said)
+			s.t.Errorf("the neighbour: got no connection in 5 s: %q", s.connect.said)
 			return
 		}
 	}
@@ -158,7 +158,7 @@ func TestAttackCMTables(t *testing.T) {
 		}
 		b := s.rawverbs(1001, "cm-fill", c.kind, fmt.Sprint(c.some))
 		if line := b.until("has", 20*time.Second); len(b.said) != 1 {
-			t.Errorf("another user %s: %q", line, b.said)
+			t.Errorf("another user: got %s: %q", line, b.said)
 		}
 		s.connects()
 		s.bounded(before, 1500)
@@ -207,9 +207,9 @@ func TestAttackCMWaiters(t *testing.T) {
 	a := s.rawverbs(attacker, "cm-wait", fmt.Sprint(many(500, 4000)))
 	a.until("waiting", 60*time.Second)
 	with := usedNow()
-	t.Logf("%d threads that wait: the service used %v in %v, and %v before", many(500, 4000), with, while, alone)
+	t.Logf("%d waiting threads: the service used %v in %v, and %v before", many(500, 4000), with, while, alone)
 	if with > alone+while/3 {
-		t.Errorf("threads that wait cost %v in %v", with-alone, while)
+		t.Errorf("waiting threads cost %v in %v", with-alone, while)
 	}
 	syscall.Kill(programOf(t, a.cmd), syscall.SIGSTOP)
 	s.connects()
@@ -237,7 +237,7 @@ func TestAttackNetlinkUnread(t *testing.T) {
 	s.bounded(before, 100)
 	s.connects()
 	if out := s.as(neighbor).out("run", "--", "rdma", "resource", "show", "cm_id"); !strings.Contains(out, "LISTEN") {
-		t.Errorf("another user sees %q", out)
+		t.Errorf("rdma resource of another user: got %q, want LISTEN", out)
 	}
 	s.unharmed()
 }
@@ -268,7 +268,7 @@ func TestAttackNetlinkChange(t *testing.T) {
 		want string // in the answer
 	}{
 		{"delete the device", nlMessage(4, unix.NLM_F_ACK, 1, 0), "ffffffff"}, // -EPERM
-		{"list IDs", nlMessage(11, unix.NLM_F_DUMP, 1, 0), "03000200"},        // the end of the dump, and nothing before
+		{"list IDs", nlMessage(11, unix.NLM_F_DUMP, 1, 0), "03000200"},        // the end of the dump, without data before it
 	} {
 		if err := unix.Sendto(fd, c.b, 0, nil); err != nil {
 			t.Fatal(err)
@@ -340,7 +340,7 @@ func TestAttackCMGiven(t *testing.T) {
 	}
 }
 
-// forger sends messages of connection managers from an address.
+// forger sends messages of a connection manager from an address.
 type forger struct {
 	t        *testing.T
 	fd       int
@@ -451,7 +451,8 @@ func TestAttackCMFlood(t *testing.T) {
 		}
 	}
 	after := s.load()
-	t.Logf("%d MiB before, %d MiB after; the service used %v", before.rss, after.rss, after.cpu-before.cpu)
+	t.Logf("%d MiB before, %d MiB after; the service used %v of processor time", before.rss, after.rss,
+		after.cpu-before.cpu)
 	s.bounded(before, 100)
 	if out := s.rawverbs(stranger, "cm-call", s.address()+":"+served).rest(30 * time.Second); len(out) != 1 ||
 		!strings.HasPrefix(out[0], "connected") {
@@ -459,7 +460,7 @@ func TestAttackCMFlood(t *testing.T) {
 	}
 	line := server.expect("accepted")
 	if n := atoi(strings.Fields(line)[3]); n < many(600, 100000)/4 {
-		t.Errorf("the server has seen few of the forged requests: %s", line)
+		t.Errorf("the server received too few of the forged requests: %s", line)
 	}
 	t.Log(line)
 	k.say("and now?")

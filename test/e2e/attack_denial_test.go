@@ -32,9 +32,9 @@ const (
 func (s *siege) bounded(before load, rss int) {
 	s.t.Helper()
 	l := s.load()
-	s.t.Logf("the service had %+v, has %+v", before, l)
+	s.t.Logf("load of the service: %+v before, %+v now", before, l)
 	if l.threads > maxThreads || l.mappings > maxMappings || l.descriptors > maxDescriptors || l.rss > before.rss+rss {
-		s.t.Errorf("the service has %+v; want at most %d threads, %d mappings, %d descriptors and %d MiB more than before, %d MiB",
+		s.t.Errorf("load of the service: got %+v, want at most %d threads, %d mappings, %d descriptors and %d MiB more than before, %d MiB",
 			l, maxThreads, maxMappings, maxDescriptors, rss, before.rss)
 	}
 }
@@ -73,7 +73,7 @@ func TestAttackManyQueuePairs(t *testing.T) {
 	}
 	third := talk(t, s.as(1001).cmd(s.deadline(120), "run", "--", raw, "fill", "qps", fmt.Sprint(10000/objectShare)))
 	if line := third.until("has", 60*time.Second); line != fmt.Sprintf("has qps=%d", 10000/objectShare) {
-		t.Errorf("the third user %s: %q", line, third.said)
+		t.Errorf("the third user: got %s: %q", line, third.said)
 	}
 	s.bounded(before, 2000)
 	third.say("a message")
@@ -95,7 +95,7 @@ func TestAttackRandomObjects(t *testing.T) {
 	s.bounded(before, 1500)
 	b := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "500"))
 	if line := b.until("has", 30*time.Second); len(b.said) != 1 {
-		t.Errorf("another user %s, but %q", line, b.said)
+		t.Errorf("another user: got %s: %q", line, b.said)
 	}
 	b.say("a message")
 	b.expect("ok")
@@ -123,7 +123,7 @@ func TestAttackTables(t *testing.T) {
 			t.Log(a.until("has", 40*time.Second), a.said[0])
 			b := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", c.kind, fmt.Sprint(c.some)))
 			if line := b.until("has", 20*time.Second); len(b.said) != 1 {
-				t.Errorf("another user %s: %q", line, b.said)
+				t.Errorf("another user: got %s: %q", line, b.said)
 			}
 			s.bounded(before, 1500)
 		})
@@ -149,7 +149,7 @@ func TestAttackRingMemory(t *testing.T) {
 	}
 	// Other users meanwhile use little memory.
 	if used := (int64(fs.Bfree) - int64(now.Bfree)) * fs.Bsize; used > 96<<20 || len(a.said) != 2 {
-		t.Errorf("one user has %d MiB of shared memory, more than 64 MiB: %q", used>>20, a.said)
+		t.Errorf("shared memory of one user: got %d MiB, want at most 64 MiB: %q", used>>20, a.said)
 	}
 	s.unharmed()
 	s.lives()
@@ -263,7 +263,7 @@ func TestAttackIdleConnections(t *testing.T) {
 	s.lives()
 	s.unharmed()
 	if l := s.load(); l.descriptors > 1900 {
-		t.Errorf("the service has %d descriptors", l.descriptors)
+		t.Errorf("the service has too many descriptors: %d", l.descriptors)
 	}
 }
 
@@ -310,7 +310,7 @@ func TestAttackCloseStorm(t *testing.T) {
 	began := time.Now()
 	out := s.attack(attacker, "close-storm", "2").rest(20 * time.Second)
 	took, after := time.Since(began), s.load()
-	t.Logf("%q; the service used %v of %v", out, after.cpu-before.cpu, took)
+	t.Logf("%q; the service used %v of processor time in %v", out, after.cpu-before.cpu, took)
 	if used := after.cpu - before.cpu; used > took*7/10 {
 		t.Errorf("the service has used %v of processor time in %v", used, took)
 	}
@@ -417,7 +417,7 @@ func TestAttackStalledDescriptors(t *testing.T) {
 		// One thread for each descriptor would be 400. Go's runtime starts some threads and keeps them, when a busy machine
 		// is slow to run the existing threads.
 		if l := s.load(); l.threads > before.threads+250 {
-			t.Errorf("the service had %d threads, has %d", before.threads, l.threads)
+			t.Errorf("threads of the service: %d before, %d now", before.threads, l.threads)
 		}
 	})
 	t.Run("stat", func(t *testing.T) {
@@ -431,7 +431,7 @@ func TestAttackStalledDescriptors(t *testing.T) {
 		s.lives()
 		s.unharmed()
 		if l := s.load(); l.threads > before.threads+100 {
-			t.Errorf("the service had %d threads, has %d", before.threads, l.threads)
+			t.Errorf("threads of the service: %d before, %d now", before.threads, l.threads)
 		}
 	})
 }
@@ -456,7 +456,7 @@ func TestAttackSlowCommand(t *testing.T) {
 	for _, what := range []string{"open took", "command took"} {
 		line := a.expect(what)
 		if ms := atoi(strings.Fields(line)[2]); ms > 200 {
-			t.Errorf("while a command does not end, another's %s ms", line)
+			t.Errorf("calls of another thread during a blocked command: %s ms", line)
 		}
 	}
 	s.unharmed()

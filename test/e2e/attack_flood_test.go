@@ -38,7 +38,8 @@ func TestAttackFloods(t *testing.T) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("left: %+v, before %+v\n%q", now, rest, descriptorsOf(s.serve.Process.Pid))
+			t.Fatalf("load after the attack: got %+v, want that before it, %+v\n%q", now, rest,
+				descriptorsOf(s.serve.Process.Pid))
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
@@ -57,7 +58,7 @@ func (s *siege) p99() float64 {
 	d := talk(s.t, server)
 	defer func() { <-d.over }()
 	if out, err := s.cmd(s.deadline(40), "wait", "--listen", port).CombinedOutput(); err != nil {
-		s.t.Fatalf("%v: %s; the server says %q", err, out, d.rest(time.Second))
+		s.t.Fatalf("%v: %s; the server printed %q", err, out, d.rest(time.Second))
 	}
 	out, err := s.as(measured).cmd(s.deadline(60), append(args, "127.0.0.1")...).CombinedOutput()
 	if err != nil {
@@ -73,6 +74,6 @@ func (s *siege) p99() float64 {
 			return v
 		}
 	}
-	s.t.Fatalf("ib_send_lat prints no percentile:\n%s", out)
+	s.t.Fatalf("the output of ib_send_lat has no percentile:\n%s", out)
 	return 0
 }

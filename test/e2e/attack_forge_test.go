@@ -124,7 +124,7 @@ func (f *forger) rebind(port uint16) bool {
 	return true
 }
 
-// sendUC sends a message to a queue pair of type UC.
+// sendUC sends a message to a UC queue pair.
 func (f *forger) sendUC(qpn, psn uint32) {
 	f.t.Helper()
 	const payload = "forged!!"

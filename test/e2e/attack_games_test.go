@@ -22,14 +22,14 @@ func TestAttackDescriptors(t *testing.T) {
 	out := s.attack(attacker, "descriptors").rest(15 * time.Second)
 	t.Logf("%q", out)
 	if len(out) == 0 || out[len(out)-1] != "done" {
-		t.Errorf("the attacker did not get to its end: %q", out)
+		t.Errorf("the attacker did not finish: %q", out)
 	}
 	// Each of these operations would create files in the service's directories or change them.
 	for _, must := range []string{"create beside", "move the directory away", "rename the directory",
 		"replace the directory",
 		"remove the directory", "hard link to the queue file"} {
 		if slices.Contains(out, must+": success") {
-			t.Errorf("%s succeeds", must)
+			t.Errorf("%s: got success, want an error", must)
 		}
 	}
 	for _, line := range []string{"command to /dev/null: success, and it answers", "command to what is closed: success"} {
@@ -40,7 +40,7 @@ func TestAttackDescriptors(t *testing.T) {
 	for _, must := range []string{"dup2", "dup3", "F_DUPFD", "command to the duplicate", "query in the child",
 		"pidfd_getfd"} {
 		if !slices.Contains(out, must+": success") {
-			t.Errorf("%s does not succeed", must)
+			t.Errorf("%s: got an error, want success", must)
 		}
 	}
 	s.unharmed()
@@ -52,7 +52,7 @@ func TestAttackDescriptors(t *testing.T) {
 func (s *siege) onlyNeighbour() {
 	s.t.Helper()
 	if !testutil.Poll(func() bool { return len(s.resources()) == 1 }) {
-		s.t.Errorf("there are still %v", s.resources())
+		s.t.Errorf("remaining objects: %v", s.resources())
 	}
 }
 
@@ -78,7 +78,7 @@ func TestAttackTree(t *testing.T) {
 			}
 			out := w.as(attacker).out(args...)
 			if strings.Contains(out, "planted: root:") {
-				t.Error("a link that a program has put into the tree is followed")
+				t.Error("the service followed a link that a program has put into the tree")
 			}
 			if who.service.uid == attacker {
 				return
@@ -86,12 +86,12 @@ func TestAttackTree(t *testing.T) {
 			after := treeOf(t, dir)
 			for line := range strings.Lines(before) {
 				if !strings.Contains(after, line) {
-					t.Errorf("the tree has no %s any more", line)
+					t.Errorf("the tree has lost %s", line)
 				}
 			}
 			for line := range strings.Lines(after) {
 				if strings.Contains(line, "evil") || strings.Contains(line, "rxe9") {
-					t.Errorf("the tree has %s", line)
+					t.Errorf("the tree has a new file: %s", line)
 				}
 			}
 			for line := range strings.Lines(out) {
@@ -189,7 +189,7 @@ func TestAttackNames(t *testing.T) {
 	a.kill()
 	s.onlyNeighbour()
 	if strings.ContainsFunc(s.log.String(), func(r rune) bool { return r < ' ' && r != '\n' || r == 0x7f }) {
-		t.Errorf("the log: %q", s.log)
+		t.Errorf("control characters in the log: %q", s.log)
 	}
 }
 
@@ -264,7 +264,7 @@ func TestAttackSquatting(t *testing.T) {
 		t.Errorf("exit code %d, want 125: %s", exitCode(err), out)
 	}
 	if left, _ := os.ReadDir(dir); len(left) > 0 {
-		t.Errorf("there is %v", left)
+		t.Errorf("files left: %v", left)
 	}
 }
 

@@ -37,7 +37,7 @@ func TestAttackBareRoot(t *testing.T) {
 	s := besiege(t)
 	keys := s.out("res", "show")
 	if !strings.Contains(keys, fmt.Sprint(neighbor)) {
-		t.Fatalf("root does not see the neighbour:\n%s", keys)
+		t.Fatalf("root: the list lacks the neighbour:\n%s", keys)
 	}
 	for _, where := range [][]string{bare, pod} {
 		for _, args := range [][]string{
@@ -60,7 +60,7 @@ func TestAttackBareRoot(t *testing.T) {
 		}
 		out, err = s.below(where, "run", "--", s.program, "tree-climb").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "climb: success\nleave: Permission denied\n") {
-			t.Errorf("%s: a program that looks for the virtual files of other users: %v %s", where[0], err, out)
+			t.Errorf("%s: search for the virtual files of other users: %v %s", where[0], err, out)
 		}
 	}
 	s.lives()
@@ -76,18 +76,18 @@ func TestAttackOtherPod(t *testing.T) {
 	first := talk(t, s.below(pod, "run", "--", raw, "fill", "pds", "200"))
 	first.until("has", 20*time.Second)
 	if said := strings.Join(first.said, "\n"); !strings.Contains(said, "refused after") {
-		t.Errorf("the first is not refused: %s", said)
+		t.Errorf("the first container: got no refusal: %s", said)
 	}
 	second := talk(t, s.below(pod, "run", "--", raw, "fill", "pds", "50"))
 	if line := second.until("has", 20*time.Second); line != "has pds=50" {
-		t.Errorf("the second: %q", line)
+		t.Errorf("the second container: got %q", line)
 	}
 	out, err := s.below(pod, "res", "show").CombinedOutput()
 	if err != nil || strings.Contains(string(out), "rawverbs") {
 		t.Errorf("a third sees their objects: %v\n%s", err, out)
 	}
 	if out := s.out("res", "show"); strings.Count(out, "rawverbs") < 2 {
-		t.Errorf("root does not see both:\n%s", out)
+		t.Errorf("root: the list lacks one of the containers:\n%s", out)
 	}
 	s.unharmed()
 }
@@ -142,7 +142,7 @@ func TestAttackOwnedIDs(t *testing.T) {
 	}
 	time.Sleep(time.Second) // the service closes the connections beyond the limit
 	if n := s.load().descriptors - before.descriptors; n < 50 || n > 600 {
-		t.Errorf("the service has %d descriptors more, want two for each of the 256 connections of one user", n)
+		t.Errorf("the service has %d more descriptors, want at most two for each of the 256 connections of one user", n)
 	}
 	s.lives()
 }

@@ -43,7 +43,7 @@ func cgroup(t *testing.T, memory, tasks uint64) (dirs []string) {
 				}
 				time.Sleep(20 * time.Millisecond)
 			}
-			t.Errorf("%s cannot be removed", dir)
+			t.Errorf("remove control group %s: failed", dir)
 		})
 		for file, value := range files {
 			err := os.WriteFile(filepath.Join(dir, file), []byte(value), 0o644)
@@ -90,7 +90,7 @@ func TestAttackContainerMemory(t *testing.T) {
 			}
 			s.lives()
 			if l := s.load(); uint64(l.rss)<<20 > size {
-				t.Errorf("the service has %d MiB, more than the group", l.rss)
+				t.Errorf("the service has %d MiB, more than the limit of the group", l.rss)
 			}
 			s.quick(5*time.Second, "res", "show")
 		})
@@ -108,7 +108,7 @@ func TestAttackContainerThreads(t *testing.T) {
 		t.Log(a.until("attached", 30*time.Second))
 	}
 	l := s.load()
-	t.Logf("the service has %+v", l)
+	t.Logf("load of the service: %+v", l)
 	if l.threads > 450 {
 		t.Errorf("the service has %d threads of 900, want at most half", l.threads)
 	}
@@ -131,9 +131,9 @@ func TestAttackContainerGroups(t *testing.T) {
 	}
 	t.Log(a.until("has", 30*time.Second))
 	l := s.load()
-	t.Logf("the service had %+v, and has %+v", before, l)
+	t.Logf("load of the service: %+v before, %+v now", before, l)
 	if n := l.threads - before.threads; n > 12 {
-		t.Errorf("the service has %d threads more", n)
+		t.Errorf("the service has %d more threads", n)
 	}
 	s.lives()
 	a.kill()
@@ -162,7 +162,7 @@ func TestAttackInotify(t *testing.T) {
 		}
 	}
 	if n < 2 || n > 20 {
-		t.Errorf("the service has %d inotify instances for 40 users, want 2 to 20: some are the pollers'", n)
+		t.Errorf("the service has %d inotify instances for 40 users, want 2 to 20, pollers included", n)
 	}
 	s.lives()
 }
@@ -200,7 +200,7 @@ func TestAttackReadOnlyMount(t *testing.T) {
 		`touch "$VERBENA_SOCKET.new"`, `chmod 0600 "$VERBENA_SOCKET"`, `touch "$VERBENA_SOCKET"`,
 		`mount -o remount,bind,rw "$(dirname "$VERBENA_SOCKET")"`} {
 		if out, err := pod(readOnly, script); err == nil {
-			t.Errorf("%s: succeeded: %s", script, out)
+			t.Errorf("%s: got success, want an error: %s", script, out)
 		}
 	}
 	if err := unix.Stat(w.socket, &after); err != nil || after.Ino != before.Ino || after.Mode != before.Mode ||
@@ -245,7 +245,7 @@ func TestAttackKept(t *testing.T) {
 			t.Log(line)
 			var kept, asked int
 			if n, err := fmt.Sscanf(line, "kept %d of %d", &kept, &asked); n != 2 || kept == 0 || kept > c.limit {
-				t.Errorf("the attacker says %q (%v), want 1 to %d", line, err, c.limit)
+				t.Errorf("the attacker printed %q (%v), want 1 to %d", line, err, c.limit)
 			}
 			s.lives()
 			d.kill()

@@ -74,7 +74,7 @@ func TestAttackPIDReuse(t *testing.T) {
 // TestAttackRecycledPID tests that a process's registrations end with the process, before another process gets its PID.
 func TestAttackRecycledPID(t *testing.T) {
 	if !hard {
-		t.Skip("one round in a hundred shows it: make attack; TestTrace/memory tells the same at once")
+		t.Skip("one round in a hundred shows a fault: run make attack; TestTrace/memory shows the same at once")
 	}
 	for _, path := range []string{"shortcut", "wire"} {
 		t.Run(path, func(t *testing.T) {
@@ -183,7 +183,7 @@ func TestAttackExecRaces(t *testing.T) {
 		}
 	}
 	if harmed > 0 || unharmed < many(80, 9000) || out[len(out)-1] != "done" {
-		t.Errorf("%d programs were changed, %d were not: %.2000q", harmed, unharmed, out)
+		t.Errorf("%d programs were changed, %d were unharmed: %.2000q", harmed, unharmed, out)
 	}
 	s.unharmed()
 }
@@ -210,10 +210,10 @@ func TestAttackImpostor(t *testing.T) {
 			impostor.expect("listening")
 			out, err := w.as(victim).cmd(w.deadline(10), "run", "--", "true").CombinedOutput()
 			if exitCode(err) != 125 || !strings.Contains(string(out), "65534") {
-				t.Errorf("run: exit code %d, want 125; %q should name the user whose service it is", exitCode(err), out)
+				t.Errorf("run: exit code %d, want 125; %q must name the user of the service", exitCode(err), out)
 			}
 			if said := impostor.rest(100 * time.Millisecond); strings.Contains(fmt.Sprint(said), "with its listener") {
-				t.Errorf("the impostor is the supervisor: %q", said)
+				t.Errorf("the impostor became the supervisor: %q", said)
 			}
 			if _, err := os.Stat(filepath.Join(home, "precious")); err != nil {
 				t.Errorf("the user's directory: %v", err)
@@ -401,7 +401,7 @@ func TestAttackForeignSocketPath(t *testing.T) {
 					_ = w.cmd(w.deadline(5), "stop").Run() // the service started by the command
 				}
 				if lerr != nil || !os.SameFile(before, after) {
-					t.Errorf("verbena %v has replaced it: %v", args[0], lerr)
+					t.Errorf("verbena %v has replaced the file: %v", args[0], lerr)
 				}
 				if exitCode(err) != 125 {
 					t.Errorf("verbena %v: exit code %d, want 125: %s", args[0], exitCode(err), out)

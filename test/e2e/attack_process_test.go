@@ -74,7 +74,7 @@ func attackSwappedDevice(t *testing.T, e *surroundings) {
 		}
 		// After the name: state, ppid, pgrp, session, tty_nr. (proc_pid_stat(5))
 		if f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:])); f[4] != "0" {
-			t.Errorf("the service's terminal is %s, want none", f[4])
+			t.Errorf("the service has terminal %s, want none", f[4])
 		}
 		master.Close()
 		time.Sleep(100 * time.Millisecond)
@@ -118,7 +118,7 @@ func attackLingering(t *testing.T, e *surroundings) {
 			t.Logf("%s", a.expect("s"))
 			time.Sleep(500 * time.Millisecond)
 			if n := s.load().threads - before.threads; n > 40 {
-				t.Errorf("%d more threads", n)
+				t.Errorf("the service has %d more threads", n)
 			}
 			s.others()
 			a.kill()
@@ -156,7 +156,7 @@ func attackGrownQueueFile(t *testing.T, e *surroundings) {
 	a := talk(t, c)
 	t.Logf("%s", a.until("grown by", 30*time.Second))
 	if line := a.until("truncate", 10*time.Second); line != "truncate: Operation not permitted" {
-		t.Errorf("the attacker says %q", line)
+		t.Errorf("the attacker printed %q", line)
 	}
 	var fs unix.Statfs_t
 	if err := unix.Statfs("/dev/shm", &fs); err != nil {
@@ -203,12 +203,12 @@ func TestAttackConfusedLauncher(t *testing.T) {
 				select {
 				case <-p.over:
 				case <-time.After(20 * time.Second):
-					t.Error("the program that holds the device has not been ended")
+					t.Error("the program that holds the device still runs")
 				}
 			}
 			select {
 			case <-daemon.over:
-				t.Errorf("root's daemon has been ended: %v", daemon.end)
+				t.Errorf("root's daemon was ended: %v", daemon.end)
 			case <-time.After(12 * time.Second):
 			}
 			s.start() // the end of the test needs a service
@@ -279,7 +279,7 @@ func attackUnreceivedDescriptors(t *testing.T, e *surroundings) {
 		}
 		dev, err := svc.Open("")
 		if err != nil {
-			t.Errorf("another user opens a device over the socket: %v", err)
+			t.Errorf("open a device over the socket as another user: %v", err)
 		} else {
 			dev.Close()
 		}
@@ -289,7 +289,7 @@ func attackUnreceivedDescriptors(t *testing.T, e *surroundings) {
 	for deadline := time.Now().Add(20 * time.Second); s.load().descriptors > before.descriptors+2; time.Sleep(
 		50 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Errorf("the service has %d descriptors, before %d", s.load().descriptors, before.descriptors)
+			t.Errorf("descriptors of the service: %d now, %d before", s.load().descriptors, before.descriptors)
 			break
 		}
 	}

@@ -74,7 +74,7 @@ func besiege(t *testing.T, args ...string) *siege {
 type surroundings struct {
 	name string
 	user user
-	// prepare, which may be nil, sets under and clone of the world.
+	// prepare sets under and clone of the world. It may be nil.
 	prepare func(t *testing.T, w *world)
 	args    []string
 }
@@ -150,7 +150,7 @@ func (s *siege) id(uid uint32) uint32 {
 	return uid
 }
 
-// attack starts an attack program under the service.
+// attack starts an attack program under `verbena run`.
 func (s *siege) attack(uid uint32, args ...string) *dialogue {
 	s.t.Helper()
 	return talk(s.t, s.as(uid).cmd(s.deadline(many(120, 1800)), append([]string{"run", "--", s.program}, args...)...))
@@ -186,7 +186,7 @@ func (s *siege) unharmed() {
 	s.t.Helper()
 	s.neighbour.say("how is it?")
 	if _, ok := s.neighbour.line(3 * time.Second); !ok {
-		s.t.Errorf("the neighbour is stuck")
+		s.t.Errorf("the neighbour does not answer")
 		return
 	}
 	// A busy machine is not a fault of the attacker, so the neighbour gets some time for its operations.
@@ -197,14 +197,14 @@ func (s *siege) unharmed() {
 		line, ok := s.neighbour.line(3 * time.Second)
 		var count, longest int
 		if n, _ := fmt.Sscan(line, &count, &longest); !ok || n != 2 || longest > 1000 {
-			s.t.Errorf("the neighbour says %q; want operations of at most 1000 ms each", line)
+			s.t.Errorf("the neighbour printed %q, want operations of at most 1000 ms each", line)
 			return
 		}
 		if done += count; done >= 10 {
 			return
 		}
 	}
-	s.t.Errorf("the neighbour has done %d operations in 3 s; want some hundred", done)
+	s.t.Errorf("the neighbour has done %d operations in 3 s, want at least some hundred", done)
 }
 
 // others checks the service and the neighbour during an attack that allocates everything up to one user's limits.
@@ -245,7 +245,7 @@ func (s *siege) lives() {
 type load struct {
 	threads, descriptors, mappings int
 	rss                            int           // MiB
-	cpu                            time.Duration // so far
+	cpu                            time.Duration // total processor time
 }
 
 func (s *siege) load() (l load) {
@@ -253,7 +253,7 @@ func (s *siege) load() (l load) {
 	pid := s.serve.Process.Pid
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
-		s.t.Fatalf("the service has ended: %v\n%s", err, tail(s.log.String(), 30))
+		s.t.Fatalf("read the load of the service: %v\n%s", err, tail(s.log.String(), 30))
 	}
 	for line := range strings.Lines(string(b)) {
 		f := strings.Fields(line)
@@ -357,9 +357,9 @@ func (d *dialogue) until(prefix string, within time.Duration) string {
 		if !ok {
 			select {
 			case <-d.over:
-				d.t.Fatalf("no %q: the program has ended: %v; it has said %q", prefix, d.end, d.said)
+				d.t.Fatalf("no line %q: the program has ended: %v; it printed %q", prefix, d.end, d.said)
 			case <-time.After(10 * time.Millisecond):
-				d.t.Fatalf("no %q in %v; the program has said %q", prefix, within, d.said)
+				d.t.Fatalf("no line %q in %v; the program printed %q", prefix, within, d.said)
 			}
 		}
 	}

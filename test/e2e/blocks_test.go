@@ -18,7 +18,7 @@ import (
 	"verbena/internal/ctl"
 )
 
-// A block is a shell recipe of the documentation.
+// block is a shell recipe of the documentation.
 type block struct {
 	file    string
 	line    int
@@ -201,13 +201,13 @@ func (b *block) run(t *testing.T, root string, goEnv []string) {
 	err := c.Wait()
 	late := !timer.Stop()
 	if alive(c.Process.Pid) {
-		t.Errorf("the recipe leaves processes behind")
+		t.Errorf("the recipe leaves running processes")
 		syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
 	}
 	b.stopServices(t, run)
 	switch {
 	case late:
-		t.Errorf("not done after %v", blockTime)
+		t.Errorf("the recipe has not ended after %v", blockTime)
 	case err != nil:
 		t.Error(err)
 	}
@@ -259,7 +259,7 @@ func (b *block) stopServices(t *testing.T, run string) {
 		}
 		r, err := c.Do(&ctl.Request{Op: ctl.OpInfo})
 		if err == nil && !r.Info.OnDemand && b.needs != "a service" {
-			t.Error("the recipe leaves the service of `verbena serve`")
+			t.Error("the recipe leaves a running service of `verbena serve`")
 		}
 		if err := c.Stop(); err != nil {
 			t.Error(err)
@@ -317,6 +317,6 @@ func TestShellBlocks(t *testing.T) {
 		}
 	}
 	if ran < 10*times {
-		t.Errorf("%d blocks were run, of at least %d", ran, 10*times)
+		t.Errorf("ran %d blocks, want at least %d", ran, 10*times)
 	}
 }

@@ -117,7 +117,7 @@ func TestAttackTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !regexp.MustCompile(`(?m)^--- [1-9]\d* calls not shown`).Match(b) {
-		t.Errorf("the trace does not say that calls are missing; its end:\n%s", tail(string(b), 5))
+		t.Errorf("the trace has no line about missing calls; its end:\n%s", tail(string(b), 5))
 	}
 }
 

@@ -95,11 +95,11 @@ func TestCapture(t *testing.T) {
 				}
 				for _, p := range packets {
 					if own := map[string]string{"rxe0": a, "rxe1": b}[p[0]]; (own == p[2]) != strings.HasSuffix(p[1], "2") {
-						t.Fatalf("from %s on %s, direction %s", p[2], p[0], p[1])
+						t.Fatalf("packet from %s on %s: wrong direction %s", p[2], p[0], p[1])
 					}
 				}
 				if !strings.Contains(said.String(), fmt.Sprintf("%d packets\n", len(packets))) {
-					t.Errorf("%d packets; capture says: %s", len(packets), said.String())
+					t.Errorf("got %d packets; output of capture: %s", len(packets), said.String())
 				}
 			})
 		}
@@ -165,7 +165,7 @@ func TestRunCapture(t *testing.T) {
 					t.Errorf("%s: packets by interface and direction: %v", service, n)
 				}
 				if !strings.Contains(string(out), fmt.Sprintf("verbena: capture: %d packets\n", len(packets))) {
-					t.Errorf("%s: %d packets; run says: %s", service, len(packets), out)
+					t.Errorf("%s: got %d packets; output of run: %s", service, len(packets), out)
 				}
 			}
 		})
@@ -226,7 +226,7 @@ func TestCaptureEnds(t *testing.T) {
 		}
 	}
 	if n := tally(packets); len(packets) != 10 || n["rxe0 1"] != 10 {
-		t.Errorf("%d packets: %v", len(packets), n)
+		t.Errorf("got %d packets: %v", len(packets), n)
 	}
 	if out := w.out("capture", "-w", file, "--duration", "300ms"); !strings.Contains(out, "0 packets") {
 		t.Errorf("--duration: %s", out)
@@ -239,6 +239,6 @@ func TestCaptureEnds(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(filepath.Join(filepath.Dir(w.socket), "x")); !os.IsNotExist(err) {
-		t.Errorf("a capture that was refused has touched its file: %v", err)
+		t.Errorf("a refused capture has changed its file: %v", err)
 	}
 }

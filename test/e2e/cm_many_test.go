@@ -42,7 +42,7 @@ func TestManyConnections(t *testing.T) {
 	for _, r := range append(server.faults(), client.faults()...) {
 		dropped += r.Dropped
 	}
-	t.Logf("%d packets were lost", dropped)
+	t.Logf("%d packets lost", dropped)
 	if dropped == 0 {
 		t.Error("no packets were lost")
 	}

@@ -49,7 +49,7 @@ func (s *cmSide) await(t *testing.T, want string) {
 			return
 		}
 		if err != nil || line != "listening\n" {
-			t.Fatalf("%q, %v; want %q", line, err, want)
+			t.Fatalf("got %q, %v, want %q", line, err, want)
 		}
 	}
 }
@@ -70,7 +70,7 @@ func (s *cmSide) kill(t *testing.T) {
 		}
 	}
 	if killed != 1 {
-		t.Fatalf("verbena run has %d children, want the program alone", killed)
+		t.Fatalf("verbena run has %d children, want one, the program", killed)
 	}
 	_ = s.Wait()
 }
@@ -84,7 +84,7 @@ func (s *cmSide) rest(t *testing.T) string {
 	s.in.Close()
 	b, _ := io.ReadAll(s.out)
 	if err := s.Wait(); err != nil || !strings.HasSuffix(string(b), "ok\n") {
-		t.Errorf("it does not end as it should: %v\n%s", err, b)
+		t.Errorf("the side failed: %v\n%s", err, b)
 	}
 	said := strings.ReplaceAll(strings.TrimSuffix(string(b), "ok\n"), "RDMA_CM_EVENT_", "")
 	return strings.ToLower(strings.Join(strings.Split(strings.TrimSpace(said), "\n"), ", "))

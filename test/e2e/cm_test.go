@@ -140,7 +140,8 @@ func (p *cmPair) try(t *testing.T, server, client *world, addr string, repeats i
 	s, sout := start(server, p.server, "--trace="+trace)
 	ended := make(chan error, 1)
 	go func() { ended <- s.Wait() }()
-	testutil.Poll(func() bool { // until the server listens, or has attached its queue pair to the group
+	// Wait until the server listens, or has attached its queue pair to the group.
+	testutil.Poll(func() bool {
 		b, err := os.ReadFile(trace)
 		return err == nil && (bytes.Contains(b, []byte("LISTEN{")) || bytes.Contains(b, []byte("ATTACH_MCAST{")))
 	})
@@ -163,19 +164,19 @@ func (p *cmPair) try(t *testing.T, server, client *world, addr string, repeats i
 		return ""
 	}
 	if strings.HasPrefix(p.client, "cmtime") && strings.Contains(cout.String(), "RDMA_CM_EVENT") {
-		t.Errorf("%s: a connection was not made, of which its exit status says nothing:\n%s", p.name, cout)
+		t.Errorf("%s: a connection failed in spite of exit status 0:\n%s", p.name, cout)
 	}
 	if n := strings.Count(cout.String(), "ping data: "); strings.HasSuffix(p.client, " -v") && n != pings {
 		t.Errorf("%s: the client has got %d of its %d messages back, of which its exit status says nothing:\n%s", p.name, n,
 			pings, cout)
 	}
 	if nc && !bytes.Equal(sout.Bytes(), payload) {
-		t.Errorf("%s: %d bytes have come of %d", p.name, sout.Len(), len(payload))
+		t.Errorf("%s: got %d bytes, want %d", p.name, sout.Len(), len(payload))
 	}
 	if strings.Contains(p.client, "DIR") {
 		got, err := os.ReadFile(filepath.Join(dir, "to"))
 		if err != nil || !bytes.Equal(got, payload) {
-			t.Errorf("%s: the copy has %d bytes: %v", p.name, len(got), err)
+			t.Errorf("%s: the copy has %d bytes or wrong data: %v", p.name, len(got), err)
 		}
 	}
 	return cout.String()
@@ -217,7 +218,7 @@ func (w *world) cmEmpty() {
 	w.t.Helper()
 	w.empty()
 	if !testutil.Poll(func() bool { return w.held("cm-ids") == 0 }) {
-		w.t.Errorf("%d IDs of the connection manager are left:\n%s", w.held("cm-ids"), w.out("res", "show"))
+		w.t.Errorf("%d IDs of the connection manager remain:\n%s", w.held("cm-ids"), w.out("res", "show"))
 	}
 }
 
@@ -290,7 +291,7 @@ func TestConnectionManagers(t *testing.T) {
 	t.Logf("messages: %v", seen)
 	for _, attribute := range []string{"0x0010", "0x0013", "0x0014", "0x0015", "0x0016", "0x0017", "0x0018"} {
 		if seen[attribute] == 0 {
-			t.Errorf("the capture has no message %s without a fault: %v", attribute, seen)
+			t.Errorf("the capture has no valid message %s: %v", attribute, seen)
 		}
 	}
 }
@@ -305,7 +306,7 @@ func TestCMPlaces(t *testing.T) {
 		t.Helper()
 		out, err := w.cmd(w.deadline(30), args...).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), says) {
-			t.Errorf("%v: %v, want an error that says %q:\n%s", args, err, says, out)
+			t.Errorf("%v: got %v, want an error with %q:\n%s", args, err, says, out)
 		}
 	}
 	t.Run("two services", func(t *testing.T) {
@@ -348,7 +349,7 @@ func TestCMLoop(t *testing.T) {
 	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+loopback())
 	for _, tt := range []struct{ limits, slots, own string }{
 		{"ulimit -n 4096", "1024", "0"},
-		{"ulimit -n 4096", "10128", "600"}, // as redis has by default
+		{"ulimit -n 4096", "10128", "600"}, // the defaults of redis
 		{"ulimit -n 4096", "0", "900"},
 		{"ulimit -n 1024", "1024", "700"},
 		{"ulimit -n 256", "256", "100"},
@@ -404,11 +405,11 @@ func TestCMEnds(t *testing.T) {
 			began := time.Now()
 			cerr, serr := client.Wait(), s.Wait()
 			if d := time.Since(began); d > 10*time.Second {
-				t.Errorf("that took %v", d)
+				t.Errorf("the programs ended only after %v", d)
 			}
 			t.Logf("client %v, server %v", cerr, serr)
 			if !strings.Contains(sout.String(), c.says) {
-				t.Errorf("the server does not say %q:\n%s", c.says, &sout)
+				t.Errorf("the output of the server has no %q:\n%s", c.says, &sout)
 			}
 			w.cmEmpty()
 		})

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// runC runs a program of testdata to its end, as each user and over both paths.
+// runC runs a program of testdata as each user and on both paths.
 func runC(t *testing.T, name string, args ...string) {
 	t.Parallel()
 	program := compile(t, name)

@@ -106,7 +106,7 @@ func TestKillProgram(t *testing.T) {
 					syscall.Kill(pid, syscall.SIGKILL)
 				}
 				if c := waitWithin(t, "client", client, 5*time.Second); c != 128+9 {
-					t.Errorf("launcher's exit code %d, want 137", c)
+					t.Errorf("launcher: got exit code %d, want 137", c)
 				}
 				waitWithin(t, "server", server, 5*time.Second)
 				w.empty()
@@ -130,10 +130,10 @@ func TestKillPeer(t *testing.T) {
 	syscall.Kill(programOf(t, server), syscall.SIGKILL)
 	waitWithin(t, "server", server, 5*time.Second)
 	if c := waitWithin(t, "client", client, 20*time.Second); c == 0 || c > 128 {
-		t.Errorf("the survivor's exit code is %d, want an error of its own", c)
+		t.Errorf("survivor: got exit code %d, want an error of its own", c)
 	}
 	if out := fmt.Sprint(client.Stdout) + fmt.Sprint(client.Stderr); !strings.Contains(out, "Completion with error") {
-		t.Errorf("the survivor says %q", out)
+		t.Errorf("survivor: got output %q, want a completion with error", out)
 	}
 	w.empty()
 }
@@ -160,7 +160,7 @@ func TestKillService(t *testing.T) {
 			}
 			for name, c := range map[string]*exec.Cmd{"server": server, "client": client} {
 				if code := waitWithin(t, name, c, 10*time.Second); code == 0 || code > 128 {
-					t.Errorf("%s: exit code %d, want an error of its own", name, code)
+					t.Errorf("%s: got exit code %d, want an error of its own", name, code)
 				}
 			}
 			os.WriteFile(marker, nil, 0o644)
@@ -187,7 +187,7 @@ func TestLinkDel(t *testing.T) {
 		w.out("link", "del", "rxe0")
 		for name, c := range map[string]*exec.Cmd{"server": server, "client": client} {
 			if code := waitWithin(t, name, c, 10*time.Second); code == 0 || code > 128 {
-				t.Errorf("%s: exit code %d, want an error of its own", name, code)
+				t.Errorf("%s: got exit code %d, want an error of its own", name, code)
 			}
 		}
 		w.empty()

@@ -30,7 +30,7 @@ func (w *world) deviceNumber(args ...string) int {
 	}
 	m := regexp.MustCompile(`/uverbs0", [^)]*\) = (\d+)`).FindSubmatch(b)
 	if m == nil {
-		w.t.Fatalf("no device is opened:\n%s", b)
+		w.t.Fatalf("the program opened no device:\n%s", b)
 	}
 	return atoi(string(m[1]))
 }
@@ -40,7 +40,7 @@ func (w *world) deviceNumber(args ...string) int {
 func TestDoorbells(t *testing.T) {
 	t.Parallel()
 	if doorbells != "" {
-		t.Skip("all tests have them as " + doorbells)
+		t.Skip("all tests use doorbells " + doorbells)
 	}
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_devinfo")
 	needProgram(t, "perftest", "ib_send_bw", "ib_write_bw")
@@ -53,13 +53,13 @@ func TestDoorbells(t *testing.T) {
 			}
 			trapped, native := number(t, "trapped"), number(t, "native")
 			if native <= trapped {
-				t.Errorf("a device file that rings natively has the number %d, another one %d", native, trapped)
+				t.Errorf("descriptor of a device file: got %d with native doorbells and %d with trapped ones, want different numbers", native, trapped)
 			}
 			if n := number(t, "native", "sh", "-c", "ulimit -f 100000; exec ibv_devinfo"); n != trapped {
-				t.Errorf("with a limit of the size of files the number is %d, want %d", n, trapped)
+				t.Errorf("descriptor with a limit of the size of files: got %d, want %d", n, trapped)
 			}
 			if n := number(t, "auto"); (n == native) != (runtime.NumCPU() >= 3) {
-				t.Errorf("the number is %d on %d processors", n, runtime.NumCPU())
+				t.Errorf("descriptor: got %d on %d processors", n, runtime.NumCPU())
 			}
 			addr := loopback()
 			w := startService(t, u, "", "--link", "rxe0="+addr, "--doorbells", "native")

@@ -101,7 +101,7 @@ func (s *endurers) up(since []int) {
 			}
 			if time.Now().After(deadline) {
 				s.w.serve.Process.Signal(syscall.SIGQUIT)
-				s.t.Fatalf("process %d does not come back: %+v, %v", i, s.show(), s.w.resources())
+				s.t.Fatalf("process %d does not resume: %+v, %v", i, s.show(), s.w.resources())
 			}
 		}
 	}
@@ -139,7 +139,7 @@ func (s *endurers) reset(r ctl.DevReset) time.Duration {
 		d = s.show()
 		return d.Resets > before && d.State == "running"
 	}) {
-		s.t.Fatalf("the device does not come back: %+v", d)
+		s.t.Fatalf("the device does not recover: %+v", d)
 	}
 	return d.Recovery
 }
@@ -274,7 +274,7 @@ func TestEndure(t *testing.T) {
 	// The service closes the connection of a launcher shortly after the launcher has ended.
 	after := footprintOf(t, pid, dir)
 	if !testutil.Poll(func() bool { after = footprintOf(t, pid, dir); return !after.exceeds(before) }) {
-		t.Errorf("the service has %+v, and had %+v:\n%q\n%q", after, before, descriptorsOf(pid), had)
+		t.Errorf("footprint of the service: %+v now, %+v before:\n%q\n%q", after, before, descriptorsOf(pid), had)
 	}
 	slices.Sort(recoveries)
 	if n := len(recoveries); n > 0 {
@@ -299,7 +299,7 @@ func TestRecoveryTimes(t *testing.T) {
 			n := min(qps, 10)
 			s := startEndurers(t, w, dial(t, w), n, qps/n, "idle")
 			if got := s.queuePairs(); got != qps {
-				t.Errorf("there are %d queue pairs", got)
+				t.Errorf("got %d queue pairs", got)
 			}
 			var times []time.Duration
 			for range resets {
@@ -308,7 +308,7 @@ func TestRecoveryTimes(t *testing.T) {
 				s.up(since)
 			}
 			if totals := s.end(); totals[2] < qps*resets {
-				t.Errorf("%d receives were flushed", totals[2])
+				t.Errorf("got %d flushed receives", totals[2])
 			}
 			slices.Sort(times)
 			t.Logf("from the fatal event to a device, with %d queue pairs of %d processes, %d times: median %v, p99 %v", qps, n,

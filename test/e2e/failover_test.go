@@ -131,7 +131,7 @@ func (f *failover) run(t *testing.T, dir, build string) {
 		got := failed(r)
 		for _, w := range want {
 			if !slices.Contains(got, w) {
-				t.Errorf("%s: %q has not failed:\n%s", what, w, out)
+				t.Errorf("%s: %q did not fail:\n%s", what, w, out)
 			}
 		}
 		if r.Passed || r.TimedOut || r.Error != "" {
@@ -155,7 +155,7 @@ func (f *failover) run(t *testing.T, dir, build string) {
 	mustFail("without "+f.without, r, out, f.fails)
 	for _, a := range r.Actions {
 		if a.Name == f.without && (a.Began || a.Done || !a.Out) {
-			t.Errorf("without %s: it is %+v", f.without, a)
+			t.Errorf("without %s: got the action %+v", f.without, a)
 		}
 	}
 }

@@ -37,7 +37,7 @@ func (w *world) fault(flags ...string) int {
 	out := w.out(append([]string{"fault", "add", "--dev", "rxe0"}, flags...)...)
 	id, err := strconv.Atoi(strings.TrimSpace(out))
 	if err != nil {
-		w.t.Fatalf("fault add prints %q", out)
+		w.t.Fatalf("fault add: got output %q", out)
 	}
 	return id
 }
@@ -85,11 +85,11 @@ func TestFaultFlags(t *testing.T) {
 			}
 			r := w.faults()
 			if len(r) != 1 || r[0].ID != id || r[0].Dev != "rxe0" || !c.did(r[0]) {
-				t.Errorf("the rule says %+v", r)
+				t.Errorf("state of the rule: got %+v", r)
 			}
 			w.out("fault", "clear", strconv.Itoa(id))
 			if r := w.faults(); len(r) != 0 {
-				t.Errorf("left: %+v", r)
+				t.Errorf("rules left: %+v", r)
 			}
 		})
 	}
@@ -123,7 +123,7 @@ func TestFaultSeed(t *testing.T) {
 		}
 		r := w.faults()[0]
 		if r.Seen < 200 {
-			t.Fatalf("the rule has seen %d packets only", r.Seen)
+			t.Fatalf("the rule has seen only %d packets", r.Seen)
 		}
 		return r.Dropped
 	}
@@ -153,7 +153,7 @@ func TestFaultQP(t *testing.T) {
 	first, err := lines.ReadString('\n')
 	m := regexp.MustCompile(`local address:.*QPN (0x[0-9a-f]+)`).FindStringSubmatch(first)
 	if m == nil {
-		t.Fatalf("the server prints %q, %v", first, err)
+		t.Fatalf("first line of the server: got %q, %v", first, err)
 	}
 	w.fault("--qp", m[1], "--drop", "100%")
 	if _, err := w.pingpong("-n", "100"); err != nil {
@@ -167,6 +167,6 @@ func TestFaultQP(t *testing.T) {
 		t.Errorf("the queue pair: %v\n%s%s", err, b, serverErr.String())
 	}
 	if r := w.faults()[0]; r.Dropped == 0 {
-		t.Errorf("the rule says %+v", r)
+		t.Errorf("state of the rule: got %+v", r)
 	}
 }

@@ -114,7 +114,7 @@ func (f *stallFS) await(name string) {
 				return
 			}
 		case <-timeout:
-			f.t.Fatalf("no %s of the file has come", name)
+			f.t.Fatalf("no request %s of the file has arrived", name)
 		}
 	}
 }

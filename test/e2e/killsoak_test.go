@@ -84,7 +84,7 @@ func TestKillSoak(t *testing.T) {
 	s.victims = []victim{{"rawverbs", 90, 60 * time.Millisecond, [][]string{{raw, "hoard", "SEED"}}}}
 	add := func(pkg string, v victim) {
 		if _, err := exec.LookPath(v.argv[0][0]); err != nil {
-			t.Logf("%s is not there (apt-get install %s)", v.name, pkg)
+			t.Logf("%s is not installed (apt-get install %s)", v.name, pkg)
 			return
 		}
 		s.victims = append(s.victims, v)
@@ -346,7 +346,7 @@ func (s *killSoak) empty(round int, what string) {
 			}
 		}
 		if time.Now().After(deadline) {
-			s.t.Fatalf("round %d (%s): left are %d contexts, %d programs, %+v; before: %+v\n%v",
+			s.t.Fatalf("round %d (%s): %d contexts, %d programs and %+v remain; before: %+v\n%v",
 				round, what, contexts, programs, now, s.base, descriptorsOf(s.serve.Process.Pid))
 		}
 	}

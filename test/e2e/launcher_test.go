@@ -26,7 +26,7 @@ func TestLauncher(t *testing.T) {
 		stdin  string
 		code   int
 		stdout string
-		stderr string // contained
+		stderr string // part of standard error
 	}{
 		{"exit code 0", []string{"true"}, "", 0, "", ""},
 		{"exit code 7", []string{"sh", "-c", "exit 7"}, "", 7, "", ""},
@@ -131,7 +131,7 @@ func TestPrivate(t *testing.T) {
 		t.Errorf("%s", out)
 	}
 	if _, err := os.Stat(w.socket); err == nil {
-		t.Error("a private service made a control socket")
+		t.Error("a private service created a control socket")
 	}
 }
 

@@ -47,7 +47,7 @@ func TestPortFlap(t *testing.T) {
 			}
 		}
 		if err := cmd.Wait(); err != nil || said != "ok" {
-			t.Errorf("%v: %v, after %q\n%s", args, err, said, &stderr)
+			t.Errorf("%v: got %v, after %q\n%s", args, err, said, &stderr)
 		}
 		w.empty()
 	}
@@ -211,7 +211,7 @@ func (o outcome) String() string {
 	return o.server + " / " + o.client
 }
 
-// exits describes how a command ended.
+// exits describes the exit of a command.
 func exits(err error) string {
 	if err == nil {
 		return "0"
@@ -337,9 +337,9 @@ func runFaulty(w *world, p *faultyProgram, addr string, stay time.Duration) (o o
 	return o, true
 }
 
-// TestVerbFaults makes each verb that a program calls fail once, at each of its calls. The program must end, and the
-// service must continue and hold nothing of it. In full the test writes the tables of docs/results/failover-verbs.md.
-// VERB_FAULTS is a pattern of programs.
+// TestVerbFaults makes each verb of a program fail once, at each of its calls. The program must exit. The service must
+// continue, and must hold none of the program's objects. In full the test writes the tables of
+// docs/results/failover-verbs.md. VERB_FAULTS is a pattern of programs.
 func TestVerbFaults(t *testing.T) {
 	t.Parallel()
 	programs := faultyPrograms[:1]
@@ -391,7 +391,7 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 	}
 	w.out("fault", "clear")
 	if len(calls) < 2 {
-		t.Fatalf("%s calls %v only", p.name, calls)
+		t.Fatalf("%s: got only the calls %v", p.name, calls)
 	}
 	var rows strings.Builder
 	var odd []string // verbs after which both ends wait, or an end crashes
@@ -408,9 +408,9 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 			r := w.verbFaults()
 			switch {
 			case len(r) != 1 || r[0].Hit > 1 || r[0].Seen >= nth && r[0].Hit == 0:
-				t.Errorf("%s, %s %d: the rule says %+v", p.name, verb, nth, r)
+				t.Errorf("%s, %s %d: state of the rule: got %+v", p.name, verb, nth, r)
 			case hang && !each:
-				t.Errorf("%s, %s %d: neither end ends", p.name, verb, nth)
+				t.Errorf("%s, %s %d: neither end exits", p.name, verb, nth)
 			}
 			w.out("fault", "clear")
 			w.empty()
@@ -561,7 +561,7 @@ program ran as before.
 - it says: the last message of the failed end.
 `
 
-// verbFaultState is a line of fault show --json about a verb.
+// verbFaultState is a line of fault show --json for a verb.
 type verbFaultState struct {
 	Seen, Hit int
 	Verb      struct{ Verb string } `json:"verb_fault"`

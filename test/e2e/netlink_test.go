@@ -99,7 +99,7 @@ func TestRdmaTool(t *testing.T) {
 			}
 			rdma("link", "delete", "rxe7")
 			if out := w.out("link", "show"); strings.Contains(out, "rxe7") {
-				t.Errorf("rxe7 is there after rdma link delete:\n%s", out)
+				t.Errorf("rxe7 still exists after rdma link delete:\n%s", out)
 			}
 			w.cmEmpty()
 		})

@@ -47,7 +47,7 @@ func TestPyverbs(t *testing.T) {
 			for _, c := range pyverbs.Complaints(got, recorded, reasons) {
 				t.Error(c)
 			}
-			t.Logf("%d pass, %d were recorded", got.Count(pyverbs.OK), recorded.Count(pyverbs.OK))
+			t.Logf("%d tests pass, %d are recorded as passing", got.Count(pyverbs.OK), recorded.Count(pyverbs.OK))
 			w.empty()
 		})
 	}

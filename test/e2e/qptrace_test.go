@@ -41,7 +41,7 @@ func TestQPTrace(t *testing.T) {
 		return len(qps) == 2 && qps[0].State == "RTS" && qps[1].State == "RTS"
 	}
 	if !testutil.Poll(connected) {
-		t.Fatalf("queue pairs: got %+v, want two that are connected", qps)
+		t.Fatalf("queue pairs: got %+v, want two connected ones", qps)
 	}
 	if qps[0].DestQPN != qps[1].Num || qps[1].DestQPN != qps[0].Num {
 		t.Errorf("queue pairs: got %+v, want each to be the other's peer", qps)
@@ -63,6 +63,6 @@ func TestQPTrace(t *testing.T) {
 	}
 	w.out("qp", "trace", num, "--off")
 	if out := w.out("qp", "show"); strings.Contains(out, "traced") {
-		t.Errorf("when the trace has ended: got %q", out)
+		t.Errorf("qp show after the end of the trace: got %q", out)
 	}
 }

@@ -66,7 +66,7 @@ func TestBlockDevice(t *testing.T) {
 		"disk", "--quiet", "--addr", loopback(), "--target", target.ready, "--export", "data", "--nbd", socket,
 		"--reset-every", "50ms", "--wait", "60s")
 	if initiator.ready != strconv.Itoa(size) {
-		t.Errorf("the disk has %s bytes", initiator.ready)
+		t.Errorf("size of the disk: got %s bytes", initiator.ready)
 	}
 	uri := "nbd+unix:///?socket=" + socket
 
@@ -87,7 +87,7 @@ func TestBlockDevice(t *testing.T) {
 	m := regexp.MustCompile(`(\d+) resets, (\d+) sessions, (\d+) requests posted again, (\d+) failed`).FindStringSubmatch(
 		said)
 	if m == nil {
-		t.Fatalf("the disk said at its end: %s", said)
+		t.Fatalf("last output of the disk: %s", said)
 	}
 	// A run takes some 2 to 4 s, which is about 40 to 80 resets.
 	if resets, _ := strconv.Atoi(m[1]); resets < 20 || m[4] != "0" {
@@ -128,7 +128,7 @@ func TestBlockDeviceKill(t *testing.T) {
 	first.kill()
 	second := target()
 	if out, err := io("read -P 7 5000 100000").CombinedOutput(); err != nil || bytes.Contains(out, []byte("failed")) {
-		t.Errorf("read from the target that was started again: %v\n%s", err, out)
+		t.Errorf("read from the restarted target: %v\n%s", err, out)
 	}
 	second.kill()
 	held := io("write -P 8 0 4096")
@@ -140,7 +140,7 @@ func TestBlockDeviceKill(t *testing.T) {
 	defer late.Stop()
 	t.Log(disk.end(t))
 	if err := held.Wait(); err == nil {
-		t.Error("a write to a disk that has ended succeeded")
+		t.Error("write to a stopped disk: got success, want an error")
 	}
 }
 

@@ -47,7 +47,7 @@ func TestRdmanet(t *testing.T) {
 		}
 	}
 	if r := w.resources(); len(r) != 0 {
-		t.Errorf("left: %v", r)
+		t.Errorf("objects left: %v", r)
 	}
 }
 
@@ -69,7 +69,7 @@ func TestRdmanetAcross(t *testing.T) {
 		"cm [fd77::1]:18791"} {
 		for _, way := range ways {
 			if way.name == socket.name && how[:3] == "tcp" {
-				continue // the program is in neither namespace
+				continue // the program runs in neither namespace
 			}
 			server, client := way.cmd(a, tests), way.cmd(b, tests)
 			server.Env = append(server.Env, "RDMANET_CHILD=serve "+how)
@@ -87,7 +87,7 @@ func TestRdmanetAcross(t *testing.T) {
 	}
 	for _, w := range []*world{a, b} {
 		if r := w.resources(); len(r) != 0 {
-			t.Errorf("left: %v", r)
+			t.Errorf("objects left: %v", r)
 		}
 	}
 }
@@ -129,6 +129,6 @@ func TestRdmanetReset(t *testing.T) {
 		}
 	}
 	if r := w.resources(); len(r) != 0 {
-		t.Errorf("left: %v", r)
+		t.Errorf("objects left: %v", r)
 	}
 }

@@ -33,7 +33,7 @@ func TestRecoveryRecipes(t *testing.T) {
 		}
 	}
 	if !files["recover_test.go"] {
-		t.Fatal("docs/recovery.md has no recover_test.go")
+		t.Fatal("docs/recovery.md: no recover_test.go")
 	}
 	if err := os.CopyFS(dir, os.DirFS("../../examples/recovery")); err != nil {
 		t.Fatal(err)
@@ -52,7 +52,7 @@ func TestRecoveryRecipes(t *testing.T) {
 		}
 		// There are five resets. One of them runs twice.
 		if d := w.dev(); d.Resets != 6 || d.Contexts+d.Zombies != 0 {
-			t.Errorf("%+v", d)
+			t.Errorf("device: got %+v, want 6 resets and no contexts", d)
 		}
 		if !strings.Contains(string(out), "finished: ") {
 			t.Errorf("the program did not finish:\n%s", out)

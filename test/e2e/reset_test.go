@@ -49,7 +49,7 @@ func TestResetPrograms(t *testing.T) {
 	programs := []struct {
 		name  string
 		args  []string
-		waits bool // for completions, in a channel
+		waits bool // the program waits for completions in a channel
 	}{
 		{"ibv_rc_pingpong", []string{"-d", "rxe0", "-g", "1", "-n", "100000000"}, false},
 		{"ibv_rc_pingpong", []string{"-d", "rxe0", "-g", "1", "-n", "100000000", "-e"}, true},
@@ -180,7 +180,7 @@ func TestOutOfReach(t *testing.T) {
 		refused("not plugged in", "dev", "unplug", "rxe0")
 		w.out("dev", "plug", "rxe0")
 		if d := w.dev(); d.State != "running" {
-			t.Errorf("plugged in again: %+v", d)
+			t.Errorf("after dev plug: got %+v", d)
 		}
 	}
 	// An outage ended by hand does not affect the next one.
@@ -232,7 +232,7 @@ func TestZombie(t *testing.T) {
 						}
 						got = append(got, l)
 					case <-time.After(30 * time.Second):
-						t.Fatalf("the program does not come to %q: %q", last, got)
+						t.Fatalf("the program does not print %q: %q", last, got)
 					}
 				}
 			}
@@ -241,7 +241,7 @@ func TestZombie(t *testing.T) {
 			in.Write([]byte("\n"))
 			want := []string{"event True", "query_device EIO", "alloc_pd EIO", "reg_mr EIO", "create_cq EIO", "query_qp EIO"}
 			if got := until("zombie"); strings.Join(got, ",") != strings.Join(want, ",") {
-				t.Errorf("the zombie: %q, want %q", got, want)
+				t.Errorf("zombie: got %q, want %q", got, want)
 			}
 			if d := w.dev(); d.Zombies != 1 || d.Contexts != 0 || d.Resets != 1 {
 				t.Errorf("dev show: %+v", d)
@@ -252,11 +252,11 @@ func TestZombie(t *testing.T) {
 			args := []string{"-d", "rxe0", "-g", "1", "-c"}
 			other := &pair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args}
 			if err := other.run(); err != nil {
-				t.Errorf("beside the zombie: %v", err)
+				t.Errorf("pingpong during the zombie's life: %v", err)
 			}
 			in.Write([]byte("\n"))
 			if got := until("closed"); strings.Join(got, ",") != "new 1" {
-				t.Errorf("at the end: %q", got)
+				t.Errorf("last output: got %q", got)
 			}
 			w.empty()
 			queuesClean(t, w.serve.Process.Pid)
@@ -332,7 +332,7 @@ func TestSoakReset(t *testing.T) {
 			}
 			return running == 2*pairs
 		}) {
-			t.Fatalf("only %d programs run", running)
+			t.Fatalf("got only %d running programs", running)
 		}
 		if n%2 == 0 && n/2 < resets || n >= 2*plugs {
 			w.out("dev", "reset", "rxe0")

@@ -61,11 +61,11 @@ func TestTrace(t *testing.T) {
 	select {
 	case <-over:
 	case <-time.After(20 * time.Second):
-		t.Fatal("the service does not end")
+		t.Fatal("the service did not end")
 	}
 	files, _ := filepath.Glob(filepath.Join(dir, "thread.*"))
 	if len(files) < 5 {
-		t.Fatalf("a service of %d threads", len(files))
+		t.Fatalf("got a trace of only %d threads", len(files))
 	}
 	// The first thread of the process is the thread that executed the service. It need not have the lowest number, because
 	// numbers wrap.
@@ -94,7 +94,7 @@ func TestTrace(t *testing.T) {
 		}
 	}
 	if proofs < 20 {
-		t.Fatalf("the trace has %d proofs only", proofs)
+		t.Fatalf("the trace has only %d proofs", proofs)
 	}
 	for _, rule := range []trace.Rule{trace.Paths, trace.Numbers, trace.Changes, trace.Memory} {
 		t.Run(string(rule), func(t *testing.T) {
@@ -103,7 +103,7 @@ func TestTrace(t *testing.T) {
 				t.Errorf("%.300v", v)
 			}
 			if len(list) > 12 {
-				t.Errorf("and %d more", len(list)-12)
+				t.Errorf("and %d more violations", len(list)-12)
 			}
 		})
 	}

@@ -50,7 +50,7 @@ func TestDevicePermissions(t *testing.T) {
 	b, err = w.cmd(w.deadline(20), "run", "--", "setpriv", "--reuid=1002", "--regid=1002", "--clear-groups", raw,
 		"transfer").CombinedOutput()
 	if err == nil || !strings.Contains(string(b), "open uverbs0: permission denied") {
-		t.Errorf("a program that has become another user: %v, %q", err, b)
+		t.Errorf("a program after a change of its user: %v, %q", err, b)
 	}
 	for _, args := range [][]string{{"stop"}, {"link", "add", "rxe9", "--addr", loopback()}, {"link", "del", "rxe0"},
 		{"fault", "add", "--dev", "rxe0", "--drop", "50%"}, {"fault", "clear"}} {
@@ -87,14 +87,14 @@ func TestTwoUsers(t *testing.T) {
 			}
 			out := bufio.NewScanner(pipe)
 			if !out.Scan() {
-				t.Fatalf("the victim says nothing: %v", v.Wait())
+				t.Fatalf("the victim has no output: %v", v.Wait())
 			}
 			numbers := out.Text()
 			exchange := func(text string) {
 				t.Helper()
 				fmt.Fprintln(in, text)
 				if !out.Scan() || out.Text() != "ok" {
-					t.Fatalf("the victim: %q, %v", out.Text(), v.Wait())
+					t.Fatalf("the victim: got %q, %v", out.Text(), v.Wait())
 				}
 			}
 			exchange("before")
@@ -106,13 +106,13 @@ func TestTwoUsers(t *testing.T) {
 			t.Logf("%s", b)
 			exchange("again ") // as long as the first exchange
 			if after := victim.resShow(); fmt.Sprint(after) != fmt.Sprint(before) {
-				t.Errorf("the victim had %v, has %v", before, after)
+				t.Errorf("objects of the victim: %v before, %v now", before, after)
 			}
 			if r := attacker.resShow(); len(r) != 0 {
-				t.Errorf("the intruder sees %v", r)
+				t.Errorf("res show of the intruder: got %v", r)
 			}
 			if r := w.resShow(); len(r) != 1 {
-				t.Errorf("root sees %v", r)
+				t.Errorf("res show of root: got %v", r)
 			}
 			in.Close()
 			if err := v.Wait(); err != nil {

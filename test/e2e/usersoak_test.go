@@ -130,7 +130,7 @@ func (s *siege) p99Beside(other func()) (p99 float64, times int) {
 	}
 }
 
-// killRound starts programs of one or both users, and ends them.
+// killRound starts programs of one or both users, and kills or terminates them.
 func (s *siege) killRound(r *rand.Rand, raw string) string {
 	var launchers []*exec.Cmd
 	for _, uid := range [][]uint32{{attacker}, {stranger}, {attacker, stranger}}[r.IntN(3)] {
@@ -212,7 +212,7 @@ func TestServiceKilled(t *testing.T) {
 	idle.say("a message")
 	idle.until("rawverbs:", 2*time.Second)
 	if took := time.Since(began); took > 2*time.Second {
-		t.Errorf("the programs' errors have taken %v", took)
+		t.Errorf("the programs got their errors only after %v", took)
 	}
 	syscall.Kill(server.Process.Pid, syscall.SIGTERM)
 	waiting.rest(2 * time.Second)
@@ -235,7 +235,7 @@ func TestServiceStopped(t *testing.T) {
 			syscall.Kill(pid, syscall.SIGCONT)
 		}
 	}()
-	testutil.Eventually(t, "the service to stop", func() bool { // each of its threads
+	testutil.Eventually(t, "the service to stop", func() bool { // each of its threads must be stopped
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		if err != nil {
 			t.Fatal(err)
@@ -247,7 +247,7 @@ func TestServiceStopped(t *testing.T) {
 	newcomer := talk(t, s.as(attacker).cmd(s.deadline(60), "run", "--", s.program, "paths", "/dev/infiniband/uverbs0"))
 	command := talk(t, s.cmd(s.deadline(60), "link", "show"))
 	if line, ok := a.line(time.Duration(many(2, 10)) * time.Second); ok {
-		t.Errorf("a program of a stopped service says %q", line)
+		t.Errorf("a program of a stopped service printed %q", line)
 	}
 	syscall.Kill(pid, syscall.SIGCONT)
 	stopped = false

@@ -41,11 +41,11 @@ func TestVerbs(t *testing.T) {
 				c.Path, c.Args = suite, []string{suite, "-test.v"}
 				c.Env = append(append(c.Env, env...), "VERBS_SERVICE="+w.socket)
 				if out, err := c.CombinedOutput(); err != nil {
-					t.Errorf("by the socket: %v\n%s", err, out)
+					t.Errorf("through the socket: %v\n%s", err, out)
 				}
 			}
 			if r := w.resources(); len(r) != 0 {
-				t.Errorf("left: %v", r)
+				t.Errorf("objects left: %v", r)
 			}
 		})
 	}
@@ -67,10 +67,10 @@ func TestVerbsShared(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	if r := w.resources(); len(r) != 0 {
-		t.Errorf("left: %v", r)
+		t.Errorf("objects left: %v", r)
 	}
 	if out := w.out("res", "show"); strings.Contains(out, "65534") {
-		t.Errorf("charged to the user still: %s", out)
+		t.Errorf("remaining charges of the user: %s", out)
 	}
 }
 
@@ -108,7 +108,7 @@ func TestVerbsQuiet(t *testing.T) {
 		}
 	}
 	if !over {
-		t.Fatalf("the trace has no end of the loop: %d bytes", len(text))
+		t.Fatalf("the trace lacks the end of the loop: %d bytes", len(text))
 	}
 	total := 0
 	for name, n := range calls {
@@ -118,6 +118,6 @@ func TestVerbsQuiet(t *testing.T) {
 	}
 	t.Logf("calls of 1,000,000 posts and polls: %v", calls)
 	if total > 10_000 {
-		t.Errorf("%d system calls in 1,000,000 posts and polls: %v", total, calls)
+		t.Errorf("got %d system calls in 1,000,000 posts and polls: %v", total, calls)
 	}
 }

@@ -45,7 +45,7 @@ func TestFaults(t *testing.T) {
 			}
 			out := w.out("fault", "show")
 			if regexp.MustCompile(`(\s0){5}\s*$`).MatchString(out) {
-				t.Errorf("the rule never hit: %s", out)
+				t.Errorf("the rule matched no packet: %s", out)
 			}
 			w.empty()
 		})
@@ -78,7 +78,7 @@ func (p *pair) leftTooEarly() bool {
 		strings.Contains(p.clientOut, lost) && strings.Contains(p.serverOut, "usec/iter")
 }
 
-// netns makes two network namespaces joined by a veth pair, 10.77.0.1 and .2, fd77::1 and ::2.
+// netns creates two network namespaces joined by a veth pair, with addresses 10.77.0.1 and .2, fd77::1 and ::2.
 func netns(t *testing.T) (a, b string) {
 	t.Helper()
 	needRoot(t)
@@ -173,7 +173,7 @@ func TestTwoServices(t *testing.T) {
 	}
 	for _, proto := range []string{"ip ", "ipv6 ", "infiniband "} {
 		if !strings.Contains(string(out), proto) {
-			t.Errorf("tshark finds no %s:\n%s", proto, out)
+			t.Errorf("the statistics of tshark lack %s:\n%s", proto, out)
 		}
 	}
 	// tshark guesses the protocol of a SEND's payload. A single byte is not the RPC that tshark assumes.

@@ -25,7 +25,7 @@ import (
 // full reports whether the matrix runs with its full counts.
 var full = os.Getenv("E2E_FULL") != ""
 
-// need skips the test when a requirement is missing, and fails it in CI.
+// need skips the test if a requirement is missing, and fails it in CI.
 func need(t *testing.T, ok bool, what string) {
 	t.Helper()
 	switch {
@@ -77,7 +77,7 @@ func users() []user {
 type world struct {
 	t      *testing.T
 	user   user
-	groups []uint32 // supplementary
+	groups []uint32 // supplementary groups
 	netns  string
 	socket string
 	under  []string // prefix of the command that starts the service; may be empty
@@ -231,7 +231,7 @@ func (w *world) cmd(ctx context.Context, args ...string) *exec.Cmd {
 // enters reports whether commands must run in a container.
 func (w *world) enters() bool { return w.clone != 0 && w.serve != nil && w.serve.Process != nil }
 
-// enter makes a command run in the container of the service.
+// enter changes a command to run in the container of the service.
 func (w *world) enter(c *exec.Cmd, uid uint32) {
 	id := fmt.Sprint(uid)
 	c.Args = append([]string{"nsenter", "--target", fmt.Sprint(w.serve.Process.Pid), "--user", "--pid", "--mount",
@@ -294,7 +294,7 @@ func (w *world) empty() {
 		r = w.resources()
 		return len(r) == 0
 	}) {
-		w.t.Fatalf("after %v programs still hold: %v", testutil.Timeout, r)
+		w.t.Fatalf("objects left after %v: %v", testutil.Timeout, r)
 	}
 }
 
