@@ -66,12 +66,12 @@ func (w *CMWorld) Listen() (*cm.Listener, netip.AddrPort) {
 	w.Must(err)
 	at := l.Addr()
 	if at.Port() == 0 || at.Addr() != w.Addr {
-		w.Fatalf("listens at %v, want a port of %v", at, w.Addr)
+		w.Fatalf("Listen: got address %v, want a port of %v", at, w.Addr)
 	}
 	return l, at
 }
 
-// Accept accepts one request, and returns its data.
+// Accept accepts one request, and returns its private data.
 func (w *CMWorld) Accept(l *cm.Listener, data []byte) (*End, *cm.Conn, []byte, error) {
 	r, err := l.Accept(w.Soon())
 	if err != nil {
@@ -133,10 +133,10 @@ func (w *CMWorld) Ended(c *cm.Conn, want error) {
 	select {
 	case <-c.Done():
 	case <-time.After(timeout):
-		w.Fatal("the connection has not ended")
+		w.Fatal("wait for the end of the connection: timed out")
 	}
 	if err := c.Err(); !errors.Is(err, want) {
-		w.Errorf("the connection has ended with %v, want %v", err, want)
+		w.Errorf("end of the connection: got %v, want %v", err, want)
 	}
 }
 
@@ -185,7 +185,7 @@ func (w *CMWorld) nobody() {
 	_, c, _, err := w.Dial(netip.AddrPortFrom(w.Addr, 9), nil)
 	var refused *cm.RefusedError
 	if !errors.As(err, &refused) || refused.Reason != 8 {
-		w.Errorf("got %v, want a refusal: nothing listens", err)
+		w.Errorf("got %v, want a rejection, because the port has no listener", err)
 	}
 	w.Must(c.Close())
 }
@@ -272,7 +272,7 @@ func (w *CMWorld) closes() {
 	select {
 	case <-ca.Done():
 	case <-time.After(timeout):
-		w.Error("a connection outlives its manager")
+		w.Error("a connection did not end with its manager")
 	}
 	if _, err := w.Manager.Listen(netip.AddrPortFrom(w.Addr, 0), 0); err == nil {
 		w.Error("Listen on a closed manager: got a listener")
@@ -283,7 +283,7 @@ func (w *CMWorld) misuse() {
 	l, at := w.Listen()
 	defer l.Close()
 	if _, err := w.Manager.Listen(at, 0); !errors.Is(err, syscall.EADDRINUSE) {
-		w.Errorf("a port that is taken: got %v, want EADDRINUSE", err)
+		w.Errorf("a port in use: got %v, want EADDRINUSE", err)
 	}
 	if _, err := w.Manager.Listen(netip.MustParseAddrPort("192.0.2.1:0"), 0); err == nil {
 		w.Error("an address of another host: got a listener")

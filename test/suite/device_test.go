@@ -75,7 +75,7 @@ func TestConnections(t *testing.T) { suite.RunCM(t, connections(t)) }
 // TestReports runs the programs of test/reports on a device of Verbena. The kernel's rxe has many of the faults.
 func TestReports(t *testing.T) {
 	if os.Getenv("VERBS_REPORTS") == "" {
-		t.Skip("VERBS_REPORTS does not ask for them")
+		t.Skip("VERBS_REPORTS is not set")
 	}
 	reports.Run(t, connections(t))
 }

@@ -57,12 +57,12 @@ func (w *World) errors() {
 			// From then on all requests are flushed.
 			a.Post(verbs.SendWR{ID: 78, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
 			if wc := a.One(); wc.ID != 78 || wc.Status != verbs.Flushed {
-				w.Errorf("afterwards: got work request %d, %v, want 78, %v", wc.ID, wc.Status, verbs.Flushed)
+				w.Errorf("next completion: got work request %d, %v, want 78, %v", wc.ID, wc.Status, verbs.Flushed)
 			}
 			q, err := a.QP.Query()
 			w.Must(err)
 			if q.State != verbs.Error {
-				w.Errorf("the QP is in %v, want %v", q.State, verbs.Error)
+				w.Errorf("state of the QP: got %v, want %v", q.State, verbs.Error)
 			}
 		})
 	}
@@ -84,7 +84,7 @@ func (w *World) events() {
 	e, err := w.Device.NextEvent(w.Soon())
 	w.Must(err)
 	if e.QP != b.QP || e.Type != verbs.EventQPAccessError && e.Type != verbs.EventQPFatal {
-		w.Errorf("event: got %+v, want one of QP %d", e, b.QP.Num())
+		w.Errorf("event: got %+v, want an event of QP %d", e, b.QP.Num())
 	}
 }
 
@@ -154,7 +154,7 @@ func (w *World) closeDevice() {
 				w.Errorf("a waiting goroutine: got %v, want %v", err, verbs.ErrClosed)
 			}
 		case <-time.After(timeout):
-			w.Fatal("a goroutine still waits")
+			w.Fatal("a goroutine still waits after Close")
 		}
 	}
 	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: a.MR.SGE(0, 10)}); !errors.Is(err, verbs.ErrClosed) {
@@ -178,7 +178,7 @@ func (w *World) closeDeviceMemory() {
 		w.Connect(a, b)
 		there, started := a.MR.Remote(0), make(chan struct{})
 		var writing sync.WaitGroup
-		writing.Go(func() { // until the peer has gone
+		writing.Go(func() { // until the peer has been removed
 			var wcs [1]verbs.WC
 			for i := 0; ; i++ {
 				if i == 10 {
@@ -200,7 +200,7 @@ func (w *World) closeDeviceMemory() {
 		clear(mem)
 		time.Sleep(2 * time.Millisecond)
 		if mem[0] != 0 || mem[size-1] != 0 {
-			w.Error("a peer has written to the memory of a device that has been closed")
+			w.Error("a peer has written to memory of a closed device")
 		}
 		w.Must(a.MR.Close())
 		w.Must(b.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
@@ -299,7 +299,7 @@ func (w *World) closeWhileCreating() {
 			creating.Wait()
 			for _, use := range slices.Concat(made...) {
 				if err := use(); !errors.Is(err, verbs.ErrClosed) {
-					w.Fatalf("a %s of a device that was closed meanwhile: got %v, want %v", c.name, err, verbs.ErrClosed)
+					w.Fatalf("a %s of a device closed meanwhile: got %v, want %v", c.name, err, verbs.ErrClosed)
 				}
 			}
 		}

@@ -35,7 +35,7 @@ type Ability string
 const (
 	AtomicWrite  Ability = "ATOMIC WRITE"
 	Flush        Ability = "FLUSH"
-	Multicast    Ability = "multicast"                // between queue pairs of one device
+	Multicast    Ability = "multicast"                // multicast between queue pairs of one device
 	WindowRange  Ability = "range of a window"        // a WRITE outside of a memory window fails
 	LocalErrors  Ability = "local protection error"   // for a wrong local key; otherwise the status is LocalQPError
 	AccessEvents Ability = "event of an access error" // at the target of a request that exceeds its rights
@@ -82,7 +82,7 @@ type World struct {
 	Memory int // memory of an End in bytes; 0: 1 MB
 }
 
-// Must ends the test if there is an error.
+// Must ends the test if err is not nil.
 func (w *World) Must(err error) {
 	w.Helper()
 	if err != nil {
@@ -142,7 +142,7 @@ func (w *World) End(init verbs.QPInit) *End {
 	return e
 }
 
-// Close closes the objects, in order.
+// Close closes the objects in the right order.
 func (e *End) Close() {
 	e.Helper()
 	for _, c := range []io.Closer{e.QP, e.MR, e.CQ, e.PD} {
@@ -254,13 +254,13 @@ func (w *World) query() {
 		found = found || g == best
 	}
 	if !found {
-		w.Errorf("DefaultGID: got %+v, which is not in %+v", best, gids)
+		w.Errorf("DefaultGID: got %+v, want one of %+v", best, gids)
 	}
 	e := w.End(verbs.QPInit{})
 	defer e.Close()
 	a, err := e.QP.Query()
 	w.Must(err)
 	if a.State != verbs.Reset {
-		w.Errorf("a new QP is in %v, want %v", a.State, verbs.Reset)
+		w.Errorf("state of a new QP: got %v, want %v", a.State, verbs.Reset)
 	}
 }

@@ -73,7 +73,7 @@ func (w *World) immediate() {
 func (w *World) inline() {
 	a, b := w.Pair(verbs.QPInit{Inline: 100})
 	if n := a.QP.Init().Inline; n < 100 {
-		w.Fatalf("asked for 100 bytes inline, got %d", n)
+		w.Fatalf("CreateQP with 100 bytes inline: got %d", n)
 	}
 	text := []byte("a message that is copied when it is posted")
 	b.Recv(1, 0, 100)
@@ -96,13 +96,13 @@ func (w *World) atomics() {
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.FetchAdd, Local: a.MR.SGE(0, 8), Remote: b.Remote(0), CompareAdd: 2})
 	a.OK(1)
 	if *word(a.MR) != 40 || *word(b.MR) != 42 {
-		w.Errorf("fetch and add: got %d, and %d there, want 40 and 42", *word(a.MR), *word(b.MR))
+		w.Errorf("fetch and add: got old value %d and new value %d, want 40 and 42", *word(a.MR), *word(b.MR))
 	}
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.CompareSwap, Local: a.MR.SGE(0, 8), Remote: b.Remote(0), CompareAdd: 42,
 		Swap: 7})
 	a.OK(2)
 	if *word(a.MR) != 42 || *word(b.MR) != 7 {
-		w.Errorf("compare and swap: got %d, and %d there, want 42 and 7", *word(a.MR), *word(b.MR))
+		w.Errorf("compare and swap: got old value %d and new value %d, want 42 and 7", *word(a.MR), *word(b.MR))
 	}
 }
 
@@ -280,7 +280,7 @@ func (w *World) srq() {
 		w.Must(srq.PostRecv(&verbs.RecvWR{ID: uint64(i), Local: mr.SGE(100*i, 100)}))
 	}
 	if err := bs[0].QP.PostRecv(&verbs.RecvWR{}); !errors.Is(err, syscall.EINVAL) {
-		w.Errorf("PostRecv beside an SRQ: got %v, want EINVAL", err)
+		w.Errorf("PostRecv to a QP with an SRQ: got %v, want EINVAL", err)
 	}
 	for i := range 4 {
 		a, b := as[i%2], bs[i%2]

@@ -47,7 +47,7 @@ func (w *World) cancel() {
 		w.Fatalf("Wait: got %d, %v, want 0, %v", n, err, why)
 	}
 	if _, err := b.CQ.Wait(ctx, wc[:]); !errors.Is(err, why) {
-		w.Fatalf("Wait again: got %v, want %v", err, why)
+		w.Fatalf("second Wait: got %v, want %v", err, why)
 	}
 	if _, err := w.Device.NextEvent(ctx); !errors.Is(err, why) {
 		w.Fatalf("NextEvent: got %v, want %v", err, why)
@@ -75,7 +75,7 @@ func (w *World) channel() {
 	me := &End{World: w, PD: pd, CQ: cqs[0], QP: qp}
 	here, err := qp.LocalVia(w.Config.Path)
 	w.Must(err)
-	w.Must(qp.ConnectVia(here, w.Config.Path)) // to itself
+	w.Must(qp.ConnectVia(here, w.Config.Path)) // connected to itself
 	me.MR, err = pd.Alloc(4096, verbs.LocalWrite)
 	w.Must(err)
 	me.Recv(1, 0, 100)
@@ -139,7 +139,7 @@ func (w *World) full() {
 		}
 	}
 	if n < 4 || n == 1000 {
-		w.Errorf("%d receives fit, asked for 4", n)
+		w.Errorf("posted %d receives, want at least 4", n)
 	}
 }
 
@@ -152,7 +152,7 @@ func (w *World) resize() {
 	}
 	w.Must(b.CQ.Resize(3000))
 	if n := b.CQ.Entries(); n < 3000 {
-		w.Errorf("asked for 3000 entries, got %d", n)
+		w.Errorf("Resize to 3000 entries: got %d", n)
 	}
 	for i := range 20 {
 		b.OK(uint64(i))
