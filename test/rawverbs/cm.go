@@ -18,7 +18,7 @@ import (
 	"verbena/uapi/ucm"
 )
 
-// cmFile is an open rdma_cm.
+// cmFile is an open rdma_cm file.
 type cmFile struct {
 	fd  int
 	mem []byte // a command, and the answer in the next page
@@ -141,7 +141,7 @@ func (f *cmFile) routed(a netip.AddrPort) (uint32, error) {
 	return id, err
 }
 
-// cmPair is a program that connects with itself.
+// cmPair is a program that connects to itself.
 type cmPair struct {
 	*pair
 	active, passive *cmFile
@@ -333,7 +333,7 @@ func cmStall(what, path string) error {
 	case "pipe":
 		go func() {
 			time.Sleep(200 * time.Millisecond)
-			_, err := f.event() // takes the byte out of the pipe
+			_, err := f.event() // reads the byte from the pipe
 			fmt.Println("event:", err)
 		}()
 		_, err = syscall.Read(f.fd, p[:1])
@@ -563,7 +563,7 @@ func nlUnread(sockets string) error {
 	return nil
 }
 
-// nlChange tries to make and remove devices.
+// nlChange tries to create and remove devices.
 func nlChange() error {
 	s, err := syscall.Socket(syscall.AF_NETLINK, syscall.SOCK_RAW, unix.NETLINK_RDMA)
 	if err != nil {
@@ -659,7 +659,7 @@ func cmServe(port string) error {
 	}
 }
 
-// cmCall connects to cmServe, and tries again while it is refused.
+// cmCall connects to cmServe, and retries while it is rejected.
 func cmCall(to string) error {
 	a, err := netip.ParseAddrPort(to)
 	if err != nil {
@@ -696,7 +696,7 @@ func cmCall(to string) error {
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	return errors.New("refused again and again")
+	return errors.New("connect: rejected after all retries")
 }
 
 // cmGive sends its file to the listener at a path.

@@ -18,7 +18,7 @@ type device struct {
 	mem  []byte // commands, responses and data
 	next int
 	gid  [16]byte
-	maps [][]byte // the queues
+	maps [][]byte // mapped queues
 
 	offsets []uint64 // offsets of the queues
 }
@@ -129,7 +129,7 @@ func (d *device) createChannel() (int, error) {
 	return int(r.FD), err
 }
 
-// mapped maps a queue that the driver describes.
+// mapped maps a queue described by the driver.
 func (d *device) mapped(b []byte) ([]byte, error) {
 	mi, _ := uapi.Decode[uapi.MMInfo](b)
 	if mi.Size == 0 {

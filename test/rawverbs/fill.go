@@ -13,7 +13,7 @@ import (
 	"verbena/uapi"
 )
 
-// maker makes one more object of a kind.
+// maker creates one more object of a kind.
 type maker struct {
 	kind string
 	make func(*pair) error

@@ -91,7 +91,7 @@ func run(args []string) error {
 	return errors.New("usage: rawverbs transfer | fill KIND N | hoard SEED | reveal | intrude NUMBERS; cm- and nl-: see the source")
 }
 
-// pair is a connection of a program with itself.
+// pair is a connection of a program to itself.
 type pair struct {
 	*device
 	pd, cq uint32
