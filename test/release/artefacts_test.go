@@ -23,7 +23,7 @@ const version = "0.1.0"
 func TestReproducible(t *testing.T) {
 	needs(t)
 	if os.Getenv("RELEASE_DIST") != "" {
-		t.Skip("RELEASE_DIST names artefacts that were made before")
+		t.Skip("RELEASE_DIST names existing artefacts")
 	}
 	first := dist(t)
 	dir := t.TempDir()
@@ -52,7 +52,7 @@ func TestReproducible(t *testing.T) {
 		return all
 	}
 	if a, b := names(first), names(second); !slices.Equal(a, b) || len(a) < 10 {
-		t.Errorf("got %v and %v", a, b)
+		t.Errorf("two builds: got the files %v and %v, want equal ones", a, b)
 	}
 	for _, name := range names(first) {
 		a, err := os.ReadFile(filepath.Join(first, name))
@@ -98,7 +98,7 @@ func TestContents(t *testing.T) {
 		}
 		wants(t, string(out), "CGO_ENABLED=0", "GOARCH="+arch, `-trimpath=true`)
 		if here, _ := filepath.Abs(root); strings.Contains(string(out), here) {
-			t.Errorf("%s: the directory is in it:\n%s", arch, out)
+			t.Errorf("%s: the binary contains the build directory:\n%s", arch, out)
 		}
 		var bom struct {
 			BomFormat  string
@@ -124,7 +124,7 @@ func TestContents(t *testing.T) {
 			}
 		}
 		if bom.BomFormat != "CycloneDX" || bom.Metadata.Component.Version != "v"+version {
-			t.Errorf("the list of modules is of %+v", bom.Metadata)
+			t.Errorf("metadata of the list of modules: got %+v", bom.Metadata)
 		}
 		if arch == goArch() {
 			out, err := exec.Command(filepath.Join(to, "verbena"), "version").CombinedOutput()

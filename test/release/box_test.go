@@ -25,7 +25,7 @@ const nobody = "65534"
 // suites lists the releases of Debian for the tests of the artefacts.
 var suites = map[string]string{"Debian12": "bookworm", "Debian13": "trixie"}
 
-// needs skips a test that this machine or user cannot run.
+// needs skips a test that cannot run on this machine or as this user.
 func needs(t *testing.T) {
 	t.Helper()
 	switch {
@@ -94,7 +94,7 @@ var revision = sync.OnceValues(func() (string, error) {
 	return strings.TrimSpace(string(out)), err
 })
 
-// makeRelease makes a release of a checkout.
+// makeRelease builds a release of a checkout.
 func makeRelease(checkout, out string) error {
 	seconds, err := epoch()
 	if err != nil {
@@ -258,7 +258,7 @@ func wants(t *testing.T, text string, expressions ...string) {
 	t.Helper()
 	for _, e := range expressions {
 		if !regexp.MustCompile("(?m)" + e).MatchString(text) {
-			t.Errorf("%q is not in\n%s", e, text)
+			t.Errorf("no match for %q in\n%s", e, text)
 		}
 	}
 }

@@ -52,7 +52,7 @@ func TestPlaces(t *testing.T) {
 		text := read(t, name)
 		for _, u := range url.FindAllString(text, -1) {
 			if seen++; u != project["REPOSITORY"] {
-				t.Errorf("%s: %s, and REPOSITORY is %s", name, u, project["REPOSITORY"])
+				t.Errorf("%s: address %s, want that of REPOSITORY, %s", name, u, project["REPOSITORY"])
 			}
 		}
 		for _, m := range image.FindAllStringSubmatch(text, -1) {
@@ -62,7 +62,7 @@ func TestPlaces(t *testing.T) {
 		}
 		for _, m := range uses.FindAllStringSubmatch(text, -1) {
 			if seen++; "https://github.com/"+m[1] != project["REPOSITORY"] || m[2] != version {
-				t.Errorf("%s: %s: another repository or version", name, m[0])
+				t.Errorf("%s: %s: wrong repository or version", name, m[0])
 			}
 		}
 		for _, m := range versions.FindAllStringSubmatch(text, -1) {
@@ -72,7 +72,7 @@ func TestPlaces(t *testing.T) {
 		}
 	}
 	if seen < 15 {
-		t.Errorf("%d places, want at least 15", seen)
+		t.Errorf("got %d addresses, want at least 15", seen)
 	}
 }
 
@@ -99,10 +99,10 @@ func readAction(t *testing.T, name string) (a action) {
 	}
 	for _, s := range a.Runs.Steps {
 		if s.Run != "" && (s.Shell != "bash" || strings.Contains(s.Run, "${{")) {
-			t.Errorf("%s: step %s: its shell is %q; values come by env, not as text of the script", name, s.Name, s.Shell)
+			t.Errorf("%s: step %s: shell %q: pass values by env, not as text of the script", name, s.Name, s.Shell)
 		}
 		if s.Run == "" && s.Uses == "" {
-			t.Errorf("%s: step %s does nothing", name, s.Name)
+			t.Errorf("%s: step %s has no action", name, s.Name)
 		}
 	}
 	return a
@@ -125,7 +125,7 @@ func (a *action) script(t *testing.T, inputs map[string]string) string {
 			}
 			input, ok := a.Inputs[strings.TrimPrefix(name, "inputs.")]
 			if !ok {
-				t.Errorf("%s: %s is no input", a.Name, name)
+				t.Errorf("%s: %s is not an input", a.Name, name)
 			}
 			if v, ok := inputs[strings.TrimPrefix(name, "inputs.")]; ok {
 				return v
@@ -156,7 +156,7 @@ func TestActionsAreWellFormed(t *testing.T) {
 	pinned := regexp.MustCompile(`^[\w-]+/[\w-]+@[0-9a-f]{40}$`)
 	for _, s := range append(setup.Runs.Steps, report.Runs.Steps...) {
 		if s.Uses != "" && !pinned.MatchString(s.Uses) {
-			t.Errorf("step %s uses %s, want the digest of a commit", s.Name, s.Uses)
+			t.Errorf("step %s: got version %s, want the digest of a commit", s.Name, s.Uses)
 		}
 	}
 	for _, name := range []string{"setup-verbena", "report-verbena"} {
@@ -252,10 +252,10 @@ func TestActionVerifies(t *testing.T) {
 				"GITHUB_PATH="+filepath.Join(temp, "path"))
 			out, err := run.CombinedOutput()
 			if (err == nil) != c.ok || !strings.Contains(string(out), c.says) {
-				t.Errorf("got %v, want success: %v, and %q\n%s", err, c.ok, c.says, out)
+				t.Errorf("got %v, want success: %v, with %q in the output\n%s", err, c.ok, c.says, out)
 			}
 			if _, err := os.Stat(filepath.Join(temp, "verbena", "verbena")); (err == nil) != c.ok {
-				t.Errorf("the archive is unpacked: %v, want %v", err == nil, c.ok)
+				t.Errorf("unpacked archive: got %v, want %v", err == nil, c.ok)
 			}
 		})
 	}
@@ -322,7 +322,7 @@ func (b *box) fails(t *testing.T, argv ...string) string {
 	t.Helper()
 	out, err := b.command(t, argv...).CombinedOutput()
 	if err == nil {
-		t.Fatalf("%q succeeds:\n%s", argv, out)
+		t.Fatalf("%q: got success, want an error:\n%s", argv, out)
 	}
 	return string(out)
 }
@@ -349,7 +349,7 @@ func TestGitLab(t *testing.T) {
 	}
 	needs(t)
 	if j.Variables["VERBENA_SHA256"] != "" {
-		t.Error("the recipe itself has a digest")
+		t.Error("the recipe contains a digest, want an empty variable")
 	}
 	j.Variables["VERBENA_URL"] = "file:///release"
 	j.Variables["VERBENA_SHA256"] = digestOf(t, fmt.Sprintf("verbena_%s_%s.deb", version, goArch()))
@@ -377,7 +377,7 @@ func instructions(t *testing.T, text string) (all [][2]string) {
 		switch name {
 		case "FROM", "ARG", "RUN", "CMD", "ENTRYPOINT":
 		default:
-			t.Errorf("this test does not know %s", name)
+			t.Errorf("instruction %s is not supported by this test", name)
 		}
 		all = append(all, [2]string{name, rest})
 	}
@@ -393,7 +393,7 @@ func TestDockerfile(t *testing.T) {
 		switch i[0] {
 		case "FROM":
 			if i[1] != "debian:trixie-slim" {
-				t.Errorf("FROM %s, and the test has Debian trixie", i[1])
+				t.Errorf("FROM %s: want Debian trixie, the base of the test", i[1])
 			}
 		case "ARG":
 			arguments += i[1] + "\n"
@@ -463,7 +463,7 @@ func TestCompose(t *testing.T) {
 		time.Sleep(time.Duration(*check.Interval))
 	}
 	if !healthy {
-		t.Fatalf("the server does not listen:\n%s", out.String())
+		t.Fatalf("wait for the server to listen: timed out:\n%s", out.String())
 	}
 	wants(t, container(names[1]).ok(t, append(slices.Clone(config.Config.Entrypoint), client.Command...)...),
 		"8192000 bytes in", `GID ::ffff:10\.50\.0\.1`)
@@ -487,7 +487,7 @@ func manifests(t *testing.T, file string) (daemon appsv1.DaemonSet, job batchv1.
 		case "Job":
 			err = decode(text, &job)
 		default:
-			t.Errorf("%s: this test does not know the kind %q", file, kind.Kind)
+			t.Errorf("%s: kind %q is not supported by this test", file, kind.Kind)
 		}
 		if err != nil {
 			t.Errorf("%s: %s: %v", file, kind.Kind, err)
@@ -519,7 +519,7 @@ func TestKubernetesManifests(t *testing.T) {
 		for _, c := range append(spec.InitContainers, spec.Containers...) {
 			for _, m := range c.VolumeMounts {
 				if !volumes[m.Name] {
-					t.Errorf("container %s mounts %s, which is no volume of its pod", c.Name, m.Name)
+					t.Errorf("container %s mounts %s, which is not a volume of its pod", c.Name, m.Name)
 				}
 			}
 		}
@@ -527,7 +527,7 @@ func TestKubernetesManifests(t *testing.T) {
 	labels := daemon.Spec.Template.Labels
 	for k, v := range daemon.Spec.Selector.MatchLabels {
 		if labels[k] != v {
-			t.Errorf("the selector's %s=%s is no label of the pods", k, v)
+			t.Errorf("the label %s=%s of the selector is missing in the pods", k, v)
 		}
 	}
 }
@@ -544,7 +544,7 @@ func TestKubernetesMounts(t *testing.T) {
 		}
 	}
 	if len(shared) == 0 {
-		t.Fatal("the pod mounts no directory of the node")
+		t.Fatal("the pod does not mount a directory of the node")
 	}
 	for _, c := range append(pod.InitContainers, pod.Containers...) {
 		for _, m := range c.VolumeMounts {
@@ -561,12 +561,12 @@ func TestKubernetesMounts(t *testing.T) {
 	}
 	service := daemon.Spec.Template.Spec
 	if service.Containers[0].Resources.Limits.Memory().IsZero() || service.PriorityClassName != "system-node-critical" {
-		t.Error("the service has no memory limit, or is no node-critical pod: it is the kernel's first victim")
+		t.Error("the service has no memory limit, or is not a node-critical pod, so the OOM killer would select it first")
 	}
 	for _, need := range []string{"hostPath", "privileged", "read-only", "runAsUser"} {
 		head, _, _ := strings.Cut(read(t, "recipes/kubernetes.yaml"), "\napiVersion")
 		if !strings.Contains(head, need) {
-			t.Errorf("the head of recipes/kubernetes.yaml does not name %s among the requirements", need)
+			t.Errorf("the comment in recipes/kubernetes.yaml lacks the requirement %s", need)
 		}
 	}
 }
@@ -673,6 +673,6 @@ func TestKubernetes(t *testing.T) {
 		wants(t, b.with(flags...).ok(t, minute...), "8192000 bytes in")
 	}
 	if out, err := exec.Command("ip", "netns", "list").Output(); err == nil && !strings.Contains(string(out), network) {
-		t.Errorf("the network has gone:\n%s", out)
+		t.Errorf("the network has disappeared:\n%s", out)
 	}
 }

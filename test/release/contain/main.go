@@ -46,11 +46,11 @@ func main() {
 		"none: a namespace with lo alone; host; or the name of one, as `ip netns` has it")
 	flag.StringVar(&s.pid, "pid", "own", "own, or host for that of this process")
 	flag.StringVar(&s.dir, "dir", "/", "working directory")
-	flag.StringVar(&s.shmSize, "shm-size", "64m", "size of /dev/shm")
-	flag.Var(&s.caps, "cap", "a capability more, such as SYS_PTRACE")
-	flag.Var(&s.drop, "drop", "a capability less, or ALL")
+	flag.StringVar(&s.shmSize, "shm-size", "64m", "use this size for /dev/shm")
+	flag.Var(&s.caps, "cap", "add a capability, such as SYS_PTRACE")
+	flag.Var(&s.drop, "drop", "drop a capability, or ALL")
 	flag.Var(&s.env, "env", "NAME=VALUE")
-	flag.Var(&s.bind, "bind", "FROM:TO or FROM:TO:ro, a directory or file to mount")
+	flag.Var(&s.bind, "bind", "mount a directory or file, as FROM:TO or FROM:TO:ro")
 	flag.Parse()
 	var err error
 	if os.Getenv(inside) == "" {
@@ -106,7 +106,7 @@ func (s *settings) run(argv []string) error {
 	}
 	if s.net == "none" {
 		if err := loopbackUp(); err != nil {
-			return fmt.Errorf("lo: %w", err)
+			return fmt.Errorf("set lo up: %w", err)
 		}
 	}
 	if err := unix.Chroot("."); err != nil {
@@ -121,10 +121,10 @@ func (s *settings) run(argv []string) error {
 	if s.docker {
 		var err error
 		if filter, err = dockerProfile(bounding); err != nil {
-			return fmt.Errorf("the default profile: %w", err)
+			return fmt.Errorf("compile the default profile: %w", err)
 		}
 		if err := limitCapabilities(bounding); err != nil {
-			return fmt.Errorf("capabilities: %w", err)
+			return fmt.Errorf("limit the capabilities: %w", err)
 		}
 	}
 	env := append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C"},
@@ -229,7 +229,7 @@ func bind(from, to string) error {
 	return nil
 }
 
-// loopbackUp brings lo up.
+// loopbackUp sets lo up.
 func loopbackUp() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
