@@ -87,7 +87,7 @@ func portInUse(w *suite.CMWorld) {
 	l, err := w.Manager.Listen(all, 0)
 	w.Must(err)
 	if _, err := w.Manager.Listen(at, 0); !errors.Is(err, syscall.EADDRNOTAVAIL) {
-		w.Errorf("an address of all: got %v, want EADDRNOTAVAIL", err)
+		w.Errorf("one address, after all addresses: got %v, want EADDRNOTAVAIL", err)
 	}
 	w.Must(l.Close())
 	l, err = w.Manager.Listen(at, 0) // the port is free at once
@@ -109,7 +109,7 @@ func sourceAddress(w *suite.CMWorld) {
 		conns = append(conns, c)
 	}
 	if conns[0].LocalAddr() == conns[1].LocalAddr() {
-		w.Errorf("both have port %d", conns[0].LocalAddr().Port())
+		w.Errorf("both connections have port %d, want different ports", conns[0].LocalAddr().Port())
 	}
 	for _, c := range conns {
 		w.Must(c.Close())

@@ -24,7 +24,7 @@ func accessFlags(w *suite.World) {
 		1 << 20} {
 		mr, err := e.PD.Alloc(4096, a)
 		if err != nil {
-			w.Errorf("access %#x: got %v", uint32(a), err)
+			w.Errorf("access %#x: got %v, want nil", uint32(a), err)
 			continue
 		}
 		w.Must(mr.Close())
@@ -54,7 +54,7 @@ func keys(w *suite.World) {
 	failed(c, verbs.SendWR{ID: 4, Opcode: verbs.Read, Local: mine.SGE(0, 8), Remote: d.Remote(0)}, verbs.LocalProtection)
 }
 
-// bind binds a window, and returns the completion's status.
+// bind binds a window, and returns the status of the completion.
 func bind(e *suite.End, mw *verbs.MW, off, n int, access verbs.Access) verbs.Status {
 	e.Helper()
 	key := mw.NextKey()
@@ -79,7 +79,7 @@ func windowKeys(w *suite.World) {
 			w.Fatalf("bind %d: got %v", i, s)
 		}
 		if mw.RKey()>>8 != index {
-			w.Fatalf("bind %d: got key %#x, want index %#x", i, mw.RKey(), index)
+			w.Fatalf("bind %d: got key %#x, want a key of index %#x", i, mw.RKey(), index)
 		}
 		if i%50 == 0 || i > 250 && i < 260 {
 			a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8),
@@ -212,14 +212,14 @@ func groups(w *suite.World) {
 	a.OK(3)
 	b.OK(0)
 	if n, _ := b.CQ.Poll(make([]verbs.WC, 1)); n != 0 {
-		w.Error("attached twice, received twice")
+		w.Error("got the datagram twice after two Attach calls, want it once")
 	}
 	w.Must(b.QP.Detach(group))
 	if err := b.QP.Detach(group); !errors.Is(err, syscall.EINVAL) {
-		w.Errorf("Detach again: got %v, want EINVAL", err)
+		w.Errorf("second Detach: got %v, want EINVAL", err)
 	}
 	if err := a.QP.Detach(group); !errors.Is(err, syscall.EINVAL) {
-		w.Errorf("Detach of another: got %v, want EINVAL", err)
+		w.Errorf("Detach of another group: got %v, want EINVAL", err)
 	}
 	if err := b.QP.Attach(g.GID); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("Attach to an address that is no group: got %v, want EINVAL", err)
@@ -231,7 +231,7 @@ func groups(w *suite.World) {
 	// A queue pair in a group cannot be destroyed.
 	w.Must(b.QP.Attach(group))
 	if err := b.QP.Close(); !errors.Is(err, syscall.EBUSY) {
-		w.Errorf("Close in a group: got %v, want EBUSY", err)
+		w.Errorf("Close while attached: got %v, want EBUSY", err)
 	}
 	w.Must(b.QP.Detach(group))
 	w.Must(b.QP.Close())

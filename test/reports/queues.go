@@ -138,13 +138,13 @@ func armed(w *suite.World) {
 		ctx, cancel := context.WithTimeout(context.Background(), d)
 		defer cancel()
 		if _, err := ch.Wait(ctx); (err == nil) != want {
-			w.Errorf("%s: got %v, want an event: %v", what, err, want)
+			w.Errorf("%s: got %v, want event: %v", what, err, want)
 		}
 	}
 	drop := func() {
 		w.Helper()
 		if n, err := cq.Poll(make([]verbs.WC, 16)); n == 0 || err != nil {
-			w.Errorf("Poll: got %d, %v", n, err)
+			w.Errorf("Poll: got %d, %v, want a completion", n, err)
 		}
 	}
 	for i := range 10 {
@@ -185,7 +185,7 @@ func exact(w *suite.World) {
 		w.Errorf("a queue longer than the device's limit: got %v, want EINVAL", err)
 	}
 	if _, err := w.Device.CreateCQ(0, nil); !errors.Is(err, syscall.EINVAL) {
-		w.Errorf("a queue of no entries: got %v, want EINVAL", err)
+		w.Errorf("a queue without entries: got %v, want EINVAL", err)
 	}
 	for _, asked := range []int{1, 2, 7, 8, 100} {
 		a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
@@ -193,7 +193,7 @@ func exact(w *suite.World) {
 		w.Must(err)
 		n := cq.Entries()
 		if n < asked {
-			w.Errorf("asked for %d entries, got %d", asked, n)
+			w.Errorf("CreateCQ with %d entries: got %d", asked, n)
 		}
 		w.Must(b.QP.Close())
 		b.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ, RecvCQ: cq, RecvWRs: n + 1})
@@ -276,7 +276,7 @@ func resizeFull(w *suite.World) {
 	send(40) // wraps around the ring
 	w.Must(cq.Resize(1000))
 	if n := cq.Entries(); n < 1000 {
-		w.Errorf("asked for 1000 entries, got %d", n)
+		w.Errorf("Resize to 1000 entries: got %d", n)
 	}
 	send(50)
 	take(60)
@@ -308,7 +308,7 @@ func whichQueue(w *suite.World) {
 	a.OK(2)
 	var wc [2]verbs.WC
 	if n, err := recv.Poll(wc[:]); n != 1 || err != nil || wc[0].ID != 1 {
-		w.Errorf("got %d completions, %+v, %v, want that of the receive", n, wc[0], err)
+		w.Errorf("got %d completions, %+v, %v, want the one of the receive", n, wc[0], err)
 	}
 	if err := recv.Close(); !errors.Is(err, syscall.EBUSY) {
 		w.Errorf("Close of a CQ in use: got %v, want EBUSY", err)

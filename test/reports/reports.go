@@ -13,7 +13,7 @@ import (
 	"verbena/test/suite"
 )
 
-// Report is a public report with a program that shows whether a device has the same fault.
+// Report is a public report, with a program that tests a device for the same fault.
 type Report struct {
 	// ID is the repository and the number, such as rdma-core#1624.
 	ID  string

@@ -61,6 +61,6 @@ func TestLog(t *testing.T) {
 		}
 	}
 	for row := range rows {
-		t.Errorf("README.md has a row for %s, which is no report", row)
+		t.Errorf("README.md has a row for %s, which is not in the table", row)
 	}
 }

@@ -33,7 +33,7 @@ func zeroBytes(w *suite.World) {
 	a.OK(1)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Read, Remote: nowhere})
 	if wc := a.OK(2); wc.ByteLen != 0 {
-		w.Errorf("READ of no bytes: got %d", wc.ByteLen)
+		w.Errorf("READ of 0 bytes: got %d", wc.ByteLen)
 	}
 	// an element of no bytes
 	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: verbs.SGE{Addr: 1, LKey: 12345}, Remote: nowhere})
@@ -42,13 +42,13 @@ func zeroBytes(w *suite.World) {
 	a.Post(verbs.SendWR{ID: 5, Opcode: verbs.WriteWithImm, Imm: 9, Remote: nowhere})
 	a.OK(5)
 	if wc := b.OK(4); wc.ByteLen != 0 || wc.Imm != 9 {
-		w.Errorf("WRITE with immediate data of no bytes: got %+v", wc)
+		w.Errorf("WRITE of 0 bytes with immediate data: got %+v", wc)
 	}
 	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 6}))
 	a.Post(verbs.SendWR{ID: 7, Opcode: verbs.Send})
 	a.OK(7)
 	if wc := b.OK(6); wc.ByteLen != 0 {
-		w.Errorf("SEND of no bytes: got %d", wc.ByteLen)
+		w.Errorf("SEND of 0 bytes: got %d", wc.ByteLen)
 	}
 	// A peer without the rights refuses even such a request.
 	c, d := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
@@ -125,7 +125,7 @@ func shortDatagramReceive(w *suite.World) {
 func immediateWithoutBuffer(w *suite.World) {
 	a, b := w.Pair(verbs.QPInit{})
 	want := a.Fill(0, 5000, 1)
-	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1})) // no element
+	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1})) // no elements
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.WriteWithImm, Local: sge(a, 0, 5000), Remote: b.Remote(0)})
 	a.OK(2)
 	b.OK(1)
@@ -199,7 +199,7 @@ func overflow(w *suite.World) {
 
 // longReceive tests that a receive may be longer than the longest message.
 func longReceive(w *suite.World) {
-	const part, parts = 66 << 20, 32 // together more than 2^31 bytes
+	const part, parts = 66 << 20, 32 // the total exceeds 2^31 bytes
 	a, b := w.Pair(verbs.QPInit{RecvSGEs: parts})
 	big, err := b.PD.Alloc(part, verbs.LocalWrite|verbs.OnDemand)
 	w.Must(err)
@@ -239,7 +239,7 @@ func unaligned(w *suite.World) {
 		a, b := w.Pair(verbs.QPInit{})
 		failed(a, verbs.SendWR{ID: 1, Opcode: op, Local: sge(a, 0, 8), Remote: b.Remote(4), Swap: 1}, verbs.RemoteInvalid)
 		if !bytes.Equal(b.MR.Bytes()[:16], make([]byte, 16)) {
-			w.Errorf("%v has changed memory", op)
+			w.Errorf("%v: memory has changed", op)
 		}
 	}
 }
@@ -255,13 +255,13 @@ func compareSwap(w *suite.World) {
 		Swap: fresh})
 	a.OK(1)
 	if got, there := binary.NativeEndian.Uint64(at(a)), binary.NativeEndian.Uint64(at(b)); got != old || there != old {
-		w.Errorf("not equal: got %#x, and %#x there, want %#x twice", got, there, uint64(old))
+		w.Errorf("not equal: got old value %#x and new value %#x, want %#x for both", got, there, uint64(old))
 	}
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.CompareSwap, Local: sge(a, 0, 8), Remote: b.Remote(0), CompareAdd: old,
 		Swap: fresh})
 	a.OK(2)
 	if got, there := binary.NativeEndian.Uint64(at(a)), binary.NativeEndian.Uint64(at(b)); got != old || there != fresh {
-		w.Errorf("equal: got %#x, and %#x there, want %#x and %#x", got, there, uint64(old), uint64(fresh))
+		w.Errorf("equal: got old value %#x and new value %#x, want %#x and %#x", got, there, uint64(old), uint64(fresh))
 	}
 	// The sum wraps around.
 	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.FetchAdd, Local: sge(a, 0, 8), Remote: b.Remote(0), CompareAdd: ^uint64(0)})
@@ -354,7 +354,7 @@ func badRequest(w *suite.World) {
 	for _, want := range []struct {
 		id     uint64
 		status verbs.Status
-	}{{7, verbs.LocalProtection}, {8, verbs.Flushed}} { // failures complete, signalled or not
+	}{{7, verbs.LocalProtection}, {8, verbs.Flushed}} { // failed requests complete, signalled or not
 		if wc := a.One(); wc.ID != want.id || wc.Status != want.status {
 			w.Errorf("got %v of work request %d, want %v of %d", wc.Status, wc.ID, want.status, want.id)
 		}
@@ -373,12 +373,12 @@ func inlineCapacity(w *suite.World) {
 		}
 		w.Must(err)
 		if got := qp.Init().Inline; got < n {
-			w.Errorf("asked for %d bytes inline, got %d without an error", n, got)
+			w.Errorf("CreateQP with %d bytes inline: got %d and no error", n, got)
 		}
 		w.Must(qp.Close())
 	}
 	if n == 64 || n == 1<<20 {
-		w.Fatalf("%d bytes inline: got no limit between", n)
+		w.Fatalf("%d bytes inline: got success, want a limit below", n)
 	}
 	a, b := w.Pair(verbs.QPInit{Inline: 64})
 	most := a.QP.Init().Inline

@@ -19,7 +19,7 @@ func refused(e *suite.End, what string, q verbs.QPAttr, mask verbs.AttrMask) {
 	after, err := e.QP.Query()
 	e.Must(err)
 	if before != after {
-		e.Errorf("%s has changed the queue pair: %+v, was %+v", what, after, before)
+		e.Errorf("%s: the failed Modify changed the queue pair: got %+v, want %+v", what, after, before)
 	}
 }
 
@@ -281,7 +281,7 @@ func sendQueueError(w *suite.World) {
 	q, err := a.QP.Query()
 	w.Must(err)
 	if q.State != verbs.SQE {
-		w.Fatalf("the queue pair is in %v, want SQE", q.State)
+		w.Fatalf("state: got %v, want SQE", q.State)
 	}
 	failed(a, verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 8), To: dest}, verbs.Flushed)
 	a.Recv(3, 0, 100)
