@@ -35,7 +35,7 @@ var cmTools = []cmTool{
 	{"rdma_xclient -c r", "RC", "rdma_xserver -c r", "rdma_xclient -c r -s ADDR", ipNames[:1], true, false},
 	{"riostream", "RC", "riostream -S 4096 -I 20 -C 2", "riostream -s ADDR -S 4096 -I 20 -C 2", ipNames[:1], true, false},
 	{"cmtime -c 100", "RC", "cmtime", "cmtime -s ADDR -c 100", ipNames[:1], false, false},
-	{"rping at a port where nobody listens", "RC", "", "rping -c -a ADDR -p 9999 -C 1", ipNames[:1], false, true},
+	{"rping at a port without a listener", "RC", "", "rping -c -a ADDR -p 9999 -C 1", ipNames[:1], false, true},
 }
 
 // dialogues holds the output of the two sides of cmtalk for each transport. It is independent of which side is the
@@ -116,10 +116,10 @@ func testDialogues(t *testing.T) {
 						return err
 					}
 					if got := byLetter(cout); got != d.active || cstat != 0 {
-						return fmt.Errorf("%s: exit status %d, the active side says\n%swant\n%s", r.req().name, cstat, got, d.active)
+						return fmt.Errorf("%s: exit status %d, active side: got\n%swant\n%s", r.req().name, cstat, got, d.active)
 					}
 					if got := byLetter(sout); got != d.passive || sstat != 0 {
-						return fmt.Errorf("%s: exit status %d, the passive side says\n%swant\n%s", r.resp().name, sstat, got, d.passive)
+						return fmt.Errorf("%s: exit status %d, passive side: got\n%swant\n%s", r.resp().name, sstat, got, d.passive)
 					}
 					return nil
 				})
@@ -164,7 +164,7 @@ func testCMCapture(t *testing.T) {
 	for _, attribute := range []string{"0x0010", "0x0012", "0x0013", "0x0014", "0x0015", "0x0016", "0x0017", "0x0018"} {
 		for _, p := range []*peer{kernelPeer, verbenaPeer} {
 			if seen[p.name+" "+attribute] == 0 {
-				t.Errorf("%s has sent no message %s", p.name, attribute)
+				t.Errorf("%s: no message %s in the capture", p.name, attribute)
 			}
 		}
 	}
@@ -237,7 +237,7 @@ func (tl *cmTool) run(r role, ip string) error {
 	}
 	if tl.refused {
 		if stat == 0 || !strings.Contains(out, "REJECTED, error 8") {
-			return fmt.Errorf("%s: not refused: exit status %d: %s", r.req().name, stat, lastLines(out))
+			return fmt.Errorf("%s: exit status %d, want a rejection: %s", r.req().name, stat, lastLines(out))
 		}
 		return nil
 	}

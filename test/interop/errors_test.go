@@ -126,7 +126,7 @@ var failures = []failure{
 	{name: "SEND without a receive, one RNR retry", service: "RC", options: linkOptions{size: 8192, rnrRetry: 1},
 		receive: -1, wr: toBuffer("SEND", 0, 64),
 		requester: "RNR_RETRY_EXC_ERR", reqState: "ERR", respState: "RTS"},
-	{name: "SEND to a queue pair that is not there", service: "RC",
+	{name: "SEND to a missing queue pair", service: "RC",
 		options: linkOptions{size: 8192, timeout: 14, retry: 2}, receive: -1,
 		prepare: destroyed, wr: toBuffer("SEND", 0, 64), requester: "RETRY_EXC_ERR", reqState: "ERR"},
 	{name: "SEND to a queue pair in RESET", service: "RC",
@@ -220,7 +220,7 @@ func (f *failure) run(l *link) error {
 		}
 	} else if f.receive >= 0 {
 		if got, err := l.resp.poll(l.resp.qp.RecvCQ, 1, lossy/10); err != nil || len(got) > 0 {
-			return fmt.Errorf("%s: the receive completed, and should not have: %v %v", l.resp.name, got, err)
+			return fmt.Errorf("%s: got a completion of the receive, want none: %v %v", l.resp.name, got, err)
 		}
 	}
 	if expect.reqState == "ERR" { // requests posted now are flushed
@@ -245,7 +245,7 @@ func (f *failure) run(l *link) error {
 			return err
 		}
 		if n != boolInt(expect.event != "") {
-			return fmt.Errorf("%s: %d events %s, want %d", l.resp.name, n, f.event, boolInt(expect.event != ""))
+			return fmt.Errorf("%s: got %d events %s, want %d", l.resp.name, n, f.event, boolInt(expect.event != ""))
 		}
 	}
 	if len(notes) > 0 {
@@ -313,7 +313,7 @@ func lateReceive(r role, service, ip string) error {
 			return err
 		}
 		if got, err := l.req.poll(l.req.qp.SendCQ, 1, lossy/50); err != nil || len(got) > 0 {
-			return fmt.Errorf("%s: the SEND completed before there was a receive: %v %v", l.req.name, got, err)
+			return fmt.Errorf("%s: the SEND completed before the receive was posted: %v %v", l.req.name, got, err)
 		}
 		if err := l.resp.recv(l.recvTo(), i, sge(l.resp.buf, 0, size)); err != nil {
 			return err

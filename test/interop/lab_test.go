@@ -59,7 +59,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// TestInterop runs all tests, in the order of docs/results/interop.md. It checks the capture before it damages packets.
+// TestInterop runs all tests, in the order of docs/results/interop.md. The capture is checked before the tests that
+// corrupt packets.
 func TestInterop(t *testing.T) {
 	t.Run("operations", testOperations)
 	t.Run("errors", testErrors)
@@ -173,7 +174,7 @@ func (p *program) stop(sig syscall.Signal) {
 // program returns the path of a program that is built from source.
 func (l *lab) program(name string) string { return filepath.Join(l.dir, name) }
 
-// run runs a command of the host to its end.
+// run runs a command on the host and waits for it.
 func (l *lab) run(argv ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

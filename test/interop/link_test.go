@@ -33,7 +33,7 @@ type end struct {
 type link struct {
 	service   string
 	req, resp *end
-	ah        int // at the requester
+	ah        int // address handle of the requester
 	seed      int
 }
 
@@ -52,7 +52,7 @@ type linkOptions struct {
 	psn       int      // first PSN of the requester
 	hopLimit  int      // 64
 	tclass    int
-	sge       int // elements of a list
+	sge       int // maximum number of elements in a list
 	inline    int
 	connected string // side that goes to RTS: "" both, "requester"
 }
@@ -76,7 +76,7 @@ func or[T comparable](v, otherwise T) T {
 	return v
 }
 
-// newLink makes the queue pairs and the buffers.
+// newLink creates the queue pairs and the buffers.
 func newLink(r role, service, ip string, o linkOptions) (*link, error) {
 	l := &link{service: service, seed: 1,
 		req:  &end{peer: r.req(), gid: r.req().ip[ip]},
@@ -189,17 +189,17 @@ func (l *link) wantWC(c wc, op string, size int, imm *uint32) error {
 	}
 	switch {
 	case c.Op != op:
-		return fmt.Errorf("%s: the receive completed as %s, want %s", l.resp.name, c.Op, op)
+		return fmt.Errorf("%s: receive: got opcode %s, want %s", l.resp.name, c.Op, op)
 	case c.Len != size+l.headroom():
-		return fmt.Errorf("%s: the receive has %d bytes, want %d", l.resp.name, c.Len, size+l.headroom())
+		return fmt.Errorf("%s: receive: got %d bytes, want %d", l.resp.name, c.Len, size+l.headroom())
 	case c.Flags != flags:
-		return fmt.Errorf("%s: the receive has flags %#x, want %#x", l.resp.name, c.Flags, flags)
+		return fmt.Errorf("%s: receive: got flags %#x, want %#x", l.resp.name, c.Flags, flags)
 	case imm != nil && ntohl(c.Imm) != *imm:
-		return fmt.Errorf("%s: immediate data %#x, want %#x", l.resp.name, ntohl(c.Imm), *imm)
+		return fmt.Errorf("%s: receive: got immediate data %#x, want %#x", l.resp.name, ntohl(c.Imm), *imm)
 	case c.QPN != l.resp.qp.QPN:
-		return fmt.Errorf("%s: the receive names queue pair %#x, want %#x", l.resp.name, c.QPN, l.resp.qp.QPN)
+		return fmt.Errorf("%s: receive: got queue pair %#x, want %#x", l.resp.name, c.QPN, l.resp.qp.QPN)
 	case l.service == "UD" && c.SrcQP != l.req.qp.QPN:
-		return fmt.Errorf("%s: the receive names source queue pair %#x, want %#x", l.resp.name, c.SrcQP, l.req.qp.QPN)
+		return fmt.Errorf("%s: receive: got source queue pair %#x, want %#x", l.resp.name, c.SrcQP, l.req.qp.QPN)
 	}
 	return nil
 }

@@ -73,7 +73,7 @@ func testLoss(t *testing.T) {
 						continue // only requests are relevant
 					}
 					for _, ip := range someIPs("loss", by.name, d.name, service, r.String()) {
-						c := cell{Section: "loss", Operation: fmt.Sprintf("of what %s sends, %s", by.name, d.name), Service: service,
+						c := cell{Section: "loss", Operation: fmt.Sprintf("packets from %s, %s", by.name, d.name), Service: service,
 							Role: r.String(), IP: ip}
 						runCell(t, c, func() error {
 							l, err := newLink(r, service, ip, linkOptions{timeout: 14})
@@ -115,7 +115,7 @@ func (l *link) reliable() error {
 			return err
 		}
 		if got != i {
-			return fmt.Errorf("%s: fetch and add number %d fetched %d", l.req.name, i, got)
+			return fmt.Errorf("%s: fetch and add number %d: got %d", l.req.name, i, got)
 		}
 	}
 	if err := l.resp.want64("the counter", l.resp.buf, 64, 20); err != nil {
@@ -150,7 +150,7 @@ func (l *link) unreliable() error {
 		return err
 	}
 	if len(sent) != n {
-		return fmt.Errorf("%s: %d completions, want %d", l.req.name, len(sent), n)
+		return fmt.Errorf("%s: got %d completions, want %d", l.req.name, len(sent), n)
 	}
 	got, err := l.resp.poll(l.resp.qp.RecvCQ, n, lossy/6)
 	if err != nil {
@@ -160,7 +160,7 @@ func (l *link) unreliable() error {
 	for i, c := range got {
 		number := int(ntohl(c.Imm))
 		if c.Status != "SUCCESS" || c.ID != i || c.Len != size+at || number < 0 || number >= n {
-			return fmt.Errorf("%s: receive %d completed as %+v", l.resp.name, i, c)
+			return fmt.Errorf("%s: receive %d: got %+v", l.resp.name, i, c)
 		}
 		if l.service == "UC" && number <= last {
 			return fmt.Errorf("%s: message %d arrived after message %d", l.resp.name, number, last)

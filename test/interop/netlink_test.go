@@ -63,11 +63,11 @@ var nlDifferences = []struct{ pattern, why string }{
 	{`^- chardev umad[:/]|^\+ chardev umad: ENOTSUP$`, "there is no umad"},
 	{`^\+ get( one)?/101 = 01$`, "NAME_ASSIGN_TYPE is younger than the kernel"},
 	{`^[-+] get( one)?/4 = `, "the kernel's rxe claims path migration; FLUSH and atomic WRITE are younger than it"},
-	{`^\+ get( one)?/5: `, "Verbena tells its version"},
+	{`^\+ get( one)?/5: `, "Verbena reports its version"},
 	{`^\+ sys_get/103 = 00$`, "MONITOR_MODE is younger than the kernel"},
 	{`^\+ stat [a-z]*/80/81/82 = "(drop_|ecn_|send_|recv_|sent_)`, "counters of Verbena"},
-	{`^[-+] rough: an empty datagram `, "programs send by a socket of the kernel that takes an empty datagram"},
-	{`^[-+] rough: a family without operations `, "there is no ib_sa, which other kernels may lack, too"},
+	{`^[-+] rough: an empty datagram `, "programs send through a kernel socket, which accepts an empty datagram"},
+	{`^[-+] rough: a family without operations `, "Verbena has no ib_sa; kernels without it exist, too"},
 }
 
 // facts reports the facts of an answer's attributes. For objects it reports only those of programs, because the kernel
@@ -176,7 +176,7 @@ func testNetlink(t *testing.T) {
 		}
 	}
 	k, v := said["kernel"], said["Verbena"]
-	t.Logf("%d facts of the kernel, %d of Verbena", len(k), len(v))
+	t.Logf("%d facts from the kernel, %d from Verbena", len(k), len(v))
 	var diff []string
 	for f := range k {
 		if !v[f] {

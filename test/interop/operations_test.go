@@ -239,7 +239,7 @@ func inline(l *link) error {
 	return l.resp.check(l.resp.buf, at, 64, 7)
 }
 
-// scattered sends from four places and receives at four others.
+// scattered sends from four ranges and receives into four other ranges.
 func scattered(l *link) error {
 	at := l.headroom()
 	const size = 900
@@ -313,11 +313,11 @@ func outstanding(l *link) error {
 		return err
 	}
 	if len(got) != n {
-		return fmt.Errorf("%s: %d completions of receives, want %d", l.resp.name, len(got), n)
+		return fmt.Errorf("%s: got %d completions of receives, want %d", l.resp.name, len(got), n)
 	}
 	for i, c := range got {
 		if c.Status != "SUCCESS" || c.ID != i || c.Len != size {
-			return fmt.Errorf("%s: receive %d completed as %+v", l.resp.name, i, c)
+			return fmt.Errorf("%s: receive %d: got %+v", l.resp.name, i, c)
 		}
 		if err := l.resp.check(l.resp.buf, i*size, size, 100+i); err != nil {
 			return err
@@ -351,11 +351,11 @@ func fenced(l *link) error {
 	}
 	for i, c := range got {
 		if c.Status != "SUCCESS" || c.ID != i {
-			return fmt.Errorf("%s: completion %d is %+v", l.req.name, i, c)
+			return fmt.Errorf("%s: completion %d: got %+v", l.req.name, i, c)
 		}
 	}
 	if len(got) != n+1 {
-		return fmt.Errorf("%s: %d completions, want %d", l.req.name, len(got), n+1)
+		return fmt.Errorf("%s: got %d completions, want %d", l.req.name, len(got), n+1)
 	}
 	if _, err := l.resp.complete("receive", l.resp.qp.RecvCQ, 99, "SUCCESS"); err != nil {
 		return err
@@ -375,7 +375,7 @@ func (l *link) atomic(op string, a args) (uint64, error) {
 		return 0, err
 	}
 	if want := map[string]string{"CMP_SWAP": "COMP_SWAP", "FETCH_ADD": "FETCH_ADD"}[op]; c.Op != want {
-		return 0, fmt.Errorf("%s: completed as %s, want %s", l.req.name, c.Op, want)
+		return 0, fmt.Errorf("%s: got opcode %s, want %s", l.req.name, c.Op, want)
 	}
 	return l.req.get64(l.req.buf, 8)
 }
@@ -391,7 +391,7 @@ func compareSwap(l *link) error {
 			return err
 		}
 		if got != c.was {
-			return fmt.Errorf("%s: fetched %#x, want %#x", l.req.name, got, c.was)
+			return fmt.Errorf("%s: got %#x, want %#x", l.req.name, got, c.was)
 		}
 		if err := l.resp.want64("the value", l.resp.buf, 64, c.want); err != nil {
 			return err
@@ -411,7 +411,7 @@ func fetchAdd(l *link) error {
 			return err
 		}
 		if got != value {
-			return fmt.Errorf("%s: fetched %#x, want %#x", l.req.name, got, value)
+			return fmt.Errorf("%s: got %#x, want %#x", l.req.name, got, value)
 		}
 		value += 0x101
 	}
@@ -439,7 +439,7 @@ func sharedLimit(l *link) error {
 			return err
 		}
 		want := 0
-		if i >= 2 { // three left: fewer than four
+		if i >= 2 { // three receives remain, which is below the limit of four
 			want = 1
 		}
 		events, err := l.resp.events(want, "SRQ_LIMIT_REACHED")
@@ -497,7 +497,7 @@ func grh(l *link) error {
 		want = 64
 	}
 	if hop != want || tclass != 0x68 {
-		return fmt.Errorf("%s: hop limit %d and traffic class %#x, want %d and 0x68", l.resp.name, hop, tclass, want)
+		return fmt.Errorf("%s: got hop limit %d and traffic class %#x, want %d and 0x68", l.resp.name, hop, tclass, want)
 	}
 	if l.req.name == "kernel" {
 		return &deviation{"the kernel puts the route's hop limit, 64, in place of the address vector's, 33"}
@@ -548,7 +548,7 @@ func multicast(l *link) error {
 			}
 		}
 		if len(got) == 0 {
-			return fmt.Errorf("%s: nothing arrives at group %s", l.resp.name, group)
+			return fmt.Errorf("%s: no datagram arrived at group %s", l.resp.name, group)
 		}
 		if err := l.wantWC(got[0], "RECV", size, nil); err != nil {
 			return err
@@ -588,7 +588,7 @@ func (l *link) window(kind int) (w window, err error) {
 	return w, err
 }
 
-// bind1 binds a window of type 1 with ibv_bind_mw and returns its new key.
+// bind1 binds a window of type 1 with ibv_bind_mw, and returns the new key.
 func (l *link) bind1(w window, length int, access ...string) (uint32, error) {
 	if access == nil {
 		access = []string{}
@@ -625,7 +625,7 @@ func (l *link) access(op string, key uint32, off, n int, status ...string) error
 	return err
 }
 
-// usable writes and reads through a window and checks the data.
+// usable writes and reads through a window, and checks the data.
 func (l *link) usable(key uint32) error {
 	if err := l.req.fill(l.req.buf, 0, windowLen, 50); err != nil {
 		return err
@@ -662,7 +662,7 @@ func windowType1(l *link) error {
 		return err
 	}
 	if first == second {
-		return fmt.Errorf("%s: binding again has not changed the R_Key %#x", l.resp.name, first)
+		return fmt.Errorf("%s: the second bind returned the same R_Key %#x", l.resp.name, first)
 	}
 	if err := l.usable(second); err != nil {
 		return err

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// peer is one side, see peer.py.
+// peer is one side; see peer.py.
 type peer struct {
 	name string // "kernel" or "Verbena"
 	lab  *lab
@@ -38,10 +38,10 @@ func accept(ln net.Listener, of *program, timeout time.Duration) (*peer, error) 
 	}()
 	select {
 	case <-of.done:
-		return nil, fmt.Errorf("%s ended before it connected:\n%s", of.name, of.out)
+		return nil, fmt.Errorf("%s exited before it connected:\n%s", of.name, of.out)
 	case r := <-got:
 		if r.err != nil {
-			return nil, fmt.Errorf("%s has not connected: %w\n%s", of.name, r.err, of.out)
+			return nil, fmt.Errorf("accept the connection of %s: %w\n%s", of.name, r.err, of.out)
 		}
 		p := &peer{conn: r.c, in: bufio.NewReader(r.c)}
 		var hello struct{ Name string }
@@ -104,7 +104,7 @@ func (p *peer) call(out any, method string, a args) error {
 		line, err = p.in.ReadBytes('\n')
 	}
 	if err != nil {
-		p.dead = fmt.Errorf("%s: the peer is gone, at %s: %w", p.name, method, err)
+		p.dead = fmt.Errorf("%s: lost the connection to the peer during %s: %w", p.name, method, err)
 		return p.dead
 	}
 	var answer struct {
@@ -163,7 +163,7 @@ func (p *peer) check(m mr, off, n, seed int) error {
 		return err
 	}
 	if diff != nil {
-		return fmt.Errorf("%s: data differ, the first of %d bytes at %d", p.name, n, *diff)
+		return fmt.Errorf("%s: data differ, the first of %d bytes at offset %d", p.name, n, *diff)
 	}
 	return nil
 }
@@ -175,7 +175,7 @@ func (p *peer) untouched(m mr, off, n int) error {
 		return err
 	}
 	if !zero {
-		return fmt.Errorf("%s: bytes %d to %d of the buffer were written, and should not have been", p.name, off, off+n)
+		return fmt.Errorf("%s: bytes %d to %d of the buffer have changed", p.name, off, off+n)
 	}
 	return nil
 }
@@ -193,7 +193,7 @@ func (p *peer) get64(m mr, off int) (v uint64, err error) {
 func (p *peer) want64(what string, m mr, off int, want uint64) error {
 	got, err := p.get64(m, off)
 	if err == nil && got != want {
-		err = fmt.Errorf("%s: %s is %#x, want %#x", p.name, what, got, want)
+		err = fmt.Errorf("%s: %s: got %#x, want %#x", p.name, what, got, want)
 	}
 	return err
 }
@@ -241,7 +241,7 @@ func (p *peer) wantState(q qp, want string) error {
 			return err
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%s: the queue pair is in state %s, want %s", p.name, s, want)
+			return fmt.Errorf("%s: state of the queue pair: got %s, want %s", p.name, s, want)
 		}
 	}
 }
@@ -299,7 +299,7 @@ func (p *peer) complete(what string, cq, id int, statuses ...string) (wc, error)
 		return got[0], fmt.Errorf("%s: the %s completed with %s, want %s", p.name, what, got[0].Status,
 			strings.Join(statuses, " or "))
 	case got[0].ID != id:
-		return got[0], fmt.Errorf("%s: the %s completed with wr_id %d, want %d", p.name, what, got[0].ID, id)
+		return got[0], fmt.Errorf("%s: %s: got wr_id %d, want %d", p.name, what, got[0].ID, id)
 	}
 	return got[0], nil
 }

@@ -62,7 +62,7 @@ func testPrograms(t *testing.T) {
 	}
 }
 
-// cell runs the program between the two sides, on TCP ports after the given one.
+// cell runs the program between the two sides, on the TCP ports after *port.
 func (tl tool) cell(t *testing.T, section string, r role, ip string, port *int) {
 	c := cell{
 		Section: section, Operation: "`" + tl.program + " " + strings.TrimSpace(options.ReplaceAllString(tl.args, "")) + "`",
@@ -123,7 +123,7 @@ func (tl tool) output(r role, ip string, port int) (string, error) {
 	var up bool
 	if err := r.resp().call(&up, "listening", args{"port": port, "timeout": 30.0}); err != nil || !up {
 		_, out, _ := server(0)
-		return "", fmt.Errorf("%s: the server does not listen: %v: %s", r.resp().name, err, lastLines(out))
+		return "", fmt.Errorf("%s: wait for the server to listen: %v: %s", r.resp().name, err, lastLines(out))
 	}
 	client, err := r.req().start(append(clientArgs, r.resp().ip["IPv4"]))
 	if err != nil {

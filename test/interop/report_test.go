@@ -23,7 +23,7 @@ type cell struct {
 	Service   string  `json:"service"`
 	Role      string  `json:"role"`
 	IP        string  `json:"ip"`
-	Result    string  `json:"result"` // pass, note (pass, but see the reason), none (a side does not have it), FAIL
+	Result    string  `json:"result"` // pass, note (pass, but see the reason), none (unsupported by one side), FAIL
 	Reason    string  `json:"reason,omitempty"`
 	Seconds   float64 `json:"seconds"`
 }
@@ -88,10 +88,10 @@ func runCell(t *testing.T, c cell, do func() error) {
 		results.cells = append(results.cells, c)
 	})
 	if verbenaPeer.dead != nil || kernelPeer.dead != nil {
-		t.Fatal("a peer is gone")
+		t.Fatal("the connection to a peer is lost")
 	}
 	if n := results.count()["FAIL"]; n > tooMany {
-		t.Fatalf("%d cells have failed: the rest would take long to fail, too", n)
+		t.Fatalf("stop after %d failed cells", n)
 	}
 }
 
@@ -163,7 +163,7 @@ var sections = []struct{ key, title, text string }{
 		"The server runs on the responder's side, the client on the other; `ibv_*_pingpong` checks the data."},
 }
 
-// document writes the report, in the form of docs/results/interop.md.
+// document writes the report in the format of docs/results/interop.md.
 func (r *report) document(w *bufio.Writer, l *lab) {
 	hello, err := kernelPeer.hello()
 	if err != nil {

@@ -58,13 +58,13 @@ func testWalks(t *testing.T) {
 			case nothing:
 				same++
 			case unexplained:
-				t.Errorf("walk %d: a difference without a reason: %s", seed, how)
+				t.Errorf("walk %d: unexpected difference: %s", seed, how)
 			default:
 				reasons[why]++
 			}
 		}
 	}
-	t.Logf("%d walks, %d the same", count, same)
+	t.Logf("%d walks, %d equal", count, same)
 	for i, d := range walkDifferences {
 		t.Logf("%d: %s", reasons[i], d.why)
 	}
@@ -145,7 +145,7 @@ func walk(t *testing.T, p *peer, first, count, workers int, netif string) map[in
 		walks[seed] = append(walks[seed], s.Text())
 	}
 	if len(walks) != count {
-		t.Fatalf("%s: %d walks, want %d", p.name, len(walks), count)
+		t.Fatalf("%s: got %d walks, want %d", p.name, len(walks), count)
 	}
 	return walks
 }

@@ -69,7 +69,7 @@ var (
 		roce.RDMAWriteOnly, roce.RDMAWriteOnlyWithImmediate)
 )
 
-// flowKnown reports whether the tests made the connection of a packet.
+// flowKnown reports whether the tests have created the connection of a packet.
 func flowKnown(f *frame) bool {
 	return f.packet.Opcode.Service() != roce.UD && len(f.knownSources) > 0
 }
@@ -201,7 +201,7 @@ func testWire(t *testing.T) {
 			remark = p.why
 			if p.why == "" {
 				remark = "FAIL"
-				t.Errorf("%s: the kernel has %s, Verbena has %s", p.name, k, v)
+				t.Errorf("%s: kernel %s, Verbena %s, want equal values", p.name, k, v)
 			}
 		}
 		results.facts = append(results.facts, fact{"The wire", []string{p.name, k, v, remark}})
@@ -234,7 +234,7 @@ func compareOpcodes(t *testing.T, kernel, verbena map[string]bool) {
 
 func values(m map[string]bool) string { return strings.Join(slices.Sorted(maps.Keys(m)), "; ") }
 
-// readFrames yields the RoCEv2 packets of a capture of Ethernet.
+// readFrames returns an iterator over the RoCEv2 packets of an Ethernet capture.
 func readFrames(r io.Reader) (func(yield func(*frame) bool), error) {
 	in, err := pcapgo.NewReader(r)
 	if err != nil {
