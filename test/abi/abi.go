@@ -74,12 +74,12 @@ func (a Answers) Complaints(got map[string]string) (complaints []string) {
 	}
 	for question, answer := range want {
 		if got[question] != answer {
-			complaints = append(complaints, fmt.Sprintf("%s: %s, want %s", question, got[question], answer))
+			complaints = append(complaints, fmt.Sprintf("%s: got %s, want %s", question, got[question], answer))
 		}
 	}
 	for question := range got {
 		if _, ok := want[question]; !ok {
-			complaints = append(complaints, fmt.Sprintf("%s: the kernel was not asked", question))
+			complaints = append(complaints, fmt.Sprintf("%s: no answer of the kernel", question))
 		}
 	}
 	slices.Sort(complaints)

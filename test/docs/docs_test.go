@@ -20,7 +20,7 @@ func read(t *testing.T, path string) string {
 	return string(b)
 }
 
-// pages returns the Markdown files at the top, in docs, in docs/results and of examples.
+// pages returns the Markdown files at the top, in docs, in docs/results and in examples.
 func pages(t *testing.T) (names []string) {
 	t.Helper()
 	for _, pattern := range []string{"*.md", "docs/*.md", "docs/results/*.md", "examples/*/README.md"} {
@@ -57,7 +57,7 @@ var (
 	marks   = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
-// anchors returns the names of the headings of a page, as GitHub makes them.
+// anchors returns the anchors of the headings of a page, in the format of GitHub.
 func anchors(text string) map[string]bool {
 	names := map[string]bool{}
 	for _, m := range heading.FindAllStringSubmatch(block.ReplaceAllString(text, ""), -1) {
@@ -86,8 +86,8 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// Every page of docs begins with a sentence that names its readers, and ends with the next step, a link. Every block
-// has a language.
+// TestPageShape checks that every page of docs begins with a sentence that names its readers, and ends with a link to
+// the next step. Every block must have a language.
 func TestPageShape(t *testing.T) {
 	blockStart := regexp.MustCompile("(?m)^ *```(.*)\n(?s:.*?)\n *```$")
 	for _, p := range pages(t) {

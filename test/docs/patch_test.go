@@ -24,7 +24,7 @@ func TestPatches(t *testing.T) {
 	for _, page := range []struct {
 		name    string
 		product []string
-		adds    string // part of a line that the patch adds, in the first of the files
+		adds    string // part of a line that the patch adds to the first file
 	}{
 		{"docs/add-a-fault.md", []string{"internal/fault/kinds.go", "link/rule.go"}, "Name: \"truncate\""},
 		{"docs/add-a-verb.md", []string{
@@ -46,7 +46,7 @@ func TestPatches(t *testing.T) {
 				t.Errorf("files of the product: got %q, want %q", product, want)
 			}
 			if !strings.Contains(diff, page.adds) || strings.Contains(read(t, page.product[0]), page.adds) {
-				t.Errorf("the patch does not add %s to %s, or it is there already", page.adds, page.product[0])
+				t.Errorf("the patch does not add %s to %s, or the file already has it", page.adds, page.product[0])
 			}
 			if !testing.Short() { // compiles most of the module
 				runPatched(t, overlay, command[1], command[2])
@@ -70,7 +70,7 @@ func runPatched(t *testing.T, overlay, packages, tests string) {
 	}
 	for name := range strings.SplitSeq(tests, "|") {
 		if !strings.Contains(string(out), "--- PASS: "+name+" ") {
-			t.Errorf("%s was not run:\n%s", name, out)
+			t.Errorf("test %s did not run:\n%s", name, out)
 		}
 	}
 }

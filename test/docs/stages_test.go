@@ -21,7 +21,7 @@ func TestStages(t *testing.T) {
 	stages := list("Makefile", makefile, `@scripts/stages (.*)`, " ")
 	jobs := list(".github/workflows/ci.yml", read(t, ".github/workflows/ci.yml"), `stage: \[(.*)\]`, ", ")
 	if !slices.Equal(stages, jobs) {
-		t.Errorf("make test runs %v, the workflow %v", stages, jobs)
+		t.Errorf("make test runs %v, the workflow runs %v, want equal lists", stages, jobs)
 	}
 	for _, s := range stages {
 		if !strings.Contains(makefile, "\n.PHONY: "+s+"\n") {

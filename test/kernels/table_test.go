@@ -55,7 +55,7 @@ func TestTable(t *testing.T) {
 		delete(lacked, f.Name)
 	}
 	for l := range lacked {
-		t.Errorf("%s lacks %q, which is no feature: make kernels", recorded, l)
+		t.Errorf("%s: unknown feature %q: run make kernels", recorded, l)
 	}
 	gendoc.Check(t, "../../docs/results/kernels.md", "kernels", b.String())
 	if len(list) == 0 || slices.ContainsFunc(list, func(r Record) bool { return r.Kernel == "" }) {

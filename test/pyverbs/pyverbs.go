@@ -45,7 +45,7 @@ func Parse(r io.Reader) (Results, error) {
 		name, rest, _ := strings.Cut(line, " ")
 		outcome, text, _ := strings.Cut(rest, " ")
 		if !slices.Contains([]string{OK, Skipped, Failed, Error}, outcome) {
-			return nil, fmt.Errorf("cannot make sense of %q", line)
+			return nil, fmt.Errorf("invalid line %q", line)
 		}
 		results[name] = Result{outcome, text}
 	}
@@ -151,7 +151,7 @@ func Complaints(got, recorded Results, reasons Reasons) (complaints []string) {
 	complain := func(format string, args ...any) { complaints = append(complaints, fmt.Sprintf(format, args...)) }
 	for _, name := range recorded.Names() {
 		if _, ok := got[name]; !ok {
-			complain("%s: was not run", name)
+			complain("%s: did not run", name)
 		}
 	}
 	for _, name := range got.Names() {
@@ -159,7 +159,7 @@ func Complaints(got, recorded Results, reasons Reasons) (complaints []string) {
 		switch {
 		case r.Outcome == OK:
 		case recorded[name].Outcome == OK && !noHugePages.MatchString(r.Text):
-			complain("%s: %s, and passed when it was recorded: %s", name, r.Outcome, r.Text)
+			complain("%s: %s, want ok as recorded: %s", name, r.Outcome, r.Text)
 		case r.Outcome != Skipped:
 			complain("%s: %s: %s", name, r.Outcome, r.Text)
 		case reasons.Why(r.Text) == "":

@@ -23,7 +23,7 @@ const (
 	results = "../../docs/results/verbs.md"
 )
 
-// TestComparison compares the totals in docs/verbs.md and the list of tests in docs/results/verbs.md.
+// TestComparison compares the totals in docs/verbs.md, and the list of tests in docs/results/verbs.md.
 func TestComparison(t *testing.T) {
 	ours, on, err := Verbena()
 	kernel, kernelOn, kerr := Kernel()
@@ -65,10 +65,10 @@ func TestComparison(t *testing.T) {
 	gendoc.Check(t, results, "tests", b.String())
 	reasons.Why("There are no huge pages") // depends on the machine
 	for _, says := range reasons.Unused() {
-		t.Errorf("reasons.txt: no test says %q", says)
+		t.Errorf("reasons.txt: no test has the message %q", says)
 	}
 	if ours.Count(OK) <= kernel.Count(OK) {
-		t.Errorf("%d tests pass, no more than on the kernel's rxe", ours.Count(OK))
+		t.Errorf("got %d passing tests, want more than on the kernel's rxe", ours.Count(OK))
 	}
 }
 
@@ -102,7 +102,7 @@ func TestComplaints(t *testing.T) {
 		}
 	}
 	if c := Complaints(Results{"tests.a": {OK, ""}, "tests.n": {Failed, ""}}, recorded, reasons); len(c) != 3 {
-		t.Errorf("two not run, a new one fails: %q", c)
+		t.Errorf("two missing tests and a new failing one: got %q", c)
 	}
 	for _, bad := range []string{"", "tests.a great\n", "tests.a\n"} {
 		if r, err := Parse(strings.NewReader(bad)); err == nil {

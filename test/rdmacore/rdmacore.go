@@ -22,9 +22,9 @@ import (
 
 // Record holds the results of one version of rdma-core.
 type Record struct {
-	Version      string // such as 44.0
+	Version      string // for example 44.0
 	Distribution string
-	On           string // Verbena, or a kernel
+	On           string // Verbena, or the kernel's version
 	Kernel       bool
 	Programs     []Item
 	Tests        []Item // tests of pyverbs
@@ -68,7 +68,7 @@ func Records() (all []Record, err error) {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		if want := strings.HasSuffix(name, ".kernel.txt"); r.Kernel != want {
-			return nil, fmt.Errorf("%s: is of %s", name, r.On)
+			return nil, fmt.Errorf("%s: record of %s, want the system in the name of the file", name, r.On)
 		}
 		all = append(all, *r)
 	}
@@ -127,7 +127,7 @@ type Reason struct {
 	used bool
 }
 
-// Reasons reads reasons.txt.
+// Reasons returns the reasons in reasons.txt.
 func Reasons() (all []*Reason, err error) {
 	text, err := files.ReadFile("reasons.txt")
 	if err != nil {

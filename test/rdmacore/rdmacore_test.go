@@ -15,7 +15,7 @@ const results = "../../docs/results/verbs.md"
 // shown is the number of items that the table names for one reason.
 const shown = 4
 
-// TestTable compares the tables of versions and of their failures in docs/results/verbs.md with the records.
+// TestTable compares the tables of versions and of failures in docs/results/verbs.md with the records.
 func TestTable(t *testing.T) {
 	records, err := Records()
 	if err != nil {
@@ -42,7 +42,7 @@ func TestTable(t *testing.T) {
 	}
 	for _, x := range reasons {
 		if !x.used {
-			t.Errorf("reasons.txt: nothing says %q", x.says)
+			t.Errorf("reasons.txt: no item matches %q", x.says)
 		}
 	}
 	b.Reset()

@@ -66,7 +66,7 @@ func over(t *testing.T, f func(*testing.T, *world) (payload int)) {
 			before := w.dev.Stats()["sent_pkts"]
 			payload := f(t, w)
 			if n := w.dev.Stats()["sent_pkts"] - before; n*mtu < uint64(payload) {
-				t.Errorf("the device has sent %d packets, which are too few for %d bytes", n, payload)
+				t.Errorf("the device has sent %d packets, too few for %d bytes", n, payload)
 			}
 		})
 	}
@@ -173,7 +173,7 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// server is the service of gRPC's own interoperability tests.
+// server implements the service of gRPC's own interoperability tests.
 type server struct {
 	pb.UnimplementedTestServiceServer
 }
@@ -228,7 +228,7 @@ func TestGRPC(t *testing.T) {
 		for range calls {
 			got, err := client.UnaryCall(ctx, &pb.SimpleRequest{Payload: &pb.Payload{Body: want}})
 			if err != nil || !bytes.Equal(got.Payload.Body, want) {
-				t.Fatalf("UnaryCall: %v, or other bytes", err)
+				t.Fatalf("UnaryCall: got error %v, or wrong bytes", err)
 			}
 		}
 		var wg sync.WaitGroup
@@ -244,7 +244,7 @@ func TestGRPC(t *testing.T) {
 					}
 					var got *pb.StreamingOutputCallResponse
 					if got, err = s.Recv(); err == nil && !bytes.Equal(got.Payload.Body, want[:size/10]) {
-						t.Error("FullDuplexCall: other bytes")
+						t.Error("FullDuplexCall: got wrong bytes")
 					}
 				}
 				if err == nil {
@@ -330,7 +330,7 @@ func TestYamux(t *testing.T) {
 				})
 				got := make([]byte, size)
 				if _, err := io.ReadFull(x, got); err != nil || !bytes.Equal(got, want) {
-					t.Errorf("Read: %v, or other bytes", err)
+					t.Errorf("Read: got error %v, or wrong bytes", err)
 				}
 				writing.Wait()
 				_ = x.Close()

@@ -72,7 +72,7 @@ func run() error {
 		for {
 			text, ok := <-printed
 			if !ok {
-				return errors.New("the shell has ended")
+				return errors.New("read the output: the shell has ended")
 			}
 			if text == done {
 				break
@@ -90,7 +90,7 @@ func run() error {
 	return err
 }
 
-// expand replaces tabs, with a stop at every eighth column.
+// expand replaces tabs by spaces, with a stop at every eighth column.
 func expand(s string) string {
 	var b strings.Builder
 	n := 0

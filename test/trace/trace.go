@@ -39,7 +39,7 @@ const (
 	Memory  Rule = "memory"
 )
 
-// Violation is a system call that a rule forbids.
+// Violation is a system call that violates a rule.
 type Violation struct {
 	Rule Rule
 	Line string
@@ -71,7 +71,7 @@ func Check(self int, lines []string) (bad []Violation) {
 	}
 	for _, line := range lines {
 		m := syscallName.FindStringSubmatch(line)
-		if m == nil { // signals, exits
+		if m == nil { // lines about signals and exits
 			continue
 		}
 		name, args := m[1], m[2]
@@ -121,7 +121,7 @@ func Check(self int, lines []string) (bad []Violation) {
 
 // namesQueueFile reports whether a call that names a queue file is one of the two permitted calls.
 func namesQueueFile(name, args string) bool {
-	if !number.MatchString(args) { // relative to an open directory
+	if !number.MatchString(args) { // the path is relative to an open directory
 		return false
 	}
 	switch name {

@@ -82,7 +82,7 @@ func try(t *testing.T, service, command string, may ...string) {
 		case <-ended:
 		case <-time.After(15 * time.Second):
 			serve.Process.Kill()
-			t.Error("the service does not end")
+			t.Error("the service did not end")
 		}
 	}()
 	testutil.Eventually(t, "the service to listen", func() bool {
@@ -109,7 +109,7 @@ func try(t *testing.T, service, command string, may ...string) {
 			t.Errorf("verbena %s: %s: %v\n%s", strings.Join(args, " "), got, err, out)
 		}
 		if args[0] == "run" && got == served && !strings.Contains(out, "rxe0") {
-			t.Errorf("%s finds no device, or does not work:\n%s", args[2], out)
+			t.Errorf("%s: found no device, or failed:\n%s", args[2], out)
 		}
 	}
 	if out, err := run("res", "show"); err == nil || !strings.Contains(out, "no service is running") {

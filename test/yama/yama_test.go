@@ -92,7 +92,7 @@ func TestPtraceScope(t *testing.T) {
 		"changed", "changed by the launcher", "thread", "thread by the launcher", "private", "devices", "pingpong", "server",
 		"daemon", "its output", "nothing-left", "refused"} {
 		if !strings.Contains(string(out), "passed: "+what+"\n") {
-			t.Errorf("%s has not passed", what)
+			t.Errorf("check %q has not passed", what)
 		}
 	}
 }
