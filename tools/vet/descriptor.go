@@ -192,7 +192,7 @@ func (w *flow) derived(v ssa.Value) {
 	}
 }
 
-// call passes descriptors to the parameters of a function, and from its results.
+// call passes descriptors to the parameters of a function, and from its results to the caller.
 func (w *flow) call(at ssa.CallInstruction) {
 	common := at.Common()
 	v, _ := at.(ssa.Value)
