@@ -419,7 +419,7 @@ func (t tests) do(replace map[string]string, limit time.Duration, running *sync.
 		bin := filepath.Join(dir, "mutant.test")
 		build := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-w", "-overlay", overlay, "-o", bin, ".")
 		build.Dir = t.pkg // which may belong to another module
-		// a test with CGO builds no other binary, which would be without the defect
+		// Some tests need a binary without cgo. They run this one, or else build another one, without the mutant.
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if b, err := build.CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", errBuild, b)
