@@ -44,9 +44,7 @@ func TestVerbs(t *testing.T) {
 					t.Errorf("through the socket: %v\n%s", err, out)
 				}
 			}
-			if r := w.resources(); len(r) != 0 {
-				t.Errorf("objects left: %v", r)
-			}
+			w.empty()
 		})
 	}
 }
@@ -66,9 +64,7 @@ func TestVerbsShared(t *testing.T) {
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-	if r := w.resources(); len(r) != 0 {
-		t.Errorf("objects left: %v", r)
-	}
+	w.empty()
 	if out := w.out("res", "show"); strings.Contains(out, "65534") {
 		t.Errorf("remaining charges of the user: %s", out)
 	}
