@@ -111,6 +111,9 @@ func TestComplete(t *testing.T) {
 // inShell runs a script in a shell in which `verbena` is this program, and a service has the device rxe0.
 func inShell(t *testing.T, shell, addr, script string) string {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("a shell starts the command for each line, which takes seconds")
+	}
 	path, err := exec.LookPath(shell)
 	if err != nil {
 		t.Skipf("%s is not installed", shell)
