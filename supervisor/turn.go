@@ -53,7 +53,7 @@ type turn struct {
 const (
 	timeout         = 5 * time.Millisecond
 	doorbellTimeout = 25 * time.Millisecond
-	worthPassing     = 20 * time.Microsecond
+	worthPassing    = 20 * time.Microsecond
 	// changeCounts is the weight of a change of callers, relative to another call of the same caller. mixtureLimit limits
 	// the sum.
 	changeCounts = 64

@@ -131,7 +131,7 @@ var ring int
 var slow int
 
 // PLANT picture
-// wait measures the timeout of a peer.
+// wait measures the patience of a peer.
 var wait int
 
 // PLANT chain

@@ -86,7 +86,7 @@ func chains(s *sentence) []span {
 
 // figures are words for things of daily life that stand for mechanisms.
 var figures = set(`
-	lane lanes lap laps bell bells door doors knot knots timeout patient theft thief mixture stranded owe owes owed
+	lane lanes lap laps bell bells door doors knot knots patience patient theft thief mixture stranded owe owes owed
 	owing settle settles settled settling bark barks story stories mended mends mend mending believe believes believed
 	believing stranger strangers quarrel quarrels courtesy courteous polite rude guilty innocent
 	forgive forgives hungry greedy grant grants granted granting`)

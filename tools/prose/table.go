@@ -214,7 +214,7 @@ var pictureRule = &rule{
 	wrong: []string{
 		"claimed takes the turn of an endpoint.",
 		"Packets of slow programs wait in a lane.",
-		"The session fails when its timeout is over.",
+		"The session fails when its patience is over.",
 		"A poll loop ends after one lap.",
 		"The debt is settled when the peer answers.",
 		"The thread polls in vain for a while.",
