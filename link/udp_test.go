@@ -313,7 +313,7 @@ func TestUDPSendErrors(t *testing.T) {
 	}
 }
 
-// Nobody listens at the other end: each packet brings an ICMP message, and none an error.
+// The other end has no socket: each packet brings an ICMP message, and none an error.
 func TestUDPNobodyListens(t *testing.T) {
 	c := newCollector()
 	addr, nobody := loopback(), loopback()

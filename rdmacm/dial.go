@@ -49,7 +49,7 @@ func (e *RefusedError) Error() string {
 	case msg.ReasonConsumer:
 		return "the peer refuses the connection"
 	case msg.ReasonInvalidServiceID:
-		return "the peer refuses the connection: nothing listens at the port"
+		return "the peer refuses the connection: nothing listens on the port"
 	}
 	return fmt.Sprintf("the peer refuses the connection: %v", e.Reason)
 }
@@ -285,7 +285,7 @@ type Listener struct {
 	err  error
 }
 
-// Listen listens at a port; 0 stands for any free port. With an unspecified address it listens on all devices,
+// Listen listens on a port; 0 stands for any free port. With an unspecified address it listens on all devices,
 // including future ones. backlog limits the requests that Accept has not returned, or that are neither accepted nor
 // rejected; 0 stands for 1024. Errors such as EADDRINUSE are those of [ID.Bind]. The manager's owner may use ports
 // below 1024. (rdma_bind_addr, rdma_listen)
@@ -304,7 +304,7 @@ func (m *Manager) Listen(at netip.AddrPort, backlog int) (_ *Listener, err error
 	}
 	if err != nil {
 		l.id.Destroy()
-		return nil, fmt.Errorf("listen at %v: %w", at, err)
+		return nil, fmt.Errorf("listen on %v: %w", at, err)
 	}
 	return l, nil
 }

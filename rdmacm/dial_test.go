@@ -104,7 +104,7 @@ func TestDial(t *testing.T) {
 				b.must(err)
 				defer l.Close()
 				if l.Addr().Port() != testPort {
-					t.Errorf("listens at %v", l.Addr())
+					t.Errorf("listens on %v", l.Addr())
 				}
 				served := make(chan struct{})
 				go func() {
@@ -200,7 +200,7 @@ func TestDialFails(t *testing.T) {
 		says string
 	}{
 		{"nobody listens", func(t *testing.T, a, b *host) error { return dial(t, ctx, a, at(b)) },
-			syscall.ECONNREFUSED, "nothing listens at the port"},
+			syscall.ECONNREFUSED, "nothing listens on the port"},
 		{"nobody is there", func(t *testing.T, a, b *host) error {
 			return dial(t, ctx, a, netip.MustParseAddrPort("10.0.0.9:7471"))
 		}, syscall.ETIMEDOUT, "does not answer"},
@@ -328,7 +328,7 @@ func TestDialFails(t *testing.T) {
 			defer l.Close()
 			_, err = b.m.Listen(at(b), 0)
 			return err
-		}, syscall.EADDRINUSE, "listen at"},
+		}, syscall.EADDRINUSE, "listen on"},
 		{"the listener's device goes", func(t *testing.T, a, b *host) error {
 			l, err := b.m.Listen(at(b), 0)
 			b.must(err)

@@ -436,7 +436,7 @@ func (id *ID) Listen(backlog int) error {
 		return id.wrong("listen")
 	}
 	if err := m.clash(id, id.port, false); err != nil {
-		return fmt.Errorf("listen at %v: %w", id.src, err)
+		return fmt.Errorf("listen on %v: %w", id.src, err)
 	}
 	if backlog <= 0 {
 		backlog = defaultBacklog

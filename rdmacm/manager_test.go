@@ -318,7 +318,7 @@ func TestNextListener(t *testing.T) {
 	}
 }
 
-// TestListenLoopback checks that an ID bound to 127.0.0.1, which no device has, listens at every address, as on Linux.
+// TestListenLoopback checks that an ID bound to 127.0.0.1, which no device has, listens on every address, as on Linux.
 // Without NoLoopback it is bound to the first active device, and reports that device's address.
 func TestListenLoopback(t *testing.T) {
 	for _, c := range []struct {

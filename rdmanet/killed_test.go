@@ -24,7 +24,7 @@ import (
 )
 
 // childEnv starts a process as one end of a connection. Its value holds the action ("wait", "serve", "dial" or
-// "survive"), the kind of set-up ("tcp" or "cm"), and the address to listen at or dial. The process uses the service or
+// "survive"), the kind of set-up ("tcp" or "cm"), and the address to listen on or dial. The process uses the service or
 // kernel of VERBS_DEVICE, or else a device of its own at that address.
 const childEnv = "RDMANET_CHILD"
 

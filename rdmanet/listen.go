@@ -30,12 +30,12 @@ type ListenConfig struct {
 
 const defaultBacklog = 128
 
-// Listen listens at a TCP address with the zero ListenConfig.
+// Listen listens on a TCP address with the zero ListenConfig.
 func Listen(network, address string) (*Listener, error) {
 	return new(ListenConfig).Listen(context.Background(), network, address)
 }
 
-// Listen listens at an address. It is a TCP address, or with CM an address of the connection manager. The networks are
+// Listen listens on an address. It is a TCP address, or with CM an address of the connection manager. The networks are
 // those of Dialer.DialContext. ctx applies only until Listen returns.
 func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (*Listener, error) {
 	l, err := lc.listen(ctx, network, address)

@@ -114,7 +114,7 @@ func (w *world) open(t testing.TB) *verbs.Device {
 }
 
 // elsewhere returns the Host of VERBS_DEVICE: the kernel, the service under which this program runs, or the service
-// that listens at VERBS_SERVICE.
+// that listens on VERBS_SERVICE.
 func elsewhere() *rdmanet.Host { return hostOf("VERBS_SERVICE") }
 
 // hostOf returns the Host of the service at the socket path in an environment variable, or nil if that is empty.

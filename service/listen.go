@@ -94,7 +94,7 @@ func (l *Listener) trusted() error {
 	return nil
 }
 
-// answers reports whether a process listens at a location.
+// answers reports whether a process listens on a location.
 func answers(loc ctl.Location) bool {
 	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: loc.Socket, Net: "unix"})
 	if err == nil {

@@ -130,7 +130,7 @@ func (e endpoint) String() string {
 	return fmt.Sprintf("TCP port %d", e.port)
 }
 
-// listening reports whether a socket of this network namespace listens at the endpoint.
+// listening reports whether a socket of this network namespace listens on the endpoint.
 func (e endpoint) listening() bool {
 	if e.path != "" {
 		b, err := os.ReadFile("/proc/net/unix")

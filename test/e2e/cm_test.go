@@ -77,7 +77,7 @@ var cmPairs = []cmPair{
 // pings is the number of messages of rping in a row with -v.
 const pings = 20
 
-// cmPairs6 lists the pairs with an option to listen at an IPv6 address.
+// cmPairs6 lists the pairs with an option to listen on an IPv6 address.
 var cmPairs6 = []cmPair{
 	{"rping", "rping -s -a ADDR -C 20", "rping -c -a ADDR -C 20 -V", true},
 	{"rping persistent", "rping -s -P -a ADDR", "rping -c -a ADDR -C 20 -v", false},

@@ -157,7 +157,7 @@ var sections = []struct{ key, title, text string }{
 		"Verbena's side, by `tc netem` on the kernel's. RC must deliver every message once and in order. " +
 		"A message of UC or UD that arrives must be intact."},
 	{"cm", "Connection managers",
-		"Programs of librdmacm: the server listens at the responder's connection manager, the client connects by the " +
+		"Programs of librdmacm: the server listens on the responder's connection manager, the client connects by the " +
 			"other, over RC or to a datagram service."},
 	{"programs", "Programs",
 		"The server runs on the responder's side, the client on the other; `ibv_*_pingpong` checks the data."},

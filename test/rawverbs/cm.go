@@ -149,7 +149,7 @@ type cmPair struct {
 	ids             [2]uint32
 }
 
-// newCMPair listens at a port of the device's address.
+// newCMPair listens on a port of the device's address.
 func newCMPair(port string) (*cmPair, error) {
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil {
@@ -708,7 +708,7 @@ func cmGive(path string) error {
 	return give(path, f.fd)
 }
 
-// cmUse listens at a path, and issues a command on the received file, under a descriptor number for which commands are
+// cmUse listens on a path, and issues a command on the received file, under a descriptor number for which commands are
 // trapped.
 func cmUse(path string) error {
 	own, err := openCM()

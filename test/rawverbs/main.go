@@ -15,7 +15,7 @@
 //	rawverbs cm-serve PORT    accepts requests of cm-call at a port, and rejects all others
 //	rawverbs cm-call ADDR     connects to cm-serve; prints the number of refusals
 //	rawverbs cm-give PATH     sends an open rdma_cm to the listener at a path
-//	rawverbs cm-use PATH      listens at a path, and issues a command on the received rdma_cm
+//	rawverbs cm-use PATH      listens on a path, and issues a command on the received rdma_cm
 //	rawverbs cm-exec          executes another program while threads wait for events
 //	rawverbs cm-wait N        waits for an event in N threads
 //	rawverbs nl-unread N      requests dumps on N netlink sockets, and reads no answer

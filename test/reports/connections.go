@@ -73,7 +73,7 @@ func refusalData(w *suite.CMWorld) {
 }
 
 // portInUse tests the errors for a port that another listener holds: EADDRINUSE at the same address, and EADDRNOTAVAIL
-// if one of the two listens at all addresses.
+// if one of the two listens on all addresses.
 func portInUse(w *suite.CMWorld) {
 	l, at := w.Listen()
 	if _, err := w.Manager.Listen(at, 0); !errors.Is(err, syscall.EADDRINUSE) {

@@ -59,7 +59,7 @@ type CMWorld struct {
 	Addr    netip.Addr
 }
 
-// Listen listens at a free port.
+// Listen listens on a free port.
 func (w *CMWorld) Listen() (*cm.Listener, netip.AddrPort) {
 	w.Helper()
 	l, err := w.Manager.Listen(netip.AddrPortFrom(w.Addr, 0), 0)

@@ -83,7 +83,7 @@ func (e *RefusedError) Error() string {
 	case 28:
 		return "verbs/cm: the peer refuses the connection"
 	case 8:
-		return "verbs/cm: the peer refuses the connection: nothing listens at the port"
+		return "verbs/cm: the peer refuses the connection: nothing listens on the port"
 	}
 	return fmt.Sprintf("verbs/cm: the peer refuses the connection, for reason %d", e.Reason)
 }
@@ -423,10 +423,10 @@ type Listener struct {
 // defaultBacklog is the default limit of requests that are not accepted yet.
 const defaultBacklog = 128
 
-// Listen listens at an address, which may be unspecified, and a port; 0 stands for any free port. backlog limits the
+// Listen listens on an address, which may be unspecified, and a port; 0 stands for any free port. backlog limits the
 // requests that Accept has not returned yet; 0 stands for 128. It may sleep. (rdma_bind_addr, rdma_listen)
 func (m *Manager) Listen(at netip.AddrPort, backlog int) (*Listener, error) {
-	fail := func(err error) (*Listener, error) { return nil, fmt.Errorf("verbs/cm: listen at %v: %w", at, err) }
+	fail := func(err error) (*Listener, error) { return nil, fmt.Errorf("verbs/cm: listen on %v: %w", at, err) }
 	if backlog <= 0 {
 		backlog = defaultBacklog
 	}

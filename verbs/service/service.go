@@ -24,7 +24,7 @@ import (
 // Service is a service with devices that programs can open.
 type Service struct{ loc ctl.Location }
 
-// At returns the service that listens at a socket. "" stands for $VERBENA_SOCKET or, without that, for this user's own,
+// At returns the service that listens on a socket. "" stands for $VERBENA_SOCKET or, without that, for this user's own,
 // whose directory is created. It does not connect.
 func At(socket string) (*Service, error) {
 	if socket != "" {
