@@ -36,14 +36,14 @@ func (d *wrongDriver) remember(which func(c *wrongCQ, q *wrongQP) bool) {
 // wrongCompletions report wrong contents of completions.
 var wrongCompletions = []wrong{
 	{
-		defect: "adds flags to what the caller had in the completion before",
+		defect: "adds its flags to the previous flags of the caller's completion",
 		break_: func(d *wrongDriver) {
 			d.fill(func(_ *wrongCQ, wc *ib.WC, had ib.WC) { wc.Flags |= had.Flags })
 		},
 		by: "Data/WholeCompletion", says: "polled into an entry that has been used",
 	},
 	{
-		defect: "leaves the immediate data of a completion as they were where none have come",
+		defect: "keeps the previous immediate data in a completion without immediate data",
 		break_: func(d *wrongDriver) {
 			d.fill(func(_ *wrongCQ, wc *ib.WC, had ib.WC) {
 				if wc.Flags&ib.WCWithImm == 0 {
@@ -76,14 +76,14 @@ var wrongCompletions = []wrong{
 		by: "Errors/FlushOpcode", says: "flushed with opcode SEND, want RECV",
 	},
 	{
-		defect: "leaves a destroyed queue pair in the completions of its receives, where these have a queue of their own",
+		defect: "leaves a destroyed queue pair in the completions of its receives if these have a separate queue",
 		break_: func(d *wrongDriver) {
 			d.remember(func(c *wrongCQ, q *wrongQP) bool { return q.sendCQ != nil && c != q.sendCQ })
 		},
 		by: "CQ/DestroyedQueuePair", says: "RC, shared receive queue: false, receive queue",
 	},
 	{
-		defect: "takes the object of a completion from another queue pair of the same queue when its own is gone",
+		defect: "names another queue pair of the same queue in the completions of a destroyed one",
 		break_: func(d *wrongDriver) {
 			d.fill(func(c *wrongCQ, wc *ib.WC, _ ib.WC) {
 				for _, q := range each(d, &d.qps) {

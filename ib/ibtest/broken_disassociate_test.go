@@ -44,12 +44,12 @@ var wrongDisassociators = []wrong{
 		by:     "Disassociate/Flush", says: "waited",
 	},
 	{
-		defect: "cuts off every context when one is to be",
+		defect: "disassociates every context in place of one",
 		break_: func(d *wrongDriver) { d.disassociate = func(ib.UserContext) { d.Device.EnterError() } },
 		by:     "Disassociate/Flush", says: "completion of work request 8 with \"work request flushed\"",
 	},
 	{
-		defect: "waits in its disassociate hook until the process has destroyed everything",
+		defect: "waits in its disassociate hook until the process has destroyed all objects",
 		break_: func(d *wrongDriver) {
 			d.disassociate = func(ib.UserContext) {
 				select {}
@@ -58,7 +58,7 @@ var wrongDisassociators = []wrong{
 		by: "Disassociate/Flush", says: "Disassociate has not returned",
 	},
 	{
-		defect: "flushes once more, in poll, what its disassociate hook has flushed",
+		defect: "flushes work requests in its disassociate hook and again in poll",
 		break_: func(d *wrongDriver) {
 			var cut, again atomic.Bool
 			d.disassociate = func(c ib.UserContext) {
@@ -80,7 +80,7 @@ var wrongDisassociators = []wrong{
 		by: "Disassociate/Flush", says: "has completed twice",
 	},
 	{
-		defect: "refuses to destroy what belongs to a context that is cut off",
+		defect: "refuses to destroy the objects of a disassociated context",
 		break_: func(d *wrongDriver) {
 			var refuse atomic.Bool
 			d.disassociate = func(c ib.UserContext) {
@@ -97,7 +97,7 @@ var wrongDisassociators = []wrong{
 		by: "Disassociate/Flush", says: "destroy *ib.QP",
 	},
 	{
-		defect: "goes on taking work requests from the memory of a process that is cut off, and moves the queue's index there",
+		defect: "continues to read work requests from a disassociated process's memory, and moves the queue's index there",
 		break_: func(d *wrongDriver) { d.doorbell = func(shared []byte, _ *ib.Hold) { shared[128]++ } },
 		by:     "Disassociate/Harmless", says: "the driver wrote into region 0",
 	},

@@ -40,7 +40,7 @@ var wrongKeys = []wrong{
 		by: "Data/ZeroLength", says: "RC, RDMA WRITE with immediate of no bytes with no key",
 	},
 	{
-		defect: "invalidates a region to which a window is bound",
+		defect: "invalidates a region with a bound window",
 		break_: func(d *wrongDriver) {
 			var bound sync.Map // keys of regions, by window
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
@@ -63,7 +63,7 @@ var wrongKeys = []wrong{
 		by: "FastReg/BoundRegion", says: "local invalidation of a region with a window of type 1",
 	},
 	{
-		defect: "takes memory of any domain for the receives of a shared receive queue",
+		defect: "accepts memory of any domain for the receives of a shared receive queue",
 		break_: func(d *wrongDriver) {
 			d.srqPost = func(s *wrongSRQ, wrs []ib.RecvWR) (int, error) {
 				for _, wr := range wrs {
@@ -75,14 +75,14 @@ var wrongKeys = []wrong{
 		by: "SRQ/Domain", says: "receive into memory of the queue pair's domain",
 	},
 	{
-		defect: "has one XRC domain, which it gives to everybody",
+		defect: "returns one XRC domain to all callers",
 		break_: func(d *wrongDriver) {
 			d.allocXRCD = sync.OnceValues(func() (ib.DriverXRCD, error) { return d.Device.AllocXRCD(nil) })
 		},
 		by: "XRC/Domain", says: "for a shared receive queue of another domain",
 	},
 	{
-		defect: "changes the domain of a region before it finds that it cannot give the rights",
+		defect: "changes the domain of a region before it rejects the rights",
 		break_: func(d *wrongDriver) {
 			d.rereg = func(m *wrongMR, r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) error {
 				inner := m.DriverMR.(ib.ReregMR)
@@ -93,7 +93,7 @@ var wrongKeys = []wrong{
 		by: "Data/ReregRefused", says: "write by a queue pair of its domain",
 	},
 	{
-		defect: "gives a region more rights before it finds that the change is not possible",
+		defect: "adds rights to a region before it rejects the change",
 		break_: func(d *wrongDriver) {
 			d.rereg = func(m *wrongMR, r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) error {
 				inner := m.DriverMR.(ib.ReregMR)
@@ -107,7 +107,7 @@ var wrongKeys = []wrong{
 		by: "Data/ReregRefused", says: "read, for which it has no right",
 	},
 	{
-		defect: "keeps something of each queue pair that it has refused",
+		defect: "keeps a reference to each rejected queue pair",
 		break_: func(d *wrongDriver) {
 			var mu sync.Mutex
 			var kept []*wrongQP
@@ -124,7 +124,7 @@ var wrongKeys = []wrong{
 		by: "Errors/RefusedLeavesNothing", says: "create QP, RC with too many gather elements: refused",
 	},
 	{
-		defect: "starts a goroutine for each post that it refuses, which waits for room that does not come",
+		defect: "leaks a goroutine for each rejected post",
 		break_: func(d *wrongDriver) {
 			stop := make(chan struct{})
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
@@ -139,7 +139,7 @@ var wrongKeys = []wrong{
 		by: "Errors/RefusedLeavesNothing", says: "too many bytes inline: refused 1000 times, and a goroutine stays",
 	},
 	{
-		defect: "goes on counting queue pairs that it has refused, and soon has room for no more",
+		defect: "counts rejected queue pairs in its limit",
 		break_: func(d *wrongDriver) {
 			var n atomic.Int32
 			d.createQP = func(_ ib.QPHandle, init *ib.DriverQPInit) error {

@@ -11,7 +11,7 @@ import (
 // wrongTimers act late, or not at all.
 var wrongTimers = []wrong{
 	{
-		defect: "leaves the timer of a moderated queue running when the queue is destroyed",
+		defect: "does not stop the timer of a moderated queue at its destruction",
 		break_: func(d *wrongDriver) {
 			var periods sync.Map
 			d.moderate = func(c *wrongCQ, count int, period time.Duration) error {
@@ -28,7 +28,7 @@ var wrongTimers = []wrong{
 		by: "CQ/TimersEnd", says: "rule use-after-destroy",
 	},
 	{
-		defect: "has a timer of a queue pair run out when the queue pair has been destroyed, which completes its work request",
+		defect: "completes a work request from a timer after the destruction of its queue pair",
 		break_: func(d *wrongDriver) {
 			d.destroyQP = func(q *wrongQP) error {
 				if q.sendCQ != nil && q.QP.State() == ib.QPRTS {
@@ -53,7 +53,7 @@ var wrongTimers = []wrong{
 		by: "Errors/DestroyedWhileWaiting", says: "which had been destroyed",
 	},
 	{
-		defect: "looks at the address handle of a datagram when it is sent",
+		defect: "reads the address handle of a datagram at the transmission in place of the post",
 		break_: func(d *wrongDriver) {
 			held := map[*wrongQP][]ib.SendWR{} // under mu
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {

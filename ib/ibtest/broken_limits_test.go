@@ -60,7 +60,7 @@ func (q *wrongQP) Query(mask ib.QPAttrMask) (ib.QPAttr, error) {
 // wrongAttributes have faults in the attributes of queue pairs.
 var wrongAttributes = []wrong{
 	{
-		defect: "reports the two numbers of READs and atomics in each other's place",
+		defect: "swaps the two numbers of READs and atomics",
 		break_: func(d *wrongDriver) {
 			d.queried = func(_ *wrongQP, a *ib.QPAttr) {
 				a.MaxRdAtomic, a.MaxDestRdAtomic = a.MaxDestRdAtomic, a.MaxRdAtomic
@@ -76,7 +76,7 @@ var wrongAttributes = []wrong{
 		by: "QueuePair/Attributes", says: "address",
 	},
 	{
-		defect: "sets the RNR timer, whether Modify names it or not",
+		defect: "sets the RNR timer even if Modify does not name it",
 		break_: func(d *wrongDriver) {
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
 				err := q.QP.Modify(a, m, nil)
@@ -89,7 +89,7 @@ var wrongAttributes = []wrong{
 		by: "QueuePair/Attributes", says: "RNR timer",
 	},
 	{
-		defect: "raises the event that the send queue is drained for every transition to SQD",
+		defect: "raises the event for a drained send queue at every transition to SQD",
 		break_: func(d *wrongDriver) {
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
 				asked := *a
@@ -103,7 +103,7 @@ var wrongAttributes = []wrong{
 		by: "SQ/DrainedEvent", says: "events that the send queue is drained, want 0",
 	},
 	{
-		defect: "raises the event that the send queue is drained while a message is in flight",
+		defect: "raises the event for a drained send queue with a message in flight",
 		break_: func(d *wrongDriver) {
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
 				quiet, early := *a, m&ib.QPAttrEnSQDAsyncNotify != 0 && a.EnSQDAsyncNotify
@@ -118,7 +118,7 @@ var wrongAttributes = []wrong{
 		by: "SQ/DrainedEvent", says: "while Query reports that it is not",
 	},
 	{
-		defect: "has room for a few senders that wait for a receive, and lets the others give up",
+		defect: "limits the number of senders that wait for a receive, and fails the others",
 		break_: func(d *wrongDriver) {
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
 				given := *a
@@ -135,27 +135,27 @@ var wrongAttributes = []wrong{
 // wrongLimits report wrong limits, or create objects with wrong capacities.
 var wrongLimits = []wrong{
 	{
-		defect: "reports one completion more than its queues can have",
+		defect: "reports one completion more than its queues can hold",
 		break_: func(d *wrongDriver) { d.limits = func(a *ib.DeviceAttr) { a.MaxCQE++ } },
 		by:     "Limits/CompletionQueue", says: "completion queue at the limit, MaxCQE",
 	},
 	{
-		defect: "makes queue pairs with more gather elements than it reports",
+		defect: "creates queue pairs with more gather elements than its reported limit",
 		break_: func(d *wrongDriver) { d.limits = func(a *ib.DeviceAttr) { a.MaxSendSGE-- } },
 		by:     "Limits/QueuePair", says: "beyond the limit, MaxSendSGE 15, was made",
 	},
 	{
-		defect: "reports for shared receive queues the elements that queue pairs with fewer work requests could have",
+		defect: "reports more elements for shared receive queues than possible with its number of work requests",
 		break_: func(d *wrongDriver) { d.limits = func(a *ib.DeviceAttr) { a.MaxSRQSGE *= 2 } },
 		by:     "Limits/SharedReceiveQueue", says: "shared receive queue at the limit, MaxSRQSGE 32",
 	},
 	{
-		defect: "reports more outstanding READs than a queue pair can have",
+		defect: "reports more outstanding READs than possible per queue pair",
 		break_: func(d *wrongDriver) { d.limits = func(a *ib.DeviceAttr) { a.MaxQPInitRdAtom = 255 } },
 		by:     "Limits/ReadsAndAtomics", says: "modify at the limit, MaxQPInitRdAtom 255",
 	},
 	{
-		defect: "reports all queue pairs, though some are its own",
+		defect: "includes its internal queue pairs in the reported limit",
 		break_: func(d *wrongDriver) {
 			d.limits = func(a *ib.DeviceAttr) { a.MaxQP = 200 }
 			d.createQP = func(ib.QPHandle, *ib.DriverQPInit) error {
@@ -168,7 +168,7 @@ var wrongLimits = []wrong{
 		by: "Limits/Objects", says: "object 199 of MaxQP 200",
 	},
 	{
-		defect: "takes inline data that are longer than it has granted",
+		defect: "accepts more inline data than granted",
 		break_: func(d *wrongDriver) {
 			const more = 64
 			d.createQP = func(_ ib.QPHandle, init *ib.DriverQPInit) error { init.Cap.MaxInlineData += more; return nil }
@@ -178,7 +178,7 @@ var wrongLimits = []wrong{
 		by: "Limits/Inline", says: "bytes inline were taken",
 	},
 	{
-		defect: "takes receives with too many elements into a shared queue, and leaves out those for which there is no room",
+		defect: "accepts receives with too many elements in a shared queue, and drops the excess elements",
 		break_: func(d *wrongDriver) {
 			d.srqPost = func(s *wrongSRQ, wrs []ib.RecvWR) (int, error) {
 				a, _ := s.SRQ.Query()
@@ -192,7 +192,7 @@ var wrongLimits = []wrong{
 		by: "Limits/Elements", says: "was taken by a shared queue",
 	},
 	{
-		defect: "grants a send work request more than its queue has room for",
+		defect: "grants one send work request more than its queue can hold",
 		break_: func(d *wrongDriver) {
 			d.afterCreateQP = func(_ ib.QPHandle, init *ib.DriverQPInit) { init.Cap.MaxSendWR++ }
 			d.queried = func(_ *wrongQP, a *ib.QPAttr) { a.Cap.MaxSendWR++ }
@@ -200,17 +200,17 @@ var wrongLimits = []wrong{
 		by: "Limits/SendQueue", says: "work requests taken, room for",
 	},
 	{
-		defect: "registers longer regions than it reports",
+		defect: "registers longer regions than its reported limit",
 		break_: func(d *wrongDriver) { d.limits = func(a *ib.DeviceAttr) { a.MaxMRSize = 1 << 31 } },
 		by:     "Limits/MemoryRegion", says: "was registered, MaxMRSize is",
 	},
 	{
-		defect: "sends longer messages than its port allows",
+		defect: "sends longer messages than the limit of its port",
 		break_: func(d *wrongDriver) { d.port = func(a *ib.PortAttr) { a.MaxMsgSize = 1 << 20 } },
 		by:     "Limits/MessageSize", says: "opcode 2 of 1048577 bytes on a RC queue pair",
 	},
 	{
-		defect: "loses what is behind the end of the ring when a completion queue is resized",
+		defect: "loses the completions that wrap around the ring during a resize",
 		break_: func(d *wrongDriver) {
 			d.resize = func(c *wrongCQ, entries int) error {
 				d.mu.Lock()
@@ -263,7 +263,7 @@ var wrongDatagrams = []wrong{
 		by:     "Data/DatagramRoute", says: "traffic class",
 	},
 	{
-		defect: "sends the Q_Key of the work request where that of the queue pair is asked for",
+		defect: "sends the Q_Key of the work request in place of the controlled Q_Key of the queue pair",
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				wrs = slices.Clone(wrs)
@@ -276,7 +276,7 @@ var wrongDatagrams = []wrong{
 		by: "Data/DatagramControlledQKey", says: "arrived: false, want true",
 	},
 	{
-		defect: "delivers to the member of a group that was attached last",
+		defect: "delivers only to the last attached member of a group",
 		break_: func(d *wrongDriver) {
 			var mu sync.Mutex
 			last, deaf := map[ib.GID]*wrongQP{}, map[*wrongQP]int{}
@@ -307,7 +307,7 @@ var wrongDatagrams = []wrong{
 		by: "Mcast/Members", says: "the datagram for receiver 0 of the group",
 	},
 	{
-		defect: "leaves windows bound when their queue pair is destroyed",
+		defect: "leaves windows bound after the destruction of their queue pair",
 		break_: func(d *wrongDriver) {
 			var bound sync.Map // of *wrongQP
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {

@@ -41,7 +41,7 @@ var wrongValues = []wrong{
 		by:   "Model/Steps", says: "length of the completion",
 	},
 	{
-		defect: "stores the data of a READ once more, long after the last queue pair has been destroyed",
+		defect: "stores the data of a READ again, long after the destruction of the last queue pair",
 		break_: func(d *wrongDriver) {
 			var late atomic.Pointer[ib.SGE]
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
@@ -69,7 +69,7 @@ var wrongValues = []wrong{
 		by:   "Model/Destroyed", says: "when all objects had been destroyed",
 	},
 	{
-		defect: "keeps the regions of the device before a reset: who knows an old key can still write there",
+		defect: "keeps the regions of the device across a reset, so old keys remain valid",
 		break_: func(d *wrongDriver) {
 			d.dereg = func(m ib.DriverMR) error {
 				if d.dev.Device().State() == ib.DeviceError {
@@ -93,7 +93,7 @@ var wrongValues = []wrong{
 		by:   "Model/Steps", says: "memory: byte at",
 	},
 	{
-		defect: "carries out on the recovered device what was posted to the device in error",
+		defect: "executes work requests of the device in error on the recovered device",
 		break_: func(d *wrongDriver) {
 			keep := func(sgl []ib.SGE) {
 				if d.dev.Device().State() == ib.DeviceError && len(sgl) > 0 {
@@ -127,7 +127,7 @@ var wrongValues = []wrong{
 		by:   "Model/Steps", says: "memory: byte at",
 	},
 	{
-		defect: "takes a queue pair that leaves a multicast group out of all its groups",
+		defect: "removes a queue pair from all its multicast groups at the first detach",
 		break_: func(d *wrongDriver) {
 			d.detach = func(q *wrongQP, group ib.GID) error {
 				if err := q.QP.DetachMcast(group, 0); err != nil {
@@ -145,7 +145,7 @@ var wrongValues = []wrong{
 		by:   "Model/Steps", says: "invalid argument",
 	},
 	{
-		defect: "keeps holding a notification back when moderation is set to what it is",
+		defect: "keeps a notification delayed after a moderation request with unchanged values",
 		break_: func(d *wrongDriver) {
 			type setting struct {
 				count  int
@@ -161,10 +161,10 @@ var wrongValues = []wrong{
 			}
 		},
 		opts: manySeeds,
-		by:   "Model/Steps", says: "calls of the handler",
+		by:   "Model/Steps", says: "handler calls",
 	},
 	{
-		defect: "looks whether a transition is allowed before it takes its lock: of two at once both succeed",
+		defect: "checks a transition before it takes its lock, so two concurrent transitions both succeed",
 		break_: func(d *wrongDriver) {
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
 				was := q.QP.State()
@@ -183,7 +183,7 @@ var wrongValues = []wrong{
 		by:   "Model/Shared", says: "no order of",
 	},
 	{
-		defect: "drops a receive that is posted while another thread posts one to the queue pair, and says that it was taken",
+		defect: "drops one of two concurrently posted receives, and returns success",
 		break_: func(d *wrongDriver) {
 			var posting sync.Map // by queue pair
 			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {

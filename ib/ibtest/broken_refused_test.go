@@ -11,7 +11,7 @@ import (
 // wrongRefusals change state before they reject a call, or before a request is retried.
 var wrongRefusals = []wrong{
 	{
-		defect: "invalidates before it looks whether the message fits the receive",
+		defect: "invalidates before it compares the lengths of the message and the receive",
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				if wr := wrs[0]; wr.Opcode == ib.WRSendWithInv && length(wr.SGList) > 8 {
@@ -23,7 +23,7 @@ var wrongRefusals = []wrong{
 		by: "MW/InvalidateRefused", says: "SEND with invalidate of a window, of 9 bytes, too long for the receive of 8",
 	},
 	{
-		defect: "invalidates a region before it looks whether there is a receive",
+		defect: "invalidates a region before it checks for a receive",
 		break_: func(d *wrongDriver) {
 			var posted sync.Map // queue pairs that have had a receive
 			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
@@ -42,7 +42,7 @@ var wrongRefusals = []wrong{
 		by: "FastReg/InvalidateRefused", says: "while a SEND with invalidate waits for a receive",
 	},
 	{
-		defect: "counts a region as bound by a window that was refused since it is of another domain",
+		defect: "counts a region as bound after a rejected bind of a window of another domain",
 		break_: func(d *wrongDriver) {
 			var bound sync.Map // by inner region
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
@@ -63,7 +63,7 @@ var wrongRefusals = []wrong{
 		by: "MW/BindRefused", says: "to a region of another domain: was refused, and the region cannot be deregistered",
 	},
 	{
-		defect: "unbinds a window before it looks whether the new bind can be done",
+		defect: "unbinds a window before it checks the new bind",
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				if b := wrs[0].Bind; b != nil && b.MW.Type() == ib.MWType1 && b.Access&ib.AccessRemoteAtomic != 0 && b.Length > 0 {
@@ -77,7 +77,7 @@ var wrongRefusals = []wrong{
 		by: "MW/BindRefused", says: "bind of a type 1 window, bound: false, to the right to atomics",
 	},
 	{
-		defect: "forgets the first element of a message that it sends again",
+		defect: "omits the first element of a retransmitted message",
 		break_: func(d *wrongDriver) {
 			var mu sync.Mutex
 			receives := map[*wrongQP]int{}
@@ -103,7 +103,7 @@ var wrongRefusals = []wrong{
 		by: "Data/Retried", says: "SEND of two elements, number 0 without a receive at first",
 	},
 	{
-		defect: "flushes sends that are posted in ERR to the receive queue's completion queue",
+		defect: "flushes sends posted in ERR to the receive queue's completion queue",
 		break_: func(d *wrongDriver) {
 			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
 				d.mu.Lock()
@@ -128,7 +128,7 @@ var wrongRefusals = []wrong{
 		by: "Errors/FlushQueues", says: "on the completion queue of side 1",
 	},
 	{
-		defect: "reports the state that the consumer has asked for last",
+		defect: "reports the last requested state",
 		break_: func(d *wrongDriver) {
 			var asked sync.Map
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
@@ -147,7 +147,7 @@ var wrongRefusals = []wrong{
 		by: "QueuePair/QueryFailed", says: "Query shows state RTS (<nil>), want ERR, as State does",
 	},
 	{
-		defect: "has 11 bits for the number of a region",
+		defect: "uses 11 bits for the number of a region",
 		break_: func(d *wrongDriver) {
 			d.regMR = func(mr ib.MRHandle, m *wrongMR) error {
 				if m.num > 0x7ffff {
@@ -159,7 +159,7 @@ var wrongRefusals = []wrong{
 		by: "Load/ManyRegistrations", says: "are those of another region, too",
 	},
 	{
-		defect: "does not arm a limit of which fewer receives are there already",
+		defect: "does not arm a limit above the number of receives",
 		break_: func(d *wrongDriver) {
 			var mu sync.Mutex
 			posted := map[*wrongSRQ]int{} // since its creation

@@ -62,7 +62,7 @@ func (q *wrongQP) peer() *wrongQP {
 // wrongSenders have faults that SEND and receive expose.
 var wrongSenders = []wrong{
 	{
-		defect: "has SEND only, and in poll lets go of its lock between copying completions and removing them",
+		defect: "has SEND only, and in poll releases its lock between copying completions and removing them",
 		break_: func(d *wrongDriver) {
 			sendOnly(d)
 			d.poll = func(c *wrongCQ, wc []ib.WC) (n int, err error) {
@@ -82,7 +82,7 @@ var wrongSenders = []wrong{
 		by: "Reentrant/ConcurrentPoll", says: "was seen twice",
 	},
 	{
-		defect: "has SEND only, and goes on working when the device is in error",
+		defect: "has SEND only, and continues to work with the device in error",
 		break_: func(d *wrongDriver) {
 			sendOnly(d)
 			d.enterError = func() {}
@@ -90,7 +90,7 @@ var wrongSenders = []wrong{
 		by: "DeviceError/NoNewWork", says: "want 1 with \"work request flushed\"",
 	},
 	{
-		defect: "refuses a work request, and says that it has taken none of those before it",
+		defect: "rejects a work request, and reports that it accepted none before it",
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				n, err := q.QP.PostSend(wrs)
@@ -104,7 +104,7 @@ var wrongSenders = []wrong{
 		by: "Errors/PostStopsAtError", says: "0 work requests taken, want 2",
 	},
 	{
-		defect: "leaves the local key of a region valid that is deregistered",
+		defect: "leaves the local key of a deregistered region valid",
 		break_: func(d *wrongDriver) {
 			d.dereg = func(m ib.DriverMR) error {
 				for _, w := range each(d, &d.dead) {
@@ -118,7 +118,7 @@ var wrongSenders = []wrong{
 		by: "Data/DeregisteredMemory", says: "receive to deregistered memory",
 	},
 	{
-		defect: "keeps the caller's scatter lists until a message comes",
+		defect: "keeps the caller's scatter lists until a message arrives",
 		break_: func(d *wrongDriver) {
 			type kept struct {
 				q  *wrongQP
@@ -151,7 +151,7 @@ var wrongSenders = []wrong{
 		by: "Data/NothingKept", says: "completion of work request",
 	},
 	{
-		defect: "gives up at once when the peer is in INIT",
+		defect: "fails at once if the peer is in INIT",
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				n, err := q.QP.PostSend(wrs)
@@ -164,7 +164,7 @@ var wrongSenders = []wrong{
 		by: "Errors/PeerInInit", says: "to a queue pair in INIT: completed with",
 	},
 	{
-		defect: "takes the silence of a peer that is gone for an answer",
+		defect: "completes requests successfully without an answer of the peer",
 		break_: func(d *wrongDriver) {
 			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
 				n, err := c.CQ.Poll(wc)
@@ -179,7 +179,7 @@ var wrongSenders = []wrong{
 		by: "Errors/PeerGone", says: "to a peer that is in RESET",
 	},
 	{
-		defect: "delivers a message to whoever has the number, connected with the sender or not",
+		defect: "delivers a message to the queue pair with the number, even if it is not connected with the sender",
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				if p := q.peer(); p != nil && p.QP.State() == ib.QPRTS && p.dest != q.obj.Num() && wrs[0].Opcode == ib.WRSend {
@@ -195,7 +195,7 @@ var wrongSenders = []wrong{
 		by: "Errors/PeerGone", says: "the receive of the other's message has completed",
 	},
 	{
-		defect: "forgets senders that wait for a receive when their peer goes",
+		defect: "does not complete waiting senders after the destruction of their peer",
 		break_: func(d *wrongDriver) {
 			var waits sync.Map // by number
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
@@ -216,7 +216,7 @@ var wrongSenders = []wrong{
 		by: "Errors/PeerGoesWhileWaiting", says: "a sender that waits for a receive of a peer that goes to ERR",
 	},
 	{
-		defect: "does not go to ERR when the completion of a receive is lost, if those of its sends have a queue of their own",
+		defect: "does not go to ERR at a lost receive completion if its sends have a separate completion queue",
 		break_: func(d *wrongDriver) {
 			var shadows sync.Map // *loopback.CQ with entries for all completions, by *wrongCQ that is only for receives
 			drain := func(c *wrongCQ, shadow *loopback.CQ) {
@@ -278,7 +278,7 @@ var wrongSenders = []wrong{
 		by: "CQ/OverrunOneQueue", says: "ERR of the queue pair that has lost the completion of its RC receive",
 	},
 	{
-		defect: "flushes what is behind the send that it is in the middle of first, if a queue pair is its own peer",
+		defect: "flushes later sends before the send in progress, if a queue pair is its own peer",
 		break_: func(d *wrongDriver) {
 			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
 				if len(wc) > 1 {

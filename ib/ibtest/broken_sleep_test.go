@@ -66,7 +66,7 @@ var wrongSleepers = []wrong{
 		says: "rule sleep-in-method",
 	},
 	{
-		defect: "writes a file in post send, and waits until it is on the disk",
+		defect: "writes a file in post send, and waits for the disk",
 		break_: inPostSend(func(t testing.TB) func() {
 			f, err := os.CreateTemp(".", "ibtest") // not in /tmp, which may be in memory
 			if err != nil {
@@ -104,7 +104,7 @@ var wrongSleepers = []wrong{
 		says: "rule sleep-in-method",
 	},
 	{
-		defect: "spins for 2 ms in post send, until its hardware is done",
+		defect: "spins for 2 ms in post send, waiting for its hardware",
 		break_: inPostSend(func(testing.TB) func() {
 			return func() {
 				runtime.LockOSThread()
@@ -116,7 +116,7 @@ var wrongSleepers = []wrong{
 		by: "Sleep/Spin", says: "half of the calls of QP.PostSend",
 	},
 	{
-		defect: "sleeps for 20 ms in modify with a lock that post send takes",
+		defect: "sleeps for 20 ms in modify with a lock of post send",
 		break_: func(d *wrongDriver) {
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
 				d.mu.Lock()

@@ -36,7 +36,7 @@ func (c *wrongCQ) deaf() { c.CQ.Moderate(1<<30, 0) }
 // wrongInErrors mishandle outstanding requests at the end of a queue pair, a device or a context.
 var wrongInErrors = []wrong{
 	{
-		defect: "flushes in EnterError without a notification of the queues that are armed",
+		defect: "flushes in EnterError without notifying armed queues",
 		break_: func(d *wrongDriver) {
 			d.enterError = func() {
 				for _, c := range each(d, &d.cqs) {
@@ -48,7 +48,7 @@ var wrongInErrors = []wrong{
 		by: "Callback/ArmedFlushOnError", says: "a call of the handler of an armed queue for the flush",
 	},
 	{
-		defect: "flushes in EnterError what is in RTS only",
+		defect: "flushes only the queue pairs in RTS in EnterError",
 		break_: func(d *wrongDriver) {
 			d.enterError = func() {
 				toErr(slices.DeleteFunc(each(d, &d.qps), func(q *wrongQP) bool { return q.QP.State() != ib.QPRTS }))
@@ -57,7 +57,7 @@ var wrongInErrors = []wrong{
 		by: "DeviceError/EveryState", says: "queue pair that was in INIT",
 	},
 	{
-		defect: "flushes in its disassociate hook what is in RTS only",
+		defect: "flushes only the queue pairs in RTS in its disassociate hook",
 		break_: func(d *wrongDriver) {
 			d.disassociate = func(c ib.UserContext) {
 				toErr(slices.DeleteFunc(each(d, &d.qps), func(q *wrongQP) bool { return q.user != c || q.QP.State() != ib.QPRTS }))
@@ -66,7 +66,7 @@ var wrongInErrors = []wrong{
 		by: "Disassociate/EveryState", says: "queue pair that was in INIT",
 	},
 	{
-		defect: "forgets a receive that is posted while the queue pair is flushed",
+		defect: "loses a receive posted during the flush of the queue pair",
 		break_: func(d *wrongDriver) {
 			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
 				before := q.QP.State()
@@ -80,7 +80,7 @@ var wrongInErrors = []wrong{
 		by: "Errors/PostDuringModifyToErr", says: "while the queue pair went to ERR",
 	},
 	{
-		defect: "forgets a receive that is posted while the device goes into error",
+		defect: "loses a receive posted during the device's transition to the error state",
 		break_: func(d *wrongDriver) {
 			var failed atomic.Bool
 			d.enterError = func() {
@@ -99,7 +99,7 @@ var wrongInErrors = []wrong{
 		by: "DeviceError/PostDuringError", says: "while the device went into error",
 	},
 	{
-		defect: "leaves a queue pair alive that comes from RESET while the device goes into error",
+		defect: "leaves a queue pair working that leaves RESET during the device's transition to the error state",
 		break_: func(d *wrongDriver) {
 			d.enterError = func() {
 				toErr(slices.DeleteFunc(each(d, &d.qps), func(q *wrongQP) bool { return q.QP.State() == ib.QPReset }))
@@ -114,7 +114,7 @@ var wrongInErrors = []wrong{
 		by: "DeviceError/CreateDuringError", says: "made, or changed its state, while the device went into error",
 	},
 	{
-		defect: "raises no event of a queue pair whose peer asks for what it may not have",
+		defect: "raises no event after a peer's request without access rights",
 		break_: func(d *wrongDriver) {
 			const mark = 1 << 62
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
@@ -140,7 +140,7 @@ var wrongInErrors = []wrong{
 		by: "Errors/AsyncEvents", says: "an event of the responder's queue pair",
 	},
 	{
-		defect: "dispatches an event when it has been unregistered",
+		defect: "dispatches an event after Unregister",
 		opts: func(d func() *wrongDriver) []Option {
 			return []Option{Unplug(func(core *ib.Core, dev *ib.DeviceHandle) error {
 				err := core.Unregister(dev)
@@ -155,7 +155,7 @@ var wrongInErrors = []wrong{
 // wrongQueues have faults in completion queues.
 var wrongQueues = []wrong{
 	{
-		defect: "forgets that a queue is armed when it is resized",
+		defect: "disarms a queue during a resize",
 		break_: func(d *wrongDriver) {
 			d.resize = func(c *wrongCQ, entries int) error {
 				err := c.CQ.Resize(entries, nil)
@@ -170,7 +170,7 @@ var wrongQueues = []wrong{
 		by: "CQ/ResizeKeepsArmed", says: "a queue that was armed before Resize",
 	},
 	{
-		defect: "loses what comes while a queue is resized",
+		defect: "loses completions that arrive during a resize",
 		break_: func(d *wrongDriver) {
 			drain := func(c *wrongCQ) (all []ib.WC) {
 				var wc [16]ib.WC
@@ -206,7 +206,7 @@ var wrongQueues = []wrong{
 		by: "CQ/ResizeUnderTraffic", says: "is lost",
 	},
 	{
-		defect: "drops completions that do not fit, without a word",
+		defect: "drops completions of a full queue silently",
 		break_: func(d *wrongDriver) {
 			d.moreCQEs = 1000
 			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
@@ -308,7 +308,7 @@ var wrongMemory = []wrong{
 		by: "Data/LocalRights", says: "read into a region without the local right to write",
 	},
 	{
-		defect: "gives the key of a deregistered region to the next one",
+		defect: "reuses the key of a deregistered region for the next one",
 		break_: func(d *wrongDriver) {
 			var free atomic.Pointer[wrongMR]
 			d.regMR = func(mr ib.MRHandle, m *wrongMR) error {
@@ -333,7 +333,7 @@ var wrongMemory = []wrong{
 		by: "Data/KeyReuse", says: "which was deregistered",
 	},
 	{
-		defect: "writes to memory a moment after the queue pair has been destroyed",
+		defect: "writes to memory shortly after the destruction of the queue pair",
 		break_: func(d *wrongDriver) {
 			var late atomic.Pointer[ib.SGE]
 			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
@@ -355,7 +355,7 @@ var wrongMemory = []wrong{
 		by: "Data/NothingAfterDestroy", says: "memory was written",
 	},
 	{
-		defect: "lets accesses through a key end after its region has been deregistered",
+		defect: "continues accesses through a key after the deregistration of its region",
 		break_: func(d *wrongDriver) {
 			var last atomic.Pointer[ib.SendWR]
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {

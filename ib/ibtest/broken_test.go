@@ -400,7 +400,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		says: "rule hold",
 	},
 	{
-		defect: "calls the completion handler from request notify when completions are there already",
+		defect: "calls the completion handler from request notify if the queue has completions",
 		break_: func(d *wrongDriver) {
 			d.reqNotify = func(c *wrongCQ, f ib.NotifyFlags) (bool, error) {
 				d.dev.HoldCallbacks()
@@ -449,7 +449,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		says: "rule sleep-in-method",
 	},
 	{
-		defect: "hands post send over to a thread, and waits for it",
+		defect: "runs post send on another thread, and waits for it",
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (n int, err error) {
 				done := make(chan struct{})
@@ -476,7 +476,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		says: "rule sleep-in-method",
 	},
 	{
-		defect: "takes a lock in post send that another method holds while it sleeps",
+		defect: "takes a lock in post send that a sleeping method holds",
 		break_: func(d *wrongDriver) {
 			var posts atomic.Int32
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
@@ -500,7 +500,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		says: "rule sleep-in-method",
 	},
 	{
-		defect: "calls something of the midlayer that may sleep from poll",
+		defect: "calls a function of the midlayer that may sleep from poll",
 		break_: func(d *wrongDriver) {
 			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
 				d.dev.Device().QueryPort(1)
@@ -537,7 +537,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		says: "rule hold",
 	},
 	{
-		defect: "is registered before it is ready",
+		defect: "registers its device before it is ready",
 		opts: func(d func() *wrongDriver) []Option {
 			return []Option{Plug(func(core *ib.Core, dev *ib.DeviceHandle) error {
 				var ready atomic.Bool
@@ -555,7 +555,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		by: "HotPlug/ReadyAtRegister", says: "create qp on wrong0",
 	},
 	{
-		defect: "frees its device before Unregister has returned, and says so",
+		defect: "frees its device before Unregister has returned, and reports it",
 		opts: func(d func() *wrongDriver) []Option {
 			return []Option{Unplug(func(core *ib.Core, dev *ib.DeviceHandle) error {
 				dev.Dealloc()
@@ -575,7 +575,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		by: "HotPlug/UsableInRemove", says: "post send: 0 taken",
 	},
 	{
-		defect: "holds a lock across Register that creating a QP needs",
+		defect: "holds a lock of CreateQP across Register",
 		break_: func(d *wrongDriver) {
 			d.createQP = func(ib.QPHandle, *ib.DriverQPInit) error { d.mu.Lock(); defer d.mu.Unlock(); return nil }
 		},
@@ -588,7 +588,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		says: "rule lock-across-register",
 	},
 	{
-		defect: "holds a lock across Unregister that destroying a QP needs",
+		defect: "holds a lock of the destruction of QPs across Unregister",
 		break_: func(d *wrongDriver) {
 			d.destroyQP = func(q *wrongQP) error { d.mu.Lock(); defer d.mu.Unlock(); return q.QP.Destroy() }
 		},
@@ -601,7 +601,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		says: "rule lock-across-register",
 	},
 	{
-		defect: "holds a lock across Unregister that polling in a handler needs",
+		defect: "holds a lock of poll across Unregister, with a polling handler",
 		break_: func(d *wrongDriver) {
 			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) { d.mu.Lock(); defer d.mu.Unlock(); return c.CQ.Poll(wc) }
 		},
@@ -614,7 +614,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		says: "rule lock-across-register",
 	},
 	{
-		defect: "does not report missed completions: a notification between poll and arming is lost",
+		defect: "does not report missed completions, so a notification between poll and arming is lost",
 		break_: func(d *wrongDriver) {
 			d.reqNotify = func(c *wrongCQ, f ib.NotifyFlags) (bool, error) {
 				return c.CQ.ReqNotify(f &^ ib.NotifyReportMissed)
@@ -635,7 +635,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		by: "Callback/NotFromCallchain", says: "a call of the handler for each time that the CQ was armed",
 	},
 	{
-		defect: "notifies of every completion, asked or not",
+		defect: "notifies of every completion, even without a request",
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				n, err := q.QP.PostSend(wrs)
@@ -646,16 +646,16 @@ var wrongDrivers = slices.Concat([]wrong{
 		says: "rule notify-once",
 	},
 	{
-		defect: "takes a request for solicited completions for one of any",
+		defect: "treats a request for solicited completions as a request for any",
 		break_: func(d *wrongDriver) {
 			d.reqNotify = func(c *wrongCQ, f ib.NotifyFlags) (bool, error) {
 				return c.CQ.ReqNotify(f | ib.NotifyNextComp)
 			}
 		},
-		by: "Callback/SolicitedOnly", says: "a completion that was not solicited: 1 calls",
+		by: "Callback/SolicitedOnly", says: "a completion that was not solicited: got 1 handler calls",
 	},
 	{
-		defect: "polls without a lock: now and then a completion is seen twice",
+		defect: "polls without a lock, so some completions are returned twice",
 		break_: func(d *wrongDriver) {
 			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
 				d.mu.Lock()
@@ -674,7 +674,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		by: "Reentrant/ConcurrentPoll", says: "was seen twice",
 	},
 	{
-		defect: "takes more from the CQ than the caller has room for, and loses the rest",
+		defect: "removes more completions from the CQ than the caller's array can hold",
 		break_: func(d *wrongDriver) {
 			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
 				all := make([]ib.WC, len(wc)+1)
@@ -685,7 +685,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		by: "Data/NothingKept", says: "completion of work request",
 	},
 	{
-		defect: "says that it has put more completions than there was room for",
+		defect: "returns a number of completions above the length of the array",
 		break_: func(d *wrongDriver) {
 			d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
 				n, err := c.CQ.Poll(wc)
@@ -725,7 +725,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		by: "Data/NothingKept", says: "completion of work request",
 	},
 	{
-		defect: "returns an error from post send, and says that all was taken",
+		defect: "returns an error from post send, and reports all work requests as accepted",
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				_, err := q.QP.PostSend(wrs)
@@ -752,7 +752,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		by: "Data/NothingKept", says: "waited",
 	},
 	{
-		defect: "reports a completion when the CQ has been destroyed",
+		defect: "reports a completion after the destruction of the CQ",
 		break_: func(d *wrongDriver) {
 			var destroyed *wrongCQ // under mu
 			d.destroyCQ = func(c *wrongCQ) error {
@@ -771,7 +771,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		says: "rule use-after-destroy",
 	},
 	{
-		defect: "raises an event of a queue pair that has been destroyed",
+		defect: "raises an event of a destroyed queue pair",
 		break_: func(d *wrongDriver) {
 			var destroyed *wrongQP // under mu
 			d.destroyQP = func(q *wrongQP) error {
@@ -790,7 +790,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		says: "rule use-after-destroy",
 	},
 	{
-		defect: "is not reentrant: answers EAGAIN when it is busy",
+		defect: "is not reentrant: returns EAGAIN if another call is in progress",
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				if !d.mu.TryLock() {
@@ -816,7 +816,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		by: "QueuePair/States", says: "want SQD",
 	},
 	{
-		defect: "does not check transitions, and says that it has made any that it is asked for",
+		defect: "does not check transitions, and returns success for all of them",
 		break_: func(d *wrongDriver) {
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
 				if _, err := ib.NextState(q.QP.State(), ib.QPTypeRC, a, m); err != nil {
@@ -828,7 +828,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		by: "QueuePair/States", says: "is not allowed, but was done",
 	},
 	{
-		defect: "changes the state although it refuses an attribute",
+		defect: "rejects an attribute and changes the state anyway",
 		break_: func(d *wrongDriver) {
 			var bad atomic.Bool
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
@@ -847,7 +847,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		by: "Errors/BadArguments", says: "state after a Modify that failed",
 	},
 	{
-		defect: "drops what is outstanding, instead of flushing it, on the way to ERR",
+		defect: "drops outstanding work requests at the transition to ERR, without flushing them",
 		break_: func(d *wrongDriver) {
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
 				_, err := ib.NextState(q.QP.State(), ib.QPTypeRC, a, m)
@@ -861,17 +861,17 @@ var wrongDrivers = slices.Concat([]wrong{
 		by: "Errors/FlushInOrder", says: "waited",
 	},
 	{
-		defect: "leaves the key valid when memory is deregistered",
+		defect: "leaves the key of deregistered memory valid",
 		break_: func(d *wrongDriver) { d.dereg = func(ib.DriverMR) error { return nil } },
 		by:     "Data/DeregisteredMemory", says: "write to deregistered memory",
 	},
 	{
-		defect: "goes on working when the device is in error",
+		defect: "continues to work with the device in error",
 		break_: func(d *wrongDriver) { d.enterError = func() {} },
 		by:     "DeviceError/NoNewWork", says: "want 1 with \"work request flushed\"",
 	},
 	{
-		defect: "grants less than it was asked for",
+		defect: "grants less than requested",
 		break_: func(d *wrongDriver) {
 			d.afterCreateQP = func(_ ib.QPHandle, init *ib.DriverQPInit) { init.Cap.MaxRecvWR /= 2 }
 		},
@@ -883,7 +883,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		by:     "QueuePair/Numbers", says: "number 0x11",
 	},
 	{
-		defect: "raises the limit event of a shared receive queue again and again",
+		defect: "raises the limit event of a shared receive queue repeatedly",
 		break_: func(d *wrongDriver) {
 			d.srqPost = func(s *wrongSRQ, wrs []ib.RecvWR) (int, error) {
 				s.obj.Raise(ib.EventSRQLimitReached)

@@ -302,7 +302,7 @@ func testOncePerRequest(e *env) {
 	p.exchange(0, 1, 8)
 	e.settle()
 	if n := calls.Load(); n != 0 {
-		e.Fatalf("rule notify-once: %d calls of the handler without a request", n)
+		e.Fatalf("rule notify-once: without a request got %d handler calls, want 0", n)
 	}
 	for range 3 { // several requests before a completion count as one
 		_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
@@ -314,7 +314,7 @@ func testOncePerRequest(e *env) {
 	e.eventually("the handler", func() bool { return calls.Load() > 0 })
 	e.settle()
 	if n := calls.Load(); n != 1 {
-		e.Errorf("rule notify-once: %d calls of the handler, want 1", n)
+		e.Errorf("rule notify-once: got %d handler calls, want 1", n)
 	}
 }
 
@@ -330,7 +330,7 @@ func testSolicited(e *env) {
 		e.eventually("a call of the handler for "+what, func() bool { return calls.Load() >= want })
 		e.settle()
 		if n := calls.Load(); n != want {
-			e.Fatalf("%s: %d calls of the handler, want %d", what, n, want)
+			e.Fatalf("%s: got %d handler calls, want %d", what, n, want)
 		}
 	}
 	arm(ib.NotifySolicited)
@@ -396,7 +396,7 @@ func testSolicitedOperations(e *env) {
 				e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
 				e.settle()
 				if n := calls.Load(); flags == 0 && n != 0 {
-					e.Fatalf("%s, not solicited: %d calls of the handler, want 0", what, n)
+					e.Fatalf("%s, not solicited: got %d handler calls, want 0", what, n)
 				}
 			}
 			e.eventually("a call of the handler for "+what+" that is solicited", func() bool { return calls.Load() == 1 })
@@ -452,7 +452,7 @@ func testArmedFlush(e *env) {
 	e.settle()
 	for i := range calls {
 		if n := calls[i].Load(); n != 1 {
-			e.Errorf("%d calls of the handler for the flush, want 1", n)
+			e.Errorf("flush: got %d handler calls, want 1", n)
 		}
 	}
 }

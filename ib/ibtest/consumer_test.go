@@ -56,7 +56,7 @@ var basicConsumers = []wrongConsumer{
 		says: "rule sleep-in-callback",
 	},
 	{
-		defect: "waits in a handler for a reply that another thread hands over",
+		defect: "waits in a handler for a reply from another thread",
 		use: func(e *env) {
 			reply := make(chan int)
 			inHandler(e, func(*pair, *ib.CQ) {
@@ -106,7 +106,7 @@ var basicConsumers = []wrongConsumer{
 		says: "rule wait-for-self",
 	},
 	{
-		defect: "sends a datagram with an address handle that it has destroyed",
+		defect: "sends a datagram with a destroyed address handle",
 		use: func(e *env) {
 			p := e.tryPair(ib.QPTypeUD, e.pd())
 			a := e.address()
@@ -119,7 +119,7 @@ var basicConsumers = []wrongConsumer{
 		says: "QP.PostSend of a work request that names a AH that was destroyed",
 	},
 	{
-		defect: "binds a window that it has deallocated",
+		defect: "binds a deallocated window",
 		use: func(e *env) {
 			p := e.pair(pairConfig{kind: ib.QPTypeRC})
 			o := boundWindow(p)
@@ -145,7 +145,7 @@ var basicConsumers = []wrongConsumer{
 		says: "rule wait-for-self",
 	},
 	{
-		defect: "takes a lock in a handler that it holds while it destroys the CQ",
+		defect: "takes a lock in a handler, and holds it during the destruction of the CQ",
 		use: func(e *env) {
 			var mu sync.Mutex
 			var once sync.Once
@@ -186,7 +186,7 @@ var basicConsumers = []wrongConsumer{
 		asleep: true, says: "objects left when Remove of client wrong returned: PD, CQ, MR, QP, CQ, MR, QP",
 	},
 	{
-		defect: "has another thread make what its Remove forgets",
+		defect: "does not destroy in its Remove an object that another thread created",
 		use: func(e *env) {
 			withClient(e, func(d *ib.Device) (any, error) {
 				made := make(chan error)
@@ -201,7 +201,7 @@ var basicConsumers = []wrongConsumer{
 		asleep: true, says: "objects left when Remove of client wrong returned: PD",
 	},
 	{
-		defect: "leaves a PD behind when its Add fails",
+		defect: "leaks a PD in a failed Add",
 		use: func(e *env) {
 			withClient(e, func(d *ib.Device) (any, error) {
 				_, err := d.AllocPD()
@@ -212,7 +212,7 @@ var basicConsumers = []wrongConsumer{
 		asleep: true, says: "objects left when the failing Add of client wrong returned: PD",
 	},
 	{
-		defect: "polls a CQ that it keeps when the device has gone",
+		defect: "polls a CQ of a removed device",
 		use: func(e *env) {
 			cq, err := e.dev.CreateCQ(ib.CQInit{Entries: 4})
 			e.must("create cq", err)
@@ -222,7 +222,7 @@ var basicConsumers = []wrongConsumer{
 		says: "rule use-after-unregister",
 	},
 	{
-		defect: "queries the device in a timer that runs on when the device has gone",
+		defect: "queries a removed device from a timer",
 		use: func(e *env) {
 			e.unregister()
 			done := make(chan int)
@@ -232,7 +232,7 @@ var basicConsumers = []wrongConsumer{
 		says: "rule use-after-unregister",
 	},
 	{
-		defect: "posts on a queue pair that it has destroyed",
+		defect: "posts on a destroyed queue pair",
 		use: func(e *env) {
 			p := e.pair(pairConfig{kind: ib.QPTypeRC})
 			e.destroy(p.qps[0])
@@ -278,7 +278,7 @@ var basicConsumers = []wrongConsumer{
 		says: "rule hold",
 	},
 	{
-		defect: "runs callbacks that it has not held",
+		defect: "runs callbacks without having held any",
 		use: func(e *env) {
 			e.handle.HoldCallbacks()
 			var wg sync.WaitGroup

@@ -30,7 +30,7 @@ func asks(what string, f func(e *env, p *pair, cq *ib.CQ), says string) wrongCon
 // workConsumers misuse work requests.
 var workConsumers = []wrongConsumer{
 	{
-		defect: "deregisters memory that a posted receive names",
+		defect: "deregisters the memory of a posted receive",
 		use: func(e *env) {
 			p := rc(e)
 			p.recv(1, 1, 0, 64)
@@ -39,7 +39,7 @@ var workConsumers = []wrongConsumer{
 		says: "MR.Dereg while a work request that names the region is outstanding",
 	},
 	{
-		defect: "deregisters the memory of a request when the reply has come, and the request has not completed",
+		defect: "deregisters the memory of a request after the reply and before the completion of the request",
 		use: func(e *env) {
 			p := rc(e)
 			reply := e.buffer(p.pd, 64, allAccess)
@@ -60,7 +60,7 @@ var workConsumers = []wrongConsumer{
 		says: "rule in-flight",
 	},
 	{
-		defect: "deregisters the source of an unsignaled write that no later completion has proved done",
+		defect: "deregisters the source of an unsignaled write without the completion of a later request",
 		use: func(e *env) {
 			p := rc(e)
 			p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
@@ -73,7 +73,7 @@ var workConsumers = []wrongConsumer{
 		says: "rule in-flight",
 	},
 	{
-		defect: "deregisters a region whose unsignaled invalidation no later completion has proved done",
+		defect: "deregisters a region after an unsignaled invalidation without the completion of a later request",
 		use: func(e *env) {
 			p := rc(e)
 			mr, err := p.pd.AllocMR(1)
@@ -89,7 +89,7 @@ var workConsumers = []wrongConsumer{
 		says: "rule in-flight",
 	},
 	{
-		defect: "deregisters memory when it has brought the queue pair to ERR, and not awaited the flush",
+		defect: "deregisters memory after the transition to ERR and before the flushed completion",
 		use: func(e *env) {
 			p := rc(e)
 			p.recv(1, 1, 0, 64)
@@ -99,7 +99,7 @@ var workConsumers = []wrongConsumer{
 		says: "rule in-flight",
 	},
 	{
-		defect: "changes the translation of a region that a receive names",
+		defect: "changes the translation of a region with a posted receive",
 		use: func(e *env) {
 			p := rc(e)
 			p.recv(1, 1, 0, 64)
@@ -109,7 +109,7 @@ var workConsumers = []wrongConsumer{
 		says: "MR.Rereg while a work request that names the region is outstanding",
 	},
 	{
-		defect: "deregisters memory of which a shared receive queue has receives",
+		defect: "deregisters the memory of receives in a shared receive queue",
 		use: func(e *env) {
 			pd := e.pd()
 			srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
@@ -121,7 +121,7 @@ var workConsumers = []wrongConsumer{
 		says: "outstanding on a SRQ",
 	},
 	{
-		defect: "destroys a queue pair, and polls its flushed receives then",
+		defect: "destroys a queue pair before it polls its flushed receives",
 		use: func(e *env) {
 			p := rc(e)
 			p.recv(1, 1, 0, 64)
@@ -132,7 +132,7 @@ var workConsumers = []wrongConsumer{
 		says: "rule destroy-undrained",
 	},
 	{
-		defect: "destroys a queue pair on a CQ that others use, with completions of it there",
+		defect: "destroys a queue pair with completions left in a shared CQ",
 		use: func(e *env) {
 			pd := e.pd()
 			cq, buf := e.cq(8, nil), e.buffer(pd, 64, allAccess)
@@ -169,7 +169,7 @@ var workConsumers = []wrongConsumer{
 		says: "rule srq-undrained",
 	},
 	{
-		defect: "posts more receives than the CQ has entries for",
+		defect: "posts more receives than the number of CQ entries",
 		use: func(e *env) {
 			p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: e.queueLen / 2})
 			for k := range e.queueLen/2 + 1 {
@@ -179,7 +179,7 @@ var workConsumers = []wrongConsumer{
 		says: "rule cq-too-small",
 	},
 	{
-		defect: "makes a CQ for the signaled work requests alone, which all complete when they fail",
+		defect: "creates a CQ with entries for signaled work requests only, although all failing requests complete",
 		use: func(e *env) {
 			p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4})
 			for k := range 8 { // the peer has no receives
@@ -193,7 +193,7 @@ var workConsumers = []wrongConsumer{
 		says: "rule cq-too-small",
 	},
 	{
-		defect: "adds a queue pair to a CQ that has room for the first",
+		defect: "adds a second queue pair to a CQ with entries for one",
 		use: func(e *env) {
 			pd := e.pd()
 			cq, buf := e.cq(e.queueLen, nil), e.buffer(pd, 64, allAccess)
@@ -220,7 +220,7 @@ var workConsumers = []wrongConsumer{
 		says: "rule unsignaled-only",
 	},
 	{
-		defect: "posts to a shared receive queue that it has destroyed",
+		defect: "posts to a destroyed shared receive queue",
 		use: func(e *env) {
 			srq := e.srq(e.pd(), ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
 			e.destroy(srq)
@@ -229,7 +229,7 @@ var workConsumers = []wrongConsumer{
 		says: "SRQ.PostRecv on a SRQ that was destroyed",
 	},
 	{
-		defect: "redirects an address handle that it has destroyed",
+		defect: "modifies a destroyed address handle",
 		use: func(e *env) {
 			ah := e.ah(e.pd())
 			e.destroy(ah)
@@ -239,7 +239,7 @@ var workConsumers = []wrongConsumer{
 		says: "AH.Modify on a AH that was destroyed",
 	},
 	{
-		defect: "deregisters a region on its error path, and again",
+		defect: "deregisters a region twice on its error path",
 		use: func(e *env) {
 			mr := e.buffer(e.pd(), 64, allAccess).mr
 			e.destroy(mr)
@@ -248,7 +248,7 @@ var workConsumers = []wrongConsumer{
 		says: "MR.Dereg on a MR that was destroyed",
 	},
 	{
-		defect: "posts from a thread that is not told that the connection was destroyed",
+		defect: "posts from a thread after another thread destroyed the connection",
 		use: func(e *env) {
 			p := rc(e)
 			var end atomic.Bool
@@ -270,7 +270,7 @@ var workConsumers = []wrongConsumer{
 // callbackConsumers misuse callbacks or notifications.
 var callbackConsumers = []wrongConsumer{
 	{
-		defect: "does not arm its CQ again on one of its handler's ways out",
+		defect: "does not rearm its CQ on one return path of its handler",
 		use: func(e *env) {
 			var calls atomic.Int32
 			p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
@@ -289,7 +289,7 @@ var callbackConsumers = []wrongConsumer{
 		says: "rule not-rearmed",
 	},
 	{
-		defect: "polls one completion in each call of its handler, and arms its CQ when there is none",
+		defect: "polls one completion per handler call, and arms its CQ only if there is none",
 		use: func(e *env) {
 			p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
 				if n, _ := cq.Poll(make([]ib.WC, 1)); n == 0 {
@@ -306,7 +306,7 @@ var callbackConsumers = []wrongConsumer{
 		says: "polled one batch and returned without ReqNotify",
 	},
 	{
-		defect: "arms its CQ, polls one batch, and leaves the rest to the next call",
+		defect: "arms its CQ, polls one batch, and leaves the other completions to the next call",
 		use: func(e *env) {
 			var calls atomic.Int32
 			p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
@@ -327,7 +327,7 @@ var callbackConsumers = []wrongConsumer{
 		says: "of which 4 have not been polled",
 	},
 	{
-		defect: "arms its CQ when it has polled it empty, and not before",
+		defect: "arms its CQ after polling, and does not poll again",
 		use: func(e *env) {
 			inHandler(e, func(p *pair, cq *ib.CQ) {
 				wc := make([]ib.WC, 4)
@@ -341,7 +341,7 @@ var callbackConsumers = []wrongConsumer{
 		says: "rule arm-without-poll",
 	},
 	{
-		defect: "is told of missed completions, and waits for the handler all the same",
+		defect: "ignores the report of missed completions, and waits for the handler",
 		use: func(e *env) {
 			p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {}}})
 			p.recv(1, 1, 0, 8)
@@ -357,7 +357,7 @@ var callbackConsumers = []wrongConsumer{
 		says: "rule arm-without-poll",
 	},
 	{
-		defect: "takes a lock in a handler that another thread holds while it sleeps",
+		defect: "takes a lock in a handler that a sleeping thread holds",
 		use: func(e *env) {
 			var mu sync.Mutex
 			var begun atomic.Bool
@@ -379,10 +379,10 @@ var callbackConsumers = []wrongConsumer{
 	asks("resizes the CQ in its handler", func(_ *env, _ *pair, cq *ib.CQ) { cq.Resize(256) }, "rule sleep-in-callback"),
 	asks("queries a queue pair in a handler", func(_ *env, p *pair, _ *ib.CQ) { p.qps[0].Query(ib.QPAttrState) },
 		"QP.Query, which may sleep, called in the completion handler"),
-	asks("frees memory in a handler that the message is done with", func(e *env, p *pair, _ *ib.CQ) {
+	asks("deregisters the memory of a completed message in a handler", func(e *env, p *pair, _ *ib.CQ) {
 		p.buf[0].mr.Dereg()
 	}, "MR.Dereg, which may sleep, called in the completion handler"),
-	asks("begins to listen for events in a handler", func(e *env, _ *pair, _ *ib.CQ) {
+	asks("registers a function for events in a handler", func(e *env, _ *pair, _ *ib.CQ) {
 		go e.dev.OnEvent(func(ib.Event) {})()
 	}, "Device.OnEvent, which may sleep, called in the completion handler"),
 	asks("reads from a pipe in a handler", func(e *env, _ *pair, _ *ib.CQ) {
@@ -399,12 +399,12 @@ var callbackConsumers = []wrongConsumer{
 		}
 		wg.Wait()
 	}, "rule sleep-in-callback"),
-	asks("computes in a handler without end", func(e *env, _ *pair, _ *ib.CQ) {
+	asks("runs an endless computation in a handler", func(e *env, _ *pair, _ *ib.CQ) {
 		for end := time.Now().Add(e.cfg.timeout); !e.Failed() && time.Now().Before(end); {
 		}
 	}, "the completion handler has run for"),
 	{
-		defect: "has a test's check in a handler, which ends the goroutine",
+		defect: "calls a fatal check of a test in a handler, which ends the goroutine",
 		use: func(e *env) {
 			p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { runtime.Goexit() }}})
 			second(p.cqs[1].ReqNotify(ib.NotifyNextComp))
@@ -415,7 +415,7 @@ var callbackConsumers = []wrongConsumer{
 		says: "rule callback-returns",
 	},
 	{
-		defect: "waits in a queue pair's event function for the flush that follows",
+		defect: "waits in a queue pair's event function for the later flush",
 		use: func(e *env) {
 			var done atomic.Bool
 			flushed := make(chan int)
@@ -445,7 +445,7 @@ var callbackConsumers = []wrongConsumer{
 		says: "rule wait-for-self",
 	},
 	{
-		defect: "ends its function for events in that function",
+		defect: "unregisters its function for events in that function",
 		use: func(e *env) {
 			var stop func()
 			var done atomic.Bool
@@ -459,7 +459,7 @@ var callbackConsumers = []wrongConsumer{
 		says: "rule wait-for-self",
 	},
 	{
-		defect: "returns on its error path without running the callbacks that it holds",
+		defect: "returns on its error path without running its held callbacks",
 		use: func(e *env) {
 			var wg sync.WaitGroup
 			wg.Go(e.handle.HoldCallbacks)
@@ -473,7 +473,7 @@ var callbackConsumers = []wrongConsumer{
 // lifeConsumers misuse the life cycle of objects, devices and clients.
 var lifeConsumers = []wrongConsumer{
 	{
-		defect: "leaves its function for events registered when it has been removed",
+		defect: "leaves its function for events registered after Remove",
 		use: func(e *env) {
 			withClient(e, func(d *ib.Device) (any, error) {
 				d.OnEvent(func(ib.Event) {})
@@ -484,7 +484,7 @@ var lifeConsumers = []wrongConsumer{
 		asleep: true, says: "objects left when Remove of client wrong returned: event function",
 	},
 	{
-		defect: "makes an address handle for each answer, and forgets it when it cannot be sent",
+		defect: "leaks the address handle of each answer that it cannot send",
 		use: func(e *env) {
 			withClient(e, func(d *ib.Device) (any, error) {
 				e.findGID()
@@ -500,7 +500,7 @@ var lifeConsumers = []wrongConsumer{
 		asleep: true, says: "objects left when Remove of client wrong returned: PD, AH",
 	},
 	{
-		defect: "waits in Remove for a user who does not let go",
+		defect: "waits in Remove for a user that keeps its reference",
 		use: func(e *env) {
 			gone := make(chan int)
 			var once sync.Once
@@ -511,7 +511,7 @@ var lifeConsumers = []wrongConsumer{
 		asleep: true, says: "rule client-returns",
 	},
 	{
-		defect: "holds a lock when it unregisters that its Remove takes",
+		defect: "holds a lock of its Remove while it unregisters",
 		use: func(e *env) {
 			var mu sync.Mutex
 			var once sync.Once
@@ -528,7 +528,7 @@ var lifeConsumers = []wrongConsumer{
 		asleep: true, says: "rule lock-across-register",
 	},
 	{
-		defect: "goes on with work that its Add has begun, on a device that stays when the client goes",
+		defect: "continues work of its Add after its unregistration, on a device that remains",
 		use: func(e *env) {
 			removed, done := make(chan int), make(chan int)
 			cl := withClient(e, func(d *ib.Device) (any, error) {
@@ -546,7 +546,7 @@ var lifeConsumers = []wrongConsumer{
 		asleep: true, says: "Device.QueryPort called when Remove of client wrong had returned",
 	},
 	{
-		defect: "polls a CQ that its Remove has forgotten, while another client uses the device",
+		defect: "polls a CQ left over by its Remove, while another client uses the device",
 		use: func(e *env) {
 			var cq *ib.CQ
 			cl := withClient(e, func(d *ib.Device) (_ any, err error) {

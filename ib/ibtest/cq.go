@@ -158,7 +158,7 @@ func testResizeKeepsArmed(e *env) {
 		e.must("resize", p.cqs[1].Resize((4+i)*e.queueLen))
 		e.settle()
 		if n := calls.Load(); int(n) != i {
-			e.Fatalf("Resize of an armed queue without completions: %d calls of the handler, want none", int(n)-i)
+			e.Fatalf("Resize of an armed queue without completions: got %d handler calls, want 0", int(n)-i)
 		}
 		p.recv(1, uint64(i), 0, 8)
 		p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendSolicited, SGList: p.buf[0].sgl(0, 8)})

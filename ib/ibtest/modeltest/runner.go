@@ -459,9 +459,9 @@ func (x *runner) compareCallbacks() *difference {
 		o := x.objs[id]
 		switch {
 		case o.calls > c.Calls:
-			return now("cq%d: got %d calls of the handler, want %d", id, o.calls, c.Calls)
+			return now("cq%d: got %d handler calls, want %d", id, o.calls, c.Calls)
 		case o.calls < c.Calls:
-			return late("cq%d: got %d calls of the handler, want %d", id, o.calls, c.Calls)
+			return late("cq%d: got %d handler calls, want %d", id, o.calls, c.Calls)
 		}
 	}
 	events := func(name string, id model.ID, want []ib.EventType) *difference {
