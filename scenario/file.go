@@ -257,7 +257,7 @@ func (f *File) expand(dir string) error {
 // check fills in defaults and rejects invalid values.
 func (f *File) check() error {
 	if f.Name == "" {
-		return errors.New("name is missing")
+		return errors.New(`missing key "name"`)
 	}
 	if f.Seed == 0 {
 		f.Seed = 1
@@ -297,7 +297,7 @@ func (f *File) check() error {
 		}
 		c.programs[p.Name] = true
 		if len(p.Run) == 0 || p.Run[0] == "" {
-			return fmt.Errorf("program %s: run is missing: a list of the program and its arguments", p.Name)
+			return fmt.Errorf("program %s: missing key \"run\": a list of the program and its arguments", p.Name)
 		}
 	}
 	for i := range f.Actions {
@@ -405,7 +405,7 @@ func (c *checker) moment(m *Moment, action, program string) error {
 	case m.Done != "" && m.Done == action, m.Exit != "" && m.Exit == program, m.Started != "" && m.Started == program:
 		return errors.New("it waits for itself")
 	case m.Counter != "" && m.Reaches == 0:
-		return errors.New("counter: reaches is missing")
+		return errors.New(`counter: missing key "reaches"`)
 	case m.counted() && m.Wait != 0:
 		return errors.New("wait: a counted moment cannot be followed by a time")
 	}
@@ -644,7 +644,7 @@ func (c *checker) counter(x *Counter) error {
 		}
 		return nil
 	case x.Counter == "":
-		return errors.New("counter is missing")
+		return errors.New(`missing key "counter"`)
 	}
 	return c.device(x.Dev)
 }
