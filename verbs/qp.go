@@ -280,7 +280,7 @@ func (q *QP) push(wr *SendWR) error {
 	}
 	// The device would reject it too, but only when it is in the queue already, and would be sent later.
 	if q.now < RTS {
-		return q.refused(fmt.Errorf("it is in state %v, and cannot send: %w", q.now, errInvalid))
+		return q.refused(fmt.Errorf("cannot send in state %v: %w", q.now, errInvalid))
 	}
 	w := &q.wr
 	*w = provider.SendWR{
@@ -341,7 +341,7 @@ func (q *QP) PostRecv(wr *RecvWR) error {
 		return ErrClosed
 	}
 	if q.now == Reset { // the device would drop it without a completion
-		return q.refused(fmt.Errorf("it is in state %v, and cannot receive: %w", q.now, errInvalid))
+		return q.refused(fmt.Errorf("cannot receive in state %v: %w", q.now, errInvalid))
 	}
 	q.in = provider.RecvWR{ID: wr.ID, SGE: gather(&q.sges[1], wr.Local, wr.List)}
 	if err := q.q.Recv(&q.in); err != nil {

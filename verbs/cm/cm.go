@@ -189,7 +189,18 @@ func errorOf(e cmid.Event) error {
 	case e.Status < 0:
 		return fmt.Errorf("verbs/cm: %w", syscall.Errno(-e.Status))
 	}
-	return fmt.Errorf("verbs/cm: event %d with status %d: %w", e.Type, e.Status, syscall.EHOSTUNREACH)
+	operation, event := "connect", fmt.Sprint(uint32(e.Type))
+	switch e.Type {
+	case cmid.AddrError:
+		operation, event = "resolve address", "address error"
+	case cmid.RouteError:
+		operation, event = "resolve route", "route error"
+	case cmid.ConnectError:
+		event = "connect error"
+	case cmid.Unreachable:
+		event = "unreachable"
+	}
+	return fmt.Errorf("verbs/cm: %s: event %s with status %d: %w", operation, event, e.Status, syscall.EHOSTUNREACH)
 }
 
 func (c *Conn) nowUp() {
