@@ -196,7 +196,7 @@ func (qp *QP) drainShared(ctx context.Context) error {
 	return err
 }
 
-var errFailed = fmt.Errorf("the completion queue has failed, remaining functions are not called: %w", syscall.EIO)
+var errFailed = fmt.Errorf("completion queue failed, remaining completion functions skipped: %w", syscall.EIO)
 
 // directPause is the interval at which a Direct queue is processed while it is drained.
 const directPause = 50 * time.Microsecond
