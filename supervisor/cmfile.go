@@ -505,7 +505,7 @@ func (d *deferred) await() {
 	left := d.f.waits.left
 	for {
 		ready := make(chan struct{})
-		w := d.f.cm.Wait(func() { close(ready) })
+		w := d.f.cm.AddWaiter(func() { close(ready) })
 		if w == nil {
 			if d.try() {
 				return

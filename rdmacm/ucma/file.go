@@ -368,9 +368,9 @@ type Waiter struct {
 	wake func()
 }
 
-// Wait makes wake be called once, when there is an event or the file is closed. It returns nil if that is the case
-// already. wake must not sleep.
-func (f *File) Wait(wake func()) *Waiter {
+// AddWaiter registers wake for one call, at the next event or the end of the file. It returns nil if the file has an
+// event or is closed. wake must not sleep.
+func (f *File) AddWaiter(wake func()) *Waiter {
 	f.srv.mu.Lock()
 	defer f.srv.mu.Unlock()
 	if len(f.events) > 0 || f.closed {

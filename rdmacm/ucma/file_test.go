@@ -473,8 +473,8 @@ func TestWait(t *testing.T) {
 	inWorld(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
 		f := a.files[0]
 		woken := 0
-		w := f.Wait(func() { woken++ })
-		v := f.Wait(func() { woken += 10 })
+		w := f.AddWaiter(func() { woken++ })
+		v := f.AddWaiter(func() { woken += 10 })
 		if !f.Cancel(v) || f.Cancel(v) {
 			t.Error("a wait is cancelled twice, or not at all")
 		}
@@ -482,7 +482,7 @@ func TestWait(t *testing.T) {
 		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet,
 			DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))}, 0))
 		synctest.Wait()
-		if woken != 1 || f.Cancel(w) || f.Wait(func() {}) != nil {
+		if woken != 1 || f.Cancel(w) || f.AddWaiter(func() {}) != nil {
 			t.Errorf("woken %d", woken)
 		}
 		taken, err := f.take()
@@ -506,7 +506,7 @@ func TestWait(t *testing.T) {
 		if n := a.destroy(id); n != 2 {
 			t.Errorf("%d events", n)
 		}
-		w = f.Wait(func() { woken += 100 })
+		w = f.AddWaiter(func() { woken += 100 })
 		f.Close()
 		if woken != 101 || w == nil {
 			t.Errorf("woken %d at the end", woken)
