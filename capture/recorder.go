@@ -58,7 +58,7 @@ type Recorder struct {
 	once     sync.Once
 
 	mu         sync.Mutex
-	taken      uint64 // number of accepted packets, up to Count
+	accepted   uint64 // number of accepted packets, up to Count
 	interfaces []*tap
 	filled     batch
 
@@ -140,7 +140,7 @@ func (t *tap) Packet(p *link.Tapped) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.opts.Count != 0 && r.taken == r.opts.Count {
+	if r.opts.Count != 0 && r.accepted == r.opts.Count {
 		return
 	}
 	t.seen.Add(1)
@@ -154,8 +154,8 @@ func (t *tap) Packet(p *link.Tapped) {
 	b.bytes = append(b.bytes, p.Data...)
 	b.records = append(b.records, record{Tapped: *p, from: from, to: len(b.bytes), tap: t})
 	b.records[len(b.records)-1].Data = nil
-	r.taken++
-	if size > r.opts.Buffer/2 || r.taken == r.opts.Count {
+	r.accepted++
+	if size > r.opts.Buffer/2 || r.accepted == r.opts.Count {
 		select {
 		case r.full <- struct{}{}:
 		default:
@@ -196,7 +196,7 @@ func (r *Recorder) flush(all bool) (enough bool) {
 	b := r.filled
 	r.filled, r.spare = batch{r.spare.records[:0], r.spare.bytes[:0]}, batch{}
 	interfaces := r.interfaces
-	enough = r.opts.Count != 0 && r.taken == r.opts.Count
+	enough = r.opts.Count != 0 && r.accepted == r.opts.Count
 	r.mu.Unlock()
 
 	for ; r.known < len(interfaces); r.known++ {

@@ -266,7 +266,7 @@ func held(s *service.Service) (list string) {
 // TestAbandoned checks that clients that disconnect at any point leave no resources behind. Clients that never read
 // their replies must be disconnected without an effect on others.
 func TestAbandoned(t *testing.T) {
-	b := besiege(t)
+	b := startTarget(t)
 	s, err := verbsservice.At(b.loc.Socket)
 	must(t, err)
 	before, files := held(b.srv), openFiles()
@@ -340,7 +340,7 @@ func openFiles() (n int) {
 // TestStopAtAnyPoint stops the service, and resets and removes the device, while clients open, use and close devices.
 func TestStopAtAnyPoint(t *testing.T) {
 	for round := range 6 {
-		b := besiege(t)
+		b := startTarget(t)
 		s, err := verbsservice.At(b.loc.Socket)
 		must(t, err)
 		var clients sync.WaitGroup

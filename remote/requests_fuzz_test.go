@@ -34,18 +34,18 @@ func (p *panics) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// besieged is a service under attack by hostile clients.
-type besieged struct {
+// target is a service under attack by hostile clients.
+type target struct {
 	srv    *service.Service
 	loc    ctl.Location
 	panics panics
 }
 
-// besiege starts a service at the first free address of a range. Fuzzing needs several addresses, because it uses
+// startTarget starts a service at the first free address of a range. Fuzzing needs several addresses, because it uses
 // several processes.
-func besiege(t testing.TB) *besieged {
+func startTarget(t testing.TB) *target {
 	t.Helper()
-	b := &besieged{loc: ctl.Location{Socket: filepath.Join(t.TempDir(), "socket")}}
+	b := &target{loc: ctl.Location{Socket: filepath.Join(t.TempDir(), "socket")}}
 	limits := service.DefaultLimits(true)
 	var err error
 	for host := 10; b.srv == nil && host < 20; host++ {
@@ -61,9 +61,9 @@ func besiege(t testing.TB) *besieged {
 // window is the address of a client's command buffer. No mapping of this process is near it.
 const window, windowSize = 0x4000_0000_0000, 64 << 10
 
-// siege sends requests from random bytes: commands in shared memory that is changed concurrently, invalid requests, and
-// changes of the shared files. The service must reply or close the connection.
-func siege(t testing.TB, b *besieged, device string, seed uint64, steps int) {
+// sendRandomRequests sends requests from random bytes: commands in shared memory that is changed concurrently, invalid
+// requests, and changes of the shared files. The service must reply or close the connection.
+func sendRandomRequests(t testing.TB, b *target, device string, seed uint64, steps int) {
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	a := attack(t, b.loc, device)
 	defer a.close()
@@ -147,10 +147,10 @@ func siege(t testing.TB, b *besieged, device string, seed uint64, steps int) {
 
 // TestSieges runs several random sieges. FuzzRequests runs more of them.
 func TestSieges(t *testing.T) {
-	b := besiege(t)
+	b := startTarget(t)
 	before := held(b.srv)
 	for seed := range uint64(60) {
-		siege(t, b, []string{"rxe0", "rxe0", devfile.ConnectionManager}[seed%3], seed, 100)
+		sendRandomRequests(t, b, []string{"rxe0", "rxe0", devfile.ConnectionManager}[seed%3], seed, 100)
 	}
 	testutil.Eventually(t, "the charges to be released", func() bool { return held(b.srv) == before })
 	if n := b.panics.n.Load(); n > 0 {
@@ -159,14 +159,14 @@ func TestSieges(t *testing.T) {
 }
 
 func FuzzRequests(f *testing.F) {
-	b := besiege(f)
+	b := startTarget(f)
 	f.Add(uint64(1), false)
 	f.Fuzz(func(t *testing.T, seed uint64, cm bool) {
 		device := "rxe0"
 		if cm {
 			device = devfile.ConnectionManager
 		}
-		siege(t, b, device, seed, 300)
+		sendRandomRequests(t, b, device, seed, 300)
 		if n := b.panics.n.Load(); n > 0 {
 			t.Fatalf("%d panics", n)
 		}

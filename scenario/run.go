@@ -80,8 +80,8 @@ const (
 	leftGrace = 5 * time.Second
 )
 
-// happening is an event for the loop of a run.
-type happening struct {
+// runEvent is an event for the loop of a run.
+type runEvent struct {
 	program int // for line and exit
 	line    *string
 	exit    *Exit
@@ -97,7 +97,7 @@ type run struct {
 	f     *File
 	res   *Result
 	began time.Time // start time of the programs
-	news  chan happening
+	news  chan runEvent
 
 	programs []programRun
 	actions  []actionRun
@@ -162,7 +162,7 @@ const (
 // Run runs a scenario. An error means that the run could not be completed; the Result then holds the events until the
 // error. Run may sleep for the time limit of the file and a few seconds more.
 func (r *Runner) Run(ctx context.Context, f *File) (*Result, error) {
-	x := &run{Runner: r, f: f, news: make(chan happening), began: time.Now(), thin: int(sampleEvery / lookEvery),
+	x := &run{Runner: r, f: f, news: make(chan runEvent), began: time.Now(), thin: int(sampleEvery / lookEvery),
 		programs: make([]programRun, len(f.Programs)), actions: make([]actionRun, len(f.Actions)),
 		counters: map[string]map[string]uint64{}}
 	x.res = newResult(f, x.began)
@@ -291,7 +291,7 @@ wait:
 }
 
 // took handles an event.
-func (x *run) took(h happening) {
+func (x *run) took(h runEvent) {
 	at := time.Since(x.began)
 	switch {
 	case h.line != nil:
@@ -406,7 +406,7 @@ func (x *run) start(i int) {
 	x.mark(Mark{At: res.Start, Kind: MarkStart, Subject: res.Name, Text: strings.Join(x.f.Programs[i].Run, " ")})
 	proc, err := x.Starter.Start(&x.f.Programs[i], func(text string) {
 		text = strings.ToValidUTF8(text[:min(len(text), maxLine)], "\ufffd")
-		x.news <- happening{program: i, line: &text}
+		x.news <- runEvent{program: i, line: &text}
 	})
 	if err != nil {
 		p.state = over
@@ -419,7 +419,7 @@ func (x *run) start(i int) {
 	x.running++
 	go func() {
 		e := proc.Wait()
-		x.news <- happening{program: i, exit: &e}
+		x.news <- runEvent{program: i, exit: &e}
 	}()
 	x.seen(func(m *Moment) bool { return m.Started == res.Name })
 }
@@ -460,7 +460,7 @@ func (x *run) begin(i int) {
 			if err == nil {
 				err = proc.Signal(signalNumber(s.Signal))
 			}
-			x.news <- happening{action: i, done: true, err: err}
+			x.news <- runEvent{action: i, done: true, err: err}
 		}()
 		return
 	}
@@ -476,7 +476,7 @@ func (x *run) begin(i int) {
 				id = answer.ID
 			}
 		}
-		x.news <- happening{action: i, done: true, err: err, id: id}
+		x.news <- runEvent{action: i, done: true, err: err, id: id}
 	}()
 }
 

@@ -107,7 +107,8 @@ type outage struct {
 	end *time.Timer // nil: no outage, or one without an end
 }
 
-// begin disconnects the hardware for d; 0: until over. The timer of an earlier outage does not end this one.
+// begin disconnects the hardware for d. If d is 0, the outage lasts until a call of finish. The timer of an earlier
+// outage does not end this one.
 func (o *outage) begin(hw driver.Hardware, d time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -118,8 +119,8 @@ func (o *outage) begin(hw driver.Hardware, d time.Duration) {
 	}
 }
 
-// over reconnects the hardware.
-func (o *outage) over(hw driver.Hardware) {
+// finish reconnects the hardware.
+func (o *outage) finish(hw driver.Hardware) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.stopLocked()
@@ -163,7 +164,7 @@ func (s *Service) DevPlug(name string) error {
 		return fmt.Errorf("dev plug %s: it is plugged in already: %w", name, syscall.EBUSY)
 	}
 	before := l.slot.Status()
-	l.outage.over(l.hw)
+	l.outage.finish(l.hw)
 	if before.State == slot.Empty {
 		return l.slot.Plug()
 	}

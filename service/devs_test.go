@@ -82,7 +82,7 @@ func TestOutageEndsOnce(t *testing.T) {
 	hw := s.links[0].hw
 	const short = 50 * time.Millisecond
 	s.links[0].outage.begin(hw, short)
-	s.links[0].outage.over(hw)
+	s.links[0].outage.finish(hw)
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpDevReset,
 		Reset: &ctl.DevReset{Name: "rxe0", Unreachable: true}}); err != nil {
 		t.Fatal(err)

@@ -100,7 +100,7 @@ func removeIfUnheldIn(root *os.Root, name string) {
 	if !runDirNames.MatchString(name) || !strings.HasPrefix(name, runDirPrefix(os.Geteuid())) {
 		return
 	}
-	dir, err := openBelow(nil, filepath.Join(shmRoot, name), os.Geteuid())
+	dir, err := openUserDir(nil, filepath.Join(shmRoot, name), os.Geteuid())
 	if err != nil {
 		return
 	}
@@ -149,8 +149,8 @@ func sessionName(name string, uid int) (string, error) {
 	return name, nil
 }
 
-// openBelow opens a directory of a user without following a symbolic link. at is nil for a path.
-func openBelow(at *os.File, name string, uid int) (*os.File, error) {
+// openUserDir opens a directory of a user without following a symbolic link. at is nil for a path.
+func openUserDir(at *os.File, name string, uid int) (*os.File, error) {
 	fd := unix.AT_FDCWD
 	if at != nil {
 		fd = int(at.Fd())

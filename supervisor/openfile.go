@@ -83,7 +83,7 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 		return fail(err)
 	}
 	f.memory.LeavePages()
-	if p.rings {
+	if p.nativeDoorbells {
 		description, err = f.openBell()
 	} else {
 		description, err = f.memory.OpenForProgram(how)
@@ -224,8 +224,8 @@ func (f *openFile) lookAgain() {
 	}
 }
 
-// endQueues ends a file with queues.
-func (f *openFile) endQueues() {
+// endQueueFile ends a file with queues.
+func (f *openFile) endQueueFile() {
 	f.stopBell()
 	f.file.Close()
 	f.closeBell()
@@ -244,7 +244,7 @@ func (f *openFile) end() {
 	if f.cm != nil {
 		f.endCM()
 	} else {
-		f.endQueues()
+		f.endQueueFile()
 	}
 	// Until here the session waits for the file.
 	s.mu.Lock()

@@ -365,7 +365,7 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 		return fails(err)
 	}
 	o := &opener{process: p, session: t, id: id, user: p.user}
-	o.rings = !n.cm && w.wantsBell(th, space, flags)
+	o.nativeDoorbells = !n.cm && w.wantsBell(th, space, flags)
 	how := int(flags & unix.O_ACCMODE)
 	if how == unix.O_ACCMODE { // neither reading nor writing: for ioctl(2) only
 		how = unix.O_RDONLY

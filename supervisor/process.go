@@ -150,10 +150,10 @@ func isOverflow(uid int) bool { return uid == overflowUID() }
 // opener is a process that opens a device file. (uverbs.Process)
 type opener struct {
 	*process
-	session *Session
-	id      *identity
-	user    *quota.User
-	rings   bool // with native doorbells
+	session         *Session
+	id              *identity
+	user            *quota.User
+	nativeDoorbells bool
 }
 
 func (o *opener) PID() int               { return o.id.pid }

@@ -77,8 +77,8 @@ type Session struct {
 	mu        sync.Mutex
 	processes map[int]*process // by process ID
 
-	warned atomic.Bool
-	limits sync.Map // the errnos already logged
+	warned       atomic.Bool
+	loggedErrnos sync.Map
 
 	faults [ib.NumLibraryFaults]atomic.Int32 // states of the notices about faults of the library
 }
@@ -305,7 +305,7 @@ func (t *Session) warnOfLimit(err error) {
 	case e != unix.ENOMEM && e != unix.EMFILE && e != unix.ENFILE, errors.As(err, &refusal):
 		return
 	}
-	if _, said := t.limits.LoadOrStore(e, true); !said {
+	if _, said := t.loggedErrnos.LoadOrStore(e, true); !said {
 		t.log.Warn("a limit is reached", "args", t.info.Args, "err", err)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"verbena/rdmacm"
 )
 
-// session is the target's side of a connection. Its first message is a login. A request uses a place, identified by its
+// session is the target's side of a connection. Its first message is a login. A request uses a slot, identified by its
 // tag, from its arrival to its response:
 //
 //	free -> fetching (RDMA READ, of a write) -> storing (a worker) -> free, response posted
@@ -27,7 +27,7 @@ type session struct {
 	conn   *rdmacm.Conn  // nil: open has failed
 	ctl    *memory       // depth+1 requests received, then depth responses to send
 	data   *memory       // maxIO bytes for each tag
-	places []place
+	slots  []requestSlot
 
 	hello chan []byte            // receives the login
 	store atomic.Pointer[export] // nil: before login
@@ -43,8 +43,8 @@ type session struct {
 	lost chan struct{} // closed when why is set
 }
 
-// place is the state of a request. It is owned by the completion handler, or by the worker that has its tag.
-type place struct {
+// requestSlot is the state of a request. It is owned by the completion handler, or by the worker that has its tag.
+type requestSlot struct {
 	busy atomic.Bool
 	req  request
 }
@@ -59,7 +59,7 @@ const (
 
 func newSession(dev *ib.Device, depth, maxIO int) *session {
 	return &session{
-		dev: dev, depth: depth, maxIO: maxIO, opened: make(chan struct{}), places: make([]place, depth),
+		dev: dev, depth: depth, maxIO: maxIO, opened: make(chan struct{}), slots: make([]requestSlot, depth),
 		hello: make(chan []byte, 1),
 		work:  make(chan uint16, depth), over: make(chan struct{}), lost: make(chan struct{}),
 	}
@@ -74,7 +74,7 @@ func (s *session) open(r *rdmacm.Request, workers int) (err error) {
 	if s.data, err = newMemory(s.depth*s.maxIO, ib.AccessLocalWrite); err != nil {
 		return err
 	}
-	// A place may be reused once its response is posted, before that has completed: twice the entries.
+	// A slot may be reused once its response is posted, before that has completed: twice the entries.
 	if s.ep, err = newEndpoint(s.dev, 4*s.depth, s.depth+1, s.handle, func(e ib.EventType) { s.lose(fmt.Errorf("%v", e)) },
 		s.ctl, s.data); err != nil {
 		return err
@@ -181,7 +181,7 @@ func (s *session) receive(slot int) error {
 	}}})
 }
 
-// piece returns the place's part of the data memory.
+// piece returns the slot's part of the data memory.
 func (s *session) piece(tag uint16, n uint32) []byte { return s.data.bytes[int(tag)*s.maxIO:][:n] }
 
 func (s *session) pieceSGL(tag uint16, n uint32) []ib.SGE {
@@ -218,7 +218,7 @@ func (s *session) arrived(slot int, n uint32) error {
 	if store == nil {
 		return errors.New("a request before the welcome")
 	}
-	p := &s.places[r.tag]
+	p := &s.slots[r.tag]
 	if p.busy.Swap(true) {
 		return fmt.Errorf("tag %d is used twice", r.tag)
 	}
@@ -245,7 +245,7 @@ func (s *session) serve() {
 		if s.ending.Load() {
 			continue
 		}
-		store, p := s.store.Load(), &s.places[tag]
+		store, p := s.store.Load(), &s.slots[tag]
 		r := p.req
 		var err error
 		switch data := s.piece(tag, r.length); r.op {
@@ -270,12 +270,12 @@ func (s *session) serve() {
 	}
 }
 
-// respond frees the place, and sends the response to the initiator. The data have arrived before, because a queue pair
-// keeps the order.
+// respond frees the request slot, and sends the response to the initiator. The data have arrived before, because a
+// queue pair keeps the order.
 func (s *session) respond(tag uint16, st status) error {
 	off := (s.depth+1)*requestLen + int(tag)*responseLen
 	response{tag, st}.put(s.ctl.bytes[off:])
-	s.places[tag].busy.Store(false)
+	s.slots[tag].busy.Store(false)
 	return s.ep.send(ib.SendWR{
 		ID: ofReply, Opcode: ib.WRSend, Flags: ib.SendSignaled,
 		SGList: []ib.SGE{{Addr: s.ctl.addr + uint64(off), Length: responseLen, LKey: s.ep.mrs[0].LKey()}},

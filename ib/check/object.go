@@ -169,9 +169,9 @@ func (o *object) due() bool { return o.calls.Load() > o.handlerAt.Load() }
 func (o *object) Note(e observe.Event, _ any) error {
 	switch e {
 	case observe.Born:
-		o.born()
+		o.addLive()
 	case observe.Died:
-		o.died()
+		o.removeLive()
 	case observe.Abandoned:
 		o.abandon()
 	case observe.Raised:
@@ -202,7 +202,7 @@ func (o *object) checkUse(what, format string) error {
 	return syscall.EINVAL
 }
 
-func (o *object) born() {
+func (o *object) addLive() {
 	o.k.mu.Lock()
 	defer o.k.mu.Unlock()
 	o.k.made++
@@ -210,7 +210,7 @@ func (o *object) born() {
 	o.k.live[o] = struct{}{}
 }
 
-func (o *object) died() {
+func (o *object) removeLive() {
 	at := callers()
 	if called := o.ends.Load(); called != nil {
 		at = *called // the destruction may run on another goroutine

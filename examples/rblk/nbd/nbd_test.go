@@ -132,11 +132,11 @@ func (c *client) answer(handle uint64, errno syscall.Errno, data []byte) {
 	c.expect(u32(magicAnswer), u32(uint32(errno)), u64(handle), data)
 }
 
-// ended checks that the server has closed the connection.
-func (c *client) ended() {
+// expectClosed checks that the server has closed the connection.
+func (c *client) expectClosed() {
 	c.t.Helper()
 	if n, err := c.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
-		c.t.Fatalf("the server goes on: %d, %v", n, err)
+		c.t.Fatalf("read after the end: got %d bytes and %v, want 0 and EOF", n, err)
 	}
 }
 
@@ -183,14 +183,14 @@ func TestNegotiation(t *testing.T) {
 		c := dial(t, two)
 		c.greet(3)
 		c.option(optExportName, []byte("c"))
-		c.ended()
+		c.expectClosed()
 	})
 	t.Run("ABORT", func(t *testing.T) {
 		c := dial(t, two)
 		c.greet(3)
 		c.option(optAbort, nil)
 		c.reply(optAbort, repAck, nil)
-		c.ended()
+		c.expectClosed()
 	})
 	t.Run("an option that is not known", func(t *testing.T) {
 		c := dial(t, two)
@@ -202,10 +202,15 @@ func TestNegotiation(t *testing.T) {
 		c := dial(t, two)
 		c.greet(3)
 		c.send([]byte("IHAVEOPT"), u32(optGo), u32(maxOption+1))
-		c.ended()
+		c.expectClosed()
 	})
-	t.Run("client flags that are not known", func(t *testing.T) { c := dial(t, two); c.greet(4); c.ended() })
-	t.Run("no option at all", func(t *testing.T) { c := dial(t, two); c.greet(3); c.send(make([]byte, 16)); c.ended() })
+	t.Run("client flags that are not known", func(t *testing.T) { c := dial(t, two); c.greet(4); c.expectClosed() })
+	t.Run("no option at all", func(t *testing.T) {
+		c := dial(t, two)
+		c.greet(3)
+		c.send(make([]byte, 16))
+		c.expectClosed()
+	})
 }
 
 func TestTransmission(t *testing.T) {
@@ -259,7 +264,7 @@ func TestTransmission(t *testing.T) {
 	c.request(0, cmdFlush, 7, 0, 0, nil)
 	c.answer(7, syscall.EIO, nil)
 	c.request(0, cmdDisc, 8, 0, 0, nil)
-	c.ended()
+	c.expectClosed()
 }
 
 // TestOutOfStep checks that a violation of the protocol ends the connection with a reason.
@@ -308,7 +313,7 @@ func TestServe(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	c.ended()
+	c.expectClosed()
 }
 
 // large is a disk that counts reads.
@@ -379,7 +384,7 @@ func TestHandshakeTimeout(t *testing.T) {
 		silent.SetDeadline(time.Time{})
 		silent.greet(3)
 		testutil.Advance(time.Hour)
-		silent.ended()
+		silent.expectClosed()
 		c.request(0, cmdFlush, 1, 0, 0, nil)
 		c.answer(1, 0, nil)
 	})
@@ -413,7 +418,7 @@ func TestTooManyConnections(t *testing.T) {
 	for range maxConns - 1 {
 		connect().greet(3)
 	}
-	connect().ended()
+	connect().expectClosed()
 	first.Close()
 	for again := true; again; {
 		c := connect()

@@ -137,7 +137,7 @@ func (m *Model) partly(q *QP, s *Send, l *locals) {
 	data := m.load(l.spans, l.reach)
 	switch s.Op {
 	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
-		if to, ok := m.remote(p, s.RKey, s.RemoteAddr, l.n, ib.AccessRemoteWrite); ok && m.admits(p, s.Op) {
+		if to, ok := m.checkRemoteAccess(p, s.RKey, s.RemoteAddr, l.n, ib.AccessRemoteWrite); ok && m.admits(p, s.Op) {
 			m.checkOverlap(to, l.spans)
 			m.smear(to, 0, data)
 			return
@@ -283,7 +283,7 @@ func (m *Model) write(q, p *QP, s *Send, src *source) (status []ib.WCStatus, wai
 	if !m.admits(p, s.Op) || s.Op == ib.WRAtomicWrite && s.RemoteAddr%8 != 0 {
 		return m.refuse(q, p, ib.WCRemInvReqErr), false
 	}
-	to, ok := m.remote(p, s.RKey, s.RemoteAddr, n, ib.AccessRemoteWrite)
+	to, ok := m.checkRemoteAccess(p, s.RKey, s.RemoteAddr, n, ib.AccessRemoteWrite)
 	if !ok {
 		if s.Op == ib.WRRDMAWriteWithImm && len(m.queueOf(p).recvs) == 0 && n <= uint64(q.Attr.PathMTU.Bytes()) {
 			m.open("no receive for a WRITE of one packet with a wrong key") // 9.7.4.1 checks for the receive before the key

@@ -38,7 +38,7 @@ func (m *Model) fetch(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bool
 	if !m.admits(p, s.Op) || atomic && s.RemoteAddr%8 != 0 {
 		return m.refuse(q, p, ib.WCRemInvReqErr), 0, false
 	}
-	from, ok := m.remote(p, s.RKey, s.RemoteAddr, n, rights[s.Op])
+	from, ok := m.checkRemoteAccess(p, s.RKey, s.RemoteAddr, n, rights[s.Op])
 	if !ok {
 		if !atomic { // a requester may read the data in pieces, of which the last is rejected
 			from = m.beginning(p, s.RKey, s.RemoteAddr, n, rights[s.Op])
@@ -72,7 +72,7 @@ func (m *Model) unstorable(q, p *QP, s *Send, to *locals) (status []ib.WCStatus,
 		m.open("an atomic whose result has no place")
 	}
 	if p != nil {
-		from, ok := m.remote(p, s.RKey, s.RemoteAddr, to.n, rights[s.Op])
+		from, ok := m.checkRemoteAccess(p, s.RKey, s.RemoteAddr, to.n, rights[s.Op])
 		if !ok || !m.admits(p, s.Op) {
 			m.open("a READ without rights whose result has no place")
 		} else {
@@ -113,7 +113,7 @@ func (m *Model) flush(q, p *QP, s *Send) []ib.WCStatus {
 
 // Word returns the 8 bytes at an address of remote memory of a queue pair, or nil.
 func (m *Model) Word(p *QP, rkey uint32, addr uint64) *uint64 {
-	spans, ok := m.remote(p, rkey, addr, 8, 0)
+	spans, ok := m.checkRemoteAccess(p, rkey, addr, 8, 0)
 	if !ok {
 		return nil
 	}

@@ -132,8 +132,8 @@ func (m *Model) byRKey(key uint32) (*Region, *Window) {
 	return nil, nil
 }
 
-// remote checks an access by the peer of q. An access to zero bytes needs no key (C9-88).
-func (m *Model) remote(q *QP, rkey uint32, addr, n uint64, need ib.AccessFlags) (spans []Span, ok bool) {
+// checkRemoteAccess checks an access by the peer of q. An access to zero bytes needs no key (C9-88).
+func (m *Model) checkRemoteAccess(q *QP, rkey uint32, addr, n uint64, need ib.AccessFlags) (spans []Span, ok bool) {
 	if n == 0 {
 		return nil, true
 	}
@@ -153,13 +153,13 @@ func (m *Model) remote(q *QP, rkey uint32, addr, n uint64, need ib.AccessFlags) 
 	return r.spans(addr, n), true
 }
 
-// beginning returns the longest prefix of n bytes of remote memory that remote allows.
+// beginning returns the longest prefix of n bytes of remote memory that checkRemoteAccess allows.
 func (m *Model) beginning(q *QP, rkey uint32, addr, n uint64, need ib.AccessFlags) []Span {
 	allowed := sort.Search(int(n), func(i int) bool {
-		_, ok := m.remote(q, rkey, addr, uint64(i)+1, need)
+		_, ok := m.checkRemoteAccess(q, rkey, addr, uint64(i)+1, need)
 		return !ok
 	})
-	spans, _ := m.remote(q, rkey, addr, uint64(allowed), need)
+	spans, _ := m.checkRemoteAccess(q, rkey, addr, uint64(allowed), need)
 	return spans
 }
 
