@@ -34,7 +34,7 @@ type Packet struct {
 	BadICRC     bool
 }
 
-// At returns the time of its first record.
+// At returns the time of the packet's first record.
 func (p *Packet) At() time.Time {
 	if p.Sent.IsZero() {
 		return p.Arrived

@@ -131,7 +131,7 @@ const (
 	ODPAtomicWrite = uapi.ODPSupportAtomicWrite
 )
 
-// MRAdvice is the announced use of memory registered on demand.
+// MRAdvice is the announced use of memory registered on demand (enum ib_uverbs_advise_mr_advice).
 type MRAdvice = uapi.AdviseMRAdvice
 
 const (
@@ -140,7 +140,7 @@ const (
 	AdvicePrefetchNoFault = uapi.AdviseMRAdvicePrefetchNoFault // for reading; only pages that are present
 )
 
-// MRAdviceFlags are the flags of an advice.
+// MRAdviceFlags are the flags of AdviseMR (enum ib_uverbs_advise_mr_flag).
 type MRAdviceFlags = uapi.AdviseMRFlags
 
 const (

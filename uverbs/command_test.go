@@ -23,7 +23,7 @@ func both(t *testing.T, f func(t *testing.T, form form)) {
 	}
 }
 
-// TestSession is a complete session of a ping-pong program.
+// TestSession runs a complete session of a ping-pong program.
 func TestSession(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
 		w := newWorld(t)

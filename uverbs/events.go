@@ -392,8 +392,9 @@ func (e *eventFile) forgetRead() {
 	}
 }
 
-// retire removes the unread events of a destroyed object, and returns the number of events read. The object raises no
-// more events. The file may be nil. It may sleep. (ib_uverbs_release_ucq, ib_uverbs_release_uevent)
+// retire removes the unread events of a destroyed object, and returns the number of events read. The caller
+// guarantees that the object raises no further events. The file may be nil. retire may sleep. (ib_uverbs_release_ucq,
+// ib_uverbs_release_uevent)
 func (e *eventFile) retire(src *eventSource) (reported uint32) {
 	if e == nil {
 		return 0

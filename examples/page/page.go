@@ -1,4 +1,5 @@
-// Package page is an upper-level protocol on one page: numbered tickets, drawn from a counter with RDMA atomics.
+// Package page is a minimal upper-level protocol, short enough for one page of source. Its clients draw numbered
+// tickets from a counter with RDMA atomics.
 //
 // On each device, a client has a counter in registered memory and a queue pair that is connected to itself; on a
 // network the peer would be on another host. FETCH AND ADD draws a ticket, without a thread at the counter. The counter

@@ -111,7 +111,7 @@ func TestCMStates(t *testing.T) {
 			here.out("dev", "unplug", "rxe0")
 		}},
 	}
-	// These are the events of the active and the passive side.
+	// ends maps a connection state to the expected events after each misfortune, as "active side | passive side".
 	ends := map[string][5]string{
 		"resolved": {
 			"killed | ", " | killed", "device_removal 0 | ", " | listener: device_removal 0", "device_removal 0 | ",

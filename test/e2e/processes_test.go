@@ -29,8 +29,8 @@ if __name__ == '__main__':
     print('ok')
 `
 
-// TestProcesses tests process operations around a device file. In one part the service accesses the programs itself, in
-// the other it asks their launchers.
+// TestProcesses tests fork, exec, spawn, threads and close in programs that use a device file. In one part the service
+// accesses the programs itself, in the other it asks their launchers.
 func TestProcesses(t *testing.T) {
 	t.Parallel()
 	c, raw := buildC(t, "process"), buildRawverbs(t)

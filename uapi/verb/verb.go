@@ -38,8 +38,8 @@ const (
 type Command struct {
 	// Number is a [uapi.Command], or a [uapi.ExCommand] with CmdFlagExtended.
 	Number uint32
-	// Request and Response are the sizes in bytes of the core's parts. The kernel refuses shorter ones. Extended
-	// commands have no sizes, because the kernel takes missing bytes as zero.
+	// Request and Response are the sizes in bytes of the core's parts. The kernel rejects a shorter request or
+	// response buffer. Extended commands have no sizes, because the kernel takes missing bytes as zero.
 	Request, Response int
 	// Driver is true if the driver's part follows the core's part. Extended commands carry the size of the driver's
 	// part.

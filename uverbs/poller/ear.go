@@ -189,8 +189,8 @@ func (e *ear) disarm(x *Polled) {
 // maxReads limits the reads of a thread that reads the events of other pollers.
 const maxReads = 64
 
-// read reads events, and wakes the pollers of the written files. The watches of these files have ended. read runs on
-// the thread of a poller of the ear. It reports whether one of that poller's files may have been written to.
+// read reads the inotify events and wakes the pollers of the modified files. The watches of these files have ended.
+// read runs on the thread of a poller of the ear. It reports whether a file of that poller may have been modified.
 func (e *ear) read(by *poller) (own bool) {
 	var buf [64 * unix.SizeofInotifyEvent]byte
 	for range maxReads {

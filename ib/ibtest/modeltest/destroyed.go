@@ -7,9 +7,9 @@ import (
 	"verbena/ib/ibtest/model"
 )
 
-// RunDestroyed makes the calls of a seed repeatedly: the first one, the first two, and so on. Each time it destroys all
-// objects right after the last call. Work of that call may still be in progress. Destruction must succeed, and neither
-// callbacks nor stores may follow.
+// RunDestroyed runs growing prefixes of the call sequence generated from seed: one call, two calls, and so on. Each
+// time it destroys all objects right after the last call. Work of that call may still be in progress. Destruction must
+// succeed, and neither callbacks nor stores may follow.
 func RunDestroyed(make Factory, seed uint64, steps int) *Failure {
 	var calls []call
 	f := once(make, func(x *runner) (_ []call, err error) {

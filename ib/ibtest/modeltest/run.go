@@ -32,8 +32,8 @@ func (f *Failure) String() string {
 // Factory creates a device without objects for one run. The returned function removes the device.
 type Factory func() (Target, func() error)
 
-// Run makes the calls of a seed on a device and on the model. It returns nil if they agree. It shortens a failure in at
-// most shorten runs.
+// Run runs the call sequence generated from seed on a device and on the model. It returns nil if the results agree. It
+// shortens a failing sequence in at most shorten runs.
 func Run(make Factory, seed uint64, steps, shorten int) *Failure {
 	f := once(make, func(x *runner) ([]call, error) { return drawn(x, seed, steps) })
 	if f == nil {
@@ -43,8 +43,8 @@ func Run(make Factory, seed uint64, steps, shorten int) *Failure {
 	return shortened(make, f, shorten)
 }
 
-// RunOn makes the calls of a seed on a device that other threads use as well. It does not move the device to the error
-// state.
+// RunOn runs the call sequence generated from seed on a device that other threads also use. It does not move the device
+// to the error state.
 func RunOn(t Target, seed uint64, steps int) *Failure {
 	t.Shared = true
 	f := once(func() (Target, func() error) { return t, func() error { return nil } }, func(x *runner) ([]call, error) {
@@ -56,7 +56,7 @@ func RunOn(t Target, seed uint64, steps int) *Failure {
 	return f
 }
 
-// once makes calls on a new device.
+// once runs a call sequence on a new device.
 func once(make Factory, calls func(x *runner) ([]call, error)) *Failure {
 	t, end := make()
 	x, err := newRunner(t)
@@ -83,7 +83,7 @@ func once(make Factory, calls func(x *runner) ([]call, error)) *Failure {
 	return &Failure{Err: err, Trace: x.trace, calls: list, virtual: t.Virtual}
 }
 
-// drawn makes the calls of a seed.
+// drawn generates the call sequence from seed, and runs it.
 func drawn(x *runner, seed uint64, steps int) (calls []call, err error) {
 	d := newDrawer(x, seed, steps)
 	for n := 0; n < steps+min(x.resets, 1)*steps/2; n++ { // the recovered device needs calls before it is usable
