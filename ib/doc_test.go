@@ -56,7 +56,7 @@ func TestEveryFunctionSaysWhetherItSleeps(t *testing.T) {
 		}
 	}
 	if may < 15 || mayNot < 15 {
-		t.Errorf("got only %d functions that may sleep and %d that may not", may, mayNot)
+		t.Errorf("functions: got %d that may sleep and %d that may not, want at least 15 of each", may, mayNot)
 	}
 }
 

@@ -131,7 +131,8 @@ func TestGIDPlaceIsKept(t *testing.T) {
 				before := places(table)
 				changed := table.Update(netdev.Interface{Name: "eth0", MAC: mac}, list)
 				if (changed == 0) != (before == places(table)) && len(table.Entries()) == len(strings.Fields(before)) {
-					t.Fatalf("got %d changes from %q to %q", changed, before, places(table))
+					t.Fatalf("update from %q to %q: got %d changes, want 0 only without a difference", before, places(table),
+						changed)
 				}
 				if again := table.Update(netdev.Interface{Name: "eth0", MAC: mac}, list); again != 0 {
 					t.Fatalf("the same update again: got %d changes, want 0", again)

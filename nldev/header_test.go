@@ -234,7 +234,7 @@ func TestHeader(t *testing.T) {
 	}
 	for i, a := range attrNames {
 		if a.value != i {
-			t.Errorf("attrNames[%d] is %s with value %d", i, a.name, a.value)
+			t.Errorf("attrNames[%d]: got %s with value %d, want value %d", i, a.name, a.value, i)
 		}
 	}
 }

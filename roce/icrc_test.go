@@ -100,13 +100,13 @@ func TestICRCOfKnownFrames(t *testing.T) {
 		roce.RCFetchAdd, roce.RCAtomicAcknowledge, roce.CNP,
 	} {
 		if !opcodes[op] {
-			t.Errorf("no frame with %v", op)
+			t.Errorf("frames with %v: got none, want at least 1", op)
 		}
 	}
 }
 
-// buildIP is an independent way to an IP packet: the headers are spelled out,
-// and the ICRC is computed over a masked copy of all of them.
+// buildIP builds an IP packet without package roce. It writes each header field and computes the ICRC over a masked
+// copy of the headers.
 func buildIP(src, dst netip.AddrPort, id uint16, pkt []byte) []byte {
 	var ip []byte
 	be := binary.BigEndian

@@ -477,7 +477,7 @@ func TestEventAfterWrite(t *testing.T) {
 	raised, waiting := src.raised, src.waiting
 	e.mu.Unlock()
 	if raised != 2 || waiting != 1 {
-		t.Errorf("%d events, %d of them still to be written; want 2 and 1", raised, waiting)
+		t.Errorf("after the write: got %d events raised and %d queued, want 2 and 1", raised, waiting)
 	}
 	<-e.turn
 }

@@ -98,7 +98,7 @@ func TestAdvance(t *testing.T) {
 		time.AfterFunc(time.Hour, func() { called = true })
 		Advance(time.Hour)
 		if d := time.Since(start); d != time.Hour || !called {
-			t.Errorf("Advance: got %v passed, called %t, want an hour and the call that is due", d, called)
+			t.Errorf("Advance: got %v elapsed and called %t, want 1h and true", d, called)
 		}
 	})
 	defer func() {

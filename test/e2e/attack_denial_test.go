@@ -263,7 +263,7 @@ func TestAttackIdleConnections(t *testing.T) {
 	s.lives()
 	s.unharmed()
 	if l := s.load(); l.descriptors > 1900 {
-		t.Errorf("the service has too many descriptors: %d", l.descriptors)
+		t.Errorf("descriptors of the service: got %d, want at most 1900", l.descriptors)
 	}
 }
 

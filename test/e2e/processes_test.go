@@ -72,7 +72,7 @@ func TestProcesses(t *testing.T) {
 					}
 					if out := w.out(append([]string{"run", "--"}, p.argv...)...); strings.Count(out, "ok\n") != p.oks ||
 						out != strings.Repeat("ok\n", p.oks) {
-						t.Errorf("output %q, expected %d times ok", out, p.oks)
+						t.Errorf("output: got %q, want %d times ok", out, p.oks)
 					}
 				})
 			}

@@ -7,17 +7,17 @@ import (
 	"testing"
 )
 
-// TestGuards tests that the packages of the table exist. The name of a missing package would silently disable its
-// checks.
+// TestGuards tests that the packages of the table exist. If a package is renamed and the table is not updated, its
+// checks would be skipped silently.
 func TestGuards(t *testing.T) {
 	for path, on := range guards {
 		dir := filepath.Join("../..", strings.TrimPrefix(path, module))
 		if files, err := filepath.Glob(filepath.Join(dir, "*.go")); err != nil || len(files) == 0 {
-			t.Errorf("%s: no such package (%v)", path, err)
+			t.Errorf("%s: got no Go files (%v), want the files of the package", path, err)
 		}
 		for check := range on {
 			if !allGuards[check] {
-				t.Errorf("%s: no check %q", path, check)
+				t.Errorf("%s: got check %q, want a check of allGuards", path, check)
 			}
 		}
 	}
