@@ -58,7 +58,7 @@ func TestCallbackIsNotInCallchain(t *testing.T) {
 			}
 			<-calls
 			if nested {
-				t.Errorf("hold=%v: handler called from PostSend", hold)
+				t.Errorf("hold=%v: got a handler call from PostSend, want none", hold)
 			}
 		})
 	}
@@ -166,7 +166,7 @@ func TestCallbackModel(t *testing.T) {
 				b.dev.callbacks.drain()
 				b.dev.callbacks.drain() // the running handler may have become due again while the first drain waited
 				if seen.Load() != completed.Load() {
-					rt.Errorf("%d completions, the last handler call saw %d", completed.Load(), seen.Load())
+					rt.Errorf("completions at the last handler call: got %d, want %d", seen.Load(), completed.Load())
 				}
 				if calls.Load() > completed.Load() {
 					rt.Errorf("got %d handler calls for %d completions, want at most as many", calls.Load(), completed.Load())

@@ -91,7 +91,7 @@ func TestRegisterErrors(t *testing.T) {
 		t.Errorf("register a second device of the same name: got %v", err)
 	}
 	if core.Device("fake0") != d || core.Device("fake1") != nil || !slices.Equal(core.Devices(), []*Device{d}) {
-		t.Errorf("devices: %v", core.Devices())
+		t.Errorf("devices: got %v, want only fake0", core.Devices())
 	}
 	cl := (&recorder{}).client("A")
 	must(t, core.RegisterClient(cl))
@@ -129,7 +129,7 @@ func TestClientThatRefuses(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	if len(log) != 1 || !strings.Contains(log[0], "no, thanks") {
-		t.Errorf("log: %q", log)
+		t.Errorf("log: got %q, want 1 line with \"no, thanks\"", log)
 	}
 }
 
@@ -243,12 +243,12 @@ func TestUnregisterWaits(t *testing.T) {
 					synctest.Wait()
 				}
 				if len(ended) != 0 {
-					t.Fatalf("unregistration of %s returned while the client was busy", <-ended)
+					t.Fatalf("unregistration of %s: got a return, want none with a busy client", <-ended)
 				}
 				close(release)
 				synctest.Wait()
 				if len(ended) != len(test.end) {
-					t.Errorf("%d of %d calls returned", len(ended), len(test.end))
+					t.Errorf("returned calls: got %d, want %d", len(ended), len(test.end))
 				}
 				if adds != 1 || removes != 1 {
 					t.Errorf("got %d calls of Add and %d of Remove, want one each", adds, removes)
@@ -304,7 +304,7 @@ func TestHotPlugConcurrent(t *testing.T) {
 				mu.Lock()
 				for k, here := range present {
 					if k.client == i && here {
-						t.Errorf("client %d was unregistered, but is still on device %d", i, k.device)
+						t.Errorf("client %d: got a client on device %d after its unregistration, want none", i, k.device)
 					}
 				}
 				mu.Unlock()
@@ -328,7 +328,7 @@ func TestHotPlugConcurrent(t *testing.T) {
 	}
 	wg.Wait()
 	if len(core.Devices()) != 0 {
-		t.Errorf("devices left: %v", core.Devices())
+		t.Errorf("remaining devices: got %v, want none", core.Devices())
 	}
 }
 
@@ -355,7 +355,7 @@ func TestClientPanics(t *testing.T) {
 		first := panics(func() error { return core.Register(&d.handle) })
 		second := panics(func() error { return core.Unregister(&d.handle) })
 		if (first != nil) != inAdd || (second != nil) == inAdd {
-			t.Errorf("in Add: %v; Register panicked with %v, Unregister with %v", inAdd, first, second)
+			t.Errorf("in Add %v: got panics %v of Register and %v of Unregister, want one of them", inAdd, first, second)
 		}
 		if core.Device("other") != nil {
 			t.Error("found a device that is not registered")

@@ -39,14 +39,14 @@ func TestEveryFunctionSaysWhetherItSleeps(t *testing.T) {
 			case f.Name.Name == "String": // the name is enough
 			case simple(f.Body):
 				if doc == "" {
-					t.Errorf("%s has no comment", where)
+					t.Errorf("comment of %s: got none, want one", where)
 				}
 			case sleeps == never:
-				t.Errorf("the comment of %s does not state whether it may sleep", where)
+				t.Errorf("comment of %s: got no statement about sleeping, want one", where)
 			case sleeps && !watched:
-				t.Errorf("%s may sleep, but checked mode does not observe it", where)
+				t.Errorf("%s, which may sleep: got no observation in checked mode, want one", where)
 			case never && watched:
-				t.Errorf("%s may not sleep, but is observed as a function that may", where)
+				t.Errorf("%s, which may not sleep: got the observation of a sleeping function, want none", where)
 			}
 			if sleeps {
 				may++

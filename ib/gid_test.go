@@ -93,7 +93,7 @@ func TestGIDTable(t *testing.T) {
 			t.Errorf("%s: got %q, %d changes, want %q, %d", step.name, got, changed, step.want, step.changed)
 		}
 		if !slices.Equal(before, kept) {
-			t.Errorf("%s: the update changed the slice of an earlier Entries", step.name)
+			t.Errorf("%s: got a changed slice of an earlier Entries, want no change", step.name)
 		}
 	}
 	if e, err := table.Query(0); err != nil || e.Netdev != "eth0" || e.IfIndex != 3 || e.Type != GIDTypeRoCEv2 {

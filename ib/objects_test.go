@@ -38,7 +38,7 @@ func TestUseCounts(t *testing.T) {
 	must(t, ah.Destroy())
 	must(t, b.pd.Dealloc())
 	if left := b.dev.Objects().String(); left != "" {
-		t.Errorf("objects left: %s", left)
+		t.Errorf("remaining objects: got %s, want none", left)
 	}
 	for what, err := range map[string]error{"pd": b.pd.Dealloc(), "cq": b.cq.Destroy(), "qp": b.qp.Destroy(),
 		"mr": mr.Dereg(), "ah": ah.Destroy()} {
@@ -142,7 +142,7 @@ func TestRegMRChecks(t *testing.T) {
 		}
 	}
 	if acct.Pages() != 0 {
-		t.Errorf("%d pages still charged", acct.Pages())
+		t.Errorf("charged pages: got %d, want 0", acct.Pages())
 	}
 }
 
@@ -243,7 +243,7 @@ func TestForUserNeedsKey(t *testing.T) {
 		func() {
 			defer func() {
 				if recover() == nil {
-					t.Errorf("%s: no panic", what)
+					t.Errorf("%s: got no panic, want a panic", what)
 				}
 			}()
 			f()

@@ -73,7 +73,7 @@ func (r *recording) left(t testing.TB) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for c := range r.inside {
-		t.Errorf("%s was not left", c.What)
+		t.Errorf("%s: got no end of the call, want one", c.What)
 	}
 }
 

@@ -54,7 +54,8 @@ func TestRereg(t *testing.T) {
 		MRChange{Space: mem, Account: acct, Addr: addr, Length: 8, PD: other}), syscall.EBUSY)
 	b.drv.fail = nil
 	if drv.region != nil || mr.PD() != b.pd || mr.Access() != AccessRemoteRead || acct.Pages() != before {
-		t.Errorf("failures have changed the region: pd %v, access %v, %d pages", mr.PD() == b.pd, mr.Access(), acct.Pages())
+		t.Errorf("region after failures: got the former PD %v, access %v and %d pages, want no change",
+			mr.PD() == b.pd, mr.Access(), acct.Pages())
 	}
 
 	must(t, mr.Rereg(MRChangePD, MRChange{PD: other}))
@@ -83,7 +84,7 @@ func TestRereg(t *testing.T) {
 	must(t, other.Dealloc())
 	must(t, mr.Dereg())
 	if acct.Pages() != 0 {
-		t.Errorf("%d pages still charged", acct.Pages())
+		t.Errorf("charged pages: got %d, want 0", acct.Pages())
 	}
 
 	fast, err := b.pd.AllocMR(1)

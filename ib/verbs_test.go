@@ -46,10 +46,10 @@ func TestDriverVerbs(t *testing.T) {
 	for _, v := range verb.Table {
 		for _, name := range v.Driver {
 			if inTable[name] {
-				t.Errorf("%s is in the table of verbs twice", name)
+				t.Errorf("table of verbs: got %s twice, want it once", name)
 			}
 			if inTable[name] = true; !methods[name] {
-				t.Errorf("%s is in the table of verbs, but not in driver.go", name)
+				t.Errorf("table of verbs: got %s, want a method of driver.go", name)
 			}
 		}
 	}

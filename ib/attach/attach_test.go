@@ -111,7 +111,7 @@ func (d *disk) detach(dev *ib.Device, pd *ib.PD) {
 
 func (d *disk) lost(cause error) {
 	if !errors.Is(cause, attach.ErrLost) {
-		d.t.Errorf("Lost was called: %v", cause)
+		d.t.Errorf("Lost: got the cause %v, want ErrLost", cause)
 	}
 	d.note("lost")
 }

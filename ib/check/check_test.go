@@ -45,11 +45,11 @@ func (w *witness) expect(t *testing.T, rules ...check.Rule) {
 		got = append(got, v.Rule)
 		for _, s := range v.Stacks {
 			if s.Title == "" || !strings.Contains(s.Trace, ".go:") {
-				t.Errorf("%v: stack %q: %q", v.Rule, s.Title, s.Trace)
+				t.Errorf("%v: got stack %q: %q, want a title and a trace", v.Rule, s.Title, s.Trace)
 			}
 		}
 		if len(v.Stacks) == 0 || v.What == "" || v.Device == "" || strings.Contains(v.What, "\n") {
-			t.Errorf("incomplete: %v", v)
+			t.Errorf("violation: got %v, want stacks, a text of one line and a device", v)
 		}
 	}
 	if !slices.Equal(got, rules) {
@@ -292,7 +292,7 @@ func TestCheckTwoHandlers(t *testing.T) {
 		}
 	}
 	if !slices.Equal(rules, []check.Rule{check.RuleOneHandler}) {
-		t.Errorf("reported %v", rules)
+		t.Errorf("rules: got %v, want only one-handler", rules)
 	}
 }
 
@@ -375,7 +375,7 @@ func TestCheckLocks(t *testing.T) {
 				}
 			}
 			if seen := w.seen(); len(seen) < 2 || seen[0].Rule != check.RuleLockAcrossRegister {
-				t.Errorf("reported %v", seen)
+				t.Errorf("reports: got %v, want at least 2, the first of lock-across-register", seen)
 			}
 		})
 	}
@@ -435,7 +435,7 @@ func TestCheckUseAfter(t *testing.T) {
 			}
 		}
 		if n := len(w.seen()); n != 12 {
-			t.Errorf("%d reports", n)
+			t.Errorf("reports: got %d, want 12", n)
 		}
 	})
 	t.Run("unregister", func(t *testing.T) {
@@ -562,7 +562,7 @@ func TestRuleNames(t *testing.T) {
 	names := map[string]bool{}
 	for r := check.RuleSleepInMethod; r.Point() != 0; r++ {
 		if s := r.String(); s == "" || names[s] || r.Point() > 6 {
-			t.Errorf("%d: %q, point %d", r, s, r.Point())
+			t.Errorf("rule %d: got name %q and point %d, want a new name and at most 6", r, s, r.Point())
 		}
 		names[r.String()] = true
 	}

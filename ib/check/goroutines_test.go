@@ -43,7 +43,7 @@ func FuzzParseGoroutines(f *testing.F) {
 	f.Fuzz(func(t *testing.T, dump []byte) {
 		for id, g := range parseGoroutines(dump) {
 			if g.state != strings.TrimSpace(g.state) || strings.ContainsAny(g.state, ",(]") {
-				t.Errorf("goroutine %d: state %q", id, g.state)
+				t.Errorf("goroutine %d: got state %q, want one without separators", id, g.state)
 			}
 		}
 	})

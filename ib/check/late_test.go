@@ -117,7 +117,7 @@ func TestCheckCallbackRunsLong(t *testing.T) {
 	b.free(t)
 	w.expect(t, check.RuleSleepInCallback)
 	if d := time.Since(began); d < 200*time.Millisecond {
-		t.Errorf("reported after %v", d)
+		t.Errorf("delay of the report: got %v, want at least 200ms", d)
 	}
 }
 
@@ -144,7 +144,7 @@ func TestCheckCallbackDoesNotReturn(t *testing.T) {
 	b.free(t)
 	w.expect(t, check.RuleCallbackReturns)
 	if d := time.Since(began); d < 100*time.Millisecond {
-		t.Errorf("reported after %v", d)
+		t.Errorf("delay of the report: got %v, want at least 100ms", d)
 	}
 }
 

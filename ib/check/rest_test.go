@@ -40,7 +40,7 @@ func TestCheckLockHeldBySleeper(t *testing.T) {
 		w.expect(t, check.RuleSleepInCallback)
 		for _, v := range w.seen() {
 			if len(v.Stacks) < 2 || !strings.Contains(v.Stacks[1].Trace, "TestCheckLockHeldBySleeper") {
-				t.Errorf("the second stack is not that of the lock holder: %v", v)
+				t.Errorf("second stack: got %v, want that of the lock holder", v)
 			}
 		}
 	}

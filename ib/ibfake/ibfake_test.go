@@ -133,7 +133,7 @@ func TestFail(t *testing.T) {
 		call := calls[m]
 		if call == nil {
 			if m != AllocUserContext && m != Doorbell { // package uverbs causes these calls
-				t.Errorf("%s has no row", m)
+				t.Errorf("row of %s: got none, want one", m)
 			}
 			continue
 		}

@@ -928,7 +928,7 @@ func TestWrongDrivers(t *testing.T) {
 func caught(t *testing.T, r *recorder, says string) {
 	t.Helper()
 	if !r.failed || r.skipped {
-		t.Fatalf("not caught: %s", r)
+		t.Fatalf("driver: got no failed check, want one: %s", r)
 	}
 	if !strings.Contains(r.String(), says) {
 		t.Errorf("caught, but it does not say %q:\n%.2000s", says, r)

@@ -113,7 +113,7 @@ var basicConsumers = []wrongConsumer{
 			ah, err := p.pd.CreateAH(&a)
 			e.must("create and destroy an address handle", errors.Join(err, ah.Destroy()))
 			if n, err := p.qps[0].PostSend(p.datagram(1, ah, 8)); n != 0 || !errors.Is(err, syscall.EINVAL) {
-				e.Errorf("post: %d taken, %v", n, err)
+				e.Errorf("PostSend: got %d accepted and error %v, want 0 and EINVAL", n, err)
 			}
 		},
 		says: "QP.PostSend of a work request that names a AH that was destroyed",
@@ -125,7 +125,7 @@ var basicConsumers = []wrongConsumer{
 			o := boundWindow(p)
 			e.destroy(o.gone)
 			if n, err := p.qps[0].PostSend(o.wr); n != 0 || !errors.Is(err, syscall.EINVAL) {
-				e.Errorf("post: %d taken, %v", n, err)
+				e.Errorf("PostSend: got %d accepted and error %v, want 0 and EINVAL", n, err)
 			}
 		},
 		says: "QP.PostSend of a work request that names a MW that was destroyed",

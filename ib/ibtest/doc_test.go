@@ -25,26 +25,26 @@ func TestContractPage(t *testing.T) {
 	var names []string
 	for _, c := range checks() {
 		if names = append(names, c.name); !strings.Contains(list, "`"+c.name+"`") {
-			t.Errorf("docs/results/contract.md lacks check %s", c.name)
+			t.Errorf("docs/results/contract.md: got no check %s, want one", c.name)
 		}
 		if c.rule == "" || c.test == nil {
-			t.Errorf("check %s has no rule or no test", c.name)
+			t.Errorf("check %s: got no rule or no test, want both", c.name)
 		}
 	}
 	for _, m := range regexp.MustCompile("`([A-Z][A-Za-z]+/[A-Za-z0-9]+)`").FindAllStringSubmatch(page, -1) {
 		if !slices.Contains(names, m[1]) {
-			t.Errorf("there is no check %s", m[1])
+			t.Errorf("docs/results/contract.md: got check %s, want a check of the suite", m[1])
 		}
 	}
 	var rules []string
 	for r := check.RuleSleepInMethod; r.Point() != 0; r++ {
 		if rules = append(rules, r.String()); !strings.Contains(list, "*"+r.String()+"*") {
-			t.Errorf("docs/results/contract.md lacks rule %v", r)
+			t.Errorf("docs/results/contract.md: got no rule %v, want one", r)
 		}
 	}
 	for _, m := range regexp.MustCompile(`[^*]\*([a-z]+(-[a-z]+)+|hold|result|callchain)\*[^*]`).FindAllStringSubmatch(page, -1) {
 		if !slices.Contains(rules, m[1]) {
-			t.Errorf("there is no rule %s", m[1])
+			t.Errorf("docs/results/contract.md: got rule %s, want a rule of checked mode", m[1])
 		}
 	}
 	if n := len(names); n != len(slices.Compact(slices.Sorted(slices.Values(names)))) {

@@ -132,6 +132,6 @@ func find(t testing.TB, name string) ruleTest {
 			return c
 		}
 	}
-	t.Fatalf("no check %s", name)
+	t.Fatalf("checks: got no %s, want one", name)
 	return ruleTest{}
 }

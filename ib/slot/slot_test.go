@@ -424,7 +424,7 @@ func TestMomentOfAnotherDevice(t *testing.T) {
 	}
 	must(t, s.Reset(t.Context()))
 	if a := s.Status().Armed; a != "" {
-		t.Errorf("still armed for a former device: %q", a)
+		t.Errorf("armed faults of a former device: got %q, want none", a)
 	}
 	must(t, s.ResetAt(slot.AtWorkRequest(7), nil))
 	h.onReset = h.hit // directly, and by the moment
@@ -466,7 +466,7 @@ func TestConcurrent(t *testing.T) {
 	wg.Wait()
 	must(t, s.Close())
 	if d := core.Devices(); len(d) != 0 {
-		t.Errorf("devices left: %v", d)
+		t.Errorf("remaining devices: got %v, want none", d)
 	}
 }
 
@@ -540,7 +540,7 @@ func TestStuckClient(t *testing.T) {
 					must(t, s.Close())
 					core.UnregisterClient(client)
 					if d := core.Devices(); len(d) != 0 {
-						t.Errorf("devices left: %v", d)
+						t.Errorf("remaining devices: got %v, want none", d)
 					}
 				})
 			})

@@ -675,7 +675,7 @@ func TestLitmus(t *testing.T) {
 				}
 			}
 			if failed == 0 {
-				t.Errorf("the incorrect consumer did not fail with any of %d seeds", litmusSeeds)
+				t.Errorf("incorrect consumer: got no failure with any of %d seeds, want at least one", litmusSeeds)
 			}
 			t.Logf("the incorrect consumer failed with %d of %d seeds", failed, litmusSeeds)
 		})
@@ -690,7 +690,7 @@ func TestTable(t *testing.T) {
 	for i, r := range weak.Choices {
 		if r.Choice != weak.Choice(i) || r.Name == "" || names[r.Name] || r.Does == "" || r.Permitted == "" ||
 			r.Breaks == "" {
-			t.Errorf("row %d: %+v", i, r)
+			t.Errorf("row %d: got %+v, want all texts", i, r)
 		}
 		names[r.Name] = true
 		var misuses []string
@@ -700,7 +700,7 @@ func TestTable(t *testing.T) {
 			}
 		}
 		if misuses == nil {
-			t.Errorf("no litmus program for %s", r.Name)
+			t.Errorf("litmus program for %s: got none, want one", r.Name)
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", r.Name, r.Does, r.Permitted, r.Breaks, strings.Join(misuses, "; "))
 	}

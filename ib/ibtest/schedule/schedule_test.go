@@ -59,7 +59,7 @@ again:
 		t.Fatalf("%v\n%s", err, got)
 	}
 	if len(places) != 10 || places[0] != "p.go:4:2" {
-		t.Errorf("places %v", places)
+		t.Errorf("places: got %v, want 10 from p.go:4:2 on", places)
 	}
 	if _, err := parser.ParseFile(token.NewFileSet(), "p.go", got, 0); err != nil {
 		t.Error(err)
