@@ -63,7 +63,8 @@ func TestRegionsAreTheCallers(t *testing.T) {
 		}
 		must(t, reg(addr, 2*umem.PageSize))
 		if p.acct.Pages() != 0 || guest.acct.Pages() == 0 {
-			t.Errorf("%d pages are charged to the opener, %d to the caller", p.acct.Pages(), guest.acct.Pages())
+			t.Errorf("charged pages: got %d of the opener and %d of the caller, want 0 and more than 0", p.acct.Pages(),
+				guest.acct.Pages())
 		}
 		wantErrno(t, "over the caller's limit", reg(addr, 2*umem.PageSize), syscall.ENOMEM)
 		opener := (addressOf(p.alloc(2*int(umem.PageSize))) + umem.PageSize - 1) &^ (umem.PageSize - 1)

@@ -31,25 +31,25 @@ func TestSession(t *testing.T) {
 		ctx, err := do[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
 		must(t, err)
 		if ctx.NumCompVectors != 2 {
-			t.Errorf("%d completion vectors", ctx.NumCompVectors)
+			t.Errorf("completion vectors: got %d, want 2", ctx.NumCompVectors)
 		}
 		dev, err := do[uapi.QueryDeviceResp](p, uapi.CmdQueryDevice, uapi.QueryDevice{})
 		must(t, err)
 		if dev.NodeGUID != (uapi.BE64{1, 2, 3, 4, 5, 6, 7, 8}) || dev.MaxSGE != 30 || dev.DeviceCapFlags != 2 ||
 			dev.PhysPortCnt != 1 {
-			t.Errorf("device: %+v", dev)
+			t.Errorf("device: got %+v, want the values of the fake device", dev)
 		}
 		port, err := do[uapi.QueryPortResp](p, uapi.CmdQueryPort, uapi.QueryPort{PortNum: 1})
 		must(t, err)
 		if port.State != uapi.PortActive || port.PortCapFlags != uapi.PCFCMSup|uapi.PCFIPBasedGIDs ||
 			port.Flags != uapi.QPFGRHRequired || port.LinkLayer != uapi.LinkLayerEthernet {
-			t.Errorf("port: %+v", port)
+			t.Errorf("port: got %+v, want the values of the fake port", port)
 		}
 
 		pd := p.allocPD()
 		mr := p.regMR(pd)
 		if mr.LKey != 1 || mr.RKey != 1<<8 || p.acct.Pages() != 1 {
-			t.Errorf("mr: %+v, %d pages", mr, p.acct.Pages())
+			t.Errorf("region: got %+v with %d pages charged, want keys 1 and 0x100 with 1 page", mr, p.acct.Pages())
 		}
 		cqResp, mminfo, err := doWith[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 100, CompChannel: -1},
 			[]byte("to the driver..."), 16)
@@ -84,19 +84,19 @@ func TestSession(t *testing.T) {
 		must(t, err)
 		if query.QPState != uapi.QPSRTR || query.Dest != dest || query.DestQPNum != 99 || query.MaxSendWR != 6 ||
 			query.SQSigAll != 1 {
-			t.Errorf("query: %+v", query)
+			t.Errorf("query: got %+v, want the values of the creation", query)
 		}
 
 		ah, ahNum, err := doWith[uapi.CreateAHResp](p, uapi.CmdCreateAH,
 			uapi.CreateAH{PDHandle: pd, Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: uapi.GlobalRoute{HopLimit: 3}}}, nil, 8)
 		must(t, err)
 		if !bytes.Equal(ahNum[:4], []byte{7, 0, 0, 0}) {
-			t.Errorf("driver says %x of the address handle", ahNum)
+			t.Errorf("driver's part of the address handle: got %x, want 7", ahNum)
 		}
 		resized, mminfo, err := doWith[uapi.ResizeCQResp](p, uapi.CmdResizeCQ, uapi.ResizeCQ{CQHandle: cq, CQE: 50}, nil, 16)
 		must(t, err)
 		if resized.CQE != 51 || string(mminfo) != ibfake.CQResponse {
-			t.Errorf("resize: %+v, driver says %q", resized, mminfo)
+			t.Errorf("resize: got %+v with driver's part %q, want 51 entries", resized, mminfo)
 		}
 
 		must(t, silently(p, uapi.CmdDestroyAH, uapi.DestroyAH(ah)))
@@ -110,7 +110,7 @@ func TestSession(t *testing.T) {
 			t.Errorf("destroyed %v", got)
 		}
 		if left := w.dev.Objects().String(); left != "" {
-			t.Errorf("left: %s", left)
+			t.Errorf("remaining objects: got %s, want none", left)
 		}
 	})
 }
@@ -122,7 +122,7 @@ func TestExtendedCommands(t *testing.T) {
 		dev, _, err := doEx[uapi.ExQueryDeviceResp](p, uapi.ExCmdQueryDevice, uapi.ExQueryDevice{}, 0)
 		must(t, err)
 		if dev.ResponseLength != 304 || dev.Base.VendorID != 0xffffff || dev.DeviceCapFlagsEx != 0x1_0000_0002 {
-			t.Errorf("device: %+v", dev)
+			t.Errorf("device: got %+v, want the extended values of the fake device", dev)
 		}
 		// An older library has a shorter buffer, and receives the length of the valid part.
 		short, _, err := p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdQueryDevice), core: make([]byte, 8),
@@ -130,7 +130,7 @@ func TestExtendedCommands(t *testing.T) {
 		must(t, err)
 		if length, _ := uapi.DecodePrefix[uapi.ExQueryDeviceResp](short); length.ResponseLength != 208 ||
 			length.DeviceCapFlagsEx != 0 {
-			t.Errorf("device, short: %+v", length)
+			t.Errorf("device with a short response: got %+v, want only the fields that fit", length)
 		}
 		// A newer library has a longer buffer, the rest of which is cleared.
 		long, _, err := p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdQueryDevice), core: make([]byte, 16),
@@ -138,14 +138,15 @@ func TestExtendedCommands(t *testing.T) {
 		must(t, err)
 		if length, _ := uapi.Decode[uapi.ExQueryDeviceResp](long); length.ResponseLength != 304 ||
 			!bytes.Equal(long[304:], make([]byte, 16)) {
-			t.Errorf("device, long: %d, ends with %x", length.ResponseLength, long[304:])
+			t.Errorf("device with a long response: got length %d and the end %x, want zeros at the end", length.ResponseLength,
+				long[304:])
 		}
 
 		cq, mminfo, err := doEx[uapi.ExCreateCQResp](p, uapi.ExCmdCreateCQ,
 			uapi.ExCreateCQ{CQE: 10, CompChannel: -1, UserHandle: 5}, 16)
 		must(t, err)
 		if cq.ResponseLength != 16 || cq.Base.CQE != 11 || string(mminfo) != ibfake.CQResponse {
-			t.Errorf("cq: %+v, driver says %q", cq, mminfo)
+			t.Errorf("CQ: got %+v with driver's part %q, want 11 entries", cq, mminfo)
 		}
 		pd := p.allocPD()
 		qp, _, err := doEx[uapi.ExCreateQPResp](p, uapi.ExCmdCreateQP,
@@ -153,7 +154,7 @@ func TestExtendedCommands(t *testing.T) {
 			32)
 		must(t, err)
 		if qp.ResponseLength != 40 || qp.Base.QPN == 0 {
-			t.Errorf("qp: %+v", qp)
+			t.Errorf("QP: got %+v, want a response of 40 bytes with a number", qp)
 		}
 		// The flags and the fields after them are newer than the command.
 		_, _, err = p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdCreateQP), room: 40,
@@ -165,7 +166,7 @@ func TestExtendedCommands(t *testing.T) {
 			0)
 		must(t, err)
 		if mod.ResponseLength != 8 {
-			t.Errorf("modify: %+v", mod)
+			t.Errorf("modify: got %+v, want a response of 8 bytes", mod)
 		}
 	})
 }
@@ -357,7 +358,7 @@ func TestCommandErrors(t *testing.T) {
 			t.Errorf("destroyed %v", got)
 		}
 		if ah == 0 || w.dev.Objects() != (ib.ObjectCounts{PD: 1, MR: 1, CQ: 1, QP: 1, AH: 1}) {
-			t.Errorf("objects: %v", w.dev.Objects())
+			t.Errorf("objects: got %v, want one PD, MR, CQ, QP and AH", w.dev.Objects())
 		}
 	})
 }
@@ -564,7 +565,7 @@ func TestHandles(t *testing.T) {
 	must(t, silently(a, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: first}))
 	second := a.allocPD()
 	if second == first || first == 0 {
-		t.Errorf("handles %d and %d", first, second)
+		t.Errorf("handles: got %d and %d, want different ones above 0", first, second)
 	}
 	wantErrno(t, "stale handle", silently(a, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: first}), syscall.ENOENT)
 	b.allocPD()
@@ -575,7 +576,7 @@ func TestHandles(t *testing.T) {
 	tab.last = 1<<31 - 2
 	taken := tab.add(&pdObject{})
 	if taken.handle != 1<<31-1 {
-		t.Errorf("handle %#x", taken.handle)
+		t.Errorf("handle: got %#x, want 0x7fffffff", taken.handle)
 	}
 	one := tab.add(&pdObject{})
 	tab.last = 1<<31 - 2
@@ -587,7 +588,7 @@ func TestHandles(t *testing.T) {
 		order = append(order, fmt.Sprint(o.handle))
 	}
 	if !slices.Equal(order, []string{"2", "1", "2147483647"}) {
-		t.Errorf("latest first: %v", order)
+		t.Errorf("order from the latest: got %v, want 2, 1, 2147483647", order)
 	}
 	tab.remove(one)
 	if tab.find(1) != nil || tab.first != taken || tab.tail.handle != 2 || tab.tail.prev != taken {
@@ -607,7 +608,8 @@ func TestOpen(t *testing.T) {
 	wantErrno(t, "open what is not there", err, syscall.ENODEV)
 	d := w.srv.Devices()[0]
 	if d.Name() != "uverbs0" || d.Minor() != 0 || !d.IB().Same(w.dev) || d.ABIVersion() != 6 || d.DriverABI() != 2 {
-		t.Errorf("%s, minor %d, versions %d and %d", d.Name(), d.Minor(), d.ABIVersion(), d.DriverABI())
+		t.Errorf("device: got %s with minor %d and versions %d and %d, want uverbs0 with 0, 6 and 2", d.Name(), d.Minor(),
+			d.ABIVersion(), d.DriverABI())
 	}
 	p := w.open(byWrite)
 	if p.f.Device() != d {
@@ -646,7 +648,7 @@ func TestDevicesComeAndGo(t *testing.T) {
 	broken.Fail(ibfake.QueryDevice, syscall.EIO)
 	must(t, w.core.Register(ib.NewDevice("rxe4", broken, nil)))
 	if len(w.srv.Devices()) != 3 {
-		t.Errorf("devices %v", names())
+		t.Errorf("devices: got %v, want 3", names())
 	}
 }
 
@@ -665,11 +667,11 @@ func TestWindowsAndReregistration(t *testing.T) {
 			windows = append(windows, mw)
 		}
 		if windows[0].RKey != 2<<8 || windows[1].RKey != 3<<8 {
-			t.Errorf("windows %+v", windows)
+			t.Errorf("windows: got %+v, want keys 0x200 and 0x300", windows)
 		}
 		info := p.f.Info().MWs
 		if len(info) != 2 || info[1] != (MWInfo{Handle: windows[1].MWHandle, PD: pd, RKey: 3 << 8, Type: ib.MWType2}) {
-			t.Errorf("listed as %+v", info)
+			t.Errorf("list of windows: got %+v, want both", info)
 		}
 		must(t, silently(p, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: windows[0].MWHandle}))
 
@@ -699,7 +701,8 @@ func TestWindowsAndReregistration(t *testing.T) {
 			uapi.ReregMR{MRHandle: mr.MRHandle, Flags: uapi.ReregMRChangeTranslation, Start: start, HCAVA: start, Length: 1})
 		wantErrno(t, "a driver that refuses", err, syscall.EBUSY)
 		if region.Region().Addr() != start+8 || p.acct.Pages() != 1 {
-			t.Errorf("after a failure: %+v, %d pages", region.Region(), p.acct.Pages())
+			t.Errorf("region after a failure: got %+v and %d pages, want the former range and 1 page", region.Region(),
+				p.acct.Pages())
 		}
 		w.drv.Destroyed()
 		p.f.Close()

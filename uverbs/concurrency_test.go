@@ -154,7 +154,7 @@ func TestConcurrency(t *testing.T) {
 			wg.Wait()
 			if end == "close" {
 				if left := w.dev.Objects().String(); left != "" {
-					t.Errorf("left: %s", left)
+					t.Errorf("remaining objects: got %s, want none", left)
 				}
 			}
 		})
@@ -184,7 +184,7 @@ func TestUseWhileDestroying(t *testing.T) {
 		case <-entered:
 		case err := <-done:
 			release()
-			t.Fatalf("%s: the command returned %v before it reached the driver", method, err)
+			t.Fatalf("%s: got return %v before the call of the driver, want it after the call", method, err)
 		}
 		then()
 		release()
@@ -251,6 +251,7 @@ func TestGetContextTwiceAtOnce(t *testing.T) {
 	must(t, <-done)
 	p.allocPD()
 	if w.drv.Contexts() != 1 || len(p.f.events.async) != 1 {
-		t.Errorf("%d contexts, %d event files", w.drv.Contexts(), len(p.f.events.async))
+		t.Errorf("after the race: got %d contexts and %d event files, want 1 and 1", w.drv.Contexts(),
+			len(p.f.events.async))
 	}
 }

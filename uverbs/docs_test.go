@@ -27,7 +27,7 @@ func TestDocs(t *testing.T) {
 	ofKernel := func(question, errno string) string {
 		answer, asked := kernel[question]
 		if !asked {
-			t.Errorf("kernel.txt has no answer to %q", question)
+			t.Errorf("kernel.txt: got no answer to %q, want one", question)
 		}
 		if answer == noCommand { // a method may be known, but never work
 			errno = noCommand

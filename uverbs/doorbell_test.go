@@ -71,7 +71,7 @@ func TestDoorbellTooEarly(t *testing.T) {
 			t.Errorf("ringing for a queue pair in RESET: %v, want EINVAL", err)
 		}
 		if n := p.fakeQP(handle).Rung(); n != 0 {
-			t.Errorf("rung %d times", n)
+			t.Errorf("doorbells: got %d, want 0", n)
 		}
 	}
 }
@@ -121,18 +121,18 @@ func TestDoorbell(t *testing.T) {
 			cmd := p.store(doorbell(handle))
 			n, err := p.f.Write(c, addressOf(cmd), len(cmd))
 			if n != len(cmd) || err != nil {
-				t.Errorf("Write = %d, %v", n, err)
+				t.Errorf("Write: got %d and error %v, want the whole command", n, err)
 			}
 			if reads != test.reads {
 				t.Errorf("%d reads, want %d", reads, test.reads)
 			}
 			for _, qp := range qps {
 				if qp != last && qp.Rung() != 0 {
-					t.Errorf("qp %d rung %d times", qp.QP().Num(), qp.Rung())
+					t.Errorf("doorbells of QP %d: got %d, want 0", qp.QP().Num(), qp.Rung())
 				}
 			}
 			if last.Rung() != 1 {
-				t.Errorf("rung %d times", last.Rung())
+				t.Errorf("doorbells: got %d, want 1", last.Rung())
 			}
 		})
 	}
@@ -193,16 +193,16 @@ func TestDoorbellPeeked(t *testing.T) {
 			c := &peekingCaller{program: p, seen: test.seen(handle, early)}
 			cmd := p.store(doorbell(handle))
 			if n, err := p.f.Write(c, addressOf(cmd), len(cmd)); n != len(cmd) || err != nil {
-				t.Errorf("Write = %d, %v", n, err)
+				t.Errorf("Write: got %d and error %v, want the whole command", n, err)
 			}
 			if c.peeks != test.peeks || c.reads != test.reads {
 				t.Errorf("%d peeks and %d reads, want %d and %d", c.peeks, c.reads, test.peeks, test.reads)
 			}
 			if n := p.fakeQP(handle).Rung(); n != 1 {
-				t.Errorf("rung %d times", n)
+				t.Errorf("doorbells: got %d, want 1", n)
 			}
 			if n := p.fakeQP(early).Rung(); n != 0 {
-				t.Errorf("one that cannot send is rung %d times", n)
+				t.Errorf("doorbells of a queue pair that cannot send: got %d, want 0", n)
 			}
 		})
 	}
@@ -243,10 +243,10 @@ func TestDoorbellDoesNotAllocate(t *testing.T) {
 					t.Fatal(err)
 				}
 			}); n != 0 {
-				t.Errorf("%v allocations", n)
+				t.Errorf("allocations: got %v, want 0", n)
 			}
 			if qp.Rung() != 201 {
-				t.Errorf("rung %d times", qp.Rung())
+				t.Errorf("doorbells: got %d, want 201", qp.Rung())
 			}
 		})
 	}
@@ -393,7 +393,7 @@ func TestRingPostedLooksAtAll(t *testing.T) {
 		}
 		for i, q := range queues {
 			if q.rung.Load() == 0 {
-				t.Fatalf("after %d rounds, queue pair %d is not looked at", rounds, i)
+				t.Fatalf("after %d rounds: got no doorbell of queue pair %d, want at least one", rounds, i)
 			}
 		}
 	}
@@ -447,14 +447,14 @@ func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
 		silent("silence", i)
 		p.f.bells.add(qp) // add is rejected
 		if p.f.ringPosted(p) || p.f.ringHandle(p, doorbell(qp.handle)) {
-			t.Errorf("queue pair %d is rung after silence", i)
+			t.Errorf("queue pair %d after silence: got a doorbell, want none", i)
 		}
 	}
 	stop.Store(true)
 	wg.Wait()
 	for i, q := range queues {
 		if q.rung.Load() == 0 {
-			t.Errorf("queue pair %d was never rung", i)
+			t.Errorf("queue pair %d: got no doorbell, want at least one", i)
 		}
 	}
 }
@@ -532,7 +532,7 @@ func TestDoorbellsEndIsWaitedFor(t *testing.T) {
 				})
 				select {
 				case i := <-returned:
-					t.Errorf("call %d has returned while the queue pair is being rung", i)
+					t.Errorf("call %d: got a return during the doorbell, want none", i)
 				case <-time.After(10 * time.Millisecond):
 				}
 			}
@@ -635,7 +635,7 @@ func TestRingPostedGoesOn(t *testing.T) {
 				t.Errorf("kept %v, asked %d times, want %v, %d", long.kept, asked, c.kept, c.asked)
 			}
 			if rung := queues[1].rung.Load() > 0; rung != (c.asked > 0 && c.idle > 0) {
-				t.Errorf("the other queue pair was rung: %t", rung)
+				t.Errorf("doorbell of the other queue pair: got %t, want %t", rung, c.asked > 0 && c.idle > 0)
 			}
 		})
 	}

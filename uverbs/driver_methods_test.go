@@ -97,7 +97,7 @@ func TestDriverMethod(t *testing.T) {
 			t.Errorf("%s: the error does not name the method: %v", test.name, err)
 		}
 		if (seen != nil) != test.seen {
-			t.Errorf("%s: the driver gets region %v", test.name, seen)
+			t.Errorf("%s: got region %v in the driver, want any: %t", test.name, seen, test.seen)
 		}
 		if n := binary.NativeEndian.Uint64(out); test.seen && n != 7+9 {
 			t.Errorf("%s: answer %d, want 16", test.name, n)
@@ -133,7 +133,7 @@ func TestDriverMethodHolds(t *testing.T) {
 func TestDriverMethodReads(t *testing.T) {
 	w := newExtended(t, verb.Reads, func(c ib.MethodCall) error {
 		if b := c.Bytes(ownBytes); len(b) != 9 || b[8] != 5 {
-			t.Errorf("the driver gets %v", b)
+			t.Errorf("driver's bytes: got %v, want 9 with 5 at the end", b)
 		}
 		c.Output(ownAnswer, make([]byte, 8))
 		return nil

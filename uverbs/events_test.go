@@ -45,10 +45,10 @@ func TestCompletionEvents(t *testing.T) {
 			t.Errorf("events of %x, end %v", got, end)
 		}
 		if r := p.destroyCQ(a); r.CompEventsReported != 2 || r.AsyncEventsReported != 0 {
-			t.Errorf("a: %+v", r)
+			t.Errorf("destroy CQ a: got %+v, want 2 completion events and 0 asynchronous events", r)
 		}
 		if r := p.destroyCQ(b); r.CompEventsReported != 1 {
-			t.Errorf("b: %+v", r)
+			t.Errorf("destroy CQ b: got %+v, want 1 completion event", r)
 		}
 		if _, end := p.completions(ch); end {
 			t.Error("the channel ends with its last queue")
@@ -99,7 +99,7 @@ func TestDestroyTakesUnreadEvents(t *testing.T) {
 			}
 			written(p.f.events.channels[0])
 			if n := p.f.objects.find(cq['b']).res.(*cqObject).comp.waiting; n != 0 {
-				t.Errorf("b: %d waiting, though the pipe has room", n)
+				t.Errorf("events of CQ b in the queue: got %d, want 0 with room in the pipe", n)
 			}
 			if test.rest == "" {
 				if got, _ := p.completions(ch); len(got) != 0 {
@@ -174,13 +174,13 @@ func TestFullChannel(t *testing.T) {
 		t.Errorf("%d events, then %x", full, got[full:])
 	}
 	if rest, _ := p.completions(ch); len(rest) != 0 {
-		t.Errorf("and then %x", rest)
+		t.Errorf("further completion events: got %x, want none", rest)
 	}
 	if r := p.destroyCQ(a); int(r.CompEventsReported) != full+1 {
 		t.Errorf("a: %d reported, want %d", r.CompEventsReported, full+1)
 	}
 	if r := p.destroyCQ(b); r.CompEventsReported != 1 {
-		t.Errorf("b: %d reported", r.CompEventsReported)
+		t.Errorf("reported events of CQ b: got %d, want 1", r.CompEventsReported)
 	}
 }
 
@@ -196,14 +196,14 @@ func TestDestroyOnFullChannel(t *testing.T) {
 	}
 	p.notify(b)
 	if r := p.destroyCQ(a); r.CompEventsReported != 0 {
-		t.Errorf("a: %d reported", r.CompEventsReported)
+		t.Errorf("reported events of CQ a: got %d, want 0", r.CompEventsReported)
 	}
 	buf := make([]byte, compRecordSize)
 	if _, err := unix.Read(ch, buf); err != nil || uint64At(buf) != 0xb {
-		t.Errorf("read %x, %v", buf, err)
+		t.Errorf("read of the channel: got %x and error %v, want 0xb", buf, err)
 	}
 	if r := p.destroyCQ(b); r.CompEventsReported != 1 {
-		t.Errorf("b: %d reported", r.CompEventsReported)
+		t.Errorf("reported events of CQ b: got %d, want 1", r.CompEventsReported)
 	}
 }
 
@@ -217,7 +217,7 @@ func TestDesertedChannel(t *testing.T) {
 	p.notify(cq)
 	p.notify(cq)
 	if r := p.destroyCQ(cq); r.CompEventsReported != 0 {
-		t.Errorf("%d reported", r.CompEventsReported)
+		t.Errorf("reported events: got %d, want 0", r.CompEventsReported)
 	}
 
 	// A program that creates and closes channels does not exhaust the service's descriptors.
@@ -225,7 +225,7 @@ func TestDesertedChannel(t *testing.T) {
 		p.close(p.channel())
 	}
 	if n := len(p.f.events.channels); n > 1 {
-		t.Errorf("%d channels are kept", n)
+		t.Errorf("channels: got %d, want at most 1", n)
 	}
 	// A channel with a queue is kept, whether it can be read or not.
 	ch = p.channel()
@@ -233,12 +233,12 @@ func TestDesertedChannel(t *testing.T) {
 	p.close(ch)
 	last := p.channel()
 	if n := len(p.f.events.channels); n != 2 {
-		t.Errorf("%d channels are kept", n)
+		t.Errorf("channels: got %d, want 2", n)
 	}
 	p.destroyCQ(cq)
 	p.channel()
 	if n := len(p.f.events.channels); n != 2 {
-		t.Errorf("%d channels are kept", n)
+		t.Errorf("channels: got %d, want 2", n)
 	}
 	p.createCQ(last, 3)
 }
@@ -259,7 +259,7 @@ func TestManyDesertedChannels(t *testing.T) {
 		p.close(p.channel())
 	}
 	if n := len(p.f.events.channels); n > 2*many {
-		t.Errorf("%d channels are kept", n)
+		t.Errorf("channels: got %d, want at most %d", n, 2*many)
 	}
 	p.f.events.sweepAll()
 	if n := len(p.f.events.channels); n != 1 {
@@ -288,14 +288,14 @@ func TestAsyncEvents(t *testing.T) {
 		r, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 		must(t, err)
 		if r.EventsReported != 1 {
-			t.Errorf("qp: %d reported", r.EventsReported)
+			t.Errorf("reported events of the queue pair: got %d, want 1", r.EventsReported)
 		}
 		want := []string{fmt.Sprintf("%v:100", uapi.EventCQErr)}
 		if got, end := p.asyncEvents(p.async); end || !slices.Equal(got, want) {
 			t.Errorf("left: %v, end %v, want %v", got, end, want)
 		}
 		if r := p.destroyCQ(cq); r.AsyncEventsReported != 1 || r.CompEventsReported != 0 {
-			t.Errorf("cq: %+v", r)
+			t.Errorf("destroy CQ: got %+v, want 1 asynchronous event and 0 completion events", r)
 		}
 	})
 }
@@ -333,7 +333,7 @@ func TestAsyncFiles(t *testing.T) {
 	p.close(second)
 	third := alloc()
 	if n := len(p.f.events.async); n != 2 {
-		t.Errorf("%d files are kept", n)
+		t.Errorf("event files: got %d, want 2", n)
 	}
 	w.now(func() { w.handle.DispatchEvent(ib.EventPortActive, 1) })
 	if got, _ := p.asyncEvents(third); !slices.Equal(got, []string{port}) {
@@ -437,11 +437,11 @@ func TestEventFilesAfterClose(t *testing.T) {
 	var other [2]int // receives the descriptor, as the lowest free number
 	must(t, unix.Pipe2(other[:], unix.O_CLOEXEC|unix.O_NONBLOCK))
 	if other[1] != e.fd {
-		t.Fatalf("the descriptor is %d, not %d", other[1], e.fd)
+		t.Fatalf("descriptor: got %d, want %d", other[1], e.fd)
 	}
 	e.completed(new(eventSource), 1)
 	if n, err := unix.Read(other[0], make([]byte, 8)); err != unix.EAGAIN {
-		t.Errorf("%d bytes went to another file", n)
+		t.Errorf("bytes in another file: got %d, want none", n)
 	}
 	unix.Close(other[0])
 	unix.Close(other[1])
@@ -461,7 +461,7 @@ func TestEventAfterWrite(t *testing.T) {
 	var buf [batch]byte
 	n := e.next(buf[:])
 	if n != e.size {
-		t.Fatalf("%d bytes of one event", n)
+		t.Fatalf("bytes of one event: got %d, want %d", n, e.size)
 	}
 	e.mu.Lock()
 	e.full = true // as after a write to a full pipe

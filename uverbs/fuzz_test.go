@@ -180,7 +180,7 @@ func FuzzCommand(f *testing.F) {
 			}
 			var errno syscall.Errno
 			if err != nil && !errors.As(err, &errno) {
-				t.Errorf("%v is no errno", err)
+				t.Errorf("error: got %v, want an errno", err)
 			}
 		}
 		file.Info()
@@ -189,7 +189,8 @@ func FuzzCommand(f *testing.F) {
 			unix.Close(fd)
 		}
 		if left := dev.Device().Objects().String(); left != "" || p.acct.Pages() != 0 || drv.Contexts() != 0 {
-			t.Errorf("left: %s, %d pages, %d contexts", left, p.acct.Pages(), drv.Contexts())
+			t.Errorf("remaining objects: got %s, %d pages and %d contexts, want none", left, p.acct.Pages(),
+				drv.Contexts())
 		}
 		notCharged(t, ledger)
 		drv.Destroyed()

@@ -88,7 +88,7 @@ func TestCreateQPAttributes(t *testing.T) {
 		_, err := p.ioctl(uapi.ObjectQP, uapi.MethodQPCreate, with(p.qpAttrs(pd, cq, 0, test.typ), test.attr)...)
 		wantErrno(t, test.name, err, test.want)
 		if made := w.dev.Objects().QP - before; (made == 1) != (test.want == 0) {
-			t.Errorf("%s: made %d queue pairs", test.name, made)
+			t.Errorf("%s: got %d queue pairs, want 1 only without an error", test.name, made)
 		}
 	}
 }

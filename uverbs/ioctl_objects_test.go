@@ -78,7 +78,7 @@ func TestObjectsByMethods(t *testing.T) {
 	w.now(func() { p.fakeCQ(cq).Complete(ib.WC{}) })
 	w.now(func() { p.fakeQP(qp).Raise(ib.EventQPFatal) })
 	if users, _ := p.completions(channel); !slices.Equal(users, []uint64{11}) {
-		t.Errorf("completion events of %v", users)
+		t.Errorf("completion events: got those of %v, want those of 11", users)
 	}
 	if got, _ := p.asyncEvents(events); len(got) != 1 {
 		t.Errorf("asynchronous events %v", got)
@@ -92,18 +92,18 @@ func TestObjectsByMethods(t *testing.T) {
 		outAttr(uapi.AttrDestroyQPResp, reported[:4]))
 	must(t, err)
 	if n := binary.NativeEndian.Uint32(reported); n != 1 {
-		t.Errorf("%d events of the queue pair reported", n)
+		t.Errorf("reported events of the queue pair: got %d, want 1", n)
 	}
 	_, err = p.ioctl(uapi.ObjectCQ, uapi.MethodCQDestroy, handleAttr(uapi.AttrDestroyCQHandle, uint64(cq)),
 		outAttr(uapi.AttrDestroyCQResp, reported))
 	must(t, err)
 	if n := binary.NativeEndian.Uint32(reported); n != 1 {
-		t.Errorf("%d completion events reported", n)
+		t.Errorf("reported completion events: got %d, want 1", n)
 	}
 	_, err = p.ioctl(uapi.ObjectPD, uapi.MethodPDDestroy, handleAttr(uapi.AttrDestroyPDHandle, uint64(pd)))
 	must(t, err)
 	if n := w.dev.Objects(); n.PD+n.CQ+n.QP != 0 {
-		t.Errorf("left: %+v", n)
+		t.Errorf("remaining objects: got %+v, want no PD, CQ or QP", n)
 	}
 }
 
@@ -130,7 +130,7 @@ func TestMethodsUndone(t *testing.T) {
 		wantErrno(t, test.name, err, syscall.EFAULT)
 	}
 	if after := w.dev.Objects(); after != before {
-		t.Errorf("objects %+v, were %+v", after, before)
+		t.Errorf("objects: got %+v, want %+v", after, before)
 	}
 }
 
@@ -179,7 +179,7 @@ func TestRegMRByMethod(t *testing.T) {
 		outAttr(uapi.AttrQueryMRRespIOVA, iova))
 	must(t, err)
 	if l, a := uint64At(length), uint64At(iova); l != 4096 || a != addr {
-		t.Errorf("query: %d bytes at %#x", l, a)
+		t.Errorf("query: got %d bytes at %#x, want 4096 at %#x", l, a, addr)
 	}
 	sge := uapi.SGE{Addr: addr, Length: 1}
 	list := input(uapi.AttrAdviseMRSGEList, p.store(uapi.AppendTo(nil, &sge)))

@@ -118,26 +118,26 @@ func TestIoctlAttributes(t *testing.T) {
 		for i, a := range after {
 			valid := a.Flags&uapi.AttrFValidOutput != 0
 			if want := test.want == 0 && a.AttrID == uapi.AttrQueryPortResp; valid != want {
-				t.Errorf("%s: attribute %d is valid output: %v", test.name, i, valid)
+				t.Errorf("%s: attribute %d: got valid output %v, want %v", test.name, i, valid, want)
 			}
 			if a.Data != test.attrs[i].Data || a.Len != test.attrs[i].Len {
-				t.Errorf("%s: attribute %d has changed: %+v", test.name, i, a)
+				t.Errorf("%s: attribute %d: got %+v, want no change", test.name, i, a)
 			}
 		}
 		if test.want == 0 {
 			r, _ := uapi.Decode[uapi.QueryPortRespEx](room)
 			if r.LegacyResp.State != uapi.PortActive {
-				t.Errorf("%s: %+v", test.name, r)
+				t.Errorf("%s: got %+v, want an active port", test.name, r)
 			}
 		}
 	}
 	if !bytes.Equal(room, bytes.Repeat([]byte{0xee}, 64)) {
-		t.Errorf("a call that failed wrote %x", room)
+		t.Errorf("failed call: got the output %x, want none", room)
 	}
 	_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodQueryPort, port, outAttr(uapi.AttrQueryPortResp, room[:64]))
 	must(t, err)
 	if !bytes.Equal(room[48:], make([]byte, 16)) {
-		t.Errorf("the bytes after the answer are not cleared: %x", room[48:])
+		t.Errorf("bytes after the answer: got %x, want zeros", room[48:])
 	}
 }
 
@@ -175,7 +175,7 @@ func TestInvokeWriteAttributes(t *testing.T) {
 		_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodInvokeWrite, test.attrs...)
 		wantErrno(t, test.name, err, test.want)
 		if made := w.dev.Objects().PD - before; (made == 1) != (test.want == 0) {
-			t.Errorf("%s: %d PDs made", test.name, made)
+			t.Errorf("%s: got %d PDs, want 1 only without an error", test.name, made)
 		}
 	}
 }
@@ -191,7 +191,7 @@ func TestNativeContext(t *testing.T) {
 		uapi.Attr{AttrID: uapi.AttrGetContextCoreSupport, Len: 8, Data: 0x1000})
 	wantErrno(t, "answer faults", err, syscall.EFAULT)
 	if w.drv.Contexts() != 0 {
-		t.Errorf("%d contexts in the driver", w.drv.Contexts())
+		t.Errorf("contexts in the driver: got %d, want 0", w.drv.Contexts())
 	}
 	w.drv.Fail(ibfake.AllocUserContext, syscall.ENOMEM)
 	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext)
@@ -202,7 +202,7 @@ func TestNativeContext(t *testing.T) {
 	must(t, err)
 	if v, s := uint64At(append(slices.Clone(vectors), 0, 0, 0, 0)), uint64At(support); v != 2 ||
 		s != uint64(uapi.CoreSupportOptionalMRAccess) {
-		t.Errorf("%d vectors, support %#x", v, s)
+		t.Errorf("context: got %d vectors and support %#x, want the values of the fake device", v, s)
 	}
 	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext)
 	wantErrno(t, "twice", err, syscall.EINVAL)
@@ -210,13 +210,13 @@ func TestNativeContext(t *testing.T) {
 	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodQueryContext, outAttr(uapi.AttrQueryContextNumCompVectors, vectors))
 	must(t, err)
 	if vectors[0] != 2 {
-		t.Errorf("%v vectors", vectors)
+		t.Errorf("completion vectors: got %v, want 2", vectors)
 	}
 	attrs, err := p.ioctl(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{Flags: uapi.AttrFMandatory})
 	must(t, err)
 	w.now(func() { w.handle.DispatchEvent(ib.EventPortActive, 1) })
 	if events, _ := p.asyncEvents(int(int64(attrs[0].Data))); len(events) != 1 {
-		t.Errorf("events %v", events)
+		t.Errorf("events: got %v, want 1", events)
 	}
 	_, err = p.ioctl(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{Len: 4})
 	wantErrno(t, "a descriptor has no length", err, syscall.EINVAL)
@@ -272,13 +272,13 @@ func TestQueryGIDs(t *testing.T) {
 			t.Errorf("%s: %+v", test.name, got)
 		}
 		if test.name == "longer entries" && !bytes.Equal(b[size:size+8], make([]byte, 8)) {
-			t.Errorf("the longer part is not cleared: %x", b[size:size+8])
+			t.Errorf("longer part of an entry: got %x, want zeros", b[size:size+8])
 		}
 	}
 	short, _, err := table(20, 100)
 	must(t, err)
 	if len(short) != 2 || short[1].GID != want[1].GID || short[1].GIDIndex != 2 || short[1].PortNum != 0 {
-		t.Errorf("shorter entries: %+v", short)
+		t.Errorf("shorter entries: got %+v, want 2 without the port", short)
 	}
 
 	resp := p.alloc(size)[:size]
@@ -314,15 +314,15 @@ func TestInfoHandles(t *testing.T) {
 	}
 	must(t, info(uapi.ObjectPD, 16))
 	if !bytes.Equal(list, slices.Concat(uint32Bytes(b), uint32Bytes(a), make([]byte, 8))) || total[0] != 2 {
-		t.Errorf("PDs: %v, total %v", list, total)
+		t.Errorf("PDs: got %v of %v, want both, the latest first", list, total)
 	}
 	must(t, info(uapi.ObjectCQ, 4))
 	if !bytes.Equal(list[:4], uint32Bytes(cq)) || total[0] != 1 {
-		t.Errorf("CQs: %v, total %v", list, total)
+		t.Errorf("CQs: got %v of %v, want the one CQ", list, total)
 	}
 	must(t, info(uapi.ObjectPD, 4))
 	if total[0] != 1 {
-		t.Errorf("more than there is room for: %v", total)
+		t.Errorf("handles in a short buffer: got %v, want 1", total)
 	}
 	wantErrno(t, "no such objects", info(uapi.ObjectFlow, 16), syscall.ENOENT)
 	wantErrno(t, "room for half a handle", info(uapi.ObjectPD, 6), syscall.EINVAL)

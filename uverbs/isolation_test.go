@@ -42,7 +42,7 @@ func TestOthersHandles(t *testing.T) {
 		handles = append(handles, o.Handle)
 	}
 	if len(handles) != 5 {
-		t.Fatalf("the other context has %+v", info)
+		t.Fatalf("objects of the other context: got %+v, want 5", info)
 	}
 	x := &session{t: t, w: w, p: p, s: new(script)}
 	tried := 0
@@ -88,7 +88,7 @@ func TestOthersHandles(t *testing.T) {
 		for _, cmd := range []uapi.Command{uapi.CmdPostSend, uapi.CmdPostRecv, uapi.CmdPostSRQRecv} {
 			core := uapi.AppendTo(nil, &uapi.PostSend{Response: sessionResponse, QPHandle: h})
 			if _, err := p.command(uint32(cmd), false, core, nil, 8, 0); err == nil {
-				t.Errorf("%v with handle %d of another context succeeds", cmd, h)
+				t.Errorf("%v with handle %d of another context: got success, want an error", cmd, h)
 			}
 		}
 	}

@@ -18,6 +18,6 @@ func TestCompletionEventDoesNotAllocate(t *testing.T) {
 		o.channel.completed(&o.comp, 1)
 		unix.Read(ch, buf)
 	}); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("allocations: got %v, want 0", n)
 	}
 }

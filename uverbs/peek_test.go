@@ -94,17 +94,17 @@ func TestArmPeeked(t *testing.T) {
 				t.Errorf("%v, want %v", err, test.want)
 			}
 			if armed := p.armed(ch, cq); armed != (test.want == nil) {
-				t.Errorf("armed: %v", armed)
+				t.Errorf("armed: got %v, want %v", armed, test.want == nil)
 			}
 			c := &peekingCaller{program: p, seen: slices.Clone(b)}
 			if got := p.f.Ioctl(c, uapi.VerbsIoctl, addressOf(b)); !errors.Is(got, test.want) || (got == nil) != (err == nil) {
 				t.Errorf("%v where memory can be peeked at, %v where not", got, err)
 			}
 			if reads := c.reads > 0; reads != test.reads {
-				t.Errorf("reads of the caller's memory by a peek: %d", c.reads)
+				t.Errorf("reads of the caller's memory by a peek: got %d, want any: %v", c.reads, test.reads)
 			}
 			if armed := p.armed(ch, cq); armed != (test.want == nil) {
-				t.Errorf("armed where memory can be peeked at: %v", armed)
+				t.Errorf("armed with a possible peek at memory: got %v, want %v", armed, test.want == nil)
 			}
 		})
 	}
@@ -137,7 +137,7 @@ func TestArmPeekedElsewhere(t *testing.T) {
 			t.Errorf("%s is seen: %v", name, err)
 		}
 		if !p.armed(ch, cq) {
-			t.Errorf("%s is seen: the queue is not armed", name)
+			t.Errorf("%s: got a queue that is not armed, want an armed one", name)
 		}
 	}
 	must(t, p.w.core.Unregister(p.w.handle))

@@ -50,20 +50,20 @@ func TestPostSend(t *testing.T) {
 		if g := got[0]; g.ID != 1 || g.Opcode != ib.WRRDMAWriteWithImm || g.Flags != ib.SendSignaled || g.Imm != 0x01020304 ||
 			g.RemoteAddr != 0x1000 || g.RKey != 7 ||
 			!slices.Equal(g.SGList, []ib.SGE{{Addr: 1, Length: 2, LKey: 3}, {Addr: 4, Length: 5, LKey: 6}}) {
-			t.Errorf("write: %+v", g)
+			t.Errorf("write: got %+v, want the posted values", g)
 		}
 		if g := got[1]; g.RemoteAddr != 0x2000 || g.CompareAdd != 5 || g.Swap != 6 || g.RKey != 8 || g.SGList[0].Addr != 7 {
-			t.Errorf("atomic: %+v", g)
+			t.Errorf("atomic: got %+v, want the posted values", g)
 		}
 		if g := got[2]; g.InvalidateRKey != 9 || len(g.SGList) != 0 {
-			t.Errorf("send with invalidate: %+v", g)
+			t.Errorf("send with invalidate: got %+v, want key 9 without elements", g)
 		}
 
 		// The queue is full now.
 		bad, err = post(p, uapi.CmdPostSend, rc, []uapi.SendWR{inv, inv}, nil)
 		wantErrno(t, "full queue", err, syscall.ENOMEM)
 		if bad != 1 {
-			t.Errorf("full queue: request %d was refused", bad)
+			t.Errorf("full queue: got request %d as the rejected one, want 1", bad)
 		}
 
 		ud := p.createQP(pd, cq, 0, uapi.QPTUD).QPHandle
@@ -74,7 +74,7 @@ func TestPostSend(t *testing.T) {
 			t.Fatalf("refused %d: %v", bad, err)
 		}
 		if g := p.fakeQP(ud).Sent()[0]; g.AH == nil || g.RemoteQPN != 0x11 || g.RemoteQKey != 0x22 {
-			t.Errorf("datagram: %+v", g)
+			t.Errorf("datagram: got %+v, want QP 0x11 with Q_Key 0x22", g)
 		}
 		must(t, silently(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah})) // it is no longer in use
 
@@ -225,7 +225,8 @@ func TestModifyPorts(t *testing.T) {
 			continue
 		}
 		if err != nil || test.req.AttrMask != test.wantMask || test.req.PortNum != test.wantPort {
-			t.Errorf("%s: mask %v, port %d, %v", test.name, test.req.AttrMask, test.req.PortNum, err)
+			t.Errorf("%s: got mask %v, port %d and error %v, want %v and %d", test.name, test.req.AttrMask,
+				test.req.PortNum, err, test.wantMask, test.wantPort)
 		}
 	}
 }

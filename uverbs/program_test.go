@@ -69,7 +69,7 @@ func worldWith(t *testing.T, dev *ib.DeviceHandle, drv *ibfake.Driver, opts Serv
 			}
 		}
 		if w.drv.Contexts() != 0 {
-			t.Errorf("%d contexts left in the driver", w.drv.Contexts())
+			t.Errorf("contexts in the driver: got %d, want 0", w.drv.Contexts())
 		}
 		notCharged(t, w.ledger)
 	})
@@ -87,7 +87,7 @@ func notCharged(t testing.TB, l *quota.Ledger) {
 		}
 	}
 	if s != nil {
-		t.Errorf("charged at the end: %s", strings.Join(s, ", "))
+		t.Errorf("charges at the end: got %s, want none", strings.Join(s, ", "))
 	}
 }
 
@@ -103,7 +103,7 @@ func checkDescriptors(t *testing.T) {
 		})
 		for fd, what := range after {
 			if before[fd] == "" {
-				t.Errorf("descriptor %s is left: %s", fd, what)
+				t.Errorf("descriptor %s at the end: got %s, want none", fd, what)
 			}
 		}
 	})
@@ -199,10 +199,10 @@ func (w *world) open(form form) *program {
 		p.space.Close()
 		must(w.t, unix.Munmap(p.arena))
 		if n := p.mem.closed.Load(); n != 1 {
-			w.t.Errorf("the memory was closed %d times", n)
+			w.t.Errorf("calls of Close of the memory: got %d, want 1", n)
 		}
 		if n := p.acct.Pages(); n != 0 {
-			w.t.Errorf("%d pages are left in the account", n)
+			w.t.Errorf("charged pages at the end: got %d, want 0", n)
 		}
 	})
 	return p
@@ -279,7 +279,7 @@ func (p *program) store(b []byte) []byte {
 func (p *program) write(cmd []byte) error {
 	n, err := p.f.Write(p, addressOf(p.store(cmd)), len(cmd))
 	if err == nil && n != len(cmd) {
-		p.t.Errorf("Write returned %d of %d", n, len(cmd))
+		p.t.Errorf("Write: got %d, want %d", n, len(cmd))
 	}
 	return err
 }
@@ -511,7 +511,7 @@ func (p *program) completions(channel int) (users []uint64, end bool) {
 	for _, r := range records {
 		d, ok := uapi.Decode[uapi.CompEventDesc](r)
 		if !ok {
-			p.t.Fatalf("event of %d bytes", len(r))
+			p.t.Fatalf("event: got %d bytes, want a whole record", len(r))
 		}
 		users = append(users, d.CQHandle)
 	}
@@ -536,7 +536,7 @@ func (p *program) asyncEvents(fd int) (events []string, end bool) {
 	for _, r := range records {
 		d, ok := uapi.Decode[uapi.AsyncEventDesc](r)
 		if !ok {
-			p.t.Fatalf("event of %d bytes", len(r))
+			p.t.Fatalf("event: got %d bytes, want a whole record", len(r))
 		}
 		events = append(events, fmt.Sprintf("%v:%d", d.EventType, d.Element))
 	}

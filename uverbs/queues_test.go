@@ -136,7 +136,7 @@ func TestSRQCommands(t *testing.T) {
 		addr := p.f.objects.find(mr.MRHandle).res.(*mrObject).Region().IOVA()
 		srq, drv := p.createSRQ(pd, uapi.CreateXSRQ{UserHandle: 77})
 		if srq.SRQN != 0 {
-			t.Errorf("a basic queue has number %d", srq.SRQN)
+			t.Errorf("number of a basic queue: got %d, want 0", srq.SRQN)
 		}
 		var qps [2]uapi.CreateQPResp
 		for i := range qps {
@@ -163,7 +163,7 @@ func TestSRQCommands(t *testing.T) {
 		q, err := do[uapi.QuerySRQResp](p, uapi.CmdQuerySRQ, uapi.QuerySRQ{SRQHandle: srq.SRQHandle})
 		must(t, err)
 		if q.SRQLimit != 2 || q.MaxWR != srq.MaxWR || q.MaxSGE != srq.MaxSGE {
-			t.Errorf("query: %+v", q)
+			t.Errorf("query: got %+v, want limit 2 and the values of the creation", q)
 		}
 		for i := range 2 { // from either, to the same queue
 			wr := uapi.SendWR{WRID: 10, NumSGE: 1, Opcode: uapi.WRSend}
@@ -171,7 +171,7 @@ func TestSRQCommands(t *testing.T) {
 				t.Fatalf("refused %d: %v", bad, err)
 			}
 			if wc := p.waitWC(cq); wc.Status != uapi.WCSuccess || wc.WRID != uint64(i) || wc.QPNum != qps[1-i].QPN {
-				t.Errorf("message %d: %+v", i, wc)
+				t.Errorf("message %d: got %+v, want success", i, wc)
 			}
 		}
 		p.expectEvents(fmt.Sprintf("%v:77", uapi.EventSRQLimitReached))
@@ -183,13 +183,13 @@ func TestSRQCommands(t *testing.T) {
 			enc(uapi.RXEModifySRQCmd{MMapInfoAddr: addressOf(place)}), 0)
 		must(t, err)
 		if mi, _ := uapi.Decode[uapi.MMInfo](place); mi.Size <= drv.MI.Size {
-			t.Errorf("the new queue is at %+v, the old one was at %+v", mi, drv.MI)
+			t.Errorf("queue after the resize: got %+v, want a larger one than %+v", mi, drv.MI)
 		}
 		wantErrno(t, "resize without telling where", silently(p, uapi.CmdModifySRQ,
 			uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrMaxWR, MaxWR: 50}), syscall.EINVAL)
 		info := p.f.Info()
 		if len(info.SRQs) != 1 || info.SRQs[0].MaxWR < 100 || info.SRQs[0].XRC {
-			t.Errorf("resources: %+v", info.SRQs)
+			t.Errorf("resources: got %+v, want 1 basic SRQ", info.SRQs)
 		}
 		if info.SRQs[0].PD != info.PDs[0].Handle {
 			t.Errorf("the SRQ is in PD %d, want %d", info.SRQs[0].PD, info.PDs[0].Handle)
@@ -206,7 +206,7 @@ func TestSRQCommands(t *testing.T) {
 		r, err := do[uapi.DestroySRQResp](p, uapi.CmdDestroySRQ, uapi.DestroySRQ{SRQHandle: srq.SRQHandle})
 		must(t, err)
 		if r.EventsReported != 1 {
-			t.Errorf("%d events reported", r.EventsReported)
+			t.Errorf("reported events: got %d, want 1", r.EventsReported)
 		}
 
 		for _, bad := range []struct {
@@ -282,7 +282,7 @@ func TestXRCCommands(t *testing.T) {
 		// state, and both programs receive the event.
 		srq, drv := b.createSRQ(pdb, uapi.CreateXSRQ{SRQType: uapi.SRQTXRC, XRCDHandle: xb, CQHandle: cqb})
 		if srq.SRQN == 0 || srq.SRQN != drv.SRQNum {
-			t.Errorf("numbers %d and %d", srq.SRQN, drv.SRQNum)
+			t.Errorf("SRQ numbers: got %d and %d, want equal ones above 0", srq.SRQN, drv.SRQNum)
 		}
 		wantErrno(t, "close a domain in use", silently(b, uapi.CmdCloseXRCD, uapi.CloseXRCD{XRCDHandle: xb}), syscall.EBUSY)
 		region := b.f.objects.find(mrb.MRHandle).res.(*mrObject).Region()
@@ -300,14 +300,14 @@ func TestXRCCommands(t *testing.T) {
 		}
 		send(srq.SRQN)
 		if wc := a.waitWC(cqa); wc.Status != uapi.WCSuccess {
-			t.Errorf("send: %+v", wc)
+			t.Errorf("send: got %+v, want success", wc)
 		}
 		if wc := b.waitWC(cqb); wc.Status != uapi.WCSuccess || wc.WRID != 3 || wc.ByteLen != 20 || wc.QPNum != tgt.QPN {
-			t.Errorf("receive: %+v", wc)
+			t.Errorf("receive: got %+v, want success, ID 3 and 20 bytes", wc)
 		}
 		send(0)
 		if wc := a.waitWC(cqa); wc.Status != uapi.WCRemInvReqErr {
-			t.Errorf("send to no queue: %+v", wc)
+			t.Errorf("send to an unknown queue: got %+v, want remote invalid request", wc)
 		}
 		for i, p := range []*program{a, b} {
 			p.expectEvents(fmt.Sprintf("%v:%d", uapi.EventQPReqErr, 5+i))
@@ -316,21 +316,21 @@ func TestXRCCommands(t *testing.T) {
 		r, err := do[uapi.DestroyQPResp](a, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: tgt.QPHandle})
 		must(t, err)
 		if r.EventsReported != 1 {
-			t.Errorf("%d events reported", r.EventsReported)
+			t.Errorf("reported events: got %d, want 1", r.EventsReported)
 		}
 		_, err = do[uapi.QueryQPResp](b, uapi.CmdQueryQP, uapi.QueryQP{QPHandle: opened.QPHandle, AttrMask: uapi.QPAttrState})
 		must(t, err)
 		must(t, silently(a, uapi.CmdCloseXRCD, uapi.CloseXRCD{XRCDHandle: xa}))
 		info := b.f.Info()
 		if len(info.XRCDs) != 2 || len(info.SRQs) != 1 || !info.SRQs[0].XRC {
-			t.Errorf("resources: %+v", info)
+			t.Errorf("resources: got %+v, want 2 XRC domains and 1 XRC SRQ", info)
 		}
 		if n := w.dev.Objects(); n.XRCD != 2 || n.QP != 2 {
-			t.Errorf("objects: %v", n)
+			t.Errorf("objects: got %v, want 2 XRC domains and 2 QPs", n)
 		}
 		b.f.Close() // destroys the rest
 		if n := w.dev.Objects(); n.XRCD != 0 || n.SRQ != 0 || n.QP != 1 {
-			t.Errorf("objects after the close: %v", n)
+			t.Errorf("objects after the close: got %v, want 1 QP", n)
 		}
 		_, err = a.openXRCD(fd, 0)
 		wantErrno(t, "the file names nothing any more", err, syscall.EAGAIN)
@@ -364,7 +364,7 @@ func TestMulticastCommands(t *testing.T) {
 		must(t, attach(ud.QPHandle, group))
 		p.f.Close() // the membership does not prevent it
 		if n := w.dev.Objects(); n != (ib.ObjectCounts{}) {
-			t.Errorf("left: %v", n)
+			t.Errorf("remaining objects: got %v, want none", n)
 		}
 	})
 }

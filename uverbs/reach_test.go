@@ -28,7 +28,7 @@ func TestReachByHandle(t *testing.T) {
 	a.f.proc, b.f.proc, closed.f.proc = numbered{a, 7}, numbered{b, 8}, numbered{closed, 9}
 	shared, other := a.createCQ(-1, 0), b.createCQ(-1, 0)
 	if shared != other {
-		t.Fatalf("the first handles are %d and %d", shared, other)
+		t.Fatalf("first handles: got %d and %d, want equal ones", shared, other)
 	}
 	own := b.createCQ(-1, 0)
 	pd := b.allocPD()

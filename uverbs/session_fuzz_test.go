@@ -232,7 +232,7 @@ func newSessionWorld(t testing.TB) *sessionWorld {
 	t.Cleanup(func() {
 		w.other.close()
 		if left := w.dev.Objects().String(); left != "" {
-			t.Errorf("left at the end: %s", left)
+			t.Errorf("remaining objects: got %s, want none", left)
 		}
 		srv.Close()
 		must(t, core.Unregister(dev.Handle()))
@@ -260,7 +260,7 @@ func (p *sessionProgram) close(t testing.TB) {
 		unix.Close(fd)
 	}
 	if n := p.acct.Pages(); n != 0 {
-		t.Errorf("%d pages are left in the account", n)
+		t.Errorf("charged pages at the end: got %d, want 0", n)
 	}
 	notCharged(t, p.ledger)
 	must(t, unix.Munmap(p.space.mem))
@@ -382,14 +382,14 @@ func (o *bystander) check(t testing.TB) {
 			uapi.SGE{Addr: sessionData, Length: size, LKey: o.mr.LKey}), 0)
 	for range 2 {
 		if wc := o.awaitCompletion(t, o.cq, uint64(o.seen)); wc.Status != uapi.WCSuccess {
-			t.Fatalf("the bystander gets %+v of message %d", wc, o.seen)
+			t.Fatalf("bystander: got %+v for message %d, want success", wc, o.seen)
 		}
 	}
 	if got := o.space.get(sessionData, 0x4000); !bytes.Equal(got, want) {
 		t.Fatal("the bystander's memory has changed")
 	}
 	if info := o.objects(); o.info != "" && info != o.info {
-		t.Fatalf("the bystander's objects were %s, are %s", o.info, info)
+		t.Fatalf("bystander's objects: got %s, want %s", info, o.info)
 	}
 }
 
@@ -415,11 +415,11 @@ func (p *sessionProgram) awaitCompletion(t testing.TB, cq uint32, id uint64) uap
 		}
 		wc, _ := uapi.Decode[uapi.WC](resp[8:])
 		if wc.WRID != id {
-			t.Fatalf("completion %+v, expected of work request %d", wc, id)
+			t.Fatalf("completion: got %+v, want that of work request %d", wc, id)
 		}
 		return wc
 	}
-	t.Fatalf("work request %d does not complete", id)
+	t.Fatalf("work request %d: got no completion, want one", id)
 	return uapi.WC{}
 }
 
@@ -820,7 +820,7 @@ func (x *session) doorbell() {
 func (x *session) errno(err error) {
 	var errno syscall.Errno
 	if err != nil && !errors.As(err, &errno) {
-		x.t.Errorf("%v is no errno", err)
+		x.t.Errorf("error: got %v, want an errno", err)
 	}
 }
 
@@ -906,7 +906,7 @@ func FuzzSession(f *testing.F) {
 		p.file.Info()
 		p.close(t)
 		if left := w.dev.Objects().String(); left != w.base {
-			t.Errorf("left: %s, expected %s", left, w.base)
+			t.Errorf("remaining objects: got %s, want %s", left, w.base)
 		}
 		w.other.check(t)
 		if w.round++; w.round%256 == 0 {

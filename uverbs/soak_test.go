@@ -124,14 +124,14 @@ func (l *ledger) done(id uint64, ok, flushed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if _, open := l.open[id]; !open {
-		l.s.t.Errorf("%s: work request %d completed, and it was done before: %v", l.who, id, l.seen[id])
+		l.s.t.Errorf("%s: work request %d: got a second completion after %v, want one", l.who, id, l.seen[id])
 	}
 	delete(l.open, id)
 	l.seen[id] = true
 	if flushed {
 		l.s.flush.Add(1)
 	} else if !ok {
-		l.s.t.Errorf("%s: work request %d failed, and was not flushed", l.who, id)
+		l.s.t.Errorf("%s: work request %d: got a failure, want a flush or success", l.who, id)
 	}
 }
 
@@ -147,7 +147,7 @@ func (l *ledger) settle() {
 	defer l.mu.Unlock()
 	for id, taken := range l.open {
 		if taken {
-			l.s.t.Errorf("%s: work request %d was never completed", l.who, id)
+			l.s.t.Errorf("%s: work request %d: got no completion, want one", l.who, id)
 		}
 	}
 }
@@ -191,7 +191,7 @@ func (p *soakProc) run() {
 		f()
 	}
 	if n := p.acct.Pages(); n != 0 {
-		p.s.t.Errorf("%d pages are left in the account", n)
+		p.s.t.Errorf("charged pages at the end: got %d, want 0", n)
 	}
 	p.space.Close()
 	must(p.s.t, unix.Munmap(p.arena))
@@ -443,7 +443,7 @@ func (x *soakContext) fatal() {
 		last, _ = uapi.Decode[uapi.AsyncEventDesc](b[:n])
 	}
 	if last.EventType != uapi.EventDeviceFatal {
-		x.s.t.Errorf("the last event is %v", last.EventType)
+		x.s.t.Errorf("last event: got %v, want device fatal", last.EventType)
 	}
 }
 
@@ -765,6 +765,6 @@ func TestSoakReset(t *testing.T) {
 type failing struct{ t testing.TB }
 
 func (f failing) Write(line []byte) (int, error) {
-	f.t.Errorf("logged: %s", line)
+	f.t.Errorf("log: got %s, want no lines", line)
 	return len(line), nil
 }

@@ -185,6 +185,6 @@ func TestInfoHandlesOfZombie(t *testing.T) {
 	}
 	x.to(2)
 	if n := list(); n != 0 {
-		t.Errorf("%d handles of protection domains in a zombie", n)
+		t.Errorf("handles of protection domains in a zombie: got %d, want 0", n)
 	}
 }

@@ -422,7 +422,7 @@ func (r *methodRow) expected(t *testing.T) outcomes {
 			return methodOutcomes(object, v.Effect)
 		}
 	}
-	t.Errorf("%s is not in the table of verbs", r.name)
+	t.Errorf("table of verbs: got no %s, want one", r.name)
 	return outcomes{}
 }
 
@@ -651,7 +651,7 @@ func TestStates(t *testing.T) {
 	}
 	check := func(name string, state int, want, got syscall.Errno) {
 		if got != want {
-			t.Errorf("%s in state %s: seen %s, expected %s", name, [...]string{"active", "error", "zombie", "gone"}[state],
+			t.Errorf("%s in state %s: got %s, want %s", name, [...]string{"active", "error", "zombie", "gone"}[state],
 				outcome(got), outcome(want))
 		}
 	}
@@ -686,7 +686,7 @@ func TestStates(t *testing.T) {
 	}
 	for n, cmd := range commands {
 		if !commandSeen[n] {
-			t.Errorf("%v has no row in stateRows", cmd)
+			t.Errorf("stateRows: got no row for %v, want one", cmd)
 		}
 	}
 	header("Methods of RDMA_VERBS_IOCTL", "method")
@@ -708,7 +708,7 @@ func TestStates(t *testing.T) {
 	}
 	for id, m := range methods {
 		if !methodSeen[id] {
-			t.Errorf("%v has no row in ioctlRows", m)
+			t.Errorf("ioctlRows: got no row for %v, want one", m)
 		}
 	}
 	header("Methods of the midlayer", "method")
@@ -741,7 +741,7 @@ func TestStates(t *testing.T) {
 			name := typ.Elem().Name() + "." + typ.Method(i).Name
 			if !noState[typ.Method(i).Name] && !noState[name] &&
 				!slices.ContainsFunc(methodRows, func(r methodRow) bool { return r.name == name }) {
-				t.Errorf("%s has no row in methodRows", name)
+				t.Errorf("methodRows: got no row for %s, want one", name)
 			}
 		}
 	}

@@ -29,7 +29,7 @@ func within(t testing.TB, what string, f func()) {
 	select {
 	case <-done:
 	case <-time.After(20 * time.Second):
-		t.Fatalf("%s has not returned after 20 s", what)
+		t.Fatalf("%s: got no return after 20 s, want one", what)
 	}
 }
 
@@ -92,12 +92,12 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 			within(t, "a doorbell", func() { wantErrno(t, "doorbell after the removal", p.ring(qp), syscall.EIO) })
 			if !strings.Contains(log.String(), "left behind") ||
 				!strings.Contains(log.String(), fmt.Sprintf("uid=%d pid=%d name=test", p.UID(), p.PID())) {
-				t.Errorf("the log does not name the process: %q", log.String())
+				t.Errorf("log: got %q, want the process", log.String())
 			}
 			within(t, "Resources", func() { w.srv.Resources() })
 			within(t, "Close", p.f.Close)
 			if n := p.mem.closed.Load(); n != 0 {
-				t.Errorf("the memory of the queues was closed %d times while a call was on it", n)
+				t.Errorf("calls of Close of the memory during a call: got %d, want 0", n)
 			}
 			once.Do(release)
 			<-returned
@@ -106,7 +106,7 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 				t.Errorf("left: %v", got)
 			}
 			if len(violations) > 0 {
-				t.Errorf("violations: %v", violations)
+				t.Errorf("violations: got %v, want none", violations)
 			}
 		})
 	}
@@ -142,7 +142,7 @@ func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
 			}()
 			within(t, "Close", p.f.Close)
 			if !strings.Contains(log.String(), "closed, but") {
-				t.Errorf("the log does not say so: %q", log.String())
+				t.Errorf("log: got %q, want \"closed, but\"", log.String())
 			}
 			other.allocPD()
 			if goes {

@@ -21,7 +21,7 @@ func TestVerbTable(t *testing.T) {
 	rows, names, calls := 0, map[string]bool{}, map[string]bool{}
 	once := func(set map[string]bool, name string) {
 		if set[name] {
-			t.Errorf("%s stands in the table twice", name)
+			t.Errorf("table: got %s twice, want it once", name)
 		}
 		set[name] = true
 	}
@@ -34,22 +34,23 @@ func TestVerbTable(t *testing.T) {
 		for _, c := range v.Commands {
 			once(calls, c.String())
 			if commands[c.Number].run == nil {
-				t.Errorf("%v has no function", c)
+				t.Errorf("function of %v: got none, want one", c)
 			}
 			if v.Name == "" && !v.Atomic {
-				t.Errorf("%v moves no data, and has no name", c)
+				t.Errorf("name of %v, which moves no data: got none, want one", c)
 			}
 		}
 		for _, m := range v.Methods {
 			once(calls, fmt.Sprint(m.Object, m))
 			if runs[methodID{m.Object, m.Method}] == nil {
-				t.Errorf("%v has no function", m)
+				t.Errorf("function of %v: got none, want one", m)
 			}
 		}
 		rows += len(v.Commands) + len(v.Methods)
 	}
 	if rows != len(plainRuns)+len(extendedRuns)+len(runs) || rows != len(commands)+len(methods) {
-		t.Errorf("%d calls in the table, %d functions", rows, len(plainRuns)+len(extendedRuns)+len(runs))
+		t.Errorf("table: got %d calls for %d functions, want equal numbers", rows,
+			len(plainRuns)+len(extendedRuns)+len(runs))
 	}
 	for _, want := range [][2]string{{"create_cq_ex", "create_cq"}, {"reg_mr", "reg_mr"}} {
 		if v, ok := CanonicalVerb(want[0]); !ok || v != want[1] {
@@ -57,7 +58,7 @@ func TestVerbTable(t *testing.T) {
 		}
 	}
 	if v, ok := CanonicalVerb(""); ok {
-		t.Errorf("the empty name is %q", v)
+		t.Errorf("CanonicalVerb of the empty name: got %q, want none", v)
 	}
 }
 
@@ -76,7 +77,7 @@ func TestOnVerb(t *testing.T) {
 		w.srv.OnVerb(func(c VerbCall) error {
 			calls = append(calls, strings.TrimSuffix(c.Verb+":"+c.State, ":"))
 			if c.Device != "rxe0" || c.PID != os.Getpid() || c.Process != "test" {
-				t.Errorf("the call is %+v", c)
+				t.Errorf("call: got %+v, want rxe0 and this process", c)
 			}
 			if fail {
 				return fmt.Errorf("not now: %w", syscall.EDOM)
@@ -112,7 +113,7 @@ func TestOnVerb(t *testing.T) {
 		}
 		run()
 		if after := p.f.Info(); !reflect.DeepEqual(after, before) {
-			t.Errorf("something was done: %+v, before %+v", after, before)
+			t.Errorf("objects after failed calls: got %+v, want %+v", after, before)
 		}
 		if _, err := p.ioctl(uapi.ObjectPD, uapi.MethodPDDestroy,
 			inline(uapi.AttrDestroyPDHandle, 0, uint64(pd))); !errors.Is(err, syscall.EDOM) {
@@ -124,7 +125,7 @@ func TestOnVerb(t *testing.T) {
 		calls = nil
 		p.allocPD()
 		if len(calls) > 0 {
-			t.Errorf("%q are still heard of", calls)
+			t.Errorf("observed calls: got %q, want none", calls)
 		}
 	}
 }

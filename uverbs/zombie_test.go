@@ -48,7 +48,8 @@ func TestDeviceRemoval(t *testing.T) {
 			t.Errorf("destroyed in the order %v", got)
 		}
 		if w.drv.Contexts() != 0 || p.acct.Pages() != 0 {
-			t.Errorf("%d contexts in the driver, %d pages", w.drv.Contexts(), p.acct.Pages())
+			t.Errorf("zombie: got %d contexts in the driver and %d pages, want 0 and 0", w.drv.Contexts(),
+				p.acct.Pages())
 		}
 		if len(w.srv.Devices()) != 0 || p.mem.closed.Load() != 0 {
 			t.Error("device is listed, or the memory closed")
@@ -79,12 +80,12 @@ func TestDeviceRemoval(t *testing.T) {
 		// Destroying succeeds, in any order, once.
 		must(t, silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd}))
 		if r := p.destroyCQ(cq); r.CompEventsReported != 1 {
-			t.Errorf("cq: %+v", r)
+			t.Errorf("destroy CQ: got %+v, want 1 completion event reported", r)
 		}
 		r, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 		must(t, err)
 		if r.EventsReported != 0 {
-			t.Errorf("qp: %+v", r)
+			t.Errorf("destroy QP: got %+v, want 0 events reported", r)
 		}
 		must(t, silently(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr.MRHandle}))
 		must(t, silently(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}))
@@ -110,7 +111,7 @@ func TestRemovalBeforeContext(t *testing.T) {
 	_, err = w.srv.Open("uverbs0", p, &memory{})
 	wantErrno(t, "open", err, syscall.ENODEV)
 	if n := len(p.f.events.async); n != 0 {
-		t.Errorf("%d event files", n)
+		t.Errorf("event files: got %d, want 0", n)
 	}
 }
 
@@ -157,7 +158,7 @@ func TestRemovalWithFullAsyncFile(t *testing.T) {
 		last, _ = uapi.Decode[uapi.AsyncEventDesc](buf)
 	}
 	if n < os.Getpagesize()/asyncRecordSize || last.EventType != uapi.EventDeviceFatal {
-		t.Errorf("%d events, the last is %v", n, last.EventType)
+		t.Errorf("events: got %d with %v as the last, want a full pipe with device fatal", n, last.EventType)
 	}
 }
 
@@ -213,7 +214,7 @@ func TestRemovalDuringCommand(t *testing.T) {
 				release()
 				wg.Wait()
 				if left := w.dev.Objects().String(); left != "" {
-					t.Errorf("left: %s", left)
+					t.Errorf("remaining objects: got %s, want none", left)
 				}
 			})
 		}
@@ -261,7 +262,7 @@ func TestRemovalDuringAnswer(t *testing.T) {
 			<-waiting
 			must(t, w.core.Unregister(w.handle))
 			if left := w.dev.Objects().String(); left != "" {
-				t.Errorf("left: %s", left)
+				t.Errorf("remaining objects: got %s, want none", left)
 			}
 			close(release)
 			if err := <-done; !errors.Is(err, test.install) {
@@ -291,7 +292,7 @@ func TestClose(t *testing.T) {
 		t.Errorf("destroyed %v", got)
 	}
 	if w.drv.Contexts() != 0 {
-		t.Errorf("%d contexts", w.drv.Contexts())
+		t.Errorf("contexts in the driver: got %d, want 0", w.drv.Contexts())
 	}
 	if _, end := p.asyncEvents(p.async); !end {
 		t.Error("the asynchronous event file has no end")
@@ -320,9 +321,9 @@ func TestCloseWithBrokenDriver(t *testing.T) {
 	said := slices.Collect(strings.Lines(log.String()))
 	if len(said) != 2 || !strings.Contains(said[0], "cannot destroy AH") ||
 		!strings.Contains(said[1], "cannot destroy PD") {
-		t.Errorf("log: %q", said)
+		t.Errorf("log: got %q, want \"cannot destroy PD\" in the second line", said)
 	}
 	if drv.Contexts() != 0 {
-		t.Errorf("%d contexts", drv.Contexts())
+		t.Errorf("contexts in the driver: got %d, want 0", drv.Contexts())
 	}
 }

@@ -348,7 +348,7 @@ func TestIdle(t *testing.T) {
 	y.busy.Store(true)
 	check("where another thread is stopped there", true)
 	if due != 0 {
-		t.Errorf("Due was called at once")
+		t.Errorf("Due: got a call at once, want none")
 	}
 	r.lastTend = r.lastTend.Add(-tendTime)
 	check("after a while", true)
@@ -472,7 +472,8 @@ func TestWatchLimit(t *testing.T) {
 		x.Stop()
 	}
 	if user, all := mostWatches(); user < 1 || all < user {
-		t.Errorf("limits of this machine: %d for a user, %d for all", user, all)
+		t.Errorf("inotify watches of this machine: got limits of %d per user and %d in total, want positive ones",
+			user, all)
 	}
 }
 
