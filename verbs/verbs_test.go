@@ -100,7 +100,7 @@ func TestCodes(t *testing.T) {
 func TestStatus(t *testing.T) {
 	for s := Success; s <= UnspecifiedFailure; s++ {
 		if s.Error() == "" || s.String() == "" {
-			t.Errorf("status %d has no words", s)
+			t.Errorf("text of status %d: got none, want some", s)
 		}
 	}
 	if Status(999).Error() == "" {
@@ -160,7 +160,7 @@ func TestSGE(t *testing.T) {
 		func() {
 			defer func() {
 				if recover() == nil {
-					t.Errorf("%s: no panic", name)
+					t.Errorf("%s: got no panic, want a panic", name)
 				}
 			}()
 			f()

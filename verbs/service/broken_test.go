@@ -133,10 +133,10 @@ func TestBrokenService(t *testing.T) {
 		select {
 		case err := <-done:
 			if err == nil {
-				t.Errorf("%+v: no error", how)
+				t.Errorf("%+v: got no error, want one", how)
 			}
 		case <-time.After(10 * time.Second):
-			t.Fatalf("%+v: no answer", how)
+			t.Fatalf("%+v: got no answer in 10 s, want one", how)
 		}
 	}
 }

@@ -160,7 +160,7 @@ func TestServiceKilled(t *testing.T) {
 		flushed += n
 	}
 	if flushed != 3 {
-		t.Errorf("%d of 3 receives are flushed", flushed)
+		t.Errorf("flushed receives: got %d, want 3", flushed)
 	}
 	if err := x.qp.PostSend(&verbs.SendWR{Opcode: verbs.Send}); !errors.Is(err, syscall.EIO) {
 		t.Errorf("PostSend: %v, want EIO", err)
