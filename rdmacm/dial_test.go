@@ -74,7 +74,7 @@ func (e *end) say(s string) {
 		e.t.Fatal(err)
 	}
 	if wc := <-done; wc.Status != ib.WCSuccess {
-		e.t.Fatalf("send: %v", wc.Status)
+		e.t.Fatalf("status of the send: got %v, want success", wc.Status)
 	}
 }
 
@@ -115,7 +115,8 @@ func TestDial(t *testing.T) {
 						t.Errorf("request %+v, want %+v", r.Param, want)
 					}
 					if !bytes.Equal(r.Data, padded("knock", msg.MaxREQData-msg.IPHeaderLen)) || r.RemoteAddr().Addr() != a.addr {
-						t.Errorf("%q from %v", r.Data, r.RemoteAddr())
+						t.Errorf("request: got data %q from %v, want \"knock\" with padding from %v", r.Data,
+							r.RemoteAddr(), a.addr)
 					}
 					e := newEnd(t, r.Device())
 					defer e.close()
@@ -125,7 +126,8 @@ func TestDial(t *testing.T) {
 					b.must(err)
 					defer c.Close()
 					if q, _, err := e.qp.Query(ib.QPAttrState | ib.QPAttrMaxDestRdAtomic | ib.QPAttrMaxRdAtomic | ib.QPAttrTimeout); err != nil || q.MaxDestRdAtomic != 1 || q.MaxRdAtomic != 2 {
-						t.Errorf("the queue pair has %d, %d; %v", q.MaxDestRdAtomic, q.MaxRdAtomic, err)
+						t.Errorf("queue pair: got READs %d and %d and error %v, want 1 and 2", q.MaxDestRdAtomic,
+							q.MaxRdAtomic, err)
 					}
 					e.hear("hello")
 					c.Establish()
@@ -136,7 +138,7 @@ func TestDial(t *testing.T) {
 					e.say("good day")
 					<-c.Done()
 					if !errors.Is(c.Err(), ErrDisconnected) {
-						t.Errorf("ended: %v", c.Err())
+						t.Errorf("reason of the end: got %v, want ErrDisconnected", c.Err())
 					}
 				}()
 				c, err := a.m.Resolve(ctx, Target{Addr: at(b)})
@@ -151,7 +153,7 @@ func TestDial(t *testing.T) {
 					t.Errorf("response %+v, want %+v", p, want)
 				}
 				if !bytes.Equal(data, padded("come in", msg.MaxREPData)) || c.Established(ctx) != nil {
-					t.Errorf("answer %q", data)
+					t.Errorf("answer: got %q, want \"come in\" with padding", data)
 				}
 				if c.RemoteAddr() != at(b) || c.LocalAddr().Addr() != a.addr {
 					t.Errorf("from %v to %v", c.LocalAddr(), c.RemoteAddr())
@@ -161,7 +163,7 @@ func TestDial(t *testing.T) {
 				e.hear("good day")
 				select {
 				case <-c.Done():
-					t.Errorf("ended: %v", c.Err())
+					t.Errorf("connection: got the end with %v, want an open connection", c.Err())
 				default:
 				}
 				a.must(c.Disconnect())
@@ -170,7 +172,7 @@ func TestDial(t *testing.T) {
 				e.close()
 				c.Close()
 				if !errors.Is(c.Err(), ErrDisconnected) {
-					t.Errorf("ended: %v", c.Err())
+					t.Errorf("reason of the end: got %v, want ErrDisconnected", c.Err())
 				}
 			})
 		})
@@ -243,7 +245,7 @@ func TestDialFails(t *testing.T) {
 			err = dial(t, ctx, a, at(b))
 			cancel()
 			if err := <-first; !errors.Is(err, context.Canceled) {
-				t.Errorf("the first: %v", err)
+				t.Errorf("first Dial: got %v, want context.Canceled", err)
 			}
 			return err
 		}, syscall.ECONNREFUSED, ""},
@@ -260,7 +262,7 @@ func TestDialFails(t *testing.T) {
 			end := newEnd(t, r.Device())
 			defer end.close()
 			if err := r.Init(end.qp.QP); !errors.Is(err, syscall.EINVAL) {
-				t.Errorf("the queue pair of a request that was given up: %v", err)
+				t.Errorf("Init for a cancelled request: got %v, want EINVAL", err)
 			}
 			if c, err := r.Accept(end.qp.QP, Param{}, nil); err == nil {
 				t.Error("a request that was given up is accepted")
@@ -311,10 +313,10 @@ func TestDialFails(t *testing.T) {
 			b.must(err)
 			time.AfterFunc(time.Second, b.m.Close)
 			if _, err := l.Accept(ctx); !errors.Is(err, syscall.ENODEV) {
-				t.Errorf("accept: %v", err)
+				t.Errorf("Accept: got %v, want ENODEV", err)
 			}
 			if _, err := b.m.Listen(anywhere, 0); !errors.Is(err, syscall.ENODEV) {
-				t.Errorf("listen: %v", err)
+				t.Errorf("Listen: got %v, want ENODEV", err)
 			}
 			time.AfterFunc(time.Second, a.m.Close)
 			c, err := a.m.Resolve(ctx, Target{Addr: at(b)})
@@ -385,7 +387,7 @@ func TestDialAgain(t *testing.T) {
 			_, _, err = c.Connect(ctx, e.qp.QP, Param{}, nil)
 			a.must(err)
 			if q, _, err := e.qp.Query(ib.QPAttrState | ib.QPAttrMaxDestRdAtomic | ib.QPAttrMaxRdAtomic | ib.QPAttrTimeout); err != nil || q.Timeout != 14 {
-				t.Errorf("timeout %d, %v", q.Timeout, err)
+				t.Errorf("timeout: got %d and error %v, want 14", q.Timeout, err)
 			}
 			e.close()
 			c.Close()
@@ -395,7 +397,7 @@ func TestDialAgain(t *testing.T) {
 		}
 		l.Close()
 		if n := <-served; n != 3 {
-			t.Errorf("%d connections", n)
+			t.Errorf("connections: got %d, want 3", n)
 		}
 		synctest.Wait()
 	})

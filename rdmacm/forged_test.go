@@ -41,7 +41,7 @@ func TestImpostor(t *testing.T) {
 			}
 		}
 		if requests != 0 {
-			t.Errorf("%d requests of the forger were rejected", requests)
+			t.Errorf("rejected requests of the forger: got %d, want 0", requests)
 		}
 		// The node itself, with numbers that the forged packets have used.
 		a.must(p.c.Connect(Param{QPN: 2}, nil))
@@ -111,7 +111,7 @@ func TestBothGo(t *testing.T) {
 		testutil.Advance(10 * time.Minute)
 		for _, h := range []*host{a, b} {
 			if n := len(h.m.conns) + len(h.m.byPeer) + len(h.m.byPeerQP); n > 0 {
-				t.Errorf("%v remembers %d entries", h.addr, n)
+				t.Errorf("entries of %v: got %d, want 0", h.addr, n)
 			}
 		}
 	})

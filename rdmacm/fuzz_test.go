@@ -278,7 +278,8 @@ func FuzzPackets(f *testing.F) {
 				a.m.held,
 			}
 			if left != [len(left)]int{} {
-				t.Errorf("entries of ids, conns, byPeer, byPeerQP, sidr, services, ports and held are left: %d", left)
+				t.Errorf("entries of ids, conns, byPeer, byPeerQP, sidr, services, ports and held: got %d, want 0",
+					left)
 			}
 		})
 	})

@@ -71,7 +71,7 @@ func (h *host) close() {
 	h.must(h.slot.Close())
 	if n := len(h.m.ids) + len(h.m.conns) + len(h.m.byPeer) + len(h.m.byPeerQP) + len(h.m.sidr) + len(h.m.services) +
 		len(h.m.ports); n > 0 {
-		h.t.Errorf("%v: %d entries are left: %+v", h.addr, n, h.m)
+		h.t.Errorf("%v: got %d remaining entries, want 0: %+v", h.addr, n, h.m)
 	}
 }
 
@@ -202,7 +202,7 @@ func TestConnect(t *testing.T) {
 			t.Errorf("request %+v, want %+v", req.Param, want)
 		}
 		if !bytes.Equal(req.Data, padded("hello", msg.MaxREQData-msg.IPHeaderLen)) {
-			t.Errorf("private data of the request %q", req.Data)
+			t.Errorf("private data of the request: got %q, want \"hello\" with padding", req.Data)
 		}
 		s := req.New
 		if v, w := s.View(), c.View(); v.Src != w.Dst || v.Dst != w.Src || v.SGID != w.DGID || v.DGID != w.SGID ||
@@ -215,13 +215,13 @@ func TestConnect(t *testing.T) {
 			t.Errorf("response %+v, want %+v", rep.Param, want)
 		}
 		if !bytes.Equal(rep.Data, padded("welcome", msg.MaxREPData)) {
-			t.Errorf("private data of the response %q", rep.Data)
+			t.Errorf("private data of the response: got %q, want \"welcome\" with padding", rep.Data)
 		}
 		qpAttrs(t, c, s)
 		// The starting PSN is that of the packets that its sender receives (IBA 12.7.31). Two sides that both used it
 		// for sent packets would agree with each other, but not with other implementations.
 		if rtr, _, _ := c.QPAttr(ib.QPRTR); sent.(*msg.REQ).StartingPSN != rtr.RQPSN {
-			t.Errorf("starting PSN %#x, expects %#x", sent.(*msg.REQ).StartingPSN, rtr.RQPSN)
+			t.Errorf("starting PSN: got %#x, want %#x", sent.(*msg.REQ).StartingPSN, rtr.RQPSN)
 		}
 		a.must(c.Complete())
 		lb.expect(t, soon, Established)
@@ -252,7 +252,7 @@ func qpAttrs(t *testing.T, c, s *ID) {
 		}
 	}
 	if a[ib.QPInit].AccessFlags&ib.AccessRemoteRead == 0 || a[ib.QPInit].Port != 1 {
-		t.Errorf("INIT: %+v", a[ib.QPInit])
+		t.Errorf("attributes for INIT: got %+v, want remote read and port 1", a[ib.QPInit])
 	}
 	ra, rb := a[ib.QPRTR], b[ib.QPRTR]
 	if ra.DestQPN != 0x654321 || rb.DestQPN != 0x123456 || ra.PathMTU != rb.PathMTU || ra.MaxDestRdAtomic != 2 ||
@@ -366,7 +366,7 @@ func TestRefused(t *testing.T) {
 			c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
 			if e := la.expect(t, soon, Rejected)[0]; e.Status != int32(msg.ReasonInvalidServiceID) {
-				t.Errorf("%+v", e)
+				t.Errorf("rejection: got %+v, want invalid service ID", e)
 			}
 			c.Destroy()
 		})
@@ -377,7 +377,7 @@ func TestRefused(t *testing.T) {
 			s := lb.expect(t, soon, ConnectRequest)[0].New
 			b.must(s.Reject(msg.ReasonConsumer, []byte("no")))
 			if e := la.expect(t, soon, Rejected)[0]; e.Status != 28 || !bytes.Equal(e.Data, padded("no", msg.MaxREJData)) {
-				t.Errorf("%+v", e)
+				t.Errorf("rejection: got %+v, want status 28 with \"no\" and padding", e)
 			}
 			s.Destroy()
 			c.Destroy()
@@ -398,7 +398,7 @@ func TestRefused(t *testing.T) {
 			a.must(c.Connect(Param{QPN: 1}, nil))
 			la.expect(t, 60*time.Second)
 			if e := la.expect(t, 10*time.Second, Unreachable)[0]; e.Status != -int32(syscall.ETIMEDOUT) {
-				t.Errorf("%+v", e)
+				t.Errorf("event: got %+v, want status ETIMEDOUT", e)
 			}
 			c.Destroy()
 		})
@@ -419,7 +419,7 @@ func TestRefused(t *testing.T) {
 			a.must(err)
 			// A kernel would not find the message that another REJ refers to.
 			if rej := sent.(*msg.REJ); rej.Of != msg.OfREQ {
-				t.Errorf("%+v", rej)
+				t.Errorf("REJ: got %+v, want the rejection of a REQ", rej)
 			}
 			c.Destroy()
 		})
@@ -452,7 +452,7 @@ func TestService(t *testing.T) {
 		a.must(c.Connect(Param{}, []byte("who")))
 		e := lb.expect(t, soon, ConnectRequest)[0]
 		if !bytes.Equal(e.Data, padded("who", 180)) {
-			t.Errorf("%q", e.Data)
+			t.Errorf("private data: got %q, want \"who\" with padding", e.Data)
 		}
 		b.must(e.New.Accept(Param{QPN: 77}, []byte("me")))
 		r := la.expect(t, soon, Established)[0]
@@ -465,12 +465,12 @@ func TestService(t *testing.T) {
 		s := lb.expect(t, soon, ConnectRequest)[0].New
 		b.must(s.Reject(msg.ReasonConsumer, nil))
 		if e := la.expect(t, soon, Unreachable)[0]; e.Status != int32(msg.SIDRRejected) {
-			t.Errorf("%+v", e)
+			t.Errorf("event: got %+v, want status SIDRRejected", e)
 		}
 		n := a.resolve(msg.PortSpaceUDP, b, testPort+1, &la)
 		a.must(n.Connect(Param{}, nil))
 		if e := la.expect(t, soon, Unreachable)[0]; e.Status != int32(msg.SIDRUnsupported) {
-			t.Errorf("%+v", e)
+			t.Errorf("event: got %+v, want status SIDRUnsupported", e)
 		}
 		for _, id := range []*ID{c, d, n, s, e.New, l} {
 			id.Destroy()
@@ -642,7 +642,7 @@ func TestRemovalOrder(t *testing.T) {
 		a.must(a.slot.Unplug())
 		l.take(time.Millisecond)
 		if !slices.Equal(heard, ids) {
-			t.Errorf("%d IDs have heard, of %d, or in another order", len(heard), len(ids))
+			t.Errorf("IDs with an event, in order: got %d, want %d", len(heard), len(ids))
 		}
 		for _, id := range ids {
 			id.Destroy()

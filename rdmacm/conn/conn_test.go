@@ -353,9 +353,9 @@ func TestExplore(t *testing.T) {
 		}
 		r, err := sys.Run(3_000_000)
 		if err != nil {
-			t.Errorf("%s: %v", c.what, err)
+			t.Errorf("%s: got error %v, want none", c.what, err)
 		} else if r.Ends == 0 {
-			t.Errorf("%s: it never ends", c.what)
+			t.Errorf("%s: got 0 ends, want at least 1", c.what)
 		}
 		t.Logf("%s: %v", c.what, r)
 	}

@@ -112,7 +112,7 @@ func TestRoundTrip(t *testing.T) {
 			}
 			_, n, err := Parse(Append(nil, tid, m))
 			if err != nil || !reflect.DeepEqual(m, n) {
-				t.Fatalf("%v: %+v became %+v, %v", a, m, n, err)
+				t.Fatalf("%v: sent %+v, got %+v and error %v, want the same message", a, m, n, err)
 			}
 		}
 	}
@@ -156,7 +156,7 @@ func TestTooLarge(t *testing.T) {
 		func() {
 			defer func() {
 				if recover() == nil {
-					t.Errorf("%s: no panic", what)
+					t.Errorf("%s: got no panic, want a panic", what)
 				}
 			}()
 			Append(nil, 0, m)
@@ -202,7 +202,7 @@ func FuzzParse(f *testing.F) {
 		}
 		tid2, n, err := Parse(Append(nil, tid, m))
 		if err != nil || tid2 != tid || !reflect.DeepEqual(m, n) {
-			t.Errorf("%+v became %+v, %v", m, n, err)
+			t.Errorf("sent %+v, got %+v and error %v, want the same message", m, n, err)
 		}
 		if r, ok := m.(*REQ); ok {
 			if h, err := ParseIPHeader(r.Data); err == nil && h.Src.Is4() != h.Dst.Is4() {

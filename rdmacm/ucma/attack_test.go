@@ -42,7 +42,7 @@ func TestGuessedRequest(t *testing.T) {
 		_, r := requested(s, p, q)
 		p.destroy(r)
 		if n := len(p.files[0].events); n > 0 || p.ready {
-			t.Errorf("%d events are left, ready %v", n, p.ready)
+			t.Errorf("remaining events: got %d with ready %v, want 0 and false", n, p.ready)
 		}
 	})
 }
@@ -85,7 +85,7 @@ func TestUnread(t *testing.T) {
 			p.event()
 		}
 		if err = issue(p, ucm.CmdResolveAddr, to, 0); errors.Is(err, syscall.ENOMEM) {
-			t.Errorf("when they are taken: %v", err)
+			t.Errorf("after the events are read: got %v, want no ENOMEM", err)
 		}
 	})
 }
@@ -104,7 +104,7 @@ func TestLeftGroup(t *testing.T) {
 		p.must(issue(p, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4))
 		p.taken.Undo()
 		if n := len(p.files[0].events); n > 0 {
-			t.Errorf("%d events are left", n)
+			t.Errorf("remaining events: got %d, want 0", n)
 		}
 	})
 }

@@ -114,7 +114,7 @@ func (p *program) raw(f *File, cmd ucm.Command, in []byte, out int) error {
 		p.taken = taken
 	}
 	if err == nil && n != len(b) {
-		p.t.Errorf("%v: wrote %d of %d bytes", cmd, n, len(b))
+		p.t.Errorf("%v: got %d bytes written, want %d", cmd, n, len(b))
 	}
 	return err
 }
@@ -205,11 +205,11 @@ func fuzzWorld(t *testing.T, checked bool, f func(t *testing.T, s *Server, slot 
 		}
 		for _, u := range []int{1, 2} {
 			if n := ledger.User(u).Held(quota.CMIDs); n != 0 {
-				t.Errorf("user %d still holds %d IDs", u, n)
+				t.Errorf("IDs charged to user %d: got %d, want 0", u, n)
 			}
 		}
 		if len(s.ids)+len(s.groups) != 0 {
-			t.Errorf("%d IDs and %d groups are left", len(s.ids), len(s.groups))
+			t.Errorf("remaining objects: got %d IDs and %d groups, want 0", len(s.ids), len(s.groups))
 		}
 		m.Close()
 		if err := slot.Close(); err != nil {
@@ -233,11 +233,11 @@ func TestOffsets(t *testing.T) {
 	} {
 		f, _ := reflect.TypeOf(v).FieldByName("ID")
 		if int(f.Offset) != idAt[cmd] {
-			t.Errorf("%v: the ID is at %d, not %d", cmd, f.Offset, idAt[cmd])
+			t.Errorf("%v: got the ID at offset %d, want %d", cmd, f.Offset, idAt[cmd])
 		}
 	}
 	if f, _ := reflect.TypeFor[ucm.EventResp]().FieldByName("Reserved"); int(f.Offset) != ucm.MinEventResp {
-		t.Errorf("the reserved field of an event is at %d, not %d", f.Offset, ucm.MinEventResp)
+		t.Errorf("offset of the reserved field of an event: got %d, want %d", f.Offset, ucm.MinEventResp)
 	}
 }
 
@@ -250,12 +250,12 @@ func TestConnection(t *testing.T) {
 		b.must(issue(b, ucm.CmdListen, ucm.Listen{ID: l, Backlog: 4}, 0))
 		c := a.create(msg.PortSpaceTCP, 0xa0)
 		if err := issue(a, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, 400); !errors.Is(err, ErrNoEvent) {
-			t.Errorf("an event: %v", err)
+			t.Errorf("GET_EVENT without an event: got %v, want ErrNoEvent", err)
 		}
 		dst := sockaddrOf(netip.MustParseAddrPort("10.0.0.1:7471"))
 		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: c, DstSize: sizeofInet, DstAddr: dst}, 0))
 		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.AddrResolved || e.UID != 0xa0 || e.ID != c {
-			t.Fatalf("%+v", e)
+			t.Fatalf("event: got %+v, want address resolved with UID 0xa0", e)
 		}
 		a.must(issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: c}, 0))
 		a.event()
@@ -272,30 +272,30 @@ func TestConnection(t *testing.T) {
 		}
 		a.must(issue(a, ucm.CmdQuery, ucm.Query{Response: responseAt, ID: c, Option: ucm.QueryPath}, 400))
 		if r := get[ucm.QueryPathResp](a); r.NumPaths != 1 {
-			t.Errorf("%+v", r)
+			t.Errorf("paths: got %+v, want 1", r)
 		}
 		cp := ucm.ConnParam{QPNum: 7, ResponderResources: 1, InitiatorDepth: 1, Valid: 1, PrivateDataLen: 2,
 			PrivateData: [256]uint8{1, 2}}
 		a.must(issue(a, ucm.CmdConnect, ucm.Connect{ConnParam: cp, ID: c}, 0))
 		e := b.event()
 		if rdmacm.EventType(e.Event) != rdmacm.ConnectRequest || e.UID != 0xb0 || e.ID == l {
-			t.Fatalf("%+v", e)
+			t.Fatalf("event: got %+v, want connect request with UID 0xb0", e)
 		}
 		p, _ := uapi.Decode[ucm.ConnParam](e.Param[:])
 		if p.QPNum != 7 || p.PrivateDataLen != 56 || p.PrivateData[0] != 1 || p.PrivateData[2] != 0 {
-			t.Errorf("%+v", p)
+			t.Errorf("parameters: got %+v, want QP 7 and 56 bytes of private data", p)
 		}
 		b.must(issue(b, ucm.CmdAccept, ucm.Accept{UID: 0xb1, ConnParam: ucm.ConnParam{QPNum: 8, Valid: 1}, ID: e.ID}, 0))
 		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.ConnectResponse {
-			t.Fatalf("%+v", e)
+			t.Fatalf("event: got %+v, want connect response", e)
 		}
 		a.must(issue(a, ucm.CmdAccept, ucm.Accept{ID: c}, 0))
 		if e := b.event(); rdmacm.EventType(e.Event) != rdmacm.Established || e.UID != 0xb1 {
-			t.Fatalf("%+v", e)
+			t.Fatalf("event: got %+v, want established with UID 0xb1", e)
 		}
 		a.must(issue(a, ucm.CmdDisconnect, ucm.Disconnect{ID: c}, 0))
 		if e := b.event(); rdmacm.EventType(e.Event) != rdmacm.Disconnected {
-			t.Fatalf("%+v", e)
+			t.Fatalf("event: got %+v, want disconnected", e)
 		}
 		b.must(issue(b, ucm.CmdDisconnect, ucm.Disconnect{ID: e.ID}, 0))
 		synctest.Wait()
@@ -303,13 +303,13 @@ func TestConnection(t *testing.T) {
 			t.Error("the file is not ready although there is an event")
 		}
 		if n := a.destroy(c); n != 3 || a.ready {
-			t.Errorf("%d events were given, ready %v", n, a.ready)
+			t.Errorf("reported events: got %d with ready %v, want 3 and false", n, a.ready)
 		}
 		if n := b.destroy(e.ID); n != 2 {
-			t.Errorf("%d events were given of the connection", n)
+			t.Errorf("reported events of the connection: got %d, want 2", n)
 		}
 		if n := b.destroy(l); n != 1 {
-			t.Errorf("%d events were given of the listener", n)
+			t.Errorf("reported events of the listener: got %d, want 1", n)
 		}
 	})
 }
@@ -370,10 +370,10 @@ func TestRefusals(t *testing.T) {
 		h := ucm.Hdr{Cmd: ucm.CmdListen, In: 8}
 		copy(a.mem.b, uapi.AppendTo(nil, &h))
 		if _, _, err := a.files[0].Write(a, commandAt, 15); !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("shorter than it says: %v", err)
+			t.Errorf("write shorter than its header: got %v, want EINVAL", err)
 		}
 		if _, _, err := a.files[0].Write(a, 8, 16); !errors.Is(err, syscall.EFAULT) {
-			t.Errorf("from nowhere: %v", err)
+			t.Errorf("write from an unmapped address: got %v, want EFAULT", err)
 		}
 		var err error
 		for range 20 {
@@ -382,7 +382,7 @@ func TestRefusals(t *testing.T) {
 			}
 		}
 		if !errors.Is(err, syscall.ENOMEM) {
-			t.Errorf("too many IDs: %v", err)
+			t.Errorf("too many IDs: got %v, want ENOMEM", err)
 		}
 	})
 }
@@ -422,7 +422,7 @@ func TestPorts(t *testing.T) {
 			b.destroy(y)
 		}
 		if id, err := bound(b, "0.0.0.0:80", false); err != nil {
-			t.Errorf("a low port with the capability: %v", err)
+			t.Errorf("low port with the capability: got %v, want no error", err)
 		} else {
 			b.destroy(id)
 		}
@@ -439,10 +439,10 @@ func TestRemoval(t *testing.T) {
 		b.must(issue(b, ucm.CmdListen, ucm.Listen{ID: wild}, 0))
 		a.must(slot.Unplug())
 		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.DeviceRemoval || e.UID != 5 {
-			t.Fatalf("%+v", e)
+			t.Fatalf("event: got %+v, want device removal with UID 5", e)
 		}
 		if err := issue(a, ucm.CmdListen, ucm.Listen{ID: id}, 0); !errors.Is(err, syscall.EIO) {
-			t.Errorf("listen afterwards: %v", err)
+			t.Errorf("listen after the removal: got %v, want EIO", err)
 		}
 		synctest.Wait()
 		if b.ready {
@@ -453,16 +453,16 @@ func TestRemoval(t *testing.T) {
 		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: c, DstSize: sizeofInet,
 			DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))}, 0))
 		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.AddrResolved {
-			t.Fatalf("by the device that has come back: %+v", e)
+			t.Fatalf("event of the device after its return: got %+v, want address resolved", e)
 		}
 		a.must(issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: c}, 0))
 		a.event()
 		a.must(issue(a, ucm.CmdConnect, ucm.Connect{ConnParam: ucm.ConnParam{Valid: 1, QPNum: 3}, ID: c}, 0))
 		if e := b.event(); rdmacm.EventType(e.Event) != rdmacm.ConnectRequest {
-			t.Fatalf("at the listener of all addresses: %+v", e)
+			t.Fatalf("event of the listener on all addresses: got %+v, want connect request", e)
 		}
 		if n := a.destroy(id); n != 1 {
-			t.Errorf("%d events", n)
+			t.Errorf("reported events: got %d, want 1", n)
 		}
 	})
 }
@@ -483,7 +483,7 @@ func TestWait(t *testing.T) {
 			DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))}, 0))
 		synctest.Wait()
 		if woken != 1 || f.Cancel(w) || f.AddWaiter(func() {}) != nil {
-			t.Errorf("woken %d", woken)
+			t.Errorf("calls of wake: got %d, want 1", woken)
 		}
 		taken, err := f.take()
 		a.must(err)
@@ -492,7 +492,7 @@ func TestWait(t *testing.T) {
 		}
 		taken.Undo()
 		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.AddrResolved || e.ID != id {
-			t.Errorf("%+v", e)
+			t.Errorf("event: got %+v, want address resolved", e)
 		}
 		// An event stays in the queue if its response cannot be stored.
 		a.must(issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0))
@@ -501,15 +501,15 @@ func TestWait(t *testing.T) {
 			t.Error(err)
 		}
 		if e := a.event(); rdmacm.EventType(e.Event) != rdmacm.RouteResolved {
-			t.Errorf("%+v", e)
+			t.Errorf("event: got %+v, want route resolved", e)
 		}
 		if n := a.destroy(id); n != 2 {
-			t.Errorf("%d events", n)
+			t.Errorf("reported events: got %d, want 2", n)
 		}
 		w = f.AddWaiter(func() { woken += 100 })
 		f.Close()
 		if woken != 101 || w == nil {
-			t.Errorf("woken %d at the end", woken)
+			t.Errorf("sum of the wake calls after Close: got %d, want 101", woken)
 		}
 		if err := issue(a, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, 400); !errors.Is(err, syscall.EIO) {
 			t.Error(err)
@@ -530,18 +530,18 @@ func TestMigrate(t *testing.T) {
 		mig := ucm.MigrateID{Response: responseAt, ID: id, FD: 0}
 		a.must(a.raw(a.files[1], ucm.CmdMigrateID, uapi.AppendTo(nil, &mig), 4))
 		if n := get[ucm.MigrateResp](a).EventsReported; n != 1 || a.ready {
-			t.Errorf("%d events were given, ready %v", n, a.ready)
+			t.Errorf("reported events: got %d with ready %v, want 1 and false", n, a.ready)
 		}
 		if err := issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0); !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("by the old file: %v", err)
+			t.Errorf("command on the former file: got %v, want EINVAL", err)
 		}
 		if err := a.raw(a.files[1], ucm.CmdMigrateID, uapi.AppendTo(nil, &mig), 4); !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("once more: %v", err)
+			t.Errorf("second migration: got %v, want EINVAL", err)
 		}
 		ge := ucm.GetEvent{Response: responseAt}
 		a.must(a.raw(a.files[1], ucm.CmdGetEvent, uapi.AppendTo(nil, &ge), 400))
 		if e := get[ucm.EventResp](a); rdmacm.EventType(e.Event) != rdmacm.RouteResolved {
-			t.Errorf("%+v", e)
+			t.Errorf("event: got %+v, want route resolved", e)
 		}
 	})
 }
@@ -565,17 +565,17 @@ func TestMulticast(t *testing.T) {
 		}
 		if err := issue(b, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4); !errors.Is(err,
 			syscall.EINVAL) {
-			t.Errorf("ID of another file: %v", err)
+			t.Errorf("ID of another file: got %v, want EINVAL", err)
 		}
 		a.must(issue(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4))
 		if n := get[ucm.DestroyIDResp](a).EventsReported; n != 1 {
-			t.Errorf("%d events", n)
+			t.Errorf("reported events: got %d, want 1", n)
 		}
 		for range 7 { // together with the ID this is the user's limit
 			a.must(issue(a, ucm.CmdJoinMcast, join, 4))
 		}
 		if err := issue(a, ucm.CmdJoinMcast, join, 4); !errors.Is(err, syscall.ENOMEM) {
-			t.Errorf("one more: %v", err)
+			t.Errorf("one more group: got %v, want ENOMEM", err)
 		}
 		other := b.create(msg.PortSpaceUDP, 5)
 		b.must(b.bind(other, "10.0.0.1:0"))

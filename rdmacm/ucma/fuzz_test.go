@@ -188,11 +188,11 @@ func FuzzSession(f *testing.F) {
 					unread := 0
 					for c := range f.ids {
 						if unread += c.unread; c.file != f || s.ids[c.id] != c {
-							t.Errorf("ID %d is in the table of another file", c.id)
+							t.Errorf("ID %d: got the table of another file, want that of its own", c.id)
 						}
 					}
 					if unread != len(f.events) {
-						t.Errorf("%d events are counted, %d there are", unread, len(f.events))
+						t.Errorf("unread events: got a count of %d, want %d", unread, len(f.events))
 					}
 				}
 				s.mu.Unlock()
