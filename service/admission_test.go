@@ -36,11 +36,11 @@ func TestAdmissionPace(t *testing.T) {
 		}
 		look(admissionBurst)
 		if d := time.Since(began); d != 0 {
-			t.Errorf("a burst took %v", d)
+			t.Errorf("duration of a burst: got %v, want 0", d)
 		}
 		look(admissionRate)
 		if d := time.Since(began); d < 900*time.Millisecond || d > 1100*time.Millisecond {
-			t.Errorf("clients of one second beyond the burst took %v", d)
+			t.Errorf("duration of one second's clients beyond the burst: got %v, want 0.9 to 1.1 s", d)
 		}
 		if q.busy {
 			t.Error("busy: got true for an empty queue, want false")
@@ -49,7 +49,7 @@ func TestAdmissionPace(t *testing.T) {
 		began = time.Now()
 		look(admissionBurst)
 		if d := time.Since(began); d != 0 {
-			t.Errorf("another burst took %v", d)
+			t.Errorf("duration of another burst: got %v, want 0", d)
 		}
 	})
 }

@@ -76,7 +76,7 @@ func TestCallTraceNotRead(t *testing.T) {
 	for next() {
 	}
 	if shown < 100 || shown+missed != 2*half || reports < 2 {
-		t.Errorf("%d lines shown and %d missed, reported %d times, of %d", shown, missed, reports, 2*half)
+		t.Errorf("lines: got %d shown, %d missed in %d reports, want the sum %d", shown, missed, reports, 2*half)
 	}
 }
 
@@ -95,7 +95,7 @@ func TestCallTraceReaderGone(t *testing.T) {
 		trace.line("line")
 	}
 	if !trace.gone || trace.missed > 1 {
-		t.Errorf("gone %v, %d lines are missed", trace.gone, trace.missed)
+		t.Errorf("trace: got gone %v and %d missed lines, want true and at most 1", trace.gone, trace.missed)
 	}
 }
 

@@ -78,7 +78,7 @@ func TestCapture(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r, err := c.Do(&ctl.Request{Op: ctl.OpLinkShow}); err != nil || len(r.Links) != 2 {
-		t.Errorf("link show: %+v, %v", r, err)
+		t.Errorf("link show: got %+v and error %v, want 2 links", r, err)
 	}
 	if !s.links[0].taps.On() || !s.links[1].taps.On() {
 		t.Error("taps: a device has none, want one")
@@ -97,7 +97,7 @@ func TestCapture(t *testing.T) {
 	}
 	for i, name := range []string{"rxe0", "rxe1"} {
 		if f, err := ng.Interface(i); err != nil || f.Name != name || f.Filter != "dir=in" {
-			t.Errorf("interface %d is %+v, %v", i, f, err)
+			t.Errorf("interface %d: got %+v and error %v, want %s with the filter dir=in", i, f, err, name)
 		}
 	}
 	if s.links[0].taps.On() || s.links[1].taps.On() {

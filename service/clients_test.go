@@ -429,7 +429,7 @@ func TestStuckDevice(t *testing.T) {
 		began := time.Now()
 		_, err := c.Do(r)
 		if d := time.Since(began); d > timeout {
-			t.Errorf("%s took %v", r.Op, d)
+			t.Errorf("duration of %s: got %v, want at most %v", r.Op, d, timeout)
 		}
 		return err
 	}
@@ -460,11 +460,11 @@ func TestStuckDevice(t *testing.T) {
 	began := time.Now()
 	ended := s.Close()
 	if d := time.Since(began); d > 2*timeout {
-		t.Errorf("Close took %v", d)
+		t.Errorf("duration of Close: got %v, want at most %v", d, 2*timeout)
 	}
 	// The removal is still in progress. The service has dropped that device, and the rest has ended.
 	if ended != nil && !errors.Is(ended, syscall.ETIMEDOUT) {
-		t.Errorf("Close: %v", ended)
+		t.Errorf("Close: got %v, want success or ETIMEDOUT", ended)
 	}
 	close(stuck)
 }

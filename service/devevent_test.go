@@ -78,7 +78,7 @@ func TestDevEvents(t *testing.T) {
 				t.Errorf("%s: got %v of the queue pair", e.name, got)
 			}
 		case <-time.After(20 * time.Second):
-			t.Errorf("%s: no event", e.name)
+			t.Errorf("%s: got no event in 20 s, want one", e.name)
 		}
 		if n := counted(e.name) - before; n != 1 {
 			t.Errorf("%s: counter: got %d, want 1", e.name, n)

@@ -143,7 +143,7 @@ func TestFollow(t *testing.T) {
 					t.Errorf("event %v, want %v", e, w)
 				}
 			case <-time.After(20 * time.Second):
-				t.Fatalf("no event %v", w)
+				t.Fatalf("event %v: got none in 20 s, want one", w)
 			}
 		}
 		if len(events) > 0 {
@@ -170,7 +170,7 @@ func TestFollow(t *testing.T) {
 	gid2("::")
 	if links, err := s.Links(); err != nil || links[0].State != "DOWN" || len(links[0].GIDs) != 2 ||
 		len(links[1].GIDs) != 1 {
-		t.Errorf("link show: %+v, %v", links, err)
+		t.Errorf("link show: got %+v and error %v, want the changed links", links, err)
 	}
 	step(lo, ib.EventPortActive, ib.EventGIDChange)
 	file("state", "4: ACTIVE\n")

@@ -30,7 +30,7 @@ func TestDefaultLimits(t *testing.T) {
 		for uid := range 2 {
 			for k := range quota.NumKinds {
 				if l[k].PerUser == 0 || l[k].Total == 0 {
-					t.Errorf("%+v: no limit of %v", m, k)
+					t.Errorf("limits of %+v: got none of %v, want one", m, k)
 				}
 				if err := ledger.User(uid).Take(k, l[k].PerUser); err != nil {
 					t.Errorf("%+v: user %d: %v", m, uid, err)
@@ -53,19 +53,19 @@ func TestDefaultLimits(t *testing.T) {
 		const perSession, perConnection = 4, 1
 		if n := l[quota.Descriptors].Total + perSession*l[quota.Sessions].Total +
 			perConnection*l[quota.Connections].Total; n > m.descriptors/8*7 {
-			t.Errorf("%+v: %d descriptors in all", m, n)
+			t.Errorf("%+v: got %d descriptors in total, want at most 7/8", m, n)
 		}
 		if n := l[quota.Mappings].Total; n > m.mappings/4*3 {
-			t.Errorf("%+v: %d mappings in all", m, n)
+			t.Errorf("%+v: got %d mappings in total, want at most 3/4", m, n)
 		}
 		if n := l[quota.RingBytes].Total; n > m.memory/4 {
-			t.Errorf("%+v: %d bytes of queues in all", m, n)
+			t.Errorf("%+v: got %d bytes of queues in total, want at most 1/4 of the memory", m, n)
 		}
 		if n := l[quota.BufferBytes].Total; n > m.memory/2 || n < m.memory/3 {
-			t.Errorf("%+v: %d bytes of buffers in all", m, n)
+			t.Errorf("%+v: got %d bytes of buffers in total, want 1/3 to 1/2 of the memory", m, n)
 		}
 		if n := l[quota.Workers].Total + l[quota.Connections].Total; n > maxThreads/4 {
-			t.Errorf("%+v: %d threads in all", m, n)
+			t.Errorf("%+v: got %d threads in total, want at most %d", m, n, maxThreads/4)
 		}
 		if l[quota.Workers].Total < l[quota.Sessions].Total {
 			t.Errorf("%+v: workers: got fewer than sessions", m)
@@ -109,7 +109,7 @@ func TestContainerLimits(t *testing.T) {
 			if shared {
 				for k := range quota.NumKinds {
 					if l[k].PerUser == 0 || l[k].Total == 0 {
-						t.Errorf("%s: no limit of %v", c.name, k)
+						t.Errorf("%s: got no limit of %v, want one", c.name, k)
 					}
 				}
 			}
@@ -119,10 +119,10 @@ func TestContainerLimits(t *testing.T) {
 			}
 			threads := got.workers + got.connections
 			if n := got.rings + got.buffers + objects + threads*threadBytes; n > c.m.memory/8*7 {
-				t.Errorf("%s: users may hold %d bytes of %d", c.name, n, c.m.memory)
+				t.Errorf("%s: got %d bytes for users of a memory of %d, want at most 7/8", c.name, n, c.m.memory)
 			}
 			if threads > max(c.m.tasks/2, 2*fewest) {
-				t.Errorf("%s: users may hold %d threads of %d", c.name, threads, c.m.tasks)
+				t.Errorf("%s: got %d threads for users of %d, want at most half", c.name, threads, c.m.tasks)
 			}
 			if n := c.m.heap(l); n < c.m.memory/4 || n+got.rings+got.buffers > c.m.memory {
 				t.Errorf("%s: %d bytes of heap beside %d of users, of %d", c.name, n, got.rings+got.buffers, c.m.memory)

@@ -39,7 +39,7 @@ func wantEvents(t *testing.T, events <-chan ib.EventType, want ...ib.EventType) 
 				t.Errorf("event %v, want %v", e, w)
 			}
 		case <-time.After(20 * time.Second):
-			t.Fatalf("no event %v", w)
+			t.Fatalf("event %v: got none in 20 s, want one", w)
 		}
 	}
 	if len(events) > 0 {
@@ -98,7 +98,7 @@ func TestLinkDown(t *testing.T) {
 	})
 	events = portEvents(l)
 	if list, err := s.Links(); err != nil || list[0].Link != ctl.LinkDown || list[0].State != "DOWN" {
-		t.Errorf("link show: %+v, %v", list, err)
+		t.Errorf("link show: got %+v and error %v, want link and state down", list, err)
 	}
 	set(ctl.LinkSet{State: ctl.LinkUp})
 	wantEvents(t, events, ib.EventPortActive)
@@ -133,7 +133,7 @@ func TestLinkFlap(t *testing.T) {
 		want := map[ctl.LinkState]ctl.LinkState{ctl.LinkUp: ctl.LinkUp, ctl.LinkDown: ctl.LinkDown,
 			ctl.LinkFlap: ctl.LinkUp}[by]
 		if list, err := s.Links(); err != nil || list[0].Link != want {
-			t.Errorf("after %s: %+v, %v", by, list, err)
+			t.Errorf("link after %s: got %+v and error %v, want %v", by, list, err, want)
 		}
 		if err := s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkUp}); err != nil {
 			t.Fatal(err)
@@ -182,7 +182,7 @@ func TestLinkMTU(t *testing.T) {
 		}
 		p, err := s.links[0].dev.Handle().Device().QueryPort(1)
 		if err != nil || p.ActiveMTU.Bytes() != x.want || p.State != ib.PortActive {
-			t.Errorf("mtu %d: %v, %v", x.set, p, err)
+			t.Errorf("active MTU after %d: got %v and error %v, want %d and an active port", x.set, p, err, x.want)
 		}
 	}
 }
@@ -270,10 +270,10 @@ func TestLinkSetMistakes(t *testing.T) {
 	}
 	if p, err := s.links[0].hw.Device().Handle().Device().QueryPort(1); err != nil || p.State != ib.PortDown ||
 		p.ActiveMTU.Bytes() != 512 {
-		t.Errorf("the plugged device: %+v, %v", p, err)
+		t.Errorf("plugged device: got %+v and error %v, want MTU 512", p, err)
 	}
 	if list, err := s.Links(); err != nil || list[0].Shape == nil || *list[0].Shape != *good {
-		t.Errorf("link show: %+v, %v", list, err)
+		t.Errorf("link show: got %+v and error %v, want the shape %+v", list, err, *good)
 	}
 }
 

@@ -265,7 +265,7 @@ func TestListenWaits(t *testing.T) {
 	}
 	second.Release()
 	if d := time.Since(began); d < soon/2 {
-		t.Errorf("Listen returned after %v, while the location was claimed", d)
+		t.Errorf("Listen at a claimed location: got a return after %v, want at least %v", d, soon/2)
 	}
 }
 

@@ -78,7 +78,7 @@ func TestLogLimitDebug(t *testing.T) {
 			l.Debug("noise", "uid", 1001, "i", i)
 		}
 		if b.String() != "" {
-			t.Errorf("a debug record was written by the thread that logs it: %s", b.String())
+			t.Errorf("output of the logging thread: got %s, want none", b.String())
 		}
 		l.Warn("of the same user", "uid", 1001)
 		if countLines(&b, "of the same user") != 1 {

@@ -82,9 +82,9 @@ func TestProfileIsForManagers(t *testing.T) {
 func TestProfileBounded(t *testing.T) {
 	b := boundedBuffer{most: 10}
 	if n, err := b.Write(make([]byte, 6)); n != 6 || err != nil || b.full() {
-		t.Errorf("6 bytes: %d, %v", n, err)
+		t.Errorf("write of 6 bytes: got %d and error %v, want 6", n, err)
 	}
 	if _, err := b.Write(make([]byte, 5)); err == nil || !b.full() || b.b.Len() != 6 {
-		t.Errorf("5 more, of 10: %v, %d bytes are kept", err, b.b.Len())
+		t.Errorf("write of 5 more bytes of 10: got error %v and %d bytes kept, want an error and 6", err, b.b.Len())
 	}
 }

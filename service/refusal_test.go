@@ -184,7 +184,7 @@ func TestClientsThatWait(t *testing.T) {
 		!errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("a client that asks nothing: got %d bytes, %v, want the end of the connection", n, err)
 	} else if d := time.Since(began); d < least {
-		t.Errorf("a client that asks nothing is disconnected after %v", d)
+		t.Errorf("silent client: got a disconnection after %v, want at least %v", d, least)
 	}
 	if err := <-ended; !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("a client that reads nothing: got %v, want the end of the connection", err)

@@ -83,7 +83,7 @@ func TestRemovalsAreDocumented(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+\\.go [^`]+)` \\| (.+) \\|$").FindAllSubmatch(page, -1) {
 		listed[string(m[1])] = false
 		if len(bytes.TrimSpace(m[2])) == 0 {
-			t.Errorf("docs/results/removals.md names no guard for %s", m[1])
+			t.Errorf("docs/results/removals.md: got no guard for %s, want one", m[1])
 		}
 	}
 	files := 0
@@ -100,7 +100,7 @@ func TestRemovalsAreDocumented(t *testing.T) {
 		files++
 		for _, r := range removals(t, root, path) {
 			if _, ok := listed[r]; !ok {
-				t.Errorf("docs/results/removals.md lacks\n%s", r)
+				t.Errorf("docs/results/removals.md: got no row, want\n%s", r)
 			}
 			listed[r] = true
 		}
@@ -111,7 +111,7 @@ func TestRemovalsAreDocumented(t *testing.T) {
 	}
 	for r, found := range listed {
 		if !found {
-			t.Errorf("docs/results/removals.md lists a call that no longer exists: %s", r)
+			t.Errorf("docs/results/removals.md: got a row for %s, want none for a missing call", r)
 		}
 	}
 }

@@ -69,7 +69,7 @@ func TestVerbRules(t *testing.T) {
 				t.Errorf("got %v, want %v", hits, c.hits)
 			}
 			if l := v.list(); int(l[0].Hit) != len(c.hits) {
-				t.Errorf("counted %d hits", l[0].Hit)
+				t.Errorf("hits: got %d, want %d", l[0].Hit, len(c.hits))
 			}
 		})
 	}
@@ -140,7 +140,7 @@ func TestVerbFaultMistakes(t *testing.T) {
 		}
 	}
 	if list, err := s.Faults(""); err != nil || len(list) != 0 {
-		t.Errorf("rules were added: %+v, %v", list, err)
+		t.Errorf("rules: got %+v and error %v, want none", list, err)
 	}
 }
 
@@ -161,7 +161,7 @@ func TestVerbFaultRules(t *testing.T) {
 	of0 := add(ctl.FaultRule{Dev: "rxe0", Verb: verb})
 	packets := add(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 1}})
 	if list, err := s.Faults("rxe0"); err != nil || len(list) != 3 || any == of0 || of0 == packets {
-		t.Errorf("%v, %v", list, err)
+		t.Errorf("rules: got %v and error %v, want 3 with different IDs", list, err)
 	}
 	for _, id := range []int{of0, packets} {
 		if err := s.FaultClear("rxe0", id); err != nil {
@@ -172,7 +172,7 @@ func TestVerbFaultRules(t *testing.T) {
 		t.Errorf("clear a rule of all devices by device rxe0: %v", err)
 	}
 	if list, _ := s.Faults(""); len(list) != 1 || list[0].ID != any {
-		t.Errorf("%v", list)
+		t.Errorf("rules: got %v, want only the first", list)
 	}
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("yield of a service with rules: got %v", err)

@@ -101,7 +101,7 @@ func TestMetrics(t *testing.T) {
 	line := regexp.MustCompile(`^(# (HELP|TYPE) [a-z_:]+ .*|[a-z_:]+(\{.*\})? [-+0-9.eInfNa]+)$`)
 	for s := range strings.Lines(text) {
 		if s = strings.TrimRight(s, "\n"); !line.MatchString(s) {
-			t.Errorf("malformed: %s", s)
+			t.Errorf("line: got %s, want the form of the exposition format", s)
 		}
 	}
 }
