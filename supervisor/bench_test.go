@@ -18,7 +18,7 @@ func BenchmarkDoorbell(b *testing.B) {
 			code, out := w.finish(r)
 			ns, err := strconv.ParseFloat(strings.TrimSpace(out), 64)
 			if code != 0 || err != nil {
-				b.Fatalf("exit code %d, printed %q", code, out)
+				b.Fatalf("exit code: got %d, want 0; printed %q", code, out)
 			}
 			b.ReportMetric(ns/float64(b.N), "ns/doorbell")
 			b.ReportMetric(0, "ns/op")
@@ -42,7 +42,7 @@ func BenchmarkWrite(b *testing.B) {
 		for i, f := range strings.Fields(out) {
 			ns, err := strconv.ParseFloat(f, 64)
 			if err != nil {
-				b.Fatalf("printed %q", out)
+				b.Fatalf("output: got %q, want a number", out)
 			}
 			b.ReportMetric(ns, fmt.Sprintf("ns/%s-%s", args[2+i], name))
 		}
@@ -54,7 +54,7 @@ func BenchmarkWrite(b *testing.B) {
 	times("alone", string(out))
 	code, under := w.finish(w.startSelf(args[0], args[1:]...))
 	if code != 0 {
-		b.Fatalf("exit code %d, printed %q", code, under)
+		b.Fatalf("exit code: got %d, want 0; printed %q", code, under)
 	}
 	times("supervised", under)
 	b.ReportMetric(0, "ns/op")
@@ -66,7 +66,7 @@ func BenchmarkPingPong(b *testing.B) {
 	code, out := w.finish(w.startSelf("pingpong", strconv.Itoa(b.N)))
 	ns, err := strconv.ParseFloat(strings.TrimSpace(out), 64)
 	if code != 0 || err != nil {
-		b.Fatalf("exit code %d, printed %q", code, out)
+		b.Fatalf("exit code: got %d, want 0; printed %q", code, out)
 	}
 	b.ReportMetric(ns/float64(b.N), "ns/doorbell")
 	b.ReportMetric(0, "ns/op")
@@ -80,7 +80,7 @@ func BenchmarkPath(b *testing.B) {
 			code, out := w.finish(w.startSelf("stats", path, strconv.Itoa(b.N)))
 			ns, err := strconv.ParseFloat(strings.TrimSpace(out), 64)
 			if code != 0 || err != nil {
-				b.Fatalf("exit code %d, printed %q", code, out)
+				b.Fatalf("exit code: got %d, want 0; printed %q", code, out)
 			}
 			b.ReportMetric(ns/float64(b.N), "ns/stat")
 			b.ReportMetric(0, "ns/op")

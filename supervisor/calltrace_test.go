@@ -28,7 +28,7 @@ func TestTrace(t *testing.T) {
 	w.trace = func(line string) { traced.logf("%s", line) }
 	if code, out := w.sh(
 		"cat /sys/class/infiniband/rxe0/node_type /etc/hostname; cat /sys/class/infiniband/rxe0/nosuch"); code == 0 {
-		t.Errorf("exit code 0: %s", out)
+		t.Errorf("exit code: got 0, want an error; printed %s", out)
 	}
 	w.mustRunSelf("commands") // includes doorbells
 	w.logs.take()             // the panic that the program causes
@@ -36,7 +36,7 @@ func TestTrace(t *testing.T) {
 	line := regexp.MustCompile(`^\d+ [a-z0-9]+\(.*\) = (-1 E[A-Z]+ \(.+\)|\d+) <\d+\.\d{6}>$`)
 	for _, l := range lines {
 		if !line.MatchString(l) {
-			t.Errorf("line %q", l)
+			t.Errorf("line: got %q, want the format of the trace", l)
 		}
 		if strings.Contains(l, "/etc/hostname") {
 			t.Errorf("got a line for a call continued in the kernel: %s", l)

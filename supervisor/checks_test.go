@@ -113,7 +113,7 @@ func TestRaiseLimit(t *testing.T) {
 				t.Errorf("put back: got %d, want %d", limit(), tt.after)
 			}
 			if l := logs.take(); (len(l) > 0) != tt.warned {
-				t.Errorf("logged %q", l)
+				t.Errorf("log: got %q, want any lines: %t", l, tt.warned)
 			}
 		})
 	}
@@ -416,7 +416,7 @@ func TestGIDAttributes(t *testing.T) {
 		for j, name := range []string{"types", "ndevs"} {
 			e := all[fmt.Sprintf("%s/infiniband/rxe0/ports/1/gid_attrs/%s/%d", virtualDir, name, i)]
 			if e == nil {
-				t.Fatalf("there are no %s of entry %d", name, i)
+				t.Fatalf("%s of entry %d: got none, want some", name, i)
 			}
 			got, err := e.read()
 			if err != nil {

@@ -377,7 +377,7 @@ func newWorld(t testing.TB, edit ...func(*SupervisorConfig)) *world {
 	t.Cleanup(func() {
 		w.sup.Close()
 		for _, l := range w.logs.take() {
-			t.Errorf("unexpected log line: %s", l)
+			t.Errorf("log: got %s, want no lines", l)
 		}
 		if left, _ := filepath.Glob(filepath.Join(w.dir, "run", "*")); len(left) > 0 {
 			t.Errorf("remaining files: got %q, want none", left)
@@ -508,7 +508,7 @@ const programTimeout = 2 * testutil.Timeout
 func (w *world) finish(r *run) (code int, out string) {
 	w.Helper()
 	stuck := time.AfterFunc(programTimeout, func() {
-		w.Errorf("the program has not ended after %v", programTimeout)
+		w.Errorf("program: got no end after %v, want one", programTimeout)
 		r.Signal(unix.SIGKILL)
 		w.srv.release()
 	})
@@ -524,7 +524,7 @@ func (w *world) await(what string, c <-chan struct{}) {
 	select {
 	case <-c:
 	case <-time.After(20 * time.Second):
-		w.Fatalf("still waiting for: %s", what)
+		w.Fatalf("wait for %s: got nothing in 20 s, want it at once", what)
 	}
 }
 
@@ -533,7 +533,7 @@ func (w *world) mustRun(args ...string) string {
 	w.Helper()
 	code, out := w.finish(w.start(nil, args...))
 	if code != 0 {
-		w.Fatalf("%q: exit code %d, output:\n%s", args, code, out)
+		w.Fatalf("%q: exit code: got %d, want 0; output:\n%s", args, code, out)
 	}
 	return out
 }
@@ -557,7 +557,7 @@ func (w *world) mustRunSelf(program string, args ...string) string {
 	w.Helper()
 	code, out := w.finish(w.startSelf(program, args...))
 	if code != 0 {
-		w.Fatalf("program %s%q: exit code %d, output:\n%s", program, args, code, out)
+		w.Fatalf("program %s%q: exit code: got %d, want 0; output:\n%s", program, args, code, out)
 	}
 	return strings.TrimSpace(out)
 }

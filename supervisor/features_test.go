@@ -28,7 +28,7 @@ func TestFeatures(t *testing.T) {
 	for _, f := range list {
 		since := version(f.Since)
 		if since < last {
-			t.Errorf("%s is listed after a newer feature", f.Name)
+			t.Errorf("place of %s in the list: got one after a newer feature, want the order of versions", f.Name)
 		}
 		last = since
 		if old := f.Here && here < since; old {
@@ -39,7 +39,7 @@ func TestFeatures(t *testing.T) {
 			t.Errorf("%s: got false on a kernel not older than %s", f.Name, f.Since)
 		}
 		if f.Without == "" {
-			t.Errorf("%s: Without is empty", f.Name)
+			t.Errorf("%s: got an empty Without, want a text", f.Name)
 		}
 	}
 	if !strings.Contains(Access(), "memory") {

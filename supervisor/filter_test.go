@@ -215,7 +215,7 @@ func TestFilterVerdicts(t *testing.T) {
 	}
 	for c := callOther + 1; c < numCalls; c++ {
 		if !seen[c] {
-			t.Errorf("%v is not tested", c)
+			t.Errorf("test of %v: got none, want one", c)
 		}
 	}
 	// From the system call tables of the kernel: execve and execveat of each architecture that a program can switch to.
@@ -376,7 +376,8 @@ func TestNumbers(t *testing.T) {
 				16384, 24573, 1<<31 - 1, 1 << 31} {
 				trapped := verdictOf(t, arch.filter(got), arch.audit, arch.numbers[callFstat].nr, uint64(fd)) == trap
 				if trapped != got.has(fd) {
-					t.Errorf("%s: with a limit of %d, fstat of %d is trapped: %v", name, tt.hard, fd, trapped)
+					t.Errorf("%s with a limit of %d: fstat of %d: got trapped %v, want %v", name, tt.hard, fd, trapped,
+						got.has(fd))
 				}
 			}
 		}

@@ -43,7 +43,7 @@ func testOrphan(t *testing.T) {
 	code, out := w.sh(`(setsid sh -c 'sleep 0.3; cat /sys/class/infiniband_verbs/abi_version' &)
 		sleep 1`)
 	if code != 0 || out != "6\n" {
-		t.Errorf("exit code %d, output %q", code, out)
+		t.Errorf("exit code and output: got %d and %q, want 0 and 6", code, out)
 	}
 }
 
@@ -73,12 +73,12 @@ func TestEndedThread(t *testing.T) {
 		t.Errorf("read: %v", err)
 	}
 	if l := logs.take(); len(l) > 0 {
-		t.Errorf("logged: %q", l)
+		t.Errorf("log: got %q, want no lines", l)
 	}
 	if _, err := s.read(os.Getppid(), 1<<20, make([]byte, 1)); !errors.Is(err, unix.EPERM) {
 		t.Errorf("read of a process that is not a descendant: %v", err)
 	}
 	if l := logs.take(); len(l) != 1 {
-		t.Errorf("logged: %q", l)
+		t.Errorf("log: got %q, want 1 line", l)
 	}
 }

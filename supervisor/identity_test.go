@@ -218,7 +218,7 @@ func TestMemoryByHelperIsBound(t *testing.T) {
 	for _, p := range r.session.processes {
 		if p.space != nil {
 			if spaces++; !p.space.Bound() {
-				t.Errorf("process %d is accessed by its number", p.pid)
+				t.Errorf("process %d: got access by its number, want a bound address space", p.pid)
 			}
 		}
 	}

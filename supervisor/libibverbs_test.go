@@ -37,7 +37,7 @@ func TestLibibverbs(t *testing.T) {
 
 	out := w.mustRun("ibv_devices")
 	if !regexp.MustCompile(`(?m)^\s+rxe0\s+0200000000000001$`).MatchString(out) {
-		t.Errorf("ibv_devices printed:\n%s", out)
+		t.Errorf("ibv_devices: got the output\n%s\nwant rxe0 and its GUID", out)
 	}
 	out = w.mustRun("ibv_devinfo", "-v")
 	var gids []string

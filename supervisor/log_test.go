@@ -15,7 +15,7 @@ func TestDebugLog(t *testing.T) {
 	var opened, closed, busy, memory int
 	for _, l := range logs.take() {
 		if !strings.Contains(l, " uid=") {
-			t.Errorf("line without a user: %s", l)
+			t.Errorf("log line: got %s, want one with \" uid=\"", l)
 		}
 		switch {
 		case strings.Contains(l, `level=DEBUG msg="device file opened"`) && strings.Contains(l, " dev=uverbs0 fd="):
@@ -29,7 +29,7 @@ func TestDebugLog(t *testing.T) {
 				busy++
 			}
 		case !strings.Contains(l, "panic in ioctl"): // caused by the program
-			t.Errorf("logged: %s", l)
+			t.Errorf("log: got %s, want only panics of an ioctl", l)
 		}
 	}
 	if memory == 0 {

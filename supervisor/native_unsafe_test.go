@@ -259,7 +259,7 @@ func TestNativeOrTrapped(t *testing.T) {
 			t.Error("doorbells without a watch: got native, want trapped")
 		}
 		if logs := w.logs.take(); len(logs) != 1 || !strings.Contains(logs[0], "doorbells are trapped") {
-			t.Errorf("logged: %q", logs)
+			t.Errorf("log: got %q, want 1 line about trapped doorbells", logs)
 		}
 	})
 }
@@ -308,7 +308,7 @@ func TestBarredDoorbells(t *testing.T) {
 					return strings.Contains(r.output.String(), syscall.EFBIG.Error())
 				})
 				if code, out := w.finish(r); code != 0 {
-					t.Errorf("exit code %d: %s", code, out)
+					t.Errorf("exit code: got %d, want 0; printed %s", code, out)
 				}
 			})
 		}
@@ -336,7 +336,7 @@ func TestFloodOfDoorbells(t *testing.T) {
 func TestManyNativeFiles(t *testing.T) {
 	w := newNativeWorld(t)
 	if out := w.mustRunSelf("native", "several", t.TempDir(), "40"); strings.TrimSpace(out) != "40" {
-		t.Errorf("%s of 40 ring natively", out)
+		t.Errorf("native doorbells: got %s, want 40", out)
 	}
 	testutil.Eventually(t, "the count of native files to drop to 0", func() bool {
 		n := &w.sup.natives

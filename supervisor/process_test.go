@@ -17,12 +17,12 @@ func TestParseStatus(t *testing.T) {
 	for _, bad := range []string{"", "Tgid:\n", "Tgid:\tx\n", "Tgid:\t1\nUid:\t1\t2\t3\n", "Tgid:\t1\nCapEff:\tx\n",
 		"Tgid:\t1\nGroups:\tx\n"} {
 		if id, err := parseStatus([]byte(bad)); err == nil {
-			t.Errorf("%q: %+v", bad, id)
+			t.Errorf("parseStatus(%q): got %+v, want an error", bad, id)
 		}
 	}
 	self, err := identify(os.Getpid())
 	if err != nil || self.pid != os.Getpid() || self.uids.effective != os.Geteuid() || self.gids.fs != os.Getegid() {
-		t.Errorf("this process: %+v, %v", self, err)
+		t.Errorf("this process: got %+v and error %v, want its IDs", self, err)
 	}
 }
 
@@ -30,7 +30,7 @@ func FuzzParseStatus(f *testing.F) {
 	f.Add([]byte("Name:\tx\nTgid:\t1\nUid:\t1\t2\t3\t4\nGroups:\t1 2\nCapEff:\tff\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if id, err := parseStatus(text); (id == nil) == (err == nil) {
-			t.Errorf("%+v, %v", id, err)
+			t.Errorf("parseStatus: got %+v and error %v, want one of the two", id, err)
 		}
 	})
 }

@@ -102,6 +102,6 @@ func testSwappedFile(t *testing.T, at, want string) {
 	w.finish(r)
 	w.logs.take() // about the refusal
 	if n, err := unix.Read(watch, make([]byte, 256)); err != unix.EAGAIN {
-		t.Errorf("the supervisor has opened the file: %d bytes of events, %v", n, err)
+		t.Errorf("opening by the supervisor: got %d bytes of events and error %v, want EAGAIN", n, err)
 	}
 }

@@ -209,7 +209,7 @@ func TestSignalsToService(t *testing.T) {
 		}
 	}
 	if code, out := w.finish(r); code != 0 || out != "ok\n" {
-		t.Errorf("exit code %d: %s", code, out)
+		t.Errorf("exit code and output: got %d and %s, want 0 and ok", code, out)
 	}
 }
 
@@ -240,7 +240,7 @@ func TestCommands(t *testing.T) {
 	}
 	f := w.srv.files[0]
 	if f.uid != os.Geteuid() || f.name != "exe" {
-		t.Errorf("opened by user %d, name %q", f.uid, f.name)
+		t.Errorf("opener: got user %d and name %q, want user %d and exe", f.uid, f.name, os.Geteuid())
 	}
 	if n := f.failed.Load(); n != 1 {
 		t.Errorf("fatal events of the device: got %d, want 1, for the panic", n)
@@ -287,7 +287,7 @@ func TestNoDescriptorIsLeftOver(t *testing.T) {
 	before := openDescriptors(t)
 	for range 20 {
 		if code, out := w.sh("ls /sys/class/infiniband >/dev/null; cat /sys/class/infiniband/*/ports/1/gid_attrs/types/1 2>&1; exec 3<>/dev/infiniband/uverbs0"); code != 0 {
-			t.Fatalf("exit code %d: %s", code, out)
+			t.Fatalf("exit code: got %d, want 0; printed %s", code, out)
 		}
 	}
 	testutil.Eventually(t, "descriptors to be closed", func() bool { return openDescriptors(t) <= before })
@@ -357,7 +357,7 @@ func TestPassesOnWhatItHas(t *testing.T) {
 	code, out := w.sh(script)
 	got := strings.Split(out, "\n")
 	if code != 0 || len(got) < 7 {
-		t.Fatalf("exit code %d: %s", code, out)
+		t.Fatalf("exit code: got %d, want 0 and at least 7 results; printed %s", code, out)
 	}
 	sid, err := unix.Getsid(0)
 	if err != nil {
@@ -388,7 +388,7 @@ func TestSignalsArePassedOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	if code, out := w.finish(r); code != 7 {
-		t.Errorf("exit code %d, printed %q", code, out)
+		t.Errorf("exit code: got %d, want 7; printed %q", code, out)
 	}
 	if err := r.Signal(unix.SIGTERM); err != os.ErrProcessDone {
 		t.Errorf("signal after the end: %v", err)

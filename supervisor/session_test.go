@@ -75,7 +75,7 @@ func TestKilledProgramLeavesNothing(t *testing.T) {
 	r.Signal(unix.SIGKILL)
 	w.await("the file to be closed", f.closed)
 	if code, _ := w.finish(r); code != 128+9 {
-		t.Errorf("exit code %d", code)
+		t.Errorf("exit code: got %d, want 137", code)
 	}
 	if files := queuesOf(t, r); len(files) != 0 {
 		t.Errorf("remaining queue files: got %q, want none", files)
@@ -89,7 +89,7 @@ func TestKilledInACommand(t *testing.T) {
 	testutil.Eventually(t, "the command", func() bool { return f.waiting.Load() > 0 })
 	r.Signal(unix.SIGKILL)
 	if code := r.Wait(); code != 128+9 {
-		t.Errorf("exit code %d", code)
+		t.Errorf("exit code: got %d, want 137", code)
 	}
 	if f.isClosed() {
 		t.Error("the file was closed while a command was in progress")
@@ -104,7 +104,7 @@ func TestSessionOutlivesTheProgram(t *testing.T) {
 	r := w.startSelf("stray")
 	f := w.srv.opened(t, 1)
 	if code := r.Wait(); code != 0 {
-		t.Fatalf("exit code %d", code)
+		t.Fatalf("exit code: got %d, want 0", code)
 	}
 	pid, err := strconv.Atoi(strings.Fields(r.output.String())[0])
 	if err != nil {
@@ -187,7 +187,7 @@ func TestDevicesComeAndGo(t *testing.T) {
 	w.srv.unplug()
 	f.gate <- struct{}{}
 	if code, out := w.finish(r); code != 0 || out != "ok\n" {
-		t.Errorf("exit code %d: %s", code, out)
+		t.Errorf("exit code and output: got %d and %s, want 0 and ok", code, out)
 	}
 	if got, want := list(), "/sys/class/infiniband/* /dev/infiniband/*\n"; got != want {
 		t.Errorf("without devices: %q, want %q", got, want)
@@ -348,7 +348,7 @@ func testGuardian(t *testing.T) {
 		t.Fatal(err)
 	}
 	if code := p.Wait(); code != 0 || string(out) != "ok\n" {
-		t.Errorf("exit code %d, printed:\n%s", code, out)
+		t.Errorf("exit code and output: got %d and\n%s\nwant 0 and ok", code, out)
 	}
 }
 
@@ -365,7 +365,7 @@ func TestHandoverFails(t *testing.T) {
 		t.Errorf("error %v, want %v", err, refused)
 	}
 	if n := openDescriptors(t); n != fds {
-		t.Errorf("%d descriptors, before %d", n, fds)
+		t.Errorf("open descriptors: got %d, want %d", n, fds)
 	}
 }
 
@@ -376,7 +376,7 @@ func again(t *testing.T, cmd *exec.Cmd) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%q: %v\n%s", cmd.Args, err, out)
 	} else if !strings.Contains(string(out), "PASS: TestCommands") {
-		t.Errorf("%q ran no test:\n%s", cmd.Args, out)
+		t.Errorf("%q: got no passed TestCommands, want one:\n%s", cmd.Args, out)
 	}
 }
 

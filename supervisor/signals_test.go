@@ -56,7 +56,7 @@ func (l *launcher) finish(t *testing.T) []string {
 	<-l.output.end
 	out := l.output.String()
 	if code := l.ProcessState.ExitCode(); code != 7 {
-		t.Fatalf("exit code %d (%v), printed:\n%s", code, err, out)
+		t.Fatalf("exit code: got %d (%v), want 7; printed:\n%s", code, err, out)
 	}
 	return strings.Fields(strings.ReplaceAll(out, " ", "_"))
 }

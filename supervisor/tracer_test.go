@@ -70,7 +70,7 @@ func TestTracerCannotExecute(t *testing.T) {
 	defer func() { tracer = nil }()
 	w := newWorld(t)
 	if code, out := w.sh("echo started"); code != 0 || out != "started\n" {
-		t.Errorf("exit code %d, printed %q", code, out)
+		t.Errorf("exit code and output: got %d and %q, want 0 and started", code, out)
 	}
 }
 

@@ -284,7 +284,7 @@ func TestTreeLookup(t *testing.T) {
 			"/proc/sys/net",
 			"/proc/sys/net/rdma_ucm", "/sys/devices", "/sys/devices/virtual", "/sys/devices/virtual/misc",
 		}, path) {
-			t.Errorf("%s is not virtual", path)
+			t.Errorf("%s: got a real path, want a virtual one", path)
 		}
 		if _, err := os.Lstat(tr.real(path)); (err == nil) == entry.deferred {
 			t.Errorf("%v: %v", entry, err)
@@ -385,7 +385,7 @@ func FuzzVirtualPath(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, path string) {
 		if strings.HasPrefix(path, "/") && isVirtual(filepath.Clean(path)) && !hasVirtualWord([]byte(path)) {
-			t.Errorf("%q is virtual", path)
+			t.Errorf("%q: got a virtual path, want a real one", path)
 		}
 	})
 }

@@ -86,7 +86,7 @@ func TestTreeOfEachUser(t *testing.T) {
 		t.Error("change of a removed tree: got a change, want none")
 	}
 	if later := f.mustEnter(t, 1); later.root == a.root || later.list(t)["/d/x"] != "2" {
-		t.Errorf("the next tree of the user is at %s, with %q", later.root, later.list(t))
+		t.Errorf("next tree of the user: got %s with %q, want a new one with 2", later.root, later.list(t))
 	}
 	want := os.FileMode(0o700)
 	if os.Geteuid() == 0 { // user ID 0 without CAP_DAC_OVERRIDE is another user
@@ -120,7 +120,7 @@ func TestTreeThatIsKept(t *testing.T) {
 			t.Fatal(err)
 		}
 		if took := time.Since(began); i > 0 && took >= treeTimeout {
-			t.Errorf("update %d took %v, though the tree was late before", i, took)
+			t.Errorf("update %d after a late one: got %v, want less than %v", i, took, treeTimeout)
 		}
 		if got := free.list(t)["/d/x"]; got != content {
 			t.Errorf("another user sees %q, want %q", got, content)
@@ -174,7 +174,7 @@ func TestTreeOfAFullDisk(t *testing.T) {
 	}
 	f.describe = full
 	if _, err := f.enter(quota.ID{UID: 1}); err != nil || u.list(t)["/d/x"] != "1" {
-		t.Errorf("when there is room: %v, %q", err, u.list(t))
+		t.Errorf("enter with room: got error %v and %q, want 1", err, u.list(t))
 	}
 	for range 3 {
 		f.leave(u)

@@ -270,7 +270,7 @@ func replaced(t *testing.T, step string, at int) (points []string, ok bool) {
 	io.WriteString(out, "\n")
 	if at < 0 {
 		if code, said := w.finish(r); code != 0 {
-			t.Fatalf("exit code %d: %s", code, said)
+			t.Fatalf("exit code: got %d, want 0; printed %s", code, said)
 		}
 		return points, true
 	}
@@ -413,7 +413,7 @@ func (w *world) bound(t *Session, pid int) {
 	}
 	for _, s := range p.former {
 		if !s.Bound() {
-			w.Errorf("process %d: a former address space is not bound", pid)
+			w.Errorf("process %d: got an unbound former address space, want a bound one", pid)
 		}
 	}
 }
@@ -471,7 +471,7 @@ func TestCommandBesideExec(t *testing.T) {
 	}
 	close(goOn)
 	if code, said := w.finish(r); code != 0 || !strings.HasSuffix(said, "ok\n") {
-		t.Errorf("exit code %d: %s", code, said)
+		t.Errorf("exit code and output: got %d and %s, want 0 and ok at the end", code, said)
 	}
 }
 
@@ -479,7 +479,7 @@ func TestFailedExecKeepsRegistrations(t *testing.T) {
 	eachAccess(t, func(t *testing.T) {
 		w := newWorld(t)
 		if out := w.mustRunSelf("executes", "fails"); out != "ok" {
-			t.Errorf("printed %q", out)
+			t.Errorf("output: got %q, want ok", out)
 		}
 	})
 }
@@ -571,7 +571,7 @@ func TestTreeIsWhatItWas(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, out := w.sh("ls /sys/class/infiniband/rxe0/ 2>&1"); !strings.HasPrefix(out, "ls: cannot open directory") {
-		t.Errorf("lists %s", out)
+		t.Errorf("ls: got %s, want \"cannot open directory\"", out)
 	}
 	if err := errors.Join(os.Remove(dir), os.Rename(dir+".moved", dir)); err != nil {
 		t.Fatal(err)
@@ -611,7 +611,7 @@ func TestOpenedForReading(t *testing.T) {
 	eachAccess(t, func(t *testing.T) {
 		w := newWorld(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 0, Mode: 0o644} })
 		if out := w.mustRunSelf("readonly"); out != "ok" {
-			t.Errorf("printed %q", out)
+			t.Errorf("output: got %q, want ok", out)
 		}
 	})
 }
@@ -651,7 +651,7 @@ func TestMainThreadEnded(t *testing.T) {
 	eachAccess(t, func(t *testing.T) {
 		w := newWorld(t)
 		if out := w.mustRunSelf("mainexit"); out != "ok" {
-			t.Errorf("printed %q", out)
+			t.Errorf("output: got %q, want ok", out)
 		}
 	})
 }
@@ -691,7 +691,7 @@ func programDup2([]string) {
 func TestNumbersAreGivenOutOnce(t *testing.T) {
 	w := newWorld(t)
 	if out := w.mustRunSelf("dup2"); out != "ok" {
-		t.Errorf("printed %q", out)
+		t.Errorf("output: got %q, want ok", out)
 	}
 }
 
@@ -721,7 +721,7 @@ func programSlow([]string) {
 func TestSlowCommandStopsNoOtherThread(t *testing.T) {
 	w := newWorld(t)
 	if out := w.mustRunSelf("slow"); !strings.HasPrefix(out, "ok ") {
-		t.Errorf("printed %q", out)
+		t.Errorf("output: got %q, want ok and more", out)
 	}
 }
 
@@ -752,7 +752,7 @@ func TestWorkersEnd(t *testing.T) {
 	f := w.srv.opened(t, 1)
 	testutil.Eventually(t, "the calls", func() bool { return f.waiting.Load() >= 4 })
 	if n := user.Held(quota.Workers); n > 5 || n < 4 {
-		t.Errorf("%d workers charged", n)
+		t.Errorf("charged workers: got %d, want 4 or 5", n)
 	}
 	for range calls {
 		f.gate <- struct{}{}
@@ -787,7 +787,7 @@ func TestSessionLimit(t *testing.T) {
 	r.Signal(unix.SIGKILL)
 	w.finish(r)
 	if code, _ := w.finish(w.start(nil, "true")); code != 0 {
-		t.Errorf("after the end of the first session: exit code %d", code)
+		t.Errorf("after the end of the first session: exit code: got %d, want 0", code)
 	}
 	if users, _ := ledger.Usage(); len(users) > 0 {
 		t.Errorf("charged at the end: got %+v", users)
@@ -809,7 +809,7 @@ func programChurn([]string) {
 func TestManyCloses(t *testing.T) {
 	w := newWorld(t)
 	if out := w.mustRunSelf("churn"); out != "ok" {
-		t.Errorf("printed %q", out)
+		t.Errorf("output: got %q, want ok", out)
 	}
 	w.await("the last close", w.srv.files[0].closed)
 }
@@ -889,7 +889,7 @@ func TestWayUpThroughWhatIsNotTheCallers(t *testing.T) {
 	}
 	if out := w.mustRun("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "stat", "-c", "%F",
 		"/proc/../dev/infiniband/uverbs0"); !strings.HasPrefix(out, "character") {
-		t.Errorf("by way of a public directory: %q", out)
+		t.Errorf("path through a public directory: got %q, want a character device", out)
 	}
 }
 
@@ -929,7 +929,7 @@ func programOwnFiles([]string) {
 func TestDuplicatesOfAThreadsOwn(t *testing.T) {
 	w := newWorld(t)
 	if out := w.mustRunSelf("ownfiles"); out != "ok" {
-		t.Errorf("printed %q", out)
+		t.Errorf("output: got %q, want ok", out)
 	}
 }
 
@@ -951,7 +951,7 @@ func programClosed([]string) {
 func TestClosedNumber(t *testing.T) {
 	w := newWorld(t)
 	if out := w.mustRunSelf("closed"); out != "ok" {
-		t.Errorf("printed %q", out)
+		t.Errorf("output: got %q, want ok", out)
 	}
 }
 
@@ -1012,7 +1012,7 @@ func TestRememberedProcess(t *testing.T) {
 	w.printed(r, "command 1")
 	io.WriteString(out, "\n")
 	if code, said := w.finish(r); code != 0 {
-		t.Errorf("exit code %d: %s", code, said)
+		t.Errorf("exit code: got %d, want 0; printed %s", code, said)
 	}
 }
 
@@ -1057,6 +1057,6 @@ func TestEndedProcess(t *testing.T) {
 	}
 	io.WriteString(out, "\n")
 	if code, said := w.finish(r); code != 0 {
-		t.Errorf("exit code %d: %s", code, said)
+		t.Errorf("exit code: got %d, want 0; printed %s", code, said)
 	}
 }

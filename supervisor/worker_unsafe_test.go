@@ -45,10 +45,10 @@ func TestNoAllocationPerCall(t *testing.T) {
 		if n := testing.AllocsPerRun(100, func() {
 			s.turn.note(tid)
 			if v := w.handle(); v.fate != tt.want || v.err != nil {
-				t.Fatalf("%s: %+v", tt.name, v)
+				t.Fatalf("%s: got %+v, want fate %v", tt.name, v, tt.want)
 			}
 		}); n != 0 {
-			t.Errorf("%s: %v allocations", tt.name, n)
+			t.Errorf("allocations of %s: got %v, want 0", tt.name, n)
 		}
 	}
 	runtime.KeepAlive(path)
