@@ -104,7 +104,7 @@ func TestDial(t *testing.T) {
 				b.must(err)
 				defer l.Close()
 				if l.Addr().Port() != testPort {
-					t.Errorf("listens on %v", l.Addr())
+					t.Errorf("listener: got %v, want port %d", l.Addr(), testPort)
 				}
 				served := make(chan struct{})
 				go func() {
@@ -156,7 +156,7 @@ func TestDial(t *testing.T) {
 					t.Errorf("answer: got %q, want \"come in\" with padding", data)
 				}
 				if c.RemoteAddr() != at(b) || c.LocalAddr().Addr() != a.addr {
-					t.Errorf("from %v to %v", c.LocalAddr(), c.RemoteAddr())
+					t.Errorf("connection: got %v to %v, want %v to %v", c.LocalAddr(), c.RemoteAddr(), a.addr, at(b))
 				}
 				e.say("hello")
 				a.must(e.listen())
@@ -223,7 +223,7 @@ func TestDialFails(t *testing.T) {
 			var no *RefusedError
 			if !errors.As(err, &no) || no.Reason != msg.ReasonConsumer ||
 				!bytes.Equal(no.Data, bytes.Repeat([]byte("no"), msg.MaxREJData/2)) {
-				t.Errorf("%+v", no)
+				t.Errorf("rejection: got %+v, want \"no\" repeated in its data", no)
 			}
 			return err
 		}, syscall.ECONNREFUSED, "the peer refuses"},

@@ -190,7 +190,7 @@ func TestConnect(t *testing.T) {
 		c := a.resolve(msg.PortSpaceTCP, b, testPort, &la)
 		if v := c.View(); v.Src.Addr() != a.addr || v.Src.Port() < 32768 || v.Dst != netip.AddrPortFrom(b.addr, testPort) ||
 			v.SGID != ib.GIDFromAddr(a.addr) || v.DGID != ib.GIDFromAddr(b.addr) || !v.Routed || v.GUID == 0 {
-			t.Errorf("%+v", v)
+			t.Errorf("ID: got %+v, want the addresses of both devices and a route", v)
 		}
 		a.must(c.Connect(Param{QPN: 0x123456, ResponderResources: 3, InitiatorDepth: 4, RetryCount: 5, RNRRetryCount: 6,
 			SRQ: true}, []byte("hello")))
@@ -207,7 +207,7 @@ func TestConnect(t *testing.T) {
 		s := req.New
 		if v, w := s.View(), c.View(); v.Src != w.Dst || v.Dst != w.Src || v.SGID != w.DGID || v.DGID != w.SGID ||
 			v.FlowLabel != w.FlowLabel {
-			t.Errorf("the sides differ:\n%+v\n%+v", v, w)
+			t.Errorf("sides: got\n%+v and\n%+v, want equal values", v, w)
 		}
 		b.must(s.Accept(Param{QPN: 0x654321, ResponderResources: 1, InitiatorDepth: 2, RNRRetryCount: 7}, []byte("welcome")))
 		rep := la.expect(t, soon, ConnectResponse)[0]
@@ -257,13 +257,13 @@ func qpAttrs(t *testing.T, c, s *ID) {
 	ra, rb := a[ib.QPRTR], b[ib.QPRTR]
 	if ra.DestQPN != 0x654321 || rb.DestQPN != 0x123456 || ra.PathMTU != rb.PathMTU || ra.MaxDestRdAtomic != 2 ||
 		rb.MaxDestRdAtomic != 1 {
-		t.Errorf("RTR: %+v\n%+v", ra, rb)
+		t.Errorf("attributes for RTR: got %+v and\n%+v, want the values of the request", ra, rb)
 	}
 	sa, sb := a[ib.QPRTS], b[ib.QPRTS]
 	if ra.RQPSN != sb.SQPSN || rb.RQPSN != sa.SQPSN || sa.MaxRdAtomic != 1 || sb.MaxRdAtomic != 2 || sa.RetryCnt != 5 ||
 		sb.RetryCnt != 5 ||
 		sa.RNRRetry != 7 || sb.RNRRetry != 6 || sa.Timeout == 0 || sa.Timeout != sb.Timeout {
-		t.Errorf("RTS: %+v\n%+v", sa, sb)
+		t.Errorf("attributes for RTS: got %+v and\n%+v, want the values of the request", sa, sb)
 	}
 }
 
@@ -458,7 +458,7 @@ func TestService(t *testing.T) {
 		r := la.expect(t, soon, Established)[0]
 		if r.Param.QPN != 77 || r.Param.QKey != udpQKey || r.AH.GRH.DGID != ib.GIDFromAddr(b.addr) ||
 			!bytes.Equal(r.Data, padded("me", msg.MaxSIDRREPData)) {
-			t.Errorf("%+v", r)
+			t.Errorf("SIDR reply: got %+v, want \"me\" with padding", r)
 		}
 		d := a.resolve(msg.PortSpaceUDP, b, testPort, &la)
 		a.must(d.Connect(Param{}, nil))

@@ -290,7 +290,8 @@ func check(w world) error {
 	for i, s := range w.s {
 		waits := s.c.in(ReqSent, MRAReqRcvd, RepSent, MRARepRcvd, DreqSent, Timewait, Refused)
 		if waits != (s.timer != Keep) {
-			return fmt.Errorf("side %d is in %v, timer %d", i, s.c.State, s.timer)
+			return fmt.Errorf("side %d: got state %v with timer %d, want a timer only in states that wait", i, s.c.State,
+				s.timer)
 		}
 		if s.dropped && s.c.in(ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, Established, ReqSent, MRAReqRcvd, RepSent,
 			MRARepRcvd) {
@@ -307,13 +308,13 @@ func end(w world) error {
 			continue
 		}
 		if !s.up && !s.failed && !s.down {
-			return fmt.Errorf("side %d (%v) never hears what becomes of its connection", i, s.c.State)
+			return fmt.Errorf("side %d (%v): got no result of its connection, want one", i, s.c.State)
 		}
 		if s.c.State != Idle && s.c.State != Established {
-			return fmt.Errorf("side %d stays in %v", i, s.c.State)
+			return fmt.Errorf("side %d: got the final state %v, want idle or established", i, s.c.State)
 		}
 		if o := w.s[1-i]; s.c.State == Established && o.c.State != Established && !w.dead {
-			return fmt.Errorf("side %d takes for established what is in %v at the other", i, o.c.State)
+			return fmt.Errorf("side %d in established: got %v at the other side, want established", i, o.c.State)
 		}
 	}
 	return nil

@@ -22,7 +22,7 @@ func TestLayouts(t *testing.T) {
 		c := &codec{b: make([]byte, Len-headerLen), visit: func(bit, width int) {
 			for i := range width {
 				if bit+i >= len(used) || used[bit+i] {
-					t.Fatalf("%v: bit %d of byte %d is outside, or used twice", a, bit%8, bit/8)
+					t.Fatalf("%v: got bit %d of byte %d, want an unused one of the message", a, bit%8, bit/8)
 				}
 				used[bit+i] = true
 			}
@@ -206,7 +206,7 @@ func FuzzParse(f *testing.F) {
 		}
 		if r, ok := m.(*REQ); ok {
 			if h, err := ParseIPHeader(r.Data); err == nil && h.Src.Is4() != h.Dst.Is4() {
-				t.Errorf("%+v", h)
+				t.Errorf("addresses: got %+v, want one family", h)
 			}
 		}
 	})

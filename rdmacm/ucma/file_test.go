@@ -262,7 +262,7 @@ func TestConnection(t *testing.T) {
 		a.must(issue(a, ucm.CmdQueryRoute, ucm.Query{Response: responseAt, ID: c}, 400))
 		if r := get[ucm.QueryRouteResp](a); r.NumPaths != 1 || r.PortNum != 1 ||
 			parse(r.DstAddr[:]).ip != netip.MustParseAddrPort("10.0.0.1:7471") {
-			t.Errorf("%+v", r)
+			t.Errorf("address: got %+v, want 10.0.0.1:7471 as the destination", r)
 		}
 		// Buffers of the current library's size, and of a library without a device index.
 		for room, want := range map[int]error{uapi.SizeOf[ucm.QueryRouteResp](): nil, 200: nil, 199: syscall.ENOSPC} {
@@ -561,7 +561,7 @@ func TestMulticast(t *testing.T) {
 		if rdmacm.EventType(e.Event) != rdmacm.MulticastJoin || e.UID != 77 || e.ID != g || p.QPNum != 0xffffff ||
 			p.QKey != 0x01234567 ||
 			p.AHAttr.GRH.DGID != want || p.AHAttr.IsGlobal != 1 {
-			t.Errorf("%+v %+v", e, p)
+			t.Errorf("event and parameters: got %+v and %+v, want the multicast GID", e, p)
 		}
 		if err := issue(b, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4); !errors.Is(err,
 			syscall.EINVAL) {

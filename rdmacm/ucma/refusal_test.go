@@ -138,7 +138,7 @@ func TestNotify(t *testing.T) {
 				t.Errorf("event %d: got %v, want EINVAL", e, err)
 			}
 			if synctest.Wait(); p.ready {
-				t.Fatalf("event %d establishes the connection", e)
+				t.Fatalf("event %d: got an established connection, want none", e)
 			}
 		}
 		p.must(issue(p, ucm.CmdNotify, ucm.Notify{ID: r, Event: uint32(uapi.EventCommEst)}, 0))

@@ -10,7 +10,7 @@ import (
 func TestEveryCommandIsVerb(t *testing.T) {
 	for c, f := range commands {
 		if id := ucm.Command(c); (verbs[id] != "") != (f != nil && id != ucm.CmdGetEvent) {
-			t.Errorf("%v: verb %q", id, verbs[id])
+			t.Errorf("%v: got verb %q, want one exactly for each function", id, verbs[id])
 		}
 	}
 }
