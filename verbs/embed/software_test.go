@@ -100,7 +100,8 @@ func TestSoftware(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := verbs.CompletionError(&wc[0]); err != nil || wc[0].ID != 7 || string(b.mr.Bytes()[100:105]) != "hello" {
-				t.Errorf("completion %+v, %v; the memory has %q", wc[0], err, b.mr.Bytes()[100:105])
+				t.Errorf("completion: got %+v, %v and memory %q, want ID 7 with success and hello", wc[0], err,
+					b.mr.Bytes()[100:105])
 			}
 		})
 	}

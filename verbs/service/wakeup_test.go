@@ -104,7 +104,7 @@ func wakeups(t *testing.T, open func(string) (*verbs.Device, error), qps int, le
 					}
 					if done += got; done < k && time.Since(began) > 5*time.Second {
 						lost.Add(1)
-						t.Errorf("seed %d: %d of %d posts to QP %d do not complete", seed, k-done, k, q.qp.Num())
+						t.Errorf("seed %d: got %d of %d posts to QP %d without a completion, want 0", seed, k-done, k, q.qp.Num())
 						return
 					}
 				}
