@@ -25,7 +25,7 @@ type Copies struct {
 
 const (
 	copiesTimeout = time.Second
-	copiesLook     = time.Millisecond
+	copiesLook    = time.Millisecond
 	// maxCopiesWaiting limits the number of accesses that wait to begin: further ones fail.
 	maxCopiesWaiting = 16
 	// ownCopies is the number of a user's accesses that do not count towards the limit of all users. This makes the

@@ -12,7 +12,7 @@ import (
 const (
 	// sendTimeout is the time for which a message with descriptors waits for the receipt of earlier ones.
 	sendTimeout = 10 * time.Second
-	sendPause    = 20 * time.Millisecond
+	sendPause   = 20 * time.Millisecond
 	// The pauses between checks for the receipt of a message.
 	firstReceiptLook = 100 * time.Microsecond
 	lastReceiptLook  = 100 * time.Millisecond

@@ -18,7 +18,7 @@ var wrongToo = flag.Bool("wrong", false, "run the wrong drivers and consumers, w
 
 const (
 	parallel = 4                // concurrent processes
-	timeout = 2 * time.Minute  // limit for TestContract with one defect
+	timeout  = 2 * time.Minute  // limit for TestContract with one defect
 	grace    = 20 * time.Second // additional time before the process is killed
 )
 
