@@ -169,9 +169,6 @@ func (e *episode) modify(q *model.QP) call {
 // It posts one request, because a device may complete the first of a list before it accepts the second.
 func (e *episode) send() call {
 	d, q := e.d, e.q
-	if acknowledged(q.Type) && (e.peer.State < ib.QPRTR || e.peer.State > ib.QPSQD) {
-		return nil // the request fails when its retries end, at a time that the model does not know
-	}
 	s := d.send(q, nil)
 	if s == nil {
 		return nil
