@@ -898,7 +898,7 @@ var wrongDrivers = slices.Concat([]wrong{
 
 // brokenOptions adds the options for runs that are expected to fail: shorter waits for expected events.
 func brokenOptions(o ...Option) []Option {
-	return append([]Option{Timeout(2 * time.Second), Load(1), Seeds(140)}, o...)
+	return append([]Option{Timeout(2 * time.Second), Load(1)}, o...)
 }
 
 // TestWrongDrivers checks that each wrong driver fails the suite in the check that names its fault. With -whole this

@@ -171,13 +171,13 @@ func (d *drawer) prepare() {
 	for range 1 + d.IntN(2) {
 		d.pair(pds[0], cqs, srq)
 	}
-	if d.x.attr.MaxSRQ > 0 && d.one(3) {
+	if d.x.attr.MaxSRQ > 0 && d.one(5) {
 		d.extended(pds[0], cqs)
 	}
 	if d.plan.focus != onMemory {
 		return
 	}
-	for range 2 + d.IntN(2) {
+	for range 1 + d.IntN(2) {
 		if d.one(2) {
 			d.plan1(allocMW{d.id(), pds[0], pick(d, []ib.MWType{ib.MWType1, ib.MWType2})})
 		} else {
@@ -426,7 +426,7 @@ func (d *drawer) any() call {
 		}
 		return 1
 	}
-	if d.ready() == 0 && !d.one(4) || d.failed() && d.one(4) {
+	if d.ready() == 0 && !d.one(4) {
 		return d.steps()
 	}
 	memory, queues, states := times(onMemory), times(onQueues), times(onStates)
@@ -458,20 +458,7 @@ func (d *drawer) qp() *model.QP {
 	if len(ready) > 0 && !d.one(12) {
 		qps = ready
 	}
-	// Queue pairs of the other types do not fail, so they would get most of the requests.
-	if list := slices.DeleteFunc(slices.Clone(qps),
-		func(q *model.QP) bool { return !acknowledged(q.Type) }); len(list) > 0 && d.one(2) {
-		qps = list
-	}
 	return pick(d, qps)
-}
-
-// acknowledged reports whether requests of a service type are acknowledged, or arrive by such a service.
-func acknowledged(t ib.QPType) bool { return t != ib.QPTypeUC && t != ib.QPTypeUD }
-
-// failed reports whether a queue pair of an acknowledged service is in ERR.
-func (d *drawer) failed() bool {
-	return len(ids(d.x.m.QPs, func(q *model.QP) bool { return acknowledged(q.Type) && q.State == ib.QPErr })) > 0
 }
 
 // ready returns the number of queue pairs that can send.

@@ -191,11 +191,8 @@ func (d *drawer) opcodes(kind ib.QPType) []ib.WROpcode {
 		return d.withMemory(ops)
 	}
 	ops = append(ops, ib.WRRDMARead, ib.WRRDMARead)
-	if d.bad() {
+	if len(d.destroyedIDs()) > 0 || d.bad() {
 		ops = append(ops, ib.WRSendWithInv)
-	}
-	if len(d.destroyedIDs()) > 0 { // seldom, so it is drawn often
-		ops = append(ops, ib.WRSendWithInv, ib.WRSendWithInv, ib.WRSendWithInv, ib.WRSendWithInv)
 	}
 	if d.x.m.Atomics {
 		ops = append(ops, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd)
@@ -224,7 +221,7 @@ func (d *drawer) withMemory(ops []ib.WROpcode) []ib.WROpcode {
 		}
 	}
 	if len(d.destroyedIDs()) > 0 || d.bad() {
-		ops = append(ops, ib.WRLocalInv, ib.WRLocalInv)
+		ops = append(ops, ib.WRLocalInv)
 	}
 	return ops
 }
