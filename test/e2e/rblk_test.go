@@ -121,7 +121,7 @@ func TestBlockDeviceKill(t *testing.T) {
 	first := target()
 	disk := start(t, regexp.MustCompile(`data: (\d+) bytes`), bin,
 		"disk", "--quiet", "--addr", loopback(), "--target", first.ready, "--export", "data", "--nbd", socket, "--wait",
-		"60s", "--timeout=-1s")
+		"60s", "--patience=-1s")
 	if out, err := io("write -f -P 7 5000 100000").CombinedOutput(); err != nil {
 		t.Fatalf("write: %v\n%s", err, out)
 	}

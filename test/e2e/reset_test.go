@@ -173,7 +173,7 @@ func TestOutOfReach(t *testing.T) {
 		w.out(append([]string{"dev", "reset", "rxe0", "--unreachable"}, at...)...)
 		testutil.Eventually(t, "the device to be gone", func() bool {
 			d := w.dev()
-			return d.Device == "gone" && d.State == "recovering"
+			return d.Device == "gone" && d.State == "recovering" && d.Hardware == "unreachable" // which may begin later
 		})
 		refused("verbena dev plug rxe0", "dev", "reset", "rxe0")
 		w.out("dev", "unplug", "rxe0")
