@@ -17,6 +17,7 @@ type CQ struct {
 	wcs   ring[ib.WC]
 	armed ib.NotifyFlags // 0: not armed
 	lost  bool           // a completion was lost by an overrun: no more are accepted
+	ended bool           // destroyed
 
 	// moderation, under mu
 	count  int
@@ -31,6 +32,8 @@ type completer interface {
 	post(wc ib.WC, solicited bool) bool
 	// forget removes the queue pair, which is being destroyed, from its completions. They keep its number.
 	forget(qp *ib.QP)
+	// gone reports whether the queue has been destroyed.
+	gone() bool
 }
 
 // CreateCQ implements ib.Driver.
@@ -167,10 +170,17 @@ func (c *CQ) Resize(entries int, u *ib.Udata) error {
 func (c *CQ) Destroy() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.lost = true
+	c.lost, c.ended = true, true
 	if c.timer != nil {
 		c.timer.Stop()
 		c.timer = nil
 	}
 	return nil
+}
+
+// gone implements completer.
+func (c *CQ) gone() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ended
 }

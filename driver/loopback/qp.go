@@ -27,7 +27,7 @@ type QP struct {
 	rq      *recvQueue  // its own, or the shared one
 	waiting bool        // the first send has begun, and waits for a receive, or for the peer to leave INIT
 	busy    bool        // a send that has been removed from sq is being executed
-	usedCQs []completer // an XRC target: CQs of the shared receive queues that it has completed on
+	usedCQs []completer // an XRC target: CQs of the shared receive queues that it has used
 }
 
 // sendWQE is an accepted send work request. The slices belong to the slot.

@@ -97,15 +97,22 @@ func (q *QP) completeRecv(r *recvQueue, wc *ib.WC, solicited bool) {
 	cq := q.recvCQ
 	if r.cq != nil {
 		cq = r.cq
-		if !slices.Contains(q.usedCQs, r.cq) {
-			q.usedCQs = append(q.usedCQs, r.cq)
-		}
+		q.used(r.cq)
 	}
 	if !cq.post(*wc, solicited) && q.state != ib.QPErr {
 		q.obj.Raise(ib.EventQPFatal)
 		q.toError()
 	}
 	r.checkLimit()
+}
+
+// used records a CQ that is not the queue pair's own, for Destroy.
+//
+//verbena:held q.dev.mu
+func (q *QP) used(cq completer) {
+	if !slices.Contains(q.usedCQs, cq) {
+		q.usedCQs = append(slices.DeleteFunc(q.usedCQs, completer.gone), cq)
+	}
 }
 
 // execute executes a work request on both sides. n is the number of bytes received. If there is no receive yet, or the

@@ -1,0 +1,24 @@
+package loopback
+
+import "testing"
+
+// TestUsedCQs tests that a queue pair releases destroyed completion queues of shared receive queues.
+func TestUsedCQs(t *testing.T) {
+	d := New("loop0", nil)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	q := &QP{dev: d}
+	for range 100 {
+		c := &CQ{}
+		q.used(c)
+		if err := c.Destroy(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kept := &CQ{}
+	q.used(kept)
+	q.used(kept)
+	if len(q.usedCQs) != 1 || q.usedCQs[0] != completer(kept) {
+		t.Errorf("used: got %d completion queues, want the only one that is left", len(q.usedCQs))
+	}
+}
