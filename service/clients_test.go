@@ -736,7 +736,7 @@ func TestTakeOver(t *testing.T) {
 	if err := TakeOver(loc); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("in use: got %v, want EADDRINUSE", err)
 	}
-	time.AfterFunc(takeOverTimeout/5, done)
+	time.AfterFunc(endNotice/5, done)
 	if err := TakeOver(loc); err != nil {
 		t.Errorf("a service in use for another moment: got %v", err)
 	}
