@@ -200,6 +200,8 @@ func (b *block) run(t *testing.T, root string, goEnv []string) {
 	timer := time.AfterFunc(blockTime, func() { syscall.Kill(-c.Process.Pid, syscall.SIGTERM) })
 	err := c.Wait()
 	late := !timer.Stop()
+	text := out.String()
+	t.Logf("%s\n--- output\n%s", script, tail(text, 60)) // the errors come last
 	if alive(c.Process.Pid) {
 		t.Errorf("the recipe leaves running processes")
 		syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
@@ -211,7 +213,6 @@ func (b *block) run(t *testing.T, root string, goEnv []string) {
 	case err != nil:
 		t.Error(err)
 	}
-	text := out.String()
 	for _, p := range b.prints {
 		if !p.MatchString(text) {
 			t.Errorf("the output does not match %q", p)
@@ -221,9 +222,6 @@ func (b *block) run(t *testing.T, root string, goEnv []string) {
 		if !strings.Contains(plain(text), plain(want)+"\n") {
 			t.Errorf("the output lacks the line %q", want)
 		}
-	}
-	if t.Failed() {
-		t.Logf("%s\n--- output\n%s", script, tail(text, 60))
 	}
 }
 
