@@ -191,6 +191,10 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 
 // reset forgets everything that is outstanding, without completions. (rxe_qp_reset)
 func (qp *QP) reset() {
+	qp.sending.Lock()
+	defer qp.sending.Unlock()
+	qp.posting.Lock()
+	defer qp.posting.Unlock()
 	qp.setState(ib.QPReset)
 	qp.req.snd.Reset()
 	qp.req.fresh = false

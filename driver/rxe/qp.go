@@ -54,8 +54,8 @@ type QP struct {
 	// datagram is sent.
 	paths []*path
 
-	sending sync.Mutex // serialises PostSend
-	posting sync.Mutex // serialises PostRecv
+	sending sync.Mutex // serialises PostSend, and excludes it from reset
+	posting sync.Mutex // serialises PostRecv, and excludes it from reset; after sending
 
 	// sqNext is the slot of the send ring that the requester looks at next; written by the thread that runs the queue pair.
 	sqNext atomic.Uint32
@@ -224,9 +224,6 @@ func (qp *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
 	if qp.dev.broken.Load() {
 		return 0, errBroken
 	}
-	if s := qp.State(); s < ib.QPRTS {
-		return 0, fmt.Errorf("post send to queue pair %d in state %v: %w", qp.num, s, syscall.EINVAL)
-	}
 	p := qp.dev.begin(false)
 	defer p.caughtAs(&err)
 	n, err = qp.req.postSend(p, wrs)
@@ -239,6 +236,9 @@ func (r *requester) postSend(p *pass, wrs []ib.SendWR) (n int, err error) {
 	qp := r.qp
 	qp.sending.Lock()
 	defer qp.sending.Unlock()
+	if s := qp.State(); s < ib.QPRTS { // reset holds the lock, so that no work request outlives it
+		return 0, fmt.Errorf("post send to queue pair %d in state %v: %w", qp.num, s, syscall.EINVAL)
+	}
 	prod, ok := qp.sq.Producer()
 	if !ok {
 		return 0, errRingGone
@@ -260,9 +260,6 @@ func (r *requester) postSend(p *pass, wrs []ib.SendWR) (n int, err error) {
 
 // PostRecv implements ib.DriverQP. It may not sleep.
 func (qp *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
-	if s := qp.State(); s == ib.QPReset {
-		return 0, fmt.Errorf("post receive to queue pair %d in state %v: %w", qp.num, s, syscall.EINVAL)
-	}
 	if !hasReceiveQueue(qp) {
 		return 0, fmt.Errorf("post receive to queue pair %d, which has no receive queue of its own: %w", qp.num, syscall.EINVAL)
 	}
@@ -276,6 +273,9 @@ func (qp *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 func (qp *QP) postRecv(wrs []ib.RecvWR) (n int, err error) {
 	qp.posting.Lock()
 	defer qp.posting.Unlock()
+	if s := qp.State(); s == ib.QPReset {
+		return 0, fmt.Errorf("post receive to queue pair %d in state %v: %w", qp.num, s, syscall.EINVAL)
+	}
 	n, full, err := postRecv(qp.rq, wrs, qp.cap.MaxRecvSGE)
 	if full {
 		err = fmt.Errorf("receive queue of queue pair %d is full: %w", qp.num, syscall.ENOMEM)
