@@ -81,4 +81,18 @@ var wrongTimers = []wrong{
 		},
 		by: "Data/AddressOfPost", says: "waited 2s in vain",
 	},
+	{
+		defect: "keeps a region that is deregistered while a queue pair is in SQD",
+		break_: func(d *wrongDriver) {
+			d.dereg = func(m ib.DriverMR) error {
+				for _, q := range each(d, &d.qps) {
+					if q.QP.State() == ib.QPSQD {
+						return nil
+					}
+				}
+				return m.Dereg()
+			}
+		},
+		by: "Errors/MemoryEndsWhileWaiting", says: `with "success", want 1 with`,
+	},
 }

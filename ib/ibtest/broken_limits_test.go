@@ -3,6 +3,7 @@ package ibtest
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"verbena/ib"
@@ -208,6 +209,32 @@ var wrongLimits = []wrong{
 		defect: "sends longer messages than the limit of its port",
 		break_: func(d *wrongDriver) { d.port = func(a *ib.PortAttr) { a.MaxMsgSize = 1 << 20 } },
 		by:     "Limits/MessageSize", says: "opcode 2 of 1048577 bytes on a RC queue pair",
+	},
+	{
+		defect: "rejects a message of the maximum length",
+		break_: func(d *wrongDriver) {
+			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
+				if len(wrs[0].SGList) > 0 && wrs[0].SGList[0].Length == 1<<30 {
+					return 0, syscall.EINVAL
+				}
+				return q.QP.PostSend(wrs)
+			}
+		},
+		by: "Limits/MessageSize", says: "post send: 0 taken",
+	},
+	{
+		defect: "loses every 65536th request for notification of a queue",
+		break_: func(d *wrongDriver) {
+			var counts sync.Map
+			d.reqNotify = func(c *wrongCQ, f ib.NotifyFlags) (bool, error) {
+				n, _ := counts.LoadOrStore(c, new(atomic.Uint32))
+				if n.(*atomic.Uint32).Add(1)&0xffff == 0 {
+					return false, nil
+				}
+				return c.CQ.ReqNotify(f)
+			}
+		},
+		by: "Wrap/Queues", says: "the call of the handler of queue",
 	},
 	{
 		defect: "loses the completions that wrap around the ring during a resize",

@@ -283,16 +283,16 @@ func (p *pair) hold() bool {
 	return true
 }
 
-// bell is a completion queue with a handler that reports an arrival. The completion stays in the queue.
-type bell struct {
+// reportingCQ is a completion queue with a handler that reports an arrival. The completion stays in the queue.
+type reportingCQ struct {
 	*ib.CQ
-	rung atomic.Bool
+	arrived atomic.Bool
 }
 
-func (e *env) bell() *bell {
+func (e *env) reportingCQ() *reportingCQ {
 	e.Helper()
-	b := &bell{}
-	b.CQ = e.cq(4, func(*ib.CQ) { b.rung.Store(true) })
+	b := &reportingCQ{}
+	b.CQ = e.cq(4, func(*ib.CQ) { b.arrived.Store(true) })
 	return b
 }
 
@@ -303,23 +303,23 @@ type talker struct {
 }
 
 // talk sends one message, and waits for its completions, which stay in the queues.
-func (e *env) talk(t talker, id uint64, queues ...*bell) {
+func (e *env) talk(t talker, id uint64, queues ...*reportingCQ) {
 	e.Helper()
 	for _, b := range queues {
-		b.rung.Store(false)
+		b.arrived.Store(false)
 		_, err := b.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
 		e.must("request notify", err)
 	}
 	t.send(id)
 	for _, b := range queues {
-		e.eventually("a completion", b.rung.Load)
+		e.eventually("a completion", b.arrived.Load)
 	}
 }
 
 // destroyTalkers destroys talkers whose completions are in the queues, before or after those of a remaining talker, and
 // then polls. The queues wrap around during the rounds. A new talker is created before the poll, possibly with the
 // number of the destroyed one.
-func (e *env) destroyTalkers(what string, fresh func() talker, send, recv *bell) {
+func (e *env) destroyTalkers(what string, fresh func() talker, send, recv *reportingCQ) {
 	e.Helper()
 	stays, t := fresh(), fresh()
 	for round := range 5 {
@@ -375,7 +375,7 @@ func testDestroyedQueuePair(e *env) {
 				init.SRQ = own(e, srq, srq.Destroy)
 				init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = 0, 0
 			}
-			send, recv := e.bell(), e.bell()
+			send, recv := e.reportingCQ(), e.reportingCQ()
 			init.SendCQ, init.RecvCQ = send.CQ, recv.CQ
 			wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 16), RemoteQKey: qkey}
 			if kind == ib.QPTypeUD {
@@ -408,7 +408,7 @@ func testDestroyedTarget(e *env) {
 	x, err := e.dev.AllocXRCD()
 	e.need("XRC domains", err)
 	own(e, x, x.Dealloc)
-	pd, send, recv := e.pd(), e.bell(), e.bell()
+	pd, send, recv := e.pd(), e.reportingCQ(), e.reportingCQ()
 	srq := e.srq(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: recv.CQ, Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
 	buf := e.buffer(pd, 256, allAccess)
 	e.destroyTalkers("XRC", func() talker {

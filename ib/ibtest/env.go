@@ -213,14 +213,20 @@ func (e *env) tryDestroy(x any) error {
 type waitLimit struct {
 	end        time.Time
 	iterations int
+	yields     int // yields so far; the first wait does not sleep
 }
 
 func (e *env) newWait() *waitLimit {
-	return &waitLimit{time.Now().Add(e.cfg.timeout), int(e.cfg.timeout / time.Millisecond)}
+	return &waitLimit{end: time.Now().Add(e.cfg.timeout), iterations: int(e.cfg.timeout / time.Millisecond)}
 }
 
 // over yields to other threads for a short time, and reports whether the limit is reached.
 func (p *waitLimit) over() bool {
+	if p.yields < 100 { // a sleep takes longer than most calls
+		p.yields++
+		runtime.Gosched()
+		return false
+	}
 	pause()
 	p.iterations--
 	return p.iterations < 0 && time.Now().After(p.end)

@@ -684,6 +684,23 @@ func testMessageLimit(e *env) {
 				e.tooLong(e.pair(pairConfig{kind: kind, pd: pd}), op, mr, uint32(n))
 			}
 		}
+		if kind == ib.QPTypeRC && longest > 0 && most <= longest {
+			e.longest(e.pair(pairConfig{kind: kind, pd: pd}), mr, uint32(most))
+		}
+	}
+}
+
+// longest sends a message of the maximum length, n bytes.
+func (e *env) longest(p *pair, mr *ib.MR, n uint32) {
+	e.Helper()
+	sgl := []ib.SGE{{Addr: mr.Addr(), Length: n, LKey: mr.LKey()}}
+	if k, err := p.qps[1].PostRecv(ib.RecvWR{ID: 2, SGList: sgl}); k != 1 {
+		e.Fatalf("post a receive of %d bytes, MaxMsgSize: %v", n, err)
+	}
+	p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: sgl})
+	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+	if wc := e.waitOne(p.cqs[1], 2, ib.WCSuccess); wc.ByteLen != n {
+		e.Errorf("receive of %d bytes, MaxMsgSize: got ByteLen %d", n, wc.ByteLen)
 	}
 }
 

@@ -1,7 +1,9 @@
 package ibtest
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"syscall"
 
 	"verbena/ib"
@@ -15,6 +17,11 @@ var namedChecks = []ruleTest{
 		rule: "a work request that names a destroyed address handle, window or region is refused, or fails if the object is destroyed while " +
 			"the request waits; the other objects that it names are free",
 		test: testDestroyedNamed,
+	},
+	{
+		name: "Errors/MemoryEndsWhileWaiting",
+		rule: "a request that waits while one of its regions is deregistered fails, and does not change the region's memory",
+		test: testMemoryEnds,
 	},
 }
 
@@ -131,4 +138,83 @@ func registeredRegion(p *pair) *named {
 	mr.UpdateKey(1)
 	return &named{e: p.e, gone: mr, wr: ib.SendWR{ID: 9, Opcode: ib.WRRegMR, Flags: ib.SendSignaled,
 		Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: ib.AccessLocalWrite | ib.AccessRemoteWrite}}}
+}
+
+// testMemoryEnds deregisters each region that a request uses, while the request waits in SQD or for a receive.
+func testMemoryEnds(e *env) {
+	e.allow(check.RuleInFlight)
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	// The regions of a request.
+	const (
+		source = iota // or, for a READ, the destination at the requester
+		target        // remote memory
+		receive
+	)
+	for _, c := range []struct {
+		op     ib.WROpcode
+		region int
+		status ib.WCStatus
+	}{
+		{ib.WRSend, source, ib.WCLocProtErr},
+		{ib.WRSend, receive, ib.WCRemOpErr},
+		{ib.WRSendWithImm, receive, ib.WCRemOpErr},
+		{ib.WRRDMAWrite, source, ib.WCLocProtErr},
+		{ib.WRRDMAWrite, target, ib.WCRemAccessErr},
+		{ib.WRRDMAWriteWithImm, source, ib.WCLocProtErr},
+		{ib.WRRDMAWriteWithImm, target, ib.WCRemAccessErr},
+		{ib.WRRDMARead, source, ib.WCLocProtErr},
+		{ib.WRRDMARead, target, ib.WCRemAccessErr},
+		{ib.WRAtomicFetchAdd, source, ib.WCLocProtErr},
+		{ib.WRAtomicFetchAdd, target, ib.WCRemAccessErr},
+	} {
+		for _, held := range []bool{true, false} {
+			if !held && (c.op != ib.WRRDMAWriteWithImm || c.region != target) {
+				continue // a driver may have read the data; the other requests need no receive
+			}
+			regions := [...]*buffer{e.buffer(p.pd, 8, allAccess), e.buffer(p.pd, 8, allAccess), e.buffer(p.pd, 8, allAccess)}
+			gone := regions[c.region]
+			what := fmt.Sprintf("opcode %v whose region %d of source, target, receive is deregistered, in SQD %v", c.op,
+				c.region, held)
+			wr := ib.SendWR{ID: 1, Opcode: c.op, Flags: ib.SendSignaled, SGList: regions[source].sgl(0, 8),
+				RemoteAddr: regions[target].addr, RKey: regions[target].mr.RKey(), CompareAdd: 1}
+			recv := ib.RecvWR{ID: 2, SGList: regions[receive].sgl(0, 8)}
+			fill(regions[source].b, 3)
+			before := bytes.Clone(gone.b)
+			if held && !p.hold() {
+				continue
+			}
+			if !p.tried(what, 0, wr) {
+				p.again()
+				continue
+			}
+			if held {
+				e.postRecv(p.qps[1], recv)
+			} else {
+				e.settle() // the message has been refused for the lack of a receive
+				copy(before, gone.b)
+			}
+			e.destroy(gone.mr)
+			if held {
+				e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
+			} else {
+				e.postRecv(p.qps[1], recv)
+			}
+			if wc := e.waitAny(p.cqs[0]); wc.ID != 1 || wc.Status != c.status {
+				e.Errorf("%s: got completion of work request %d with %q, want 1 with %q", what, wc.ID, wc.Status, c.status)
+			}
+			p.again()
+			if !bytes.Equal(gone.b, before) {
+				e.Errorf("%s: the region was written to: got %x, want %x", what, gone.b, before)
+			}
+		}
+	}
+	p.exchange(0, 1, 8)
+}
+
+// postRecv posts a receive and fails the test if it is rejected.
+func (e *env) postRecv(qp *ib.QP, wr ib.RecvWR) {
+	e.Helper()
+	if n, err := qp.PostRecv(wr); n != 1 || err != nil {
+		e.Fatalf("post receive: got %d taken, %v, want 1", n, err)
+	}
 }

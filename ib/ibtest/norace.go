@@ -18,3 +18,6 @@ const (
 	fewerSeeds = 1
 	fewerSteps = 1
 )
+
+// longest is the longest message of testMessageLimit.
+const longest = 1 << 31

@@ -19,3 +19,6 @@ const (
 	fewerSeeds = 8 // divides the number of seeds of Model/Steps
 	fewerSteps = 2 // divides the number of calls of Model/Destroyed, whose time grows with the square
 )
+
+// longest is the longest message of testMessageLimit, which takes seconds under the race detector.
+const longest = 0

@@ -1,7 +1,9 @@
 package ibtest
 
 import (
+	"bytes"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"verbena/ib"
@@ -17,7 +19,7 @@ var wrapChecks = []ruleTest{
 	},
 	{
 		name: "Wrap/Queues",
-		rule: "queues of any length lose, double and exchange nothing, however many work requests there have been before",
+		rule: "queues of any length lose, double and exchange nothing, and notify their handlers, however many work requests there have been before",
 		test: testQueuesWrap, plain: true,
 	},
 }
@@ -98,37 +100,75 @@ func testNumbersWrap(e *env) {
 	}
 }
 
-// testQueuesWrap fills queues with lengths that are not powers of two, again and again.
+// testQueuesWrap fills queues with lengths that are not powers of two, again and again, with a receive queue per queue
+// pair, and with a shared one.
 func testQueuesWrap(e *env) {
 	pd := e.pd()
-	const length = 3
-	init := ib.QPInitAttr{Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: length, MaxRecvWR: length, MaxSendSGE: 1,
-		MaxRecvSGE: 1}}
+	e.queuesWrap(pd, nil)
+	srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: wrapLength, MaxSGE: 1}})
+	if err != nil {
+		e.Logf("no shared receive queue: %v", err)
+		return
+	}
+	e.queuesWrap(pd, own(e, srq, srq.Destroy))
+}
+
+// wrapLength is the length of each queue of testQueuesWrap.
+const wrapLength = 3
+
+// queuesWrap sends messages to a queue pair with its own receive queue, or with a shared one.
+func (e *env) queuesWrap(pd *ib.PD, srq *ib.SRQ) {
+	var calls [2]atomic.Int64
 	p := &pair{e: e, pd: pd}
 	for i := range p.qps {
-		p.cqs[i] = e.cq(2*length+1, nil)
+		p.cqs[i] = e.cq(2*wrapLength+1, func(*ib.CQ) { calls[i].Add(1) })
 		p.buf[i] = e.buffer(pd, 64, allAccess)
-		init.SendCQ, init.RecvCQ = p.cqs[i], p.cqs[i]
+		init := ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: p.cqs[i], RecvCQ: p.cqs[i],
+			Cap: ib.QPCap{MaxSendWR: wrapLength, MaxRecvWR: wrapLength, MaxSendSGE: 1, MaxRecvSGE: 1}}
+		if i == 1 && srq != nil {
+			init.SRQ, init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = srq, 0, 0
+		}
 		p.qps[i] = e.qp(pd, init)
 	}
 	for i := range p.qps {
 		e.up(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
 	}
+	arm := func() {
+		for _, cq := range p.cqs {
+			if _, err := cq.ReqNotify(ib.NotifyNextComp); err != nil {
+				e.Fatalf("request notification: %v", err)
+			}
+		}
+	}
+	for range 1<<16 - 50 { // the messages come when 16 bits no longer count the requests for notification
+		arm()
+	}
 	var id uint64
-	e.wraps(func(int) {
+	e.wraps(func(round int) {
 		first := id
-		for range length {
-			p.recv(1, id, 0, 8)
+		for range wrapLength {
+			wr := ib.RecvWR{ID: id, SGList: p.buf[1].sgl(int(8*(id%wrapLength)), 8)}
+			if srq != nil {
+				e.postSRQ(srq, wr)
+			} else if n, err := p.qps[1].PostRecv(wr); n != 1 || err != nil {
+				e.Fatalf("post receive %d: got %d taken, %v, want 1", id, n, err)
+			}
 			id++
 		}
+		arm()
 		for i := first; i < id; i++ {
+			fill(p.buf[0].b[:8], int(i))
 			p.send(0, i, 8)
+			e.waitOne(p.cqs[0], i, ib.WCSuccess)
+			e.waitOne(p.cqs[1], i, ib.WCSuccess)
+			if got := p.buf[1].b[8*(i%wrapLength):][:8]; !bytes.Equal(got, p.buf[0].b[:8]) {
+				e.Fatalf("message %d: got data %x, want %x", i, got, p.buf[0].b[:8])
+			}
 		}
-		for side := range p.cqs {
-			for i, wc := range e.wait(p.cqs[side], length) {
-				if want := first + uint64(i); wc.ID != want || wc.Status != ib.WCSuccess {
-					e.Fatalf("side %d: completion of work request %d with %q, want %d", side, wc.ID, wc.Status, want)
-				}
+		for i := range calls {
+			if calls[i].Load() <= int64(round) {
+				e.eventually(fmt.Sprintf("the call of the handler of queue %d in round %d", i, round),
+					func() bool { return calls[i].Load() > int64(round) })
 			}
 		}
 	})

@@ -206,6 +206,8 @@ func (m *Model) overrun(q *QP, c *CQ, w *Want) {
 		m.open("an armed queue overflows")
 	case !flushed && w.Side == SendSide && (m.listed > 1 || len(q.Sends) > 0 || m.done[q.ID] > 1):
 		m.open("requests of the same call as one whose completion is lost")
+	case !flushed && w.Side == SendSide && !q.reliable() && (m.receives(q) || m.destination(q) == q):
+		m.open("a message to its own sender, which fails because the completion is lost")
 	case !flushed && w.Side == RecvSide && (q.Type != ib.QPTypeUD && q.Type != ib.QPTypeUC || q.begun):
 		m.open("how a sender's request ends whose receive is lost")
 	}
@@ -217,6 +219,16 @@ func (m *Model) overrun(q *QP, c *CQ, w *Want) {
 	if q.State != ib.QPErr {
 		m.toError(q)
 	}
+}
+
+// receives reports whether a queue pair has completed a receive in this call.
+func (m *Model) receives(q *QP) bool {
+	for _, from := range m.posted {
+		if from[completionSource{q.ID, RecvSide}] {
+			return true
+		}
+	}
+	return false
 }
 
 // Match returns the index of the expectation that a polled completion fulfils, or -1. It is the first one of its queue,

@@ -40,11 +40,12 @@ const (
 	Complete                   // the first send, which has been executed
 	LoseAnswer                 // as Complete, but the response of the former peer is lost
 	FlushSend
+	FlushSent // as FlushSend, but the request was sent before ERR, and arrives later
 	FlushRecv
-	Arrive // the first message in flight of an unreliable service; its send may have completed
+	Arrive // the first message in flight of an unreliable service, or of a queue pair in ERR; its send may have completed
 )
 
-// flight is a message of an unreliable service that is in flight.
+// flight is a message in flight of an unreliable service, or of a queue pair that has entered ERR.
 type flight struct {
 	s   *Send
 	src *source
@@ -77,6 +78,9 @@ func (m *Model) Moves() (list []Move) {
 		case ib.QPErr:
 			if len(q.Sends) > 0 {
 				kinds = append(kinds, FlushSend)
+			}
+			if len(q.Sends) > 0 && q.Sends[0].sent && !executed {
+				kinds = append(kinds, FlushSent)
 			}
 			if executed {
 				kinds = append(kinds, Complete)
@@ -131,9 +135,10 @@ func (m *Model) Make(v Move) bool {
 	case Arrive:
 		f := q.flying[0]
 		q.flying = q.flying[1:]
-		if q.Type == ib.QPTypeUD {
+		switch {
+		case q.Type == ib.QPTypeUD:
 			m.datagram(q, f.s, f.src)
-		} else {
+		case q.Type == ib.QPTypeUC || m.peer(q) != nil:
 			m.request(q, f.s, f.src)
 		}
 		return true
@@ -150,6 +155,12 @@ func (m *Model) Make(v Move) bool {
 	q.Sends = slices.Delete(q.Sends, 0, 1)
 	switch v.Kind {
 	case FlushSend:
+		for i := range q.Sends { // requests are sent in order
+			q.Sends[i].sent = q.Sends[i].sent && s.done != nil
+		}
+		m.complete(q, &s, flush, 0)
+	case FlushSent:
+		q.fly(&s, &source{data: s.Inline, inline: true})
 		m.complete(q, &s, flush, 0)
 	case LoseAnswer:
 		m.complete(q, &s, is(ib.WCRetryExcErr), 0)

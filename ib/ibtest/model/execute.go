@@ -345,6 +345,7 @@ func (m *Model) send(q, p *QP, s *Send, src *source) (status []ib.WCStatus, wait
 		w.WC.Flags, w.WC.InvalidateRKey = ib.WCWithInvalidate, s.InvalidateRKey
 	}
 	m.checkOverlap(to.spans, src.spans)
+	m.usesLocal(r.recvs[0].SGL)
 	switch {
 	case !to.ok && to.reach >= n:
 		m.open("a wrong key in an element of a receive that the message does not reach")

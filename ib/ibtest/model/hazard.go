@@ -33,6 +33,15 @@ func (m *Model) uses(key uint32) {
 	m.hazards.keys[key] = true
 }
 
+// usesLocal records that a message uses the regions of a receive.
+func (m *Model) usesLocal(sgl []ib.SGE) {
+	for _, r := range m.Regions {
+		if r.Fast && usesLKey(sgl, r.LKey) {
+			m.uses(r.RKey)
+		}
+	}
+}
+
 // changesKey records that a request changes the memory of a key, while others of the same call may use it.
 func (m *Model) changesKey(key uint32) {
 	if m.hazards.keys[key] {

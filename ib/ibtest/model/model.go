@@ -45,6 +45,7 @@ type Model struct {
 	// Open is the reason why the result of a call is undefined, or "".
 	Open     string
 	deferred bool // see Defer
+	calls    int  // calls so far
 	epochs   int
 	listed   int // number of requests that the current call posts
 	served   int // number of queue pairs with requests that the current call has executed
@@ -121,6 +122,7 @@ func (m *Model) open(reason string) {
 // Begin begins a call.
 func (m *Model) Begin() {
 	m.listed = 0
+	m.calls++
 	m.Open, m.served, m.servedBy, m.hazards, m.done = "", 0, nil, hazards{}, map[ID]int{}
 	m.posted = map[ID]map[completionSource]bool{}
 	if !m.deferred {

@@ -29,6 +29,8 @@ type QP struct {
 	own      queue
 	unproved []uint64 // posted sends that no polled completion proves to be done
 	waiting  bool     // the first send has begun, and waits for a receive or for the peer to leave INIT
+	waitsFor uint64   // ID of the request that waits, or was the last to wait
+	since    int      // number of the call since which waitsFor has waited
 	held     []Span   // memory of the waiting request
 	flying   []flight // see Defer
 	begun    bool     // a send that has been removed from Sends is being executed
@@ -111,6 +113,7 @@ func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
 		case next == ib.QPRTR && from == ib.QPInit:
 			m.epochs++
 			q.epoch, q.partner = m.epochs, 0
+			m.late(q)
 		case next == ib.QPSQD && from == ib.QPRTS:
 			if q.waiting {
 				m.open("SQD while a request waits") // a driver may or may not have begun it
@@ -123,6 +126,20 @@ func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
 	}
 	m.wake()
 	return 0
+}
+
+// late records that the retries of a request may end just when its peer becomes ready, or that its data may arrive at
+// any later time. A call takes 20 ms or more, the eight attempts with a Timeout of 13 take 268 ms.
+func (m *Model) late(q *QP) {
+	for _, p := range m.QPs {
+		switch {
+		case !p.waiting || p.Attr.DestQPN != q.Num:
+		case p.Attr.Timeout < 13 || m.calls-p.since > 3:
+			m.open("a request whose last attempt may precede the readiness of its peer")
+		case p.Sends[0].Op == ib.WRRDMAWriteWithImm && len(m.queueOf(q).recvs) == 0:
+			m.open("a WRITE whose data arrive before its receive is there")
+		}
+	}
 }
 
 // awaited reports whether a request of a peer waits for q.
@@ -195,7 +212,7 @@ func (m *Model) reset(q *QP) {
 			m.open("completions of a queue pair that is reset") // adapters remove them from the queue
 		}
 	}
-	if q.waiting {
+	if q.waiting || m.deferred && q.reliable() && len(q.Sends) > 0 {
 		m.open("a queue pair with a request in flight is reset")
 	}
 	q.State, q.Attr, q.Known, q.Sends, q.unproved = ib.QPReset, ib.QPAttr{}, 0, nil, nil
@@ -206,6 +223,10 @@ func (m *Model) reset(q *QP) {
 // toError flushes all work of a queue pair.
 func (m *Model) toError(q *QP) {
 	first := q.State != ib.QPErr
+	for i := range q.Sends {
+		s := &q.Sends[i]
+		s.sent = m.deferred && q.State == ib.QPRTS && q.reliable() && s.done == nil && s.inlineMessage()
+	}
 	q.State, q.waiting, q.drain = ib.QPErr, false, false
 	m.flushSends(q)
 	for len(q.own.recvs) > 0 && !m.deferred {

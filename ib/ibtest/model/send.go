@@ -31,6 +31,7 @@ type Send struct {
 	to      ib.AHAttr // the address of the handle at the time of the post
 	foreign bool      // the address handle belongs to another domain
 	done    *outcome  // nil: not executed; see Defer
+	sent    bool      // it may have been sent before the queue pair entered ERR; see FlushSent
 }
 
 // Bind holds the arguments of BIND_MW.
@@ -184,6 +185,9 @@ func (m *Model) step(q *QP) bool {
 	if wait {
 		q.Sends = slices.Insert(q.Sends, 0, s)
 		q.waiting = true
+		if first := q.Sends[0].ID; q.since == 0 || q.waitsFor != first {
+			q.since, q.waitsFor = m.calls, first
+		}
 		return false
 	}
 	m.complete(q, &s, status, n)
@@ -246,12 +250,18 @@ func (m *Model) load(spans []Span, n uint64) []byte {
 
 // scatterBytes stores bytes in a list of spans, starting at an offset.
 func (m *Model) scatterBytes(spans []Span, skip uint64, b []byte) {
+	m.disturbs(spans)
+	eachPiece(spans, skip, b, m.Mem.Write)
+}
+
+// disturbs records that a request changes memory. A request that waits must not use it, because parts of that request
+// may have been executed.
+func (m *Model) disturbs(spans []Span) {
 	for _, q := range m.QPs {
 		if q.waiting && meet(q.held, spans) {
 			m.open("memory of a request that waits is changed by another")
 		}
 	}
-	eachPiece(spans, skip, b, m.Mem.Write)
 }
 
 // smear allows bytes to be stored or not.
@@ -259,6 +269,7 @@ func (m *Model) smear(spans []Span, skip uint64, b []byte) {
 	if m.Blind && len(b) > 0 && len(spans) > 0 {
 		m.open("a part of a message is stored, and nothing shows when")
 	}
+	m.disturbs(spans)
 	eachPiece(spans, skip, b, func(addr uint64, b []byte) { m.Mem.Blur(addr, uint64(len(b)), b) })
 }
 
@@ -297,3 +308,9 @@ func (m *Model) checkOverlap(dst, src []Span) {
 
 // word reads and writes the 8 bytes of an atomic, in the host's byte order.
 func (m *Model) word(spans []Span) uint64 { return binary.NativeEndian.Uint64(m.load(spans, 8)) }
+
+// inlineMessage reports whether the request is a message with inline data, which the requester no longer needs once it
+// is sent.
+func (s *Send) inlineMessage() bool {
+	return s.Flags&ib.SendInline != 0 && s.Op != ib.WRAtomicWrite
+}

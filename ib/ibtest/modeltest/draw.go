@@ -171,13 +171,20 @@ func (d *drawer) prepare() {
 	for range 1 + d.IntN(2) {
 		d.pair(pds[0], cqs, srq)
 	}
-	if d.x.attr.MaxSRQ > 0 && d.one(5) {
+	if d.x.attr.MaxSRQ > 0 && d.one(3) && (!d.x.episodes || d.one(2)) {
 		d.extended(pds[0], cqs)
 	}
 	if d.plan.focus != onMemory {
 		return
 	}
-	for range 1 + d.IntN(2) {
+	if most := d.x.attr.MaxMRSize; !d.plan.local && most > 1<<33 { // for windows of more than 4 GiB
+		c := d.region(pds[0], false)
+		c.access |= (everything | ib.AccessMWBind) & d.x.access
+		c.at = place{area: 1 + d.IntN(2), off: 8 * d.Uint64N(1<<15), len: min(most, 1<<33+d.Uint64N(1<<34))}
+		c.iova &= 1<<50 - 8
+		d.plan1(c)
+	}
+	for range 2 + d.IntN(2) {
 		if d.one(2) {
 			d.plan1(allocMW{d.id(), pds[0], pick(d, []ib.MWType{ib.MWType1, ib.MWType2})})
 		} else {
@@ -426,7 +433,7 @@ func (d *drawer) any() call {
 		}
 		return 1
 	}
-	if d.ready() == 0 && !d.one(4) {
+	if d.ready() == 0 && !d.one(4) || !d.x.episodes && d.failed() && d.one(4) {
 		return d.steps()
 	}
 	memory, queues, states := times(onMemory), times(onQueues), times(onStates)
@@ -458,7 +465,20 @@ func (d *drawer) qp() *model.QP {
 	if len(ready) > 0 && !d.one(12) {
 		qps = ready
 	}
+	// Queue pairs of the other types do not fail, so they would get most of the requests.
+	if list := slices.DeleteFunc(slices.Clone(qps),
+		func(q *model.QP) bool { return !acknowledged(q.Type) }); len(list) > 0 && !d.x.episodes && d.one(2) {
+		qps = list
+	}
 	return pick(d, qps)
+}
+
+// acknowledged reports whether requests of a service type are acknowledged, or arrive by such a service.
+func acknowledged(t ib.QPType) bool { return t != ib.QPTypeUC && t != ib.QPTypeUD }
+
+// failed reports whether a queue pair of an acknowledged service is in ERR.
+func (d *drawer) failed() bool {
+	return len(ids(d.x.m.QPs, func(q *model.QP) bool { return acknowledged(q.Type) && q.State == ib.QPErr })) > 0
 }
 
 // ready returns the number of queue pairs that can send.
@@ -508,7 +528,7 @@ func (d *drawer) modifies() call {
 		return nil
 	}
 	c := modifyQP{qp: q.ID, dest: d.x.objs[q.ID].peer, attr: d.attributes(), mask: ib.QPAttrState}
-	switch d.IntN(9) {
+	switch d.IntN(11) {
 	case 0:
 		c.attr.State = ib.QPErr
 	case 1:
@@ -535,8 +555,26 @@ func (d *drawer) modifies() call {
 	case 8:
 		c.attr.State, c.attr.CurState = ib.QPRTS, ib.QPState(d.IntN(7))
 		c.mask |= ib.QPAttrCurState
+	case 9, 10: // any attributes, in a state that may permit them
+		c.attr.State = q.State
+		if q.State == ib.QPSQD && d.one(2) {
+			c.attr.State = ib.QPRTS
+		}
+		for range 1 + d.IntN(2) {
+			c.mask |= pick(d, optional)
+		}
+		if d.one(2) && !d.x.Lossy {
+			c.attr.RNRRetry = 0
+		}
 	}
 	return c
+}
+
+// optional lists the attributes that some transitions permit without requiring them.
+var optional = []ib.QPAttrMask{
+	ib.QPAttrPKeyIndex, ib.QPAttrPort, ib.QPAttrAV, ib.QPAttrPathMTU, ib.QPAttrTimeout, ib.QPAttrRetryCnt,
+	ib.QPAttrRNRRetry, ib.QPAttrRNRRetry, ib.QPAttrMaxRdAtomic, ib.QPAttrMaxDestRdAtomic, ib.QPAttrMinRNRTimer,
+	ib.QPAttrQKey, ib.QPAttrAccessFlags, ib.QPAttrDestQPN,
 }
 
 // spoilt returns a call with one invalid attribute value. The device must reject it and change nothing.

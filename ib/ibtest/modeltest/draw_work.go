@@ -191,8 +191,11 @@ func (d *drawer) opcodes(kind ib.QPType) []ib.WROpcode {
 		return d.withMemory(ops)
 	}
 	ops = append(ops, ib.WRRDMARead, ib.WRRDMARead)
-	if len(d.destroyedIDs()) > 0 || d.bad() {
+	if d.bad() {
 		ops = append(ops, ib.WRSendWithInv)
+	}
+	if len(d.destroyedIDs()) > 0 { // seldom, so it is drawn often
+		ops = append(ops, ib.WRSendWithInv, ib.WRSendWithInv, ib.WRSendWithInv, ib.WRSendWithInv)
 	}
 	if d.x.m.Atomics {
 		ops = append(ops, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd)
@@ -221,7 +224,7 @@ func (d *drawer) withMemory(ops []ib.WROpcode) []ib.WROpcode {
 		}
 	}
 	if len(d.destroyedIDs()) > 0 || d.bad() {
-		ops = append(ops, ib.WRLocalInv)
+		ops = append(ops, ib.WRLocalInv, ib.WRLocalInv)
 	}
 	return ops
 }
@@ -498,6 +501,9 @@ func (d *drawer) bind(q *model.QP, s *send) *send {
 	}
 	r := d.x.m.Regions[b.mr]
 	b.len = d.logSize(max(r.Len, 1))
+	if r.Len > 1<<32 && d.one(2) {
+		b.len = 1<<32 + d.Uint64N(r.Len-1<<32)
+	}
 	b.off = d.Uint64N(r.Len - min(b.len, r.Len) + 1)
 	if d.one(4) {
 		b.off, b.len = 0, r.Len

@@ -133,7 +133,7 @@ func (x *runner) end() error {
 	for _, o := range x.objs {
 		o.lazy = false
 	}
-	if d := x.settle(); d != nil {
+	if d := x.settle(); d != nil && x.m.Open == "" {
 		return fmt.Errorf("at the end: %s", d.what)
 	}
 	return x.finish()

@@ -169,6 +169,9 @@ func (e *episode) modify(q *model.QP) call {
 // It posts one request, because a device may complete the first of a list before it accepts the second.
 func (e *episode) send() call {
 	d, q := e.d, e.q
+	if acknowledged(q.Type) && (e.peer.State < ib.QPRTR || e.peer.State > ib.QPSQD) {
+		return nil // the request fails when its retries end, at a time that the model does not know
+	}
 	s := d.send(q, nil)
 	if s == nil {
 		return nil
@@ -321,6 +324,11 @@ func (x *runner) episode(d *drawer, threads [][]call) error {
 	var events []*event
 	var clock atomic.Int64
 	var wg sync.WaitGroup
+	x.mu.Lock()
+	for _, o := range x.objs {
+		o.before = o.calls
+	}
+	x.mu.Unlock()
 	var ready atomic.Int32 // threads that have begun: none makes a call before all of them run
 	for t, calls := range threads {
 		own := make([]*event, len(calls))
