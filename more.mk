@@ -143,6 +143,10 @@ soak-reset: build ## resets, unplugs and plugs under load, race detector on; SOA
 	SOAK_RESETS=$(SOAK_RESETS) SOAK_PLUGS=$(SOAK_PLUGS) VERBENA=$(CURDIR)/$(BIN).race $(GO) test -tags e2e -count=1 -timeout 24h -v -run TestEndure ./test/e2e
 	SOAK_RESETS=50 SOAK_PLUGS=50 VERBENA=$(CURDIR)/$(BIN) $(GO) test -tags e2e -count=1 -timeout 2h -v -run TestSoakReset ./test/e2e
 
+.PHONY: api-diff
+api-diff: tools ## how the public packages differ from those of the git revision BASE (default: the last tag)
+	@scripts/api-diff $(BASE)
+
 .PHONY: bench-compare
 bench-compare: build ## this tree against the git revision BASE (default main), in alternation
 	@scripts/bench-compare $(or $(BASE),main) $(ARGS)

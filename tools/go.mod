@@ -11,6 +11,7 @@ tool (
 
 require (
 	github.com/golangci/misspell v0.8.0
+	golang.org/x/exp v0.0.0-20250620022241-b7579e27df2b
 	golang.org/x/sys v0.49.0
 	golang.org/x/tools v0.51.0
 	verbena v0.0.0-00010101000000-000000000000

@@ -1,8 +1,11 @@
 // Command api checks the public packages of the module, which docs/api.md lists.
 //
-//	api [-C folder]
+//	api [-C folder] [-old folder]
 //
-// No exported function, method, field, variable or constant of a public package may have a type of a non-public
+// With -old it prints how the public packages differ from those of another checkout, and ends with exit code 1 if a
+// program that compiles with the other checkout may not compile any more (go.dev/blog/module-compatibility).
+//
+// Without -old it checks signatures. No exported function, method, field, variable or constant of a public package may have a type of a non-public
 // package, so that a user of the module can name every type.
 package main
 
@@ -11,12 +14,14 @@ import (
 	"fmt"
 	"go/ast"
 	"go/types"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 
+	"golang.org/x/exp/apidiff"
 	"golang.org/x/tools/go/packages"
 )
 
@@ -24,8 +29,13 @@ const module = "verbena/"
 
 func main() {
 	root := flag.String("C", ".", "use the module in this `folder`")
+	old := flag.String("old", "", "compare with the module in this `folder`")
 	flag.Parse()
-	faults, err := check(*root)
+	find := check
+	if *old != "" {
+		find = func(root string) ([]string, error) { return changes(*old, root, os.Stdout) }
+	}
+	faults, err := find(*root)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "api:", err)
 		os.Exit(2)
@@ -71,27 +81,73 @@ func public(root string) ([]string, error) {
 	return list, nil
 }
 
-// check returns the faults of the public packages.
-func check(root string) ([]string, error) {
+// load returns the public packages of the module in a folder.
+func load(root string) ([]*packages.Package, error) {
 	list, err := public(root)
 	if err != nil {
 		return nil, err
 	}
-	var paths []string
-	for _, p := range list {
-		paths = append(paths, module+p)
+	for i, p := range list {
+		list[i] = module + p
 	}
 	pkgs, err := packages.Load(
 		&packages.Config{Mode: packages.NeedName | packages.NeedTypes | packages.NeedImports | packages.NeedDeps,
-			Dir: root}, paths...)
+			Dir: root}, list...)
 	if err != nil {
 		return nil, err
 	}
-	w := &walker{public: paths, named: map[*types.TypeName]bool{}}
 	for _, p := range pkgs {
 		if len(p.Errors) > 0 {
 			return nil, p.Errors[0]
 		}
+	}
+	return pkgs, nil
+}
+
+// changes returns the incompatible changes of the public packages since another checkout, and prints the compatible ones.
+func changes(old, root string, compatible io.Writer) ([]string, error) {
+	before, err := load(old)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", old, err)
+	}
+	now, err := load(root)
+	if err != nil {
+		return nil, err
+	}
+	current := map[string]*packages.Package{}
+	for _, p := range now {
+		current[p.PkgPath] = p
+	}
+	var breaking []string
+	for _, p := range before {
+		name := strings.TrimPrefix(p.PkgPath, module)
+		n, ok := current[p.PkgPath]
+		if !ok {
+			breaking = append(breaking, name+": the package is no longer public")
+			continue
+		}
+		for _, c := range apidiff.Changes(p.Types, n.Types).Changes {
+			if !c.Compatible {
+				breaking = append(breaking, name+": "+c.Message)
+				continue
+			}
+			fmt.Fprintf(compatible, "%s: %s (compatible)\n", name, c.Message)
+		}
+	}
+	return breaking, nil
+}
+
+// check returns the faults of the public packages.
+func check(root string) ([]string, error) {
+	pkgs, err := load(root)
+	if err != nil {
+		return nil, err
+	}
+	w := &walker{named: map[*types.TypeName]bool{}}
+	for _, p := range pkgs {
+		w.public = append(w.public, p.PkgPath)
+	}
+	for _, p := range pkgs {
 		for _, name := range p.Types.Scope().Names() {
 			if t, ok := p.Types.Scope().Lookup(name).(*types.TypeName); ok && t.Exported() && t.IsAlias() {
 				if n, ok := types.Unalias(t.Type()).(*types.Named); ok {

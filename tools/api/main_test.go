@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,8 +12,7 @@ import (
 // TestCheck tests that types of unlisted packages are found in every position of a signature, unless an alias names
 // them.
 func TestCheck(t *testing.T) {
-	root := t.TempDir()
-	for name, text := range map[string]string{
+	root := written(t, map[string]string{
 		"go.mod":      "module verbena\n\ngo 1.26.0\n",
 		"docs/api.md": "| package |\n|---|\n| `open` |\n",
 		"closed/c.go": "package closed\n\ntype T struct{}\n\ntype Named struct{}\n",
@@ -39,15 +39,7 @@ var V [2]closed.T
 
 func G(s S) error { return nil }
 `,
-	} {
-		path := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
+	})
 	faults, err := check(root)
 	if err != nil {
 		t.Fatal(err)
@@ -65,5 +57,55 @@ func G(s S) error { return nil }
 	}
 	if _, err := check(root); err == nil {
 		t.Error("empty page: got no error")
+	}
+}
+
+// written returns a folder with files.
+func written(t *testing.T, files map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// TestChanges tests that changes that break programs are distinguished from others.
+func TestChanges(t *testing.T) {
+	module := func(page, text string) string {
+		return written(t, map[string]string{
+			"go.mod":      "module verbena\n\ngo 1.26.0\n",
+			"docs/api.md": page,
+			"a/a.go":      text,
+			"b/b.go":      "package b\n",
+		})
+	}
+	const both = "| `a` |\n| `b` |\n"
+	old := module(both, "package a\n\nfunc F(int) {}\n\nfunc G() {}\n\ntype T struct{ X int }\n")
+	for _, c := range []struct {
+		name, root string
+		want       []string
+	}{
+		{"the same", old, nil},
+		{"additions", module(both, "package a\n\nfunc F(int) {}\n\nfunc G() {}\n\nfunc H() {}\n\ntype T struct{ X, Y int }\n"), nil},
+		{"another parameter, no function, no field",
+			module(both, "package a\n\nfunc F(string) {}\n\ntype T struct{ Y int }\n"), []string{"a: F", "a: G", "a: T.X"}},
+		{"a package that is no longer public", module("| `a` |\n", "package a\n\nfunc F(int) {}\n\nfunc G() {}\n\ntype T struct{ X int }\n"),
+			[]string{"b: the package is no longer public"}},
+	} {
+		got, err := changes(old, c.root, io.Discard)
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		same := slices.EqualFunc(got, c.want, strings.HasPrefix)
+		if !same {
+			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
+		}
 	}
 }
