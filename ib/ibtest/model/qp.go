@@ -24,6 +24,7 @@ type QP struct {
 	Sends  []Send        // not executed yet
 	Events []ib.EventType
 	Fatal  bool // EventQPFatal may be raised because a completion was lost
+	Cut    bool // EventQPLastWQEReached may be missing, because RESET followed ERR before the end of the flush
 
 	named    ID // for an XRC target: the shared queue that the current request names
 	own      queue
@@ -215,6 +216,7 @@ func (m *Model) reset(q *QP) {
 	if q.waiting || m.deferred && q.reliable() && len(q.Sends) > 0 {
 		m.open("a queue pair with a request in flight is reset")
 	}
+	q.Cut = q.Cut || m.deferred && q.State == ib.QPErr
 	q.State, q.Attr, q.Known, q.Sends, q.unproved = ib.QPReset, ib.QPAttr{}, 0, nil, nil
 	q.own.recvs, q.own.unproved = nil, nil
 	q.waiting, q.drain, q.epoch, q.partner = false, false, 0, 0

@@ -471,7 +471,10 @@ func (x *runner) compareCallbacks() *difference {
 	events := func(name string, id model.ID, want []ib.EventType) *difference {
 		got := x.objs[id].seen
 		if q := x.m.QPs[id]; q != nil && q.Fatal {
-			got = slices.DeleteFunc(slices.Clone(got), func(e ib.EventType) bool { return e == ib.EventQPFatal })
+			got = without(got, ib.EventQPFatal)
+		}
+		if q := x.m.QPs[id]; q != nil && q.Cut {
+			got, want = without(got, ib.EventQPLastWQEReached), without(want, ib.EventQPLastWQEReached)
 		}
 		if slices.Equal(got, want) {
 			return nil
@@ -501,6 +504,11 @@ func (x *runner) compareCallbacks() *difference {
 		}
 	}
 	return nil
+}
+
+// without returns events without those of a type.
+func without(list []ib.EventType, e ib.EventType) []ib.EventType {
+	return slices.DeleteFunc(slices.Clone(list), func(f ib.EventType) bool { return f == e })
 }
 
 // add records a new object.
