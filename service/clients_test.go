@@ -742,3 +742,40 @@ func TestTakeOver(t *testing.T) {
 	}
 	<-ended
 }
+
+// TestKeptByDevices tests which commands for a device keep an idle service alive, because its end would undo them.
+func TestKeptByDevices(t *testing.T) {
+	s, err := newService(Options{
+		Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.24"}}}, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for _, c := range []struct {
+		name string
+		f    func() error
+		want bool
+	}{
+		{"reset", func() error { return s.DevReset(ctl.DevReset{Name: "rxe0"}) }, false},
+		{"reset armed", func() error { return s.DevReset(ctl.DevReset{Name: "rxe0", AtWR: 1000}) }, true},
+		{"reset canceled", func() error { return s.DevReset(ctl.DevReset{Name: "rxe0", Cancel: true}) }, false},
+		{"unplug", func() error { return s.DevUnplug("rxe0") }, true},
+		{"plug", func() error { return s.DevPlug("rxe0") }, false},
+		{"hang", func() error { return s.DevHang("rxe0") }, true},
+		{"reset of a device that hangs", func() error { return s.DevReset(ctl.DevReset{Name: "rxe0"}) }, false},
+		{"event", func() error { return s.DevEvent(ctl.DevEvent{Name: "rxe0", Event: "client_reregister"}) }, false},
+		{"reset, unreachable", func() error { return s.DevReset(ctl.DevReset{Name: "rxe0", Unreachable: true}) }, true},
+		{"plug after that", func() error { return s.DevPlug("rxe0") }, false},
+		{"link down", func() error { return s.LinkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown}) }, true},
+	} {
+		if err := c.f(); err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		s.mu.Lock()
+		got := s.byHandLocked()
+		s.mu.Unlock()
+		if got != c.want {
+			t.Errorf("keep when idle, after %s: got %v, want %v", c.name, got, c.want)
+		}
+	}
+}

@@ -15,7 +15,7 @@ import (
 	"verbena/uverbs"
 )
 
-// devLink returns the link of a name, and marks the service as configured by hand.
+// devLink returns the link of a name.
 func (s *Service) devLink(name string) (*rdmaLink, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -23,8 +23,14 @@ func (s *Service) devLink(name string) (*rdmaLink, error) {
 	if l == nil {
 		return nil, s.noLink(name)
 	}
-	s.configured = true
 	return l, nil
+}
+
+// altered reports whether a command has put the device into a state that ends only by another command or an event: it
+// is unplugged, or its hardware hangs or does not answer, or a reset is armed.
+func (l *rdmaLink) altered() bool {
+	st := l.slot.Status()
+	return st.State != slot.Running || st.Armed != "" || l.hw.State() != driver.Running
 }
 
 // DevReset resets a device, and returns when the recovered device is usable. With a moment, or with hardware that stays

@@ -113,6 +113,9 @@ func (s *Service) LinkSet(r ctl.LinkSet) error {
 		l.cancelMoment()
 		return nil
 	}
+	s.mu.Lock()
+	s.configured = true
+	s.mu.Unlock()
 	if r.Shape != nil {
 		if err := l.faults.Shape(*r.Shape); err != nil {
 			return fail(err)

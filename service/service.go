@@ -430,13 +430,14 @@ func (s *Service) yield() error {
 	return fmt.Errorf("process %d, %s: %w", os.Getpid(), use, syscall.EBUSY)
 }
 
-// byHandLocked reports whether links or fault rules were changed by hand. The end of the service would lose these
-// changes.
+// byHandLocked reports whether links, devices or fault rules were changed by hand. The end of the service would lose
+// these changes.
 func (s *Service) byHandLocked() bool {
 	if len(s.verbFaults.list()) > 0 {
 		return true
 	}
-	return s.configured || slices.ContainsFunc(s.links, func(l *rdmaLink) bool { return len(l.faults.List()) > 0 })
+	return s.configured ||
+		slices.ContainsFunc(s.links, func(l *rdmaLink) bool { return l.altered() || len(l.faults.List()) > 0 })
 }
 
 func (s *Service) countProgram(d int) {
