@@ -1,0 +1,97 @@
+package ibtest
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"verbena/ib"
+	"verbena/umem"
+)
+
+// Memory that can no longer be read or written, as when a process has unmapped it.
+
+var memoryFaultChecks = []ruleTest{
+	{
+		name: "Errors/MemoryFault",
+		rule: "a request whose memory cannot be read or written fails, and the queue pair of the side with that memory moves to ERR",
+		test: testMemoryFault,
+	},
+}
+
+// faulty is an address space whose accesses fail once broken is set.
+type faulty struct {
+	umem.Space
+	broken atomic.Bool
+}
+
+// ReadV implements umem.Space.
+func (f *faulty) ReadV(dst [][]byte, addr uint64) error {
+	if f.broken.Load() {
+		return umem.ErrFault
+	}
+	return f.Space.ReadV(dst, addr)
+}
+
+// WriteV implements umem.Space.
+func (f *faulty) WriteV(src [][]byte, addr uint64) error {
+	if f.broken.Load() {
+		return umem.ErrFault
+	}
+	return f.Space.WriteV(src, addr)
+}
+
+func testMemoryFault(e *env) {
+	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	space := &faulty{Space: e.mem} // umem.ErrFault, as of an unmapped page
+	b, addr := e.memory(64)
+	mr, err := p.pd.RegMR(ib.MRInit{Space: space, Addr: addr, IOVA: addr, Length: 64, Access: p.buf[0].mr.Access()})
+	e.must("register memory", err)
+	own(e, mr, mr.Dereg)
+	bad := (&buffer{b, addr, mr}).sgl(0, 8)
+	for _, c := range []struct {
+		op     ib.WROpcode
+		side   int // with the memory that fails
+		status []ib.WCStatus
+	}{
+		{ib.WRSend, 0, []ib.WCStatus{ib.WCLocProtErr}},
+		{ib.WRSend, 1, []ib.WCStatus{ib.WCRemOpErr}},
+		{ib.WRRDMAWrite, 0, []ib.WCStatus{ib.WCLocProtErr}},
+		{ib.WRRDMAWrite, 1, []ib.WCStatus{ib.WCRemOpErr, ib.WCRemAccessErr}},
+		{ib.WRRDMAWriteWithImm, 1, []ib.WCStatus{ib.WCRemOpErr, ib.WCRemAccessErr}},
+		{ib.WRRDMARead, 0, []ib.WCStatus{ib.WCLocProtErr}},
+		{ib.WRRDMARead, 1, []ib.WCStatus{ib.WCRemOpErr, ib.WCRemAccessErr}},
+		{ib.WRAtomicFetchAdd, 0, []ib.WCStatus{ib.WCLocProtErr}},
+		{ib.WRAtomicFetchAdd, 1, []ib.WCStatus{ib.WCRemOpErr, ib.WCRemAccessErr}},
+	} {
+		what := fmt.Sprintf("opcode %v with faulty memory on side %d", c.op, c.side)
+		sgls := [2][]ib.SGE{p.buf[0].sgl(0, 8), p.buf[1].sgl(0, 8)}
+		sgls[c.side] = bad
+		wr := ib.SendWR{ID: 1, Opcode: c.op, Flags: ib.SendSignaled, SGList: sgls[0], RemoteAddr: sgls[1][0].Addr,
+			RKey: p.buf[1].mr.RKey(), CompareAdd: 1}
+		if c.side == 1 {
+			wr.RKey = mr.RKey()
+		}
+		e.postRecv(p.qps[1], ib.RecvWR{ID: 2, SGList: sgls[1]})
+		space.broken.Store(true)
+		taken := p.tried(what, 0, wr)
+		if taken {
+			e.wantStatus(what, p.cqs[0], c.status)
+			e.wantState(what, p.qps[c.side], ib.QPErr)
+		}
+		space.broken.Store(false)
+		p.again()
+	}
+	p.exchange(0, 1, 8)
+}
+
+// wantStatus waits for the completion of work request 1, which has one of some statuses.
+func (e *env) wantStatus(what string, cq *ib.CQ, want []ib.WCStatus) {
+	e.Helper()
+	wc := e.waitAny(cq)
+	for _, s := range want {
+		if wc.ID == 1 && wc.Status == s {
+			return
+		}
+	}
+	e.Errorf("%s: got completion of work request %d with %q, want 1 with one of %q", what, wc.ID, wc.Status, want)
+}
