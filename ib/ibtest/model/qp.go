@@ -100,7 +100,7 @@ func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
 		m.open("rights change while a request waits")
 	}
 	q.Known |= mask &^ (ib.QPAttrState | ib.QPAttrCurState)
-	copyAttr(&q.Attr, &a, mask)
+	CopyAttr(&q.Attr, &a, mask)
 	switch {
 	case mask&ib.QPAttrState == 0:
 	case a.State == ib.QPErr:
@@ -179,8 +179,8 @@ func (m *Model) wrongValue(a *ib.QPAttr, mask ib.QPAttrMask) bool {
 	return false
 }
 
-// copyAttr copies the attributes that mask names, except the state.
-func copyAttr(to, from *ib.QPAttr, mask ib.QPAttrMask) {
+// CopyAttr copies the attributes that mask names, except the states and the packet sequence numbers.
+func CopyAttr(to, from *ib.QPAttr, mask ib.QPAttrMask) {
 	take := func(bit ib.QPAttrMask, f func()) {
 		if mask&bit != 0 {
 			f()

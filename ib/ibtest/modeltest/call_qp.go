@@ -133,6 +133,7 @@ type modifyQP struct {
 	qp, dest model.ID
 	attr     ib.QPAttr
 	mask     ib.QPAttrMask
+	noise    bool // the attributes outside of mask, which the device must ignore, have invalid values
 }
 
 func (c modifyQP) String() string {
@@ -145,6 +146,9 @@ func (c modifyQP) String() string {
 	}
 	if c.mask&ib.QPAttrDestQPN != 0 {
 		s += sprintf("destination qp%d, ", c.dest)
+	}
+	if c.noise {
+		s += "other attributes invalid, "
 	}
 	return s + sprintf("mask %#x)", uint32(c.mask))
 }
@@ -163,7 +167,40 @@ func (c modifyQP) resolve(x *runner) ib.QPAttr {
 }
 
 func (c modifyQP) device(x *runner) got {
-	return got{err: x.objs[c.qp].qp.Modify(c.resolve(x), c.mask)}
+	a := c.resolve(x)
+	if c.noise {
+		a = noisy(&a, c.mask)
+	}
+	return got{err: x.objs[c.qp].qp.Modify(a, c.mask)}
+}
+
+// noisy returns the attributes of mask, and invalid values of all others.
+func noisy(a *ib.QPAttr, mask ib.QPAttrMask) ib.QPAttr {
+	const wrong = 0xee
+	route := ib.AHAttr{Port: wrong, GRH: ib.GlobalRoute{DGID: ib.GID{0: wrong}, SGIDIndex: wrong}}
+	n := ib.QPAttr{
+		State: wrong, CurState: wrong, PathMTU: wrong, PathMigState: wrong, QKey: 1<<32 - 1, RQPSN: 1<<32 - 1, SQPSN: 1<<32 - 1,
+		DestQPN: 1<<32 - 1, AccessFlags: 1<<32 - 1, AH: route, AltAH: route, PKeyIndex: 1<<16 - 1, AltPKeyIndex: 1<<16 - 1,
+		EnSQDAsyncNotify: true, MaxRdAtomic: wrong, MaxDestRdAtomic: wrong, MinRNRTimer: wrong, Port: wrong, AltPort: wrong,
+		Timeout: wrong, AltTimeout: wrong, RetryCnt: wrong, RNRRetry: wrong, RateLimit: 1<<32 - 1,
+		Cap: ib.QPCap{MaxSendWR: 1<<32 - 1, MaxRecvWR: 1<<32 - 1, MaxSendSGE: 1<<32 - 1, MaxRecvSGE: 1<<32 - 1},
+	}
+	model.CopyAttr(&n, a, mask)
+	for _, f := range []struct {
+		bit  ib.QPAttrMask
+		copy func()
+	}{
+		{ib.QPAttrState, func() { n.State = a.State }},
+		{ib.QPAttrCurState, func() { n.CurState = a.CurState }},
+		{ib.QPAttrEnSQDAsyncNotify, func() { n.EnSQDAsyncNotify = a.EnSQDAsyncNotify }},
+		{ib.QPAttrRQPSN, func() { n.RQPSN = a.RQPSN }},
+		{ib.QPAttrSQPSN, func() { n.SQPSN = a.SQPSN }},
+	} {
+		if mask&f.bit != 0 {
+			f.copy()
+		}
+	}
+	return n
 }
 
 func (c modifyQP) expect(x *runner, m *model.Model, g *got) want {

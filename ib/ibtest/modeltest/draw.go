@@ -412,6 +412,10 @@ func (d *drawer) draw() call {
 		} else {
 			c = d.any()
 		}
+		if m, ok := c.(modifyQP); ok && d.one(3) {
+			m.noise = true
+			c = m
+		}
 		if c != nil && d.x.fit(c) {
 			return c
 		}

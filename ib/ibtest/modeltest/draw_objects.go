@@ -87,9 +87,17 @@ func (d *drawer) sharedQueues() call {
 	}
 	if d.one(3) {
 		room := d.room(d.x.attr.MaxSRQWR, 64)
-		return modifySRQ{id, ib.SRQAttr{MaxWR: uint32(room)}, ib.SRQAttrMaxWR}
+		return modifySRQ{id, ib.SRQAttr{MaxWR: uint32(room), Limit: d.ignored()}, ib.SRQAttrMaxWR}
 	}
-	return modifySRQ{id, ib.SRQAttr{Limit: uint32(d.IntN(s.Len() + 2))}, ib.SRQAttrLimit}
+	return modifySRQ{id, ib.SRQAttr{Limit: uint32(d.IntN(s.Len() + 2)), MaxWR: d.ignored()}, ib.SRQAttrLimit}
+}
+
+// ignored returns the value of an attribute outside of the mask.
+func (d *drawer) ignored() uint32 {
+	if d.one(2) {
+		return 0
+	}
+	return 1<<32 - 1
 }
 
 func (d *drawer) fails() call {
