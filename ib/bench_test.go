@@ -18,8 +18,8 @@ func (b *bench) stub() {
 	b.qp.queue, b.cq.queue = b.qp.drv, b.cq.drv
 }
 
-// benchModes measures f with a direct call of the driver's method and with a call through the midlayer. Package check
-// has the benchmarks of checked mode.
+// benchModes measures a direct call of the driver's method and the same call through the midlayer. Package check has
+// the benchmarks of checked mode.
 func benchModes(b *testing.B, direct func(b *bench), through func(b *bench)) {
 	run := func(name string, f func(*bench)) {
 		b.Run(name, func(b *testing.B) {
@@ -52,7 +52,7 @@ func BenchmarkReqNotifyCQ(b *testing.B) {
 	benchModes(b, func(b *bench) { b.cq.drv.ReqNotify(NotifyNextComp) }, func(b *bench) { b.cq.ReqNotify(NotifyNextComp) })
 }
 
-// BenchmarkCallback measures a completion and its handler on the thread that raised it.
+// BenchmarkCallback measures a completion and its handler, both on the same thread.
 func BenchmarkCallback(b *testing.B) {
 	benchModes(b, nil, func(b *bench) {
 		b.cq.ReqNotify(NotifyNextComp)
@@ -71,7 +71,7 @@ func BenchmarkCallbackWorker(b *testing.B) {
 	})
 }
 
-// TestDataPathDoesNotAllocate checks that post, poll and notification requests do not allocate in the midlayer.
+// TestDataPathDoesNotAllocate checks that the midlayer does not allocate in post, poll and notification requests.
 func TestDataPathDoesNotAllocate(t *testing.T) {
 	w := newBench(t, func(*CQ) {}, nil, nil)
 	w.stub()

@@ -10,14 +10,13 @@ import (
 	"verbena/internal/notify"
 )
 
-// callbacks holds the callbacks that are due for the consumers of a device. A callback never runs in the callchain of
-// the method that raised it. It is queued here, and a thread without locks runs it: either a thread that called
-// HoldCallbacks, or a worker goroutine. Workers exist only while there is work. Callbacks are short, and a thread
-// switch for each would cost more than it gains, so a further worker starts only when a callback has waited for
-// helpDelay.
+// callbacks holds the due callbacks of the consumers of a device. A callback never runs in the callchain of the method
+// that raised it. The method queues the callback. A thread without locks runs it: a thread that called HoldCallbacks,
+// or a worker goroutine. Workers exist only while callbacks are due. Callbacks are short, and a thread switch for each
+// would cost more than it saves. A further worker therefore starts only when a callback has waited for helpDelay.
 //
-// A thread that holds callbacks may be blocked on the memory of a program that does not respond. If no due callback
-// starts within lateDelay, the existing holds are treated as stale.
+// A thread that holds callbacks may block on the memory of an unresponsive program. If no due callback starts within
+// lateDelay, the existing holds count as stale.
 type callbacks struct {
 	// holds is the number of threads that run callbacks or will run them soon. A thread locks mu to end its hold, but
 	// not to begin it.
@@ -25,10 +24,10 @@ type callbacks struct {
 
 	mu      sync.Mutex
 	idle    sync.Cond      // on mu; signalled when a callback returns
-	due     fifo[*CQ]      // completion handlers; each queue is in it at most once
+	due     fifo[*CQ]      // completion handlers; contains each CQ at most once
 	events  fifo[callback] // asynchronous events, delivered one at a time in this order
 	inEvent bool           // an event is being delivered
-	closed  bool           // further events of the device are dropped
+	closed  bool           // new events of the device are dropped
 	raised  EventCounts
 	workers int
 	running [2]int      // callbacks in progress, by the parity of the epoch in which they began
@@ -41,7 +40,7 @@ type callbacks struct {
 	begun   uint64      // callbacks started so far
 	late    *time.Timer // detects stale holds; nil until first used
 	looking bool        // late is running
-	seen    uint64      // value of begun when late was started
+	seen    uint64      // value of begun when the timer late was started
 }
 
 const (
@@ -49,7 +48,8 @@ const (
 	lateDelay = 10 * time.Millisecond
 )
 
-// callback is an asynchronous event that is due. Exactly one of cq, qp, srq and on names its target; on is the device.
+// callback is a due asynchronous event. Exactly one of the fields cq, qp, srq and on names the target; on is the
+// device.
 type callback struct {
 	cq  *CQ
 	qp  *QP
@@ -66,7 +66,7 @@ type fifo[T any] struct {
 
 func (q *fifo[T]) len() int { return len(q.buf) - q.head }
 
-// push appends v. If buf is full and at least half of it is free, it moves the elements to the front.
+// push appends v. If buf is full and at least half of buf is free, push moves the elements to the front.
 func (q *fifo[T]) push(v T) {
 	if len(q.buf) == cap(q.buf) && q.head > 0 && q.head >= len(q.buf)/2 {
 		n := copy(q.buf, q.buf[q.head:])
@@ -105,12 +105,12 @@ func (c *callbacks) pushEvent(cb callback) {
 	c.unlockAndServe()
 }
 
-// ready reports whether a callback can be run now.
+// ready reports whether a callback can run now.
 //
 //verbena:held mu
 func (c *callbacks) ready() bool { return c.due.len() > 0 || c.events.len() > 0 && !c.inEvent }
 
-// unlockAndServe releases mu. It starts a worker if callbacks are due and there is no thread to run them.
+// unlockAndServe releases mu. It starts a worker if callbacks are due and no thread will run them.
 //
 //verbena:held mu
 func (c *callbacks) unlockAndServe() {
@@ -132,7 +132,7 @@ func (c *callbacks) unlockAndServe() {
 //verbena:held mu
 func (c *callbacks) helpers() int { return int(c.holds.Load()) - c.stale + c.workers }
 
-// expect makes isLate check, after lateDelay, that a callback has started.
+// expect starts a timer: after lateDelay, isLate checks that a callback has started.
 //
 //verbena:held mu
 func (c *callbacks) expect() {
@@ -147,7 +147,7 @@ func (c *callbacks) expect() {
 	}
 }
 
-// isLate marks the holds as stale if a callback is due and none has started since expect.
+// isLate marks the holds as stale if a callback is due and no callback has started since expect.
 func (c *callbacks) isLate() {
 	c.mu.Lock()
 	c.looking = false
@@ -199,7 +199,7 @@ func (c *callbacks) work() {
 	c.leave(true)
 }
 
-// leave ends a worker, or the hold of a thread, and releases mu.
+// leave ends a worker or the hold of a thread, and releases mu.
 //
 //verbena:held mu
 func (c *callbacks) leave(worker bool) {
@@ -212,8 +212,9 @@ func (c *callbacks) leave(worker bool) {
 	c.unlockAndServe()
 }
 
-// runOne runs a due callback on a worker or on a thread that holds callbacks, and returns with mu held. If the callback
-// panics or calls runtime.Goexit, the worker or the hold ends, and another thread takes over.
+// runOne runs a due callback, either on a worker or on a thread that holds callbacks. It returns with mu held. If the
+// callback panics or calls runtime.Goexit, the worker or the hold ends, and another thread runs the remaining
+// callbacks.
 //
 //verbena:held mu
 func (c *callbacks) runOne(worker bool) {
@@ -275,8 +276,8 @@ func (c *callbacks) ran(epoch uint) {
 	c.idle.Broadcast()
 }
 
-// drain returns when all callbacks that were due or running at the call have returned. It makes the device drop further
-// events. It does not wait for callbacks that the remaining objects raise later.
+// drain waits until all callbacks that were due or running at the call have returned. From then on the device drops new
+// events. drain does not wait for callbacks that the remaining objects raise later.
 func (c *callbacks) drain() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -292,7 +293,8 @@ func (c *callbacks) drain() {
 	}
 }
 
-// waitFor returns once done reports true. It calls done with mu held, each time a callback has returned.
+// waitFor blocks until done returns true. It calls done with mu held, first at once and then each time a callback has
+// returned.
 func (c *callbacks) waitFor(done func() bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -301,17 +303,18 @@ func (c *callbacks) waitFor(done func() bool) {
 	}
 }
 
-// runBatch limits the number of callbacks that a thread runs before it returns to its own work. A worker runs the rest,
-// so that other threads cannot keep this one busy for ever.
+// runBatch limits the number of callbacks that a thread runs before it returns to its own work. A worker runs the rest.
+// Otherwise other threads could occupy this thread for ever.
 const runBatch = 256
 
-// HoldCallbacks announces that the calling thread will soon call RunCallbacks. Until then due callbacks wait for this
-// thread instead of waking a worker, which saves a context switch between a doorbell or a packet and the completion
-// handler. The caller must not sleep in between. If callbacks have waited for 10 ms, a worker runs them. HoldCallbacks
-// may not be called from a consumer's callback or from a driver's method. It may not sleep itself.
+// HoldCallbacks announces that the calling thread will soon call RunCallbacks. Until that call, due callbacks wait for
+// this thread and do not wake a worker. This saves a context switch between a doorbell or a packet and the completion
+// handler. The caller must not sleep before RunCallbacks. If callbacks have waited for 10 ms, a worker runs them.
+// HoldCallbacks may not be called from a consumer's callback or from a driver's method. HoldCallbacks itself may not
+// sleep.
 func (h *DeviceHandle) HoldCallbacks() { h.dev.holdCallbacks(nil) }
 
-// holdCallbacks begins a hold. If by is not nil, the hold belongs to it.
+// holdCallbacks begins a hold. If by is not nil, the hold belongs to by.
 func (d *Device) holdCallbacks(by *Hold) {
 	d.callbacks.holds.Add(1) // first: see startObserving
 	if s := d.observed(); s != nil {
@@ -320,10 +323,11 @@ func (d *Device) holdCallbacks(by *Hold) {
 }
 
 // RunCallbacks runs the due callbacks and ends the hold of HoldCallbacks. The caller must hold no lock that a callback
-// could need, and must not be in the callchain of a consumer's call. It may not sleep; the callbacks may not either.
+// could need, and must not be in the callchain of a consumer's call. It may not sleep; the callbacks may not sleep
+// either.
 func (h *DeviceHandle) RunCallbacks() { h.dev.runCallbacks(nil, runBatch) }
 
-// runCallbacks runs up to most due callbacks and ends the hold. The hold also ends if a callback does not return.
+// runCallbacks runs at most most due callbacks and ends the hold. The hold ends even if a callback does not return.
 func (d *Device) runCallbacks(by *Hold, most int) {
 	if s := d.observed(); s != nil {
 		s.Note(observe.HoldEnds, by)
@@ -336,15 +340,15 @@ func (d *Device) runCallbacks(by *Hold, most int) {
 	c.leave(false)
 }
 
-// Hold is a set of devices. One thread is going to run the callbacks of all of them. The Hold stands for a
+// Hold is a set of devices. One thread will run the callbacks of all these devices. A Hold has the effect of
 // [DeviceHandle.HoldCallbacks] on each device of the set. The zero Hold is empty and ready for use. It is not safe for
 // concurrent use, and must not be copied. It may be reused after Run has returned, and does not allocate for up to four
 // devices.
 type Hold struct {
 	devices []*Device
-	first   [4]*Device // initial space of devices
+	first   [4]*Device // initial backing array of devices
 	work    []Work
-	some    [4]Work // initial space of work
+	some    [4]Work // initial backing array of work
 	stall   Staller
 	keeps   bool
 	rest    Work
@@ -353,11 +357,11 @@ type Hold struct {
 // Staller receives reports of deferred work that is blocked.
 type Staller interface{ Stalled() }
 
-// OnStall makes Stalled call s until Run has returned. A nil Staller is ignored.
+// OnStall sets the receiver of Stalled calls until Run returns. A nil Staller is ignored.
 func (h *Hold) OnStall(s Staller) { h.stall = s }
 
-// Stalled reports that deferred work is blocked on memory that does not respond. A driver must not call it on the
-// thread of Run. The caller of Run has finished its own work by then and can release the threads that wait for it.
+// Stalled reports that deferred work is blocked on unresponsive memory. A driver must not call Stalled on the thread of
+// Run. By then the caller of Run has finished its own work, and the threads that wait for the caller can continue.
 // Deferred work must not continue before Stalled has returned. Stalled may be called more than once, and does nothing
 // for a nil Hold. It may not sleep.
 func (h *Hold) Stalled() {
@@ -369,9 +373,9 @@ func (h *Hold) Stalled() {
 // Work is an action of a driver that runs after its method has returned. Run may not sleep.
 type Work interface{ Run() }
 
-// Defer makes Run execute w first, on the thread that calls Run. A method defers its work on behalf of other objects,
-// so that the objects of its caller need not wait for it. It may be called where Add may, but not with a nil Hold, and
-// may not sleep.
+// Defer makes Run execute w first, on the thread that calls Run. A method defers work for other objects. The caller's
+// own objects then need not wait for that work. Defer may be called wherever Add may be called, but h must not be nil.
+// It may not sleep.
 func (h *Hold) Defer(w Work) {
 	if h.work == nil {
 		h.work = h.some[:0]
@@ -379,8 +383,8 @@ func (h *Hold) Defer(w Work) {
 	h.work = append(h.work, w)
 }
 
-// Deferred returns the argument of the last Defer since Run, or nil if there was none. A method can add to the work
-// that an earlier method has deferred.
+// Deferred returns the argument of the last Defer since Run, or nil. With Deferred, a method can extend the work that
+// an earlier method has deferred.
 func (h *Hold) Deferred() Work {
 	if h == nil || len(h.work) == 0 {
 		return nil
@@ -388,11 +392,12 @@ func (h *Hold) Deferred() Work {
 	return h.work[len(h.work)-1]
 }
 
-// Keep makes Resume keep work for the caller of Run during the next Run.
+// Keep makes Resume store unfinished work for the caller of the next Run.
 func (h *Hold) Keep() { h.keeps = true }
 
-// Resume is called by work that has occupied the thread of Run for too long. If it returns true, the caller of Run runs
-// w again after the due callbacks. If it returns false, w must find another thread. It returns false for a nil Hold.
+// Resume is called by deferred work that has occupied the thread of Run for too long. If Resume returns true, the
+// caller of Run runs w again after the due callbacks. If Resume returns false, w must continue on another thread.
+// Resume returns false for a nil Hold.
 func (h *Hold) Resume(w Work) bool {
 	if h == nil || !h.keeps || h.rest != nil {
 		return false
@@ -401,16 +406,17 @@ func (h *Hold) Resume(w Work) bool {
 	return true
 }
 
-// Rest returns the work that the last Run has left unfinished, or nil. The caller passes it to Defer. It is always nil
-// without Keep.
+// Rest returns the unfinished work of the last Run, or nil. The caller passes it to Defer. Without Keep, Rest always
+// returns nil.
 func (h *Hold) Rest() (w Work) {
 	w, h.rest = h.rest, nil
 	return w
 }
 
-// Add holds the callbacks of a device until Run, as HoldCallbacks does. It does nothing if the device is in the set
-// already, or for a nil Hold. The thread that calls Add must also call Run. Add may not be called from a consumer's
-// callback or from a driver's method, except from [UserQP].Doorbell for the Hold that it was given. It may not sleep.
+// Add holds the callbacks of a device until Run, as HoldCallbacks does. It does nothing if h is nil or contains the
+// device already. The thread that calls Add must also call Run. Add may not be called from a consumer's callback or
+// from a driver's method. The exception is [UserQP].Doorbell, which may call Add on its Hold argument. It may not
+// sleep.
 func (h *Hold) Add(d *DeviceHandle) {
 	if h == nil {
 		return
@@ -427,8 +433,8 @@ func (h *Hold) Add(d *DeviceHandle) {
 	h.devices = append(h.devices, d.dev)
 }
 
-// Run executes the deferred work, then runs the due callbacks of each device in the order of Add, and ends the holds.
-// The set is empty afterwards. The rules of [DeviceHandle.RunCallbacks] apply. If a callback panics or calls
+// Run executes the deferred work, runs the due callbacks of each device in the order of Add, and ends the holds.
+// Afterwards the set is empty. The rules of [DeviceHandle.RunCallbacks] apply. If a callback panics or calls
 // runtime.Goexit, workers run the remaining callbacks of all devices. It may not sleep.
 func (h *Hold) Run() {
 	next := 0
@@ -451,12 +457,12 @@ func (h *Hold) Run() {
 	}
 }
 
-// notifier is the [notify.Notice] of a CQ.
+// notifier is an atomic [notify.Notice] of a CQ.
 type notifier struct{ word atomic.Uint32 }
 
 func (n *notifier) now() notify.Notice { return notify.Notice(n.word.Load()) }
 
-// step makes the transition f and returns the second result of f.
+// step applies the transition f and returns the second result of f.
 func (n *notifier) step(f func(notify.Notice) (notify.Notice, bool)) (yes bool) {
 	for {
 		old := n.now()
@@ -467,7 +473,7 @@ func (n *notifier) step(f func(notify.Notice) (notify.Notice, bool)) (yes bool) 
 	}
 }
 
-// quiet reports whether no callback is due or running.
+// quiet reports that no callback is due or running.
 func (n *notifier) quiet() bool { return n.now().Quiet() }
 
 // callHandler runs the completion handler.

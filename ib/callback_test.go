@@ -32,11 +32,11 @@ func onStack(suffix string) bool {
 	}
 }
 
-// TestCallbackIsNotInCallchain checks that a completion raised inside PostSend is not delivered in its callchain, with
-// and without a thread that holds callbacks.
+// TestCallbackIsNotInCallchain checks that a completion raised inside PostSend is not delivered in the callchain of
+// PostSend. It runs with and without a thread that holds callbacks.
 func TestCallbackIsNotInCallchain(t *testing.T) {
 	for _, hold := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) { // in a bubble holds do not become stale
+		synctest.Test(t, func(t *testing.T) { // in a synctest bubble holds do not become stale
 			calls, nested := make(chan struct{}, 1), false
 			b := newBench(t, func(*CQ) {
 				nested = onStack(".PostSend")
@@ -49,30 +49,30 @@ func TestCallbackIsNotInCallchain(t *testing.T) {
 			b.qp.PostSend(SendWR{})
 			if hold {
 				if len(calls) != 0 {
-					t.Error("handler called before RunCallbacks")
+					t.Errorf("handler calls before RunCallbacks: got %d, want none", len(calls))
 				}
 				b.dev.handle.RunCallbacks()
 				if len(calls) != 1 {
-					t.Error("handler not called by RunCallbacks")
+					t.Errorf("handler calls after RunCallbacks: got %d, want 1", len(calls))
 				}
 			}
 			<-calls
 			if nested {
-				t.Errorf("hold=%v: got a handler call from PostSend, want none", hold)
+				t.Errorf("callchain with hold=%v: got a handler call inside PostSend, want none", hold)
 			}
 		})
 	}
 }
 
-// TestNoLostNotification raises completions on many threads, half of which run callbacks themselves, while the handler
-// polls and re-arms. At most one handler may run at a time, and no completion may be lost.
+// TestNoLostNotification raises completions on many threads while the handler polls and re-arms. Half of the threads
+// run callbacks themselves. At most one handler may run at a time, and no completion may be lost.
 func TestNoLostNotification(t *testing.T) {
 	const threads, each = 8, 3000
 	var running, polled atomic.Int32
 	all := make(chan struct{})
 	b := newBench(t, func(cq *CQ) {
 		if running.Add(1) != 1 {
-			t.Error("two handlers run at the same time")
+			t.Error("handlers running: got 2, want 1 at a time")
 		}
 		wc := make([]WC, 7)
 		for {
@@ -114,7 +114,7 @@ func TestNoLostNotification(t *testing.T) {
 func TestCallbackModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var (
-			// Completions raised; completions raised before the last handler call; handler calls.
+			// The counters are: raised completions, completions raised before the last handler call, and handler calls.
 			completed, seen, calls atomic.Int64
 			running                atomic.Int32
 			holds                  int
@@ -123,7 +123,7 @@ func TestCallbackModel(t *testing.T) {
 		)
 		b := newBench(t, func(cq *CQ) {
 			if running.Add(1) != 1 {
-				rt.Error("two handlers run at the same time")
+				rt.Error("handlers running: got 2, want 1 at a time")
 			}
 			seen.Store(completed.Load())
 			calls.Add(1)
@@ -164,12 +164,13 @@ func TestCallbackModel(t *testing.T) {
 					return
 				}
 				b.dev.callbacks.drain()
-				b.dev.callbacks.drain() // the running handler may have become due again while the first drain waited
+				b.dev.callbacks.drain() // the running handler may have become due again during the first drain
 				if seen.Load() != completed.Load() {
 					rt.Errorf("completions at the last handler call: got %d, want %d", seen.Load(), completed.Load())
 				}
 				if calls.Load() > completed.Load() {
-					rt.Errorf("got %d handler calls for %d completions, want at most as many", calls.Load(), completed.Load())
+					rt.Errorf("handler calls: got %d for %d completions, want at most one per completion",
+						calls.Load(), completed.Load())
 				}
 			},
 		})
@@ -182,13 +183,13 @@ func TestCallbackModel(t *testing.T) {
 		CQHandle{cq: b.cq}.Completed()
 		b.dev.callbacks.drain()
 		if calls.Load() != n {
-			rt.Error("handler called after Destroy returned")
+			rt.Errorf("handler calls: got %d after Destroy returned, want %d", calls.Load(), n)
 		}
 	})
 }
 
-// TestCallbackQueueStaysSmall checks that the queue reuses the space of removed elements, even if it never becomes
-// empty.
+// TestCallbackQueueStaysSmall checks that the queue reuses the space of removed elements, even if the queue never
+// becomes empty.
 func TestCallbackQueueStaysSmall(t *testing.T) {
 	var q fifo[int]
 	for i := range 3 {
@@ -201,7 +202,7 @@ func TestCallbackQueueStaysSmall(t *testing.T) {
 		}
 	}
 	if q.len() != 3 || cap(q.buf) > 64 {
-		t.Errorf("got %d elements in a buffer of %d, want a small buffer", q.len(), cap(q.buf))
+		t.Errorf("queue: got %d elements in a buffer of %d, want 3 in at most 64", q.len(), cap(q.buf))
 	}
 }
 
@@ -244,12 +245,12 @@ func TestDestroyWaitsForCallback(t *testing.T) {
 				}()
 				synctest.Wait()
 				if done {
-					t.Fatal("Destroy returned while the callback ran")
+					t.Fatal("Destroy while the callback ran: returned, want it to wait")
 				}
 				close(release)
 				synctest.Wait()
 				if !done {
-					t.Fatal("Destroy does not return")
+					t.Fatal("Destroy after the callback: still blocked, want it to return")
 				}
 				test.raise(b)
 				synctest.Wait()
@@ -273,20 +274,21 @@ func TestDeviceEvents(t *testing.T) {
 		synctest.Wait()
 		want := []Event{{b.dev, EventPortActive, 1}, {b.dev, EventDeviceFatal, 0}}
 		if !slices.Equal(got, want) || second != 2 {
-			t.Errorf("got %v, and %d at the second", got, second)
+			t.Errorf("events: got %v and %d calls of the second function, want %v and 2", got, second, want)
 		}
 		stop()
 		b.dev.handle.DispatchEvent(EventPortErr, 1)
 		synctest.Wait()
 		if len(got) != 2 || second != 3 {
-			t.Errorf("after stop: %v, and %d at the second", got, second)
+			t.Errorf("events after stop: got %v and %d calls of the second function, want 2 events and 3 calls",
+				got, second)
 		}
 	})
 }
 
-// TestCallbackDoesNotAllocate checks that a completion and its handler do not allocate after the first call.
+// TestCallbackDoesNotAllocate checks that completions and their handlers do not allocate after the first call.
 func TestCallbackDoesNotAllocate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // in a bubble holds do not become stale
+	synctest.Test(t, func(t *testing.T) { // in a synctest bubble holds do not become stale
 		calls := 0
 		b := newBench(t, func(*CQ) { calls++ }, nil, nil)
 		if n := testing.AllocsPerRun(100, func() {
@@ -303,7 +305,7 @@ func TestCallbackDoesNotAllocate(t *testing.T) {
 }
 
 // TestCallbacksOfDifferentQueuesRunInParallel checks that handlers of different queues run at the same time: the first
-// one spins until the second one runs.
+// handler spins until the second one runs.
 func TestCallbacksOfDifferentQueuesRunInParallel(t *testing.T) {
 	for _, hold := range []bool{false, true} {
 		var second atomic.Bool
@@ -339,7 +341,7 @@ func TestEventsComeInOrder(t *testing.T) {
 	var got []EventType
 	note := func(e EventType) {
 		if running.Add(1) != 1 {
-			t.Error("two events delivered at the same time")
+			t.Error("events being delivered: got 2, want 1 at a time")
 		}
 		got = append(got, e)
 		running.Add(-1)
@@ -349,7 +351,7 @@ func TestEventsComeInOrder(t *testing.T) {
 	var want []EventType
 	for i := range n {
 		if i%3 == 0 {
-			CQHandle{cq: b.cq}.Completed() // other callbacks are due too
+			CQHandle{cq: b.cq}.Completed() // a completion handler is due as well
 		}
 		e := []EventType{EventPortErr, EventQPFatal}[i%2]
 		if want = append(want, e); i%2 == 0 {
@@ -360,7 +362,7 @@ func TestEventsComeInOrder(t *testing.T) {
 	}
 	b.dev.callbacks.drain()
 	if !slices.Equal(got, want) {
-		t.Errorf("got %d events, or a wrong order; want %d in order", len(got), n)
+		t.Errorf("events: got %d, want %d in order", len(got), n)
 	}
 	b.free(t)
 }
@@ -407,8 +409,8 @@ func TestRunCallbacksIsBounded(t *testing.T) {
 	})
 }
 
-// TestCallbacksDoNotWaitForAStoppedHolder checks that a thread which holds callbacks and then blocks delays them only
-// once, for lateDelay. Later callbacks do not wait for this thread.
+// TestCallbacksDoNotWaitForAStoppedHolder checks that a blocked thread which holds callbacks delays them only once, for
+// lateDelay. Later callbacks do not wait for the blocked thread.
 func TestCallbacksDoNotWaitForAStoppedHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
@@ -418,24 +420,24 @@ func TestCallbacksDoNotWaitForAStoppedHolder(t *testing.T) {
 		CQHandle{cq: b.cq}.Completed()
 		testutil.Advance(2 * lateDelay)
 		if calls != 1 {
-			t.Fatalf("got %d calls %v after the completion, want 1", calls, time.Since(began))
+			t.Fatalf("handler calls: got %d after %v, want 1", calls, time.Since(began))
 		}
 		CQHandle{cq: b.cq}.Completed()
 		synctest.Wait()
 		if calls != 2 {
-			t.Fatalf("got %d calls, want 2: the second completion waited for the holder", calls)
+			t.Fatalf("handler calls: got %d, want 2 without waiting for the blocked holder", calls)
 		}
-		b.dev.handle.HoldCallbacks() // another thread, which does call RunCallbacks
+		b.dev.handle.HoldCallbacks() // another thread that holds callbacks and runs them
 		CQHandle{cq: b.cq}.Completed()
 		synctest.Wait()
 		if calls != 2 {
-			t.Errorf("got %d calls, want 2: the callback did not wait for its holder", calls)
+			t.Errorf("handler calls: got %d, want 2 after the wait for the working holder", calls)
 		}
 		b.dev.handle.RunCallbacks()
 		if calls != 3 {
 			t.Errorf("got %d calls, want 3", calls)
 		}
-		b.dev.handle.RunCallbacks() // the first thread runs callbacks after all
+		b.dev.handle.RunCallbacks() // the first thread runs callbacks at last
 		b.free(t)
 	})
 }

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// Endpoint is the data that a peer needs to connect to a queue pair or to send datagrams to it. The peers exchange
-// endpoints by their own means, such as a TCP connection.
+// Endpoint is the data that a peer needs for connecting to a queue pair, or for sending datagrams to a queue pair. The
+// peers exchange their endpoints over a channel of their own, such as a TCP connection.
 type Endpoint struct {
 	GID  GID
 	QPN  uint32
@@ -18,7 +18,7 @@ type Endpoint struct {
 	QKey uint32 // for QPTypeUD
 }
 
-// Local is a local address to connect from: a port and an entry of its GID table.
+// Local is a local address for connections: a port and an entry of the GID table of the port.
 type Local struct {
 	Port     int
 	GIDIndex int
@@ -27,8 +27,8 @@ type Local struct {
 }
 
 // Local returns the first address of a port that other hosts can reach. It prefers addresses that are not link-local,
-// and RoCE v2 to other types; without such an address it returns the first one. It returns EADDRNOTAVAIL if the port
-// has no address. It may sleep.
+// and among these RoCE v2 addresses. Otherwise it returns the first address. It returns EADDRNOTAVAIL if the port has
+// no address. It may sleep.
 func (d *Device) Local(port int) (Local, error) {
 	defer d.sleeps("Device.Local").leave()
 	p, err := d.QueryPort(port)
@@ -58,7 +58,7 @@ func (d *Device) Local(port int) (Local, error) {
 	return best, nil
 }
 
-// Endpoint returns the endpoint of a queue pair that will be connected from l, with a random initial PSN. It may not
+// Endpoint returns the endpoint of a queue pair that will be connected from l. The initial PSN is random. It may not
 // sleep.
 func (l Local) Endpoint(qp *QP) Endpoint {
 	return Endpoint{GID: l.GID, QPN: qp.Num(), PSN: rand.Uint32N(1 << 24), MTU: l.MTU}
@@ -66,30 +66,32 @@ func (l Local) Endpoint(qp *QP) Endpoint {
 
 // Path holds the options of a connection. The zero Path suits a local network.
 type Path struct {
-	Access       AccessFlags // as for Prepare; unused if Prepare was called
-	MaxRdAtomic  uint8       // RDMA READs and atomics in flight, each way; 0: 1
-	MinRNRTimer  uint8       // code, IBA table 45: the peer's wait if no receive is posted; 0: 1, 0.01 ms
-	Timeout      uint8       // local ACK timeout: 4.096 us * 2^Timeout; 0: 14, 67 ms
-	RetryCnt     uint8       // retransmissions before the peer counts as lost; 0: 7
-	RNRRetry     uint8       // retries to a peer without a posted receive; 0: 7, unlimited
+	Access       AccessFlags // as in Prepare; unused if Prepare was called
+	MaxRdAtomic  uint8       // RDMA READs and atomics in flight, for each direction; 0 means 1
+	MinRNRTimer  uint8       // code, IBA table 45: delay of the peer if no receive is posted; 0 means 1, 0.01 ms
+	Timeout      uint8       // local ACK timeout: 4.096 us * 2^Timeout; 0 means 14, 67 ms
+	RetryCnt     uint8       // retransmissions before the connection fails; 0 means 7
+	RNRRetry     uint8       // retries to a peer without a posted receive; 0 means 7, unlimited
 	SL           uint8
 	HopLimit     uint8 // 0: 64
 	TrafficClass uint8
 	FlowLabel    uint32
 }
 
-// Prepare moves a connected queue pair, RC or UC, from RESET to INIT, in which receives can be posted. Post receives
-// before Connect: the peer may send as soon as its own Connect has returned, possibly before the local one. access is
-// the set of operations allowed to the peer; regions have access rights of their own. It may sleep.
+// Prepare moves a connected queue pair (RC or UC) from RESET to INIT. In INIT receives can be posted. Receives should
+// be posted before Connect: the peer may send as soon as its own Connect has returned, possibly before the local
+// Connect returns. access is the set of operations that the peer may perform; regions have their own access rights. It
+// may sleep.
 func (qp *QP) Prepare(l Local, access AccessFlags) error {
 	defer qp.sleeps("QP.Prepare").leave()
 	return qp.Modify(QPAttr{State: QPInit, Port: uint8(l.Port), AccessFlags: access},
 		QPAttrState|QPAttrPKeyIndex|QPAttrPort|QPAttrAccessFlags)
 }
 
-// Connect moves a connected queue pair, RC or UC, from INIT (see Prepare) or RESET to RTS, towards peer. own must be
-// the endpoint that was sent to the peer. After an error the queue pair may be in any state up to RTR: move it to
-// RESET, or destroy it. Connect makes the transitions of IBA 11.2.5.2. It may sleep.
+// Connect moves a connected queue pair (RC or UC) to RTS, towards peer. The initial state is INIT (see Prepare) or
+// RESET. own must be the endpoint that was sent to the peer. After an error the queue pair may be in any state up to
+// RTR. The caller must move the queue pair to RESET or destroy it. Connect makes the transitions of IBA 11.2.5.2. It
+// may sleep.
 func (qp *QP) Connect(l Local, own, peer Endpoint, p Path) error {
 	defer qp.sleeps("QP.Connect").leave()
 	fail := func(err error) error {
@@ -139,8 +141,8 @@ func (qp *QP) Connect(l Local, own, peer Endpoint, p Path) error {
 	return nil
 }
 
-// ConnectDatagram moves a datagram queue pair from RESET to RTS. It receives only datagrams with the Q_Key of own. It
-// may sleep.
+// ConnectDatagram moves a datagram queue pair from RESET to RTS. The queue pair receives only datagrams with the Q_Key
+// of own. It may sleep.
 func (qp *QP) ConnectDatagram(l Local, own Endpoint) error {
 	defer qp.sleeps("QP.ConnectDatagram").leave()
 	if qp.Type() != QPTypeUD {
@@ -168,8 +170,8 @@ func (l Local) AddressTo(peer GID) AHAttr {
 		HopLimit: 64}}
 }
 
-// ConnectPair connects two queue pairs of one device, or of devices that can reach each other, from l and to m. It may
-// sleep.
+// ConnectPair connects two queue pairs with each other: a at address l and b at address m. They may belong to one
+// device, or to devices that can reach each other. It may sleep.
 func ConnectPair(a, b *QP, l, m Local, p Path) error {
 	defer a.sleeps("ConnectPair").leave()
 	x, y := l.Endpoint(a), m.Endpoint(b)

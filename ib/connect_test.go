@@ -111,15 +111,15 @@ func TestConnectRefuses(t *testing.T) {
 		}
 	}
 	if rc.State() != ib.QPReset {
-		t.Errorf("got %v, want RESET: a failed Connect changed the queue pair", rc.State())
+		t.Errorf("state after a failed Connect: got %v, want RESET", rc.State())
 	}
 	if err := rc.Connect(p.at, own, own, ib.Path{}); err != nil { // connect to itself
 		t.Error(err)
 	}
 	if err := rc.Connect(p.at, own, own, ib.Path{}); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("connect a connected queue pair: got %v, want EINVAL", err)
+		t.Errorf("Connect of a connected queue pair: got %v, want EINVAL", err)
 	}
 	if _, err := p.dev.Local(2); err == nil {
-		t.Error("Local of a port that does not exist: got success, want an error")
+		t.Error("Local of a port that does not exist: got nil, want an error")
 	}
 }

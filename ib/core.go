@@ -11,8 +11,8 @@ import (
 	"verbena/internal/states"
 )
 
-// Core is a registry of devices and clients. The zero Core is ready for use. The kernel has one; a Go program may have
-// several, which are independent of each other.
+// Core is a registry of devices and clients. The zero Core is ready for use. The kernel has one registry. A Go program
+// may have several independent Cores.
 type Core struct {
 	mu       sync.Mutex
 	cond     sync.Cond // on mu; signalled when an attachment changes its state
@@ -26,14 +26,14 @@ type Core struct {
 type Client struct {
 	Name string
 	// Add is called for each present and future device. d belongs to this client until Remove returns. The client may
-	// use the device at once. Remove receives the returned data; after an error Remove is not called for that device.
-	// It may sleep.
+	// use the device at once. Remove receives the data that Add returned. If Add fails, Remove is not called for this
+	// device. It may sleep.
 	Add func(d *Device) (data any, err error)
-	// Remove is called when the device or the client is unregistered. It must free every object that the client made on
-	// the device before it returns. It may sleep.
+	// Remove is called when the device or the client is unregistered. Before Remove returns, it must free every object
+	// that the client has created on the device. It may sleep.
 	Remove func(d *Device, data any)
 
-	// under Core.mu
+	// The next fields are protected by Core.mu.
 	leaving bool
 	going   *ending // set with leaving
 }
@@ -52,7 +52,7 @@ const (
 
 type attachment struct {
 	client *Client
-	dev    *Device // the Device of this client
+	dev    *Device // the client's own handle of the device
 	state  attachState
 	data   any
 }
@@ -64,9 +64,9 @@ func (c *Core) lock() {
 	}
 }
 
-// Register makes the device known. Before it returns, it calls Add of every client, in the order of their registration.
-// If Add fails, Register logs the error (with the logf of NewDevice) and skips the client. The device must be ready for
-// use. It may sleep. (ib_register_device)
+// Register adds the device to the registry. Before Register returns, it calls Add of every client, in the order of
+// client registration. If Add fails, Register logs the error (with the logf of NewDevice) and skips the client. The
+// device must be ready for use. It may sleep. (ib_register_device)
 func (c *Core) Register(h *DeviceHandle) error {
 	d := h.dev
 	o, s := c.observing(), observe.Subject(nil)
@@ -83,7 +83,8 @@ func (c *Core) Register(h *DeviceHandle) error {
 	}
 	for _, o := range c.devices {
 		if o.name == d.name {
-			return fmt.Errorf("register device %s: a device of this name is registered already: %w", d.name, syscall.EEXIST)
+			return fmt.Errorf("register device %s: a device of this name is already registered: %w",
+				d.name, syscall.EEXIST)
 		}
 	}
 	d.core.Store(c)
@@ -98,10 +99,10 @@ func (c *Core) Register(h *DeviceHandle) error {
 	return nil
 }
 
-// Unregister removes the device. It calls Remove of every client in the reverse order of Add; no client uses the device
-// once it has returned. If clients have left objects, it returns an error that names them, and the device is gone
-// nevertheless. A second call waits for the first and returns its result. It may sleep, and must not be called from
-// Add, Remove or a callback. (ib_unregister_device)
+// Unregister removes the device. It calls Remove of every client in the reverse order of Add. After Unregister has
+// returned, no client uses the device. If clients have not destroyed their objects, Unregister returns an error that
+// names the objects. The device is unregistered nevertheless. A second call waits for the first one and returns the
+// same result. It may sleep, and must not be called from Add, Remove or a callback. (ib_unregister_device)
 func (c *Core) Unregister(h *DeviceHandle) error { return c.unregisterIn(context.Background(), h) }
 
 // UnregisterContext is Unregister with a limit for the wait. When ctx ends, unregistration continues, and another call
@@ -149,7 +150,7 @@ func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 	return e.err
 }
 
-// takeAway does the work of Unregister.
+// takeAway implements Unregister.
 func (c *Core) takeAway(d *Device) error {
 	c.lock()
 	c.detachAll(d)
@@ -176,8 +177,8 @@ func (c *Core) detachAll(d *Device) {
 	c.devices = slices.DeleteFunc(c.devices, func(o *Device) bool { return o == d })
 }
 
-// RegisterClient makes the client known. It calls Add for every present device before it returns. It may sleep.
-// (ib_register_client)
+// RegisterClient adds the client to the registry. It calls Add for every registered device before it returns. It may
+// sleep. (ib_register_client)
 func (c *Core) RegisterClient(cl *Client) error {
 	in, _ := registers(c.observing(), "Core.RegisterClient", cl)
 	defer in.leave()
@@ -194,12 +195,12 @@ func (c *Core) RegisterClient(cl *Client) error {
 	return nil
 }
 
-// UnregisterClient removes the client. It calls Remove for every device to which the client was added, latest first. A
-// second call waits for the first. It may sleep. (ib_unregister_client)
+// UnregisterClient removes the client. It calls Remove for every device to which the client was added, in reverse
+// order. A second call waits for the first one. It may sleep. (ib_unregister_client)
 func (c *Core) UnregisterClient(cl *Client) { _ = c.unregisterClientIn(context.Background(), cl) }
 
-// UnregisterClientContext is UnregisterClient with a limit for the wait. It returns an error when ctx ends;
-// unregistration then continues, and another call can join it. It may sleep.
+// UnregisterClientContext is UnregisterClient with a limit for the wait. When ctx ends, it returns an error.
+// Unregistration then continues, and another call can join it. It may sleep.
 func (c *Core) UnregisterClientContext(ctx context.Context, cl *Client) error {
 	return c.unregisterClientIn(ctx, cl)
 }
@@ -240,7 +241,7 @@ func (c *Core) unregisterClientIn(ctx context.Context, cl *Client) error {
 	return nil
 }
 
-// removeClient does the work of UnregisterClient.
+// removeClient implements UnregisterClient.
 func (c *Core) removeClient(cl *Client, e *ending) {
 	defer close(e.done)
 	c.lock()
@@ -276,7 +277,7 @@ func (c *Core) Device(name string) *Device {
 	return nil
 }
 
-// attach calls Add without c.mu. If another call is adding the client, attach waits for it.
+// attach calls Add without c.mu. If another call is adding the client, attach waits for that call.
 func (c *Core) attach(d *Device, cl *Client) {
 	if a := d.attachmentOf(cl); a != nil {
 		for a.state == adding {
@@ -304,7 +305,7 @@ func (c *Core) attach(d *Device, cl *Client) {
 	a.data, a.state = data, present
 }
 
-// detach calls Remove without c.mu. If another call is removing the client, detach waits for it.
+// detach calls Remove without c.mu. If another call is removing the client, detach waits for that call.
 func (c *Core) detach(d *Device, a *attachment) {
 	for a.state == adding {
 		c.cond.Wait()
@@ -324,7 +325,7 @@ func (c *Core) detach(d *Device, a *attachment) {
 	c.remove(a)
 }
 
-// add releases c.mu while it calls the client's Add, which may panic or call runtime.Goexit.
+// add calls the client's Add with c.mu released, because Add may panic or call runtime.Goexit.
 func (c *Core) add(a *attachment) (any, error) {
 	c.mu.Unlock()
 	defer c.mu.Lock()
@@ -336,7 +337,7 @@ func (c *Core) add(a *attachment) (any, error) {
 	return data, err
 }
 
-// remove does the same for Remove.
+// remove calls the client's Remove in the same way.
 func (c *Core) remove(a *attachment) {
 	c.mu.Unlock()
 	defer c.mu.Lock()

@@ -34,8 +34,8 @@ func (r *recorder) client(name string) *Client {
 
 func (r *recorder) String() string { return strings.Join(r.log, " ") }
 
-// Each line is a history of clients A, B, C and devices 1, 2, 3 that are registered (+) and unregistered (-), and the
-// expected calls of Add and Remove.
+// Each line is a test case: clients A, B, C and devices 1, 2, 3 are registered (+) and unregistered (-), and the rest
+// lists the expected calls of Add and Remove.
 func TestHotPlugOrder(t *testing.T) {
 	for _, test := range []struct{ history, want string }{
 		{"+A +B +1 -1", "+A1 +B1 -B1 -A1"},
@@ -80,15 +80,15 @@ func TestRegisterErrors(t *testing.T) {
 	core := &Core{}
 	d, _ := newDevice("fake0")
 	if err := core.Unregister(&d.handle); !errors.Is(err, syscall.ENODEV) {
-		t.Errorf("unregister before register: got %v", err)
+		t.Errorf("Unregister before Register: got %v, want ENODEV", err)
 	}
 	must(t, core.Register(&d.handle))
 	if err := core.Register(&d.handle); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("register a device twice: got %v", err)
+		t.Errorf("second Register of a device: got %v, want EINVAL", err)
 	}
 	twin, _ := newDevice("fake0")
 	if err := core.Register(&twin.handle); !errors.Is(err, syscall.EEXIST) {
-		t.Errorf("register a second device of the same name: got %v", err)
+		t.Errorf("Register of a second device with the same name: got %v, want EEXIST", err)
 	}
 	if core.Device("fake0") != d || core.Device("fake1") != nil || !slices.Equal(core.Devices(), []*Device{d}) {
 		t.Errorf("devices: got %v, want only fake0", core.Devices())
@@ -96,14 +96,14 @@ func TestRegisterErrors(t *testing.T) {
 	cl := (&recorder{}).client("A")
 	must(t, core.RegisterClient(cl))
 	if err := core.RegisterClient(cl); !errors.Is(err, syscall.EEXIST) {
-		t.Errorf("register a client twice: got %v", err)
+		t.Errorf("second RegisterClient of a client: got %v, want EEXIST", err)
 	}
 	must(t, core.Unregister(&d.handle))
 	if err := core.Unregister(&d.handle); !errors.Is(err, syscall.ENODEV) {
-		t.Errorf("unregister a device twice: got %v", err)
+		t.Errorf("second Unregister of a device: got %v, want ENODEV", err)
 	}
 	if err := core.Register(&d.handle); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("register an unregistered device: got %v", err)
+		t.Errorf("Register of an unregistered device: got %v, want EINVAL", err)
 	}
 	must(t, core.Register(&twin.handle))
 	core.UnregisterClient((&recorder{}).client("never registered"))
@@ -122,7 +122,7 @@ func TestClientThatRefuses(t *testing.T) {
 	})
 	must(t, core.Register(d))
 	if d.dev.Attached(refuser) {
-		t.Error("client attached although its Add failed")
+		t.Error("Attached after a failed Add: got true, want false")
 	}
 	must(t, core.Unregister(d))
 	if got := rec.String(); got != "+B1 -B1" {
@@ -163,17 +163,18 @@ func TestClientUsesDevice(t *testing.T) {
 	}
 	must(t, core.Register(&d.handle))
 	if _, ok := d.ClientData(cl).(*PD); !ok || d.ClientData(&Client{}) != nil {
-		t.Errorf("ClientData: got %v, and %v for another client", d.ClientData(cl), d.ClientData(&Client{}))
+		t.Errorf("ClientData: got %v, and %v for another client, want a *PD and nil",
+			d.ClientData(cl), d.ClientData(&Client{}))
 	}
 	must(t, core.Unregister(&d.handle))
 	if state != DeviceActive {
-		t.Errorf("device state in Remove: got %v", state)
+		t.Errorf("device state in Remove: got %v, want DeviceActive", state)
 	}
 	if d.State() != DeviceGone {
 		t.Errorf("device state: got %v", d.State())
 	}
 	if _, err := d.AllocPD(); !errors.Is(err, syscall.ENODEV) {
-		t.Errorf("use after unregistration: got %v", err)
+		t.Errorf("AllocPD after unregistration: got %v, want ENODEV", err)
 	}
 }
 
@@ -188,8 +189,8 @@ func TestUnregisterNamesWhatIsLeft(t *testing.T) {
 	}
 }
 
-// TestUnregisterWaits checks that each call that unregisters a device or a client returns only after Add and Remove
-// have returned, no matter which call has called them.
+// TestUnregisterWaits checks each call that unregisters a device or a client. Such a call returns only after Add and
+// Remove have returned, even if another call has called them.
 func TestUnregisterWaits(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -243,7 +244,7 @@ func TestUnregisterWaits(t *testing.T) {
 					synctest.Wait()
 				}
 				if len(ended) != 0 {
-					t.Fatalf("unregistration of %s: got a return, want none with a busy client", <-ended)
+					t.Fatalf("unregistration of %s: returned with a busy client, want it to wait", <-ended)
 				}
 				close(release)
 				synctest.Wait()
@@ -251,15 +252,15 @@ func TestUnregisterWaits(t *testing.T) {
 					t.Errorf("returned calls: got %d, want %d", len(ended), len(test.end))
 				}
 				if adds != 1 || removes != 1 {
-					t.Errorf("got %d calls of Add and %d of Remove, want one each", adds, removes)
+					t.Errorf("calls: got %d of Add and %d of Remove, want 1 of each", adds, removes)
 				}
 			})
 		})
 	}
 }
 
-// TestHotPlugConcurrent registers and unregisters devices and clients concurrently in any order. Add and Remove of a
-// pair must alternate, and no client may remain on a device in the end.
+// TestHotPlugConcurrent registers and unregisters devices and clients concurrently and in any order. For each pair of
+// client and device, Add and Remove must alternate. In the end no client may remain on a device.
 func TestHotPlugConcurrent(t *testing.T) {
 	const clients, devices, rounds = 4, 4, 40
 	core := &Core{}
@@ -278,7 +279,7 @@ func TestHotPlugConcurrent(t *testing.T) {
 				defer mu.Unlock()
 				k := pair{i, number(d)}
 				if present[k] != was {
-					t.Errorf("client %d, device %d: got present %v, want %v", k.client, k.device, present[k], was)
+					t.Errorf("client %d, device %d: got attached %v, want %v", k.client, k.device, present[k], was)
 				}
 				present[k] = !was
 			}
@@ -304,7 +305,8 @@ func TestHotPlugConcurrent(t *testing.T) {
 				mu.Lock()
 				for k, here := range present {
 					if k.client == i && here {
-						t.Errorf("client %d: got a client on device %d after its unregistration, want none", i, k.device)
+						t.Errorf("client %d: still attached to device %d after unregistration, want it detached",
+							i, k.device)
 					}
 				}
 				mu.Unlock()
@@ -355,16 +357,17 @@ func TestClientPanics(t *testing.T) {
 		first := panics(func() error { return core.Register(&d.handle) })
 		second := panics(func() error { return core.Unregister(&d.handle) })
 		if (first != nil) != inAdd || (second != nil) == inAdd {
-			t.Errorf("in Add %v: got panics %v of Register and %v of Unregister, want one of them", inAdd, first, second)
+			t.Errorf("panic in Add %v: got %v from Register and %v from Unregister, want a panic in one of them",
+				inAdd, first, second)
 		}
 		if core.Device("other") != nil {
-			t.Error("found a device that is not registered")
+			t.Error("Device of an unregistered name: got a device, want nil")
 		}
 	}
 }
 
-// TestInsideAtUnregister checks that a call that creates an object while the device is unregistered fails and destroys
-// the object.
+// TestInsideAtUnregister checks a call that creates an object during Unregister. The call must fail and destroy the
+// object.
 func TestInsideAtUnregister(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	inside, release := make(chan int), make(chan int)
@@ -387,6 +390,7 @@ func TestInsideAtUnregister(t *testing.T) {
 	close(release)
 	wantErr(t, "AllocPD", <-done, syscall.ENODEV)
 	if n := b.drv.calls.Load() - calls; n != 1 || b.dev.Objects().String() != "" {
-		t.Errorf("got %d calls to destroy, objects %v; want 1 and none", n, b.dev.Objects())
+		t.Errorf("object created during Unregister: got %d destroy calls and objects %v, want 1 and none",
+			n, b.dev.Objects())
 	}
 }

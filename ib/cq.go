@@ -17,7 +17,7 @@ import (
 type CQ struct {
 	object
 	drv     DriverCQ
-	queue   DriverCQ // drv, or the wrapper of an observer
+	queue   DriverCQ // the same as drv, or an observer's wrapper of drv
 	handler func(*CQ)
 	event   func(*CQ, EventType)
 	entries atomic.Int64
@@ -32,8 +32,8 @@ type CQInit struct {
 	Entries int // minimum capacity
 	Vector  int // the completion vector that reports completions
 	Flags   CQFlags
-	// Handler is called once each time ReqNotify has armed the queue and a completion arrives. It is never called from
-	// the callchain of a method, and never twice at once.
+	// Handler is called once each time ReqNotify has armed the queue and a completion arrives. Handler is never called
+	// from the callchain of a method, and its calls never overlap.
 	Handler func(*CQ)
 	// Event is called for asynchronous errors of the queue.
 	Event func(*CQ, EventType)
@@ -87,8 +87,8 @@ func (cq *CQ) Poll(wc []WC) (int, error) { return cq.queue.Poll(wc) }
 // ReqNotify arms the queue for one call of the handler; see [DriverCQ]. It may not sleep. (ib_req_notify_cq)
 func (cq *CQ) ReqNotify(flags NotifyFlags) (missed bool, err error) { return cq.queue.ReqNotify(flags) }
 
-// Completed reports a completion for which the queue was armed. The handler is called later, by a thread that holds no
-// lock, so the driver may hold any lock here. It may not sleep. (ib_cq.comp_handler)
+// Completed reports a completion on an armed queue. A thread without locks calls the handler later. The driver may
+// therefore hold any lock. It may not sleep. (ib_cq.comp_handler)
 func (h CQHandle) Completed() {
 	if h.completed != nil {
 		h.completed()
@@ -139,9 +139,9 @@ func (cq *CQ) resizeTo(entries int, u *Udata) error {
 	return nil
 }
 
-// Moderate delays notifications until count completions have arrived, or until period has passed since the first of
-// them. A period of 0 and a count of 0 or 1 turn moderation off. It returns EOPNOTSUPP if the driver lacks the method.
-// It may sleep. (rdma_set_cq_moderation)
+// Moderate delays notifications. A notification is sent when count completions have arrived, or when period has passed
+// since the first of them. A period of 0 and a count of 0 or 1 turn moderation off. It returns EOPNOTSUPP if the driver
+// lacks the method. It may sleep. (rdma_set_cq_moderation)
 func (cq *CQ) Moderate(count int, period time.Duration) error {
 	defer cq.sleeps("CQ.Moderate").leave()
 	m, ok := As[CQModerator](cq.drv)
@@ -161,12 +161,13 @@ func (cq *CQ) Moderate(count int, period time.Duration) error {
 	return nil
 }
 
-// Destroy frees the queue; EBUSY while a queue pair uses it. Once it has returned, the handler is not running and will
-// not run again; therefore it must not be called from the handler. It may sleep. (ib_destroy_cq)
+// Destroy frees the queue. It returns EBUSY while a queue pair uses the queue. After Destroy has returned, the handler
+// is not running and will not run again. Destroy must therefore not be called from the handler. It may sleep.
+// (ib_destroy_cq)
 func (cq *CQ) Destroy() error { return cq.destroyIn(context.Background()) }
 
-// DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues: the queue rejects all
-// other calls, and another Destroy can join it. It may sleep.
+// DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues. The queue then rejects all
+// calls except another Destroy, which joins the destruction. It may sleep.
 func (cq *CQ) DestroyContext(ctx context.Context) error { return cq.destroyIn(ctx) }
 
 func (cq *CQ) destroyIn(ctx context.Context) error {
@@ -181,7 +182,7 @@ func (cq *CQ) destroyIn(ctx context.Context) error {
 	return nil
 }
 
-// destroy ends the callbacks first, because they use the driver's queue.
+// The callbacks end first, because they use the driver's queue.
 func (cq *CQ) destroy() error {
 	cq.notify.step(notify.Notice.Die)
 	cq.dev.callbacks.waitFor(cq.notify.quiet)

@@ -34,17 +34,18 @@ func (s DeviceState) String() string {
 	return fmt.Sprintf("DeviceState(%d)", int32(s))
 }
 
-// Device is one consumer's handle of a device (struct ib_device). Each client receives its own in Add, valid until its
-// Remove returns. Core.Device returns one for consumers that are not clients. [Device.Same] compares two handles.
+// Device is one consumer's handle of a device (struct ib_device). Each client receives its own Device in Add. This
+// Device is valid until the client's Remove returns. Core.Device returns a Device for consumers that are not clients.
+// [Device.Same] compares two handles.
 type Device struct {
 	*device
-	client  *Client         // owner; nil: shared by all consumers without a client
+	client  *Client         // owner; nil if the handle is shared by all consumers that are not clients
 	subject observe.Subject // see observed
 }
 
 // device is the state that all handles of a device share.
 type device struct {
-	root   *Device // the handle without a client
+	root   *Device // the shared handle
 	handle DeviceHandle
 	name   string
 	drv    Driver
@@ -56,7 +57,7 @@ type device struct {
 	objects   [numObjectKinds]atomic.Int64
 	atHandler atomic.Pointer[func()] // see AtHandler
 
-	making    atomic.Int32 // calls in progress that create an object
+	making    atomic.Int32 // number of create calls in progress
 	broken    atomic.Bool  // set by Fail
 	onFailure atomic.Pointer[func(error)]
 
@@ -64,14 +65,15 @@ type device struct {
 
 	core atomic.Pointer[Core] // nil before Register
 
-	// under Core.mu, once registered
+	// attached is protected by Core.mu once the device is registered.
 	attached []*attachment // in order of Add
 	leaving  bool
 	going    *ending // set with leaving
 }
 
-// NewDevice creates a device that is served by drv, and returns the driver's handle. Core.Register makes the device
-// known. logf, which may be nil, receives the rare messages of the midlayer, one line each. (ib_alloc_device)
+// NewDevice creates a device with the driver drv, and returns the driver's handle. Core.Register makes the device
+// available to clients. logf receives the rare messages of the midlayer, one line each. logf may be nil.
+// (ib_alloc_device)
 func NewDevice(name string, drv Driver, logf func(format string, args ...any)) *DeviceHandle {
 	d := &device{name: name, drv: drv, log: logf}
 	d.root = &Device{device: d}
@@ -102,8 +104,8 @@ func (h *DeviceHandle) SetError() {
 	d.drv.EnterError()
 }
 
-// Fail reports that the state of the device is unreliable, for example after a panic. It calls the function of
-// OnFailure, which resets the device; without such a function the device enters the error state. Later calls have no
+// Fail reports that the state of the device is unreliable, for example after a panic. It calls the function set by
+// OnFailure, which resets the device. Without this function the device enters the error state. Later calls have no
 // effect. It may not sleep and may be called from any context.
 func (h *DeviceHandle) Fail(why error) {
 	d := h.dev
@@ -121,12 +123,12 @@ func (h *DeviceHandle) Fail(why error) {
 	}()
 }
 
-// OnFailure sets the function that Fail calls, on a goroutine of its own. The owner of the device calls OnFailure
-// before Register.
+// OnFailure sets the function that Fail calls, on its own goroutine. The owner of the device calls OnFailure before
+// Register.
 func (h *DeviceHandle) OnFailure(f func(why error)) { h.dev.onFailure.Store(&f) }
 
-// AtHandler makes the device call f once, just before the next completion handler and on the same thread. Tests use it
-// to act at that moment. f may not sleep. A second call replaces f; nil removes it. It may not sleep.
+// AtHandler makes the device call f once, directly before the next completion handler and on the same thread. It is for
+// tests that act at that moment. f may not sleep. A second call replaces f; nil removes it. It may not sleep.
 func (h *DeviceHandle) AtHandler(f func()) {
 	d := h.dev
 	if f == nil {
@@ -160,15 +162,17 @@ func (d *Device) begin() error {
 func (d *Device) end() { d.making.Add(-1) }
 
 // Dealloc announces that the driver is about to free the resources of the device, such as memory, threads and sockets.
-// The driver calls it after Unregister has returned, or if it does not call Register. It returns EBUSY while the device
-// is registered; then the driver must free nothing. It may not sleep. (ib_dealloc_device)
+// The driver calls Dealloc after Unregister has returned, or without Unregister if it has not called Register. It
+// returns EBUSY while the device is registered. In that case the driver must not free anything. It may not sleep.
+// (ib_dealloc_device)
 func (h *DeviceHandle) Dealloc() error {
 	d := h.dev
 	if s := d.State(); s == DeviceNew || s == DeviceGone {
 		return nil
 	}
 	note(d.observed(), observe.Freed, nil)
-	return fmt.Errorf("dealloc device %s: device is %v, unregister it first: %w", d.name, d.State(), syscall.EBUSY)
+	return fmt.Errorf("dealloc device %s: device is %v, unregister the device first: %w",
+		d.name, d.State(), syscall.EBUSY)
 }
 
 // QueryDevice returns the attributes of the device. It may sleep. (ib_query_device)
@@ -195,8 +199,8 @@ func (d *Device) QueryPKey(port, index int) (uint16, error) {
 	return d.drv.QueryPKey(port, index)
 }
 
-// FindGID returns the port and the table index of a GID with the given type; ENOENT if no port has it. It may sleep.
-// (ib_find_gid)
+// FindGID returns the port and the table index of a GID with the given type. It returns ENOENT if no port has the GID.
+// It may sleep. (ib_find_gid)
 func (d *Device) FindGID(gid GID, kind GIDType) (port, index int, err error) {
 	defer d.sleeps("Device.FindGID").leave()
 	a, err := d.drv.QueryDevice()
@@ -216,8 +220,8 @@ func (d *Device) FindGID(gid GID, kind GIDType) (port, index int, err error) {
 	return 0, 0, fmt.Errorf("find gid %v on %s: %w", gid, d.name, err)
 }
 
-// FindPKey returns the table index of a P_Key; ENOENT if the table does not contain it. It ignores the membership bit
-// (15) of pkey and prefers an entry with full membership. It may sleep. (ib_find_pkey)
+// FindPKey returns the table index of a P_Key. It returns ENOENT if the table does not contain the P_Key. It ignores
+// the membership bit (15) of pkey. It prefers an entry with full membership. It may sleep. (ib_find_pkey)
 func (d *Device) FindPKey(port int, pkey uint16) (index int, err error) {
 	defer d.sleeps("Device.FindPKey").leave()
 	const member = 0x8000
@@ -256,8 +260,8 @@ func (d *Device) Attached(cl *Client) bool {
 	return a != nil && a.state == present
 }
 
-// ClientData returns the data that the client's Add returned for the device. It is nil before Add has returned and
-// after Remove was called. It may not sleep. (ib_get_client_data)
+// ClientData returns the data that the client's Add returned for the device. ClientData returns nil before Add has
+// returned and after Remove was called. It may not sleep. (ib_get_client_data)
 func (d *Device) ClientData(cl *Client) any {
 	core := d.core.Load()
 	if core == nil {
@@ -322,7 +326,7 @@ func (d *Device) Objects() ObjectCounts {
 	}
 }
 
-// String lists the kinds with a count above 0; it is empty if there are none.
+// String lists the kinds with a count above 0. The result is empty if there are none.
 func (o ObjectCounts) String() string {
 	var s []string
 	for k, n := range [numObjectKinds]int64{o.PD, o.MR, o.CQ, o.QP, o.AH, o.MW, o.SRQ, o.XRCD, o.GID} {
@@ -337,9 +341,9 @@ func (o ObjectCounts) String() string {
 type object struct {
 	dev     *Device
 	kind    objectKind
-	uses    atomic.Int32    // number of objects that refer to this one, or its state: see ending.go
-	ends    sync.Mutex      // held while destruction begins or ends
-	ending  *ending         // under ends; nil: no destruction in progress, or none that can be joined
+	uses    atomic.Int32    // number of objects that refer to this object, or the object's state: see ending.go
+	ends    sync.Mutex      // held at the start and at the end of destruction
+	ending  *ending         // under ends; nil if no destruction that another call can join is in progress
 	counted atomic.Bool     // counted in dev.objects
 	subject observe.Subject // nil: not observed
 }
@@ -347,12 +351,11 @@ type object struct {
 // Device returns the device of the object.
 func (o *object) Device() *Device { return o.dev }
 
-// Uses returns the number of objects that refer to this one. It may not sleep. (usecnt of struct ib_pd, ib_cq and
-// others)
+// Uses returns the number of objects that refer to o. It may not sleep. (usecnt of struct ib_pd, ib_cq and others)
 func (o *object) Uses() int { return int(max(o.uses.Load(), 0)) }
 
-// bind initialises o before the driver's create method, which may report events of the object at once. self is the
-// object that embeds o; of is its parent, or nil.
+// bind initialises o before the driver's create method is called, because this method may report events of the object
+// at once. The object self embeds o. The object of is the parent of o, or nil.
 func (o *object) bind(d *Device, kind objectKind, self any, of *object) {
 	o.dev, o.kind = d, kind
 	if s := d.observed(); s != nil {
@@ -370,7 +373,7 @@ func (o *object) born(unmake func() error) error {
 	o.counted.Store(true)
 	o.dev.objects[o.kind].Add(1)
 	note(o.subject, observe.Born, nil)
-	if o.dev.State() != DeviceGone { // Unregister sets the state before it reads the count
+	if o.dev.State() != DeviceGone { // Unregister sets the state before it reads the counter making
 		return nil
 	}
 	return errors.Join(syscall.ENODEV, o.kill(unmake))
@@ -391,10 +394,10 @@ func (o *object) get(d *Device) error {
 
 func (o *object) put() { states.Step(&o.uses, states.Object.Put) }
 
-// Abandon excludes the object from the device's counts, so that Unregister does not report it. It is for a consumer
-// that cannot destroy the object before its Remove returns, because a call on the object is blocked on the memory of an
-// unresponsive process. The consumer still destroys the object when the call has returned, possibly after the device
-// has gone; the driver keeps the resources that this needs. It may not sleep.
+// Abandon excludes the object from the device's counts. Unregister then does not report the object. It is for a
+// consumer that cannot destroy the object before its Remove returns: a call on the object is blocked on the memory of
+// an unresponsive process. The consumer must still destroy the object when the call has returned, possibly after
+// Unregister. Until then the driver keeps the resources of the object. It may not sleep.
 func (o *object) Abandon() {
 	if o.counted.Swap(false) {
 		o.dev.objects[o.kind].Add(-1)

@@ -3,22 +3,22 @@
 // drivers/infiniband/core/{device,verbs,cq,cache,roce_gid_mgmt}.c and include/rdma/ib_verbs.h.
 //
 // A [Core] is a registry of devices and clients. A driver creates a device, registers it and reports events through its
-// [DeviceHandle]. A consumer registers a [Client], whose Add is called for each device. It creates objects on the
-// device: protection domains ([PD]), memory regions ([MR]) and windows ([MW]), completion queues ([CQ]), queue pairs
-// ([QP]), shared receive queues ([SRQ]), XRC domains ([XRCD]) and address handles ([AH]). Features that a driver may
-// lack are optional interfaces; without them the calls return EOPNOTSUPP.
+// [DeviceHandle]. A consumer registers a [Client], whose Add is called for each device. The client creates objects on
+// the device: protection domains ([PD]), memory regions ([MR]) and windows ([MW]), completion queues ([CQ]), queue
+// pairs ([QP]), shared receive queues ([SRQ]), XRC domains ([XRCD]) and address handles ([AH]). Optional features of
+// drivers are separate interfaces. If a driver lacks a feature, its calls return EOPNOTSUPP.
 //
-// Authors of drivers start with [Driver], [DriverCQ], [DriverQP], [DriverMR], the handles [DeviceHandle], [CQHandle]
-// and [QPHandle], [NextState], and package ibtest; [GIDTable] is for drivers with addresses that change. Authors of
-// consumers start with [Client], [Device.Local], [QP.Connect], and package completion; package ibfake is for their
-// tests.
+// Authors of drivers start with [Driver], [DriverCQ], [DriverQP], [DriverMR], [NextState], the handles [DeviceHandle],
+// [CQHandle] and [QPHandle], and package ibtest. [GIDTable] is for drivers with changing addresses. Authors of
+// consumers start with [Client], [Device.Local], [QP.Connect] and package completion. Package ibfake is for tests of
+// consumers.
 //
 // # The contract
 //
-// Linux states these rules in Documentation/infiniband/core_locking.rst. "May not sleep" means: must not block on
-// anything that another consumer, a peer or the kernel may hold up without bound. Examples are a channel operation that
-// can wait, network or file I/O, sleeping, and waiting for a goroutine. A mutex is allowed if each of its critical
-// sections keeps this rule; it corresponds to the kernel's spinlock.
+// Linux states the following rules in Documentation/infiniband/core_locking.rst. "May not sleep" means that the
+// function must not block on an event that another consumer, a peer or the kernel may delay without limit. Examples are
+// a channel operation that can wait, network or file I/O, sleeping, and waiting for a goroutine. A mutex is allowed if
+// each of its critical sections follows this rule. Such a mutex corresponds to a spinlock of the kernel.
 //
 //  1. The methods that create, modify, query and destroy an AH, [QP.PostSend], [QP.PostRecv], [SRQ.PostRecv],
 //     [CQ.Poll] and [CQ.ReqNotify] may not sleep and may be called from any context, completion handlers included.
@@ -52,6 +52,6 @@
 // # Errors
 //
 // Errors wrap a syscall.Errno with the kernel's meaning: EINVAL for an invalid argument, EBUSY for an object in use,
-// ENOMEM for a full queue or an exhausted limit, EIO for a device in the error state, ENODEV for a device that is gone,
-// EOPNOTSUPP for a feature that the driver lacks.
+// ENOMEM for a full queue or an exhausted limit, EIO for a device in the error state, ENODEV for an unregistered
+// device, and EOPNOTSUPP for a feature that the driver lacks.
 package ib

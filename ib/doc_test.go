@@ -36,7 +36,7 @@ func TestEveryFunctionSaysWhetherItSleeps(t *testing.T) {
 			watched := calls(f.Body, "sleeps", "changes", "destroys", "registers", "destroyIn", "unregisterIn",
 				"unregisterClientIn")
 			switch {
-			case f.Name.Name == "String": // the name is enough
+			case f.Name.Name == "String": // the name is sufficient
 			case simple(f.Body):
 				if doc == "" {
 					t.Errorf("comment of %s: got none, want one", where)

@@ -10,10 +10,11 @@ import (
 	"verbena/internal/states"
 )
 
-// ending is the destruction of an object, a device or a client that is in progress. Concurrent calls for it join it.
+// ending is a destruction or unregistration in progress, of an object, a device or a client. Concurrent calls for the
+// same destruction join it.
 type ending struct {
 	done chan struct{}
-	err  error // valid once done is closed
+	err  error // valid when done is closed
 }
 
 var errUnfinished = errors.New("the call did not return")
@@ -30,7 +31,7 @@ func (e *ending) over() bool {
 	}
 }
 
-// wait returns the result of the ending. If ctx ends first, it returns the cause, and the ending continues.
+// wait returns the result of the ending. If ctx ends first, wait returns the cause, and the destruction continues.
 func (e *ending) wait(ctx context.Context) error {
 	select {
 	case <-e.done:
@@ -65,8 +66,8 @@ func (o *object) live() error {
 	return nil
 }
 
-// end destroys the object if no other object uses it, or joins a destruction that is in progress. destroy is the
-// driver's method, which may fail; after runs when it has succeeded. ctx limits only the wait.
+// end destroys the object if no other object uses it, or joins a destruction in progress. destroy is the driver's
+// method and may fail. after runs if destroy has succeeded. ctx limits only the wait.
 func (o *object) end(ctx context.Context, what string, destroy func() error, after func()) error {
 	o.ends.Lock()
 	if !states.Step(&o.uses, states.Object.End) {
@@ -105,7 +106,7 @@ func (o *object) end(ctx context.Context, what string, destroy func() error, aft
 	return e.wait(ctx)
 }
 
-// kill is end for callers that may not sleep: a second call fails instead of joining the first.
+// kill is end for callers that may not sleep. A second call fails and does not join the first one.
 func (o *object) kill(destroy func() error) error {
 	if !states.Step(&o.uses, states.Object.End) {
 		n := o.now()
@@ -117,15 +118,15 @@ func (o *object) kill(destroy func() error) error {
 	return o.finish(destroy())
 }
 
-// inUse returns the error for an object that n others refer to.
+// inUse returns the error for an object to which n other objects refer.
 func inUse(n states.Object) error {
 	if n < 1 { // destroyed meanwhile
 		return syscall.EBUSY
 	}
-	return fmt.Errorf("%d other objects refer to it: %w", n, syscall.EBUSY)
+	return fmt.Errorf("the object is in use by %d other objects: %w", n, syscall.EBUSY)
 }
 
-// finish records the result of the driver's destroy method. The object is in the state destroying.
+// finish records the result of the driver's destroy method. The object must be in the state destroying.
 func (o *object) finish(err error) error {
 	if err != nil {
 		states.Step(&o.uses, states.Object.Refused)

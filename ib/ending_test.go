@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// holdAt blocks the driver's method until the returned function is called with the result of the method.
+// holdAt blocks a method of the driver until release is called. The argument of release is the result of the method.
 func (d *fakeDriver) holdAt(method string) (release func(error)) {
 	result := make(chan error)
 	d.fail = func(what string) error {
@@ -21,14 +21,15 @@ func (d *fakeDriver) holdAt(method string) (release func(error)) {
 	return func(err error) { result <- err }
 }
 
-// TestDestroyContext checks for each kind of object that the context ends only the wait. The operation continues,
-// another call can join it, and all other calls fail meanwhile. If the driver's method fails, the object stays alive.
+// TestDestroyContext checks, for each kind of object, that a context that ends only ends the wait. The destruction
+// continues, another call can join it, and all other calls fail. If the driver's method fails, the object remains
+// usable.
 func TestDestroyContext(t *testing.T) {
 	for _, observed := range []bool{false, true} {
 		for _, test := range []struct {
 			kind, method string
 			destroy      func(b *bench) (in func(context.Context) error, plain func() error)
-			used         func(b *bench) error // fails during the destruction
+			used         func(b *bench) error // the call must fail during the destruction
 		}{
 			{"PD", "dealloc pd", func(b *bench) (func(context.Context) error, func() error) {
 				return b.pd.DeallocContext,
@@ -93,7 +94,7 @@ func testDestroyContext(t *testing.T, observed bool, kind, method string,
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if err := destroy(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("with a blocked driver: got %v, want %v", err, context.DeadlineExceeded)
+		t.Errorf("destroy with a blocked driver: got %v, want %v", err, context.DeadlineExceeded)
 	}
 	if used != nil {
 		wantErr(t, "use during the destruction", used(b), syscall.EINVAL)
@@ -105,7 +106,7 @@ func testDestroyContext(t *testing.T, observed bool, kind, method string,
 	wantErr(t, "the call that joined a failing one", <-joined, syscall.EIO)
 	synctest.Wait()
 	if got := b.dev.Objects(); got != before {
-		t.Errorf("after a failure: got %v, want %v", got, before)
+		t.Errorf("objects after a failed destruction: got %v, want %v", got, before)
 	}
 
 	go func() { joined <- plain() }()
@@ -113,13 +114,13 @@ func testDestroyContext(t *testing.T, observed bool, kind, method string,
 	short, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if err := destroy(short); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a second call with a context: got %v, want %v", err, context.DeadlineExceeded)
+		t.Errorf("second destroy with a context: got %v, want %v", err, context.DeadlineExceeded)
 	}
 	release(nil)
 	must(t, <-joined)
 	wantErr(t, "once more", plain(), syscall.EINVAL)
 	b.drv.fail = nil
-	switch kind { // destroy the other objects
+	switch kind { // the other objects are destroyed first
 	case "PD":
 		must(t, b.cq.Destroy())
 	case "CQ":
@@ -133,8 +134,8 @@ func testDestroyContext(t *testing.T, observed bool, kind, method string,
 	rec.left(t)
 }
 
-// TestUnregisterContext checks that Modify and Unregister continue after their contexts have ended, and that a second
-// Unregister joins the first.
+// TestUnregisterContext checks that Modify and Unregister continue after their contexts have ended. It also checks that
+// a second Unregister joins the first one.
 func TestUnregisterContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, nil, nil, nil)
@@ -152,7 +153,7 @@ func TestUnregisterContext(t *testing.T) {
 		b.drv.fail = nil
 		synctest.Wait()
 		if s := b.qp.State(); s != QPErr {
-			t.Errorf("state: got %v, want ERR", s)
+			t.Errorf("QP state after Modify: got %v, want ERR", s)
 		}
 		must(t, errors.Join(b.qp.Destroy(), b.cq.Destroy(), b.pd.Dealloc()))
 
@@ -175,9 +176,9 @@ func TestUnregisterContext(t *testing.T) {
 		synctest.Wait()
 		select {
 		case <-joined:
-			t.Error("a second Unregister returned before the first")
+			t.Error("second Unregister: returned before the first, want it to wait")
 		case <-gone:
-			t.Error("a second UnregisterClient returned before the first")
+			t.Error("second UnregisterClient: returned before the first, want it to wait")
 		default:
 		}
 		close(removing)

@@ -7,8 +7,8 @@ import (
 	"verbena/uapi"
 )
 
-// The enumerations are those of the user ABI (package uapi) and have the kernel's values, as in Linux IB_WC_SEND is
-// IB_UVERBS_WC_SEND. This file adds values for consumers in this process.
+// The enumerations are aliases of the user ABI (package uapi) and have the kernel's values. In the same way, IB_WC_SEND
+// of Linux is IB_UVERBS_WC_SEND. This file adds values for consumers in this process.
 
 // GID is a port's address (package roce).
 type GID = roce.GID
@@ -39,11 +39,12 @@ const (
 	AccessZeroBased    = uapi.AccessZeroBased // addresses are offsets from the first byte
 	AccessOnDemand     = uapi.AccessOnDemand
 	AccessHugeTLB      = uapi.AccessHugeTLB
-	// AccessFlushGlobal and AccessFlushPersistent let a peer FLUSH with these placements. (IBA A19) Any queue pair may
-	// have both; a region only the placements that the device offers (DeviceCapFlushPersistent).
+	// AccessFlushGlobal and AccessFlushPersistent allow a peer to FLUSH with these placements. (IBA A19) Any queue pair
+	// may have both rights. A region may have only the rights for placements that the device offers
+	// (DeviceCapFlushPersistent).
 	AccessFlushGlobal     = uapi.AccessFlushGlobal
 	AccessFlushPersistent = uapi.AccessFlushPersistent
-	AccessOptional        = uapi.AccessOptionalRange // a driver may ignore these
+	AccessOptional        = uapi.AccessOptionalRange // a driver may ignore these rights
 )
 
 // QPType is the transport service of a queue pair.
@@ -104,7 +105,7 @@ const (
 type GIDType = uapi.GIDType
 
 const (
-	GIDTypeIB     = uapi.GIDTypeIB // InfiniBand, and RoCE v1
+	GIDTypeIB     = uapi.GIDTypeIB // InfiniBand and RoCE v1
 	GIDTypeRoCEv1 = uapi.GIDTypeRoCEV1
 	GIDTypeRoCEv2 = uapi.GIDTypeRoCEV2
 )
@@ -114,7 +115,7 @@ type ODPGeneral = uapi.ODPGeneralCaps
 
 const (
 	ODPSupport  = uapi.ODPSupport
-	ODPImplicit = uapi.ODPSupportImplicit // also for the whole address space
+	ODPImplicit = uapi.ODPSupportImplicit // regions may cover the whole address space
 )
 
 // ODPOps holds the operations that work on memory registered on demand.
@@ -135,9 +136,10 @@ const (
 type MRAdvice = uapi.AdviseMRAdvice
 
 const (
-	AdvicePrefetch        = uapi.AdviseMRAdvicePrefetch        // for reading
-	AdvicePrefetchWrite   = uapi.AdviseMRAdvicePrefetchWrite   // for writing
-	AdvicePrefetchNoFault = uapi.AdviseMRAdvicePrefetchNoFault // for reading; only pages that are present
+	AdvicePrefetch      = uapi.AdviseMRAdvicePrefetch      // for reading
+	AdvicePrefetchWrite = uapi.AdviseMRAdvicePrefetchWrite // for writing
+	// for reading; prefetches only pages that are present
+	AdvicePrefetchNoFault = uapi.AdviseMRAdvicePrefetchNoFault
 )
 
 // MRAdviceFlags are the flags of AdviseMR (enum ib_uverbs_advise_mr_flag).
@@ -152,7 +154,7 @@ type AtomicCap = uapi.AtomicCap
 
 const (
 	AtomicNone   = uapi.AtomicNone
-	AtomicHCA    = uapi.AtomicHCA // atomic between the queue pairs of this device
+	AtomicHCA    = uapi.AtomicHCA // atomic among the queue pairs of this device
 	AtomicGlobal = uapi.AtomicGlob
 )
 
@@ -200,7 +202,7 @@ const (
 	WRSendWithInv      = uapi.WRSendWithInv
 	WRFlush            = uapi.WRFlush
 	WRAtomicWrite      = uapi.WRAtomicWrite
-	WRRegMR            = WROpcode(0x20) // not for user processes
+	WRRegMR            = WROpcode(0x20) // not available to user processes
 )
 
 // SendFlags are the options of a send work request.
@@ -254,7 +256,7 @@ const (
 	WCLocalInv        = uapi.WCLocalInv
 	WCFlush           = uapi.WCFlush
 	WCAtomicWrite     = uapi.WCAtomicWrite
-	WCRegMR           = WCOpcode(10) // not for user processes
+	WCRegMR           = WCOpcode(10) // not available to user processes
 	WCRecv            = uapi.WCRecv
 	WCRecvRDMAWithImm = uapi.WCRecvRDMAWithImm
 )

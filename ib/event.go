@@ -10,22 +10,22 @@ import (
 )
 
 // eventHandlers holds the functions that receive the events of a device. Events are delivered one at a time
-// (callbacks.inEvent), so at most one function runs.
+// (callbacks.inEvent). Therefore at most one function runs.
 type eventHandlers struct {
 	mu      sync.Mutex
 	idle    sync.Cond // on mu; signalled when a function has returned
 	list    []*eventHandler
 	running *eventHandler // nil: none
-	thread  int64         // the goroutine that runs running
+	thread  int64         // the goroutine that executes the function running
 }
 
 type eventHandler struct {
 	f   func(Event)
 	dev *Device // the handle through which f was registered
 
-	// under eventHandlers.mu
+	// The next fields are protected by eventHandlers.mu.
 	ended   bool
-	subject observe.Subject // nil: not observed yet
+	subject observe.Subject // nil: the observer has not been asked yet
 }
 
 // observed returns the observer's subject for x, or nil if the device is not observed.
@@ -49,7 +49,7 @@ func (h *eventHandlers) call(e Event) {
 	}
 }
 
-// run releases mu while the function runs, which may panic or call runtime.Goexit.
+// run releases mu during the call of the function, because the function may panic or call runtime.Goexit.
 func (h *eventHandlers) run(x *eventHandler, e Event) {
 	h.running, h.thread = x, observe.Goroutine()
 	e.Device = x.dev
@@ -67,8 +67,8 @@ func (h *eventHandlers) run(x *eventHandler, e Event) {
 	callBack(s, observe.Callback, fmt.Sprintf("the function for the event %q", e.Type), e.Type, func() { x.f(e) })
 }
 
-// end removes x. It returns when the function is not running and will not run again. It does not wait if the function
-// itself calls it.
+// end removes x. It returns when the function is not running and will not run again. If the function itself calls end,
+// end does not wait.
 func (h *eventHandlers) end(x *eventHandler) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -79,9 +79,9 @@ func (h *eventHandlers) end(x *eventHandler) {
 	}
 }
 
-// OnEvent calls f for each event of the device and its ports until stop is called. Once stop has returned, f is not
-// running and will not be called again; therefore stop must not be called by f, nor under a lock that f takes. f may
-// not sleep. OnEvent and stop may sleep. (ib_register_event_handler, ib_unregister_event_handler)
+// OnEvent calls f for each event of the device and its ports until stop is called. After stop has returned, f is not
+// running and will not be called again. Therefore f must not call stop, and the caller must not hold a lock that f
+// takes. f may not sleep. OnEvent and stop may sleep. (ib_register_event_handler, ib_unregister_event_handler)
 func (d *Device) OnEvent(f func(Event)) (stop func()) {
 	defer d.sleeps("Device.OnEvent").leave()
 	h, x := &d.events, &eventHandler{f: f, dev: d}
@@ -111,14 +111,14 @@ func (n *EventCounts) Add(m EventCounts) {
 }
 
 func (n *EventCounts) add(t EventType) {
-	if int(t) < len(n) { // a driver may raise types that have no name
+	if int(t) < len(n) { // a driver may raise types without a name
 		n[t]++
 	}
 }
 
-// Events returns the number of events raised by the device, its ports and its queues. It counts events of a consumer
-// only if the consumer has an event function. It may not sleep and may be called from any context, also after the
-// device has been unregistered.
+// Events returns the number of events raised by the device, its ports and its queues. Events of an object that belongs
+// to a consumer are counted only if the consumer has an event function. It may not sleep and may be called from any
+// context, even after the device has been unregistered.
 func (h *DeviceHandle) Events() EventCounts {
 	c := &h.dev.callbacks
 	c.mu.Lock()
@@ -126,8 +126,8 @@ func (h *DeviceHandle) Events() EventCounts {
 	return c.raised
 }
 
-// DispatchEvent delivers an event of the device or of a port to the functions of OnEvent. The calls are deferred. It
-// drops events of a device that is no longer registered. It may not sleep and may be called from any context.
+// DispatchEvent delivers an event of the device or of a port to the functions of OnEvent. The calls are deferred.
+// Events of an unregistered device are dropped. It may not sleep and may be called from any context.
 // (ib_dispatch_event)
 func (h *DeviceHandle) DispatchEvent(t EventType, port int) {
 	d := h.dev

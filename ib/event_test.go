@@ -10,7 +10,7 @@ import (
 	"verbena/internal/notify"
 )
 
-// TestEventEndWaits checks that once stop has returned, its function is not running and does not start again.
+// TestEventEndWaits checks that after stop has returned, its function is not running and does not start again.
 func TestEventEndWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, nil, nil, nil)
@@ -20,20 +20,20 @@ func TestEventEndWaits(t *testing.T) {
 		second := b.dev.OnEvent(func(Event) { later.Add(1) })
 		b.dev.handle.DispatchEvent(EventPortErr, 1)
 		<-enter
-		second() // has not begun, and does not wait for the first function
+		second() // the second function has not begun, and its stop does not wait for the first function
 		var ended atomic.Bool
 		go func() { first(); ended.Store(true) }()
 		synctest.Wait()
 		if ended.Load() {
-			t.Error("stop returned while its function was running")
+			t.Error("stop: returned while its function was running, want it to wait")
 		}
 		close(leave)
 		synctest.Wait()
 		if !ended.Load() {
-			t.Error("stop has not returned")
+			t.Error("stop: still blocked after the end of its function, want it to return")
 		}
 		if n := later.Load(); n != 0 {
-			t.Errorf("got %d calls that began after stop, want 0", n)
+			t.Errorf("calls begun after stop: got %d, want 0", n)
 		}
 		b.free(t)
 	})
@@ -41,7 +41,7 @@ func TestEventEndWaits(t *testing.T) {
 
 // TestUnregisterUnderEvents checks that an endless stream of events and completions does not block Unregister.
 func TestUnregisterUnderEvents(t *testing.T) {
-	// The handler always raises the next completion; it is never destroyed.
+	// The handler always raises the next completion. The CQ is never destroyed.
 	b := newBench(t, func(cq *CQ) { CQHandle{cq: cq}.Completed() }, nil, nil)
 	b.dev.OnEvent(func(Event) { time.Sleep(10 * time.Microsecond) })
 	var stop atomic.Bool
@@ -56,7 +56,7 @@ func TestUnregisterUnderEvents(t *testing.T) {
 	}()
 	CQHandle{cq: b.cq}.Completed()
 	if err := b.core.Unregister(&b.dev.handle); err == nil {
-		t.Error("Unregister: got an error without the objects that were left behind")
+		t.Error("Unregister with remaining objects: got nil, want an error that names them")
 	}
 	stop.Store(true)
 	<-flooded

@@ -8,7 +8,7 @@ import (
 	"verbena/ib"
 )
 
-// newDevice registers a device of the reference driver. The returned function unregisters it.
+// newDevice registers a device of the reference driver. The function remove unregisters the device.
 func newDevice(core *ib.Core) (d *ib.Device, remove func()) {
 	drv := loopback.New("loop0", nil)
 	if err := core.Register(drv.Handle()); err != nil {
@@ -29,7 +29,7 @@ func try[T any](x T, err error) T {
 	return x
 }
 
-// A client is called for each present device, and for each device that is registered or unregistered later.
+// The midlayer calls a client for each registered device, and whenever a device is registered or unregistered later.
 func ExampleCore_RegisterClient() {
 	var core ib.Core
 	_, remove := newDevice(&core)
@@ -90,8 +90,8 @@ func ExampleConnectPair() {
 	// Output: pingping
 }
 
-// A peer reads and writes memory with the remote key of its region, without the owner's help and within the access
-// rights.
+// A peer reads and writes memory with the remote key of the region. The owner of the memory takes no action, and the
+// access rights apply.
 func ExampleQP_PostSend() {
 	var core ib.Core
 	d, remove := newDevice(&core)
@@ -118,7 +118,7 @@ func ExampleQP_PostSend() {
 		SGList: []ib.SGE{{Addr: local.Addr(), Length: 7, LKey: local.LKey()}},
 	}
 	read := wr
-	read.Opcode = ib.WRRDMARead // neither the queue pair nor the region allows it
+	read.Opcode = ib.WRRDMARead // neither the queue pair nor the region allows reading
 	try(qp.PostSend(wr, read))
 	var wc [1]ib.WC
 	for n := 0; n < 2; {
@@ -134,8 +134,8 @@ func ExampleQP_PostSend() {
 	// written
 }
 
-// A completion handler polls until the queue is empty and arms it. It polls again if a completion has arrived in
-// between.
+// A completion handler polls until the queue is empty and then arms the queue. If a completion has arrived in between,
+// the handler polls again.
 func ExampleCQ_ReqNotify() {
 	var core ib.Core
 	d, remove := newDevice(&core)
@@ -151,7 +151,7 @@ func ExampleCQ_ReqNotify() {
 				return
 			}
 			for _, c := range wc[:n] {
-				seen <- c // the buffer is large enough: a handler may not sleep
+				seen <- c // does not block, because the buffer is large enough: a handler may not sleep
 			}
 			if n > 0 {
 				continue
@@ -162,7 +162,7 @@ func ExampleCQ_ReqNotify() {
 		}
 	}}))
 	defer cq.Destroy()
-	try(cq.ReqNotify(ib.NotifyNextComp)) // before the first completion
+	try(cq.ReqNotify(ib.NotifyNextComp)) // arms the queue before the first completion
 	qp := try(pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq,
 		Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 4}}))
 	defer qp.Destroy()
@@ -182,7 +182,7 @@ func ExampleCQ_ReqNotify() {
 	// 2 work request flushed
 }
 
-// The functions of OnEvent receive the events of a device. Once stop has returned, its function does not run any more.
+// The functions of OnEvent receive the events of a device. After stop has returned, its function does not run again.
 func ExampleDevice_OnEvent() {
 	var core ib.Core
 	drv := loopback.New("loop0", nil)
@@ -191,7 +191,7 @@ func ExampleDevice_OnEvent() {
 	}
 	heard := make(chan ib.Event, 1)
 	stop := drv.IB().OnEvent(func(e ib.Event) { heard <- e })
-	drv.Handle().DispatchEvent(ib.EventPortActive, 1) // a driver does this
+	drv.Handle().DispatchEvent(ib.EventPortActive, 1) // in a real program the driver makes this call
 	e := <-heard
 	stop()
 	fmt.Println(e.Device.Name(), e.Type, e.Port)

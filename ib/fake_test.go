@@ -13,12 +13,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeDriver is a minimal driver: its objects do nothing, except that its completion queues work.
+// fakeDriver is a minimal driver. Its objects do nothing, except for its completion queues, which count completions.
 type fakeDriver struct {
 	fail  func(what string) error // makes a method fail; may be nil
 	nextQ atomic.Uint32
 	calls atomic.Int32 // number of calls of destroy methods
-	// further actions of the methods of the same name; may be nil
+	// The next fields are additional actions of the methods of the same name. They may be nil.
 	onPost, onPoll, onNotify, onQuery, onDestroy func()
 }
 
@@ -88,7 +88,7 @@ func (a fakeAH) Modify(*AHAttr) error   { return nil }
 func (a fakeAH) Query() (AHAttr, error) { return AHAttr{}, nil }
 func (a fakeAH) Destroy() error         { return a.d.destroy("destroy ah") }
 
-// fakeCQ counts completions instead of keeping them.
+// fakeCQ counts completions but does not store them.
 type fakeCQ struct {
 	d  *fakeDriver
 	cq CQHandle
@@ -98,7 +98,7 @@ type fakeCQ struct {
 	armed   bool
 }
 
-// complete reports a completion, as a driver does for a finished work request.
+// complete reports a completion like a driver that has finished a work request.
 func (c *fakeCQ) complete() {
 	c.mu.Lock()
 	c.waiting++
@@ -187,7 +187,7 @@ func newDevice(name string) (*Device, *fakeDriver) {
 	return NewDevice(name, drv, nil).Device(), drv
 }
 
-// newBench creates a bench. The test may destroy the objects or leave them.
+// newBench creates a bench. The test may destroy the objects or leave them undestroyed.
 func newBench(t testing.TB, handler func(*CQ), cqEvent func(*CQ, EventType), qpEvent func(*QP, EventType)) *bench {
 	t.Helper()
 	return newBenchOn(t, &Core{}, handler, cqEvent, qpEvent)

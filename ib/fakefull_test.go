@@ -8,7 +8,7 @@ import (
 	"verbena/umem"
 )
 
-// fullDriver implements every optional interface; its objects do nothing.
+// fullDriver implements every optional interface. The methods of its objects do nothing.
 type fullDriver struct{ *fakeDriver }
 
 func (d fullDriver) QueryPort(port int) (PortAttr, error) {

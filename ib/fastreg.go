@@ -7,17 +7,17 @@ import (
 	"verbena/umem"
 )
 
-// FastReg holds the parameters of WRRegMR, which registers the memory mapped by MR.Map under Key. WRLocalInv, or a
-// peer's WRSendWithInv, of the key ends the registration. (struct ib_reg_wr)
+// FastReg holds the parameters of WRRegMR. The request registers the memory mapped by MR.Map under Key. The
+// registration ends with a WRLocalInv of the key, or with a WRSendWithInv from the peer. (struct ib_reg_wr)
 type FastReg struct {
 	MR     *MR
 	Key    uint32 // MR.RKey after MR.UpdateKey
 	Access AccessFlags
 }
 
-// AllocMR creates a region without memory, which work requests can register repeatedly: map it with MR.Map, post
-// WRRegMR, use it, post WRLocalInv. maxPages is the maximum number of pages of a mapping. It returns EOPNOTSUPP if the
-// driver lacks the method. It may sleep. (ib_alloc_mr, IB_MR_TYPE_MEM_REG)
+// AllocMR creates a region without memory, which work requests can register repeatedly. The steps of one use are
+// MR.Map, a posted WRRegMR, access to the memory, and a posted WRLocalInv. maxPages is the maximum number of pages of a
+// mapping. It returns EOPNOTSUPP if the driver lacks the method. It may sleep. (ib_alloc_mr, IB_MR_TYPE_MEM_REG)
 func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 	d := pd.dev
 	defer pd.sleeps("PD.AllocMR").leave()
@@ -50,11 +50,11 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 	return mr, nil
 }
 
-// Map sets the memory that the next WRRegMR registers: the ranges of list in order, addressed contiguously from iova.
-// The ranges must be writable, and may have any alignment. Map does not keep list. The pages are charged to acct, which
-// may be nil, until the next Map or Dereg. It returns EINVAL for more pages than AllocMR allowed. It returns EBUSY
-// while the last registration has not been invalidated, or while another call changes the region. It may sleep.
-// (ib_map_mr_sg of an IB_MR_TYPE_SG_GAPS)
+// Map sets the memory that the next WRRegMR registers. The memory consists of the ranges of list in order, and is
+// addressed contiguously from iova. The ranges must be writable, and may have any alignment. Map does not retain list.
+// The pages are charged to acct, which may be nil, until the next Map or Dereg. It returns EINVAL if the ranges have
+// more pages than AllocMR allowed. It returns EBUSY while the last registration has not been invalidated, or while
+// another call changes the region. It may sleep. (ib_map_mr_sg of an IB_MR_TYPE_SG_GAPS)
 func (mr *MR) Map(space umem.Space, acct *umem.Account, list []umem.Range, iova uint64) error {
 	defer mr.sleeps("MR.Map").leave()
 	fail := func(err error) error { return fmt.Errorf("map memory on %s: %w", mr.dev.name, err) }
@@ -74,7 +74,8 @@ func (mr *MR) Map(space umem.Space, acct *umem.Account, list []umem.Range, iova 
 		return fail(err)
 	}
 	if err = nil; r.Pages() > uint64(mr.maxPages) {
-		err = fmt.Errorf("%d pages exceed the maximum %d of the region: %w", r.Pages(), mr.maxPages, syscall.EINVAL)
+		err = fmt.Errorf("%d pages exceed the limit of %d pages of the region: %w",
+			r.Pages(), mr.maxPages, syscall.EINVAL)
 	} else {
 		err = drv.Map(r)
 	}
@@ -89,9 +90,8 @@ func (mr *MR) Map(space umem.Space, acct *umem.Account, list []umem.Range, iova 
 	return nil
 }
 
-// UpdateKey changes the low 8 bits of the keys, which the consumer may choose, so that the next registration has
-// different keys. No work request with the region may be posted concurrently. It may not sleep.
-// (ib_update_fast_reg_key)
+// UpdateKey changes the low 8 bits of the keys, which the consumer may choose. The next registration then has different
+// keys. No work request with the region may be posted concurrently. It may not sleep. (ib_update_fast_reg_key)
 func (mr *MR) UpdateKey(variant uint8) {
 	mr.lkey = mr.lkey&^0xff | uint32(variant)
 	mr.rkey = mr.rkey&^0xff | uint32(variant)

@@ -2,8 +2,8 @@ package ib
 
 import "verbena/uapi"
 
-// Flush holds the parameters of WRFlush beside RemoteAddr and RKey. When the request completes, earlier writes to the
-// range have reached the placement. Only reliable connections support it. (IBA A19.4)
+// Flush holds the parameters of WRFlush other than RemoteAddr and RKey. When the request completes, earlier writes to
+// the range have reached the placement. Only reliable connections support FLUSH. (IBA A19.4)
 type Flush struct {
 	Placement FlushPlacement
 	Level     FlushLevel
@@ -29,7 +29,7 @@ const (
 // DeviceCapFlags are the optional features of a device.
 type DeviceCapFlags = uapi.DeviceCapFlags
 
-// Features that this package uses: [MWDriver], [FastRegDriver], [Flush], WRAtomicWrite.
+// Package ib uses these features: [MWDriver], [FastRegDriver], [Flush], WRAtomicWrite.
 const (
 	DeviceCapMemWindow       = uapi.DeviceMemWindow
 	DeviceCapMemExtensions   = uapi.DeviceMemMgtExtensions // registration and invalidation by work requests

@@ -2,15 +2,15 @@ package ib
 
 import "verbena/internal/gate"
 
-// ForUser returns the calls for user contexts. Only package uverbs acts as a user context; internal/layers forbids
-// other packages to import the key. It may not sleep.
+// ForUser returns the calls for user contexts. Only package uverbs acts as a user context. internal/layers checks that
+// no other package imports the key. It may not sleep.
 func ForUser(k gate.Key) UserSide {
 	k.Check()
 	return UserSide{k}
 }
 
-// UserSide has the consumer's calls with two additions for user contexts: driver-private data ([Udata]), and unmodified
-// addresses, because a program may register a region at address 0. The zero UserSide panics.
+// UserSide has the consumer's calls with two additions for user contexts. One is driver-private data ([Udata]). The
+// other is unmodified addresses, because a program may register a region at address 0. The zero UserSide panics.
 type UserSide struct{ key gate.Key }
 
 // AllocPD is [Device.AllocPD]. It may sleep.

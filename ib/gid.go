@@ -12,12 +12,12 @@ import (
 	"verbena/roce"
 )
 
-// GIDTable is the GID table of a port whose GIDs are the addresses of a network interface. A driver has one for each
-// such port, updates it when the interface changes, and uses it for QueryGID. The midlayer takes references to its
-// entries (GIDDriver). Its methods may not sleep, and may be called from any context. (struct ib_gid_table;
-// core/roce_gid_mgmt.c)
+// GIDTable is the GID table of a port whose GIDs are the addresses of a network interface. A driver has one table for
+// each such port, updates the table when the interface changes, and uses the table for QueryGID. The midlayer takes
+// references to the entries (GIDDriver). The methods may not sleep, and may be called from any context. (struct
+// ib_gid_table; core/roce_gid_mgmt.c)
 //
-// An index of the table names the same GID while an address handle, a queue pair or a GIDRef refers to it:
+// An index of the table refers to the same GID while an address handle, a queue pair or a GIDRef refers to the entry:
 //
 //	empty --Update: address added--> valid --Update: address removed--> empty
 //	                                 |   ^                                ^
@@ -25,13 +25,13 @@ import (
 //	                                 v   |                                |
 //	                               leaving -------- last reference -------+
 //
-// An entry in the state leaving is reported as empty, and its index is not reused.
+// An entry in the state leaving appears empty to queries, and its index is not reused.
 type GIDTable struct {
 	size int
 
 	mu    sync.Mutex
 	slots []gidSlot
-	shown atomic.Pointer[[]GIDEntry] // the entries for queries; stored with mu held
+	shown atomic.Pointer[[]GIDEntry] // the entries that queries see; stored with mu held
 }
 
 type gidSlot struct {
@@ -50,8 +50,8 @@ func NewGIDTable(size int) *GIDTable {
 // Len returns the number of entries (PortAttr.GIDTableLen). It may not sleep.
 func (t *GIDTable) Len() int { return t.size }
 
-// Entries returns the entries up to the highest index used so far; an empty entry is zero. The slice is immutable,
-// because Update stores a new one. It may not sleep.
+// Entries returns the entries up to the highest index used so far. An empty entry is zero. The slice is immutable:
+// Update stores a new slice. It may not sleep.
 func (t *GIDTable) Entries() []GIDEntry { return *t.shown.Load() }
 
 // Query returns one entry, for a driver's QueryGID. An empty entry is zero. It returns EINVAL for an index outside the
@@ -67,9 +67,10 @@ func (t *GIDTable) Query(index int) (GIDEntry, error) {
 }
 
 // Update sets the entries to the default GID of an interface and to the GIDs of addrs, as RoCE v2. It returns the
-// number of changed entries; the driver dispatches EventGIDChange for each. Index 0 is the default GID, derived from
-// the MAC address. A GID that is already in the table keeps its index. A new one takes the first empty index, IPv4
-// before IPv6. GIDs that exceed the table are omitted. It may not sleep. (enum_all_gids_of_dev_cb)
+// number of changed entries. The driver dispatches EventGIDChange for each changed entry. Index 0 is the default GID,
+// derived from the MAC address. A GID that is already in the table keeps its index. A new GID takes the first empty
+// index, IPv4 before IPv6. GIDs beyond the capacity of the table are omitted. It may not sleep.
+// (enum_all_gids_of_dev_cb)
 func (t *GIDTable) Update(ifi netdev.Interface, addrs []netip.Addr) (changed int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -124,7 +125,7 @@ func (t *GIDTable) Update(ifi netdev.Interface, addrs []netip.Addr) (changed int
 	return changed
 }
 
-// set stores a valid entry. It returns 1 if queries see a change, else 0.
+// set stores a valid entry. It returns 1 if queries see a change, otherwise 0.
 func (s *gidSlot) set(e GIDEntry) int {
 	if s.entry == e && !s.leaving {
 		return 0
@@ -133,7 +134,8 @@ func (s *gidSlot) set(e GIDEntry) int {
 	return 1
 }
 
-// clear empties the entry, at once or after the last reference. It reports whether queries see a change.
+// clear empties the entry, either at once or after the release of the last reference. It reports whether queries see a
+// change.
 func (s *gidSlot) clear() bool {
 	if s.leaving {
 		return false
@@ -186,8 +188,8 @@ func (h *gidHold) put() {
 	}
 }
 
-// holdGID takes a reference to the source GID of an address vector. It returns nil if the driver has no GIDTable; the
-// driver then checks the index itself.
+// holdGID takes a reference to the source GID of an address vector. It returns nil if the driver has no GIDTable. In
+// that case the driver checks the index.
 func (d *Device) holdGID(a *AHAttr) (*gidHold, error) {
 	drv, ok := As[GIDDriver](d.drv)
 	if !ok || !a.HasGRH {
@@ -200,17 +202,17 @@ func (d *Device) holdGID(a *AHAttr) (*gidHold, error) {
 	return t.hold(int(a.GRH.SGIDIndex))
 }
 
-// GIDRef is a reference to a GID. Its index is not reused while the reference exists, so the source of an address
-// vector cannot change. (struct ib_gid_attr)
+// GIDRef is a reference to a GID. The index is not reused while the reference exists. The source of an address vector
+// therefore cannot change. (struct ib_gid_attr)
 type GIDRef struct {
 	object
 	GIDEntry
 	Port, Index int
-	held        *gidHold // nil: the table of the driver never changes
+	held        *gidHold // nil if the driver has no GIDTable, whose GIDs never change
 }
 
-// GetGID returns a reference, which the client must put before its Remove returns. It returns EINVAL if the entry is
-// empty. It may sleep. (rdma_get_gid_attr)
+// GetGID returns a reference to a GID. The client must release the reference with Put before its Remove returns. It
+// returns EINVAL if the entry is empty. It may sleep. (rdma_get_gid_attr)
 func (d *Device) GetGID(port, index int) (*GIDRef, error) {
 	defer d.sleeps("Device.GetGID").leave()
 	fail := func(err error) (*GIDRef, error) {
@@ -244,7 +246,7 @@ func (r *GIDRef) unhold() error {
 	return nil
 }
 
-// Put releases the reference; EINVAL for a second call. It may not sleep. (rdma_put_gid_attr)
+// Put releases the reference. A second call returns EINVAL. It may not sleep. (rdma_put_gid_attr)
 func (r *GIDRef) Put() error {
 	f, err := r.atomically("GIDRef.Put")
 	defer f.leave()

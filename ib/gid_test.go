@@ -20,7 +20,7 @@ func addrs(list string) (a []netip.Addr) {
 	return a
 }
 
-// places returns the addresses of the table's entries, "-" for an empty one.
+// places returns the addresses of the table's entries, with "-" for an empty entry.
 func places(t *GIDTable) string {
 	var s []string
 	for _, e := range t.Entries() {
@@ -46,7 +46,7 @@ func TestGIDTable(t *testing.T) {
 		name    string
 		mac     string
 		addrs   string
-		hold    int // index to take a reference to before the update; put is the index to release; 0: none
+		hold    int // index to take a reference to before the update; put is the index to release; 0 means none
 		put     int
 		want    string
 		changed int
@@ -93,7 +93,7 @@ func TestGIDTable(t *testing.T) {
 			t.Errorf("%s: got %q, %d changes, want %q, %d", step.name, got, changed, step.want, step.changed)
 		}
 		if !slices.Equal(before, kept) {
-			t.Errorf("%s: got a changed slice of an earlier Entries, want no change", step.name)
+			t.Errorf("%s: the slice of an earlier Entries changed, want it unchanged", step.name)
 		}
 	}
 	if e, err := table.Query(0); err != nil || e.Netdev != "eth0" || e.IfIndex != 3 || e.Type != GIDTypeRoCEv2 {
@@ -109,7 +109,7 @@ func TestGIDTable(t *testing.T) {
 	wantErr(t, "hold an empty entry", err, syscall.EINVAL)
 }
 
-// TestGIDPlaceIsKept checks under random updates that an index with a reference keeps its GID, and that no GID has two
+// TestGIDPlaceIsKept applies random updates. An index with a reference must keep its GID, and no GID may have two
 // indexes.
 func TestGIDPlaceIsKept(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -131,11 +131,12 @@ func TestGIDPlaceIsKept(t *testing.T) {
 				before := places(table)
 				changed := table.Update(netdev.Interface{Name: "eth0", MAC: mac}, list)
 				if (changed == 0) != (before == places(table)) && len(table.Entries()) == len(strings.Fields(before)) {
-					t.Fatalf("update from %q to %q: got %d changes, want 0 only without a difference", before, places(table),
+					t.Fatalf("update from %q to %q: got %d changes, want 0 exactly if the tables are equal",
+						before, places(table),
 						changed)
 				}
 				if again := table.Update(netdev.Interface{Name: "eth0", MAC: mac}, list); again != 0 {
-					t.Fatalf("the same update again: got %d changes, want 0", again)
+					t.Fatalf("repeated update: got %d changes, want 0", again)
 				}
 			case 2:
 				i := rapid.IntRange(0, size-1).Draw(t, "hold")
@@ -156,7 +157,7 @@ func TestGIDPlaceIsKept(t *testing.T) {
 			}
 			for _, r := range refs {
 				if e, _ := table.Query(r.index); !e.GID.IsZero() && e.GID != r.gid {
-					t.Fatalf("index %d has a reference to %v, but holds %v", r.index, r.gid, e.GID)
+					t.Fatalf("referenced index %d: got %v, want %v", r.index, e.GID, r.gid)
 				}
 			}
 			seen := map[GID]bool{}
@@ -172,7 +173,7 @@ func TestGIDPlaceIsKept(t *testing.T) {
 		}
 		for i := range table.slots {
 			if s := table.slots[i]; s.refs != 0 || s.leaving {
-				t.Fatalf("index %d after the last reference: got %+v, want it empty", i, s)
+				t.Fatalf("index %d after the last reference: got %+v, want an empty entry", i, s)
 			}
 		}
 	})
@@ -193,7 +194,7 @@ func (d gidDriver) GIDTable(port int) *GIDTable {
 	return d.table
 }
 
-// TestGIDReferences checks that address handles, queue pairs and consumers keep the index of their GID in use.
+// TestGIDReferences checks that address handles, queue pairs and consumers prevent reuse of the index of their GID.
 func TestGIDReferences(t *testing.T) {
 	ifi := netdev.Interface{Name: "eth0", MAC: []byte{2, 0, 0, 0, 0, 1}}
 	route := func(index uint8) AHAttr {
@@ -203,7 +204,7 @@ func TestGIDReferences(t *testing.T) {
 	attr := func(index uint8) QPAttr { return QPAttr{State: QPRTR, AH: route(index), PathMTU: MTU1024, DestQPN: 1} }
 	for _, test := range []struct {
 		name string
-		// take takes a reference to index 1 and returns the function that releases it
+		// take takes a reference to index 1. It returns a function that releases the reference.
 		take func(t *testing.T, b *bench) (put func() error)
 	}{
 		{"a consumer", func(t *testing.T, b *bench) func() error {
@@ -275,7 +276,7 @@ func TestGIDReferences(t *testing.T) {
 			must(t, put())
 			table.Update(ifi, addrs("10.0.0.2 10.0.0.3 10.0.0.4"))
 			if got := places(table); !strings.HasSuffix(got, " 10.0.0.4 10.0.0.2 10.0.0.3") {
-				t.Errorf("after the last reference: got %q", got)
+				t.Errorf("table after the last reference: got %q, want 10.0.0.4 10.0.0.2 10.0.0.3 at the end", got)
 			}
 		})
 	}

@@ -2,9 +2,9 @@ package ib
 
 import "syscall"
 
-// The handles give drivers access to the midlayer's objects, for operations such as reporting a completion, setting the
-// number of a queue pair, or declaring a device failed. A driver obtains them from NewDevice and in its Create methods.
-// Consumers cannot obtain them.
+// The handles give drivers access to the midlayer's objects. Drivers use them for operations such as reporting a
+// completion, setting the number of a queue pair, or declaring a device failed. A driver obtains them from NewDevice
+// and in its Create methods. Consumers cannot obtain handles.
 
 // DeviceHandle is a driver's handle of its [Device].
 type DeviceHandle struct{ dev *Device }
@@ -12,13 +12,13 @@ type DeviceHandle struct{ dev *Device }
 // Device returns the device for consumers.
 func (h *DeviceHandle) Device() *Device { return h.dev }
 
-// Wrap replaces the driver of the device with the result of f. f receives the current driver and wraps it (see [As]).
-// The owner of the device calls Wrap before Register.
+// Wrap replaces the driver of the device with the result of f. f receives the current driver and returns a wrapper of
+// it (see [As]). The owner of the device calls Wrap before Register.
 func (h *DeviceHandle) Wrap(f func(Driver) Driver) { h.dev.drv = f(h.dev.drv) }
 
 // The following methods return the driver's side of an object. They return nil for a nil object or an object of another
-// device. Use [As] to find the driver's own type, also behind wrappers. For the objects of work requests use
-// [QPHandle].
+// device. [As] finds the driver's own type, even behind wrappers. [QPHandle] has the equivalent methods for the objects
+// of work requests.
 
 // PD returns the driver's side of a protection domain. It may not sleep.
 func (h *DeviceHandle) PD(pd *PD) DriverPD {
@@ -87,10 +87,10 @@ func (h *DeviceHandle) XRCD(x *XRCD) DriverXRCD {
 // MRHandle is a driver's handle of a memory region.
 type MRHandle struct {
 	mr  *MR
-	set func(lkey, rkey uint32) // instead of mr; see Redirect
+	set func(lkey, rkey uint32) // called in place of the midlayer; see Redirect
 }
 
-// SetKeys sets the local and the remote key of the region. RegMR, AllocMR and Rereg call it. It may not sleep.
+// SetKeys sets the local and the remote key of the region. RegMR, AllocMR and Rereg call SetKeys. It may not sleep.
 func (h MRHandle) SetKeys(lkey, rkey uint32) {
 	if h.set != nil {
 		h.set(lkey, rkey)
@@ -102,8 +102,8 @@ func (h MRHandle) SetKeys(lkey, rkey uint32) {
 	}
 }
 
-// Redirect returns a handle with a SetKeys that calls f. A wrapper passes it to the wrapped driver. The zero MRHandle,
-// redirected, stands for a region of the wrapper that has no MR. f may not sleep.
+// Redirect returns a handle with a SetKeys that calls f. A wrapper passes the handle to the wrapped driver. A wrapper
+// may also redirect the zero MRHandle for its own region, which has no MR. f may not sleep.
 func (h MRHandle) Redirect(f func(lkey, rkey uint32)) MRHandle {
 	h.set = f
 	return h
@@ -112,17 +112,18 @@ func (h MRHandle) Redirect(f func(lkey, rkey uint32)) MRHandle {
 // MWHandle is a driver's handle of a memory window.
 type MWHandle struct{ mw *MW }
 
-// SetRKey sets the key of the window. AllocMW calls it, and the completion of a bind. It may not sleep.
+// SetRKey sets the key of the window. The driver calls SetRKey in AllocMW and at the completion of a bind. It may not
+// sleep.
 func (h MWHandle) SetRKey(k uint32) { h.mw.rkey.Store(k) }
 
 // CQHandle is a driver's handle of a completion queue.
 type CQHandle struct {
 	cq        *CQ
-	completed func() // instead of the midlayer; see Redirect
+	completed func() // called in place of the midlayer; see Redirect
 }
 
-// Redirect returns a handle with a Completed that calls f. A wrapper passes it to the wrapped driver, which may hold
-// any of its locks during the call. f may not sleep, and must not call that driver.
+// Redirect returns a handle with a Completed that calls f. A wrapper passes the handle to the wrapped driver, which may
+// hold any of its locks during the call. f may not sleep, and must not call the wrapped driver.
 func (h CQHandle) Redirect(f func()) CQHandle {
 	h.completed = f
 	return h
@@ -134,11 +135,11 @@ func (h CQHandle) SetEntries(n int) { h.cq.entries.Store(int64(n)) }
 // QPHandle is a driver's handle of a queue pair.
 type QPHandle struct {
 	qp    *QP
-	raise func(EventType) // instead of the midlayer; see Redirect
+	raise func(EventType) // called in place of the midlayer; see Redirect
 }
 
-// Redirect returns a handle with a Raise that calls f. A wrapper passes it to the wrapped driver, which may hold any of
-// its locks during the call. f may not sleep, and must not call that driver.
+// Redirect returns a handle with a Raise that calls f. A wrapper passes the handle to the wrapped driver, which may
+// hold any of its locks during the call. f may not sleep, and must not call the wrapped driver.
 func (h QPHandle) Redirect(f func(EventType)) QPHandle {
 	h.raise = f
 	return h
@@ -154,8 +155,9 @@ func (h QPHandle) SetNum(n uint32) { h.qp.num = n }
 func (h QPHandle) Num() uint32 { return h.qp.num }
 
 // The following methods return the driver's side of an object of a work request. They return nil for an object that is
-// nil, destroyed, or of another device than the queue pair. They may be called under the driver's locks. The object can
-// be destroyed after the call. A driver that keeps its side until the request is executed must check again then.
+// nil, destroyed, or on another device than the queue pair. They may be called under the driver's locks. The object can
+// be destroyed after the call. A driver that retains the result until it executes the request must therefore check the
+// object again.
 
 // AH returns the driver's side of an address handle. It may not sleep.
 func (h QPHandle) AH(ah *AH) DriverAH {
@@ -166,8 +168,8 @@ func (h QPHandle) AH(ah *AH) DriverAH {
 }
 
 // CopyAH returns a copy of an address handle. Driver d creates the driver's side of the copy. Changes to ah, and its
-// destruction, do not affect the copy. A wrapper uses the copy in a work request that it posts to d later, and then
-// destroys the driver's side of the copy. It may not sleep.
+// destruction, do not affect the copy. A wrapper uses the copy in a work request that it posts to d later. Afterwards
+// the wrapper destroys the driver's side of the copy. It may not sleep.
 func (h QPHandle) CopyAH(ah *AH, d AHDriver) (*AH, error) {
 	side := h.AH(ah)
 	if side == nil {
@@ -205,7 +207,7 @@ func (h QPHandle) LKey(mr *MR) uint32 { return mr.driverKey }
 // DriverQPInit holds the parameters of a new queue pair: [QPInitAttr] with the driver's side of each object.
 type DriverQPInit struct {
 	PD             DriverPD
-	SendCQ, RecvCQ DriverCQ // nil if the type has none
+	SendCQ, RecvCQ DriverCQ // nil if the queue pair type has no such CQ
 	Cap            QPCap    // requested capacities; the driver stores the actual ones
 	SigAll         bool
 	Type           QPType

@@ -22,7 +22,7 @@ func (q *bellQP) Doorbell(h *Hold)       { q.ring(h) }
 func (q *bellQP) Posted() (uint32, bool) { return 0, true }
 func (q *bellQP) TakeBack()              {}
 
-// holdWorld is a core with several devices. Their handlers record the thread that runs them.
+// holdWorld is a core with several devices. The completion handlers record the threads that run them.
 type holdWorld struct {
 	*testing.T
 	benches []*bench
@@ -33,7 +33,7 @@ type holdWorld struct {
 	ran     []int // device indexes in the order of handler calls
 	threads []int64
 	inBell  bool        // a handler ran in the callchain of Doorbell
-	handler func(i int) // further actions of handlers; may be nil
+	handler func(i int) // additional action of the handlers; may be nil
 }
 
 func newHoldWorld(t *testing.T, devices int, observed bool, ring func(w *holdWorld, h *Hold)) *holdWorld {
@@ -65,14 +65,14 @@ func (w *holdWorld) arm(i int) { second(w.benches[i].cq.ReqNotify(NotifyNextComp
 // complete makes the handler of device i due.
 func (w *holdWorld) complete(i int) { CQHandle{cq: w.benches[i].cq}.Completed() }
 
-// ring calls Doorbell as uverbs does: the callbacks of the first device are held from the start.
+// ring calls Doorbell in the same way as uverbs: the callbacks of the first device are held from the start.
 func (w *holdWorld) ring(h *Hold, run func()) {
 	ForUser(gate.Open()).HoldCallbacks(w.benches[0].dev, h)
 	w.queue.Doorbell(h)
 	run()
 }
 
-// free destroys everything, and checks that no hold remains.
+// free destroys all objects, and checks that no hold remains.
 func (w *holdWorld) free() {
 	w.Helper()
 	for i, b := range w.benches {
@@ -84,13 +84,13 @@ func (w *holdWorld) free() {
 	w.rec.left(w.T)
 }
 
-// TestHoldOfSeveralDevices checks that the callbacks of each device added by Doorbell run on the calling thread, after
-// the method has returned, in the order of Add.
+// TestHoldOfSeveralDevices checks the callbacks of the devices that Doorbell adds. They must run on the calling thread,
+// in the order of Add, after Doorbell has returned.
 func TestHoldOfSeveralDevices(t *testing.T) {
 	for _, observed := range []bool{false, true} {
 		t.Run("observed="+strconv.FormatBool(observed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { // in a bubble holds do not become stale
-				const devices = 6 // exceeds the initial space of a Hold
+			synctest.Test(t, func(t *testing.T) { // in a synctest bubble holds do not become stale
+				const devices = 6 // more than the initial capacity of a Hold
 				w := newHoldWorld(t, devices, observed, func(w *holdWorld, h *Hold) {
 					for i := devices - 1; i >= 0; i-- {
 						h.Add(&w.benches[i].dev.handle)
@@ -99,27 +99,27 @@ func TestHoldOfSeveralDevices(t *testing.T) {
 					}
 					for i, b := range w.benches {
 						if n := b.dev.callbacks.holds.Load(); n != 1 {
-							w.Errorf("holds of device %d, which was added twice: got %d, want 1", i, n)
+							w.Errorf("holds of device %d after two calls of Add: got %d, want 1", i, n)
 						}
 					}
 				})
 				var h Hold
-				for range 2 { // a Hold can be reused
+				for range 2 { // the Hold can be reused
 					w.ran, w.threads = nil, nil
 					w.ring(&h, func() {
 						w.mu.Lock()
 						if len(w.ran) != 0 {
-							t.Errorf("handlers before Run: got those of devices %v, want none", w.ran)
+							t.Errorf("handlers before Run: got calls for devices %v, want none", w.ran)
 						}
 						w.mu.Unlock()
 						h.Run()
 					})
 					if want := []int{0, 5, 4, 3, 2, 1}; !slices.Equal(w.ran, want) {
-						t.Errorf("handlers: got those of devices %v, want %v", w.ran, want)
+						t.Errorf("handlers after Run: got calls for devices %v, want %v", w.ran, want)
 					}
 					for _, id := range w.threads {
 						if id != observe.Goroutine() {
-							t.Errorf("handlers ran on goroutines %v, want %d", w.threads, observe.Goroutine())
+							t.Errorf("goroutines of the handlers: got %v, want %d", w.threads, observe.Goroutine())
 							break
 						}
 					}
@@ -128,7 +128,7 @@ func TestHoldOfSeveralDevices(t *testing.T) {
 					}
 				}
 				if w.inBell {
-					t.Error("a handler ran in the callchain of Doorbell")
+					t.Error("callchain: got a handler call inside Doorbell, want none")
 				}
 				w.free()
 			})
@@ -136,7 +136,7 @@ func TestHoldOfSeveralDevices(t *testing.T) {
 	}
 }
 
-// TestDoorbellWithoutHold checks that without a hold another thread runs the callbacks of a doorbell.
+// TestDoorbellWithoutHold checks that another thread runs the callbacks of a doorbell if there is no Hold.
 func TestDoorbellWithoutHold(t *testing.T) {
 	w := newHoldWorld(t, 2, true, func(w *holdWorld, h *Hold) {
 		h.Add(&w.benches[1].dev.handle)
@@ -145,14 +145,15 @@ func TestDoorbellWithoutHold(t *testing.T) {
 	w.queue.Doorbell(nil)
 	w.benches[1].dev.callbacks.drain()
 	if w.inBell || !slices.Equal(w.ran, []int{1}) || w.threads[0] == observe.Goroutine() {
-		t.Errorf("handlers of devices %v on goroutines %v, in Doorbell: %v; want that of 1 on another than %d", w.ran,
+		t.Errorf("handlers: got devices %v on goroutines %v, in Doorbell %v, want device 1 on another goroutine "+
+			"than %d", w.ran,
 			w.threads, w.inBell, observe.Goroutine())
 	}
 	w.free()
 }
 
-// TestHoldWhenCallbackDoesNotReturn checks that a callback that does not return ends the holds of all devices, and that
-// workers run the remaining callbacks.
+// TestHoldWhenCallbackDoesNotReturn checks a callback that does not return. The holds of all devices must end, and
+// workers must run the remaining callbacks.
 func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 	for name, end := range map[string]func(){"panics": func() { panic("test") }, "ends its goroutine": runtime.Goexit} {
 		for _, observed := range []bool{false, true} {
@@ -178,19 +179,20 @@ func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 					wg.Wait()
 					synctest.Wait()
 					if want := []int{0, 1, 2}; !slices.Equal(w.ran, want) {
-						t.Errorf("handlers: got those of devices %v, want %v", w.ran, want)
+						t.Errorf("handlers: got calls for devices %v, want %v", w.ran, want)
 					}
 					if w.threads[0] != w.threads[1] || w.threads[1] == w.threads[2] {
-						t.Errorf("handlers ran on goroutines %v, want the last on another than the first two", w.threads)
+						t.Errorf("goroutines of the handlers: got %v, want a different one for the last handler only",
+							w.threads)
 					}
 					if len(h.devices) != 0 {
-						t.Errorf("the hold has %d devices, want none", len(h.devices))
+						t.Errorf("devices of the Hold after Run: got %d, want 0", len(h.devices))
 					}
 					w.handler = nil
 					w.arm(2)
 					w.ring(&h, h.Run)
 					if n := len(w.ran); n < 4 {
-						t.Errorf("got %d handler calls, want more: the hold cannot be reused", n)
+						t.Errorf("handler calls with the reused Hold: got %d, want at least 4", n)
 					}
 					synctest.Wait()
 					w.free()
@@ -200,10 +202,10 @@ func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 	}
 }
 
-// TestHoldDoesNotAllocate checks that a doorbell that adds up to four devices does not allocate, nor do their callbacks
-// or a new Hold.
+// TestHoldDoesNotAllocate checks that a doorbell that adds up to four devices does not allocate. Their callbacks and a
+// new Hold must not allocate either.
 func TestHoldDoesNotAllocate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // in a bubble holds do not become stale
+	synctest.Test(t, func(t *testing.T) { // in a synctest bubble holds do not become stale
 		w := newHoldWorld(t, 4, false, func(w *holdWorld, h *Hold) {
 			for i, b := range w.benches {
 				h.Add(&b.dev.handle)
@@ -241,38 +243,39 @@ func TestHoldDefer(t *testing.T) {
 		w := newHoldWorld(t, 2, observed, nil)
 		w.benches[0].qp.queue = &bellQP{w.benches[0].qp.drv.(*fakeQP), func(h *Hold) {
 			if h.Deferred() != nil {
-				t.Error("Deferred: got work before Defer")
+				t.Error("Deferred before Defer: got work, want nil")
 			}
 			h.Defer(workFunc(func() {
 				done++
 				if onStack(".Doorbell") {
-					t.Error("deferred work runs in Doorbell")
+					t.Error("callchain: got deferred work inside Doorbell, want none")
 				}
 				if len(w.ran) != 0 {
-					t.Error("deferred work runs after a callback")
+					t.Error("order: got deferred work after a callback, want it before")
 				}
 				h.Add(&w.benches[1].dev.handle)
 				w.complete(1)
 			}))
 			if h.Deferred() == nil {
-				t.Error("Deferred: got nil after Defer")
+				t.Error("Deferred after Defer: got nil, want work")
 			}
 		}}
 		w.queue, _ = ForUser(gate.Open()).Queue(w.benches[0].qp)
 		var h Hold
 		w.ring(&h, func() {
 			if done != 0 {
-				t.Error("deferred work ran before Run")
+				t.Errorf("deferred work before Run: got %d calls, want none", done)
 			}
 			h.Run()
 		})
 		if done != 1 || !slices.Equal(w.ran, []int{1}) || w.threads[0] != observe.Goroutine() {
-			t.Errorf("deferred work ran %d times, handlers of %v on %v; want once, device 1 on this thread %d", done, w.ran,
+			t.Errorf("Run: got deferred work %d times, handlers %v on goroutines %v, want once, device 1 on "+
+				"goroutine %d", done, w.ran,
 				w.threads, observe.Goroutine())
 		}
 		h.Run()
 		if done != 1 {
-			t.Error("deferred work ran again")
+			t.Errorf("deferred work after the second Run: got %d calls in total, want 1", done)
 		}
 		w.free()
 	}
@@ -286,21 +289,21 @@ func (f stallFunc) Stalled() { f() }
 func TestHoldStalled(t *testing.T) {
 	n := 0
 	var h Hold
-	h.Stalled() // no Staller is set
+	h.Stalled() // without a Staller, Stalled does nothing
 	(*Hold)(nil).Stalled()
 	h.OnStall(stallFunc(func() { n++ }))
 	h.Defer(workFunc(h.Stalled))
 	h.Run()
 	if n != 1 {
-		t.Errorf("Stalled was called %d times, want 1", n)
+		t.Errorf("calls of Stalled: got %d, want 1", n)
 	}
 	h.Stalled()
 	if n != 1 {
-		t.Error("Stalled was called after Run")
+		t.Errorf("calls of Stalled after Run: got %d, want 1 in total", n)
 	}
 }
 
-// TestHoldResume checks that Run keeps unfinished work only after Keep, and only one piece of work at a time.
+// TestHoldResume checks that Run stores unfinished work only after Keep, and only one piece of work at a time.
 func TestHoldResume(t *testing.T) {
 	if (*Hold)(nil).Resume(workFunc(func() {})) {
 		t.Error("Resume of a nil Hold: got true, want false")
@@ -317,10 +320,10 @@ func TestHoldResume(t *testing.T) {
 		}
 		h.Run()
 		if !slices.Equal(resumed, []bool{keep, false}) {
-			t.Errorf("Resume with keep %t: got %v, want %t, false", keep, resumed, keep)
+			t.Errorf("Resume with keep %t: got %v, want %t, then false", keep, resumed, keep)
 		}
 		if (h.Rest() != nil) != keep || h.Rest() != nil {
-			t.Errorf("Rest with keep %t: want work %[1]t, and nil at the second call", keep)
+			t.Errorf("Rest with keep %t: got the opposite, want work %[1]t, and nil at the second call", keep)
 		}
 	}
 }

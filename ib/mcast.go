@@ -5,8 +5,8 @@ import (
 	"syscall"
 )
 
-// AttachMcast adds the datagram queue pair to a multicast group. It may be a member of several groups, and must leave
-// all of them before it is destroyed. It returns EOPNOTSUPP if the driver lacks the method. It may sleep.
+// AttachMcast adds the datagram queue pair to a multicast group. A queue pair may be a member of several groups. It
+// must leave all groups before it is destroyed. It returns EOPNOTSUPP if the driver lacks the method. It may sleep.
 // (ib_attach_mcast)
 func (qp *QP) AttachMcast(gid GID, lid uint16) error {
 	defer qp.sleeps("QP.AttachMcast").leave()

@@ -14,10 +14,10 @@ type MWType = uapi.MWType
 
 const (
 	MWType1 = uapi.MWType1 // valid for all queue pairs of the protection domain
-	MWType2 = uapi.MWType2 // bound to one queue pair (2B); work requests can invalidate it
+	MWType2 = uapi.MWType2 // bound to one queue pair (2B); work requests can invalidate the window
 )
 
-// MW is a memory window: a key for a part of a region, which work requests bind and invalidate. (struct ib_mw)
+// MW is a memory window: a key for a part of a region. Work requests bind and invalidate the window. (struct ib_mw)
 type MW struct {
 	object
 	drv  DriverMW
@@ -31,9 +31,9 @@ type MW struct {
 type BindMW struct {
 	MW *MW
 	MR *MR
-	// RKey supplies the low 8 bits of the new key; the upper 24 do not change. See IncRKey.
+	// RKey supplies the low 8 bits of the new key. The upper 24 bits do not change. See IncRKey.
 	RKey         uint32
-	Addr, Length uint64 // an address of the region; Length 0 unbinds a window of type 1
+	Addr, Length uint64 // address and length of the window in the region; Length 0 unbinds a window of type 1
 	Access       AccessFlags
 }
 
@@ -81,15 +81,15 @@ func (mw *MW) PD() *PD { return mw.pd }
 // Type returns the type of the window.
 func (mw *MW) Type() MWType { return mw.kind }
 
-// RKey returns the key for peers; it changes with each bind.
+// RKey returns the key for peers. The key changes with each bind.
 func (mw *MW) RKey() uint32 { return mw.rkey.Load() }
 
-// Dealloc frees the window, bound or not. Once it has returned, no peer can access memory with its key. It may sleep.
-// (ib_dealloc_mw)
+// Dealloc frees the window, whether it is bound or not. After Dealloc has returned, no peer can access memory with the
+// window's key. It may sleep. (ib_dealloc_mw)
 func (mw *MW) Dealloc() error { return mw.destroyIn(context.Background()) }
 
-// DeallocContext is Dealloc with a limit for the wait. When ctx ends, deallocation continues: the window rejects all
-// other calls, and another Dealloc can join it. It may sleep.
+// DeallocContext is Dealloc with a limit for the wait. When ctx ends, deallocation continues. The window then rejects
+// all calls except another Dealloc, which joins the deallocation. It may sleep.
 func (mw *MW) DeallocContext(ctx context.Context) error { return mw.destroyIn(ctx) }
 
 func (mw *MW) destroyIn(ctx context.Context) error {
@@ -104,5 +104,5 @@ func (mw *MW) destroyIn(ctx context.Context) error {
 	return nil
 }
 
-// IncRKey returns k with its low 8 bits, which the consumer may choose, incremented. (ib_inc_rkey)
+// IncRKey returns k with its low 8 bits incremented. The consumer may choose these bits. (ib_inc_rkey)
 func IncRKey(k uint32) uint32 { return k&^0xff | (k+1)&0xff }

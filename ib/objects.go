@@ -10,7 +10,7 @@ import (
 	"verbena/umem"
 )
 
-// PD is a protection domain: memory and queue pairs can be used together only within one domain. (struct ib_pd)
+// PD is a protection domain. Memory and queue pairs can be used together only within one domain. (struct ib_pd)
 type PD struct {
 	object
 	drv DriverPD
@@ -22,8 +22,8 @@ func (d *Device) AllocPD() (*PD, error) {
 	return d.allocPD(nil)
 }
 
-// allocPD is AllocPD, also for user contexts. In this and the following functions u is nil for a consumer in this
-// process.
+// allocPD implements AllocPD for all callers, including user contexts. In allocPD and the following functions u is nil
+// for a consumer in this process.
 func (d *Device) allocPD(u *Udata) (*PD, error) {
 	if err := d.begin(); err != nil {
 		return nil, fmt.Errorf("alloc pd on %s: %w", d.name, err)
@@ -42,11 +42,11 @@ func (d *Device) allocPD(u *Udata) (*PD, error) {
 	return pd, nil
 }
 
-// Dealloc frees the domain; EBUSY while other objects use it. It may sleep. (ib_dealloc_pd)
+// Dealloc frees the domain. It returns EBUSY while other objects use the domain. It may sleep. (ib_dealloc_pd)
 func (pd *PD) Dealloc() error { return pd.destroyIn(context.Background()) }
 
-// DeallocContext is Dealloc with a limit for the wait. When ctx ends, deallocation continues: the domain rejects all
-// other calls, and another Dealloc can join it. It may sleep.
+// DeallocContext is Dealloc with a limit for the wait. When ctx ends, deallocation continues. The domain then rejects
+// all calls except another Dealloc, which joins the deallocation. It may sleep.
 func (pd *PD) DeallocContext(ctx context.Context) error { return pd.destroyIn(ctx) }
 
 func (pd *PD) destroyIn(ctx context.Context) error {
@@ -69,7 +69,7 @@ type MR struct {
 	region     *umem.Region
 	access     AccessFlags
 	lkey, rkey uint32
-	driverKey  uint32 // the local key that the driver has set: see QPHandle.LKey
+	driverKey  uint32 // the local key that the driver has set; see QPHandle.LKey
 
 	maxPages int         // argument of AllocMR
 	changing atomic.Bool // a Map, Rereg or Dereg is in progress
@@ -80,16 +80,16 @@ type MRInit struct {
 	Space        umem.Space
 	Account      *umem.Account // the account that is charged for the pages; may be nil
 	Addr, Length uint64
-	// IOVA is the address of the first byte in work requests; 0: the same as Addr. With AccessZeroBased the first byte
-	// always has address 0.
+	// IOVA is the address of the first byte in work requests; 0 means Addr. With AccessZeroBased the address of the
+	// first byte is always 0.
 	IOVA   uint64
 	Access AccessFlags
 }
 
-// RegMR registers memory. It returns EFAULT if the memory is not mapped with the rights that Access implies, ENOMEM if
-// the account's limit is exceeded, and EINVAL for inconsistent rights (remote write or atomics without local write).
-// With AccessOnDemand no pages are charged, and the memory is mapped when it is used. Then Addr 0 with Length
-// umem.Everything registers all memory. RegMR returns EOPNOTSUPP or EINVAL if the device lacks this feature
+// RegMR registers memory. It returns EFAULT if the memory is not mapped with the rights that Access implies, and ENOMEM
+// if the account's limit is exceeded. It returns EINVAL for inconsistent rights (remote write or atomics without local
+// write). With AccessOnDemand no pages are charged, and the memory is mapped on access. In this case, Addr 0 with
+// Length umem.Everything registers all memory. RegMR returns EOPNOTSUPP or EINVAL if the device lacks on-demand paging
 // (DeviceAttr.ODP). It may sleep. (ib_reg_user_mr)
 func (pd *PD) RegMR(init MRInit) (*MR, error) {
 	defer pd.sleeps("PD.RegMR").leave()
@@ -99,9 +99,9 @@ func (pd *PD) RegMR(init MRInit) (*MR, error) {
 	return pd.regMR(init, nil)
 }
 
-// RegBytes registers b, memory of this process. The region keeps b alive; [MR.Addr] returns its address. For atomics
-// the address of b must be a multiple of 8, which make ensures for 8 bytes or more. Errors are those of RegMR. It may
-// sleep.
+// RegBytes registers b, a slice of memory of this process. The region references b until deregistration. [MR.Addr]
+// returns the address of b. For atomics the address of b must be a multiple of 8. make ensures this for slices of 8
+// bytes or more. The errors are those of RegMR. It may sleep.
 func (pd *PD) RegBytes(b []byte, access AccessFlags) (*MR, error) {
 	defer pd.sleeps("PD.RegBytes").leave()
 	space := umem.NewLocal()
@@ -112,7 +112,7 @@ func (pd *PD) RegBytes(b []byte, access AccessFlags) (*MR, error) {
 	return pd.regMR(MRInit{Space: space, Addr: addr, Length: uint64(len(b)), IOVA: addr, Access: access}, nil)
 }
 
-// regMR does not change init.IOVA: a program may register a region at address 0.
+// regMR does not replace init.IOVA 0 by Addr, because a program may register a region at address 0.
 func (pd *PD) regMR(init MRInit, u *Udata) (*MR, error) {
 	d := pd.dev
 	fail := func(err error) (*MR, error) { return nil, fmt.Errorf("register memory on %s: %w", d.name, err) }
@@ -166,9 +166,10 @@ func (d *Device) region(init MRInit) (*umem.Region, error) {
 	return umem.OnDemand(init.Space, init.Addr, init.Length, init.IOVA)
 }
 
-// AdviseMR announces the use of memory registered on demand, which sgl names by local keys. It returns EOPNOTSUPP if
-// the device does not support advice or this kind of it, EINVAL if there is no such region or it is not on demand,
-// EPERM for write access to a read-only region, and EFAULT for unmapped memory. It may sleep. (ib_device_ops.advise_mr)
+// AdviseMR announces the use of memory registered on demand. The elements of sgl name the memory by local keys. It
+// returns EOPNOTSUPP if the device does not support advice, or this kind of advice. It returns EINVAL if the region
+// does not exist or is not on demand, EPERM for write access to a read-only region, and EFAULT for unmapped memory. It
+// may sleep. (ib_device_ops.advise_mr)
 func (pd *PD) AdviseMR(advice MRAdvice, flags MRAdviceFlags, sgl []SGE) error {
 	d := pd.dev
 	defer pd.sleeps("PD.AdviseMR").leave()
@@ -217,12 +218,12 @@ func (mr *MR) Addr() uint64 {
 // Access returns the access rights of the registration.
 func (mr *MR) Access() AccessFlags { return mr.access }
 
-// Dereg ends the registration. Once it has returned, no peer can access the memory. It returns EBUSY while a window is
-// bound to the region, or while another call changes the region. It may sleep. (ib_dereg_mr)
+// Dereg ends the registration. After Dereg has returned, no peer can access the memory. It returns EBUSY while a window
+// is bound to the region, or while another call changes the region. It may sleep. (ib_dereg_mr)
 func (mr *MR) Dereg() error { return mr.destroyIn(context.Background()) }
 
-// DeregContext is Dereg with a limit for the wait. When ctx ends, deregistration continues: the region rejects all
-// other calls, and another Dereg can join it. It may sleep.
+// DeregContext is Dereg with a limit for the wait. When ctx ends, deregistration continues. The region then rejects all
+// calls except another Dereg, which joins the deregistration. It may sleep.
 func (mr *MR) DeregContext(ctx context.Context) error { return mr.destroyIn(ctx) }
 
 func (mr *MR) destroyIn(ctx context.Context) error {
@@ -253,8 +254,8 @@ func (mr *MR) dereg() error {
 	return mr.drv.Dereg()
 }
 
-// beginChange marks the region as being changed. The result of two concurrent changes would be undefined, so the second
-// one fails instead of waiting.
+// beginChange marks the region as being changed. The result of two concurrent changes would be undefined. The second
+// change therefore fails and does not wait.
 func (mr *MR) beginChange() error {
 	if mr.now() == states.ObjectEnded {
 		return mr.live()

@@ -10,8 +10,8 @@ import (
 	"verbena/umem"
 )
 
-// TestUseCounts checks that an object in use cannot be destroyed, and that the use ends with the destruction of the
-// user.
+// TestUseCounts checks that an object in use cannot be destroyed. It also checks that the use ends when the using
+// object is destroyed.
 func TestUseCounts(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	mem := umem.NewLocal()
@@ -43,7 +43,7 @@ func TestUseCounts(t *testing.T) {
 	for what, err := range map[string]error{"pd": b.pd.Dealloc(), "cq": b.cq.Destroy(), "qp": b.qp.Destroy(),
 		"mr": mr.Dereg(), "ah": ah.Destroy()} {
 		if !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("%s destroyed twice: got %v, want EINVAL", what, err)
+			t.Errorf("second destroy of %s: got %v, want EINVAL", what, err)
 		}
 	}
 	for what, err := range map[string]error{
@@ -52,14 +52,14 @@ func TestUseCounts(t *testing.T) {
 		"qp": second(b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq})),
 	} {
 		if !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("%s created from destroyed objects: got %v, want EINVAL", what, err)
+			t.Errorf("creation of %s from destroyed objects: got %v, want EINVAL", what, err)
 		}
 	}
 }
 
 func second[T any](_ T, err error) error { return err }
 
-// TestDriverRefuses checks that a failing driver method leaves no objects and no charged pages.
+// TestDriverRefuses checks that a failing driver method leaves neither objects nor charged pages.
 func TestDriverRefuses(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	mem := umem.NewLocal()
@@ -85,7 +85,8 @@ func TestDriverRefuses(t *testing.T) {
 		}
 	}
 	if b.dev.Objects() != before || acct.Pages() != 0 {
-		t.Errorf("got objects %v, want %v; %d pages charged", b.dev.Objects(), before, acct.Pages())
+		t.Errorf("after a failed create: got objects %v and %[3]d charged pages, want %[2]v and 0",
+			b.dev.Objects(), before, acct.Pages())
 	}
 	b.drv.fail = func(what string) error { return syscall.EIO }
 	if err := b.qp.Destroy(); !errors.Is(err, syscall.EIO) {
@@ -103,7 +104,7 @@ func TestObjectsOfAnotherDevice(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if _, err := a.pd.CreateQP(QPInitAttr{SendCQ: a.cq}); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("without a receive queue: got %v", err)
+		t.Errorf("CreateQP without a receive queue: got %v, want EINVAL", err)
 	}
 	must(t, a.qp.Destroy())
 	must(t, a.cq.Destroy())
@@ -146,8 +147,8 @@ func TestRegMRChecks(t *testing.T) {
 	}
 }
 
-// TestDeviceInError checks that in the error state no object is created or modified, but a queue pair can be moved to
-// ERR or RESET and every object can be destroyed.
+// TestDeviceInError checks the error state of a device. No object can be created or modified, but a queue pair can be
+// moved to ERR or RESET and every object can be destroyed.
 func TestDeviceInError(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	init := QPAttr{State: QPInit, Port: 1}
@@ -176,7 +177,7 @@ func TestDeviceInError(t *testing.T) {
 	must(t, b.core.Unregister(&b.dev.handle))
 	b.dev.handle.SetError()
 	if b.dev.State() != DeviceGone {
-		t.Errorf("device state after SetError on a gone device: got %v", b.dev.State())
+		t.Errorf("device state after SetError on an unregistered device: got %v, want DeviceGone", b.dev.State())
 	}
 }
 
@@ -190,8 +191,8 @@ func TestCQResizeUnsupported(t *testing.T) {
 	}
 }
 
-// TestRegMRAddresses checks the addresses of regions: a consumer's region has its memory address unless IOVA is set,
-// RegBytes registers a byte slice, and a program's IOVA is used unchanged, even if it is 0.
+// TestRegMRAddresses checks the addresses of regions. A consumer's region has its memory address unless IOVA is set.
+// RegBytes registers a byte slice. A program's IOVA is used unchanged, even 0.
 func TestRegMRAddresses(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	mem := umem.NewLocal()

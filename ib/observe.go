@@ -2,17 +2,18 @@ package ib
 
 import "verbena/ib/internal/observe"
 
-// observer observes the calls of the consumers and the drivers of a core. The core itself is also a subject, for calls
-// of clients. Without an observer, calls cost one comparison, and calls of the data path cost nothing.
+// observer observes the calls of the consumers and the drivers of a core. The core itself is also a subject: it reports
+// the calls of clients. Without an observer, calls cost one comparison, and calls of the data path cost nothing extra.
 type observer interface {
 	observe.Calls
-	// Device starts to observe a device. cl is the client of this handle and root the subject of the shared handle;
-	// both are nil for the shared handle.
+	// Device begins to observe a device. cl is the client of this handle, and root is the subject of the shared handle.
+	// Both are nil if this handle is the shared one.
 	Device(d *Device, root observe.Subject, cl *Client) observe.Subject
-	// Object starts to observe an object, or a function for events. by is the subject of the device, and of the subject
-	// of the parent object, or nil.
+	// Object begins to observe an object or an event function. by is the subject of the device. The argument of is the
+	// subject of the parent object, or nil.
 	Object(o any, kind string, by, of observe.Subject) observe.Subject
-	// Queue returns a wrapper for the driver's side of a queue, with the type of drv. s is the subject of the queue.
+	// Queue returns a wrapper for drv, the driver's side of a queue. The wrapper has the type of drv. s is the subject
+	// of the queue.
 	Queue(s observe.Subject, drv any, m observe.Made) any
 }
 
@@ -37,7 +38,7 @@ func (c *Core) observing() observer {
 	return c.observer
 }
 
-// observed returns the subject of the device, or nil if it is not observed.
+// observed returns the subject of the device, or nil if the device is not observed.
 func (d *Device) observed() observe.Subject {
 	if d.observer.Load() == nil {
 		return nil
@@ -45,8 +46,8 @@ func (d *Device) observed() observe.Subject {
 	return d.subject
 }
 
-// startObserving starts to observe a device during Register. Packets may arrive earlier, so holds may exist that the
-// observer has not seen begin.
+// startObserving begins to observe a device during Register. Packets may arrive before that. Holds may therefore exist
+// whose start the observer has not seen.
 func (d *Device) startObserving(o observer, s observe.Subject) {
 	d.subject = s
 	d.observer.Store(&o)
@@ -57,7 +58,7 @@ func (d *Device) startObserving(o observer, s observe.Subject) {
 	}})
 }
 
-// observeFor starts to observe the client's handle if the shared handle is observed.
+// observeFor begins to observe the client's handle if the shared handle is observed.
 func (d *Device) observeFor(cl *Client) {
 	if o := d.observer.Load(); o != nil {
 		d.subject = (*o).Device(d, d.root.subject, cl)
@@ -78,7 +79,7 @@ func (i inside) leave() {
 	}
 }
 
-// enter reports the start of a call on a subject, which may be nil.
+// enter reports the start of a call on subject s. s may be nil.
 func enter(s observe.Calls, kind observe.Kind, what string, arg any) (inside, error) {
 	if s == nil {
 		return inside{}, nil
@@ -87,7 +88,7 @@ func enter(s observe.Calls, kind observe.Kind, what string, arg any) (inside, er
 	return i, s.Enter(i.c)
 }
 
-// note reports an event of a subject, which may be nil.
+// note reports an event of subject s. s may be nil.
 func note(s observe.Subject, e observe.Event, arg any) error {
 	if s == nil {
 		return nil
@@ -95,35 +96,35 @@ func note(s observe.Subject, e observe.Event, arg any) error {
 	return s.Note(e, arg)
 }
 
-// sleeps is called at the start of functions of a device that may sleep.
+// A function of a device that may sleep calls sleeps at its start.
 func (d *Device) sleeps(what string) inside {
 	i, _ := enter(d.observed(), observe.Method, what, nil)
 	return i
 }
 
-// sleeps is called at the start of functions of an object that may sleep.
+// A function of an object that may sleep calls sleeps at its start.
 func (o *object) sleeps(what string) inside {
 	i, _ := enter(o.subject, observe.Method, what, nil)
 	return i
 }
 
-// changes is sleeps for functions that change the memory of a region.
+// changes is the equivalent of sleeps for functions that change the memory of a region.
 func (mr *MR) changes(what string) inside {
 	i, _ := enter(mr.subject, observe.Change, what, nil)
 	return i
 }
 
-// destroys is called at the start of functions that destroy the object. After an error they must return.
+// A function that destroys the object calls destroys at its start. If destroys fails, the function must return.
 func (o *object) destroys(what string) (inside, error) {
 	return enter(o.subject, observe.Destroy, what, nil)
 }
 
-// atomically is called at the start of functions that may not sleep. After an error they must return.
+// A function that may not sleep calls atomically at its start. If atomically fails, the function must return.
 func (o *object) atomically(what string) (inside, error) {
 	return enter(o.subject, observe.Atomic, what, nil)
 }
 
-// registers is called at the start of functions that register or unregister. cl is their client, or nil.
+// A function that registers or unregisters a device or a client calls registers at its start. cl is the client, or nil.
 func registers(s observe.Calls, what string, cl any) (inside, error) {
 	return enter(s, observe.Register, what, cl)
 }

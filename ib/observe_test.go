@@ -67,7 +67,7 @@ func (r *recording) add(format string, args ...any) {
 	r.log = append(r.log, fmt.Sprintf(format, args...))
 }
 
-// left checks that every enter has its leave.
+// left checks that each enter is followed by a leave.
 func (r *recording) left(t testing.TB) {
 	t.Helper()
 	r.mu.Lock()
@@ -160,14 +160,14 @@ func TestObserverRefuses(t *testing.T) {
 		wantErr(t, what, err, no)
 	}
 	if n := b.drv.calls.Load(); n != calls {
-		t.Errorf("got %d calls to destroy, want none", n-calls)
+		t.Errorf("destroy calls in the driver: got %d, want none", n-calls)
 	}
 	rec.refuse = nil
 	b.free(t)
 	rec.left(t)
 }
 
-// TestObserverOfHolds checks that an observer receives the number of holds that began before it, and can end one.
+// TestObserverOfHolds checks that an observer receives the number of earlier holds, and can end one of them.
 func TestObserverOfHolds(t *testing.T) {
 	core, rec := &Core{}, &recording{}
 	core.observe(rec)

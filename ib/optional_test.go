@@ -18,8 +18,8 @@ func wantErr(t *testing.T, what string, err error, want syscall.Errno) {
 	}
 }
 
-// TestOptionalAbilitiesMissing checks that calls return EOPNOTSUPP without the optional interface, and leave no
-// objects.
+// TestOptionalAbilitiesMissing checks a driver without optional interfaces. The calls must return EOPNOTSUPP and leave
+// no objects.
 func TestOptionalAbilitiesMissing(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	before := b.dev.Objects()
@@ -161,7 +161,8 @@ func TestOptionalRefusedAndInError(t *testing.T) {
 			wantErr(t, what, err, want)
 		}
 		if b.dev.Objects() != before || acct.Pages() != 0 {
-			t.Errorf("got objects %v, want %v; %d pages charged", b.dev.Objects(), before, acct.Pages())
+			t.Errorf("after failed calls: got objects %v and %[3]d charged pages, want %[2]v and 0",
+				b.dev.Objects(), before, acct.Pages())
 		}
 	}
 	b.drv.fail = func(string) error { return syscall.ENOMEM }
@@ -192,7 +193,7 @@ func TestFastRegMap(t *testing.T) {
 	drv := mr.drv.(*fakeFastMR)
 	must(t, mr.Map(mem, acct, []umem.Range{{Addr: first, Length: 2 * umem.PageSize}}, 0x4000))
 	if acct.Pages() != 2 || drv.mapped.IOVA() != 0x4000 || mr.Region() != nil {
-		t.Errorf("got %d pages charged, mapped %+v", acct.Pages(), drv.mapped)
+		t.Errorf("Map: got %d charged pages and mapped memory %+v, want 2 pages at IOVA 0x4000", acct.Pages(), drv.mapped)
 	}
 	wantErr(t, "too many pages", mr.Map(mem, acct, []umem.Range{{Addr: first, Length: 2*umem.PageSize + 1}}, 0),
 		syscall.EINVAL)
@@ -248,7 +249,7 @@ func TestSRQ(t *testing.T) {
 		}()
 		synctest.Wait()
 		if gone {
-			t.Error("Destroy returned while the event function was running")
+			t.Error("Destroy while the event function was running: returned, want it to wait")
 		}
 		close(release)
 		synctest.Wait()
@@ -263,7 +264,7 @@ func TestFindGIDAndPKey(t *testing.T) {
 	b := newFullBench(t)
 	port, index, err := b.dev.FindGID(GID{0: 0xfe, 1: 0x80, 13: 2, 15: 1}, GIDTypeRoCEv2)
 	if port != 2 || index != 1 || err != nil {
-		t.Errorf("FindGID: got port %d, index %d, %v", port, index, err)
+		t.Errorf("FindGID: got port %d, index %d, error %v, want port 2, index 1, no error", port, index, err)
 	}
 	_, _, err = b.dev.FindGID(GID{0: 0xfe, 1: 0x80, 13: 2, 15: 1}, GIDTypeIB)
 	wantErr(t, "another type", err, syscall.ENOENT)
@@ -279,8 +280,8 @@ func TestFindGIDAndPKey(t *testing.T) {
 	b.free(t)
 }
 
-// TestEnterError checks that the driver's EnterError is called once, also with an observer, and not for a device that
-// is not active.
+// TestEnterError checks that the driver's EnterError is called once, even with an observer. It is not called for a
+// device that is not active.
 func TestEnterError(t *testing.T) {
 	for _, observed := range []bool{false, true} {
 		rec, core, drv, calls := &recording{}, &Core{}, &fakeDriver{}, 0
@@ -291,7 +292,8 @@ func TestEnterError(t *testing.T) {
 		d := NewDevice("full0", fullDriver{drv}, nil)
 		d.SetError()
 		if calls != 0 || d.dev.State() != DeviceNew {
-			t.Errorf("before registration: got %d calls, state %v", calls, d.dev.State())
+			t.Errorf("SetError before registration: got %d calls and state %v, want no calls and DeviceNew",
+				calls, d.dev.State())
 		}
 		must(t, core.Register(d))
 		d.SetError()

@@ -13,14 +13,14 @@ import (
 type QP struct {
 	object
 	drv   DriverQP
-	queue DriverQP // drv, or the wrapper of an observer
+	queue DriverQP // the same as drv, or an observer's wrapper of drv
 	pd    *PD
 	init  QPInitAttr
 	num   uint32
 
 	gid     atomic.Pointer[gidHold] // source GID
-	pending atomic.Int32            // number of events that are due
-	dead    atomic.Bool             // further events are dropped
+	pending atomic.Int32            // number of due events
+	dead    atomic.Bool             // new events are dropped
 
 	// UserData is for the consumer; the midlayer does not use it.
 	UserData any
@@ -62,7 +62,7 @@ func (pd *PD) createQP(init QPInitAttr, u *Udata) (*QP, error) {
 	return qp, nil
 }
 
-// forDriver returns the parameters for the driver.
+// forDriver returns the parameters in the form that the driver receives.
 func (init *QPInitAttr) forDriver(pd *PD) DriverQPInit {
 	di := DriverQPInit{PD: pd.drv, Cap: init.Cap, SigAll: init.SigAll, Type: init.Type, Port: init.Port}
 	if init.SendCQ != nil {
@@ -80,7 +80,7 @@ func (init *QPInitAttr) forDriver(pd *PD) DriverQPInit {
 	return di
 }
 
-// check reports an error if the queues and domains do not suit the type.
+// check returns an error if the queues and domains do not suit the type.
 func (init *QPInitAttr) check() error {
 	target, initiator := init.Type == QPTypeXRCTgt, init.Type == QPTypeXRCInit
 	var what string
@@ -116,7 +116,7 @@ func (qp *QP) refersTo() []*object {
 	return o
 }
 
-// getAll takes a use count of all objects, or of none.
+// getAll takes a use count of all objects. If this fails, getAll takes none.
 func getAll(d *Device, objects []*object) error {
 	for i, o := range objects {
 		if err := o.get(d); err != nil {
@@ -152,8 +152,8 @@ func (qp *QP) Modify(attr QPAttr, mask QPAttrMask) error {
 	return qp.change(attr, mask, nil)
 }
 
-// ModifyContext is Modify with a limit for the wait. When ctx ends, the call continues in the driver, and a later
-// Modify may overtake it. It may sleep.
+// ModifyContext is Modify with a limit for the wait. When ctx ends, the call continues in the driver. A later Modify
+// may then be executed first. It may sleep.
 func (qp *QP) ModifyContext(ctx context.Context, attr QPAttr, mask QPAttrMask) error {
 	defer qp.sleeps("QP.ModifyContext").leave()
 	return inContext(ctx, func() error {
@@ -166,7 +166,7 @@ func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
 	toEnd := mask&QPAttrState != 0 && (attr.State == QPErr || attr.State == QPReset)
 	fail := func(err error) error {
 		if e := qp.dev.usable(); e != nil && !toEnd {
-			err = e // the first error may be a consequence of e
+			err = e // the earlier error may be a consequence of e
 		}
 		return fmt.Errorf("modify qp %d on %s: %w", qp.num, qp.dev.name, err)
 	}
@@ -226,8 +226,8 @@ func (qp *QP) PostSend(wrs ...SendWR) (int, error) { return qp.queue.PostSend(wr
 // PostRecv queues receive work requests and returns the number accepted. It may not sleep. (ib_post_recv)
 func (qp *QP) PostRecv(wrs ...RecvWR) (int, error) { return qp.queue.PostRecv(wrs) }
 
-// Raise reports an asynchronous event of the queue pair. The consumer's function is called later, by a thread that
-// holds no lock. It may not sleep. (ib_qp.event_handler)
+// Raise reports an asynchronous event of the queue pair. A thread without locks calls the consumer's function later. It
+// may not sleep. (ib_qp.event_handler)
 func (h QPHandle) Raise(e EventType) {
 	if h.raise != nil {
 		h.raise(e)
@@ -246,12 +246,13 @@ func (qp *QP) callEvent(e EventType) {
 	callBack(qp.subject, observe.Callback, "the event function of a QP", e, func() { qp.init.Event(qp, e) })
 }
 
-// Destroy frees the queue pair; EBUSY while it is a member of a multicast group. Once it has returned, no work of the
-// queue pair is in flight, and its event function will not run again. It may sleep. (ib_destroy_qp)
+// Destroy frees the queue pair. It returns EBUSY while the queue pair is a member of a multicast group. After Destroy
+// has returned, no work of the queue pair is in flight, and its event function will not run again. It may sleep.
+// (ib_destroy_qp)
 func (qp *QP) Destroy() error { return qp.destroyIn(context.Background()) }
 
-// DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues: the queue pair rejects all
-// other calls, and another Destroy can join it. It may sleep.
+// DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues. The queue pair then
+// rejects all calls except another Destroy, which joins the destruction. It may sleep.
 func (qp *QP) DestroyContext(ctx context.Context) error { return qp.destroyIn(ctx) }
 
 func (qp *QP) destroyIn(ctx context.Context) error {
@@ -269,8 +270,8 @@ func (qp *QP) destroyIn(ctx context.Context) error {
 	return nil
 }
 
-// destroy ends the callbacks first, because they may use the driver's queue pair. If the driver's method fails, an
-// event may be lost; the consumer is about to destroy the queue pair anyway.
+// The callbacks end first, because they may use the driver's queue pair. If the driver's method fails, an event may be
+// lost. This is acceptable because the consumer wants to destroy the queue pair.
 func (qp *QP) destroy() error {
 	qp.dead.Store(true)
 	qp.dev.callbacks.waitFor(func() bool { return qp.pending.Load() == 0 })

@@ -5,8 +5,8 @@ import (
 	"syscall"
 )
 
-// Set copies the attributes named by mask from from. It does not copy State, CurState, Cap and RateLimit, which a
-// driver changes itself. It is for a driver's Modify, and may not sleep.
+// Set copies the attributes named by mask from from. Set does not copy State, CurState, Cap and RateLimit, because a
+// driver changes these itself. Set is for a driver's Modify, and may not sleep.
 func (a *QPAttr) Set(from *QPAttr, mask QPAttrMask) {
 	set(mask, QPAttrEnSQDAsyncNotify, &a.EnSQDAsyncNotify, from.EnSQDAsyncNotify)
 	set(mask, QPAttrAccessFlags, &a.AccessFlags, from.AccessFlags)
@@ -37,9 +37,10 @@ func set[T any](mask, bit QPAttrMask, to *T, v T) {
 	}
 }
 
-// Fits returns an error for the first attribute named by mask whose value exceeds its field on the wire or in the
-// specification: 24 bits for QP numbers and PSNs, 5 bits for timers, 3 bits for retry counts, and the defined MTUs (IBA
-// 11.2.5.2). The error wraps EINVAL. It is for a driver's Modify, and may not sleep.
+// Fits checks the attributes named by mask and returns an error for the first invalid value. A value is invalid if it
+// exceeds its field on the wire or in the specification: 24 bits for QP numbers and PSNs, 5 bits for timers, 3 bits for
+// retry counts, and the defined MTUs (IBA 11.2.5.2). The error wraps EINVAL. Fits is for a driver's Modify, and may not
+// sleep.
 func (a *QPAttr) Fits(mask QPAttrMask) error {
 	for _, f := range [...]struct {
 		bit  QPAttrMask

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestSetQPAttr checks that each attribute, except those of the state and the capacities, is copied for exactly one bit
-// of the mask.
+// TestSetQPAttr checks that each attribute is copied for exactly one bit of the mask. Attributes of the state and the
+// capacities are exceptions.
 func TestSetQPAttr(t *testing.T) {
 	var from QPAttr
 	v := reflect.ValueOf(&from).Elem()
@@ -48,13 +48,13 @@ func TestSetQPAttr(t *testing.T) {
 			want = 0
 		}
 		if stored[name] != want {
-			t.Errorf("%s is copied for %d bits of the mask, want %d", name, stored[name], want)
+			t.Errorf("Set: got %s copied for %d bits of the mask, want %d", name, stored[name], want)
 		}
 	}
 }
 
-// TestQPAttrFits checks that the largest value of a field fits, that the next one does not, and that only attributes in
-// the mask are checked.
+// TestQPAttrFits checks that the largest value of a field fits, and that the next larger value does not. It also checks
+// that Fits ignores attributes that are not in the mask.
 func TestQPAttrFits(t *testing.T) {
 	for _, tt := range []struct {
 		bit  QPAttrMask
@@ -78,7 +78,7 @@ func TestQPAttrFits(t *testing.T) {
 				t.Errorf("mask %#x, value %d: got %v", uint32(tt.bit), v, err)
 			}
 			if err := a.Fits(math.MaxUint32 &^ tt.bit &^ QPAttrPathMTU); err != nil {
-				t.Errorf("mask without %#x, value %d: got %v", uint32(tt.bit), v, err)
+				t.Errorf("Fits without mask bit %#x, value %d: got %v, want nil", uint32(tt.bit), v, err)
 			}
 		}
 	}

@@ -5,14 +5,14 @@ import (
 	"syscall"
 )
 
-// transition holds the required and the optional attributes of a state transition, by service type; the state itself is
-// not among them (IBA 11.2.5.2, tables 91 to 93).
+// transition holds the required and the optional attributes of a state transition, by service type. The attribute state
+// is not included (IBA 11.2.5.2, tables 91 to 93).
 type transition struct {
 	required map[QPType]QPAttrMask
 	optional map[QPType]QPAttrMask
 }
 
-// Service types that share their masks.
+// The following service types share their masks.
 var (
 	managementTypes = []QPType{QPTypeSMI, QPTypeGSI}
 	connectedTypes  = []QPType{QPTypeUC, QPTypeRC, QPTypeXRCInit, QPTypeXRCTgt}
@@ -99,14 +99,14 @@ var transitions = func() map[[2]QPState]transition {
 	return r
 }()
 
-// CheckTransition returns nil if a queue pair of type t may move between the two states with the attributes in mask.
-// Every state may move to RESET and to ERR. (ib_modify_qp_is_ok)
+// CheckTransition returns nil if a queue pair of type t may move from state from to state to with the attributes in
+// mask. Every state may move to RESET and to ERR. (ib_modify_qp_is_ok)
 func CheckTransition(from, to QPState, t QPType, mask QPAttrMask) error {
 	if from > QPErr || to > QPErr {
-		return fmt.Errorf("no such state: %v to %v: %w", from, to, syscall.EINVAL)
+		return fmt.Errorf("undefined state in %v to %v: %w", from, to, syscall.EINVAL)
 	}
 	if mask&QPAttrCurState != 0 && from != QPRTR && from != QPRTS && from != QPSQD && from != QPSQE {
-		return fmt.Errorf("%v is not a state to assert as the current one: %w", from, syscall.EINVAL)
+		return fmt.Errorf("cur_qp_state must not be given in state %v: %w", from, syscall.EINVAL)
 	}
 	var tr transition
 	if to != QPReset && to != QPErr {
@@ -116,19 +116,20 @@ func CheckTransition(from, to QPState, t QPType, mask QPAttrMask) error {
 		}
 	}
 	if miss := tr.required[t] &^ mask; miss != 0 {
-		return fmt.Errorf("%v to %v of a %v queue pair needs attributes %#x that are not given: %w", from, to, t,
+		return fmt.Errorf("%v to %v of a %v queue pair: required attributes %#x are missing: %w", from, to, t,
 			uint32(miss), syscall.EINVAL)
 	}
 	if extra := mask &^ (tr.required[t] | tr.optional[t] | QPAttrState); extra != 0 {
-		return fmt.Errorf("%v to %v of a %v queue pair does not take attributes %#x: %w", from, to, t, uint32(extra),
+		return fmt.Errorf("%v to %v of a %v queue pair: attributes %#x are not allowed: %w", from, to, t, uint32(extra),
 			syscall.EINVAL)
 	}
 	return nil
 }
 
 // NextState returns the state of a queue pair of type t after a Modify with attr and mask in state now. It returns
-// EINVAL if there is no such transition, if mask does not suit it, or if mask names CurState and attr.CurState is not
-// now. It is for a driver's Modify, under the lock that guards the state. It may not sleep. (ib_modify_qp_is_ok)
+// EINVAL if the transition does not exist or mask does not suit the transition. It also returns EINVAL if mask names
+// CurState and attr.CurState differs from now. NextState is for a driver's Modify, which calls it under the lock that
+// protects the state. It may not sleep. (ib_modify_qp_is_ok)
 func NextState(now QPState, t QPType, attr *QPAttr, mask QPAttrMask) (QPState, error) {
 	from := now
 	if mask&QPAttrCurState != 0 {
@@ -142,7 +143,7 @@ func NextState(now QPState, t QPType, attr *QPAttr, mask QPAttrMask) (QPState, e
 		return now, err
 	}
 	if from != now && to != QPErr && to != QPReset {
-		return now, fmt.Errorf("the state is %v, not %v: %w", now, from, syscall.EINVAL)
+		return now, fmt.Errorf("current state: got %v, want %v: %w", now, from, syscall.EINVAL)
 	}
 	return to, nil
 }

@@ -13,7 +13,7 @@ import (
 	"verbena/umem"
 )
 
-// TestQPTableNames checks that the names and bits of the specification's table are those of the midlayer.
+// TestQPTableNames compares the names and bits of the specification's table with those of the midlayer.
 func TestQPTableNames(t *testing.T) {
 	for i, name := range qptable.States {
 		if QPState(i).String() != name {
@@ -47,8 +47,8 @@ func qpType(t testing.TB, name string) QPType {
 	return 0
 }
 
-// TestQPTransitions checks every transition of every type with the attributes of the table, with each one missing, and
-// with each further one.
+// TestQPTransitions checks every transition of every type. It uses the attributes of the table, then leaves out each
+// one, and then adds each other attribute.
 func TestQPTransitions(t *testing.T) {
 	for from, fromName := range qptable.States {
 		for to, toName := range qptable.States {
@@ -59,7 +59,7 @@ func TestQPTransitions(t *testing.T) {
 						err := CheckTransition(QPState(from), QPState(to), qpType(t, kind), QPAttrMask(mask))
 						want := qptable.Allowed(fromName, toName, kind, mask)
 						if (err == nil) != want || err != nil && !errors.Is(err, syscall.EINVAL) {
-							t.Errorf("mask %#x: got %v, want allowed: %v", mask, err, want)
+							t.Errorf("CheckTransition with mask %#x: got %v, want allowed %v", mask, err, want)
 						}
 					}
 					required, optional, _ := qptable.Step(fromName, toName, kind)
@@ -82,7 +82,7 @@ func TestQPTransitions(t *testing.T) {
 	}
 }
 
-// TestQPStateMachine checks that the state after any sequence of Modify calls is that of the table.
+// TestQPStateMachine compares the state after random sequences of Modify calls with the table.
 func TestQPStateMachine(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		b := newBench(t, nil, nil, nil)
@@ -104,7 +104,7 @@ func TestQPStateMachine(t *testing.T) {
 				err := b.qp.Modify(QPAttr{State: stateOf(to), CurState: stateOf(from)}, QPAttrMask(mask))
 				want := qptable.Allowed(from, to, kind, mask)
 				if (err == nil) != want {
-					rt.Fatalf("%s: %s to %s, mask %#x: got %v, want allowed: %v", kind, from, to, mask, err, want)
+					rt.Fatalf("%s: %s to %s, mask %#x: got %v, want allowed %v", kind, from, to, mask, err, want)
 				}
 				if want {
 					state = to
@@ -136,8 +136,8 @@ func stateOf(name string) QPState {
 	panic("no state " + name)
 }
 
-// TestQPModify checks that Modify starts from the driver's state unless the caller asserts one, and keeps the state if
-// mask names no new one.
+// TestQPModify checks that Modify starts from the driver's state unless the caller asserts a state. It also checks that
+// the state does not change if mask names no new state.
 func TestQPModify(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	steps := []struct {
@@ -177,7 +177,7 @@ func TestQPModify(t *testing.T) {
 	}
 }
 
-// TestModifyIsNotSerialised checks that a Modify that is blocked in the driver does not delay another one.
+// TestModifyIsNotSerialised checks that a blocked Modify in the driver does not delay another Modify.
 func TestModifyIsNotSerialised(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	hung, release := make(chan int), make(chan int)
@@ -196,14 +196,14 @@ func TestModifyIsNotSerialised(t *testing.T) {
 	<-hung
 	must(t, b.qp.Modify(QPAttr{State: QPErr}, QPAttrState))
 	if s := b.qp.State(); s != QPErr {
-		t.Errorf("state: got %v, want ERR", s)
+		t.Errorf("state after the second Modify: got %v, want ERR", s)
 	}
 	close(release)
 	wantErr(t, "the first, now in ERR", <-done, syscall.EINVAL)
 	b.free(t)
 }
 
-// TestMapDuringMap checks that of two concurrent changes of a region the second fails without waiting.
+// TestMapDuringMap starts two concurrent changes of a region. The second change must fail without waiting.
 func TestMapDuringMap(t *testing.T) {
 	b := newFullBench(t)
 	mem := umem.NewLocal()

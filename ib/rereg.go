@@ -22,26 +22,26 @@ type MRChange struct {
 	Space        umem.Space
 	Account      *umem.Account // may be nil
 	Addr, Length uint64
-	IOVA         uint64 // 0: the same as Addr; see MRInit
+	IOVA         uint64 // 0 means Addr; see MRInit
 	PD           *PD
 	Access       AccessFlags
 }
 
-// ReregMR is implemented by a DriverMR of RegMR that can be changed without deregistration. (rereg_user_mr)
+// ReregMR is implemented by a DriverMR that can change a region of RegMR without deregistration. (rereg_user_mr)
 type ReregMR interface {
 	DriverMR
-	// Rereg sets the memory, the domain and the rights of the region; all three arguments are the new values, even if
-	// unchanged. It returns when no access with the former properties is in flight. If r is different memory, the
-	// midlayer then releases the former memory. The keys may change (MRHandle.SetKeys). It returns EBUSY while a window
-	// is bound to the region. After an error the region has not changed. It may sleep.
+	// Rereg sets the memory, the domain and the rights of the region. The three arguments are the new values, even if
+	// they are unchanged. It returns when no access with the former properties is in flight. If r differs from the
+	// former memory, the midlayer then releases the former memory. The keys may change (MRHandle.SetKeys). It returns
+	// EBUSY while a window is bound to the region. After an error the region is unchanged. It may sleep.
 	Rereg(r *umem.Region, pd DriverPD, access AccessFlags, u *Udata) error
 }
 
-// Rereg changes the memory, the domain or the rights of a region, or several of these. The region exists throughout.
-// The keys may change. The caller must not use the region concurrently. After an error the region has not changed. It
-// returns EINVAL for invalid flags and for a region of AllocMR, EBUSY while a window is bound to the region or another
-// call changes it, and EOPNOTSUPP if the driver lacks the method; other errors are those of RegMR. It may sleep.
-// (ib_uverbs_rereg_mr, IBA 11.2.8.5)
+// Rereg changes the memory, the domain or the rights of a region, or several of these. The region exists throughout the
+// call. The keys may change. The caller must not use the region concurrently. After an error the region is unchanged.
+// It returns EINVAL for invalid flags and for a region of AllocMR. It returns EBUSY while a window is bound to the
+// region or another call changes the region, and EOPNOTSUPP if the driver lacks the method. Other errors are those of
+// RegMR. It may sleep. (ib_uverbs_rereg_mr, IBA 11.2.8.5)
 func (mr *MR) Rereg(flags MRChangeFlags, to MRChange) error {
 	defer mr.changes("MR.Rereg").leave()
 	if to.IOVA == 0 {
@@ -103,7 +103,7 @@ func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 	if flags&MRChangePD != 0 {
 		pd = to.PD
 	}
-	if err := pd.get(mr.dev); err != nil { // the former domain is held until the driver has succeeded
+	if err := pd.get(mr.dev); err != nil { // the former domain stays referenced until the driver has succeeded
 		mr.forget(region)
 		return err
 	}
@@ -121,7 +121,7 @@ func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 	return nil
 }
 
-// forget releases r if it is new memory of Rereg.
+// forget releases r if Rereg has created r.
 func (mr *MR) forget(r *umem.Region) {
 	if r != mr.region {
 		r.Release()

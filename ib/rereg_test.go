@@ -17,8 +17,8 @@ func (r readOnly) Check(addr, length uint64, write bool) error {
 	return r.Local.Check(addr, length, write)
 }
 
-// TestRereg checks that Rereg changes the properties in flags and passes the others to the driver unchanged, that use
-// counts and charged pages follow, and that a failure changes nothing.
+// TestRereg checks that Rereg changes the properties in flags, and passes the other properties to the driver unchanged.
+// Use counts and charged pages must follow. A failure must change nothing.
 func TestRereg(t *testing.T) {
 	b := newFullBench(t)
 	mem := umem.NewLocal()
@@ -54,13 +54,13 @@ func TestRereg(t *testing.T) {
 		MRChange{Space: mem, Account: acct, Addr: addr, Length: 8, PD: other}), syscall.EBUSY)
 	b.drv.fail = nil
 	if drv.region != nil || mr.PD() != b.pd || mr.Access() != AccessRemoteRead || acct.Pages() != before {
-		t.Errorf("region after failures: got the former PD %v, access %v and %d pages, want no change",
+		t.Errorf("region after failures: got PD %v, access %v and %d pages, want the former values",
 			mr.PD() == b.pd, mr.Access(), acct.Pages())
 	}
 
 	must(t, mr.Rereg(MRChangePD, MRChange{PD: other}))
 	if drv.pd != other.drv || drv.region != mr.Region() || drv.access != AccessRemoteRead || mr.PD() != other {
-		t.Errorf("after a change of domain: %+v", drv)
+		t.Errorf("Rereg of the domain: driver got %+v, want only the domain changed", drv)
 	}
 	wantErr(t, "the new domain", other.Dealloc(), syscall.EBUSY)
 	must(t, mr.Rereg(MRChangePD, MRChange{PD: other})) // the current domain
@@ -70,13 +70,13 @@ func TestRereg(t *testing.T) {
 	}))
 	if r := mr.Region(); drv.region != r || r.Len() != long || r.IOVA() != 64 || acct.Pages() != r.Pages() ||
 		mr.Access() != AccessLocalWrite|AccessRemoteWrite || drv.access != mr.Access() || drv.pd != other.drv {
-		t.Errorf("after a change of memory and rights: %+v, %d pages charged", r, acct.Pages())
+		t.Errorf("Rereg of memory and rights: got %+v and %d charged pages, want the new memory", r, acct.Pages())
 	}
 	must(t, mr.Rereg(MRChangeTranslation|MRChangeAccess, MRChange{
 		Space: mem, Account: acct, Addr: addr + 8, Length: 8, IOVA: addr + 8, Access: AccessLocalWrite | AccessZeroBased,
 	}))
 	if r := mr.Region(); r.IOVA() != 0 || r.Addr() != addr+8 {
-		t.Errorf("zero-based: region at %#x from address %#x, want 0 from %#x", r.IOVA(), r.Addr(), addr+8)
+		t.Errorf("zero-based region: got IOVA %#x and address %#x, want 0 and %#x", r.IOVA(), r.Addr(), addr+8)
 	}
 	wantErr(t, "addresses no more from zero", mr.Rereg(MRChangeAccess, MRChange{Access: AccessLocalWrite}),
 		syscall.EINVAL)

@@ -15,8 +15,8 @@ import (
 	"testing"
 )
 
-// TestConsumerCannotReachDriver compiles testdata/consumer, which uses operations for drivers only. Each of its lines
-// states the error that the compiler must report.
+// TestConsumerCannotReachDriver compiles testdata/consumer, which uses operations that are for drivers only. Each
+// marked line states the error that the compiler must report.
 func TestConsumerCannotReachDriver(t *testing.T) {
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, "testdata/consumer/consumer.go", nil, parser.ParseComments)
@@ -30,7 +30,7 @@ func TestConsumerCannotReachDriver(t *testing.T) {
 		}
 	}
 	if len(want) < 30 {
-		t.Errorf("got only %d lines with expected errors", len(want))
+		t.Errorf("lines with expected errors: got %d, want at least 30", len(want))
 	}
 	c := types.Config{Importer: importer.ForCompiler(fset, "gc", exports(t, file)), Error: func(err error) {
 		var e types.Error
@@ -50,8 +50,8 @@ func TestConsumerCannotReachDriver(t *testing.T) {
 	}
 }
 
-// exports returns a function that opens the export data of the imports of a file, compiled by the go command. Compiling
-// the imports from source would take seconds.
+// exports returns a lookup function for the export data of a file's imports. The go command has compiled the imports.
+// Compilation of the imports from source would take seconds.
 func exports(t *testing.T, file *ast.File) importer.Lookup {
 	args := []string{"list", "-export", "-deps", "-f", "{{.ImportPath}}\t{{.Export}}"}
 	for _, i := range file.Imports {

@@ -14,18 +14,18 @@ import (
 type SRQType = uapi.SRQType
 
 const (
-	SRQBasic = uapi.SRQTBasic // for the queue pairs created with it
-	SRQXRC   = uapi.SRQTXRC   // for XRC target queue pairs of its domain; the sender names it in each request
+	SRQBasic = uapi.SRQTBasic // for the queue pairs that were created with the SRQ
+	SRQXRC   = uapi.SRQTXRC   // for XRC target queue pairs of the SRQ's domain; each send request names the SRQ
 )
 
 // SRQAttr are the attributes of a shared receive queue. (struct ib_srq_attr)
 type SRQAttr struct {
 	MaxWR, MaxSGE uint32
-	// Limit raises EventSRQLimitReached, once, when fewer work requests remain; 0: never.
+	// Limit is a threshold: when fewer work requests remain, EventSRQLimitReached is raised once. 0 disables the event.
 	Limit uint32
 }
 
-// SRQAttrMask names the valid fields of a SRQAttr. (enum ib_srq_attr_mask)
+// SRQAttrMask names the valid fields of an SRQAttr. (enum ib_srq_attr_mask)
 type SRQAttrMask = uapi.SRQAttrMask
 
 const (
@@ -38,7 +38,7 @@ type SRQInitAttr struct {
 	Type SRQType
 	Attr SRQAttr
 	XRCD *XRCD // SRQXRC
-	CQ   *CQ   // SRQXRC: the queue for completions
+	CQ   *CQ   // SRQXRC: the completion queue
 	// Event is called for asynchronous events of the queue. It may not sleep. May be nil.
 	Event func(srq *SRQ, e EventType)
 }
@@ -47,13 +47,13 @@ type SRQInitAttr struct {
 type SRQ struct {
 	object
 	drv   DriverSRQ
-	queue DriverSRQ // drv, or the wrapper of an observer
+	queue DriverSRQ // the same as drv, or an observer's wrapper of drv
 	pd    *PD
 	init  SRQInitAttr
 	num   uint32
 
-	pending atomic.Int32 // number of events that are due
-	dead    atomic.Bool  // further events are dropped
+	pending atomic.Int32 // number of due events
+	dead    atomic.Bool  // new events are dropped
 
 	// UserData is for the consumer; the midlayer does not use it.
 	UserData any
@@ -78,10 +78,12 @@ func (pd *PD) createSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
 		return fail(syscall.EOPNOTSUPP)
 	}
 	if xrc := init.Type == SRQXRC; xrc != (init.XRCD != nil) || xrc != (init.CQ != nil) || init.Type > SRQXRC {
-		return fail(fmt.Errorf("an XRC queue, and no other, has an XRC domain and a completion queue: %w", syscall.EINVAL))
+		return fail(fmt.Errorf("an SRQ of type XRC, and only this type, must have an XRC domain and a completion queue: %w",
+			syscall.EINVAL))
 	}
 	if init.Attr.MaxWR == 0 || init.Attr.Limit > init.Attr.MaxWR {
-		return fail(fmt.Errorf("room for %d work requests, limit %d: %w", init.Attr.MaxWR, init.Attr.Limit, syscall.EINVAL))
+		return fail(fmt.Errorf("invalid capacity of %d work requests or limit %d: %w",
+			init.Attr.MaxWR, init.Attr.Limit, syscall.EINVAL))
 	}
 	srq := &SRQ{pd: pd, init: init}
 	srq.bind(d, kindSRQ, srq, &pd.object)
@@ -114,7 +116,7 @@ func (srq *SRQ) refersTo() []*object {
 	return o
 }
 
-// Num returns the number, 24 bits, by which XRC senders name the queue.
+// Num returns the SRQ number, 24 bits. XRC senders name the queue by this number.
 func (srq *SRQ) Num() uint32 { return srq.num }
 
 // PD returns the domain of the queue.
@@ -146,7 +148,7 @@ func (srq *SRQ) change(attr SRQAttr, mask SRQAttrMask, u *Udata) error {
 	return nil
 }
 
-// Query returns the current attributes; the limit is 0 once it has been reached. It may sleep. (ib_query_srq)
+// Query returns the current attributes. The limit is 0 after it has been reached. It may sleep. (ib_query_srq)
 func (srq *SRQ) Query() (SRQAttr, error) {
 	defer srq.sleeps("SRQ.Query").leave()
 	var a SRQAttr
@@ -164,8 +166,8 @@ func (srq *SRQ) Query() (SRQAttr, error) {
 // (ib_post_srq_recv)
 func (srq *SRQ) PostRecv(wrs ...RecvWR) (int, error) { return srq.queue.PostRecv(wrs) }
 
-// Raise reports an asynchronous event of the queue. The consumer's function is called later, by a thread that holds no
-// lock. It may not sleep. (ib_srq.event_handler)
+// Raise reports an asynchronous event of the queue. A thread without locks calls the consumer's function later. It may
+// not sleep. (ib_srq.event_handler)
 func (h SRQHandle) Raise(e EventType) {
 	srq := h.srq
 	note(srq.subject, observe.Raised, nil)
@@ -180,12 +182,13 @@ func (srq *SRQ) callEvent(e EventType) {
 	callBack(srq.subject, observe.Callback, "the event function of an SRQ", e, func() { srq.init.Event(srq, e) })
 }
 
-// Destroy frees the queue; EBUSY while a queue pair uses it. Once it has returned, its event function will not run
-// again; therefore it must not be called from that function. It may sleep. (ib_destroy_srq)
+// Destroy frees the queue. It returns EBUSY while a queue pair uses the queue. After Destroy has returned, the event
+// function of the queue will not run again. Destroy must therefore not be called from the event function. It may sleep.
+// (ib_destroy_srq)
 func (srq *SRQ) Destroy() error { return srq.destroyIn(context.Background()) }
 
-// DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues: the queue rejects all
-// other calls, and another Destroy can join it. It may sleep.
+// DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues. The queue then rejects all
+// calls except another Destroy, which joins the destruction. It may sleep.
 func (srq *SRQ) DestroyContext(ctx context.Context) error { return srq.destroyIn(ctx) }
 
 func (srq *SRQ) destroyIn(ctx context.Context) error {
@@ -200,7 +203,7 @@ func (srq *SRQ) destroyIn(ctx context.Context) error {
 	return nil
 }
 
-// destroy ends the callbacks first, like QP.destroy.
+// The callbacks end first, as in QP.destroy.
 func (srq *SRQ) destroy() error {
 	srq.dead.Store(true)
 	srq.dev.callbacks.waitFor(func() bool { return srq.pending.Load() == 0 })

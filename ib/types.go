@@ -72,7 +72,7 @@ type GlobalRoute struct {
 	TrafficClass uint8
 }
 
-// AHAttr is an address (struct rdma_ah_attr).
+// AHAttr is the address of a destination (struct rdma_ah_attr).
 type AHAttr struct {
 	GRH         GlobalRoute
 	HasGRH      bool
@@ -86,7 +86,7 @@ type AHAttr struct {
 // CQAttr holds the parameters of a new completion queue for the driver: see [CQInit].
 type CQAttr struct {
 	Entries int
-	Vector  int // the completion vector that reports completions; any number
+	Vector  int // completion vector that reports the completions; any number
 	Flags   CQFlags
 }
 
@@ -104,8 +104,8 @@ type QPInitAttr struct {
 	SigAll         bool // every send work request generates a completion
 	Type           QPType
 	Port           uint8 // GSI only
-	SRQ            *SRQ  // supplies the receive work requests instead of PostRecv; may be nil
-	XRCD           *XRCD // QPTypeXRCTgt, which has no queues
+	SRQ            *SRQ  // source of the receive work requests in place of PostRecv; may be nil
+	XRCD           *XRCD // domain of a QPTypeXRCTgt, which has no queues
 	// Event is called for asynchronous events of the queue pair. It may not sleep. May be nil.
 	Event func(qp *QP, e EventType)
 }
@@ -136,7 +136,7 @@ type QPAttr struct {
 	RateLimit        uint32
 }
 
-// SGE is a scatter/gather element: an address and length with the local key of a region.
+// SGE is a scatter/gather element: an address, a length and the local key of a region.
 type SGE struct {
 	Addr   uint64
 	Length uint32
@@ -149,20 +149,20 @@ type SendWR struct {
 	Opcode WROpcode
 	Flags  SendFlags
 	SGList []SGE
-	// Inline is the payload if Flags has SendInline, and always the 8-byte value of WRAtomicWrite. It is copied during
-	// the post.
+	// Inline is the payload if Flags has SendInline. For WRAtomicWrite it is always the 8-byte value. The post copies
+	// Inline.
 	Inline []byte
-	// Imm is immediate data in host byte order; InvalidateRKey uses the same header field on the wire.
+	// Imm is immediate data in host byte order. InvalidateRKey uses the same header field on the wire.
 	Imm            uint32
 	InvalidateRKey uint32
 
-	// RDMA and atomics. Atomics operate on 8 bytes in host byte order at a RemoteAddr that is a multiple of 8, and
-	// store the previous value in SGList.
+	// RDMA and atomics. Atomics operate on 8 bytes in host byte order at RemoteAddr, which must be a multiple of 8.
+	// They store the previous value in SGList.
 	RemoteAddr       uint64
 	RKey             uint32
 	CompareAdd, Swap uint64
 
-	// UD
+	// The next fields are for UD.
 	AH         *AH
 	RemoteQPN  uint32
 	RemoteQKey uint32
@@ -183,12 +183,13 @@ type RecvWR struct {
 type WC struct {
 	ID     uint64
 	Status WCStatus
-	// Opcode is the completed operation. It is valid for status success and flushed, and undefined for other errors.
+	// Opcode is the completed operation. Opcode is valid for the statuses success and flushed, and undefined for other
+	// errors.
 	Opcode    WCOpcode
 	VendorErr uint32
 	ByteLen   uint32
-	// QPNum is the number of the queue pair, and QP the queue pair. QP is nil if the queue pair was destroyed before
-	// the completion was polled.
+	// QPNum is the number of the queue pair, and QP is the queue pair itself. QP is nil if the queue pair was destroyed
+	// before the completion was polled.
 	QPNum          uint32
 	QP             *QP
 	Imm            uint32 // host byte order
@@ -197,8 +198,8 @@ type WC struct {
 	Flags          WCFlags
 	PKeyIndex      uint16
 	SLID           uint16
-	// SL is the service level. A RoCEv2 datagram has none; for it a driver may report the type of the network header: 1
-	// IPv6, 2 IPv4.
+	// SL is the service level. A RoCEv2 datagram has no service level. For such a datagram, a driver may report the
+	// type of the network header: 1 for IPv6, 2 for IPv4.
 	SL   uint8
 	Port uint8
 }
@@ -216,5 +217,5 @@ const (
 type Event struct {
 	Device *Device
 	Type   EventType
-	Port   int // 0: the whole device
+	Port   int // 0 if the event concerns the whole device
 }

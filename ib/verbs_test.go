@@ -9,14 +9,14 @@ import (
 	"verbena/uapi/verb"
 )
 
-// notVerbs lists the driver's methods that are not verbs: those of the device's life cycle, and queries of the
-// midlayer.
+// notVerbs lists the driver's methods that are not verbs. They are the methods of the device's life cycle, and queries
+// of the midlayer.
 var notVerbs = map[string]bool{
 	"Driver.EnterError": true, "UserContexter.AllocUserContext": true, "UserContexter.DeallocUserContext": true,
 	"Disassociator.Disassociate": true, "NumberReuser.ReuseNumbers": true, "LibraryFaulter.LibraryFault": true,
 	"CQCounter.Waiting": true, "QPPeeker.Peek": true, "UserQP.TakeBack": true,
 	"MethodDriver.Methods": true,
-	// The midlayer's functions for drivers.
+	// The next entries are functions of the midlayer that drivers call.
 	"UserContext.AllocShared": true, "MethodCall.Context": true, "MethodCall.Has": true, "MethodCall.Number": true,
 	"MethodCall.Bytes": true, "MethodCall.Object": true, "MethodCall.Output": true,
 }
@@ -55,7 +55,7 @@ func TestDriverVerbs(t *testing.T) {
 	}
 	for name := range methods {
 		if inTable[name] == notVerbs[name] {
-			t.Errorf("%s: in the table of verbs %v, in notVerbs %v; want exactly one", name, inTable[name], notVerbs[name])
+			t.Errorf("%s: got table of verbs %v and notVerbs %v, want exactly one of them", name, inTable[name], notVerbs[name])
 		}
 	}
 }

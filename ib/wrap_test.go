@@ -10,7 +10,7 @@ import (
 	"verbena/umem"
 )
 
-// wrapped is a transparent wrapper of a driver. Neither it nor its objects implement an optional interface.
+// wrapped is a transparent wrapper of a driver. Neither the wrapper nor its objects implement an optional interface.
 type wrapped struct{ Driver }
 
 func (w wrapped) Unwrap() Driver { return w.Driver }
@@ -60,7 +60,7 @@ func (*userQP) Doorbell(*Hold)         {}
 func (*userQP) Posted() (uint32, bool) { return 0, false }
 func (*userQP) TakeBack()              {}
 
-// TestWrappersKeepAbilities checks that a wrapped driver keeps all optional interfaces, wrapped once or twice.
+// TestWrappersKeepAbilities checks that a driver, wrapped once or twice, has all its optional interfaces.
 func TestWrappersKeepAbilities(t *testing.T) {
 	for _, wrap := range []func(Driver) Driver{
 		func(d Driver) Driver { return d },
@@ -114,7 +114,7 @@ func TestWrappersKeepAbilities(t *testing.T) {
 			pd.Dealloc(), core.Unregister(d)))
 	}
 	if _, ok := As[UserQP](DriverQP(nil)); ok {
-		t.Error("As of nil: got an interface")
+		t.Error("As of nil: got an interface, want none")
 	}
 }
 
@@ -125,7 +125,7 @@ func lacks[T any](_ T, ok bool) error {
 	return nil
 }
 
-// redirecting is a wrapper that passes handles of its own to the wrapped driver.
+// redirecting is a wrapper that passes its own handles to the wrapped driver.
 type redirecting struct {
 	Driver
 	completed int
@@ -150,7 +150,7 @@ func (d *redirecting) RegMR(mr MRHandle, pd DriverPD, r *umem.Region, access Acc
 	return d.Driver.RegMR(mr.Redirect(func(lkey, rkey uint32) { mr.SetKeys(lkey+100, rkey) }), pd, r, access, u)
 }
 
-// TestRedirect checks that a wrapper sees the reports of the wrapped driver, and can replace them.
+// TestRedirect checks that a wrapper receives the reports of the wrapped driver, and can replace them.
 func TestRedirect(t *testing.T) {
 	var d *redirecting
 	h := NewDevice("full0", fullDriver{&fakeDriver{}}, nil)
@@ -166,7 +166,7 @@ func TestRedirect(t *testing.T) {
 	must(t, err)
 	d.cq.Completed()
 	if d.completed != 1 || len(calls) != 0 {
-		t.Errorf("got %d calls of the wrapper and %d of the handler, want 1 and 0", d.completed, len(calls))
+		t.Errorf("completion: got %d calls of the wrapper and %d of the handler, want 1 and 0", d.completed, len(calls))
 	}
 	CQHandle{cq: cq}.Completed()
 	<-calls
@@ -179,26 +179,27 @@ func TestRedirect(t *testing.T) {
 	d.qp.Raise(EventCommEst)
 	QPHandle{qp: qp}.Raise(EventSQDrained)
 	if e := <-events; !slices.Equal(d.raised, []EventType{EventCommEst}) || e != EventSQDrained {
-		t.Errorf("wrapper got %v, consumer got %v", d.raised, e)
+		t.Errorf("event: got %v in the wrapper and %v in the consumer, want EventCommEst and EventSQDrained", d.raised, e)
 	}
 	mr, err := pd.RegBytes(make([]byte, 8), AccessLocalWrite)
 	must(t, err)
 	if key := (QPHandle{qp: qp}).LKey(mr); mr.LKey() != key+100 || mr.RKey() != 2 {
-		t.Errorf("got local key %d, remote key %d, driver's key %d", mr.LKey(), mr.RKey(), key)
+		t.Errorf("keys: got local %d, remote %d and driver's %d, want the local key 100 above the driver's key and remote 2",
+			mr.LKey(), mr.RKey(), key)
 	}
 	ah, err := pd.CreateAH(&AHAttr{})
 	must(t, err)
 	twin, err := d.qp.CopyAH(ah, fullDriver{&fakeDriver{}})
 	must(t, errors.Join(err, ah.Destroy()))
 	if d.qp.AH(ah) != nil || d.qp.AH(twin) == nil {
-		t.Error("the copy of an address handle was destroyed with it")
+		t.Error("destruction of an address handle: got the copy destroyed as well, want only the original")
 	}
 	_, err = d.qp.CopyAH(ah, fullDriver{&fakeDriver{}})
 	wantErr(t, "CopyAH of a destroyed address handle", err, syscall.EINVAL)
 	var lkey uint32
 	MRHandle{}.Redirect(func(l, _ uint32) { lkey = l }).SetKeys(7, 8)
 	if lkey != 7 {
-		t.Errorf("local key of a region without consumer: got %d, want 7", lkey)
+		t.Errorf("local key of a region without an MR: got %d, want 7", lkey)
 	}
 	must(t, errors.Join(mr.Dereg(), qp.Destroy(), pd.Dealloc(), cq.Destroy(), core.Unregister(h)))
 }

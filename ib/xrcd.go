@@ -7,8 +7,8 @@ import (
 )
 
 // XRCD is a domain of extended reliable connections (XRC). A sender reaches every XRC shared receive queue of the
-// domain through one target queue pair, so the processes on a node can share connections. (struct ib_xrcd; IBA annex
-// A14)
+// domain through one target queue pair. The processes on a node can therefore share connections. (struct ib_xrcd; IBA
+// annex A14)
 type XRCD struct {
 	object
 	drv DriverXRCD
@@ -42,11 +42,11 @@ func (d *Device) allocXRCD(u *Udata) (*XRCD, error) {
 	return x, nil
 }
 
-// Dealloc frees the domain; EBUSY while other objects use it. It may sleep. (ib_dealloc_xrcd)
+// Dealloc frees the domain. It returns EBUSY while other objects use the domain. It may sleep. (ib_dealloc_xrcd)
 func (x *XRCD) Dealloc() error { return x.destroyIn(context.Background()) }
 
-// DeallocContext is Dealloc with a limit for the wait. When ctx ends, deallocation continues: the domain rejects all
-// other calls, and another Dealloc can join it. It may sleep.
+// DeallocContext is Dealloc with a limit for the wait. When ctx ends, deallocation continues. The domain then rejects
+// all calls except another Dealloc, which joins the deallocation. It may sleep.
 func (x *XRCD) DeallocContext(ctx context.Context) error { return x.destroyIn(ctx) }
 
 func (x *XRCD) destroyIn(ctx context.Context) error {

@@ -11,8 +11,9 @@ import (
 	"verbena/ib"
 )
 
-// Identity identifies a device across registrations. A zero field matches every device; all other fields must match.
-// NodeGUID alone matches hardware under any name, Name alone any hardware under that name.
+// Identity identifies a device across registrations. A zero field matches every device. A field that is set must match.
+// An Identity with only NodeGUID matches that hardware under any name. An Identity with only Name matches any hardware
+// under that name.
 type Identity struct {
 	Name     string
 	NodeGUID uint64 // host byte order
@@ -55,10 +56,10 @@ func (id Identity) String() string {
 type State uint8
 
 const (
-	Held State = iota // no session: requests wait
+	Held State = iota // there is no session; requests wait
 	Attached
-	Detaching // the session is about to end: requests wait
-	Lost      // permanently: requests fail
+	Detaching // the session is about to end; requests wait
+	Lost      // ErrLost reports that no session was created within Config.LossTimeout.
 	Closed
 )
 
@@ -70,9 +71,8 @@ func (s State) String() string {
 }
 
 var (
-	// ErrLost: no session was created within Config.LossTimeout.
-	ErrLost = fmt.Errorf("the device has not come back in time: %w", syscall.EIO)
-	// ErrClosed: Close was called.
+	ErrLost = fmt.Errorf("the device did not return within the loss timeout: %w", syscall.EIO)
+	// ErrClosed reports that Close was called.
 	ErrClosed = fmt.Errorf("the attachment is closed: %w", syscall.ENODEV)
 
 	errGoes  = fmt.Errorf("the device goes: %w", syscall.ENODEV)
@@ -86,41 +86,41 @@ type Config[S any] struct {
 	Name string
 	// Device is the device to follow.
 	Device Identity
-	// Attach creates a session on d. It may sleep, but not beyond ctx. ctx ends when the session could no longer be
-	// used: the device is being removed, the timeout has passed, or Close was called. After an error Attach must leave
-	// no objects on the device; it is called again after RetryDelay. LossTimeout restarts with each session. Attach
-	// should therefore return a session for waiting requests only after it has executed the first of them. Otherwise a
-	// session that fails at once each time is retried for ever.
+	// Attach creates a session on d and may sleep until ctx ends. ctx ends when the device is being removed, the
+	// timeout has passed, or Close was called. If Attach fails, it must destroy the objects that it has created on the
+	// device. The attachment calls Attach again after RetryDelay. LossTimeout restarts with each session. If requests
+	// are waiting, Attach should therefore execute the first of them before it returns the session. Otherwise a session
+	// that always fails at once is retried without limit.
 	//
 	//
-	// The session calls failed if it has become unusable although the device is present, for example after a completion
-	// with an error, or if the peer does not respond. failed may be called from any context, completion handlers
-	// included. It has no effect after the session has ended. It may not sleep.
+	// The session calls failed if it has become unusable although the device is present. Examples are a completion with
+	// an error and a peer that does not respond. failed may be called from any context, including completion handlers.
+	// A call after the end of the session has no effect. failed may not sleep.
 	Attach func(ctx context.Context, d *ib.Device, failed func(cause error)) (S, error)
-	// Detach destroys all objects of the session on the device. It must be quick, because a reset waits for it. No
-	// caller holds the session through Acquire at that time.
+	// Detach destroys all objects of the session on the device. Detach must be quick, because a reset waits for its
+	// return. When Detach is called, every Acquire of the session has been released.
 	Detach func(d *ib.Device, s S)
-	// Lost is called once when the attachment gives up; cause is the reason. May be nil. It must not call Close, which
-	// waits for it.
+	// Lost is called once, when the loss timeout has ended the attachment; cause is the reason. Lost may be nil. Lost
+	// must not call Close, because Close waits for the return of Lost.
 	Lost func(cause error)
-	// LossTimeout limits the time between the end of one session and the next one; 0: no limit.
+	// LossTimeout limits the time between the end of one session and the start of the next one; 0 means no limit.
 	LossTimeout time.Duration
-	// RetryDelay is the delay before the next attempt on the same device after a session, or an attempt, has failed; 0:
-	// 1 s.
+	// RetryDelay is the delay between a failed session, or a failed Attach, and the next Attach on the same device; 0
+	// means 1 s.
 	RetryDelay time.Duration
-	// Logf is called when a session begins or ends, and when an attempt fails for another reason than the previous one.
-	// May be nil.
+	// Logf is called when a session begins or ends. It is also called when Attach fails for a different reason than
+	// before. Logf may be nil.
 	Logf func(format string, args ...any)
 }
 
-// Attachment attaches an object of an upper-level protocol to a device, again after each reset. All methods are safe
-// for concurrent use.
+// Attachment attaches an object of an upper-level protocol to a device, and attaches the object again after each reset.
+// All methods are safe for concurrent use.
 type Attachment[S any] struct {
 	cfg    Config[S]
 	core   *ib.Core
 	client ib.Client
-	ended  chan struct{} // closed after work has returned
-	logged string        // the reason of the last failed attempt; used by work only
+	ended  chan struct{} // closed when work returns
+	logged string        // the reason of the last failed Attach; used by work only
 
 	mu      sync.Mutex
 	state   State
@@ -128,25 +128,26 @@ type Attachment[S any] struct {
 	kick    chan struct{} // wakes work; capacity 1
 	closing bool
 	present []*ib.Device // devices that match, oldest first
-	current *session[S]  // nil: neither a session nor an attempt
+	current *session[S]  // nil: there is no session and no Attach in progress
 	users   int          // number of Acquires without a Release
-	cause   error        // the reason why the last session or attempt ended
+	cause   error        // the reason for the end of the last session or attempt
 }
 
-// session is a session, or an attempt to create one.
+// session is a session, or an attempt to create a session.
 type session[S any] struct {
 	dev   *ib.Device
-	ended context.Context         // done when the session must end; the cause is the reason
+	ended context.Context         // done when the session must end; its cause is the reason
 	end   context.CancelCauseFunc // ends the session
-	over  chan struct{}           // closed after all its objects on the device are destroyed
+	over  chan struct{}           // closed when the objects of the session have been destroyed
 	s     S                       // valid in state Attached
 }
 
-// New creates an attachment. It returns at once; the first session begins in the background when the device is present.
-// Close ends the attachment. It may sleep.
+// New creates an attachment. New does not wait for the device: a goroutine creates the first session when the device is
+// present. The caller ends the attachment with Close. It may sleep.
 func New[S any](core *ib.Core, cfg Config[S]) (*Attachment[S], error) {
 	if cfg.Attach == nil || cfg.Detach == nil || cfg.LossTimeout < 0 || cfg.RetryDelay < 0 {
-		return nil, fmt.Errorf("attach %s: Attach and Detach must be set, timeouts must not be negative: %w", cfg.Name,
+		return nil, fmt.Errorf("attach %s: Attach and Detach must not be nil and timeouts must not be negative: %w",
+			cfg.Name,
 			syscall.EINVAL)
 	}
 	if cfg.RetryDelay == 0 {
@@ -166,7 +167,7 @@ func New[S any](core *ib.Core, cfg Config[S]) (*Attachment[S], error) {
 	return a, nil
 }
 
-// Close ends the session and the attachment; callers that wait in Acquire receive ErrClosed. It may sleep, and must not
+// Close ends the session and the attachment. Callers that wait in Acquire receive ErrClosed. It may sleep, and must not
 // be called from functions of Config or from a callback.
 func (a *Attachment[S]) Close() {
 	a.mu.Lock()
@@ -177,7 +178,7 @@ func (a *Attachment[S]) Close() {
 	a.core.UnregisterClient(&a.client)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.set(Closed) // also if it was lost
+	a.set(Closed) // also if the attachment was lost
 }
 
 // State returns the current state. It may not sleep.
@@ -187,9 +188,10 @@ func (a *Attachment[S]) State() State {
 	return a.state
 }
 
-// Acquire returns the current session, which does not end before Release. Without a session it waits until there is
-// one, or returns ErrLost, ErrClosed or the error of ctx. Do not wait for completions of the session before Release: an
-// ending session waits for Release, and outstanding requests may be flushed only by its end.
+// Acquire returns the current session. The session does not end before Release. If there is no session, Acquire waits
+// for the next one. It fails with ErrLost, ErrClosed or the error of ctx. The caller must not wait for completions of
+// the session before Release. The end of the session waits for Release, and only that end may flush the outstanding
+// requests.
 func (a *Attachment[S]) Acquire(ctx context.Context) (s S, err error) {
 	for {
 		s, changed, err := a.take()
@@ -210,7 +212,8 @@ func (a *Attachment[S]) TryAcquire() (s S, ok bool) {
 	return s, changed == nil && err == nil
 }
 
-// take returns the session or an error. If there is neither, it returns a channel that is closed at the next change.
+// take returns the session, or the error of a lost or closed attachment. If there is neither a session nor an error,
+// take returns a channel that is closed at the next state change.
 func (a *Attachment[S]) take() (s S, changed <-chan struct{}, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -226,7 +229,7 @@ func (a *Attachment[S]) take() (s S, changed <-chan struct{}, err error) {
 	return s, a.changed, nil
 }
 
-// Release ends an Acquire or a successful TryAcquire. It may not sleep.
+// Release ends the use of a session by an Acquire or a successful TryAcquire. It may not sleep.
 func (a *Attachment[S]) Release() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -267,7 +270,7 @@ func (a *Attachment[S]) endSession(cause error) {
 	a.wake()
 }
 
-// add implements the Add of the client.
+// add implements Client.Add.
 func (a *Attachment[S]) add(d *ib.Device) (any, error) {
 	if ok, err := a.cfg.Device.fits(d); err != nil || !ok {
 		return nil, err
@@ -289,7 +292,7 @@ func (a *Attachment[S]) add(d *ib.Device) (any, error) {
 	return stop, nil
 }
 
-// remove implements the Remove of the client. It returns after all objects on the device are destroyed.
+// remove implements Client.Remove. It returns after all objects of the session have been destroyed.
 func (a *Attachment[S]) remove(d *ib.Device, data any) {
 	stop, ok := data.(func())
 	if !ok {
@@ -323,8 +326,8 @@ func (a *Attachment[S]) work() {
 	}
 }
 
-// hold tries to attach until it has a session. It returns nil after the timeout or Close. It waits RetryDelay before it
-// tries the device of the last session again, but not if the same hardware was registered anew.
+// hold calls Attach until there is a session. It returns nil after the timeout or Close. It waits RetryDelay before it
+// retries the device of the last session. It retries at once if the same hardware has been registered again.
 func (a *Attachment[S]) hold(tried *ib.Device) *session[S] {
 	timeout, cancel := context.WithCancel(context.Background())
 	if a.cfg.LossTimeout > 0 {
@@ -354,8 +357,8 @@ func (a *Attachment[S]) hold(tried *ib.Device) *session[S] {
 	}
 }
 
-// begin starts an attempt on the first device other than but that is present and active. It returns nil if there is
-// none.
+// begin starts an attempt on the first device, other than but, that is present and active. It returns nil if there is
+// no such device.
 func (a *Attachment[S]) begin(but *ib.Device) (x *session[S], closing bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -373,7 +376,7 @@ func (a *Attachment[S]) begin(but *ib.Device) (x *session[S], closing bool) {
 	return nil, false
 }
 
-// try creates the session, which must be usable before timeout ends.
+// try creates the session. The session must be usable before the context timeout ends.
 func (a *Attachment[S]) try(x *session[S], timeout context.Context) bool {
 	ctx, cancel := context.WithCancelCause(x.ended)
 	defer cancel(nil)
@@ -407,7 +410,7 @@ func (a *Attachment[S]) try(x *session[S], timeout context.Context) bool {
 	return false
 }
 
-// finish waits for the end of a session and destroys its objects on the device.
+// finish waits for the end of a session and destroys the objects of the session.
 func (a *Attachment[S]) finish(x *session[S]) {
 	<-x.ended.Done()
 	a.mu.Lock()
@@ -424,7 +427,7 @@ func (a *Attachment[S]) finish(x *session[S]) {
 	a.forget(x, cause)
 }
 
-// forget ends a session or an attempt that has no objects on the device.
+// forget ends a session, or an attempt, that has no objects on the device.
 func (a *Attachment[S]) forget(x *session[S], cause error) {
 	x.end(cause)
 	a.mu.Lock()

@@ -38,7 +38,7 @@ type disk struct {
 	made time.Time
 
 	mu     sync.Mutex
-	log    []string // calls of Config's functions, with the second of each
+	log    []string // calls of Config's functions, each with its time in seconds
 	fail   error    // result of Attach
 	slow   bool     // Attach waits until its context ends
 	failed func(error)
@@ -60,7 +60,7 @@ func (d *disk) note(format string, args ...any) {
 	d.log = append(d.log, fmt.Sprintf("%v ", time.Since(d.made).Round(time.Second))+fmt.Sprintf(format, args...))
 }
 
-// calls returns the calls since the last time.
+// calls returns the calls since the previous invocation of calls.
 func (d *disk) calls() []string {
 	synctest.Wait()
 	d.mu.Lock()
@@ -111,7 +111,7 @@ func (d *disk) detach(dev *ib.Device, pd *ib.PD) {
 
 func (d *disk) lost(cause error) {
 	if !errors.Is(cause, attach.ErrLost) {
-		d.t.Errorf("Lost: got the cause %v, want ErrLost", cause)
+		d.t.Errorf("cause in Lost: got %v, want ErrLost", cause)
 	}
 	d.note("lost")
 }
@@ -123,7 +123,7 @@ func plug(t *testing.T, core *ib.Core, name string) *ib.DeviceHandle {
 	return d
 }
 
-// TestTransientReset checks that the object survives a reset, which its users see as a delay.
+// TestTransientReset checks that the object survives a reset, and that its users only see a delay.
 func TestTransientReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
@@ -142,7 +142,7 @@ func TestTransientReset(t *testing.T) {
 			must(t, err)
 			dev = <-back
 			if !pd.Device().Same(dev.Device()) || time.Since(began) != 3*time.Second {
-				t.Errorf("got %p after %v, want %p after 3s", pd.Device(), time.Since(began), dev)
+				t.Errorf("Acquire: got PD %p after %v, want %p after 3s", pd.Device(), time.Since(began), dev)
 			}
 			d.a.Release()
 			d.want(fmt.Sprintf("%ds detach lo0", 3*i), fmt.Sprintf("%ds attach lo0", 3*i+3))
@@ -174,16 +174,16 @@ func TestLoss(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err := d.a.Acquire(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("Acquire while held: got %v", err)
+			t.Errorf("Acquire while held: got %v, want a deadline error", err)
 		}
 		if err := <-waits; !errors.Is(err, attach.ErrLost) || !errors.Is(err, syscall.EIO) {
-			t.Errorf("Acquire after the loss: got %v", err)
+			t.Errorf("Acquire after the loss: got %v, want ErrLost and EIO", err)
 		}
 		d.want("20s detach lo0", "30s lost")
 		dev = plug(t, core, "lo0")
 		d.wantState(attach.Lost)
 		if _, ok := d.a.TryAcquire(); ok {
-			t.Error("TryAcquire after the loss: got a session")
+			t.Error("TryAcquire after the loss: got a session, want none")
 		}
 		must(t, core.Unregister(dev))
 		d.a.Close()
@@ -192,8 +192,7 @@ func TestLoss(t *testing.T) {
 	})
 }
 
-// TestLossWhileAttaching checks that LossTimeout also ends an attempt that takes too long, and repeated failing
-// attempts.
+// TestLossWhileAttaching checks that LossTimeout also ends a slow attempt and repeated failing attempts.
 func TestLossWhileAttaching(t *testing.T) {
 	for _, slow := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -253,7 +252,7 @@ func TestIdentity(t *testing.T) {
 	})
 }
 
-// TestSessionFails checks that a failed session on a working device is followed by another one, but only after
+// TestSessionFails checks that a failed session on a working device is followed by another session, but only after
 // RetryDelay.
 func TestSessionFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -266,9 +265,9 @@ func TestSessionFails(t *testing.T) {
 		d.want("0s detach lo0")
 		testutil.Advance(3 * time.Second)
 		d.want("2s attach lo0")
-		first(syscall.ECONNRESET) // an error of a session that has ended
+		first(syscall.ECONNRESET) // failure report of a session that has already ended
 		d.want()
-		// The same hardware, registered anew, is tried at once.
+		// After a new registration, the same hardware is tried at once.
 		d.failed(syscall.ECONNRESET)
 		must(t, core.Unregister(dev))
 		dev = plug(t, core, "lo0")
@@ -278,7 +277,7 @@ func TestSessionFails(t *testing.T) {
 	})
 }
 
-// TestRepeatedFailure checks that a repeated reason of failure is logged once.
+// TestRepeatedFailure checks that a repeated failure with the same reason is logged once.
 func TestRepeatedFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
@@ -305,7 +304,7 @@ func TestRepeatedFailure(t *testing.T) {
 	})
 }
 
-// TestFatalEvent checks that there are no sessions and no attempts on a device in error.
+// TestFatalEvent checks that a device in the error state has no sessions and no attempts.
 func TestFatalEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
@@ -323,8 +322,8 @@ func TestFatalEvent(t *testing.T) {
 	})
 }
 
-// TestUnregisterWaits checks that Unregister waits for the end of the session, and the end of the session for Release.
-// An attempt is cancelled.
+// TestUnregisterWaits checks that Unregister waits for the end of the session, and that the session ends only after
+// Release. It also checks that Unregister cancels an attempt.
 func TestUnregisterWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
@@ -337,7 +336,7 @@ func TestUnregisterWaits(t *testing.T) {
 		d.wantState(attach.Detaching)
 		select {
 		case err := <-gone:
-			t.Fatalf("Unregister returned while the session was in use: %v", err)
+			t.Fatalf("Unregister while the session was in use: returned %v, want it to wait", err)
 		default:
 		}
 		d.a.Release()
@@ -362,7 +361,7 @@ func TestNoCallchain(t *testing.T) {
 		core := &ib.Core{}
 		check.On(core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 		d := newDisk(t, core, attach.Config[*ib.PD]{RetryDelay: time.Millisecond})
-		// Attach and Detach take the lock that is held across the calls.
+		// The functions Attach and Detach also lock d.mu.
 		d.mu.Lock()
 		dev := plug(t, core, "lo0")
 		d.mu.Unlock()

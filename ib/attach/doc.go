@@ -1,13 +1,13 @@
-// Package attach keeps the object of an upper-level protocol, such as a disk, a network interface or a file system,
-// through a transient reset of its device. The object stays, its requests are held while the device is absent, and it
-// is attached again when the device has come back. The object is lost only if that takes too long. This is point 7 of
-// the contract of package ib.
+// Package attach preserves the object of an upper-level protocol, such as a disk, a network interface or a file system,
+// through a transient reset of its device. The requests of the object wait while the device is absent. When the device
+// returns, the object is attached again. The object is lost only if the device does not return in time. The package
+// implements point 7 of the contract of package ib.
 //
-// In Linux each protocol implements this itself: the SCSI RDMA transport blocks its remote ports and gives up after
-// dev_loss_tmo, NVMe over fabrics reconnects until ctrl_loss_tmo, and a network interface is detached and attached
+// In Linux each protocol has its own implementation. The SCSI RDMA transport blocks its remote ports and fails them
+// after dev_loss_tmo. NVMe over fabrics reconnects until ctrl_loss_tmo. A network interface is detached and attached
 // (netif_device_detach). This package implements the common part.
 //
-// An [Attachment] follows one device, identified by its [Identity], through any number of registrations:
+// An [Attachment] follows one device through any number of registrations, identified by its [Identity]:
 //
 //	        Attach succeeded                        LossTimeout after the object was attached last
 //	Held ---------------------> Attached       Held -----------------------------------------------> Lost
@@ -18,14 +18,14 @@
 //
 // A session is the set of objects that the protocol creates on the device: queue pairs, regions, connections.
 // Config.Attach creates a session, and Config.Detach destroys it. A goroutine of the attachment calls these functions
-// and Config.Lost, one at a time. They are never called from the callchain of a method of the attachment, of a
-// callback, or of the device's registration. Unregistration of the device waits for the end of its session and not for
-// that of an Attach. So Attach may take long, for example to connect to a peer that is being reset too.
+// and Config.Lost, one at a time. The attachment never calls them in the callchain of its own methods, of a callback,
+// or of the device's registration. Unregistration of the device waits for the end of the session but not for a running
+// Attach. Attach may therefore take long, for example to connect to a peer that is being reset too.
 //
-// A request takes the session with [Attachment.Acquire], which waits while there is none, posts its work requests, and
-// releases the session with [Attachment.Release]. Requests that are outstanding when the session ends complete with
-// flush errors. The protocol keeps those requests and posts them again in the next session, so that its users see a
-// reset as a delay. Whether a request may be executed twice depends on the protocol.
+// A request calls [Attachment.Acquire], which waits for a session. It then posts its work requests and calls
+// [Attachment.Release]. When the session ends, outstanding requests complete with flush errors. The protocol stores
+// these requests and posts them again in the next session. Its users then see a reset as a delay. Whether a request may
+// be executed twice depends on the protocol.
 //
 //	type disk struct {
 //		a *attach.Attachment[*session]

@@ -16,8 +16,8 @@ import (
 	"verbena/umem"
 )
 
-// store is a minimal consumer that keeps its object. Each request writes eight bytes, over a queue pair that is
-// connected to itself.
+// store is a minimal consumer that survives resets through an attachment. Each request writes eight bytes over a queue
+// pair that is connected to itself.
 type store struct {
 	mem *umem.Local
 	src []byte
@@ -26,7 +26,7 @@ type store struct {
 	a   *attach.Attachment[*storeSession]
 
 	mu       sync.Mutex
-	held     []int // requests that a session has accepted and not completed
+	held     []int // requests that a session has accepted but not completed
 	done     []atomic.Int32
 	finished sync.WaitGroup
 }
@@ -109,7 +109,7 @@ func (s *storeSession) destroy() {
 	if s.pd != nil {
 		s.pd.Dealloc()
 	}
-	// The next session posts the requests that this device has not completed.
+	// The next session posts the requests that have not completed on this device.
 	s.st.mu.Lock()
 	defer s.st.mu.Unlock()
 	for id := range s.outstanding {
@@ -146,7 +146,8 @@ func (s *storeSession) drain() {
 	}
 }
 
-// submit posts one request and all held ones. Requests that cannot be posted now are held.
+// submit posts one request together with all held requests. If a request cannot be posted now, submit adds it to the
+// held requests.
 func (st *store) submit(ctx context.Context, id int) error {
 	s, err := st.a.Acquire(ctx)
 	if err != nil {
@@ -186,7 +187,7 @@ func (s *storeSession) post(id int) bool {
 	return n == 1
 }
 
-// TestReplay sends requests through many resets at random moments. No request may be lost or completed twice.
+// TestReplay sends requests through many resets at random times. No request may be lost or completed twice.
 func TestReplay(t *testing.T) {
 	const requests, resets = 2000, 60
 	core := &ib.Core{}
@@ -217,7 +218,7 @@ func TestReplay(t *testing.T) {
 			time.Sleep(time.Duration(rnd.IntN(2000)) * time.Microsecond)
 			if i == resets-1 {
 				last = d
-				return // keep the last device
+				return // the last device stays registered
 			}
 			if i%2 == 0 {
 				d.SetError()
@@ -269,7 +270,7 @@ func TestReplay(t *testing.T) {
 		}
 	}
 	if string(st.src) != string(st.dst) {
-		t.Error("the destination differs from the source")
+		t.Errorf("destination: got %q, want %q", st.dst, st.src)
 	}
 	st.a.Close()
 	must(t, core.Unregister(last))

@@ -8,7 +8,7 @@ import (
 	"verbena/ib/check"
 )
 
-// benchChecked runs f in checked mode, on a driver with empty methods. Package ib has the same benchmarks without
+// benchChecked runs f in checked mode on a driver with empty methods. Package ib has the same benchmarks without
 // checked mode.
 func benchChecked(b *testing.B, f func(b *bench)) { benchHandler(b, func(*ib.CQ) {}, f) }
 
@@ -40,7 +40,7 @@ func BenchmarkReqNotifyCQ(b *testing.B) {
 	benchChecked(b, func(b *bench) { b.cq.ReqNotify(ib.NotifyNextComp) })
 }
 
-// BenchmarkCallback measures a completion and its handler on the thread that raised it.
+// BenchmarkCallback measures a completion and its handler, both on the same thread.
 func BenchmarkCallback(b *testing.B) {
 	benchChecked(b, func(b *bench) {
 		b.cq.ReqNotify(ib.NotifyNextComp)

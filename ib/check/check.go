@@ -1,9 +1,10 @@
 // Package check implements checked mode. It observes drivers and consumers of package ib and reports each violation of
-// the contract as a [Violation], with the stacks of both sides. Turn it on before the devices are registered:
+// the contract as a [Violation], with the stacks of both sides. A program turns checked mode on before it registers
+// devices:
 //
 //	check.On(&core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 //
-// Package ib calls the checker as its observer: see ib/internal/observe. docs/results/contract.md lists the rules.
+// The checker is the observer of package ib; see ib/internal/observe. docs/results/contract.md lists the rules.
 package check
 
 import (
@@ -15,23 +16,24 @@ import (
 
 // Config configures checked mode.
 type Config struct {
-	// Report is called for each violation, on the thread that found it, one call at a time. The same violation at the
-	// same place is reported once. Report must not call into package ib.
+	// Report is called for each violation on the thread that found it. Calls of Report do not overlap. A violation is
+	// reported once for each place in the code. Report must not call into package ib.
 	Report func(Violation)
-	// Timeout is the longest permitted wait for a lock; a longer one means a deadlock or a sleeping lock holder.
-	// Default: 2 s. Sleeping itself is reported at once.
+	// Timeout is the longest permitted wait for a lock. A longer wait means a deadlock or a sleeping lock holder.
+	// Default: 2 s. Direct sleeping is reported at once.
 	Timeout time.Duration
 	// ClientTimeout is the longest permitted duration of an Add, a Remove or a callback. Default: 30 s.
 	ClientTimeout time.Duration
 }
 
 // On turns checked mode on for devices that are registered later. The rules are those of the comment of package ib;
-// docs/results/contract.md lists them. Checked mode adds several microseconds to a call. When it is off, posting and
-// polling cost nothing extra, and other calls cost one comparison. On may not sleep.
+// docs/results/contract.md lists them. Checked mode adds several microseconds to a call. When checked mode is off,
+// posting and polling cost nothing extra, and other calls cost one comparison. On may not sleep.
 //
-// The check attributes callbacks and methods to threads by goroutine, so both must stay on their goroutines. It finds
-// sleepers by inspecting goroutines that take long, so it can miss a sleep of one or two milliseconds. Package ibtest
-// finds shorter ones in drivers; docs/results/contract.md states its limit.
+// The checker attributes callbacks and methods to threads by goroutine. A callback or method must therefore not
+// continue on another goroutine. The checker finds sleepers by inspecting goroutines with long calls, and can
+// miss a sleep of one or two milliseconds. Package ibtest finds shorter sleeps in drivers; docs/results/contract.md
+// states the limit of the checker.
 func On(core *ib.Core, cfg Config) {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = 2 * time.Second

@@ -37,7 +37,7 @@ func (w *witness) seen() []check.Violation {
 	return slices.Clone(w.all)
 }
 
-// expect checks that the violations are those of the rules, each with complete stacks.
+// expect checks that the reported violations match the rules, and that each has complete stacks.
 func (w *witness) expect(t *testing.T, rules ...check.Rule) {
 	t.Helper()
 	var got []check.Rule
@@ -49,7 +49,7 @@ func (w *witness) expect(t *testing.T, rules ...check.Rule) {
 			}
 		}
 		if len(v.Stacks) == 0 || v.What == "" || v.Device == "" || strings.Contains(v.What, "\n") {
-			t.Errorf("violation: got %v, want stacks, a text of one line and a device", v)
+			t.Errorf("violation: got %v, want stacks, a one-line text and a device", v)
 		}
 	}
 	if !slices.Equal(got, rules) {
@@ -72,10 +72,10 @@ func patientBench(t *testing.T, timeout time.Duration, handler func(*ib.CQ),
 	return newBenchOn(t, core, handler, qpEvent), w
 }
 
-// sleep violates the rule that callbacks, and methods that may be called from any context, do not sleep.
+// sleep violates the rule against sleeping in callbacks and in methods that may be called from any context.
 func sleep() { time.Sleep(time.Second) }
 
-// Each line is a wrong driver or a wrong consumer, in virtual time.
+// Each test case is a wrong driver or a wrong consumer. The test runs in virtual time.
 func TestCheckSleep(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -128,7 +128,7 @@ func TestCheckSleep(t *testing.T) {
 			var wg sync.WaitGroup
 			wg.Go(b.handle.RunCallbacks)
 			synctest.Wait()
-			observe.Of(b.dev).Note(observe.HoldEnds, (*ib.Hold)(nil)) // end the hold on this thread
+			observe.Of(b.dev).Note(observe.HoldEnds, (*ib.Hold)(nil)) // ends the hold on this thread
 		}},
 		{"driver holds callbacks in post send", check.RuleHold, func(t *testing.T, b *bench) {
 			b.drv.onPost = b.handle.HoldCallbacks
@@ -147,8 +147,8 @@ func TestCheckSleep(t *testing.T) {
 	}
 }
 
-// TestCheckCallsInHandler checks that each function that may sleep is reported in a completion handler, and no other
-// function.
+// TestCheckCallsInHandler checks that checked mode reports each function that may sleep when a completion handler calls
+// it, and reports no other function.
 func TestCheckCallsInHandler(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -213,7 +213,7 @@ func TestCheckCallsInHandler(t *testing.T) {
 				testutil.Advance(2 * time.Second)
 				b.free(t)
 				if calls == 0 {
-					t.Error("handler was not called")
+					t.Error("handler calls: got none, want at least 1")
 				}
 				switch seen := w.seen(); {
 				case test.rule == 0:
@@ -225,7 +225,7 @@ func TestCheckCallsInHandler(t *testing.T) {
 				default:
 					w.expect(t, test.rule)
 					if len(seen) > 0 && !strings.Contains(fmt.Sprint(seen[0].Stacks), "raised at") {
-						t.Error("no report of the place that raised the completion")
+						t.Error("stacks of the report: got no place that raised the completion, want one")
 					}
 				}
 			})
@@ -258,7 +258,7 @@ func TestCheckCallchain(t *testing.T) {
 			test.call(b)
 			*test.hook(b) = nil
 			if !called.Load() {
-				t.Error("handler was not called")
+				t.Error("handler calls: got none, want at least 1")
 			}
 			b.free(t)
 			w.expect(t, check.RuleHold, check.RuleCallchain)
@@ -266,7 +266,8 @@ func TestCheckCallchain(t *testing.T) {
 	}
 }
 
-// TestCheckTwoHandlers simulates two handlers at the same time, which only a defect of the midlayer could cause.
+// TestCheckTwoHandlers simulates two handlers that run at the same time. Only a defect of the midlayer could cause
+// this.
 func TestCheckTwoHandlers(t *testing.T) {
 	inside, leave := make(chan int), make(chan int)
 	b, w := checkedBench(t, nil, nil)
@@ -287,7 +288,7 @@ func TestCheckTwoHandlers(t *testing.T) {
 	b.free(t)
 	var rules []check.Rule
 	for _, v := range w.seen() {
-		if v.Rule != check.RuleSleepInCallback { // the handler does sleep
+		if v.Rule != check.RuleSleepInCallback { // the handler really sleeps
 			rules = append(rules, v.Rule)
 		}
 	}
@@ -308,8 +309,8 @@ func TestCheckNotifyOnce(t *testing.T) {
 	w.expect(t, check.RuleNotifyOnce)
 }
 
-// TestCheckLocks checks that a lock held in the wrong place is reported even if every thread waits for it. The test
-// releases the lock afterwards.
+// TestCheckLocks checks that a lock held in the wrong place is reported even if every thread waits for the lock. The
+// test releases the lock afterwards.
 func TestCheckLocks(t *testing.T) {
 	t.Run("callbacks run under the lock of the queue", func(t *testing.T) {
 		var lock sync.Mutex
@@ -366,7 +367,7 @@ func TestCheckLocks(t *testing.T) {
 			go func() { <-reported; lock.Unlock() }()
 			lock.Lock()
 			err := core.Unregister(b.handle)
-			if !errors.Is(err, syscall.EBUSY) { // the objects of the bench remain
+			if !errors.Is(err, syscall.EBUSY) { // the objects of the bench exist
 				t.Error(err)
 			}
 			for _, v := range w.seen() {
@@ -431,7 +432,7 @@ func TestCheckUseAfter(t *testing.T) {
 				t.Error(v)
 			}
 			if v.Rule == check.RuleUseAfterDestroy && len(v.Stacks) != 3 {
-				t.Errorf("%d stacks, want those of the use, the end and the beginning", len(v.Stacks))
+				t.Errorf("stacks: got %d, want 3: the use, the end and the beginning", len(v.Stacks))
 			}
 		}
 		if n := len(w.seen()); n != 12 {
@@ -451,8 +452,8 @@ func TestCheckUseAfter(t *testing.T) {
 	})
 }
 
-// TestCheckLeftBehind checks that a report names the remaining objects and the places of their creation. It is made at
-// the Remove of the owning client, if the client is known.
+// TestCheckLeftBehind checks that a report names the remaining objects and the places of their creation. The report is
+// made when Remove of the owning client returns, if the client is known.
 func TestCheckLeftBehind(t *testing.T) {
 	core, w := &ib.Core{}, &witness{}
 	check.On(core, check.Config{Report: w.report})
@@ -521,7 +522,7 @@ func TestCheckResults(t *testing.T) {
 	w.expect(t, slices.Repeat([]check.Rule{check.RuleResult}, 6)...)
 }
 
-// TestCheckReportsOnce checks that the same violation at the same place is reported once.
+// TestCheckReportsOnce checks that a violation is reported once for each place in the code.
 func TestCheckReportsOnce(t *testing.T) {
 	b, w := checkedBench(t, nil, nil)
 	b.drv.onPost = func() { b.dev.QueryDevice() }
@@ -535,7 +536,7 @@ func TestCheckReportsOnce(t *testing.T) {
 }
 
 func TestCheckLeavesNoThreads(t *testing.T) {
-	// A busy machine may not run a handler for a long time.
+	// On a busy machine, a handler may not run for a long time.
 	b, w := patientBench(t, time.Minute, func(cq *ib.CQ) { cq.Poll(make([]ib.WC, 4)) }, func(*ib.QP, ib.EventType) {})
 	var wg sync.WaitGroup
 	for range 8 {
@@ -554,7 +555,7 @@ func TestCheckLeavesNoThreads(t *testing.T) {
 	b.free(t)
 	w.expect(t)
 	if threads, objects := check.Left(b.dev); threads != 0 || objects != 0 {
-		t.Errorf("left: got %d threads, %d objects, want none", threads, objects)
+		t.Errorf("checker state: got %d threads, %d objects, want none", threads, objects)
 	}
 }
 
@@ -571,7 +572,7 @@ func TestRuleNames(t *testing.T) {
 	}
 }
 
-// TestAbandon checks that an abandoned object is not reported when the device is unregistered, and can be destroyed
+// TestAbandon checks that an abandoned object is not reported at the unregistration of the device, and can be destroyed
 // afterwards.
 func TestAbandon(t *testing.T) {
 	var found []check.Violation
@@ -592,9 +593,9 @@ func TestAbandon(t *testing.T) {
 	must(t, b.cq.Destroy())
 	must(t, b.pd.Dealloc())
 	if got, want := b.dev.Objects(), (ib.ObjectCounts{}); got != want {
-		t.Errorf("Objects after the end: got %+v, want %+v", got, want)
+		t.Errorf("Objects after all destructions: got %+v, want %+v", got, want)
 	}
 	if len(found) > 0 {
-		t.Errorf("got violations %v, want none", found)
+		t.Errorf("violations: got %v, want none", found)
 	}
 }

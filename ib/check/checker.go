@@ -11,14 +11,14 @@ import (
 	"verbena/ib/internal/observe"
 )
 
-// checker is the state of checked mode. It tracks the calls that each thread is in: a relevant call pushes a frame on
-// the stack of its goroutine and pops it on return. Each new frame is checked against the frames below it.
+// checker is the state of checked mode. It records the calls in progress on each thread. A relevant call pushes a frame
+// on the stack of its goroutine, and pops the frame on return. Each new frame is checked against the frames below it.
 type checker struct {
 	ending
 	cfg Config
 
 	mu      sync.Mutex
-	threads map[int64]*thread // by goroutine; only threads with frames
+	threads map[int64]*thread // by goroutine; contains only threads with frames
 	live    map[*object]struct{}
 	made    uint64 // number of objects created
 
@@ -39,7 +39,7 @@ func (k *checker) Enter(c *observe.Call) error {
 	return k.begin(c, &frame{kind: inRegister, what: c.What, client: cl, waits: true})
 }
 
-// begin enters the frame of a call. It returns EDEADLK if the call would wait for itself.
+// begin enters the frame of a call. It returns EDEADLK if the call would wait for its own end.
 func (k *checker) begin(c *observe.Call, f *frame) error {
 	c.State = f
 	if k.enter(f) {
@@ -48,7 +48,7 @@ func (k *checker) begin(c *observe.Call, f *frame) error {
 	return nil
 }
 
-// ending implements the end of a call for all subjects.
+// ending implements the end of a call for every kind of subject.
 type ending struct{}
 
 func (ending) Leave(c *observe.Call) {
@@ -99,7 +99,7 @@ const (
 	inAtomic                    // a method that may not sleep
 	inHold                      // between HoldCallbacks and RunCallbacks
 	inMethod                    // a method that may sleep
-	inRegister                  // Register, Unregister, and the same for clients
+	inRegister                  // Register, Unregister, RegisterClient and UnregisterClient
 	inClient                    // a client's Add or Remove
 )
 
@@ -117,7 +117,7 @@ func (k frameKind) sleepRule() Rule {
 	return [...]Rule{inCallback: RuleSleepInCallback, inAtomic: RuleSleepInMethod, inHold: RuleHold}[k]
 }
 
-// frame is a call in progress of a thread.
+// frame is a call in progress on a thread.
 type frame struct {
 	k      *checker
 	kind   frameKind
@@ -128,35 +128,35 @@ type frame struct {
 	client *ib.Client // inClient, and inRegister of a client
 	entry  []uintptr
 	raised []uintptr // inCallback: stack of the call that raised it, if known
-	waits  bool      // the call waits for callbacks of obj, or all of dev
+	waits  bool      // the call waits for the callbacks of obj, or of dev
 	holder *ib.Hold  // inHold: owner, nil for HoldCallbacks; inAtomic: the Hold passed to a doorbell
 	drop   func()    // inHold: ends the hold in the midlayer
 
 	unregistered bool // inRegister: the clients have been removed from the device
 
-	// For a completion handler, and its thread:
+	// The next fields belong to a completion handler and its thread.
 	armings int64     // number of ReqNotify calls of the CQ before the handler
 	polled  []uintptr // last poll of the CQ by the handler
 	blind   []uintptr // last arming of the CQ by the handler without NotifyReportMissed
 	batch   bool      // the last poll since arming filled its array
 
-	// under checker.mu
+	// The next fields are protected by checker.mu.
 	th         *thread
 	left       bool
 	timer      *time.Timer
 	late       *time.Timer // inCallback: reports a late return
 	delay      time.Duration
-	suspected  bool           // the last inspection may have found it asleep
-	blockedFor int            // consecutive inspections in which it waited for a lock
-	resting    int            // consecutive inspections in which it waited for a lock while no goroutine ran
-	restSince  time.Time      // time of the first of these inspections
-	ran        int            // consecutive inspections in which it ran without a call
-	lastSeq    uint64         // sequence number of the thread, at the last of these inspections
-	blocked    map[*frame]int // inRegister: waits of calls of other threads for locks
+	suspected  bool           // the last inspection may have found the thread asleep
+	blockedFor int            // consecutive inspections in which the thread waited for a lock
+	resting    int            // consecutive inspections in which the thread waited for a lock while no goroutine ran
+	restSince  time.Time      // time of the first inspection that resting counts
+	ran        int            // consecutive inspections in which the thread ran without a call
+	lastSeq    uint64         // thread.seq at the last inspection that ran counts
+	blocked    map[*frame]int // inRegister: inspections in which calls of other threads waited for locks
 }
 
 // enter pushes a frame for the calling goroutine and reports violations of the frame. refuse is true if the call would
-// wait for itself.
+// wait for its own end.
 func (k *checker) enter(f *frame) (refuse bool) {
 	f.k = k
 	f.entry = callers()
@@ -214,7 +214,8 @@ func (k *checker) pop(f *frame) {
 	}
 }
 
-// doorbell returns the innermost method call if f is a hold that may begin in it, else nil.
+// doorbell returns the innermost method call if f is a hold that may begin inside this call. Otherwise doorbell returns
+// nil.
 func (th *thread) doorbell(f *frame) *frame {
 	if f.kind != inHold || f.holder == nil {
 		return nil
@@ -225,8 +226,8 @@ func (th *thread) doorbell(f *frame) *frame {
 	return nil
 }
 
-// wrong returns the rule that entering f violates and the outer frame that conflicts with f; nil if there is no
-// violation.
+// wrong returns the rule that entering f violates, and the outer frame that conflicts with f. The frame is nil if there
+// is no violation.
 func (th *thread) wrong(f *frame) (Rule, *frame) {
 	switch f.kind {
 	case inCallback, inHold:
@@ -254,7 +255,7 @@ func (th *thread) wrong(f *frame) (Rule, *frame) {
 	return 0, nil
 }
 
-// waitsFor reports whether f waits for the end of the callback x, from which it was called.
+// waitsFor reports whether f waits for the end of its caller, the callback x.
 func (f *frame) waitsFor(x *frame) bool {
 	if !f.waits || x.kind != inCallback {
 		return false
@@ -272,7 +273,7 @@ func (k *checker) reportNested(rule Rule, inner, outer *frame) {
 	case RuleCallchain:
 		what = fmt.Sprintf("%s called from the callchain of %s", inner.what, outer.what)
 	case RuleWaitForSelf:
-		what = fmt.Sprintf("%s waits for the end of %s, which called it", inner.what, outer.what)
+		what = fmt.Sprintf("%s waits for the end of its caller %s", inner.what, outer.what)
 	default:
 		what = fmt.Sprintf("%s, which may sleep, called in %s", inner.what, outer.what)
 	}
@@ -297,10 +298,9 @@ func (f *frame) raisedAt() []Stack {
 	return []Stack{{f.what + " raised at", trace(f.raised)}}
 }
 
-// report calls Config.Report, unless the same violation was reported for the same place. A place is the call and its
-// two callers.
+// report calls Config.Report once for each violation and place. A place is the call and its two callers.
 //
-//verbena:allow nosleep it tells of a defect, in checked mode, and nothing is then as it should be
+//verbena:allow nosleep Config.Report may sleep: a defect has been found
 func (k *checker) report(v Violation, d *ib.Device, at []uintptr) {
 	if d != nil {
 		v.Device = d.Name()
@@ -336,7 +336,7 @@ func (d *device) dropHold() {
 	}
 }
 
-// wasEarly reports whether the hold may have begun before the checks, and counts down the number of such holds.
+// wasEarly reports whether the hold may have begun before the checks. It also counts down the number of such holds.
 func (d *device) wasEarly() bool {
 	for n := d.early.Load(); n > 0; n = d.early.Load() {
 		if d.early.CompareAndSwap(n, n-1) {

@@ -19,19 +19,19 @@ type device struct {
 	k      *checker
 	dev    *ib.Device // the shared handle
 	root   *device    // subject of dev
-	client *ib.Client // nil: the shared handle
+	client *ib.Client // nil: the handle that all clients share
 
-	removed atomic.Pointer[[]uintptr] // stack of the caller of the client's Remove
+	removed atomic.Pointer[[]uintptr] // stack of the call of Remove
 
-	// For the shared handle:
+	// The next fields belong to the shared handle.
 	registered   []uintptr
 	unregistered atomic.Pointer[[]uintptr]
 	start        atomic.Pointer[observe.Start] // nil: not yet
 	early        atomic.Int64                  // number of holds that may have begun before the checks
 }
 
-// Device starts to check a device. Packets may arrive earlier, so some holds may have begun unobserved. At the start
-// the number of holds in progress is recorded, and that many ends of holds without a beginning are accepted.
+// Device begins to check a device. Packets may arrive before that, and some holds may therefore begin unobserved.
+// Device counts the holds in progress. It then accepts the same number of ends without an observed beginning.
 func (k *checker) Device(d *ib.Device, root observe.Subject, cl *ib.Client) observe.Subject {
 	if root != nil {
 		r := root.(*device)
@@ -55,7 +55,8 @@ func (d *device) Enter(c *observe.Call) error {
 		f.kind = inAtomic
 	default:
 		f.kind, f.by = inMethod, d
-		defer d.checkGone(c.What) // deferred until the frame exists, so that either checkGone or Removed finds the call
+		// deferred until the frame exists; then either checkGone or Removed finds the call
+		defer d.checkGone(c.What)
 	}
 	return d.k.begin(c, f)
 }
@@ -70,7 +71,7 @@ func (d *device) Note(e observe.Event, arg any) error {
 		d.hold(arg.(*ib.Hold))
 	case observe.HoldEnds:
 		d.endHold(arg.(*ib.Hold))
-	case observe.Removed: // the client has left no objects, and does not use the device any more
+	case observe.Removed: // the client has left no objects, and makes no further use of the device
 		at, when := callers(), fmt.Sprintf("%s of client %s", arg, d.client.Name)
 		d.removed.Store(&at)
 		inside := d.k.inside(observe.Goroutine(), func(x *frame) bool { return x.by == d })
@@ -93,7 +94,8 @@ func (d *device) Note(e observe.Event, arg any) error {
 	return nil
 }
 
-// checkGone reports the use of a device after Unregister, or by a client after its Remove. The call continues.
+// checkGone reports the use of a device after Unregister, or by a client after the client's Remove. The call continues
+// after the report.
 func (d *device) checkGone(what string) error {
 	at := d.root.unregistered.Load()
 	if at == nil {
@@ -116,12 +118,13 @@ func (d *device) checkRemoved(what string) {
 	}
 	used := callers()
 	d.k.report(Violation{
-		Rule: RuleUseAfterRemove, What: fmt.Sprintf("%s called when Remove of client %s had returned", what, d.client.Name),
+		Rule: RuleUseAfterRemove, What: fmt.Sprintf("%s called when Remove of client %s had returned",
+			what, d.client.Name),
 		Stacks: []Stack{{what, trace(used)}, {"removed at", trace(*at)}},
 	}, d.dev, used)
 }
 
-// owner returns the client that has the calling thread in its Add or Remove of d, or nil.
+// owner returns the client in whose Add or Remove of d the calling thread is, or nil.
 func (d *device) owner() *ib.Client {
 	if d.client != nil {
 		return d.client
@@ -137,7 +140,7 @@ func (d *device) owner() *ib.Client {
 	return nil
 }
 
-// leftBehind reports, once, the objects and event functions on d that cl should have destroyed; a nil cl stands for all
+// leftBehind reports, once, the objects and event functions on d that cl should have destroyed. A nil cl means all
 // clients. Event functions without a client may remain.
 func (d *device) leftBehind(cl *ib.Client, when string) {
 	k := d.k
@@ -172,7 +175,7 @@ func (d *device) leftBehind(cl *ib.Client, when string) {
 	}, d.dev, left[0].made)
 }
 
-// unregistered records that Unregister, on the calling thread, has removed the device from its clients.
+// unregistered records that the calling thread's Unregister has removed the device from its clients.
 func (k *checker) unregistered() {
 	id := observe.Goroutine()
 	k.mu.Lock()
@@ -189,12 +192,13 @@ func (k *checker) stillInside(f *frame) {
 	d := f.dev
 	calls := k.inside(f.th.id, func(x *frame) bool { return (x.kind == inMethod || x.kind == inAtomic) && x.dev == d })
 	maps.DeleteFunc(calls, func(_ int64, x *frame) bool {
-		return x.obj != nil && (x.obj.abandoned.Load() || x.obj.destroyed.Load() != nil) // reported for the object
+		// the use after destruction is reported instead
+		return x.obj != nil && (x.obj.abandoned.Load() || x.obj.destroyed.Load() != nil)
 	})
 	k.reportInside(RuleInsideAtUnregister, d, calls, "Unregister", f.entry)
 }
 
-// inside returns the calls, accepted by kind, of other threads than but, by thread.
+// inside returns the calls of other threads than but, by thread. kind selects the calls.
 func (k *checker) inside(but int64, kind func(*frame) bool) map[int64]*frame {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -207,7 +211,7 @@ func (k *checker) inside(but int64, kind func(*frame) bool) map[int64]*frame {
 	return calls
 }
 
-// reportInside reports calls on d that are in progress when another call returns.
+// reportInside reports the calls on d that are in progress when another call returns.
 func (k *checker) reportInside(rule Rule, d *ib.Device, calls map[int64]*frame, when string, at []uintptr) {
 	if len(calls) == 0 {
 		return

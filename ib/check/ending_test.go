@@ -13,8 +13,8 @@ import (
 	"verbena/ib/ibfake"
 )
 
-// TestCheckDestroyGoesOn checks that a destruction that blocks in the driver violates no rule when its caller's context
-// ends and another call joins it.
+// TestCheckDestroyGoesOn checks that a destruction may block in the driver: there is no violation when the context of
+// its caller ends and a second call joins the destruction.
 func TestCheckDestroyGoesOn(t *testing.T) {
 	type destroyer interface {
 		DestroyContext(context.Context) error
@@ -35,7 +35,7 @@ func TestCheckDestroyGoesOn(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				if err := x.DestroyContext(ctx); !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("with a blocked driver: got %v, want %v", err, context.DeadlineExceeded)
+					t.Errorf("DestroyContext with a blocked driver: got %v, want %v", err, context.DeadlineExceeded)
 				}
 				<-entered
 				joined := make(chan error)
@@ -45,7 +45,7 @@ func TestCheckDestroyGoesOn(t *testing.T) {
 				must(t, <-joined)
 				w.expect(t)
 				if err := x.Destroy(); !errors.Is(err, syscall.EINVAL) {
-					t.Errorf("second call: got %v, want %v", err, syscall.EINVAL)
+					t.Errorf("second Destroy: got %v, want %v", err, syscall.EINVAL)
 				}
 				w.expect(t, check.RuleUseAfterDestroy)
 				if name == "QP" {
@@ -57,7 +57,7 @@ func TestCheckDestroyGoesOn(t *testing.T) {
 	}
 }
 
-// TestCheckInsideAtUnregister checks that a call which creates an object while the device is unregistered is reported.
+// TestCheckInsideAtUnregister checks that checked mode reports a call that creates an object during Unregister.
 func TestCheckInsideAtUnregister(t *testing.T) {
 	b, w := checkedBench(t, nil, nil)
 	entered, release := b.drv.Hold(ibfake.AllocPD)

@@ -10,7 +10,8 @@ import (
 	"verbena/ib/check"
 )
 
-// TestEventEndsItself checks that an event function that calls its own stop does not wait for itself and is reported.
+// TestEventEndsItself checks that an event function that calls its own stop function does not wait for itself and is
+// reported.
 func TestEventEndsItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, w := checkedBench(t, nil, nil)
@@ -28,8 +29,8 @@ func TestEventEndsItself(t *testing.T) {
 	})
 }
 
-// TestEventAfterUnregister checks that earlier events are delivered before Unregister returns, and that later ones are
-// dropped and reported.
+// TestEventAfterUnregister checks that earlier events are delivered before Unregister returns. It also checks that
+// later events are dropped and reported.
 func TestEventAfterUnregister(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, w := checkedBench(t, nil, nil)
@@ -43,14 +44,14 @@ func TestEventAfterUnregister(t *testing.T) {
 		b.handle.DispatchEvent(ib.EventPortActive, 1)
 		synctest.Wait()
 		if calls != 1 {
-			t.Errorf("got %d calls after Unregister, want none", calls-1)
+			t.Errorf("event calls after Unregister: got %d, want none", calls-1)
 		}
 		w.expect(t, check.RuleUseAfterUnregister)
 	})
 }
 
-// TestCallbackEndsItsGoroutine checks that after a callback that ends its goroutine other callbacks run and destruction
-// does not block.
+// TestCallbackEndsItsGoroutine checks that other callbacks run, and destruction does not block, after a callback has
+// ended its goroutine.
 func TestCallbackEndsItsGoroutine(t *testing.T) {
 	for _, hold := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"verbena/ib/check"
 )
 
-// Checked mode reports violations of the contract with the stacks of both sides.
+// In checked mode, a violation of the contract is reported with the stacks of both sides.
 func Example() {
 	var core ib.Core
 	check.On(&core, check.Config{Report: func(v check.Violation) { fmt.Printf("%v: %s\n", v.Rule, v.What) }})
@@ -20,7 +20,7 @@ func Example() {
 	d, done := drv.IB(), make(chan struct{})
 	stop := d.OnEvent(func(ib.Event) {
 		defer close(done)
-		d.QueryPort(1) // it may sleep, an event function may not
+		d.QueryPort(1) // QueryPort may sleep, but an event function may not
 	})
 	drv.Handle().DispatchEvent(ib.EventPortErr, 1)
 	<-done

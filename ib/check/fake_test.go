@@ -11,12 +11,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// hooked is a driver with methods that call the functions of the same names, if they are not nil.
+// hooked is a driver with methods that call its fields of the same names, if not nil.
 type hooked struct {
 	*ibfake.Driver
 	onPost, onPoll, onNotify, onQuery, onDestroy func()
 
-	// results of methods that replace the normal ones
+	// The next fields replace the normal results of methods.
 	post func() (int, error)
 	poll func() (int, error)
 	arm  func() (bool, error)

@@ -35,7 +35,7 @@ nonsense
 	}
 }
 
-// The parser must survive any output of future runtimes.
+// The parser must accept any output of future runtimes.
 func FuzzParseGoroutines(f *testing.F) {
 	f.Add([]byte("goroutine 7 [chan receive, 2 minutes]:\nmain.f()\n\n"))
 	f.Add([]byte("goroutine 9223372036854775808 []:\n"))

@@ -15,13 +15,13 @@ import (
 	"verbena/internal/testutil"
 )
 
-// holdWorld is two devices of one core. The first one has a doorbell.
+// holdWorld is two devices of one core. The first device has a doorbell.
 type holdWorld struct {
 	*testing.T
 	benches []*bench
 	seen    *witness
 	queue   ib.UserQP
-	handler func(i int) // action of handlers; may be nil
+	handler func(i int) // called by the completion handlers; may be nil
 }
 
 func newHoldWorld(t *testing.T, ring func(w *holdWorld, h *ib.Hold)) *holdWorld {
@@ -41,17 +41,17 @@ func newHoldWorld(t *testing.T, ring func(w *holdWorld, h *ib.Hold)) *holdWorld 
 	return w
 }
 
-// complete makes the handler of a device due.
+// complete makes the handler of device i due.
 func (w *holdWorld) complete(i int) { w.benches[i].drv.cq.Completed() }
 
-// ring calls Doorbell as uverbs does: the callbacks of the first device are held from the start.
+// ring calls Doorbell in the same way as uverbs: the callbacks of the first device are held from the start.
 func (w *holdWorld) ring(h *ib.Hold, run func()) {
 	ib.ForUser(gate.Open()).HoldCallbacks(w.benches[0].dev, h)
 	w.queue.Doorbell(h)
 	run()
 }
 
-// free destroys everything, and checks that exactly these rules were violated.
+// free destroys all objects, and checks that exactly these rules were violated.
 func (w *holdWorld) free(rules ...check.Rule) {
 	w.Helper()
 	for _, b := range w.benches {
@@ -64,7 +64,7 @@ type workFunc func()
 
 func (f workFunc) Run() { f() }
 
-// TestCheckHold checks the reports of incorrectly used Holds.
+// TestCheckHold checks the reports for incorrect use of Holds.
 func TestCheckHold(t *testing.T) {
 	add := func(w *holdWorld, h *ib.Hold) { h.Add(w.benches[1].handle) }
 	none := func(*holdWorld, *ib.Hold) {}
@@ -127,7 +127,7 @@ func TestCheckHold(t *testing.T) {
 			for !ran.Load() { // the method may not sleep
 				runtime.Gosched()
 			}
-			observe.Of(w.benches[1].dev).Note(observe.HoldEnds, h) // end the hold on this thread
+			observe.Of(w.benches[1].dev).Note(observe.HoldEnds, h) // ends the hold on this thread
 		}, "Hold.Run called by a thread that has not called Hold.Add"},
 		{"never run", none, func(w *holdWorld, h *ib.Hold) {
 			var wg sync.WaitGroup
@@ -144,7 +144,7 @@ func TestCheckHold(t *testing.T) {
 			test.run(w, &h)
 			rules := make([]check.Rule, 0)
 			for range w.seen.seen() {
-				rules = append(rules, check.RuleHold) // one for each held device
+				rules = append(rules, check.RuleHold) // one violation for each held device
 			}
 			w.free(rules...)
 			if reported := len(rules) > 0; reported != (test.want != "") {
@@ -185,7 +185,7 @@ func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 				wg.Wait()
 				synctest.Wait()
 				if ran != [2]int{1, 1} {
-					t.Errorf("handlers: got %v calls, want one of each", ran)
+					t.Errorf("handler calls: got %v, want one on each device", ran)
 				}
 				w.free(check.RuleCallbackReturns)
 			})
@@ -193,8 +193,8 @@ func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 	}
 }
 
-// TestHoldBeforeChecks checks that the end of a hold that began before Register, and so unobserved, is no violation,
-// while the end of another hold is one.
+// TestHoldBeforeChecks begins a hold before Register, which is not observed. It checks that the end of this hold is no
+// violation, and that the end of another hold is one.
 func TestHoldBeforeChecks(t *testing.T) {
 	w, core := &witness{}, &ib.Core{}
 	check.On(core, check.Config{Report: w.report})
@@ -209,7 +209,7 @@ func TestHoldBeforeChecks(t *testing.T) {
 	must(t, core.Unregister(d))
 }
 
-// Packets arrive during Register, and threads hold the callbacks of the device for them.
+// Packets arrive during Register, and threads hold the callbacks of the device while they process the packets.
 func TestHoldWhileRegistering(t *testing.T) {
 	w := &witness{}
 	for range 100 {

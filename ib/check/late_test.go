@@ -14,8 +14,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestCheckHoldOfThreadThatEnded checks that a hold whose thread has ended is reported and ended, so that callbacks do
-// not wait for it.
+// TestCheckHoldOfThreadThatEnded checks that a hold whose thread has ended is reported and released. Callbacks must not
+// wait for the hold.
 func TestCheckHoldOfThreadThatEnded(t *testing.T) {
 	b, w := checkedBench(t, func(*ib.CQ) {}, nil)
 	var wg sync.WaitGroup
@@ -47,8 +47,8 @@ func TestCheckLockAcrossUnregisterClient(t *testing.T) {
 	must(t, core.Unregister(dev))
 }
 
-// TestCheckLockOfClient: the event function waits for a lock that the client's own Add holds while it sleeps. The
-// driver is not at fault.
+// TestCheckLockOfClient checks a client that sleeps in Add with a lock held. Its event function waits for the same
+// lock. The report must not name the driver.
 func TestCheckLockOfClient(t *testing.T) {
 	var lock sync.Mutex
 	reported := make(chan check.Violation, 1)
@@ -66,7 +66,7 @@ func TestCheckLockOfClient(t *testing.T) {
 		lock.Unlock()
 		stop()
 		if v.Rule != check.RuleSleepInCallback || !strings.Contains(v.What, "Add of client A is in progress") {
-			t.Errorf("reported: got %v: %s, want %v, in Add of client A", v.Rule, v.What, check.RuleSleepInCallback)
+			t.Errorf("violation: got %v: %s, want %v, in Add of client A", v.Rule, v.What, check.RuleSleepInCallback)
 		}
 		return nil, nil
 	}, Remove: func(*ib.Device, any) {}}
@@ -93,7 +93,8 @@ func TestCheckClientReturns(t *testing.T) {
 	})
 }
 
-// TestCheckCallbackRunsLong checks that a callback that computes for too long is reported, unless it makes progress.
+// TestCheckCallbackRunsLong checks that a callback that computes for too long is reported, unless the callback makes
+// calls.
 func TestCheckCallbackRunsLong(t *testing.T) {
 	var done atomic.Bool
 	w, core := &witness{}, &ib.Core{}
@@ -148,7 +149,7 @@ func TestCheckCallbackDoesNotReturn(t *testing.T) {
 	}
 }
 
-// TestCheckInUseAtDestroy checks that a thread inside a call at the destruction of the object is reported.
+// TestCheckInUseAtDestroy checks that a thread inside a call on an object is reported when the object is destroyed.
 func TestCheckInUseAtDestroy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, w := checkedBench(t, nil, nil)
@@ -166,8 +167,8 @@ func TestCheckInUseAtDestroy(t *testing.T) {
 	})
 }
 
-// TestCheckDestroyContext checks that a thread that waits for the destruction of an object with a context, or joins
-// another such call, does not count as inside the object.
+// TestCheckDestroyContext checks that a thread waiting for the destruction of an object does not count as inside the
+// object. The thread may have started the destruction with a context or may have joined it.
 func TestCheckDestroyContext(t *testing.T) {
 	b, w := checkedBench(t, nil, nil)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -181,14 +182,14 @@ func TestCheckDestroyContext(t *testing.T) {
 	must(t, b.pd.DeallocContext(ctx))
 	must(t, b.core.UnregisterContext(ctx, b.handle))
 	for _, v := range w.seen() {
-		if v.Rule != check.RuleUseAfterDestroy { // the second call reports, if it was late
+		if v.Rule != check.RuleUseAfterDestroy { // a late second call is reported as well
 			t.Error(v)
 		}
 	}
 }
 
-// TestCheckArmWithoutPoll: a consumer that arms a queue with completions in it, and does not poll afterwards, may wait
-// for ever.
+// TestCheckArmWithoutPoll checks a consumer that arms a queue with completions in it and does not poll afterwards. Such
+// a consumer may wait for ever.
 func TestCheckArmWithoutPoll(t *testing.T) {
 	for _, test := range []struct {
 		name  string

@@ -7,7 +7,7 @@ import (
 )
 
 // noteArmed records a ReqNotify, with frame f, inside the CQ's handler. Without NotifyReportMissed the handler must
-// poll until the queue is empty, because earlier completions do not cause a call.
+// poll until the CQ is empty, because earlier completions do not cause a handler call.
 func (f *frame) noteArmed(flags ib.NotifyFlags) {
 	f.k.mu.Lock()
 	defer f.k.mu.Unlock()
@@ -26,8 +26,8 @@ func (f *frame) handler() *frame {
 	return f.th.find(func(x *frame) bool { return x.kind == inCallback && x.obj == f.obj })
 }
 
-// expectRest is called after a handler that armed the queue and did not empty it with its last poll. Remaining
-// completions, if no handler call is due, may never be reported, unless another thread polls.
+// expectRest is called after a handler that armed the queue and did not empty the queue with its last poll. If no
+// handler call is due and no other thread polls, the remaining completions may never be reported.
 func (o *object) expectRest(at []uintptr) {
 	c, ok := ib.As[ib.CQCounter](o.cq)
 	if !ok || o.user || c.Waiting() == 0 || o.due() {
@@ -38,7 +38,8 @@ func (o *object) expectRest(at []uintptr) {
 		if n := o.waiting(c); n > 0 && r.idle() && !o.due() {
 			o.k.report(Violation{
 				Rule: RuleLeftInCQ,
-				What: fmt.Sprintf("a completion handler armed its CQ without NotifyReportMissed and returned with completions in it, "+
+				What: fmt.Sprintf("a completion handler armed its CQ without NotifyReportMissed and returned with "+
+					"completions in it, "+
 					"of which %d have not been polled for %v: they raise no call", n, o.k.cfg.Timeout),
 				Stacks: []Stack{{"CQ.ReqNotify in the completion handler", trace(at)}, {"the CQ made at", trace(o.made)}},
 			}, o.dev, at)
@@ -46,7 +47,7 @@ func (o *object) expectRest(at []uintptr) {
 	})
 }
 
-// waiting returns the number of completions in the queue, or 0 if it has been destroyed.
+// waiting returns the number of completions in the queue, or 0 if the queue has been destroyed.
 func (o *object) waiting(c ib.CQCounter) int {
 	o.probeMu.Lock()
 	defer o.probeMu.Unlock()

@@ -10,8 +10,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestCheckLeftInCQ: a handler that arms its CQ before polling must poll until it is empty, use NotifyReportMissed, or
-// leave the rest to another thread.
+// TestCheckLeftInCQ checks a handler that arms its CQ before polling. Such a handler must poll until the CQ is empty,
+// use NotifyReportMissed, or leave the rest to another thread.
 func TestCheckLeftInCQ(t *testing.T) {
 	const timeout = 200 * time.Millisecond
 	poll := func(cq *ib.CQ, n int) int {

@@ -16,53 +16,56 @@ import (
 type object struct {
 	ending
 	k    *checker
-	self any        // such as an *ib.MR
+	self any        // the object, such as an *ib.MR
 	dev  *ib.Device // the shared handle
-	by   *device    // the handle with which it was created
+	by   *device    // the handle that created the object
 	kind string
-	// The client of that handle, or the client that created the object or its parent in Add or Remove; nil if unknown.
+	// owner is the client of the handle by. For the shared handle it is the client that, in Add or Remove, created the
+	// object or the object's parent. owner is nil if unknown.
 	owner *ib.Client
 	made  []uintptr
 	order uint64 // creation order among all objects of the checker
 
 	destroyed atomic.Pointer[[]uintptr] // stack of the destruction
-	ends      atomic.Pointer[[]uintptr] // stack of the call for the destruction
-	abandoned atomic.Bool               // may be used after Unregister, to be destroyed
-	user      bool                      // a queue of a user context: the program may post and poll without a call
+	ends      atomic.Pointer[[]uintptr] // stack of the call that started the destruction
+	abandoned atomic.Bool               // may be used after Unregister, until its destruction
+	// a queue of a user context, on which the program may post and poll without a call
+	user bool
 
-	// Fields of a CQ.
+	// The next fields belong to a CQ.
 	cq        ib.DriverCQ
-	requests  atomic.Int64          // by ReqNotify, minus the answers
+	requests  atomic.Int64          // notifications requested by ReqNotify, minus the calls of Completed
 	armings   atomic.Int64          // calls of ReqNotify
-	probed    atomic.Pointer[rearm] // set while checked mode, but not the consumer, has armed the queue
+	probed    atomic.Pointer[rearm] // set while only checked mode, but not the consumer, has armed the queue
 	rearm     atomic.Pointer[time.Timer]
 	answers   atomic.Int64 // calls of Completed
 	calls     atomic.Int64 // calls of Completed that cause a handler call
 	handlerAt atomic.Int64 // value of calls when the handler last began
 	polls     atomic.Int64
-	pending   atomic.Int64 // number of work requests that may complete on it
+	pending   atomic.Int64 // number of work requests that may complete on the CQ
 	pollers   atomic.Int32 // number of calls of Poll
 	broken    atomic.Bool  // completions may have been lost
 
 	mayOverrun bool // CQIgnoreOverrun
 	deadMu     sync.Mutex
-	dead       map[uint32]*work // destroyed queue pairs, by number, that may have completions in it
+	dead       map[uint32]*work // destroyed queue pairs, by number, that may have completions in the CQ
 
-	armed   atomic.Pointer[time.Timer]
-	probeMu sync.Mutex // held while the driver is asked for completions, and while it destroys the queue
-	gone    bool       // under probing: the driver has destroyed the queue
+	armed atomic.Pointer[time.Timer]
+	// held while the checker polls the driver for completions, and while the driver destroys the queue
+	probeMu sync.Mutex
+	gone    bool // the driver has destroyed the queue
 	raised  atomic.Pointer[[]uintptr]
 	handler atomic.Pointer[frame] // the handler call in progress
 
-	// Fields of a QP or SRQ.
-	work     *work       // nil: its work requests are not tracked
-	stopping atomic.Bool // destruction in the driver has begun
+	// The next fields belong to a QP or SRQ.
+	work     *work       // nil: the work requests of the queue are not tracked
+	stopping atomic.Bool // the driver has begun the destruction
 }
 
-// eventFunction is the kind of an event function.
+// eventFunction is the kind of an object that represents an event function.
 const eventFunction = "event function"
 
-// Object records the place and the creator of a new object.
+// Object records the creator of a new object and the place of its creation.
 func (k *checker) Object(self any, kind string, by, of observe.Subject) observe.Subject {
 	d := by.(*device)
 	o := &object{k: k, self: self, dev: d.dev, by: d, kind: kind, made: callers(), owner: d.client}
@@ -75,7 +78,7 @@ func (k *checker) Object(self any, kind string, by, of observe.Subject) observe.
 	return o
 }
 
-// objectOf returns the checked state of an object of package ib, or nil if it is not checked.
+// objectOf returns the checked state of an object of package ib, or nil if the object is not checked.
 func objectOf(x any) *object {
 	o, _ := observe.Of(x).(*object)
 	return o
@@ -104,8 +107,8 @@ func (o *object) Enter(c *observe.Call) error {
 	return o.enter(f)
 }
 
-// enter enters the frame of a call on the object. It returns an error if the object has been destroyed; then the driver
-// must not be called.
+// enter enters the frame of a call on the object. It returns an error if the object has been destroyed. In that case
+// the driver must not be called.
 func (o *object) enter(f *frame) error {
 	f.obj, f.dev = o, o.dev
 	err := o.checkDestroyed(f.what)
@@ -118,8 +121,8 @@ func (o *object) enter(f *frame) error {
 	return err
 }
 
-// destroy begins the destruction. It returns EDEADLK in a callback for which the destruction would wait. All other
-// errors come from the driver.
+// destroy records the start of a destruction. It returns EDEADLK in a callback for whose end the destruction would
+// wait. All other errors come from the driver.
 func (o *object) destroy(c *observe.Call, f *frame) error {
 	f.waits = true
 	if o.kind == eventFunction {
@@ -134,7 +137,7 @@ func (o *object) destroy(c *observe.Call, f *frame) error {
 	return nil
 }
 
-// handle begins a call of the completion handler.
+// handle records the start of a call of the completion handler.
 func (o *object) handle(c *observe.Call, f *frame) error {
 	f.kind, f.armings = inCallback, o.armings.Load()
 	o.handlerAt.Store(o.calls.Load())
@@ -151,7 +154,7 @@ func (o *object) handle(c *observe.Call, f *frame) error {
 	return err
 }
 
-// returned ends a call of the completion handler.
+// returned records the end of a call of the completion handler.
 func (o *object) returned(f *frame, returned bool) {
 	if returned && f.polled != nil && o.armings.Load() == f.armings {
 		o.expectRearm(f.polled, f.batch)
@@ -188,7 +191,8 @@ func (o *object) checkDestroyed(what string) error {
 	return o.checkUse(what, "%s on a %v that was destroyed")
 }
 
-// checkUse is checkDestroyed with a format for the report. Its arguments are what and the kind of the object.
+// checkUse is checkDestroyed with a format for the report. The arguments of the format are what and the kind of the
+// object.
 func (o *object) checkUse(what, format string) error {
 	at := o.destroyed.Load()
 	if at == nil {
@@ -227,7 +231,7 @@ func (o *object) removeLive() {
 	delete(o.k.live, o)
 	var inside *frame
 	for _, th := range o.k.threads {
-		// A thread that waits for the destruction, having called for it, is not inside the object.
+		// A thread that waits for its own destruction call is not inside the object.
 		if f := th.find(func(f *frame) bool { return f.obj == o && !f.waits }); f != nil && th.id != id {
 			inside = f
 		}
@@ -250,9 +254,10 @@ func (o *object) abandon() {
 	delete(o.k.live, o)
 }
 
-var errProbe = errors.New("checked mode has armed the queue, the consumer has not")
+var errProbe = errors.New("only checked mode has armed the queue")
 
-// completed checks that the driver's report was requested. It returns an error if only checked mode requested it.
+// completed checks that a ReqNotify preceded the driver's report. It returns an error if only checked mode had armed
+// the queue.
 func (o *object) completed() error {
 	_ = o.checkDestroyed("CQHandle.Completed")
 	at := callers()

@@ -8,7 +8,7 @@ import (
 	"verbena/ib/internal/observe"
 )
 
-// The types in this file wrap the driver's side of a queue.
+// The types in this file wrap the driver's queues.
 type (
 	queueCQ struct {
 		ib.DriverCQ
@@ -28,7 +28,7 @@ type (
 	}
 )
 
-// Queue wraps a queue and starts to track its work requests.
+// Queue wraps a queue and begins to track its work requests.
 func (k *checker) Queue(s observe.Subject, drv any, m observe.Made) any {
 	o := s.(*object)
 	o.user, o.mayOverrun = m.User, m.Overruns
@@ -60,7 +60,7 @@ func (q *queueQP) PostSend(wrs []ib.SendWR) (int, error) {
 	return post(q.o, "QP.PostSend", wrs, q.DriverQP.PostSend, q.o.work.sends)
 }
 
-// checkNamed reports each destroyed object in the work request. The driver rejects the request.
+// checkNamed reports each destroyed object that the work request names. The driver then rejects the request.
 func checkNamed(wr *ib.SendWR) {
 	check := func(x any) {
 		if o := objectOf(x); o != nil {
@@ -140,7 +140,7 @@ func (q *queueCQ) Poll(wc []ib.WC) (int, error) {
 	n, err := q.DriverCQ.Poll(wc)
 	switch {
 	case n < 0 || n > len(wc):
-		f.result(fmt.Sprintf("%d completions returned into room for %d", n, len(wc)))
+		f.result(fmt.Sprintf("%d completions returned in an array of %d", n, len(wc)))
 	case err != nil:
 		o.broken.Store(true)
 	case len(wc) > 0:
@@ -188,22 +188,22 @@ func (o *object) atomically(what string) (*frame, error) {
 	return f, o.enter(f)
 }
 
-// stillMissed asks the driver whether the queue holds completions, unless the queue has been destroyed.
+// stillMissed asks the driver whether the queue holds completions. It does not ask if the queue has been destroyed.
 func (o *object) stillMissed(flags ib.NotifyFlags) bool {
 	o.probeMu.Lock()
 	defer o.probeMu.Unlock()
 	if o.gone {
 		return false
 	}
-	o.requests.Add(1) // the queue may have been disarmed meanwhile
-	// No call of a consumer waits for probing, which only excludes the destruction of the queue from calls of the
-	// checker.
+	o.requests.Add(1) // the queue may have been disarmed in between
+	// A call of a consumer never waits for probing. probing only prevents the destruction of the queue during a call of
+	// the checker.
 	missed, err := o.cq.ReqNotify(flags | ib.NotifyReportMissed)
 	return missed && err == nil
 }
 
-// expectPoll reports, some time after the queue was armed, a completion that was in it then and may stay there for
-// ever: neither a poll nor a notification has followed. If the consumer did not ask for missed completions, expectPoll
+// expectPoll waits for some time after the queue was armed. It reports a completion that was in the queue at that time
+// if neither a poll nor a notification has followed. If the consumer did not ask for missed completions, expectPoll
 // asks the driver again.
 func (o *object) expectPoll(flags ib.NotifyFlags, missed bool, at []uintptr) {
 	if o.user || flags&ib.NotifyReportMissed != 0 && !missed {
@@ -236,7 +236,7 @@ func (o *object) expectPoll(flags ib.NotifyFlags, missed bool, at []uintptr) {
 		case missed:
 			report()
 		case o.stillMissed(flags):
-			after(o.k.cfg.Timeout/4, report) // a completion may have just arrived, and its notification may follow
+			after(o.k.cfg.Timeout/4, report) // a completion may have just arrived and be reported soon
 		}
 	})
 }
@@ -254,7 +254,7 @@ func post[WR any](o *object, what string, wrs []WR, post func([]WR) (int, error)
 	n, err := post(wrs)
 	taken(n)
 	if n < 0 || n > len(wrs) || n < len(wrs) && err == nil || n == len(wrs) && n > 0 && err != nil {
-		f.result(fmt.Sprintf("%d of %d work requests taken, error %v", n, len(wrs), err))
+		f.result(fmt.Sprintf("%d of %d work requests accepted, error %v", n, len(wrs), err))
 	}
 	return n, err
 }

@@ -8,10 +8,10 @@ import (
 	"verbena/ib"
 )
 
-// rearm tracks a completion handler that has polled its CQ and returned without arming it. This is correct if no more
-// completions arrive, or if another thread polls. So the checker waits until the CQ has been neither polled nor armed
-// for Timeout. Then it arms the queue itself, to detect completions that are in it or arrive later. These do not call
-// the consumer's handler.
+// rearm tracks a completion handler that has polled its CQ and returned without arming the CQ. This behaviour is
+// correct if no more completions arrive, or if another thread polls. The checker therefore waits until the CQ has been
+// neither polled nor armed for Timeout. The checker then arms the CQ itself to detect present and later completions.
+// The consumer's handler is not called for these completions.
 type rearm struct {
 	o              *object
 	polls, armings int64
@@ -20,7 +20,7 @@ type rearm struct {
 }
 
 // notePolled records the return of a Poll, with frame f, inside the CQ's handler. A full array means that completions
-// may remain.
+// may remain in the CQ.
 func (f *frame) notePolled(full bool) {
 	f.k.mu.Lock()
 	defer f.k.mu.Unlock()
@@ -57,7 +57,7 @@ func (o *object) expectRearm(at []uintptr, batch bool) {
 	})
 }
 
-// probe arms the queue on behalf of the checker, and reports whether it holds completions.
+// probe arms the queue on behalf of the checker, and reports whether the queue holds completions.
 func (o *object) probe(r *rearm) bool {
 	o.probeMu.Lock()
 	defer o.probeMu.Unlock()
@@ -66,14 +66,14 @@ func (o *object) probe(r *rearm) bool {
 	}
 	o.requests.Add(1)
 	o.probed.Store(r)
-	// No call of a consumer waits for probing, which only excludes the destruction of the queue from calls of the
-	// checker.
+	// A call of a consumer never waits for probing. probing only prevents the destruction of the queue during a call of
+	// the checker.
 	missed, err := o.cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
 	return missed && err == nil
 }
 
-// inUse reports whether one of the queue pairs that complete on the CQ is not in the error state. A handler need not
-// poll completions of queue pairs in error.
+// inUse reports whether a queue pair that completes on the CQ is in a state other than error. A handler need not poll
+// completions of queue pairs in the error state.
 func (o *object) inUse() bool {
 	var all []*work
 	o.k.mu.Lock()
@@ -86,8 +86,8 @@ func (o *object) inUse() bool {
 	return slices.ContainsFunc(all, func(w *work) bool { return !w.o.stopping.Load() && w.qp.State() != ib.QPErr })
 }
 
-// ownProbe reports whether only probe has armed the queue, so that the completion must not call the consumer's handler.
-// The driver may hold its locks.
+// ownProbe reports whether only probe has armed the queue. If so, the completion must not call the consumer's handler.
+// The caller may be a driver that holds locks.
 func (o *object) ownProbe() bool {
 	r := o.probed.Swap(nil)
 	if r == nil || o.armings.Load() != r.armings {
@@ -97,7 +97,8 @@ func (o *object) ownProbe() bool {
 	return true
 }
 
-// came is called when the queue holds a completion.
+// came is called when the queue holds a completion. If the consumer neither polls nor arms the queue within Timeout,
+// came reports the violation.
 func (r *rearm) came() {
 	r.after(func() {
 		if !r.idle() {

@@ -10,8 +10,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestCheckNotRearmed: a handler that empties its CQ must arm it again, unless other threads poll or no completions
-// follow.
+// TestCheckNotRearmed checks that a handler that empties its CQ must arm it again, unless other threads poll or no
+// completions follow.
 func TestCheckNotRearmed(t *testing.T) {
 	const timeout = 200 * time.Millisecond
 	for _, c := range []struct {
@@ -92,14 +92,14 @@ func TestCheckNotRearmed(t *testing.T) {
 	}
 }
 
-// TestCheckNotRearmedAfterBatch: a handler that polls one batch and leaves the rest must arm its CQ, unless another
-// thread polls.
+// TestCheckNotRearmedAfterBatch checks that a handler that polls only one batch must arm its CQ, unless another thread
+// polls.
 func TestCheckNotRearmedAfterBatch(t *testing.T) {
 	const timeout = 200 * time.Millisecond
 	for _, c := range []struct {
 		name   string
 		arm    bool
-		fail   bool // the queue pairs are in error when the handler runs
+		fail   bool // the queue pairs are in the error state when the handler runs
 		then   func(x *consumer)
 		caught bool
 	}{
@@ -155,8 +155,8 @@ func ok[T any](_ T, err error) {
 	}
 }
 
-// TestCheckProbeIsNotSeen checks that the handler is not called for completions that only checked mode has armed the
-// queue for.
+// TestCheckProbeIsNotSeen checks that the handler is not called for completions if only checked mode has armed the
+// queue.
 func TestCheckProbeIsNotSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var x *consumer
@@ -179,7 +179,7 @@ func TestCheckProbeIsNotSeen(t *testing.T) {
 	})
 }
 
-// TestCheckEventFunctionLeft: a client must end its event functions before its Remove returns.
+// TestCheckEventFunctionLeft checks that a client must end its event functions before its Remove returns.
 func TestCheckEventFunctionLeft(t *testing.T) {
 	for _, ended := range []bool{false, true} {
 		x := newConsumer(t, consumerConfig{})

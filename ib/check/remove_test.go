@@ -7,8 +7,8 @@ import (
 	"verbena/ib/check"
 )
 
-// TestCheckUseAfterRemove: a client must not use its handle of the device after Remove has returned. Handles of other
-// clients are not affected.
+// TestCheckUseAfterRemove checks that a client must not use its device handle after Remove has returned. Handles of
+// other clients are not affected.
 func TestCheckUseAfterRemove(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -41,7 +41,7 @@ func TestCheckUseAfterRemove(t *testing.T) {
 			}
 			first, other := client("A", &a), client("B", &b)
 			if a == b || !a.Same(b) || !a.Same(dev) || !dev.Same(a) || a.Same(nil) {
-				t.Error("the clients' handles are not two handles of one device")
+				t.Error("Same of the clients' handles: got an unexpected result, want two handles of one device")
 			}
 			core.UnregisterClient(first)
 			c.use(b)
@@ -54,7 +54,7 @@ func TestCheckUseAfterRemove(t *testing.T) {
 			was := a
 			must(t, core.RegisterClient(first))
 			if a == was {
-				t.Error("the client got the handle of its earlier Remove")
+				t.Error("handle of the second Add: got the handle of the first Add, want a new one")
 			}
 			c.use(a)
 			w.expect(t, c.rules...)
@@ -64,8 +64,8 @@ func TestCheckUseAfterRemove(t *testing.T) {
 	}
 }
 
-// TestCheckInsideAtRemove: a client's thread that is inside a call when Remove returns uses the device afterwards,
-// whatever it does next. A thread that Remove has waited for does not.
+// TestCheckInsideAtRemove checks that a client's thread inside a call when Remove returns is reported: the thread uses
+// the device after Remove. A thread for which Remove has waited is not reported.
 func TestCheckInsideAtRemove(t *testing.T) {
 	for _, waits := range []bool{false, true} {
 		w, core := &witness{}, &ib.Core{}
@@ -98,8 +98,8 @@ func TestCheckInsideAtRemove(t *testing.T) {
 	}
 }
 
-// TestClientsDevice checks that objects created by another goroutine of a client belong to the client, and that its
-// events name its own handle.
+// TestClientsDevice checks that objects created by another goroutine of a client belong to the client. It also checks
+// that events of the client name the client's own handle.
 func TestClientsDevice(t *testing.T) {
 	w, core := &witness{}, &ib.Core{}
 	check.On(core, check.Config{Report: w.report})
@@ -128,6 +128,6 @@ func TestClientsDevice(t *testing.T) {
 	core.UnregisterClient(cl)
 	w.expect(t, check.RuleLeftBehind)
 	if err := core.Unregister(dev); err == nil {
-		t.Error("unregister with an object left: got nil")
+		t.Error("Unregister with a remaining object: got nil, want an error")
 	}
 }

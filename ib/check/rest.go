@@ -7,16 +7,17 @@ import (
 	"verbena/ib/internal/observe"
 )
 
-// The Go runtime does not report the owner of a lock. But if a callback waits for a lock while no goroutine of the
-// program runs or could run, the owner is asleep, or waits for a sleeping goroutine. Consecutive inspections with this
-// result, for restTime, are treated as proof. In a program that is always busy only Timeout helps.
+// The Go runtime does not report the owner of a lock. The checker therefore looks for a callback that waits for a lock
+// while no goroutine of the program runs or is runnable. In this case the owner is asleep, or waits for a sleeping
+// goroutine. Consecutive inspections with this result, over restTime, are treated as proof. In a program that is always
+// busy, the checker can only rely on Timeout.
 const (
 	restLooks = 3
 	restTime  = 50 * time.Millisecond
 )
 
 // rests counts inspections that find a callback waiting for a lock while no goroutine runs. It reports whether their
-// number suffices.
+// number is sufficient.
 func (f *frame) rests(all map[int64]goroutine) bool {
 	if f.kind != inCallback || !atRest(all) {
 		f.resting = 0
@@ -28,7 +29,7 @@ func (f *frame) rests(all map[int64]goroutine) bool {
 	return f.asleep()
 }
 
-// asleep reports whether the holder of the lock that the callback waits for has been found asleep.
+// asleep reports whether inspections have found the owner of the lock asleep.
 func (f *frame) asleep() bool { return f.resting >= restLooks && time.Since(f.restSince) >= restTime }
 
 // atRest reports whether all goroutines except the caller sleep or wait for locks.
@@ -53,7 +54,7 @@ func (g goroutine) suspects(all map[int64]goroutine) (s []Stack) {
 	return s
 }
 
-// lockedIn returns the package, with a trailing dot, of the innermost function outside the packages of locks.
+// lockedIn returns the package of the innermost function that is not in a package of locks. The name ends with a dot.
 func (g goroutine) lockedIn() string {
 	for line := range strings.Lines(g.trace) {
 		if strings.HasPrefix(line, "\t") || strings.HasPrefix(line, "sync.") || strings.HasPrefix(line, "internal/sync.") ||

@@ -9,8 +9,8 @@ import (
 	"verbena/ib/check"
 )
 
-// TestCheckLockHeldBySleeper checks that a callback waiting for a lock is reported long before Timeout if the lock
-// holder sleeps, and is not reported if the holder works.
+// TestCheckLockHeldBySleeper checks a callback that waits for a lock. It must be reported long before Timeout if the
+// lock holder sleeps, and must not be reported if the holder works.
 func TestCheckLockHeldBySleeper(t *testing.T) {
 	for _, sleeps := range []bool{true, false} {
 		w, core := &witness{}, &ib.Core{}
@@ -40,7 +40,7 @@ func TestCheckLockHeldBySleeper(t *testing.T) {
 		w.expect(t, check.RuleSleepInCallback)
 		for _, v := range w.seen() {
 			if len(v.Stacks) < 2 || !strings.Contains(v.Stacks[1].Trace, "TestCheckLockHeldBySleeper") {
-				t.Errorf("second stack: got %v, want that of the lock holder", v)
+				t.Errorf("second stack: got %v, want the stack of the lock holder", v)
 			}
 		}
 	}

@@ -13,62 +13,70 @@ import (
 type Rule uint8
 
 const (
-	// RuleSleepInMethod: a driver's method that may not sleep has slept, or called a function that may sleep.
+	// RuleSleepInMethod is violated by a driver's method that may not sleep but has slept, or called a function that
+	// may sleep.
 	RuleSleepInMethod Rule = 1 + iota
-	// RuleSleepInCallback: a consumer slept in a callback, or called a function there that may sleep.
+	// RuleSleepInCallback is violated by a consumer that slept in a callback, or called a function that may sleep.
 	RuleSleepInCallback
-	// RuleHold: a thread slept between HoldCallbacks and RunCallbacks, called only one of them, or called them in a
-	// method or a callback; the same for a Hold.
+	// RuleHold is violated by a thread that slept between HoldCallbacks and RunCallbacks, called only one of the two,
+	// or called one in a method or a callback. The rule applies in the same way to a Hold.
 	RuleHold
-	// RuleCallchain: a callback was called from the callchain of a call.
+	// RuleCallchain is violated by a callback that runs in the callchain of a call.
 	RuleCallchain
-	// RuleOneHandler: two completion handlers of one CQ ran at the same time.
+	// RuleOneHandler is violated by two completion handlers of one CQ that run at the same time.
 	RuleOneHandler
-	// RuleNotifyOnce: a driver called CQHandle.Completed more often than ReqNotify had armed the CQ.
+	// RuleNotifyOnce is violated by a driver that calls CQHandle.Completed more often than ReqNotify has armed the CQ.
 	RuleNotifyOnce
-	// RuleLockAcrossCallback: a driver runs callbacks while it holds a lock that its own methods need.
+	// RuleLockAcrossCallback is violated by a driver that runs callbacks with a lock held that its own methods need.
 	RuleLockAcrossCallback
-	// RuleLockAcrossRegister: a driver holds a lock across Register or Unregister that a consumer's call needs.
+	// RuleLockAcrossRegister is violated by a driver that holds a lock across Register or Unregister if a consumer's
+	// call needs the lock.
 	RuleLockAcrossRegister
-	// RuleWaitForSelf: a call waits for the end of the callback, Add or Remove from which it was made.
+	// RuleWaitForSelf is violated by a call that waits for the end of the callback, Add or Remove from which the call
+	// was made.
 	RuleWaitForSelf
-	// RuleUseAfterUnregister: a device was used after Unregister had returned.
+	// RuleUseAfterUnregister is violated by the use of a device after Unregister has returned.
 	RuleUseAfterUnregister
-	// RuleUseAfterDestroy: an object was used, or reported on by its driver, after its destruction.
+	// RuleUseAfterDestroy is violated by the use of a destroyed object, and by a driver's report on a destroyed object.
 	RuleUseAfterDestroy
-	// RuleLeftBehind: an object remained when its client's Remove, or the device's Unregister, returned.
+	// RuleLeftBehind is violated by an object that remains when its client's Remove, or the device's Unregister,
+	// returns.
 	RuleLeftBehind
-	// RuleInsideAtUnregister: a call on a device was in progress when Unregister returned.
+	// RuleInsideAtUnregister is violated by a call on a device that is in progress when Unregister returns.
 	RuleInsideAtUnregister
-	// RuleFreeBeforeUnregister: a driver freed its device before Unregister had returned.
+	// RuleFreeBeforeUnregister is violated by a driver that frees its device before Unregister has returned.
 	RuleFreeBeforeUnregister
-	// RuleResult: the results of a driver's method are inconsistent.
+	// RuleResult is violated by a driver's method that returns inconsistent results.
 	RuleResult
-	// RuleCallbackReturns: a consumer's callback panicked, ended its goroutine, or has not returned in time.
+	// RuleCallbackReturns is violated by a consumer's callback that panics, ends its goroutine, or does not return in
+	// time.
 	RuleCallbackReturns
-	// RuleClientReturns: a client's Add or Remove has not returned in time.
+	// RuleClientReturns is violated by a client's Add or Remove that does not return in time.
 	RuleClientReturns
-	// RuleInUse: a thread was inside a call on an object or a device when it was destroyed or unregistered.
+	// RuleInUse is violated by the destruction of an object, or the unregistration of a device, while a thread is
+	// inside a call on it.
 	RuleInUse
-	// RuleArmWithoutPoll: a consumer armed a CQ that held completions, and did not poll it afterwards.
+	// RuleArmWithoutPoll is violated by a consumer that arms a CQ that holds completions, and does not poll the CQ
+	// afterwards.
 	RuleArmWithoutPoll
-	// RuleInFlight: a region was deregistered or changed while a work request that uses it was outstanding.
+	// RuleInFlight is violated by the deregistration or change of a region while a work request that uses the region is
+	// outstanding.
 	RuleInFlight
-	// RuleDestroyUndrained: a completion was polled for a QP that had been destroyed before it was drained.
+	// RuleDestroyUndrained is violated by polling a completion of a QP that was destroyed before it was drained.
 	RuleDestroyUndrained
-	// RuleSRQUndrained: a QP with a shared receive queue was destroyed before EventQPLastWQEReached.
+	// RuleSRQUndrained is violated by the destruction of a QP with a shared receive queue before EventQPLastWQEReached.
 	RuleSRQUndrained
-	// RuleCQTooSmall: more work requests were posted than the CQ on which they complete has entries.
+	// RuleCQTooSmall is violated by posting more work requests than the CQ on which they complete has entries.
 	RuleCQTooSmall
-	// RuleUnsignaledOnly: a send queue was filled with unsignaled work requests only.
+	// RuleUnsignaledOnly is violated by filling a send queue with unsignaled work requests only.
 	RuleUnsignaledOnly
-	// RuleNotRearmed: a completion handler polled its CQ and did not arm it again, and remaining or later completions
-	// were not polled.
+	// RuleNotRearmed is violated by a completion handler that polls its CQ and does not arm it again, if remaining or
+	// later completions are not polled.
 	RuleNotRearmed
-	// RuleLeftInCQ: a completion handler armed its CQ without NotifyReportMissed, and did not poll until the CQ was
-	// empty.
+	// RuleLeftInCQ is violated by a completion handler that arms its CQ without NotifyReportMissed, and does not poll
+	// until the CQ is empty.
 	RuleLeftInCQ
-	// RuleUseAfterRemove: a client used a device after its Remove had returned.
+	// RuleUseAfterRemove is violated by a client that uses a device after the client's Remove has returned.
 	RuleUseAfterRemove
 	numRules
 )
@@ -114,7 +122,8 @@ func (r Rule) String() string {
 	return fmt.Sprintf("Rule(%d)", uint8(r))
 }
 
-// Point returns the number of the contract's point, in the comment of package ib, that contains the rule.
+// Point returns the number of the point of the contract that contains the rule. The comment of package ib has the
+// contract.
 func (r Rule) Point() int {
 	if r < numRules {
 		return ruleText[r].point
@@ -122,12 +131,12 @@ func (r Rule) Point() int {
 	return 0
 }
 
-// Violation is a violation of the contract that checked mode has found.
+// Violation is a violation of the contract, found by checked mode.
 type Violation struct {
 	Rule   Rule
 	Device string
-	What   string // one line: the violating call and the rule it breaks
-	// Stacks holds the stacks of both sides, the violating one first.
+	What   string // one line: the violating call and the violated rule
+	// Stacks holds the stacks of both sides; the stack of the violation is first.
 	Stacks []Stack
 }
 
@@ -187,7 +196,7 @@ var (
 	own      = reflect.TypeFor[checker]().PkgPath()
 )
 
-// internalFunction reports whether a function belongs to this package, or is an unexported one of package ib.
+// internalFunction reports whether a function belongs to this package, or is an unexported function of package ib.
 func internalFunction(name string) bool {
 	if strings.HasPrefix(name, own+".") {
 		return true

@@ -12,9 +12,10 @@ import (
 	"verbena/ib"
 )
 
-// A call that may not sleep is inspected when it takes long: the stack of its goroutine shows whether it sleeps or
-// waits for a lock. Waiting for a lock is allowed, but not for ever. The interval between inspections doubles up to
-// Timeout/longWait. longWait consecutive inspections that find it waiting for the same lock make up Timeout.
+// The checker inspects a call that may not sleep if the call takes long. The stack of its goroutine shows whether the
+// call sleeps or waits for a lock. A call may wait for a lock, but only for a limited time. The interval between
+// inspections doubles up to Timeout/longWait. A wait for the same lock in longWait consecutive inspections exceeds
+// Timeout.
 const (
 	firstLook = 500 * time.Microsecond
 	longWait  = 20
@@ -46,13 +47,13 @@ func (k *checker) again(f *frame) {
 	}
 }
 
-// look inspects the thread of f, which may not sleep.
+// look inspects the thread of f, a call that may not sleep.
 func (k *checker) look(f *frame) {
 	k.looking.Lock()
 	defer k.looking.Unlock()
 	k.mu.Lock()
 	th, seq := f.th, f.th.seq
-	inside := !f.left && th.innermost() == f // otherwise the inner calls are inspected
+	inside := !f.left && th.innermost() == f // otherwise the inner calls are inspected instead
 	k.mu.Unlock()
 	var all map[int64]goroutine
 	if inside {
@@ -81,22 +82,24 @@ func (k *checker) look(f *frame) {
 	var suspects []Stack
 	switch {
 	case g.sleeps() && g.state == runtimeToo && !f.suspected:
-		f.suspected = true // to be confirmed by the next inspection
+		f.suspected = true // confirmed by the next inspection
 	case g.sleeps():
 		v.What = fmt.Sprintf("%s sleeps (%s)", f.what, g.state)
 	case g.waitsForLock() && f.rests(all), g.waits() && f.delay >= k.cfg.Timeout/longWait:
 		if f.blockedFor++; f.blockedFor < longWait && !f.asleep() {
 			break
 		}
-		v.What = fmt.Sprintf("%s has waited for long (%s): a deadlock, or whoever it waits for sleeps", f.what, g.state)
+		v.What = fmt.Sprintf("%s has waited for long (%s): a deadlock, or the thread that it waits for sleeps",
+			f.what, g.state)
 		if f.asleep() {
-			v.What = fmt.Sprintf("%s has waited for long (%s), and no other goroutine was running: the lock's holder sleeps",
+			v.What = fmt.Sprintf("%s has waited for long (%s), and no other goroutine was running: the owner of the "+
+				"lock sleeps",
 				f.what, g.state)
 			suspects = g.suspects(all)
 		}
 		switch reg := k.registering(f.dev); {
 		case reg != nil && f.kind == inCallback && reg.clientCall() != nil:
-			// The client's own lock: the callback is in no call of the driver.
+			// The lock belongs to the client, because the callback is not inside a call of the driver.
 			v.What += fmt.Sprintf("; %s is in progress", reg.clientCall().what)
 		case reg != nil:
 			v.Rule = RuleLockAcrossRegister
@@ -129,7 +132,7 @@ func (k *checker) look(f *frame) {
 	k.report(v, f.dev, f.entry)
 }
 
-// lookAround looks for calls into the driver that wait for a lock while f, a Register or Unregister, is in progress.
+// lookAround reports calls into the driver that wait for a lock while f, a Register or Unregister, is in progress.
 func (k *checker) lookAround(f *frame) {
 	k.looking.Lock()
 	defer k.looking.Unlock()
@@ -168,7 +171,7 @@ func (k *checker) lookAround(f *frame) {
 	}
 	v := Violation{
 		Rule: RuleLockAcrossRegister,
-		What: fmt.Sprintf("%s has waited for a lock for long while %s is in progress: a deadlock", stuck.what, f.what),
+		What: fmt.Sprintf("%s has waited long for a lock while %s is in progress: a deadlock", stuck.what, f.what),
 		Stacks: append([]Stack{{stuck.what + ", waiting", all[stuck.th.id].trace}, {f.what + " called at", trace(f.entry)}},
 			k.others(stuck.dev, stuck.th, all)...),
 	}
@@ -197,7 +200,7 @@ func (k *checker) lookAtClient(f *frame, rule Rule) {
 	k.report(v, f.dev, f.entry)
 }
 
-// registering returns the Register or Unregister of the device that is in progress, or nil.
+// registering returns the Register or Unregister call in progress on the device, or nil.
 //
 //verbena:held mu
 func (k *checker) registering(d *ib.Device) *frame {
@@ -209,14 +212,14 @@ func (k *checker) registering(d *ib.Device) *frame {
 	return nil
 }
 
-// clientCall returns the frame of the client's Add or Remove that the Register or Unregister is in, or nil.
+// clientCall returns the frame of the client's Add or Remove inside the Register or Unregister f, or nil.
 //
 //verbena:held f.k.mu
 func (f *frame) clientCall() *frame {
 	return f.th.find(func(x *frame) bool { return x.kind == inClient })
 }
 
-// others returns the stacks of the other threads that are in calls on the device. k.mu must be held.
+// others returns the stacks of other threads with calls on the device. k.mu must be held.
 func (k *checker) others(d *ib.Device, but *thread, all map[int64]goroutine) (s []Stack) {
 	for _, th := range k.threads {
 		if f := th.find(func(f *frame) bool { return f.dev == d }); f != nil && th != but && len(s) < 8 {
@@ -237,17 +240,18 @@ var sleeping = []string{
 	"chan receive", "chan send", "select", "sleep", "IO wait", "sync.Cond.Wait", "sync.WaitGroup.Wait",
 }
 
-// runtimeToo is the state of sleeping that an allocation can enter for a moment, when it starts a garbage collection.
+// runtimeToo is the one state in sleeping that an allocation can also cause briefly, when it starts a garbage
+// collection.
 const runtimeToo = "chan receive"
 
-// waitingForLock lists the states of a goroutine that waits for a lock, which is allowed for a short time.
+// waitingForLock lists the states of a goroutine that waits for a lock. A short wait is allowed.
 var waitingForLock = []string{"sync.Mutex.Lock", "sync.RWMutex.Lock", "sync.RWMutex.RLock", "semacquire"}
 
 func (g goroutine) sleeps() bool       { return slices.Contains(sleeping, g.state) }
 func (g goroutine) waitsForLock() bool { return slices.Contains(waitingForLock, g.state) }
 func (g goroutine) waits() bool        { return g.waitsForLock() || g.state == "syscall" }
 
-// goroutines returns all goroutines by number. It stops the world for a moment.
+// goroutines returns all goroutines by number. goroutines stops the world briefly.
 func goroutines() map[int64]goroutine {
 	buf := make([]byte, 64<<10)
 	n := runtime.Stack(buf, true)

@@ -8,27 +8,27 @@ import (
 	"verbena/ib"
 )
 
-// request is a work request, tracked from its post until a completion proves that it is done.
+// request is a work request, tracked from its post until a completion proves that the request is done.
 type request struct {
 	id         uint64
-	keys       []uint32 // local keys of its memory
-	region     *ib.MR   // the region that it registers or binds a window to; nil: none
-	ends       uint32   // the remote key that it invalidates locally; 0: none
+	keys       []uint32 // local keys of the memory of the request
+	region     *ib.MR   // the region that the request registers or binds a window to, or nil
+	ends       uint32   // the remote key that the request invalidates locally, or 0
 	signaled   bool
-	begin, end uint64  // start and end of the post; end 0: in progress
-	pending    *object // the queue with a pending count that includes it
+	begin, end uint64  // start and end times of the post; end is 0 while the post is in progress
+	pending    *object // the queue that counts the request in pending
 	at         []uintptr
 }
 
-// work tracks the work requests of a queue pair or a shared receive queue. Those of user contexts are not tracked,
-// since a program posts and polls without a call. If threads post or poll concurrently, the order in the device is
-// unknown; then requests may count as done too early.
+// work tracks the work requests of a queue pair or a shared receive queue. Work requests of user contexts are not
+// tracked, since a program posts and polls without a call. If threads post or poll concurrently, the order in the
+// device is unknown. In that case requests may count as done too early.
 type work struct {
 	o              *object
 	pd             *ib.PD
-	qp             *ib.QP // nil: of an SRQ
+	qp             *ib.QP // nil if the work belongs to an SRQ
 	sigAll         bool
-	srq            *work // the SRQ of the queue pair
+	srq            *work // the work of the queue pair's SRQ
 	sendCQ, recvCQ *object
 	sendCap        int // 0: unknown
 	recvCap        int
@@ -36,11 +36,11 @@ type work struct {
 	mu         sync.Mutex
 	seq        uint64
 	send, recv []*request // in posting order
-	connected  bool       // a QP that has reached RTR since RESET
-	last       bool       // a QP that has reported EventQPLastWQEReached since then
+	connected  bool       // the QP has reached RTR since RESET
+	last       bool       // the QP has reported EventQPLastWQEReached since RESET
 	ended      []uintptr  // stack of the QP's destruction
 	users      int        // SRQ: number of connected queue pairs
-	unsure     bool       // SRQ: a QP was destroyed with requests of it outstanding
+	unsure     bool       // SRQ: a QP was destroyed while its requests were outstanding
 }
 
 // followQP starts tracking the work requests of a queue pair.
@@ -87,7 +87,8 @@ func keysOf(sgl []ib.SGE) []uint32 {
 	return keys
 }
 
-// sends records work requests that are about to be posted. The caller calls the result with the number accepted.
+// sends records work requests that are about to be posted. After the post, the caller calls the returned function with
+// the number of accepted requests.
 func (w *work) sends(f *frame, wrs []ib.SendWR) func(n int) {
 	if w == nil || w.sendCap == 0 || f == nil {
 		return func(int) {}
@@ -120,7 +121,7 @@ func (w *work) sends(f *frame, wrs []ib.SendWR) func(n int) {
 	}
 }
 
-// recvs is sends for receives.
+// recvs is the equivalent of sends for receives.
 func (w *work) recvs(f *frame, wrs []ib.RecvWR) func(n int) {
 	if w == nil || w.recvCap == 0 || f == nil {
 		return func(int) {}
@@ -140,8 +141,8 @@ func (w *work) recvs(f *frame, wrs []ib.RecvWR) func(n int) {
 	}
 }
 
-// taken records that the driver has accepted the first n requests. If that exceeds the capacity, the oldest requests
-// must be done.
+// taken records that the driver has accepted the first n requests. If the number of requests then exceeds the capacity,
+// the oldest requests must be done.
 func (w *work) taken(queue *[]*request, posted []*request, n int, cq *object, room int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -164,7 +165,7 @@ func (w *work) taken(queue *[]*request, posted []*request, n int, cq *object, ro
 	}
 }
 
-// done must be called with the mu of its work held.
+// done must be called with work.mu held.
 func (r *request) done() {
 	if r.pending != nil {
 		r.pending.pending.Add(-1)
@@ -172,9 +173,9 @@ func (r *request) done() {
 	}
 }
 
-// checkSignaled reports a send queue that has accepted more requests than its capacity, none of them signaled. It does
-// not count signaled ones: hardware would reject the post until their completions are polled, and the consumer may rely
-// on that.
+// checkSignaled reports a send queue that has accepted more requests than its capacity, none of them signaled. The
+// function ignores queues with signaled requests. Hardware would reject a further post until their completions are
+// polled, and the consumer may rely on that.
 func (w *work) checkSignaled(f *frame) {
 	w.mu.Lock()
 	out := slices.Clone(w.send)
@@ -185,14 +186,14 @@ func (w *work) checkSignaled(f *frame) {
 	}
 	w.o.k.report(Violation{
 		Rule: RuleUnsignaledOnly,
-		What: fmt.Sprintf("a send queue of %d was filled with work requests of which none is signaled: "+
+		What: fmt.Sprintf("a send queue of %d entries was filled with unsignaled work requests only: "+
 			"no completion would make room for another", w.sendCap),
 		Stacks: []Stack{{"QP.PostSend", trace(f.entry)}, {"the oldest posted at", trace(out[0].at)},
 			{"the QP made at", trace(w.o.made)}},
 	}, w.o.dev, f.entry)
 }
 
-// checkRoom reports a CQ on which more requests may complete than it has entries.
+// checkRoom reports a CQ on which more requests may complete than the CQ has entries.
 func (w *work) checkRoom(f *frame, cq *object) {
 	if cq == nil || cq.mayOverrun || cq.broken.Load() || w.o.uncertain() {
 		return
@@ -203,13 +204,13 @@ func (w *work) checkRoom(f *frame, cq *object) {
 	}
 	w.o.k.report(Violation{
 		Rule: RuleCQTooSmall,
-		What: fmt.Sprintf("%d work requests are posted that may complete on a CQ of %d entries", n, entries),
+		What: fmt.Sprintf("%d posted work requests may complete on a CQ of %d entries", n, entries),
 		Stacks: []Stack{{f.what, trace(f.entry)}, {"the CQ made at", trace(cq.made)},
 			{"the QP made at", trace(w.o.made)}},
 	}, w.o.dev, f.entry)
 }
 
-// uncertain reports whether no conclusion is possible because the device is in error or gone.
+// uncertain reports whether no conclusion is possible because the device is in the error state or unregistered.
 func (o *object) uncertain() bool { return o.dev.State() != ib.DeviceActive }
 
 // lost reports whether completions of the queue pair may have been lost.
@@ -232,7 +233,7 @@ func (o *object) polled(f *frame, wcs []ib.WC, before map[uint32]*work) {
 			if r := w.completed(o, wc); r != nil && !w.lost() {
 				o.k.report(Violation{
 					Rule: RuleDestroyUndrained,
-					What: fmt.Sprintf("a completion of QP %d was polled when the QP had been destroyed: "+
+					What: fmt.Sprintf("a completion of QP %d was polled after the QP had been destroyed: "+
 						"the ID may name what has been freed", wc.QPNum),
 					Stacks: []Stack{{"CQ.Poll", trace(f.entry)}, {"the QP destroyed at", trace(w.ended)},
 						{"the work request posted at", trace(r.at)}},
@@ -248,7 +249,7 @@ func (o *object) polled(f *frame, wcs []ib.WC, before map[uint32]*work) {
 	}
 	o.deadMu.Lock()
 	defer o.deadMu.Unlock()
-	for num, w := range before { // the queue holds no more completions of them
+	for num, w := range before { // the CQ holds no more completions of these QPs
 		if o.dead[num] == w {
 			delete(o.dead, num)
 		}
@@ -269,7 +270,7 @@ func (o *object) destroyedQPs() map[uint32]*work {
 	return m
 }
 
-// completed records a completion on cq. It returns the request of the completion, or nil if it is unknown.
+// completed records a completion on cq. It returns the request of the completion, or nil if the request is unknown.
 func (w *work) completed(cq *object, wc *ib.WC) (r *request) {
 	if w == nil {
 		return nil
@@ -301,7 +302,7 @@ func (w *work) completed(cq *object, wc *ib.WC) (r *request) {
 }
 
 // sent removes the request of a completion from the send queue, together with all requests that may have preceded it.
-// Later requests of the same PostSend stay.
+// Later requests of the same PostSend remain.
 //
 //verbena:held w.mu
 func (w *work) sent(wc *ib.WC) *request {
@@ -313,7 +314,8 @@ func (w *work) sent(wc *ib.WC) *request {
 		}
 		same++
 		switch {
-		case r == nil, wc.Status != ib.WCSuccess: // the last of several requests with the ID may be the failed one
+		// the last of several requests with the same ID may be the failed one
+		case r == nil, wc.Status != ib.WCSuccess:
 			r = x
 		case x.signaled && !r.signaled:
 			r = x
@@ -366,7 +368,7 @@ func (w *work) connect(on bool) {
 	w.connected = on
 }
 
-// forget drops the outstanding requests, which will not complete.
+// forget drops the outstanding requests that will not complete.
 //
 //verbena:held w.mu
 func (w *work) forget() {
@@ -376,7 +378,7 @@ func (w *work) forget() {
 	w.send, w.recv = nil, nil
 }
 
-// gone records that the queue pair or shared receive queue has been destroyed.
+// gone records the destruction of the queue pair or shared receive queue.
 func (w *work) gone(at []uintptr) {
 	if w == nil {
 		return
@@ -408,8 +410,7 @@ func (w *work) gone(at []uintptr) {
 	}
 }
 
-// checkLast reports the destruction of a queue pair that may have consumed receives of its SRQ whose completions are
-// lost.
+// checkLast reports the destruction of a queue pair if the completions of receives from its SRQ may be lost.
 //
 //verbena:held w.mu
 func (w *work) checkLast(at []uintptr) {
@@ -441,7 +442,7 @@ func (w *work) lastWQE() {
 	w.last = true
 }
 
-// inFlight reports that a call ends or changes a region while a work request that uses the region may not be done.
+// inFlight reports a call that ends or changes a region while a work request that uses the region may be in progress.
 func (k *checker) inFlight(d *ib.Device, pd *ib.PD, what string, named func(*request) bool, at []uintptr) {
 	if d.State() != ib.DeviceActive {
 		return
@@ -461,7 +462,7 @@ func (k *checker) inFlight(d *ib.Device, pd *ib.PD, what string, named func(*req
 		}
 		k.report(Violation{
 			Rule: RuleInFlight,
-			What: fmt.Sprintf("%s while a work request that names the region is outstanding on a %v", what, w.o.kind),
+			What: fmt.Sprintf("%s while an outstanding work request on a %v names the region", what, w.o.kind),
 			Stacks: []Stack{{what, trace(at)}, {"the work request posted at", trace(r.at)},
 				{fmt.Sprintf("the %v made at", w.o.kind), trace(w.o.made)}},
 		}, d, at)
@@ -469,7 +470,7 @@ func (k *checker) inFlight(d *ib.Device, pd *ib.PD, what string, named func(*req
 	}
 }
 
-// outstanding returns a request, accepted by kind, that the device may be executing, or nil.
+// outstanding returns a request that the device may be executing, or nil. kind selects the requests.
 func (w *work) outstanding(kind func(*request) bool) *request {
 	if w.qp != nil && (w.o.stopping.Load() || w.qp.State() < ib.QPRTR || w.lost()) {
 		return nil
@@ -492,14 +493,14 @@ func (w *work) outstanding(kind func(*request) bool) *request {
 	return nil
 }
 
-// checkInFlight reports that a region is deregistered or changed while a work request uses it.
+// checkInFlight reports a region that is deregistered or changed while a work request uses the region.
 func (o *object) checkInFlight(what string) {
 	mr, ok := o.self.(*ib.MR)
 	if !ok {
 		return
 	}
 	variants, byRequest := uint32(0), mr.Region() == nil
-	if byRequest { // work requests register the region
+	if byRequest { // the region is registered by work requests
 		variants = 0xff
 	}
 	lkey, rkey := mr.LKey()|variants, mr.RKey()|variants

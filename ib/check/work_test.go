@@ -36,11 +36,11 @@ type consumerConfig struct {
 	entries int
 	handler func(*ib.CQ)
 	event   func(*ib.QP, ib.EventType)
-	shared  bool // b has an SRQ
+	shared  bool // b uses an SRQ
 	weak    weak.Set
 }
 
-const depth = 4 // depth of each queue
+const depth = 4 // number of entries of each queue
 
 func newConsumer(t *testing.T, c consumerConfig) *consumer {
 	t.Helper()
@@ -105,7 +105,7 @@ func (x *consumer) end(want ...check.Rule) {
 	x.endOf([]*ib.QP{x.a, x.b}, want)
 }
 
-// endAlone is end after b has been destroyed.
+// endAlone is end for a consumer without b, which has been destroyed.
 func (x *consumer) endAlone(want ...check.Rule) {
 	x.t.Helper()
 	x.endOf([]*ib.QP{x.a}, want)
@@ -142,7 +142,7 @@ func (x *consumer) expect(want ...check.Rule) {
 	}
 	for _, v := range x.seen {
 		if len(v.Stacks) < 2 {
-			x.t.Errorf("stacks: got %d, want those of both sides: %v", len(v.Stacks), v)
+			x.t.Errorf("stacks: got %d, want at least 2: %v", len(v.Stacks), v)
 		}
 	}
 }
@@ -182,14 +182,15 @@ func (x *consumer) poll() (all int) {
 	}
 }
 
-// dereg deregisters the memory, and registers other memory.
+// dereg deregisters the memory, and registers new memory.
 func (x *consumer) dereg() {
 	x.t.Helper()
 	x.must(x.mr.Dereg())
 	x.mr = nil
 }
 
-// TestCheckInFlight: a region must not be freed before a completion proves that no work request uses it.
+// TestCheckInFlight checks that a region must not be freed before a completion proves that no work request uses the
+// region.
 func TestCheckInFlight(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -273,7 +274,7 @@ func TestCheckInFlight(t *testing.T) {
 				x.recv(1)
 			}
 			if n, err := x.b.PostRecv(ib.RecvWR{ID: 9, SGList: x.sgl()}); n != 0 || err == nil {
-				x.t.Errorf("post to a full queue: got %d, %v", n, err)
+				x.t.Errorf("PostRecv to a full queue: got %d, %v, want 0 and an error", n, err)
 			}
 			x.toError(x.b)
 			x.poll()
@@ -292,7 +293,8 @@ func TestCheckInFlight(t *testing.T) {
 	}
 }
 
-// TestCheckInFlightOfRegions: requests that register, invalidate or bind use a region that is not in their gather list.
+// TestCheckInFlightOfRegions checks requests that register, invalidate or bind. They use a region that is not in their
+// gather list.
 func TestCheckInFlightOfRegions(t *testing.T) {
 	const access = ib.AccessLocalWrite | ib.AccessRemoteRead
 	type world struct {
@@ -363,8 +365,8 @@ func TestCheckInFlightOfRegions(t *testing.T) {
 	}
 }
 
-// TestCheckDestroyUndrained checks that a completion of a destroyed queue pair is reported when it is polled, and that
-// nothing is reported without a completion.
+// TestCheckDestroyUndrained checks that polling a completion of a destroyed queue pair is reported. Without such a
+// completion nothing is reported.
 func TestCheckDestroyUndrained(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -390,7 +392,8 @@ func TestCheckDestroyUndrained(t *testing.T) {
 	}
 }
 
-// TestCheckDestroyUndrainedDelayed: an empty poll of a device that delays completions does not drain the queue.
+// TestCheckDestroyUndrainedDelayed checks that an empty poll does not count as draining on a device that delays
+// completions.
 func TestCheckDestroyUndrainedDelayed(t *testing.T) {
 	x := newConsumer(t, consumerConfig{weak: weak.Of(weak.LateFlush)})
 	x.recv(1)
@@ -401,13 +404,13 @@ func TestCheckDestroyUndrainedDelayed(t *testing.T) {
 	}
 	for begin := time.Now(); x.poll() == 0; {
 		if time.Since(begin) > 10*time.Second {
-			t.Fatal("the flushed receive has not completed")
+			t.Fatal("completion of the flushed receive: got none in 10s, want one")
 		}
 	}
 	x.endAlone(check.RuleDestroyUndrained)
 }
 
-// TestCheckSRQUndrained: a queue pair with an SRQ must not be destroyed before EventQPLastWQEReached.
+// TestCheckSRQUndrained checks that a queue pair with an SRQ must not be destroyed before EventQPLastWQEReached.
 func TestCheckSRQUndrained(t *testing.T) {
 	for _, awaited := range []bool{false, true} {
 		last := make(chan bool, 1)
@@ -429,7 +432,7 @@ func TestCheckSRQUndrained(t *testing.T) {
 	}
 }
 
-// TestCheckCQTooSmall: a CQ must have an entry for each request that may complete on it.
+// TestCheckCQTooSmall checks that a CQ must have an entry for each request that may complete on the CQ.
 func TestCheckCQTooSmall(t *testing.T) {
 	const entries = 5
 	for _, c := range []struct {
@@ -439,7 +442,7 @@ func TestCheckCQTooSmall(t *testing.T) {
 	}{
 		{"unsignaled sends and receives", func(x *consumer) {
 			for i := range uint64(depth) {
-				x.send(i, 0) // they wait for receives of the peer
+				x.send(i, 0) // the sends wait for receives of the peer
 			}
 			x.expect()
 			for i := range 2 {
@@ -468,7 +471,8 @@ func TestCheckCQTooSmall(t *testing.T) {
 	}
 }
 
-// TestCheckUnsignaledOnly: a send queue filled with unsignaled work requests stays full for ever.
+// TestCheckUnsignaledOnly checks the report for a send queue that is filled with unsignaled work requests only. Such a
+// queue stays full for ever.
 func TestCheckUnsignaledOnly(t *testing.T) {
 	for _, c := range []struct {
 		name     string

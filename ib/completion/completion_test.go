@@ -34,7 +34,7 @@ type world struct {
 	mr  *ib.MR
 	buf []byte
 
-	allowed check.Rule // a rule that the test violates on purpose
+	allowed check.Rule // rule that the test violates on purpose
 }
 
 func newWorld(t *testing.T) *world {
@@ -99,7 +99,8 @@ func (w *world) pair(cq *completion.CQ, depth uint32) (a, b *completion.QP) {
 	return a, b
 }
 
-// process handles the completions of a Direct queue until done reports true. Other queues handle theirs themselves.
+// process handles the completions of a Direct queue until done reports true. For the other contexts process only waits,
+// because the queue handles its completions itself.
 func process(t *testing.T, cq *completion.CQ, c completion.Context, done func() bool) {
 	t.Helper()
 	testutil.Eventually(t, "the completions", func() bool {
@@ -111,7 +112,8 @@ func process(t *testing.T, cq *completion.CQ, c completion.Context, done func() 
 	})
 }
 
-// TestExchange checks that every function is called once, in order, with the posted ID, and may post again.
+// TestExchange checks that every done function is called once, in order and with the posted ID. It also checks that
+// done functions may post.
 func TestExchange(t *testing.T) {
 	const messages, depth = 1000, 4
 	for name, c := range contexts {
@@ -145,7 +147,7 @@ func TestExchange(t *testing.T) {
 						t.Errorf("send %d: got %+v", n, wc)
 					}
 					if c == completion.Worker && n%100 == 0 {
-						time.Sleep(time.Millisecond) // functions may sleep here
+						time.Sleep(time.Millisecond) // done functions may sleep here
 					}
 					if id < messages {
 						if err := send(id + 1); err != nil {
@@ -162,8 +164,8 @@ func TestExchange(t *testing.T) {
 	}
 }
 
-// TestNoOverrun checks that a completion queue cannot overrun: a post that exceeds its entries fails until a function
-// has been called.
+// TestNoOverrun checks that a completion queue cannot overrun: if a post exceeds the entries of the queue, the post
+// fails until a done function has been called.
 func TestNoOverrun(t *testing.T) {
 	w := newWorld(t)
 	cq := w.cq(3, completion.Direct)
@@ -179,7 +181,7 @@ func TestNoOverrun(t *testing.T) {
 	if err := post(); !errors.Is(err, syscall.ENOMEM) {
 		t.Errorf("got %v, want ENOMEM", err)
 	}
-	for n := 0; n == 0; { // the device may take a while
+	for n := 0; n == 0; { // the device may need some time
 		var err error
 		n, err = cq.Process(1)
 		must(t, err)
@@ -220,7 +222,7 @@ func TestDrain(t *testing.T) {
 						calls.Add(1)
 					}))
 					want++
-					if connected { // the peer has no receives, so these wait
+					if connected { // the peer has posted no receives, and the sends wait
 						must(t, a.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: w.sgl(0, 8)}, func(*ib.WC) { calls.Add(1) }))
 						want++
 					}
@@ -231,13 +233,13 @@ func TestDrain(t *testing.T) {
 				}
 				must(t, a.Drain(t.Context())) // a second time
 				must(t, a.Destroy())
-				must(t, b.Close(t.Context())) // in RESET or RTS
+				must(t, b.Close(t.Context())) // the state is RESET or RTS
 			})
 		}
 	}
 }
 
-// TestDrainTogether calls Drain concurrently. The end of one caller's context must not affect the others.
+// TestDrainTogether calls Drain concurrently. If the context of one caller ends, the other callers must continue.
 func TestDrainTogether(t *testing.T) {
 	w := newWorld(t)
 	cq := w.cq(16, completion.Worker)
@@ -247,7 +249,7 @@ func TestDrainTogether(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 	defer cancel()
 	if err := a.Drain(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v, want a deadline error", err)
+		t.Errorf("Drain with a deadline: got %v, want a deadline error", err)
 	}
 	var wg sync.WaitGroup
 	for range 4 {
@@ -263,8 +265,8 @@ func TestDrainTogether(t *testing.T) {
 	must(t, b.Close(t.Context()))
 }
 
-// TestSharedReceiveQueue checks that receives of a shared queue complete on the queue through which they were posted,
-// and that unused ones free their slots.
+// TestSharedReceiveQueue checks that receives of a shared queue complete on the CQ through which they were posted. It
+// also checks that unused receives free their slots.
 func TestSharedReceiveQueue(t *testing.T) {
 	for name, c := range contexts {
 		t.Run(name, func(t *testing.T) {
@@ -291,7 +293,7 @@ func TestSharedReceiveQueue(t *testing.T) {
 			process(t, cq, c, func() bool { return sent.Load() == 1 && received.Load() == 1 })
 			must(t, errors.Join(pairs[0].Close(t.Context()), pairs[1].Close(t.Context()), cq.DestroySRQ(srq)))
 			if n := received.Load(); n != 1 {
-				t.Errorf("got %d calls for receives, want 1", n)
+				t.Errorf("calls of done functions for receives: got %d, want 1", n)
 			}
 			qp := w.qp(cq, 8) // all slots are free again
 			must(t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
@@ -303,7 +305,7 @@ func TestSharedReceiveQueue(t *testing.T) {
 	}
 }
 
-// TestDestroyRefused checks that a queue in use by a queue pair is not destroyed and continues to work.
+// TestDestroyRefused checks that a CQ with a queue pair cannot be destroyed and continues to work.
 func TestDestroyRefused(t *testing.T) {
 	for name, c := range contexts {
 		t.Run(name, func(t *testing.T) {
@@ -323,7 +325,7 @@ func TestDestroyRefused(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce checks that more completions than one batch are all handled.
+// TestManyAtOnce checks that the queue handles more completions than one batch.
 func TestManyAtOnce(t *testing.T) {
 	const n = 1000
 	for name, c := range contexts {
@@ -354,13 +356,13 @@ func TestBadArguments(t *testing.T) {
 	}
 	cq := w.cq(1, completion.Direct)
 	if _, err := cq.CreateQP(w.pd, ib.QPInitAttr{Type: ib.QPTypeXRCTgt}); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("an XRC target: got %v, want EINVAL", err)
+		t.Errorf("CreateQP of an XRC target: got %v, want EINVAL", err)
 	}
 	qp, err := completion.NewQP(w.pd, ib.QPInitAttr{Type: ib.QPTypeRC}, cq, w.cq(2, completion.Callback))
 	must(t, err)
 	must(t, qp.Close(t.Context()))
 	if err := qp.PostRecv(ib.RecvWR{}, nil); !errors.Is(err, syscall.ESHUTDOWN) {
-		t.Errorf("post after Drain: got %v, want ESHUTDOWN", err)
+		t.Errorf("PostRecv after Drain: got %v, want ESHUTDOWN", err)
 	}
 }
 
@@ -375,7 +377,7 @@ func TestFailedQueue(t *testing.T) {
 			must(t, err)
 			qp := w.qp(cq, 8)
 			must(t, qp.Prepare(w.at, 0))
-			for range 4 { // more than the queue has entries, through the underlying queue pair
+			for range 4 { // posts more requests than the queue has entries, through the underlying queue pair
 				if _, err := qp.QP.PostRecv(ib.RecvWR{ID: 1 << 40}); err != nil {
 					t.Fatal(err)
 				}
@@ -390,8 +392,8 @@ func TestFailedQueue(t *testing.T) {
 	}
 }
 
-// TestPostDuringClose posts on several threads while another one closes the queue pair. No thread may be inside the
-// queue pair when it is destroyed, and the function of each accepted request must be called.
+// TestPostDuringClose posts on several threads while another thread closes the queue pair. No thread may be inside the
+// queue pair during its destruction. The done function of each accepted request must be called.
 func TestPostDuringClose(t *testing.T) {
 	rounds := 50
 	if testing.Short() {
@@ -429,7 +431,8 @@ func TestPostDuringClose(t *testing.T) {
 				must(t, errors.Join(a.Destroy(), b.Destroy()))
 				threads.Wait()
 				if taken.Load() != called.Load() {
-					t.Errorf("%d work requests were accepted, but %d functions were called", taken.Load(), called.Load())
+					t.Errorf("done functions called: got %d, want one for each of %d accepted work requests",
+						called.Load(), taken.Load())
 				}
 			}
 		})

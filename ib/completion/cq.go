@@ -15,27 +15,28 @@ import (
 type Context uint8
 
 const (
-	// Direct: only in [CQ.Process]. (IB_POLL_DIRECT)
+	// Direct handles completions only in [CQ.Process]. (IB_POLL_DIRECT)
 	Direct Context = iota
-	// Callback: in the completion handler, with the least delay. Functions may not sleep. (IB_POLL_SOFTIRQ)
+	// Callback handles completions in the completion handler, with the least delay. Done functions may not sleep.
+	// (IB_POLL_SOFTIRQ)
 	Callback
-	// Worker: on a goroutine of the queue. Functions may sleep; they delay the functions of later completions.
-	// (IB_POLL_WORKQUEUE)
+	// Worker handles completions on a goroutine of the queue. Done functions may sleep, which delays the functions of
+	// later completions. (IB_POLL_WORKQUEUE)
 	Worker
 )
 
-// Done is called with the completion of a work request. The ID of wc is that of the posted request; wc is valid until
-// Done returns. The functions of one CQ are called one at a time, in the order of the completions. Done may post, and
-// must not destroy the queue.
+// Done is called with the completion of a work request. The ID of wc is the ID of the posted request. wc is valid until
+// Done returns. The Done functions of one CQ do not overlap, and are called in the order of the completions. Done may
+// post, and must not destroy the CQ.
 type Done func(wc *ib.WC)
 
 // Init holds the parameters of a new queue.
 type Init struct {
-	Entries int // maximum number of outstanding work requests; draining needs none
+	Entries int // maximum number of outstanding work requests; Drain needs no entries
 	Context Context
-	Vector  int // the completion vector that reports completions
-	// Failed is called, at most once, when the queue can no longer be polled, for example after an overrun that the
-	// driver has detected. It may not sleep. May be nil.
+	Vector  int // completion vector that reports the completions
+	// Failed is called, at most once, when the CQ can no longer be polled. An example is an overrun that the driver has
+	// detected. Failed may not sleep. Failed may be nil.
 	Failed func(error)
 }
 
@@ -58,12 +59,12 @@ type CQ struct {
 	end  sync.WaitGroup
 }
 
-// slot is a posted work request. The device knows it by its index and generation, so that a foreign completion is not
-// mistaken for one of this queue.
+// slot is a posted work request. The work request ID on the device consists of index and generation. A completion with
+// an unknown ID belongs to another user of the queue.
 type slot struct {
 	done  Done
 	id    uint64 // the caller's ID
-	owner any    // the QP or ib.SRQ of the request; nil: the slot is free
+	owner any    // the QP or ib.SRQ of the request; nil if the slot is free
 	gen   uint32
 }
 
@@ -73,7 +74,8 @@ const batch = 256
 // New creates a queue on a device. It may sleep.
 func New(d *ib.Device, init Init) (*CQ, error) {
 	if init.Entries < 1 || init.Context > Worker {
-		return nil, fmt.Errorf("create cq: invalid entries %d or context %d: %w", init.Entries, init.Context, syscall.EINVAL)
+		return nil, fmt.Errorf("create cq: invalid entries %d or context %d: %w",
+			init.Entries, init.Context, syscall.EINVAL)
 	}
 	q := &CQ{init: init, broken: make(chan struct{}), slots: make([]slot, init.Entries),
 		free: make([]uint32, init.Entries)}
@@ -116,10 +118,10 @@ func New(d *ib.Device, init Init) (*CQ, error) {
 	return q, nil
 }
 
-// IB returns the underlying queue, for example to moderate it. It must not be polled or armed.
+// IB returns the underlying queue, for example to moderate it. The caller must not poll or arm it.
 func (q *CQ) IB() *ib.CQ { return q.cq }
 
-// Process handles up to budget completions and returns their number. It is for Direct queues. It sleeps if the
+// Process handles at most budget completions of a Direct queue and returns their number. It sleeps if the done
 // functions do.
 func (q *CQ) Process(budget int) (int, error) {
 	q.polled.Lock()
@@ -146,7 +148,7 @@ func (q *CQ) process(budget int) (handled int, err error) {
 	return handled, nil
 }
 
-// serve handles completions until the queue is empty, and arms it.
+// serve handles completions until the queue is empty, and then arms the queue.
 func (q *CQ) serve() {
 	q.polled.Lock()
 	defer q.polled.Unlock()
@@ -156,7 +158,7 @@ func (q *CQ) serve() {
 			return
 		}
 		if n == batch {
-			if q.init.Context == Callback { // yield to other callbacks
+			if q.init.Context == Callback { // other callbacks may run first
 				q.end.Go(q.serve)
 				return
 			}
@@ -175,7 +177,7 @@ func (q *CQ) serve() {
 func (q *CQ) complete(wc *ib.WC) {
 	s, ok := q.put(wc.ID)
 	if !ok {
-		return // posted to the underlying queue pair
+		return // the request was posted to the underlying queue pair
 	}
 	wc.ID = s.id
 	if qp, ok := s.owner.(*QP); ok {
@@ -207,7 +209,7 @@ func (q *CQ) fail(err error) {
 	}
 }
 
-// get takes a slot for a work request, and returns its ID for the device. It does not sleep.
+// get reserves a slot for a work request, and returns the request ID for the device. It does not sleep.
 func (q *CQ) get(owner any, done Done, id uint64) (uint64, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -222,7 +224,7 @@ func (q *CQ) get(owner any, done Done, id uint64) (uint64, error) {
 	return uint64(s.gen)<<32 | uint64(i), nil
 }
 
-// put frees the slot of a work request. It returns false if the request does not hold it.
+// put frees the slot of a work request. It returns false if the request has no slot.
 func (q *CQ) put(id uint64) (slot, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -252,8 +254,8 @@ func (q *CQ) forget(owner any) {
 	}
 }
 
-// PostSRQ posts a receive to a shared receive queue. All its queue pairs must complete their receives on q. It may not
-// sleep.
+// PostSRQ posts a receive to a shared receive queue. All queue pairs of the SRQ must complete their receives on q. It
+// may not sleep.
 func (q *CQ) PostSRQ(srq *ib.SRQ, wr ib.RecvWR, done Done) error {
 	i, err := q.get(srq, done, wr.ID)
 	if err != nil {
@@ -267,9 +269,9 @@ func (q *CQ) PostSRQ(srq *ib.SRQ, wr ib.RecvWR, done Done) error {
 	return nil
 }
 
-// DestroySRQ destroys a shared receive queue to which PostSRQ has posted; EBUSY while a queue pair uses it. It handles
-// remaining completions first. It does not call the functions of unused receives. It may sleep, and must not be called
-// by a function of the queue.
+// DestroySRQ destroys a shared receive queue that was used with PostSRQ. It returns EBUSY while a queue pair uses the
+// SRQ. It handles remaining completions first. It does not call the done functions of unused receives. It may sleep,
+// and must not be called by a done function of the CQ.
 func (q *CQ) DestroySRQ(srq *ib.SRQ) error {
 	if err := srq.Destroy(); err != nil {
 		return err
@@ -287,18 +289,18 @@ func (q *CQ) awaitPoller() {
 	defer q.polled.Unlock()
 }
 
-// Destroy frees the queue; EBUSY while a queue pair uses it. Once it has returned, no function runs or will be called.
-// It may sleep, and must not be called by a function of the queue.
+// Destroy frees the queue. It returns EBUSY while a queue pair uses the queue. After Destroy has returned, no done
+// function runs or will be called. It may sleep, and must not be called by a done function of the queue.
 func (q *CQ) Destroy() error {
 	q.closing.Store(true)
 	q.awaitPoller()
 	if err := q.cq.Destroy(); err != nil {
 		if errors.Is(err, syscall.EINVAL) {
-			return err // the queue does not exist any more
+			return err // the queue has been destroyed
 		}
 		q.closing.Store(false)
 		if q.init.Context != Direct {
-			q.end.Go(q.serve) // completions that have arrived meanwhile
+			q.end.Go(q.serve) // handles the completions that have arrived meanwhile
 		}
 		return err
 	}

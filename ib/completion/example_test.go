@@ -10,8 +10,8 @@ import (
 	"verbena/ib/completion"
 )
 
-// A queue pair that is connected to itself sends a message to itself. Each work request has a function, which is called
-// with its completion.
+// A queue pair that is connected to itself sends a message to itself. Each work request has a done function, which is
+// called with the completion.
 func Example() {
 	var core ib.Core
 	drv := loopback.New("loop0", nil)
@@ -45,7 +45,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer qp.Destroy() // drains it: every function is called
+	defer qp.Destroy() // drains the queue pair: every done function is called
 	self := here.Endpoint(qp.QP)
 	if err := qp.Connect(here, self, self, ib.Path{}); err != nil {
 		log.Fatal(err)
@@ -66,7 +66,7 @@ func Example() {
 	// Output: success: "a message"
 }
 
-// Drain flushes outstanding work requests, and returns after their functions have returned.
+// Drain flushes outstanding work requests. It returns after their done functions have returned.
 func ExampleQP_Drain() {
 	var core ib.Core
 	drv := loopback.New("loop0", nil)

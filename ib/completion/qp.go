@@ -13,24 +13,24 @@ import (
 )
 
 // QP is a queue pair with a completion function for each work request. Every work request generates a completion. All
-// methods may be called from any goroutine, also while another one closes the queue pair.
+// methods may be called from any goroutine, even while another goroutine closes the queue pair.
 type QP struct {
 	*ib.QP
 	send, recv *CQ
 
 	posting     atomic.Int64 // number of post calls in progress
-	outstanding atomic.Int64 // number of work requests with functions that have not returned
+	outstanding atomic.Int64 // number of work requests with done functions that have not returned
 	draining    atomic.Bool  // posts are rejected
 	idle        chan struct{}
-	turn        chan struct{} // full while a Drain is running
-	last        chan struct{} // closed at EventQPLastWQEReached; nil: the event does not occur
+	turn        chan struct{} // semaphore: full while a Drain is running
+	last        chan struct{} // closed at EventQPLastWQEReached; nil if the event cannot occur
 }
 
 // CreateQP creates a queue pair that completes on q. It may sleep.
 func (q *CQ) CreateQP(pd *ib.PD, init ib.QPInitAttr) (*QP, error) { return NewQP(pd, init, q, q) }
 
-// NewQP creates a queue pair that completes its sends on send and its receives on recv, which may be the same. It
-// returns EINVAL for an XRC target, which has no queues. It may sleep.
+// NewQP creates a queue pair that completes its sends on send and its receives on recv. send and recv may be the same
+// CQ. It returns EINVAL for an XRC target, which has no queues. It may sleep.
 func NewQP(pd *ib.PD, init ib.QPInitAttr, send, recv *CQ) (*QP, error) {
 	if init.Type == ib.QPTypeXRCTgt {
 		return nil, fmt.Errorf("create qp: an XRC target has no queues: %w", syscall.EINVAL)
@@ -48,7 +48,7 @@ func NewQP(pd *ib.PD, init ib.QPInitAttr, send, recv *CQ) (*QP, error) {
 	return qp, nil
 }
 
-// listen returns an event function that records EventQPLastWQEReached, and calls f, which may be nil.
+// listen returns an event function that records EventQPLastWQEReached and calls f. f may be nil.
 func (qp *QP) listen(f func(*ib.QP, ib.EventType)) func(*ib.QP, ib.EventType) {
 	var once sync.Once
 	return func(q *ib.QP, e ib.EventType) {
@@ -61,8 +61,8 @@ func (qp *QP) listen(f func(*ib.QP, ib.EventType)) func(*ib.QP, ib.EventType) {
 	}
 }
 
-// begin counts a post call and a work request, and takes a slot for the request. returned ends the call, end the
-// request.
+// begin counts a post call and a work request, and reserves a slot for the request. returned ends the post call, and
+// end ends the request.
 func (qp *QP) begin(what string, q *CQ, done Done, id uint64) (uint64, error) {
 	qp.posting.Add(1)
 	qp.outstanding.Add(1)
@@ -83,7 +83,7 @@ func (qp *QP) refuse(err error) error {
 	return err
 }
 
-// end is called after the function of a work request has returned.
+// end is called after the done function of a work request has returned.
 func (qp *QP) end() {
 	if qp.outstanding.Add(-1) == 0 {
 		qp.look()
@@ -97,7 +97,7 @@ func (qp *QP) returned() {
 	}
 }
 
-// look makes a Drain check again.
+// look wakes a Drain to check its condition again.
 func (qp *QP) look() {
 	select {
 	case qp.idle <- struct{}{}:
@@ -105,9 +105,9 @@ func (qp *QP) look() {
 	}
 }
 
-// PostSend posts a work request. done, which may be nil, is called with its completion, also with an error. It returns
-// ENOMEM while the send queue or the completion queue is full, and ESHUTDOWN after Drain, Close or Destroy was called.
-// It may not sleep.
+// PostSend posts a work request. When the request completes, also with an error, done is called with the completion.
+// done may be nil. It returns ENOMEM while the send queue or the completion queue is full, and ESHUTDOWN after Drain,
+// Close or Destroy was called. It may not sleep.
 func (qp *QP) PostSend(wr ib.SendWR, done Done) error {
 	slot, err := qp.begin("post send", qp.send, done, wr.ID)
 	if err != nil {
@@ -138,11 +138,12 @@ func (qp *QP) PostRecv(wr ib.RecvWR, done Done) error {
 	return nil
 }
 
-// Drain moves the queue pair to ERR, and returns when the functions of all its work requests have returned. Requests in
-// flight complete with [ib.WCWRFlushErr]. Later posts fail. Receives of a shared receive queue stay there, unless the
-// queue pair has consumed them. Drain also works on a device in error. If ctx ends first, functions may still be
-// running, and Drain may be called again. It returns EIO if a completion queue has failed. It may sleep, must not be
-// called by a function of the queue, and processes a Direct queue itself. (ib_drain_qp)
+// Drain moves the queue pair to ERR. It returns when the done functions of all work requests of the queue pair have
+// returned. Requests in flight complete with [ib.WCWRFlushErr]. Later posts fail. Receives of a shared receive queue
+// remain there, unless the queue pair has consumed them. Drain also works on a device in the error state. If ctx ends
+// first, Drain returns early. Done functions may then still be running, and Drain may be called again. It returns EIO
+// if a completion queue has failed. It may sleep and must not be called by a done function of the CQ. It processes a
+// Direct CQ itself. (ib_drain_qp)
 func (qp *QP) Drain(ctx context.Context) error {
 	if err := qp.drain(ctx); err != nil {
 		return fmt.Errorf("drain qp %d: %w", qp.Num(), err)
@@ -176,11 +177,12 @@ func (qp *QP) drain(ctx context.Context) error {
 	return qp.drainShared(ctx)
 }
 
-// lastPause limits the wait for EventQPLastWQEReached. A queue pair that was never connected need not raise it.
+// lastPause limits the wait for EventQPLastWQEReached. A queue pair that was never connected need not raise this event.
 // (__ib_drain_srq)
 const lastPause = 10 * time.Second
 
-// drainShared waits for the functions of the receives that the queue pair has consumed from the shared receive queue.
+// drainShared waits for the done functions of the receives that the queue pair has consumed from the shared receive
+// queue.
 func (qp *QP) drainShared(ctx context.Context) error {
 	select {
 	case <-qp.last:
@@ -230,7 +232,7 @@ func (qp *QP) await(ctx context.Context) error {
 
 // Close drains the queue pair and destroys it. If ctx ends first, the queue pair is not destroyed, and Close may be
 // called again. If one of its completion queues has failed, Close destroys the queue pair without calling the remaining
-// functions, and returns EIO. It may sleep, and must not be called by a function of the queue.
+// functions, and returns EIO. It may sleep, and must not be called by a done function of the CQ.
 func (qp *QP) Close(ctx context.Context) error {
 	err := qp.Drain(ctx)
 	if err != nil && !errors.Is(err, errFailed) {

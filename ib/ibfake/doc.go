@@ -1,6 +1,7 @@
-// Package ibfake provides a fake driver for tests of consumers of package ib. Its objects exist, but do nothing by
-// themselves. A test can make its methods fail ([Driver.Fail]) or wait ([Driver.Hold]), inspect destroyed objects
-// ([Driver.Destroyed]) and posted requests ([QP.Sent]), and raise completions and events ([CQ.Complete], [QP.Raise]).
+// Package ibfake provides a fake driver for tests of consumers of package ib. The objects exist, but take no actions of
+// their own. A test can make methods fail ([Driver.Fail]) or wait ([Driver.Hold]) and can raise completions and events
+// ([CQ.Complete], [QP.Raise]). It can also inspect destroyed objects ([Driver.Destroyed]) and posted requests
+// ([QP.Sent]).
 //
-// The queue pairs of package driver/loopback transfer data.
+// To transfer data, use the queue pairs of package driver/loopback.
 package ibfake

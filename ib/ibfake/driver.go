@@ -14,7 +14,7 @@ import (
 // Method is a method of a driver, or of one of its objects.
 type Method string
 
-// The methods that Fail and Hold accept.
+// The following methods are accepted by Fail and Hold.
 const (
 	QueryDevice      Method = "QueryDevice"
 	QueryPort        Method = "QueryPort"
@@ -52,7 +52,7 @@ const MaxCQE = 1 << 10
 // QPRoom is the capacity of each queue of a queue pair.
 const QPRoom = 3
 
-// Driver-private responses to user contexts, in place of the mmap offsets of the queues.
+// The driver-private responses to user contexts. A real driver responds with the mmap offsets of the queues.
 const (
 	CQResponse = "the CQ's mminfo."
 	QPResponse = "the RQ's mminfo.the SQ's mminfo."
@@ -65,8 +65,8 @@ type Answers struct {
 	GIDs   []ib.GIDEntry // GID table of the only port
 }
 
-// Driver is a fake driver, for ib.NewDevice. Its methods may be called from several goroutines. They do not sleep,
-// except while a test holds them.
+// Driver is a fake driver, for ib.NewDevice. Its methods may be called from several goroutines. The methods do not
+// sleep, unless a test blocks them with Hold.
 type Driver struct {
 	qpn, keys atomic.Uint32
 
@@ -111,7 +111,8 @@ func New() *Driver {
 	}
 }
 
-// enter is called at the start of every method. It waits while the method is held, and returns the error set by Fail.
+// enter is called at the start of every method. It waits while Hold blocks the method, and returns the error set by
+// Fail.
 //
 //verbena:allow nosleep a test has asked for the wait, by Hold
 func (d *Driver) enter(m Method) error {
@@ -125,7 +126,7 @@ func (d *Driver) enter(m Method) error {
 	return err
 }
 
-// Fail makes a method return err after its normal work; nil ends that.
+// Fail makes a method return err after its normal work. A nil err restores normal results.
 func (d *Driver) Fail(m Method, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -146,14 +147,14 @@ func (d *Driver) Hold(m Method) (entered <-chan struct{}, release func()) {
 	}
 }
 
-// Answer changes the results of queries. change must replace slices, not modify them.
+// Answer changes the results of queries. change must replace slices and must not modify them.
 func (d *Driver) Answer(change func(*Answers)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	change(&d.answers)
 }
 
-// Destroyed returns the kinds of the objects, such as "PD", destroyed since its last call, in order.
+// Destroyed returns the kinds, such as "PD", of the objects destroyed since its previous call, in order.
 func (d *Driver) Destroyed() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -186,8 +187,8 @@ func (d *Driver) destroy(m Method, kind string) error {
 	return nil
 }
 
-// UserABI returns the ABI of the kernel's rxe (RDMA_DRIVER_RXE, RXE_UVERBS_ABI_VERSION), by which libibverbs finds a
-// provider.
+// UserABI returns the ABI of the kernel's rxe (RDMA_DRIVER_RXE, RXE_UVERBS_ABI_VERSION). libibverbs finds the provider
+// by this ABI.
 func (d *Driver) UserABI() (driver, version uint32) { return 14, 2 }
 
 // AllocUserContext implements ib.UserContexter.

@@ -8,7 +8,7 @@ import (
 	"verbena/ib/ibfake"
 )
 
-// A consumer that allocates two domains must free the first if the second allocation fails.
+// A consumer that allocates two domains must free the first domain if the second allocation fails.
 func Example() {
 	twoDomains := func(d *ib.Device, afterFirst func()) error {
 		first, err := d.AllocPD()

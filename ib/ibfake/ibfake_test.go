@@ -89,7 +89,7 @@ func (w *world) free() {
 
 func second[T any](_ T, err error) error { return err }
 
-// calls has a call for each method that a consumer can cause.
+// calls has one call for each method that a consumer can cause.
 var calls = map[Method]func(w *world) error{
 	QueryDevice: func(w *world) error { return second(w.dev.Device().QueryDevice()) },
 	QueryPort:   func(w *world) error { return second(w.dev.Device().QueryPort(1)) },
@@ -127,13 +127,13 @@ var calls = map[Method]func(w *world) error{
 	DestroyQP: func(w *world) error { return w.qp.Destroy() },
 }
 
-// TestFail checks that each method fails on request, and works again afterwards.
+// TestFail checks that each method fails when requested, and succeeds again afterwards.
 func TestFail(t *testing.T) {
 	for _, m := range methods(t) {
 		call := calls[m]
 		if call == nil {
-			if m != AllocUserContext && m != Doorbell { // package uverbs causes these calls
-				t.Errorf("row of %s: got none, want one", m)
+			if m != AllocUserContext && m != Doorbell { // package uverbs causes the calls of these methods
+				t.Errorf("calls[%s]: got none, want one", m)
 			}
 			continue
 		}
@@ -145,13 +145,13 @@ func TestFail(t *testing.T) {
 			}
 			w.drv.Fail(m, nil)
 			if err := call(w); err != nil {
-				t.Errorf("after Fail with nil: got %v", err)
+				t.Errorf("call after Fail with nil: got %v, want nil", err)
 			}
 		})
 	}
 }
 
-// methods returns the constants of type Method in the source.
+// methods returns the constants of type Method from the source file.
 func methods(t *testing.T) (all []Method) {
 	f, err := parser.ParseFile(token.NewFileSet(), "driver.go", nil, 0)
 	if err != nil {
@@ -184,7 +184,7 @@ func TestHold(t *testing.T) {
 	go func() { done <- w.ah.Destroy() }()
 	<-entered
 	if got := w.drv.Destroyed(); len(got) != 0 {
-		t.Errorf("while the method is held: got %q", got)
+		t.Errorf("Destroyed while the method is held: got %q, want none", got)
 	}
 	release()
 	w.must(<-done)
@@ -196,7 +196,7 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// TestObjects checks the state that the driver's sides of objects expose.
+// TestObjects checks the state that the objects of the driver expose to tests.
 func TestObjects(t *testing.T) {
 	w := newWorld(t)
 	defer w.free()

@@ -146,8 +146,8 @@ func (c *CQ) Resize(entries int, u *ib.Udata) error {
 // Destroy implements ib.DriverCQ.
 func (c *CQ) Destroy() error { return c.d.destroy(DestroyCQ, "CQ") }
 
-// QP is the driver's side of a queue pair, returned by ib.DeviceHandle.QP. It records posted requests, and completes
-// none.
+// QP is the driver's side of a queue pair, returned by ib.DeviceHandle.QP. It records posted requests, but does not
+// complete them.
 type QP struct {
 	ib.QPHandle
 	d   *Driver
@@ -183,7 +183,7 @@ func (q *QP) Doorbell(h *ib.Hold) {
 	}
 }
 
-// OnDoorbell makes each doorbell call f, with its argument, as its last action.
+// OnDoorbell makes each doorbell call f as its last action. The argument of f is the Hold of the doorbell.
 func (q *QP) OnDoorbell(f func(h *ib.Hold)) { q.onBell.Store(&f) }
 
 // Rung returns the number of doorbells.

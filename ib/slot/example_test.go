@@ -10,19 +10,19 @@ import (
 	"verbena/ib/slot"
 )
 
-// adapter is hardware without state, so its reset does nothing.
+// adapter is hardware without state. Its reset has no effect.
 type adapter struct{}
 
 func (adapter) Probe() (slot.Device, error) { return life{loopback.New("loop0", nil)}, nil }
 func (adapter) Reset(context.Context) error { return nil }
 func (adapter) Await(context.Context) error { return nil }
 
-// life is a device of the adapter.
+// life is a device of the adapter, from Probe to Close.
 type life struct{ *loopback.Device }
 
 func (l life) Close() error { return l.Handle().Dealloc() }
 
-// A slot resets a device: its clients are removed from the old device and added to the new one.
+// A slot resets a device. Its clients are removed from the old device and added to the new device.
 func ExampleSlot_Reset() {
 	var core ib.Core
 	client := &ib.Client{

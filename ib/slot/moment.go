@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// Moment is a moment at which a reset occurs, for tests.
+// Moment is a time at which a reset occurs. Tests use it.
 type Moment struct {
 	kind momentKind
 	what string
@@ -24,14 +24,14 @@ const (
 	numMoments
 )
 
-// AtWorkRequest is the moment before the hardware executes the n-th send work request from now. That request and all
-// later ones are flushed.
+// AtWorkRequest is the time just before the hardware executes the n-th send work request from now. The n-th request and
+// all later requests are flushed.
 func AtWorkRequest(n uint64) Moment {
 	return Moment{atWorkRequest, fmt.Sprintf("work request %d", n), n}
 }
 
 var (
-	// DuringRegistration is a moment during the next registration of the device: the clients have the device, and
+	// DuringRegistration is a time during the next registration of the device. The clients already have the device, and
 	// Register has not returned.
 	DuringRegistration = Moment{kind: duringRegistration, what: "registration"}
 	// InHandler is the start of the next completion handler of the device.
@@ -40,15 +40,15 @@ var (
 
 func (m Moment) String() string { return m.what }
 
-// ResetAt schedules one reset at a moment. At that moment it calls with, which may not sleep and may be nil, for
-// example to make the hardware unreachable. The device stops, and the reset continues in the background, without a
-// limit on the wait for the hardware. A pending ResetAt of the same kind is replaced. A pending ResetAt for a moment of
-// the device is cancelled when the device is unplugged or reset. It returns EOPNOTSUPP if the hardware cannot stop at a
-// work request, ENODEV if the slot is empty. It may not sleep.
+// ResetAt schedules one reset at the time m. At that time it calls with, for example to make the hardware unreachable.
+// with may not sleep, and may be nil. The device stops, and the reset continues in the background. The wait for the
+// hardware has no limit. ResetAt replaces a pending ResetAt of the same kind. A pending ResetAt for a time of the
+// device is cancelled when the device is unplugged or reset. It returns EOPNOTSUPP if the hardware cannot stop at a
+// work request, and ENODEV if the slot is empty. It may not sleep.
 func (s *Slot) ResetAt(m Moment, with func()) error {
 	dev := s.Device()
 	if dev == nil {
-		return fmt.Errorf("reset %s at %v: it is not plugged in: %w", s.name, m, syscall.ENODEV)
+		return fmt.Errorf("reset %s at %v: the device is not plugged in: %w", s.name, m, syscall.ENODEV)
 	}
 	hit := func() {
 		s.arm(m.kind, "")
@@ -70,9 +70,9 @@ func (s *Slot) ResetAt(m Moment, with func()) error {
 	switch m.kind {
 	case atWorkRequest:
 		if hw, ok := s.hw.(Stopper); !ok {
-			err = fmt.Errorf("its hardware cannot stop at a work request: %w", syscall.EOPNOTSUPP)
+			err = fmt.Errorf("the hardware cannot stop at a work request: %w", syscall.EOPNOTSUPP)
 		} else if !hw.AtWorkRequest(m.n, later) {
-			err = fmt.Errorf("it is not plugged in: %w", syscall.ENODEV)
+			err = fmt.Errorf("the device is not plugged in: %w", syscall.ENODEV)
 		}
 	case inHandler:
 		h := dev.Handle()
@@ -108,14 +108,14 @@ func (s *Slot) Disarm() {
 	clear(s.armed[:])
 }
 
-// arm records the pending moment of a kind; "" removes it.
+// arm records the pending moment of a kind. An empty string removes the record.
 func (s *Slot) arm(k momentKind, what string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.armed[k] = what
 }
 
-// duringRegistration returns the function to call during the next registration, or nil.
+// duringRegistration returns the function for the next registration, or nil.
 func (s *Slot) duringRegistration() func() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,7 +127,8 @@ func (s *Slot) duringRegistration() func() {
 // Close unplugs the device, if any, and waits for resets that ResetAt has started. It may sleep.
 func (s *Slot) Close() (err error) {
 	for s.occupied() {
-		if e := s.Unplug(); !errors.Is(e, syscall.ENODEV) { // another call has unplugged it, or recovery has failed
+		// another call has unplugged the device, or recovery has failed
+		if e := s.Unplug(); !errors.Is(e, syscall.ENODEV) {
 			err = errors.Join(err, e)
 		}
 	}
@@ -135,7 +136,7 @@ func (s *Slot) Close() (err error) {
 	return err
 }
 
-// occupied reports whether the slot has a device, or may have one soon. It cancels a pending DuringRegistration.
+// occupied reports whether the slot has a device or may soon have a device. It cancels a pending DuringRegistration.
 func (s *Slot) occupied() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

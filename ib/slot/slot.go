@@ -20,22 +20,22 @@ type Hardware interface {
 	Probe() (Device, error)
 	// Reset resets the hardware. It returns an error if the hardware does not respond. (pci_error_handlers.slot_reset)
 	Reset(ctx context.Context) error
-	// Await waits for unresponsive hardware to recover. It returns an error if the hardware never will, or if ctx ends.
+	// Await waits for unresponsive hardware to recover. It returns an error if the hardware cannot recover or ctx ends.
 	// (pci_error_handlers.resume)
 	Await(ctx context.Context) error
 }
 
-// Device is a device of the hardware, from Probe to Close.
+// Device is one device of the hardware. It exists from Probe to Close.
 type Device interface {
 	Handle() *ib.DeviceHandle
-	// Close releases the hardware after the device was unregistered. (pci_driver.remove)
+	// Close releases the hardware after the device has been unregistered. (pci_driver.remove)
 	Close() error
 }
 
 // Stopper is implemented by Hardware that can be stopped at a chosen work request, for tests.
 type Stopper interface {
-	// AtWorkRequest makes the hardware stop before the n-th send work request from now, and call f, which may not
-	// sleep. n 0 cancels that. It returns false if there is no device. It may not sleep.
+	// AtWorkRequest makes the hardware stop before the n-th send work request from now, and then call f. f may not
+	// sleep. n 0 cancels an earlier call. It returns false if the hardware has no device. It may not sleep.
 	AtWorkRequest(n uint64, f func()) bool
 }
 
@@ -62,35 +62,34 @@ type Status struct {
 	Plugs  int
 	// Recovery is the duration of the last completed reset, from the fatal event to the registration of the new device.
 	Recovery time.Duration
-	Armed    string // the pending moments; empty: none
+	Armed    string // the pending moments; empty if there are none
 	Err      error  // the error of the last recovery or plug, or nil
 }
 
-// Slot is a slot for hardware. All methods are safe for concurrent use; changes of the device are executed one at a
-// time.
+// Slot is a slot for hardware. All methods are safe for concurrent use. Changes of the device do not overlap.
 type Slot struct {
 	core *ib.Core
 	name string
 	hw   Hardware
 	logf func(format string, args ...any)
 
-	flow       chan struct{} // full while a change of the device is in progress
+	flow       chan struct{} // semaphore: full while a change of the device is in progress
 	atHardware atomic.Bool   // the change waits for a method of hw
 
-	begun sync.WaitGroup // resets started by a moment
+	begun sync.WaitGroup // counts the resets started by a moment
 
 	mu           sync.Mutex
 	status       Status
 	armed        [numMoments]string // the pending moments
 	dev          Device             // registered; nil: none
-	events       ib.EventCounts     // counts of former devices
-	cancel       context.CancelFunc // ends the wait of a plug or a recovery; nil: none in progress
-	settled      chan struct{}      // closed at the end of the plug or recovery; nil: none in progress
-	unplugs      int                // Unplug calls that wait for the lock
-	registration func()             // for DuringRegistration; nil: not armed
+	events       ib.EventCounts     // event counts of former devices
+	cancel       context.CancelFunc // ends the wait of a plug or a recovery; nil if none is in progress
+	settled      chan struct{}      // closed at the end of the plug or recovery; nil if none is in progress
+	unplugs      int                // number of Unplug calls that wait for the lock
+	registration func()             // the function of a pending DuringRegistration, or nil
 }
 
-// New creates an empty slot for hw. logf, which may be nil, is called for each step that fails.
+// New creates an empty slot for hw. logf is called for each step that fails. logf may be nil.
 func New(core *ib.Core, name string, hw Hardware, logf func(format string, args ...any)) *Slot {
 	if logf == nil {
 		logf = func(string, ...any) {}
@@ -140,9 +139,9 @@ func (s *Slot) lock(ctx context.Context) error {
 
 func (s *Slot) unlock() { <-s.flow }
 
-// runChange runs f, which changes the device, with the slot locked. If ctx ends while a client's function is running,
-// runChange returns an error; f continues, and the slot stays locked until f ends. If ctx ends while f waits for the
-// hardware, runChange returns the error of f, because f uses the same ctx.
+// runChange locks the slot and runs f, which changes the device. If ctx ends while a client's function is running,
+// runChange returns an error. f then continues, and the slot remains locked until f returns. If ctx ends while f waits
+// for the hardware, runChange returns the error of f, because f uses the same ctx.
 func (s *Slot) runChange(ctx context.Context, what string, f func() error) error {
 	if ctx.Done() == nil {
 		defer s.unlock()
@@ -165,7 +164,7 @@ func (s *Slot) runChange(ctx context.Context, what string, f func() error) error
 	case err := <-done:
 		return err
 	default:
-		return fmt.Errorf("%s %s: a function of a client has not returned; still in progress: %w", what, s.name,
+		return fmt.Errorf("%s %s: a client's function has not returned and the change continues: %w", what, s.name,
 			context.Cause(ctx))
 	}
 }
@@ -177,7 +176,8 @@ func (s *Slot) hardware(ctx context.Context, method func(context.Context) error)
 	return method(ctx)
 }
 
-// Plug creates a device for the hardware and registers it; EBUSY if there is one. It may sleep.
+// Plug creates a device for the hardware and registers the device. It returns EBUSY if the slot has a device. It may
+// sleep.
 func (s *Slot) Plug() error {
 	_ = s.lock(context.Background())
 	defer s.unlock()
@@ -191,13 +191,14 @@ func (s *Slot) Plug() error {
 	return nil
 }
 
-// Unplug removes the device without notice, as if it were pulled out. Outstanding requests are flushed, then the
-// clients' Remove is called. A recovery that waits for the hardware is cancelled. It returns ENODEV if the slot is
-// empty. It may sleep.
+// Unplug removes the device without notice, like a card that is pulled out of the machine. Outstanding requests are
+// flushed. Then the clients' Remove functions are called. A recovery that waits for the hardware is cancelled. It
+// returns ENODEV if the slot is empty. It may sleep.
 func (s *Slot) Unplug() error { return s.UnplugContext(context.Background()) }
 
-// UnplugContext is Unplug with a limit for the wait. If ctx ends while another change is in progress, only a waiting
-// recovery has been cancelled. If ctx ends later, the call continues, and other changes wait for it. It may sleep.
+// UnplugContext is Unplug with a limit for the wait. If ctx ends while another change is in progress, Unplug has only
+// cancelled a recovery that waits for the hardware. If ctx ends later, the call continues, and other changes wait for
+// its end. It may sleep.
 func (s *Slot) UnplugContext(ctx context.Context) error {
 	s.mu.Lock()
 	present := s.dev != nil || s.cancel != nil
@@ -217,7 +218,7 @@ func (s *Slot) UnplugContext(ctx context.Context) error {
 	return s.runChange(ctx, "unplug", func() error {
 		switch {
 		case dev != nil:
-		case present: // the recovery was cancelled
+		case present: // Unplug has cancelled the recovery
 			return nil
 		default:
 			return fmt.Errorf("unplug %s: not plugged in: %w", s.name, syscall.ENODEV)
@@ -230,11 +231,11 @@ func (s *Slot) UnplugContext(ctx context.Context) error {
 }
 
 // Reset resets the device; see the package comment. It returns when the recovered device is registered. ctx limits the
-// wait for other changes and for unresponsive hardware. After an error of the recovery the slot is empty. If ctx ends
-// while a function of a client is running, Reset returns an error and the reset continues. It may sleep.
+// wait for other changes and for unresponsive hardware. If the recovery fails, the slot is empty afterwards. If ctx
+// ends while a client's function is running, Reset returns an error and the reset continues. It may sleep.
 func (s *Slot) Reset(ctx context.Context) error { return s.reset(ctx, nil) }
 
-// reset resets the given device if it is still present; nil stands for the current one.
+// reset resets the device certain if it is still present. A nil certain means the current device.
 func (s *Slot) reset(ctx context.Context, certain Device) error {
 	if err := s.lock(ctx); err != nil {
 		return fmt.Errorf("reset %s: wait for another change: %w", s.name, err)
@@ -260,8 +261,8 @@ func (s *Slot) reset(ctx context.Context, certain Device) error {
 	})
 }
 
-// change calls f to bring up a device. A concurrent Unplug, even an earlier one that still waits, cancels the wait for
-// unresponsive hardware.
+// change calls f to start a device. A concurrent Unplug cancels the wait for unresponsive hardware, even if Unplug was
+// called first and still waits.
 func (s *Slot) change(ctx context.Context, f func(context.Context) error, done func(*Status)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -293,7 +294,7 @@ func (s *Slot) recover(ctx context.Context, dev Device) error {
 	unanswered := s.hardware(ctx, s.hw.Reset)
 	dev.Handle().SetError()
 	if err := s.take(dev); err != nil {
-		s.logf("%v", err) // objects left by a client do not stop the reset
+		s.logf("%v", err) // objects that a client has left do not stop the reset
 	}
 	if err := s.await(ctx, unanswered); err != nil {
 		return err
@@ -301,7 +302,7 @@ func (s *Slot) recover(ctx context.Context, dev Device) error {
 	return s.bring(ctx)
 }
 
-// await waits for hardware that has not responded to its reset; unanswered is the error of the reset.
+// await waits for hardware that has not responded to its reset. unanswered is the error of the reset.
 func (s *Slot) await(ctx context.Context, unanswered error) error {
 	if unanswered == nil {
 		return nil
@@ -314,8 +315,9 @@ func (s *Slot) await(ctx context.Context, unanswered error) error {
 // fatalWait limits the wait for event functions of consumers.
 const fatalWait = time.Second
 
-// tellFatal dispatches the fatal event and waits until the consumers have received it. Event functions are called in
-// the order of registration, and the one of tellFatal is the last. The wait ends after fatalWait, or when ctx ends.
+// tellFatal dispatches the fatal event and waits until the consumers have received the event. Event functions are
+// called in the order of registration. The event function of tellFatal is the last one. The wait ends after fatalWait,
+// or when ctx ends.
 func tellFatal(ctx context.Context, h *ib.DeviceHandle) error {
 	told := make(chan struct{})
 	var once sync.Once
@@ -332,7 +334,7 @@ func tellFatal(ctx context.Context, h *ib.DeviceHandle) error {
 	case <-told:
 		return nil
 	case <-t.C:
-		return fmt.Errorf("a consumer's event function has not returned for %v", fatalWait)
+		return fmt.Errorf("a consumer's event function has not returned within %v", fatalWait)
 	case <-ctx.Done():
 		return fmt.Errorf("a consumer's event function has not returned: %w", context.Cause(ctx))
 	}
@@ -345,11 +347,11 @@ func (s *Slot) take(dev Device) error {
 	defer s.mu.Unlock()
 	s.dev = nil
 	s.events.Add(dev.Handle().Events())
-	s.armed[atWorkRequest], s.armed[inHandler] = "", "" // these belong to the device
+	s.armed[atWorkRequest], s.armed[inHandler] = "", "" // these moments belong to the device
 	return err
 }
 
-// bring probes a device and registers it. It repeats this if the device is to fail during registration.
+// bring probes and registers a device. It starts again if a pending moment makes the device fail during registration.
 func (s *Slot) bring(ctx context.Context) error {
 	for {
 		dev, err := s.hw.Probe()
@@ -373,7 +375,7 @@ func (s *Slot) bring(ctx context.Context) error {
 	}
 }
 
-// failed resets a device that has reported its failure.
+// failed resets a device that has reported its own failure.
 func (s *Slot) failed(dev Device) {
 	s.begun.Go(func() {
 		if err := s.reset(context.Background(), dev); err != nil {
@@ -382,7 +384,7 @@ func (s *Slot) failed(dev Device) {
 	})
 }
 
-// lose makes the device fail during registration. It enters the error state in the Add of its last client, and
+// lose makes the device fail during registration. The device enters the error state in the Add of its last client.
 // Unregister is called before Register has returned.
 func (s *Slot) lose(ctx context.Context, dev Device, hit func()) error {
 	gone := make(chan error, 1)

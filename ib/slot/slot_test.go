@@ -33,7 +33,7 @@ func must(t testing.TB, err error) {
 type hardware struct {
 	mu      sync.Mutex
 	log     []string
-	away    chan struct{} // closed when it is reachable again; nil: reachable
+	away    chan struct{} // closed when the hardware is reachable again; nil if it is reachable
 	dead    error         // result of Await
 	noProbe error
 	hit     func() // argument of AtWorkRequest
@@ -98,7 +98,7 @@ func (h *hardware) AtWorkRequest(_ uint64, f func()) bool {
 	return true
 }
 
-// witness registers a client that records its calls and the state of the device at each.
+// witness registers a client that records the calls of its functions, each with the state of the device.
 func witness(t *testing.T, core *ib.Core, h *hardware) {
 	cl := &ib.Client{
 		Name: "witness",
@@ -138,7 +138,8 @@ func TestSteps(t *testing.T) {
 	must(t, s.Reset(t.Context()))
 	h.want(t, "reset", "device fatal error", "reset", "remove, in error", "close", "probe", "add")
 	if d := s.Device().Handle().Device(); d == first || d.State() != ib.DeviceActive || first.State() != ib.DeviceGone {
-		t.Errorf("got old device %v, new device %v", first.State(), d.State())
+		t.Errorf("device states after the change: got %v for the old device and %v for the new one, want gone and active",
+			first.State(), d.State())
 	}
 	if st := s.Status(); st.State != slot.Running || st.Resets != 1 || st.Recovery <= 0 || st.Err != nil {
 		t.Errorf("got status %+v", st)
@@ -148,7 +149,7 @@ func TestSteps(t *testing.T) {
 	for _, f := range []func() error{s.Unplug, func() error { return s.Reset(t.Context()) },
 		func() error { return s.ResetAt(slot.InHandler, nil) }} {
 		if err := f(); !errors.Is(err, syscall.ENODEV) {
-			t.Errorf("on an empty slot: got %v", err)
+			t.Errorf("call on an empty slot: got %v, want ENODEV", err)
 		}
 	}
 	must(t, s.Plug())
@@ -158,8 +159,8 @@ func TestSteps(t *testing.T) {
 	must(t, s.Close())
 }
 
-// TestEvents checks that the events of a slot are those of all its devices, and that events of an unknown type are not
-// counted.
+// TestEvents checks that the event counts of a slot include all its devices. It also checks that events of an unknown
+// type are not counted.
 func TestEvents(t *testing.T) {
 	_, _, s := newSlot(t)
 	must(t, s.Plug())
@@ -179,8 +180,8 @@ func TestEvents(t *testing.T) {
 	must(t, s.Close())
 }
 
-// TestUnreachable checks a reset of unresponsive hardware: Remove of the clients is called at once, and the wait has no
-// limit.
+// TestUnreachable checks a reset of unresponsive hardware. Remove of the clients must be called at once, and the wait
+// for the hardware has no limit.
 func TestUnreachable(t *testing.T) {
 	for _, end := range []string{"back", "unplug", "timeout", "dead", "no probe"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -252,7 +253,8 @@ func TestMoments(t *testing.T) {
 			}
 		}
 		if st.Resets != 2 || st.Armed != "" || with != 1 || adds != 2 || removes != 2 || len(core.Devices()) != 1 {
-			t.Errorf("got %+v, %d calls of with, log %q", st, with, log)
+			t.Errorf("after the resets: got status %+v, %d calls of with and log %q, want 2 resets, 1 call and no log",
+				st, with, log)
 		}
 		must(t, s.Close())
 	})
@@ -293,7 +295,7 @@ func TestMoments(t *testing.T) {
 		close(flushed)
 		<-called
 		if during != ib.DeviceError {
-			t.Errorf("device state in the handler: got %v", during)
+			t.Errorf("device state in the handler: got %v, want DeviceError", during)
 		}
 		testutil.Eventually(t, "the reset", func() bool { return s.Status().Resets > 0 })
 		must(t, s.Close())
@@ -328,15 +330,15 @@ func TestMoments(t *testing.T) {
 		s.Disarm()
 		armed("")
 		if h.hit != nil {
-			t.Error("the hardware still stops after Disarm")
+			t.Error("hardware after Disarm: still armed to stop, want it disarmed")
 		}
 		must(t, s.Reset(t.Context()))
 		if n := s.Status().Resets; n != 1 {
-			t.Errorf("got %d resets, one of them at a cancelled moment", n)
+			t.Errorf("resets: got %d, want 1 and none at the cancelled moment", n)
 		}
 		arm()
 		must(t, s.Unplug())
-		armed("registration") // still pending; the others were cancelled with the device
+		armed("registration") // still pending: only the moments of the device were cancelled
 		must(t, s.Plug())
 		armed("")
 		s.Disarm()
@@ -352,8 +354,8 @@ func TestMoments(t *testing.T) {
 	})
 }
 
-// TestUnreachableDuringRegistration checks that hardware which fails during registration and does not recover can be
-// unplugged.
+// TestUnreachableDuringRegistration checks that hardware which fails during registration can be unplugged, even if the
+// hardware does not recover.
 func TestUnreachableDuringRegistration(t *testing.T) {
 	for _, by := range []string{"reset", "plug", "close", "timeout"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -391,7 +393,7 @@ func TestUnreachableDuringRegistration(t *testing.T) {
 	}
 }
 
-// TestResetInTurn checks that a reset waits for other changes no longer than its context allows.
+// TestResetInTurn checks that a reset waits for other changes, but only until its context ends.
 func TestResetInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &hardware{}
@@ -412,8 +414,8 @@ func TestResetInTurn(t *testing.T) {
 	})
 }
 
-// TestMomentOfAnotherDevice checks that a pending moment is cancelled with its device, and that a moment which occurs
-// resets its own device and not the next one.
+// TestMomentOfAnotherDevice checks that a pending moment is cancelled together with its device. A moment that occurs
+// must reset its own device and not the next device.
 func TestMomentOfAnotherDevice(t *testing.T) {
 	_, h, s := newSlot(t)
 	must(t, s.Plug())
@@ -424,10 +426,10 @@ func TestMomentOfAnotherDevice(t *testing.T) {
 	}
 	must(t, s.Reset(t.Context()))
 	if a := s.Status().Armed; a != "" {
-		t.Errorf("armed faults of a former device: got %q, want none", a)
+		t.Errorf("pending moments of a former device: got %q, want none", a)
 	}
 	must(t, s.ResetAt(slot.AtWorkRequest(7), nil))
-	h.onReset = h.hit // directly, and by the moment
+	h.onReset = h.hit // called directly, and also by the moment
 	must(t, s.Reset(t.Context()))
 	h.onReset = nil
 	must(t, s.Reset(t.Context()))
@@ -438,12 +440,12 @@ func TestMomentOfAnotherDevice(t *testing.T) {
 	s = slot.New(&ib.Core{}, "lo0", struct{ slot.Hardware }{h}, nil)
 	must(t, s.Plug())
 	if err := s.ResetAt(slot.AtWorkRequest(7), nil); !errors.Is(err, syscall.EOPNOTSUPP) || s.Status().Armed != "" {
-		t.Errorf("hardware without Stopper: got %v, armed %q", err, s.Status().Armed)
+		t.Errorf("ResetAt on hardware without Stopper: got %v and armed %q, want EOPNOTSUPP and none", err, s.Status().Armed)
 	}
 	must(t, s.Close())
 }
 
-// TestConcurrent resets, unplugs and plugs concurrently. The changes must not overlap, and no device may remain.
+// TestConcurrent runs resets, unplugs and plugs concurrently. The changes must not overlap, and no device may remain.
 func TestConcurrent(t *testing.T) {
 	core, _, s := newSlot(t)
 	var wg sync.WaitGroup
@@ -470,8 +472,8 @@ func TestConcurrent(t *testing.T) {
 	}
 }
 
-// TestResetWithStuckEventFunction checks that an event function that does not return delays the reset of the hardware
-// for fatalWait only.
+// TestResetWithStuckEventFunction checks an event function that does not return. Such a function may delay a hardware
+// reset only for fatalWait.
 func TestResetWithStuckEventFunction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, h := &ib.Core{}, &hardware{}
@@ -482,7 +484,7 @@ func TestResetWithStuckEventFunction(t *testing.T) {
 		h.onReset = func() { close(reset) }
 		done := make(chan error, 1)
 		go func() { done <- s.Reset(t.Context()) }()
-		<-reset // in virtual time a wait without a limit is a deadlock
+		<-reset // in virtual time an endless wait would be a deadlock
 		close(release)
 		must(t, <-done)
 		h.onReset = nil
@@ -490,8 +492,8 @@ func TestResetWithStuckEventFunction(t *testing.T) {
 	})
 }
 
-// TestStuckClient checks that a function of a client that does not return blocks a change of the device, but not
-// callers beyond their contexts. The change continues.
+// TestStuckClient checks a client with a function that does not return. The change of the device must wait, but each
+// caller waits only until its context ends. The change continues when the function returns.
 func TestStuckClient(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -535,7 +537,7 @@ func TestStuckClient(t *testing.T) {
 					close(release)
 					synctest.Wait()
 					if got := s.Status().State; got != test.after {
-						t.Errorf("after the change: got %v, want %v", got, test.after)
+						t.Errorf("state after the change: got %v, want %v", got, test.after)
 					}
 					must(t, s.Close())
 					core.UnregisterClient(client)

@@ -26,8 +26,9 @@ var (
 	firstSeed = flag.Uint64("weak.seed", 1, "the first of them")
 )
 
-// comparable is the set of choices under which the statements of the model hold. The model polls a queue once for all
-// completions, expects a full queue when the inner driver does, and looks at memory before it polls.
+// comparable is the set of choices that the model of ibtest tolerates. The model polls a queue once for all
+// completions, expects its own queue to be full when the inner driver's queue is full, and reads memory before it
+// polls.
 const comparable = weak.All &^ (1<<weak.LateCompletion | 1<<weak.MissedCompletion | 1<<weak.CrossOrder | 1<<weak.LateFlush | 1<<weak.ExactRoom |
 	1<<weak.LateTarget | 1<<weak.LateRead)
 
@@ -58,13 +59,13 @@ func wrapped(inner ibtest.NewDevice, c weak.Config) ibtest.NewDevice {
 	}
 }
 
-// TestContract checks that a weak device keeps the contract. The checks of the suite are correct consumers and tolerate
-// every choice.
+// TestContract checks that a weak device meets the contract. The checks of the suite are correct consumers. They must
+// work under every choice.
 func TestContract(t *testing.T) {
 	for _, d := range []struct {
 		name  string
 		inner ibtest.NewDevice
-		short []string // groups that take no longer than two seconds
+		short []string // test groups that take at most two seconds
 	}{{"loopback", newLoopback, []string{"Data", "CQ", "MW"}}, {"rxe", newRXE, []string{"SRQ", "FastReg", "XRC"}}} {
 		t.Run(d.name, func(t *testing.T) {
 			options := []ibtest.Option{ibtest.Bubble(), ibtest.Seeds(-1)}
@@ -80,15 +81,15 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// TestModel checks the statements of the model, under the choices that it allows.
+// TestModel runs the model of ibtest with the choices that the model tolerates.
 func TestModel(t *testing.T) {
 	ibtest.Model(t, func(t testing.TB, seed uint64) (*ib.DeviceHandle, bool) {
 		return wrapped(newLoopback, weak.Config{Seed: seed, Choices: comparable})(t), false
 	}, ibtest.Bubble(), ibtest.Seeds(20))
 }
 
-// TestLateNotificationIsNoBreach: a completion that arrives just before checked mode inspects an armed queue, and is
-// reported a moment later, is no violation.
+// TestLateNotificationIsNoBreach checks a completion that arrives just before checked mode inspects an armed queue. If
+// the completion is reported soon afterwards, there is no violation.
 func TestLateNotificationIsNoBreach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const timeout = 200 * time.Millisecond

@@ -11,18 +11,18 @@ import (
 	"verbena/ib"
 )
 
-// window is the number of completions of a queue among which the order of delivery is chosen.
+// window is the number of completions of a queue that may be reordered.
 const window = 4
 
-// cq is a completion queue. Poll moves completions from the inner queue to the window, and returns those of the window
-// that are due.
+// cq is a completion queue. Poll moves completions from the inner queue to the window, and returns the due completions
+// of the window.
 type cq struct {
 	ib.DriverCQ
 	d   *driver
 	obj ib.CQHandle
 	rep atomic.Bool // the inner queue has reported a completion
 
-	// hides is set once hidden requests exist, whose completions stay invisible to the consumer.
+	// hides is set when hidden requests exist. Their completions are invisible to the consumer.
 	hides atomic.Bool
 
 	ord       uint64 // number in creation order
@@ -33,21 +33,22 @@ type cq struct {
 	later     bool // a completion of the window will be reported later
 	dead      bool
 	moderated bool
-	orphans   []*request // requests without a further completion, or completed in the inner queue. Under driver.mu
-	one       [1]ib.WC
+	// requests that will have no completion, or have completed in the inner queue; under driver.mu
+	orphans []*request
+	one     [1]ib.WC
 }
 
 // entry is a completion in the window.
 type entry struct {
 	wc   ib.WC
-	r    *request // nil: not posted through this driver
+	r    *request // nil if the request was not posted through this driver
 	qp   uint64   // number of the queue pair in creation order
 	send bool
-	seq  uint64 // number in its queue
+	seq  uint64 // number of the request in its queue
 	wait int    // remaining steps
 }
 
-// Unwrap makes the optional interfaces of the inner queue available.
+// Unwrap gives access to the optional interfaces of the inner queue.
 func (c *cq) Unwrap() ib.DriverCQ { return c.DriverCQ }
 
 // CreateCQ implements ib.Driver.
@@ -70,7 +71,7 @@ func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 	return c, nil
 }
 
-// reported is called by the inner driver, which may hold its locks.
+// The inner driver calls reported and may hold its locks.
 func (c *cq) reported() {
 	c.rep.Store(true)
 	c.d.kick()
@@ -83,7 +84,7 @@ func (c *cq) delays() bool {
 	return c.d.Choices&Of(LateCompletion, MissedCompletion, CrossOrder, LateFlush) != 0 && !c.moderated
 }
 
-// Moderate implements ib.CQModerator. A moderated queue counts its completions and delays none.
+// Moderate implements ib.CQModerator. A moderated queue counts its completions, and does not delay them.
 func (c *cq) Moderate(count int, period time.Duration) error {
 	c.d.slow()
 	m, ok := ib.As[ib.CQModerator](c.DriverCQ)
@@ -121,7 +122,7 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 			break
 		}
 		if c.notify == ib.NotifySolicited || c.moderated {
-			c.due() // a completion does not record whether it is solicited, so none is delayed
+			c.due() // no completion is delayed, because a completion does not record whether it is solicited
 		}
 		i := c.next()
 		if i < 0 {
@@ -142,8 +143,8 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 	return n, err
 }
 
-// pull moves completions from the inner queue to the window until it holds most of them. It drops completions of hidden
-// requests.
+// pull moves completions from the inner queue to the window until the window contains most completions. It drops
+// completions of hidden requests.
 //
 //verbena:held mu
 func (c *cq) pull(most int) error {
@@ -189,7 +190,7 @@ func (d *driver) entry(wc ib.WC) entry {
 	}
 	if q != nil {
 		e.qp = q.ord
-		if e.r != nil && e.r.qp == nil { // a request of a shared receive queue
+		if e.r != nil && e.r.qp == nil { // the request belongs to a shared receive queue
 			q.shared++
 			e.seq = q.shared
 		}
@@ -221,7 +222,7 @@ func (c *cq) due() {
 	}
 }
 
-// next returns the index of the completion to return next, or -1.
+// next returns the index of the completion that Poll returns next, or -1.
 //
 //verbena:held mu
 func (c *cq) next() int {
@@ -235,7 +236,7 @@ func (c *cq) next() int {
 			if i == 0 {
 				return 0
 			}
-			break // keep the order of the inner queue
+			break // preserves the order of the inner queue
 		}
 		if n := c.d.draw(CrossOrder, e.qp, e.seq, 1<<30); best < 0 || n < rank {
 			best, rank = i, n
@@ -244,7 +245,7 @@ func (c *cq) next() int {
 	return best
 }
 
-// take removes a completion from the window and stores its data.
+// take removes a completion from the window and stores the completion's data.
 //
 //verbena:held mu
 func (c *cq) take(i int, wc *ib.WC) {
@@ -298,14 +299,14 @@ func (c *cq) Waiting() int {
 	return len(c.held)
 }
 
-// ReqNotify implements ib.DriverCQ. Delayed completions do not exist yet for the consumer. Each is reported when it
-// becomes visible, unless the request is for solicited completions only. With MissedCompletion all of them may arrive
-// just before the call and go unreported.
+// ReqNotify implements ib.DriverCQ. A delayed completion does not exist yet for the consumer. The completion is
+// reported when it becomes visible, unless ReqNotify asked for solicited completions only. With MissedCompletion all
+// delayed completions may arrive just before the call and remain unreported.
 func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.notify == 0 {
-		c.rep.Store(false) // set for an earlier request, already answered
+		c.rep.Store(false) // set by the report for an earlier ReqNotify
 	}
 	if c.hides.Load() {
 		_ = c.pull(1 << 30)
@@ -333,7 +334,7 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	return missed, nil
 }
 
-// tick is a step without a poll. It reports whether more steps are needed.
+// tick executes a step that is not caused by a poll. It reports whether more steps are needed.
 func (c *cq) tick() (more bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -358,9 +359,9 @@ func (c *cq) tick() (more bool) {
 	return more || c.later
 }
 
-// shown decides whether a report of the inner queue is passed to the consumer. If all its completions are hidden, shown
-// arms the inner queue again; visible ones are reported separately. again is true if the inner queue reports missed
-// completions.
+// shown decides whether a report of the inner queue is passed to the consumer. If all completions of the report are
+// hidden, shown arms the inner queue again. Visible completions are reported separately. again is true if the inner
+// queue reports missed completions.
 //
 //verbena:held mu
 func (c *cq) shown() (report, again bool) {
@@ -388,7 +389,7 @@ func (c *cq) forget(qp *ib.QP) {
 	}
 }
 
-// Resize implements ib.CQResizer. Completions of the window count as entries.
+// Resize implements ib.CQResizer. Completions of the window occupy entries.
 func (c *cq) Resize(entries int, u *ib.Udata) error {
 	c.d.slow()
 	r, ok := ib.As[ib.CQResizer](c.DriverCQ)

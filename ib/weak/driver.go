@@ -11,19 +11,19 @@ import (
 // Config holds the settings of a weak device.
 type Config struct {
 	Seed uint64
-	// Choices is the set of enabled choices; 0: All.
+	// Choices is the set of enabled choices. 0 means All.
 	Choices Set
 }
 
-// step is the time that counts as one step while no poll occurs.
+// step is the period that counts as one step while no poll occurs.
 const step = 200 * time.Microsecond
 
-// driver wraps another driver and makes the least convenient choices.
+// driver wraps another driver and applies the choices.
 type driver struct {
 	ib.Driver
 	Config
 
-	// mu guards the tables. No function of the inner driver is called with mu held.
+	// mu protects the tables. No function of the inner driver is called with mu held.
 	mu     sync.Mutex
 	made   uint64 // number of queue pairs created
 	queues uint64 // number of completion queues created
@@ -57,13 +57,13 @@ func New(d ib.Driver, c Config) ib.Driver {
 	return w
 }
 
-// Unwrap returns the inner driver, so that its optional interfaces are available.
+// Unwrap gives access to the optional interfaces of the inner driver.
 func (d *driver) Unwrap() ib.Driver { return d.Driver }
 
 func (d *driver) has(c Choice) bool { return d.Choices.Has(c) }
 
-// slow is called by each method that may sleep. It delays only one call in eight, to limit the duration of tests with
-// many calls.
+// Each method that may sleep calls slow. slow delays only one call in eight, to limit the duration of tests with many
+// calls.
 func (d *driver) slow() {
 	if !d.has(SlowMethods) {
 		return
@@ -111,18 +111,19 @@ func (d *driver) EnterError() {
 type request struct {
 	id       uint64 // the consumer's ID
 	num      uint64 // the ID in the inner driver
-	qp       *qp    // nil: a receive of a shared receive queue
+	qp       *qp    // nil for a receive of a shared receive queue
 	send     bool
 	signaled bool
-	seq      uint64 // number in its queue
+	seq      uint64 // number of the request in its queue
 	targets  []target
 	landed   bool
-	hidden   bool // unsignaled, but signaled in the inner driver: the consumer sees its completion only if it fails
-	arrived  bool // hidden, and completed in the inner driver; under cq.mu
+	// unsignaled, but signaled in the inner driver; the consumer sees the completion only if the request fails
+	hidden  bool
+	arrived bool // a hidden request has completed in the inner driver; under cq.mu
 
-	wr    ib.SendWR // the request, if it is a delayed send
-	ownAH bool      // its address handle is a copy
-	wait  int       // remaining steps before it is posted
+	wr    ib.SendWR // the work request of a delayed send
+	ownAH bool      // the address handle of wr is a copy
+	wait  int       // remaining steps before the request is posted
 }
 
 // enter assigns a number to a request.
@@ -169,7 +170,7 @@ func (d *driver) wait(q *qp) {
 	d.start()
 }
 
-// tick is a step of everything that is delayed.
+// tick executes one step for all delayed requests, completions and events.
 func (d *driver) tick() {
 	d.timer.Lock()
 	d.ticking = false

@@ -17,15 +17,15 @@ import (
 	"verbena/internal/testutil"
 )
 
-// litmus is a pair of programs for a row of the table: one that relies on the specification, and one with the misuse
-// that the row exposes.
+// litmus is a pair of consumer programs for a row of the table. One program relies only on the specification; the other
+// has the misuse that the row exposes.
 type litmus struct {
 	choice weak.Choice
 	misuse string
 	use    func(w *world, wrong bool) error
 }
 
-// run runs a program on a device in virtual time.
+// run runs one of the programs on a device in virtual time.
 func (l litmus) run(t *testing.T, d ibtest.NewDevice, wrong bool) (err error) {
 	synctest.Test(t, func(t *testing.T) { err = l.use(newWorld(t, d), wrong) })
 	return err
@@ -126,7 +126,7 @@ func (m *memory) elements(key uint32) []ib.SGE {
 	return []ib.SGE{{Addr: m.mr.Addr(), Length: uint32(len(m.b)), LKey: key}}
 }
 
-// to returns a work request that covers the whole buffer of a peer.
+// to returns a work request for a transfer of from to the whole buffer of a peer.
 func (m *memory) to(op ib.WROpcode, from *memory) ib.SendWR {
 	return ib.SendWR{Opcode: op, Flags: ib.SendSignaled, SGList: from.sgl(), RemoteAddr: m.mr.Addr(), RKey: m.mr.RKey()}
 }
@@ -164,7 +164,7 @@ func (w *world) connectWith(a, b *side, rights ib.AccessFlags) {
 	must(w.t, errors.Join(a.qp.Connect(here, ea, eb, path), b.qp.Connect(here, eb, ea, path)))
 }
 
-// pair returns two connected sides with completion queues of their own.
+// pair returns two connected sides, each with its own completion queues.
 func (w *world) pair() (a, b *side) {
 	a, b = w.side(w.cq(), w.cq()), w.side(w.cq(), w.cq())
 	w.connect(a, b)
@@ -177,7 +177,7 @@ func (s *side) post(wr ib.SendWR) {
 	must(s.w.t, err)
 }
 
-// done returns an error unless the work request succeeds.
+// done posts a work request and returns an error unless the request succeeds.
 func (s *side) done(wr ib.SendWR) error {
 	s.w.t.Helper()
 	s.post(wr)
@@ -193,7 +193,7 @@ func (s *side) receive(id uint64, m *memory) {
 	must(s.w.t, err)
 }
 
-// wait polls until it has n completions.
+// wait polls until it has received n completions.
 func (w *world) wait(cq *ib.CQ, n int) (all []ib.WC) {
 	w.t.Helper()
 	if !testutil.Poll(func() bool {
@@ -296,7 +296,8 @@ func ordersQueuePairs(w *world, wrong bool) error {
 		for _, wc := range w.wait(cq, 2) {
 			done[wc.ID] = true
 			if wrong && wc.ID == 2*i+1 && !done[2*i] {
-				return fmt.Errorf("request %d of the second queue pair is done, but not the earlier one of the first", i)
+				return fmt.Errorf("request %d of the second queue pair has completed before the earlier request of the first "+
+					"queue pair", i)
 			}
 		}
 	}
@@ -317,7 +318,7 @@ func drainsByModify(w *world, wrong bool) error {
 	settle()
 	var wc [4]ib.WC
 	if n, err := b.recv.Poll(wc[:]); n < len(wc) || err != nil {
-		return fmt.Errorf("got %d of %d flushed receives, %v", n, len(wc), err)
+		return fmt.Errorf("flushed receives: got %d, want %d, error %v", n, len(wc), err)
 	}
 	return nil
 }
@@ -334,7 +335,7 @@ func lengthBeforeStatus(w *world, wrong bool) error {
 		}
 	}
 	if received != 0 {
-		return fmt.Errorf("got %d bytes, but none were sent", received)
+		return fmt.Errorf("received bytes: got %d, want 0 because none were sent", received)
 	}
 	return nil
 }
@@ -351,7 +352,7 @@ func immediateWithoutFlag(w *world, wrong bool) error {
 			has = wc.Imm != 0
 		}
 		if has != (op == ib.WRSendWithImm) || has && wc.Imm != uint32(i) {
-			return fmt.Errorf("%v arrived with immediate data: %v, %#x", op, has, wc.Imm)
+			return fmt.Errorf("%v: got immediate data %v with value %#x", op, has, wc.Imm)
 		}
 	}
 	return nil
@@ -367,7 +368,7 @@ func remoteKeyForLocal(w *world, wrong bool) error {
 	return a.done(wr)
 }
 
-// changed changes the rights of a region, and restores them.
+// changed changes the rights of a region and then restores them.
 func (m *memory) changed() error {
 	return errors.Join(m.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: private}),
 		m.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: shared}))
@@ -413,7 +414,7 @@ func signalsNothing(w *world, wrong bool) error {
 			w.wait(a.send, 1)
 		}
 		if i%queueLen == queueLen-1 {
-			settle() // the device has completed all of them
+			settle() // the device has completed all requests
 		}
 	}
 	return nil
@@ -428,7 +429,7 @@ func staleNumbers(w *world, wrong bool) error {
 		must(w.t, err)
 		if old, ok := peers[qp.Num()]; ok {
 			must(w.t, qp.Destroy())
-			return fmt.Errorf("queue pair %d of connection %d is that of connection %d", qp.Num(), i, old)
+			return fmt.Errorf("queue pair number %d of connection %d is already the number in connection %d", qp.Num(), i, old)
 		}
 		peers[qp.Num()] = i
 		if !wrong {
@@ -474,7 +475,7 @@ func reusesDatagram(w *world, wrong bool) error {
 	address := here.AddressTo(here.GID)
 	from := w.memory(private)
 	for i := range queueLen {
-		to := w.buffer(make([]byte, 40+len(from.b)), private) // the global route header comes first
+		to := w.buffer(make([]byte, 40+len(from.b)), private) // the global route header precedes the data
 		_, err := qp.PostRecv(ib.RecvWR{SGList: to.sgl()})
 		must(w.t, err)
 		fill(from.b, byte(i+1))
@@ -482,7 +483,7 @@ func reusesDatagram(w *world, wrong bool) error {
 		must(w.t, err)
 		_, err = qp.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(), AH: ah,
 			RemoteQPN: qp.Num(), RemoteQKey: 1})
-		must(w.t, errors.Join(err, ah.Destroy())) // the post does not keep it
+		must(w.t, errors.Join(err, ah.Destroy())) // the post does not retain the address handle
 		if !wrong {
 			w.wait(send, 1)
 		}
@@ -543,7 +544,7 @@ func readsSharedTargetEarly(w *world, wrong bool) error {
 	return w.looks(a, b, w.memory(shared), wrong)
 }
 
-// looks reads the target of a receive.
+// looks reads the target memory of a receive.
 func (w *world) looks(a, b *side, to *memory, wrong bool) error {
 	from := w.memory(shared)
 	fill(from.b, 7)
@@ -591,7 +592,7 @@ func unfenced(w *world, wrong bool) error { return sendsOn(w, wrong, ib.SendSign
 
 func unfencedUnsignaled(w *world, wrong bool) error { return sendsOn(w, wrong, 0) }
 
-// sendsOn writes data to a peer that it has read from there.
+// sendsOn writes data to a peer after reading the same data from the peer.
 func sendsOn(w *world, wrong bool, read ib.SendFlags) error {
 	a, _ := w.pair()
 	remote, buf, to := w.memory(shared), w.memory(private), w.memory(shared)
@@ -617,7 +618,7 @@ func sendsOn(w *world, wrong bool, read ib.SendFlags) error {
 		return errors.New("the data of the READ have not arrived")
 	}
 	if !bytes.Equal(to.b, remote.b) {
-		return errors.New("the data before the READ were sent on")
+		return errors.New("the data sent on are older than the READ")
 	}
 	return nil
 }
@@ -644,8 +645,8 @@ func awaitsByTime(w *world, wrong bool) error {
 
 const litmusSeeds = 5
 
-// TestLitmus checks that the incorrect consumer of each row works on a device without the choice and fails on a device
-// with it. The correct consumer must work on both, and on a device with all choices.
+// TestLitmus runs the incorrect consumer of each row. It must work on a device without the choice and fail on a device
+// with the choice. The correct consumer must work on both devices, and on a device with all choices.
 func TestLitmus(t *testing.T) {
 	for _, l := range litmuses {
 		t.Run(weak.Choices[l.choice].Name+"/"+l.misuse, func(t *testing.T) {
@@ -656,14 +657,14 @@ func TestLitmus(t *testing.T) {
 			}
 			for _, wrong := range []bool{false, true} {
 				if err := run("strong", newLoopback, wrong); err != nil {
-					t.Errorf("incorrect consumer %v, on a device without the choice: got %v", wrong, err)
+					t.Errorf("consumer (incorrect: %v) on a device without the choice: got %v, want nil", wrong, err)
 				}
 			}
 			failed := 0
 			for seed := range uint64(litmusSeeds) {
 				for _, set := range []weak.Set{weak.Of(l.choice), weak.All} {
 					if err := run("right", wrapped(newLoopback, weak.Config{Seed: seed, Choices: set}), false); err != nil {
-						t.Errorf("correct consumer, seed %d, choices %b: %v", seed, set, err)
+						t.Errorf("correct consumer with seed %d and choices %b: got %v, want nil", seed, set, err)
 					}
 				}
 				if run("wrong", wrapped(newLoopback, weak.Config{Seed: seed, Choices: weak.Of(l.choice)}), true) != nil {
@@ -671,26 +672,27 @@ func TestLitmus(t *testing.T) {
 				}
 				if err := run("other choices", wrapped(newLoopback,
 					weak.Config{Seed: seed, Choices: weak.All &^ weak.Of(l.choice)}), false); err != nil {
-					t.Errorf("correct consumer without the choice, seed %d: %v", seed, err)
+					t.Errorf("correct consumer with seed %d without the choice: got %v, want nil", seed, err)
 				}
 			}
 			if failed == 0 {
-				t.Errorf("incorrect consumer: got no failure with any of %d seeds, want at least one", litmusSeeds)
+				t.Errorf("incorrect consumer: got no failure with %d seeds, want at least one", litmusSeeds)
 			}
-			t.Logf("the incorrect consumer failed with %d of %d seeds", failed, litmusSeeds)
+			t.Logf("The incorrect consumer failed with %d of %d seeds.", failed, litmusSeeds)
 		})
 	}
 }
 
-// TestTable checks that each row of the table is complete, has a litmus program, and is in the documentation.
+// TestTable checks that each row of the table is complete, has a litmus program, and appears in the documentation.
 func TestTable(t *testing.T) {
 	names := map[string]bool{}
 	var b strings.Builder
-	b.WriteString("| choice | the device | permitted by | exposes a consumer that | litmus: the wrong consumer |\n|---|---|---|---|---|\n")
+	b.WriteString("| choice | the device | permitted by | exposes a consumer that | litmus: the wrong consumer " +
+		"|\n|---|---|---|---|---|\n")
 	for i, r := range weak.Choices {
 		if r.Choice != weak.Choice(i) || r.Name == "" || names[r.Name] || r.Does == "" || r.Permitted == "" ||
 			r.Breaks == "" {
-			t.Errorf("row %d: got %+v, want all texts", i, r)
+			t.Errorf("row %d: got %+v, want all texts present", i, r)
 		}
 		names[r.Name] = true
 		var misuses []string
@@ -707,8 +709,8 @@ func TestTable(t *testing.T) {
 	gendoc.Check(t, "../../docs/results/weak.md", "weak choices", b.String())
 }
 
-// TestReplay checks that the same calls on a device with the same seed have the same results, and that another seed
-// gives others.
+// TestReplay checks that the same calls on a device with the same seed have the same results. It also checks that
+// another seed has other results.
 func TestReplay(t *testing.T) {
 	run := func(seed uint64) (results []string) {
 		synctest.Test(t, func(t *testing.T) {
@@ -732,15 +734,15 @@ func TestReplay(t *testing.T) {
 	}
 	first := run(1)
 	if again := run(1); !slices.Equal(again, first) {
-		t.Errorf("second run: got %v, want %v", again, first)
+		t.Errorf("second run with the same seed: got %v, want %v", again, first)
 	}
 	if other := run(2); slices.Equal(other, first) {
-		t.Error("two seeds make the same choices")
+		t.Error("run with another seed: got the same choices, want different ones")
 	}
 }
 
-// TestUnsignaledReadIsNotSeen checks that an unsignaled READ with late data causes no completion and no notification,
-// and uses no entry of the completion queue.
+// TestUnsignaledReadIsNotSeen checks an unsignaled READ with late data. It must cause no completion and no
+// notification, and occupy no entry of the completion queue.
 func TestUnsignaledReadIsNotSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, wrapped(newLoopback, weak.Config{Seed: 1, Choices: weak.Of(weak.LateRead)}))
@@ -769,7 +771,7 @@ func TestUnsignaledReadIsNotSeen(t *testing.T) {
 			t.Errorf("calls of the handler: got %d, want 0", n)
 		}
 		if !bytes.Equal(target.b, make([]byte, len(target.b))) {
-			t.Error("the data arrived before a completion")
+			t.Error("data before a completion: got the data of the READ, want zeros")
 		}
 		a.post(w.memory(shared).to(ib.WRRDMAWrite, remote))
 		<-calls
@@ -777,13 +779,14 @@ func TestUnsignaledReadIsNotSeen(t *testing.T) {
 			t.Errorf("completion: got %v, want %v", wc[0].Opcode, ib.WCRDMAWrite)
 		}
 		if !bytes.Equal(target.b, remote.b) {
-			t.Error("the data did not arrive with the completion of a later request")
+			t.Error("data after the completion of a later request: got other data, want the data of the READ")
 		}
 		arm("at the end")
 	})
 }
 
-// TestLitmusOnRXE checks that the incorrect consumers fail on another driver too, and that the correct ones work.
+// TestLitmusOnRXE runs the litmus programs on the driver rxe. The incorrect consumers must fail and the correct
+// consumers must work.
 func TestLitmusOnRXE(t *testing.T) {
 	for _, l := range litmuses {
 		if l.choice == weak.EarlyNumbers { // the driver does not implement ib.NumberReuser
@@ -799,7 +802,7 @@ func TestLitmusOnRXE(t *testing.T) {
 				})
 			}
 			if !failed {
-				t.Error("the incorrect consumer did not fail")
+				t.Error("incorrect consumer: got no failure, want one")
 			}
 			t.Run("right", func(t *testing.T) {
 				if err := l.run(t, wrapped(newRXE, weak.Config{Seed: 1}), false); err != nil {

@@ -10,12 +10,12 @@ import (
 	"verbena/umem"
 )
 
-// otherKey is the difference between the inner driver's local keys and those of consumers, for regions of RegMR. For
-// regions of AllocMR the contract requires equal keys.
+// otherKey is the difference between the inner driver's local keys and the local keys that consumers see, for regions
+// of RegMR. For regions of AllocMR the contract requires equal keys.
 const otherKey = 1 << 31
 
-// inner translates the local key of a work request to the inner driver's key. A remote key is not translated to a valid
-// one.
+// inner translates the local key of a work request to the inner driver's key. If lkey is a remote key, the result is
+// not a valid key.
 func (d *driver) inner(lkey uint32) uint32 {
 	if !d.has(SplitKeys) {
 		return lkey
@@ -28,14 +28,14 @@ func (d *driver) inner(lkey uint32) uint32 {
 	return lkey
 }
 
-// maxShadow limits the size of regions that are filled late.
+// maxShadow is the maximum size, in bytes, of regions that are filled late.
 const maxShadow = 1 << 22
 
-// peers is the set of rights that let a peer observe the arrival of data. The order of a peer's requests to such memory
-// is guaranteed.
+// peers is the set of rights that allow a peer to observe the arrival of data. The specification guarantees the order
+// of a peer's requests to memory with these rights.
 const peers = ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic | ib.AccessMWBind
 
-// mr is a region. For data that must appear late, the inner driver stores them in a second region with the same
+// mr is a region. If data must appear late, the inner driver stores the data in a second region with the same
 // addresses, the shadow.
 type mr struct {
 	ib.DriverMR
@@ -54,14 +54,14 @@ type mr struct {
 	shadow *shadow // nil: none
 }
 
-// shadow is the region that receives data which are copied later.
+// shadow is the region that first receives the data. The data are copied later.
 type shadow struct {
 	ib.DriverMR
 	key    uint32
 	region *umem.Region
 }
 
-// Unwrap makes the optional interfaces of the inner region available.
+// Unwrap gives access to the optional interfaces of the inner region.
 func (m *mr) Unwrap() ib.DriverMR { return m.DriverMR }
 
 // RegMR implements ib.Driver.
@@ -94,7 +94,7 @@ func (m *mr) grant(lkey, rkey uint32) {
 	m.obj.SetKeys(lkey, rkey)
 }
 
-// newShadow returns the shadow of a region, or nil if its memory is not filled late.
+// newShadow returns the shadow of a region, or nil if the memory of the region is not filled late.
 func (d *driver) newShadow(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) (*shadow, error) {
 	late := d.has(LateTarget) || d.has(LateRead)
 	if !late || access&ib.AccessLocalWrite == 0 || r.Len() > maxShadow || !local(r) {
@@ -113,7 +113,7 @@ func (d *driver) newShadow(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags
 	return s, nil
 }
 
-// end deregisters the shadow. It accepts nil.
+// end deregisters the shadow s. s may be nil.
 func (s *shadow) end() error {
 	if s == nil {
 		return nil
@@ -121,10 +121,10 @@ func (s *shadow) end() error {
 	return s.Dereg()
 }
 
-// local reports whether a region is contiguous memory of this process, so that a copy cannot block.
+// local reports whether a region is contiguous memory of this process. A copy of such memory cannot block.
 func local(r *umem.Region) bool { return !r.OnDemand() && r.Direct(r.IOVA(), r.Len()) != nil }
 
-// shadowOf returns memory with the addresses of a region.
+// shadowOf returns new memory with the same addresses as region r.
 func shadowOf(r *umem.Region) (*umem.Region, error) {
 	space := umem.NewLocal()
 	addr, err := space.Add(make([]byte, r.Len()))
@@ -182,7 +182,7 @@ func (m *mr) Rereg(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags, u *ib.
 	return shadow.end()
 }
 
-// replace registers a new region in the inner driver and deregisters the old one with its keys.
+// replace registers a new region in the inner driver and deregisters the old region with its keys.
 func (m *mr) replace(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) error {
 	old, lkey, rkey := m.DriverMR, m.key, m.rkey
 	keys := m.obj.Redirect(m.grant)
@@ -198,15 +198,16 @@ func (m *mr) replace(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) erro
 	return nil
 }
 
-// target is memory that a request writes, and that is filled when the completion of the request is polled.
+// target is memory that a request writes. The memory is filled when the completion of the request is polled.
 type target struct {
 	mr        *mr
-	shadow    *shadow // receives the data first
+	shadow    *shadow // region that first receives the data
 	addr, len uint64
 }
 
-// elements translates a list to the inner driver's keys. If late is set and all memory of the list can be filled late,
-// the result names the shadows, and targets is the memory to fill. exposed is the argument of mayFill.
+// elements translates the keys of a list to the inner driver's keys. If late is set and all memory of the list can be
+// filled late, the result names the shadows, and targets is the memory that must be filled. exposed is the argument of
+// mayFill.
 func (d *driver) elements(list []ib.SGE, pd ib.DriverPD, late, exposed bool) (out []ib.SGE, targets []target) {
 	out = make([]ib.SGE, len(list))
 	for i, s := range list {
@@ -241,8 +242,8 @@ func (d *driver) elements(list []ib.SGE, pd ib.DriverPD, late, exposed bool) (ou
 	return out, targets
 }
 
-// mayFill returns the shadow if a queue of the domain can fill the range late, else nil. exposed reports whether peers
-// of the queue can access regions with rights for them.
+// mayFill returns the shadow if a queue of the domain can fill the range late, otherwise nil. exposed reports whether
+// peers of the queue can access regions with rights that allow access.
 func (m *mr) mayFill(pd ib.DriverPD, addr, n uint64, exposed bool) *shadow {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -252,7 +253,7 @@ func (m *mr) mayFill(pd ib.DriverPD, addr, n uint64, exposed bool) *shadow {
 	return m.shadow
 }
 
-// land copies the first n bytes of the request's data from the shadows to its targets.
+// land copies the first n bytes of the request's data from the shadows to the targets.
 func (r *request) land(n uint64) {
 	if r.landed {
 		return
@@ -275,7 +276,7 @@ func (r *request) landHidden() {
 	}
 }
 
-// land copies the first n bytes, unless the region was deregistered or changed.
+// land copies the first n bytes, unless the region has been deregistered or changed.
 func (t *target) land(n uint64) {
 	m := t.mr
 	m.mu.RLock()

@@ -10,18 +10,18 @@ import (
 	"verbena/ib"
 )
 
-// qp is a queue pair. Delayed sends wait here, and are posted to the inner queue pair in order.
+// qp is a queue pair. It stores delayed sends, and posts them to the inner queue pair in order.
 type qp struct {
 	ib.DriverQP
 	d              *driver
 	obj            ib.QPHandle
 	ord            uint64 // number in creation order
 	pd             ib.DriverPD
-	sendCQ, recvCQ *cq // nil: none, or not of this driver
+	sendCQ, recvCQ *cq // nil if there is no CQ or the CQ belongs to another driver
 	init           ib.DriverQPInit
 	room           ib.QPCap
 
-	rights atomic.Bool // the peer has had rights since RESET
+	rights atomic.Bool // the peer has had access rights since RESET
 
 	// mu is held while requests are posted to the inner queue pair. Lock order: mu, then cq.mu.
 	mu           sync.Mutex
@@ -29,15 +29,15 @@ type qp struct {
 	sends, recvs uint64     // number posted
 	reading      []*request // requests in the inner queue pair with targets that are filled late
 
-	// eventMu is taken under the inner driver's locks.
+	// eventMu is locked while the inner driver may hold its locks.
 	eventMu sync.Mutex
 	events  []event // delayed events
 	raised  uint64  // number of events
 
-	// under driver.mu
-	out    []*request // sends for which neither their completion nor a later one has been polled
+	// The next fields are protected by driver.mu.
+	out    []*request // sends for which neither their own completion nor a later completion has been polled
 	in     []*request // posted receives
-	shared uint64     // number of completions of receives of a shared receive queue
+	shared uint64     // number of polled completions of receives from a shared receive queue
 }
 
 // event is a delayed asynchronous event.
@@ -46,10 +46,10 @@ type event struct {
 	wait int // remaining steps
 }
 
-// eventSteps is the minimum delay of an event in steps. It exceeds the delay of the completions of a flush.
+// eventSteps is the minimum delay of an event in steps. The delay exceeds the delay of the completions of a flush.
 const eventSteps = 32
 
-// kind holds the properties of a request by which the inner driver accepts or rejects it.
+// kind holds the properties by which the inner driver accepts or rejects a request.
 type kind struct {
 	service ib.QPType
 	opcode  ib.WROpcode
@@ -57,13 +57,14 @@ type kind struct {
 	inline  bool
 }
 
-// Maximum lengths in bytes of delayed requests. A longer request might be rejected for its length.
+// The next constants are the maximum lengths in bytes of delayed requests. The inner driver might reject a longer
+// request because of its length.
 const (
 	maxHeld     = 1 << 16
 	maxDatagram = 256 // the smallest MTU
 )
 
-// Unwrap makes the optional interfaces of the inner queue pair available.
+// Unwrap gives access to the optional interfaces of the inner queue pair.
 func (q *qp) Unwrap() ib.DriverQP { return q.DriverQP }
 
 // CreateQP implements ib.Driver.
@@ -135,11 +136,13 @@ func (q *qp) post(wr *ib.SendWR) error {
 	if q.d.has(ExactRoom) {
 		switch {
 		case len(wr.SGList) > int(q.room.MaxSendSGE) && wr.Flags&ib.SendInline == 0 && wr.Opcode != ib.WRAtomicWrite:
-			return fmt.Errorf("%d scatter-gather elements exceed %d: %w", len(wr.SGList), q.room.MaxSendSGE, syscall.EINVAL)
+			return fmt.Errorf("%d scatter/gather elements exceed the limit %d: %w",
+				len(wr.SGList), q.room.MaxSendSGE, syscall.EINVAL)
 		case wr.Flags&ib.SendInline != 0 && len(wr.Inline) > int(q.room.MaxInlineData):
-			return fmt.Errorf("%d bytes of inline data exceed %d: %w", len(wr.Inline), q.room.MaxInlineData, syscall.EINVAL)
+			return fmt.Errorf("%d bytes of inline data exceed the limit %d: %w",
+				len(wr.Inline), q.room.MaxInlineData, syscall.EINVAL)
 		case full && q.DriverQP.State() >= ib.QPRTS:
-			return fmt.Errorf("%d work requests are outstanding: %w", q.room.MaxSendWR, syscall.ENOMEM)
+			return fmt.Errorf("the queue is full: %d work requests are outstanding: %w", q.room.MaxSendWR, syscall.ENOMEM)
 		}
 	}
 	r := q.request(wr)
@@ -158,7 +161,7 @@ func (q *qp) post(wr *ib.SendWR) error {
 	case len(q.held) == 0 && !q.blocked(r):
 	case full:
 		q.refused(r)
-		return fmt.Errorf("queue full: a fence delays work requests: %w", syscall.ENOMEM)
+		return fmt.Errorf("the queue is full because a fence delays work requests: %w", syscall.ENOMEM)
 	default:
 		q.hold(r, 0)
 		return nil
@@ -195,7 +198,7 @@ func (q *qp) idle() {
 	delete(q.d.later, q)
 }
 
-// request returns the request for a send.
+// request returns a new request for a send.
 //
 //verbena:held mu
 func (q *qp) request(wr *ib.SendWR) *request {
@@ -230,7 +233,7 @@ func (r *request) keep() {
 	}
 }
 
-// keepAH copies the address handle of a delayed request. It returns false if the inner driver cannot copy it.
+// keepAH copies the address handle of a delayed request. It returns false if the inner driver cannot copy the handle.
 //
 //verbena:held mu
 func (q *qp) keepAH(r *request) bool {
@@ -249,7 +252,7 @@ func (q *qp) keepAH(r *request) bool {
 	return true
 }
 
-// freeAH frees the copies of address handles of requests that are no longer delayed.
+// freeAH frees the address handle copies of requests that are no longer delayed.
 func (q *qp) freeAH(rs ...*request) {
 	for _, r := range rs {
 		if r.ownAH {
@@ -267,8 +270,8 @@ func (q *qp) refused(r *request) {
 	q.out = slices.DeleteFunc(q.out, func(x *request) bool { return x == r })
 }
 
-// full reports whether the queue has no space for a request. Without ExactRoom the list keeps, up to a limit, requests
-// that must be done.
+// full reports whether the queue has no space for a request. Without ExactRoom the list may also contain completed
+// requests, up to a limit.
 func (q *qp) full(list *[]*request, c *cq, room uint32) bool {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
@@ -279,8 +282,8 @@ func (q *qp) full(list *[]*request, c *cq, room uint32) bool {
 	return len(*list) >= int(room)
 }
 
-// mayHold reports whether a request can be delayed. The inner driver must be certain to accept it later: this is
-// assumed if it has accepted a request of the same kind before.
+// mayHold reports whether a request can be delayed. The inner driver must be certain to accept the request later. This
+// is assumed if the driver has accepted a request of the same kind before.
 //
 //verbena:held mu
 func (q *qp) mayHold(wr *ib.SendWR, k kind) bool {
@@ -321,7 +324,7 @@ func (q *qp) mayHold(wr *ib.SendWR, k kind) bool {
 	return known && n <= most && q.DriverQP.State() == ib.QPRTS
 }
 
-// blocked reports whether a request has a fence while data of earlier READs have not been copied to their targets.
+// blocked reports whether a request has a fence and data of earlier READs have not yet been copied to their targets.
 //
 //verbena:held mu
 func (q *qp) blocked(r *request) bool {
@@ -348,7 +351,7 @@ func (q *qp) blocked(r *request) bool {
 	return len(q.reading) > 0
 }
 
-// advance is a step. It reports whether sends are still delayed.
+// advance executes one step. It reports whether sends are still delayed.
 func (q *qp) advance() (more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -371,7 +374,7 @@ func (q *qp) advance() (more bool) {
 	return len(q.held) > 0
 }
 
-// begin posts the first delayed send. It returns false if a fence blocks it.
+// begin posts the first delayed send. It returns false if a fence blocks the send.
 //
 //verbena:held mu
 func (q *qp) begin() bool {
@@ -399,8 +402,8 @@ func (q *qp) readSource(r *request) error {
 	return err
 }
 
-// fail completes a delayed send that the inner driver has rejected. The queue pair or the device is in error, or the
-// request is invalid.
+// fail completes a delayed send that the inner driver has rejected. The reason is the error state of the queue pair or
+// the device, or an invalid request.
 //
 //verbena:held mu
 func (q *qp) fail(r *request) {
@@ -449,7 +452,7 @@ func opcodeOf(op ib.WROpcode) ib.WCOpcode {
 	return ib.WCSend
 }
 
-// polled records that the consumer has polled the completion of a request. Hidden requests before it are done, too.
+// polled records that the consumer has polled the completion of a request. Earlier hidden requests are done as well.
 func (q *qp) polled(r *request) {
 	for _, x := range q.take(r) {
 		x.landHidden()
@@ -487,7 +490,8 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 		wr := wrs[n]
 		if q.d.has(ExactRoom) && q.init.SRQ == nil {
 			if len(wr.SGList) > int(q.room.MaxRecvSGE) {
-				return n, fmt.Errorf("%d scatter-gather elements exceed %d: %w", len(wr.SGList), q.room.MaxRecvSGE, syscall.EINVAL)
+				return n, fmt.Errorf("%d scatter/gather elements exceed the limit %d: %w",
+					len(wr.SGList), q.room.MaxRecvSGE, syscall.EINVAL)
 			}
 			if q.full(&q.in, q.recvCQ, q.room.MaxRecvWR) && q.DriverQP.State() != ib.QPReset {
 				return n, fmt.Errorf("%d receives are outstanding: %w", q.room.MaxRecvWR, syscall.ENOMEM)
@@ -532,7 +536,7 @@ func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	return nil
 }
 
-// happened is called by the inner driver, under its locks, for an event.
+// happened records an event. The inner driver calls happened with its locks held.
 func (q *qp) happened(e ib.EventType) {
 	q.eventMu.Lock()
 	defer q.eventMu.Unlock()
@@ -541,7 +545,8 @@ func (q *qp) happened(e ib.EventType) {
 	q.d.wait(q)
 }
 
-// eventTick is a step for the delayed events, which are raised in order. It reports whether any remain.
+// eventTick executes one step for the delayed events. The events are raised in order. It reports whether delayed events
+// remain.
 func (q *qp) eventTick() (more bool) {
 	q.eventMu.Lock()
 	defer q.eventMu.Unlock()
@@ -555,7 +560,7 @@ func (q *qp) eventTick() (more bool) {
 	return len(q.events) > 0
 }
 
-// report ends the delay of all events. It raises them, or drops them if raise is false.
+// report ends the delay of all events. It raises the events, or drops them if raise is false.
 func (q *qp) report(raise bool) {
 	q.eventMu.Lock()
 	defer q.eventMu.Unlock()
@@ -567,7 +572,7 @@ func (q *qp) report(raise bool) {
 	q.events = nil
 }
 
-// exposed reports whether the peer can access memory through the queue pair, now or before a request that is posted now
+// exposed reports whether the peer may access memory through the queue pair before a request that is posted now
 // completes.
 func (q *qp) exposed() bool {
 	if q.init.Type == ib.QPTypeUD {

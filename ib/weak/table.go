@@ -1,6 +1,6 @@
 package weak
 
-// Choice is a freedom of the device that a weak device uses.
+// Choice is a freedom of a device that a weak device uses.
 type Choice uint8
 
 // The choices. Choices describes them.
@@ -27,9 +27,9 @@ type Row struct {
 	Choice Choice
 	// Name identifies the choice on command lines.
 	Name string
-	// Does is the behaviour of the device: a predicate without a subject.
+	// Does is the behaviour of the device: a predicate without its subject.
 	Does string
-	// Permitted names the clause of the specification or the manual page that permits it.
+	// Permitted names the clause of the specification or the manual page that permits the behaviour.
 	Permitted string
 	// Breaks is the misuse that the choice exposes.
 	Breaks string
@@ -133,7 +133,7 @@ type Set uint32
 // All has every choice.
 const All = Set(1)<<numChoices - 1
 
-// Of returns the set of some choices.
+// Of returns the set that contains the given choices.
 func Of(choices ...Choice) (s Set) {
 	for _, c := range choices {
 		s |= 1 << c
@@ -144,10 +144,10 @@ func Of(choices ...Choice) (s Set) {
 // Has reports whether a choice is in the set.
 func (s Set) Has(c Choice) bool { return s&(1<<c) != 0 }
 
-// draw returns a number below n for a choice, for one work request of one queue pair.
+// draw returns a pseudo-random number below n for a choice, for one work request of one queue pair.
 func (c Config) draw(choice Choice, qp, request uint64, n uint64) int {
 	x := c.Seed ^ uint64(choice)<<56 ^ qp<<32 ^ request
-	for range 2 { // the finaliser of a 64-bit hash
+	for range 2 { // these steps are the finaliser of a 64-bit hash
 		x += 0x9e3779b97f4a7c15
 		x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 		x = (x ^ x>>27) * 0x94d049bb133111eb

@@ -1,10 +1,10 @@
-// Package observe defines the types with which package ib reports calls, callbacks and the life cycle of objects to an
-// observer. Package ib/check is the observer. The package is separate from ib to keep the exported names of ib few.
+// Package observe defines the types through which package ib reports calls, callbacks and the life cycle of objects to
+// an observer. Package ib/check is the observer. The package is separate so that package ib exports fewer names.
 package observe
 
-// Set makes o the observer of devices that are registered with a core later; nil removes it. core is an *ib.Core, and o
-// implements ib's observer. Of returns the subject of an object of package ib, or nil if it is not observed. Package ib
-// sets both variables.
+// Set makes o the observer of the devices that are registered with core later. A nil o removes the observer. core is an
+// *ib.Core, and o implements ib's interface observer. Of returns the subject of an object of package ib, or nil if the
+// object is not observed. Package ib sets both variables.
 var (
 	Set func(core, o any)
 	Of  func(o any) Subject
@@ -21,15 +21,15 @@ const (
 	Callback             // a consumer's event function, which may not sleep
 	Handler              // a completion handler, which may not sleep
 	Client               // a client's Add or Remove
-	Register             // Core.Register, Core.Unregister, and the same for clients
+	Register             // Core.Register, Core.Unregister and their equivalents for clients
 )
 
-// Call is a call by a thread, or a callback that it runs.
+// Call is a call on a thread, or a callback that the thread runs.
 type Call struct {
 	Kind     Kind
 	What     string // such as "QP.PostSend"
-	Arg      any    // Register: the *ib.Client, for calls about a client; Callback: the ib.EventType
-	Returned bool   // at Leave of a Callback or Handler: it neither panicked nor ended its goroutine
+	Arg      any    // Register: the *ib.Client, if the call is about a client; Callback: the ib.EventType
+	Returned bool   // at Leave of a Callback or Handler: the function neither panicked nor ended its goroutine
 	State    any    // for the observer
 }
 
@@ -50,22 +50,22 @@ const (
 	Raised                    // the driver raises an event
 )
 
-// Start describes a device when its observation starts.
+// Start describes a device at the start of its observation.
 type Start struct {
-	Holds int    // number of holds, whose HoldBegins the observer may not have seen
-	Drop  func() // ends a hold of the device after the end of the holding thread
+	Holds int    // number of holds; the observer may not have seen their HoldBegins
+	Drop  func() // ends a hold of the device after its thread has ended
 }
 
 // Made describes a new queue.
 type Made struct {
-	User     bool // by a user context: the program posts and polls without a call
+	User     bool // created by a user context, where the program posts and polls without a call
 	Overruns bool // completions may be lost
 }
 
 // Calls receives the calls of a core's functions, or the calls on a Subject.
 type Calls interface {
-	// Enter is called when a thread begins a call. An error rejects the call; ib ignores it except for Atomic, Destroy
-	// and Register. Leave follows in every case.
+	// Enter is called when a thread begins a call. An error rejects the call. Package ib honours the error only for
+	// Atomic, Destroy and Register. Leave follows in every case.
 	Enter(c *Call) error
 	Leave(c *Call)
 }

@@ -1,6 +1,6 @@
-// Package qptable is the specification's table of queue pair transitions (IBA 11.2.5.2, tables 91 to 93). It names
-// states and attributes by strings and is written independently of the midlayer, so that tests can compare the midlayer
-// and drivers with it.
+// Package qptable is the specification's table of queue pair transitions (IBA 11.2.5.2, tables 91 to 93). The table
+// names states and attributes by strings and is written independently of the midlayer. Tests can therefore compare the
+// midlayer and drivers with the table.
 package qptable
 
 import "strings"
@@ -26,7 +26,7 @@ var Attrs = map[string]uint32{
 	"cap": 1 << 19, "dest_qpn": 1 << 20, "rate": 1 << 25,
 }
 
-// Rows is the table. In addition, every state may move to RESET and to ERR without attributes.
+// Rows is the table. In addition to the rows, every state may move to RESET and to ERR without attributes.
 var Rows = []Row{
 	{"RESET", "INIT", "UD", "pkey port qkey", ""},
 	{"RESET", "INIT", "SMI GSI", "pkey qkey", ""},
@@ -86,8 +86,8 @@ func Mask(names string) (m uint32) {
 	return m
 }
 
-// Step returns the required and the optional attributes of a transition; ok is false if there is none. The former state
-// may be asserted ("cur") only if the table allows it, and in RTR, RTS, SQD and SQE.
+// Step returns the required and the optional attributes of a transition. ok is false if the transition does not exist.
+// The former state may be asserted ("cur") only if the table allows it and the former state is RTR, RTS, SQD or SQE.
 func Step(from, to, kind string) (required, optional uint32, ok bool) {
 	if to == "RESET" || to == "ERR" {
 		return 0, 0, true
@@ -104,7 +104,7 @@ func Step(from, to, kind string) (required, optional uint32, ok bool) {
 	return 0, 0, false
 }
 
-// Allowed reports whether a mask, which need not include "state", suits a transition.
+// Allowed reports whether a mask suits a transition. The mask need not include "state".
 func Allowed(from, to, kind string, mask uint32) bool {
 	required, optional, ok := Step(from, to, kind)
 	return ok && mask&required == required && mask&^(required|optional|Attrs["state"]) == 0

@@ -1,4 +1,5 @@
-// Package consumer does what only a driver may. No line marked with an error may compile.
+// Package consumer calls functions that only a driver may call. The compiler must reject each line that is marked with
+// an error.
 package consumer
 
 import "verbena/ib"
