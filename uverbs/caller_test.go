@@ -18,7 +18,7 @@ type guestCaller struct {
 func (c *guestCaller) Space() umem.Space      { return c.space }
 func (c *guestCaller) Account() *umem.Account { return c.acct }
 
-// overlay is a program's memory with additional memory elsewhere.
+// overlay is the memory of a program, extended by additional memory.
 type overlay struct {
 	umem.Space
 	more *umem.Local
@@ -39,8 +39,8 @@ func (o overlay) ReadV(dst [][]byte, addr uint64) error {
 	return o.Space.ReadV(dst, addr)
 }
 
-// TestRegionsAreTheCallers checks that a process that registers memory through another process's file registers its own
-// memory, and is charged for it.
+// TestRegionsAreTheCallers checks a process that registers memory through another process's file. The process must
+// register its own memory and be charged for it.
 func TestRegionsAreTheCallers(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
 		w := newWorld(t)
@@ -63,7 +63,7 @@ func TestRegionsAreTheCallers(t *testing.T) {
 		}
 		must(t, reg(addr, 2*umem.PageSize))
 		if p.acct.Pages() != 0 || guest.acct.Pages() == 0 {
-			t.Errorf("charged pages: got %d of the opener and %d of the caller, want 0 and more than 0", p.acct.Pages(),
+			t.Errorf("charged pages: got %d for the opener and %d for the caller, want 0 and more than 0", p.acct.Pages(),
 				guest.acct.Pages())
 		}
 		wantErrno(t, "over the caller's limit", reg(addr, 2*umem.PageSize), syscall.ENOMEM)

@@ -11,9 +11,9 @@ import (
 
 // CommandTrace is a readable description of one command.
 type CommandTrace struct {
-	// Name is the name of the command or method. It is empty for a doorbell and for a malformed call.
+	// Name is the name of the command or method. Name is empty for a doorbell and for a malformed call.
 	Name string
-	// Request and Response are the core parts as far as known, or empty.
+	// Request and Response describe the core parts of the command, or are empty if these are unknown.
 	Request, Response string
 }
 
@@ -60,8 +60,8 @@ func number(b []byte) (uint64, bool) {
 	return 0, false
 }
 
-// describe formats the fields of a structure of the ABI. It omits reserved fields, and zeros except for handles and
-// numbers.
+// describe formats the fields of a structure of the ABI. It omits reserved fields. It omits zeros, except in handles
+// and numbers.
 func describe(v any) string {
 	var b strings.Builder
 	describeTo(&b, reflect.ValueOf(v))

@@ -12,7 +12,7 @@ import (
 type cqObject struct {
 	*ib.CQ
 	f    *File
-	user uint64 // the program's handle, reported in events
+	user uint64 // the program's handle, which events report
 
 	channel     *eventFile // for completion events; may be nil
 	comp        eventSource

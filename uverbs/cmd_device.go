@@ -191,7 +191,7 @@ func (d *Device) portResp(port int) (uapi.QueryPortResp, error) {
 	return resp, nil
 }
 
-// gidEntry returns an entry of a GID table in the user ABI; ENODATA if it is empty.
+// gidEntry returns an entry of a GID table in the user ABI. It returns ENODATA if the entry is empty.
 func (d *Device) gidEntry(port, index int) (uapi.GIDEntry, error) {
 	e, err := d.ib.QueryGID(port, index)
 	if err != nil {
@@ -209,7 +209,8 @@ func (d *Device) gidEntry(port, index int) (uapi.GIDEntry, error) {
 	}, nil
 }
 
-// gidTable returns the valid entries of all ports; EINVAL if there are more than most. (rdma_query_gid_table)
+// gidTable returns the valid entries of all ports. It returns EINVAL if there are more than most entries.
+// (rdma_query_gid_table)
 func (d *Device) gidTable(most int) ([]uapi.GIDEntry, error) {
 	var entries []uapi.GIDEntry
 	for port := 1; port <= d.ports; port++ {
@@ -226,7 +227,7 @@ func (d *Device) gidTable(most int) ([]uapi.GIDEntry, error) {
 				return nil, err
 			}
 			if len(entries) == most {
-				return nil, fmt.Errorf("room for %d GIDs is not enough: %w", most, syscall.EINVAL)
+				return nil, fmt.Errorf("a buffer for %d GIDs is too small: %w", most, syscall.EINVAL)
 			}
 			entries = append(entries, e)
 		}

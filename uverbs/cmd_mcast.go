@@ -10,7 +10,7 @@ import (
 	"verbena/uapi"
 )
 
-// membership is a multicast group of a queue pair. (struct ib_uverbs_mcast_entry)
+// membership identifies a multicast group in which a queue pair is a member. (struct ib_uverbs_mcast_entry)
 type membership struct {
 	gid ib.GID
 	lid uint16
@@ -22,7 +22,7 @@ type memberships struct {
 	groups map[membership]struct{}
 }
 
-// cmdAttachMcast adds a datagram queue pair to a group. It succeeds if the queue pair is a member already.
+// cmdAttachMcast adds a datagram queue pair to a group. It succeeds if the queue pair is already a member.
 // (ib_uverbs_attach_mcast)
 func cmdAttachMcast(c *call) error {
 	req, err := request[uapi.AttachMcast](c)
@@ -37,7 +37,8 @@ func cmdAttachMcast(c *call) error {
 	return qp.res.groups.attach(qp.res.QP, c.f.user, membership{req.GID, req.MLID})
 }
 
-// cmdDetachMcast removes a queue pair from a group; EINVAL if it is not a member. (ib_uverbs_detach_mcast)
+// cmdDetachMcast removes a queue pair from a group. It returns EINVAL if the queue pair is not a member.
+// (ib_uverbs_detach_mcast)
 func cmdDetachMcast(c *call) error {
 	req, err := request[uapi.DetachMcast](c)
 	if err != nil {
@@ -85,12 +86,12 @@ func (m *memberships) detach(qp *ib.QP, user *quota.User, g membership) error {
 	return nil
 }
 
-// leaveAll removes a queue pair that must be destroyed from all groups. (ib_uverbs_detach_umcast)
+// leaveAll removes a queue pair from all groups before the queue pair is destroyed. (ib_uverbs_detach_umcast)
 func (m *memberships) leaveAll(qp *ib.QP, user *quota.User) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for g := range m.groups {
-		_ = qp.DetachMcast(g.gid, g.lid) // after a failure destruction fails too, which is reported
+		_ = qp.DetachMcast(g.gid, g.lid) // after a failure the destruction fails too, and reports the error
 		delete(m.groups, g)
 		user.Give(quota.Multicast, 1)
 	}

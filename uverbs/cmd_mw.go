@@ -16,7 +16,7 @@ type mwObject struct {
 func (*mwObject) kind() kind       { return kindMW }
 func (o *mwObject) destroy() error { return o.Dealloc() }
 
-// cmdAllocMW allocates a memory window; work requests bind it. (ib_uverbs_alloc_mw)
+// cmdAllocMW allocates a memory window. Work requests bind the window. (ib_uverbs_alloc_mw)
 func cmdAllocMW(c *call) error {
 	req, err := request[uapi.AllocMW](c)
 	if err != nil {
@@ -66,7 +66,7 @@ func cmdReregMR(c *call) error {
 	const known = uapi.ReregMRChangeTranslation | uapi.ReregMRChangePD | uapi.ReregMRChangeAccess
 	switch {
 	case req.Flags == 0:
-		return fmt.Errorf("nothing is to be changed: %w", syscall.EINVAL)
+		return fmt.Errorf("rereg_mr without flags: %w", syscall.EINVAL)
 	case req.Flags&^known != 0:
 		return fmt.Errorf("unknown changes %#x: %w", uint32(req.Flags&^known), syscall.EOPNOTSUPP)
 	case req.Flags&uapi.ReregMRChangeTranslation != 0:

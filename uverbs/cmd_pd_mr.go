@@ -57,8 +57,8 @@ func (o *mrObject) destroy() error { return o.Dereg() }
 // accessKnown is the set of rights that the ABI defines, including rights that the device lacks.
 const accessKnown = uapi.AccessFlushPersistent<<1 - 1 | uapi.AccessOptionalRange
 
-// checkAccess checks for unknown access rights. The midlayer checks that remote write access has local write access.
-// (ib_check_mr_access)
+// checkAccess checks for unknown access rights. The midlayer checks that remote write access implies local write
+// access. (ib_check_mr_access)
 func checkAccess(flags uapi.AccessFlags) error {
 	if bad := flags &^ accessKnown; bad != 0 {
 		return fmt.Errorf("unknown access flags %#x: %w", uint32(bad), syscall.EINVAL)
@@ -69,7 +69,7 @@ func checkAccess(flags uapi.AccessFlags) error {
 // checkOffset checks that the memory and its IOVA have the same offset in a page.
 func checkOffset(start, iova uint64) error {
 	if (start^iova)&(umem.PageSize-1) != 0 {
-		return fmt.Errorf("memory at %#x cannot be known as %#x, which lies differently in its page: %w", start, iova,
+		return fmt.Errorf("memory at %#x cannot have the IOVA %#x: the offsets in the page differ: %w", start, iova,
 			syscall.EINVAL)
 	}
 	return nil

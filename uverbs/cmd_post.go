@@ -9,8 +9,8 @@ import (
 	"verbena/uapi"
 )
 
-// cmdPostSend posts send work requests. Without any it is the doorbell of a queue that the program shares with the
-// driver; then the response, which contains no data, is not written. (ib_uverbs_post_send)
+// cmdPostSend posts send work requests. A command without work requests is the doorbell of a queue that the program
+// shares with the driver. The response of a doorbell contains no data and is not written. (ib_uverbs_post_send)
 func cmdPostSend(c *call) error {
 	req, _ := uapi.Decode[uapi.PostSend](c.in) // the length was checked against the table of commands
 	list, err := parseWRs(c.in[uapi.SizeOf[uapi.PostSend]():], req.WRCount, req.WQESize, req.SGECount,
@@ -26,11 +26,11 @@ func cmdPostSend(c *call) error {
 	if req.WRCount == 0 {
 		c.room = 0
 		if qp.res.user != nil {
-			// A rejected work request is not enqueued (IBA 10.8.3.1), but the program's library has already put it into
-			// the queue.
+			// A rejected work request must not be enqueued (IBA 10.8.3.1), but the program's library has already added
+			// it to the queue.
 			if s := qp.res.State(); s < ib.QPRTS {
 				qp.res.user.TakeBack()
-				return fmt.Errorf("queue pair %d is in state %v, it cannot send yet: %w", qp.res.Num(), s, syscall.EINVAL)
+				return fmt.Errorf("queue pair %d cannot send in state %v: %w", qp.res.Num(), s, syscall.EINVAL)
 			}
 			c.hold()
 			qp.res.user.Doorbell(&c.callbacks)
@@ -56,9 +56,10 @@ func cmdPostSend(c *call) error {
 	return c.posted(n, err)
 }
 
-// posted responds to a list of work requests of which n were accepted. The response is written even after an error.
+// posted responds to a list of work requests. n is the number of accepted requests. The response is written even after
+// an error.
 func (c *call) posted(n int, err error) error {
-	var resp uapi.PostSendResp // the response of the receive queue is the same
+	var resp uapi.PostSendResp // the response for the receive queue has the same layout
 	if err != nil {
 		resp.BadWR = uint32(n) + 1
 	}
@@ -67,7 +68,7 @@ func (c *call) posted(n int, err error) error {
 	return nil
 }
 
-// sendWR converts a work request, and returns the address handle that it uses.
+// sendWR converts a work request. It returns the request together with its address handle, which the command uses.
 func (c *call) sendWR(w *uapi.SendWR, t ib.QPType) (wr ib.SendWR, ah share[*ahObject], err error) {
 	wr = ib.SendWR{ID: w.WRID, Opcode: w.Opcode, Flags: w.SendFlags}
 	invalid := func(format string, args ...any) (ib.SendWR, share[*ahObject], error) {
@@ -141,23 +142,24 @@ func recvWRs(b []byte, count, size, sges uint32) ([]ib.RecvWR, error) {
 	return wrs, nil
 }
 
-// wrList is the list of work requests in a command: count requests of size bytes each, then the scatter/gather elements
-// of all.
+// wrList is the list of work requests in a command: count requests of size bytes each, followed by the scatter/gather
+// elements of all requests.
 type wrList struct {
 	wqes []byte
 	size int
 	sge  []ib.SGE
 }
 
-// parseWRs parses the list. It returns ENOSPC if the list exceeds the command, EOPNOTSUPP if unknown data follow.
+// parseWRs parses the list. It returns ENOSPC if the list exceeds the command, and EOPNOTSUPP if unknown data follow
+// the list.
 func parseWRs(b []byte, count, size, sges uint32, least int) (*wrList, error) {
 	if count > 0 && size < uint32(least) {
-		return nil, fmt.Errorf("work requests of %d bytes, need %d: %w", size, least, syscall.EINVAL)
+		return nil, fmt.Errorf("work requests have %d bytes, want at least %d: %w", size, least, syscall.EINVAL)
 	}
 	sgeSize := uapi.SizeOf[uapi.SGE]()
 	wqeBytes, sgeBytes := uint64(count)*uint64(size), uint64(sges)*uint64(sgeSize)
 	if wqeBytes > uint64(len(b)) || sgeBytes > uint64(len(b))-wqeBytes {
-		return nil, fmt.Errorf("%d work requests with %d elements do not fit: %w", count, sges, syscall.ENOSPC)
+		return nil, fmt.Errorf("%d work requests with %d elements exceed the command: %w", count, sges, syscall.ENOSPC)
 	}
 	l := &wrList{wqes: b[:wqeBytes], size: int(size)}
 	b = b[wqeBytes:]
@@ -168,7 +170,7 @@ func parseWRs(b []byte, count, size, sges uint32, least int) (*wrList, error) {
 	}
 	for _, x := range b {
 		if x != 0 {
-			return nil, fmt.Errorf("the command goes beyond what is known: %w", syscall.EOPNOTSUPP)
+			return nil, fmt.Errorf("unknown data at the end of the command are not zero: %w", syscall.EOPNOTSUPP)
 		}
 	}
 	return l, nil
@@ -176,7 +178,7 @@ func parseWRs(b []byte, count, size, sges uint32, least int) (*wrList, error) {
 
 func (l *wrList) wqe(i int) []byte { return l.wqes[i*l.size:] }
 
-var errTooFewSGEs = errors.New("more elements than the command has")
+var errTooFewSGEs = errors.New("work requests need more elements than the command has")
 
 // sges consumes the next n elements.
 func (l *wrList) sges(n uint32) ([]ib.SGE, error) {

@@ -16,13 +16,13 @@ type qpObject struct {
 	handle uint32
 	pd     uint32    // handle
 	srq    uint32    // handle; 0: none
-	uid    uint64    // the program's handle, reported in events
+	uid    uint64    // the program's handle, which events report
 	user   ib.UserQP // nil if no queue is shared with the program
 	bell   bell
 	port   *atomic.Uint32
 	groups memberships
 	xrcd   *xrcdObject // for an XRC target
-	target *xrcTarget  // for an XRC target, which other programs may have open too
+	target *xrcTarget  // for an XRC target; other programs may also have opened the target
 
 	asyncEvents *eventFile // may be nil
 	async       eventSource
@@ -96,16 +96,17 @@ func cmdExCreateQP(c *call) error {
 // qpCreateFlags is the set of flags that the write form defines.
 const qpCreateFlags = uapi.QPCreateBlockMulticastLoopback | uapi.QPCreateScatterFCS | uapi.QPCreateCVLANStripping | uapi.QPCreatePCIWriteEndPadding
 
-// checkQP checks for unsupported parameters. No indirection tables exist, so a handle of one is invalid. (create_qp)
+// checkQP checks for unsupported parameters. A handle of an indirection table is always invalid, because no such tables
+// exist. (create_qp)
 func checkQP(req *uapi.ExCreateQP) error {
 	switch req.QPType {
 	case uapi.QPTRC, uapi.QPTUC, uapi.QPTUD, uapi.QPTRawPacket, uapi.QPTXRCIni, uapi.QPTXRCTgt, uapi.QPTDriver:
 	default:
-		return fmt.Errorf("no queue pair of type %d: %w", req.QPType, syscall.EINVAL)
+		return fmt.Errorf("queue pair type %d is not supported: %w", req.QPType, syscall.EINVAL)
 	}
 	switch {
 	case req.CompMask&uapi.CreateQPMaskIndTable != 0:
-		return fmt.Errorf("handle %d: no such indirection table: %w", req.RWQIndTblHandle, syscall.EINVAL)
+		return fmt.Errorf("no indirection table has the handle %d: %w", req.RWQIndTblHandle, syscall.EINVAL)
 	case req.CreateFlags&^qpCreateFlags != 0:
 		return fmt.Errorf("unknown flags %#x: %w", uint32(req.CreateFlags), syscall.EINVAL)
 	case req.CreateFlags != 0:
@@ -284,20 +285,21 @@ func destAttr(d *uapi.QPDest) ib.AHAttr {
 	return a
 }
 
-// Attributes that MODIFY_QP and its extended form accept (IB_QP_ATTR_STANDARD_BITS).
+// The next constants are the attributes that MODIFY_QP and its extended form accept (IB_QP_ATTR_STANDARD_BITS).
 const (
 	modifyStandard = uapi.QPAttrDestQPN<<1 - 1
 	modifyExtended = modifyStandard | uapi.QPAttrRateLimit
 )
 
-// NetRaw is implemented by a Caller that may have CAP_NET_RAW. Other Callers do not have it.
+// NetRaw is implemented by a Caller that may have CAP_NET_RAW. A Caller without NetRaw does not have the capability.
 type NetRaw interface {
 	// NetRaw reports whether the caller has CAP_NET_RAW. It may sleep.
 	NetRaw() bool
 }
 
-// mayControl reports whether the caller may set a controlled Q_Key, one with the highest bit set. With the Q_Key of
-// connection managers it could impersonate other programs of its host. (rdma_uattrs_has_raw_cap; IBA 3.5.3)
+// mayControl reports whether the caller may set a controlled Q_Key, which is a Q_Key with the highest bit set. With the
+// Q_Key of connection managers, the caller could impersonate other programs of its host. (rdma_uattrs_has_raw_cap; IBA
+// 3.5.3)
 func mayControl(c Caller) bool {
 	n, ok := c.(NetRaw)
 	return ok && n.NetRaw()
@@ -376,8 +378,8 @@ func (c *call) modifyQP(req *uapi.ExModifyQP, known uapi.QPAttrMask) error {
 	return nil
 }
 
-// checkModify checks states and ports; port is the current port of the queue pair. In the transition to RTR, which
-// cannot set the port, the address must name this port. In SQD a new address also sets the port. (modify_qp)
+// checkModify checks the states and ports. port is the current port of the queue pair. The transition to RTR cannot set
+// the port, and the address must name the current port. In SQD a new address also sets the port. (modify_qp)
 func (d *Device) checkModify(r *uapi.ModifyQP, port uint8) error {
 	has := func(bit uapi.QPAttrMask) bool { return r.AttrMask&bit != 0 }
 	badPort := func(what string, p uint8) error {

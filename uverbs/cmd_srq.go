@@ -12,9 +12,9 @@ import (
 type srqObject struct {
 	*ib.SRQ
 	pd   uint32      // handle
-	cq   uint32      // handle; for an XRC queue
-	uid  uint64      // the program's handle, reported in events
-	xrcd *xrcdObject // for an XRC queue
+	cq   uint32      // handle of the completion queue; for an XRC queue
+	uid  uint64      // the program's handle, which events report
+	xrcd *xrcdObject // the XRC domain of an XRC queue
 
 	asyncEvents *eventFile // may be nil
 	async       eventSource
@@ -97,7 +97,7 @@ func (c *call) createSRQ(req *uapi.CreateXSRQ) (resp uapi.CreateSRQResp, err err
 	case uapi.SRQTTM:
 		return resp, fmt.Errorf("tag matching: %w", syscall.EOPNOTSUPP)
 	default:
-		return resp, fmt.Errorf("no shared receive queue of type %d: %w", req.SRQType, syscall.EINVAL)
+		return resp, fmt.Errorf("shared receive queue type %d is not supported: %w", req.SRQType, syscall.EINVAL)
 	}
 	pd, err := lookup[*pdObject](f, req.PDHandle)
 	if err != nil {

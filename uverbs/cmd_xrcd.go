@@ -17,18 +17,18 @@ import (
 // fileID identifies a file of a program.
 type fileID struct{ dev, ino uint64 }
 
-// xrcDomains holds the XRC domains of a device that programs share, by the files that name them.
+// xrcDomains holds the XRC domains of a device that programs share, indexed by the files that identify the domains.
 // (ib_uverbs_device.xrcd_tree)
 type xrcDomains struct {
-	mu     sync.Mutex // held also while a domain is created or destroyed
+	mu     sync.Mutex // also held while a domain is created or destroyed
 	shared map[fileID]*xrcDomain
 }
 
-// xrcDomain is an XRC domain that one or more programs have open.
+// xrcDomain is an XRC domain that one or more programs have opened.
 type xrcDomain struct {
 	*ib.XRCD
-	// pd is the domain in which the targets are created. It is not used for access checks: those use the domain of the
-	// receive queue that a packet names.
+	// pd is the protection domain in which the targets are created. It is not used for access checks. These use the
+	// protection domain of the receive queue that a packet names.
 	pd     *ib.PD
 	file   fileID // zero: not shared
 	opened int    // under xrcDomains.mu
@@ -38,7 +38,7 @@ type xrcDomain struct {
 	targets map[uint32]*xrcTarget // by number
 }
 
-// xrcTarget is an XRC target queue pair. It exists while a program has it open. (ib_qp.real_qp)
+// A target exists while a program has opened the target. (ib_qp.real_qp)
 type xrcTarget struct {
 	*ib.QP
 	port *atomic.Uint32
@@ -47,7 +47,7 @@ type xrcTarget struct {
 	opened []*qpObject
 }
 
-// event reports an event to every program that has the target open. It may not sleep.
+// event reports an event to every program that has opened the target. It may not sleep.
 func (t *xrcTarget) event(e ib.EventType) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -65,7 +65,7 @@ type xrcdObject struct {
 
 func (*xrcdObject) kind() kind { return kindXRCD }
 
-// use and unuse count the objects that use the domain; they accept nil.
+// use and unuse count the objects that use the domain. Both accept a nil receiver.
 func (o *xrcdObject) use() {
 	if o != nil {
 		o.users.Add(1)
@@ -80,7 +80,7 @@ func (o *xrcdObject) unuse() {
 
 func (o *xrcdObject) destroy() error {
 	if n := o.users.Load(); n > 0 {
-		return fmt.Errorf("XRC domain is used by %d objects: %w", n, syscall.EBUSY)
+		return fmt.Errorf("XRC domain is in use by %d objects: %w", n, syscall.EBUSY)
 	}
 	x, d := &o.f.dev.xrc, o.domain
 	x.mu.Lock()
@@ -114,8 +114,8 @@ func lookupDomain(f *File, handle uint32) (share[*xrcdObject], error) {
 	return x, err
 }
 
-// cmdOpenXRCD opens or creates an XRC domain. Programs that name the same file share a domain, which exists while a
-// program has it open. (ib_uverbs_open_xrcd)
+// cmdOpenXRCD opens or creates an XRC domain. Programs that name the same file share a domain. The domain exists while
+// a program has opened it. (ib_uverbs_open_xrcd)
 func cmdOpenXRCD(c *call) error {
 	req, err := request[uapi.OpenXRCD](c)
 	if err != nil {
@@ -154,9 +154,9 @@ func (x *xrcDomains) open(dev *ib.Device, file fileID, flags uint32, u *ib.Udata
 	d := x.shared[file]
 	switch {
 	case named && d == nil && flags&unix.O_CREAT == 0:
-		return nil, fmt.Errorf("the file names no XRC domain, and none is to be made: %w", syscall.EAGAIN)
+		return nil, fmt.Errorf("the file has no XRC domain, and O_CREAT is not set: %w", syscall.EAGAIN)
 	case d != nil && flags&unix.O_EXCL != 0:
-		return nil, fmt.Errorf("the file names an XRC domain already: %w", syscall.EINVAL)
+		return nil, fmt.Errorf("the file already has an XRC domain, and O_EXCL is set: %w", syscall.EINVAL)
 	case d != nil:
 		d.opened++
 		return d, nil
@@ -167,7 +167,7 @@ func (x *xrcDomains) open(dev *ib.Device, file fileID, flags uint32, u *ib.Udata
 		return nil, err
 	}
 	if d.pd, err = dev.AllocPD(); err != nil {
-		_ = d.Dealloc() // it has no users
+		_ = d.Dealloc() // the domain has no users
 		return nil, err
 	}
 	if named {
@@ -179,7 +179,7 @@ func (x *xrcDomains) open(dev *ib.Device, file fileID, flags uint32, u *ib.Udata
 	return d, nil
 }
 
-// cmdCloseXRCD closes a domain; EBUSY while the program has objects in it. (ib_uverbs_close_xrcd)
+// cmdCloseXRCD closes a domain. It returns EBUSY while the program has objects in the domain. (ib_uverbs_close_xrcd)
 func cmdCloseXRCD(c *call) error {
 	req, err := request[uapi.CloseXRCD](c)
 	if err != nil {
@@ -189,8 +189,8 @@ func cmdCloseXRCD(c *call) error {
 	return err
 }
 
-// createTarget creates an XRC target queue pair. The handle field of the protection domain holds that of the XRC
-// domain.
+// createTarget creates an XRC target queue pair. The handle field of the protection domain contains the handle of the
+// XRC domain.
 func (c *call) createTarget(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error) {
 	x, err := lookupDomain(c.f, req.PDHandle)
 	if err != nil {
@@ -238,7 +238,7 @@ func cmdOpenQP(c *call) error {
 	defer d.mu.Unlock()
 	t := d.targets[req.QPN]
 	if t == nil || req.QPType != uapi.QPTXRCTgt {
-		return fmt.Errorf("queue pair %d: no such XRC target in the domain: %w", req.QPN, syscall.EINVAL)
+		return fmt.Errorf("the domain has no XRC target with queue pair number %d: %w", req.QPN, syscall.EINVAL)
 	}
 	return c.f.charged(kindQP, func() error {
 		reply(c, c.openTarget(x.res, t, req.UserHandle))
@@ -246,7 +246,7 @@ func cmdOpenQP(c *call) error {
 	})
 }
 
-// openTarget creates the object. The domain's mu must be held.
+// openTarget creates the program's object for a target. The domain's mu must be held.
 func (c *call) openTarget(x *xrcdObject, t *xrcTarget, user uint64) uapi.CreateQPResp {
 	o := &qpObject{QP: t.QP, f: c.f, uid: user, port: t.port, asyncEvents: c.asyncEvents(), xrcd: x, target: t}
 	t.mu.Lock()
@@ -259,7 +259,7 @@ func (c *call) openTarget(x *xrcdObject, t *xrcTarget, user uint64) uapi.CreateQ
 	return uapi.CreateQPResp{QPHandle: obj.handle, QPN: t.Num()}
 }
 
-// closeTarget closes a target, and destroys it if no other program has it open. (__ib_destroy_shared_qp)
+// closeTarget closes a target. It destroys the target if no other program has opened it. (__ib_destroy_shared_qp)
 func (o *qpObject) closeTarget() error {
 	d, t := o.xrcd.domain, o.target
 	d.mu.Lock()

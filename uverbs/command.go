@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	// maxCommand is the maximum length of a command in bytes. Only a long list of work requests would need more.
+	// maxCommand is the maximum length of a command in bytes. Only a long list of work requests would exceed this
+	// limit.
 	maxCommand = 16 << 10
 	cmdHdrSize = 8
 	exHdrSize  = 24 // struct ib_uverbs_cmd_hdr and struct ib_uverbs_ex_cmd_hdr
@@ -23,7 +24,7 @@ const (
 	doorbellSize = cmdHdrSize + 24
 )
 
-// command is a command of the write form with its function.
+// command is a command of the write form together with its function.
 type command struct {
 	verb.Command
 	spec *verb.Spec
@@ -93,8 +94,9 @@ func init() {
 	}
 }
 
-// beyondCommands reports whether a number exceeds those of all commands of its form. For an unknown number below, the
-// header is checked first, as that of a plain command in either form. (uverbs_api.notsupp_method)
+// beyondCommands reports whether a number exceeds the numbers of all commands of its form. For an unknown number below
+// this limit, the header is checked first, in either form like the header of a plain command.
+// (uverbs_api.notsupp_method)
 func beyondCommands(number uint32) bool {
 	if number&uapi.CmdFlagExtended != 0 {
 		return uapi.ExCommand(number&uapi.CmdCommandMask) > uapi.ExCmdModifyQP
@@ -102,10 +104,10 @@ func beyondCommands(number uint32) bool {
 	return uapi.Command(number&uapi.CmdCommandMask) > uapi.CmdOpenQP
 }
 
-// commandName returns the name of a command, also for unknown numbers, for errors and traces.
+// commandName returns the name of a command for errors and traces. It accepts unknown numbers.
 func commandName(number uint32) string { return verb.Command{Number: number}.String() }
 
-// findCommand returns the command with a number that includes flags. (uapi_get_method)
+// findCommand returns the command with the given number, which includes flags. (uapi_get_method)
 func findCommand(number uint32) (*command, error) {
 	if number&^(uapi.CmdCommandMask|uapi.CmdFlagExtended) != 0 {
 		return nil, fmt.Errorf("command %#x: unknown flags: %w", number, syscall.EINVAL)
@@ -125,30 +127,33 @@ type call struct {
 	room   int      // size in bytes of the caller's buffer for the core's response
 	resp   []byte   // the core's response, truncated to the caller's buffer
 	udata  ib.Udata // the driver-private parts
-	// exact: only resp is written; otherwise the rest of the buffer is cleared.
+	// exact restricts the output to resp. Otherwise the rest of the buffer is cleared.
 	exact bool
-	// reader is the read end of a new event file, or -1. Its number in the program is the start of the response.
+	// reader is the read end of a new event file, or -1. The response begins with the number of this descriptor in the
+	// program.
 	reader int
-	// async, if not nil, receives the asynchronous events of a new object instead of the context's first event file.
+	// async, if not nil, receives the asynchronous events of a new object. Otherwise the first event file of the
+	// context receives them.
 	async *eventFile
-	// callbacks holds the callbacks of the device, which run once no lock is held.
+	// callbacks holds the callbacks of the device. They run when the thread holds no lock.
 	callbacks ib.Hold
 	verb      *verb.Spec    // see Server.OnVerb
-	failed    error         // error of a command that has a response nevertheless
+	failed    error         // error of a command that nevertheless has a response
 	stored    *ib.Stored    // data of the driver for the program's memory
 	commit    func()        // called after the response has been delivered; may be nil
 	abort     func()        // called if delivery of the response has failed; may be nil
-	trace     *CommandTrace // nil: the command is not traced
+	trace     *CommandTrace // nil if the command is not traced
 }
 
-// request decodes the core's request. Missing fields at its end are zero; unknown data must be zero. (uverbs_request)
+// request decodes the core's request. Missing fields at the end of the request are zero; additional data must be zero.
+// (uverbs_request)
 func request[T any](c *call) (T, error) {
 	v, excess := uapi.DecodePrefix[T](c.in)
 	if c.trace != nil {
 		c.trace.Request = describe(v)
 	}
 	if excess {
-		return v, fmt.Errorf("the command goes beyond what is known: %w", syscall.EOPNOTSUPP)
+		return v, fmt.Errorf("unknown data at the end of the command are not zero: %w", syscall.EOPNOTSUPP)
 	}
 	return v, nil
 }
@@ -161,18 +166,18 @@ func reply[T any](c *call, v T) {
 	}
 }
 
-// replyLength returns the value of a response's ResponseLength. (uverbs_response_length)
+// replyLength returns the value for the field ResponseLength of a response. (uverbs_response_length)
 func replyLength[T any](c *call) uint32 { return uint32(min(c.room, uapi.SizeOf[T]())) }
 
-// hold makes this thread run the device's callbacks soon.
+// hold announces that this thread will soon run the device's callbacks.
 func (c *call) hold() { user.HoldCallbacks(c.f.dev.ib, &c.callbacks) }
 
-// created makes a new object visible once the response has been delivered.
+// created publishes a new object after the response has been delivered.
 func (c *call) created(o *object) {
 	c.commit, c.abort = o.publish, func() { c.f.abortObject(o) }
 }
 
-// asyncEvents returns the event file for the asynchronous events of a new object; it may be nil.
+// asyncEvents returns the event file for the asynchronous events of a new object, or nil.
 func (c *call) asyncEvents() *eventFile {
 	if c.async != nil {
 		return c.async
@@ -199,7 +204,7 @@ func (c *call) run(cmd func(*call) error) error {
 	return cmd(c)
 }
 
-// finish delivers the response of a successful command. It publishes new objects, or destroys them if delivery fails.
+// finish delivers the response of a successful command. It publishes new objects. If delivery fails, it destroys them.
 func (c *call) finish(deliver func() error) error {
 	err := c.install()
 	if err == nil && c.stored != nil {
@@ -217,7 +222,7 @@ func (c *call) finish(deliver func() error) error {
 	return err
 }
 
-// store writes the driver's data to the program's memory, and then completes the driver's call.
+// store writes the driver's data to the program's memory and then completes the driver's call.
 func (c *call) store() error {
 	failed := c.caller.Space().WriteV([][]byte{c.stored.Data}, c.stored.Addr)
 	if err := c.f.enter(); err != nil {
@@ -225,7 +230,7 @@ func (c *call) store() error {
 	}
 	defer c.f.life.RUnlock()
 	switch err := c.f.context(); {
-	case c.f.now() == states.ContextClosed: // and destroyed the driver's objects
+	case c.f.now() == states.ContextClosed: // the end of the context has destroyed the driver's objects
 		return err
 	case failed == nil && err == nil:
 		return c.stored.Done()
@@ -236,7 +241,7 @@ func (c *call) store() error {
 	return failed
 }
 
-// install gives the read end of a new event file to the program.
+// install duplicates the read end of a new event file into the program.
 func (c *call) install() error {
 	if c.reader < 0 {
 		return nil
@@ -250,7 +255,7 @@ func (c *call) install() error {
 	return nil
 }
 
-// zeros fills the caller's buffer beyond the response.
+// zeros fills the caller's buffer after the response.
 var zeros [4096]byte
 
 // buffers returns the response for the caller.
@@ -278,12 +283,12 @@ func (b *commandBuffer) read(space umem.Space, addr uint64, n int) ([]byte, erro
 	return b.iov[0], space.ReadV(b.iov[:], addr)
 }
 
-// Write executes a write(2) of n bytes at addr of the caller's memory, which is one command. It returns n, or an error
-// that wraps a syscall.Errno. It may sleep, except for a doorbell. (ib_uverbs_write)
+// Write executes a write(2) of n bytes at addr of the caller's memory. Each write is one command. It returns n, or an
+// error that wraps a syscall.Errno. It may sleep, except for a doorbell. (ib_uverbs_write)
 //
-// A program that sends its other commands by ioctl writes only doorbells. If the context has few queue pairs, such a
-// command is not read, because checking the queue pairs is cheaper. If none of them has posted requests, the command is
-// read after all.
+// A program that sends its other commands by ioctl only writes doorbells. If the context of such a program has few
+// queue pairs, the command is not read, because checking the queue pairs is cheaper. If no queue pair has posted
+// requests, the command is read.
 func (f *File) Write(c Caller, addr uint64, n int) (int, error) {
 	doorbell := n == doorbellSize && f.byIoctl.Load() && !f.byWrite.Load()
 	if doorbell && f.ringPosted(c) {
@@ -323,7 +328,7 @@ func (f *File) write(c Caller, b []byte) error {
 	}
 	if err != nil {
 		if !beyondCommands(hdr.Command) && int(hdr.InWords)*4 != len(b) {
-			return fmt.Errorf("%s: header tells %d bytes of %d: %w", name, int(hdr.InWords)*4, len(b), syscall.EINVAL)
+			return fmt.Errorf("%s: header states %d bytes, command has %d: %w", name, int(hdr.InWords)*4, len(b), syscall.EINVAL)
 		}
 		return err
 	}
@@ -360,14 +365,14 @@ func (f *File) write(c Caller, b []byte) error {
 // parsePlain checks and parses the header of a plain command. (verify_hdr)
 func (c *call) parsePlain(hdr uapi.CmdHdr, cmd *command, b []byte) (response, driverResponse uint64, err error) {
 	if int(hdr.InWords)*4 != len(b) {
-		return 0, 0, fmt.Errorf("header tells %d bytes of %d: %w", int(hdr.InWords)*4, len(b), syscall.EINVAL)
+		return 0, 0, fmt.Errorf("header states %d bytes, command has %d: %w", int(hdr.InWords)*4, len(b), syscall.EINVAL)
 	}
 	if len(b) < cmdHdrSize+cmd.Request {
-		return 0, 0, fmt.Errorf("request of %d bytes, needs %d: %w", len(b)-cmdHdrSize, cmd.Request, syscall.ENOSPC)
+		return 0, 0, fmt.Errorf("request has %d bytes, want at least %d: %w", len(b)-cmdHdrSize, cmd.Request, syscall.ENOSPC)
 	}
 	room := int(hdr.OutWords) * 4
 	if room < cmd.Response {
-		return 0, 0, fmt.Errorf("room of %d bytes for the response, needs %d: %w", room, cmd.Response, syscall.ENOSPC)
+		return 0, 0, fmt.Errorf("response buffer has %d bytes, want at least %d: %w", room, cmd.Response, syscall.ENOSPC)
 	}
 	c.in = b[cmdHdrSize:]
 	if cmd.Driver {
@@ -385,22 +390,23 @@ func (c *call) parsePlain(hdr uapi.CmdHdr, cmd *command, b []byte) (response, dr
 	return response, response + uint64(c.room), nil
 }
 
-// parseExtended checks and parses the header of an extended command, which has no minimum sizes.
+// parseExtended checks and parses the header of an extended command. Extended commands have no minimum sizes.
 func (c *call) parseExtended(hdr uapi.CmdHdr, b []byte) (response, driverResponse uint64, err error) {
 	ex, ok := uapi.Decode[uapi.ExCmdHdr](b[cmdHdrSize:])
 	if !ok {
-		return 0, 0, fmt.Errorf("extended command of %d bytes: %w", len(b), syscall.EINVAL)
+		return 0, 0, fmt.Errorf("extended command has only %d bytes: %w", len(b), syscall.EINVAL)
 	}
 	in, driverIn := int(hdr.InWords)*8, int(ex.ProviderInWords)*8
 	room, driverRoom := int(hdr.OutWords)*8, int(ex.ProviderOutWords)*8
 	b = b[exHdrSize:]
 	switch {
 	case in+driverIn != len(b):
-		return 0, 0, fmt.Errorf("header tells %d bytes of %d: %w", in+driverIn, len(b), syscall.EINVAL)
+		return 0, 0, fmt.Errorf("header states %d bytes, command has %d: %w", in+driverIn, len(b), syscall.EINVAL)
 	case ex.CmdHdrReserved != 0:
 		return 0, 0, fmt.Errorf("reserved field of the header is not zero: %w", syscall.EINVAL)
 	case (ex.Response != 0) != (room+driverRoom != 0):
-		return 0, 0, fmt.Errorf("response at %#x with room of %d bytes: %w", ex.Response, room+driverRoom, syscall.EINVAL)
+		return 0, 0, fmt.Errorf("response address %#x does not match a response buffer of %d bytes: %w",
+			ex.Response, room+driverRoom, syscall.EINVAL)
 	}
 	c.in, c.udata.In = b[:in], b[in:]
 	c.room = room
@@ -415,7 +421,7 @@ func (c *call) driverRoom(n int) {
 	}
 }
 
-// output is data to be stored in the caller's memory.
+// output is data for the caller's memory, with its address.
 type output struct {
 	addr uint64
 	bufs [][]byte
@@ -428,7 +434,7 @@ func (o output) len() (n uint64) {
 	return n
 }
 
-// deliver stores outputs. It stores two at once if the second one directly follows the first.
+// deliver stores outputs. It stores two outputs at once if the second one directly follows the first.
 func deliver(space umem.Space, outs ...output) error {
 	for i := 0; i < len(outs); i++ {
 		o := outs[i]

@@ -16,7 +16,7 @@ import (
 	"verbena/uapi/verb"
 )
 
-// both runs a test with commands by write and by ioctl.
+// both runs a test twice: with commands by write and by ioctl.
 func both(t *testing.T, f func(t *testing.T, form form)) {
 	for _, form := range []form{byWrite, byIoctl} {
 		t.Run(form.String(), func(t *testing.T) { f(t, form) })
@@ -49,13 +49,14 @@ func TestSession(t *testing.T) {
 		pd := p.allocPD()
 		mr := p.regMR(pd)
 		if mr.LKey != 1 || mr.RKey != 1<<8 || p.acct.Pages() != 1 {
-			t.Errorf("region: got %+v with %d pages charged, want keys 1 and 0x100 with 1 page", mr, p.acct.Pages())
+			t.Errorf("region: got %+v and %d charged pages, want keys 1 and 0x100 and 1 page", mr, p.acct.Pages())
 		}
 		cqResp, mminfo, err := doWith[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 100, CompChannel: -1},
 			[]byte("to the driver..."), 16)
 		must(t, err)
 		if cqResp.CQE != 101 || string(mminfo) != ibfake.CQResponse || string(w.drv.Udata()) != "to the driver..." {
-			t.Errorf("cq: %+v, driver says %q and got %q", cqResp, mminfo, w.drv.Udata())
+			t.Errorf("create cq: got %+v with driver response %q and driver request %q, want 101 entries and the test's data",
+				cqResp, mminfo, w.drv.Udata())
 		}
 		cq := cqResp.CQHandle
 		qpResp, mminfo, err := doWith[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{
@@ -67,7 +68,7 @@ func TestSession(t *testing.T) {
 		want := uapi.CreateQPResp{QPHandle: qpResp.QPHandle, QPN: 17, MaxSendWR: 6, MaxRecvWR: 6, MaxSendSGE: 1,
 			MaxRecvSGE: 2, MaxInlineData: 64}
 		if qpResp != want || string(mminfo) != ibfake.QPResponse {
-			t.Errorf("qp: %+v, want %+v; driver says %q", qpResp, want, mminfo)
+			t.Errorf("create qp: got %+v, want %+v, with driver response %q", qpResp, want, mminfo)
 		}
 		qp := qpResp.QPHandle
 
@@ -84,19 +85,19 @@ func TestSession(t *testing.T) {
 		must(t, err)
 		if query.QPState != uapi.QPSRTR || query.Dest != dest || query.DestQPNum != 99 || query.MaxSendWR != 6 ||
 			query.SQSigAll != 1 {
-			t.Errorf("query: got %+v, want the values of the creation", query)
+			t.Errorf("query qp: got %+v, want the values of the creation", query)
 		}
 
 		ah, ahNum, err := doWith[uapi.CreateAHResp](p, uapi.CmdCreateAH,
 			uapi.CreateAH{PDHandle: pd, Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: uapi.GlobalRoute{HopLimit: 3}}}, nil, 8)
 		must(t, err)
 		if !bytes.Equal(ahNum[:4], []byte{7, 0, 0, 0}) {
-			t.Errorf("driver's part of the address handle: got %x, want 7", ahNum)
+			t.Errorf("driver response of create ah: got %x, want 7", ahNum)
 		}
 		resized, mminfo, err := doWith[uapi.ResizeCQResp](p, uapi.CmdResizeCQ, uapi.ResizeCQ{CQHandle: cq, CQE: 50}, nil, 16)
 		must(t, err)
 		if resized.CQE != 51 || string(mminfo) != ibfake.CQResponse {
-			t.Errorf("resize: got %+v with driver's part %q, want 51 entries", resized, mminfo)
+			t.Errorf("resize cq: got %+v with driver response %q, want 51 entries", resized, mminfo)
 		}
 
 		must(t, silently(p, uapi.CmdDestroyAH, uapi.DestroyAH(ah)))
@@ -124,7 +125,7 @@ func TestExtendedCommands(t *testing.T) {
 		if dev.ResponseLength != 304 || dev.Base.VendorID != 0xffffff || dev.DeviceCapFlagsEx != 0x1_0000_0002 {
 			t.Errorf("device: got %+v, want the extended values of the fake device", dev)
 		}
-		// An older library has a shorter buffer, and receives the length of the valid part.
+		// An older library has a shorter buffer and receives the length of the valid part.
 		short, _, err := p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdQueryDevice), core: make([]byte, 8),
 			room: 208})
 		must(t, err)
@@ -132,13 +133,13 @@ func TestExtendedCommands(t *testing.T) {
 			length.DeviceCapFlagsEx != 0 {
 			t.Errorf("device with a short response: got %+v, want only the fields that fit", length)
 		}
-		// A newer library has a longer buffer, the rest of which is cleared.
+		// A newer library has a longer buffer, and the rest of this buffer is cleared.
 		long, _, err := p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdQueryDevice), core: make([]byte, 16),
 			room: 320})
 		must(t, err)
 		if length, _ := uapi.Decode[uapi.ExQueryDeviceResp](long); length.ResponseLength != 304 ||
 			!bytes.Equal(long[304:], make([]byte, 16)) {
-			t.Errorf("device with a long response: got length %d and the end %x, want zeros at the end", length.ResponseLength,
+			t.Errorf("device with a long response: got length %d and end %x, want zeros at the end", length.ResponseLength,
 				long[304:])
 		}
 
@@ -146,7 +147,7 @@ func TestExtendedCommands(t *testing.T) {
 			uapi.ExCreateCQ{CQE: 10, CompChannel: -1, UserHandle: 5}, 16)
 		must(t, err)
 		if cq.ResponseLength != 16 || cq.Base.CQE != 11 || string(mminfo) != ibfake.CQResponse {
-			t.Errorf("CQ: got %+v with driver's part %q, want 11 entries", cq, mminfo)
+			t.Errorf("CQ: got %+v with driver response %q, want 11 entries", cq, mminfo)
 		}
 		pd := p.allocPD()
 		qp, _, err := doEx[uapi.ExCreateQPResp](p, uapi.ExCmdCreateQP,
@@ -156,7 +157,7 @@ func TestExtendedCommands(t *testing.T) {
 		if qp.ResponseLength != 40 || qp.Base.QPN == 0 {
 			t.Errorf("QP: got %+v, want a response of 40 bytes with a number", qp)
 		}
-		// The flags and the fields after them are newer than the command.
+		// The flags and the subsequent fields are newer than the command.
 		_, _, err = p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdCreateQP), room: 40,
 			core: uapi.AppendTo(nil, &uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq.Base.CQHandle,
 				RecvCQHandle: cq.Base.CQHandle, QPType: uapi.QPTRC})[:56]})
@@ -171,7 +172,7 @@ func TestExtendedCommands(t *testing.T) {
 	})
 }
 
-// Each line is a command that must fail. Objects are those of a session: see the vars.
+// Each line is a command that must fail. The objects are those of a session: see the variables.
 func TestCommandErrors(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
 		w := newWorld(t)
@@ -409,7 +410,8 @@ func least(c *command) rawCommand {
 	return raw
 }
 
-// handleFirst lists the commands that look up their object before any other check. Commands that destroy are not in it.
+// handleFirst lists the commands that look up their object before any other check. Commands that destroy an object are
+// not in the list.
 var handleFirst = []uint32{
 	uint32(uapi.CmdResizeCQ), uint32(uapi.CmdPollCQ), uint32(uapi.CmdReqNotifyCQ), uint32(uapi.CmdQueryQP),
 	uint32(uapi.CmdModifyQP),
@@ -418,8 +420,8 @@ var handleFirst = []uint32{
 	uint32(uapi.CmdQuerySRQ), uint32(uapi.CmdPostSRQRecv), uint32(uapi.ExCmdModifyQP) | uapi.CmdFlagExtended,
 }
 
-// TestCommandsWithoutContext checks the errors of every command except GET_CONTEXT before there is a context, and after
-// the file has been closed.
+// TestCommandsWithoutContext checks the errors of every command except GET_CONTEXT. It sends the commands before there
+// is a context, and after the file has been closed.
 func TestCommandsWithoutContext(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
 		w := newWorld(t)
@@ -502,7 +504,7 @@ func TestWriteHeaders(t *testing.T) {
 		wantErrno(t, test.name, p.write(test.cmd), test.want)
 	}
 	if _, err := p.f.Write(p, 8, 16); err == nil {
-		t.Error("command at an address that is not mapped succeeded")
+		t.Error("command at an unmapped address: got success, want an error")
 	} else {
 		wantErrno(t, "command that is not there", err, syscall.EFAULT)
 	}
@@ -542,7 +544,8 @@ func TestResponseFaults(t *testing.T) {
 		}
 	}
 	if w.dev.Objects() != counts || p.acct.Pages() != 0 || len(p.f.bells.list) != 0 || len(p.f.events.channels) != 0 {
-		t.Errorf("left: %v, were %v; %d pages, %d doorbells, %d channels", w.dev.Objects(), counts, p.acct.Pages(),
+		t.Errorf("after a failed response: got objects %v, want %v, and %d pages, %d doorbells, %d channels, want none",
+			w.dev.Objects(), counts, p.acct.Pages(),
 			len(p.f.bells.list), len(p.f.events.channels))
 	}
 
@@ -550,7 +553,7 @@ func TestResponseFaults(t *testing.T) {
 	hdr := uapi.CmdHdr{Command: uint32(uapi.CmdGetContext), InWords: 4, OutWords: 2}
 	wantErrno(t, "GET_CONTEXT", fresh.write(append(uapi.AppendTo(nil, &hdr), 0, 16, 0, 0, 0, 0, 0, 0)), syscall.EFAULT)
 	if w.drv.Contexts() != 1 {
-		t.Errorf("%d contexts in the driver, want the first only", w.drv.Contexts())
+		t.Errorf("contexts in the driver: got %d, want 1", w.drv.Contexts())
 	}
 	if _, err := do[uapi.GetContextResp](fresh, uapi.CmdGetContext, uapi.GetContext{}); err != nil {
 		t.Errorf("GET_CONTEXT again: %v", err)
@@ -576,12 +579,12 @@ func TestHandles(t *testing.T) {
 	tab.last = 1<<31 - 2
 	taken := tab.add(&pdObject{})
 	if taken.handle != 1<<31-1 {
-		t.Errorf("handle: got %#x, want 0x7fffffff", taken.handle)
+		t.Errorf("last handle: got %#x, want 0x7fffffff", taken.handle)
 	}
 	one := tab.add(&pdObject{})
 	tab.last = 1<<31 - 2
 	if got := tab.add(&pdObject{}).handle; one.handle != 1 || got != 2 {
-		t.Errorf("after the last handle come %d and %d", one.handle, got)
+		t.Errorf("handles after the last one: got %d and %d, want 1 and 2", one.handle, got)
 	}
 	var order []string
 	for o := range tab.all() {
@@ -592,12 +595,12 @@ func TestHandles(t *testing.T) {
 	}
 	tab.remove(one)
 	if tab.find(1) != nil || tab.first != taken || tab.tail.handle != 2 || tab.tail.prev != taken {
-		t.Error("removal from the middle")
+		t.Error("table after a removal from the middle: got wrong links, want the neighbours linked")
 	}
 	tab.remove(tab.tail)
 	tab.remove(taken)
 	if tab.first != nil || tab.tail != nil {
-		t.Error("removal of the last")
+		t.Error("table after the last removal: got an object, want an empty table")
 	}
 }
 
@@ -617,7 +620,7 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// TestDevicesComeAndGo checks that a new device takes the first free number, and that OnChange reports changes of the
+// TestDevicesComeAndGo checks that a new device gets the first free number, and that OnChange reports changes of the
 // list.
 func TestDevicesComeAndGo(t *testing.T) {
 	w := newWorld(t)
@@ -642,7 +645,7 @@ func TestDevicesComeAndGo(t *testing.T) {
 		t.Errorf("devices %v", got)
 	}
 	if changes != 4 {
-		t.Errorf("told of %d changes, want 4", changes)
+		t.Errorf("OnChange: got %d calls, want 4", changes)
 	}
 	broken := ibfake.New()
 	broken.Fail(ibfake.QueryDevice, syscall.EIO)
@@ -671,7 +674,7 @@ func TestWindowsAndReregistration(t *testing.T) {
 		}
 		info := p.f.Info().MWs
 		if len(info) != 2 || info[1] != (MWInfo{Handle: windows[1].MWHandle, PD: pd, RKey: 3 << 8, Type: ib.MWType2}) {
-			t.Errorf("list of windows: got %+v, want both", info)
+			t.Errorf("list of windows: got %+v, want both windows", info)
 		}
 		must(t, silently(p, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: windows[0].MWHandle}))
 
@@ -689,7 +692,8 @@ func TestWindowsAndReregistration(t *testing.T) {
 			AccessFlags: uapi.AccessRemoteRead})
 		if got.LKey != 4 || got.RKey != 4<<8 || region.Region().Addr() != start+8 || region.Region().Len() != 100 ||
 			region.Access() != ib.AccessRemoteRead || region.pd != other || p.acct.Pages() != 1 {
-			t.Errorf("%+v, region %+v, access %v, pd %d, %d pages", got, region.Region(), region.Access(), region.pd,
+			t.Errorf("reregistration: got %+v, region %+v, access %v, PD %d, %d pages, want the new values",
+				got, region.Region(), region.Access(), region.pd,
 				p.acct.Pages())
 		}
 		wantErrno(t, "dealloc the region's domain", silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: other}),

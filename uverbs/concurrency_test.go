@@ -15,8 +15,8 @@ import (
 )
 
 // TestConcurrency creates, uses and destroys the same objects on several threads while other threads open and close
-// files. In the end the device is removed or the program ends. Only errors that races explain may occur, and no objects
-// may remain.
+// files. In the end either the device is removed or the program ends. Only errors that races explain may occur, and no
+// objects may remain.
 func TestConcurrency(t *testing.T) {
 	for _, end := range []string{"removal", "close"} {
 		t.Run(end, func(t *testing.T) {
@@ -184,7 +184,7 @@ func TestUseWhileDestroying(t *testing.T) {
 		case <-entered:
 		case err := <-done:
 			release()
-			t.Fatalf("%s: got return %v before the call of the driver, want it after the call", method, err)
+			t.Fatalf("%s: returned %v before the call of the driver, want it to return afterwards", method, err)
 		}
 		then()
 		release()
@@ -201,12 +201,12 @@ func TestUseWhileDestroying(t *testing.T) {
 			return err
 		}(), syscall.EBUSY)
 		if got := p.f.Info(); len(got.QPs) != 0 {
-			t.Errorf("listed while it is destroyed: %+v", got.QPs)
+			t.Errorf("Info while the object is destroyed: got %+v, want none", got.QPs)
 		}
 	})
 	wantErrno(t, "destroy again", destroy(), syscall.ENOENT)
 
-	// A driver's failure leaves the object unchanged.
+	// A failure of the driver leaves the object unchanged.
 	w.drv.Fail(ibfake.DestroyCQ, syscall.EAGAIN)
 	_, err := do[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
 	wantErrno(t, "driver refuses", err, syscall.EAGAIN)
@@ -217,12 +217,12 @@ func TestUseWhileDestroying(t *testing.T) {
 	w.drv.Fail(ibfake.DestroyQP, nil)
 	p.fakeQP(qp).SetPosted()
 	if !p.f.ringPosted(p) || p.fakeQP(qp).Rung() != 1 {
-		t.Error("does not ring any more")
+		t.Error("doorbell after the failed destroy: got no ring, want one")
 	}
 }
 
-// TestGetContextTwiceAtOnce checks that a second GET_CONTEXT fails while the first one is in progress, and that no
-// object can be created before the first one has completed.
+// TestGetContextTwiceAtOnce checks that a second GET_CONTEXT fails while the first one is in progress. It also checks
+// that no object can be created before the first one has completed.
 func TestGetContextTwiceAtOnce(t *testing.T) {
 	w := newWorld(t)
 	p := w.open(byWrite)

@@ -14,7 +14,7 @@ import (
 const verbsDoc = "../docs/results/verbs.md"
 
 // TestDocs generates the tables of commands and methods of docs/results/verbs.md. The columns of the kernel's rxe come
-// from its recorded answers to queries, each about one command or method.
+// from recorded answers of the kernel, one for each command or method.
 func TestDocs(t *testing.T) {
 	const noCommand, noMethod = "EOPNOTSUPP", "EPROTONOSUPPORT"
 	kernel, version := kernelabi.Device.Kernel()
@@ -29,7 +29,7 @@ func TestDocs(t *testing.T) {
 		if !asked {
 			t.Errorf("kernel.txt: got no answer to %q, want one", question)
 		}
-		if answer == noCommand { // a method may be known, but never work
+		if answer == noCommand { // the kernel may define a method that can never succeed
 			errno = noCommand
 		}
 		return yes(answer != errno, errno)
@@ -39,7 +39,7 @@ func TestDocs(t *testing.T) {
 	fmt.Fprintf(&b, "| command | Verbena | %s |\n|---|---|---|\n", version)
 	for n := uapi.CmdGetContext; n <= uapi.CmdOpenQP; n++ {
 		_, there := commands[uint32(n)]
-		theirs := "**yes**" // the first one, without which no other query would be answered
+		theirs := "**yes**" // yes is the first answer, without which no other query would be answered
 		if n != uapi.CmdGetContext {
 			theirs = ofKernel(fmt.Sprintf("invoke command %d", n), noCommand)
 		}

@@ -12,11 +12,11 @@ import (
 	"verbena/uapi"
 )
 
-// doorbells holds the queue pairs of a context that share their send queues with the program. The program posts to them
-// without a call and then rings the doorbell. Ringing takes no lock that add, remove or silence hold while they change
-// the table. It does not wait for them, and does not allocate.
+// doorbells holds the queue pairs of a context that share their send queues with the program. The program posts to
+// these queues without a call and then rings the doorbell. A ring takes no lock that add, remove or silence hold while
+// they change the table. A ring does not wait for these functions, and does not allocate.
 type doorbells struct {
-	// All queue pairs, in an immutable slice; nil if there are none, or more than maxScan.
+	// few contains all queue pairs in an immutable slice. It is nil if there are none, or more than maxScan.
 	few      atomic.Pointer[[]*qpObject]
 	byHandle sync.Map // uint32 to *qpObject
 
@@ -30,14 +30,14 @@ type doorbells struct {
 type bell struct {
 	at int // index in doorbells.list; under doorbells.mu
 
-	ringing sync.RWMutex // read-locked while the doorbell rings; ringing does not wait for it
-	on      bool         // the doorbell may ring; under ringing
+	ringing sync.RWMutex // read-locked during a ring; a ring does not wait for this lock
+	on      bool         // the doorbell may be rung; under ringing
 
-	seen atomic.Uint64 // result of Posted at the last ring by RingPosted, plus one; 0: none
+	seen atomic.Uint64 // result of Posted at the last ring by RingPosted, plus one; 0 means none
 }
 
-// maxScan is the maximum number of queue pairs that are checked instead of reading the command from the program's
-// memory. Beyond it, reading is cheaper.
+// maxScan is the maximum number of queue pairs for which checking all queue pairs replaces reading the command from the
+// program's memory. With more queue pairs, reading the command is cheaper.
 const maxScan = 32
 
 // add adds a queue pair, unless silence has been called. It ignores queue pairs without a shared queue.
@@ -57,12 +57,12 @@ func (d *doorbells) add(qp *qpObject) {
 	d.publish()
 }
 
-// remove removes a queue pair. Once it has returned, the doorbell is not ringing and will not ring again.
+// remove removes a queue pair. When remove has returned, the doorbell is not being rung and will not be rung again.
 func (d *doorbells) remove(qp *qpObject) {
 	if qp.user == nil {
 		return
 	}
-	qp.bell.set(false) // before removal from the list, so that silence waits for it too
+	qp.bell.set(false) // precedes the removal from the list, so that silence also waits for this doorbell
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	at, last := qp.bell.at, len(d.list)-1
@@ -77,14 +77,14 @@ func (d *doorbells) remove(qp *qpObject) {
 	d.publish()
 }
 
-// has reports whether there are queue pairs.
+// has reports whether the table contains queue pairs.
 func (d *doorbells) has() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.list) > 0
 }
 
-// silence removes all queue pairs. Once it has returned, no doorbell is ringing or will ring again.
+// silence removes all queue pairs. When silence has returned, no doorbell is being rung or will be rung again.
 func (d *doorbells) silence() {
 	d.mu.Lock()
 	list := d.list
@@ -97,7 +97,7 @@ func (d *doorbells) silence() {
 	}
 }
 
-// publish must be called after a change of list.
+// publish must be called after each change of list.
 //
 //verbena:held mu
 func (d *doorbells) publish() {
@@ -110,18 +110,18 @@ func (d *doorbells) publish() {
 	d.few.Store(&few)
 }
 
-// set allows or forbids ringing. It waits while the doorbell is ringing.
+// set allows or forbids rings of the doorbell. It waits for the end of a ring in progress.
 func (b *bell) set(on bool) {
 	b.ringing.Lock()
 	defer b.ringing.Unlock()
 	b.on = on
 }
 
-// holds is a pool for doorbells, which must not allocate.
+// holds is a pool of Holds for doorbells, which must not allocate.
 var holds = sync.Pool{New: func() any { return new(ib.Hold) }}
 
-// hold returns a hold with which this thread runs the device's callbacks in runCallbacks. s, if not nil, is called when
-// the doorbell blocks on the memory of another program.
+// hold returns a Hold. With this Hold the thread runs the device's callbacks in runCallbacks. If s is not nil, s is
+// called when the doorbell blocks on the memory of another program.
 func (f *File) hold(s ib.Staller) *ib.Hold {
 	h := holds.Get().(*ib.Hold)
 	f.holdBy(h, s)
@@ -141,7 +141,7 @@ func staller(c Caller) ib.Staller {
 	return s
 }
 
-// runCallbacks ends a hold, which may be nil.
+// runCallbacks ends the Hold h. h may be nil.
 func runCallbacks(h *ib.Hold) {
 	if h != nil {
 		h.Run()
@@ -149,8 +149,8 @@ func runCallbacks(h *ib.Hold) {
 	}
 }
 
-// ring rings the doorbell of a queue pair if wanted returns true. It returns false otherwise, and if the queue pair is
-// being removed or was removed. The first ring begins the hold.
+// ring rings the doorbell of a queue pair if wanted returns true, and then returns true. Otherwise, and also if the
+// queue pair is being removed or has been removed, ring returns false. The first ring begins the hold.
 func (f *File) ring(s ib.Staller, qp *qpObject, wanted func(*qpObject) bool, h **ib.Hold) bool {
 	b := &qp.bell
 	if !b.ringing.TryRLock() {
@@ -174,7 +174,8 @@ func hasPosted(qp *qpObject) bool {
 
 func canSend(qp *qpObject) bool { return qp.State() >= ib.QPRTS }
 
-// ringPosted rings the doorbell of each queue pair with posted requests. It reports whether there was one.
+// ringPosted rings the doorbell of each queue pair with posted requests. It reports whether such a queue pair was
+// found.
 func (f *File) ringPosted(c Caller) (rang bool) {
 	few := f.bells.few.Load()
 	if few == nil || !f.now().Makes() {
@@ -190,8 +191,8 @@ func (f *File) ringPosted(c Caller) (rang bool) {
 	return rang
 }
 
-// ringHandle executes the doorbell command in b. It returns false if b is another command, or is invalid, or if the
-// queue pair cannot send.
+// ringHandle executes the doorbell command in b. It returns false if b is invalid or not a doorbell, or if the queue
+// pair cannot send.
 func (f *File) ringHandle(c Caller, b []byte) (rang bool) {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
 	req, ok := uapi.Decode[uapi.PostSend](b[cmdHdrSize:])
@@ -207,8 +208,8 @@ func (f *File) ringHandle(c Caller, b []byte) (rang bool) {
 	return f.ring(staller(c), qp.(*qpObject), canSend, &h)
 }
 
-// Scan is the position of RingPosted among many queue pairs, and the set of recently busy ones. The zero Scan starts at
-// the beginning. Only one thread may use it at a time.
+// Scan is the position of RingPosted in a long list of queue pairs, together with the set of recently busy queue pairs.
+// The zero Scan starts at the beginning of the list. Only one thread may use a Scan at a time.
 type Scan struct {
 	next   int // index in doorbells.list
 	hot    [8]*qpObject
@@ -216,13 +217,13 @@ type Scan struct {
 	window [maxScan]*qpObject
 }
 
-// RingPosted rings the doorbell of queue pairs with requests posted since its last ring, for a program that does not
-// announce its posts. Among many queue pairs it checks recently busy ones and a few others; with all it checks every
-// one. With all it also rings for requests for which it has rung before. on is called when the ring blocks on the
-// memory of a program. It reports whether it has found new requests. It returns EIO after the device has gone. It may
-// not sleep.
+// RingPosted rings the doorbell of each queue pair with requests posted since the last ring. It is for a program that
+// does not announce its posts. In a long list, RingPosted checks recently busy queue pairs and a few others. With all
+// it checks every queue pair. With all it also rings for requests for which it has rung before. on is called when the
+// doorbell blocks on the memory of a program. It reports whether it has found new requests. It returns EIO after the
+// device has been removed. It may not sleep.
 //
-// If on is a [Patient] and reports that no other work waits for the thread, RingPosted continues while there is work.
+// If on is a [Patient] and reports that the thread has no other work, RingPosted continues while there are requests.
 func (f *File) RingPosted(on ib.Staller, s *Scan, all bool) (found bool, err error) {
 	var h *ib.Hold
 	defer func() { runCallbacks(h) }()
@@ -254,7 +255,7 @@ type Patient interface {
 }
 
 // HasNew reports whether RingPosted, without all, would find new requests. With many queue pairs it may return true
-// wrongly. It may not sleep.
+// although there are none. It may not sleep.
 func (f *File) HasNew() bool {
 	if !f.now().Makes() {
 		return false
@@ -271,7 +272,7 @@ func (f *File) HasNew() bool {
 	return false
 }
 
-// ringSome checks queue pairs as RingPosted describes.
+// ringSome checks queue pairs as described at RingPosted.
 func (f *File) ringSome(on ib.Staller, s *Scan, all bool, h **ib.Hold) (found bool, err error) {
 	switch state := f.now(); {
 	case state.Makes():
@@ -302,7 +303,8 @@ func (f *File) ringSome(on ib.Staller, s *Scan, all bool, h **ib.Hold) (found bo
 		if first {
 			before = changes
 		}
-		// A queue pair that was moved to the index of a removed one may have been missed; the caller must try again.
+		// The scan may have missed a queue pair that moved to the index of a removed queue pair. In this case the
+		// caller must try again.
 		found = found || all && changes != before
 		for _, qp := range s.window[:n] {
 			if f.ringNew(on, qp, all, h) {
@@ -315,8 +317,8 @@ func (f *File) ringSome(on ib.Staller, s *Scan, all bool, h **ib.Hold) (found bo
 	return found, nil
 }
 
-// some copies the next queue pairs to the window. It returns their number, the change count of the list, and whether
-// the list continues.
+// some copies the next queue pairs of the list to the window. It returns their number, the change count of the list,
+// and whether the list continues.
 func (d *doorbells) some(s *Scan) (n int, changes uint64, rest bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -328,8 +330,8 @@ func (d *doorbells) some(s *Scan) (n int, changes uint64, rest bool) {
 	return n, d.changes, s.next < len(d.list)
 }
 
-// ringNew rings the doorbell of a queue pair if it has new requests, or with all any requests. It reports whether there
-// were new ones.
+// ringNew rings the doorbell of a queue pair if the queue pair has new requests. With all, it also rings if there are
+// only older requests. It reports whether there were new requests.
 func (f *File) ringNew(s ib.Staller, qp *qpObject, all bool, h **ib.Hold) (more bool) {
 	b := &qp.bell
 	if !b.ringing.TryRLock() {
@@ -377,7 +379,7 @@ func (f *File) Ring(c Caller, handle uint32) error {
 	rang := f.ring(staller(c), qp, canSend, &h)
 	runCallbacks(h)
 	if !rang {
-		return fmt.Errorf("queue pair %d is in state %v, it cannot send: %w", qp.Num(), qp.State(), syscall.EINVAL)
+		return fmt.Errorf("queue pair %d cannot send in state %v: %w", qp.Num(), qp.State(), syscall.EINVAL)
 	}
 	return nil
 }

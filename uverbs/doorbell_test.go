@@ -19,7 +19,7 @@ import (
 	"verbena/umem"
 )
 
-// slowCaller is a caller whose calls a test can observe.
+// slowCaller is a caller that lets a test observe its calls.
 type slowCaller struct {
 	*program
 	before  func(what string)
@@ -61,14 +61,14 @@ func doorbell(qp uint32) []byte {
 
 func (p *program) ring(qp uint32) error { return p.write(doorbell(qp)) }
 
-// TestDoorbellTooEarly checks that the program receives an error for requests posted before the queue pair can send.
+// TestDoorbellTooEarly checks that the program receives an error if it posts requests before the queue pair can send.
 // (test_post_send_qp_state_bad_flow of pyverbs)
 func TestDoorbellTooEarly(t *testing.T) {
 	for _, form := range []form{byIoctl, byWrite} {
 		p := newWorld(t).start(form)
 		handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
 		if err := p.ring(handle); !errors.Is(err, syscall.EINVAL) {
-			t.Errorf("ringing for a queue pair in RESET: %v, want EINVAL", err)
+			t.Errorf("doorbell of a queue pair in RESET: got %v, want EINVAL", err)
 		}
 		if n := p.fakeQP(handle).Rung(); n != 0 {
 			t.Errorf("doorbells: got %d, want 0", n)
@@ -76,7 +76,8 @@ func TestDoorbellTooEarly(t *testing.T) {
 	}
 }
 
-// TestDoorbell checks that after commands by ioctl a doorbell is not read, as long as that is cheaper and safe.
+// TestDoorbell checks programs that send other commands by ioctl. The service must not read their doorbells while
+// checking the queue pairs is cheaper and safe.
 func TestDoorbell(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -141,7 +142,7 @@ func TestDoorbell(t *testing.T) {
 // peekingCaller is a caller whose memory can also be read by a fast but unreliable method.
 type peekingCaller struct {
 	*program
-	seen         []byte // nil: the fast method is not available
+	seen         []byte // nil if the fast method is not available
 	peeks, reads int
 }
 
@@ -156,8 +157,8 @@ func (c *peekingCaller) Space() umem.Space {
 	return c.program.Space()
 }
 
-// TestDoorbellPeeked checks that with many queue pairs the doorbell's queue pair is found by peeking, and that peeked
-// data are not used for other commands.
+// TestDoorbellPeeked checks that peeking finds the queue pair of a doorbell if there are many queue pairs. It also
+// checks that peeked data are not used for other commands.
 func TestDoorbellPeeked(t *testing.T) {
 	other := uapi.AppendTo(nil, &uapi.CmdHdr{Command: uint32(uapi.CmdDestroyQP), InWords: doorbellSize / 4})
 	for _, test := range []struct {
@@ -196,7 +197,7 @@ func TestDoorbellPeeked(t *testing.T) {
 				t.Errorf("Write: got %d and error %v, want the whole command", n, err)
 			}
 			if c.peeks != test.peeks || c.reads != test.reads {
-				t.Errorf("%d peeks and %d reads, want %d and %d", c.peeks, c.reads, test.peeks, test.reads)
+				t.Errorf("accesses: got %d peeks and %d reads, want %d and %d", c.peeks, c.reads, test.peeks, test.reads)
 			}
 			if n := p.fakeQP(handle).Rung(); n != 1 {
 				t.Errorf("doorbells: got %d, want 1", n)
@@ -215,7 +216,7 @@ func TestCommandOfDoorbellSize(t *testing.T) {
 	qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
 	wantErrno(t, "doorbell of no queue pair", p.ring(qp+1), syscall.ENOENT)
 	if p.f.byWrite.Load() {
-		t.Error("a wrong doorbell is taken for another command")
+		t.Error("doorbell with a wrong handle: got it counted as another command, want a doorbell")
 	}
 	wantErrno(t, "garbage", p.write(make([]byte, doorbellSize)), syscall.EINVAL)
 	_, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
@@ -233,7 +234,7 @@ func TestDoorbellDoesNotAllocate(t *testing.T) {
 	}{{"not read", byIoctl}, {"read", byWrite}} {
 		t.Run(test.name, func(t *testing.T) {
 			p := newWorld(t).start(test.form)
-			p.f.objects.last = 1 << 16 // the runtime boxes small numbers without an allocation
+			p.f.objects.last = 1 << 16 // the runtime boxes smaller numbers without an allocation
 			handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
 			qp, cmd := p.fakeQP(handle).Ready(), p.store(doorbell(handle))
 			addr := addressOf(cmd)
@@ -252,8 +253,8 @@ func TestDoorbellDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// TestDoorbellRunsCallbacksOfOtherDevices checks that callbacks of another device that a doorbell makes due run on the
-// calling thread, after the driver's method has returned.
+// TestDoorbellRunsCallbacksOfOtherDevices checks callbacks of another device that become due in a doorbell. They must
+// run on the calling thread, after the driver's method has returned.
 func TestDoorbellRunsCallbacksOfOtherDevices(t *testing.T) {
 	for _, form := range []form{byIoctl, byWrite} {
 		t.Run(form.String(), func(t *testing.T) {
@@ -278,7 +279,7 @@ func TestDoorbellRunsCallbacksOfOtherDevices(t *testing.T) {
 			}
 			for _, s := range stacks {
 				if !strings.Contains(s, "uverbs.(*File).Write(") || strings.Contains(s, ".Doorbell(") {
-					t.Errorf("callback: got\n%s, want it on the thread that rings, outside of Doorbell", s)
+					t.Errorf("callback: got stack\n%s, want it on the thread of the doorbell, outside Doorbell", s)
 				}
 			}
 			stop()
@@ -287,8 +288,8 @@ func TestDoorbellRunsCallbacksOfOtherDevices(t *testing.T) {
 	}
 }
 
-// TestDoorbellWhileDestroying rings on one thread while another one creates and destroys queue pairs. The doorbell must
-// not ring for a destroyed queue pair, and ringing one must not delay the destruction of another.
+// TestDoorbellWhileDestroying rings on one thread while another thread creates and destroys queue pairs. The doorbell
+// of a destroyed queue pair must not be rung, and a ring must not delay the destruction of another queue pair.
 func TestDoorbellWhileDestroying(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byIoctl)
@@ -322,21 +323,21 @@ func TestDoorbellWhileDestroying(t *testing.T) {
 		fake.SetPosted()
 		p.ring(steady)
 		if fake.Rung() != rung {
-			t.Fatal("rung after it was destroyed")
+			t.Fatal("destroyed queue pair: got a doorbell, want none")
 		}
 	}
 	close(stop)
 	wg.Wait()
 }
 
-// bellQueue is a shared send queue that records its doorbells, and reports forbidden ones.
+// bellQueue is a shared send queue that records its doorbells, and reports forbidden doorbells.
 type bellQueue struct {
 	ib.UserQP
 	t       testing.TB
 	removed atomic.Bool
 	inside  atomic.Int32
 	rung    atomic.Int32
-	wait    chan struct{} // not nil: the doorbell waits for it
+	wait    chan struct{} // if not nil, the doorbell waits for this channel
 }
 
 func (q *bellQueue) Posted() (uint32, bool) { return 0, true }
@@ -345,7 +346,7 @@ func (q *bellQueue) TakeBack()              {}
 func (q *bellQueue) Doorbell(*ib.Hold) {
 	q.inside.Add(1)
 	if q.removed.Load() {
-		q.t.Error("rung after it was removed")
+		q.t.Error("removed queue pair: got a doorbell, want none")
 	}
 	if q.wait != nil {
 		<-q.wait
@@ -356,7 +357,7 @@ func (q *bellQueue) Doorbell(*ib.Hold) {
 	q.inside.Add(-1)
 }
 
-// bells returns queue pairs that only doorbells knows, with handles from 1<<16.
+// bells returns queue pairs that exist only in the table of doorbells. Their handles start at 1<<16.
 func (p *program) bells(t testing.TB, n int) ([]*qpObject, []*bellQueue) {
 	handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
 	p.fakeQP(handle).Ready()
@@ -370,7 +371,7 @@ func (p *program) bells(t testing.TB, n int) ([]*qpObject, []*bellQueue) {
 	return qps, queues
 }
 
-// TestRingPostedLooksAtAll checks that RingPosted with all checks every queue pair, independent of earlier rounds.
+// TestRingPostedLooksAtAll checks that RingPosted with all checks every queue pair, independently of earlier calls.
 func TestRingPostedLooksAtAll(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
 	qps, queues := p.bells(t, 5*maxScan)
@@ -399,11 +400,11 @@ func TestRingPostedLooksAtAll(t *testing.T) {
 	}
 }
 
-// TestDoorbellsAreSilentWhenRemoved rings on several threads while another one removes and adds queue pairs, and
-// finally calls silence. After remove or silence has returned, no doorbell may ring.
+// TestDoorbellsAreSilentWhenRemoved rings on several threads while another thread removes and adds queue pairs, and
+// finally calls silence. After remove or silence has returned, no doorbell of a removed queue pair may be rung.
 func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
-	qps, queues := p.bells(t, maxScan+2) // so that the slice few is set and reset
+	qps, queues := p.bells(t, maxScan+2) // more than maxScan, so that the slice few is set and reset
 	var stop atomic.Bool
 	var wg sync.WaitGroup
 	for range 2 {
@@ -421,7 +422,7 @@ func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
 	silent := func(what string, i int) {
 		queues[i].removed.Store(true)
 		if n := queues[i].inside.Load(); n != 0 {
-			t.Errorf("when %s had returned: got %d threads that ring, want 0", what, n)
+			t.Errorf("threads in a doorbell when %s had returned: got %d, want 0", what, n)
 		}
 	}
 	for round := range 40 {
@@ -433,7 +434,7 @@ func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
 			runtime.Gosched()
 		}
 		for k := range qps {
-			i := (round + 3*k) % len(qps) // each once, in another order than they were added
+			i := (round + 3*k) % len(qps) // each queue pair once, in a different order than they were added
 			p.f.bells.remove(qps[i])
 			silent("remove", i)
 		}
@@ -459,8 +460,8 @@ func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
 	}
 }
 
-// TestDoorbellDoesNotWait checks that while one queue pair is being rung and removed, neither other queue pairs nor
-// threads that ring them wait.
+// TestDoorbellDoesNotWait checks a queue pair with a blocked doorbell while the queue pair is removed. Neither other
+// queue pairs nor other threads may wait.
 func TestDoorbellDoesNotWait(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
 	qps, queues := p.bells(t, 3)
@@ -478,30 +479,31 @@ func TestDoorbellDoesNotWait(t *testing.T) {
 		p.f.bells.remove(stuck)
 		removed.Store(true)
 	})
-	for !removed.Load() && stuck.bell.ringing.TryRLock() { // until remove waits for it
+	for !removed.Load() && stuck.bell.ringing.TryRLock() { // waits until remove waits for the lock
 		stuck.bell.ringing.RUnlock()
 		runtime.Gosched()
 	}
 	if p.f.ringHandle(p, doorbell(stuck.handle)) {
-		t.Error("rings for a queue pair that is being removed")
+		t.Error("queue pair that is being removed: got a doorbell, want none")
 	}
 	if !p.f.ringPosted(p) || !p.f.ringHandle(p, doorbell(other.handle)) || queues[1].rung.Load() != 2 {
-		t.Errorf("the other queue pair: rung %d times, want 2", queues[1].rung.Load())
+		t.Errorf("other queue pair: got %d doorbells, want 2", queues[1].rung.Load())
 	}
 	p.f.bells.add(late)
 	p.f.bells.remove(other)
 	if !p.f.ringPosted(p) || queues[2].rung.Load() != 1 {
-		t.Errorf("the queue pair that came last: rung %d times, want 1", queues[2].rung.Load())
+		t.Errorf("queue pair that was added last: got %d doorbells, want 1", queues[2].rung.Load())
 	}
 	if removed.Load() {
-		t.Error("remove has returned while the queue pair is being rung")
+		t.Error("remove during a doorbell of the queue pair: returned, want it to wait")
 	}
 	close(queues[0].wait)
 	wg.Wait()
 	p.f.bells.remove(late)
 }
 
-// TestDoorbellsEndIsWaitedFor checks that remove and silence wait for the end of a doorbell, also one after the other.
+// TestDoorbellsEndIsWaitedFor checks that remove and silence wait for the end of a doorbell, even if one is called
+// after the other.
 func TestDoorbellsEndIsWaitedFor(t *testing.T) {
 	remove := func(d *doorbells, qp *qpObject) { d.remove(qp) }
 	silence := func(d *doorbells, _ *qpObject) { d.silence() }
@@ -532,7 +534,7 @@ func TestDoorbellsEndIsWaitedFor(t *testing.T) {
 				})
 				select {
 				case i := <-returned:
-					t.Errorf("call %d: got a return during the doorbell, want none", i)
+					t.Errorf("call %d: returned during the doorbell, want it to wait", i)
 				case <-time.After(10 * time.Millisecond):
 				}
 			}
@@ -543,7 +545,7 @@ func TestDoorbellsEndIsWaitedFor(t *testing.T) {
 	}
 }
 
-// BenchmarkDoorbells adds many queue pairs and removes them again; one operation covers all of them.
+// BenchmarkDoorbells adds many queue pairs and removes them again. One operation covers all queue pairs.
 func BenchmarkDoorbells(b *testing.B) {
 	for _, n := range []int{100, 10_000} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
@@ -564,7 +566,7 @@ func BenchmarkDoorbells(b *testing.B) {
 	}
 }
 
-// patient is a caller of RingPosted that is idle n times.
+// patient is a caller of RingPosted that reports n times that it is idle.
 type patient struct {
 	n    int
 	idle func()
@@ -578,7 +580,7 @@ func (p *patient) Idle() bool {
 	return p.n >= 0
 }
 
-// longQueue is a shared send queue with a doorbell that defers long work.
+// longQueue is a shared send queue. Its doorbell defers long work.
 type longQueue struct {
 	ib.UserQP
 	left int // remaining runs
@@ -600,8 +602,8 @@ func (q *longQueue) Run() {
 	}
 }
 
-// TestRingPostedGoesOn checks that an idle caller continues long work and polls the other queue pairs meanwhile. If the
-// caller must return, another thread does the last run.
+// TestRingPostedGoesOn checks that an idle caller continues long work and also polls the other queue pairs. If the
+// caller must return, another thread executes the rest of the work.
 func TestRingPostedGoesOn(t *testing.T) {
 	for _, c := range []struct {
 		name       string
@@ -623,7 +625,7 @@ func TestRingPostedGoesOn(t *testing.T) {
 			defer p.f.bells.silence()
 			asked := 0
 			on := &patient{n: c.idle, idle: func() {
-				if asked++; asked == 1 { // another queue pair has requests from now on
+				if asked++; asked == 1 { // from now on another queue pair has requests
 					p.f.bells.add(qps[1])
 				}
 			}}
@@ -632,7 +634,7 @@ func TestRingPostedGoesOn(t *testing.T) {
 				t.Fatalf("RingPosted: got %t, %v, want true, nil", found, err)
 			}
 			if !slices.Equal(long.kept, c.kept) || asked != c.asked {
-				t.Errorf("kept %v, asked %d times, want %v, %d", long.kept, asked, c.kept, c.asked)
+				t.Errorf("RingPosted: got kept work %v and %d calls of Idle, want %v and %d", long.kept, asked, c.kept, c.asked)
 			}
 			if rung := queues[1].rung.Load() > 0; rung != (c.asked > 0 && c.idle > 0) {
 				t.Errorf("doorbell of the other queue pair: got %t, want %t", rung, c.asked > 0 && c.idle > 0)
@@ -645,7 +647,7 @@ func TestRingPostedGoesOn(t *testing.T) {
 func TestHasNew(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
 	if p.f.HasNew() {
-		t.Error("HasNew: got true without queue pairs")
+		t.Error("HasNew without queue pairs: got true, want false")
 	}
 	qps, _ := p.bells(t, maxScan+1)
 	p.f.bells.add(qps[0])
@@ -662,6 +664,6 @@ func TestHasNew(t *testing.T) {
 		p.f.bells.add(qp)
 	}
 	if !p.f.HasNew() {
-		t.Error("HasNew: got false with many queue pairs")
+		t.Error("HasNew with many queue pairs: got false, want true")
 	}
 }

@@ -13,8 +13,8 @@ import (
 
 // SysfsFiles is implemented by an [ib.Driver] with additional sysfs files. (ib_device_ops.device_group, port_groups)
 type SysfsFiles interface {
-	// SysfsFiles returns a function for each file that returns its contents, by the path below
-	// /sys/class/infiniband/DEV. The functions may sleep.
+	// SysfsFiles returns a function for each file, by the path below /sys/class/infiniband/DEV. The function returns
+	// the contents of the file. The functions may sleep.
 	SysfsFiles() map[string]func() (string, error)
 }
 
@@ -31,7 +31,7 @@ func driverMethods(dev *ib.Device) (map[methodID]*method, error) {
 		case m.Name == "" || m.Run == nil:
 			return nil, fmt.Errorf("method %d of object %d has no name or no function", id.method, id.object)
 		case id.object&uapi.IDNSMask == 0 && id.method&uapi.IDNSMask == 0:
-			return nil, fmt.Errorf("method %s: neither %d nor object %d is in the driver's name space", m.Name, id.method,
+			return nil, fmt.Errorf("method %s: neither method %d nor object %d is in the driver's namespace", m.Name, id.method,
 				id.object)
 		case known[id] != nil:
 			return nil, fmt.Errorf("methods %s and %s have the same number", known[id], m.Name)
@@ -41,11 +41,11 @@ func driverMethods(dev *ib.Device) (map[methodID]*method, error) {
 			case verb.In, verb.Out:
 			case verb.Use:
 				if _, ok := objectKinds[a.Object]; !ok {
-					return nil, fmt.Errorf("method %s: attribute %d names an object of type %d, which does not exist", m.Name, a.ID,
+					return nil, fmt.Errorf("method %s: attribute %d names an object of unknown type %d", m.Name, a.ID,
 						a.Object)
 				}
 			default:
-				return nil, fmt.Errorf("method %s: attribute %d creates or destroys an object, which a driver's method cannot",
+				return nil, fmt.Errorf("method %s: attribute %d creates or destroys an object, but a driver's method must not",
 					m.Name, a.ID)
 			}
 		}
@@ -63,7 +63,7 @@ func sysfsFiles(dev *ib.Device) (map[string]func() (string, error), error) {
 	files := d.SysfsFiles()
 	for name := range files {
 		if path.Clean("/"+name) != "/"+name || name == "" {
-			return nil, fmt.Errorf("file %q of the driver in sysfs: not a clean path", name)
+			return nil, fmt.Errorf("sysfs file %q of the driver: not a clean path", name)
 		}
 	}
 	return files, nil
@@ -79,7 +79,7 @@ type driverCall struct {
 // runDriver calls a method of the driver. (ib_uverbs_run_method)
 func (c *ioctlCall) runDriver(m *ib.DriverMethod) error {
 	d := &driverCall{c, map[uapi.AttrID][]byte{}, map[uapi.AttrID]share[resource]{}}
-	// The memory of the program may block. It is read before the context is held.
+	// The memory of the program may block. The input is therefore read before the context is held.
 	for _, a := range m.Attrs {
 		if a.Kind != verb.In {
 			continue
@@ -130,7 +130,8 @@ func (c *driverCall) hold(m *ib.DriverMethod) error {
 		}
 		c.objects[a.ID] = s
 		if k := objectKinds[a.Object]; s.res.kind() != k {
-			return fmt.Errorf("attribute %d: handle %d is of a %v, not a %v: %w", a.ID, handle, s.res.kind(), k, syscall.EINVAL)
+			return fmt.Errorf("attribute %d: handle %d refers to a %v, want a %v: %w",
+				a.ID, handle, s.res.kind(), k, syscall.EINVAL)
 		}
 	}
 	return nil

@@ -13,7 +13,7 @@ import (
 	"verbena/uapi/verb"
 )
 
-// extendedDriver is a driver with methods and sysfs files of its own.
+// extendedDriver is a driver with its own methods and sysfs files.
 type extendedDriver struct {
 	*ibfake.Driver
 	methods []ib.DriverMethod
@@ -31,7 +31,7 @@ const (
 	ownAnswer = uapi.AttrID(uapi.IDDriverNS + 3)
 )
 
-// newExtended creates a world whose driver has one method, MR_ROTATE, with an attribute of each kind.
+// newExtended creates a world with a driver that has one method, MR_ROTATE, with an attribute of each kind.
 func newExtended(t *testing.T, effect verb.Effect, run func(ib.MethodCall) error) *world {
 	t.Helper()
 	d := &extendedDriver{Driver: ibfake.New(), methods: []ib.DriverMethod{{
@@ -53,7 +53,7 @@ func TestDriverMethod(t *testing.T) {
 		b := c.Bytes(ownBytes)
 		seen, _ = c.Object(ownRegion).(ib.DriverMR)
 		if c.Context() == nil || c.Has(ownBytes) != (b != nil) {
-			t.Error("a call without a context, or with bytes that it says are not there")
+			t.Error("driver's call: got no context, or a wrong result of Has, want both correct")
 		}
 		switch c.Number(ownNumber) {
 		case 1:
@@ -94,10 +94,10 @@ func TestDriverMethod(t *testing.T) {
 		_, err := p.ioctl(uapi.ObjectMR, ownMethod, append(test.attrs, outAttr(ownAnswer, out))...)
 		wantErrno(t, test.name, err, test.want)
 		if err != nil && test.want != syscall.EPROTONOSUPPORT && !strings.Contains(err.Error(), "MR_ROTATE") {
-			t.Errorf("%s: the error does not name the method: %v", test.name, err)
+			t.Errorf("%s: got error %[2]v, want it to contain MR_ROTATE", test.name, err)
 		}
 		if (seen != nil) != test.seen {
-			t.Errorf("%s: got region %v in the driver, want any: %t", test.name, seen, test.seen)
+			t.Errorf("%s: got region %v in the driver, want a region: %t", test.name, seen, test.seen)
 		}
 		if n := binary.NativeEndian.Uint64(out); test.seen && n != 7+9 {
 			t.Errorf("%s: answer %d, want 16", test.name, n)
@@ -109,13 +109,13 @@ func TestDriverMethod(t *testing.T) {
 	wantErrno(t, "without a context", err, syscall.EINVAL)
 }
 
-// TestDriverMethodHolds checks that objects of a call are not destroyed before the call has returned.
+// TestDriverMethodHolds checks that the objects of a call are not destroyed before the call has returned.
 func TestDriverMethodHolds(t *testing.T) {
 	var p *program
 	var mr uint32
 	var destroyed error
 	w := newExtended(t, verb.Reads, func(ib.MethodCall) error {
-		p.f.life.RUnlock() // the following command takes the lock
+		p.f.life.RUnlock() // the next command takes the lock
 		defer p.f.life.RLock()
 		destroyed = silently(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr})
 		return nil
@@ -128,8 +128,8 @@ func TestDriverMethodHolds(t *testing.T) {
 	must(t, silently(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr}))
 }
 
-// TestDriverMethodReads checks that the memory of the program, which may block, is accessed only while the context is
-// not held.
+// TestDriverMethodReads checks that the context is not locked while the memory of the program, which may block, is
+// accessed.
 func TestDriverMethodReads(t *testing.T) {
 	w := newExtended(t, verb.Reads, func(c ib.MethodCall) error {
 		if b := c.Bytes(ownBytes); len(b) != 9 || b[8] != 5 {
@@ -143,7 +143,7 @@ func TestDriverMethodReads(t *testing.T) {
 	c := &slowCaller{program: p, before: func(what string) {
 		accesses++
 		if !p.f.life.TryLock() {
-			t.Errorf("the thread %s with File.life held", what)
+			t.Errorf("File.life when the thread %s: locked, want it unlocked", what)
 			return
 		}
 		p.f.life.Unlock()
@@ -161,8 +161,8 @@ func TestDriverMethodReads(t *testing.T) {
 		b = uapi.AppendTo(b, &attrs[i])
 	}
 	must(t, p.f.Ioctl(c, uapi.VerbsIoctl, addressOf(p.store(b))))
-	if accesses < 3 { // the attributes, the bytes, the response
-		t.Errorf("%d accesses, want 3 at least", accesses)
+	if accesses < 3 { // the accesses read the attributes, read the bytes, and write the response
+		t.Errorf("accesses to the memory: got %d, want at least 3", accesses)
 	}
 }
 
@@ -181,10 +181,11 @@ func TestDriverMethodStates(t *testing.T) {
 				must(t, w.core.Unregister(w.handle))
 			}
 			outcome := want[state]
-			if outcome == flushes { // a method posts nothing itself
+			if outcome == flushes { // a method does not post work requests
 				outcome = syscall.EIO
 			}
-			if effect == verb.Destroys && state == 2 { // it cannot destroy an object of a zombie either, which has none
+			// the method cannot destroy an object of a zombie either, because a zombie has no objects
+			if effect == verb.Destroys && state == 2 {
 				outcome = syscall.EIO
 			}
 			_, err := p.ioctl(uapi.ObjectMR, ownMethod, inline(ownNumber, 4, 7))
@@ -194,12 +195,12 @@ func TestDriverMethodStates(t *testing.T) {
 			}
 		}
 		if called != expect {
-			t.Errorf("effect %d: called %d times, want %d", effect, called, expect)
+			t.Errorf("effect %d: got %d calls, want %d", effect, called, expect)
 		}
 	}
 }
 
-// TestDriverMethodsRefused checks that programs do not see a device if its driver has invalid methods.
+// TestDriverMethodsRefused checks that programs do not see a device if the methods of its driver are invalid.
 func TestDriverMethodsRefused(t *testing.T) {
 	good := func() ib.DriverMethod {
 		return ib.DriverMethod{Method: verb.Method{Object: uapi.ObjectMR, Method: ownMethod}, Name: "MR_ROTATE",
@@ -213,8 +214,8 @@ func TestDriverMethodsRefused(t *testing.T) {
 		{"good", "", func(*ib.DriverMethod) {}},
 		{"no name", "no name", func(m *ib.DriverMethod) { m.Name = "" }},
 		{"no function", "no function", func(m *ib.DriverMethod) { m.Run = nil }},
-		{"a number of the core's", "name space", func(m *ib.DriverMethod) { m.Method.Method = 3 }},
-		{"an object that does not exist", "does not exist", func(m *ib.DriverMethod) {
+		{"a number of the core's", "namespace", func(m *ib.DriverMethod) { m.Method.Method = 3 }},
+		{"an object that does not exist", "unknown type", func(m *ib.DriverMethod) {
 			m.Attrs = []verb.Attr{{ID: 1, Kind: verb.Use, Object: uapi.ObjectFlow}}
 		}},
 		{"a new object", "creates or destroys", func(m *ib.DriverMethod) { m.Attrs = []verb.Attr{{ID: 1, Kind: verb.New}} }},
@@ -230,10 +231,10 @@ func TestDriverMethodsRefused(t *testing.T) {
 	d := &extendedDriver{Driver: ibfake.New(), methods: []ib.DriverMethod{good(), good()}}
 	if _, err := driverMethods(ib.NewDevice("rxe0", d, t.Logf).Device()); err == nil ||
 		!strings.Contains(err.Error(), "same number") {
-		t.Errorf("two methods of one number: %v", err)
+		t.Errorf("two methods with one number: got %v, want an error", err)
 	}
 	if w := worldOf(t, ib.NewDevice("rxe0", d, t.Logf), d.Driver); len(w.srv.Devices()) != 0 {
-		t.Error("a device with wrong methods can be opened")
+		t.Error("device with invalid methods: got it listed, want none")
 	}
 }
 

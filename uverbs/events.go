@@ -17,26 +17,28 @@ import (
 )
 
 // eventFile is the service's end of a completion channel or of an asynchronous event file (struct
-// ib_uverbs_event_queue). It is a pipe whose read end the program has.
+// ib_uverbs_event_queue). It is a pipe; the program has the read end.
 //
-// The kernel holds a lock of the pipe while it copies into the memory of the reader, which may block. Until the copy
-// ends, every call on the pipe blocks, even a non-blocking one. So the thread that raises an event only queues the
-// record, and a goroutine writes it (pump). A thread must hold the token turn to call the pipe; mu is not held across
-// such calls. pipeGate limits the number of threads in calls on the pipes of a user's files.
+// The kernel holds a lock of the pipe while it copies data into the memory of the reader, and this copy may block.
+// Until the copy ends, every call on the pipe blocks, even a non-blocking call. The thread that raises an event
+// therefore only queues the record, and a goroutine writes the record (pump). A thread must acquire the token turn
+// before a call on the pipe. mu is not held during such calls. pipeGate limits the number of threads in calls on the
+// pipes of a user's files.
 //
-// A record that does not fit into the pipe stays in records. Records are read in the order in which they were written,
-// so the number of bytes left in the pipe shows which events the program has read. Their contents are not read back.
+// A record that does not fit into the pipe remains in records. Records are read in the order in which they were
+// written. The number of bytes in the pipe therefore shows which events the program has read. The contents of these
+// records are not read back.
 //
-// After the device has gone, read(2) of a pipe reports the end of the file where the kernel's file returns EIO, and
-// poll(2) reports POLLHUP instead of POLLERR. The alternatives are worse. A terminal would report POLLERR, but the
-// round trip of an event takes nearly 100 µs instead of 3, and unread events are lost at the end. A socket would report
-// ECONNRESET, but unread events could not be taken back.
+// After the removal of the device, read(2) of a pipe reports the end of the file, where the kernel's file returns EIO.
+// poll(2) reports POLLHUP instead of POLLERR. The alternatives to a pipe are worse. A terminal would report POLLERR.
+// But the round trip of an event would take nearly 100 µs instead of 3 µs, and unread events would be lost at the end.
+// A socket would report ECONNRESET, but the service could not remove unread events.
 //
 //	open --- end ---> ending --- last record written ---> closed
 //	  |                                                     ^
 //	  +------------------- close, end ----------------------+
 type eventFile struct {
-	dev, ino uint64 // identity of the pipe, which both ends share
+	dev, ino uint64 // identity of the pipe, common to both ends
 	size     int    // bytes per record
 	pipe     *os.File
 	fd       int // write end, used with the token while state is not closed
@@ -46,7 +48,7 @@ type eventFile struct {
 	note     kept.Note // charge for the read end
 	gate     *pipeGate
 	run      func()        // pump, stored so that starting it does not allocate
-	turn     chan struct{} // holds an element while a thread has the token
+	turn     chan struct{} // contains an element while a thread has the token
 	over     chan struct{} // closed when the pipe is closed
 
 	mu     sync.Mutex
@@ -54,26 +56,27 @@ type eventFile struct {
 	fatal  bool        // ending: the last event is IBV_EVENT_DEVICE_FATAL
 	swept  bool        // ending: the events of objects have been removed
 	device eventSource // source of the device's own events
-	// records holds the records that may be unread, oldest first. The first sent of them are, or were, in the pipe.
-	// Only the token holder may change it, except for appending.
-	records  []record
-	sent     int
-	writing  int  // number of records after the sent ones that are being written; the program may have read them
+	// records holds the records that may be unread, oldest first. The first sent records are in the pipe, or the
+	// program has already read them. Only the token holder may change records. Other threads may append.
+	records []record
+	sent    int
+	// number of records after the sent ones that are being written; the program may already have read them
+	writing  int
 	flushing bool // pump is running
 	full     bool // the pipe was full at the last write
 	mute     bool // the pipe seems to be blocked
 }
 
-// pipeGate limits the number of threads in calls on the pipes of one context, and of one user, because these calls may
-// block for ever. The nil pipeGate has no limit.
+// pipeGate limits the number of threads in calls on the pipes of one context and of one user, because these calls may
+// block for ever. A nil pipeGate has no limit.
 type pipeGate struct{ context, user chan struct{} }
 
 const (
-	// maxAtPipes is the limit for a context, maxUserAtPipes for a user.
+	// maxAtPipes is the limit for a context, and maxUserAtPipes is the limit for a user.
 	maxAtPipes     = 4
 	maxUserAtPipes = 64
-	// pipeTimeout limits the wait of an object's destruction, or of a file's close, for a blocked pipe. The program
-	// will find events that could not be removed.
+	// pipeTimeout limits the wait for a blocked pipe when an object is destroyed or a file is closed. Events that could
+	// not be removed from the pipe remain readable for the program.
 	pipeTimeout = 100 * time.Millisecond
 )
 
@@ -81,7 +84,7 @@ func newPipeGate(user chan struct{}) *pipeGate {
 	return &pipeGate{make(chan struct{}, maxAtPipes), user}
 }
 
-// enter waits until a thread may call a pipe, or until expired. It returns false for the latter.
+// enter waits until the limits allow a call on a pipe, or until expired. It returns false if expired comes first.
 func (g *pipeGate) enter(expired <-chan time.Time) bool {
 	if g == nil {
 		return true
@@ -115,16 +118,16 @@ const (
 	eventsClosed
 )
 
-// eventSource is the source of events: a completion queue, a queue pair, or the device. It is guarded by the mu of the
-// event file on which it raises events.
+// eventSource is the source of events: a completion queue, a queue pair, or the device. It is protected by the mu of
+// the event file for its events.
 type eventSource struct {
-	raised  int // number of records raised, minus those removed
-	waiting int // number of these records that are not in the pipe yet
+	raised  int // number of records raised, minus the removed records
+	waiting int // number of these records that are not yet in the pipe
 }
 
 type record struct {
 	src  *eventSource
-	data [16]byte // the first size bytes are used
+	data [16]byte // only the first size bytes are used
 }
 
 const (
@@ -132,11 +135,11 @@ const (
 	asyncRecordSize = 16 // struct ib_uverbs_async_event_desc
 )
 
-// pipeEnds is the charge for an event file: the service has the read end until the program has it.
+// pipeEnds is the charge for an event file. The service has the read end until the program has it.
 const pipeEnds = 2
 
-// newEventFile creates a pipe. The caller passes its read end, which blocks as the program expects, to the program. The
-// pipe stays charged to the user until the program has closed that end.
+// newEventFile creates a pipe. The caller passes the read end to the program. The read end is in blocking mode, as the
+// program expects. The pipe remains charged to the user until the program has closed the read end.
 func newEventFile(size int, user *quota.User, keep *kept.Kept, gate *pipeGate) (e *eventFile, reader int, err error) {
 	if err := user.Take(quota.Descriptors, pipeEnds); err != nil {
 		return nil, -1, err
@@ -181,8 +184,8 @@ func (e *eventFile) completed(src *eventSource, userHandle uint64) {
 	e.raise(r)
 }
 
-// async raises an asynchronous event; element is the user's handle of the object, or a port. The file may be nil, if
-// there is no reader. It may not sleep.
+// async raises an asynchronous event. element is the user's handle of the object, or a port. e may be nil, if there is
+// no reader. It may not sleep.
 func (e *eventFile) async(src *eventSource, element uint64, t uapi.EventType) {
 	if e != nil {
 		e.raise(asyncRecord(src, element, t))
@@ -207,7 +210,7 @@ func (e *eventFile) raise(r record) {
 
 //verbena:held mu
 func (e *eventFile) add(r record) {
-	// Coalesce with an identical unread event, so that the queue holds few records per source.
+	// An identical unread event is coalesced. The queue therefore contains few records per source.
 	if r.src.waiting > 0 && (e.full || r.src.waiting >= maxWaiting) && slices.Contains(e.records[e.sent+e.writing:], r) {
 		return
 	}
@@ -217,7 +220,7 @@ func (e *eventFile) add(r record) {
 	e.flush()
 }
 
-// flush starts pump if it has work.
+// flush starts pump if pump has work.
 //
 //verbena:held mu
 func (e *eventFile) flush() {
@@ -244,8 +247,8 @@ func (e *eventFile) pump() {
 	}
 }
 
-// maxWaiting is the number of identical events that wait for a pipe that is not full. More of them occur only if the
-// pipe is blocked.
+// maxWaiting is the maximum number of identical events that wait for a pipe that is not full. More identical events
+// wait only if the pipe is blocked.
 const maxWaiting = 16
 
 // pumpNext is the next step of pump.
@@ -260,7 +263,7 @@ const (
 // batch is the number of bytes of a write. A write of up to PIPE_BUF, 4096, is atomic.
 const batch = 512
 
-// work does one step. The caller must have the token.
+// work executes one step of pump. The caller must have the token.
 func (e *eventFile) work() pumpNext {
 	e.mu.Lock()
 	switch nothing := e.sent == len(e.records); {
@@ -282,7 +285,8 @@ func (e *eventFile) work() pumpNext {
 	return e.write()
 }
 
-// write writes a batch of queued records. It returns pumpEnds if there are none. The caller must have the token.
+// write writes a batch of queued records. It returns pumpEnds if there are no queued records. The caller must have the
+// token.
 func (e *eventFile) write() pumpNext {
 	e.mu.Lock()
 	forget := e.sent >= cap(e.records)/2
@@ -348,13 +352,13 @@ func (e *eventFile) awaitRoom() {
 	})
 }
 
-// hold takes the token for a thread that must not block for ever; release returns it. It returns false if the pipe is
-// blocked.
+// hold acquires the token for a thread that must not block for ever. release returns the token. It returns false if the
+// pipe is blocked.
 func (e *eventFile) hold() bool {
 	e.mu.Lock()
 	timeout := pipeTimeout
 	if e.mute {
-		timeout = 0 // wait only once for a pipe
+		timeout = 0 // a thread waits only once for the same blocked pipe
 	}
 	e.mu.Unlock()
 	expired := time.NewTimer(timeout)
@@ -380,7 +384,7 @@ func (e *eventFile) release() {
 
 // forgetRead drops the records that the program has read. The caller must have the token.
 func (e *eventFile) forgetRead() {
-	unread, err := unix.IoctlGetInt(e.fd, unix.TIOCINQ) // FIONREAD by another name
+	unread, err := unix.IoctlGetInt(e.fd, unix.TIOCINQ) // TIOCINQ is another name of FIONREAD
 	if err != nil {
 		return
 	}
@@ -392,9 +396,9 @@ func (e *eventFile) forgetRead() {
 	}
 }
 
-// retire removes the unread events of a destroyed object, and returns the number of events read. The caller
-// guarantees that the object raises no further events. The file may be nil. retire may sleep. (ib_uverbs_release_ucq,
-// ib_uverbs_release_uevent)
+// retire removes the unread events of a destroyed object, and returns the number of events that the program has read.
+// The caller guarantees that the object raises no further events. e may be nil. retire may sleep.
+// (ib_uverbs_release_ucq, ib_uverbs_release_uevent)
 func (e *eventFile) retire(src *eventSource) (reported uint32) {
 	if e == nil {
 		return 0
@@ -404,7 +408,7 @@ func (e *eventFile) retire(src *eventSource) (reported uint32) {
 	e.mu.Unlock()
 	if some && e.hold() {
 		e.takeBack(func(r record) bool { return r.src == src })
-		for e.write() == pumpGoesOn { // the records after the removed ones
+		for e.write() == pumpGoesOn { // writes the records after the removed ones
 		}
 		e.release()
 	}
@@ -413,7 +417,7 @@ func (e *eventFile) retire(src *eventSource) (reported uint32) {
 	return uint32(src.raised)
 }
 
-// takeBack removes unread records. The caller must have the token.
+// takeBack removes unread records from the pipe and the queue. The caller must have the token.
 func (e *eventFile) takeBack(which func(record) bool) {
 	e.forgetRead()
 	e.mu.Lock()
@@ -447,18 +451,19 @@ func (e *eventFile) drop(which func(record) bool) {
 	e.records = kept
 }
 
-// empty empties the pipe: unread records are queued again. The caller must have the token.
+// empty reads all records from the pipe and queues the unread records again. The caller must have the token.
 //
-// Only the program has a descriptor of the read end, so that its close can be detected; empty opens another one
-// temporarily. The program may read at the same time. Only records that empty itself reads count as unread.
+// The service does not keep a descriptor of the read end, so that it can detect the program's close. empty therefore
+// opens the read end temporarily. The program may read at the same time. Only the records that empty itself reads count
+// as unread.
 func (e *eventFile) empty() {
 	fd, err := reopen.Own(e.fd, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
-		return // no descriptors left: the program will find an event of a destroyed object
+		return // out of descriptors: the program will read an event of a destroyed object
 	}
 	defer unix.Close(fd)
 	e.mu.Lock()
-	most := e.sent * e.size // a program that writes to the pipe itself deceives only itself
+	most := e.sent * e.size // a program that writes to the pipe itself harms only itself
 	e.mu.Unlock()
 	buf, unread := make([]byte, 4096), 0
 	for unread < most {
@@ -481,9 +486,9 @@ func (e *eventFile) empty() {
 	e.sent = 0
 }
 
-// end handles the removal of the device. It removes unread events of objects, which have been destroyed, and keeps
-// those of the device. If fatal, IBV_EVENT_DEVICE_FATAL is the last event; then the reader sees the end of the file.
-// pump does this.
+// end ends the event file after the removal of the device. It removes unread events of objects, which have been
+// destroyed, and preserves the events of the device. If fatal is set, IBV_EVENT_DEVICE_FATAL is the last event. The
+// reader then sees the end of the file. The goroutine pump executes these steps.
 func (e *eventFile) end(fatal bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -493,7 +498,7 @@ func (e *eventFile) end(fatal bool) {
 	}
 }
 
-// sweep begins the end. The caller must have the token.
+// sweep executes the first step of the end. The caller must have the token.
 func (e *eventFile) sweep() {
 	e.takeBack(func(r record) bool { return r.src != &e.device })
 	e.mu.Lock()
@@ -504,7 +509,7 @@ func (e *eventFile) sweep() {
 	}
 }
 
-// close closes the pipe in the background, and drops its contents. It does not sleep.
+// close closes the pipe in the background, and discards its contents. It does not sleep.
 func (e *eventFile) close() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -516,7 +521,7 @@ func (e *eventFile) close() {
 	_ = e.pipe.SetWriteDeadline(time.Unix(1, 0)) //verbena:allow nosleep it ends awaitRoom, and waits for nobody
 }
 
-// deserted reports whether the program has closed its end permanently, or the file is closed.
+// deserted reports whether the program has closed its end permanently, or the event file is closed.
 func (e *eventFile) deserted() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -529,7 +534,7 @@ func (e *eventFile) deserted() bool {
 }
 
 // closeDeserted closes a file after its program has closed its end permanently. No thread of the program can block the
-// pipe, so the close does not wait. It returns false if another thread is about to close the file.
+// pipe any more. The close therefore does not wait. It returns false if another thread is about to close the file.
 func (e *eventFile) closeDeserted() bool {
 	select {
 	case e.turn <- struct{}{}:
@@ -556,22 +561,22 @@ type eventFiles struct {
 	gate     *pipeGate
 	mu       sync.Mutex
 	closed   bool
-	swept    *kept.Sweep // sweeps these files; set before the first file
-	sweepAt  int         // number of channels from which on they are swept
+	swept    *kept.Sweep // sweeps these files; set before the first file is created
+	sweepAt  int         // number of channels at which the next sweep runs
 	channels []*eventFile
 	async    []*eventFile
-	detached []*eventFile // removed from the lists, but possibly not closed yet
-	fallback *eventFile   // the first asynchronous one, which objects use (default_async_file)
+	detached []*eventFile // removed from the lists, but possibly still open
+	fallback *eventFile   // the first asynchronous event file, which objects use (default_async_file)
 }
 
 var errClosed = fmt.Errorf("the file is closed: %w", syscall.EBADF)
 
-// fewChannels is the number of channels up to which newChannel checks all.
+// fewChannels is the number of channels up to which newChannel checks all channels.
 const fewChannels = 16
 
-// newChannel creates a completion channel. It closes channels that neither the program nor a completion queue uses any
-// more, so the program's descriptors limit their number. With many channels it checks them whenever their number has
-// doubled.
+// newChannel creates a completion channel. It first closes channels that neither the program nor a completion queue
+// uses. The program's descriptors therefore limit the number of channels. With many channels, newChannel checks them
+// only when their number has doubled.
 func (s *eventFiles) newChannel() (e *eventFile, reader int, err error) {
 	if e, reader, err = newEventFile(compRecordSize, s.user, s.kept, s.gate); err != nil {
 		return nil, -1, err
@@ -588,8 +593,8 @@ func (s *eventFiles) newChannel() (e *eventFile, reader int, err error) {
 	return e, reader, err
 }
 
-// sweepAll closes all files that neither the program nor a completion queue uses any more. It runs when the user has
-// reached a quota. It does not sleep.
+// sweepAll closes all files that neither the program nor a completion queue uses. It runs when the user has reached a
+// quota. It does not sleep.
 func (s *eventFiles) sweepAll() {
 	s.mu.Lock()
 	gone := append(s.sweep(&s.channels, nil), s.sweep(&s.async, s.fallback)...)
@@ -626,7 +631,7 @@ func (s *eventFiles) keep(list *[]*eventFile, e *eventFile, reader int) error {
 	return nil
 }
 
-// sweep removes the deserted files from a list; shut closes them.
+// sweep removes the deserted files from a list. The caller must close them with shut.
 //
 //verbena:held mu
 func (s *eventFiles) sweep(list *[]*eventFile, needed *eventFile) (gone []*eventFile) {
@@ -679,8 +684,8 @@ func (s *eventFiles) discard(e *eventFile) {
 	s.drop(e)
 }
 
-// channel finds a completion channel by the identity of its pipe and adds a use by a completion queue. It returns EBADF
-// if there is none.
+// channel finds a completion channel by the identity of its pipe. It adds a use by a completion queue. It returns EBADF
+// if no channel has this identity.
 func (s *eventFiles) channel(dev, ino uint64) (*eventFile, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -693,7 +698,8 @@ func (s *eventFiles) channel(dev, ino uint64) (*eventFile, error) {
 	return nil, fmt.Errorf("not a completion channel of this context: %w", syscall.EBADF)
 }
 
-// asyncFile finds an asynchronous event file by the identity of its pipe; EBADF if there is none.
+// asyncFile finds an asynchronous event file by the identity of its pipe. It returns EBADF if no file has this
+// identity.
 func (s *eventFiles) asyncFile(dev, ino uint64) (*eventFile, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -714,7 +720,7 @@ func (s *eventFiles) release(channel *eventFile) {
 	s.mu.Unlock()
 }
 
-// objectsAsync returns the file for events of new objects, or nil while there is none.
+// objectsAsync returns the file for events of new objects, or nil if there is no such file.
 func (s *eventFiles) objectsAsync() *eventFile {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -730,7 +736,7 @@ func (s *eventFiles) device(port int, t uapi.EventType) {
 	}
 }
 
-// end is called after the device has gone and its objects have been destroyed.
+// end is called after the device has been removed and its objects have been destroyed.
 func (s *eventFiles) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -742,7 +748,7 @@ func (s *eventFiles) end() {
 	}
 }
 
-// close closes all files, and waits unless pipes are blocked. It may sleep.
+// close closes all files. It waits unless a pipe is blocked. It may sleep.
 func (s *eventFiles) close() {
 	s.kept.Forget(s.swept)
 	s.mu.Lock()

@@ -15,7 +15,7 @@ import (
 	"verbena/uapi"
 )
 
-// notify arms a queue and completes something on it.
+// notify arms a queue and raises a completion on the queue.
 func (p *program) notify(cq uint32) {
 	p.t.Helper()
 	must(p.t, silently(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}))
@@ -36,7 +36,7 @@ func TestCompletionEvents(t *testing.T) {
 		a, b := p.createCQ(ch, 0xa), p.createCQ(ch, 0xb)
 		p.w.now(func() { p.fakeCQ(a).Complete(ib.WC{}) })
 		if got, _ := p.completions(ch); len(got) != 0 {
-			t.Errorf("not armed, but events of %x", got)
+			t.Errorf("queue that is not armed: got events %x, want none", got)
 		}
 		for _, cq := range []uint32{a, b, a} {
 			p.notify(cq)
@@ -51,19 +51,20 @@ func TestCompletionEvents(t *testing.T) {
 			t.Errorf("destroy CQ b: got %+v, want 1 completion event", r)
 		}
 		if _, end := p.completions(ch); end {
-			t.Error("the channel ends with its last queue")
+			t.Error("channel after the destruction of its last queue: got the end of the file, want it open")
 		}
 	})
 }
 
-// TestDestroyTakesUnreadEvents checks the reported number of events, for which the C library waits in acknowledgements:
-// it must be the number of events read. Unread events are removed with the queue, and events of other queues stay in
-// order.
+// TestDestroyTakesUnreadEvents checks the number of events that a destruction reports. The C library waits for as many
+// acknowledgements, and the number must therefore equal the number of events read. Unread events are removed together
+// with the queue. Events of other queues must remain in order.
 func TestDestroyTakesUnreadEvents(t *testing.T) {
-	// Each history is of queues a and b on one channel: a letter is an event, a dot is a read of one event.
+	// Each history is a sequence for the queues a and b on one channel: a letter is an event of this queue, and a dot
+	// is a read of one event.
 	for _, test := range []struct {
 		history string
-		a, b    uint32 // reported for each, destroyed in this order
+		a, b    uint32 // reported numbers for a and b, which are destroyed in this order
 		rest    string // remaining events after the destruction of a
 	}{
 		{"", 0, 0, ""},
@@ -82,7 +83,7 @@ func TestDestroyTakesUnreadEvents(t *testing.T) {
 		t.Run(test.history, func(t *testing.T) {
 			p := newWorld(t).start(byWrite)
 			ch := p.channel()
-			// The same user handle, to show that it does not identify the queue.
+			// Both queues have the same user handle, which therefore does not identify a queue.
 			cq := map[rune]uint32{'a': p.createCQ(ch, 7), 'b': p.createCQ(ch, 7)}
 			for _, c := range test.history {
 				if c == '.' {
@@ -92,14 +93,15 @@ func TestDestroyTakesUnreadEvents(t *testing.T) {
 					continue
 				}
 				p.notify(cq[c])
-				written(p.f.events.channels[0]) // many waiting events would be coalesced
+				// waits for the writes, because many waiting events would be coalesced
+				written(p.f.events.channels[0])
 			}
 			if r := p.destroyCQ(cq['a']); r.CompEventsReported != test.a {
 				t.Errorf("a: %d reported, want %d", r.CompEventsReported, test.a)
 			}
 			written(p.f.events.channels[0])
 			if n := p.f.objects.find(cq['b']).res.(*cqObject).comp.waiting; n != 0 {
-				t.Errorf("events of CQ b in the queue: got %d, want 0 with room in the pipe", n)
+				t.Errorf("waiting events of CQ b: got %d, want 0 because the pipe has space", n)
 			}
 			if test.rest == "" {
 				if got, _ := p.completions(ch); len(got) != 0 {
@@ -113,7 +115,7 @@ func TestDestroyTakesUnreadEvents(t *testing.T) {
 	}
 }
 
-// TestDestroyKeepsOrder checks that the remaining events of the channel stay in order.
+// TestDestroyKeepsOrder checks that the remaining events of the channel are in order.
 func TestDestroyKeepsOrder(t *testing.T) {
 	p := newWorld(t).start(byWrite)
 	ch := p.channel()
@@ -131,7 +133,7 @@ func TestDestroyKeepsOrder(t *testing.T) {
 }
 
 // written waits until all raised events have been written, and the pipe has been closed if requested. It reports
-// whether some did not fit.
+// whether some events did not fit into the pipe.
 func written(e *eventFile) (full bool) {
 	for ; ; runtime.Gosched() {
 		e.mu.Lock()
@@ -144,8 +146,8 @@ func written(e *eventFile) (full bool) {
 	}
 }
 
-// TestFullChannel: a pipe holds 64 KB. Events raised while it is full are delivered as the program reads, and identical
-// ones of a queue are coalesced.
+// TestFullChannel fills the pipe of a channel, which holds 64 KB. Events raised while the pipe is full must be
+// delivered when the program reads. Identical events of a queue are coalesced.
 func TestFullChannel(t *testing.T) {
 	p := newWorld(t).start(byWrite)
 	ch := p.channel()
@@ -156,7 +158,7 @@ func TestFullChannel(t *testing.T) {
 		p.notify(a)
 		full++
 	}
-	full-- // the last one waits
+	full-- // the last event waits
 	p.notify(a)
 	p.notify(b)
 	p.notify(b)
@@ -184,8 +186,8 @@ func TestFullChannel(t *testing.T) {
 	}
 }
 
-// TestDestroyOnFullChannel checks that a queue destroyed while the pipe is full delivers no events, and that later
-// events of other queues are delivered.
+// TestDestroyOnFullChannel destroys a queue while the pipe is full. The queue must deliver no further events, and later
+// events of other queues must be delivered.
 func TestDestroyOnFullChannel(t *testing.T) {
 	p := newWorld(t).start(byWrite)
 	ch := p.channel()
@@ -207,7 +209,7 @@ func TestDestroyOnFullChannel(t *testing.T) {
 	}
 }
 
-// TestDesertedChannel checks that a channel whose read end is closed is not written to any more.
+// TestDesertedChannel checks that the service does not write to a channel whose read end is closed.
 func TestDesertedChannel(t *testing.T) {
 	p := newWorld(t).start(byWrite)
 	ch := p.channel()
@@ -220,14 +222,14 @@ func TestDesertedChannel(t *testing.T) {
 		t.Errorf("reported events: got %d, want 0", r.CompEventsReported)
 	}
 
-	// A program that creates and closes channels does not exhaust the service's descriptors.
+	// A program that creates and closes many channels must not exhaust the service's descriptors.
 	for range 50 {
 		p.close(p.channel())
 	}
 	if n := len(p.f.events.channels); n > 1 {
 		t.Errorf("channels: got %d, want at most 1", n)
 	}
-	// A channel with a queue is kept, whether it can be read or not.
+	// A channel with a queue must not be closed, even if its read end is closed.
 	ch = p.channel()
 	cq = p.createCQ(ch, 2)
 	p.close(ch)
@@ -243,8 +245,8 @@ func TestDesertedChannel(t *testing.T) {
 	p.createCQ(last, 3)
 }
 
-// TestManyDesertedChannels checks that of many channels the deserted ones are kept until their number has doubled, or
-// until the user reaches a quota.
+// TestManyDesertedChannels creates many channels. Deserted channels may remain until the number of channels has
+// doubled, or until the user reaches a quota.
 func TestManyDesertedChannels(t *testing.T) {
 	const many = 4 * fewChannels
 	p := newWorld(t).start(byWrite)
@@ -263,7 +265,7 @@ func TestManyDesertedChannels(t *testing.T) {
 	}
 	p.f.events.sweepAll()
 	if n := len(p.f.events.channels); n != 1 {
-		t.Errorf("%d channels are kept, want the one of the program", n)
+		t.Errorf("channels after the sweep: got %d, want the program's own channel", n)
 	}
 }
 
@@ -300,8 +302,8 @@ func TestAsyncEvents(t *testing.T) {
 	})
 }
 
-// TestAsyncFiles checks several asynchronous event files: objects use the first one, and all receive events of the
-// device.
+// TestAsyncFiles checks several asynchronous event files. Objects must use the first file, and all files must receive
+// events of the device.
 func TestAsyncFiles(t *testing.T) {
 	w := newWorld(t)
 	p := w.open(byIoctl)
@@ -314,7 +316,7 @@ func TestAsyncFiles(t *testing.T) {
 		must(t, err)
 		return int(int64(attrs[1].Data))
 	}
-	before := p.createCQ(-1, 1) // it has no event file
+	before := p.createCQ(-1, 1) // this queue has no event file
 	first := alloc()
 	second := alloc()
 	after := p.createCQ(-1, 2)
@@ -342,7 +344,7 @@ func TestAsyncFiles(t *testing.T) {
 }
 
 // TestDestroyAccountingUnderLoad reads, arms and destroys as fast as possible while completions arrive. The numbers
-// reported by destruction must equal the events read.
+// that the destructions report must equal the events read.
 func TestDestroyAccountingUnderLoad(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byIoctl)
@@ -397,7 +399,7 @@ func TestDestroyAccountingUnderLoad(t *testing.T) {
 	}
 }
 
-// TestProgramWritesIntoItsChannel checks that data a program writes to its own pipe affect only itself.
+// TestProgramWritesIntoItsChannel checks that data which a program writes to its own pipe affect only this program.
 func TestProgramWritesIntoItsChannel(t *testing.T) {
 	p := newWorld(t).start(byWrite)
 	ch := p.channel()
@@ -424,7 +426,7 @@ func TestEventFilesAfterClose(t *testing.T) {
 	_, _, err = s.newAsync()
 	wantErrno(t, "asynchronous event file", err, syscall.EBADF)
 	if s.objectsAsync() != nil {
-		t.Error("it is used all the same")
+		t.Error("objectsAsync after the close of the file: got a file, want nil")
 	}
 
 	s.close() // waits for these
@@ -434,7 +436,7 @@ func TestEventFilesAfterClose(t *testing.T) {
 	unix.Close(reader)
 	e.close()
 	<-e.over
-	var other [2]int // receives the descriptor, as the lowest free number
+	var other [2]int // receives the descriptor, because its number is the lowest free one
 	must(t, unix.Pipe2(other[:], unix.O_CLOEXEC|unix.O_NONBLOCK))
 	if other[1] != e.fd {
 		t.Fatalf("descriptor: got %d, want %d", other[1], e.fd)
@@ -447,9 +449,9 @@ func TestEventFilesAfterClose(t *testing.T) {
 	unix.Close(other[1])
 }
 
-// TestEventAfterWrite checks an event raised while an identical one is being written. It is a separate event, because
-// the program may have read the first one and armed again before the write returns. Otherwise, if the pipe is full, the
-// two are coalesced.
+// TestEventAfterWrite checks an event that is raised during the write of an identical event. The new event must be
+// separate, because the program may have read the first event and armed the queue again before the write returns. If
+// the pipe is full, however, the two events are coalesced.
 func TestEventAfterWrite(t *testing.T) {
 	e, reader, err := newEventFile(compRecordSize, nil, nil, nil)
 	must(t, err)
@@ -464,7 +466,7 @@ func TestEventAfterWrite(t *testing.T) {
 		t.Fatalf("bytes of one event: got %d, want %d", n, e.size)
 	}
 	e.mu.Lock()
-	e.full = true // as after a write to a full pipe
+	e.full = true // the state after a write to a full pipe
 	e.mu.Unlock()
 	for range 2 {
 		e.completed(src, 0xa)
@@ -482,14 +484,14 @@ func TestEventAfterWrite(t *testing.T) {
 	<-e.turn
 }
 
-// TestEventsAreBounded checks the number of identical events that wait for a blocked pipe, and that records read by the
-// program are removed.
+// TestEventsAreBounded checks the number of identical events that wait for a blocked pipe. It also checks that records
+// that the program has read are removed.
 func TestEventsAreBounded(t *testing.T) {
 	e, reader, err := newEventFile(compRecordSize, nil, nil, nil)
 	must(t, err)
 	defer unix.Close(reader)
 	defer e.close()
-	e.turn <- struct{}{} // as if a thread were in a call on the pipe
+	e.turn <- struct{}{} // simulates a thread that is in a call on the pipe
 	srcs := []*eventSource{{}, {}}
 	for range 3 * maxWaiting {
 		for i, src := range srcs {
@@ -499,7 +501,7 @@ func TestEventsAreBounded(t *testing.T) {
 	e.mu.Lock()
 	for i, src := range srcs {
 		if src.waiting != maxWaiting || src.raised != maxWaiting {
-			t.Errorf("source %d: got %d of %d events waiting, want %d", i, src.waiting, src.raised, maxWaiting)
+			t.Errorf("source %d: got %d of %d raised events waiting, want %d", i, src.waiting, src.raised, maxWaiting)
 		}
 	}
 	if got, want := len(e.records), 2*maxWaiting; got != want {
@@ -524,10 +526,10 @@ func TestEventsAreBounded(t *testing.T) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if got, most := len(e.records), 4*maxWaiting; got > most {
-		t.Errorf("got %d records after all were read, want at most %d", got, most)
+		t.Errorf("records after all were read: got %d, want at most %d", got, most)
 	}
 	if got, want := srcs[0].raised, maxWaiting+1000; got != want {
-		t.Errorf("got %d events raised, want %d", got, want)
+		t.Errorf("raised events: got %d, want %d", got, want)
 	}
 }
 
@@ -569,7 +571,7 @@ func TestEventFilesByIdentity(t *testing.T) {
 		}
 	}
 	if channel.cqs != 1 {
-		t.Errorf("the channel is held %d times, want once", channel.cqs)
+		t.Errorf("uses of the channel: got %d, want 1", channel.cqs)
 	}
 	s.release(channel)
 }

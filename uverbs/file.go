@@ -18,45 +18,48 @@ type Process interface {
 	PID() int
 	Name() string
 	UID() int
-	// User is charged for the objects of the file; nil for no charge.
+	// User is charged for the objects of the file. nil means no charge.
 	User() *quota.User
-	// Account is charged for registered pages; nil for no charge.
+	// Account is charged for registered pages. nil means no charge.
 	Account() *umem.Account
 }
 
-// Caller is the issuer of one command. It is usually the process that opened the file, but may be a child that
-// inherited the file, or a process that received its descriptor. Regions are registered from the Caller's memory, and
-// charged to it. So a descriptor of another process's file does not give access to that process's memory.
+// Caller is the issuer of one command. The caller is usually the process that opened the file. It may also be a child
+// that inherited the file, or a process that received the descriptor. Regions are registered from the memory of the
+// Caller and charged to the Caller. A descriptor of another process's file therefore does not give access to the memory
+// of that process.
 type Caller interface {
-	// Space is the address space of addresses in the command. Regions use it until they are deregistered.
+	// Space is the address space of addresses in the command. Regions use the address space until they are
+	// deregistered.
 	Space() umem.Space
-	// Account is charged for registered pages; nil for no charge.
+	// Account is charged for registered pages. nil means no charge.
 	Account() *umem.Account
-	// InstallFD duplicates a descriptor of the service into the caller and returns its number there. It may sleep.
+	// InstallFD duplicates a descriptor of the service into the caller. It returns the number of the duplicate in the
+	// caller. It may sleep.
 	InstallFD(fd int, cloexec bool) (int, error)
-	// SameFile returns the identity of the file that the caller has under a descriptor: device and inode number, as
-	// reported by fstat(2). It is used to find completion channels; each existing pipe has its own inode number. It may
+	// SameFile returns the identity of the file behind a descriptor of the caller: device and inode number, as reported
+	// by fstat(2). It is used to find completion channels, because each existing pipe has its own inode number. It may
 	// sleep.
 	SameFile(fd int) (dev, ino uint64, err error)
 }
 
-// Memory is a file that the program maps, and that contains its queues.
+// Memory is a file that the program maps. It contains the program's queues.
 type Memory interface {
 	Alloc(size int) (ib.Shared, error)
 	Close() error
 }
 
-// Departer is implemented by a Memory for programs that post without a call that could fail.
+// Departer is implemented by a Memory for programs that post without a call. Such a post cannot return an error.
 type Departer interface {
-	// Depart is called when the removal of the device has begun, before any request is completed with a flush error for
-	// that reason. Requests that the program posts later may never complete. It may sleep: only the end of this context
-	// waits for it, and no longer than ServerOptions.Grace.
+	// Depart is called when the removal of the device has begun, before this removal completes any request with a flush
+	// error. Requests that the program posts after Depart may never complete. Depart may sleep. Only the end of this
+	// context waits for Depart, at most for ServerOptions.Grace.
 	Depart()
 }
 
 var (
-	errGone      = fmt.Errorf("the device is gone: %w", syscall.EIO)
-	errNoContext = fmt.Errorf("no context: GET_CONTEXT comes first: %w", syscall.EINVAL)
+	errGone      = fmt.Errorf("the device has been removed: %w", syscall.EIO)
+	errNoContext = fmt.Errorf("the file has no context, GET_CONTEXT must be the first command: %w", syscall.EINVAL)
 )
 
 // File is an open device file, the user context. (struct ib_uverbs_file, struct ib_ucontext)
@@ -72,17 +75,17 @@ type File struct {
 	//verbena:program the commands of one context, and its end, which gives up after a time
 	life  sync.RWMutex
 	state atomic.Int32           // states.Context
-	end   atomic.Pointer[ending] // not nil: the end of the context has begun
-	endMu sync.Mutex             // held while a thread decides to end the context
+	end   atomic.Pointer[ending] // not nil if the end of the context has begun
+	endMu sync.Mutex             // held while a thread decides whether to end the context
 	open  sync.Mutex             // serialises GET_CONTEXT
-	stop  func()                 // stops the device's events; nil: no context in the driver; under open or life
+	stop  func()                 // stops the device's events; nil if the driver has no context; under open or life
 
 	objects table
 	events  eventFiles
 
 	bells doorbells
 
-	parting atomic.Bool // the device is being removed; queues are not changed
+	parting atomic.Bool // the device is being removed, and queues must not be changed
 
 	byIoctl atomic.Bool // commands are sent by ioctl
 	byWrite atomic.Bool // commands other than doorbells are sent by write
@@ -100,7 +103,7 @@ var quotaKinds = [numKinds]quota.Kind{
 	kindXRCD: quota.XRCDs, kindPD: quota.PDs,
 }
 
-// charged creates an object that is charged to the user until it is destroyed.
+// charged creates an object. The object is charged to the user until it is destroyed.
 func (f *File) charged(k kind, create func() error) error {
 	if err := f.user.Take(quotaKinds[k], 1); err != nil {
 		return err
@@ -139,7 +142,7 @@ func (f *File) context() error {
 	return errNoContext
 }
 
-// openContext creates the context, which becomes live in commitContext. (ib_init_ucontext)
+// openContext creates the context. commitContext makes the context live. (ib_init_ucontext)
 //
 //verbena:held life
 func (f *File) openContext(u *ib.Udata) error {
@@ -152,7 +155,7 @@ func (f *File) openContext(u *ib.Udata) error {
 	case states.ContextClosed:
 		return errClosed
 	default:
-		return fmt.Errorf("the file has a context already: %w", syscall.EINVAL)
+		return fmt.Errorf("the file already has a context: %w", syscall.EINVAL)
 	}
 	if err := f.dev.usable(); err != nil {
 		return err
@@ -162,13 +165,13 @@ func (f *File) openContext(u *ib.Udata) error {
 	}
 	f.stop = f.dev.ib.OnEvent(func(e ib.Event) { f.events.device(e.Port, e.Type) })
 	if !states.Step(&f.state, states.Context.Open) {
-		f.dealloc() // the device has gone meanwhile
+		f.dealloc() // the device has been removed in the meantime
 		return errGone
 	}
 	return nil
 }
 
-// commitContext and abortContext complete openContext. They are called without life.
+// commitContext and abortContext complete openContext. Both are called without the lock life.
 func (f *File) commitContext() { states.Step(&f.state, states.Context.Commit) }
 
 func (f *File) abortContext() {
@@ -183,7 +186,8 @@ func (f *File) abortContext() {
 	}
 }
 
-// dealloc ends the context in the driver, if it exists there. Its objects must be destroyed.
+// dealloc ends the context in the driver, if it exists in the driver. All objects of the context must have been
+// destroyed.
 func (f *File) dealloc() {
 	if f.stop == nil {
 		return
@@ -196,8 +200,8 @@ func (f *File) dealloc() {
 // userContext is the driver's interface to the file.
 type userContext struct{ f *File }
 
-// AllocShared implements ib.UserContext. A zombie's queues stay charged until the last close, because the program may
-// still poll the last completions there.
+// AllocShared implements ib.UserContext. The queues of a zombie remain charged until the last close, because the
+// program may still poll the last completions.
 func (c userContext) AllocShared(size int) (ib.Shared, error) {
 	m, err := c.f.mem.Alloc(size)
 	if err != nil {
@@ -219,10 +223,10 @@ func (c userContext) LibraryFault(fault ib.LibraryFault) {
 	}
 }
 
-// abortObject destroys an object after its response could not be delivered.
+// abortObject destroys an object after the delivery of its response has failed.
 func (f *File) abortObject(o *object) {
 	if f.enter() != nil {
-		return // the thread that ends the context destroys it
+		return // the thread that ends the context destroys the object
 	}
 	defer f.life.RUnlock()
 	f.destroyNow(o)
@@ -279,11 +283,11 @@ func (f *File) leave() {
 	f.dealloc()
 }
 
-// destroyTimeout is the wait for the destruction of one object before the next one starts.
+// destroyTimeout is the maximum wait for the destruction of one object before the next destruction starts.
 const destroyTimeout = 20 * time.Millisecond
 
-// destroyEach destroys objects in order, and waits for all of them. If one takes long because a call on it is blocked
-// on the memory of a process, the next one starts before it has ended.
+// destroyEach destroys objects in order, and waits for all destructions. If a destruction takes long because a call on
+// the object is blocked on the memory of a process, the next destruction starts early.
 func (f *File) destroyEach(objects []*object) {
 	if len(objects) == 0 {
 		return
@@ -318,26 +322,26 @@ func (f *File) destroyEach(objects []*object) {
 }
 
 // flush completes the program's outstanding requests with a flush error. The program may be polling its mapped queues
-// without any call that would report the removal of the device.
+// and may make no call that would report the removal of the device.
 //
 //verbena:held life
 func (f *File) flush() {
 	if f.stop == nil {
 		return
 	}
-	f.bells.silence() // later doorbells are rejected, and need no completion
+	f.bells.silence() // later doorbells are rejected and need no completion
 	if disassociateContext(f.dev.ib, userContext{f}) {
 		return
 	}
 	for o := range f.objects.all() {
 		if qp, ok := o.res.(*qpObject); ok && !o.gone {
-			// A failure has the same cause, and the destruction that follows reports it.
+			// A failure has the same cause as a failure of the subsequent destruction, which reports the error.
 			_ = qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
 		}
 	}
 }
 
-// ending is the end of a context, or of the file.
+// ending is the end of a context or of the file.
 type ending struct {
 	f      *File
 	done   chan struct{} // closed when no object of the context is left on the device
@@ -345,8 +349,8 @@ type ending struct {
 	once   sync.Once     // closes gaveUp
 }
 
-// enter begins a command. It returns nil with life read-locked. While the context is being ended it waits, and returns
-// EIO if that takes too long.
+// enter begins a command. It returns nil and holds life read-locked. While the context is being ended, enter waits. It
+// returns EIO if the wait takes too long.
 func (f *File) enter() error {
 	if f.life.TryRLock() {
 		return nil
@@ -362,10 +366,10 @@ func (f *File) enter() error {
 	return nil
 }
 
-// begin ends the context on a new goroutine, by calling f with life write-locked.
+// begin starts the end of the context on a new goroutine, which calls f with life write-locked.
 func (f *File) begin(end func()) *ending {
 	e := &ending{f: f, done: make(chan struct{}), gaveUp: make(chan struct{})}
-	f.end.Store(e) // before commands have to wait for life
+	f.end.Store(e) // precedes the time at which commands must wait for life
 	go func() {
 		defer close(e.done)
 		f.life.Lock()
@@ -375,7 +379,7 @@ func (f *File) begin(end func()) *ending {
 	return e
 }
 
-// wait waits for the end or until expired. It returns false for the latter.
+// wait waits until the context has ended or expired is closed. It returns false if expired is closed first.
 func (e *ending) wait(expired <-chan struct{}) bool {
 	select {
 	case <-e.done:
@@ -391,13 +395,13 @@ func (e *ending) wait(expired <-chan struct{}) bool {
 	}
 }
 
-// expiry returns a channel that is closed after the grace period for blocked calls, unless stop is called before.
+// expiry returns a channel that is closed after the grace period for blocked calls, unless stop is called earlier.
 func (s *Server) expiry() (expired <-chan struct{}, stop func() bool) {
 	c := make(chan struct{})
 	return c, time.AfterFunc(s.opts.Grace, func() { close(c) }).Stop
 }
 
-// disassociate begins to end the context because the device is removed, unless Close has begun that.
+// disassociate begins the end of the context for the removal of the device, unless Close has already begun it.
 func (f *File) disassociate() *ending {
 	f.endMu.Lock()
 	defer f.endMu.Unlock()
@@ -415,8 +419,8 @@ func (f *File) disassociate() *ending {
 	})
 }
 
-// abandon abandons a context that takes too long to end. Its objects no longer count for the device, and its program
-// receives the usual events. The objects are destroyed when the calls on them return.
+// abandon abandons a context that takes too long to end. The objects of the context are no longer counted for the
+// device, and the program receives the usual events. The objects are destroyed when the calls on them return.
 func (f *File) abandon() {
 	n := 0
 	for o := range f.objects.all() {
@@ -428,8 +432,8 @@ func (f *File) abandon() {
 	f.events.end()
 }
 
-// Fail is called after a recovered panic of one of the file's methods. The state of the device's locks and tables is
-// unknown, so the device is reset. It may not sleep.
+// Fail is called after a method of the file has panicked and the panic was recovered. The state of the device's locks
+// and tables is unknown after a panic. The device is therefore reset. It may not sleep.
 func (f *File) Fail(why error) { user.Fail(f.dev.ib, why) }
 
 func (f *File) logf(format string, args ...any) {
@@ -437,9 +441,9 @@ func (f *File) logf(format string, args ...any) {
 		"dev", f.dev.Name(), "uid", f.proc.UID(), "pid", f.proc.PID(), "name", f.proc.Name())
 }
 
-// Close implements the last close of the file. It waits for commands in the midlayer, destroys everything, and closes
-// the Memory. It waits for calls blocked on the memory of a process no longer than ServerOptions.Grace; the rest
-// follows when the process responds or ends. It may sleep. (ib_uverbs_close)
+// Close implements the last close of the file. It waits for commands in the midlayer, destroys all objects, and closes
+// the Memory. For calls blocked on the memory of a process it waits at most ServerOptions.Grace. The remaining work
+// continues when the process responds or ends. It may sleep. (ib_uverbs_close)
 func (f *File) Close() {
 	f.endMu.Lock()
 	if !states.Step(&f.state, states.Context.Close) {

@@ -15,7 +15,7 @@ import (
 	"verbena/umem"
 )
 
-// flatSpace is a program's memory: the bytes from base.
+// flatSpace is the memory of a program: contiguous bytes starting at base.
 type flatSpace struct {
 	base uint64
 	mem  []byte
@@ -92,8 +92,8 @@ func (p *fuzzProgram) SameFile(fd int) (dev, ino uint64, err error) {
 
 const fuzzBase = 0x10000
 
-// FuzzCommand sends random commands to a context; each starts with its form and length. It must not panic, errors must
-// wrap an errno, and no objects may remain.
+// FuzzCommand sends random commands to a context. Each command starts with its form and length in the input. No command
+// may panic, errors must wrap an errno, and no objects may remain.
 func FuzzCommand(f *testing.F) {
 	seed := func(cmds ...[]byte) {
 		var b []byte

@@ -33,9 +33,10 @@ func (k kind) String() string {
 // resource is the object of a handle: one of the types *qpObject, *ahObject and so on.
 type resource interface {
 	kind() kind
-	// destroy destroys it in the midlayer. It may sleep.
+	// destroy destroys the object in the midlayer. It may sleep.
 	destroy() error
-	// Abandon excludes it from the device's counts, to be destroyed after the device has gone. It may not sleep.
+	// Abandon excludes the object from the device's counts. The object can be destroyed after the device has been
+	// removed. It may not sleep.
 	Abandon()
 }
 
@@ -43,10 +44,11 @@ type resource interface {
 type object struct {
 	handle uint32
 	res    resource
-	// users is the number of commands that use the object. It is exclusive while the object is being created or
+	// users is the number of commands that use the object. users is exclusive while the object is being created or
 	// destroyed.
 	users atomic.Int32
-	// gone: destroyed in the midlayer. Requires exclusive use of the object, or File.life.
+	// gone is set when the object has been destroyed in the midlayer. Access to gone requires exclusive use of the
+	// object, or File.life.
 	gone bool
 
 	prev, next *object // in creation order; under table.mu
@@ -54,7 +56,7 @@ type object struct {
 
 const exclusive = -1
 
-// use takes a share of the object; EBUSY while a command uses it exclusively.
+// use takes a share of the object. It returns EBUSY while a command uses the object exclusively.
 func (o *object) use() error {
 	for {
 		n := o.users.Load()
@@ -73,13 +75,13 @@ func (o *object) publish() { o.users.Store(0) }
 // table holds the objects of one context. The zero table is empty.
 type table struct {
 	mu          sync.RWMutex
-	last        uint32 // the last handle assigned
+	last        uint32 // the most recently assigned handle
 	objects     map[uint32]*object
 	first, tail *object // in creation order
 }
 
-// add adds a new object, which the caller uses exclusively until publish. Handles increase, so that a stale handle does
-// not soon refer to another object. They range from 1 to 2^31-1, as in the kernel.
+// add adds a new object. The caller uses the object exclusively until publish. Handles increase, so that a stale handle
+// does not soon refer to another object. Handles range from 1 to 2^31-1, as in the kernel.
 func (t *table) add(res resource) *object {
 	o := &object{res: res}
 	o.users.Store(exclusive)
@@ -125,24 +127,25 @@ func (t *table) remove(o *object) {
 	o.prev, o.next = nil, nil
 }
 
-// find returns the object of a handle without taking a share, or nil.
+// find returns the object of a handle, or nil, without taking a share.
 func (t *table) find(handle uint32) *object {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return t.objects[handle]
 }
 
-// take returns the object of a handle for destruction, with exclusive use. It returns ENOENT if there is none, EINVAL
-// if it is of another kind, EBUSY if a command uses it. (rdma_lookup_get_uobject, UVERBS_LOOKUP_DESTROY)
+// take returns the object of a handle for destruction, with exclusive use. It returns ENOENT if the object does not
+// exist, EINVAL if it is of another kind, and EBUSY if a command uses it. (rdma_lookup_get_uobject,
+// UVERBS_LOOKUP_DESTROY)
 func (t *table) take(handle uint32, k kind) (*object, error) {
-	t.mu.Lock() // a write lock: see all
+	t.mu.Lock() // a write lock is needed: see all
 	defer t.mu.Unlock()
 	o := t.objects[handle]
 	if o == nil {
 		return nil, fmt.Errorf("handle %d: no such object: %w", handle, syscall.ENOENT)
 	}
 	if have := o.res.kind(); have != k {
-		return nil, fmt.Errorf("handle %d is of a %v, not a %v: %w", handle, have, k, syscall.EINVAL)
+		return nil, fmt.Errorf("handle %d refers to a %v, want a %v: %w", handle, have, k, syscall.EINVAL)
 	}
 	if !o.users.CompareAndSwap(0, exclusive) {
 		return nil, fmt.Errorf("%v with handle %d is in use by another thread: %w", k, handle, syscall.EBUSY)
@@ -151,7 +154,7 @@ func (t *table) take(handle uint32, k kind) (*object, error) {
 }
 
 // all yields the objects, latest first, with mu read-locked. An object that is not used exclusively is not destroyed
-// before the next one is yielded.
+// before the next object is yielded.
 func (t *table) all() iter.Seq[*object] {
 	return func(yield func(*object) bool) {
 		t.mu.RLock()
@@ -170,9 +173,9 @@ type share[R resource] struct {
 	res R
 }
 
-// lookup returns the object of a handle, for use until done is called. It returns EIO in a zombie, ENOENT if there is
-// none, EINVAL if it is of another kind, EBUSY while a command uses it exclusively. (rdma_lookup_get_uobject,
-// UVERBS_LOOKUP_READ)
+// lookup returns the object of a handle. The caller may use the object until it calls done. It returns EIO in a zombie,
+// ENOENT if the object does not exist, EINVAL if it is of another kind, and EBUSY while a command uses it exclusively.
+// (rdma_lookup_get_uobject, UVERBS_LOOKUP_READ)
 func lookup[R resource](f *File, handle uint32) (share[R], error) {
 	if f.now() == states.ContextZombie {
 		return share[R]{}, errGone
@@ -186,7 +189,7 @@ func lookup[R resource](f *File, handle uint32) (share[R], error) {
 		return share[R]{}, fmt.Errorf("handle %d is of a %v: %w", handle, o.res.kind(), syscall.EINVAL)
 	}
 	if err := o.use(); err != nil {
-		return share[R]{}, fmt.Errorf("%v with handle %d is being made or destroyed: %w", res.kind(), handle, err)
+		return share[R]{}, fmt.Errorf("%v with handle %d is being created or destroyed: %w", res.kind(), handle, err)
 	}
 	return share[R]{o, res}, nil
 }

@@ -16,14 +16,14 @@ const (
 	attrSize     = 16
 	// maxIoctl is the maximum length in bytes of header and attributes (PAGE_SIZE).
 	maxIoctl = 4096
-	// ioctlPeek is the length of the first read: header and attributes of most calls.
+	// ioctlPeek is the length of the first read. It covers the header and the attributes of most calls.
 	ioctlPeek = ioctlHdrSize + 8*attrSize
 )
 
-// method is a method of the ioctl form with its function.
+// method is a method of the ioctl form together with its function.
 type method struct {
 	verb.Method
-	spec *verb.Spec // nil: a method of the driver
+	spec *verb.Spec // nil for a method of the driver
 	name string     // name of a method of the driver
 	run  func(*ioctlCall) error
 }
@@ -48,13 +48,13 @@ type ioctlCall struct {
 	raw   []attribute
 	place map[uapi.AttrID]int // indexes in raw of the attributes that were passed
 	outs  []output
-	// changed marks attributes that are written back to the caller.
+	// changed marks the attributes that are written back to the caller.
 	changed []bool
 }
 
-// Ioctl executes an ioctl(2) with an argument at arg of the caller's memory, which is one method. It returns ENOTTY if
-// the request is not RDMA_VERBS_IOCTL, EPROTONOSUPPORT if the method or a mandatory attribute is unknown. Errors wrap a
-// syscall.Errno. It may sleep. (ib_uverbs_ioctl)
+// Ioctl executes an ioctl(2) with an argument at arg of the caller's memory. Each ioctl is one method. It returns
+// ENOTTY if the request is not RDMA_VERBS_IOCTL. It returns EPROTONOSUPPORT if the method or a mandatory attribute is
+// unknown. Errors wrap a syscall.Errno. It may sleep. (ib_uverbs_ioctl)
 func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
 	if request != uapi.VerbsIoctl {
 		return fmt.Errorf("ioctl %#x: %w", request, syscall.ENOTTY)
@@ -73,7 +73,7 @@ func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
 	}
 	d := f.dev
 	if d.checkDriver && hdr.DriverID != d.driverID {
-		return fmt.Errorf("ioctl for driver %v, this is %v: %w", hdr.DriverID, d.driverID, syscall.EINVAL)
+		return fmt.Errorf("ioctl names driver %v, device has %v: %w", hdr.DriverID, d.driverID, syscall.EINVAL)
 	}
 	id := methodID{hdr.ObjectID, hdr.MethodID}
 	m := methods[id]
@@ -81,7 +81,7 @@ func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
 		m = d.methods[id]
 	}
 	if m == nil {
-		return fmt.Errorf("ioctl: method %d of object %d: %w", hdr.MethodID, hdr.ObjectID, syscall.EPROTONOSUPPORT)
+		return fmt.Errorf("ioctl: unknown method %d of object %d: %w", hdr.MethodID, hdr.ObjectID, syscall.EPROTONOSUPPORT)
 	}
 	k := &ioctlCall{call: call{f: f, caller: c, reader: -1, trace: traceOf(c), verb: m.spec}, addr: arg + ioctlHdrSize,
 		raw: attrs, changed: make([]bool, len(attrs))}
@@ -99,7 +99,7 @@ func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
 
 // readIoctl reads the header and the attributes.
 func readIoctl(space umem.Space, buf *commandBuffer, arg uint64) (hdr uapi.IoctlHdr, attrs []attribute, err error) {
-	// The rest of the page is mapped too, so it can be read in advance.
+	// The rest of the page is mapped as well and can therefore be read in advance.
 	n := ioctlPeek
 	if left := umem.PageSize - arg%umem.PageSize; left < uint64(n) {
 		n = max(int(left), ioctlHdrSize)
@@ -129,7 +129,7 @@ func readIoctl(space umem.Space, buf *commandBuffer, arg uint64) (hdr uapi.Ioctl
 	return hdr, attrs, nil
 }
 
-// parse checks the attributes against the method. (uverbs_set_attr, uverbs_process_attr)
+// parse checks the attributes against the definition of the method. (uverbs_set_attr, uverbs_process_attr)
 func (c *ioctlCall) parse(m *verb.Method) error {
 	c.place = make(map[uapi.AttrID]int, len(c.raw))
 	for i := range c.raw {
@@ -165,7 +165,7 @@ func (c *ioctlCall) check(a *attribute, s *verb.Attr) error {
 			return err
 		}
 		if slices.ContainsFunc(b[s.Max:], func(x byte) bool { return x != 0 }) {
-			return fmt.Errorf("it goes beyond what is known: %w", syscall.EOPNOTSUPP)
+			return fmt.Errorf("unknown data at the end are not zero: %w", syscall.EOPNOTSUPP)
 		}
 	}
 	if n < s.Min || n > s.Max && !s.Extensible { // handles and descriptors have no length
@@ -185,7 +185,7 @@ func (c *ioctlCall) has(id uapi.AttrID) *attribute {
 	return nil
 }
 
-// value returns a number in an attribute; EINVAL if it exceeds most. (uverbs_get_const)
+// value returns a number in an attribute. It returns EINVAL if the number exceeds most. (uverbs_get_const)
 func (c *ioctlCall) value(id uapi.AttrID, most uint64) (uint64, error) {
 	v := c.has(id).Data
 	if v > most {
@@ -194,15 +194,15 @@ func (c *ioctlCall) value(id uapi.AttrID, most uint64) (uint64, error) {
 	return v, nil
 }
 
-// flags returns the flags in an attribute, or 0 if the caller did not pass it; EINVAL if a flag is not allowed.
-// (uverbs_get_flags32)
+// flags returns the flags in an attribute, or 0 if the caller did not pass the attribute. It returns EINVAL if a flag
+// is not allowed. (uverbs_get_flags32)
 func (c *ioctlCall) flags(id uapi.AttrID, allowed uint32) (uint32, error) {
 	a := c.has(id)
 	if a == nil {
 		return 0, nil
 	}
 	if a.Len != 4 && a.Len != 8 {
-		return 0, fmt.Errorf("attribute %d: flags of %d bytes: %w", id, a.Len, syscall.EINVAL)
+		return 0, fmt.Errorf("attribute %d: flags have %d bytes, want 4 or 8: %w", id, a.Len, syscall.EINVAL)
 	}
 	v := a.number()
 	if bad := v &^ uint64(allowed); bad != 0 {
@@ -211,7 +211,7 @@ func (c *ioctlCall) flags(id uapi.AttrID, allowed uint32) (uint32, error) {
 	return uint32(v), nil
 }
 
-// uint32 and uint64 return the number in an attribute of that length, or 0 if the caller did not pass it.
+// uint32 and uint64 return the number in an attribute of 4 or 8 bytes, or 0 if the caller did not pass the attribute.
 // (uverbs_copy_from)
 func (c *ioctlCall) uint32(id uapi.AttrID) uint32 { return uint32(c.uint64(id)) }
 
@@ -222,7 +222,7 @@ func (c *ioctlCall) uint64(id uapi.AttrID) uint64 {
 	return 0
 }
 
-// input returns the bytes of an attribute, or nil if the caller did not pass it.
+// input returns the bytes of an attribute, or nil if the caller did not pass the attribute.
 func (c *ioctlCall) input(id uapi.AttrID) ([]byte, error) {
 	a := c.has(id)
 	if a == nil || a.Len == 0 {
@@ -248,7 +248,7 @@ func (c *ioctlCall) bytes(a *attribute) ([]byte, error) {
 // attribute is an attribute that the caller passed.
 type attribute struct{ uapi.Attr }
 
-// number returns the value stored in the attribute itself.
+// number returns the value that the attribute itself contains.
 func (a *attribute) number() uint64 {
 	if a.Len == 4 {
 		var b [8]byte
@@ -258,7 +258,8 @@ func (a *attribute) number() uint64 {
 	return a.Data
 }
 
-// give sets the attribute's value to a new object's handle, or to a descriptor; it is stored when the call succeeds.
+// give sets the value of the attribute to a new object's handle or to a descriptor. The value is stored when the call
+// succeeds.
 func (c *ioctlCall) give(id uapi.AttrID, v uint64) {
 	i := c.place[id]
 	c.raw[i].Data = v
@@ -266,7 +267,7 @@ func (c *ioctlCall) give(id uapi.AttrID, v uint64) {
 	c.trace.gives(id, v)
 }
 
-// room returns the length of an attribute's buffer, or 0 if the caller did not pass it.
+// room returns the length of an attribute's buffer, or 0 if the caller did not pass the attribute.
 func (c *ioctlCall) room(id uapi.AttrID) int {
 	if a := c.has(id); a != nil {
 		return int(a.Len)
@@ -274,8 +275,9 @@ func (c *ioctlCall) room(id uapi.AttrID) int {
 	return 0
 }
 
-// output stores bytes in the buffer of an attribute, truncated to its length, when the call succeeds, and marks the
-// attribute as valid. It does nothing if the caller did not pass the attribute. (uverbs_copy_to)
+// output sets the bytes that are stored in the buffer of an attribute when the call succeeds. It truncates them to the
+// length of the buffer, and marks the attribute as valid. It does nothing if the caller did not pass the attribute.
+// (uverbs_copy_to)
 func (c *ioctlCall) output(id uapi.AttrID, bufs ...[]byte) {
 	i, ok := c.place[id]
 	if !ok {
@@ -296,7 +298,8 @@ func (c *ioctlCall) output(id uapi.AttrID, bufs ...[]byte) {
 	c.changed[i] = true
 }
 
-// outputStruct is output for a structure; it also clears the rest of the buffer. (uverbs_copy_to_struct_or_zero)
+// outputStruct is the equivalent of output for a structure. It also clears the rest of the buffer.
+// (uverbs_copy_to_struct_or_zero)
 func (c *ioctlCall) outputStruct(id uapi.AttrID, b []byte) {
 	bufs := [][]byte{b}
 	for rest := c.room(id) - len(b); rest > 0; rest -= len(zeros) {

@@ -9,7 +9,7 @@ import (
 	"verbena/uapi"
 )
 
-// TestIoctlLength checks the longest accepted header, and one with an attribute more.
+// TestIoctlLength checks the longest accepted header, and a header with one more attribute.
 func TestIoctlLength(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
 	const most = (maxIoctl - ioctlHdrSize) / attrSize
@@ -88,7 +88,7 @@ func TestCreateQPAttributes(t *testing.T) {
 		_, err := p.ioctl(uapi.ObjectQP, uapi.MethodQPCreate, with(p.qpAttrs(pd, cq, 0, test.typ), test.attr)...)
 		wantErrno(t, test.name, err, test.want)
 		if made := w.dev.Objects().QP - before; (made == 1) != (test.want == 0) {
-			t.Errorf("%s: got %d queue pairs, want 1 only without an error", test.name, made)
+			t.Errorf("%s: got %d queue pairs, want 1 if there is no error, else 0", test.name, made)
 		}
 	}
 }
@@ -117,12 +117,12 @@ func TestDescriptorAttributes(t *testing.T) {
 		wantErrno(t, test.name, err, test.want)
 	}
 	if n := w.dev.Objects().CQ; n != 1 {
-		t.Errorf("made %d completion queues, want 1", n)
+		t.Errorf("completion queues: got %d, want 1", n)
 	}
 }
 
-// TestDescribeAttributes checks that attributes are formatted as numbers if their values are in the header, else by
-// their length.
+// TestDescribeAttributes checks that attributes with values in the header are formatted as numbers, and others by their
+// length.
 func TestDescribeAttributes(t *testing.T) {
 	var list []attribute
 	for i, n := range []uint16{0, 4, 8, 9} {

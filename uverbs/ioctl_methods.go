@@ -18,7 +18,8 @@ func uint32Bytes(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil,
 func uint64Bytes(v uint64) []byte { return binary.NativeEndian.AppendUint64(nil, v) }
 
 // methodRuns returns the function of each method in the table of verbs. (uverbs_std_types_*.c)
-func methodRuns() map[methodID]func(*ioctlCall) error { // not a variable: INVOKE_WRITE refers back to it
+// a function, because INVOKE_WRITE would make a variable refer to itself
+func methodRuns() map[methodID]func(*ioctlCall) error {
 	return map[methodID]func(*ioctlCall) error{
 		{uapi.ObjectDevice, uapi.MethodInvokeWrite}:   invokeWrite,
 		{uapi.ObjectDevice, uapi.MethodInfoHandles}:   infoHandles,
@@ -62,7 +63,7 @@ func init() {
 	}
 }
 
-// invokeWrite executes a command of the write form, whose parts are in attributes.
+// invokeWrite executes a command of the write form. The attributes contain the parts of the command.
 // (UVERBS_HANDLER(UVERBS_METHOD_INVOKE_WRITE))
 func invokeWrite(c *ioctlCall) error {
 	number, err := c.value(uapi.AttrWriteCmd, math.MaxUint32)
@@ -84,7 +85,8 @@ func invokeWrite(c *ioctlCall) error {
 	c.call.room = c.room(uapi.AttrCoreOut)
 	c.driverRoom(c.room(uapi.AttrUHWOut))
 	if len(c.in) < cmd.Request || c.call.room < cmd.Response {
-		return fmt.Errorf("%s: request of %d bytes, room of %d, needs %d and %d: %w", name, len(c.in), c.call.room,
+		return fmt.Errorf("%s: request has %d bytes and response buffer %d, want at least %d and %d: %w",
+			name, len(c.in), c.call.room,
 			cmd.Request, cmd.Response, syscall.ENOSPC)
 	}
 	c.verb = cmd.spec
@@ -117,7 +119,7 @@ func (c *ioctlCall) native(run func() error) error {
 }
 
 // infoHandles lists the handles of the objects of a type. In a zombie the list is empty, because the objects have been
-// destroyed, although their handles can still be destroyed. (UVERBS_HANDLER(UVERBS_METHOD_INFO_HANDLES))
+// destroyed. Their handles can still be destroyed. (UVERBS_HANDLER(UVERBS_METHOD_INFO_HANDLES))
 func infoHandles(c *ioctlCall) error {
 	object, err := c.value(uapi.AttrInfoObjectID, math.MaxUint16)
 	if err != nil {
@@ -125,11 +127,11 @@ func infoHandles(c *ioctlCall) error {
 	}
 	room := c.room(uapi.AttrInfoHandlesList)
 	if room == 0 || room%4 != 0 {
-		return fmt.Errorf("room of %d bytes for handles: %w", room, syscall.EINVAL)
+		return fmt.Errorf("buffer of %d bytes does not hold a list of 4-byte handles: %w", room, syscall.EINVAL)
 	}
 	k, ok := objectKinds[uapi.ObjectID(object)]
 	if !ok {
-		return fmt.Errorf("no objects of type %d: %w", object, syscall.ENOENT)
+		return fmt.Errorf("unknown object type %d: %w", object, syscall.ENOENT)
 	}
 	return c.native(func() error {
 		var handles []byte
@@ -188,7 +190,7 @@ func getContext(c *ioctlCall) (err error) {
 	})
 }
 
-// queryContext returns the results of getContext, to a process that has inherited the file.
+// queryContext returns the results of getContext to a process that has inherited the file.
 // (UVERBS_HANDLER(UVERBS_METHOD_QUERY_CONTEXT))
 func queryContext(c *ioctlCall) error {
 	return c.native(func() error {
@@ -216,7 +218,7 @@ func queryGIDTable(c *ioctlCall) error {
 	}
 	room := c.room(uapi.AttrQueryGIDTableRespEntries)
 	if size == 0 || room == 0 || room%int(size) != 0 {
-		return fmt.Errorf("room of %d bytes for entries of %d: %w", room, size, syscall.EINVAL)
+		return fmt.Errorf("buffer of %d bytes does not hold a list of entries of %d bytes: %w", room, size, syscall.EINVAL)
 	}
 	return c.native(func() error {
 		if err := c.f.context(); err != nil {
@@ -238,7 +240,8 @@ func queryGIDTable(c *ioctlCall) error {
 	})
 }
 
-// queryGIDEntry returns one GID; ENODATA if the entry is empty. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_GID_ENTRY))
+// queryGIDEntry returns one GID. It returns ENODATA if the entry is empty.
+// (UVERBS_HANDLER(UVERBS_METHOD_QUERY_GID_ENTRY))
 func queryGIDEntry(c *ioctlCall) error {
 	if _, err := c.flags(uapi.AttrQueryGIDEntryFlags, 0); err != nil {
 		return err
@@ -267,7 +270,7 @@ func queryGIDEntry(c *ioctlCall) error {
 	})
 }
 
-// asyncEventAlloc creates an asynchronous event file; the objects of a context use the first one.
+// asyncEventAlloc creates an asynchronous event file. The objects of a context use the first one.
 // (UVERBS_HANDLER(UVERBS_METHOD_ASYNC_EVENT_ALLOC))
 func asyncEventAlloc(c *ioctlCall) error {
 	err := c.run(func(*call) error {

@@ -28,12 +28,12 @@ func (a *attribute) handle() (uint32, error) {
 	case a.Data > math.MaxInt64:
 		return 0, fmt.Errorf("attribute %d: handle %d: %w", a.AttrID, int64(a.Data), syscall.EINVAL)
 	case a.Data > math.MaxUint32:
-		return 0, fmt.Errorf("attribute %d: handle %d: no such object: %w", a.AttrID, a.Data, syscall.ENOENT)
+		return 0, fmt.Errorf("attribute %d: no object has the handle %d: %w", a.AttrID, a.Data, syscall.ENOENT)
 	}
 	return uint32(a.Data), nil
 }
 
-// handleOf returns the handle in an attribute; ENOENT if the caller did not pass it.
+// handleOf returns the handle in an attribute. It returns ENOENT if the caller did not pass the attribute.
 func (c *ioctlCall) handleOf(id uapi.AttrID) (uint32, error) {
 	a := c.has(id)
 	if a == nil {
@@ -42,7 +42,7 @@ func (c *ioctlCall) handleOf(id uapi.AttrID) (uint32, error) {
 	return a.handle()
 }
 
-// file returns the descriptor in an attribute, or -1 if the caller did not pass it.
+// file returns the descriptor in an attribute, or -1 if the caller did not pass the attribute.
 func (c *ioctlCall) file(id uapi.AttrID) (int32, error) {
 	a := c.has(id)
 	if a == nil {
@@ -58,8 +58,8 @@ func (c *ioctlCall) file(id uapi.AttrID) (int32, error) {
 	return int32(fd), nil
 }
 
-// eventFile records the asynchronous event file that a new object uses instead of the context's first one.
-// (ib_uverbs_get_async_event)
+// eventFile records the asynchronous event file for a new object. By default a new object uses the first event file of
+// the context. (ib_uverbs_get_async_event)
 func (c *ioctlCall) eventFile(id uapi.AttrID) error {
 	fd, err := c.file(id)
 	if err != nil || fd < 0 {
@@ -173,7 +173,7 @@ func (c *ioctlCall) qpHandles(req *uapi.ExCreateQP) (err error) {
 	given := func(ids ...uapi.AttrID) bool {
 		return slices.ContainsFunc(ids, func(id uapi.AttrID) bool { return c.has(id) != nil })
 	}
-	misfit := fmt.Errorf("an object that a queue pair of type %d does not use: %w", req.QPType, syscall.EINVAL)
+	misfit := fmt.Errorf("object given that a queue pair of type %d does not use: %w", req.QPType, syscall.EINVAL)
 	switch req.QPType {
 	case uapi.QPTXRCTgt:
 		if given(uapi.AttrCreateQPPDHandle, uapi.AttrCreateQPSendCQHandle, uapi.AttrCreateQPRecvCQHandle) {
@@ -225,7 +225,7 @@ func (c *ioctlCall) qpFlags(req *uapi.ExCreateQP) error {
 		return fmt.Errorf("flags %#x for type %d: %w", uint32(flags), req.QPType, syscall.EINVAL)
 	}
 	if c.has(uapi.AttrCreateQPSourceQPN) != nil {
-		return fmt.Errorf("a source queue pair number: %w", syscall.EOPNOTSUPP)
+		return fmt.Errorf("a source queue pair number is not supported: %w", syscall.EOPNOTSUPP)
 	}
 	return nil
 }
@@ -279,7 +279,7 @@ func ioctlCreateSRQ(c *ioctlCall) error {
 func ioctlRegMR(c *ioctlCall) error {
 	byAddr, byFD := c.has(uapi.AttrRegMRAddr) != nil, c.has(uapi.AttrRegMRFD) != nil
 	if byFD != (c.has(uapi.AttrRegMRFDOffset) != nil) || byFD == byAddr {
-		return fmt.Errorf("neither an address nor a descriptor with an offset: %w", syscall.EINVAL)
+		return fmt.Errorf("want either an address, or a descriptor and an offset: %w", syscall.EINVAL)
 	}
 	access, err := c.flags(uapi.AttrRegMRAccessFlags, uint32(accessKnown))
 	if err != nil {
@@ -367,7 +367,7 @@ func queryMR(c *ioctlCall) error {
 	})
 }
 
-// regDMABufMR rejects the registration of a dma-buf, whose memory belongs to a kernel driver.
+// regDMABufMR rejects the registration of a dma-buf. The memory of a dma-buf belongs to a kernel driver.
 // (UVERBS_HANDLER(UVERBS_METHOD_REG_DMABUF_MR))
 func regDMABufMR(c *ioctlCall) error {
 	return c.native(func() error {
@@ -396,7 +396,7 @@ func (c *ioctlCall) destroy(id uapi.AttrID, k kind) (resource, error) {
 	return c.f.destroyObject(handle, k)
 }
 
-// ioctlDestroyCQ destroys a queue and returns the number of its events that have been read.
+// ioctlDestroyCQ destroys a queue and returns the number of its events that the program has read.
 // (UVERBS_HANDLER(UVERBS_METHOD_CQ_DESTROY))
 func ioctlDestroyCQ(c *ioctlCall) error {
 	return c.native(func() error {
@@ -411,7 +411,7 @@ func ioctlDestroyCQ(c *ioctlCall) error {
 	})
 }
 
-// ioctlDestroyQP destroys a queue pair and returns the number of its events that have been read.
+// ioctlDestroyQP destroys a queue pair and returns the number of its events that the program has read.
 // (UVERBS_HANDLER(UVERBS_METHOD_QP_DESTROY))
 func ioctlDestroyQP(c *ioctlCall) error {
 	return c.native(func() error {
@@ -425,7 +425,7 @@ func ioctlDestroyQP(c *ioctlCall) error {
 	})
 }
 
-// ioctlDestroySRQ destroys a queue and returns the number of its events that have been read.
+// ioctlDestroySRQ destroys a queue and returns the number of its events that the program has read.
 // (UVERBS_HANDLER(UVERBS_METHOD_SRQ_DESTROY))
 func ioctlDestroySRQ(c *ioctlCall) error {
 	return c.native(func() error {

@@ -14,7 +14,7 @@ func handleAttr(id uapi.AttrID, handle uint64) uapi.Attr {
 	return uapi.Attr{AttrID: id, Flags: uapi.AttrFMandatory, Data: handle}
 }
 
-// without drops the attribute with a number; with replaces or adds it.
+// without removes the attribute with the given number. with replaces or adds it.
 func without(attrs []uapi.Attr, id uapi.AttrID) []uapi.Attr {
 	return slices.DeleteFunc(slices.Clone(attrs), func(a uapi.Attr) bool { return a.AttrID == id })
 }
@@ -50,8 +50,8 @@ func (p *program) qpAttrs(pd, cq uint32, user uint64, t uapi.QPType) []uapi.Attr
 	}
 }
 
-// TestObjectsByMethods creates and destroys all objects by methods, as newer libraries do. Events are delivered to the
-// named event files.
+// TestObjectsByMethods creates and destroys all objects by methods, like newer libraries. Events must be delivered to
+// the event files that the methods name.
 func TestObjectsByMethods(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byIoctl)
@@ -78,7 +78,7 @@ func TestObjectsByMethods(t *testing.T) {
 	w.now(func() { p.fakeCQ(cq).Complete(ib.WC{}) })
 	w.now(func() { p.fakeQP(qp).Raise(ib.EventQPFatal) })
 	if users, _ := p.completions(channel); !slices.Equal(users, []uint64{11}) {
-		t.Errorf("completion events: got those of %v, want those of 11", users)
+		t.Errorf("completion events: got user handles %v, want 11", users)
 	}
 	if got, _ := p.asyncEvents(events); len(got) != 1 {
 		t.Errorf("asynchronous events %v", got)
@@ -107,7 +107,7 @@ func TestObjectsByMethods(t *testing.T) {
 	}
 }
 
-// TestMethodsUndone checks that an object is destroyed if its response cannot be delivered.
+// TestMethodsUndone checks that an object is destroyed if the delivery of its response fails.
 func TestMethodsUndone(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byIoctl)
@@ -194,7 +194,8 @@ func TestRegMRByMethod(t *testing.T) {
 	wantErrno(t, "advice with an unknown flag", err, syscall.EINVAL)
 }
 
-// TestMethodsOfZombie checks that after the removal of the device destroying succeeds and all other methods fail.
+// TestMethodsOfZombie checks methods after the removal of the device. Methods that destroy must succeed, and all others
+// must fail.
 func TestMethodsOfZombie(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byIoctl)

@@ -52,7 +52,7 @@ func TestIoctlHeader(t *testing.T) {
 	wantErrno(t, "not mapped", p.f.Ioctl(p, uapi.VerbsIoctl, 8), syscall.EFAULT)
 }
 
-// TestIoctlAtTheEndOfMemory: the argument may end where the mapping ends, and may be long.
+// TestIoctlAtTheEndOfMemory checks arguments at the end of a mapping, including a long argument.
 func TestIoctlAtTheEndOfMemory(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byIoctl)
@@ -71,7 +71,7 @@ func TestIoctlAtTheEndOfMemory(t *testing.T) {
 		at := mem[4096-len(b) : 4096]
 		copy(at, b)
 		if err := p.f.Ioctl(p, uapi.VerbsIoctl, addressOf(at)); err != nil {
-			t.Errorf("%d attributes at the end: %v", attrs, err)
+			t.Errorf("ioctl with %d attributes at the end of memory: got %v, want nil", attrs, err)
 		}
 		cut := mem[4096-len(b)+8 : 4096]
 		copy(cut, b)
@@ -146,7 +146,7 @@ func TestInvokeWriteAttributes(t *testing.T) {
 	p := w.start(byIoctl)
 	number := inline(uapi.AttrWriteCmd, 8, uint64(uapi.CmdAllocPD))
 	resp := p.alloc(16)
-	core := uapi.Attr{AttrID: uapi.AttrCoreIn, Len: 8} // stored in the attribute itself
+	core := uapi.Attr{AttrID: uapi.AttrCoreIn, Len: 8} // the attribute itself contains these bytes
 	for _, test := range []struct {
 		name  string
 		attrs []uapi.Attr
@@ -175,12 +175,13 @@ func TestInvokeWriteAttributes(t *testing.T) {
 		_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodInvokeWrite, test.attrs...)
 		wantErrno(t, test.name, err, test.want)
 		if made := w.dev.Objects().PD - before; (made == 1) != (test.want == 0) {
-			t.Errorf("%s: got %d PDs, want 1 only without an error", test.name, made)
+			t.Errorf("%s: got %d PDs, want 1 if there is no error, else 0", test.name, made)
 		}
 	}
 }
 
-// TestNativeContext creates a context as newer libraries do: by its own methods, without an asynchronous event file.
+// TestNativeContext creates a context like newer libraries: by methods of the context, and without an asynchronous
+// event file.
 func TestNativeContext(t *testing.T) {
 	w := newWorld(t)
 	p := w.open(byIoctl)
@@ -297,7 +298,7 @@ func TestQueryGIDs(t *testing.T) {
 	wantErrno(t, "no such port", entry(2, 0, 0), syscall.EINVAL)
 	wantErrno(t, "flags", entry(1, 0, 1), syscall.EINVAL)
 	if err := entry(1, 0, 1<<32); err != nil {
-		t.Errorf("flags of 4 bytes are 4 bytes: %v", err)
+		t.Errorf("query of a GID entry with flags of 4 bytes: got %v, want nil", err)
 	}
 }
 
@@ -314,11 +315,11 @@ func TestInfoHandles(t *testing.T) {
 	}
 	must(t, info(uapi.ObjectPD, 16))
 	if !bytes.Equal(list, slices.Concat(uint32Bytes(b), uint32Bytes(a), make([]byte, 8))) || total[0] != 2 {
-		t.Errorf("PDs: got %v of %v, want both, the latest first", list, total)
+		t.Errorf("handles of PDs: got %v with total %v, want both, the latest first", list, total)
 	}
 	must(t, info(uapi.ObjectCQ, 4))
 	if !bytes.Equal(list[:4], uint32Bytes(cq)) || total[0] != 1 {
-		t.Errorf("CQs: got %v of %v, want the one CQ", list, total)
+		t.Errorf("handles of CQs: got %v with total %v, want one", list, total)
 	}
 	must(t, info(uapi.ObjectPD, 4))
 	if total[0] != 1 {

@@ -9,7 +9,7 @@ import (
 	"verbena/uapi"
 )
 
-// hasHandle reports whether a request names an object.
+// hasHandle reports whether a request names an object by handle.
 func hasHandle(t reflect.Type) bool {
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -20,8 +20,9 @@ func hasHandle(t reflect.Type) bool {
 	return false
 }
 
-// TestOthersHandles checks that every command that names an object of another context fails, in each form, and does not
-// affect that context. The intruder has no objects, since handles are numbers of one context and it would use its own.
+// TestOthersHandles checks every command that names an object of another context, in each form. The command must fail
+// and must not affect that context. The intruder has no objects: handles are local to a context, and the intruder could
+// therefore reach its own objects.
 func TestOthersHandles(t *testing.T) {
 	w := newSessionWorld(t)
 	p := w.open(t)
@@ -71,7 +72,7 @@ func TestOthersHandles(t *testing.T) {
 				}
 				tried++
 				if err == nil {
-					t.Errorf("%s of %s with handle %d of another context succeeds", form,
+					t.Errorf("%s of %s with handle %d of another context: got success, want an error", form,
 						strings.TrimPrefix(fmt.Sprintf("%T", c.req), "abi."), h)
 				}
 			}
@@ -95,12 +96,12 @@ func TestOthersHandles(t *testing.T) {
 	t.Logf("tried %d", tried)
 	w.other.check(t)
 	if now := p.file.Info(); len(now.PDs)+len(now.MRs)+len(now.CQs)+len(now.QPs)+len(now.AHs) != 0 {
-		t.Errorf("the intruder has got %+v", now)
+		t.Errorf("objects of the intruder: got %+v, want none", now)
 	}
 }
 
-// TestOthersKeys checks that a queue pair of one context cannot use another context's region with any key, nor send
-// into its connections.
+// TestOthersKeys checks that a queue pair of one context cannot use another context's region with any key, and cannot
+// send into the other context's connections.
 func TestOthersKeys(t *testing.T) {
 	w := newSessionWorld(t)
 	p := w.open(t)

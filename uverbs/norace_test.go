@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Under the race detector starting a goroutine allocates.
+// The test is excluded from race builds, because starting a goroutine allocates under the race detector.
 func TestCompletionEventDoesNotAllocate(t *testing.T) {
 	p := newWorld(t).start(byWrite)
 	ch := p.channel()

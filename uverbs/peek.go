@@ -5,11 +5,11 @@ import (
 	"verbena/uapi"
 )
 
-// Peeker is a Caller that can read memory faster, but less reliably, than through its Space: the data may belong to
-// another program. It is used only where this makes no difference and only objects of the file are concerned: for the
-// queue pair to ring, and the queue to arm.
+// Peeker is a Caller that can read memory faster than through its Space, but less reliably. The data may belong to
+// another program. Peek is used only where wrong data do no harm and only affect objects of the file. Such data are the
+// queue pair of a doorbell, and the queue of a REQ_NOTIFY_CQ.
 type Peeker interface {
-	// Peek fills dst from addr. It returns false if it cannot.
+	// Peek fills dst from addr. It returns false if this is not possible.
 	Peek(dst [][]byte, addr uint64) bool
 }
 
@@ -26,8 +26,8 @@ func (b *commandBuffer) peek(c Caller, addr uint64, n int) []byte {
 	return b.iov[0]
 }
 
-// ringPeeked executes the doorbell command at addr. It returns false as ringHandle does, and if the command can only be
-// read through the caller's Space.
+// ringPeeked executes the doorbell command at addr. It returns false in the same cases as ringHandle, and also if the
+// command can only be read through the caller's Space.
 func (f *File) ringPeeked(c Caller, buf *commandBuffer, addr uint64) (rang bool) {
 	b := buf.peek(c, addr, doorbellSize)
 	return b != nil && f.ringHandle(c, b)
@@ -36,8 +36,9 @@ func (f *File) ringPeeked(c Caller, buf *commandBuffer, addr uint64) (rang bool)
 // armSize is the length of a REQ_NOTIFY_CQ by ioctl(2) in the form of libibverbs.
 const armSize = ioctlHdrSize + 2*attrSize
 
-// armPeeked executes the REQ_NOTIFY_CQ at addr, which is the most frequent call of programs after the doorbell. It
-// returns false if the memory contains another call, or an invalid one, or can only be read through the caller's Space.
+// armPeeked executes the REQ_NOTIFY_CQ at addr. After the doorbell, this command is the most frequent call of programs.
+// It returns false if the memory contains another call or an invalid call, or can only be read through the caller's
+// Space.
 func (f *File) armPeeked(c Caller, buf *commandBuffer, addr uint64) (armed bool) {
 	if traceOf(c) != nil {
 		return false
@@ -56,8 +57,8 @@ func (f *File) armPeeked(c Caller, buf *commandBuffer, addr uint64) (armed bool)
 // armWriteSize is the length of a REQ_NOTIFY_CQ by write(2).
 var armWriteSize = cmdHdrSize + uapi.SizeOf[uapi.ReqNotifyCQ]()
 
-// armWritten executes the REQ_NOTIFY_CQ in b without the overhead of other commands. It returns false as armPeeked
-// does.
+// armWritten executes the REQ_NOTIFY_CQ in b without the overhead of other commands. It returns false in the same cases
+// as armPeeked.
 func (f *File) armWritten(c Caller, b []byte) (armed bool) {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
 	if hdr.Command != uint32(uapi.CmdReqNotifyCQ) || int(hdr.InWords)*4 != len(b) || traceOf(c) != nil ||
@@ -68,7 +69,7 @@ func (f *File) armWritten(c Caller, b []byte) (armed bool) {
 	return ok && f.arm(c, req)
 }
 
-// arm arms a completion queue. It returns false if that fails or would have to wait.
+// arm arms a completion queue. It returns false if arming fails or would have to wait.
 func (f *File) arm(c Caller, req uapi.ReqNotifyCQ) (armed bool) {
 	if !f.life.TryRLock() {
 		return false

@@ -36,15 +36,15 @@ func (a *armCall) bytes() []byte {
 	return b
 }
 
-// armed reports whether a completion causes an event.
+// armed reports whether a completion raises an event.
 func (p *program) armed(ch int, cq uint32) bool {
 	p.w.now(func() { p.fakeCQ(cq).Complete(ib.WC{}) })
 	events, _ := p.completions(ch)
 	return len(events) == 1
 }
 
-// TestArmPeeked checks that a queue is armed by peeking if the call has the form of libibverbs, and that all other
-// calls have the same result as without peeking.
+// TestArmPeeked checks that peeking arms a queue if the call has the form of libibverbs. All other calls must have the
+// same result as without peeking.
 func TestArmPeeked(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -98,13 +98,13 @@ func TestArmPeeked(t *testing.T) {
 			}
 			c := &peekingCaller{program: p, seen: slices.Clone(b)}
 			if got := p.f.Ioctl(c, uapi.VerbsIoctl, addressOf(b)); !errors.Is(got, test.want) || (got == nil) != (err == nil) {
-				t.Errorf("%v where memory can be peeked at, %v where not", got, err)
+				t.Errorf("Ioctl: got %v with peeking and %v without, want equal results", got, err)
 			}
 			if reads := c.reads > 0; reads != test.reads {
-				t.Errorf("reads of the caller's memory by a peek: got %d, want any: %v", c.reads, test.reads)
+				t.Errorf("reads of the caller's memory: got %d, want any: %v", c.reads, test.reads)
 			}
 			if armed := p.armed(ch, cq); armed != (test.want == nil) {
-				t.Errorf("armed with a possible peek at memory: got %v, want %v", armed, test.want == nil)
+				t.Errorf("queue armed: got %v, want %v", armed, test.want == nil)
 			}
 		})
 	}
@@ -122,8 +122,8 @@ func TestNotifyFlags(t *testing.T) {
 	}
 }
 
-// TestArmPeekedElsewhere checks that peeked data, which may belong to another program, arm at most a queue of this
-// file, and that a zombie returns its usual errors.
+// TestArmPeekedElsewhere checks peeked data that belong to another program. They may arm at most a queue of this file,
+// and a zombie must return its usual errors.
 func TestArmPeekedElsewhere(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
 	ch := p.channel()
@@ -137,12 +137,12 @@ func TestArmPeekedElsewhere(t *testing.T) {
 			t.Errorf("%s is seen: %v", name, err)
 		}
 		if !p.armed(ch, cq) {
-			t.Errorf("%s: got a queue that is not armed, want an armed one", name)
+			t.Errorf("%s: got a queue that is not armed, want an armed queue", name)
 		}
 	}
 	must(t, p.w.core.Unregister(p.w.handle))
 	if err := p.f.Ioctl(&peekingCaller{program: p, seen: b}, uapi.VerbsIoctl, addressOf(b)); !errors.Is(err, syscall.EIO) {
-		t.Errorf("a zombie says %v, want EIO", err)
+		t.Errorf("Ioctl on a zombie: got %v, want EIO", err)
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 	"verbena/uapi"
 )
 
-// post sends work requests followed by the elements of all of them, and returns the number of the rejected one.
+// post sends work requests, followed by the elements of all requests. It returns the number of the rejected request.
 func post[WR any](p *program, cmd uapi.Command, qp uint32, wrs []WR, sges []uapi.SGE) (uint32, error) {
 	req := uapi.PostSend{QPHandle: qp, WRCount: uint32(len(wrs)), SGECount: uint32(len(sges)),
 		WQESize: uint32(uapi.SizeOf[WR]())}
@@ -59,7 +59,7 @@ func TestPostSend(t *testing.T) {
 			t.Errorf("send with invalidate: got %+v, want key 9 without elements", g)
 		}
 
-		// The queue is full now.
+		// At this point the queue is full.
 		bad, err = post(p, uapi.CmdPostSend, rc, []uapi.SendWR{inv, inv}, nil)
 		wantErrno(t, "full queue", err, syscall.ENOMEM)
 		if bad != 1 {
@@ -76,7 +76,8 @@ func TestPostSend(t *testing.T) {
 		if g := p.fakeQP(ud).Sent()[0]; g.AH == nil || g.RemoteQPN != 0x11 || g.RemoteQKey != 0x22 {
 			t.Errorf("datagram: got %+v, want QP 0x11 with Q_Key 0x22", g)
 		}
-		must(t, silently(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah})) // it is no longer in use
+		// the address handle is no longer in use
+		must(t, silently(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}))
 
 		for _, test := range []struct {
 			name string
@@ -153,7 +154,7 @@ func TestPollCQ(t *testing.T) {
 			got[0].PortNum != 1 {
 			t.Errorf("got %+v", got)
 		}
-		// Never more than the buffer holds, whatever the request.
+		// The response must never exceed the buffer, even if the request asks for more.
 		if got := poll(1<<32-1, 3); len(got) != 3 || got[0].WRID != 2 {
 			t.Errorf("got %d", len(got))
 		}
@@ -172,8 +173,8 @@ func TestPollCQ(t *testing.T) {
 	})
 }
 
-// TestModifyPorts: in the transition to RTR the port of an address must be that of INIT; in SQD a new address sets the
-// port.
+// TestModifyPorts checks the port of an address. In the transition to RTR it must be the port of INIT, and in SQD a new
+// address sets the port.
 func TestModifyPorts(t *testing.T) {
 	for _, test := range []struct {
 		name      string
@@ -239,7 +240,7 @@ type controller struct {
 
 func (c controller) NetRaw() bool { return c.raw }
 
-// TestControlledQKey checks that a controlled Q_Key requires CAP_NET_RAW. With the Q_Key of connection managers a
+// TestControlledQKey checks that a controlled Q_Key requires CAP_NET_RAW. With the Q_Key of connection managers, a
 // program could end the connections of other programs.
 func TestControlledQKey(t *testing.T) {
 	for _, test := range []struct {
@@ -247,7 +248,8 @@ func TestControlledQKey(t *testing.T) {
 		caller Caller
 		mask   uapi.QPAttrMask
 		key    uint32
-		want   syscall.Errno // ENOENT: the queue pair does not exist, which is checked next
+		// ENOENT means that the Q_Key was accepted: the next check fails, because the queue pair does not exist
+		want syscall.Errno
 	}{
 		{"without a capability", controller{raw: false}, uapi.QPAttrQKey, 0x80010000, syscall.EPERM},
 		{"a caller who does not say", struct{ Caller }{}, uapi.QPAttrQKey, 0x80010000, syscall.EPERM},

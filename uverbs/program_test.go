@@ -76,7 +76,7 @@ func worldWith(t *testing.T, dev *ib.DeviceHandle, drv *ibfake.Driver, opts Serv
 	return w
 }
 
-// notCharged checks that no user is charged. A double release would make the ledger panic.
+// notCharged checks that no user has charges left. A double release would make the ledger panic.
 func notCharged(t testing.TB, l *quota.Ledger) {
 	t.Helper()
 	var s []string
@@ -91,13 +91,13 @@ func notCharged(t testing.TB, l *quota.Ledger) {
 	}
 }
 
-// checkDescriptors fails the test if the number of open descriptors has changed at its end.
+// checkDescriptors fails the test if the number of open descriptors has changed at the end of the test.
 func checkDescriptors(t *testing.T) {
 	t.Helper()
 	before := descriptors(t)
 	t.Cleanup(func() {
 		var after map[string]string
-		testutil.Poll(func() bool { // a goroutine may hold a closed file for a moment
+		testutil.Poll(func() bool { // a goroutine may reference a closed file for a moment
 			after = descriptors(t)
 			return len(after) <= len(before)
 		})
@@ -115,7 +115,7 @@ func descriptors(t *testing.T) map[string]string {
 	must(t, err)
 	fds := map[string]string{}
 	for _, e := range entries {
-		// The runtime opens its own when it first needs them.
+		// The runtime opens its own descriptors when it first needs them.
 		if what, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && what != "anon_inode:[eventpoll]" &&
 			what != "anon_inode:[eventfd]" {
 			fds[e.Name()] = what
@@ -131,7 +131,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// wantErrno checks the errno for the program.
+// wantErrno checks the errno that the program receives.
 func wantErrno(t testing.TB, what string, err error, want syscall.Errno) {
 	t.Helper()
 	if want == 0 && err != nil || want != 0 && !errors.Is(err, want) {
@@ -151,7 +151,7 @@ func (m *memory) Close() error {
 	return nil
 }
 
-// program acts as a program: it is this process, with an open file that it uses like the C library.
+// program acts as a program: this process with an open file, which it uses like the C library.
 type program struct {
 	t     *testing.T
 	w     *world
@@ -180,7 +180,7 @@ func (f form) String() string { return [...]string{"write", "ioctl"}[f] }
 
 const arenaSize = 4 << 20
 
-// open opens the device; it is closed at the end of the test.
+// open opens the device. The file is closed at the end of the test.
 func (w *world) open(form form) *program {
 	w.t.Helper()
 	p := &program{t: w.t, w: w, mem: &memory{}, acct: umem.NewAccount(nil), form: form, async: -1}
@@ -260,7 +260,7 @@ func (p *program) alloc(n int) []byte {
 	defer p.mu.Unlock()
 	n = (n + 15) &^ 15
 	if p.used+n > len(p.arena) {
-		p.used = 0 // long tests wrap around; small allocations are not needed any more then
+		p.used = 0 // long tests start again at the beginning, because they no longer need small allocations
 	}
 	b := p.arena[p.used : p.used+n : p.used+n]
 	p.used += n
@@ -268,7 +268,7 @@ func (p *program) alloc(n int) []byte {
 	return b
 }
 
-// store puts b into memory of the program.
+// store copies b into memory of the program.
 func (p *program) store(b []byte) []byte {
 	m := p.alloc(len(b))[:len(b)]
 	copy(m, b)
@@ -284,13 +284,13 @@ func (p *program) write(cmd []byte) error {
 	return err
 }
 
-// rawCommand is a command of which each part can be invalid.
+// rawCommand is a command that may have invalid parts.
 type rawCommand struct {
 	extended  bool
 	number    uint32 // without flags
 	core      []byte // without the address of the response
 	driver    []byte
-	room      int // for the core's response
+	room      int // size of the buffer for the core's response
 	driverOut int
 }
 
@@ -344,8 +344,8 @@ func (p *program) send(c rawCommand) (resp, driver []byte, err error) {
 	return resp, driver, err
 }
 
-// inline returns an attribute that contains its data; input returns one that points to them if they are too long for
-// that.
+// inline returns an attribute that contains its data. input returns an attribute that points to its data if they are
+// too long to be contained.
 func inline(id uapi.AttrID, n int, v uint64) uapi.Attr {
 	return uapi.Attr{AttrID: id, Len: uint16(n), Flags: uapi.AttrFMandatory, Data: v}
 }
@@ -425,7 +425,7 @@ func silently[Req any](p *program, cmd uapi.Command, req Req) error {
 	return err
 }
 
-// The usual objects.
+// The next functions create the usual objects.
 
 func (p *program) allocPD() uint32 {
 	p.t.Helper()
@@ -451,7 +451,7 @@ func (p *program) channel() int {
 	return int(resp.FD)
 }
 
-// createCQ creates a queue; channel is -1 for none, user the program's handle.
+// createCQ creates a queue. channel is -1 for no channel, and user is the program's handle.
 func (p *program) createCQ(channel int, user uint64) uint32 {
 	p.t.Helper()
 	resp, err := do[uapi.CreateCQResp](p, uapi.CmdCreateCQ,
@@ -484,7 +484,7 @@ func (p *program) fakeQP(handle uint32) *ibfake.QP {
 	return p.w.handle.QP(p.f.objects.find(handle).res.(*qpObject).QP).(*ibfake.QP)
 }
 
-// readEvents reads the events of an event file without waiting; end reports the end of the file.
+// readEvents reads the events of an event file without waiting. end reports the end of the file.
 func (p *program) readEvents(fd, size int) (records [][]byte, end bool) {
 	p.t.Helper()
 	p.settle()
@@ -518,7 +518,7 @@ func (p *program) completions(channel int) (users []uint64, end bool) {
 	return users, end
 }
 
-// settle waits until the service has written the raised events as far as possible.
+// settle waits until the service has written the raised events to the pipes, as far as the pipes have space.
 func (p *program) settle() {
 	e := &p.f.events
 	e.mu.Lock()
@@ -543,7 +543,7 @@ func (p *program) asyncEvents(fd int) (events []string, end bool) {
 	return events, end
 }
 
-// now runs f and the callbacks that it makes due.
+// now runs f and the callbacks that f makes due.
 func (w *world) now(f func()) {
 	w.handle.HoldCallbacks()
 	f()

@@ -67,7 +67,7 @@ func (p *program) rxeQP(req uapi.CreateQP) uapi.CreateQPResp {
 	return resp
 }
 
-// connect moves a queue pair to RTS, connected to another one of the same device.
+// connect moves a queue pair to RTS, connected to another queue pair of the same device.
 func (p *program) connect(handle, peer uint32, t uapi.QPType) {
 	p.t.Helper()
 	gid, err := p.w.dev.QueryGID(1, 1)
@@ -165,7 +165,7 @@ func TestSRQCommands(t *testing.T) {
 		if q.SRQLimit != 2 || q.MaxWR != srq.MaxWR || q.MaxSGE != srq.MaxSGE {
 			t.Errorf("query: got %+v, want limit 2 and the values of the creation", q)
 		}
-		for i := range 2 { // from either, to the same queue
+		for i := range 2 { // from either queue pair, to the same SRQ
 			wr := uapi.SendWR{WRID: 10, NumSGE: 1, Opcode: uapi.WRSend}
 			if bad, err := post(p, uapi.CmdPostSend, qps[i].QPHandle, []uapi.SendWR{wr}, sge); err != nil || bad != 0 {
 				t.Fatalf("refused %d: %v", bad, err)
@@ -176,14 +176,14 @@ func TestSRQCommands(t *testing.T) {
 		}
 		p.expectEvents(fmt.Sprintf("%v:77", uapi.EventSRQLimitReached))
 
-		// Another capacity: the driver returns the offset.
+		// The request asks for another capacity, and the driver returns the offset.
 		place := p.alloc(16)[:16]
 		_, _, err = doWith[none](p, uapi.CmdModifySRQ, uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrMaxWR,
 			MaxWR: 100},
 			enc(uapi.RXEModifySRQCmd{MMapInfoAddr: addressOf(place)}), 0)
 		must(t, err)
 		if mi, _ := uapi.Decode[uapi.MMInfo](place); mi.Size <= drv.MI.Size {
-			t.Errorf("queue after the resize: got %+v, want a larger one than %+v", mi, drv.MI)
+			t.Errorf("queue after the resize: got %+v, want it larger than %+v", mi, drv.MI)
 		}
 		wantErrno(t, "resize without telling where", silently(p, uapi.CmdModifySRQ,
 			uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrMaxWR, MaxWR: 50}), syscall.EINVAL)
@@ -192,11 +192,11 @@ func TestSRQCommands(t *testing.T) {
 			t.Errorf("resources: got %+v, want 1 basic SRQ", info.SRQs)
 		}
 		if info.SRQs[0].PD != info.PDs[0].Handle {
-			t.Errorf("the SRQ is in PD %d, want %d", info.SRQs[0].PD, info.PDs[0].Handle)
+			t.Errorf("PD of the SRQ: got %d, want %d", info.SRQs[0].PD, info.PDs[0].Handle)
 		}
 		for _, q := range info.QPs {
 			if q.SRQ != info.SRQs[0].Handle {
-				t.Errorf("QP %d receives from SRQ %d, want %d", q.Num, q.SRQ, info.SRQs[0].Handle)
+				t.Errorf("SRQ of QP %d: got %d, want %d", q.Num, q.SRQ, info.SRQs[0].Handle)
 			}
 		}
 		for i := range qps {
@@ -226,15 +226,15 @@ func TestSRQCommands(t *testing.T) {
 	})
 }
 
-// openXRCD opens the XRC domain of a descriptor; -1: a private one.
+// openXRCD opens the XRC domain of a descriptor. -1 means a private domain.
 func (p *program) openXRCD(fd, flags int) (uint32, error) {
 	r, err := do[uapi.OpenXRCDResp](p, uapi.CmdOpenXRCD, uapi.OpenXRCD{FD: uint32(fd), OFlags: uint32(flags)})
 	return r.XRCDHandle, err
 }
 
-// TestXRCCommands tests XRC by commands: one program sends, and another one, which shares its domain through a file,
-// receives at a target that the first one has created. The rxe provider of libibverbs has no XRC, so a program cannot
-// test it.
+// TestXRCCommands tests XRC by commands. One program sends. Another program shares its domain through a file, and
+// receives at a target that the first program has created. The rxe provider of libibverbs has no XRC. An unmodified
+// program can therefore not test XRC.
 func TestXRCCommands(t *testing.T) {
 	both(t, func(t *testing.T, form form) {
 		w := newRXEWorld(t)
@@ -277,9 +277,10 @@ func TestXRCCommands(t *testing.T) {
 		mra, mrb := a.regMR(pda), b.regMR(pdb)
 		ini := a.rxeQP(uapi.CreateQP{PDHandle: pda, SendCQHandle: cqa, QPType: uapi.QPTXRCIni})
 		a.connect(ini.QPHandle, tgt.QPN, uapi.QPTXRCIni)
-		b.connect(opened.QPHandle, ini.QPN, uapi.QPTXRCTgt) // a program that has opened it may also modify it
-		// A send that names no queue, because commands have no field for its number: the target moves to the error
-		// state, and both programs receive the event.
+		// a program that has opened the target may also modify it
+		b.connect(opened.QPHandle, ini.QPN, uapi.QPTXRCTgt)
+		// The next send names no queue, because commands have no field for the queue's number. The target moves to the
+		// error state, and both programs receive the event.
 		srq, drv := b.createSRQ(pdb, uapi.CreateXSRQ{SRQType: uapi.SRQTXRC, XRCDHandle: xb, CQHandle: cqb})
 		if srq.SRQN == 0 || srq.SRQN != drv.SRQNum {
 			t.Errorf("SRQ numbers: got %d and %d, want equal ones above 0", srq.SRQN, drv.SRQNum)
@@ -353,7 +354,7 @@ func TestMulticastCommands(t *testing.T) {
 		}
 		wantErrno(t, "detach before", detach(ud.QPHandle), syscall.EINVAL)
 		must(t, attach(ud.QPHandle, group))
-		must(t, attach(ud.QPHandle, group)) // it is a member already
+		must(t, attach(ud.QPHandle, group)) // the queue pair is already a member
 		wantErrno(t, "no group", attach(ud.QPHandle, netip.MustParseAddr("10.0.0.1").As16()), syscall.EINVAL)
 		wantErrno(t, "a connected queue pair", attach(rc.QPHandle, group), syscall.EINVAL)
 		wantErrno(t, "no queue pair", attach(999, group), syscall.ENOENT)
@@ -362,15 +363,15 @@ func TestMulticastCommands(t *testing.T) {
 		must(t, detach(ud.QPHandle))
 		wantErrno(t, "detach twice", detach(ud.QPHandle), syscall.EINVAL)
 		must(t, attach(ud.QPHandle, group))
-		p.f.Close() // the membership does not prevent it
+		p.f.Close() // the membership does not prevent the close
 		if n := w.dev.Objects(); n != (ib.ObjectCounts{}) {
 			t.Errorf("remaining objects: got %v, want none", n)
 		}
 	})
 }
 
-// TestMulticastMemberships checks that each membership is charged once, up to the limit of the user, and released only
-// by a detach with the same GID and LID.
+// TestMulticastMemberships checks that each membership is charged once, up to the limit of the user. Only a detach with
+// the same GID and LID may release the charge.
 func TestMulticastMemberships(t *testing.T) {
 	w := newRXEWorld(t)
 	limits := quota.Limits{}
@@ -404,7 +405,7 @@ func TestMulticastMemberships(t *testing.T) {
 		name := fmt.Sprintf("step %d: %v of group %d with LID %d", i, step.cmd, step.group, step.lid)
 		wantErrno(t, name, err, step.want)
 		if err != nil && !strings.Contains(err.Error(), step.text) {
-			t.Errorf("%s: got %q, want %q in it", name, err, step.text)
+			t.Errorf("%s: got %q, want it to contain %q", name, err, step.text)
 		}
 		if got := p.User().Held(quota.Multicast); got != step.held {
 			t.Errorf("%s: got %d memberships charged, want %d", name, got, step.held)

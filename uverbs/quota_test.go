@@ -16,8 +16,8 @@ import (
 	"verbena/umem"
 )
 
-// TestQuota checks that each kind of object is charged to the user who opened the file, rejected beyond the limit with
-// the errno of the kind, and released by its destruction.
+// TestQuota checks the quota of each kind of object. The object must be charged to the user who opened the file,
+// rejected beyond the limit with the errno of the kind, and released by its destruction.
 func TestQuota(t *testing.T) {
 	w := newWorld(t)
 	limits := quota.Limits{}
@@ -102,7 +102,7 @@ func TestQuota(t *testing.T) {
 			var refusal *quota.Error
 			wantErrno(t, "over the limit", err, k.errno)
 			if !errors.As(err, &refusal) || refusal.Kind != k.kind {
-				t.Errorf("over the limit: got %v, want a quota.Error of %v", err, k.kind)
+				t.Errorf("creation over the limit: got %v, want a quota.Error of kind %v", err, k.kind)
 			}
 			if k.destroy == nil {
 				return
@@ -126,8 +126,8 @@ func TestQuota(t *testing.T) {
 	w.open(byWrite)
 }
 
-// TestQuotaBalances makes random sequences of commands, some of which fail in the driver, at the delivery of the
-// response or at a limit, and removes the device in between. In the end nothing may be charged, and nothing may have
+// TestQuotaBalances executes random sequences of commands and removes the device in between. Some commands fail in the
+// driver, at the delivery of the response or at a limit. In the end there must be no charges, and no charge may have
 // been released twice.
 func TestQuotaBalances(t *testing.T) {
 	for seed := range uint64(60) {
@@ -167,7 +167,7 @@ func balance(t *testing.T, r *rand.Rand) {
 		if c.Answers {
 			at := uint64(fuzzBase + 0x4000)
 			if r.IntN(8) == 0 && !failing {
-				at = 8 // nothing is mapped there
+				at = 8 // this address is not mapped
 			}
 			putUint64(body, at)
 		}

@@ -7,14 +7,14 @@ import (
 	"verbena/ib"
 )
 
-// WithCQ calls f with the completion queue that a program has under a handle on a device, which is not destroyed
-// meanwhile. pid is the number of the process that opened the device; 0: any. It returns ENOENT if there is none,
-// EINVAL if several processes have one. f may not sleep.
+// WithCQ calls f with the completion queue that a program has under a handle on a device. The queue is not destroyed
+// during the call. pid is the process that opened the device; 0 means any process. It returns ENOENT if no process has
+// such a queue, and EINVAL if several processes have one. f may not sleep.
 func (s *Server) WithCQ(dev *ib.Device, handle uint32, pid int, f func(*ib.CQ)) error {
 	return withObject(s, dev, handle, pid, "completion queue", func(o *cqObject) { f(o.CQ) })
 }
 
-// WithSRQ is WithCQ for a shared receive queue.
+// WithSRQ is the equivalent of WithCQ for a shared receive queue.
 func (s *Server) WithSRQ(dev *ib.Device, handle uint32, pid int, f func(*ib.SRQ)) error {
 	return withObject(s, dev, handle, pid, "shared receive queue", func(o *srqObject) { f(o.SRQ) })
 }
@@ -38,14 +38,17 @@ func withObject[T resource](s *Server, dev *ib.Device, handle uint32, pid int, w
 	}
 	switch {
 	case found > 1:
-		return fmt.Errorf("%s %d: %d programs have one: name the process too: %w", what, handle, found, syscall.EINVAL)
+		return fmt.Errorf("%s %d: %d programs have this handle, name the process too: %w",
+			what, handle, found, syscall.EINVAL)
 	case found == 0 || !withHandle(only, handle, f):
-		return fmt.Errorf("%s %d: no program has it; `verbena res show --json` lists them: %w", what, handle, syscall.ENOENT)
+		return fmt.Errorf("%s %d: no program has this handle, `verbena res show --json` lists the handles: %w",
+			what, handle, syscall.ENOENT)
 	}
 	return nil
 }
 
-// withHandle calls f with the object of a handle. It returns false if there is none, or the context is being ended.
+// withHandle calls f with the object of a handle. It returns false if the object does not exist, or if the context is
+// being ended.
 func withHandle[T resource](file *File, handle uint32, f func(T)) bool {
 	if !file.life.TryRLock() {
 		return false

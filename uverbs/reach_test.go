@@ -21,7 +21,7 @@ type numbered struct {
 
 func (n numbered) PID() int { return n.pid }
 
-// TestReachByHandle checks the completion queue that a handle and a process number select, for an operator.
+// TestReachByHandle checks which completion queue a handle and a process number select for an operator.
 func TestReachByHandle(t *testing.T) {
 	w := newWorld(t)
 	a, b, closed := w.start(byWrite), w.start(byWrite), w.start(byWrite)
@@ -41,7 +41,7 @@ func TestReachByHandle(t *testing.T) {
 	another := ib.NewDevice("rxe1", ibfake.New(), nil)
 	cqOf := func(p *program, handle uint32) *ib.CQ { return p.f.objects.find(handle).res.(*cqObject).CQ }
 
-	const several, nothing = "2 programs have one: name the process too", "no program has it"
+	const several, nothing = "2 programs have this handle, name the process too", "no program has this handle"
 	for _, test := range []struct {
 		name   string
 		dev    *ib.Device
@@ -70,10 +70,13 @@ func TestReachByHandle(t *testing.T) {
 			t.Errorf("%s: got queue %p, want %p", test.name, got, test.cq)
 		}
 		if err != nil && !strings.Contains(err.Error(), test.text) {
-			t.Errorf("%s: got %q, want %q in it", test.name, err, test.text)
+			t.Errorf("%s: got %q, want it to contain %q", test.name, err, test.text)
 		}
 	}
-	err = w.srv.WithSRQ(w.dev, own, 0, func(*ib.SRQ) { t.Error("a completion queue is taken for a shared receive queue") })
+	err = w.srv.WithSRQ(w.dev, own, 0, func(*ib.SRQ) {
+		t.Error("WithSRQ with the handle of a completion queue: called " +
+			"f, want an error")
+	})
 	wantErrno(t, "another kind", err, syscall.ENOENT)
 }
 
@@ -105,7 +108,7 @@ func TestRing(t *testing.T) {
 		text   string // empty: it rings
 	}{
 		{"ready", ready, ""},
-		{"in RESET", early, "it cannot send"},
+		{"in RESET", early, "cannot send in state RESET"},
 		{"destroyed", gone, "no queue pair has the handle"},
 		{"a protection domain", pd, "no queue pair has the handle"},
 		{"of another program", others, "no queue pair has the handle"},
@@ -117,11 +120,11 @@ func TestRing(t *testing.T) {
 		}
 		wantErrno(t, test.name, err, syscall.EINVAL)
 		if err != nil && !strings.Contains(err.Error(), test.text) {
-			t.Errorf("%s: got %q, want %q in it", test.name, err, test.text)
+			t.Errorf("%s: got %q, want it to contain %q", test.name, err, test.text)
 		}
 	}
 	if r, e, o := p.fakeQP(ready).Rung(), p.fakeQP(early).Rung(), other.fakeQP(others).Rung(); r != 1 || e != 0 || o != 0 {
-		t.Errorf("rung %d, %d and %d times, want once, never and never", r, e, o)
+		t.Errorf("doorbells: got %d, %d and %d, want 1, 0 and 0", r, e, o)
 	}
 	other.f.Close()
 	if err := other.f.Ring(other, others); !errors.Is(err, errClosed) {
@@ -133,7 +136,7 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// TestDoorbellByInvokeWrite checks the doorbell by INVOKE_WRITE, which has no fast path.
+// TestDoorbellByInvokeWrite checks the doorbell by INVOKE_WRITE, for which there is no fast path.
 func TestDoorbellByInvokeWrite(t *testing.T) {
 	p := newWorld(t).start(byIoctl)
 	qp := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
@@ -144,11 +147,11 @@ func TestDoorbellByInvokeWrite(t *testing.T) {
 	_, err = post(p, uapi.CmdPostSend, qp, []uapi.SendWR(nil), nil)
 	must(t, err)
 	if n := fake.Rung(); n != 1 {
-		t.Errorf("rung %d times, want once", n)
+		t.Errorf("doorbells: got %d, want 1", n)
 	}
 }
 
-// TestDeviceGoesDuringGetContext checks that a context is not created if the device is removed after the check.
+// TestDeviceGoesDuringGetContext removes the device after GET_CONTEXT has checked it. The context must not be created.
 func TestDeviceGoesDuringGetContext(t *testing.T) {
 	w := newWorld(t)
 	p := w.open(byWrite)
@@ -167,6 +170,6 @@ func TestDeviceGoesDuringGetContext(t *testing.T) {
 	}
 	must(t, <-removed)
 	if n := w.drv.Contexts(); n != 0 {
-		t.Errorf("got %d contexts in the driver, want none", n)
+		t.Errorf("contexts in the driver: got %d, want 0", n)
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"verbena/uapi"
 )
 
-// BenchmarkRecovery measures the time from a fatal event until the recovered device is registered and open to programs.
-// Ten processes have the given number of queue pairs, each with an outstanding receive.
+// BenchmarkRecovery measures the time from a fatal event until the recovered device is registered and programs can open
+// it. Ten processes share the given number of queue pairs. Each queue pair has an outstanding receive.
 func BenchmarkRecovery(b *testing.B) {
 	for _, qps := range []int{1, 100, 10000} {
 		b.Run(fmt.Sprintf("qps=%d", qps), func(b *testing.B) {

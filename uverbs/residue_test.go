@@ -45,7 +45,7 @@ func TestNoResidue(t *testing.T) {
 		first, second := run(0xa5), run(0x5a)
 		for i := range first {
 			if !bytes.Equal(first[i], second[i]) {
-				t.Errorf("%v, command %d: the response holds the former bytes of a buffer:\n%x\n%x", form, i/2, first[i], second[i])
+				t.Errorf("%v, command %d: got a response with former bytes of the buffer:\n%x\n%x", form, i/2, first[i], second[i])
 			}
 		}
 	}

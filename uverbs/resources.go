@@ -16,15 +16,15 @@ type ContextInfo struct {
 	PID         int
 	ProcessName string
 	UID         int
-	Owner       quota.ID // the user who is charged
-	// Zombie: the device has gone; the objects are only handles.
+	Owner       quota.ID // the charged user
+	// Zombie is set if the device has been removed and the objects are only handles.
 	Zombie bool
-	// Busy: the context is being ended, and its objects are unknown.
+	// Busy is set while the context is being ended. Its objects are unknown.
 	Busy bool
-	// PinnedPages is the number of pages pinned by the process's account, for all its files together.
+	// PinnedPages is the number of pages that the process's account has pinned, for all its files together.
 	PinnedPages uint64
 
-	// In creation order.
+	// The objects are in creation order.
 	PDs   []PDInfo
 	MRs   []MRInfo
 	MWs   []MWInfo
@@ -38,7 +38,7 @@ type ContextInfo struct {
 // PDInfo is a protection domain.
 type PDInfo struct {
 	Handle uint32
-	Uses   int // number of its objects
+	Uses   int // number of objects in the domain
 }
 
 // MRInfo is a registered region.
@@ -61,8 +61,8 @@ type MWInfo struct {
 type CQInfo struct {
 	Handle  uint32
 	Entries int
-	Channel bool // has a completion channel
-	Uses    int  // number of queues that complete on it
+	Channel bool // the queue has a completion channel
+	Uses    int  // number of queues that complete on the CQ
 }
 
 // QPInfo is a queue pair.
@@ -70,7 +70,7 @@ type QPInfo struct {
 	Handle  uint32
 	Num     uint32
 	PD      uint32 // handle; 0 for an XRC target
-	SRQ     uint32 // handle; 0 for none
+	SRQ     uint32 // handle, or 0 for none
 	Type    ib.QPType
 	State   ib.QPState
 	DestNum uint32 // number of the peer
@@ -85,7 +85,7 @@ type AHInfo struct{ Handle uint32 }
 type SRQInfo struct {
 	Handle uint32
 	PD     uint32 // handle
-	CQ     uint32 // handle; for an XRC queue
+	CQ     uint32 // handle of the completion queue; for an XRC queue
 	Num    uint32 // number for XRC senders
 	XRC    bool
 	MaxWR  uint32 // capacity in receives
@@ -94,7 +94,7 @@ type SRQInfo struct {
 // XRCDInfo is an open XRC domain.
 type XRCDInfo struct{ Handle uint32 }
 
-// Resources describes the objects of programs, by device and process; zombies of former devices are last. It may sleep.
+// Resources describes the objects of programs, by device and process. Zombies of former devices are last. It may sleep.
 func (s *Server) Resources() []ContextInfo {
 	s.mu.Lock()
 	gone := slices.Clone(s.gone)
@@ -150,7 +150,7 @@ func (f *File) Info() ContextInfo {
 		case *qpObject:
 			q := QPInfo{Handle: o.handle, Num: r.Num(), PD: r.pd, SRQ: r.srq, Type: r.Type(), State: ib.QPErr}
 			if !o.gone {
-				a := r.Peek() // Query blocks while the program's memory does not respond
+				a := r.Peek() // Query would block while the program's memory does not respond
 				q.State, q.DestNum, q.RQPSN, q.SQPSN = a.State, a.DestQPN, a.RQPSN, a.SQPSN
 			}
 			info.QPs = append(info.QPs, q)

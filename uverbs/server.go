@@ -16,15 +16,15 @@ import (
 	"verbena/uapi"
 )
 
-// UserABI is implemented by an [ib.Driver] with a provider in user space. A driver without it has ABI version 1 and
-// accepts the ioctls of any driver.
+// UserABI is implemented by an [ib.Driver] that has a provider in user space. A driver without UserABI has ABI version
+// 1 and accepts the ioctls of any driver.
 type UserABI interface {
-	// UserABI returns the number of the driver in the ioctl form (enum rdma_driver_id) and the version of its private
-	// data, shown in sysfs as uverbsN/abi_version (ib_device_ops.driver_id, uverbs_abi_ver).
+	// UserABI returns the number of the driver in the ioctl form (enum rdma_driver_id) and the version of the driver's
+	// private data. sysfs shows the version as uverbsN/abi_version (ib_device_ops.driver_id, uverbs_abi_ver).
 	UserABI() (driverID, version uint32)
 }
 
-// Counters is implemented by an [ib.Driver] with counters, shown in sysfs in ports/1/hw_counters.
+// Counters is implemented by an [ib.Driver] with counters. sysfs shows the counters in ports/1/hw_counters.
 type Counters interface {
 	// Stats returns the values by name. It may sleep.
 	Stats() map[string]uint64
@@ -32,15 +32,15 @@ type Counters interface {
 
 // ServerOptions holds the options of NewServer.
 type ServerOptions struct {
-	// CompVectors is the number of completion vectors of each device; 0: the number of processors.
+	// CompVectors is the number of completion vectors of each device. 0 means the number of processors.
 	CompVectors int
-	// Log receives the rare messages that cannot be returned to a caller, with the attributes uid, pid and name of the
-	// process that opened the file. nil discards them.
+	// Log receives the rare messages that cannot be returned to a caller. The attributes are uid, pid and name of the
+	// process that opened the file. A nil Log discards the messages.
 	Log *slog.Logger
-	// Grace limits the wait of a device's removal, and of a file's close, for calls blocked on the memory of an
-	// unresponsive process; 0: 2 s.
+	// Grace limits the wait for calls that are blocked on the memory of an unresponsive process, at the removal of a
+	// device and the close of a file. 0 means 2 s.
 	Grace time.Duration
-	// Kept keeps users charged for event files that their programs keep open; nil: no charge.
+	// Kept continues to charge users for event files that their programs have not closed. nil means no charge.
 	Kept *kept.Keeper
 }
 
@@ -53,13 +53,13 @@ type Server struct {
 	client ib.Client
 
 	mu       sync.Mutex
-	devices  []*Device // by minor number; nil: free
+	devices  []*Device // by minor number; nil entries are free
 	gone     []*Device // removed devices that still have zombies
 	onChange []func()
 
 	onVerb atomic.Pointer[func(VerbCall) error] // nil: none
 
-	pipes sync.Map // *quota.User to the chan struct{} of pipeGate.user
+	pipes sync.Map // maps a *quota.User to the chan struct{} of pipeGate.user
 }
 
 // pipeGate returns the limit of threads in calls on the pipes of a user's context.
@@ -71,7 +71,8 @@ func (s *Server) pipeGate(u *quota.User) *pipeGate {
 	return newPipeGate(c.(chan struct{}))
 }
 
-// NewServer creates a server and registers it as a client of core. Close it after the last File. It may sleep.
+// NewServer creates a server and registers it as a client of core. The caller must call Close after the last File has
+// been closed. It may sleep.
 func NewServer(core *ib.Core, opts ServerOptions) (*Server, error) {
 	if opts.CompVectors <= 0 {
 		opts.CompVectors = runtime.NumCPU()
@@ -90,12 +91,12 @@ func NewServer(core *ib.Core, opts ServerOptions) (*Server, error) {
 	return s, nil
 }
 
-// Close removes the devices from the programs, as if they had been unplugged. Open files must still be closed by their
-// owners. It may sleep.
+// Close removes the devices from the programs, as if the devices had been unplugged. Open files must still be closed by
+// their owners. It may sleep.
 func (s *Server) Close() { s.core.UnregisterClient(&s.client) }
 
-// QueuePairUser returns the user who is charged for a queue pair of a device; false if no program has a queue pair with
-// this number. It does not sleep.
+// QueuePairUser returns the user who is charged for a queue pair of a device. It returns false if no program has a
+// queue pair with this number. It does not sleep.
 func (s *Server) QueuePairUser(dev *ib.Device, num uint32) (*quota.User, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,8 +117,8 @@ func (s *Server) Devices() []*Device {
 	return slices.DeleteFunc(slices.Clone(s.devices), func(d *Device) bool { return d == nil })
 }
 
-// OnChange sets a function that is called after a device was added, and after one was removed from Devices but before
-// its contexts are ended. f may sleep.
+// OnChange sets a function that is called after a device has been added. The function is also called after a device has
+// been removed from Devices, before its contexts are ended. f may sleep.
 func (s *Server) OnChange(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,7 +134,7 @@ func (s *Server) changed() {
 	}
 }
 
-// add implements the client's Add. (ib_uverbs_add_one)
+// add implements Client.Add. (ib_uverbs_add_one)
 func (s *Server) add(dev *ib.Device) (any, error) {
 	attr, err := dev.QueryDevice()
 	if err != nil {
@@ -162,7 +163,7 @@ func (s *Server) add(dev *ib.Device) (any, error) {
 	return d, nil
 }
 
-// remove implements the client's Remove. (ib_uverbs_remove_one)
+// remove implements Client.Remove. (ib_uverbs_remove_one)
 func (s *Server) remove(_ *ib.Device, data any) {
 	d := data.(*Device)
 	s.mu.Lock()
@@ -174,7 +175,7 @@ func (s *Server) remove(_ *ib.Device, data any) {
 	s.forget(d)
 }
 
-// forget drops a removed device after its last zombie is closed.
+// forget removes a removed device from the list after the close of its last zombie.
 func (s *Server) forget(d *Device) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -185,8 +186,8 @@ func (s *Server) forget(d *Device) {
 	}
 }
 
-// Open opens a device by its name, such as uverbs0, for a process. The File owns m. It returns ENODEV if there is no
-// such device, or the error of quota.Error if the user has too many files open. (ib_uverbs_open)
+// Open opens a device by its name, such as uverbs0, for a process. The File owns m. It returns ENODEV if the device
+// does not exist, or the error of quota.Error if the user has too many open files. (ib_uverbs_open)
 func (s *Server) Open(name string, p Process, m Memory) (*File, error) {
 	for _, d := range s.Devices() {
 		if d.Name() != name {
@@ -206,7 +207,7 @@ func (s *Server) Open(name string, p Process, m Memory) (*File, error) {
 	return nil, fmt.Errorf("open %s: no such device: %w", name, syscall.ENODEV)
 }
 
-// Device is a device as seen by programs. (struct ib_uverbs_device)
+// Device is the view that programs have of a device. (struct ib_uverbs_device)
 type Device struct {
 	srv         *Server
 	ib          *ib.Device
@@ -214,18 +215,18 @@ type Device struct {
 	name        string
 	ports       int
 	driverID    uapi.DriverID
-	checkDriver bool // ioctls must name the driver's number
+	checkDriver bool // ioctls must contain the driver's number
 	abiVersion  int
 	methods     map[methodID]*method // methods of the driver, by ID
 	sysfs       map[string]func() (string, error)
 
 	mu    sync.Mutex
-	gone  bool // no new files are opened
+	gone  bool // no new files can be opened
 	files map[*File]struct{}
 
 	xrc xrcDomains
 
-	queuePairs sync.Map // *qpObject by number; without XRC targets, which are shared
+	queuePairs sync.Map // maps a number to a *qpObject; excludes XRC targets, which are shared
 }
 
 // Name returns the name of the device file, such as uverbs0.
@@ -255,10 +256,10 @@ func (d *Device) DriverID() uapi.DriverID { return d.driverID }
 // DriverABI returns the version of the driver's private data, shown in sysfs as uverbsN/abi_version.
 func (d *Device) DriverABI() int { return d.abiVersion }
 
-// usable returns nil unless the device is in error. It is for calls that do not reach the midlayer.
+// usable returns nil unless the device is in the error state. It is for calls that do not call the midlayer.
 func (d *Device) usable() error {
 	if d.ib.State() == ib.DeviceError {
-		return fmt.Errorf("the device is in error: %w", syscall.EIO)
+		return fmt.Errorf("the device is in the error state: %w", syscall.EIO)
 	}
 	return nil
 }
@@ -283,7 +284,7 @@ func (d *Device) detach(f *File) {
 	}
 }
 
-// openFiles returns the files with objects on the device, including files that are being closed and still have some.
+// openFiles returns the files with objects on the device, including files that are still being closed.
 func (d *Device) openFiles() []*File {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -294,9 +295,9 @@ func (d *Device) openFiles() []*File {
 	return files
 }
 
-// disassociate makes the contexts zombies. When it returns, none of their objects is on the device, except those of
-// contexts blocked on the memory of an unresponsive process. All blocked contexts share one grace period and are then
-// abandoned. The others do not wait for them. (ib_uverbs_free_hw_resources)
+// disassociate makes the contexts zombies. When it returns, the contexts have no objects on the device. Contexts
+// blocked on the memory of an unresponsive process are an exception. All blocked contexts share one grace period and
+// are abandoned afterwards. The other contexts do not wait for blocked contexts. (ib_uverbs_free_hw_resources)
 func (d *Device) disassociate() {
 	d.mu.Lock()
 	d.gone = true

@@ -30,10 +30,10 @@ import (
 	"verbena/umem"
 )
 
-// This fuzzer knows the structure of commands. A program runs whole sessions on a real rxe device, with mostly valid
-// commands. Some commands are damaged, and the shared queues are overwritten. A bystander, another process on the same
-// device, has objects whose numbers the program knows. After each session no object of the program may remain, and the
-// bystander must be unaffected.
+// This fuzzer uses the structure of commands. A program runs whole sessions on a real rxe device, with mostly valid
+// commands. Some commands are damaged, and the shared queues are overwritten. A bystander is another process on the
+// same device. The program can use the numbers of the bystander's objects. After each session no object of the program
+// may remain, and the bystander must be unaffected.
 
 // lockedSpace is a flatSpace outside the Go heap that the device, its timers and the program may use concurrently.
 type lockedSpace struct {
@@ -79,7 +79,7 @@ type queueMemory struct {
 	bytes   int
 }
 
-// queueLimit limits the allocations of one session, to keep it fast.
+// queueLimit limits the allocations of one session, which keeps the session short.
 const queueLimit = 4 << 20
 
 func (m *queueMemory) Alloc(size int) (ib.Shared, error) {
@@ -125,7 +125,7 @@ type sessionProgram struct {
 
 func (p *sessionProgram) Space() umem.Space { return p.space }
 
-// The program's memory: its data, its commands and their responses.
+// The next constants divide the program's memory into its data, its commands and their responses.
 const (
 	sessionMemory   = 0x10000
 	sessionData     = fuzzBase
@@ -156,7 +156,7 @@ type sessionCommandKind struct {
 	extended bool
 	req      any  // the type of the request
 	resp     int  // buffer size for the core's response
-	makes    pool // the kind of number in the response
+	makes    pool // kind of the number in the response
 	driver   int  // buffer size for the driver's response
 }
 
@@ -207,7 +207,7 @@ type sessionWorld struct {
 	srv   *Server
 	gid   ib.GID
 	other *bystander
-	base  string // dev.Objects() without a session
+	base  string // dev.Objects() when there is no session
 	round int
 }
 
@@ -306,7 +306,7 @@ func call1[Resp, Req any](t testing.TB, p *sessionProgram, cmd uapi.Command, req
 	return v
 }
 
-// bystander is a process with a connection to itself, which must keep working.
+// bystander is a process with a connection to itself. This connection must continue to work.
 type bystander struct {
 	*sessionProgram
 	mr   uapi.RegMRResp
@@ -334,7 +334,7 @@ func newBystander(t testing.TB, w *sessionWorld) *bystander {
 	}
 	for i := range o.qps {
 		for _, m := range connection(o.qps[i].QPHandle, o.qps[1-i].QPN, w.gid) {
-			m.Timeout, m.RetryCnt = 18, 7 // one second, so that it does not fail on a slow machine
+			m.Timeout, m.RetryCnt = 18, 7 // one second, so that the connection does not fail on a slow machine
 			call1[none](t, p, uapi.CmdModifyQP, m, nil, 0)
 		}
 	}
@@ -359,7 +359,7 @@ func connection(qp, dest uint32, gid ib.GID) []uapi.ModifyQP {
 	}
 }
 
-// check sends a message from the bystander to itself, and checks that its objects are unchanged.
+// check sends a message from the bystander to itself, and checks that the bystander's objects are unchanged.
 func (o *bystander) check(t testing.TB) {
 	t.Helper()
 	o.seen++
@@ -386,14 +386,15 @@ func (o *bystander) check(t testing.TB) {
 		}
 	}
 	if got := o.space.get(sessionData, 0x4000); !bytes.Equal(got, want) {
-		t.Fatal("the bystander's memory has changed")
+		t.Fatal("memory of the bystander: got other bytes, want the message")
 	}
 	if info := o.objects(); o.info != "" && info != o.info {
 		t.Fatalf("bystander's objects: got %s, want %s", info, o.info)
 	}
 }
 
-// objects returns the bystander's objects, without the packet sequence numbers, which its own messages change.
+// objects returns the bystander's objects, without the packet sequence numbers. The bystander's own messages change
+// these numbers.
 func (o *bystander) objects() string {
 	info := o.file.Info()
 	for i := range info.QPs {
@@ -402,7 +403,7 @@ func (o *bystander) objects() string {
 	return fmt.Sprintf("%+v", info)
 }
 
-// awaitCompletion polls one completion, which must have this ID.
+// awaitCompletion polls one completion, which must have the given ID.
 func (p *sessionProgram) awaitCompletion(t testing.TB, cq uint32, id uint64) uapi.WC {
 	t.Helper()
 	size := uapi.SizeOf[uapi.WC]()
@@ -415,7 +416,7 @@ func (p *sessionProgram) awaitCompletion(t testing.TB, cq uint32, id uint64) uap
 		}
 		wc, _ := uapi.Decode[uapi.WC](resp[8:])
 		if wc.WRID != id {
-			t.Fatalf("completion: got %+v, want that of work request %d", wc, id)
+			t.Fatalf("completion: got %+v, want work request %d", wc, id)
 		}
 		return wc
 	}
@@ -433,7 +434,7 @@ func (p *fuzzProgram) closeFDs() {
 
 func concat[A, B any](a A, b B) []byte { return uapi.AppendTo(uapi.AppendTo(nil, &a), &b) }
 
-// script is the fuzzer's input: every decision of a session. After its end all decisions are 0.
+// script is the fuzzer's input: every decision of a session. After the end of the script all decisions are 0.
 type script []byte
 
 func (s *script) byte() byte {
@@ -460,7 +461,7 @@ func (s *script) word() uint32 {
 	return binary.LittleEndian.Uint32(b[:])
 }
 
-// session runs a program by a script.
+// session runs a program according to a script.
 type session struct {
 	t testing.TB
 	w *sessionWorld
@@ -468,7 +469,7 @@ type session struct {
 	s *script
 }
 
-// number usually returns a number of a pool, and otherwise one of the bystander or any number.
+// number usually returns a number from a pool, and otherwise a number of the bystander or an arbitrary number.
 func (x *session) number(from []uint32) uint32 {
 	switch c := x.s.byte(); {
 	case len(from) > 0 && c < 224:
@@ -552,7 +553,7 @@ func (x *session) field(name string) uint64 {
 	case "CompMask", "Reserved", "DLID", "FlowLabel", "MLID", "OFlags", "MaxNumTags":
 		return 0
 	}
-	return 1 + uint64(x.s.byte()&15) // counts, numbers of small range, its own handles
+	return 1 + uint64(x.s.byte()&15) // for counts, numbers in a small range, and handles of the program itself
 }
 
 var poolsByField = map[string]pool{
@@ -614,7 +615,7 @@ func (x *session) made(k pool, resp []byte) {
 func encodeValue(v reflect.Value) []byte {
 	var b bytes.Buffer
 	_ = binary.Write(&b, binary.NativeEndian, v.Interface())
-	// The structures have padding only at the end, which binary omits.
+	// The structures have padding only at the end, which package binary omits.
 	return append(b.Bytes(), make([]byte, max(0, int(v.Type().Size())-b.Len()))...)
 }
 
@@ -677,7 +678,7 @@ func (x *session) ioctl(object uapi.ObjectID, method uapi.MethodID, attrs []uapi
 	return x.p.file.Ioctl(x.p, uapi.VerbsIoctl, sessionCommand)
 }
 
-// method calls a method with more or less suitable attributes.
+// method calls a method with attributes that may or may not be suitable.
 func (x *session) method() {
 	ids := slices.SortedFunc(mapKeys(methods), func(a, b methodID) int {
 		return int(a.object)<<16 + int(a.method) - int(b.object)<<16 - int(b.method)
@@ -781,7 +782,7 @@ func (x *session) post() {
 	x.errno(err)
 }
 
-// scribble overwrites a shared queue, which starts with indices, and then rings.
+// scribble overwrites a shared queue, which starts with its indices, and then rings the doorbell.
 func (x *session) scribble() {
 	m := x.p.mem
 	m.mu.Lock()
@@ -826,7 +827,7 @@ func (x *session) errno(err error) {
 
 // run runs a session to its end.
 func (x *session) run() {
-	if x.s.byte() != 0xff { // otherwise the script must find the sequence itself
+	if x.s.byte() != 0xff { // otherwise the script itself must contain the sequence
 		given := x.s
 		x.s = new(script)
 		for _, number := range []uapi.Command{uapi.CmdGetContext, uapi.CmdAllocPD, uapi.CmdRegMR, uapi.CmdCreateCompChannel,
@@ -879,8 +880,8 @@ func (x *session) event() {
 // sessionHang is far longer than any session.
 const sessionHang = 2 * time.Minute
 
-// FuzzSession runs a program by a script, beside a bystander. Nothing may crash, hang, or remain, and the bystander
-// must be unaffected.
+// FuzzSession runs a program according to a script, together with a bystander. No process may crash or hang, no objects
+// may remain, and the bystander must be unaffected.
 func FuzzSession(f *testing.F) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for range 24 {
@@ -911,7 +912,8 @@ func FuzzSession(f *testing.F) {
 		w.other.check(t)
 		if w.round++; w.round%256 == 0 {
 			if !testutil.Poll(func() bool { return runtime.NumGoroutine() <= goroutines && countFDs(t) <= fds }) {
-				t.Fatalf("%d goroutines, %d descriptors; at the start %d and %d", runtime.NumGoroutine(), countFDs(t),
+				t.Fatalf("at the end: got %d goroutines and %d descriptors, want at most %d and %d",
+					runtime.NumGoroutine(), countFDs(t),
 					goroutines-16, fds)
 			}
 		}

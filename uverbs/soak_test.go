@@ -30,8 +30,8 @@ import (
 	"verbena/umem"
 )
 
-// A device is reset, unplugged and plugged at every kind of moment, while ten processes and a consumer in this process
-// keep it busy with more than fifty queue pairs. No call may hang, no object may remain, and every work request must
+// The soak test resets, unplugs and plugs a device at every kind of moment. Meanwhile ten processes and a consumer in
+// this process use more than fifty queue pairs. No call may hang, no object may remain, and every work request must
 // complete exactly once.
 
 const (
@@ -42,7 +42,7 @@ const (
 	soakMessage   = 256
 )
 
-// soakCycles returns the number of cycles of a kind: make soak-reset sets the variables.
+// soakCycles returns the number of cycles of a kind. The target soak-reset of make sets the variables.
 func soakCycles(name string, short int) int {
 	if n, err := strconv.Atoi(os.Getenv(name)); err == nil {
 		return n
@@ -56,7 +56,7 @@ type soak struct {
 	srv   *Server
 	slot  *slot.Slot
 	stop  atomic.Bool
-	lives atomic.Int64 // user contexts that have started to work
+	lives atomic.Int64 // number of user contexts that have started to work
 	dones atomic.Int64 // completions
 	flush atomic.Int64 // flushed completions
 	wg    sync.WaitGroup
@@ -87,8 +87,8 @@ type ledger struct {
 	who  string
 	mu   sync.Mutex
 	next uint64
-	open map[uint64]bool // the value is true once the device must have accepted the request
-	seen map[uint64]bool // completed; kept for a while to find double completions
+	open map[uint64]bool // by ID; true if the device must have accepted the request
+	seen map[uint64]bool // IDs of completed requests, stored for a while to find double completions
 }
 
 func newLedger(s *soak, who string) *ledger {
@@ -181,7 +181,7 @@ func (p *soakProc) run() {
 		if !p.live() {
 			time.Sleep(100 * time.Microsecond)
 		}
-		// Zombies remain for a while beside the next context.
+		// Zombies remain for a while in addition to the next context.
 		for len(p.zombie) > p.rnd.IntN(3) {
 			p.zombie[0]()
 			p.zombie = p.zombie[1:]
@@ -198,7 +198,7 @@ func (p *soakProc) run() {
 	must(p.s.t, unix.Munmap(p.data))
 }
 
-// gone reports whether an error is due to the removal of the device.
+// gone reports whether the removal of the device has caused the error.
 func (p *soakProc) gone(what string, err error) bool {
 	if err == nil {
 		return false
@@ -209,7 +209,7 @@ func (p *soakProc) gone(what string, err error) bool {
 	return true
 }
 
-// soakContext is one run of the program.
+// soakContext is the state of one run of the program.
 type soakContext struct {
 	*soakProc
 	f       *File
@@ -236,7 +236,7 @@ func (m *queueMemory) ring(mi uapi.MMInfo) userRing {
 	return userRing{m.regions[mi.Offset>>32-1]}
 }
 
-// live runs the program once; it returns false if the device was absent.
+// live runs the program once. It returns false if the device was absent.
 func (p *soakProc) live() bool {
 	x := &soakContext{soakProc: p, mem: &queueMemory{}, async: -1, book: newLedger(p.s, "a process")}
 	var err error
@@ -328,7 +328,8 @@ func (x *soakContext) setup() bool {
 	gid := ib.GIDFromAddr(netip.MustParseAddr("10.0.0.1"))
 	for i := range x.qps {
 		for _, m := range connection(x.qps[i].handle, nums[i^1], gid) {
-			m.Timeout, m.RetryCnt, m.RNRRetry = 20, 7, 7 // four seconds, so that it does not fail on a slow machine
+			// four seconds, so that the connection does not fail on a slow machine
+			m.Timeout, m.RetryCnt, m.RNRRetry = 20, 7, 7
 			if x.gone("modify qp", silently(p, uapi.CmdModifyQP, m)) {
 				return false
 			}
@@ -379,7 +380,7 @@ func (x *soakContext) work() bool {
 		x.book.taken()
 	}
 	if x.waits {
-		// Completions that arrived before the notification request are polled below, once for each.
+		// Completions that arrived before the notification request are polled below, each exactly once.
 		if x.gone("req notify", silently(x.program, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: x.cq})) {
 			return false
 		}
@@ -394,7 +395,7 @@ func (x *soakContext) work() bool {
 			var ev [compRecordSize]byte
 			n, err := unix.Read(x.channel, ev[:])
 			if err != nil || n == 0 {
-				return false // the end of the channel
+				return false // the channel has ended
 			}
 		}
 	}
@@ -402,7 +403,7 @@ func (x *soakContext) work() bool {
 	return x.drain()
 }
 
-// drain polls the available completions; it returns false if one of them was flushed.
+// drain polls the available completions. It returns false if a completion was flushed.
 func (x *soakContext) drain() bool {
 	fine := true
 	for {
@@ -424,7 +425,7 @@ func (x *soakContext) drain() bool {
 	}
 }
 
-// fatal waits for the asynchronous event that the device has gone, as a program would after an error.
+// fatal waits for the asynchronous event that reports the removal of the device, like a program after an error.
 func (x *soakContext) fatal() {
 	var last uapi.AsyncEventDesc
 	var b [asyncRecordSize]byte
@@ -447,18 +448,18 @@ func (x *soakContext) fatal() {
 	}
 }
 
-// bury destroys objects, which a zombie allows.
+// bury destroys objects, which is allowed in a zombie.
 func (x *soakContext) bury() {
 	if x.f.now() != states.ContextZombie {
 		return
 	}
 	if _, err := do[uapi.AllocPDResp](x.program, uapi.CmdAllocPD, uapi.AllocPD{}); !errors.Is(err, syscall.EIO) {
-		x.s.t.Errorf("alloc pd of a zombie: %v", err)
+		x.s.t.Errorf("alloc pd of a zombie: got %v, want EIO", err)
 	}
 	for i, q := range x.qps {
-		if i%2 == 0 { // the last close destroys the rest
+		if i%2 == 0 { // the last close destroys the remaining objects
 			if _, err := do[uapi.DestroyQPResp](x.program, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: q.handle}); err != nil {
-				x.s.t.Errorf("destroy qp of a zombie: %v", err)
+				x.s.t.Errorf("destroy qp of a zombie: got %v, want nil", err)
 			}
 		}
 	}
@@ -475,7 +476,7 @@ type soakKernel struct {
 	mr   *ib.MR
 	addr uint64
 	book *ledger
-	room []atomic.Int32 // free entries of send queues, by queue pair
+	room []atomic.Int32 // number of free entries of the send queues, by queue pair
 	stop atomic.Bool
 	over chan struct{}
 }
@@ -555,8 +556,8 @@ func (k *soakKernel) setup(d *ib.Device, mem umem.Space) (err error) {
 	return err
 }
 
-// sge returns the memory of one message. All queue pairs send the first one, and each receives into another one,
-// because different queue pairs read and write concurrently.
+// sge returns the memory of one message. All queue pairs send the first message. Each queue pair receives into another
+// message, because queue pairs read and write concurrently.
 func (k *soakKernel) sge(place int) []ib.SGE {
 	return []ib.SGE{{Addr: k.addr + uint64(place)*soakMessage, Length: soakMessage, LKey: k.mr.LKey()}}
 }
@@ -617,7 +618,7 @@ func (k *soakKernel) destroy() {
 	for _, qp := range k.qps {
 		must(k.s.t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	}
-	// The handler may be about to post a receive: a queue pair in ERR flushes receives that it accepts (ib_drain_qp).
+	// The handler may be about to post a receive. A queue pair in ERR flushes receives that it accepts (ib_drain_qp).
 	for deadline := time.Now().Add(time.Minute); k.cq != nil && k.book.count() > 0 && time.Now().Before(deadline); {
 		k.drain()
 		runtime.Gosched()
@@ -637,14 +638,14 @@ func (k *soakKernel) destroy() {
 }
 
 // soakUntil waits without a limit, because a watchdog limits each cycle. It checks more often than testutil.Poll,
-// because a cycle should start while everything is busy.
+// because a cycle should start while all consumers are busy.
 func soakUntil(f func() bool) {
 	for !f() {
 		time.Sleep(50 * time.Microsecond)
 	}
 }
 
-// busy waits until the device has all its queue pairs, and each consumer has requests in flight.
+// busy waits until the device has all its queue pairs and each consumer has requests in flight.
 func (s *soak) busy() {
 	soakUntil(func() bool {
 		d := s.slot.Device()
@@ -654,7 +655,7 @@ func (s *soak) busy() {
 	soakUntil(func() bool { return s.dones.Load() >= began+100 })
 }
 
-// cycle does one reset, or an unplug and a plug, at one of the moments.
+// cycle executes one reset, or an unplug and a plug, at one of the moments.
 func (s *soak) cycle(n int, plug bool, rnd *rand.Rand) {
 	hw := s.slot.Hardware().(*rxe.Hardware)
 	settled := func(resets int) { soakUntil(func() bool { return s.slot.Status().Resets >= resets }) }
@@ -728,7 +729,7 @@ func TestSoakReset(t *testing.T) {
 		}
 		watchdog.Stop()
 		if (n+1)%500 == 0 {
-			t.Logf("%d cycles in %v: %d contexts lived, %d completions, %d of them flushed", n+1,
+			t.Logf("%d cycles in %v: %d contexts started, %d completions, %d of them flushed", n+1,
 				time.Since(began).Round(time.Second), s.lives.Load(), s.dones.Load(), s.flush.Load())
 		}
 	}
@@ -741,7 +742,7 @@ func TestSoakReset(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(time.Second):
-		// Programs that sleep for a completion wake when the device is removed.
+		// Programs that sleep until a completion must wake when the device is removed.
 		must(t, s.slot.Unplug())
 		<-done
 	}
@@ -755,7 +756,8 @@ func TestSoakReset(t *testing.T) {
 	s.srv.Close()
 	slices.Sort(recoveries)
 	if n := len(recoveries); n > 0 {
-		t.Logf("%d resets, %d unplugs: %d contexts lived, %d completions, %d of them flushed; from the fatal event to a device: median %v, p99 %v, most %v",
+		t.Logf("%d resets, %d unplugs: %d contexts started, %d completions, %d of them flushed; time from the fatal event "+
+			"to the new device: median %v, p99 %v, maximum %v",
 			resets-left[0], plugs-left[1], s.lives.Load(), s.dones.Load(), s.flush.Load(), recoveries[n/2], recoveries[n*99/100],
 			recoveries[n-1])
 	}

@@ -7,7 +7,7 @@ import (
 	"verbena/uapi"
 )
 
-// userRing is a ring in shared memory, used like the rxe library does.
+// userRing is a ring in shared memory, used like the ring of the rxe library.
 type userRing struct{ mem []byte }
 
 func (q userRing) word(at int) *uint32 { return (*uint32)(unsafe.Pointer(&q.mem[at])) }
@@ -17,7 +17,7 @@ func (q userRing) slot(i uint32) []byte {
 	return q.mem[uapi.RXEQueueDataOffset+int((i&mask)<<shift):][:1<<shift]
 }
 
-// post fills the next slot; it returns false if the ring is full.
+// post fills the next slot. It returns false if the ring is full.
 func (q userRing) post(wqe []byte) bool {
 	mask := *q.word(4)
 	prod, cons := *q.word(uapi.RXEQueueProducerOffset), atomic.LoadUint32(q.word(uapi.RXEQueueConsumerOffset))

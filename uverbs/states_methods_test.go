@@ -10,9 +10,9 @@ import (
 	"verbena/uapi"
 )
 
-// The native methods of RDMA_VERBS_IOCTL, as rows of the table. After the removal of the device, Linux returns EIO for
-// a handle that is not being destroyed (rdma_lookup_get_uobject), for creating one (alloc_uobj) and for a use of the
-// context (ib_uverbs_get_ucontext_file).
+// The next rows of the table are the native methods of RDMA_VERBS_IOCTL. After the removal of the device, Linux returns
+// EIO in three cases: for a handle that is not being destroyed (rdma_lookup_get_uobject), for creating a handle
+// (alloc_uobj) and for a use of the context (ib_uverbs_get_ucontext_file).
 
 // ioctlRow is a call of a method.
 type ioctlRow struct {
@@ -25,7 +25,7 @@ func (r ioctlRow) name() string { return uapi.MethodName(r.object, r.method) }
 
 // expected returns the expected results of a call.
 func (r ioctlRow) expected() outcomes {
-	// No driver here accepts a dma-buf, nor does Linux's rxe.
+	// Neither the drivers of this test nor Linux's rxe accept a dma-buf.
 	if r.object == uapi.ObjectMR && r.method == uapi.MethodRegDMABufMR {
 		return outcomes{syscall.EOPNOTSUPP, syscall.EOPNOTSUPP, syscall.EIO, never}
 	}
@@ -48,7 +48,7 @@ func (x *stateProgram) room(id uapi.AttrID, size int) uapi.Attr {
 	return outAttr(id, x.alloc(size)[:size])
 }
 
-// destroyed is a method that destroys an object and reports size bytes.
+// destroyed returns the row of a method that destroys an object and reports size bytes.
 func destroyed(object uapi.ObjectID, method uapi.MethodID, handle func(*stateProgram) uint32, size int) ioctlRow {
 	return ioctlRow{object, method, func(x *stateProgram) []uapi.Attr {
 		attrs := []uapi.Attr{handleAttr(0, uint64(handle(x)))}
@@ -84,7 +84,8 @@ var ioctlRows = []ioctlRow{
 			x.room(uapi.AttrQueryGIDEntryRespEntry, uapi.SizeOf[uapi.GIDEntry]()),
 		}
 	}},
-	// It does not use the device or need a context. Linux lists the objects of the file, and a zombie has none.
+	// INFO_HANDLES does not use the device and needs no context. Linux lists the objects of the file, and a zombie has
+	// no objects.
 	{uapi.ObjectDevice, uapi.MethodInfoHandles, func(x *stateProgram) []uapi.Attr {
 		return []uapi.Attr{
 			inline(uapi.AttrInfoObjectID, 8, uint64(uapi.ObjectPD)), x.room(uapi.AttrInfoTotalHandles, 4),
@@ -170,7 +171,7 @@ func (x *stateProgram) openXRCDomain() uint32 {
 	return resp.XRCDHandle
 }
 
-// TestInfoHandlesOfZombie checks that a zombie has handles to destroy, but no objects to list.
+// TestInfoHandlesOfZombie checks that a zombie lists no objects although it has handles that can be destroyed.
 func TestInfoHandlesOfZombie(t *testing.T) {
 	x := newStateProgram(t)
 	list := func() uint32 {
@@ -181,7 +182,7 @@ func TestInfoHandlesOfZombie(t *testing.T) {
 		return binary.NativeEndian.Uint32(total)
 	}
 	if n := list(); n != 2 {
-		t.Errorf("%d handles of protection domains, want 2", n)
+		t.Errorf("handles of protection domains: got %d, want 2", n)
 	}
 	x.to(2)
 	if n := list(); n != 0 {

@@ -27,16 +27,16 @@ import (
 
 var updateStates = goflag.Bool("update-states", false, "write docs/results/states.md")
 
-// The results of every user command and every midlayer method in each state of its device. The expected ones are those
-// of Linux (drivers/infiniband/core: uverbs_cmd.c, rdma_core.c, verbs.c) or, where Linux leaves them to drivers, those
-// of the contract of package ib. The observed ones are those of the rxe driver. docs/results/states.md is generated
-// from both.
+// The tables in this file contain the results of every user command and every midlayer method, in each state of the
+// device. The expected results are those of Linux (drivers/infiniband/core: uverbs_cmd.c, rdma_core.c, verbs.c). Where
+// Linux leaves a result to drivers, the contract of package ib defines it. The observed results are those of the rxe
+// driver. docs/results/states.md is generated from both.
 
 const (
 	works = syscall.Errno(0)
-	// flushes: it succeeds, and the work request completes with a flush error.
+	// flushes means that the call succeeds, and that the work request completes with a flush error.
 	flushes = syscall.Errno(1 << 16)
-	// never: no object remains on which it could be called.
+	// never means that no object remains on which the method could be called.
 	never = syscall.Errno(1 << 17)
 )
 
@@ -60,7 +60,7 @@ func errnoOf(err error) syscall.Errno {
 	return syscall.Errno(1 << 18)
 }
 
-// outcomes holds the results of a row: active, error, zombie (for methods: none), gone.
+// outcomes holds the results of a row in the states active, error, zombie (none for methods) and gone.
 type outcomes [4]syscall.Errno
 
 // effects maps the effect of a verb to the results of user calls.
@@ -193,9 +193,9 @@ func (x *stateProgram) to(state int) {
 
 // stateRow is a call of a command.
 type stateRow struct {
-	name   string // empty: the name of the command
+	name   string // empty means the name of the command
 	number uint32
-	want   outcomes // none: those of the verb's effect
+	want   outcomes // the zero value means the results of the verb's effect
 	run    func(x *stateProgram) error
 }
 
@@ -278,7 +278,7 @@ var stateRows = []stateRow{
 	silentRow(uapi.CmdDeallocMW, func(x *stateProgram) uapi.DeallocMW { return uapi.DeallocMW{MWHandle: x.mw} }),
 	plain[uapi.CreateAHResp](uapi.CmdCreateAH, (*stateProgram).newAH),
 	silentRow(uapi.CmdDestroyAH, func(x *stateProgram) uapi.DestroyAH { return uapi.DestroyAH{AHHandle: x.ah} }),
-	// Only the core implements channels, while there is a context.
+	// The core alone implements channels. They exist while there is a context.
 	plain[uapi.CreateCompChannelResp](uapi.CmdCreateCompChannel,
 		func(*stateProgram) uapi.CreateCompChannel { return uapi.CreateCompChannel{} }),
 	plain[uapi.CreateCQResp](uapi.CmdCreateCQ, func(*stateProgram) uapi.CreateCQ {
@@ -312,7 +312,7 @@ var stateRows = []stateRow{
 		func(x *stateProgram) uapi.DestroyQP { return uapi.DestroyQP{QPHandle: x.qp} }),
 	{number: uint32(uapi.CmdPostSend), run: func(x *stateProgram) error { return x.post(uapi.CmdPostSend, x.qp) }},
 	{number: uint32(uapi.CmdPostRecv), run: func(x *stateProgram) error { return x.post(uapi.CmdPostRecv, x.qp) }},
-	// Receives of a shared receive queue belong to no queue pair, so they are not flushed (IBA 10.2.9.3).
+	// Receives of a shared receive queue belong to no queue pair and are not flushed (IBA 10.2.9.3).
 	{number: uint32(uapi.CmdPostSRQRecv), run: func(x *stateProgram) error { return x.post(uapi.CmdPostSRQRecv, x.srq) }},
 	silentRow(uapi.CmdAttachMcast, func(x *stateProgram) uapi.AttachMcast {
 		return uapi.AttachMcast{GID: group(7),
@@ -387,12 +387,13 @@ type methodRow struct {
 // methodExceptions holds results that do not follow from the effect of the verb.
 var methodExceptions = map[string]outcomes{
 	"QP.Modify to ERR or RESET": methodOutcomes("QP", verb.Reads),
-	// The rxe driver and the kernel's driver do not support it. In a driver that does, it is a normal change.
+	// Neither the rxe driver nor the kernel's driver supports this method. In a driver that supports it, it is a normal
+	// change.
 	"CQ.Moderate": {syscall.EOPNOTSUPP, syscall.EIO, never, never},
 }
 
-// methodOutcomes returns the results of a method of an object, by the effect of its verb. There are no zombies here,
-// and after the removal of the device only the device itself remains.
+// methodOutcomes returns the results of a method of an object, by the effect of its verb. There are no zombies in this
+// process, and after the removal of the device only the device itself remains.
 func methodOutcomes(object string, e verb.Effect) outcomes {
 	o := outcomes{works, works, never, never}
 	switch e {
@@ -629,8 +630,8 @@ context of a device that has gone is a zombie, and a consumer in this process ha
 returns. Destroying reports the event counts in every state.
 `
 
-// noState lists the methods that do not depend on the state of the device: methods that return parameters of an object,
-// methods that drivers call, and methods that the rxe driver, or this process, does not use.
+// noState lists the methods that do not depend on the state of the device. They return parameters of an object, are
+// called by drivers, or are not used by the rxe driver or by this process.
 var noState = map[string]bool{
 	"Access": true, "Addr": true, "Device": true, "Entries": true, "Init": true, "LKey": true, "RKey": true, "Num": true,
 	"PD":     true,
@@ -641,8 +642,8 @@ var noState = map[string]bool{
 	"Abandon": true, "AddressOfSender": true,
 }
 
-// TestStates checks every entry of the tables, that no command or method is missing, and that docs/results/states.md
-// contains the observed results.
+// TestStates checks every entry of the tables. It also checks that no command or method is missing, and that
+// docs/results/states.md contains the observed results.
 func TestStates(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(statesIntro)
@@ -690,7 +691,7 @@ func TestStates(t *testing.T) {
 		}
 	}
 	header("Methods of RDMA_VERBS_IOCTL", "method")
-	// Covered by the command that it invokes.
+	// The row of the invoked command covers INVOKE_WRITE.
 	methodSeen := map[methodID]bool{{uapi.ObjectDevice, uapi.MethodInvokeWrite}: true}
 	for _, row := range ioctlRows {
 		methodSeen[methodID{row.object, row.method}] = true
@@ -748,13 +749,13 @@ func TestStates(t *testing.T) {
 	const page = "../docs/results/states.md"
 	if *updateStates {
 		if os.Getenv("CI") == "true" {
-			t.Fatalf("-update-states with CI=true would hide that %s is out of date", page)
+			t.Fatalf("-update-states with CI=true would hide an outdated %s", page)
 		}
 		must(t, os.WriteFile(page, []byte(b.String()), 0o644))
 	}
 	have, err := os.ReadFile(page)
 	must(t, err)
 	if string(have) != b.String() {
-		t.Errorf("%s is out of date: run go test ./uverbs -run TestStates -update-states", page)
+		t.Errorf("%s is outdated: run go test ./uverbs -run TestStates -update-states", page)
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"verbena/uapi"
 )
 
-// within fails the test if f exceeds a generous limit, which distinguishes a wait from a hang.
+// within fails the test if f exceeds a generous limit. The limit distinguishes a wait from a hang.
 func within(t testing.TB, what string, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -29,11 +29,12 @@ func within(t testing.TB, what string, f func()) {
 	select {
 	case <-done:
 	case <-time.After(20 * time.Second):
-		t.Fatalf("%s: got no return after 20 s, want one", what)
+		t.Fatalf("%s: got no return within 20 s, want one", what)
 	}
 }
 
-// stuckCalls are calls that the tests block in the driver, as a copy from or to blocked memory would.
+// stuckCalls are calls that the tests block in the driver. A copy from or to blocked memory would block them in the
+// same way.
 var stuckCalls = []struct {
 	method ibfake.Method
 	run    func(p *program, pd, cq, qp uint32) error
@@ -50,9 +51,9 @@ var stuckCalls = []struct {
 	}},
 }
 
-// TestStuckCallDoesNotKeepTheDevice checks that a blocked call prevents neither the removal of the device nor the
-// progress of other contexts. Its own context becomes a zombie at once, is named in the log, and ends when the call
-// returns.
+// TestStuckCallDoesNotKeepTheDevice checks a blocked call. It must prevent neither the removal of the device nor the
+// progress of other contexts. The context of the blocked call must become a zombie at once and be named in the log. It
+// must end when the call returns.
 func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 	for _, test := range stuckCalls {
 		t.Run(string(test.method), func(t *testing.T) {
@@ -76,7 +77,7 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 			within(t, "Info", func() { p.f.Info() })
 			within(t, "Unregister", func() {
 				if err := w.core.Unregister(w.handle); err != nil {
-					t.Errorf("Unregister: got %v, want nil: the remaining objects do not belong to the device", err)
+					t.Errorf("Unregister: got %v, want nil because the remaining objects do not belong to the device", err)
 				}
 			})
 			if i := other.f.Info(); !i.Zombie || i.Busy || len(i.PDs) != 1 {
@@ -92,7 +93,7 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 			within(t, "a doorbell", func() { wantErrno(t, "doorbell after the removal", p.ring(qp), syscall.EIO) })
 			if !strings.Contains(log.String(), "left behind") ||
 				!strings.Contains(log.String(), fmt.Sprintf("uid=%d pid=%d name=test", p.UID(), p.PID())) {
-				t.Errorf("log: got %q, want the process", log.String())
+				t.Errorf("log: got %q, want it to name the process", log.String())
 			}
 			within(t, "Resources", func() { w.srv.Resources() })
 			within(t, "Close", p.f.Close)
@@ -112,8 +113,8 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 	}
 }
 
-// TestStuckCallDoesNotKeepTheFile checks that the close of a file does not wait for the call either, and that a later
-// removal of the device includes the file.
+// TestStuckCallDoesNotKeepTheFile checks that the close of a file does not wait for a blocked call. A later removal of
+// the device must include the file.
 func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
 	for _, goes := range []bool{false, true} {
 		t.Run(fmt.Sprint(goes), func(t *testing.T) {
@@ -132,7 +133,7 @@ func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
 			quit := make(chan struct{})
 			defer close(quit)
 			go func() {
-				for { // all calls are blocked
+				for { // until all calls are blocked
 					select {
 					case <-entered:
 					case <-quit:
@@ -151,13 +152,13 @@ func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
 			once.Do(release)
 			within(t, "the end of the context", func() { <-p.f.end.Load().done })
 			if n := len(w.drv.Destroyed()); n < 5 {
-				t.Errorf("got %d objects destroyed, want 3 QPs, a CQ and a PD", n)
+				t.Errorf("destroyed objects: got %d, want at least 5: 3 QPs, a CQ and a PD", n)
 			}
 		})
 	}
 }
 
-// TestDestroyEach checks that a slow destruction of an object does not delay the following ones.
+// TestDestroyEach checks that the slow destruction of an object does not delay the destruction of the next objects.
 func TestDestroyEach(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byWrite)
@@ -183,7 +184,7 @@ func TestDestroyEach(t *testing.T) {
 	must(t, p.f.user.Take(quota.PDs, 20))
 	within(t, "destroyEach", func() { p.f.destroyEach(objects) })
 	if len(order) != 20 || order[19] != 3 {
-		t.Errorf("destroyed in the order %v, want all, and 3 last", order)
+		t.Errorf("order of destruction: got %v, want 20 objects with 3 as the last one", order)
 	}
 }
 
@@ -193,8 +194,8 @@ func (destroyFunc) kind() kind       { return kindPD }
 func (f destroyFunc) destroy() error { return f() }
 func (destroyFunc) Abandon()         {}
 
-// TestNoLockAcrossStore checks that the offset of a resized queue is stored in the program's memory with no lock held,
-// so that blocked memory delays no other thread. The device may be removed, or the file closed, meanwhile.
+// TestNoLockAcrossStore checks that no lock is held while the offset of a resized queue is stored in the program's
+// memory. Blocked memory must not delay other threads. The device may be removed, or the file closed, during the store.
 func TestNoLockAcrossStore(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -216,7 +217,7 @@ func TestNoLockAcrossStore(t *testing.T) {
 				}
 				stored++
 				if !p.f.life.TryLock() {
-					t.Error("File.life is held")
+					t.Error("File.life during the store: locked, want it unlocked")
 				} else {
 					p.f.life.Unlock()
 				}
@@ -230,12 +231,12 @@ func TestNoLockAcrossStore(t *testing.T) {
 			_, err := p.f.Write(c, addressOf(cmd), len(cmd))
 			wantErrno(t, "resize", err, test.want)
 			if stored != 1 {
-				t.Errorf("stored %d times, want once", stored)
+				t.Errorf("stores: got %d, want 1", stored)
 			}
 			if test.want == 0 {
 				resp, err := do[uapi.QuerySRQResp](p, uapi.CmdQuerySRQ, uapi.QuerySRQ{SRQHandle: srq.SRQHandle})
 				if err != nil || resp.MaxWR < 100 {
-					t.Errorf("query: got %+v, %v, want room for 100", resp, err)
+					t.Errorf("query srq: got %+v and error %v, want a capacity of at least 100", resp, err)
 				}
 			}
 		})

@@ -16,15 +16,15 @@ func allocContext(d *ib.Device, u *ib.Udata) error {
 	return nil
 }
 
-// deallocContext ends a context of allocContext. It may sleep. (dealloc_ucontext)
+// deallocContext ends a context that allocContext has announced. It may sleep. (dealloc_ucontext)
 func deallocContext(d *ib.Device, c ib.UserContext) {
 	if u, ok := ib.As[ib.UserContexter](user.Driver(d)); ok {
 		u.DeallocUserContext(c)
 	}
 }
 
-// disassociateContext detaches a context from the device. It returns false if the driver does not support that. It may
-// sleep. (disassociate_ucontext)
+// disassociateContext detaches a context from the device. It returns false if the driver does not support detaching. It
+// may sleep. (disassociate_ucontext)
 func disassociateContext(d *ib.Device, c ib.UserContext) bool {
 	h, ok := ib.As[ib.Disassociator](user.Driver(d))
 	if ok {

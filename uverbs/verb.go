@@ -8,11 +8,12 @@ import (
 	"verbena/uapi/verb"
 )
 
-// VerbCall is a call of a verb that is about to be executed.
+// VerbCall describes a call of a verb that is about to be executed.
 type VerbCall struct {
-	// Verb is the name of the verb: its C function without ibv_; see Verbs.
+	// Verb is the name of the verb. It is the name of the C function without ibv_; see Verbs.
 	Verb string
-	// State is the requested state of modify_qp, such as "rtr"; empty if no state is requested, and for other verbs.
+	// State is the requested state of modify_qp, such as "rtr". It is empty if no state is requested, and for other
+	// verbs.
 	State string
 	// Device is the name of the midlayer's device, such as rxe0.
 	Device string
@@ -21,12 +22,12 @@ type VerbCall struct {
 	Process string
 }
 
-// OnVerb sets a function that is called before each verb is executed. The header and the attributes of the verb have
-// been checked, and nothing has been executed. If f returns an error, which must wrap a syscall.Errno, the verb returns
-// it. f may sleep: only this verb waits. A nil f removes the function, which may still be running when OnVerb returns.
-// Without a function verbs have no additional cost.
+// OnVerb sets a function that is called before each verb is executed. When f is called, the header and the attributes
+// of the verb have been checked, and nothing has been executed. If f returns an error, which must wrap a syscall.Errno,
+// the verb returns this error. f may sleep, which delays only this verb. A nil f removes the function. The removed
+// function may still be running when OnVerb returns. If there is no function, verbs have no additional cost.
 //
-// Doorbells, posting and polling are not verbs in this sense.
+// Doorbells, posts and polls are not verbs in this sense.
 func (s *Server) OnVerb(f func(VerbCall) error) {
 	if f == nil {
 		s.onVerb.Store(nil)
@@ -47,7 +48,7 @@ func Verbs() []string {
 	return names
 }
 
-// CanonicalVerb returns the name that OnVerb reports for a verb, which may have aliases, such as create_cq_ex. It
+// CanonicalVerb returns the name that OnVerb reports for a verb. A verb may have aliases, such as create_cq_ex. It
 // returns false for an unknown name.
 func CanonicalVerb(name string) (string, bool) {
 	for _, v := range verb.Table {

@@ -14,8 +14,8 @@ import (
 	"verbena/uapi/verb"
 )
 
-// TestVerbTable checks that every command and method of the table has a function, that every function has a row, that
-// no call is in two rows, and that no name belongs to two verbs.
+// TestVerbTable checks the table of verbs. Every command and method must have a function, and every function must have
+// a row. No call may be in two rows, and no name may belong to two verbs.
 func TestVerbTable(t *testing.T) {
 	runs := methodRuns()
 	rows, names, calls := 0, map[string]bool{}, map[string]bool{}
@@ -37,7 +37,7 @@ func TestVerbTable(t *testing.T) {
 				t.Errorf("function of %v: got none, want one", c)
 			}
 			if v.Name == "" && !v.Atomic {
-				t.Errorf("name of %v, which moves no data: got none, want one", c)
+				t.Errorf("name of %v, which is not a data-path call: got none, want one", c)
 			}
 		}
 		for _, m := range v.Methods {
@@ -62,8 +62,8 @@ func TestVerbTable(t *testing.T) {
 	}
 }
 
-// TestOnVerb checks that an injected error is returned in either form before the verb has any effect, and that other
-// verbs are executed.
+// TestOnVerb checks that an injected error is returned in either form before the verb has any effect. Other verbs must
+// be executed.
 func TestOnVerb(t *testing.T) {
 	for _, form := range []form{byWrite, byIoctl} {
 		w := newWorld(t)
@@ -108,7 +108,7 @@ func TestOnVerb(t *testing.T) {
 			}
 			if want := []string{"alloc_pd", "modify_qp:err", "modify_qp:reset", "req_notify_cq",
 				"destroy_qp"}; !slices.Equal(calls, want) {
-				t.Errorf("got the calls %q, want %q", calls, want)
+				t.Errorf("observed calls: got %q, want %q", calls, want)
 			}
 		}
 		run()

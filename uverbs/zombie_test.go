@@ -45,21 +45,21 @@ func TestDeviceRemoval(t *testing.T) {
 
 		must(t, w.core.Unregister(w.handle))
 		if got := w.drv.Destroyed(); !slices.Equal(got, []string{"QP", "QP", "AH", "MR", "CQ", "CQ", "PD"}) {
-			t.Errorf("destroyed in the order %v", got)
+			t.Errorf("order of destruction: got %v, want QPs, AH, MR, CQs and PD", got)
 		}
 		if w.drv.Contexts() != 0 || p.acct.Pages() != 0 {
 			t.Errorf("zombie: got %d contexts in the driver and %d pages, want 0 and 0", w.drv.Contexts(),
 				p.acct.Pages())
 		}
 		if len(w.srv.Devices()) != 0 || p.mem.closed.Load() != 0 {
-			t.Error("device is listed, or the memory closed")
+			t.Error("device after the removal: got it listed or its memory closed, want neither")
 		}
 		if got, end := p.completions(ch); !end || len(got) != 0 {
 			t.Errorf("completion channel: %v, end %v", got, end)
 		}
 		want := []string{fmt.Sprintf("%v:1", uapi.EventPortErr), fmt.Sprintf("%v:0", uapi.EventDeviceFatal)}
 		if got, end := p.asyncEvents(p.async); !end || !slices.Equal(got, want) {
-			t.Errorf("asynchronous events: %v, end %v, want %v", got, end, want)
+			t.Errorf("asynchronous events: got %v with end of file %v, want %v and the end", got, end, want)
 		}
 
 		for n, cmd := range commands {
@@ -77,7 +77,7 @@ func TestDeviceRemoval(t *testing.T) {
 		_, err = p.ioctl(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{})
 		wantErrno(t, "another asynchronous event file", err, syscall.EIO)
 
-		// Destroying succeeds, in any order, once.
+		// Each handle can be destroyed once, in any order.
 		must(t, silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd}))
 		if r := p.destroyCQ(cq); r.CompEventsReported != 1 {
 			t.Errorf("destroy CQ: got %+v, want 1 completion event reported", r)
@@ -92,19 +92,19 @@ func TestDeviceRemoval(t *testing.T) {
 		wantErrno(t, "destroy twice", silently(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}), syscall.ENOENT)
 		wantErrno(t, "destroy as another kind", silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: qp2}), syscall.EINVAL)
 		if got := w.drv.Destroyed(); len(got) != 0 {
-			t.Errorf("the driver was asked to destroy %v", got)
+			t.Errorf("objects that the driver destroyed again: got %v, want none", got)
 		}
 	})
 }
 
-// TestRemovalBeforeContext opens a file, and creates a context, while the device is removed.
+// TestRemovalBeforeContext opens a file, and creates a context, while the device is being removed.
 func TestRemovalBeforeContext(t *testing.T) {
 	w := newWorld(t)
 	p := w.open(byWrite)
 	d := w.srv.Devices()[0]
 	must(t, w.core.Unregister(w.handle))
 	if d.attach(&File{}) {
-		t.Error("a file was added to the device that has gone")
+		t.Error("attach to a removed device: got success, want a failure")
 	}
 	_, err := do[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
 	wantErrno(t, "GET_CONTEXT", err, syscall.EIO)
@@ -115,7 +115,7 @@ func TestRemovalBeforeContext(t *testing.T) {
 	}
 }
 
-// TestRemovalWakesReaders checks that readers of events wake up.
+// TestRemovalWakesReaders checks that blocked readers of events wake up.
 func TestRemovalWakesReaders(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byWrite)
@@ -132,11 +132,11 @@ func TestRemovalWakesReaders(t *testing.T) {
 	}()
 	must(t, w.core.Unregister(w.handle))
 	if r := <-results; r.n != 0 || r.err != nil {
-		t.Errorf("read %d, %v, want the end of the file", r.n, r.err)
+		t.Errorf("read: got %d bytes and error %v, want the end of the file", r.n, r.err)
 	}
 }
 
-// TestRemovalWithFullAsyncFile removes the device while the pipe is full: the program must read the fatal event last,
+// TestRemovalWithFullAsyncFile removes the device while the pipe is full. The program must read the fatal event last,
 // and then the end of the file.
 func TestRemovalWithFullAsyncFile(t *testing.T) {
 	w := newWorld(t)
@@ -158,7 +158,8 @@ func TestRemovalWithFullAsyncFile(t *testing.T) {
 		last, _ = uapi.Decode[uapi.AsyncEventDesc](buf)
 	}
 	if n < os.Getpagesize()/asyncRecordSize || last.EventType != uapi.EventDeviceFatal {
-		t.Errorf("events: got %d with %v as the last, want a full pipe with device fatal", n, last.EventType)
+		t.Errorf("events: got %d with %v as the last one, want a full pipe with device fatal as the last one",
+			n, last.EventType)
 	}
 }
 
@@ -205,11 +206,11 @@ func TestRemovalDuringCommand(t *testing.T) {
 					}
 					ended.Store(true)
 				})
-				for p.f.life.TryRLock() { // until it waits for the command
+				for p.f.life.TryRLock() { // until the removal waits for the command
 					p.f.life.RUnlock()
 				}
 				if ended.Load() {
-					t.Error("it did not wait")
+					t.Error("removal during a command: returned, want it to wait")
 				}
 				release()
 				wg.Wait()
@@ -221,8 +222,9 @@ func TestRemovalDuringCommand(t *testing.T) {
 	}
 }
 
-// TestRemovalDuringAnswer checks that a program that blocks the service on its memory, or on the installation of a
-// descriptor, does not prevent the removal of the device. The object being created is destroyed too.
+// TestRemovalDuringAnswer checks a program that blocks the service on the program's memory, or on the installation of a
+// descriptor. It must not prevent the removal of the device. The object that is being created must be destroyed as
+// well.
 func TestRemovalDuringAnswer(t *testing.T) {
 	for _, test := range []struct {
 		what    string
@@ -269,13 +271,13 @@ func TestRemovalDuringAnswer(t *testing.T) {
 				t.Errorf("%v, want %v", err, test.install)
 			}
 			if !p.f.Info().Zombie {
-				t.Error("the context came back to life")
+				t.Error("context after the removal: got a live context, want a zombie")
 			}
 		})
 	}
 }
 
-// TestClose checks that closing in any state destroys objects in dependency order, once.
+// TestClose checks that a close in any state destroys each object once, in dependency order.
 func TestClose(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(byWrite)
@@ -295,15 +297,15 @@ func TestClose(t *testing.T) {
 		t.Errorf("contexts in the driver: got %d, want 0", w.drv.Contexts())
 	}
 	if _, end := p.asyncEvents(p.async); !end {
-		t.Error("the asynchronous event file has no end")
+		t.Error("asynchronous event file after the close: got no end of the file, want one")
 	}
 	if got := w.srv.Resources(); len(got) != 0 {
 		t.Errorf("resources: %+v", got)
 	}
 }
 
-// TestCloseWithBrokenDriver checks that a driver's failure to destroy one object does not prevent the destruction of
-// the rest, and is logged.
+// TestCloseWithBrokenDriver checks a driver that fails to destroy one object. The failure must be logged and must not
+// prevent the destruction of the other objects.
 func TestCloseWithBrokenDriver(t *testing.T) {
 	core, drv := &ib.Core{}, ibfake.New()
 	must(t, core.Register(ib.NewDevice("rxe0", drv, nil)))

@@ -2,8 +2,8 @@ package poller
 
 import "testing"
 
-// TestBriefSource checks that a source can be stopped before its thread has run for the first time, for example because
-// the program exits at once.
+// TestBriefSource checks that a source can be stopped before its thread has run for the first time. This happens if the
+// program exits at once.
 func TestBriefSource(t *testing.T) {
 	w := newWorld(t)
 	_, s, _ := w.rings()
@@ -12,14 +12,15 @@ func TestBriefSource(t *testing.T) {
 	}
 }
 
-// TestSourceRefused checks that Add fails for a source with an invalid doorbell descriptor, and leaves no resources.
+// TestSourceRefused checks that Add fails for a source with an invalid doorbell descriptor, and leaves no resources
+// behind.
 func TestSourceRefused(t *testing.T) {
 	w := newWorld(t)
 	_, s, _ := w.rings()
 	s.Bell = -1
 	for range 200 {
 		if _, err := w.Pollers.Add(w.user, s); err == nil {
-			t.Fatal("Add: got no error for an invalid doorbell descriptor")
+			t.Fatal("Add with an invalid doorbell descriptor: got nil, want an error")
 		}
 	}
 }

@@ -15,27 +15,27 @@ import (
 )
 
 // ear is an inotify instance that pollers share. The kernel charges instances and watches to the account of the
-// service, which may be that of root, and not to the programs' users. So the number of instances is limited: the first
-// few pollers have one each, and further pollers share them.
+// service, which may be root's account. It does not charge the programs' users. The number of instances is therefore
+// limited: the first few pollers have one instance each, and further pollers share these instances.
 //
-// Each poller has the instance in its epoll set, with EPOLLEXCLUSIVE: an event wakes one of the sleeping threads that
-// share it. A thread reads all events when it wakes for any reason, and wakes the pollers of the events. It makes no
-// call for them that a program could delay.
+// Each poller adds the instance to its epoll set, with EPOLLEXCLUSIVE. An event then wakes one of the sleeping threads
+// that share the instance. A thread that wakes for any reason reads all events and wakes their pollers. This work
+// includes no call that a program could delay.
 type ear struct {
 	fd   atomic.Int64  // 0: closed
-	lost atomic.Uint64 // number of times the kernel has dropped events
+	lost atomic.Uint64 // number of times that the kernel has dropped events
 
 	mu      sync.Mutex
-	pollers map[*poller]struct{} // pollers that sleep on it
-	watches map[int32]*Polled    // armed watches; a nil one has been removed
-	early   map[int32]struct{}   // watches whose end was read before armed was called for them
+	pollers map[*poller]struct{} // pollers that sleep on the instance
+	watches map[int32]*Polled    // armed watches; a nil entry is a removed watch
+	early   map[int32]struct{}   // watches whose end was read before the call of armed
 }
 
 const (
-	// instanceShare and watchShare determine the account's inotify instances and watches for all users together:
-	// 1/instanceShare and 1/watchShare.
+	// All users together may use 1/instanceShare of the account's inotify instances, and 1/watchShare of its inotify
+	// watches.
 	instanceShare, watchShare = 8, 2
-	// userShare determines the part of these for one user: 1/userShare.
+	// One user may use 1/userShare of these watches.
 	userShare = 4
 )
 
@@ -45,7 +45,7 @@ func mostWatches() (user, all int) {
 	return max(all/userShare, 1), all
 }
 
-// readLimit reads a limit of inotify, or returns the kernel's default.
+// readLimit reads a limit of inotify. It returns the kernel's default if the read fails.
 func readLimit(name string, usual int) int {
 	b, err := procfile.Read("/proc/sys/fs/inotify/" + name)
 	n, _ := strconv.Atoi(strings.TrimSpace(string(b)))
@@ -62,10 +62,12 @@ func (s *Pollers) takeWatch(p *poller) error {
 	user, all := s.most()
 	switch {
 	case p.watched >= user:
-		return fmt.Errorf("user %v has %d files watched, which is the limit, a share of /proc/sys/fs/inotify/max_user_watches: %w",
+		return fmt.Errorf("user %v has %d watched files, the limit, which is a share of "+
+			"/proc/sys/fs/inotify/max_user_watches: %w",
 			p.user.ID(), p.watched, unix.EMFILE)
 	case s.watched >= all:
-		return fmt.Errorf("all users have %d files watched, which is the limit, a share of /proc/sys/fs/inotify/max_user_watches: %w",
+		return fmt.Errorf("all users together have %d watched files, the limit, which is a share of "+
+			"/proc/sys/fs/inotify/max_user_watches: %w",
 			s.watched, unix.EMFILE)
 	}
 	if err := s.join(p); err != nil {
@@ -76,12 +78,12 @@ func (s *Pollers) takeWatch(p *poller) error {
 	return nil
 }
 
-// mostEars returns the maximum number of instances of all pollers: a small part of the account's limit.
+// mostEars returns the maximum number of instances of all pollers, a small part of the account's limit.
 func mostEars() int {
 	return min(max(readLimit("max_user_instances", 128)/instanceShare, 1), 16)
 }
 
-// join assigns an instance to the poller: a new one, or the one with the fewest pollers. mu must be held.
+// join assigns an instance to the poller: a new instance, or the instance with the fewest pollers. mu must be held.
 //
 //verbena:held mu
 func (s *Pollers) join(p *poller) error {
@@ -121,7 +123,7 @@ func (e *ear) size() int {
 	return len(e.pollers)
 }
 
-// join makes events wake the poller. The last poller that leaves closes the instance.
+// join adds the poller to the pollers that events wake. leave by the last poller closes the instance.
 func (e *ear) join(p *poller) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -147,7 +149,7 @@ func (e *ear) leave(p *poller) {
 		e.close()
 		return
 	}
-	for other := range e.pollers { // an event may have woken only this poller, after its thread's last read
+	for other := range e.pollers { // an event may have woken only this poller, after the last read of its thread
 		other.kicked()
 		break
 	}
@@ -158,12 +160,12 @@ func (e *ear) close() {
 	unix.Close(int(e.fd.Swap(0)))
 }
 
-// armed records a new watch of a file. The file may have been written to already, and the event may have been read, or
-// dropped if lost has changed since.
+// armed records a new watch of a file. The program may already have written to the file. The event may have been read,
+// or dropped if lost has changed since.
 func (e *ear) armed(wd int32, x *Polled, lost uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if x.wd != wd && e.watches[x.wd] == x { // its end was dropped
+	if x.wd != wd && e.watches[x.wd] == x { // the end of the former watch was dropped
 		delete(e.watches, x.wd)
 	}
 	if _, ended := e.early[wd]; ended || e.lost.Load() != lost {
@@ -176,12 +178,12 @@ func (e *ear) armed(wd int32, x *Polled, lost uint64) {
 	x.wd = wd
 }
 
-// disarm removes the watch of a file. The poller must belong to the ear.
+// disarm removes the watch of a file. The poller must belong to e.
 func (e *ear) disarm(x *Polled) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if x.wd != 0 && e.watches[x.wd] == x {
-		e.watches[x.wd] = nil // until its end is read
+		e.watches[x.wd] = nil // until the end of the watch has been read
 		_, _ = unix.InotifyRmWatch(int(e.fd.Load()), uint32(x.wd))
 	}
 }
@@ -189,8 +191,8 @@ func (e *ear) disarm(x *Polled) {
 // maxReads limits the reads of a thread that reads the events of other pollers.
 const maxReads = 64
 
-// read reads the inotify events and wakes the pollers of the modified files. The watches of these files have ended.
-// read runs on the thread of a poller of the ear. It reports whether a file of that poller may have been modified.
+// read reads the inotify events and wakes the pollers of the modified files. The watches of these files have ended. The
+// thread of a poller of e must call read. read reports whether a file of this poller may have been modified.
 func (e *ear) read(by *poller) (own bool) {
 	var buf [64 * unix.SizeofInotifyEvent]byte
 	for range maxReads {
@@ -212,7 +214,7 @@ func (e *ear) read(by *poller) (own bool) {
 		}
 		e.mu.Unlock()
 	}
-	// More events arrive than one thread should read. Another sleeping thread continues.
+	// The instance has more events than one thread should read. Another sleeping thread reads the remaining events.
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for p := range e.pollers {
@@ -221,7 +223,7 @@ func (e *ear) read(by *poller) (own bool) {
 	return true
 }
 
-// ended records the end of a watch, and reports whether it belongs to the poller by.
+// ended records the end of a watch, and reports whether the watch belongs to the poller by.
 //
 //verbena:held mu
 func (e *ear) ended(wd int32, by *poller) (own bool) {
@@ -239,7 +241,7 @@ func (e *ear) ended(wd int32, by *poller) (own bool) {
 	return false
 }
 
-// overflow treats all files as written to. Arming a watch that is still armed changes nothing.
+// overflow treats all watched files as modified. It is harmless to arm a watch that is still armed.
 //
 //verbena:held mu
 func (e *ear) overflow() {

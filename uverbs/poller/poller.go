@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// linger is the time for which a thread without new requests continues to poll. It is about the cost of sleeping
-	// and waking, so the total is never much worse than either alternative.
+	// linger is the time for which a thread continues to poll without finding new requests. It approximates the cost of
+	// sleeping and waking. The total cost is therefore never much worse than that of either alternative.
 	linger = 50 * time.Microsecond
 	// allRounds is the number of rounds after which a thread checks all queue pairs: see uverbs.File.RingPosted.
 	allRounds = 64
@@ -39,19 +39,20 @@ type Ringer interface {
 	Fail(why error)
 }
 
-// Source is an open device file of a program that posts without a call. Its functions, except Tend, are called by one
-// thread at a time.
+// Source is an open device file of a program that posts without a call. One thread at a time calls its functions,
+// except Tend.
 type Source struct {
 	File Ringer
-	// Bell is an eventfd to which the program writes after a post, if the last call of Tell reported that the thread
+	// Bell is an eventfd. The program writes to it after a post, if the last call of Tell reported that the thread
 	// sleeps.
 	Bell int
 	Tell func(awake bool)
-	// Watched, as an alternative, adds an inotify watch for a file to which the program writes with each post.
+	// Watched is the alternative to the eventfd. It adds an inotify watch for a file to which the program writes with each
+	// post.
 	Watched func(inotify int, mask uint32) (wd int, err error)
-	// Due, if not nil, is called every few milliseconds while the thread is awake, and before it sleeps. It must not
-	// sleep. If it returns true, another thread calls Tend, one at a time for all files of the user. Tend may sleep,
-	// and may be called after Stop.
+	// Due, if not nil, is called every few milliseconds while the thread is awake, and before the thread sleeps. Due
+	// must not sleep. If Due returns true, another thread calls Tend. Calls of Tend for the files of one user do not
+	// overlap. Tend may sleep, and may be called after Stop.
 	Due  func() bool
 	Tend func()
 	// Who identifies the program in the log.
@@ -61,13 +62,13 @@ type Source struct {
 // Pollers holds the pollers of all users.
 type Pollers struct {
 	log      *slog.Logger
-	most     func() (user, all int) // maximum numbers of watched files
+	most     func() (user, all int) // returns the maximum numbers of watched files
 	mostEars int
 
 	mu      sync.Mutex
 	of      map[*quota.User]*poller
-	ears    []*ear // some may be closed
-	watched int    // watched files of all users
+	ears    []*ear // some of the instances may be closed
+	watched int    // number of watched files of all users
 }
 
 // New creates Pollers. log receives errors that cannot be returned to a caller.
@@ -80,16 +81,16 @@ type Polled struct {
 	Source
 	p     *poller
 	armed atomic.Bool // Watched: a write will wake the thread
-	wd    int32       // the last watch; 0: none; under ear.mu
+	wd    int32       // the last watch, or 0; under ear.mu
 	deaf  bool        // the last attempt to arm the watch has failed; under poller.mu
 	scan  uverbs.Scan // used by the thread that has set busy
-	// busy is set by the thread that polls the file. It stays set while that thread is blocked on a program's memory.
+	// busy is set by the thread that polls the file. It remains set while that thread is blocked on a program's memory.
 	busy atomic.Bool
 	by   *runner // the thread that has set busy; under busy
 }
 
-// Add starts to poll the queues of a file. The first file of a user starts a thread, which is charged to the user
-// together with its descriptors.
+// Add starts to poll the queues of a file. The first file of a user starts a thread. The thread and its descriptors are
+// charged to the user.
 func (s *Pollers) Add(u *quota.User, from Source) (_ *Polled, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,7 +115,8 @@ func (s *Pollers) Add(u *quota.User, from Source) (_ *Polled, err error) {
 	return x, nil
 }
 
-// Stop ends the polling. A thread may still be polling the file; package uverbs waits for it.
+// Stop ends the polling of the file. A thread may still be polling the file when Stop returns; package uverbs waits for
+// the end of this poll.
 func (x *Polled) Stop() {
 	s := x.p.set
 	s.mu.Lock()
@@ -127,13 +129,13 @@ func (x *Polled) Stop() {
 	s.endUnused(x.p)
 }
 
-// endUnused ends a poller without files.
+// endUnused ends a poller that has no files.
 //
 //verbena:held mu
 func (s *Pollers) endUnused(p *poller) {
 	if len(*p.files.Load()) == 0 {
 		delete(s.of, p.user)
-		go p.close() // close may wait for a thread that is blocked on a program's memory
+		go p.close() // in a goroutine, because close may wait for a thread that is blocked on a program's memory
 	}
 }
 
@@ -147,17 +149,17 @@ type poller struct {
 
 	files atomic.Pointer[[]*Polled] // replaced, not modified; under mu
 
-	tending atomic.Bool // a thread is calling Source.Tend
+	tending atomic.Bool // a thread is executing Source.Tend
 
-	watched int                 // number of files; under Pollers.mu
-	ear     atomic.Pointer[ear] // nil: it has had no watch yet, or has ended
+	watched int                 // number of watched files; under Pollers.mu
+	ear     atomic.Pointer[ear] // nil if the poller has had no watch yet, or has ended
 
 	mu      sync.Mutex
 	current *runner // nil: closed
-	closed  bool    // the descriptors are closed too
+	closed  bool    // the descriptors are closed as well
 }
 
-// Descriptors is the number of the service's descriptors for a poller, besides watches.
+// Descriptors is the number of the service's descriptors for a poller, in addition to watches.
 const Descriptors = 2
 
 func (s *Pollers) start(u *quota.User) (_ *poller, err error) {
@@ -185,7 +187,7 @@ func (s *Pollers) start(u *quota.User) (_ *poller, err error) {
 	return p, nil
 }
 
-// hear makes a descriptor wake the thread.
+// hear adds a descriptor to the epoll set, whose events wake the thread.
 func (p *poller) hear(fd int, events uint32) error {
 	if err := unix.EpollCtl(p.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)}); err != nil {
 		return fmt.Errorf("epoll_ctl: %w", err)
@@ -223,7 +225,7 @@ func (p *poller) startLocked() error {
 	return nil
 }
 
-// close ends the thread, and waits for it unless it has been replaced.
+// close ends the thread. It waits for the thread unless the thread has been replaced.
 func (p *poller) close() {
 	p.mu.Lock()
 	r := p.current
@@ -246,7 +248,7 @@ func (p *poller) wakeLocked() {
 func (p *poller) add(x *Polled) error {
 	if x.Watched == nil {
 		if err := p.hear(x.Bell, unix.EPOLLIN|unix.EPOLLET); err != nil {
-			return err // with EPOLLET each write is reported once, and need not be read
+			return err // with EPOLLET each write is reported once and need not be read
 		}
 	}
 	p.mu.Lock()
@@ -273,13 +275,13 @@ func (p *poller) remove(x *Polled) {
 type runner struct {
 	p     *poller
 	ended chan struct{}
-	known *[]*Polled // files of the programs that were notified that it is awake
+	known *[]*Polled // files of the programs that were notified that the thread is awake
 
 	lastTend time.Time // time of the last call of Source.Due
 }
 
 // isCurrent reports whether the thread still belongs to the poller. If not, it wakes the current thread, which then
-// polls the files that this one was busy with.
+// polls the files on which the replaced thread was busy.
 func (r *runner) isCurrent() bool {
 	p := r.p
 	p.mu.Lock()
@@ -298,7 +300,7 @@ func (r *runner) run() {
 	// A program can truncate the file of its queues (ftruncate). The resulting fault must be an error only for that
 	// file.
 	debug.SetPanicOnFault(true)
-	last := time.Now() // time of the last new request
+	last := time.Now() // time at which the last new request was found
 	r.lastTend = last
 	for round := 1; ; round++ {
 		if r.known != r.p.files.Load() {
@@ -338,8 +340,8 @@ func (r *runner) tendIfDue(now time.Time) {
 	}
 }
 
-// say notifies all programs whether they must write to the doorbell descriptor, while the thread belongs to the poller.
-// It returns the maximum sleep; negative: until a write.
+// say notifies all programs whether they must write to the doorbell descriptor. It does nothing if the thread no longer
+// belongs to the poller. It returns the maximum sleep. A negative value means to sleep until a write.
 func (r *runner) say(awake bool) (timeout time.Duration) {
 	timeout = -1
 	p := r.p
@@ -359,14 +361,14 @@ func (r *runner) say(awake bool) (timeout time.Duration) {
 	return timeout
 }
 
-// armLocked makes the next write to a watched file wake the thread. It covers one write only, because a watch makes
-// each write slower. It returns false if the file cannot be watched now.
+// armLocked makes the next write to a watched file wake the thread. Only one write wakes the thread, because a watch
+// makes each write slower. It returns false if the file cannot be watched now.
 //
 //verbena:held mu
 func (p *poller) armLocked(x *Polled) bool {
 	e := p.ear.Load()
 	lost := e.lost.Load()
-	x.armed.Store(true) // before a write can end the watch
+	x.armed.Store(true) // precedes the watch, because a write can end the watch
 	wd, err := x.Watched(int(e.fd.Load()), unix.IN_MODIFY|unix.IN_ONESHOT)
 	if errors.Is(err, os.ErrClosed) {
 		x.armed.Store(false)
@@ -386,8 +388,8 @@ func (p *poller) armLocked(x *Polled) bool {
 	return true
 }
 
-// tend starts a thread that calls Tend for the files that are due, unless such a thread is running. The polling thread
-// must not call Tend, because a program can delay it without limit.
+// tend starts a thread that calls Tend for the due files, unless such a thread is running. The polling thread must not
+// call Tend, because a program can delay it without limit.
 func (p *poller) tend() {
 	var due []*Polled
 	for _, x := range *p.files.Load() {
@@ -415,7 +417,7 @@ func (p *poller) tend() {
 func (r *runner) round(all bool) (found bool) {
 	for _, x := range *r.p.files.Load() {
 		if !x.busy.CompareAndSwap(false, true) {
-			continue // another thread is blocked there
+			continue // another thread is blocked on this file
 		}
 		x.by = r
 		found = x.look(all) || found
@@ -428,20 +430,20 @@ func (r *runner) round(all bool) (found bool) {
 func (x *Polled) look(all bool) (found bool) {
 	defer func() {
 		if v := recover(); v != nil {
-			err := fmt.Errorf("a doorbell made the service panic: %v", v)
+			err := fmt.Errorf("panic in a doorbell: %v", v)
 			x.p.set.log.Error(err.Error(), append([]any{"stack", string(debug.Stack())}, x.Who...)...)
 			x.File.Fail(err)
 		}
 	}()
-	found, _ = x.File.RingPosted(x, &x.scan, all) // the program detects a removed device itself
+	found, _ = x.File.RingPosted(x, &x.scan, all) // the program itself detects the removal of the device
 	return found
 }
 
-// Stalled is called when a doorbell blocks on the memory of a program. Another thread continues with the user's other
+// Stalled is called when a doorbell blocks on the memory of a program. Another thread takes over the user's other
 // files. (ib.Staller)
 func (x *Polled) Stalled() { go x.p.replace(x.by) }
 
-// Idle reports whether no other file needs the thread that polls this one. (uverbs.Patient)
+// Idle reports whether no other file needs the thread that polls x. (uverbs.Patient)
 func (x *Polled) Idle() bool {
 	r := x.by
 	if r.known != x.p.files.Load() || !r.isCurrent() {
@@ -461,12 +463,12 @@ func (p *poller) replace(r *runner) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.current == r {
-		_ = p.startLocked() // without another thread the user's other programs have to wait
+		_ = p.startLocked() // without another thread the user's other programs must wait
 	}
 }
 
-// sleep waits for a doorbell, for wakeLocked, or until the timeout, if that is not negative. It passes on doorbells of
-// other users; they do not end the sleep.
+// sleep waits for a doorbell, for wakeLocked, or until the timeout. A negative timeout means no limit. It forwards
+// doorbells of other users, which do not end the sleep.
 func (p *poller) sleep(timeout time.Duration) {
 	var events [64]unix.EpollEvent
 	limit := -1

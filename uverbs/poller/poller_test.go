@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// file counts posts; the count is the number written last.
+// file counts posts. The count is the number that was written last.
 type file struct {
 	posted, rung atomic.Int64
 	panics       atomic.Bool
@@ -86,7 +86,7 @@ func (w *world) rings() (f *file, s Source, awake *atomic.Bool) {
 	return f, Source{File: f, Bell: fd, Tell: awake.Store}, awake
 }
 
-// writes returns a source with a file on a memory file system, and the program's descriptor of it.
+// writes returns a source with a file on a memory file system. program is the program's descriptor of the file.
 func (w *world) writes() (f *file, s Source, program *os.File) {
 	dir, err := os.MkdirTemp("/dev/shm", "verbena-poller-test-")
 	if err != nil {
@@ -108,7 +108,7 @@ func (w *world) asleep(x *Polled) {
 	testutil.Eventually(w, "the watch to be armed", x.armed.Load)
 }
 
-// TestBell checks that posts are found while the thread is awake, and after a write to the doorbell while it sleeps.
+// TestBell checks that posts are found in both states of the thread: awake, and asleep with a write to the doorbell.
 func TestBell(t *testing.T) {
 	w := newWorld(t)
 	f, s, awake := w.rings()
@@ -126,7 +126,7 @@ func TestBell(t *testing.T) {
 	x.Stop()
 }
 
-// TestWatched checks the same for writes to a watched file, and that other files stay watched.
+// TestWatched checks the same with writes to a watched file. It also checks that other files remain watched.
 func TestWatched(t *testing.T) {
 	w := newWorld(t)
 	var files [3]*file
@@ -156,7 +156,7 @@ func TestWatched(t *testing.T) {
 	testutil.Eventually(t, "the post in a file that has been watched all the time",
 		func() bool { return files[2].rung.Load() == 1 })
 	testutil.Eventually(t, "the files to be tended", func() bool { return tended.Load() != 0 })
-	// Stopped files are not watched any more.
+	// Stopped files must not be watched any more.
 	fdinfo := fmt.Sprintf("/proc/self/fdinfo/%d", all[0].p.ear.Load().fd.Load())
 	all[0].Stop()
 	all[2].Stop()
@@ -167,8 +167,8 @@ func TestWatched(t *testing.T) {
 	all[1].Stop()
 }
 
-// TestTendSleeps checks that a Tend that blocks, for example because it releases written pages of a program, delays
-// neither other programs nor the end.
+// TestTendSleeps checks a Tend that blocks, for example while it releases written pages of a program. Such a Tend must
+// delay neither other programs nor the end.
 func TestTendSleeps(t *testing.T) {
 	w := newWorld(t)
 	f, s, program := w.writes()
@@ -180,7 +180,7 @@ func TestTendSleeps(t *testing.T) {
 	}
 	s.Tend = func() {
 		if tending.Add(1) == 2 {
-			t.Error("two threads call Tend for the files of one user")
+			t.Error("Tend: got two calls at the same time for one user, want one")
 		}
 		defer tending.Add(-1)
 		select {
@@ -211,8 +211,8 @@ func TestTendSleeps(t *testing.T) {
 	y.Stop()
 }
 
-// TestUnwatched checks that posts are found even while a file cannot be watched because the machine has no watches
-// left, and that this is logged once.
+// TestUnwatched checks a file that cannot be watched because the machine has no watches left. Posts must be found
+// nevertheless, and the failure must be logged once.
 func TestUnwatched(t *testing.T) {
 	w := newWorld(t)
 	var logs testutil.Buffer
@@ -239,23 +239,23 @@ func TestUnwatched(t *testing.T) {
 	testutil.Eventually(t, "the post to be seen, with a watch", func() bool { return f.rung.Load() == 100 })
 	x.Stop()
 	if n := strings.Count(logs.String(), "watch for doorbells"); n != 1 {
-		t.Errorf("got %d log records, want 1:\n%s", n, logs.String())
+		t.Errorf("log records: got %d, want 1:\n%s", n, logs.String())
 	}
 }
 
-// TestWatchFails checks that Add fails for a file that cannot be watched, and leaves no resources.
+// TestWatchFails checks that Add fails for a file that cannot be watched, and leaves no resources behind.
 func TestWatchFails(t *testing.T) {
 	w := newWorld(t)
 	w.user = quota.New(quota.Limits{quota.Descriptors: {PerUser: Descriptors - 1}}).User(1000)
 	_, s, _ := w.writes()
 	if _, err := w.Pollers.Add(w.user, s); err == nil {
-		t.Fatal("Add beyond the limit of descriptors: got success")
+		t.Fatal("Add beyond the limit of descriptors: got nil, want an error")
 	} else if !strings.Contains(err.Error(), "descriptors") {
 		t.Error(err)
 	}
 }
 
-// TestPanic checks that a panic of a doorbell is reported as a failure of the device, and that the thread continues.
+// TestPanic checks that a panic in a doorbell is reported as a failure of the device, and that the thread continues.
 func TestPanic(t *testing.T) {
 	w := newWorld(t)
 	f, s, _ := w.rings()
@@ -268,8 +268,8 @@ func TestPanic(t *testing.T) {
 	x.Stop()
 }
 
-// TestReplacedRunner checks that a thread that is blocked on a file is replaced once, by a thread that skips the file.
-// When the blocked thread continues, it ends, and the other one polls the file again.
+// TestReplacedRunner checks a thread that is blocked on a file. It must be replaced once, by a thread that skips the
+// file. When the blocked thread continues, it must end, and the new thread must poll the file again.
 func TestReplacedRunner(t *testing.T) {
 	w := newWorld(t)
 	_, s, awake := w.rings()
@@ -289,7 +289,7 @@ func TestReplacedRunner(t *testing.T) {
 	x.Stalled() // too late
 	testutil.Eventually(t, "the old thread to come back and end", func() bool {
 		p.mu.Lock()
-		p.wakeLocked() // one of the two threads
+		p.wakeLocked() // wakes one of the two threads
 		p.mu.Unlock()
 		select {
 		case <-old.ended:
@@ -300,13 +300,13 @@ func TestReplacedRunner(t *testing.T) {
 	})
 	testutil.Eventually(t, "one thread to be left", func() bool { return w.user.Held(quota.Workers) == 1 })
 	if current() != replaced {
-		t.Error("the thread that was replaced was replaced again")
+		t.Error("runner: got a second replacement, want only one")
 	}
 	testutil.Eventually(t, "the other thread to sleep", func() bool { return !awake.Load() })
-	time.Sleep(time.Millisecond) // it reports sleep shortly before it sleeps
+	time.Sleep(time.Millisecond) // the thread reports its sleep shortly before it sleeps
 	x.busy.Store(false)
-	if old.isCurrent() { // it detects this when it continues
-		t.Error("the replaced thread still belongs to the poller")
+	if old.isCurrent() { // the replaced thread detects its replacement when it continues
+		t.Error("isCurrent of the replaced thread: got true, want false")
 	}
 	testutil.Eventually(t, "the other thread to look at the file", func() bool {
 		if !x.busy.CompareAndSwap(false, true) {
@@ -319,8 +319,8 @@ func TestReplacedRunner(t *testing.T) {
 	x.Stop()
 }
 
-// TestIdle checks that a thread may stay with a file while it has not been replaced, no file was added or removed, and
-// no requests are posted elsewhere. It calls Due meanwhile.
+// TestIdle checks that a thread may continue with a file while it has not been replaced, no file was added or removed,
+// and no requests are posted elsewhere. The thread must call Due in between.
 func TestIdle(t *testing.T) {
 	due := 0
 	newFile := func(p *poller) (*file, *Polled) {
@@ -348,12 +348,12 @@ func TestIdle(t *testing.T) {
 	y.busy.Store(true)
 	check("where another thread is stopped there", true)
 	if due != 0 {
-		t.Errorf("Due: got a call at once, want none")
+		t.Errorf("calls of Due at once: got %d, want none", due)
 	}
 	r.lastTend = r.lastTend.Add(-tendTime)
 	check("after a while", true)
 	if due != 2 {
-		t.Errorf("got %d calls of Due, want 2", due)
+		t.Errorf("calls of Due: got %d, want 2", due)
 	}
 	more := slices.Clone(list)
 	p.files.Store(&more)
@@ -363,12 +363,12 @@ func TestIdle(t *testing.T) {
 	check("when it is replaced", false)
 }
 
-// TestInstances checks that the watched files of 20 users share a few inotify instances, that each doorbell wakes its
-// own user's thread, and that no doorbell is lost while users are added and removed. The instances are closed with the
-// last users.
+// TestInstances checks that the watched files of 20 users share a few inotify instances. Each doorbell must wake the
+// thread of its own user, and no doorbell may be lost while users are added and removed. The instances must be closed
+// with the last users.
 func TestInstances(t *testing.T) {
 	if n := mostEars(); n < 1 || n > 16 {
-		t.Errorf("got %d instances, want 1 to 16", n)
+		t.Errorf("maximum number of instances: got %d, want 1 to 16", n)
 	}
 	for _, most := range []int{1, 3} {
 		t.Run(fmt.Sprint(most), func(t *testing.T) { testInstances(t, most) })
@@ -418,7 +418,7 @@ func testInstances(t *testing.T, most int) {
 				testutil.Eventually(t, "the post to be seen", func() bool { return files[i].rung.Load() == round+1 })
 			}
 		}
-		_, s, _ := w.writes() // another one is added and removed
+		_, s, _ := w.writes() // another file is added and removed
 		x, err := w.Pollers.Add(ledger.User(3000), s)
 		if err != nil {
 			t.Fatal(err)
@@ -433,12 +433,12 @@ func testInstances(t *testing.T, most int) {
 	}
 	testutil.Eventually(t, "the instances to go", func() bool { return instances() == before })
 	if n := w.watched; n != 0 {
-		t.Errorf("got %d watched files, want 0", n)
+		t.Errorf("watched files: got %d, want 0", n)
 	}
 }
 
 // TestWatchLimit checks that one user cannot use all watches of the service's account, and that all users together
-// leave some. The error must name the limit.
+// leave some watches unused. The error must name the limit.
 func TestWatchLimit(t *testing.T) {
 	w := newWorld(t)
 	w.most = func() (int, int) { return 2, 3 }
@@ -451,8 +451,8 @@ func TestWatchLimit(t *testing.T) {
 	for _, c := range []struct {
 		uid  int
 		says string
-	}{{1, ""}, {1, ""}, {1, "user 1 has 2 files watched"}, {2, ""}, {2, "all users have 3 files watched"},
-		{3, "all users have 3 files watched"}} {
+	}{{1, ""}, {1, ""}, {1, "user 1 has 2 watched files"}, {2, ""}, {2, "all users together have 3 watched files"},
+		{3, "all users together have 3 watched files"}} {
 		x, err := add(c.uid)
 		if c.says == "" && err == nil {
 			held = append(held, x)
@@ -472,17 +472,17 @@ func TestWatchLimit(t *testing.T) {
 		x.Stop()
 	}
 	if user, all := mostWatches(); user < 1 || all < user {
-		t.Errorf("inotify watches of this machine: got limits of %d per user and %d in total, want positive ones",
+		t.Errorf("inotify watches of this machine: got limits of %d per user and %d in total, want positive limits",
 			user, all)
 	}
 }
 
-// BenchmarkDoorbell measures the time from a write to a watched file until the sleeping thread has found the post.
+// BenchmarkDoorbell measures the time from a write to a watched file until the woken thread has found the post.
 func BenchmarkDoorbell(b *testing.B) {
 	for _, others := range []int{0, 8} {
 		b.Run(fmt.Sprint(others, "others"), func(b *testing.B) {
 			pollers := New(slog.New(slog.DiscardHandler))
-			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(32)) // as in the service: see sched.Widen
+			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(32)) // the same setting as in the service: see sched.Widen
 			ledger := quota.New(quota.Limits{})
 			source := func(uid int) (*file, *os.File, *Polled) {
 				f := &file{}
@@ -506,7 +506,7 @@ func BenchmarkDoorbell(b *testing.B) {
 			f, program, _ := source(1)
 			var sum time.Duration
 			for i := range b.N {
-				time.Sleep(300 * time.Microsecond) // until it sleeps again
+				time.Sleep(300 * time.Microsecond) // waits until the thread sleeps again
 				f.posted.Store(int64(i + 1))
 				began := time.Now()
 				program.WriteString("doorbell")
