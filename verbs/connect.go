@@ -12,7 +12,7 @@ import (
 // QPAttr holds the attributes of a queue pair. (struct ibv_qp_attr)
 type QPAttr struct {
 	State, CurState   QPState
-	Access            Access // rights of the peer
+	Access            Access // operations that the peer may perform
 	PKeyIndex         uint16
 	Port              uint8
 	QKey              uint32
@@ -20,12 +20,12 @@ type QPAttr struct {
 	PathMTU           MTU
 	DestQPN           uint32
 	RecvPSN, SendPSN  uint32
-	Timeout           uint8 // as a code: 4.096 us * 2^Timeout; 0: none
+	Timeout           uint8 // code: 4.096 us * 2^Timeout; 0 means no timeout
 	RetryCount        uint8 // 0 to 7
 	RNRRetry          uint8 // 7: unlimited
 	MinRNRTimer       uint8 // as a code
-	MaxReads          uint8 // in flight to the peer
-	MaxPeerReads      uint8 // in flight from the peer
+	MaxReads          uint8 // maximum in flight to the peer
+	MaxPeerReads      uint8 // maximum in flight from the peer
 	SQDraining        bool
 	NotifyWhenDrained bool
 }
@@ -33,7 +33,7 @@ type QPAttr struct {
 // AttrMask selects attributes (enum ibv_qp_attr_mask).
 type AttrMask = uapi.QPAttrMask
 
-// The attributes.
+// The next constants are the attributes.
 const (
 	AttrState        = uapi.QPAttrState
 	AttrCurState     = uapi.QPAttrCurState
@@ -55,8 +55,8 @@ const (
 	AttrNotifySQD    = uapi.QPAttrEnSQDAsyncNotify
 )
 
-// Modify changes the attributes that mask selects. It returns EINVAL if they do not suit the type and the transition.
-// It may sleep. (ibv_modify_qp)
+// Modify changes the attributes that mask selects. It returns EINVAL if the attributes do not suit the type and the
+// transition. It may sleep. (ibv_modify_qp)
 func (q *QP) Modify(a QPAttr, mask AttrMask) error {
 	what := fmt.Sprintf("modify QP %d", q.num)
 	if mask&AttrState != 0 {
@@ -90,7 +90,7 @@ func (q *QP) modify(req uapi.ModifyQP) error {
 	}
 	before := Reset
 	if req.QPState == Reset {
-		before = q.setState(Reset) // no request is queued from here on: the device empties the queues
+		before = q.setState(Reset) // from here on no request is queued, because the device empties the queues
 	}
 	if err := q.pd.d.cmd.ModifyQP(req); err != nil {
 		if req.QPState == Reset {
@@ -108,7 +108,7 @@ func (q *QP) modify(req uapi.ModifyQP) error {
 	return nil
 }
 
-// setState sets the state that PostSend and PostRecv check, and returns the former one.
+// setState sets the state that PostSend and PostRecv check, and returns the former state.
 func (q *QP) setState(s QPState) (before QPState) {
 	q.send.Lock()
 	defer q.send.Unlock()
@@ -142,14 +142,14 @@ func (q *QP) Query() (QPAttr, error) {
 	}, nil
 }
 
-// Endpoint is the data that a peer needs to connect to a queue pair. It can be transferred as text, as JSON, or in
-// EndpointSize bytes.
+// Endpoint is the data that a peer needs to connect to a queue pair. An Endpoint can be transferred as text, as JSON,
+// or in EndpointSize bytes.
 type Endpoint struct {
 	GID  GID
 	QPN  uint32
 	PSN  uint32 // PSN of the first packet that the queue pair sends
 	QKey uint32 // Q_Key of a UD queue pair
-	MTU  MTU    // the largest MTU of its port
+	MTU  MTU    // the largest MTU of the endpoint's port
 }
 
 // EndpointSize is the length of an Endpoint in bytes.
@@ -170,7 +170,7 @@ func (e Endpoint) MarshalBinary() ([]byte, error) { return e.AppendBinary(nil) }
 // UnmarshalBinary decodes the encoding of AppendBinary.
 func (e *Endpoint) UnmarshalBinary(b []byte) error {
 	if len(b) != EndpointSize {
-		return fmt.Errorf("verbs: endpoint of %d bytes, want %d: %w", len(b), EndpointSize, errInvalid)
+		return fmt.Errorf("verbs: endpoint has %d bytes, want %d: %w", len(b), EndpointSize, errInvalid)
 	}
 	copy(e.GID[:], b)
 	e.QPN, e.PSN, e.QKey, e.MTU = binary.BigEndian.Uint32(b[16:]), binary.BigEndian.Uint32(b[20:]),
@@ -180,38 +180,38 @@ func (e *Endpoint) UnmarshalBinary(b []byte) error {
 
 // Path holds the options of a connection. The zero Path suits most connections.
 type Path struct {
-	Port      int    // local port; 0: 1
-	SGIDIndex int    // local GID index; 0: that of Device.DefaultGID. FirstGID stands for index 0
-	Access    Access // operations allowed to the peer; 0: all that the memory registration allows
-	MTU       MTU    // 0: the largest MTU that both ports support
-	// Timeout is the time without an acknowledgement after which a packet is retransmitted; 0: 67 ms.
+	Port      int    // local port; 0 means 1
+	SGIDIndex int    // local GID index; 0 means the index of Device.DefaultGID, and FirstGID means index 0
+	Access    Access // operations that the peer may perform; 0 means all that the memory registration allows
+	MTU       MTU    // 0 means the largest MTU that both ports support
+	// Timeout is the time after which a packet without an acknowledgement is retransmitted. 0 means 67 ms.
 	Timeout time.Duration
-	// Retries is the number of retransmissions, and RNRRetries the number of retries of a message without a posted
-	// receive. 0 stands for 7, which for RNRRetries means no limit; Never stands for none.
+	// Retries is the number of retransmissions. RNRRetries is the number of retries of a message if the peer has no
+	// posted receive. 0 means 7, which for RNRRetries means no limit. Never means none.
 	Retries, RNRRetries int
-	// RNRTimer is the delay of a peer before an RNR retry; 0: 0.64 ms.
+	// RNRTimer is the delay that a peer waits before an RNR retry. 0 means 0.64 ms.
 	RNRTimer time.Duration
-	// Reads is the maximum number of READs and atomic operations in flight in each direction; 0: the device's limit, up
-	// to 16.
+	// Reads is the maximum number of READs and atomic operations in flight in each direction. 0 means the device's
+	// limit, up to 16.
 	Reads        int
 	TrafficClass uint8
 	FlowLabel    uint32
-	QKey         uint32 // for UD queue pairs; 0: DefaultQKey
+	QKey         uint32 // for UD queue pairs; 0 means DefaultQKey
 }
 
 const (
-	// FirstGID is the Path.SGIDIndex for index 0.
+	// FirstGID is the value of Path.SGIDIndex for index 0.
 	FirstGID = -1
-	// Never is the count for none, because 0 has another meaning.
+	// Never is the count that means none, because 0 means the default.
 	Never = -1
 	// DefaultQKey is the default Q_Key of UD queue pairs.
 	DefaultQKey = 0x11111111
 )
 
-// Local returns the endpoint of the queue pair, with the GID that the zero Path uses. It may sleep.
+// Local returns the endpoint of the queue pair, with the GID that the zero Path selects. It may sleep.
 func (q *QP) Local() (Endpoint, error) { return q.LocalVia(Path{}) }
 
-// LocalVia is Local for a queue pair that will be connected with a Path.
+// LocalVia returns the endpoint of a queue pair that will be connected with Path p.
 func (q *QP) LocalVia(p Path) (Endpoint, error) {
 	if err := q.life.use(func() error { return nil }); err != nil {
 		return Endpoint{}, failed(fmt.Sprintf("query QP %d", q.num), q.pd.d.name, err)
@@ -230,7 +230,7 @@ func (p *Path) qkey() uint32 {
 	return p.QKey
 }
 
-// psn returns the initial PSN of the queue pair, which does not change.
+// psn returns the initial PSN of the queue pair. The PSN does not change between calls.
 func (q *QP) psn() uint32 {
 	k := &q.kept
 	k.Lock()
@@ -241,7 +241,7 @@ func (q *QP) psn() uint32 {
 	return k.psn
 }
 
-// side returns the local address and MTU.
+// side returns the local address and MTU for a path.
 func (q *QP) side(p *Path) (g GIDEntry, mtu MTU, err error) {
 	if p.Port == 0 {
 		p.Port = 1
@@ -267,7 +267,7 @@ func (q *QP) side(p *Path) (g GIDEntry, mtu MTU, err error) {
 }
 
 // Connect moves the queue pair from RESET or INIT to RTS, connected to a peer. Receives should be posted before the
-// peer can send: see Prepare. A UD queue pair has no peer: see Activate. It may sleep.
+// peer can send: see Prepare. A UD queue pair has no peer and is activated instead: see Activate. It may sleep.
 func (q *QP) Connect(peer Endpoint) error { return q.ConnectVia(peer, Path{}) }
 
 // ConnectPair connects two queue pairs of this process to each other. It may sleep.
@@ -286,7 +286,7 @@ func ConnectPair(a, b *QP) error {
 	return b.Connect(here)
 }
 
-// Prepare moves the queue pair from RESET to INIT, in which receives can be posted. It may sleep.
+// Prepare moves the queue pair from RESET to INIT. In INIT receives can be posted. It may sleep.
 func (q *QP) Prepare(p Path) error {
 	if p.Port < 0 || p.Port > 255 {
 		return failed(fmt.Sprintf("prepare QP %d", q.num), q.pd.d.name,
@@ -320,7 +320,7 @@ func (q *QP) Prepare(p Path) error {
 func (q *QP) Activate(p Path) error {
 	if q.init.Type != UD {
 		return failed(fmt.Sprintf("activate QP %d", q.num), q.pd.d.name,
-			fmt.Errorf("it is of type %v, and needs a peer: %w", q.init.Type, errInvalid))
+			fmt.Errorf("the queue pair is of type %v, which needs a peer: %w", q.init.Type, errInvalid))
 	}
 	if err := q.readyToConnect(p); err != nil {
 		return err
@@ -331,7 +331,7 @@ func (q *QP) Activate(p Path) error {
 	return q.Modify(QPAttr{State: RTS, SendPSN: q.psn()}, AttrState|AttrSendPSN)
 }
 
-// readyToConnect moves the queue pair to INIT, unless it is in INIT already.
+// readyToConnect moves the queue pair to INIT, unless the queue pair is already in INIT.
 func (q *QP) readyToConnect(p Path) error {
 	a, err := q.Query()
 	if err != nil {
@@ -347,7 +347,7 @@ func (q *QP) readyToConnect(p Path) error {
 func (q *QP) ConnectVia(peer Endpoint, p Path) error {
 	if q.init.Type == UD {
 		return failed(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name,
-			fmt.Errorf("it is of type UD, which has no peer: %w", errInvalid))
+			fmt.Errorf("the queue pair is of type UD, which has no peer: %w", errInvalid))
 	}
 	if p.Reads < 0 || p.Reads > 255 {
 		return failed(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name,
@@ -422,7 +422,7 @@ func timeoutCode(d time.Duration) uint8 {
 	return 31
 }
 
-// rnrTimers holds the times of the codes from 1, in units of 10 us. (IBA table 46)
+// rnrTimers holds the times of the codes, starting with code 1, in units of 10 us. (IBA table 46)
 var rnrTimers = [...]time.Duration{
 	1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192,
 	12288, 16384, 24576, 32768, 49152,

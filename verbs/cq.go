@@ -17,14 +17,14 @@ import (
 // WC is a completion. (struct ibv_wc)
 type WC = provider.WC
 
-// Flags of a completion, which mark its valid fields.
+// The next constants are the flags of completions, which mark the valid fields.
 const (
-	WithGRH        = uapi.WCFlagGRH // a datagram has a global route header, in the first 40 bytes of its memory
+	WithGRH        = uapi.WCFlagGRH // a global route header is in the first 40 bytes of the datagram's memory
 	WithImm        = uapi.WCFlagWithImm
 	WithInvalidate = uapi.WCFlagWithInvalidate
 )
 
-// Opcodes of completions.
+// The next constants are the opcodes of completions.
 const (
 	WCSend             = uapi.WCSend
 	WCWrite            = uapi.WCRDMAWrite
@@ -39,7 +39,8 @@ const (
 	WCReceiveWriteWith = uapi.WCRecvRDMAWithImm
 )
 
-// Channel is a completion channel, on which armed completion queues report completions. (struct ibv_comp_channel)
+// Channel is a completion channel. Armed completion queues report completions on their channel. (struct
+// ibv_comp_channel)
 type Channel struct {
 	d      *Device
 	events *transport.Events
@@ -63,9 +64,9 @@ func (d *Device) CreateChannel() (*Channel, error) {
 
 func (c *Channel) abandon() { _ = c.events.Close() }
 
-// Wait waits until an armed completion queue reports a completion, and returns the queue, which is then no longer
-// armed. One goroutine at a time waits; others wait for it. The error is the cause of ctx, ErrClosed, or that of a
-// device that has gone: io.EOF, or one that wraps EIO. (ibv_get_cq_event)
+// Wait waits until an armed completion queue reports a completion. It returns the queue, which is then no longer armed.
+// Only one goroutine at a time waits for events. Other goroutines wait until the first one has returned. The error is
+// the cause of ctx, ErrClosed, or the error of a removed device: io.EOF, or an error that wraps EIO. (ibv_get_cq_event)
 func (c *Channel) Wait(ctx context.Context) (*CQ, error) {
 	for {
 		var b [8]byte
@@ -83,7 +84,7 @@ func (c *Channel) Wait(ctx context.Context) (*CQ, error) {
 	}
 }
 
-// Close closes the channel; waiting goroutines return ErrClosed. It returns EBUSY while completion queues use the
+// Close closes the channel. Waiting goroutines return ErrClosed. It returns EBUSY while completion queues use the
 // channel. It may sleep. (ibv_destroy_comp_channel)
 func (c *Channel) Close() error {
 	return failed("close a completion channel", c.d.name, c.life.end(c.d, func() error {
@@ -96,7 +97,7 @@ func (c *Channel) Close() error {
 type CQ struct {
 	d       *Device
 	channel *Channel // may be nil
-	own     bool     // the channel belongs to the queue
+	own     bool     // the CQ has created its own channel
 	handle  uint32
 	id      uint64
 	life    life
@@ -107,11 +108,11 @@ type CQ struct {
 	entries int
 	empty   int // number of successive empty polls
 
-	waits chan struct{} // holds an element while no goroutine is in Wait
+	waits chan struct{} // contains an element while no goroutine is in Wait
 }
 
-// CreateCQ creates a completion queue with at least the given number of entries. When armed, it reports completions on
-// channel; nil stands for a channel of its own, for [CQ.Wait]. It may sleep. (ibv_create_cq)
+// CreateCQ creates a completion queue with at least the given number of entries. When armed, the queue reports
+// completions on channel. If channel is nil, CreateCQ creates a channel for [CQ.Wait]. It may sleep. (ibv_create_cq)
 func (d *Device) CreateCQ(entries int, channel *Channel) (*CQ, error) {
 	fail := func(err error) (*CQ, error) {
 		if d.closed() {
@@ -123,7 +124,7 @@ func (d *Device) CreateCQ(entries int, channel *Channel) (*CQ, error) {
 		return fail(errInvalid)
 	}
 	if channel != nil && channel.d != d {
-		return fail(fmt.Errorf("it needs a channel of the same device: %w", errInvalid))
+		return fail(fmt.Errorf("the channel must belong to the same device: %w", errInvalid))
 	}
 	c := &CQ{d: d, channel: channel, waits: make(chan struct{}, 1)}
 	c.waits <- struct{}{}
@@ -166,13 +167,13 @@ func (c *CQ) Entries() int {
 	return c.entries
 }
 
-// Channel returns the channel on which the queue reports completions when it is armed.
+// Channel returns the channel on which the armed queue reports completions.
 func (c *CQ) Channel() *Channel { return c.channel }
 
-// Poll moves the oldest completions to wc, and returns their number, possibly 0. ErrClosed is its only error. It does
-// not sleep. After a number of empty polls it yields the processor to other threads. Otherwise polling loops on all
-// processors would delay the service, or the program of the peer. Do not call runtime.Gosched in such a loop; it would
-// slow the loop down. (ibv_poll_cq)
+// Poll moves the oldest completions to wc, and returns their number, possibly 0. The only possible error is ErrClosed.
+// Poll does not sleep. After a number of empty polls, Poll yields the processor to other threads. Otherwise polling
+// loops on all processors would delay the service or the peer's program. Do not call runtime.Gosched in such a loop,
+// because it would slow the loop down. (ibv_poll_cq)
 func (c *CQ) Poll(wc []WC) (int, error) {
 	n, vain, err := c.poll(wc)
 	if vain > yieldAfter {
@@ -181,7 +182,7 @@ func (c *CQ) Poll(wc []WC) (int, error) {
 	return n, err
 }
 
-// yieldAfter returns the number of empty polls after which each further one yields.
+// yieldAfter returns the number of empty polls after which every further empty poll yields.
 var yieldAfter = func() int {
 	if runtime.NumCPU() <= 2 {
 		return 16
@@ -189,7 +190,7 @@ var yieldAfter = func() int {
 	return 1024 // about 20 us
 }()
 
-// poll also returns the number of successive empty polls.
+// poll is the equivalent of Poll, and also returns the number of successive empty polls.
 func (c *CQ) poll(wc []WC) (n, vain int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -204,9 +205,9 @@ func (c *CQ) poll(wc []WC) (n, vain int, err error) {
 	return n, c.empty, nil
 }
 
-// Arm requests a report on the channel for the next completion, or for the next solicited one. Earlier completions are
-// not reported, so poll once more afterwards. It returns ErrOverflow if no more completions can arrive, as [CQ.Wait]
-// does. It may sleep. (ibv_req_notify_cq)
+// Arm requests a report on the channel for the next completion, or for the next solicited completion. Earlier
+// completions are not reported. The caller must therefore poll once more after Arm. It returns ErrOverflow, like
+// [CQ.Wait], if no more completions can arrive. It may sleep. (ibv_req_notify_cq)
 func (c *CQ) Arm(solicitedOnly bool) error {
 	if c.closed() {
 		return ErrClosed
@@ -224,15 +225,15 @@ func (c *CQ) closed() bool {
 	return c.q == nil
 }
 
-// spins is the number of polls of Wait before it arms the queue: a few microseconds, about the cost of arming. In
-// between it yields to other goroutines and processes, one of which may be the sender. If more of them poll than there
-// are processors, this makes the difference between 3 and 60 us for half a round trip.
+// spins is the number of polls in Wait before it arms the queue. The polls take a few microseconds, about as long as
+// arming. Between polls Wait yields to other goroutines and processes, because one of them may be the sender. If there
+// are more polling threads than processors, yielding reduces half a round trip from 60 us to 3 us.
 const spins = 32
 
-// Wait waits for completions, moves the oldest to wc, and returns their number. It polls for a few microseconds, and
-// then sleeps. The queue must have a channel of its own (see [Device.CreateCQ]). The error is the cause of ctx,
-// ErrClosed, that of a device that has gone, one that wraps ErrOverflow, or EINVAL if wc is empty. (The kernel's rxe
-// arms a queue that has overflowed: watch for [EventCQError] there.) It may sleep.
+// Wait waits for completions, moves the oldest ones to wc, and returns their number. It polls for a few microseconds,
+// and then sleeps. The queue must have its own channel (see [Device.CreateCQ]). The error is one of these: the cause of
+// ctx, ErrClosed, the error of a removed device, an error that wraps ErrOverflow, or EINVAL if wc is empty. (The
+// kernel's rxe arms a queue that has overflowed. On the kernel's rxe, watch for [EventCQError].) It may sleep.
 func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
 	if !c.own {
 		return 0, failed("wait for a CQ that was created with a channel: use Channel.Wait", c.d.name, errInvalid)
@@ -268,7 +269,7 @@ func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
 	}
 }
 
-// last returns the remaining completions of a device that has gone.
+// last returns the remaining completions of a removed device.
 func (c *CQ) last(wc []WC, err error) (int, error) {
 	if n, _, _ := c.poll(wc); n > 0 {
 		return n, nil
@@ -276,15 +277,15 @@ func (c *CQ) last(wc []WC, err error) (int, error) {
 	return 0, err
 }
 
-// Completions returns the completions as they arrive, each with its [CompletionError]: nil, or a *WCError, after which
-// others may follow. When no more can arrive, because ctx, the queue or the device has ended, the last pair has the
-// error of [CQ.Wait] and no completion. The queue must have a channel of its own, as for CQ.Wait. A loop that ends
-// early leaves the remaining completions in the queue.
+// Completions yields the completions as they arrive, each with its [CompletionError]. The error is nil or a *WCError.
+// More completions may follow a *WCError. When no more completions can arrive, because ctx, the queue or the device has
+// ended, the last pair has the error of [CQ.Wait] and no completion. The queue must have its own channel, as for
+// CQ.Wait. If the loop ends early, the remaining completions stay in the queue.
 func (c *CQ) Completions(ctx context.Context) iter.Seq2[WC, error] {
 	return func(yield func(WC, error) bool) {
 		var wc [1]WC
 		for {
-			err := context.Cause(ctx) // also if completions keep arriving
+			err := context.Cause(ctx) // ends the loop even if completions continue to arrive
 			if err == nil {
 				_, err = c.Wait(ctx, wc[:])
 			}
@@ -299,8 +300,8 @@ func (c *CQ) Completions(ctx context.Context) iter.Seq2[WC, error] {
 	}
 }
 
-// Resize changes the capacity to at least the given number of entries; completions stay in the queue. It returns EINVAL
-// if the queue holds more completions than that. It may sleep. (ibv_resize_cq)
+// Resize changes the capacity to at least the given number of entries. Completions remain in the queue. It returns
+// EINVAL if the queue holds more completions than entries. It may sleep. (ibv_resize_cq)
 func (c *CQ) Resize(entries int) error {
 	what := fmt.Sprintf("resize a CQ to %d entries", entries)
 	if entries < 1 || int64(entries) > 1<<31-1 {
@@ -320,7 +321,7 @@ func (c *CQ) Resize(entries int) error {
 	}))
 }
 
-// Close destroys the queue; waiting goroutines return ErrClosed. It returns EBUSY while queue pairs use the queue. It
+// Close destroys the queue. Waiting goroutines return ErrClosed. It returns EBUSY while queue pairs use the queue. It
 // may sleep. (ibv_destroy_cq)
 func (c *CQ) Close() error {
 	return failed("close a CQ", c.d.name, c.life.end(c.d, func() error {

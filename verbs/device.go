@@ -21,10 +21,10 @@ import (
 // providers lists the known providers.
 var providers = []provider.Provider{rxe.Provider{}}
 
-// DeviceInfo is a device that can be opened.
+// DeviceInfo describes a device that can be opened.
 type DeviceInfo struct {
 	Name string // such as rxe0
-	// Path identifies the device for people, for example by its device file.
+	// Path identifies the device for users, for example by its device file.
 	Path string
 
 	driver uapi.DriverID
@@ -36,7 +36,7 @@ type DeviceInfo struct {
 type Entry struct {
 	Name, Path string
 	Driver     uapi.DriverID
-	ABI        int // the version of the driver-private part of the user ABI
+	ABI        int // version of the driver-private part of the user ABI
 	Open       func() (transport.Transport, error)
 }
 
@@ -45,8 +45,8 @@ func NewDeviceInfo(e Entry) DeviceInfo {
 	return DeviceInfo{Name: e.Name, Path: e.Path, driver: e.Driver, abi: e.ABI, open: e.Open}
 }
 
-// Devices returns the devices of the kernel, or of the service under which the program runs, by name. It omits devices
-// without a provider. The list may be empty. (ibv_get_device_list)
+// Devices returns the devices of the kernel or of the service under which the program runs, sorted by name. Devices
+// without a provider are omitted. The list may be empty. (ibv_get_device_list)
 func Devices() ([]DeviceInfo, error) {
 	return devicesIn("/sys/class/infiniband_verbs", "/dev/infiniband")
 }
@@ -64,7 +64,7 @@ func devicesIn(class, nodes string) ([]DeviceInfo, error) {
 		dir := filepath.Join(class, e.Name())
 		name, err := attribute(dir, "ibdev")
 		if err != nil {
-			continue // unknown abi_version, or the device was removed meanwhile
+			continue // unknown abi_version, or the device is being removed
 		}
 		text, err := attribute(dir, "abi_version")
 		if err != nil {
@@ -99,8 +99,8 @@ func (i DeviceInfo) provider() provider.Provider {
 	return nil
 }
 
-// Open opens a device by name; "" stands for the first one. It returns ErrNoDevice if there is none. It may sleep.
-// (ibv_open_device)
+// Open opens a device by name. "" means the first device. It returns ErrNoDevice if the device does not exist. It may
+// sleep. (ibv_open_device)
 func Open(name string) (*Device, error) {
 	list, err := Devices()
 	if err != nil {
@@ -112,7 +112,7 @@ func Open(name string) (*Device, error) {
 		}
 	}
 	if name == "" {
-		return nil, fmt.Errorf("%w: no RDMA device is known here; `verbena run` gives a program one", ErrNoDevice)
+		return nil, fmt.Errorf("%w: no RDMA device was found; run the program with `verbena run` to provide one", ErrNoDevice)
 	}
 	return nil, fmt.Errorf("%w: %s", ErrNoDevice, name)
 }
@@ -138,7 +138,7 @@ func (i DeviceInfo) Open() (*Device, error) {
 	return d, nil
 }
 
-// Device is an open device, the user's context. (struct ibv_context)
+// Device is an open device and corresponds to a user context. (struct ibv_context)
 type Device struct {
 	name   string
 	p      provider.Provider
@@ -148,12 +148,12 @@ type Device struct {
 	objects struct {
 		sync.Mutex
 		last   uint64
-		byID   map[uint64]object // by the number in events
+		byID   map[uint64]object // by the object's number in events
 		closed bool
 	}
 }
 
-// object is an object named by asynchronous events and completion events.
+// object is an object that asynchronous events and completion events name.
 type object interface{ abandon() }
 
 // Name returns the name of the device, such as rxe0.
@@ -162,7 +162,7 @@ func (d *Device) Name() string { return d.name }
 // Provider returns the name of the device's provider.
 func (d *Device) Provider() string { return d.p.Name() }
 
-// number returns the next number for an object.
+// number returns a new number for an object.
 func (d *Device) number() uint64 {
 	d.objects.Lock()
 	defer d.objects.Unlock()
@@ -170,8 +170,8 @@ func (d *Device) number() uint64 {
 	return d.objects.last
 }
 
-// add registers a complete object under its number: events may name it from then on, and Close ends it. It returns
-// ErrClosed if Close was called.
+// add registers a complete object under its number. From then on events may name the object, and Close ends it. It
+// returns ErrClosed if Close was called.
 func (d *Device) add(id uint64, o object) error {
 	d.objects.Lock()
 	defer d.objects.Unlock()
@@ -201,8 +201,8 @@ func (d *Device) find(id uint64) object {
 	return d.objects.byID[id]
 }
 
-// Close closes the device: all objects on it end, and waiting goroutines return. It may be called again, and may sleep.
-// (ibv_close_device)
+// Close closes the device. All objects on the device end, and waiting goroutines return. It may be called again, and
+// may sleep. (ibv_close_device)
 func (d *Device) Close() error {
 	l := &d.objects
 	l.Lock()
@@ -217,11 +217,11 @@ func (d *Device) Close() error {
 	_ = d.events.Close()
 	for _, o := range left {
 		if _, ok := o.(*MR); !ok {
-			o.abandon() // mappings of its queues would keep the device open
+			o.abandon() // mappings of the object's queues would keep the device open
 		}
 	}
 	// A service detects the close of a file with a delay. The registrations and the charges of the program must end
-	// before: memory may be reused once its registration has been closed.
+	// earlier, because memory may be reused after its registration has been closed.
 	for _, o := range left {
 		if q, ok := o.(*QP); ok && q.Close() != nil {
 			_ = q.life.use(func() error {
@@ -241,7 +241,7 @@ func (d *Device) Close() error {
 // EventType is a kind of asynchronous event (enum ibv_event_type).
 type EventType = uapi.EventType
 
-// The asynchronous events.
+// The next constants are the asynchronous events.
 const (
 	EventCQError        = uapi.EventCQErr
 	EventQPFatal        = uapi.EventQPFatal
@@ -258,7 +258,7 @@ const (
 	EventGIDChange      = uapi.EventGIDChange
 )
 
-// Event is an asynchronous event of the device, or of one object, which is in the field for its kind.
+// Event is an asynchronous event of the device or of one object. The field for the kind of object contains the object.
 type Event struct {
 	Type EventType
 	Port uint8 // for events of a port
@@ -267,9 +267,8 @@ type Event struct {
 	SRQ  *SRQ
 }
 
-// NextEvent waits for the next asynchronous event. The error is the cause of ctx, or ErrClosed. After the device has
-// gone and its last event, EventDeviceFatal, was read, the error is io.EOF, or one that wraps EIO.
-// (ibv_get_async_event)
+// NextEvent waits for the next asynchronous event. The error is the cause of ctx, or ErrClosed. After a device was
+// removed and its last event, EventDeviceFatal, has been read, the error is io.EOF, or wraps EIO. (ibv_get_async_event)
 func (d *Device) NextEvent(ctx context.Context) (Event, error) {
 	for {
 		b := make([]byte, uapi.SizeOf[uapi.AsyncEventDesc]())
@@ -296,7 +295,7 @@ func (d *Device) NextEvent(ctx context.Context) (Event, error) {
 			case *SRQ:
 				e.SRQ = o
 			default:
-				continue // the object has been closed
+				continue // the object of the event has been closed
 			}
 		}
 		return e, nil

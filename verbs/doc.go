@@ -1,6 +1,7 @@
 // Package verbs provides RDMA for Go programs: devices, registered memory, queue pairs and completions, without cgo and
-// without libibverbs. It implements the Linux user ABI. It runs on the RDMA devices of a kernel (/dev/infiniband), on
-// those of a Verbena service and, with package verbs/embed, on devices in this process.
+// without libibverbs. The package implements the Linux user ABI. It runs on the RDMA devices of a kernel
+// (/dev/infiniband) and on the devices of a Verbena service. With package verbs/embed it runs on devices in this
+// process.
 //
 // # From device to message
 //
@@ -13,18 +14,20 @@
 //	err = qp.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: buf.SGE(0, 64), Flags: verbs.Signaled})
 //	for wc, err := range cq.Completions(ctx) { ... }
 //
-// The objects have the names of libibverbs, so its manual pages apply. The API itself does not depend on Linux.
+// The objects have the names of libibverbs. The manual pages of libibverbs therefore apply. The API itself does not
+// depend on Linux.
 //
 // # Memory
 //
-// Registered memory must not move. [PD.Alloc] returns memory outside the collector's heap. [PD.RegSlice] registers a
-// slice of the program, which is pinned until MR.Close. Memory of a closed MR may be reused for another one; a slice of
-// it may still be read and written, but its contents are undefined.
+// Registered memory must not move. [PD.Alloc] returns memory outside the heap of the garbage collector. [PD.RegSlice]
+// registers a slice of the program. The slice is pinned until MR.Close. Memory of a closed MR may be reused for another
+// MR. A slice of this memory can still be read and written, but its contents are undefined.
 //
 // # Lifetimes
 //
-// Each object has a Close, which may be called again. Objects must be closed before the objects that they were created
-// from (EBUSY). Closing the Device ends all objects on it. A call on a closed object returns [ErrClosed].
+// Each object has a Close method, which may be called again. An object must be closed before the objects from which it
+// was created. Otherwise Close returns EBUSY. Close of the Device ends all objects on the device. A call on a closed
+// object returns [ErrClosed].
 //
 // # Concurrency
 //
@@ -32,13 +35,13 @@
 //
 // # Errors
 //
-// An error of the device wraps its syscall.Errno. WC.Status is the result of a work request; [CompletionError] converts
-// it to an error that names the queue pair and the request, and that errors.Is compares with the statuses, such as
-// [RetryExceeded]. After a device was removed or reset, calls that create or change objects return an error that wraps
-// EIO.
+// An error of the device wraps its syscall.Errno. WC.Status is the result of a work request. [CompletionError] converts
+// it to an error that names the queue pair and the request. errors.Is can compare this error with the statuses, such as
+// [RetryExceeded]. After a device has been removed or reset, calls that create or change objects return an error that
+// wraps EIO.
 //
 // # Speed
 //
-// Posting and polling access queues in memory that the device shares. They do not allocate; waiting with a context
-// costs a system call.
+// Posts and polls access queues in memory that the device shares. They do not allocate. A wait with a context costs a
+// system call.
 package verbs

@@ -13,20 +13,21 @@ import (
 // ErrClosed is the error of a call on a closed object, or on an object of a closed device.
 var ErrClosed = transport.ErrClosed
 
-// ErrQueueFull is the error of a post to a full queue. Poll its completions.
+// ErrQueueFull is the error of a post to a full queue. The program must poll completions to free entries.
 var ErrQueueFull = provider.ErrFull
 
-// ErrOverflow is the error of a wait for a completion queue that has lost a completion by an overrun: no more
-// completions arrive.
-var ErrOverflow = errors.New("verbs: the CQ has overflowed: make it as large as all queues that complete on it together")
+// ErrOverflow is the error of a wait for a completion queue that has lost a completion by an overrun. No more
+// completions can arrive.
+var ErrOverflow = errors.New("verbs: the CQ has overflowed: create it with as many entries as all queues that " +
+	"complete on it together")
 
-// ErrNoDevice is the error of Open if there is no such device.
+// ErrNoDevice is the error of Open if the device does not exist.
 var ErrNoDevice = errors.New("verbs: no such device")
 
-// Status is the status of a completed work request (enum ibv_wc_status); as an error it describes itself.
+// Status is the status of a completed work request (enum ibv_wc_status). As an error, a Status describes itself.
 type Status = provider.Status
 
-// The statuses that programs distinguish.
+// The next constants are the statuses that programs distinguish.
 const (
 	Success            = Status(uapi.WCSuccess)
 	LocalLengthError   = Status(uapi.WCLocLenErr)
@@ -45,7 +46,7 @@ const (
 	UnspecifiedFailure = Status(uapi.WCGeneralErr)
 )
 
-// WCError is the error of a failed work request. It wraps its Status.
+// WCError is the error of a failed work request. A WCError wraps its Status.
 type WCError struct {
 	Status Status
 	QPN    uint32
@@ -60,7 +61,8 @@ func (e *WCError) Error() string {
 // Unwrap returns the Status.
 func (e *WCError) Unwrap() error { return e.Status }
 
-// CompletionError returns the error of a completion: nil if the work request succeeded, else a *WCError.
+// CompletionError returns the error of a completion. The error is nil if the work request succeeded, otherwise a
+// *WCError.
 func CompletionError(wc *WC) error {
 	if wc.Status == Success {
 		return nil
@@ -68,7 +70,7 @@ func CompletionError(wc *WC) error {
 	return &WCError{Status: wc.Status, QPN: wc.QPN, ID: wc.ID, Vendor: wc.VendorErr}
 }
 
-// failed describes an error of an operation on a device.
+// failed returns the error of an operation on a device, with a description of the operation.
 func failed(what, dev string, err error) error {
 	if err == nil {
 		return nil

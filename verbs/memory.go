@@ -17,10 +17,11 @@ var (
 	errNoGID   = fmt.Errorf("no address: %w", syscall.EADDRNOTAVAIL)
 )
 
-// Access holds access rights for registered memory (enum ibv_access_flags). The device itself may always read it.
+// Access holds access rights for registered memory (enum ibv_access_flags). The device itself may always read
+// registered memory.
 type Access = uapi.AccessFlags
 
-// Access rights.
+// The next constants are the access rights.
 const (
 	LocalWrite   = uapi.AccessLocalWrite
 	RemoteWrite  = uapi.AccessRemoteWrite // requires LocalWrite
@@ -48,16 +49,16 @@ type PD struct {
 	life   life
 }
 
-// life counts the uses of an object, and ends once.
+// life counts the uses of an object, and ends exactly once.
 type life struct {
 	mu     sync.Mutex
 	users  int
 	calls  int           // calls in progress
-	quiet  chan struct{} // closed when no call is in progress; nil: no waiter
+	quiet  chan struct{} // closed when no call is in progress; nil if no goroutine waits
 	closed bool
 }
 
-// get records that another object is created from this one; put ends that.
+// get records that another object is created from this object. put records the end of the other object.
 func (l *life) get() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -75,7 +76,8 @@ func (l *life) put() {
 }
 
 // use calls f with the object held open. Without the hold, a concurrent Close could free the handle and the kernel
-// could reuse it. Calls run concurrently, so a blocked call does not delay another one, such as a transition to ERR.
+// could reuse it. Calls run concurrently. A blocked call therefore does not delay another call, such as a transition to
+// ERR.
 func (l *life) use(f func() error) error {
 	l.mu.Lock()
 	if l.closed {
@@ -95,8 +97,8 @@ func (l *life) use(f func() error) error {
 	return f()
 }
 
-// end calls f, once, unless other objects use this one while the device is open. It waits for calls in progress. After
-// an error the object stays open.
+// end calls f, once. It fails if other objects use this object while the device is open. It waits for calls in
+// progress. After an error the object remains open.
 func (l *life) end(d *Device, f func() error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -113,7 +115,7 @@ func (l *life) end(d *Device, f func() error) error {
 	case l.closed:
 		return nil
 	case l.users > 0 && !d.closed():
-		return fmt.Errorf("%d objects use it, close them first: %w", l.users, errBusy)
+		return fmt.Errorf("%d objects use the object, close them first: %w", l.users, errBusy)
 	}
 	if err := f(); err != nil {
 		return err
@@ -134,12 +136,12 @@ func (d *Device) AllocPD() (*PD, error) {
 // Device returns the device of the domain.
 func (p *PD) Device() *Device { return p.d }
 
-// Close frees the domain; EBUSY while objects use it. It may sleep. (ibv_dealloc_pd)
+// Close frees the domain. It returns EBUSY while objects use the domain. It may sleep. (ibv_dealloc_pd)
 func (p *PD) Close() error {
 	return failed("close a PD", p.d.name, p.life.end(p.d, func() error { return gone(p.d.cmd.DeallocPD(p.handle)) }))
 }
 
-// gone ignores the errors of destroying an object of a device that has gone.
+// gone ignores the error of destroying an object on a removed device.
 func gone(err error) error {
 	switch {
 	case err == nil, isErrno(err, syscall.EIO), isErrno(err, syscall.ENODEV), err == ErrClosed:
@@ -158,19 +160,20 @@ type MR struct {
 	rkey   uint32
 	mem    []byte
 	iova   uint64
-	home   *Buffer         // the owner of the memory; nil: a slice of the program
-	pin    *runtime.Pinner // for a slice of the program; nil: a buffer, or unpinned; under life.mu
+	home   *Buffer         // the owner of the memory; nil for a slice of the program
+	pin    *runtime.Pinner // for a slice of the program; nil for a buffer, or after unpinning; under life.mu
 	id     uint64          // number of the registration
 	life   life
 }
 
-// Alloc returns registered memory in a new buffer: zeroed and page-aligned. MR.Close frees it. It may sleep.
+// Alloc returns registered memory in a new buffer. The memory is zeroed and page-aligned. MR.Close frees it. It may
+// sleep.
 func (p *PD) Alloc(size int, access Access) (*MR, error) {
 	b, err := p.d.Alloc(size)
 	if err != nil {
 		return nil, err
 	}
-	defer b.Close() // the registration holds a reference of its own
+	defer b.Close() // the registration holds its own reference
 	return p.Register(b, access)
 }
 
@@ -189,8 +192,8 @@ func (p *PD) Register(b *Buffer, access Access) (*MR, error) {
 	return m, nil
 }
 
-// RegSlice registers a slice of the program, which is pinned until MR.Close. Buffers of [Device.Alloc] are faster on a
-// service's device. It may sleep.
+// RegSlice registers a slice of the program. The slice is pinned until MR.Close. On a service's device, buffers of
+// [Device.Alloc] are faster. It may sleep.
 func (p *PD) RegSlice(b []byte, access Access) (*MR, error) {
 	var pin runtime.Pinner
 	if len(b) > 0 {
@@ -206,16 +209,16 @@ func (p *PD) RegSlice(b []byte, access Access) (*MR, error) {
 	m.life.mu.Unlock()
 	pinned.Store(m, struct{}{})
 	if p.d.closed() {
-		m.abandon() // Device.Close may have called it before the memory was recorded
+		m.abandon() // Device.Close may have called abandon before the memory was recorded
 	}
 	return m, nil
 }
 
-// pinned holds the registrations of slices, so that memory that a device may write stays pinned even if the program has
+// pinned holds the registrations of slices. It keeps memory that a device may write pinned even if the program has
 // dropped the MR.
 var pinned sync.Map
 
-// abandon unpins a slice. The device is closed, and cannot access it any more.
+// abandon unpins a slice. The device is closed and can no longer access the slice.
 func (m *MR) abandon() {
 	m.life.mu.Lock()
 	defer m.life.mu.Unlock()
@@ -256,7 +259,7 @@ func (p *PD) register(mem []byte, access Access) (*MR, error) {
 	return m, nil
 }
 
-// Bytes returns the memory, or nil once the MR is closed.
+// Bytes returns the memory, or nil after the MR has been closed.
 func (m *MR) Bytes() []byte {
 	m.life.mu.Lock()
 	defer m.life.mu.Unlock()
@@ -278,12 +281,12 @@ func (m *MR) LKey() uint32 { return m.lkey }
 // RKey returns the remote key, for work requests of peers.
 func (m *MR) RKey() uint32 { return m.rkey }
 
-// SGE returns an element for n bytes at an offset. It panics if they are not within the memory, as slicing does, or are
-// 4 GiB or more.
+// SGE returns a scatter/gather element for n bytes at an offset. It panics if the bytes are not within the memory, like
+// a slice expression. It also panics if n is 4 GiB or more.
 func (m *MR) SGE(off, n int) SGE {
 	_ = m.mem[off : off+n : off+n]
 	if int64(n) > math.MaxUint32 {
-		panic(fmt.Sprintf("verbs: SGE of %d bytes, at most %d", n, uint32(math.MaxUint32)))
+		panic(fmt.Sprintf("verbs: SGE of %d bytes exceeds the maximum of %d", n, uint32(math.MaxUint32)))
 	}
 	return SGE{Addr: m.iova + uint64(off), Length: uint32(n), LKey: m.lkey}
 }
@@ -294,8 +297,8 @@ func (m *MR) Remote(off int) Remote {
 	return Remote{Addr: m.iova + uint64(off), RKey: m.rkey}
 }
 
-// Close ends the registration. Once it has returned, no device accesses the memory. It returns EBUSY while a memory
-// window is bound to it. It may sleep. (ibv_dereg_mr)
+// Close ends the registration. After Close has returned, no device accesses the memory. It returns EBUSY while a memory
+// window is bound to the region. It may sleep. (ibv_dereg_mr)
 func (m *MR) Close() error {
 	return failed("end a registration", m.pd.d.name, m.life.end(m.pd.d, func() error {
 		err := gone(m.pd.d.cmd.DeregMR(m.handle))
@@ -315,7 +318,7 @@ func (m *MR) Close() error {
 	}))
 }
 
-// Buffer is memory for registration, outside the collector's heap. It is initially zeroed, and page-aligned.
+// Buffer is memory for registration, outside the collector's heap. The memory is initially zeroed, and is page-aligned.
 type Buffer struct {
 	mem []byte
 
@@ -343,7 +346,7 @@ func (d *Device) Alloc(size int) (*Buffer, error) {
 	return &Buffer{m: m, mem: m.Mem[:size:size], refs: 1}, nil
 }
 
-// Bytes returns the memory, or nil once the buffer is closed.
+// Bytes returns the memory, or nil after the buffer has been closed.
 func (b *Buffer) Bytes() []byte {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -371,8 +374,8 @@ func (b *Buffer) put() {
 	}
 }
 
-// Close releases the owner's reference. The memory is reused after the last registration has ended. It may be called
-// again.
+// Close releases the owner's reference. The memory can be reused after the last registration has ended. It may be
+// called again.
 func (b *Buffer) Close() error {
 	b.mu.Lock()
 	shut := b.shut

@@ -11,7 +11,7 @@ import (
 // QPType is the transport service of a queue pair (enum ibv_qp_type).
 type QPType = uapi.QPType
 
-// The transport services.
+// The next constants are the transport services.
 const (
 	RC = uapi.QPTRC // reliable connection; the default of QPInit.Type
 	UC = uapi.QPTUC // unreliable connection
@@ -21,7 +21,7 @@ const (
 // QPState is a state of a queue pair (enum ibv_qp_state).
 type QPState = uapi.QPState
 
-// The states of a queue pair.
+// The next constants are the states of a queue pair.
 const (
 	Reset = uapi.QPSReset
 	Init  = uapi.QPSInit
@@ -37,13 +37,14 @@ type QPInit struct {
 	Type   QPType // 0: RC
 	SendCQ *CQ
 	RecvCQ *CQ  // nil: SendCQ
-	SRQ    *SRQ // supplies the receives; nil: the queue pair's own queue
-	// Capacities: work requests, and elements of each; 0: 64 work requests, and one element.
+	SRQ    *SRQ // source of the receives; nil means the queue pair's own queue
+	// The next fields are capacities: work requests, and elements of each request. 0 means 64 work requests, and one
+	// element.
 	SendWRs, RecvWRs   int
 	SendSGEs, RecvSGEs int
-	// Inline is the maximum number of bytes of inline data; 0: none.
+	// Inline is the maximum number of bytes of inline data. 0 means no inline data.
 	Inline int
-	// SignalAll makes every send work request generate a completion, not only those with Signaled.
+	// SignalAll makes every send work request generate a completion, even without Signaled.
 	SignalAll bool
 }
 
@@ -62,7 +63,7 @@ type QP struct {
 	send sync.Mutex
 	recv sync.Mutex // held while receives are posted
 	q    provider.QP
-	dead bool            // written under both locks
+	dead bool            // set when the queue pair has been closed; written under both locks
 	now  QPState         // state after the last Modify; written under both locks
 	wr   provider.SendWR // scratch; under send
 	in   provider.RecvWR // scratch; under recv
@@ -80,7 +81,7 @@ func (p *PD) CreateQP(init QPInit) (*QP, error) {
 	fail := func(err error) (*QP, error) { return nil, failed("create a QP", p.d.name, err) }
 	if init.SendCQ == nil || init.SRQ != nil && init.SRQ.pd.d != p.d || init.SendCQ.d != p.d || init.RecvCQ != nil &&
 		init.RecvCQ.d != p.d {
-		return fail(fmt.Errorf("it needs queues of the same device: %w", errInvalid))
+		return fail(fmt.Errorf("the CQs and the SRQ must belong to the same device: %w", errInvalid))
 	}
 	if init.RecvCQ == nil {
 		init.RecvCQ = init.SendCQ
@@ -163,17 +164,17 @@ func (q *QP) Init() QPInit { return q.init }
 // SendFlags are the flags of a send work request (enum ibv_send_flags).
 type SendFlags = uapi.SendFlags
 
-// Flags of a send work request.
+// The next constants are the flags of a send work request.
 const (
 	Fence     = uapi.SendFence     // waits for earlier READs and atomic operations
 	Signaled  = uapi.SendSignaled  // generates a completion
-	Solicited = uapi.SendSolicited // notifies a peer's queue that is armed for solicited messages
+	Solicited = uapi.SendSolicited // raises an event at the peer if its CQ is armed for solicited completions
 )
 
 // Opcode is the operation of a send work request (enum ibv_wr_opcode). The zero value is not Send.
 type Opcode = uapi.WROpcode
 
-// The opcodes.
+// The next constants are the opcodes.
 const (
 	Write           = uapi.WRRDMAWrite
 	WriteWithImm    = uapi.WRRDMAWriteWithImm
@@ -191,11 +192,11 @@ const (
 
 // SendWR is a send work request. (struct ibv_send_wr)
 type SendWR struct {
-	ID     uint64 // ID of its completion
+	ID     uint64 // ID of the completion
 	Opcode Opcode
 	Flags  SendFlags
-	// Local is the memory to send or to read into. List is for several ranges. Inline is sent instead of either, and is
-	// copied by PostSend. The memory of Local and List belongs to the device until the completion.
+	// Local is the memory to send from, or to read into. List is used for several ranges. Inline is sent in place of
+	// Local and List. PostSend copies Inline. The device owns the memory of Local and List until the completion.
 	Local  SGE
 	List   []SGE
 	Inline []byte
@@ -204,8 +205,8 @@ type SendWR struct {
 
 	Imm           uint32 // for opcodes with immediate data
 	InvalidateKey uint32 // for SendInvalidate and LocalInvalidate
-	// CompareAdd and Swap are the operands of atomic operations. These operate on 8 bytes in the byte order of their
-	// host, at an address that is a multiple of 8. The former value is stored in Local.
+	// CompareAdd and Swap are the operands of atomic operations. Atomic operations operate on 8 bytes in the byte order
+	// of their host, at an address that is a multiple of 8. The former value is stored in Local.
 	CompareAdd, Swap uint64
 
 	To     Datagram // for queue pairs of type UD
@@ -231,13 +232,13 @@ type Flush = provider.Flush
 
 // RecvWR is a receive work request. (struct ibv_recv_wr)
 type RecvWR struct {
-	ID    uint64 // ID of its completion
+	ID    uint64 // ID of the completion
 	Local SGE    // the memory for a message
 	List  []SGE  // for several ranges
 }
 
 // PostSend queues a work request and rings the doorbell. It returns ErrQueueFull if the queue is full, EINVAL for a
-// request that the queue pair does not support. It does not sleep, and does not keep wr. (ibv_post_send)
+// request that the queue pair does not support. PostSend does not sleep, and does not retain wr. (ibv_post_send)
 func (q *QP) PostSend(wr *SendWR) error {
 	q.send.Lock()
 	defer q.send.Unlock()
@@ -247,8 +248,8 @@ func (q *QP) PostSend(wr *SendWR) error {
 	return q.ring()
 }
 
-// PostSends queues work requests, rings the doorbell once, and returns the number queued. If that is fewer than all,
-// the error is that of the next one. It does not sleep, and does not keep wrs.
+// PostSends queues work requests, rings the doorbell once, and returns the number of queued requests. If not all
+// requests were queued, the error is the reason for the next one. PostSends does not sleep, and does not retain wrs.
 func (q *QP) PostSends(wrs []SendWR) (n int, err error) {
 	q.send.Lock()
 	defer q.send.Unlock()
@@ -278,7 +279,8 @@ func (q *QP) push(wr *SendWR) error {
 	if q.dead {
 		return ErrClosed
 	}
-	// The device would reject it too, but only when it is in the queue already, and would be sent later.
+	// The device would reject the request too. But at that time the request is already in the queue, and would be sent
+	// later.
 	if q.now < RTS {
 		return q.refused(fmt.Errorf("cannot send in state %v: %w", q.now, errInvalid))
 	}
@@ -291,7 +293,7 @@ func (q *QP) push(wr *SendWR) error {
 	}
 	if q.init.Type == UD {
 		if wr.To.AH == nil {
-			return q.refused(fmt.Errorf("a datagram without an address handle: %w", errInvalid))
+			return q.refused(fmt.Errorf("a datagram needs an address handle: %w", errInvalid))
 		}
 		h, err := wr.To.AH.use(q.pd)
 		if err != nil {
@@ -319,7 +321,7 @@ func (q *QP) refused(err error) error {
 	return failed(fmt.Sprintf("post to QP %d", q.num), q.pd.d.name, err)
 }
 
-// gather returns the list of elements, in memory that is reused.
+// gather returns the list of elements in a buffer that is reused.
 func gather(scratch *[]provider.SGE, one SGE, more []SGE) []provider.SGE {
 	l := (*scratch)[:0]
 	if one != (SGE{}) {
@@ -332,15 +334,15 @@ func gather(scratch *[]provider.SGE, one SGE, more []SGE) []provider.SGE {
 	return l
 }
 
-// PostRecv queues a receive work request. It returns ErrQueueFull if the queue is full, EINVAL in RESET. It does not
-// sleep, and does not keep wr. (ibv_post_recv)
+// PostRecv queues a receive work request. It returns ErrQueueFull if the queue is full, and EINVAL in state RESET.
+// PostRecv does not sleep, and does not retain wr. (ibv_post_recv)
 func (q *QP) PostRecv(wr *RecvWR) error {
 	q.recv.Lock()
 	defer q.recv.Unlock()
 	if q.dead {
 		return ErrClosed
 	}
-	if q.now == Reset { // the device would drop it without a completion
+	if q.now == Reset { // the device would drop the receive without a completion
 		return q.refused(fmt.Errorf("cannot receive in state %v: %w", q.now, errInvalid))
 	}
 	q.in = provider.RecvWR{ID: wr.ID, SGE: gather(&q.sges[1], wr.Local, wr.List)}
@@ -408,8 +410,8 @@ type SRQ struct {
 	sges []provider.SGE
 }
 
-// CreateSRQ creates a shared receive queue with the given capacities in work requests and in elements of each; 0 stands
-// for 64, and for one. It may sleep. (ibv_create_srq)
+// CreateSRQ creates a shared receive queue. wrs is the capacity in work requests, and 0 means 64. sges is the capacity
+// in elements per request, and 0 means 1. It may sleep. (ibv_create_srq)
 func (p *PD) CreateSRQ(wrs, sges int) (*SRQ, error) {
 	fail := func(err error) (*SRQ, error) { return nil, failed("create an SRQ", p.d.name, err) }
 	if wrs < 0 || sges < 0 || int64(max(wrs, sges)) > 1<<31-1 {
@@ -455,7 +457,7 @@ func (s *SRQ) PostRecv(wr *RecvWR) error {
 	return nil
 }
 
-// SetLimit arms EventSRQLimit, which is raised when fewer work requests than limit remain. It may sleep.
+// SetLimit arms EventSRQLimit. The event is raised when fewer work requests than limit remain. It may sleep.
 // (ibv_modify_srq)
 func (s *SRQ) SetLimit(limit int) error {
 	if limit < 0 || int64(limit) > 1<<31-1 {
@@ -497,7 +499,7 @@ func (s *SRQ) Query() (SRQAttr, error) {
 	return SRQAttr{int(r.MaxWR), int(r.MaxSGE), int(r.SRQLimit)}, failed("query an SRQ", s.pd.d.name, err)
 }
 
-// Close destroys the queue; EBUSY while queue pairs use it. It may sleep. (ibv_destroy_srq)
+// Close destroys the queue. It returns EBUSY while queue pairs use the queue. It may sleep. (ibv_destroy_srq)
 func (s *SRQ) Close() error {
 	return failed("close an SRQ", s.pd.d.name, s.life.end(s.pd.d, func() error {
 		if err := gone(s.pd.d.cmd.DestroySRQ(s.handle)); err != nil {
@@ -522,7 +524,7 @@ func (s *SRQ) abandon() {
 // AHAttr is the address of a peer, with the local source. (struct ibv_ah_attr)
 type AHAttr struct {
 	GID          GID // GID of the peer
-	SGIDIndex    int // local index in the GID table; 0 is the first entry, unlike in a Path: see Device.DefaultGID
+	SGIDIndex    int // local index in the GID table; unlike in a Path, 0 is the first entry: see Device.DefaultGID
 	Port         int // 0: 1
 	HopLimit     int // 0: 64
 	TrafficClass uint8
@@ -552,7 +554,7 @@ func (a *AHAttr) hops() uint8 {
 	return uint8(a.HopLimit)
 }
 
-// AH is an address handle, for datagrams. (struct ibv_ah)
+// AH is an address handle for datagrams. (struct ibv_ah)
 type AH struct {
 	pd   *PD
 	h    provider.AH
@@ -582,12 +584,12 @@ func (p *PD) CreateAH(a AHAttr) (*AH, error) {
 	return &AH{pd: p, h: h}, nil
 }
 
-// AddressOf creates an address handle for replies to a datagram. wc is its completion, with WithGRH, and header the
-// first 40 bytes of the receive memory. It may sleep. (ibv_create_ah_from_wc)
+// AddressOf creates an address handle for replies to a datagram. wc is the completion of the datagram, with WithGRH.
+// header is the first 40 bytes of the receive memory. It may sleep. (ibv_create_ah_from_wc)
 func (p *PD) AddressOf(wc *WC, header []byte, sgidIndex int) (*AH, error) {
 	if wc.Flags&WithGRH == 0 || len(header) < 40 {
 		return nil, failed("create an address handle of a datagram", p.d.name,
-			fmt.Errorf("it has no global route header: %w", errInvalid))
+			fmt.Errorf("the completion has no global route header: %w", errInvalid))
 	}
 	var g GID
 	if header[0]>>4 == 6 {
@@ -606,12 +608,13 @@ func (a *AH) use(p *PD) (provider.AH, error) {
 		return provider.AH{}, ErrClosed
 	}
 	if a.pd != p {
-		return provider.AH{}, fmt.Errorf("the address handle is of another PD: %w", errInvalid)
+		return provider.AH{}, fmt.Errorf("the address handle belongs to another PD: %w", errInvalid)
 	}
 	return a.h, nil
 }
 
-// Close destroys the address handle. Datagrams posted with it must have completed. It may sleep. (ibv_destroy_ah)
+// Close destroys the address handle. Datagrams that use the address handle must have completed. It may sleep.
+// (ibv_destroy_ah)
 func (a *AH) Close() error {
 	return failed("close an address handle", a.pd.d.name, a.life.end(a.pd.d, func() error {
 		if err := gone(a.pd.d.cmd.DestroyAH(a.h.Handle)); err != nil {
@@ -622,8 +625,8 @@ func (a *AH) Close() error {
 	}))
 }
 
-// MW is a memory window of type 2: access to a part of registered memory. Work requests bind and invalidate it. (struct
-// ibv_mw)
+// MW is a memory window of type 2. It gives access to a part of registered memory. Work requests bind and invalidate
+// the window. (struct ibv_mw)
 type MW struct {
 	pd     *PD
 	handle uint32
@@ -650,7 +653,7 @@ func (p *PD) AllocMW() (*MW, error) {
 type Bind struct {
 	MW     *MW
 	MR     *MR // registered with BindWindows
-	Offset int // offset of the part in bytes
+	Offset int // offset in bytes of the part in the region
 	Length int
 	Access Access // remote rights
 	// NewKey is the result of the window's NextKey.
@@ -662,7 +665,8 @@ func (b *Bind) forDevice() (provider.Bind, error) {
 		return provider.Bind{}, fmt.Errorf("a bind needs a window and a region: %w", errInvalid)
 	}
 	if b.Offset < 0 || b.Length < 0 || b.Offset > b.MR.Len() || b.Length > b.MR.Len()-b.Offset {
-		return provider.Bind{}, fmt.Errorf("%d bytes from offset %d of a region of %d: %w", b.Length, b.Offset, b.MR.Len(),
+		return provider.Bind{}, fmt.Errorf("%d bytes from offset %d exceed the region of %d bytes: %w",
+			b.Length, b.Offset, b.MR.Len(),
 			errInvalid)
 	}
 	return provider.Bind{
@@ -678,13 +682,13 @@ func (w *MW) RKey() uint32 {
 	return w.rkey
 }
 
-// NextKey returns the key for the next bind; its low eight bits differ from the last one. (ibv_inc_rkey)
+// NextKey returns the key for the next bind. The low eight bits differ from those of the last key. (ibv_inc_rkey)
 func (w *MW) NextKey() uint32 {
 	k := w.RKey()
 	return k&^0xff | (k+1)&0xff
 }
 
-// Bound records that a bind with a key has completed.
+// Bound records that a bind with the key has completed.
 func (w *MW) Bound(key uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

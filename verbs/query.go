@@ -15,13 +15,13 @@ type DeviceAttr struct {
 	Firmware               uint64
 	MaxMRSize              uint64 // in bytes
 	MaxQP                  int
-	MaxQPWR                int // work requests per queue
-	MaxSGE                 int // elements per work request
+	MaxQPWR                int // maximum number of work requests per queue
+	MaxSGE                 int // maximum number of elements per work request
 	MaxSGERead             int // for a READ
 	MaxCQ, MaxCQE          int
 	MaxMR, MaxPD, MaxMW    int
-	MaxQPReads             int // READs and atomic operations in flight to a queue pair
-	MaxQPInitReads         int // READs and atomic operations in flight from a queue pair
+	MaxQPReads             int // maximum number of READs and atomic operations in flight to a queue pair
+	MaxQPInitReads         int // maximum number of READs and atomic operations in flight from a queue pair
 	MaxAH                  int
 	MaxSRQ, MaxSRQWR       int
 	MaxSRQSGE              int
@@ -55,13 +55,13 @@ func (d *Device) Query() (DeviceAttr, error) {
 	}, nil
 }
 
-// MTU is a path MTU, as a code (enum ibv_mtu): 1 for 256 bytes to 5 for 4096.
+// MTU is a path MTU, as a code (enum ibv_mtu). The codes range from 1 for 256 bytes to 5 for 4096 bytes.
 type MTU uint8
 
 // Bytes returns the MTU in bytes.
 func (m MTU) Bytes() int { return 128 << m }
 
-// PortAttr is the state of a port. (struct ibv_port_attr)
+// PortAttr is the state of a port. number of entries of the GID table
 type PortAttr struct {
 	State      uapi.PortState
 	Phys       uapi.PortPhysState
@@ -91,13 +91,13 @@ func (d *Device) QueryPort(port int) (PortAttr, error) {
 	}, nil
 }
 
-// GID is a global identifier: on Ethernet an IPv6 address, or a mapped IPv4 address.
+// GID is a global identifier. On Ethernet it is an IPv6 address or a mapped IPv4 address.
 type GID [16]byte
 
 // GIDOf returns the GID of an address.
 func GIDOf(a netip.Addr) GID { return a.As16() }
 
-// Addr returns the GID as an address; a mapped address is returned as IPv4.
+// Addr returns the GID as an address. A mapped address is returned as IPv4.
 func (g GID) Addr() netip.Addr { return netip.AddrFrom16(g).Unmap() }
 
 // String returns the GID as an address.
@@ -122,7 +122,7 @@ type GIDEntry struct {
 	Index     int
 	Port      int
 	Type      uapi.GIDType
-	Interface int // index of the network interface; 0: none
+	Interface int // index of the network interface, or 0
 }
 
 // GIDs returns the valid entries of the GID tables, at most 256. It may sleep. (ibv_query_gid_table)
@@ -139,8 +139,8 @@ func (d *Device) GIDs() ([]GIDEntry, error) {
 	return list, nil
 }
 
-// DefaultGID returns the preferred entry of a port for connections: RoCE v2 with an IPv4 address, else with an IPv6
-// address that is not link-local, else any entry. It may sleep.
+// DefaultGID returns the preferred entry of a port for connections: RoCE v2 with an IPv4 address, else RoCE v2 with an
+// IPv6 address that is not link-local, else any entry. It may sleep.
 func (d *Device) DefaultGID(port int) (GIDEntry, error) {
 	list, err := d.GIDs()
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"verbena/verbs/provider"
 )
 
-// TestDevicesIn checks that devices are listed by name if a provider supports them, and that devices being removed are
+// TestDevicesIn checks that devices with a provider are listed by name, and that devices that are being removed are
 // omitted.
 func TestDevicesIn(t *testing.T) {
 	dir := t.TempDir()
@@ -45,10 +45,10 @@ func TestDevicesIn(t *testing.T) {
 	list, err := devicesIn(dir, "/dev/infiniband")
 	if err != nil || len(list) != 2 || list[0].Name != "rxe0" || list[0].Path != "/dev/infiniband/uverbs1" ||
 		list[1].Name != "rxe1" {
-		t.Errorf("got %v, %v, want rxe0 and rxe1", list, err)
+		t.Errorf("devices: got %v with error %v, want rxe0 and rxe1", list, err)
 	}
 	if list, err := devicesIn(filepath.Join(dir, "none"), ""); err != nil || len(list) != 0 {
-		t.Errorf("without RDMA: got %v, %v, want nothing", list, err)
+		t.Errorf("devices without RDMA: got %v with error %v, want none", list, err)
 	}
 }
 
@@ -64,14 +64,14 @@ func TestEndpoint(t *testing.T) {
 		t.Errorf("got %+v, %v, want %+v", got, err, want)
 	}
 	if err := got.UnmarshalBinary(b[1:]); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("too short: got %v, want EINVAL", err)
+		t.Errorf("UnmarshalBinary of a short endpoint: got %v, want EINVAL", err)
 	}
 	if s := want.GID.String(); s != "10.0.0.7" {
 		t.Errorf("GID: got %s, want 10.0.0.7", s)
 	}
 }
 
-// TestCodes checks that times are rounded up to codes of the device.
+// TestCodes checks that times are rounded up to the next code of the device.
 func TestCodes(t *testing.T) {
 	for d, want := range map[time.Duration]uint8{
 		0: 14, 1: 1, 8192: 1, 8193: 2, 67 * time.Millisecond: 14, 68 * time.Millisecond: 15, time.Hour: 30, 3 * time.Hour: 31,
@@ -96,15 +96,15 @@ func TestCodes(t *testing.T) {
 	}
 }
 
-// TestStatus checks that each status has a description, and that errors compare with it.
+// TestStatus checks that each status has a description, and that errors.Is can compare errors with each status.
 func TestStatus(t *testing.T) {
 	for s := Success; s <= UnspecifiedFailure; s++ {
 		if s.Error() == "" || s.String() == "" {
-			t.Errorf("text of status %d: got none, want some", s)
+			t.Errorf("text of status %d: got none, want a description", s)
 		}
 	}
 	if Status(999).Error() == "" {
-		t.Error("an unknown status has no words")
+		t.Error("text of an unknown status: got none, want a description")
 	}
 	err := CompletionError(&WC{ID: 5, QPN: 17, Status: RetryExceeded})
 	if !errors.Is(err, RetryExceeded) || errors.Is(err, Flushed) {
@@ -118,7 +118,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// TestGather checks that the memory of elements is reused.
+// TestGather checks that the buffer for elements is reused.
 func TestGather(t *testing.T) {
 	var scratch []provider.SGE
 	one, list := SGE{Addr: 1, Length: 2, LKey: 3}, []SGE{{Addr: 4}, {Addr: 5}}
@@ -133,7 +133,7 @@ func TestGather(t *testing.T) {
 	}
 }
 
-// TestSGE checks that SGE returns a valid element or panics; its length has 32 bits.
+// TestSGE checks that SGE returns a valid element or panics. The length of an element has 32 bits.
 func TestSGE(t *testing.T) {
 	const size = 5 << 30
 	mem, err := unix.Mmap(-1, 0, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
@@ -168,13 +168,13 @@ func TestSGE(t *testing.T) {
 	}
 }
 
-// TestEndpointJSON checks that an endpoint in JSON is readable, and can be decoded.
+// TestEndpointJSON checks that an endpoint in JSON is readable and can be decoded.
 func TestEndpointJSON(t *testing.T) {
 	for _, text := range []string{"127.0.0.1", "fd00::7", "::"} {
 		e := Endpoint{GID: GIDOf(netip.MustParseAddr(text)), QPN: 1, PSN: 2, QKey: 3, MTU: 5}
 		b, err := json.Marshal(e)
 		if err != nil || !strings.Contains(string(b), `"GID":"`+text+`"`) {
-			t.Errorf("got %s, %v, want GID %s in it", b, err, text)
+			t.Errorf("endpoint in JSON: got %s with error %v, want it to contain GID %s", b, err, text)
 		}
 		var back Endpoint
 		if err := json.Unmarshal(b, &back); err != nil || back != e {
@@ -183,12 +183,12 @@ func TestEndpointJSON(t *testing.T) {
 	}
 	var g GID
 	if err := g.UnmarshalText([]byte("fe80")); err == nil {
-		t.Error("no error for a GID that is no address")
+		t.Error("UnmarshalText of a GID that is not an address: got nil, want an error")
 	}
 }
 
-// TestUse checks that calls on an object do not wait for each other, that its end waits for them, and that no call
-// begins afterwards.
+// TestUse checks that calls on an object do not wait for each other. The end of the object must wait for the calls, and
+// no call may begin after the end.
 func TestUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l life
@@ -197,20 +197,20 @@ func TestUse(t *testing.T) {
 		go l.use(func() error { <-hang; return nil })
 		synctest.Wait()
 		if err := l.use(func() error { return nil }); err != nil {
-			t.Errorf("a call beside one that hangs: %v", err)
+			t.Errorf("use during another blocked call: got %v, want nil", err)
 		}
 		go l.end(d, func() error { ended = true; return nil })
 		synctest.Wait()
 		if ended {
-			t.Error("the end does not wait for a call")
+			t.Error("end during a call: returned, want it to wait")
 		}
 		close(hang)
 		synctest.Wait()
 		if !ended {
-			t.Error("the end waits for no call")
+			t.Error("end without a call: still blocked, want it to return")
 		}
 		if err := l.use(func() error { return nil }); err != ErrClosed {
-			t.Errorf("a call after the end: got %v, want %v", err, ErrClosed)
+			t.Errorf("use after the end: got %v, want %v", err, ErrClosed)
 		}
 	})
 }

@@ -12,22 +12,22 @@ import (
 	"verbena/verbs/internal/cmid"
 )
 
-// Manager is a connection manager. It is safe for concurrent use.
+// Manager is a connection manager. All methods of a Manager are safe for concurrent use.
 type Manager struct {
 	b cmid.Backend
 
 	mu     sync.Mutex
 	closed bool
-	open   map[ender]struct{} // Conns and Listeners that have not ended
+	open   map[ender]struct{} // the Conns and Listeners that have not ended
 }
 
 // ender is a Conn or a Listener.
 type ender interface{ end(why error) }
 
-// New creates a Manager on a backend; it is for packages that implement one.
+// New creates a Manager on a backend. It is for packages that implement a backend.
 func New(b cmid.Backend) *Manager { return &Manager{b: b, open: map[ender]struct{}{}} }
 
-// Close closes the manager, with its connections and listeners. It may be called again, and may sleep.
+// Close closes the manager together with its connections and listeners. It may be called again, and may sleep.
 func (m *Manager) Close() error {
 	m.mu.Lock()
 	closed := m.closed
@@ -44,7 +44,7 @@ func (m *Manager) Close() error {
 	return m.b.Close()
 }
 
-// enter registers a Conn or a Listener until leave.
+// enter registers a Conn or a Listener. leave ends the registration.
 func (m *Manager) enter(e ender) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -61,31 +61,31 @@ func (m *Manager) leave(e ender) {
 	delete(m.open, e)
 }
 
-// ErrDisconnected is the error of a connection that either side has disconnected.
-var ErrDisconnected = fmt.Errorf("verbs/cm: the connection has been ended: %w", syscall.ECONNRESET)
+// ErrDisconnected is the error of a connection that one of the two sides has disconnected.
+var ErrDisconnected = fmt.Errorf("verbs/cm: the connection has been disconnected: %w", syscall.ECONNRESET)
 
 // errOwnEnd: Close was called.
 var errOwnEnd = fmt.Errorf("verbs/cm: the connection has been closed: %w", syscall.ECONNABORTED)
 
 var (
-	errDeviceGone = fmt.Errorf("verbs/cm: the device has gone: %w", syscall.ENODEV)
+	errDeviceGone = fmt.Errorf("verbs/cm: the device has been removed: %w", syscall.ENODEV)
 	errManager    = fmt.Errorf("verbs/cm: the manager has been closed: %w", verbs.ErrClosed)
 )
 
 // RefusedError is the error of a connection that its peer has rejected. It wraps ECONNREFUSED.
 type RefusedError struct {
 	Reason int    // reason code (IBA 12.6.7.2); 28: rejected by the program, 8: no listener
-	Data   []byte // private data, with the length of the message's field: the peer's data, then zeros
+	Data   []byte // private data: the peer's data, padded with zeros to the length of the message's field
 }
 
 func (e *RefusedError) Error() string {
 	switch e.Reason {
 	case 28:
-		return "verbs/cm: the peer refuses the connection"
+		return "verbs/cm: the peer has rejected the connection"
 	case 8:
-		return "verbs/cm: the peer refuses the connection: nothing listens on the port"
+		return "verbs/cm: the peer has rejected the connection: nothing listens on the port"
 	}
-	return fmt.Sprintf("verbs/cm: the peer refuses the connection, for reason %d", e.Reason)
+	return fmt.Sprintf("verbs/cm: the peer has rejected the connection, reason %d", e.Reason)
 }
 
 // Unwrap returns ECONNREFUSED.
@@ -93,10 +93,10 @@ func (e *RefusedError) Unwrap() error { return syscall.ECONNREFUSED }
 
 // Param holds the parameters of a connection. The zero Param suits most connections. (struct rdma_conn_param)
 type Param struct {
-	// Reads is the maximum number of READs and atomic operations in flight in each direction; 0: the device's limit, up
-	// to 16.
+	// Reads is the maximum number of READs and atomic operations in flight in each direction. 0 means the device's
+	// limit, up to 16.
 	Reads int
-	// Retries and RNRRetries are as in [verbs.Path].
+	// Retries and RNRRetries have the same meaning as in [verbs.Path].
 	Retries, RNRRetries int
 }
 
@@ -111,7 +111,7 @@ func (p Param) forQP(qp *verbs.QP) (cmid.Param, error) {
 		reads = min(16, d.MaxQPReads, d.MaxQPInitReads)
 	}
 	if reads < 0 || reads > 255 {
-		return cmid.Param{}, fmt.Errorf("verbs/cm: %d READs in flight: %w", reads, syscall.EINVAL)
+		return cmid.Param{}, fmt.Errorf("verbs/cm: %d READs in flight are not within 0 to 255: %w", reads, syscall.EINVAL)
 	}
 	return cmid.Param{
 		QPN: qp.Num(), ResponderResources: uint8(reads), InitiatorDepth: uint8(reads), RetryCount: retries(p.Retries),
@@ -129,7 +129,7 @@ func retries(n int) uint8 {
 	return uint8(min(n, 7))
 }
 
-// Conn is one side of a connection, from address resolution on.
+// Conn is one side of a connection. It exists from address resolution on.
 //
 //	active:   Resolve - create a queue pair - Init - post receives - Connect - use it
 //	passive:  Listener.Accept - create a queue pair - Request.Init - post receives - Request.Accept - use it
@@ -139,14 +139,14 @@ type Conn struct {
 	id    cmid.ID
 	steps chan cmid.Event // events for Resolve and Connect
 
-	local, remote netip.AddrPort // set before a caller receives the Conn, or the Request
+	local, remote netip.AddrPort // set before a caller receives the Conn or the Request
 
 	established chan struct{}
 	done        chan struct{} // closed when the connection has ended
 
 	mu  sync.Mutex
 	up  bool  // established is closed
-	err error // reason of the end; nil: not ended
+	err error // reason of the end; nil if the connection has not ended
 }
 
 func newConn(m *Manager) *Conn {
@@ -160,7 +160,7 @@ func (c *Conn) event(e cmid.Event) {
 		c.nowUp()
 	case cmid.Disconnected:
 		c.end(ErrDisconnected)
-		go c.id.Disconnect() // replies to the peer; not allowed in the function of an event
+		go c.id.Disconnect() // replies to the peer; not allowed in an event function
 	case cmid.DeviceRemoval:
 		c.end(errDeviceGone)
 	case cmid.TimewaitExit, cmid.AddrChange:
@@ -176,12 +176,12 @@ func (c *Conn) event(e cmid.Event) {
 	default:
 		select {
 		case c.steps <- e:
-		default: // more events than a connection has
+		default: // there are more events than a connection can have
 		}
 	}
 }
 
-// errorOf returns the error of an event that ends an attempt.
+// errorOf returns the error for an event that ends a connection attempt.
 func errorOf(e cmid.Event) error {
 	switch {
 	case e.Type == cmid.Rejected:
@@ -221,7 +221,7 @@ func (c *Conn) end(why error) {
 	}
 }
 
-// await waits for an event, or for the end.
+// await waits for an event or for the end of the connection.
 func (c *Conn) await(ctx context.Context, want, wrong cmid.Type) (cmid.Event, error) {
 	for {
 		select {
@@ -243,10 +243,10 @@ func (c *Conn) await(ctx context.Context, want, wrong cmid.Type) (cmid.Event, er
 // Target is the destination of a connection.
 type Target struct {
 	Addr   netip.AddrPort
-	Source netip.AddrPort // local address; zero: any that reaches the destination
+	Source netip.AddrPort // local address; zero: any address that reaches the destination
 }
 
-// Resolve resolves the addresses and the device of a connection. The caller must close the result. It may sleep.
+// Resolve resolves the addresses and the device of a connection. The caller must close the returned Conn. It may sleep.
 // (rdma_resolve_addr, rdma_resolve_route)
 func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 	c := newConn(m)
@@ -281,7 +281,7 @@ func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 	return c, nil
 }
 
-// learn stores the addresses of the ID, because they outlive it.
+// learn stores the addresses of the ID, because the Conn needs them after the end of the ID.
 func (c *Conn) learn() error {
 	v, err := c.id.View()
 	c.local, c.remote = v.Local, v.Remote
@@ -291,19 +291,19 @@ func (c *Conn) learn() error {
 // plain unmaps an IPv4-mapped address.
 func plain(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
 
-// NodeGUID identifies the device of the connection: see [verbs.DeviceAttr]. It may sleep.
+// NodeGUID returns the node GUID of the connection's device: see [verbs.DeviceAttr]. It may sleep.
 func (c *Conn) NodeGUID() (uint64, error) {
 	v, err := c.id.View()
 	return v.NodeGUID, err
 }
 
-// LocalAddr returns the local address, also after Close.
+// LocalAddr returns the local address. It may be called after Close.
 func (c *Conn) LocalAddr() netip.AddrPort { return c.local }
 
-// RemoteAddr returns the address of the peer, also after Close.
+// RemoteAddr returns the address of the peer. It may be called after Close.
 func (c *Conn) RemoteAddr() netip.AddrPort { return c.remote }
 
-// Init moves a queue pair of type RC from RESET to INIT, in which receives can be posted. It may sleep.
+// Init moves a queue pair of type RC from RESET to INIT. In INIT receives can be posted. It may sleep.
 func (c *Conn) Init(qp *verbs.QP) error {
 	guid, err := c.NodeGUID()
 	if err != nil {
@@ -314,14 +314,14 @@ func (c *Conn) Init(qp *verbs.QP) error {
 		return err
 	}
 	if d.NodeGUID != guid {
-		return fmt.Errorf("verbs/cm: QP %d is on %s, the connection on the device with node GUID %016x: %w", qp.Num(),
+		return fmt.Errorf("verbs/cm: QP %d is on %s, want the connection's device with node GUID %016x: %w", qp.Num(),
 			qp.Device().Name(), guid, syscall.EINVAL)
 	}
 	return c.take(qp, verbs.Init, cmid.Param{}, false)
 }
 
-// take moves the queue pair to a state. p holds the local parameters, which the connection manager does not know before
-// Accept. (ucma_modify_qp_rtr, ucma_modify_qp_rts)
+// take moves the queue pair to a state. p holds the local parameters, which the connection manager does not receive
+// before Accept. (ucma_modify_qp_rtr, ucma_modify_qp_rts)
 func (c *Conn) take(qp *verbs.QP, to verbs.QPState, p cmid.Param, accepts bool) error {
 	a, mask, err := c.id.QPAttr(to)
 	if err != nil {
@@ -346,8 +346,8 @@ func (c *Conn) take(qp *verbs.QP, to verbs.QPState, p cmid.Param, accepts bool) 
 	return qp.Modify(a, mask|verbs.AttrState)
 }
 
-// bring moves the queue pair from INIT to RTS. It repeats the transition to INIT, because the peer's access rights are
-// only known now.
+// bring moves the queue pair from INIT to RTS. It repeats the transition to INIT, because the peer's access rights were
+// unknown before.
 func (c *Conn) bring(qp *verbs.QP, p cmid.Param, accepts bool) error {
 	for _, s := range []verbs.QPState{verbs.Init, verbs.RTR, verbs.RTS} {
 		if err := c.take(qp, s, p, accepts); err != nil {
@@ -357,9 +357,10 @@ func (c *Conn) bring(qp *verbs.QP, p cmid.Param, accepts bool) error {
 	return nil
 }
 
-// Connect connects, and moves the queue pair to RTS. data, at most 56 bytes, is sent to the peer as private data; the
-// result is the peer's private data. It returns a *RefusedError if the peer rejects the connection, ETIMEDOUT if the
-// peer does not respond. If ctx ends, the attempt continues until Close. It may sleep. (rdma_connect)
+// Connect establishes the connection and moves the queue pair to RTS. data, at most 56 bytes, is sent to the peer as
+// private data. The result is the peer's private data. It returns a *RefusedError if the peer rejects the connection,
+// and ETIMEDOUT if the peer does not respond. If ctx ends first, Connect returns and the attempt continues until Close.
+// It may sleep. (rdma_connect)
 func (c *Conn) Connect(ctx context.Context, qp *verbs.QP, p Param, data []byte) ([]byte, error) {
 	param, err := p.forQP(qp)
 	if err != nil {
@@ -383,8 +384,8 @@ func (c *Conn) Connect(ctx context.Context, qp *verbs.QP, p Param, data []byte) 
 	return e.Data, nil
 }
 
-// Established waits until the connection is established. On the passive side that is after Accept, when the peer
-// confirms it or sends its first message. It may sleep.
+// Established waits until the connection is established. On the passive side, the connection is established after
+// Accept, when the peer confirms it or sends the first message. It may sleep.
 func (c *Conn) Established(ctx context.Context) error {
 	select {
 	case <-c.established:
@@ -396,22 +397,22 @@ func (c *Conn) Established(ctx context.Context) error {
 	}
 }
 
-// Done returns a channel that is closed when the connection has ended, or was rejected, or its device has gone. Err
-// returns the reason.
+// Done returns a channel that is closed when the connection has ended or was rejected, or when its device has been
+// removed. Err then returns the reason.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err returns the reason for the end of the connection, or nil before.
+// Err returns the reason for the end of the connection. It returns nil before the end.
 func (c *Conn) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// Disconnect ends the connection; the owner must move the queue pair to the error state, or close it. It may sleep.
-// (rdma_disconnect)
+// Disconnect ends the connection. The owner must move the queue pair to the error state, or close the queue pair. It
+// may sleep. (rdma_disconnect)
 func (c *Conn) Disconnect() error { return c.id.Disconnect() }
 
-// Close ends the connection, and frees its resources. It may be called again, and may sleep. (rdma_destroy_id)
+// Close ends the connection and frees its resources. It may be called again, and may sleep. (rdma_destroy_id)
 func (c *Conn) Close() error {
 	c.end(errOwnEnd)
 	c.m.leave(c)
@@ -423,7 +424,7 @@ func (c *Conn) Close() error {
 type Listener struct {
 	m        *Manager
 	id       cmid.ID
-	addr     netip.AddrPort // set by Listen: it outlives the ID
+	addr     netip.AddrPort // set by Listen, because Addr may be called after the end of the ID
 	requests chan *Request
 	done     chan struct{}
 
@@ -431,11 +432,11 @@ type Listener struct {
 	err error
 }
 
-// defaultBacklog is the default limit of requests that are not accepted yet.
+// defaultBacklog is the default limit of requests that have not been accepted yet.
 const defaultBacklog = 128
 
-// Listen listens on an address, which may be unspecified, and a port; 0 stands for any free port. backlog limits the
-// requests that Accept has not returned yet; 0 stands for 128. It may sleep. (rdma_bind_addr, rdma_listen)
+// Listen listens on an address and a port. The address may be unspecified, and port 0 means any free port. backlog
+// limits the requests that Accept has not returned yet; 0 means 128. It may sleep. (rdma_bind_addr, rdma_listen)
 func (m *Manager) Listen(at netip.AddrPort, backlog int) (*Listener, error) {
 	fail := func(err error) (*Listener, error) { return nil, fmt.Errorf("verbs/cm: listen on %v: %w", at, err) }
 	if backlog <= 0 {
@@ -462,7 +463,7 @@ func (m *Manager) Listen(at netip.AddrPort, backlog int) (*Listener, error) {
 	return l, nil
 }
 
-// bind binds the ID, and stores its address with the port.
+// bind binds the ID, and stores the resulting address and port.
 func (l *Listener) bind(at netip.AddrPort) error {
 	if err := l.id.Bind(plain(at)); err != nil {
 		return err
@@ -486,7 +487,7 @@ func (l *Listener) event(e cmid.Event) {
 			default:
 			}
 		}
-		go r.Reject(nil) // not allowed in the function of an event
+		go r.Reject(nil) // not allowed in an event function
 	case cmid.DeviceRemoval:
 		l.end(errDeviceGone)
 	}
@@ -501,11 +502,11 @@ func (l *Listener) end(why error) {
 	}
 }
 
-// Addr returns the address of the Listener, also after Close.
+// Addr returns the address of the Listener. It may be called after Close.
 func (l *Listener) Addr() netip.AddrPort { return l.addr }
 
-// Accept waits for a request. The error is the cause of ctx, ErrClosed of package verbs, or ENODEV if its device has
-// gone. It may sleep.
+// Accept waits for a connection request. The error is the cause of ctx, ErrClosed of package verbs, or ENODEV if the
+// device of the listener has been removed. It may sleep.
 func (l *Listener) Accept(ctx context.Context) (*Request, error) {
 	select {
 	case r := <-l.requests:
@@ -536,35 +537,35 @@ func (l *Listener) Close() error {
 	}
 }
 
-// Request is a connection request, which must be accepted or rejected.
+// Request is a connection request. It must be accepted or rejected.
 type Request struct {
-	Data []byte // private data, with the length of the message's field: the peer's data, then zeros
+	Data []byte // private data: the peer's data, padded with zeros to the length of the message's field
 	peer cmid.Param
 	conn *Conn
 
 	answered atomic.Bool // set by Accept and Reject
 }
 
-// answer records that the request is being answered; EINVAL if it has been.
+// answer records that the request is being answered. It returns EINVAL if the request has already been answered.
 func (r *Request) answer() error {
 	if r.answered.Swap(true) {
-		return fmt.Errorf("verbs/cm: the request has been answered: %w", syscall.EINVAL)
+		return fmt.Errorf("verbs/cm: the request has already been answered: %w", syscall.EINVAL)
 	}
 	return nil
 }
 
-// NodeGUID identifies the device that received the request. It may sleep.
+// NodeGUID returns the node GUID of the device that received the request. It may sleep.
 func (r *Request) NodeGUID() (uint64, error) { return r.conn.NodeGUID() }
 
-// RemoteAddr returns the address of the peer, also after Accept or Reject.
+// RemoteAddr returns the address of the peer. It may be called after Accept or Reject.
 func (r *Request) RemoteAddr() netip.AddrPort { return r.conn.RemoteAddr() }
 
-// Init moves a queue pair of type RC from RESET to INIT, in which receives can be posted. It may sleep.
+// Init moves a queue pair of type RC from RESET to INIT. In INIT receives can be posted. It may sleep.
 func (r *Request) Init(qp *verbs.QP) error { return r.conn.Init(qp) }
 
-// Accept accepts the request, and moves the queue pair to RTS. data, at most 196 bytes, is sent to the peer as private
-// data. The connection is established when Conn.Established returns; the peer may send before. If Accept fails, the
-// request is rejected. It returns EINVAL if the request has been answered. It may sleep. (rdma_accept)
+// Accept accepts the request and moves the queue pair to RTS. data, at most 196 bytes, is sent to the peer as private
+// data. The connection is established when Conn.Established returns. The peer may send earlier. If Accept fails, the
+// request is rejected. It returns EINVAL if the request has already been answered. It may sleep. (rdma_accept)
 func (r *Request) Accept(qp *verbs.QP, p Param, data []byte) (*Conn, error) {
 	if err := r.answer(); err != nil {
 		return nil, err
@@ -572,7 +573,7 @@ func (r *Request) Accept(qp *verbs.QP, p Param, data []byte) (*Conn, error) {
 	c := r.conn
 	param, err := p.forQP(qp)
 	if err == nil {
-		// Not more than the peer requests. (rdma_accept)
+		// The value must not exceed the peer's request. (rdma_accept)
 		param.ResponderResources = min(param.ResponderResources, r.peer.InitiatorDepth)
 		param.InitiatorDepth = min(param.InitiatorDepth, r.peer.ResponderResources)
 		c.id.Adopt(c.event)
@@ -588,8 +589,8 @@ func (r *Request) Accept(qp *verbs.QP, p Param, data []byte) (*Conn, error) {
 	return c, nil
 }
 
-// Reject rejects the request; data, at most 148 bytes, is sent to the peer as private data. It returns EINVAL if the
-// request has been answered. It may sleep. (rdma_reject)
+// Reject rejects the request. data, at most 148 bytes, is sent to the peer as private data. It returns EINVAL if the
+// request has already been answered. It may sleep. (rdma_reject)
 func (r *Request) Reject(data []byte) error {
 	if err := r.answer(); err != nil {
 		return err

@@ -34,8 +34,8 @@ func newService(t testing.TB, addr string) *service.Service {
 	return s
 }
 
-// TestAddresses checks that listeners, requests and connections keep their addresses after their IDs, or the manager,
-// have ended.
+// TestAddresses checks that listeners, requests and connections report their addresses even after their IDs, or the
+// manager, have been closed.
 func TestAddresses(t *testing.T) {
 	t.Parallel()
 	t.Run("embed", func(t *testing.T) {
@@ -80,7 +80,7 @@ func testAddresses(t *testing.T, m *cm.Manager, dev *verbs.Device, addr string) 
 	must(t, err)
 	at := l.Addr()
 	if at.Addr().String() != addr || at.Port() == 0 {
-		t.Fatalf("Listener.Addr: got %v, want a port of %s", at, addr)
+		t.Fatalf("Listener.Addr: got %v, want address %s with a port", at, addr)
 	}
 	request := func(qp *verbs.QP) (*cm.Conn, *cm.Request, chan error) {
 		c, err := m.Resolve(ctx, cm.Target{Addr: at})

@@ -13,6 +13,6 @@
 //
 //	<-c.Done()                                                 // it has ended: c.Err() says why
 //
-// If the peer rejects a connection, the error is a *RefusedError. It is ETIMEDOUT if the peer does not respond, and
-// ENODEV if the device has gone.
+// If the peer rejects a connection, the error is a *RefusedError. If the peer does not respond, the error is ETIMEDOUT.
+// If the device has been removed, the error is ENODEV.
 package cm

@@ -30,22 +30,22 @@ func Open() (*Manager, error) {
 	return NewFile(f), nil
 }
 
-// NewFile creates a Manager of an open file; it is for packages that open it by other means than [Open].
+// NewFile creates a Manager for an open file. It is for packages that open the file by other means than [Open].
 func NewFile(f transport.CM) *Manager {
 	b := &file{f: f, ended: make(chan struct{}), ids: map[uint64]*fileID{}}
 	go b.run()
 	return New(b)
 }
 
-// file is an open rdma_cm.
+// file is an open rdma_cm file.
 type file struct {
 	f     transport.CM
-	ended chan struct{} // closed when no more events arrive
+	ended chan struct{} // closed when no more events can arrive
 
 	mu   sync.Mutex
 	last uint64
-	ids  map[uint64]*fileID // by the number in events
-	why  error              // reason why no more events arrive; nil: they do
+	ids  map[uint64]*fileID // by the ID's number in events
+	why  error              // reason why no more events arrive; nil while events arrive
 }
 
 // Close implements cmid.Backend.
@@ -59,7 +59,7 @@ func (b *file) Close() error {
 	return err
 }
 
-// command issues a command: its header, then req. at is the offset in req of the response's address, or -1.
+// command issues a command: its header, followed by req. at is the offset of the response's address in req, or -1.
 func command[Resp, Req any](b *file, c ucm.Command, req *Req, at int) (resp Resp, err error) {
 	s := b.f.Scratch()
 	defer s.Free()
@@ -92,7 +92,7 @@ func encode[Req any](s *transport.Scratch, c ucm.Command, req *Req, at, out int)
 const (
 	noResponse    = -1
 	firstField    = 0
-	createIDField = 8 // the uid of CreateID precedes it
+	createIDField = 8 // the field uid of CreateID precedes the address
 )
 
 type none struct{}
@@ -116,7 +116,7 @@ func (b *file) run() {
 	}
 }
 
-// lost ends all waits for events, with a reason, or because the file was closed.
+// lost ends all waits for events. why is the reason; if why is nil, the file was closed.
 func (b *file) lost(why error) {
 	b.mu.Lock()
 	left := b.ids
@@ -154,7 +154,7 @@ func (b *file) dispatch(r *ucm.EventResp) {
 	}
 }
 
-// name assigns a number to an ID for its events, unless no more events arrive.
+// name assigns to an ID the number that its events contain. It fails if no more events can arrive.
 func (b *file) name(id *fileID) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -167,13 +167,13 @@ func (b *file) name(id *fileID) error {
 	return nil
 }
 
-// fileID is an ID.
+// fileID is an ID of the file.
 type fileID struct {
 	b   *file
 	id  uint32
 	uid uint64
 
-	mu   sync.Mutex // held while its function runs
+	mu   sync.Mutex // held while the event function of the ID runs
 	f    func(cmid.Event)
 	gone bool
 }
@@ -281,7 +281,7 @@ func (x *fileID) Complete() error {
 	return err
 }
 
-// consumerDefined is the reason of a rejection by a program.
+// consumerDefined is the reason code of a rejection by a program.
 const consumerDefined = 28
 
 func (x *fileID) Reject(data []byte) error {
@@ -328,7 +328,7 @@ func (x *fileID) View() (cmid.View, error) {
 		Port: int(r.PortNum)}, nil
 }
 
-// Destroy implements cmid.ID. The file may be closed already, which has ended the ID.
+// Destroy implements cmid.ID. The file may already be closed, which has destroyed the ID as well.
 func (x *fileID) Destroy() {
 	x.mu.Lock()
 	gone := x.gone
@@ -341,7 +341,7 @@ func (x *fileID) Destroy() {
 	_, _ = command[ucm.DestroyIDResp](x.b, ucm.CmdDestroyID, &ucm.DestroyID{ID: x.id}, firstField)
 }
 
-// sockaddr converts an address to the form of commands; the zero AddrPort stands for none.
+// sockaddr converts an address to the form in commands. The zero AddrPort means no address.
 func sockaddr(a netip.AddrPort) (s ucm.SockaddrIn6) {
 	ip := a.Addr().Unmap()
 	binary.BigEndian.PutUint16(s[2:], a.Port())

@@ -43,7 +43,7 @@ func (e *end) poll(tb testing.TB, wc []verbs.WC) {
 	}
 }
 
-// operations returns functions that execute one message each, from the post to its completions.
+// operations returns functions. Each function executes one message, from the post to its completions.
 func operations(tb testing.TB) map[string]func() {
 	a, b := pair(tb)
 	wc := make([]verbs.WC, 1)
@@ -102,11 +102,12 @@ func BenchmarkOperation(b *testing.B) {
 	}
 }
 
-// TestAllocations checks that PostSend, PostSends, PostRecv and Poll do not allocate, including the device.
+// TestAllocations checks that PostSend, PostSends, PostRecv and Poll do not allocate, either in package verbs or in the
+// device.
 func TestAllocations(t *testing.T) {
 	for name, f := range operations(t) {
 		for range 100 {
-			f() // initial allocations are not counted
+			f() // the first call is not counted, because it may allocate
 		}
 		if n := testing.AllocsPerRun(2000, f); n != 0 {
 			t.Errorf("%s: %v allocations, want none", name, n)
@@ -114,7 +115,7 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
-// TestWaitAllocates checks the same for a wait that sleeps.
+// TestWaitAllocates checks the same for a Wait that sleeps.
 func TestWaitAllocates(t *testing.T) {
 	a, b := pair(t)
 	wc := make([]verbs.WC, 1)
@@ -123,7 +124,7 @@ func TestWaitAllocates(t *testing.T) {
 	go func() {
 		defer close(posted)
 		for range post {
-			time.Sleep(300 * time.Microsecond) // the other goroutine sleeps then
+			time.Sleep(300 * time.Microsecond) // gives the other goroutine time to fall asleep
 			if err := a.qp.PostSend(&write); err != nil {
 				t.Error(err)
 			}
@@ -147,8 +148,8 @@ func TestWaitAllocates(t *testing.T) {
 	<-posted
 }
 
-// BenchmarkWrite measures a stream of RDMA WRITEs between two buffers that exceed the caches, alternating with copies
-// of the same size. The copies are in pieces of the size of a WRITE, at most 256 KB, because Go's memmove bypasses the
+// BenchmarkWrite measures a stream of RDMA WRITEs between two buffers that exceed the caches. The stream alternates
+// with copies of the same size. Each copy has the size of a WRITE, at most 256 KB, because Go's memmove bypasses the
 // cache from 1 MB on.
 func BenchmarkWrite(b *testing.B) {
 	const memory, turn = 64 << 20, 16 << 20
@@ -211,7 +212,7 @@ func median(list []time.Duration) float64 {
 	return list[len(list)/2].Seconds()
 }
 
-// alloc returns memory of the end with all pages present, until the end of the benchmark.
+// alloc returns memory of the end, with all pages present. The memory is freed at the end of the benchmark.
 func (e *end) alloc(b *testing.B, size int) *verbs.MR {
 	mr, err := e.pd.Alloc(size, verbs.LocalWrite|verbs.RemoteWrite)
 	if err != nil {

@@ -12,7 +12,8 @@ import (
 	"verbena/verbs"
 )
 
-// TestCloseInAnyOrder checks that all objects on a closed device have ended, whatever the order of their Close calls.
+// TestCloseInAnyOrder checks that all objects on a closed device have ended. The order of their Close calls must not
+// matter.
 func TestCloseInAnyOrder(t *testing.T) {
 	s := software(t)
 	dev, err := s.Open("")
@@ -48,7 +49,8 @@ func TestCloseInAnyOrder(t *testing.T) {
 	}
 }
 
-// TestCloseTogether checks that registrations that are closed concurrently with their device end and free their memory.
+// TestCloseTogether closes registrations and their device concurrently. The registrations must end and free their
+// memory.
 func TestCloseTogether(t *testing.T) {
 	s := software(t)
 	for range 30 {
@@ -84,7 +86,8 @@ func TestCloseTogether(t *testing.T) {
 	}
 }
 
-// TestHandleOfAnother checks that a closed object does not affect another object that has received its handle.
+// TestHandleOfAnother checks a closed object after another object has received its handle. Calls on the closed object
+// must not affect the other one.
 func TestHandleOfAnother(t *testing.T) {
 	dev := open(t, software(t), "")
 	a, b := newEnd(t, dev, verbs.QPInit{}), newEnd(t, dev, verbs.QPInit{})
@@ -99,7 +102,7 @@ func TestHandleOfAnother(t *testing.T) {
 		}
 	}
 	var qps []*verbs.QP
-	for range 8 { // one of them receives the handle
+	for range 8 { // one of the eight objects receives the handle
 		qp, err := a.pd.CreateQP(verbs.QPInit{SendCQ: a.cq})
 		if err != nil {
 			t.Fatal(err)
@@ -125,7 +128,7 @@ func TestHandleOfAnother(t *testing.T) {
 	}
 	for i, qp := range append(qps, b.qp) {
 		if q, err := qp.Query(); err != nil || q.State != verbs.Reset {
-			t.Errorf("queue pair %d is in state %v, %v, want RESET", i, q.State, err)
+			t.Errorf("state of queue pair %d: got %v, %v, want RESET", i, q.State, err)
 		}
 	}
 	channel, err := open(t, software(t), "").CreateChannel()
@@ -190,7 +193,7 @@ func TestConcurrentClose(t *testing.T) {
 			select {
 			case <-done:
 			case <-time.After(20 * time.Second):
-				t.Fatal("a call does not return")
+				t.Fatal("concurrent calls: one has not returned after 20 s, want all to return")
 			}
 		}
 	}

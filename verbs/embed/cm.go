@@ -12,8 +12,9 @@ import (
 	"verbena/verbs/internal/cmid"
 )
 
-// ConnectionManager opens the connection manager of the core's devices. A core can have only one: m is an existing one.
-// With nil the Stack creates one of its own at the first call, and closes it after the last user. It may sleep.
+// ConnectionManager opens the connection manager of the core's devices. A core can have only one connection manager. m
+// is an existing one. If m is nil, the Stack creates its own connection manager at the first call, and closes it after
+// the last user. It may sleep.
 func (s *Stack) ConnectionManager(m *rdmacm.Manager) (*cm.Manager, error) {
 	if m != nil {
 		return cm.New(manager{m, func() {}}), nil
@@ -48,7 +49,7 @@ func (o *ownManager) put() {
 	}
 }
 
-// manager is a cmid.Backend.
+// manager implements cmid.Backend.
 type manager struct {
 	m   *rdmacm.Manager
 	end func()
@@ -67,7 +68,7 @@ func (b manager) NewID(f func(cmid.Event)) (cmid.ID, error) {
 	return managerID{id}, nil
 }
 
-// translate converts an event function to one for package rdmacm.
+// translate converts an event function to an event function of package rdmacm.
 func translate(f func(cmid.Event)) func(*rdmacm.ID, rdmacm.Event) {
 	return func(_ *rdmacm.ID, e rdmacm.Event) {
 		p := e.Param
@@ -82,7 +83,7 @@ func translate(f func(cmid.Event)) func(*rdmacm.ID, rdmacm.Event) {
 	}
 }
 
-// managerID is a cmid.ID.
+// managerID implements cmid.ID.
 type managerID struct{ id *rdmacm.ID }
 
 func (x managerID) Bind(at netip.AddrPort) error              { return x.id.Bind(at) }
@@ -99,7 +100,7 @@ func param(p cmid.Param) rdmacm.Param {
 
 func (x managerID) Connect(p cmid.Param, data []byte) error { return x.id.Connect(param(p), data) }
 
-// Adopt implements cmid.ID. The request no longer counts towards its listener's backlog.
+// Adopt implements cmid.ID. After Adopt the request no longer counts towards the backlog of its listener.
 func (x managerID) Adopt(f func(cmid.Event)) {
 	x.id.Adopt(translate(f))
 	x.id.Settle()

@@ -10,7 +10,7 @@ import (
 	"verbena/verbs"
 )
 
-// TestOverflow checks that completions from before an overflow are returned, and that a later wait fails.
+// TestOverflow checks that the completions before an overflow are returned, and that a later wait fails.
 func TestOverflow(t *testing.T) {
 	dev := open(t, software(t), "")
 	a, b := newEnd(t, dev, verbs.QPInit{SendWRs: 256, SignalAll: true}), newEnd(t, dev, verbs.QPInit{})
@@ -44,15 +44,15 @@ func TestOverflow(t *testing.T) {
 		}
 	}
 	if n != room+1 || len(errs) != 1 || !errors.Is(errs[0], verbs.ErrOverflow) {
-		t.Errorf("Completions: got %d, errors %v, want %d and at last %v", n, errs, room, verbs.ErrOverflow)
+		t.Errorf("Completions: got %d with errors %v, want %d and %v as the last error", n, errs, room, verbs.ErrOverflow)
 	}
 	if err := small.Arm(false); !errors.Is(err, verbs.ErrOverflow) {
 		t.Errorf("Arm: got %v, want %v", err, verbs.ErrOverflow)
 	}
 }
 
-// TestCompletions checks that a failed completion is returned with its error, that others follow, and that the last
-// pair has the reason for the end.
+// TestCompletions checks that a failed completion is returned with its error, and that later completions follow. The
+// last pair must have the reason for the end.
 func TestCompletions(t *testing.T) {
 	dev := open(t, software(t), "")
 	a := newEnd(t, dev, verbs.QPInit{})
@@ -81,9 +81,9 @@ func TestCompletions(t *testing.T) {
 		}
 	}
 	if want := []uint64{0, 1, 2}; !slices.Equal(ids, want) || !errors.Is(last, cause) {
-		t.Errorf("got work requests %v, and at last %v, want %v and %v", ids, last, want, cause)
+		t.Errorf("Completions: got work requests %v and last error %v, want %v and %v", ids, last, want, cause)
 	}
-	// A loop that ends early leaves the remaining completions.
+	// A loop that ends early must leave the remaining completions in the queue.
 	more := newEnd(t, dev, verbs.QPInit{SignalAll: true})
 	if err := verbs.ConnectPair(more.qp, newEnd(t, dev, verbs.QPInit{}).qp); err != nil {
 		t.Fatal(err)
@@ -99,7 +99,7 @@ func TestCompletions(t *testing.T) {
 	for want := range uint64(4) {
 		for wc := range more.cq.Completions(t.Context()) {
 			if wc.ID != want {
-				t.Errorf("got work request %d, want %d", wc.ID, want)
+				t.Errorf("work request: got ID %d, want %d", wc.ID, want)
 			}
 			break
 		}

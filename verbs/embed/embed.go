@@ -1,10 +1,10 @@
-// Package embed makes the devices of this process available to package verbs: a program can use a software device in
-// its own process, without a service and without kernel support.
+// Package embed makes the devices of this process available to package verbs. A program can thus use a software device
+// in its own process, without a service and without kernel support.
 //
-// [NewSoftware] creates such devices, [New] uses those of an [ib.Core].
+// [NewSoftware] creates such devices. [New] uses the devices of an [ib.Core].
 //
-// Commands of package verbs are function calls to package uverbs, and the queues are memory of this process. The
-// behaviour is the same as on a kernel's devices.
+// Commands of package verbs are function calls of package uverbs, and the queues are memory of this process. The
+// behaviour is the same as on a device of the kernel.
 package embed
 
 import (
@@ -32,12 +32,12 @@ import (
 type Stack struct {
 	core *ib.Core
 	srv  *uverbs.Server
-	own  []func() // end the Stack's own devices
+	own  []func() // functions that close the Stack's own devices
 	cm   ownManager
 }
 
-// New creates a Stack on the present and future devices of a core. Close it after the devices that were opened on it.
-// It may sleep.
+// New creates a Stack on the present and future devices of a core. The caller must close the Stack after closing the
+// devices opened on it. It may sleep.
 func New(core *ib.Core) (*Stack, error) {
 	srv, err := uverbs.NewServer(core, uverbs.ServerOptions{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -46,8 +46,8 @@ func New(core *ib.Core) (*Stack, error) {
 	return &Stack{core: core, srv: srv}, nil
 }
 
-// Close removes the devices from programs that have them open, as if they had been unplugged, and ends those of
-// [NewSoftware]. It may sleep.
+// Close removes the devices from programs that have opened them, as if the devices had been unplugged. It also closes
+// the devices of [NewSoftware]. It may sleep.
 func (s *Stack) Close() {
 	s.srv.Close()
 	for _, end := range s.own {
@@ -74,8 +74,8 @@ func (s *Stack) info(d *uverbs.Device) verbs.DeviceInfo {
 	})
 }
 
-// Open opens a device by name; "" stands for the first one. It returns verbs.ErrNoDevice if there is none. It may
-// sleep.
+// Open opens a device by name. "" means the first device. It returns verbs.ErrNoDevice if the device does not exist. It
+// may sleep.
 func (s *Stack) Open(name string) (*verbs.Device, error) {
 	for _, i := range s.Devices() {
 		if name == "" || i.Name == name {
@@ -92,10 +92,10 @@ type file struct {
 	space  *umem.Local // contains the commands and responses
 	acct   *umem.Account
 	queues queues
-	self   uverbs.Caller // for all commands that do not register memory
+	self   uverbs.Caller // the caller of all commands that do not register memory
 
 	//verbena:program the calls of one program, in whose memory they are
-	mu     sync.RWMutex // read-locked while the file is used, write-locked to close it
+	mu     sync.RWMutex // read-locked while the file is in use, write-locked to close the file
 	closed bool
 
 	shut atomic.Bool // a copy of closed
@@ -113,7 +113,7 @@ func open(srv *uverbs.Server, name string) (transport.Transport, error) {
 	return t, nil
 }
 
-// scratch returns memory for commands, which the collector frees.
+// scratch returns memory for commands. The garbage collector frees this memory.
 func (t *file) scratch(size int) (transport.Memory, error) {
 	b := make([]byte, size)
 	_, err := t.space.Add(b)
@@ -122,7 +122,7 @@ func (t *file) scratch(size int) (transport.Memory, error) {
 
 func (t *file) Scratch() *transport.Scratch { return t.arena.Get() }
 
-// enter begins a use of the file, which t.mu.RUnlock ends.
+// enter begins a use of the file. t.mu.RUnlock ends the use.
 func (t *file) enter() error {
 	t.mu.RLock()
 	if t.closed {
@@ -149,13 +149,13 @@ func (t *file) Write(s *transport.Scratch, n int, mem []byte) error {
 	return err
 }
 
-// registering is the Space of a command that registers memory: the command itself, and the memory.
+// registering is the Space of a command that registers memory. It contains the command and the registered memory.
 type registering struct {
 	*umem.Local
 	mem *umem.Local
 }
 
-// Lasting makes umem register only the memory.
+// Lasting makes umem use only the registered memory for the registration.
 func (r registering) Lasting() umem.Space { return r.mem }
 
 func (t *file) Ioctl(s *transport.Scratch) error {
@@ -166,7 +166,8 @@ func (t *file) Ioctl(s *transport.Scratch) error {
 	return t.f.Ioctl(t.self, uapi.VerbsIoctl, s.Addr)
 }
 
-// Doorbell takes no lock, because a command that waits with it could block the doorbell. A closed file rejects it.
+// Doorbell takes no lock, because a waiting command that holds the lock could block the doorbell. A doorbell on a
+// closed file fails.
 func (t *file) Doorbell(qp uint32) error {
 	if t.shut.Load() {
 		return transport.ErrClosed
@@ -219,7 +220,7 @@ type caller struct {
 func (c caller) Space() umem.Space      { return c.space }
 func (c caller) Account() *umem.Account { return c.acct }
 
-// InstallFD duplicates a descriptor, because the server closes the original.
+// InstallFD duplicates the descriptor, because the server closes the original.
 func (c caller) InstallFD(fd int, _ bool) (int, error) {
 	return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 }
@@ -230,17 +231,17 @@ func (c caller) SameFile(fd int) (dev, ino uint64, err error) {
 	return st.Dev, st.Ino, err
 }
 
-// queues holds the memory of the queues, by offset. It is on the collector's heap. There the race detector sees that
-// posting and polling order the accesses of programs and devices.
+// queues contains the memory of the queues, by offset. The memory is on the heap of the garbage collector. The race
+// detector can therefore check that posts and polls order the accesses of programs and devices.
 type queues struct {
 	mu   sync.Mutex
 	next uint64
-	list map[uint64]*queue // until neither side uses the queue
+	list map[uint64]*queue // entries exist while the driver or a mapping uses the queue
 }
 
 type queue struct {
 	mem   []byte
-	users int // the driver, and mappings
+	users int // the driver and the mappings
 }
 
 // Alloc implements uverbs.Memory.
@@ -259,7 +260,7 @@ func (q *queues) Alloc(size int) (ib.Shared, error) {
 	return ib.Shared{Mem: mem, Offset: off, Free: sync.OnceFunc(func() { q.put(off) })}, nil
 }
 
-// put ends a use of a queue.
+// put ends one use of a queue.
 func (q *queues) put(off uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -270,7 +271,7 @@ func (q *queues) put(off uint64) {
 	}
 }
 
-// Close implements uverbs.Memory. Mappings remain until Unmap.
+// Close implements uverbs.Memory. Mappings remain valid until Unmap.
 func (q *queues) Close() error { return nil }
 
 func (q *queues) get(off uint64, size int) ([]byte, error) {
@@ -284,7 +285,7 @@ func (q *queues) get(off uint64, size int) ([]byte, error) {
 	return u.mem[:size], nil
 }
 
-// unmap ends a mapping.
+// unmap removes a mapping.
 func (q *queues) unmap(b []byte) error {
 	q.mu.Lock()
 	off, found := uint64(0), false

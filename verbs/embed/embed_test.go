@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// newStack returns a stack with a device on a network in this process.
+// newStack returns a stack with one device on a network in this process.
 func newStack(t *testing.T) (*embed.Stack, *rxe.Device) {
 	t.Helper()
 	dev, err := rxe.New(rxe.Config{
@@ -71,7 +71,7 @@ func TestConnectionManagers(t *testing.T) {
 		}
 		l, err := b.Listen(at, 0)
 		if err != nil {
-			t.Fatalf("listen after another has closed the manager: %v", err)
+			t.Fatalf("Listen after another user has closed the manager: got %v, want nil", err)
 		}
 		if err := l.Close(); err != nil {
 			t.Error(err)

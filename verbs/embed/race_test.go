@@ -7,8 +7,8 @@ import (
 	"verbena/verbs"
 )
 
-// TestOrder checks that the race detector sees that a program and its device alternate in accessing memory of the
-// collector's heap. It can only fail under -race.
+// TestOrder runs a program and its device under the race detector. Their accesses to memory on the garbage collector's
+// heap must be ordered. It can only fail under -race.
 func TestOrder(t *testing.T) {
 	dev := open(t, software(t), "")
 	a, b := newEnd(t, dev, verbs.QPInit{}), newEnd(t, dev, verbs.QPInit{})
@@ -42,7 +42,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestResizeInOrder checks the same for queues that are resized while they are in use.
+// TestResizeInOrder checks the same for queues that are resized during use.
 func TestResizeInOrder(t *testing.T) {
 	dev := open(t, software(t), "")
 	a := newEnd(t, dev, verbs.QPInit{})

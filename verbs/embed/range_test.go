@@ -48,7 +48,7 @@ func TestOutOfRange(t *testing.T) {
 		"no global route head": second(e.pd.AddressOf(&verbs.WC{}, nil, 0)),
 	} {
 		if !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want EINVAL with %q", err, want)
+			t.Errorf("error: got %v, want EINVAL with text %q", err, want)
 		}
 	}
 }

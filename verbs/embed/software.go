@@ -11,18 +11,19 @@ import (
 	"verbena/netdev"
 )
 
-// Software describes a software RoCEv2 device. The zero Software is reachable only by devices of its own Stack.
+// Software describes a software RoCEv2 device. Only devices of the same Stack can reach the zero Software.
 type Software struct {
-	Name string // "": rxe0 for the first one, and so on
-	// Addr is an address of this host at which UDP port 4791 is free. Other processes and hosts reach the device there.
-	// The zero Addr stands for a network in memory.
+	Name string // "" means rxe0 for the first device, rxe1 for the second, and so on
+	// Addr is an address of this host at which UDP port 4791 is free. Other processes and hosts reach the device at
+	// this address. The zero Addr means a network in memory.
 	Addr netip.Addr
-	// Wire sends every packet over the network. Otherwise messages between devices of the Stack are copied.
+	// Wire makes the device send every packet over the network. Without Wire, messages between devices of the Stack are
+	// copied.
 	Wire bool
 }
 
-// NewSoftware creates a Stack with software devices of its own; without arguments, with one zero [Software]. Close it
-// after the devices that were opened on it. It may sleep.
+// NewSoftware creates a Stack with new software devices. Without arguments it creates one device from the zero
+// [Software]. The caller must close the Stack after closing the devices opened on it. It may sleep.
 func NewSoftware(devices ...Software) (*Stack, error) {
 	if len(devices) == 0 {
 		devices = make([]Software, 1)

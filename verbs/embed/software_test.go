@@ -58,7 +58,7 @@ func open(t testing.TB, s *embed.Stack, name string) *verbs.Device {
 	return d
 }
 
-// software returns a stack that is closed at the end of the test.
+// software returns a new stack, which is closed at the end of the test.
 func software(t testing.TB, devices ...embed.Software) *embed.Stack {
 	t.Helper()
 	s, err := embed.NewSoftware(devices...)
@@ -100,14 +100,14 @@ func TestSoftware(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := verbs.CompletionError(&wc[0]); err != nil || wc[0].ID != 7 || string(b.mr.Bytes()[100:105]) != "hello" {
-				t.Errorf("completion: got %+v, %v and memory %q, want ID 7 with success and hello", wc[0], err,
+				t.Errorf("completion: got %+v with error %v and memory %q, want ID 7 with success and hello", wc[0], err,
 					b.mr.Bytes()[100:105])
 			}
 		})
 	}
 }
 
-// TestSoftwareErrors checks that a failing NewSoftware leaves no devices.
+// TestSoftwareErrors checks that a failing NewSoftware leaves no devices behind.
 func TestSoftwareErrors(t *testing.T) {
 	for _, c := range []struct {
 		devices []embed.Software
@@ -122,7 +122,7 @@ func TestSoftwareErrors(t *testing.T) {
 			t.Fatal("no error")
 		}
 		if !strings.Contains(err.Error(), c.want) {
-			t.Errorf("got %v, want %q in it", err, c.want)
+			t.Errorf("NewSoftware: got %v, want an error that contains %q", err, c.want)
 		}
 	}
 	s := software(t)

@@ -9,7 +9,7 @@ import (
 	"verbena/verbs"
 )
 
-// TestNotReady checks that a work request rejected because of the queue pair's state is not sent later.
+// TestNotReady checks that a work request is not sent later if it was rejected because of the queue pair's state.
 func TestNotReady(t *testing.T) {
 	dev := open(t, software(t), "")
 	a, b := newEnd(t, dev, verbs.QPInit{SignalAll: true}), newEnd(t, dev, verbs.QPInit{})
@@ -31,7 +31,7 @@ func TestNotReady(t *testing.T) {
 		}
 		var wc [2]verbs.WC
 		if n, err := a.cq.Wait(t.Context(), wc[:]); n != 1 || err != nil || wc[0].ID != 2 || wc[0].Status != verbs.Success {
-			t.Errorf("got %d, %v, %+v, want one completion of work request 2", n, err, wc[0])
+			t.Errorf("Wait: got %d completions, error %v and %+v, want one completion of work request 2", n, err, wc[0])
 		}
 	}
 	refused("RESET")
@@ -43,12 +43,12 @@ func TestNotReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	only()
-	// A failing transition changes nothing.
+	// A failing transition must not change the state.
 	if err := a.qp.Modify(verbs.QPAttr{State: verbs.Init}, verbs.AttrState); err == nil {
-		t.Error("RTS to INIT: no error")
+		t.Error("Modify from RTS to INIT: got nil, want an error")
 	}
 	if err := a.qp.Modify(verbs.QPAttr{State: verbs.Reset}, verbs.AttrState|verbs.AttrPathMTU); err == nil {
-		t.Error("RESET with attributes: no error")
+		t.Error("Modify to RESET with attributes: got nil, want an error")
 	}
 	only()
 	for _, s := range []verbs.QPState{verbs.Error, verbs.Reset} {

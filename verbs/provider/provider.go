@@ -1,8 +1,8 @@
-// Package provider defines the interface between package verbs and the code for a kind of device, a provider as in
-// libibverbs. A provider creates queues with driver-private data in the commands, and knows the layout of work requests
-// and completions in the queues.
+// Package provider defines the interface between package verbs and the code for one kind of device. Such code is called
+// a provider, as in libibverbs. A provider creates queues with driver-private data in the commands. It also reads and
+// writes work requests and completions in the layout of its device.
 //
-// A provider is a subpackage of this one, and is listed in [verbena/verbs]. Package verbs ensures that only one
+// Each provider is a subpackage of this package, and is listed in [verbena/verbs]. Package verbs ensures that only one
 // goroutine at a time uses a queue.
 package provider
 
@@ -22,7 +22,7 @@ type Provider interface {
 	// DriverID returns the number of the kernel's driver, for ioctls.
 	DriverID() uapi.DriverID
 
-	// CreateCQ creates a completion queue. This method and the following ones may sleep.
+	// CreateCQ creates a completion queue. CreateCQ and the following methods may sleep.
 	CreateCQ(d *cmd.Device, req uapi.CreateCQ) (CQ, uapi.CreateCQResp, error)
 	// CreateQP creates a queue pair.
 	CreateQP(d *cmd.Device, req uapi.CreateQP) (QP, uapi.CreateQPResp, error)
@@ -36,7 +36,7 @@ type Provider interface {
 type Info struct {
 	Name   string        // such as rxe0
 	Driver uapi.DriverID // DriverUnknown if unknown
-	ABI    int           // the version of the driver-private part of the user ABI
+	ABI    int           // version of the driver-private part of the user ABI
 }
 
 // ErrFull is the error of a post to a full queue.
@@ -44,23 +44,24 @@ var ErrFull = errors.New("the queue is full")
 
 // CQ is a completion queue in memory that the device writes. Only Resize and Close sleep.
 type CQ interface {
-	// Poll moves the oldest completions, at most len(wc), to wc and returns their number.
+	// Poll moves at most len(wc) completions, oldest first, to wc and returns their number.
 	Poll(wc []WC) int
-	// Resize changes the capacity to at least entries, and returns the new capacity. Completions stay in the queue.
+	// Resize changes the capacity to at least entries, and returns the new capacity. Completions remain in the queue.
 	Resize(entries int) (int, error)
-	// Close removes the mapping. The queue is destroyed already, or has gone with its device.
+	// Close removes the mapping. The queue has already been destroyed, or its device has been removed.
 	Close() error
 }
 
 // QP is a queue pair with queues in memory that the device reads. Only Close sleeps.
 type QP interface {
-	// Send adds a work request, which the device may read from then on. It returns ErrFull if the queue is full.
+	// Send adds a work request to the queue. From then on the device may read the request. It returns ErrFull if the
+	// queue is full.
 	Send(wr *SendWR) error
 	// Ring rings the doorbell for the added work requests.
 	Ring() error
 	// Recv adds a work request to the receive queue. It returns ErrFull if the queue is full.
 	Recv(wr *RecvWR) error
-	// Reset drops outstanding requests, after the queue pair was moved to RESET.
+	// Reset drops outstanding requests. It is called after the queue pair has been moved to RESET.
 	Reset()
 	// Close removes the mappings.
 	Close() error
@@ -74,7 +75,7 @@ type SRQ interface {
 	Close() error
 }
 
-// AH is an address handle: its handle, and its number in work requests.
+// AH is an address handle: the handle in commands, and the number in work requests.
 type AH struct{ Handle, Num uint32 }
 
 // SGE is a range of registered memory.
@@ -84,13 +85,13 @@ type SGE struct {
 	LKey   uint32
 }
 
-// SendWR is a work request for a send queue, checked as far as package verbs can.
+// SendWR is a work request for a send queue. Package verbs has checked it as far as possible without the provider.
 type SendWR struct {
 	ID     uint64
 	Opcode Opcode
 	Flags  SendFlags
-	SGE    []SGE  // the memory to send, or to read into
-	Inline []byte // data to send instead, copied to the queue
+	SGE    []SGE  // the memory to send from, or to read into
+	Inline []byte // data that are sent in place of SGE; Send copies the data to the queue
 	Imm    uint32
 	Key    uint32 // to invalidate
 
@@ -125,7 +126,7 @@ type Flush struct {
 // RecvWR is a work request for a receive queue.
 type RecvWR struct {
 	ID  uint64
-	SGE []SGE // the memory for a message
+	SGE []SGE // the memory for a received message
 }
 
 // WC is a completion. (struct ibv_wc)
@@ -138,7 +139,7 @@ type WC struct {
 	SrcQPN    uint32 // for datagrams
 	Flags     WCFlags
 	Imm       uint32 // with WithImm
-	Key       uint32 // the invalidated key, with WithInvalidate
+	Key       uint32 // the invalidated key, if WithInvalidate is set
 	VendorErr uint32
 	PKeyIndex uint16
 }

@@ -9,8 +9,8 @@ import (
 // ringing is the value added to the eventfd.
 var ringing uint64 = 1
 
-// ring wakes the service with a system call that does not block, and so needs no help of the Go scheduler. It fails
-// only if the service has not read the counter for very many rings.
+// ring wakes the service with a system call that does not block. The call therefore needs no support from the Go
+// scheduler. It fails only if the service has not read the counter for a very large number of rings.
 func ring(fd int) {
 	_, _, _ = unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&ringing)), unsafe.Sizeof(ringing))
 }

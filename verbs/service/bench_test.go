@@ -14,8 +14,8 @@ import (
 	"verbena/verbs/service"
 )
 
-// newBenchService returns a service in this process or, for figures without its garbage and its threads, the service of
-// $VERBENA_SOCKET.
+// newBenchService returns a service in this process. If VERBENA_SOCKET is set, it returns that service instead, to
+// exclude the service's garbage and threads from the figures.
 func newBenchService(tb testing.TB) *service.Service {
 	tb.Helper()
 	if s := os.Getenv("VERBENA_SOCKET"); s != "" {
@@ -28,7 +28,7 @@ func newBenchService(tb testing.TB) *service.Service {
 	return newService(tb, server.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.12.2"}}}})
 }
 
-// end is a queue pair on an open device of its own.
+// end is a queue pair on its own open device.
 type end struct {
 	tb testing.TB
 	cq *verbs.CQ
@@ -67,7 +67,7 @@ func (e *end) connect(to *end) {
 	}
 }
 
-// done waits for n completions. Other threads run on this processor meanwhile.
+// done waits for n completions. Other threads run on this processor during the wait.
 func (e *end) done(n int) {
 	for n > 0 {
 		got, err := e.cq.Poll(e.wc[:min(n, len(e.wc))])
@@ -164,12 +164,12 @@ func BenchmarkWait(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/2, "ns/half")
 }
 
-// BenchmarkWrite measures a stream of RDMA WRITEs, several in flight, between two buffers that exceed the caches,
-// alternating with copies of the same size. The copies are in pieces of the size of a WRITE, at most 256 KB, because
-// Go's memmove bypasses the cache from 1 MB on. The service falls asleep during the copies. After all its threads have
-// slept, the monitor of its Go runtime wakes fifty times within one or two milliseconds. If it wakes on the processor
-// of the copying thread, the copy is delayed by more than the monitor's own time. A short iteration of some
-// milliseconds shows this effect, a long one does not.
+// BenchmarkWrite measures a stream of RDMA WRITEs, several in flight, between two buffers that exceed the caches. The
+// stream alternates with copies of the same size. Each copy has the size of a WRITE, at most 256 KB, because Go's
+// memmove bypasses the cache from 1 MB on. The service falls asleep during the copies. After all threads of the service
+// have slept, the monitor of its Go runtime wakes fifty times within one or two milliseconds. If the monitor wakes on
+// the processor of the copying thread, the copy is delayed by more than the monitor's own time. This effect is visible
+// in a short iteration of some milliseconds, but not in a long one.
 func BenchmarkWrite(b *testing.B) {
 	const memory, burst, stream = 64 << 20, 16 << 20, 256 << 20
 	for _, c := range []struct {
@@ -184,7 +184,7 @@ func BenchmarkWrite(b *testing.B) {
 			x, y := newEnd(b, s, memory), newEnd(b, s, memory)
 			x.connect(y)
 			from, to := x.mr.Bytes(), y.mr.Bytes()
-			for i := range from { // make every page present
+			for i := range from { // makes every page present
 				from[i], to[i] = byte(i), 1
 			}
 			write := func(at int) {

@@ -16,15 +16,15 @@ import (
 	"verbena/verbs/service"
 )
 
-// breakage describes the replies of a faulty service: the first reply has files descriptors, and each further request
-// receives garbage. After most bytes in total it closes the connection.
+// breakage describes the replies of a faulty service. The first reply has files descriptors, and each further request
+// receives random data. After most bytes in total, the service closes the connection.
 type breakage struct {
 	files   int
 	most    int
 	garbage bool
 }
 
-// brokenService returns a service that listens, and replies with faults.
+// brokenService returns a service that listens and sends faulty replies.
 func brokenService(t *testing.T, how *atomic.Pointer[breakage]) *service.Service {
 	t.Helper()
 	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "socket")}
@@ -97,7 +97,7 @@ func answerBadly(c ctl.Conn, how breakage) {
 				b[i] = byte(rand.Uint32())
 			}
 			if copy(b[4:8], []byte{0, 0, 0, 0}); rand.IntN(2) > 0 {
-				b[7] = 0xff // a length that is too large; the client would wait for missing data
+				b[7] = 0xff // a length that is too large would make the client wait for missing data
 			}
 		}
 		if _, err := c.Write(cut(b)); err != nil {
@@ -106,8 +106,8 @@ func answerBadly(c ctl.Conn, how breakage) {
 	}
 }
 
-// TestBrokenService checks that garbage from a service, or its end within a reply, makes the call fail at once, and
-// leaves no resources.
+// TestBrokenService checks a service that sends random data, or closes the connection within a reply. The call must
+// fail at once and leave no resources.
 func TestBrokenService(t *testing.T) {
 	var now atomic.Pointer[breakage]
 	s := brokenService(t, &now)
@@ -133,10 +133,10 @@ func TestBrokenService(t *testing.T) {
 		select {
 		case err := <-done:
 			if err == nil {
-				t.Errorf("%+v: got no error, want one", how)
+				t.Errorf("%+v: got nil, want an error", how)
 			}
 		case <-time.After(10 * time.Second):
-			t.Fatalf("%+v: got no answer in 10 s, want one", how)
+			t.Fatalf("%+v: got no return within 10 s, want one", how)
 		}
 	}
 }

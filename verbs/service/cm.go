@@ -27,7 +27,7 @@ func (s *Service) ConnectionManager() (*cm.Manager, error) {
 type cmFile struct {
 	*session
 
-	mu     sync.RWMutex // read-locked while the file is used, write-locked to close it
+	mu     sync.RWMutex // read-locked while the file is in use, write-locked to close the file
 	closed bool
 }
 
@@ -49,7 +49,7 @@ func (f *cmFile) Write(s *transport.Scratch, n int) error {
 	return err
 }
 
-// Await reads the signal. Its byte may belong to an event that has been received already.
+// Await reads the signal. The byte of the signal may belong to an event that has already been received.
 func (f *cmFile) Await(s *transport.Scratch, n int) error {
 	var b [64]byte
 	for {

@@ -21,7 +21,8 @@ import (
 	"verbena/verbs/service"
 )
 
-// beService makes the test binary run as a service, at the socket that it names.
+// beService is an environment variable. It makes the test binary run as a service at the socket that the variable
+// names.
 const beService = "VERBENA_TEST_SERVICE"
 
 func TestMain(m *testing.M) {
@@ -44,7 +45,7 @@ func serveUntilKilled(socket string) {
 	os.Exit(1)
 }
 
-// startService starts a service in a process of its own; kill kills it.
+// startService starts a service in its own process. kill kills this process.
 func startService(t *testing.T) (s *service.Service, kill func()) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "socket")
@@ -74,8 +75,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// TestServiceKilled checks that after the service is killed, waits return, outstanding requests are flushed, and calls
-// fail.
+// TestServiceKilled kills the service. Waits must return, outstanding requests must be flushed, and calls must fail.
 func TestServiceKilled(t *testing.T) {
 	s, kill := startService(t)
 	x, y := newEnd(t, s, 4096), newEnd(t, s, 4096)
@@ -133,7 +133,7 @@ func TestServiceKilled(t *testing.T) {
 		select {
 		case e := <-ends:
 			if !errors.Is(e.err, io.EOF) && !errors.Is(e.err, syscall.EIO) {
-				t.Errorf("%s: %v, want io.EOF or EIO", e.what, e.err)
+				t.Errorf("%s: got %v, want io.EOF or EIO", e.what, e.err)
 			}
 		case <-timeout:
 			t.Fatal("a call still waits")
@@ -154,7 +154,7 @@ func TestServiceKilled(t *testing.T) {
 		must(t, err)
 		for i := range n {
 			if x.wc[i].Status != verbs.Flushed {
-				t.Errorf("completion %+v, want a flush error", x.wc[i])
+				t.Errorf("completion: got %+v, want a flush error", x.wc[i])
 			}
 		}
 		flushed += n

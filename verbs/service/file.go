@@ -20,10 +20,10 @@ import (
 )
 
 // errEnded is the error of calls on a device after the end of its service.
-var errEnded = fmt.Errorf("the service has ended, or has closed the connection; see its log: %w", syscall.EIO)
+var errEnded = fmt.Errorf("the service has ended or has closed the connection, see its log: %w", syscall.EIO)
 
-// errGone is the error of a post to a device that has gone.
-var errGone = fmt.Errorf("the device has gone: %w", syscall.EIO)
+// errGone is the error of a post to a removed device.
+var errGone = fmt.Errorf("the device has been removed: %w", syscall.EIO)
 
 // file is an open device. (transport.Transport)
 type file struct {
@@ -33,17 +33,17 @@ type file struct {
 	bell    int           // an eventfd
 	watched chan struct{} // closed when watch has returned
 
-	mu      sync.RWMutex // read-locked while the file is used, write-locked to close it
+	mu      sync.RWMutex // read-locked while the file is in use, write-locked to close the file
 	closed  bool
-	control *atomic.Uint32 // the word of package devfile
+	control *atomic.Uint32 // the control word of package devfile
 	page    []byte         // the page that contains control
 
 	events struct {
 		sync.Mutex
-		byNumber map[uint32]int // received descriptors that are not taken yet
+		byNumber map[uint32]int // received descriptors that Events has not returned yet
 	}
-	memory sync.Mutex // held while the memory of the program is handed over
-	handed bool       // the memory has been handed over; under memory
+	memory sync.Mutex // held while the service is given access to the memory of the program
+	handed bool       // the service has access to the memory; under memory
 }
 
 func open(loc ctl.Location, name string) (_ transport.Transport, err error) {
@@ -66,7 +66,8 @@ func open(loc ctl.Location, name string) (_ transport.Transport, err error) {
 	return f, nil
 }
 
-// watch waits until the service closes the signal, and then completes outstanding requests, because the service cannot.
+// watch waits until the service closes the signal. It then completes outstanding requests, because the service no
+// longer can.
 func (f *file) watch() {
 	defer close(f.watched)
 	var b [64]byte
@@ -85,7 +86,7 @@ func (f *file) watch() {
 	}
 }
 
-// enter begins a use of the file, which f.mu.RUnlock ends.
+// enter begins a use of the file. f.mu.RUnlock ends the use.
 func (f *file) enter() error {
 	f.mu.RLock()
 	switch {
@@ -120,7 +121,7 @@ func (f *file) Ioctl(s *transport.Scratch) error {
 	return f.command(devfile.Request{Op: devfile.OpIoctl, Addr: s.Addr})
 }
 
-// command keeps the descriptor that arrives with the reply, for Events.
+// command sends a request. It stores the descriptor that arrives with the reply for Events.
 func (f *file) command(r devfile.Request) error {
 	a, fd, err := f.ask(r)
 	if fd >= 0 {
@@ -155,7 +156,7 @@ func (f *file) handOver() error {
 	return nil
 }
 
-// Doorbell rings only while the service sleeps.
+// Doorbell makes a system call only while the service sleeps.
 func (f *file) Doorbell(uint32) error {
 	if err := f.enter(); err != nil {
 		return err
@@ -199,7 +200,7 @@ func (f *file) Events(number uint32) (*transport.Events, error) {
 	delete(f.events.byNumber, number)
 	f.events.Unlock()
 	if !ok {
-		return nil, fmt.Errorf("no event file has come: %w", syscall.EPROTO)
+		return nil, fmt.Errorf("the reply contains no event file: %w", syscall.EPROTO)
 	}
 	e, err := transport.EventsOf(fd, number)
 	if err == nil {

@@ -20,8 +20,8 @@ type pool struct {
 
 	mu     sync.Mutex
 	free   map[int][]piece // by size
-	slab   *mapping        // for small pieces; nil: none
-	cut    int             // used part of slab
+	slab   *mapping        // the mapping for small pieces, or nil
+	cut    int             // length of the used part of slab
 	all    []*mapping      // sorted by address
 	closed bool
 }
@@ -38,14 +38,14 @@ type piece struct {
 	of  *mapping
 }
 
-// slabSize is the size of a mapping for several pieces; each larger piece has its own mapping.
+// slabSize is the size in bytes of a mapping for several pieces. Each larger piece has its own mapping.
 const slabSize = 1 << 20
 
 func newPool(f *os.File, allocate func(addr uint64, n int) (uint64, error)) *pool {
 	return &pool{file: f, allocate: allocate, free: map[int][]piece{}}
 }
 
-// sizeOf returns the size of a piece for n bytes: one of four sizes for each power of two, in whole pages.
+// sizeOf returns the size of a piece for n bytes. There are four sizes for each power of two, in whole pages.
 func sizeOf(n int) int {
 	page := int(umem.PageSize)
 	n = (n + page - 1) &^ (page - 1)
@@ -103,7 +103,7 @@ func (p *pool) take(size int) (piece, error) {
 
 //verbena:held mu
 func (p *pool) newMapping(size int) (*mapping, error) {
-	mem, err := hugepage.Reserve(size, 0) // with the alignment of the service's file
+	mem, err := hugepage.Reserve(size, 0) // uses the alignment of the service's file
 	if err != nil {
 		return nil, fmt.Errorf("reserve %d bytes of addresses: %w", size, err)
 	}
@@ -156,7 +156,7 @@ func (p *pool) put(x piece) {
 	}
 }
 
-// close ends the sharing. Pieces that the program has not freed keep their contents and stay mapped.
+// close ends the sharing. Pieces that the program has not freed remain mapped with their contents.
 func (p *pool) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

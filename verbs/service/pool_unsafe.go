@@ -8,13 +8,15 @@ import (
 
 func start(mem []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(mem)) }
 
-// forget replaces the memory with zeros. It stays readable and writable, because the program may have kept a slice.
+// forget replaces the contents of the memory with zeros. The memory remains readable and writable, because the program
+// may have retained a slice.
 func forget(mem []byte) {
 	_, _ = unix.MmapPtr(-1, 0, start(mem), uintptr(len(mem)), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE|unix.MAP_FIXED)
 }
 
-// detach makes shared memory private to this process, with its contents. Concurrent writes by others are lost.
+// detach makes shared memory private to this process and preserves its contents. Concurrent writes by other processes
+// are lost.
 func detach(mem []byte) error {
 	p, err := unix.MmapPtr(-1, 0, nil, uintptr(len(mem)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {

@@ -1,10 +1,10 @@
-// Package service gives package verbs access to the devices of a running service (`verbena serve`, or one started by
-// `verbena run`), over its socket. It is for Go programs that are not started by `verbena run`.
+// Package service gives package verbs access to the devices of a running service over its socket. The service was
+// started by `verbena serve` or `verbena run`. The package is for Go programs that are not started by `verbena run`.
 //
 // Queues and the buffers of [verbs.Device.Alloc] and [verbs.PD.Alloc] are memory that the program shares with the
-// service. Posting and polling make no system call while the service is awake, and a message is copied directly between
-// two buffers. For memory of [verbs.PD.RegSlice] the program gives the service access to its own memory; the service
-// then needs a system call for each access.
+// service. Posts and polls make no system call while the service is awake. A message is copied directly between two
+// buffers. For memory of [verbs.PD.RegSlice], the program gives the service access to its own memory. The service then
+// needs a system call for each access.
 //
 // When the service ends, waiting calls return, outstanding requests complete with a flush error, and all later calls
 // fail.
@@ -21,11 +21,11 @@ import (
 	"verbena/verbs/internal/transport"
 )
 
-// Service is a service with devices that programs can open.
+// Service represents a service. Programs can open its devices.
 type Service struct{ loc ctl.Location }
 
-// At returns the service that listens on a socket. "" stands for $VERBENA_SOCKET or, without that, for this user's own,
-// whose directory is created. It does not connect.
+// At returns the service that listens on a socket. "" means $VERBENA_SOCKET or, if this is not set, the user's own
+// socket. At creates the directory of the user's own socket. It does not connect to the service.
 func At(socket string) (*Service, error) {
 	if socket != "" {
 		return &Service{ctl.Location{Socket: socket}}, nil
@@ -37,11 +37,11 @@ func At(socket string) (*Service, error) {
 	return &Service{loc}, nil
 }
 
-// AtLocation returns the service at a location. It does not connect.
+// AtLocation returns the service at a location. It does not connect to the service.
 func AtLocation(loc ctl.Location) *Service { return &Service{loc} }
 
-// Devices returns the working devices, by name. It returns an error if no service runs, or if the service is not
-// trusted, because a service can observe its programs. It may sleep.
+// Devices returns the working devices, sorted by name. It returns an error if no service is running. It also returns an
+// error if the service is not trusted, because a service can observe its programs. It may sleep.
 func (s *Service) Devices() ([]verbs.DeviceInfo, error) {
 	c, err := ctl.Dial(s.loc)
 	if err != nil {
@@ -66,8 +66,8 @@ func (s *Service) Devices() ([]verbs.DeviceInfo, error) {
 	return list, nil
 }
 
-// Open opens a device by name; "" stands for the first one. It returns verbs.ErrNoDevice if there is none. It may
-// sleep.
+// Open opens a device by name. "" means the first device. It returns verbs.ErrNoDevice if the device does not exist. It
+// may sleep.
 func (s *Service) Open(name string) (*verbs.Device, error) {
 	list, err := s.Devices()
 	if err != nil {

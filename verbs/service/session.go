@@ -21,15 +21,15 @@ type session struct {
 	name    string
 	buffers *pool
 	arena   *transport.Arena // for commands
-	signal  *os.File         // closed by the service when it has ended
+	signal  *os.File         // the service closes its end when it has ended
 
-	asking sync.Mutex // held for a request and its reply
+	asking sync.Mutex // held during a request and its reply
 	c      devfile.Conn
 
 	dead atomic.Bool // the service has ended
 }
 
-// dial opens a file. It also returns extra descriptors, besides those of the session.
+// dial opens a file of the service. It also returns extra descriptors in addition to those of the session.
 func dial(loc ctl.Location, name string, extra int) (*session, *ctl.Opened, []int, error) {
 	client, err := ctl.Dial(loc)
 	if err != nil {
@@ -60,7 +60,7 @@ func dial(loc ctl.Location, name string, extra int) (*session, *ctl.Opened, []in
 	return x, opened, fds[devfile.BufferFile+1:], nil
 }
 
-// close ends the session. No method may be running, or begin later.
+// close ends the session. No method may be running or begin later.
 func (x *session) close() {
 	x.arena.Close()
 	x.buffers.close()
@@ -68,7 +68,7 @@ func (x *session) close() {
 	x.signal.Close()
 }
 
-// ask sends a request with descriptors, and returns the reply and its descriptor, or -1.
+// ask sends a request with descriptors. It returns the reply together with the descriptor of the reply, or -1.
 func (x *session) ask(r devfile.Request, with ...int) (devfile.Answer, int, error) {
 	x.asking.Lock()
 	defer x.asking.Unlock()
@@ -99,8 +99,8 @@ func (x *session) allocate(addr uint64, n int) (offset uint64, err error) {
 	return a.N, err
 }
 
-// scratch returns memory for commands. If none is available, because the file is closed or the user's limit is reached,
-// it returns memory that the service does not see: the command then fails without a wait.
+// scratch returns memory for commands. If no memory is available, because the file is closed or the user's limit is
+// reached, scratch returns memory that the service cannot access. The command then fails without a wait.
 func (x *session) scratch(size int) (transport.Memory, error) {
 	if m, err := x.buffers.alloc(size); err == nil {
 		return m, nil

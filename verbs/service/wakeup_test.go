@@ -13,10 +13,10 @@ import (
 	"verbena/verbs"
 )
 
-// TestWakeups posts at random moments before and after the service's poller falls asleep, to a few queue pairs and to
-// so many that the poller does not check all of them each time. Posted requests must complete, also after a queue pair
-// has been reset and its indices are the same as before. WAKEUPS sets the duration for each number of queue pairs; the
-// default is one second in all.
+// TestWakeups posts at random times before and after the service's poller falls asleep. It uses a few queue pairs, and
+// then more queue pairs than the poller checks in each round. Posted requests must complete, even after a queue pair
+// has been reset and its indices have their former values. WAKEUPS sets the duration for each number of queue pairs.
+// The default is one second in total.
 func TestWakeups(t *testing.T) {
 	length := 300 * time.Millisecond
 	if s := os.Getenv("WAKEUPS"); s != "" {
@@ -74,7 +74,7 @@ func wakeups(t *testing.T, open func(string) (*verbs.Device, error), qps int, le
 			wc := make([]verbs.WC, 4)
 			for time.Now().Before(end) && lost.Load() == 0 {
 				q := mine[rnd.IntN(len(mine))]
-				switch rnd.IntN(4) { // the poller sleeps after 50 us
+				switch rnd.IntN(4) { // the poller falls asleep after 50 us
 				case 0:
 					time.Sleep(time.Duration(rnd.IntN(200)) * time.Microsecond)
 				case 1:

@@ -11,20 +11,21 @@ import (
 	"verbena/verbs/internal/transport"
 )
 
-// Device is an open device: its commands go over T.
+// Device is an open device. T transmits its commands.
 type Device struct{ T transport.Transport }
 
 const (
 	hdrSize   = 8
 	exHdrSize = 24
-	// reqRoom is the part of a Scratch for requests; responses follow.
+	// reqRoom is the size in bytes of the part of a Scratch for requests. The part for responses follows.
 	reqRoom = 1 << 10
 )
 
 // driver holds the driver-private data of a command: the request, and the buffer for the response.
 type driver struct{ in, out []byte }
 
-// named adds the name of the command to a plain errno. Errors of package uverbs, in this process, name it already.
+// named adds the name of the command to a plain errno. Errors of package uverbs in this process already contain the
+// name.
 func named(c fmt.Stringer, err error) error {
 	if _, bare := err.(syscall.Errno); bare {
 		return fmt.Errorf("%v: %w", c, err)
@@ -32,8 +33,8 @@ func named(c fmt.Stringer, err error) error {
 	return err
 }
 
-// plain issues a plain command. Its request must start with the address of the response. mem is the memory that it
-// registers.
+// plain issues a plain command. The request must start with the address of the response. mem is the memory that the
+// command registers, or nil.
 func plain[Resp, Req any](d *Device, c uapi.Command, req *Req, dr driver, mem []byte) (resp Resp, err error) {
 	s := d.T.Scratch()
 	defer s.Free()
@@ -101,7 +102,7 @@ func (d *Device) GetContext() (*transport.Events, uapi.GetContextResp, error) {
 	return e, r, err
 }
 
-// QueryDevice returns the attributes of the device. Kernels without the extended command leave its additional fields
+// QueryDevice returns the attributes of the device. If a kernel lacks the extended command, the additional fields are
 // zero. (ibv_cmd_query_device_any)
 func (d *Device) QueryDevice() (uapi.ExQueryDeviceResp, error) {
 	r, err := extended[uapi.ExQueryDeviceResp](d, uapi.ExCmdQueryDevice, &uapi.ExQueryDevice{})
@@ -125,7 +126,7 @@ func (d *Device) GIDTable(id uapi.DriverID) ([]uapi.GIDEntry, error) {
 	size := uapi.SizeOf[uapi.GIDEntry]()
 	s := d.T.Scratch()
 	defer s.Free()
-	const count = reqRoom // offset of their number, which the entries follow
+	const count = reqRoom // offset of the number of entries, which precedes the entries
 	table := s.Mem[count+8:][:MaxGIDs*size]
 	clear(s.Mem[count : count+8])
 	attrs := []uapi.Attr{
@@ -170,7 +171,7 @@ func (d *Device) DeallocPD(handle uint32) error {
 	return silent(d, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: handle}, driver{})
 }
 
-// RegMR registers mem with addresses from iova. (ibv_cmd_reg_mr)
+// RegMR registers mem. In work requests the first byte of mem has the address iova. (ibv_cmd_reg_mr)
 func (d *Device) RegMR(pd uint32, mem []byte, iova uint64, access uapi.AccessFlags) (uapi.RegMRResp, error) {
 	return plain[uapi.RegMRResp](d, uapi.CmdRegMR, &uapi.RegMR{
 		Start: transport.AddressOf(mem), Length: uint64(len(mem)), HCAVA: iova, PDHandle: pd, AccessFlags: access,
@@ -253,7 +254,7 @@ func (d *Device) CreateSRQ(req uapi.CreateSRQ, out []byte) (uapi.CreateSRQResp, 
 	return plain[uapi.CreateSRQResp](d, uapi.CmdCreateSRQ, &req, driver{out: out}, nil)
 }
 
-// ModifySRQ changes a shared receive queue; in is the driver-private request. (ibv_cmd_modify_srq)
+// ModifySRQ changes a shared receive queue. in is the driver-private request. (ibv_cmd_modify_srq)
 func (d *Device) ModifySRQ(req uapi.ModifySRQ, in []byte) error {
 	return silent(d, uapi.CmdModifySRQ, req, driver{in: in})
 }

@@ -1,5 +1,6 @@
-// Package cmid is the interface of package cm to a connection manager: IDs, and their events. The kernel or a service
-// implements it with the file rdma_cm, and verbs/embed with package rdmacm in this process.
+// Package cmid is the interface of package cm to a connection manager. The interface consists of IDs and their events.
+// The kernel or a service implements the interface with the file rdma_cm. verbs/embed implements it with package rdmacm
+// in this process.
 package cmid
 
 import (
@@ -10,10 +11,10 @@ import (
 
 // Backend creates IDs.
 type Backend interface {
-	// NewID creates an ID. f is called for its events, one at a time, and must not wait for a call on an ID. It may
-	// sleep.
+	// NewID creates an ID. f is called for the events of the ID, one at a time, and must not wait for a call on an ID.
+	// It may sleep.
 	NewID(f func(Event)) (ID, error)
-	// Close closes the backend, and remaining IDs. It may sleep.
+	// Close closes the backend together with its remaining IDs. It may sleep.
 	Close() error
 }
 
@@ -21,14 +22,14 @@ type Backend interface {
 type ID interface {
 	Bind(at netip.AddrPort) error
 	Listen(backlog int) error
-	// ResolveAddr causes AddrResolved or AddrError, ResolveRoute causes RouteResolved or RouteError.
+	// ResolveAddr causes an event AddrResolved or AddrError. ResolveRoute causes RouteResolved or RouteError.
 	ResolveAddr(src, dst netip.AddrPort) error
 	ResolveRoute() error
-	// Connect causes ConnectResponse, Rejected, or Unreachable.
+	// Connect causes an event ConnectResponse, Rejected or Unreachable.
 	Connect(p Param, data []byte) error
 	// Adopt sets the event function of a request. It must be called before Accept.
 	Adopt(f func(Event))
-	// Accept causes Established.
+	// Accept causes an event Established.
 	Accept(p Param, data []byte) error
 	// Complete replies to a ConnectResponse.
 	Complete() error
@@ -36,14 +37,14 @@ type ID interface {
 	Disconnect() error
 	QPAttr(to verbs.QPState) (verbs.QPAttr, verbs.AttrMask, error)
 	View() (View, error)
-	// Destroy ends the ID. No event function runs after it has returned.
+	// Destroy ends the ID. After Destroy has returned, no event function of the ID runs.
 	Destroy()
 }
 
 // View holds the addresses and the device of an ID.
 type View struct {
 	Local, Remote netip.AddrPort
-	NodeGUID      uint64 // node GUID of the device; 0: unknown
+	NodeGUID      uint64 // node GUID of the device; 0 if unknown
 	Port          int
 }
 
@@ -60,7 +61,7 @@ type Param struct {
 // Type is a kind of event (enum rdma_cm_event_type).
 type Type uint32
 
-// The events.
+// The next constants are the kinds of events.
 const (
 	AddrResolved Type = iota
 	AddrError
@@ -83,8 +84,8 @@ const (
 // Event is an event of an ID.
 type Event struct {
 	Type   Type
-	Status int32 // for an error: a negative errno, or the reason of a rejection
-	New    ID    // for a ConnectRequest; owned by the receiver
+	Status int32 // for an error: a negative errno or the reason code of a rejection
+	New    ID    // for a ConnectRequest; the receiver of the event owns the new ID
 	Param  Param
 	Data   []byte // private data, with the length of the message's field
 }

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// anonymous holds unused memory of this process, by the logarithm of its size.
+// anonymous holds unused memory of this process, indexed by the logarithm of its size.
 var anonymous struct {
 	sync.Mutex
 	free [64][][]byte
@@ -16,8 +16,8 @@ var anonymous struct {
 
 const minShift = 12 // a page
 
-// Anonymous returns private memory of this process, zeroed and page-aligned. It is never unmapped: freed memory is
-// reused for the same size.
+// Anonymous returns private memory of this process, zeroed and page-aligned. The memory is never unmapped: freed memory
+// is reused for the same size.
 func Anonymous(size int) (Memory, error) {
 	shift := max(minShift, bits.Len(uint(size-1)))
 	a := &anonymous
@@ -36,7 +36,7 @@ func Anonymous(size int) (Memory, error) {
 	return memoryOf(b, shift), nil
 }
 
-// lazily is the size in bytes from which pages are released instead of zeroed.
+// lazily is the size in bytes from which freed pages are released to the kernel. Smaller memory is zeroed.
 const lazily = 64 << 10
 
 func memoryOf(b []byte, shift int) Memory {

@@ -7,19 +7,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CM is an open file of the connection manager. Its methods are safe for concurrent use. Commands are in memory of
+// CM is an open file of the connection manager. Its methods are safe for concurrent use. Commands must be in memory of
 // Scratch.
 type CM interface {
 	// Write executes a write(2) of one command: the first n bytes of s. Errors are those of Transport.Write. It may
 	// sleep.
 	Write(s *Scratch, n int) error
-	// Await is Write for a command that receives an event. It sleeps until there is one.
+	// Await is the equivalent of Write for a command that receives an event. It sleeps until an event arrives.
 	Await(s *Scratch, n int) error
 	Scratch() *Scratch
 	Close() error
 }
 
-// cmFile is a file of the kernel, or a file of a service that traps the calls.
+// cmFile is a file of the kernel, or of a service that traps the calls on the file.
 type cmFile struct {
 	f     *os.File
 	raw   syscall.RawConn

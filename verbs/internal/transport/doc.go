@@ -1,8 +1,8 @@
-// Package transport carries the commands of package verbs to a device.
+// Package transport transmits the commands of package verbs to a device.
 //
-// A [Transport] is one open device file: of the kernel, or of a service that traps the calls on it ([Open]); of a
-// service at the other end of a socket; or of package uverbs in this process (verbs/embed). Commands are always those
-// of the Linux user ABI, so a provider has only one implementation.
+// A [Transport] is one open device file. The file belongs to the kernel or to a service that traps the calls on it
+// ([Open]). It may also belong to a service at the other end of a socket, or to package uverbs in this process
+// (verbs/embed). All commands are those of the Linux user ABI. A provider therefore needs only one implementation.
 package transport
 
 import (
@@ -12,54 +12,57 @@ import (
 	"sync"
 )
 
-// ErrClosed is the error of a call on a Transport, or on an event file of one, that has been closed.
+// ErrClosed is the error of a call on a closed Transport, or on an event file of a closed Transport.
 var ErrClosed = errors.New("verbs: use of a closed device")
 
-// Transport is an open device file. Its methods are safe for concurrent use; Close may be called again.
+// Transport is an open device file. The methods are safe for concurrent use. Close may be called again.
 //
-// A command, the arguments of a method, and the buffers for their responses are in memory of [Transport.Scratch]. The
-// other end accesses no other memory of this process, except registered memory.
+// A command, the arguments of a method, and the buffers for their responses must be in memory of [Transport.Scratch].
+// The other end accesses no other memory of this process except registered memory.
 type Transport interface {
-	// Write executes a write(2) of one command: the first n bytes of s. mem is the memory that the command registers,
-	// or nil. The error is a syscall.Errno, ErrClosed, or wraps one of them. It may sleep.
+	// Write executes a write(2) of one command, which is the first n bytes of s. mem is the memory that the command
+	// registers, or nil. The error is a syscall.Errno or ErrClosed, or wraps one of them. It may sleep.
 	Write(s *Scratch, n int, mem []byte) error
-	// Ioctl executes an ioctl(2) with RDMA_VERBS_IOCTL: its argument is at the start of s. Errors are those of Write.
+	// Ioctl executes an ioctl(2) with RDMA_VERBS_IOCTL. The argument is at the start of s. Errors are those of Write.
 	// It may sleep.
 	Ioctl(s *Scratch) error
-	// Scratch returns memory for a command, which the caller must free with Scratch.Free.
+	// Scratch returns memory for a command. The caller must free the memory with Scratch.Free.
 	Scratch() *Scratch
-	// Doorbell rings the doorbell of a queue pair, by its handle: a POST_SEND without work requests. It does not sleep.
+	// Doorbell rings the doorbell of a queue pair, which is given by its handle. It is equivalent to a POST_SEND
+	// without work requests. It does not sleep.
 	Doorbell(qp uint32) error
-	// Map maps a queue at an offset of the device file, for reading and writing; Unmap removes the mapping. They may
-	// sleep.
+	// Map maps a queue at an offset of the device file for reading and writing. Unmap removes the mapping. Map and
+	// Unmap may sleep.
 	Map(offset uint64, size int) ([]byte, error)
 	Unmap([]byte) error
-	// Alloc returns memory for registration: zeroed, page-aligned, outside the collector's heap. It may sleep.
+	// Alloc returns memory for registration. The memory is zeroed, page-aligned and outside the heap of the garbage
+	// collector. It may sleep.
 	Alloc(size int) (Memory, error)
-	// Events takes ownership of the event file with a descriptor in a response.
+	// Events takes ownership of an event file. fd is the descriptor of the file in a response.
 	Events(fd uint32) (*Events, error)
 	Close() error
 }
 
 // Memory is memory for registration.
 type Memory struct {
-	// Mem has the requested length, or more.
+	// Mem has at least the requested length.
 	Mem []byte
-	// Free makes the memory available for reuse. It stays mapped: a slice of it remains accessible.
+	// Free makes the memory available for reuse. The memory remains mapped: a slice of it remains accessible.
 	Free func()
 }
 
-// Events is a completion channel or the file of asynchronous events: the read end of a pipe, or a file of the kernel.
+// Events is a completion channel or the file of asynchronous events. It is the read end of a pipe, or a file of the
+// kernel.
 type Events struct {
 	f    *os.File
-	fd   uint32        // its number in commands
-	turn chan struct{} // holds an element while no goroutine reads
+	fd   uint32        // the number of the file in commands
+	turn chan struct{} // contains an element while no goroutine reads
 	buf  [64]byte      // used by the reading goroutine
 
 	mu     sync.Mutex
 	closed bool
-	// watched is the Done channel of the context that ends reads, or nil. It is watched from the first read on, until a
-	// read has another context. So a read with the same context does not allocate.
+	// watched is the Done channel of the context that can end reads, or nil. The context is watched from its first read
+	// on, until a read has another context. A read with the same context therefore does not allocate.
 	watched <-chan struct{}
 	stop    func() bool
 	woken   chan struct{} // closed when the end of the context has set a deadline
@@ -67,10 +70,11 @@ type Events struct {
 	onClose func() // called once after the close; may be nil
 }
 
-// OnClose sets a function that is called once after the Events have been closed. It must be set before they are used.
+// OnClose sets a function that is called once after the Events have been closed. OnClose must be called before the
+// first use of the Events.
 func (e *Events) OnClose(f func()) { e.onClose = sync.OnceFunc(f) }
 
-// NewEvents creates Events of a file, and takes ownership of it. fd is its number in commands.
+// NewEvents creates Events for a file, and takes ownership of the file. fd is the number of the file in commands.
 func NewEvents(f *os.File, fd uint32) *Events {
 	e := &Events{f: f, fd: fd, turn: make(chan struct{}, 1)}
 	e.turn <- struct{}{}
@@ -80,8 +84,9 @@ func NewEvents(f *os.File, fd uint32) *Events {
 // FD returns the number of the file in commands.
 func (e *Events) FD() uint32 { return e.fd }
 
-// Read waits for records until ctx ends; then the error is the cause of ctx. It returns io.EOF if the device has gone,
-// ErrClosed if the Events were closed. It returns whole records, at most 64 bytes, if they fit in b.
+// Read waits for records until ctx ends. If ctx ends, the error is the cause of ctx. Read returns io.EOF if the device
+// has been removed, and ErrClosed if the Events have been closed. It returns whole records of at most 64 bytes in
+// total, if they fit in b.
 func (e *Events) Read(ctx context.Context, b []byte) (int, error) {
 	select {
 	case <-ctx.Done():
@@ -105,7 +110,7 @@ func (e *Events) Read(ctx context.Context, b []byte) (int, error) {
 	return n, err
 }
 
-// watch makes the end of ctx end the following read, and stops watching the former context.
+// watch makes the end of ctx end the next read, and stops watching the former context.
 func (e *Events) watch(ctx context.Context) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -30,7 +30,7 @@ func pipe(t *testing.T) (e *Events, w *os.File) {
 	return e, w
 }
 
-// TestReadContexts checks that the end of a context ends its own read, and no later one.
+// TestReadContexts checks that the end of a context ends the read with this context, and no later read.
 func TestReadContexts(t *testing.T) {
 	e, w := pipe(t)
 	cause := errors.New("cause")
@@ -52,7 +52,7 @@ func TestReadContexts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for range 3 { // the same context again
+	for range 3 { // uses the same context again
 		event()
 		read(first, nil)
 	}
@@ -63,7 +63,7 @@ func TestReadContexts(t *testing.T) {
 	read(second, nil)
 	event()
 	read(context.Background(), nil)
-	// A context that ends while no read uses it, or while one uses another context.
+	// The third context ends while no read uses it, or while a read uses another context.
 	third, end3 := context.WithCancelCause(t.Context())
 	event()
 	read(third, nil)
@@ -81,7 +81,7 @@ func TestReadContexts(t *testing.T) {
 	read(fourth, cause)
 }
 
-// TestCloseEvents checks that Close wakes a waiting reader, and ends the watch of its context.
+// TestCloseEvents checks that Close wakes a waiting reader and stops watching the context of the reader.
 func TestCloseEvents(t *testing.T) {
 	e, _ := pipe(t)
 	ctx, end := context.WithCancel(t.Context())
@@ -93,7 +93,7 @@ func TestCloseEvents(t *testing.T) {
 		}
 	}
 	if e.stop() {
-		t.Error("the context is still watched")
+		t.Error("context after Close: still watched, want the watch stopped")
 	}
 	end()
 }

@@ -10,20 +10,20 @@ import (
 	"verbena/uapi"
 )
 
-// file is a device file of the kernel, or a device file of a service that traps the calls.
+// file is a device file of the kernel, or of a service that traps the calls on the file.
 type file struct {
 	f     *os.File
 	fd    int
 	arena *Arena
 	bells sync.Pool // *bell
 
-	mu     sync.RWMutex // read-locked while fd is used, write-locked to close it
+	mu     sync.RWMutex // read-locked while fd is in use, write-locked to close fd
 	closed bool
 }
 
 // Open opens a device file, such as /dev/infiniband/uverbs0.
 func Open(path string) (Transport, error) {
-	// os.OpenFile would set O_NONBLOCK, and read from a file of uverbs is an error.
+	// os.OpenFile would set O_NONBLOCK and read from the file, but a read from a uverbs file is an error.
 	fd, err := ignoringEINTR(func() (int, error) { return unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0) })
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
@@ -65,7 +65,7 @@ func (t *file) Ioctl(s *Scratch) error {
 	return err
 }
 
-// bell is a doorbell command and the buffer for its response.
+// bell is a doorbell command together with the buffer for its response.
 type bell struct {
 	cmd  [doorbellSize]byte
 	resp [8]byte
@@ -119,7 +119,7 @@ func (t *file) Alloc(size int) (Memory, error) {
 
 func (t *file) Events(fd uint32) (*Events, error) { return EventsOf(int(fd), fd) }
 
-// EventsOf takes ownership of a descriptor, which has a number in commands.
+// EventsOf takes ownership of descriptor fd. number is the number of the file in commands.
 func EventsOf(fd int, number uint32) (*Events, error) {
 	unix.CloseOnExec(fd)
 	if err := unix.SetNonblock(fd, true); err != nil {

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ioctl is ioctl(2) with a pointer to b.
+// ioctl executes ioctl(2) with a pointer to b.
 func ioctl(fd int, request uintptr, b []byte) error {
 	if _, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request,
 		uintptr(unsafe.Pointer(unsafe.SliceData(b)))); e != 0 {

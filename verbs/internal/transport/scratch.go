@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Scratch is memory for one command: its bytes, followed by the buffers for its response.
+// Scratch is memory for one command and for the buffers of its response.
 type Scratch struct {
 	Mem  []byte
 	Addr uint64 // address of Mem for commands
@@ -14,11 +14,11 @@ type Scratch struct {
 	memory Memory
 }
 
-// ScratchSize is the length of Scratch.Mem, which suffices for each command of a provider, with a table of 256 GIDs in
-// its response.
+// ScratchSize is the length of Scratch.Mem. It suffices for each command of a provider, including a response with a
+// table of 256 GIDs.
 const ScratchSize = 16 << 10
 
-// Arena allocates Scratches from memory that allocate returns. It is safe for concurrent use.
+// Arena allocates Scratches from memory that the function allocate returns. All methods are safe for concurrent use.
 type Arena struct {
 	allocate func(size int) (Memory, error)
 
@@ -60,7 +60,7 @@ func (s *Scratch) Free() {
 	a.free = append(a.free, s)
 }
 
-// Close frees unused memory, and memory that is returned later.
+// Close frees unused memory now, and used memory when it is returned.
 func (a *Arena) Close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

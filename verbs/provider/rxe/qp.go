@@ -15,15 +15,15 @@ type qp struct {
 	d      *cmd.Device
 	handle uint32
 	sq     *queue
-	rq     *queue // nil with a shared receive queue
+	rq     *queue // nil if the queue pair has a shared receive queue
 	ssn    uint32 // number of the next send work request
-	sges   int    // maximum of a send work request
+	sges   int    // maximum number of elements of a send work request
 	inline int    // maximum number of inline bytes
 	send   [uapi.RXESendWQESize + maxData]byte
 	recv   recvSlot
 }
 
-// maxData is the maximum length of the data that follow a send work request.
+// maxData is the maximum length in bytes of the data that follow a send work request.
 const maxData = 1 << 10
 
 // recvSlot is a work request in a receive queue.
@@ -69,7 +69,7 @@ func (q *qp) Send(wr *provider.SendWR) error {
 	switch {
 	case wr.Inline != nil:
 		if len(wr.Inline) > q.inline {
-			return fmt.Errorf("%d bytes inline, at most %d: %w", len(wr.Inline), q.inline, syscall.EINVAL)
+			return fmt.Errorf("%d bytes of inline data exceed the maximum of %d: %w", len(wr.Inline), q.inline, syscall.EINVAL)
 		}
 		h.WR.SendFlags |= uapi.SendInline
 		n = copy(data, wr.Inline)
@@ -81,7 +81,7 @@ func (q *qp) Send(wr *provider.SendWR) error {
 			return err
 		}
 		if total > maxMessage {
-			return fmt.Errorf("message of %d bytes, at most 2^31: %w", total, syscall.EINVAL)
+			return fmt.Errorf("message of %d bytes exceeds the maximum of 2^31: %w", total, syscall.EINVAL)
 		}
 	}
 	switch wr.Opcode {
@@ -125,7 +125,7 @@ func (q *qp) Send(wr *provider.SendWR) error {
 // maxMessage is the maximum length of a message in bytes. A receive may be longer.
 const maxMessage = 1 << 31
 
-// putSGEs writes elements to b, and returns their description and the number of bytes written. most is the maximum
+// putSGEs writes elements to b. It returns their description and the number of bytes written. most is the maximum
 // number of elements.
 func putSGEs(b []byte, sges []provider.SGE, most int) (dma uapi.RXEDMAInfo, n int, total uint64, err error) {
 	if len(sges) > most {
@@ -144,8 +144,8 @@ func putSGEs(b []byte, sges []provider.SGE, most int) (dma uapi.RXEDMAInfo, n in
 // Ring implements provider.QP.
 func (q *qp) Ring() error { return q.d.T.Doorbell(q.handle) }
 
-// Recv implements provider.QP. The device reads the receive queue when a message arrives, so there is no doorbell.
-// (rxe_post_one_recv)
+// Recv implements provider.QP. The device reads the receive queue when a message arrives. Receives therefore need no
+// doorbell. (rxe_post_one_recv)
 func (q *qp) Recv(wr *provider.RecvWR) error {
 	if q.rq == nil {
 		return fmt.Errorf("the queue pair has a shared receive queue: %w", syscall.EINVAL)
@@ -167,7 +167,7 @@ func (s *recvSlot) post(q *queue, wr *provider.RecvWR) error {
 	return nil
 }
 
-// Reset implements provider.QP. The driver has emptied the queues.
+// Reset implements provider.QP. The driver has already emptied the queues.
 func (q *qp) Reset() { q.ssn = 0 }
 
 // Close implements provider.QP.
@@ -210,7 +210,7 @@ func (Provider) CreateSRQ(d *cmd.Device, req uapi.CreateSRQ) (provider.SRQ, uapi
 // Recv implements provider.SRQ.
 func (s *srq) Recv(wr *provider.RecvWR) error { return s.recv.post(s.q, wr) }
 
-// Modify implements provider.SRQ. The driver writes the mmap offset of a resized queue. (rxe_modify_srq)
+// Modify implements provider.SRQ. The driver writes the mmap offset of the resized queue. (rxe_modify_srq)
 func (s *srq) Modify(req uapi.ModifySRQ) error {
 	place := s.d.T.Scratch()
 	defer place.Free()

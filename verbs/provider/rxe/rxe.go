@@ -1,6 +1,6 @@
-// Package rxe is the provider for software RoCE: the kernel's rdma_rxe, and Verbena, whose queues have the same layout.
-// It corresponds to providers/rxe of rdma-core. The layout and the order of accesses are in package ring, which
-// Verbena's driver also uses.
+// Package rxe is the provider for software RoCE. It supports the kernel's rdma_rxe and Verbena, which has the same
+// queue layout. It corresponds to providers/rxe of rdma-core. Package ring defines the layout and the order of
+// accesses. Verbena's driver also uses package ring.
 package rxe
 
 import (
@@ -40,7 +40,7 @@ type queue struct {
 	mem []byte
 }
 
-// mapQueue maps a ring. It returns nil without an offset.
+// mapQueue maps a ring. It returns nil if mi has no offset.
 func mapQueue(d *cmd.Device, mi uapi.MMInfo) (*queue, error) {
 	if mi.Size == 0 {
 		return nil, nil
@@ -91,10 +91,11 @@ func (Provider) CreateCQ(d *cmd.Device, req uapi.CreateCQ) (provider.CQ, uapi.Cr
 	return &cq{d: d, handle: r.CQHandle, q: q}, r, nil
 }
 
-var errNoPlace = fmt.Errorf("the response has no offset of the queue: %w", syscall.EPROTO)
+var errNoPlace = fmt.Errorf("the response contains no mmap offset of the queue: %w", syscall.EPROTO)
 
-// withInvalidate is the flag of an invalidated key, in the numbering of libibverbs and in that of the kernel, which the
-// kernel's rxe uses. In libibverbs the kernel's number means a verified checksum, which rxe devices do not report.
+// withInvalidate is the flag of an invalidated key. It accepts the number of libibverbs and the number of the kernel,
+// which the kernel's rxe uses. In libibverbs the kernel's number means a verified checksum. rxe devices do not report
+// verified checksums.
 const withInvalidate = uapi.WCFlagWithInvalidate | uapi.WCFlags(uapi.IBVWCWithInv)
 
 // Poll implements provider.CQ. (cq_poll)
@@ -124,7 +125,7 @@ func (c *cq) Poll(wc []provider.WC) (n int) {
 	return n
 }
 
-// Resize implements provider.CQ. The driver copies the contents of the old queue to the new one. (rxe_resize_cq)
+// Resize implements provider.CQ. The driver copies the contents of the old queue to the new queue. (rxe_resize_cq)
 func (c *cq) Resize(entries int) (int, error) {
 	out := make([]byte, uapi.SizeOf[uapi.RXEResizeCQResp]())
 	r, err := c.d.ResizeCQ(c.handle, uint32(entries), out)
@@ -158,7 +159,7 @@ func (Provider) CreateAH(d *cmd.Device, pd uint32, attr uapi.AHAttr) (provider.A
 	if own.AHNum == 0 {
 		_ = d.DestroyAH(h)
 		return provider.AH{},
-			fmt.Errorf("the kernel's rxe is older than Linux 5.15, and takes no numbers of address handles: %w",
+			fmt.Errorf("the kernel's rxe is older than Linux 5.15 and does not support address handle numbers: %w",
 				syscall.EOPNOTSUPP)
 	}
 	return provider.AH{Handle: h, Num: own.AHNum}, nil
