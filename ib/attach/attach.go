@@ -59,7 +59,7 @@ const (
 	Held State = iota // there is no session; requests wait
 	Attached
 	Detaching // the session is about to end; requests wait
-	Lost      // ErrLost reports that no session was created within Config.LossTimeout.
+	Lost      // permanently: requests fail
 	Closed
 )
 
@@ -71,11 +71,12 @@ func (s State) String() string {
 }
 
 var (
+	// ErrLost reports that no session was created within Config.LossTimeout.
 	ErrLost = fmt.Errorf("the device did not return within the loss timeout: %w", syscall.EIO)
 	// ErrClosed reports that Close was called.
 	ErrClosed = fmt.Errorf("the attachment is closed: %w", syscall.ENODEV)
 
-	errGoes  = fmt.Errorf("the device goes: %w", syscall.ENODEV)
+	errGoes  = fmt.Errorf("the device is being removed: %w", syscall.ENODEV)
 	errFatal = fmt.Errorf("the device reports a fatal error: %w", syscall.EIO)
 )
 
