@@ -38,7 +38,7 @@ type xrcDomain struct {
 	targets map[uint32]*xrcTarget // by number
 }
 
-// A target exists while a program has opened the target. (ib_qp.real_qp)
+// xrcTarget is an XRC target queue pair. It exists while a program has opened it. (ib_qp.real_qp)
 type xrcTarget struct {
 	*ib.QP
 	port *atomic.Uint32
