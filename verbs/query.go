@@ -61,13 +61,13 @@ type MTU uint8
 // Bytes returns the MTU in bytes.
 func (m MTU) Bytes() int { return 128 << m }
 
-// PortAttr is the state of a port. number of entries of the GID table
+// PortAttr is the state of a port. (struct ibv_port_attr)
 type PortAttr struct {
 	State      uapi.PortState
 	Phys       uapi.PortPhysState
 	MaxMTU     MTU
 	ActiveMTU  MTU
-	GIDs       int // entries of the GID table
+	GIDs       int // number of entries of the GID table
 	PKeys      int
 	MaxMessage uint32 // in bytes
 	LinkLayer  uapi.LinkLayer

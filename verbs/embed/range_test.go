@@ -43,7 +43,7 @@ func TestOutOfRange(t *testing.T) {
 		"port 0":               second(dev.QueryPort(0)),
 		"allocate -5 bytes":    second(e.pd.Alloc(-5, 0)),
 		"register 0 bytes":     second(e.pd.RegSlice(nil, 0)),
-		"queues of the same":   second(e.pd.CreateQP(verbs.QPInit{})),
+		"belong to the same":   second(e.pd.CreateQP(verbs.QPInit{})),
 		"at most 65535":        second(e.pd.CreateQP(verbs.QPInit{SendCQ: e.cq, SendWRs: 1 << 20})),
 		"no global route head": second(e.pd.AddressOf(&verbs.WC{}, nil, 0)),
 	} {
